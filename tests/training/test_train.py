@@ -21,7 +21,7 @@ from tokenformer_jax.decoding import perplexity, score, trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import runs as laws_runs
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.runs import checkpoint, curves, metrics
+from tokenformer_jax.runs import checkpoint, curves, metrics, wall_time
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.tasks.text import TextTask
 from tokenformer_jax.training import loop, sizes
@@ -54,6 +54,15 @@ def test_a_run_learns_and_leaves_what_the_docs_promise(make, tmp_path, one_devic
   stored = json.loads((tmp_path / 'run/config.json').read_text())
   assert stored['model']['layer']['ffn']['reference'] == 64, 'config.json is not filled in'
   assert list((tmp_path / 'run/tensorboard').iterdir()), 'no TensorBoard events'
+  samples = metrics.read_lines(tmp_path / 'run/samples.jsonl')
+  assert [one['step'] for one in samples] == [10, 20, 30, 40, 50, 60] and samples[-1]['text']
+  first, *times = metrics.read_lines(tmp_path / 'run/times.jsonl')
+  assert first['step'] == 0 and first['starting'] > 0 and first['devices'] == '1 × cpu'
+  assert [one['step'] for one in times] == [*range(5, 61, 5), 60]
+  spent = {kind: sum(one.get(kind, 0) for one in [first, *times]) for kind in wall_time.KINDS}
+  assert min(spent[kind] for kind in ('training', 'evaluation', 'saving', 'compiling')) > 0, spent
+  passed = times[-1]['time'] - first['time'] + first['starting'] + first['compiling']
+  assert abs(sum(spent.values()) - passed) < 0.1, 'some time is counted twice or not at all'
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Write figures to metrics.jsonl, TensorBoard event files and the terminal."""
 
 import contextlib
+import functools
 import io
 import json
 import math
@@ -37,9 +38,9 @@ class Metrics:
   ):
     """Open the files of a run that starts or resumes after `first_step` steps.
 
-    Drop lines of `metrics.jsonl` after that step, because a crash lost their work. If no line is
-    left of a run that must have some (`has_figures`), recover them from other files. `steps` is the
-    last step of the run; `tensorboard` adds events.
+    Drop lines of `metrics.jsonl` and `samples.jsonl` after that step, because a crash lost their
+    work. If no figure is left of a run that must have some (`has_figures`), recover them from other
+    files. `steps` is the last step of the run; `tensorboard` adds events.
     """
     self._active = hosts.is_first()
     if not self._active:
@@ -47,16 +48,16 @@ class Metrics:
     self._steps = steps
     self._files = paths.Growing(workdir)
     self._events: _Events | None = None
-    self._path = self._files.directory / 'metrics.jsonl'
+    path = self._files.directory / 'metrics.jsonl'
     with _user_errors(self._files.directory):
       if tensorboard:
         self._events = _Events(self._files.directory / 'tensorboard', first_step)
-      retry.retried(lambda: self._files.fetch('metrics.jsonl'), 'reading metrics.jsonl')
-      if not _drop_after(self._path, first_step) and has_figures:
-        _recover(self._path, workdir, first_step)
-      self._lines = retry.retried(
-        lambda: self._path.open('ab', buffering=0), f'opening {self._path}'
-      )
+      for name in (path.name, 'samples.jsonl', 'times.jsonl'):
+        retry.retried(functools.partial(self._files.fetch, name), f'reading {name}')
+      if not _drop_after(path, first_step) and has_figures:
+        _recover(path, workdir, first_step)
+      _drop_after(path.with_name('samples.jsonl'), first_step)
+      self._lines = _open_lines(path)
     self._bar = None
     if sys.stderr.isatty():
       self._bar = tqdm.tqdm(total=steps, initial=first_step, unit='step', dynamic_ncols=True)
@@ -73,9 +74,8 @@ class Metrics:
       return
     # JSON has neither NaN nor infinity.
     finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-    line = json.dumps({'step': step, **finite}).encode() + b'\n'
     with _user_errors(self._files.directory):
-      retry.retried(lambda: _append(self._lines, line), f'writing {self._path}')
+      _write_line(self._lines, {'step': step, **finite})
       if self._events:
         self._events.scalars(step, figures)
     self._files.publish_sometimes()
@@ -91,13 +91,24 @@ class Metrics:
       print(text, file=sys.stderr, flush=True)
 
   def text(self, step: int, name: str, text: str) -> None:
-    """Write a sample of text to TensorBoard and the terminal."""
+    """Write a sample of text to samples.jsonl, TensorBoard and the terminal."""
     if not self._active:
       return
+    self._add_to('samples.jsonl', {'step': step, 'name': name, 'text': text})
     if self._events:
       with _user_errors(self._files.directory):
         self._events.text(step, name, f'```\n{text}\n```')
     self.say('\n'.join(f'  | {line}' for line in text.splitlines()))
+
+  def times(self, step: int, seconds: dict[str, float | str]) -> None:
+    """Write what the time up to a step went to (`wall_time.WallTime.lap`) to times.jsonl."""
+    if self._active:
+      self._add_to('times.jsonl', {'step': step, **seconds})
+
+  def _add_to(self, name: str, line: dict[str, Any]) -> None:
+    """Append a line to a file, which is opened for it: most runs write few."""
+    with _user_errors(self._files.directory), _open_lines(self._files.directory / name) as file:
+      _write_line(file, line)
 
   @contextlib.contextmanager
   def pause(self) -> Iterator[None]:
@@ -206,7 +217,13 @@ class Work(NamedTuple):
 
 
 class Window:
-  """The figures since the last log point, which stay on the device until `figures` is called."""
+  """The figures since the last log point, which stay on the device until `figures` is called.
+
+  Attributes:
+    skipped_in_a_row: the number of skipped steps before the last call of `figures`.
+    device_seconds: a bound of the time that the devices computed before it. The last step was given
+      to them when `figures` began to wait for it, so no step took longer than that wait.
+  """
 
   def __init__(
     self,
@@ -225,6 +242,7 @@ class Window:
     self._unit, self._peak_flops, self._derived = unit, peak_flops, derived
     self._pending: list[dict[str, jax.Array]] = []
     self.skipped_in_a_row = 0
+    self.device_seconds = 0.0
     self.restart_clock()
 
   def add(self, figures: dict[str, jax.Array], work: Work) -> None:
@@ -239,8 +257,10 @@ class Window:
 
   def figures(self) -> dict[str, float]:
     """Wait for the device and return the mean loss and the last step's other figures."""
+    begin = time.monotonic()
     fetched = jax.device_get(self._pending)
     seconds = time.monotonic() - self._clock
+    self.device_seconds = (time.monotonic() - begin) * len(fetched)
     steps, work, self._pending = self._timed_steps, self._work, []
     self.restart_clock()
     last = {name: float(value) for name, value in fetched[-1].items()}
@@ -295,6 +315,14 @@ def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
   return lines
 
 
+def read_lines(path: paths.Path) -> list[dict[str, Any]]:
+  """Return the whole lines of a JSON-lines file of a run, none if there is no such file."""
+  try:
+    return _parse_lines(path.read_bytes())
+  except FileNotFoundError:
+    return []
+
+
 def _parse_lines(content: bytes) -> list[dict[str, float]]:
   lines = []
   for line in content.splitlines():
@@ -303,6 +331,16 @@ def _parse_lines(content: bytes) -> list[dict[str, float]]:
       if isinstance(found, dict) and 'step' in found:
         lines.append(found)
   return lines
+
+
+def _open_lines(path: pathlib.Path) -> io.FileIO:
+  return retry.retried(lambda: path.open('ab', buffering=0), f'opening {path}')
+
+
+def _write_line(file: io.FileIO, line: dict[str, Any]) -> None:
+  """Append a line of JSON to a file, with retries."""
+  content = json.dumps(line).encode() + b'\n'
+  retry.retried(lambda: _append(file, content), f'writing {file.name}')
 
 
 def _append(file: io.FileIO, line: bytes) -> None:

@@ -17,6 +17,7 @@ from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, lease, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.runs.metrics import Metrics, Window, Work
+from tokenformer_jax.runs.wall_time import WallTime
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
@@ -52,6 +53,7 @@ def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[Stat
 def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[State, bool]:
   if config.train.compilation_cache:  # JAX reads it once, before the first program.
     jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
+  wall_time = WallTime()
   sharding.find_devices()  # Report missing devices before the work directory is touched.
   with lease.hold_together(
     workdir / 'lease',
@@ -59,19 +61,22 @@ def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[
     'choose another --workdir',
     ends_process=ends_process,
   ) as check_lease:
-    trainer, state, first = begin(config, workdir, check_lease)
+    trainer, state, first = begin(config, workdir, check_lease, wall_time)
     with jax.set_mesh(trainer.mesh), contextlib.closing(trainer.checkpoints):
       state = trainer.train(state, first)
     return state, int(state['step']) < trainer.config.train.steps
 
 
 def begin(
-  config: Config, workdir: paths.Path, check_lease: Callable[[], None] = lambda: None
+  config: Config,
+  workdir: paths.Path,
+  check_lease: Callable[[], None] = lambda: None,
+  wall_time: WallTime | None = None,
 ) -> tuple['Trainer', State, int]:
   """Prepare a run and make its first state.
 
   If the newest checkpoint cannot be read, prepare the run from the one before it. `config` is from
-  `config.resolve`; for `check_lease` see `Trainer`.
+  `config.resolve`; for `check_lease` and `wall_time` see `Trainer`.
 
   Returns:
     The trainer, the state, and the number of steps that it has made.
@@ -79,7 +84,7 @@ def begin(
   damaged: dict[int, checkpoint.DamagedError] = {}
   while True:
     run = prepare(config, workdir, sharding.find_devices(), damaged)
-    trainer = Trainer(run, check_lease)
+    trainer = Trainer(run, check_lease, wall_time)
     try:
       with jax.set_mesh(run.mesh):
         return trainer, *trainer.first_state()
@@ -91,13 +96,18 @@ def begin(
 class Trainer:
   """One process of a run: its state and compiled steps, evaluation, saves, and the loop."""
 
-  def __init__(self, run: PreparedRun, check_lease: Callable[[], None] = lambda: None):
+  def __init__(
+    self,
+    run: PreparedRun,
+    check_lease: Callable[[], None] = lambda: None,
+    wall_time: WallTime | None = None,
+  ):
     """Make the work directory, and define the compiled steps of a run from `prepare`.
 
     Before every write call `check_lease`, which raises if another process has taken over the work
-    directory.
+    directory. `wall_time` has run since the start of this process's work; None: it starts here.
     """
-    self.run, self.check_lease = run, check_lease
+    self.run, self.check_lease, self.wall_time = run, check_lease, wall_time or WallTime()
     self.config, self.mesh, self.task = run.config, run.mesh, run.task
     self.train_step = step_lib.make_train_step(run.program, run.mesh)
     self.eval_step = step_lib.make_eval_step(run.task, run.mesh)
@@ -175,9 +185,10 @@ class Trainer:
   def _loop(self, state: State, first: int, metrics: Metrics, stop: hosts.StopRequest) -> State:
     config, steps = self.config.train, self.config.train.steps
     profile = _Profile(self.run.workdir, profile_range(config))
-    window, fixed = self._window(), self._fixed
+    window, fixed, wall_time = self._window(), self._fixed, self.wall_time
+    metrics.times(first, {'devices': self._devices(), **wall_time.lap('starting')})
     with contextlib.closing(self.batches(first, metrics.say)) as batches:
-      for step, (stage, work, batch) in enumerate(batches, start=first + 1):
+      for step, (stage, work, batch) in enumerate(wall_time.reading(batches), start=first + 1):
         profile.before(step)
         state, figures = self.train_step(state, batch, *fixed)
         window.add(figures, work)
@@ -188,6 +199,7 @@ class Trainer:
           self.check_lease()
           of_data = stage.task.data_figures(step, stage.position)
           metrics.write(step, window.figures() | of_data)
+          metrics.times(step, wall_time.lap(device_seconds=window.device_seconds))
           save_again = self.checkpoints.failed()
           self._stop_if_diverged(step, window.skipped_in_a_row)
         loss = None
@@ -197,13 +209,16 @@ class Trainer:
         if _due(step, config.checkpoint_every) or last or save_again:
           self.check_lease()
           metrics.publish()
-          self._save(step, state, loss, stage, wait=last)
+          with wall_time.spent_on('saving'):
+            self._save(step, state, loss, stage, wait=last)
           window.restart_clock()
         if stopping and step < steps:
           metrics.say(f'asked to stop: saving step {step}')
           break
     profile.close()
-    self.checkpoints.wait()
+    with wall_time.spent_on('saving'):
+      self.checkpoints.wait()
+    metrics.times(step, wall_time.lap())
     metrics.say(f'saved {self.run.workdir}/checkpoints/{step}')
     return state
 
@@ -252,7 +267,7 @@ class Trainer:
     )
 
   def _evaluate(self, state: State, step: int, metrics: Metrics) -> float:
-    with metrics.pause():
+    with metrics.pause(), self.wall_time.spent_on('evaluation'):
       figures = self.evaluate(state)
       self.check_lease()
       metrics.write(step, figures)
@@ -279,6 +294,9 @@ class Trainer:
       peak_flops=peak and peak * self.mesh.size,
       derived=self.task.train_figures,
     )
+
+  def _devices(self) -> str:
+    return f'{self.mesh.size} × {self.mesh.devices.flat[0].device_kind}'
 
   def _description(self, first: int) -> str:
     mesh = ' × '.join(f'{size} {axis}' for axis, size in self.mesh.shape.items())
