@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _FROM = {'Run': 'api.run', 'load': 'api.run', 'train': 'api.run', 'UserError': 'errors'}
 _MODULES = ('config', 'plan')  # `plan` can be called: see tokenformer_jax/plan/__init__.py
 
+__version__ = '0.1.0'  # pyproject.toml reads it here
+
 __all__ = ['Run', 'UserError', 'config', 'load', 'plan', 'train']
 
 

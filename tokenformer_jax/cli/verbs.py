@@ -3,6 +3,7 @@
 import importlib
 import sys
 
+import tokenformer_jax
 from tokenformer_jax.errors import nearest
 
 _HELP = ('--help', '-help', '-h', '--helpshort', 'help')
@@ -31,6 +32,9 @@ def main(program: str = 'tokenformer') -> None:
   if verb in _HELP:
     print(_render(program))
     return
+  if verb == '--version':
+    print(f'tokenformer_jax {tokenformer_jax.__version__}')
+    return
   if verb not in VERBS:
     print(f'error: {verb!r} is not a command of {program}{nearest(verb, VERBS)}', file=sys.stderr)
     sys.exit(2)
@@ -46,5 +50,6 @@ def _render(program: str) -> str:
       'Train TokenFormers and grow them without changing what they compute.\n',
       *lines,
       f'\n{program} VERB --help lists the flags of a verb.',
+      f'{program} --version prints the version.',
     ]
   )
