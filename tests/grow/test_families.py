@@ -1,0 +1,128 @@
+"""Every family of the hub grows without a change of its logits, trains on, and resumes."""
+
+import dataclasses
+
+import hub_models
+import jax
+import numpy as np
+import pytest
+from growing import IDS, forward, logits, mesh_of
+from outcomes import assert_close, assert_same, losses, paths
+
+import tokenformer_jax
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import GrowConfig, MLPConfig, matrices
+from tokenformer_jax.decoding import sampling
+from tokenformer_jax.decoding.decode import Decoder, Request
+from tokenformer_jax.grow import depth, experts, state
+from tokenformer_jax.model.compute import DEFAULT
+
+pytestmark = pytest.mark.slow
+PLAIN = GrowConfig()
+
+
+def kinds(longer):
+  """The families; some that compile what others compile as well are for the longer suite."""
+  return [
+    pytest.param(kind, marks=[pytest.mark.full_size] * (kind in longer)) for kind in hub_models.KEYS
+  ]
+
+
+EACH = pytest.mark.parametrize('kind', kinds(longer=('mistral', 'qwen3_moe')))
+TRAINED = pytest.mark.parametrize(
+  'kind', kinds(longer=hub_models.KEYS.keys() - {'llama', 'qwen2_moe', 'gpt_neox'})
+)
+
+
+def beside_all(model):
+  """The model with tokens beside each of its matrices, the MLPs of experts included."""
+  counts = {'qkv': 16, 'proj': 8}
+  counts = {name: counts.get(name.rpartition('.')[2], 24) for name in matrices(model)}
+  return state.grown_model(model, counts, PLAIN)
+
+
+def grown(source, target, params):
+  """The parameters of the larger model; the growth must be exact."""
+  state.check(source, target, PLAIN)
+  assert state.inexact(source, target, PLAIN) is None, 'an exact growth is said not to be'
+  return state.grow({'params': params, 'opt_state': ()}, source, target, PLAIN)['params']
+
+
+def filled(params):
+  """The parameters with numbers in the place of zeros."""
+  leaves, tree = jax.tree.flatten(params)
+  keys = jax.random.split(jax.random.key(5), len(leaves))
+  more = [x + 0.1 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+  return jax.tree.unflatten(tree, more)
+
+
+@EACH
+def test_tokens_beside_all_matrices_change_no_logit(kind):
+  source, params = hub_models.model(kind), hub_models.params(kind)
+  target = beside_all(source)
+  assert not matrices(target), 'a matrix has no tokens beside it'
+  new, before = grown(source, target, params), logits(source, params)
+  assert np.std(before) > 0.1, 'the model computes almost nothing'
+  assert_same(logits(target, new), before, 'a logit changes')
+  before = logits(source, params, 'bfloat16')
+  rounding = 2**-8 * np.abs(before).max()
+  np.testing.assert_allclose(logits(target, new, 'bfloat16'), before, rtol=0, atol=rounding)
+
+
+@EACH
+def test_layers_and_experts_change_no_logit(kind):
+  source, params = hub_models.model(kind), hub_models.params(kind)
+  deeper = (None, 'layer*2 local*2') if source.variants else (4, None)
+  target = depth.wanted(source, *deeper)
+  ffn = source.layer.ffn
+  if isinstance(ffn, MLPConfig) and not ffn.bias:
+    names = experts.named_counts(source, 3, 'the test')
+    target = experts.wanted(target, experts.Wanted(names))
+    assert target.experts, 'no part became experts'
+  new = grown(source, target, params)
+  np.testing.assert_allclose(logits(target, new), logits(source, params), atol=1e-6)
+
+
+@EACH
+def test_the_grown_model_on_several_devices_and_token_by_token(kind):
+  target = beside_all(hub_models.model(kind))
+  params = filled(grown(hub_models.model(kind), target, hub_models.params(kind)))
+  alone = logits(target, params)
+  with jax.set_mesh(mesh_of(fsdp=4, tokens=2)):
+    assert_close(logits(target, params), alone, 'the logits depend on the mesh')
+  # The model's own greedy continuation of two prompts, by the cache; logits read 12 tokens.
+  requests = [Request(IDS[0, :length].tolist(), 12 - length, sampling.GREEDY) for length in (3, 6)]
+  decoder = Decoder(target, dataclasses.replace(DEFAULT, dtype='float32'))
+  for request, written in zip(requests, decoder(decoder.prepare(params), requests), strict=True):
+    ids = np.append(request.prompt, written)[None].repeat(2, axis=0)
+    likeliest = np.argmax(forward(target)(params, ids)[0], axis=-1)
+    start = len(request.prompt) - 1
+    assert written.tolist() == likeliest[start:-1].tolist(), 'the cache changes the text'
+
+
+@pytest.fixture(scope='module')
+def text(tmp_path_factory):
+  """A source of text in the letters of the tokenizer."""
+  folder = tmp_path_factory.mktemp('text')
+  rng = np.random.default_rng(0)
+  for number in range(30):
+    (folder / f'{number}.txt').write_text(''.join(map(chr, rng.integers(33, 90, 300))))
+  return f'files:{folder}/*.txt'
+
+
+@TRAINED
+def test_a_grown_run_resumes_bit_for_bit(kind, text, tmp_path):
+  run = tokenformer_jax.load(hub_models.bring(tmp_path / 'brought', kind))
+  larger = dataclasses.replace(run.config, model=beside_all(run.config.model))
+  how = {
+    'model': config_lib.to_config_dict(larger).model,
+    'mesh': {'fsdp': 4, 'tokens': 2},
+    'data': {'source': text, 'cache_dir': str(tmp_path / 'cache'), 'batch_size': 8},
+    'train': {'log_every': 1, 'eval_every': 0, 'checkpoint_every': 2, 'sample_tokens': 0},
+  }
+  whole = run.train(4, workdir=tmp_path / 'whole', **how)
+  half = run.train(2, workdir=tmp_path / 'parts', **how)
+  assert_same(half.train(4).parameters, whole.parameters, 'the resumed run differs')
+  old, new = paths(run.parameters), paths(whole.parameters)
+  assert np.isfinite(losses(whole.directory)[4])
+  assert all((new[path] != array).any() for path, array in old.items())
