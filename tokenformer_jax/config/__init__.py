@@ -55,6 +55,7 @@ from tokenformer_jax.config.optim import (
   frozen_groups,
   old_token_rate,
   restarts_schedule,
+  skip_window,
 )
 from tokenformer_jax.config.pattention import (
   DenseConfig,

@@ -67,6 +67,13 @@ class OptimConfig:
   )
   weight_decay: float = key(0.1, 'decay of matrices; norms and biases have none', least=0)
   clip_norm: float = key(1.0, 'largest norm of the whole gradient. 0: no clipping', least=0)
+  skip_deviations: float = key(
+    0.0,
+    'skip a step whose loss or gradient norm lies more standard deviations than this above the '
+    'mean of the last good steps. 0: skip only those that are not finite',
+    least=0,
+  )
+  skip_window: int = key(128, 'the number of these good steps', least=4, when='skip_deviations')
   accumulation_steps: int = key(1, 'parts of a batch, computed one after the other', above=0)
   z_loss: float = key(
     0.0, "weight of log² of the softmax's denominator in the loss", least=0, only='lm'
@@ -118,6 +125,11 @@ class OptimConfig:
     "numbers of the groups of parameter tokens that do not train, counted from 1, as in '1 2'. "
     "'': none",
   )
+
+
+def skip_window(optim: OptimConfig) -> int:
+  """Return the number of good steps whose statistics a run keeps; 0: none."""
+  return optim.skip_window if optim.skip_deviations else 0
 
 
 def restarts_schedule(optim: OptimConfig) -> bool:

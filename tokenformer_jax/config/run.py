@@ -58,6 +58,12 @@ def check(config: Config) -> None:
   profile_range(config.train)
   old_token_rate(config.optim)
   frozen_groups(config.optim)
+  if config.optim.skip_deviations and config.train.max_skipped_steps == 1:
+    raise UserError(
+      f'config.optim.skip_deviations is {config.optim.skip_deviations:g}, and with '
+      'config.train.max_skipped_steps=1 no outlier would be skipped; set that to 2 or more, or '
+      'skip_deviations to 0'
+    )
   if config.data.chat_template and not config.data.has_chat:
     raise UserError(
       f'config.data.chat_template is {config.data.chat_template}, which has a meaning for '

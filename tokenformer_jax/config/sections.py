@@ -252,7 +252,12 @@ class TrainConfig:
     least=0,
     most=1,
   )
-  max_skipped_steps: int = key(20, 'non-finite steps in a row after which the run stops', above=0)
+  max_skipped_steps: int = key(
+    20,
+    'skipped steps in a row after which the run stops; an outlier by optim.skip_deviations is made '
+    'in the place of the last of them',
+    above=0,
+  )
   sample_tokens: int = key(
     64, 'length of the text written at each evaluation. 0: none', least=0, only='lm'
   )

@@ -141,6 +141,7 @@ class Metrics:
       'train/bits_per_byte': 'bits/byte {:.3f}',
       'train/grad_norm': 'grad {:.2f}',
       'train/learning_rate': 'lr {:.2e}',
+      'train/skipped_steps': 'skipped {:.0f}',
       'perf/tokens_per_second': '{:,.0f} tok/s',
       'perf/images_per_second': '{:,.0f} img/s',
       'perf/mfu': 'MFU {:.1%}',
@@ -151,6 +152,8 @@ class Metrics:
       'eval/ema_accuracy': 'with EMA {:.3f}',
       'eval/calibration_error': 'calibration error {:.3f}',
     }
+    if not figures.get('train/skipped_steps'):
+      del names['train/skipped_steps']
     shown = '  '.join(form.format(figures[n]) for n, form in names.items() if n in figures)
     if self._bar is not None:
       self._bar.update(step - self._bar.n)

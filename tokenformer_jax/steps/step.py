@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax.config import Config, OptimConfig, rows_together
+from tokenformer_jax.config import Config, OptimConfig, rows_together, skip_window
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import compiler, optim, schedules, statistics
@@ -35,30 +35,37 @@ def initial_state(
   seed: jax.Array,
   *,
   ema: bool = False,
+  window: int = 0,
   begin: Begin = as_drawn,
 ) -> State:
   """Return new parameters, with the optimizer's state and the counters of the run.
 
-  `step` counts batches, `skipped` counts steps whose gradient was not finite, and
-  `skipped_in_a_row` counts these since the last good step. The optional `ema` is a moving average
-  of `params`. Under jit with `state_shardings`, no host or device holds more than its part.
+  `step` counts batches, `skipped` counts steps that changed nothing, and `skipped_in_a_row` counts
+  these since the last good step. The optional `ema` is a moving average of `params`. With a
+  `window`, `recent` has the statistics of that many good steps: see `outliers.initial`. Under jit
+  with `state_shardings`, no host or device holds more than its part.
   """
   params = begin(definition.init(jax.random.key(seed)))
   average = {'ema': params} if ema else {}
-  return {'params': params, **average, 'opt_state': tx.init(params), **_counters()}
+  return {'params': params, **average, 'opt_state': tx.init(params), **_counters(window)}
 
 
 def state_shardings(
-  mesh: Mesh, definition: Definition, tx: optax.GradientTransformation, *, ema: bool = False
+  mesh: Mesh,
+  definition: Definition,
+  tx: optax.GradientTransformation,
+  *,
+  ema: bool = False,
+  window: int = 0,
 ) -> State:
-  """Return the sharding of every array of the state."""
+  """Return the sharding of every array of the state; for the arguments see `initial_state`."""
   opt_state = statistics.shardings(mesh, tx, definition.abstract, definition.axes)
   params = sharding.tree_shardings(mesh, definition.axes)
   return {
     'params': params,
     **({'ema': params} if ema else {}),
     'opt_state': opt_state,
-    **jax.tree.map(lambda _: sharding.replicated(mesh), _counters()),
+    **jax.tree.map(lambda _: sharding.replicated(mesh), _counters(window)),
   }
 
 
@@ -85,8 +92,16 @@ def bytes_on_a_device(
   return parameters, size('opt_state') + ema * parameters
 
 
-def _counters() -> dict[str, jax.Array]:
-  return {name: jnp.zeros((), jnp.int32) for name in ('step', 'skipped', 'skipped_in_a_row')}
+def recent(window: int) -> State:
+  """Return the entry `recent` of a new state with a window, or nothing for a window of 0."""
+  if not window:
+    return {}
+  return {'recent': pkgutil.resolve_name('tokenformer_jax.steps.outliers:initial')(window)}
+
+
+def _counters(window: int) -> State:
+  counters = {name: jnp.zeros((), jnp.int32) for name in ('step', 'skipped', 'skipped_in_a_row')}
+  return {**counters, **recent(window)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,13 +127,20 @@ class Program:
     """Return whether the state has a moving average of the parameters."""
     return self.config.train.ema > 0
 
+  @property
+  def window(self) -> int:
+    """Return the number of good steps whose statistics the state has; 0: none."""
+    return skip_window(self.config.optim)
+
   def initial_state(self, seed: jax.Array, begin: Begin = as_drawn) -> State:
     """Return a new state: see `initial_state`."""
-    return initial_state(self.task.definition, self.tx, seed, ema=self.ema, begin=begin)
+    parts = {'ema': self.ema, 'window': self.window}
+    return initial_state(self.task.definition, self.tx, seed, **parts, begin=begin)
 
   def state_shardings(self, mesh: Mesh | AbstractMesh) -> State:
     """Return the sharding of every array of the state."""
-    return state_shardings(mesh, self.task.definition, self.tx, ema=self.ema)
+    parts = {'ema': self.ema, 'window': self.window}
+    return state_shardings(mesh, self.task.definition, self.tx, **parts)
 
   def abstract_state(self, mesh: Mesh | AbstractMesh) -> State:
     """Return shapes, dtypes and shardings of the state."""
@@ -138,8 +160,9 @@ def make_train_step(program: Program, mesh: Mesh) -> Step:
 
   The step donates the old state. If the task has a teacher, its parameters are a third argument,
   which the step does not donate, sharded by the rules of all parameters. The batch is the task's,
-  split over the devices by rows. A step whose loss or gradient is not finite changes neither
-  parameters nor optimizer state. Random draws are a function of `config.train.seed` and the step.
+  split over the devices by rows. A step whose loss or gradient is not finite, or too large by
+  `optim.skip_deviations`, changes neither parameters nor optimizer state. Random draws are a
+  function of `config.train.seed` and the step.
   """
   config, task, rate, tx = program.config, program.task, program.rate, program.tx
   loss = task.loss
@@ -148,6 +171,7 @@ def make_train_step(program: Program, mesh: Mesh) -> Step:
     loss = drop(loss, task.definition, config.train.drop_groups)
   parts, together = config.optim.accumulation_steps, rows_together(config.model)
   gradient = _gradient(loss, parts, together, task.targets)
+  judge = _judge(config)
 
   def step(state: State, batch: Batch, *teacher: Params) -> tuple[State, dict[str, jax.Array]]:
     params, opt_state = state['params'], state['opt_state']
@@ -156,7 +180,7 @@ def make_train_step(program: Program, mesh: Mesh) -> Step:
     grad_norm = optax.tree.norm(optim.moved(task.definition.info, grads))
     updates, new_opt_state = tx.update(grads, opt_state, params)
     new = (optax.apply_updates(params, updates), new_opt_state)
-    good = jnp.isfinite(figures['loss']) & jnp.isfinite(grad_norm)
+    good, statistics_after = judge(state, figures['loss'], grad_norm)
     params, opt_state = jax.tree.map(
       lambda new, old: jnp.where(good, new, old), new, (params, opt_state)
     )
@@ -170,7 +194,7 @@ def make_train_step(program: Program, mesh: Mesh) -> Step:
     if config.train.ema:
       rate_of_old = jnp.where(good, _ema_decay(config.train.ema, updates_made), 1)
       average = {'ema': optax.incremental_update(params, state['ema'], 1 - rate_of_old)}
-    state = {'params': params, **average, 'opt_state': opt_state, **counters}
+    state = {'params': params, **average, 'opt_state': opt_state, **counters, **statistics_after}
     figures |= {
       'grad_norm': grad_norm,
       'update_norm': optax.tree.norm(updates),
@@ -178,6 +202,8 @@ def make_train_step(program: Program, mesh: Mesh) -> Step:
       'skipped_steps': state['skipped'],
       'skipped_in_a_row': state['skipped_in_a_row'],
     }
+    if statistics_after:
+      figures['outlier_steps'] = state['recent']['outliers']
     return state, figures
 
   shardings = program.state_shardings(mesh)
@@ -189,6 +215,29 @@ def make_train_step(program: Program, mesh: Mesh) -> Step:
     out_shardings=(shardings, sharding.replicated(mesh)),
     compiler_options=compiler.options(config.train.compiler_options, mesh) or None,
   )
+
+
+def _judge(config: Config) -> Callable[..., tuple[jax.Array, State]]:
+  """Return the function that says whether to make a step, of a state, the loss and the norm.
+
+  It also returns the entry `recent` of the next state, if there is one.
+  """
+  if not config.optim.skip_deviations:
+    return lambda state, loss, norm: (jnp.isfinite(loss) & jnp.isfinite(norm), {})
+  judge_step = pkgutil.resolve_name('tokenformer_jax.steps.outliers:judge')
+
+  def judge(state: State, loss: jax.Array, norm: jax.Array) -> tuple[jax.Array, State]:
+    good, after = judge_step(
+      state['recent'],
+      {'loss': loss, 'grad_norm': norm},
+      finite=jnp.isfinite(loss) & jnp.isfinite(norm),
+      # The run would end after `max_skipped_steps` in a row.
+      may_skip=state['skipped_in_a_row'] < config.train.max_skipped_steps - 1,
+      deviations=config.optim.skip_deviations,
+    )
+    return good, {'recent': after}
+
+  return judge
 
 
 def _gradient(

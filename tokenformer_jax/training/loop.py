@@ -281,8 +281,9 @@ class Trainer:
     self.checkpoints.wait()
     saved = self.checkpoints.steps()
     last = f'the last checkpoint is step {saved[-1]}' if saved else 'no checkpoint is saved yet'
+    large = ' or too large (optim.skip_deviations)' if self.run.program.window else ''
     raise UserError(
-      f'the loss or its gradient was not finite in {in_a_row} steps in a row, from step '
+      f'the loss or its gradient was not finite{large} in {in_a_row} steps in a row, from step '
       f'{step - in_a_row + 1}; {last}; lower config.optim.learning_rate or lengthen '
       'config.optim.warmup_steps and run again'
     )

@@ -1,14 +1,16 @@
 """Make the first state of a run: read from its checkpoint, grown from another run, or new."""
 
+import functools
 import importlib
 
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.config import Config
+from tokenformer_jax.config import skip_window
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.parallel import messages
+from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.training.origin import init_from
 from tokenformer_jax.training.prepare import PreparedRun
@@ -28,12 +30,12 @@ def first_state(
   """
   config, origin, program = run.config, run.origin, run.program
   if origin.resumes:
-    return _with_average(config, _resumed(run, checkpoints)), origin.meta.step
+    return _with_parts(run, _resumed(run, checkpoints)), origin.meta.step
   if origin.source is not None:
     grown = init_from('grown_state')(
       config, origin.source, origin.meta, run.mesh, run.task.other_meaning
     )
-    return _with_average(config, grown), int(grown['step'])
+    return _with_parts(run, grown), int(grown['step'])
   if config.distill.init == 'yes':
     return _begin_as_teacher(run, *(teacher or (run.teacher.read(run.mesh),))), 0
   shardings = program.state_shardings(run.mesh)
@@ -47,8 +49,12 @@ def _resumed(run: PreparedRun, checkpoints: checkpoint.Checkpoints) -> State:
     DamagedError: the checkpoint cannot be read.
   """
   meta, abstract = run.origin.meta, run.program.abstract_state(run.mesh)
-  if not checkpoint.has(meta, 'ema'):
-    abstract = {name: part for name, part in abstract.items() if name != 'ema'}
+  same_window = run.program.window == skip_window(meta.config.optim)
+  kept = {
+    'ema': checkpoint.has(meta, 'ema'),
+    'recent': same_window and checkpoint.has(meta, 'recent'),
+  }
+  abstract = {name: part for name, part in abstract.items() if kept.get(name, True)}
   state = checkpoints.restore(meta, abstract)
   for step, error in run.origin.damaged.items():
     moved = checkpoints.set_aside(step)
@@ -59,11 +65,20 @@ def _resumed(run: PreparedRun, checkpoints: checkpoint.Checkpoints) -> State:
   return state
 
 
-def _with_average(config: Config, state: State) -> State:
-  """Add or remove the moving average as `train.ema` says; a new one starts from the parameters."""
-  if not config.train.ema:
-    return {name: part for name, part in state.items() if name != 'ema'}
-  return state if 'ema' in state else {**state, 'ema': jax.tree.map(jnp.copy, state['params'])}
+def _with_parts(run: PreparedRun, state: State) -> State:
+  """Add or remove the parts of a state that a run may have, as its config says.
+
+  A new moving average starts from the parameters, and new statistics of good steps are empty.
+  """
+  wanted, kept = run.program, dict(state)
+  if not wanted.ema:
+    kept.pop('ema', None)
+  elif 'ema' not in kept:
+    kept['ema'] = jax.tree.map(jnp.copy, state['params'])
+  if wanted.window and 'recent' not in kept:
+    make = functools.partial(step_lib.recent, wanted.window)
+    kept |= jax.jit(make, out_shardings=sharding.replicated(run.mesh))()
+  return kept
 
 
 def _begin_as_teacher(run: PreparedRun, params: Params) -> State:

@@ -1,0 +1,157 @@
+"""Runs that skip a poisoned batch, and what becomes of their statistics."""
+
+import contextlib
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from outcomes import assert_same, losses
+from trainers import trainer
+
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.training import loop
+
+GUARD = {'optim__skip_deviations': 4.0, 'optim__skip_window': 8}
+BAD = 15
+FOREIGN = 7  # a byte that the corpus does not have
+
+
+def poison(batch):
+  return jax.tree.map(lambda ids: jnp.full_like(ids, FOREIGN), batch)
+
+
+def poisoned(make_batches, steps):
+  """Return `Trainer.batches` with other batches at some steps."""
+
+  def batches(first, say):
+    with contextlib.closing(make_batches(first, say)) as given:
+      for step, (stage, work, batch) in enumerate(given, start=first + 1):
+        yield stage, work, poison(batch) if step in steps else batch
+
+  return batches
+
+
+def train(config, workdir, steps=(BAD,)):
+  """Train with poisoned batches at some steps; return the trainer and its last state."""
+  trainer_, state, first = loop.begin(config, workdir)
+  trainer_.batches = poisoned(trainer_.batches, steps)
+  with jax.set_mesh(trainer_.mesh), contextlib.closing(trainer_.checkpoints):
+    return trainer_, trainer_.train(state, first)
+
+
+def test_a_poisoned_batch_is_skipped_as_if_it_had_not_been_there(make, tmp_path, one_device, capfd):
+  config = make(train__log_every=1, **GUARD)
+  run, ended = train(config, tmp_path / 'run')
+  assert run.train_step._cache_size() == 1, 'the step was compiled more than once'
+  counts = losses(tmp_path / 'run', 'train/outlier_steps')
+  assert counts == {step: step >= BAD for step in range(1, 21)}, 'other steps are skipped'
+  assert counts == losses(tmp_path / 'run', 'train/skipped_steps')
+  said = [line for line in capfd.readouterr().err.splitlines() if 'skipped' in line]
+  assert len(said) == 20 - BAD + 1 and 'skipped 1' in said[0], 'the log does not show it'
+
+  # The same run by hand, in which the bad step only counts.
+  by_hand = trainer(config, tmp_path / 'by_hand')
+  with jax.set_mesh(by_hand.mesh), contextlib.closing(by_hand.checkpoints):
+    state, _ = by_hand.first_state()
+    for step, (_, _, batch) in enumerate(by_hand.batches(0, print), start=1):
+      if step == BAD:
+        state = {**state, 'step': state['step'] + 1, 'skipped': state['skipped'] + 1}
+        state['recent'] = {**state['recent'], 'outliers': state['recent']['outliers'] + 1}
+      else:
+        state, _ = by_hand.train_step(state, batch)
+  assert_same(ended, state, 'a run with a skipped batch')
+
+
+@pytest.mark.slow
+def test_a_run_that_is_resumed_skips_the_same_steps(make, tmp_path, one_device):
+  config = make(train__keep_checkpoints=9, **GUARD)
+  whole = train(config, tmp_path / 'whole', (12, BAD))[1]
+  train(config, tmp_path / 'broken', (12, BAD))
+  for step in (15, 20):
+    (tmp_path / f'broken/checkpoints/{step}').rename(tmp_path / f'{step}.lost')
+  resumed = train(config, tmp_path / 'broken', (12, BAD))[1]
+  assert int(resumed['recent']['outliers']) == 2
+  assert_same(resumed, whole, 'after a resume between good steps')
+
+
+@pytest.mark.slow
+def test_a_guarded_run_without_outliers_is_the_one_without_a_guard(make, tmp_path, one_device):
+  plain = loop.train(make(), tmp_path / 'plain')
+  guarded = loop.train(make(**GUARD), tmp_path / 'guarded')
+  recent = guarded.pop('recent')
+  assert int(recent['good']) == 20 and int(recent['outliers']) == 0
+  assert_same(guarded, plain, 'a run with a guard')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('before', 'after', 'good'),
+  [
+    ({}, GUARD, 10),
+    (GUARD, {}, 0),
+    (GUARD, GUARD, 20),
+    (GUARD, {**GUARD, 'optim__skip_window': 6}, 10),
+  ],
+)
+def test_the_guard_can_be_turned_on_and_off_between_starts(
+  make, tmp_path, one_device, before, after, good
+):
+  kept = {'optim__schedule': 'constant'}
+  plain = loop.train(make(train__steps=20, **kept), tmp_path / 'plain')
+  loop.train(make(train__steps=10, **kept, **before), tmp_path / 'run')
+  ended = loop.train(make(train__steps=20, **kept, **after), tmp_path / 'run')
+  recent = ended.pop('recent', None)
+  assert (recent is not None) == bool(after)
+  if after:
+    assert int(recent['good']) == good, 'the statistics begin at another step'
+    assert recent['loss'].size == after['optim__skip_window']
+  assert_same(ended, plain, 'a run whose guard changes')
+
+
+def test_a_lasting_change_of_the_data_does_not_stop_a_run(make, tmp_path, one_device):
+  config = make(train__log_every=1, train__steps=24, train__max_skipped_steps=4, **GUARD)
+  _, ended = train(config, tmp_path / 'run', range(BAD, 100))
+  counts = losses(tmp_path / 'run', 'train/outlier_steps')
+  assert list(counts.values())[-10:] == [1, 2, *[3] * 8], 'three in a row are skipped, and no more'
+  assert int(ended['recent']['good']) == 24 - BAD - 2, 'the statistics do not begin anew'
+  by_step = losses(tmp_path / 'run')
+  assert by_step[24] < by_step[BAD + 3], 'the run does not learn the new data'
+
+
+@pytest.mark.slow
+def test_a_run_that_starts_from_another_one_has_empty_statistics(make, tmp_path, one_device):
+  loop.train(make(**GUARD), tmp_path / 'small')
+  larger = make(train__steps=22, model__layer__ffn__tokens=96, **GUARD)
+  grown = dataclasses.replace(larger, init_from=str(tmp_path / 'small'))
+  ended = loop.train(grown, tmp_path / 'grown')
+  assert int(ended['step']) == 22 and int(ended['recent']['good']) == 2
+  resumed = loop.train(
+    dataclasses.replace(grown, train=make(train__steps=24).train), tmp_path / 'grown'
+  )
+  assert int(resumed['recent']['good']) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mesh', [(8, 1), (2, 4)])
+def test_a_run_skips_the_same_steps_on_every_mesh(make, tmp_path, mesh, monkeypatch):
+  config = make(train__log_every=1, **GUARD)
+  with monkeypatch.context() as patch:
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
+    train(config, tmp_path / 'one')
+  sizes = dataclasses.replace(config.mesh, fsdp=mesh[0], tokens=mesh[1])
+  train(dataclasses.replace(config, mesh=sizes), tmp_path / 'many')
+  name = 'train/outlier_steps'
+  assert losses(tmp_path / 'one', name) == losses(tmp_path / 'many', name)
+  assert losses(tmp_path / 'one', name)[20] == 1
+  one, many = losses(tmp_path / 'one'), losses(tmp_path / 'many')
+  np.testing.assert_allclose(list(many.values()), list(one.values()), rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_parts_of_a_batch_are_judged_together(make, tmp_path, one_device):
+  config = make(optim__accumulation_steps=4, train__log_every=1, **GUARD)
+  train(config, tmp_path / 'run')
+  counts = losses(tmp_path / 'run', 'train/outlier_steps')
+  assert (counts[BAD - 1], counts[20]) == (0, 1)
