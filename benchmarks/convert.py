@@ -1,25 +1,33 @@
 """Measure the memory and the time of `convert to-jax` for a folder of the hub's layout.
 
-  python benchmarks/convert.py [--layers=8] [--folder=/tmp/convert]
+  python benchmarks/convert.py [--layers=8] [--dtype=bfloat16] [--folder=/tmp/convert]
 
 The folder has the shapes of Llama 3 8B, but for the number of layers, in bfloat16 and of random
-numbers. It takes 0.44 GB a layer and 2.1 GB besides, and the run twice as much.
+numbers. It takes 0.44 GB a layer and 2.1 GB besides, and the run as much in bfloat16 and twice as
+much in float32. A dry run of a growth by parameter tokens follows.
 """
 
 import argparse
+import concurrent.futures
 import json
+import multiprocessing
 import resource
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import tokenizers as hf
 
 from tokenformer_jax.cli import convert
+from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.convert import families, hub, tensor_files
 from tokenformer_jax.convert.hub_keys import Keys
+from tokenformer_jax.grow import job
+from tokenformer_jax.grow.actions import ACTIONS
 
 _KEYS = {
   'vocab_size': 128256,
@@ -47,27 +55,45 @@ def _write(folder: Path, layers: int) -> None:
   hf.Tokenizer(hf.models.BPE({'<|endoftext|>': 0}, [])).save(str(folder / 'tokenizer.json'))
 
 
-def _peak_gb() -> float:
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+def _convert(folder: Path, dtype: str) -> None:
+  convert.to_jax(folder / 'source', folder / 'run', dtype=dtype)
+
+
+def _grow(folder: Path) -> None:
+  tokens = {'qkv': 512, 'ffn': 2048}
+  with job.start(str(folder / 'run'), folder / 'grown', GrowConfig(), dry_run=True) as work:
+    ACTIONS['grow'].run(work, param_tokens=tokens)
+
+
+def _measured(step: Callable[..., None], arguments: tuple[Any, ...]) -> tuple[float, float]:
+  """Return the seconds that a step takes, and the most GiB of memory of this process."""
+  start = time.perf_counter()
+  step(*arguments)
+  most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+  return time.perf_counter() - start, most
 
 
 def main() -> None:
-  """Write the folder, convert it, and print what that took."""
+  """Write the folder, convert it, and print what each step takes in a process of its own."""
   parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
   parser.add_argument('--layers', type=int, default=8)
+  parser.add_argument('--dtype', default='float32')
   parser.add_argument('--folder', type=Path, default=Path('/tmp/convert'))
   options = parser.parse_args()
-  shutil.rmtree(options.folder, ignore_errors=True)
+  folder = options.folder
+  shutil.rmtree(folder, ignore_errors=True)
+  steps = {
+    'the folder is written': (_write, folder / 'source', options.layers),
+    f'it is converted to {options.dtype}': (_convert, folder, options.dtype),
+    'a dry run of growth': (_grow, folder),
+  }
   try:
-    _write(options.folder / 'source', options.layers)
-    before, start = _peak_gb(), time.perf_counter()
-    convert.to_jax(options.folder / 'source', options.folder / 'run')
-    print(
-      f'{options.layers} layers: {time.perf_counter() - start:.0f} s, at most {_peak_gb():.1f} GiB '
-      f'of memory ({before:.1f} before)'
-    )
+    for name, (step, *arguments) in steps.items():
+      with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as pool:
+        seconds, most = pool.submit(_measured, step, tuple(arguments)).result()
+      print(f'{options.layers} layers, {name}: {seconds:.0f} s, at most {most:.1f} GiB of memory')
   finally:
-    shutil.rmtree(options.folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == '__main__':

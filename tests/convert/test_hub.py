@@ -5,26 +5,26 @@ import json
 
 import hub_folders
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import released
 
 from tokenformer_jax.cli import convert
-from tokenformer_jax.config import PattentionConfig
+from tokenformer_jax.config import MeshConfig, PattentionConfig
 from tokenformer_jax.convert import families, hub, tensor_files, to_hf
 from tokenformer_jax.data.chat_template import OURS
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import files
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs import checkpoint, checksum
 
 
 def _read(folder):
   """The arrays of a folder as our parameters."""
-  return jax.tree.map(lambda leaf: leaf.read(), hub.deferred(folder), is_leaf=_is_deferred)
-
-
-def _is_deferred(leaf):
-  return hasattr(leaf, 'read')
+  return hub_folders.made(hub.deferred(folder))
 
 
 def _at(params: Params, path):
@@ -147,6 +147,45 @@ def test_a_model_of_a_family_goes_out_as_it_came(tmp_path):
   assert not list((tmp_path / 'out').glob('*.py')), 'transformers needs no code for it'
   assert 'as a Qwen3ForCausalLM' in (tmp_path / 'out' / 'README.md').read_text()
   convert.to_jax(tmp_path / 'out', tmp_path / 'again')
+
+
+def _state(directory):
+  checkpoints, meta = checkpoint.open_source(directory, None)
+  return files.read(checkpoints, meta, sharding.make_mesh(MeshConfig()))
+
+
+def test_parameters_that_stay_in_half_precision(tmp_path):
+  source = hub_folders.write(tmp_path / 'source', 'mixtral', dtype='bfloat16')
+  for dtype in ('float32', 'bfloat16'):
+    convert.to_jax(source, tmp_path / dtype, dtype=dtype)
+  wide, kept = (_state(tmp_path / dtype) for dtype in ('float32', 'bfloat16'))
+  assert {a.dtype.name for a in jax.tree.leaves(kept['params'])} == {'float32'}
+  jax.tree.map(np.testing.assert_array_equal, kept, wide)
+  sizes = [
+    sum(file.stat().st_size for file in (tmp_path / dtype).rglob('d/*'))
+    for dtype in ('float32', 'bfloat16')
+  ]
+  assert sizes[1] < 0.8 * sizes[0], f'not stored in half precision: {sizes}'
+  to_hf.convert_run(str(tmp_path / 'bfloat16'), tmp_path / 'out', dtype='bfloat16')
+  got = tensor_files.find(tmp_path / 'out')
+  for name, tensor in tensor_files.find(source).items():
+    assert got[name].read().tobytes() == tensor.read().tobytes(), f'{name}: other bits'
+
+
+def test_a_changed_number_in_half_precision_is_seen(tmp_path):
+  """Its checksum is that of the float32 which is read."""
+  bits = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
+  assert checksum.of_pieces([bits[:100], bits[100:]]) == int(checksum.on_devices(jnp.array(bits)))
+  numbers = bits[np.arange(2**16) & 0x7F80 != 0x7F80]  # without infinities and NaNs
+  assert checksum.of_pieces([numbers]) == checksum.of_pieces([numbers.astype(np.float32)])
+
+
+def test_numbers_that_are_rounded_are_named(tmp_path, capsys):
+  source = hub_folders.write(tmp_path / 'source')
+  convert.to_jax(source, tmp_path / 'run', dtype='bfloat16')
+  assert 'numbers of float32 are rounded to bfloat16' in capsys.readouterr().err
+  with pytest.raises(UserError, match='as float32 or bfloat16'):
+    convert.to_jax(source, tmp_path / 'other', dtype='float16')
 
 
 def test_a_chat_template_with_marks_comes_along(tmp_path, capsys):

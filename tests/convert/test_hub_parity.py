@@ -134,9 +134,7 @@ def both(request, tmp_path_factory):
   directory = tmp_path_factory.mktemp('hub')
   theirs.save_pretrained(directory, max_shard_size='20KB')
   folder = hub.find(directory)
-  params = jax.tree.map(
-    lambda leaf: leaf.read(), hub.deferred(folder), is_leaf=lambda leaf: hasattr(leaf, 'read')
-  )
+  params = hub_folders.made(hub.deferred(folder))
   return theirs, directory, folder, params
 
 

@@ -2,6 +2,7 @@
 
 import types
 
+import hub_folders
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -148,7 +149,7 @@ def test_it_computes_the_other_scores_of_the_released_code(source, theta):
   arrays = released_tpu.find(source / 'items')
   score = theta.__name__.removeprefix('_')
   model = released_tpu.infer_model(arrays, heads=HEADS, score=score)
-  params = jax.tree.map(lambda array: array.read(), released_tpu.deferred(model, arrays))
+  params = hub_folders.made(released_tpu.deferred(model, arrays))
   ids = np.random.default_rng(1).integers(0, VOCABULARY, (2, 9))
   definition = define_lm(model)
   got = jax.jit(lambda p: definition.bind(p)(ids)[0])(params)

@@ -162,12 +162,17 @@ def test_parameters_can_be_read_without_the_rest(tmp_path):
 
 
 def test_arrays_made_when_they_are_written_are_as_others(tmp_path):
-  """Their checksums, too, which numpy makes of them: three axes, two, and one."""
+  """Their checksums agree as well: whole or by layer, with three axes, two, and one."""
   rng = np.random.default_rng(0)
   shapes = {'a': (3, 5, 7), 'b': (2049, 513), 'c': (3,)}
   arrays = {n: rng.normal(size=shape).astype(np.float32) for n, shape in shapes.items()}
   arrays['half'] = arrays['c'].astype(jnp.bfloat16)
-  deferred = {n: checkpoint.Deferred(a.shape, a.dtype, lambda a=a: a) for n, a in arrays.items()}
+  deferred = {
+    n: checkpoint.Deferred(
+      a.shape, a.dtype, lambda layer, a=a: a if layer is None else a[layer], stacked=n in 'ac'
+    )
+    for n, a in arrays.items()
+  }
   checkpoints = checkpoint.Checkpoints(tmp_path, keep=2)
   checkpoints.save(1, {'params': jax.tree.map(jnp.asarray, arrays)}, Config(), TOKENIZER)
   checkpoints.save(2, {'params': deferred}, Config(), TOKENIZER)

@@ -13,6 +13,7 @@ from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.convert import families, hub, tensor_files
 from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.runs.checkpoint import Deferred
 
 _LLAMA = {
   'vocab_size': 64,
@@ -48,17 +49,31 @@ KEYS = {
 }
 
 
-def write_model(folder: Path, model: ModelConfig, read: Callable[[tuple], np.ndarray]) -> None:
+def write_model(
+  folder: Path,
+  model: ModelConfig,
+  read: Callable[[tuple], np.ndarray],
+  dtype: str = 'float32',
+) -> None:
   """Writes config.json and the weights of a model of a family."""
   family = families.match(model)
   places = hub.layout(model, family)
   shapes = {place.name: place.shape for place in places}
-  tensor_files.write(folder / 'model.safetensors', 'float32', shapes, hub.tensors(places, read))
-  values = hub.describe(model, family, 0, 'float32')
+  tensor_files.write(folder / 'model.safetensors', dtype, shapes, hub.tensors(places, read))
+  values = hub.describe(model, family, 0, dtype)
   (folder / 'config.json').write_text(json.dumps(values))
 
 
-def write(folder: Path, kind: str = 'llama', **changes: Any) -> Path:
+def made(params: Any) -> Any:
+  """Returns deferred parameters as arrays."""
+
+  def whole(array: Deferred) -> np.ndarray:
+    return np.concatenate([piece.reshape(-1) for _, piece in array.pieces()]).reshape(array.shape)
+
+  return jax.tree.map(whole, params)
+
+
+def write(folder: Path, kind: str = 'llama', *, dtype: str = 'float32', **changes: Any) -> Path:
   """Writes a folder of random parameters, with changes of its config.json; None drops a key."""
   family = families.FAMILIES[kind]
   model = family.to_model(Keys(KEYS[kind], 'the test'))
@@ -68,7 +83,7 @@ def write(folder: Path, kind: str = 'llama', **changes: Any) -> Path:
     for path, leaf in jax.tree_util.tree_leaves_with_path(define_lm(model).abstract)
   }
   folder.mkdir(parents=True)
-  write_model(folder, model, arrays.__getitem__)
+  write_model(folder, model, arrays.__getitem__, dtype)
   released.write_tokenizer(folder)
   values = {'architectures': [family.architecture], 'model_type': kind, **KEYS[kind], **changes}
   values = {key: value for key, value in values.items() if value is not None}

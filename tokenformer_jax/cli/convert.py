@@ -2,10 +2,10 @@ r"""Turn released TokenFormer weights or a popular model into a run of ours, and
 
   tokenformer convert to-jax --source=pytorch_model.bin --target=RUN
       [--tokenizer=tokenizer.json|bytes|RUN] [--heads=N] [--rotary_fraction=F] [--sequence_length=N]
-      [--score=l2_norm_gelu|gelu_l2_norm|softmax] [--allow_nonfinite]
+      [--score=l2_norm_gelu|gelu_l2_norm|softmax] [--dtype=float32|bfloat16] [--allow_nonfinite]
   tokenformer convert to-jax --source=CHECKPOINT --target=RUN [--zoom_dim=N] …
   tokenformer convert to-jax --source=FOLDER --target=RUN
-      [--tokenizer=…] [--sequence_length=N] [--allow_nonfinite]
+      [--tokenizer=…] [--sequence_length=N] [--dtype=float32|bfloat16] [--allow_nonfinite]
   tokenformer convert to-torch --source=RUN[@STEP] --target=model.safetensors
       [--dtype=float32|float16|bfloat16] [--allow_nonfinite]
   tokenformer convert to-hf --source=RUN[@STEP] --target=FOLDER
@@ -17,9 +17,11 @@ The source of to-jax is a .bin or .safetensors file, the .index.json of a sharde
 with one of them, an Orbax checkpoint of the released TPU code, or a folder in the layout of
 transformers, whose config.json says what its model computes: docs/transformers.md lists the
 families. You can generate from the new work directory, grow it, train on and evaluate it. It holds
-parameters only; the optimizer's moments start at zero. to-torch writes a safetensors file, which
-safetensors.torch.load_file reads, and the tokenizer to a tokenizer.json beside it, where to-jax
-looks for one.
+parameters only; the optimizer's moments start at zero. --dtype=bfloat16 stores them in half the
+space, and every command reads them as float32.
+
+to-torch writes a safetensors file, which safetensors.torch.load_file reads, and the tokenizer to a
+tokenizer.json beside it, where to-jax looks for one.
 
 Released weights do not record the score function, the number of heads, or the rotated part of each
 head. The command prints its assumptions about them; flags change them.
@@ -33,6 +35,7 @@ of the source.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,11 +68,12 @@ from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
 
 _SCORE = released_torch.SCORE
+_STORED = ('float32', 'bfloat16')  # dtypes of a run's parameters
 
 # The flags that have an effect in each action.
 _USES = {
   'to-jax': (
-    Use('heads rotary_fraction score zoom_dim tokenizer sequence_length allow_nonfinite'),
+    Use('heads rotary_fraction score zoom_dim tokenizer sequence_length dtype allow_nonfinite'),
   ),
   'to-torch': (Use('dtype allow_nonfinite'),),
   'to-hf': (Use('dtype allow_nonfinite'),),
@@ -87,6 +91,7 @@ def to_jax(
   score: str = _SCORE,
   zoom_dim: int | None = None,
   sequence_length: int | None = None,
+  dtype: str = 'float32',
   allow_nonfinite: bool = False,
 ) -> Config:
   """Make a work directory, with a checkpoint of step 0, from weights; return its config.
@@ -95,7 +100,8 @@ def to_jax(
   `rotary_fraction`, or a folder in the hub's layout (`hub`), which has no `score` or `heads`
   either; only an Orbax checkpoint has a `zoom_dim`. `infer_model` of `released_torch` and
   `released_tpu` explains these; `vocabulary.find` explains `tokenizer`. The model does not depend
-  on `sequence_length`, by default 2048 or the fewer positions of a folder. `allow_nonfinite`
+  on `sequence_length`, by default 2048 or the fewer positions of a folder. `dtype` is float32 or
+  bfloat16, in which the arrays are stored; whoever reads them widens them. `allow_nonfinite`
   accepts weights that are NaN or infinite, with a message.
 
   Raises:
@@ -103,6 +109,8 @@ def to_jax(
       tokenizer does not fit, or the target exists or cannot be written. Nothing of the target
       remains then.
   """
+  if dtype not in _STORED:
+    raise UserError(f'--dtype is {dtype}; a run stores its parameters as {" or ".join(_STORED)}')
   files.check_target(target)
   if is_folder := hub.is_folder(source):
     given = {
@@ -133,7 +141,9 @@ def to_jax(
   for name, numbers in weights.numbers():
     found.count(name, numbers)
   found.report()
-  state = {'params': weights.params}
+  if dtype != 'float32' and (rounded := sorted(weights.dtypes - {dtype})):
+    messages.say(f'numbers of {" and ".join(rounded)} are rounded to {dtype}')
+  state = {'params': weights.make_params(dtype)}
   stored = loaded.to_json()
   if is_folder and (chat := vocabulary.find_chat(config.data)):
     stored['chat'] = chat
@@ -144,7 +154,9 @@ def to_jax(
 class _Weights(NamedTuple):
   """Weights that were found but not read."""
 
-  params: Params  # The leaves are `checkpoint.Deferred`.
+  dtypes: set[str]  # of the tensors
+  # Returns the parameters to store in a dtype. The leaves are `checkpoint.Deferred`.
+  make_params: Callable[[str], Params]
   numbers: Callable[[], Iterator[tuple[str, np.ndarray]]]  # in chunks, with the tensor's name
 
 
@@ -158,13 +170,14 @@ def _find_folder(source: Path, given: Mapping[str, Any]) -> tuple[ModelConfig, _
   if model := hub_folder.find_model(source):
     tensors = tensor_files.find(source)
     hub_folder.check_fit(model, tensors, source)
-    return model, _Weights(hub_folder.deferred(model, tensors), lambda: _chunks(tensors))
+    return model, _of_tensors(tensors, functools.partial(hub_folder.deferred, model, tensors))
   folder = hub.find(source)
   messages.say(
     f'{source} is a {folder.family.architecture}'
     + (f'; not read, because not known: {", ".join(folder.unread)}' if folder.unread else '')
   )
-  return folder.model, _Weights(hub.deferred(folder), lambda: hub.numbers(folder))
+  make_params = functools.partial(hub.deferred, folder)
+  return folder.model, _of_tensors(folder.tensors, make_params)
 
 
 def _find(
@@ -184,7 +197,8 @@ def _find(
     arrays = released_tpu.find(directory)
     model = released_tpu.infer_model(arrays, heads=heads, zoom_dim=zoom_dim or 0, score=score)
     return model, _Weights(
-      released_tpu.deferred(model, arrays),
+      {'float32'},
+      functools.partial(released_tpu.deferred, model, arrays),
       lambda: ((name, array.read()) for name, array in arrays.items()),
     )
   if zoom_dim is not None:
@@ -197,10 +211,15 @@ def _find(
   model = released_torch.infer_model(
     shapes, heads=heads, rotary_fraction=rotary_fraction, score=score
   )
-  return model, _Weights(
-    released_torch.deferred(model, tensors),
-    lambda: _chunks(tensors),
-  )
+  return model, _of_tensors(tensors, functools.partial(released_torch.deferred, model, tensors))
+
+
+def _of_tensors(
+  tensors: Mapping[str, tensor_files.Tensor], make_params: Callable[[str], Params]
+) -> _Weights:
+  """Return weights that are the tensors of files."""
+  dtypes = {tensor.dtype.name for tensor in tensors.values()}
+  return _Weights(dtypes, make_params, lambda: _chunks(tensors))
 
 
 def _chunks(tensors: Mapping[str, tensor_files.Tensor]) -> Iterator[tuple[str, np.ndarray]]:
@@ -276,7 +295,7 @@ def define_flags() -> None:
     lower_bound=1,
   )
   flags.DEFINE_bool('allow_nonfinite', False, 'Accept weights that are NaN or infinite.')
-  flags.DEFINE_enum('dtype', 'float32', tensor_files.DTYPES, 'The dtype of the written tensors.')
+  flags.DEFINE_enum('dtype', 'float32', tensor_files.DTYPES, 'The dtype of what is written.')
   flags.DEFINE_enum('layout', None, rotary_layout.LAYOUTS, 'The rotary layout to change to.')
   flag_uses.declare(_USES)
 

@@ -61,6 +61,11 @@ class Place(NamedTuple):
   heads: int
   shape: Shape
 
+  @property
+  def layer(self) -> int | None:
+    """Return the number of the layer in those arrays, or None if they are not stacked."""
+    return self.index[0] if self.index else None
+
 
 def is_folder(source: Path) -> bool:
   """Return whether a path is a folder in the hub's layout, by its config.json."""
@@ -241,25 +246,18 @@ def join(arrays: list[np.ndarray], place: Place) -> np.ndarray:
   return np.stack(parts, axis=1).reshape(place.shape)
 
 
-def deferred(folder: Folder) -> Params:
-  """Return the parameters, float32; each array is read from its tensors when it is written."""
-  sources: dict[tuple[str, ...], list[tuple[Place, int]]] = {}
+def deferred(folder: Folder, dtype: str = 'float32') -> Params:
+  """Return the parameters; each is read from its tensors when it is written, layer by layer."""
+  sources: dict[tuple[tuple[str, ...], int | None], list[tuple[Place, int]]] = {}
   for place in layout(folder.model, folder.family):
     for part, path in enumerate(place.paths):
-      sources.setdefault(path, []).append((place, part))
+      sources.setdefault((path, place.layer), []).append((place, part))
 
-  def fill(path: tuple[str, ...], whole: np.ndarray) -> None:
-    for place, part in sources[path]:
-      whole[place.index] = _split(folder.tensors[place.name].read(), place, part)
+  def fill(path: tuple[str, ...], layer: int | None, array: np.ndarray) -> None:
+    for place, part in sources[path, layer]:
+      array[place.index[1:]] = _split(folder.tensors[place.name].read(), place, part)
 
-  return run_tensors.deferred(folder.model, fill)
-
-
-def numbers(folder: Folder) -> Iterator[tuple[str, np.ndarray]]:
-  """Yield the numbers of every tensor in chunks, with its name."""
-  for name, tensor in folder.tensors.items():
-    for chunk in tensor.chunks():
-      yield name, chunk
+  return run_tensors.deferred(folder.model, fill, dtype)
 
 
 def describe(model: ModelConfig, family: Family, end: int, dtype: str) -> dict[str, Any]:

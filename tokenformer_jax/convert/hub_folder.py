@@ -96,9 +96,9 @@ def layout(model: ModelConfig) -> dict[str, Place]:
   return found
 
 
-def deferred(model: ModelConfig, tensors: Mapping[str, Tensor]) -> Params:
+def deferred(model: ModelConfig, tensors: Mapping[str, Tensor], dtype: str = 'float32') -> Params:
   """Return the parameters; each is read from its tensors only when it is written."""
-  return run_tensors.deferred_at(model, layout(model), tensors)
+  return run_tensors.deferred_at(model, layout(model), tensors, dtype)
 
 
 def describe(model: ModelConfig, tokenizer: tokenizers.Tokenizer, dtype: str) -> dict[str, Any]:

@@ -161,9 +161,9 @@ def _sizes(shapes: Mapping[str, Shape], name: str) -> Shape:
   return tuple(shapes[name])
 
 
-def deferred(model: ModelConfig, tensors: Mapping[str, Tensor]) -> Params:
+def deferred(model: ModelConfig, tensors: Mapping[str, Tensor], dtype: str = 'float32') -> Params:
   """Return the parameters; each is read from its tensors only when it is written."""
-  return run_tensors.deferred_at(model, layout(model), tensors)
+  return run_tensors.deferred_at(model, layout(model), tensors, dtype)
 
 
 def sized(

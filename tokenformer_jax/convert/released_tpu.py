@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 from tokenformer_jax.config import InitConfig, ModelConfig, NoPositionsConfig
 from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.convert import released_torch
+from tokenformer_jax.convert.tensor_files import DTYPES
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
@@ -261,15 +262,16 @@ def _check_fit(
       )
 
 
-def deferred(model: ModelConfig, arrays: Mapping[str, Array]) -> Params:
+def deferred(model: ModelConfig, arrays: Mapping[str, Array], dtype: str = 'float32') -> Params:
   """Return the parameters of `model`; each is read only when it is written."""
 
   def array(path: tuple, abstract: jax.ShapeDtypeStruct) -> checkpoint.Deferred:
     name, take = _ARRAYS[tuple(key.key for key in path)]
 
-    def read() -> np.ndarray:
-      return np.ascontiguousarray(take(arrays[name].read()))
+    def read(layer: None) -> np.ndarray:
+      del layer  # Its layers lie side by side in the source, so the array is made whole.
+      return np.ascontiguousarray(take(arrays[name].read()).astype(DTYPES[dtype], copy=False))
 
-    return checkpoint.Deferred(abstract.shape, np.dtype(np.float32), read)
+    return checkpoint.Deferred(abstract.shape, DTYPES[dtype], read)
 
   return jax.tree.map_with_path(array, define_lm(model).abstract)

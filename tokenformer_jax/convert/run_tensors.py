@@ -7,12 +7,14 @@ import jax
 import numpy as np
 
 from tokenformer_jax.config import MeshConfig, ModelConfig
+from tokenformer_jax.convert import tensor_files
 from tokenformer_jax.convert.tensor_files import Shape, Tensor
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params, Path
 from tokenformer_jax.parallel import messages, sharding
+from tokenformer_jax.parallel.rules import Axes
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 
@@ -44,37 +46,42 @@ def read(
     files.return_freed_memory()
 
 
-def deferred(model: ModelConfig, fill: Callable[[tuple[str, ...], np.ndarray], None]) -> Params:
-  """Return the parameters of a model, float32; each is made only when it is written.
+def deferred(
+  model: ModelConfig,
+  fill: Callable[[tuple[str, ...], int | None, np.ndarray], None],
+  dtype: str = 'float32',
+) -> Params:
+  """Return the parameters of a model; each is made only when it is written, layer by layer.
 
-  `fill(path, array)` writes the numbers of the array at a path into it.
+  `fill(path, layer, array)` writes the numbers of the array at a path into it: of one layer if the
+  array is stacked, else of None. `dtype` is that of the stored arrays.
   """
 
-  def array(path: Path, abstract: jax.ShapeDtypeStruct) -> checkpoint.Deferred:
-    def read() -> np.ndarray:
+  def array(path: Path, abstract: jax.ShapeDtypeStruct, axes: Axes) -> checkpoint.Deferred:
+    names, stacked = tuple(key.key for key in path), axes[:1] == ('layers',)
+
+    def read(layer: int | None) -> np.ndarray:
       files.return_freed_memory()  # of the array before
-      whole = np.empty(abstract.shape, np.float32)
-      fill(tuple(key.key for key in path), whole)
-      return whole
+      made = np.empty(abstract.shape[int(stacked) :], tensor_files.DTYPES[dtype])
+      fill(names, layer, made)
+      return made
 
-    return checkpoint.Deferred(abstract.shape, np.dtype(np.float32), read)
+    return checkpoint.Deferred(abstract.shape, tensor_files.DTYPES[dtype], read, stacked)
 
-  return jax.tree.map_with_path(array, define_lm(model).abstract)
+  definition = define_lm(model)
+  return jax.tree.map_with_path(array, definition.abstract, definition.axes)
 
 
 def deferred_at(
-  model: ModelConfig, places: Mapping[str, Place], tensors: Mapping[str, Tensor]
+  model: ModelConfig, places: Mapping[str, Place], tensors: Mapping[str, Tensor], dtype: str
 ) -> Params:
   """Return `deferred` parameters from tensors, given their places."""
-  parts: dict[tuple[str, ...], list[tuple[int | None, Tensor]]] = {}
-  for name, place in places.items():
-    parts.setdefault(place.path, []).append((place.layer, tensors[name]))
+  names = {(place.path, place.layer): name for name, place in places.items()}
 
-  def fill(path: tuple[str, ...], whole: np.ndarray) -> None:
-    for layer, tensor in parts[path]:
-      whole[... if layer is None else layer] = tensor.read()
+  def fill(path: tuple[str, ...], layer: int | None, array: np.ndarray) -> None:
+    array[...] = tensors[names[path, layer]].read()
 
-  return deferred(model, fill)
+  return deferred(model, fill, dtype)
 
 
 def read_array(checkpoints: checkpoint.Checkpoints, meta: Meta, path: Sequence[str]) -> np.ndarray:

@@ -43,6 +43,8 @@ from tokenformer_jax.storage.retry import one_line
 
 # Arrays are stored in pieces, so that writing and reading need little memory besides the arrays.
 _SAVE_ARGS = ocp.SaveArgs(chunk_byte_size=64 * 2**20)
+# An array that is written layer by layer has no piece with numbers of two layers.
+_BY_LAYER = dataclasses.replace(_SAVE_ARGS, shard_axes=(0,))
 _FILE_BYTES = 64 * 2**20  # size of a file of pieces, which stays in memory until it is full
 # The messages of TensorStore and of Orbax about files that were there.
 _GONE = ('NOT_FOUND', 'Checkpoint directory does not exist')
@@ -395,7 +397,9 @@ def _save_args(state: Any, meta: dict[str, Any], tokenizer: dict[str, Any]) -> o
   """Return the three items of a checkpoint, with the digests of the JSON ones."""
   state_args = ocp.args.PyTreeSave(
     state,
-    save_args=jax.tree.map(lambda _: _SAVE_ARGS, state),
+    save_args=jax.tree.map(
+      lambda a: _BY_LAYER if isinstance(a, Deferred) and a.stacked else _SAVE_ARGS, state
+    ),
     ocdbt_target_data_file_size=_FILE_BYTES,
   )
   return ocp.args.Composite(
@@ -417,7 +421,7 @@ def _checksums(state: Any) -> Any:
 
   def compute(array: Any) -> Any:
     if isinstance(array, Deferred):
-      return checksum.on_host(array.read())
+      return checksum.of_pieces(piece for _, piece in array.pieces())
     return jax.block_until_ready(checksum.on_devices(array))
 
   return jax.tree.map(compute, state)

@@ -1,15 +1,21 @@
 """The checksum of an array, Σ bits · (2 · index + 1) mod 2³², and the digest of JSON.
 
-The checksum is the same on every mesh, and any single flipped bit changes it.
+The checksum is the same on every mesh, and any single flipped bit changes it. The bits of bfloat16
+are those of the same number in float32, so an array that is stored in bfloat16 and read in float32
+keeps its checksum.
 """
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+_LOST = 16  # bits of float32 that bfloat16 does not have
+_CHUNK = 2**20  # numbers at a time
 
 
 @jax.jit
@@ -31,21 +37,29 @@ def _sum_of_bits(array: jax.Array, first: jax.Array) -> jax.Array:
   if not jnp.issubdtype(array.dtype, jnp.integer):
     width = array.dtype.itemsize * 8
     bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f'uint{width}'))
+  bits = bits.astype(jnp.uint32)
+  if array.dtype == jnp.bfloat16:
+    bits <<= _LOST
   index = jnp.full(array.shape, first)
   stride = 1
   for axis in reversed(range(array.ndim)):
     index += jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis) * jnp.uint32(stride % 2**32)
     stride *= array.shape[axis]
-  return jnp.sum(bits.astype(jnp.uint32) * (2 * index + 1), dtype=jnp.uint32)
+  return jnp.sum(bits * (2 * index + 1), dtype=jnp.uint32)
 
 
-def on_host(array: np.ndarray) -> int:
-  """Return the same checksum as `on_devices`, computed by NumPy in pieces."""
-  bits, piece, total = array.reshape(-1).view(f'uint{array.itemsize * 8}'), 2**20, 0
-  for first in range(0, bits.size, piece):
-    part = bits[first : first + piece].astype(np.uint32)
-    weights = np.arange(2 * first + 1, 2 * (first + part.size), 2, dtype=np.uint64)
-    total += int(np.sum(part * weights.astype(np.uint32), dtype=np.uint32))
+def of_pieces(pieces: Iterable[np.ndarray]) -> int:
+  """Return the checksum of an array from its numbers in order, as `on_devices` computes it."""
+  index, total = 0, 0
+  for array in pieces:
+    bits = np.ascontiguousarray(array).reshape(-1).view(f'uint{array.itemsize * 8}')
+    for first in range(0, bits.size, _CHUNK):
+      part = bits[first : first + _CHUNK].astype(np.uint32)
+      if array.dtype == jnp.bfloat16:
+        part <<= _LOST
+      weights = np.arange(2 * index + 1, 2 * (index + part.size), 2, dtype=np.uint64)
+      total += int(np.sum(part * weights.astype(np.uint32), dtype=np.uint32))
+      index += part.size
   return total % 2**32
 
 

@@ -11,12 +11,14 @@ import math
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import EllipsisType
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore as ts  # comes with Orbax
 from absl import logging
 from orbax.checkpoint import checkpoint_managers
 
@@ -33,11 +35,19 @@ FORMAT_ERRORS = (
 
 @dataclasses.dataclass(frozen=True)
 class Deferred:
-  """An array that is created only when it is written, so that memory holds one at a time."""
+  """An array that is created only while it is written, so that memory holds a piece of it.
+
+  Attributes:
+    shape: the shape of the whole array.
+    dtype: the dtype that it is stored in.
+    read: returns the array or, if it is stacked, the layer of a number; the same each time.
+    stacked: whether the first axis numbers layers.
+  """
 
   shape: tuple[int, ...]
   dtype: np.dtype
-  read: Callable[[], np.ndarray]  # returns the same array each time
+  read: Callable[[int | None], np.ndarray]
+  stacked: bool = False
 
   @property
   def size(self) -> int:
@@ -47,9 +57,17 @@ class Deferred:
   def nbytes(self) -> int:
     return self.size * self.dtype.itemsize
 
+  def pieces(self) -> Iterator[tuple[int | EllipsisType, np.ndarray]]:
+    """Yield the array in order, a layer at a time if it is stacked, with each piece's index."""
+    if not self.stacked:
+      yield ..., self.read(None)
+      return
+    for layer in range(self.shape[0]):
+      yield layer, self.read(layer)
 
-class _OneByOne(ocp.type_handlers.NumpyHandler):
-  """A type handler that writes deferred arrays one after the other, each as a NumPy array."""
+
+class _PieceByPiece(ocp.type_handlers.NumpyHandler):
+  """A type handler that writes deferred arrays one after the other, each in its pieces."""
 
   async def serialize(
     self, values: Sequence[Deferred], infos: Sequence[Any], args: Sequence[Any] | None = None
@@ -58,10 +76,18 @@ class _OneByOne(ocp.type_handlers.NumpyHandler):
 
     async def one_by_one() -> None:
       for value, info, arg in zip(values, infos, args, strict=True):
-        for written in await write([value.read()], [info], [arg]):
+        for written in await write([value], [info], [arg]):
           written.result()
 
     return [ocp.future.CommitFutureAwaitingContractedSignals(one_by_one(), name='one_by_one')]
+
+  async def _open_and_write(
+    self, value: Deferred, tspec: dict[str, Any], ts_context: ts.Context
+  ) -> None:
+    """Write the pieces of an array; Orbax calls this method with the place of the array."""
+    store = await ts.open(ts.Spec(tspec), create=True, open=True, context=ts_context)
+    for index, piece in value.pieces():
+      await store[index].write(piece, can_reference_source_data_indefinitely=True)
 
 
 class _RedundantLogs(std_logging.Filter):
@@ -161,7 +187,7 @@ def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
   handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
   kinds = ocp.type_handlers.create_type_handler_registry(
     (jax.Array, ocp.type_handlers.get_type_handler(jax.Array)),
-    (Deferred, _OneByOne(deepcopy_host_arrays=False)),
+    (Deferred, _PieceByPiece(deepcopy_host_arrays=False)),
   )
   arrays = ocp.PyTreeCheckpointHandler(
     type_handler_registry=kinds,
