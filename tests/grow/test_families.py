@@ -6,7 +6,17 @@ import hub_models
 import jax
 import numpy as np
 import pytest
-from growing import IDS, forward, logits, mesh_of
+from growing import (
+  IDS,
+  assert_shared,
+  difference,
+  forward,
+  grow_params,
+  logits,
+  loss_and_gradient,
+  mesh_of,
+  moments_and_gradient,
+)
 from outcomes import assert_close, assert_same, losses, paths
 
 import tokenformer_jax
@@ -14,7 +24,7 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import GrowConfig, MLPConfig, matrices
 from tokenformer_jax.decoding import sampling
 from tokenformer_jax.decoding.decode import Decoder, Request
-from tokenformer_jax.grow import depth, experts, state
+from tokenformer_jax.grow import depth, experts, state, widen
 from tokenformer_jax.model.compute import DEFAULT
 
 pytestmark = pytest.mark.slow
@@ -98,6 +108,33 @@ def test_the_grown_model_on_several_devices_and_token_by_token(kind):
     likeliest = np.argmax(forward(target)(params, ids)[0], axis=-1)
     start = len(request.prompt) - 1
     assert written.tolist() == likeliest[start:-1].tolist(), 'the cache changes the text'
+
+
+@EACH
+@pytest.mark.parametrize(
+  'method', ['net2net', pytest.param('hypercloning', marks=pytest.mark.full_size)]
+)
+def test_a_wider_model_computes_the_same(kind, method):
+  source, params = hub_models.model(kind), hub_models.params(kind)
+  several = len({*widen.sizes(source).hidden}) > 1
+  more = {} if several or method == 'hypercloning' else {'ffn_width': 70}
+  target, config = widen.resized(source, 32, **more), GrowConfig(method=method)
+  state.check(source, target, config)
+  assert state.inexact(source, target, config) is None
+  wide = grow_params(params, source, target, config)
+  assert difference(logits(target, wide), logits(source, params)) < 1e-5, 'a logit changes'
+
+
+@pytest.mark.parametrize('kind', ['gemma', 'qwen2_moe'])
+def test_moments_are_those_of_the_wider_models_gradient(kind):
+  source, params = hub_models.model(kind), hub_models.params(kind)
+  target, config = widen.resized(source, 32), GrowConfig(method='net2net')
+  _, small = loss_and_gradient(source)(params)
+  _, wide = loss_and_gradient(target)(grow_params(params, source, target, config))
+  arrays = state.by_array(source, target, config)
+  for path, (first, second, want) in moments_and_gradient(arrays, small, wide).items():
+    if np.max(np.abs(want)) > 1e-6:
+      assert_shared(first, second, want, path)
 
 
 @pytest.fixture(scope='module')

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import hub_models
 import jax
 import numpy as np
 import pytest
@@ -190,15 +191,43 @@ def test_what_cannot_be_widened_is_told(changes, wider, config, sentence):
     state_lib.check(source, target, config)
 
 
-@pytest.mark.parametrize('changes', [{'heads': 2}, {'ffn_width': 64}], ids=['heads', 'ffn width'])
 @pytest.mark.parametrize('base', ['layer', 'pool'])
-def test_layers_of_other_sizes_are_not_widened(base, changes):
+def test_layers_of_other_heads_are_not_widened(base):
   """The pool of a ViT is made as `model.layer`, whether or not the pattern has that."""
+  model = _with_other_layer(base, heads=2)
+  with pytest.raises(UserError, match='different numbers of heads, or heads of different widths'):
+    widen.resized(model, width=64)
+
+
+@pytest.mark.parametrize('base', ['layer', 'pool'])
+def test_mlps_of_other_widths_are_kept_or_told(base):
+  model = _with_other_layer(base, ffn_width=64)
+  with pytest.raises(UserError, match=r'MLPs of this model have different widths.*leave it out'):
+    widen.resized(model, width=64, ffn_width=256)
+  assert widen.resized(model, width=64).variants['own'].ffn.width == 64
+
+
+def _with_other_layer(base, **changes):
+  """A model with a layer `own` beside `model.layer`, or with `model.layer` in its pool alone."""
   own = {'pattern': 'own layer'} if base == 'layer' else {'pattern': 'own', 'pool': 'attention'}
   make = tiny_model if base == 'layer' else tiny_vit
   variants = Layers({'own': make(**DENSE, **changes).layer})
-  with pytest.raises(UserError, match='different numbers of heads or widths of their feed-forward'):
-    widen.resized(make(**DENSE, **own, variants=variants), width=64)
+  return make(**DENSE, **own, variants=variants)
+
+
+def test_heads_of_queries_that_no_head_of_keys_serves_are_told():
+  model = hub_models.model('llama')
+  with pytest.raises(UserError, match='serves 2 heads of queries, and 9 is not a multiple of 2'):
+    widen.resized(model, width=36, heads=9)
+  model = hub_models.model('mistral')
+  with pytest.raises(UserError, match=r'6 heads of queries with 3 of keys .* 4 with 2.* heads=8'):
+    state_lib.check(model, widen.resized(model, width=32, heads=6), NET2NET)
+
+
+def test_positions_by_a_formula_are_told():
+  source, target = (tiny_vit(**DENSE, **changes) for changes in ({}, TWICE))
+  with pytest.raises(UserError, match='position_embedding=sincos has other numbers'):
+    state_lib.check(source, target, NET2NET)
 
 
 def test_net2net_fill_may_widen_a_transformer_with_a_plain_final_norm():

@@ -45,6 +45,7 @@ from tokenformer_jax.config.mixers import (
   SeenScaleConfig,
   SoftmaxConfig,
   YarnScalingConfig,
+  has_own_values,
   is_plain,
   width_of_heads,
 )

@@ -251,10 +251,13 @@ def width_of_heads(mixer: Any, width: int) -> int:
 
 def is_plain(mixer: Any) -> bool:
   """Return whether a mixer is softmax attention with projections of the model's width alone."""
-  if not isinstance(mixer, SoftmaxConfig):
+  if not has_own_values(mixer):
     return False
-  if mixer.key_heads != mixer.heads or mixer.head_width or mixer.qk_norm != 'none':
-    return False
-  if mixer.shaped or mixer.value_skip or mixer.proj_skip:
+  return mixer.key_heads == mixer.heads and not mixer.head_width and mixer.qk_norm == 'none'
+
+
+def has_own_values(mixer: Any) -> bool:
+  """Return whether a mixer is softmax attention whose values and output are projections alone."""
+  if not isinstance(mixer, SoftmaxConfig) or mixer.shaped or mixer.value_skip or mixer.proj_skip:
     return False
   return not any(isinstance(part, NoProjectionConfig) for part in (mixer.value, mixer.proj))

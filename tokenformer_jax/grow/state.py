@@ -85,7 +85,7 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
       f'{name} has no parameter tokens in the source, and method={config.method} adds tokens to '
       'those that are there; use method=group, which adds a first group beside its matrix'
     )
-  keys = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads')
+  keys = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads', 'kv_heads')
   for path, new, old in config_lib.differences(target, source, 'model.'):
     if path.rpartition('.')[2] not in keys:
       raise UserError(
@@ -230,11 +230,6 @@ def check_method(model: ModelConfig, method: str) -> None:
         f'method {method} adds parameter tokens to others, and this model has none; choose group, '
         'which adds them beside its matrices, or net2net, net2net_fill or hypercloning'
       )
-  elif model.experts:
-    raise UserError(
-      f'method {method} widens a Transformer without experts, and this model has some; choose '
-      'another source'
-    )
   elif pattentions(model):
     raise UserError(
       f'method {method} is for Transformers, and this model has parameter tokens; choose '
@@ -250,7 +245,7 @@ def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> By
   if config.method == 'net2net_fill':
     return widen.FilledBlocks(models.define(target), config)
   if config.method not in TOKEN_METHODS:
-    return widen.CopiedUnits(definition.info, source, target, config)
+    return widen.CopiedUnits(definition, models.define(target), (source, target), config)
   before = config_lib.token_counts(source)
   new = {name: count - before[name] for name, count in config_lib.token_counts(target).items()}
   added = config_lib.with_token_counts(target, new)

@@ -8,8 +8,9 @@ The first two keep the function: each weight reads one of the c copies of a unit
 (the paper divides the weight by c). So no weight is rounded and no two copies have the same
 gradient; copies with equal gradients would stay equal for ever. LayerNorm sees the same mean and
 variance only if all units of the residual stream have equally many copies, so the width must be a
-multiple of the old one. Heads keep their width. With net2net, the feed-forward layer may get any
-larger number of inner units.
+multiple of the old one. Heads keep their width. If a head of keys serves several heads of queries,
+a copy of it serves copies of them. With net2net, the feed-forward layer may get any larger number
+of inner units.
 """
 
 import dataclasses
@@ -21,10 +22,13 @@ import numpy as np
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import GrowConfig, MLPConfig, ModelConfig
+from tokenformer_jax.config.mixers import width_of_heads
+from tokenformer_jax.config.model import used_layers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.tokens import drawing_key, owners, with_noise
 from tokenformer_jax.model.layers import hidden_width
-from tokenformer_jax.model.params import Definition, ParamInfo, Params, Path, Role, lookup
+from tokenformer_jax.model.norm import WITH_SCALE
+from tokenformer_jax.model.params import Definition, ParamInfo, Path, Role, lookup
 
 
 class Sizes(NamedTuple):
@@ -32,31 +36,35 @@ class Sizes(NamedTuple):
 
   width: int
   heads: int
-  hidden: int  # units inside the feed-forward layer
+  key_heads: int  # heads of keys and values
+  head_width: int
+  hidden: tuple[int, ...]  # units inside each MLP, in the order of the layers and their parts
 
   @property
-  def head_width(self) -> int:
-    return self.width // self.heads
+  def sharing(self) -> int:
+    """Count the heads of queries that a head of keys serves."""
+    return self.heads // self.key_heads
 
 
 def sizes(model: ModelConfig) -> Sizes:
   """Return the sizes of a Transformer.
 
   Raises:
-    UserError: its layers do not have the same sizes.
+    UserError: its layers have different heads.
   """
-  layers = [*model.layers.values()]
-  if model.pool == 'attention':
-    layers.append(model.layer)  # The pool is such a layer.
-  parts = [part for layer in layers for _, part in config_lib.parts(layer)]
-  heads = {part.heads for part in parts if hasattr(part, 'heads')}
-  hidden = {hidden_width(part, model) for part in parts if isinstance(part, MLPConfig)}
-  if len(heads) > 1 or len(hidden) > 1:
+  found = [part for layer in used_layers(model).values() for _, part in config_lib.parts(layer)]
+  heads = {
+    (part.heads, getattr(part, 'key_heads', part.heads), width_of_heads(part, model.width))
+    for part in found
+    if hasattr(part, 'heads')
+  }
+  if len(heads) > 1:
     raise UserError(
-      'the layers of this model have different numbers of heads or widths of their feed-forward '
-      'parts; a Transformer is made wider only if all its layers have the same'
+      'the layers of this model have different numbers of heads, or heads of different widths; a '
+      'Transformer is made wider only if all its layers have the same'
     )
-  return Sizes(model.width, *(heads or {1}), *(hidden or {0}))
+  hidden = (hidden_width(part, model) for part in found if isinstance(part, MLPConfig))
+  return Sizes(model.width, *next(iter(heads or {(1, 1, model.width)})), tuple(hidden))
 
 
 def resized(
@@ -67,20 +75,36 @@ def resized(
 ) -> ModelConfig:
   """Return a Transformer with other sizes; None keeps a size, except that heads follow the width.
 
+  Each head of keys goes on serving as many heads of queries.
+
   Raises:
-    UserError: see `sizes`; or the width is not a multiple of the heads.
+    UserError: see `sizes`; the width is not a multiple of the heads, the heads cannot be served, or
+      there is one `ffn_width` for MLPs of different widths.
   """
   old = sizes(model)
   width = width or model.width
   heads = heads or max(1, round(old.heads * width / old.width))
-  if width % heads:
-    raise UserError(f'width {width} is not a multiple of {heads} heads; give --heads=N as well')
+  if heads % old.sharing:
+    raise UserError(
+      f'each head of keys serves {old.sharing} heads of queries, and {heads} is not a multiple of '
+      f'{old.sharing}; give --heads=N as well'
+    )
+  if len(set(old.hidden)) > 1 and ffn_width is not None:
+    raise UserError(
+      f'the MLPs of this model have different widths, {", ".join(map(str, old.hidden))}, and '
+      '--ffn_width would be that of all; leave it out to widen what is around them'
+    )
 
   def other(path: str, part: Any) -> Any:
     del path
     if isinstance(part, MLPConfig):
       return dataclasses.replace(part, width=ffn_width or part.width)
-    return dataclasses.replace(part, heads=heads) if hasattr(part, 'heads') else part
+    if not hasattr(part, 'heads'):
+      return part
+    if width % heads and not getattr(part, 'head_width', 0):
+      raise UserError(f'width {width} is not a multiple of {heads} heads; give --heads=N as well')
+    served = {'kv_heads': heads // old.sharing} if getattr(part, 'kv_heads', 0) else {}
+    return dataclasses.replace(part, heads=heads, **served)
 
   wider = model.map_layers(lambda name, layer: config_lib.map_parts(layer, other))
   return dataclasses.replace(wider, width=width)
@@ -93,14 +117,15 @@ def check(source: ModelConfig, target: ModelConfig, method: str) -> None:
     UserError: it cannot; the message says why.
   """
   for name, layer in source.layers.items():
-    if not config_lib.is_plain(layer.mixer):
+    if not config_lib.has_own_values(layer.mixer):
       raise UserError(
         f'layer {name!r} has a mixer other than softmax attention with value and output '
-        'projections, and without kv_heads, head_width and qk_norm, which '
-        f'{method} cannot widen'
+        f'projections, which {method} cannot widen'
       )
   before, after = sizes(source), sizes(target)
-  for name, old, new in zip(('width', 'heads', 'ffn_width'), before, after, strict=True):
+  pairs = [('width', before.width, after.width), ('heads', before.heads, after.heads)]
+  pairs += [('ffn_width', *pair) for pair in zip(before.hidden, after.hidden, strict=True)]
+  for name, old, new in pairs:
     if new < old:
       raise UserError(f'the model has {name}={old}, and {new} is smaller; it can only grow')
   if method == 'net2net_fill':
@@ -108,62 +133,86 @@ def check(source: ModelConfig, target: ModelConfig, method: str) -> None:
   if after.width % before.width:
     raise UserError(
       f'width {after.width} is not a multiple of the {before.width} that the model has, so '
-      f'{method} would change what LayerNorm computes; take a multiple, or method=net2net_fill, '
+      f'{method} would change what its norms compute; take a multiple, or method=net2net_fill, '
       'which is not exact'
     )
-  if after.width > before.width and source.embedding_scale:
+  if after.width > before.width and source.position_embedding == 'sincos':
     raise UserError(
-      'embedding_scale multiplies embeddings by √width, which is another number in a wider model; '
-      'use method=net2net_fill, which is not exact'
+      'position_embedding=sincos has other numbers in a wider model, so that it cannot be widened '
+      'exactly; use method=net2net_fill'
     )
+  _check_heads(before, after, method)
+  for old, new in zip(before.hidden, after.hidden, strict=True):
+    if method == 'hypercloning' and new % old:
+      raise UserError(
+        f'ffn_width {new} is not a multiple of the {old} that the model has, which hypercloning '
+        'needs; take a multiple, or method=net2net'
+      )
+  if after.width > before.width and source.tied_head and source.final_norm not in WITH_SCALE:
+    raise UserError(
+      f'a tied head under final_norm={source.final_norm} cannot be widened exactly: only a final '
+      'norm with a scale can divide by the number of copies; use method=net2net_fill'
+    )
+
+
+def _check_heads(before: Sizes, after: Sizes, method: str) -> None:
+  """Check that the heads of the wider model can be copies of the heads that there are."""
   if before.head_width != after.head_width:
     raise UserError(
       f'{after.heads} heads of width {after.head_width} were asked for; {method} keeps the width '
       f'of heads, {before.head_width}, so width {after.width} has '
       f'{after.width // before.head_width} heads'
     )
-  if method == 'hypercloning' and before.hidden and after.hidden % before.hidden:
+  if after.key_heads % before.key_heads or after.sharing % before.sharing:
     raise UserError(
-      f'ffn_width {after.hidden} is not a multiple of the {before.hidden} that the model has, '
-      'which hypercloning needs; take a multiple, or method=net2net'
-    )
-  if after.width > before.width and source.tied_head and source.final_norm != 'affine':
-    raise UserError(
-      f'a tied head under final_norm={source.final_norm} cannot be widened exactly: only a final '
-      'norm with parameters can divide by the number of copies; use method=net2net_fill'
+      f'{after.heads} heads of queries with {after.key_heads} of keys are not equally many copies '
+      f'of the {before.heads} with {before.key_heads} that the model has, which {method} needs; '
+      f'take heads={before.heads * max(2, round(after.heads / before.heads))}'
     )
 
 
 class CopiedUnits:
-  """Makes every array of the wider model from the old one, for net2net and hypercloning."""
+  """Makes every array of the wider model from the old one, for net2net and hypercloning.
 
-  def __init__(self, info: Params, source: ModelConfig, target: ModelConfig, config: GrowConfig):
-    self._info, self._config = info, config
-    self._tied = any(leaf.role is Role.TIED_EMBEDDING for leaf in jax.tree.leaves(info))
-    rng = np.random.default_rng(config.seed)
-    tile = config.method == 'hypercloning'
-    before, after = sizes(source), sizes(target)
-    width = _balanced(rng, before.width, after.width, tile=tile)
-    heads = _balanced(rng, before.heads, after.heads, tile=tile)
-    hidden = np.arange(after.hidden) % max(1, before.hidden)
-    if not tile and after.hidden > before.hidden:
-      hidden[before.hidden :] = rng.integers(before.hidden, size=after.hidden - before.hidden)
-    entries = (heads[:, None] * before.head_width + np.arange(before.head_width)).ravel()
-    # The old unit that each new unit of an axis copies.
-    self._units = {'width': width, 'norm': width, 'heads': entries, 'hidden': hidden}
+  Three sizes of a model depend on its width: a scale of embeddings grows by √c for c times the
+  width, a scale of logits shrinks by √c, and a tied head adds up c copies. Embeddings, the head and
+  the scale of the final norm make up for them.
+  """
+
+  def __init__(
+    self,
+    old: Definition,
+    new: Definition,
+    models: tuple[ModelConfig, ModelConfig],
+    config: GrowConfig,
+  ):
+    """Keep the definitions of the two models, and their configs."""
+    self._info, self._shapes, self._config = old.info, new.abstract, config
+    source, target = models
+    self._tied, self._offset = source.tied_head, source.final_norm == 'rms_offset'
+    times = target.width / source.width
+    self._embedded = times**0.5 if source.embedding_scale else 1.0
+    self._read = times**0.5 if source.scaled_logits else 1.0
+    self._normed = times / (self._embedded * self._read)
+    self._units = _units(sizes(source), sizes(target), config)
 
   def param(self, path: Path, old: jax.Array, salt: jax.Array) -> jax.Array:
     """Return the parameter at `path` of the wider model; for the salt see `drawing_key`."""
     info, new = lookup(self._info, path), old
-    names, reading = info.axes, _reading_axis(info)
+    units, reading = self._units_of(path, old), _reading_axis(info)
     key = drawing_key(self._config.seed, salt)
-    for axis, name in enumerate(names):
-      if name in self._units and axis != reading:
-        new = jnp.take(new, self._units[name], axis=axis)
-    if reading is not None and names[reading] in self._units:
-      new = self._split(new, names[reading], reading, key)
-    elif self._divides_for_the_head(info):
-      new = new / self._copies(names[-1], len(names) - 1, new.ndim)
+    for axis, own in units.items():
+      if axis != reading:
+        new = jnp.take(new, own, axis=axis)
+    if reading in units:
+      new = _split(new, units[reading], reading, key)
+    if info.role in (Role.EMBEDDING, Role.TIED_EMBEDDING):
+      new = new / self._embedded
+    elif info.role is Role.HEAD:
+      new = new * self._read
+    elif self._is_before_the_head(info):
+      offset = 1.0 if self._offset and info.role is Role.GAIN else 0.0
+      new = (new + offset) / self._normed - offset
     if old.shape == new.shape:
       return new
     return with_noise(new, self._config.noise, key)
@@ -174,41 +223,71 @@ class CopiedUnits:
     Every weight that reads a unit reads one of its c copies. So a copy has 1/c of the mean gradient
     and, as terms of random signs add up, 1/c of the mean square.
     """
-    del order
     info, new = lookup(self._info, path), old
-    names = info.axes
-    for axis, name in enumerate(names):
-      if name in self._units:
-        new = jnp.take(new, self._units[name], axis=axis)
-    last = len(names) - 1
-    whole_gradient = _reading_axis(info) == last or self._divides_for_the_head(info)
-    if names[last] in self._units and not whole_gradient:
-      new = new / self._copies(names[last], last, new.ndim)
+    units, last = self._units_of(path, old), len(info.axes) - 1
+    for axis, own in units.items():
+      new = jnp.take(new, own, axis=axis)
+    if info.role in (Role.EMBEDDING, Role.TIED_EMBEDDING):
+      new = new * self._embedded**order
+    elif info.role is Role.HEAD:
+      new = new / self._read**order
+    elif self._is_before_the_head(info):
+      new = new / (self._embedded * self._read) ** order
+    whole_gradient = _reading_axis(info) == last or self._is_before_the_head(info)
+    if last in units and not whole_gradient:
+      copies = np.bincount(units[last])[units[last]].astype(np.float32)
+      new = new / jnp.asarray(copies.reshape([1] * last + [-1]))
     return new
 
-  def _split(self, array: jax.Array, name: str, axis: int, key: jax.Array) -> jax.Array:
-    """Give each weight that reads a unit to one of the unit's copies."""
-    units = self._units[name]
-    shape = [-1 if i == axis else 1 for i in range(array.ndim)]
-    copies = jnp.asarray(np.bincount(units).reshape(shape))
-    owner = jnp.take(owners(key, array.shape, copies), units, axis=axis)
-    mine = owner == jnp.asarray(_earlier_copies(units).reshape(shape))
-    return jnp.where(mine, jnp.take(array, units, axis=axis), 0)
+  def _units_of(self, path: Path, old: jax.Array) -> dict[int, np.ndarray]:
+    """Return the old unit that each new unit copies, by the axes that have copies."""
+    shape = lookup(self._shapes, path).shape
+    named = zip(lookup(self._info, path).axes, old.shape, shape, strict=True)
+    found = {axis: self._units.get(sizes) for axis, sizes in enumerate(named)}
+    return {axis: units for axis, units in found.items() if units is not None}
 
-  def _divides_for_the_head(self, info: ParamInfo) -> bool:
-    """Return whether an array belongs to the norm that divides for a tied head."""
+  def _is_before_the_head(self, info: ParamInfo) -> bool:
+    """Return whether an array belongs to the norm whose output a tied head reads."""
     return self._tied and info.depth is None and info.role in (Role.GAIN, Role.BIAS)
 
-  def _copies(self, name: str, axis: int, ndim: int) -> jax.Array:
-    units = self._units[name]
-    copies = np.bincount(units)[units].astype(np.float32)
-    return jnp.asarray(copies.reshape([-1 if i == axis else 1 for i in range(ndim)]))
+
+def _units(
+  before: Sizes, after: Sizes, config: GrowConfig
+) -> dict[tuple[str, int, int], np.ndarray]:
+  """Return the old unit that each new unit copies, by the name of an axis, its old and new size."""
+  rng, tile = np.random.default_rng(config.seed), config.method == 'hypercloning'
+  width = _balanced(rng, before.width, after.width, tile=tile)
+  sizes_of_width = before.width, after.width
+  found = {(name, *sizes_of_width): width for name in ('width', 'norm', 'expert_width')}
+  of_keys = _balanced(rng, before.key_heads, after.key_heads, tile=tile)
+  served = _balanced(rng, before.sharing, after.sharing, tile=tile)
+  of_queries = (of_keys[:, None] * before.sharing + served).ravel()
+  for count, heads in ((before.key_heads, of_keys), (before.heads, of_queries)):
+    entries = (heads[:, None] * before.head_width + np.arange(before.head_width)).ravel()
+    found['heads', count * before.head_width, len(entries)] = entries
+  for old, new in zip(before.hidden, after.hidden, strict=True):
+    hidden = np.arange(new) % old
+    if not tile and new > old:
+      hidden[old:] = rng.integers(old, size=new - old)
+    for name in ('hidden', 'expert_hidden'):
+      found.setdefault((name, old, new), hidden)
+  return found
+
+
+def _split(array: jax.Array, units: np.ndarray, axis: int, key: jax.Array) -> jax.Array:
+  """Give each weight that reads a unit to one of the unit's copies."""
+  shape = [-1 if i == axis else 1 for i in range(array.ndim)]
+  copies = jnp.asarray(np.bincount(units).reshape(shape))
+  owner = jnp.take(owners(key, array.shape, copies), units, axis=axis)
+  mine = owner == jnp.asarray(_earlier_copies(units).reshape(shape))
+  return jnp.where(mine, jnp.take(array, units, axis=axis), 0)
 
 
 def _reading_axis(info: ParamInfo) -> int | None:
   """Return the axis along which an array reads units that may have copies, or None."""
   last = len(info.axes) - 1
-  return {Role.KERNEL: last - 1, Role.HEAD: last}.get(info.role)
+  reading = {Role.KERNEL: last - 1, Role.ROUTER: last - 1, Role.HEAD: last, Role.GATE: last}
+  return reading.get(info.role)
 
 
 def _earlier_copies(units: np.ndarray) -> np.ndarray:

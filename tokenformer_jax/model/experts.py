@@ -134,7 +134,7 @@ class Experts(nnx.Module):
   ):
     self.shared = shared
     normal = nnx.initializers.normal(model.init.std)
-    gate = functools.partial(param, rngs, normal, (model.width,), ('norm',), role=Role.VECTOR)
+    gate = functools.partial(param, rngs, normal, (model.width,), ('norm',), role=Role.GATE)
     self.shared_gate = gate() if config.shared_gate else None
     self.router = Router(config, model, rngs=rngs)
     active, own = config.router.top_k / config.count, config.expert

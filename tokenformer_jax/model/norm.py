@@ -12,7 +12,7 @@ from tokenformer_jax.model.params import Role, param
 from tokenformer_jax.model.stack import KEEP_STATISTICS, ROW_STATISTICS
 
 _RMS = ('rms', 'rms_plain', 'rms_offset')
-_WITH_SCALE = ('affine', 'rms', 'rms_offset')
+WITH_SCALE = ('affine', 'rms', 'rms_offset')
 _WITH_BIAS = ('bias', 'affine')
 
 
@@ -39,7 +39,7 @@ class Norm(nnx.Module):
     shape, axes = ((head_width,), ('head_width',)) if head_width else ((model.width,), ('norm',))
     make = functools.partial(param, rngs, shape=shape, axes=axes, depth=depth)
     first = nnx.initializers.zeros if self.has_offset else nnx.initializers.ones
-    self.scale = make(first, role=Role.GAIN) if form in _WITH_SCALE else None
+    self.scale = make(first, role=Role.GAIN) if form in WITH_SCALE else None
     self.bias = make(nnx.initializers.zeros, role=Role.BIAS) if form in _WITH_BIAS else None
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:

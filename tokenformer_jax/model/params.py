@@ -37,6 +37,7 @@ class Role(enum.Enum):
   BIAS = 'bias'  # added to an output
   GAIN = 'gain'  # the scale of a norm
   VECTOR = 'vector'  # a learned input: a class token, the query of a pool
+  GATE = 'gate'  # a vector whose product with a hidden state is a gate
 
 
 # The roles of arrays that multiply a token.

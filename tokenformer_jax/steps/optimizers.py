@@ -23,7 +23,7 @@ from tokenformer_jax.config import OptimConfig
 from tokenformer_jax.model.params import ParamInfo, Params, Role
 from tokenformer_jax.steps.statistics import is_masked
 
-WITHOUT_DECAY = (Role.BALANCE, Role.BIAS, Role.GAIN, Role.VECTOR)
+WITHOUT_DECAY = (Role.BALANCE, Role.BIAS, Role.GAIN, Role.GATE, Role.VECTOR)
 # The root mean square of an update by muon, which is about Adam's, so that both share one learning
 # rate and one weight decay (Liu et al. 2025, arXiv 2502.16982).
 _MUON_RMS = 0.2
