@@ -26,6 +26,7 @@ LAYERS = (
   'plan',
   'laws',
   'convert',
+  'report',
   'api',
   'cli',
   '__main__',

@@ -31,7 +31,7 @@ def sources(folder: str) -> set[str]:
   """The files of a folder of the checkout that belong in a package."""
   found = (tiny_run.ROOT / folder).rglob('*')
   files = {str(path.relative_to(tiny_run.ROOT)) for path in found if path.is_file()}
-  return {name for name in files if name.endswith(('.py', 'py.typed'))}
+  return {name for name in files if name.endswith(('.py', 'py.typed', '.css', '.js'))}
 
 
 def test_the_wheel_has_the_package_its_configs_and_nothing_else(built):

@@ -7,7 +7,7 @@ commands, and keep arrays and programs in memory. A mistake raises a `UserError`
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import ml_collections
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from tokenformer_jax import tasks as tasks_lib
 from tokenformer_jax.api.growable import Growable
 from tokenformer_jax.api.loaded import Loaded, rows_of_ids
+from tokenformer_jax.api.viewable import Viewable
 from tokenformer_jax.config import (
   Config,
   GrowConfig,
@@ -29,21 +30,13 @@ from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import evaluation
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
-from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.inspection import model as inspect_model
-from tokenformer_jax.inspection import picture, report
-from tokenformer_jax.inspection.usage import Usage
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.runs import checkpoint, curves
+from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
-
-if TYPE_CHECKING:
-  from matplotlib.figure import Figure
-
-Layers = Annotated[Sequence[Natural], FILLED]
 
 
 @arguments.checked
@@ -89,10 +82,11 @@ def train(
 
 
 @arguments.checked
-class Run(Growable):
+class Run(Growable, Viewable):
   """A work directory and the model in one of its checkpoints, from `load` or `train`.
 
-  The actions of the command `grow` are in `growable.py`.
+  The actions of the command `grow` are in `growable.py`, and what shows a run and its model in
+  `viewable.py`.
 
   Attributes:
     directory: the work directory.
@@ -395,83 +389,6 @@ class Run(Growable):
       config = dataclasses.replace(config, init_from=self.source, grow=GrowConfig(), model=model)
     loop.train(configure.changed(config, changes), workdir)
     return load(workdir)
-
-  # Inspect the model.
-
-  def maps(self, text: str, layers: Layers | None = None) -> dict[int, dict[str, np.ndarray]]:
-    """Return the weights of the parameter tokens for each token of a text.
-
-      run.maps('def main(', layers=[0])[0]['ffn']    [T, N]; run.labels('def main(') names the rows
-
-    Args:
-      text: the text, read as the beginning of a document.
-      layers: indices of layers from 0; None: all.
-
-    Returns:
-      float32 [T, N] by layer and kind of projection (query, key, value, proj, ffn).
-
-    Raises:
-      UserError: the model has no parameter tokens, or a layer does not exist.
-    """
-    inspect_model.check_has_tokens(self.meta, self.directory)
-    return inspect_model.maps(self._loaded.model, self._rows(text)[0], layers)
-
-  def labels(self, text: str) -> list[str]:
-    """Return the tokens of a text in the order of `maps`, with visible white space."""
-    return report.labels(self.tokenizer, self._rows(text)[0].tolist())
-
-  @property
-  def old_tokens(self) -> dict[int, dict[str, int]] | None:
-    """Return the tokens before the last growth, by layer and kind; None if it added none."""
-    inspect_model.check_has_tokens(self.meta, self.directory)
-    return inspect_model.old_tokens(self._loaded.model)
-
-  def usage(self, text: str | None = None, tokens: Count = 32768) -> dict[int, dict[str, Usage]]:
-    """Return how much each parameter token is used, by layer and kind of projection.
-
-      run.usage()[0]['ffn'].nearly_unused      [N]
-
-    Args:
-      text: the text to measure on; None: text that the run was not trained on.
-      tokens: the most tokens of the text to use.
-
-    Raises:
-      UserError: the model has no parameter tokens.
-    """
-    inspect_model.check_has_tokens(self.meta, self.directory)
-    return inspect_model.measure_text(self._loaded.model, text, tokens)
-
-  def plot_maps(self, text: str, layers: Layers | None = None) -> 'Figure':
-    """Draw `maps` with a panel for each layer and kind, and a line between old and new tokens."""
-    return picture.draw(self.maps(text, layers), self.labels(text), self.old_tokens)
-
-  def plot(
-    self, y: str = 'train/loss', x: str = 'steps', *, beside: Sequence['Run | Path'] = ()
-  ) -> 'Figure':
-    """Draw a metric of training against steps, examples, tokens or FLOPs.
-
-      run.plot('train/bits_per_byte', beside=[other])
-
-    Args:
-      y: a metric; `eval/NAME` is drawn beside `train/NAME`.
-      x: steps, examples, tokens or flops; flops count every step at the size that the model had.
-      beside: more runs for the same figure.
-
-    Raises:
-      UserError: a run has no such metric, or matplotlib is not installed.
-    """
-    if x not in curves.X_AXES:
-      raise UserError(f'plot: x is {x!r}{nearest(x, curves.X_AXES)}')
-    others = [other.directory if isinstance(other, Run) else other for other in beside]
-    return curves.draw([self.directory, *others], x, y)
-
-  def metrics(self) -> list[dict[str, float]]:
-    """Return the lines of metrics.jsonl: `step`, and figures such as `train/loss`.
-
-    Raises:
-      UserError: the run has no metrics, for example because it was converted.
-    """
-    return curves.read(self.directory)
 
   def _check_is_language_model(self) -> None:
     checkpoint.check_is_language_model(self.meta, self.directory)

@@ -21,6 +21,7 @@ VERBS = {
   'sweep': 'train the grid of runs that a scaling law needs',
   'laws': 'fit scaling laws to runs, predict by them, and plan growth',
   'plot': 'draw the curves of runs',
+  'report': 'write a page about runs: curves, lineage, costs, samples, parameter tokens',
   'prepare': 'tokenize the text of a run beforehand, on all cores and without accelerators',
   'verify': 'compare a token store with the digests recorded when it was built',
 }

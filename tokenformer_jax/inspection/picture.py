@@ -111,7 +111,7 @@ def _lines(widths: Mapping[str, float], most: float) -> list[list[str]]:
   return lines
 
 
-def _limit(map_TxN: np.ndarray) -> float:
+def limit(map_TxN: np.ndarray) -> float:
   """Return the weight at which the colour scale of a panel ends."""
   sizes = np.abs(map_TxN)
   return float(np.quantile(sizes, 0.999)) or float(sizes.max()) or 1.0
@@ -138,13 +138,13 @@ def _norm(limit: float) -> 'Normalize':
 
 def _panel(axes: 'Axes', map_TxN: np.ndarray, columns: int) -> None:
   """Draw a panel, with the end of its colour scale above it at the right."""
-  pooled, count = _pooled(map_TxN, columns)
-  limit = _limit(map_TxN)
-  axes.set_title(f'±{limit:.2g}', fontsize=8, loc='right')
+  pools, count = pooled(map_TxN, columns)
+  end = limit(map_TxN)
+  axes.set_title(f'±{end:.2g}', fontsize=8, loc='right')
   axes.imshow(
-    pooled,
+    pools,
     cmap=_COLOURS,
-    norm=_norm(limit),
+    norm=_norm(end),
     aspect='auto',
     interpolation='nearest',
     extent=(-0.5, count - 0.5, len(map_TxN) - 0.5, -0.5),
@@ -158,7 +158,7 @@ def _panel_width(tokens: int) -> float:
   return min(max(2.5, tokens / _COLUMNS_PER_INCH), 8)
 
 
-def _pooled(map_TxN: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
+def pooled(map_TxN: np.ndarray, columns: int) -> tuple[np.ndarray, int]:
   """Pool neighbouring columns by their largest weight; return them and the tokens they cover."""
   length, tokens = map_TxN.shape
   each = -(-tokens // columns)

@@ -43,8 +43,13 @@ class Found(NamedTuple):
   layer: Place  # of the layer's parameters
   keys: Path  # of the stack's keys, [L, N, D]
   values: Path  # of the stack's values
-  tokens: int  # N
+  groups: tuple[int, ...]  # the number of tokens of each group
   zero_at_zero: bool  # whether the score function gives a score of 0 the weight 0
+
+  @property
+  def tokens(self) -> int:
+    """The number of parameter tokens, N."""
+    return sum(self.groups)
 
 
 @functools.lru_cache(maxsize=4)
@@ -59,7 +64,8 @@ def pattentions(definition: Definition) -> tuple[dict[str, Found], ...]:
   def describe(place: Place, path: tuple[str, ...], module: Pattention) -> Found:
     own = arrays['blocks', *filter(None, [place.stack]), *path]
     zero_at_zero = SCORES[module.how['score']].zero_at_zero
-    return Found(place, own[Role.KEY], own[Role.VALUE], module.keys[...].shape[0], zero_at_zero)
+    groups = tuple(group.tokens for group in module.groups)
+    return Found(place, own[Role.KEY], own[Role.VALUE], groups, zero_at_zero)
 
   def run(params: Params, ids_BxT: jax.Array) -> jax.Array:
     model = definition.bind(params)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 X_AXES = ('steps', 'examples', 'tokens', 'flops')
 
-_COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
+COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 _UNITS = {
   'loss': 'loss (nats per {one})',
   'bits_per_byte': 'bits per byte',
@@ -155,11 +155,11 @@ def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
       'matplotlib, which draws the curves, is not installed; run pip install -e ".[plot]"'
     ) from error
   runs = [*dict.fromkeys(map(paths.parse_path, runs))]
-  drawn = {name: curves(run, x, y) for name, run in zip(_names(runs), runs, strict=True)}
+  drawn = {name: curves(run, x, y) for name, run in zip(run_names(runs), runs, strict=True)}
   figure = Figure(figsize=(8, 4.5), dpi=150, layout='constrained')
   axes = figure.add_subplot()
   for i, (name, found) in enumerate(drawn.items()):
-    colour = _COLOURS[i % len(_COLOURS)]
+    colour = COLOURS[i % len(COLOURS)]
     for metric, (xs, ys) in found.items():
       if metric == y:
         marker = 'o' if metric.startswith('eval/') or len(xs) == 1 else None
@@ -178,7 +178,7 @@ def _counted(run: paths.Path) -> str:
   return 'image' if is_of_images else 'token'
 
 
-def _names(runs: Sequence[paths.Path]) -> list[str]:
+def run_names(runs: Sequence[paths.Path]) -> list[str]:
   """Return the directories' names, or their whole paths if two runs have the same name."""
   names = [run.resolve().name for run in runs]
   return names if len(set(names)) == len(names) else [str(run) for run in runs]
@@ -204,14 +204,22 @@ def _finish(axes: 'Axes', x: str, y: str, counted: Sequence[str]) -> None:
   if falls:
     axes.set_yscale('log')
     _label_plainly(axes.yaxis, [value for _, ys in _points(axes) for value in ys])
-  label = _UNITS.get(name, name.replace('_', ' ')).format(
-    one=' or '.join(counted), many=' or '.join(f'{unit}s' for unit in counted)
-  )
+  label = metric_label(name, counted)
   axes.set_ylabel(f'validation {label}' if split == 'eval' else label)
   axes.grid(color='0.9', linewidth=0.8)
   axes.set_axisbelow(True)
   axes.spines[['top', 'right']].set_visible(False)
   axes.legend(frameon=False)
+
+
+def metric_label(name: str, counted: Sequence[str]) -> str:
+  """Return the label of a metric, given its name without `train/` or another prefix.
+
+  `counted` holds the units that the losses are means over: token or image.
+  """
+  return _UNITS.get(name, name.replace('_', ' ')).format(
+    one=' or '.join(counted), many=' or '.join(f'{unit}s' for unit in counted)
+  )
 
 
 def _points(axes: 'Axes') -> list[tuple[list[float], list[float]]]:

@@ -1,0 +1,172 @@
+"""Make the curves of a report: columns of figures, and of the steps on each axis."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenformer_jax.report.record import Line, Record, is_number, number
+from tokenformer_jax.runs import curves
+
+COLOURS = (*curves.COLOURS, '#7F7F7F', '#8C564B', '#17BECF')
+AXES = {  # the label of each axis, in the order of the choice
+  'steps': 'training step',
+  'tokens': 'tokens of training',
+  'images': 'images of training',
+  'flops': 'model FLOPs of training',
+  'hours': 'hours of this run’s processes',
+}
+_ALL_POINTS = 8000  # of a kind of figures, over all runs
+_POINTS = (160, 1600)  # the least and the most of a run
+_MAIN = ('loss', 'bits_per_byte', 'perplexity', 'accuracy')  # the first of the choices
+_EXTREMES = ('train/loss', 'train/grad_norm', 'eval/loss')
+
+Figure = dict[str, Any]  # `data` and `layout` of plotly
+
+
+def tables(record: Record, runs: int) -> dict[str, dict[str, list[float | None]]]:
+  """Return the columns of a run's figures: those of training and speed, and those of validation.
+
+  Of a long run only some lines remain, those of the extremes of the loss and of the gradient among
+  them. `runs` is the number of runs on the page.
+  """
+  most = int(np.clip(_ALL_POINTS / runs, *_POINTS))
+  found = {}
+  for kind in ('train', 'eval'):
+    lines = [line for line in record.lines if _names(line, kind)]
+    if lines:
+      found[kind] = _columns(record, thinned(lines, most), kind)
+  return found
+
+
+def thinned(lines: Sequence[Line], most: int) -> list[Line]:
+  """Return about `most` lines: of every stretch the first, and those with an extreme figure."""
+  if len(lines) <= most:
+    return [*lines]
+  kept = {0, len(lines) - 1}
+  for part in np.array_split(np.arange(len(lines)), max(1, most // 4)):
+    kept.add(int(part[0]))
+    for name in _EXTREMES:
+      values = [(lines[i][name], int(i)) for i in part if is_number(lines[i].get(name))]
+      kept |= {min(values)[1], max(values)[1]} if values else set()
+      # A loss that is not finite is a gap that must stay.
+      kept |= {int(i) for i in part if name in lines[i] and lines[i][name] is None}
+  return [lines[i] for i in sorted(kept)]
+
+
+def choices(found: Sequence[Mapping[str, Mapping[str, Any]]], counted: str) -> list[dict[str, Any]]:
+  """Return the figures to choose from, with label and names; validation is beside training.
+
+  `counted` is what a loss is a mean over: token or image.
+  """
+  names = {name for run in found for table in run.values() for name in table if '/' in name}
+  by_figure: dict[str, list[str]] = {}
+  for name in sorted(names, key=lambda name: (name.startswith('eval/'), name)):
+    split, _, figure = name.partition('/')
+    by_figure.setdefault(f'{split}/{figure}' if split == 'perf' else figure, []).append(name)
+
+  def rank(figure: str) -> tuple[int, str]:
+    return (_MAIN.index(figure) if figure in _MAIN else len(_MAIN)), figure
+
+  return [
+    {
+      'label': curves.metric_label(figure.rpartition('/')[2], [counted]),
+      'group': 'speed and memory' if figure.startswith('perf/') else 'training and validation',
+      'names': by_figure[figure],
+    }
+    for figure in sorted(by_figure, key=lambda figure: (figure.startswith('perf/'), rank(figure)))
+  ]
+
+
+def loss_by_flops(records: Sequence[Record], parents: Mapping[int, int]) -> Figure | None:
+  """Return the validation loss of runs against all FLOPs of their models' training.
+
+  The curve of a run that continues another one of the page (`parents`, by number) begins on it, and
+  is dashed if it is a decay. None if no run has a loss and FLOPs, or there is only one plain run.
+  """
+  points = [_loss_points(record) for record in records]
+  data = []
+  for i, (record, (xs, ys, steps)) in enumerate(zip(records, points, strict=True)):
+    if not xs:
+      continue
+    decays = bool(record.config and record.config.train.decay_from)
+    if i in parents and points[parents[i]][0]:
+      start = _last_before(points[parents[i]], record.first_step)
+      if start and steps[0] > record.first_step:
+        xs, ys, steps = [start[0], *xs], [start[1], *ys], [record.first_step, *steps]
+    data.append(
+      {
+        'type': 'scatter',
+        'name': record.name,
+        'x': xs,
+        'y': ys,
+        'customdata': steps,
+        'mode': 'lines+markers',
+        'line': {
+          'color': colour(i),
+          'width': 1.5 if decays else 2,
+          'dash': 'dash' if decays else 'solid',
+        },
+        'marker': {'size': [4] * (len(xs) - 1) + [9]},
+        'hovertemplate': 'loss %{y:.4f}<br>%{x:.3e} FLOPs, step %{customdata:,}',
+      }
+    )
+  if not data or (len(data) == 1 and not any(record.lineage for record in records)):
+    return None
+  return {
+    'data': data,
+    'layout': {
+      'xaxis': {'title': {'text': AXES['flops']}, 'type': 'log', 'exponentformat': 'power'},
+      'yaxis': {'title': {'text': 'validation loss (nats)'}},
+      'hovermode': 'closest',
+    },
+  }
+
+
+def colour(run: int) -> str:
+  """Return the colour of a run by its number on the page."""
+  return COLOURS[run % len(COLOURS)]
+
+
+def last_loss(lines: Sequence[Line], step: float) -> float | None:
+  """Return the last validation loss up to a step."""
+  found = [
+    line['eval/loss'] for line in lines if is_number(line.get('eval/loss')) and line['step'] <= step
+  ]
+  return found[-1] if found else None
+
+
+def _loss_points(record: Record) -> tuple[list[float], list[float], list[float]]:
+  """Return FLOPs, loss and step of the evaluations of a run."""
+  if 'flops' not in record.axes:
+    return [], [], []
+  lines = [line for line in record.lines if is_number(line.get('eval/loss'))]
+  lines = [line for line in thinned(lines, 400) if record.at('flops', line['step'])]
+  places = [number(record.at('flops', line['step'])) for line in lines]
+  return places, [number(line['eval/loss']) for line in lines], [line['step'] for line in lines]
+
+
+def _last_before(
+  points: tuple[list[float], list[float], list[float]], step: float
+) -> tuple[float, float] | None:
+  before = [(x, y) for x, y, at in zip(*points, strict=True) if at <= step]
+  return before[-1] if before else None
+
+
+def _names(line: Line, kind: str) -> list[str]:
+  """Return the names of a line's figures of a kind."""
+  return [name for name in line if '/' in name and name.startswith('eval/') == (kind == 'eval')]
+
+
+def _columns(record: Record, lines: Sequence[Line], kind: str) -> dict[str, list[float | None]]:
+  steps = [line['step'] for line in lines]
+  columns: dict[str, list[float | None]] = {
+    axis: [number(float(place)) for place in np.atleast_1d(along(np.array(steps, float)))]
+    for axis, along in record.axes.items()
+  }
+  names = dict.fromkeys(name for line in lines for name in _names(line, kind))
+  for name in names:
+    values = [number(line.get(name)) for line in lines]
+    if any(value is not None for value in values):
+      columns[name] = values
+  return columns

@@ -1,0 +1,80 @@
+"""Show the runs at a glance, and the keys in which their configs differ."""
+
+from collections.abc import Sequence
+
+from tokenformer_jax.config import fields
+from tokenformer_jax.model import models
+from tokenformer_jax.report import charts, tables
+from tokenformer_jax.report.record import Record, is_number
+
+
+def overview(records: Sequence[Record]) -> str:
+  """Return a table of HTML with the size, length and losses of each run."""
+  rows = []
+  for run in records:
+    config, last = run.config, run.last_step
+    losses = [line['eval/loss'] for line in run.lines if is_number(line.get('eval/loss'))]
+    trained = run.values('train/loss')
+    samples = 'tokens' if 'tokens' in run.axes else 'images'
+    rows.append(
+      (
+        run.name,
+        _shape(run),
+        config.data.source if config else tables.ABSENT,
+        tables.amount(models.define(config.model).count) if config else tables.ABSENT,
+        f'{last:,} of {config.train.steps:,}' if config else f'{last:,}',
+        f'{tables.amount(run.at(samples, last))} {samples}' if config else tables.ABSENT,
+        tables.flops(run.at('flops', last)),
+        tables.loss(trained[-1] if trained else None),
+        tables.loss(charts.last_loss(run.lines, last)),
+        tables.loss(min(losses) if losses else None),
+      )
+    )
+  head = (
+    'run',
+    'model',
+    'data',
+    'parameters',
+    'steps',
+    'seen',
+    'FLOPs',
+    'training loss',
+    'validation loss',
+    'the lowest',
+  )
+  return tables.table(head, rows, texts=3)
+
+
+def table(records: Sequence[Record]) -> str:
+  """Return a table of HTML with the keys whose values differ, '' if there is nothing to compare."""
+  configs = [
+    (run.name, {leaf.path: leaf.value for leaf in fields.leaves(run.config)})
+    for run in records
+    if run.config
+  ]
+  if len(configs) < 2:
+    return ''
+  paths = dict.fromkeys(path for _, config in configs for path in config)
+  rows = [
+    (path, *(_shown(config, path) for _, config in configs))
+    for path in paths
+    if len({_shown(config, path) for _, config in configs}) > 1
+  ]
+  if not rows:
+    return tables.paragraph('The configs are equal.')
+  return tables.table(('key', *(name for name, _ in configs)), rows, texts=1 + len(configs))
+
+
+def _shown(config: dict[str, object], path: str) -> str:
+  if path not in config:
+    return tables.ABSENT
+  value = config[path]
+  return str(value).lower() if isinstance(value, bool) else str(value) or "''"
+
+
+def _shape(run: Record) -> str:
+  if run.config is None:
+    return tables.ABSENT
+  model = run.config.model
+  kind = 'language model' if model.kind == 'lm' else 'image classifier'
+  return f'{kind}, {model.depth} layers × {model.width}'

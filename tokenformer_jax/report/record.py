@@ -1,0 +1,202 @@
+"""Read what a run has written, once: config, figures, samples, times and the newest checkpoint."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokenformer_jax.config import Config
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.runs import batches as batches_lib
+from tokenformer_jax.runs import checkpoint, curves, metrics, saved_config, spent_flops, wall_time
+from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
+from tokenformer_jax.storage import paths
+
+LOST = 'lost'  # the time of steps that were made again after a crash
+
+Line = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Record:
+  """What a run has written.
+
+  Attributes:
+    name: its name on the page.
+    directory: its work directory.
+    lines: the figures, in the order of their steps; see `metrics.read`.
+    samples: the texts of its evaluations.
+    times: what its wall time went to; see `wall_time`.
+    config: None if neither `config.json` nor a checkpoint can be read.
+    meta: of the newest checkpoint, None if there is none.
+    notes: what could not be read, in sentences.
+  """
+
+  name: str
+  directory: paths.Path
+  lines: Sequence[Line]
+  samples: Sequence[Line]
+  times: Sequence[Line]
+  config: Config | None
+  meta: Meta | None
+  notes: Sequence[str]
+
+  @property
+  def last_step(self) -> int:
+    """Return the step of the last figures."""
+    return int(self.lines[-1]['step'])
+
+  @property
+  def first_step(self) -> int:
+    """Return the step at which this work directory begins."""
+    begin = [line['step'] for line in self.times if is_number(line['step'])]
+    return int(min([*begin, self.lines[0]['step']] if begin else [0, self.last_step]))
+
+  @property
+  def lineage(self) -> Lineage:
+    """Return the growths of the model, none without a checkpoint."""
+    return self.meta.lineage if self.meta else ()
+
+  @functools.cached_property
+  def axes(self) -> dict[str, Callable[[Any], Any]]:
+    """Return the functions from steps to `steps`, `tokens` or `images`, `flops` and `hours`.
+
+    They take a number or an array. An axis that the run lacks the records for is absent.
+    """
+    found: dict[str, Callable[[Any], Any]] = {'steps': lambda step: step}
+    if self.config:
+      batches = batches_lib.continued((), 0, self.config.data)
+      if self.meta:
+        before = batches_lib.history(self.meta)
+        batches = batches_lib.continued(before, self.meta.step, self.config.data)
+      corners = {0, self.first_step, self.last_step, *(entry.first for entry in batches)}
+      steps = sorted(step for step in corners if 0 <= step <= self.last_step)
+      if self.config.model.kind == 'lm':
+        count = functools.partial(batches_lib.all_tokens, self.lineage, batches)
+        found['tokens'] = _between(steps, [count(step) for step in steps])
+      else:
+        count = functools.partial(batches_lib.samples, batches)
+        found['images'] = _between(steps, [count(step) for step in steps])
+      spent = spent_flops.count(self.lineage, self.config, batches)
+      trained = sorted({*(step for step in steps if step >= spent.begin), spent.begin})
+      found['flops'] = _between(trained, [spent.at(step) for step in trained])
+    if hours := self._hours():
+      found['hours'] = _between([*hours], [*hours.values()])
+    return found
+
+  def at(self, axis: str, step: float) -> float | None:
+    """Return the place of a step on an axis, None if the run lacks it."""
+    return float(self.axes[axis](step)) if axis in self.axes else None
+
+  def _hours(self) -> dict[float, float]:
+    """Return the hours that the processes of the run had worked, by step, ascending."""
+    total, hours = 0.0, {}
+    for line in self.times:
+      total += sum(seconds_of(line).values())
+      if is_number(line['step']):
+        hours[line['step']] = total / 3600
+    return dict(sorted(hours.items()))
+
+  def values(self, name: str) -> list[float]:
+    """Return the finite values of a figure, in the order of their steps."""
+    return [line[name] for line in self.lines if is_number(line.get(name))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sessions:
+  """The wall time of all processes of a run.
+
+  Attributes:
+    seconds: by kind (`wall_time.KINDS`), and `LOST`.
+    count: the number of processes.
+    pauses: the seconds between them, that of the work after the last log point of each included.
+    devices: the devices of the last one.
+  """
+
+  seconds: Mapping[str, float]
+  count: int
+  pauses: float
+  devices: str
+
+
+def read(run: str | paths.Path, name: str) -> Record:
+  """Read a run, which may be in progress or have crashed.
+
+  Raises:
+    UserError: the directory is not a run, or has no figures yet.
+  """
+  directory = paths.parse_path(run)
+  lines = curves.read(directory)
+  notes, meta, config = [], None, None
+  try:
+    checkpoints, meta = checkpoint.open_source(directory, None)
+    checkpoints.close()
+  except UserError as error:
+    if paths.exists(directory / 'checkpoints') and paths.steps(directory / 'checkpoints'):
+      notes.append(str(error))
+  try:
+    config = saved_config.read(directory / 'config.json', 'its axes are steps and hours only')
+  except UserError as error:
+    config = meta.config if meta else None
+    if config is None:
+      notes.append(str(error))
+  samples, times = (
+    metrics.read_lines(directory / f'{kind}.jsonl') for kind in ('samples', 'times')
+  )
+  if not times:
+    notes.append(f'{directory} has no times.jsonl, so its hours are not known')
+  samples = [line for line in samples if isinstance(line.get('text'), str)]
+  return Record(name, directory, lines, samples, times, config, meta, notes)
+
+
+def sessions(times: Sequence[Line]) -> Sessions:
+  """Add up the lines of `times.jsonl`."""
+  kept: list[tuple[float, dict[str, float]]] = []
+  lost, pauses, count, devices, last = 0.0, 0.0, 0, '', None
+  for line in times:
+    step, seconds = line['step'], seconds_of(line)
+    if not is_number(step):
+      continue
+    if 'devices' in line:  # A process begins.
+      count, devices = count + 1, str(line['devices'])
+      lost += sum(sum(spent.values()) for at, spent in kept if at > step)
+      kept = [(at, spent) for at, spent in kept if at <= step]
+      if last is not None and is_number(line.get('time')):
+        pauses += max(0.0, line['time'] - sum(seconds.values()) - last)
+    kept.append((step, seconds))
+    last = line['time'] if is_number(line.get('time')) else last
+  total = {kind: sum(spent.get(kind, 0.0) for _, spent in kept) for kind in wall_time.KINDS}
+  return Sessions({**total, LOST: lost}, count, pauses, devices)
+
+
+def seconds_of(line: Line) -> dict[str, float]:
+  """Return the seconds in a line of `times.jsonl` by kind."""
+  return {
+    kind: line[kind] for kind in wall_time.KINDS if is_number(line.get(kind)) and line[kind] > 0
+  }
+
+
+def is_number(value: Any) -> bool:
+  """Return whether a value from a file is a finite number."""
+  return type(value) in (int, float) and math.isfinite(value)
+
+
+def number(value: Any) -> float | None:
+  """Return a value from a file with six digits, None for anything but a finite number."""
+  return float(f'{value:.6g}') if is_number(value) else None
+
+
+def spread(count: int, most: int) -> Iterator[int]:
+  """Yield at most `most` of the indices of `count` things, evenly, the last one included."""
+  if count <= most:
+    yield from range(count)
+    return
+  yield from sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
+
+
+def _between(steps: Sequence[float], values: Sequence[float]) -> Callable[[Any], Any]:
+  """Return the linear interpolation between some steps."""
+  return lambda step: np.interp(step, steps, values)

@@ -1,0 +1,121 @@
+"""Show how fast runs were, and what their wall time went to."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tokenformer_jax.report import record, tables
+from tokenformer_jax.report.charts import Figure
+from tokenformer_jax.report.record import LOST, Record
+from tokenformer_jax.runs import wall_time
+
+_KINDS = {  # name and colour, in the order of a bar
+  'training': ('training', '#009E73'),
+  'data': ('waiting for data', '#E69F00'),
+  'evaluation': ('evaluation', '#56B4E9'),
+  'saving': ('saving', '#0072B2'),
+  'compiling': ('compilation', '#CC79A7'),
+  'starting': ('starting', '#999999'),
+  LOST: ('lost to restarts', '#D55E00'),
+}
+DEFINITIONS = (
+  'Goodput is the share of training in the time of all processes. Lost to restarts is the time of '
+  'steps that a crash undid and that were made again; pauses lie between the processes of a run, '
+  'and are not in the bars. Waiting for data is a lower bound of the time that the devices had no '
+  'batch. On several hosts the times are those of the first process.'
+)
+
+
+def figure(records: Sequence[Record]) -> Figure | None:
+  """Return a bar for each run with the time of each kind; None if no run recorded its times."""
+  runs = [(run.name, record.sessions(run.times)) for run in records if run.times]
+  if not runs:
+    return None
+  assert {*_KINDS} == {*wall_time.KINDS, LOST}
+  longest = max(sum(found.seconds.values()) for _, found in runs)
+  unit, name = next(
+    (unit, name)
+    for unit, name in ((3600, 'hours'), (60, 'minutes'), (1, 'seconds'))
+    if longest >= 2 * unit or unit == 1
+  )
+  data = [
+    {
+      'type': 'bar',
+      'orientation': 'h',
+      'name': label,
+      'y': [run for run, _ in runs],
+      'x': [record.number(found.seconds[kind] / unit) for _, found in runs],
+      'customdata': [found.seconds[kind] / (sum(found.seconds.values()) or 1) for _, found in runs],
+      'marker': {'color': colour},
+      'hovertemplate': f'{label}: %{{x:.4g}} {name}, %{{customdata:.1%}}<extra></extra>',
+    }
+    for kind, (label, colour) in _KINDS.items()
+    if any(found.seconds[kind] for _, found in runs)
+  ]
+  return {
+    'data': data,
+    'layout': {
+      'barmode': 'stack',
+      'height': 180 + 34 * len(runs),
+      'xaxis': {'title': {'text': f'{name} of wall time'}},
+      'yaxis': {'title': {'text': 'run'}, 'autorange': 'reversed', 'automargin': True},
+      'legend': {'orientation': 'h', 'y': 1.02, 'yanchor': 'bottom', 'traceorder': 'normal'},
+      'hovermode': 'closest',
+    },
+  }
+
+
+def time_table(records: Sequence[Record]) -> str:
+  """Return the time of each run as a table of HTML."""
+  rows = []
+  for run in records:
+    if not run.times:
+      continue
+    found = record.sessions(run.times)
+    total = sum(found.seconds.values())
+    rows.append(
+      (
+        run.name,
+        found.devices or tables.ABSENT,
+        tables.duration(total),
+        f'{found.seconds["training"] / total:.1%}' if total else tables.ABSENT,
+        f'{max(0, found.count - 1)}',
+        tables.duration(found.seconds[LOST]),
+        tables.duration(found.pauses),
+      )
+    )
+  head = ('run', 'devices', 'time of processes', 'goodput', 'restarts', 'lost to them', 'pauses')
+  return tables.table(head, rows, texts=2)
+
+
+def speed_table(records: Sequence[Record]) -> str:
+  """Return the median speed of each run as a table of HTML, '' if no run has any."""
+  columns = {
+    'perf/step_seconds': ('seconds a step', '{:.3g}'),
+    'perf/tokens_per_second': ('tokens per second', '{:,.0f}'),
+    'perf/images_per_second': ('images per second', '{:,.0f}'),
+    'perf/model_tflops_per_second': ('model TFLOP/s', '{:.3g}'),
+    'perf/mfu': ('MFU', '{:.1%}'),
+    'perf/host_peak_gib': ('peak GiB of the host', '{:.2f}'),
+    'perf/device_peak_gib': ('peak GiB of a device', '{:.2f}'),
+  }
+  found = {name: [run.values(name) for run in records] for name in columns}
+  present = [name for name, runs in found.items() if any(runs)]
+  if not present:
+    return ''
+  rows = [
+    (
+      run.name,
+      *(
+        columns[name][1].format(_summary(name, found[name][i])) if found[name][i] else tables.ABSENT
+        for name in present
+      ),
+    )
+    for i, run in enumerate(records)
+  ]
+  return tables.table(('run', *(columns[name][0] for name in present)), rows)
+
+
+def _summary(name: str, values: Sequence[float]) -> float:
+  """Return the median of a speed, or the largest of peaks."""
+  return max(values) if name.endswith('peak_gib') else float(np.median(values))

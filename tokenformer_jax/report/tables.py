@@ -1,0 +1,58 @@
+"""Write numbers and tables as HTML. Every text from a run is escaped."""
+
+import html
+from collections.abc import Sequence
+
+_POWERS = ((1e12, 'T'), (1e9, 'B'), (1e6, 'M'), (1e3, 'K'))
+ABSENT = '–'
+
+
+def amount(value: float | None) -> str:
+  """Return a count in short form, such as 12.3 M."""
+  if value is None:
+    return ABSENT
+  for power, name in _POWERS:
+    if abs(value) >= power:
+      return f'{value / power:.3g} {name}'
+  return f'{value:,.6g}'
+
+
+def flops(value: float | None) -> str:
+  """Return a number of FLOPs, such as 1.23e+15."""
+  return ABSENT if value is None else f'{value:.3g}'
+
+
+def loss(value: float | None) -> str:
+  """Return a loss with four digits after the point."""
+  return ABSENT if value is None else f'{value:.4f}'
+
+
+def duration(seconds: float | None) -> str:
+  """Return a time in the unit that suits it."""
+  if seconds is None:
+    return ABSENT
+  for unit, name in ((86400, 'd'), (3600, 'h'), (60, 'min')):
+    if seconds >= 2 * unit:
+      return f'{seconds / unit:.3g} {name}'
+  return f'{seconds:.3g} s'
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1) -> str:
+  """Return a table of HTML; the first `texts` columns are texts, the others numbers."""
+  cells = ''.join(f'<th{_class(i, texts)}>{html.escape(name)}</th>' for i, name in enumerate(head))
+  body = ''.join(
+    f'<tr>{"".join(f"<td{_class(i, texts)}>{html.escape(c)}</td>" for i, c in enumerate(row))}</tr>'
+    for row in rows
+  )
+  return (
+    f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
+  )
+
+
+def paragraph(text: str) -> str:
+  """Return a paragraph of plain text."""
+  return f'<p>{html.escape(text)}</p>'
+
+
+def _class(column: int, texts: int) -> str:
+  return '' if column < texts else ' class="n"'
