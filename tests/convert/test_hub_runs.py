@@ -7,6 +7,7 @@ import pytest
 import tiny_run
 
 import tokenformer_jax
+from tokenformer_jax import config as config_lib
 from tokenformer_jax.cli import convert
 
 pytestmark = pytest.mark.slow
@@ -57,8 +58,17 @@ def test_growth_keeps_the_logits_and_trains(root, training, tmp_path):
   assert np.abs(trained.logits(TEXTS) - run.logits(TEXTS)).max() > 0, 'nothing was learned'
 
 
-def test_the_run_teaches(root, training, tmp_path):
+def test_a_widened_run_teaches_a_tokenformer_which_teaches_the_run(root, training, tmp_path):
   run = tokenformer_jax.load(root / 'run')
-  student = dict(training, distill={'teacher': str(root / 'run')})
-  taught = run.train(2, workdir=tmp_path / 'student', **student)
-  assert outcomes.losses(taught.directory, 'train/distill_loss')
+  teacher = run.grow(tmp_path / 'teacher', width=32, method='hypercloning')
+  np.testing.assert_allclose(teacher.logits(TEXTS), run.logits(TEXTS), atol=1e-4)
+  config = config_lib.defaults()
+  config.update_from_flattened_dict(tiny_run.CHANGES | {'train.steps': 2})
+  config.data.update(training['data'], tokenizer=run.config.data.tokenizer)
+  config.distill.teacher = str(teacher.directory)
+  student = tokenformer_jax.train(config, tmp_path / 'student')
+  taught = run.train(
+    2, workdir=tmp_path / 'taught', distill={'teacher': str(student.directory)}, **training
+  )
+  for learned in (student, taught):
+    assert np.isfinite(outcomes.losses(learned.directory, 'train/distill_loss')[2])
