@@ -5,8 +5,8 @@ set -euo pipefail
 
 # Exit statuses of a run: 0, the last step is made; 2, a mistake that another start would repeat; 75
 # (EX_TEMPFAIL of sysexits.h), it was asked to stop and has saved, or storage failed for longer than
-# the run retries; anything else, a crash.
-readonly FINISHED=0 MISTAKE=2 STOPPED=75
+# the run retries; 76, a device computes wrong; anything else, a crash.
+readonly FINISHED=0 MISTAKE=2 STOPPED=75 FAULTY=76
 
 # Give up after so many starts in a row that end early, each within CRASH_SECONDS (600).
 readonly EARLY_ENDS=${MAX_RESTARTS:-100}

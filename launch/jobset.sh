@@ -5,9 +5,9 @@
 #     launch/jobset.sh NAME --config=configs/lm_pile.py:1_5b --workdir=gs://my-bucket/runs/1_5b
 #
 # Build IMAGE with launch/Dockerfile. ACCELERATOR and TOPOLOGY are the labels of the node pools, one
-# pool for each slice. CHIPS_PER_HOST is 4 by default. SERVICE_ACCOUNT (default) needs write access
-# to BUCKET. DRY_RUN=1 prints the manifest. After a stop, a crash or a failure of storage (status 75)
-# on any host, all slices start again, MAX_RESTARTS (100) times. A mistake (status 2) ends the run.
+# for each slice. CHIPS_PER_HOST is 4 by default. SERVICE_ACCOUNT (default) needs write access to
+# BUCKET. DRY_RUN=1 prints the manifest. After any end but a mistake (status 2) all slices start
+# again, MAX_RESTARTS (100) times. Status 76 names a node to leave out: kubectl cordon NODE.
 source "$(dirname "$0")/common.sh"
 need IMAGE BUCKET ACCELERATOR TOPOLOGY
 [[ $# -gt 0 && $1 != -* ]] || fail "name the JobSet first; the head of $0 says how"
@@ -61,7 +61,8 @@ spec:
             - name: train
               image: $IMAGE
               command: [${command%, }]
-              env: [{name: XDG_CACHE_HOME, value: $MOUNT/cache}]
+              env: [{name: XDG_CACHE_HOME, value: $MOUNT/cache},
+                {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
               resources: {limits: {google.com/tpu: $chips}}
               volumeMounts:
               - {name: bucket, mountPath: $MOUNT}

@@ -5,6 +5,7 @@
 #
 # Start this script once on every host. It ends, with the status of the command,
 #   - when the status is 0 (the run is finished) or 2 (a mistake that another start would repeat);
+#   - when the status is 76 (a device computes wrong), because it would do so again on this host;
 #   - when the script receives SIGTERM or Ctrl-C, which it passes on to the command first;
 #   - after MAX_CRASHES (5) crashes in a row, each within CRASH_SECONDS (600) of its start;
 #   - after MAX_RESTARTS (100) starts in a row that end this early with any status, because storage
@@ -32,7 +33,7 @@ while :; do
   done
   if ((SECONDS - started < ${CRASH_SECONDS:-600})); then ((++early_ends)); else early_ends=0; fi
   case $status in
-    "$FINISHED" | "$MISTAKE") break ;;
+    "$FINISHED" | "$MISTAKE" | "$FAULTY") break ;;
     "$STOPPED") crashes=0 ;;
     *) if ((early_ends)); then ((++crashes)); else crashes=0; fi ;;
   esac

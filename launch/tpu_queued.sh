@@ -30,12 +30,13 @@ delete() { run "${queued[@]}" delete "${here[@]}" --force --quiet; }
 start() { "$(dirname "$0")/tpu_vm.sh" "$names" "$@" || echo "$0: not all hosts started" >&2; }
 state() { "${queued[@]}" describe "${here[@]}" --format='value(state.state)' || true; }
 
-# Print systemd's state of the run on every host: running, exited (finished), failed, dead (absent).
+# Print systemd's state of the run on every host: running, exited (finished), failed, dead (absent);
+# and the status of the script that runs it there.
 units() {
   local node
   for node in ${names//,/ }; do
     gcloud compute tpus tpu-vm ssh "$node" "--zone=$ZONE" --worker=all --quiet \
-      --command='systemctl show --property=SubState --value tokenformer' || return
+      --command='systemctl show --property=SubState,ExecMainStatus tokenformer' || return
   done
 }
 
@@ -50,6 +51,7 @@ wait_for_end() {
     esac
     now=$(units) || continue
     case $now in
+      *"ExecMainStatus=$FAULTY"*) return 1 ;; # A TPU computes wrong: ask for others.
       *failed*) fail "the run has given up; see sudo journalctl -u tokenformer on its hosts" ;;
       *dead*) start "$@" ;; # A host was rebooted.
       *running*) ;;

@@ -209,18 +209,16 @@ esac
 """
 
 
-def test_queued_tpus_are_replaced_when_they_are_gone_and_only_then(tmp_path):
+def bring_to_an_end(tmp_path, states, units):
+  """Run the script with these states of the TPUs and of the run; return what it asked for."""
   (tmp_path / 'gcloud').write_text(GCLOUD)
   (tmp_path / 'gcloud').chmod(0o755)
-  out_of_reach = ''
-  states = ['ACTIVE', 'ACTIVE', out_of_reach, 'SUSPENDING', 'SUSPENDED', 'PROVISIONING']
-  units = ['running,running', 'running,dead', 'exited,running', 'exited,exited']
   environment = {
     **os.environ,
     **VARIABLES,
     'PATH': f'{tmp_path}:{os.environ["PATH"]}',
     'POLL_SECONDS': '0',
-    'STATES': '\n'.join([*states, 'ACTIVE', 'ACTIVE']),
+    'STATES': '\n'.join(states),
     'UNITS': '\n'.join(units),
   }
   done = subprocess.run(
@@ -232,8 +230,22 @@ def test_queued_tpus_are_replaced_when_they_are_gone_and_only_then(tmp_path):
     timeout=20,
   )
   assert done.returncode == 0, done.stderr
+  return (tmp_path / 'said').read_text().split()
+
+
+def test_queued_tpus_are_replaced_when_they_are_gone_and_only_then(tmp_path):
+  out_of_reach = ''
+  states = ['ACTIVE', 'ACTIVE', out_of_reach, 'SUSPENDING', 'SUSPENDED', 'PROVISIONING']
+  units = ['running,running', 'running,dead', 'exited,running', 'exited,exited']
+  said = bring_to_an_end(tmp_path, [*states, 'ACTIVE', 'ACTIVE'], units)
   first = ['create', 'start', 'start', 'delete']  # the second start: a host was rebooted
-  assert (tmp_path / 'said').read_text().split() == [*first, 'create', 'start', 'delete']
+  assert said == [*first, 'create', 'start', 'delete']
+
+
+def test_queued_tpus_that_compute_wrong_are_replaced(tmp_path):
+  failed = 'SubState=failed,ExecMainStatus=76,SubState=running,ExecMainStatus=0'
+  said = bring_to_an_end(tmp_path, ['ACTIVE'] * 2, [failed, 'exited,exited'])
+  assert said == ['create', 'start', 'delete'] * 2
 
 
 def test_a_host_mounts_the_bucket_and_has_systemd_run_the_loop(tmp_path):
@@ -258,6 +270,8 @@ def test_the_jobset_has_a_job_for_each_slice_and_a_pod_for_each_host(tmp_path, s
     'cloud.google.com/gke-tpu-topology': '4x4x8',
   }
   assert trainer(job)['resources']['limits'] == {'google.com/tpu': 4}
+  named = {'fieldRef': {'fieldPath': 'spec.nodeName'}}  # in messages about a faulty TPU
+  assert {'name': 'NODE_NAME', 'valueFrom': named} in trainer(job)['env']
   nodes = found['metadata']['annotations']['alpha.jobset.sigs.k8s.io/exclusive-topology']
   assert nodes == 'cloud.google.com/gke-nodepool', 'slices may share a node pool'
   replicas = [flag for flag in trainer(job)['command'] if 'mesh.replica' in flag]
@@ -341,12 +355,14 @@ ENDS = {  # of the lives of a command: the status of the loop, and how many live
   'crashes with a life between': ('1 1 75 1 1 0', 0, 6),
   'storage that fails for a while': ('75 75 75 75 75 0', 0, 6),
   'storage that stays out of reach': (' '.join(['75'] * 20), 75, 8),
+  'a device that computes wrong': ('75 76 0', 76, 2),
 }
 
 
 def test_the_scripts_start_again_what_gives_up_on_storage():
   common = (LAUNCH / 'common.sh').read_text()
   assert f'STOPPED={hosts.TRANSIENT_STATUS}' in common.split(), 'such an end counts as a crash'
+  assert f'FAULTY={hosts.FAULTY_STATUS}' in common.split(), 'the same host starts it again'
 
 
 @pytest.mark.parametrize('name', ENDS)
@@ -449,6 +465,28 @@ SCONTROL = """#!/bin/sh
 echo "$@" >> "$CALLS"
 echo "   JobState=$STATE Reason=None"
 """
+
+
+def test_slurm_leaves_out_nodes_that_compute_wrong(tmp_path):
+  """Stand-ins for srun, whose last task finds a fault, and for scontrol."""
+  srun = '#!/bin/sh\nfor word; do f=${word#--faulty_hosts=}; [ "$f" = "$word" ] || break; done\n'
+  write = 'echo node-3 >> "$f"; echo node-1 >> "$f"; echo node-3 >> "$f"; exit 76\n'
+  for name, text in {'srun': srun + write, 'scontrol': SCONTROL}.items():
+    (tmp_path / name).write_text(text)
+    (tmp_path / name).chmod(0o755)
+  (tmp_path / 'launch').symlink_to(LAUNCH)
+  environment = {
+    **os.environ,
+    'PATH': f'{tmp_path}:{os.environ["PATH"]}',
+    'SLURM_SUBMIT_DIR': str(tmp_path),
+    'SLURM_JOB_ID': '7',
+    'CALLS': str(tmp_path / 'calls'),
+    'STATE': 'RUNNING',
+  }
+  done = subprocess.run([LAUNCH / 'slurm.sh', *FLAGS], env=environment, capture_output=True)
+  assert done.returncode == hosts.FAULTY_STATUS, done.stderr
+  said = (tmp_path / 'calls').read_text().splitlines()
+  assert said == ['show job 7', 'requeue 7', 'update JobId=7 ExcNodeList=node-1,node-3']
 
 
 @pytest.mark.full_size

@@ -19,6 +19,19 @@ class TransientError(Exception):
   """
 
 
+class FaultyDeviceError(Exception):
+  """A device that computes wrong results without an error.
+
+  The message is one sentence: which devices, of which hosts, and what to do. Commands print it
+  without a traceback and exit with status 76, so that `launch/` starts the command elsewhere.
+  """
+
+  def __init__(self, message: str, hosts: tuple[str, ...]):
+    """Keep the names of the hosts that have these devices."""
+    super().__init__(message)
+    self.hosts = hosts
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
   """Return `; did you mean X?` if `name` misspells an allowed name, else a list of all names."""
   allowed = sorted(allowed)

@@ -7,18 +7,20 @@ tokenformer train --config.KEY=VALUE    another value for any key
 tokenformer train --workdir=DIR         an earlier run, with its own config
 """
 
+import functools
 import itertools
 import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from absl import flags
 
 from tokenformer_jax.cli import config_flag, config_keys, help_text
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import file as config_file
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import FaultyDeviceError, UserError
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
@@ -46,17 +48,35 @@ def define_flags() -> None:
     upper_bound=255,
   )
 
+  flags.DEFINE_string(
+    'faulty_hosts',
+    None,
+    'The file to add hosts to whose devices compute wrong (--config.train.check_devices), one a '
+    'line, for the program that starts the run again elsewhere.',
+  )
+
 
 def main(argv: Sequence[str]) -> int:
   """Run the config in the work directory; go on where an earlier run stopped."""
   del argv
   config = config_flag.read()
   workdir = flags.FLAGS.workdir or os.path.join('runs', config_flag.name())
-  _, stopped = loop.train_or_stop(config, workdir)
+  cli.output_file('faulty_hosts')
+  try:
+    _, stopped = loop.train_or_stop(config, workdir)
+  except FaultyDeviceError as error:
+    if flags.FLAGS.faulty_hosts:
+      cli.write_output('faulty_hosts', functools.partial(_add_lines, error.hosts))
+    raise
   if not stopped:
     return 0
   messages.say(f'to go on: {help_text.command()} {shlex.join(sys.argv[1:])}')
   return flags.FLAGS.stopped_status
+
+
+def _add_lines(lines: Sequence[str], path: Path) -> None:
+  with path.open('a', encoding='utf-8') as file:
+    file.writelines(f'{line}\n' for line in lines)
 
 
 def run() -> None:

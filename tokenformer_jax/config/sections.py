@@ -258,6 +258,17 @@ class TrainConfig:
     'in the place of the last of them',
     above=0,
   )
+  check_devices: int = key(
+    0,
+    'steps between those that also look for devices that compute wrong, without an error. 0: none',
+    least=0,
+  )
+  device_checker: str = key(
+    'repeat',
+    'how: compute the step twice and compare the bits; or by the SDC checker of the TPU compiler',
+    choices=('repeat', 'sdc_checker'),
+    when='check_devices',
+  )
   sample_tokens: int = key(
     64, 'length of the text written at each evaluation. 0: none', least=0, only='lm'
   )

@@ -17,6 +17,7 @@ import itertools
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -33,7 +34,7 @@ from absl import flags
 from jax._src import distributed
 from jax.experimental import multihost_utils
 
-from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.errors import FaultyDeviceError, TransientError, UserError
 from tokenformer_jax.storage import retry
 
 _T = TypeVar('_T')
@@ -51,6 +52,9 @@ _AGAIN = (
   'start the same command on every host again: a training run continues from its last checkpoint'
 )
 TRANSIENT_STATUS = 75  # EX_TEMPFAIL of sysexits.h: start the command again
+FAULTY_STATUS = 76  # start the command again on other hosts
+_NAME_BYTES = 64  # of a host's name, the limit of Linux
+Reported = UserError | TransientError | FaultyDeviceError
 SAY_SECONDS = 600  # between two reports that a process waits
 _GRACE = 3  # seconds that the coordinator outlives its own error: its end ends all processes
 
@@ -137,6 +141,21 @@ def highest(number: int) -> int:
   if jax.process_count() == 1:
     return number
   return int(multihost_utils.process_allgather(np.int32(number)).max())
+
+
+def own_name() -> str:
+  """Return the name of this host, as the program that placed this process here knows it."""
+  named = (os.environ.get(name) for name in ('NODE_NAME', 'SLURMD_NODENAME'))
+  return next(filter(None, named), socket.gethostname())
+
+
+def names() -> list[str]:
+  """Return the names of the hosts of all processes. All processes must call this function."""
+  if jax.process_count() == 1:
+    return [own_name()]
+  name = own_name().encode()[:_NAME_BYTES].ljust(_NAME_BYTES)
+  found = multihost_utils.process_allgather(np.frombuffer(name, np.uint8))
+  return [row.tobytes().decode(errors='replace').strip() for row in found]
 
 
 def from_first(make: Callable[[], str]) -> str:
@@ -357,9 +376,9 @@ def _end_alone() -> None:
   os._exit(2)
 
 
-def as_reported(error: BaseException) -> UserError | TransientError | None:
+def as_reported(error: BaseException) -> Reported | None:
   """Return an error as a sentence for the user, or None for a bug, which needs its traceback."""
-  if isinstance(error, (UserError, TransientError)):
+  if isinstance(error, Reported):
     return error
   if not isinstance(error, Exception):
     return None
@@ -372,8 +391,10 @@ def as_reported(error: BaseException) -> UserError | TransientError | None:
   return None
 
 
-def exit_status(error: UserError | TransientError) -> int:
+def exit_status(error: Reported) -> int:
   """Return the exit status of a process that ends with this error."""
+  if isinstance(error, FaultyDeviceError):
+    return FAULTY_STATUS
   return TRANSIENT_STATUS if isinstance(error, TransientError) else 2
 
 

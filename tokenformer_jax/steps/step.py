@@ -3,7 +3,8 @@
 import dataclasses
 import math
 import pkgutil
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -155,14 +156,16 @@ def make_program(task: Task, config: Config, growth: LastGrowth | None = None) -
   return Program(config, task, growth, rate, tx)
 
 
-def make_train_step(program: Program, mesh: Mesh) -> Step:
+def make_train_step(
+  program: Program, mesh: Mesh, more_options: Mapping[str, str] = types.MappingProxyType({})
+) -> Step:
   """Return the compiled training step: `(state, batch) → (state, figures)`.
 
   The step donates the old state. If the task has a teacher, its parameters are a third argument,
   which the step does not donate, sharded by the rules of all parameters. The batch is the task's,
   split over the devices by rows. A step whose loss or gradient is not finite, or too large by
   `optim.skip_deviations`, changes neither parameters nor optimizer state. Random draws are a
-  function of `config.train.seed` and the step.
+  function of `config.train.seed` and the step. `more_options` are for the compiler.
   """
   config, task, rate, tx = program.config, program.task, program.rate, program.tx
   loss = task.loss
@@ -206,6 +209,7 @@ def make_train_step(program: Program, mesh: Mesh) -> Step:
       figures['outlier_steps'] = state['recent']['outliers']
     return state, figures
 
+  options = compiler.options(config.train.compiler_options, mesh)
   shardings = program.state_shardings(mesh)
   fixed = [sharding.tree_shardings(mesh, task.teacher.axes)] if task.teacher else []
   return jax.jit(
@@ -213,7 +217,7 @@ def make_train_step(program: Program, mesh: Mesh) -> Step:
     donate_argnums=0,
     in_shardings=(shardings, sharding.batch_sharding(mesh), *fixed),
     out_shardings=(shardings, sharding.replicated(mesh)),
-    compiler_options=compiler.options(config.train.compiler_options, mesh) or None,
+    compiler_options={**options, **more_options} or None,
   )
 
 

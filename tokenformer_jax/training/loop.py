@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import pkgutil
 from collections.abc import Callable, Generator
 
 import jax
@@ -160,6 +161,12 @@ class Trainer:
     """The fixed arguments of every training step: the parameters of the step's teacher, if any."""
     return () if self.task.teacher is None else (self.run.teacher.read(self.mesh),)
 
+  @functools.cached_property
+  def _checked_step(self) -> Callable[..., tuple[State, dict[str, jax.Array]]]:
+    """The training step that also looks for faulty devices; its first argument is the number."""
+    make = pkgutil.resolve_name('tokenformer_jax.training.device_check:make')
+    return make(self.run.program, self.mesh, lambda *arguments: self.train_step(*arguments))
+
   def _is_new_born(self, first: int) -> bool:
     """Return whether the model was made from another one and has not been trained since."""
     lineage = self.run.origin.lineage
@@ -190,7 +197,10 @@ class Trainer:
     with contextlib.closing(self.batches(first, metrics.say)) as batches:
       for step, (stage, work, batch) in enumerate(wall_time.reading(batches), start=first + 1):
         profile.before(step)
-        state, figures = self.train_step(state, batch, *fixed)
+        if _due(step, config.check_devices):
+          state, figures = self._checked_step(step, state, batch, *fixed)
+        else:
+          state, figures = self.train_step(state, batch, *fixed)
         window.add(figures, work)
         profile.after(step, figures)
         stopping = stop.after(step)  # Ask once; a later signal waits for the next step.

@@ -98,6 +98,9 @@ def prepare(
   """
   mesh = sharding.make_mesh(config.mesh, devices)
   sharding.check_devices(config, mesh)
+  if config.train.check_devices:
+    check_repeats = pkgutil.resolve_name('tokenformer_jax.training.device_check:check_repeats')
+    check_repeats(mesh, config.train)
 
   found = origins.find(config, workdir, damaged or {})
   hosts.meet('the work directory is as an earlier run left it')

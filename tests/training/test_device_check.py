@@ -1,0 +1,152 @@
+"""Devices that compute wrong are found and named, and healthy ones change nothing."""
+
+import contextlib
+import dataclasses
+import re
+import socket
+import subprocess
+import sys
+import types
+
+import faulty
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_hosts
+import tiny_run
+from outcomes import assert_same, losses
+from trainers import trainer
+
+from tokenformer_jax.config import TrainConfig
+from tokenformer_jax.errors import FaultyDeviceError, UserError
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.training import device_check, loop
+
+EVERY = 4
+MESH = {'mesh__fsdp': 4, 'mesh__tokens': 2}
+
+
+def train_with_fault(config, workdir, call, device):
+  run = trainer(config, workdir)
+  run.train_step = faulty.with_fault(run.train_step, call, device)
+  with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
+    return run.train(*run.first_state())
+
+
+def test_one_wrong_bit_on_one_of_eight_devices_ends_the_run(make, tmp_path):
+  config = make(train__check_devices=EVERY, train__log_every=1, **MESH)
+  # Steps 4 and 8 are computed twice: call 10 is the second of step 8.
+  with pytest.raises(FaultyDeviceError) as raised:
+    train_with_fault(config, tmp_path / 'run', call=10, device=5)
+  host = socket.gethostname()
+  assert str(raised.value).startswith(
+    'step 8 was computed twice, and the results differ on 1 of 8 devices: device 5 (cpu) of '
+    f'process 0 on {host} in 1 number; the check of step 4 passed; start the run again on other '
+  )
+  assert raised.value.hosts == (host,)
+  assert list(losses(tmp_path / 'run'))[-1] == 7, 'figures of a wrong step are written'
+  assert checkpoint.Checkpoints(tmp_path / 'run').steps() == [5], 'a wrong step is saved'
+
+
+def test_a_wrong_bit_in_a_step_that_is_not_checked_stays(make, tmp_path, one_device):
+  config = make(train__check_devices=7, train__steps=6)
+  train_with_fault(config, tmp_path / 'run', call=3, device=0)
+
+
+def test_a_checked_run_is_the_unchecked_one(make, tmp_path, one_device):
+  plain = loop.train(make(), tmp_path / 'plain')
+  checked = loop.train(make(train__check_devices=EVERY), tmp_path / 'checked')
+  assert_same(checked, plain, 'a run that is checked')
+  assert losses(tmp_path / 'checked') == losses(tmp_path / 'plain')
+
+
+def test_devices_are_named_by_their_own_counts_and_nan_equals_itself():
+  mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ('fsdp', 'tokens'))
+  places = {
+    'split': jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('fsdp', 'tokens')),
+    'whole': jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()),
+  }
+  tree = jax.device_put({'split': jnp.full((8, 8), jnp.nan), 'whole': jnp.arange(3)}, places)
+  count = device_check._differences(mesh, tree)
+  assert not count(tree, tree).any()
+  other = {**tree, 'split': faulty.flip_bit(tree['split'], 3)}
+  assert list(count(tree, other)) == [0, 0, 0, 1, 0, 0, 0, 0]
+  other = {**other, 'whole': faulty.flip_bit(tree['whole'], 6)}
+  assert list(count(tree, other)) == [0, 0, 0, 1, 0, 0, 1, 0], 'copies are not compared one by one'
+  zeros = {name: jnp.zeros_like(array) for name, array in tree.items()}
+  signs = {name: -array for name, array in zeros.items()}
+  assert list(count(zeros, signs)) == [8] * 8, '0 and -0 have other bits'
+
+
+SCRIPT = """
+import sys
+import faulty
+from tokenformer_jax.cli import train
+from tokenformer_jax.steps import step
+make, device = step.make_train_step, int(sys.argv.pop(1))
+step.make_train_step = lambda *arguments: faulty.with_fault(make(*arguments), 10, device)
+train.run()
+"""
+
+
+def command(source, tmp_path, device, **changes):
+  """The command of a run whose second computation of step 8 has a wrong bit on a device."""
+  words = tiny_run.command(
+    source, tmp_path / 'cache', tmp_path / 'run', train__check_devices=EVERY, **changes
+  )
+  script = [sys.executable, '-c', SCRIPT, str(device), *words[2:]]
+  return [*script, f'--faulty_hosts={tmp_path}/faulty']
+
+
+@pytest.mark.slow
+def test_the_command_ends_with_its_status_and_names_the_host(source, tmp_path):
+  environment = {**tiny_hosts.environment(1), 'NODE_NAME': 'node-7'}
+  done = subprocess.run(
+    command(source, tmp_path, 0), capture_output=True, text=True, env=environment, timeout=300
+  )
+  assert done.returncode == hosts.FAULTY_STATUS, done.stderr
+  sentences = [line for line in done.stderr.splitlines() if line.startswith('error: ')]
+  assert len(sentences) == 1 and 'process 0 on node-7' in sentences[0]
+  assert 'Traceback' not in done.stderr
+  assert (tmp_path / 'faulty').read_text() == 'node-7\n'
+
+
+@pytest.mark.slow
+def test_all_of_two_hosts_end_and_name_the_same_device(source, tmp_path):
+  with tiny_hosts.started(command(source, tmp_path, 2, mesh__fsdp=4), 2, devices=2) as running:
+    ends = tiny_hosts.ends(running, timeout=280)
+  assert [end.status for end in ends] == [hosts.FAULTY_STATUS] * 2, ends[0].err + ends[1].err
+  for end in ends:
+    assert re.search(r'differ on 1 of 4 devices: device \d+ \(cpu\) of process 1 on ', end.err)
+  assert (tmp_path / 'faulty').read_text() == f'{socket.gethostname()}\n'
+
+
+def test_what_the_checker_of_the_compiler_finds_is_a_fault():
+  def step(*arguments):
+    raise jax.errors.JaxRuntimeError('INTERNAL: SDC Event detected: HLO output mismatch')
+
+  with pytest.raises(FaultyDeviceError, match=r'in step 3 .*output mismatch'):
+    device_check.Instrumented(step)(3, {}, {})
+
+  def out_of_memory(*arguments):
+    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED')
+
+  with pytest.raises(jax.errors.JaxRuntimeError):
+    device_check.Instrumented(out_of_memory)(3, {}, {})
+
+
+REFUSED = {
+  'the checker of another platform': ('cpu', {'device_checker': 'sdc_checker'}, 'set it to repeat'),
+  'a GPU without an order of sums': ('gpu', {}, 'compiler_options=auto; set that to deterministic'),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_devices_that_cannot_be_checked_are_refused(name):
+  platform, values, sentence = REFUSED[name]
+  mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
+  train = dataclasses.replace(TrainConfig(), check_devices=10, **values)
+  with pytest.raises(UserError, match=sentence):
+    device_check.check_repeats(mesh, train)
