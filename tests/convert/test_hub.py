@@ -10,11 +10,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 import released
+import tokenizers as hf
 
 from tokenformer_jax.cli import convert
 from tokenformer_jax.config import MeshConfig, PattentionConfig
-from tokenformer_jax.convert import families, hub, tensor_files, to_hf
+from tokenformer_jax.convert import families, hub, hub_generation, tensor_files, to_hf
+from tokenformer_jax.data import chat_template, tokenizers
 from tokenformer_jax.data.chat_template import OURS
+from tokenformer_jax.decoding import chats
+from tokenformer_jax.decoding.texts import TextRequest, decode_text
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
 from tokenformer_jax.model.params import Params
@@ -188,15 +192,85 @@ def test_numbers_that_are_rounded_are_named(tmp_path, capsys):
     convert.to_jax(source, tmp_path / 'other', dtype='float16')
 
 
-def test_a_chat_template_with_marks_comes_along(tmp_path, capsys):
+CHATML = """{%- for m in messages %}{{- '[' + m.role + ']' + m.content + '.\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '[assistant]' }}{%- endif %}"""
+
+
+@pytest.mark.parametrize('source', [OURS, CHATML])
+def test_a_chat_template_comes_along(tmp_path, source):
+  folder = hub_folders.write(tmp_path / 'source')
+  (folder / 'chat_template.jinja').write_text(source)
+  convert.to_jax(folder, tmp_path / 'run')
+  _, meta = checkpoint.open_source(tmp_path / 'run', None)
+  assert meta.tokenizer['chat']['source'] == source
+
+
+def test_a_template_without_marks_asks_and_does_not_teach(tmp_path):
+  folder = hub_folders.write(tmp_path / 'source')
+  (folder / 'chat_template.jinja').write_text(CHATML)
+  convert.to_jax(folder, tmp_path / 'run')
+  _, meta = checkpoint.open_source(tmp_path / 'run', None)
+  question = [{'role': 'user', 'content': 'HM?'}]
+  request = chats.ask(chats.find_template(meta, tmp_path), question, TextRequest(''))
+  assert (request.prompt, request.stop) == ('[user]HM?.\n[assistant]', ('.',))
+  with pytest.raises(UserError, match=r'generation %}.* a copy that config\.data\.chat_template'):
+    chat_template.find_template(meta.config.data)
+
+
+def test_a_template_that_is_broken_is_named(tmp_path, capsys):
+  folder = hub_folders.write(tmp_path / 'source')
+  (folder / 'chat_template.jinja').write_text('{% if %}')
+  convert.to_jax(folder, tmp_path / 'run')
+  assert 'no chat template is taken: ' in capsys.readouterr().err
+
+
+def _with_first_token(folder):
+  """Changes the tokenizer of a folder to one that begins a text with the token of id 5."""
+  file = folder / 'tokenizer.json'
+  tokenizer = hf.Tokenizer.from_file(str(file))
+  (token,) = tokenizer.decode([5])
+  tokenizer.post_processor = hf.processors.TemplateProcessing(
+    single=f'{token} $A', special_tokens=[(token, 5)]
+  )
+  tokenizer.save(str(file))
+
+
+def test_texts_begin_and_end_as_the_folder_says(tmp_path, capsys):
   source = hub_folders.write(tmp_path / 'source')
-  file = source / 'chat_template.jinja'
-  file.write_text(OURS)
+  _with_first_token(source)
+  values = {'eos_token_id': [7, 0], 'do_sample': True, 'temperature': 0.6, 'num_beams': 4}
+  (source / 'generation_config.json').write_text(json.dumps(values))
+  convert.to_jax(source, tmp_path / 'run')
+  assert 'left out of generation_config.json: num_beams=4' in capsys.readouterr().err
+  assert hub_generation.find(source, 64).flags == {'temperature': 0.6, 'top_k': 50, 'top_p': 1.0}
+  _, meta = checkpoint.open_source(tmp_path / 'run', None)
+  tokenizer = tokenizers.from_json(meta.tokenizer)
+  request = TextRequest('AB').tokens(tokenizer)
+  assert (request.prompt[0], len(request.prompt), request.stop) == (5, 3, (0, 7))
+  assert decode_text(tokenizer, [34, 35, 7, 36]) == tokenizer.decode([34, 35])
+  spec = str(source / 'tokenizer.json')
+  tokenizers.check_same(spec, spec, tokenizer, 'the run')  # It trains on the same ids.
+
+  to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'out')
+  again = hf.Tokenizer.from_file(str(tmp_path / 'out' / 'tokenizer.json'))
+  assert again.encode('AB').ids == request.prompt, 'the tokenizer begins a text in another way'
+  written = json.loads((tmp_path / 'out' / 'generation_config.json').read_text())
+  assert written == {'bos_token_id': 5, 'eos_token_id': [0, 7], 'pad_token_id': 0}
+
+
+def test_a_text_may_begin_with_nothing(tmp_path):
+  """So it is for GPT-2 and Qwen. The first token of an empty text needs a token before it."""
+  source = hub_folders.write(tmp_path / 'source')
   convert.to_jax(source, tmp_path / 'run')
   _, meta = checkpoint.open_source(tmp_path / 'run', None)
-  assert meta.tokenizer['chat']['source'] == OURS
-  file.write_text('{{ messages }}')
-  convert.to_jax(source, tmp_path / 'plain')
-  assert 'no chat template is taken' in capsys.readouterr().err
-  _, meta = checkpoint.open_source(tmp_path / 'plain', None)
-  assert 'chat' not in meta.tokenizer
+  tokenizer = tokenizers.from_json(meta.tokenizer)
+  assert TextRequest('AB').tokens(tokenizer).prompt == tokenizer.encode('AB').tolist()
+  assert TextRequest('').tokens(tokenizer).prompt == [0]
+
+
+@pytest.mark.parametrize('end', [64, -1, 'x', [1, None], True])
+def test_an_end_that_is_no_token_is_refused(tmp_path, end):
+  source = hub_folders.write(tmp_path / 'source')
+  (source / 'generation_config.json').write_text(json.dumps({'eos_token_id': end}))
+  with pytest.raises(UserError, match=r'eos_token_id=.* one or several ids from 0 to 63'):
+    convert.to_jax(source, tmp_path / 'run')

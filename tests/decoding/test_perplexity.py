@@ -60,7 +60,7 @@ def test_windows_do_not_overlap_unless_asked():
 def test_every_token_is_scored_once_with_enough_before_it(stride):
   documents = [np.arange(i, i + 9) for i in range(0, 60, 10)]
   tokens = [token for document in documents for token in [*document.tolist(), 99]]
-  rows = list(perplexity.windows(iter(documents), 99, 10, stride))
+  rows = list(perplexity.windows(iter(documents), 99, 10, stride, 99))
   assert [token for row in rows for token in row.continuation] == tokens, 'not each token once'
   for first, row in zip(np.cumsum([0] + [len(r.continuation) for r in rows]), rows, strict=False):
     before = ([99, *tokens])[: first + 1]

@@ -60,7 +60,7 @@ def write_model(
   places = hub.layout(model, family)
   shapes = {place.name: place.shape for place in places}
   tensor_files.write(folder / 'model.safetensors', dtype, shapes, hub.tensors(places, read))
-  values = hub.describe(model, family, 0, dtype)
+  values = hub.describe(model, family, {'eos_token_id': 0}, dtype)
   (folder / 'config.json').write_text(json.dumps(values))
 
 

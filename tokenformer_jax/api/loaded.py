@@ -176,8 +176,7 @@ def rows_of_ids(inputs: Any, tokenizer: tokenizers.Tokenizer, vocab_size: int) -
       'token ids [B, T]'
     )
   if all(isinstance(text, str) for text in several):
-    end = tokenizer.end_of_document
-    return [np.append(end, tokenizer.encode(text)).astype(np.int32) for text in several]
+    return [tokenizer.start(tokenizer.encode(text)).astype(np.int32) for text in several]
   wanted = f'they must be integers [B, T] from 0 to {vocab_size - 1}, or texts'
   ids = _array(inputs, wanted)
   if ids.ndim != 2 or ids.dtype.kind not in 'iu' or not ids.size:

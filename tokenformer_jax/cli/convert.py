@@ -38,6 +38,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -52,6 +53,7 @@ from tokenformer_jax.config import Config, DataConfig, ModelConfig, RotaryConfig
 from tokenformer_jax.convert import (
   hub,
   hub_folder,
+  hub_generation,
   released_torch,
   released_tpu,
   rotary_layout,
@@ -60,6 +62,7 @@ from tokenformer_jax.convert import (
   to_hf,
   vocabulary,
 )
+from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import files
 from tokenformer_jax.model.params import Params
@@ -144,9 +147,7 @@ def to_jax(
   if dtype != 'float32' and (rounded := sorted(weights.dtypes - {dtype})):
     messages.say(f'numbers of {" and ".join(rounded)} are rounded to {dtype}')
   state = {'params': weights.make_params(dtype)}
-  stored = loaded.to_json()
-  if is_folder and (chat := vocabulary.find_chat(config.data)):
-    stored['chat'] = chat
+  stored = _of_folder(loaded, source, config) if is_folder else loaded.to_json()
   files.write(target, state, config, stored, lineage=(), contents='params', step=0)
   return config
 
@@ -158,6 +159,17 @@ class _Weights(NamedTuple):
   # Returns the parameters to store in a dtype. The leaves are `checkpoint.Deferred`.
   make_params: Callable[[str], Params]
   numbers: Callable[[], Iterator[tuple[str, np.ndarray]]]  # in chunks, with the tensor's name
+
+
+def _of_folder(loaded: Tokenizer, source: Path, config: Config) -> dict[str, Any]:
+  """Return the tokenizer of a folder's model to store: with its template, and how texts end."""
+  generation = hub_generation.find(source, config.model.vocab_size)
+  if generation.unread:
+    messages.say(f'left out of {hub_generation.FILE}: {", ".join(generation.unread)}')
+  stored = loaded.of_folder(generation.ends).to_json()
+  if chat := vocabulary.find_chat(config.data):
+    stored['chat'] = chat
+  return stored
 
 
 def _find_folder(source: Path, given: Mapping[str, Any]) -> tuple[ModelConfig, _Weights]:
@@ -334,7 +346,7 @@ def main(argv: Sequence[str]) -> None:
     model = to_jax(source, target, **options).model
     if hub.is_folder(source):
       _say_sizes(model)
-      _say_written(target)
+      _say_written(target, hub_generation.find(source, model.vocab_size).flags)
       return
   else:
     model = to_torch(values.source, target, **options)
@@ -381,11 +393,12 @@ def _change_layout(source: str, target: paths.Path, layout: str | None) -> None:
   _say_written(target)
 
 
-def _say_written(target: paths.Path) -> None:
-  """Print that a run was written, and a command that tries it."""
+def _say_written(target: paths.Path, draws: Mapping[str, float] = MappingProxyType({})) -> None:
+  """Print that a run was written, and a command that tries it; `draws` are flags of it."""
   messages.say(f'wrote {target}; to try it:')
   command = help_text.spell_command('generate')
-  print(f"{command} --source={target} --prompt='Once upon a time'")
+  given = ''.join(f' --{name}={value:g}' for name, value in draws.items())
+  print(f"{command} --source={target} --prompt='Once upon a time'{given}")
 
 
 def _say_assumed(model: ModelConfig) -> None:

@@ -170,8 +170,7 @@ def _read_text(model: Trained) -> Texts:
   as_given = values.text and not values.text.startswith('files:')
   ids = tokenizer.encode(values.text) if as_given else corpus
   name = 'the text given' if as_given else corpus_name
-  # In training a document follows an end of document, so prepend one.
-  ids = np.append(tokenizer.end_of_document, ids).astype(np.int32)
+  ids = tokenizer.start(ids).astype(np.int32)
   length = values.length
   if config.model.position_embedding == 'learned':
     length = min(length, config.model.max_length)

@@ -1,6 +1,5 @@
 """Read and write folders in the hub's layout: config.json, safetensors files, a tokenizer."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 from tokenformer_jax.config import ModelConfig, pattern
 from tokenformer_jax.convert import families, run_tensors, tensor_files
 from tokenformer_jax.convert.family import Family, Rule
-from tokenformer_jax.convert.hub_keys import Keys
+from tokenformer_jax.convert.hub_keys import Keys, read_json
 from tokenformer_jax.convert.tensor_files import Shape, Tensor
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
@@ -20,7 +19,6 @@ from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
 
 _CONFIG = 'config.json'
-_MOST_BYTES = 2**20
 # Keys of a config.json that do not change what a trained model computes.
 _IGNORED = """
   architectures model_type torch_dtype dtype transformers_version _name_or_path tokenizer_class
@@ -70,22 +68,7 @@ class Place(NamedTuple):
 def is_folder(source: Path) -> bool:
   """Return whether a path is a folder in the hub's layout, by its config.json."""
   file = source / _CONFIG
-  return file.is_file() and bool({'model_type', 'architectures'} & set(_read_json(file)))
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-  """Return the object in a small JSON file."""
-  try:
-    if file.stat().st_size > _MOST_BYTES:
-      raise ValueError(f'more than {_MOST_BYTES} bytes')
-    values = json.loads(file.read_text('utf-8'))
-    if not isinstance(values, dict):
-      raise ValueError('not an object')
-  except (OSError, ValueError, RecursionError) as error:
-    raise UserError(
-      f'{file} cannot be read as the config of a model ({str(error)[:80]!a}); fetch it again'
-    ) from error
-  return values
+  return file.is_file() and bool({'model_type', 'architectures'} & set(read_json(file)))
 
 
 def find(source: Path) -> Folder:
@@ -96,7 +79,7 @@ def find(source: Path) -> Folder:
       author, or a tensor is missing, unknown or of another shape.
   """
   file = source / _CONFIG
-  values = _read_json(file)
+  values = read_json(file)
   family = _family(values, file)
   keys = Keys(values, str(file))
   keys.only('quantization_config')
@@ -260,15 +243,16 @@ def deferred(folder: Folder, dtype: str = 'float32') -> Params:
   return run_tensors.deferred(folder.model, fill, dtype)
 
 
-def describe(model: ModelConfig, family: Family, end: int, dtype: str) -> dict[str, Any]:
-  """Return the config.json of a model of a family; `end` is the id that ends a document."""
+def describe(
+  model: ModelConfig, family: Family, ids: Mapping[str, int], dtype: str
+) -> dict[str, Any]:
+  """Return the config.json of a model of a family; `ids` are its keys of special tokens."""
   keys = {name: value for name, value in family.to_keys(model).items() if value is not None}
-  ends = dict.fromkeys(('bos_token_id', 'eos_token_id', 'pad_token_id'), end)
   return {
     'architectures': [family.architecture],
     'model_type': family.kind,
     **keys,
-    **ends,
+    **ids,
     'torch_dtype': dtype,
   }
 

@@ -19,7 +19,6 @@ from tokenformer_jax.config.model import layer_path
 from tokenformer_jax.convert import run_tensors
 from tokenformer_jax.convert.run_tensors import Place, at
 from tokenformer_jax.convert.tensor_files import Tensor
-from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.lm import define_lm
@@ -101,10 +100,9 @@ def deferred(model: ModelConfig, tensors: Mapping[str, Tensor], dtype: str = 'fl
   return run_tensors.deferred_at(model, layout(model), tensors, dtype)
 
 
-def describe(model: ModelConfig, tokenizer: tokenizers.Tokenizer, dtype: str) -> dict[str, Any]:
-  """Return the content of `config.json`."""
+def describe(model: ModelConfig, ids: Mapping[str, int], dtype: str) -> dict[str, Any]:
+  """Return the content of `config.json`; `ids` are its keys of special tokens."""
   mixers = [layer.mixer for layer in model.in_order]
-  end = tokenizer.end_of_document
   return {
     'model_type': MODEL_TYPE,
     'architectures': ['TokenformerForCausalLM'],
@@ -118,8 +116,7 @@ def describe(model: ModelConfig, tokenizer: tokenizers.Tokenizer, dtype: str) ->
     'num_hidden_layers': model.depth,
     'num_attention_heads': max(mixer.heads for mixer in mixers),
     'max_position_embeddings': model.max_length,
-    'bos_token_id': end,
-    'eos_token_id': end,
+    **ids,
     'tie_word_embeddings': False,  # A tied head has no tensor of its own.
     'format': FORMAT,
     'layers': pattern.names(model.repeats),

@@ -16,25 +16,19 @@ def to_files(stored: dict[str, Any], max_length: int) -> dict[str, Any]:
   """Return the JSON content of the tokenizer's files by name.
 
   Encoding with special tokens begins a text with the end of the document before it, as in training
-  and in `generate`. `stored` is the tokenizer in a checkpoint, with its chat template.
+  and in `generate`; the tokenizer of a folder of the hub goes back as it came. `stored` is the
+  tokenizer in a checkpoint, with its chat template.
   """
   own = tokenizers.from_json(stored)
   content = _bytes_as_bpe() if stored['kind'] == 'bytes' else copy.deepcopy(stored['tokenizer'])
-  text = hf.Tokenizer.from_str(json.dumps(content)).id_to_token(own.end_of_document)
-  begin = {
-    'type': 'TemplateProcessing',
-    'single': [_special(text, 0), _sequence('A', 0)],
-    'pair': [_special(text, 0), _sequence('A', 0), _sequence('B', 1)],
-    'special_tokens': {text: {'id': text, 'ids': [own.end_of_document], 'tokens': [text]}},
-  }
-  was = content.get('post_processor')
-  if was is not None and was['type'] == 'ByteLevel':
-    content['post_processor'] = {'type': 'Sequence', 'processors': [was, begin]}
-  elif was is None or begin not in was.get('processors', ()):
-    content['post_processor'] = begin
+  to_text = hf.Tokenizer.from_str(json.dumps(content)).id_to_token
+  text, first = to_text(own.end_of_document), ''.join(map(to_text, own.begin))
+  is_ours = own.begin == (own.end_of_document,)
+  if is_ours:
+    _begin_with_end(content, text, own.end_of_document)
   settings: dict[str, Any] = {
     'tokenizer_class': 'PreTrainedTokenizerFast',
-    'bos_token': text,
+    **({'bos_token': first} if first else {}),
     'eos_token': text,
     'pad_token': text,
     'padding_side': 'left',
@@ -44,14 +38,38 @@ def to_files(stored: dict[str, Any], max_length: int) -> dict[str, Any]:
   }
   if chat := stored.get('chat'):
     settings |= chat['tokens']
-    # A conversation begins with the end of the document before it.
-    settings['chat_template'] = f'{{{{- {json.dumps(text)} }}}}{chat["source"]}'
+    # A conversation begins as a text does. Templates that come from a folder write that themselves.
+    written = first if is_ours or 'bos_token' not in chat['source'] else ''
+    begin = f'{{{{- {json.dumps(written)} }}}}' if written else ''
+    settings['chat_template'] = begin + chat['source']
   return {'tokenizer.json': content, 'tokenizer_config.json': settings}
 
 
+def _begin_with_end(content: dict[str, Any], text: str, end: int) -> None:
+  """Have a tokenizer begin a text with the end of a document, a token with an id and a text."""
+  begin = {
+    'type': 'TemplateProcessing',
+    'single': [_special(text, 0), _sequence('A', 0)],
+    'pair': [_special(text, 0), _sequence('A', 0), _sequence('B', 1)],
+    'special_tokens': {text: {'id': text, 'ids': [end], 'tokens': [text]}},
+  }
+  was = content.get('post_processor')
+  if was is not None and was['type'] == 'ByteLevel':
+    content['post_processor'] = {'type': 'Sequence', 'processors': [was, begin]}
+  elif was is None or begin not in was.get('processors', ()):
+    content['post_processor'] = begin
+
+
+def special_ids(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
+  """Return the keys of a config.json with the ids that begin, end and pad texts."""
+  end = tokenizer.end_of_document
+  begin = {'bos_token_id': tokenizer.begin[0]} if tokenizer.begin else {}
+  return {**begin, 'eos_token_id': end, 'pad_token_id': end}
+
+
 def end_ids(stored: dict[str, Any]) -> list[int]:
-  """Return the ids that end a text: the end of a document, and that of an answer in a chat."""
-  ids = [tokenizers.from_json(stored).end_of_document]
+  """Return the ids that end a text: the tokenizer's, and that of an answer in a chat."""
+  ids = list(tokenizers.from_json(stored).ends)
   token = stored.get('chat', {}).get('tokens', {}).get('eos_token')
   if token and stored['kind'] != 'bytes':
     found = hf.Tokenizer.from_str(json.dumps(stored['tokenizer'])).token_to_id(token)

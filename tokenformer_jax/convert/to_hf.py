@@ -47,24 +47,20 @@ def convert_run(
   with contextlib.closing(checkpoints):
     checkpoint.check_is_language_model(meta, directory)
     model = meta.config.model
-    tokenizer = tokenizers.from_json(meta.tokenizer)
+    ids = hub_tokenizer.special_ids(tokenizers.from_json(meta.tokenizer))
     read = functools.partial(run_tensors.read_array, checkpoints, meta)
     if family := families.match(model):  # which transformers computes by itself
       places = {place.name: place for place in hub.layout(model, family)}
-      described = hub.describe(model, family, tokenizer.end_of_document, dtype)
+      described = hub.describe(model, family, ids, dtype)
       stream, code = hub.tensors(places.values(), read), ()
     else:
       hub_folder.check_can_load(model)
       places = hub_folder.layout(model)
-      described = hub_folder.describe(model, tokenizer, dtype)
+      described = hub_folder.describe(model, ids, dtype)
       stream, code = run_tensors.read(checkpoints, meta, places), hub_folder.CODE
     texts = {
       'config.json': described,
-      'generation_config.json': {
-        'bos_token_id': tokenizer.end_of_document,
-        'eos_token_id': hub_tokenizer.end_ids(meta.tokenizer),
-        'pad_token_id': tokenizer.end_of_document,
-      },
+      'generation_config.json': {**ids, 'eos_token_id': hub_tokenizer.end_ids(meta.tokenizer)},
       **hub_tokenizer.to_files(meta.tokenizer, model.max_length),
     }
     found = run_tensors.NonFinite(source, allow_nonfinite)

@@ -67,7 +67,7 @@ def find_chat(data: DataConfig) -> dict[str, Any] | None:
   if not chat_template.has_own(data):
     return None
   try:
-    return chat_template.find_template(data).to_json()
+    return chat_template.find_template(data, to_learn=False).to_json()
   except UserError as error:
     messages.say(f'no chat template is taken: {error}')
     return None

@@ -2,8 +2,9 @@
 
 A template is one of those that Hugging Face's `transformers` reads: `apply_chat_template` there
 gives the same text and the same marks. It encloses in {% generation %} … {% endgeneration %} what
-the model has to learn to write. `bos_token`, `eos_token` and the other tokens of the tokenizer have
-their values; `raise_exception`, `strftime_now` and `tojson` are there.
+the model has to learn to write; a template without these marks can ask for answers only.
+`bos_token`, `eos_token` and the other tokens of the tokenizer have their values; `raise_exception`,
+`strftime_now` and `tojson` are there.
 """
 
 import dataclasses
@@ -92,14 +93,7 @@ class Template:
     Raises:
       UserError: the template refuses the messages or, without `ask`, marks no answer.
     """
-    compiled = _compile(self.source, self.name)
-    try:
-      marked = compiled.render(messages=messages, add_generation_prompt=ask, **self.tokens)
-    except Exception as error:  # A template can raise anything.
-      kind = '' if isinstance(error, _RefusalError) else f'{type(error).__name__}: '
-      place = self._place(messages)
-      raise UserError(f'{place} cannot be written by {self.name}: {kind}{error}') from error
-    found = _without_marks(marked)
+    found = self._render(messages, ask=ask)
     if not ask and not any(found.text[start:stop].strip() for start, stop in found.answers):
       raise UserError(
         f'{self._place(messages)} has no answer: {self.name} marks none of its text; leave the row '
@@ -107,10 +101,22 @@ class Template:
       )
     return found
 
+  def _render(self, messages: Messages, *, ask: bool) -> Rendered:
+    compiled, _ = _compile(self.source, self.name)
+    try:
+      marked = compiled.render(messages=messages, add_generation_prompt=ask, **self.tokens)
+    except Exception as error:  # A template can raise anything.
+      kind = '' if isinstance(error, _RefusalError) else f'{type(error).__name__}: '
+      place = self._place(messages)
+      raise UserError(f'{place} cannot be written by {self.name}: {kind}{error}') from error
+    return _without_marks(marked)
+
   def end_of_turn(self, messages: Messages) -> str:
     """Return the text that ends an answer to messages, or '' if it ends with its document."""
-    text, answers = self.render([*messages, {'role': ANSWER_ROLE, 'content': _PROBE}])
-    end = text[slice(*answers[-1])].rpartition(_PROBE)[2]
+    answered = [*messages, {'role': ANSWER_ROLE, 'content': _PROBE}]
+    text, answers = self._render(answered, ask=False)
+    answer = text[slice(*answers[-1])] if answers else text  # A template may mark none.
+    end = answer.rpartition(_PROBE)[2]
     return end.strip() or end
 
   @staticmethod
@@ -118,16 +124,17 @@ class Template:
     return f'a conversation that begins with {messages[0]["content"]!r:.80}'
 
 
-def find_template(data: DataConfig) -> Template:
-  """Return the template of a run's conversations.
+def find_template(data: DataConfig, *, to_learn: bool = True) -> Template:
+  """Return the template of a run's conversations; one `to_learn` from marks what is learned.
 
   It is the file `chat_template`, or that of the tokenizer: `chat_template.jinja` or the entry of
   `tokenizer_config.json` beside its `tokenizer.json`; or `OURS`.
 
   Raises:
-    UserError: jinja2 is missing, or the template cannot be read, is not valid or has no marks.
+    UserError: jinja2 is missing, or the template cannot be read, is not valid or has no marks, and
+      it is to learn from.
   """
-  check_installed('config.data.rows is chat, which')
+  check_installed('config.data.rows is chat, which' if to_learn else 'a chat template')
   name, source = 'the built-in template', OURS
   beside = _beside(data.tokenizer)
   if data.chat_template:
@@ -138,7 +145,9 @@ def find_template(data: DataConfig) -> Template:
     source = _read(beside / 'chat_template.jinja', name)
   elif found := _named(_tokenizer_config(beside).get('chat_template')):
     name, source = f'the chat_template of {beside}/tokenizer_config.json', found
-  _compile(source, name)
+  _, is_marked = _compile(source, name)
+  if to_learn and not is_marked:
+    raise UserError(f'{name} does not say what the model has to learn; {_ADVICE}')
   return Template(name, source, _special_tokens(data.tokenizer, beside))
 
 
@@ -209,11 +218,11 @@ def _special_tokens(tokenizer: str, folder: Path | None) -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=8)
-def _compile(source: str, name: str) -> 'jinja2.Template':
-  """Compile a template.
+def _compile(source: str, name: str) -> tuple['jinja2.Template', bool]:
+  """Compile a template, and return whether it has marks.
 
   Raises:
-    UserError: it is not valid, or has no marks.
+    UserError: it is not valid.
   """
   import jinja2  # noqa: PLC0415 (from an extra, and only for chat)
   from jinja2 import ext, nodes, sandbox  # noqa: PLC0415
@@ -244,9 +253,7 @@ def _compile(source: str, name: str) -> 'jinja2.Template':
       f'{name} is not a valid Jinja template (line {error.lineno}: {error.message}); correct it'
     ) from error
   used = tree.find_all(nodes.ExtensionAttribute)
-  if not any(node.identifier == Marks.identifier for node in used):
-    raise UserError(f'{name} does not say what the model has to learn; {_ADVICE}')
-  return compiled
+  return compiled, any(node.identifier == Marks.identifier for node in used)
 
 
 class _RefusalError(Exception):

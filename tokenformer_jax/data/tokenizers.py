@@ -7,6 +7,7 @@ that JSON, so they need no other file.
 import abc
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -38,10 +39,15 @@ class Tokenizer(abc.ABC):
   Attributes:
     size: the number of ids; every id is smaller.
     end_of_document: the id that ends a document. Encoding never adds it.
+    begin: the ids before a text that a model continues or scores. It is the end of a document, as
+      in training, or what the model of a folder was trained with, which may be none.
+    ends: the ids that end a written text, the end of a document first.
   """
 
   size: int
   end_of_document: int
+  begin: tuple[int, ...]
+  ends: tuple[int, ...]
 
   @abc.abstractmethod
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -67,11 +73,24 @@ class Tokenizer(abc.ABC):
     """Return the ids of one text, int32."""
     return self.encode_batch([text])[0]
 
+  def start(self, ids: np.ndarray) -> np.ndarray:
+    """Return the ids of a text after those that begin it; never nothing."""
+    begin = self.begin or (() if len(ids) else (self.end_of_document,))
+    return np.append(np.array(begin, np.int32), ids)
+
+  def of_folder(self, ends: Sequence[int]) -> 'Tokenizer':
+    """Return the tokenizer of a folder's model, whose texts begin as the tokenizer's file says.
+
+    `ends` are the ids that end its texts besides the end of a document.
+    """
+    del ends
+    return self  # of bytes
+
   @functools.cached_property
   def fingerprint(self) -> str:
-    """Return a short hash of the content. Tokenizers with the same content have the same hash."""
-    content = json.dumps(self.to_json(), sort_keys=True).encode()
-    return hashlib.blake2b(content, digest_size=8).hexdigest()
+    """Return a short hash of the content. Tokenizers of the same ids for texts have the same."""
+    content = {key: value for key, value in self.to_json().items() if key not in ('begin', 'ends')}
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 class ByteTokenizer(Tokenizer):
@@ -79,6 +98,7 @@ class ByteTokenizer(Tokenizer):
 
   size = 256
   end_of_document = 0xFF
+  begin = ends = (end_of_document,)
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
@@ -114,9 +134,17 @@ class HuggingFaceTokenizer(Tokenizer):
     UserError: none of the usual end-of-document tokens is in the vocabulary.
   """
 
-  def __init__(self, tokenizer: hf.Tokenizer, name: str = 'the tokenizer'):
-    ends = (tokenizer.token_to_id(token) for token in _ENDS_OF_DOCUMENT)
-    end_of_document = next((end for end in ends if end is not None), None)
+  def __init__(
+    self,
+    tokenizer: hf.Tokenizer,
+    name: str = 'the tokenizer',
+    *,
+    begin: Sequence[int] | None = None,
+    ends: Sequence[int] | None = None,
+  ):
+    """Take a tokenizer; for `begin` and `ends` see `Tokenizer`; None: the end of a document."""
+    known = (tokenizer.token_to_id(token) for token in _ENDS_OF_DOCUMENT)
+    end_of_document = next((end for end in known if end is not None), None)
     if end_of_document is None:
       raise UserError(
         f'{name} has no token that ends a document; add one of {", ".join(_ENDS_OF_DOCUMENT)}'
@@ -126,6 +154,8 @@ class HuggingFaceTokenizer(Tokenizer):
     tokenizer.encode_special_tokens = True
     self._tokenizer = tokenizer
     self.end_of_document = end_of_document
+    self.begin = (end_of_document,) if begin is None else tuple(begin)
+    self.ends = tuple(dict.fromkeys((end_of_document, *(ends or ()))))
     # The largest id, not the number of entries: some vocabularies have gaps.
     self.size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
@@ -158,7 +188,21 @@ class HuggingFaceTokenizer(Tokenizer):
     return self._tokenizer.decode(list(_known(ids, self.size)), skip_special_tokens=False)
 
   def to_json(self) -> dict[str, Any]:
-    return {'kind': 'huggingface', 'tokenizer': json.loads(self._tokenizer.to_str())}
+    values: dict[str, Any] = {
+      'kind': 'huggingface',
+      'tokenizer': json.loads(self._tokenizer.to_str()),
+    }
+    if self.begin != (self.end_of_document,):
+      values['begin'] = list(self.begin)
+    if self.ends != (self.end_of_document,):
+      values['ends'] = list(self.ends)
+    return values
+
+  def of_folder(self, ends: Sequence[int]) -> 'HuggingFaceTokenizer':
+    encoding = self._with_special_tokens.encode('a', add_special_tokens=True)
+    special = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+    begin = [id_ for id_, _ in itertools.takewhile(lambda pair: pair[1], special)]
+    return HuggingFaceTokenizer(self._tokenizer, begin=begin, ends=ends)
 
 
 def _known(ids: Iterable[int], size: int) -> Iterator[int]:
@@ -171,7 +215,8 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
     case 'bytes':
       return ByteTokenizer()
     case 'huggingface':
-      return _from_string(json.dumps(values['tokenizer']), 'the stored tokenizer')
+      found = (values.get(key) for key in ('begin', 'ends'))
+      return _from_string(json.dumps(values['tokenizer']), 'the stored tokenizer', *found)
     case other:
       raise UserError(f'the stored tokenizer is of kind {other!r}; it must be bytes or huggingface')
 
@@ -197,14 +242,16 @@ def load(spec: str) -> Tokenizer:
   return _from_string(content, f'config.data.tokenizer={spec}')
 
 
-def _from_string(content: str, name: str) -> HuggingFaceTokenizer:
+def _from_string(
+  content: str, name: str, begin: list[int] | None = None, ends: list[int] | None = None
+) -> HuggingFaceTokenizer:
   try:
     tokenizer = hf.Tokenizer.from_str(content)
   except Exception as error:  # The library raises bare exceptions.
     raise UserError(
       f'{name} is not a tokenizer.json that tokenizers {hf.__version__} can load ({error})'
     ) from error
-  return HuggingFaceTokenizer(tokenizer, name)
+  return HuggingFaceTokenizer(tokenizer, name, begin=begin, ends=ends)
 
 
 def bpe_size(spec: str) -> int | None:

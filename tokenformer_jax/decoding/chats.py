@@ -23,14 +23,16 @@ class ChatRequest(TextRequest):
 
   def ids(self, tokenizer: Tokenizer) -> np.ndarray:
     (encoded,) = tokenizer.encode_chats([(self.prompt, ())])
-    return np.append(tokenizer.end_of_document, marks.plain(encoded))
+    ids, begin = marks.plain(encoded), np.array(tokenizer.begin, np.int32)
+    # Many templates write the first token of a text themselves.
+    return ids if len(ids) and np.array_equal(ids[: len(begin)], begin) else tokenizer.start(ids)
 
 
 def find_template(meta: Meta, directory: paths.Path) -> Template:
-  """Return the template of the conversations that a model was trained on.
+  """Return the template of the conversations of a model, that of its training or of its folder.
 
   Raises:
-    UserError: the model was trained on none, is no language model, or jinja2 is missing.
+    UserError: the model has none, is no language model, or jinja2 is missing.
   """
   checkpoint.check_is_language_model(meta, directory)
   found = meta.tokenizer.get('chat')
@@ -44,7 +46,7 @@ def find_template(meta: Meta, directory: paths.Path) -> Template:
 
 
 def check_has_template(meta: Meta, directory: paths.Path) -> None:
-  """Check that a model was trained on conversations: see `find_template`."""
+  """Check that a model has a template of conversations: see `find_template`."""
   find_template(meta, directory)
 
 

@@ -59,7 +59,7 @@ class TokenFormerLM(TemplateLM):
   """A trained model with the interface of the harness.
 
   Context and continuation are tokenized together and split where the context alone would end. An
-  empty context becomes an end of document (`TemplateLM`).
+  empty context becomes the id that begins a text, the end of a document (`TemplateLM`).
   """
 
   def __init__(self, model: trained.Trained, scorer: Scorer):
@@ -107,6 +107,11 @@ class TokenFormerLM(TemplateLM):
   @property
   def eot_token_id(self) -> int:
     return self._tokenizer.end_of_document
+
+  @property
+  def prefix_token_id(self) -> int:
+    """Return the id before a text without a context."""
+    return (self._tokenizer.begin or (self.eot_token_id,))[-1]
 
   @property
   def max_length(self) -> int:

@@ -41,17 +41,17 @@ class Figures:
 
 
 def windows(
-  documents: Iterable[np.ndarray], end_of_document: int, length: int, stride: int
+  documents: Iterable[np.ndarray], end_of_document: int, length: int, stride: int, begin: int
 ) -> Iterator[Row]:
   """Yield windows that score every token of a text once, after the tokens before it.
 
   As in training, documents (token ids) are concatenated with an end of document after each, and
   windows of `length` tokens of input span document boundaries, which the scorer may heed. The first
-  window begins after an end of document, which is not scored, and scores `length` tokens; each
+  window begins after the id `begin`, which is not scored, and scores `length` tokens; each
   other scores `stride`. A token therefore has at least `length − stride` tokens before it in its
   window, if the text has as many.
   """
-  context, pending = np.array([end_of_document]), np.array([], np.int32)
+  context, pending = np.array([begin]), np.array([], np.int32)
   size = length
   for document in documents:
     pending = np.concatenate([pending, document, [end_of_document]])
@@ -94,7 +94,8 @@ def measure(
       yield tokenizer.encode(text)
 
   nats, tokens = 0.0, 0
-  rows = windows(encoded(), tokenizer.end_of_document, length, stride)
+  begin = int(tokenizer.start(np.array([], np.int32))[-1])
+  rows = windows(encoded(), tokenizer.end_of_document, length, stride, begin)
   while part := list(itertools.islice(rows, _ROWS)):
     nats -= math.fsum(score.log_prob for score in scorer(part, progress))
     tokens += sum(len(row.continuation) for row in part)

@@ -51,7 +51,7 @@ class TextRequest:
 
   def ids(self, tokenizer: tokenizers.Tokenizer) -> np.ndarray:
     """Return the tokens of the prompt, as the beginning of a document."""
-    return np.append(tokenizer.end_of_document, tokenizer.encode(self.prompt))
+    return tokenizer.start(tokenizer.encode(self.prompt))
 
 
 def make_request(
@@ -61,14 +61,13 @@ def make_request(
   sampling: Sampling,
   stop: Sequence[str],
 ) -> Request:
-  """Return a request that ends with the document, or once its text has one of the stop strings."""
+  """Return a request that ends with the text, or once the text has one of the stop strings."""
 
   def ended(written: list[int]) -> bool:
     text = tokenizer.decode(written)
     return any(string in text for string in stop)
 
-  end = (tokenizer.end_of_document,)
-  return Request(ids, length, sampling, stop=end, ended=ended if stop else None)
+  return Request(ids, length, sampling, stop=tokenizer.ends, ended=ended if stop else None)
 
 
 def until(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
@@ -91,15 +90,15 @@ def until(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
 def decode_text(
   tokenizer: tokenizers.Tokenizer, ids: Sequence[int], stop: Sequence[str] = ()
 ) -> str:
-  """Return the text of written tokens, up to the end of the document or a stop string."""
+  """Return the text of written tokens, up to a token that ends it or a stop string."""
   return ''.join(until(stream_text(tokenizer, iter(ids)), stop))
 
 
 def stream_text(tokenizer: Any, ids: Iterator[int]) -> Iterator[str]:
-  """Yield text as tokens come, in whole characters, up to an end of document."""
+  """Yield text as tokens come, in whole characters, up to a token that ends it."""
   seen, written = [], ''
   for token in ids:
-    if token == tokenizer.end_of_document:
+    if token in tokenizer.ends:
       break
     seen.append(token)
     text = tokenizer.decode(np.array(seen))

@@ -55,7 +55,7 @@ def look(model: Trained) -> dict[str, Any]:
   Pattention, `usage` as rows for each group, and `load` of experts by layer.
   """
   corpus, name = held_out.held_out_tokens(model.config.data, model.tokenizer, _MEASURED)
-  ids = np.append(model.tokenizer.end_of_document, corpus)[:_SHOWN].astype(np.int32)
+  ids = model.tokenizer.start(corpus)[:_SHOWN].astype(np.int32)
   if model.config.model.position_embedding == 'learned':
     ids = ids[: model.config.model.max_length]
   found: dict[str, Any] = {'step': model.meta.step, 'text': name, 'measured': len(corpus)}

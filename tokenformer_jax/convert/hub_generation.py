@@ -1,0 +1,81 @@
+"""Read what the folder of a model says about writing texts: generation_config.json."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenformer_jax.convert.hub_keys import Keys, read_json
+from tokenformer_jax.errors import UserError
+
+FILE = 'generation_config.json'
+
+# Keys that say how long a text is or what is returned besides it, or that are read elsewhere.
+_IGNORED = """
+  bos_token_id pad_token_id decoder_start_token_id transformers_version _from_model_config
+  max_length use_cache cache_implementation return_dict_in_generate output_attentions
+  output_hidden_states output_scores output_logits chat_format
+"""
+# Values that change nothing, such as a penalty of 1, one beam and no repetition forbidden.
+_NEUTRAL = (None, False, 0, 1, '', [], {})
+# How transformers draws if a folder asks for draws and does not say more.
+_DRAWS = {'temperature': 1.0, 'top_k': 50, 'top_p': 1.0}
+
+
+class Generation(NamedTuple):
+  """How a model writes texts.
+
+  Attributes:
+    ends: the ids that end a text.
+    flags: those of `generate` for the draws that the folder asks for; none: it asks for no draws.
+    unread: the keys of the file that have no effect here, with their values.
+  """
+
+  ends: tuple[int, ...]
+  flags: dict[str, float]
+  unread: list[str]
+
+
+def find(folder: Path, vocab_size: int) -> Generation:
+  """Return how the model of a folder writes texts; `config.json` has the ids in older folders.
+
+  Raises:
+    UserError: a file cannot be read, or has an id that is no token, or a setting that is no number.
+  """
+  file = folder / FILE
+  values = read_json(file) if file.is_file() else {}
+  keys, where = Keys(values, str(file)), str(file)
+  ends = keys.get('eos_token_id')
+  if ends is None:
+    where = str(folder / 'config.json')
+    ends = read_json(folder / 'config.json').get('eos_token_id')
+  return Generation(_ids(ends, vocab_size, where), _flags(keys), _unread(keys, values))
+
+
+def _ids(found: Any, vocab_size: int, where: str) -> tuple[int, ...]:
+  """Return the ids of a key that holds one, several or null."""
+  ids = found if isinstance(found, list) else [] if found is None else [found]
+  if any(type(id_) is not int or not 0 <= id_ < vocab_size for id_ in ids):
+    raise UserError(
+      f'{where} has eos_token_id={found!r:.80}; it must be one or several ids from 0 to '
+      f'{vocab_size - 1}'
+    )
+  return tuple(ids)
+
+
+def _flags(keys: Keys) -> dict[str, float]:
+  """Return the settings of draws; a folder that asks for none takes the likeliest tokens."""
+  draws = keys.flag('do_sample', False)
+  flags: dict[str, float] = {
+    'temperature': keys.number('temperature', _DRAWS['temperature']),
+    'top_k': keys.whole('top_k', _DRAWS['top_k']) if keys.get('top_k') != 0 else 0,
+    'top_p': keys.number('top_p', _DRAWS['top_p']),
+  }
+  return flags if draws else {}
+
+
+def _unread(keys: Keys, values: Mapping[str, Any]) -> list[str]:
+  return [
+    f'{name}={values[name]!r:.40}'
+    for name in keys.unread(_IGNORED.split())
+    if values[name] not in _NEUTRAL
+  ]
