@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tokenformer_jax import config
+from tokenformer_jax.convert import families
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.models import define
@@ -46,6 +47,7 @@ COUNTS = {
     '757m': 751_056_768,
     '1_4b': 1_399_642_368,
   },
+  'lm_llama': {'8b': 8_030_261_248, '70b': 70_553_706_496},  # published for Llama 3
   # Blocks of L·2D·(3·qkv + proj + ffn); beside them 769 D for the patches, 1001 for each column of
   # the head's matrix, 2 D for the final norm. Of the paper's 86, 109, 307 and 407 million only the
   # first fits its own numbers of tokens. The Transformers are the usual ViTs, 86,567,656 parameters
@@ -182,6 +184,11 @@ def _transformer(model: config.ModelConfig) -> config.ModelConfig:
   mixer = dataclasses.replace(model.layer.mixer, qkv=matrix, proj=matrix)
   layer = config.LayerConfig(mixer, config.MLPConfig(bias=True), norm='affine')
   return dataclasses.replace(model, layer=layer)
+
+
+@pytest.mark.parametrize('variant', COUNTS['lm_llama'])
+def test_a_llama_is_one_for_transformers(variant):
+  assert families.match(_resolve('lm_llama', variant).model).architecture == 'LlamaForCausalLM'
 
 
 def test_the_dense_twin_of_the_default_has_as_many_parameters():
