@@ -1,23 +1,20 @@
 """The notebooks: how their first cells get the code, and each run from top to bottom."""
 
-import contextlib
 import functools
-import http.server
-import os
+import re
 import shutil
 import subprocess
-import sys
-import threading
-import venv
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import nbclient
 import nbformat
+import packages
 import pytest
 import tiny_run
 import xla_flags
-from setuptools import build_meta
+from packaging import requirements
 
 COLABS = sorted((tiny_run.ROOT / 'colabs').glob('*.ipynb'))
 PICTURES = {'chat': 1, 'grow': 1, 'inspect': 4, 'vit': 2}
@@ -54,8 +51,6 @@ SMALLER = {  # text of a notebook, and what runs in its place
     ("{'log_every': 20, 'eval_every': 30}", "{'log_every': 4, 'eval_every': 6}"),
   ],
 }
-CODE = "CODE = ''"
-WHEEL, SDIST = 'tokenformer_jax-0.1.0-py3-none-any.whl', 'tokenformer_jax-0.1.0.tar.gz'
 
 
 def _shorten(notebook, smaller: list[tuple[str, str]]) -> None:
@@ -97,251 +92,89 @@ def _is_picture(output) -> bool:
 
 
 @functools.cache
-def _first_cells(name: str = 'grow') -> tuple[str, str]:
-  """The cell that installs the code, and the one that looks for the device."""
-  cells = {cell.id: cell.source for cell in nbformat.read(_path(name), as_version=4).cells}
-  return cells['install'], cells['see-device']
-
-
-def _path(name: str) -> Path:
-  return tiny_run.ROOT / 'colabs' / f'{name}.ipynb'
+def _cells(name: str) -> dict[str, str]:
+  path = tiny_run.ROOT / 'colabs' / f'{name}.ipynb'
+  return {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells}
 
 
 def test_the_first_cells_are_the_same_but_for_the_extras():
-  project = (tiny_run.ROOT / 'pyproject.toml').read_text()
-  found, extras = set(), {}
+  found = set()
   for path in COLABS:
-    install, see_device = _first_cells(path.stem)
-    (line,) = (line for line in install.splitlines() if line.startswith('EXTRAS = '))
-    extras[path.stem] = eval(line.removeprefix('EXTRAS = '))
-    found.add((install.replace(line, ''), see_device))
+    cells = _cells(path.stem)
+    assert [*cells][1:3] == ['install', 'see-device'], f'{path}: the package is not installed first'
+    found.add((re.sub(r'\[[\w,]+\]', '', cells['install']), cells['see-device']))
   assert len(found) == 1, 'a mended cell was not copied to the other notebooks'
-  assert extras['vit'] == {'images': 'scikit-learn', 'plot': 'matplotlib'}
-  for extra, package in {**extras['vit'], **extras['grow'], **extras['chat']}.items():
-    assert f'{extra} = ["{package}' in project, 'no such extra'
 
 
-class _Runtime:
-  """A runtime as the first cell sees it: packages, devices, and a pip that records its requests."""
-
-  def __init__(self, monkeypatch, packages=(), driver='', chips=(), pip_fails='', replaces=()):
-    self.asked, self._packages = [], dict(packages)
-    self._driver, self._pip_fails, self._replaces = driver, pip_fails, dict(replaces)
-    monkeypatch.setattr(subprocess, 'run', self._run)
-    monkeypatch.setattr(metadata, 'version', self._version)
-    loaded = {name: [name] for name in self._packages}  # quick: to look at all takes half a second
-    monkeypatch.setattr(metadata, 'packages_distributions', lambda: loaded)
-    monkeypatch.setattr('glob.glob', lambda pattern: [*chips] if 'accel' in pattern else [])
-
-  def _run(self, command, **_):
-    if command[0] == 'nvidia-smi':
-      if not self._driver:
-        raise FileNotFoundError(command[0])
-      return subprocess.CompletedProcess(command, 0, f'{self._driver}\n{self._driver}\n')
-    self.asked += command[command.index('--quiet') + 1 :]
-    self._packages.update(self._replaces)
-    return subprocess.CompletedProcess(command, bool(self._pip_fails), '', self._pip_fails)
-
-  def _version(self, name):
-    if name not in self._packages:
-      raise metadata.PackageNotFoundError(name)
-    return self._packages[name]
-
-  def start(self, code: str = '', name: str = 'grow') -> list[str]:
-    """Run the first cell; return what pip was asked for."""
-    exec(_first_cells(name)[0].replace(CODE, f'CODE = {code!r}'), {})
-    return self.asked
+def test_the_extras_of_the_first_cells_exist():
+  project = tomllib.loads((tiny_run.ROOT / 'pyproject.toml').read_text())['project']
+  for path in COLABS:
+    (extras,) = re.findall(r'"tokenformer_jax\[([\w,]+)\]"', _cells(path.stem)['install'])
+    assert {*extras.split(',')} <= {*project['optional-dependencies']}, path
 
 
-FOUND = {  # the files there are, CODE, and which of them is taken
-  'an uploaded wheel': ([WHEEL], '', WHEEL),
-  'an uploaded sdist': ([SDIST], '', SDIST),
-  'the newest file': ([WHEEL, SDIST], '', SDIST),
-  'a checkout above': (['../tokenformer_jax/__init__.py'], '', '..'),
-  'a clone': (['tokenformer_jax/tokenformer_jax/__init__.py'], '', 'tokenformer_jax'),
-  'a mounted file': (['drive/My Drive/x.whl'], 'drive/My Drive/x.whl', 'drive/My Drive/x.whl'),
-  'a named checkout': ([WHEEL, 'mine/pyproject.toml'], 'mine', 'mine'),
-}
+def test_no_extra_of_the_notebooks_brings_a_kernel():
+  """The session of a hosted runtime has loaded its own, which pip would replace."""
+  project = tomllib.loads((tiny_run.ROOT / 'pyproject.toml').read_text())['project']
+  assert not [need for need in project['optional-dependencies']['colab'] if 'ipython' in need]
+  assert not [need for need in project['optional-dependencies']['colab'] if 'ipykernel' in need]
 
 
-@pytest.mark.parametrize('case', FOUND)
-def test_the_code_is_found(case, tmp_path, monkeypatch):
-  files, code, taken = FOUND[case]
-  monkeypatch.chdir(_folder(tmp_path, files))
-  package, jax = _Runtime(monkeypatch).start(code)
-  assert package == f'tokenformer_jax[plot] @ {Path(taken).resolve().as_uri()}'
-  assert jax == 'jax', 'another jax than that for CPUs'
+LOADED = {'jinja2', 'matplotlib', 'numpy', 'pillow', 'scikit-learn'}
 
 
-def _folder(tmp_path: Path, files: list[str]) -> Path:
-  folder = tmp_path / 'work'
-  for age, name in enumerate(reversed(files)):
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).touch()
-    os.utime(folder / name, (1e9 - age, 1e9 - age))
-  return folder
+def test_a_hosted_session_keeps_what_it_may_have_loaded():
+  lines = (tiny_run.ROOT / 'colabs' / 'hosted.txt').read_text().lower().splitlines()
+  hosted = dict(line.split('==') for line in lines if not line.startswith('#'))
+  project = tomllib.loads((tiny_run.ROOT / 'pyproject.toml').read_text())['project']
+  needs = [*project['dependencies'], *project['optional-dependencies']['colab']]
+  kept = {need.name.lower(): need.specifier for need in map(requirements.Requirement, needs)}
+  replaced = [name for name in LOADED if hosted[name] not in kept[name]]
+  assert not replaced, 'the first cell would ask for a restart'
 
 
-def test_an_address_goes_to_pip_as_it_is(tmp_path, monkeypatch):
-  monkeypatch.chdir(_folder(tmp_path, [WHEEL]))
-  package, _ = _Runtime(monkeypatch).start('git+https://host/owner/name', 'vit')
-  assert package == 'tokenformer_jax[images,plot] @ git+https://host/owner/name'
+USES = """
+from tokenformer_jax.config import file
+print(tokenformer_jax.__file__, numpy.__version__, file.shipped('lm_stdlib'))
+"""
 
 
-@pytest.mark.parametrize('code', ['', 'drive/none.whl'])
-def test_code_that_is_not_there_stops_the_notebook(code, tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  runtime = _Runtime(monkeypatch)
-  with pytest.raises(
-    RuntimeError, match=f'{code or "the code"} is not on this runtime; upload .*w'
-  ):
-    runtime.start(code)
-  assert not runtime.asked
-
-
-OLD_JAX = {'jax': '0.7.2', 'jaxlib': '0.7.2'}
-DEVICES = {
-  'a GPU of a runtime with jax 0.7': (
-    {'driver': '580.95', 'packages': {**OLD_JAX, 'jax-cuda12-plugin': '0.7.2'}},
-    'jax[cuda12]',  # The plugin of the runtime goes on with jax, and is not left behind.
-  ),
-  'a GPU and its newer plugin': (
-    {'driver': '580.95', 'packages': {**OLD_JAX, 'jax-cuda13-plugin': '0.8.0'}},
-    'jax[cuda13]',
-  ),
-  'a GPU and no jax': ({'driver': '580.95.05'}, 'jax[cuda13]'),
-  'a GPU with an older driver': ({'driver': '550.54.15'}, 'jax[cuda12]'),
-  'a TPU': ({'chips': ['/dev/accel0'], 'packages': OLD_JAX}, 'jax[tpu]'),
-  'neither': ({'packages': {**OLD_JAX, 'jax-cuda12-plugin': '0.7.2'}}, 'jax'),
-}
-
-
-@pytest.mark.parametrize('case', DEVICES)
-def test_the_jax_of_the_device_is_installed(case, tmp_path, monkeypatch):
-  devices, wanted = DEVICES[case]
-  monkeypatch.chdir(_folder(tmp_path, [WHEEL]))
-  assert _Runtime(monkeypatch, **devices).start()[1:] == [wanted]
-
-
-def test_a_device_that_jax_does_not_see_stops_the_notebook(monkeypatch):
-  see_device = _first_cells()[1]
-  exec(see_device, {'wanted': 'jax', 'os': os})
-  exec(see_device, {'wanted': 'jax[cuda12]', 'os': os})  # JAX_PLATFORMS=cpu: the CPU is wanted
-  monkeypatch.delenv('JAX_PLATFORMS')
-  with pytest.raises(RuntimeError, match=r'does not see; run `pip install .* "jax\[cuda12\]"`'):
-    exec(see_device, {'wanted': 'jax[cuda12]', 'os': os})
-
-
-def test_what_is_installed_is_taken_as_it_is(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  has = {'tokenformer_jax': '0.1.0', 'matplotlib': '3.9'}
-  assert not _Runtime(monkeypatch, has).start(), 'pip was asked for nothing'
-  package, _ = _Runtime(monkeypatch, has).start(name='vit')
-  assert package == 'tokenformer_jax[images,plot]', 'the extras of the installed package'
-
-
-def test_a_failed_installation_stops_the_notebook(tmp_path, monkeypatch):
-  monkeypatch.chdir(_folder(tmp_path, [WHEEL]))
-  runtime = _Runtime(monkeypatch, pip_fails='ERROR: no space left\n')
-  with pytest.raises(RuntimeError, match=r'pip could not install .*\nERROR: no space left'):
-    runtime.start()
-
-
-def test_a_loaded_package_that_pip_replaces_asks_for_a_restart(tmp_path, monkeypatch):
-  monkeypatch.chdir(_folder(tmp_path, [WHEEL]))
-  runtime = _Runtime(monkeypatch, OLD_JAX, replaces={'jax': '0.10.2'})
-  with pytest.raises(RuntimeError, match=r'pip replaced jax, .* restart the session'):
-    runtime.start()
-
-
-@pytest.fixture(scope='module')
-def built(tmp_path_factory):
-  """A copy of the checkout, and a folder with a wheel and an sdist of it."""
-  checkout = tmp_path_factory.mktemp('source') / 'checkout'
-  files = tmp_path_factory.mktemp('files')
-  for name in ('tokenformer_jax', 'configs', 'colabs'):
-    ignored = shutil.ignore_patterns('__pycache__')
-    shutil.copytree(tiny_run.ROOT / name, checkout / name, ignore=ignored)
-  for name in ('pyproject.toml', 'README.md', 'LICENSE'):
-    shutil.copy(tiny_run.ROOT / name, checkout)
-  pip = [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '-w', str(files), '.']
-  subprocess.run(pip, cwd=checkout, check=True)
-  with contextlib.chdir(checkout):
-    build_meta.build_sdist(str(files))
-  return checkout, files
-
-
-@pytest.fixture(scope='module')
-def bare_python(tmp_path_factory):
-  """The Python of a new environment with the dependencies of the package, but without itself."""
-  folder = tmp_path_factory.mktemp('bare')
-  venv.create(folder / 'venv', with_pip=True)
-  ours = ('tokenformer_jax', '__editable__', 'pip', '__pycache__')
-  (folder / 'dependencies').mkdir()
-  for packages in (Path(p) for p in sys.path if p.endswith('site-packages')):
-    for file in packages.iterdir():
-      if not file.name.startswith(ours) and file.suffix != '.pth':
-        link = folder / 'dependencies' / file.name
-        with contextlib.suppress(FileExistsError):  # as on sys.path: the first one counts
-          link.symlink_to(file)
-  (site,) = folder.glob('venv/lib/*/site-packages')
-  (site / 'dependencies.pth').write_text(f'{folder}/dependencies\n')
-  return folder / 'venv' / 'bin' / 'python'
-
-
-def _start(python: Path, folder: Path, code: str) -> subprocess.CompletedProcess:
-  """Run the first cells in a new session, and use the package in the same session."""
-  install, see_device = _first_cells()
-  uses = (
-    'import tokenformer_jax; from tokenformer_jax.config import file;'
-    'print(tokenformer_jax.__file__, file.shipped("lm_stdlib"))'
-  )
-  cells = '\n'.join([install.replace(CODE, f'CODE = {code!r}'), see_device, uses])
-  return tiny_run.run([str(python), '-c', cells], cwd=folder)
-
-
-@pytest.mark.full_size
 @pytest.mark.slow
-def test_a_bare_runtime_gets_the_code(built, bare_python, tmp_path):
-  checkout, files = built
-  mounted = tmp_path / 'drive' / 'My Drive'
-  shutil.copytree(files, mounted)
-  for file, name in ((WHEEL, 'wheel'), (SDIST, 'sdist')):
-    (tmp_path / name).mkdir()
-    shutil.copy(files / file, tmp_path / name)
-  with _served(files) as address:
-    sources = {
-      'wheel': (tmp_path / 'wheel', ''),
-      'sdist': (tmp_path / 'sdist', ''),
-      'checkout': (checkout / 'colabs', ''),
-      'mounted': (tmp_path, f'{mounted}/{WHEEL}'),
-      'address': (tmp_path, f'{address}/{WHEEL}'),
-    }
-    for name, (folder, code) in sources.items():
-      done = _start(bare_python, folder, code)
-      assert done.returncode == 0, f'{name}: {done.stderr}'
-      package, config = done.stdout.splitlines()[-1].split()
-      assert str(bare_python.parent.parent) in package, f'{name}: {package} was there before'
-      assert Path(config).exists(), f'{name}: no configs'
-      gone = [str(bare_python), '-m', 'pip', 'uninstall', '--quiet', '--yes', 'tokenformer_jax']
-      subprocess.run(gone, check=True)
-    done = _start(bare_python, tmp_path, f'{address}/none/{WHEEL}')  # not there
-  assert done.returncode == 1, 'a failed installation passes'
-  assert 'RuntimeError: pip could not install' in done.stderr and '404' in done.stderr, done.stderr
+@pytest.mark.parametrize('file', ['wheel', 'installed', 'nothing'])
+def test_the_first_cells_in_a_bare_session(file, bare_python, tmp_path):
+  """With an uploaded wheel, with the package installed, and with neither."""
+  wheel, python = bare_python
+  if file == 'wheel':
+    shutil.copy(wheel, tmp_path)
+  if file == 'installed':
+    packages.install(python, wheel)
+  environment = {**tiny_run.environment(), 'PIP_NO_INDEX': '1'}
+  environment.pop('PYTHONPATH', None)
+  cells = _cells('grow')
+  (tmp_path / 'cells.ipy').write_text('\n'.join([cells['install'], cells['see-device'], USES]))
+  done = subprocess.run(
+    [str(python), '-m', 'IPython', 'cells.ipy'],
+    cwd=tmp_path,
+    env=environment,
+    capture_output=True,
+    text=True,
+  )
+  said = done.stdout + done.stderr
+  if file == 'nothing':
+    assert 'No matching distribution found for tokenformer_jax' in said
+    assert "No module named 'tokenformer_jax'" in said
+    return
+  assert done.stdout.strip().endswith('.py'), said
+  package, version, config = done.stdout.splitlines()[-1].split()
+  assert str(python.parent.parent) in package, f'not from this environment: {said}'
+  assert version == metadata.version('numpy'), 'numpy was replaced'
+  assert Path(config).exists(), 'no configs'
 
 
-@contextlib.contextmanager
-def _served(folder: Path):
-  """Serve the files of a folder on this machine; yield the address."""
-
-  class Handler(http.server.SimpleHTTPRequestHandler):
-    def __init__(self, *args):
-      super().__init__(*args, directory=str(folder))
-
-    def log_message(self, *_):
-      pass
-
-  with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler) as server:
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f'http://127.0.0.1:{server.server_port}'
-    server.shutdown()
+@pytest.fixture
+def bare_python(tmp_path):
+  """A wheel, and the Python of an environment without it."""
+  (tmp_path / 'built').mkdir()
+  checkout = packages.copy_checkout(tmp_path / 'source' / 'checkout')
+  wheel, _ = packages.build(checkout, tmp_path / 'built')
+  return wheel, packages.make_environment(tmp_path / 'bare')

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import checkers
 import pytest
 import tiny_hosts
 import tiny_run
@@ -34,50 +35,12 @@ STOPPED = 75
 slow = pytest.mark.slow
 
 
-def check(checker, *files):
-  """Run a program that finds mistakes, which the extra [test] brings, on files in launch/."""
-  path = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
-  program = shutil.which(checker, path=path)
-  assert program, f'{checker} is not installed; pip install -e ".[test]"'
-  done = subprocess.run([program, *files], capture_output=True, text=True, cwd=LAUNCH)
-  assert done.returncode == 0, done.stdout
-
-
 def test_scripts_are_without_known_mistakes():
   scripts = sorted(LAUNCH.glob('*.sh'))
-  check('shellcheck', *scripts)
+  checkers.check('shellcheck', *scripts)
   for script in scripts:
     assert not subprocess.run(['bash', '-n', script]).returncode
     assert len(script.read_text().splitlines()) < 80, f'{script} is long'
-
-
-def test_the_image_is_without_known_mistakes():
-  check('hadolint', 'Dockerfile')
-
-
-def instructions(name):
-  """The arguments of an instruction of the Dockerfile, each time it occurs."""
-  text = (LAUNCH / 'Dockerfile').read_text().replace('\\\n', ' ')
-  return re.findall(rf'^{name} (.*)$', text, re.MULTILINE)
-
-
-def test_the_image_installs_the_dependencies_and_then_the_package(tmp_path):
-  """The `RUN` lines, with a pip that prints; the image itself cannot be built here."""
-  first, second = instructions('RUN')
-  for files in instructions('COPY'):
-    *names, target = files.split()
-    for name in names:
-      copied = tmp_path / target / Path(name).name if target.endswith('/') else tmp_path / target
-      copied.symlink_to(tiny_run.ROOT / name)
-  pip = f'python() {{ {sys.executable} "$@"; }}; pip() {{ echo pip "$@"; cat requirements.txt; }}\n'
-  for command in (first, second):
-    done = subprocess.run(
-      ['bash', '-euc', pip + command], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    asked, *requirements = done.stdout.splitlines()
-    assert {'jax[tpu]>=0.10.2', 'pyarrow>=21'} <= set(requirements), requirements
-  assert asked.endswith('--no-deps -e .')
-  assert (tmp_path / 'train.py').exists() and (tmp_path / 'launch' / 'restart.sh').exists()
 
 
 PARSE = """

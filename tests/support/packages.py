@@ -87,6 +87,6 @@ def make_environment(folder: Path) -> Path:
 
 
 def install(python: Path, file: Path) -> None:
-  """Install a wheel or an sdist into an environment of `make_environment`."""
-  pip = [str(python), '-m', 'pip', 'install', '--quiet', '--no-index', '--no-build-isolation']
+  """Install a wheel into an environment of `make_environment`."""
+  pip = [str(python), '-m', 'pip', 'install', '--quiet', '--no-index']
   subprocess.run([*pip, str(file)], check=True)
