@@ -150,7 +150,7 @@ class Plan:
       keep_checkpoints=1,
       sample_tokens=0,
       loss_chunk=LENGTH,
-      tensorboard=False,
+      trackers=(),
     )
     return config_lib.resolve(values)
 

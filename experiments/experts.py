@@ -150,7 +150,7 @@ class Trial:
     c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
     c.optim.update(learning_rate=RATE, schedule='wsd', warmup_steps=50)
     c.train.update(steps=steps, seed=self.seed, log_every=100, eval_every=0, eval_batches=64)
-    c.train.update(checkpoint_every=10**9, sample_tokens=0, loss_chunk=64, tensorboard=False)
+    c.train.update(checkpoint_every=10**9, sample_tokens=0, loss_chunk=64, trackers=())
     changes = dict(changes) | {name.replace('__', '.'): value for name, value in more.items()}
     c.update_from_flattened_dict(changes)
     if c.optim.schedule == 'wsd':

@@ -252,7 +252,7 @@ class Plan:
     c.optim.update(schedule='wsd', warmup_steps=50, new_token_warmup=50)
     c.train.update(steps=steps, seed=seed, log_every=500, eval_every=0, eval_batches=64)
     c.train.update(checkpoint_every=10**9, keep_checkpoints=99, sample_tokens=0, loss_chunk=64)
-    c.train.tensorboard = False
+    c.train.trackers = ()
     changes = {**KINDS[kind].changes, **changes}
     c.update_from_flattened_dict({k.replace('__', '.'): v for k, v in changes.items()})
     if c.optim.schedule == 'wsd':

@@ -72,7 +72,7 @@ def base(width: int = 8, output_std: float = 0.0) -> Config:
   c.optim.update(schedule='wsd', warmup_steps=50, final_fraction=0.0)
   c.optim.learning_rate = 8e-3 * (8 / width) ** 0.5
   c.train.update(log_every=500, eval_every=0, eval_batches=128, sample_tokens=0, loss_chunk=64)
-  c.train.tensorboard = False
+  c.train.trackers = ()
   return config_lib.resolve(c)
 
 

@@ -37,7 +37,7 @@ def base_config(seed: int) -> Config:
   c.optim.learning_rate, c.optim.schedule = 3e-3, 'constant'
   c.train.steps, c.train.seed = FIRST, seed
   c.train.eval_every, c.train.eval_batches, c.train.sample_tokens = 0, 40, 0
-  c.train.checkpoint_every, c.train.log_every, c.train.tensorboard = FIRST, 50, False
+  c.train.checkpoint_every, c.train.log_every, c.train.trackers = FIRST, 50, ()
   return config_lib.resolve(c)
 
 

@@ -85,7 +85,7 @@ def make_config(arm: Arm, seed: int, changes: dict[str, Any], text: str = '') ->
   c.data.update(source='stdlib', tokenizer='bytes', sequence_length=128, batch_size=8)
   c.optim.update(learning_rate=3e-3, schedule='constant', warmup_steps=50, new_token_warmup=50)
   c.train.update(steps=FIRST, seed=seed, log_every=100, eval_every=0, eval_batches=64)
-  c.train.update(checkpoint_every=10**9, sample_tokens=0, tensorboard=False)
+  c.train.update(checkpoint_every=10**9, sample_tokens=0, trackers=())
   if text:
     c.data.mixture.new = {'source': text, 'weight': 1.0}
     c.data.mixture.old = {'source': 'stdlib', 'weight': 0.0}

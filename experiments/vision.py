@@ -116,7 +116,7 @@ class Plan:
     values.train.update(
       steps=steps, seed=seed, eval_every=0, checkpoint_every=10**9, keep_checkpoints=1
     )
-    values.train.tensorboard = False
+    values.train.trackers = ()
     together = {**DATA[self.data], **changes, **more}
     values.update_from_flattened_dict({k.replace('__', '.'): v for k, v in together.items()})
     return config_lib.resolve(values)

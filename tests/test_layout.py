@@ -14,6 +14,7 @@ LAYERS = (
   'config',
   'storage',
   'parallel',
+  'trackers',
   'model',
   'runs',
   'data',

@@ -10,7 +10,7 @@ from inputs import files_of
 
 from tokenformer_jax.cli import verbs
 
-MODEL = [f'--config.{name}={value}' for name, value in tiny_run.CHANGES.items()]
+MODEL = [f'--config.{name}={tiny_run.as_flag(value)}' for name, value in tiny_run.CHANGES.items()]
 TEXT = '--config.data.source=files:{}/corpus/*.txt'
 
 

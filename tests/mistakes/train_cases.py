@@ -18,7 +18,7 @@ TRAIN_FLAGS = {
     'train configs/lm_pile.py',
     "unexpected argument 'configs/lm_pile.py'",
   ),
-  'a value for --no': ('train --noconfig.train.tensorboard=3', 'noconfig.train.tensorboard'),
+  'a value for --no': ('train --noconfig.data.flip=3', 'noconfig.data.flip'),
   'half of the flags of several hosts': ('train --num_processes=2', '--coordinator=HOST:PORT'),
   'a process beyond the last': (
     'train --coordinator=localhost:1 --num_processes=2 --process_id=5',
@@ -177,7 +177,16 @@ TRAIN_KEYS = {
   'a step beyond 32 bits': ('train --config.train.steps=1e12', 'config.train.steps is'),
   'a word for a number': ('train --config.optim.learning_rate=high', 'it must be a number'),
   'a learning rate of nan': ('train --config.optim.learning_rate=nan', 'greater than 0'),
-  'a word for a boolean': ('train --config.train.tensorboard=maybe', 'it must be true or false'),
+  'a word for a boolean': ('train --config.data.flip=maybe', 'it must be true or false'),
+  'a misspelt tracker': (
+    'train --config.train.trackers=tensorboard,wandbb',
+    "('tensorboard', 'wandbb'); 'wandbb' is unknown; did you mean 'wandb'?",
+  ),
+  'a tracker like no other': (
+    'train --config.train.trackers=neptune',
+    "'neptune' is unknown; known names: mlflow, tensorboard, trackio, wandb",
+  ),
+  'a tracker twice': ('train --config.train.trackers=wandb,wandb', 'it names wandb twice'),
   'no steps': ('train --config.train.steps=0', 'config.train.steps is 0'),
   'a negative batch': ('train --config.data.batch_size=-8', 'config.data.batch_size is -8'),
   'a seed too large': ('train --config.train.seed=3e9', 'less than 2147483648'),

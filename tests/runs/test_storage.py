@@ -146,7 +146,9 @@ def unbroken(tmp_path_factory):
   """The config of a run, how to run it in another directory, and its last state."""
   root = tmp_path_factory.mktemp('unbroken')
   source = tiny_run.write_corpus(root / 'corpus')
-  config = tiny_run.config(source, root / 'cache', train__log_every=1, train__tensorboard=True)
+  config = tiny_run.config(
+    source, root / 'cache', train__log_every=1, train__trackers=('tensorboard',)
+  )
 
   def run(workdir):
     with pytest.MonkeyPatch.context() as patch:

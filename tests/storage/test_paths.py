@@ -44,10 +44,10 @@ def make(source, tmp_path_factory):
 def run(bucket, make):
   """A run in the bucket, whose last steps were made twice, and its last state."""
   url = 'gs://bucket/runs/one'
-  loop.train(make(train__tensorboard=True), url)
+  loop.train(make(train__trackers=('tensorboard',)), url)
   for name in objects(bucket, 'runs/one/checkpoints/20/'):
     del bucket.buckets['bucket'][name]
-  return url, loop.train(make(train__tensorboard=True, train__profile_steps='12:13'), url)
+  return url, loop.train(make(train__trackers=('tensorboard',), train__profile_steps='12:13'), url)
 
 
 def objects(bucket, prefix):

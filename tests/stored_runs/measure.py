@@ -40,7 +40,7 @@ FLAGS = {
     'train.log_every': 1,
     'train.eval_batches': 1,
     'train.sample_tokens': 0,
-    'train.tensorboard': False,
+    'train.trackers': (),
   }
 }
 

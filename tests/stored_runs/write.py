@@ -55,7 +55,7 @@ TEXT = {
   'train.checkpoint_every': 1,
   'train.keep_checkpoints': 9,
   'train.sample_tokens': 0,
-  'train.tensorboard': False,
+  'train.trackers': (),
 }
 DENSE = {
   # Counts of tokens are for models that have them.
@@ -103,7 +103,7 @@ def _python(*arguments: str) -> None:
 
 def _train(name: str, stop: int, changes: dict[str, object], config: str = '') -> None:
   """Train a run to its end, and take it back to where it was after the step `stop`."""
-  flags = [f'--config.{key}={value}' for key, value in changes.items()]
+  flags = [f'--config.{key}={tiny_run.as_flag(value)}' for key, value in changes.items()]
   if config:
     flags.insert(0, f'--config={tiny_run.ROOT}/configs/{config}.py')
   _python(str(tiny_run.ROOT / 'train.py'), f'--workdir={name}', *flags)

@@ -30,7 +30,7 @@ CHANGES = {
   'train.eval_every': 0,
   'train.checkpoint_every': 5,
   'train.sample_tokens': 0,
-  'train.tensorboard': False,
+  'train.trackers': (),
 }
 
 
@@ -76,7 +76,7 @@ VIT = {
   'train.eval_every': 0,
   'train.eval_batches': 2,
   'train.checkpoint_every': 5,
-  'train.tensorboard': False,
+  'train.trackers': (),
 }
 
 # Learned positions for the 32 tokens of a sequence.
@@ -105,8 +105,13 @@ def command(source: str, cache: Path, workdir: Path, **changes) -> list[str]:
   """The command line that trains the same config."""
   dotted = {name.replace('__', '.'): value for name, value in changes.items()}
   everything = {'data.source': source, 'data.cache_dir': str(cache), **CHANGES, **dotted}
-  flags = [f'--config.{name}={value}' for name, value in everything.items()]
+  flags = [f'--config.{name}={as_flag(value)}' for name, value in everything.items()]
   return [sys.executable, str(ROOT / 'train.py'), f'--workdir={workdir}', *flags]
+
+
+def as_flag(value) -> str:
+  """The value of a key as a flag gives it."""
+  return ','.join(value) if isinstance(value, tuple) else str(value)
 
 
 def environment(devices: int = 1) -> dict[str, str]:

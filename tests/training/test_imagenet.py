@@ -41,7 +41,7 @@ def test_b16_runs_its_pipeline_and_its_step(prepared, tmp_path, monkeypatch, wor
   layer.mixer.heads, layer.ffn.tokens = 2, 128
   layer.mixer.qkv.tokens = layer.mixer.proj.tokens = 32
   values.data.update(source=prepared, batch_size=8, workers=workers, prefetch=4)
-  values.train.update(epochs=1.0, log_every=1, tensorboard=False)
+  values.train.update(epochs=1.0, log_every=1, trackers=())
   values.optim.warmup_epochs = 0.4
   config = config_lib.resolve(values.copy_and_resolve_references())
   same = ('crop_area', 'flip', 'rand_augment', 'eval_crop', 'image_size')

@@ -28,7 +28,11 @@ from tokenformer_jax.training import loop, sizes
 
 
 def test_a_run_learns_and_leaves_what_the_docs_promise(make, tmp_path, one_device):
-  changes = {'train__tensorboard': True, 'train__eval_every': 10, 'train__sample_tokens': 8}
+  changes = {
+    'train__trackers': ('tensorboard',),
+    'train__eval_every': 10,
+    'train__sample_tokens': 8,
+  }
   loop.train(make(train__steps=60, **changes), tmp_path / 'run')
   lines = metrics.read(tmp_path / 'run')
   names = set().union(*lines)

@@ -22,6 +22,7 @@ def define(help_text: str) -> None:
   config_flags.DEFINE_config_file('config', None, help_text)
   flags.FLAGS['config'].parser = _Parser()
   config_flags.register_flag_parser_for_type(int, _Integer())
+  config_flags.register_flag_parser_for_type(tuple, _Names())
 
 
 def read() -> Config:
@@ -85,6 +86,15 @@ class _Integer(flags.IntegerParser):
       if not number.is_finite() or number.adjusted() > 18 or number % 1:
         raise ValueError('not an integer') from None
       return int(number)
+
+
+class _Names(flags.ArgumentParser):
+  """Parses names with commas between them; an empty text has none."""
+
+  def parse(self, argument: Any) -> tuple[str, ...]:
+    if isinstance(argument, tuple):  # the default
+      return argument
+    return tuple(filter(None, (name.strip() for name in argument.split(','))))
 
 
 class _Parser(flags.ArgumentParser):

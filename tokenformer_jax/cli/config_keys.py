@@ -1,6 +1,7 @@
 """List a config's keys for `--help`, from the descriptions in their fields."""
 
 import itertools
+from typing import Any
 
 from tokenformer_jax.cli import help_text
 from tokenformer_jax.config import fields
@@ -29,11 +30,16 @@ def render(word: str = '') -> str:
   paragraphs = [_SCOPES]
   seen: dict[tuple[str, Key], str] = {}
   for _, group in itertools.groupby(leaves, lambda leaf: leaf.path.partition('.')[0]):
-    rows = [(f'  {leaf.path}={leaf.value}', _description(leaf, seen)) for leaf in group]
+    rows = [(f'  {leaf.path}={_written(leaf.value)}', _description(leaf, seen)) for leaf in group]
     width = max(len(name) for name, _ in rows)
     lines = (help_text.columns(name, text, min(width, _WIDEST)) for name, text in rows)
     paragraphs.append('\n'.join(itertools.chain.from_iterable(lines)))
   return '\n\n'.join(paragraphs)
+
+
+def _written(value: Any) -> Any:
+  """Return a value as a flag gives it."""
+  return ','.join(value) if isinstance(value, tuple) else value
 
 
 def _selected(word: str) -> list[Leaf]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from tokenformer_jax.config import conditions
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, nearest
 
 MODEL_KINDS = ('lm', 'vit')  # the values of `model.kind`
 _METADATA, _VARIANTS = 'key', 'variants'
@@ -25,7 +25,7 @@ class Key:
 
   Attributes:
     meaning: what the value is, as `--help` prints it.
-    choices: the values that are allowed; empty: not a choice.
+    choices: the values that are allowed, or the entries of a tuple; empty: not a choice.
     above: exclusive lower bound of a number.
     least: inclusive lower bound.
     most: inclusive upper bound.
@@ -69,6 +69,8 @@ class Key:
 
   def wrong(self, value: Any) -> str:
     """Return the requirement that a value violates, such as 'it must be finite'; '' for none."""
+    if isinstance(value, tuple):
+      return self._wrong_entry(value)
     if self.choices and value not in self.choices:
       names = ', '.join(choice or "'' (empty)" for choice in self.choices)
       return f'it must be one of {names}'
@@ -82,6 +84,15 @@ class Key:
     limit = 2 ** (self.bits - 1)
     if isinstance(value, int) and abs(value) >= limit:
       return f'it must be less than {limit}'
+    return ''
+
+  def _wrong_entry(self, names: tuple[str, ...]) -> str:
+    """Return what is wrong with the names in a tuple, each one of the choices; '' for nothing."""
+    for i, name in enumerate(names):
+      if name not in self.choices:
+        return f'{name!r} is unknown{nearest(name, self.choices)}'
+      if name in names[:i]:
+        return f'it names {name} twice; leave one out'
     return ''
 
   def _bounds(self) -> str:

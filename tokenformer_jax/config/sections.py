@@ -8,6 +8,7 @@ from typing import NamedTuple
 from tokenformer_jax.config import conditions, fields
 from tokenformer_jax.config.fields import Named, key
 from tokenformer_jax.config.pattention import SCORES
+from tokenformer_jax.config.trackers import TRACKERS
 from tokenformer_jax.errors import UserError
 
 
@@ -302,7 +303,11 @@ class TrainConfig:
   profile_steps: str = key(
     '', "'FIRST:LAST' writes a profile of these steps into the work directory"
   )
-  tensorboard: bool = key(True, 'write figures for TensorBoard')
+  trackers: tuple[str, ...] = key(
+    ('tensorboard',),
+    'what shows the figures beside metrics.jsonl, several with commas between (docs/commands.md)',
+    choices=tuple(TRACKERS),
+  )
   compilation_cache: str = key('', "directory of compiled programs. '': none")
 
 

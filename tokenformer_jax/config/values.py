@@ -133,6 +133,10 @@ def _convert(
     value = value.item()  # a number of numpy or JAX
   if expected is float and isinstance(value, int) and not isinstance(value, bool):
     return float(value)
+  if typing.get_origin(expected) is tuple:
+    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
+      return tuple(value)
+    raise UserError(f'config.{path} is {value!r}; it must be a list of names, such as {base!r}')
   if type(value) is not expected:
     raise UserError(
       f'config.{path} is {value!r}, of type {type(value).__name__}; it must be {expected.__name__}'

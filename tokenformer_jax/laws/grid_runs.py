@@ -6,6 +6,7 @@ import math
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -159,10 +160,13 @@ def _command(job: Job, base: Config, arguments: Sequence[str], train: str, out: 
 
 def changed_keys(config: Config, base: Config) -> dict[str, str]:
   """Return the keys, with values as text, whose change turns `base` into a config."""
-  return {
-    path: str(value).lower() if isinstance(value, bool) else str(value)
-    for path, value, _ in differences(config, base)
-  }
+  return {path: _as_flag(value) for path, value, _ in differences(config, base)}
+
+
+def _as_flag(value: Any) -> str:
+  if isinstance(value, tuple):
+    return ','.join(value)
+  return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def hours(seconds: float) -> str:

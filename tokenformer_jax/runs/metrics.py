@@ -1,4 +1,4 @@
-"""Write figures to metrics.jsonl, TensorBoard event files and the terminal."""
+"""Write figures to metrics.jsonl, to trackers and to the terminal."""
 
 import contextlib
 import functools
@@ -10,7 +10,7 @@ import pathlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ import tqdm
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.storage import paths, retry
+from tokenformer_jax.trackers import feed, tracker
 
 _GIB = 2**30
 
@@ -33,25 +34,25 @@ class Metrics:
     *,
     first_step: int,
     steps: int,
-    tensorboard: bool,
+    trackers: Sequence[str] = (),
+    about: tracker.About | None = None,
     has_figures: bool = False,
   ):
     """Open the files of a run that starts or resumes after `first_step` steps.
 
     Drop lines of `metrics.jsonl` and `samples.jsonl` after that step, because a crash lost their
     work. If no figure is left of a run that must have some (`has_figures`), recover them from other
-    files. `steps` is the last step of the run; `tensorboard` adds events.
+    files. `steps` is the last step of the run. The named trackers get the same figures and samples,
+    and describe the run as `about`.
     """
     self._active = hosts.is_first()
     if not self._active:
       return
     self._steps = steps
     self._files = paths.Growing(workdir)
-    self._events: _Events | None = None
+    self._last_step = first_step
     path = self._files.directory / 'metrics.jsonl'
     with _user_errors(self._files.directory):
-      if tensorboard:
-        self._events = _Events(self._files.directory / 'tensorboard', first_step)
       for name in (path.name, 'samples.jsonl', 'times.jsonl'):
         retry.retried(functools.partial(self._files.fetch, name), f'reading {name}')
       if not _drop_after(path, first_step) and has_figures:
@@ -62,6 +63,10 @@ class Metrics:
     if sys.stderr.isatty():
       self._bar = tqdm.tqdm(total=steps, initial=first_step, unit='step', dynamic_ncols=True)
     self._started, self._first_step = time.monotonic(), first_step
+    tracked = tracker.TrackedRun(
+      workdir, self._files.directory, first_step, about or tracker.About()
+    )
+    self._feeds = feed.Feeds(trackers, tracked, self.say)
 
   def write(self, step: int, figures: dict[str, float]) -> None:
     """Write figures under flat names such as `train/loss`, and show the main ones.
@@ -76,8 +81,8 @@ class Metrics:
     finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
     with _user_errors(self._files.directory):
       _write_line(self._lines, {'step': step, **finite})
-      if self._events:
-        self._events.scalars(step, figures)
+    self._feeds.put('figures', step, figures)
+    self._last_step = step
     self._files.publish_sometimes()
     self._show(step, figures)
 
@@ -91,13 +96,11 @@ class Metrics:
       print(text, file=sys.stderr, flush=True)
 
   def text(self, step: int, name: str, text: str) -> None:
-    """Write a sample of text to samples.jsonl, TensorBoard and the terminal."""
+    """Write a sample of text to samples.jsonl, the trackers and the terminal."""
     if not self._active:
       return
     self._add_to('samples.jsonl', {'step': step, 'name': name, 'text': text})
-    if self._events:
-      with _user_errors(self._files.directory):
-        self._events.text(step, name, f'```\n{text}\n```')
+    self._feeds.put('text', step, name, text)
     self.say('\n'.join(f'  | {line}' for line in text.splitlines()))
 
   def times(self, step: int, seconds: dict[str, float | str]) -> None:
@@ -124,16 +127,15 @@ class Metrics:
       self._files.publish()
 
   def close(self) -> None:
-    """Flush and close the files; leave the progress bar on the terminal."""
+    """Flush and close files and trackers; leave the progress bar on the terminal."""
     if not self._active:
       return
     self._lines.close()
-    if self._events:
-      with contextlib.suppress(OSError):  # Failed writes are reported already.
-        self._events.close()
-    self._files.close()
     if self._bar is not None:
       self._bar.close()
+      self._bar = None
+    self._feeds.close(finished=self._last_step == self._steps)
+    self._files.close()
 
   def _show(self, step: int, figures: dict[str, float]) -> None:
     names = {
@@ -168,44 +170,6 @@ class Metrics:
     per_step = (time.monotonic() - self._started) / (step - self._first_step)
     left = round(per_step * (self._steps - step))
     return f'  {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left'
-
-
-class _Events:
-  """A TensorBoard event file, written without a thread.
-
-  The thread of tensorboardX's SummaryWriter dies when the disk is full, and later events then hang.
-  """
-
-  def __init__(self, directory: pathlib.Path, first_step: int):
-    # These modules import PyTorch if it is installed, so import them only when needed.
-    from tensorboardX import event_file_writer, summary  # noqa: PLC0415
-    from tensorboardX.proto import event_pb2  # noqa: PLC0415
-
-    self._protos, self._summary = event_pb2, summary
-    directory.mkdir(parents=True, exist_ok=True)
-    # The name has the time in seconds only; the suffix separates runs of the same second.
-    suffix = f'.{os.getpid()}.{time.monotonic_ns():020}'
-    self._writer = event_file_writer.EventsWriter(str(directory / 'events'), suffix)
-    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    self._add(first_step + 1, session_log=start)  # Hides events whose work a crash lost.
-
-  def scalars(self, step: int, figures: dict[str, float]) -> None:
-    """Add figures."""
-    for name, value in figures.items():
-      self._add(step, summary=self._summary.scalar(name, value))
-    retry.retried(self._writer.flush, 'writing the events of TensorBoard')
-
-  def text(self, step: int, name: str, text: str) -> None:
-    """Add a text."""
-    self._add(step, summary=self._summary.text(name, text))
-    retry.retried(self._writer.flush, 'writing the events of TensorBoard')
-
-  def close(self) -> None:
-    """Close the file."""
-    self._writer.close()
-
-  def _add(self, step: int, **content: Any) -> None:
-    self._writer.write_event(self._protos.Event(wall_time=time.time(), step=step, **content))
 
 
 class Work(NamedTuple):

@@ -23,7 +23,8 @@ from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
-from tokenformer_jax.training import origin, start
+from tokenformer_jax.trackers import feed
+from tokenformer_jax.training import origin, start, tracked
 from tokenformer_jax.training.prepare import PreparedRun, RunStage, doubts, prepare
 
 _EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of the figures → entry of the state
@@ -56,6 +57,7 @@ def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[
     jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
   wall_time = WallTime()
   sharding.find_devices()  # Report missing devices before the work directory is touched.
+  hosts.by_first(lambda: feed.check_installed(config.train.trackers))
   with lease.hold_together(
     workdir / 'lease',
     f'the work directory {workdir}',
@@ -141,7 +143,8 @@ class Trainer:
       run.workdir,
       first_step=first,
       steps=steps,
-      tensorboard=self.config.train.tensorboard,
+      trackers=self.config.train.trackers,
+      about=tracked.about(run),
       has_figures=self._has_figures(first),
     )
     with contextlib.closing(metrics), hosts.StopRequest() as stop:

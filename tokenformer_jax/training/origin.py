@@ -55,7 +55,7 @@ _UNREPORTED = (
   'train.sample_tokens',
   'train.sample_prompt',
   'train.profile_steps',
-  'train.tensorboard',
+  'train.trackers',
   'train.compilation_cache',
 )
 

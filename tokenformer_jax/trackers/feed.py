@@ -1,0 +1,115 @@
+"""Hand the figures of a run to its trackers, each on a thread of its own.
+
+The run never waits for a tracker but for a few seconds at its end. A tracker that raises an
+exception, hangs or falls behind is reported once and left alone.
+"""
+
+import importlib.util
+import pkgutil
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tokenformer_jax.config.trackers import TRACKERS
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.storage import retry
+from tokenformer_jax.trackers.tracker import TrackedRun, Tracker
+
+_MOST_WAITING = 10_000  # lines that a tracker may be behind: some megabytes
+CLOSE_SECONDS = 15.0  # for all trackers together, at the end of a run
+
+
+def check_installed(names: Sequence[str]) -> None:
+  """Check that the packages of these trackers are installed; import none of them.
+
+  Raises:
+    UserError: a package is missing.
+  """
+  for name in names:
+    place = TRACKERS[name]
+    found = importlib.util.find_spec(place.package)
+    # A folder of that name in the current directory is found as well, and has no origin.
+    if found is None or found.origin is None:
+      raise UserError(
+        f'config.train.trackers has {name}, which needs the package {place.package}; run pip '
+        f'install -e ".[{place.install}]", or leave {name} out'
+      )
+
+
+class Feed:
+  """The way to one tracker: a queue, and the thread that empties it."""
+
+  def __init__(self, name: str, run: TrackedRun, say: Callable[[str], None]):
+    """Start the thread, which makes the tracker. `say` prints a line and is safe to call there."""
+    self._name, self._run, self._say = name, run, say
+    self._waiting: queue.SimpleQueue[tuple[str, int, tuple[Any, ...]]] = queue.SimpleQueue()
+    self._left_alone = threading.Event()
+    self._reached: int | None = None  # the last step that the tracker took
+    self._thread = threading.Thread(target=self._work, name=f'tracker {name}', daemon=True)
+    self._thread.start()
+
+  def put(self, method: str, step: int, *content: Any) -> None:
+    """Have a method of the tracker called with a step and content, soon; return at once."""
+    if self._left_alone.is_set():
+      return
+    if self._waiting.qsize() >= _MOST_WAITING:
+      self._leave_alone(f'is {_MOST_WAITING:,} lines behind')
+      return
+    self._waiting.put((method, step, content))
+
+  def end(self, *, finished: bool) -> None:
+    """Have the tracker closed after all that was put; return at once."""
+    self._waiting.put(('close', 0, (finished,)))
+
+  def wait(self, until: float) -> None:
+    """Wait until the tracker is closed, or until a time of the monotonic clock."""
+    self._thread.join(max(0.0, until - time.monotonic()))
+    if self._thread.is_alive():
+      self._leave_alone(f'did not finish within {CLOSE_SECONDS:g} s')
+
+  def _work(self) -> None:
+    try:
+      tracker: Tracker = pkgutil.resolve_name(TRACKERS[self._name].code)(self._run)
+      if tracker.where:
+        self._say(f'{self._name}: {tracker.where}')
+      while not self._left_alone.is_set():
+        method, step, content = self._waiting.get()
+        if method == 'close':
+          tracker.close(finished=content[0])
+          return
+        getattr(tracker, method)(step, *content)
+        self._reached = step
+    except BaseException as error:  # Libraries end the thread by SystemExit as well.
+      self._leave_alone(f'failed ({retry.one_line(error)})')
+
+  def _leave_alone(self, why: str) -> None:
+    """Stop to feed the tracker, and print why, once."""
+    if self._left_alone.is_set():
+      return
+    self._left_alone.set()
+    reached = self._reached
+    lacks = 'all figures of this start' if reached is None else f'figures after step {reached}'
+    self._say(f'{self._name} {why} and is left alone; it may lack {lacks}; metrics.jsonl has them')
+
+
+class Feeds:
+  """The ways to all trackers of a run."""
+
+  def __init__(self, names: Sequence[str], run: TrackedRun, say: Callable[[str], None]):
+    """Start a thread for each of the named trackers; `say` prints a line on the terminal."""
+    self._feeds = [Feed(name, run, say) for name in names]
+
+  def put(self, method: str, step: int, *content: Any) -> None:
+    """Call a method of every tracker with a step and content, without waiting for any."""
+    for feed in self._feeds:
+      feed.put(method, step, *content)
+
+  def close(self, *, finished: bool) -> None:
+    """Close the trackers, and wait for them for at most `CLOSE_SECONDS`."""
+    for feed in self._feeds:
+      feed.end(finished=finished)
+    until = time.monotonic() + CLOSE_SECONDS
+    for feed in self._feeds:
+      feed.wait(until)
