@@ -92,7 +92,7 @@ def test_jax_reports_its_compilations():
 
 def test_a_resumed_run_keeps_lost_time_and_drops_lost_samples(tmp_path):
   for first, last in ((0, 3), (1, 2)):
-    figures = metrics.Metrics(tmp_path, first_step=first, steps=9, tensorboard=False)
+    figures = metrics.Metrics(tmp_path, first_step=first, steps=9)
     for step in range(first, last):
       figures.times(step, {'time': 1.0, 'training': 0.5})
       figures.text(step, 'sample', f'text {first} {step}')
