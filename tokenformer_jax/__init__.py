@@ -4,6 +4,7 @@
   run.generate('def main(')                            text
   run.grow('runs/grown', {'ffn': 1536}).train(1500)    a larger model, trained on
   tokenformer_jax.train('vit_digits', 'runs/digits')   a new run from a config
+  tokenformer_jax.bring('llama', 'runs/llama')         a run from a folder of transformers
   tokenformer_jax.plan('lm_pile:1_5b', 'v5p:4x4x4')    what a run needs on TPUs
   tokenformer_jax.config.defaults()                    every key of a config
   tokenformer_jax.use_accelerator()                    the jax of this machine's GPU or TPU
@@ -18,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
   from tokenformer_jax import config, plan
   from tokenformer_jax.api.accelerator import use_accelerator
-  from tokenformer_jax.api.run import Run, load, train
+  from tokenformer_jax.api.run import Run, bring, load, train
   from tokenformer_jax.errors import UserError
 
 _FROM = {
   'Run': 'api.run',
   'UserError': 'errors',
+  'bring': 'api.run',
   'load': 'api.run',
   'train': 'api.run',
   'use_accelerator': 'api.accelerator',
@@ -32,7 +34,7 @@ _MODULES = ('config', 'plan')  # `plan` can be called: see tokenformer_jax/plan/
 
 __version__ = '0.1.0'  # pyproject.toml reads it here
 
-__all__ = ['Run', 'UserError', 'config', 'load', 'plan', 'train', 'use_accelerator']
+__all__ = ['Run', 'UserError', 'bring', 'config', 'load', 'plan', 'train', 'use_accelerator']
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ import tiny_run
 import tokenformer_jax
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.cli import convert
+from tokenformer_jax.convert import tensor_files
 
 pytestmark = pytest.mark.slow
 TEXTS = ['SOME WORDS', 'AND OTHERS']
@@ -37,6 +38,19 @@ def training(root):
       changes[section][key] = value
   changes['data'] |= {'source': f'files:{root}/text/*.txt', 'cache_dir': str(root / 'cache')}
   return changes
+
+
+def test_a_run_from_python_goes_back_as_it_came(root, tmp_path):
+  run = tokenformer_jax.bring(root / 'llama', tmp_path / 'run', sequence_length=16)
+  assert run.config.data.sequence_length == 16
+  outcomes.assert_same(
+    run.parameters, tokenformer_jax.load(root / 'run').parameters, 'another model than by convert'
+  )
+  run.to_hf(tmp_path / 'llama')
+  wanted, got = (tensor_files.find(path / 'llama') for path in (root, tmp_path))
+  assert set(got) == set(wanted)
+  for name, tensor in wanted.items():
+    np.testing.assert_array_equal(got[name].read(), tensor.read(), err_msg=name)
 
 
 def test_text_and_figures(root):

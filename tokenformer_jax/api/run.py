@@ -6,6 +6,7 @@ commands, and keep arrays and programs in memory. A mistake raises a `UserError`
 
 import dataclasses
 import functools
+import os
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -82,8 +83,46 @@ def train(
 
 
 @arguments.checked
+def bring(
+  source: Path,
+  target: Path,
+  *,
+  tokenizer: str | os.PathLike[str] = '',
+  sequence_length: Count | None = None,
+  dtype: Annotated[str, Key(choices=('float32', 'bfloat16'))] = 'float32',
+  allow_nonfinite: bool = False,
+) -> 'Run':
+  """Make a run of a model in a folder as on the hub, which `transformers` loads.
+
+    run = tokenformer_jax.bring('llama', 'runs/llama')
+
+  docs/transformers.md lists the families. The parameters alone are taken: training from the run
+  starts with moments of zero. Weights of a released TokenFormer are taken as well, with what
+  `tokenformer convert to-jax` assumes without flags.
+
+  Args:
+    source: the folder, or a file or checkpoint of released weights.
+    target: the new work directory.
+    tokenizer: a tokenizer.json, `bytes`, or a run whose tokenizer to take; '': the folder's.
+    sequence_length: for later training; None: 2048, or the fewer positions of the model.
+    dtype: of the stored parameters, float32 or bfloat16.
+    allow_nonfinite: accept weights that are NaN or infinite.
+
+  Raises:
+    UserError: the model is of no known family or has an option that we do not have, a tensor is
+      missing, the tokenizer does not fit, or the target exists. Nothing is written then.
+  """
+  from tokenformer_jax.convert import to_run  # noqa: PLC0415 (only for other models)
+
+  options = {'sequence_length': sequence_length, 'dtype': dtype, 'allow_nonfinite': allow_nonfinite}
+  directory = paths.parse_path(target)
+  to_run.to_jax(paths.local(source), directory, tokenizer=os.fspath(tokenizer), **options)
+  return load(target)
+
+
+@arguments.checked
 class Run(Growable, Viewable):
-  """A work directory and the model in one of its checkpoints, from `load` or `train`.
+  """A work directory and the model in one of its checkpoints, from `load`, `train` or `bring`.
 
   The actions of the command `grow` are in `growable.py`, and what shows a run and its model in
   `viewable.py`.
@@ -389,6 +428,36 @@ class Run(Growable, Viewable):
       config = dataclasses.replace(config, init_from=self.source, grow=GrowConfig(), model=model)
     loop.train(configure.changed(config, changes), workdir)
     return load(workdir)
+
+  # Give the model to others.
+
+  def to_hf(
+    self,
+    target: Path,
+    *,
+    dtype: Annotated[str, Key(choices=('float32', 'float16', 'bfloat16'))] = 'float32',
+    allow_nonfinite: bool = False,
+  ) -> None:
+    """Write a folder that `transformers` loads: weights, config, tokenizer and a model card.
+
+      run.to_hf('folder')
+
+    A model that is exactly of a family of the hub goes out as such. Another one has two PyTorch
+    files that compute it, for `trust_remote_code=True`.
+
+    Args:
+      target: the new folder.
+      dtype: of the written tensors, float32, float16 or bfloat16.
+      allow_nonfinite: accept weights that are NaN or infinite.
+
+    Raises:
+      UserError: the target exists, the run is not a language model, or the PyTorch files do not
+        have a part of its model. Nothing is written then.
+    """
+    from tokenformer_jax.convert import to_hf  # noqa: PLC0415 (only for other libraries)
+
+    options = {'dtype': dtype, 'allow_nonfinite': allow_nonfinite}
+    to_hf.convert_run(self.source, paths.local(target), **options)
 
   def _check_is_language_model(self) -> None:
     checkpoint.check_is_language_model(self.meta, self.directory)
