@@ -85,6 +85,9 @@ SMALLER = {
     ('@800', '@4'),
     ('--config.train.decay_from=800', '--config.train.decay_from=4'),
     ('--config.train.steps=1000', '--config.train.steps=6'),
+    # Trackers that are installed everywhere.
+    ('--config.train.trackers=tensorboard,wandb', '--config.train.trackers=tensorboard'),
+    ('--config.train.trackers=wandb', '--config.train.trackers=tensorboard'),
     # A model of `defaults()`, which is larger than the other configs'.
     (
       '--config=local.py',
