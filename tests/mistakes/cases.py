@@ -158,6 +158,12 @@ PLOT = {
   'figures cut off': ('plot {in}/broken_run', 'has no figures yet'),
   'figures in words': ('plot {in}/text_run', 'has no figures yet'),
   'figures in lists': ('plot {in}/list_run', 'has no figures yet'),
+  'no run to report on': ('report', 'no run is given'),
+  'a folder that is no run to report on': ('report {in}/some', 'is not a run'),
+  'a run without figures to report on': ('report {lm} {in}/empty_run', 'has no figures yet'),
+  'a report that is a picture': ('report {lm} --out=x.png', '--out=x.png must end in .html'),
+  'a report in no folder': ('report {lm} --out=none/x.html', 'there is no folder none'),
+  'less than no models to look into': ('report {lm} --models=-1', '--models=-1: it must be'),
   'tokens of a run without a config': ('plot {in}/no_config --x=tokens', 'config.json'),
   'tokens of a run of images': ('plot {vit} --x=tokens', '--x=examples'),
 }

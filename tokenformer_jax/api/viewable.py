@@ -34,6 +34,7 @@ Layers = Annotated[Sequence[Natural], FILLED]
 class Viewable(abc.ABC):
   """A run that can be shown; `Run` has these attributes."""
 
+  name_for_users = 'Run'  # in messages about arguments
   directory: paths.Path
   meta: Meta
   source: str

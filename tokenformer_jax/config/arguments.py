@@ -267,8 +267,10 @@ def _name(bare: Any) -> str:
 
 
 def _names(bare: Any) -> tuple[str, str]:
+  """Return the name of a type and its plural; a base class may have that of its one subclass."""
   expected = _class(bare)
-  return _NAMES.get(expected) or (f'a {expected.__name__}', f'{expected.__name__}s')
+  name = getattr(expected, 'name_for_users', expected.__name__)
+  return _NAMES.get(expected) or (f'a {name}', f'{name}s')
 
 
 def shown(value: Any) -> str:

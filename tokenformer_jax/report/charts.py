@@ -116,6 +116,7 @@ def loss_by_flops(records: Sequence[Record], parents: Mapping[int, int]) -> Figu
   return {
     'data': data,
     'layout': {
+      'height': 440,
       'xaxis': {'title': {'text': AXES['flops']}, 'type': 'log', 'exponentformat': 'power'},
       'yaxis': {'title': {'text': 'validation loss (nats)'}},
       'hovermode': 'closest',

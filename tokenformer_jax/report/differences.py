@@ -40,7 +40,7 @@ def overview(records: Sequence[Record]) -> str:
     'FLOPs',
     'training loss',
     'validation loss',
-    'the lowest',
+    'lowest',
   )
   return tables.table(head, rows, texts=3)
 

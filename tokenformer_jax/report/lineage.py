@@ -6,6 +6,7 @@ action, as a branch whose rate decays, from another run's checkpoint, or from no
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import ModelConfig
@@ -14,7 +15,7 @@ from tokenformer_jax.model import models
 from tokenformer_jax.report import charts, record, tables
 from tokenformer_jax.report.charts import Figure
 from tokenformer_jax.report.record import Record
-from tokenformer_jax.runs import checkpoint_meta, metrics
+from tokenformer_jax.runs import metrics
 from tokenformer_jax.storage import paths
 
 _OTHER_COLOUR = '#9aa0a6'  # of a stage that is not a run of the page
@@ -55,15 +56,16 @@ class Stage:
 def stages(records: Sequence[Record]) -> dict[str, Stage]:
   """Return the stages of all runs by directory, each after the one that it begins from."""
   found: dict[str, Stage] = {}
+  directories = [str(paths.absolute(run.directory)) for run in records]
   for i, run in enumerate(records):
     _add_ancestors(found, run)
-    _add_run(found, i, run)
+    _add_run(found, i, run, directories)
   for stage in found.values():
     if stage.run is None:
       _read_figures(stage)
     if stage.parent and stage.model and found[stage.parent].model:
       stage.grown = _changes(found[stage.parent].model, stage.model)
-  return {stage.directory: stage for stage, _ in _in_order(found)}
+  return {stage.directory: stage for stage in _in_order(found)}
 
 
 def parents(records: Sequence[Record], found: Mapping[str, Stage]) -> dict[int, int]:
@@ -116,10 +118,6 @@ def figure(found: Mapping[str, Stage]) -> Figure | None:
     if stage.parent:
       links['x'] += [stage.begin, stage.begin, None]
       links['y'] += [rows[stage.parent], rows[stage.directory], None]
-  depth = {stage.directory: depth for stage, depth in _in_order(found)}
-  labels = [
-    f'{"    " * (depth[s.directory] - 1)}{"└ " if s.parent else ""}{s.name}' for s in found.values()
-  ]
   most = max(stage.flops for stage in drawn)
   return {
     'data': [links, bars],
@@ -133,9 +131,8 @@ def figure(found: Mapping[str, Stage]) -> Figure | None:
       'yaxis': {
         'title': {'text': 'stage'},
         'tickvals': [*rows.values()],
-        'ticktext': labels,
+        'ticktext': [stage.name for stage in found.values()],
         'autorange': 'reversed',
-        'ticklabelposition': 'outside',
         'automargin': True,
         'showgrid': False,
         'zeroline': False,
@@ -171,7 +168,7 @@ def _row(stage: Stage) -> tuple[str, ...]:
   steps = tables.ABSENT if stage.step is None else f'{stage.begin_step:,} to {stage.step:,}'
   return (
     stage.name,
-    stage.action or 'training from scratch',
+    stage.action or 'scratch',
     stage.grown or tables.ABSENT,
     tables.amount(_parameters(stage)),
     steps,
@@ -202,17 +199,16 @@ def _add_ancestors(found: dict[str, Stage], run: Record) -> None:
     begin, begin_tokens, begin_step = entry.flops, entry.tokens, entry.first_step
 
 
-def _add_run(found: dict[str, Stage], number: int, run: Record) -> None:
-  """Add a run of the page, with its own figures."""
-  directory = str(paths.absolute(run.directory))
+def _add_run(found: dict[str, Stage], number: int, run: Record, directories: Sequence[str]) -> None:
+  """Add a run of the page, with its own figures; `directories` are those of the runs."""
+  directory = directories[number]
   source, action = '', ''
   if run.lineage:
     source, action = run.lineage[-1].source, run.lineage[-1].action
   if run.config and run.config.init_from:
-    named = str(paths.absolute(paths.split_source(run.config.init_from)[0]))
-    is_branch = bool(run.meta and checkpoint_meta.branch_of(run.meta))
+    named = _locate(run.config.init_from, [source, *directories])
     if named != source:
-      source, action = named, 'decay' if is_branch else 'continue'
+      source, action = named, 'decay' if run.config.train.decay_from else 'continue'
   stage = found.setdefault(directory, Stage(directory, run.name))
   stage.name, stage.run, stage.step = run.name, number, run.last_step
   stage.model = run.config.model if run.config else stage.model
@@ -224,6 +220,21 @@ def _add_run(found: dict[str, Stage], number: int, run: Record) -> None:
     found.setdefault(source, Stage(source, _name(source)))
     begin = run.at('flops', run.first_step), run.at('tokens', run.first_step)
     _set_parent(stage, (source, action), begin[0] or 0.0, begin[1] or 0.0, run.first_step)
+
+
+def _locate(source: str, known: Sequence[str]) -> str:
+  """Return the work directory that `init_from` names.
+
+  It may be relative to the folder where the run was started. So if it is not here, it is the one of
+  the known directories that ends in the same names.
+  """
+  directory = paths.split_source(source)[0]
+  absolute = str(paths.absolute(directory))
+  if absolute in known or paths.exists(paths.parse_path(absolute)):
+    return absolute
+  tail = directory.parts
+  ends = {one for one in known if one and PurePath(one).parts[-len(tail) :] == tail}
+  return ends.pop() if len(ends) == 1 else absolute
 
 
 def _set_parent(
@@ -249,18 +260,18 @@ def _read_figures(stage: Stage) -> None:
     stage.seconds = sum(record.sessions(times).seconds.values())
 
 
-def _in_order(found: Mapping[str, Stage]) -> Iterator[tuple[Stage, int]]:
-  """Yield each stage with its depth in the tree, from 1 on, after the stage it begins from."""
+def _in_order(found: Mapping[str, Stage]) -> Iterator[Stage]:
+  """Yield each stage after the stage it begins from."""
   children: dict[str, list[Stage]] = {}
   for stage in found.values():
     children.setdefault(stage.parent if stage.parent in found else '', []).append(stage)
 
-  def walk(directory: str, depth: int) -> Iterator[tuple[Stage, int]]:
+  def walk(directory: str) -> Iterator[Stage]:
     for stage in children.get(directory, ()):
-      yield stage, depth
-      yield from walk(stage.directory, depth + 1)
+      yield stage
+      yield from walk(stage.directory)
 
-  yield from walk('', 1)
+  yield from walk('')
 
 
 def _changes(before: ModelConfig, after: ModelConfig) -> str:

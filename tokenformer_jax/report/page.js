@@ -27,12 +27,16 @@ async function unpack(name) {
   return new Response(stream).text();
 }
 
+// Plotly reads tags in texts, and a token of a text may look like one.
+const plain = (text) => text.replaceAll('&', '&amp;').replaceAll('<', '&lt;');
+
 function draw(name, traces, layout) {
   const whole = {...LAYOUT, ...layout};
   for (const key of ['xaxis', 'yaxis', ...Object.keys(layout)]) {
     if (!/^[xy]axis/.test(key)) continue;
     whole[key] = {...AXIS, ...layout[key]};
     if (whole[key].title) whole[key].title.standoff = 12;
+    if (whole[key].ticktext) whole[key].ticktext = whole[key].ticktext.map(plain);
   }
   return Plotly.react(find(`chart-${name}`), traces, whole, CONFIG);
 }
@@ -60,7 +64,7 @@ function curveTraces(choice, axis, data) {
       const few = table[name].length < 3;
       traces.push({
         type: 'scatter', x: table[axis], y: table[name], customdata: table.steps,
-        name: run.name + (evaluated && choice.names.length > 1 ? ', validation' : ''),
+        name: plain(run.name) + (evaluated && choice.names.length > 1 ? ', validation' : ''),
         legendgroup: String(i), showlegend: !listed,
         mode: evaluated || few ? 'lines+markers' : 'lines',
         line: {color: run.colour, width: evaluated ? 1.2 : 1.8, dash: evaluated ? 'dash' : 'solid'},
@@ -139,7 +143,7 @@ function mapTrace(map, labels) {
     type: 'heatmap', z: grid, zmin: -LEVELS, zmax: LEVELS, colorscale: WEIGHTS,
     x: Array.from({length: columns}, (_, i) => i * map.each + (map.each - 1) / 2),
     y: labels.map((_, i) => i),
-    text: grid.map((row, i) => row.map((value) => `${labels[i]}: ${weight(value).toPrecision(3)}`)),
+    text: grid.map((row, i) => row.map((value) => `${plain(labels[i])}: ${weight(value).toPrecision(3)}`)),
     hovertemplate: 'parameter token %{x}<br>%{text}<extra></extra>',
     colorbar: {
       title: {text: 'weight'}, tickvals: ticks.map(level),

@@ -118,7 +118,11 @@ def _look(
       )
       continue
     try:
-      found[i] = looks.look(load(f'{run.directory}@{run.meta.step}'))
+      try:
+        model = load(f'{run.directory}@{run.meta.step}')
+      except UserError:  # A run in progress has written another one, and removed this one.
+        model = load(str(run.directory))
+      found[i] = looks.look(model)
     except UserError as error:
       notes.append(str(error))
   if able and models and len(able) > models:

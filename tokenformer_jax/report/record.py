@@ -148,7 +148,9 @@ def read(run: str | paths.Path, name: str) -> Record:
   )
   if not times:
     notes.append(f'{directory} has no times.jsonl, so its hours are not known')
-  samples = [line for line in samples if isinstance(line.get('text'), str)]
+  samples = [
+    line for line in samples if isinstance(line.get('text'), str) and is_number(line['step'])
+  ]
   return Record(name, directory, lines, samples, times, config, meta, notes)
 
 

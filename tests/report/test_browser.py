@@ -1,0 +1,152 @@
+"""Pages in a real browser: no error, nothing asked of another place, every chart with its axes."""
+
+import re
+
+import browser
+import jax
+import pytest
+import tiny_run
+import written_runs
+
+import tokenformer_jax
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.report import page
+from tokenformer_jax.training import loop
+
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.skipif(browser.find() is None, reason='no chromium here: apt-get install chromium'),
+]
+
+# Runs after the page has drawn; what it puts into `seen` can be read from the page.
+_AFTER = """<script>
+(async () => {
+  const wait = () => new Promise((resolve) => setTimeout(resolve, 300));
+  const set = async (name, value) => {
+    const control = document.getElementById(name);
+    control[control.type === 'checkbox' ? 'checked' : 'value'] = value;
+    control.dispatchEvent(new Event('input'));
+    await wait();
+  };
+  const text = (query) => document.querySelector(query)?.textContent ?? 'NOTHING';
+  const seen = [];
+  while (!document.body.dataset.drawn && document.getElementById('problem').hidden) await wait();
+  %s
+  document.body.dataset.seen = seen.join('|');
+})();
+</script></body>"""
+
+
+@pytest.fixture(scope='module')
+def family(tmp_path_factory):
+  """A model, grown twice, with a decay of the last one; and a mixture of experts."""
+  folder = tmp_path_factory.mktemp('family')
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
+    yield _make_family(folder)
+
+
+def _make_family(folder):
+  source = tiny_run.write_corpus(folder / 'text')
+  changes = {'train__sample_tokens': 8, 'train__eval_every': 10, 'optim__schedule': 'constant'}
+  loop.train(tiny_run.config(source, folder / 'cache', **changes), folder / 'small')
+  small = tokenformer_jax.load(folder / 'small')
+  medium = small.grow(folder / 'medium', {'ffn': 128}).train(40)
+  large = medium.grow(folder / 'large', {'ffn': 192, 'qkv': 64}).train(60)
+  decay = {'optim': {'schedule': 'wsd', 'final_fraction': 0.0}, 'train': {'decay_from': 60}}
+  large.train(70, workdir=folder / 'decayed', **decay)
+  mixture = small.grow(folder / 'mixture', experts=4).train(30)
+  return [small, medium, large, tokenformer_jax.load(folder / 'decayed'), mixture]
+
+
+def open_page(content, folder, actions=''):
+  assert content.count('</body>') == 1
+  path = folder / 'page.html'
+  path.write_text(content.replace('</body>', _AFTER % actions), 'utf-8')
+  opened = browser.open_page(path)
+  assert opened.console == [], 'the page reports errors'
+  assert opened.requests == [], 'the page asks other places for something'
+  assert 'data-drawn="yes"' in opened.content
+  return opened.content
+
+
+def titles(content):
+  """The titles of the axes of each chart by its name."""
+  charts = re.split(r'<div class="chart(?: tall)? js-plotly-plot" id="chart-', content)[1:]
+  return {
+    chart.partition('"')[0]: re.findall(r'class="[xy]\d*title"[^>]*>([^<]+)<', chart)
+    for chart in charts
+  }
+
+
+def test_a_family_of_growths_is_drawn_whole(family, tmp_path):
+  content = family[-1].report(beside=family[:-1], models=5).html
+  assert len(content.encode()) < 5e6
+  found = titles(open_page(content, tmp_path))
+  assert found.pop('curves') == ['training step', 'loss (nats per token)']
+  assert found.pop('flops') == ['model FLOPs of training', 'validation loss (nats)']
+  assert found.pop('lineage') == ['model FLOPs of all training', 'stage']
+  assert found.pop('times') == ['seconds of wall time', 'run']
+  assert found.pop('maps') == ['parameter token', 'token of the text']
+  assert found.pop('load-4') == ['expert', 'layer']
+  assert {name.partition('-')[0] for name in found} == {'usage'}
+  assert len(found) == 2 * 2 + 3 * 3, 'two maps for models with one group, and three with several'
+  assert all(len(axes) == 2 for axes in found.values()), found
+
+
+def test_controls_change_what_is_drawn(family, tmp_path):
+  content = family[2].report(beside=family[:2], models=1).html
+  actions = """
+  for (const axis of ['tokens', 'flops', 'hours']) {
+    await set('curve-axis', axis);
+    seen.push(text('#chart-curves .xtitle'));
+  }
+  const last = document.querySelector('#curve-figure optgroup:last-child option');
+  await set('curve-figure', last.value);
+  seen.push(text('#chart-curves .ytitle'));
+  await set('curve-log-y', true);
+  seen.push(document.getElementById('chart-curves').layout.yaxis.type);
+  await set('sample-step', 0);
+  seen.push(text('#sample-at'));
+  document.getElementById('map-next').click();
+  await wait();
+  seen.push(document.getElementById('map-kind').value);
+  await set('map-layer', '1');
+  await set('map-kind', 'ffn');
+  seen.push(document.querySelectorAll('#chart-maps .shapelayer path').length);
+  seen.push(document.querySelector('#chart-maps .annotation').textContent);
+  """
+  seen = re.search(r'data-seen="([^"]*)"', open_page(content, tmp_path, actions))[1].split('|')
+  assert seen[:3] == [
+    'tokens of training',
+    'model FLOPs of training',
+    'hours of this run’s processes',
+  ]
+  assert seen[3] not in ('NOTHING', 'loss (nats per token)') and seen[4] == 'log'
+  assert seen[5] == '50' or int(seen[5]) > 0, 'no sample at the first place'
+  assert seen[6] == 'key', 'the button does not lead to the next projection'
+  assert seen[7:] == ['2', 'group 1'], 'three groups are not apart'
+
+
+def test_runs_in_progress_and_without_records_are_drawn(family, tmp_path):
+  bare = written_runs.write(tmp_path / 'bare', [{'step': 5, 'train/loss': 3.0}], None)
+  begun = written_runs.write(tmp_path / 'begun', written_runs.falling(30))
+  found = titles(open_page(page.build([bare, begun]).html, tmp_path))
+  assert found == {'curves': ['training step', 'loss (nats per token)']}
+
+
+def test_a_notebook_draws_the_page_inline(family, tmp_path):
+  shown = f'<!doctype html><body>{family[0].report(models=0)._repr_html_()}</body>'
+  script = (
+    _AFTER.replace('%s', '').partition('while')[0]
+    + """
+  const frame = document.querySelector('iframe');
+  while (!frame.contentDocument?.body?.dataset.drawn) await wait();
+  document.body.dataset.seen = frame.contentDocument.querySelector('.xtitle').textContent;
+})();
+</script></body>"""
+  )
+  path = tmp_path / 'notebook.html'
+  path.write_text(shown.replace('</body>', script), 'utf-8')
+  opened = browser.open_page(path)
+  assert opened.console == [] and 'data-seen="training step"' in opened.content

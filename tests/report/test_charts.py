@@ -1,0 +1,67 @@
+"""Curves keep the extremes of a long run, and begin where their run does."""
+
+import dataclasses
+import random
+
+import plotly.graph_objects as go
+import written_runs
+from written_runs import CONFIG
+
+from tokenformer_jax.report import charts, record
+
+
+def read(path, lines, config=CONFIG):
+  return record.read(written_runs.write(path, lines, config), path.name)
+
+
+def test_a_long_run_keeps_its_spikes_and_gaps():
+  rng = random.Random(0)
+  lines = [{'step': i, 'train/loss': 3 + rng.random(), 'train/grad_norm': 1.0} for i in range(9999)]
+  lines[4321]['train/loss'] = 99.0
+  lines[5432]['train/grad_norm'] = 1e6
+  lines[6543]['train/loss'] = None
+  kept = [line['step'] for line in charts.thinned(lines, 400)]
+  assert {0, 4321, 5432, 6543, 9998} <= {*kept}
+  assert kept == sorted(kept) and 300 < len(kept) < 800
+  assert charts.thinned(lines[:400], 400) == lines[:400]
+
+
+def test_columns_have_the_figures_and_their_places(tmp_path):
+  run = read(tmp_path / 'run', [*written_runs.falling(100), {'step': 100, 'train/loss': None}])
+  found = charts.tables(run, 1)
+  assert found['train']['steps'] == [*range(10, 101, 10), 100]
+  assert found['train']['train/loss'][-1] is None, 'a loss that was not finite is a gap'
+  assert found['train']['tokens'][0] == 10 * 16 * 256
+  assert found['eval']['steps'] == [50, 100] and 'train/loss' not in found['eval']
+  assert 'hours' not in found['train'], 'a run without times has no axis of hours'
+
+
+def test_the_choices_have_training_and_validation_together(tmp_path):
+  found = charts.choices(
+    [charts.tables(read(tmp_path / 'run', written_runs.falling(100)), 1)], 'token'
+  )
+  assert found[0] == {
+    'label': 'loss (nats per token)',
+    'group': 'training and validation',
+    'names': ['train/loss', 'eval/loss'],
+  }
+  assert [one['names'] for one in found[1:]] == [
+    ['train/grad_norm'],
+    ['perf/step_seconds'],
+    ['perf/tokens_per_second'],
+  ]
+
+
+def test_a_decay_begins_on_the_curve_of_its_run(tmp_path):
+  stable = read(tmp_path / 'stable', written_runs.falling(100))
+  train = dataclasses.replace(CONFIG.train, decay_from=50)
+  config = dataclasses.replace(CONFIG, train=train, init_from='stable')
+  branch = read(tmp_path / 'branch', [{'step': 60, 'eval/loss': 2.9}], config)
+  written_runs.add(tmp_path / 'branch/times.jsonl', [{'step': 50, 'devices': '1 × cpu'}])
+  branch = record.read(tmp_path / 'branch', 'branch')
+  found = charts.loss_by_flops([stable, branch], {1: 0})
+  go.Figure(found)  # It refuses what plotly does not know.
+  main, decay = found['data']
+  assert (decay['x'][0], decay['y'][0]) == (main['x'][0], main['y'][0]), 'not at step 50 of it'
+  assert decay['y'][1] == 2.9 and decay['line']['dash'] == 'dash'
+  assert charts.loss_by_flops([stable], {}) is None, 'one plain run is in the curves already'

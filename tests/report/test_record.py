@@ -1,0 +1,106 @@
+"""What a run has written is read as far as it is there, and time is counted by what it was for."""
+
+import dataclasses
+import json
+
+import pytest
+import written_runs
+from written_runs import CONFIG
+
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import flops
+from tokenformer_jax.report import record
+from tokenformer_jax.runs import saved_config
+
+
+def read(path):
+  return record.read(path, path.name)
+
+
+def test_steps_have_a_place_on_every_axis(tmp_path):
+  run = written_runs.write(tmp_path / 'run', written_runs.falling(100))
+  written_runs.add(run / 'times.jsonl', written_runs.hourly(100))
+  found = read(run)
+  assert [*found.axes] == ['steps', 'tokens', 'flops', 'hours']
+  assert found.at('tokens', 30) == 30 * 16 * 256
+  assert found.at('flops', 30) == pytest.approx(30 * flops.step_flops(CONFIG))
+  assert found.at('hours', 30) == pytest.approx(3.2)
+  assert (found.first_step, found.last_step) == (0, 100)
+  assert found.notes == []
+
+
+def test_images_are_counted_as_images(tmp_path):
+  model = dataclasses.replace(CONFIG.model, kind='vit', channels=3, classes=10)
+  config = dataclasses.replace(CONFIG, model=model, data=dataclasses.replace(CONFIG.data))
+  run = written_runs.write(tmp_path / 'run', written_runs.falling(20), config)
+  assert read(run).at('images', 20) == 20 * 16
+  assert read(run).at('tokens', 20) is None
+
+
+@pytest.mark.parametrize('config', [None, '{"model": ', '[]'])
+def test_a_run_without_its_config_has_steps_and_says_so(tmp_path, config):
+  run = written_runs.write(tmp_path / 'run', written_runs.falling(20), None)
+  if config:
+    (run / 'config.json').write_text(config)
+  found = read(run)
+  assert [*found.axes] == ['steps']
+  assert any('config.json' in note for note in found.notes)
+
+
+def test_lines_that_are_cut_or_of_another_kind_are_left_out(tmp_path):
+  run = written_runs.write(tmp_path / 'run', written_runs.falling(20))
+  for name in ('metrics', 'samples', 'times'):
+    with (run / f'{name}.jsonl').open('a') as file:
+      file.write('{"step": 30, "train/loss": "x", "text": 3, "training": "long"}\n{"step": 4')
+  written_runs.add(
+    run / 'samples.jsonl', [{}, {'step': 9, 'text': 'good'}, {'step': 'a', 'text': ''}]
+  )
+  found = read(run)
+  assert len(found.values('train/loss')) == 2
+  assert [one['text'] for one in found.samples] == ['good']
+  assert sum(record.sessions(found.times).seconds.values()) == 0
+
+
+def test_a_checkpoint_that_cannot_be_read_is_a_note(tmp_path):
+  run = written_runs.write(tmp_path / 'run', written_runs.falling(20))
+  (run / 'checkpoints' / '20').mkdir(parents=True)
+  found = read(run)
+  assert found.meta is None and 'no checkpoint of' in found.notes[0]
+
+
+@pytest.mark.parametrize(('lines', 'message'), [(None, 'is not a run'), ([], 'no figures yet')])
+def test_what_is_no_run_is_told(tmp_path, lines, message):
+  if lines is not None:
+    written_runs.write(tmp_path / 'run', lines)
+  with pytest.raises(UserError, match=message):
+    read(tmp_path / 'run')
+
+
+def test_time_of_steps_that_were_made_again_is_lost():
+  """A run logs every 10 s, crashes after step 30, and continues from step 10 half an hour later."""
+  times = [
+    {'step': 0, 'devices': '1 × cpu', 'time': 100.0, 'starting': 7.0, 'compiling': 2.0},
+    {'step': 10, 'time': 110.0, 'training': 10.0},
+    {'step': 20, 'time': 120.0, 'training': 8.0, 'saving': 2.0},
+    {'step': 30, 'time': 130.0, 'training': 10.0},
+    {'step': 10, 'devices': '2 × cpu', 'time': 1939.0, 'starting': 9.0},
+    {'step': 20, 'time': 1949.0, 'training': 10.0},
+  ]
+  found = record.sessions(times)
+  assert found.seconds == {
+    'training': 20.0,
+    'data': 0.0,
+    'evaluation': 0.0,
+    'saving': 0.0,
+    'compiling': 2.0,
+    'starting': 16.0,
+    record.LOST: 20.0,
+  }
+  assert (found.count, found.pauses, found.devices) == (2, 1800.0, '2 × cpu')
+
+
+def test_a_config_of_another_format_is_a_note(tmp_path):
+  run = written_runs.write(tmp_path / 'run', written_runs.falling(20))
+  stored = json.loads((run / 'config.json').read_text())
+  (run / 'config.json').write_text(json.dumps({**stored, 'format': saved_config.FORMAT + 1}))
+  assert any('format' in note for note in read(run).notes)

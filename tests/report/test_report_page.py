@@ -1,0 +1,122 @@
+"""The page has the sections that its runs have, escapes what they say, and stays small."""
+
+import base64
+import gzip
+import json
+import re
+import sys
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+import written_runs
+
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.report import looks, page
+
+
+def data_of(content):
+  packed = re.search(r'id="data">([^<]*)<', content)[1]
+  return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+def sections(content):
+  return re.findall(r'<section id="([\w-]+)">', content)
+
+
+def test_what_a_run_lacks_is_absent(tmp_path):
+  bare = written_runs.write(tmp_path / 'bare', [{'step': 5, 'train/loss': 3.0}], None)
+  assert sections(page.build([bare]).html) == ['overview', 'curves', 'notes']
+  run = written_runs.write(tmp_path / 'run', written_runs.falling(100))
+  written_runs.add(run / 'times.jsonl', written_runs.hourly(100))
+  written_runs.add(run / 'samples.jsonl', [{'step': 50, 'name': 'sample', 'text': 'def f():'}])
+  found = page.build([run, bare]).html
+  assert sections(found) == ['overview', 'curves', 'speed', 'times', 'samples', 'notes']
+  for figure in data_of(found)['figures'].values():
+    go.Figure(figure)  # It refuses what plotly does not know.
+
+
+def test_a_run_is_shown_once_and_configs_are_compared(tmp_path):
+  runs = [written_runs.write(tmp_path / name, written_runs.falling(50)) for name in 'ab']
+  found = page.build([*runs, runs[0]]).html
+  assert [run['name'] for run in data_of(found)['runs']] == ['a', 'b']
+  assert 'The configs are equal.' in found
+
+
+def test_texts_of_runs_are_no_part_of_the_page(tmp_path):
+  bad = '</script><script>alert(1)</script><img src=x>'
+  run = written_runs.write(tmp_path / 'a<b>', written_runs.falling(50))
+  written_runs.add(run / 'samples.jsonl', [{'step': 50, 'name': bad, 'text': bad}])
+  written_runs.add(run / 'metrics.jsonl', [{'step': 50, f'train/{bad}': 1.0}])
+  found = page.build([run]).html
+  assert 'alert(1)' not in found and 'a<b>' not in found and 'a&lt;b&gt;' in found
+  assert data_of(found)['samples'][0]['texts'][0]['text'] == bad
+
+
+def test_ten_long_runs_stay_under_five_megabytes(tmp_path):
+  rng = np.random.default_rng(0)
+  names = [f'train/figure_{i}' for i in range(20)]
+  runs = []
+  for i in range(10):
+    lines = [
+      {'step': step, 'train/loss': 3.0, **dict(zip(names, row, strict=True))}
+      for step, row in enumerate(rng.normal(size=(3000, 20)).tolist())
+    ]
+    runs.append(written_runs.write(tmp_path / f'{i}', lines))
+    texts = [{'step': s, 'name': 'sample', 'text': str(rng.normal(size=30))} for s in range(300)]
+    written_runs.add(runs[-1] / 'samples.jsonl', texts)
+    written_runs.add(runs[-1] / 'times.jsonl', written_runs.hourly(3000, every=1))
+  size = len(page.build(runs).html.encode())
+  assert size < 5e6, f'{size:,} bytes'
+
+
+def test_the_page_of_equal_runs_is_the_same_to_the_byte(tmp_path):
+  run = written_runs.write(tmp_path / 'run', written_runs.falling(50))
+  assert page.build([run]).html == page.build([run]).html
+
+
+def test_a_notebook_shows_the_page_in_a_frame(tmp_path):
+  run = written_runs.write(tmp_path / 'run', written_runs.falling(50))
+  found = page.build([run])
+  shown = found._repr_html_()
+  assert shown.startswith('<iframe srcdoc="') and shown.count('"') == 4
+  found.write(tmp_path / 'page.html')
+  assert (tmp_path / 'page.html').read_text('utf-8') == found.html
+  assert re.fullmatch(r'<Page of \d\.\d MB; write\(path\) saves it>', repr(found))
+
+
+def test_without_plotly_the_extra_is_named(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'plotly', None)
+  with pytest.raises(UserError, match=r'pip install -e "\.\[report\]"'):
+    page.build([tmp_path])
+
+
+def test_maps_keep_small_weights_apart_and_neighbours_by_the_largest():
+  weights = np.zeros((2, 400), np.float32)
+  weights[0, 7], weights[1, 399], weights[1, 0] = 2.0, -1.0, 0.02
+  found = looks._map(weights, [('group 1', 0, 100), ('group 2', 100, 400)])
+  levels = np.frombuffer(base64.b64decode(found['levels']), np.int8).reshape(2, -1)
+  assert (found['rows'], found['each'], found['tokens']) == (2, 3, 400)
+  assert levels.shape == (2, 134)
+  assert levels[0, 2] == 127 and levels[1, -1] < -80
+  assert 1 <= levels[1, 0] <= 6, 'a hundredth of the largest weight is not seen'
+  assert found['parts'] == [{'name': 'group 1', 'end': 100}, {'name': 'group 2', 'end': 400}]
+
+
+def test_usage_and_load_are_heat_maps_of_layers():
+  row = {'tokens': 64, 'dead': 0, 'unused': 1, 'nearly_unused': 16, 'share': 0.5}
+  row |= {'for_90_percent': 0.7, 'relative': 1.5}
+  rows = [
+    {**row, 'layer': layer, 'kind': kind, 'part': part}
+    for layer in (0, 1)
+    for kind in ('key', 'ffn')
+    for part in ('group 1', 'group 2')
+  ]
+  used, _, relative = looks.usage_figures(rows)
+  assert used['data'][0]['z'] == [[0.75] * 4] * 2
+  assert used['data'][0]['x'] == ['key group 1', 'key group 2', 'ffn group 1', 'ffn group 2']
+  assert relative['data'][0]['text'][0][0] == '1.50'
+  load = looks.load_figure({1: [0.5, 0.25, 0.25], 3: [0.5, 0.5]})
+  assert load['data'][0]['z'] == [[1.5, 0.75, 0.75], [1.0, 1.0, None]]
+  for figure in (used, relative, load):
+    go.Figure(figure)
