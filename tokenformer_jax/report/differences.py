@@ -76,5 +76,5 @@ def _shape(run: Record) -> str:
   if run.config is None:
     return tables.ABSENT
   model = run.config.model
-  kind = 'language model' if model.kind == 'lm' else 'image classifier'
+  kind = 'LM' if model.kind == 'lm' else 'ViT'
   return f'{kind}, {model.depth} layers × {model.width}'
