@@ -112,6 +112,15 @@ MODELS = {
 }
 
 
+def _for_this_version(keys):
+  """Returns the keys with the rotation as before transformers 5, if that is installed."""
+  if int(transformers.__version__.partition('.')[0]) >= 5 or 'rope_parameters' not in keys:
+    return keys
+  others = {name: value for name, value in keys.items() if name != 'rope_parameters'}
+  scaling = dict(keys['rope_parameters'])
+  return {**others, 'rope_theta': scaling.pop('rope_theta'), 'rope_scaling': scaling}
+
+
 # Those that compile what another one compiles as well are for the longer suite.
 _LIKE = ('qwen2', 'qwen3_moe', 'gpt2, other options', 'gpt_neox, other options')
 
@@ -126,7 +135,7 @@ def both(request, tmp_path_factory):
   """A model of transformers, its folder, and our model and parameters."""
   name, keys, changes = MODELS[request.param]
   torch.manual_seed(0)
-  config = getattr(transformers, name)(**(keys | changes))
+  config = getattr(transformers, name)(**_for_this_version(keys | changes))
   theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
   with torch.no_grad():
     for parameter in theirs.parameters():  # Biases and scales other than at the start.

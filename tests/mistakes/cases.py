@@ -204,6 +204,32 @@ CONVERT = {
   ),
   'weights of another kind': ('convert to-jax --source={in}/weights.onnx --target=new', '.onnx'),
   'a folder without weights': ('convert to-jax --source={in}/some --target=new', '{in}/some'),
+  'an unknown architecture': (
+    'convert to-jax --source={in}/hub/unknown --target=new',
+    "'BertModel'",
+  ),
+  'a model with code': ('convert to-jax --source={in}/hub/code --target=new', 'is never run here'),
+  'an option that we lack': ('convert to-jax --source={in}/hub/option --target=new', "='mish'"),
+  'a config that is cut': (
+    'convert to-jax --source={in}/hub/cut --target=new',
+    'hub/cut/config.json',
+  ),
+  'shards that are missing': (
+    'convert to-jax --source={in}/hub/shards --target=new',
+    'names model-1.safetensors, which is not beside it',
+  ),
+  'a model without weights': (
+    'convert to-jax --source={in}/hub/no_weights --target=new',
+    'hub/no_weights has no .bin',
+  ),
+  'a model whose weights are none': (
+    'convert to-jax --source={in}/hub/not_weights --target=new',
+    'is not a safetensors file',
+  ),
+  'a folder in a type that there is not': (
+    'convert to-jax --source={in}/hub/shards --target=new --dtype=float16',
+    '--dtype is float16; a run stores its parameters as float32 or bfloat16',
+  ),
   'a run to convert to a run': ('convert to-jax --source={lm} --target=new', '{lm}'),
   'an option of the other conversion': (
     'convert to-torch --source={lm} --target=new.safetensors --heads=4',

@@ -46,6 +46,11 @@ CONFIGS = {
   ),
 }
 
+LLAMA = (
+  '{"model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 24,'
+  ' "num_hidden_layers": 2, "num_attention_heads": 2}\n'
+)
+
 FILES = {
   'folder.png/a.txt': 'a picture is not a folder',
   'config.json': '{"model": {}}\n',
@@ -82,6 +87,15 @@ FILES = {
   'weights.bin': 'these are no weights',
   'weights.safetensors': 'these are no weights',
   'weights.onnx': 'these are no weights',
+  'hub/unknown/config.json': '{"architectures": ["BertModel"]}\n',
+  'hub/code/config.json': '{"architectures": ["X"], "auto_map": {"AutoModel": "x.Y"}}\n',
+  'hub/option/config.json': LLAMA.replace('64', '64, "hidden_act": "mish"', 1),
+  'hub/cut/config.json': '{"model_type": "llama"',
+  'hub/shards/config.json': LLAMA,
+  'hub/shards/model.safetensors.index.json': '{"weight_map": {"a": "model-1.safetensors"}}\n',
+  'hub/no_weights/config.json': LLAMA,
+  'hub/not_weights/config.json': LLAMA,
+  'hub/not_weights/model.safetensors': 'these are no weights',
   'losses/good.csv': 'parameters,tokens,loss\n'
   + ''.join(f'{n}e8,{d}e9,{2 + 1 / n + 1 / d}\n' for n in (1, 2, 4) for d in (1, 3, 9)),
   'losses/empty.csv': '',

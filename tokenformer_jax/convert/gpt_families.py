@@ -72,7 +72,7 @@ def _gpt_neox(keys: Keys) -> ModelConfig:
   check_heads(keys, 'num_attention_heads', width, heads)
   positions = rotary(
     keys,
-    fraction=keys.number('rotary_pct', 0.25),
+    fraction=keys.number('rotary_pct', keys.number('partial_rotary_factor', 0.25)),
     base=keys.number('rotary_emb_base', 10000.0),
   )
   rotated = int(width // heads * positions.fraction)

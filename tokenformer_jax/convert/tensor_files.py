@@ -140,6 +140,11 @@ def _sharded(index: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor]:
       f'{index} names shards that are not .bin or .safetensors files beside it; '
       'fetch the whole set into one directory'
     )
+  if missing := [shard for shard in shards if not index.with_name(shard).is_file()]:
+    raise UserError(
+      f'{index} names {missing[0]}, which is not beside it ({len(missing)} of {len(shards)} shards '
+      'are missing); fetch the whole set into one directory'
+    )
   tensors: dict[str, Tensor] = {}
   for shard in shards:
     for name, tensor in find(index.with_name(shard), skipped).items():
