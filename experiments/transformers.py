@@ -29,7 +29,7 @@ from tokenformer_jax.training import sizes
 FIRST, SECOND = 3000, 600  # steps on the old text, and on the new one
 LENGTHS = (SECOND // 2, SECOND, 2 * SECOND)
 WIDTH, TOKENS = 64, 8  # of the model, and beside each matrix of attention; LoRA's rank
-RATES = (1e-3, 3e-3, 1e-2)
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 
 
 @dataclasses.dataclass(frozen=True)
