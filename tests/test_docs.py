@@ -5,6 +5,8 @@ import re
 import pytest
 import tiny_run
 
+import tokenformer_jax
+
 PAGES = ('README.md', *sorted(f'docs/{path.name}' for path in tiny_run.ROOT.glob('docs/*.md')))
 PACKAGE = tiny_run.ROOT / 'tokenformer_jax'
 # `tests/FILE`, `tests/FILE::TEST`, or `::TEST` of the file before it.
@@ -58,6 +60,12 @@ def test_links_lead_to_files_and_headings(page):
     target = here.parent / path if path else here
     assert target.exists(), link
     assert not anchor or anchor in find_anchors(target), link
+
+
+def test_the_page_of_the_interface_has_every_public_name():
+  page = (tiny_run.ROOT / 'docs/api.md').read_text()
+  named = set(re.findall(r'^\.\. auto\w+:: tokenformer_jax\.(\w+)', page, re.MULTILINE))
+  assert named == {*tokenformer_jax.__all__}
 
 
 def read_rows(section):
