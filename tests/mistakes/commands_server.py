@@ -81,7 +81,7 @@ def serve() -> None:
 
   prefix = 'tokenformer_jax.'
   names = [name for _, name, _ in pkgutil.walk_packages(tokenformer_jax.__path__, prefix)]
-  no_modules = ('__main__', 'modeling_tokenformer', 'modeling_tokenformer_layers')
+  no_modules = ('__main__', 'modeling_tokenformer', 'modeling_tokenformer_layers', '.mlflow')
   names = [name for name in names if not (name in _ENTRIES or name.endswith(no_modules))]
   for name in [*names, *_ALSO]:
     importlib.import_module(name)

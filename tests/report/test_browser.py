@@ -39,7 +39,7 @@ _AFTER = """<script>
 
 @pytest.fixture(scope='module')
 def family(tmp_path_factory):
-  """A model, grown twice, with a decay of the last one; and a mixture of experts."""
+  """A model, what it grew to in two steps, a mixture of experts, and a decay."""
   folder = tmp_path_factory.mktemp('family')
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
@@ -51,12 +51,19 @@ def _make_family(folder):
   changes = {'train__sample_tokens': 8, 'train__eval_every': 10, 'optim__schedule': 'constant'}
   loop.train(tiny_run.config(source, folder / 'cache', **changes), folder / 'small')
   small = tokenformer_jax.load(folder / 'small')
-  medium = small.grow(folder / 'medium', {'ffn': 128}).train(40)
-  large = medium.grow(folder / 'large', {'ffn': 192, 'qkv': 64}).train(60)
-  decay = {'optim': {'schedule': 'wsd', 'final_fraction': 0.0}, 'train': {'decay_from': 60}}
-  large.train(70, workdir=folder / 'decayed', **decay)
-  mixture = small.grow(folder / 'mixture', experts=4).train(30)
-  return [small, medium, large, tokenformer_jax.load(folder / 'decayed'), mixture]
+  medium = _with_figures(small.grow(folder / 'medium', {'ffn': 128}))
+  large = _with_figures(medium.grow(folder / 'large', {'ffn': 192, 'qkv': 64}))
+  mixture = _with_figures(small.grow(folder / 'mixture', experts=4))
+  decay = {'train': {'decay_from': 20}, 'optim': {'schedule': 'wsd'}}
+  decayed = small.train(30, workdir=folder / 'decayed', **decay)
+  return [small, medium, large, mixture, decayed]
+
+
+def _with_figures(run):
+  """Gives a run that was grown, and not trained since, the figures of some steps."""
+  written_runs.add(run.directory / 'metrics.jsonl', written_runs.falling(100))
+  written_runs.add(run.directory / 'times.jsonl', written_runs.hourly(100))
+  return run
 
 
 def open_page(content, folder, actions=''):
@@ -86,9 +93,9 @@ def test_a_family_of_growths_is_drawn_whole(family, tmp_path):
   assert found.pop('curves') == ['training step', 'loss (nats per token)']
   assert found.pop('flops') == ['model FLOPs of training', 'validation loss (nats)']
   assert found.pop('lineage') == ['model FLOPs of all training', 'stage']
-  assert found.pop('times') == ['seconds of wall time', 'run']
+  assert found.pop('times') == ['hours of wall time', 'run']
   assert found.pop('maps') == ['parameter token', 'token of the text']
-  assert found.pop('load-4') == ['expert', 'layer']
+  assert found.pop('load-3') == ['expert', 'layer']
   assert {name.partition('-')[0] for name in found} == {'usage'}
   assert len(found) == 2 * 2 + 3 * 3, 'two maps for models with one group, and three with several'
   assert all(len(axes) == 2 for axes in found.values()), found
