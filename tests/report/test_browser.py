@@ -97,7 +97,7 @@ def test_a_family_of_growths_is_drawn_whole(family, tmp_path):
   assert found.pop('maps') == ['parameter token', 'token of the text']
   assert found.pop('load-3') == ['expert', 'layer']
   assert {name.partition('-')[0] for name in found} == {'usage'}
-  assert len(found) == 2 * 2 + 3 * 3, 'two maps for models with one group, and three with several'
+  assert len(found) == 3 * 2 + 2 * 3, 'two maps for models with one group, and three with several'
   assert all(len(axes) == 2 for axes in found.values()), found
 
 
