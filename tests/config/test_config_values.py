@@ -168,3 +168,21 @@ def test_no_split_may_be_empty(value):
   assert refusal(data__validation_fraction=value) == (
     f'config.data.validation_fraction is {value}; it must lie between 0 and 1, both excluded'
   ), 'one of the two splits has no document'
+
+
+@pytest.mark.parametrize('value', [('wandb', 'mlflow'), ['wandb', 'mlflow']])
+def test_names_may_be_a_list_or_a_tuple(value):
+  assert resolved(train__trackers=value).train.trackers == ('wandb', 'mlflow')
+
+
+@pytest.mark.parametrize(
+  ('value', 'reason'),
+  [
+    ('wandb', "is 'wandb'; it must be a list of names, such as ('tensorboard',)"),
+    (3, "is 3; it must be a list of names, such as ('tensorboard',)"),
+    (['wandbb'], "is ('wandbb',); 'wandbb' is unknown; did you mean 'wandb'?"),
+    (['wandb', 'wandb'], "is ('wandb', 'wandb'); it names wandb twice; leave one out"),
+  ],
+)
+def test_a_list_of_names_has_known_ones_once(value, reason):
+  assert refusal(train__trackers=value) == f'config.train.trackers {reason}'
