@@ -148,10 +148,17 @@ def test_text_of_files_is_shown_and_measured(home, capsys):
   assert found['growth'] is None and 'old and new' not in capsys.readouterr().out
 
 
+def test_a_transformer_shows_the_hidden_units_of_its_mlps(home, tmp_path, capsys):
+  _inspect(f'--source={home}/dense', '--corpus_tokens=200', f'--json={tmp_path}/a.json')
+  found = json.loads((tmp_path / 'a.json').read_text())
+  assert {row['kind'] for row in found['usage']['layers']} == {'ffn'}
+  assert 'hidden units count as parameter tokens' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
   ('options', 'sentence'),
   [
-    (['--source={home}/dense'], 'dense is a Transformer: it has no parameter tokens'),
+    (['--source={home}/dense', '--kinds=query'], "--kinds names 'query'"),
     (['--source={home}/corpus'], r'corpus is not the work directory of a run'),
     (['--source={home}/run@3'], r'has no checkpoint of step 3; it has the steps 7'),
     (['--source={home}/run', '--layer=2'], r"--layer is '2'; this model has the layers 0 to 1"),

@@ -1,5 +1,6 @@
 """The weights are those of the forward pass, and are reduced on the way."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,7 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from looking import IDS, KINDS, MODEL, changed, mesh_of, of_kind, params_of, reference_maps
+from tiny import tiny_model
 
+from tokenformer_jax.config import MLPConfig
+from tokenformer_jax.config.pattention import GELUScore
+from tokenformer_jax.inspection import usage
 from tokenformer_jax.inspection.weights import (
   compiled_maps,
   compiled_sums,
@@ -133,3 +138,30 @@ def test_bfloat16_is_summed_in_float32():
   np.testing.assert_allclose(total, want, rtol=1e-5, err_msg='the sum itself is rounded')
   of_float32 = np.abs(reference_maps()[1]['ffn']).mean()
   assert 1e-5 < abs(np.mean(sizes) / of_float32 - 1) < 0.02, 'not the activations asked for'
+
+
+def test_hidden_units_of_an_mlp_are_tokens():
+  """An MLP with GELU is a group of tokens with that score, word for word."""
+  base = tiny_model()
+  group = dataclasses.replace(base.layer.ffn, score=GELUScore())
+  mlp = MLPConfig(width=group.tokens, activation='gelu')
+  tokens, dense = (
+    dataclasses.replace(base, layer=dataclasses.replace(base.layer, ffn=ffn))
+    for ffn in (group, mlp)
+  )
+  params = params_of(tokens)
+  ffn = params['blocks']['ffn']
+  matrices = {
+    'up': {'kernel': jnp.swapaxes(ffn['keys'], 1, 2)},
+    'down': {'kernel': ffn['values']},
+  }
+  twins = {**params, 'blocks': {**params['blocks'], 'ffn': matrices}}
+  found = [
+    usage.measure(define_lm(model, Compute(attention='xla')), own, IDS, mesh_of())
+    for model, own in ((tokens, params), (dense, twins))
+  ]
+  for layer in range(tokens.depth):
+    assert tuple(found[1][layer]) == KINDS
+    for field in ('mean', 'largest', 'value_norms', 'dead'):
+      wanted, got = (getattr(one[layer]['ffn'], field) for one in found)
+      np.testing.assert_allclose(got, wanted, rtol=1e-4, err_msg=field)

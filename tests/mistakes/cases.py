@@ -171,7 +171,7 @@ PLOT = {
 INSPECT = {
   'no run to look into': ('inspect --source=none', 'none is not'),
   'no source to look into': ('inspect', '--source is missing'),
-  'a Transformer to look into': ('inspect --source={dense}', '{dense}'),
+  'matrices to look into': ('inspect --source={dense} --kinds=query', "--kinds names 'query'"),
   'a run of images to look into': ('inspect --source={vit}', '{vit}'),
   'a layer beyond the last': ('inspect --source={lm} --layer=7', "--layer is '7'"),
   'a kind that there is not': ('inspect --source={lm} --kinds=qery', "did you mean 'query'"),

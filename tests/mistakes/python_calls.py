@@ -134,7 +134,6 @@ INSPECT = {
   'vit.held_out(10**6)': 'held_out: count is 1000000',
   'lm.usage(3)': 'usage: text is 3; it must be a text or None',
   "lm.usage(['a'])": "usage: text is ['a']; it must be a text or None",
-  'dense.usage()': 'dense is a Transformer',
   "vit.maps('a')": 'is not a language model',
   'lm.maps(3)': 'maps: text is 3; it must be a text',
   "lm.maps(['a', 'b'])": "maps: text is ['a', 'b']; it must be a text",

@@ -58,7 +58,7 @@ class Viewable(abc.ABC):
       float32 [T, N] by layer and kind of projection (query, key, value, proj, ffn).
 
     Raises:
-      UserError: the model has no parameter tokens, or a layer does not exist.
+      UserError: the model has neither parameter tokens nor MLPs, or a layer does not exist.
     """
     inspect_model.check_has_tokens(self.meta, self.directory)
     return inspect_model.maps(self._loaded.model, self._rows(text)[0], layers)
@@ -83,7 +83,7 @@ class Viewable(abc.ABC):
       tokens: the most tokens of the text to use.
 
     Raises:
-      UserError: the model has no parameter tokens.
+      UserError: the model has neither parameter tokens nor MLPs.
     """
     inspect_model.check_has_tokens(self.meta, self.directory)
     return inspect_model.measure_text(self._loaded.model, text, tokens)

@@ -5,7 +5,8 @@ r"""Show what parameter tokens and experts of a trained model respond to, and wh
 The weights of a Pattention are an attention map from the tokens of a text to parameter tokens. The
 command prints the parameter tokens with the largest weights on the text, with the input tokens that
 cause them, and draws the maps. It counts on more text how many parameter tokens are in use. For a
-model that has grown, it compares the new tokens with the old ones.
+model that has grown, it compares the new tokens with the old ones. The hidden units of an MLP count
+as parameter tokens.
 
 For a model with routed experts it prints the load of each layer's experts on that text, and the
 tokens that the busiest experts get most; the JSON file has them for all experts.

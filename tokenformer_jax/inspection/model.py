@@ -15,16 +15,18 @@ import jax
 import numpy as np
 
 from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import MLPConfig
 from tokenformer_jax.data import held_out
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.tokens import lookup
 from tokenformer_jax.inspection import experts, usage
-from tokenformer_jax.inspection.weights import compiled_maps, pattentions
+from tokenformer_jax.inspection.weights import Found, compiled_maps, pattentions
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps.last_growth import last_growth
+from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.storage import paths
 
 
@@ -33,17 +35,20 @@ def load(source: str) -> Trained:
 
   Raises:
     UserError: there is no such run, it is damaged, or its model has neither parameter tokens nor
-      experts.
+      MLPs nor experts.
   """
   return trained.load(source, check=check_has_tokens, evenly=False)
 
 
 def check_has_tokens(meta: Meta, directory: paths.Path) -> None:
-  """Raise a UserError unless a checkpoint is a language model with parameter tokens or experts."""
+  """Raise a UserError unless a checkpoint is a language model with something to look into."""
   checkpoint.check_is_language_model(meta, directory)
   model = meta.config.model
-  if not (model.experts or config_lib.pattentions(model)):
-    raise UserError(f'{directory} is a Transformer: it has no parameter tokens to look into')
+  has_mlp = any(isinstance(layer.ffn, MLPConfig) for layer in model.in_order)
+  if not (has_mlp or model.experts or config_lib.pattentions(model)):
+    raise UserError(
+      f'{directory} has nothing to look into: no layer has parameter tokens, an MLP or experts'
+    )
 
 
 def old_tokens(model: Trained) -> dict[int, dict[str, int]] | None:
@@ -54,7 +59,7 @@ def old_tokens(model: Trained) -> dict[int, dict[str, int]] | None:
   layers = pattentions(model.definition)
   counts = {
     number: {
-      name: 0 if number + 1 in growth.new_layers else lookup(growth.old_tokens, found.keys)
+      name: 0 if number + 1 in growth.new_layers else _old(growth, found)
       for name, found in layer.items()
     }
     for number, layer in enumerate(layers)
@@ -64,6 +69,11 @@ def old_tokens(model: Trained) -> dict[int, dict[str, int]] | None:
     for number, layer in enumerate(layers)
   }
   return None if counts == now else counts
+
+
+def _old(growth: LastGrowth, found: Found) -> int:
+  """Return the tokens of a Pattention before a growth; the hidden units of an MLP are all old."""
+  return found.tokens if found.is_mlp else lookup(growth.old_tokens, found.keys)
 
 
 def maps(

@@ -15,6 +15,8 @@ contribution   |weight| · ‖value‖₂ of a parameter token, averaged over th
 nearly unused  contributes less than 1/100 of the mean contribution in its Pattention
 unused         contributes at most 1/1000 of that mean at every position; also nearly unused
 dead           key, value and weight are zero, so the token has no gradient and stays dead
+of an MLP      the hidden units count as parameter tokens: the weight is the activation, the value
+               a row of the second matrix
 for 90 %       the fewest tokens that together make 90 % of the contribution"""
 EXPERT_DEFINITIONS = """\
 load           the share of all choices of a layer's router that an expert has

@@ -18,6 +18,7 @@ depend on it.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -95,13 +96,13 @@ def measure(
         else jax.tree.map(_add, total, new, is_leaf=lambda node: isinstance(node, Sums))
       )
     arrays = {
-      (found.layer.stack, name): (lookup(params, found.keys), lookup(params, found.values))
+      (found.layer.stack, name): tuple(lookup(params, path) for path in (found.keys, found.values))
       for layer in layers
       for name, found in layer.items()
     }
-    norms, zeros = jax.device_get(
-      jax.jit(_norms_and_zeros, out_shardings=sharding.replicated(mesh))(arrays)
-    )
+    mlps = {(f.layer.stack, name) for layer in layers for name, f in layer.items() if f.is_mlp}
+    compute = functools.partial(_norms_and_zeros, mlps=mlps)
+    norms, zeros = jax.device_get(jax.jit(compute, out_shardings=sharding.replicated(mesh))(arrays))
   positions = int(np.sum(rows >= 0))
 
   def usage(name: str, found: Found) -> Usage:
@@ -149,10 +150,14 @@ def _add(a: Sums, b: Sums) -> Sums:
 
 def _norms_and_zeros(
   keys_and_values: dict[tuple[str, str], tuple[jax.Array, jax.Array]],
+  mlps: set[tuple[str, str]],
 ) -> tuple[dict[tuple[str, str], jax.Array], dict[tuple[str, str], jax.Array]]:
-  """Return ‖v‖₂ of every parameter token, and whether its key and its value are zero, [L, N]."""
+  """Return ‖v‖₂ of every parameter token, and whether its key and its value are zero, [L, N].
+
+  Those of `mlps` are hidden units, whose keys are columns.
+  """
   norms, zeros = {}, {}
   for name, (keys, values) in keys_and_values.items():
     norms[name] = jnp.linalg.norm(values, axis=-1)
-    zeros[name] = ~jnp.any(keys, axis=-1) & ~jnp.any(values, axis=-1)
+    zeros[name] = ~jnp.any(keys, axis=-2 if name in mlps else -1) & ~jnp.any(values, axis=-1)
   return norms, zeros

@@ -1,6 +1,8 @@
 """Read the weights Θ(x Kᵀ) of a model's Pattentions from its own forward pass.
 
-They are an attention map from the tokens of a text to the parameter tokens. `sums` and `maps` run
+They are an attention map from the tokens of a text to the parameter tokens. An MLP is a Pattention
+here: its hidden units are parameter tokens, whose weights are the activations and whose values are
+the rows of the second matrix. `sums` and `maps` run
 inside a jit, on any mesh and in any dtype, and neither keeps the weights of all layers.
 
 The Pattentions of a layer have the names of their modules: `query` is `attention/query`. Names and
@@ -21,6 +23,7 @@ from jax.sharding import Mesh
 from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.grow.tokens import Path
 from tokenformer_jax.model import trunk
+from tokenformer_jax.model.layers import MLP, Dense
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.params import Definition, Params, Role
 from tokenformer_jax.model.pattention import Pattention
@@ -38,13 +41,14 @@ class Sums(NamedTuple):
 
 
 class Found(NamedTuple):
-  """A Pattention of a layer."""
+  """A Pattention or an MLP of a layer."""
 
   layer: Place  # of the layer's parameters
-  keys: Path  # of the stack's keys, [L, N, D]
-  values: Path  # of the stack's values
+  keys: Path  # of the stack's keys, [L, N, D], or an MLP's first matrices, [L, D, N]
+  values: Path  # of the stack's values, [L, N, D]
   groups: tuple[int, ...]  # the number of tokens of each group
   zero_at_zero: bool  # whether the score function gives a score of 0 the weight 0
+  is_mlp: bool = False
 
   @property
   def tokens(self) -> int:
@@ -58,11 +62,20 @@ def pattentions(definition: Definition) -> tuple[dict[str, Found], ...]:
   arrays: dict[tuple[str, ...], dict[Role, Path]] = {}
   for path, info in jax.tree_util.tree_leaves_with_path(definition.info):
     arrays.setdefault(tuple(key.key for key in path[:-1]), {})[info.role] = path
+
+  def describe_mlp(place: Place, path: tuple[str, ...], module: MLP) -> Found:
+    up, down = (arrays[*path, name][Role.KERNEL] for name in ('up', 'down'))
+    zero_at_zero = module.up.bias is None  # as all activations are
+    return Found(place, up, down, (_count(module),), zero_at_zero, is_mlp=True)
+
   places: list[Place] = []
   stacked: dict[str, dict[str, Found]] = {}
 
-  def describe(place: Place, path: tuple[str, ...], module: Pattention) -> Found:
-    own = arrays['blocks', *filter(None, [place.stack]), *path]
+  def describe(place: Place, path: tuple[str, ...], module: Pattention | MLP) -> Found:
+    path = ('blocks', *filter(None, [place.stack]), *path)
+    if isinstance(module, MLP):
+      return describe_mlp(place, path, module)
+    own = arrays[path]
     zero_at_zero = SCORES[module.how['score']].zero_at_zero
     groups = tuple(group.tokens for group in module.groups)
     return Found(place, own[Role.KEY], own[Role.VALUE], groups, zero_at_zero)
@@ -132,7 +145,7 @@ def maps(model: LM, ids_BxT: jax.Array, layer: jax.Array | int) -> dict[tuple[st
     return (x, kept | chosen), None
 
   sizes = {
-    (name, module.keys[...].shape[1])
+    (name, _count(module))
     for stacks in trunk.named_stacks(model.blocks, model.repeats)
     for layers in stacks.values()
     for name, (_, module) in _pattentions(layers).items()
@@ -206,6 +219,17 @@ class _Watched(Pattention):
     return self._pattention(x, *out_heads)  # XLA computes the common part once.
 
 
+class _WatchedInput:
+  """A matrix that passes its input to `see`."""
+
+  def __init__(self, matrix: Dense, see: Callable[[jax.Array], None]):
+    self._matrix, self._see = matrix, see
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    self._see(x.astype(jnp.float32))
+    return self._matrix(x)
+
+
 def _watched(
   block: Layer, x_BxTxD: jax.Array, context: Context
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -215,17 +239,25 @@ def _watched(
   """
   weights: dict[str, jax.Array] = {}
   modules = dict(nnx.iter_modules(block))
-  for name, (path, pattention) in _pattentions(block).items():
+  for name, (path, module) in _pattentions(block).items():
     see = functools.partial(weights.__setitem__, name)
-    setattr(modules[path[:-1]], path[-1], _Watched(pattention, see))
+    if isinstance(module, MLP):
+      module.down = _WatchedInput(module.down, see)
+    else:
+      setattr(modules[path[:-1]], path[-1], _Watched(module, see))
   x_BxTxD, _, _ = block(x_BxTxD, context)
   return x_BxTxD, weights
 
 
-def _pattentions(block: nnx.Module) -> dict[str, tuple[tuple[str, ...], Pattention]]:
+def _count(module: Pattention | MLP) -> int:
+  """Return the number of parameter tokens or hidden units of a layer, or of each stacked layer."""
+  return module.up.kernel[...].shape[-1] if isinstance(module, MLP) else module.keys[...].shape[-2]
+
+
+def _pattentions(block: nnx.Module) -> dict[str, tuple[tuple[str, ...], Pattention | MLP]]:
   """Return the path and the module of each Pattention of a layer, or of stacked layers, by name."""
   modules = dict(nnx.iter_modules(block))
-  found = {path: module for path, module in modules.items() if isinstance(module, Pattention)}
+  found = {path: module for path, module in modules.items() if isinstance(module, Pattention | MLP)}
   last = [path[-1] for path in found]
   return {
     path[-1] if last.count(path[-1]) == 1 else '/'.join(path): (path, module)
