@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tokenformer_jax import config as config_lib
 from tokenformer_jax.data import held_out
 from tokenformer_jax.decoding.trained import Trained
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.inspection import model as inspect_model
 from tokenformer_jax.inspection import picture
 from tokenformer_jax.inspection import report as inspect_report
@@ -17,6 +17,7 @@ from tokenformer_jax.inspection.weights import pattentions
 from tokenformer_jax.model import models
 from tokenformer_jax.report.charts import Figure
 from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.storage import paths
 
 MOST_PARAMETERS = 10**9  # of a model that is read for a report
 _SHOWN = 48  # tokens of text in a map
@@ -36,11 +37,15 @@ _MULTIPLES = {
 Parts = dict[int, dict[str, list[tuple[str, int, int]]]]  # name, first and end of groups
 
 
-def can_look(meta: Meta | None) -> bool:
-  """Return whether a checkpoint holds a language model with parameter tokens or experts."""
-  if meta is None or meta.contents not in ('model', 'params') or meta.config.model.kind != 'lm':
+def can_look(meta: Meta | None, directory: paths.Path) -> bool:
+  """Return whether a checkpoint holds a language model with parameter tokens, an MLP or experts."""
+  if meta is None:
     return False
-  return bool(meta.config.model.experts or config_lib.pattentions(meta.config.model))
+  try:
+    inspect_model.check_has_tokens(meta, directory)
+  except UserError:
+    return False
+  return True
 
 
 def parameters(meta: Meta) -> int:

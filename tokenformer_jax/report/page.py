@@ -108,7 +108,7 @@ def _look(
 ) -> dict[int, dict[str, Any]]:
   """Return what the models of some runs show, by the number of the run; add to the notes."""
   found: dict[int, dict[str, Any]] = {}
-  able = [i for i, run in enumerate(records) if looks.can_look(run.meta)]
+  able = [i for i, run in enumerate(records) if looks.can_look(run.meta, run.directory)]
   for i in able[len(able) - min(models, len(able)) :]:
     run = records[i]
     if (count := looks.parameters(run.meta)) > looks.MOST_PARAMETERS:
