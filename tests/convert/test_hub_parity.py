@@ -1,16 +1,22 @@
 """Models of transformers as runs: the same logits and texts, and back bit for bit."""
 
 import dataclasses
+import json
 
 import hub_folders
 import jax
 import numpy as np
 import pytest
+import tokenizers as hf
 
-from tokenformer_jax.convert import families, hub, tensor_files
-from tokenformer_jax.decoding import decode
+from tokenformer_jax.cli import convert
+from tokenformer_jax.convert import families, hub, tensor_files, to_hf
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.decoding import chats, decode
+from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.model.compute import DEFAULT
 from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.runs import checkpoint
 
 transformers = pytest.importorskip('transformers')
 torch = pytest.importorskip('torch')
@@ -197,3 +203,33 @@ def test_back_bit_for_bit(both, tmp_path):
   with torch.no_grad():
     difference = (loaded.eval()(ids).logits - theirs(ids).logits).abs().max()
   assert difference < 1e-5, 'config.json describes another model'
+
+
+_TEMPLATE = """{{ bos_token }}{%- for m in messages %}{{- '[' + m.content + ']' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '[' }}{%- endif %}"""
+
+
+def test_texts_and_chats_have_the_same_tokens_here_there_and_after_the_way_back(tmp_path):
+  source = hub_folders.write(tmp_path / 'source')
+  tokenizer = hf.Tokenizer.from_file(str(source / 'tokenizer.json'))
+  first, end = map(tokenizer.id_to_token, (5, 0))
+  tokenizer.add_special_tokens([first, end])
+  tokenizer.post_processor = hf.processors.TemplateProcessing(
+    single=f'{first} $A', special_tokens=[(first, 5)]
+  )
+  tokenizer.save(str(source / 'tokenizer.json'))
+  settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'bos_token': first, 'eos_token': end}
+  settings['chat_template'] = _TEMPLATE
+  (source / 'tokenizer_config.json').write_text(json.dumps(settings))
+  convert.to_jax(source, tmp_path / 'run')
+  to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'back')
+  _, meta = checkpoint.open_source(tmp_path / 'run', None)
+  ours = tokenizers.from_json(meta.tokenizer)
+  question = [{'role': 'user', 'content': 'HM'}]
+  asked = chats.ask(chats.find_template(meta, tmp_path), question, TextRequest(''))
+  for folder in (source, tmp_path / 'back'):
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    assert theirs('AB')['input_ids'] == list(TextRequest('AB').tokens(ours).prompt)
+    text = theirs.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
+    wanted = theirs(text, add_special_tokens=False)['input_ids']
+    assert wanted == list(asked.tokens(ours).prompt)
