@@ -34,6 +34,8 @@ autodoc_member_order = 'bysource'
 html_theme = 'furo'
 html_title = f'tokenformer_jax {version}'
 html_show_copyright = False
+html_static_path = ['_static']
+html_css_files = ['site.css']
 
 
 def mend_link(folder: Path, link: re.Match[str]) -> str:

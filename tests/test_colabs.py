@@ -140,41 +140,32 @@ print(tokenformer_jax.__file__, numpy.__version__, file.shipped('lm_stdlib'))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('file', ['wheel', 'installed', 'nothing'])
-def test_the_first_cells_in_a_bare_session(file, bare_python, tmp_path):
-  """With an uploaded wheel, with the package installed, and with neither."""
-  wheel, python = bare_python
-  if file == 'wheel':
-    shutil.copy(wheel, tmp_path)
-  if file == 'installed':
-    packages.install(python, wheel)
+def test_the_first_cells_in_a_bare_session(tmp_path):
+  """Without the package, with an uploaded wheel, and with the package installed."""
+  (tmp_path / 'files').mkdir()
+  (tmp_path / 'session').mkdir()
+  wheel, _ = packages.build(packages.copy_checkout(tmp_path / 'checkout'), tmp_path / 'files')
+  python = packages.make_environment(tmp_path / 'bare')
+  cells = _cells('grow')
+  file = tmp_path / 'session' / 'cells.ipy'
+  file.write_text('\n'.join([cells['install'], cells['see-device'], USES]))
   environment = {**tiny_run.environment(), 'PIP_NO_INDEX': '1'}
   environment.pop('PYTHONPATH', None)
-  cells = _cells('grow')
-  (tmp_path / 'cells.ipy').write_text('\n'.join([cells['install'], cells['see-device'], USES]))
-  done = subprocess.run(
-    [str(python), '-m', 'IPython', 'cells.ipy'],
-    cwd=tmp_path,
-    env=environment,
-    capture_output=True,
-    text=True,
-  )
-  said = done.stdout + done.stderr
-  if file == 'nothing':
-    assert 'No matching distribution found for tokenformer_jax' in said
-    assert "No module named 'tokenformer_jax'" in said
-    return
-  assert done.stdout.strip().endswith('.py'), said
-  package, version, config = done.stdout.splitlines()[-1].split()
-  assert str(python.parent.parent) in package, f'not from this environment: {said}'
-  assert version == metadata.version('numpy'), 'numpy was replaced'
-  assert Path(config).exists(), 'no configs'
 
+  def start() -> subprocess.CompletedProcess:
+    command = [str(python), '-m', 'IPython', file.name]
+    return subprocess.run(command, cwd=file.parent, env=environment, capture_output=True, text=True)
 
-@pytest.fixture
-def bare_python(tmp_path):
-  """A wheel, and the Python of an environment without it."""
-  (tmp_path / 'built').mkdir()
-  checkout = packages.copy_checkout(tmp_path / 'source' / 'checkout')
-  wheel, _ = packages.build(checkout, tmp_path / 'built')
-  return wheel, packages.make_environment(tmp_path / 'bare')
+  done = start()
+  assert 'No matching distribution found for tokenformer_jax' in done.stderr, done.stderr
+  assert "No module named 'tokenformer_jax'" in done.stdout, done.stdout
+  uploaded = Path(shutil.copy(wheel, file.parent))
+  for state in ('uploaded', 'installed'):
+    done = start()
+    said = f'{state}: {done.stdout}{done.stderr}'
+    assert done.stdout.strip().endswith('.py'), said
+    package, version, config = done.stdout.splitlines()[-1].split()
+    assert str(python.parent.parent) in package, f'not from this environment: {said}'
+    assert version == metadata.version('numpy'), f'numpy was replaced: {said}'
+    assert Path(config).exists(), f'no configs: {said}'
+    uploaded.unlink(missing_ok=True)
