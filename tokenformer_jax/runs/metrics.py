@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +20,10 @@ import tqdm
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.storage import paths, retry
-from tokenformer_jax.trackers import feed, tracker
+
+if TYPE_CHECKING:  # Only a run with trackers imports their code.
+  from tokenformer_jax.trackers.feed import Feeds
+  from tokenformer_jax.trackers.tracker import About
 
 _GIB = 2**30
 
@@ -35,7 +38,7 @@ class Metrics:
     first_step: int,
     steps: int,
     trackers: Sequence[str] = (),
-    about: tracker.About | None = None,
+    about: 'About | None' = None,
     has_figures: bool = False,
   ):
     """Open the files of a run that starts or resumes after `first_step` steps.
@@ -63,10 +66,7 @@ class Metrics:
     if sys.stderr.isatty():
       self._bar = tqdm.tqdm(total=steps, initial=first_step, unit='step', dynamic_ncols=True)
     self._started, self._first_step = time.monotonic(), first_step
-    tracked = tracker.TrackedRun(
-      workdir, self._files.directory, first_step, about or tracker.About()
-    )
-    self._feeds = feed.Feeds(trackers, tracked, self.say)
+    self._feeds = self._feed(trackers, workdir, first_step, about) if trackers else None
 
   def write(self, step: int, figures: dict[str, float]) -> None:
     """Write figures under flat names such as `train/loss`, and show the main ones.
@@ -81,7 +81,8 @@ class Metrics:
     finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
     with _user_errors(self._files.directory):
       _write_line(self._lines, {'step': step, **finite})
-    self._feeds.put('figures', step, figures)
+    if self._feeds:
+      self._feeds.put('figures', step, figures)
     self._last_step = step
     self._files.publish_sometimes()
     self._show(step, figures)
@@ -100,7 +101,8 @@ class Metrics:
     if not self._active:
       return
     self._add_to('samples.jsonl', {'step': step, 'name': name, 'text': text})
-    self._feeds.put('text', step, name, text)
+    if self._feeds:
+      self._feeds.put('text', step, name, text)
     self.say('\n'.join(f'  | {line}' for line in text.splitlines()))
 
   def times(self, step: int, seconds: dict[str, float | str]) -> None:
@@ -134,8 +136,18 @@ class Metrics:
     if self._bar is not None:
       self._bar.close()
       self._bar = None
-    self._feeds.close(finished=self._last_step == self._steps)
+    if self._feeds:
+      self._feeds.close(finished=self._last_step == self._steps)
     self._files.close()
+
+  def _feed(
+    self, names: Sequence[str], workdir: paths.Path, first_step: int, about: 'About | None'
+  ) -> 'Feeds':
+    """Begin to hand figures to the named trackers."""
+    from tokenformer_jax.trackers import feed, tracker  # noqa: PLC0415 (only with trackers)
+
+    run = tracker.TrackedRun(workdir, self._files.directory, first_step, about or tracker.About())
+    return feed.Feeds(names, run, self.say)
 
   def _show(self, step: int, figures: dict[str, float]) -> None:
     names = {

@@ -23,10 +23,10 @@ from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
-from tokenformer_jax.trackers import feed
-from tokenformer_jax.training import origin, start, tracked
+from tokenformer_jax.training import origin, start
 from tokenformer_jax.training.prepare import PreparedRun, RunStage, doubts, prepare
 
+_ABOUT = 'tokenformer_jax.training.tracked:about'  # only for runs with trackers
 _EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of the figures → entry of the state
 
 
@@ -57,7 +57,9 @@ def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[
     jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
   wall_time = WallTime()
   sharding.find_devices()  # Report missing devices before the work directory is touched.
-  hosts.by_first(lambda: feed.check_installed(config.train.trackers))
+  if config.train.trackers:
+    check_installed = pkgutil.resolve_name('tokenformer_jax.trackers.feed:check_installed')
+    hosts.by_first(lambda: check_installed(config.train.trackers))
   with lease.hold_together(
     workdir / 'lease',
     f'the work directory {workdir}',
@@ -143,8 +145,8 @@ class Trainer:
       run.workdir,
       first_step=first,
       steps=steps,
-      trackers=self.config.train.trackers,
-      about=tracked.about(run),
+      trackers=(trackers := self.config.train.trackers),
+      about=pkgutil.resolve_name(_ABOUT)(run) if trackers else None,
       has_figures=self._has_figures(first),
     )
     with contextlib.closing(metrics), hosts.StopRequest() as stop:
