@@ -17,7 +17,8 @@ import xla_flags
 from packaging import requirements
 
 COLABS = sorted((tiny_run.ROOT / 'colabs').glob('*.ipynb'))
-PICTURES = {'chat': 1, 'grow': 1, 'inspect': 4, 'vit': 2}
+PICTURES = {'chat': 1, 'grow': 1, 'inspect': 4, 'transformers': 1, 'vit': 2}
+NEEDS = {'transformers': ('torch', 'transformers')}
 SMALLER = {  # text of a notebook, and what runs in its place
   'chat': [
     ('steps=600, log_every=200', 'steps=20, log_every=10'),
@@ -41,6 +42,17 @@ SMALLER = {  # text of a notebook, and what runs in its place
     ('born.train(600,', 'born.train(40,'),
     ('tokens=8192', 'tokens=1024'),
     ('warmup_steps=30', 'warmup_steps=5'),
+  ],
+  'transformers': [
+    ('steps=600, log_every=200', 'steps=20, log_every=10'),
+    ('    600,\n', '    20,\n'),
+    ('  200,\n', '  10,\n'),
+    ("'log_every': 100", "'log_every': 10"),
+    ('warmup_steps=50', 'warmup_steps=5'),
+    ("'warmup_steps': 50", "'warmup_steps': 5"),
+    ("{'warmup_steps': 10}", "{'warmup_steps': 2}"),
+    ('length=24', 'length=4'),
+    ('max_new_tokens=24', 'max_new_tokens=4'),
   ],
   'vit': [
     ('steps=300, log_every=50, eval_every=100', 'steps=20, log_every=10, eval_every=10'),
@@ -74,6 +86,8 @@ def _shorten(notebook, smaller: list[tuple[str, str]]) -> None:
   ],
 )
 def test_notebook_runs(path, steps, tmp_path, monkeypatch):
+  for package in NEEDS.get(path.stem, ()):
+    pytest.importorskip(package)
   monkeypatch.setenv('XLA_FLAGS', xla_flags.join_flags(devices=1))  # as on a laptop
   notebook = nbformat.read(path, as_version=4)
   if steps == 'few':

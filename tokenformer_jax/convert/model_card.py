@@ -14,7 +14,7 @@ _USE = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained({folder!r}{trust})
-tokenizer = AutoTokenizer.from_pretrained({folder!r})
+tokenizer = AutoTokenizer.from_pretrained({folder!r}{trust})
 inputs = tokenizer('Once upon a time', return_tensors='pt')
 written = model.generate(**inputs, max_new_tokens=64, do_sample=False)
 print(tokenizer.decode(written[0], skip_special_tokens=True))
