@@ -166,15 +166,17 @@ def draw(found: dict[str, Found], path: str) -> None:
     spread = [statistics.stdev(x) if len(x) > 1 else 0 for x in (new, arm.forgotten)]
     at = statistics.mean(new), statistics.mean(arm.forgotten)
     left.errorbar(*at, xerr=spread[0], yerr=spread[1], fmt=marker, capsize=2, label=name)
-    spent = [n * size(ARMS[name])[1] for n in arm.new]
+    spent = [n * size(ARMS[name])[1] / 1e12 for n in arm.new]
     right.plot(spent, [statistics.mean(x) for x in arm.new.values()], f'{marker}-', label=name)
   left.set_xlabel('new text, bits per byte')
   left.set_ylabel('forgotten of the old text, bits per byte')
   right.set_xscale('log')
-  right.set_xlabel('FLOPs of learning the new text')
+  right.set_xticks([0.2, 0.5, 1, 2, 4], ['0.2', '0.5', '1', '2', '4'])
+  right.set_xticks([], minor=True)
+  right.set_xlabel('FLOPs of learning the new text, 10¹²')
   right.set_ylabel('new text, bits per byte')
   left.grid(alpha=0.3)
-  right.grid(alpha=0.3, which='both')
+  right.grid(alpha=0.3)
   right.legend(fontsize=8)
   figure.savefig(path, dpi=150)
 
