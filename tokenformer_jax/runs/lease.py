@@ -325,7 +325,7 @@ class _Lease:
 
   def _beat(self) -> None:
     self._beats += 1
-    _replace(self._beat_path(self._me), f'{self._beats}')
+    paths.replace(self._beat_path(self._me), f'{self._beats}')  # There is no time for retries.
 
   def _live(self) -> None:
     """Look at the claims and raise the counter until the lease is released or lost."""
@@ -359,16 +359,6 @@ class _Lease:
 
 def _beat_path(directory: paths.Path, owner: _Owner) -> paths.Path:
   return directory / f'{owner.name}.beat'
-
-
-def _replace(path: paths.Path, text: str) -> None:
-  """Replace a file in one operation. Try only once, because a heartbeat has no time for pauses."""
-  if paths.in_bucket(path):
-    path.write_text(text)
-    return
-  temporary = path.with_suffix('.tmp')
-  temporary.write_text(text)
-  os.replace(temporary, path)
 
 
 def _numbers(directory: paths.Path) -> list[int]:

@@ -29,7 +29,12 @@ _CALL_SECONDS = 1e-3  # Events report their end this much late at most.
 
 
 class WallTime:
-  """A clock of one process. It never waits for a device."""
+  """A clock of one process. It never waits for a device.
+
+  Attributes:
+    doing: what the process does now, of `KINDS`, and since when, by the monotonic clock. It is
+      replaced as a whole, so other threads may read it.
+  """
 
   def __init__(self) -> None:
     """Start the clock."""
@@ -37,14 +42,30 @@ class WallTime:
     self._spent: dict[str, float] = collections.defaultdict(float)
     self._waited, self._compiled = 0.0, self._compiling.seconds
     self._last = time.monotonic()
+    self._took: dict[str, collections.deque[float]] = collections.defaultdict(_new_durations)
+    self.doing = ('starting', self._last)
+
+  @property
+  def compiled(self) -> float:
+    """Return the seconds that this process has compiled."""
+    return self._compiling.seconds
+
+  def took(self, kind: str) -> list[float]:
+    """Return the seconds of the last contexts of `spent_on` of a kind."""
+    return [*self._took[kind]]
 
   @contextlib.contextmanager
   def spent_on(self, kind: str) -> Iterator[None]:
     """Count the time of the context, without that of compilation, as a kind."""
-    begin, compiled = time.monotonic(), self._compiling.seconds
-    yield
-    compiled = self._compiling.seconds - compiled
-    self._spent[kind] += time.monotonic() - begin - compiled
+    begin, compiled, before = time.monotonic(), self._compiling.seconds, self.doing[0]
+    self.doing = (kind, begin)
+    try:
+      yield
+    finally:
+      self.doing = (before, time.monotonic())
+    seconds = time.monotonic() - begin - (self._compiling.seconds - compiled)
+    self._spent[kind] += seconds
+    self._took[kind].append(seconds)
 
   def reading(self, batches: Iterable[_T]) -> Iterator[_T]:
     """Yield batches, and count the time that the host waits for them."""
@@ -66,6 +87,8 @@ class WallTime:
       device_seconds: the longest time that the devices can have computed.
     """
     now, compiled = time.monotonic(), self._compiling.seconds
+    if self.doing[0] == 'starting':
+      self.doing = ('training', now)
     spent = {**self._spent, 'compiling': compiled - self._compiled}
     left = now - self._last - sum(spent.values())
     spent['data'] = min(self._waited, max(0.0, left - device_seconds))
@@ -74,6 +97,10 @@ class WallTime:
     self._waited, self._compiled, self._last = 0.0, compiled, now
     seconds = {kind: round(spent[kind], 4) for kind in KINDS if spent.get(kind, 0.0) > 0}
     return {'time': round(time.time(), 3), **seconds}
+
+
+def _new_durations() -> collections.deque[float]:
+  return collections.deque(maxlen=16)
 
 
 class _Compiling:

@@ -169,16 +169,17 @@ def write(path: Path, text: str) -> None:
   Raises:
     Exception: the file cannot be written, even after retries.
   """
+  retry.retried(lambda: replace(path, text), f'writing {path}')
 
-  def once() -> None:
-    if in_bucket(path):
-      path.write_text(text)
-      return
-    temporary = path.with_suffix('.tmp')
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
-  retry.retried(once, f'writing {path}')
+def replace(path: Path, text: str) -> None:
+  """Write a file atomically as `write` does, but try only once."""
+  if in_bucket(path):
+    path.write_text(text)
+    return
+  temporary = path.with_suffix('.tmp')
+  temporary.write_text(text)
+  os.replace(temporary, path)
 
 
 def create(path: Path, text: str) -> None:

@@ -24,6 +24,7 @@ from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
 from tokenformer_jax.training import origin, start
+from tokenformer_jax.training import watch as watch_lib
 from tokenformer_jax.training.prepare import PreparedRun, RunStage, doubts, prepare
 
 _ABOUT = 'tokenformer_jax.training.tracked:about'  # only for runs with trackers
@@ -119,6 +120,7 @@ class Trainer:
     _make_writable(run.workdir)
     self.checkpoints = checkpoint.Checkpoints(run.workdir, keep=run.config.train.keep_checkpoints)
     self.rows = local_rows(sharding.batch_sharding(run.mesh), run.config.data.batch_size)
+    self.watch_timing = watch_lib.Timing()
 
   def train(self, state: State, first: int) -> State:
     """Train from a state that has made `first` steps, and return the last state."""
@@ -199,7 +201,10 @@ class Trainer:
     profile = _Profile(self.run.workdir, profile_range(config))
     window, fixed, wall_time = self._window(), self._fixed, self.wall_time
     metrics.times(first, {'devices': self._devices(), **wall_time.lap('starting')})
-    with contextlib.closing(self.batches(first, metrics.say)) as batches:
+    with (
+      contextlib.closing(self.batches(first, metrics.say)) as batches,
+      self._watch(first) as watch,
+    ):
       for step, (stage, work, batch) in enumerate(wall_time.reading(batches), start=first + 1):
         profile.before(step)
         if _due(step, config.check_devices):
@@ -207,6 +212,7 @@ class Trainer:
         else:
           state, figures = self.train_step(state, batch, *fixed)
         window.add(figures, work)
+        watch.made(step, figures['loss'])
         profile.after(step, figures)
         stopping = stop.after(step)  # Ask once; a later signal waits for the next step.
         last, save_again = step == steps or stopping, False
@@ -301,6 +307,16 @@ class Trainer:
       f'the loss or its gradient was not finite{large} in {in_a_row} steps in a row, from step '
       f'{step - in_a_row + 1}; {last}; lower config.optim.learning_rate or lengthen '
       'config.optim.warmup_steps and run again'
+    )
+
+  def _watch(self, first: int) -> watch_lib.Watch:
+    return watch_lib.Watch(
+      self.run.workdir,
+      self.wall_time,
+      first=first,
+      steps=self.config.train.steps,
+      check_lease=self.check_lease,
+      timing=self.watch_timing,
     )
 
   def _window(self) -> Window:
