@@ -15,7 +15,7 @@ from trainers import trainer
 from tokenformer_jax.runs.wall_time import WallTime
 from tokenformer_jax.training import loop, watch
 
-FAST = watch.Timing(look=0.02, beat=0.05, factor=10, least=1)
+FAST = watch.Timing(look=0.02, beat=0.05, factor=3, least=1)
 
 
 def heartbeat(workdir: Path):
@@ -186,6 +186,7 @@ def test_a_run_has_a_heartbeat_and_the_result_of_one_without(
   assert_same(ended, loop.train(make(), tmp_path / 'plain'), 'a run that is watched')
 
 
+@pytest.mark.slow
 def test_a_run_whose_data_hangs_dumps_the_stack_of_its_main_thread(
   make, tmp_path, one_device, capfd
 ):
@@ -198,7 +199,7 @@ def test_a_run_whose_data_hangs_dumps_the_stack_of_its_main_thread(
       for step, batch in enumerate(given, start=first + 1):
         time.sleep(0.03)
         if step == 30:
-          wait_until(lambda: stalls(tmp_path / 'run'))
+          wait_until(lambda: stalls(tmp_path / 'run'), seconds=120)
         yield batch
 
   run.batches = batches
