@@ -45,7 +45,7 @@ def prepare(version: str, address: str) -> None:
   _edit('pyproject.toml', r'(?m)^Paper = .*', rf'\g<0>\nRepository = "{address}"')
   first = RELEASED[0][0] in (ROOT / 'README.md').read_text()
   for before, after in RELEASED if first else ():
-    _edit('README.md', re.escape(before), after)
+    _edit('README.md', r'\s+'.join(map(re.escape, before.split(' '))), after)  # in any line breaks
 
 
 def _edit(name: str, pattern: str, replacement: str, least: int = 1) -> None:

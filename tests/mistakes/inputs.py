@@ -56,7 +56,7 @@ FILES = {
   'config.json': '{"model": {}}\n',
   'a_list/config.json': '[]\n',
   'cut/config.json': '{"model": {"layers"\n',
-  'other_keys/config.json': '{"format": 4, "modell": {}}\n',
+  'other_keys/config.json': '{"format": 5, "modell": {}}\n',
   'empty_run/metrics.jsonl': '',
   'broken_run/metrics.jsonl': '{"step": 1, "train/loss"\n\n{"step"\n',
   'text_run/metrics.jsonl': 'a loss of three\n',

@@ -222,7 +222,7 @@ def _step(devices: int, parts: int = 1):
   rows = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
   with jax.set_mesh(mesh):
     places = step_lib.state_shardings(mesh, task.definition, tx)
-    state = {'params': _params(), 'opt_state': tx.init(_params()), **step_lib._counters()}
+    state = {'params': _params(), 'opt_state': tx.init(_params()), **step_lib._counters(0)}
     before = jax.device_put(state, places)
     batch = jax.device_put(rows, sharding.batch_sharding(mesh))
     sums = jax.device_get(step_lib.make_eval_step(task, mesh)(before['params'], batch))

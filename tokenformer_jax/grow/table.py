@@ -40,9 +40,8 @@ def render(
     for name, now in new.items():
       rows.append(_row(f'{name} tokens', former[name].tokens if former[name] else 0, now.tokens))
     rows += [_groups_row(name, former[name], now) for name, now in new.items()]
-  elif not after.experts:
-    names = ('width', 'heads', 'feed-forward width')
-    rows += map(_row, names, widen.sizes(before), widen.sizes(after))
+  elif not after.experts or before.width != after.width:
+    rows += _widths(widen.sizes(before), widen.sizes(after))
   definitions = [models.define(model) for model in (before, after)]
   rows.append(_row('parameters', *(definition.count for definition in definitions)))
   one_device = sharding.abstract_mesh(MeshConfig(), 1)
@@ -51,6 +50,15 @@ def render(
   work = (flops.train_flops(model, length) / 1e6 for model in (before, after))
   rows.append(_row(f'training MFLOP {flops.unit(before)}', *work))
   return messages.aligned(rows)
+
+
+def _widths(before: widen.Sizes, after: widen.Sizes) -> list[tuple[str, str, str, str]]:
+  """Return rows of the sizes of a Transformer."""
+  rows = [_row('width', before.width, after.width), _row('heads', before.heads, after.heads)]
+  if (after.key_heads, before.key_heads) != (after.heads, before.heads):
+    rows.append(_row('heads of keys', before.key_heads, after.key_heads))
+  widths = dict.fromkeys(zip(before.hidden, after.hidden, strict=True))
+  return [*rows, *(_row('feed-forward width', old, new) for old, new in widths)]
 
 
 def _groups_row(
