@@ -98,6 +98,7 @@ class Watch:
     self._ended.set()
     for thread in self._threads:
       thread.join(self._timing.look)
+    self._look()  # at the last steps
     self._write('ended' if exception[0] is None else 'failed')
 
   def made(self, step: int, figure: jax.Array) -> None:
