@@ -164,7 +164,8 @@ def test_the_first_cells_in_a_bare_session(tmp_path):
   file = tmp_path / 'session' / 'cells.ipy'
   file.write_text('\n'.join([cells['install'], cells['see-device'], USES]))
   environment = {**tiny_run.environment(), 'PIP_NO_INDEX': '1'}
-  environment.pop('PYTHONPATH', None)
+  for name in ('PYTHONPATH', 'VIRTUAL_ENV'):  # IPython would take packages from the latter
+    environment.pop(name, None)
 
   def start() -> subprocess.CompletedProcess:
     command = [str(python), '-m', 'IPython', file.name]
