@@ -131,7 +131,7 @@ def size(arm: Arm) -> tuple[int, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """What an arm reached.
+  """The results of an arm.
 
   Attributes:
     rate: the best of RATES.

@@ -1,4 +1,4 @@
-"""What a run has written is read as far as it is there, and time is counted by what it was for."""
+"""A record holds those files of a run that exist, and sums its wall time by kind."""
 
 import dataclasses
 import json

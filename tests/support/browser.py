@@ -29,7 +29,7 @@ _OWN = re.compile(r'https?://([\w-]+\.)*(google|googleapis|gstatic)\.com/')
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-  """What a page did in the browser.
+  """The result of opening a page in the browser.
 
   Attributes:
     content: its HTML at the end.

@@ -1,4 +1,4 @@
-"""What the scripts in launch/ would run, from their DRY_RUN=1."""
+"""Read the commands that the scripts in launch/ would run, by DRY_RUN=1."""
 
 import os
 import shlex
@@ -22,7 +22,7 @@ COMMANDS = ('gcloud', 'kubectl', 'sudo', 'gcsfuse', 'srun', 'scontrol', 'python'
 
 
 def dry_run(directory, script, *arguments, **variables):
-  """What the script prints with DRY_RUN=1, where all that would change something fails."""
+  """Return the output of a script with DRY_RUN=1; commands that would change something fail."""
   stubs = directory / 'stubs'
   stubs.mkdir(exist_ok=True)
   for name in COMMANDS:

@@ -82,7 +82,7 @@ def test_wandb(tmp_path, capsys):
 
 
 def _of_wandb(file):
-  """What a file of an offline run holds."""
+  """Return the content of the file of an offline run."""
   from wandb.proto import wandb_internal_pb2  # noqa: PLC0415 (not installed for quick tests)
 
   records = [wandb_internal_pb2.Record.FromString(one) for one in _leveldb_log(file)]

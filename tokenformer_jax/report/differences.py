@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tokenformer_jax.config import fields
 from tokenformer_jax.model import models
 from tokenformer_jax.report import charts, tables
-from tokenformer_jax.report.record import Record, is_number
+from tokenformer_jax.report.record import Record
 
 
 def overview(records: Sequence[Record]) -> str:
@@ -13,8 +13,7 @@ def overview(records: Sequence[Record]) -> str:
   rows = []
   for run in records:
     config, last = run.config, run.last_step
-    losses = [line['eval/loss'] for line in run.lines if is_number(line.get('eval/loss'))]
-    trained = run.values('train/loss')
+    losses, trained = run.values('eval/loss'), run.values('train/loss')
     samples = 'tokens' if 'tokens' in run.axes else 'images'
     rows.append(
       (

@@ -215,7 +215,7 @@ def _add_run(found: dict[str, Stage], number: int, run: Record, directories: Seq
   stage.flops, stage.tokens = run.at('flops', run.last_step), run.at('tokens', run.last_step)
   stage.loss = charts.last_loss(run.lines, run.last_step)
   if run.times:
-    stage.seconds = sum(record.sessions(run.times).seconds.values())
+    stage.seconds = sum(run.sessions.seconds.values())
   if source and source != directory:
     found.setdefault(source, Stage(source, _name(source)))
     begin = run.at('flops', run.first_step), run.at('tokens', run.first_step)

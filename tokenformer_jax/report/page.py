@@ -125,7 +125,7 @@ def _look(
       found[i] = looks.look(model)
     except UserError as error:
       notes.append(str(error))
-  if able and models and len(able) > models:
+  if 0 < models < len(able):
     notes.append(
       f'This page looks into the {counted(models, "model")} of the last runs, and has '
       f'{len(able)} with parameter tokens; --models=N takes more.'

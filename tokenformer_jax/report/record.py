@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, curves, metrics, saved_config, spent_flops, wall_time
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
+from tokenformer_jax.runs.curves import is_number
 from tokenformer_jax.storage import paths
 
 LOST = 'lost'  # the time of steps that were made again after a crash
@@ -22,7 +22,7 @@ Line = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Record:
-  """What a run has written.
+  """The files of a run, read once.
 
   Attributes:
     name: its name on the page.
@@ -99,6 +99,11 @@ class Record:
       if is_number(line['step']):
         hours[line['step']] = total / 3600
     return dict(sorted(hours.items()))
+
+  @functools.cached_property
+  def sessions(self) -> 'Sessions':
+    """Return the wall time of all processes of the run."""
+    return sessions(self.times)
 
   def values(self, name: str) -> list[float]:
     """Return the finite values of a figure, in the order of their steps."""
@@ -179,11 +184,6 @@ def seconds_of(line: Line) -> dict[str, float]:
   return {
     kind: line[kind] for kind in wall_time.KINDS if is_number(line.get(kind)) and line[kind] > 0
   }
-
-
-def is_number(value: Any) -> bool:
-  """Return whether a value from a file is a finite number."""
-  return type(value) in (int, float) and math.isfinite(value)
 
 
 def number(value: Any) -> float | None:

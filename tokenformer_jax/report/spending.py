@@ -28,7 +28,7 @@ DEFINITIONS = (
 
 def figure(records: Sequence[Record]) -> Figure | None:
   """Return a bar for each run with the time of each kind; None if no run recorded its times."""
-  runs = [(run.name, record.sessions(run.times)) for run in records if run.times]
+  runs = [(run.name, run.sessions) for run in records if run.times]
   if not runs:
     return None
   assert {*_KINDS} == {*wall_time.KINDS, LOST}
@@ -71,7 +71,7 @@ def time_table(records: Sequence[Record]) -> str:
   for run in records:
     if not run.times:
       continue
-    found = record.sessions(run.times)
+    found = run.sessions
     total = sum(found.seconds.values())
     rows.append(
       (

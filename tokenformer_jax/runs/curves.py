@@ -78,8 +78,8 @@ def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list
     points = [(along(line['step']), line[name]) for line in lines if name in line]
     if points:
       xs, ys = zip(*points, strict=True)
-      found[name] = [*xs], [value if _is_finite(value) else math.nan for value in ys]
-  if not any(map(_is_finite, found[y][1])):
+      found[name] = [*xs], [value if is_number(value) else math.nan for value in ys]
+  if not any(map(is_number, found[y][1])):
     raise UserError(f'{run} has no finite value of {y}, so there is nothing to draw')
   return found
 
@@ -99,12 +99,13 @@ def read(run: paths.Path) -> list[dict[str, float]]:
     ) from error
   if not lines:
     raise UserError(f'{run} has no figures yet; the first come after config.train.log_every steps')
-  if not all(_is_finite(line['step']) for line in lines):
+  if not all(is_number(line['step']) for line in lines):
     raise UserError(f'{run} is not a run: a step in its metrics.jsonl is not a number; give a run')
   return lines
 
 
-def _is_finite(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+  """Return whether a value from a file is a finite number."""
   return type(value) in (int, float) and math.isfinite(value)
 
 
