@@ -69,8 +69,13 @@ class Usage:
 
   def tokens_for(self, fraction: float) -> int:
     """Return the least number of tokens that make this fraction of the contribution."""
-    reached = np.cumsum(np.sort(self.share)[::-1])
-    return int(np.sum(reached < fraction * reached[-1])) + 1
+    return tokens_for(fraction, self.share)
+
+
+def tokens_for(fraction: float, shares: np.ndarray) -> int:
+  """Return the least number of tokens that make this fraction of the sum of some shares."""
+  reached = np.cumsum(np.sort(shares)[::-1])
+  return min(int(np.sum(reached < fraction * reached[-1])) + 1, len(shares))
 
 
 def measure(

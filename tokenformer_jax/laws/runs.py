@@ -121,7 +121,7 @@ def read(workdir: str) -> FinishedRun:
       'leave it out'
     )
   meta, loss = _meta(path), losses[-1]
-  batches = batches_lib.continued(batches_lib.history(meta), meta.step, config.data)
+  batches = batches_lib.of_run(meta, config.data)
   done = _all_steps(meta.lineage, steps)
   return FinishedRun(
     name=workdir,

@@ -12,9 +12,10 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.inspection import model as inspect_model
 from tokenformer_jax.inspection import picture
 from tokenformer_jax.inspection import report as inspect_report
-from tokenformer_jax.inspection.usage import Usage
+from tokenformer_jax.inspection.usage import Usage, tokens_for
 from tokenformer_jax.inspection.weights import pattentions
 from tokenformer_jax.model import models
+from tokenformer_jax.report import record
 from tokenformer_jax.report.charts import Figure
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
@@ -23,7 +24,7 @@ MOST_PARAMETERS = 10**9  # of a model that is read for a report
 _SHOWN = 48  # tokens of text in a map
 _MEASURED = 8192  # tokens of text to measure usage on
 _COLUMNS = 160  # of a map
-_LAYERS = 16  # of a model whose maps are kept
+_LAYERS = 16  # of a model whose maps are kept, evenly spread
 _LEVELS = 127  # of a weight in a map, on each side of zero
 _BEND = 5  # of the colour scale, which is finer for small weights: arsinh(5 w / limit)
 
@@ -67,7 +68,7 @@ def look(model: Trained) -> dict[str, Any]:
   if any(pattentions(model.definition)):
     parts = _parts(model)
     depth = model.config.model.depth
-    layers = [*range(depth)] if depth <= _LAYERS else _some(depth)
+    layers = [*record.spread(depth, _LAYERS)]
     maps = inspect_model.maps(model, ids, layers)
     found['labels'] = inspect_report.labels(model.tokenizer, ids.tolist())
     found['maps'] = {
@@ -216,18 +217,12 @@ def _usage_rows(usage: Mapping[int, Mapping[str, Usage]], parts: Parts) -> list[
             'dead': int(found.dead[begin:end].sum()),
             'unused': int(found.unused[begin:end].sum()),
             'nearly_unused': int(found.nearly_unused[begin:end].sum()),
-            'for_90_percent': _tokens_for(0.9, found.share[begin:end]) / (end - begin),
+            'for_90_percent': tokens_for(0.9, found.share[begin:end]) / (end - begin),
             'share': share,
             'relative': share * len(found.mean) / (end - begin),
           }
         )
   return rows
-
-
-def _tokens_for(fraction: float, shares: np.ndarray) -> int:
-  """Return the least number of tokens that make this fraction of the sum of some shares."""
-  reached = np.cumsum(np.sort(shares)[::-1])
-  return min(int(np.sum(reached < fraction * reached[-1])) + 1, len(shares))
 
 
 def _map(map_TxN: np.ndarray, parts: Sequence[tuple[str, int, int]]) -> dict[str, Any]:
@@ -244,11 +239,6 @@ def _map(map_TxN: np.ndarray, parts: Sequence[tuple[str, int, int]]) -> dict[str
     'levels': base64.b64encode(content.tobytes()).decode(),
     'parts': [{'name': name, 'end': end} for name, _, end in parts] if len(parts) > 1 else [],
   }
-
-
-def _some(depth: int) -> list[int]:
-  """Return the layers of a deep model whose maps are kept: evenly spread, the last one included."""
-  return sorted({round(i * (depth - 1) / (_LAYERS - 1)) for i in range(_LAYERS)})
 
 
 def _column(row: Mapping[str, Any]) -> str:

@@ -68,10 +68,7 @@ class Record:
     """
     found: dict[str, Callable[[Any], Any]] = {'steps': lambda step: step}
     if self.config:
-      batches = batches_lib.continued((), 0, self.config.data)
-      if self.meta:
-        before = batches_lib.history(self.meta)
-        batches = batches_lib.continued(before, self.meta.step, self.config.data)
+      batches = batches_lib.of_run(self.meta, self.config.data)
       corners = {0, self.first_step, self.last_step, *(entry.first for entry in batches)}
       steps = sorted(step for step in corners if 0 <= step <= self.last_step)
       if self.config.model.kind == 'lm':

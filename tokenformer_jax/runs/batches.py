@@ -28,6 +28,11 @@ def continued(before: History, step: int, data: DataConfig) -> History:
   return tuple(found)
 
 
+def of_run(meta: Meta | None, data: DataConfig) -> History:
+  """Return the batches of a run that continues from a checkpoint, or from nothing for None."""
+  return continued(history(meta), meta.step, data) if meta else continued((), 0, data)
+
+
 def until(batches: History, step: int) -> History:
   """Return the batches of the steps up to `step`."""
   return tuple(entry for entry in batches if entry.first < step)

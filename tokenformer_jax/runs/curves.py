@@ -135,9 +135,8 @@ def _past(run: paths.Path, config: Config, x: str) -> tuple[Lineage, batches_lib
         f'{run} has no checkpoint that tells of the training before {config.init_from}; its FLOPs '
         'are counted at the size of this run'
       )
-    return (), batches_lib.continued((), 0, config.data)
-  batches = batches_lib.continued(batches_lib.history(meta), meta.step, config.data)
-  return meta.lineage, batches
+    return (), batches_lib.of_run(None, config.data)
+  return meta.lineage, batches_lib.of_run(meta, config.data)
 
 
 def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':

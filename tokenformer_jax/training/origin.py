@@ -378,10 +378,8 @@ def position(config: Config, origin: Origin, digest: str) -> Position:
 
 def batches(config: Config, origin: Origin) -> batches_lib.History:
   """Return the batches of all steps of a run, those before and after this start included."""
-  meta = origin.meta
-  if meta is None or _begins_anew(config, origin):
-    return batches_lib.continued((), 0, config.data)
-  return batches_lib.continued(batches_lib.history(meta), meta.step, config.data)
+  continues = origin.meta is not None and not _begins_anew(config, origin)
+  return batches_lib.of_run(origin.meta if continues else None, config.data)
 
 
 def _begins_anew(config: Config, origin: Origin) -> bool:
