@@ -8,18 +8,19 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """The sizes of a TokenFormer language model and of its training batch."""
+  """The sizes of a TokenFormer and of its training batch: a language model, or a ViT if `image`."""
 
   layers: int
   width: int
   heads: int
-  vocab_size: int
+  vocab_size: int  # or classes
   qkv: int
   proj: int
   ffn: int
   reference_qkv: int
-  length: int
+  length: int  # in tokens, or patches
   batch: int
+  image: int = 0  # its side in pixels
 
 
 SIZES = {
@@ -27,12 +28,15 @@ SIZES = {
   '150m': Size(12, 768, 12, 50304, 768, 768, 3072, 768, length=2048, batch=16),
   '1_5b': Size(40, 1536, 16, 50304, 1536, 1536, 6144, 1536, length=2048, batch=8),
   'grown_1_4b': Size(12, 768, 12, 50304, 8620, 8620, 34480, 576, length=1024, batch=16),
+  'b16': Size(12, 768, 12, 1000, 768, 768, 3072, 768, length=196, batch=256, image=224),
 }
+PATCH, CHANNELS = 16, 3
 
 
 def model_config(size: Size) -> Any:
   """Return our `ModelConfig` of a size."""
   from tokenformer_jax import config  # noqa: PLC0415 (each process loads one framework)
+  from tokenformer_jax.config import mixers  # noqa: PLC0415
 
   reference = size.reference_qkv
   mixer = config.SoftmaxConfig(
@@ -40,33 +44,50 @@ def model_config(size: Size) -> Any:
     qkv=config.PattentionConfig(size.qkv, reference),
     proj=config.PattentionConfig(size.proj, reference),
   )
-  return config.ModelConfig(
+  if size.image:
+    mixer = dataclasses.replace(mixer, positions=mixers.NoPositionsConfig())
+  model = config.ModelConfig(
     pattern=f'layer*{size.layers}',
     width=size.width,
     layer=config.LayerConfig(mixer, config.PattentionConfig(size.ffn, 4 * reference)),
-    vocab_size=size.vocab_size,
+  )
+  if not size.image:
+    return dataclasses.replace(model, vocab_size=size.vocab_size)
+  return dataclasses.replace(
+    model,
+    kind='vit',
+    patch=PATCH,
+    channels=CHANNELS,
+    classes=size.vocab_size,
+    position_embedding='sincos',
+    tied_head=False,
   )
 
 
 def torch_model(size: Size, **options: Any) -> Any:
   """Return the same model in PyTorch, on the GPU if there is one."""
   import torch  # noqa: PLC0415
-  from torch_tokenformer import Sizes, TokenFormer  # noqa: PLC0415
+  from torch_tokenformer import Sizes, TokenFormer, ViT  # noqa: PLC0415
 
   names = ('layers', 'width', 'heads', 'vocab_size', 'qkv', 'proj', 'ffn')
   sizes = Sizes(**{name: getattr(size, name) for name in names}, max_length=size.length)
-  return TokenFormer(sizes, **options).to('cuda' if torch.cuda.is_available() else 'cpu')
+  if size.image:
+    sizes = dataclasses.replace(sizes, rotary_fraction=0.0)
+    model = ViT(sizes, PATCH, CHANNELS, **options)
+  else:
+    model = TokenFormer(sizes, **options)
+  return model.to('cuda' if torch.cuda.is_available() else 'cpu')
 
 
 class Contender:
   """A process that makes a step on request.
 
   With `--serve=name` and the arguments, the script prints the seconds of a step for every line of
-  its input.
+  its input. For the line `memory`, after which only `note_memory` asks, it prints that number.
   """
 
   def __init__(self, script: str, name: str, arguments: list[str]):
-    self.name, self.seconds = name, []
+    self.name, self.seconds, self.most_memory = name, [], 0.0
     self._process = subprocess.Popen(
       [sys.executable, script, f'--serve={name}', *arguments],
       stdin=subprocess.PIPE,
@@ -76,12 +97,19 @@ class Contender:
 
   def step(self) -> float:
     """Make one step and return its seconds."""
-    self._process.stdin.write('step\n')
+    return self._ask('step')
+
+  def note_memory(self) -> None:
+    """Set `most_memory`, the most bytes of the device's memory that the process has had, or 0."""
+    self.most_memory = self._ask('memory')
+
+  def _ask(self, line: str) -> float:
+    self._process.stdin.write(f'{line}\n')
     self._process.stdin.flush()
-    line = self._process.stdout.readline()
-    if not line:
+    answer = self._process.stdout.readline()
+    if not answer:
       sys.exit(f'{self.name} failed; see its message above')
-    return float(line)
+    return float(answer)
 
   def close(self) -> None:
     """End the process."""

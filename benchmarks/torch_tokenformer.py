@@ -1,4 +1,4 @@
-"""Define a TokenFormer language model and its training step in PyTorch, as a reference for speed.
+"""Define TokenFormers and their training step in PyTorch, as a reference for speed.
 
 The code is independent of the package and written for speed: query, key and value are one pair of
 matrix products, attention is `scaled_dot_product_attention`, AdamW is fused, and the forward and
@@ -12,7 +12,8 @@ products run in bfloat16, as in our step.
 
 The model is the one released for the Pile (Wang et al. 2024, arXiv 2410.23168): pre-norm blocks of
 Pattentions with `l2_norm_gelu` scores, norms without parameters in the blocks, rotary positions on
-a part of every head, an affine final norm and a tied head.
+a part of every head, an affine final norm and a tied head. `ViT` has the same blocks without
+positions in attention.
 """
 
 import contextlib
@@ -123,11 +124,11 @@ class Rotary(nn.Module):
 
 
 class Block(nn.Module):
-  """A pre-norm block of causal attention and a Pattention as feed-forward layer."""
+  """A pre-norm block of attention and a Pattention as feed-forward layer."""
 
-  def __init__(self, sizes: Sizes):
+  def __init__(self, sizes: Sizes, *, causal: bool = True):
     super().__init__()
-    self.heads = sizes.heads
+    self.heads, self.causal = sizes.heads, causal
     self.qkv = QKVPattention(sizes.width, sizes.qkv)
     self.proj = Pattention(sizes.width, sizes.proj)
     self.ffn = Pattention(sizes.width, sizes.ffn)
@@ -148,7 +149,7 @@ class Block(nn.Module):
       cache_2xBxHxSxK[1, :, :, start:end] = value_BxHxTxK
       key_BxHxTxK, value_BxHxTxK = cache_2xBxHxSxK[:, :, :, :end]
     mixed_BxHxTxK = F.scaled_dot_product_attention(
-      query_BxHxTxK, key_BxHxTxK, value_BxHxTxK, is_causal=start == 0
+      query_BxHxTxK, key_BxHxTxK, value_BxHxTxK, is_causal=self.causal and start == 0
     )
     x_BxTxD = x_BxTxD + self.proj(mixed_BxHxTxK.transpose(1, 2).flatten(2)).to(dtype)
     return x_BxTxD + self.ffn(_norm(x_BxTxD)).to(dtype)
@@ -170,12 +171,8 @@ class TokenFormer(nn.Module):
     self.rotary = Rotary(sizes.rotary_size, sizes.max_length)
     self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
     self.final_norm = nn.LayerNorm(sizes.width, eps=NORM_EPSILON)
-    value_std = 2 / (sizes.layers * math.sqrt(sizes.width))
     nn.init.normal_(self.embedding.weight, std=0.02)
-    for module in self.modules():
-      if isinstance(module, Pattention | QKVPattention):
-        nn.init.normal_(module.keys, std=0.02)
-        nn.init.normal_(module.values, std=value_std)
+    _draw_tokens(self)
 
   def forward(self, input_ids_BxT: Tensor) -> Tensor:
     """Return the logits [B, T, V] of the next token at every position."""
@@ -183,11 +180,7 @@ class TokenFormer(nn.Module):
     if torch.is_autocast_enabled(x_BxTxD.device.type):
       # Autocast keeps the embedding in float32, and then every addition to the residual stream.
       x_BxTxD = x_BxTxD.to(torch.get_autocast_dtype(x_BxTxD.device.type))
-    for block in self.blocks:
-      if self.checkpointing and self.training:
-        x_BxTxD = checkpoint(block, x_BxTxD, self.rotary, use_reentrant=False)
-      else:
-        x_BxTxD = block(x_BxTxD, self.rotary)
+    x_BxTxD = _run(self, x_BxTxD)
     return F.linear(self.final_norm(x_BxTxD), self.embedding.weight)
 
   @torch.inference_mode()
@@ -219,6 +212,40 @@ class TokenFormer(nn.Module):
     return F.cross_entropy(logits_BxTxV.flatten(0, 1).float(), targets_BxT.flatten())
 
 
+class ViT(nn.Module):
+  """The vision transformer of square images, with fixed positions and a mean over the patches."""
+
+  def __init__(self, sizes: Sizes, patch: int, channels: int, *, checkpointing: bool = False):
+    """Draw the parameters; `sizes.max_length` is the number of patches, `vocab_size` of classes."""
+    super().__init__()
+    self.sizes, self.patch, self.checkpointing = sizes, patch, checkpointing
+    inputs, side = patch * patch * channels, math.isqrt(sizes.max_length)
+    self.embedding = nn.Linear(inputs, sizes.width)
+    self.register_buffer('positions', _sincos(side, sizes.width), persistent=False)
+    self.rotary = Rotary(0, sizes.max_length)
+    self.blocks = nn.ModuleList(Block(sizes, causal=False) for _ in range(sizes.layers))
+    self.final_norm = nn.LayerNorm(sizes.width, eps=NORM_EPSILON)
+    self.head = nn.Linear(sizes.width, sizes.vocab_size)
+    nn.init.normal_(self.embedding.weight, std=inputs**-0.5)
+    nn.init.normal_(self.head.weight, std=0.02)
+    _draw_tokens(self)
+
+  def forward(self, images_BxHxWxC: Tensor) -> Tensor:
+    """Return the logits [B, classes] of images of bytes."""
+    images_BxHxWxC = images_BxHxWxC.float() / 127.5 - 1
+    rows_BxRxHxCxWxC = images_BxHxWxC.unfold(1, self.patch, self.patch).unfold(
+      2, self.patch, self.patch
+    )
+    patches_BxTxP = rows_BxRxHxCxWxC.flatten(1, 2).flatten(2)
+    x_BxTxD = self.embedding(patches_BxTxP)
+    x_BxTxD = _run(self, x_BxTxD + self.positions.to(x_BxTxD.dtype))
+    return self.head(self.final_norm(x_BxTxD).float().mean(dim=1))
+
+  def loss(self, images_BxHxWxC: Tensor, labels_B: Tensor) -> Tensor:
+    """Return the mean cross entropy in float32."""
+    return F.cross_entropy(self(images_BxHxWxC).float(), labels_B)
+
+
 def build_optimizer(
   model: nn.Module,
   *,
@@ -238,7 +265,7 @@ def build_optimizer(
 
 
 def build_train_step(
-  model: TokenFormer,
+  model: TokenFormer | ViT,
   optimizer: torch.optim.Optimizer,
   *,
   clip_norm: float = 1.0,
@@ -253,8 +280,8 @@ def build_train_step(
   `torch.compile`.
 
   Returns:
-    (input_ids [B, T], targets [B, T]), int64 → the loss and the gradient's norm before clipping,
-    as scalars on the device; the step does not wait for them.
+    (input_ids [B, T], targets [B, T]) or (images, labels [B]) → the loss and the gradient's norm
+    before clipping, as scalars on the device; the step does not wait for them.
   """
   parameters = list(model.parameters())
   device_type = parameters[0].device.type
@@ -273,6 +300,32 @@ def build_train_step(
     return loss.detach(), grad_norm
 
   return train_step
+
+
+def _run(model: TokenFormer | ViT, x_BxTxD: Tensor) -> Tensor:
+  """Apply the blocks; with checkpointing the backward pass recomputes each."""
+  for block in model.blocks:
+    if model.checkpointing and model.training:
+      x_BxTxD = checkpoint(block, x_BxTxD, model.rotary, use_reentrant=False)
+    else:
+      x_BxTxD = block(x_BxTxD, model.rotary)
+  return x_BxTxD
+
+
+def _draw_tokens(model: TokenFormer | ViT) -> None:
+  value_std = 2 / (model.sizes.layers * math.sqrt(model.sizes.width))
+  for module in model.modules():
+    if isinstance(module, Pattention | QKVPattention):
+      nn.init.normal_(module.keys, std=0.02)
+      nn.init.normal_(module.values, std=value_std)
+
+
+def _sincos(side: int, width: int) -> Tensor:
+  """Return fixed 2-D positions [side · side, width] (arXiv 2104.02057)."""
+  frequencies = 10000.0 ** -(torch.arange(width // 4) / (width // 4))
+  row, column = torch.meshgrid(torch.arange(side), torch.arange(side), indexing='ij')
+  angles = [at.reshape(-1, 1) * frequencies for at in (column, row)]
+  return torch.cat([f(a) for a in angles for f in (torch.sin, torch.cos)], dim=1)
 
 
 def _norm(x_BxTxD: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
 r"""Time one training step: ours, and the same model in PyTorch, eager and compiled.
 
   python benchmarks/train_step.py                              a 22M model on the CPU
-  python benchmarks/train_step.py --size=150m --batch=16       on one GPU, bfloat16
+  python benchmarks/train_step.py --size=150m                  on one GPU, bfloat16
+  python benchmarks/train_step.py --size=1_5b --apart          where only one fits the memory
 
 Needs `pip install -e ".[benchmark]"`. Every contender has its own process. They take turns, one
 step each, so that other load on the machine affects all of them. The first steps (compilation,
-memory) do not count. The command prints seconds (median, least, most), model TFLOP/s and MFU, and
-writes the seconds as JSON with `--out`. On a CPU it also prints the speed of matrix products alone.
+memory) do not count. The command prints seconds (median, least, most), model TFLOP/s, MFU and the
+most memory of a GPU, and writes the figures as JSON with `--out`. On a CPU it also prints the speed
+of matrix products alone. `--train=remat=dots` and the like change how ours runs.
 """
 
 import argparse
@@ -17,17 +19,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from contenders import SIZES, Contender, Size, model_config, torch_model
+from contenders import CHANNELS, SIZES, Contender, Size, model_config, torch_model
 
 WARM_UP = 3
 CONTENDERS = ('jax', 'torch_eager', 'torch_compiled')
-# Values of `train.remat` that recompute no whole layer.
-_WITHOUT_CHECKPOINTS = ('auto', 'everything', 'score_inputs')
 
 
-def jax_step(size: Size, remat: str) -> Callable[[], None]:
-  """Return our step as `tokenformer_jax.train` builds it; a call makes a step and waits for it."""
+def jax_step(size: Size, **train: Any) -> Callable[[], None]:
+  """Return our step as `tokenformer_jax.train` builds it; a call makes a step and waits for it.
+
+  `train` are values of `config.train`.
+  """
   import jax  # noqa: PLC0415 (each process loads one of the two frameworks)
   import numpy as np  # noqa: PLC0415
 
@@ -36,8 +40,9 @@ def jax_step(size: Size, remat: str) -> Callable[[], None]:
   from tokenformer_jax.steps import step  # noqa: PLC0415
 
   values = config.to_config_dict(config.Config(model=model_config(size)))
-  values.data.update(batch_size=size.batch, sequence_length=size.length)
-  values.train.update(remat=remat, loss_chunk=min(512, size.length))
+  data = {'image_size': size.image} if size.image else {'sequence_length': size.length}
+  values.data.update(batch_size=size.batch, **data)
+  values.train.update(train)
   resolved = config.resolve(values)
   mesh = sharding.make_mesh(resolved.mesh)
   task = tasks.make(resolved)
@@ -46,8 +51,13 @@ def jax_step(size: Size, remat: str) -> Callable[[], None]:
   shardings = program.state_shardings(mesh)
   state = jax.jit(program.initial_state, out_shardings=shardings)(0)
   rng = np.random.default_rng(0)
-  ids = rng.integers(0, size.vocab_size, (size.batch, size.length + 1), np.int32)
-  batch = jax.device_put(ids, sharding.batch_sharding(mesh))
+  if size.image:
+    images = rng.integers(0, 256, (size.batch, size.image, size.image, CHANNELS), np.uint8)
+    labels = rng.integers(0, size.vocab_size, size.batch, np.int32)
+    drawn = {'images': images, 'labels': labels}
+  else:
+    drawn = rng.integers(0, size.vocab_size, (size.batch, size.length + 1), np.int32)
+  batch = jax.device_put(drawn, sharding.batch_sharding(mesh))
 
   def run() -> None:
     nonlocal state
@@ -67,8 +77,13 @@ def torch_step(size: Size, *, compiled: bool, checkpointing: bool) -> Callable[[
   device = 'cuda' if cuda else 'cpu'
   model = torch_model(size, checkpointing=checkpointing)
   train_step = build_train_step(model, build_optimizer(model), bf16=cuda, compile=compiled)
-  ids = torch.randint(0, size.vocab_size, (size.batch, size.length + 1), device=device)
-  inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+  if size.image:
+    shape = (size.batch, size.image, size.image, CHANNELS)
+    inputs = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+    targets = torch.randint(0, size.vocab_size, (size.batch,), device=device)
+  else:
+    ids = torch.randint(0, size.vocab_size, (size.batch, size.length + 1), device=device)
+    inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
   def run() -> None:
     loss, _ = train_step(inputs, targets)
@@ -99,27 +114,64 @@ def matmul_flops(size: Size) -> float:
   return fastest
 
 
-def serve(contender: str, size: Size, remat: str) -> None:
-  """Make a step for every line of the standard input, and print its seconds."""
+def most_memory(contender: str) -> float:
+  """Return the most bytes of the device's memory that this process has had; 0: not known."""
   if contender == 'jax':
-    run = jax_step(size, remat)
+    import jax  # noqa: PLC0415
+
+    return (jax.local_devices()[0].memory_stats() or {}).get('peak_bytes_in_use', 0)
+  import torch  # noqa: PLC0415
+
+  return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
+
+def serve(contender: str, size: Size, train: dict[str, str], *, checkpointing: bool) -> None:
+  """Answer the lines of the standard input: see `Contender`."""
+  if contender == 'jax':
+    run = jax_step(size, **train)
   else:
     compiled = contender == 'torch_compiled'
-    run = torch_step(size, compiled=compiled, checkpointing=remat not in _WITHOUT_CHECKPOINTS)
-  for _ in sys.stdin:
+    run = torch_step(size, compiled=compiled, checkpointing=checkpointing)
+  for line in sys.stdin:
+    if line.strip() == 'memory':
+      print(most_memory(contender), flush=True)
+      continue
     start = time.perf_counter()
     run()
     print(time.perf_counter() - start, flush=True)
 
 
+def measure(names: list[str], arguments: list[str], rounds: int) -> list[Contender]:
+  """Return contenders that took turns, one step each, and have ended."""
+  contenders = []
+  for name in names:
+    contender = Contender(__file__, name, arguments)
+    warm_up = [contender.step() for _ in range(WARM_UP)]
+    print(f'{name}: first step {warm_up[0]:.1f} s', file=sys.stderr, flush=True)
+    contenders.append(contender)
+  for _ in range(rounds):
+    for contender in contenders:
+      contender.seconds.append(contender.step())
+  for contender in contenders:
+    contender.note_memory()
+    contender.close()
+  return contenders
+
+
 def main() -> None:
-  """Run the contenders in turns and print a table."""
+  """Run the contenders and print a table."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--size', choices=SIZES, default='cpu_22m')
-  parser.add_argument('--batch', type=int, help='sequences in a step')
-  parser.add_argument('--remat', default='score_inputs', help='see tokenformer_jax/model/stack.py')
+  parser.add_argument('--batch', type=int, help='sequences or images in a step')
+  parser.add_argument(
+    '--train', action='append', default=[], metavar='KEY=VALUE', help='a value of config.train'
+  )
+  parser.add_argument('--checkpointing', action='store_true', help='PyTorch recomputes the blocks')
   parser.add_argument('--rounds', type=int, default=15)
   parser.add_argument('--contenders', default=','.join(CONTENDERS), help='names, comma-separated')
+  parser.add_argument(
+    '--apart', action='store_true', help='one contender after the other, for memory of one only'
+  )
   parser.add_argument('--out', help='a JSON file for the figures')
   parser.add_argument('--serve', choices=CONTENDERS, help=argparse.SUPPRESS)
   args = parser.parse_args()
@@ -127,20 +179,15 @@ def main() -> None:
   if args.batch:
     size = dataclasses.replace(size, batch=args.batch)
   if args.serve:
-    serve(args.serve, size, args.remat)
+    train = dict(value.split('=', 1) for value in args.train)
+    serve(args.serve, size, train, checkpointing=args.checkpointing)
     return
-  arguments = [f'--size={args.size}', f'--batch={size.batch}', f'--remat={args.remat}']
-  contenders = []
-  for name in args.contenders.split(','):
-    contender = Contender(__file__, name, arguments)
-    warm_up = [contender.step() for _ in range(WARM_UP)]
-    print(f'{name}: first step {warm_up[0]:.1f} s', file=sys.stderr)
-    contenders.append(contender)
-  for _ in range(args.rounds):
-    for contender in contenders:
-      contender.seconds.append(contender.step())
-  for contender in contenders:
-    contender.close()
+  arguments = [f'--size={args.size}', f'--batch={size.batch}']
+  arguments += [f'--train={value}' for value in args.train]
+  arguments += ['--checkpointing'] * args.checkpointing
+  names = args.contenders.split(',')
+  groups = [[name] for name in names] if args.apart else [names]
+  contenders = [c for group in groups for c in measure(group, arguments, args.rounds)]
   report(contenders, args.size, size, args.out)
 
 
@@ -151,9 +198,10 @@ def report(contenders: list[Contender], name: str, size: Size, out: str | None) 
   from tokenformer_jax.model import flops  # noqa: PLC0415
 
   model = model_config(size)
-  step_flops = size.batch * size.length * flops.train_flops(model, size.length)
+  per_input = flops.train_flops(model, size.length)
+  step_flops = size.batch * per_input * (1 if size.image else size.length)
   peak = flops.peak_flops(jax.devices()[0])
-  parameters = flops.matrix_parameters(model) + size.vocab_size * size.width
+  parameters = flops.matrix_parameters(model) + (0 if size.image else size.vocab_size * size.width)
   print(
     f'{name}: {parameters / 1e6:.1f}M parameters, {size.batch} × {size.length} tokens, '
     f'{step_flops / 1e9:.0f} GFLOP a step, on {jax.devices()[0].device_kind}'
@@ -164,17 +212,23 @@ def report(contenders: list[Contender], name: str, size: Size, out: str | None) 
       f'machine: float32 matrix products at {bound / 1e9:.0f} GFLOP/s (torch.matmul), at which the '
       f'FLOPs of a step take {step_flops / bound:.3f} s'
     )
-  print(f'{"":16}{"median s":>10}{"least":>9}{"most":>9}{"TFLOP/s":>10}{"MFU":>8}')
+  print(f'{"":16}{"median s":>10}{"least":>9}{"most":>9}{"TFLOP/s":>10}{"MFU":>8}{"GiB":>8}')
   figures = {}
   for contender in contenders:
     seconds = sorted(contender.seconds)
     median = statistics.median(seconds)
     mfu = f'{step_flops / median / peak:.1%}' if peak else '–'
+    memory = f'{contender.most_memory / 2**30:.2f}' if contender.most_memory else '–'
     print(
       f'{contender.name:16}{median:10.3f}{seconds[0]:9.3f}{seconds[-1]:9.3f}'
-      f'{step_flops / median / 1e12:10.3f}{mfu:>8}'
+      f'{step_flops / median / 1e12:10.3f}{mfu:>8}{memory:>8}'
     )
-    figures[contender.name] = {'median': median, 'least': seconds[0], 'most': seconds[-1]}
+    figures[contender.name] = {
+      'median': median,
+      'least': seconds[0],
+      'most': seconds[-1],
+      'bytes': contender.most_memory,
+    }
   if out:
     Path(out).write_text(json.dumps({'size': dataclasses.asdict(size), **figures}, indent=2) + '\n')
 
