@@ -280,7 +280,9 @@ class TrainConfig:
     choices=('auto', 'everything', 'score_inputs', 'dots', 'full', 'offload'),
   )
   layers: str = key(
-    'scan', 'one program for all layers, in a loop; or one for each', choices=('scan', 'unrolled')
+    'scan',
+    'a loop over layers, with one in its body (scan), or at most 2, 4 or 8; or all without a loop',
+    choices=('scan', '2', '4', '8', 'unrolled'),
   )
   attention: str = key(
     'auto', 'the kernel: see model/kernels.py', choices=('auto', 'xla', 'cudnn', 'splash')

@@ -174,7 +174,7 @@ def run_layers(
       carry,
       list(numbers.T),
       remat='everything',  # nothing is differentiated
-      loop=repeat.count > 1,
+      together=1,
     )
     outputs |= zip(stacks, found, strict=True)
     first += repeat.size

@@ -201,7 +201,7 @@ def pattention(
     first_values=_ZEROS if starts_at_zero else None,
     adds_to_residual=adds_to_residual,
     keep_scores=compute.remat == 'everything',
-    prevent_cse=compute.layers != 'scan',
+    prevent_cse=compute.layers in ('unrolled', 'list'),  # not in a loop: see `scan_rows`
     rngs=rngs,
   )
 

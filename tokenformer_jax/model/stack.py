@@ -4,10 +4,12 @@
 such modules. JAX traces and compiles one row of layers, however many there are.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
@@ -44,6 +46,11 @@ _POLICIES = {
 }
 
 
+# For each stack: the parameters of its layers, and other inputs of each layer.
+Rows = Sequence[tuple[Any, Any]]
+Outputs = tuple[Any, ...]  # one for each stack
+
+
 def scan_rows(
   stacks: Sequence[nnx.Module],
   apply: Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]],
@@ -51,8 +58,8 @@ def scan_rows(
   per_layer: Sequence[Any],
   *,
   remat: str,
-  loop: bool,
-) -> tuple[jax.Array, tuple[Any, ...]]:
+  together: int,
+) -> tuple[jax.Array, Outputs]:
   """Apply L rows of layers one after the other: the first layer of every stack, then the second.
 
   Args:
@@ -61,31 +68,52 @@ def scan_rows(
     x: the input of the first layer.
     per_layer: for each stack a pytree with a leading axis L, or None.
     remat: the name of a policy above, for the backward pass of each layer.
-    loop: whether to compile one row and run it L times, which copies saved values into stacked
-      arrays and back. Otherwise the program is L times as long and copies nothing.
+    together: the rows in the body of the loop, a divisor of L; the length of the program is
+      proportional to it. A loop copies saved values into stacked arrays and back. With L rows
+      together there is none.
 
   Returns:
     The last x, and for each stack the outputs of its layers stacked along a leading axis.
   """
   parts = [nnx.split(layers) for layers in stacks]
+  graphs = [graphdef for graphdef, _ in parts]
 
-  def kept(graphdef: nnx.GraphDef) -> Callable[[jax.Array, Any, Any], tuple[jax.Array, Any]]:
-    def run(x: jax.Array, state: Any, extra: Any) -> tuple[jax.Array, Any]:
-      return apply(nnx.merge(graphdef, state), checkpoint_name(x, _LAYER_INPUT), extra)
+  rows = [(state, extra) for (_, state), extra in zip(parts, per_layer, strict=True)]
+  length = jax.tree.leaves(rows)[0].shape[0]
+  loop = together < length
 
-    if (policy := _POLICIES[remat]) is None:
-      return run
-    # In a loop XLA cannot merge the recomputation with the forward pass: no barrier is needed.
-    return jax.checkpoint(run, prevent_cse=not loop, policy=policy)
-
-  runs = [kept(graphdef) for graphdef, _ in parts]
-
-  def body(x: jax.Array, row: Sequence[tuple[Any, Any]]) -> tuple[jax.Array, tuple[Any, ...]]:
+  def apply_row(x: jax.Array, row: Rows) -> tuple[jax.Array, Outputs]:
     outputs = []
-    for run, (state, extra) in zip(runs, row, strict=True):
+    for graphdef, (state, extra) in zip(graphs, row, strict=True):
+      run = functools.partial(_apply_layer, apply, graphdef)
+      if (policy := _POLICIES[remat]) is not None:
+        # In a loop XLA cannot merge the recomputation with the forward pass: no barrier is needed.
+        run = jax.checkpoint(run, prevent_cse=not loop, policy=policy)
       x, output = run(x, state, extra)
       outputs.append(output)
     return x, tuple(outputs)
 
-  rows = [(state, extra) for (_, state), extra in zip(parts, per_layer, strict=True)]
-  return jax.lax.scan(body, x, rows, unroll=not loop)
+  def apply_body(x: jax.Array, body: Rows) -> tuple[jax.Array, Outputs]:
+    outputs = []
+    # Not by `jax.lax.scan`, which would stack the saved values of the body once more.
+    for i in range(together):
+      x, output = apply_row(x, jax.tree.map(lambda array, i=i: array[i], body))
+      outputs.append(output)
+    return x, jax.tree.map(lambda *arrays: jnp.stack(arrays), *outputs)
+
+  if together == 1 or not loop:
+    return jax.lax.scan(apply_row, x, rows, unroll=not loop)
+  split, whole = (length // together, together), (length,)
+  bodies = jax.tree.map(lambda array: array.reshape(*split, *array.shape[1:]), rows)
+  x, outputs = jax.lax.scan(apply_body, x, bodies)
+  return x, jax.tree.map(lambda array: array.reshape(*whole, *array.shape[2:]), outputs)
+
+
+def _apply_layer(
+  apply: Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]],
+  graphdef: nnx.GraphDef,
+  x: jax.Array,
+  state: Any,
+  extra: Any,
+) -> tuple[jax.Array, Any]:
+  return apply(nnx.merge(graphdef, state), checkpoint_name(x, _LAYER_INPUT), extra)

@@ -209,7 +209,8 @@ def make(architecture: Architecture, *, compute: Compute, rngs: nnx.Rngs) -> nnx
     depths.setdefault(place.stack, []).append(number)
 
   def stacked(own: str, name: str, repeat: Repeat) -> nnx.Module:
-    how = compute if repeat.count > 1 else dataclasses.replace(compute, layers='unrolled')
+    whole = _rows_together(compute.layers, repeat) == repeat.count
+    how = dataclasses.replace(compute, layers='unrolled') if whole else compute
     make_layer = functools.partial(makers[name], compute=how)
     return stack(lambda rngs: make_layer(rngs=rngs), repeat.count, rngs=rngs, depths=depths[own])
 
@@ -351,10 +352,19 @@ def _run_repeat(
     x_BxTxD,
     [_inputs_at(inputs, repeat, i) for i in range(len(stacks))],
     remat=compute.remat,
-    # XLA unrolls a loop that runs once, and could then merge the recomputation with the forward
-    # pass.
-    loop=compute.layers == 'scan' and repeat.count > 1,
+    together=_rows_together(compute.layers, repeat),
   )
+
+
+def _rows_together(layers: str, repeat: Repeat) -> int:
+  """Return the rows of a repeat in the body of a loop, for a value of `Compute.layers`.
+
+  A number is the most layers of a body, which holds as many whole rows of the repeat as divide it.
+  """
+  if layers in ('scan', 'unrolled'):
+    return 1 if layers == 'scan' else repeat.count
+  most = max(1, int(layers) // len(repeat.layers))
+  return max(rows for rows in range(1, most + 1) if repeat.count % rows == 0)
 
 
 def _inputs_at(inputs: Inputs, repeat: Repeat, place: int) -> Inputs:
