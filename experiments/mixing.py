@@ -1,0 +1,388 @@
+r"""Measure how fast a grown model forgets that it was small, by recipe, point and length.
+
+  python experiments/mixing.py --data=DATA.npz --pack         the text of all runs, once
+  python experiments/mixing.py --data=DATA.npz --out=runs/mixing --scales=tiny --parts=default
+  python experiments/mixing_report.py runs/mixing docs        tables and the picture
+
+All runs of a shape are members of one program (members.py), so on a GPU hundreds of them take
+minutes. `--parts`, in the order in which they are made:
+
+  frontier  small and large from scratch: rates, seeds and lengths
+  default   growth as `grow` does it, by the point of growth
+  recipes   other rates, moments, decay, values, layers and trunks
+  shapes    other batches, and small models of other shapes
+  law       the default at other lengths and points
+  held_out  the default at a length and points that no fit has seen
+  muon      the default and both sizes from scratch with Muon
+
+Every run has 512 tokens a step. The length D is in tokens for each parameter of the large model's
+layers. A trunk trains at a constant rate; runs that end decay to zero over the last fifth of D, or
+from the growth on if it comes later. An arm tries the same RATES with every seed. The command
+writes `OUT/runs.jsonl`, one line for each run that ends, and goes on where it stopped.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import growth
+import jax
+from member_runs import Rate, Run, Text
+from members import Program, Work, record_to
+
+from tokenformer_jax.config import Config, GrowConfig
+
+SEEDS = (0, 1, 2)
+SAMPLES = 8 * 61_440  # of each seed's order in the file of the text
+DECAY = 0.2  # the share of D
+TOKENS = 512  # in a step
+RATES = (1.0, 0.5, 0.25)  # of arms, in trunk rates
+POINTS = (0.25, 0.5, 0.75)
+LARGE = '4x2'  # the shape of the large model: layers × groups of as many tokens as its width
+SMALL = '2x1'
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+  """A scale of `growth.SCALES`.
+
+  Attributes:
+    parameters: of the layers of the large model.
+    rate: of the trunk.
+    main: the length D at which recipes are compared.
+    lengths: all lengths of the frontiers.
+    chunk: the steps between two looks at the members.
+  """
+
+  parameters: int
+  rate: float
+  main: int
+  lengths: tuple[int, ...]
+  chunk: int = 128
+
+  def steps(self, length: float) -> int:
+    """Return the steps of a length, in whole chunks."""
+    return round(length * self.parameters / TOKENS / self.chunk) * self.chunk
+
+
+SCALES = {
+  'tiny': Scale(2**15, 8e-3, 20, (20, 60, 120, 200), 64),
+  'small': Scale(2**17, 4e-3, 60, (20, 40, 60, 90, 120, 200)),
+  'large': Scale(2**19, 2e-3, 20, (10, 20, 40, 60)),
+}
+TRUNK_RATES = (0.5, 1.0, 2.0)  # times the scale's rate, of both sizes from scratch
+
+
+@dataclasses.dataclass(frozen=True)
+class Trunk:
+  """A small model, until it grows."""
+
+  shape: str = SMALL
+  rate: float = 1.0
+  decay: float = 0.1
+  annealed: bool = False  # its rate decays before the growth, over the last fifth
+
+
+AS_GROW = GrowConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """How a model grows, and how the grown model trains; the defaults are those of `grow`."""
+
+  trunk: Trunk = Trunk()
+  grow: GrowConfig = AS_GROW
+  edit: str = ''
+  decay: float = 0.1
+  batch: str = ''  # a suffix of the shape: 'b4' and 'b16' are half and twice the batch
+  warmup: int = 0  # of all parameters after growth
+  new: float = 1.0
+  new_warmup: int = 100
+  layers: float = 1.0
+  falls: bool = False  # the rate falls from the growth on
+  between: str = ''  # the shape between two growths; the first is at half of the point
+  points: tuple[float, ...] = POINTS
+
+
+def _grow(**changes: Any) -> Recipe:
+  return Recipe(grow=GrowConfig(**changes))
+
+
+RECIPES = {
+  'default': Recipe(),
+  'new tokens ×2': Recipe(new=2.0),
+  'new tokens ×4': Recipe(new=4.0),
+  'new tokens ×1/4': Recipe(new=0.25),
+  'no warm-up of new tokens': Recipe(new_warmup=0),
+  'all warmed again': Recipe(warmup=200, new_warmup=0),
+  'moments dropped, warmed again': Recipe(
+    warmup=200, new_warmup=0, grow=GrowConfig(moments='drop')
+  ),
+  'keys back to first size': Recipe(edit='keys'),
+  'layers halved': Recipe(edit='half', warmup=100),
+  'no decay of weights after': Recipe(decay=0.0),
+  'decay of weights ×3 after': Recipe(decay=0.3),
+  'decay of weights ×3 always': Recipe(decay=0.3, trunk=Trunk(decay=0.3)),
+  'no decay of weights always': Recipe(decay=0.0, trunk=Trunk(decay=0.0)),
+  'trunk at half the rate': Recipe(trunk=Trunk(rate=0.5)),
+  'trunk at twice the rate': Recipe(trunk=Trunk(rate=2.0)),
+  'trunk annealed, warmed again': Recipe(trunk=Trunk(annealed=True), warmup=200, new_warmup=0),
+  'rate falls from growth on': Recipe(falls=True),
+  'layers by depth (muP)': Recipe(layers=0.5**0.5),
+  'values drawn': _grow(new_values='init'),
+  'values small': dataclasses.replace(_grow(new_values='init'), edit='small'),
+  'keys like trained': _grow(new_keys='trained'),
+  'layers drawn': _grow(place='between'),
+  'layers drawn, behind': _grow(place='behind'),
+  'layers live copies': _grow(place='whole_copies'),
+  'batch halved': Recipe(batch='b4'),
+  'batch doubled': Recipe(batch='b16'),
+  'from one layer (r = 4)': Recipe(trunk=Trunk('1x2'), points=(0.05, 0.1, *POINTS)),
+  'depth only (r = 2)': Recipe(trunk=Trunk('2x2')),
+  'tokens only (r = 2)': Recipe(trunk=Trunk('4x1')),
+  'from one layer of half the tokens (r = 8)': Recipe(trunk=Trunk('1x1')),
+  'two growths': Recipe(between='2x2'),
+}
+BEST = ('default',)  # of the recipes, for the scale large
+
+
+def program(name: str, text: Text, slots: int, unroll: int) -> Program:
+  """Return the program of a shape, such as `small 4x2 muon` or `small 4x2 adamw b16`."""
+  return Program(config(name), text, slots, SCALES[name.split()[0]].chunk, unroll)
+
+
+def config(name: str) -> Config:
+  """Return the config of the runs of a shape, but for what differs between members."""
+  scale, shape, optimizer, *rest = name.split()
+  layers, groups = map(int, shape.split('x'))
+  batch = int(rest[0].removeprefix('b')) if rest else 8
+  changes = {'optim__name': optimizer, 'data__batch_size': batch}
+  changes |= {'optim__schedule': 'constant', 'dtype': 'float32'}
+  changes |= {'train__remat': 'everything', 'train__layers': 'unrolled', 'train__attention': 'xla'}
+  one = dataclasses.replace(growth.SCALES[scale], layers=1)
+  size = growth.Size(groups, layers, groups if groups > 1 else 0)
+  return growth.Plan(Path(), one, SEEDS).config('tokenformer', size, 0, 1, **changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """The runs of a scale, by parts."""
+
+  name: str
+  seeds: tuple[int, ...]
+  optimizer: str = 'adamw'
+
+  @property
+  def scale(self) -> Scale:
+    """The scale."""
+    return SCALES[self.name]
+
+  def shape(self, shape: str, batch: str = '') -> str:
+    """Return the name of a program."""
+    return ' '.join(filter(None, (self.name, shape, self.optimizer, batch)))
+
+  def trunk(self, trunk: Trunk, seed: int, lengths: tuple[int, ...], points: Any) -> Run:
+    """Return the stable run of a small or large model, with the steps at which others begin.
+
+    `points` are (point of growth, length); lengths without a point end in a decay.
+    """
+    keep = {self.begin(length) for length in lengths}
+    for point, length in points:
+      at = self.scale.steps(point * length)
+      keep.add(self.scale.steps(0.8 * point * length) if trunk.annealed else at)
+    keep.discard(0)
+    last = max(keep)
+    rate = Rate(self.scale.rate * trunk.rate)
+    shape = self.shape(trunk.shape)
+    name = f'{shape}/trunk/{trunk.rate:g}/{trunk.decay:g}/{seed}'
+    return Run(name, shape, seed, 0, last, rate, trunk.decay, keep=tuple(sorted(keep)))
+
+  def begin(self, length: float) -> int:
+    """Return the step at which the decay of a length begins."""
+    return self.scale.steps((1 - DECAY) * length)
+
+  def scratch(self, shape: str, lengths: tuple[int, ...], rates: Any) -> Iterator[Run]:
+    """Yield a size from scratch at all lengths."""
+    for seed in self.seeds:
+      for factor in rates:
+        trunk = self.trunk(Trunk(shape, factor), seed, lengths, ())
+        yield trunk
+        for length in lengths:
+          begin, end = self.begin(length), self.scale.steps(length)
+          rate = dataclasses.replace(trunk.rate, decay_from=begin, end=end)
+          name = f'{self.shape(shape)}/scratch/{length}/{factor:g}/{seed}'
+          source = (trunk.name, begin)
+          yield Run(name, self.shape(shape), seed, begin, end, rate, begin=source)
+
+  def arm(
+    self, name: str, recipe: Recipe, lengths: tuple[int, ...], points: tuple[float, ...] = ()
+  ) -> Iterator[Run]:
+    """Yield the grown runs of an arm, each after the trunk that it needs."""
+    points = points or recipe.points
+    for seed in self.seeds:
+      pairs = [(p / 2 if recipe.between else p, length) for length in lengths for p in points]
+      trunk = self.trunk(recipe.trunk, seed, (), pairs)
+      yield trunk
+      for length in lengths:
+        for point in points:
+          yield from self._grown(name, recipe, trunk, length, point)
+
+  def _grown(
+    self, name: str, recipe: Recipe, trunk: Run, length: int, point: float
+  ) -> Iterator[Run]:
+    scale, seed = self.scale, trunk.seed
+    at, end = scale.steps(point * length), scale.steps(length)
+    source, peak = (trunk.name, at), scale.rate
+    path = f'{self.name} {self.optimizer}/{name}/{length}/{point:g}'
+    if recipe.trunk.annealed:
+      begin = scale.steps(0.8 * point * length)
+      rate = dataclasses.replace(trunk.rate, decay_from=begin, end=at)
+      run = Run(
+        f'{path}/annealed/{seed}', trunk.shape, seed, begin, at, rate, begin=(trunk.name, begin)
+      )
+      yield dataclasses.replace(run, keep=(at,))
+      source = (run.name, at)
+    times = {'': 1, 'b4': 2, 'b16': 0.5}[recipe.batch]
+    first, last = round(at * times), round(end * times)
+    fall = first if recipe.falls else max(first, round(self.begin(length) * times))
+    for factor in RATES:
+      rate = Rate(peak * factor, recipe.warmup, first, fall, last, recipe.new)
+      rate = dataclasses.replace(rate, new_warmup=recipe.new_warmup, layers=recipe.layers)
+      begins, how = source, recipe.grow
+      if recipe.between:
+        half = scale.steps(point * length / 2)
+        shape = self.shape(recipe.between)
+        between = dataclasses.replace(rate, start=half, decay_from=0)
+        one = Run(f'{path}/{factor:g} between/{seed}', shape, seed, half, at, between)
+        yield dataclasses.replace(one, begin=(trunk.name, half), grow=how, keep=(at,))
+        begins = (one.name, at)
+      shape = self.shape(LARGE, recipe.batch)
+      run = Run(f'{path}/{factor:g}/{seed}', shape, seed, first, last, rate, recipe.decay, begins)
+      yield dataclasses.replace(run, grow=how, edit=recipe.edit)
+
+
+def _frontier(plan: Plan) -> Iterator[Run]:
+  scale = plan.scale
+  main = tuple(length for length in scale.lengths if length <= scale.main)
+  yield from plan.scratch(SMALL, main, TRUNK_RATES)
+  yield from plan.scratch(LARGE, scale.lengths, TRUNK_RATES)
+
+
+def _recipes(plan: Plan, shapes: bool) -> Iterator[Run]:
+  chosen = RECIPES if plan.name != 'large' else {name: RECIPES[name] for name in BEST}
+  chosen = {name: recipe for name, recipe in chosen.items() if _is_of_shapes(recipe) == shapes}
+  for points in ((0.75,), (0.5,), (0.25,), (0.05, 0.1)):
+    for name, recipe in chosen.items():
+      mine = tuple(point for point in points if point in recipe.points)
+      if name != 'default' and mine:
+        yield from plan.arm(name, recipe, (plan.scale.main,), mine)
+
+
+def _is_of_shapes(recipe: Recipe) -> bool:
+  """Return whether a recipe needs programs that the default does not."""
+  return bool(recipe.between or recipe.batch) or recipe.trunk.shape != SMALL
+
+
+def _law(plan: Plan) -> Iterator[Run]:
+  lengths = tuple(length for length in plan.scale.lengths if length in (20, 60, 200))
+  yield from plan.scratch(SMALL, lengths, TRUNK_RATES[:2])
+  yield from plan.arm('default', RECIPES['default'], lengths, (0.1, 0.25, 0.5, 0.75, 0.9))
+
+
+def _held_out(plan: Plan) -> Iterator[Run]:
+  yield from plan.scratch(SMALL, (120,), TRUNK_RATES[:2])
+  yield from plan.arm('default', RECIPES['default'], (120,), (0.35, 0.6, 0.8))
+
+
+def _muon(plan: Plan) -> Iterator[Run]:
+  plan = dataclasses.replace(plan, optimizer='muon')
+  lengths = tuple(length for length in plan.scale.lengths if length <= plan.scale.main)
+  yield from plan.scratch(SMALL, lengths, TRUNK_RATES[:2])
+  yield from plan.scratch(LARGE, lengths, TRUNK_RATES[:2])
+  yield from plan.arm('default', RECIPES['default'], (plan.scale.main,))
+
+
+PARTS: Mapping[str, Callable[[Plan], Iterator[Run]]] = {
+  'frontier': _frontier,
+  'default': lambda plan: plan.arm('default', RECIPES['default'], (plan.scale.main,)),
+  'recipes': lambda plan: _recipes(plan, shapes=False),
+  'shapes': lambda plan: _recipes(plan, shapes=True),
+  'law': _law,
+  'held_out': _held_out,
+  'muon': _muon,
+}
+
+
+def runs_of(
+  parts: Sequence[str], scales: Sequence[str], seeds: tuple[int, ...], arms: Sequence[str] = ()
+) -> list[Run]:
+  """Return all runs of some parts, each once; `arms` limits those that grow, if it names any.
+
+  A trunk goes on for the longest of all that begin with it.
+  """
+  found: dict[str, Run] = {}
+  for scale in scales:
+    for part in parts:
+      for run in PARTS[part](Plan(scale, seeds)):
+        kind = run.name.split('/')[1]
+        if arms and kind not in ('trunk', 'scratch', *arms):
+          continue
+        known = found.get(run.name, run)
+        keep = tuple(sorted({*known.keep, *run.keep}))
+        found[run.name] = dataclasses.replace(known, last=max(known.last, run.last), keep=keep)
+  begun = {run.begin[0] for run in found.values() if run.begin}
+  return [run for run in found.values() if '/trunk/' not in run.name or run.name in begun]
+
+
+def pack(path: Path) -> None:
+  """Write the text of all runs, and the order of its samples."""
+  Text.of(config('tiny 2x1 adamw'), SEEDS, SAMPLES).write(path)
+
+
+def main() -> None:
+  """Make the runs."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--data', type=Path, required=True)
+  parser.add_argument('--pack', action='store_true')
+  parser.add_argument('--out', type=Path)
+  parser.add_argument('--parts', default='frontier,default,recipes')
+  parser.add_argument('--scales', default='tiny')
+  parser.add_argument('--seeds', default='0,1,2')
+  parser.add_argument('--arms', default='', help='names of recipes, separated by ;')
+  parser.add_argument('--slots', type=int, default=32, help='members of a program')
+  parser.add_argument('--unroll', type=int, default=1, help='steps of the loop made as one')
+  parser.add_argument('--minutes', type=float, default=1e9, help='stop after so long')
+  parser.add_argument('--precision', default='highest', help='of products in float32')
+  parser.add_argument('--dry_run', action='store_true', help='count the steps by shape')
+  args = parser.parse_args()
+  if args.pack:
+    pack(args.data)
+    return
+  until = time.time() + 60 * args.minutes
+  jax.config.update('jax_default_matmul_precision', args.precision)
+  seeds = tuple(map(int, args.seeds.split(',')))
+  arms = args.arms.split(';') if args.arms else ()
+  runs = runs_of(args.parts.split(','), args.scales.split(','), seeds, arms)
+  if args.dry_run:
+    steps = Counter()
+    for run in runs:
+      steps[run.shape] += run.last - run.first
+    print(f'{len(runs)} runs; members × steps: {dict(steps)}')
+    return
+  args.out.mkdir(parents=True, exist_ok=True)
+  lines, text = args.out / 'runs.jsonl', Text.read(args.data)
+  done = set()
+  if lines.exists():
+    done = {json.loads(line)['name'] for line in lines.read_text().splitlines()}
+  shapes = dict.fromkeys(run.shape for run in runs)
+  programs = {name: program(name, text, args.slots, args.unroll) for name in shapes}
+  Work(programs, record_to(lines), done, until).make(runs)
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,89 @@
+"""A member of experiments/members.py is a run of `train`."""
+
+import math
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.runs import metrics
+from tokenformer_jax.training import loop
+
+sys.path.append(str(Path(__file__).parents[1] / 'experiments'))
+
+import members
+from member_runs import Rate, Run, Text
+
+GROWN, LAST, SEED = 12, 24, 3  # steps
+ALL = {'optim__schedule': 'wsd', 'optim__final_fraction': 0.0, 'dtype': 'float32'}
+CONSTANT = {'optim__schedule': 'constant', 'optim__final_fraction': 0.1}
+ALL |= {'train__log_every': 1, 'train__seed': SEED, 'train__eval_batches': 4}
+LARGE = {
+  'model__pattern': 'layer*3',
+  'model__layer__mixer__qkv__groups': '32*2',
+  'model__layer__mixer__proj__groups': '32*2',
+  'model__layer__ffn__groups': '64*2',
+  'model__layer__mixer__qkv__tokens': 64,
+  'model__layer__mixer__proj__tokens': 64,
+  'model__layer__ffn__tokens': 128,
+  'optim__new_token_warmup': 6,
+}
+
+
+def _losses(workdir, key='train/loss'):
+  return [line[key] for line in metrics.read(workdir) if key in line]
+
+
+@pytest.mark.slow
+def test_members_are_runs(make, tmp_path):
+  """A run, its growth and a decay branch, among members with other seeds and rates."""
+  small = make(**ALL, train__steps=GROWN, train__decay_from=GROWN - 1)
+  large = {**ALL, **LARGE, 'train__steps': LAST, 'train__decay_from': LAST - 6}
+  grown = make(**large, init_from=f'{tmp_path}/small@{GROWN}')
+  constant = make(**{**ALL, **CONSTANT}, train__steps=GROWN)
+  loop.train(constant, tmp_path / 'small')
+  loop.train(grown, tmp_path / 'large')
+
+  text = Text.of(small, range(SEED + 1), LAST * 8)
+  text.write(tmp_path / 'text.npz')
+  text = Text.read(tmp_path / 'text.npz')
+  programs = {
+    'small': members.Program(small, text, slots=3, chunk=6),
+    'large': members.Program(make(**large), text, slots=2, chunk=6),
+  }
+  rate = Rate(3e-3, warmup=5)
+  later = Rate(3e-3, 0, GROWN, LAST - 6, LAST, new_warmup=6)
+  how = GrowConfig()
+  runs = [
+    Run('other', 'small', 0, 0, 18, Rate(1e-2), decay=0.3),
+    Run('base', 'small', SEED, 0, 18, rate, keep=(GROWN,)),
+    Run('grown', 'large', SEED, GROWN, LAST, later, begin=('base', GROWN), grow=how),
+    Run('scratch', 'large', 1, 0, LAST, rate),
+    Run('behind', 'large', SEED, GROWN, LAST, later, begin=('base', GROWN), grow=how),
+  ]
+  records = {}
+  work = members.Work(programs, lambda r: records.update({r['name']: r}), set(), time.time() + 600)
+  work.make(runs)
+  assert sorted(records) == sorted(run.name for run in runs)
+  bits = math.log(2) * text.bytes_per_token  # of a token
+  for name, workdir in (('base', 'small'), ('grown', 'large')):
+    expected = np.array(_losses(tmp_path / workdir)).reshape(-1, 6).mean(axis=1)
+    found = np.array(records[name]['curve'][: len(expected)]) * bits
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+  final = _losses(tmp_path / 'large', 'eval/loss')[-1]
+  assert abs(records['grown']['loss'] * bits - final) < 1e-4
+  assert records['behind']['loss'] == records['grown']['loss']
+  assert records['other']['loss'] != records['base']['loss']
+
+
+def test_rate():
+  rate = Rate(1.0, warmup=4, decay_from=6, end=10, new=2, new_warmup=1, layers=0.5)
+  found = rate.by_age(0, 10)
+  expected = np.array([0.25, 0.5, 0.75, 1, 1, 1, 1, 0.75, 0.5, 0.25])
+  np.testing.assert_allclose(found[:, 0], expected)
+  np.testing.assert_allclose(found[:, 1], expected / 2)
+  np.testing.assert_allclose(found[1:, 2], expected[1:])
+  np.testing.assert_allclose(rate.by_age(3, 5), found[3:5])
