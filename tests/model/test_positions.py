@@ -252,3 +252,20 @@ def test_scalings_are_those_of_transformers(kind, fraction):
     turns = base ** (-np.arange(planes) / planes) / (2 * np.pi)
     np.testing.assert_allclose(2 * np.pi * slowed(own, turns, base), frequencies.numpy(), rtol=2e-6)
     assert gain(own) == pytest.approx(attention)
+
+
+def test_a_gpu_rotates_alike(monkeypatch):
+  x = _heads(3)
+  rotary = Rotary(RotaryConfig(fraction=0.5, base=BASE), 8)
+  positions = jnp.arange(6)[None]
+
+  def both(x):
+    value, gradient = jax.vjp(lambda x: rotary(x, positions), x)
+    return value, gradient(jnp.cos(value))
+
+  expected = both(x)
+  monkeypatch.setattr('tokenformer_jax.model.positions.platform', lambda: 'gpu')
+  assert 'dot_general' not in str(jax.make_jaxpr(both)(x))
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), both(x), expected
+  )

@@ -18,6 +18,7 @@ from tokenformer_jax.config import (
   YarnScalingConfig,
 )
 from tokenformer_jax.model.kernels import Far
+from tokenformer_jax.parallel.sharding import platform
 
 _TURN = 2.0**32  # units of a whole turn in 32-bit angles
 
@@ -53,12 +54,20 @@ class Rotary:
     if (factor := gain(self.scaling)) != 1:
       gains_1x1x1xK = np.where(turns_K == 0, 1, factor).astype(np.float32)[None, None, None]
       cos_BxTx1xK, sin_BxTx1xK = gains_1x1x1xK * cos_BxTx1xK, gains_1x1x1xK * sin_BxTx1xK
-    partners_BxTxHxK = jnp.einsum(
-      'BTHK,KL->BTHL', x_BxTxHxK, partner_KxK.astype(x_BxTxHxK.dtype), precision='highest'
-    )
+    partners_BxTxHxK = self._partners(x_BxTxHxK, partner_KxK)
     rotated = x_BxTxHxK.astype(jnp.float32) * cos_BxTx1xK
     rotated = rotated + partners_BxTxHxK.astype(jnp.float32) * sin_BxTx1xK
     return rotated.astype(x_BxTxHxK.dtype)
+
+  def _partners(self, x_BxTxHxK: jax.Array, partner_KxK: np.ndarray) -> jax.Array:
+    """Return the other entry of each entry's plane, with its sign; see `_planes`."""
+    half = self.width // 2
+    if platform() != 'gpu' or self.layout == 'interleaved':
+      matrix_KxK = partner_KxK.astype(x_BxTxHxK.dtype)
+      return jnp.einsum('BTHK,KL->BTHL', x_BxTxHxK, matrix_KxK, precision='highest')
+    # A GPU moves entries in the same kernel that multiplies them by cosine and sine.
+    first, second, rest = jnp.split(x_BxTxHxK, (half, self.width), axis=-1)
+    return jnp.concatenate((-second, first, jnp.zeros_like(rest)), axis=-1)
 
   def _planes(self, head: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the matrix that swaps the entries of each plane, and the turns of each entry.
