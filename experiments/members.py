@@ -321,17 +321,18 @@ class Work:
       busy = [program for program in used if any(program.runs)]
       if not busy and not self.ready:
         break
+      shown = []
       for program, losses in [(program, program.advance()) for program in busy]:
-        steps += program.chunk * sum(map(bool, program.runs))
-        self._after(program, np.asarray(losses))
+        before, members = time.time(), sum(map(bool, program.runs))
+        losses = np.asarray(losses)
+        milliseconds = 1000 * (time.time() - before) / program.chunk
+        shown.append(f'{members} of {program.slots} members, {milliseconds:.2f} ms a step')
+        steps += program.chunk * members
+        self._after(program, losses)
       chunks += 1
       if chunks % 10 == 0:
-        members = [sum(map(bool, program.runs)) for program in busy]
         spent = time.time() - began
-        rate = steps / spent
-        print(
-          f'{spent:.0f} s: {len(waiting)} wait, members {members}, {rate:.0f} steps/s', flush=True
-        )
+        print(f'{spent:.0f} s: {len(waiting)} wait; {"; ".join(shown)}; {steps:,}', flush=True)
     for one in self.ready.values():
       one.cancel()
 

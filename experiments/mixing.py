@@ -24,6 +24,7 @@ writes `OUT/runs.jsonl`, one line for each run that ends, and goes on where it s
 import argparse
 import dataclasses
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,8 +72,8 @@ class Scale:
 
 
 SCALES = {
-  'tiny': Scale(2**15, 8e-3, 20, (20, 60, 120, 200), 64),
-  'small': Scale(2**17, 4e-3, 60, (20, 40, 60, 90, 120, 200)),
+  'tiny': Scale(2**15, 6e-3, 20, (10, 20, 40, 60, 200), 64),
+  'small': Scale(2**17, 4e-3, 60, (20, 40, 60, 90, 200)),
   'large': Scale(2**19, 2e-3, 20, (10, 20, 40, 60)),
 }
 TRUNK_RATES = (0.5, 1.0, 2.0)  # times the scale's rate, of both sizes from scratch
@@ -269,8 +270,9 @@ class Plan:
 def _frontier(plan: Plan) -> Iterator[Run]:
   scale = plan.scale
   main = tuple(length for length in scale.lengths if length <= scale.main)
+  longer = tuple(length for length in scale.lengths if length <= 2 * scale.main)
   yield from plan.scratch(SMALL, main, TRUNK_RATES)
-  yield from plan.scratch(LARGE, scale.lengths, TRUNK_RATES)
+  yield from plan.scratch(LARGE, longer, TRUNK_RATES)
 
 
 def _recipes(plan: Plan, shapes: bool) -> Iterator[Run]:
@@ -290,12 +292,14 @@ def _is_of_shapes(recipe: Recipe) -> bool:
 
 def _law(plan: Plan) -> Iterator[Run]:
   lengths = tuple(length for length in plan.scale.lengths if length in (20, 60, 200))
-  yield from plan.scratch(SMALL, lengths, TRUNK_RATES[:2])
+  for shape in (SMALL, LARGE):
+    yield from plan.scratch(shape, lengths, TRUNK_RATES[:2])
   yield from plan.arm('default', RECIPES['default'], lengths, (0.1, 0.25, 0.5, 0.75, 0.9))
 
 
 def _held_out(plan: Plan) -> Iterator[Run]:
-  yield from plan.scratch(SMALL, (120,), TRUNK_RATES[:2])
+  for shape in (SMALL, LARGE):
+    yield from plan.scratch(shape, (120,), TRUNK_RATES[:2])
   yield from plan.arm('default', RECIPES['default'], (120,), (0.35, 0.6, 0.8))
 
 
@@ -354,7 +358,7 @@ def main() -> None:
   parser.add_argument('--scales', default='tiny')
   parser.add_argument('--seeds', default='0,1,2')
   parser.add_argument('--arms', default='', help='names of recipes, separated by ;')
-  parser.add_argument('--slots', type=int, default=32, help='members of a program')
+  parser.add_argument('--slots', type=int, default=32, help='the most members of a program')
   parser.add_argument('--unroll', type=int, default=1, help='steps of the loop made as one')
   parser.add_argument('--minutes', type=float, default=1e9, help='stop after so long')
   parser.add_argument('--precision', default='highest', help='of products in float32')
@@ -368,10 +372,10 @@ def main() -> None:
   seeds = tuple(map(int, args.seeds.split(',')))
   arms = args.arms.split(';') if args.arms else ()
   runs = runs_of(args.parts.split(','), args.scales.split(','), seeds, arms)
+  steps = Counter()
+  for run in runs:
+    steps[run.shape] += run.last - run.first
   if args.dry_run:
-    steps = Counter()
-    for run in runs:
-      steps[run.shape] += run.last - run.first
     print(f'{len(runs)} runs; members × steps: {dict(steps)}')
     return
   args.out.mkdir(parents=True, exist_ok=True)
@@ -379,8 +383,11 @@ def main() -> None:
   done = set()
   if lines.exists():
     done = {json.loads(line)['name'] for line in lines.read_text().splitlines()}
-  shapes = dict.fromkeys(run.shape for run in runs)
-  programs = {name: program(name, text, args.slots, args.unroll) for name in shapes}
+  programs = {}
+  for shape, count in steps.items():
+    longest = max(run.last for run in runs if run.shape == shape)
+    slots = min(args.slots, max(2, math.ceil(count / longest)))
+    programs[shape] = program(shape, text, slots, args.unroll)
   Work(programs, record_to(lines), done, until).make(runs)
 
 
