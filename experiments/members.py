@@ -56,6 +56,7 @@ class Program:
     self.steps = np.zeros(slots, np.int64)
     self._begin = jax.jit(self._first_state)
     self._grown: dict[Any, Callable[..., Any]] = {}
+    self.compiled = False
 
   # Functions of arrays.
 
@@ -146,6 +147,7 @@ class Program:
     self.states, self.fixed = zeros()
     with jax.default_device(jax.devices('cpu')[0]):
       self._begin(0)
+    self.compiled = True
     print(f'compiled {self.name} in {time.time() - began:.0f} s', flush=True)
 
   @property
@@ -242,6 +244,10 @@ class Program:
       grow, is_new = self._grown[source.name, run.grow, run.edit]
       return jax.tree.map(np.asarray, grow(state)), is_new
 
+  def can_make(self, run: Run, source: 'Program | None') -> bool:
+    """Return whether the growth of a run is compiled, if it has one."""
+    return run.grow is None or (source.name, run.grow, run.edit) in self._grown
+
   def prepare(self, source: 'Program', config: GrowConfig, edit: str) -> None:
     """Compile a growth from another shape to this one."""
     before, after = source.config.model, self.config.model
@@ -303,24 +309,28 @@ class Work:
       for run in growths.values():
         program, source = self.programs[run.shape], sources[run.name]
         compiling.append(pool.submit(program.prepare, source, run.grow, run.edit))
-      for one in compiling:
-        one.result()
-      self._loop(waiting, used, sources, pool)
+      self._loop(waiting, used, sources, compiling, pool)
 
   def _loop(
     self,
     waiting: list[Run],
     used: Sequence[Program],
     sources: Mapping[str, Program],
+    compiling: Sequence[futures.Future],
     pool: futures.Executor,
   ) -> None:
+    """Advance all programs, each from when it is compiled on."""
     began, chunks, steps = time.time(), 0, 0
     print(f'{len(waiting)} runs', flush=True)
     while time.time() < self.until:
       waiting = self._fill(waiting, sources, pool)
       busy = [program for program in used if any(program.runs)]
       if not busy and not self.ready:
-        break
+        left = [one for one in compiling if not one.done()]
+        if not left:
+          break
+        futures.wait(left, timeout=1, return_when=futures.FIRST_COMPLETED)
+        continue
       shown = []
       for program, losses in [(program, program.advance()) for program in busy]:
         before, members = time.time(), sum(map(bool, program.runs))
@@ -333,8 +343,11 @@ class Work:
       if chunks % 10 == 0:
         spent = time.time() - began
         print(f'{spent:.0f} s: {len(waiting)} wait; {"; ".join(shown)}; {steps:,}', flush=True)
-    for one in self.ready.values():
+    for one in (*compiling, *self.ready.values()):
       one.cancel()
+    for one in compiling:
+      if one.done() and not one.cancelled() and (error := one.exception()):
+        print(f'not compiled: {error!r}', flush=True)
 
   def _fill(
     self, waiting: Sequence[Run], sources: Mapping[str, Program], pool: futures.Executor
@@ -342,10 +355,11 @@ class Work:
     """Put runs that can begin into free slots; return the others."""
     left = []
     for run in waiting:
-      program = self.programs[run.shape]
-      can_begin = run.name not in self.ready and (not run.begin or run.begin in self.kept)
-      if can_begin and len(self.ready) < _READY:
-        begin = (sources[run.name], self.kept[run.begin]) if run.begin else None
+      program, source = self.programs[run.shape], sources.get(run.name)
+      can_begin = program.compiled and program.can_make(run, source)
+      can_begin &= not run.begin or run.begin in self.kept
+      if can_begin and run.name not in self.ready and len(self.ready) < _READY:
+        begin = (source, self.kept[run.begin]) if run.begin else None
         self.ready[run.name] = pool.submit(program.first_state, run, begin)
       if None in program.runs and run.name in self.ready and self._is_made(run.name):
         program.put(run, *self.ready.pop(run.name).result())

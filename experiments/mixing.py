@@ -7,12 +7,10 @@ r"""Measure how fast a grown model forgets that it was small, by recipe, point a
 All runs of a shape are members of one program (members.py), so on a GPU hundreds of them take
 minutes. `--parts`, in the order in which they are made:
 
-  frontier  small and large from scratch: rates, seeds and lengths
+  frontier  small and large from scratch: rates, decays of weights, seeds and lengths
   default   growth as `grow` does it, by the point of growth
-  recipes   other rates, moments, decay, values, layers and trunks
-  shapes    other batches, and small models of other shapes
-  law       the default at other lengths and points
-  held_out  the default at a length and points that no fit has seen
+  shorter   the same at the least of the lengths
+  recipes   other rates, moments, decays, values, layers, batches and trunks
   muon      the default and both sizes from scratch with Muon
 
 Every run has 512 tokens a step. The length D is in tokens for each parameter of the large model's
@@ -42,7 +40,7 @@ SEEDS = (0, 1, 2)
 SAMPLES = 8 * 61_440  # of each seed's order in the file of the text
 DECAY = 0.2  # the share of D
 TOKENS = 512  # in a step
-RATES = (1.0, 0.5, 0.25)  # of arms, in trunk rates
+RATES = (1.0, 0.5)  # of arms, in trunk rates
 POINTS = (0.25, 0.5, 0.75)
 LARGE = '4x2'  # the shape of the large model: layers × groups of as many tokens as its width
 SMALL = '2x1'
@@ -56,8 +54,10 @@ class Scale:
     parameters: of the layers of the large model.
     rate: of the trunk.
     main: the length D at which recipes are compared.
-    lengths: all lengths of the frontiers.
+    lengths: of the large model from scratch.
     chunk: the steps between two looks at the members.
+    slots: the most members of a program.
+    recipes: those that are tried; None: all.
   """
 
   parameters: int
@@ -65,18 +65,22 @@ class Scale:
   main: int
   lengths: tuple[int, ...]
   chunk: int = 128
+  slots: int = 32
+  recipes: tuple[str, ...] | None = None
 
   def steps(self, length: float) -> int:
     """Return the steps of a length, in whole chunks."""
     return round(length * self.parameters / TOKENS / self.chunk) * self.chunk
 
 
+_AT_LARGE = ('no decay of weights after', 'layers halved, no decay after')
 SCALES = {
-  'tiny': Scale(2**15, 6e-3, 20, (10, 20, 40, 60, 200), 64),
-  'small': Scale(2**17, 4e-3, 60, (20, 40, 60, 90, 200)),
-  'large': Scale(2**19, 2e-3, 20, (10, 20, 40, 60)),
+  'tiny': Scale(2**15, 2.8e-3, 20, (10, 20, 40), chunk=64),
+  'small': Scale(2**17, 2e-3, 60, (20, 40, 60, 90)),
+  'large': Scale(2**19, 1.4e-3, 20, (10, 20, 30), chunk=256, slots=16, recipes=_AT_LARGE),
 }
-TRUNK_RATES = (0.5, 1.0, 2.0)  # times the scale's rate, of both sizes from scratch
+TRUNK_RATES = (1.0, 0.5)  # times the scale's rate, of both sizes from scratch
+DECAYS = (0.1, 0.0)  # of weights, of both sizes from scratch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,54 +120,49 @@ def _grow(**changes: Any) -> Recipe:
 
 RECIPES = {
   'default': Recipe(),
-  'new tokens ×2': Recipe(new=2.0),
-  'new tokens ×4': Recipe(new=4.0),
-  'new tokens ×1/4': Recipe(new=0.25),
-  'no warm-up of new tokens': Recipe(new_warmup=0),
+  'no decay of weights after': Recipe(decay=0.0),
+  'layers halved, no decay after': Recipe(edit='half', warmup=100, decay=0.0),
+  'layers halved': Recipe(edit='half', warmup=100),
+  'no decay of weights always': Recipe(decay=0.0, trunk=Trunk(decay=0.0)),
   'all warmed again': Recipe(warmup=200, new_warmup=0),
+  'trunk at half the rate': Recipe(trunk=Trunk(rate=0.5)),
+  'from one layer (r = 4)': Recipe(trunk=Trunk('1x2')),
+  'from one layer of half the tokens (r = 8)': Recipe(trunk=Trunk('1x1')),
+  'layers live copies': _grow(place='whole_copies'),
+  'rate falls from growth on': Recipe(falls=True),
+  'values small': dataclasses.replace(_grow(new_values='init'), edit='small'),
+  'keys back to first size': Recipe(edit='keys'),
+  'layers drawn': _grow(place='between'),
   'moments dropped, warmed again': Recipe(
     warmup=200, new_warmup=0, grow=GrowConfig(moments='drop')
   ),
-  'keys back to first size': Recipe(edit='keys'),
-  'layers halved': Recipe(edit='half', warmup=100),
-  'no decay of weights after': Recipe(decay=0.0),
-  'decay of weights ×3 after': Recipe(decay=0.3),
-  'decay of weights ×3 always': Recipe(decay=0.3, trunk=Trunk(decay=0.3)),
-  'no decay of weights always': Recipe(decay=0.0, trunk=Trunk(decay=0.0)),
-  'trunk at half the rate': Recipe(trunk=Trunk(rate=0.5)),
+  'layers by depth (muP)': Recipe(layers=0.5**0.5),
+  'keys like trained': _grow(new_keys='trained'),
+  'new tokens ×2': Recipe(new=2.0),
+  'new tokens ×1/4': Recipe(new=0.25),
+  'no warm-up of new tokens': Recipe(new_warmup=0),
   'trunk at twice the rate': Recipe(trunk=Trunk(rate=2.0)),
   'trunk annealed, warmed again': Recipe(trunk=Trunk(annealed=True), warmup=200, new_warmup=0),
-  'rate falls from growth on': Recipe(falls=True),
-  'layers by depth (muP)': Recipe(layers=0.5**0.5),
   'values drawn': _grow(new_values='init'),
-  'values small': dataclasses.replace(_grow(new_values='init'), edit='small'),
-  'keys like trained': _grow(new_keys='trained'),
-  'layers drawn': _grow(place='between'),
   'layers drawn, behind': _grow(place='behind'),
-  'layers live copies': _grow(place='whole_copies'),
   'batch halved': Recipe(batch='b4'),
   'batch doubled': Recipe(batch='b16'),
-  'from one layer (r = 4)': Recipe(trunk=Trunk('1x2'), points=(0.05, 0.1, *POINTS)),
   'depth only (r = 2)': Recipe(trunk=Trunk('2x2')),
   'tokens only (r = 2)': Recipe(trunk=Trunk('4x1')),
-  'from one layer of half the tokens (r = 8)': Recipe(trunk=Trunk('1x1')),
   'two growths': Recipe(between='2x2'),
 }
-BEST = ('default',)  # of the recipes, for the scale large
 
 
-def program(name: str, text: Text, slots: int, unroll: int) -> Program:
-  """Return the program of a shape, such as `small 4x2 muon` or `small 4x2 adamw b16`."""
-  return Program(config(name), text, slots, SCALES[name.split()[0]].chunk, unroll)
+def config(name: str, dtype: str = 'float32') -> Config:
+  """Return the config of the runs of a shape, such as `small 4x2 muon` or `small 4x2 adamw b16`.
 
-
-def config(name: str) -> Config:
-  """Return the config of the runs of a shape, but for what differs between members."""
+  What differs between members is not in it.
+  """
   scale, shape, optimizer, *rest = name.split()
   layers, groups = map(int, shape.split('x'))
   batch = int(rest[0].removeprefix('b')) if rest else 8
   changes = {'optim__name': optimizer, 'data__batch_size': batch}
-  changes |= {'optim__schedule': 'constant', 'dtype': 'float32'}
+  changes |= {'optim__schedule': 'constant', 'dtype': dtype}
   changes |= {'train__remat': 'everything', 'train__layers': 'unrolled', 'train__attention': 'xla'}
   one = dataclasses.replace(growth.SCALES[scale], layers=1)
   size = growth.Size(groups, layers, groups if groups > 1 else 0)
@@ -207,18 +206,27 @@ class Plan:
     """Return the step at which the decay of a length begins."""
     return self.scale.steps((1 - DECAY) * length)
 
-  def scratch(self, shape: str, lengths: tuple[int, ...], rates: Any) -> Iterator[Run]:
-    """Yield a size from scratch at all lengths."""
-    for seed in self.seeds:
-      for factor in rates:
-        trunk = self.trunk(Trunk(shape, factor), seed, lengths, ())
-        yield trunk
-        for length in lengths:
-          begin, end = self.begin(length), self.scale.steps(length)
-          rate = dataclasses.replace(trunk.rate, decay_from=begin, end=end)
-          name = f'{self.shape(shape)}/scratch/{length}/{factor:g}/{seed}'
-          source = (trunk.name, begin)
-          yield Run(name, self.shape(shape), seed, begin, end, rate, begin=source)
+  def scratch(
+    self, shape: str, lengths: tuple[int, ...], decays: tuple[float, ...] = DECAYS
+  ) -> Iterator[Run]:
+    """Yield a size from scratch at all lengths, without decay of weights at the first rate only."""
+    for decay in decays:
+      for factor in TRUNK_RATES if decay else TRUNK_RATES[:1]:
+        for seed in self.seeds:
+          yield from self._from_scratch(shape, lengths, Trunk(shape, factor, decay), seed)
+
+  def _from_scratch(
+    self, shape: str, lengths: tuple[int, ...], how: Trunk, seed: int
+  ) -> Iterator[Run]:
+    trunk = self.trunk(how, seed, lengths, ())
+    yield trunk
+    for length in lengths:
+      begin, end = self.begin(length), self.scale.steps(length)
+      rate = dataclasses.replace(trunk.rate, decay_from=begin, end=end)
+      way = 'scratch' if how.decay else 'scratch without decay'
+      name = f'{self.shape(shape)}/{way}/{length}/{how.rate:g}/{seed}'
+      source = (trunk.name, begin)
+      yield Run(name, self.shape(shape), seed, begin, end, rate, how.decay, begin=source)
 
   def arm(
     self, name: str, recipe: Recipe, lengths: tuple[int, ...], points: tuple[float, ...] = ()
@@ -268,56 +276,28 @@ class Plan:
 
 
 def _frontier(plan: Plan) -> Iterator[Run]:
-  scale = plan.scale
-  main = tuple(length for length in scale.lengths if length <= scale.main)
-  longer = tuple(length for length in scale.lengths if length <= 2 * scale.main)
-  yield from plan.scratch(SMALL, main, TRUNK_RATES)
-  yield from plan.scratch(LARGE, longer, TRUNK_RATES)
+  lengths = plan.scale.lengths
+  yield from plan.scratch(LARGE, lengths)
+  yield from plan.scratch(SMALL, tuple(x for x in lengths if x <= plan.scale.main))
 
 
-def _recipes(plan: Plan, shapes: bool) -> Iterator[Run]:
-  chosen = RECIPES if plan.name != 'large' else {name: RECIPES[name] for name in BEST}
-  chosen = {name: recipe for name, recipe in chosen.items() if _is_of_shapes(recipe) == shapes}
-  for points in ((0.75,), (0.5,), (0.25,), (0.05, 0.1)):
-    for name, recipe in chosen.items():
-      mine = tuple(point for point in points if point in recipe.points)
-      if name != 'default' and mine:
-        yield from plan.arm(name, recipe, (plan.scale.main,), mine)
-
-
-def _is_of_shapes(recipe: Recipe) -> bool:
-  """Return whether a recipe needs programs that the default does not."""
-  return bool(recipe.between or recipe.batch) or recipe.trunk.shape != SMALL
-
-
-def _law(plan: Plan) -> Iterator[Run]:
-  lengths = tuple(length for length in plan.scale.lengths if length in (20, 60, 200))
-  for shape in (SMALL, LARGE):
-    yield from plan.scratch(shape, lengths, TRUNK_RATES[:2])
-  yield from plan.arm('default', RECIPES['default'], lengths, (0.1, 0.25, 0.5, 0.75, 0.9))
-
-
-def _held_out(plan: Plan) -> Iterator[Run]:
-  for shape in (SMALL, LARGE):
-    yield from plan.scratch(shape, (120,), TRUNK_RATES[:2])
-  yield from plan.arm('default', RECIPES['default'], (120,), (0.35, 0.6, 0.8))
+def _recipes(plan: Plan) -> Iterator[Run]:
+  for name in plan.scale.recipes or RECIPES:
+    if name != 'default':
+      yield from plan.arm(name, RECIPES[name], (plan.scale.main,))
 
 
 def _muon(plan: Plan) -> Iterator[Run]:
   plan = dataclasses.replace(plan, optimizer='muon')
-  lengths = tuple(length for length in plan.scale.lengths if length <= plan.scale.main)
-  yield from plan.scratch(SMALL, lengths, TRUNK_RATES[:2])
-  yield from plan.scratch(LARGE, lengths, TRUNK_RATES[:2])
+  yield from _frontier(plan)
   yield from plan.arm('default', RECIPES['default'], (plan.scale.main,))
 
 
 PARTS: Mapping[str, Callable[[Plan], Iterator[Run]]] = {
   'frontier': _frontier,
   'default': lambda plan: plan.arm('default', RECIPES['default'], (plan.scale.main,)),
-  'recipes': lambda plan: _recipes(plan, shapes=False),
-  'shapes': lambda plan: _recipes(plan, shapes=True),
-  'law': _law,
-  'held_out': _held_out,
+  'shorter': lambda plan: plan.arm('default', RECIPES['default'], plan.scale.lengths[:1]),
+  'recipes': _recipes,
   'muon': _muon,
 }
 
@@ -334,7 +314,7 @@ def runs_of(
     for part in parts:
       for run in PARTS[part](Plan(scale, seeds)):
         kind = run.name.split('/')[1]
-        if arms and kind not in ('trunk', 'scratch', *arms):
+        if arms and kind not in ('trunk', 'scratch', 'scratch without decay', *arms):
           continue
         known = found.get(run.name, run)
         keep = tuple(sorted({*known.keep, *run.keep}))
@@ -358,9 +338,10 @@ def main() -> None:
   parser.add_argument('--scales', default='tiny')
   parser.add_argument('--seeds', default='0,1,2')
   parser.add_argument('--arms', default='', help='names of recipes, separated by ;')
-  parser.add_argument('--slots', type=int, default=32, help='the most members of a program')
+  parser.add_argument('--slots', type=float, default=1.0, help='a factor on the most members')
   parser.add_argument('--unroll', type=int, default=1, help='steps of the loop made as one')
   parser.add_argument('--minutes', type=float, default=1e9, help='stop after so long')
+  parser.add_argument('--dtype', default='float32', help='of activations')
   parser.add_argument('--precision', default='highest', help='of products in float32')
   parser.add_argument('--dry_run', action='store_true', help='count the steps by shape')
   args = parser.parse_args()
@@ -386,8 +367,10 @@ def main() -> None:
   programs = {}
   for shape, count in steps.items():
     longest = max(run.last for run in runs if run.shape == shape)
-    slots = min(args.slots, max(2, math.ceil(count / longest)))
-    programs[shape] = program(shape, text, slots, args.unroll)
+    scale = SCALES[shape.split()[0]]
+    slots = min(round(args.slots * scale.slots), max(2, math.ceil(count / longest)))
+    made = config(shape, args.dtype)
+    programs[shape] = Program(made, text, max(1, slots), scale.chunk, args.unroll)
   Work(programs, record_to(lines), done, until).make(runs)
 
 

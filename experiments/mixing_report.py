@@ -77,7 +77,7 @@ def _from_record(record: Mapping) -> Row | None:
   return Row(
     scale,
     optimizer,
-    shape[0] if shape else arm,
+    shape[0] + arm.removeprefix('scratch') if shape else arm,
     float(length),
     float(point[0]) if point else 0.0,
     float(rate),
@@ -127,6 +127,17 @@ class Runs:
     rate = min(whole, key=lambda rate: statistics.mean(whole[rate].values()))
     return rate, whole[rate]
 
+  def scratch(self, shape: str, length: float) -> tuple[str, Losses]:
+    """Return the best rate and decay of a size from scratch in words, and the losses at it."""
+    found = {}
+    for way in ('', ' without decay'):
+      rate, losses = self.best(shape + way, length)
+      found[f'×{rate:g}{way}'] = losses
+    found = {name: losses for name, losses in found.items() if losses}
+    if not found:
+      return '–', {}
+    return min(found.items(), key=lambda item: statistics.mean(item[1].values()))
+
   def lengths(self, arm: str) -> list[float]:
     """Return the lengths of an arm."""
     return sorted({row.length for row in self.rows if row.arm == arm})
@@ -153,7 +164,9 @@ class Runs:
 
   def frontier(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths of the large model from scratch and its mean losses at them."""
-    known = [(length, self.best(mixing.LARGE, length)[1]) for length in self.lengths(mixing.LARGE)]
+    known = [
+      (length, self.scratch(mixing.LARGE, length)[1]) for length in self.lengths(mixing.LARGE)
+    ]
     known = [(length, losses) for length, losses in known if losses]
     means = [np.mean([losses[seed] for seed in seeds]) for _, losses in known]
     return np.array([length for length, _ in known]), np.array(means)
@@ -185,7 +198,7 @@ class Grown:
 def grown(runs: Runs, arm: str, length: float, point: float) -> Grown | None:
   """Return the figures of an arm; None if runs are missing."""
   rate, losses = runs.best(arm, length, point)
-  small, large = (runs.best(shape, length)[1] for shape in (mixing.SMALL, mixing.LARGE))
+  small, large = (runs.scratch(shape, length)[1] for shape in (mixing.SMALL, mixing.LARGE))
   seeds = sorted(losses.keys() & small.keys() & large.keys())
   if not seeds or len(runs.lengths(mixing.LARGE)) < 2:
     return None
@@ -221,8 +234,8 @@ def frontier_table(all_runs: Sequence[Runs]) -> None:
   rows = [['from scratch, bits a byte', 'tokens a parameter', 'small', 'large', 'best rates']]
   for runs in all_runs:
     for length in runs.lengths(mixing.LARGE):
-      found = [runs.best(shape, length) for shape in (mixing.SMALL, mixing.LARGE)]
-      rates = ', '.join(f'×{rate:g}' if losses else '–' for rate, losses in found)
+      found = [runs.scratch(shape, length) for shape in (mixing.SMALL, mixing.LARGE)]
+      rates = ', '.join(rate for rate, _ in found)
       losses = [trials.spread(one.values()) for _, one in found]
       rows.append([f'{runs.scale}, {runs.optimizer}', f'{length:g}', *losses, rates])
   trials.table(rows)
