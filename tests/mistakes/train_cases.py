@@ -71,7 +71,7 @@ EXPERTS = {
   'no experts': (f'{_MIXTURE}count=0', 'config.model.layer.ffn.count is 0'),
   'experts on devices that there are not': (
     f'{_MIXTURE}count=8 --config.mesh.experts=2',
-    'experts=2, tokens=1, and the product of these sizes must be the number of devices, 1',
+    'tokens=1, and the product of these sizes must be the number of devices, 1',
   ),
 }
 

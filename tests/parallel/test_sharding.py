@@ -63,12 +63,13 @@ def test_no_array_is_split_twice_over_the_same_devices(changes):
 @pytest.mark.parametrize(
   ('config', 'shape'),
   [
-    (MeshConfig(), (1, 8, 1, 1)),
-    (MeshConfig(replica=2, fsdp=-1, tokens=2), (2, 2, 1, 2)),
-    (MeshConfig(replica=-1, fsdp=4, tokens=2), (1, 4, 1, 2)),
-    (MeshConfig(replica=1, fsdp=1, tokens=-1), (1, 1, 1, 8)),
-    (MeshConfig(experts=4), (1, 2, 4, 1)),
-    (MeshConfig(replica=2, fsdp=4, tokens=1), (2, 4, 1, 1)),
+    (MeshConfig(), (1, 8, 1, 1, 1)),
+    (MeshConfig(replica=2, fsdp=-1, tokens=2), (2, 2, 1, 1, 2)),
+    (MeshConfig(replica=-1, fsdp=4, tokens=2), (1, 4, 1, 1, 2)),
+    (MeshConfig(replica=1, fsdp=1, tokens=-1), (1, 1, 1, 1, 8)),
+    (MeshConfig(experts=4), (1, 2, 4, 1, 1)),
+    (MeshConfig(sequence=4), (1, 2, 1, 4, 1)),
+    (MeshConfig(replica=2, fsdp=4, tokens=1), (2, 4, 1, 1, 1)),
   ],
 )
 def test_mesh_sizes(config, shape):
@@ -78,7 +79,7 @@ def test_mesh_sizes(config, shape):
 
 def test_a_mesh_over_some_devices():
   mesh = sharding.make_mesh(MeshConfig(fsdp=-1, tokens=2), jax.devices()[:4])
-  assert mesh.devices.shape == (1, 2, 1, 2), 'the mesh is not made of the devices given'
+  assert mesh.devices.shape == (1, 2, 1, 1, 2), 'the mesh is not made of the devices given'
 
 
 @pytest.mark.parametrize(
@@ -86,28 +87,28 @@ def test_a_mesh_over_some_devices():
   [
     (
       MeshConfig(replica=-1, fsdp=-1, tokens=2),
-      'config.mesh has replica=-1, fsdp=-1, experts=1, tokens=2; sizes are positive, and at most '
-      'one is -1 (the rest)',
+      'config.mesh has replica=-1, fsdp=-1, experts=1, sequence=1, tokens=2; sizes are positive, '
+      'and at most one is -1 (the rest)',
     ),
     (
       MeshConfig(replica=1, fsdp=0, tokens=1),
-      'config.mesh has replica=1, fsdp=0, experts=1, tokens=1; sizes are positive, and at most '
-      'one is -1 (the rest)',
+      'config.mesh has replica=1, fsdp=0, experts=1, sequence=1, tokens=1; sizes are positive, '
+      'and at most one is -1 (the rest)',
     ),
     (
       MeshConfig(replica=1, fsdp=-2, tokens=1),
-      'config.mesh has replica=1, fsdp=-2, experts=1, tokens=1; sizes are positive, and at most '
-      'one is -1 (the rest)',
+      'config.mesh has replica=1, fsdp=-2, experts=1, sequence=1, tokens=1; sizes are positive, '
+      'and at most one is -1 (the rest)',
     ),
     (
       MeshConfig(replica=1, fsdp=3, tokens=2),
-      'config.mesh has replica=1, fsdp=3, experts=1, tokens=2, and the product of these sizes '
-      'must be the number of devices, 8',
+      'config.mesh has replica=1, fsdp=3, experts=1, sequence=1, tokens=2, and the product '
+      'of these sizes must be the number of devices, 8',
     ),
     (
       MeshConfig(replica=1, fsdp=-1, tokens=3),
-      'config.mesh has replica=1, fsdp=-1, experts=1, tokens=3, and the product of these sizes '
-      'must be the number of devices, 8',
+      'config.mesh has replica=1, fsdp=-1, experts=1, sequence=1, tokens=3, and the product '
+      'of these sizes must be the number of devices, 8',
     ),
   ],
 )
@@ -250,7 +251,7 @@ def test_a_program_is_for_the_platform_of_the_mesh_that_is_set():
   assert sharding.platform() == 'cpu', 'no mesh is set: it is for this process'
   elsewhere = AbstractDevice(device_kind='TPU v5', num_cores=1, platform='tpu')
   axes = tuple(field.name for field in dataclasses.fields(MeshConfig))
-  mesh = AbstractMesh((1, 1, 1), axes, abstract_device=elsewhere)
+  mesh = AbstractMesh((1,) * len(axes), axes, abstract_device=elsewhere)
   with jax.sharding.use_abstract_mesh(mesh):
     assert sharding.platform() == 'tpu', 'its devices are not those here'
 

@@ -21,6 +21,11 @@ class MeshConfig:
   experts: int = key(
     1, 'parts of the experts, and of batch and width as well: these devices are also fsdp'
   )
+  sequence: int = key(
+    1,
+    'parts of the positions of a row, and of the width as well; attention exchanges heads for '
+    'positions (docs/pods.md)',
+  )
   tokens: int = key(1, 'parts of parameter tokens, heads and vocabulary')
 
 

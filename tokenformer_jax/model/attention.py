@@ -9,7 +9,7 @@ from flax import nnx
 
 from tokenformer_jax.config import AsKeyConfig, ModelConfig, SoftmaxConfig, width_of_heads
 from tokenformer_jax.model import cache as caches
-from tokenformer_jax.model import kernels
+from tokenformer_jax.model import kernels, sequence
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.layers import gain, gained, out_of_heads, projection
 from tokenformer_jax.model.norm import Norm, normed
@@ -116,15 +116,11 @@ class Attention(nnx.Module):
     axes = self.attend.cache(*self._pair_axes())
     if not self.shaped or isinstance(axes, caches.Ring):
       return axes
-    return SummedKV(axes, ('batch', None, 'heads', None))
-
-  def _splits_keys(self) -> bool:
-    """Return whether the mesh splits the heads of keys and values."""
-    return self.key_heads % parts('heads') == 0
+    return SummedKV(axes, ('batch', None, 'row_heads', None))
 
   def _pair_axes(self) -> caches.PairAxes:
     """Return the logical axes of cached keys and values."""
-    return caches.HEADS if self._splits_keys() else caches.WHOLE
+    return caches.HEADS if self.key_heads % parts('row_heads') == 0 else caches.WHOLE
 
   def __call__(
     self,
@@ -152,9 +148,9 @@ class Attention(nnx.Module):
     # A norm over the entries of a head does not count zeros that fill it.
     fills = plain and self.query_norm is None
     filled = kernels.filled_width(name, self.head_width) if fills else self.head_width
-    of_keys = 'heads' if self._splits_keys() else None
+    of_keys = 'heads' if self.key_heads % parts('heads') == 0 else None
     query, key, value = (
-      constrain(heads, 'batch', None, axis, None)
+      constrain(heads, 'batch', 'slots', axis, None)
       for heads, axis in (
         (normed(self.query_norm, self.query(x_BxTxD, (self.heads, filled))), 'heads'),
         (normed(self.key_norm, self.key(x_BxTxD, (self.key_heads, filled))), of_keys),
@@ -165,27 +161,32 @@ class Attention(nnx.Module):
     if cache is not None:
       return self._with_cache(query, key, value, context, cache)
     if plain:
-      mixed = kernels.attend(
-        rotary(query, positions_BxT),
-        rotary(key, positions_BxT),
-        value,
+      query, key = rotary(query, positions_BxT), rotary(key, positions_BxT)
+      kernel = functools.partial(
+        kernels.attend,
         head_width=self.head_width,
         causal=attend.causal,
         window=attend.window,
-        starts_BxT=context.starts_BxT,
         implementation=self.implementation,
       )
+      if not self.shaped and (halo := sequence.halo(key, attend.window)):
+        mixed = sequence.in_window(kernel, query, key, value, context.starts_BxT, halo)
+        return self._output(value, mixed, None), None, EMPTY_AUX
+    query, key, row_value = sequence.whole_rows(query, key, value)
+    if plain:
+      mixed = kernel(query, key, row_value, starts_BxT=context.starts_BxT)
     else:
-      mixed = attend(query, key, value, context)
-    mean = None
+      mixed = attend(query, key, row_value, context)
+    mixed, mean = sequence.split_rows(mixed), None
     if self.shaped:
       mean = kernels.uniform_attention(
-        value,
+        row_value,
         context.document_positions(positions_BxT),
         causal=attend.causal,
         window=attend.window,
         documents=context.starts_BxT is not None,
       )
+      mean = sequence.split_rows(mean)
     return self._output(value, mixed, mean), None, EMPTY_AUX
 
   def _value(self, x_BxTxD: jax.Array, filled: int) -> jax.Array:

@@ -113,7 +113,7 @@ class Block(nnx.Module):
       y_BxTxD = x_BxTxD + y_BxTxD
     if post_norm:
       y_BxTxD = normed(self.attention_norm, y_BxTxD)
-    y_BxTxD = constrain(y_BxTxD, 'batch', None, None)
+    y_BxTxD = constrain(y_BxTxD, 'batch', 'slots', None)
     if self.ffn is None:
       return y_BxTxD, cache, aux
     if parallel and self.wiring.two_norms:
@@ -125,7 +125,7 @@ class Block(nnx.Module):
     y_BxTxD = gained(self.skip_gain, y_BxTxD) + added
     if post_norm:
       y_BxTxD = normed(self.ffn_norm, y_BxTxD)
-    return constrain(y_BxTxD, 'batch', None, None), cache, aux
+    return constrain(y_BxTxD, 'batch', 'slots', None), cache, aux
 
 
 def _scaled(added_BxTxD: jax.Array, inputs: Inputs, branch: int) -> jax.Array:

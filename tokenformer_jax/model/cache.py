@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from tokenformer_jax.parallel.sharding import constrain
 
-AXES: tuple[str | None, ...] = ('batch', 'heads', None, None)
+AXES: tuple[str | None, ...] = ('batch', 'row_heads', None, None)
 PairAxes = tuple[tuple[str | None, ...], tuple[str | None, ...]]  # of keys and of values
 HEADS: PairAxes = (AXES, AXES)
 WHOLE: PairAxes = (('batch', None, None, None),) * 2  # of heads that devices do not split

@@ -76,7 +76,7 @@ def run(
     return _sorted(apply, x, choice, matrices, config, count)
 
   sizes = jax.sharding.get_abstract_mesh().shape
-  lengths = [(x_BxTxD.shape[0], 'batch')]
+  lengths = [(x_BxTxD.shape[0], 'batch'), (x_BxTxD.shape[1], 'slots')]
   lengths += [
     pair
     for m, names in zip(matrices, axes, strict=True)
@@ -84,7 +84,7 @@ def run(
   ]
   if math.prod(sizes.values()) == 1 or any(size % parts(name) for size, name in lengths):
     return on_device(x_BxTxD, choice, *matrices)
-  batch = per_device.split_spec(('batch',))
+  batch = per_device.split_spec(('batch', 'slots'))
 
   def on_part(x: jax.Array, choice: Choice, *pieces: jax.Array) -> Routed:
     whole = [_whole(piece, names) for piece, names in zip(pieces, axes, strict=True)]

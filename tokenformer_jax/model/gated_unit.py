@@ -78,12 +78,17 @@ class GatedUnit(nnx.Module):
 
   def cache_axes(self) -> Cache:
     """Return the logical axes of the arrays of the cache."""
-    return self.attend.cache(('batch', None, None, None), ('batch', None, None, self._split))
+    return self.attend.cache(('batch', None, None, None), ('batch', None, None, self._row_split))
 
   @property
   def _split(self) -> str | None:
     """The logical axis of U and V, or None if the devices cannot split it evenly."""
     return 'hidden' if self.width % parts('hidden') == 0 else None
+
+  @property
+  def _row_split(self) -> str | None:
+    """The logical axis of the values of whole rows."""
+    return 'row_hidden' if self.width % parts('row_hidden') == 0 else self._split
 
   def __call__(
     self,
@@ -96,17 +101,19 @@ class GatedUnit(nnx.Module):
     del inputs
     widths = (self.width, self.width, self.head_width)
     gate, value, shared = map(jax.nn.silu, in_parts(self.uvq, x_BxTxD, widths))
-    gate = constrain(gate, 'batch', None, self._split)
-    value = constrain(value, 'batch', None, self._split)[:, :, None]
+    gate = constrain(gate, 'batch', 'slots', self._split)
+    value = constrain(value, 'batch', None, self._row_split)[:, :, None]
     # Every device computes all scores, which are narrow, and its part of the wide values.
-    shared = constrain(shared, 'batch', None, None)
+    shared = constrain(shared, 'batch', 'slots', None)
     positions_BxT = context.positions(x_BxTxD.shape[1])
     query = self.attend.scaled(self.query(shared)[:, :, None], positions_BxT, context)
-    key = self.key(shared)[:, :, None]
+    query, key = (
+      constrain(x, 'batch', None, None, None) for x in (query, self.key(shared)[:, :, None])
+    )
     if cache is None:
       mixed = self.attend(query, key, value, context)
     else:
       axes = tuple(self.cache_axes())
       mixed, cache, _ = self.attend.with_cache(query, key, value, context, cache, axes)
-    gated = constrain(gate * mixed[:, :, 0], 'batch', None, self._split)
+    gated = gate * constrain(mixed[:, :, 0], 'batch', 'slots', self._split)
     return self.out(gated), cache, EMPTY_AUX

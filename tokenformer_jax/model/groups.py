@@ -88,13 +88,13 @@ class Groups:
       for piece, width in zip(split, self.widths, strict=True)
     ]
     rows = jnp.concatenate(wide, axis=-1).reshape(*shape[:2], -1)
-    return constrain(rows, 'batch', None, 'param_tokens')
+    return constrain(rows, 'batch', 'slots', 'param_tokens')
 
   def _reduced(
     self, rows_BxTxN: jax.Array, reduce: Callable[..., jax.Array], neutral: float
   ) -> jax.Array:
     rows = rows_BxTxN.reshape(*rows_BxTxN.shape[:2], len(self.member), -1)
-    rows = constrain(rows, 'batch', None, 'param_tokens', None)
+    rows = constrain(rows, 'batch', 'slots', 'param_tokens', None)
     pieces = jnp.split(rows, list(itertools.accumulate(self.widths))[:-1], axis=-1)
     reduced = jnp.stack([reduce(piece, axis=-1) for piece in pieces], axis=-1)
     candidates = jnp.where(self.member[None, None], reduced[..., None], neutral)

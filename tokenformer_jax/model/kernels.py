@@ -217,10 +217,12 @@ def attend(
   batch, length, heads, _ = query.shape
   name = usable_kernel(implementation, query.dtype, batch, length, heads)
   window = window if window < length else 0
-  if name != 'xla' and key.shape[2] % parts('heads'):
+  if name != 'xla' and not sharding.on_one_part() and key.shape[2] % parts('row_heads'):
     # Kernels need equal parts of the heads of queries and keys on each device.
     key, value = (
-      sharding.constrain(jnp.repeat(x, heads // x.shape[2], axis=2), 'batch', None, 'heads', None)
+      sharding.constrain(
+        jnp.repeat(x, heads // x.shape[2], axis=2), 'batch', None, 'row_heads', None
+      )
       for x in (key, value)
     )
   # cuDNN takes the mask of documents as a bias, which needs an even length.

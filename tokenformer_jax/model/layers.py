@@ -132,7 +132,7 @@ def in_parts(
   """
   if isinstance(projection, Dense):
     return projection.in_parts(x_BxTxI, widths)
-  return [constrain(part, 'batch', None, None) for part in _cut(projection(x_BxTxI), widths)]
+  return [constrain(part, 'batch', 'slots', None) for part in _cut(projection(x_BxTxI), widths)]
 
 
 def _cut(x: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
@@ -165,10 +165,10 @@ class MLP(nnx.Module):
 
   def _apply(self, x_BxTxD: jax.Array) -> jax.Array:
     activation = ACTIVATIONS[self.activation]
-    hidden_BxTxF = constrain(self.up(x_BxTxD), 'batch', None, 'hidden')
+    hidden_BxTxF = constrain(self.up(x_BxTxD), 'batch', 'slots', 'hidden')
     if self.gate is None:
       return self.down(activation(hidden_BxTxF))
-    gate_BxTxF = constrain(self.gate(x_BxTxD), 'batch', None, 'hidden')
+    gate_BxTxF = constrain(self.gate(x_BxTxD), 'batch', 'slots', 'hidden')
     return self.down(activation(gate_BxTxF) * hidden_BxTxF)
 
 
@@ -222,11 +222,11 @@ def out_of_heads(
 
   `width` is K without the zeros that fill heads.
   """
-  heads_BxTxHxK = constrain(heads_BxTxHxK, 'batch', None, 'heads', None)
+  heads_BxTxHxK = constrain(heads_BxTxHxK, 'batch', 'slots', 'heads', None)
   if proj is not None:
     return proj(heads_BxTxHxK)
   kept = heads_BxTxHxK[..., :width]
-  return constrain(kept.reshape(*kept.shape[:2], -1), 'batch', None, None)
+  return constrain(kept.reshape(*kept.shape[:2], -1), 'batch', 'slots', None)
 
 
 def projection(

@@ -11,13 +11,15 @@ constant size, Σ R_n φ(k_n) v_nᵀ and Σ φ(k_n), so there is no T × T array
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from tokenformer_jax.config import LinearConfig, ModelConfig
+from tokenformer_jax.model import sequence
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.kernels import seen_in_chunk
 from tokenformer_jax.model.layers import out_of_heads, projection
@@ -95,7 +97,7 @@ class LinearAttention(nnx.Module):
     """
     del inputs
     query, key, value = (
-      constrain(project(x_BxTxD, (self.heads, self.head_width)), 'batch', None, 'heads', None)
+      constrain(project(x_BxTxD, (self.heads, self.head_width)), 'batch', 'slots', 'heads', None)
       for project in (self.query, self.key, self.value)
     )
     positions_BxT = context.positions(x_BxTxD.shape[1])
@@ -104,7 +106,10 @@ class LinearAttention(nnx.Module):
       documents = None
       if context.starts_BxT is not None:
         documents = context.document_positions(positions_BxT)
-      mixed, state = causal_attention(query, key, value, positions_BxT, cache, documents, **how)
+      attend = functools.partial(causal_attention, **how)
+      if cache is None and sequence.splits(query):
+        attend = functools.partial(_over_slots, attend)
+      mixed, state = attend(query, key, value, positions_BxT, cache, documents)
     else:
       mixed, state = full_attention(query, key, value, positions_BxT, **how), None
     output_BxTxD = out_of_heads(self.proj, mixed, self.head_width)
@@ -167,6 +172,55 @@ def causal_attention(
   state, mixed = jax.lax.scan(attend, _constrained(state), tuple(parts))
   mixed = mixed.swapaxes(0, 1).reshape(batch, -1, *value.shape[2:])
   return mixed[:, :length], state
+
+
+def _over_slots(
+  attend: Callable[..., tuple[jax.Array, State]],
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  positions_BxT: jax.Array,
+  state: None,
+  documents_BxT: jax.Array | None,
+) -> tuple[jax.Array, State | None]:
+  """Return causal attention where devices split the slots of rows, and no state.
+
+  Devices exchange the sums over their slots. Each adds up those of the devices before its own, as
+  far back as the document of its first slot goes, and begins there. `attend` is `causal_attention`.
+  """
+
+  def on_part(query, key, value, positions_BxT, *documents):
+    sums, goes_on_B = _part_sums(attend.keywords, key, value, positions_BxT, *documents)
+    before = sequence.before(sums, goes_on_B)
+    return attend(query, key, value, positions_BxT, before, *documents)[0]
+
+  documents = () if documents_BxT is None else (documents_BxT,)
+  mixed = sequence.on_slots(on_part, (query, key, value), (positions_BxT, *documents))
+  return mixed, state
+
+
+def _part_sums(
+  how: Mapping[str, Any],
+  key: jax.Array,
+  value: jax.Array,
+  positions_BxT: jax.Array,
+  documents_BxT: jax.Array | None = None,
+) -> tuple[State, jax.Array]:
+  """Return the sums over this device's slots that later slots see, and whether those see more.
+
+  They see the slots of the document that the last slot is in, and those of devices before if that
+  document began there, bool [B].
+  """
+  batch, length = key.shape[:2]
+  mapped = _map(key, key, positions_BxT, **how)
+  keys, turned, goes_on_B = mapped.key, mapped.turned_key, jnp.ones(batch, bool)
+  if documents_BxT is not None:
+    last_Bx1 = documents_BxT[:, -1:]
+    seen_BxT = length - 1 - jnp.arange(length)[None] <= last_Bx1
+    seen = seen_BxT[..., None, None].astype(key.dtype)
+    keys, turned, goes_on_B = keys * seen, turned * seen, last_Bx1[:, 0] >= length
+  products = _product('BSHK,BSHL->BHKL', turned, value)
+  return State(products, jnp.sum(keys.astype(jnp.float32), axis=1)), goes_on_B
 
 
 def _attend_documents(

@@ -58,7 +58,7 @@ class LM(nnx.Module):
       positions_BxT = context.positions(ids_BxT.shape[1])
       rows_BxTxD = jnp.take(self.positions[...], positions_BxT, axis=0, mode='clip')
       x_BxTxD = x_BxTxD + repeat(rows_BxTxD, x_BxTxD.shape, x_BxTxD.dtype)
-    return constrain(normed(self.embedding_norm, x_BxTxD), 'batch', None, None)
+    return constrain(normed(self.embedding_norm, x_BxTxD), 'batch', 'slots', None)
 
   def hidden(
     self,

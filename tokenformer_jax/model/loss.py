@@ -20,7 +20,7 @@ def logits(hidden_BxTxD: jax.Array, embedding_VxD: jax.Array) -> jax.Array:
   Their gradient is rounded to the dtype of the input, as a matrix unit would round it. Otherwise a
   GPU multiplies float32 with float32, at half the speed.
   """
-  return constrain(_scores(hidden_BxTxD, embedding_VxD), 'batch', None, 'vocab')
+  return constrain(_scores(hidden_BxTxD, embedding_VxD), 'batch', 'slots', 'vocab')
 
 
 @jax.custom_vjp
@@ -131,26 +131,27 @@ def _in_chunks(
   chunk: int,
 ) -> Any:
   """Apply `on_rows` to P chunks [P, B, C, …] of the rows, the head, and the fixed heads."""
-  batch, length = rows[0].shape[:2]
-  chunk = min(chunk, length)
-  padding = -length % chunk
 
   def cut(row: jax.Array) -> jax.Array:
-    if padding:
+    length = row.shape[1]
+    size = min(chunk, length)
+    if padding := -length % size:
       filler = -1 if jnp.issubdtype(row.dtype, jnp.integer) else 0
       widths = ((0, 0), (0, padding), *[(0, 0)] * (row.ndim - 2))
       row = jnp.pad(row, widths, constant_values=filler)
-    return row.reshape(batch, -1, chunk, *row.shape[2:])
+    return row.reshape(row.shape[0], -1, size, *row.shape[2:]).swapaxes(0, 1)
 
   def on_device(rows: Rows, *heads: jax.Array) -> Any:
     # Gather the heads once, not for every chunk.
     head_VxD, *fixed = (constrain(head, 'vocab', None) for head in heads)
-    return on_rows(tuple(row.swapaxes(0, 1) for row in rows), head_VxD, tuple(fixed))
+    found = on_rows(tuple(map(cut, rows)), head_VxD, tuple(fixed))
+    return jax.tree.map(lambda x: x[:, None], found)
 
   dtype = rows[0].dtype
   head_VxD, *others = (head.astype(dtype) for head in (embedding_VxD, *fixed))
   axes = ('vocab', 'width')
-  return per_device.on_each_device(on_device, tuple(map(cut, rows)), head_VxD, axes, fixed=others)
+  found = per_device.on_each_device(on_device, rows, head_VxD, axes, fixed=others)
+  return jax.tree.map(lambda x: jnp.sum(x, axis=1), found)  # over the devices that split a row
 
 
 def _sums(

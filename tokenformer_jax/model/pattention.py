@@ -178,7 +178,7 @@ def _inverse_l1(total: jax.Array, reference: jax.Array, epsilon: float) -> jax.A
 
 def scores(x: jax.Array, keys_NxI: jax.Array) -> jax.Array:
   """Return the scores x Kᵀ [B, T, N] of x [B, T, I], or of heads [B, T, H, K] with zero fill."""
-  return constrain(project(x, keys_NxI, _AXES, contract=1), 'batch', None, 'param_tokens')
+  return constrain(project(x, keys_NxI, _AXES, contract=1), 'batch', 'slots', 'param_tokens')
 
 
 def _are_many(keys_NxI: jax.Array, x: jax.Array) -> bool:
@@ -201,7 +201,7 @@ def _scores_and_square(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Arr
   scores_BxTxN, square_BxTx1 = per_device.on_each_device(
     on_device, x_BxTxI, keys_NxI, _AXES, split_out=(True, False)
   )
-  return constrain(scores_BxTxN, 'batch', None, 'param_tokens'), square_BxTx1
+  return constrain(scores_BxTxN, 'batch', 'slots', 'param_tokens'), square_BxTx1
 
 
 @jax.custom_vjp

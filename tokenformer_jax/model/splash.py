@@ -13,10 +13,11 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from tokenformer_jax.parallel.rules import parts, spec
+from tokenformer_jax.parallel.sharding import on_one_part
 
 LANES = 128  # lanes of a vector unit; the number of positions must be a multiple
 _BLOCK = 512
-_AXES = ('batch', 'heads', None, None)
+_AXES = ('batch', 'row_heads', None, None)
 # For each kernel: the matrix products per block of scores, and the vector operations per score
 # (mask, maximum, exponential, sum, cast; in the backward pass also products with the gradient).
 _WORK = {'fwd': (2, 12), 'dkv': (4, 14), 'dq': (3, 14)}
@@ -29,8 +30,8 @@ _WINDOW = re.compile(_SCOPE.format(r'(\d+)'))
 
 def fits(batch: int, heads: int, length: int) -> bool:
   """Return whether the kernel can compute [B, T, H, K] of these sizes on the current mesh."""
-  divides = batch % parts('batch') == 0 and heads % parts('heads') == 0
-  return length % LANES == 0 and divides
+  divides = batch % parts('batch') == 0 and heads % parts('row_heads') == 0
+  return length % LANES == 0 and (divides or on_one_part())
 
 
 def filled(head_width: int) -> int:
@@ -81,7 +82,7 @@ def attention(
       return jax.vmap(apply)(query_BxHxTxK, key, value, *(_segments(x) for x in starts_BxT))
 
   starts = () if starts_BxT is None else (starts_BxT,)
-  if not jax.sharding.get_abstract_mesh().empty:
+  if not (jax.sharding.get_abstract_mesh().empty or on_one_part()):
     place = spec(_AXES)
     places = (place, place, place, *(spec(('batch', None)) for _ in starts))
     # A kernel does not declare over which axes its result varies, so JAX cannot check that.

@@ -76,7 +76,7 @@ class Context(NamedTuple):
       return context
     slots_1xT = jnp.arange(ids_BxT.shape[1])[None]
     starts_BxT = jax.lax.cummax(jnp.where(ids_BxT == documents.end, slots_1xT, 0), axis=1)
-    starts_BxT = constrain(starts_BxT, 'batch', None)
+    starts_BxT = constrain(starts_BxT, 'batch', 'slots')
     return context._replace(starts_BxT=starts_BxT, restart=documents.restart)
 
   @property

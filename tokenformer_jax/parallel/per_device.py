@@ -42,7 +42,7 @@ def on_each_device(
 
   Args:
     f: the function. It must sum over the devices of the other axis if that `is_split`.
-    rows: arrays [B, …].
+    rows: arrays [B, T, …], whose slots T may be split as well; f works on each slot alone.
     matrix: of two axes, as it is stored.
     axes: the logical axes of the matrix; one is `width`. The other is split like parameter tokens
       if no rule splits it.
@@ -54,23 +54,26 @@ def on_each_device(
       use that dtype.
 
   Returns:
-    The result of f: arrays [B, …], or arrays with one number for each device with other rows.
+    The result of f: arrays [B, T, …], or in the place of B or T one entry for each device with
+    other rows or slots.
   """
   sizes, matrices = jax.sharding.get_abstract_mesh().shape, (matrix, *fixed)
   if math.prod(sizes.values()) == 1:
     return f(rows, *matrices)
   places = [_along(axis) for axis in axes]
-  pieces = parts('batch'), *(math.prod(sizes[name] for name in place) for place in places)
-  shapes = [(len(jax.tree.leaves(rows)[0]), *array.shape) for array in matrices]
+  pieces = tuple(math.prod(sizes[name] for name in place) for place in places)
+  pieces = parts('batch'), parts('slots'), *pieces
+  shapes = [(*jax.tree.leaves(rows)[0].shape[:2], *array.shape) for array in matrices]
   if any(size % piece for shape in shapes for size, piece in zip(shape, pieces, strict=True)):
     return f(rows, *matrices)
   at_width = axes.index('width')
   # Leave out mesh axes of size 1: no sum runs along them, so values must not count as varying.
   others = _larger(places[1 - at_width]) or None
   places[1 - at_width] = others
-  (batch,) = spec(('batch',))
-  whole, split = PartitionSpec(batch), PartitionSpec(batch, None, others)
-  same = tuple(name for name in mesh_axes('batch') if name not in places[at_width])
+  (batch,), slots = spec(('batch',)), _larger(mesh_axes('slots'))
+  whole = PartitionSpec(batch, slots or None)
+  split = PartitionSpec(batch, slots or None, others)
+  same = tuple(name for name in (*mesh_axes('batch'), *slots) if name not in places[at_width])
 
   def on_part(rows: Any, *own: jax.Array) -> Any:
     own = [jax.lax.pcast(part, same, to='varying') for part in own]
@@ -117,7 +120,8 @@ def varying(x: jax.Array, axis: str) -> jax.Array:
 def varying_over_rows(x: jax.Array, axes: Axes) -> jax.Array:
   """Mark a device's part of an array as a copy for its rows, to sum its gradient in one place."""
   split = {name for axis in axes for name in mesh_axes(axis)}
-  others = tuple(name for name in _larger(mesh_axes('batch')) if name not in split)
+  rows = (*mesh_axes('batch'), *mesh_axes('slots'))
+  others = tuple(name for name in _larger(rows) if name not in split)
   return jax.lax.pcast(x, others, to='varying')
 
 

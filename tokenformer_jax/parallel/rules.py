@@ -16,12 +16,16 @@ Axes = tuple[str, ...]
 # Logical axis → mesh axis or axes. None: not split.
 RULES = {
   'batch': ('replica', 'fsdp', 'experts'),
-  'width': ('fsdp', 'experts'),
+  'slots': 'sequence',  # the positions of a row, where each is worked on alone
+  'width': ('fsdp', 'experts', 'sequence'),
   'param_tokens': 'tokens',  # the axis that grows
   'heads': 'tokens',
   'hidden': 'tokens',  # the width inside an MLP or a gated attention unit
+  # The same two where a device has all positions of a row, to let positions see each other.
+  'row_heads': ('tokens', 'sequence'),
+  'row_hidden': ('tokens', 'sequence'),
   'experts': 'experts',
-  'expert_width': 'fsdp',  # the width of the model in the arrays of experts
+  'expert_width': ('fsdp', 'sequence'),  # the width of the model in the arrays of experts
   'expert_hidden': 'tokens',  # the width inside an expert
   'routes': None,  # the outputs of a router: one for each expert
   'vocab': 'tokens',

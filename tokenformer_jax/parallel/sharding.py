@@ -2,7 +2,8 @@
 
 The mesh axes: `replica` (copies of the model, one or more per slice), `fsdp` (splits the width of
 parameters and optimizer state, and the batch), `experts` (splits experts, and for everything else
-is a part of fsdp), `tokens` (splits parameter tokens, heads and vocabulary).
+is a part of fsdp), `sequence` (splits the positions of rows, and the width as fsdp does), `tokens`
+(splits parameter tokens, heads and vocabulary).
 """
 
 import dataclasses
@@ -15,7 +16,15 @@ import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from tokenformer_jax.config import Config, MeshConfig, stages
+from tokenformer_jax.config import (
+  CapacityConfig,
+  Config,
+  MeshConfig,
+  ModelConfig,
+  SoftmaxConfig,
+  stages,
+)
+from tokenformer_jax.config.model import layer_path
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.rules import is_axes, mesh_axes, parts, spec
 
@@ -171,14 +180,21 @@ def platform() -> str:
   return device.platform if device is not None else jax.default_backend()
 
 
+def on_one_part() -> bool:
+  """Return whether the current trace is inside `jax.shard_map`, where arrays are parts."""
+  return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
   """Fix the sharding of an activation if a mesh is set (`jax.set_mesh`).
 
-  Return the activation unchanged inside `jax.shard_map`, where every array is already one part.
+  Slots that do not divide, such as that of a single new token, are not split. Return the activation
+  unchanged inside `jax.shard_map`, where every array is already one part.
   """
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty or mesh.manual_axes:
+  if jax.sharding.get_abstract_mesh().empty or on_one_part():
     return x
+  if 'slots' in axes and x.shape[axes.index('slots')] % parts('slots'):
+    axes = tuple(None if axis == 'slots' else axis for axis in axes)
   return jax.lax.with_sharding_constraint(x, spec(axes))
 
 
@@ -206,8 +222,11 @@ def check_splits(config: Config, mesh: Mesh | AbstractMesh) -> None:
   Raises:
     UserError: a size is not a multiple of its number of parts.
   """
-  for heads in config.model.heads:
-    check_divisible(mesh, 'heads', heads, 'heads of a layer of config.model')
+  check_model(config.model, mesh, ' of config.model')
+  if parts('slots', mesh) > 1:
+    for stage in stages(config.data):
+      length = stage.sequence_length
+      check_divisible(mesh, 'slots', length, 'of a row of config.data.sequence_length tokens')
   data, steps = config.data, config.optim.accumulation_steps
   key = 'batch_size_by_step' if data.batch_size_by_step else 'batch_size'
   for size in dict.fromkeys(stage.batch_size for stage in stages(data)):
@@ -215,6 +234,36 @@ def check_splits(config: Config, mesh: Mesh | AbstractMesh) -> None:
     check_divisible(mesh, 'batch', size // steps, rows)
   if data.batch_size_by_step:
     check_divisible(mesh, 'batch', data.batch_size, 'of config.data.batch_size, for evaluations,')
+
+
+def check_model(model: ModelConfig, mesh: Mesh | AbstractMesh, where: str = '') -> None:
+  """Check that the heads of a model can be split over the mesh, and its rows if the mesh does so.
+
+  `where` follows the name of a part in messages: ' of config.model'.
+
+  Raises:
+    UserError: heads do not divide, or a part of the model needs whole rows.
+  """
+  splits_rows = parts('slots', mesh) > 1
+  for heads in model.heads:
+    check_divisible(mesh, 'heads', heads, f'heads of a layer{where}')
+  if not splits_rows:
+    return
+  (axis,) = mesh_axes('slots')
+  whole = f'and config.mesh.{axis}={mesh.shape[axis]} splits rows; set it to 1, or'
+  if model.kind != 'lm':
+    raise UserError(
+      f'a ViT{where} sees the positions of an image in one piece, {whole} take a language model'
+    )
+  for name, layer in model.layers.items():
+    if isinstance(layer.mixer, SoftmaxConfig):
+      place = f'of {layer_path(name)}.mixer.heads, which devices exchange for slots,'
+      check_divisible(mesh, 'row_heads', layer.mixer.heads, place)
+    if isinstance(getattr(layer.ffn, 'dispatch', None), CapacityConfig):
+      raise UserError(
+        f'{layer_path(name)}.ffn.dispatch.kind=capacity counts the tokens of whole rows, {whole} '
+        'take dispatch.kind=grouped'
+      )
 
 
 def check_divides(mesh: Mesh, abstract: Any, axes: Any) -> None:

@@ -20,7 +20,7 @@ from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.loss import LossSums, loss_sums, objective
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.model.trunk import Aux, Context, Documents, Inputs
-from tokenformer_jax.parallel import hosts
+from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.runs.metrics import perplexity
 from tokenformer_jax.tasks.task import EvalSums, Task, check_enough, layer_keys, with_aux
@@ -121,7 +121,10 @@ class TextTask(Task):
 
       ids = jnp.where(batch < order.NO_TOKEN, marks.flip(batch), batch)
       targets = jnp.maximum(batch, order.NO_TOKEN)
-    return ids[:, :-1], targets[:, 1:]
+    ids_BxT, targets_BxT = (
+      sharding.constrain(x, 'batch', 'slots') for x in (ids[:, :-1], targets[:, 1:])
+    )
+    return ids_BxT, targets_BxT
 
   def sums(self, params: Params, batch: jax.Array) -> EvalSums:
     sums, aux = self._apply_to_targets(loss_sums, params, batch)

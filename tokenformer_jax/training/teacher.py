@@ -112,8 +112,7 @@ class Teacher:
         )
     try:
       sharding.check_divides(mesh, self.definition.abstract, self.definition.axes)
-      for heads in model.heads:
-        sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer')
+      sharding.check_model(model, mesh)
     except UserError as error:
       raise UserError(f'{key} cannot be split over the mesh: {error}') from error
 

@@ -1,0 +1,162 @@
+"""Rows whose slots are split over devices: let positions of a row see each other.
+
+Everything that works on one position stays on the device that has its slot. Attention exchanges
+slots for heads (Jacobs et al. 2023, arXiv 2309.14509): each device gets all slots of some heads,
+applies the same kernel as on one device, and sends the result back. Every array moves once, and all
+devices have the same work under every mask. A window takes the keys and values before a device's
+slots from the device before, and linear attention the sums over all slots before.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tokenformer_jax.parallel.rules import Axes, mesh_axes, parts, spec
+from tokenformer_jax.parallel.sharding import constrain
+
+_SLOTS: Axes = ('batch', 'slots', 'heads', None)  # all heads of some slots, [B, T, H, K]
+_BLOCK = 512  # the longest block of a kernel
+_WORTH = 4  # a device has at least this many times the slots before its own that it takes
+_ROWS: Axes = ('batch', None, 'row_heads', None)  # all slots of some heads
+
+
+def whole_rows(
+  query: jax.Array, key: jax.Array, value: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Return queries, keys and values [B, T, H, K] with all slots of some heads on each device.
+
+  Keys and values of too few heads for all devices are repeated, as often as needed. The arrays are
+  unchanged if devices do not split slots.
+  """
+  if parts('slots') == 1:
+    return query, key, value
+  key, value = (_enough(x, query.shape[2]) for x in (key, value))
+  query, key, value = (_exchange(x, _SLOTS, _ROWS) for x in (query, key, value))
+  return query, key, value
+
+
+def _enough(x: jax.Array, heads: int) -> jax.Array:
+  """Return keys or values whose heads devices can split; each serves equally many of `heads`."""
+  own, pieces = x.shape[2], parts('row_heads')
+  possible = (n for n in range(1, heads // own + 1) if heads % (n * own) == 0)
+  times = next((n for n in possible if n * own % pieces == 0), 1)
+  return x if times == 1 else constrain(jnp.repeat(x, times, axis=2), *_SLOTS)
+
+
+def split_rows(heads_BxTxHxK: jax.Array) -> jax.Array:
+  """Return heads with all heads of some slots on each device: the way back."""
+  if parts('slots') == 1:
+    return heads_BxTxHxK
+  return _exchange(heads_BxTxHxK, _ROWS, _SLOTS)
+
+
+def splits(heads_BxTxHxK: jax.Array) -> bool:
+  """Return whether devices split the slots of these heads, evenly as everything else."""
+  sizes = zip(heads_BxTxHxK.shape, _SLOTS[:3], strict=False)
+  return parts('slots') > 1 and all(size % parts(name) == 0 for size, name in sizes)
+
+
+def on_slots(
+  f: Callable[..., jax.Array], heads: tuple[jax.Array, ...], slots: tuple[jax.Array, ...]
+) -> jax.Array:
+  """Apply `f(*heads, *slots)` on each device to its slots; it returns heads.
+
+  `heads` are [B, T, H, K] that the mesh `splits`; `slots` are integers [B, T], or [1, T] for all
+  rows.
+  """
+  places = [spec(('batch' if len(x) > 1 else None, 'slots')) for x in slots]
+  # A kernel does not declare over which axes its result varies, so JAX cannot check that.
+  return jax.shard_map(
+    f,
+    in_specs=(*[spec(_SLOTS)] * len(heads), *places),
+    out_specs=spec(_SLOTS),
+    check_vma=False,
+  )(*heads, *slots)
+
+
+def halo(key_BxTxHxK: jax.Array, window: int) -> int:
+  """Return how many slots before its own a device takes from the one before, for a window.
+
+  The number is rounded up to whole blocks of a kernel. It is 0 where whole rows cost less: the
+  kernel also computes these slots as queries, in vain.
+  """
+  if not window or not splits(key_BxTxHxK):
+    return 0
+  own = key_BxTxHxK.shape[1] // parts('slots')
+  block = math.gcd(own, _BLOCK)
+  slots = -(-(window - 1) // block) * block
+  return slots if _WORTH * slots <= own else 0
+
+
+def in_window(
+  attend: Callable[..., jax.Array],
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  starts_BxT: jax.Array | None,
+  slots: int,
+) -> jax.Array:
+  """Return the attention [B, T, H, K] of a window that needs `slots` slots before a device's own.
+
+  The number comes from `halo`. `attend` is `kernels.attend`; for `starts_BxT` see `Context`.
+  """
+  (along,) = mesh_axes('slots')
+  steps = [(i, i + 1) for i in range(parts('slots') - 1)]
+
+  def with_halo(x: jax.Array) -> jax.Array:
+    """Return an array with the slots before; they are zero on the first device."""
+    return jnp.concatenate([jax.lax.ppermute(x[:, -slots:], along, steps), x], axis=1)
+
+  def on_part(query: jax.Array, key: jax.Array, value: jax.Array, starts_BxT: jax.Array):
+    index, own = jax.lax.axis_index(along), key.shape[1]
+    query = jnp.pad(query, ((0, 0), (slots, 0), (0, 0), (0, 0)))
+    starts_BxT = jnp.maximum(with_halo(starts_BxT) - (index * own - slots), 0)
+    # The first device has no slots before, so none of its own sees them.
+    is_before = (index == 0) & (jnp.arange(slots + own) < slots)
+    starts_BxT = jnp.where(is_before[None], 0, starts_BxT)
+    out = attend(query, with_halo(key), with_halo(value), starts_BxT=starts_BxT)
+    return out[:, slots:]
+
+  if starts_BxT is None:
+    starts_BxT = jnp.zeros(query.shape[:2], jnp.int32)
+  return on_slots(on_part, (query, key, value), (starts_BxT,))
+
+
+def before(own: Any, goes_on_B: jax.Array) -> Any:
+  """Return the sums over the devices with the slots before, inside `on_slots`.
+
+  Args:
+    own: the sums over this device's slots, arrays [B, …].
+    goes_on_B: whether slots after this device's see also those before it.
+  """
+  (along,) = mesh_axes('slots')
+  everywhere, goes_on_SxB = jax.lax.all_gather((own, goes_on_B), along)
+  found = jax.tree.map(jnp.zeros_like, own)
+  for i in range(parts('slots')):
+    is_before = i < jax.lax.axis_index(along)
+    found = jax.tree.map(functools.partial(_add, is_before, goes_on_SxB[i], i), found, everywhere)
+  return found
+
+
+def _add(is_before: jax.Array, goes_on_B: jax.Array, i: int, sums: jax.Array, new: jax.Array):
+  """Return the sums of one device added to those of the devices before it, if `is_before`."""
+  goes_on = goes_on_B.reshape(-1, *[1] * (sums.ndim - 1)).astype(sums.dtype)
+  return jnp.where(is_before, new[i] + sums * goes_on, sums)
+
+
+def _exchange(x: jax.Array, old: Axes, new: Axes) -> jax.Array:
+  """Return heads whose axes are split as `new`, and were split as `old`."""
+  sizes = [(x.shape[i], name) for axes in (old, new) for i, name in enumerate(axes) if name]
+  if any(size % parts(name) for size, name in sizes):
+    return constrain(x, *new)  # rows of other lengths, in decoding
+  (along,) = mesh_axes('slots')
+  cut, joined = (2, 1) if new == _ROWS else (1, 2)
+  return jax.shard_map(
+    lambda part: jax.lax.all_to_all(part, along, cut, joined, tiled=True),
+    in_specs=spec(old),
+    out_specs=spec(new),
+  )(x)
