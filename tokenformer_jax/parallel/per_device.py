@@ -90,10 +90,10 @@ def _along(axis: str) -> tuple[str, ...]:
   """Return the mesh axes that split a logical axis inside `on_each_device`.
 
   An axis without a rule (`patch`, `classes`) is stored whole, and split for products only. Mesh
-  axes of size 1 are left out, but for the last one if all are.
+  axes of size 1 are left out, but for the first one if all are, along which the batch is split too.
   """
   axes = mesh_axes(axis) or mesh_axes('param_tokens')
-  return _larger(axes) or axes[-1:]
+  return _larger(axes) or axes[:1]
 
 
 def is_split(axis: str) -> bool:
