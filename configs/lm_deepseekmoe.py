@@ -109,5 +109,4 @@ def set_large(c, vocabulary, length, batch, steps, rate):
   c.train.eval_every = 1000
   c.train.eval_batches = 16
   c.train.checkpoint_every = 1000
-  c.train.remat = 'full'
   c.train.loss_chunk = 512

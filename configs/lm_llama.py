@@ -54,6 +54,5 @@ def get_config(variant='8b'):
   c.train.eval_every = 1000
   c.train.eval_batches = 4
   c.train.checkpoint_every = 1000
-  c.train.remat = 'full'
   c.train.loss_chunk = 512
   return c

@@ -75,6 +75,5 @@ def get_config(variant='124m'):
   c.train.eval_every = 2000
   c.train.eval_batches = 64  # 33.6 million tokens
   c.train.checkpoint_every = 2000
-  c.train.remat = 'full'
   c.train.loss_chunk = 512
   return c

@@ -102,4 +102,3 @@ def set_base(c):
   c.train.eval_every = 1000
   c.train.eval_batches = 64
   c.train.checkpoint_every = 1000
-  c.train.remat = 'full'

@@ -292,7 +292,7 @@ PLAN = {
   'stages in a search of plans': (
     'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --sweep=2 '
     "--config.data.batch_size_by_step='0:8 9:16'",
-    '--grow and --sweep plan batches of one size',
+    '--grow, --sweep and --tune plan batches of one size',
   ),
   'a chip of no shape': ('plan --config={repo}/configs/lm_stdlib.py --topology=v5e', 'v5e:4x4'),
   'a shape of another chip': (

@@ -18,8 +18,8 @@ from tokenformer_jax.model import splash
 from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.plan import costs, estimate, exchange, topology
 from tokenformer_jax.plan.chips import CHIPS
-from tokenformer_jax.plan.program import DoesNotFitError
 from tokenformer_jax.steps import compiler
+from tokenformer_jax.steps.fit import DoesNotFitError
 
 pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compiler')
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import early
-from tokenformer_jax.plan.program import DoesNotFitError
+from tokenformer_jax.steps.fit import DoesNotFitError
 
 REPORT = """Memory Space: default (color=0)
 Total bytes: 7024420736 (6.54GiB)

@@ -8,7 +8,7 @@ import tiny_run
 
 from tokenformer_jax.config import MLPConfig
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.plan import estimate, exchange, sweep, table, topology
+from tokenformer_jax.plan import estimate, exchange, table, topology, tune
 
 EXPERTS = {
   'model__pattern': 'dense moe*3',
@@ -121,12 +121,12 @@ def test_model_flops_are_those_of_active_experts():
 def test_a_sweep_tries_the_ways_to_split_experts():
   on = topology.parse('gpu-h100:8')
   config = _config(mesh__experts=2)
-  meshes = [one.mesh for one in itertools.islice(sweep.candidates(config, on), 60)]
+  meshes = [one.mesh for one in itertools.islice(tune.candidates(config, on), 60)]
   assert (meshes[0].fsdp, meshes[0].experts) == (4, 2), 'the config comes first'
   assert {mesh.experts for mesh in meshes} == {1, 2, 4, 8}
   assert all(mesh.fsdp * mesh.experts * mesh.tokens == 8 for mesh in meshes)
   dense = tiny_run.config('files:/nothing/*.txt', '/nothing')
-  assert {one.mesh.experts for one in sweep.candidates(dense, on)} == {1}
+  assert {one.mesh.experts for one in tune.candidates(dense, on)} == {1}
 
 
 def test_divisors_divide_experts_and_devices():

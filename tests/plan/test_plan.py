@@ -14,9 +14,10 @@ from tokenformer_jax.config import GrowConfig, pattentions, token_counts, token_
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
-from tokenformer_jax.plan import chain, chips, estimate, stages, sweep, table, topology
+from tokenformer_jax.plan import chain, chips, estimate, stages, table, topology, tune
 from tokenformer_jax.plan.costs import Costs, Traffic
-from tokenformer_jax.plan.program import DoesNotFitError, Memory
+from tokenformer_jax.plan.program import Memory
+from tokenformer_jax.steps.fit import DoesNotFitError
 
 
 def _config(**changes):
@@ -117,7 +118,7 @@ def test_masks_of_documents_take_memory_on_gpus_and_a_plan_says_what_it_counts()
 
 
 def test_gpus_are_by_formula_and_it_says_so():
-  plan = _plan()
+  plan = _plan(train__remat='score_inputs')
   assert 'by formula: nothing is compiled' in table.render(plan)
   passes = plan.compute_seconds * 4 * 989e12 / plan.model_flops * 3
   assert passes == pytest.approx(3.5), 'scores are computed again, half of a forward pass'
@@ -181,7 +182,7 @@ def test_state_is_split_over_the_mesh():
 
 
 def test_what_does_not_fit_says_by_how_much_and_what_to_do():
-  config = _config(data__batch_size=2**22)
+  config = _config(data__batch_size=2**22, train__remat='score_inputs')
   on = topology.parse('gpu-h100:4')
   with pytest.raises(DoesNotFitError) as raised:
     estimate.plan(config, on)
@@ -318,18 +319,33 @@ def test_a_chain_against_the_largest_from_scratch():
 def test_a_sweep_starts_with_the_config_and_ends_with_the_fastest():
   on = topology.parse('gpu-h100:4')
   config = _config(train__remat='full')
-  first = next(sweep.candidates(config, on))
+  first = next(tune.candidates(config, on))
   assert (first.train.remat, first.data.batch_size, first.mesh.fsdp) == ('full', 8, 4)
-  tried = sweep.sweep(config, on, 6)
+  tried = tune.search(config, on, 6)
   assert len(tried) == 6
   speeds = [one.plan.units[1] / sum(one.plan.step_seconds) for one in tried if one.plan]
   assert speeds == sorted(speeds, reverse=True)
   assert tried[0].config.train.remat != 'full', 'recomputing costs time, and everything fits'
 
 
+def test_by_default_a_plan_has_the_fastest_way_that_fits():
+  rows = {2**12: 'everything', 2**21: 'score_inputs'}
+  found = {size: _plan(data__batch_size=size).config.train.remat for size in rows}
+  assert found == rows, 'a run does not do what the plan says'
+
+
+def test_tuning_keeps_the_batch_and_says_the_flags_and_the_gain():
+  on, config = topology.parse('gpu-h100:4'), _config(train__remat='full')
+  assert {one.data.batch_size for one in tune.candidates(config, on, (1,))} == {8}
+  tried = tune.search(config, on, 4, batches=(1,))
+  assert '--config.train.remat=everything: 1.3' in tune.advice(tried)
+  alone = tune.search(_config(), on, 1)
+  assert tune.advice(alone) == 'no candidate is faster than the config as it is'
+
+
 def test_a_sweep_in_which_nothing_fits():
   with pytest.raises(UserError, match='no candidate fits on gpu-h100:4'):
-    sweep.sweep(_config(data__batch_size=2**24), topology.parse('gpu-h100:4'), 3)
+    tune.search(_config(data__batch_size=2**24), topology.parse('gpu-h100:4'), 3)
 
 
 def test_data_is_not_read_if_every_size_is_there():

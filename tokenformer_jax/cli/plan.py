@@ -7,7 +7,8 @@ data that the chips exchange. `--topology=gpu-h100:8` uses formulas only. docs/p
 output.
 
   --quick                               plan in seconds, with rough times
-  --sweep=12                            try up to 12 meshes, batches and recomputations
+  --tune=12                             try up to 12 meshes and recomputations; print the best flags
+  --sweep=12                            the same with other batches
   --grow=qkv=2176,proj=2176,ffn=8704    plan a growth chain; repeat the flag for each stage
   --grow=ffn=8704,layers=24             a stage with more layers
 """
@@ -23,9 +24,9 @@ from tokenformer_jax.cli import config_flag
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config, to_json
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.plan import chain, estimate, stages, sweep, table, topology
-from tokenformer_jax.plan.program import DoesNotFitError
+from tokenformer_jax.plan import chain, estimate, stages, table, topology, tune
 from tokenformer_jax.plan.topology import Topology
+from tokenformer_jax.steps.fit import DoesNotFitError
 
 
 def define_flags() -> None:
@@ -37,7 +38,15 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     'quick', False, 'Take seconds instead of minutes for each program, without its cycles.'
   )
-  flags.DEFINE_integer('sweep', 0, 'The most programs to compile in a search.', lower_bound=0)
+  flags.DEFINE_integer(
+    'tune', 0, "The most programs to compile in a search with the config's batch.", lower_bound=0
+  )
+  flags.DEFINE_integer(
+    'sweep',
+    0,
+    'The most programs to compile in a search that also varies the batch.',
+    lower_bound=0,
+  )
   flags.DEFINE_multi_string('grow', [], 'A stage: qkv=N,proj=N,ffn=N,layers=N[,steps=N].')
   flags.DEFINE_string('json', None, 'A JSON file to write the figures to.')
 
@@ -52,8 +61,10 @@ def main(argv: Sequence[str]) -> None:
   """Plan the run and print the tables."""
   del argv
   values = flags.FLAGS
-  if values.sweep and values.grow:
-    raise UserError('--sweep and --grow cannot be combined; run the command once with each')
+  given = [name for name in ('tune', 'sweep', 'grow') if values[name].value]
+  if len(given) > 1:
+    names = ' and '.join(f'--{name}' for name in given)
+    raise UserError(f'{names} cannot be combined; run the command once with each')
   jax.config.update('jax_platforms', 'cpu')  # The planned devices are not on this machine.
   cli.output_file('json')
   on = topology.parse(values.topology, values.slices)
@@ -78,10 +89,10 @@ def _answer(run: Config, on: Topology) -> tuple[str, Any]:
   """Return the text to print and the figures for --json."""
   quick = flags.FLAGS.quick
   if run.data.has_stages:
-    if flags.FLAGS.grow or flags.FLAGS.sweep:
+    if flags.FLAGS.grow or flags.FLAGS.sweep or flags.FLAGS.tune:
       raise UserError(
-        '--grow and --sweep plan batches of one size, and the config has batch_size_by_step or '
-        "sequence_length_by_step in config.data; set them to ''"
+        '--grow, --sweep and --tune plan batches of one size, and the config has '
+        "batch_size_by_step or sequence_length_by_step in config.data; set them to ''"
       )
     planned = stages.plan_stages(run, on, quick=quick)
     return stages.render(planned), planned.to_json()
@@ -91,10 +102,13 @@ def _answer(run: Config, on: Topology) -> tuple[str, Any]:
       'stages': [planned.to_json() for planned in found.stages],
       'scratch': found.scratch.to_json(),
     }
-  if flags.FLAGS.sweep:
-    tried = sweep.sweep(run, on, flags.FLAGS.sweep, quick=quick)
-    best = tried[0].plan
-    text = f'{sweep.render(tried)}\n\nthe fastest that fits:\n\n{table.render(best)}'
+  if most := flags.FLAGS.sweep or flags.FLAGS.tune:
+    batches = tune.BATCHES if flags.FLAGS.sweep else (1,)
+    tried = tune.search(run, on, most, quick=quick, batches=batches)
+    text = (
+      f'{tune.render(tried)}\n\n{tune.advice(tried)}\n\nthe fastest that fits:\n\n'
+      f'{table.render(tried[0].plan)}'
+    )
     return text, [
       candidate.plan.to_json()
       if candidate.plan

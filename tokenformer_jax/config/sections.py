@@ -281,13 +281,14 @@ class TrainConfig:
   sample_prompt: str = key('', "the start of that text. '': a new document", only='lm')
   remat: str = key(
     'auto',
-    'the values to save for the backward pass: see model/stack.py',
+    'the values to save for the backward pass: see model/stack.py. auto: as many as fit',
     choices=('auto', 'everything', 'score_inputs', 'dots', 'full', 'offload'),
   )
   layers: str = key(
-    'scan',
-    'a loop over layers, with one in its body (scan), or at most 2, 4 or 8; or all without a loop',
-    choices=('scan', '2', '4', '8', 'unrolled'),
+    'auto',
+    'a loop over layers, with one in its body (scan), or at most 2, 4 or 8; or all without a loop. '
+    'auto: the fastest that fits',
+    choices=('auto', 'scan', '2', '4', '8', 'unrolled'),
   )
   attention: str = key(
     'auto', 'the kernel: see model/kernels.py', choices=('auto', 'xla', 'cudnn', 'splash')

@@ -21,13 +21,18 @@ class Compute:
 
   @classmethod
   def from_config(cls, config: Config) -> 'Compute':
-    """Return the choices of a run; `dtype=auto` is float32 on a CPU and bfloat16 elsewhere."""
+    """Return the choices of a run; `dtype=auto` is float32 on a CPU and bfloat16 elsewhere.
+
+    For `remat=auto` see `remat_on`; `layers=auto` is `scan`. On accelerators the training step
+    chooses both by the memory of the devices: see `steps/ways.py`.
+    """
     name = config.dtype
     if name == 'auto':
       name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
     train = config.train
     remat = remat_on(train.remat, jax.default_backend())
-    return cls(jnp.dtype(name), remat, train.layers, train.attention)
+    layers = 'scan' if train.layers == 'auto' else train.layers
+    return cls(jnp.dtype(name), remat, layers, train.attention)
 
   @classmethod
   def for_trained(cls, config: Config) -> 'Compute':
@@ -41,7 +46,8 @@ class Compute:
 def remat_on(name: str, platform: str) -> str:
   """Return the policy of `stack.py` for `config.train.remat` on a platform.
 
-  `auto` is `everything` on a CPU, whose memory is large, and `score_inputs` elsewhere.
+  `auto` is `everything` on a CPU, whose memory is large, and `score_inputs` elsewhere, where the
+  training step makes a choice of its own.
   """
   if name != 'auto':
     return name

@@ -11,7 +11,7 @@ exchange.py     bytes of the tokens that devices exchange to reach their experts
 estimate.py     the plan: times, MFU, hours
 stages.py       a run whose batches change over steps
 table.py        the plan as text
-sweep.py        search for the fastest of several configs
+tune.py         search for the fastest of several configs
 chain.py        growth chains
 """
 

@@ -14,8 +14,10 @@ from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.plan import costs, early, formulas, program, topology
 from tokenformer_jax.plan.costs import Costs
-from tokenformer_jax.plan.program import DoesNotFitError, Memory
+from tokenformer_jax.plan.program import Memory
 from tokenformer_jax.plan.topology import Topology
+from tokenformer_jax.steps import ways
+from tokenformer_jax.steps.fit import DoesNotFitError
 from tokenformer_jax.steps.step import Program
 from tokenformer_jax.training import sizes
 
@@ -160,7 +162,22 @@ def _plan(config: Config, on: Topology, before: ModelConfig | None, quick: bool 
   step = program.make_step(config, before, on.platform)
   if not on.has_compiler:
     return _by_formula(step, on)
-  mesh = make_mesh(config, on)
+  mesh, definition = make_mesh(config, on), step.task.definition
+  sharding.check_devices(step.config, mesh)
+  sharding.check_divides(mesh, definition.abstract, definition.axes)
+  arguments = step.abstract_state(mesh), program.abstract_batch(step, mesh)
+  refused = DoesNotFitError('')
+  for way in ways.affordable(step, mesh, arguments, on.chip.hbm):
+    if refused.needed:
+      say(f'the step {refused.size}; trying {way.flags}')
+    try:
+      return _compile(ways.in_way(step, way), on, mesh, quick)
+    except DoesNotFitError as error:
+      refused = error
+  raise refused
+
+
+def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool) -> Plan:
   if not quick:
     say(f'compiling for {on.name}, which takes from seconds to minutes')
   first = time.monotonic()
@@ -195,12 +212,12 @@ def _by_formula(step: Program, on: Topology) -> Plan:
   sharding.check_divides(mesh, step.task.definition.abstract, step.task.definition.axes)
   sharding.check_splits(step.config, mesh)
   state = program.state_bytes(step, mesh)
-  memory, found = formulas.memory_and_costs(step, mesh, state, on.chip)
-  if memory.left < 0:
-    error = DoesNotFitError('by formula')
-    error.needed, error.capacity = memory.peak / 2**30, memory.capacity / 2**30
-    raise error
-  return _make_plan(step, on, mesh, memory, found, 'formula', 0.0)
+  for way in ways.open_ways(step.config.train, step.config.model):
+    chosen = ways.in_way(step, way)
+    memory, found = formulas.memory_and_costs(chosen, mesh, state, on.chip)
+    if memory.left >= 0:
+      return _make_plan(chosen, on, mesh, memory, found, 'formula', 0.0)
+  raise DoesNotFitError.from_bytes(memory.peak, memory.capacity)
 
 
 def _make_plan(
@@ -220,27 +237,27 @@ def _make_plan(
 
 def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
   """Return the error for a step that does not fit, with its size and possible remedies."""
-  ways = []
+  remedies = []
   less = 'offload' if config.train.remat == 'full' else 'full'
-  if config.train.remat != 'offload':
-    ways.append(f'--config.train.remat={less}')
-  if config.train.layers != 'scan':
-    ways.append('--config.train.layers=scan')
+  if config.train.remat not in ('auto', 'offload'):
+    remedies.append(f'--config.train.remat={less}')
+  if config.train.layers not in ('auto', 'scan'):
+    remedies.append('--config.train.layers=scan')
   parts = 2 * config.optim.accumulation_steps
   mesh = sharding.abstract_mesh(config.mesh, on.devices)
   rows = config.data.batch_size // rules.parts('batch', mesh)
   if rows % parts == 0:
-    ways.append(
+    remedies.append(
       f'--config.optim.accumulation_steps={parts} (or a smaller batch: it is {rows} a device)'
     )
   if config.model.kind == 'lm' and config.train.loss_chunk > 128:
-    ways.append(f'--config.train.loss_chunk={config.train.loss_chunk // 2}')
+    remedies.append(f'--config.train.loss_chunk={config.train.loss_chunk // 2}')
   if rules.replicas(mesh) > on.slices:
-    ways.append('more of the mesh in config.mesh.fsdp or tokens, and less in replica')
-  ways.append('more devices')
+    remedies.append('more of the mesh in config.mesh.fsdp or tokens, and less in replica')
+  remedies.append('more devices')
   size = (
     f'needs {error.needed:.2f} GiB of HBM a device and may use {error.capacity:.2f}'
     if error.needed
     else f'does not fit ({error.reason})'
   )
-  return UserError(f'the step {size} on {on.name}; what may make it fit: {"; ".join(ways)}')
+  return UserError(f'the step {size} on {on.name}; what may make it fit: {"; ".join(remedies)}')

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,36 +12,14 @@ from jax.sharding import AbstractMesh, Mesh
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model import compute, kernels
+from tokenformer_jax.model import kernels
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import early
+from tokenformer_jax.steps import fit
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import growth_from
 from tokenformer_jax.steps.step import Program
 from tokenformer_jax.training import sizes
-
-# XLA refuses a program for its temporaries before it lays memory out, or for its total after that.
-_TOO_LARGE = re.compile(
-  r'([\d.]+)([KMGT])(?:\) exceeds available HBM \(| of )([\d.]+)([KMGT])(?:\)| hbm)'
-)
-_GIB = {'K': 2**-20, 'M': 2**-10, 'G': 1.0, 'T': 2**10}
-
-
-class DoesNotFitError(Exception):
-  """An error of the compiler: the program needs more memory than a device has.
-
-  Attributes:
-    needed: GiB of HBM that the program needs, or None if the compiler does not say.
-    capacity: GiB that the compiler may use, or None.
-    reason: the first line of the compiler's message.
-  """
-
-  def __init__(self, message: str):
-    found = _TOO_LARGE.search(message)
-    self.needed = float(found[1]) * _GIB[found[2]] if found else None
-    self.capacity = float(found[3]) * _GIB[found[4]] if found else None
-    self.reason = message.splitlines()[0] if message else 'the compiler ran out of memory'
-    super().__init__(self.reason)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +66,6 @@ def make_step(config: Config, before: ModelConfig | None = None, platform: str =
   train = dataclasses.replace(
     config.train,
     attention=kernels.kernel(config.train.attention, jnp.dtype(config.dtype), platform),
-    remat=compute.remat_on(config.train.remat, platform),
   )
   config = dataclasses.replace(config, train=train)
   growth = None if before is None else growth_from(before, config.model)
@@ -132,22 +108,13 @@ def compile_step(
   """Compile the training step for the mesh's devices; see `early.run` for `tell`.
 
   Raises:
-    UserError: a size does not divide by the mesh.
     DoesNotFitError: the step needs more memory than the devices have.
   """
-  definition = step.task.definition
-  sharding.check_devices(step.config, mesh)
-  sharding.check_divides(mesh, definition.abstract, definition.axes)
   function = step_lib.make_train_step(step, mesh)
   arguments = step.abstract_state(mesh), abstract_batch(step, mesh)
   with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.
     lowered = function.lower(*arguments)
-  try:
-    return early.run(lambda options: lowered.compile(compiler_options=options), tell)
-  except jax.errors.JaxRuntimeError as error:
-    if 'RESOURCE_EXHAUSTED' not in str(error):
-      raise
-    raise DoesNotFitError(str(error)) from error
+  return early.run(lambda options: fit.compile_lowered(lowered, compiler_options=options), tell)
 
 
 def memory(step: Program, mesh: Mesh, compiled: jax.stages.Compiled, capacity: float) -> Memory:

@@ -9,9 +9,9 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.messages import aligned, say
 from tokenformer_jax.plan import table
 from tokenformer_jax.plan.estimate import Plan, advice, count_steps, plan
-from tokenformer_jax.plan.program import DoesNotFitError
 from tokenformer_jax.plan.table import Row, gib, ms, percent
 from tokenformer_jax.plan.topology import Topology
+from tokenformer_jax.steps.fit import DoesNotFitError
 
 
 @dataclasses.dataclass(frozen=True)

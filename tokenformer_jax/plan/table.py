@@ -18,7 +18,8 @@ def render(plan: Plan) -> str:
   }[plan.source]
   sections = [
     f'{slices}{on.name}: {on.chips} chips, {on.devices} devices, {mesh}; {how}',
-    f'{plan.parameters:,} parameters',
+    f'{plan.parameters:,} parameters; the layers run with train.remat={plan.config.train.remat}, '
+    f'train.layers={plan.config.train.layers}',
     aligned(_memory(plan)),
     aligned(_compute(plan)),
     aligned(_traffic(plan)) if costs.traffic else 'no collectives',

@@ -221,6 +221,20 @@ def make_train_step(
   )
 
 
+def make_fitted_step(
+  program: Program, mesh: Mesh, more_options: Mapping[str, str] = types.MappingProxyType({})
+) -> Step:
+  """Return the step of `make_train_step` for a run.
+
+  If the config leaves open how layers run, accelerators choose by their memory, when the step is
+  first called: see `fit.FittedStep`. A CPU does not choose: see `Compute.from_config`.
+  """
+  train, platform = program.config.train, mesh.devices.flat[0].platform
+  if platform == 'cpu' or 'auto' not in (train.remat, train.layers):
+    return make_train_step(program, mesh, more_options)
+  return pkgutil.resolve_name('tokenformer_jax.steps.fit:FittedStep')(program, mesh, more_options)
+
+
 def _judge(config: Config) -> Callable[..., tuple[jax.Array, State]]:
   """Return the function that says whether to make a step, of a state, the loss and the norm.
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, DataConfig, ModelConfig
+from tokenformer_jax.config import Config, DataConfig, ModelConfig, TrainConfig
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
@@ -214,6 +214,13 @@ class Task(abc.ABC):
     stage = copy.copy(self)
     stage.config = dataclasses.replace(self.config, data=data)
     return stage
+
+  def with_train(self, train: TrainConfig) -> Self:
+    """Return the task with other values of `train` that say how its model is computed."""
+    task = copy.copy(self)
+    task.config = dataclasses.replace(self.config, train=train)
+    task.definition = models.define(self.config.model, Compute.from_config(task.config))
+    return task
 
   @abc.abstractmethod
   def train_batches(

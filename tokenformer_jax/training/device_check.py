@@ -16,7 +16,7 @@ from tokenformer_jax.config import TrainConfig
 from tokenformer_jax.errors import FaultyDeviceError, UserError, counted
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.steps import compiler
-from tokenformer_jax.steps.step import Program, State, Step, make_train_step
+from tokenformer_jax.steps.step import Program, State, Step, make_fitted_step
 
 _LISTED = 8  # devices that a message names
 _ELSEWHERE = (
@@ -51,7 +51,7 @@ def make(program: Program, mesh: Mesh, step: Step) -> 'Repeated | Instrumented':
   """Return the checked version of a training step, by `train.device_checker`."""
   if program.config.train.device_checker == 'repeat':
     return Repeated(step, mesh)
-  return Instrumented(make_train_step(program, mesh, compiler.sdc_options(mesh)))
+  return Instrumented(make_fitted_step(program, mesh, compiler.sdc_options(mesh)))
 
 
 class Repeated:

@@ -2,41 +2,40 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from tokenformer_jax.config import Config, pattentions
+from tokenformer_jax.config import Config, fields
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.compute import remat_on
 from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.parallel.messages import aligned, say
 from tokenformer_jax.plan import exchange, topology
 from tokenformer_jax.plan.estimate import Plan, plan
-from tokenformer_jax.plan.program import DoesNotFitError
 from tokenformer_jax.plan.table import Row, gib, ms, percent
 from tokenformer_jax.plan.topology import Topology
+from tokenformer_jax.steps import ways
+from tokenformer_jax.steps.fit import DoesNotFitError
 
-_BATCHES = (1, 2, 0.5)  # multiples of the config's batch
+BATCHES = (1, 2, 0.5)  # multiples of the config's batch
 _MOST_TOKENS = 8  # the most devices to split parameter tokens over
-# `train.remat` and `train.layers`, from the least recomputation (the most memory) to the most.
-# Layers that keep only their inputs need no `unrolled`: their loop copies almost nothing.
-_WAYS = (
-  *itertools.product(('everything', 'score_inputs', 'dots'), ('unrolled', 'scan')),
-  ('full', 'scan'),
-  ('offload', 'scan'),
-)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
   """A candidate config, with its plan or the reason why there is none."""
 
+  number: int  # in the order of `candidates`; 0 is the config itself
   config: Config
   plan: Plan | None
   reason: str = ''
 
 
-def candidates(config: Config, on: Topology) -> Iterator[Config]:
-  """Yield the config, then variants with other meshes, batches and recomputation, nearest first."""
+def candidates(
+  config: Config, on: Topology, batches: Sequence[float] = BATCHES
+) -> Iterator[Config]:
+  """Yield the config, then variants with other meshes, batches and recomputation, nearest first.
+
+  `batches` are multiples of the config's batch; the first is 1.
+  """
   whole = sharding.abstract_mesh(config.mesh, on.devices)
   tokens = [
     parts
@@ -50,14 +49,14 @@ def candidates(config: Config, on: Topology) -> Iterator[Config]:
     for split in itertools.product(experts, tokens)
   }
   splits = [split for split, mesh in meshes.items() if mesh is not None]
-  own = (remat_on(config.train.remat, on.platform), config.train.layers)
-  ways = [way for way in _WAYS if on.has_compiler or way[1] == own[1]]  # Formulas ignore loops.
-  if not pattentions(config.model):
-    ways = [way for way in ways if way[0] != 'everything']  # A dense layer has no scores to keep.
+  own = ways.Way(config.train.remat, config.train.layers)
+  others = ways.all_ways(config.model)
+  if not on.has_compiler:  # Formulas ignore loops.
+    others = [way._replace(layers=own.layers) for way in others]
   # Put the config's own choice first and keep the order of the others.
   splits.sort(key=lambda split: split != own_split)
-  ways = [own, *(way for way in ways if way != own)]
-  options = list(itertools.product(_BATCHES, splits, ways))
+  each_way = dict.fromkeys([own, *others])
+  options = list(itertools.product(batches, splits, each_way))
   first = options[0]
   options.sort(key=lambda option: sum(a != b for a, b in zip(option, first, strict=True)))
   for factor, split, (remat, layers) in options:
@@ -71,26 +70,38 @@ def candidates(config: Config, on: Topology) -> Iterator[Config]:
       )
 
 
-def sweep(config: Config, on: Topology, most: int, *, quick: bool = False) -> list[Tried]:
+def search(
+  config: Config,
+  on: Topology,
+  most: int,
+  *,
+  quick: bool = False,
+  batches: Sequence[float] = BATCHES,
+) -> list[Tried]:
   """Plan up to `most` candidates and return them with the fastest first.
 
-  Print the progress on standard error. If a candidate with full recomputation does not fit, skip
-  the candidates of the same mesh and batch, except `offload`, which needs less memory.
+  For `batches` see `candidates`. Print the progress on standard error. If a candidate with full
+  recomputation does not fit, skip the candidates of the same mesh and batch, except `offload`,
+  which needs less memory.
 
   Raises:
     UserError: no candidate fits, or libtpu is missing.
   """
   if on.has_compiler:
     topology.devices(on)  # Fail here if the compiler is missing.
-  tried, hopeless = [], set()
-  for candidate in candidates(config, on):
+  tried, hopeless, planned = [], set(), set()
+  for candidate in candidates(config, on, batches):
     if len(tried) == most:
       break
     size = (candidate.mesh, candidate.data.batch_size)
     if size in hopeless and candidate.train.remat != 'offload':
       continue
+    if (*size, _way(candidate)) in planned:
+      continue
     say(f'{len(tried) + 1} of at most {most}: {_name(candidate)}')
-    tried.append(_try(candidate, on, quick))
+    tried.append(_try(len(tried), candidate, on, quick))
+    if found := tried[-1].plan:
+      planned.add((*size, _way(found.config)))
     if tried[-1].plan is None and candidate.train.remat in ('full', 'offload'):
       hopeless.add(size)
   if not any(candidate.plan for candidate in tried):
@@ -99,16 +110,16 @@ def sweep(config: Config, on: Topology, most: int, *, quick: bool = False) -> li
   return sorted(tried, key=_speed, reverse=True)
 
 
-def _try(config: Config, on: Topology, quick: bool) -> Tried:
+def _try(number: int, config: Config, on: Topology, quick: bool) -> Tried:
   try:
-    return Tried(config, plan(config, on, quick=quick))
+    return Tried(number, config, plan(config, on, quick=quick))
   except DoesNotFitError as error:
     needed = (
       f'needs {error.needed:.1f} of {error.capacity:.1f} GiB' if error.needed else 'too large'
     )
-    return Tried(config, None, needed)
+    return Tried(number, config, None, needed)
   except UserError as error:
-    return Tried(config, None, str(error))
+    return Tried(number, config, None, str(error))
 
 
 def _speed(candidate: Tried) -> float:
@@ -117,17 +128,37 @@ def _speed(candidate: Tried) -> float:
   return plan.units[1] * 2 / sum(plan.step_seconds) if plan else -1.0
 
 
+def _way(config: Config) -> ways.Way:
+  return ways.Way(config.train.remat, config.train.layers)
+
+
 def _name(config: Config) -> str:
   mesh = ' '.join(f'{axis}={size}' for axis, size in dataclasses.asdict(config.mesh).items())
-  layers = '' if config.train.layers == 'scan' else f' layers={config.train.layers}'
-  return f'batch_size={config.data.batch_size} {mesh} remat={config.train.remat}{layers}'
+  remat, layers = _way(config)
+  return f'batch_size={config.data.batch_size} {mesh} remat={remat} layers={layers}'
+
+
+def advice(tried: Sequence[Tried]) -> str:
+  """Return the flags of the fastest candidate, and its gain over the config itself.
+
+  `tried` is from `search`.
+  """
+  own, best = min(tried, key=lambda candidate: candidate.number), tried[0]
+  if best is own:
+    return 'no candidate is faster than the config as it is'
+  changed = fields.differences(best.config, own.config)
+  flags = ' '.join(f'--config.{path}={value}' for path, value, _ in changed)
+  if own.plan is None:
+    return f'the config as it is does not fit; the fastest that fits: {flags}'
+  return f'{flags}: {_speed(best) / _speed(own):.2f} times as fast as the config as it is'
 
 
 def render(tried: list[Tried]) -> str:
   """Return a table with a row for each candidate."""
   rows: list[Row] = [('', 'HBM GiB', 'ms a step', 'MFU', 'a second')]
   for candidate in tried:
-    name, plan = _name(candidate.config), candidate.plan
+    plan = candidate.plan
+    name = _name(plan.config if plan else candidate.config)
     if plan is None:
       rows.append((name, 'does not fit', '', '', candidate.reason[:60]))
       continue

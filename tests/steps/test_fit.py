@@ -1,0 +1,175 @@
+"""The training step runs its layers in the fastest way that fits a device's memory."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import tiny_model
+
+from tokenformer_jax import tasks
+from tokenformer_jax.config import Config, MeshConfig, TrainConfig
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.steps import fit, ways
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.ways import Way
+
+ROWS = jnp.asarray(np.random.default_rng(0).integers(0, 64, (8, 33), np.int32))
+MODEL = tiny_model(pattern='layer*2')
+
+
+@pytest.fixture(autouse=True, scope='module')
+def mesh():
+  mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:1])
+  with jax.set_mesh(mesh):
+    yield mesh
+
+
+@functools.cache
+def _program(**train) -> step_lib.Program:
+  config = Config(model=MODEL, train=TrainConfig(steps=10, **train))
+  return step_lib.make_program(tasks.make(config), config)
+
+
+@functools.cache
+def _first_state() -> step_lib.State:
+  return jax.jit(_program().initial_state)(0)
+
+
+def _fitted(mesh, capacity: float, **train) -> fit.FittedStep:
+  return fit.FittedStep(_program(**train), mesh, free=lambda mesh, arguments: capacity)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+  """Steps are not compiled and do nothing."""
+
+  def pretend(lowered):
+    return lambda state, batch: (state, {'loss': 0.0})
+
+  monkeypatch.setattr(fit, 'compile_lowered', pretend)
+  monkeypatch.setattr(fit, 'compiled_bytes', lambda step: 1e9)
+
+
+def _make_steps(step, rows=ROWS) -> list[float]:
+  state, losses = jax.tree.map(jnp.copy, _first_state()), []
+  for _ in range(3):
+    state, figures = step(state, rows)
+    losses.append(float(figures['loss']))
+  return losses
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+  """The ways in which steps are compiled."""
+  found, make = [], fit.make_train_step
+
+  def remember(program, *arguments):
+    found.append(Way(program.config.train.remat, program.config.train.layers))
+    return make(program, *arguments)
+
+  monkeypatch.setattr(fit, 'make_train_step', remember)
+  return found
+
+
+def test_the_fastest_way_is_compiled_once_if_it_fits(mesh, compiled, uncompiled, capsys):
+  _make_steps(_fitted(mesh, math.inf))
+  assert compiled == [ways.WAYS[0]], 'the step was compiled in another way, or more than once'
+  said = capsys.readouterr().err
+  assert said.count('\n') == 1 and ways.WAYS[0].flags in said, said
+
+
+def _saved(remat: str, mesh) -> float:
+  program = ways.in_way(_program(), Way(remat, 'scan'))
+  return ways.saved_bytes(program, mesh, (_first_state(), ROWS))
+
+
+def test_a_way_that_saves_less_needs_less_memory(mesh):
+  remats = ('everything', 'score_inputs', 'dots', 'full')
+  saved = [_saved(remat, mesh) for remat in remats]
+  assert saved == sorted(saved, reverse=True) and len(set(saved)) == 4, dict(
+    zip(remats, saved, strict=True)
+  )
+
+
+def test_estimates_choose_the_first_way_to_try(mesh, monkeypatch):
+  monkeypatch.setattr(ways, '_LAYERS_BESIDES', 0)
+  arguments = (_first_state(), ROWS)
+  capacity = ways.argument_bytes(arguments) + 1.2 * _saved('dots', mesh)
+  found = list(ways.affordable(_program(), mesh, arguments, capacity))
+  assert found == list(ways.WAYS[4:]), 'the first to try is not the fastest that should fit'
+
+
+def test_a_step_that_does_not_fit_falls_back_to_a_way_that_needs_less(
+  mesh, compiled, monkeypatch, capsys
+):
+  sizes = iter([3e9, 2e9, 1e6])
+  monkeypatch.setattr(fit, 'compiled_bytes', lambda step: next(sizes))
+  losses = _make_steps(_fitted(mesh, 1e9))
+  assert compiled == list(ways.WAYS[:3]), 'a way was left out, or compiled twice'
+  want = _make_steps(fit.make_train_step(_program(remat='full', layers='scan'), mesh))
+  np.testing.assert_allclose(losses, want, rtol=1e-6, err_msg='the way changes what is learned')
+  said = capsys.readouterr().err
+  assert 'needs 2.8 of 0.9 GiB of a device with --config.train.remat=everything' in said, said
+
+
+def test_a_compiler_without_memory_falls_back(mesh, compiled, uncompiled, monkeypatch):
+  compile_lowered = fit.compile_lowered
+
+  def refuse(lowered):
+    if len(compiled) == 1:
+      raise fit.DoesNotFitError('RESOURCE_EXHAUSTED: Used 19.5G of 15.7G hbm')
+    return compile_lowered(lowered)
+
+  monkeypatch.setattr(fit, 'compile_lowered', refuse)
+  _make_steps(_fitted(mesh, math.inf))
+  assert len(compiled) == 2
+
+
+def test_a_step_that_fits_in_no_way_is_the_users_to_change(mesh, uncompiled):
+  with pytest.raises(UserError, match=r'needs .* GiB of a device with .*config.data.batch_size'):
+    _make_steps(_fitted(mesh, 1e3))
+
+
+def test_batches_of_another_shape_are_compiled_once_as_well(mesh, compiled, uncompiled):
+  step = _fitted(mesh, math.inf)
+  _make_steps(step), _make_steps(step, ROWS[:4]), _make_steps(step)
+  assert len(compiled) == 2
+
+
+def test_a_copy_of_the_state_for_a_check_of_devices_is_kept_free(mesh, uncompiled):
+  given = ways.argument_bytes(_first_state())
+  _make_steps(_fitted(mesh, 1e9 + given / 2))
+  with pytest.raises(UserError, match='nothing else needs less'):
+    _make_steps(_fitted(mesh, 1e9 + given / 2, check_devices=5))
+
+
+@pytest.mark.parametrize(
+  ('train', 'first', 'count'),
+  [
+    ({}, Way('everything', 'unrolled'), 8),
+    ({'remat': 'dots'}, Way('dots', 'unrolled'), 2),
+    ({'layers': 'scan'}, Way('everything', 'scan'), 5),
+    ({'remat': 'full', 'layers': 'unrolled'}, Way('full', 'unrolled'), 1),
+    ({'layers': '4'}, Way('everything', '4'), 5),
+  ],
+)
+def test_what_the_config_says_is_not_a_choice(train, first, count):
+  found = ways.open_ways(TrainConfig(**train), MODEL)
+  assert (found[0], len(found)) == (first, count)
+
+
+def test_a_deep_model_keeps_its_loop_and_a_dense_one_has_no_scores_to_save():
+  deep = dataclasses.replace(MODEL, pattern='layer*100')
+  assert {way.layers for way in ways.open_ways(TrainConfig(), deep)} == {'scan'}
+  dense = ways.open_ways(TrainConfig(), tiny_model(dense=True))
+  assert 'score_inputs' not in {way.remat for way in dense}
+
+
+def test_a_cpu_does_not_choose(mesh):
+  step = step_lib.make_fitted_step(_program(), mesh)
+  assert not isinstance(step, fit.FittedStep)

@@ -1,0 +1,182 @@
+"""Compile the training step in the fastest way to run its layers that fits the devices' memory."""
+
+import math
+import re
+import time
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax.parallel.messages import say
+from tokenformer_jax.steps import ways
+from tokenformer_jax.steps.step import Program, State, Step, make_train_step
+from tokenformer_jax.steps.ways import Way
+
+# XLA refuses a program for its temporaries before it lays memory out, or for its total after that.
+_TOO_LARGE = re.compile(
+  r'([\d.]+)([KMGT])(?:\) exceeds available HBM \(| of )([\d.]+)([KMGT])(?:\)| hbm)'
+)
+_GIB = {'K': 2**-20, 'M': 2**-10, 'G': 1.0, 'T': 2**10}
+# The part of a GPU's memory that a step may take; the rest is lost between blocks.
+_USABLE = 0.97
+
+
+class DoesNotFitError(Exception):
+  """An error of the compiler: the program needs more memory than a device has.
+
+  Attributes:
+    needed: GiB of memory that the program needs, or None if the compiler does not say.
+    capacity: GiB that the compiler may use, or None.
+    reason: the first line of the compiler's message.
+  """
+
+  def __init__(self, message: str):
+    found = _TOO_LARGE.search(message)
+    self.needed = float(found[1]) * _GIB[found[2]] if found else None
+    self.capacity = float(found[3]) * _GIB[found[4]] if found else None
+    self.reason = message.splitlines()[0] if message else 'the compiler ran out of memory'
+    super().__init__(self.reason)
+
+  @classmethod
+  def from_bytes(cls, needed: float, capacity: float) -> 'DoesNotFitError':
+    """Return the error for a program that the compiler accepts and a device cannot hold."""
+    error = cls('')
+    error.needed, error.capacity = needed / 2**30, capacity / 2**30
+    return error
+
+  @property
+  def size(self) -> str:
+    """Return what is needed and what there is, as a part of a sentence."""
+    if self.needed is None:
+      return f'does not fit ({self.reason})'
+    return f'needs {self.needed:.1f} of {self.capacity:.1f} GiB of a device'
+
+
+def compile_lowered(lowered: jax.stages.Lowered, **options: Any) -> jax.stages.Compiled:
+  """Compile a step.
+
+  Raises:
+    DoesNotFitError: the compiler says that the devices do not have the memory.
+  """
+  try:
+    return lowered.compile(**options)
+  except jax.errors.JaxRuntimeError as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    raise DoesNotFitError(str(error)) from error
+
+
+def compiled_bytes(compiled: jax.stages.Compiled) -> float:
+  """Return the bytes on a device of a step's arguments, temporaries, new results and code."""
+  found = compiled.memory_analysis()
+  if found is None:
+    return 0.0
+  return (
+    found.argument_size_in_bytes
+    + found.temp_size_in_bytes
+    + found.output_size_in_bytes
+    - found.alias_size_in_bytes
+    + found.generated_code_size_in_bytes
+  )
+
+
+def free_bytes(mesh: Mesh, arguments: Any) -> float:
+  """Return the bytes that a step may take on a device, its own arguments included.
+
+  It is the least of all devices; infinite if the devices do not say. All processes must call this
+  function.
+  """
+  given, found = ways.argument_bytes(arguments), math.inf
+  for device in mesh.local_devices:
+    memory = device.memory_stats() or {}
+    if 'bytes_limit' in memory:
+      others = max(0, memory.get('bytes_in_use', 0) - given)
+      usable = _USABLE if device.platform == 'gpu' else 1
+      found = min(found, memory['bytes_limit'] * usable - others)
+  if hosts.in_any(found == math.inf):
+    return math.inf
+  return -hosts.highest(-int(found / 2**20)) * 2.0**20
+
+
+class FittedStep:
+  """The training step, compiled for each shape of batches in a way that fits the devices.
+
+  A step is compiled once if the first way fits, and once more for each way that does not. All
+  processes choose the same way. No way changes what is computed.
+  """
+
+  def __init__(
+    self,
+    program: Program,
+    mesh: Mesh,
+    more_options: Mapping[str, str] = types.MappingProxyType({}),
+    *,
+    free: Callable[[Mesh, Any], float] = free_bytes,
+  ):
+    """Prepare the step; nothing is compiled.
+
+    Args:
+      program: the step, whose config leaves the way open.
+      mesh: the devices.
+      more_options: for the compiler.
+      free: see `free_bytes`.
+    """
+    self._program, self._mesh, self._options = program, mesh, more_options
+    self._free = free
+    self._steps: dict[tuple[tuple[int, ...], ...], Step] = {}
+
+  def __call__(self, state: State, batch: Any, *teacher: Any) -> tuple[State, dict[str, jax.Array]]:
+    """Make a step.
+
+    Raises:
+      UserError: it fits in no way.
+    """
+    shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+    if shapes not in self._steps:
+      self._steps[shapes] = self._compile((state, batch, *teacher))
+    return self._steps[shapes](state, batch, *teacher)
+
+  def _compile(self, arguments: tuple[Any, ...]) -> Step:
+    capacity, failed = self._free(self._mesh, arguments), None
+    train = self._program.config.train
+    if train.check_devices and train.device_checker == 'repeat':
+      capacity -= ways.argument_bytes(arguments[0])  # a copy of the state
+    for way in ways.affordable(self._program, self._mesh, arguments, capacity):
+      if failed is not None:
+        say(f'{failed}; trying {way.flags}')
+      try:
+        return self._compile_in(way, arguments, capacity)
+      except DoesNotFitError as error:
+        failed = f'the step {error.size} with {way.flags}'
+    raise UserError(
+      f'{failed}, and nothing else needs less; take a smaller config.data.batch_size, more '
+      'config.optim.accumulation_steps, or more devices'
+    )
+
+  def _compile_in(self, way: Way, arguments: tuple[Any, ...], capacity: float) -> Step:
+    """Compile the step in a way.
+
+    Raises:
+      DoesNotFitError: a device of any process has not the memory.
+    """
+    step = make_train_step(ways.in_way(self._program, way), self._mesh, self._options)
+    begin, error, compiled = time.monotonic(), None, None
+    try:
+      compiled = compile_lowered(step.lower(*arguments))
+      if (needed := compiled_bytes(compiled)) > capacity:
+        error = DoesNotFitError.from_bytes(needed, capacity)
+    except DoesNotFitError as refused:
+      error = refused
+    if hosts.in_any(error is not None):
+      raise error or DoesNotFitError('another process cannot hold it')
+    of = f' of {capacity / 2**30:.1f}' if capacity < math.inf else ''
+    say(
+      f'the step runs with {way.flags}: {needed / 2**30:.1f}{of} GiB of a device, compiled in '
+      f'{time.monotonic() - begin:.0f} s'
+    )
+    return compiled
