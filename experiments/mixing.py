@@ -75,7 +75,7 @@ class Scale:
 
 _AT_LARGE = ('no decay of weights after', 'layers halved, no decay after')
 SCALES = {
-  'tiny': Scale(2**15, 2.8e-3, 20, (10, 20, 40), chunk=64),
+  'tiny': Scale(2**15, 4e-3, 20, (10, 20, 40), chunk=64, slots=12),
   'small': Scale(2**17, 2e-3, 60, (20, 40, 60, 90)),
   'large': Scale(2**19, 1.4e-3, 20, (10, 20, 30), chunk=256, slots=16, recipes=_AT_LARGE),
 }
