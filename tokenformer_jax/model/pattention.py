@@ -30,6 +30,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax.config import PattentionConfig, TokenGroup, token_groups
 from tokenformer_jax.model import groups as groups_lib
+from tokenformer_jax.model.gelu import activate, activate_scaled, twice_slope
 from tokenformer_jax.model.params import Initializer, Role, param
 from tokenformer_jax.model.products import product, project
 from tokenformer_jax.model.stack import PROJECTED, ROW_STATISTICS
@@ -45,22 +46,9 @@ SCORES = 'pattention_scores'  # the name of the scores, for a policy that may sa
 _AXES = ('param_tokens', 'width')  # of keys and of values
 
 # From this many parameter tokens per device on, in widths D of the input, the gradient of the norm
-# goes through KᵀK. This avoids a second read of the score gradient after a sum over its row, which
-# costs more than products of D² numbers for each row (benchmarks/norm_cost.py).
+# goes through KᵀK. The score gradient then needs no sum over its row and no second read after it,
+# which cost more than products of D² numbers for each row (benchmarks/norm_cost.py).
 _MANY = 8
-
-
-def activate(x: jax.Array, gelu: str) -> jax.Array:
-  """Apply GELU elementwise, by the error function (`exact`) or by its `tanh` approximation.
-
-  `exact` computes erf in float32. It takes a third of the time of `jax.nn.gelu` on a CPU, and is
-  cheaper on a TPU as well; `jax.nn.gelu` uses erfc to keep the relative error of results near 0.
-  The absolute error is one rounding of x.
-  """
-  if gelu == 'tanh':
-    return jax.nn.gelu(x, approximate=True)
-  x32 = x.astype(jnp.float32)
-  return (0.5 * x32 * (1 + jax.lax.erf(x32 * jnp.sqrt(jnp.float32(0.5))))).astype(x.dtype)
 
 
 def parameter_weights(
@@ -70,7 +58,6 @@ def parameter_weights(
   gelu: str = 'exact',
   groups: groups_lib.OneGroup | groups_lib.Groups,
   row_epsilon: float = 0.0,
-  square_BxTx1: jax.Array | None = None,
 ) -> jax.Array:
   """Compute Θ, the weight of every parameter token, from its score A.
 
@@ -90,7 +77,7 @@ def parameter_weights(
 
   Intermediate values are float32; the weights have the dtype of the scores. `gelu` is that of
   `activate`, and `groups` come from `groups.make`. `row_epsilon` is added to every norm, as in the
-  released TPU code (1e-5). `square_BxTx1` is ‖A‖₂², for `l2_norm_gelu` and one group, if known.
+  released TPU code (1e-5).
   """
   if score == 'linear':
     return scores_BxTxN
@@ -98,10 +85,9 @@ def parameter_weights(
     return activate(scores_BxTxN, gelu)
   dtype, scores_BxTxN = scores_BxTxN.dtype, scores_BxTxN.astype(jnp.float32)
   if score == 'l2_norm_gelu':
-    square = groups.total(jnp.square(scores_BxTxN)) if square_BxTx1 is None else square_BxTx1
-    inverse = _inverse_l2(square, groups.reference, row_epsilon)
-    scaled_BxTxN = _gradient_waits(scores_BxTxN, dtype) * groups.spread(inverse)
-    return activate(scaled_BxTxN, gelu).astype(dtype)
+    inverse = _inverse_l2(groups.total(jnp.square(scores_BxTxN)), groups.reference, row_epsilon)
+    waiting_BxTxN = _gradient_waits(scores_BxTxN, dtype)
+    return activate_scaled(waiting_BxTxN, groups.spread(inverse), gelu).astype(dtype)
   if score in ('gelu_l2_norm', 'gelu_l1_norm'):
     weights = activate(scores_BxTxN, gelu)
   else:
@@ -159,14 +145,14 @@ def _backward(dtype: jnp.dtype, _: None, gradient: jax.Array) -> tuple[jax.Array
 _rounded_gradient.defvjp(_forward, _backward)
 
 
-def _square(rows: jax.Array) -> jax.Array:
-  """Return ‖row‖₂² in float32, with a last axis of 1."""
-  return jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=-1, keepdims=True)
-
-
 def _inverse_l2(square: jax.Array, reference: jax.Array, epsilon: float) -> jax.Array:
   """Return τ / (‖A‖₂ + ε), given ‖A‖₂² and τ²."""
   square = checkpoint_name(square + EPSILON, ROW_STATISTICS)
+  return _inverse_root(square, reference, epsilon)
+
+
+def _inverse_root(square: jax.Array, reference: jax.Array, epsilon: float) -> jax.Array:
+  """Return τ / (‖A‖₂ + ε), given ‖A‖₂² + `EPSILON` and τ²."""
   inverse = 1 / (jnp.sqrt(square) + epsilon) if epsilon else jax.lax.rsqrt(square)
   return inverse * jnp.sqrt(reference)
 
@@ -186,51 +172,84 @@ def _are_many(keys_NxI: jax.Array, x: jax.Array) -> bool:
   return x.ndim == 3 and len(keys_NxI) >= _MANY * parts('param_tokens') * x.shape[-1]
 
 
-def _scores_and_square(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return scores A and ‖A‖₂² [B, T, 1], whose gradient goes to x and K, not through the scores."""
+def _weights_of_many(
+  x_BxTxI: jax.Array,
+  keys_NxI: jax.Array,
+  group: TokenGroup,
+  gelu: str = 'exact',
+  row_epsilon: float = 0.0,
+) -> jax.Array:
+  """Return the weights [B, T, N] of one group of many tokens, for the score `l2_norm_gelu`."""
 
-  def on_device(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> tuple[jax.Array, jax.Array]:
-    scores_BxTxN = product('BTI,NI->BTN', x_BxTxI, keys_NxI)
-    if not per_device.is_split('param_tokens'):
-      return scores_BxTxN, _square_of_product(x_BxTxI, keys_NxI, scores_BxTxN)
-    x_BxTxI = per_device.varying(x_BxTxI, 'param_tokens')
-    square_BxTx1 = _square_of_product(x_BxTxI, keys_NxI, scores_BxTxN)
-    return scores_BxTxN, per_device.total(square_BxTx1, 'param_tokens')
+  def on_device(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> jax.Array:
+    if per_device.is_split('param_tokens'):
+      x_BxTxI = per_device.varying(x_BxTxI, 'param_tokens')
+    return _weights_by_keys(x_BxTxI, keys_NxI, group.reference, gelu, row_epsilon)
 
   keys_NxI = keys_NxI.astype(x_BxTxI.dtype)
-  scores_BxTxN, square_BxTx1 = per_device.on_each_device(
-    on_device, x_BxTxI, keys_NxI, _AXES, split_out=(True, False)
-  )
-  return constrain(scores_BxTxN, 'batch', 'slots', 'param_tokens'), square_BxTx1
+  weights_BxTxN = per_device.on_each_device(on_device, x_BxTxI, keys_NxI, _AXES, split_out=True)
+  return constrain(weights_BxTxN, 'batch', 'slots', 'param_tokens')
 
 
-@jax.custom_vjp
-def _square_of_product(
-  x_BxTxI: jax.Array, keys_NxI: jax.Array, scores_BxTxN: jax.Array
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _weights_by_keys(
+  x_BxTxI: jax.Array, keys_NxI: jax.Array, reference: int, gelu: str, row_epsilon: float
 ) -> jax.Array:
-  """Return ‖x Kᵀ‖₂² from the scores; differentiate it as x (KᵀK) xᵀ."""
-  del x_BxTxI, keys_NxI
-  return _square(scores_BxTxN)
+  """Return GELU(τ A / ‖A‖₂) of A = x Kᵀ, with the gradient of the norm by x (KᵀK) xᵀ.
+
+  So the score gradient needs no reduction over its row, and no part of the norm: with C, the
+  gradient of what GELU sees, Σ C A over a row is x · (C K), and the rest works on D numbers a row.
+  """
+  return _by_keys_forward(x_BxTxI, keys_NxI, reference, gelu, row_epsilon)[0]
 
 
-def _square_forward(
-  x_BxTxI: jax.Array, keys_NxI: jax.Array, scores_BxTxN: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  return _square_of_product(x_BxTxI, keys_NxI, scores_BxTxN), (x_BxTxI, keys_NxI)
+def _by_keys_forward(
+  x_BxTxI: jax.Array, keys_NxI: jax.Array, reference: int, gelu: str, row_epsilon: float
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+  scores_BxTxN = checkpoint_name(product('BTI,NI->BTN', x_BxTxI, keys_NxI), SCORES)
+  square_BxTx1 = groups_lib.on_devices(reference).total(
+    jnp.square(scores_BxTxN.astype(jnp.float32))
+  )
+  square_BxTx1 = checkpoint_name(square_BxTx1 + EPSILON, ROW_STATISTICS)
+  scale_BxTx1 = _inverse_root(square_BxTx1, jnp.float32(reference), row_epsilon)
+  weights_BxTxN = activate_scaled(scores_BxTxN.astype(jnp.float32), scale_BxTx1, gelu)
+  kept = x_BxTxI, keys_NxI, scores_BxTxN, square_BxTx1
+  return weights_BxTxN.astype(x_BxTxI.dtype), kept
 
 
-def _square_backward(
-  kept: tuple[jax.Array, jax.Array], gradient_BxTx1: jax.Array
-) -> tuple[jax.Array, jax.Array, None]:
-  x_BxTxI, keys_NxI = kept
-  gram_IxI = keys_NxI.T @ keys_NxI
-  turned_BxTxI = product('BTI,IJ->BTJ', x_BxTxI, gram_IxI, preferred_element_type=jnp.float32)
-  d_x_BxTxI = (2 * gradient_BxTx1 * turned_BxTxI).astype(x_BxTxI.dtype)
-  scaled_BxTxI = (2 * gradient_BxTx1 * x_BxTxI.astype(jnp.float32)).astype(x_BxTxI.dtype)
-  return d_x_BxTxI, keys_NxI @ jnp.einsum('BTI,BTJ->IJ', scaled_BxTxI, x_BxTxI), None
+def _by_keys_backward(
+  reference: int,
+  gelu: str,
+  row_epsilon: float,
+  kept: tuple[jax.Array, ...],
+  gradient_BxTxN: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  x_BxTxI, keys_NxI, scores_BxTxN, square_BxTx1 = kept
+  dtype, x32_BxTxI = x_BxTxI.dtype, x_BxTxI.astype(jnp.float32)
+  scale_BxTx1, to_square = jax.vjp(
+    lambda square: _inverse_root(square, jnp.float32(reference), row_epsilon), square_BxTx1
+  )
+  # Twice the gradient of what GELU sees. The half is a factor of each row below.
+  slope_BxTxN = twice_slope(scores_BxTxN.astype(jnp.float32), scale_BxTx1, gelu)
+  twice_BxTxN = (gradient_BxTxN.astype(jnp.float32) * slope_BxTxN).astype(dtype)
+  by_keys_BxTxI = product('BTN,NI->BTI', twice_BxTxN, keys_NxI, preferred_element_type=jnp.float32)
+  along_BxTx1 = 0.5 * jnp.sum(by_keys_BxTxI * x32_BxTxI, axis=-1, keepdims=True)
+  if per_device.is_split('param_tokens'):
+    along_BxTx1 = per_device.total(along_BxTx1, 'param_tokens')
+  (d_square_BxTx1,) = to_square(along_BxTx1)
+  turned_BxTxI = product(
+    'BTI,IJ->BTJ', x_BxTxI, keys_NxI.T @ keys_NxI, preferred_element_type=jnp.float32
+  )
+  d_x_BxTxI = 0.5 * scale_BxTx1 * by_keys_BxTxI + 2 * d_square_BxTx1 * turned_BxTxI
+  scaled_BxTxI = (0.5 * scale_BxTx1 * x32_BxTxI).astype(dtype)
+  _, to_keys = jax.vjp(lambda keys: product('BTI,NI->BTN', scaled_BxTxI, keys), keys_NxI)
+  of_norm_BxTxI = (2 * d_square_BxTx1 * x32_BxTxI).astype(dtype)
+  (d_keys_NxI,) = to_keys(twice_BxTxN)
+  d_keys_NxI = d_keys_NxI + keys_NxI @ jnp.einsum('BTI,BTJ->IJ', of_norm_BxTxI, x_BxTxI)
+  return d_x_BxTxI.astype(dtype), d_keys_NxI
 
 
-_square_of_product.defvjp(_square_forward, _square_backward)
+_weights_by_keys.defvjp(_by_keys_forward, _by_keys_backward)
 
 
 def pattention(
@@ -273,12 +292,10 @@ def pattention(
 
   def apply(x: jax.Array, keys_NxI: jax.Array, values_NxO: jax.Array) -> jax.Array:
     if score == 'l2_norm_gelu' and len(groups) == 1 and _are_many(keys_NxI, x):
-      scores_BxTxN, square_BxTx1 = _scores_and_square(x, keys_NxI)
+      weights_BxTxN = _weights_of_many(x, keys_NxI, groups[0], **how)
     else:
-      scores_BxTxN, square_BxTx1 = scores(x, keys_NxI), None
-    scores_BxTxN = checkpoint_name(scores_BxTxN, SCORES)
-    known = {} if square_BxTx1 is None else {'square_BxTx1': square_BxTx1}
-    weights_BxTxN = weights_of_groups(scores_BxTxN, groups, score=score, **how, **known)
+      scores_BxTxN = checkpoint_name(scores(x, keys_NxI), SCORES)
+      weights_BxTxN = weights_of_groups(scores_BxTxN, groups, score=score, **how)
     return project(weights_BxTxN, values_NxO, _AXES, contract=0, out_heads=out_heads)
 
   return keep_for_backward(apply, keep_scores, prevent_cse)(x, keys_NxI, values_NxO)
