@@ -22,8 +22,8 @@ _NODE = 8  # GPUs that NVLink connects
 # Numbers that `train.remat` keeps on the device for a layer and a position, as multiples of the
 # model's width, the inner width of a dense feed-forward layer, and the number of scores.
 _KEPT = {
-  'everything': (12, 2, 1),
-  'score_inputs': (12, 2, 0),
+  'everything': (8, 2, 1),
+  'score_inputs': (8, 2, 0),
   'dots': (5, 1, 0),
   'full': (1, 0, 0),
   'offload': (0, 0, 0),
@@ -61,7 +61,7 @@ def memory_and_costs(
   scores = _outputs(model, 'param_tokens', Role.KEY) / rules.parts('param_tokens', mesh)
   widths, inners, all_scores = _KEPT[remat]
   inputs = depth * model.width
-  layer = 12 * model.width + (2 * inner + scores) / depth
+  layer = 12 * model.width + (2 * inner + 3 * scores) / depth
   kept = widths * inputs + inners * inner + all_scores * scores
   host = rows * length * inputs * _ACTIVATION if remat == 'offload' else 0.0
   at_experts, kept_at_experts = _expert_activations(model, mesh, int(rows), length)
