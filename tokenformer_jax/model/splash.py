@@ -139,7 +139,7 @@ def computed_blocks(length: int, window: int = 0) -> int:
 
 def cost(
   name: str, operands: Sequence[tuple[str, tuple[int, ...]]], *, side: int, scope: str
-) -> tuple[float, float, float] | None:
+) -> tuple[float, float, float, int] | None:
   """Return the cost of a call of the kernel, because a compiled program does not contain it.
 
   The kernel skips blocks that are masked entirely, and computes partly masked blocks whole.
@@ -150,8 +150,9 @@ def cost(
   tables of the backward pass are not reduced to it.
 
   Returns:
-    The FLOPs of the products, the same with the zeros that fill heads, and the operations of the
-    vector units; None for another kernel, and for a mask whose window the scope does not name.
+    The FLOPs of the products, the same with the zeros that fill heads, the operations of the vector
+    units, and the number of blocks, which run the kernel's bundles once each; None for another
+    kernel, and for a mask whose window the scope does not name.
   """
   found = _KERNEL.search(name)
   if not found:
@@ -163,7 +164,9 @@ def cost(
     if not window:
       return None
     computed = computed_blocks(length, int(window.group(1)))
-  scores = math.prod(rows) * computed * block_size(length) ** 2
+  blocks = math.prod(rows) * computed
+  scores = blocks * block_size(length) ** 2
   products, operations = _WORK[found.group(1)]
   filled = -(-width // side) * side
-  return products * 2 * scores * width, products * 2 * scores * filled, operations * scores
+  flops = products * 2 * scores
+  return flops * width, flops * filled, operations * scores, blocks

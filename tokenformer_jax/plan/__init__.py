@@ -5,7 +5,10 @@ topology.py     names such as `v5p:4x4x4`, and their devices
 program.py      the training step, compiled for those devices; its memory
 early.py        the compiler's intermediate result, available after seconds
 hlo.py walk.py  parser for the program's text; how often every instruction runs
-costs.py        cycles, FLOPs and collectives of a step (matmuls.py, elementwise.py, collectives.py)
+schedule.py     the compiler's schedule of every operation
+costs.py        FLOPs, operations and collectives of a step (matmuls.py, elementwise.py,
+                memory_traffic.py, kernel_costs.py, operations.py, collectives.py)
+overlap.py      which collectives run behind computation
 formulas.py     memory and costs by formula, for GPUs
 exchange.py     bytes of the tokens that devices exchange to reach their experts
 estimate.py     the plan: times, MFU, hours
@@ -37,9 +40,9 @@ def plan(
     print(tokenformer_jax.plan('lm_pile:1_5b', 'v5p:4x4x4', quick=True).summary)
 
   `config` is as for `tokenformer_jax.train`, `topology` is CHIP:SHAPE, such as `v5e:4x4` or
-  `gpu-h100:8`. `quick` takes seconds instead of minutes, without the compiler's cycles. The result
-  has memory in bytes, times in seconds and MFU: see `estimate.Plan`, or `stages.StagedPlan` for a
-  run whose batches change over steps.
+  `gpu-h100:8`. `quick` takes seconds instead of minutes, without the compiler's schedule. The
+  result has memory in bytes, times in seconds and MFU: see `estimate.Plan`, or
+  `stages.StagedPlan` for a run whose batches change over steps.
 
   Raises:
     UserError: the run does not fit, a value is not allowed, or libtpu is missing.

@@ -41,7 +41,9 @@ class Chip:
   torus: int = 3  # sides of a slice; 1 for GPUs, whose topology is a count
   wraps_at: int = 4  # a side of a slice is a ring if its length is a multiple of this number
   source: str = 'Google'  # see the module's docstring
-  caveat: str = ''  # a sentence about errors of the compiler's cycles on this chip, or ''
+  # Whether the compiler's cycles are near its own schedule (docs/plan.md).
+  cycles_hold: bool = True
+  caveat: str = ''  # a sentence about figures of this chip that are uncertain, or ''
 
   @property
   def peak(self) -> float:
@@ -69,20 +71,6 @@ def _gpu(name: str, hbm: float, hbm_rate: float, *, link: float, network: float)
   )
 
 
-# The ratios compare the cycles of a product 32768 × 1536 × 6144 with the matrix unit's need at its
-# peak, without and with an exact GELU in the same fusion. On v5p both are 1.02. docs/plan.md has
-# the ratios by the compiler's schedule.
-_CAVEAT_V6E = (
-  "times and MFU by the compiler's cycles are not to be trusted on v6e: it counts 1.3 times the "
-  'bound of the matrix unit for a product, 1.9 times with an exact GELU, where its own schedule '
-  'takes 1.03 to 1.06 times; the step is probably faster (docs/plan.md)'
-)
-_CAVEAT_TPU7X = (
-  "times and MFU by the compiler's cycles are doubtful on TPU7x: it counts 1.08 times the bound of "
-  'the matrix unit for a product, 1.32 times with an exact GELU, and the clock is a guess '
-  '(docs/plan.md)'
-)
-
 _ALL = (
   Chip('v4', 'TPU v4', 32 * GIB, 1228 * _GB, 50 * _GB, 50 * _GBIT, 1.05e9, cores=2),
   Chip('v5e', 'TPU v5e', 16 * GIB, 800 * _GB, 50 * _GB, 25 * _GBIT, 1.5e9, torus=2, wraps_at=16),
@@ -98,7 +86,7 @@ _ALL = (
     matrix_side=256,
     torus=2,
     wraps_at=16,
-    caveat=_CAVEAT_V6E,
+    cycles_hold=False,
   ),
   Chip(
     'tpu7x',
@@ -110,7 +98,8 @@ _ALL = (
     2.2e9,
     matrix_side=256,
     devices=2,
-    caveat=_CAVEAT_TPU7X,
+    cycles_hold=False,
+    caveat='the clock of TPU7x is a guess, and so are times and MFU (docs/plan.md)',
   ),
   _gpu('A100', 80e9, 2039, link=300, network=200),
   _gpu('H100', 80e9, 3350, link=450, network=400),

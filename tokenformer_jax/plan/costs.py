@@ -1,4 +1,4 @@
-"""Read the cost of one call of a compiled program from the compiler's own estimates.
+"""Read the cost of one call of a compiled program: its operations, kernels and collectives.
 
 Every operation of a TPU program carries an estimate of its cycles, except kernels, collectives and
 a few others. The body of a loop counts as often as it runs, because XLA's own `cost_analysis`
@@ -6,25 +6,22 @@ counts it once.
 """
 
 import dataclasses
-import json
 import re
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping
 
 from jax.sharding import Mesh
 
-from tokenformer_jax.model import splash
-from tokenformer_jax.plan import collectives
+from tokenformer_jax.plan import collectives, kernel_costs, operations, overlap
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.elementwise import vector_operations
-from tokenformer_jax.plan.hlo import Computation, Instruction, Program, arrays, parse, shape_bytes
+from tokenformer_jax.plan.hlo import Computation, Instruction, Program, parse, shape_bytes
 from tokenformer_jax.plan.matmuls import matmul_flops
+from tokenformer_jax.plan.operations import Operation
+from tokenformer_jax.plan.overlap import Collective
+from tokenformer_jax.plan.schedule import Bundles
 from tokenformer_jax.plan.walk import Visit, trip_count, visit
 
-_CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
-_KERNEL = '"tpu_custom_call"'
-_COST_ESTIMATE = re.compile(r'"cost_estimate":(\{[^}]*\})')
-_METADATA = 'ragged-dot-metadata'  # finds the rows of each expert; takes no time beside a product
-_SCOPE = re.compile(r'\bop_name="([^"]*)"')
 _ASYNC_START = '"AsyncCollectiveStart"'
 _CHANNEL = re.compile(r'channel_id=(\d+)')
 
@@ -46,12 +43,17 @@ class Costs:
   """The costs of one step on one device.
 
   Attributes:
-    cycles: the sum over all operations that carry an estimate.
-    kernel_seconds: time of kernels: splash attention by formula, others by their own estimate.
+    cycles: the compiler's estimates, summed over all operations that carry one.
+    kernel_seconds: time of kernels: splash attention by its schedule, or without one by formula;
+      others by their own estimate.
     flops: FLOPs of matrix products and kernels, recomputation included.
     rough_seconds: an estimate without cycles: matrix products, then elementwise operations, each at
       the peak of its units, then kernels.
     notes: sentences about operations that could not be counted.
+    operations: every operation of the program, in its order.
+    collectives: the same of every collective.
+    ordered_seconds: the time of a step in the program's order, with the device waiting for what is
+      left of each collective.
   """
 
   cycles: int
@@ -60,79 +62,83 @@ class Costs:
   rough_seconds: float
   traffic: tuple[Traffic, ...]
   notes: tuple[str, ...]
+  operations: tuple[Operation, ...] = ()
+  collectives: tuple[Collective, ...] = ()
+  ordered_seconds: float = 0.0
+
+  @property
+  def compute_seconds(self) -> float:
+    """Return the time of all operations, one after the other."""
+    return sum(operation.times * operation.seconds for operation in self.operations)
+
+  @property
+  def scheduled_seconds(self) -> float | None:
+    """Return the same by the schedule where it is known; None if it is not known at all."""
+    if all(operation.scheduled is None for operation in self.operations):
+      return None
+    return sum(
+      part.times * (part.seconds if part.scheduled is None else part.scheduled)
+      for part in self.operations
+    )
 
 
-def read(text: str, mesh: Mesh, chip: Chip) -> Costs:
-  """Read the costs of a program from its text, `Compiled.as_text()`."""
+def read(
+  text: str, mesh: Mesh, chip: Chip, bundles: Mapping[str, Bundles] = types.MappingProxyType({})
+) -> Costs:
+  """Read the costs of a program from its text, `Compiled.as_text()`, and from its schedule."""
   program = parse(text)
   visits = list(visit(program))
-  cycles = sum(v.times * _cycles(v.instruction) for v in visits if v.inside is None)
-  kernels = [v for v in visits if _KERNEL in v.instruction.attributes]
-  estimates = [_kernel_cost(v, chip) for v in kernels]
-  known = [(v, e) for v, e in zip(kernels, estimates, strict=True) if e]
+  cycles = sum(v.times * operations.cycles(v.instruction) for v in visits if v.inside is None)
+  kernels = [v for v in visits if kernel_costs.is_kernel(v.instruction)]
+  known = [(v, found) for v in kernels if (found := _kernel_cost(v, chip))]
   matrix = sum(v.times * matmul_flops(v.computation, v.instruction) for v in visits)
   vector = sum(v.times * vector_operations(v.computation, v.instruction) for v in visits)
-  kernel_seconds = sum(v.times * seconds for v, (_, seconds) in known)
+  done = operations.read(program, visits, bundles, chip)
+  called = {v.instruction.name for v in kernels}
+  by_formula = sum(v.times * found.seconds for v, found in known)
+  exchanged = list(_collectives(visits, mesh, chip))
+  starts = {(v.inside or v.instruction).name: (kind, cost) for v, kind, cost in exchanged}
+  seconds, ordered = overlap.follow(program, done, starts)
   return Costs(
     cycles=cycles,
-    kernel_seconds=kernel_seconds,
-    flops=matrix + sum(v.times * flops for v, (flops, _) in known),
-    rough_seconds=matrix / chip.peak + vector / chip.vector_peak + kernel_seconds,
-    traffic=_traffic(visits, mesh, chip),
+    kernel_seconds=sum(part.times * part.seconds for part in done if part.name in called),
+    flops=matrix + sum(v.times * found.flops for v, found in known),
+    rough_seconds=matrix / chip.peak + vector / chip.vector_peak + by_formula,
+    traffic=_traffic(exchanged),
     notes=tuple(_notes(program, visits, len(kernels) - len(known))),
+    operations=done,
+    collectives=ordered,
+    ordered_seconds=seconds,
   )
 
 
-def _cycles(instruction: Instruction) -> int:
-  found = _CYCLES.search(instruction.attributes)
-  return int(found.group(1)) if found else 0
+def _kernel_cost(v: Visit, chip: Chip) -> kernel_costs.KernelCost | None:
+  return kernel_costs.cost(v.computation, v.instruction, operations.scope(v.instruction), chip)
 
 
-def _kernel_cost(v: Visit, chip: Chip) -> tuple[float, float] | None:
-  """Return FLOPs and seconds of one call of a Pallas kernel.
-
-  Splash attention has a formula. Other kernels carry a cost estimate; without one, return None.
-  """
-  if v.instruction.name.startswith(_METADATA):
-    return 0.0, 0.0
-  shapes = [v.computation.instructions[name].shape for name in v.instruction.operands]
-  operands = [array for shape in shapes for array in arrays(shape)]
-  scope = _SCOPE.search(v.instruction.attributes)
-  splash_cost = splash.cost(
-    v.instruction.name, operands, side=chip.matrix_side, scope=scope.group(1) if scope else ''
-  )
-  if splash_cost:
-    flops, filled, operations = splash_cost
-    return flops, filled / chip.peak + operations / chip.vector_peak
-  found = _COST_ESTIMATE.search(v.instruction.attributes)
-  if not found:
-    return None
-  estimate = {key: float(value) for key, value in json.loads(found.group(1)).items()}
-  flops = estimate['flops']
-  return flops, max(flops / chip.peak, estimate['bytes_accessed'] / chip.hbm_rate)
-
-
-def _traffic(visits: list[Visit], mesh: Mesh, chip: Chip) -> tuple[Traffic, ...]:
-  totals: dict[tuple[str, str, str], list[float]] = {}
-
-  def add(v: Visit, collective: str, cost: collectives.Cost) -> None:
-    total = totals.setdefault((cost.axis, collective, cost.network), [0, 0.0, 0.0])
-    total[0] += v.times
-    total[1] += v.times * cost.moved / 1e9
-    total[2] += v.times * cost.seconds
-
+def _collectives(
+  visits: list[Visit], mesh: Mesh, chip: Chip
+) -> Iterator[tuple[Visit, str, collectives.Cost]]:
+  """Yield every collective, its kind, and the cost of one run."""
   for v in _unique_collectives(visits):
-    collective = (
-      'reduce-scatter' if _scatters(v) else collectives.parse_collective(v.instruction.opcode)
-    )
+    kind = 'reduce-scatter' if _scatters(v) else collectives.parse_collective(v.instruction.opcode)
     members = collectives.parse_replica_groups(v.instruction, mesh.size)
     if members.shape[1] > 1:
       operand_bytes = v.computation.bytes_of_operands(v.instruction)
-      add(v, collective, collectives.cost(collective, operand_bytes, members, mesh, chip))
+      yield v, kind, collectives.cost(kind, operand_bytes, members, mesh, chip)
   for v in visits:
-    if collective := collectives.parse_transfer(v.instruction):
+    if kind := collectives.parse_transfer(v.instruction):
       sent = shape_bytes(v.computation.instructions[v.instruction.operands[0]].shape)
-      add(v, collective, collectives.between_slices(collective, sent, mesh, chip))
+      yield v, kind, collectives.between_slices(kind, sent, mesh, chip)
+
+
+def _traffic(found: list[tuple[Visit, str, collectives.Cost]]) -> tuple[Traffic, ...]:
+  totals: dict[tuple[str, str, str], list[float]] = {}
+  for v, kind, cost in found:
+    total = totals.setdefault((cost.axis, kind, cost.network), [0, 0.0, 0.0])
+    total[0] += v.times
+    total[1] += v.times * cost.moved / 1e9
+    total[2] += v.times * cost.seconds
   rows = [Traffic(*key, *total) for key, total in totals.items()]
   return tuple(sorted(rows, key=lambda row: -row.seconds))
 

@@ -19,7 +19,8 @@ from tokenformer_jax.errors import UserError
 
 T = TypeVar('T')
 
-_LOOK_EVERY = 0.2  # seconds
+_LOOK_EVERY = 0.2  # seconds, until the layout is there
+_WAIT = 2.0  # seconds, after that
 _REFUSES_WITHIN = 1.0  # seconds from the last file to the error, for a program that is too large
 _PROGRAM = '.after_optimizations.txt'
 _MEMORY = '.after_optimizations-memory-usage-report.txt'
@@ -29,7 +30,9 @@ _HBM, _HOST = '0', '5'  # XLA's numbers of these memories; their names in the re
 
 
 def run(
-  compile_with: Callable[[dict[str, str]], T], tell: Callable[[str, int, int], bool]
+  compile_with: Callable[[dict[str, str]], T],
+  tell: Callable[[str, int, int], bool],
+  meanwhile: Callable[[], None] = lambda: None,
 ) -> T | None:
   """Compile in another thread and report the layout as soon as the compiler has dumped it.
 
@@ -37,7 +40,8 @@ def run(
   and `tell` once, with the program's text, which has no cycles yet, and with the bytes of its
   arguments and temporaries, gaps included, in HBM and in the host's memory. `tell` returns whether
   to go on. It is not called if the compiler ends first (for example because the program does not
-  fit), or if the compiler's files differ from those of libtpu 0.0.42.1.
+  fit), or if the compiler's files differ from those of libtpu 0.0.42.1. `meanwhile` is called again
+  and again until the compiler ends.
 
   Returns:
     The result of `compile_with`, or None if `tell` returned False. In that case the compiler keeps
@@ -53,12 +57,14 @@ def run(
         future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    while not futures.wait([future], _LOOK_EVERY).done:
-      if any(Path(name).glob(f'*{_LAST}')):
+    told = False
+    while not futures.wait([future], _WAIT if told else _LOOK_EVERY).done:
+      meanwhile()
+      if not told and any(Path(name).glob(f'*{_LAST}')):
+        told = True
         refused = futures.wait([future], _REFUSES_WITHIN).done
         if not refused and (settled := _settled(Path(name))) and not tell(*settled):
           return None
-        break
     return future.result()
 
 

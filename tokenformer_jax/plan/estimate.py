@@ -1,6 +1,7 @@
 """Plan a run: the memory and time of its training step on a topology, and its total cost."""
 
 import dataclasses
+import os
 import time
 from typing import Any
 
@@ -12,7 +13,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.parallel.messages import say
-from tokenformer_jax.plan import costs, early, formulas, program, topology
+from tokenformer_jax.plan import costs, early, formulas, program, schedule, topology
 from tokenformer_jax.plan.costs import Costs
 from tokenformer_jax.plan.program import Memory
 from tokenformer_jax.plan.topology import Topology
@@ -45,10 +46,8 @@ class Plan:
 
   @property
   def compute_seconds(self) -> float:
-    """Return the time of computation in a step: cycles and kernels, or the rough estimate."""
-    if self.source != 'cycles':
-      return self.costs.rough_seconds
-    return self.costs.cycles / self.topology.chip.clock + self.costs.kernel_seconds
+    """Return the time of computation in a step: of its operations, or the rough estimate."""
+    return self.costs.compute_seconds if self.source == 'cycles' else self.costs.rough_seconds
 
   @property
   def network_gigabytes(self) -> float:
@@ -99,6 +98,22 @@ class Plan:
       f'{mfu:.0%}; its cycles are known in minutes{caveat}'
     )
 
+  @property
+  def ordered_seconds(self) -> float | None:
+    """Return the time of a step in the program's order; None before there is a schedule."""
+    return self.costs.ordered_seconds if self.source == 'cycles' else None
+
+  def _costs_to_json(self) -> dict[str, Any]:
+    """Return the costs without every operation and every collective."""
+    fields = (field.name for field in dataclasses.fields(self.costs))
+    kept = (name for name in fields if name not in ('operations', 'collectives'))
+    found = {name: getattr(self.costs, name) for name in kept}
+    found['traffic'] = [dataclasses.asdict(row) for row in self.costs.traffic]
+    return found | {
+      'ordered_seconds': self.ordered_seconds,
+      'scheduled_seconds': self.costs.scheduled_seconds if self.source == 'cycles' else None,
+    }
+
   def to_json(self) -> dict[str, Any]:
     """Return every figure of the table, in bytes, seconds and FLOPs, and the config."""
     unit, units = self.units
@@ -116,7 +131,7 @@ class Plan:
       'memory': dataclasses.asdict(self.memory)
       | {'peak': self.memory.peak, 'left': self.memory.left},
       'model_flops': self.model_flops,
-      **dataclasses.asdict(self.costs),
+      **self._costs_to_json(),
       'compute_seconds': self.compute_seconds,
       'network_seconds': self.network_seconds,
       'step_seconds': self.step_seconds,
@@ -152,16 +167,24 @@ def plan(
     UserError: sizes do not divide by the mesh, or libtpu is missing.
     DoesNotFitError: the step needs more memory than a device has.
   """
-  if not (quick and on.has_compiler):
-    return _plan(config, on, before)
-  say(f'laying out for {on.name}, which takes seconds')
-  return early.run_alone(_plan, config, on, before, True)
-
-
-def _plan(config: Config, on: Topology, before: ModelConfig | None, quick: bool = False) -> Plan:
-  step = program.make_step(config, before, on.platform)
   if not on.has_compiler:
-    return _by_formula(step, on)
+    return _by_formula(program.make_step(config, before, on.platform), on)
+  what = 'laying out' if quick else 'compiling'
+  takes = 'seconds' if quick else 'from seconds to minutes'
+  say(f'{what} for {on.name}, which takes {takes}')
+  # In a process of its own, which libtpu ends when it fails, and in which it loads with the flags
+  # of the dump.
+  with schedule.temporary() as directory:
+    return early.run_alone(_plan, config, on, before, quick, directory)
+
+
+def _plan(
+  config: Config, on: Topology, before: ModelConfig | None, quick: bool, directory: str
+) -> Plan:
+  """Compile the step in this process, with a dump of its schedule to a directory."""
+  if not quick:
+    os.environ['LIBTPU_INIT_ARGS'] = schedule.flags(directory)
+  step = program.make_step(config, before, on.platform)
   mesh, definition = make_mesh(config, on), step.task.definition
   sharding.check_devices(step.config, mesh)
   sharding.check_divides(mesh, definition.abstract, definition.axes)
@@ -171,19 +194,17 @@ def _plan(config: Config, on: Topology, before: ModelConfig | None, quick: bool 
     if refused.needed:
       say(f'the step {refused.size}; trying {way.flags}')
     try:
-      return _compile(ways.in_way(step, way), on, mesh, quick)
+      return _compile(ways.in_way(step, way), on, mesh, quick, schedule.Reader(directory))
     except DoesNotFitError as error:
       refused = error
   raise refused
 
 
-def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool) -> Plan:
-  if not quick:
-    say(f'compiling for {on.name}, which takes from seconds to minutes')
+def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: schedule.Reader) -> Plan:
   first = time.monotonic()
 
   def made(memory: Memory, text: str, source: str) -> Plan:
-    found = costs.read(text, mesh, on.chip)
+    found = costs.read(text, mesh, on.chip, reader.bundles if source == 'cycles' else {})
     seconds = time.monotonic() - first
     return _make_plan(step, on, mesh, memory, found, source, seconds)
 
@@ -195,9 +216,10 @@ def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool) -> Plan:
     return not quick
 
   at_first = None
-  compiled = program.compile_step(step, mesh, tell)
+  compiled = program.compile_step(step, mesh, tell, reader.read)
   if compiled is None:
     return at_first
+  reader.read(complete=True)
   memory = program.memory(step, mesh, compiled, on.chip.hbm)
   return made(memory, compiled.as_text(), 'cycles')
 

@@ -103,9 +103,12 @@ def _bytes(tree: Any) -> float:
 
 
 def compile_step(
-  step: Program, mesh: Mesh, tell: Callable[[str, int, int], bool]
+  step: Program,
+  mesh: Mesh,
+  tell: Callable[[str, int, int], bool],
+  meanwhile: Callable[[], None] = lambda: None,
 ) -> jax.stages.Compiled | None:
-  """Compile the training step for the mesh's devices; see `early.run` for `tell`.
+  """Compile the training step for the mesh's devices; see `early.run` for the functions.
 
   Raises:
     DoesNotFitError: the step needs more memory than the devices have.
@@ -114,7 +117,9 @@ def compile_step(
   arguments = step.abstract_state(mesh), abstract_batch(step, mesh)
   with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.
     lowered = function.lower(*arguments)
-  return early.run(lambda options: fit.compile_lowered(lowered, compiler_options=options), tell)
+  return early.run(
+    lambda options: fit.compile_lowered(lowered, compiler_options=options), tell, meanwhile
+  )
 
 
 def memory(step: Program, mesh: Mesh, compiled: jax.stages.Compiled, capacity: float) -> Memory:

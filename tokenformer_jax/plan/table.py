@@ -83,16 +83,33 @@ def _compute(plan: Plan) -> list[Row]:
     ),
   ]
   if plan.source == 'cycles':
-    cycles = f'{costs.cycles / 1e9:,.3f} G cycles at {chip.clock / 1e9:.2f} GHz'
-    rows.append(
-      ("all operations, by the compiler's cycles", '', ms(costs.cycles / chip.clock), cycles)
-    )
+    rows += _by_compiler(plan)
   if plan.source == 'layout':
     rough = ms(costs.rough_seconds - costs.kernel_seconds)
     rows.append(('products and single elements, at the peaks', '', rough, ''))
   if costs.kernel_seconds:
-    rows.append(('kernels, by formula or their own estimate', '', ms(costs.kernel_seconds), ''))
+    how = 'their schedule or their own estimate' if plan.source == 'cycles' else 'formula'
+    rows.append((f'kernels, by {how}', '', ms(costs.kernel_seconds), ''))
   return rows
+
+
+def _by_compiler(plan: Plan) -> list[Row]:
+  """Return the time of all operations but kernels, by cycles and by the schedule."""
+  chip, costs = plan.topology.chip, plan.costs
+  cycles = ms(costs.cycles / chip.clock)
+  note = f'{costs.cycles / 1e9:,.3f} G cycles at {chip.clock / 1e9:.2f} GHz'
+  if costs.scheduled_seconds is None:
+    return [("all operations, by the compiler's cycles", '', cycles, note)]
+  scheduled = ms(costs.scheduled_seconds - costs.kernel_seconds)
+  if chip.cycles_hold:
+    return [
+      ("all operations, by the compiler's cycles", '', cycles, note),
+      ('the same by its schedule, as a check', '', scheduled, ''),
+    ]
+  return [
+    ("all operations, by the compiler's schedule", '', scheduled, ''),
+    ('the same by its cycles, which are wrong here', '', cycles, note),
+  ]
 
 
 def _traffic(plan: Plan) -> list[Row]:

@@ -39,14 +39,15 @@ def _visit(
 ) -> Iterator[Visit]:
   for instruction in computation.instructions.values():
     yield Visit(instruction, computation, times, inside)
-    for name, count in _callees(program, computation, instruction):
+    for name, count in callees(program, computation, instruction):
       inner = instruction if instruction.opcode in _INSIDE else inside
       yield from _visit(program, program.computations[name], times * count, inner)
 
 
-def _callees(
+def callees(
   program: Program, computation: Computation, instruction: Instruction
 ) -> list[tuple[str, int]]:
+  """Return the computations that an instruction runs, and how often."""
   if instruction.opcode == 'while':
     count = trip_count(program, computation, instruction)
     return [(instruction.attribute('body'), 1 if count is None else count)]

@@ -1,0 +1,145 @@
+"""Test how the schedule of operations is read, with excerpts of files that libtpu wrote."""
+
+import os
+import time
+
+import pytest
+
+from tokenformer_jax.plan import costs, schedule
+from tokenformer_jax.plan.chips import CHIPS
+from tokenformer_jax.plan.schedule import Bundles
+
+V6E, V5P = CHIPS['v6e'], CHIPS['v5p']
+
+# The first and the last lines of a file for v6e, with the compiler's spelling.
+HEAD = """== CAPACTIY:
+MXU, XLU, VALU, VPOP, EUP, VLOAD, VLOAD:FILL, VSTORE, VSTORE:SPILL, SALU
+    2     2     4     2     1     3     3     2     2     2
+== UTILIZATION:
+"""
+LINES = '2 0 3 1 0 2 0 0 0 0\n2 0 1 1 0 1 0 1 1 0\n0 0 0 0 0 1 0 0 0 0\n'
+
+# A product 32768 × 1536 × 6144 as libtpu 0.0.42.1 compiles it for v6e. Its dump has 12,729 bundles
+# for each of 2 · 48 steps, and 24,554 slots of the matrix units.
+PRODUCT = """HloModule jit_product, is_scheduled=true
+
+%inside (x: bf16[32768,1536], w: bf16[1536,6144]) -> bf16[32768,6144] {
+  %x = bf16[32768,1536]{1,0:T(8,128)(2,1)} parameter(0)
+  %w = bf16[1536,6144]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  ROOT %convolution.1 = bf16[32768,6144]{1,0:T(8,128)(2,1)} convolution(%x, %w), \
+dim_labels=bf_io->bf, metadata={op_name="jit(f)/dot_general"}
+}
+
+ENTRY %main (x: bf16[32768,1536], w: bf16[1536,6144]) -> bf16[32768,6144] {
+  %x.1 = bf16[32768,1536]{1,0:T(8,128)(2,1)} parameter(0)
+  %w.1 = bf16[1536,6144]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  ROOT %fusion = bf16[32768,6144]{1,0:T(8,128)(2,1)} fusion(%x.1, %w.1), kind=kOutput, \
+calls=%inside, metadata={op_name="jit(f)/dot_general"}, backend_config={"window_config":\
+{"estimated_cycles":"1847584","iteration_bounds":["2","48","1"]}}
+}
+"""
+BUNDLES = Bundles(12729, 12277.0, 4000.0)
+
+
+def read(chip, bundles, text=PRODUCT):
+  found = costs.read(text, None, chip, {'fusion': bundles})
+  (operation,) = found.operations
+  return found, operation
+
+
+def test_the_bundles_of_a_file_are_counted():
+  assert schedule.parse(HEAD + LINES) == Bundles(3, 4 / 2, 4 / 4)
+
+
+def test_an_operation_without_bundles_has_no_schedule():
+  assert schedule.parse(HEAD) is None
+  assert schedule.parse('') is None
+
+
+def test_files_are_read_when_they_are_complete_and_deleted(tmp_path):
+  first, second = (
+    tmp_path / f'{number}-fusion.7-00-final_hlo-static-per-bundle-utilization.txt'
+    for number in (17, 18)
+  )
+  first.write_text(HEAD + LINES)
+  (tmp_path / '17-TLP-hlo.txt').write_text('HloModule')
+  reader = schedule.Reader(str(tmp_path))
+  reader.read()
+  assert len(list(tmp_path.iterdir())) == 2, 'the compiler may still write to these files'
+  os.utime(first, (time.time() - 60,) * 2)
+  reader.read()
+  assert reader.bundles['fusion.7'].count == 3
+  second.write_text(HEAD + LINES + LINES)
+  reader.read(complete=True)
+  assert reader.bundles['fusion.7'].count == 6, 'the last schedule of an operation is the one'
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_dump_is_removed_after_an_error():
+  with pytest.raises(KeyboardInterrupt), schedule.temporary() as name:
+    raise KeyboardInterrupt
+  assert not os.path.exists(name)
+
+
+def test_flags_of_the_user_are_kept(monkeypatch):
+  monkeypatch.setenv('LIBTPU_INIT_ARGS', '--xla_tpu_one=1')
+  assert schedule.flags('/x').startswith('--xla_tpu_one=1 --xla_jf_dump_to=/x ')
+
+
+def test_a_product_takes_the_cycles_of_its_bundles_where_the_estimate_is_wrong():
+  found, operation = read(V6E, BUNDLES)
+  assert operation.seconds == pytest.approx(12729 * 96 / V6E.clock)
+  assert 1.0 < operation.seconds / operation.matrix < 1.05, '1.03 by the schedule, 1.57 by cycles'
+  assert operation.vector == pytest.approx(4000 * 96 / V6E.clock)
+  assert found.compute_seconds == found.scheduled_seconds == operation.seconds
+  assert found.cycles == 1847584, 'the estimate is there for comparison'
+
+
+def test_where_the_estimate_holds_the_schedule_is_a_check():
+  bundles = Bundles(14201, 13960.0, 4000.0)  # of the same product on v5p, in 256 steps
+  found, operation = read(V5P, bundles, PRODUCT.replace('["2","48","1"]', '["2","128","1"]'))
+  assert operation.seconds == pytest.approx(1847584 / V5P.clock)
+  assert operation.scheduled == operation.matrix, 'bundles do not wait for the matrix units'
+  assert found.scheduled_seconds == operation.scheduled
+
+
+def test_memory_bounds_an_operation_whose_bundles_do_not_wait_for_it():
+  text = PRODUCT.replace('S(1)', '').replace('1536', '16')
+  _, operation = read(V6E, Bundles(100, 96.0, 0.0), text)
+  moved = 2 * (32768 * 16 + 16 * 6144 + 32768 * 6144)
+  assert operation.memory == pytest.approx(moved / V6E.hbm_rate)
+  assert operation.seconds == operation.memory
+
+
+def test_a_schedule_with_too_few_products_is_not_that_of_the_operation():
+  _, operation = read(V6E, Bundles(12729, 100.0, 0.0))
+  assert operation.scheduled is None
+  assert operation.seconds == pytest.approx(1847584 / V6E.clock), 'the estimate remains'
+
+
+SLICED = """HloModule jit_layers, is_scheduled=true
+
+%one (all: f32[40,64,128], i: s32[], new: f32[1,64,128]) -> (f32[1,64,128], f32[40,64,128]) {
+  %all = f32[40,64,128]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %new = f32[1,64,128]{2,1,0} parameter(2)
+  %at = f32[1,64,128]{2,1,0} dynamic-slice(%all, %i, %i, %i), dynamic_slice_sizes={1,64,128}
+  %put = f32[40,64,128]{2,1,0} dynamic-update-slice(%all, %new, %i, %i, %i)
+  ROOT %both = (f32[1,64,128]{2,1,0}, f32[40,64,128]{2,1,0}) tuple(%at, %put)
+}
+
+ENTRY %main (all: f32[40,64,128], i: s32[], new: f32[1,64,128]) -> (f32[1,64,128], f32[40,64,128]) {
+  %all.1 = f32[40,64,128]{2,1,0} parameter(0)
+  %i.1 = s32[]{:S(4)} parameter(1)
+  %new.1 = f32[1,64,128]{2,1,0:S(1)} parameter(2)
+  ROOT %fusion = (f32[1,64,128]{2,1,0}, f32[40,64,128]{2,1,0}) fusion(%all.1, %i.1, %new.1), \
+kind=kLoop, calls=%one
+}
+"""
+
+
+def test_a_layer_of_a_stacked_array_counts_as_the_layer():
+  _, operation = read(V6E, Bundles(10, 0.0, 0.0), SLICED)
+  assert operation.memory * V6E.hbm_rate == pytest.approx(3 * 4 * 64 * 128), (
+    'one layer is read, one is returned and one is updated; the new one is in VMEM'
+  )

@@ -1,0 +1,91 @@
+"""Count the bytes that an operation of a compiled program moves between HBM and a device's core."""
+
+import re
+
+from tokenformer_jax.plan.hlo import Computation, Instruction, Program, shape_bytes
+
+_ARRAY = re.compile(r'\w+\[[\d,]*\](?:\{[^}]*\})?')
+_ELSEWHERE = re.compile(r'S\(\d+\)')  # a layout in another memory, such as VMEM
+_SLICES = ('dynamic-slice', 'slice', 'gather')
+_UPDATE = 'dynamic-update-slice'
+_SAME = ('bitcast', 'reshape', 'copy', 'convert')
+
+
+def hbm_bytes(program: Program, computation: Computation, instruction: Instruction) -> int:
+  """Return the bytes that one run of an operation reads from HBM and writes to it, at least.
+
+  A slice of an array counts as the slice, and so does the update of a slice.
+  """
+  inner = program.computations.get(instruction.attribute('calls') or '')
+  total = _written(inner, instruction)
+  for i, name in enumerate(instruction.operands):
+    operand = computation.instructions.get(name)
+    if operand is None or not (whole := _in_hbm(operand.shape)):
+      continue
+    if inner is None:
+      total += _read(instruction, i, whole)
+    else:
+      total += min(whole, _read_inside(program, inner, i, whole))
+  return total
+
+
+def _in_hbm(shape: str) -> int:
+  return sum(shape_bytes(array) for array in _ARRAY.findall(shape) if not _ELSEWHERE.search(array))
+
+
+def _written(inner: Computation | None, instruction: Instruction) -> int:
+  if inner is None:
+    return 0 if instruction.opcode == _UPDATE else _in_hbm(instruction.shape)
+  outputs = _ARRAY.findall(instruction.shape)
+  roots = [inner.root]
+  if inner.root.opcode == 'tuple':
+    roots = [inner.instructions[name] for name in inner.root.operands]
+  total = 0
+  for array, root in zip(outputs, roots, strict=False):
+    if not _ELSEWHERE.search(array):
+      update = _updated(inner, root)
+      total += shape_bytes(array) if update is None else update
+  return total
+
+
+def _updated(inner: Computation, root: Instruction) -> int | None:
+  """Return the bytes of the slice that a result updates in place; None for a whole result."""
+  while root.opcode in _SAME and root.operands[0] in inner.instructions:
+    root = inner.instructions[root.operands[0]]
+  return shape_bytes(inner.instructions[root.operands[1]].shape) if root.opcode == _UPDATE else None
+
+
+def _read(instruction: Instruction, operand: int, whole: int) -> int:
+  if instruction.opcode in _SLICES and operand == 0:
+    return min(whole, shape_bytes(instruction.shape))
+  if instruction.opcode == _UPDATE and operand == 0:
+    return 0
+  return whole
+
+
+def _read_inside(program: Program, inner: Computation, operand: int, whole: int) -> int:
+  """Return the bytes that a fusion reads of its operand of this number."""
+  parameter = next(
+    (
+      instruction.name
+      for instruction in inner.instructions.values()
+      if instruction.opcode == 'parameter' and instruction.operands == (str(operand),)
+    ),
+    None,
+  )
+  return 0 if parameter is None else _read_of(program, inner, parameter, whole)
+
+
+def _read_of(program: Program, inner: Computation, name: str, whole: int) -> int:
+  total = 0
+  for user in inner.instructions.values():
+    for i, operand in enumerate(user.operands):
+      if operand != name or user.opcode == 'parameter':
+        continue
+      if user.opcode == 'fusion':
+        total += _read_inside(program, program.computations[user.attribute('calls')], i, whole)
+      elif user.opcode == 'bitcast':
+        total += _read_of(program, inner, user.name, whole)
+      else:
+        total += _read(user, i, whole)
+  return total

@@ -1,0 +1,150 @@
+"""Compute the time of every operation of a compiled program, and the bounds of that time."""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from tokenformer_jax.plan import kernel_costs
+from tokenformer_jax.plan.chips import Chip
+from tokenformer_jax.plan.collectives import parse_collective
+from tokenformer_jax.plan.elementwise import vector_operations
+from tokenformer_jax.plan.hlo import Computation, Instruction, Program
+from tokenformer_jax.plan.matmuls import matmul_flops
+from tokenformer_jax.plan.memory_traffic import hbm_bytes
+from tokenformer_jax.plan.schedule import Bundles
+from tokenformer_jax.plan.walk import Visit
+
+_CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
+_BOUNDS = re.compile(r'"iteration_bounds":\[([^\]]*)\]')
+_SCOPE = re.compile(r'\bop_name="([^"]*)"')
+_COLLECTIVE_STEP = re.compile(r'async-collective-(start|done)')
+# Operations that take no time of their own: names, parts of others, and the ends of transfers.
+_FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'conditional')
+# The slots of the matrix units that a schedule uses, over those that the products need. A schedule
+# outside of these limits is not that of the operation. On v5e and v5p it has 0.75 of them.
+_PLAUSIBLE = (0.7, 2.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+  """An operation that runs on a device's core, and the seconds of one run of it.
+
+  Attributes:
+    seconds: the time that the plan counts.
+    scheduled: the time by the schedule: the longest of its bundles, its products at the peak of the
+      matrix units, and its bytes at HBM's bandwidth; None if the schedule is not known.
+    matrix, vector, memory: bounds by the products at the peak, by the slots of the vector units
+      that the schedule uses (else by counted operations), and by the bytes in HBM.
+    scopes: JAX's names of the operation and of those in it, its own first.
+    products: the names of the products in it.
+  """
+
+  name: str
+  opcode: str
+  times: int
+  seconds: float
+  scheduled: float | None
+  matrix: float
+  vector: float
+  memory: float
+  scopes: tuple[str, ...]
+  products: tuple[str, ...]
+
+
+def cycles(instruction: Instruction) -> int:
+  """Return the compiler's estimate of an operation's cycles, or 0."""
+  found = _CYCLES.search(instruction.attributes)
+  return int(found.group(1)) if found else 0
+
+
+def scope(instruction: Instruction) -> str:
+  """Return JAX's name of an operation, or an empty text."""
+  found = _SCOPE.search(instruction.attributes)
+  return found.group(1) if found else ''
+
+
+def steps(instruction: Instruction) -> int:
+  """Return how often an operation runs its bundles: the product of its windows' bounds."""
+  found = _BOUNDS.search(instruction.attributes)
+  return math.prod(map(int, re.findall(r'\d+', found.group(1)))) if found else 1
+
+
+def read(
+  program: Program, visits: list[Visit], bundles: Mapping[str, Bundles], chip: Chip
+) -> tuple[Operation, ...]:
+  """Return the operations of a program, in its order."""
+  inside = functools.cache(lambda name: list(_instructions(program, program.computations[name])))
+  return tuple(
+    _operation(program, v, bundles.get(v.instruction.name), chip, inside)
+    for v in visits
+    if v.inside is None and _takes_time(v.instruction)
+  )
+
+
+def _takes_time(instruction: Instruction) -> bool:
+  opcode = instruction.opcode
+  if opcode in _FREE or opcode.endswith(('-start', '-done')) or parse_collective(opcode):
+    return False
+  return not _COLLECTIVE_STEP.match(instruction.name) and opcode not in ('send', 'recv')
+
+
+def _instructions(
+  program: Program, computation: Computation
+) -> Iterator[tuple[Computation, Instruction]]:
+  """Yield the instructions of a fusion's computation, nested fusions included."""
+  for instruction in computation.instructions.values():
+    yield computation, instruction
+    if instruction.opcode == 'fusion':
+      yield from _instructions(program, program.computations[instruction.attribute('calls')])
+
+
+def _operation(
+  program: Program, v: Visit, found: Bundles | None, chip: Chip, inside: functools.cache
+) -> Operation:
+  instruction, calls = v.instruction, v.instruction.attribute('calls')
+  parts = [(v.computation, instruction)]
+  if instruction.opcode == 'fusion':
+    parts = [*inside(calls)]
+  flops = {part.name: matmul_flops(where, part) for where, part in parts}
+  products = [part for _, part in parts if flops[part.name]]
+  matrix = sum(flops.values()) / chip.peak
+  memory = hbm_bytes(program, v.computation, instruction) / chip.hbm_rate
+  runs, least = steps(instruction), matrix
+  kernel = kernel_costs.cost(v.computation, instruction, scope(instruction), chip)
+  if kernel:
+    matrix, least, runs = kernel.flops / chip.peak, kernel.filled / chip.peak, kernel.blocks or 1
+    found = found if kernel.blocks else None
+  if (
+    found
+    and least
+    and not _PLAUSIBLE[0] <= _cycle_seconds(found.matrix, runs, chip) / least <= _PLAUSIBLE[1]
+  ):
+    found = None
+  scheduled = vector = None
+  if found:
+    vector = _cycle_seconds(found.vector, runs, chip)
+    scheduled = max(_cycle_seconds(found.count, runs, chip), least, memory)
+  if vector is None:
+    counted = sum(vector_operations(where, part) for where, part in parts)
+    vector = counted / chip.vector_peak
+  estimate = kernel.seconds if kernel else cycles(instruction) / chip.clock
+  by_schedule = scheduled is not None and (kernel or not chip.cycles_hold)
+  return Operation(
+    instruction.name,
+    instruction.opcode,
+    v.times,
+    scheduled if by_schedule else estimate,
+    scheduled,
+    matrix,
+    vector,
+    memory,
+    tuple(dict.fromkeys(filter(None, map(scope, [instruction, *(part for _, part in parts)])))),
+    tuple(dict.fromkeys(filter(None, map(scope, products)))),
+  )
+
+
+def _cycle_seconds(count: float, runs: int, chip: Chip) -> float:
+  """Return the seconds of bundles; the cores of a device share the runs."""
+  return count * runs / chip.cores / chip.clock

@@ -1,0 +1,135 @@
+"""Follow a compiled program in its order to find which collectives run behind computation.
+
+An asynchronous collective has a start and a done in the program. The device waits at the done for
+what is left of the transfer; it waits for a whole synchronous collective. Transfers over one
+network run one after the other, at the speeds in `collectives.py`.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from tokenformer_jax.plan.collectives import Cost
+from tokenformer_jax.plan.hlo import Computation, Instruction, Program
+from tokenformer_jax.plan.operations import Operation
+from tokenformer_jax.plan.walk import callees
+
+_FUSED_START, _FUSED_DONE = 'async-collective-start', 'async-collective-done'
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """A collective in the program's order.
+
+  Attributes:
+    name: of the instruction that starts it.
+    kind: such as `all-gather`.
+    times: how often it runs in a step.
+    seconds: of one run on the network.
+    between: seconds of computation from its start to its done; 0 if it is synchronous.
+    exposed: seconds for which the device waits, in one run.
+    beside: the operations that run between start and done, the longest first.
+  """
+
+  name: str
+  kind: str
+  cost: Cost
+  times: int
+  seconds: float
+  between: float
+  exposed: float
+  beside: tuple[str, ...]
+  synchronous: bool
+
+
+@dataclasses.dataclass
+class _Running:
+  """A collective between its start and its done."""
+
+  begins: float
+  ready: float
+  between: float = 0.0
+  beside: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+def follow(
+  program: Program, operations: tuple[Operation, ...], costs: Mapping[str, tuple[str, Cost]]
+) -> tuple[float, tuple[Collective, ...]]:
+  """Return the seconds of a step in the program's order, and its collectives.
+
+  `costs` has the kind and the cost of a collective by the name of the instruction that starts it.
+  """
+  follower = _Follower(program, {operation.name: operation for operation in operations}, costs)
+  seconds = follower.run(program.entry, 1)
+  return seconds, tuple(follower.found)
+
+
+class _Follower:
+  def __init__(
+    self,
+    program: Program,
+    operations: Mapping[str, Operation],
+    costs: Mapping[str, tuple[str, Cost]],
+  ):
+    self._program, self._operations, self._costs = program, operations, costs
+    self.found: list[Collective] = []
+
+  def run(self, computation: Computation, times: int) -> float:
+    """Return the seconds of one run of a computation, which runs `times` in a step."""
+    now, free, running = 0.0, {}, {}
+    dones = _dones(computation, self._costs)
+    for name, instruction in computation.instructions.items():
+      if name in self._costs:
+        _, cost = self._costs[name]
+        ready = free[cost.network] = max(now, free.get(cost.network, 0.0)) + cost.seconds
+        running[name] = _Running(now, ready)
+        if name in dones.values():
+          continue
+        self._record(name, running.pop(name), now, times, synchronous=True)
+        now = ready
+      elif name in dones:
+        if start := running.pop(dones[name], None):
+          self._record(dones[name], start, now, times, synchronous=False)
+          now = max(now, start.ready)
+      else:
+        seconds = self._seconds(computation, instruction, times)
+        now += seconds
+        for other in running.values():
+          other.between += seconds
+          other.beside[name] = seconds
+    return now
+
+  def _seconds(self, computation: Computation, instruction: Instruction, times: int) -> float:
+    if operation := self._operations.get(instruction.name):
+      return operation.seconds
+    if instruction.opcode not in ('while', 'conditional', 'call'):
+      return 0.0
+    return sum(
+      count * self.run(self._program.computations[name], times * count)
+      for name, count in callees(self._program, computation, instruction)
+    )
+
+  def _record(
+    self, name: str, start: _Running, now: float, times: int, *, synchronous: bool
+  ) -> None:
+    kind, cost = self._costs[name]
+    beside = sorted(start.beside, key=lambda other: -start.beside[other])
+    exposed = max(0.0, start.ready - now)
+    self.found.append(
+      Collective(
+        *(name, kind, cost, times, cost.seconds, start.between, exposed, tuple(beside)),
+        synchronous=synchronous,
+      )
+    )
+
+
+def _dones(computation: Computation, costs: Mapping[str, tuple[str, Cost]]) -> dict[str, str]:
+  """Return the start of each asynchronous collective by the name of its done."""
+  found = {}
+  for name, instruction in computation.instructions.items():
+    start = name.replace(_FUSED_DONE, _FUSED_START)
+    if instruction.opcode.endswith('-done') and instruction.operands:
+      start = instruction.operands[0]
+    if start != name and start in costs and re.search('-done', name + instruction.opcode):
+      found[name] = start
+  return found
