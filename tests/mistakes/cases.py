@@ -294,6 +294,14 @@ PLAN = {
     "--config.data.batch_size_by_step='0:8 9:16'",
     '--grow, --sweep and --tune plan batches of one size',
   ),
+  'a breakdown without a schedule': (
+    'plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --quick --breakdown',
+    '--quick is given',
+  ),
+  'a breakdown of a GPU': (
+    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --breakdown',
+    'give a topology of TPUs',
+  ),
   'a chip of no shape': ('plan --config={repo}/configs/lm_stdlib.py --topology=v5e', 'v5e:4x4'),
   'a shape of another chip': (
     'plan --config={repo}/configs/lm_stdlib.py --topology=v5p:4x4',

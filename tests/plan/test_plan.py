@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import re
 import runpy
 
 import pytest
@@ -14,7 +15,17 @@ from tokenformer_jax.config import GrowConfig, pattentions, token_counts, token_
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
-from tokenformer_jax.plan import chain, chips, estimate, stages, table, topology, tune
+from tokenformer_jax.plan import (
+  breakdown,
+  chain,
+  chips,
+  estimate,
+  picture,
+  stages,
+  table,
+  topology,
+  tune,
+)
 from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.operations import Operation
 from tokenformer_jax.plan.program import Memory
@@ -171,6 +182,19 @@ def test_the_table_says_which_times_are_by_the_schedule():
   on_v6e = table.render(dataclasses.replace(compiled, topology=topology.parse('v6e:4x4')))
   assert "by the compiler's schedule" in on_v6e
   assert 'the same by its cycles, which are wrong here' in on_v6e
+
+
+def test_a_breakdown_has_the_step_and_its_operations():
+  rendered = breakdown.render(_compiled())
+  assert re.search(r'a step in its order +2,250.00 +MFU', rendered)
+  assert re.search(r'step +1 +2,000.00 +2,000,000 ', rendered), 'the operation is listed'
+
+
+@pytest.mark.slow
+def test_a_breakdown_is_drawn(tmp_path):
+  pytest.importorskip('matplotlib')
+  picture.draw(_compiled(), tmp_path / 'step.png')
+  assert (tmp_path / 'step.png').read_bytes().startswith(b'\x89PNG')
 
 
 def test_inputs_of_layers_wait_on_the_host():

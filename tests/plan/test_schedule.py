@@ -117,6 +117,17 @@ def test_a_schedule_with_too_few_products_is_not_that_of_the_operation():
   assert operation.seconds == pytest.approx(1847584 / V6E.clock), 'the estimate remains'
 
 
+def test_an_operation_that_equals_another_has_its_schedule():
+  text = PRODUCT.replace('ROOT %fusion = ', '%fusion = ')
+  line = next(line for line in text.splitlines() if '%fusion = ' in line)
+  text = text.replace(line, f'{line}\n  ROOT {line.strip().replace("%fusion", "%again", 1)}')
+  text = text.replace('calls=%inside, metadata={op_name="jit(f)/dot_general"}', 'calls=%inside', 1)
+  found = costs.read(text, None, V6E, {'fusion': BUNDLES})
+  first, second = found.operations
+  assert (first.name, second.name) == ('fusion', 'again')
+  assert second.scheduled == first.scheduled is not None
+
+
 SLICED = """HloModule jit_layers, is_scheduled=true
 
 %one (all: f32[40,64,128], i: s32[], new: f32[1,64,128]) -> (f32[1,64,128], f32[40,64,128]) {

@@ -7,13 +7,14 @@ data that the chips exchange. `--topology=gpu-h100:8` uses formulas only. docs/p
 output.
 
   --quick                               plan in seconds, with rough times
+  --breakdown                           where the step goes, and what bounds each part
   --tune=12                             try up to 12 meshes and recomputations; print the best flags
   --sweep=12                            the same with other batches
   --grow=qkv=2176,proj=2176,ffn=8704    plan a growth chain; repeat the flag for each stage
   --grow=ffn=8704,layers=24             a stage with more layers
 """
 
-import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,16 @@ from tokenformer_jax.cli import config_flag
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config, to_json
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.plan import chain, estimate, stages, table, topology, tune
+from tokenformer_jax.plan import (
+  breakdown,
+  chain,
+  estimate,
+  picture,
+  stages,
+  table,
+  topology,
+  tune,
+)
 from tokenformer_jax.plan.topology import Topology
 from tokenformer_jax.steps.fit import DoesNotFitError
 
@@ -36,8 +46,10 @@ def define_flags() -> None:
   flags.DEFINE_string('topology', None, 'CHIP:SHAPE, such as v5e:4x4 or v5p:4x4x4.', required=True)
   flags.DEFINE_integer('slices', 1, 'The number of slices.', lower_bound=1)
   flags.DEFINE_bool(
-    'quick', False, 'Take seconds instead of minutes for each program, without its cycles.'
+    'quick', False, 'Take seconds instead of minutes for each program, without its schedule.'
   )
+  flags.DEFINE_bool('breakdown', False, 'Print where the step goes, and its bounds.')
+  flags.DEFINE_string('picture', None, 'A PNG file to draw the breakdown to.')
   flags.DEFINE_integer(
     'tune', 0, "The most programs to compile in a search with the config's batch.", lower_bound=0
   )
@@ -68,21 +80,56 @@ def main(argv: Sequence[str]) -> None:
   jax.config.update('jax_platforms', 'cpu')  # The planned devices are not on this machine.
   cli.output_file('json')
   on = topology.parse(values.topology, values.slices)
+  _check_breakdown(on)
   if values.quick and not on.has_compiler:
     raise UserError(
       f'--quick has an effect only where programs are compiled, and --topology={values.topology} '
       'is planned by formulas, in seconds; leave it out'
     )
   run = config_flag.read()
+  if _wants_breakdown() and run.data.has_stages:
+    raise UserError(
+      '--breakdown and --picture are of one program, and the config has batch_size_by_step or '
+      "sequence_length_by_step in config.data; set them to ''"
+    )
   try:
     text, figures = _answer(run, on)
   except DoesNotFitError as error:
     raise estimate.advice(run, error, on) from error
   except KeyboardInterrupt:
-    os._exit(130)  # The compiler runs in a thread that nothing else stops.
+    sys.exit(130)
   print(text)
   if values.json:
     cli.write_json('json', figures)
+
+
+def _wants_breakdown() -> bool:
+  return flags.FLAGS.breakdown or flags.FLAGS.picture is not None
+
+
+def _check_breakdown(on: Topology) -> None:
+  """Check the flags of a breakdown before anything is compiled.
+
+  Raises:
+    UserError: nothing is compiled as far as the schedule, or the picture cannot be drawn.
+  """
+  if not _wants_breakdown():
+    return
+  values = flags.FLAGS
+  for name in ('quick', 'tune', 'sweep', 'grow'):
+    if values[name].value:
+      raise UserError(
+        f'--breakdown and --picture need the schedule of one program, and --{name} is given; leave '
+        'it out'
+      )
+  if not on.has_compiler:
+    raise UserError(
+      f'--breakdown and --picture need a compiler, and --topology={values.topology} is planned by '
+      'formulas; give a topology of TPUs'
+    )
+  cli.output_file('picture')
+  if values.picture is not None:
+    picture.check()
 
 
 def _answer(run: Config, on: Topology) -> tuple[str, Any]:
@@ -116,4 +163,10 @@ def _answer(run: Config, on: Topology) -> tuple[str, Any]:
       for candidate in tried
     ]
   found = estimate.plan(run, on, quick=quick)
-  return table.render(found), found.to_json()
+  text, figures = table.render(found), found.to_json()
+  if flags.FLAGS.breakdown:
+    text += f'\n\n{breakdown.render(found)}'
+    figures['breakdown'] = breakdown.to_json(found.costs)
+  if flags.FLAGS.picture is not None:
+    cli.write_output('picture', lambda path: picture.draw(found, path))
+  return text, figures

@@ -14,6 +14,7 @@ from tokenformer_jax.parallel.sharding import constrain
 Rows = tuple[jax.Array, ...]  # arrays [B, T, …], the input of the head first
 
 
+@jax.named_scope('head_and_loss')
 def logits(hidden_BxTxD: jax.Array, embedding_VxD: jax.Array) -> jax.Array:
   """Return the scores of all tokens [B, T, V], in float32.
 
@@ -98,6 +99,7 @@ class Objective(NamedTuple):
   weigh: Callable[[Any], jax.Array]  # maps such sums to the value, a number
 
 
+@jax.named_scope('head_and_loss')
 def minimized(
   objective: Objective,
   rows: Rows,

@@ -42,6 +42,7 @@ class Norm(nnx.Module):
     self.scale = make(first, role=Role.GAIN) if form in WITH_SCALE else None
     self.bias = make(nnx.initializers.zeros, role=Role.BIAS) if form in _WITH_BIAS else None
 
+  @jax.named_scope('norm')
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     """Normalize each position [B, T, D], or each head of it."""
     scale = None if self.scale is None else self.scale[...]

@@ -44,6 +44,7 @@ class Rotary:
       self.base, self.clip, self.layout = config.base, config.clip, config.layout
       self.scaling = config.scaling
 
+  @jax.named_scope('rotary')
   def __call__(self, x_BxTxHxK: jax.Array, positions_BxT: jax.Array) -> jax.Array:
     """Rotate heads [B, T, H, K] by positions [B, T], or [1, T] for all rows."""
     if not self.width:

@@ -7,7 +7,7 @@ early.py        the compiler's intermediate result, available after seconds
 hlo.py walk.py  parser for the program's text; how often every instruction runs
 schedule.py     the compiler's schedule of every operation
 costs.py        FLOPs, operations and collectives of a step (matmuls.py, elementwise.py,
-                memory_traffic.py, kernel_costs.py, operations.py, collectives.py)
+                memory_traffic.py, kernel_costs.py, operations.py, twins.py, collectives.py)
 overlap.py      which collectives run behind computation
 formulas.py     memory and costs by formula, for GPUs
 exchange.py     bytes of the tokens that devices exchange to reach their experts
@@ -15,6 +15,7 @@ estimate.py     the plan: times, MFU, hours
 stages.py       a run whose batches change over steps
 table.py        the plan as text
 tune.py         search for the fastest of several configs
+breakdown.py    where the step goes, as text (picture.py: as a picture)
 chain.py        growth chains
 """
 

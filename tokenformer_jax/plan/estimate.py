@@ -95,7 +95,7 @@ class Plan:
       f'after {self.compile_seconds:.0f} s: it fits, in {memory.peak / 2**30:.2f} of '
       f'{memory.capacity / 2**30:.0f} GiB of HBM a device; a step moves '
       f'{self.network_gigabytes:.2f} GB and takes roughly {fast * 1e3:,.0f} ms, an MFU of '
-      f'{mfu:.0%}; its cycles are known in minutes{caveat}'
+      f'{mfu:.0%}; its schedule is known in minutes{caveat}'
     )
 
   @property

@@ -14,6 +14,7 @@ from tokenformer_jax.plan.hlo import Computation, Instruction, Program
 from tokenformer_jax.plan.matmuls import matmul_flops
 from tokenformer_jax.plan.memory_traffic import hbm_bytes
 from tokenformer_jax.plan.schedule import Bundles
+from tokenformer_jax.plan.twins import with_twins
 from tokenformer_jax.plan.walk import Visit
 
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
@@ -38,7 +39,8 @@ class Operation:
     matrix, vector, memory: bounds by the products at the peak, by the slots of the vector units
       that the schedule uses (else by counted operations), and by the bytes in HBM.
     scopes: JAX's names of the operation and of those in it, its own first.
-    products: the names of the products in it.
+    products: JAX's names of the products in it.
+    holds: the opcodes in it.
   """
 
   name: str
@@ -51,6 +53,7 @@ class Operation:
   memory: float
   scopes: tuple[str, ...]
   products: tuple[str, ...]
+  holds: frozenset[str] = frozenset()
 
 
 def cycles(instruction: Instruction) -> int:
@@ -75,6 +78,7 @@ def read(
   program: Program, visits: list[Visit], bundles: Mapping[str, Bundles], chip: Chip
 ) -> tuple[Operation, ...]:
   """Return the operations of a program, in its order."""
+  bundles = with_twins(program, visits, bundles) if bundles else bundles
   inside = functools.cache(lambda name: list(_instructions(program, program.computations[name])))
   return tuple(
     _operation(program, v, bundles.get(v.instruction.name), chip, inside)
@@ -87,6 +91,8 @@ def _takes_time(instruction: Instruction) -> bool:
   opcode = instruction.opcode
   if opcode in _FREE or opcode.endswith(('-start', '-done')) or parse_collective(opcode):
     return False
+  if opcode == 'custom-call' and not kernel_costs.is_kernel(instruction):
+    return cycles(instruction) > 0  # Others name memory.
   return not _COLLECTIVE_STEP.match(instruction.name) and opcode not in ('send', 'recv')
 
 
@@ -141,7 +147,8 @@ def _operation(
     vector,
     memory,
     tuple(dict.fromkeys(filter(None, map(scope, [instruction, *(part for _, part in parts)])))),
-    tuple(dict.fromkeys(filter(None, map(scope, products)))),
+    tuple(dict.fromkeys(scope(product) for product in products)),
+    frozenset(part.opcode for _, part in parts),
   )
 
 

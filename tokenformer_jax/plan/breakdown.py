@@ -1,0 +1,227 @@
+"""Divide a training step into rows: where its time goes, and what bounds each part.
+
+An operation belongs to a row by its JAX names, which the model's named scopes are part of, and by
+what is in it. A fusion of a product with other work counts as a product.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+
+from tokenformer_jax.parallel.messages import aligned
+from tokenformer_jax.plan.costs import Costs
+from tokenformer_jax.plan.estimate import Plan
+from tokenformer_jax.plan.operations import Operation
+from tokenformer_jax.plan.overlap import Collective
+from tokenformer_jax.plan.table import Row, ms, percent
+
+WAITS = 'collectives, exposed'
+_BESIDE = 3  # operations that are named beside a collective
+_DEAREST = 12  # operations that are listed one by one
+_BACKWARD = re.compile(r'transpose\(')
+_AGAIN = 'rematted_computation'
+
+
+def _scope(name: str) -> Callable[[Operation], bool]:
+  """Return whether an operation, or for a fusion without one its first part, has a scope."""
+  found = re.compile(rf'[/(]{name}[)/]')
+  return lambda operation: any(found.search(scope) for scope in operation.scopes[:1])
+
+
+def _holds(*opcodes: str) -> Callable[[Operation], bool]:
+  return lambda operation: bool(set(opcodes) & operation.holds)
+
+
+_PRODUCT = re.compile(r'[/(](head_and_loss|rotary)[)/]')
+
+
+def _in_product(name: str) -> Callable[[Operation], bool]:
+  return lambda operation: any(
+    found.group(1) == name for scope in operation.products if (found := _PRODUCT.search(scope))
+  )
+
+
+def _is_optimizer(operation: Operation) -> bool:
+  own = [scope for scope in operation.scopes if scope.startswith('jit(')]
+  return bool(own) and not any('jvp' in scope for scope in own)
+
+
+def _is_copy(operation: Operation) -> bool:
+  return operation.opcode in _COPIES or operation.holds <= _COPIES
+
+
+_COPIES = frozenset(
+  (
+    *('copy', 'reshape', 'transpose', 'convert', 'broadcast', 'pad', 'slice', 'concatenate'),
+    *('dynamic-slice', 'dynamic-update-slice', 'bitcast', 'parameter', 'constant', 'tuple'),
+    *('get-tuple-element', 'fusion', 'iota'),
+  )
+)
+# Rows with the condition of an operation, the first that holds.
+_ROWS: tuple[tuple[str, Callable[[Operation], bool]], ...] = (
+  ('attention', lambda o: o.opcode == 'custom-call' and 'splash' in o.name),
+  ('other kernels', lambda o: o.opcode == 'custom-call'),
+  ('head and loss', lambda o: _in_product('head_and_loss')(o) or _scope('head_and_loss')(o)),
+  ('rotary positions', lambda o: _in_product('rotary')(o) or _scope('rotary')(o)),
+  ('scores, backward: products with the slope of GELU', lambda o: _is_score(o) and _has_slope(o)),
+  ('scores, forward: products with GELU', lambda o: _is_score(o)),
+  ('other products', lambda o: bool(o.products)),
+  ('norms', _scope('norm')),
+  ('optimizer', _is_optimizer),
+  ('attention', lambda o: any('splash' in scope for scope in o.scopes[:1])),
+  ('embedding', lambda o: any('jit(_take)' in scope for scope in o.scopes[:1])),
+  ('copies and casts', _is_copy),
+)
+_REST = 'elementwise and the rest'
+
+
+def _is_score(operation: Operation) -> bool:
+  return bool(operation.products) and _holds('erf', 'tanh')(operation)
+
+
+def _has_slope(operation: Operation) -> bool:
+  """Return whether a fusion differentiates GELU; the slope of the exact one has an exponential."""
+  scopes = [scope for scope in operation.products if _BACKWARD.search(scope)]
+  return bool(scopes) and _AGAIN not in scopes[0] and _holds('exponential')(operation)
+
+
+@dataclasses.dataclass
+class Part:
+  """A row of the breakdown: seconds of a step on a device, and the bounds of their sum."""
+
+  name: str
+  count: int = 0
+  seconds: float = 0.0
+  matrix: float = 0.0
+  vector: float = 0.0
+  memory: float = 0.0
+
+  @property
+  def limit(self) -> str:
+    """Return the unit with the largest bound, or what else takes the time."""
+    bounds = {'matrix': self.matrix, 'vector': self.vector, 'memory': self.memory}
+    name = max(bounds, key=bounds.__getitem__)
+    return name if bounds[name] > 0.7 * self.seconds else f'order ({name})'
+
+
+def row_of(operation: Operation) -> str:
+  """Return the row of an operation."""
+  return next((name for name, belongs in _ROWS if belongs(operation)), _REST)
+
+
+def parts(costs: Costs) -> list[Part]:
+  """Return the rows, the longest first, and last the waits for collectives.
+
+  Their seconds sum to `costs.ordered_seconds`.
+  """
+  found: dict[str, Part] = {}
+  for operation in costs.operations:
+    name, times = row_of(operation), operation.times
+    part = found.setdefault(name, Part(name))
+    part.count += times
+    part.seconds += times * operation.seconds
+    part.matrix += times * operation.matrix
+    part.vector += times * operation.vector
+    part.memory += times * operation.memory
+  waits = Part(WAITS, sum(one.times for one in costs.collectives))
+  waits.seconds = sum(one.times * one.exposed for one in costs.collectives)
+  return [*sorted(found.values(), key=lambda part: -part.seconds), waits]
+
+
+def render(plan: Plan) -> str:
+  """Return the tables: rows of the step, its longest operations, and its collectives."""
+  costs = plan.costs
+  tables = [_step(plan), _operations(costs)]
+  if costs.collectives:
+    tables.append(_collectives(costs))
+  return '\n\n'.join(aligned(table) for table in tables)
+
+
+def _step(plan: Plan) -> list[Row]:
+  costs = plan.costs
+  whole = costs.ordered_seconds
+  rows: list[Row] = [
+    ('where the step goes', 'number', 'ms', 'share', 'matrix', 'vector', 'memory', 'limit')
+  ]
+  for part in parts(costs):
+    bounds = ('', '', '', 'network')
+    if part.name != WAITS:
+      bounds = (ms(part.matrix), ms(part.vector), ms(part.memory), part.limit)
+    share = percent(part.seconds / whole)
+    rows.append((part.name, f'{part.count:,}', ms(part.seconds), share, *bounds))
+  mfu = plan.model_flops / plan.topology.chip.peak / plan.topology.devices / whole
+  rows.append(('a step in its order', '', ms(whole), f'MFU {percent(mfu)}', '', '', '', ''))
+  return rows
+
+
+def _operations(costs: Costs) -> list[Row]:
+  rows: list[Row] = [
+    ('the longest operations', 'times', 'ms, all', 'µs', 'matrix', 'vector', 'memory', 'row')
+  ]
+  dearest = sorted(costs.operations, key=lambda one: -one.times * one.seconds)[:_DEAREST]
+  for one in dearest:
+    bounds = (f'{1e6 * bound:,.0f}' for bound in (one.matrix, one.vector, one.memory))
+    every, each = ms(one.times * one.seconds), f'{1e6 * one.seconds:,.0f}'
+    rows.append((one.name, f'{one.times:,}', every, each, *bounds, row_of(one)))
+  return rows
+
+
+def _collectives(costs: Costs) -> list[Row]:
+  rows: list[Row] = [
+    ('collectives', 'over', 'times', 'ms', 'beside work', 'exposed', 'what runs beside them')
+  ]
+  grouped: dict[tuple[str, ...], list[Collective]] = {}
+  for one in costs.collectives:
+    how = 'synchronous' if one.synchronous else 'asynchronous'
+    label = f'{one.cost.axis}: {one.kind}, {how}'
+    grouped.setdefault((label, one.cost.network), []).append(one)
+  for (label, network), ones in sorted(grouped.items(), key=lambda item: -_exposed(item[1])):
+    beside = sorted({name for one in ones for name in one.beside[:_BESIDE]})
+    more = f' and {len(beside) - _BESIDE} others' if len(beside) > _BESIDE else ''
+    rows.append(
+      (
+        label,
+        network,
+        f'{sum(one.times for one in ones):,}',
+        ms(sum(one.times * one.seconds for one in ones)),
+        ms(sum(one.times * one.between for one in ones)),
+        ms(_exposed(ones)),
+        ', '.join(beside[:_BESIDE]) + more or 'nothing',
+      )
+    )
+  exposed = [one for one in costs.collectives if one.times * one.exposed > _shown(costs)]
+  for one in sorted(exposed, key=lambda one: -one.times * one.exposed)[:_DEAREST]:
+    rows.append(
+      (
+        f'  {one.name}',
+        one.cost.network,
+        f'{one.times:,}',
+        ms(one.times * one.seconds),
+        ms(one.times * one.between),
+        ms(one.times * one.exposed),
+        ', '.join(one.beside[:_BESIDE]) or 'nothing',
+      )
+    )
+  return rows
+
+
+def _exposed(ones: list[Collective]) -> float:
+  return sum(one.times * one.exposed for one in ones)
+
+
+def _shown(costs: Costs) -> float:
+  """Return the seconds of waits above which a collective has a line of its own."""
+  return costs.ordered_seconds / 1000
+
+
+def to_json(costs: Costs) -> list[dict[str, float]]:
+  """Return the rows for a JSON file."""
+  return [dataclasses.asdict(part) for part in parts(costs)]
+
+
+def bars(costs: Costs) -> Iterator[tuple[str, float, dict[str, float]]]:
+  """Yield the name, the seconds and the bounds of each row with a thousandth of the step."""
+  for part in parts(costs):
+    if part.seconds >= _shown(costs):
+      bounds = {'matrix': part.matrix, 'vector': part.vector, 'memory': part.memory}
+      yield part.name, part.seconds, {} if part.name == WAITS else bounds

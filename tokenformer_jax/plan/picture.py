@@ -1,0 +1,64 @@
+"""Draw where a training step goes."""
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.plan import breakdown
+from tokenformer_jax.plan.estimate import Plan
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
+
+_MARKERS = {'matrix': ('|', 'C3'), 'vector': ('|', 'C1'), 'memory': ('|', 'C2')}
+
+
+def check() -> None:
+  """Check, before any long computation, that pictures can be drawn.
+
+  Raises:
+    UserError: matplotlib is missing.
+  """
+  if importlib.util.find_spec('matplotlib') is None:
+    raise UserError(
+      'matplotlib, which draws the picture, is not installed; run pip install -e ".[plot]"'
+    )
+
+
+def figure(plan: Plan) -> 'Figure':
+  """Return a bar for each row of the breakdown, with marks at its bounds."""
+  from matplotlib.figure import Figure  # noqa: PLC0415
+
+  rows = list(breakdown.bars(plan.costs))
+  drawn = Figure(figsize=(9, 1.4 + 0.34 * len(rows)), dpi=150, layout='constrained')
+  axes = drawn.add_subplot()
+  places = range(len(rows))
+  axes.barh(places, [1e3 * seconds for _, seconds, _ in rows], color='0.8', height=0.7)
+  for name, (marker, colour) in _MARKERS.items():
+    marks = [(1e3 * bounds[name], place) for place, (_, _, bounds) in enumerate(rows) if bounds]
+    x, y = zip(*marks, strict=True)
+    label = f'bound by the {name} units' if name != 'memory' else 'bound by HBM'
+    axes.plot(x, y, marker, color=colour, markersize=14, markeredgewidth=2.5, label=label)
+  whole = plan.costs.ordered_seconds
+  for place, (_, seconds, _) in enumerate(rows):
+    axes.annotate(
+      f'{seconds / whole:.1%}', (1e3 * seconds, place), (6, 0),
+      textcoords='offset points', va='center', fontsize=8, color='0.3',
+    )  # fmt: skip
+  axes.set_yticks(places, [name for name, _, _ in rows])
+  axes.invert_yaxis()
+  axes.margins(x=0.1)
+  axes.set_xlabel('ms of a step on a device, by the schedule')
+  on = plan.topology
+  axes.set_title(f'{plan.parameters:,} parameters on {on.name}: {1e3 * whole:,.0f} ms', fontsize=10)
+  axes.grid(axis='x', color='0.9', linewidth=0.8)
+  axes.set_axisbelow(True)
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.legend(frameon=False, fontsize=8, loc='lower right')
+  return drawn
+
+
+def draw(plan: Plan, path: Path) -> None:
+  """Write the picture as PNG."""
+  figure(plan).savefig(path, format='png')

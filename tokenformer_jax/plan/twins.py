@@ -1,0 +1,60 @@
+"""Find operations of a program that do the same: the compiler schedules them once."""
+
+import re
+from collections.abc import Hashable, Iterable, Mapping
+
+from tokenformer_jax.plan.hlo import Computation, Instruction, Program
+from tokenformer_jax.plan.schedule import Bundles
+from tokenformer_jax.plan.walk import Visit
+
+_BOUNDS = re.compile(r'"iteration_bounds":\[[^\]]*\]')
+# Attributes that name other parts of the program or the source.
+_NAMES = re.compile(
+  r'(?:, )?(?:metadata=\{[^}]*\}|(?:calls|to_apply)=%?[\w.\-]+|sharding=\{[^}]*\}'
+  r'|frontend_attributes=\{.*?\}\}|backend_config=.*$)'
+)
+
+
+def with_twins(
+  program: Program, visits: Iterable[Visit], bundles: Mapping[str, Bundles]
+) -> dict[str, Bundles]:
+  """Return the bundles, and the same for each operation that equals one of those with bundles."""
+  found, missing, known = dict(bundles), {}, {}
+  for v in visits:
+    if v.inside is not None or v.instruction.opcode in ('parameter', 'constant', 'tuple'):
+      continue
+    signature = _signature(program, v.computation, v.instruction)
+    if v.instruction.name in bundles:
+      known[signature] = bundles[v.instruction.name]
+    else:
+      missing[v.instruction.name] = signature
+  return found | {name: known[key] for name, key in missing.items() if key in known}
+
+
+def _signature(program: Program, computation: Computation, instruction: Instruction) -> Hashable:
+  calls, instructions = instruction.attribute('calls'), computation.instructions
+  operands = (instructions[name].shape for name in instruction.operands if name in instructions)
+  bounds = _BOUNDS.search(instruction.attributes)
+  return (
+    instruction.opcode,
+    instruction.shape,
+    tuple(operands),
+    bounds.group() if bounds else _NAMES.sub('', instruction.attributes),
+    _body(program, program.computations[calls]) if calls in program.computations else None,
+  )
+
+
+def _body(program: Program, computation: Computation) -> Hashable:
+  places = {name: place for place, name in enumerate(computation.instructions)}
+  return tuple(
+    (
+      instruction.opcode,
+      instruction.shape,
+      tuple(places.get(name, name) for name in instruction.operands),
+      _NAMES.sub('', instruction.attributes),
+      _body(program, program.computations[calls])
+      if (calls := instruction.attribute('calls')) in program.computations
+      else None,
+    )
+    for instruction in computation.instructions.values()
+  )
