@@ -84,12 +84,16 @@ def halo(key_BxTxHxK: jax.Array, window: int) -> int:
   The number is rounded up to whole blocks of a kernel. It is 0 where whole rows cost less: the
   kernel also computes these slots as queries, in vain.
   """
-  if not window or not splits(key_BxTxHxK):
+  if not splits(key_BxTxHxK):
     return 0
-  own = key_BxTxHxK.shape[1] // parts('slots')
+  return halo_of(key_BxTxHxK.shape[1] // parts('slots'), window)
+
+
+def halo_of(own: int, window: int) -> int:
+  """Return `halo` for a device with `own` slots of a row."""
   block = math.gcd(own, _BLOCK)
   slots = -(-(window - 1) // block) * block
-  return slots if _WORTH * slots <= own else 0
+  return slots if window and _WORTH * slots <= own else 0
 
 
 def in_window(

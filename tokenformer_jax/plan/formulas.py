@@ -1,13 +1,21 @@
 """Bound memory and costs of a training step by formula, for GPUs: they have no compiler here."""
 
+import itertools
 import math
 from collections.abc import Iterator
 
 import jax
 from jax.sharding import AbstractMesh
 
-from tokenformer_jax.config import ExpertsConfig, MLPConfig, ModelConfig
-from tokenformer_jax.model import flops, models
+from tokenformer_jax.config import (
+  ExpertsConfig,
+  GatedUnitConfig,
+  MLPConfig,
+  ModelConfig,
+  SoftmaxConfig,
+  width_of_heads,
+)
+from tokenformer_jax.model import flops, models, sequence
 from tokenformer_jax.model.layers import hidden_width
 from tokenformer_jax.model.params import ParamInfo, Role
 from tokenformer_jax.parallel import rules
@@ -54,7 +62,8 @@ def memory_and_costs(
   config = step.config
   model, parts = config.model, config.optim.accumulation_steps
   rows = config.data.batch_size / parts / rules.parts('batch', mesh)
-  length = flops.length(config)
+  whole = flops.length(config)
+  length = whole // rules.parts('slots', mesh)  # the positions of a row on a device
   remat, depth = config.train.remat, model.depth
   # Sums over all layers, for each position.
   inner = _outputs(model, 'hidden', Role.KERNEL) / rules.parts('hidden', mesh)
@@ -71,7 +80,7 @@ def memory_and_costs(
   temporaries = rows * (length * (kept + layer) * _ACTIVATION + head) + parameters
   temporaries += _ACTIVATION * (at_experts + inners * kept_at_experts)
   if config.train.attention == 'cudnn' and config.data.documents != 'joined':
-    temporaries += rows * length**2 * _ACTIVATION
+    temporaries += rows * whole**2 * _ACTIVATION
   memory = Memory(parameters, optimizer, batch, temporaries, 0.0, chip.hbm, host=host)
   again = _AGAIN[remat][0 if scores else 1]
   executed = flops.step_flops(config) * (3 + again) / 3 / mesh.size
@@ -82,6 +91,7 @@ def memory_and_costs(
     [
       *_weights_traffic(mesh, sizes, parts, chip),
       *_tokens_traffic(mesh, output, _summed_projections(model), moved, parts, chip),
+      *_rows_traffic(model, mesh, rows * length, length, parts * (2 + (again >= 1)), chip),
     ]
   )
   return memory, Costs(0, 0.0, executed, executed / chip.peak, traffic, ())
@@ -179,6 +189,43 @@ def _weights_traffic(
   if replicas > 1:
     moved = 2 * sum(sizes.values()) * (replicas - 1) / replicas
     yield _row(rules.replica_axes(), 'all-reduce', mesh.size, 1, moved, chip)
+
+
+def _rows_traffic(
+  model: ModelConfig, mesh: AbstractMesh, slots: float, own: int, times: int, chip: Chip
+) -> Iterator[Traffic]:
+  """Yield the exchanges of slots for heads, and of the slots before a device's own for windows.
+
+  A device has `slots` slots in all, `own` of each row, and passes over its layers `times`: forward,
+  backward, and to compute again. Sums of linear attention are left out: they are small.
+  """
+  if (size := rules.parts('slots', mesh)) == 1:
+    return
+  exchanged = halos = 0.0
+  number = [0, 0]
+  for name in itertools.chain.from_iterable(r.layers * r.count for r in model.repeats):
+    mixer = model.layers[name].mixer
+    if isinstance(mixer, GatedUnitConfig):
+      exchanged += 2 * (mixer.width or 2 * model.width)
+      number[0] += 2
+    if not isinstance(mixer, SoftmaxConfig):
+      continue
+    width, keys = (
+      heads * width_of_heads(mixer, model.width) for heads in (mixer.heads, mixer.key_heads)
+    )
+    if halo := 0 if mixer.shaped else sequence.halo_of(own, mixer.window):
+      halos += 2 * keys * halo / own
+      number[1] += 2
+    else:
+      exchanged += 2 * (width + keys)
+      number[0] += 4
+  each = times * slots * _ACTIVATION / rules.parts('heads', mesh)
+  along, inside = rules.mesh_axes('slots'), size * rules.parts('heads', mesh)  # neighbours
+  if number[0]:
+    moved = each * exchanged * (size - 1) / size
+    yield _row(along, 'all-to-all', inside, times * number[0], moved, chip)
+  if number[1]:
+    yield _row(along, 'collective-permute', inside, times * number[1], each * halos, chip)
 
 
 def _tokens_traffic(
