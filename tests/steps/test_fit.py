@@ -130,6 +130,15 @@ def test_a_compiler_without_memory_falls_back(mesh, compiled, uncompiled, monkey
   assert len(compiled) == 2
 
 
+def test_a_way_that_another_process_cannot_hold_is_left_by_all(
+  mesh, compiled, uncompiled, monkeypatch
+):
+  elsewhere = iter([True, False])
+  monkeypatch.setattr(fit.hosts, 'in_any', lambda failed: failed or next(elsewhere))
+  _make_steps(_fitted(mesh, math.inf))
+  assert compiled == list(ways.WAYS[:2]), 'the processes run different programs'
+
+
 def test_a_step_that_fits_in_no_way_is_the_users_to_change(mesh, uncompiled):
   with pytest.raises(UserError, match=r'needs .* GiB of a device with .*config.data.batch_size'):
     _make_steps(_fitted(mesh, 1e3))
