@@ -101,7 +101,9 @@ def test_estimates_choose_the_first_way_to_try(mesh, monkeypatch):
   arguments = (_first_state(), ROWS)
   capacity = ways.argument_bytes(arguments) + 1.2 * _saved('dots', mesh)
   found = list(ways.affordable(_program(), mesh, arguments, capacity))
-  assert found == list(ways.WAYS[4:]), 'the first to try is not the fastest that should fit'
+  # Without the kernel for TPUs, `attention` saves what `full` saves.
+  want = [way for way in ways.WAYS[4:] if way.remat != 'full']
+  assert found == want, 'the first to try is not the fastest that should fit'
 
 
 def test_a_step_that_does_not_fit_falls_back_to_a_way_that_needs_less(
@@ -160,11 +162,11 @@ def test_a_copy_of_the_state_for_a_check_of_devices_is_kept_free(mesh, uncompile
 @pytest.mark.parametrize(
   ('train', 'first', 'count'),
   [
-    ({}, Way('everything', 'unrolled'), 8),
+    ({}, Way('everything', 'unrolled'), 9),
     ({'remat': 'dots'}, Way('dots', 'unrolled'), 2),
-    ({'layers': 'scan'}, Way('everything', 'scan'), 5),
+    ({'layers': 'scan'}, Way('everything', 'scan'), 6),
     ({'remat': 'full', 'layers': 'unrolled'}, Way('full', 'unrolled'), 1),
-    ({'layers': '4'}, Way('everything', '4'), 5),
+    ({'layers': '4'}, Way('everything', '4'), 6),
   ],
 )
 def test_what_the_config_says_is_not_a_choice(train, first, count):

@@ -47,6 +47,7 @@ WAYS = (
   Way('score_inputs', 'scan'),
   Way('dots', 'unrolled'),
   Way('dots', 'scan'),
+  Way('attention', 'scan'),
   Way('full', 'scan'),
   Way('offload', 'scan'),
 )
