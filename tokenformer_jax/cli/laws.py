@@ -129,15 +129,17 @@ def main(argv: Sequence[str]) -> None:
     active = values.active or values.parameters
     predictions = [analysis.predict(fitted, values.parameters, values.tokens, active)]
     print(f'\n{report.prediction(predictions[0])}')
-  plan, unit = _grow(fitted, table, grown)
+  plan, assumed = _grow(fitted, table, grown)
   doubts = analysis.doubts(fitted, values.budget, predictions or (), plan)
   if doubts:
     print('\nwhat the data leave undetermined\n' + '\n'.join(f'  {doubt}' for doubt in doubts))
   if values.pictures:
-    written = picture.draw(fitted, Path(values.pictures), plan, unit)
+    written = picture.draw(fitted, Path(values.pictures), plan, assumed.unit)
     messages.say(f'wrote {", ".join(map(str, written))}')
   if values.json:
     content = report.to_json(fitted, doubts, predictions or (), best, plan)
+    if values.target_loss is not None or values.chain:
+      content |= report.assumed_to_json(assumed)
     cli.write_json('json', content)
     messages.say(f'wrote {values.json}')
 
@@ -189,14 +191,14 @@ def _kaplan(fitted: Analysis) -> str:
 
 def _grow(
   fitted: Analysis, table: tuple[list[growth.Stage], str] | None, grown: list[runs.FinishedRun]
-) -> tuple[growth.Plan | None, str]:
-  """Print the results on growth that the flags ask for; return the plan and its unit.
+) -> tuple[growth.Plan | None, growth.Assumptions]:
+  """Print the results on growth that the flags ask for; return the plan and what it assumes.
 
   `table` has the stages of --stages and their unit, and `grown` the runs of --grown.
   """
   values = flags.FLAGS
   if values.target_loss is None and not values.chain:
-    return None, ''
+    return None, growth.Assumptions()
   if not fitted.points.is_dense:
     raise UserError(
       'plans of growth are for dense models, and these runs have fewer active parameters than '
@@ -218,13 +220,13 @@ def _grow(
     low, high = fit.interval(drawn)
     print(f'\nthe chain {",".join(values.chain)}: loss {loss:.4f}, {low:.4f} … {high:.4f}')
   if values.target_loss is None:
-    return None, ''
+    return None, assumed
   found, unit = table or stages.from_sizes(points.positives('sizes', values.sizes), fitted)
   assumed = dataclasses.replace(assumed, growth_cost=values.growth_time, unit=unit)
   find = growth.plan if assumed.mixing is None else mixing.plan
   plan = find(fitted.main.values, fitted.main.drawn, found, values.target_loss, assumed)
   print(f'\n{report.growth_plan(plan, values.target_loss, assumed)}')
-  return plan, unit
+  return plan, assumed
 
 
 def _chain_loss(

@@ -38,10 +38,10 @@ class Assumptions:
   """The assumptions of a plan."""
 
   handover: float | np.ndarray = 0.0  # c; a number, or one for each draw of the law
-  mixing: float | np.ndarray | None = None  # γ of mixing.py, in the place of c
   decay_share: float = 0.2  # q
   growth_cost: float = 0.0  # of one growth, in the unit of the plan
   unit: str = 'FLOPs'  # of costs, such as `chip-hours`
+  mixing: float | np.ndarray | None = None  # γ of mixing.py, in the place of c
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tokenformer_jax.laws import growth
 from tokenformer_jax.laws.analysis import Analysis, Optimum, Prediction
-from tokenformer_jax.laws.fit import LEVEL, Fit
+from tokenformer_jax.laws.fit import LEVEL, Fit, interval
 from tokenformer_jax.laws.formulas import Compute
 from tokenformer_jax.laws.frontier import Frontier
 from tokenformer_jax.parallel.messages import aligned
@@ -150,6 +150,14 @@ def assumptions(assumed: growth.Assumptions) -> str:
     f'of that loss from scratch less {middle:.1%}{ends}; then it learns as from scratch; '
     f'{share}{cost} (docs/laws.md)'
   )
+
+
+def assumed_to_json(assumed: growth.Assumptions) -> dict[str, Any]:
+  """Return the number of the model of growth, as `mixing` or `handover`, with its interval."""
+  name = 'handover' if assumed.mixing is None else 'mixing'
+  drawn = np.atleast_1d(getattr(assumed, name))
+  value = {'value': float(np.median(drawn)), 'interval': interval(drawn)}
+  return {name: value, 'decay_share': assumed.decay_share}
 
 
 def to_json(
