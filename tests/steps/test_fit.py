@@ -22,7 +22,7 @@ ROWS = jnp.asarray(np.random.default_rng(0).integers(0, 64, (8, 33), np.int32))
 MODEL = tiny_model(pattern='layer*2')
 
 
-@pytest.fixture(autouse=True, scope='module')
+@pytest.fixture(scope='module')
 def mesh():
   mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:1])
   with jax.set_mesh(mesh):
@@ -184,3 +184,12 @@ def test_a_deep_model_keeps_its_loop_and_a_dense_one_has_no_scores_to_save():
 def test_a_cpu_does_not_choose(mesh):
   step = step_lib.make_fitted_step(_program(), mesh)
   assert not isinstance(step, fit.FittedStep)
+
+
+def test_devices_that_share_the_batch_save_their_part():
+  arguments, found = (_first_state(), ROWS), []
+  for devices in (1, 4):
+    mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:devices])
+    program = ways.in_way(_program(), Way('everything', 'scan'))
+    found.append(ways.saved_bytes(program, mesh, arguments))
+  assert found[1] == pytest.approx(found[0] / 4, rel=0.1)
