@@ -26,6 +26,7 @@ def _trace_for(monkeypatch, platform: str) -> None:
   ('equation', 'x', 'matrix'),
   [
     ('BTI,IO->BTO', (2, 3, 6), (6, 5)),
+    ('BTI,NI->BTN', (2, 3, 5), (7, 5)),
     ('BTN,NHK->BTHK', (2, 3, 6), (6, 2, 4)),
     ('BTHK,NHK->BTN', (2, 3, 2, 4), (6, 2, 4)),
   ],
