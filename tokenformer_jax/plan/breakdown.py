@@ -134,7 +134,7 @@ def render(plan: Plan) -> str:
   tables = [_step(plan), _operations(costs)]
   if costs.collectives:
     tables.append(_collectives(costs))
-  return '\n\n'.join(aligned(table) for table in tables)
+  return '\n\n'.join(aligned(table, left=(0, len(table[0]) - 1)) for table in tables)
 
 
 def _step(plan: Plan) -> list[Row]:

@@ -5,6 +5,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from tokenformer_jax.plan import kernel_costs
 from tokenformer_jax.plan.chips import Chip
@@ -23,9 +24,10 @@ _SCOPE = re.compile(r'\bop_name="([^"]*)"')
 _COLLECTIVE_STEP = re.compile(r'async-collective-(start|done)')
 # Operations that take no time of their own: names, parts of others, and the ends of transfers.
 _FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'conditional')
-# The slots of the matrix units that a schedule uses, over those that the products need. A schedule
-# outside of these limits is not that of the operation. On v5e and v5p it has 0.75 of them.
-_PLAUSIBLE = (0.7, 2.5)
+# The slots of the matrix units that a schedule uses, over those that the products need at the peak.
+# A schedule outside of these limits is not that of the operation. For whole products the ratio is
+# 0.97 to 1.09 on v4 and v6e, 0.75 on v5e and v5p, and 0.66 on TPU7x, where bundles wait for units.
+_PLAUSIBLE = (0.5, 2.5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Operation:
       matrix units, and its bytes at HBM's bandwidth; None if the schedule is not known.
     matrix, vector, memory: bounds by the products at the peak, by the slots of the vector units
       that the schedule uses (else by counted operations), and by the bytes in HBM.
+    slots: the seconds for which the schedule fills the matrix units, to compare with `matrix`; None
+      if the schedule is not known.
     scopes: JAX's names of the operation and of those in it, its own first.
     products: JAX's names of the products in it.
     holds: the opcodes in it.
@@ -54,6 +58,7 @@ class Operation:
   scopes: tuple[str, ...]
   products: tuple[str, ...]
   holds: frozenset[str] = frozenset()
+  slots: float | None = None
 
 
 def cycles(instruction: Instruction) -> int:
@@ -122,19 +127,9 @@ def _operation(
   if kernel:
     matrix, least, runs = kernel.flops / chip.peak, kernel.filled / chip.peak, kernel.blocks or 1
     found = found if kernel.blocks else None
-  if (
-    found
-    and least
-    and not _PLAUSIBLE[0] <= _cycle_seconds(found.matrix, runs, chip) / least <= _PLAUSIBLE[1]
-  ):
-    found = None
-  scheduled = vector = None
-  if found:
-    vector = _cycle_seconds(found.vector, runs, chip)
-    scheduled = max(_cycle_seconds(found.count, runs, chip), least, memory)
-  if vector is None:
-    counted = sum(vector_operations(where, part) for where, part in parts)
-    vector = counted / chip.vector_peak
+  timed = _scheduled(found, runs, least, chip)
+  counted = sum(vector_operations(where, part) for where, part in parts)
+  scheduled = max(timed.seconds, least, memory) if timed else None
   estimate = kernel.seconds if kernel else cycles(instruction) / chip.clock
   by_schedule = scheduled is not None and (kernel or not chip.cycles_hold)
   return Operation(
@@ -144,14 +139,31 @@ def _operation(
     scheduled if by_schedule else estimate,
     scheduled,
     matrix,
-    vector,
+    timed.vector if timed else counted / chip.vector_peak,
     memory,
     tuple(dict.fromkeys(filter(None, map(scope, [instruction, *(part for _, part in parts)])))),
     tuple(dict.fromkeys(scope(product) for product in products)),
     frozenset(part.opcode for _, part in parts),
+    timed.matrix if timed else None,
   )
 
 
-def _cycle_seconds(count: float, runs: int, chip: Chip) -> float:
-  """Return the seconds of bundles; the cores of a device share the runs."""
-  return count * runs / chip.cores / chip.clock
+class _Scheduled(NamedTuple):
+  """Seconds of one run: of the bundles, and of the slots of units that they fill."""
+
+  seconds: float
+  matrix: float
+  vector: float
+
+
+def _scheduled(found: Bundles | None, runs: int, least: float, chip: Chip) -> _Scheduled | None:
+  """Return the times of a schedule of `runs` steps, which the cores of a device share.
+
+  None without bundles, and for bundles that are not those of products of `least` seconds.
+  """
+  if found is None:
+    return None
+  step = runs / chip.cores / chip.clock
+  timed = _Scheduled(found.count * step, found.matrix * step, found.vector * step)
+  low, high = _PLAUSIBLE
+  return timed if not least or low <= timed.matrix / least <= high else None
