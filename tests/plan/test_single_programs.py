@@ -13,15 +13,16 @@ import pytest
 pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compiler')
 pytestmark = pytest.mark.slow
 
-# By topology: the share of the needed slots of the matrix units that a schedule uses (see
-# `operations.py`), and the most times that a program may take of what the matrix units need. A v4
+# By topology: the limits of the slots of the matrix units that a schedule uses, over those that the
+# products need (see `operations.py`), and the most times that a program may take of that need. A v4
 # has no erf in hardware, and two vector units instead of four.
 PROGRAMS = {
-  'v4:2x2x1': (0.95, {'product:1536x6144': 1.02, 'gelu:1536x1536': 1.6}),
-  'v5e:2x2': (0.75, {'product:1536x6144': 1.02, 'gelu:1536x1536': 1.05}),
-  'v5p:2x2x1': (0.75, {'product:1536x6144': 1.02, 'gelu:1536x1536': 1.05}),
+  'v4:2x2x1': (0.92, 1.1, {'product:1536x6144': 1.02, 'gelu:1536x1536': 1.6}),
+  'v5e:2x2': (0.7, 1.0, {'product:1536x6144': 1.02, 'gelu:1536x1536': 1.05}),
+  'v5p:2x2x1': (0.7, 1.0, {'product:1536x6144': 1.02, 'gelu:1536x1536': 1.05}),
   'v6e:2x2': (
-    0.99,
+    0.95,
+    1.1,
     {
       'product:1536x6144': 1.04,
       'product:768x2048': 1.06,
@@ -29,7 +30,7 @@ PROGRAMS = {
       'norm:1536x1536': 1.2,
     },
   ),
-  'tpu7x:2x2x1': (0.66, {'product:768x2048': 1.05, 'gelu:1536x1536': 1.3}),
+  'tpu7x:2x2x1': (0.4, 1.0, {'product:768x2048': 1.02, 'gelu:1536x1536': 1.02}),
 }
 
 
@@ -44,9 +45,9 @@ def _compile(topology, programs):
 
 @pytest.mark.parametrize('topology', PROGRAMS)
 def test_products_take_what_the_matrix_units_need_and_little_more(topology):
-  share, limits = PROGRAMS[topology]
+  low, high, limits = PROGRAMS[topology]
   for name, found in _compile(topology, limits).items():
     ratio = found['scheduled'] / found['matrix']
     assert 1 <= ratio <= limits[name], f'{name} takes {ratio:.2f} times the need of its products'
     slots = found['slots'] / found['matrix']
-    assert slots == pytest.approx(share, rel=0.12), f'the slots of {name} are counted otherwise'
+    assert low <= slots <= high, f'the slots of {name} are {slots:.2f} of its products'

@@ -43,6 +43,7 @@ class Chip:
   source: str = 'Google'  # see the module's docstring
   # Whether the compiler's cycles are near its own schedule (docs/plan.md).
   cycles_hold: bool = True
+  has_functions: bool = False  # erf and the like in hardware
   caveat: str = ''  # a sentence about figures of this chip that are uncertain, or ''
 
   @property
@@ -87,6 +88,7 @@ _ALL = (
     torus=2,
     wraps_at=16,
     cycles_hold=False,
+    has_functions=True,
   ),
   Chip(
     'tpu7x',
@@ -99,6 +101,7 @@ _ALL = (
     matrix_side=256,
     devices=2,
     cycles_hold=False,
+    has_functions=True,
     caveat='the clock of TPU7x is a guess, and so are times and MFU (docs/plan.md)',
   ),
   _gpu('A100', 80e9, 2039, link=300, network=200),

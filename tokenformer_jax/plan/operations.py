@@ -25,9 +25,13 @@ _COLLECTIVE_STEP = re.compile(r'async-collective-(start|done)')
 # Operations that take no time of their own: names, parts of others, and the ends of transfers.
 _FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'conditional')
 # The slots of the matrix units that a schedule uses, over those that the products need at the peak.
-# A schedule outside of these limits is not that of the operation. For whole products the ratio is
-# 0.97 to 1.09 on v4 and v6e, 0.75 on v5e and v5p, and 0.66 on TPU7x, where bundles wait for units.
-_PLAUSIBLE = (0.5, 2.5)
+# A schedule outside of these limits is not that of the operation. For single products the ratio is
+# 0.95 to 1.09 on v4 and v6e, 0.75 to 0.83 on v5e and v5p, and 0.45 to 0.8 on TPU7x: there bundles
+# wait for the units.
+_PLAUSIBLE = (0.4, 2.5)
+# Without a schedule, the part of the shorter of matrix and vector work that does not run beside the
+# longer one. By the schedules of single fusions on v6e.
+_NOT_BESIDE = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +63,12 @@ class Operation:
   products: tuple[str, ...]
   holds: frozenset[str] = frozenset()
   slots: float | None = None
+
+  @property
+  def rough(self) -> float:
+    """Return an estimate of the seconds of one run from the bounds."""
+    beside = _NOT_BESIDE * min(self.matrix, self.vector)
+    return max(self.matrix, self.vector, self.memory) + beside
 
 
 def cycles(instruction: Instruction) -> int:
@@ -128,7 +138,7 @@ def _operation(
     matrix, least, runs = kernel.flops / chip.peak, kernel.filled / chip.peak, kernel.blocks or 1
     found = found if kernel.blocks else None
   timed = _scheduled(found, runs, least, chip)
-  counted = sum(vector_operations(where, part) for where, part in parts)
+  counted = sum(vector_operations(where, part, chip) for where, part in parts)
   scheduled = max(timed.seconds, least, memory) if timed else None
   estimate = kernel.seconds if kernel else cycles(instruction) / chip.clock
   by_schedule = scheduled is not None and (kernel or not chip.cycles_hold)
