@@ -47,7 +47,7 @@ def jax_step(size: Size, **train: Any) -> Callable[[], None]:
   mesh = sharding.make_mesh(resolved.mesh)
   task = tasks.make(resolved)
   program = step.make_program(task, resolved)
-  train_step = step.make_train_step(program, mesh)
+  train_step = step.make_fitted_step(program, mesh)
   shardings = program.state_shardings(mesh)
   state = jax.jit(program.initial_state, out_shardings=shardings)(0)
   rng = np.random.default_rng(0)

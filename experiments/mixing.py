@@ -40,7 +40,7 @@ SEEDS = (0, 1, 2)
 SAMPLES = 8 * 61_440  # of each seed's order in the file of the text
 DECAY = 0.2  # the share of D
 TOKENS = 512  # in a step
-RATES = (1.0, 0.5)  # of arms, in trunk rates
+RATES = (1.0, 0.5, 0.25)  # of arms, in rates of the scale
 POINTS = (0.25, 0.5, 0.75)
 LARGE = '4x2'  # the shape of the large model: layers × groups of as many tokens as its width
 SMALL = '2x1'
@@ -76,10 +76,10 @@ class Scale:
 _AT_LARGE = ('no decay of weights after', 'layers halved, no decay after')
 SCALES = {
   'tiny': Scale(2**15, 4e-3, 20, (10, 20, 40), chunk=64, slots=12),
-  'small': Scale(2**17, 2e-3, 60, (20, 40, 60, 90)),
-  'large': Scale(2**19, 1.4e-3, 20, (10, 20, 30), chunk=256, slots=16, recipes=_AT_LARGE),
+  'small': Scale(2**17, 4e-3, 60, (20, 40, 60, 90), slots=64),
+  'large': Scale(2**19, 2e-3, 20, (10, 20, 30), chunk=256, slots=16, recipes=_AT_LARGE),
 }
-TRUNK_RATES = (1.0, 0.5)  # times the scale's rate, of both sizes from scratch
+TRUNK_RATES = (1.0, 0.5, 2.0)  # times the scale's rate, of both sizes from scratch
 DECAYS = (0.1, 0.0)  # of weights, of both sizes from scratch
 
 
@@ -139,7 +139,10 @@ RECIPES = {
   'layers by depth (muP)': Recipe(layers=0.5**0.5),
   'keys like trained': _grow(new_keys='trained'),
   'new tokens ×2': Recipe(new=2.0),
-  'new tokens ×1/4': Recipe(new=0.25),
+  'new tokens ×4': Recipe(new=4.0),
+  'new tokens ×0.25': Recipe(new=0.25),
+  'decay of weights ×3 after': Recipe(decay=0.3),
+  'decay of weights ×3 always': Recipe(decay=0.3, trunk=Trunk(decay=0.3)),
   'no warm-up of new tokens': Recipe(new_warmup=0),
   'trunk at twice the rate': Recipe(trunk=Trunk(rate=2.0)),
   'trunk annealed, warmed again': Recipe(trunk=Trunk(annealed=True), warmup=200, new_warmup=0),

@@ -1,10 +1,11 @@
 r"""Print the tables of mixing.py, fit the laws of mixing, and draw the picture.
 
-  python experiments/mixing_report.py runs/mixing docs
+  python experiments/mixing_report.py experiments/mixing_runs.csv --pictures=docs
+  python experiments/mixing_report.py runs/mixing runs/more --csv=runs.csv
 
-`runs/mixing` holds `runs.jsonl`, or is the file `experiments/mixing_runs.csv` of the runs in
-docs/growth.md. With `--csv=FILE` the command writes such a file: a line for each run with its
-held-out loss, and its training loss at every sixteenth part of its steps.
+A folder holds `runs.jsonl`; `experiments/mixing_runs.csv` has the runs in docs/growth.md. With
+`--csv=FILE` the command writes such a file: a line for each run with its held-out loss, and its
+training loss at every sixteenth part of its steps.
 
 η is the part of the gap between the small and the large model that a grown one has closed, all
 three at their best of equally many rates on the same tokens. A saving compares FLOPs with those of
@@ -162,6 +163,22 @@ class Runs:
     half, between = steps(point * length / 2) / steps(length), self.flops(recipe.between)
     return length * (half * small + (at - half) * between + (1 - at) * large) / large
 
+  @property
+  def untuned(self) -> float:
+    """How much less the large model loses at a rate that only some seeds have tried; 0: not less.
+
+    It is the mean over lengths of the difference on the same seeds.
+    """
+    found = []
+    for length in self.lengths(mixing.LARGE):
+      rate, losses = self.best(mixing.LARGE, length)
+      tried = [row for row in self.rows if (row.arm, row.length) == (mixing.LARGE, length)]
+      for other in {row.rate for row in tried if row.rate != rate}:
+        few = {row.seed: row.loss for row in tried if row.rate == other}
+        if len(few) < len(losses):
+          found.append(statistics.mean(losses[seed] - loss for seed, loss in few.items()))
+    return max(0.0, statistics.mean(found)) if found else 0.0
+
   def frontier(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths of the large model from scratch and its mean losses at them."""
     known = [
@@ -195,19 +212,25 @@ class Grown:
   saving_interval: tuple[float, float]
 
 
-def grown(runs: Runs, arm: str, length: float, point: float) -> Grown | None:
-  """Return the figures of an arm; None if runs are missing."""
+def grown(
+  runs: Runs, arm: str, length: float, point: float, *, tuned: bool = False
+) -> Grown | None:
+  """Return the figures of an arm; None if runs are missing.
+
+  With `tuned`, the large model from scratch loses less by `Runs.untuned` at all lengths.
+  """
   rate, losses = runs.best(arm, length, point)
   small, large = (runs.scratch(shape, length)[1] for shape in (mixing.SMALL, mixing.LARGE))
   seeds = sorted(losses.keys() & small.keys() & large.keys())
   if not seeds or len(runs.lengths(mixing.LARGE)) < 2:
     return None
-  cost = runs.cost(arm, length, point)
+  cost, less = runs.cost(arm, length, point), runs.untuned if tuned else 0.0
 
   def figures(chosen: Sequence[int]) -> tuple[float, float]:
     mean = [np.mean([side[seed] for seed in chosen]) for side in (small, large, losses)]
-    closure = (mean[0] - mean[2]) / (mean[0] - mean[1])
-    return closure, 1 - cost / equal_length(*runs.frontier(chosen), mean[2])
+    closure = (mean[0] - mean[2]) / (mean[0] - mean[1] + less)
+    lengths, scratch = runs.frontier(chosen)
+    return closure, 1 - cost / equal_length(lengths, scratch - less, mean[2])
 
   draws = np.array([figures(chosen) for chosen in _draws(seeds)])
   low, high = np.quantile(draws, (0.025, 0.975), axis=0)
@@ -241,15 +264,15 @@ def frontier_table(all_runs: Sequence[Runs]) -> None:
   trials.table(rows)
 
 
-def recipe_table(runs: Runs) -> None:
+def recipe_table(runs: Runs, *, tuned: bool) -> None:
   """Print all arms at the length that all have, by the point of growth."""
   length = mixing.SCALES[runs.scale].main
-  rows = [[f'{runs.scale}, {runs.optimizer}, {length} tokens a parameter']]
+  rows = [[f'{runs.scale}, {length} tokens a parameter, large − {tuned * runs.untuned:.3f}']]
   rows[0] += [f'{word} at {p:.0%}' for p in mixing.POINTS for word in ('bits a byte', 'η', 'saves')]
   for arm in mixing.RECIPES:
     row = [arm]
     for point in mixing.POINTS:
-      found = grown(runs, arm, length, point)
+      found = grown(runs, arm, length, point, tuned=tuned)
       if found is None:
         row += ['', '', '']
         continue
@@ -275,13 +298,13 @@ def against_default(runs: Runs) -> None:
   trials.table(rows)
 
 
-def default_table(all_runs: Sequence[Runs], arm: str = 'default') -> None:
+def default_table(all_runs: Sequence[Runs], arm: str = 'default', *, tuned: bool) -> None:
   """Print an arm at all lengths and points."""
   rows = [[arm, 'tokens a parameter', 'grown at', 'rate', 'bits a byte', 'η', 'saves']]
   for runs in all_runs:
     for length in runs.lengths(arm):
       for point in runs.points(arm, length):
-        if (found := grown(runs, arm, length, point)) is None:
+        if (found := grown(runs, arm, length, point, tuned=tuned)) is None:
           continue
         closure = f'{found.closure:.2f} ({found.closure_interval[0]:.2f} … '
         closure += f'{found.closure_interval[1]:.2f})'
@@ -325,16 +348,16 @@ FORMS: tuple[Form, ...] = (
 )
 
 
-def forms_table(all_runs: Sequence[Runs], arm: str = 'default') -> None:
+def forms_table(all_runs: Sequence[Runs], arm: str = 'default', *, tuned: bool) -> None:
   """Print how well each form fits 1 − η, and how it predicts runs that were left out."""
   found = [
     (runs.scale, length, point, one.closure)
     for runs in all_runs
     for length in runs.lengths(arm)
     for point in runs.points(arm, length)
-    if (one := grown(runs, arm, length, point)) is not None
+    if (one := grown(runs, arm, length, point, tuned=tuned)) is not None
   ]
-  if len(found) < 4:
+  if len(found) < 3:
     return
   groups = np.array([f'{scale} {length}' for scale, length, _, _ in found])
   length, point, closure = np.array([row[1:] for row in found], float).T
@@ -362,14 +385,56 @@ def _fit(form: Callable, start: np.ndarray, f: np.ndarray, d: np.ndarray, left: 
   return optimize.least_squares(lambda t: form(t, f, d) - left, start).x
 
 
+def draw(all_runs: Sequence[Runs], path: Path) -> None:
+  """Draw what is left of the gap against the point of growth, and what the recipes save."""
+  import matplotlib  # noqa: PLC0415 (only for the picture)
+
+  matplotlib.use('Agg')
+  import matplotlib.pyplot as plt  # noqa: PLC0415
+
+  figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout='constrained')
+  points = np.linspace(0.02, 1, 99)
+  for gamma in (2, 3, 4):
+    left.plot(points, points**gamma, color='0.75', linewidth=1)
+    left.annotate(f'γ = {gamma}', (0.9, 0.9**gamma), color='0.5', fontsize=8)
+  for number, runs in enumerate(all_runs):
+    length = mixing.SCALES[runs.scale].main
+    points_of = runs.points('default', length)
+    found = {p: grown(runs, 'default', length, p, tuned=True) for p in points_of}
+    found = {point: one for point, one in found.items() if one is not None}
+    rest = np.array([1 - one.closure for one in found.values()])
+    ends = np.array([one.closure_interval for one in found.values()])
+    errors = np.abs(np.stack([1 - ends[:, 1] - rest, 1 - ends[:, 0] - rest]))
+    name = f'{runs.scale}, {length} tokens a parameter'
+    left.errorbar(list(found), rest, errors, fmt='os^'[number % 3], capsize=3, label=name)
+  left.set(xlabel='share of the tokens before growth', ylabel='left of the gap, 1 − η')
+  left.legend(frameon=False)
+  runs = all_runs[0]
+  length = mixing.SCALES[runs.scale].main
+  names, at = [], 0.25
+  for arm in mixing.RECIPES:
+    if (one := grown(runs, arm, length, at, tuned=True)) is not None and len(one.losses) > 1:
+      low, high = one.saving_interval
+      error = [[one.saving - low], [high - one.saving]]
+      right.errorbar(
+        [100 * one.saving], [len(names)], xerr=100 * np.array(error), fmt='o', color='C0'
+      )
+      names.append(arm)
+  right.set_yticks(range(len(names)), names, fontsize=8)
+  right.axvline(0, color='0.8')
+  right.invert_yaxis()
+  right.set(xlabel=f'saves at equal loss, %; {runs.scale}, grown at {at:.0%}')
+  figure.savefig(path, dpi=110)
+
+
 def main() -> None:
   """Print the tables; write the CSV file and the picture."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('runs', type=Path)
-  parser.add_argument('pictures', type=Path, nargs='?')
+  parser.add_argument('runs', type=Path, nargs='+')
+  parser.add_argument('--pictures', type=Path)
   parser.add_argument('--csv', type=Path)
   args = parser.parse_args()
-  rows = read(args.runs)
+  rows = [row for path in args.runs for row in read(path)]
   if args.csv:
     write(rows, args.csv)
   kinds = dict.fromkeys((row.scale, row.optimizer) for row in rows)
@@ -378,10 +443,14 @@ def main() -> None:
   ]
   frontier_table(all_runs)
   for runs in all_runs:
-    recipe_table(runs)
     against_default(runs)
-  default_table(all_runs)
-  forms_table([runs for runs in all_runs if runs.optimizer == 'adamw'])
+  for tuned in (False, True) if any(runs.untuned for runs in all_runs) else (False,):
+    for runs in all_runs:
+      recipe_table(runs, tuned=tuned)
+    default_table(all_runs, tuned=tuned)
+    forms_table([runs for runs in all_runs if runs.optimizer == 'adamw'], tuned=tuned)
+  if args.pictures:
+    draw(all_runs, args.pictures / 'growth_mixing.png')
 
 
 if __name__ == '__main__':

@@ -15,6 +15,8 @@ from tokenformer_jax.training import loop
 sys.path.append(str(Path(__file__).parents[1] / 'experiments'))
 
 import members
+import mixing
+import mixing_report
 from member_runs import Rate, Run, Text
 
 GROWN, LAST, SEED = 12, 24, 3  # steps
@@ -87,3 +89,34 @@ def test_rate():
   np.testing.assert_allclose(found[:, 1], expected / 2)
   np.testing.assert_allclose(found[1:, 2], expected[1:])
   np.testing.assert_allclose(rate.by_age(3, 5), found[3:5])
+
+
+def test_every_planned_run_begins_with_a_state_that_is_kept():
+  runs = mixing.runs_of(list(mixing.PARTS), list(mixing.SCALES), mixing.SEEDS)
+  by_name = {run.name: run for run in runs}
+  assert len(by_name) == len(runs) > 1000
+  for run in runs:
+    chunk = mixing.SCALES[run.shape.split()[0]].chunk
+    assert run.first % (chunk // 2) == 0 and run.first < run.last
+    if run.begin:
+      source, step = run.begin
+      assert step in by_name[source].keep and step <= by_name[source].last
+      assert run.grow or run.shape == by_name[source].shape
+
+
+def test_the_committed_runs_give_the_tables():
+  folder = Path(mixing.__file__).parent
+  rows = mixing_report.read(folder / 'mixing_runs.csv')
+  runs = mixing_report.Runs('small', 'adamw', [row for row in rows if row.scale == 'small'])
+  found = {point: mixing_report.grown(runs, 'default', 60, point) for point in mixing.POINTS}
+  assert found[0.25].closure > found[0.5].closure > found[0.75].closure > 0.5
+  tuned = mixing_report.grown(runs, 'default', 60, 0.25, tuned=True)
+  assert tuned.saving < found[0.25].saving
+  low, high = tuned.saving_interval
+  assert low < tuned.saving < high
+
+
+def test_equal_lengths_lie_on_the_frontier():
+  lengths, losses = np.array([20.0, 40, 80]), np.array([2.2, 2.0, 1.9])
+  for loss, length in ((2.0, 40), (2.1, 20 * 2**0.5), (1.85, 80 * 2**0.5), (2.3, 20 / 2**0.5)):
+    assert mixing_report.equal_length(lengths, losses, loss) == pytest.approx(length)

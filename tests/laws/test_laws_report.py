@@ -159,7 +159,8 @@ def test_the_axes_of_sizes_have_numbers_whatever_they_span():
 
 
 @pytest.mark.slow
-def test_the_command_fits_a_csv(tmp_path):
+@pytest.mark.parametrize(('model', 'value'), [('handover', 0.1), ('mixing', 2.5)])
+def test_the_command_fits_a_csv(tmp_path, model, value):
   points = synthetic.on_grid(6, 6, noise=0.002)
   rows = zip(points.active, points.tokens, points.loss, points.steps, strict=True)
   table = '\n'.join(','.join(map(str, row)) for row in rows)
@@ -168,7 +169,7 @@ def test_the_command_fits_a_csv(tmp_path):
     [
       *(sys.executable, '-m', 'tokenformer_jax', 'laws', '--csv=losses.csv', '--json=laws.json'),
       *('--budget=1e22', '--parameters=1e9', '--tokens=1e10', '--pictures=pictures'),
-      *('--target_loss=2.3', '--sizes=1e8,4e8,1.6e9,6.4e9', '--handover=0.1', '--draws=50'),
+      *('--target_loss=2.3', '--sizes=1e8,4e8,1.6e9,6.4e9', f'--{model}={value}', '--draws=50'),
     ],
     cwd=tmp_path,
   )
@@ -178,5 +179,6 @@ def test_the_command_fits_a_csv(tmp_path):
     assert text in done.stdout, text
   found = json.loads((tmp_path / 'laws.json').read_text())
   assert found['alpha'] == pytest.approx(0.34, abs=0.02)
+  assert found[model]['value'] == value
   names = {path.name for path in (tmp_path / 'pictures').iterdir()}
   assert names == {'loss.png', 'isoflop.png', 'residuals.png', 'growth.png'}

@@ -135,6 +135,14 @@ LAWS = {
     f'{_CSV} --target_loss=2 --sizes=1e8 --handover=0.1 --grown={{lm}}',
     '--handover and --grown',
   ),
+  'a handover beside mixing': (
+    f'{_CSV} --target_loss=2 --sizes=1e8 --handover=0 --mixing=2',
+    '--handover and --mixing',
+  ),
+  'a model that never forgets': (
+    f'{_CSV} --target_loss=2 --sizes=1e8 --mixing=0',
+    '--mixing=0: it must be above 0',
+  ),
   'a handover of everything': (
     f'{_CSV} --target_loss=2 --sizes=1e8 --handover=1',
     '--handover=1: it must be below 1',

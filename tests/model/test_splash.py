@@ -10,7 +10,7 @@ from flax import nnx
 from tiny import tiny_model
 
 from tokenformer_jax.config import MeshConfig
-from tokenformer_jax.model import splash
+from tokenformer_jax.model import splash, stack
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.kernels import causal_attention, full_attention, kernel
@@ -91,6 +91,25 @@ def test_a_layer_that_fills_its_heads_computes_what_another_kernel_does(monkeypa
     np.testing.assert_allclose(one, other, atol=atol, err_msg=f'the gradient of {path}')
 
 
+@pytest.mark.parametrize(('remat', 'keeps'), [('full', False), ('attention', True), ('dots', True)])
+def test_what_attention_returns_is_kept_for_the_backward_pass(remat, keeps):
+  inputs = _inputs(batch=2, length=128, heads=4)
+  run = functools.partial(splash.attention, causal=True, interpret=True)
+  run = jax.checkpoint(run, policy=stack._POLICIES[remat])
+  backward = jax.eval_shape(lambda *x: jax.vjp(run, *x)[1], *inputs)
+  shapes = {leaf.shape for leaf in jax.tree.leaves(backward)}
+  returned = {(2, 4, 128, 32), (2, 4, 128)}  # heads, and the logarithm of each query's sum
+  assert returned & shapes == (returned if keeps else set()), 'attention runs a second time'
+
+
+@pytest.mark.parametrize(
+  ('length', 'window', 'block'),
+  [(2048, 0, 1024), (1536, 0, 512), (640, 0, 128), (4096, 512, 512), (4096, 2048, 1024)],
+)
+def test_blocks_are_large_unless_a_window_leaves_more_out_of_small_ones(length, window, block):
+  assert splash.block_size(length, window) == block
+
+
 @pytest.mark.parametrize('window', [0, 1, 2, 128, 129, 130, 257, 258, 1000])
 def test_the_blocks_that_are_computed_are_those_in_which_a_key_is_seen(window):
   seen_TxT = np.tri(640, dtype=bool)
@@ -135,19 +154,21 @@ def _cost(name, *operands, window=0):
 
 
 def test_the_cost_counts_the_blocks_that_are_computed():
-  queries = ('bf16', (3, 2, 1024, 96))
+  queries = ('bf16', (3, 2, 2048, 96))
   dense = _cost('splash_mha_fwd_residuals.3', queries)
   causal = _cost('splash_mha_fwd_residuals.3', ('s8', (1, 2, 2)), queries)
-  assert dense[0] == 2 * 2 * 3 * 2 * 1024**2 * 96, 'two products'
+  assert dense[0] == 2 * 2 * 3 * 2 * 2048**2 * 96, 'two products'
   assert dense[1] == dense[0] * 128 / 96, 'heads are filled up to 128'
   assert causal[0] == dense[0] * 3 / 4, 'of 2 × 2 blocks one is all masked'
-  row = ('f32', (2, 1024, 96))
+  row = ('f32', (2, 2048, 96))
   assert 3 * _cost('splash_mha_fwd_residuals.3', row)[0] == dense[0], 'of 3 rows'
-  queries, table = ('bf16', (3, 2, 2048, 96)), ('s8', (1, 4, 4))
+  table = ('s8', (1, 4, 4))
   of_all, of_window = (
-    _cost('splash_mha_dkv.3', table, queries, window=window)[0] for window in (0, 512)
+    _cost('splash_mha_fwd_residuals.3', table, queries, window=window)[0] for window in (0, 512)
   )
-  assert of_window / of_all == 7 / 10, 'a window of a block has each block and the one before'
+  assert of_window / of_all == 7 / 12, 'a window of a block has each block and the one before'
+  one, two = (_cost(f'splash_mha_{name}.3', table, queries)[0] for name in ('dkv', 'fwd'))
+  assert one / two == 5 / 2, 'one kernel computes all gradients'
   assert _cost('gmm.1', queries) is None
 
 

@@ -22,7 +22,7 @@ ROWS = jnp.asarray(np.random.default_rng(0).integers(0, 64, (8, 33), np.int32))
 MODEL = tiny_model(pattern='layer*2')
 
 
-@pytest.fixture(autouse=True, scope='module')
+@pytest.fixture(scope='module')
 def mesh():
   mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:1])
   with jax.set_mesh(mesh):
@@ -101,7 +101,9 @@ def test_estimates_choose_the_first_way_to_try(mesh, monkeypatch):
   arguments = (_first_state(), ROWS)
   capacity = ways.argument_bytes(arguments) + 1.2 * _saved('dots', mesh)
   found = list(ways.affordable(_program(), mesh, arguments, capacity))
-  assert found == list(ways.WAYS[4:]), 'the first to try is not the fastest that should fit'
+  # Without the kernel for TPUs, `attention` saves what `full` saves.
+  want = [way for way in ways.WAYS[4:] if way.remat != 'full']
+  assert found == want, 'the first to try is not the fastest that should fit'
 
 
 def test_a_step_that_does_not_fit_falls_back_to_a_way_that_needs_less(
@@ -130,6 +132,15 @@ def test_a_compiler_without_memory_falls_back(mesh, compiled, uncompiled, monkey
   assert len(compiled) == 2
 
 
+def test_a_way_that_another_process_cannot_hold_is_left_by_all(
+  mesh, compiled, uncompiled, monkeypatch
+):
+  elsewhere = iter([True, False])
+  monkeypatch.setattr(fit.hosts, 'in_any', lambda failed: failed or next(elsewhere))
+  _make_steps(_fitted(mesh, math.inf))
+  assert compiled == list(ways.WAYS[:2]), 'the processes run different programs'
+
+
 def test_a_step_that_fits_in_no_way_is_the_users_to_change(mesh, uncompiled):
   with pytest.raises(UserError, match=r'needs .* GiB of a device with .*config.data.batch_size'):
     _make_steps(_fitted(mesh, 1e3))
@@ -151,11 +162,11 @@ def test_a_copy_of_the_state_for_a_check_of_devices_is_kept_free(mesh, uncompile
 @pytest.mark.parametrize(
   ('train', 'first', 'count'),
   [
-    ({}, Way('everything', 'unrolled'), 8),
+    ({}, Way('everything', 'unrolled'), 9),
     ({'remat': 'dots'}, Way('dots', 'unrolled'), 2),
-    ({'layers': 'scan'}, Way('everything', 'scan'), 5),
+    ({'layers': 'scan'}, Way('everything', 'scan'), 6),
     ({'remat': 'full', 'layers': 'unrolled'}, Way('full', 'unrolled'), 1),
-    ({'layers': '4'}, Way('everything', '4'), 5),
+    ({'layers': '4'}, Way('everything', '4'), 6),
   ],
 )
 def test_what_the_config_says_is_not_a_choice(train, first, count):
@@ -173,3 +184,12 @@ def test_a_deep_model_keeps_its_loop_and_a_dense_one_has_no_scores_to_save():
 def test_a_cpu_does_not_choose(mesh):
   step = step_lib.make_fitted_step(_program(), mesh)
   assert not isinstance(step, fit.FittedStep)
+
+
+def test_devices_that_share_the_batch_save_their_part():
+  arguments, found = (_first_state(), ROWS), []
+  for devices in (1, 4):
+    mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:devices])
+    program = ways.in_way(_program(), Way('everything', 'scan'))
+    found.append(ways.saved_bytes(program, mesh, arguments))
+  assert found[1] == pytest.approx(found[0] / 4, rel=0.1)

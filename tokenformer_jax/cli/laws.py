@@ -3,7 +3,7 @@ r"""Fit scaling laws to runs, predict by them, and plan growth.
   tokenformer laws runs/law --budget=1e15 --pictures=laws
   tokenformer laws --csv=losses.csv --json=laws.json
   tokenformer laws runs/law --parameters=3e5 --tokens=8e6
-  tokenformer laws runs/law --target_loss=1.5 --sizes=2e4,1e5,4e5 --handover=0.2
+  tokenformer laws runs/law --target_loss=1.5 --sizes=2e4,1e5,4e5 --mixing=2.7
 
 The arguments are work directories of finished runs, or folders of them, as `sweep` makes. A CSV
 file has the columns parameters, tokens and loss, and may have active, flops, steps and name. The
@@ -11,6 +11,7 @@ command prints Chinchilla's and Kaplan's laws with intervals, and lists what the
 undetermined. docs/laws.md explains the output.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +26,9 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import (
   analysis,
   fit,
+  formulas,
   growth,
+  mixing,
   picture,
   points,
   report,
@@ -44,7 +47,7 @@ _USES = {
     ),
     Use('active', 'parameters', 'is a part of --parameters, which is missing'),
     Use('sizes stages', 'target_loss', _OF_PLANS),
-    Use('grown handover decay_share', 'target_loss or chain', _OF_PLANS),
+    Use('grown handover mixing decay_share', 'target_loss or chain', _OF_PLANS),
     Use(
       'growth_time',
       'target_loss and stages',
@@ -79,7 +82,8 @@ def define_flags() -> None:
     'stages', None, 'The JSON file of plan --grow, or a CSV file: sizes with their step times.'
   )
   flags.DEFINE_list('chain', None, 'A chain N:TOKENS,N:TOKENS whose loss to predict.')
-  flags.DEFINE_list('grown', None, 'Grown runs, whose losses give the handover.')
+  flags.DEFINE_list('grown', None, 'Grown runs, whose losses give the mixing exponent.')
+  flags.DEFINE_float('mixing', None, 'γ, how fast a grown model forgets that it was small.')
   flags.DEFINE_float('handover', None, 'c, the part of the tokens that a growth loses.')
   flags.DEFINE_float('growth_time', 0.0, 'Chip-hours of a growth itself.', lower_bound=0)
   flags.DEFINE_float(
@@ -125,15 +129,17 @@ def main(argv: Sequence[str]) -> None:
     active = values.active or values.parameters
     predictions = [analysis.predict(fitted, values.parameters, values.tokens, active)]
     print(f'\n{report.prediction(predictions[0])}')
-  plan, unit = _grow(fitted, table, grown)
+  plan, assumed = _grow(fitted, table, grown)
   doubts = analysis.doubts(fitted, values.budget, predictions or (), plan)
   if doubts:
     print('\nwhat the data leave undetermined\n' + '\n'.join(f'  {doubt}' for doubt in doubts))
   if values.pictures:
-    written = picture.draw(fitted, Path(values.pictures), plan, unit)
+    written = picture.draw(fitted, Path(values.pictures), plan, assumed.unit)
     messages.say(f'wrote {", ".join(map(str, written))}')
   if values.json:
     content = report.to_json(fitted, doubts, predictions or (), best, plan)
+    if values.target_loss is not None or values.chain:
+      content |= report.assumed_to_json(assumed)
     cli.write_json('json', content)
     messages.say(f'wrote {values.json}')
 
@@ -153,8 +159,14 @@ def _check_flags(named: Sequence[str]) -> None:
     raise UserError(f'--{missing} is missing: a prediction needs --parameters and --tokens')
   if values.active is not None and values.active > values.parameters:
     raise UserError(f'--active={values.active:g} is more than --parameters={values.parameters:g}')
-  if values.handover is not None and values.grown:
-    raise UserError('--handover and --grown both say what a growth loses; give one of them')
+  ways = ('handover', 'mixing', 'grown')
+  said = [f'--{name}' for name in ways if values[name].value is not None]
+  if len(said) > 1:
+    raise UserError(f'{" and ".join(said)} both say what a growth loses; give one of them')
+  if values.mixing is not None and not 0 < values.mixing <= mixing.LARGEST:
+    raise UserError(
+      f'--mixing={values.mixing:g}: it must be above 0 and at most {mixing.LARGEST:g}'
+    )
   if values.handover is not None and not values.handover < 1:
     raise UserError(f'--handover={values.handover:g}: it must be below 1, a part of all tokens')
   if values.target_loss is not None and bool(values.sizes) == bool(values.stages):
@@ -179,44 +191,78 @@ def _kaplan(fitted: Analysis) -> str:
 
 def _grow(
   fitted: Analysis, table: tuple[list[growth.Stage], str] | None, grown: list[runs.FinishedRun]
-) -> tuple[growth.Plan | None, str]:
-  """Print the results on growth that the flags ask for; return the plan and its unit.
+) -> tuple[growth.Plan | None, growth.Assumptions]:
+  """Print the results on growth that the flags ask for; return the plan and what it assumes.
 
   `table` has the stages of --stages and their unit, and `grown` the runs of --grown.
   """
   values = flags.FLAGS
   if values.target_loss is None and not values.chain:
-    return None, ''
+    return None, growth.Assumptions()
   if not fitted.points.is_dense:
     raise UserError(
       'plans of growth are for dense models, and these runs have fewer active parameters than '
       'parameters; leave out --target_loss and --chain'
     )
   share = values.decay_share
-  handover: float | np.ndarray = values.handover or 0.0
+  assumed = growth.Assumptions(values.handover or 0.0, share, mixing=values.mixing)
   if grown:
-    each, handover = stages.handovers(grown, fitted.main, fitted.points.count, share)
-    low, high = fit.interval(handover)
-    listed = ', '.join(f'{c:.1%} ({run.name})' for c, run in zip(each, grown, strict=True))
-    print(f'\nhandover by grown runs: {listed}; {low:.1%} … {high:.1%} over draws of the law')
-  assumed = growth.Assumptions(handover, share)
+    gamma = mixing.exponent(fitted.main.drawn, stages.legs(grown, fitted.points.count))
+    print(f'\n{_mixing_of(fitted, grown, gamma)}')
+    assumed = dataclasses.replace(assumed, mixing=gamma)
   if values.chain:
     legs = _legs(values.chain)
-    values_1 = {name: np.array([value]) for name, value in fitted.main.values.items()}
-    central = growth.Assumptions(float(np.median(handover)), share)
-    loss = float(growth.chain_loss(values_1, legs, central)[0])
-    drawn = growth.chain_loss(fitted.main.drawn, legs, assumed)
+    one = {name: np.array([value]) for name, value in fitted.main.values.items()}
+    loss = float(_chain_loss(one, legs, assumed, central=True)[0])
+    drawn = _chain_loss(fitted.main.drawn, legs, assumed)
     rng = np.random.default_rng(0)
     drawn = drawn * np.exp(rng.choice(fitted.main.residuals, drawn.shape))
     low, high = fit.interval(drawn)
     print(f'\nthe chain {",".join(values.chain)}: loss {loss:.4f}, {low:.4f} … {high:.4f}')
   if values.target_loss is None:
-    return None, ''
+    return None, assumed
   found, unit = table or stages.from_sizes(points.positives('sizes', values.sizes), fitted)
-  assumed = growth.Assumptions(handover, share, values.growth_time, unit)
-  plan = growth.plan(fitted.main.values, fitted.main.drawn, found, values.target_loss, assumed)
+  assumed = dataclasses.replace(assumed, growth_cost=values.growth_time, unit=unit)
+  find = growth.plan if assumed.mixing is None else mixing.plan
+  plan = find(fitted.main.values, fitted.main.drawn, found, values.target_loss, assumed)
   print(f'\n{report.growth_plan(plan, values.target_loss, assumed)}')
-  return plan, unit
+  return plan, assumed
+
+
+def _chain_loss(
+  law: formulas.Values,
+  legs: Sequence[tuple[float, float]],
+  assumed: growth.Assumptions,
+  *,
+  central: bool = False,
+) -> np.ndarray:
+  """Return the loss of a chain for every draw of a law, or by the medians of what is assumed."""
+  middle = np.median if central else np.asarray
+  if assumed.mixing is not None:
+    return mixing.chain_loss(law, legs, np.atleast_1d(middle(assumed.mixing)))
+  return growth.chain_loss(
+    law, legs, dataclasses.replace(assumed, handover=middle(assumed.handover))
+  )
+
+
+def _mixing_of(fitted: Analysis, grown: list[runs.FinishedRun], gamma: np.ndarray) -> str:
+  """Return what the losses of grown runs say about mixing, and whether the handover does better."""
+  one = {name: np.array([value]) for name, value in fitted.main.values.items()}
+  known = stages.legs(grown, fitted.points.count)
+  each = [float(mixing.exponent(one, [run])[0]) for run in known]
+  listed = ', '.join(f'{value:.3g} ({run.name})' for value, run in zip(each, grown, strict=True))
+  low, high = fit.interval(gamma)
+  text = (
+    f'mixing exponent by grown runs: {listed}; together {np.median(gamma):.3g}, {low:.3g} … '
+    f'{high:.3g} over draws of the law'
+  )
+  if len(grown) < 2:
+    return text
+  errors = stages.left_out(grown, fitted.main, fitted.points.count, flags.FLAGS.decay_share)
+  return (
+    f'{text}\nthe loss of each of these runs by the others: off by {errors[0]:.2%} by mixing, by '
+    f'{errors[1]:.2%} by the handover'
+  )
 
 
 def _legs(chain: Sequence[str]) -> list[tuple[float, float]]:

@@ -282,7 +282,7 @@ class TrainConfig:
   remat: str = key(
     'auto',
     'the values to save for the backward pass: see model/stack.py. auto: as many as fit',
-    choices=('auto', 'everything', 'score_inputs', 'dots', 'full', 'offload'),
+    choices=('auto', 'everything', 'score_inputs', 'dots', 'attention', 'full', 'offload'),
   )
   layers: str = key(
     'auto',

@@ -8,6 +8,7 @@ frontier.py     the envelope and the IsoFLOP parabolas
 analysis.py     all laws of a set of points, and the doubts about them
 stages.py       the sizes of a chain and their costs
 growth.py       chains that grow, by dynamic programming over the loss
+mixing.py       chains that grow, by how fast a grown model forgets that it was small
 report.py       the figures as text and as JSON
 picture.py      the figures as pictures
 grid.py         the grid of sizes and lengths that a law needs

@@ -41,6 +41,7 @@ class Assumptions:
   decay_share: float = 0.2  # q
   growth_cost: float = 0.0  # of one growth, in the unit of the plan
   unit: str = 'FLOPs'  # of costs, such as `chip-hours`
+  mixing: float | np.ndarray | None = None  # γ of mixing.py, in the place of c
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tokenformer_jax.laws import growth
 from tokenformer_jax.laws.analysis import Analysis, Optimum, Prediction
-from tokenformer_jax.laws.fit import LEVEL, Fit
+from tokenformer_jax.laws.fit import LEVEL, Fit, interval
 from tokenformer_jax.laws.formulas import Compute
 from tokenformer_jax.laws.frontier import Frontier
 from tokenformer_jax.parallel.messages import aligned
@@ -132,16 +132,32 @@ def _leg(name: str, leg: growth.Leg) -> Row:
 
 def assumptions(assumed: growth.Assumptions) -> str:
   """Return the assumptions of a plan of growth."""
-  handover = np.atleast_1d(assumed.handover)
-  middle = float(np.median(handover))
-  ends = f' ({between((handover.min(), handover.max()))})' if len(handover) > 1 else ''
-  cost = f'; a growth costs {number(assumed.growth_cost)} {assumed.unit}'
+  by_mixing = assumed.mixing is not None
+  drawn = np.atleast_1d(assumed.mixing if by_mixing else assumed.handover)
+  middle = float(np.median(drawn))
+  ends = f' ({between((drawn.min(), drawn.max()))})' if len(drawn) > 1 else ''
+  cost = f'; a growth costs {number(assumed.growth_cost)} {assumed.unit}' * bool(
+    assumed.growth_cost
+  )
+  share = f'the decay takes {assumed.decay_share:.0%} of all tokens of the last size'
+  if by_mixing:
+    return (
+      f'assumed: of the gap to the larger size on as many tokens is left the share of the tokens '
+      f'before the growth to the power {middle:.3g}{ends}; {share}{cost} (docs/laws.md)'
+    )
   return (
     f'assumed: growth keeps the loss that a decay would reach; the grown model is worth the tokens '
-    f'of that loss from scratch less {middle:.1%}{ends}; then it learns as from scratch; the decay '
-    f'takes {assumed.decay_share:.0%} of all tokens of the last size'
-    f'{cost if assumed.growth_cost else ""} (docs/laws.md)'
+    f'of that loss from scratch less {middle:.1%}{ends}; then it learns as from scratch; '
+    f'{share}{cost} (docs/laws.md)'
   )
+
+
+def assumed_to_json(assumed: growth.Assumptions) -> dict[str, Any]:
+  """Return the number of the model of growth, as `mixing` or `handover`, with its interval."""
+  name = 'handover' if assumed.mixing is None else 'mixing'
+  drawn = np.atleast_1d(getattr(assumed, name))
+  value = {'value': float(np.median(drawn)), 'interval': interval(drawn)}
+  return {name: value, 'decay_share': assumed.decay_share}
 
 
 def to_json(

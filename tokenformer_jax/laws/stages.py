@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.laws import growth, points, runs
+from tokenformer_jax.laws import growth, mixing, points, runs
 from tokenformer_jax.laws.analysis import Analysis
 from tokenformer_jax.laws.fit import Fit
 from tokenformer_jax.laws.growth import Stage
@@ -91,6 +91,26 @@ def _parse_row(row: dict[str, str], line: int, path: str) -> Stage:
   return Stage(parameters, (cost, cost))
 
 
+Before = tuple[float, float]  # a size and tokens
+
+
+def legs(grown: Sequence[FinishedRun], count: str) -> list[tuple[Before, Before, float]]:
+  """Return for each run the size and the tokens before its last growth, those after it, its loss.
+
+  Raises:
+    UserError: a run has not grown.
+  """
+  found = []
+  for run in grown:
+    if run.growth is None:
+      raise UserError(
+        f'--grown names {run.name}, which has not grown; name runs that continue from a growth'
+      )
+    before = (_count(run.growth.size, count), float(run.growth.tokens))
+    found.append((before, (_count(run.size, count), float(run.tokens - before[1])), run.loss))
+  return found
+
+
 def handovers(
   grown: Sequence[FinishedRun], main: Fit, count: str, decay_share: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -100,25 +120,40 @@ def handovers(
     UserError: a run has not grown, or its loss is not finite or out of the law's reach.
   """
   central, drawn = [], []
-  for run in grown:
-    if run.growth is None:
-      raise UserError(
-        f'--grown names {run.name}, which has not grown; name runs that continue from a growth'
-      )
-    before = (_count(run.growth.size, count), float(run.growth.tokens))
-    after = (_count(run.size, count), float(run.tokens - run.growth.tokens))
-    arguments = (before, after, run.loss, decay_share)
-    c = float(growth.handover(main.values, *arguments))
+  for run, (before, after, loss) in zip(grown, legs(grown, count), strict=True):
+    c = float(growth.handover(main.values, before, after, loss, decay_share))
     if not np.isfinite(c):
       raise UserError(
         f'the law never reaches the loss {run.loss:.4g} of {run.name} at its size, so it says '
         'nothing about the handover; leave this run out, or fit runs of larger sizes'
       )
     central.append(c)
-    drawn.append(growth.handover(main.drawn, *arguments))
+    drawn.append(growth.handover(main.drawn, before, after, loss, decay_share))
   together = np.array(drawn)
   together = np.where(np.isfinite(together), together, np.array(central)[:, None])
   return np.array(central), np.median(together, axis=0)
+
+
+def left_out(
+  grown: Sequence[FinishedRun], main: Fit, count: str, decay_share: float
+) -> tuple[float, float]:
+  """Return the errors of the losses of grown runs by the others, by mixing and by the handover.
+
+  They are root mean squares of the log of the loss; infinite where the handover is out of reach.
+  """
+  known, one = legs(grown, count), {name: np.array([value]) for name, value in main.values.items()}
+  errors: list[tuple[float, float]] = []
+  for number, (before, after, loss) in enumerate(known):
+    others = known[:number] + known[number + 1 :]
+    gamma = mixing.exponent(one, others)
+    with np.errstate(invalid='ignore'):
+      c = np.median([growth.handover(main.values, *other, decay_share) for other in others])
+      assumed = growth.Assumptions(float(c), decay_share)
+      by_loss = growth.chain_loss(one, [before, after], assumed)
+    by_mixing = mixing.chain_loss(one, [before, after], gamma)
+    errors.append(tuple(float(np.log(x[0] / loss)) for x in (by_mixing, by_loss)))
+  by_mixing, by_loss = np.sqrt(np.mean(np.square(errors), axis=0))
+  return float(by_mixing), float(by_loss) if np.isfinite(by_loss) else float('inf')
 
 
 def _count(size: runs.Size, count: str) -> float:

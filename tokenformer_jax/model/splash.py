@@ -12,15 +12,16 @@ import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as library
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+from tokenformer_jax.model.stack import ATTENDED
 from tokenformer_jax.parallel.rules import parts, spec
 from tokenformer_jax.parallel.sharding import on_one_part
 
 LANES = 128  # lanes of a vector unit; the number of positions must be a multiple
-_BLOCK = 512
+_LARGE, _SMALL = 1024, 512  # queries and keys of a block
 _AXES = ('batch', 'row_heads', None, None)
 # For each kernel: the matrix products per block of scores, and the vector operations per score
 # (mask, maximum, exponential, sum, cast; in the backward pass also products with the gradient).
-_WORK = {'fwd': (2, 12), 'dkv': (4, 14), 'dq': (3, 14)}
+_WORK = {'fwd': (2, 12), 'dkv': (4, 14), 'dq': (3, 14), 'fused': (5, 16)}
 _KERNEL = re.compile(r'splash_mha_(fwd|dkv|dq)')
 # The scope of a kernel call. A compiled program keeps the scope in the names of operations, also in
 # the backward pass, and has no other information about the mask.
@@ -45,9 +46,24 @@ def filled(head_width: int) -> int:
   return lanes if 4 * head_width >= 3 * lanes else head_width
 
 
-def block_size(length: int) -> int:
-  """Return the queries and keys per block: the largest power of two ≤ 512 that divides T."""
-  return math.gcd(length, _BLOCK)
+def block_size(length: int, window: int = 0) -> int:
+  """Return the queries and keys per block, a power of two that divides T: at most 1024, or 512.
+
+  By the compiler's schedule a score in the larger blocks takes two thirds of the time, so they are
+  used unless a window lets the smaller blocks leave out that many more.
+  """
+  large, small = (math.gcd(length, block) for block in (_LARGE, _SMALL))
+  scores = {block: _computed(length, window, block) * block**2 for block in (large, small)}
+  return small if 4 * scores[small] < 3 * scores[large] else large
+
+
+def _is_fused(length: int, block: int) -> bool:
+  """Return whether one kernel computes all three gradients, and each score once.
+
+  It returns a partial gradient of the queries for every block of keys. Writing and summing these
+  costs more than a second kernel if blocks are small or many.
+  """
+  return length // block <= max(1, block // 256)
 
 
 def attention(
@@ -77,7 +93,7 @@ def attention(
     query_BxHxTxK: jax.Array, key: jax.Array, value: jax.Array, *starts_BxT: jax.Array
   ) -> jax.Array:
     _, heads, length, _ = query_BxHxTxK.shape
-    apply = _kernel(heads, _mask(length, causal, window), interpret)
+    apply = _kernel(heads, _mask(length, causal, window), window, interpret)
     with jax.named_scope(_SCOPE.format(window)):
       return jax.vmap(apply)(query_BxHxTxK, key, value, *(_segments(x) for x in starts_BxT))
 
@@ -103,33 +119,32 @@ def _mask(length: int, causal: bool, window: int) -> masks.Mask:
   return masks.CausalMask(shape) if causal else masks.FullMask(shape)
 
 
-def _kernel(heads: int, mask: masks.Mask, interpret: bool):
-  block = block_size(mask.shape[0])
-  # Use two kernels in the backward pass. One kernel for all three gradients returns a partial
-  # gradient of the queries for every block of keys, and summing these costs more than computing the
-  # scores twice.
-  blocks = library.BlockSizes(
-    **dict.fromkeys(
-      (
-        *('block_q', 'block_kv', 'block_kv_compute'),
-        *('block_q_dkv', 'block_kv_dkv', 'block_kv_dkv_compute'),
-        *('block_q_dq', 'block_kv_dq'),
-      ),
-      block,
-    ),
-  )
+def _kernel(heads: int, mask: masks.Mask, window: int, interpret: bool):
+  length = mask.shape[0]
+  block = block_size(length, window)
+  names = ['block_q', 'block_kv', 'block_q_dkv', 'block_kv_dkv']
+  if not (fused := _is_fused(length, block)):
+    names += ['block_q_dq', 'block_kv_dq']
+  # Larger blocks are computed in parts, because the scores of a part stay in registers and VMEM.
+  in_parts = dict.fromkeys(('block_kv_compute', 'block_kv_dkv_compute'), math.gcd(block, _SMALL))
   return library.make_splash_mha(
     masks.MultiHeadMask((mask,) * heads),
-    block_sizes=blocks,
+    block_sizes=library.BlockSizes(
+      **dict.fromkeys(names, block), **in_parts, use_fused_bwd_kernel=fused
+    ),
     head_shards=1,
     q_seq_shards=1,
+    residual_checkpoint_name=ATTENDED,
     interpret=interpret,
   )
 
 
 def computed_blocks(length: int, window: int = 0) -> int:
   """Return the number of blocks of scores that the causal kernel computes: with a visible key."""
-  block = block_size(length)
+  return _computed(length, window, block_size(length, window))
+
+
+def _computed(length: int, window: int, block: int) -> int:
   blocks = length // block
   # The last key of a block and the first query of the n-th block after it are (n − 1) · block + 1
   # positions apart.
@@ -158,15 +173,18 @@ def cost(
   if not found:
     return None
   *rows, length, width = next(shape for dtype, shape in operands if 'f' in dtype)
-  computed = (length // block_size(length)) ** 2
-  if any(dtype == 's8' for dtype, _ in operands):
-    window = _WINDOW.search(scope)
-    if not window:
+  window = 0
+  if is_masked := any(dtype == 's8' for dtype, _ in operands):
+    named = _WINDOW.search(scope)
+    if not named:
       return None
-    computed = computed_blocks(length, int(window.group(1)))
+    window = int(named.group(1))
+  block = block_size(length, window)
+  computed = _computed(length, window, block) if is_masked else (length // block) ** 2
   blocks = math.prod(rows) * computed
-  scores = blocks * block_size(length) ** 2
-  products, operations = _WORK[found.group(1)]
+  scores = blocks * block**2
+  is_fused = found.group(1) == 'dkv' and _is_fused(length, block)
+  products, operations = _WORK['fused' if is_fused else found.group(1)]
   filled = -(-width // side) * side
   flops = products * 2 * scores
   return flops * width, flops * filled, operations * scores, blocks

@@ -24,18 +24,24 @@ KEEP_STATISTICS = jax.checkpoint_policies.save_only_these_names(ROW_STATISTICS)
 # The name of the output of a projection: a Pattention or a matrix product with parameters.
 PROJECTED = 'projected'
 
+# The name of what the kernel of softmax attention for TPUs returns: heads, and a number for each
+# query. With both the backward pass need not run attention again.
+ATTENDED = 'attended'
+
 # The values that a layer saves for its backward pass; all others are recomputed.
 #   everything    inputs and outputs of every product with parameters, of norms and of attention;
 #                 recomputed are only elementwise functions of the scores of Pattention
 #                 (pattention.py) and of attention
 #   score_inputs  the same without the scores of Pattention [B, T, N], whose inputs are saved
-#   dots          outputs of projections
+#   dots          outputs of projections, and of the kernel of attention for TPUs
+#   attention     the layer's input, and the output of that kernel
 #   full          the layer's input only
 #   offload       the layer's input only, in the host's memory
 _POLICIES = {
   'everything': None,
   'score_inputs': None,
-  'dots': jax.checkpoint_policies.save_only_these_names(PROJECTED, ROW_STATISTICS),
+  'dots': jax.checkpoint_policies.save_only_these_names(PROJECTED, ATTENDED, ROW_STATISTICS),
+  'attention': jax.checkpoint_policies.save_only_these_names(ATTENDED, ROW_STATISTICS),
   'full': KEEP_STATISTICS,
   'offload': jax.checkpoint_policies.save_and_offload_only_these_names(
     names_which_can_be_saved=[ROW_STATISTICS],

@@ -33,6 +33,7 @@ _KEPT = {
   'everything': (8, 2, 1),
   'score_inputs': (8, 2, 0),
   'dots': (5, 1, 0),
+  'attention': (1, 0, 0),  # the kernel for GPUs has no names for what it returns
   'full': (1, 0, 0),
   'offload': (0, 0, 0),
 }
@@ -41,6 +42,7 @@ _AGAIN = {
   'everything': (0.0, 0.0),
   'score_inputs': (0.5, 0.0),
   'dots': (0.5, 0.0),
+  'attention': (1.0, 1.0),
   'full': (1.0, 1.0),
   'offload': (1.0, 1.0),
 }

@@ -47,6 +47,7 @@ WAYS = (
   Way('score_inputs', 'scan'),
   Way('dots', 'unrolled'),
   Way('dots', 'scan'),
+  Way('attention', 'scan'),
   Way('full', 'scan'),
   Way('offload', 'scan'),
 )
@@ -137,19 +138,21 @@ def saved_bytes(program: Program, mesh: Mesh | AbstractMesh, arguments: tuple[An
   )
 
   def saved(params: Any, batch: Any, key: jax.Array, *teacher: Any) -> list[jax.Array]:
-    loss = program.task.loss
-    run = lambda own: loss(own, batch, key, *teacher)[0]  # noqa: E731
-    return jax.tree.leaves(jax.vjp(run, params)[1])
+    def loss(params: Any) -> jax.Array:
+      return program.task.loss(params, batch, key, *teacher)[0]
+
+    return jax.tree.leaves(jax.vjp(loss, params)[1])
 
   like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state['params'], *teacher))
   key = jax.eval_shape(lambda: jax.random.key(0))
   with jax.set_mesh(mesh):
     found = jax.make_jaxpr(saved)(like[0], part, key, *like[1:]).out_avals
   parameters = {leaf.shape for leaf in jax.tree.leaves(like)}
-  rows, split = rules.parts('batch', mesh), rules.parts('param_tokens', mesh)
-  width = program.config.model.width
+  rows = rules.parts('batch', mesh) * rules.parts('slots', mesh)
+  split = rules.parts('param_tokens', mesh)
+  whole = (program.config.model.width,)
   return sum(
-    value.size * value.dtype.itemsize / rows / (split if value.shape[-1:] != (width,) else 1)
+    value.size * value.dtype.itemsize / rows / (1 if value.shape[-1:] == whole else split)
     for value in found
     if value.shape not in parameters and value.memory_space.name == 'Device'
   )

@@ -1,0 +1,177 @@
+"""A law of mixing: what is left of the gap between a grown model and a large one from scratch.
+
+A model of size N grows to M after D_g of its D tokens. With the decay of the rate at the end of
+each, its loss lies between those of the two sizes from scratch on the same D tokens:
+
+  L = L(M, D) + (L(N, D) − L(M, D)) (D_g / D)^γ
+
+The mixing exponent γ says how fast the grown model forgets that it was small. The gap closes as a
+power of the tokens, with no time scale of its own. In a chain of several sizes, the gap between
+each two closes in this way from when the chain has left the smaller one; so two growths at once are
+one.
+docs/laws.md compares this with the handover of growth.py.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.laws import formulas
+from tokenformer_jax.laws.fit import interval
+from tokenformer_jax.laws.formulas import Values
+from tokenformer_jax.laws.growth import Assumptions, Leg, Plan, Stage
+
+LARGEST = 30.0  # γ; a gap that closes faster is closed
+_GRID = np.linspace(0, LARGEST, 3001)
+_SHARES = np.linspace(0.02, 0.98, 49)  # of all tokens, at which a chain may grow
+_STEPS = 80  # bisections of the log of the tokens
+
+
+def chain_loss(
+  values: Values, legs: Sequence[tuple[float, float]], gamma: np.ndarray
+) -> np.ndarray:
+  """Return the loss that a chain reaches, for every draw of the law.
+
+  The legs are sizes and the tokens trained at each, in the last one with those of the decay.
+  """
+  tokens = np.cumsum([tokens for _, tokens in legs])
+  return _loss(values, [size for size, _ in legs], tokens[:-1] / tokens[-1], tokens[-1], gamma)
+
+
+def _loss(
+  values: Values, sizes: Sequence[float], shares: Sequence, tokens: np.ndarray, gamma: np.ndarray
+) -> np.ndarray:
+  """Return the loss of chains that grow at shares of all their tokens."""
+  alone = [formulas.loss(values, size, tokens) for size in sizes]
+  found = alone[-1]
+  for before, after, share in zip(alone, alone[1:], shares, strict=False):
+    found = found + (before - after) * share**gamma
+  return found
+
+
+def exponent(
+  values: Values, grown: Sequence[tuple[tuple[float, float], tuple[float, float], float]]
+) -> np.ndarray:
+  """Return the γ that explains the losses of grown runs best, for every draw of the law.
+
+  Args:
+    values: the law, of one fit or of draws.
+    grown: for each run the size and the tokens before its growth, those after it, and its loss.
+  """
+  draws = np.atleast_1d(values['E'])[:, None]
+  column = {name: np.atleast_1d(value)[:, None] for name, value in values.items()}
+  errors = np.zeros((len(draws), len(_GRID)))
+  for before, after, loss in grown:
+    predicted = chain_loss(column, [before, after], _GRID[None])
+    errors += np.square(np.log(predicted) - np.log(loss))
+  return _GRID[np.argmin(errors, axis=1)]
+
+
+def plan(
+  values: Values,
+  draws: Values,
+  stages: Sequence[Stage],
+  target: float,
+  assumed: Assumptions,
+) -> Plan:
+  """Return the chain of up to three sizes that reaches the loss at the least cost.
+
+  For the arguments see `growth.plan`; `assumed` has the γ of each draw, or one. No chain grows in
+  its decay.
+
+  Raises:
+    UserError: no size reaches the loss.
+  """
+  gamma = np.broadcast_to(assumed.mixing, draws['E'].shape)
+  stages = sorted(stages, key=lambda stage: stage.parameters)
+  sizes = np.array([stage.parameters for stage in stages])
+  low, high = np.array([stage.cost for stage in stages]).T
+  costs, middle = np.sqrt(low * high), np.array([np.median(gamma)])
+  one = {name: np.array([value]) for name, value in values.items()}
+  alone = np.array([formulas.tokens_for_loss(values, n, np.asarray(target)) for n in sizes])
+  if not np.isfinite(alone).any():
+    least = float(np.min(formulas.loss(values, sizes, np.inf)))
+    raise UserError(
+      f'--target_loss={target:g} is out of reach: by the fitted law the largest of these sizes '
+      f'ends at {least:.4g} however long it trains; take a higher loss or larger sizes'
+    )
+  scratch = np.where(np.isfinite(alone), alone * costs, np.inf)
+  first = int(np.argmin(scratch))
+  best = (float(scratch[first]), (first,), (), float(alone[first]))
+  for some in itertools.chain(*(itertools.combinations(range(len(sizes)), k) for k in (2, 3))):
+    cost, shares, tokens = _cheapest(one, sizes, costs, some, target, assumed, middle)
+    best = min(best, (float(cost[0]), some, tuple(shares[0]), float(tokens[0])))
+  _, chain, shares, tokens = best
+  parts = tokens * np.diff([0.0, *shares, 1.0])
+  path = [(float(sizes[index]), float(part)) for index, part in zip(chain, parts, strict=True)]
+  legs = []
+  for number, (index, (size, part)) in enumerate(zip(chain, path, strict=True)):
+    loss = float(chain_loss(one, path[: number + 1], middle)[0])
+    price = float(part * costs[index] + assumed.growth_cost * bool(number))
+    legs.append(Leg(size, part, loss, price))
+  # Fast and slow hold for all sizes together.
+  between = np.random.default_rng(0).random(len(draws['E']))
+  drawn = low[:, None] * (high / low)[:, None] ** between
+  tokens_drawn = np.array([formulas.tokens_for_loss(draws, n, np.asarray(target)) for n in sizes])
+  from_scratch = np.where(np.isfinite(tokens_drawn), tokens_drawn * drawn, np.inf).min(axis=0)
+  cheapest = from_scratch
+  if len(chain) > 1:
+    cost, *_ = _cheapest(draws, sizes, drawn, chain, target, assumed, gamma)
+    cheapest = np.minimum(cost, from_scratch)
+  reached = np.isfinite(from_scratch)
+  return Plan(
+    legs=tuple(legs),
+    scratch=_scratch_leg(sizes, costs, alone, first, target),
+    scratch_last=_scratch_leg(sizes, costs, alone, chain[-1], target),
+    cost=interval(cheapest),
+    scratch_cost=interval(from_scratch),
+    saving=interval(1 - cheapest[reached] / from_scratch[reached]),
+    reached=interval(chain_loss(draws, path, gamma)),
+  )
+
+
+def _scratch_leg(
+  sizes: np.ndarray, costs: np.ndarray, tokens: np.ndarray, index: int, target: float
+) -> Leg:
+  count = float(tokens[index])
+  return Leg(float(sizes[index]), count, target, float(count * costs[index]))
+
+
+def _cheapest(
+  values: Values,
+  sizes: np.ndarray,
+  costs: np.ndarray,
+  chain: Sequence[int],
+  target: float,
+  assumed: Assumptions,
+  gamma: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Return the least cost of a chain of sizes, its shares and its tokens, for every draw.
+
+  `costs` are [sizes] or [sizes, draws].
+  """
+  allowed = _SHARES[1 - assumed.decay_share >= _SHARES]
+  shares = np.array(list(itertools.combinations(allowed, len(chain) - 1))).T  # [growths, grid]
+  column = {name: np.asarray(value)[:, None] for name, value in values.items()}
+  chosen = [sizes[index] for index in chain]
+  exponent_ = np.asarray(gamma)[:, None]
+  last = formulas.tokens_for_loss(values, chosen[-1], np.asarray(target))
+  with np.errstate(invalid='ignore', over='ignore'):
+    # A chain is never ahead of its last size on as many tokens, unless a smaller one is.
+    low = np.repeat(np.log(last)[:, None] - 12, shares.shape[1], axis=1)
+    high = np.repeat(np.log(last)[:, None] + 12, shares.shape[1], axis=1)
+    for _ in range(_STEPS):
+      middle = (low + high) / 2
+      enough = _loss(column, chosen, shares, np.exp(middle), exponent_) <= target
+      low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    tokens = np.exp(high)
+    parts = np.diff(np.concatenate([0 * shares[:1], shares, 0 * shares[:1] + 1]), axis=0)
+    prices = [costs[index][:, None] if costs.ndim > 1 else costs[index] for index in chain]
+    cost = sum(tokens * part * price for part, price in zip(parts, prices, strict=True))
+    cost = cost + assumed.growth_cost * (len(chain) - 1)
+  cost = np.where(np.isfinite(cost), cost, np.inf)
+  at = np.argmin(cost, axis=1)
+  rows = np.arange(len(cost))
+  return cost[rows, at], shares.T[at], tokens[rows, at]
