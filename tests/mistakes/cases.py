@@ -294,9 +294,9 @@ PLAN = {
     "--config.data.batch_size_by_step='0:8 9:16'",
     '--grow, --sweep and --tune plan batches of one size',
   ),
-  'a breakdown without a schedule': (
-    'plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --quick --breakdown',
-    '--quick is given',
+  'a breakdown of a search': (
+    'plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --sweep=2 --breakdown',
+    '--sweep is given',
   ),
   'a breakdown of a GPU': (
     'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --breakdown',

@@ -65,6 +65,7 @@ def main() -> None:
       read = costs.read(compiled.as_text(), mesh, on.chip, reader.bundles)
       (fusion,) = [operation for operation in read.operations if operation.products]
       found[name] = {key: getattr(fusion, key) for key in ('scheduled', 'matrix', 'slots')}
+      found[name]['cycles'] = read.cycles / on.chip.clock
   print(json.dumps(found))
 
 

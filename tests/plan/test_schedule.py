@@ -92,6 +92,7 @@ def test_a_product_takes_the_cycles_of_its_bundles_where_the_estimate_is_wrong()
   assert 1.0 < operation.seconds / operation.matrix < 1.05, '1.03 by the schedule, 1.57 by cycles'
   assert operation.vector == pytest.approx(4000 * 96 / V6E.clock)
   assert found.compute_seconds == found.scheduled_seconds == operation.seconds
+  assert operation.rough == pytest.approx(operation.matrix), 'no vector work is beside it'
   assert found.cycles == 1847584, 'the estimate is there for comparison'
 
 

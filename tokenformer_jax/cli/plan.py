@@ -14,6 +14,7 @@ output.
   --grow=ffn=8704,layers=24             a stage with more layers
 """
 
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -92,6 +93,8 @@ def main(argv: Sequence[str]) -> None:
       '--breakdown and --picture are of one program, and the config has batch_size_by_step or '
       "sequence_length_by_step in config.data; set them to ''"
     )
+  # End as after Ctrl-C: stop the compiler's process and remove its files.
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   try:
     text, figures = _answer(run, on)
   except DoesNotFitError as error:
@@ -111,16 +114,15 @@ def _check_breakdown(on: Topology) -> None:
   """Check the flags of a breakdown before anything is compiled.
 
   Raises:
-    UserError: nothing is compiled as far as the schedule, or the picture cannot be drawn.
+    UserError: there is not one program, nothing is compiled, or the picture cannot be drawn.
   """
   if not _wants_breakdown():
     return
   values = flags.FLAGS
-  for name in ('quick', 'tune', 'sweep', 'grow'):
+  for name in ('tune', 'sweep', 'grow'):
     if values[name].value:
       raise UserError(
-        f'--breakdown and --picture need the schedule of one program, and --{name} is given; leave '
-        'it out'
+        f'--breakdown and --picture are of one program, and --{name} is given; leave it out'
       )
   if not on.has_compiler:
     raise UserError(

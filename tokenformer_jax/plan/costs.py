@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 
 from tokenformer_jax.plan import collectives, kernel_costs, operations, overlap
 from tokenformer_jax.plan.chips import Chip
-from tokenformer_jax.plan.elementwise import vector_operations
 from tokenformer_jax.plan.hlo import Computation, Instruction, Program, parse, shape_bytes
 from tokenformer_jax.plan.matmuls import matmul_flops
 from tokenformer_jax.plan.operations import Operation
@@ -47,9 +46,7 @@ class Costs:
     kernel_seconds: time of kernels: splash attention by its schedule, or without one by formula;
       others by their own estimate.
     flops: FLOPs of matrix products and kernels, recomputation included.
-    rough_seconds: an estimate without a schedule, with kernels by formula. Where the compiler's
-      cycles hold: matrix products and elementwise operations, each at the peak of its units.
-      Elsewhere: the sum of `Operation.rough`.
+    rough_seconds: an estimate without a schedule, the sum of `Operation.rough`.
     notes: sentences about operations that could not be counted.
     operations: every operation of the program, in its order.
     collectives: the same of every collective.
@@ -93,13 +90,8 @@ def read(
   kernels = [v for v in visits if kernel_costs.is_kernel(v.instruction)]
   known = [(v, found) for v in kernels if (found := _kernel_cost(v, chip))]
   matrix = sum(v.times * matmul_flops(v.computation, v.instruction) for v in visits)
-  vector = sum(v.times * vector_operations(v.computation, v.instruction, chip) for v in visits)
   done = operations.read(program, visits, bundles, chip)
   called = {v.instruction.name for v in kernels}
-  by_formula = sum(v.times * found.seconds for v, found in known)
-  rough = matrix / chip.peak + vector / chip.vector_peak
-  if not chip.cycles_hold:
-    rough = sum(part.times * part.rough for part in done if part.name not in called)
   exchanged = list(_collectives(visits, mesh, chip))
   starts = {(v.inside or v.instruction).name: (kind, cost) for v, kind, cost in exchanged}
   seconds, ordered = overlap.follow(program, done, starts)
@@ -107,7 +99,7 @@ def read(
     cycles=cycles,
     kernel_seconds=sum(part.times * part.seconds for part in done if part.name in called),
     flops=matrix + sum(v.times * found.flops for v, found in known),
-    rough_seconds=by_formula + rough,
+    rough_seconds=sum(part.times * part.rough for part in done),
     traffic=_traffic(exchanged),
     notes=tuple(_notes(program, visits, len(kernels) - len(known))),
     operations=done,

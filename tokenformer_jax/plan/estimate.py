@@ -100,8 +100,8 @@ class Plan:
 
   @property
   def ordered_seconds(self) -> float | None:
-    """Return the time of a step in the program's order; None before there is a schedule."""
-    return self.costs.ordered_seconds if self.source == 'cycles' else None
+    """Return the time of a step in the program's order, or None without a program."""
+    return self.costs.ordered_seconds if self.costs.operations else None
 
   def _costs_to_json(self) -> dict[str, Any]:
     """Return the costs without every operation and every collective."""

@@ -30,7 +30,7 @@ _FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'whil
 # wait for the units.
 _PLAUSIBLE = (0.4, 2.5)
 # Without a schedule, the part of the shorter of matrix and vector work that does not run beside the
-# longer one. By the schedules of single fusions on v6e.
+# longer one, where cycles do not hold. By the schedules of single fusions on v6e.
 _NOT_BESIDE = 0.3
 
 
@@ -46,6 +46,7 @@ class Operation:
       that the schedule uses (else by counted operations), and by the bytes in HBM.
     slots: the seconds for which the schedule fills the matrix units, to compare with `matrix`; None
       if the schedule is not known.
+    rough: an estimate by the bounds, which needs no schedule.
     scopes: JAX's names of the operation and of those in it, its own first.
     products: JAX's names of the products in it.
     holds: the opcodes in it.
@@ -63,12 +64,7 @@ class Operation:
   products: tuple[str, ...]
   holds: frozenset[str] = frozenset()
   slots: float | None = None
-
-  @property
-  def rough(self) -> float:
-    """Return an estimate of the seconds of one run from the bounds."""
-    beside = _NOT_BESIDE * min(self.matrix, self.vector)
-    return max(self.matrix, self.vector, self.memory) + beside
+  rough: float = 0.0
 
 
 def cycles(instruction: Instruction) -> int:
@@ -92,11 +88,15 @@ def steps(instruction: Instruction) -> int:
 def read(
   program: Program, visits: list[Visit], bundles: Mapping[str, Bundles], chip: Chip
 ) -> tuple[Operation, ...]:
-  """Return the operations of a program, in its order."""
+  """Return the operations of a program, in its order.
+
+  Before code generation, when no operation has cycles, their seconds are the rough ones.
+  """
+  has_cycles = any(cycles(v.instruction) for v in visits)
   bundles = with_twins(program, visits, bundles) if bundles else bundles
   inside = functools.cache(lambda name: list(_instructions(program, program.computations[name])))
   return tuple(
-    _operation(program, v, bundles.get(v.instruction.name), chip, inside)
+    _operation(program, v, bundles.get(v.instruction.name), chip, inside, has_cycles)
     for v in visits
     if v.inside is None and _takes_time(v.instruction)
   )
@@ -122,7 +122,12 @@ def _instructions(
 
 
 def _operation(
-  program: Program, v: Visit, found: Bundles | None, chip: Chip, inside: functools.cache
+  program: Program,
+  v: Visit,
+  found: Bundles | None,
+  chip: Chip,
+  inside: functools.cache,
+  has_cycles: bool,
 ) -> Operation:
   instruction, calls = v.instruction, v.instruction.attribute('calls')
   parts = [(v.computation, instruction)]
@@ -140,7 +145,8 @@ def _operation(
   timed = _scheduled(found, runs, least, chip)
   counted = sum(vector_operations(where, part, chip) for where, part in parts)
   scheduled = max(timed.seconds, least, memory) if timed else None
-  estimate = kernel.seconds if kernel else cycles(instruction) / chip.clock
+  rough = kernel.seconds if kernel else _rough(matrix, counted / chip.vector_peak, memory, chip)
+  estimate = cycles(instruction) / chip.clock if has_cycles and not kernel else rough
   by_schedule = scheduled is not None and (kernel or not chip.cycles_hold)
   return Operation(
     instruction.name,
@@ -155,7 +161,14 @@ def _operation(
     tuple(dict.fromkeys(scope(product) for product in products)),
     frozenset(part.opcode for _, part in parts),
     timed.matrix if timed else None,
+    rough,
   )
+
+
+def _rough(matrix: float, vector: float, memory: float, chip: Chip) -> float:
+  """Estimate the seconds of an operation from the bounds by its units and by memory."""
+  beside = min(matrix, vector) * (1.0 if chip.cycles_hold else _NOT_BESIDE)
+  return max(max(matrix, vector) + beside, memory)
 
 
 class _Scheduled(NamedTuple):

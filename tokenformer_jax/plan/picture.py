@@ -49,7 +49,8 @@ def figure(plan: Plan) -> 'Figure':
   axes.set_yticks(places, [name for name, _, _ in rows])
   axes.invert_yaxis()
   axes.margins(x=0.1)
-  axes.set_xlabel('ms of a step on a device, by the schedule')
+  how = 'by the schedule' if plan.source == 'cycles' else 'roughly'
+  axes.set_xlabel(f'ms of a step on a device, {how}')
   on = plan.topology
   axes.set_title(f'{plan.parameters:,} parameters on {on.name}: {1e3 * whole:,.0f} ms', fontsize=10)
   axes.grid(axis='x', color='0.9', linewidth=0.8)
