@@ -89,17 +89,24 @@ def test_pattention_is_weights_times_values():
 
 
 @pytest.mark.parametrize(
-  'mesh', [None, {'fsdp': 8}, {'replica': 2, 'fsdp': 2, 'tokens': 2}, {'fsdp': 1, 'tokens': 8}]
+  'mesh',
+  [
+    None,
+    {'fsdp': 8},
+    {'replica': 2, 'fsdp': 2, 'tokens': 2},
+    {'fsdp': 1, 'tokens': 8},
+    {'fsdp': 2, 'sequence': 2, 'tokens': 2},
+  ],
 )
 @pytest.mark.parametrize('heads', [None, (4, 4), (4, 6)])  # and as heads that zeros fill
 @pytest.mark.parametrize('tokens', [16, 128, 1024])
 def test_gradients_are_those_of_the_formula_however_many_tokens(tokens, heads, mesh):
-  x, keys, values = _normal(0, (8, 3, 16), (tokens, 16), (tokens, 8))
+  x, keys, values = _normal(0, (8, 4, 16), (tokens, 16), (tokens, 8))
   if heads:
-    x = np.pad(x.reshape(8, 3, 4, 4), [(0, 0)] * 3 + [(0, heads[1] - 4)])
+    x = np.pad(x.reshape(8, 4, 4, 4), [(0, 0)] * 3 + [(0, heads[1] - 4)])
 
   def written(x, keys, values):
-    scores = x[..., :4].reshape(8, 3, 16) @ keys.T if heads else x @ keys.T
+    scores = x[..., :4].reshape(8, 4, 16) @ keys.T if heads else x @ keys.T
     scores = scores / jnp.linalg.norm(scores, axis=-1, keepdims=True) * math.sqrt(12)
     return jax.nn.gelu(scores, approximate=False) @ values
 
