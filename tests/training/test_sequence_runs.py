@@ -5,6 +5,8 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+import tiny_hosts
+import tiny_run
 from outcomes import assert_same, losses
 from trainers import trainer
 
@@ -57,3 +59,13 @@ def test_a_run_of_another_mesh_grows_into_split_rows(make, tmp_path):
   whole, split = losses(tmp_path / 'whole'), losses(tmp_path / 'split')
   assert whole.keys() == split.keys() and len(split) == 5
   np.testing.assert_allclose(list(split.values()), list(whole.values()), rtol=1e-4)
+
+
+def test_rows_that_cross_hosts_are_those_of_one(make, source, tmp_path):
+  """Each host reads the rows that its devices have a part of."""
+  split = {'mesh__fsdp': 1, 'mesh__sequence': 4, 'train__steps': 10, 'train__log_every': 1}
+  command = tiny_run.command(source, tmp_path / 'cache', tmp_path / 'two', **split)
+  tiny_hosts.run(command, 2, 2)
+  loop.train(make(train__steps=10, train__log_every=1), tmp_path / 'one')
+  one, two = losses(tmp_path / 'one'), losses(tmp_path / 'two')
+  np.testing.assert_allclose(list(two.values()), list(one.values()), rtol=1e-4)

@@ -116,7 +116,8 @@ class Attention(nnx.Module):
     axes = self.attend.cache(*self._pair_axes())
     if not self.shaped or isinstance(axes, caches.Ring):
       return axes
-    return SummedKV(axes, ('batch', None, 'row_heads', None))
+    split = 'row_heads' if self.heads % parts('row_heads') == 0 else 'heads'
+    return SummedKV(axes, ('batch', None, split, None))
 
   def _pair_axes(self) -> caches.PairAxes:
     """Return the logical axes of cached keys and values."""
@@ -177,7 +178,7 @@ class Attention(nnx.Module):
       mixed = kernel(query, key, row_value, starts_BxT=context.starts_BxT)
     else:
       mixed = attend(query, key, row_value, context)
-    mixed, mean = sequence.split_rows(mixed), None
+    mixed, mean = sequence.split_rows(mixed, self.heads), None
     if self.shaped:
       mean = kernels.uniform_attention(
         row_value,
@@ -186,7 +187,7 @@ class Attention(nnx.Module):
         window=attend.window,
         documents=context.starts_BxT is not None,
       )
-      mean = sequence.split_rows(mean)
+      mean = sequence.split_rows(mean, self.heads)
     return self._output(value, mixed, mean), None, EMPTY_AUX
 
   def _value(self, x_BxTxD: jax.Array, filled: int) -> jax.Array:

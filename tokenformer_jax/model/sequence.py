@@ -3,8 +3,9 @@
 Everything that works on one position stays on the device that has its slot. Attention exchanges
 slots for heads (Jacobs et al. 2023, arXiv 2309.14509): each device gets all slots of some heads,
 applies the same kernel as on one device, and sends the result back. Every array moves once, and all
-devices have the same work under every mask. A window takes the keys and values before a device's
-slots from the device before, and linear attention the sums over all slots before.
+devices have the same work under every mask. Heads that they cannot share evenly are filled up. A
+window takes the keys and values before a device's slots from the device before, and linear
+attention the sums over all slots before.
 """
 
 import functools
@@ -14,14 +15,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
 
 from tokenformer_jax.parallel.rules import Axes, mesh_axes, parts, spec
 from tokenformer_jax.parallel.sharding import constrain
 
 _SLOTS: Axes = ('batch', 'slots', 'heads', None)  # all heads of some slots, [B, T, H, K]
+_ROWS: Axes = ('batch', None, 'row_heads', None)  # all slots of some heads
 _BLOCK = 512  # the longest block of a kernel
 _WORTH = 4  # a device has at least this many times the slots before its own that it takes
-_ROWS: Axes = ('batch', None, 'row_heads', None)  # all slots of some heads
 
 
 def whole_rows(
@@ -29,8 +31,9 @@ def whole_rows(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Return queries, keys and values [B, T, H, K] with all slots of some heads on each device.
 
-  Keys and values of too few heads for all devices are repeated, as often as needed. The arrays are
-  unchanged if devices do not split slots.
+  Keys and values of too few heads for all devices are repeated, as often as needed. Heads of zeros
+  fill queries up to the same number of heads for each device. The arrays are unchanged if devices
+  do not split slots.
   """
   if parts('slots') == 1:
     return query, key, value
@@ -43,15 +46,21 @@ def _enough(x: jax.Array, heads: int) -> jax.Array:
   """Return keys or values whose heads devices can split; each serves equally many of `heads`."""
   own, pieces = x.shape[2], parts('row_heads')
   possible = (n for n in range(1, heads // own + 1) if heads % (n * own) == 0)
-  times = next((n for n in possible if n * own % pieces == 0), 1)
+  times = next((n for n in possible if n * own % pieces == 0), heads // own)
   return x if times == 1 else constrain(jnp.repeat(x, times, axis=2), *_SLOTS)
 
 
-def split_rows(heads_BxTxHxK: jax.Array) -> jax.Array:
-  """Return heads with all heads of some slots on each device: the way back."""
+def split_rows(heads_BxTxHxK: jax.Array, heads: int) -> jax.Array:
+  """Return all of `heads` heads of some slots on each device: the way back."""
   if parts('slots') == 1:
     return heads_BxTxHxK
-  return _exchange(heads_BxTxHxK, _ROWS, _SLOTS)
+  return _exchange(heads_BxTxHxK, _ROWS, _SLOTS, heads // parts('heads'))
+
+
+def filled_heads(heads: int, mesh: Mesh | AbstractMesh | None = None) -> int:
+  """Return the heads of a part of `heads`, filled up for the devices that split slots."""
+  own, pieces = heads // parts('heads', mesh), parts('slots', mesh)
+  return -(-own // pieces) * pieces
 
 
 def splits(heads_BxTxHxK: jax.Array) -> bool:
@@ -152,15 +161,18 @@ def _add(is_before: jax.Array, goes_on_B: jax.Array, i: int, sums: jax.Array, ne
   return jnp.where(is_before, new[i] + sums * goes_on, sums)
 
 
-def _exchange(x: jax.Array, old: Axes, new: Axes) -> jax.Array:
-  """Return heads whose axes are split as `new`, and were split as `old`."""
-  sizes = [(x.shape[i], name) for axes in (old, new) for i, name in enumerate(axes) if name]
-  if any(size % parts(name) for size, name in sizes):
-    return constrain(x, *new)  # rows of other lengths, in decoding
+def _exchange(x: jax.Array, old: Axes, new: Axes, own: int | None = None) -> jax.Array:
+  """Return heads split as `new` that were split as `old`; `own` of a device, on the way back."""
+  if not splits(x):  # rows of other lengths, in decoding
+    return x
   (along,) = mesh_axes('slots')
-  cut, joined = (2, 1) if new == _ROWS else (1, 2)
-  return jax.shard_map(
-    lambda part: jax.lax.all_to_all(part, along, cut, joined, tiled=True),
-    in_specs=spec(old),
-    out_specs=spec(new),
-  )(x)
+
+  def on_part(part: jax.Array) -> jax.Array:
+    if old == _ROWS:
+      return jax.lax.all_to_all(part, along, 1, 2, tiled=True)[:, :, :own]
+    fill = -part.shape[2] % parts('slots')
+    if fill:
+      part = jnp.pad(part, ((0, 0), (0, 0), (0, fill), (0, 0)))
+    return jax.lax.all_to_all(part, along, 2, 1, tiled=True)
+
+  return jax.shard_map(on_part, in_specs=spec(old), out_specs=spec(new))(x)

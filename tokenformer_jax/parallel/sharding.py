@@ -21,7 +21,6 @@ from tokenformer_jax.config import (
   Config,
   MeshConfig,
   ModelConfig,
-  SoftmaxConfig,
   stages,
 )
 from tokenformer_jax.config.model import layer_path
@@ -244,10 +243,9 @@ def check_model(model: ModelConfig, mesh: Mesh | AbstractMesh, where: str = '') 
   Raises:
     UserError: heads do not divide, or a part of the model needs whole rows.
   """
-  splits_rows = parts('slots', mesh) > 1
   for heads in model.heads:
     check_divisible(mesh, 'heads', heads, f'heads of a layer{where}')
-  if not splits_rows:
+  if parts('slots', mesh) == 1:
     return
   (axis,) = mesh_axes('slots')
   whole = f'and config.mesh.{axis}={mesh.shape[axis]} splits rows; set it to 1, or'
@@ -256,9 +254,6 @@ def check_model(model: ModelConfig, mesh: Mesh | AbstractMesh, where: str = '') 
       f'a ViT{where} sees the positions of an image in one piece, {whole} take a language model'
     )
   for name, layer in model.layers.items():
-    if isinstance(layer.mixer, SoftmaxConfig):
-      place = f'of {layer_path(name)}.mixer.heads, which devices exchange for slots,'
-      check_divisible(mesh, 'row_heads', layer.mixer.heads, place)
     if isinstance(getattr(layer.ffn, 'dispatch', None), CapacityConfig):
       raise UserError(
         f'{layer_path(name)}.ffn.dispatch.kind=capacity counts the tokens of whole rows, {whole} '

@@ -46,6 +46,8 @@ _AGAIN = {
   'full': (1.0, 1.0),
   'offload': (1.0, 1.0),
 }
+# The values of `train.remat` that keep the heads of attention as kernels get them.
+_KEEP_HEADS = ('everything', 'score_inputs')
 
 
 def memory_and_costs(
@@ -85,6 +87,7 @@ def memory_and_costs(
     temporaries += rows * whole**2 * _ACTIVATION
   memory = Memory(parameters, optimizer, batch, temporaries, 0.0, chip.hbm, host=host)
   again = _AGAIN[remat][0 if scores else 1]
+  passes = 2 if remat in _KEEP_HEADS else 3
   executed = flops.step_flops(config) * (3 + again) / 3 / mesh.size
   output = rows * length * model.width * _ACTIVATION
   moved = exchange.step_exchange(model, int(rows), length, rules.parts('experts', mesh))
@@ -93,7 +96,7 @@ def memory_and_costs(
     [
       *_weights_traffic(mesh, sizes, parts, chip),
       *_tokens_traffic(mesh, output, _summed_projections(model), moved, parts, chip),
-      *_rows_traffic(model, mesh, rows * length, length, parts * (2 + (again >= 1)), chip),
+      *_rows_traffic(model, mesh, rows * length, length, parts * passes, chip),
     ]
   )
   return memory, Costs(0, 0.0, executed, executed / chip.peak, traffic, ())
@@ -212,9 +215,9 @@ def _rows_traffic(
       number[0] += 2
     if not isinstance(mixer, SoftmaxConfig):
       continue
-    width, keys = (
-      heads * width_of_heads(mixer, model.width) for heads in (mixer.heads, mixer.key_heads)
-    )
+    one, tokens = width_of_heads(mixer, model.width), rules.parts('heads', mesh)
+    width = sequence.filled_heads(mixer.heads, mesh) * tokens * one
+    keys = mixer.key_heads * one
     if halo := 0 if mixer.shaped else sequence.halo_of(own, mixer.window):
       halos += 2 * keys * halo / own
       number[1] += 2
