@@ -85,7 +85,7 @@ def train(config: Config, wanted: grid.Grid, out: str) -> None:
   """Train a grid."""
   jobs = grid.jobs(config, wanted, out)
   print(grid_runs.listing(jobs, grid_runs.progress(jobs, out)), flush=True)
-  if not grid_runs.train_missing(jobs, out):
+  if not grid_runs.make_missing(jobs, out):
     raise SystemExit('stopped; run the same command to continue')
 
 

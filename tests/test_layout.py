@@ -26,6 +26,7 @@ LAYERS = (
   'inspection',
   'plan',
   'laws',
+  'family',
   'convert',
   'report',
   'api',

@@ -177,7 +177,7 @@ def test_times_are_promised_after_the_first_run(config, tmp_path, monkeypatch, c
   clock = [0.0]
   monkeypatch.setattr(grid_runs.time, 'monotonic', lambda: clock[-1])
   monkeypatch.setattr(grid_runs.loop, 'train_or_stop', train)
-  assert grid_runs.train_missing(jobs, str(tmp_path))
+  assert grid_runs.make_missing(jobs, str(tmp_path))
   work = jobs[1].size.flops_per_token / jobs[0].size.flops_per_token
   left = grid_runs.hours(10 + 50 * work)
   said = capsys.readouterr().err
@@ -218,18 +218,18 @@ def test_a_grid_trains_and_resumes(tmp_path):
   config = tiny_run.config(source, tmp_path / 'cache', optim__schedule='wsd')
   out = str(tmp_path / 'grid')
   jobs = grid.jobs(config, Grid('width', (0.5,), (5120, 10_240)), out)
-  assert grid_runs.train_missing(jobs[:2], out)
+  assert grid_runs.make_missing(jobs[:2], out)
   first = tmp_path / 'grid' / jobs[1].name / 'metrics.jsonl'
   before = first.stat().st_mtime_ns
   assert grid_runs.progress(jobs, out).done == [True, True, False, False]
-  assert grid_runs.train_missing(jobs, out)
+  assert grid_runs.make_missing(jobs, out)
   assert grid_runs.progress(jobs, out).done == [True] * 4
   assert first.stat().st_mtime_ns == before, 'a finished run was made again'
   found = points.from_runs(points.read_all([out])[0], 'all')
   last = tmp_path / 'grid' / jobs[-1].name / 'checkpoints' / str(jobs[-1].config.train.steps)
   last.rename(tmp_path / 'not saved')
   assert grid_runs.progress(jobs, out).done == [True] * 3 + [False], 'its last steps are lost'
-  assert grid_runs.train_missing(jobs, out) and last.exists()
+  assert grid_runs.make_missing(jobs, out) and last.exists()
   assert points.from_runs(points.read_all([out])[0], 'all').loss.tolist() == found.loss.tolist()
   assert found.tokens.tolist() == [5120, 10_240]
   assert found.notes == ('1 run whose learning rate had not decayed is left out',)

@@ -6,7 +6,7 @@ A command starts with the verb; {in} is the folder of `inputs.py`, {lm}, {dense}
 
 from grow_cases import GROW
 from guard_cases import GUARDS
-from law_cases import LAWS, SWEEP
+from law_cases import FAMILY, LAWS, SWEEP
 from train_cases import TRAIN_CONFIGS, TRAIN_FILES, TRAIN_FLAGS, TRAIN_KEYS
 
 GENERATE = {
@@ -435,7 +435,7 @@ HARNESS = {
 GROUPS = (
   *(TRAIN_FLAGS, TRAIN_KEYS, TRAIN_CONFIGS, TRAIN_FILES, GUARDS, GENERATE, EVALUATE, PLOT),
   INSPECT,
-  *(GROW, CONVERT, PLAN, VERIFY, SWEEP, LAWS),
+  *(GROW, CONVERT, PLAN, VERIFY, SWEEP, FAMILY, LAWS),
 )
 CASES = {name: case for group in GROUPS for name, case in group.items()}
 SLOW_CASES = HARNESS

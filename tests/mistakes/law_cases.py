@@ -1,4 +1,4 @@
-"""Mistakes with `sweep` and `laws`: see `cases.py`."""
+"""Mistakes with `sweep`, `family` and `laws`: see `cases.py`."""
 
 _GRID = 'sweep --config={repo}/configs/lm_stdlib.py --out=x'
 
@@ -90,6 +90,71 @@ SWEEP = {
   'a misspelt flag to sweep with': (
     f'{_GRID} --factors=1 --lenghts=1e6',
     'did you mean --lengths',
+  ),
+}
+
+_FAMILY = 'family --config={repo}/configs/lm_stdlib.py --out=x --sizes=1,2'
+_LONG = f'{_FAMILY} --tokens=1e7'
+
+FAMILY = {
+  'no config of a family': ('family --out=x --sizes=1,2 --tokens=1e6', '--config is missing'),
+  'no sizes of a family': (
+    'family --config={repo}/configs/lm_stdlib.py --out=x --tokens=1e6',
+    '--sizes is missing',
+  ),
+  'no tokens of a family': (_FAMILY, '--tokens is missing'),
+  'tokens of a family in words': (f'{_FAMILY} --tokens=many', "--tokens has 'many'"),
+  'a family whose sizes fall': (f'{_LONG} --sizes=2,1', '--sizes has 1 after 2; name rising sizes'),
+  'a family of one': (f'{_LONG} --sizes=2', 'a family has at least two'),
+  'a size of a family in words': (f'{_LONG} --sizes=1,big', "--sizes has 'big'"),
+  'a third of a token': (f'{_LONG} --sizes=0.001,1', 'it must make a whole number of at least 1'),
+  'a way that there is not': (f'{_LONG} --way=sideways', '--way=sideways: it must be one of'),
+  'growth from the top': (
+    f'{_LONG} --way=top_down --grow_at=0.5',
+    '--grow_at has an effect only with --way=bottom_up; leave it out',
+  ),
+  'a share from the bottom': (
+    f'{_LONG} --share=0.3',
+    '--share has an effect only with --way=top_down or elastic; leave it out',
+  ),
+  'a growth after all tokens': (f'{_LONG} --grow_at=1.5', 'grow earlier'),
+  'a growth for nothing': (f'{_LONG} --grow_at=0.3,0.4', '2 sizes have 1 growth'),
+  'a share of twice': (f'{_LONG} --way=elastic --share=2', '--share=2'),
+  'a schedule of a family': (
+    f'{_LONG} --config.optim.schedule=cosine',
+    '--config.optim.schedule=cosine has no effect here',
+  ),
+  'a number of steps of a family': (
+    f'{_LONG} --config.train.steps=10',
+    '--config.train.steps has no effect here, because --tokens says how long the runs are',
+  ),
+  'prefixes by a key': (
+    f'{_LONG} --config.train.drop_groups=0.5',
+    '--config.train.drop_groups has no effect here, because --drop_groups says it',
+  ),
+  'a teacher of a family': (
+    f'{_LONG} --config.distill.teacher={{lm}}',
+    'a family names its own teachers (--distill_weight)',
+  ),
+  'a family of images': (
+    'family --config={repo}/configs/vit_digits.py --out=x --sizes=1,2 --tokens=1e6',
+    'a family is about tokens of text, and config.model.kind is vit',
+  ),
+  'a family of Transformers': (
+    'family --config={repo}/configs/transformer_stdlib.py --out=x --sizes=1,2 --tokens=1e7',
+    'this model is a Transformer',
+  ),
+  'a family without a tokenizer': (
+    f'{_LONG} --config.data.tokenizer=none.json --dry_run',
+    'none.json',
+  ),
+  'a family into a run': (
+    'family --config={repo}/configs/lm_stdlib.py --sizes=1,2 --tokens=1e7 --out={lm}',
+    '--out={lm} is the work directory of a run',
+  ),
+  'a family in a file': (
+    'family --config={repo}/configs/lm_stdlib.py --sizes=1,2 --tokens=1e7 --out={in}/some/a.txt',
+    '{in}/some/a.txt is a file; name another --out',
   ),
 }
 

@@ -3,7 +3,7 @@
 import copy
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,18 @@ def name() -> str:
   """Return the name of the file and its variant, joined, without folder and suffix."""
   file, _, variant = config_flags.get_config_filename(flags.FLAGS['config']).partition(':')
   return Path(file).stem + (f'_{variant}' if variant else '')
+
+
+def check_left_out(keys: Mapping[str, str]) -> None:
+  """Check that no flag sets a key that a command sets itself; `keys` has the reasons.
+
+  Raises:
+    UserError: one does.
+  """
+  for key, why in keys.items():
+    name = f'config.{key}'
+    if name in flags.FLAGS and flags.FLAGS[name].present:
+      raise UserError(f'--{name} has no effect here, because {why}; leave it out')
 
 
 def check_overrides(arguments: Sequence[str]) -> None:

@@ -142,6 +142,20 @@ def _flags_parser(
   return parse
 
 
+def check_holds_no_run(flag: str) -> None:
+  """Check that the folder that a flag names is not the work directory of a run.
+
+  Raises:
+    UserError: it is.
+  """
+  value = flags.FLAGS[flag].value
+  if (paths.parse_path(value) / 'config.json').exists():
+    raise UserError(
+      f'--{flag}={value} is the work directory of a run, and the runs of this command are below '
+      f'--{flag}; name another one'
+    )
+
+
 def check_output_folder(flag: str) -> None:
   """Check that the folder that a flag names exists or can be made; leave nothing behind.
 

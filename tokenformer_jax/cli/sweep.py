@@ -20,7 +20,6 @@ from tokenformer_jax.cli import main as cli
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import grid, grid_runs, points
 from tokenformer_jax.parallel import hosts, messages
-from tokenformer_jax.storage import paths
 
 _MOST_POWER = 10  # of a factor; realistic powers lie between −2 and 0
 
@@ -77,8 +76,8 @@ def main(argv: Sequence[str]) -> int:
   values = flags.FLAGS
   if values.dry_run and values.commands:
     raise UserError('--dry_run writes nothing, and --commands names a file to write; give one')
-  _check_keys()
-  _check_no_run(values.out)
+  config_flag.check_left_out(_SET | _SET_BY_BRANCHES if values.branches else _SET)
+  cli.check_holds_no_run('out')
   wanted = grid.Grid(
     scale=values.scale,
     factors=points.positives('factors', values.factors),
@@ -106,25 +105,8 @@ def main(argv: Sequence[str]) -> int:
       Path(values.commands).write_text(''.join(f'{line}\n' for line in lines))
     messages.say(f'wrote {values.commands}: {len(lines)} lines, which may run at the same time')
     return 0
-  if grid_runs.train_missing(jobs, values.out):
+  if grid_runs.make_missing(jobs, values.out):
     messages.say(f'all runs are finished: {help_text.spell_command("laws")} {values.out}')
     return 0
   messages.say('stopped; give the same command again to go on')
   return 0
-
-
-def _check_keys() -> None:
-  """Raise a UserError if a flag sets a key of the config that the grid sets itself."""
-  for key, why in (_SET | _SET_BY_BRANCHES if flags.FLAGS.branches else _SET).items():
-    name = f'config.{key}'
-    if name in flags.FLAGS and flags.FLAGS[name].present:
-      raise UserError(f'--{name} has no effect here, because {why}; leave it out')
-
-
-def _check_no_run(out: str) -> None:
-  """Raise a UserError if the directory of the grid is that of a run."""
-  if (paths.parse_path(out) / 'config.json').exists():
-    raise UserError(
-      f'--out={out} is the work directory of a run, and the runs of a grid are below --out; name '
-      'another one'
-    )

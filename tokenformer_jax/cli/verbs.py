@@ -19,6 +19,7 @@ VERBS = {
   'convert': 'read and write released weights; change the rotary layout of a run',
   'inspect': 'show what the parameter tokens respond to, and which are used',
   'sweep': 'train the grid of runs that a scaling law needs',
+  'family': 'train models of several sizes for less than each apart',
   'laws': 'fit scaling laws to runs, predict by them, and plan growth',
   'plot': 'draw the curves of runs',
   'report': 'write a page about runs: curves, lineage, costs, samples, parameter tokens',

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
@@ -78,7 +78,7 @@ def jobs(config: Config, grid: Grid, out: str) -> list[Job]:
   Raises:
     UserError: the config cannot be scaled, or a length is too short.
   """
-  _check(config)
+  check_base(config, 'a law', '--lengths')
   found = []
   for factor in sorted(set(grid.factors)):
     model = scaled(config.model, grid.scale, factor)
@@ -86,7 +86,8 @@ def jobs(config: Config, grid: Grid, out: str) -> list[Job]:
     optim = dataclasses.replace(config.optim, learning_rate=rate)
     changed = dataclasses.replace(config, model=model, optim=optim)
     size = measure_size(sizes.fill_in(changed))
-    ends = [_steps(changed, tokens) for tokens in sorted(set(grid.lengths))]
+    lengths = sorted(set(grid.lengths))
+    ends = [count_steps(changed, tokens, '--lengths') for tokens in lengths]
     if grid.most_flops is not None:
       each = step_tokens(changed) * size.flops_per_token
       ends = [end for end in ends if end * each <= grid.most_flops]
@@ -101,8 +102,8 @@ def jobs(config: Config, grid: Grid, out: str) -> list[Job]:
   return found
 
 
-def _steps(config: Config, tokens: int) -> int:
-  """Return the number of steps of a run, given its length in tokens.
+def count_steps(config: Config, tokens: int, flag: str) -> int:
+  """Return the number of steps of a run, given its length in tokens, which `flag` says.
 
   Raises:
     UserError: there are more steps than a run can have.
@@ -110,7 +111,7 @@ def _steps(config: Config, tokens: int) -> int:
   steps = round(tokens / step_tokens(config))
   if steps >= _MOST:
     raise UserError(
-      f'--lengths has {tokens:g}, which is {steps:,} steps of {step_tokens(config):,} tokens; a '
+      f'{flag} has {tokens:g}, which is {steps:,} steps of {step_tokens(config):,} tokens; a '
       f'run has less than {_MOST:,} steps, so ask for a shorter length or a larger batch'
     )
   return steps
@@ -125,17 +126,10 @@ def _whole(config: Config, size: Size, folder: str, ends: list[int], out: str) -
 
 def _branched(config: Config, size: Size, folder: str, ends: list[int], out: str) -> list[Job]:
   """Return the stable run in parts, each followed by the decay that starts at its end."""
-  share, plain = config.optim.decay_share, OptimConfig()
-  decay = dataclasses.replace(config.optim, schedule='wsd', decay_share=plain.decay_share)
-  constant = dataclasses.replace(
-    decay,
-    schedule='constant',
-    final_fraction=plain.final_fraction,
-    decay_shape=plain.decay_shape,
-  )
+  constant, decay = stable_and_decay(config.optim)
   found, first = [], 0
   for end in ends:
-    begin = end - max(1, round(share * end))
+    begin = decay_begin(config.optim, end)
     if begin <= max(first, config.optim.warmup_steps):
       raise UserError(
         f'--lengths has {end * step_tokens(config):,} tokens, {end} steps, whose decay would '
@@ -161,6 +155,24 @@ def _branched(config: Config, size: Size, folder: str, ends: list[int], out: str
   return found
 
 
+def stable_and_decay(optim: OptimConfig) -> tuple[OptimConfig, OptimConfig]:
+  """Return the settings of a run at a constant rate, and of a decay from one of its checkpoints."""
+  plain = OptimConfig()
+  decay = dataclasses.replace(optim, schedule='wsd', decay_share=plain.decay_share)
+  constant = dataclasses.replace(
+    decay,
+    schedule='constant',
+    final_fraction=plain.final_fraction,
+    decay_shape=plain.decay_shape,
+  )
+  return constant, decay
+
+
+def decay_begin(optim: OptimConfig, end: int) -> int:
+  """Return the step at which the rate of a run of `end` steps begins to decay."""
+  return end - max(1, round(optim.decay_share * end))
+
+
 def _name(folder: str, config: Config, end: int) -> str:
   return f'{folder}/{end * step_tokens(config)}'
 
@@ -170,36 +182,68 @@ def with_train(config: Config, **changes: Any) -> Config:
   return dataclasses.replace(config, train=dataclasses.replace(config.train, **changes))
 
 
-def _check(config: Config) -> None:
+def check_base(config: Config, what: str, flag: str) -> None:
+  """Check that runs of other sizes and lengths can be made of a config.
+
+  Args:
+    config: the config.
+    what: the purpose of the runs, for messages, such as `a law`.
+    flag: the flag that says how long the runs are.
+
+  Raises:
+    UserError: they cannot.
+  """
   if config.model.kind != 'lm':
     raise UserError(
-      'a law is about tokens of text, and config.model.kind is vit; give the config of a language '
-      'model'
+      f'{what} is about tokens of text, and config.model.kind is vit; give the config of a '
+      'language model'
     )
   if config.init_from:
     raise UserError(
-      f'config.init_from is {config.init_from!r}; the runs of a law start from new parameters, so '
+      f'config.init_from is {config.init_from!r}; the runs of {what} start from new parameters, so '
       'leave it out'
     )
   if config.train.epochs or config.train.examples or config.train.decay_from:
     raise UserError(
       'config.train.epochs, config.train.examples and config.train.decay_from have no meaning '
-      'here, because --lengths says how long the runs are; leave them out'
+      f'here, because {flag} says how long the runs are; leave them out'
     )
   if config.data.has_stages:
     raise UserError(
       'config.data.batch_size_by_step and sequence_length_by_step change batches over steps, and '
-      "the lengths of a grid are in steps of one size; set them to ''"
+      f"{flag} counts steps of one size; set them to ''"
     )
   if config.train.drop_groups:
     raise UserError(
-      'config.train.drop_groups trains several sizes at once, and a law needs runs of one size '
-      'each; set it to 0'
+      f'config.train.drop_groups trains several sizes at once, and the runs of {what} have one '
+      'size each; set it to 0'
     )
 
 
-def scaled(model: ModelConfig, scale: str, factor: float) -> ModelConfig:
-  """Return a model with the sizes that `scale` names multiplied by a factor.
+class _Factor(NamedTuple):
+  """A factor of sizes."""
+
+  value: float
+  flag: str  # which says it
+
+  def times(self, number: int, name: str) -> int:
+    """Return a product, which must be a whole number of at least 1."""
+    product = number * Fraction(self.value).limit_denominator(10**4)
+    if product >= _MOST:
+      raise UserError(
+        f'{self.flag} has {self.value:g}, which makes {float(product):g} of {name}={number}; a '
+        f'size must be less than {_MOST:,}'
+      )
+    if product.denominator != 1 or product < 1:
+      raise UserError(
+        f'{self.flag} has {self.value:g}, which makes {float(product):g} of {name}={number}; it '
+        'must make a whole number of at least 1 of every size'
+      )
+    return int(product)
+
+
+def scaled(model: ModelConfig, scale: str, factor: float, flag: str = '--factors') -> ModelConfig:
+  """Return a model with the sizes that `scale` names multiplied by a factor, which `flag` says.
 
   `width` multiplies the width, the heads (whose own width stays), the widths inside layers and the
   parameter tokens; `tokens` multiplies the parameter tokens alone; `layers` the number of layers.
@@ -208,8 +252,9 @@ def scaled(model: ModelConfig, scale: str, factor: float) -> ModelConfig:
   Raises:
     UserError: a size would not be a whole number, or the model has no parameter tokens to multiply.
   """
+  by = _Factor(factor, flag)
   if scale == 'layers':
-    layers = _times(model.depth, factor, f'model.pattern={model.pattern!r} layers')
+    layers = by.times(model.depth, f'model.pattern={model.pattern!r} layers')
     (row, _), *others = model.repeats
     if others or layers % len(row):
       raise UserError(
@@ -218,61 +263,45 @@ def scaled(model: ModelConfig, scale: str, factor: float) -> ModelConfig:
       )
     return dataclasses.replace(model, pattern=as_text([Repeat(row, layers // len(row))]))
   tokens = {
-    name: _more_tokens(projection, factor, name)
+    name: _more_tokens(projection, by, name)
     for name, projection in config_lib.pattentions(model).items()
   }
   if scale == 'tokens':
     if not tokens:
       raise UserError(
-        '--scale=tokens multiplies parameter tokens, and this model is a Transformer; use '
-        '--scale=width or layers'
+        '--scale=tokens multiplies parameter tokens, and this model is a Transformer; use another '
+        '--scale'
       )
     return config_lib.with_pattentions(model, tokens)
-  wider = model.map_layers(lambda _, layer: _wider(layer, factor))
-  wider = dataclasses.replace(wider, width=_times(model.width, factor, 'width'))
+  wider = model.map_layers(lambda _, layer: _wider(layer, by))
+  wider = dataclasses.replace(wider, width=by.times(model.width, 'width'))
   return config_lib.with_pattentions(wider, tokens)
 
 
-def _more_tokens(config: PattentionConfig, factor: float, name: str) -> PattentionConfig:
+def _more_tokens(config: PattentionConfig, by: _Factor, name: str) -> PattentionConfig:
   """Return a projection with each group of tokens, and its τ², multiplied by a factor."""
   if not config.groups and not config.reference:
-    return dataclasses.replace(config, tokens=_times(config.tokens, factor, f'{name}.tokens'))
+    return dataclasses.replace(config, tokens=by.times(config.tokens, f'{name}.tokens'))
   groups = []
   for number, group in enumerate(token_groups(config), start=1):
     place = f'{name}.tokens of group {number}' if config.groups else f'{name}.tokens'
-    reference = max(1, round(group.reference * factor))
-    tokens = _times(group.tokens, factor, place)
+    reference = max(1, round(group.reference * by.value))
+    tokens = by.times(group.tokens, place)
     groups.append(group._replace(tokens=tokens, reference=reference))
   return with_groups(config, groups)
 
 
-def _wider(layer: LayerConfig, factor: float) -> LayerConfig:
+def _wider(layer: LayerConfig, by: _Factor) -> LayerConfig:
   """Return a layer with more or fewer heads, and other widths inside."""
 
   def change(path: str, part: Any) -> Any:
     if isinstance(part, SoftmaxConfig | LinearConfig):
-      part = dataclasses.replace(part, heads=_times(part.heads, factor, f'{path}.heads'))
+      part = dataclasses.replace(part, heads=by.times(part.heads, f'{path}.heads'))
     if isinstance(part, SoftmaxConfig) and part.kv_heads:
-      kv_heads = _times(part.kv_heads, factor, f'{path}.kv_heads')
+      kv_heads = by.times(part.kv_heads, f'{path}.kv_heads')
       part = dataclasses.replace(part, kv_heads=kv_heads)
     if isinstance(part, GatedUnitConfig | MLPConfig) and part.width:
-      return dataclasses.replace(part, width=_times(part.width, factor, f'{path}.width'))
+      return dataclasses.replace(part, width=by.times(part.width, f'{path}.width'))
     return part
 
   return map_parts(layer, change)
-
-
-def _times(number: int, factor: float, name: str) -> int:
-  """Return a product, which must be a whole number of at least 1."""
-  product = number * Fraction(factor).limit_denominator(10**4)
-  if product >= _MOST:
-    raise UserError(
-      f'--factors has {factor:g}, which makes {float(product):g} of {name}={number}; a size must '
-      f'be less than {_MOST:,}'
-    )
-  if product.denominator != 1 or product < 1:
-    raise UserError(
-      f'--factors has {factor:g}, which makes {float(product):g} of {name}={number}; it must make '
-      'a whole number of at least 1 of every size'
-    )
-  return int(product)

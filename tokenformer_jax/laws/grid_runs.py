@@ -5,7 +5,7 @@ import itertools
 import math
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,21 +32,6 @@ class Progress:
   measured: int  # jobs whose time is from measured steps of the same size
 
 
-def progress(jobs: Sequence[Job], out: str) -> Progress:
-  """Compare the jobs with the runs in the directory of the grid.
-
-  Steps of a size without measurement count as fast in FLOPs as those of the nearest measured size.
-
-  Raises:
-    UserError: a run there has another config than its job.
-  """
-  done = [is_done(job, out) for job in jobs]
-  speeds = {job.size: seconds for job in jobs if (seconds := _measured(job, out))}
-  steps = [speeds[job.size] if job.size in speeds else _guess(job, speeds) for job in jobs]
-  times = [each and job.steps * each for job, each in zip(jobs, steps, strict=True)]
-  return Progress(done, times, sum(job.size in speeds for job in jobs))
-
-
 def is_done(job: Job, out: str) -> bool:
   """Return whether the run of a job is finished.
 
@@ -62,10 +47,26 @@ def is_done(job: Job, out: str) -> bool:
   saved = is_finished(workdir, steps)  # An evaluation is lost if the save after it fails.
   if not saved or job.stage == 'stable':
     return saved
-  return bool(last_losses(_figures(workdir), steps))
+  return bool(last_losses(read_figures(workdir), steps))
 
 
-def _figures(workdir: paths.Path) -> list[dict[str, float]]:
+def progress(jobs: Sequence[Job], out: str, done: Callable[[Job, str], bool] = is_done) -> Progress:
+  """Compare the jobs with the runs in the directory of the grid.
+
+  Steps of a size without measurement count as fast in FLOPs as those of the nearest measured size.
+  `done` says whether a job is finished.
+
+  Raises:
+    UserError: a run there has another config than its job.
+  """
+  speeds = {job.size: seconds for job in jobs if (seconds := _measured(job, out))}
+  steps = [speeds[job.size] if job.size in speeds else _guess(job, speeds) for job in jobs]
+  times = [each and job.steps * each for job, each in zip(jobs, steps, strict=True)]
+  finished = [done(job, out) for job in jobs]
+  return Progress(finished, times, sum(job.size in speeds for job in jobs))
+
+
+def read_figures(workdir: paths.Path) -> list[dict[str, float]]:
   """Return the lines of a run's metrics.jsonl; none if there is no such file."""
   try:
     return metrics.read(workdir)
@@ -92,7 +93,7 @@ def _measured(job: Job, out: str) -> float | None:
   """
   workdir = paths.parse_path(out) / job.name
   found = sorted(
-    line['perf/step_seconds'] for line in _figures(workdir) if line.get('perf/step_seconds')
+    line['perf/step_seconds'] for line in read_figures(workdir) if line.get('perf/step_seconds')
   )
   return found[(len(found) - 1) // 2] if found else None
 
@@ -112,25 +113,41 @@ def _guess(job: Job, speeds: Mapping[Size, float]) -> float | None:
   return None
 
 
-def train_missing(jobs: Sequence[Job], out: str) -> bool:
-  """Train the jobs that are not finished, in order; return whether all are finished now.
+def train(job: Job, out: str) -> bool:
+  """Train a job to its end, or until a signal stops it; return whether it is finished."""
+  _, stopped = loop.train_or_stop(job.config, paths.parse_path(out) / job.name)
+  return not stopped
+
+
+def make_missing(
+  jobs: Sequence[Job],
+  out: str,
+  make: Callable[[Job, str], bool] = train,
+  done: Callable[[Job, str], bool] = is_done,
+) -> bool:
+  """Make the jobs that are not finished, in order; return whether all are finished now.
 
   After each, print an estimate for the others: the time of their steps, and for each the mean time
   that the jobs so far took besides their steps.
+
+  Args:
+    jobs: each after those that it starts from.
+    out: the directory of the runs.
+    make: makes a job, and returns whether it is finished.
+    done: returns whether a job is finished.
   """
   total, besides = len(jobs), []
   for number, job in enumerate(jobs, start=1):
-    if is_done(job, out):
+    if done(job, out):
       continue
     say(f'run {number} of {total}: {job.name} ({job.stage}), to {job.tokens:,} tokens')
     begin = time.monotonic()
-    _, stopped = loop.train_or_stop(job.config, paths.parse_path(out) / job.name)
-    if stopped:
+    if not make(job, out):
       return False
-    took, found = time.monotonic() - begin, progress(jobs, out)
+    took, found = time.monotonic() - begin, progress(jobs, out, done)
     besides.append(max(0.0, took - (found.seconds[number - 1] or took)))
     if left := [
-      seconds for seconds, done in zip(found.seconds, found.done, strict=True) if not done
+      seconds for seconds, done_now in zip(found.seconds, found.done, strict=True) if not done_now
     ]:
       each = sum(besides) / len(besides)
       say(
@@ -176,7 +193,17 @@ def hours(seconds: float) -> str:
 
 
 def listing(jobs: Sequence[Job], found: Progress) -> str:
-  """Return a table of the jobs, with totals of the unfinished ones."""
+  """Return a table of the jobs of a grid, with totals of the unfinished ones."""
+  points = sum(job.stage != 'stable' for job in jobs)
+  distinct = len({job.size for job in jobs})
+  return (
+    f'{table(jobs, found)}\n\n{points} points of a law, of {distinct} sizes; '
+    f'{describe_progress(jobs, found)}'
+  )
+
+
+def table(jobs: Sequence[Job], found: Progress) -> str:
+  """Return a table of the jobs: their sizes, tokens, FLOPs and times."""
   rows = [('run', 'part', 'parameters', 'without emb.', 'tokens', 'a param.', 'FLOPs', 'time')]
   for job, done, seconds in zip(jobs, found.done, found.seconds, strict=True):
     rows.append(
@@ -191,14 +218,13 @@ def listing(jobs: Sequence[Job], found: Progress) -> str:
         'finished' if done else 'not measured' if seconds is None else hours(seconds),
       )
     )
-  return f'{aligned(rows, left=(0, 1))}\n\n{_totals(jobs, found)}'
+  return aligned(rows, left=(0, 1))
 
 
-def _totals(jobs: Sequence[Job], found: Progress) -> str:
+def describe_progress(jobs: Sequence[Job], found: Progress) -> str:
+  """Return how many jobs are finished, and the FLOPs and the time of the others."""
   left = [i for i, done in enumerate(found.done) if not done]
-  points = sum(job.stage != 'stable' for job in jobs)
-  distinct = len({job.size for job in jobs})
-  text = f'{points} points of a law, of {distinct} sizes; {len(jobs) - len(left)} jobs are finished'
+  text = f'{len(jobs) - len(left)} jobs are finished'
   if not left:
     return text
   flops_left = sum(jobs[i].flops for i in left)

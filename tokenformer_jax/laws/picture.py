@@ -27,12 +27,17 @@ def check_folder(folder: Path) -> None:
   Raises:
     UserError: the folder is a file, or matplotlib is missing.
   """
-  _figure()
+  make_figure()
   if folder.exists() and not folder.is_dir():
     raise UserError(f'--pictures={folder} is a file; give the folder for the pictures')
 
 
-def _figure(**options: Any) -> 'Figure':
+def make_figure(**options: Any) -> 'Figure':
+  """Return an empty figure with the given options of matplotlib.
+
+  Raises:
+    UserError: matplotlib is missing.
+  """
   try:
     from matplotlib.figure import Figure  # noqa: PLC0415
   except ImportError as error:
@@ -70,7 +75,8 @@ def draw(analysis: Analysis, folder: Path, plan: growth.Plan | None, unit: str) 
   return [folder / name for name in figures]
 
 
-def _finish(axes: 'Axes', x: str, y: str) -> None:
+def finish(axes: 'Axes', x: str, y: str) -> None:
+  """Label the axes, and give them the style of all pictures of losses."""
   axes.set_xlabel(x)
   axes.set_ylabel(y)
   axes.grid(color='0.9', linewidth=0.8)
@@ -78,7 +84,7 @@ def _finish(axes: 'Axes', x: str, y: str) -> None:
   axes.spines[['top', 'right']].set_visible(False)
 
 
-def _plain_losses(axes: 'Axes') -> None:
+def plain_losses(axes: 'Axes') -> None:
   """Label a logarithmic axis of losses with plain numbers."""
   from matplotlib.ticker import MaxNLocator, NullFormatter  # noqa: PLC0415
 
@@ -103,7 +109,7 @@ def _plain_sizes(axes: 'Axes', values: np.ndarray) -> None:
 
 def loss_figure(analysis: Analysis) -> 'Figure':
   """Return the loss against compute: a curve and points for each size, and the frontier."""
-  points, figure = analysis.points, _figure()
+  points, figure = analysis.points, make_figure()
   axes = figure.add_subplot()
   spent = points.spent(analysis.compute)
   sizes = np.unique(points.active)
@@ -119,10 +125,10 @@ def loss_figure(analysis: Analysis) -> 'Figure':
   axes.fill_between(budgets, low, high, color='k', **_BAND)
   axes.plot(budgets, best, 'k--', linewidth=1.4, label='frontier, with interval')
   axes.set_xscale('log')
-  _plain_losses(axes)
+  plain_losses(axes)
   top = points.loss.max() * 1.05
   axes.set_ylim(max(min(best.min(), points.loss.min()) * 0.97, 1e-3), top)
-  _finish(axes, f'training FLOPs ({_named(analysis)})', 'loss (nats per token), at the end')
+  finish(axes, f'training FLOPs ({_named(analysis)})', 'loss (nats per token), at the end')
   axes.legend(frameon=False, fontsize=8)
   return figure
 
@@ -145,7 +151,7 @@ def _named(analysis: Analysis) -> str:
 
 def isoflop_figure(analysis: Analysis) -> 'Figure':
   """Return the parabolas with their lowest points, and best sizes by three approaches."""
-  figure = _figure(figsize=(12, 5))
+  figure = make_figure(figsize=(12, 5))
   parabolas = analysis.isoflop.parabolas
   left, right = figure.subplots(1, 2, width_ratios=(1, 1) if parabolas else (1, 4))
   for parabola, colour in zip(parabolas, _colours(len(parabolas)), strict=True):
@@ -158,7 +164,7 @@ def isoflop_figure(analysis: Analysis) -> 'Figure':
       left.plot(parabola.best, bottom, 'kx', markersize=6)
   if parabolas:
     _plain_sizes(left, np.concatenate([parabola.sizes for parabola in parabolas]))
-    _finish(left, 'parameters N', 'loss (nats per token)')
+    finish(left, 'parameters N', 'loss (nats per token)')
     left.legend(title='FLOPs', frameon=False, fontsize=8, title_fontsize=8)
   else:
     left.set_axis_off()
@@ -182,7 +188,7 @@ def isoflop_figure(analysis: Analysis) -> 'Figure':
     right.fill_between(budgets, low, high, color='k', **_BAND)
   right.set_xscale('log')
   right.set_yscale('log')
-  _finish(right, f'training FLOPs ({_named(analysis)})', 'best size N*')
+  finish(right, f'training FLOPs ({_named(analysis)})', 'best size N*')
   right.legend(frameon=False, fontsize=8)
   return figure
 
@@ -190,7 +196,7 @@ def isoflop_figure(analysis: Analysis) -> 'Figure':
 def residuals_figure(analysis: Analysis) -> 'Figure':
   """Return the residuals against size and tokens."""
   points = analysis.points
-  figure = _figure(figsize=(10, 4))
+  figure = make_figure(figsize=(10, 4))
   percent = 100 * np.expm1(analysis.main.residuals)
   ratio = np.log10(points.tokens / points.active)
   first, second = figure.subplots(1, 2, sharey=True)
@@ -201,14 +207,14 @@ def residuals_figure(analysis: Analysis) -> 'Figure':
     shown = axes.scatter(x, percent, c=ratio, cmap='viridis', s=18)
     axes.axhline(0, color='k', linewidth=0.8)
     _plain_sizes(axes, x)
-    _finish(axes, name, 'measured loss over that of the law, % more' if axes is first else '')
+    finish(axes, name, 'measured loss over that of the law, % more' if axes is first else '')
   figure.colorbar(shown, ax=axes, label='log₁₀ of tokens a parameter')
   return figure
 
 
 def growth_figure(analysis: Analysis, plan: growth.Plan, unit: str) -> 'Figure':
   """Return loss against cost of the chain, and of the best and the last size from scratch."""
-  values, figure = analysis.main.values, _figure()
+  values, figure = analysis.main.values, make_figure()
   axes = figure.add_subplot()
   spent = np.cumsum([leg.cost for leg in plan.legs])
   xs, ys = [], []
@@ -243,9 +249,9 @@ def growth_figure(analysis: Analysis, plan: growth.Plan, unit: str) -> 'Figure':
     axes.plot(centre, target, 'D', color=colour, markersize=6)
     middle *= 0.997
   axes.set_xscale('log')
-  _plain_losses(axes)
+  plain_losses(axes)
   axes.set_ylim(target * 0.97, max(ys) * 1.1)
-  _finish(axes, f'{unit} in all (bars: intervals to the target)', 'loss that a decay would reach')
+  finish(axes, f'{unit} in all (bars: intervals to the target)', 'loss that a decay would reach')
   axes.legend(frameon=False, fontsize=8)
   return figure
 

@@ -1,0 +1,107 @@
+"""Each way makes all sizes of a tiny family, and goes on where it stopped."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import tiny_run
+
+from tokenformer_jax.family import make, result, ways
+from tokenformer_jax.family.jobs import Family
+from tokenformer_jax.laws import grid_runs
+
+pytestmark = pytest.mark.slow
+
+TOKENS = 40 * 256  # 40 steps
+SIZES = [1.0, 2.0, 4.0]
+
+
+@pytest.fixture
+def config(tmp_path):
+  source = tiny_run.write_corpus(tmp_path / 'corpus')
+  return tiny_run.config(source, tmp_path / 'cache', optim__warmup_steps=2)
+
+
+def _make(jobs, out):
+  assert grid_runs.make_missing(jobs, out, make.make, make.is_done)
+  assert all(grid_runs.progress(jobs, out, make.is_done).done)
+  return result.members(jobs, out)
+
+
+def _losses(out, run):
+  """Return the losses on held-out text by step."""
+  lines = grid_runs.read_figures(out / run)
+  return {line['step']: line['eval/loss'] for line in lines if 'eval/loss' in line}
+
+
+def test_bottom_up_grows_exactly_and_goes_on(config, tmp_path):
+  out = tmp_path / 'family'
+  jobs = ways.list_jobs(config, Family(SIZES, TOKENS, 'bottom_up'), str(out))
+  assert grid_runs.make_missing(jobs[:3], str(out), make.make, make.is_done)
+  first = out / jobs[0].name / 'metrics.jsonl'
+  before = first.stat().st_mtime_ns
+  found = _make(jobs, str(out))
+  assert first.stat().st_mtime_ns == before, 'a finished run was made again'
+  assert [one.size for one in found] == [1, 2, 4]
+  for grown, old, step in ((2, 0, 10), (4, 2, 20)):
+    at_birth = _losses(out, jobs[grown].name)[step]
+    assert at_birth == pytest.approx(_losses(out, jobs[old].name)[step], rel=1e-5)
+  assert found[1].parameters - found[0].parameters == 24_576
+  assert all(one.tokens == TOKENS for one in found)
+
+
+def test_top_down_shrinks_and_distills(config, tmp_path):
+  out = tmp_path / 'family'
+  apart = ways.list_jobs(config, Family([1.0, 2.0], TOKENS, 'apart'), str(out))
+  family = Family([1.0, 2.0], TOKENS, 'top_down', share=0.5, examples=4)
+  jobs = ways.list_jobs(config, family, str(out))
+  whole, shrunk, final = jobs
+  found = _make(jobs, str(out))
+  assert [one.size for one in found] == [1, 2]
+  assert make.is_done(apart[-1], str(out)), 'the largest size is not shared with the way apart'
+  assert json.loads((out / final.name / 'config.json').read_text())['distill']['teacher']
+  assert _losses(out, final.name)[20] < _losses(out, final.name)[0], 'it learned nothing'
+  assert (out / shrunk.name / 'checkpoints/0').exists() and whole.steps == 40
+
+
+def test_elastic_writes_each_prefix_and_measures_it(config, tmp_path):
+  out = tmp_path / 'family'
+  family = Family(SIZES, TOKENS, 'elastic', share=0.5)
+  jobs = ways.list_jobs(config, family, str(out))
+  found = _make(jobs, str(out))
+  assert [one.run for one in found] == [f'elastic/size_{size}' for size in (1, 2, 4)]
+  (out / jobs[2].name / 'metrics.jsonl').unlink()
+  assert not make.is_done(jobs[2], str(out)), 'killed before it was measured, it is half done'
+  assert _make(jobs, str(out)) == found
+
+
+def test_the_command_stops_and_goes_on(tmp_path):
+  source = tiny_run.write_corpus(tmp_path / 'corpus')
+  values = {**tiny_run.CHANGES, 'data.source': source, 'data.cache_dir': str(tmp_path / 'cache')}
+  del values['train.steps']
+  out = tmp_path / 'family'
+  command = [
+    *(sys.executable, '-m', 'tokenformer_jax', 'family'),
+    f'--config={tiny_run.ROOT}/configs/lm_stdlib.py',
+    *(f'--config.{name}={tiny_run.as_flag(value)}' for name, value in values.items()),
+    *(f'--out={out}', '--sizes=1,2', '--tokens=51200', '--config.train.log_every=1'),
+  ]
+  process = subprocess.Popen(
+    command, stderr=subprocess.PIPE, text=True, env=tiny_run.environment(), cwd=tmp_path
+  )
+  while process.poll() is None and not (out / 'bottom_up/size_1/trunk/checkpoints/5').exists():
+    time.sleep(0.05)
+  process.send_signal(signal.SIGTERM)
+  said = process.communicate(timeout=300)[1]
+  assert process.returncode == 0 and 'give the same command again to go on' in said, said
+  done = tiny_run.run(command, cwd=tmp_path)
+  assert done.returncode == 0, done.stderr
+  assert 'going on after step' in done.stderr, 'it began again'
+  assert 'bottom_up/size_2/final' in done.stdout and 'FLOPs alone' in done.stdout
+  (found,) = json.loads((out / 'family.json').read_text())['ways'].values()
+  assert [one['size'] for one in found['sizes']] == [1, 2]
+  again = tiny_run.run([*command, '--dry_run'], cwd=tmp_path)
+  assert '3 jobs are finished' in again.stdout, again.stdout

@@ -1,0 +1,169 @@
+r"""Train models of several sizes from one config, for less than each apart.
+
+  tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e7 --dry_run
+  tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e7
+
+A size is the config's model with a factor of its parameter tokens. --way says how sizes are made:
+
+  bottom_up  train the smallest, grow it from size to size; each size goes on alone to its end
+  top_down   train the largest, shrink it to each size, and train that with the largest as teacher
+  elastic    train the largest with a group of tokens for each size; in the last share of the tokens
+             some steps train the first groups alone, and these become the smaller models
+  apart      train each size from scratch, for comparison
+
+The command makes what is missing, one run after the other on all devices, and goes on where it
+stopped. Ways with the same --out share runs from scratch, the file family.json and the picture
+family.png.
+"""
+
+from collections.abc import Sequence
+
+from absl import flags
+
+from tokenformer_jax.cli import config_flag, flag_uses
+from tokenformer_jax.cli import main as cli
+from tokenformer_jax.cli.flag_uses import Use
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.family import make, picture, result, ways
+from tokenformer_jax.family.jobs import Family, Job
+from tokenformer_jax.laws import grid_runs, points
+from tokenformer_jax.parallel import hosts, messages
+from tokenformer_jax.storage import paths
+
+_MOST_POWER = 10  # of a factor; realistic powers lie between −2 and 0
+_MOST_EXAMPLES = 2**16
+_SET = {
+  'train.steps': '--tokens says how long the runs are',
+  'train.drop_groups': '--drop_groups says it for --way=elastic, and the other ways have none',
+}
+_USES = {
+  '': (
+    Use('grow_at', 'way=bottom_up'),
+    Use('share distill_weight', 'way=top_down|elastic'),
+    Use('drop_groups', 'way=elastic'),
+    Use('examples', 'way=top_down'),
+  )
+}
+
+
+def define_flags() -> None:
+  """Define the command's flags."""
+  plain = Family((), 0, '')
+  config_flag.define('The config whose model the sizes multiply: FILE, FILE:VARIANT or NAME.')
+  flags.mark_flag_as_required('config')
+  flags.DEFINE_string('out', None, 'The directory for the runs.', required=True)
+  flags.DEFINE_list('sizes', None, 'Rising factors of the size of the config.', required=True)
+  flags.DEFINE_string('tokens', None, 'Tokens of a size from scratch, such as 2e6.', required=True)
+  flags.DEFINE_enum('way', 'bottom_up', list(ways.WAYS), 'How the sizes are made.')
+  flags.DEFINE_enum('scale', plain.scale, ways.SCALES, 'What a size multiplies.')
+  flags.DEFINE_list(
+    'grow_at', None, 'The share of the tokens before each growth; default: evenly up to one half.'
+  )
+  flags.DEFINE_float(
+    'share',
+    plain.share,
+    'Of the tokens: those of a shrunken model, or the last ones, in which prefixes train.',
+    0,
+    1,
+  )
+  flags.DEFINE_float(
+    'distill_weight', plain.distill_weight, "Of the teacher's probabilities; 0: no teacher.", 0, 1
+  )
+  flags.DEFINE_float(
+    'drop_groups', plain.drop_groups, 'The part of those steps that train a prefix.', 0, 1
+  )
+  flags.DEFINE_integer(
+    'examples', plain.examples, 'Sequences that measure importance.', 1, _MOST_EXAMPLES
+  )
+  flags.DEFINE_float(
+    'rate_power',
+    plain.rate_power,
+    'p: the learning rate of a size is that of the config times factor^p.',
+    -_MOST_POWER,
+    _MOST_POWER,
+  )
+  flags.DEFINE_bool('dry_run', False, 'List runs, tokens, FLOPs and times, and make nothing.')
+  flag_uses.declare(_USES)
+
+
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  define_flags()
+  cli.run(main, stops=True)
+
+
+def main(argv: Sequence[str]) -> int:
+  """List the runs; then make what is missing, and write the results."""
+  del argv
+  values = flags.FLAGS
+  _check_keys()
+  cli.check_holds_no_run('out')
+  family, out = _read_family(), str(paths.parse_path(values.out))
+  if not values.dry_run:
+    cli.check_output_folder('out')
+  base = config_flag.read()
+  jobs = ways.list_jobs(base, family, out)
+  apart = ways.flops_apart(base, family)
+  result.read(out, family)  # Another family in this place is refused here.
+  found = grid_runs.progress(jobs, out, make.is_done)
+  if hosts.is_first():
+    print(
+      f'{grid_runs.table(jobs, found)}\n\n{result.totals(jobs, family, apart)}; '
+      f'{grid_runs.describe_progress(jobs, found)}',
+      flush=True,
+    )
+  if values.dry_run:
+    return 0
+  if not grid_runs.make_missing(jobs, out, make.make, make.is_done):
+    messages.say('stopped; give the same command again to go on')
+    return 0
+  if hosts.is_first():
+    _show(jobs, family, apart, out)
+  return 0
+
+
+def _show(jobs: Sequence[Job], family: Family, apart: float, out: str) -> None:
+  """Print the table of a finished family, and write its JSON file and its picture."""
+  found = result.members(jobs, out)
+  print(f'\n{result.table(found)}', flush=True)
+  content = result.write(out, family, apart, jobs, found)
+  written = f'wrote {out}/{result.FILE}'
+  try:
+    picture.write(content, paths.parse_path(out) / picture.FILE)
+  except UserError as error:
+    messages.say(f'{written}, and no picture: {error}')
+    return
+  messages.say(f'{written} and {out}/{picture.FILE}')
+
+
+def _read_family() -> Family:
+  """Return the family that the flags describe."""
+  values = flags.FLAGS
+  (tokens,) = points.positives('tokens', [values.tokens])
+  return Family(
+    sizes=points.positives('sizes', values.sizes),
+    tokens=round(tokens),
+    way=values.way,
+    scale=values.scale,
+    grow_at=points.positives('grow_at', values.grow_at or ()),
+    share=values.share,
+    drop_groups=values.drop_groups,
+    distill_weight=values.distill_weight,
+    examples=values.examples,
+    rate_power=values.rate_power,
+  )
+
+
+def _check_keys() -> None:
+  """Check that no flag sets a key of the config that the runs of a family set themselves.
+
+  Raises:
+    UserError: one does.
+  """
+  config_flag.check_left_out(_SET)
+  name = 'config.optim.schedule'
+  if name in flags.FLAGS and flags.FLAGS[name].present and flags.FLAGS[name].value != 'wsd':
+    raise UserError(
+      f'--{name}={flags.FLAGS[name].value} has no effect here, because all runs of a family keep '
+      'their rate constant and then decay (wsd); leave it out'
+    )

@@ -1,0 +1,8 @@
+"""A family: models of several sizes from one config, by growth, shrinking, prefixes, or apart.
+
+jobs.py         the family that a user asks for, its runs as data, and what they cost
+ways.py         the runs of each way
+make.py         make a run that is missing: train, shrink, slice, and measure
+result.py       sizes, tokens, FLOPs and losses of a finished family; its JSON file
+picture.py      the picture of losses against FLOPs
+"""
