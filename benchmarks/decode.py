@@ -7,24 +7,25 @@ Needs `pip install -e ".[benchmark]"`. The contenders write greedy text after pr
 tokens. All prompts have the same length, as the PyTorch loop requires. Each contender has its own
 process, and they take turns, one text each. Only tokens after the first 16 count, which excludes
 reading the prompts and compiling. The command prints milliseconds per token (median, least, most)
-and tokens/s of the batch.
+and tokens/s of the batch. `--clock` is that of benchmarks/train_step.py.
 """
 
 import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from contenders import SIZES, Contender, Size, model_config, torch_model
+from contenders import CLOCKS, SIZES, Contender, Size, model_config, torch_model
 
 CONTENDERS = ('jax', 'torch')
 CHUNK = 16
 
 
-def jax_text(size: Size, batch: int, prompt: int, length: int) -> Callable[[], float]:
+def jax_text(
+  size: Size, batch: int, prompt: int, length: int, clock: Callable[[], float]
+) -> Callable[[], float]:
   """Return a function that writes a batch of texts with ours and returns the seconds per token."""
   import jax  # noqa: PLC0415 (each process loads one of the two frameworks)
   import numpy as np  # noqa: PLC0415
@@ -41,13 +42,15 @@ def jax_text(size: Size, batch: int, prompt: int, length: int) -> Callable[[], f
   requests = [Request(ids.tolist(), length, GREEDY) for ids in prompts]
 
   def run() -> float:
-    times = [time.perf_counter() for _ in decoder.chunks(params, requests, chunk=CHUNK)]
+    times = [clock() for _ in decoder.chunks(params, requests, chunk=CHUNK)]
     return (times[-1] - times[0]) / (length - CHUNK)
 
   return run
 
 
-def torch_text(size: Size, batch: int, prompt: int, length: int) -> Callable[[], float]:
+def torch_text(
+  size: Size, batch: int, prompt: int, length: int, clock: Callable[[], float]
+) -> Callable[[], float]:
   """Return the same function for PyTorch."""
   import torch  # noqa: PLC0415
 
@@ -57,7 +60,7 @@ def torch_text(size: Size, batch: int, prompt: int, length: int) -> Callable[[],
 
   def run() -> float:
     times = []
-    model.decode(prompts, length, lambda: times.append(time.perf_counter()))
+    model.decode(prompts, length, lambda: times.append(clock()))
     return (times[-1] - times[CHUNK - 1]) / (length - CHUNK)
 
   return run
@@ -71,6 +74,7 @@ def main() -> None:
   parser.add_argument('--prompt', type=int, default=128, help='tokens of each prompt')
   parser.add_argument('--length', type=int, default=64, help='tokens to write; a multiple of 16')
   parser.add_argument('--rounds', type=int, default=5)
+  parser.add_argument('--clock', choices=CLOCKS, default='wall')
   parser.add_argument('--out', help='a JSON file for the figures')
   parser.add_argument('--serve', choices=CONTENDERS, help=argparse.SUPPRESS)
   args = parser.parse_args()
@@ -78,7 +82,8 @@ def main() -> None:
     sys.exit(f'--length={args.length} must be a multiple of {CHUNK} and at least {2 * CHUNK}')
   if args.serve:
     make = jax_text if args.serve == 'jax' else torch_text
-    run = make(SIZES[args.size], int(args.batches), args.prompt, args.length)
+    clock = CLOCKS[args.clock]
+    run = make(SIZES[args.size], int(args.batches), args.prompt, args.length, clock)
     for _ in sys.stdin:
       print(run(), flush=True)
     return
@@ -87,6 +92,7 @@ def main() -> None:
   figures = {}
   for batch in map(int, args.batches.split(',')):
     options = {'size': args.size, 'batches': batch, 'prompt': args.prompt, 'length': args.length}
+    options['clock'] = args.clock
     arguments = [f'--{name}={value}' for name, value in options.items()]
     contenders = [Contender(__file__, name, arguments) for name in CONTENDERS]
     for contender in contenders:

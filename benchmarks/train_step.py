@@ -8,7 +8,8 @@ Needs `pip install -e ".[benchmark]"`. Every contender has its own process. They
 step each, so that other load on the machine affects all of them. The first steps (compilation,
 memory) do not count. The command prints seconds (median, least, most), model TFLOP/s, MFU and the
 most memory of a GPU, and writes the figures as JSON with `--out`. On a CPU it also prints the speed
-of matrix products alone. `--train=remat=dots` and the like change how ours runs.
+of matrix products alone. `--train=remat=dots` and the like change how ours runs. On a busy machine
+`taskset -c 0 python benchmarks/train_step.py --clock=processor` compares the work of one core.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from contenders import CHANNELS, SIZES, Contender, Size, model_config, torch_model
+from contenders import CHANNELS, CLOCKS, SIZES, Contender, Size, model_config, torch_model
 
 WARM_UP = 3
 CONTENDERS = ('jax', 'torch_eager', 'torch_compiled')
@@ -125,7 +126,9 @@ def most_memory(contender: str) -> float:
   return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
 
-def serve(contender: str, size: Size, train: dict[str, str], *, checkpointing: bool) -> None:
+def serve(
+  contender: str, size: Size, train: dict[str, str], *, clock: str, checkpointing: bool
+) -> None:
   """Answer the lines of the standard input: see `Contender`."""
   if contender == 'jax':
     run = jax_step(size, **train)
@@ -136,9 +139,9 @@ def serve(contender: str, size: Size, train: dict[str, str], *, checkpointing: b
     if line.strip() == 'memory':
       print(most_memory(contender), flush=True)
       continue
-    start = time.perf_counter()
+    start = CLOCKS[clock]()
     run()
-    print(time.perf_counter() - start, flush=True)
+    print(CLOCKS[clock]() - start, flush=True)
 
 
 def measure(names: list[str], arguments: list[str], rounds: int) -> list[Contender]:
@@ -172,6 +175,7 @@ def main() -> None:
   parser.add_argument(
     '--apart', action='store_true', help='one contender after the other, for memory of one only'
   )
+  parser.add_argument('--clock', choices=CLOCKS, default='wall')
   parser.add_argument('--out', help='a JSON file for the figures')
   parser.add_argument('--serve', choices=CONTENDERS, help=argparse.SUPPRESS)
   args = parser.parse_args()
@@ -180,9 +184,9 @@ def main() -> None:
     size = dataclasses.replace(size, batch=args.batch)
   if args.serve:
     train = dict(value.split('=', 1) for value in args.train)
-    serve(args.serve, size, train, checkpointing=args.checkpointing)
+    serve(args.serve, size, train, clock=args.clock, checkpointing=args.checkpointing)
     return
-  arguments = [f'--size={args.size}', f'--batch={size.batch}']
+  arguments = [f'--size={args.size}', f'--batch={size.batch}', f'--clock={args.clock}']
   arguments += [f'--train={value}' for value in args.train]
   arguments += ['--checkpointing'] * args.checkpointing
   names = args.contenders.split(',')
