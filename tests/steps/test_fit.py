@@ -44,15 +44,32 @@ def _fitted(mesh, capacity: float, **train) -> fit.FittedStep:
   return fit.FittedStep(_program(**train), mesh, free=lambda mesh, arguments: capacity)
 
 
+def _record(monkeypatch, make) -> list[Way]:
+  """Return the ways in which steps are compiled from now on, by `make`."""
+  found = []
+
+  def remember(program, *arguments):
+    found.append(Way(program.config.train.remat, program.config.train.layers))
+    return make(program, *arguments)
+
+  monkeypatch.setattr(fit, 'make_train_step', remember)
+  return found
+
+
 @pytest.fixture
-def uncompiled(monkeypatch):
-  """Steps are not compiled and do nothing."""
+def compiled(monkeypatch):
+  """The ways in which steps are compiled. The steps do nothing, and need 10⁹ bytes."""
 
-  def pretend(lowered):
-    return lambda state, batch: (state, {'loss': 0.0})
+  class Nothing:
+    def lower(self, *arguments):
+      return self
 
-  monkeypatch.setattr(fit, 'compile_lowered', pretend)
+    def __call__(self, state, batch):
+      return state, {'loss': 0.0}
+
+  monkeypatch.setattr(fit, 'compile_lowered', lambda lowered: lowered)
   monkeypatch.setattr(fit, 'compiled_bytes', lambda step: 1e9)
+  return _record(monkeypatch, lambda *arguments: Nothing())
 
 
 def _make_steps(step, rows=ROWS) -> list[float]:
@@ -63,20 +80,7 @@ def _make_steps(step, rows=ROWS) -> list[float]:
   return losses
 
 
-@pytest.fixture
-def compiled(monkeypatch):
-  """The ways in which steps are compiled."""
-  found, make = [], fit.make_train_step
-
-  def remember(program, *arguments):
-    found.append(Way(program.config.train.remat, program.config.train.layers))
-    return make(program, *arguments)
-
-  monkeypatch.setattr(fit, 'make_train_step', remember)
-  return found
-
-
-def test_the_fastest_way_is_compiled_once_if_it_fits(mesh, compiled, uncompiled, capsys):
+def test_the_fastest_way_is_compiled_once_if_it_fits(mesh, compiled, capsys):
   _make_steps(_fitted(mesh, math.inf))
   assert compiled == [ways.WAYS[0]], 'the step was compiled in another way, or more than once'
   said = capsys.readouterr().err
@@ -106,9 +110,8 @@ def test_estimates_choose_the_first_way_to_try(mesh, monkeypatch):
   assert found == want, 'the first to try is not the fastest that should fit'
 
 
-def test_a_step_that_does_not_fit_falls_back_to_a_way_that_needs_less(
-  mesh, compiled, monkeypatch, capsys
-):
+def test_a_step_that_does_not_fit_falls_back_to_a_way_that_needs_less(mesh, monkeypatch, capsys):
+  compiled = _record(monkeypatch, fit.make_train_step)
   sizes = iter([3e9, 2e9, 1e6])
   monkeypatch.setattr(fit, 'compiled_bytes', lambda step: next(sizes))
   losses = _make_steps(_fitted(mesh, 1e9))
@@ -119,7 +122,7 @@ def test_a_step_that_does_not_fit_falls_back_to_a_way_that_needs_less(
   assert 'needs 2.8 of 0.9 GiB of a device with --config.train.remat=everything' in said, said
 
 
-def test_a_compiler_without_memory_falls_back(mesh, compiled, uncompiled, monkeypatch):
+def test_a_compiler_without_memory_falls_back(mesh, compiled, monkeypatch):
   compile_lowered = fit.compile_lowered
 
   def refuse(lowered):
@@ -132,27 +135,25 @@ def test_a_compiler_without_memory_falls_back(mesh, compiled, uncompiled, monkey
   assert len(compiled) == 2
 
 
-def test_a_way_that_another_process_cannot_hold_is_left_by_all(
-  mesh, compiled, uncompiled, monkeypatch
-):
+def test_a_way_that_another_process_cannot_hold_is_left_by_all(mesh, compiled, monkeypatch):
   elsewhere = iter([True, False])
   monkeypatch.setattr(fit.hosts, 'in_any', lambda failed: failed or next(elsewhere))
   _make_steps(_fitted(mesh, math.inf))
   assert compiled == list(ways.WAYS[:2]), 'the processes run different programs'
 
 
-def test_a_step_that_fits_in_no_way_is_the_users_to_change(mesh, uncompiled):
+def test_a_step_that_fits_in_no_way_is_the_users_to_change(mesh, compiled):
   with pytest.raises(UserError, match=r'needs .* GiB of a device with .*config.data.batch_size'):
     _make_steps(_fitted(mesh, 1e3))
 
 
-def test_batches_of_another_shape_are_compiled_once_as_well(mesh, compiled, uncompiled):
+def test_batches_of_another_shape_are_compiled_once_as_well(mesh, compiled):
   step = _fitted(mesh, math.inf)
   _make_steps(step), _make_steps(step, ROWS[:4]), _make_steps(step)
   assert len(compiled) == 2
 
 
-def test_a_copy_of_the_state_for_a_check_of_devices_is_kept_free(mesh, uncompiled):
+def test_a_copy_of_the_state_for_a_check_of_devices_is_kept_free(mesh, compiled):
   given = ways.argument_bytes(_first_state())
   _make_steps(_fitted(mesh, 1e9 + given / 2))
   with pytest.raises(UserError, match='nothing else needs less'):
