@@ -27,7 +27,7 @@ from tokenformer_jax import config as config_lib
     ('model.position_embedding', 'rotary', 'none, learned, sincos'),
     ('optim.schedule', 'step', 'cosine, linear, wsd, constant'),
     ('train.remat', 'yes', 'auto, everything, score_inputs, dots, attention, full, offload'),
-    ('train.layers', 'loop', 'scan, 2, 4, 8, unrolled'),
+    ('train.layers', 'loop', 'auto, scan, 2, 4, 8, unrolled'),
     ('train.attention', 'flash', 'auto, xla, cudnn, splash'),
     ('dtype', 'float16', 'auto, float32, bfloat16'),
     (
