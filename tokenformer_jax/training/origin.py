@@ -410,8 +410,8 @@ def say_changes(config: Config, origin: Origin, begins: Position, digest: str) -
 def check_finished(config: Config, origin: Origin) -> None:
   """Check that a run whose checkpoint has made all steps has no other settings than it.
 
-  The number of steps and the mesh may differ: neither asks for another model. `config` has every
-  size and length filled in.
+  The number of steps, the mesh and the way in which layers run may differ: none asks for another
+  model. `config` has every size and length filled in.
 
   Raises:
     UserError: a setting differs, and no step would be made with it.
@@ -419,7 +419,7 @@ def check_finished(config: Config, origin: Origin) -> None:
   changed = [
     change
     for change in _changes_of_settings(config, origin)
-    if not change.startswith(('train.steps:', 'mesh.'))
+    if not change.startswith(('train.steps:', 'train.remat:', 'train.layers:', 'mesh.'))
   ]
   if changed:
     raise UserError(
