@@ -79,7 +79,7 @@ SCALES = {
   'small': Scale(2**17, 4e-3, 60, (20, 40, 60, 90), slots=64),
   'large': Scale(2**19, 2e-3, 20, (10, 20, 30), chunk=256, slots=16, recipes=_AT_LARGE),
 }
-TRUNK_RATES = (1.0, 0.5, 2.0)  # times the scale's rate, of both sizes from scratch
+TRUNK_RATES = (1.0, 0.5, 0.25, 2.0)  # times the scale's rate, of both sizes from scratch
 DECAYS = (0.1, 0.0)  # of weights, of both sizes from scratch
 
 
@@ -212,9 +212,9 @@ class Plan:
   def scratch(
     self, shape: str, lengths: tuple[int, ...], decays: tuple[float, ...] = DECAYS
   ) -> Iterator[Run]:
-    """Yield a size from scratch at all lengths, without decay of weights at the first rate only."""
+    """Yield a size from scratch at all lengths, without decay of weights at two rates only."""
     for decay in decays:
-      for factor in TRUNK_RATES if decay else TRUNK_RATES[:1]:
+      for factor in TRUNK_RATES if decay else TRUNK_RATES[1:3]:
         for seed in self.seeds:
           yield from self._from_scratch(shape, lengths, Trunk(shape, factor, decay), seed)
 

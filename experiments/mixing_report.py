@@ -134,7 +134,8 @@ class Runs:
     for way in ('', ' without decay'):
       rate, losses = self.best(shape + way, length)
       found[f'×{rate:g}{way}'] = losses
-    found = {name: losses for name, losses in found.items() if losses}
+    most = max(map(len, found.values()))
+    found = {name: losses for name, losses in found.items() if losses and len(losses) == most}
     if not found:
       return '–', {}
     return min(found.items(), key=lambda item: statistics.mean(item[1].values()))
