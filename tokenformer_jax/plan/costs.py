@@ -81,16 +81,24 @@ class Costs:
 
 
 def read(
-  text: str, mesh: Mesh, chip: Chip, bundles: Mapping[str, Bundles] = types.MappingProxyType({})
+  text: str,
+  mesh: Mesh,
+  chip: Chip,
+  bundles: Mapping[str, Bundles] = types.MappingProxyType({}),
+  *,
+  has_cycles: bool = True,
 ) -> Costs:
-  """Read the costs of a program from its text, `Compiled.as_text()`, and from its schedule."""
+  """Read the costs of a program from its text, `Compiled.as_text()`, and from its schedule.
+
+  Without `has_cycles` the text is from before code generation.
+  """
   program = parse(text)
   visits = list(visit(program))
   cycles = sum(v.times * operations.cycles(v.instruction) for v in visits if v.inside is None)
   kernels = [v for v in visits if kernel_costs.is_kernel(v.instruction)]
   known = [(v, found) for v in kernels if (found := _kernel_cost(v, chip))]
   matrix = sum(v.times * matmul_flops(v.computation, v.instruction) for v in visits)
-  done = operations.read(program, visits, bundles, chip)
+  done = operations.read(program, visits, bundles, chip, has_cycles)
   called = {v.instruction.name for v in kernels}
   exchanged = list(_collectives(visits, mesh, chip))
   starts = {(v.inside or v.instruction).name: (kind, cost) for v, kind, cost in exchanged}

@@ -204,7 +204,9 @@ def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: sched
   first = time.monotonic()
 
   def made(memory: Memory, text: str, source: str) -> Plan:
-    found = costs.read(text, mesh, on.chip, reader.bundles if source == 'cycles' else {})
+    has_cycles = source == 'cycles'
+    bundles = reader.bundles if has_cycles else {}
+    found = costs.read(text, mesh, on.chip, bundles, has_cycles=has_cycles)
     seconds = time.monotonic() - first
     return _make_plan(step, on, mesh, memory, found, source, seconds)
 

@@ -86,13 +86,16 @@ def steps(instruction: Instruction) -> int:
 
 
 def read(
-  program: Program, visits: list[Visit], bundles: Mapping[str, Bundles], chip: Chip
+  program: Program,
+  visits: list[Visit],
+  bundles: Mapping[str, Bundles],
+  chip: Chip,
+  has_cycles: bool = True,
 ) -> tuple[Operation, ...]:
   """Return the operations of a program, in its order.
 
-  Before code generation, when no operation has cycles, their seconds are the rough ones.
+  Before code generation, operations have no cycles, and their seconds are the rough ones.
   """
-  has_cycles = any(cycles(v.instruction) for v in visits)
   bundles = with_twins(program, visits, bundles) if bundles else bundles
   inside = functools.cache(lambda name: list(_instructions(program, program.computations[name])))
   return tuple(
@@ -143,9 +146,11 @@ def _operation(
     matrix, least, runs = kernel.flops / chip.peak, kernel.filled / chip.peak, kernel.blocks or 1
     found = found if kernel.blocks else None
   timed = _scheduled(found, runs, least, chip)
-  counted = sum(vector_operations(where, part, chip) for where, part in parts)
+  vector = sum(vector_operations(where, part, chip) for where, part in parts) / chip.vector_peak
+  if kernel and kernel.blocks:
+    vector = kernel.seconds - kernel.filled / chip.peak
   scheduled = max(timed.seconds, least, memory) if timed else None
-  rough = kernel.seconds if kernel else _rough(matrix, counted / chip.vector_peak, memory, chip)
+  rough = kernel.seconds if kernel else _rough(matrix, vector, memory, chip)
   estimate = cycles(instruction) / chip.clock if has_cycles and not kernel else rough
   by_schedule = scheduled is not None and (kernel or not chip.cycles_hold)
   return Operation(
@@ -155,7 +160,7 @@ def _operation(
     scheduled if by_schedule else estimate,
     scheduled,
     matrix,
-    timed.vector if timed else counted / chip.vector_peak,
+    timed.vector if timed else vector,
     memory,
     tuple(dict.fromkeys(filter(None, map(scope, [instruction, *(part for _, part in parts)])))),
     tuple(dict.fromkeys(scope(product) for product in products)),
