@@ -99,7 +99,8 @@ def _check(name: str, on: MeshConfig) -> None:
   np.testing.assert_allclose(loss, want, rtol=1e-5, err_msg='the mesh changes the loss')
   largest = max(np.abs(array).max() for array in paths(gradient).values())
   for path, array in paths(gradient).items():
-    limit = 1e-5 * max(np.abs(array).max(), 1e-3 * largest)
+    # Of the gain of a layer, one number, the gradient is a sum that nearly cancels.
+    limit = 1e-5 * max(np.abs(array).max(), 1e-2 * largest)
     np.testing.assert_allclose(paths(got)[path], array, rtol=0, atol=limit, err_msg=path)
   np.testing.assert_allclose(got_sums, sums, rtol=1e-5, err_msg='the mesh changes evaluations')
 
