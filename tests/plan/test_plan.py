@@ -360,9 +360,9 @@ def test_a_sweep_starts_with_the_config_and_ends_with_the_fastest():
 
 
 def test_by_default_a_plan_has_the_fastest_way_that_fits():
-  rows = {2**12: 'everything', 2**21: 'score_inputs'}
-  found = {size: _plan(data__batch_size=size).config.train.remat for size in rows}
-  assert found == rows, 'a run does not do what the plan says'
+  few, many = (_plan(data__batch_size=rows) for rows in (2**12, 2**21))
+  assert few.config.train.remat == 'everything', 'what fits is computed again'
+  assert many.config.train.remat != 'everything' and many.memory.left >= 0
 
 
 def test_tuning_keeps_the_batch_and_says_the_flags_and_the_gain():
