@@ -22,11 +22,19 @@ def _trace_for(monkeypatch, platform: str) -> None:
     monkeypatch.setattr(module, 'platform', lambda: platform)
 
 
+@pytest.mark.parametrize(('equation', 'width'), [('BTN,NO->BTO', 96), ('BTI,NI->BTN', 16)])
+def test_a_row_takes_the_matrix_as_it_is(equation, width):
+  x, matrix = jnp.ones((1, 1, width)), jnp.ones((96, 16))
+  multiply = jax.jit(functools.partial(products.product, equation))
+  assert ' transpose(' not in multiply.lower(x, matrix).compile().as_text(), 'a copy for each token'
+
+
 @pytest.mark.parametrize(
   ('equation', 'x', 'matrix'),
   [
     ('BTI,IO->BTO', (2, 3, 6), (6, 5)),
     ('BTI,NI->BTN', (2, 3, 5), (7, 5)),
+    ('BTI,NI->BTN', (2, 64, 5), (7, 5)),
     ('BTN,NHK->BTHK', (2, 3, 6), (6, 2, 4)),
     ('BTHK,NHK->BTN', (2, 3, 2, 4), (6, 2, 4)),
   ],

@@ -12,6 +12,10 @@ from tokenformer_jax.parallel import per_device
 from tokenformer_jax.parallel.rules import Axes, parts
 from tokenformer_jax.parallel.sharding import constrain, platform
 
+# From this many rows on, a product may take a turned matrix. For one row XLA would copy the matrix,
+# which makes a token take far longer to write.
+_FEWEST_ROWS = 64
+
 
 def product(equation: str, x: jax.Array, matrix: jax.Array, **kwargs) -> jax.Array:
   """Return `jnp.einsum(equation, x, matrix)` of activations [B, T, …] and a matrix: [B, T, …].
@@ -34,7 +38,8 @@ def product(equation: str, x: jax.Array, matrix: jax.Array, **kwargs) -> jax.Arr
     functools.reduce(lambda letters, pair: letters.replace(pair, pair[0]), pairs, letters)
     for letters in (of_x, of_matrix, of_out)
   )
-  if matrix.ndim == 2 and len(matrix) > matrix.shape[1]:
+  in_training = sizes['B'] * sizes['T'] >= _FEWEST_ROWS
+  if in_training and matrix.ndim == 2 and len(matrix) > matrix.shape[1]:
     merged_matrix, matrix = merged_matrix[::-1], _with_own_gradient(matrix.T)
   out = jnp.einsum(f'{merged_x},{merged_matrix}->{merged_out}', x, matrix, **kwargs)
   return out.reshape([sizes[letter] for letter in of_out])
