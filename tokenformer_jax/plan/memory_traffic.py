@@ -17,7 +17,7 @@ def hbm_bytes(program: Program, computation: Computation, instruction: Instructi
   A slice of an array counts as the slice, and so does the update of a slice.
   """
   inner = program.computations.get(instruction.attribute('calls') or '')
-  total = _written(inner, instruction)
+  total = _written(program, inner, instruction)
   for i, name in enumerate(instruction.operands):
     operand = computation.instructions.get(name)
     if operand is None or not (whole := _in_hbm(operand.shape)):
@@ -33,7 +33,7 @@ def _in_hbm(shape: str) -> int:
   return sum(shape_bytes(array) for array in _ARRAY.findall(shape) if not _ELSEWHERE.search(array))
 
 
-def _written(inner: Computation | None, instruction: Instruction) -> int:
+def _written(program: Program, inner: Computation | None, instruction: Instruction) -> int:
   if inner is None:
     return 0 if instruction.opcode == _UPDATE else _in_hbm(instruction.shape)
   outputs = _ARRAY.findall(instruction.shape)
@@ -43,15 +43,18 @@ def _written(inner: Computation | None, instruction: Instruction) -> int:
   total = 0
   for array, root in zip(outputs, roots, strict=False):
     if not _ELSEWHERE.search(array):
-      update = _updated(inner, root)
+      update = _updated(program, inner, root)
       total += shape_bytes(array) if update is None else update
   return total
 
 
-def _updated(inner: Computation, root: Instruction) -> int | None:
+def _updated(program: Program, inner: Computation, root: Instruction) -> int | None:
   """Return the bytes of the slice that a result updates in place; None for a whole result."""
   while root.opcode in _SAME and root.operands[0] in inner.instructions:
     root = inner.instructions[root.operands[0]]
+  if root.opcode == 'fusion':
+    nested = program.computations[root.attribute('calls')]
+    return _updated(program, nested, nested.root)
   return shape_bytes(inner.instructions[root.operands[1]].shape) if root.opcode == _UPDATE else None
 
 
