@@ -91,7 +91,7 @@ def test_what_is_left_out_of_a_stored_config_has_its_default():
     ),
     (
       'mesh__xyz',
-      "config key 'mesh.xyz' is unknown; known names: experts, fsdp, replica, tokens",
+      "config key 'mesh.xyz' is unknown; known names: experts, fsdp, replica, sequence, tokens",
     ),
   ],
 )

@@ -19,7 +19,9 @@ class MeshConfig:
   replica: int = key(1, 'copies of the model')
   fsdp: int = key(-1, 'parts of parameters by width, and of the batch')
   experts: int = key(
-    1, 'parts of the experts, and of batch and width as well: these devices are also fsdp'
+    1,
+    'parts of the experts, and of batch and width as well: these devices are also fsdp. 0: the '
+    'number with which devices exchange the fewest bytes',
   )
   sequence: int = key(
     1,

@@ -96,10 +96,12 @@ def abstract_mesh(config: MeshConfig, devices: int) -> AbstractMesh:
 def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
   """Return the size of each mesh axis over a number of devices, with the −1 filled in.
 
+  `experts=0` is a choice for each run (`steps/exchange.py`) and counts as 1 here.
+
   Raises:
     UserError: the sizes do not multiply to the number of devices.
   """
-  sizes = dataclasses.asdict(config)
+  sizes = {**dataclasses.asdict(config), 'experts': config.experts or 1}
   named = ', '.join(f'{axis}={size}' for axis, size in sizes.items())
   values = list(sizes.values())
   if values.count(-1) > 1 or any(size < 1 and size != -1 for size in values):

@@ -17,7 +17,7 @@ from tokenformer_jax.plan import costs, early, formulas, program, schedule, topo
 from tokenformer_jax.plan.costs import Costs
 from tokenformer_jax.plan.program import Memory
 from tokenformer_jax.plan.topology import Topology
-from tokenformer_jax.steps import ways
+from tokenformer_jax.steps import exchange, ways
 from tokenformer_jax.steps.fit import DoesNotFitError
 from tokenformer_jax.steps.step import Program
 from tokenformer_jax.training import sizes
@@ -167,6 +167,7 @@ def plan(
     UserError: sizes do not divide by the mesh, or libtpu is missing.
     DoesNotFitError: the step needs more memory than a device has.
   """
+  config = dataclasses.replace(config, mesh=exchange.choose_mesh(config, on.devices))
   if not on.has_compiler:
     return _by_formula(program.make_step(config, before, on.platform), on)
   what = 'laying out' if quick else 'compiling'

@@ -19,10 +19,10 @@ from tokenformer_jax.model import flops, models, sequence
 from tokenformer_jax.model.layers import hidden_width
 from tokenformer_jax.model.params import ParamInfo, Role
 from tokenformer_jax.parallel import rules
-from tokenformer_jax.plan import exchange
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.program import Memory
+from tokenformer_jax.steps import exchange
 from tokenformer_jax.steps.step import Program
 
 _ACTIVATION = 2  # bytes of bfloat16

@@ -8,11 +8,11 @@ from tokenformer_jax.config import Config, fields
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.parallel.messages import aligned, say
-from tokenformer_jax.plan import exchange, topology
+from tokenformer_jax.plan import topology
 from tokenformer_jax.plan.estimate import Plan, plan
 from tokenformer_jax.plan.table import Row, gib, ms, percent
 from tokenformer_jax.plan.topology import Topology
-from tokenformer_jax.steps import ways
+from tokenformer_jax.steps import exchange, ways
 from tokenformer_jax.steps.fit import DoesNotFitError
 
 BATCHES = (1, 2, 0.5)  # multiples of the config's batch
@@ -36,6 +36,7 @@ def candidates(
 
   `batches` are multiples of the config's batch; the first is 1.
   """
+  config = dataclasses.replace(config, mesh=exchange.choose_mesh(config, on.devices))
   whole = sharding.abstract_mesh(config.mesh, on.devices)
   tokens = [
     parts

@@ -96,7 +96,11 @@ def prepare(
   Raises:
     UserError: a mistake that the user can correct; the message says how.
   """
-  mesh = sharding.make_mesh(config.mesh, devices)
+  asked = config.mesh
+  if not asked.experts:
+    choose = pkgutil.resolve_name('tokenformer_jax.steps.exchange:choose_mesh')
+    asked = choose(config, len(devices))
+  mesh = sharding.make_mesh(asked, devices)
   sharding.check_devices(config, mesh)
   if config.train.check_devices:
     check_repeats = pkgutil.resolve_name('tokenformer_jax.training.device_check:check_repeats')
