@@ -119,7 +119,7 @@ class _Cases:
     threading.Thread(target=self._bucket.serve_forever, daemon=True).start()
     os.environ |= self._bucket.environment
     retry.PAUSES = (0.001, 0.002, 0.004, 0.008)
-    step.make_train_step = _once(step.make_train_step, lambda program, mesh: program.config)
+    step.make_fitted_step = _once(step.make_fitted_step, lambda program, mesh: program.config)
     step.make_eval_step = _once(step.make_eval_step, lambda task, mesh: task.config)
     self._source = tiny_run.write_corpus(root / 'corpus')
     self._make_config = tiny_run.config

@@ -307,7 +307,14 @@ def test_a_new_axis_of_the_mesh_is_a_size_and_a_rule(monkeypatch):
   monkeypatch.setitem(rules.RULES, 'batch', ('replica', 'fsdp', 'experts', 'stages'))
   config = FiveAxes(fsdp=2, tokens=2, stages=-1)
   mesh = sharding.make_mesh(config)
-  assert mesh.shape == {'replica': 1, 'fsdp': 2, 'experts': 1, 'tokens': 2, 'stages': 2}
+  assert mesh.shape == {
+    'replica': 1,
+    'fsdp': 2,
+    'experts': 1,
+    'sequence': 1,
+    'tokens': 2,
+    'stages': 2,
+  }
   assert (rules.parts('batch', mesh), rules.parts('stages', mesh)) == (4, 2)
   place = sharding.tree_shardings(mesh, {'x': ('stages', 'param_tokens', 'width')})['x']
   assert place.shard_shape((4, 24, 32)) == (2, 12, 16), 'stages are not split by their rule'
