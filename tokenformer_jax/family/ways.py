@@ -33,7 +33,7 @@ def list_jobs(config: Config, family: Family, out: str) -> list[Job]:
   """Return the runs of a family in the directory `out`, each after those that it needs.
 
   Raises:
-    UserError: the config is no base of a family, or the family's values do not fit it.
+    UserError: the config cannot be the base of a family, or a value of the family does not fit it.
   """
   _check(config, family)
   end = grid.count_steps(config, family.tokens, '--tokens')

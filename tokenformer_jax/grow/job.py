@@ -115,7 +115,7 @@ class Job:
       messages.say(line)
     definition = models.define(after)
     sharding.check_divides(self.mesh, definition.abstract, definition.axes)
-    sizes = [size or 1 for size in dataclasses.astuple(self.mesh_config)]
+    sizes = sharding.axis_sizes(self.mesh_config).values()
     if -1 not in sizes:
       planned = sharding.abstract_mesh(self.mesh_config, math.prod(sizes))
       sharding.check_divides(planned, definition.abstract, definition.axes)

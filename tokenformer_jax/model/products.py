@@ -1,7 +1,6 @@
 """Products of activations with matrices of parameters, and lookups in tables."""
 
 import dataclasses
-import functools
 import re
 from collections.abc import Sequence
 
@@ -15,6 +14,7 @@ from tokenformer_jax.parallel.sharding import constrain, platform
 # From this many rows on, a product may take a turned matrix. For one row XLA would copy the matrix,
 # which makes a token take far longer to write.
 _FEWEST_ROWS = 64
+_SPLIT = re.compile(',|->').split  # an equation into its arrays
 
 
 def product(equation: str, x: jax.Array, matrix: jax.Array, **kwargs) -> jax.Array:
@@ -30,14 +30,13 @@ def product(equation: str, x: jax.Array, matrix: jax.Array, **kwargs) -> jax.Arr
   matrix = matrix.astype(x.dtype)
   if platform() != 'cpu':
     return jnp.einsum(equation, x, matrix, **kwargs)
-  of_x, of_matrix, of_out = re.split(',|->', equation)
+  of_x, of_matrix, of_out = _SPLIT(equation)
   sizes = dict(zip(of_x + of_matrix, x.shape + matrix.shape, strict=True))
   pairs = ('BT', 'HK') if equation.count('HK') == 2 else ('BT',)
   x, matrix = _merged(x, of_x, pairs), _merged(matrix, of_matrix, pairs)
-  merged_x, merged_matrix, merged_out = (
-    functools.reduce(lambda letters, pair: letters.replace(pair, pair[0]), pairs, letters)
-    for letters in (of_x, of_matrix, of_out)
-  )
+  for pair in pairs:
+    equation = equation.replace(pair, pair[0])
+  merged_x, merged_matrix, merged_out = _SPLIT(equation)
   in_training = sizes['B'] * sizes['T'] >= _FEWEST_ROWS
   if in_training and matrix.ndim == 2 and len(matrix) > matrix.shape[1]:
     merged_matrix, matrix = merged_matrix[::-1], _with_own_gradient(matrix.T)

@@ -128,7 +128,7 @@ def in_window(
     index, own = jax.lax.axis_index(along), key.shape[1]
     query = jnp.pad(query, ((0, 0), (slots, 0), (0, 0), (0, 0)))
     starts_BxT = jnp.maximum(with_halo(starts_BxT) - (index * own - slots), 0)
-    # The first device has no slots before, so none of its own sees them.
+    # No slots come before those of the first device, and its own queries start after its halo.
     is_before = (index == 0) & (jnp.arange(slots + own) < slots)
     starts_BxT = jnp.where(is_before[None], 0, starts_BxT)
     out = attend(query, with_halo(key), with_halo(value), starts_BxT=starts_BxT)

@@ -8,15 +8,12 @@ import jax
 from jax.sharding import AbstractMesh
 
 from tokenformer_jax.config import (
-  ExpertsConfig,
   GatedUnitConfig,
-  MLPConfig,
   ModelConfig,
   SoftmaxConfig,
   width_of_heads,
 )
 from tokenformer_jax.model import flops, models, sequence
-from tokenformer_jax.model.layers import hidden_width
 from tokenformer_jax.model.params import ParamInfo, Role
 from tokenformer_jax.parallel import rules
 from tokenformer_jax.plan.chips import Chip
@@ -139,18 +136,11 @@ def _expert_activations(
   most, kept = 0.0, 0.0
   for experts, layers in exchange.count_layers(model):
     slots = exchange.count_slots(experts, rows, length, rules.parts('experts', mesh))
-    inner = slots * _inner_width(experts, model) / rules.parts('expert_hidden', mesh)
+    inner = slots * exchange.inner_width(experts, model) / rules.parts('expert_hidden', mesh)
     # Rows there and back, on both sides of an exchange; gate, product and gradient inside.
     most = max(most, 4 * slots * model.width + 3 * inner)
     kept += layers * inner
   return most, kept
-
-
-def _inner_width(experts: ExpertsConfig, model: ModelConfig) -> int:
-  expert = experts.expert
-  if isinstance(expert, MLPConfig):
-    return (1 + expert.gated) * hidden_width(expert, model)
-  return expert.tokens
 
 
 def _parameter_bytes(model: ModelConfig, mesh: AbstractMesh, parameters: float) -> dict[str, float]:

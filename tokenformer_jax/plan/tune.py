@@ -50,7 +50,7 @@ def candidates(
     for split in itertools.product(experts, tokens)
   }
   splits = [split for split, mesh in meshes.items() if mesh is not None]
-  own = ways.Way(config.train.remat, config.train.layers)
+  own = _way(config)
   others = ways.all_ways(config.model)
   if not on.has_compiler:  # Formulas ignore loops.
     others = [way._replace(layers=own.layers) for way in others]

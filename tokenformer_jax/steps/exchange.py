@@ -16,6 +16,7 @@ from tokenformer_jax.config import (
   pattern,
 )
 from tokenformer_jax.model import dispatch, flops
+from tokenformer_jax.model.layers import hidden_width
 from tokenformer_jax.parallel.rules import parts
 from tokenformer_jax.parallel.sharding import abstract_mesh, resplit
 
@@ -125,16 +126,22 @@ def _received(config: Config, mesh: AbstractMesh) -> float:
   rows, split = max(1, of_batch // parts('batch', mesh)), parts('experts', mesh)
   tokens = step_exchange(config.model, rows, flops.length(config), split).received
   of_experts = sum(
-    layers * experts.count * _inner_width(experts, config.model) * config.model.width
+    layers * experts.count * _columns(experts, config.model) * config.model.width
     for experts, layers in count_layers(config.model)
   )
   held, gathered = _ROW * of_experts / split, parts('expert_width', mesh)
   return tokens + 3 * held / parts('expert_hidden', mesh) * (gathered - 1) / gathered
 
 
-def _inner_width(experts: ExpertsConfig, model: ModelConfig) -> int:
-  """Return the columns of all matrices of an expert together."""
+def _columns(experts: ExpertsConfig, model: ModelConfig) -> int:
+  """Return the columns of all matrices of an expert together: those into it, and one out of it."""
+  inner, expert = inner_width(experts, model), experts.expert
+  return inner + (hidden_width(expert, model) if isinstance(expert, MLPConfig) else inner)
+
+
+def inner_width(experts: ExpertsConfig, model: ModelConfig) -> int:
+  """Return the numbers inside an expert for one token; a gate has as many as what it gates."""
   expert = experts.expert
   if isinstance(expert, MLPConfig):
-    return (2 + expert.gated) * (expert.width or 4 * model.width)
-  return 2 * expert.tokens
+    return (1 + expert.gated) * hidden_width(expert, model)
+  return expert.tokens
