@@ -16,6 +16,8 @@ from tokenformer_jax.config import Config, file
 from tokenformer_jax.config.names import NAMED
 from tokenformer_jax.errors import UserError
 
+_MOST_POWER = 10  # of a factor; realistic powers lie between −2 and 0
+
 
 def define(help_text: str) -> None:
   """Define the flag and its overrides `--config.KEY=VALUE`."""
@@ -123,3 +125,14 @@ class _Parser(flags.ArgumentParser):
     values = file.load(path, self.named)
     self.values = copy.deepcopy(values)
     return values
+
+
+def define_rate_power(default: float) -> None:
+  """Define the flag of commands that train several sizes of a config."""
+  flags.DEFINE_float(
+    'rate_power',
+    default,
+    'p: the learning rate of a size is that of the config times factor^p.',
+    -_MOST_POWER,
+    _MOST_POWER,
+  )

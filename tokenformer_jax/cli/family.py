@@ -30,7 +30,6 @@ from tokenformer_jax.laws import grid_runs, points
 from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.storage import paths
 
-_MOST_POWER = 10  # of a factor; realistic powers lie between −2 and 0
 _MOST_EXAMPLES = 2**16
 _SET = {
   'train.steps': '--tokens says how long the runs are',
@@ -75,13 +74,7 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'examples', plain.examples, 'Sequences that measure importance.', 1, _MOST_EXAMPLES
   )
-  flags.DEFINE_float(
-    'rate_power',
-    plain.rate_power,
-    'p: the learning rate of a size is that of the config times factor^p.',
-    -_MOST_POWER,
-    _MOST_POWER,
-  )
+  config_flag.define_rate_power(plain.rate_power)
   flags.DEFINE_bool('dry_run', False, 'List runs, tokens, FLOPs and times, and make nothing.')
   flag_uses.declare(_USES)
 

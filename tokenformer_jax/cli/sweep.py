@@ -21,8 +21,6 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import grid, grid_runs, points
 from tokenformer_jax.parallel import hosts, messages
 
-_MOST_POWER = 10  # of a factor; realistic powers lie between −2 and 0
-
 # Keys that a grid sets itself, and why; the second table holds with --branches only.
 _SET = {'train.steps': '--lengths says how long the runs are'}
 _SET_BY_BRANCHES = {
@@ -50,13 +48,7 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     'branches', True, 'Train one stable run for each size, and only decays for each length.'
   )
-  flags.DEFINE_float(
-    'rate_power',
-    0.0,
-    'p: the learning rate of a size is that of the config times factor^p.',
-    -_MOST_POWER,
-    _MOST_POWER,
-  )
+  config_flag.define_rate_power(0.0)
   flags.DEFINE_float(
     'most_flops', None, 'Leave out runs that need more FLOPs than this.', lower_bound=0
   )
