@@ -1,8 +1,11 @@
 """A change of dependencies is tried with the newest Python before it counts as tested."""
 
+import importlib.metadata
 import json
+import sys
 
 import dependencies
+from tiny_run import ROOT
 
 PYPROJECT = """
 [project]
@@ -32,3 +35,16 @@ def test_a_comment_or_another_order_is_no_change():
   before = dependencies.digest(PYPROJECT, 'a==1.5\nb==2\n')
   moved = PYPROJECT.replace('"b>=2", "a>=1"', '"a>=1", "b>=2"')
   assert dependencies.digest(moved, '# tested\nb==2\na==1.5\n') == before
+
+
+def test_no_script_hides_a_package():
+  """A script's folder is first on Python's path, so a file there hides a package of its name."""
+  lines = (ROOT / 'constraints.txt').read_text().splitlines()
+  packages = {
+    line.partition('==')[0].replace('-', '_') for line in lines if not line.startswith('#')
+  }
+  packages |= sys.stdlib_module_names | set(importlib.metadata.packages_distributions())
+  scripts = {
+    p.stem for folder in ('benchmarks', 'experiments') for p in ROOT.glob(f'{folder}/*.py')
+  }
+  assert not scripts & packages

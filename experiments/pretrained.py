@@ -1,6 +1,6 @@
 r"""Teach a trained Transformer other text, by tokens beside its matrices and in the known ways.
 
-  python experiments/transformers.py --out=runs/transformers --picture=docs/transformers.png
+  python experiments/pretrained.py --out=runs/transformers --picture=docs/transformers.png
 
 A byte Transformer of 2 layers learns the text of the Python standard library, then Python's
 language reference for a fifth of the steps. Each arm tries the rates of RATES with seed 0, and at
