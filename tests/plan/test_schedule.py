@@ -1,5 +1,6 @@
 """Test how the schedule of operations is read, with excerpts of files that libtpu wrote."""
 
+import dataclasses
 import os
 import time
 
@@ -116,6 +117,17 @@ def test_a_schedule_with_too_few_products_is_not_that_of_the_operation():
   _, operation = read(V6E, Bundles(12729, 100.0, 0.0))
   assert operation.scheduled is None
   assert operation.seconds == pytest.approx(1847584 / V6E.clock), 'the estimate remains'
+
+
+def test_a_narrow_product_fills_whole_squares_of_a_matrix_unit():
+  text = PRODUCT.replace('1536', '128').replace('6144', '128').replace('["2","48"', '["8","1"')
+  need = 2 * 32768 * 128 * 128 / V6E.peak
+  bundles = Bundles(2000, 4 * need * V6E.clock / 8, 1000.0)  # as of the swap of rotary positions
+  _, operation = read(V6E, bundles, text)
+  assert operation.matrix == pytest.approx(need)
+  assert operation.scheduled is not None, 'a quarter of the cells of a unit has entries'
+  _, operation = read(V6E, dataclasses.replace(bundles, matrix=3 * bundles.matrix), text)
+  assert operation.scheduled is None, 'these bundles are those of another operation'
 
 
 def test_an_operation_that_equals_another_has_its_schedule():

@@ -33,12 +33,7 @@ def matmul_flops(computation: Computation, instruction: Instruction) -> float:
     return 2.0 * math.prod(arrays(instruction.shape)[0][1]) * math.prod(summed)
   if instruction.opcode != 'convolution':
     return 0.0
-  labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', instruction.attributes).groups()
-  shapes = [arrays(computation.instructions[name].shape)[0][1] for name in instruction.operands]
-  shapes.append(arrays(instruction.shape)[0][1])
-  left, kernel, out = (
-    dict(zip(names, sizes, strict=True)) for names, sizes in zip(labels, shapes, strict=True)
-  )
+  left, kernel, out = _named_sizes(computation, instruction)
   groups = re.search(r'batch_group_count=(\d+)', instruction.attributes)
   total = 2.0 * out['b'] * out['f'] * kernel['i'] / (int(groups.group(1)) if groups else 1)
   window = _window(instruction.attributes)
@@ -53,6 +48,28 @@ def matmul_flops(computation: Computation, instruction: Instruction) -> float:
       left[name], out[name], kernel[name], stride, pad, dilation, kernel_dilation
     )
   return total
+
+
+def filled_flops(computation: Computation, instruction: Instruction, side: int) -> float:
+  """Return `matmul_flops` of a convolution with narrow matrices filled up to `side`.
+
+  This is the work of a matrix unit with this side: it takes whole squares of the kernel.
+  """
+  flops = matmul_flops(computation, instruction)
+  if instruction.opcode != 'convolution':
+    return flops
+  _, kernel, out = _named_sizes(computation, instruction)
+  for size in (kernel['i'], out['f']):
+    flops *= -(-size // side) * side / size
+  return flops
+
+
+def _named_sizes(computation: Computation, instruction: Instruction) -> list[dict[str, int]]:
+  """Return the sizes of the input, the kernel and the output of a convolution, by their labels."""
+  labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', instruction.attributes).groups()
+  shapes = [arrays(computation.instructions[name].shape)[0][1] for name in instruction.operands]
+  shapes.append(arrays(instruction.shape)[0][1])
+  return [dict(zip(names, sizes, strict=True)) for names, sizes in zip(labels, shapes, strict=True)]
 
 
 def _window(attributes: str) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.collectives import parse_collective
 from tokenformer_jax.plan.elementwise import vector_operations
 from tokenformer_jax.plan.hlo import Computation, Instruction, Program
-from tokenformer_jax.plan.matmuls import matmul_flops
+from tokenformer_jax.plan.matmuls import filled_flops, matmul_flops
 from tokenformer_jax.plan.memory_traffic import hbm_bytes
 from tokenformer_jax.plan.schedule import Bundles
 from tokenformer_jax.plan.twins import with_twins
@@ -24,10 +24,11 @@ _SCOPE = re.compile(r'\bop_name="([^"]*)"')
 _COLLECTIVE_STEP = re.compile(r'async-collective-(start|done)')
 # Operations that take no time of their own: names, parts of others, and the ends of transfers.
 _FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'conditional')
-# The slots of the matrix units that a schedule uses, over those that the products need at the peak.
-# A schedule outside of these limits is not that of the operation. For single products the ratio is
-# 0.95 to 1.09 on v4 and v6e, 0.75 to 0.83 on v5e and v5p, and 0.45 to 0.8 on TPU7x: there bundles
-# wait for the units.
+# The slots of the matrix units that a schedule uses, over those that the products need at the peak,
+# above with narrow matrices filled up to the side of a unit (rotary positions: 4 times the need on
+# v6e). A schedule outside of these limits is not that of the operation. For single products the
+# ratio is 0.95 to 1.09 on v4 and v6e, 0.75 to 0.83 on v5e and v5p, and 0.45 to 0.8 on TPU7x: there
+# bundles wait for the units.
 _PLAUSIBLE = (0.4, 2.5)
 # Without a schedule, the part of the shorter of matrix and vector work that does not run beside the
 # longer one, where cycles do not hold. By the schedules of single fusions on v6e.
@@ -145,7 +146,8 @@ def _operation(
   if kernel:
     matrix, least, runs = kernel.flops / chip.peak, kernel.filled / chip.peak, kernel.blocks or 1
     found = found if kernel.blocks else None
-  timed = _scheduled(found, runs, least, chip)
+  most = max(least, sum(filled_flops(*part, chip.matrix_side) for part in parts) / chip.peak)
+  timed = _scheduled(found, runs, (least, most), chip)
   vector = sum(vector_operations(where, part, chip) for where, part in parts) / chip.vector_peak
   if kernel and kernel.blocks:
     vector = kernel.seconds - kernel.filled / chip.peak
@@ -184,14 +186,18 @@ class _Scheduled(NamedTuple):
   vector: float
 
 
-def _scheduled(found: Bundles | None, runs: int, least: float, chip: Chip) -> _Scheduled | None:
+def _scheduled(
+  found: Bundles | None, runs: int, needs: tuple[float, float], chip: Chip
+) -> _Scheduled | None:
   """Return the times of a schedule of `runs` steps, which the cores of a device share.
 
-  None without bundles, and for bundles that are not those of products of `least` seconds.
+  None without bundles, and for bundles that are not those of the operation's products, which need
+  the matrix units for these seconds, without and with filled matrices.
   """
   if found is None:
     return None
   step = runs / chip.cores / chip.clock
   timed = _Scheduled(found.count * step, found.matrix * step, found.vector * step)
   low, high = _PLAUSIBLE
-  return timed if not least or low <= timed.matrix / least <= high else None
+  least, most = needs
+  return timed if low * least <= timed.matrix <= high * most or not least else None
