@@ -32,6 +32,9 @@ HEAD = (
   'collectives, GB in',
 )  # fmt: skip
 
+PARTS_HEAD = ('cell', 'part', 'ms', 'of the step', 'matrix', 'vector', 'HBM')
+_SHOWN = 0.04  # of a step, of a part in the second table
+
 Found = dict[tuple[str, str], Figures]
 
 
@@ -64,6 +67,22 @@ def row(model: str, sold: str, found: Figures) -> Row:
     f'{least:,.0f} … {most:,.0f}',
     f'{gigabytes:.2f}',
   )
+
+
+def parts(model: str, sold: str, found: Figures) -> list[Row]:
+  """Return a row of the second table for each large part of a step, with its bounds in ms."""
+  step = found['ordered_seconds']
+  return [
+    (
+      f'{model} on {sold}',
+      part['name'],
+      f'{part["seconds"] * 1e3:,.1f}',
+      f'{part["seconds"] / step:.1%}',
+      *(f'{part[bound] * 1e3:,.1f}' for bound in ('matrix', 'vector', 'memory')),
+    )
+    for part in found['breakdown']
+    if part['seconds'] >= _SHOWN * step
+  ]
 
 
 def fit(found: Figures) -> str:
@@ -105,6 +124,7 @@ def main() -> None:
         MODELS[model].on(
           name,
           batch,
+          '--breakdown',
           f'--config.train.remat={args.remat}',
           f'--config.mesh.replica={replica}',
           f'--config.mesh.fsdp={fsdp}',
@@ -119,6 +139,10 @@ def main() -> None:
     f'{cells.versions(planned.values())}\n'
   )
   print(cells.table(HEAD, [row(*key, figures) for key, figures in planned.items()]))
+  if where := [
+    row for key, one in planned.items() if 'error' not in one for row in parts(*key, one)
+  ]:
+    print(f'\n{cells.table(PARTS_HEAD, where)}')
   if grown := planned.get(('lm_openwebtext:1_4b', 'v5e-16')):
     rows = MODELS['lm_openwebtext:1_4b'].rows(args.tokens_per_chip)
     print(f'\nthe grown 1_4b at {rows} sequences of 1,024 a chip on v5e:4x4 {fit(grown)}')

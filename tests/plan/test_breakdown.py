@@ -127,6 +127,6 @@ def test_transfers_over_one_network_wait_for_each_other(found):
 )
 def test_rows_of_products(products, holds, row):
   one = Operation(
-    'fusion', 'fusion', 1, 1.0, 1.0, 0.0, 0.0, 0.0, products, products, frozenset(holds)
+    'fusion', 'fusion', 1, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, products, products, frozenset(holds)
   )
   assert row in breakdown.row_of(one)

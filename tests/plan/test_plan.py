@@ -45,7 +45,7 @@ def _compiled(compute=2.0, network=0.5, **changes):
   on = topology.parse('v5p:4x4x4')
   traffic = (Traffic('fsdp', 'all-gather', 'ICI', 3, 1.5, network),)
   cycles = int(compute * on.chip.clock)
-  step = Operation('step', 'fusion', 1, compute, compute, 0.0, 0.0, 0.0, (), ())
+  step = Operation('step', 'fusion', 1, compute, compute, 0.0, 0.0, 0.0, 0.0, (), ())
   found = Costs(cycles, 0.0, 2e12, compute, traffic, (), (step,), (), compute + network / 2)
   memory = Memory(2**30, 2**31, 0, 2**32, 0, on.chip.hbm)
   return dataclasses.replace(

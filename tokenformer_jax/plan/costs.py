@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 from tokenformer_jax.plan import collectives, kernel_costs, operations, overlap
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.hlo import Computation, Instruction, Program, parse, shape_bytes
-from tokenformer_jax.plan.matmuls import matmul_flops
 from tokenformer_jax.plan.operations import Operation
 from tokenformer_jax.plan.overlap import Collective
 from tokenformer_jax.plan.schedule import Bundles
@@ -96,8 +95,7 @@ def read(
   visits = list(visit(program))
   cycles = sum(v.times * operations.cycles(v.instruction) for v in visits if v.inside is None)
   kernels = [v for v in visits if kernel_costs.is_kernel(v.instruction)]
-  known = [(v, found) for v in kernels if (found := _kernel_cost(v, chip))]
-  matrix = sum(v.times * matmul_flops(v.computation, v.instruction) for v in visits)
+  silent = sum(_kernel_cost(v, chip) is None for v in kernels)
   done = operations.read(program, visits, bundles, chip, has_cycles)
   called = {v.instruction.name for v in kernels}
   exchanged = list(_collectives(visits, mesh, chip))
@@ -106,10 +104,10 @@ def read(
   return Costs(
     cycles=cycles,
     kernel_seconds=sum(part.times * part.seconds for part in done if part.name in called),
-    flops=matrix + sum(v.times * found.flops for v, found in known),
+    flops=sum(part.times * part.flops for part in done),
     rough_seconds=sum(part.times * part.rough for part in done),
     traffic=_traffic(exchanged),
-    notes=tuple(_notes(program, visits, len(kernels) - len(known))),
+    notes=tuple(_notes(program, visits, silent)),
     operations=done,
     collectives=ordered,
     ordered_seconds=seconds,

@@ -14,12 +14,11 @@ from tokenformer_jax.plan.elementwise import vector_operations
 from tokenformer_jax.plan.hlo import Computation, Instruction, Program
 from tokenformer_jax.plan.matmuls import filled_flops, matmul_flops
 from tokenformer_jax.plan.memory_traffic import hbm_bytes
-from tokenformer_jax.plan.schedule import Bundles
+from tokenformer_jax.plan.schedule import Bundles, window_bounds
 from tokenformer_jax.plan.twins import with_twins
 from tokenformer_jax.plan.walk import Visit
 
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
-_BOUNDS = re.compile(r'"iteration_bounds":\[([^\]]*)\]')
 _SCOPE = re.compile(r'\bop_name="([^"]*)"')
 _COLLECTIVE_STEP = re.compile(r'async-collective-(start|done)')
 # Operations that take no time of their own: names, parts of others, and the ends of transfers.
@@ -43,6 +42,7 @@ class Operation:
     seconds: the time that the plan counts.
     scheduled: the time by the schedule: the longest of its bundles, its products at the peak of the
       matrix units, and its bytes at HBM's bandwidth; None if the schedule is not known.
+    flops: FLOPs of its products, and of a kernel.
     matrix, vector, memory: bounds by the products at the peak, by the slots of the vector units
       that the schedule uses (else by counted operations), and by the bytes in HBM.
     slots: the seconds for which the schedule fills the matrix units, to compare with `matrix`; None
@@ -58,6 +58,7 @@ class Operation:
   times: int
   seconds: float
   scheduled: float | None
+  flops: float
   matrix: float
   vector: float
   memory: float
@@ -78,12 +79,6 @@ def scope(instruction: Instruction) -> str:
   """Return JAX's name of an operation, or an empty text."""
   found = _SCOPE.search(instruction.attributes)
   return found.group(1) if found else ''
-
-
-def steps(instruction: Instruction) -> int:
-  """Return how often an operation runs its bundles: the product of its windows' bounds."""
-  found = _BOUNDS.search(instruction.attributes)
-  return math.prod(map(int, re.findall(r'\d+', found.group(1)))) if found else 1
 
 
 def read(
@@ -139,13 +134,14 @@ def _operation(
     parts = [*inside(calls)]
   flops = {part.name: matmul_flops(where, part) for where, part in parts}
   products = [part for _, part in parts if flops[part.name]]
-  matrix = sum(flops.values()) / chip.peak
+  counted = sum(flops.values())
   memory = hbm_bytes(program, v.computation, instruction) / chip.hbm_rate
-  runs, least = steps(instruction), matrix
+  runs, least = math.prod(window_bounds(instruction) or ()), counted / chip.peak
   kernel = kernel_costs.cost(v.computation, instruction, scope(instruction), chip)
   if kernel:
-    matrix, least, runs = kernel.flops / chip.peak, kernel.filled / chip.peak, kernel.blocks or 1
+    counted, least, runs = kernel.flops, kernel.filled / chip.peak, kernel.blocks or 1
     found = found if kernel.blocks else None
+  matrix = counted / chip.peak
   most = max(least, sum(filled_flops(*part, chip.matrix_side) for part in parts) / chip.peak)
   timed = _scheduled(found, runs, (least, most), chip)
   vector = sum(vector_operations(where, part, chip) for where, part in parts) / chip.vector_peak
@@ -161,6 +157,7 @@ def _operation(
     v.times,
     scheduled if by_schedule else estimate,
     scheduled,
+    counted,
     matrix,
     timed.vector if timed else vector,
     memory,

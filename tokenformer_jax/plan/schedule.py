@@ -16,7 +16,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tokenformer_jax.plan.hlo import Instruction
+
 _NAME = re.compile(r'\d+-(.+)-\d+-final_hlo-static-per-bundle-utilization\.txt$')
+_BOUNDS = re.compile(r'"iteration_bounds":\[([^\]]*)\]')
 _MATRIX, _VECTOR = 'MXU', 'VALU'
 _COMPLETE_AFTER = 5.0  # seconds without a change, after which a file has all its lines
 
@@ -46,6 +49,12 @@ def temporary() -> Iterator[str]:
   """Make a directory for a dump and remove it at the end, also after an error."""
   with tempfile.TemporaryDirectory(prefix='tokenformer-plan-', ignore_cleanup_errors=True) as name:
     yield name
+
+
+def window_bounds(instruction: Instruction) -> tuple[int, ...] | None:
+  """Return how often an operation runs its bundles along each dimension; None without windows."""
+  found = _BOUNDS.search(instruction.attributes)
+  return tuple(map(int, re.findall(r'\d+', found.group(1)))) if found else None
 
 
 def parse(text: str) -> Bundles | None:

@@ -4,10 +4,9 @@ import re
 from collections.abc import Hashable, Iterable, Mapping
 
 from tokenformer_jax.plan.hlo import Computation, Instruction, Program
-from tokenformer_jax.plan.schedule import Bundles
+from tokenformer_jax.plan.schedule import Bundles, window_bounds
 from tokenformer_jax.plan.walk import Visit
 
-_BOUNDS = re.compile(r'"iteration_bounds":\[[^\]]*\]')
 # Attributes that name other parts of the program or the source.
 _NAMES = re.compile(
   r'(?:, )?(?:metadata=\{[^}]*\}|(?:calls|to_apply)=%?[\w.\-]+|sharding=\{[^}]*\}'
@@ -34,12 +33,12 @@ def with_twins(
 def _signature(program: Program, computation: Computation, instruction: Instruction) -> Hashable:
   calls, instructions = instruction.attribute('calls'), computation.instructions
   operands = (instructions[name].shape for name in instruction.operands if name in instructions)
-  bounds = _BOUNDS.search(instruction.attributes)
+  bounds = window_bounds(instruction)
   return (
     instruction.opcode,
     instruction.shape,
     tuple(operands),
-    bounds.group() if bounds else _NAMES.sub('', instruction.attributes),
+    bounds or _NAMES.sub('', instruction.attributes),
     _body(program, program.computations[calls]) if calls in program.computations else None,
   )
 
