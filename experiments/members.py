@@ -32,7 +32,7 @@ from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.training import sizes
 
-_EVALUATED = 8  # members that are evaluated together
+_EVALUATED = 8  # the most members that are evaluated together
 _READY = 128  # first states that are made before there is a slot for them
 _PARTS = 16  # of the validation text, one after the other
 
@@ -44,6 +44,7 @@ class Program:
     """Define the programs; `config` decides everything but rates, decay, seeds and lengths."""
     self.config, self.text = sizes.fill_in(config), text
     self.slots, self.chunk, self.unroll = slots, chunk, unroll
+    self.evaluated = min(slots, _EVALUATED)
     self.task = tasks.make(self.config)
     self.batch = config.data.batch_size
     self.length = config.data.sequence_length
@@ -134,7 +135,7 @@ class Program:
     rows = rows[: len(rows) // _PARTS * _PARTS].reshape(_PARTS, -1, rows.shape[-1])
     rows = jnp.asarray(rows)
     few = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct((_EVALUATED, *x.shape[1:]), x.dtype), states['params']
+      lambda x: jax.ShapeDtypeStruct((self.evaluated, *x.shape[1:]), x.dtype), states['params']
     )
     evaluate = jax.jit(self._evaluate).lower(few, rows).compile()
     self._run_evaluate = lambda params: evaluate(params, rows)
@@ -181,9 +182,9 @@ class Program:
   def evaluate(self, slots: Sequence[int]) -> list[float]:
     """Return the bits a byte of the members in some slots on held-out text."""
     found: list[float] = []
-    for first in range(0, len(slots), _EVALUATED):
-      some = list(slots[first : first + _EVALUATED])
-      numbers = np.array(some + some[:1] * (_EVALUATED - len(some)))
+    for first in range(0, len(slots), self.evaluated):
+      some = list(slots[first : first + self.evaluated])
+      numbers = np.array(some + some[:1] * (self.evaluated - len(some)))
       nats = np.asarray(self._run_evaluate(self._take(self.states['params'], numbers)))
       found += [self.bits(float(value)) for value in nats[: len(some)]]
     return found

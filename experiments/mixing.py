@@ -7,7 +7,8 @@ r"""Measure how fast a grown model forgets that it was small, by recipe, point a
 All runs of a shape are members of one program (members.py), so on a GPU hundreds of them take
 minutes. `--parts`, in the order in which they are made:
 
-  frontier  small and large from scratch: rates, decays of weights, seeds and lengths
+  frontier  small and large from scratch: rates, seeds and lengths
+  undecayed the same without decay of weights, at two rates
   default   growth as `grow` does it, by the point of growth
   shorter   the same at the least of the lengths
   recipes   other rates, moments, decays, values, layers, batches and trunks
@@ -80,7 +81,6 @@ SCALES = {
   'large': Scale(2**19, 2e-3, 20, (10, 20, 30), chunk=256, slots=16, recipes=_AT_LARGE),
 }
 TRUNK_RATES = (1.0, 0.5, 0.25, 2.0)  # times the scale's rate, of both sizes from scratch
-DECAYS = (0.1, 0.0)  # of weights, of both sizes from scratch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,11 +179,14 @@ class Plan:
   name: str
   seeds: tuple[int, ...]
   optimizer: str = 'adamw'
+  lengths: tuple[int, ...] = ()  # in the place of those of the scale
+  rates: tuple[float, ...] = TRUNK_RATES  # of both sizes from scratch
 
   @property
   def scale(self) -> Scale:
     """The scale."""
-    return SCALES[self.name]
+    scale = SCALES[self.name]
+    return dataclasses.replace(scale, lengths=self.lengths or scale.lengths)
 
   def shape(self, shape: str, batch: str = '') -> str:
     """Return the name of a program."""
@@ -210,13 +213,12 @@ class Plan:
     return self.scale.steps((1 - DECAY) * length)
 
   def scratch(
-    self, shape: str, lengths: tuple[int, ...], decays: tuple[float, ...] = DECAYS
+    self, shape: str, lengths: tuple[int, ...], rates: Sequence[float], decay: float = 0.1
   ) -> Iterator[Run]:
-    """Yield a size from scratch at all lengths, without decay of weights at two rates only."""
-    for decay in decays:
-      for factor in TRUNK_RATES if decay else TRUNK_RATES[1:3]:
-        for seed in self.seeds:
-          yield from self._from_scratch(shape, lengths, Trunk(shape, factor, decay), seed)
+    """Yield a size from scratch at all lengths."""
+    for factor in rates:
+      for seed in self.seeds:
+        yield from self._from_scratch(shape, lengths, Trunk(shape, factor, decay), seed)
 
   def _from_scratch(
     self, shape: str, lengths: tuple[int, ...], how: Trunk, seed: int
@@ -280,8 +282,15 @@ class Plan:
 
 def _frontier(plan: Plan) -> Iterator[Run]:
   lengths = plan.scale.lengths
-  yield from plan.scratch(LARGE, lengths)
-  yield from plan.scratch(SMALL, tuple(x for x in lengths if x <= plan.scale.main))
+  yield from plan.scratch(LARGE, lengths, plan.rates)
+  yield from plan.scratch(SMALL, tuple(x for x in lengths if x <= plan.scale.main), plan.rates)
+
+
+def _undecayed(plan: Plan) -> Iterator[Run]:
+  lengths = plan.scale.lengths
+  for shape, most in ((LARGE, max(lengths)), (SMALL, plan.scale.main)):
+    some = tuple(length for length in lengths if length <= most)
+    yield from plan.scratch(shape, some, TRUNK_RATES[1:3], decay=0.0)
 
 
 def _recipes(plan: Plan) -> Iterator[Run]:
@@ -298,6 +307,7 @@ def _muon(plan: Plan) -> Iterator[Run]:
 
 PARTS: Mapping[str, Callable[[Plan], Iterator[Run]]] = {
   'frontier': _frontier,
+  'undecayed': _undecayed,
   'default': lambda plan: plan.arm('default', RECIPES['default'], (plan.scale.main,)),
   'shorter': lambda plan: plan.arm('default', RECIPES['default'], plan.scale.lengths[:1]),
   'recipes': _recipes,
@@ -306,16 +316,20 @@ PARTS: Mapping[str, Callable[[Plan], Iterator[Run]]] = {
 
 
 def runs_of(
-  parts: Sequence[str], scales: Sequence[str], seeds: tuple[int, ...], arms: Sequence[str] = ()
+  parts: Sequence[str],
+  scales: Sequence[str],
+  seeds: tuple[int, ...],
+  arms: Sequence[str] = (),
+  **plan: Any,
 ) -> list[Run]:
   """Return all runs of some parts, each once; `arms` limits those that grow, if it names any.
 
-  A trunk goes on for the longest of all that begin with it.
+  A trunk goes on for the longest of all that begin with it; `plan` has fields of `Plan`.
   """
   found: dict[str, Run] = {}
   for scale in scales:
     for part in parts:
-      for run in PARTS[part](Plan(scale, seeds)):
+      for run in PARTS[part](Plan(scale, seeds, **plan)):
         kind = run.name.split('/')[1]
         if arms and kind not in ('trunk', 'scratch', 'scratch without decay', *arms):
           continue
@@ -337,9 +351,11 @@ def main() -> None:
   parser.add_argument('--data', type=Path, required=True)
   parser.add_argument('--pack', action='store_true')
   parser.add_argument('--out', type=Path)
-  parser.add_argument('--parts', default='frontier,default,recipes')
+  parser.add_argument('--parts', default='frontier,undecayed,default,recipes')
   parser.add_argument('--scales', default='tiny')
   parser.add_argument('--seeds', default='0,1,2')
+  parser.add_argument('--lengths', default='', help="from scratch, in the place of the scale's")
+  parser.add_argument('--rates', default='', help='from scratch, in the place of all')
   parser.add_argument('--arms', default='', help='names of recipes, separated by ;')
   parser.add_argument('--slots', type=float, default=1.0, help='a factor on the most members')
   parser.add_argument('--unroll', type=int, default=1, help='steps of the loop made as one')
@@ -355,7 +371,12 @@ def main() -> None:
   jax.config.update('jax_default_matmul_precision', args.precision)
   seeds = tuple(map(int, args.seeds.split(',')))
   arms = args.arms.split(';') if args.arms else ()
-  runs = runs_of(args.parts.split(','), args.scales.split(','), seeds, arms)
+  plan = {}
+  if args.lengths:
+    plan['lengths'] = tuple(map(int, args.lengths.split(',')))
+  if args.rates:
+    plan['rates'] = tuple(map(float, args.rates.split(',')))
+  runs = runs_of(args.parts.split(','), args.scales.split(','), seeds, arms, **plan)
   steps = Counter()
   for run in runs:
     steps[run.shape] += run.last - run.first

@@ -144,6 +144,19 @@ FAMILY = {
     'family --config={repo}/configs/transformer_stdlib.py --out=x --sizes=1,2 --tokens=1e7',
     'this model is a Transformer',
   ),
+  'chip-hours of a family that trains': (
+    f'{_LONG} --topology=v5e:4x4',
+    '--topology has an effect only with --dry_run',
+  ),
+  'a family on an unknown chip': (
+    f'{_LONG} --dry_run --topology=v9:4x4',
+    "'v9' is not a known chip",
+  ),
+  'slices of no topology': (f'{_LONG} --dry_run --slices=2', '--slices has an effect only with'),
+  'a law of a family that is none': (
+    f'{_LONG} --dry_run --law={{in}}/some/a.txt',
+    'is not the JSON file of laws',
+  ),
   'a family without a tokenizer': (
     f'{_LONG} --config.data.tokenizer=none.json --dry_run',
     'none.json',

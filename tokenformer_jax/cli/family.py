@@ -2,6 +2,8 @@ r"""Train models of several sizes from one config, for less than each apart.
 
   tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e7 --dry_run
   tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e7
+  tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e9 \
+    --dry_run --topology=v5e:4x4 --law=laws.json
 
 A size is the config's model with a factor of its parameter tokens. --way says how sizes are made:
 
@@ -13,11 +15,13 @@ A size is the config's model with a factor of its parameter tokens. --way says h
 
 The command makes what is missing, one run after the other on all devices, and goes on where it
 stopped. Ways with the same --out share runs from scratch, the file family.json and the picture
-family.png.
+family.png. With --dry_run, --topology adds chip-hours as `plan --quick` finds them, and --law, the
+JSON file of `laws`, adds losses.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import jax
 from absl import flags
 
 from tokenformer_jax.cli import config_flag, flag_uses
@@ -41,6 +45,8 @@ _USES = {
     Use('share distill_weight', 'way=top_down|elastic'),
     Use('drop_groups', 'way=elastic'),
     Use('examples', 'way=top_down'),
+    Use('topology law', 'dry_run'),
+    Use('slices', 'topology'),
   )
 }
 
@@ -76,6 +82,9 @@ def define_flags() -> None:
   )
   config_flag.define_rate_power(plain.rate_power)
   flags.DEFINE_bool('dry_run', False, 'List runs, tokens, FLOPs and times, and make nothing.')
+  flags.DEFINE_string('topology', None, 'CHIP:SHAPE as for plan: list chip-hours on it.')
+  flags.DEFINE_integer('slices', 1, 'The number of slices of the topology.', lower_bound=1)
+  flags.DEFINE_string('law', None, 'The JSON file of laws: list the losses that it predicts.')
   flag_uses.declare(_USES)
 
 
@@ -92,11 +101,13 @@ def main(argv: Sequence[str]) -> int:
   _check_keys()
   cli.check_holds_no_run('out')
   family, out = _read_family(), str(paths.parse_path(values.out))
+  forecast = _read_forecast() if values.topology or values.law else None
   if not values.dry_run:
     cli.check_output_folder('out')
   base = config_flag.read()
   jobs = ways.list_jobs(base, family, out)
-  apart = ways.flops_apart(base, family)
+  separate = ways.list_apart(base, family)
+  apart = sum(job.flops for job in separate)
   result.read(out, family)  # Another family in this place is refused here.
   found = grid_runs.progress(jobs, out, make.is_done)
   if hosts.is_first():
@@ -106,6 +117,8 @@ def main(argv: Sequence[str]) -> int:
       flush=True,
     )
   if values.dry_run:
+    if forecast is not None and hosts.is_first():
+      print(f'\n{forecast(jobs, separate)}', flush=True)
     return 0
   if not grid_runs.make_missing(jobs, out, make.make, make.is_done):
     messages.say('stopped; give the same command again to go on')
@@ -113,6 +126,19 @@ def main(argv: Sequence[str]) -> int:
   if hosts.is_first():
     _show(jobs, family, apart, out)
   return 0
+
+
+def _read_forecast() -> Callable[[Sequence[Job], Sequence[Job]], str]:
+  """Return a function that forecasts a family, and its sizes apart, as the flags ask for."""
+  from tokenformer_jax.family import forecast  # noqa: PLC0415 (brings the planner)
+  from tokenformer_jax.plan import topology  # noqa: PLC0415
+
+  values = flags.FLAGS
+  law = forecast.read_law(values.law) if values.law else None
+  on = topology.parse(values.topology, values.slices) if values.topology else None
+  if on is not None:
+    jax.config.update('jax_platforms', 'cpu')  # The planned devices are not on this machine.
+  return lambda jobs, apart: forecast.describe(jobs, apart, on, law)
 
 
 def _show(jobs: Sequence[Job], family: Family, apart: float, out: str) -> None:

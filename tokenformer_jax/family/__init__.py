@@ -3,6 +3,7 @@
 jobs.py         the family that a user asks for, its runs as data, and what they cost
 ways.py         the runs of each way
 make.py         make a run that is missing: train, shrink, slice, and measure
+forecast.py     chip-hours and losses of a family before its runs
 result.py       sizes, tokens, FLOPs and losses of a finished family; its JSON file
 picture.py      the picture of losses against FLOPs
 """

@@ -72,17 +72,17 @@ class Job(grid.Job):
   action: Action | None = None  # None: the job trains
 
 
-def alone(jobs: Sequence[Job], factor: float) -> float:
-  """Return the FLOPs that one size of a family needs, if no other is wanted."""
+def needed(jobs: Sequence[Job], factor: float) -> list[Job]:
+  """Return the runs that one size of a family needs, if no other is wanted."""
   by_name = {job.name: job for job in jobs}
   (final,) = (job.name for job in jobs if job.final and job.factor == factor)
-  needed, left = set(), [final]
+  names, left = set(), [final]
   while left:
     name = left.pop()
-    if name not in needed:
-      needed.add(name)
+    if name not in names:
+      names.add(name)
       left += by_name[name].needs
-  return sum(by_name[name].flops for name in needed)
+  return [job for job in jobs if job.name in names]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,7 +37,7 @@ def members(jobs: Sequence[Job], out: str) -> list[Member]:
       parameters=job.size.parameters,
       tokens=job.tokens,
       flops=sum(other.flops for other in jobs if other.factor == job.factor),
-      flops_alone=jobs_lib.alone(jobs, job.factor),
+      flops_alone=sum(other.flops for other in jobs_lib.needed(jobs, job.factor)),
       loss=make.loss(job, out),
     )
     for job in jobs

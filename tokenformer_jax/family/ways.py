@@ -40,10 +40,10 @@ def list_jobs(config: Config, family: Family, out: str) -> list[Job]:
   return WAYS[family.way](Plan(config, family, end, out))
 
 
-def flops_apart(config: Config, family: Family) -> float:
-  """Return the FLOPs of the sizes of a family, each trained from scratch."""
+def list_apart(config: Config, family: Family) -> list[Job]:
+  """Return the runs that train each size of a family from scratch."""
   end = grid.count_steps(config, family.tokens, '--tokens')
-  return sum(job.flops for job in _apart(Plan(config, family, end, '')))
+  return _apart(Plan(config, family, end, ''))
 
 
 def _check(config: Config, family: Family) -> None:
