@@ -1,5 +1,6 @@
 """Eight CPU devices for every test, and caches that are not the user's and end with the tests."""
 
+import gc
 import os
 import tempfile
 
@@ -22,10 +23,21 @@ from tokenformer_jax.parallel import sharding
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
+# Tracing makes many objects and hardly any cycles. By Python's default the search for cycles takes
+# a fifth of the time of the tests.
+gc.set_threshold(100_000, 20, 100)
+
 
 def pytest_collection_modifyitems(items):
   """The commands of the pages, one after another, take longest: they begin first."""
   items.sort(key=lambda item: item.path.name != 'test_pages.py')
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+  """Never search modules and collected tests for cycles."""
+  gc.collect()
+  gc.freeze()
 
 
 @pytest.fixture(scope='session', autouse=True)
