@@ -2,7 +2,7 @@ r"""Measure how fast a grown model forgets that it was small, by recipe, point a
 
   python experiments/mixing.py --data=DATA.npz --pack         the text of all runs, once
   python experiments/mixing.py --data=DATA.npz --out=runs/mixing --scales=tiny --parts=default
-  python experiments/mixing_report.py runs/mixing docs        tables and the picture
+  python experiments/mixing_report.py runs/mixing             tables
 
 All runs of a shape are members of one program (members.py), so on a GPU hundreds of them take
 minutes. `--parts`, in the order in which they are made:

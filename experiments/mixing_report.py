@@ -1,6 +1,6 @@
-r"""Print the tables of mixing.py, fit the laws of mixing, and draw the picture.
+r"""Print the tables of mixing.py, and fit the laws of mixing.
 
-  python experiments/mixing_report.py experiments/mixing_runs.csv --pictures=docs
+  python experiments/mixing_report.py experiments/mixing_runs.csv
   python experiments/mixing_report.py runs/mixing runs/more --csv=runs.csv
 
 A folder holds `runs.jsonl`; `experiments/mixing_runs.csv` has the runs in docs/growth.md. With
@@ -364,14 +364,14 @@ def forms_table(all_runs: Sequence[Runs], arm: str = 'default', *, tuned: bool) 
   length, point, closure = np.array([row[1:] for row in found], float).T
   rows = [['what is left of the gap, 1 − η', 'parameters', 'error of η', 'of η left out']]
   for name, form, start in FORMS:
-    theta = _fit(form, start, point, length, 1 - closure)
+    theta = fit_form(form, start, point, length, 1 - closure)
     error = np.sqrt(np.mean((form(theta, point, length) - (1 - closure)) ** 2))
     left = []
     for group in dict.fromkeys(groups):
       kept, out = groups != group, groups == group
       if not kept.any():
         continue
-      other = _fit(form, start, point[kept], length[kept], 1 - closure[kept])
+      other = fit_form(form, start, point[kept], length[kept], 1 - closure[kept])
       left += list(form(other, point[out], length[out]) - (1 - closure[out]))
     parameters = ', '.join(f'{value:.3g}' for value in theta)
     rest = f'{np.sqrt(np.mean(np.square(left))):.3f}' if left else ''
@@ -379,60 +379,17 @@ def forms_table(all_runs: Sequence[Runs], arm: str = 'default', *, tuned: bool) 
   trials.table(rows)
 
 
-def _fit(form: Callable, start: np.ndarray, f: np.ndarray, d: np.ndarray, left: np.ndarray):
+def fit_form(form: Callable, start: np.ndarray, f: np.ndarray, d: np.ndarray, left: np.ndarray):
   """Return the parameters of least squares."""
   from scipy import optimize  # noqa: PLC0415 (a dependency of jax)
 
   return optimize.least_squares(lambda t: form(t, f, d) - left, start).x
 
 
-def draw(all_runs: Sequence[Runs], path: Path) -> None:
-  """Draw what is left of the gap against the point of growth, and what the recipes save."""
-  import matplotlib  # noqa: PLC0415 (only for the picture)
-
-  matplotlib.use('Agg')
-  import matplotlib.pyplot as plt  # noqa: PLC0415
-
-  figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout='constrained')
-  points = np.linspace(0.02, 1, 99)
-  for gamma in (2, 3, 4):
-    left.plot(points, points**gamma, color='0.75', linewidth=1)
-    left.annotate(f'γ = {gamma}', (0.9, 0.9**gamma), color='0.5', fontsize=8)
-  for number, runs in enumerate(all_runs):
-    length = mixing.SCALES[runs.scale].main
-    points_of = runs.points('default', length)
-    found = {p: grown(runs, 'default', length, p, tuned=True) for p in points_of}
-    found = {point: one for point, one in found.items() if one is not None}
-    rest = np.array([1 - one.closure for one in found.values()])
-    ends = np.array([one.closure_interval for one in found.values()])
-    errors = np.abs(np.stack([1 - ends[:, 1] - rest, 1 - ends[:, 0] - rest]))
-    name = f'{runs.scale}, {length} tokens a parameter'
-    left.errorbar(list(found), rest, errors, fmt='os^'[number % 3], capsize=3, label=name)
-  left.set(xlabel='share of the tokens before growth', ylabel='left of the gap, 1 − η')
-  left.legend(frameon=False)
-  runs = all_runs[0]
-  length = mixing.SCALES[runs.scale].main
-  names, at = [], 0.25
-  for arm in mixing.RECIPES:
-    if (one := grown(runs, arm, length, at, tuned=True)) is not None and len(one.losses) > 1:
-      low, high = one.saving_interval
-      error = [[one.saving - low], [high - one.saving]]
-      right.errorbar(
-        [100 * one.saving], [len(names)], xerr=100 * np.array(error), fmt='o', color='C0'
-      )
-      names.append(arm)
-  right.set_yticks(range(len(names)), names, fontsize=8)
-  right.axvline(0, color='0.8')
-  right.invert_yaxis()
-  right.set(xlabel=f'saves at equal loss, %; {runs.scale}, grown at {at:.0%}')
-  figure.savefig(path, dpi=110)
-
-
 def main() -> None:
   """Print the tables; write the CSV file and the picture."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('runs', type=Path, nargs='+')
-  parser.add_argument('--pictures', type=Path)
   parser.add_argument('--csv', type=Path)
   args = parser.parse_args()
   rows = [row for path in args.runs for row in read(path)]
@@ -450,8 +407,6 @@ def main() -> None:
       recipe_table(runs, tuned=tuned)
     default_table(all_runs, tuned=tuned)
     forms_table([runs for runs in all_runs if runs.optimizer == 'adamw'], tuned=tuned)
-  if args.pictures:
-    draw(all_runs, args.pictures / 'growth_mixing.png')
 
 
 if __name__ == '__main__':

@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / 'experiments'))
 
 import members
 import mixing
+import mixing_methods
 import mixing_report
 from member_runs import Rate, Run, Text
 
@@ -120,3 +121,22 @@ def test_equal_lengths_lie_on_the_frontier():
   lengths, losses = np.array([20.0, 40, 80]), np.array([2.2, 2.0, 1.9])
   for loss, length in ((2.0, 40), (2.1, 20 * 2**0.5), (1.85, 80 * 2**0.5), (2.3, 20 / 2**0.5)):
     assert mixing_report.equal_length(lengths, losses, loss) == pytest.approx(length)
+
+
+def test_the_power_of_the_share_holds_at_other_scales_and_lengths():
+  """The figures in docs/growth.md."""
+  folder = Path(mixing.__file__).parent
+  means = mixing_methods.read(folder / 'growth_means.csv')
+  found = [
+    one for scale in ('tiny', 'small', 'large') for one in mixing_methods.points(means, scale)
+  ]
+  (default,) = [one for one in found if (one.scale, one.arm) == ('small', mixing_methods.DEFAULT)]
+  assert (default.share, default.length) == pytest.approx((0.52, 34), rel=0.02)
+  assert default.closure[0] == pytest.approx(0.76, abs=0.005)
+  known = mixing_methods.default_points(found, folder / 'mixing_runs.csv')
+  first, other = known.groups == mixing_methods.FITTED, known.groups == 'tiny, one budget'
+  errors = []
+  for _, form, start in mixing_report.FORMS[:2]:
+    theta = known.fit(form, start, first)
+    errors.append(abs(known.errors(form, theta, other)).mean())
+  assert errors[0] < 0.03 and errors[1] > 0.15

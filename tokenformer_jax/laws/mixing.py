@@ -24,7 +24,7 @@ from tokenformer_jax.laws.formulas import Values
 from tokenformer_jax.laws.growth import Assumptions, Leg, Plan, Stage
 
 LARGEST = 30.0  # γ; a gap that closes faster is closed
-TYPICAL = 2.6  # γ of growth to four times the parameters, where none is measured: docs/growth.md
+TYPICAL = 2.1  # γ of growth to four times the parameters, where none is measured: docs/growth.md
 _GRID = np.linspace(0, LARGEST, 3001)
 _SHARES = np.linspace(0.02, 0.98, 49)  # of all tokens, at which a chain may grow
 _STEPS = 80  # bisections of the log of the tokens
