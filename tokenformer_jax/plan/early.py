@@ -6,6 +6,7 @@ them to files. It then spends minutes on code generation, which yields the cycle
 
 import multiprocessing
 import re
+import signal
 import tempfile
 import threading
 from collections.abc import Callable
@@ -91,15 +92,23 @@ def run_alone(function: Callable[..., T], *arguments: Any) -> T:
     answer, error = receiver.recv()
   except EOFError:
     process.join()
-    raise UserError(
-      f'the compiler ended with status {process.exitcode}, without an answer'
-    ) from None
+    raise UserError(_died(process.exitcode)) from None
   finally:
     process.kill()
     process.join()
   if error is not None:
     raise error
   return answer
+
+
+def _died(status: int | None) -> str:
+  if status == -signal.SIGKILL:
+    return (
+      'the compiler was killed, as a system does that runs out of memory: compiling many layers '
+      'without a loop takes over 10 GB; close other programs, or try --config.train.layers=scan, '
+      'or --quick'
+    )
+  return f'the compiler ended with status {status}, without an answer'
 
 
 def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
