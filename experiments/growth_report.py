@@ -1,10 +1,10 @@
 r"""Make tables and pictures of the runs of `growth.py`.
 
-  python experiments/growth_report.py runs/growth docs
+  python experiments/growth_report.py runs/growth runs
 
-Writes growth_saved.png and growth_handover.png into the directory and prints the tables of
-docs/growth.md. Losses are bits per byte on held-out text, as mean ± standard deviation over the
-finished seeds.
+Writes growth_saved.png and growth_handover.png into the directory and prints all tables; a part of
+them is in docs/growth.md. Losses are bits per byte on held-out text, as mean ± standard deviation
+over the finished seeds.
 """
 
 import itertools

@@ -59,13 +59,38 @@ def read(path: Path) -> dict[tuple[str, str, str], Mean]:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-  """A grown model: its share of tokens before growth, its tokens a parameter, and η in draws."""
+  """A grown model. Arrays have a value for each draw, first that of the means.
+
+  Attributes:
+    scale: of `growth.SCALES`.
+    arm: its name.
+    share: of its tokens before the growth.
+    length: its tokens for each parameter of the layers.
+    cost: the FLOPs of a token of the large model, over those of the small one.
+    closure: η.
+    needed: the length with which the large model reaches its loss from scratch.
+  """
 
   scale: str
   arm: str
   share: float
   length: float
-  closure: np.ndarray  # the first is that of the means
+  cost: float
+  closure: np.ndarray
+  needed: np.ndarray
+
+  @property
+  def family(self) -> np.ndarray | None:
+    """Return what a family of both sizes saves, at equal loss for both, of the FLOPs apart.
+
+    Apart, both sizes see the tokens with which the large one reaches the loss of the grown one. In
+    the family the small one sees as many; it leaves the trunk for its decay, at the growth at the
+    earliest. None: it would have to decay before.
+    """
+    trunk, rest = self.share * self.length, (1 - self.share) * self.length
+    if trunk > (1 - growth.DECAY) * self.needed[0]:
+      return None
+    return 1 - (self.needed + rest * self.cost) / (self.needed * (1 + self.cost))
 
   @property
   def gamma(self) -> np.ndarray:
@@ -98,8 +123,10 @@ def points(means: Mapping[tuple[str, str, str], Mean], scale: str) -> list[Point
     known = [(float(part) * budget / costs[1], drawn[large, part]) for part in ('0.5', '1', '2')]
     of_large = _between(known, steps)
     closure = (of_small - drawn[name, '']) / (of_small - of_large)
-    length = steps * mixing.TOKENS / mixing.SCALES[scale].parameters
-    found.append(Point(scale, name, before / steps, length, closure))
+    a_parameter = mixing.TOKENS / mixing.SCALES[scale].parameters
+    needed = a_parameter * _reached(known, drawn[name, ''])
+    share, length = before / steps, steps * a_parameter
+    found.append(Point(scale, name, share, length, costs[1] / costs[0], closure, needed))
   return found
 
 
@@ -108,6 +135,37 @@ def _between(curve: Sequence[tuple[float, np.ndarray]], steps: float) -> np.ndar
   at = int(np.clip(np.searchsorted([x for x, _ in curve], steps), 1, len(curve) - 1))
   (x0, y0), (x1, y1) = curve[at - 1 : at + 1]
   return y0 + (y1 - y0) * math.log(steps / x0) / math.log(x1 / x0)
+
+
+def _reached(curve: Sequence[tuple[float, np.ndarray]], losses: np.ndarray) -> np.ndarray:
+  """Return the steps at which a curve reaches a loss in each draw, by the same lines."""
+  steps = np.array([x for x, _ in curve])
+  each = zip(losses, np.stack([y for _, y in curve], axis=1), strict=True)
+  return np.array([mixing_report.equal_length(steps, known, loss) for loss, known in each])
+
+
+def family_table(found: Sequence[Point], runs: Path) -> None:
+  """Print what a family of the small and the large model saves at equal losses."""
+  rows = [['grown at a share of', 'scale', 'tokens a parameter', 'r', 'saves of both sizes apart']]
+  for one in found:
+    if one.arm.startswith(DEFAULT) and len(set(one.closure)) > 1 and one.family is not None:
+      low, high = np.quantile(one.family[1:], (0.025, 0.975))
+      saved = [mixing_report.percent(value) for value in (one.family[0], low, high)]
+      figures = [f'{one.share:.2f}', one.scale, f'{one.length:.0f}', f'{one.cost:.2f}']
+      rows.append([*figures, f'{saved[0]} ({saved[1]} … {saved[2]})'])
+  small = mixing_report.Runs('small', 'adamw', mixing_report.read(runs))
+  ratio = small.flops(mixing.LARGE) / small.flops(mixing.SMALL)
+  for share in mixing.POINTS:
+    one = mixing_report.grown(small, 'default', 60, share, tuned=True)
+    savings = np.array([one.saving, *one.saving_interval])
+    needed = small.cost('default', 60, share) / (1 - savings)
+    point = Point('small', 'default', share, 60, ratio, savings, needed)
+    if point.family is not None:
+      saved = [mixing_report.percent(value) for value in point.family]
+      rows.append(
+        [f'{share:g}', 'small', '60', f'{ratio:.2f}', f'{saved[0]} ({saved[1]} … {saved[2]})']
+      )
+  trials.table(rows)
 
 
 def interval(values: np.ndarray) -> str:
@@ -273,6 +331,7 @@ def main() -> None:
   by_method(found)
   known = default_points(found, args.runs)
   by_form(known)
+  family_table(found, args.runs)
   if args.pictures:
     draw(found, known, args.pictures / 'growth_mixing.png')
 
