@@ -74,8 +74,9 @@ pytest() {{
 
 SMALLER = {
   'README.md': [
-    ('--config.train.steps=1500', '--config.train.steps=6'),
-    ('.train(1500)', '.train(6)'),
+    ('@375', '@4'),
+    ('--config.train.steps=1125', '--config.train.steps=6'),
+    ('.train(1125)', '.train(6)'),
     ('--topology=v5p:4x4x4', '--topology=v5p:4x4x4 --quick'),
   ],
   'docs/commands.md': [
