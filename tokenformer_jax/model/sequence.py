@@ -22,7 +22,10 @@ from tokenformer_jax.parallel.sharding import constrain
 
 _SLOTS: Axes = ('batch', 'slots', 'heads', None)  # all heads of some slots, [B, T, H, K]
 _ROWS: Axes = ('batch', None, 'row_heads', None)  # all slots of some heads
-_BLOCK = 512  # the longest block of a kernel
+# The shorter block of the kernel. In multiples of the longer one, 1024, a halo costs 1 to 11 % more
+# work for most windows, because more slots before a device's own are computed in vain; at 2,500
+# positions it would cost a tenth less.
+SHORT_BLOCK = 512
 _WORTH = 4  # a device has at least this many times the slots before its own that it takes
 
 
@@ -100,7 +103,7 @@ def halo(key_BxTxHxK: jax.Array, window: int) -> int:
 
 def halo_of(own: int, window: int) -> int:
   """Return `halo` for a device with `own` slots of a row."""
-  block = math.gcd(own, _BLOCK)
+  block = math.gcd(own, SHORT_BLOCK)
   slots = -(-(window - 1) // block) * block
   return slots if window and _WORTH * slots <= own else 0
 

@@ -12,12 +12,13 @@ import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as library
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+from tokenformer_jax.model.sequence import SHORT_BLOCK
 from tokenformer_jax.model.stack import ATTENDED
 from tokenformer_jax.parallel.rules import parts, spec
 from tokenformer_jax.parallel.sharding import on_one_part
 
 LANES = 128  # lanes of a vector unit; the number of positions must be a multiple
-_LARGE, _SMALL = 1024, 512  # queries and keys of a block
+_LARGE, _SMALL = 1024, SHORT_BLOCK  # queries and keys of a block
 _AXES = ('batch', 'row_heads', None, None)
 # For each kernel: the matrix products per block of scores, and the vector operations per score
 # (mask, maximum, exponential, sum, cast; in the backward pass also products with the gradient).
