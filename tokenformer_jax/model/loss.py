@@ -240,7 +240,8 @@ def _compare(
 
   With exp(logit − target's logit) for each other token, the sum S of these is all that the loss
   needs: −log p(target) is log(1 + S). So one pass makes S and the numbers for the gradient from the
-  product of the head. A logit counts as at most `_MOST` above the target's, which keeps S finite.
+  product of the head, in the dtype of activations, and a TPU writes no logits to memory. A logit
+  counts as at most `_MOST` above the target's, which keeps S finite.
 
   The ids are relative to this device's part of the vocabulary.
 
@@ -267,7 +268,9 @@ def _compared(
   if is_split:
     total, rival = per_device.total(total, 'vocab'), per_device.largest(rival, 'vocab')
   results = jnp.log1p(total), at_target_BxC, rival
-  return results, (odds_BxCxV.astype(hidden_BxCxD.dtype), 1 + total)
+  # The barrier keeps the compiler for TPUs from leaving out the rounding and saving float32.
+  kept_BxCxV = jax.lax.optimization_barrier(odds_BxCxV.astype(hidden_BxCxD.dtype))
+  return results, (kept_BxCxV, 1 + total)
 
 
 def _is_target(ids_BxC: jax.Array, head_VxD: jax.Array) -> jax.Array:
