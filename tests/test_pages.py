@@ -74,9 +74,8 @@ pytest() {{
 
 SMALLER = {
   'README.md': [
-    ('@375', '@4'),
-    ('--config.train.steps=1125', '--config.train.steps=6'),
-    ('.train(1125)', '.train(6)'),
+    ('--config.train.steps=6500', '--config.train.steps=6'),
+    ('.train(3000)', '.train(6)'),
     ('--topology=v5p:4x4x4', '--topology=v5p:4x4x4 --quick'),
   ],
   'docs/commands.md': [
