@@ -4,11 +4,12 @@ r"""Plan the paper's models on TPU pods, for the table in docs/pods.md.
   python benchmarks/pods.py --only=1_5b --on=v5p  plan some of them
   python benchmarks/pods.py --report              print the tables of the kept cells
 
-The TPU's own compiler compiles every step, which takes minutes for each on two cores. The command
-needs `pip install -e ".[tpu]"`, but no TPU. Every chip has the same number of tokens on every
-topology: sequences have the config's length, and the batch is proportional to the chips. Up to
-`--fsdp` devices share one copy of the model; more devices are replicas. Cells are kept in `--out`
-by their flags, so an interrupted run can continue. After a change of the code, use another
+The TPU's own compiler compiles every step, which takes from 6 minutes to half an hour of a core for
+each, and up to 16 GB; with --quick it takes a minute. The command needs `pip install -e ".[tpu]"`,
+but no TPU. The second table has the parts of each step. Every chip has the same number of tokens on
+every topology: sequences have the config's length, and the batch is proportional to the chips. Up
+to `--fsdp` devices share one copy of the model; more devices are replicas. Cells are kept in
+`--out` by their flags, so an interrupted run can continue. After a change of the code, use another
 directory.
 """
 
@@ -28,7 +29,7 @@ TOPOLOGIES = {  # by the name under which the slice is sold
   'tpu7x-64': 'tpu7x:4x4x4',
 }
 HEAD = (
-  'model', 'chips', 'topology', 'mesh', 'HBM peak, GiB', 'ms a step', 'MFU', 'tokens/s',
+  'model', 'chips', 'topology', 'mesh', 'way', 'HBM peak, GiB', 'ms a step', 'MFU', 'tokens/s',
   'collectives, GB in',
 )  # fmt: skip
 
@@ -50,7 +51,7 @@ def row(model: str, sold: str, found: Figures) -> Row:
   """Return a row of the table."""
   name = TOPOLOGIES[sold]
   if 'error' in found:
-    return (model, sold, name, '', found['error'], *[''] * 4)
+    return (model, sold, name, '', '', found['error'], *[''] * 4)
   memory = found['memory']
   (fast, slow), (high, low) = found['step_seconds'], found['mfu']
   most, least = found['tokens_per_second']
@@ -61,6 +62,7 @@ def row(model: str, sold: str, found: Figures) -> Row:
     sold,
     name,
     ' × '.join(sizes),
+    '{remat}, {layers}'.format_map(found['config']['train']),
     f'{memory["peak"] / 2**30:.2f} of {memory["capacity"] / 2**30:.0f}',
     f'{fast * 1e3:,.0f} … {slow * 1e3:,.0f}',
     f'{low:.1%} … {high:.1%}',
