@@ -30,7 +30,7 @@ TOPOLOGIES = {  # by the name under which the slice is sold
 }
 HEAD = (
   'model', 'chips', 'topology', 'mesh', 'way', 'HBM peak, GiB', 'ms a step', 'MFU', 'tokens/s',
-  'collectives, GB in',
+  'collectives, GB in', 'ms by the schedule',
 )  # fmt: skip
 
 PARTS_HEAD = ('cell', 'part', 'ms', 'of the step', 'matrix', 'vector', 'HBM')
@@ -51,12 +51,13 @@ def row(model: str, sold: str, found: Figures) -> Row:
   """Return a row of the table."""
   name = TOPOLOGIES[sold]
   if 'error' in found:
-    return (model, sold, name, '', '', found['error'], *[''] * 4)
+    return (model, sold, name, '', '', found['error'], *[''] * 5)
   memory = found['memory']
   (fast, slow), (high, low) = found['step_seconds'], found['mfu']
   most, least = found['tokens_per_second']
   sizes = (f'{size} {axis}' for axis, size in found['mesh'].items() if size > 1)
   gigabytes = sum(part['gigabytes'] for part in found['traffic'])
+  scheduled = found['scheduled_seconds']  # None before code generation
   return (
     model,
     sold,
@@ -68,6 +69,7 @@ def row(model: str, sold: str, found: Figures) -> Row:
     f'{low:.1%} … {high:.1%}',
     f'{least:,.0f} … {most:,.0f}',
     f'{gigabytes:.2f}',
+    f'{scheduled * 1e3:,.0f}' if scheduled else '',
   )
 
 

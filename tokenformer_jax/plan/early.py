@@ -9,6 +9,7 @@ import re
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
@@ -22,6 +23,7 @@ T = TypeVar('T')
 
 _LOOK_EVERY = 0.2  # seconds, until the layout is there
 _WAIT = 2.0  # seconds, after that
+_STILL = 3.0  # seconds without a change, after which the report of memory is taken for whole
 _REFUSES_WITHIN = 1.0  # seconds from the last file to the error, for a program that is too large
 _PROGRAM = '.after_optimizations.txt'
 _MEMORY = '.after_optimizations-memory-usage-report.txt'
@@ -61,12 +63,20 @@ def run(
     told = False
     while not futures.wait([future], _WAIT if told else _LOOK_EVERY).done:
       meanwhile()
-      if not told and any(Path(name).glob(f'*{_LAST}')):
+      if not told and _is_laid_out(Path(name)):
         told = True
         refused = futures.wait([future], _REFUSES_WITHIN).done
         if not refused and (settled := _settled(Path(name))) and not tell(*settled):
           return None
     return future.result()
+
+
+def _is_laid_out(directory: Path) -> bool:
+  """Return whether the compiler has dumped its layout; for TPU7x it leaves out the last file."""
+  reports = directory.glob(f'*{_MEMORY}')
+  return any(directory.glob(f'*{_LAST}')) or any(
+    time.time() - report.stat().st_mtime > _STILL for report in reports
+  )
 
 
 def _settled(directory: Path) -> tuple[str, int, int] | None:
