@@ -387,7 +387,7 @@ def fit_form(form: Callable, start: np.ndarray, f: np.ndarray, d: np.ndarray, le
 
 
 def main() -> None:
-  """Print the tables; write the CSV file and the picture."""
+  """Print the tables; write the CSV file."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('runs', type=Path, nargs='+')
   parser.add_argument('--csv', type=Path)
