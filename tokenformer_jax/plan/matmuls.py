@@ -50,18 +50,15 @@ def matmul_flops(computation: Computation, instruction: Instruction) -> float:
   return total
 
 
-def filled_flops(computation: Computation, instruction: Instruction, side: int) -> float:
-  """Return `matmul_flops` of a convolution with narrow matrices filled up to `side`.
+def filling(computation: Computation, instruction: Instruction, side: int) -> float:
+  """Return the factor by which a convolution fills narrow matrices up to `side`; else 1.
 
-  This is the work of a matrix unit with this side: it takes whole squares of the kernel.
+  A matrix unit with this side takes whole squares of the kernel.
   """
-  flops = matmul_flops(computation, instruction)
   if instruction.opcode != 'convolution':
-    return flops
+    return 1.0
   _, kernel, out = _named_sizes(computation, instruction)
-  for size in (kernel['i'], out['f']):
-    flops *= -(-size // side) * side / size
-  return flops
+  return math.prod(-(-size // side) * side / size for size in (kernel['i'], out['f']))
 
 
 def _named_sizes(computation: Computation, instruction: Instruction) -> list[dict[str, int]]:

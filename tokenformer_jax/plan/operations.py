@@ -12,7 +12,7 @@ from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.collectives import parse_collective
 from tokenformer_jax.plan.elementwise import vector_operations
 from tokenformer_jax.plan.hlo import Computation, Instruction, Program
-from tokenformer_jax.plan.matmuls import filled_flops, matmul_flops
+from tokenformer_jax.plan.matmuls import filling, matmul_flops
 from tokenformer_jax.plan.memory_traffic import hbm_bytes
 from tokenformer_jax.plan.schedule import Bundles, window_bounds
 from tokenformer_jax.plan.twins import with_twins
@@ -142,7 +142,8 @@ def _operation(
     counted, least, runs = kernel.flops, kernel.filled / chip.peak, kernel.blocks or 1
     found = found if kernel.blocks else None
   matrix = counted / chip.peak
-  most = max(least, sum(filled_flops(*part, chip.matrix_side) for part in parts) / chip.peak)
+  filled = sum(flops[part.name] * filling(where, part, chip.matrix_side) for where, part in parts)
+  most = max(least, filled / chip.peak)
   timed = _scheduled(found, runs, (least, most), chip)
   vector = sum(vector_operations(where, part, chip) for where, part in parts) / chip.vector_peak
   if kernel and kernel.blocks:
