@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -327,6 +328,19 @@ def test_the_command_and_what_it_says_first(tmp_path):
     assert quick[same] == figures[same], f'{same} is another before the code is written'
   assert quick['compute_seconds'] == figures['rough_seconds']
   assert quick['memory']['peak'] == pytest.approx(figures['memory']['peak'], rel=0.1)
+
+
+def test_a_plan_that_is_ended_leaves_no_file(tmp_path):
+  flags = ('--config=lm_pile:150m', '--topology=v5e:2x2', '--config.data.batch_size=16')
+  command = [sys.executable, '-m', 'tokenformer_jax', 'plan', *flags]
+  environment = {**os.environ, 'TMPDIR': str(tmp_path)}
+  with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    said = iter(process.stderr.readline, '')
+    assert any('it fits' in line for line in said), 'the compiler has not begun'
+    assert any(tmp_path.rglob('*.txt'))
+    process.terminate()
+    assert process.wait() == 128 + signal.SIGTERM
+  assert not any(tmp_path.iterdir())
 
 
 FULL_SIZE = {  # topology, batch

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import tempfile
 import time
 from typing import Any
 
@@ -182,9 +183,11 @@ def plan(
 def _plan(
   config: Config, on: Topology, before: ModelConfig | None, quick: bool, directory: str
 ) -> Plan:
-  """Compile the step in this process, with a dump of its schedule to a directory."""
+  """Compile the step in this process, with a dump of its schedule within a directory."""
+  tempfile.tempdir = directory  # The parent removes it, also if it kills this process.
+  dump = tempfile.mkdtemp()
   if not quick:
-    os.environ['LIBTPU_INIT_ARGS'] = schedule.flags(directory)
+    os.environ['LIBTPU_INIT_ARGS'] = schedule.flags(dump)
   step = program.make_step(config, before, on.platform)
   mesh, definition = make_mesh(config, on), step.task.definition
   sharding.check_devices(step.config, mesh)
@@ -195,7 +198,7 @@ def _plan(
     if refused.needed:
       say(f'the step {refused.size}; trying {way.flags}')
     try:
-      return _compile(ways.in_way(step, way), on, mesh, quick, schedule.Reader(directory))
+      return _compile(ways.in_way(step, way), on, mesh, quick, schedule.Reader(dump))
     except DoesNotFitError as error:
       refused = error
   raise refused
