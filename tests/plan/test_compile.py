@@ -331,8 +331,8 @@ def test_the_command_and_what_it_says_first(tmp_path):
 
 
 def test_a_plan_that_is_ended_leaves_no_file(tmp_path):
-  flags = ('--config=lm_pile:150m', '--topology=v5e:2x2', '--config.data.batch_size=16')
-  command = [sys.executable, '-m', 'tokenformer_jax', 'plan', *flags]
+  flags = ('--config=lm_pile:150m', '--topology=v5e:2x2', '--config.train.layers=scan')
+  command = [sys.executable, '-m', 'tokenformer_jax', 'plan', *flags, '--config.data.batch_size=16']
   environment = {**os.environ, 'TMPDIR': str(tmp_path)}
   with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
     said = iter(process.stderr.readline, '')
