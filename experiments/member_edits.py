@@ -60,4 +60,42 @@ def small_values(state: State, info: Params, std: float, is_new: Params) -> Stat
   return {**state, 'params': jax.tree.map(scaled, info, state['params'], is_new)}
 
 
-EDITS = {'keys': shrunk_keys, 'half': halved, 'small': small_values}
+def keys_by_gradient(state: State, info: Params, std: float, is_new: Params) -> State:
+  """Aim the keys of new tokens in old layers at large gradients of their values.
+
+  This is GradMax (Evci et al. 2022, arXiv 2201.05125) without activations. A token whose score is
+  Σ cᵢ of the scores of old tokens has the gradient Σ cᵢ gᵢ of its value. For ‖c‖ = 1 it is longest
+  along the left singular vectors of the gradients g, here Adam's means of the values' gradients.
+  Scores are not linear, so each vector makes two tokens, with both signs. New tokens beyond them
+  keep their drawn keys.
+  """
+  moments: dict[str, Params] = {}
+  statistics.map_state(moments.setdefault, lambda _, count: count, state['opt_state'])
+
+  def aimed(keys: jax.Array, gradients: jax.Array, old: int, new: jax.Array) -> jax.Array:
+    left = jnp.linalg.svd(gradients[:, :old], full_matrices=False)[0]
+    found = jnp.einsum('lnr,lnd->lrd', left, keys[:, :old])
+    found *= std * found.shape[-1] ** 0.5 / jnp.linalg.norm(found, axis=-1, keepdims=True)
+    both = jnp.stack([found, -found], 2).reshape(found.shape[0], -1, found.shape[-1])
+    both = both[:, : keys.shape[1] - old]
+    changed = keys.at[:, old : old + both.shape[1]].set(both)
+    return jnp.where(new[:, :1] > 0, keys, changed)  # New layers have no gradients.
+
+  def blocks(params: Params, gradients: Params, info: Params, new: Params) -> Params:
+    if not isinstance(params, dict):
+      return params
+    if 'keys' not in params:
+      return {name: blocks(params[name], gradients[name], info[name], new[name]) for name in params}
+    old = info['keys'].groups[0]
+    keys = aimed(params['keys'], gradients['values'], old, new['keys'])
+    return {**params, 'keys': keys}
+
+  return {**state, 'params': blocks(state['params'], moments['mu'], info, is_new)}
+
+
+EDITS = {
+  'keys': shrunk_keys,
+  'half': halved,
+  'small': small_values,
+  'gradient': keys_by_gradient,
+}

@@ -40,12 +40,23 @@ _PARTS = 16  # of the validation text, one after the other
 class Program:
   """The compiled steps of all members of one shape, and the slots that they are in."""
 
-  def __init__(self, config: Config, text: Text, slots: int, chunk: int, unroll: int = 1):
-    """Define the programs; `config` decides everything but rates, decay, seeds and lengths."""
+  def __init__(
+    self,
+    config: Config,
+    text: Text,
+    slots: int,
+    chunk: int,
+    unroll: int = 1,
+    teacher: Config | None = None,
+  ):
+    """Define the programs; `config` decides everything but rates, decay, seeds and lengths.
+
+    With the config of a `teacher`, each member learns also from the state that it grew from.
+    """
     self.config, self.text = sizes.fill_in(config), text
     self.slots, self.chunk, self.unroll = slots, chunk, unroll
     self.evaluated = min(slots, _EVALUATED)
-    self.task = tasks.make(self.config)
+    self.task = tasks.make(self.config, teacher=teacher and sizes.fill_in(teacher).model)
     self.batch = config.data.batch_size
     self.length = config.data.sequence_length
     plain = dataclasses.replace(self.config.optim, weight_decay=0.0)
@@ -66,18 +77,19 @@ class Program:
     return {name: state[name] for name in ('params', 'opt_state')}
 
   def _step(
-    self, state: State, batch: jax.Array, rates: jax.Array, decay: jax.Array, is_new: Params
+    self, state: State, batch: jax.Array, rates: jax.Array, fixed: State
   ) -> tuple[State, jax.Array]:
     """Make a step of one member; the optimizer has the rate 1 and no decay."""
-    params, info = state['params'], self.task.definition.info
-    grads, figures = jax.grad(self.task.loss, has_aux=True)(params, batch, jax.random.key(0))
+    params, info, decay = state['params'], self.task.definition.info, fixed['decay']
+    given = (batch, jax.random.key(0), *([fixed['teacher']] if self.task.teacher else []))
+    grads, figures = jax.grad(self.task.loss, has_aux=True)(params, *given)
     updates, opt_state = self.tx.update(grads, state['opt_state'], params)
 
     def moved(info: ParamInfo, decays: bool, new: jax.Array, p: jax.Array, u: jax.Array):
       of_age = rates[1] + new * (rates[2] - rates[1]) if info.in_layers else rates[0]
       return p + of_age * (u - decay * p if decays else u)
 
-    params = jax.tree.map(moved, info, self._decays, is_new, params, updates)
+    params = jax.tree.map(moved, info, self._decays, fixed['is_new'], params, updates)
     return {'params': params, 'opt_state': opt_state}, figures['loss']
 
   def _chunk(self, states: State, fixed: State, rates: jax.Array, tokens: jax.Array, order_: Any):
@@ -91,8 +103,7 @@ class Program:
     def step(carry: Any, rates: jax.Array) -> Any:
       states, first = carry
       batches = jax.vmap(batch)(fixed['seed'], first)
-      step_all = jax.vmap(self._step)
-      states, losses = step_all(states, batches, rates, fixed['decay'], fixed['is_new'])
+      states, losses = jax.vmap(self._step)(states, batches, rates, fixed)
       return (states, first + self.batch), losses
 
     carry = (states, fixed['first'])
@@ -116,6 +127,8 @@ class Program:
     one = jax.eval_shape(self._first_state, 0)
     fixed = {'is_new': self._all_old(), 'decay': np.float32(0)}
     fixed |= {'seed': np.int32(0), 'first': np.int32(0)}
+    if self.task.teacher:
+      fixed['teacher'] = self.task.teacher.abstract
 
     def of_all(x: Any) -> jax.ShapeDtypeStruct:
       return jax.ShapeDtypeStruct((self.slots, *x.shape), x.dtype)
@@ -158,11 +171,11 @@ class Program:
     tokens = model.layer.ffn.groups or model.layer.ffn.tokens
     return f'{model.pattern} of width {model.width}, {tokens} tokens, {self.config.optim.name}'
 
-  def put(self, run: Run, state: State, is_new: Params) -> None:
+  def put(self, run: Run, state: State, fixed: State) -> None:
     """Put a run into a free slot."""
     slot = self.runs.index(None)
     self.runs[slot], self.steps[slot] = run, run.first
-    fixed = {'is_new': is_new, 'decay': np.float32(run.decay)}
+    fixed = {**fixed, 'decay': np.float32(run.decay)}
     fixed |= {'seed': np.int32(run.seed), 'first': np.int32(run.first * self.batch)}
     self.states = self._put(self.states, slot, state)
     self.fixed = self._put(self.fixed, slot, fixed)
@@ -234,16 +247,19 @@ class Program:
 
     return jax.tree.map(ages, self.task.definition.info, growth.old_tokens)
 
-  def first_state(self, run: Run, begin: tuple['Program', State] | None) -> tuple[State, Params]:
-    """Return the state that a run begins with, and which of its parameters are new."""
+  def first_state(self, run: Run, begin: tuple['Program', State] | None) -> tuple[State, State]:
+    """Return the state that a run begins with, and which of its parameters are new; its teacher."""
+    fixed = {'is_new': self._all_old()}
     with jax.default_device(jax.devices('cpu')[0]):
       if begin is None:
-        return jax.tree.map(np.asarray, self._begin(run.seed)), self._all_old()
+        return jax.tree.map(np.asarray, self._begin(run.seed)), fixed
       source, state = begin
+      if self.task.teacher:
+        fixed['teacher'] = state['params']
       if run.grow is None:
-        return state, self._all_old()
+        return state, fixed
       grow, is_new = self._grown[source.name, run.grow, run.edit]
-      return jax.tree.map(np.asarray, grow(state)), is_new
+      return jax.tree.map(np.asarray, grow(state)), {**fixed, 'is_new': is_new}
 
   def can_make(self, run: Run, source: 'Program | None') -> bool:
     """Return whether the growth of a run is compiled, if it has one."""

@@ -11,8 +11,10 @@ minutes. `--parts`, in the order in which they are made:
   undecayed the same without decay of weights, at two rates
   default   growth as `grow` does it, by the point of growth
   shorter   the same at the least of the lengths
-  recipes   other rates, moments, decays, values, layers, batches and trunks
+  early     the same at 2.5, 5 and 10 % of the run
+  recipes   other rates, moments, decays, keys, values, layers, batches and trunks; a teacher
   muon      the default and both sizes from scratch with Muon
+  family    four sizes from scratch, and from one trunk that grows from each to the next
 
 Every run has 512 tokens a step. The length D is in tokens for each parameter of the large model's
 layers. A trunk trains at a constant rate; runs that end decay to zero over the last fifth of D, or
@@ -42,9 +44,11 @@ SAMPLES = 8 * 61_440  # of each seed's order in the file of the text
 DECAY = 0.2  # the share of D
 TOKENS = 512  # in a step
 RATES = (1.0, 0.5, 0.25)  # of arms, in rates of the scale
-POINTS = (0.25, 0.5, 0.75)
+POINTS, EARLY = (0.25, 0.5, 0.75), (0.025, 0.05, 0.1)
 LARGE = '4x2'  # the shape of the large model: layers × groups of as many tokens as its width
 SMALL = '2x1'
+FAMILY = ('1x1', '2x1', '2x2', '4x2')  # sizes, each with twice the parameters of the one before
+GROWN_AT = (0.0, 1 / 6, 1 / 3, 1 / 2)  # where the trunk of a family grows to each of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Scale:
 
 _AT_LARGE = ('no decay of weights after', 'layers halved, no decay after')
 SCALES = {
-  'tiny': Scale(2**15, 4e-3, 20, (10, 20, 40), chunk=64, slots=12),
+  'tiny': Scale(2**15, 4e-3, 20, (10, 20, 40), chunk=32, slots=12),
   'small': Scale(2**17, 4e-3, 60, (20, 40, 60, 90), slots=64),
   'large': Scale(2**19, 2e-3, 20, (10, 20, 30), chunk=256, slots=16, recipes=_AT_LARGE),
 }
@@ -93,7 +97,7 @@ class Trunk:
   annealed: bool = False  # its rate decays before the growth, over the last fifth
 
 
-AS_GROW = GrowConfig()
+AS_GROW, TAUGHT = GrowConfig(), 'taught'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +114,8 @@ class Recipe:
   new_warmup: int = 100
   layers: float = 1.0
   falls: bool = False  # the rate falls from the growth on
-  between: str = ''  # the shape between two growths; the first is at half of the point
+  between: tuple[str, ...] = ()  # shapes on the way; growths are at equal parts of the point
+  teacher: bool = False  # the model before growth teaches the grown one
   points: tuple[float, ...] = POINTS
 
 
@@ -152,18 +157,22 @@ RECIPES = {
   'batch doubled': Recipe(batch='b16'),
   'depth only (r = 2)': Recipe(trunk=Trunk('2x2')),
   'tokens only (r = 2)': Recipe(trunk=Trunk('4x1')),
-  'two growths': Recipe(between='2x2'),
+  'two growths': Recipe(between=('2x2',)),
+  'three growths from one layer (r = 8)': Recipe(trunk=Trunk('1x1'), between=('2x1', '2x2')),
+  'taught by the model before': Recipe(teacher=True),
+  'keys by gradient': Recipe(edit='gradient'),
+  'keys copied': _grow(new_keys='copies'),
 }
 
 
 def config(name: str, dtype: str = 'float32') -> Config:
   """Return the config of the runs of a shape, such as `small 4x2 muon` or `small 4x2 adamw b16`.
 
-  What differs between members is not in it.
+  What differs between members is not in it. A shape that ends with `taught` has a teacher.
   """
   scale, shape, optimizer, *rest = name.split()
   layers, groups = map(int, shape.split('x'))
-  batch = int(rest[0].removeprefix('b')) if rest else 8
+  batch = int(rest[0].removeprefix('b')) if rest and rest[0] != TAUGHT else 8
   changes = {'optim__name': optimizer, 'data__batch_size': batch}
   changes |= {'optim__schedule': 'constant', 'dtype': dtype}
   changes |= {'train__remat': 'everything', 'train__layers': 'unrolled', 'train__attention': 'xla'}
@@ -239,7 +248,8 @@ class Plan:
     """Yield the grown runs of an arm, each after the trunk that it needs."""
     points = points or recipe.points
     for seed in self.seeds:
-      pairs = [(p / 2 if recipe.between else p, length) for length in lengths for p in points]
+      growths = len(recipe.between) + 1
+      pairs = [(point / growths, length) for length in lengths for point in points]
       trunk = self.trunk(recipe.trunk, seed, (), pairs)
       yield trunk
       for length in lengths:
@@ -267,17 +277,43 @@ class Plan:
     for factor in RATES:
       rate = Rate(peak * factor, recipe.warmup, first, fall, last, recipe.new)
       rate = dataclasses.replace(rate, new_warmup=recipe.new_warmup, layers=recipe.layers)
-      begins, how = source, recipe.grow
-      if recipe.between:
-        half = scale.steps(point * length / 2)
-        shape = self.shape(recipe.between)
-        between = dataclasses.replace(rate, start=half, decay_from=0)
-        one = Run(f'{path}/{factor:g} between/{seed}', shape, seed, half, at, between)
-        yield dataclasses.replace(one, begin=(trunk.name, half), grow=how, keep=(at,))
-        begins = (one.name, at)
-      shape = self.shape(LARGE, recipe.batch)
+      begins, how, growths = source, recipe.grow, len(recipe.between) + 1
+      for number, name in enumerate(recipe.between, 1):
+        begin, until = (scale.steps(n * point * length / growths) for n in (number, number + 1))
+        if number == 1:
+          begins = (trunk.name, begin)
+        shape = self.shape(name)
+        between = dataclasses.replace(rate, start=begin, decay_from=0)
+        one = Run(f'{path}/{factor:g} between {name}/{seed}', shape, seed, begin, until, between)
+        yield dataclasses.replace(one, begin=begins, grow=how, keep=(until,))
+        begins = (one.name, until)
+      shape = self.shape(LARGE, TAUGHT if recipe.teacher else recipe.batch)
       run = Run(f'{path}/{factor:g}/{seed}', shape, seed, first, last, rate, recipe.decay, begins)
       yield dataclasses.replace(run, grow=how, edit=recipe.edit)
+
+  def family(self, length: int) -> Iterator[Run]:
+    """Yield a trunk that grows to each size of a family, and the decays of all but the smallest.
+
+    The smallest size decays as it does from scratch. After n growths the rate has the factor
+    x^(n/3), with each x of RATES.
+    """
+    scale, begin, end = self.scale, self.begin(length), self.scale.steps(length)
+    at = [scale.steps(part * length) for part in GROWN_AT]
+    for seed in self.seeds:
+      trunk = self.trunk(Trunk(FAMILY[0]), seed, (), [(GROWN_AT[1], length)])
+      yield trunk
+      for factor in RATES:
+        source = (trunk.name, at[1])
+        for n in range(1, len(FAMILY)):
+          shape, path = self.shape(FAMILY[n]), f'{self.name} {self.optimizer}/family {FAMILY[n]}'
+          path = f'{path}/{length}/{GROWN_AT[n]:.3g}/{factor:g}'
+          rate = Rate(scale.rate * factor ** (n / (len(FAMILY) - 1)), 0, at[n], new_warmup=100)
+          keep = tuple(sorted({*at[n + 1 : n + 2], begin}))
+          stable = Run(f'{path} between/{seed}', shape, seed, at[n], begin, rate, keep=keep)
+          yield dataclasses.replace(stable, begin=source, grow=AS_GROW)
+          rate = dataclasses.replace(rate, decay_from=begin, end=end)
+          yield Run(f'{path}/{seed}', shape, seed, begin, end, rate, begin=(stable.name, begin))
+          source = (stable.name, at[n + 1]) if n + 1 < len(FAMILY) else source
 
 
 def _frontier(plan: Plan) -> Iterator[Run]:
@@ -305,13 +341,21 @@ def _muon(plan: Plan) -> Iterator[Run]:
   yield from plan.arm('default', RECIPES['default'], (plan.scale.main,))
 
 
+def _family(plan: Plan) -> Iterator[Run]:
+  for shape in FAMILY:
+    yield from plan.scratch(shape, plan.scale.lengths, plan.rates)
+  yield from plan.family(plan.scale.main)
+
+
 PARTS: Mapping[str, Callable[[Plan], Iterator[Run]]] = {
   'frontier': _frontier,
   'undecayed': _undecayed,
   'default': lambda plan: plan.arm('default', RECIPES['default'], (plan.scale.main,)),
   'shorter': lambda plan: plan.arm('default', RECIPES['default'], plan.scale.lengths[:1]),
+  'early': lambda plan: plan.arm('default', RECIPES['default'], (plan.scale.main,), EARLY),
   'recipes': _recipes,
   'muon': _muon,
+  'family': _family,
 }
 
 
@@ -393,8 +437,10 @@ def main() -> None:
     longest = max(run.last for run in runs if run.shape == shape)
     scale = SCALES[shape.split()[0]]
     slots = min(round(args.slots * scale.slots), max(2, math.ceil(count / longest)))
-    made = config(shape, args.dtype)
-    programs[shape] = Program(made, text, max(1, slots), scale.chunk, args.unroll)
+    made, teacher = config(shape, args.dtype), None
+    if shape.endswith(TAUGHT):
+      teacher = config(shape.removesuffix(TAUGHT).replace(LARGE, SMALL), args.dtype)
+    programs[shape] = Program(made, text, max(1, slots), scale.chunk, args.unroll, teacher)
   Work(programs, record_to(lines), done, until).make(runs)
 
 

@@ -155,14 +155,14 @@ class Runs:
 
   def cost(self, arm: str, length: float, point: float) -> float:
     """Return what a grown run costs, in FLOPs of a token of the large model times the length."""
-    recipe = mixing.RECIPES[arm]
-    large, small = self.flops(mixing.LARGE), self.flops(recipe.trunk.shape)
-    steps = mixing.SCALES[self.scale].steps
-    at = steps(point * length) / steps(length)
-    if not recipe.between:
-      return length * (at * small + (1 - at) * large) / large
-    half, between = steps(point * length / 2) / steps(length), self.flops(recipe.between)
-    return length * (half * small + (at - half) * between + (1 - at) * large) / large
+    recipe, steps = mixing.RECIPES[arm], mixing.SCALES[self.scale].steps
+    shapes = (recipe.trunk.shape, *recipe.between, mixing.LARGE)
+    parts = [point * number / (len(shapes) - 1) for number in range(len(shapes))]
+    at = [steps(part * length) / steps(length) for part in parts] + [1.0]
+    spent = [(at[n + 1] - at[n]) * self.flops(shape) for n, shape in enumerate(shapes)]
+    if recipe.teacher:  # whose forward pass is a third of its step
+      spent.append((1 - at[1]) * self.flops(recipe.trunk.shape) / 3)
+    return length * sum(spent) / self.flops(mixing.LARGE)
 
   @property
   def untuned(self) -> float:

@@ -42,13 +42,16 @@ def _losses(workdir, key='train/loss'):
 
 @pytest.mark.slow
 def test_members_are_runs(make, tmp_path):
-  """A run, its growth and a decay branch, among members with other seeds and rates."""
+  """A run, its growth and a decay branch, among members with other seeds, rates and teachers."""
   small = make(**ALL, train__steps=GROWN, train__decay_from=GROWN - 1)
   large = {**ALL, **LARGE, 'train__steps': LAST, 'train__decay_from': LAST - 6}
   grown = make(**large, init_from=f'{tmp_path}/small@{GROWN}')
   constant = make(**{**ALL, **CONSTANT}, train__steps=GROWN)
   loop.train(constant, tmp_path / 'small')
   loop.train(grown, tmp_path / 'large')
+  teacher = f'{tmp_path}/small@{GROWN}'
+  taught = make(**large, init_from=teacher, distill__teacher=teacher)
+  loop.train(taught, tmp_path / 'taught')
 
   text = Text.of(small, range(SEED + 1), LAST * 8)
   text.write(tmp_path / 'text.npz')
@@ -56,6 +59,7 @@ def test_members_are_runs(make, tmp_path):
   programs = {
     'small': members.Program(small, text, slots=3, chunk=6),
     'large': members.Program(make(**large), text, slots=2, chunk=6),
+    'taught': members.Program(make(**large), text, slots=2, chunk=6, teacher=constant),
   }
   rate = Rate(3e-3, warmup=5)
   later = Rate(3e-3, 0, GROWN, LAST - 6, LAST, new_warmup=6)
@@ -64,6 +68,7 @@ def test_members_are_runs(make, tmp_path):
     Run('other', 'small', 0, 0, 18, Rate(1e-2), decay=0.3),
     Run('base', 'small', SEED, 0, 18, rate, keep=(GROWN,)),
     Run('grown', 'large', SEED, GROWN, LAST, later, begin=('base', GROWN), grow=how),
+    Run('taught', 'taught', SEED, GROWN, LAST, later, begin=('base', GROWN), grow=how),
     Run('scratch', 'large', 1, 0, LAST, rate),
     Run('behind', 'large', SEED, GROWN, LAST, later, begin=('base', GROWN), grow=how),
   ]
@@ -72,12 +77,14 @@ def test_members_are_runs(make, tmp_path):
   work.make(runs)
   assert sorted(records) == sorted(run.name for run in runs)
   bits = math.log(2) * text.bytes_per_token  # of a token
-  for name, workdir in (('base', 'small'), ('grown', 'large')):
+  for name, workdir in (('base', 'small'), ('grown', 'large'), ('taught', 'taught')):
     expected = np.array(_losses(tmp_path / workdir)).reshape(-1, 6).mean(axis=1)
     found = np.array(records[name]['curve'][: len(expected)]) * bits
     np.testing.assert_allclose(found, expected, atol=1e-4)
-  final = _losses(tmp_path / 'large', 'eval/loss')[-1]
-  assert abs(records['grown']['loss'] * bits - final) < 1e-4
+  for name, workdir in (('grown', 'large'), ('taught', 'taught')):
+    final = _losses(tmp_path / workdir, 'eval/loss')[-1]
+    assert abs(records[name]['loss'] * bits - final) < 1e-4
+  assert abs(records['taught']['loss'] - records['grown']['loss']) > 1e-4
   assert records['behind']['loss'] == records['grown']['loss']
   assert records['other']['loss'] != records['base']['loss']
 
