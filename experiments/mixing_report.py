@@ -180,11 +180,11 @@ class Runs:
           found.append(statistics.mean(losses[seed] - loss for seed, loss in few.items()))
     return max(0.0, statistics.mean(found)) if found else 0.0
 
-  def frontier(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lengths of the large model from scratch and its mean losses at them."""
-    known = [
-      (length, self.scratch(mixing.LARGE, length)[1]) for length in self.lengths(mixing.LARGE)
-    ]
+  def frontier(
+    self, seeds: Sequence[int], shape: str = mixing.LARGE
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lengths of a size from scratch and its mean losses at them."""
+    known = [(length, self.scratch(shape, length)[1]) for length in self.lengths(shape)]
     known = [(length, losses) for length, losses in known if losses]
     means = [np.mean([losses[seed] for seed in seeds]) for _, losses in known]
     return np.array([length for length, _ in known]), np.array(means)
@@ -213,33 +213,44 @@ class Grown:
   saving_interval: tuple[float, float]
 
 
+Frontier = Callable[[Sequence[int]], tuple[np.ndarray, np.ndarray]]  # of some seeds
+
+
 def grown(
-  runs: Runs, arm: str, length: float, point: float, *, tuned: bool = False
+  runs: Runs,
+  arm: str,
+  length: float,
+  point: float,
+  *,
+  tuned: bool = False,
+  frontier: Frontier | None = None,
 ) -> Grown | None:
   """Return the figures of an arm; None if runs are missing.
 
-  With `tuned`, the large model from scratch loses less by `Runs.untuned` at all lengths.
+  With `tuned`, the large model from scratch loses less by `Runs.untuned` at all lengths. A
+  `frontier` returns its lengths and losses, in the place of those of `runs`.
   """
   rate, losses = runs.best(arm, length, point)
   small, large = (runs.scratch(shape, length)[1] for shape in (mixing.SMALL, mixing.LARGE))
   seeds = sorted(losses.keys() & small.keys() & large.keys())
-  if not seeds or len(runs.lengths(mixing.LARGE)) < 2:
+  if not seeds or (frontier is None and len(runs.lengths(mixing.LARGE)) < 2):
     return None
+  frontier = frontier or runs.frontier
   cost, less = runs.cost(arm, length, point), runs.untuned if tuned else 0.0
 
   def figures(chosen: Sequence[int]) -> tuple[float, float]:
     mean = [np.mean([side[seed] for seed in chosen]) for side in (small, large, losses)]
     closure = (mean[0] - mean[2]) / (mean[0] - mean[1] + less)
-    lengths, scratch = runs.frontier(chosen)
+    lengths, scratch = frontier(chosen)
     return closure, 1 - cost / equal_length(lengths, scratch - less, mean[2])
 
-  draws = np.array([figures(chosen) for chosen in _draws(seeds)])
-  low, high = np.quantile(draws, (0.025, 0.975), axis=0)
+  drawn = np.array([figures(chosen) for chosen in draws(seeds)])
+  low, high = np.quantile(drawn, (0.025, 0.975), axis=0)
   closure, saving = figures(seeds)
   return Grown(rate, losses, closure, (low[0], high[0]), saving, (low[1], high[1]))
 
 
-def _draws(seeds: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def draws(seeds: Sequence[int]) -> Iterator[tuple[int, ...]]:
   """Yield bootstrap samples of the seeds: all of them if they are few."""
   if len(seeds) <= 4:
     yield from itertools.product(seeds, repeat=len(seeds))

@@ -3,9 +3,12 @@
 import math
 import sys
 import time
+import types
 from pathlib import Path
 
+import jax
 import numpy as np
+import optax
 import pytest
 
 from tokenformer_jax.config import GrowConfig
@@ -16,8 +19,11 @@ sys.path.append(str(Path(__file__).parents[1] / 'experiments'))
 
 import members
 import mixing
+import mixing_family
 import mixing_methods
+import mixing_prediction
 import mixing_report
+from member_edits import EDITS
 from member_runs import Rate, Run, Text
 
 GROWN, LAST, SEED = 12, 24, 3  # steps
@@ -147,3 +153,61 @@ def test_the_power_of_the_share_holds_at_other_scales_and_lengths():
     theta = known.fit(form, start, first)
     errors.append(abs(known.errors(form, theta, other)).mean())
   assert errors[0] < 0.03 and errors[1] > 0.15
+
+
+def _rows(scale, arm, length, losses, rate=1.0, point=0.0):
+  return [
+    mixing_report.Row(scale, 'adamw', arm, length, point, rate, seed, loss)
+    for seed, loss in enumerate(losses)
+  ]
+
+
+def test_a_family_as_good_as_apart_saves_the_tokens_before_growth():
+  rows = []
+  for number, shape in enumerate(mixing.FAMILY):
+    for length, more in ((10, 0.3), (20, 0.0), (40, -0.2)):
+      rows += _rows('tiny', shape, length, [2.5 - 0.1 * number + more + 0.01 * s for s in range(3)])
+    if number:
+      losses = [2.5 - 0.1 * number + 0.01 * seed for seed in range(3)]
+      rows += _rows('tiny', f'family {shape}', 20, losses, 0.5, 0.3)
+  (family,) = mixing_family.families(mixing_report.Runs('tiny', 'adamw', rows))
+  assert (family.rate, family.seeds) == (0.5, [0, 1, 2])
+  assert family.needed(family.seeds) == pytest.approx([20] * 4)
+  costs = [family.runs.flops(shape) for shape in mixing.FAMILY]
+  starts = np.array(family.starts) / 20
+  np.testing.assert_allclose(starts, mixing.GROWN_AT, atol=0.02)
+  all_four, _, smallest = family.savings(family.seeds)
+  assert all_four == pytest.approx(np.dot(starts, costs) / sum(costs))
+  assert smallest == pytest.approx(0)
+
+
+def test_a_prediction_is_compared_with_the_runs():
+  rows = _rows('small', '2x1', 20, [2.3, 2.31]) + _rows('small', '4x2', 20, [2.1, 2.11])
+  rows += _rows('small', 'default', 20, [2.1, 2.11], point=0.25)
+  others = _rows('small', '4x2', 20, [2.2, 2.2], 0.5) + _rows('small', '4x2', 40, [2.0, 2.0], 0.5)
+  runs = mixing_report.Runs('small', 'adamw', rows)
+  found = mixing_prediction.measured(runs, others, 0.25)
+  assert found.closure == pytest.approx(1)
+  assert found.saving == pytest.approx(1 - runs.cost('default', 20, 0.25) / 20)
+  assert mixing_prediction.measured(runs, others, 0.5) is None
+  assert mixing_prediction.overlap((0, 1), (1, 2)) and not mixing_prediction.overlap((0, 1), (2, 3))
+
+
+def test_keys_by_gradient_are_where_values_would_move():
+  """The first new token has the score with the largest gradient; the second has its opposite."""
+  keys = jax.random.normal(jax.random.key(0), (2, 6, 4))
+  gradients = np.zeros((2, 6, 4), np.float32)
+  gradients[:, 0, 0], gradients[:, 2, 1] = 0.5, 2.0  # of the old tokens 0 and 2
+  mean = {'ffn': {'keys': keys, 'values': gradients}}
+  state = {'params': {'ffn': {'keys': keys, 'values': keys}}}
+  state['opt_state'] = (optax.ScaleByAdamState(np.int32(1), mean, mean),)
+  is_new = np.zeros((2, 6, 1), np.float32)
+  is_new[:, 3:], is_new[1] = 1, 1  # the second layer is new
+  info = {'ffn': {'keys': types.SimpleNamespace(groups=(3, 3))}}
+  grown = EDITS['gradient'](state, info, 0.1, {'ffn': {'keys': is_new}})
+  found = np.asarray(grown['params']['ffn']['keys'])
+  np.testing.assert_array_equal(found[0, :3], keys[0, :3])
+  np.testing.assert_array_equal(found[1], keys[1])
+  toward = 0.1 * 2 * keys[0, 2] / np.linalg.norm(keys[0, 2])
+  np.testing.assert_allclose(found[0, 3] * np.sign(found[0, 3] @ toward), toward, rtol=1e-5)
+  np.testing.assert_allclose(found[0, 4], -found[0, 3])

@@ -1,0 +1,132 @@
+"""Print what a family of four sizes from one trunk saves, at equal loss for every size.
+
+  python experiments/mixing.py --data=DATA.npz --out=runs/mixing --scales=tiny --parts=family
+  python experiments/mixing_family.py runs/mixing
+
+Apart, each size sees as many tokens as it needs for the loss that it has in the family: lengths
+between those of its own frontier from scratch, at the best of equally many rates. In the family the
+smallest size is the trunk with its decay, and every other size grows from the one before. The
+family has one rate after its growths, the best by the mean over sizes. Intervals hold 95 % of
+bootstrap samples of the seeds, in which all runs of a seed stay together.
+"""
+
+import argparse
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import mixing
+import mixing_report
+import numpy as np
+import trials
+from mixing_report import Losses, Runs, percent
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """The runs of a family at one rate.
+
+  Attributes:
+    runs: of its scale.
+    rate: the factor after all growths.
+    losses: of each size, by seed.
+  """
+
+  runs: Runs
+  rate: float
+  losses: Sequence[Losses]
+
+  @property
+  def seeds(self) -> list[int]:
+    """The seeds that all sizes have, also from scratch."""
+    length = mixing.SCALES[self.runs.scale].main
+    apart = [self.runs.scratch(shape, length)[1] for shape in mixing.FAMILY]
+    return sorted(set.intersection(*(set(one) for one in (*self.losses, *apart))))
+
+  @property
+  def starts(self) -> list[float]:
+    """The tokens at which each size begins, by whole chunks, in tokens a parameter."""
+    scale = mixing.SCALES[self.runs.scale]
+    at = [scale.steps(part * scale.main) for part in mixing.GROWN_AT]
+    return [scale.main * steps / scale.steps(scale.main) for steps in at]
+
+  def needed(self, seeds: Sequence[int]) -> list[float]:
+    """Return the length with which each size reaches its loss from scratch."""
+    found = []
+    for shape, losses in zip(mixing.FAMILY, self.losses, strict=True):
+      frontier = self.runs.frontier(seeds, shape)
+      loss = float(np.mean([losses[seed] for seed in seeds]))
+      found.append(mixing_report.equal_length(*frontier, loss))
+    return found
+
+  def savings(self, seeds: Sequence[int]) -> tuple[float, float, float]:
+    """Return the parts of the FLOPs saved of all sizes, and of the largest and smallest alone."""
+    costs = [self.runs.flops(shape) for shape in mixing.FAMILY]
+    needed, starts = self.needed(seeds), self.starts
+    length = mixing.SCALES[self.runs.scale].main
+    spent = sum((length - start) * cost for start, cost in zip(starts, costs, strict=True))
+    ends = [*starts[1:], length]
+    parts = zip(starts, ends, costs, strict=True)
+    chain = sum((end - start) * cost for start, end, cost in parts)
+    apart = sum(length * cost for length, cost in zip(needed, costs, strict=True))
+    alone = 1 - chain / (needed[-1] * costs[-1])
+    return 1 - spent / apart, alone, 1 - length / needed[0]
+
+
+def families(runs: Runs) -> list[Family]:
+  """Return the families of a scale, the best rate first."""
+  length, found = mixing.SCALES[runs.scale].main, []
+  (smallest, *larger), rows = mixing.FAMILY, runs.rows
+
+  def losses(arm: str, rate: float) -> Losses:
+    return {
+      row.seed: row.loss for row in rows if (row.arm, row.length, row.rate) == (arm, length, rate)
+    }
+
+  for rate in mixing.RATES:
+    of_sizes = [losses(smallest, 1.0), *(losses(f'family {shape}', rate) for shape in larger)]
+    if all(of_sizes):
+      found.append(Family(runs, rate, of_sizes))
+  means = {
+    one.rate: statistics.mean(x for side in one.losses for x in side.values()) for one in found
+  }
+  return sorted(found, key=lambda one: means[one.rate])
+
+
+def table(family: Family) -> None:
+  """Print the sizes of a family, and what it saves."""
+  runs, seeds = family.runs, family.seeds
+  length, needed = mixing.SCALES[runs.scale].main, family.needed(family.seeds)
+  rows = [['size', 'FLOPs a token', 'grown at', 'bits a byte', 'from scratch', 'the same loss at']]
+  for n, shape in enumerate(mixing.FAMILY):
+    cost = runs.flops(shape) / runs.flops(mixing.FAMILY[0])
+    rate, scratch = runs.scratch(shape, length)
+    shown = [trials.spread(side[seed] for seed in seeds) for side in (family.losses[n], scratch)]
+    shown[1] += f' ({rate})'
+    start = f'{family.starts[n] / length:.2f}' if n else ''
+    rows.append([f'{runs.scale} {shape}', f'{cost:.2f}', start, *shown, f'{needed[n]:.1f}'])
+  trials.table(rows)
+  draws = np.array([family.savings(chosen) for chosen in mixing_report.draws(seeds)])
+  low, high = np.quantile(draws, (0.025, 0.975), axis=0)
+  names = ('all four', 'the largest alone', 'the smallest alone')
+  rows = [[f'{runs.scale}, {length} tokens a parameter, ×{family.rate:g}', 'saves']]
+  for name, value, least, most in zip(names, family.savings(seeds), low, high, strict=True):
+    rows.append([name, f'{percent(value)} ({percent(least)} … {percent(most)})'])
+  trials.table(rows)
+
+
+def main() -> None:
+  """Print the tables of all scales that have a family."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('runs', type=Path, nargs='+')
+  args = parser.parse_args()
+  rows = [row for path in args.runs for row in mixing_report.read(path)]
+  for scale in mixing.SCALES:
+    mine = [row for row in rows if (row.scale, row.optimizer) == (scale, 'adamw')]
+    for family in families(Runs(scale, 'adamw', mine)):
+      table(family)
+
+
+if __name__ == '__main__':
+  main()
