@@ -20,7 +20,7 @@ import mixing
 import mixing_report
 import numpy as np
 import trials
-from mixing_report import Losses, Runs, percent
+from mixing_report import Losses, Runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ def table(family: Family) -> None:
   names = ('all four', 'the largest alone', 'the smallest alone')
   rows = [[f'{runs.scale}, {length} tokens a parameter, ×{family.rate:g}', 'saves']]
   for name, value, least, most in zip(names, family.savings(seeds), low, high, strict=True):
-    rows.append([name, f'{percent(value)} ({percent(least)} … {percent(most)})'])
+    rows.append([name, mixing_report.saving(value, (least, most))])
   trials.table(rows)
 
 

@@ -18,7 +18,7 @@ import mixing
 import mixing_report
 import numpy as np
 import trials
-from mixing_report import Frontier, Grown, Runs, percent
+from mixing_report import Frontier, Grown, Runs
 
 LENGTH, LONGER, RATE = 20, 40, 0.5
 PREDICTED = Path(__file__).with_name('mixing_predicted.json')
@@ -65,14 +65,6 @@ def overlap(one: Interval, other: Interval) -> bool:
   return max(one[0], other[0]) <= min(one[1], other[1])
 
 
-def _closure(value: float, interval: Interval) -> str:
-  return f'{value:.2f} ({interval[0]:.2f} … {interval[1]:.2f})'
-
-
-def _saving(value: float, interval: Interval) -> str:
-  return f'{percent(value)} ({percent(interval[0])} … {percent(interval[1])})'
-
-
 def table(rows: Sequence[mixing_report.Row], others: Sequence[mixing_report.Row]) -> None:
   """Print the prediction and the runs at every scale and point."""
   predicted = json.loads(PREDICTED.read_text())
@@ -85,16 +77,17 @@ def table(rows: Sequence[mixing_report.Row], others: Sequence[mixing_report.Row]
       if (found := measured(runs, others, point)) is None:
         continue
       expected = predicted[f'at {LENGTH} tokens a parameter'][f'{scale} at {point:g}']
-      line = [scale, f'{point:g}', _closure(found.closure, found.closure_interval)]
+      closed, saved = found.shown
+      line = [scale, f'{point:g}', closed]
       by_power = expected['closure'], expected['closure_interval']
       for value, interval in (by_power, exponential(predicted, point)):
         hit = 'hit' if overlap(interval, found.closure_interval) else 'miss'
-        line += [_closure(value, interval), hit]
-      line.append(_saving(found.saving, found.saving_interval))
+        line += [mixing_report.closure(value, interval), hit]
+      line.append(saved)
       if 'saving' in expected:
         interval = expected['saving_interval']
         hit = 'hit' if overlap(interval, found.saving_interval) else 'miss'
-        line += [_saving(expected['saving'], interval), hit]
+        line += [mixing_report.saving(expected['saving'], interval), hit]
       lines.append([*line, *[''] * (len(lines[0]) - len(line))])
   trials.table(lines)
 

@@ -212,6 +212,24 @@ class Grown:
   saving: float
   saving_interval: tuple[float, float]
 
+  @property
+  def shown(self) -> list[str]:
+    """Return η and the saving with their intervals."""
+    return [
+      closure(self.closure, self.closure_interval),
+      saving(self.saving, self.saving_interval),
+    ]
+
+
+def closure(value: float, interval: tuple[float, float]) -> str:
+  """Return η with its interval."""
+  return f'{value:.2f} ({interval[0]:.2f} … {interval[1]:.2f})'.replace('-', '−')
+
+
+def saving(value: float, interval: tuple[float, float]) -> str:
+  """Return a saving with its interval."""
+  return f'{percent(value)} ({percent(interval[0])} … {percent(interval[1])})'
+
 
 Frontier = Callable[[Sequence[int]], tuple[np.ndarray, np.ndarray]]  # of some seeds
 
@@ -240,14 +258,14 @@ def grown(
 
   def figures(chosen: Sequence[int]) -> tuple[float, float]:
     mean = [np.mean([side[seed] for seed in chosen]) for side in (small, large, losses)]
-    closure = (mean[0] - mean[2]) / (mean[0] - mean[1] + less)
+    closed = (mean[0] - mean[2]) / (mean[0] - mean[1] + less)
     lengths, scratch = frontier(chosen)
-    return closure, 1 - cost / equal_length(lengths, scratch - less, mean[2])
+    return closed, 1 - cost / equal_length(lengths, scratch - less, mean[2])
 
   drawn = np.array([figures(chosen) for chosen in draws(seeds)])
   low, high = np.quantile(drawn, (0.025, 0.975), axis=0)
-  closure, saving = figures(seeds)
-  return Grown(rate, losses, closure, (low[0], high[0]), saving, (low[1], high[1]))
+  closed, saved = figures(seeds)
+  return Grown(rate, losses, closed, (low[0], high[0]), saved, (low[1], high[1]))
 
 
 def draws(seeds: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -280,15 +298,15 @@ def recipe_table(runs: Runs, *, tuned: bool) -> None:
   """Print all arms at the length that all have, by the point of growth."""
   length = mixing.SCALES[runs.scale].main
   rows = [[f'{runs.scale}, {length} tokens a parameter, large − {tuned * runs.untuned:.3f}']]
-  rows[0] += [f'{word} at {p:.0%}' for p in mixing.POINTS for word in ('bits a byte', 'η', 'saves')]
+  rows[0] += [f'{word} at {p:.0%}' for p in mixing.POINTS for word in ('η', 'saves')]
   for arm in mixing.RECIPES:
     row = [arm]
     for point in mixing.POINTS:
       found = grown(runs, arm, length, point, tuned=tuned)
       if found is None:
-        row += ['', '', '']
+        row += ['', '']
         continue
-      row += [trials.spread(found.losses.values()), f'{found.closure:.2f}', percent(found.saving)]
+      row += found.shown
     if any(row[1:]):
       rows.append(row)
   trials.table(rows)
@@ -318,12 +336,8 @@ def default_table(all_runs: Sequence[Runs], arm: str = 'default', *, tuned: bool
       for point in runs.points(arm, length):
         if (found := grown(runs, arm, length, point, tuned=tuned)) is None:
           continue
-        closure = f'{found.closure:.2f} ({found.closure_interval[0]:.2f} … '
-        closure += f'{found.closure_interval[1]:.2f})'
-        saving = f'{percent(found.saving)} ({percent(found.saving_interval[0])} … '
-        saving += f'{percent(found.saving_interval[1])})'
         row = [f'{runs.scale}, {runs.optimizer}', f'{length:g}', f'{point:.0%}', f'×{found.rate:g}']
-        rows.append([*row, trials.spread(found.losses.values()), closure, saving])
+        rows.append([*row, trials.spread(found.losses.values()), *found.shown])
   trials.table(rows)
 
 
