@@ -110,6 +110,14 @@ def test_estimates_choose_the_first_way_to_try(mesh, monkeypatch):
   assert found == want, 'the first to try is not the fastest that should fit'
 
 
+def test_devices_that_exchange_something_have_room_for_it(monkeypatch):
+  monkeypatch.setattr(ways, '_LAYERS_BESIDES', 0)
+  mesh, arguments = sharding.make_mesh(MeshConfig(), jax.devices()[:4]), (_first_state(), ROWS)
+  needed = ways.argument_bytes(arguments) + 1.2 * _saved('dots', mesh)
+  assert next(ways.affordable(_program(), mesh, arguments, needed / 0.9)).remat == 'dots'
+  assert next(ways.affordable(_program(), mesh, arguments, needed)).remat != 'dots'
+
+
 def test_a_step_that_does_not_fit_falls_back_to_a_way_that_needs_less(mesh, monkeypatch, capsys):
   compiled = _record(monkeypatch, fit.make_train_step)
   sizes = iter([3e9, 2e9, 1e6])

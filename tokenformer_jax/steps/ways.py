@@ -22,6 +22,9 @@ from tokenformer_jax.steps.step import Program
 _GAPS = {'unrolled': 1.16}
 # Layers whose values and gradients are alive beside those.
 _LAYERS_BESIDES = 1.2
+# The part of the memory that a way may fill if devices exchange something. In a step that fills
+# more, the compiler for TPUs lets no collective run beside computation (docs/pods.md).
+_ROOM = 0.9
 
 
 class Way(NamedTuple):
@@ -82,7 +85,7 @@ def in_way(program: Program, way: Way) -> Program:
 def affordable(
   program: Program, mesh: Mesh | AbstractMesh, arguments: tuple[Any, ...], capacity: float
 ) -> Iterator[Way]:
-  """Yield the ways to try, the fastest that should fit first.
+  """Yield the ways to try, the fastest that should fit first, with room for what is exchanged.
 
   Every later one needs less memory than those before. If none should fit, yield the one that needs
   least.
@@ -107,9 +110,9 @@ def affordable(
     gaps = _GAPS.get(way.layers, 1)
     return given + gaps * saved(way.remat) + _LAYERS_BESIDES * saved(ways[0].remat) / model.depth
 
-  least = math.inf
+  room, least = capacity * (_ROOM if mesh.size > 1 else 1), math.inf
   for way in ways:
-    if needed(way) < min(least, capacity):
+    if needed(way) < min(least, room):
       least = needed(way)
       yield way
   if least == math.inf:
