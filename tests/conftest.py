@@ -18,6 +18,7 @@ if 'PYTEST_XDIST_WORKER' not in os.environ:
 import bucket_server
 import jax
 import tiny_run
+from xdist.scheduler import LoadFileScheduling
 
 from tokenformer_jax.parallel import sharding
 
@@ -26,6 +27,19 @@ jax.config.update('jax_numpy_rank_promotion', 'raise')
 # Tracing makes many objects and hardly any cycles. By Python's default the search for cycles takes
 # a fifth of the time of the tests.
 gc.set_threshold(100_000, 20, 100)
+
+
+class _ByFile(LoadFileScheduling):
+  """Give a worker whole files, and one worker both files that run commands in one server."""
+
+  def _split_scope(self, nodeid):
+    return super()._split_scope(
+      nodeid.replace('mistakes/test_help.py', 'mistakes/test_mistakes.py')
+    )
+
+
+def pytest_xdist_make_scheduler(config, log):
+  return _ByFile(config, log) if config.getvalue('dist') == 'loadfile' else None
 
 
 def pytest_collection_modifyitems(items):

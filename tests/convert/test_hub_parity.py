@@ -18,8 +18,6 @@ from tokenformer_jax.model.compute import DEFAULT
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs import checkpoint
 
-transformers = pytest.importorskip('transformers')
-torch = pytest.importorskip('torch')
 pytestmark = pytest.mark.slow
 
 _VOCAB = {'vocab_size': 96, 'bos_token_id': 0, 'eos_token_id': None, 'pad_token_id': 0}
@@ -118,7 +116,18 @@ MODELS = {
 }
 
 
-def _for_this_version(keys):
+# Imported by the tests that run: collecting them takes seconds less so.
+@pytest.fixture(scope='module')
+def torch():
+  return pytest.importorskip('torch')
+
+
+@pytest.fixture(scope='module')
+def transformers():
+  return pytest.importorskip('transformers')
+
+
+def _for_this_version(keys, transformers):
   """Returns the keys with the rotation as before transformers 5, if that is installed."""
   if int(transformers.__version__.partition('.')[0]) >= 5 or 'rope_parameters' not in keys:
     return keys
@@ -137,11 +146,11 @@ _LIKE = ('qwen2', 'qwen3_moe', 'gpt2, other options', 'gpt_neox, other options')
     pytest.param(name, marks=[pytest.mark.full_size] * (name in _LIKE), id=name) for name in MODELS
   ],
 )
-def both(request, tmp_path_factory):
+def both(request, tmp_path_factory, torch, transformers):
   """A model of transformers, its folder, and our model and parameters."""
   name, keys, changes = MODELS[request.param]
   torch.manual_seed(0)
-  config = getattr(transformers, name)(**_for_this_version(keys | changes))
+  config = getattr(transformers, name)(**_for_this_version(keys | changes, transformers))
   theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
   with torch.no_grad():
     for parameter in theirs.parameters():  # Biases and scales other than at the start.
@@ -153,7 +162,7 @@ def both(request, tmp_path_factory):
   return theirs, directory, folder, params
 
 
-def test_logits(both):
+def test_logits(both, torch):
   theirs, _, folder, params = both
   ids = np.random.default_rng(0).integers(0, 96, (2, 24))
   with torch.no_grad():
@@ -165,7 +174,7 @@ def test_logits(both):
   assert not folder.unread, 'the folder has keys that are not known'
 
 
-def test_texts_of_a_batch_with_left_padding(both):
+def test_texts_of_a_batch_with_left_padding(both, torch):
   theirs, _, folder, params = both
   rng = np.random.default_rng(1)
   prompts = [rng.integers(1, 96, length).tolist() for length in (3, 11, 7)]
@@ -182,7 +191,7 @@ def test_texts_of_a_batch_with_left_padding(both):
     assert ours.tolist() == row, 'the cache or the padding changes the text'
 
 
-def test_back_bit_for_bit(both, tmp_path):
+def test_back_bit_for_bit(both, tmp_path, torch, transformers):
   theirs, directory, folder, params = both
   family = families.match(folder.model)
   assert family is not None, 'the model is of no family'
@@ -209,7 +218,9 @@ _TEMPLATE = """{{ bos_token }}{%- for m in messages %}{{- '[' + m.content + ']' 
 {%- if add_generation_prompt %}{{- '[' }}{%- endif %}"""
 
 
-def test_texts_and_chats_have_the_same_tokens_here_there_and_after_the_way_back(tmp_path):
+def test_texts_and_chats_have_the_same_tokens_here_there_and_after_the_way_back(
+  tmp_path, transformers
+):
   source = hub_folders.write(tmp_path / 'source')
   tokenizer = hf.Tokenizer.from_file(str(source / 'tokenizer.json'))
   first, end = map(tokenizer.id_to_token, (5, 0))

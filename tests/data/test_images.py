@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
-from sklearn import datasets
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import images
@@ -34,6 +33,8 @@ def test_the_digits_are_split_and_every_class_is_held_out():
 
 
 def test_the_digits_are_scikit_learns():
+  from sklearn import datasets  # noqa: PLC0415 (a second for all who collect this file)
+
   split, theirs = _open('digits').train, datasets.load_digits()
   pixels = np.round(theirs.images * 255 / 16).astype(np.uint8)
   labels = {image.tobytes(): label for image, label in zip(pixels, theirs.target, strict=True)}

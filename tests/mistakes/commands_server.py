@@ -24,7 +24,17 @@ ROOT = Path(__file__).parent.parent.parent
 _LIMIT = 200  # seconds for a command
 # What `python -m` runs: imported before, it would be there twice.
 _ENTRIES = ('tokenformer_jax.decoding.harness',)
-_ALSO = ('lm_eval', 'lm_eval.evaluator', 'lm_eval.tasks', 'matplotlib.figure', 'tensorboardX')
+_ALSO = ('lm_eval', 'lm_eval.evaluator', 'lm_eval.tasks', 'matplotlib.figure')
+# Trackers import much, PyTorch included where it is installed, and mistakes end before they begin.
+_WITHOUT = (
+  '__main__',
+  'modeling_tokenformer',
+  'modeling_tokenformer_layers',
+  'trackers.mlflow',
+  'trackers.tensorboard',
+)
+# In large pages, the memory of the process takes a fork half the time.
+_LARGE_PAGES = {'PYTHONMALLOC': 'malloc', 'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +57,7 @@ class Server:
       'PYTHONPATH': os.pathsep.join([str(ROOT), str(ROOT / 'tests' / 'support')]),
       'PYTHONDONTWRITEBYTECODE': '1',
       'HF_HUB_OFFLINE': '1',
+      **_LARGE_PAGES,
     }
     self._process = subprocess.Popen(
       [sys.executable, __file__],
@@ -81,8 +92,7 @@ def serve() -> None:
 
   prefix = 'tokenformer_jax.'
   names = [name for _, name, _ in pkgutil.walk_packages(tokenformer_jax.__path__, prefix)]
-  no_modules = ('__main__', 'modeling_tokenformer', 'modeling_tokenformer_layers', '.mlflow')
-  names = [name for name in names if not (name in _ENTRIES or name.endswith(no_modules))]
+  names = [name for name in names if not (name in _ENTRIES or name.endswith(_WITHOUT))]
   for name in [*names, *_ALSO]:
     importlib.import_module(name)
   gc.collect()

@@ -40,12 +40,18 @@ def _copy(rows, product, matrices):
 
 def _numbered(experts, config, training=True, gates=None, count=4):
   """Run experts on ones: each choice that is kept adds the expert's number + 1, times its gate."""
-  experts = jnp.asarray(experts, jnp.int32)
-  gates = jnp.ones(experts.shape) if gates is None else jnp.asarray(gates)
-  matrices = [(1.0 + jnp.arange(count))[:, None, None]]
-  x = jnp.ones((*experts.shape[:2], 1))
+  experts = np.asarray(experts, np.int32)
+  gates = np.ones(experts.shape) if gates is None else np.asarray(gates)
+  matrices = [np.arange(1, count + 1, dtype=np.float32)[:, None, None]]
+  x = np.ones((*experts.shape[:2], 1), np.float32)
   axes = [('experts', 'expert_width', 'expert_hidden')]
-  return dispatch.run(_copy, x, Choice(experts, gates), matrices, axes, config, training=training)
+
+  @jax.jit
+  def run(x, experts, gates, matrices):
+    choice = Choice(experts, gates)
+    return dispatch.run(_copy, x, choice, matrices, axes, config, training=training)
+
+  return run(x, experts, np.float32(gates), matrices)
 
 
 def test_the_places_of_an_expert():
@@ -139,9 +145,9 @@ def test_sorted_rows_meet_the_matrix_of_their_expert(platform, rows, monkeypatch
     order = grouped.sort(experts, 6)
     return order.back(order.product(order.rows(x), matrices))
 
-  got = f(jnp.asarray(experts, jnp.int32), x)
-  whole = jnp.concatenate([matrices, jnp.zeros((1, 8, 5))])
-  np.testing.assert_allclose(got, jnp.einsum('MI,MIO->MO', x, whole[experts]), atol=1e-5)
+  got = f(np.int32(experts), x)
+  whole = np.concatenate([matrices, np.zeros((1, 8, 5), np.float32)])
+  np.testing.assert_allclose(got, np.einsum('MI,MIO->MO', x, whole[experts]), atol=1e-5)
 
 
 def test_gradients_of_matrices_in_bfloat16_are_summed_in_float32():

@@ -88,6 +88,26 @@ def test_pattention_is_weights_times_values():
   )
 
 
+def _of_so_many_tokens(tokens: int, heads: tuple[int, int] | None) -> list[np.ndarray]:
+  x, keys, values = _normal(0, (8, 4, 16), (tokens, 16), (tokens, 8))
+  if heads:
+    x = np.pad(x.reshape(8, 4, 4, 4), [(0, 0)] * 3 + [(0, heads[1] - 4)])
+  return [x, keys, values]
+
+
+@functools.cache
+def _written(tokens: int, heads: tuple[int, int] | None) -> tuple[jax.Array, ...]:
+  """The output and the gradients of the formula, for all meshes."""
+
+  def written(x, keys, values):
+    scores = x[..., :4].reshape(8, 4, 16) @ keys.T if heads else x @ keys.T
+    scores = scores / jnp.linalg.norm(scores, axis=-1, keepdims=True) * math.sqrt(12)
+    return jax.nn.gelu(scores, approximate=False) @ values
+
+  arrays = _of_so_many_tokens(tokens, heads)
+  return jax.jit(functools.partial(with_gradients, written))(*arrays)
+
+
 @pytest.mark.parametrize(
   'mesh',
   [
@@ -101,16 +121,8 @@ def test_pattention_is_weights_times_values():
 @pytest.mark.parametrize('heads', [None, (4, 4), (4, 6)])  # and as heads that zeros fill
 @pytest.mark.parametrize('tokens', [16, 128, 1024])
 def test_gradients_are_those_of_the_formula_however_many_tokens(tokens, heads, mesh):
-  x, keys, values = _normal(0, (8, 4, 16), (tokens, 16), (tokens, 8))
-  if heads:
-    x = np.pad(x.reshape(8, 4, 4, 4), [(0, 0)] * 3 + [(0, heads[1] - 4)])
-
-  def written(x, keys, values):
-    scores = x[..., :4].reshape(8, 4, 16) @ keys.T if heads else x @ keys.T
-    scores = scores / jnp.linalg.norm(scores, axis=-1, keepdims=True) * math.sqrt(12)
-    return jax.nn.gelu(scores, approximate=False) @ values
-
-  want = with_gradients(written, x, keys, values)
+  x, keys, values = _of_so_many_tokens(tokens, heads)
+  want = _written(tokens, heads)
   with jax.set_mesh(sharding.make_mesh(MeshConfig(**mesh))) if mesh else contextlib.nullcontext():
     apply = functools.partial(pattention, groups=(TokenGroup(12, 12),), gelu='exact')
     got = jax.jit(functools.partial(with_gradients, apply))(x, keys, values)

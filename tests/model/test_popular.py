@@ -78,8 +78,8 @@ def test_few_key_heads_are_equal_ones_for_their_queries(qkv, window):
     def by_name(path, array):
       if path[-1].key == 'keys':
         return array
-      heads = array.reshape(*array.shape[:-1], KEY_HEADS, WIDTH)
-      return jnp.repeat(heads, HEADS // KEY_HEADS, axis=-2).reshape(*array.shape[:-1], -1)
+      heads = np.reshape(array, (*array.shape[:-1], KEY_HEADS, WIDTH))
+      return np.repeat(heads, HEADS // KEY_HEADS, axis=-2).reshape(*array.shape[:-1], -1)
 
     return jax.tree_util.tree_map_with_path(by_name, part)
 
@@ -108,20 +108,29 @@ def test_a_cache_holds_the_heads_of_keys(window):
     read.append(out)
     start += size
   tokens = np.arange(LENGTH) >= PADDING[:, None]
-  np.testing.assert_allclose(jnp.concatenate(read, 1)[tokens], want[tokens], atol=2e-5)
+  np.testing.assert_allclose(np.concatenate(read, 1)[tokens], np.asarray(want)[tokens], atol=2e-5)
 
 
 def test_queries_and_keys_of_a_norm_have_its_scale():
   model = _model(qk_norm='rms', kv_heads=0)
   params = _drawn(_attention(model))
-  flat = {**params, 'query_norm': {'scale': jnp.zeros(WIDTH)}}
-  got = _attention(model).bind(flat)(X_BxTxD)[0]
-  value = _attention(model).bind(flat).value(X_BxTxD, (HEADS, WIDTH))
-  mean = jnp.cumsum(value, axis=1) / (1 + np.arange(LENGTH))[None, :, None, None]
-  want = _attention(model).bind(flat).proj(mean)
-  np.testing.assert_allclose(got, want, atol=1e-5, err_msg='the scale does not multiply queries')
+  flat = {**params, 'query_norm': {'scale': np.zeros(WIDTH, np.float32)}}
+
+  @jax.jit
+  def run(params):
+    return _attention(model).bind(params)(X_BxTxD)[0]
+
+  @jax.jit
+  def means(params):
+    value = _attention(model).bind(params).value(X_BxTxD, (HEADS, WIDTH))
+    mean = jnp.cumsum(value, axis=1) / (1 + np.arange(LENGTH))[None, :, None, None]
+    return _attention(model).bind(params).proj(mean)
+
+  np.testing.assert_allclose(
+    run(flat), means(flat), atol=1e-5, err_msg='the scale does not multiply queries'
+  )
   big = {**params, 'key': jax.tree.map(lambda p: 100 * p, params['key'])}
-  one, other = (_attention(model).bind(p)(X_BxTxD)[0] for p in (params, big))
+  one, other = run(params), run(big)
   np.testing.assert_allclose(one, other, atol=1e-4, err_msg='keys are not normalized')
 
 
@@ -161,16 +170,15 @@ def test_flops_of_few_key_heads():
 
 
 def test_splash_takes_few_key_heads():
-  keys = jax.random.split(jax.random.key(0), 3)
-  query, key, value = (
-    jax.random.normal(key, (1, 128, heads, 32)) for key, heads in zip(keys, (4, 2, 2), strict=True)
-  )
-  got, gradients = jax.value_and_grad(
-    lambda *x: jnp.sum(jnp.sin(splash.attention(*x, causal=True, interpret=True))), (0, 1, 2)
-  )(query, key, value)
-  want, wanted = jax.value_and_grad(lambda *x: jnp.sum(jnp.sin(causal_attention(*x))), (0, 1, 2))(
-    query, key, value
-  )
+  rng = np.random.default_rng(0)
+  arrays = [np.float32(rng.normal(size=(1, 128, heads, 32))) for heads in (4, 2, 2)]
+
+  def sums(attention):
+    both = jax.value_and_grad(lambda *x: jnp.sum(jnp.sin(attention(*x))), (0, 1, 2))
+    return jax.jit(both)(*arrays)
+
+  got, gradients = sums(functools.partial(splash.attention, causal=True, interpret=True))
+  want, wanted = sums(causal_attention)
   np.testing.assert_allclose(got, want, rtol=1e-5)
   for one, other in zip(gradients, wanted, strict=True):
     np.testing.assert_allclose(one, other, atol=1e-5)
@@ -201,11 +209,11 @@ def test_a_scale_of_a_norm_may_be_an_offset():
   offset, plain = (define(lambda rngs, f=form: make_norm(f, model, rngs=rngs)) for form in FORMS)
   new = offset.init(0)
   assert not np.any(new['scale']), 'the norm does not start with a factor of 1'
-  np.testing.assert_allclose(
-    offset.bind({'scale': jnp.full(32, 0.5)})(X_BxTxD),
-    plain.bind({'scale': jnp.full(32, 1.5)})(X_BxTxD),
-    rtol=1e-6,
+  got, want = (
+    jax.jit(lambda scale, norm=norm: norm.bind({'scale': scale})(X_BxTxD))(np.full(32, scale))
+    for norm, scale in ((offset, np.float32(0.5)), (plain, np.float32(1.5)))
   )
+  np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 def test_embeddings_are_scaled_by_the_root_of_the_width():
@@ -221,9 +229,11 @@ def test_the_shared_part_of_experts_has_a_gate():
   gated = dataclasses.replace(plain, shared_gate=True)
   params = mixtures.large(mixtures.layer(gated))
   x = X_BxTxD[..., :16]
-  layer = mixtures.layer(gated).bind(params)
-  shared = layer.shared(x)
   without = {name: part for name, part in params.items() if name != 'shared_gate'}
-  want = mixtures.layer(plain).bind(without)(x)[0] - shared
-  want += shared / (1 + np.exp(-x @ np.asarray(params['shared_gate'])))[..., None]
-  np.testing.assert_allclose(layer(x)[0], want, rtol=2e-5, atol=1e-5)
+  shared = np.asarray(jax.jit(lambda p: mixtures.layer(gated).bind(p).shared(x))(params))
+  got, want = (
+    np.asarray(jax.jit(lambda p, kind=kind: mixtures.layer(kind).bind(p)(x)[0])(of))
+    for kind, of in ((gated, params), (plain, without))
+  )
+  want = want - shared + shared / (1 + np.exp(-x @ np.asarray(params['shared_gate'])))[..., None]
+  np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)

@@ -75,13 +75,9 @@ def test_a_clip_that_no_pair_reaches_changes_nothing(window):
 PARTS = {'one by one': [9, *[1] * 15], 'several at a time': [4, 1, 7, 2, 10]}
 
 
-@pytest.mark.parametrize('padded', [False, True], ids=['whole rows', 'left-padded'])
-@pytest.mark.parametrize('scores', ['softmax', 'squared_relu'])
-@pytest.mark.parametrize(
-  ('clip', 'window'), [pytest.param(0, 0, marks=pytest.mark.full_size), (5, 0), (3, 8)]
-)
-@pytest.mark.parametrize('parts', PARTS.values(), ids=PARTS)
-def test_attention_from_a_cache_is_that_of_the_whole_text(parts, clip, window, scores, padded):
+@functools.cache
+def _read_and_whole(clip: int, window: int, scores: str, padded: bool):
+  """A function that reads slots into a cache, and the output for whole texts."""
   attention = _attention(clip, window, scores=scores)
   padding_B = PADDING if padded else None
 
@@ -90,13 +86,26 @@ def test_attention_from_a_cache_is_that_of_the_whole_text(parts, clip, window, s
     context = Context(0 if first else start, padding_B)
     return attention.with_cache(*arrays, context, cache)[:2]
 
+  whole = jax.jit(lambda *x: attention(*x, Context(0, padding_B)))(*_arrays())
+  return read, whole
+
+
+@pytest.mark.parametrize('padded', [False, True], ids=['whole rows', 'left-padded'])
+@pytest.mark.parametrize('scores', ['softmax', 'squared_relu'])
+@pytest.mark.parametrize(
+  ('clip', 'window'), [pytest.param(0, 0, marks=pytest.mark.full_size), (5, 0), (3, 8)]
+)
+@pytest.mark.parametrize('parts', PARTS.values(), ids=PARTS)
+def test_attention_from_a_cache_is_that_of_the_whole_text(parts, clip, window, scores, padded):
+  attention = _attention(clip, window, scores=scores)
+  read, want = _read_and_whole(clip, window, scores, padded)
   cache, outputs = attention.init_cache(3, 2, LENGTH, (WIDTH, WIDE), jnp.float32), []
+  arrays = [np.asarray(x) for x in _arrays()]
   for start, size in zip(np.cumsum([0, *parts]), parts, strict=False):
-    now = [x[:, start : start + size] for x in _arrays()]
+    now = [x[:, start : start + size] for x in arrays]
     out, cache = read(cache, now, start, first=bool(start == 0))
     outputs.append(out)
   is_token = np.arange(LENGTH)[None] >= (PADDING[:, None] if padded else np.zeros((3, 1)))
-  want = jax.jit(lambda *x: attention(*x, Context(0, padding_B)))(*_arrays())
   np.testing.assert_allclose(
     np.concatenate(outputs, axis=1)[is_token],
     np.asarray(want)[is_token],
