@@ -1,6 +1,6 @@
 """Tokens are drawn from the distribution that was asked for, row by row."""
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from tokenformer_jax.decoding.sampling import GREEDY, Draws, Sampling, draw, needs
 from tokenformer_jax.errors import UserError
 
+_compiled = jax.jit(draw, static_argnames='need')
+
 
 def _draw(logits_BxV: np.ndarray, sampling: Sampling) -> np.ndarray:
   rows = len(logits_BxV)
   draws = Draws.from_samplings([sampling] * rows)
-  return np.asarray(draw(jnp.asarray(logits_BxV), draws, jnp.arange(rows), need=needs([sampling])))
+  return np.asarray(_compiled(logits_BxV, draws, np.arange(rows), need=needs([sampling])))
 
 
 def _drawn(logits: np.ndarray, sampling: Sampling) -> set[int]:
@@ -80,10 +82,10 @@ def test_top_p_counts_among_the_k_likeliest(logits, k, p):
 def test_every_row_is_drawn_in_its_own_way():
   ways = [GREEDY, Sampling(1.0, top_p=1.0, seed=1), Sampling(2.0, 3, 0.9, 2), Sampling(0.5, 2, 1.0)]
   rows = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32)
-  together = draw(jnp.asarray(rows), Draws.from_samplings(ways), jnp.arange(4) + 7)
+  together = np.asarray(_compiled(rows, Draws.from_samplings(ways), np.arange(4) + 7))
   for i, way in enumerate(ways):
-    settings, position = Draws.from_samplings([way]), jnp.array([7 + i])
-    alone = draw(jnp.asarray(rows[i : i + 1]), settings, position, need=needs([way]))
+    settings, position = Draws.from_samplings([way]), np.array([7 + i])
+    alone = _compiled(rows[i : i + 1], settings, position, need=needs([way]))
     assert together[i] == alone[0], f'{way} is drawn otherwise beside other rows'
 
 

@@ -1,6 +1,7 @@
 """Parameter tokens beside matrices: growth of a Transformer, and what can be done with it."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -65,20 +66,28 @@ def grown(model: ModelConfig, params, counts, **changes):
   return larger, state.grow(zeros, model, larger, config)['params']
 
 
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize('ffn', FEED_FORWARDS)
-def test_growth_changes_no_logit(ffn, dtype):
+@functools.cache
+def grown_twice(ffn: str):
+  """A Transformer and its parameters, and those with one group and, without experts, with two."""
   model = transformer(ffn)
   params = models.define(model).init(jax.random.key(0))
   name = 'ffn.expert' if ffn == 'experts' else 'ffn'
   larger, new = grown(model, params, {'qkv': 16, 'proj': 8, name: 24})
   assert config_lib.token_counts(larger) == {'qkv': 16, 'proj': 8, name: 24}
-  before = logits(model, params, dtype)
-  assert_same(logits(larger, new, dtype), before, 'the first group changes a logit')
-  if name == 'ffn':
-    larger, new = grown(larger, new, {'qkv': 24, 'ffn': 40}, new_score='linear', seed=1)
-    assert pattentions(larger)['qkv'].groups == '16:16 8:8:linear'
-    assert_same(logits(larger, new, dtype), before, 'a second group changes a logit')
+  if ffn == 'experts':
+    return (model, params), (larger, new)
+  second = grown(larger, new, {'qkv': 24, 'ffn': 40}, new_score='linear', seed=1)
+  assert pattentions(second[0])['qkv'].groups == '16:16 8:8:linear'
+  return (model, params), (larger, new), second
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize('ffn', FEED_FORWARDS)
+def test_growth_changes_no_logit(ffn, dtype):
+  was, *after = grown_twice(ffn)
+  before = logits(*was, dtype)
+  for number, larger in enumerate(after, start=1):
+    assert_same(logits(*larger, dtype), before, f'group {number} changes a logit')
 
 
 def test_growth_changes_no_logit_on_several_devices():
@@ -94,24 +103,27 @@ def test_growth_changes_no_logit_on_several_devices():
 
 def _with_values(params):
   """The parameters with numbers in the place of zeros."""
-  leaves, tree = jax.tree.flatten(params)
-  keys = jax.random.split(jax.random.key(5), len(leaves))
-  filled = [x + 0.1 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
-  return jax.tree.unflatten(tree, filled)
+  rng = np.random.default_rng(5)
+  return jax.tree.map(lambda x: np.asarray(x) + np.float32(0.1 * rng.normal(size=x.shape)), params)
 
 
 def test_each_group_has_its_own_score():
   rng = np.random.default_rng(0)
-  x, keys, values = (jnp.float32(rng.normal(size=s)) for s in ((2, 3, 8), (12, 8), (12, 8)))
+  arrays = [np.float32(rng.normal(size=s)) for s in ((2, 3, 8), (12, 8), (12, 8))]
   groups = [TokenGroup(4, 4), TokenGroup(5, 5, 'gelu'), TokenGroup(3, 3, 'linear')]
-  found = pattention(x, keys, values, groups=groups, score='softmax')
-  want = pattention(x, keys[:4], values[:4], groups=groups[:1], score='softmax')
-  want += jax.nn.gelu(x @ keys[4:9].T, approximate=False) @ values[4:9]
-  want += x @ keys[9:].T @ values[9:]  # LoRA of rank 3
-  np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
+
+  def written(x, keys, values):
+    first = pattention(x, keys[:4], values[:4], groups=groups[:1], score='softmax')
+    second = jax.nn.gelu(x @ keys[4:9].T, approximate=False) @ values[4:9]
+    return first + second + x @ keys[9:].T @ values[9:]  # LoRA of rank 3
+
+  def found():
+    return jax.jit(lambda *x: pattention(*x, groups=groups, score='softmax'))(*arrays)
+
+  want = jax.jit(written)(*arrays)
+  np.testing.assert_allclose(found(), want, rtol=1e-5, atol=1e-5)
   with jax.set_mesh(sharding.make_mesh(MeshConfig(tokens=2), jax.devices()[:2])):
-    split = pattention(x, keys, values, groups=groups, score='softmax')
-  np.testing.assert_allclose(split, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found(), want, rtol=1e-5, atol=1e-5)
 
 
 def test_an_mlp_is_a_group_of_gelu_tokens():

@@ -52,8 +52,8 @@ def _read(window: int, padded: bool):
 PARTS = {
   'prompt, then one by one': [9, *[1] * 15],
   'a prompt of one': [*[1] * LENGTH],
-  'several at a time': [4, 1, 7, 2, 10],
-  'a long prompt': [20, 3, 1],
+  'several at a time': [9, 7, 1, 7],
+  'a long prompt': [17, 7],
 }
 
 

@@ -101,7 +101,8 @@ def test_each_loss_of_a_switch_layer_is_that_of_the_reference(name, balance, z_l
     count=4, router=RouterConfig(z_loss=z_loss), balance=LossBalanceConfig(balance)
   )
   definition = define(lambda rngs: Router(config, ModelConfig(width=16), rngs=rngs))
-  _, aux = definition.bind(SWITCH_PARAMS['router'])(jnp.asarray(SWITCH['layer/x']))
+  run = jax.jit(lambda x: definition.bind(SWITCH_PARAMS['router'])(x)[1])
+  aux = run(SWITCH['layer/x'])
   for factor in FACTORS:
     np.testing.assert_allclose(aux.loss, SWITCH[f'layer/factor_{factor}/{name}'], atol=1e-5)
 
@@ -110,11 +111,17 @@ def test_each_loss_of_a_switch_layer_is_that_of_the_reference(name, balance, z_l
 def test_a_switch_layer_after_its_norm_is_that_of_the_reference(factor):
   model = ModelConfig(width=16, norm_epsilon=1e-6)
   norm = define(lambda rngs: make_norm('rms', model, rngs=rngs))
-  x = jnp.asarray(SWITCH['layer/x'])
-  normed = norm.bind({'scale': SWITCH['weights/layer_norm/scale']})(x)
-  run = jax.jit(lambda x: layer(_switch(factor)).bind(SWITCH_PARAMS)(x, Context(training=True))[0])
+
+  @jax.jit
+  def run(x):
+    normed = norm.bind({'scale': SWITCH['weights/layer_norm/scale']})(x)
+    return x + layer(_switch(factor)).bind(SWITCH_PARAMS)(normed, Context(training=True))[0]
+
   np.testing.assert_allclose(
-    x + run(normed), SWITCH[f'sublayer/factor_{factor}/y'], atol=5e-6, err_msg='not the sub-layer'
+    run(SWITCH['layer/x']),
+    SWITCH[f'sublayer/factor_{factor}/y'],
+    atol=5e-6,
+    err_msg='not the sub-layer',
   )
 
 
@@ -215,7 +222,7 @@ def _alone(part, params, x):
   """Return what a feed-forward part without a router makes of x."""
   model = tiny_model(width=x.shape[-1])
   definition = define(lambda rngs: feed_forward(part, model, compute=DEFAULT, rngs=rngs))
-  return definition.bind(params)(x)
+  return np.asarray(jax.jit(lambda params, x: definition.bind(params)(x))(params, x))
 
 
 def test_one_expert_is_the_dense_mlp():
