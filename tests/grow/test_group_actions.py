@@ -228,7 +228,8 @@ def test_two_specialists_add_up(place):
   def output(model, params, layer):
     arrays = paths(params)
     keys, values = (arrays[f'blocks/{place}/{part}'][layer] for part in ('keys', 'values'))
-    return np.asarray(pattention(x, keys, values, groups=token_groups(pattentions(model)[name])))
+    groups = token_groups(pattentions(model)[name])
+    return np.asarray(jax.jit(functools.partial(pattention, groups=groups))(x, keys, values))
 
   for layer in range(2):
     base = output(BASE, _base()['params'], layer)

@@ -1,5 +1,7 @@
 """The parts of blocks by themselves; blocks and models are tested in test_lm.py and test_vit.py."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,14 +53,19 @@ def test_heads_are_the_parts_of_the_width_and_zeros_that_fill_them_change_nothin
   if kind == 'dense':
     first.bias[...] = jnp.arange(model.width, dtype=jnp.float32)
   heads, head_width = mixer.heads, model.width // mixer.heads
-  x_BxTxD = jax.random.normal(jax.random.key(0), (2, 3, model.width))
-  flat = first(x_BxTxD)
+  x_BxTxD = np.float32(np.random.default_rng(0).normal(size=(2, 3, model.width)))
+
+  @functools.partial(jax.jit, static_argnums=1)
+  def through(x, of_heads):
+    return first(x, of_heads), second(first(x, of_heads))
+
+  flat, after = map(np.asarray, through(x_BxTxD, None))
   want = flat.reshape(2, 3, heads, head_width)
   for filled in (head_width, head_width + 3):
-    got = first(x_BxTxD, (heads, filled))
+    got, after_heads = map(np.asarray, through(x_BxTxD, (heads, filled)))
     np.testing.assert_allclose(got[..., :head_width], want, atol=1e-5)
     assert not got[..., head_width:].any(), 'what fills a head is not zero'
-    np.testing.assert_allclose(second(got), second(flat), atol=1e-5)
+    np.testing.assert_allclose(after_heads, after, atol=1e-5)
 
 
 def test_the_gradient_of_what_is_repeated_is_summed_in_float32():
