@@ -190,6 +190,7 @@ class Plan:
   optimizer: str = 'adamw'
   lengths: tuple[int, ...] = ()  # in the place of those of the scale
   rates: tuple[float, ...] = TRUNK_RATES  # of both sizes from scratch
+  points: tuple[float, ...] = ()  # of growth, in the place of those of a recipe
 
   @property
   def scale(self) -> Scale:
@@ -246,7 +247,7 @@ class Plan:
     self, name: str, recipe: Recipe, lengths: tuple[int, ...], points: tuple[float, ...] = ()
   ) -> Iterator[Run]:
     """Yield the grown runs of an arm, each after the trunk that it needs."""
-    points = points or recipe.points
+    points = points or self.points or recipe.points
     for seed in self.seeds:
       growths = len(recipe.between) + 1
       pairs = [(point / growths, length) for length in lengths for point in points]
@@ -400,6 +401,7 @@ def main() -> None:
   parser.add_argument('--seeds', default='0,1,2')
   parser.add_argument('--lengths', default='', help="from scratch, in the place of the scale's")
   parser.add_argument('--rates', default='', help='from scratch, in the place of all')
+  parser.add_argument('--points', default='', help="of growth, in the place of a recipe's")
   parser.add_argument('--arms', default='', help='names of recipes, separated by ;')
   parser.add_argument('--slots', type=float, default=1.0, help='a factor on the most members')
   parser.add_argument('--unroll', type=int, default=1, help='steps of the loop made as one')
@@ -418,8 +420,9 @@ def main() -> None:
   plan = {}
   if args.lengths:
     plan['lengths'] = tuple(map(int, args.lengths.split(',')))
-  if args.rates:
-    plan['rates'] = tuple(map(float, args.rates.split(',')))
+  for name in ('rates', 'points'):
+    if values := getattr(args, name):
+      plan[name] = tuple(map(float, values.split(',')))
   runs = runs_of(args.parts.split(','), args.scales.split(','), seeds, arms, **plan)
   steps = Counter()
   for run in runs:
