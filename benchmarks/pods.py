@@ -30,7 +30,7 @@ TOPOLOGIES = {  # by the name under which the slice is sold
 }
 HEAD = (
   'model', 'chips', 'topology', 'mesh', 'way', 'HBM peak, GiB', 'ms a step', 'MFU', 'tokens/s',
-  'collectives, GB in', 'ms by the schedule',
+  'ms in its order', 'collectives, GB in', 'ms by the schedule',
 )  # fmt: skip
 
 PARTS_HEAD = ('cell', 'part', 'ms', 'of the step', 'matrix', 'vector', 'HBM')
@@ -51,7 +51,7 @@ def row(model: str, sold: str, found: Figures) -> Row:
   """Return a row of the table."""
   name = TOPOLOGIES[sold]
   if 'error' in found:
-    return (model, sold, name, '', '', found['error'], *[''] * 5)
+    return (model, sold, name, '', '', found['error'], *[''] * 6)
   memory = found['memory']
   (fast, slow), (high, low) = found['step_seconds'], found['mfu']
   most, least = found['tokens_per_second']
@@ -68,6 +68,7 @@ def row(model: str, sold: str, found: Figures) -> Row:
     f'{fast * 1e3:,.0f} … {slow * 1e3:,.0f}',
     f'{low:.1%} … {high:.1%}',
     f'{least:,.0f} … {most:,.0f}',
+    f'{found["ordered_seconds"] * 1e3:,.0f}',
     f'{gigabytes:.2f}',
     f'{scheduled * 1e3:,.0f}' if scheduled else '',
   )
