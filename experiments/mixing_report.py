@@ -328,6 +328,36 @@ def against_default(runs: Runs) -> None:
   trials.table(rows)
 
 
+def against_small(runs: Runs) -> None:
+  """Print how far each arm is ahead of the small model with as many FLOPs, where that is known.
+
+  The small model lies between the lengths of its frontier from scratch, or at most half as far
+  again behind the last one.
+  """
+  length = mixing.SCALES[runs.scale].main
+  rows = [['bits a byte less than the small model with as many FLOPs', 'at', '']]
+  for arm in mixing.RECIPES:
+    for point in runs.points(arm, length):
+      losses = runs.best(arm, length, point)[1]
+      seeds = sorted(losses.keys() & runs.scratch(mixing.SMALL, length)[1].keys())
+      if not seeds:
+        continue
+      known, _ = runs.frontier(seeds, mixing.SMALL)
+      per_token = runs.flops(mixing.SMALL) / runs.flops(mixing.LARGE)
+      equal = runs.cost(arm, length, point) / per_token
+      if len(known) < 2 or equal > 1.5 * known[-1]:
+        continue
+      at = int(np.clip(np.searchsorted(known, equal), 1, len(known) - 1))
+      part = np.log(equal / known[at - 1]) / np.log(known[at] / known[at - 1])
+      of_small = [runs.frontier([seed], mixing.SMALL)[1] for seed in seeds]
+      ahead = [
+        curve[at - 1] + part * (curve[at] - curve[at - 1]) - losses[seed]
+        for seed, curve in zip(seeds, of_small, strict=True)
+      ]
+      rows.append([arm, f'{point:g}', trials.spread(ahead)])
+  trials.table(rows)
+
+
 def default_table(all_runs: Sequence[Runs], arm: str = 'default', *, tuned: bool) -> None:
   """Print an arm at all lengths and points."""
   rows = [[arm, 'tokens a parameter', 'grown at', 'rate', 'bits a byte', 'η', 'saves']]
@@ -427,6 +457,7 @@ def main() -> None:
   frontier_table(all_runs)
   for runs in all_runs:
     against_default(runs)
+    against_small(runs)
   for tuned in (False, True) if any(runs.untuned for runs in all_runs) else (False,):
     for runs in all_runs:
       recipe_table(runs, tuned=tuned)
