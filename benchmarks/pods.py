@@ -4,9 +4,9 @@ r"""Plan the paper's models on TPU pods, for the table in docs/pods.md.
   python benchmarks/pods.py --only=1_5b --on=v5p  plan some of them
   python benchmarks/pods.py --report              print the tables of the kept cells
 
-The TPU's own compiler compiles every step, which takes from 6 minutes to half an hour of a core for
-each, and up to 16 GB; with --quick it takes a minute. The command needs `pip install -e ".[tpu]"`,
-but no TPU. The second table has the parts of each step. Every chip has the same number of tokens on
+The TPU's own compiler compiles every step, which takes from 6 to 40 minutes of a core for each, and
+up to 16 GB; with --quick it takes a minute. The command needs `pip install -e ".[tpu]"`, but no
+TPU. The second table has the parts of each step. Every chip has the same number of tokens on
 every topology: sequences have the config's length, and the batch is proportional to the chips. Up
 to `--fsdp` devices share one copy of the model; more devices are replicas. Cells are kept in
 `--out` by their flags, so an interrupted run can continue. After a change of the code, use another
