@@ -190,6 +190,7 @@ class Plan:
   optimizer: str = 'adamw'
   lengths: tuple[int, ...] = ()  # in the place of those of the scale
   rates: tuple[float, ...] = TRUNK_RATES  # of both sizes from scratch
+  grown_rates: tuple[float, ...] = RATES
   points: tuple[float, ...] = ()  # of growth, in the place of those of a recipe
 
   @property
@@ -275,7 +276,7 @@ class Plan:
     times = {'': 1, 'b4': 2, 'b16': 0.5}[recipe.batch]
     first, last = round(at * times), round(end * times)
     fall = first if recipe.falls else max(first, round(self.begin(length) * times))
-    for factor in RATES:
+    for factor in self.grown_rates:
       rate = Rate(peak * factor, recipe.warmup, first, fall, last, recipe.new)
       rate = dataclasses.replace(rate, new_warmup=recipe.new_warmup, layers=recipe.layers)
       begins, how, growths = source, recipe.grow, len(recipe.between) + 1
@@ -296,14 +297,14 @@ class Plan:
     """Yield a trunk that grows to each size of a family, and the decays of all but the smallest.
 
     The smallest size decays as it does from scratch. After n growths the rate has the factor
-    x^(n/3), with each x of RATES.
+    x^(n/3), with each x of `grown_rates`.
     """
     scale, begin, end = self.scale, self.begin(length), self.scale.steps(length)
     at = [scale.steps(part * length) for part in GROWN_AT]
     for seed in self.seeds:
       trunk = self.trunk(Trunk(FAMILY[0]), seed, (), [(GROWN_AT[1], length)])
       yield trunk
-      for factor in RATES:
+      for factor in self.grown_rates:
         source = (trunk.name, at[1])
         for n in range(1, len(FAMILY)):
           shape, path = self.shape(FAMILY[n]), f'{self.name} {self.optimizer}/family {FAMILY[n]}'
@@ -402,6 +403,7 @@ def main() -> None:
   parser.add_argument('--lengths', default='', help="from scratch, in the place of the scale's")
   parser.add_argument('--rates', default='', help='from scratch, in the place of all')
   parser.add_argument('--points', default='', help="of growth, in the place of a recipe's")
+  parser.add_argument('--grown_rates', default='', help='of arms, in the place of all')
   parser.add_argument('--arms', default='', help='names of recipes, separated by ;')
   parser.add_argument('--slots', type=float, default=1.0, help='a factor on the most members')
   parser.add_argument('--unroll', type=int, default=1, help='steps of the loop made as one')
@@ -420,7 +422,7 @@ def main() -> None:
   plan = {}
   if args.lengths:
     plan['lengths'] = tuple(map(int, args.lengths.split(',')))
-  for name in ('rates', 'points'):
+  for name in ('rates', 'grown_rates', 'points'):
     if values := getattr(args, name):
       plan[name] = tuple(map(float, values.split(',')))
   runs = runs_of(args.parts.split(','), args.scales.split(','), seeds, arms, **plan)
