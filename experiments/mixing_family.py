@@ -84,7 +84,7 @@ def families(runs: Runs) -> list[Family]:
       row.seed: row.loss for row in rows if (row.arm, row.length, row.rate) == (arm, length, rate)
     }
 
-  for rate in mixing.RATES:
+  for rate in sorted({row.rate for row in rows if row.arm == f'family {larger[0]}'}):
     of_sizes = [losses(smallest, 1.0), *(losses(f'family {shape}', rate) for shape in larger)]
     if all(of_sizes):
       found.append(Family(runs, rate, of_sizes))
