@@ -11,6 +11,7 @@ minutes. `--parts`, in the order in which they are made:
   undecayed the same without decay of weights, at two rates
   default   growth as `grow` does it, by the point of growth
   shorter   the same at the least of the lengths
+  longer    the small model alone for twice the length, which costs about as much as growth
   early     the same at 2.5, 5 and 10 % of the run
   recipes   other rates, moments, decays, keys, values, layers, batches and trunks; a teacher
   muon      the default and both sizes from scratch with Muon
@@ -189,6 +190,7 @@ class Plan:
   seeds: tuple[int, ...]
   optimizer: str = 'adamw'
   lengths: tuple[int, ...] = ()  # in the place of those of the scale
+  main: int = 0  # in the place of that of the scale
   rates: tuple[float, ...] = TRUNK_RATES  # of both sizes from scratch
   grown_rates: tuple[float, ...] = RATES
   points: tuple[float, ...] = ()  # of growth, in the place of those of a recipe
@@ -197,7 +199,8 @@ class Plan:
   def scale(self) -> Scale:
     """The scale."""
     scale = SCALES[self.name]
-    return dataclasses.replace(scale, lengths=self.lengths or scale.lengths)
+    lengths, main = self.lengths or scale.lengths, self.main or scale.main
+    return dataclasses.replace(scale, lengths=lengths, main=main)
 
   def shape(self, shape: str, batch: str = '') -> str:
     """Return the name of a program."""
@@ -354,6 +357,7 @@ PARTS: Mapping[str, Callable[[Plan], Iterator[Run]]] = {
   'undecayed': _undecayed,
   'default': lambda plan: plan.arm('default', RECIPES['default'], (plan.scale.main,)),
   'shorter': lambda plan: plan.arm('default', RECIPES['default'], plan.scale.lengths[:1]),
+  'longer': lambda plan: plan.scratch(SMALL, (2 * plan.scale.main,), plan.rates),
   'early': lambda plan: plan.arm('default', RECIPES['default'], (plan.scale.main,), EARLY),
   'recipes': _recipes,
   'muon': _muon,
@@ -401,6 +405,7 @@ def main() -> None:
   parser.add_argument('--scales', default='tiny')
   parser.add_argument('--seeds', default='0,1,2')
   parser.add_argument('--lengths', default='', help="from scratch, in the place of the scale's")
+  parser.add_argument('--main', type=int, default=0, help="of arms, in the place of the scale's")
   parser.add_argument('--rates', default='', help='from scratch, in the place of all')
   parser.add_argument('--points', default='', help="of growth, in the place of a recipe's")
   parser.add_argument('--grown_rates', default='', help='of arms, in the place of all')
@@ -419,7 +424,7 @@ def main() -> None:
   jax.config.update('jax_default_matmul_precision', args.precision)
   seeds = tuple(map(int, args.seeds.split(',')))
   arms = args.arms.split(';') if args.arms else ()
-  plan = {}
+  plan = {'main': args.main}
   if args.lengths:
     plan['lengths'] = tuple(map(int, args.lengths.split(',')))
   for name in ('rates', 'grown_rates', 'points'):
