@@ -29,7 +29,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -390,6 +390,22 @@ def runs_of(
   return [run for run in found.values() if '/trunk/' not in run.name or run.name in begun]
 
 
+def unfinished(runs: Sequence[Run], done: Collection[str]) -> list[Run]:
+  """Return the runs that have not ended, and others as far as these begin with them."""
+  found, steps = [], {}
+  for run in reversed(runs):  # Each is behind the one that it begins with.
+    keep = steps.get(run.name, set())
+    if run.name in done:
+      if not keep:
+        continue
+      run = dataclasses.replace(run, last=max(keep), keep=tuple(sorted(keep)))
+    if run.begin:
+      source, step = run.begin
+      steps.setdefault(source, set()).add(step)
+    found.append(run)
+  return found[::-1]
+
+
 def pack(path: Path) -> None:
   """Write the text of all runs, and the order of its samples."""
   Text.of(config('tiny 2x1 adamw'), SEEDS, SAMPLES).write(path)
@@ -430,7 +446,12 @@ def main() -> None:
   for name in ('rates', 'grown_rates', 'points'):
     if values := getattr(args, name):
       plan[name] = tuple(map(float, values.split(',')))
-  runs = runs_of(args.parts.split(','), args.scales.split(','), seeds, arms, **plan)
+  lines, done = args.out / 'runs.jsonl', set()
+  if lines.exists():
+    done = {json.loads(line)['name'] for line in lines.read_text().splitlines()}
+  runs = unfinished(
+    runs_of(args.parts.split(','), args.scales.split(','), seeds, arms, **plan), done
+  )
   steps = Counter()
   for run in runs:
     steps[run.shape] += run.last - run.first
@@ -438,10 +459,7 @@ def main() -> None:
     print(f'{len(runs)} runs; members × steps: {dict(steps)}')
     return
   args.out.mkdir(parents=True, exist_ok=True)
-  lines, text = args.out / 'runs.jsonl', Text.read(args.data)
-  done = set()
-  if lines.exists():
-    done = {json.loads(line)['name'] for line in lines.read_text().splitlines()}
+  text = Text.read(args.data)
   programs = {}
   for shape, count in steps.items():
     longest = max(run.last for run in runs if run.shape == shape)
