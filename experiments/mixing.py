@@ -16,6 +16,7 @@ minutes. `--parts`, in the order in which they are made:
   recipes   other rates, moments, decays, keys, values, layers, batches and trunks; a teacher
   muon      the default and both sizes from scratch with Muon
   family    four sizes from scratch, and from one trunk that grows from each to the next
+  tokens    sizes from scratch that differ in parameter tokens alone (family_ways.py)
 
 Every run has 512 tokens a step. The length D is in tokens for each parameter of the large model's
 layers. A trunk trains at a constant rate; runs that end decay to zero over the last fifth of D, or
@@ -49,6 +50,7 @@ POINTS, EARLY = (0.25, 0.5, 0.75), (0.025, 0.05, 0.1)
 LARGE = '4x2'  # the shape of the large model: layers × groups of as many tokens as its width
 SMALL = '2x1'
 FAMILY = ('1x1', '2x1', '2x2', '4x2')  # sizes, each with twice the parameters of the one before
+BY_TOKENS = ('2x1', '2x2', '2x4')
 GROWN_AT = (0.0, 1 / 6, 1 / 3, 1 / 2)  # where the trunk of a family grows to each of them
 
 
@@ -352,6 +354,11 @@ def _family(plan: Plan) -> Iterator[Run]:
   yield from plan.family(plan.scale.main)
 
 
+def _tokens(plan: Plan) -> Iterator[Run]:
+  for shape in BY_TOKENS:
+    yield from plan.scratch(shape, plan.scale.lengths, plan.rates)
+
+
 PARTS: Mapping[str, Callable[[Plan], Iterator[Run]]] = {
   'frontier': _frontier,
   'undecayed': _undecayed,
@@ -362,6 +369,7 @@ PARTS: Mapping[str, Callable[[Plan], Iterator[Run]]] = {
   'recipes': _recipes,
   'muon': _muon,
   'family': _family,
+  'tokens': _tokens,
 }
 
 
