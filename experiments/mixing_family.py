@@ -40,16 +40,16 @@ class Family:
   @property
   def seeds(self) -> list[int]:
     """The seeds that all sizes have, also from scratch."""
-    length = mixing.SCALES[self.runs.scale].main
+    length = self.runs.main
     apart = [self.runs.scratch(shape, length)[1] for shape in mixing.FAMILY]
     return sorted(set.intersection(*(set(one) for one in (*self.losses, *apart))))
 
   @property
   def starts(self) -> list[float]:
     """The tokens at which each size begins, by whole chunks, in tokens a parameter."""
-    scale = mixing.SCALES[self.runs.scale]
-    at = [scale.steps(part * scale.main) for part in mixing.GROWN_AT]
-    return [scale.main * steps / scale.steps(scale.main) for steps in at]
+    scale, length = mixing.SCALES[self.runs.scale], self.runs.main
+    at = [scale.steps(part * length) for part in mixing.GROWN_AT]
+    return [length * steps / scale.steps(length) for steps in at]
 
   def needed(self, seeds: Sequence[int]) -> list[float]:
     """Return the length with which each size reaches its loss from scratch."""
@@ -64,7 +64,7 @@ class Family:
     """Return the parts of the FLOPs saved of all sizes, and of the largest and smallest alone."""
     costs = [self.runs.flops(shape) for shape in mixing.FAMILY]
     needed, starts = self.needed(seeds), self.starts
-    length = mixing.SCALES[self.runs.scale].main
+    length = self.runs.main
     spent = sum((length - start) * cost for start, cost in zip(starts, costs, strict=True))
     ends = [*starts[1:], length]
     parts = zip(starts, ends, costs, strict=True)
@@ -76,7 +76,7 @@ class Family:
 
 def families(runs: Runs) -> list[Family]:
   """Return the families of a scale, the best rate first."""
-  length, found = mixing.SCALES[runs.scale].main, []
+  length, found = runs.main, []
   (smallest, *larger), rows = mixing.FAMILY, runs.rows
 
   def losses(arm: str, rate: float) -> Losses:
@@ -97,7 +97,7 @@ def families(runs: Runs) -> list[Family]:
 def table(family: Family) -> None:
   """Print the sizes of a family, and what it saves."""
   runs, seeds = family.runs, family.seeds
-  length, needed = mixing.SCALES[runs.scale].main, family.needed(family.seeds)
+  length, needed = runs.main, family.needed(family.seeds)
   rows = [['size', 'FLOPs a token', 'grown at', 'bits a byte', 'from scratch', 'the same loss at']]
   for n, shape in enumerate(mixing.FAMILY):
     cost = runs.flops(shape) / runs.flops(mixing.FAMILY[0])
@@ -110,7 +110,7 @@ def table(family: Family) -> None:
   draws = np.array([family.savings(chosen) for chosen in mixing_report.draws(seeds)])
   low, high = np.quantile(draws, (0.025, 0.975), axis=0)
   names = ('all four', 'the largest alone', 'the smallest alone')
-  rows = [[f'{runs.scale}, {length} tokens a parameter, ×{family.rate:g}', 'saves']]
+  rows = [[f'{runs.scale}, {length:g} tokens a parameter, ×{family.rate:g}', 'saves']]
   for name, value, least, most in zip(names, family.savings(seeds), low, high, strict=True):
     rows.append([name, mixing_report.saving(value, (least, most))])
   trials.table(rows)

@@ -19,6 +19,7 @@ import dataclasses
 import itertools
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -114,6 +115,12 @@ class Runs:
   scale: str
   optimizer: str
   rows: Sequence[Row]
+
+  @property
+  def main(self) -> float:
+    """The length of most grown runs; that of the scale if there are none."""
+    grown = Counter(row.length for row in self.rows if row.point)
+    return max(grown, key=grown.get, default=mixing.SCALES[self.scale].main)
 
   def best(self, arm: str, length: float, point: float = 0.0) -> tuple[float, Losses]:
     """Return the best rate by the mean over seeds, and the losses at it; {} if there are none."""
@@ -296,8 +303,8 @@ def frontier_table(all_runs: Sequence[Runs]) -> None:
 
 def recipe_table(runs: Runs, *, tuned: bool) -> None:
   """Print all arms at the length that all have, by the point of growth."""
-  length = mixing.SCALES[runs.scale].main
-  rows = [[f'{runs.scale}, {length} tokens a parameter, large − {tuned * runs.untuned:.3f}']]
+  length = runs.main
+  rows = [[f'{runs.scale}, {length:g} tokens a parameter, large − {tuned * runs.untuned:.3f}']]
   rows[0] += [f'{word} at {p:.0%}' for p in mixing.POINTS for word in ('η', 'saves')]
   for arm in mixing.RECIPES:
     row = [arm]
@@ -314,7 +321,7 @@ def recipe_table(runs: Runs, *, tuned: bool) -> None:
 
 def against_default(runs: Runs) -> None:
   """Print each arm's paired difference from the default, at its best rate."""
-  length = mixing.SCALES[runs.scale].main
+  length = runs.main
   rows = [['bits a byte less than the default', *[f'at {p:.0%}' for p in mixing.POINTS]]]
   for arm in mixing.RECIPES:
     row = [arm]
@@ -334,7 +341,7 @@ def against_small(runs: Runs) -> None:
   The small model lies between the lengths of its frontier from scratch, or at most half as far
   again behind the last one.
   """
-  length = mixing.SCALES[runs.scale].main
+  length = runs.main
   rows = [['bits a byte less than the small model with as many FLOPs', 'at', '']]
   for arm in mixing.RECIPES:
     for point in runs.points(arm, length):

@@ -17,6 +17,7 @@ from tokenformer_jax.training import loop
 
 sys.path.append(str(Path(__file__).parents[1] / 'experiments'))
 
+import family_ways
 import members
 import mixing
 import mixing_family
@@ -118,6 +119,26 @@ def test_every_planned_run_begins_with_a_state_that_is_kept():
       assert run.grow or run.shape == by_name[source].shape
 
 
+def test_runs_that_have_ended_are_made_again_only_for_others():
+  runs = mixing.runs_of(['frontier'], ['tiny'], (0,), rates=(1.0,), lengths=(10, 20))
+  trunk, short, long, *_ = runs
+  assert mixing.unfinished(runs, set()) == runs
+  left = mixing.unfinished(runs, {run.name for run in runs} - {short.name})
+  assert [run.name for run in left] == [trunk.name, short.name]
+  assert left[0].last == short.first < trunk.last and left[0].keep == (short.first,)
+  assert mixing.unfinished(runs, {run.name for run in runs}) == []
+  assert mixing.unfinished(runs, {short.name, long.name})[0] == trunk
+
+
+def test_arms_at_another_length():
+  runs = mixing.runs_of(['recipes'], ['small'], (0,), ['layers halved'], main=20)
+  grown = [run for run in runs if 'layers halved' in run.name]
+  assert grown and {run.last for run in grown} == {mixing.SCALES['small'].steps(20)}
+  rows = _rows('small', 'layers halved', 20, [2.1], point=0.5)
+  assert mixing_report.Runs('small', 'adamw', rows).main == 20
+  assert mixing_report.Runs('small', 'adamw', []).main == 60
+
+
 def test_the_committed_runs_give_the_tables():
   folder = Path(mixing.__file__).parent
   rows = mixing_report.read(folder / 'mixing_runs.csv')
@@ -179,6 +200,29 @@ def test_a_family_as_good_as_apart_saves_the_tokens_before_growth():
   all_four, _, smallest = family.savings(family.seeds)
   assert all_four == pytest.approx(np.dot(starts, costs) / sum(costs))
   assert smallest == pytest.approx(0)
+
+
+def test_a_way_as_good_as_apart_saves_its_flops(tmp_path):
+  scratch, rows = [], []
+  for number, (size, shape) in enumerate(zip(family_ways.SIZES, mixing.BY_TOKENS, strict=True)):
+    for length, more in ((10, 0.3), (20, 0.0), (40, -0.2)):
+      losses = [2.5 - 0.1 * number + more + 0.01 * seed for seed in range(3)]
+      scratch += _rows('tiny', shape, length, losses)
+    for rate, worse in ((1.0, 0.0), (2.0, 0.1)):
+      for seed in range(3):
+        loss = 2.5 - 0.1 * number + worse + 0.01 * seed
+        rows.append(family_ways.Row('elastic', rate, seed, size, loss, 1e9 * number, 2e9))
+  family_ways.write(rows, tmp_path / 'ways.csv')
+  rows = family_ways.read(tmp_path / 'ways.csv')
+  runs = mixing_report.Runs('tiny', 'adamw', scratch)
+  best, other = family_ways.found(rows, runs, 'elastic')
+  assert (best.rows[0].rate, other.rows[0].rate, best.seeds) == (1, 2, [0, 1, 2])
+  assert best.needed(best.seeds) == pytest.approx([20] * 3)
+  scale = mixing.SCALES['tiny']
+  apart = [scale.steps(20) * mixing.TOKENS * runs.flops(shape) for shape in mixing.BY_TOKENS]
+  everything, largest, smallest = best.savings(best.seeds)
+  assert everything == pytest.approx(1 - 3e9 / sum(apart))
+  assert (largest, smallest) == pytest.approx((1 - 2e9 / apart[-1], 1 - 2e9 / apart[0]))
 
 
 def test_a_prediction_is_compared_with_the_runs():
