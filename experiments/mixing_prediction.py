@@ -1,12 +1,10 @@
 """Compare the committed prediction of growth at 20 tokens a parameter with the runs made after it.
 
-  python experiments/mixing_prediction.py experiments/mixing_20.csv experiments/mixing_runs.csv
+  python experiments/mixing_prediction.py experiments/mixing_20.csv
 
 `experiments/mixing_predicted.json` has the prediction, of two laws that were fitted to runs at 60
-tokens a parameter. The first file has the runs at 20, whose η is that of mixing_report.py. Where it
-has no other length from scratch, a saving takes how far the large model falls from 20 to 40 tokens
-from the second file, at the rate ½ that has three seeds at both. A law hits where the intervals of
-95 % of the prediction and of the runs overlap.
+tokens a parameter. The file has the runs at 20, whose figures are those of mixing_report.py. A law
+hits where the intervals of 95 % of the prediction and of the runs overlap.
 """
 
 import argparse
@@ -18,36 +16,11 @@ import mixing
 import mixing_report
 import numpy as np
 import trials
-from mixing_report import Frontier, Grown, Runs
+from mixing_report import Runs
 
-LENGTH, LONGER, RATE = 20, 40, 0.5
+LENGTH = 20
 PREDICTED = Path(__file__).with_name('mixing_predicted.json')
 Interval = tuple[float, float]
-
-
-def frontier(runs: Runs, others: Sequence[mixing_report.Row]) -> Frontier | None:
-  """Return the large model at both lengths if the runs have only one; None if they have more."""
-  if len(runs.lengths(mixing.LARGE)) != 1:
-    return None
-
-  def at(length: float) -> dict[int, float]:
-    chosen = (runs.scale, runs.optimizer, mixing.LARGE, length, RATE)
-    keys = ((row.scale, row.optimizer, row.arm, row.length, row.rate) for row in others)
-    return {row.seed: row.loss for row, key in zip(others, keys, strict=True) if key == chosen}
-
-  short, long, (_, best) = at(LENGTH), at(LONGER), runs.scratch(mixing.LARGE, LENGTH)
-
-  def of(seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    first = np.mean([best[seed] for seed in seeds])
-    fall = np.mean([short[seed] - long[seed] for seed in seeds])
-    return np.array([LENGTH, LONGER], float), np.array([first, first - fall])
-
-  return of
-
-
-def measured(runs: Runs, others: Sequence[mixing_report.Row], point: float) -> Grown | None:
-  """Return the figures of the default growth at 20 tokens a parameter."""
-  return mixing_report.grown(runs, 'default', LENGTH, point, frontier=frontier(runs, others))
 
 
 def exponential(predicted: dict, point: float) -> tuple[float, Interval]:
@@ -65,7 +38,7 @@ def overlap(one: Interval, other: Interval) -> bool:
   return max(one[0], other[0]) <= min(one[1], other[1])
 
 
-def table(rows: Sequence[mixing_report.Row], others: Sequence[mixing_report.Row]) -> None:
+def table(rows: Sequence[mixing_report.Row]) -> None:
   """Print the prediction and the runs at every scale and point."""
   predicted = json.loads(PREDICTED.read_text())
   title = ['scale', 'grown at', 'η', 'by the power', '', 'by the exponential', '']
@@ -74,7 +47,7 @@ def table(rows: Sequence[mixing_report.Row], others: Sequence[mixing_report.Row]
     mine = [row for row in rows if (row.scale, row.optimizer) == (scale, 'adamw')]
     runs = Runs(scale, 'adamw', mine)
     for point in mixing.POINTS:
-      if (found := measured(runs, others, point)) is None:
+      if (found := mixing_report.grown(runs, 'default', LENGTH, point)) is None:
         continue
       expected = predicted[f'at {LENGTH} tokens a parameter'][f'{scale} at {point:g}']
       closed, saved = found.shown
@@ -96,9 +69,7 @@ def main() -> None:
   """Print the table."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('runs', type=Path)
-  parser.add_argument('others', type=Path)
-  args = parser.parse_args()
-  table(mixing_report.read(args.runs), mixing_report.read(args.others))
+  table(mixing_report.read(parser.parse_args().runs))
 
 
 if __name__ == '__main__':

@@ -238,9 +238,6 @@ def saving(value: float, interval: tuple[float, float]) -> str:
   return f'{percent(value)} ({percent(interval[0])} … {percent(interval[1])})'
 
 
-Frontier = Callable[[Sequence[int]], tuple[np.ndarray, np.ndarray]]  # of some seeds
-
-
 def grown(
   runs: Runs,
   arm: str,
@@ -248,25 +245,22 @@ def grown(
   point: float,
   *,
   tuned: bool = False,
-  frontier: Frontier | None = None,
 ) -> Grown | None:
   """Return the figures of an arm; None if runs are missing.
 
-  With `tuned`, the large model from scratch loses less by `Runs.untuned` at all lengths. A
-  `frontier` returns its lengths and losses, in the place of those of `runs`.
+  With `tuned`, the large model from scratch loses less by `Runs.untuned` at all lengths.
   """
   rate, losses = runs.best(arm, length, point)
   small, large = (runs.scratch(shape, length)[1] for shape in (mixing.SMALL, mixing.LARGE))
   seeds = sorted(losses.keys() & small.keys() & large.keys())
-  if not seeds or (frontier is None and len(runs.lengths(mixing.LARGE)) < 2):
+  if not seeds or len(runs.lengths(mixing.LARGE)) < 2:
     return None
-  frontier = frontier or runs.frontier
   cost, less = runs.cost(arm, length, point), runs.untuned if tuned else 0.0
 
   def figures(chosen: Sequence[int]) -> tuple[float, float]:
     mean = [np.mean([side[seed] for seed in chosen]) for side in (small, large, losses)]
     closed = (mean[0] - mean[2]) / (mean[0] - mean[1] + less)
-    lengths, scratch = frontier(chosen)
+    lengths, scratch = runs.frontier(chosen)
     return closed, 1 - cost / equal_length(lengths, scratch - less, mean[2])
 
   drawn = np.array([figures(chosen) for chosen in draws(seeds)])

@@ -225,15 +225,15 @@ def test_a_way_as_good_as_apart_saves_its_flops(tmp_path):
   assert (largest, smallest) == pytest.approx((1 - 2e9 / apart[-1], 1 - 2e9 / apart[0]))
 
 
-def test_a_prediction_is_compared_with_the_runs():
+def test_a_prediction_is_compared_with_the_runs(capsys):
   rows = _rows('small', '2x1', 20, [2.3, 2.31]) + _rows('small', '4x2', 20, [2.1, 2.11])
+  rows += _rows('small', '4x2', 10, [2.2, 2.21])
   rows += _rows('small', 'default', 20, [2.1, 2.11], point=0.25)
-  others = _rows('small', '4x2', 20, [2.2, 2.2], 0.5) + _rows('small', '4x2', 40, [2.0, 2.0], 0.5)
+  mixing_prediction.table(rows)
+  _, _, line = capsys.readouterr().out.strip().splitlines()
   runs = mixing_report.Runs('small', 'adamw', rows)
-  found = mixing_prediction.measured(runs, others, 0.25)
-  assert found.closure == pytest.approx(1)
-  assert found.saving == pytest.approx(1 - runs.cost('default', 20, 0.25) / 20)
-  assert mixing_prediction.measured(runs, others, 0.5) is None
+  saved = mixing_report.percent(1 - runs.cost('default', 20, 0.25) / 20)
+  assert line.startswith('| small | 0.25 | 1.00') and f'| {saved} (' in line
   assert mixing_prediction.overlap((0, 1), (1, 2)) and not mixing_prediction.overlap((0, 1), (2, 3))
 
 
