@@ -10,6 +10,15 @@ _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
 _ACCELERATORS = ('accel*', 'vfio/[0-9]*', 'nvidia[0-9]*', 'kfd', 'dxg')  # in /dev
 
 
+def can_keep_freed_memory(devices: Path = Path('/dev')) -> bool:
+  """Return whether `keep_freed_memory` does something on this host."""
+  return (
+    sys.platform == 'linux'
+    and not any(any(devices.glob(name)) for name in _ACCELERATORS)
+    and hasattr(ctypes.CDLL(None), 'mallopt')
+  )
+
+
 def keep_freed_memory(devices: Path = Path('/dev')) -> bool:
   """Have glibc keep freed memory for later allocations; return whether it does now.
 
@@ -21,8 +30,7 @@ def keep_freed_memory(devices: Path = Path('/dev')) -> bool:
   Do nothing where `devices` has accelerators or the C library has no `mallopt`. Call this before
   JAX has devices: threads keep the heap of their first allocation.
   """
-  if sys.platform != 'linux' or any(any(devices.glob(name)) for name in _ACCELERATORS):
+  if not can_keep_freed_memory(devices):
     return False
-  mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
   values = {_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM_THRESHOLD: -1}
-  return bool(mallopt) and all(mallopt(name, value) for name, value in values.items())
+  return all(ctypes.CDLL(None).mallopt(name, value) for name, value in values.items())

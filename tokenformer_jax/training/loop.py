@@ -45,15 +45,26 @@ def train(config: Config, workdir: str | os.PathLike[str]) -> State:
   return _train(config, paths.parse_path(workdir), ends_process=False)[0]
 
 
-def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[State, bool]:
+def train_or_stop(
+  config: Config,
+  workdir: str | os.PathLike[str],
+  build_store: Callable[[], None] | None = None,
+) -> tuple[State, bool]:
   """Train as `train` does, for a command; also return whether a signal stopped it early.
 
-  If another process has taken over the work directory, end this process at once with status 2.
+  If another process has taken over the work directory, end this process at once with status 2. For
+  `build_store` see `prepare`.
   """
-  return _train(config, paths.parse_path(workdir), ends_process=True)
+  return _train(config, paths.parse_path(workdir), build_store, ends_process=True)
 
 
-def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[State, bool]:
+def _train(
+  config: Config,
+  workdir: paths.Path,
+  build_store: Callable[[], None] | None = None,
+  *,
+  ends_process: bool,
+) -> tuple[State, bool]:
   if config.train.compilation_cache:  # JAX reads it once, before the first program.
     jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
   wall_time = WallTime()
@@ -67,7 +78,7 @@ def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[
     'choose another --workdir',
     ends_process=ends_process,
   ) as check_lease:
-    trainer, state, first = begin(config, workdir, check_lease, wall_time)
+    trainer, state, first = begin(config, workdir, check_lease, wall_time, build_store)
     with jax.set_mesh(trainer.mesh), contextlib.closing(trainer.checkpoints):
       state = trainer.train(state, first)
     return state, int(state['step']) < trainer.config.train.steps
@@ -78,18 +89,19 @@ def begin(
   workdir: paths.Path,
   check_lease: Callable[[], None] = lambda: None,
   wall_time: WallTime | None = None,
+  build_store: Callable[[], None] | None = None,
 ) -> tuple['Trainer', State, int]:
   """Prepare a run and make its first state.
 
   If the newest checkpoint cannot be read, prepare the run from the one before it. `config` is from
-  `config.resolve`; for `check_lease` and `wall_time` see `Trainer`.
+  `config.resolve`; for `check_lease` and `wall_time` see `Trainer`, for `build_store` `prepare`.
 
   Returns:
     The trainer, the state, and the number of steps that it has made.
   """
   damaged: dict[int, checkpoint.DamagedError] = {}
   while True:
-    run = prepare(config, workdir, sharding.find_devices(), damaged)
+    run = prepare(config, workdir, sharding.find_devices(), damaged, build_store)
     trainer = Trainer(run, check_lease, wall_time)
     try:
       with jax.set_mesh(run.mesh):

@@ -6,7 +6,7 @@ origin or the place in the data.
 
 import dataclasses
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -87,11 +87,13 @@ def prepare(
   workdir: paths.Path,
   devices: Sequence[jax.Device],
   damaged: Damaged | None = None,
+  build_store: Callable[[], None] | None = None,
 ) -> PreparedRun:
   """Resolve and check a run; write nothing but the cache of its data.
 
   `config` is from `config.resolve`, `devices` are those of all processes, and `damaged` are
-  checkpoints in the work directory whose arrays cannot be read, by step.
+  checkpoints in the work directory whose arrays cannot be read, by step. `build_store` builds the
+  token store of a run from scratch, if it is missing, in another process than this one.
 
   Raises:
     UserError: a mistake that the user can correct; the message says how.
@@ -125,6 +127,8 @@ def prepare(
   _check_old_tokens(sized, growth, definition)
   _check_groups(sized, definition)
 
+  if build_store and not (vocabulary or damaged):
+    build_store()
   task.prepare()
   origins.check_data(sized, origin, task)
   position = origins.position(sized, origin, task.digest)
