@@ -17,6 +17,7 @@ if 'PYTEST_XDIST_WORKER' not in os.environ:
 
 import bucket_server
 import jax
+import shared_programs
 import tiny_run
 from xdist.scheduler import LoadFileScheduling
 
@@ -54,12 +55,25 @@ def pytest_collection_finish():
   gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config):
+  """End a worker at once: an orderly exit would first free thousands of compiled programs."""
+  if hasattr(config, 'workerinput'):
+    os._exit(0)
+
+
 @pytest.fixture(scope='session', autouse=True)
 def shared_cache(tmp_path_factory):
   """Token stores are shared by the tests of a session, and only by them."""
   with pytest.MonkeyPatch.context() as patch:
     if 'XDG_CACHE_HOME' not in os.environ:
       patch.setenv('XDG_CACHE_HOME', str(tmp_path_factory.mktemp('cache')))
+    yield
+
+
+@pytest.fixture(scope='session', autouse=True)
+def equal_runs_share_programs():
+  with shared_programs.shared():
     yield
 
 

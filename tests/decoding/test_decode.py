@@ -87,11 +87,11 @@ def _logits(model: ModelConfig, ids: list[int]) -> np.ndarray:
 @pytest.mark.parametrize(
   'model',
   [
-    *(MODEL, LEARNED, DENSE, WINDOW, KINDS, LINEAR),
-    *(pytest.param(model, marks=pytest.mark.slow) for model in GATED.values()),
+    *(MODEL, WINDOW, KINDS, LINEAR),
+    *(pytest.param(model, marks=pytest.mark.slow) for model in (LEARNED, DENSE, *GATED.values())),
     *(pytest.param(model, marks=pytest.mark.full_size) for model in architectures.MODELS.values()),
   ],
-  ids=['rotary', 'learned', 'dense', 'window', 'kinds', 'linear', *GATED, *architectures.MODELS],
+  ids=['rotary', 'window', 'kinds', 'linear', 'learned', 'dense', *GATED, *architectures.MODELS],
 )
 def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
   """The prompts in one batch, left-padded, then three tokens one by one."""
@@ -124,8 +124,8 @@ def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
 
 @pytest.mark.parametrize(
   'model',
-  [MODEL, LEARNED, WINDOW, KINDS, LINEAR],
-  ids=['rotary', 'learned', 'window', 'kinds', 'linear'],
+  [LEARNED, KINDS, *(pytest.param(m, marks=pytest.mark.slow) for m in (MODEL, WINDOW, LINEAR))],
+  ids=['learned', 'kinds', 'rotary', 'window', 'linear'],
 )
 def test_greedy_text_is_the_argmax_of_the_forward_pass(model):
   requests = [Request(_prompt(length), 12, GREEDY) for length in UNEQUAL]

@@ -81,8 +81,14 @@ def grown_twice(ffn: str):
   return (model, params), (larger, new), second
 
 
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize('ffn', FEED_FORWARDS)
+@pytest.mark.parametrize(
+  ('ffn', 'dtype'),
+  [
+    *((ffn, jnp.float32) for ffn in FEED_FORWARDS),
+    ('mlp', jnp.bfloat16),
+    *(pytest.param(ffn, jnp.bfloat16, marks=pytest.mark.slow) for ffn in ('gated', 'experts')),
+  ],
+)
 def test_growth_changes_no_logit(ffn, dtype):
   was, *after = grown_twice(ffn)
   before = logits(*was, dtype)

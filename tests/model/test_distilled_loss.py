@@ -60,16 +60,16 @@ def _made(chunk: int, weight: float, temperature: float, z_loss: float = Z_LOSS)
 
 
 @pytest.mark.parametrize(
-  ('chunk', 'mesh'),
+  ('chunk', 'mesh', 'weight', 'temperature'),
   [
-    (4, None),
-    (5, None),  # does not divide the length
-    (256, None),
-    (5, {'fsdp': 4, 'tokens': 2}),
-    (4, {'replica': 2, 'fsdp': 1, 'tokens': 4}),
+    (4, None, 0.25, 1.0),
+    (5, None, 0.7, 3.0),  # does not divide the length
+    (256, None, 0.7, 3.0),
+    (5, {'fsdp': 4, 'tokens': 2}, 0.25, 1.0),
+    (5, {'fsdp': 4, 'tokens': 2}, 0.7, 3.0),
+    (4, {'replica': 2, 'fsdp': 1, 'tokens': 4}, 0.7, 3.0),
   ],
 )
-@pytest.mark.parametrize(('weight', 'temperature'), [(0.25, 1.0), (0.7, 3.0)])
 def test_value_and_gradient_are_those_of_numpy(chunk, mesh, weight, temperature):
   student, teacher = _draw(WIDTH, 0), _draw(TEACHER_WIDTH, 1)
   want = _by_numpy(student, teacher, weight, temperature)

@@ -106,10 +106,10 @@ EACH_WAY = pytest.mark.parametrize(
     pytest.param('score_inputs', 'scan', 256, marks=pytest.mark.slow),
     ('score_inputs', 'scan', 8),
     ('dots', 'scan', 7),
-    ('full', 'scan', 7),
+    pytest.param('full', 'scan', 7, marks=pytest.mark.slow),
     ('offload', 'scan', 7),
     ('everything', 'unrolled', 256),
-    ('score_inputs', 'unrolled', 256),
+    pytest.param('score_inputs', 'unrolled', 256, marks=pytest.mark.slow),
     pytest.param('dots', 'unrolled', 256, marks=pytest.mark.slow),
     pytest.param('full', 'unrolled', 256, marks=pytest.mark.slow),
   ],
@@ -259,8 +259,10 @@ def test_loss_sums_are_those_of_the_logits():
     np.testing.assert_allclose(getattr(got, name), value, rtol=1e-5, err_msg=f'{name} is wrong')
 
 
-@pytest.mark.parametrize('mesh', [None, {'fsdp': 8}, {'replica': 2, 'fsdp': 4}, {'tokens': 4}])
-@pytest.mark.parametrize('chunk', [5, 12])
+@pytest.mark.parametrize(
+  ('chunk', 'mesh'),
+  [(5, None), (12, None), (5, {'fsdp': 8}), (5, {'replica': 2, 'fsdp': 4}), (12, {'tokens': 4})],
+)
 def test_the_gradient_made_with_the_loss_is_that_of_the_logits(chunk, mesh):
   rng = np.random.default_rng(0)
   hidden, embedding = np.float32(rng.normal(size=(8, 12, 8))), np.float32(rng.normal(size=(64, 8)))

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import math
 
 import jax
@@ -108,18 +109,28 @@ def _written(tokens: int, heads: tuple[int, int] | None) -> tuple[jax.Array, ...
   return jax.jit(functools.partial(with_gradients, written))(*arrays)
 
 
-@pytest.mark.parametrize(
-  'mesh',
-  [
-    None,
-    {'fsdp': 8},
-    {'replica': 2, 'fsdp': 2, 'tokens': 2},
-    {'fsdp': 1, 'tokens': 8},
-    {'fsdp': 2, 'sequence': 2, 'tokens': 2},
-  ],
-)
-@pytest.mark.parametrize('heads', [None, (4, 4), (4, 6)])  # and as heads that zeros fill
-@pytest.mark.parametrize('tokens', [16, 128, 1024])
+MESHES = [
+  None,
+  {'fsdp': 8},
+  {'replica': 2, 'fsdp': 2, 'tokens': 2},
+  {'fsdp': 1, 'tokens': 8},
+  {'fsdp': 2, 'sequence': 2, 'tokens': 2},
+]
+HEADS = [None, (4, 4), (4, 6)]  # the last are heads that zeros fill
+# On one device every number of tokens with every form of heads, and on each mesh one or two.
+QUICK = {(tokens, heads, 0) for tokens in (16, 128, 1024) for heads in HEADS}
+QUICK |= {(128, None, number) for number in range(5)} | {(128, (4, 6), 2), (16, (4, 4), 4)}
+
+
+def _sizes() -> list:
+  return [
+    pytest.param(*size, MESHES[number], marks=[pytest.mark.slow] * ((*size, number) not in QUICK))
+    for size in itertools.product((16, 128, 1024), HEADS)
+    for number in range(len(MESHES))
+  ]
+
+
+@pytest.mark.parametrize(('tokens', 'heads', 'mesh'), _sizes())
 def test_gradients_are_those_of_the_formula_however_many_tokens(tokens, heads, mesh):
   x, keys, values = _of_so_many_tokens(tokens, heads)
   want = _written(tokens, heads)

@@ -63,8 +63,7 @@ def _drawn(definition):
   )
 
 
-@EACH_QKV
-@pytest.mark.parametrize('window', [0, 5])
+@pytest.mark.parametrize(('qkv', 'window'), [*((qkv, 0) for qkv in QKV), ('dense', 5)])
 def test_few_key_heads_are_equal_ones_for_their_queries(qkv, window):
   few = _model(qkv, window=window, qk_norm='rms')
   params = _drawn(_attention(few))

@@ -20,8 +20,13 @@ def _kept_for_backward(remat: str, model: ModelConfig) -> list[tuple[tuple[int, 
   return [(kept.shape, kept.memory_space.name) for kept in backward.out_avals]
 
 
-@pytest.mark.parametrize('score', ['l2_norm_gelu', 'gelu_l2_norm', 'softmax'])
-@pytest.mark.parametrize('remat', sorted({*config.choices('train.remat')} - {'auto'}))
+@pytest.mark.parametrize(
+  ('remat', 'score'),
+  [
+    *((way, 'l2_norm_gelu') for way in sorted({*config.choices('train.remat')} - {'auto'})),
+    *((way, score) for way in ('everything', 'dots') for score in ('gelu_l2_norm', 'softmax')),
+  ],
+)
 def test_scores_are_kept_for_the_backward_pass_only_with_everything(remat, score):
   counts = {'qkv': 40, 'proj': 48, 'ffn': 80}  # not the width of anything else
   kept = _kept_for_backward(remat, tiny_model(tokens=counts, score=score))

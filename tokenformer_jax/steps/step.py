@@ -156,6 +156,11 @@ def make_program(task: Task, config: Config, growth: LastGrowth | None = None) -
   return Program(config, task, growth, rate, tx)
 
 
+def make_first_state(program: Program, mesh: Mesh) -> Callable[[int], State]:
+  """Return the compiled function that makes a new state from a seed: see `initial_state`."""
+  return jax.jit(program.initial_state, out_shardings=program.state_shardings(mesh))
+
+
 def make_train_step(
   program: Program, mesh: Mesh, more_options: Mapping[str, str] = types.MappingProxyType({})
 ) -> Step:

@@ -38,8 +38,7 @@ def first_state(
     return _with_parts(run, grown), int(grown['step'])
   if config.distill.init == 'yes':
     return _begin_as_teacher(run, *(teacher or (run.teacher.read(run.mesh),))), 0
-  shardings = program.state_shardings(run.mesh)
-  return jax.jit(program.initial_state, out_shardings=shardings)(config.train.seed), 0
+  return step_lib.make_first_state(program, run.mesh)(config.train.seed), 0
 
 
 def _resumed(run: PreparedRun, checkpoints: checkpoint.Checkpoints) -> State:

@@ -1,0 +1,66 @@
+"""Programs of training that the tests of a process share: equal runs trace and compile once."""
+
+import contextlib
+import dataclasses
+from collections.abc import Hashable, Iterator
+
+import jax
+import pytest
+
+from tokenformer_jax.steps import step as step_lib
+
+# Keys of a config that no program depends on.
+_DATA = {'source': '', 'cache_dir': ''}
+_TRAIN = {
+  'log_every': 1,
+  'eval_every': 0,
+  'eval_batches': 1,
+  'checkpoint_every': 1,
+  'keep_checkpoints': 1,
+  'trackers': (),
+  'sample_tokens': 0,
+}
+
+
+def _key(task, config, mesh, *more) -> Hashable | None:
+  """Return what a program of a run depends on; None: it is not shared."""
+  if task.teacher is not None or not isinstance(mesh, jax.sharding.Mesh):
+    return None
+  data = dataclasses.replace(config.data, **_DATA)
+  train = dataclasses.replace(config.train, **_TRAIN)
+  end = getattr(task, '_end_of_document', 0)
+  return repr(dataclasses.replace(config, data=data, train=train)), type(task), end, mesh, more
+
+
+@contextlib.contextmanager
+def shared() -> Iterator[None]:
+  """Give equal runs the same jitted functions."""
+  made = {}
+  make_step, make_eval = step_lib.make_train_step, step_lib.make_eval_step
+  make_first = step_lib.make_first_state
+
+  def share(key, make):
+    if key is None:
+      return make()
+    if key not in made:
+      made[key] = make()
+    return made[key]
+
+  def train_step(program, mesh, more_options=()):
+    options = dict(more_options)
+    more = ('step', repr(program.growth), repr(options))
+    key = _key(program.task, program.config, mesh, *more)
+    return share(key, lambda: make_step(program, mesh, options))
+
+  def eval_step(task, mesh):
+    return share(_key(task, task.config, mesh, 'eval'), lambda: make_eval(task, mesh))
+
+  def first_state(program, mesh):
+    key = _key(program.task, program.config, mesh, 'first', repr(program.growth))
+    return share(key, lambda: make_first(program, mesh))
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(step_lib, 'make_train_step', train_step)
+    patch.setattr(step_lib, 'make_eval_step', eval_step)
+    patch.setattr(step_lib, 'make_first_state', first_state)
+    yield
