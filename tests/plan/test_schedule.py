@@ -167,3 +167,19 @@ def test_a_layer_of_a_stacked_array_counts_as_the_layer():
   assert operation.memory * V6E.hbm_rate == pytest.approx(3 * 4 * 64 * 128), (
     'one layer is read, one is returned and one is updated; the new one is in VMEM'
   )
+
+
+def test_a_layer_counts_as_the_layer_also_through_other_tiles():
+  tiles = """%tiles (old: f32[40,64,128]) -> f32[40,64,128] {
+  %old = f32[40,64,128]{2,1,0:T(16,128)} parameter(0)
+  ROOT %copied = f32[40,64,128]{2,1,0:T(8,128)} copy(%old)
+}
+
+"""
+  text = SLICED.replace('%one (', f'{tiles}%one (', 1)
+  text = text.replace(
+    '  %at =', '  %tiled = f32[40,64,128]{2,1,0} fusion(%all), kind=kLoop, calls=%tiles\n  %at ='
+  )
+  text = text.replace('slice(%all,', 'slice(%tiled,')
+  bundles = Bundles(10, 0.0, 0.0)
+  assert read(V6E, bundles, text)[1].memory == read(V6E, bundles, SLICED)[1].memory

@@ -8,7 +8,8 @@ _ARRAY = re.compile(r'\w+\[[\d,]*\](?:\{[^}]*\})?')
 _ELSEWHERE = re.compile(r'S\(\d+\)')  # a layout in another memory, such as VMEM
 _SLICES = ('dynamic-slice', 'slice', 'gather')
 _UPDATE = 'dynamic-update-slice'
-_SAME = ('bitcast', 'reshape', 'copy', 'convert')
+_COPIES = ('bitcast', 'reshape', 'copy')
+_SAME = (*_COPIES, 'convert')
 
 
 def hbm_bytes(program: Program, computation: Computation, instruction: Instruction) -> int:
@@ -85,10 +86,24 @@ def _read_of(program: Program, inner: Computation, name: str, whole: int) -> int
     for i, operand in enumerate(user.operands):
       if operand != name or user.opcode == 'parameter':
         continue
-      if user.opcode == 'fusion':
-        total += _read_inside(program, program.computations[user.attribute('calls')], i, whole)
-      elif user.opcode == 'bitcast':
+      if user.opcode == 'bitcast' or (user.name != inner.root.name and _copies(program, user)):
         total += _read_of(program, inner, user.name, whole)
+      elif user.opcode == 'fusion':
+        total += _read_inside(program, program.computations[user.attribute('calls')], i, whole)
       else:
         total += _read(user, i, whole)
   return total
+
+
+def _copies(program: Program, instruction: Instruction) -> bool:
+  """Return whether an operation passes its one operand on, perhaps in another layout.
+
+  Within a fusion it makes no array: the fusion reads what users of the result need.
+  """
+  if instruction.opcode != 'fusion':
+    return instruction.opcode in _COPIES
+  nested = program.computations[instruction.attribute('calls')]
+  root = nested.root
+  while root.opcode in _COPIES:
+    root = nested.instructions[root.operands[0]]
+  return root.opcode == 'parameter' and len(instruction.operands) == 1
