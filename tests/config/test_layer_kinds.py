@@ -161,7 +161,7 @@ def configs(draw) -> Config:
   return dataclasses.replace(Config(), model=model)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(config=configs())
 def test_any_config_is_the_same_after_it_was_stored(config):
   stored = config_lib.to_json(config)
@@ -170,14 +170,14 @@ def test_any_config_is_the_same_after_it_was_stored(config):
   assert config_lib.to_json(again) == stored, 'a key that takes no part in comparisons is lost'
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(config=configs(), base=st.none() | configs())
 def test_any_config_is_the_same_after_flags_could_change_it(config, base):
   values = config_lib.to_config_dict(config)
   assert config_lib.resolve(values, base) == config, 'configs/saved.py gives another run'
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(a=configs(), b=configs())
 def test_configs_differ_where_they_are_not_equal(a, b):
   found = list(config_lib.differences(a.model, b.model, 'model.'))

@@ -133,7 +133,11 @@ def _logits(weights: dict, ids: np.ndarray, reference: int, _scores=_l2_norm_gel
   return x @ embedding.T / np.sqrt(WIDTH)
 
 
-@pytest.mark.parametrize('zoom_dim', [None, 8], ids=['the counts', 'zoom_dim'])
+@pytest.mark.parametrize(
+  'zoom_dim',
+  [None, pytest.param(8, marks=pytest.mark.slow)],
+  ids=['the counts', 'zoom_dim'],
+)
 def test_it_computes_what_the_released_code_does(source, tmp_path, zoom_dim):
   model, params = _convert(source, tmp_path / 'run', zoom_dim=zoom_dim)
   assert token_counts(model) == {'qkv': SLOTS, 'proj': SLOTS, 'ffn': 4 * SLOTS}

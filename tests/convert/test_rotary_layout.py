@@ -44,7 +44,7 @@ MODELS = {
   'few key heads': with_mixer(tiny_model(rotary=0.5), kv_heads=2, head_width=12, qk_norm='rms'),
   'clipped': with_mixer(tiny_model(), positions=RotaryConfig(0.5, clip=4)),
 }
-SLOW = ('pattention', 'dense', 'two kinds', 'softmax and linear', 'shaped')
+SLOW = ('pattention', 'a plane', 'dense', 'clipped', 'two kinds', 'softmax and linear', 'shaped')
 EACH_MODEL = pytest.mark.parametrize(
   'model',
   [

@@ -87,11 +87,14 @@ def _logits(model: ModelConfig, ids: list[int]) -> np.ndarray:
 @pytest.mark.parametrize(
   'model',
   [
-    *(MODEL, WINDOW, KINDS, LINEAR),
-    *(pytest.param(model, marks=pytest.mark.slow) for model in (LEARNED, DENSE, *GATED.values())),
+    *(WINDOW, KINDS, LINEAR),
+    *(
+      pytest.param(model, marks=pytest.mark.slow)
+      for model in (MODEL, LEARNED, DENSE, *GATED.values())
+    ),
     *(pytest.param(model, marks=pytest.mark.full_size) for model in architectures.MODELS.values()),
   ],
-  ids=['rotary', 'window', 'kinds', 'linear', 'learned', 'dense', *GATED, *architectures.MODELS],
+  ids=['window', 'kinds', 'linear', 'rotary', 'learned', 'dense', *GATED, *architectures.MODELS],
 )
 def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
   """The prompts in one batch, left-padded, then three tokens one by one."""
@@ -250,7 +253,9 @@ def _mixed() -> list[Request]:
 
 
 EACH_ON_A_MESH = pytest.mark.parametrize(
-  'model', [MODEL, GATED['gated, a window']], ids=['heads', 'gated']
+  'model',
+  [MODEL, pytest.param(GATED['gated, a window'], marks=pytest.mark.slow)],
+  ids=['heads', 'gated'],
 )
 
 
@@ -297,7 +302,11 @@ def test_learned_positions_have_an_end():
   ), 'the sentence does not say how many positions there are'
 
 
-@pytest.mark.parametrize('model', [LEARNED, DENSE, KINDS], ids=['pattention', 'dense', 'kinds'])
+@pytest.mark.parametrize(
+  'model',
+  [LEARNED, DENSE, pytest.param(KINDS, marks=pytest.mark.slow)],
+  ids=['pattention', 'dense', 'kinds'],
+)
 def test_prepared_parameters_compute_what_the_model_does(model):
   """Those of the embedding, the matrices and the biases are rounded once, and not each time."""
   compute = Compute(dtype=jnp.dtype('bfloat16'))

@@ -117,7 +117,8 @@ def test_log_likelihoods_are_those_of_brute_force(task, devices):
   assert [r[1] for r in found] == [r[1] for r in wanted], 'another continuation is the greedy one'
 
 
-@pytest.mark.parametrize('devices', [pytest.param(1, marks=pytest.mark.slow), 8])
+@pytest.mark.slow
+@pytest.mark.parametrize('devices', [1, 8])
 def test_rolling_log_likelihoods_are_those_of_brute_force(devices):
   """To 1e-4 for each window of a text; the longest has 17."""
   found, wanted = _responses(devices, 'rolling'), _responses(0, 'rolling')

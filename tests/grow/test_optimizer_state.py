@@ -147,7 +147,7 @@ def test_a_merge_adds_tokens_without_a_momentum(name):
 
 
 @EACH
-@pytest.mark.parametrize('method', ['hypercloning', 'net2net_fill'])
+@pytest.mark.parametrize('method', ['hypercloning', pytest.param('net2net_fill', marks=SLOW)])
 def test_wider_transformers_keep_their_optimizer(name, method):
   model, config = tiny_model(**DENSE), GrowConfig(method=method)
   target = widen.resized(model, width=64)

@@ -311,7 +311,8 @@ def _texts(devices: int) -> list[list[int]]:
   return [text.tolist() for text in texts]
 
 
-@pytest.mark.parametrize('devices', [pytest.param(1, marks=pytest.mark.slow), 8])
+@_SLOW
+@pytest.mark.parametrize('devices', [1, 8])
 def test_greedy_text_is_the_argmax_of_the_forward_pass(devices):
   forward = jax.jit(lambda ids: _definition().bind(_params())(ids)[0])
   for length, text in zip(UNEQUAL, _texts(devices), strict=True):

@@ -53,6 +53,7 @@ def test_texts_of_runs_are_no_part_of_the_page(tmp_path):
   assert data_of(found)['samples'][0]['texts'][0]['text'] == bad
 
 
+@pytest.mark.slow
 def test_ten_long_runs_stay_under_five_megabytes(tmp_path):
   rng = np.random.default_rng(0)
   names = [f'train/figure_{i}' for i in range(20)]

@@ -16,7 +16,7 @@ from stored_runs import measure
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs.saved_config import FORMAT
 
-QUICK, SLOW = ('trained', 'vit'), ('frozen', 'grown', 'converted', 'dense')
+QUICK, SLOW = ('trained',), ('vit', 'frozen', 'grown', 'converted', 'dense')
 EACH_RUN = pytest.mark.parametrize(
   'folder',
   [

@@ -75,7 +75,10 @@ def test_smoothed_labels_weigh_every_class():
   np.testing.assert_allclose(_loss(smooth, params), want, rtol=1e-5)
 
 
-@pytest.mark.parametrize('optim', [{'mixup': 0.8}, {'cutmix': 1.0}, {'drop_path': 0.5}])
+@pytest.mark.parametrize(
+  'optim',
+  [{'mixup': 0.8}, pytest.param({'cutmix': 1.0}, marks=pytest.mark.slow), {'drop_path': 0.5}],
+)
 def test_what_is_drawn_in_a_step_follows_from_its_key(optim):
   task = _task(**optim)
   params = _params(task)

@@ -31,6 +31,7 @@ def test_a_run_learns_and_leaves_what_the_docs_promise(make, tmp_path, one_devic
   changes = {
     'train__trackers': ('tensorboard',),
     'train__eval_every': 10,
+    'train__checkpoint_every': 30,
     'train__sample_tokens': 8,
   }
   loop.train(make(train__steps=60, **changes), tmp_path / 'run')
