@@ -32,7 +32,12 @@ from tokenformer_jax.laws import grid_runs
 
 SCALE, SIZES = 'tiny', (1.0, 2.0, 4.0)
 RATES = (1.0, 2.0, 0.5)  # times that of the scale
-WAYS = ('elastic', 'top_down', 'bottom_up')
+WAYS = {
+  'elastic': {},
+  'top_down': {},
+  'top_down, an eighth of the tokens': {'way': 'top_down', 'share': 1 / 8},
+  'bottom_up': {},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +66,9 @@ def base(rate: float, seed: int) -> Config:
 
 def train(out: Path, way: str, rate: float, seed: int, tokens: int) -> list[Row]:
   """Make a family, as far as it is not finished, and return its sizes."""
-  family = Family(SIZES, tokens, way, rate_power=0.0)
-  folder = str(out.absolute() / f'{rate:g}_{seed}')
+  settings = {'way': way, 'rate_power': 0.0, **WAYS[way]}
+  family = Family(SIZES, tokens, **settings)
+  folder = str(out.absolute() / f'{rate:g}_{seed}_{family.share:g}')
   jobs = ways.list_jobs(base(rate, seed), family, folder)
   if not grid_runs.make_missing(jobs, folder, make.make, make.is_done):
     raise SystemExit('stopped; run the same command to continue')
@@ -167,7 +173,7 @@ def main() -> None:
   parser.add_argument('--out', type=Path)
   parser.add_argument('--csv', type=Path, required=True)
   parser.add_argument('--frontier', type=Path, help='runs of mixing.py; print the tables')
-  parser.add_argument('--ways', default=','.join(WAYS))
+  parser.add_argument('--ways', default=';'.join(WAYS), help='separated by ;')
   parser.add_argument('--rates', default=','.join(map(str, RATES)))
   args = parser.parse_args()
   if args.frontier:
@@ -179,7 +185,7 @@ def main() -> None:
   scale = mixing.SCALES[SCALE]
   rows = read(args.csv) if args.csv.exists() else []
   for rate in map(float, args.rates.split(',')):
-    for way in args.ways.split(','):
+    for way in args.ways.split(';'):
       for seed in mixing.SEEDS:
         if not any((row.way, row.rate, row.seed) == (way, rate, seed) for row in rows):
           rows += train(args.out, way, rate, seed, scale.steps(scale.main) * mixing.TOKENS)
