@@ -105,7 +105,7 @@ def _chain(name, model):
     ('zero_keys', 'l2_norm_gelu', True),
     pytest.param('duplicate', 'softmax', False, marks=SLOW),
     pytest.param('mixed', 'gelu_l1_norm', False, marks=SLOW),
-    ('group', 'exp_l2_norm', False),
+    pytest.param('group', 'exp_l2_norm', False, marks=SLOW),
     *(pytest.param('group', score, True, marks=FULL_SIZE) for score in SCORES),
     *(pytest.param('group and others', score, True, marks=SLOW) for score in WITH_GELU),
     *(pytest.param('zero_keys', score, True, marks=SLOW) for score in WITH_GELU[1:]),

@@ -194,12 +194,12 @@ def _gradient(remat: str, layers: str):
 
 
 def _ways() -> list:
-  """The ways in which layers run; the first is in the quick tests."""
+  """The ways in which layers run."""
   kept = sorted({*choices('train.remat')} - {'auto'})
-  ways = list(itertools.product(kept, ('2', 'scan', 'unrolled')))
-  return [ways[0], *(pytest.param(*way, marks=_SLOW) for way in ways[1:])]
+  return list(itertools.product(kept, ('2', 'scan', 'unrolled')))
 
 
+@_SLOW
 @pytest.mark.parametrize(('remat', 'layers'), _ways())
 def test_losses_and_gradients_are_the_same_however_layers_run(remat, layers):
   want, got = _gradient('score_inputs', 'scan'), _gradient(remat, layers)

@@ -50,6 +50,7 @@ def test_one_wrong_bit_on_one_of_eight_devices_ends_the_run(make, tmp_path):
   assert checkpoint.Checkpoints(tmp_path / 'run').steps() == [5], 'a wrong step is saved'
 
 
+@pytest.mark.slow
 def test_a_wrong_bit_in_a_step_that_is_not_checked_stays(make, tmp_path, one_device):
   config = make(train__check_devices=7, train__steps=6)
   train_with_fault(config, tmp_path / 'run', call=3, device=0)
