@@ -108,6 +108,7 @@ def test_tasks_and_text_in_one_report(command, source, tmp_path):
   assert 'bootstrapping' not in printed, 'the standard output has more than the results'
 
 
+@pytest.mark.slow
 def test_a_length_beyond_training_is_explained(command, tmp_path):
   (tmp_path / 'a.txt').write_text('Readability counts.' * 9)
   text = f'--text=files:{tmp_path}/*.txt'

@@ -157,6 +157,7 @@ def test_equal_lengths_lie_on_the_frontier():
     assert mixing_report.equal_length(lengths, losses, loss) == pytest.approx(length)
 
 
+@pytest.mark.slow
 def test_the_power_of_the_share_holds_at_other_scales_and_lengths():
   """The figures in docs/growth.md."""
   folder = Path(mixing.__file__).parent

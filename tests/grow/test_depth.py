@@ -386,7 +386,12 @@ def test_all_new_arrays_learn_and_frozen_layers_do_not(old_tokens, place):
   ('source', 'target', 'how'),
   [
     (SOURCE, TARGET, PLAIN),
-    (SOURCE, tiny_model(layers=5, tokens={'ffn': 64}, reference={'ffn': 48}), BEHIND),
+    pytest.param(
+      SOURCE,
+      tiny_model(layers=5, tokens={'ffn': 64}, reference={'ffn': 48}),
+      BEHIND,
+      marks=SLOW,
+    ),
     pytest.param(KINDS, MORE_KINDS, COPIES, marks=SLOW),
     pytest.param(
       KINDS,

@@ -74,7 +74,9 @@ def _statistics(state: dict) -> dict[str, np.ndarray]:
 
 
 @EACH
-@pytest.mark.parametrize('method', ['zero_keys', 'duplicate', 'group'])
+@pytest.mark.parametrize(
+  'method', ['group', *(pytest.param(name, marks=SLOW) for name in ('zero_keys', 'duplicate'))]
+)
 def test_statistics_of_old_tokens_stay_and_new_ones_begin(name, method):
   config = GrowConfig(method=method)
   target, state = grown_model(MODEL, DOUBLE, config), _state(name)

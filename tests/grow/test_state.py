@@ -248,9 +248,8 @@ def test_the_reason_says_what_to_do(score, counts, config, sentence):
     raise AssertionError(inexact(source, grown_model(source, counts, config), config))
 
 
-@pytest.mark.parametrize(
-  'config', [ZERO_KEYS, pytest.param(DUPLICATE, marks=SLOW)], ids=['zero_keys', 'duplicate']
-)
+@SLOW
+@pytest.mark.parametrize('config', [ZERO_KEYS, DUPLICATE], ids=['zero_keys', 'duplicate'])
 def test_beside_an_epsilon_copies_count_otherwise_and_zero_keys_do_not(config):
   different, reason = _grown_and_said(tiny_model(row_epsilon=0.5), DOUBLE, config)
   if config is ZERO_KEYS:

@@ -87,6 +87,7 @@ def seen(home):
   return printed.getvalue(), json.loads((home / 'all.json').read_text())
 
 
+@pytest.mark.slow
 def test_the_picture_is_not_blank(home, seen):
   image = np.asarray(Image.open(home / 'heat.png').convert('L'))
   assert min(image.shape) > 200 and np.std(image) > 10

@@ -43,6 +43,7 @@ def test_the_load_is_that_of_the_model(model):
     assert len(one.ids) == len(one.experts) == IDS.size * 3
 
 
+@pytest.mark.slow
 def test_padding_counts_in_no_load(model):
   padded = np.concatenate([IDS, np.full((3, 13), -1, np.int32)])
   for one, other in zip(

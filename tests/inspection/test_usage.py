@@ -123,6 +123,7 @@ def _grown() -> tuple[ModelConfig, Params]:
   return larger, grown['params']
 
 
+@pytest.mark.slow
 def test_new_tokens_have_no_share_before_they_are_trained():
   larger, params = _grown()
   old = {'query': 24, 'key': 24, 'value': 24, 'proj': 40, 'ffn': 48}

@@ -233,6 +233,7 @@ def test_an_output_projection_with_a_skip_is_its_sum_with_the_identity():
   assert not np.any(new['proj']['kernel']) and new['heads_gain'] == 1
 
 
+@pytest.mark.slow
 def test_the_norms_of_a_layer_can_differ():
   # Without norms the source keeps an affine one before the mixer of its first block.
   layer = dataclasses.replace(SAS, norm='affine', ffn_norm='none')

@@ -277,6 +277,7 @@ def test_the_loss_of_layers_is_minimised_and_not_reported_as_the_loss():
   assert float(objective - figures['loss']) == pytest.approx(float(figures['aux_loss']), rel=1e-4)
 
 
+@_SLOW
 def test_an_evaluation_reports_means_of_what_layers_say():
   (_, _, figures), sums, _ = _step(1)
   more = sums._replace(count=3 * sums.count, layers={k: 2 * v for k, v in sums.layers.items()})

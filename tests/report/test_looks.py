@@ -17,7 +17,9 @@ def dense_feed_forward():
   return dataclasses.replace(layer, ffn=MLPConfig(width=48, activation='gelu'))
 
 
-@pytest.mark.parametrize('changes', [{}, {'layer': dense_feed_forward()}])
+@pytest.mark.parametrize(
+  'changes', [{}, pytest.param({'layer': dense_feed_forward()}, marks=pytest.mark.slow)]
+)
 def test_a_look_has_a_map_and_usage_of_every_part(changes, tmp_path):
   model = tiny_trained.trained(**changes)
   assert looks.can_look(model.meta, tmp_path)

@@ -301,6 +301,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_nothing_is_lost(finishe
   assert checkpoint.Checkpoints(workdir).steps()[-1] == 20, 'step 20 was not written again'
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_afresh(finished):
   config, workdir, _ = finished
   for step in (5, 10, 15, 20):

@@ -77,7 +77,10 @@ def test_smoothed_labels_weigh_every_class():
 
 @pytest.mark.parametrize(
   'optim',
-  [{'mixup': 0.8}, pytest.param({'cutmix': 1.0}, marks=pytest.mark.slow), {'drop_path': 0.5}],
+  [
+    {'mixup': 0.8},
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ({'cutmix': 1.0}, {'drop_path': 0.5})),
+  ],
 )
 def test_what_is_drawn_in_a_step_follows_from_its_key(optim):
   task = _task(**optim)

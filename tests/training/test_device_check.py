@@ -56,6 +56,7 @@ def test_a_wrong_bit_in_a_step_that_is_not_checked_stays(make, tmp_path, one_dev
   train_with_fault(config, tmp_path / 'run', call=3, device=0)
 
 
+@pytest.mark.slow
 def test_a_checked_run_is_the_unchecked_one(make, tmp_path, one_device):
   plain = loop.train(make(), tmp_path / 'plain')
   checked = loop.train(make(train__check_devices=EVERY), tmp_path / 'checked')

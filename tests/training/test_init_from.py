@@ -148,6 +148,7 @@ def test_frozen_tokens_need_newer_ones(make, tmp_path, one_device, ancestor):
       trainer(config, tmp_path / name)
 
 
+@_SLOW
 def test_a_grown_run_trains_its_new_tokens_alone_if_asked(make, tmp_path, one_device, ancestor):
   config = make(train__steps=22, optim__old_tokens='freeze', **LARGER)
   config = dataclasses.replace(config, init_from=str(ancestor[0]))

@@ -110,6 +110,7 @@ def test_the_guard_can_be_turned_on_and_off_between_starts(
   assert_same(ended, plain, 'a run whose guard changes')
 
 
+@pytest.mark.slow
 def test_a_lasting_change_of_the_data_does_not_stop_a_run(make, tmp_path, one_device):
   config = make(train__log_every=1, train__steps=24, train__max_skipped_steps=4, **GUARD)
   _, ended = train(config, tmp_path / 'run', range(BAD, 100))

@@ -217,6 +217,7 @@ def test_the_step_compiles_once_and_the_host_never_waits(make, tmp_path, one_dev
   assert run.train_step._cache_size() == 1, 'the training step was compiled more than once'
 
 
+@_SLOW
 def test_steps_move_nothing_between_host_and_device(make):
   config = make()
   step, state = build(config)

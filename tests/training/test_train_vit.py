@@ -66,6 +66,7 @@ def test_a_run_leaves_the_figures_of_images(whole):
   assert metrics.read(whole[0])[-1]['eval/images'] == 32
 
 
+@SLOW
 def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(whole, tmp_path, one_device):
   shutil.copytree(whole[0], tmp_path / 'run')
   for step in (15, 20):  # forget the last ones, as a crash would
