@@ -158,6 +158,7 @@ def _state(directory):
   return files.read(checkpoints, meta, sharding.make_mesh(MeshConfig()))
 
 
+@pytest.mark.slow
 def test_parameters_that_stay_in_half_precision(tmp_path):
   source = hub_folders.write(tmp_path / 'source', 'mixtral', dtype='bfloat16')
   for dtype in ('float32', 'bfloat16'):

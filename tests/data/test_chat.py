@@ -157,6 +157,7 @@ def _tables(tmp_path):
   ]
 
 
+@pytest.mark.slow
 def test_every_source_of_rows_gives_the_same_tokens(tmp_path):
   expected = _prepare(tmp_path, _write(tmp_path / 'a.jsonl'))
   for source in _tables(tmp_path):

@@ -424,6 +424,7 @@ def test_a_killed_build_leaves_nothing_that_counts(tmp_path):
   assert not _unfinished(tmp_path), 'the folder of the dead process is still there'
 
 
+@pytest.mark.slow
 def test_processes_that_build_the_same_store_agree(tmp_path):
   config = _config(tmp_path)
   processes = [_start(config, 'run') for _ in range(2)]

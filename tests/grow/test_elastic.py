@@ -31,6 +31,7 @@ def test_the_first_groups_compute_what_the_smaller_model_does(count, model):
   np.testing.assert_allclose(got, logits(model, smaller), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_later_groups_are_left_out_as_often_as_asked():
   ones = jax.tree.map(lambda a: jnp.ones(a.shape), define_lm(LARGE).abstract)
 

@@ -151,7 +151,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in ('norm_0_seq_0', 'norm_1_seq_1')))
+    for name in CASES
+  ],
+)
 def test_a_deepseekmoe_layer_is_that_of_the_reference(name):
   case, params = CASES[name], _deepseek_weights()
   router = RouterConfig(top_k=case.get('top_k', 3), renormalize=case.get('renormalize', False))

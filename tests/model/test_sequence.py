@@ -106,6 +106,7 @@ def _check(name: str, on: MeshConfig) -> None:
   np.testing.assert_allclose(got_sums, sums, rtol=1e-5, err_msg='the mesh changes evaluations')
 
 
+@pytest.mark.slow
 def test_rows_on_several_devices_are_those_on_one():
   _check('full', MIXED)
 

@@ -351,7 +351,7 @@ def test_a_run_that_cannot_start_leaves_no_directory(make, tmp_path):
   assert not (tmp_path / 'runs').exists(), 'a mistake leaves a work directory behind'
 
 
-@pytest.mark.parametrize('when', [2, 3])
+@pytest.mark.parametrize('when', [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_run_that_was_replaced_writes_nothing_more(make, tmp_path, monkeypatch, when):
   """It finds out when it is about to write figures (2), or a checkpoint (3)."""
   asked = []
