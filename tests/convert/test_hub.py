@@ -140,6 +140,7 @@ def test_unknown_keys_are_named_and_sizes_fit(tmp_path, capsys):
   assert config.data.sequence_length == 32, 'longer than the positions of the model'
 
 
+@pytest.mark.slow
 def test_a_model_of_a_family_goes_out_as_it_came(tmp_path):
   source = hub_folders.write(tmp_path / 'source', 'qwen3')
   convert.to_jax(source, tmp_path / 'run')

@@ -297,6 +297,7 @@ def _gradients():
   return loss_and_gradient(SOURCE)(params_of(SOURCE)), loss_and_gradient(TARGET)(grown)
 
 
+@SLOW
 def test_the_outputs_of_new_layers_have_a_gradient_at_once():
   (_, small), (_, large) = _gradients()
   small, large = paths(small), paths(large)

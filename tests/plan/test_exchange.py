@@ -93,6 +93,7 @@ def test_gpus_exchange_tokens_by_formula():
   assert 'experts: all-to-all' in table.render(found)
 
 
+@pytest.mark.slow
 def test_experts_take_memory_for_their_places():
   on = topology.parse('gpu-h100:8')
   few, many = (

@@ -295,6 +295,7 @@ def test_a_run_that_diverges_stops_and_says_what_to_do(make, tmp_path, one_devic
   assert max(losses(tmp_path / 'run')) < 40, 'the run went on for long after it had diverged'
 
 
+@pytest.mark.slow
 def test_a_stop_asked_for_during_an_evaluation_saves_the_step_after_it(
   make, tmp_path, one_device, monkeypatch
 ):
