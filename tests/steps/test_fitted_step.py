@@ -183,14 +183,22 @@ def test_a_copy_of_the_state_for_a_check_of_devices_is_kept_free(mesh, compiled)
   ],
 )
 def test_what_the_config_says_is_not_a_choice(train, first, count):
-  found = ways.open_ways(TrainConfig(**train), MODEL)
+  found = ways.open_ways(TrainConfig(**train), MODEL, 'TPU v5')
   assert (found[0], len(found)) == (first, count)
 
 
-def test_a_deep_model_keeps_its_loop_and_a_dense_one_has_no_scores_to_save():
-  deep = dataclasses.replace(MODEL, pattern='layer*100')
-  assert {way.layers for way in ways.open_ways(TrainConfig(), deep)} == {'scan'}
-  dense = ways.open_ways(TrainConfig(), tiny_model(dense=True))
+@pytest.mark.parametrize(
+  ('layers', 'kind'), [(100, 'TPU v5'), (100, 'NVIDIA H100 80GB HBM3'), (2, 'TPU7x')]
+)
+def test_a_program_that_would_compile_for_hours_keeps_its_loop(layers, kind):
+  model = dataclasses.replace(MODEL, pattern=f'layer*{layers}')
+  assert {way.layers for way in ways.open_ways(TrainConfig(), model, kind)} == {'scan'}
+  asked = ways.open_ways(TrainConfig(layers='unrolled'), model, kind)
+  assert {way.layers for way in asked} == {'unrolled'}
+
+
+def test_a_dense_model_has_no_scores_to_save():
+  dense = ways.open_ways(TrainConfig(), tiny_model(dense=True), 'TPU v5')
   assert 'score_inputs' not in {way.remat for way in dense}
 
 

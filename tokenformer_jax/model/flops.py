@@ -35,7 +35,7 @@ PEAK_TFLOPS = {
 
 def peak_flops(device: jax.Device) -> float | None:
   """Return the device's published bf16 peak in FLOP/s, or None if the table lacks it (a CPU)."""
-  peak = sharding.lookup_device(PEAK_TFLOPS, device)
+  peak = sharding.lookup_kind(PEAK_TFLOPS, device.device_kind)
   return peak * 1e12 if peak else None
 
 

@@ -44,9 +44,9 @@ def find_devices() -> list[jax.Device]:
     ) from error
 
 
-def lookup_device(table: Mapping[str, Any], device: jax.Device) -> Any:
-  """Look up a device by the longest key that is a prefix of its `device_kind`; None if none is."""
-  matches = [name for name in table if device.device_kind.startswith(name)]
+def lookup_kind(table: Mapping[str, Any], kind: str) -> Any:
+  """Look up a `device_kind` by the longest key that is a prefix of it; None if none is."""
+  matches = [name for name in table if kind.startswith(name)]
   return table[max(matches, key=len)] if matches else None
 
 

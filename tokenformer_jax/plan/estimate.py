@@ -240,7 +240,7 @@ def _by_formula(step: Program, on: Topology) -> Plan:
   sharding.check_divides(mesh, step.task.definition.abstract, step.task.definition.axes)
   sharding.check_splits(step.config, mesh)
   state = program.state_bytes(step, mesh)
-  for way in ways.open_ways(step.config.train, step.config.model):
+  for way in ways.open_ways(step.config.train, step.config.model, on.chip.kind):
     chosen = ways.in_way(step, way)
     memory, found = formulas.memory_and_costs(chosen, mesh, state, on.chip)
     if memory.left >= 0:

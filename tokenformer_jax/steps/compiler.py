@@ -6,7 +6,7 @@ The options for TPUs were found with the planner, on programs compiled for v5e, 
 
 from jax.sharding import Mesh
 
-from tokenformer_jax.parallel.sharding import lookup_device
+from tokenformer_jax.parallel.sharding import lookup_kind
 
 # Gather weights that are split over 64 or more chips, in parallel with other work. Without these
 # options the compiler uses an all-reduce of the whole matrix instead, which moves twice the bytes.
@@ -65,7 +65,7 @@ _SDC_SETS = {
 
 def sdc_options(mesh: Mesh) -> dict[str, str]:
   """Return the options for a step in which TPUs look for silent data corruption (SDC)."""
-  return lookup_device(_SDC_SETS, mesh.devices.flat[0]) or {}
+  return lookup_kind(_SDC_SETS, mesh.devices.flat[0].device_kind) or {}
 
 
 def options(name: str, mesh: Mesh) -> dict[str, str | bool]:
@@ -74,7 +74,7 @@ def options(name: str, mesh: Mesh) -> dict[str, str | bool]:
   `name` is `config.train.compiler_options`: `auto`, the set for the mesh's devices;
   `deterministic`, the same set with bit-exact repetition on a GPU; or `none`.
   """
-  fastest = lookup_device(_SETS, mesh.devices.flat[0]) or {}
+  fastest = lookup_kind(_SETS, mesh.devices.flat[0].device_kind) or {}
   return {} if name == 'none' else {**fastest, **eval_options(name, mesh)}
 
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from tokenformer_jax.config import ModelConfig, TrainConfig, pattentions
-from tokenformer_jax.parallel import rules
+from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.steps.step import Program
 
 # Temporaries of a step over the values that its layers save. Without a loop, gaps are between them.
@@ -53,8 +53,9 @@ WAYS = (
   Way('full', 'scan'),
   Way('offload', 'scan'),
 )
-# The most layers of a model without a loop by choice: the program compiles in minutes.
-_MOST_UNROLLED = 64
+# The most layers of a model without a loop by choice, by the start of `device_kind`: the program
+# compiles in minutes. The compiler for TPU7x takes up to a minute for each product.
+_MOST_UNROLLED = {'': 64, 'TPU7x': 0}
 
 
 def all_ways(model: ModelConfig) -> list[Way]:
@@ -63,11 +64,12 @@ def all_ways(model: ModelConfig) -> list[Way]:
   return [way for way in WAYS if way.remat != 'score_inputs' or pattentions(model)]
 
 
-def open_ways(train: TrainConfig, model: ModelConfig) -> list[Way]:
-  """Return the ways that a config leaves open on an accelerator, the fastest first."""
+def open_ways(train: TrainConfig, model: ModelConfig, kind: str) -> list[Way]:
+  """Return the ways that a config leaves open on a `device_kind`, the fastest first."""
   found: dict[Way, None] = {}
+  most = sharding.lookup_kind(_MOST_UNROLLED, kind)
   for remat, layers in all_ways(model):
-    if train.remat in ('auto', remat) and (layers == 'scan' or model.depth <= _MOST_UNROLLED):
+    if train.remat in ('auto', remat) and (layers == 'scan' or model.depth <= most):
       found[Way(remat, layers if train.layers == 'auto' else train.layers)] = None
   return list(found) or [Way(train.remat, 'scan')]
 
@@ -83,7 +85,7 @@ def in_way(program: Program, way: Way) -> Program:
 
 
 def affordable(
-  program: Program, mesh: Mesh | AbstractMesh, arguments: tuple[Any, ...], capacity: float
+  program: Program, mesh: Mesh, arguments: tuple[Any, ...], capacity: float
 ) -> Iterator[Way]:
   """Yield the ways to try, the fastest that should fit first, with room for what is exchanged.
 
@@ -96,7 +98,8 @@ def affordable(
     arguments: those of the step, or their shapes with shardings.
     capacity: bytes of a device for the arguments and the temporaries.
   """
-  ways = open_ways(program.config.train, program.config.model)
+  kind = mesh.devices.flat[0].device_kind
+  ways = open_ways(program.config.train, program.config.model, kind)
   if len(ways) == 1:
     yield ways[0]
     return
@@ -127,7 +130,7 @@ def argument_bytes(arguments: Any) -> float:
   )
 
 
-def saved_bytes(program: Program, mesh: Mesh | AbstractMesh, arguments: tuple[Any, ...]) -> float:
+def saved_bytes(program: Program, mesh: Mesh, arguments: tuple[Any, ...]) -> float:
   """Return the bytes on a device that the forward pass of a step saves for the backward pass.
 
   They are those of one part of the batch if the step accumulates gradients. Values of the model's
