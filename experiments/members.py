@@ -1,10 +1,10 @@
 """Train many small models at once: all of one shape are members of one compiled program.
 
 A tiny model alone leaves an accelerator idle, which waits for the launches of its operations. Here
-one step trains all members: `jax.vmap` over the project's own loss and optimizer, in a loop over a
-chunk of steps. Each member has its own seed, place in the data, rates and decay of weights, so runs
-of other lengths, recipes and ages share a program. When a run ends, the next one takes its slot.
-Growth is that of `grow.state`, between two chunks.
+one step trains all members, by the project's own loss and optimizer, in a loop over a chunk of
+steps: at once by `jax.vmap`, and on a CPU one after the other. Each member has its own seed, place
+in the data, rates and decay of weights, so runs of other lengths, recipes and ages share a program.
+When a run ends, the next one takes its slot. Growth is that of `grow.state`, between two chunks.
 """
 
 import dataclasses
@@ -35,6 +35,16 @@ from tokenformer_jax.training import sizes
 _EVALUATED = 8  # the most members that are evaluated together
 _READY = 128  # first states that are made before there is a slot for them
 _PARTS = 16  # of the validation text, one after the other
+
+
+def _of_members(one: Callable[..., Any]) -> Callable[..., Any]:
+  """Map a function over members: on a CPU one after the other, elsewhere all at once.
+
+  A CPU is busy with one member, and the products of many at once are slower there.
+  """
+  if jax.default_backend() != 'cpu':
+    return jax.vmap(one)
+  return lambda *arguments: jax.lax.map(lambda given: one(*given), arguments)
 
 
 class Program:
@@ -103,7 +113,7 @@ class Program:
     def step(carry: Any, rates: jax.Array) -> Any:
       states, first = carry
       batches = jax.vmap(batch)(fixed['seed'], first)
-      states, losses = jax.vmap(self._step)(states, batches, rates, fixed)
+      states, losses = _of_members(self._step)(states, batches, rates, fixed)
       return (states, first + self.batch), losses
 
     carry = (states, fixed['first'])

@@ -48,8 +48,11 @@ def _losses(workdir, key='train/loss'):
 
 
 @pytest.mark.slow
-def test_members_are_runs(make, tmp_path):
+@pytest.mark.parametrize('at_once', [False, True])
+def test_members_are_runs(at_once, make, tmp_path, monkeypatch):
   """A run, its growth and a decay branch, among members with other seeds, rates and teachers."""
+  if at_once:  # as on accelerators
+    monkeypatch.setattr(members, '_of_members', jax.vmap)
   small = make(**ALL, train__steps=GROWN, train__decay_from=GROWN - 1)
   large = {**ALL, **LARGE, 'train__steps': LAST, 'train__decay_from': LAST - 6}
   grown = make(**large, init_from=f'{tmp_path}/small@{GROWN}')
