@@ -51,8 +51,7 @@ def _written(program: Program, inner: Computation | None, instruction: Instructi
 
 def _updated(program: Program, inner: Computation, root: Instruction) -> int | None:
   """Return the bytes of the slice that a result updates in place; None for a whole result."""
-  while root.opcode in _SAME and root.operands[0] in inner.instructions:
-    root = inner.instructions[root.operands[0]]
+  root = _before(inner, root, _SAME)
   if root.opcode == 'fusion':
     nested = program.computations[root.attribute('calls')]
     return _updated(program, nested, nested.root)
@@ -103,7 +102,12 @@ def _copies(program: Program, instruction: Instruction) -> bool:
   if instruction.opcode != 'fusion':
     return instruction.opcode in _COPIES
   nested = program.computations[instruction.attribute('calls')]
-  root = nested.root
-  while root.opcode in _COPIES:
-    root = nested.instructions[root.operands[0]]
-  return root.opcode == 'parameter' and len(instruction.operands) == 1
+  source = _before(nested, nested.root, _COPIES)
+  return source.opcode == 'parameter' and len(instruction.operands) == 1
+
+
+def _before(computation: Computation, last: Instruction, opcodes: tuple[str, ...]) -> Instruction:
+  """Return the operation whose result a chain of operations passes on to the last one."""
+  while last.opcode in opcodes:
+    last = computation.instructions[last.operands[0]]
+  return last
