@@ -16,6 +16,7 @@ minutes. `--parts`, in the order in which they are made:
   recipes   other rates, moments, decays, keys, values, layers, batches and trunks; a teacher
   muon      the default and both sizes from scratch with Muon
   family    four sizes from scratch, and from one trunk that grows from each to the next
+  deep      the large model with twice the layers, from scratch
   tokens    sizes from scratch that differ in parameter tokens alone (family_ways.py)
 
 Every run has 512 tokens a step. The length D is in tokens for each parameter of the large model's
@@ -49,6 +50,7 @@ RATES = (1.0, 0.5, 0.25)  # of arms, in rates of the scale
 POINTS, EARLY = (0.25, 0.5, 0.75), (0.025, 0.05, 0.1)
 LARGE = '4x2'  # the shape of the large model: layers × groups of as many tokens as its width
 SMALL = '2x1'
+DEEP = '8x2'
 FAMILY = ('1x1', '2x1', '2x2', '4x2')  # sizes, each with twice the parameters of the one before
 BY_TOKENS = ('2x1', '2x2', '2x4')
 GROWN_AT = (0.0, 1 / 6, 1 / 3, 1 / 2)  # where the trunk of a family grows to each of them
@@ -101,6 +103,7 @@ class Trunk:
 
 
 AS_GROW, TAUGHT = GrowConfig(), 'taught'
+TO_EIGHT = 'from one layer to eight (r = 16)'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +122,7 @@ class Recipe:
   falls: bool = False  # the rate falls from the growth on
   between: tuple[str, ...] = ()  # shapes on the way; growths are at equal parts of the point
   teacher: bool = False  # the model before growth teaches the grown one
+  shape: str = LARGE  # that it grows to
   points: tuple[float, ...] = POINTS
 
 
@@ -136,6 +140,7 @@ RECIPES = {
   'trunk at half the rate': Recipe(trunk=Trunk(rate=0.5)),
   'from one layer (r = 4)': Recipe(trunk=Trunk('1x2')),
   'from one layer of half the tokens (r = 8)': Recipe(trunk=Trunk('1x1')),
+  TO_EIGHT: Recipe(trunk=Trunk('1x1'), shape=DEEP),
   'layers live copies': _grow(place='whole_copies'),
   'rate falls from growth on': Recipe(falls=True),
   'values small': dataclasses.replace(_grow(new_values='init'), edit='small'),
@@ -294,7 +299,7 @@ class Plan:
         one = Run(f'{path}/{factor:g} between {name}/{seed}', shape, seed, begin, until, between)
         yield dataclasses.replace(one, begin=begins, grow=how, keep=(until,))
         begins = (one.name, until)
-      shape = self.shape(LARGE, TAUGHT if recipe.teacher else recipe.batch)
+      shape = self.shape(recipe.shape, TAUGHT if recipe.teacher else recipe.batch)
       run = Run(f'{path}/{factor:g}/{seed}', shape, seed, first, last, rate, recipe.decay, begins)
       yield dataclasses.replace(run, grow=how, edit=recipe.edit)
 
@@ -369,6 +374,7 @@ PARTS: Mapping[str, Callable[[Plan], Iterator[Run]]] = {
   'recipes': _recipes,
   'muon': _muon,
   'family': _family,
+  'deep': lambda plan: plan.scratch(DEEP, plan.scale.lengths, plan.rates),
   'tokens': _tokens,
 }
 

@@ -161,15 +161,15 @@ class Runs:
     return flops.train_flops(config.model, config.data.sequence_length)
 
   def cost(self, arm: str, length: float, point: float) -> float:
-    """Return what a grown run costs, in FLOPs of a token of the large model times the length."""
+    """Return what a grown run costs, in FLOPs of a token of its last model times the length."""
     recipe, steps = mixing.RECIPES[arm], mixing.SCALES[self.scale].steps
-    shapes = (recipe.trunk.shape, *recipe.between, mixing.LARGE)
+    shapes = (recipe.trunk.shape, *recipe.between, recipe.shape)
     parts = [point * number / (len(shapes) - 1) for number in range(len(shapes))]
     at = [steps(part * length) / steps(length) for part in parts] + [1.0]
     spent = [(at[n + 1] - at[n]) * self.flops(shape) for n, shape in enumerate(shapes)]
     if recipe.teacher:  # whose forward pass is a third of its step
       spent.append((1 - at[1]) * self.flops(recipe.trunk.shape) / 3)
-    return length * sum(spent) / self.flops(mixing.LARGE)
+    return length * sum(spent) / self.flops(recipe.shape)
 
   @property
   def untuned(self) -> float:
@@ -251,16 +251,17 @@ def grown(
   With `tuned`, the large model from scratch loses less by `Runs.untuned` at all lengths.
   """
   rate, losses = runs.best(arm, length, point)
-  small, large = (runs.scratch(shape, length)[1] for shape in (mixing.SMALL, mixing.LARGE))
+  last = mixing.RECIPES[arm].shape
+  small, large = (runs.scratch(shape, length)[1] for shape in (mixing.SMALL, last))
   seeds = sorted(losses.keys() & small.keys() & large.keys())
-  if not seeds or len(runs.lengths(mixing.LARGE)) < 2:
+  if not seeds or len(runs.lengths(last)) < 2:
     return None
   cost, less = runs.cost(arm, length, point), runs.untuned if tuned else 0.0
 
   def figures(chosen: Sequence[int]) -> tuple[float, float]:
     mean = [np.mean([side[seed] for seed in chosen]) for side in (small, large, losses)]
     closed = (mean[0] - mean[2]) / (mean[0] - mean[1] + less)
-    lengths, scratch = runs.frontier(chosen)
+    lengths, scratch = runs.frontier(chosen, last)
     return closed, 1 - cost / equal_length(lengths, scratch - less, mean[2])
 
   drawn = np.array([figures(chosen) for chosen in draws(seeds)])
@@ -344,7 +345,7 @@ def against_small(runs: Runs) -> None:
       if not seeds:
         continue
       known, _ = runs.frontier(seeds, mixing.SMALL)
-      per_token = runs.flops(mixing.SMALL) / runs.flops(mixing.LARGE)
+      per_token = runs.flops(mixing.SMALL) / runs.flops(mixing.RECIPES[arm].shape)
       equal = runs.cost(arm, length, point) / per_token
       if len(known) < 2 or equal > 1.5 * known[-1]:
         continue
@@ -359,7 +360,7 @@ def against_small(runs: Runs) -> None:
   trials.table(rows)
 
 
-def default_table(all_runs: Sequence[Runs], arm: str = 'default', *, tuned: bool) -> None:
+def default_table(all_runs: Sequence[Runs], arm: str, *, tuned: bool) -> None:
   """Print an arm at all lengths and points."""
   rows = [[arm, 'tokens a parameter', 'grown at', 'rate', 'bits a byte', 'η', 'saves']]
   for runs in all_runs:
@@ -369,7 +370,8 @@ def default_table(all_runs: Sequence[Runs], arm: str = 'default', *, tuned: bool
           continue
         row = [f'{runs.scale}, {runs.optimizer}', f'{length:g}', f'{point:.0%}', f'×{found.rate:g}']
         rows.append([*row, trials.spread(found.losses.values()), *found.shown])
-  trials.table(rows)
+  if len(rows) > 1:
+    trials.table(rows)
 
 
 # What is left of the gap, 1 − η, as a function of the point f, the length D, and one or two
@@ -462,7 +464,8 @@ def main() -> None:
   for tuned in (False, True) if any(runs.untuned for runs in all_runs) else (False,):
     for runs in all_runs:
       recipe_table(runs, tuned=tuned)
-    default_table(all_runs, tuned=tuned)
+    for arm in ('default', mixing.TO_EIGHT):
+      default_table(all_runs, arm, tuned=tuned)
     forms_table([runs for runs in all_runs if runs.optimizer == 'adamw'], tuned=tuned)
 
 
