@@ -16,6 +16,7 @@ minutes. `--parts`, in the order in which they are made:
   recipes   other rates, moments, decays, keys, values, layers, batches and trunks; a teacher
   muon      the default and both sizes from scratch with Muon
   family    four sizes from scratch, and from one trunk that grows from each to the next
+  late      the family again, whose trunk grows at a quarter, half and three quarters
   deep      the large model with twice the layers, from scratch
   tokens    sizes from scratch that differ in parameter tokens alone (family_ways.py)
 
@@ -53,7 +54,8 @@ SMALL = '2x1'
 DEEP = '8x2'
 FAMILY = ('1x1', '2x1', '2x2', '4x2')  # sizes, each with twice the parameters of the one before
 BY_TOKENS = ('2x1', '2x2', '2x4')
-GROWN_AT = (0.0, 1 / 6, 1 / 3, 1 / 2)  # where the trunk of a family grows to each of them
+# Where the trunk of a family grows to each of its sizes.
+FAMILIES = {'family': (0.0, 1 / 6, 1 / 3, 1 / 2), 'late family': (0.0, 1 / 4, 1 / 2, 3 / 4)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,22 +305,23 @@ class Plan:
       run = Run(f'{path}/{factor:g}/{seed}', shape, seed, first, last, rate, recipe.decay, begins)
       yield dataclasses.replace(run, grow=how, edit=recipe.edit)
 
-  def family(self, length: int) -> Iterator[Run]:
+  def family(self, length: int, way: str) -> Iterator[Run]:
     """Yield a trunk that grows to each size of a family, and the decays of all but the smallest.
 
     The smallest size decays as it does from scratch. After n growths the rate has the factor
     x^(n/3), with each x of `grown_rates`.
     """
     scale, begin, end = self.scale, self.begin(length), self.scale.steps(length)
-    at = [scale.steps(part * length) for part in GROWN_AT]
+    parts = FAMILIES[way]
+    at = [scale.steps(part * length) for part in parts]
     for seed in self.seeds:
-      trunk = self.trunk(Trunk(FAMILY[0]), seed, (), [(GROWN_AT[1], length)])
+      trunk = self.trunk(Trunk(FAMILY[0]), seed, (), [(parts[1], length)])
       yield trunk
       for factor in self.grown_rates:
         source = (trunk.name, at[1])
         for n in range(1, len(FAMILY)):
-          shape, path = self.shape(FAMILY[n]), f'{self.name} {self.optimizer}/family {FAMILY[n]}'
-          path = f'{path}/{length}/{GROWN_AT[n]:.3g}/{factor:g}'
+          shape, path = self.shape(FAMILY[n]), f'{self.name} {self.optimizer}/{way} {FAMILY[n]}'
+          path = f'{path}/{length}/{parts[n]:.3g}/{factor:g}'
           rate = Rate(scale.rate * factor ** (n / (len(FAMILY) - 1)), 0, at[n], new_warmup=100)
           keep = tuple(sorted({*at[n + 1 : n + 2], begin}))
           stable = Run(f'{path} between/{seed}', shape, seed, at[n], begin, rate, keep=keep)
@@ -353,10 +356,10 @@ def _muon(plan: Plan) -> Iterator[Run]:
   yield from plan.arm('default', RECIPES['default'], (plan.scale.main,))
 
 
-def _family(plan: Plan) -> Iterator[Run]:
+def _family(plan: Plan, way: str = 'family') -> Iterator[Run]:
   for shape in FAMILY:
     yield from plan.scratch(shape, plan.scale.lengths, plan.rates)
-  yield from plan.family(plan.scale.main)
+  yield from plan.family(plan.scale.main, way)
 
 
 def _tokens(plan: Plan) -> Iterator[Run]:
@@ -374,6 +377,7 @@ PARTS: Mapping[str, Callable[[Plan], Iterator[Run]]] = {
   'recipes': _recipes,
   'muon': _muon,
   'family': _family,
+  'late': lambda plan: _family(plan, 'late family'),
   'deep': lambda plan: plan.scratch(DEEP, plan.scale.lengths, plan.rates),
   'tokens': _tokens,
 }

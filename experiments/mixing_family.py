@@ -7,7 +7,8 @@ Apart, each size sees as many tokens as it needs for the loss that it has in the
 between those of its own frontier from scratch, at the best of equally many rates. In the family the
 smallest size is the trunk with its decay, and every other size grows from the one before. The
 family has one rate after its growths, the best by the mean over sizes. Intervals hold 95 % of
-bootstrap samples of the seeds, in which all runs of a seed stay together.
+bootstrap samples of the seeds, in which all runs of a seed stay together. Beside them is what the
+law of mixing says, from the sizes from scratch alone; it says so for families without runs as well.
 """
 
 import argparse
@@ -22,6 +23,8 @@ import numpy as np
 import trials
 from mixing_report import Losses, Runs
 
+from tokenformer_jax.laws.mixing import TYPICAL
+
 
 @dataclasses.dataclass(frozen=True)
 class Family:
@@ -29,11 +32,13 @@ class Family:
 
   Attributes:
     runs: of its scale.
+    way: a key of `mixing.FAMILIES`.
     rate: the factor after all growths.
     losses: of each size, by seed.
   """
 
   runs: Runs
+  way: str
   rate: float
   losses: Sequence[Losses]
 
@@ -48,7 +53,7 @@ class Family:
   def starts(self) -> list[float]:
     """The tokens at which each size begins, by whole chunks, in tokens a parameter."""
     scale, length = mixing.SCALES[self.runs.scale], self.runs.main
-    at = [scale.steps(part * length) for part in mixing.GROWN_AT]
+    at = [scale.steps(part * length) for part in mixing.FAMILIES[self.way]]
     return [length * steps / scale.steps(length) for steps in at]
 
   def needed(self, seeds: Sequence[int]) -> list[float]:
@@ -74,8 +79,8 @@ class Family:
     return 1 - spent / apart, alone, 1 - length / needed[0]
 
 
-def families(runs: Runs) -> list[Family]:
-  """Return the families of a scale, the best rate first."""
+def families(runs: Runs, way: str = 'family') -> list[Family]:
+  """Return the families of a scale and a way to grow them, the best rate first."""
   length, found = runs.main, []
   (smallest, *larger), rows = mixing.FAMILY, runs.rows
 
@@ -84,14 +89,28 @@ def families(runs: Runs) -> list[Family]:
       row.seed: row.loss for row in rows if (row.arm, row.length, row.rate) == (arm, length, rate)
     }
 
-  for rate in sorted({row.rate for row in rows if row.arm == f'family {larger[0]}'}):
-    of_sizes = [losses(smallest, 1.0), *(losses(f'family {shape}', rate) for shape in larger)]
+  for rate in sorted({row.rate for row in rows if row.arm == f'{way} {larger[0]}'}):
+    of_sizes = [losses(smallest, 1.0), *(losses(f'{way} {shape}', rate) for shape in larger)]
     if all(of_sizes):
-      found.append(Family(runs, rate, of_sizes))
+      found.append(Family(runs, way, rate, of_sizes))
   means = {
     one.rate: statistics.mean(x for side in one.losses for x in side.values()) for one in found
   }
   return sorted(found, key=lambda one: means[one.rate])
+
+
+def by_law(runs: Runs, way: str) -> Family:
+  """Return a family whose sizes have the losses that the law of mixing says.
+
+  The gap between two sizes from scratch closes as a power of the share at which the trunk grew from
+  one to the other, with the γ that `tokenformer laws` takes.
+  """
+  apart = [runs.scratch(shape, runs.main)[1] for shape in mixing.FAMILY]
+  left, losses = dict.fromkeys(apart[0], 0.0), [apart[0]]
+  for small, large, share in zip(apart, apart[1:], mixing.FAMILIES[way][1:], strict=False):
+    left = {seed: left[seed] + (small[seed] - large[seed]) * share**TYPICAL for seed in small}
+    losses.append({seed: large[seed] + left[seed] for seed in small})
+  return Family(runs, way, 0.0, losses)
 
 
 def table(family: Family) -> None:
@@ -110,7 +129,9 @@ def table(family: Family) -> None:
   draws = np.array([family.savings(chosen) for chosen in mixing_report.draws(seeds)])
   low, high = np.quantile(draws, (0.025, 0.975), axis=0)
   names = ('all four', 'the largest alone', 'the smallest alone')
-  rows = [[f'{runs.scale}, {length:g} tokens a parameter, ×{family.rate:g}', 'saves']]
+  head = f'{family.way}, {runs.scale}, {length:g} tokens a parameter, '
+  head += f'×{family.rate:g}' if family.rate else f'by the law with γ = {TYPICAL:g}'
+  rows = [[head, 'saves']]
   for name, value, least, most in zip(names, family.savings(seeds), low, high, strict=True):
     rows.append([name, mixing_report.saving(value, (least, most))])
   trials.table(rows)
@@ -124,8 +145,12 @@ def main() -> None:
   rows = [row for path in args.runs for row in mixing_report.read(path)]
   for scale in mixing.SCALES:
     mine = [row for row in rows if (row.scale, row.optimizer) == (scale, 'adamw')]
-    for family in families(Runs(scale, 'adamw', mine)):
-      table(family)
+    runs = Runs(scale, 'adamw', mine)
+    if not all(runs.scratch(shape, runs.main)[1] for shape in mixing.FAMILY):
+      continue
+    for way in mixing.FAMILIES:
+      for family in (*families(runs, way), by_law(runs, way)):
+        table(family)
 
 
 if __name__ == '__main__':

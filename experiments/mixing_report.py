@@ -330,33 +330,37 @@ def against_default(runs: Runs) -> None:
   trials.table(rows)
 
 
-def against_small(runs: Runs) -> None:
-  """Print how far each arm is ahead of the small model with as many FLOPs, where that is known.
+def ahead_of_small(runs: Runs, arm: str, length: float, point: float) -> list[float]:
+  """Return how many bits an arm is ahead of the small model with as many FLOPs, for each seed.
 
   The small model lies between the lengths of its frontier from scratch, or at most half as far
-  again behind the last one.
+  again behind the last one; [] if it does not.
   """
-  length = runs.main
+  losses = runs.best(arm, length, point)[1]
+  seeds = sorted(losses.keys() & runs.scratch(mixing.SMALL, length)[1].keys())
+  if not seeds:
+    return []
+  known = runs.frontier(seeds, mixing.SMALL)[0]
+  per_token = runs.flops(mixing.SMALL) / runs.flops(mixing.RECIPES[arm].shape)
+  equal = runs.cost(arm, length, point) / per_token
+  if len(known) < 2 or equal > 1.5 * known[-1]:
+    return []
+  at = int(np.clip(np.searchsorted(known, equal), 1, len(known) - 1))
+  part = np.log(equal / known[at - 1]) / np.log(known[at] / known[at - 1])
+  ahead = []
+  for seed in seeds:
+    curve = runs.frontier([seed], mixing.SMALL)[1]
+    ahead.append(curve[at - 1] + part * (curve[at] - curve[at - 1]) - losses[seed])
+  return ahead
+
+
+def against_small(runs: Runs) -> None:
+  """Print how far each arm is ahead of the small model with as many FLOPs, where that is known."""
   rows = [['bits a byte less than the small model with as many FLOPs', 'at', '']]
   for arm in mixing.RECIPES:
-    for point in runs.points(arm, length):
-      losses = runs.best(arm, length, point)[1]
-      seeds = sorted(losses.keys() & runs.scratch(mixing.SMALL, length)[1].keys())
-      if not seeds:
-        continue
-      known, _ = runs.frontier(seeds, mixing.SMALL)
-      per_token = runs.flops(mixing.SMALL) / runs.flops(mixing.RECIPES[arm].shape)
-      equal = runs.cost(arm, length, point) / per_token
-      if len(known) < 2 or equal > 1.5 * known[-1]:
-        continue
-      at = int(np.clip(np.searchsorted(known, equal), 1, len(known) - 1))
-      part = np.log(equal / known[at - 1]) / np.log(known[at] / known[at - 1])
-      of_small = [runs.frontier([seed], mixing.SMALL)[1] for seed in seeds]
-      ahead = [
-        curve[at - 1] + part * (curve[at] - curve[at - 1]) - losses[seed]
-        for seed, curve in zip(seeds, of_small, strict=True)
-      ]
-      rows.append([arm, f'{point:g}', trials.spread(ahead)])
+    for point in runs.points(arm, runs.main):
+      if ahead := ahead_of_small(runs, arm, runs.main, point):
+        rows.append([arm, f'{point:g}', trials.spread(ahead)])
   trials.table(rows)
 
 

@@ -200,7 +200,7 @@ def test_a_family_as_good_as_apart_saves_the_tokens_before_growth():
   assert family.needed(family.seeds) == pytest.approx([20] * 4)
   costs = [family.runs.flops(shape) for shape in mixing.FAMILY]
   starts = np.array(family.starts) / 20
-  np.testing.assert_allclose(starts, mixing.GROWN_AT, atol=0.02)
+  np.testing.assert_allclose(starts, mixing.FAMILIES['family'], atol=0.02)
   all_four, _, smallest = family.savings(family.seeds)
   assert all_four == pytest.approx(np.dot(starts, costs) / sum(costs))
   assert smallest == pytest.approx(0)
