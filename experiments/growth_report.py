@@ -3,8 +3,8 @@ r"""Make tables and pictures of the runs of `growth.py`.
   python experiments/growth_report.py runs/growth runs
 
 Writes growth_saved.png and growth_handover.png into the directory and prints all tables; a part of
-them is in docs/growth.md. Losses are bits per byte on held-out text, as mean ± standard deviation
-over the finished seeds.
+them is in docs/growth_trials.md. Losses are bits per byte on held-out text, as mean ± standard
+deviation over the finished seeds.
 """
 
 import itertools

@@ -3,13 +3,14 @@ r"""Compute what is left of the gap for the ways to grow of `growth.py`, and com
   python experiments/mixing_methods.py experiments/growth_means.csv experiments/mixing_runs.csv \
     --pictures=docs
 
-The first file has the means of the three seeds of each arm of `growth.py` that docs/growth.md
-names, with their standard deviation; the scale `large` has one seed. The second has the runs of
-`mixing.py`. All runs of `growth.py` spend equal FLOPs, so a grown one has seen D tokens, between
-those of the small and of the large model. Both sizes from scratch are interpolated to D in the log
-of the tokens. η is the part of the gap between them that the grown model has closed, and γ the
-exponent of 1 − η = f^γ, where f is the share of D before the growth. Intervals hold 95 % of draws
-of all means by their standard errors; the seeds that arms share are not paired.
+The first file has the means of the three seeds of each arm of `growth.py` that
+docs/growth_trials.md names, with their standard deviation; the scale `large` has one seed. The
+second has the runs of `mixing.py`. All runs of `growth.py` spend equal FLOPs, so a grown one has
+seen D tokens, between those of the small and of the large model. Both sizes from scratch are
+interpolated to D in the log of the tokens. η is the part of the gap between them that the grown
+model has closed, and γ the exponent of 1 − η = f^γ, where f is the share of D before the growth.
+Intervals hold 95 % of draws of all means by their standard errors; the seeds that arms share are
+not paired.
 """
 
 import argparse

@@ -3,9 +3,9 @@ r"""Print the tables of mixing.py, and fit the laws of mixing.
   python experiments/mixing_report.py experiments/mixing_runs.csv
   python experiments/mixing_report.py runs/mixing runs/more --csv=runs.csv
 
-A folder holds `runs.jsonl`; `experiments/mixing_runs.csv` has the runs in docs/growth.md. With
-`--csv=FILE` the command writes such a file: a line for each run with its held-out loss, and its
-training loss at every sixteenth part of its steps.
+A folder holds `runs.jsonl`; `experiments/mixing_runs.csv` and `mixing_20.csv` have the runs in
+docs/growth.md. With `--csv=FILE` the command writes such a file: a line for each run with its
+held-out loss, and its training loss at every sixteenth part of its steps.
 
 η is the part of the gap between the small and the large model that a grown one has closed, all
 three at their best of equally many rates on the same tokens. A saving compares FLOPs with those of

@@ -162,7 +162,7 @@ def test_equal_lengths_lie_on_the_frontier():
 
 @pytest.mark.slow
 def test_the_power_of_the_share_holds_at_other_scales_and_lengths():
-  """The figures in docs/growth.md."""
+  """The figures in docs/growth_trials.md."""
   folder = Path(mixing.__file__).parent
   means = mixing_methods.read(folder / 'growth_means.csv')
   found = [
