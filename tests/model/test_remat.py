@@ -7,7 +7,7 @@ from tiny import tiny_model
 
 from tokenformer_jax import config
 from tokenformer_jax.config import ModelConfig
-from tokenformer_jax.model.compute import Compute, remat_on
+from tokenformer_jax.model.compute import Compute, layers_on, remat_on
 from tokenformer_jax.model.lm import define_lm
 
 
@@ -47,6 +47,20 @@ def test_scores_are_kept_for_the_backward_pass_only_with_everything(remat, score
 )
 def test_what_is_kept_by_default_goes_by_the_platform(name, platform, want):
   assert remat_on(name, platform) == want, 'memory runs out, or something is computed twice'
+
+
+@pytest.mark.parametrize(
+  ('name', 'platform', 'depth', 'want'),
+  [
+    ('auto', 'cpu', 4, 'unrolled'),
+    ('auto', 'cpu', 5, 'scan'),
+    ('auto', 'tpu', 4, 'scan'),
+    ('scan', 'cpu', 4, 'scan'),
+    ('8', 'cpu', 4, '8'),
+  ],
+)
+def test_how_layers_run_by_default_goes_by_platform_and_depth(name, platform, depth, want):
+  assert layers_on(name, platform, depth) == want
 
 
 @pytest.mark.parametrize('projection', ['pattention', 'dense'])

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 
 from tokenformer_jax.config import Config
 
+_FEW_LAYERS = 4
+
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
@@ -23,15 +25,15 @@ class Compute:
   def from_config(cls, config: Config) -> 'Compute':
     """Return the choices of a run; `dtype=auto` is float32 on a CPU and bfloat16 elsewhere.
 
-    For `remat=auto` see `remat_on`; `layers=auto` is `scan`. On accelerators the training step
-    chooses both by the memory of the devices: see `steps/ways.py`.
+    For `remat=auto` see `remat_on`, for `layers=auto` `layers_on`. On accelerators the training
+    step chooses both by the memory of the devices: see `steps/ways.py`.
     """
+    train, platform = config.train, jax.default_backend()
     name = config.dtype
     if name == 'auto':
-      name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
-    train = config.train
-    remat = remat_on(train.remat, jax.default_backend())
-    layers = 'scan' if train.layers == 'auto' else train.layers
+      name = 'float32' if platform == 'cpu' else 'bfloat16'
+    remat = remat_on(train.remat, platform)
+    layers = layers_on(train.layers, platform, config.model.depth)
     return cls(jnp.dtype(name), remat, layers, train.attention)
 
   @classmethod
@@ -52,6 +54,18 @@ def remat_on(name: str, platform: str) -> str:
   if name != 'auto':
     return name
   return 'everything' if platform == 'cpu' else 'score_inputs'
+
+
+def layers_on(name: str, platform: str, depth: int) -> str:
+  """Return the value of `Compute.layers` for `config.train.layers` and `depth` layers.
+
+  `auto` is `unrolled` for few layers on a CPU: a loop copies what it saves for its backward pass,
+  and few layers compile as fast as the loop. It is `scan` otherwise. On accelerators the training
+  step makes a choice of its own.
+  """
+  if name != 'auto':
+    return name
+  return 'unrolled' if platform == 'cpu' and depth <= _FEW_LAYERS else 'scan'
 
 
 DEFAULT = Compute()

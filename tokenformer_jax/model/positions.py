@@ -63,10 +63,10 @@ class Rotary:
   def _partners(self, x_BxTxHxK: jax.Array, partner_KxK: np.ndarray) -> jax.Array:
     """Return the other entry of each entry's plane, with its sign; see `_planes`."""
     half = self.width // 2
-    if platform() != 'gpu' or self.layout == 'interleaved':
+    if platform() == 'tpu' or self.layout == 'interleaved':
       matrix_KxK = partner_KxK.astype(x_BxTxHxK.dtype)
       return jnp.einsum('BTHK,KL->BTHL', x_BxTxHxK, matrix_KxK, precision='highest')
-    # A GPU moves entries in the same kernel that multiplies them by cosine and sine.
+    # GPUs and CPUs move entries in the same loop that multiplies them by cosine and sine.
     first, second, rest = jnp.split(x_BxTxHxK, (half, self.width), axis=-1)
     return jnp.concatenate((-second, first, jnp.zeros_like(rest)), axis=-1)
 
