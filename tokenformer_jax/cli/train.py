@@ -17,9 +17,10 @@ from pathlib import Path
 
 from absl import flags
 
-from tokenformer_jax.cli import config_flag, config_keys, heap, help_text, store_apart
+from tokenformer_jax.cli import config_flag, config_keys, heap, help_text
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import file as config_file
+from tokenformer_jax.data import store_apart
 from tokenformer_jax.errors import FaultyDeviceError, UserError
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths
@@ -62,10 +63,12 @@ def main(argv: Sequence[str]) -> int:
   config = config_flag.read()
   workdir = flags.FLAGS.workdir or os.path.join('runs', config_flag.name())
   cli.output_file('faulty_hosts')
-  build_store = store_apart.fork(config) if heap.can_keep_freed_memory() else None
-  heap.keep_freed_memory()
+  store_process = None
+  if heap.can_keep_freed_memory():
+    store_process = store_apart.fork(config)
+    heap.keep_freed_memory()
   try:
-    _, stopped = loop.train_or_stop(config, workdir, build_store)
+    _, stopped = loop.train_or_stop(config, workdir, store_process)
   except FaultyDeviceError as error:
     if flags.FLAGS.faulty_hosts:
       cli.write_output('faulty_hosts', functools.partial(_add_lines, error.hosts))

@@ -5,6 +5,7 @@ import functools
 import os
 import pkgutil
 from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -27,6 +28,9 @@ from tokenformer_jax.training import origin, start
 from tokenformer_jax.training import watch as watch_lib
 from tokenformer_jax.training.prepare import PreparedRun, RunStage, doubts, prepare
 
+if TYPE_CHECKING:
+  from tokenformer_jax.data.store_apart import StoreProcess
+
 _ABOUT = 'tokenformer_jax.training.tracked:about'  # only for runs with trackers
 _EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of the figures → entry of the state
 
@@ -48,20 +52,20 @@ def train(config: Config, workdir: str | os.PathLike[str]) -> State:
 def train_or_stop(
   config: Config,
   workdir: str | os.PathLike[str],
-  build_store: Callable[[], None] | None = None,
+  store_process: 'StoreProcess | None' = None,
 ) -> tuple[State, bool]:
   """Train as `train` does, for a command; also return whether a signal stopped it early.
 
   If another process has taken over the work directory, end this process at once with status 2. For
-  `build_store` see `prepare`.
+  `store_process` see `prepare`.
   """
-  return _train(config, paths.parse_path(workdir), build_store, ends_process=True)
+  return _train(config, paths.parse_path(workdir), store_process, ends_process=True)
 
 
 def _train(
   config: Config,
   workdir: paths.Path,
-  build_store: Callable[[], None] | None = None,
+  store_process: 'StoreProcess | None' = None,
   *,
   ends_process: bool,
 ) -> tuple[State, bool]:
@@ -78,7 +82,7 @@ def _train(
     'choose another --workdir',
     ends_process=ends_process,
   ) as check_lease:
-    trainer, state, first = begin(config, workdir, check_lease, wall_time, build_store)
+    trainer, state, first = begin(config, workdir, check_lease, wall_time, store_process)
     with jax.set_mesh(trainer.mesh), contextlib.closing(trainer.checkpoints):
       state = trainer.train(state, first)
     return state, int(state['step']) < trainer.config.train.steps
@@ -89,19 +93,19 @@ def begin(
   workdir: paths.Path,
   check_lease: Callable[[], None] = lambda: None,
   wall_time: WallTime | None = None,
-  build_store: Callable[[], None] | None = None,
+  store_process: 'StoreProcess | None' = None,
 ) -> tuple['Trainer', State, int]:
   """Prepare a run and make its first state.
 
   If the newest checkpoint cannot be read, prepare the run from the one before it. `config` is from
-  `config.resolve`; for `check_lease` and `wall_time` see `Trainer`, for `build_store` `prepare`.
+  `config.resolve`; for `check_lease` and `wall_time` see `Trainer`, for `store_process` `prepare`.
 
   Returns:
     The trainer, the state, and the number of steps that it has made.
   """
   damaged: dict[int, checkpoint.DamagedError] = {}
   while True:
-    run = prepare(config, workdir, sharding.find_devices(), damaged, build_store)
+    run = prepare(config, workdir, sharding.find_devices(), damaged, store_process)
     trainer = Trainer(run, check_lease, wall_time)
     try:
       with jax.set_mesh(run.mesh):

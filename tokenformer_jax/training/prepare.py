@@ -6,7 +6,7 @@ origin or the place in the data.
 
 import dataclasses
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -28,6 +28,7 @@ from tokenformer_jax.training import sizes
 from tokenformer_jax.training.origin import Damaged, Origin
 
 if TYPE_CHECKING:
+  from tokenformer_jax.data.store_apart import StoreProcess
   from tokenformer_jax.training.teacher import Teacher
 
 
@@ -87,13 +88,13 @@ def prepare(
   workdir: paths.Path,
   devices: Sequence[jax.Device],
   damaged: Damaged | None = None,
-  build_store: Callable[[], None] | None = None,
+  store_process: 'StoreProcess | None' = None,
 ) -> PreparedRun:
   """Resolve and check a run; write nothing but the cache of its data.
 
   `config` is from `config.resolve`, `devices` are those of all processes, and `damaged` are
-  checkpoints in the work directory whose arrays cannot be read, by step. `build_store` builds the
-  token store of a run from scratch, if it is missing, in another process than this one.
+  checkpoints in the work directory whose arrays cannot be read, by step. `store_process` builds
+  the token store of a run from scratch; it ends in any case.
 
   Raises:
     UserError: a mistake that the user can correct; the message says how.
@@ -127,8 +128,8 @@ def prepare(
   _check_old_tokens(sized, growth, definition)
   _check_groups(sized, definition)
 
-  if build_store and not (vocabulary or damaged):
-    build_store()
+  if store_process:
+    store_process.close() if vocabulary else store_process.build()
   task.prepare()
   origins.check_data(sized, origin, task)
   position = origins.position(sized, origin, task.digest)
