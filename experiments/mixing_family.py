@@ -71,12 +71,23 @@ class Family:
     needed, starts = self.needed(seeds), self.starts
     length = self.runs.main
     spent = sum((length - start) * cost for start, cost in zip(starts, costs, strict=True))
-    ends = [*starts[1:], length]
-    parts = zip(starts, ends, costs, strict=True)
-    chain = sum((end - start) * cost for start, end, cost in parts)
     apart = sum(length * cost for length, cost in zip(needed, costs, strict=True))
-    alone = 1 - chain / (needed[-1] * costs[-1])
+    alone = 1 - self.chain(len(costs) - 1) / (needed[-1] * costs[-1])
     return 1 - spent / apart, alone, 1 - length / needed[0]
+
+  def chain(self, n: int) -> float:
+    """Return what it costs to make size n alone, in FLOPs of a token times the length."""
+    starts, ends = self.starts[: n + 1], [*self.starts[1 : n + 1], self.runs.main]
+    parts = zip(starts, ends, mixing.FAMILY, strict=False)
+    return sum((end - start) * self.runs.flops(shape) for start, end, shape in parts)
+
+  def smaller(self, n: int, seeds: Sequence[int]) -> float:
+    """Return the loss of the size before n, from scratch with the FLOPs of the chain to size n."""
+    lengths, losses = self.runs.frontier(seeds, mixing.FAMILY[n - 1])
+    equal = self.chain(n) / self.runs.flops(mixing.FAMILY[n - 1])
+    at = int(np.clip(np.searchsorted(lengths, equal), 1, len(lengths) - 1))
+    slope = (losses[at] - losses[at - 1]) / np.log(lengths[at] / lengths[at - 1])
+    return float(losses[at] + slope * np.log(equal / lengths[at]))
 
 
 def families(runs: Runs, way: str = 'family') -> list[Family]:
@@ -118,13 +129,17 @@ def table(family: Family) -> None:
   runs, seeds = family.runs, family.seeds
   length, needed = runs.main, family.needed(family.seeds)
   rows = [['size', 'FLOPs a token', 'grown at', 'bits a byte', 'from scratch', 'the same loss at']]
+  rows[0].append('the size before, as many FLOPs')
   for n, shape in enumerate(mixing.FAMILY):
     cost = runs.flops(shape) / runs.flops(mixing.FAMILY[0])
     rate, scratch = runs.scratch(shape, length)
     shown = [trials.spread(side[seed] for seed in seeds) for side in (family.losses[n], scratch)]
     shown[1] += f' ({rate})'
     start = f'{family.starts[n] / length:.2f}' if n else ''
-    rows.append([f'{runs.scale} {shape}', f'{cost:.2f}', start, *shown, f'{needed[n]:.1f}'])
+    smaller = f'{family.smaller(n, seeds):.3f}' if n else ''
+    rows.append(
+      [f'{runs.scale} {shape}', f'{cost:.2f}', start, *shown, f'{needed[n]:.1f}', smaller]
+    )
   trials.table(rows)
   draws = np.array([family.savings(chosen) for chosen in mixing_report.draws(seeds)])
   low, high = np.quantile(draws, (0.025, 0.975), axis=0)

@@ -204,6 +204,21 @@ def test_a_family_as_good_as_apart_saves_the_tokens_before_growth():
   all_four, _, smallest = family.savings(family.seeds)
   assert all_four == pytest.approx(np.dot(starts, costs) / sum(costs))
   assert smallest == pytest.approx(0)
+  # With the FLOPs of both, the smallest alone goes some way towards its loss at 40.
+  more = 20 * (starts[1] + (1 - starts[1]) * costs[1] / costs[0])
+  assert family.chain(1) == pytest.approx(more * costs[0])
+  between = 2.51 - 0.2 * np.log(more / 20) / np.log(2)
+  assert family.smaller(1, family.seeds) == pytest.approx(between)
+
+
+def test_a_family_by_the_law_is_behind_by_what_is_left_of_each_gap():
+  rows = []
+  for number, shape in enumerate(mixing.FAMILY):
+    rows += _rows('tiny', shape, 20, [2.5 - 0.1 * number] * 3)
+  law = mixing_family.by_law(mixing_report.Runs('tiny', 'adamw', rows), 'late family')
+  left = 0.1 * np.cumsum([0, 0.25**2.1, 0.5**2.1, 0.75**2.1])
+  expected = 2.5 - 0.1 * np.arange(4) + left
+  np.testing.assert_allclose([losses[2] for losses in law.losses], expected)
 
 
 def test_a_way_as_good_as_apart_saves_its_flops(tmp_path):
