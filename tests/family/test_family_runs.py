@@ -46,7 +46,7 @@ def test_bottom_up_grows_exactly_and_goes_on(config, tmp_path):
   found = _make(jobs, str(out))
   assert first.stat().st_mtime_ns == before, 'a finished run was made again'
   assert [one.size for one in found] == [1, 2, 4]
-  for grown, old, step in ((2, 0, 10), (4, 2, 20)):
+  for grown, old, step in ((2, 0, 15), (4, 2, 30)):
     at_birth = _losses(out, jobs[grown].name)[step]
     assert at_birth == pytest.approx(_losses(out, jobs[old].name)[step], rel=1e-5)
   assert found[1].parameters - found[0].parameters == 24_576

@@ -65,27 +65,27 @@ def test_bottom_up_grows_one_trunk_and_finishes_each_size(config):
   jobs = ways.list_jobs(config, _family('bottom_up'), 'out')
   shown = [(job.name, job.stage, job.first, job.config.train.steps) for job in jobs]
   assert shown == [
-    ('bottom_up/size_1/trunk', 'trunk', 0, 50),
-    ('bottom_up/size_1/final', 'branch', 50, 200),
-    ('bottom_up/size_2/trunk', 'grow', 50, 100),
-    ('bottom_up/size_2/final', 'branch', 100, 200),
-    ('bottom_up/size_4/final', 'grow', 100, 200),
+    ('bottom_up/size_1/trunk', 'trunk', 0, 75),
+    ('bottom_up/size_1/final', 'branch', 75, 200),
+    ('bottom_up/size_2/trunk', 'grow', 75, 150),
+    ('bottom_up/size_2/final', 'branch', 150, 200),
+    ('bottom_up/size_4/final', 'grow', 150, 200),
   ]
   assert [job.config.init_from for job in jobs] == [
     '',
-    'out/bottom_up/size_1/trunk@50',
-    'out/bottom_up/size_1/trunk@50',
-    'out/bottom_up/size_2/trunk@100',
-    'out/bottom_up/size_2/trunk@100',
+    'out/bottom_up/size_1/trunk@75',
+    'out/bottom_up/size_1/trunk@75',
+    'out/bottom_up/size_2/trunk@150',
+    'out/bottom_up/size_2/trunk@150',
   ]
   decays = [(job.config.optim.schedule, job.config.train.decay_from) for job in jobs]
   stable, decay = ('constant', 0), ('wsd', 160)
   assert decays == [stable, decay, stable, decay, decay]
   cost = _costs(config)
-  assert _total(jobs) == STEP * (200 * cost[1] + 150 * cost[2] + 100 * cost[4])
+  assert _total(jobs) == STEP * (200 * cost[1] + 125 * cost[2] + 50 * cost[4])
   assert _total_alone(jobs, 1) == STEP * 200 * cost[1]
-  assert _total_alone(jobs, 2) == STEP * (50 * cost[1] + 150 * cost[2])
-  assert _total_alone(jobs, 4) == STEP * (50 * cost[1] + 50 * cost[2] + 100 * cost[4])
+  assert _total_alone(jobs, 2) == STEP * (75 * cost[1] + 125 * cost[2])
+  assert _total_alone(jobs, 4) == STEP * (75 * cost[1] + 75 * cost[2] + 50 * cost[4])
 
 
 def test_growth_and_elastic_training_have_a_group_for_each_size(config):
@@ -143,7 +143,13 @@ def test_layers_grow_too(config):
   family = _family('bottom_up', sizes=(1, 2), scale='layers')
   jobs = ways.list_jobs(config, family, 'out')
   assert [job.config.model.depth for job in jobs] == [2, 2, 4]
-  assert jobs[-1].config.init_from == 'out/bottom_up/size_1/trunk@100'
+  assert jobs[-1].config.init_from == 'out/bottom_up/size_1/trunk@150'
+
+
+def test_the_last_growth_comes_before_a_long_decay(config):
+  decays = dataclasses.replace(config.optim, decay_share=0.5)
+  jobs = ways.list_jobs(dataclasses.replace(config, optim=decays), _family('bottom_up'), 'out')
+  assert jobs[-1].first == 95
 
 
 REFUSED = {

@@ -62,7 +62,7 @@ def define_flags() -> None:
   flags.DEFINE_enum('way', 'bottom_up', list(ways.WAYS), 'How the sizes are made.')
   flags.DEFINE_enum('scale', plain.scale, ways.SCALES, 'What a size multiplies.')
   flags.DEFINE_list(
-    'grow_at', None, 'The share of the tokens before each growth; default: evenly up to one half.'
+    'grow_at', None, 'The share of the tokens before each growth; default: evenly up to 3/4.'
   )
   flags.DEFINE_float(
     'share',

@@ -23,7 +23,8 @@ class Family:
     tokens: the length of the training of a size from scratch.
     way: `bottom_up`, `top_down`, `elastic` or `apart`: see `ways.py`.
     scale: the quantity that a factor multiplies, `tokens` or `layers`: see `grid.scaled`.
-    grow_at: bottom-up, the share of the tokens before each growth; empty: evenly up to one half.
+    grow_at: bottom-up, the share of the tokens before each growth; empty: evenly up to three
+      quarters.
     share: top-down, the share of the tokens that a shrunken model learns from; elastic, the last
       share, in which prefixes train.
     drop_groups: elastic, the probability that a step of this share trains a prefix.

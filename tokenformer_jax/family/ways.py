@@ -24,7 +24,8 @@ from tokenformer_jax.grow import state
 from tokenformer_jax.laws import grid
 
 SCALES = ('tokens', 'layers')
-LATEST_GROWTH = 0.5  # the share of the tokens before the last growth, if the user says none
+# The last growth, if the user says none: a share of all tokens, and of those before the decay.
+LATEST_GROWTH, BEFORE_DECAY = 0.75, 0.95
 # Fewer parameter tokens keep the size of their weights if τ² falls with their number.
 _SHRUNKEN = GrowConfig(scale='resize', moments='drop', step='restart')
 
@@ -96,7 +97,8 @@ def _grown_models(plan: Plan) -> list[ModelConfig]:
 def _growth_steps(plan: Plan) -> list[int]:
   """Return the step of each growth."""
   family, growths = plan.family, len(plan.family.sizes) - 1
-  shares = family.grow_at or [LATEST_GROWTH * i / growths for i in range(1, growths + 1)]
+  latest = min(LATEST_GROWTH, BEFORE_DECAY * plan.decay_begin / plan.end)
+  shares = family.grow_at or [latest * i / growths for i in range(1, growths + 1)]
   if len(shares) != growths:
     raise UserError(
       f'--grow_at has {len(shares)} shares, and {len(family.sizes)} sizes have {growths} growths; '
