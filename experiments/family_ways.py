@@ -37,6 +37,7 @@ WAYS = {
   'top_down': {},
   'top_down, an eighth of the tokens': {'way': 'top_down', 'share': 1 / 8},
   'bottom_up': {},
+  'bottom_up, growths at 1/4 and 1/2': {'way': 'bottom_up', 'grow_at': (1 / 4, 1 / 2)},
 }
 
 
@@ -68,7 +69,8 @@ def train(out: Path, way: str, rate: float, seed: int, tokens: int) -> list[Row]
   """Make a family, as far as it is not finished, and return its sizes."""
   settings = {'way': way, 'rate_power': 0.0, **WAYS[way]}
   family = Family(SIZES, tokens, **settings)
-  folder = str(out.absolute() / f'{rate:g}_{seed}_{family.share:g}')
+  at = '_'.join(f'{share:g}' for share in (family.share, *family.grow_at))
+  folder = str(out.absolute() / f'{rate:g}_{seed}_{at}')
   jobs = ways.list_jobs(base(rate, seed), family, folder)
   if not grid_runs.make_missing(jobs, folder, make.make, make.is_done):
     raise SystemExit('stopped; run the same command to continue')
