@@ -76,7 +76,7 @@ SMALLER = {
   'README.md': [
     ('--config.train.steps=6500', '--config.train.steps=6'),
     ('.train(3000)', '.train(6)'),
-    ('--topology=v5p:4x4x4', '--topology=v5p:4x4x4 --quick'),
+    ('--topology=v5p:4x4x4', '--topology=v5p:2x2x1 --config.data.batch_size=64 --quick'),
   ],
   'docs/commands.md': [
     ('--config.train.steps=1500', '--config.train.steps=6'),

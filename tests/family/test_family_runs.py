@@ -69,10 +69,10 @@ def test_top_down_shrinks_and_distills(config, tmp_path):
 
 def test_elastic_writes_each_prefix_and_measures_it(config, tmp_path):
   out = tmp_path / 'family'
-  family = Family(SIZES, TOKENS, 'elastic', share=0.5)
+  family = Family([1.0, 2.0], TOKENS, 'elastic', share=0.5)
   jobs = ways.list_jobs(config, family, str(out))
   found = _make(jobs, str(out))
-  assert [one.run for one in found] == [f'elastic/size_{size}' for size in (1, 2, 4)]
+  assert [one.run for one in found] == [f'elastic/size_{size}' for size in (1, 2)]
   (out / jobs[2].name / 'metrics.jsonl').unlink()
   assert not make.is_done(jobs[2], str(out)), 'killed before it was measured, it is half done'
   assert _make(jobs, str(out)) == found

@@ -38,9 +38,9 @@ def kinds(longer):
   ]
 
 
-EACH = pytest.mark.parametrize('kind', kinds(longer=('mistral', 'qwen3_moe')))
+EACH = pytest.mark.parametrize('kind', kinds(longer=('mistral', 'qwen2', 'qwen3_moe')))
 TRAINED = pytest.mark.parametrize(
-  'kind', kinds(longer=hub_models.KEYS.keys() - {'llama', 'qwen2_moe', 'gpt_neox'})
+  'kind', kinds(longer=hub_models.KEYS.keys() - {'qwen2_moe', 'gpt_neox'})
 )
 
 

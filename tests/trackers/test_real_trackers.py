@@ -161,7 +161,14 @@ def test_mlflow(tmp_path, capsys):
 @pytest.mark.parametrize(
   ('tracker', 'variables'),
   [
-    ('wandb', {'WANDB_MODE': 'online', 'WANDB_BASE_URL': 'http://127.0.0.1:9'}),
+    (
+      'wandb',
+      {
+        'WANDB_MODE': 'online',
+        'WANDB_BASE_URL': 'http://127.0.0.1:9',
+        'WANDB_X_GRAPHQL_RETRY_MAX': '1',
+      },
+    ),
     ('wandb', {'WANDB_MODE': 'online'}),
     (
       'mlflow',
