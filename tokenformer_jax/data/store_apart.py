@@ -3,7 +3,9 @@
 import contextlib
 import ctypes
 import os
+import select
 import signal
+import socket
 import sys
 
 import jax
@@ -26,31 +28,31 @@ class StoreProcess:
     """Fork the process."""
     sys.stdout.flush()
     sys.stderr.flush()
-    read, self._write = os.pipe()
+    self._socket, theirs = socket.socketpair()
     self._process = os.fork()
     if not self._process:
-      os.close(self._write)
-      _wait_and_build(config, read)
-    os.close(read)
+      self._socket.close()
+      _wait_and_build(config, theirs)
+    theirs.close()
 
-  def build(self) -> None:
-    """Have the process build the store; return when it is built, or cannot be.
+  def start(self) -> None:
+    """Have the process build the store, and go on meanwhile; call `end` before it is needed."""
+    with contextlib.suppress(BrokenPipeError):
+      self._socket.sendall(b'1')
 
-    The run itself builds a store that is missing then, and reports the reason. After the first call
-    of `build` or `close` further calls do nothing.
+  def has_ended(self, seconds: float) -> bool:
+    """Wait for the end of the process, at most so long, and return whether it has come."""
+    return bool(select.select([self._socket], [], [], seconds)[0])
+
+  def end(self) -> None:
+    """Return when the process has ended: at once, or when a store that was started is built.
+
+    If it cannot be built, the run, which builds a missing store itself, reports the reason. Further
+    calls do nothing.
     """
-    self._finish(b'1')
-
-  def close(self) -> None:
-    """End the process, whose store the run does not need."""
-    self._finish(b'')
-
-  def _finish(self, asked: bytes) -> None:
-    if not self._process:
-      return
-    with contextlib.suppress(BrokenPipeError), open(self._write, 'wb', buffering=0) as pipe:
-      pipe.write(asked)
-    os.waitpid(self._process, 0)
+    self._socket.close()
+    if self._process:
+      os.waitpid(self._process, 0)
     self._process = 0
 
 
@@ -62,11 +64,11 @@ def fork(config: Config) -> StoreProcess | None:
   return StoreProcess(config)
 
 
-def _wait_and_build(config: Config, read: int) -> None:
-  """Be the process: build the store on the first byte of a pipe, and end when it is closed."""
+def _wait_and_build(config: Config, run: socket.socket) -> None:
+  """Be the process: build the store on the first byte from the run, and end without one."""
   try:
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-    if os.read(read, 1):
+    if run.recv(1):
       store.prepare(config.data)
     sys.stdout.flush()
   finally:

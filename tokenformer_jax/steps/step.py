@@ -5,7 +5,7 @@ import math
 import pkgutil
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -238,6 +238,30 @@ def make_fitted_step(
   if platform == 'cpu' or 'auto' not in (train.remat, train.layers):
     return make_train_step(program, mesh, more_options)
   return pkgutil.resolve_name('tokenformer_jax.steps.fit:FittedStep')(program, mesh, more_options)
+
+
+class Steps(NamedTuple):
+  """The jitted functions that make the states of a run: see `make_steps`."""
+
+  first_state: Callable[[int], State]  # see `make_first_state`
+  train: Step  # see `make_fitted_step`
+
+
+def make_steps(program: Program, mesh: Mesh) -> Steps:
+  """Return the functions that make the first state of a run and train it."""
+  return Steps(make_first_state(program, mesh), make_fitted_step(program, mesh))
+
+
+def compile_ahead(steps: Steps, program: Program, mesh: Mesh) -> None:
+  """Compile the functions of `make_steps` on a CPU before there is a state or a batch.
+
+  JAX keeps what it has compiled, so their first calls find it.
+  """
+  batch, places = program.task.abstract_batch(), sharding.batch_sharding(mesh)
+  batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=places), batch)
+  with jax.set_mesh(mesh):
+    steps.first_state.lower(program.config.train.seed).compile()
+    steps.train.lower(program.abstract_state(mesh), batch).compile()
 
 
 def _judge(config: Config) -> Callable[..., tuple[jax.Array, State]]:

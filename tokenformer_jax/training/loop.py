@@ -131,7 +131,7 @@ class Trainer:
     """
     self.run, self.check_lease, self.wall_time = run, check_lease, wall_time or WallTime()
     self.config, self.mesh, self.task = run.config, run.mesh, run.task
-    self.train_step = step_lib.make_fitted_step(run.program, run.mesh)
+    self.train_step = run.steps.train
     self.eval_step = step_lib.make_eval_step(run.task, run.mesh)
     _make_writable(run.workdir)
     self.checkpoints = checkpoint.Checkpoints(run.workdir, keep=run.config.train.keep_checkpoints)

@@ -7,7 +7,7 @@ origin or the place in the data.
 import dataclasses
 import pkgutil
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -20,8 +20,9 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.params import Definition
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.steps import schedules
+from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.optim import LastGrowth
-from tokenformer_jax.steps.step import Program, make_program
+from tokenformer_jax.steps.step import Program, Steps, make_program
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import origin as origins
 from tokenformer_jax.training import sizes
@@ -30,6 +31,8 @@ from tokenformer_jax.training.origin import Damaged, Origin
 if TYPE_CHECKING:
   from tokenformer_jax.data.store_apart import StoreProcess
   from tokenformer_jax.training.teacher import Teacher
+
+_SECONDS_TO_FIND = 0.5  # for a store that exists
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,6 +72,7 @@ class PreparedRun:
     task: model, loss and opened data.
     position: the place in the order of the data where the run begins.
     program: the parts of the training step: schedule, optimizer, and the model's last growth.
+    steps: the functions that make the first state and the others.
     stages: the stages of the steps that are left.
   """
 
@@ -80,6 +84,7 @@ class PreparedRun:
   task: tasks.Task
   position: Position
   program: Program
+  steps: Steps
   stages: tuple[RunStage, ...]
 
 
@@ -128,8 +133,12 @@ def prepare(
   _check_old_tokens(sized, growth, definition)
   _check_groups(sized, definition)
 
+  ahead = None
   if store_process:
-    store_process.close() if vocabulary else store_process.build()
+    if not vocabulary:
+      store_process.start()
+      ahead = _compile_meanwhile(store_process, sized, task, mesh)
+    store_process.end()
   task.prepare()
   origins.check_data(sized, origin, task)
   position = origins.position(sized, origin, task.digest)
@@ -138,8 +147,12 @@ def prepare(
   check_decay(resolved)
   origins.check_branch(resolved, origin, growth)
   program = make_program(task, resolved, growth)
+  is_compiled = ahead is not None and ahead.config == resolved
+  steps = ahead.steps if is_compiled else step_lib.make_steps(program, mesh)
   found = _stages(resolved, task, position)
-  return PreparedRun(resolved, workdir, mesh, origin, teacher, task, position, program, found)
+  return PreparedRun(
+    resolved, workdir, mesh, origin, teacher, task, position, program, steps, found
+  )
 
 
 def _stages(config: Config, task: tasks.Task, position: Position) -> tuple[RunStage, ...]:
@@ -153,6 +166,33 @@ def _stages(config: Config, task: tasks.Task, position: Position) -> tuple[RunSt
     found.append(RunStage(task.at_stage(at_stage(data, stage)), begin, end))
     position, length = Position(end, found[-1].seen(end)), stage.sequence_length
   return tuple(found)
+
+
+class _Ahead(NamedTuple):
+  """Functions that are compiled before the data of a run is known, and their config."""
+
+  config: Config
+  steps: Steps
+
+
+def _compile_meanwhile(
+  store_process: 'StoreProcess', config: Config, task: tasks.Task, mesh: Mesh
+) -> _Ahead | None:
+  """Compile the steps of a new run while its store is built.
+
+  Return None if their program depends on the data, or if the process ends at once, because the
+  store exists or cannot be built: the run then reports the reason first.
+  """
+  data, lengths = config.data, (config.train.epochs, config.optim.warmup_epochs)
+  if data.documents != 'joined' or data.has_stages or any(lengths):
+    return None
+  if store_process.has_ended(_SECONDS_TO_FIND):
+    return None
+  in_steps = sizes.in_steps(config, 0)
+  program = make_program(task, in_steps)
+  steps = step_lib.make_steps(program, mesh)
+  step_lib.compile_ahead(steps, program, mesh)
+  return _Ahead(in_steps, steps)
 
 
 def _find_teacher(config: Config, origin: Origin) -> 'Teacher | None':

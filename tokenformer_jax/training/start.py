@@ -28,7 +28,7 @@ def first_state(
   Raises:
     DamagedError: the checkpoint in the work directory cannot be read.
   """
-  config, origin, program = run.config, run.origin, run.program
+  config, origin = run.config, run.origin
   if origin.resumes:
     return _with_parts(run, _resumed(run, checkpoints)), origin.meta.step
   if origin.source is not None:
@@ -38,7 +38,7 @@ def first_state(
     return _with_parts(run, grown), int(grown['step'])
   if config.distill.init == 'yes':
     return _begin_as_teacher(run, *(teacher or (run.teacher.read(run.mesh),))), 0
-  return step_lib.make_first_state(program, run.mesh)(config.train.seed), 0
+  return run.steps.first_state(config.train.seed), 0
 
 
 def _resumed(run: PreparedRun, checkpoints: checkpoint.Checkpoints) -> State:
