@@ -137,7 +137,7 @@ def prepare(
   if store_process:
     if not vocabulary:
       store_process.start()
-      ahead = _compile_meanwhile(store_process, sized, task, mesh)
+      ahead = _compile_meanwhile(store_process, sized, origin, task, mesh)
     store_process.end()
   task.prepare()
   origins.check_data(sized, origin, task)
@@ -176,15 +176,16 @@ class _Ahead(NamedTuple):
 
 
 def _compile_meanwhile(
-  store_process: 'StoreProcess', config: Config, task: tasks.Task, mesh: Mesh
+  store_process: 'StoreProcess', config: Config, origin: Origin, task: tasks.Task, mesh: Mesh
 ) -> _Ahead | None:
   """Compile the steps of a new run while its store is built.
 
-  Return None if their program depends on the data, or if the process ends at once, because the
-  store exists or cannot be built: the run then reports the reason first.
+  Return None if their program depends on more than the config, or if the process ends at once,
+  because the store exists or cannot be built: the run then reports the reason first.
   """
   data, lengths = config.data, (config.train.epochs, config.optim.warmup_epochs)
-  if data.documents != 'joined' or data.has_stages or any(lengths):
+  of_data = data.documents != 'joined' or data.has_stages or any(lengths)
+  if of_data or origin.meta is not None or task.teacher is not None:
     return None
   if store_process.has_ended(_SECONDS_TO_FIND):
     return None
