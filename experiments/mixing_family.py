@@ -83,11 +83,9 @@ class Family:
 
   def smaller(self, n: int, seeds: Sequence[int]) -> float:
     """Return the loss of the size before n, from scratch with the FLOPs of the chain to size n."""
-    lengths, losses = self.runs.frontier(seeds, mixing.FAMILY[n - 1])
-    equal = self.chain(n) / self.runs.flops(mixing.FAMILY[n - 1])
-    at = int(np.clip(np.searchsorted(lengths, equal), 1, len(lengths) - 1))
-    slope = (losses[at] - losses[at - 1]) / np.log(lengths[at] / lengths[at - 1])
-    return float(losses[at] + slope * np.log(equal / lengths[at]))
+    shape = mixing.FAMILY[n - 1]
+    equal = self.chain(n) / self.runs.flops(shape)
+    return float(mixing_report.loss_at(*self.runs.frontier(seeds, shape), equal))
 
 
 def families(runs: Runs, way: str = 'family') -> list[Family]:

@@ -132,10 +132,8 @@ def points(means: Mapping[tuple[str, str, str], Mean], scale: str) -> list[Point
 
 
 def _between(curve: Sequence[tuple[float, np.ndarray]], steps: float) -> np.ndarray:
-  """Return the loss at some steps, by lines in the log of the steps; the first and last go on."""
-  at = int(np.clip(np.searchsorted([x for x, _ in curve], steps), 1, len(curve) - 1))
-  (x0, y0), (x1, y1) = curve[at - 1 : at + 1]
-  return y0 + (y1 - y0) * math.log(steps / x0) / math.log(x1 / x0)
+  """Return the loss at some steps in each draw: see `mixing_report.loss_at`."""
+  return mixing_report.loss_at(*zip(*curve, strict=True), steps)
 
 
 def _reached(curve: Sequence[tuple[float, np.ndarray]], losses: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import mixing
 import numpy as np
@@ -208,6 +209,13 @@ def equal_length(lengths: np.ndarray, losses: np.ndarray, loss: float) -> float:
   return float(np.exp(logs[at] + slope * (loss - losses[at])))
 
 
+def loss_at(lengths: Sequence[float], losses: Sequence, length: float) -> Any:
+  """Return the loss at a length, by lines in the log of the length; the first and last go on."""
+  at = int(np.clip(np.searchsorted(lengths, length), 1, len(lengths) - 1))
+  part = np.log(length / lengths[at - 1]) / np.log(lengths[at] / lengths[at - 1])
+  return losses[at - 1] + part * (losses[at] - losses[at - 1])
+
+
 @dataclasses.dataclass(frozen=True)
 class Grown:
   """An arm at a length and a point: its figures, and their intervals."""
@@ -345,13 +353,7 @@ def ahead_of_small(runs: Runs, arm: str, length: float, point: float) -> list[fl
   equal = runs.cost(arm, length, point) / per_token
   if len(known) < 2 or equal > 1.5 * known[-1]:
     return []
-  at = int(np.clip(np.searchsorted(known, equal), 1, len(known) - 1))
-  part = np.log(equal / known[at - 1]) / np.log(known[at] / known[at - 1])
-  ahead = []
-  for seed in seeds:
-    curve = runs.frontier([seed], mixing.SMALL)[1]
-    ahead.append(curve[at - 1] + part * (curve[at] - curve[at - 1]) - losses[seed])
-  return ahead
+  return [loss_at(*runs.frontier([seed], mixing.SMALL), equal) - losses[seed] for seed in seeds]
 
 
 def against_small(runs: Runs) -> None:

@@ -60,7 +60,7 @@ def _lowered(**changes):
   mesh = sharding.make_mesh(step.config.mesh, topology.devices(topology.parse('v5p:2x2x1')))
   sharding.check_devices(step.config, mesh)
   function = step_lib.make_train_step(step, mesh)
-  arguments = step.abstract_state(mesh), program.abstract_batch(step, mesh)
+  arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
   with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.
     return function.lower(*arguments).as_text()
 

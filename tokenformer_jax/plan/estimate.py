@@ -192,7 +192,7 @@ def _plan(
   mesh, definition = make_mesh(config, on), step.task.definition
   sharding.check_devices(step.config, mesh)
   sharding.check_divides(mesh, definition.abstract, definition.axes)
-  arguments = step.abstract_state(mesh), program.abstract_batch(step, mesh)
+  arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
   refused = DoesNotFitError('')
   for way in ways.affordable(step, mesh, arguments, on.chip.hbm):
     if refused.needed:

@@ -13,7 +13,6 @@ from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import kernels
-from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import early
 from tokenformer_jax.steps import fit
 from tokenformer_jax.steps import step as step_lib
@@ -44,14 +43,6 @@ class Memory:
   @property
   def left(self) -> float:
     return self.capacity - self.peak
-
-
-def abstract_batch(step: Program, mesh: Mesh | AbstractMesh) -> Any:
-  """Return shapes, dtypes and shardings of a batch."""
-  places = sharding.batch_sharding(mesh)
-  return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=places), step.task.abstract_batch()
-  )
 
 
 def make_step(config: Config, before: ModelConfig | None = None, platform: str = 'tpu') -> Program:
@@ -90,7 +81,7 @@ def _filled_in(config: Config) -> Config:
 
 def state_bytes(step: Program, mesh: Mesh | AbstractMesh) -> tuple[float, float, float]:
   """Return the bytes on a device of the parameters, of the rest of the state, and of a batch."""
-  state, batch = step.abstract_state(mesh), abstract_batch(step, mesh)
+  state, batch = step.abstract_state(mesh), step.abstract_batch(mesh)
   parameters = _bytes(state['params'])
   return parameters, _bytes(state) - parameters, _bytes(batch)
 
@@ -114,7 +105,7 @@ def compile_step(
     DoesNotFitError: the step needs more memory than the devices have.
   """
   function = step_lib.make_train_step(step, mesh)
-  arguments = step.abstract_state(mesh), abstract_batch(step, mesh)
+  arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
   with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.
     lowered = function.lower(*arguments)
   return early.run(

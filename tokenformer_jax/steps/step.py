@@ -148,6 +148,13 @@ class Program:
     state = jax.eval_shape(self.initial_state, 0)
     return sharding.with_shardings(state, self.state_shardings(mesh))
 
+  def abstract_batch(self, mesh: Mesh | AbstractMesh) -> Any:
+    """Return shapes, dtypes and shardings of a batch."""
+    places = sharding.batch_sharding(mesh)
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=places), self.task.abstract_batch()
+    )
+
 
 def make_program(task: Task, config: Config, growth: LastGrowth | None = None) -> Program:
   """Return the parts of a training step; `config` has every size, and every length in steps."""
@@ -257,11 +264,10 @@ def compile_ahead(steps: Steps, program: Program, mesh: Mesh) -> None:
 
   JAX keeps what it has compiled, so their first calls find it.
   """
-  batch, places = program.task.abstract_batch(), sharding.batch_sharding(mesh)
-  batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=places), batch)
+  arguments = program.abstract_state(mesh), program.abstract_batch(mesh)
   with jax.set_mesh(mesh):
     steps.first_state.lower(program.config.train.seed).compile()
-    steps.train.lower(program.abstract_state(mesh), batch).compile()
+    steps.train.lower(*arguments).compile()
 
 
 def _judge(config: Config) -> Callable[..., tuple[jax.Array, State]]:
