@@ -2,6 +2,7 @@
 
   python experiments/mixing.py --data=DATA.npz --out=runs/mixing --scales=tiny --parts=tokens
   python experiments/family_ways.py --out=runs/ways --csv=ways.csv     goes on where it stopped
+  python experiments/family_ways.py --out=runs/ways --csv=ways.csv --scale=small --rates=1,0.5
   python experiments/family_ways.py --csv=ways.csv --frontier=runs/mixing     the tables
 
 The sizes are the small model of mixing.py with 1, 2 and 4 times the parameter tokens, on 20 tokens
@@ -30,7 +31,8 @@ from tokenformer_jax.family import make, result, ways
 from tokenformer_jax.family.jobs import Family
 from tokenformer_jax.laws import grid_runs
 
-SCALE, SIZES = 'tiny', (1.0, 2.0, 4.0)
+SIZES = (1.0, 2.0, 4.0)
+LENGTH = 20  # in tokens for each parameter of the layers of the largest
 RATES = (1.0, 2.0, 0.5)  # times that of the scale
 WAYS = {
   'elastic': {},
@@ -45,6 +47,7 @@ WAYS = {
 class Row:
   """A size of a finished family; its loss is in bits a byte."""
 
+  scale: str
   way: str
   rate: float
   seed: int
@@ -54,10 +57,10 @@ class Row:
   flops_alone: float  # of all runs that it needs
 
 
-def base(rate: float, seed: int) -> Config:
+def base(scale: str, rate: float, seed: int) -> Config:
   """Return the config of the smallest size."""
-  config = mixing.config(f'{SCALE} {mixing.BY_TOKENS[0]} adamw')
-  rate *= mixing.SCALES[SCALE].rate
+  config = mixing.config(f'{scale} {mixing.BY_TOKENS[0]} adamw')
+  rate *= mixing.SCALES[scale].rate
   optim = dataclasses.replace(
     config.optim, learning_rate=rate, schedule='wsd', final_fraction=0.0, new_token_warmup=100
   )
@@ -65,18 +68,19 @@ def base(rate: float, seed: int) -> Config:
   return dataclasses.replace(config, optim=optim, train=train)
 
 
-def train(out: Path, way: str, rate: float, seed: int, tokens: int) -> list[Row]:
+def train(out: Path, scale: str, way: str, rate: float, seed: int) -> list[Row]:
   """Make a family, as far as it is not finished, and return its sizes."""
+  tokens = mixing.SCALES[scale].steps(LENGTH) * mixing.TOKENS
   settings = {'way': way, 'rate_power': 0.0, **WAYS[way]}
   family = Family(SIZES, tokens, **settings)
   at = '_'.join(f'{share:g}' for share in (family.share, *family.grow_at))
-  folder = str(out.absolute() / f'{rate:g}_{seed}_{at}')
-  jobs = ways.list_jobs(base(rate, seed), family, folder)
+  folder = str(out.absolute() / scale / f'{rate:g}_{seed}_{at}')
+  jobs = ways.list_jobs(base(scale, rate, seed), family, folder)
   if not grid_runs.make_missing(jobs, folder, make.make, make.is_done):
     raise SystemExit('stopped; run the same command to continue')
   bits = 1 / np.log(2)  # A byte is a token.
   return [
-    Row(way, rate, seed, one.size, float(one.loss * bits), one.flops, one.flops_alone)
+    Row(scale, way, rate, seed, one.size, float(one.loss * bits), one.flops, one.flops_alone)
     for one in result.members(jobs, folder)
   ]
 
@@ -94,7 +98,12 @@ def read(path: Path) -> list[Row]:
   """Return the sizes that `write` has written."""
   with path.open() as file:
     return [
-      Row(line.pop('way'), seed=int(line.pop('seed')), **{k: float(v) for k, v in line.items()})
+      Row(
+        line.pop('scale'),
+        line.pop('way'),
+        seed=int(line.pop('seed')),
+        **{k: float(v) for k, v in line.items()},
+      )
       for line in csv.DictReader(file)
     ]
 
@@ -125,8 +134,7 @@ class Found:
 
   def savings(self, seeds: Sequence[int]) -> tuple[float, float, float]:
     """Return the parts of the FLOPs saved of all sizes, and of the largest and smallest alone."""
-    scale = mixing.SCALES[SCALE]
-    a_length = scale.steps(scale.main) * mixing.TOKENS / scale.main  # in tokens
+    a_length = mixing.SCALES[self.runs.scale].steps(LENGTH) * mixing.TOKENS / LENGTH  # in tokens
     apart = [
       length * a_length * self.runs.flops(shape)
       for length, shape in zip(self.needed(seeds), mixing.BY_TOKENS, strict=True)
@@ -152,8 +160,7 @@ def table(rows: Sequence[Row], runs: Runs) -> None:
   """Print the sizes of each way at its best rate, and what they save."""
   lines = [['way', 'rate', *[f'×{size:g}, the same loss from scratch after' for size in SIZES]]]
   lines[0] += ['saves of all', 'of the largest alone', 'of the smallest alone']
-  length = mixing.SCALES[SCALE].main
-  apart = [runs.scratch(shape, length) for shape in mixing.BY_TOKENS]
+  apart = [runs.scratch(shape, LENGTH) for shape in mixing.BY_TOKENS]
   shown = [f'{trials.spread(losses.values())} ({rate})' for rate, losses in apart]
   lines.append(['apart', '', *shown, '', '', ''])
   for way in WAYS:
@@ -161,7 +168,7 @@ def table(rows: Sequence[Row], runs: Runs) -> None:
       line = [way, f'×{one.rows[0].rate:g}']
       for size, needed in zip(SIZES, one.needed(one.seeds), strict=True):
         losses = [one.of(size, [seed]) for seed in one.seeds]
-        line.append(f'{trials.spread(losses)}, {needed / length:.2f}')
+        line.append(f'{trials.spread(losses)}, {needed / LENGTH:.2f}')
       draws = [one.savings(seeds) for seeds in mixing_report.draws(one.seeds)]
       ends = np.quantile(np.array(draws), (0.025, 0.975), axis=0).T
       saved = zip(one.savings(one.seeds), ends, strict=True)
@@ -175,22 +182,27 @@ def main() -> None:
   parser.add_argument('--out', type=Path)
   parser.add_argument('--csv', type=Path, required=True)
   parser.add_argument('--frontier', type=Path, help='runs of mixing.py; print the tables')
+  parser.add_argument('--scale', choices=mixing.SCALES, default='tiny')
   parser.add_argument('--ways', default=';'.join(WAYS), help='separated by ;')
   parser.add_argument('--rates', default=','.join(map(str, RATES)))
   args = parser.parse_args()
   if args.frontier:
-    rows = [row for row in mixing_report.read(args.frontier) if row.scale == SCALE]
-    table(read(args.csv), Runs(SCALE, 'adamw', [r for r in rows if r.optimizer == 'adamw']))
+    read_rows = read(args.csv)
+    for scale in dict.fromkeys(row.scale for row in read_rows):
+      rows = [row for row in mixing_report.read(args.frontier) if row.scale == scale]
+      print(f'\n{scale}')
+      runs = Runs(scale, 'adamw', [row for row in rows if row.optimizer == 'adamw'])
+      table([row for row in read_rows if row.scale == scale], runs)
     return
   jax.config.update('jax_compilation_cache_dir', str((args.out / 'compiled').absolute()))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
-  scale = mixing.SCALES[SCALE]
   rows = read(args.csv) if args.csv.exists() else []
   for rate in map(float, args.rates.split(',')):
     for way in args.ways.split(';'):
       for seed in mixing.SEEDS:
-        if not any((row.way, row.rate, row.seed) == (way, rate, seed) for row in rows):
-          rows += train(args.out, way, rate, seed, scale.steps(scale.main) * mixing.TOKENS)
+        one = (args.scale, way, rate, seed)
+        if not any((row.scale, row.way, row.rate, row.seed) == one for row in rows):
+          rows += train(args.out, *one)
           write(rows, args.csv)
 
 

@@ -230,7 +230,7 @@ def test_a_way_as_good_as_apart_saves_its_flops(tmp_path):
     for rate, worse in ((1.0, 0.0), (2.0, 0.1)):
       for seed in range(3):
         loss = 2.5 - 0.1 * number + worse + 0.01 * seed
-        rows.append(family_ways.Row('elastic', rate, seed, size, loss, 1e9 * number, 2e9))
+        rows.append(family_ways.Row('tiny', 'elastic', rate, seed, size, loss, 1e9 * number, 2e9))
   family_ways.write(rows, tmp_path / 'ways.csv')
   rows = family_ways.read(tmp_path / 'ways.csv')
   runs = mixing_report.Runs('tiny', 'adamw', scratch)
