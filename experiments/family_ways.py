@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
-import mixing
 import mixing_report
 import numpy as np
+import recipes
 import trials
 from mixing_report import Runs
 
@@ -59,8 +59,8 @@ class Row:
 
 def base(scale: str, rate: float, seed: int) -> Config:
   """Return the config of the smallest size."""
-  config = mixing.config(f'{scale} {mixing.BY_TOKENS[0]} adamw')
-  rate *= mixing.SCALES[scale].rate
+  config = recipes.config(f'{scale} {recipes.BY_TOKENS[0]} adamw')
+  rate *= recipes.SCALES[scale].rate
   optim = dataclasses.replace(
     config.optim, learning_rate=rate, schedule='wsd', final_fraction=0.0, new_token_warmup=100
   )
@@ -70,7 +70,7 @@ def base(scale: str, rate: float, seed: int) -> Config:
 
 def train(out: Path, scale: str, way: str, rate: float, seed: int) -> list[Row]:
   """Make a family, as far as it is not finished, and return its sizes."""
-  tokens = mixing.SCALES[scale].steps(LENGTH) * mixing.TOKENS
+  tokens = recipes.SCALES[scale].steps(LENGTH) * recipes.TOKENS
   settings = {'way': way, 'rate_power': 0.0, **WAYS[way]}
   family = Family(SIZES, tokens, **settings)
   at = '_'.join(f'{share:g}' for share in (family.share, *family.grow_at))
@@ -129,15 +129,15 @@ class Found:
     """Return the tokens a parameter with which each size reaches its loss from scratch."""
     return [
       mixing_report.equal_length(*self.runs.frontier(seeds, shape), self.of(size, seeds))
-      for size, shape in zip(SIZES, mixing.BY_TOKENS, strict=True)
+      for size, shape in zip(SIZES, recipes.BY_TOKENS, strict=True)
     ]
 
   def savings(self, seeds: Sequence[int]) -> tuple[float, float, float]:
     """Return the parts of the FLOPs saved of all sizes, and of the largest and smallest alone."""
-    a_length = mixing.SCALES[self.runs.scale].steps(LENGTH) * mixing.TOKENS / LENGTH  # in tokens
+    a_length = recipes.SCALES[self.runs.scale].steps(LENGTH) * recipes.TOKENS / LENGTH  # in tokens
     apart = [
       length * a_length * self.runs.flops(shape)
-      for length, shape in zip(self.needed(seeds), mixing.BY_TOKENS, strict=True)
+      for length, shape in zip(self.needed(seeds), recipes.BY_TOKENS, strict=True)
     ]
     spent = sum(self.of(size, seeds, 'flops') for size in SIZES)
     largest, smallest = (self.of(size, seeds, 'flops_alone') for size in (SIZES[-1], SIZES[0]))
@@ -160,7 +160,7 @@ def table(rows: Sequence[Row], runs: Runs) -> None:
   """Print the sizes of each way at its best rate, and what they save."""
   lines = [['way', 'rate', *[f'×{size:g}, the same loss from scratch after' for size in SIZES]]]
   lines[0] += ['saves of all', 'of the largest alone', 'of the smallest alone']
-  apart = [runs.scratch(shape, LENGTH) for shape in mixing.BY_TOKENS]
+  apart = [runs.scratch(shape, LENGTH) for shape in recipes.BY_TOKENS]
   shown = [f'{trials.spread(losses.values())} ({rate})' for rate, losses in apart]
   lines.append(['apart', '', *shown, '', '', ''])
   for way in WAYS:
@@ -182,7 +182,7 @@ def main() -> None:
   parser.add_argument('--out', type=Path)
   parser.add_argument('--csv', type=Path, required=True)
   parser.add_argument('--frontier', type=Path, help='runs of mixing.py; print the tables')
-  parser.add_argument('--scale', choices=mixing.SCALES, default='tiny')
+  parser.add_argument('--scale', choices=recipes.SCALES, default='tiny')
   parser.add_argument('--ways', default=';'.join(WAYS), help='separated by ;')
   parser.add_argument('--rates', default=','.join(map(str, RATES)))
   args = parser.parse_args()
@@ -199,7 +199,7 @@ def main() -> None:
   rows = read(args.csv) if args.csv.exists() else []
   for rate in map(float, args.rates.split(',')):
     for way in args.ways.split(';'):
-      for seed in mixing.SEEDS:
+      for seed in recipes.SEEDS:
         one = (args.scale, way, rate, seed)
         if not any((row.scale, row.way, row.rate, row.seed) == one for row in rows):
           rows += train(args.out, *one)

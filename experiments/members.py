@@ -177,9 +177,9 @@ class Program:
   @property
   def name(self) -> str:
     """The model in words."""
-    model = self.config.model
-    tokens = model.layer.ffn.groups or model.layer.ffn.tokens
-    return f'{model.pattern} of width {model.width}, {tokens} tokens, {self.config.optim.name}'
+    model, ffn = self.config.model, self.config.model.layer.ffn
+    inside = f'{ffn.groups or ffn.tokens} tokens' if ffn.kind == 'pattention' else ffn.kind
+    return f'{model.pattern} of width {model.width}, {inside}, {self.config.optim.name}'
 
   def put(self, run: Run, state: State, fixed: State) -> None:
     """Put a run into a free slot."""

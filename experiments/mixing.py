@@ -14,6 +14,7 @@ minutes. `--parts`, in the order in which they are made:
   longer    the small model alone for twice the length, which costs about as much as growth
   early     the same at 2.5, 5 and 10 % of the run
   recipes   other rates, moments, decays, keys, values, layers, batches and trunks; a teacher
+  controls  growth by copied layers alone, as released, and of a Transformer, and these from scratch
   muon      the default and both sizes from scratch with Muon
   family    four sizes from scratch, and from one trunk that grows from each to the next
   late      the family again, whose trunk grows at a quarter, half and three quarters
@@ -36,159 +37,33 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import growth
 import jax
 from member_runs import Rate, Run, Text
 from members import Program, Work, record_to
-
-from tokenformer_jax.config import Config, GrowConfig
-
-SEEDS = (0, 1, 2)
-SAMPLES = 8 * 61_440  # of each seed's order in the file of the text
-DECAY = 0.2  # the share of D
-TOKENS = 512  # in a step
-RATES = (1.0, 0.5, 0.25)  # of arms, in rates of the scale
-POINTS, EARLY = (0.25, 0.5, 0.75), (0.025, 0.05, 0.1)
-LARGE = '4x2'  # the shape of the large model: layers × groups of as many tokens as its width
-SMALL = '2x1'
-DEEP = '8x2'
-FAMILY = ('1x1', '2x1', '2x2', '4x2')  # sizes, each with twice the parameters of the one before
-BY_TOKENS = ('2x1', '2x2', '2x4')
-# Where the trunk of a family grows to each of its sizes.
-FAMILIES = {'family': (0.0, 1 / 6, 1 / 3, 1 / 2), 'late family': (0.0, 1 / 4, 1 / 2, 3 / 4)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Scale:
-  """A scale of `growth.SCALES`.
-
-  Attributes:
-    parameters: of the layers of the large model.
-    rate: of the trunk.
-    main: the length D at which recipes are compared.
-    lengths: of the large model from scratch.
-    chunk: the steps between two looks at the members.
-    slots: the most members of a program.
-    recipes: those that are tried; None: all.
-  """
-
-  parameters: int
-  rate: float
-  main: int
-  lengths: tuple[int, ...]
-  chunk: int = 128
-  slots: int = 32
-  recipes: tuple[str, ...] | None = None
-
-  def steps(self, length: float) -> int:
-    """Return the steps of a length, in whole chunks."""
-    return round(length * self.parameters / TOKENS / self.chunk) * self.chunk
-
-
-_AT_LARGE = ('no decay of weights after', 'layers halved, no decay after')
-SCALES = {
-  'tiny': Scale(2**15, 4e-3, 20, (10, 20, 40), chunk=32, slots=12),
-  'small': Scale(2**17, 4e-3, 60, (20, 40, 60, 90), slots=64),
-  'large': Scale(2**19, 2e-3, 20, (10, 20, 30), chunk=256, slots=16, recipes=_AT_LARGE),
-}
-TRUNK_RATES = (1.0, 0.5, 0.25, 2.0)  # times the scale's rate, of both sizes from scratch
-
-
-@dataclasses.dataclass(frozen=True)
-class Trunk:
-  """A small model, until it grows."""
-
-  shape: str = SMALL
-  rate: float = 1.0
-  decay: float = 0.1
-  annealed: bool = False  # its rate decays before the growth, over the last fifth
-
-
-AS_GROW, TAUGHT = GrowConfig(), 'taught'
-TO_EIGHT = 'from one layer to eight (r = 16)'
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-  """How a model grows, and how the grown model trains; the defaults are those of `grow`."""
-
-  trunk: Trunk = Trunk()
-  grow: GrowConfig = AS_GROW
-  edit: str = ''
-  decay: float = 0.1
-  batch: str = ''  # a suffix of the shape: 'b4' and 'b16' are half and twice the batch
-  warmup: int = 0  # of all parameters after growth
-  new: float = 1.0
-  new_warmup: int = 100
-  layers: float = 1.0
-  falls: bool = False  # the rate falls from the growth on
-  between: tuple[str, ...] = ()  # shapes on the way; growths are at equal parts of the point
-  teacher: bool = False  # the model before growth teaches the grown one
-  shape: str = LARGE  # that it grows to
-  points: tuple[float, ...] = POINTS
-
-
-def _grow(**changes: Any) -> Recipe:
-  return Recipe(grow=GrowConfig(**changes))
-
-
-RECIPES = {
-  'default': Recipe(),
-  'no decay of weights after': Recipe(decay=0.0),
-  'layers halved, no decay after': Recipe(edit='half', warmup=100, decay=0.0),
-  'layers halved': Recipe(edit='half', warmup=100),
-  'no decay of weights always': Recipe(decay=0.0, trunk=Trunk(decay=0.0)),
-  'all warmed again': Recipe(warmup=200, new_warmup=0),
-  'trunk at half the rate': Recipe(trunk=Trunk(rate=0.5)),
-  'from one layer (r = 4)': Recipe(trunk=Trunk('1x2')),
-  'from one layer of half the tokens (r = 8)': Recipe(trunk=Trunk('1x1')),
-  TO_EIGHT: Recipe(trunk=Trunk('1x1'), shape=DEEP),
-  'layers live copies': _grow(place='whole_copies'),
-  'rate falls from growth on': Recipe(falls=True),
-  'values small': dataclasses.replace(_grow(new_values='init'), edit='small'),
-  'keys back to first size': Recipe(edit='keys'),
-  'layers drawn': _grow(place='between'),
-  'moments dropped, warmed again': Recipe(
-    warmup=200, new_warmup=0, grow=GrowConfig(moments='drop')
-  ),
-  'layers by depth (muP)': Recipe(layers=0.5**0.5),
-  'keys like trained': _grow(new_keys='trained'),
-  'new tokens ×2': Recipe(new=2.0),
-  'new tokens ×4': Recipe(new=4.0),
-  'new tokens ×0.25': Recipe(new=0.25),
-  'decay of weights ×3 after': Recipe(decay=0.3),
-  'decay of weights ×3 always': Recipe(decay=0.3, trunk=Trunk(decay=0.3)),
-  'no warm-up of new tokens': Recipe(new_warmup=0),
-  'trunk at twice the rate': Recipe(trunk=Trunk(rate=2.0)),
-  'trunk annealed, warmed again': Recipe(trunk=Trunk(annealed=True), warmup=200, new_warmup=0),
-  'values drawn': _grow(new_values='init'),
-  'layers drawn, behind': _grow(place='behind'),
-  'batch halved': Recipe(batch='b4'),
-  'batch doubled': Recipe(batch='b16'),
-  'depth only (r = 2)': Recipe(trunk=Trunk('2x2')),
-  'tokens only (r = 2)': Recipe(trunk=Trunk('4x1')),
-  'two growths': Recipe(between=('2x2',)),
-  'three growths from one layer (r = 8)': Recipe(trunk=Trunk('1x1'), between=('2x1', '2x2')),
-  'taught by the model before': Recipe(teacher=True),
-  'keys by gradient': Recipe(edit='gradient'),
-  'keys copied': _grow(new_keys='copies'),
-}
-
-
-def config(name: str, dtype: str = 'float32') -> Config:
-  """Return the config of the runs of a shape, such as `small 4x2 muon` or `small 4x2 adamw b16`.
-
-  What differs between members is not in it. A shape that ends with `taught` has a teacher.
-  """
-  scale, shape, optimizer, *rest = name.split()
-  layers, groups = map(int, shape.split('x'))
-  batch = int(rest[0].removeprefix('b')) if rest and rest[0] != TAUGHT else 8
-  changes = {'optim__name': optimizer, 'data__batch_size': batch}
-  changes |= {'optim__schedule': 'constant', 'dtype': dtype}
-  changes |= {'train__remat': 'everything', 'train__layers': 'unrolled', 'train__attention': 'xla'}
-  one = dataclasses.replace(growth.SCALES[scale], layers=1)
-  size = growth.Size(groups, layers, groups if groups > 1 else 0)
-  return growth.Plan(Path(), one, SEEDS).config('tokenformer', size, 0, 1, **changes)
+from recipes import (
+  AS_GROW,
+  BY_TOKENS,
+  CONTROL_SHAPES,
+  CONTROLS,
+  DECAY,
+  DEEP,
+  EARLY,
+  FAMILIES,
+  FAMILY,
+  LARGE,
+  RATES,
+  RECIPES,
+  SAMPLES,
+  SCALES,
+  SEEDS,
+  SMALL,
+  TAUGHT,
+  TRUNK_RATES,
+  Recipe,
+  Scale,
+  Trunk,
+  config,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,8 +221,15 @@ def _undecayed(plan: Plan) -> Iterator[Run]:
 
 def _recipes(plan: Plan) -> Iterator[Run]:
   for name in plan.scale.recipes or RECIPES:
-    if name != 'default':
+    if name not in ('default', *CONTROLS):
       yield from plan.arm(name, RECIPES[name], (plan.scale.main,))
+
+
+def _controls(plan: Plan) -> Iterator[Run]:
+  for shape in CONTROL_SHAPES:
+    yield from plan.scratch(shape, plan.scale.lengths, plan.rates)
+  for name in CONTROLS:
+    yield from plan.arm(name, RECIPES[name], (plan.scale.main,))
 
 
 def _muon(plan: Plan) -> Iterator[Run]:
@@ -375,6 +257,7 @@ PARTS: Mapping[str, Callable[[Plan], Iterator[Run]]] = {
   'longer': lambda plan: plan.scratch(SMALL, (2 * plan.scale.main,), plan.rates),
   'early': lambda plan: plan.arm('default', RECIPES['default'], (plan.scale.main,), EARLY),
   'recipes': _recipes,
+  'controls': _controls,
   'muon': _muon,
   'family': _family,
   'late': lambda plan: _family(plan, 'late family'),

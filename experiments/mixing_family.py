@@ -17,9 +17,9 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-import mixing
 import mixing_report
 import numpy as np
+import recipes
 import trials
 from mixing_report import Losses, Runs
 
@@ -32,7 +32,7 @@ class Family:
 
   Attributes:
     runs: of its scale.
-    way: a key of `mixing.FAMILIES`.
+    way: a key of `recipes.FAMILIES`.
     rate: the factor after all growths.
     losses: of each size, by seed.
   """
@@ -46,20 +46,20 @@ class Family:
   def seeds(self) -> list[int]:
     """The seeds that all sizes have, also from scratch."""
     length = self.runs.main
-    apart = [self.runs.scratch(shape, length)[1] for shape in mixing.FAMILY]
+    apart = [self.runs.scratch(shape, length)[1] for shape in recipes.FAMILY]
     return sorted(set.intersection(*(set(one) for one in (*self.losses, *apart))))
 
   @property
   def starts(self) -> list[float]:
     """The tokens at which each size begins, by whole chunks, in tokens a parameter."""
-    scale, length = mixing.SCALES[self.runs.scale], self.runs.main
-    at = [scale.steps(part * length) for part in mixing.FAMILIES[self.way]]
+    scale, length = recipes.SCALES[self.runs.scale], self.runs.main
+    at = [scale.steps(part * length) for part in recipes.FAMILIES[self.way]]
     return [length * steps / scale.steps(length) for steps in at]
 
   def needed(self, seeds: Sequence[int]) -> list[float]:
     """Return the length with which each size reaches its loss from scratch."""
     found = []
-    for shape, losses in zip(mixing.FAMILY, self.losses, strict=True):
+    for shape, losses in zip(recipes.FAMILY, self.losses, strict=True):
       frontier = self.runs.frontier(seeds, shape)
       loss = float(np.mean([losses[seed] for seed in seeds]))
       found.append(mixing_report.equal_length(*frontier, loss))
@@ -67,7 +67,7 @@ class Family:
 
   def savings(self, seeds: Sequence[int]) -> tuple[float, float, float]:
     """Return the parts of the FLOPs saved of all sizes, and of the largest and smallest alone."""
-    costs = [self.runs.flops(shape) for shape in mixing.FAMILY]
+    costs = [self.runs.flops(shape) for shape in recipes.FAMILY]
     needed, starts = self.needed(seeds), self.starts
     length = self.runs.main
     spent = sum((length - start) * cost for start, cost in zip(starts, costs, strict=True))
@@ -78,12 +78,12 @@ class Family:
   def chain(self, n: int) -> float:
     """Return what it costs to make size n alone, in FLOPs of a token times the length."""
     starts, ends = self.starts[: n + 1], [*self.starts[1 : n + 1], self.runs.main]
-    parts = zip(starts, ends, mixing.FAMILY, strict=False)
+    parts = zip(starts, ends, recipes.FAMILY, strict=False)
     return sum((end - start) * self.runs.flops(shape) for start, end, shape in parts)
 
   def smaller(self, n: int, seeds: Sequence[int]) -> float:
     """Return the loss of the size before n, from scratch with the FLOPs of the chain to size n."""
-    shape = mixing.FAMILY[n - 1]
+    shape = recipes.FAMILY[n - 1]
     equal = self.chain(n) / self.runs.flops(shape)
     return float(mixing_report.loss_at(*self.runs.frontier(seeds, shape), equal))
 
@@ -91,7 +91,7 @@ class Family:
 def families(runs: Runs, way: str = 'family') -> list[Family]:
   """Return the families of a scale and a way to grow them, the best rate first."""
   length, found = runs.main, []
-  (smallest, *larger), rows = mixing.FAMILY, runs.rows
+  (smallest, *larger), rows = recipes.FAMILY, runs.rows
 
   def losses(arm: str, rate: float) -> Losses:
     return {
@@ -114,9 +114,9 @@ def by_law(runs: Runs, way: str) -> Family:
   The gap between two sizes from scratch closes as a power of the share at which the trunk grew from
   one to the other, with the γ that `tokenformer laws` takes.
   """
-  apart = [runs.scratch(shape, runs.main)[1] for shape in mixing.FAMILY]
+  apart = [runs.scratch(shape, runs.main)[1] for shape in recipes.FAMILY]
   left, losses = dict.fromkeys(apart[0], 0.0), [apart[0]]
-  for small, large, share in zip(apart, apart[1:], mixing.FAMILIES[way][1:], strict=False):
+  for small, large, share in zip(apart, apart[1:], recipes.FAMILIES[way][1:], strict=False):
     left = {seed: left[seed] + (small[seed] - large[seed]) * share**TYPICAL for seed in small}
     losses.append({seed: large[seed] + left[seed] for seed in small})
   return Family(runs, way, 0.0, losses)
@@ -128,8 +128,8 @@ def table(family: Family) -> None:
   length, needed = runs.main, family.needed(family.seeds)
   rows = [['size', 'FLOPs a token', 'grown at', 'bits a byte', 'from scratch', 'the same loss at']]
   rows[0].append('the size before, as many FLOPs')
-  for n, shape in enumerate(mixing.FAMILY):
-    cost = runs.flops(shape) / runs.flops(mixing.FAMILY[0])
+  for n, shape in enumerate(recipes.FAMILY):
+    cost = runs.flops(shape) / runs.flops(recipes.FAMILY[0])
     rate, scratch = runs.scratch(shape, length)
     shown = [trials.spread(side[seed] for seed in seeds) for side in (family.losses[n], scratch)]
     shown[1] += f' ({rate})'
@@ -156,12 +156,12 @@ def main() -> None:
   parser.add_argument('runs', type=Path, nargs='+')
   args = parser.parse_args()
   rows = [row for path in args.runs for row in mixing_report.read(path)]
-  for scale in mixing.SCALES:
+  for scale in recipes.SCALES:
     mine = [row for row in rows if (row.scale, row.optimizer) == (scale, 'adamw')]
     runs = Runs(scale, 'adamw', mine)
-    if not all(runs.scratch(shape, runs.main)[1] for shape in mixing.FAMILY):
+    if not all(runs.scratch(shape, runs.main)[1] for shape in recipes.FAMILY):
       continue
-    for way in mixing.FAMILIES:
+    for way in recipes.FAMILIES:
       for family in (*families(runs, way), by_law(runs, way)):
         table(family)
 

@@ -22,9 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import growth
-import mixing
 import mixing_report
 import numpy as np
+import recipes
 import trials
 
 SEEDS = 3
@@ -124,7 +124,7 @@ def points(means: Mapping[tuple[str, str, str], Mean], scale: str) -> list[Point
     known = [(float(part) * budget / costs[1], drawn[large, part]) for part in ('0.5', '1', '2')]
     of_large = _between(known, steps)
     closure = (of_small - drawn[name, '']) / (of_small - of_large)
-    a_parameter = mixing.TOKENS / mixing.SCALES[scale].parameters
+    a_parameter = recipes.TOKENS / recipes.SCALES[scale].parameters
     needed = a_parameter * _reached(known, drawn[name, ''])
     share, length = before / steps, steps * a_parameter
     found.append(Point(scale, name, share, length, costs[1] / costs[0], closure, needed))
@@ -153,8 +153,8 @@ def family_table(found: Sequence[Point], runs: Path) -> None:
       figures = [f'{one.share:.2f}', one.scale, f'{one.length:.0f}', f'{one.cost:.2f}']
       rows.append([*figures, f'{saved[0]} ({saved[1]} … {saved[2]})'])
   small = mixing_report.Runs('small', 'adamw', mixing_report.read(runs))
-  ratio = small.flops(mixing.LARGE) / small.flops(mixing.SMALL)
-  for share in mixing.POINTS:
+  ratio = small.flops(recipes.LARGE) / small.flops(recipes.SMALL)
+  for share in recipes.POINTS:
     one = mixing_report.grown(small, 'default', 60, share, tuned=True)
     savings = np.array([one.saving, *one.saving_interval])
     needed = small.cost('default', 60, share) / (1 - savings)
@@ -212,7 +212,7 @@ def default_points(found: Sequence[Point], runs: Path) -> Known:
   """Return η of the default growth, by `growth.py` and `mixing.py`."""
   small = mixing_report.Runs('small', 'adamw', mixing_report.read(runs))
   known = []
-  for share in mixing.POINTS:
+  for share in recipes.POINTS:
     one = mixing_report.grown(small, 'default', 60, share, tuned=True)
     if one is not None:
       known.append((FITTED, 60.0, share, one.closure))

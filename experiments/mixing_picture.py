@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-import mixing
 import mixing_report
+import recipes
 from mixing_report import Runs
 
 
@@ -26,7 +26,7 @@ def draw(all_runs: Sequence[Runs], path: Path) -> None:
   figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout='constrained')
   for number, runs in enumerate(all_runs):
     shift = 0.008 * (number - (len(all_runs) - 1) / 2)
-    label = f'{runs.scale}: {mixing.SCALES[runs.scale].parameters:,} parameters in its layers'
+    label = f'{runs.scale}: {recipes.SCALES[runs.scale].parameters:,} parameters in its layers'
     style = {'fmt': 'osD'[number % 3], 'color': f'C{number}', 'capsize': 3}
     found = {
       point: mixing_report.grown(runs, 'default', runs.main, point)
@@ -59,7 +59,7 @@ def main() -> None:
   args = parser.parse_args()
   rows = [row for row in mixing_report.read(args.runs) if row.optimizer == 'adamw']
   all_runs = [
-    Runs(scale, 'adamw', [row for row in rows if row.scale == scale]) for scale in mixing.SCALES
+    Runs(scale, 'adamw', [row for row in rows if row.scale == scale]) for scale in recipes.SCALES
   ]
   draw([runs for runs in all_runs if runs.rows], args.picture)
 

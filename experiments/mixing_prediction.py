@@ -12,9 +12,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import mixing
 import mixing_report
 import numpy as np
+import recipes
 import trials
 from mixing_report import Runs
 
@@ -43,10 +43,10 @@ def table(rows: Sequence[mixing_report.Row]) -> None:
   predicted = json.loads(PREDICTED.read_text())
   title = ['scale', 'grown at', 'η', 'by the power', '', 'by the exponential', '']
   lines = [[*title, 'saves', 'by the power', '']]
-  for scale in mixing.SCALES:
+  for scale in recipes.SCALES:
     mine = [row for row in rows if (row.scale, row.optimizer) == (scale, 'adamw')]
     runs = Runs(scale, 'adamw', mine)
-    for point in mixing.POINTS:
+    for point in recipes.POINTS:
       if (found := mixing_report.grown(runs, 'default', LENGTH, point)) is None:
         continue
       expected = predicted[f'at {LENGTH} tokens a parameter'][f'{scale} at {point:g}']

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import mixing
 import numpy as np
+import recipes
 import trials
 
 from tokenformer_jax.model import flops
@@ -121,7 +121,7 @@ class Runs:
   def main(self) -> float:
     """The length of most grown runs; that of the scale if there are none."""
     grown = Counter(row.length for row in self.rows if row.point)
-    return max(grown, key=grown.get, default=mixing.SCALES[self.scale].main)
+    return max(grown, key=grown.get, default=recipes.SCALES[self.scale].main)
 
   def best(self, arm: str, length: float, point: float = 0.0) -> tuple[float, Losses]:
     """Return the best rate by the mean over seeds, and the losses at it; {} if there are none."""
@@ -158,12 +158,12 @@ class Runs:
 
   def flops(self, shape: str) -> float:
     """Return the FLOPs of a token."""
-    config = sizes.fill_in(mixing.config(f'{self.scale} {shape} {self.optimizer}'))
+    config = sizes.fill_in(recipes.config(f'{self.scale} {shape} {self.optimizer}'))
     return flops.train_flops(config.model, config.data.sequence_length)
 
   def cost(self, arm: str, length: float, point: float) -> float:
     """Return what a grown run costs, in FLOPs of a token of its last model times the length."""
-    recipe, steps = mixing.RECIPES[arm], mixing.SCALES[self.scale].steps
+    recipe, steps = recipes.RECIPES[arm], recipes.SCALES[self.scale].steps
     shapes = (recipe.trunk.shape, *recipe.between, recipe.shape)
     parts = [point * number / (len(shapes) - 1) for number in range(len(shapes))]
     at = [steps(part * length) / steps(length) for part in parts] + [1.0]
@@ -179,9 +179,9 @@ class Runs:
     It is the mean over lengths of the difference on the same seeds.
     """
     found = []
-    for length in self.lengths(mixing.LARGE):
-      rate, losses = self.best(mixing.LARGE, length)
-      tried = [row for row in self.rows if (row.arm, row.length) == (mixing.LARGE, length)]
+    for length in self.lengths(recipes.LARGE):
+      rate, losses = self.best(recipes.LARGE, length)
+      tried = [row for row in self.rows if (row.arm, row.length) == (recipes.LARGE, length)]
       for other in {row.rate for row in tried if row.rate != rate}:
         few = {row.seed: row.loss for row in tried if row.rate == other}
         if len(few) < len(losses):
@@ -189,7 +189,7 @@ class Runs:
     return max(0.0, statistics.mean(found)) if found else 0.0
 
   def frontier(
-    self, seeds: Sequence[int], shape: str = mixing.LARGE
+    self, seeds: Sequence[int], shape: str = recipes.LARGE
   ) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths of a size from scratch and its mean losses at them."""
     known = [(length, self.scratch(shape, length)[1]) for length in self.lengths(shape)]
@@ -259,8 +259,9 @@ def grown(
   With `tuned`, the large model from scratch loses less by `Runs.untuned` at all lengths.
   """
   rate, losses = runs.best(arm, length, point)
-  last = mixing.RECIPES[arm].shape
-  small, large = (runs.scratch(shape, length)[1] for shape in (mixing.SMALL, last))
+  recipe = recipes.RECIPES[arm]
+  last = recipe.shape
+  small, large = (runs.scratch(shape, length)[1] for shape in (recipe.small, last))
   seeds = sorted(losses.keys() & small.keys() & large.keys())
   if not seeds or len(runs.lengths(last)) < 2:
     return None
@@ -296,8 +297,8 @@ def frontier_table(all_runs: Sequence[Runs]) -> None:
   """Print the sizes from scratch."""
   rows = [['from scratch, bits a byte', 'tokens a parameter', 'small', 'large', 'best rates']]
   for runs in all_runs:
-    for length in runs.lengths(mixing.LARGE):
-      found = [runs.scratch(shape, length) for shape in (mixing.SMALL, mixing.LARGE)]
+    for length in runs.lengths(recipes.LARGE):
+      found = [runs.scratch(shape, length) for shape in (recipes.SMALL, recipes.LARGE)]
       rates = ', '.join(rate for rate, _ in found)
       losses = [trials.spread(one.values()) for _, one in found]
       rows.append([f'{runs.scale}, {runs.optimizer}', f'{length:g}', *losses, rates])
@@ -308,10 +309,10 @@ def recipe_table(runs: Runs, *, tuned: bool) -> None:
   """Print all arms at the length that all have, by the point of growth."""
   length = runs.main
   rows = [[f'{runs.scale}, {length:g} tokens a parameter, large − {tuned * runs.untuned:.3f}']]
-  rows[0] += [f'{word} at {p:.0%}' for p in mixing.POINTS for word in ('η', 'saves')]
-  for arm in mixing.RECIPES:
+  rows[0] += [f'{word} at {p:.0%}' for p in recipes.POINTS for word in ('η', 'saves')]
+  for arm in recipes.RECIPES:
     row = [arm]
-    for point in mixing.POINTS:
+    for point in recipes.POINTS:
       found = grown(runs, arm, length, point, tuned=tuned)
       if found is None:
         row += ['', '']
@@ -325,10 +326,10 @@ def recipe_table(runs: Runs, *, tuned: bool) -> None:
 def against_default(runs: Runs) -> None:
   """Print each arm's paired difference from the default, at its best rate."""
   length = runs.main
-  rows = [['bits a byte less than the default', *[f'at {p:.0%}' for p in mixing.POINTS]]]
-  for arm in mixing.RECIPES:
+  rows = [['bits a byte less than the default', *[f'at {p:.0%}' for p in recipes.POINTS]]]
+  for arm in recipes.RECIPES:
     row = [arm]
-    for point in mixing.POINTS:
+    for point in recipes.POINTS:
       _, losses = runs.best(arm, length, point)
       _, default = runs.best('default', length, point)
       seeds = losses.keys() & default.keys()
@@ -344,22 +345,22 @@ def ahead_of_small(runs: Runs, arm: str, length: float, point: float) -> list[fl
   The small model lies between the lengths of its frontier from scratch, or at most half as far
   again behind the last one; [] if it does not.
   """
-  losses = runs.best(arm, length, point)[1]
-  seeds = sorted(losses.keys() & runs.scratch(mixing.SMALL, length)[1].keys())
+  losses, recipe = runs.best(arm, length, point)[1], recipes.RECIPES[arm]
+  seeds = sorted(losses.keys() & runs.scratch(recipe.small, length)[1].keys())
   if not seeds:
     return []
-  known = runs.frontier(seeds, mixing.SMALL)[0]
-  per_token = runs.flops(mixing.SMALL) / runs.flops(mixing.RECIPES[arm].shape)
+  known = runs.frontier(seeds, recipe.small)[0]
+  per_token = runs.flops(recipe.small) / runs.flops(recipe.shape)
   equal = runs.cost(arm, length, point) / per_token
   if len(known) < 2 or equal > 1.5 * known[-1]:
     return []
-  return [loss_at(*runs.frontier([seed], mixing.SMALL), equal) - losses[seed] for seed in seeds]
+  return [loss_at(*runs.frontier([seed], recipe.small), equal) - losses[seed] for seed in seeds]
 
 
 def against_small(runs: Runs) -> None:
   """Print how far each arm is ahead of the small model with as many FLOPs, where that is known."""
   rows = [['bits a byte less than the small model with as many FLOPs', 'at', '']]
-  for arm in mixing.RECIPES:
+  for arm in recipes.RECIPES:
     for point in runs.points(arm, runs.main):
       if ahead := ahead_of_small(runs, arm, runs.main, point):
         rows.append([arm, f'{point:g}', trials.spread(ahead)])
@@ -470,7 +471,7 @@ def main() -> None:
   for tuned in (False, True) if any(runs.untuned for runs in all_runs) else (False,):
     for runs in all_runs:
       recipe_table(runs, tuned=tuned)
-    for arm in ('default', mixing.TO_EIGHT):
+    for arm in ('default', recipes.TO_EIGHT):
       default_table(all_runs, arm, tuned=tuned)
     forms_table([runs for runs in all_runs if runs.optimizer == 'adamw'], tuned=tuned)
 

@@ -24,6 +24,7 @@ import mixing_family
 import mixing_methods
 import mixing_prediction
 import mixing_report
+import recipes
 from member_edits import EDITS
 from member_runs import Rate, Run, Text
 
@@ -110,11 +111,11 @@ def test_rate():
 
 
 def test_every_planned_run_begins_with_a_state_that_is_kept():
-  runs = mixing.runs_of(list(mixing.PARTS), list(mixing.SCALES), mixing.SEEDS)
+  runs = mixing.runs_of(list(mixing.PARTS), list(recipes.SCALES), recipes.SEEDS)
   by_name = {run.name: run for run in runs}
   assert len(by_name) == len(runs) > 1000
   for run in runs:
-    chunk = mixing.SCALES[run.shape.split()[0]].chunk
+    chunk = recipes.SCALES[run.shape.split()[0]].chunk
     assert run.first % (chunk // 2) == 0 and run.first < run.last
     if run.begin:
       source, step = run.begin
@@ -136,7 +137,7 @@ def test_runs_that_have_ended_are_made_again_only_for_others():
 def test_arms_at_another_length():
   runs = mixing.runs_of(['recipes'], ['small'], (0,), ['layers halved'], main=20)
   grown = [run for run in runs if 'layers halved' in run.name]
-  assert grown and {run.last for run in grown} == {mixing.SCALES['small'].steps(20)}
+  assert grown and {run.last for run in grown} == {recipes.SCALES['small'].steps(20)}
   rows = _rows('small', 'layers halved', 20, [2.1], point=0.5)
   assert mixing_report.Runs('small', 'adamw', rows).main == 20
   assert mixing_report.Runs('small', 'adamw', []).main == 60
@@ -146,7 +147,7 @@ def test_the_committed_runs_give_the_tables():
   folder = Path(mixing.__file__).parent
   rows = mixing_report.read(folder / 'mixing_runs.csv')
   runs = mixing_report.Runs('small', 'adamw', [row for row in rows if row.scale == 'small'])
-  found = {point: mixing_report.grown(runs, 'default', 60, point) for point in mixing.POINTS}
+  found = {point: mixing_report.grown(runs, 'default', 60, point) for point in recipes.POINTS}
   assert found[0.25].closure > found[0.5].closure > found[0.75].closure > 0.5
   tuned = mixing_report.grown(runs, 'default', 60, 0.25, tuned=True)
   assert tuned.saving < found[0.25].saving
@@ -189,7 +190,7 @@ def _rows(scale, arm, length, losses, rate=1.0, point=0.0):
 
 def test_a_family_as_good_as_apart_saves_the_tokens_before_growth():
   rows = []
-  for number, shape in enumerate(mixing.FAMILY):
+  for number, shape in enumerate(recipes.FAMILY):
     for length, more in ((10, 0.3), (20, 0.0), (40, -0.2)):
       rows += _rows('tiny', shape, length, [2.5 - 0.1 * number + more + 0.01 * s for s in range(3)])
     if number:
@@ -198,9 +199,9 @@ def test_a_family_as_good_as_apart_saves_the_tokens_before_growth():
   (family,) = mixing_family.families(mixing_report.Runs('tiny', 'adamw', rows))
   assert (family.rate, family.seeds) == (0.5, [0, 1, 2])
   assert family.needed(family.seeds) == pytest.approx([20] * 4)
-  costs = [family.runs.flops(shape) for shape in mixing.FAMILY]
+  costs = [family.runs.flops(shape) for shape in recipes.FAMILY]
   starts = np.array(family.starts) / 20
-  np.testing.assert_allclose(starts, mixing.FAMILIES['family'], atol=0.02)
+  np.testing.assert_allclose(starts, recipes.FAMILIES['family'], atol=0.02)
   all_four, _, smallest = family.savings(family.seeds)
   assert all_four == pytest.approx(np.dot(starts, costs) / sum(costs))
   assert smallest == pytest.approx(0)
@@ -213,7 +214,7 @@ def test_a_family_as_good_as_apart_saves_the_tokens_before_growth():
 
 def test_a_family_by_the_law_is_behind_by_what_is_left_of_each_gap():
   rows = []
-  for number, shape in enumerate(mixing.FAMILY):
+  for number, shape in enumerate(recipes.FAMILY):
     rows += _rows('tiny', shape, 20, [2.5 - 0.1 * number] * 3)
   law = mixing_family.by_law(mixing_report.Runs('tiny', 'adamw', rows), 'late family')
   left = 0.1 * np.cumsum([0, 0.25**2.1, 0.5**2.1, 0.75**2.1])
@@ -223,7 +224,7 @@ def test_a_family_by_the_law_is_behind_by_what_is_left_of_each_gap():
 
 def test_a_way_as_good_as_apart_saves_its_flops(tmp_path):
   scratch, rows = [], []
-  for number, (size, shape) in enumerate(zip(family_ways.SIZES, mixing.BY_TOKENS, strict=True)):
+  for number, (size, shape) in enumerate(zip(family_ways.SIZES, recipes.BY_TOKENS, strict=True)):
     for length, more in ((10, 0.3), (20, 0.0), (40, -0.2)):
       losses = [2.5 - 0.1 * number + more + 0.01 * seed for seed in range(3)]
       scratch += _rows('tiny', shape, length, losses)
@@ -237,8 +238,8 @@ def test_a_way_as_good_as_apart_saves_its_flops(tmp_path):
   best, other = family_ways.found(rows, runs, 'elastic')
   assert (best.rows[0].rate, other.rows[0].rate, best.seeds) == (1, 2, [0, 1, 2])
   assert best.needed(best.seeds) == pytest.approx([20] * 3)
-  scale = mixing.SCALES['tiny']
-  apart = [scale.steps(20) * mixing.TOKENS * runs.flops(shape) for shape in mixing.BY_TOKENS]
+  scale = recipes.SCALES['tiny']
+  apart = [scale.steps(20) * recipes.TOKENS * runs.flops(shape) for shape in recipes.BY_TOKENS]
   everything, largest, smallest = best.savings(best.seeds)
   assert everything == pytest.approx(1 - 3e9 / sum(apart))
   assert (largest, smallest) == pytest.approx((1 - 2e9 / apart[-1], 1 - 2e9 / apart[0]))
