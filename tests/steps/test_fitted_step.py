@@ -69,6 +69,7 @@ def compiled(monkeypatch):
 
   monkeypatch.setattr(fit, 'compile_lowered', lambda lowered: lowered)
   monkeypatch.setattr(fit, 'compiled_bytes', lambda step: 1e9)
+  monkeypatch.setattr(fit, 'temporary_bytes', lambda step: 10**9)
   return _record(monkeypatch, lambda *arguments: Nothing())
 
 
@@ -85,6 +86,17 @@ def test_the_fastest_way_is_compiled_once_if_it_fits(mesh, compiled, capsys):
   assert compiled == [ways.WAYS[0]], 'the step was compiled in another way, or more than once'
   said = capsys.readouterr().err
   assert said.count('\n') == 1 and ways.WAYS[0].flags in said, said
+
+
+def test_a_way_falls_back_if_its_temporaries_are_not_free_in_one_piece(
+  mesh, compiled, monkeypatch, capsys
+):
+  answers = [False, True]
+  monkeypatch.setattr(fit, 'has_piece', lambda mesh, size: answers.pop(0))
+  _make_steps(_fitted(mesh, math.inf))
+  assert compiled == list(ways.WAYS[:2])
+  said = capsys.readouterr().err
+  assert f'0.9 GiB are not free in one piece) with {ways.WAYS[0].flags}; trying' in said, said
 
 
 def _saved(remat: str, mesh) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax.errors import UserError
@@ -24,6 +25,7 @@ _TOO_LARGE = re.compile(
 _GIB = {'K': 2**-20, 'M': 2**-10, 'G': 1.0, 'T': 2**10}
 # The part of a GPU's memory that a step may take; the rest is lost between blocks.
 _USABLE = 0.97
+_BLOCK = 2**20  # bytes
 
 
 class DoesNotFitError(Exception):
@@ -85,6 +87,11 @@ def compiled_bytes(compiled: jax.stages.Compiled) -> float:
   )
 
 
+def temporary_bytes(compiled: jax.stages.Compiled) -> int:
+  """Return the bytes on a device of a step's temporaries; 0 if the compiler does not say."""
+  return getattr(compiled.memory_analysis(), 'temp_size_in_bytes', 0)
+
+
 def free_bytes(mesh: Mesh, arguments: Any) -> float:
   """Return the bytes that a step may take on a device, its own arguments included.
 
@@ -101,6 +108,27 @@ def free_bytes(mesh: Mesh, arguments: Any) -> float:
   if hosts.in_any(found == math.inf):
     return math.inf
   return -hosts.highest(-int(found / 2**20)) * 2.0**20
+
+
+def has_piece(mesh: Mesh, size: int) -> bool:
+  """Return whether every GPU of this process has so many bytes in one piece; others have.
+
+  A GPU gets the temporaries of a program as one block each time that it runs, so it may lack them
+  although as much is free in pieces. The function takes such a block, and gives it back.
+  """
+  blocks = -(-size // _BLOCK)
+  try:
+    taken = [
+      jnp.zeros((blocks, _BLOCK), jnp.uint8, device=device)
+      for device in mesh.local_devices
+      if device.platform == 'gpu'
+    ]
+    jax.block_until_ready(taken)
+  except jax.errors.JaxRuntimeError as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    return False
+  return True
 
 
 class FittedStep:
@@ -170,6 +198,8 @@ class FittedStep:
       compiled = compile_lowered(step.lower(*arguments))
       if (needed := compiled_bytes(compiled)) > capacity:
         error = DoesNotFitError.from_bytes(needed, capacity)
+      elif not has_piece(self._mesh, size := temporary_bytes(compiled)):
+        error = DoesNotFitError(f'{size / 2**30:.1f} GiB are not free in one piece')
     except DoesNotFitError as refused:
       error = refused
     if hosts.in_any(error is not None):
