@@ -146,6 +146,7 @@ def test_gpus_are_by_formula_and_it_says_so():
 
 def test_what_is_kept_takes_memory_by_formula():
   for name, projections in (('pattention', {}), ('dense', tiny_run.DENSE)):
+    projections = {**projections, 'train__layers': 'scan'}
     ways = [
       _plan(**projections, train__remat=remat).memory.temporaries
       for remat in ('offload', 'full', 'dots', 'score_inputs', 'everything')
@@ -153,6 +154,8 @@ def test_what_is_kept_takes_memory_by_formula():
     if name == 'dense':
       assert ways.pop() == ways[-1], 'there are no scores to keep'
     assert ways == sorted(set(ways)), name
+  gaps = _plan(train__remat='everything', train__layers='unrolled').memory.temporaries
+  assert gaps > _plan(train__remat='everything', train__layers='scan').memory.temporaries
 
 
 def test_before_there_are_cycles_times_are_rough():

@@ -19,7 +19,7 @@ from tokenformer_jax.parallel import rules
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.program import Memory
-from tokenformer_jax.steps import exchange
+from tokenformer_jax.steps import exchange, ways
 from tokenformer_jax.steps.step import Program
 
 _ACTIVATION = 2  # bytes of bfloat16
@@ -52,12 +52,12 @@ def memory_and_costs(
 ) -> tuple[Memory, Costs]:
   """Return the memory and the costs of a step on one device.
 
-  Temporaries are the activations that recomputation keeps of every layer, all activations of one
-  layer, the logits of a chunk of the loss, a mask of documents, and gradients in float32. FLOPs are
-  the model's plus the recomputed ones. Collectives are the gathers of the weights in the forward
-  and the backward pass, and the reduction of gradients. If parameter tokens are split, the outputs
-  of every projection and the gradients of its inputs are summed as well. If experts are split,
-  devices exchange tokens.
+  Temporaries are the activations that recomputation keeps of every layer, with gaps between them
+  if no loop runs the layers, all activations of one layer, the logits of a chunk of the loss, a
+  mask of documents, and gradients in float32. FLOPs are the model's plus the recomputed ones.
+  Collectives are the gathers of the weights in the forward and the backward pass, and the reduction
+  of gradients. If parameter tokens are split, the outputs of every projection and the gradients of
+  its inputs are summed as well. If experts are split, devices exchange tokens.
   `state` has bytes on a device: of parameters, of the rest of the state, and of a batch.
   """
   config = step.config
@@ -78,6 +78,7 @@ def memory_and_costs(
   chunk = min(config.train.loss_chunk, length) if model.kind == 'lm' else 1
   head = 2 * 4 * chunk * (model.vocab_size or model.classes) / rules.parts('vocab', mesh)
   parameters, optimizer, batch = state
+  kept *= ways.GAPS.get(config.train.layers, 1)
   temporaries = rows * (length * (kept + layer) * _ACTIVATION + head) + parameters
   temporaries += _ACTIVATION * (at_experts + inners * kept_at_experts)
   if config.train.attention == 'cudnn' and config.data.documents != 'joined':

@@ -19,7 +19,7 @@ from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.steps.step import Program
 
 # Temporaries of a step over the values that its layers save. Without a loop, gaps are between them.
-_GAPS = {'unrolled': 1.16}
+GAPS = {'unrolled': 1.16}
 # Layers whose values and gradients are alive beside those.
 _LAYERS_BESIDES = 1.2
 # The part of the memory that a way may fill if devices exchange something. In a step that fills
@@ -110,7 +110,7 @@ def affordable(
     return saved_bytes(in_way(program, Way(remat, 'scan')), mesh, arguments)
 
   def needed(way: Way) -> float:
-    gaps = _GAPS.get(way.layers, 1)
+    gaps = GAPS.get(way.layers, 1)
     return given + gaps * saved(way.remat) + _LAYERS_BESIDES * saved(ways[0].remat) / model.depth
 
   room, least = capacity * (_ROOM if mesh.size > 1 else 1), math.inf
