@@ -260,7 +260,7 @@ def grown(
   """
   rate, losses = runs.best(arm, length, point)
   recipe = recipes.RECIPES[arm]
-  last = recipe.shape
+  last = recipe.large
   small, large = (runs.scratch(shape, length)[1] for shape in (recipe.small, last))
   seeds = sorted(losses.keys() & small.keys() & large.keys())
   if not seeds or len(runs.lengths(last)) < 2:

@@ -14,8 +14,9 @@ DECAY = 0.2  # the share of D
 TOKENS = 512  # in a step
 RATES = (1.0, 0.5, 0.25)  # of arms, in rates of the scale
 POINTS, EARLY = (0.25, 0.5, 0.75), (0.025, 0.05, 0.1)
-# Shapes: layers × groups of as many tokens as the width. With `u` the tokens are one group, and
-# with `t` it is a Transformer whose matrices have so many times as many parameters, by its width.
+# Shapes: layers × groups of as many tokens as the width. In `3+1x2` the last layer has a name of
+# its own. With `u` the tokens are one group, and with `t` it is a Transformer whose matrices have
+# so many times as many parameters, by its width.
 LARGE = '4x2'
 SMALL = '2x1'
 DEEP = '8x2'
@@ -102,6 +103,11 @@ class Recipe:
     """The shape of the small model that η and controls compare with."""
     return SMALL_TRANSFORMER if self.shape.startswith('t') else SMALL
 
+  @property
+  def large(self) -> str:
+    """The shape of the large model that they compare with."""
+    return LARGE if '+' in self.shape else self.shape
+
 
 def _grow(**changes: Any) -> Recipe:
   return Recipe(grow=GrowConfig(**changes))
@@ -153,6 +159,8 @@ RECIPES = {
   'taught by the model before': Recipe(teacher=True),
   'keys by gradient': Recipe(edit='gradient'),
   'keys copied': _grow(new_keys='copies'),
+  'all new layers behind the first': Recipe(trunk=Trunk('1+1x1'), shape='3+1x2'),
+  'all new layers behind the last': Recipe(trunk=Trunk('1+1x1'), shape='1+3x2'),
   'copied layers alone': Recipe(shape='8x1'),
   'as released': Recipe(shape='2x4u', grow=GrowConfig(method='random', moments='drop')),
   'Transformer, copied layers': Recipe(trunk=Trunk(SMALL_TRANSFORMER), shape='t8x1'),
@@ -168,11 +176,18 @@ def config(name: str, dtype: str = 'float32') -> Config:
   What differs between members is not in it. A shape that ends with `taught` has a teacher.
   """
   scale, shape, optimizer, *rest = name.split()
-  layers, groups = map(int, shape.strip('tu').split('x'))
+  deep, groups = shape.strip('tu').split('x')
+  counts, groups = [int(count) for count in deep.split('+')], int(groups)
+  layers = sum(counts)
   batch = int(rest[0].removeprefix('b')) if rest and rest[0] != TAUGHT else 8
   changes = {'optim__name': optimizer, 'data__batch_size': batch}
   changes |= {'optim__schedule': 'constant', 'dtype': dtype}
   changes |= {'train__remat': 'everything', 'train__layers': 'unrolled', 'train__attention': 'xla'}
+  if len(counts) > 1:
+    changes |= {
+      'model__variants': {'last': {}},
+      'model__pattern': f'layer*{counts[0]} last*{counts[1]}',
+    }
   one = dataclasses.replace(growth.SCALES[scale], layers=1)
   kind = 'transformer' if shape.startswith('t') else 'tokenformer'
   grouped = kind == 'tokenformer' and groups > 1 and not shape.endswith('u')

@@ -1,5 +1,6 @@
 """A member of experiments/members.py is a run of `train`."""
 
+import itertools
 import math
 import sys
 import time
@@ -12,8 +13,9 @@ import optax
 import pytest
 
 from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.grow import state as grow_state
 from tokenformer_jax.runs import metrics
-from tokenformer_jax.training import loop
+from tokenformer_jax.training import loop, sizes
 
 sys.path.append(str(Path(__file__).parents[1] / 'experiments'))
 
@@ -121,6 +123,16 @@ def test_every_planned_run_begins_with_a_state_that_is_kept():
       source, step = run.begin
       assert step in by_name[source].keep and step <= by_name[source].last
       assert run.grow or run.shape == by_name[source].shape
+
+
+@pytest.mark.parametrize('name', recipes.RECIPES)
+def test_every_recipe_grows_between_its_shapes(name):
+  recipe = recipes.RECIPES[name]
+  shapes = (recipe.trunk.shape, *recipe.between, recipe.shape)
+  models = [sizes.fill_in(recipes.config(f'tiny {shape} adamw')).model for shape in shapes]
+  for before, after in itertools.pairwise(models):
+    grow_state.check(before, after, recipe.grow)
+  assert (recipe.small[0] == 't') == (models[-1].layer.ffn.kind == 'mlp')
 
 
 def test_runs_that_have_ended_are_made_again_only_for_others():
