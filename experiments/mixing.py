@@ -18,6 +18,7 @@ minutes. `--parts`, in the order in which they are made:
   muon      the default and both sizes from scratch with Muon
   family    four sizes from scratch, and from one trunk that grows from each to the next
   late      the family again, whose trunk grows at a quarter, half and three quarters
+  spread    the family again, whose trunk grows at 10, 65 and 78 %
   deep      the large model with twice the layers, from scratch
   tokens    sizes from scratch that differ in parameter tokens alone (family_ways.py)
 
@@ -261,6 +262,7 @@ PARTS: Mapping[str, Callable[[Plan], Iterator[Run]]] = {
   'muon': _muon,
   'family': _family,
   'late': lambda plan: _family(plan, 'late family'),
+  'spread': lambda plan: _family(plan, 'early and late family'),
   'deep': lambda plan: plan.scratch(DEEP, plan.scale.lengths, plan.rates),
   'tokens': _tokens,
 }

@@ -26,7 +26,11 @@ SMALL_TRANSFORMER = 't2x1'
 CONTROL_SHAPES = (SMALL_TRANSFORMER, 't2x4', 't8x1', '8x1', '2x4u')
 BY_TOKENS = ('2x1', '2x2', '2x4')
 # Where the trunk of a family grows to each of its sizes.
-FAMILIES = {'family': (0.0, 1 / 6, 1 / 3, 1 / 2), 'late family': (0.0, 1 / 4, 1 / 2, 3 / 4)}
+FAMILIES = {
+  'family': (0.0, 1 / 6, 1 / 3, 1 / 2),
+  'late family': (0.0, 1 / 4, 1 / 2, 3 / 4),
+  'early and late family': (0.0, 0.1, 0.65, 0.775),  # about the best at `large`, by the law
+}
 
 
 @dataclasses.dataclass(frozen=True)
