@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +98,19 @@ def test_a_way_falls_back_if_its_temporaries_are_not_free_in_one_piece(
   assert compiled == list(ways.WAYS[:2])
   said = capsys.readouterr().err
   assert f'0.9 GiB are not free in one piece) with {ways.WAYS[0].flags}; trying' in said, said
+
+
+def test_only_a_gpu_that_lacks_the_piece_has_none(mesh, monkeypatch):
+  assert fit.has_piece(mesh, 2**60), 'a CPU was asked for memory'
+  gpu = types.SimpleNamespace(local_devices=[types.SimpleNamespace(platform='gpu')])
+
+  def taken(shape, dtype, device):
+    if shape[0] > 3:
+      raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: out of memory')
+    return ()
+
+  monkeypatch.setattr(fit.jnp, 'zeros', taken)
+  assert fit.has_piece(gpu, 3 * 2**20) and not fit.has_piece(gpu, 3 * 2**20 + 1)
 
 
 def _saved(remat: str, mesh) -> float:
