@@ -64,3 +64,10 @@ def test_another_file_is_no_law(tmp_path):
   (tmp_path / 'other.json').write_text('{"E": 1}')
   with pytest.raises(UserError, match='is not the JSON file of laws'):
     forecast.read_law(str(tmp_path / 'other.json'))
+
+
+def test_a_law_says_when_to_grow_if_a_family_grows(config, tmp_path):
+  apart, law = _jobs(config, 'apart'), _law(tmp_path)
+  text = forecast.describe(_jobs(config, 'bottom_up'), apart, None, law)
+  assert '\nby the law the family costs ' in text
+  assert 'the family costs' not in forecast.describe(_jobs(config, 'top_down'), apart, None, law)

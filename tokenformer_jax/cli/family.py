@@ -16,7 +16,7 @@ A size is the config's model with a factor of its parameter tokens. --way says h
 The command makes what is missing, one run after the other on all devices, and goes on where it
 stopped. Ways with the same --out share runs from scratch, the file family.json and the picture
 family.png. With --dry_run, --topology adds chip-hours as `plan --quick` finds them, and --law, the
-JSON file of `laws`, adds losses.
+JSON file of `laws`, adds losses and the times of growth at which the sizes cost least.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,7 +84,7 @@ def define_flags() -> None:
   flags.DEFINE_bool('dry_run', False, 'List runs, tokens, FLOPs and times, and make nothing.')
   flags.DEFINE_string('topology', None, 'CHIP:SHAPE as for plan: list chip-hours on it.')
   flags.DEFINE_integer('slices', 1, 'The number of slices of the topology.', lower_bound=1)
-  flags.DEFINE_string('law', None, 'The JSON file of laws: list the losses that it predicts.')
+  flags.DEFINE_string('law', None, 'The JSON file of laws: list losses, and when to grow, by it.')
   flag_uses.declare(_USES)
 
 

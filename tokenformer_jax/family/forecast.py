@@ -8,6 +8,7 @@ import numpy as np
 
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.family import growths
 from tokenformer_jax.family import jobs as jobs_lib
 from tokenformer_jax.family.jobs import Job
 from tokenformer_jax.laws import formulas, grid, mixing
@@ -38,6 +39,10 @@ class Law:
   count: str
   gamma: float
   measured: bool
+
+  def count_of(self, job: Job) -> float:
+    """Return the parameters of a job's model, as the law counts them."""
+    return job.size.active if self.count == 'all' else job.size.active_without_embeddings
 
 
 def read_law(path: str) -> Law:
@@ -80,7 +85,7 @@ def _legs(path: Sequence[Job], law: Law) -> list[tuple[float, float]]:
   """Return the sizes on the way to a model, and the tokens trained at each."""
   found: dict[float, float] = {}
   for job in path:
-    size = job.size.active if law.count == 'all' else job.size.active_without_embeddings
+    size = law.count_of(job)
     found[size] = found.get(size, 0) + job.steps * step_tokens(job.config)
   return list(found.items())
 
@@ -129,7 +134,7 @@ def describe(
   Raises:
     UserError: see `chip_hours`.
   """
-  rows, lines = [['size', 'run']], []
+  rows, lines, more = [['size', 'run']], [], ''
   hours = chip_hours([*jobs, *apart], on) if on else None
   found = losses(jobs, law) if law else None
   if hours is not None:
@@ -142,6 +147,9 @@ def describe(
     rows[0] += ['loss by the law']
     source = 'of the law' if law.measured else 'of docs/growth.md, because the law has none'
     lines.append(f'a growth costs what the mixing exponent {law.gamma:.3g} says, {source}')
+    if any(job.stage == 'grow' for job in jobs):
+      counts = [law.count_of(job) for job in apart]
+      more = f'\n{growths.describe(jobs, counts, law.values, law.gamma)}'
   for job in sorted((job for job in jobs if job.final), key=lambda job: job.factor):
     row = [f'{job.factor:g}', job.name]
     if hours is not None:
@@ -150,7 +158,7 @@ def describe(
     if found is not None:
       row += [f'{found[job.name]:.4f}' if job.name in found else '']
     rows.append(row)
-  return f'{aligned(rows, left=(1,))}\n\n{"; ".join(lines)}'
+  return f'{aligned(rows, left=(1,))}\n\n{"; ".join(lines)}{more}'
 
 
 def _total(hours: Mapping[str, Hours], jobs: Sequence[Job]) -> str:

@@ -38,10 +38,10 @@ def chain_loss(
   The legs are sizes and the tokens trained at each, in the last one with those of the decay.
   """
   tokens = np.cumsum([tokens for _, tokens in legs])
-  return _loss(values, [size for size, _ in legs], tokens[:-1] / tokens[-1], tokens[-1], gamma)
+  return grown_loss(values, [size for size, _ in legs], tokens[:-1] / tokens[-1], tokens[-1], gamma)
 
 
-def _loss(
+def grown_loss(
   values: Values, sizes: Sequence[float], shares: Sequence, tokens: np.ndarray, gamma: np.ndarray
 ) -> np.ndarray:
   """Return the loss of chains that grow at shares of all their tokens."""
@@ -165,7 +165,7 @@ def _cheapest(
     high = np.repeat(np.log(last)[:, None] + 12, shares.shape[1], axis=1)
     for _ in range(_STEPS):
       middle = (low + high) / 2
-      enough = _loss(column, chosen, shares, np.exp(middle), exponent_) <= target
+      enough = grown_loss(column, chosen, shares, np.exp(middle), exponent_) <= target
       low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     tokens = np.exp(high)
     parts = np.diff(np.concatenate([0 * shares[:1], shares, 0 * shares[:1] + 1]), axis=0)
