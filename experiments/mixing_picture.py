@@ -47,7 +47,8 @@ def draw(all_runs: Sequence[Runs], path: Path) -> None:
     axis.set(xlabel='share of the tokens before growth', xlim=(0, 0.8))
   marks, labels = left.get_legend_handles_labels()
   known = dict(zip(labels, marks, strict=True))
-  left.legend(known.values(), known.keys(), frameon=False, fontsize=8, loc='lower right')
+  # Below both panels, where no mark is.
+  figure.legend(known.values(), known.keys(), frameon=False, loc='outside lower center', ncols=3)
   figure.savefig(path, dpi=110)
 
 
