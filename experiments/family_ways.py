@@ -187,12 +187,12 @@ def main() -> None:
   parser.add_argument('--rates', default=','.join(map(str, RATES)))
   args = parser.parse_args()
   if args.frontier:
-    read_rows = read(args.csv)
-    for scale in dict.fromkeys(row.scale for row in read_rows):
+    families = read(args.csv)
+    for scale in dict.fromkeys(row.scale for row in families):
       rows = [row for row in mixing_report.read(args.frontier) if row.scale == scale]
       print(f'\n{scale}')
       runs = Runs(scale, 'adamw', [row for row in rows if row.optimizer == 'adamw'])
-      table([row for row in read_rows if row.scale == scale], runs)
+      table([row for row in families if row.scale == scale], runs)
     return
   jax.config.update('jax_compilation_cache_dir', str((args.out / 'compiled').absolute()))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)

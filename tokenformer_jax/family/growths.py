@@ -15,7 +15,7 @@ _SHARES = np.arange(0.05, 1, 0.05)
 
 
 class Outcome(NamedTuple):
-  """What the law says of families; the arrays have one entry for each.
+  """The costs and losses that the law predicts for several families, one array entry per family.
 
   Attributes:
     saved: the part of the FLOPs of all sizes apart, each trained to the loss that it has here.
@@ -46,13 +46,12 @@ class Sizes(NamedTuple):
     spent = apart = trunk = 0.0 * shares[0]
     ahead = trunk + np.inf
     for n, (count, cost, start) in enumerate(zip(counts, costs, starts, strict=True)):
-      if n:
-        trunk = trunk + (start - starts[n - 1]) * costs[n - 1]
       own = (1 - start) * cost
       loss = mixing.grown_loss(values, counts[: n + 1], shares[:n], self.tokens, np.float64(gamma))
       spent = spent + own
       apart = apart + formulas.tokens_for_loss(values, count, loss) / self.tokens * cost
       if n:
+        trunk = trunk + (start - starts[n - 1]) * costs[n - 1]
         equal = self.tokens * (trunk + own) / costs[n - 1]
         ahead = np.minimum(ahead, formulas.loss(values, counts[n - 1], equal) - loss)
     return Outcome(1 - spent / apart, ahead)
