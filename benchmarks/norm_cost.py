@@ -32,7 +32,7 @@ from tokenformer_jax.config import TokenGroup
 from tokenformer_jax.model import pattention
 from tokenformer_jax.model.products import product, project, split_heads
 from tokenformer_jax.model.stack import ROW_STATISTICS
-from tokenformer_jax.plan import topology
+from tokenformer_jax.plan import early, topology
 
 GROWN = {'mixer.qkv': 8704, 'mixer.proj': 8704, 'ffn': 34816}  # parameter tokens
 SHAPES = {
@@ -99,14 +99,18 @@ def plan_with(variant: str) -> None:
 
   def main(argv: Sequence[str]) -> None:
     name, function = REPLACED[variant]
-    with mock.patch.object(pattention, name, side_effect=function) as counted:
+    with (
+      mock.patch.object(pattention, name, side_effect=function) as counted,
+      # This process has one program, and another would have Pattention as it is.
+      mock.patch.object(early, 'run_alone', lambda function, *arguments: function(*arguments)),
+    ):
       command.main(argv)
     if not counted.called:
       sys.exit(f'Pattention does not call {name}: nothing was replaced')
 
   flags.DEFINE_enum('plan_with', variant, list(REPLACED), 'The variant.')
   command.define_flags()
-  cli.run(main)
+  cli.run(main, on_all_hosts=False)
 
 
 def plan_cells(args, others: list[str], shape: str, on: str) -> dict[str, Figures]:

@@ -26,10 +26,10 @@ class FaultyDeviceError(Exception):
   without a traceback and exit with status 76, so that `launch/` starts the command elsewhere.
   """
 
-  def __init__(self, message: str, hosts: tuple[str, ...]):
-    """Keep the names of the hosts that have these devices."""
+  def __init__(self, message: str, hosts: tuple[str, ...], *, in_all: bool = True):
+    """Keep the names of the hosts that have these devices, and whether all processes know them."""
     super().__init__(message)
-    self.hosts = hosts
+    self.hosts, self.in_all = hosts, in_all
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

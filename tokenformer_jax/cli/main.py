@@ -70,6 +70,8 @@ def run(
   flags.FLAGS.set_gnu_getopt(positional)
   try:
     app.run(guarded, flags_parser=_flags_parser(main, more_help))
+  except KeyboardInterrupt:
+    sys.exit(hosts.INTERRUPTED_STATUS)
   except Exception as error:
     reported = hosts.as_reported(error)
     if reported is None:
@@ -203,13 +205,15 @@ def output_file(flag: str) -> Path | None:
   return path
 
 
-def write_output(flag: str, write: Callable[[Path], Any]) -> None:
+def write_output(flag: str, write: Callable[[Path], Any], *, in_all: bool = True) -> None:
   """Let the first process write the file that a flag names; see `output_file`.
+
+  If not all processes call this function (`in_all`), every one that does writes.
 
   Raises:
     UserError: the file cannot be written.
   """
-  if not hosts.is_first():
+  if in_all and not hosts.is_first():
     return
   path = Path(flags.FLAGS[flag].value)
   try:

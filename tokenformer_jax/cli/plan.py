@@ -60,14 +60,19 @@ def define_flags() -> None:
     'The most programs to compile in a search that also varies the batch.',
     lower_bound=0,
   )
-  flags.DEFINE_multi_string('grow', [], 'A stage: qkv=N,proj=N,ffn=N,layers=N[,steps=N].')
+  flags.DEFINE_multi_string(
+    'grow',
+    [],
+    'A stage: qkv=N,proj=N,ffn=N[,layers=N][,pattern=P][,experts=N][,expert_tokens=N][,top_k=K]'
+    '[,steps=N].',
+  )
   flags.DEFINE_string('json', None, 'A JSON file to write the figures to.')
 
 
 def run() -> None:
   """Run the command with the arguments of this process."""
   define_flags()
-  cli.run(main)
+  cli.run(main, on_all_hosts=False)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -82,11 +87,8 @@ def main(argv: Sequence[str]) -> None:
   cli.output_file('json')
   on = topology.parse(values.topology, values.slices)
   _check_breakdown(on)
-  if values.quick and not on.has_compiler:
-    raise UserError(
-      f'--quick has an effect only where programs are compiled, and --topology={values.topology} '
-      'is planned by formulas, in seconds; leave it out'
-    )
+  if values.quick:
+    estimate.check_quick(on, '--quick')
   run = config_flag.read()
   if _wants_breakdown() and run.data.has_stages:
     raise UserError(
@@ -99,8 +101,6 @@ def main(argv: Sequence[str]) -> None:
     text, figures = _answer(run, on)
   except DoesNotFitError as error:
     raise estimate.advice(run, error, on) from error
-  except KeyboardInterrupt:
-    sys.exit(130)
   print(text)
   if values.json:
     cli.write_json('json', figures)

@@ -53,7 +53,7 @@ def define_flags() -> None:
     'faulty_hosts',
     None,
     'The file to add hosts to whose devices compute wrong (--config.train.check_devices), one a '
-    'line, for the program that starts the run again elsewhere.',
+    'line, for the program that starts the run again elsewhere. All hosts must share its disk.',
   )
 
 
@@ -71,7 +71,8 @@ def main(argv: Sequence[str]) -> int:
     _, stopped = loop.train_or_stop(config, workdir, store_process)
   except FaultyDeviceError as error:
     if flags.FLAGS.faulty_hosts:
-      cli.write_output('faulty_hosts', functools.partial(_add_lines, error.hosts))
+      add = functools.partial(_add_lines, error.hosts)
+      cli.write_output('faulty_hosts', add, in_all=error.in_all)
     raise
   if not stopped:
     return 0

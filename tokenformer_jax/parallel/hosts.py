@@ -53,6 +53,7 @@ _AGAIN = (
 )
 TRANSIENT_STATUS = 75  # EX_TEMPFAIL of sysexits.h: start the command again
 FAULTY_STATUS = 76  # start the command again on other hosts
+INTERRUPTED_STATUS = 130  # a shell's status for a command that SIGINT ended
 _NAME_BYTES = 64  # of a host's name, the limit of Linux
 Reported = UserError | TransientError | FaultyDeviceError
 SAY_SECONDS = 600  # between two reports that a process waits
@@ -412,6 +413,8 @@ def _end(error: BaseException, last_words: '_LastWords') -> None:
   else:
     if isinstance(error, SystemExit):
       status = int(error.code or 0)
+    elif isinstance(error, KeyboardInterrupt):
+      status = INTERRUPTED_STATUS
     elif (reported := as_reported(error)) is not None:
       status = exit_status(reported)
       _say(f'error: {reported}' if is_first() else f'error ({this}): {reported}')

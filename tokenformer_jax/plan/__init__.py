@@ -10,7 +10,6 @@ costs.py        FLOPs, operations and collectives of a step (matmuls.py, element
                 memory_traffic.py, kernel_costs.py, operations.py, twins.py, collectives.py)
 overlap.py      which collectives run behind computation
 formulas.py     memory and costs by formula, for GPUs
-exchange.py     bytes of the tokens that devices exchange to reach their experts
 estimate.py     the plan: times, MFU, hours
 stages.py       a run whose batches change over steps
 table.py        the plan as text
@@ -48,15 +47,18 @@ def plan(
   Raises:
     UserError: the run does not fit, a value is not allowed, or libtpu is missing.
   """
-  from tokenformer_jax.plan import estimate, program, stages  # noqa: PLC0415
+  from tokenformer_jax.plan import estimate, stages  # noqa: PLC0415
   from tokenformer_jax.plan.topology import parse  # noqa: PLC0415
+  from tokenformer_jax.steps.fit import DoesNotFitError  # noqa: PLC0415
 
   resolved, on = resolve(config), parse(topology, slices)
+  if quick:
+    estimate.check_quick(on, 'quick=True')
   if resolved.data.has_stages:
     return stages.plan_stages(resolved, on, quick=quick)
   try:
     return estimate.plan(resolved, on, quick=quick)
-  except program.DoesNotFitError as error:
+  except DoesNotFitError as error:
     raise estimate.advice(resolved, error, on) from error
 
 

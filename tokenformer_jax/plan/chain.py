@@ -82,7 +82,7 @@ def _parsed(model: ModelConfig, text: str) -> tuple[dict[str, int], str | None]:
     if name == 'pattern':
       pattern = number
       continue
-    if not number.isdigit() or int(number) == 0:
+    if not number.isdecimal() or int(number) == 0:
       raise UserError(f'--grow={text} has {part!r}; it must be {name}=N, with N greater than 0')
     numbers[name] = int(number)
   return numbers, pattern

@@ -4,13 +4,16 @@ The compiler first chooses the operations, their order and their addresses in me
 them to files. It then spends minutes on code generation, which yields the cycles.
 """
 
+import contextlib
 import multiprocessing
 import re
 import signal
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,7 +99,8 @@ def run_alone(function: Callable[..., T], *arguments: Any) -> T:
   context = multiprocessing.get_context('spawn')
   receiver, sender = context.Pipe(duplex=False)
   process = context.Process(target=_answer, args=(sender, function, arguments), daemon=True)
-  process.start()
+  with _no_script():
+    process.start()
   sender.close()
   try:
     answer, error = receiver.recv()
@@ -109,6 +113,17 @@ def run_alone(function: Callable[..., T], *arguments: Any) -> T:
   if error is not None:
     raise error
   return answer
+
+
+@contextlib.contextmanager
+def _no_script() -> Iterator[None]:
+  """Hide the user's script from `spawn`, which would run it again in the new process."""
+  script = sys.modules['__main__']
+  sys.modules['__main__'] = types.ModuleType('__main__')
+  try:
+    yield
+  finally:
+    sys.modules['__main__'] = script
 
 
 def _died(status: int | None) -> str:

@@ -89,14 +89,15 @@ class Plan:
 
   @property
   def summary(self) -> str:
-    """Return a sentence with the figures that are available before the cycles."""
+    """Return a sentence with the main figures."""
     memory, (fast, _), (mfu, _) = self.memory, self.step_seconds, self.mfu
     caveat = self.topology.chip.caveat and f'; but {self.topology.chip.caveat}'
+    about, most = ('at least', 'at most ') if self.source == 'formula' else ('roughly', '')
     return (
       f'after {self.compile_seconds:.0f} s: it fits, in {memory.peak / 2**30:.2f} of '
       f'{memory.capacity / 2**30:.0f} GiB of HBM a device; a step moves '
-      f'{self.network_gigabytes:.2f} GB and takes roughly {fast * 1e3:,.0f} ms, an MFU of '
-      f'{mfu:.0%}; its schedule is known in minutes{caveat}'
+      f'{self.network_gigabytes:.2f} GB and takes {about} {fast * 1e3:,.0f} ms, an MFU of '
+      f'{most}{mfu:.0%}{caveat}'
     )
 
   @property
@@ -143,6 +144,19 @@ class Plan:
       'chip_hours': self.hours and [hours * self.topology.chips for hours in self.hours],
       'config': to_json(self.config),
     }
+
+
+def check_quick(on: Topology, flag: str) -> None:
+  """Check that programs are compiled for a topology, so that `flag` has an effect.
+
+  Raises:
+    UserError: they are not.
+  """
+  if not on.has_compiler:
+    raise UserError(
+      f'{flag} has an effect only where programs are compiled, and {on.name} is planned by '
+      'formulas, in seconds; leave it out'
+    )
 
 
 def count_steps(config: Config) -> int | None:
@@ -218,7 +232,7 @@ def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: sched
     nonlocal at_first
     at_first = made(program.layout_memory(step, mesh, hbm, host, on.chip.hbm), text, 'layout')
     if not quick:
-      say(at_first.summary)
+      say(f'{at_first.summary}; its schedule is known in minutes')
     return not quick
 
   at_first = None

@@ -52,8 +52,8 @@ def candidates(
   splits = [split for split, mesh in meshes.items() if mesh is not None]
   own = _way(config)
   others = ways.all_ways(config.model)
-  if not on.has_compiler:  # Formulas ignore loops.
-    others = [way._replace(layers=own.layers) for way in others]
+  if not on.has_compiler:  # By the formulas a loop takes no time.
+    others = [way._replace(layers='auto') for way in others]
   # Put the config's own choice first and keep the order of the others.
   splits.sort(key=lambda split: split != own_split)
   each_way = dict.fromkeys([own, *others])
@@ -82,20 +82,19 @@ def search(
   """Plan up to `most` candidates and return them with the fastest first.
 
   For `batches` see `candidates`. Print the progress on standard error. If a candidate with full
-  recomputation does not fit, skip the candidates of the same mesh and batch, except `offload`,
-  which needs less memory.
+  recomputation does not fit, skip the candidates of the same mesh and batch that need as much.
 
   Raises:
     UserError: no candidate fits, or libtpu is missing.
   """
   if on.has_compiler:
     topology.devices(on)  # Fail here if the compiler is missing.
-  tried, hopeless, planned = [], set(), set()
+  tried, hopeless, planned = [], {}, set()
   for candidate in candidates(config, on, batches):
     if len(tried) == most:
       break
     size = (candidate.mesh, candidate.data.batch_size)
-    if size in hopeless and candidate.train.remat != 'offload':
+    if size in hopeless and not _needs_less(_way(candidate), hopeless[size]):
       continue
     if (*size, _way(candidate)) in planned:
       continue
@@ -104,7 +103,7 @@ def search(
     if found := tried[-1].plan:
       planned.add((*size, _way(found.config)))
     if tried[-1].plan is None and candidate.train.remat in ('full', 'offload'):
-      hopeless.add(size)
+      hopeless[size] = _way(candidate)
   if not any(candidate.plan for candidate in tried):
     reasons = '; '.join(f'{_name(candidate.config)}: {candidate.reason}' for candidate in tried)
     raise UserError(f'no candidate fits on {on.name} ({reasons})')
@@ -131,6 +130,12 @@ def _speed(candidate: Tried) -> float:
 
 def _way(config: Config) -> ways.Way:
   return ways.Way(config.train.remat, config.train.layers)
+
+
+def _needs_less(way: ways.Way, failed: ways.Way) -> bool:
+  """Return whether a way needs less memory than one that saves at most the inputs of layers."""
+  loops = failed.layers == 'unrolled' and way.layers != 'unrolled'
+  return failed.remat == 'full' and (way.remat == 'offload' or (way.remat == 'full' and loops))
 
 
 def _name(config: Config) -> str:

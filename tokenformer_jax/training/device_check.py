@@ -111,6 +111,7 @@ class Instrumented:
         f'the SDC checker of a TPU of {hosts.own_name()} found a wrong result in step {number} '
         f'({reason}); {_ELSEWHERE}',
         (hosts.own_name(),),
+        in_all=False,
       ) from error
 
 

@@ -154,7 +154,8 @@ class Watch:
     print(text, file=sys.stderr, flush=True)
     if self._written < _MOST_FILES:
       self._written += 1
-      name = f'stalls/{self._step}-{jax.process_index()}.txt'
+      # The step may stall again, in other work or in a run that has started again.
+      name = f'stalls/{self._step}-{jax.process_index()}-{time.time():.0f}.txt'
       self._files.append((self._workdir / name, text))
 
   def _beat(self) -> None:
