@@ -40,7 +40,7 @@ def shrunk_keys(state: State, info: Params, std: float, is_new: Params) -> State
 
 
 def halved(state: State, info: Params, std: float, is_new: Params) -> State:
-  """Halve the old matrices of the layers (Ash & Adams 2020, arXiv 1910.08475)."""
+  """Halve all matrices of the layers, new and old (Ash & Adams 2020, arXiv 1910.08475)."""
   del std, is_new
   params = jax.tree.map(
     lambda info, array: array / 2 if info.in_layers else array,

@@ -47,6 +47,14 @@ def test_members_are_the_final_models_in_rising_order(finished, tmp_path):
   assert '50.0% of' in result.totals(jobs, shrunken, 2 * sum(job.flops for job in jobs))
 
 
+def test_a_loss_that_is_not_finite_is_a_sentence(finished, tmp_path):
+  _, _, jobs = finished
+  line = json.dumps({'step': jobs[0].config.train.steps, 'eval/loss': None})
+  (tmp_path / jobs[0].name / 'metrics.jsonl').write_text(f'{line}\n')
+  with pytest.raises(UserError, match='last loss of .*scratch/size_1 is not finite; lower'):
+    result.members(jobs, str(tmp_path))
+
+
 def test_ways_share_one_file(finished, tmp_path):
   config, family, jobs = finished
   out = str(tmp_path)

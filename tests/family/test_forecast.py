@@ -1,6 +1,7 @@
 """A family is forecast before its runs: chip-hours on a topology, and losses by a law."""
 
 import json
+import types
 
 import pytest
 import tiny_run
@@ -9,6 +10,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import forecast, ways
 from tokenformer_jax.family.jobs import Family
 from tokenformer_jax.laws import mixing
+from tokenformer_jax.laws.runs import Size
 from tokenformer_jax.plan import topology
 
 TOKENS = 51_200  # 200 steps
@@ -36,6 +38,13 @@ def test_losses_of_sizes_from_scratch_and_by_growth(config, tmp_path):
   assert small == pytest.approx(1.5 + 20 / size**0.3 + 300 / TOKENS**0.5)
   grown = forecast.losses(_jobs(config, 'bottom_up', grow_at=(0.5,)), law)
   assert [*grown.values()] == pytest.approx([small, large + (small - large) / 4])
+
+
+def test_a_mixture_of_experts_counts_as_the_dense_model_with_its_loss(tmp_path):
+  law = _law(tmp_path, gamma=0.15)
+  size = Size(6000, 5000, 3000, 2000, 1.0)  # M, without embeddings, N, without embeddings
+  count = law.count_of(types.SimpleNamespace(size=size))
+  assert 20 / count**0.3 == pytest.approx(20 / (3000**0.3 * 2**0.15))
 
 
 def test_models_that_the_law_does_not_describe_have_no_loss(config, tmp_path):

@@ -29,7 +29,11 @@ class Member:
 
 
 def members(jobs: Sequence[Job], out: str) -> list[Member]:
-  """Return the sizes of a family whose jobs are all finished, in rising order."""
+  """Return the sizes of a family whose jobs are all finished, in rising order.
+
+  Raises:
+    UserError: the last loss of a run is not finite.
+  """
   found = [
     Member(
       size=job.factor,
@@ -38,12 +42,22 @@ def members(jobs: Sequence[Job], out: str) -> list[Member]:
       tokens=job.tokens,
       flops=sum(other.flops for other in jobs if other.factor == job.factor),
       flops_alone=sum(other.flops for other in jobs_lib.needed(jobs, job.factor)),
-      loss=make.loss(job, out),
+      loss=_loss(job, out),
     )
     for job in jobs
     if job.final
   ]
   return sorted(found, key=lambda member: member.size)
+
+
+def _loss(job: Job, out: str) -> float:
+  loss = make.loss(job, out)
+  if loss is None:
+    raise UserError(
+      f'the last loss of {out}/{job.name} is not finite; lower config.optim.learning_rate, and '
+      'choose another --out'
+    )
+  return loss
 
 
 def table(found: Sequence[Member]) -> str:

@@ -163,7 +163,7 @@ def _top_down(plan: Plan) -> list[Job]:
     model = state.grown_model(large, counts, _SHRUNKEN)
     arguments = {'param_tokens': counts, 'examples': family.examples}
     shrunk = plan.job(
-      f'{folder}/shrunk',
+      f'{folder}/shrunk_by_{family.examples}',
       plan.config(factor, model, steps=0),
       'shrink',
       factor,
