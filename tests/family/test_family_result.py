@@ -51,7 +51,7 @@ def test_a_loss_that_is_not_finite_is_a_sentence(finished, tmp_path):
   _, _, jobs = finished
   line = json.dumps({'step': jobs[0].config.train.steps, 'eval/loss': None})
   (tmp_path / jobs[0].name / 'metrics.jsonl').write_text(f'{line}\n')
-  with pytest.raises(UserError, match='last loss of .*scratch/size_1 is not finite; lower'):
+  with pytest.raises(UserError, match=r'last loss of .*scratch/size_1 is not finite; lower'):
     result.members(jobs, str(tmp_path))
 
 

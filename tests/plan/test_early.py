@@ -2,10 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
+import tiny_run
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import early
@@ -104,6 +107,22 @@ def _last_words(kind):
 @pytest.mark.slow
 def test_a_process_ends_with_its_answer():
   assert early.run_alone(_last_words, 'answer') == 'an answer'
+
+
+@pytest.mark.slow
+def test_the_script_of_the_user_is_not_run_again(tmp_path):
+  script = (
+    'print("once")\nfrom tokenformer_jax.plan import early\nprint(early.run_alone(len, "ab"))'
+  )
+  (tmp_path / 'script.py').write_text(script)
+  done = subprocess.run(
+    [sys.executable, tmp_path / 'script.py'],
+    capture_output=True,
+    text=True,
+    env=tiny_run.environment(),
+    timeout=300,
+  )
+  assert done.stdout == 'once\n2\n', done.stdout + done.stderr
 
 
 def test_mistakes_come_from_the_process():

@@ -8,7 +8,7 @@ import tiny_run
 
 from tokenformer_jax.config import MLPConfig
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.plan import estimate, table, topology, tune
+from tokenformer_jax.plan import estimate, stages, table, topology, tune
 from tokenformer_jax.steps import exchange
 
 EXPERTS = {
@@ -94,6 +94,17 @@ def test_gpus_exchange_tokens_by_formula():
 
 
 @pytest.mark.slow
+def test_all_stages_of_a_run_have_its_mesh():
+  on, config = topology.parse('gpu-h100:8'), _config(mesh__experts=0)
+  rows = config.data.batch_size
+  data = dataclasses.replace(config.data, batch_size_by_step=f'0:{rows} 10:{64 * rows}')
+  train = dataclasses.replace(config.train, steps=20)
+  config = dataclasses.replace(config, data=data, train=train)
+  found = stages.plan_stages(config, on)
+  mesh = exchange.choose_mesh(config, on.devices)
+  assert [planned.config.mesh for _, planned in found.stages] == [mesh, mesh]
+
+
 def test_experts_take_memory_for_their_places():
   on = topology.parse('gpu-h100:8')
   few, many = (

@@ -362,6 +362,15 @@ def test_a_sweep_starts_with_the_config_and_ends_with_the_fastest():
   assert tried[0].config.train.remat != 'full', 'recomputing costs time, and everything fits'
 
 
+def test_a_search_tries_what_needs_less_than_a_step_that_does_not_fit():
+  on, config = topology.parse('gpu-h100:1'), _config(train__remat='full', train__layers='unrolled')
+  config = dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=2**24))
+  with pytest.raises(UserError) as raised:
+    tune.search(config, on, 9, batches=(1,))
+  tried = re.findall(r'remat=(\w+) layers=(\w+)', str(raised.value))
+  assert tried == [('full', 'unrolled'), ('full', 'auto'), ('offload', 'auto')]
+
+
 def test_by_default_a_plan_has_the_fastest_way_that_fits():
   few, many = (_plan(data__batch_size=rows) for rows in (2**12, 2**21))
   assert few.config.train.remat == 'everything', 'what fits is computed again'

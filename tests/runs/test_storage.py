@@ -268,6 +268,16 @@ def test_a_command_ends_with_a_sentence_and_a_status_that_says_whether_to_start_
   assert printed.startswith(said) and printed.count('\n') == 1, printed
 
 
+def test_a_command_that_ctrl_c_ends_prints_nothing(capsys, monkeypatch):
+  def interrupted(run, **_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(cli.app, 'run', interrupted)
+  with pytest.raises(SystemExit) as ended:
+    cli.run(lambda argv: None, on_all_hosts=False)
+  assert ended.value.code == 130 and not capsys.readouterr().err
+
+
 @pytest.mark.parametrize(('file', 'printed'), [('/lib/orbax/writing.py', 0), ('/lib/mine.py', 1)])
 def test_a_write_of_orbax_that_never_began_prints_nothing(file, printed):
   names: dict = {}
