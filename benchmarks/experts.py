@@ -97,9 +97,11 @@ def programs(shape: Shape) -> dict[str, Callable[..., jax.Array]]:
   return made
 
 
-def compile_one(name: str, program: str, shape: Shape) -> dict[str, float]:
-  """Compile a program in this process and return its cycles by the schedule, and all others."""
-  directory = tempfile.mkdtemp()
+def compile_one(name: str, program: str, shape: Shape, directory: str) -> dict[str, float]:
+  """Compile a program in this process and return its cycles by the schedule, and all others.
+
+  The compiler writes to the directory.
+  """
   os.environ['LIBTPU_INIT_ARGS'] = (
     f'--xla_jf_dump_to={directory} --xla_jf_dump_llo_text=true '
     '--xla_jf_dump_llo_pass_label_regex=.*final_bundles.*'
@@ -241,7 +243,8 @@ def main() -> None:
   if args.one:
     name, program, *sizes = json.loads(args.one)
     jax.config.update('jax_platforms', 'cpu')
-    print(json.dumps(compile_one(name, program, Shape(*sizes))))
+    with tempfile.TemporaryDirectory() as directory:
+      print(json.dumps(compile_one(name, program, Shape(*sizes), directory)))
     return
   if args.rows % args.experts:
     sys.exit(f'--rows={args.rows} is not a multiple of --experts={args.experts}')

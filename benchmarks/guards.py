@@ -61,12 +61,15 @@ def plain_block(args: argparse.Namespace, *, skip: float = 0.0, checked: bool = 
 
 def watched_block(args: argparse.Namespace) -> Block:
   """Return blocks of steps of a run that is watched."""
-  block, workdir = plain_block(args), Path(tempfile.mkdtemp())
+  block = plain_block(args)
 
   def watched(steps: int) -> float:
     clock = WallTime()
     clock.lap('starting')
-    with Watch(workdir, clock, first=0, steps=steps) as watch:
+    with (
+      tempfile.TemporaryDirectory() as workdir,
+      Watch(Path(workdir), clock, first=0, steps=steps) as watch,
+    ):
       return block(steps, watch.made)
 
   return watched

@@ -13,6 +13,7 @@ of matrix products alone. `--train=remat=dots` and the like change how ours runs
 """
 
 import argparse
+import ast
 import dataclasses
 import json
 import statistics
@@ -20,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from contenders import CHANNELS, CLOCKS, SIZES, Contender, Size, model_config, torch_model
 
@@ -28,10 +28,10 @@ WARM_UP = 3
 CONTENDERS = ('jax', 'torch_eager', 'torch_compiled')
 
 
-def jax_step(size: Size, **train: Any) -> Callable[[], None]:
+def jax_step(size: Size, **train: str) -> Callable[[], None]:
   """Return our step as `tokenformer_jax.train` builds it; a call makes a step and waits for it.
 
-  `train` are values of `config.train`.
+  `train` are values of `config.train`, as text.
   """
   import jax  # noqa: PLC0415 (each process loads one of the two frameworks)
   import numpy as np  # noqa: PLC0415
@@ -43,7 +43,9 @@ def jax_step(size: Size, **train: Any) -> Callable[[], None]:
   values = config.to_config_dict(config.Config(model=model_config(size)))
   data = {'image_size': size.image} if size.image else {'sequence_length': size.length}
   values.data.update(batch_size=size.batch, **data)
-  values.train.update(train)
+  for key, value in train.items():
+    is_text = isinstance(values.train[key], str)
+    values.train[key] = value if is_text else ast.literal_eval(value)
   resolved = config.resolve(values)
   mesh = sharding.make_mesh(resolved.mesh)
   task = tasks.make(resolved)

@@ -212,14 +212,23 @@ def check_devices(config: Config, mesh: Mesh) -> None:
   Raises:
     UserError: a size cannot be split evenly, or the attention kernel is for other devices.
   """
-  kernel, platform = config.train.attention, mesh.devices.flat[0].platform
+  check_kernel(config, mesh.devices.flat[0].platform)
+  check_splits(config, mesh)
+
+
+def check_kernel(config: Config, platform: str) -> None:
+  """Check that the attention kernel is one of a platform.
+
+  Raises:
+    UserError: it is for other devices.
+  """
+  kernel = config.train.attention
   needed = {'splash': 'tpu', 'cudnn': 'gpu'}.get(kernel, platform)
   if needed != platform:
     raise UserError(
       f'config.train.attention={kernel} is for a {needed}, and the devices are {platform}; '
       'auto takes the kernel of the devices'
     )
-  check_splits(config, mesh)
 
 
 def check_splits(config: Config, mesh: Mesh | AbstractMesh) -> None:

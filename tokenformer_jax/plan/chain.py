@@ -7,8 +7,9 @@ from tokenformer_jax.config import Config, ModelConfig, counts_as_text, token_co
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import depth, experts, grown_model
 from tokenformer_jax.parallel.messages import aligned, say
+from tokenformer_jax.plan import table
 from tokenformer_jax.plan.estimate import Plan, count_steps, plan
-from tokenformer_jax.plan.table import Row, gib, ms, percent
+from tokenformer_jax.plan.table import Row, percent
 from tokenformer_jax.plan.topology import Topology
 
 
@@ -130,7 +131,7 @@ def render(chain: Chain) -> str:
   flops = sum(planned.steps * planned.model_flops for planned in chain.stages)
   hours = [sum(bounds) for bounds in zip(*map(_chip_hours, chain.stages), strict=True)]
   steps = f'{chain.scratch.steps:,}'
-  rows.append(('the chain', '', '', '', '', steps, f'{flops:.3g}', _range(hours)))
+  rows.append(('the chain', '', '', '', '', steps, f'{flops:.3g}', table.chip_hours(hours)))
   rows.append(_row('the last one from scratch', chain.scratch))
   whole = _chip_hours(chain.scratch)
   saved = [1 - part / all_of_it for part, all_of_it in zip(hours, whole, strict=True)]
@@ -141,22 +142,8 @@ def render(chain: Chain) -> str:
 
 
 def _row(name: str, planned: Plan) -> Row:
-  (fast, slow), (high, low) = planned.step_seconds, planned.mfu
-  return (
-    name,
-    f'{planned.parameters:,}',
-    gib(planned.memory.peak),
-    f'{ms(fast)} … {ms(slow)}',
-    f'{percent(low)} … {percent(high)}',
-    f'{planned.steps:,}',
-    f'{planned.steps * planned.model_flops:.3g}',
-    _range(_chip_hours(planned)),
-  )
+  return (name, f'{planned.parameters:,}', *table.figures(planned))
 
 
 def _chip_hours(planned: Plan) -> list[float]:
   return [hours * planned.topology.chips for hours in planned.hours]
-
-
-def _range(values: list[float]) -> str:
-  return ' … '.join(f'{value:,.0f}' for value in values)

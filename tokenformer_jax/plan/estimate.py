@@ -252,6 +252,7 @@ def make_mesh(config: Config, on: Topology) -> Mesh:
 def _by_formula(step: Program, on: Topology) -> Plan:
   mesh = sharding.abstract_mesh(step.config.mesh, on.devices)
   sharding.check_divides(mesh, step.task.definition.abstract, step.task.definition.axes)
+  sharding.check_kernel(step.config, on.platform)
   sharding.check_splits(step.config, mesh)
   state = program.state_bytes(step, mesh)
   for way in ways.open_ways(step.config.train, step.config.model, on.chip.kind):

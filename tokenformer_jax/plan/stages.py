@@ -1,7 +1,6 @@
 """Plan a run whose batches change over steps: a program for each size, and the whole run."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from tokenformer_jax.config import Config, Stage, at_stage, stages
@@ -9,7 +8,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.messages import aligned, say
 from tokenformer_jax.plan import table
 from tokenformer_jax.plan.estimate import Plan, advice, count_steps, plan
-from tokenformer_jax.plan.table import Row, gib, ms, percent
+from tokenformer_jax.plan.table import Row
 from tokenformer_jax.plan.topology import Topology
 from tokenformer_jax.steps import exchange
 from tokenformer_jax.steps.fit import DoesNotFitError
@@ -94,28 +93,12 @@ def render(found: StagedPlan) -> str:
     ('after step', 'batch', 'HBM GiB', 'ms a step', 'MFU', 'steps', 'FLOPs', 'chip-hours')
   ]
   for stage, planned in found.stages:
-    (fast, slow), (high, low) = planned.step_seconds, planned.mfu
-    rows.append(
-      (
-        f'{stage.first:,}',
-        _sizes(stage),
-        gib(planned.memory.peak),
-        f'{ms(fast)} … {ms(slow)}',
-        f'{percent(low)} … {percent(high)}',
-        f'{planned.steps:,}',
-        f'{planned.steps * planned.model_flops:.3g}',
-        _chip_hours(planned.hours, planned),
-      )
-    )
+    rows.append((f'{stage.first:,}', _sizes(stage), *table.figures(planned)))
   stage, largest = found.largest
   steps = sum(planned.steps for _, planned in found.stages)
-  whole = _chip_hours(found.hours, largest)
+  whole = table.chip_hours(hours * largest.topology.chips for hours in found.hours)
   rows.append(('the run', '', '', '', '', f'{steps:,}', f'{found.model_flops:.3g}', whole))
   return (
     f'{aligned(rows)}\n\nthe stage that needs the most memory, after step {stage.first:,}:\n\n'
     f'{table.render(largest)}'
   )
-
-
-def _chip_hours(hours: Sequence[float], planned: Plan) -> str:
-  return ' … '.join(f'{value * planned.topology.chips:,.0f}' for value in hours)

@@ -1,5 +1,7 @@
 """Render a plan as the text that the plan command prints."""
 
+from collections.abc import Iterable
+
 from tokenformer_jax.parallel.messages import aligned
 from tokenformer_jax.plan.estimate import Plan
 
@@ -51,6 +53,24 @@ def render(plan: Plan) -> str:
       'the times do not include the transfers there and back'
     )
   return '\n\n'.join(sections)
+
+
+def figures(plan: Plan) -> Row:
+  """Return memory, time, MFU, steps, FLOPs and chip-hours of a run, for a table of several."""
+  (fast, slow), (high, low) = plan.step_seconds, plan.mfu
+  return (
+    gib(plan.memory.peak),
+    f'{ms(fast)} … {ms(slow)}',
+    f'{percent(low)} … {percent(high)}',
+    f'{plan.steps:,}',
+    f'{plan.steps * plan.model_flops:.3g}',
+    chip_hours(hours * plan.topology.chips for hours in plan.hours),
+  )
+
+
+def chip_hours(bounds: Iterable[float]) -> str:
+  """Return the least and the most chip-hours as text."""
+  return ' … '.join(f'{hours:,.0f}' for hours in bounds)
 
 
 def _memory(plan: Plan) -> list[Row]:
