@@ -10,7 +10,8 @@ import pytest
 import synthetic
 import tiny_run
 
-from tokenformer_jax.laws import analysis, formulas, frontier, growth, picture, report
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.laws import analysis, formulas, frontier, growth, mixing, picture, report
 from tokenformer_jax.laws.analysis import Analysis
 from tokenformer_jax.laws.fit import Fit
 from tokenformer_jax.laws.formulas import Compute
@@ -100,6 +101,30 @@ def test_doubts_about_a_prediction_and_a_chain_outside_of_the_runs():
   said = doubts(1.75, 3e9, 1e12)
   assert f'size 1e+12 of the chain {outside}' in said
   assert f'size 1e+12 of the best run from scratch {outside}' in said
+
+
+@pytest.mark.parametrize('zeros', [[3], [4], [3, 4]])
+def test_a_fit_with_exponents_of_zero_is_reported_and_has_no_plan(zeros):
+  theta = THETA.copy()
+  theta[zeros] = 0.0
+  made = _analysis(GRID, theta)
+  assert 'lies at a bound' in '\n'.join(analysis.doubts(made, budget=1e21))
+  assert ('its exponents are 0' in report.exponents(made)) == (len(zeros) == 2)
+  assert json.dumps(report.to_json(made, []), allow_nan=False)
+  assert picture.loss_figure(made).axes and picture.isoflop_figure(made).axes
+  with pytest.raises(UserError, match=r'--budget=1e\+21 has no answer'):
+    analysis.optimum(made, 1e21)
+  stages = [growth.Stage(n, (n, n)) for n in (3e8, 3e9)]
+  for plan in (growth.plan, mixing.plan):
+    with pytest.raises(UserError, match='--target_loss=2 has no answer'):
+      plan(made.main.values, made.main.drawn, stages, 2, growth.Assumptions(mixing=2.0))
+
+
+def test_the_reason_against_a_law_of_lengths_is_about_lengths():
+  points = dataclasses.replace(GRID, loss=GRID.loss * GRID.tokens**0.5)
+  reasons = {law.name: reason for law, _, reason in analysis._kaplan_laws(points)}
+  assert reasons['kaplan_d'] == 'too few runs are the best of their length: 1'
+  assert not reasons['kaplan_n']
 
 
 def test_predictions_have_intervals():

@@ -120,10 +120,14 @@ def _kaplan_laws(points: Points) -> list[tuple[Law, np.ndarray, str]]:
   """Return Kaplan's laws, the points of each, and the reason why one cannot be fitted."""
   everything = np.arange(len(points))
   found = []
-  for law, x in ((formulas.KAPLAN_N, points.active), (formulas.KAPLAN_D, points.tokens)):
+  for law, x, what in (
+    (formulas.KAPLAN_N, points.active, 'size'),
+    (formulas.KAPLAN_D, points.tokens, 'length'),
+  ):
     best = lower_envelope(x, points.loss)
-    few = '' if len(best) >= LEAST_DISTINCT else f'only {len(best)} runs are the best of their size'
-    found.append((law, best, few))
+    few = len(best) < LEAST_DISTINCT
+    reason = f'too few runs are the best of their {what}: {len(best)}' if few else ''
+    found.append((law, best, reason))
   found.append((formulas.KAPLAN_ND, everything, ''))
   if not np.all(np.isfinite(points.steps)):
     found.append((formulas.KAPLAN_NS, everything, 'the CSV has no column steps'))
@@ -147,7 +151,12 @@ def lower_envelope(x: np.ndarray, loss: np.ndarray) -> np.ndarray:
 
 
 def optimum(analysis: Analysis, flops: float) -> Optimum:
-  """Return the best dense size and length for a budget of FLOPs."""
+  """Return the best dense size and length for a budget of FLOPs.
+
+  Raises:
+    UserError: an exponent of the law is 0.
+  """
+  formulas.check_falls(analysis.main.values, f'--budget={flops:g}')
 
   def at(values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
     with np.errstate(all='ignore'):

@@ -123,8 +123,9 @@ def plan(
   `assumed` may have a number for each draw.
 
   Raises:
-    UserError: no size reaches the loss.
+    UserError: no size reaches the loss, or an exponent of the law is 0.
   """
+  formulas.check_falls(values, f'--target_loss={target:g}')
   stages = sorted(stages, key=lambda stage: stage.parameters)
   sizes = np.array([stage.parameters for stage in stages])
   single = {name: np.array([value]) for name, value in values.items()}

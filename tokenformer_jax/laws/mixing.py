@@ -83,8 +83,9 @@ def plan(
   its decay.
 
   Raises:
-    UserError: no size reaches the loss.
+    UserError: no size reaches the loss, or an exponent of the law is 0.
   """
+  formulas.check_falls(values, f'--target_loss={target:g}')
   gamma = np.broadcast_to(assumed.mixing, draws['E'].shape)
   stages = sorted(stages, key=lambda stage: stage.parameters)
   sizes = np.array([stage.parameters for stage in stages])

@@ -76,7 +76,8 @@ def exponents(analysis: Analysis) -> str:
   ):
     rows.append((f'  {name}', *_exponent(found)))
   a, ends = analysis.exponent
-  rows.append(('  3 the law', f'{a:.3f}', between(ends), f'{1 - analysis.compute.power * a:.3f}'))
+  law_row = (f'{a:.3f}', between(ends), f'{1 - analysis.compute.power * a:.3f}')
+  rows.append(('  3 the law', *(law_row if np.isfinite(a) else ('–', 'its exponents are 0', '–'))))
   return f'best size N* ∝ C^a and best length D* ∝ C^b\n{aligned(rows)}'
 
 
