@@ -81,9 +81,9 @@ class Fit:
 
 
 def interval(draws: np.ndarray) -> tuple[float, float]:
-  """Return the central interval that has a share `LEVEL` of the draws."""
-  finite = np.nan_to_num(draws, nan=np.inf)
-  low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method='nearest')
+  """Return the central interval that has a share `LEVEL` of the draws; NaN counts as infinite."""
+  known = np.where(np.isnan(draws), np.inf, draws)
+  low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method='nearest')
   return float(low), float(high)
 
 

@@ -11,7 +11,7 @@ The model has three statements, and docs/laws.md says how far to trust them.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from tokenformer_jax.laws.formulas import Values
 _GRID = 400  # losses at which a chain may grow
 # The first of them is that of the smallest size after this part of its tokens from scratch.
 _FIRST = 0.005
+_STEPS = 80  # bisections of the log of the tokens
+_AROUND = 12.0  # how far from its first guess this log may be
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +66,12 @@ class Plan:
   legs: tuple[Leg, ...]  # of the chain
   scratch: Leg  # of the size that reaches the loss from scratch at the least cost
   scratch_last: Leg  # of the chain's last size from scratch, to the same loss
-  cost: tuple[float, float]  # interval of the best chain's cost, over draws of the law
-  scratch_cost: tuple[float, float]  # the same of training from scratch
-  # Interval of the part of the cost from scratch that the best chain saves.
-  saving: tuple[float, float]
-  reached: tuple[float, float]  # interval of the loss that `legs` reach
+  # Intervals over draws of the law. In each draw, the chain keeps its sizes and its shares of the
+  # tokens, and trains on as many tokens as it needs to reach the loss.
+  cost: tuple[float, float]  # of the chain
+  scratch_cost: tuple[float, float]  # of the size of `scratch`
+  saving: tuple[float, float]  # the part of `scratch_cost` that the chain saves
+  reached: tuple[float, float]  # the loss that the chain reaches on the tokens of `legs`
 
   @property
   def total(self) -> float:
@@ -138,24 +141,90 @@ def plan(
       f'--target_loss={target:g} is out of reach: by the fitted law the largest of these sizes '
       f'ends at {least:.4g} however long it trains; take a higher loss or larger sizes'
     )
-  legs = found.legs()
-  rng = np.random.default_rng(0)
-  between = rng.random((1, len(draws['E'])))  # Fast and slow hold for all sizes together.
-  low, high = (np.array([[stage.cost[i]] for stage in stages]) for i in (0, 1))
-  drawn = _Search(draws, sizes, low * (high / low) ** between, target, assumed)
-  best, alone = drawn.total.min(axis=0), drawn.scratch.min(axis=0)
-  reached = np.isfinite(alone)
-  last = int(np.searchsorted(sizes, legs[-1].parameters))
-  reach = chain_loss(draws, [(leg.parameters, leg.tokens) for leg in legs], assumed)
+  chain, legs = found.legs()
+  scratch = int(np.argmin(found.scratch[:, 0]))
+  path = [(index, leg.tokens) for index, leg in zip(chain, legs, strict=True)]
   return Plan(
     legs=legs,
-    scratch=found.scratch_leg(int(np.argmin(found.scratch[:, 0]))),
-    scratch_last=found.scratch_leg(last),
-    cost=interval(best),
-    scratch_cost=interval(alone),
-    saving=interval(1 - best[reached] / alone[reached]),
-    reached=interval(reach),
+    scratch=found.scratch_leg(scratch),
+    scratch_last=found.scratch_leg(chain[-1]),
+    **over_draws(
+      draws,
+      stages,
+      path,
+      scratch,
+      target,
+      assumed.growth_cost,
+      lambda parts: chain_loss(draws, parts, assumed),
+    ),
   )
+
+
+def over_draws(
+  draws: Values,
+  stages: Sequence[Stage],
+  path: Sequence[tuple[int, float]],
+  scratch: int,
+  target: float,
+  growth_cost: float,
+  loss: Callable[[Sequence[tuple[float, np.ndarray]]], np.ndarray],
+) -> dict[str, tuple[float, float]]:
+  """Return the intervals of a `Plan` by name.
+
+  Args:
+    draws: the law, [draws] each.
+    stages: the sizes, with the costs of their tokens.
+    path: for each part of the chain, the index of its size and its tokens.
+    scratch: the index of the size that trains from scratch.
+    target: the loss that both reach.
+    growth_cost: the cost of one growth.
+    loss: returns the loss of a chain for every draw, given sizes and tokens.
+  """
+  between = np.random.default_rng(0).random(len(draws['E']))
+  low, high = np.array([stage.cost for stage in stages]).T[:, :, None]
+  prices = low * (high / low) ** between  # Fast and slow hold for all sizes together.
+  whole = sum(tokens for _, tokens in path)
+
+  def parts(tokens: np.ndarray) -> list[tuple[float, np.ndarray]]:
+    return [(stages[index].parameters, part / whole * tokens) for index, part in path]
+
+  needed = [
+    formulas.tokens_for_loss(draws, stages[index].parameters, np.asarray(target))
+    for index in (path[-1][0], scratch)
+  ]
+  tokens, alone = needed
+  if len(path) > 1:
+    tokens = tokens_to_reach(lambda tokens: loss(parts(tokens)), tokens, target)
+  cost = growth_cost * (len(path) - 1) + sum(
+    part * prices[index] for (index, _), (_, part) in zip(path, parts(tokens), strict=True)
+  )
+  scratch_cost = alone * prices[scratch]
+  with np.errstate(divide='ignore', invalid='ignore'):
+    saving = 1 - cost / scratch_cost
+  known = saving[~np.isnan(saving)]  # The others reach the loss neither way.
+  return {
+    'cost': interval(cost),
+    'scratch_cost': interval(scratch_cost),
+    'saving': interval(known) if len(known) else (-np.inf, np.inf),
+    'reached': interval(loss(parts(np.asarray(whole)))),
+  }
+
+
+def tokens_to_reach(
+  loss: Callable[[np.ndarray], np.ndarray], about: np.ndarray, target: float
+) -> np.ndarray:
+  """Return the tokens at which a falling function reaches a loss; infinite if it does not.
+
+  `about` is a guess for each draw, within a factor of e¹².
+  """
+  with np.errstate(divide='ignore', invalid='ignore', over='ignore'):
+    low, high = np.log(about) - _AROUND, np.log(about) + _AROUND
+    top = high
+    for _ in range(_STEPS):
+      middle = (low + high) / 2
+      enough = loss(np.exp(middle)) <= target
+      low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return np.where(high < top, np.exp(high), np.inf)
 
 
 class _Search:
@@ -215,10 +284,10 @@ class _Search:
     tokens = float(self.tokens_at_target[size, 0])
     return Leg(float(self.sizes[size]), tokens, self.target, float(self.scratch[size, 0]))
 
-  def legs(self) -> tuple[Leg, ...]:
-    """Return the best chain of the first draw."""
+  def legs(self) -> tuple[tuple[int, ...], tuple[Leg, ...]]:
+    """Return the indices of the sizes of the best chain of the first draw, and its legs."""
     kept = 1 - float(np.asarray(self.assumed.handover))
-    size, at, found = int(np.argmin(self.total[:, 0])), _GRID - 1, []
+    size, at, found, chain = int(np.argmin(self.total[:, 0])), _GRID - 1, [], []
     while size >= 0:
       before, when = int(self.came_from[size, 0, at]), int(self.came_at[size, 0, at])
       tokens = self.tokens[size, 0, at]
@@ -230,5 +299,6 @@ class _Search:
       found.append(
         Leg(float(self.sizes[size]), float(tokens), float(self.losses[0, at]), float(cost))
       )
+      chain.append(size)
       size, at = before, when
-    return tuple(reversed(found))
+    return tuple(reversed(chain)), tuple(reversed(found))

@@ -117,11 +117,13 @@ def growth_plan(found: growth.Plan, target: float, assumed: growth.Assumptions) 
   rows.append(('  the chain', '', '', f'{target:.4f}', number(found.total), between(found.cost)))
   rows.append((*_leg('  from scratch, best size', found.scratch), between(found.scratch_cost)))
   rows.append((*_leg('  from scratch, last size', found.scratch_last), ''))
-  share, (low, high) = 1 - found.total / found.scratch.cost, found.saving
+  share = 1 - found.total / found.scratch.cost
+  ends = ' … '.join(f'{end:.1%}' for end in found.saving)
+  ends = ends if np.all(np.isfinite(found.saving)) else 'unbounded'
   last = 1 - found.total / found.scratch_last.cost
   return (
     f'the chain with the least {unit} to a loss of {target:g}\n{aligned(rows)}\n'
-    f'the chain saves {share:.1%} of the best size from scratch ({low:.1%} … {high:.1%}), and '
+    f'the chain saves {share:.1%} of the best size from scratch ({ends}), and '
     f'{last:.1%} of its last size; as planned it reaches {between(found.reached)}\n'
     f'{assumptions(assumed)}'
   )

@@ -58,13 +58,18 @@ def read_file(path: str) -> tuple[list[Stage], str]:
 def _plans(text: str, path: str) -> list[dict[str, Any]]:
   try:
     content = json.loads(text)
-    found = content.get('stages', [content])
-    assert found and all('step_seconds' in plan for plan in found)
-  except (ValueError, TypeError, KeyError, AssertionError) as error:
+  except ValueError:
+    content = None
+  found = content.get('stages', [content]) if isinstance(content, dict) else None
+  if not (isinstance(found, list) and found and all(map(_is_plan, found))):
     raise UserError(
       f'--stages={path} is not the JSON file of plan; write it by plan --grow=… --json={path}'
-    ) from error
+    )
   return found
+
+
+def _is_plan(value: Any) -> bool:
+  return isinstance(value, dict) and 'step_seconds' in value
 
 
 def _parse_plan(plan: dict[str, Any], path: str) -> Stage:
