@@ -146,7 +146,16 @@ def test_grown_runs_are_predicted_by_the_others_and_mixing_does_better():
   assert mixing.exponent(ONE, stages.legs(grown, 'all')) == pytest.approx(2.5, abs=0.01)
 
 
-def test_a_run_that_has_not_grown_is_refused():
-  run = dataclasses.replace(_grown_run(0.5, 1e10, 2.5), growth=None)
-  with pytest.raises(UserError, match='has not grown'):
-    stages.legs([run], 'all')
+@pytest.mark.parametrize(
+  ('change', 'said'),
+  [
+    ({'growth': None}, 'which has not grown'),
+    ({'decayed': False}, 'whose learning rate has not decayed'),
+    ({'loss': np.nan}, 'whose loss is nan'),
+    ({'loss': np.inf}, 'whose loss is inf'),
+  ],
+)
+def test_a_run_that_says_nothing_about_mixing_is_refused(change, said):
+  runs = [_grown_run(share, 1e10, 2.5) for share in (0.5, 0.75)]
+  with pytest.raises(UserError, match=f'--grown names grown, {said}'):
+    stages.legs([runs[0], dataclasses.replace(runs[1], **change)], 'all')

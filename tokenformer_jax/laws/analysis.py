@@ -69,6 +69,20 @@ class Prediction:
   interval: tuple[float, float]
 
 
+@dataclasses.dataclass(frozen=True)
+class ChainPrediction:
+  """The loss of a grown run before it is made; the interval includes the scatter of runs."""
+
+  legs: tuple[tuple[float, float], ...]  # its sizes, and the tokens trained at each
+  loss: float
+  interval: tuple[float, float]
+
+  @property
+  def tokens(self) -> float:
+    """The length of the chain."""
+    return sum(tokens for _, tokens in self.legs)
+
+
 def analyse(
   points: Points,
   kaplan_points: Points,
@@ -183,6 +197,7 @@ def doubts(
   budget: float | None = None,
   predictions: Sequence[Prediction] = (),
   plan: Plan | None = None,
+  chain: ChainPrediction | None = None,
 ) -> list[str]:
   """Return a sentence for each thing that the data leave undetermined.
 
@@ -221,6 +236,8 @@ def doubts(
   found += _distance(analysis, budget)
   for prediction in predictions:
     found += _outside(points, 'the run', [prediction.active], [prediction.tokens])
+  if chain is not None:
+    found += _outside(points, 'the chain', [size for size, _ in chain.legs], [chain.tokens])
   if plan is not None:
     # The last size ends with the loss that it reaches from scratch after this many tokens.
     lengths = [plan.legs[0].tokens, plan.scratch_last.tokens]

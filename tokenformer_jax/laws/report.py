@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tokenformer_jax.laws import growth
-from tokenformer_jax.laws.analysis import Analysis, Optimum, Prediction
+from tokenformer_jax.laws.analysis import Analysis, ChainPrediction, Optimum, Prediction
 from tokenformer_jax.laws.fit import LEVEL, Fit, interval
 from tokenformer_jax.laws.formulas import Compute
 from tokenformer_jax.laws.frontier import Frontier
@@ -108,6 +108,15 @@ def prediction(found: Prediction) -> str:
   )
 
 
+def chain(found: ChainPrediction) -> str:
+  """Return the predicted loss of a chain."""
+  legs = ', '.join(f'{number(size)} on {number(tokens)} tokens' for size, tokens in found.legs)
+  return (
+    f'the chain {legs}: loss {found.loss:.4f}, {LEVEL:.0%} of such runs within '
+    f'{found.interval[0]:.4f} … {found.interval[1]:.4f}'
+  )
+
+
 def growth_plan(found: growth.Plan, target: float, assumed: growth.Assumptions) -> str:
   """Return the chain, training from scratch, and the assumptions."""
   unit = assumed.unit
@@ -169,6 +178,7 @@ def to_json(
   predictions: Sequence[Prediction] = (),
   best: Optimum | None = None,
   plan: growth.Plan | None = None,
+  chain: ChainPrediction | None = None,
 ) -> dict[str, Any]:
   """Return everything as JSON values: E, A, B, alpha and beta at the top, with their intervals."""
   main, points = analysis.main, analysis.points
@@ -209,6 +219,8 @@ def to_json(
   }
   if best:
     content['optimum'] = dataclasses.asdict(best)
+  if chain:
+    content['chain'] = dataclasses.asdict(chain)
   if plan:
     content['growth'] = dataclasses.asdict(plan)
   return _finite(content)
