@@ -138,13 +138,13 @@ def test_a_chain_is_predicted_doubted_and_written():
     chain = laws._predict_chain(made, legs, assumed)
     assert chain.interval[0] < chain.loss < chain.interval[1]
     (doubt,) = analysis.doubts(made, chain=chain)
-    assert doubt.startswith('size 1e+11 of the chain lies outside of the sizes of the runs')
+    assert doubt.startswith('size 1e+11 of --chain lies outside of the sizes of the runs')
     content = json.loads(json.dumps(report.to_json(made, [doubt], chain=chain)))
     written = {'legs': [list(leg) for leg in legs], 'loss': chain.loss}
     assert content['chain'] == {**written, 'interval': list(chain.interval)}
     assert f'loss {chain.loss:.4f}' in report.chain(chain)
   long = dataclasses.replace(chain, legs=((1e9, 2e12), (2e9, 2e12)))
-  assert 'length 4e+12 of the chain lies outside' in analysis.doubts(made, chain=long)[0]
+  assert 'length 4e+12 of --chain lies outside' in analysis.doubts(made, chain=long)[0]
 
 
 def test_predictions_have_intervals():

@@ -237,7 +237,7 @@ def doubts(
   for prediction in predictions:
     found += _outside(points, 'the run', [prediction.active], [prediction.tokens])
   if chain is not None:
-    found += _outside(points, 'the chain', [size for size, _ in chain.legs], [chain.tokens])
+    found += _outside(points, '--chain', [size for size, _ in chain.legs], [chain.tokens])
   if plan is not None:
     # The last size ends with the loss that it reaches from scratch after this many tokens.
     lengths = [plan.legs[0].tokens, plan.scratch_last.tokens]

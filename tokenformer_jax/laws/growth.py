@@ -131,10 +131,9 @@ def plan(
   formulas.check_falls(values, f'--target_loss={target:g}')
   stages = sorted(stages, key=lambda stage: stage.parameters)
   sizes = np.array([stage.parameters for stage in stages])
-  single = {name: np.array([value]) for name, value in values.items()}
   central = dataclasses.replace(assumed, handover=float(np.median(assumed.handover)))
-  costs = np.array([[np.sqrt(low * high)] for low, high in (stage.cost for stage in stages)])
-  found = _Search(single, sizes, costs, target, central)
+  costs = np.array([np.sqrt(low * high) for low, high in (stage.cost for stage in stages)])
+  found = _Search(values, sizes, costs, target, central)
   if not np.isfinite(found.scratch.min()):
     least = float(np.min(formulas.loss(values, sizes, np.inf)))
     raise UserError(
@@ -142,7 +141,7 @@ def plan(
       f'ends at {least:.4g} however long it trains; take a higher loss or larger sizes'
     )
   chain, legs = found.legs()
-  scratch = int(np.argmin(found.scratch[:, 0]))
+  scratch = int(np.argmin(found.scratch))
   path = [(index, leg.tokens) for index, leg in zip(chain, legs, strict=True)]
   return Plan(
     legs=legs,
@@ -195,10 +194,8 @@ def over_draws(
   tokens, alone = needed
   if len(path) > 1:
     tokens = tokens_to_reach(lambda tokens: loss(parts(tokens)), tokens, target)
-  cost = growth_cost * (len(path) - 1) + sum(
-    part * prices[index] for (index, _), (_, part) in zip(path, parts(tokens), strict=True)
-  )
-  scratch_cost = alone * prices[scratch]
+  paid = [part * prices[index] for (index, _), (_, part) in zip(path, parts(tokens), strict=True)]
+  cost, scratch_cost = sum(paid) + growth_cost * (len(path) - 1), alone * prices[scratch]
   with np.errstate(divide='ignore', invalid='ignore'):
     saving = 1 - cost / scratch_cost
   known = saving[~np.isnan(saving)]  # The others reach the loss neither way.
@@ -228,7 +225,7 @@ def tokens_to_reach(
 
 
 class _Search:
-  """The least costs of all states (size, loss), for every draw of a law at once."""
+  """The least costs of all states (size, loss)."""
 
   def __init__(
     self,
@@ -238,21 +235,19 @@ class _Search:
     target: float,
     assumed: Assumptions,
   ):
-    """Search. The law's values are [draws], ascending sizes [K], costs of a token [K, draws]."""
+    """Search. `values` is one law, and the ascending sizes [K] have costs of a token [K]."""
     self.sizes, self.costs, self.assumed, self.target = sizes, costs, assumed, target
     stable = 1 - assumed.decay_share
-    column = {name: np.asarray(value)[:, None] for name, value in values.items()}
     at_target = np.array([formulas.tokens_for_loss(values, n, np.asarray(target)) for n in sizes])
-    self.tokens_at_target = at_target  # [K, draws]
-    shortest = np.where(np.isfinite(at_target), at_target, np.inf).min(axis=0)
-    shortest = np.where(np.isfinite(shortest), shortest, 1.0)
+    self.tokens_at_target = at_target  # [K]
+    shortest = at_target.min() if np.isfinite(at_target).any() else 1.0
     first = formulas.loss(values, sizes[0], _FIRST * shortest)
     part = np.linspace(0, 1, _GRID)
-    self.losses = np.maximum(first, target)[:, None] ** (1 - part) * target**part  # [draws, G]
+    self.losses = np.maximum(first, target) ** (1 - part) * target**part  # [G]
     self.tokens = np.array(
-      [stable * formulas.tokens_for_loss(column, n, self.losses) for n in sizes]
-    )  # stable tokens from scratch, [K, draws, G]
-    self.scratch = at_target * costs  # [K, draws]
+      [stable * formulas.tokens_for_loss(values, n, self.losses) for n in sizes]
+    )  # stable tokens from scratch, [K, G]
+    self.scratch = at_target * costs  # [K]
     self._search()
 
   def _search(self) -> None:
@@ -260,45 +255,42 @@ class _Search:
     self.least = np.empty(shape)
     self.came_from = np.full(shape, -1)  # the size before the growth
     self.came_at = np.zeros(shape, int)  # the index of the loss at the growth
-    kept = 1 - np.broadcast_to(self.assumed.handover, shape[1])[:, None]
-    for j in range(shape[0]):
-      price = self.costs[j][:, None]
+    kept = 1 - self.assumed.handover
+    for j, price in enumerate(self.costs):
       alone = price * self.tokens[j]
       self.least[j] = alone
       for i in range(j):
         with np.errstate(invalid='ignore'):
           begin = self.least[i] - kept * price * self.tokens[j] + self.assumed.growth_cost
         begin = np.where(np.isfinite(begin), begin, np.inf)
-        lowest = np.minimum.accumulate(begin, axis=1)
+        lowest = np.minimum.accumulate(begin)
         total = alone + lowest
         better = total < self.least[j]
-        at = np.maximum.accumulate(np.where(begin <= lowest, np.arange(shape[2]), 0), axis=1)
+        at = np.maximum.accumulate(np.where(begin <= lowest, np.arange(shape[1]), 0))
         self.least[j] = np.where(better, total, self.least[j])
         self.came_from[j] = np.where(better, i, self.came_from[j])
         self.came_at[j] = np.where(better, at, self.came_at[j])
     decay = self.assumed.decay_share * self.tokens_at_target * self.costs
-    self.total = self.least[:, :, -1] + decay
+    self.total = self.least[:, -1] + decay
 
   def scratch_leg(self, size: int) -> Leg:
-    """Return a size from scratch to the target, of the first draw."""
-    tokens = float(self.tokens_at_target[size, 0])
-    return Leg(float(self.sizes[size]), tokens, self.target, float(self.scratch[size, 0]))
+    """Return a size from scratch to the target."""
+    tokens = float(self.tokens_at_target[size])
+    return Leg(float(self.sizes[size]), tokens, self.target, float(self.scratch[size]))
 
   def legs(self) -> tuple[tuple[int, ...], tuple[Leg, ...]]:
-    """Return the indices of the sizes of the best chain of the first draw, and its legs."""
-    kept = 1 - float(np.asarray(self.assumed.handover))
-    size, at, found, chain = int(np.argmin(self.total[:, 0])), _GRID - 1, [], []
+    """Return the indices of the sizes of the best chain, and its legs."""
+    kept = 1 - self.assumed.handover
+    size, at, found, chain = int(np.argmin(self.total)), _GRID - 1, [], []
     while size >= 0:
-      before, when = int(self.came_from[size, 0, at]), int(self.came_at[size, 0, at])
-      tokens = self.tokens[size, 0, at]
+      before, when = int(self.came_from[size, at]), int(self.came_at[size, at])
+      tokens = self.tokens[size, at]
       if before >= 0:
-        tokens = tokens - kept * self.tokens[size, 0, when]
+        tokens = tokens - kept * self.tokens[size, when]
       if not found:  # the last stage
-        tokens = tokens + self.assumed.decay_share * self.tokens_at_target[size, 0]
-      cost = tokens * self.costs[size, 0] + (self.assumed.growth_cost if before >= 0 else 0.0)
-      found.append(
-        Leg(float(self.sizes[size]), float(tokens), float(self.losses[0, at]), float(cost))
-      )
+        tokens = tokens + self.assumed.decay_share * self.tokens_at_target[size]
+      cost = tokens * self.costs[size] + (self.assumed.growth_cost if before >= 0 else 0.0)
+      found.append(Leg(float(self.sizes[size]), float(tokens), float(self.losses[at]), float(cost)))
       chain.append(size)
       size, at = before, when
     return tuple(reversed(chain)), tuple(reversed(found))
