@@ -29,6 +29,14 @@ def test_a_chain_reaches_the_target_that_it_was_planned_for(handover):
   assert found.total < found.scratch.cost <= found.scratch_last.cost
 
 
+def test_a_growth_that_gains_much_has_no_part_of_negative_length():
+  found = _plan(handover=-1.3)
+  legs = [(leg.parameters, leg.tokens) for leg in found.legs]
+  assert len(legs) > 1 and min(tokens for _, tokens in legs) >= 0
+  reached = growth.chain_loss(ONE, legs, Assumptions(-1.3))[0]
+  assert reached == pytest.approx(2.5, rel=1e-6) and np.isfinite(found.saving).all()
+
+
 def test_no_chain_of_two_sizes_is_cheaper():
   """Every growth point of every pair of sizes, by hand."""
   assumed = Assumptions(0.1)

@@ -259,14 +259,17 @@ class _Search:
     for j, price in enumerate(self.costs):
       alone = price * self.tokens[j]
       self.least[j] = alone
+      # The last loss of a growth that leaves no less than 0 tokens to each loss.
+      latest = np.searchsorted(kept * self.tokens[j], self.tokens[j], side='right') - 1
+      latest = np.minimum(latest, np.arange(shape[1]))
       for i in range(j):
         with np.errstate(invalid='ignore'):
           begin = self.least[i] - kept * price * self.tokens[j] + self.assumed.growth_cost
         begin = np.where(np.isfinite(begin), begin, np.inf)
         lowest = np.minimum.accumulate(begin)
-        total = alone + lowest
+        total = alone + np.where(latest >= 0, lowest[latest], np.inf)
         better = total < self.least[j]
-        at = np.maximum.accumulate(np.where(begin <= lowest, np.arange(shape[1]), 0))
+        at = np.maximum.accumulate(np.where(begin <= lowest, np.arange(shape[1]), 0))[latest]
         self.least[j] = np.where(better, total, self.least[j])
         self.came_from[j] = np.where(better, i, self.came_from[j])
         self.came_at[j] = np.where(better, at, self.came_at[j])
