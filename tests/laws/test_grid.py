@@ -250,3 +250,6 @@ def test_a_grid_trains_and_resumes(tmp_path):
   assert points.from_runs(points.read_all([out])[0], 'all').loss.tolist() == found.loss.tolist()
   assert found.tokens.tolist() == [5120, 10_240]
   assert found.notes == ('1 run whose learning rate had not decayed is left out',)
+  shorter = grid.jobs(config, Grid('width', (0.5,), (3840, 10_240)), out)
+  with pytest.raises(UserError, match='--lengths has 3,840 tokens, whose decay begins at step 12,'):
+    grid_runs.progress(shorter, out)
