@@ -8,6 +8,7 @@ import synthetic
 from synthetic import PUBLISHED
 from tiny import tiny_model
 
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import formulas
 from tokenformer_jax.laws.formulas import Compute
 from tokenformer_jax.model import flops
@@ -39,6 +40,25 @@ def test_published_parameters_give_the_published_optima():
   ratio = PUBLISHED['alpha'] * PUBLISHED['A'] / (PUBLISHED['beta'] * PUBLISHED['B'])
   g = ratio ** (1 / (PUBLISHED['alpha'] + PUBLISHED['beta']))
   assert n == pytest.approx(g * (5.76e23 / 6) ** (0.28 / 0.62)), 'not eq. 4 of the paper'
+
+
+@pytest.mark.parametrize(
+  ('zeros', 'said'),
+  [
+    ({'alpha': 0.0}, 'the fitted alpha is 0, so by this law larger sizes do not'),
+    ({'beta': 0.0}, 'the fitted beta is 0, so by this law longer runs do not'),
+    ({'alpha': 0.0, 'beta': 0.0}, 'the fitted alpha and beta are 0, so by this law larger sizes'),
+  ],
+)
+def test_a_law_that_does_not_fall_has_no_best_size_and_says_so(zeros, said):
+  law = {**PUBLISHED, **zeros}
+  n, d = formulas.optimum(law, 1e21)
+  assert not (0 < n < np.inf and 0 < d < np.inf), 'a best size of a flat law'
+  formulas.exponents(law)
+  formulas.tokens_for_loss(law, 1e9, np.array([2.0, 500.0]))
+  with pytest.raises(UserError, match=f'--budget=1 has no answer: {said}'):
+    formulas.check_falls(law, '--budget=1')
+  formulas.check_falls(PUBLISHED, '--budget=1')
 
 
 def test_tokens_for_a_loss_invert_the_law():
@@ -100,13 +120,18 @@ def test_experts_with_all_parameters_active_are_the_dense_law():
   assert jnp.array_equal(dense, same), 'the exponent of the total must not touch dense models'
 
 
+def _dense_training_flops(active, layers, width, tokens):
+  """Return 6 N T + 12 L d T²: the training FLOPs of one sequence of T tokens, all T² scores."""
+  return 6 * active * tokens + 12 * layers * width * tokens**2
+
+
 # DeepSeekMoE (arXiv 2401.06066), tables 1 and 2: TFLOPs of 2,048 tokens, by the feed-forward parts
 # of 8 d² that a token uses. 9 layers of width 1280, 8,192 tokens in the vocabulary.
 @pytest.mark.parametrize(('ffns', 'printed'), [(1, 2.9), (2, 4.3), (3, 5.8), (16, 24.6)])
 def test_flops_of_deepseekmoe_are_those_of_its_dense_rows(ffns, printed):
-  layers, width = 9, 1280
+  layers, width = 9, 1280  # N counts the tied embedding.
   active = layers * width**2 * (4 + 8 * ffns) + 8192 * width
-  found = formulas.dense_training_flops(active, layers, width, 2048) / 1e12
+  found = _dense_training_flops(active, layers, width, 2048) / 1e12
   assert round(found, 1) == printed, f'{found:.3f}'
 
 
@@ -116,7 +141,7 @@ def test_table_3_and_these_formulas_count_the_same():
   model = tiny_model(layers=layers, width=width, heads=4, tokens={'qkv': 40, 'proj': 56, 'ffn': 96})
   n = 2 * layers * width * (3 * 40 + 56 + 96)
   table = 6 * n * length + 12 * layers * width * length**2
-  assert formulas.dense_training_flops(n, layers, width, length) == table
+  assert _dense_training_flops(n, layers, width, length) == table
   head = 2 * model.vocab_size * width
   half = 4 * layers * width * (length + 1) / 2
   assert flops.train_flops(model, length) == pytest.approx(3 * (2 * n + head + half), rel=0.01)

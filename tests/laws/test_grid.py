@@ -159,6 +159,23 @@ def test_finished_runs_are_known_and_give_times(config, tmp_path):
   assert 'by the steps measured here, of some sizes' in grid_runs.listing(jobs, found)
 
 
+def test_a_length_before_the_end_of_the_stable_run_is_refused_unless_it_is_made(config, tmp_path):
+  jobs = grid.jobs(config, Grid('width', (1,), (25_600, 51_200)), str(tmp_path))
+  stable, short, _, _ = jobs
+  workdir = tmp_path / stable.name
+  (workdir / 'checkpoints/160').mkdir(parents=True)
+  (workdir / 'config.json').write_text(saved_config.to_text(sizes.fill_in(jobs[2].config)))
+  said = r'--lengths has 25,600 tokens, whose decay begins at step 80, but .*width_1/stable is at '
+  with pytest.raises(UserError, match=f'{said}step 160 and kept no checkpoint there'):
+    grid_runs.progress(jobs, str(tmp_path))
+  assert grid_runs.progress(jobs[2:], str(tmp_path)).done == [True, False]
+  done = {short.name: True}
+  found = grid_runs.progress(jobs, str(tmp_path), lambda job, _: done.get(job.name, False))
+  assert found.done == [False, True, False, False], 'a branch that is made needs no checkpoint'
+  (workdir / 'checkpoints/80').mkdir()
+  assert grid_runs.progress(jobs, str(tmp_path)).done == [True, False, True, False]
+
+
 @pytest.mark.slow
 def test_times_are_promised_after_the_first_run(config, tmp_path, monkeypatch, capsys):
   jobs = grid.jobs(config, Grid('width', (1, 2), (25_600,), branches=False), str(tmp_path))
@@ -233,3 +250,6 @@ def test_a_grid_trains_and_resumes(tmp_path):
   assert points.from_runs(points.read_all([out])[0], 'all').loss.tolist() == found.loss.tolist()
   assert found.tokens.tolist() == [5120, 10_240]
   assert found.notes == ('1 run whose learning rate had not decayed is left out',)
+  shorter = grid.jobs(config, Grid('width', (0.5,), (3840, 10_240)), out)
+  with pytest.raises(UserError, match='--lengths has 3,840 tokens, whose decay begins at step 12,'):
+    grid_runs.progress(shorter, out)

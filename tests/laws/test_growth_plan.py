@@ -29,6 +29,14 @@ def test_a_chain_reaches_the_target_that_it_was_planned_for(handover):
   assert found.total < found.scratch.cost <= found.scratch_last.cost
 
 
+def test_a_growth_that_gains_much_has_no_part_of_negative_length():
+  found = _plan(handover=-1.3)
+  legs = [(leg.parameters, leg.tokens) for leg in found.legs]
+  assert len(legs) > 1 and min(tokens for _, tokens in legs) >= 0
+  reached = growth.chain_loss(ONE, legs, Assumptions(-1.3))[0]
+  assert reached == pytest.approx(2.5, rel=1e-6) and np.isfinite(found.saving).all()
+
+
 def test_no_chain_of_two_sizes_is_cheaper():
   """Every growth point of every pair of sizes, by hand."""
   assumed = Assumptions(0.1)
@@ -67,6 +75,17 @@ def test_intervals_come_from_the_draws():
     assert ends[0] < value < ends[1]
 
 
+def test_the_saving_is_that_of_the_planned_chain_in_every_draw():
+  draws = {name: np.repeat(value, 20) for name, value in ONE.items()}
+  same = growth.plan(PUBLISHED, draws, STAGES, 2.5, Assumptions())
+  share = 1 - same.total / same.scratch.cost
+  assert same.cost == pytest.approx((same.total,) * 2)
+  assert same.saving == pytest.approx((share,) * 2, abs=1e-6) and share > 0
+  lossy = Assumptions(np.repeat([-0.9, 0.0, 0.9], [5, 10, 5]))
+  found = growth.plan(PUBLISHED, draws, STAGES, 2.5, lossy)
+  assert found.saving[0] < 0 < share < found.saving[1], 'a draw has chosen a chain of its own'
+
+
 def test_a_loss_below_the_limit_is_refused():
   with pytest.raises(UserError, match='out of reach'):
     growth.plan(PUBLISHED, ONE, STAGES, 1.7, Assumptions())
@@ -92,6 +111,10 @@ def test_stages_are_read_from_plans_and_tables(tmp_path):
     ('', 'neither the JSON file'),
     ('{}', 'not the JSON file of plan'),
     ('{"stages": []}', 'not the JSON file of plan'),
+    ('{"stages": 3}', 'not the JSON file of plan'),
+    ('{"stages": ["step_seconds"]}', 'not the JSON file of plan'),
+    ('[]', 'not the JSON file of plan'),
+    ('{', 'not the JSON file of plan'),
     ('{"stages": [{"step_seconds": [1, 2]}]}', "lacks 'config'"),
     ('parameters,speed\n1,2\n', "has a column 'speed'"),
     ('parameters,tokens_per_second\n1,fast\n', "tokens_per_second='fast'"),

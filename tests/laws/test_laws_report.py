@@ -10,7 +10,9 @@ import pytest
 import synthetic
 import tiny_run
 
-from tokenformer_jax.laws import analysis, formulas, frontier, growth, picture, report
+from tokenformer_jax.cli import laws
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.laws import analysis, formulas, frontier, growth, mixing, picture, report
 from tokenformer_jax.laws.analysis import Analysis
 from tokenformer_jax.laws.fit import Fit
 from tokenformer_jax.laws.formulas import Compute
@@ -102,6 +104,49 @@ def test_doubts_about_a_prediction_and_a_chain_outside_of_the_runs():
   assert f'size 1e+12 of the best run from scratch {outside}' in said
 
 
+@pytest.mark.parametrize('zeros', [[3], [4], [3, 4]])
+def test_a_fit_with_exponents_of_zero_is_reported_and_has_no_plan(zeros):
+  theta = THETA.copy()
+  theta[zeros] = 0.0
+  made = _analysis(GRID, theta)
+  assert 'lies at a bound' in '\n'.join(analysis.doubts(made, budget=1e21))
+  assert ('its exponents are 0' in report.exponents(made)) == (len(zeros) == 2)
+  assert json.dumps(report.to_json(made, []), allow_nan=False)
+  assert picture.loss_figure(made).axes and picture.isoflop_figure(made).axes
+  with pytest.raises(UserError, match=r'--budget=1e\+21 has no answer'):
+    analysis.optimum(made, 1e21)
+  stages = [growth.Stage(n, (n, n)) for n in (3e8, 3e9)]
+  for plan in (growth.plan, mixing.plan):
+    with pytest.raises(UserError, match='--target_loss=2 has no answer'):
+      plan(made.main.values, made.main.drawn, stages, 2, growth.Assumptions(mixing=2.0))
+
+
+def test_the_reason_against_a_law_of_lengths_is_about_lengths():
+  points = dataclasses.replace(GRID, loss=GRID.loss * GRID.tokens**0.5)
+  reasons = {law.name: reason for law, _, reason in analysis._kaplan_laws(points)}
+  assert reasons['kaplan_d'] == 'too few runs are the best of their length: 1'
+  assert not reasons['kaplan_n']
+
+
+def test_a_chain_is_predicted_doubted_and_written():
+  made = _analysis(GRID)
+  alone = laws._predict_chain(made, [(1e9, 2e10)], growth.Assumptions())
+  run = analysis.predict(made, 1e9, 2e10, 1e9)
+  assert (alone.loss, alone.interval) == (pytest.approx(run.loss), pytest.approx(run.interval))
+  legs = [(1e9, 1e10), (1e11, 1e10)]
+  for assumed in (growth.Assumptions(), growth.Assumptions(mixing=2.0)):
+    chain = laws._predict_chain(made, legs, assumed)
+    assert chain.interval[0] < chain.loss < chain.interval[1]
+    (doubt,) = analysis.doubts(made, chain=chain)
+    assert doubt.startswith('size 1e+11 of --chain lies outside of the sizes of the runs')
+    content = json.loads(json.dumps(report.to_json(made, [doubt], chain=chain)))
+    written = {'legs': [list(leg) for leg in legs], 'loss': chain.loss}
+    assert content['chain'] == {**written, 'interval': list(chain.interval)}
+    assert f'loss {chain.loss:.4f}' in report.chain(chain)
+  long = dataclasses.replace(chain, legs=((1e9, 2e12), (2e9, 2e12)))
+  assert 'length 4e+12 of --chain lies outside' in analysis.doubts(made, chain=long)[0]
+
+
 def test_predictions_have_intervals():
   made = _analysis(GRID)
   best = analysis.optimum(made, 1e21)
@@ -170,15 +215,20 @@ def test_the_command_fits_a_csv(tmp_path, model, value):
       *(sys.executable, '-m', 'tokenformer_jax', 'laws', '--csv=losses.csv', '--json=laws.json'),
       *('--budget=1e22', '--parameters=1e9', '--tokens=1e10', '--pictures=pictures'),
       *('--target_loss=2.3', '--sizes=1e8,4e8,1.6e9,6.4e9', f'--{model}={value}', '--draws=50'),
+      '--chain=1e8:1e9,4e8:1e10',
     ],
     cwd=tmp_path,
   )
   assert done.returncode == 0, done.stderr
   assert isinstance(done, subprocess.CompletedProcess)
-  for text in ('L(N, D) = E + A/N^alpha', "Kaplan's laws", 'best for 1e+22', 'the chain saves'):
+  for text in (
+    *('L(N, D) = E + A/N^alpha', "Kaplan's laws", 'best for 1e+22', 'the chain saves'),
+    'the chain 1e+08 on 1e+09 tokens, 4e+08 on 1e+10 tokens: loss ',
+  ):
     assert text in done.stdout, text
   found = json.loads((tmp_path / 'laws.json').read_text())
   assert found['alpha'] == pytest.approx(0.34, abs=0.02)
   assert found[model]['value'] == value
+  assert found['chain']['interval'][0] < found['chain']['loss'] < found['chain']['interval'][1]
   names = {path.name for path in (tmp_path / 'pictures').iterdir()}
   assert names == {'loss.png', 'isoflop.png', 'residuals.png', 'growth.png'}

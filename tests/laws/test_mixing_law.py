@@ -89,6 +89,42 @@ def test_intervals_come_from_the_draws():
     assert ends[0] < value < ends[1]
 
 
+def test_the_saving_is_that_of_the_planned_chain_in_every_draw():
+  """In draws that forget slowly this chain loses, though another one would not."""
+  draws = {name: np.repeat(value, 20) for name, value in ONE.items()}
+  same = _plan(draws=draws)
+  share = 1 - same.total / same.scratch.cost
+  assert same.cost == pytest.approx((same.total,) * 2)
+  assert same.scratch_cost == pytest.approx((same.scratch.cost,) * 2)
+  assert same.saving == pytest.approx((share,) * 2, abs=1e-9) and share > 0
+  gamma = np.repeat([0.5, 2.5, 4.5], [5, 10, 5])
+  found = _plan(draws=draws, gamma=gamma)
+  assert found.saving[0] < 0 < share < found.saving[1]
+  longer = (1 - found.saving[0]) * found.scratch.cost / found.total
+  legs = [(leg.parameters, longer * leg.tokens) for leg in found.legs]
+  assert mixing.chain_loss(ONE, legs, np.array([0.5]))[0] == pytest.approx(2.4)
+
+
+def test_a_size_from_scratch_saves_nothing_in_any_draw():
+  draws = {name: np.repeat(value, 20) for name, value in ONE.items()}
+  draws['alpha'] = draws['alpha'] * np.linspace(0.98, 1.02, 20)
+  found = _plan(draws=draws, growth_cost=1e30)
+  assert len(found.legs) == 1 and found.saving == (0.0, 0.0)
+
+
+def test_draws_that_do_not_reach_the_loss_have_no_end_of_their_interval():
+  draws = {name: np.repeat(value, 20) for name, value in ONE.items()}
+  draws['E'] = np.where(np.arange(20) < 5, 2.5, draws['E'])
+  found = _plan(draws=draws)
+  assert np.isinf([found.cost[1], found.scratch_cost[1]]).all()
+  assert np.isfinite(found.saving).all(), 'these draws say nothing about the saving'
+
+
+def test_a_long_decay_leaves_few_chains():
+  assert len(_plan(decay_share=0.99).legs) == 1, 'no share is left for a growth'
+  assert len(_plan(decay_share=0.97, gamma=np.array([30.0])).legs) <= 2
+
+
 def test_a_loss_below_the_limit_is_refused():
   with pytest.raises(UserError, match='out of reach'):
     _plan(target=1.7)
@@ -110,7 +146,16 @@ def test_grown_runs_are_predicted_by_the_others_and_mixing_does_better():
   assert mixing.exponent(ONE, stages.legs(grown, 'all')) == pytest.approx(2.5, abs=0.01)
 
 
-def test_a_run_that_has_not_grown_is_refused():
-  run = dataclasses.replace(_grown_run(0.5, 1e10, 2.5), growth=None)
-  with pytest.raises(UserError, match='has not grown'):
-    stages.legs([run], 'all')
+@pytest.mark.parametrize(
+  ('change', 'said'),
+  [
+    ({'growth': None}, 'which has not grown'),
+    ({'decayed': False}, 'whose learning rate has not decayed'),
+    ({'loss': np.nan}, 'whose loss is nan'),
+    ({'loss': np.inf}, 'whose loss is inf'),
+  ],
+)
+def test_a_run_that_says_nothing_about_mixing_is_refused(change, said):
+  runs = [_grown_run(share, 1e10, 2.5) for share in (0.5, 0.75)]
+  with pytest.raises(UserError, match=f'--grown names grown, {said}'):
+    stages.legs([runs[0], dataclasses.replace(runs[1], **change)], 'all')

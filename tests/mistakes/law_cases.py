@@ -225,6 +225,14 @@ LAWS = {
     f'{_CSV} --target_loss=2 --sizes=1e8 --handover=1',
     '--handover=1: it must be below 1',
   ),
+  'a decay of a chain by mixing': (
+    f'{_CSV} --chain=1e8:1e9,4e8:1e9 --mixing=2 --decay_share=0.3',
+    '--decay_share is for plans of growth and for a chain without --mixing; leave it out',
+  ),
+  'a list of stages that is no plan': (
+    f'{_CSV} --target_loss=1.9 --stages={{in}}/a_list/config.json',
+    '--stages={in}/a_list/config.json is not the JSON file of plan',
+  ),
   'more samples than memory': (f'{_CSV} --draws=1000000000', '--draws=1000000000: it must be'),
   'two columns of losses': (
     'laws --csv={in}/losses/two_losses.csv',

@@ -35,7 +35,7 @@ from tokenformer_jax.laws import (
   runs,
   stages,
 )
-from tokenformer_jax.laws.analysis import Analysis
+from tokenformer_jax.laws.analysis import Analysis, ChainPrediction
 from tokenformer_jax.parallel import messages
 
 _MOST_DRAWS = 100_000  # of the bootstrap; more would fill the memory and say the same
@@ -47,7 +47,12 @@ _USES = {
     ),
     Use('active', 'parameters', 'is a part of --parameters, which is missing'),
     Use('sizes stages', 'target_loss', _OF_PLANS),
-    Use('grown handover mixing decay_share', 'target_loss or chain', _OF_PLANS),
+    Use('grown handover mixing', 'target_loss or chain', _OF_PLANS),
+    Use(
+      'decay_share',
+      'target_loss or chain and not mixing',
+      'is for plans of growth and for a chain without --mixing; leave it out',
+    ),
     Use(
       'growth_time',
       'target_loss and stages',
@@ -108,6 +113,7 @@ def main(argv: Sequence[str]) -> None:
     picture.check_folder(Path(values.pictures))
   table = stages.read_file(values.stages) if values.stages else None
   grown = [runs.read(run) for run in values.grown or ()]
+  stages.check_grown(grown)
   if values.csv:
     found = kaplan_points = points.read_csv(values.csv)
   else:
@@ -129,15 +135,15 @@ def main(argv: Sequence[str]) -> None:
     active = values.active or values.parameters
     predictions = [analysis.predict(fitted, values.parameters, values.tokens, active)]
     print(f'\n{report.prediction(predictions[0])}')
-  plan, assumed = _grow(fitted, table, grown)
-  doubts = analysis.doubts(fitted, values.budget, predictions or (), plan)
+  chain, plan, assumed = _grow(fitted, table, grown)
+  doubts = analysis.doubts(fitted, values.budget, predictions or (), plan, chain)
   if doubts:
     print('\nwhat the data leave undetermined\n' + '\n'.join(f'  {doubt}' for doubt in doubts))
   if values.pictures:
     written = picture.draw(fitted, Path(values.pictures), plan, assumed.unit)
     messages.say(f'wrote {", ".join(map(str, written))}')
   if values.json:
-    content = report.to_json(fitted, doubts, predictions or (), best, plan)
+    content = report.to_json(fitted, doubts, predictions or (), best, plan, chain)
     if values.target_loss is not None or values.chain:
       content |= report.assumed_to_json(assumed)
     cli.write_json('json', content)
@@ -191,14 +197,14 @@ def _kaplan(fitted: Analysis) -> str:
 
 def _grow(
   fitted: Analysis, table: tuple[list[growth.Stage], str] | None, grown: list[runs.FinishedRun]
-) -> tuple[growth.Plan | None, growth.Assumptions]:
-  """Print the results on growth that the flags ask for; return the plan and what it assumes.
+) -> tuple[ChainPrediction | None, growth.Plan | None, growth.Assumptions]:
+  """Print the results on growth that the flags ask for; return them and what they assume.
 
   `table` has the stages of --stages and their unit, and `grown` the runs of --grown.
   """
   values = flags.FLAGS
   if values.target_loss is None and not values.chain:
-    return None, growth.Assumptions()
+    return None, None, growth.Assumptions()
   if not fitted.points.is_dense:
     raise UserError(
       'plans of growth are for dense models, and these runs have fewer active parameters than '
@@ -210,23 +216,28 @@ def _grow(
     gamma = mixing.exponent(fitted.main.drawn, stages.legs(grown, fitted.points.count))
     print(f'\n{_mixing_of(fitted, grown, gamma)}')
     assumed = dataclasses.replace(assumed, mixing=gamma)
+  chain = None
   if values.chain:
-    legs = _legs(values.chain)
-    one = {name: np.array([value]) for name, value in fitted.main.values.items()}
-    loss = float(_chain_loss(one, legs, assumed, central=True)[0])
-    drawn = _chain_loss(fitted.main.drawn, legs, assumed)
-    rng = np.random.default_rng(0)
-    drawn = drawn * np.exp(rng.choice(fitted.main.residuals, drawn.shape))
-    low, high = fit.interval(drawn)
-    print(f'\nthe chain {",".join(values.chain)}: loss {loss:.4f}, {low:.4f} … {high:.4f}')
+    chain = _predict_chain(fitted, _legs(values.chain), assumed)
+    print(f'\n{report.chain(chain)}')
   if values.target_loss is None:
-    return None, assumed
+    return chain, None, assumed
   found, unit = table or stages.from_sizes(points.positives('sizes', values.sizes), fitted)
   assumed = dataclasses.replace(assumed, growth_cost=values.growth_time, unit=unit)
   find = growth.plan if assumed.mixing is None else mixing.plan
   plan = find(fitted.main.values, fitted.main.drawn, found, values.target_loss, assumed)
   print(f'\n{report.growth_plan(plan, values.target_loss, assumed)}')
-  return plan, assumed
+  return chain, plan, assumed
+
+
+def _predict_chain(
+  fitted: Analysis, legs: list[tuple[float, float]], assumed: growth.Assumptions
+) -> ChainPrediction:
+  """Return the loss of a chain with its interval."""
+  one = {name: np.array([value]) for name, value in fitted.main.values.items()}
+  loss = float(_chain_loss(one, legs, assumed, central=True)[0])
+  drawn = fitted.main.scattered(np.log(_chain_loss(fitted.main.drawn, legs, assumed)))
+  return ChainPrediction(tuple(legs), loss, fit.interval(drawn))
 
 
 def _chain_loss(

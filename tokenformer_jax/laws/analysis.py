@@ -69,6 +69,20 @@ class Prediction:
   interval: tuple[float, float]
 
 
+@dataclasses.dataclass(frozen=True)
+class ChainPrediction:
+  """The loss of a grown run before it is made; the interval includes the scatter of runs."""
+
+  legs: tuple[tuple[float, float], ...]  # its sizes, and the tokens trained at each
+  loss: float
+  interval: tuple[float, float]
+
+  @property
+  def tokens(self) -> float:
+    """The length of the chain."""
+    return sum(tokens for _, tokens in self.legs)
+
+
 def analyse(
   points: Points,
   kaplan_points: Points,
@@ -120,10 +134,14 @@ def _kaplan_laws(points: Points) -> list[tuple[Law, np.ndarray, str]]:
   """Return Kaplan's laws, the points of each, and the reason why one cannot be fitted."""
   everything = np.arange(len(points))
   found = []
-  for law, x in ((formulas.KAPLAN_N, points.active), (formulas.KAPLAN_D, points.tokens)):
+  for law, x, what in (
+    (formulas.KAPLAN_N, points.active, 'size'),
+    (formulas.KAPLAN_D, points.tokens, 'length'),
+  ):
     best = lower_envelope(x, points.loss)
-    few = '' if len(best) >= LEAST_DISTINCT else f'only {len(best)} runs are the best of their size'
-    found.append((law, best, few))
+    few = len(best) < LEAST_DISTINCT
+    reason = f'too few runs are the best of their {what}: {len(best)}' if few else ''
+    found.append((law, best, reason))
   found.append((formulas.KAPLAN_ND, everything, ''))
   if not np.all(np.isfinite(points.steps)):
     found.append((formulas.KAPLAN_NS, everything, 'the CSV has no column steps'))
@@ -147,7 +165,12 @@ def lower_envelope(x: np.ndarray, loss: np.ndarray) -> np.ndarray:
 
 
 def optimum(analysis: Analysis, flops: float) -> Optimum:
-  """Return the best dense size and length for a budget of FLOPs."""
+  """Return the best dense size and length for a budget of FLOPs.
+
+  Raises:
+    UserError: an exponent of the law is 0.
+  """
+  formulas.check_falls(analysis.main.values, f'--budget={flops:g}')
 
   def at(values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
     with np.errstate(all='ignore'):
@@ -174,6 +197,7 @@ def doubts(
   budget: float | None = None,
   predictions: Sequence[Prediction] = (),
   plan: Plan | None = None,
+  chain: ChainPrediction | None = None,
 ) -> list[str]:
   """Return a sentence for each thing that the data leave undetermined.
 
@@ -212,6 +236,8 @@ def doubts(
   found += _distance(analysis, budget)
   for prediction in predictions:
     found += _outside(points, 'the run', [prediction.active], [prediction.tokens])
+  if chain is not None:
+    found += _outside(points, '--chain', [size for size, _ in chain.legs], [chain.tokens])
   if plan is not None:
     # The last size ends with the loss that it reaches from scratch after this many tokens.
     lengths = [plan.legs[0].tokens, plan.scratch_last.tokens]

@@ -66,24 +66,28 @@ class Fit:
       return np.asarray(self.law.log_loss(jnp.asarray(self.theta), _arrays(logs)))
 
   def predicted(self, logs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return losses of new runs drawn from the bootstrap and the residuals, [draws, n].
+    """Return losses of new runs drawn from the bootstrap and the residuals, [draws, n]."""
+    with jax.enable_x64():
+      curves = np.asarray(
+        jax.vmap(self.law.log_loss, (0, None))(jnp.asarray(self.draws), _arrays(logs))
+      )
+    return self.scattered(curves)
+
+  def scattered(self, log_losses: np.ndarray) -> np.ndarray:
+    """Return losses of new runs, given the logs that the law has for them in each draw.
 
     A residual is drawn for each run, larger by √(n/(n − P)) because the fit has made them small.
     """
     count, dimensions = len(self.residuals), len(self.theta)
     wider = np.sqrt(count / max(1, count - dimensions))
     rng = np.random.default_rng(0)
-    with jax.enable_x64():
-      curves = np.asarray(
-        jax.vmap(self.law.log_loss, (0, None))(jnp.asarray(self.draws), _arrays(logs))
-      )
-    return np.exp(curves + wider * rng.choice(self.residuals, curves.shape))
+    return np.exp(log_losses + wider * rng.choice(self.residuals, log_losses.shape))
 
 
 def interval(draws: np.ndarray) -> tuple[float, float]:
-  """Return the central interval that has a share `LEVEL` of the draws."""
-  finite = np.nan_to_num(draws, nan=np.inf)
-  low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method='nearest')
+  """Return the central interval that has a share `LEVEL` of the draws; NaN counts as infinite."""
+  known = np.where(np.isnan(draws), np.inf, draws)
+  low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method='nearest')
   return float(low), float(high)
 
 

@@ -13,10 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tokenformer_jax.errors import UserError
+
 _EXPONENT = (0.0, 3.0)
 _LOG_EXPONENT = (-9.0, 1.1)
 _LOG = (-20.0, 100.0)  # of a constant
 LIMIT = (-20.0, 10.0)  # of log E
+_FLAT = 1e-6  # an exponent up to this is at its bound
 
 Logs = Mapping[str, jax.Array]
 Values = Mapping[str, np.ndarray]  # of parameters by name; of one fit, or [draws] of a bootstrap
@@ -245,7 +248,7 @@ def tokens_for_loss(values: Values, n: np.ndarray, target: np.ndarray) -> np.nda
   """Return the tokens that a size needs for a loss; infinite if it never reaches it."""
   left = target - values['E'] - values['A'] * n ** -values['alpha']
   with np.errstate(divide='ignore', invalid='ignore', over='ignore'):
-    needed = (values['B'] / np.where(left > 0, left, np.nan)) ** (1 / values['beta'])
+    needed = (values['B'] / np.where(left > 0, left, np.nan)) ** (1 / np.float64(values['beta']))
   return np.where(np.isnan(needed), np.inf, needed)
 
 
@@ -255,25 +258,40 @@ def optimum(
   """Return the size N* and the tokens D* with the least loss for a budget of FLOPs.
 
   With C = k N^p D it is N* = [(αA/(pβB)) (C/k)^β]^(1/(α+pβ)). For p = 1 and k = 6 that is the
-  closed form of Hoffmann et al. (2022), eq. 4.
+  closed form of Hoffmann et al. (2022), eq. 4. Where an exponent is 0, a size or a length is 0,
+  infinite or NaN (`check_falls`).
   """
-  alpha, beta = values['alpha'], values['beta']
+  alpha, beta = np.float64(values['alpha']), np.float64(values['beta'])
   p, k = compute.power, compute.factor
-  ratio = alpha * values['A'] / (p * beta * values['B'])
-  n = (ratio * (flops / k) ** beta) ** (1 / (alpha + p * beta))
-  return n, compute.tokens(n, flops)
+  with np.errstate(divide='ignore', invalid='ignore', over='ignore'):
+    ratio = alpha * values['A'] / (p * beta * values['B'])
+    n = (ratio * (flops / k) ** beta) ** (1 / (alpha + p * beta))
+    return n, compute.tokens(n, flops)
 
 
 def exponents(values: Values, compute: Compute = Compute()) -> tuple[np.ndarray, np.ndarray]:
-  """Return a and b of N* ∝ C^a and D* ∝ C^b."""
-  a = values['beta'] / (values['alpha'] + compute.power * values['beta'])
+  """Return a and b of N* ∝ C^a and D* ∝ C^b; NaN if both exponents of the law are 0."""
+  with np.errstate(invalid='ignore'):
+    a = np.float64(values['beta']) / (values['alpha'] + compute.power * values['beta'])
   return a, 1 - compute.power * a
 
 
-def dense_training_flops(active: float, layers: int, width: int, tokens: int) -> float:
-  """Return 6 N T + 12 L d T²: the training FLOPs of one sequence of T tokens.
+def flat(values: Values) -> list[str]:
+  """Return the names of the exponents of a fit that are 0: N or D does not lower its loss."""
+  return [name for name in ('alpha', 'beta') if values[name] <= _FLAT]
 
-  All T² scores count. With N the parameters that a token uses, a tied embedding included, these are
-  the FLOPs of tables 1 and 2 of DeepSeekMoE (arXiv 2401.06066), whose T is 2,048.
+
+def check_falls(values: Values, flag: str) -> None:
+  """Check that by a fitted law the loss falls with N and with D, as the answer to a flag needs.
+
+  Raises:
+    UserError: it does not, so no size or length is the best one.
   """
-  return 6 * active * tokens + 12 * layers * width * tokens**2
+  if names := flat(values):
+    zero = ' and '.join(names) + (' is 0' if len(names) == 1 else ' are 0')
+    what = {'alpha': 'larger sizes', 'beta': 'longer runs'}
+    who = ' and '.join(what[name] for name in names)
+    raise UserError(
+      f'{flag} has no answer: the fitted {zero}, so by this law {who} do not lower the loss, and '
+      f'no best size or plan follows; give runs in which they do, or leave out {flag.split("=")[0]}'
+    )

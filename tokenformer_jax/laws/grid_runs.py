@@ -57,13 +57,30 @@ def progress(jobs: Sequence[Job], out: str, done: Callable[[Job, str], bool] = i
   `done` says whether a job is finished.
 
   Raises:
-    UserError: a run there has another config than its job.
+    UserError: a run there has another config than its job, or a branch can no longer be made.
   """
   speeds = {job.size: seconds for job in jobs if (seconds := _measured(job, out))}
   steps = [speeds[job.size] if job.size in speeds else _guess(job, speeds) for job in jobs]
   times = [each and job.steps * each for job, each in zip(jobs, steps, strict=True)]
   finished = [done(job, out) for job in jobs]
+  _check_branch_points(jobs, finished, out)
   return Progress(finished, times, sum(job.size in speeds for job in jobs))
+
+
+def _check_branch_points(jobs: Sequence[Job], finished: Sequence[bool], out: str) -> None:
+  """Check that stable runs have not passed the steps at which missing branches begin."""
+  pairs = itertools.pairwise(zip(jobs, finished, strict=True))
+  for (stable, made), (branch, decayed) in pairs:
+    if stable.stage != 'stable' or made or decayed:
+      continue
+    workdir, begin = paths.parse_path(out) / stable.name, stable.config.train.steps
+    newest = max(paths.steps(workdir / 'checkpoints'), default=0)
+    if newest > begin:
+      raise UserError(
+        f'--lengths has {branch.tokens:,} tokens, whose decay begins at step {begin:,}, but '
+        f'{workdir} is at step {newest:,} and kept no checkpoint there; ask for lengths whose '
+        'decay begins later, or choose another --out'
+      )
 
 
 def read_figures(workdir: paths.Path) -> list[dict[str, float]]:

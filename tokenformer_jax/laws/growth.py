@@ -11,7 +11,7 @@ The model has three statements, and docs/laws.md says how far to trust them.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from tokenformer_jax.laws.formulas import Values
 _GRID = 400  # losses at which a chain may grow
 # The first of them is that of the smallest size after this part of its tokens from scratch.
 _FIRST = 0.005
+_STEPS = 80  # bisections of the log of the tokens
+_AROUND = 12.0  # how far from its first guess this log may be
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +66,12 @@ class Plan:
   legs: tuple[Leg, ...]  # of the chain
   scratch: Leg  # of the size that reaches the loss from scratch at the least cost
   scratch_last: Leg  # of the chain's last size from scratch, to the same loss
-  cost: tuple[float, float]  # interval of the best chain's cost, over draws of the law
-  scratch_cost: tuple[float, float]  # the same of training from scratch
-  # Interval of the part of the cost from scratch that the best chain saves.
-  saving: tuple[float, float]
-  reached: tuple[float, float]  # interval of the loss that `legs` reach
+  # Intervals over draws of the law. In each draw, the chain keeps its sizes and its shares of the
+  # tokens, and trains on as many tokens as it needs to reach the loss.
+  cost: tuple[float, float]  # of the chain
+  scratch_cost: tuple[float, float]  # of the size of `scratch`
+  saving: tuple[float, float]  # the part of `scratch_cost` that the chain saves
+  reached: tuple[float, float]  # the loss that the chain reaches on the tokens of `legs`
 
   @property
   def total(self) -> float:
@@ -123,42 +126,106 @@ def plan(
   `assumed` may have a number for each draw.
 
   Raises:
-    UserError: no size reaches the loss.
+    UserError: no size reaches the loss, or an exponent of the law is 0.
   """
+  formulas.check_falls(values, f'--target_loss={target:g}')
   stages = sorted(stages, key=lambda stage: stage.parameters)
   sizes = np.array([stage.parameters for stage in stages])
-  single = {name: np.array([value]) for name, value in values.items()}
   central = dataclasses.replace(assumed, handover=float(np.median(assumed.handover)))
-  costs = np.array([[np.sqrt(low * high)] for low, high in (stage.cost for stage in stages)])
-  found = _Search(single, sizes, costs, target, central)
+  costs = np.array([np.sqrt(low * high) for low, high in (stage.cost for stage in stages)])
+  found = _Search(values, sizes, costs, target, central)
   if not np.isfinite(found.scratch.min()):
     least = float(np.min(formulas.loss(values, sizes, np.inf)))
     raise UserError(
       f'--target_loss={target:g} is out of reach: by the fitted law the largest of these sizes '
       f'ends at {least:.4g} however long it trains; take a higher loss or larger sizes'
     )
-  legs = found.legs()
-  rng = np.random.default_rng(0)
-  between = rng.random((1, len(draws['E'])))  # Fast and slow hold for all sizes together.
-  low, high = (np.array([[stage.cost[i]] for stage in stages]) for i in (0, 1))
-  drawn = _Search(draws, sizes, low * (high / low) ** between, target, assumed)
-  best, alone = drawn.total.min(axis=0), drawn.scratch.min(axis=0)
-  reached = np.isfinite(alone)
-  last = int(np.searchsorted(sizes, legs[-1].parameters))
-  reach = chain_loss(draws, [(leg.parameters, leg.tokens) for leg in legs], assumed)
+  chain, legs = found.legs()
+  scratch = int(np.argmin(found.scratch))
+  path = [(index, leg.tokens) for index, leg in zip(chain, legs, strict=True)]
   return Plan(
     legs=legs,
-    scratch=found.scratch_leg(int(np.argmin(found.scratch[:, 0]))),
-    scratch_last=found.scratch_leg(last),
-    cost=interval(best),
-    scratch_cost=interval(alone),
-    saving=interval(1 - best[reached] / alone[reached]),
-    reached=interval(reach),
+    scratch=found.scratch_leg(scratch),
+    scratch_last=found.scratch_leg(chain[-1]),
+    **over_draws(
+      draws,
+      stages,
+      path,
+      scratch,
+      target,
+      assumed.growth_cost,
+      lambda parts: chain_loss(draws, parts, assumed),
+    ),
   )
 
 
+def over_draws(
+  draws: Values,
+  stages: Sequence[Stage],
+  path: Sequence[tuple[int, float]],
+  scratch: int,
+  target: float,
+  growth_cost: float,
+  loss: Callable[[Sequence[tuple[float, np.ndarray]]], np.ndarray],
+) -> dict[str, tuple[float, float]]:
+  """Return the intervals of a `Plan` by name.
+
+  Args:
+    draws: the law, [draws] each.
+    stages: the sizes, with the costs of their tokens.
+    path: for each part of the chain, the index of its size and its tokens.
+    scratch: the index of the size that trains from scratch.
+    target: the loss that both reach.
+    growth_cost: the cost of one growth.
+    loss: returns the loss of a chain for every draw, given sizes and tokens.
+  """
+  between = np.random.default_rng(0).random(len(draws['E']))
+  low, high = np.array([stage.cost for stage in stages]).T[:, :, None]
+  prices = low * (high / low) ** between  # Fast and slow hold for all sizes together.
+  whole = sum(tokens for _, tokens in path)
+
+  def parts(tokens: np.ndarray) -> list[tuple[float, np.ndarray]]:
+    return [(stages[index].parameters, part / whole * tokens) for index, part in path]
+
+  needed = [
+    formulas.tokens_for_loss(draws, stages[index].parameters, np.asarray(target))
+    for index in (path[-1][0], scratch)
+  ]
+  tokens, alone = needed
+  if len(path) > 1:
+    tokens = tokens_to_reach(lambda tokens: loss(parts(tokens)), tokens, target)
+  paid = [part * prices[index] for (index, _), (_, part) in zip(path, parts(tokens), strict=True)]
+  cost, scratch_cost = sum(paid) + growth_cost * (len(path) - 1), alone * prices[scratch]
+  with np.errstate(divide='ignore', invalid='ignore'):
+    saving = 1 - cost / scratch_cost
+  known = saving[~np.isnan(saving)]  # The others reach the loss neither way.
+  return {
+    'cost': interval(cost),
+    'scratch_cost': interval(scratch_cost),
+    'saving': interval(known) if len(known) else (-np.inf, np.inf),
+    'reached': interval(loss(parts(np.asarray(whole)))),
+  }
+
+
+def tokens_to_reach(
+  loss: Callable[[np.ndarray], np.ndarray], about: np.ndarray, target: float
+) -> np.ndarray:
+  """Return the tokens at which a falling function reaches a loss; infinite if it does not.
+
+  `about` is a guess for each draw, within a factor of e¹².
+  """
+  with np.errstate(divide='ignore', invalid='ignore', over='ignore'):
+    low, high = np.log(about) - _AROUND, np.log(about) + _AROUND
+    top = high
+    for _ in range(_STEPS):
+      middle = (low + high) / 2
+      enough = loss(np.exp(middle)) <= target
+      low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return np.where(high < top, np.exp(high), np.inf)
+
+
 class _Search:
-  """The least costs of all states (size, loss), for every draw of a law at once."""
+  """The least costs of all states (size, loss)."""
 
   def __init__(
     self,
@@ -168,21 +235,19 @@ class _Search:
     target: float,
     assumed: Assumptions,
   ):
-    """Search. The law's values are [draws], ascending sizes [K], costs of a token [K, draws]."""
+    """Search. `values` is one law, and the ascending sizes [K] have costs of a token [K]."""
     self.sizes, self.costs, self.assumed, self.target = sizes, costs, assumed, target
     stable = 1 - assumed.decay_share
-    column = {name: np.asarray(value)[:, None] for name, value in values.items()}
     at_target = np.array([formulas.tokens_for_loss(values, n, np.asarray(target)) for n in sizes])
-    self.tokens_at_target = at_target  # [K, draws]
-    shortest = np.where(np.isfinite(at_target), at_target, np.inf).min(axis=0)
-    shortest = np.where(np.isfinite(shortest), shortest, 1.0)
+    self.tokens_at_target = at_target  # [K]
+    shortest = at_target.min() if np.isfinite(at_target).any() else 1.0
     first = formulas.loss(values, sizes[0], _FIRST * shortest)
     part = np.linspace(0, 1, _GRID)
-    self.losses = np.maximum(first, target)[:, None] ** (1 - part) * target**part  # [draws, G]
+    self.losses = np.maximum(first, target) ** (1 - part) * target**part  # [G]
     self.tokens = np.array(
-      [stable * formulas.tokens_for_loss(column, n, self.losses) for n in sizes]
-    )  # stable tokens from scratch, [K, draws, G]
-    self.scratch = at_target * costs  # [K, draws]
+      [stable * formulas.tokens_for_loss(values, n, self.losses) for n in sizes]
+    )  # stable tokens from scratch, [K, G]
+    self.scratch = at_target * costs  # [K]
     self._search()
 
   def _search(self) -> None:
@@ -190,44 +255,45 @@ class _Search:
     self.least = np.empty(shape)
     self.came_from = np.full(shape, -1)  # the size before the growth
     self.came_at = np.zeros(shape, int)  # the index of the loss at the growth
-    kept = 1 - np.broadcast_to(self.assumed.handover, shape[1])[:, None]
-    for j in range(shape[0]):
-      price = self.costs[j][:, None]
+    kept = 1 - self.assumed.handover
+    for j, price in enumerate(self.costs):
       alone = price * self.tokens[j]
       self.least[j] = alone
+      # The last loss of a growth that leaves no less than 0 tokens to each loss.
+      latest = np.searchsorted(kept * self.tokens[j], self.tokens[j], side='right') - 1
+      latest = np.minimum(latest, np.arange(shape[1]))
       for i in range(j):
         with np.errstate(invalid='ignore'):
           begin = self.least[i] - kept * price * self.tokens[j] + self.assumed.growth_cost
         begin = np.where(np.isfinite(begin), begin, np.inf)
-        lowest = np.minimum.accumulate(begin, axis=1)
-        total = alone + lowest
+        lowest = np.minimum.accumulate(begin)
+        total = alone + np.where(latest >= 0, lowest[latest], np.inf)
         better = total < self.least[j]
-        at = np.maximum.accumulate(np.where(begin <= lowest, np.arange(shape[2]), 0), axis=1)
+        at = np.maximum.accumulate(np.where(begin <= lowest, np.arange(shape[1]), 0))[latest]
         self.least[j] = np.where(better, total, self.least[j])
         self.came_from[j] = np.where(better, i, self.came_from[j])
         self.came_at[j] = np.where(better, at, self.came_at[j])
     decay = self.assumed.decay_share * self.tokens_at_target * self.costs
-    self.total = self.least[:, :, -1] + decay
+    self.total = self.least[:, -1] + decay
 
   def scratch_leg(self, size: int) -> Leg:
-    """Return a size from scratch to the target, of the first draw."""
-    tokens = float(self.tokens_at_target[size, 0])
-    return Leg(float(self.sizes[size]), tokens, self.target, float(self.scratch[size, 0]))
+    """Return a size from scratch to the target."""
+    tokens = float(self.tokens_at_target[size])
+    return Leg(float(self.sizes[size]), tokens, self.target, float(self.scratch[size]))
 
-  def legs(self) -> tuple[Leg, ...]:
-    """Return the best chain of the first draw."""
-    kept = 1 - float(np.asarray(self.assumed.handover))
-    size, at, found = int(np.argmin(self.total[:, 0])), _GRID - 1, []
+  def legs(self) -> tuple[tuple[int, ...], tuple[Leg, ...]]:
+    """Return the indices of the sizes of the best chain, and its legs."""
+    kept = 1 - self.assumed.handover
+    size, at, found, chain = int(np.argmin(self.total)), _GRID - 1, [], []
     while size >= 0:
-      before, when = int(self.came_from[size, 0, at]), int(self.came_at[size, 0, at])
-      tokens = self.tokens[size, 0, at]
+      before, when = int(self.came_from[size, at]), int(self.came_at[size, at])
+      tokens = self.tokens[size, at]
       if before >= 0:
-        tokens = tokens - kept * self.tokens[size, 0, when]
+        tokens = tokens - kept * self.tokens[size, when]
       if not found:  # the last stage
-        tokens = tokens + self.assumed.decay_share * self.tokens_at_target[size, 0]
-      cost = tokens * self.costs[size, 0] + (self.assumed.growth_cost if before >= 0 else 0.0)
-      found.append(
-        Leg(float(self.sizes[size]), float(tokens), float(self.losses[0, at]), float(cost))
-      )
+        tokens = tokens + self.assumed.decay_share * self.tokens_at_target[size]
+      cost = tokens * self.costs[size] + (self.assumed.growth_cost if before >= 0 else 0.0)
+      found.append(Leg(float(self.sizes[size]), float(tokens), float(self.losses[at]), float(cost)))
+      chain.append(size)
       size, at = before, when
-    return tuple(reversed(found))
+    return tuple(reversed(chain)), tuple(reversed(found))

@@ -19,15 +19,20 @@ import numpy as np
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import formulas
-from tokenformer_jax.laws.fit import interval
 from tokenformer_jax.laws.formulas import Values
-from tokenformer_jax.laws.growth import Assumptions, Leg, Plan, Stage
+from tokenformer_jax.laws.growth import (
+  Assumptions,
+  Leg,
+  Plan,
+  Stage,
+  over_draws,
+  tokens_to_reach,
+)
 
 LARGEST = 30.0  # γ; a gap that closes faster is closed
 TYPICAL = 2.1  # γ of growth to four times the parameters, where none is measured: docs/growth.md
 _GRID = np.linspace(0, LARGEST, 3001)
 _SHARES = np.linspace(0.02, 0.98, 49)  # of all tokens, at which a chain may grow
-_STEPS = 80  # bisections of the log of the tokens
 
 
 def chain_loss(
@@ -37,7 +42,7 @@ def chain_loss(
 
   The legs are sizes and the tokens trained at each, in the last one with those of the decay.
   """
-  tokens = np.cumsum([tokens for _, tokens in legs])
+  tokens = np.cumsum([tokens for _, tokens in legs], axis=0)
   return grown_loss(values, [size for size, _ in legs], tokens[:-1] / tokens[-1], tokens[-1], gamma)
 
 
@@ -83,13 +88,14 @@ def plan(
   its decay.
 
   Raises:
-    UserError: no size reaches the loss.
+    UserError: no size reaches the loss, or an exponent of the law is 0.
   """
+  formulas.check_falls(values, f'--target_loss={target:g}')
   gamma = np.broadcast_to(assumed.mixing, draws['E'].shape)
   stages = sorted(stages, key=lambda stage: stage.parameters)
   sizes = np.array([stage.parameters for stage in stages])
-  low, high = np.array([stage.cost for stage in stages]).T
-  costs, middle = np.sqrt(low * high), np.array([np.median(gamma)])
+  costs = np.array([np.sqrt(low * high) for low, high in (stage.cost for stage in stages)])
+  middle = np.array([np.median(gamma)])
   one = {name: np.array([value]) for name, value in values.items()}
   alone = np.array([formulas.tokens_for_loss(values, n, np.asarray(target)) for n in sizes])
   if not np.isfinite(alone).any():
@@ -101,9 +107,11 @@ def plan(
   scratch = np.where(np.isfinite(alone), alone * costs, np.inf)
   first = int(np.argmin(scratch))
   best = (float(scratch[first]), (first,), (), float(alone[first]))
-  for some in itertools.chain(*(itertools.combinations(range(len(sizes)), k) for k in (2, 3))):
-    cost, shares, tokens = _cheapest(one, sizes, costs, some, target, assumed, middle)
-    best = min(best, (float(cost[0]), some, tuple(shares[0]), float(tokens[0])))
+  allowed = _SHARES[1 - assumed.decay_share >= _SHARES]  # none in a decay of nearly all tokens
+  for growths in (1, 2):
+    shares = np.array(list(itertools.combinations(allowed, growths))).T  # [growths, grid]
+    for some in itertools.combinations(range(len(sizes)), growths + 1) if shares.size else ():
+      best = min(best, _cheapest(one, sizes, costs, some, shares, target, assumed, middle))
   _, chain, shares, tokens = best
   parts = tokens * np.diff([0.0, *shares, 1.0])
   path = [(float(sizes[index]), float(part)) for index, part in zip(chain, parts, strict=True)]
@@ -112,24 +120,19 @@ def plan(
     loss = float(chain_loss(one, path[: number + 1], middle)[0])
     price = float(part * costs[index] + assumed.growth_cost * bool(number))
     legs.append(Leg(size, part, loss, price))
-  # Fast and slow hold for all sizes together.
-  between = np.random.default_rng(0).random(len(draws['E']))
-  drawn = low[:, None] * (high / low)[:, None] ** between
-  tokens_drawn = np.array([formulas.tokens_for_loss(draws, n, np.asarray(target)) for n in sizes])
-  from_scratch = np.where(np.isfinite(tokens_drawn), tokens_drawn * drawn, np.inf).min(axis=0)
-  cheapest = from_scratch
-  if len(chain) > 1:
-    cost, *_ = _cheapest(draws, sizes, drawn, chain, target, assumed, gamma)
-    cheapest = np.minimum(cost, from_scratch)
-  reached = np.isfinite(from_scratch)
   return Plan(
     legs=tuple(legs),
     scratch=_scratch_leg(sizes, costs, alone, first, target),
     scratch_last=_scratch_leg(sizes, costs, alone, chain[-1], target),
-    cost=interval(cheapest),
-    scratch_cost=interval(from_scratch),
-    saving=interval(1 - cheapest[reached] / from_scratch[reached]),
-    reached=interval(chain_loss(draws, path, gamma)),
+    **over_draws(
+      draws,
+      stages,
+      list(zip(chain, parts, strict=True)),
+      first,
+      target,
+      assumed.growth_cost,
+      lambda parts: chain_loss(draws, parts, gamma),
+    ),
   )
 
 
@@ -144,35 +147,25 @@ def _cheapest(
   values: Values,
   sizes: np.ndarray,
   costs: np.ndarray,
-  chain: Sequence[int],
+  chain: tuple[int, ...],
+  shares: np.ndarray,
   target: float,
   assumed: Assumptions,
   gamma: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Return the least cost of a chain of sizes, its shares and its tokens, for every draw.
+) -> tuple[float, tuple[int, ...], tuple[float, ...], float]:
+  """Return the least cost of a chain of sizes, the chain, its shares of the tokens, and its tokens.
 
-  `costs` are [sizes] or [sizes, draws].
+  `values` and `gamma` are [1], and `shares` [growths, grid] are those to choose from.
   """
-  allowed = _SHARES[1 - assumed.decay_share >= _SHARES]
-  shares = np.array(list(itertools.combinations(allowed, len(chain) - 1))).T  # [growths, grid]
-  column = {name: np.asarray(value)[:, None] for name, value in values.items()}
-  chosen = [sizes[index] for index in chain]
-  exponent_ = np.asarray(gamma)[:, None]
-  last = formulas.tokens_for_loss(values, chosen[-1], np.asarray(target))
-  with np.errstate(invalid='ignore', over='ignore'):
-    # A chain is never ahead of its last size on as many tokens, unless a smaller one is.
-    low = np.repeat(np.log(last)[:, None] - 12, shares.shape[1], axis=1)
-    high = np.repeat(np.log(last)[:, None] + 12, shares.shape[1], axis=1)
-    for _ in range(_STEPS):
-      middle = (low + high) / 2
-      enough = grown_loss(column, chosen, shares, np.exp(middle), exponent_) <= target
-      low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    tokens = np.exp(high)
-    parts = np.diff(np.concatenate([0 * shares[:1], shares, 0 * shares[:1] + 1]), axis=0)
-    prices = [costs[index][:, None] if costs.ndim > 1 else costs[index] for index in chain]
-    cost = sum(tokens * part * price for part, price in zip(parts, prices, strict=True))
-    cost = cost + assumed.growth_cost * (len(chain) - 1)
-  cost = np.where(np.isfinite(cost), cost, np.inf)
-  at = np.argmin(cost, axis=1)
-  rows = np.arange(len(cost))
-  return cost[rows, at], shares.T[at], tokens[rows, at]
+  chosen = sizes[list(chain)]
+  # A chain is never ahead of its last size on as many tokens, unless a smaller one is.
+  about = formulas.tokens_for_loss(values, chosen[-1], np.asarray(target))
+  tokens = tokens_to_reach(
+    lambda tokens: grown_loss(values, chosen, shares, tokens, gamma),
+    np.repeat(about, shares.shape[1]),
+    target,
+  )
+  parts = np.diff(np.concatenate([0 * shares[:1], shares, 0 * shares[:1] + 1]), axis=0)
+  cost = costs[list(chain)] @ (parts * tokens) + assumed.growth_cost * len(shares)
+  at = int(np.argmin(cost))
+  return float(cost[at]), chain, tuple(shares[:, at]), float(tokens[at])

@@ -118,16 +118,19 @@ def loss_figure(analysis: Analysis) -> 'Figure':
   else:
     shown = axes.scatter(spent, points.loss, c=np.log10(points.active), cmap='viridis', s=14)
     figure.colorbar(shown, ax=axes, label='log₁₀ of parameters N')
-  budgets = np.geomspace(spent.min(), spent.max() * 10, 100)
-  optima = [optimum(analysis, flops) for flops in budgets]
-  best = np.array([found.loss for found in optima])
-  low, high = np.transpose([found.loss_interval for found in optima])
-  axes.fill_between(budgets, low, high, color='k', **_BAND)
-  axes.plot(budgets, best, 'k--', linewidth=1.4, label='frontier, with interval')
+  least = points.loss.min()
+  if not formulas.flat(analysis.main.values):
+    budgets = np.geomspace(spent.min(), spent.max() * 10, 100)
+    optima = [optimum(analysis, flops) for flops in budgets]
+    best = np.array([found.loss for found in optima])
+    low, high = np.transpose([found.loss_interval for found in optima])
+    axes.fill_between(budgets, low, high, color='k', **_BAND)
+    axes.plot(budgets, best, 'k--', linewidth=1.4, label='frontier, with interval')
+    least = min(best.min(), least)
   axes.set_xscale('log')
   plain_losses(axes)
   top = points.loss.max() * 1.05
-  axes.set_ylim(max(min(best.min(), points.loss.min()) * 0.97, 1e-3), top)
+  axes.set_ylim(max(least * 0.97, 1e-3), top)
   finish(axes, f'training FLOPs ({_named(analysis)})', 'loss (nats per token), at the end')
   axes.legend(frameon=False, fontsize=8)
   return figure
@@ -178,19 +181,26 @@ def isoflop_figure(analysis: Analysis) -> 'Figure':
       every = max(1, len(found.flops) // 60)
       label = f'{name}: a = {found.a:.2f}'
       right.plot(found.flops[::every], found.sizes[::every], marker, label=label)
+  if not formulas.flat(analysis.main.values):
+    _draw_best_sizes(right, analysis)
+  right.set_xscale('log')
+  right.set_yscale('log')
+  finish(right, f'training FLOPs ({_named(analysis)})', 'best size N*')
+  if right.lines:
+    right.legend(frameon=False, fontsize=8)
+  return figure
+
+
+def _draw_best_sizes(axes: 'Axes', analysis: Analysis) -> None:
+  """Draw the best sizes by the law, with their interval."""
   spent = analysis.points.spent(analysis.compute)
   budgets = np.geomspace(spent.min(), spent.max() * 10, 50)
   optima = [optimum(analysis, flops) for flops in budgets]
   low, high = np.transpose([found.parameters_interval for found in optima])
   best = [found.parameters for found in optima]
-  right.plot(budgets, best, 'k--', label=f'3 the law: a = {analysis.exponent[0]:.2f}')
+  axes.plot(budgets, best, 'k--', label=f'3 the law: a = {analysis.exponent[0]:.2f}')
   if np.all(np.isfinite(high)) and np.all(low > 0):
-    right.fill_between(budgets, low, high, color='k', **_BAND)
-  right.set_xscale('log')
-  right.set_yscale('log')
-  finish(right, f'training FLOPs ({_named(analysis)})', 'best size N*')
-  right.legend(frameon=False, fontsize=8)
-  return figure
+    axes.fill_between(budgets, low, high, color='k', **_BAND)
 
 
 def residuals_figure(analysis: Analysis) -> 'Figure':

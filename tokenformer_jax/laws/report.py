@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tokenformer_jax.laws import growth
-from tokenformer_jax.laws.analysis import Analysis, Optimum, Prediction
+from tokenformer_jax.laws.analysis import Analysis, ChainPrediction, Optimum, Prediction
 from tokenformer_jax.laws.fit import LEVEL, Fit, interval
 from tokenformer_jax.laws.formulas import Compute
 from tokenformer_jax.laws.frontier import Frontier
@@ -76,7 +76,8 @@ def exponents(analysis: Analysis) -> str:
   ):
     rows.append((f'  {name}', *_exponent(found)))
   a, ends = analysis.exponent
-  rows.append(('  3 the law', f'{a:.3f}', between(ends), f'{1 - analysis.compute.power * a:.3f}'))
+  law_row = (f'{a:.3f}', between(ends), f'{1 - analysis.compute.power * a:.3f}')
+  rows.append(('  3 the law', *(law_row if np.isfinite(a) else ('–', 'its exponents are 0', '–'))))
   return f'best size N* ∝ C^a and best length D* ∝ C^b\n{aligned(rows)}'
 
 
@@ -107,6 +108,15 @@ def prediction(found: Prediction) -> str:
   )
 
 
+def chain(found: ChainPrediction) -> str:
+  """Return the predicted loss of a chain."""
+  legs = ', '.join(f'{number(size)} on {number(tokens)} tokens' for size, tokens in found.legs)
+  return (
+    f'the chain {legs}: loss {found.loss:.4f}, {LEVEL:.0%} of such runs within '
+    f'{found.interval[0]:.4f} … {found.interval[1]:.4f}'
+  )
+
+
 def growth_plan(found: growth.Plan, target: float, assumed: growth.Assumptions) -> str:
   """Return the chain, training from scratch, and the assumptions."""
   unit = assumed.unit
@@ -116,11 +126,13 @@ def growth_plan(found: growth.Plan, target: float, assumed: growth.Assumptions) 
   rows.append(('  the chain', '', '', f'{target:.4f}', number(found.total), between(found.cost)))
   rows.append((*_leg('  from scratch, best size', found.scratch), between(found.scratch_cost)))
   rows.append((*_leg('  from scratch, last size', found.scratch_last), ''))
-  share, (low, high) = 1 - found.total / found.scratch.cost, found.saving
+  share = 1 - found.total / found.scratch.cost
+  ends = ' … '.join(f'{end:.1%}' for end in found.saving)
+  ends = ends if np.all(np.isfinite(found.saving)) else 'unbounded'
   last = 1 - found.total / found.scratch_last.cost
   return (
     f'the chain with the least {unit} to a loss of {target:g}\n{aligned(rows)}\n'
-    f'the chain saves {share:.1%} of the best size from scratch ({low:.1%} … {high:.1%}), and '
+    f'the chain saves {share:.1%} of the best size from scratch ({ends}), and '
     f'{last:.1%} of its last size; as planned it reaches {between(found.reached)}\n'
     f'{assumptions(assumed)}'
   )
@@ -166,6 +178,7 @@ def to_json(
   predictions: Sequence[Prediction] = (),
   best: Optimum | None = None,
   plan: growth.Plan | None = None,
+  chain: ChainPrediction | None = None,
 ) -> dict[str, Any]:
   """Return everything as JSON values: E, A, B, alpha and beta at the top, with their intervals."""
   main, points = analysis.main, analysis.points
@@ -206,6 +219,8 @@ def to_json(
   }
   if best:
     content['optimum'] = dataclasses.asdict(best)
+  if chain:
+    content['chain'] = dataclasses.asdict(chain)
   if plan:
     content['growth'] = dataclasses.asdict(plan)
   return _finite(content)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,13 +59,18 @@ def read_file(path: str) -> tuple[list[Stage], str]:
 def _plans(text: str, path: str) -> list[dict[str, Any]]:
   try:
     content = json.loads(text)
-    found = content.get('stages', [content])
-    assert found and all('step_seconds' in plan for plan in found)
-  except (ValueError, TypeError, KeyError, AssertionError) as error:
+  except ValueError:
+    content = None
+  found = content.get('stages', [content]) if isinstance(content, dict) else None
+  if not (isinstance(found, list) and found and all(map(_is_plan, found))):
     raise UserError(
       f'--stages={path} is not the JSON file of plan; write it by plan --grow=… --json={path}'
-    ) from error
+    )
   return found
+
+
+def _is_plan(value: Any) -> bool:
+  return isinstance(value, dict) and 'step_seconds' in value
 
 
 def _parse_plan(plan: dict[str, Any], path: str) -> Stage:
@@ -94,18 +100,38 @@ def _parse_row(row: dict[str, str], line: int, path: str) -> Stage:
 Before = tuple[float, float]  # a size and tokens
 
 
-def legs(grown: Sequence[FinishedRun], count: str) -> list[tuple[Before, Before, float]]:
-  """Return for each run the size and the tokens before its last growth, those after it, its loss.
+def check_grown(grown: Sequence[FinishedRun]) -> None:
+  """Check that runs have grown, and ended with a decay and with a loss that is a number above 0.
 
   Raises:
-    UserError: a run has not grown.
+    UserError: one has not.
   """
-  found = []
   for run in grown:
     if run.growth is None:
       raise UserError(
         f'--grown names {run.name}, which has not grown; name runs that continue from a growth'
       )
+    if not run.decayed:
+      raise UserError(
+        f'--grown names {run.name}, whose learning rate has not decayed, so its loss is above what '
+        'a decay would reach; name a run that ends with its decay'
+      )
+    if not (math.isfinite(run.loss) and run.loss > 0):
+      raise UserError(
+        f'--grown names {run.name}, whose loss is {run.loss:g}, and a law needs finite losses '
+        'above 0; leave this run out, or train it again'
+      )
+
+
+def legs(grown: Sequence[FinishedRun], count: str) -> list[tuple[Before, Before, float]]:
+  """Return for each run the size and the tokens before its last growth, those after it, its loss.
+
+  Raises:
+    UserError: `check_grown` raised it.
+  """
+  check_grown(grown)
+  found = []
+  for run in grown:
     before = (_count(run.growth.size, count), float(run.growth.tokens))
     found.append((before, (_count(run.size, count), float(run.tokens - before[1])), run.loss))
   return found
@@ -117,7 +143,7 @@ def handovers(
   """Return the handover c of each grown run, and for each draw the median over the runs.
 
   Raises:
-    UserError: a run has not grown, or its loss is not finite or out of the law's reach.
+    UserError: `check_grown` raised it, or a loss is out of the law's reach.
   """
   central, drawn = [], []
   for run, (before, after, loss) in zip(grown, legs(grown, count), strict=True):
