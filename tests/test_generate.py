@@ -124,9 +124,9 @@ def test_a_line_says_what_differs_from_the_flags(tmp_path):
     'seed': 9,
     'stop': [],
   }
-  found = _read(tmp_path, '{"prompt": "a"}', '', json.dumps(own))
+  found = _read(tmp_path, '{"prompt": "a\u2028"}', '', json.dumps(own))
   want = [
-    dataclasses.replace(DEFAULT, prompt='a'),
+    dataclasses.replace(DEFAULT, prompt='a\u2028'),
     TextRequest('b', 2, Sampling(0, 0, 1, 9), ()),
   ]
   assert found == want
@@ -142,6 +142,7 @@ def test_a_line_says_what_differs_from_the_flags(tmp_path):
     ('{"prompt": "a", "length": 0}', 'length is 0; it must be at least 1'),
     ('{"prompt": "a", "top_k": true}', 'top_k is True; it must be of type int'),
     ('{"prompt": "a", "top_p": 2}', 'top_p is 2; it must lie between'),
+    ('{"prompt": "\\ud800"}', 'line 2 .*the prompt is not UTF-8 text'),
     ('{"prompt": "a", "stop": [""]}', 'it must be a list of strings that are not empty'),
   ],
 )

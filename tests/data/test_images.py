@@ -1,5 +1,6 @@
 """Sources of images: what they find, and what they say of what is wrong."""
 
+import contextlib
 import errno
 import io
 import os
@@ -89,6 +90,19 @@ def test_the_split_of_a_folder_does_not_depend_on_how_its_path_is_spelled(tmp_pa
   assert 15 <= len(found[0]) <= 45
   for spelling, names in zip(spellings, found, strict=True):
     assert names == found[0], f'validation images of {spelling} were training images elsewhere'
+
+
+def test_digits_that_another_process_has_prepared_meanwhile_are_read(tmp_path, monkeypatch):
+  data = DataConfig(source='digits', cache_dir=str(tmp_path))
+
+  @contextlib.contextmanager
+  def waited(*_):
+    monkeypatch.undo()
+    images._digits(data)  # Another process has the lock first.
+    yield
+
+  monkeypatch.setattr(images.store, 'lock', waited)
+  assert images._digits(data).info.splits['train'].num_examples
 
 
 def test_the_split_of_a_tfds_set_does_not_depend_on_its_version_being_spelled(monkeypatch):

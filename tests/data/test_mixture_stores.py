@@ -49,6 +49,9 @@ def test_stores_in_folders_of_their_names_are_named_in_the_config(config, tmp_pa
   folders = store_folders(named)
   assert folders == {name: tmp_path / 'made' / name for name in ('new', 'old')}
   assert all(shards.verify(folder) > 0 for folder in folders.values())
+  assert {name: one.digest for name, one in make_stores(named, None).items()} == {
+    name: one.digest for name, one in open_mixture(named, 0).stores.items()
+  }, 'the stores that are there have another tokenizer'
 
 
 def test_a_message_about_a_store_names_its_source(config, tmp_path):

@@ -80,12 +80,12 @@ def test_nothing_beside_a_named_store_is_touched(tmp_path):
   (tmp_path / 'out/of_a_user/file').write_text('kept')
   store.make(dataclasses.replace(config, store=str(tmp_path / 'out/store')))
   assert (tmp_path / 'out/of_a_user/file').read_text() == 'kept'
-  with pytest.raises(
-    UserError, match=r'has the file file, which does not belong to a token store; name'
-  ):
+  with pytest.raises(UserError, match=r'has file, which does not belong to a token store; name'):
     store.make(dataclasses.replace(config, store=str(tmp_path / 'out/of_a_user')))
   with pytest.raises(UserError, match=r'which does not belong to a token store'):
     store.make(dataclasses.replace(config, store=str(tmp_path / 'corpus/00.jsonl')))
+  with pytest.raises(UserError, match=r'out has (of_a_user|store), which does not belong'):
+    store.make(dataclasses.replace(config, store=str(tmp_path / 'out'), text_field='none'))
 
 
 def test_bad_documents_are_left_out_by_choice_and_counted(tmp_path):
@@ -93,6 +93,8 @@ def test_bad_documents_are_left_out_by_choice_and_counted(tmp_path):
   good = store.prepare(config)
   with (tmp_path / 'corpus/03.jsonl').open('ab') as file:
     file.write(b'\nno JSON\n{"other": 1}\n{"text": "\xff"}\n[1]\n{"text": 3}')
+  (tmp_path / 'corpus/97.csv').write_bytes(b'text\nnot \xff UTF-8')
+  (tmp_path / 'corpus/98.json').write_bytes(b'[{"text": "not \xff UTF-8"}]')
   (tmp_path / 'corpus/99.txt').write_bytes(b'not \xff UTF-8')
   with pytest.raises(UserError, match=r'03\.jsonl, line 41, is not valid JSON'):
     store.make(config)
@@ -100,7 +102,7 @@ def test_bad_documents_are_left_out_by_choice_and_counted(tmp_path):
   np.testing.assert_array_equal(made.train[:], good.train[:])
   np.testing.assert_array_equal(made.validation[:], good.validation[:])
   (shard,) = shards.read_index(made.path).shards
-  assert shard.bad_documents == 6
+  assert shard.bad_documents == 8
   lines = [line for i in range(41, 46) for line in shard.bad if f'03.jsonl, line {i}, ' in line]
   assert len(lines) == 5 and '99.txt is not UTF-8' in shard.bad[-1]
 

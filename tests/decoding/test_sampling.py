@@ -95,6 +95,7 @@ def test_every_row_is_drawn_in_its_own_way():
     ({'temperature': -0.1}, 'temperature is -0.1; it must not be negative'),
     ({'temperature': float('inf')}, 'temperature is inf; it must not be negative'),
     ({'top_k': -1}, 'top_k is -1; it must not be negative'),
+    ({'top_k': 2**31}, 'top_k is 2147483648; it must be less than 2147483648'),
     ({'top_p': 0.0}, 'top_p is 0.0; it must lie between 0 (excluded) and 1'),
     ({'top_p': 1.1}, 'top_p is 1.1; it must lie between 0 (excluded) and 1'),
   ],

@@ -41,7 +41,7 @@ def read_requests(path: Path, default: TextRequest) -> list[TextRequest]:
     UserError: the file cannot be read, or a line is not a request; the message has its number.
   """
   try:
-    lines = path.read_text().splitlines()
+    lines = path.read_text('utf-8').split('\n')
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f'--requests={path} cannot be read ({error})') from error
   requests = []

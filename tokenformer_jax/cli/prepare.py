@@ -3,11 +3,11 @@ r"""Make the token store of a run, on all cores of a machine without accelerator
   tokenformer prepare --config=lm_pile.py:150m --out=gs://BUCKET/pile
   tokenformer train --config=lm_pile.py:150m --config.data.store=gs://BUCKET/pile
 
-Without --out the store is made in config.data.cache_dir, where a run of the config on this machine
-finds it. A mixture has a store for each source, with --out in a folder of its name. When the
-command was interrupted, the same command continues after the last complete shard, and the store is
-the same bytes for any number of --workers, and for the workers of Apache Beam on many machines
-(--beam). docs/data.md says more.
+Without --out and config.data.store it is made in config.data.cache_dir, where a run of the config
+on this machine finds it. A mixture has a store for each source, with --out in a folder of its name.
+When the command was interrupted, the same command continues after the last complete shard, and the
+store is the same bytes for any number of --workers, and for the workers of Apache Beam on many
+machines (--beam). docs/data.md says more.
 """
 
 import dataclasses

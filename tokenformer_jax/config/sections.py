@@ -131,7 +131,7 @@ class DataConfig:
   )
   cache_gb: float = key(
     10.0,
-    'GB on a disk of each host, in cache_dir, for tokens of a store in a bucket. 0: none',
+    'GB on a disk for each process, in cache_dir, for tokens of a store in a bucket. 0: none',
     least=0,
     only='lm',
   )

@@ -195,10 +195,11 @@ def _digits(data: DataConfig) -> Any:
   folder = store.cache_folder(data) / 'tfds'
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    builder = digits.Digits(data_dir=folder, file_format='array_record')
-    target = folder / 'digits'
+    make = functools.partial(digits.Digits, data_dir=folder, file_format='array_record')
+    builder, target = make(), folder / 'digits'
     if not builder.data_path.exists():
       with store.lock(target, f'{target}'), contextlib.redirect_stdout(io.StringIO()):
+        builder = make()  # Another process may have prepared them since.
         builder.download_and_prepare()
   except OSError as error:
     raise UserError(

@@ -333,7 +333,9 @@ def make_stores(data: DataConfig, out: str | None, **options: Any) -> dict[str, 
 
   `out` is a folder for all of them, each in a folder of its name; None: where the config has them.
   """
-  tokenizer, stores = _find_tokenizer(data), {}
+  named = next((one for one in source_configs(data).values() if one.store), None)
+  made = not out and named and paths.exists(store.store_folder(named) / 'meta.json')
+  tokenizer, stores = (made and _stored_tokenizer(data)) or _find_tokenizer(data), {}
   for name, one in source_configs(data).items():
     if out is not None:
       one = dataclasses.replace(one, store=f'{out.rstrip("/")}/{name}')

@@ -11,7 +11,10 @@ from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.storage import paths
 
-_OF_STORE = re.compile(r'meta\.json|\d{5,}\.json|(\d{5,}\.)?(train|validation)\.tokens')
+_OF_STORE = re.compile(
+  r'meta\.json|\d{5,}\.json|(\d{5,}\.)?(train|validation)\.tokens|'
+  rf'{re.escape(shards.TEMPORARY)}.*'
+)
 
 
 def open_named(config: DataConfig, tokenizer: Tokenizer | None, cache: Path) -> Store:
@@ -69,13 +72,13 @@ def folder(config: DataConfig) -> paths.Path:
 def check_folder(path: paths.Path) -> None:
   """Check that a folder is empty, not there, or has files of a store and no others."""
   try:
-    names = paths.sizes(path)
+    names = [*paths.listed(path)]
   except FileNotFoundError:
     return
   except NotADirectoryError:
     names = [path.name]
-  if other := next((name for name in names if not _OF_STORE.match(name)), ''):
+  if other := next((name for name in names if not _OF_STORE.fullmatch(name)), ''):
     raise UserError(
-      f'{path} has the file {other}, which does not belong to a token store; name a new folder '
+      f'{path} has {other}, which does not belong to a token store; name a new folder '
       'with --out or config.data.store'
     )

@@ -39,7 +39,7 @@ MADE_FROM = (
 )
 REPAIR = 'remove that folder, and the next run builds the store again from its source'
 
-_TEMPORARY = '.tmp-'  # begins the name of a folder inside a store for files that are being written
+TEMPORARY = '.tmp-'  # begins the name of a folder inside a store for files that are being written
 _CHECK_SECONDS = 0.2  # how long opening a store compares blocks with their digests
 
 
@@ -248,7 +248,9 @@ def read_index(path: paths.Path) -> Index:
       return Index({}, **kept, shards=(Shard.from_json(shard),))
     if meta['format'] != FORMAT:
       raise ChangedError(f'{path} has the format {meta["format"]!s:.20}, not {FORMAT}')
-    return Index(**{**meta, 'shards': tuple(map(Shard.from_json, meta['shards']))})
+    index = Index(**{**meta, 'shards': tuple(map(Shard.from_json, meta['shards']))})
+    np.dtype(index.dtype), [shard.splits[split] for shard in index.shards for split in SPLITS]
+    return index
   except (ValueError, LookupError, TypeError, AttributeError) as error:
     raise ChangedError(f'{path}/meta.json is damaged') from error
 
@@ -438,16 +440,14 @@ def put_json(folder: paths.Path, name: str, value: Any) -> None:
 def temporary_folder(store: paths.Path) -> Iterator[Path]:
   """Make a folder for files that will be moved into a store: in it, unless it is in a bucket."""
   where = None if paths.in_bucket(store) else store
-  with tempfile.TemporaryDirectory(
-    prefix=_TEMPORARY, dir=where, ignore_cleanup_errors=True
-  ) as name:
+  with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=where, ignore_cleanup_errors=True) as name:
     yield Path(name)
 
 
 def remove_temporaries(store: paths.Path) -> None:
   """Remove what a killed build left; only the holder of the lease writes here."""
   if not paths.in_bucket(store):
-    for temporary in store.glob(f'{_TEMPORARY}*'):
+    for temporary in store.glob(f'{TEMPORARY}*'):
       shutil.rmtree(temporary, ignore_errors=True)
 
 

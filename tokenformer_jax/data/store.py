@@ -232,7 +232,7 @@ class _Builder:
     _ = self.units  # Text that cannot be read is reported before anything is written.
     self.path.parent.mkdir(parents=True, exist_ok=True)
     with lock(self.path, f'the token store {self.path}') as check_lease:
-      if (store := _open(self.path)) is not None:
+      if (store := self.find()) is not None:
         return store
       if paths.exists(self.path / 'meta.json'):
         say(f'the token store {self.path} is damaged; building it again')

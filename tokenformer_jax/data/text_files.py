@@ -11,7 +11,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tokenformer_jax.data import formats, packed
-from tokenformer_jax.data.text import CHAT, Bad, LoneText, Source, decode, digest, document, refuse
+from tokenformer_jax.data.text import (
+  CHAT,
+  Bad,
+  LoneText,
+  Source,
+  decode,
+  digest,
+  document,
+  refuse,
+  with_errors,
+)
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths
 from tokenformer_jax.storage.retry import retried
@@ -75,10 +85,10 @@ class Files(Source):
 
   def _texts(self) -> Iterator[str | UserError]:
     if self.span:
-      yield from _lines_of_span(self.paths[0], self.text_field, *self.span)
+      yield from with_errors(_lines_of_span(self.paths[0], self.text_field, *self.span))
       return
     for path in self.paths:
-      yield from _documents(path, self.text_field)
+      yield from with_errors(_documents(path, self.text_field))
 
 
 def find_files(form: str, pattern: str, setting: str) -> dict[str, tuple[Any, ...]]:
@@ -170,24 +180,19 @@ def too_long(path: str) -> UserError:
 
 
 def _documents(path: str, text_field: str) -> Iterator[str | UserError]:
-  """Yield the documents of a file, and for one that cannot be read what is wrong with it."""
-  try:
-    chunks = text_chunks(path)
-    head = next(chunks, b'')
-    chunks = itertools.chain([head], chunks)
-    layout = formats.layout(path, head)
-    if layout == 'text' and text_field == CHAT:
-      raise UserError(
-        f'{path} is one text, and config.data.rows=chat needs rows; name JSON lines (.jsonl) or a '
-        'JSON array, or leave it out of config.data.source'
-      )
-    if layout == 'text':
-      yield decode(_whole(path, chunks), path)
-      return
-  except UserError as error:
-    yield error
-    return
-  if layout == 'lines':
+  """Yield the documents of a file, and for a row that cannot be read what is wrong with it."""
+  chunks = text_chunks(path)
+  head = next(chunks, b'')
+  chunks = itertools.chain([head], chunks)
+  layout = formats.layout(path, head)
+  if layout == 'text' and text_field == CHAT:
+    raise UserError(
+      f'{path} is one text, and config.data.rows=chat needs rows; name JSON lines (.jsonl) or a '
+      'JSON array, or leave it out of config.data.source'
+    )
+  if layout == 'text':
+    yield decode(_whole(path, chunks), path)
+  elif layout == 'lines':
     yield from _json_lines(path, chunks, text_field)
   else:
     yield from pkgutil.resolve_name(_ROWS[layout])(path, chunks, text_field)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tokenformer_jax.data import packed, text_files
-from tokenformer_jax.data.text import Source, columns, digest, document
+from tokenformer_jax.data.text import Source, columns, digest, document, with_errors
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.storage import retry
 
@@ -82,7 +82,7 @@ class Parquet(Source):
 
   def _texts(self) -> Iterator[str | UserError]:
     for path in self.paths:
-      yield from self._file_texts(path)
+      yield from with_errors(self._file_texts(path))
 
   def _file_texts(self, path: str) -> Iterator[str | UserError]:
     with _table(path, self.identities[path][1]) as table:

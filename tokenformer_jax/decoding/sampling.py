@@ -25,6 +25,8 @@ class Sampling:
       raise UserError(f'temperature is {self.temperature}; it must not be negative')
     if self.top_k < 0:
       raise UserError(f'top_k is {self.top_k}; it must not be negative')
+    if self.top_k >= 2**31:
+      raise UserError(f'top_k is {self.top_k}; it must be less than 2147483648')
     if not 0 < self.top_p <= 1:
       raise UserError(f'top_p is {self.top_p}; it must lie between 0 (excluded) and 1')
     if not 0 <= self.seed < 2**32:

@@ -28,6 +28,17 @@ class TextRequest:
   stop: tuple[str, ...] = ()
   max_length: int | None = None
 
+  def __post_init__(self):
+    """Check the prompt.
+
+    Raises:
+      UserError: it cannot be written as UTF-8.
+    """
+    try:
+      self.prompt.encode()
+    except UnicodeEncodeError as error:
+      raise UserError('the prompt is not UTF-8 text; correct its encoding') from error
+
   def tokens(self, tokenizer: tokenizers.Tokenizer, trained: int | None = None) -> Request:
     """Return the request in tokens, with the prompt as the beginning of a document.
 

@@ -1,11 +1,14 @@
 """Write and read the config of a run, and drop the key that could make it run foreign programs.
 
 A run may come from a stranger. Most keys describe a computation, and can only make a bad model.
-These paths stay, because only data is read from them or written to them:
+These paths stay, because what is read from them or written to them cannot run programs:
 
-  data.source, data.tokenizer   text, images, a tokenizer.json
+  data.source, data.validation_source, data.tokenizer
+                                text, images, a tokenizer.json
+  data.store                    tokens
   data.cache_dir                token stores, in folders named by a hash of their content
-  init_from                     a checkpoint, whose own config passes through here
+  data.chat_template            a template, which runs in a sandbox
+  init_from, distill.teacher    a checkpoint, whose own config passes through here
 
 `train.compilation_cache` does not stay. JAX loads compiled programs from that directory and runs
 them, so whoever chooses the directory controls this process. The user names it by a flag

@@ -262,16 +262,22 @@ def sizes(directory: Path) -> dict[str, int]:
   Raises:
     FileNotFoundError: the directory of a file system does not exist.
   """
+  return {name: size for name, size in listed(directory).items() if size is not None}
 
-  def once() -> dict[str, int]:
+
+def listed(directory: Path) -> dict[str, int | None]:
+  """Return what `sizes` returns, and the folders in the directory, which have None."""
+
+  def once() -> dict[str, int | None]:
     if in_bucket(directory):
       try:
         found = _bucket().ls(os.fspath(directory), detail=True)
       except FileNotFoundError:
         return {}
-      return {e['name'].rpartition('/')[2]: e['size'] for e in found if e['type'] == 'file'}
+      names = {entry['name'].rstrip('/').rpartition('/')[2]: entry for entry in found}
+      return {name: e['size'] if e['type'] == 'file' else None for name, e in names.items()}
     with os.scandir(directory) as entries:
-      return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+      return {e.name: e.stat().st_size if e.is_file() else None for e in entries}
 
   return retry.retried(once, f'listing {directory}')
 
