@@ -144,6 +144,17 @@ def test_a_shorter_text_ends_in_nan_and_changes_nothing(run):
   assert np.isnan(both[0, 3:]).all() and np.isfinite(both[1]).all()
 
 
+@pytest.mark.slow
+def test_padding_takes_no_places_of_experts(home):
+  dispatch = {'kind': 'capacity', 'eval_factor': 1.0, 'least': 1}
+  ffn = {'kind': 'experts', 'count': 4, 'expert': {'kind': 'mlp', 'width': 8}, 'dispatch': dispatch}
+  source = tiny_run.write_corpus(home / 'corpus')
+  config = tiny_run.config(source, home / 'cache', model__layer__ffn=ffn, train__steps=2)
+  run = tokenformer_jax.train(config, home / 'experts')
+  short, both = run.logits('define'), run.logits(['define', 'define a function of' * 3])
+  np.testing.assert_allclose(both[0, : short.shape[1]], short[0], atol=1e-5)
+
+
 @pytest.mark.full_size
 @pytest.mark.slow
 def test_the_second_call_compiles_nothing(run):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from compilations import compilations
 from mixtures import mixture, unbalanced
-from tiny import gated_model, large_params, linear, tiny_model, two_kinds
+from tiny import gated_model, large_params, linear, tiny_model, two_kinds, with_mixer
 
 from tokenformer_jax.config import (
   CapacityConfig,
@@ -19,12 +19,13 @@ from tokenformer_jax.config import (
   PositionScaleConfig,
   RotaryConfig,
   SeenScaleConfig,
+  SkiplessConfig,
 )
 from tokenformer_jax.decoding.buckets import batches, bucket
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY, Sampling
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.lm import Compute, define_lm
+from tokenformer_jax.model.lm import Compute, define_lm, unstack
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
@@ -304,19 +305,23 @@ def test_learned_positions_have_an_end():
 
 @pytest.mark.parametrize(
   'model',
-  [LEARNED, DENSE, pytest.param(KINDS, marks=pytest.mark.slow)],
-  ids=['pattention', 'dense', 'kinds'],
+  [
+    LEARNED,
+    DENSE,
+    mixture(tied_head=False),
+    pytest.param(architectures.simplified(SkiplessConfig(), dense=False), marks=pytest.mark.slow),
+    pytest.param(with_mixer(MODEL, qk_norm='rms'), marks=pytest.mark.slow),
+    pytest.param(KINDS, marks=pytest.mark.slow),
+  ],
+  ids=['pattention', 'dense', 'experts', 'shaped', 'norms of heads', 'kinds'],
 )
 def test_prepared_parameters_compute_what_the_model_does(model):
-  """Those of the embedding, the matrices and the biases are rounded once, and not each time."""
+  """Those of the embedding and the matrices are rounded once, and not each time."""
   compute = Compute(dtype=jnp.dtype('bfloat16'))
   prepared = Decoder(model, compute).prepare(large_params(model))
   assert {a.dtype.name for a in jax.tree.leaves(prepared)} == {'bfloat16', 'float32'}
 
-  def logits(compute: Compute, params: Params) -> np.ndarray:
-    definition = define_lm(model, compute)
-    return jax.jit(lambda params: definition.bind(params)(np.array([_prompt(20)]))[0])(params)
-
-  want = logits(compute, large_params(model))
-  got = logits(dataclasses.replace(compute, layers='list'), prepared)
-  np.testing.assert_allclose(got, want, atol=0.02 * np.abs(want).max(), err_msg='another model')
+  definition = define_lm(model, dataclasses.replace(compute, layers='list'))
+  logits = jax.jit(lambda params: definition.bind(params)(np.array([_prompt(20)]))[0])
+  want = logits(unstack(large_params(model), model))
+  np.testing.assert_array_equal(logits(prepared), want, 'another model')

@@ -1,5 +1,6 @@
 """What is counted as used, unused and dead is what the documentation says."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -66,6 +67,11 @@ def test_a_zero_key_is_not_dead_where_it_has_a_weight():
     found = of_layer['ffn']
     assert found.mean[0] > 0 and not found.dead.any(), 'its value has a gradient and will move'
     assert found.unused[0], 'a value of zero adds nothing'
+  ffn = dataclasses.replace(MODEL.layer.ffn, groups='24 24::softmax', reference=0)
+  model = dataclasses.replace(MODEL, layer=dataclasses.replace(MODEL.layer, ffn=ffn))
+  ends = {name: array.at[:, [0, -1]].set(0) for name, array in tokens.items()}
+  for of_layer in _measure(changed(params_of(), 'ffn', **ends), model).values():
+    assert np.flatnonzero(of_layer['ffn'].dead).tolist() == [0], 'the score is that of its group'
 
 
 def test_nearly_unused_is_less_than_a_hundredth_of_the_mean():

@@ -83,7 +83,8 @@ class Loaded:
     if model.position_embedding == 'learned':
       self.model.context_length(longest)
       length = min(length, model.max_length)
-    batch = np.zeros((len(rows), length + 1), np.int32)  # The last column is an unused target.
+    # The last column is an unused target. Padding takes no places of experts.
+    batch = np.full((len(rows), length + 1), -1, np.int32)
     for row, ids in zip(batch, rows, strict=True):
       row[: len(ids)] = ids
     found_BxTxV = self._logits(batch, exact)[:, :longest]

@@ -237,6 +237,7 @@ class Run(Growable, Viewable):
     sampling = Sampling(temperature, top_k, top_p, seed)
     prompts = [prompt] if isinstance(prompt, str) else prompt
     requests = [TextRequest(text, length, sampling, tuple(stop), max_length) for text in prompts]
+    self._loaded.model.context_length(max_length)
     found = self._loaded.clipped(clip_positions).writer.write(requests, batch_size)
     return found[0][0] if isinstance(prompt, str) else [text for text, _ in found]
 
@@ -251,6 +252,7 @@ class Run(Growable, Viewable):
     seed: Annotated[int, Key(least=0, below=2**32, bits=64)] = 0,
     stop: Sequence[Annotated[str, FILLED]] = (),
     max_length: Count | None = None,
+    clip_positions: Count | None = None,
   ) -> str:
     """Return the answer to messages, of a model that was trained on conversations.
 
@@ -265,6 +267,7 @@ class Run(Growable, Viewable):
       seed: see there.
       stop: more strings that end the answer, besides the template's own end of a turn.
       max_length: see there.
+      clip_positions: see there.
 
     Raises:
       UserError: the run was not trained on conversations, or its template refuses the messages.
@@ -274,7 +277,9 @@ class Run(Growable, Viewable):
     template = chats.find_template(self.meta, self.directory)
     sampling = Sampling(temperature, top_k, top_p, seed)
     request = TextRequest('', length, sampling, tuple(stop), max_length)
-    return self._loaded.writer.write([chats.ask(template, messages, request)])[0][0]
+    self._loaded.model.context_length(max_length)
+    writer = self._loaded.clipped(clip_positions).writer
+    return writer.write([chats.ask(template, messages, request)])[0][0]
 
   def logits(
     self, inputs: Any, *, exact: bool = False, clip_positions: Count | None = None

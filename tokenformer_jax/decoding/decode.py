@@ -21,14 +21,23 @@ from tokenformer_jax.decoding.sampling import Draws, Sampling
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.lm import LM, Compute, define_lm, unstack
 from tokenformer_jax.model.loss import logits
-from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.params import ParamInfo, Params, Role
 from tokenformer_jax.model.trunk import Context
-from tokenformer_jax.parallel.rules import Axes, is_axes
 from tokenformer_jax.parallel.sharding import constrain
 
 _CHUNK = 16  # tokens that one call writes before the host reads them
 STREAM_CHUNK = 4  # the same for a streamed text, whose reader waits
 NO_TOKEN = -1  # the id after the end of a row
+# Arrays that the model rounds to the dtype of its products wherever it uses them.
+_ROUNDED = (
+  Role.KEY,
+  Role.VALUE,
+  Role.EMBEDDING,
+  Role.TIED_EMBEDDING,
+  Role.HEAD,
+  Role.POSITION,
+  Role.KERNEL,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +91,12 @@ class Decoder:
 
     @jax.jit
     def prepare(params: Params) -> Params:
-      def placed(names: Axes, array: jax.Array) -> jax.Array:
-        # Norms keep float32, because they compute in float32.
-        return constrain(array if 'norm' in names else array.astype(compute.dtype), *names)
+      def placed(info: ParamInfo, array: jax.Array) -> jax.Array:
+        # Others, such as routers and norms, compute in float32.
+        rounded = array.astype(compute.dtype) if info.role in _ROUNDED else array
+        return constrain(rounded, *info.axes)
 
-      return jax.tree.map(placed, definition.axes, unstack(params, model), is_leaf=is_axes)
+      return jax.tree.map(placed, definition.info, unstack(params, model))
 
     @functools.partial(jax.jit, static_argnames='space')
     def prefill(params: Params, ids_BxT: jax.Array, rows: _Rows, left_B: jax.Array, space: int):
@@ -125,8 +135,8 @@ class Decoder:
   def prepare(self, params: Params) -> Params:
     """Return a model's parameters in the form that the other methods take.
 
-    Every layer has its own arrays, in the dtype of the products, so writing a token copies no
-    parameters. The results of the model do not change.
+    Every layer has its own arrays, those of products in the dtype of the products, so writing a
+    token copies no parameters. The results of the model do not change.
     """
     return self._prepare(params)
 

@@ -29,11 +29,13 @@ class TextRequest:
   max_length: int | None = None
 
   def __post_init__(self):
-    """Check the prompt.
+    """Check the prompt and the length.
 
     Raises:
-      UserError: it cannot be written as UTF-8.
+      UserError: the prompt cannot be written as UTF-8, or the length is no int32.
     """
+    if self.length is not None and self.length >= 2**31:
+      raise UserError(f'length is {self.length}; it must be less than 2147483648')
     try:
       self.prompt.encode()
     except UnicodeEncodeError as error:

@@ -84,8 +84,10 @@ def maps(
   Layers are numbered from 0; None: all.
 
   Raises:
-    UserError: a layer does not exist.
+    UserError: a layer does not exist, or the text is longer than the learned positions.
   """
+  if model.config.model.position_embedding == 'learned':
+    model.context_length(len(ids))
   count = model.config.model.depth
   layers = range(count) if layers is None else layers
   for layer in layers:

@@ -119,7 +119,7 @@ def measure(
       root_mean_square=np.sqrt(sums.squares / positions),
       largest=sums.largest,
       value_norms=np.asarray(norms[stack, name][index], np.float64),
-      dead=zeros[stack, name][index] & found.zero_at_zero,
+      dead=zeros[stack, name][index] & np.repeat(found.zero_at_zero, found.groups),
     )
 
   return {

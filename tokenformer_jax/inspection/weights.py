@@ -47,7 +47,7 @@ class Found(NamedTuple):
   keys: Path  # of the stack's keys, [L, N, D], or an MLP's first matrices, [L, D, N]
   values: Path  # of the stack's values, [L, N, D]
   groups: tuple[int, ...]  # the number of tokens of each group
-  zero_at_zero: bool  # whether the score function gives a score of 0 the weight 0
+  zero_at_zero: tuple[bool, ...]  # of each group, whether a score of 0 gets the weight 0
   is_mlp: bool = False
 
   @property
@@ -66,7 +66,7 @@ def pattentions(definition: Definition) -> tuple[dict[str, Found], ...]:
   def describe_mlp(place: Place, path: tuple[str, ...], module: MLP) -> Found:
     up, down = (arrays[*path, name][Role.KERNEL] for name in ('up', 'down'))
     zero_at_zero = module.up.bias is None  # as all activations are
-    return Found(place, up, down, (_count(module),), zero_at_zero, is_mlp=True)
+    return Found(place, up, down, (_count(module),), (zero_at_zero,), is_mlp=True)
 
   places: list[Place] = []
   stacked: dict[str, dict[str, Found]] = {}
@@ -76,7 +76,8 @@ def pattentions(definition: Definition) -> tuple[dict[str, Found], ...]:
     if isinstance(module, MLP):
       return describe_mlp(place, path, module)
     own = arrays[path]
-    zero_at_zero = SCORES[module.how['score']].zero_at_zero
+    scores = (group.score or module.how['score'] for group in module.groups)
+    zero_at_zero = tuple(SCORES[score].zero_at_zero for score in scores)
     groups = tuple(group.tokens for group in module.groups)
     return Found(place, own[Role.KEY], own[Role.VALUE], groups, zero_at_zero)
 
