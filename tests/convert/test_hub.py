@@ -15,6 +15,7 @@ import tokenizers as hf
 from tokenformer_jax.cli import convert
 from tokenformer_jax.config import MeshConfig, PattentionConfig
 from tokenformer_jax.convert import families, hub, hub_generation, tensor_files, to_hf
+from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.data import chat_template, tokenizers
 from tokenformer_jax.data.chat_template import OURS
 from tokenformer_jax.decoding import chats
@@ -95,6 +96,11 @@ REFUSED = {
     {'scale_attn_by_inverse_layer_idx': True},
     'scale_attn_by_inverse_layer_idx=True',
   ),
+  'windows in layers that no key names': (
+    'qwen2_moe',
+    {'use_sliding_window': True},
+    'use_sliding_window=True, which cannot be converted; it must be False in a file without',
+  ),
   'no such rotation': ('gpt_neox', {'rotary_pct': 0.1}, 'rotary_pct=0.1'),
   'more layers than tensors': ('llama', {'num_hidden_layers': 3}, 'layers.2.'),
   'fewer layers than tensors': ('llama', {'num_hidden_layers': 1}, 'layers.1.'),
@@ -134,10 +140,45 @@ def test_an_option_that_config_json_has(tmp_path):
 
 
 def test_unknown_keys_are_named_and_sizes_fit(tmp_path, capsys):
-  source = hub_folders.write(tmp_path / 'source', some_new_key=3)
+  scaling = {'type': 'linear', 'factor': 2.0, 'other': 4}
+  source = hub_folders.write(tmp_path / 'source', some_new_key=3, rope_scaling=scaling)
   config = convert.to_jax(source, tmp_path / 'run')
-  assert 'not read, because not known: some_new_key' in capsys.readouterr().err
+  named = 'not read, because not known: rope_scaling.other, some_new_key\n'
+  assert named in capsys.readouterr().err
   assert config.data.sequence_length == 32, 'longer than the positions of the model'
+
+
+def _model(kind, **changes):
+  """The model of a folder whose config.json has other keys; `...` drops one."""
+  family, values = families.FAMILIES[kind], hub_folders.KEYS[kind] | changes
+  given = {name: value for name, value in values.items() if value is not ...}
+  return family.to_model(Keys(given, 'the test', family.defaults))
+
+
+def test_a_key_that_is_absent_is_not_null():
+  windows = [
+    _model('mistral', sliding_window=window).layer.mixer.window for window in (..., None, 5)
+  ]
+  assert windows == [4096, 0, 5]
+  heads = {'num_attention_heads': 16, 'head_dim': 4}
+  kv_heads = [
+    _model('mistral', **heads, num_key_value_heads=heads_of_keys).layer.mixer.key_heads
+    for heads_of_keys in (..., None)
+  ]
+  assert kv_heads == [8, 16]
+
+
+def test_of_two_tables_the_older_one_is_read(tmp_path):
+  scaling, newer = {'rope_type': 'linear', 'factor': 2.0}, {'rope_type': 'linear', 'factor': 4.0}
+  keys = {'rope_scaling': scaling, 'rope_parameters': newer}
+  folder = hub.find(hub_folders.write(tmp_path / 'source', **keys))
+  assert folder.model.layer.mixer.positions.scaling.factor == 2.0
+  assert not folder.unread
+
+
+def test_gemma_s_gelu_is_the_other_one():
+  """Its first files have hidden_act=gelu, and were trained with the tanh form."""
+  assert _model('gemma', hidden_act='gelu') == _model('gemma', hidden_act='gelu_pytorch_tanh')
 
 
 @pytest.mark.slow

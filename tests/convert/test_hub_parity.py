@@ -11,6 +11,7 @@ import tokenizers as hf
 
 from tokenformer_jax.cli import convert
 from tokenformer_jax.convert import families, hub, tensor_files, to_hf
+from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import chats, decode
 from tokenformer_jax.decoding.texts import TextRequest
@@ -134,6 +135,32 @@ def _for_this_version(keys, transformers):
   others = {name: value for name, value in keys.items() if name != 'rope_parameters'}
   scaling = dict(keys['rope_parameters'])
   return {**others, 'rope_theta': scaling.pop('rope_theta'), 'rope_scaling': scaling}
+
+
+_SIZES = {
+  'vocab_size': 96,
+  'hidden_size': 4096,
+  'intermediate_size': 48,
+  'moe_intermediate_size': 24,
+  'shared_expert_intermediate_size': 24,
+  'num_experts': 16,
+  'num_hidden_layers': 40,
+  'num_attention_heads': 32,
+}
+
+
+@pytest.mark.parametrize(
+  ('kind', 'changes'),
+  [
+    *((kind, {}) for kind in families.FAMILIES),
+    *((kind, {'use_sliding_window': True}) for kind in ('qwen2', 'qwen3')),
+  ],
+)
+def test_absent_keys_have_the_values_of_transformers(kind, changes, transformers):
+  family, given = families.FAMILIES[kind], {} if kind == 'gpt2' else _SIZES | changes
+  theirs = transformers.AutoConfig.for_model(kind, **given).to_dict()
+  ours = family.to_model(Keys(given, 'some keys', family.defaults))
+  assert ours == family.to_model(Keys(theirs, 'all keys'))
 
 
 # Those that compile what another one compiles as well are for the longer suite.

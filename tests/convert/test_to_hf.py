@@ -132,6 +132,19 @@ MODELS: dict[str, ModelConfig] = {
       wiring=config.ParallelConfig(skip=True),
     )
   ),
+  # A grown Pythia: parameter tokens beside matrices, and a norm for each branch.
+  'gpt_neox': tiny_model(
+    layer=_layer(
+      norm='affine',
+      mixer=_mixer(
+        qkv=config.DenseConfig(True, PattentionConfig(8, 8)), proj=config.DenseConfig(True)
+      ),
+      ffn=config.MLPConfig(48, bias=True, beside=PattentionConfig(12, 12)),
+      wiring=config.ParallelConfig(gains=False, skip=True, two_norms=True),
+    ),
+    final_norm='affine',
+    tied_head=False,
+  ),
   'switch': tiny_model(
     layer=_layer(
       ffn=config.ExpertsConfig(4, PattentionConfig(12, 12), dispatch=config.CapacityConfig(least=1))

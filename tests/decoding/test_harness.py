@@ -1,21 +1,26 @@
 """What lm-evaluation-harness finds is what one forward pass for each request says."""
 
+import dataclasses
 import functools
 import os
 import subprocess
 import sys
+import unittest.mock
 from typing import Any
 
 import datasets
 import lm_eval
 import numpy as np
 import pytest
+import released
 import tiny_run
+import tokenizers as hf
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 from tiny_trained import LENGTH, log_probs, score, trained
 
+from tokenformer_jax.data.tokenizers import HuggingFaceTokenizer
 from tokenformer_jax.decoding import harness
 from tokenformer_jax.decoding.harness import TokenFormerLM
 from tokenformer_jax.decoding.score import Scorer
@@ -169,6 +174,36 @@ def test_spaces_that_end_a_context_belong_to_the_continuation():
 
 def test_a_context_of_spaces_is_the_end_of_a_document_before_them():
   assert _log_prob(' ', 'Now is better') == _log_prob('', ' Now is better')
+
+
+@pytest.mark.parametrize(
+  ('begin', 'before', 'alone'),
+  [
+    pytest.param((5,), [5], [5], id='llama'),
+    pytest.param((), [], [0], id='gpt2'),
+    pytest.param((0,), [], [0], id='trained here'),
+  ],
+)
+def test_texts_begin_as_the_folder_of_the_model_says(tmp_path, begin, before, alone):
+  """Only the context does: a continuation has no beginning of its own."""
+  file = hf.Tokenizer.from_file(str(released.write_tokenizer(tmp_path)))
+  stored = HuggingFaceTokenizer(file, begin=begin).to_json()
+  meta = dataclasses.replace(trained().meta, tokenizer=stored)
+  model = dataclasses.replace(trained(), meta=meta)
+  scorer = Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=BATCH)
+  lm = TokenFormerLM(model, scorer)
+  a, b, c = (ord(letter) - 32 for letter in 'ABC')
+  requests = [_request('A', 'BC'), _request('', 'BC')]
+  found = lm.loglikelihood(requests, disable_tqdm=True)
+  wanted = [score([*before, a], [b, c], LENGTH), score(alone, [b, c], LENGTH)]
+  np.testing.assert_allclose([r[0] for r in found], [r[0] for r in wanted], atol=TOLERANCE, rtol=0)
+  rolling = _request('BC', kind='loglikelihood_rolling')
+  (rolled,) = lm.loglikelihood_rolling([rolling], disable_tqdm=True)
+  assert abs(rolled - wanted[1][0]) < TOLERANCE, 'a second beginning is scored'
+  with unittest.mock.patch.object(harness, 'make_request', wraps=harness.make_request) as made:
+    settings = {'until': [], 'max_gen_toks': 1}
+    lm.generate_until([_request(text, settings, kind='generate_until') for text in ('AB', '')])
+  assert [call.args[1] for call in made.call_args_list] == [[*before, a, b], alone]
 
 
 def test_what_generation_writes_is_called_greedy():

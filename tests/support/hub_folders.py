@@ -15,7 +15,7 @@ from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint import Deferred
 
-_LLAMA = {
+_NEOX = {
   'vocab_size': 64,
   'hidden_size': 16,
   'intermediate_size': 24,
@@ -23,9 +23,10 @@ _LLAMA = {
   'num_attention_heads': 2,
   'max_position_embeddings': 32,
 }
+_LLAMA = {**_NEOX, 'num_key_value_heads': 2}
 _GPT2 = {'vocab_size': 64, 'n_embd': 16, 'n_layer': 2, 'n_head': 2, 'n_positions': 32}
 KEYS = {
-  'llama': _LLAMA,
+  'llama': _NEOX,
   'mistral': {**_LLAMA, 'sliding_window': 5},
   'qwen2': {
     **_LLAMA,
@@ -42,10 +43,10 @@ KEYS = {
     'moe_intermediate_size': 8,
     'shared_expert_intermediate_size': 12,
   },
-  'gemma': {**_LLAMA, 'num_key_value_heads': 1, 'hidden_act': 'gelu'},
+  'gemma': {**_LLAMA, 'num_key_value_heads': 1, 'head_dim': 8, 'hidden_act': 'gelu'},
   'mixtral': {**_LLAMA, 'num_local_experts': 3},
   'gpt2': _GPT2,
-  'gpt_neox': {**_LLAMA, 'rotary_pct': 0.5},
+  'gpt_neox': {**_NEOX, 'rotary_pct': 0.5},
 }
 
 
@@ -76,7 +77,7 @@ def made(params: Any) -> Any:
 def write(folder: Path, kind: str = 'llama', *, dtype: str = 'float32', **changes: Any) -> Path:
   """Writes a folder of random parameters, with changes of its config.json; None drops a key."""
   family = families.FAMILIES[kind]
-  model = family.to_model(Keys(KEYS[kind], 'the test'))
+  model = family.to_model(Keys(KEYS[kind], 'the test', family.defaults))
   rng = np.random.default_rng(0)
   arrays = {
     tuple(key.key for key in path): rng.normal(size=leaf.shape).astype(np.float32)

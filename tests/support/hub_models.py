@@ -45,7 +45,8 @@ KEYS = {
 
 def model(kind: str) -> ModelConfig:
   """The model of a family."""
-  return families.FAMILIES[kind].to_model(Keys(KEYS[kind], 'the test'))
+  family = families.FAMILIES[kind]
+  return family.to_model(Keys(KEYS[kind], 'the test', family.defaults))
 
 
 @functools.cache

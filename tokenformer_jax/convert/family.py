@@ -1,6 +1,6 @@
 """Families of models in the hub's layout: maps of their keys and tensors, in both directions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tokenformer_jax.config import ModelConfig, RotaryConfig
@@ -39,7 +39,11 @@ class Rule(NamedTuple):
 
 
 class Family(NamedTuple):
-  """A kind of models in the hub's layout."""
+  """A kind of models in the hub's layout.
+
+  `defaults` are the values of absent keys in `transformers`, where they are not those of Llama and
+  not those of a key that is null.
+  """
 
   kind: str  # model_type
   architecture: str
@@ -48,6 +52,7 @@ class Family(NamedTuple):
   rules: tuple[Rule, ...]
   prefix: str  # of all names but those of the head, absent in a file of the model without head
   stored: tuple[str, ...] = ()  # ends of the names of tensors that hold no parameters
+  defaults: Mapping[str, Any] = {}
 
 
 def linear(theirs: str, ours: str, how: str = 'transposed') -> Iterator[Rule]:
@@ -67,11 +72,9 @@ def rotary(keys: Keys, *, fraction: float = 1.0, base: float = 10000.0) -> Rotar
 
   `fraction` and `base` are for files that do not have them in the table.
   """
-  name = 'rope_parameters' if keys.get('rope_parameters') else 'rope_scaling'
-  values = keys.get(name, {})
-  if not isinstance(values, dict):
-    raise keys.refusal(name, 'a table of keys')
-  inner = Keys(values, name)
+  newer = keys.get('rope_parameters')
+  # In a file with both tables, transformers reads the older one.
+  inner = keys.table('rope_scaling' if keys.get('rope_scaling') or not newer else 'rope_parameters')
   return RotaryConfig(
     fraction=inner.number('partial_rotary_factor', fraction),
     base=inner.number('rope_theta', keys.number('rope_theta', base)),

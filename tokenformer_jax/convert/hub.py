@@ -81,7 +81,7 @@ def find(source: Path) -> Folder:
   file = source / _CONFIG
   values = read_json(file)
   family = _family(values, file)
-  keys = Keys(values, str(file))
+  keys = Keys(values, str(file), family.defaults)
   keys.only('quantization_config')
   keys.only('is_encoder_decoder', False)
   model = family.to_model(keys)
@@ -247,11 +247,10 @@ def describe(
   model: ModelConfig, family: Family, ids: Mapping[str, int], dtype: str
 ) -> dict[str, Any]:
   """Return the config.json of a model of a family; `ids` are its keys of special tokens."""
-  keys = {name: value for name, value in family.to_keys(model).items() if value is not None}
   return {
     'architectures': [family.architecture],
     'model_type': family.kind,
-    **keys,
+    **family.to_keys(model),
     **ids,
     'torch_dtype': dtype,
   }

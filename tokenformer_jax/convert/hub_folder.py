@@ -35,7 +35,8 @@ _KEYS = frozenset(
     *('fraction', 'base', 'layout', 'value_skip', 'proj_skip', 'shaped', 'least', 'length'),
     *('bias', 'tokens', 'reference', 'row_epsilon', 'gelu', 'groups', 'width', 'activation'),
     *('gated', 'count', 'gates', 'top_k', 'renormalize', 'dtype', 'eval_factor', 'order'),
-    *('shared_gate', 'gains', 'skip', 'low_frequency', 'high_frequency', 'fast', 'slow', 'gain'),
+    *('shared_gate', 'gains', 'skip', 'two_norms', 'low_frequency', 'high_frequency', 'fast'),
+    *('slow', 'gain'),
   )
 )
 # Keys that matter in training or on several devices only.

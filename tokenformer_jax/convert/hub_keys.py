@@ -32,12 +32,15 @@ def read_json(file: Path) -> dict[str, Any]:
 class Keys:
   """The keys of a config.json. Each is read once; those never read can be listed.
 
-  A key that is null counts as absent, as it does in `transformers`.
+  An absent key has its value in `defaults`, if there is one. A key that is null has no value, even
+  where `defaults` has one, as in `transformers`. The methods take a default for both cases.
   """
 
-  def __init__(self, values: Mapping[str, Any], where: str):
-    self._values = {name: value for name, value in values.items() if value is not None}
+  def __init__(self, values: Mapping[str, Any], where: str, defaults: Mapping[str, Any] = {}):
+    self._given = {name for name, value in values.items() if value is not None}
+    self._values = {k: v for k, v in {**defaults, **values}.items() if v is not None}
     self._where, self._read = where, set()
+    self._tables: dict[str, Keys] = {}
 
   def get(self, name: str, default: Any = None) -> Any:
     """Return the value of any type of a key."""
@@ -76,6 +79,13 @@ class Keys:
       raise self.refusal(name, ' or '.join(sorted(allowed)))
     return allowed[value]
 
+  def table(self, name: str) -> 'Keys':
+    """Return the keys of a table, empty if it is absent."""
+    values = self.get(name, {})
+    if not isinstance(values, dict):
+      raise self.refusal(name, 'a table of keys')
+    return self._tables.setdefault(name, Keys(values, f'{self._where}: {name}'))
+
   def only(self, name: str, *allowed: Any) -> None:
     """Check that a key is absent or has an allowed value: with another one the model differs."""
     if name in self._values and self.get(name) not in allowed:
@@ -89,5 +99,9 @@ class Keys:
     )
 
   def unread(self, ignored: Collection[str]) -> list[str]:
-    """Return the keys that were not read and are not among those that change nothing."""
-    return sorted(set(self._values) - self._read - set(ignored))
+    """Return the keys that were not read and are not among those that change nothing.
+
+    Keys inside of tables are named with their table: `rope_scaling.factor`.
+    """
+    inner = (f'{name}.{key}' for name, keys in self._tables.items() for key in keys.unread(()))
+    return sorted({*(self._given - self._read - set(ignored)), *inner})

@@ -118,6 +118,9 @@ def _qwen2_moe(keys: Keys) -> ModelConfig:
     shared=_gated(keys, 'shared_expert_intermediate_size'),
     shared_gate=True,
   )
+  # Versions of transformers differ in the layers that have a window then.
+  if keys.get('layer_types') is None and keys.flag('use_sliding_window', False):
+    raise keys.refusal('use_sliding_window', 'False in a file without layer_types')
   layer = _layer(keys, experts, qkv_bias=keys.flag('qkv_bias', True))
   return _with_windows(keys, _model(keys, layer))
 
@@ -127,8 +130,10 @@ def _gemma(keys: Keys) -> ModelConfig:
   bias = keys.flag('attention_bias', False)
   # Files of the first Gemma have a hidden_act that this newer key corrects.
   name = 'hidden_activation' if keys.get('hidden_activation') else 'hidden_act'
-  keys.get('hidden_act')
   activation = keys.choice(name, ACTIVATIONS, 'gelu_pytorch_tanh')
+  if name == 'hidden_act' and activation == 'gelu':
+    activation = 'gelu_tanh'  # that Gemma was trained with, and transformers computes
+  keys.get('hidden_act')
   mlp = MLPConfig(keys.whole('intermediate_size'), activation=activation, gated=True)
   layer = _layer(keys, mlp, qkv_bias=bias, proj_bias=bias)
   model = _model(keys, dataclasses.replace(layer, norm='rms_offset'), tied=True)
@@ -306,8 +311,28 @@ _QWEN_MOE = (
   *_END,
 )
 
+_QWEN = {'max_position_embeddings': 32768, 'sliding_window': 4096, 'max_window_layers': 28}
+_MISTRAL = {'max_position_embeddings': 131072, 'num_key_value_heads': 8}
+_DEFAULTS = {
+  'mistral': {**_MISTRAL, 'sliding_window': 4096},
+  'qwen2': {**_QWEN, 'num_key_value_heads': 32},
+  'qwen3': {**_QWEN, 'num_key_value_heads': 32, 'head_dim': 128},
+  'mixtral': {**_MISTRAL, 'rms_norm_eps': 1e-5, 'rope_theta': 1e6},
+  'gemma': {'max_position_embeddings': 8192, 'num_key_value_heads': 16, 'head_dim': 256},
+  'qwen2_moe': {**_QWEN, 'num_key_value_heads': 16, 'num_experts_per_tok': 4},
+  'qwen3_moe': {**_QWEN, 'num_key_value_heads': 4, 'num_experts_per_tok': 8},
+}
 LLAMA_FAMILIES = tuple(
-  Family(kind, architecture, to_model, to_keys, rules, 'model.', ('rotary_emb.inv_freq',))
+  Family(
+    kind,
+    architecture,
+    to_model,
+    to_keys,
+    rules,
+    'model.',
+    ('rotary_emb.inv_freq',),
+    _DEFAULTS.get(kind, {}),
+  )
   for kind, architecture, to_model, to_keys, rules in (
     ('llama', 'LlamaForCausalLM', _llama, _llama_to_keys, _LLAMA_RULES),
     ('mistral', 'MistralForCausalLM', _mistral, _mistral_to_keys, _LLAMA_RULES),

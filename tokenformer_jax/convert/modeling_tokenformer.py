@@ -181,16 +181,17 @@ class Block(nn.Module):
   """Attention and a feed-forward part, joined by a wiring.
 
   Wirings are pre_norm, post_norm, skipless (β a(norm(x)), then α y + β' f(norm(y))) and parallel
-  (β a(norm(x)) + β' f(norm(x)), with `skip` added to x).
+  (β a(norm(x)) + β' f(norm(x)), with `skip` added to x, and with `two_norms` one for each part).
   """
 
   def __init__(self, config: Values, model: Values, layer: int):
     super().__init__()
     wiring, has_ffn = config['wiring'], config['ffn']['kind'] != 'none'
     self.kind, self.skip, gains = wiring['kind'], wiring.get('skip'), wiring.get('gains')
+    self.two_norms = wiring.get('two_norms')
     self.attention_norm = make_norm(config['norm'], model)
     form = config['norm'] if config['ffn_norm'] == 'same' else config['ffn_norm']
-    has_norm = has_ffn and self.kind != 'parallel'
+    has_norm = has_ffn and (self.kind != 'parallel' or self.two_norms)
     self.ffn_norm = make_norm(form, model) if has_norm else nn.Identity()
     self.attention = Attention(config['mixer'], model, layer)
     self.ffn = make_ffn(config['ffn'], model)
@@ -209,7 +210,9 @@ class Block(nn.Module):
     y = self.attention_norm(y) if post else y
     if self.ffn is None:
       return y
-    if not parallel:
+    if parallel and self.two_norms:
+      normed = self.ffn_norm(x)
+    elif not parallel:
       normed = y if post else self.ffn_norm(y)
     from_start = seen.shape[-1] == x.shape[1]
     more = (is_token, from_start) if isinstance(self.ffn, Experts) else ()

@@ -59,7 +59,7 @@ class TokenFormerLM(TemplateLM):
   """A trained model with the interface of the harness.
 
   Context and continuation are tokenized together and split where the context alone would end. An
-  empty context becomes the id that begins a text, the end of a document (`TemplateLM`).
+  empty context becomes the id before a text without a context (`TemplateLM`).
   """
 
   def __init__(self, model: trained.Trained, scorer: Scorer):
@@ -123,9 +123,14 @@ class TokenFormerLM(TemplateLM):
     return self._tokenizer.fingerprint
 
   def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
-    """Return the token ids of a text, never with special tokens."""
-    del add_special_tokens
-    return self._tokenizer.encode(string).tolist()
+    """Return the token ids of a text, begun as the tokenizer of the model's folder begins texts.
+
+    Texts of a model that was trained here begin with nothing: its contexts go on inside a document.
+    They begin with nothing for every model if `add_special_tokens` is False.
+    """
+    ids, begin = self._tokenizer.encode(string).tolist(), self._tokenizer.begin
+    has_begin = add_special_tokens is not False and begin != (self.eot_token_id,)
+    return [*begin, *ids] if has_begin else ids
 
   def loglikelihood_rolling(
     self, requests: Sequence[Instance], disable_tqdm: bool = False
@@ -135,7 +140,7 @@ class TokenFormerLM(TemplateLM):
     windows, owners = [], []
     for i, text in enumerate(texts):
       pairs = get_rolling_token_windows(
-        token_list=self.tok_encode(text),
+        token_list=self.tok_encode(text, add_special_tokens=False),
         prefix_token=self.prefix_token_id,
         max_seq_len=self.max_length,
         context_len=1,
@@ -179,7 +184,7 @@ class TokenFormerLM(TemplateLM):
           f'{self.max_length} with the context; ask for fewer (max_gen_toks), or raise max_length '
           'if its positions allow it'
         )
-      ids = self.tok_encode(context)[length - self.max_length :] or [self.eot_token_id]
+      ids = self.tok_encode(context)[length - self.max_length :] or [self.prefix_token_id]
       asked.append(make_request(self._tokenizer, ids, length, _sampling(settings, i), stop))
       stops.append(stop)
     with jax.set_mesh(self._model.mesh):
