@@ -1,14 +1,16 @@
 """A store is read by range over its shards, whatever their number and size."""
 
+import dataclasses
 import itertools
 import pickle
 import shutil
 from pathlib import Path
 
+import numbered
 import numpy as np
 import pytest
 
-from tokenformer_jax.data import shards
+from tokenformer_jax.data import shards, store
 from tokenformer_jax.data.shards import Tokens
 from tokenformer_jax.errors import UserError
 
@@ -93,3 +95,17 @@ def test_a_shard_that_is_missing_or_changed_is_named(tmp_path, change, message):
     shards.open_store(store)
   with pytest.raises(UserError, match=f'{message}.*; remove that folder'):
     shards.verify(store)
+
+
+@pytest.mark.parametrize(('name', 'changed'), [('uint16', 'uint17'), ('"validation"', '"other"')])
+def test_an_index_that_names_nothing_is_damaged_and_the_store_is_built_again(
+  tmp_path, name, changed
+):
+  source = numbered.write(tmp_path / 'text.jsonl', 40, 'text')
+  config = dataclasses.replace(numbered.config(tmp_path, 8, 16), source=source)
+  built = store.prepare(config)
+  index = built.path / 'meta.json'
+  index.write_text(index.read_text().replace(name, changed))
+  with pytest.raises(UserError, match=r'meta\.json is damaged'):
+    shards.verify(built.path)
+  assert store.prepare(config).digest == built.digest

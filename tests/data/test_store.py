@@ -274,17 +274,6 @@ def test_a_folder_that_is_no_store_is_an_error(tmp_path):
     shards.verify(tmp_path)
 
 
-@pytest.mark.parametrize(('name', 'changed'), [('uint16', 'uint17'), ('"validation"', '"other"')])
-def test_an_index_that_names_nothing_is_damaged_and_the_store_is_built_again(
-  tmp_path, name, changed
-):
-  built = prepare(_config(tmp_path))
-  _meta(built).write_text(_meta(built).read_text().replace(name, changed))
-  with pytest.raises(UserError, match=r'meta\.json is damaged'):
-    shards.verify(built.path)
-  assert prepare(_config(tmp_path)).digest == built.digest
-
-
 def test_the_command_names_the_first_block_that_changed(tmp_path):
   built = prepare(_config(tmp_path))
   path = built.path / '00000.validation.tokens'
