@@ -59,6 +59,7 @@ def test_the_process_ends_without_a_store_when_the_run_does_not_need_it(tmp_path
   assert not (tmp_path / 'cache').exists()
 
 
+@pytest.mark.slow
 def test_a_run_compiles_once_while_its_store_is_built_and_ends_the_process(tmp_path, monkeypatch):
   """A run that continues ends it at once, also if it prepares itself twice for a damaged file."""
   monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])

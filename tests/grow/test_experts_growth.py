@@ -74,8 +74,9 @@ def test_the_projections_of_experts_have_names():
 # A Pattention with experts beside it
 
 
-@pytest.mark.parametrize('dtype', [pytest.param('float32', marks=SLOW), 'bfloat16'])
-@pytest.mark.parametrize('score', [SCORES[0], *(pytest.param(n, marks=SLOW) for n in SCORES[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('score', SCORES)
 def test_routed_experts_beside_a_pattention_add_exactly_zero(score, dtype):
   """Operation by operation: what XLA makes of a whole model depends on its flags."""
   source, target = tiny_model(score=score), sparse(score)

@@ -289,7 +289,8 @@ def test_published_parameter_counts(layer, count):
   assert definition.count - gains == count
 
 
-@pytest.mark.parametrize('name', ['sas', pytest.param('sas_p', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['sas', 'sas_p'])
 def test_a_new_simplified_model_passes_normalised_values_on(name):
   """Every attention is the identity at the start, so that both wirings compute the same."""
   model = dataclasses.replace(VARIANTS[name], norm_epsilon=1e-12)

@@ -128,6 +128,10 @@ def test_the_script_of_the_user_is_not_run_again(tmp_path):
 def test_mistakes_come_from_the_process():
   with pytest.raises(UserError, match='the mesh does not fit'):
     early.run_alone(_last_words, 'mistake')
+
+
+@pytest.mark.slow
+def test_a_step_that_does_not_fit_comes_from_the_process():
   with pytest.raises(DoesNotFitError) as raised:
     early.run_alone(_last_words, 'too large')
   assert (raised.value.needed, raised.value.capacity) == (24.33, 15.75)
