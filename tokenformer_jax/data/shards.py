@@ -249,6 +249,7 @@ def read_index(path: paths.Path) -> Index:
     if meta['format'] != FORMAT:
       raise ChangedError(f'{path} has the format {meta["format"]!s:.20}, not {FORMAT}')
     index = Index(**{**meta, 'shards': tuple(map(Shard.from_json, meta['shards']))})
+    # These raise if the index names a dtype that is none, or lacks a split.
     np.dtype(index.dtype), [shard.splits[split] for shard in index.shards for split in SPLITS]
     return index
   except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -86,8 +86,7 @@ def maps(
   Raises:
     UserError: a layer does not exist, or the text is longer than the learned positions.
   """
-  if model.config.model.position_embedding == 'learned':
-    model.context_length(len(ids))
+  model.context_length(len(ids))
   count = model.config.model.depth
   layers = range(count) if layers is None else layers
   for layer in layers:
