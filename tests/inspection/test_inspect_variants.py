@@ -132,7 +132,7 @@ def test_every_layer_has_its_own_pattentions_in_their_order():
   assert names(DEFINITION) == ALL
   for layer, name in zip(found, NAMES, strict=True):
     assert tuple(one.tokens for one in layer.values()) == COUNTS[name]
-    assert {one.zero_at_zero for one in layer.values()} == {name != 'local'}
+    assert {one.zero_at_zero for one in layer.values()} == {(name != 'local',)}
   places = [next(iter(layer.values())).layer for layer in found]
   assert places == [
     ('local_0', 0),

@@ -13,6 +13,7 @@ from outcomes import assert_same
 from trainers import trainer
 
 from tokenformer_jax.runs.wall_time import WallTime
+from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop, watch
 
 FAST = watch.Timing(look=0.02, beat=0.05, factor=3, least=1)
@@ -164,6 +165,24 @@ def test_the_heartbeat_tells_progress_from_life(tmp_path):
   assert 0.01 < after['step_seconds'] < 5
   assert (after['doing'], after['steps'], after['process']) == ('training', 1000, 0)
   assert heartbeat(tmp_path)['doing'] == 'ended'
+
+
+def test_stacks_that_come_while_the_heartbeat_is_written_are_written_next(
+  run, tmp_path, monkeypatch
+):
+  replace = paths.replace
+
+  def replace_and_hang(path, text):
+    replace(path, text)
+    run.wait(1000)
+
+  run.make_steps(20, seconds=2)
+  with monkeypatch.context() as patch:
+    patch.setattr(paths, 'replace', replace_and_hang)
+    run.watch._write('training')
+  assert not stalls(tmp_path)
+  run.watch._write('training')
+  assert len(stalls(tmp_path)) == 1
 
 
 def test_storage_that_fails_does_not_matter(tmp_path, capfd):

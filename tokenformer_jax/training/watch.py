@@ -81,7 +81,7 @@ class Watch:
     self._progress_time = time.time()
     self._compiled = self._compiled_before = wall_time.compiled
     self._dumped = False
-    self._files: collections.deque[tuple[paths.Path, str]] = collections.deque()
+    self._files: list[tuple[paths.Path, str]] = []
     self._written = 0
     self._ended = threading.Event()
     self._threads = [
@@ -174,11 +174,11 @@ class Watch:
     beat = self._workdir / 'heartbeat' / f'{jax.process_index()}.json'
     with contextlib.suppress(UserError, paths.errors(self._workdir)):
       self._check_lease()
-      for path, text in [*self._files, (beat, json.dumps(self._state(doing)) + '\n')]:
-        if not paths.in_bucket(path):
-          path.parent.mkdir(exist_ok=True)
-        paths.replace(path, text)
-      self._files.clear()
+      for file in [*self._files]:  # The other thread may add some meanwhile.
+        _write(*file)
+        with contextlib.suppress(ValueError):  # The end of the run has written it too.
+          self._files.remove(file)
+      _write(beat, json.dumps(self._state(doing)) + '\n')
 
   def _state(self, doing: str) -> dict[str, Any]:
     return {
@@ -193,6 +193,12 @@ class Watch:
       'host': hosts.own_name(),
       'pid': os.getpid(),
     }
+
+
+def _write(path: paths.Path, text: str) -> None:
+  if not paths.in_bucket(path):
+    path.parent.mkdir(exist_ok=True)
+  paths.replace(path, text)
 
 
 def _is_ready(array: jax.Array) -> bool:
