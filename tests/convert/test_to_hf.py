@@ -187,6 +187,10 @@ def _load(folder):
   return transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
 
 
+# Together they have every kind of cache and of positions.
+CACHES = ('beside', 'windows', 'skipless', 'parallel', 'gpt_neox', 'switch', 'popular')
+
+
 @pytest.fixture(scope='module', params=MODELS)
 def exported(request, tmp_path_factory):
   """A model of each architecture, its parameters, and its folder."""
@@ -217,6 +221,11 @@ def test_logits_are_ours(exported):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+  'exported',
+  [pytest.param(name, marks=[pytest.mark.full_size] * (name not in CACHES)) for name in MODELS],
+  indirect=True,
+)
 def test_generate_writes_our_tokens_with_its_cache_and_padding(exported):
   pytest.importorskip('transformers')
   import torch  # noqa: PLC0415 (from an extra)

@@ -54,8 +54,9 @@ def _media(bucket) -> list[str]:
   return [call for call in bucket.asked if 'alt=media' in call or '/download/' in call]
 
 
-@pytest.mark.parametrize('workers', [0, 2])
-@pytest.mark.parametrize('cache_gb', [0, 1])
+@pytest.mark.parametrize(
+  ('cache_gb', 'workers'), [(0, 0), (0, 2), (1, 0), pytest.param(1, 2, marks=pytest.mark.full_size)]
+)
 def test_batches_are_those_of_the_store_on_a_disk(there, local, workers, cache_gb):
   there = dataclasses.replace(there, workers=workers, cache_gb=cache_gb)
   store = prepare(there)

@@ -29,7 +29,7 @@ EXPERTS = MeshConfig(fsdp=1, experts=2, sequence=4)
 _WINDOW = tiny_model(window=20)
 _NARROW = tiny_model(window=4)  # see `sequence.halo`
 _GATED = gated_model(scores='squared_relu')
-# A model, the documents of its rows, and meshes; the first mesh is in CI.
+# A model, the documents of its rows, and meshes; the first mesh is in CI, but for those of _LIKE.
 CASES = {
   'full': (tiny_model(heads=8), 'joined', (MIXED, EIGHT, REPLICAS, TWO)),
   'documents': (tiny_model(heads=8), 'separate', (EIGHT, MIXED)),
@@ -55,6 +55,9 @@ CASES = {
   'gated units, documents': (_GATED, 'separate', (FOUR,)),
   'experts': (architectures.MODELS['experts'], 'joined', (EXPERTS, MIXED)),
 }
+
+# What another case computes as well, with more around it.
+_LIKE = ('window', 'window, documents', 'linear', 'shaped', 'shaped, window', 'gated units')
 
 
 def _config(model, documents: str = 'joined', on: MeshConfig = ONE) -> Config:
@@ -115,7 +118,9 @@ def test_rows_on_several_devices_are_those_on_one():
 @pytest.mark.parametrize(
   ('name', 'on'),
   [
-    pytest.param(name, on, id=f'{name}, {i}', marks=[pytest.mark.full_size] if i else [])
+    pytest.param(
+      name, on, id=f'{name}, {i}', marks=[pytest.mark.full_size] * (i > 0 or name in _LIKE)
+    )
     for name, (_, _, meshes) in CASES.items()
     for i, on in enumerate(meshes)
     if (name, on) != ('full', MIXED)

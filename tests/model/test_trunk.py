@@ -194,9 +194,13 @@ def _gradient(remat: str, layers: str):
 
 
 def _ways() -> list:
-  """The ways in which layers run."""
+  """The ways in which layers run; of each two without a plain loop, one is for the longer suite."""
   kept = sorted({*choices('train.remat')} - {'auto'})
-  return list(itertools.product(kept, ('2', 'scan', 'unrolled')))
+  longer = {(remat, ('2', 'unrolled')[i % 2]) for i, remat in enumerate(kept)}
+  return [
+    pytest.param(*way, marks=[pytest.mark.full_size] * (way in longer))
+    for way in itertools.product(kept, ('2', 'scan', 'unrolled'))
+  ]
 
 
 @_SLOW
