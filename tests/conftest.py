@@ -24,6 +24,9 @@ from xdist.scheduler import LoadFileScheduling
 from tokenformer_jax.parallel import sharding
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+# A process that a test starts finds all that others have compiled. A worker compiles thousands of
+# small programs, which it writes only if they take longer than that.
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
 
 # Tracing makes many objects and hardly any cycles. By Python's default the search for cycles takes
 # a fifth of the time of the tests.
