@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers as hf
+from seeds import take
 from tiny import gated_model, linear, tiny_model, two_kinds, with_mixer
 
 from tokenformer_jax import config
@@ -221,11 +222,7 @@ def test_logits_are_ours(exported):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'exported',
-  [pytest.param(name, marks=[pytest.mark.full_size] * (name not in CACHES)) for name in MODELS],
-  indirect=True,
-)
+@pytest.mark.parametrize('exported', take(MODELS, CACHES), indirect=True)
 def test_generate_writes_our_tokens_with_its_cache_and_padding(exported):
   pytest.importorskip('transformers')
   import torch  # noqa: PLC0415 (from an extra)

@@ -18,6 +18,7 @@ from growing import (
   moments_and_gradient,
 )
 from outcomes import assert_close, assert_same, losses, paths
+from seeds import take
 
 import tokenformer_jax
 from tokenformer_jax import config as config_lib
@@ -31,18 +32,14 @@ pytestmark = pytest.mark.slow
 PLAIN = GrowConfig()
 
 
-def kinds(longer):
-  """The families; some that compile what others compile as well are for the longer suite."""
-  return [
-    pytest.param(kind, marks=[pytest.mark.full_size] * (kind in longer)) for kind in hub_models.KEYS
-  ]
+def _families(in_ci):
+  """Of the families that compile what others compile as well, some are for the longer suite."""
+  return pytest.mark.parametrize('kind', take(hub_models.KEYS, in_ci))
 
 
-EACH = pytest.mark.parametrize('kind', kinds(longer=('mistral', 'qwen2', 'qwen3_moe')))
-FEW = pytest.mark.parametrize(
-  'kind', kinds(longer=hub_models.KEYS.keys() - {'gemma', 'gpt_neox', 'qwen2_moe'})
-)
-TRAINED = pytest.mark.parametrize('kind', kinds(longer=hub_models.KEYS.keys() - {'qwen2_moe'}))
+EACH = _families(in_ci=hub_models.KEYS.keys() - {'mistral', 'qwen2', 'qwen3_moe'})
+FEW = _families(in_ci={'gemma', 'gpt_neox', 'qwen2_moe'})
+TRAINED = _families(in_ci={'qwen2_moe'})
 
 
 def beside_all(model):
