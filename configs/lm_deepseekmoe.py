@@ -76,8 +76,8 @@ def set_model(c, width, heads, dense, experts, alpha):
   layer.mixer.heads = heads
   layer.mixer.positions.fraction = 1.0
   layer.mixer.qkv = layer.mixer.proj = {'kind': 'dense'}
-  layer.ffn.kind = 'experts'
-  layer.ffn.balance = {'kind': 'loss', 'weight': alpha, 'over': 'sequence'}
+  balance = {'kind': 'loss', 'weight': alpha, 'over': 'sequence'}
+  layer.ffn = {'kind': 'experts', 'balance': balance}
   if dense:
     mlp = {'kind': 'mlp', 'width': dense, 'activation': 'silu', 'gated': True}
     c.model.variants = {'dense': {'ffn': mlp}}
@@ -87,7 +87,7 @@ def set_experts(c, count, top_k, width, shared, gated):
   """Set routed experts that drop no token, and the shared ones as one MLP."""
   ffn = c.model.layer.ffn
   form = {'activation': 'silu', 'gated': True} if gated else {}
-  ffn.count, ffn.router.top_k = count, top_k
+  ffn.count, ffn.router = count, {'top_k': top_k}
   ffn.expert = {'kind': 'mlp', 'width': width, **form}
   ffn.shared = {'kind': 'mlp', 'width': shared * width, **form}
   ffn.dispatch = {'kind': 'grouped'}

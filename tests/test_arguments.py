@@ -11,7 +11,7 @@ import pytest
 
 from tokenformer_jax.config import arguments
 from tokenformer_jax.config.arguments import Path
-from tokenformer_jax.config.fields import Count, Key
+from tokenformer_jax.config.section import Count, Key
 from tokenformer_jax.errors import UserError
 
 

@@ -100,10 +100,19 @@ def test_an_unknown_key_is_told_the_nearest(path, sentence):
 
 
 @pytest.mark.parametrize(
-  'path', ['model.pattern', 'model.layer.mixer.qkv.tokens', 'dtype', 'model']
+  ('path', 'kind'),
+  [
+    ('model.pattern', str),
+    ('model.layer.mixer.qkv.tokens', int),
+    ('model.layer.ffn.kind', str),
+    ('model.variants.a.ffn.gated', bool),
+    ('data.mixture.law.weight', float),
+    ('train.trackers', tuple),
+    ('dtype', str),
+  ],
 )
-def test_check_key_knows_the_keys(path):
-  assert config_lib.check_key(path) is None, f'{path} is a key'
+def test_every_key_has_a_type(path, kind):
+  assert config_lib.type_of(path) is kind
 
 
 @pytest.mark.parametrize(
@@ -137,9 +146,9 @@ def test_check_key_knows_the_keys(path):
     ('dtype.x', "config key 'dtype.x' is unknown; config.dtype is a single value"),
   ],
 )
-def test_check_key_tells_the_nearest(path, sentence):
+def test_an_unknown_key_has_a_nearest_one(path, sentence):
   with pytest.raises(UserError) as error:
-    config_lib.check_key(path)
+    config_lib.type_of(path)
   assert str(error.value) == sentence, 'a mistyped flag is not put right'
 
 
@@ -159,7 +168,7 @@ def test_models_that_are_drawn_otherwise_are_equal():
   [
     ('model.width', 2.0, 'config.model.width is 2.0, of type float; it must be int'),
     ('model.width', True, 'config.model.width is True, of type bool; it must be int'),
-    ('model.kind', 3, 'config.model.kind is 3, of type int; it must be str'),
+    ('model.kind', 3, 'config.model.kind is 3; it must be one of lm, vit'),
     ('model.tied_head', 1, 'config.model.tied_head is 1, of type int; it must be bool'),
     (
       'optim.learning_rate',

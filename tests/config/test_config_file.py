@@ -168,7 +168,7 @@ def test_a_flag_for_a_kind_that_another_flag_takes_away_is_a_mistake(load):
       'c.model.variants.local = {"mixer": {"windw": 3}}',
       "'model.variants.local.mixer.windw' is unknown; did you mean 'model.variants.local.mixer.win",
     ),
-    ('c.model.variants.more = 3', 'sets config.model.variants.more to 3, and that is a section'),
+    ('c.model.variants.more = 3', 'config.model.variants.more is 3; it is a section'),
     (
       'c.model.variants.layer = {}',
       r'config\.model\.variants\.layer cannot be the name of a layer',
@@ -216,7 +216,7 @@ def test_flags_change_a_source_of_a_file_and_add_others(load):
   ('line', 'sentence'),
   [
     ('c.data.mixture.law.wieght = 1.0', r"'data\.mixture\.law\.wieght' is unknown; did you mean"),
-    ('c.data.mixture.more = 3', r'sets config\.data\.mixture\.more to 3, and that is a section'),
+    ('c.data.mixture.more = 3', r'config\.data\.mixture\.more is 3; it is a section'),
     ('c.data.mixture.law.weight = 2.0', r'law\.weight is 2\.0; it must lie between 0 and 1'),
     (
       'c.data.mixture.more = {"weight": "1"}',

@@ -4,7 +4,8 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import fields
+from tokenformer_jax.config import scope
+from tokenformer_jax.config.section import leaves
 from tokenformer_jax.errors import UserError
 
 
@@ -21,7 +22,9 @@ _OTHER = {
 }
 
 
-OF_TEXT = {leaf.path: leaf for leaf in fields.leaves(config_lib.Config()) if leaf.key.only == 'lm'}
+OF_TEXT = {
+  leaf.path: leaf for leaf in leaves(config_lib.Config()) if scope.kind_of_model(leaf.path) == 'lm'
+}
 
 
 @pytest.mark.parametrize('path', OF_TEXT)

@@ -90,7 +90,7 @@ def test_the_former_source_of_a_run_may_stay_where_it_is_replayed():
 
 
 def test_the_source_of_a_mixture_is_a_section_of_keys():
-  config_lib.check_key('data.mixture.law.weight', single=True)
+  assert config_lib.type_of('data.mixture.law.weight') is float
   for path, sentence in (
     ('data.mixture', 'config.data.mixture is a section of sources; set keys of one'),
     (
@@ -101,5 +101,5 @@ def test_the_source_of_a_mixture_is_a_section_of_keys():
     ('data.mixture.law.wieght', "did you mean 'data.mixture.law.weight'"),
   ):
     with pytest.raises(UserError) as error:
-      config_lib.check_key(path, single=True)
+      config_lib.type_of(path)
     assert sentence in str(error.value)

@@ -32,10 +32,10 @@ from tokenformer_jax.config import (
   SeenScaleConfig,
   SkiplessConfig,
   SoftmaxConfig,
-  fields,
 )
 from tokenformer_jax.config.check_model import check_receptive_field
 from tokenformer_jax.config.pattention import SCORES, ExpL2Norm, SoftmaxScore
+from tokenformer_jax.config.section import field_types, kinds_of
 from tokenformer_jax.errors import UserError, nearest
 
 LOCAL = LayerConfig(SoftmaxConfig(window=8), MLPConfig(96), norm='bias')
@@ -46,17 +46,15 @@ TWO = ModelConfig(pattern='local*2 layer', variants=Layers({'local': LOCAL}))
 
 
 def _groups(cls):
-  """Yield each field made by `one_of` in a dataclass or in what its fields can hold."""
-  for field in dataclasses.fields(cls):
-    if (variants := fields.field_variants(field)) is not None:
-      yield field, variants
-      for variant in variants.values():
-        yield from _groups(variant)
+  """Yield each field of several kinds in a section or in what its fields can hold."""
+  for name, field in field_types(cls).items():
+    if (kinds := kinds_of(field)) is not None:
+      yield name, kinds
+      for kind in kinds.values():
+        yield from _groups(kind)
 
 
-GROUPS = {
-  f'{field.name}: {", ".join(variants)}': variants for field, variants in _groups(LayerConfig)
-}
+GROUPS = {f'{name}: {", ".join(kinds)}': kinds for name, kinds in _groups(LayerConfig)}
 
 
 @pytest.mark.parametrize('name', GROUPS)
@@ -68,11 +66,11 @@ def test_kinds_of_one_group_agree_about_their_keys(name):
   types = {}
   for kind, variant in variants.items():
     assert isinstance(variant(), variant), f'{kind} has a key without a default'
-    for field in dataclasses.fields(variant):
-      held = fields.field_variants(field)
-      want = types.setdefault(field.name, (field.type, held and list(held)))
-      assert want == (field.type, held and list(held)), (
-        f'{field.name} of {kind} has another type than of the kinds before it: a flag has one type'
+    for name, field in field_types(variant).items():
+      held = kinds_of(field)
+      want = types.setdefault(name, (field.annotation, held and list(held)))
+      assert want == (field.annotation, held and list(held)), (
+        f'{name} of {kind} has another type than of the kinds before it: a flag has one type'
       )
 
 
@@ -171,10 +169,10 @@ def test_any_config_is_the_same_after_it_was_stored(config):
 
 
 @settings(deadline=None, max_examples=40)
-@given(config=configs(), base=st.none() | configs())
-def test_any_config_is_the_same_after_flags_could_change_it(config, base):
+@given(config=configs())
+def test_any_config_is_the_same_after_flags_could_change_it(config):
   values = config_lib.to_config_dict(config)
-  assert config_lib.resolve(values, base) == config, 'configs/saved.py gives another run'
+  assert config_lib.resolve(values) == config, 'configs/saved.py gives another run'
 
 
 @settings(deadline=None, max_examples=40)
@@ -221,10 +219,8 @@ def test_other_names_of_layers_are_one_difference():
 
 
 def _resolve(base: Config | None = None, **changes) -> Config:
-  values = config_lib.to_config_dict(base or Config())
-  with values.unlocked():
-    values.update_from_flattened_dict({k.replace('__', '.'): v for k, v in changes.items()})
-  return config_lib.resolve(values, base)
+  dotted = {k.replace('__', '.'): v for k, v in changes.items()}
+  return config_lib.resolve(config_lib.from_dotted(dotted), base=base)
 
 
 def _sentence(base: Config | None = None, **changes) -> str:

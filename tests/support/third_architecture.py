@@ -20,9 +20,9 @@ from tiny import tiny_model
 
 from tokenformer_jax import config
 from tokenformer_jax.config import ModelConfig, PattentionConfig
-from tokenformer_jax.config.fields import key, one_of
 from tokenformer_jax.config.model import Layers
-from tokenformer_jax.config.pattention import PROJECTIONS
+from tokenformer_jax.config.pattention import Projection
+from tokenformer_jax.config.section import Float, Int, key, section
 from tokenformer_jax.model import blocks
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.layers import projection
@@ -30,16 +30,16 @@ from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Aux, Context, Inp
 from tokenformer_jax.parallel.sharding import constrain
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class RecurrentConfig:
   """Linear attention, the sum of its heads' mean squares in the loss."""
 
   kind: ClassVar[str] = 'recurrent'
 
-  heads: int = key(4, 'H, heads of the attention', above=0)
-  size_weight: float = key(0.1, 'of the mean square of the output, in the loss', least=0)
-  qkv: PattentionConfig = one_of(PattentionConfig(), PROJECTIONS, 'query, key and value, each')
-  proj: PattentionConfig = one_of(PattentionConfig(), PROJECTIONS, "the attention's output")
+  heads: Int = key(4, 'H, heads of the attention', above=0)
+  size_weight: Float = key(0.1, 'of the mean square of the output, in the loss', least=0)
+  qkv: Projection = key(PattentionConfig(), 'query, key and value, each')
+  proj: Projection = key(PattentionConfig(), "the attention's output")
 
 
 class State(NamedTuple):

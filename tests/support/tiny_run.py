@@ -46,11 +46,13 @@ def write_corpus(directory: Path) -> str:
 
 def config(source: str, cache: Path, **changes) -> config_lib.Config:
   """The resolved config; keys of `changes` have two underscores for a dot."""
-  values = config_lib.defaults()
+  base = {**CHANGES, 'data.source': source, 'data.cache_dir': str(cache)}
+  return _resolved(base, changes)
+
+
+def _resolved(base, changes) -> config_lib.Config:
   dotted = {name.replace('__', '.'): value for name, value in changes.items()}
-  everything = {'data.source': source, 'data.cache_dir': str(cache), **CHANGES, **dotted}
-  values.update_from_flattened_dict(everything)
-  return config_lib.resolve(values)
+  return config_lib.resolve(config_lib.from_dotted(base), config_lib.from_dotted(dotted))
 
 
 VIT = {
@@ -82,23 +84,16 @@ VIT = {
 # Learned positions for the 32 tokens of a sequence.
 LEARNED = {'model__position_embedding': 'learned', 'model__layer__mixer__positions__kind': 'none'}
 
-# A Transformer. The numbers of parameter tokens are the defaults: others have no meaning for it.
-DENSE = {
+DENSE = {  # a Transformer
   'model.layer.mixer.qkv.kind': 'dense',
-  'model.layer.mixer.qkv.tokens': 128,
   'model.layer.mixer.proj.kind': 'dense',
-  'model.layer.mixer.proj.tokens': 128,
   'model.layer.ffn.kind': 'mlp',
-  'model.layer.ffn.tokens': 512,
 }
 
 
 def vit_config(**changes) -> config_lib.Config:
   """The resolved config of a run of a few seconds on the digits."""
-  values = config_lib.defaults()
-  dotted = {name.replace('__', '.'): value for name, value in changes.items()}
-  values.update_from_flattened_dict({**VIT, **dotted})
-  return config_lib.resolve(values)
+  return _resolved(VIT, changes)
 
 
 def command(source: str, cache: Path, workdir: Path, **changes) -> list[str]:

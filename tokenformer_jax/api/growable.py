@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from tokenformer_jax.config import Config, arguments, configure
 from tokenformer_jax.config.arguments import Path
-from tokenformer_jax.config.fields import Count
+from tokenformer_jax.config.section import Count
 from tokenformer_jax.grow import actions, job
 from tokenformer_jax.grow.actions import Examples, Numbers
 from tokenformer_jax.grow.larger import Counts

@@ -26,7 +26,7 @@ from tokenformer_jax.config import (
   stages_after,
 )
 from tokenformer_jax.config.arguments import FILLED, Path
-from tokenformer_jax.config.fields import Count, Key, Natural
+from tokenformer_jax.config.section import Count, Key, Natural
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import evaluation
 from tokenformer_jax.decoding.sampling import Sampling

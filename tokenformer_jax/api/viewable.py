@@ -9,7 +9,7 @@ import numpy as np
 from tokenformer_jax.api.loaded import Loaded
 from tokenformer_jax.config import arguments
 from tokenformer_jax.config.arguments import FILLED, Path
-from tokenformer_jax.config.fields import Count, Natural
+from tokenformer_jax.config.section import Count, Natural
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained

@@ -4,16 +4,17 @@ import itertools
 from typing import Any
 
 from tokenformer_jax.cli import help_text
-from tokenformer_jax.config import fields
-from tokenformer_jax.config.fields import Key, Leaf
+from tokenformer_jax.config import scope
 from tokenformer_jax.config.run import Config
+from tokenformer_jax.config.section import Key, Leaf
+from tokenformer_jax.config.section import leaves as leaves_of
 from tokenformer_jax.config.sections import DataConfig, SourceConfig, Sources
 
 _WIDEST = 48  # columns of a key and its default
 _SCOPES = """\
-[lm], [vit]: for this model.kind only. [grown]: for a model that has grown. [KEY=VALUE]: for this
-value of another key of the group only. Other marks: for this kind of the group only. A layer
-model.variants.NAME has the keys of model.layer."""
+[lm], [vit]: for this model.kind only. [KEY=VALUE]: for this value of another key of the group only.
+Other marks: for this kind of the group only. A layer model.variants.NAME has the keys of
+model.layer."""
 
 _SHOWN = Config(data=DataConfig(mixture=Sources({'NAME': SourceConfig()})))
 
@@ -44,7 +45,7 @@ def _written(value: Any) -> Any:
 
 def _selected(word: str) -> list[Leaf]:
   """Return the keys of a group, or else those that have a word."""
-  leaves = list(fields.leaves(_SHOWN, every=True))
+  leaves = list(leaves_of(_SHOWN, every=True))
   in_group = [leaf for leaf in leaves if leaf.path.startswith(f'{word}.') or not word]
 
   def has(leaf: Leaf) -> bool:
@@ -59,8 +60,9 @@ def _description(leaf: Leaf, seen: dict[tuple[str, Key], str]) -> str:
 
   `seen` has the paths of earlier keys by name and description; the function adds this key.
   """
-  scope = leaf.kinds or tuple(filter(None, (leaf.key.only, leaf.key.when)))
-  text = f'[{", ".join(scope)}] ' if scope else ''
+  needed = ' and '.join(need.text for need in scope.needs(leaf.path))
+  marks = leaf.kinds or tuple(filter(None, (scope.kind_of_model(leaf.path), needed)))
+  text = f'[{", ".join(marks)}] ' if marks else ''
   same = (leaf.path.rpartition('.')[2], leaf.key)
   if same in seen:
     return f'{text}as {seen[same]}'

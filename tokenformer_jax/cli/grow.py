@@ -22,8 +22,10 @@ from absl import flags
 from tokenformer_jax.cli import flag_uses, help_text, parse_flags
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli.flag_uses import Use
-from tokenformer_jax.config import GrowConfig, MeshConfig, arguments, fields
+from tokenformer_jax.config import GrowConfig, MeshConfig, arguments
 from tokenformer_jax.config.groups import parse_numbers
+from tokenformer_jax.config.section import leaves
+from tokenformer_jax.config.sections import GROWTHS
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import job
 from tokenformer_jax.grow.actions import ACTIONS, ASK_FOR, MEANINGS, Action
@@ -31,7 +33,7 @@ from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths
 
 _DEFAULT = 'grow'
-_KEYS = {leaf.path: leaf for leaf in fields.leaves(GrowConfig())}
+_KEYS = {leaf.path: leaf for leaf in leaves(GrowConfig())}
 _NUMBER = '-?[0-9]{1,13}'
 
 # `--help` prints the docstring, so the actions of the table are a part of it.
@@ -79,7 +81,7 @@ def _uses(name: str, action: Action) -> Iterator[Use]:
   for argument in action.arguments:
     yield Use(argument, action.when.get(argument, ''))
   for key in action.keys:
-    yield Use(key, action.when.get(key, _KEYS[key].key.growth if name == _DEFAULT else ''))
+    yield Use(key, action.when.get(key, GROWTHS.get(key, '') if name == _DEFAULT else ''))
 
 
 def run() -> None:

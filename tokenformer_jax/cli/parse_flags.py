@@ -19,7 +19,7 @@ def parse(argv: Sequence[str]) -> list[str]:
       this call (`flag_uses`).
   """
   if 'config' in flags.FLAGS:
-    config_flag.check_overrides(argv[1:])
+    argv = [argv[0], *config_flag.take_overrides(argv[1:])]
   try:
     rest = flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as error:
@@ -78,8 +78,6 @@ def _sentence(error: Exception) -> str:
     value = text[found.end() :].removesuffix(f': {" ".join(str(error.__context__).split())}')
     allowed = _allowed(name)
     return f'--{name}={value}: it must be {allowed}' if allowed else f'{text[5:]}'
-  if order := re.match(r'Found (\S+?)(=\S*)? in argv before a value for --config', text):
-    return f'{order[1]} stands before --config=FILE; put --config first'
   return text
 
 

@@ -9,6 +9,7 @@ field of several variants (`fields.one_of`) has a `kind` and the keys of its kin
 each dataclass checks the conditions that involve several fields.
 """
 
+from tokenformer_jax.config.check_run import check_decay
 from tokenformer_jax.config.feed_forward import (
   BiasBalanceConfig,
   CapacityConfig,
@@ -20,7 +21,6 @@ from tokenformer_jax.config.feed_forward import (
   NoFeedForwardConfig,
   RouterConfig,
 )
-from tokenformer_jax.config.fields import differences
 from tokenformer_jax.config.layer import (
   LayerConfig,
   ParallelConfig,
@@ -50,7 +50,7 @@ from tokenformer_jax.config.mixers import (
   width_of_heads,
 )
 from tokenformer_jax.config.model import InitConfig, Layers, ModelConfig, draws, rows_together
-from tokenformer_jax.config.names import check_key, choices, keys_named, lookup
+from tokenformer_jax.config.names import choices, keys_named, lookup, type_of
 from tokenformer_jax.config.optim import (
   OptimConfig,
   frozen_groups,
@@ -82,7 +82,8 @@ from tokenformer_jax.config.projections import (
   with_references,
   with_token_counts,
 )
-from tokenformer_jax.config.run import Config, check_decay
+from tokenformer_jax.config.run import Config
+from tokenformer_jax.config.section import differences
 from tokenformer_jax.config.sections import (
   DataConfig,
   GrowConfig,
@@ -99,6 +100,7 @@ from tokenformer_jax.config.sections import (
 from tokenformer_jax.config.values import (
   defaults,
   from_dict,
+  from_dotted,
   resolve,
   to_config_dict,
   to_json,

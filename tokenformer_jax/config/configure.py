@@ -37,7 +37,7 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
   Raises:
     UserError: a key is unknown, or a value does not fit.
   """
-  return config_lib.resolve(ConfigDict(dict(changes)), config)
+  return config_lib.resolve(changes, base=config)
 
 
 def with_value(changes: Mapping[str, Any], section: str, **values: Any) -> dict[str, Any]:

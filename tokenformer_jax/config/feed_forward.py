@@ -3,14 +3,13 @@
 A Pattention (`config/pattention.py`) is a feed-forward part as well.
 """
 
-import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from tokenformer_jax.config.fields import key, one_of, table
-from tokenformer_jax.config.pattention import NoProjectionConfig, PattentionConfig, beside
+from tokenformer_jax.config.pattention import AddedTokens, NoProjectionConfig, PattentionConfig
+from tokenformer_jax.config.section import Bool, Float, Int, OneOf, key, section, table
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class MLPConfig:
   """φ(x W₁) W₂: the Transformer's, with GELU as φ; or, gated, (φ(x W₃) ⊙ x W₁) W₂.
 
@@ -19,52 +18,51 @@ class MLPConfig:
 
   kind: ClassVar[str] = 'mlp'
 
-  width: int = key(0, 'F, the width between the two matrices. 0: 4 · model.width', least=0)
-  bias: bool = key(False, 'add a bias to every product')
-  activation: str = key(
-    'gelu',
-    'φ: the exact GELU, its approximation by tanh, ReLU, or SiLU',
-    choices=('gelu', 'gelu_tanh', 'relu', 'silu'),
+  width: Int = key(0, 'F, the width between the two matrices. 0: 4 · model.width', least=0)
+  bias: Bool = key(False, 'add a bias to every product')
+  activation: Literal['gelu', 'gelu_tanh', 'relu', 'silu'] = key(
+    'gelu', 'φ: the exact GELU, its approximation by tanh, ReLU, or SiLU'
   )
-  gated: bool = key(False, 'multiply by a gate φ(x W₃); with SiLU this is SwiGLU')
-  beside: NoProjectionConfig | PattentionConfig = beside('that of the MLP')
+  gated: Bool = key(False, 'multiply by a gate φ(x W₃); with SiLU this is SwiGLU')
+  beside: AddedTokens = key(
+    NoProjectionConfig(), 'parameter tokens whose output is added to that of the MLP'
+  )
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class NoFeedForwardConfig:
   """A layer that is a mixer alone."""
 
   kind: ClassVar[str] = 'none'
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class RouterConfig:
   """The choice of K experts for each token, by the largest gates; equal gates by the number."""
 
-  gates: str = key('softmax', 'of the products of input and router', choices=('softmax', 'sigmoid'))
-  top_k: int = key(1, 'K, the experts of a token', above=0)
-  renormalize: bool = key(False, 'divide the K gates by their sum; needs top_k of at least 2')
-  jitter: float = key(
+  gates: Literal['softmax', 'sigmoid'] = key('softmax', 'of the products of input and router')
+  top_k: Int = key(1, 'K, the experts of a token', above=0)
+  renormalize: Bool = key(False, 'divide the K gates by their sum; needs top_k of at least 2')
+  jitter: Float = key(
     0.0, 'ε: training multiplies the input by random numbers of 1 ± ε', least=0, below=1
   )
-  z_loss: float = key(
+  z_loss: Float = key(
     0.0, 'weight of the mean square of the log-sum-exp of the products (ST-MoE)', least=0
   )
-  dtype: str = key(
+  dtype: Literal['float32', 'bfloat16'] = key(
     'float32',
     'of products and gates. bfloat16 is for comparison only: training diverges (Switch, Table 2)',
-    choices=('float32', 'bfloat16'),
   )
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class NoBalanceConfig:
   """Nothing balances the load."""
 
   kind: ClassVar[str] = 'none'
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class LossBalanceConfig:
   """weight · E · Σ f P, with the share f of choices and the mean gate P of each expert.
 
@@ -73,19 +71,17 @@ class LossBalanceConfig:
 
   kind: ClassVar[str] = 'loss'
 
-  weight: float = key(0.01, 'α₁', least=0)
-  over: str = key(
-    'sequence',
-    'f and P are means over a sequence, or over the batch',
-    choices=('sequence', 'batch'),
+  weight: Float = key(0.01, 'α₁', least=0)
+  over: Literal['sequence', 'batch'] = key(
+    'sequence', 'f and P are means over a sequence, or over the batch'
   )
-  devices: int = key(
+  devices: Int = key(
     1, 'groups of equally many experts, which device_weight balances as well', above=0
   )
-  device_weight: float = key(0.0, 'α₂, of the same loss over the groups of devices', least=0)
+  device_weight: Float = key(0.0, 'α₂, of the same loss over the groups of devices', least=0)
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class BiasBalanceConfig:
   """A bias for the choice, moved after each step against the load (Wang et al. 2024).
 
@@ -94,18 +90,17 @@ class BiasBalanceConfig:
 
   kind: ClassVar[str] = 'bias'
 
-  rate: float = key(0.001, 'u, the step', above=0)
-  by: str = key(
-    'sign',
-    'move by u · sign(e), or by u · e, where e is the mean load minus that of the expert',
-    choices=('sign', 'error'),
+  rate: Float = key(0.001, 'u, the step', above=0)
+  by: Literal['sign', 'error'] = key(
+    'sign', 'move by u · sign(e), or by u · e, where e is the mean load minus that of the expert'
   )
 
 
 BALANCES = table(LossBalanceConfig, BiasBalanceConfig, NoBalanceConfig)
+Balance = Annotated[LossBalanceConfig | BiasBalanceConfig | NoBalanceConfig, OneOf(BALANCES)]
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class CapacityConfig:
   """Each expert has places for a number of tokens of a sequence; it skips the others.
 
@@ -115,27 +110,26 @@ class CapacityConfig:
 
   kind: ClassVar[str] = 'capacity'
 
-  factor: float = key(1.25, 'places of an expert, in K · tokens / E, in training', above=0)
-  eval_factor: float = key(2.0, 'the same in evaluation', above=0)
-  least: int = key(4, 'the least number of places', least=0)
-  rows: int = key(
+  factor: Float = key(1.25, 'places of an expert, in K · tokens / E, in training', above=0)
+  eval_factor: Float = key(2.0, 'the same in evaluation', above=0)
+  least: Int = key(4, 'the least number of places', least=0)
+  rows: Int = key(
     1, 'sequences of a device that share the places in training; else each has its own', above=0
   )
-  order: str = key(
+  order: Literal['sequence', 'gate'] = key(
     'sequence',
     'tokens get places in their order, or those with the largest gates first, by which later '
     'tokens of a sequence act on earlier ones',
-    choices=('sequence', 'gate'),
   )
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class GroupedConfig:
   """Every token gets all its experts: tokens are sorted, and products grouped by expert."""
 
   kind: ClassVar[str] = 'grouped'
 
-  device_factor: float = key(
+  device_factor: Float = key(
     0.0,
     'on several devices with mesh.experts: places that a device has for the tokens of another one, '
     'in those at even load; tokens beyond get nothing. 0: as many as there can be',
@@ -144,9 +138,15 @@ class GroupedConfig:
 
 
 DISPATCHES = table(CapacityConfig, GroupedConfig)
+Dispatch = Annotated[CapacityConfig | GroupedConfig, OneOf(DISPATCHES)]
+Expert = Annotated[MLPConfig | PattentionConfig, OneOf(table(MLPConfig, PattentionConfig))]
+SharedExpert = Annotated[
+  PattentionConfig | MLPConfig | NoFeedForwardConfig,
+  OneOf(table(PattentionConfig, MLPConfig, NoFeedForwardConfig)),
+]
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class ExpertsConfig:
   """Experts that a router chooses for each token, beside a part that all tokens use.
 
@@ -156,27 +156,21 @@ class ExpertsConfig:
 
   kind: ClassVar[str] = 'experts'
 
-  count: int = key(8, 'E, the experts that the router chooses from', above=0)
-  expert: MLPConfig | PattentionConfig = one_of(
-    MLPConfig(), table(MLPConfig, PattentionConfig), 'each expert'
-  )
-  shared: PattentionConfig | MLPConfig | NoFeedForwardConfig = one_of(
+  count: Int = key(8, 'E, the experts that the router chooses from', above=0)
+  expert: Expert = key(MLPConfig(), 'each expert')
+  shared: SharedExpert = key(
     NoFeedForwardConfig(),
-    table(PattentionConfig, MLPConfig, NoFeedForwardConfig),
     'the part for all tokens. K_s shared experts of width F are one MLP of width K_s · F',
   )
   router: RouterConfig = RouterConfig()
-  balance: LossBalanceConfig | BiasBalanceConfig | NoBalanceConfig = one_of(
-    LossBalanceConfig(), BALANCES, 'what keeps the load of experts even'
-  )
-  dispatch: CapacityConfig | GroupedConfig = one_of(
-    GroupedConfig(), DISPATCHES, 'how tokens get to experts'
-  )
-  shared_gate: bool = key(
-    False,
-    'multiply the part for all tokens by a learned sigmoid(x w), as in Qwen2-MoE',
-    when='shared.kind=pattention|mlp',
+  balance: Balance = key(LossBalanceConfig(), 'what keeps the load of experts even')
+  dispatch: Dispatch = key(GroupedConfig(), 'how tokens get to experts')
+  shared_gate: Bool = key(
+    False, 'multiply the part for all tokens by a learned sigmoid(x w), as in Qwen2-MoE'
   )
 
 
 FEED_FORWARDS = table(PattentionConfig, MLPConfig, ExpertsConfig, NoFeedForwardConfig)
+FeedForward = Annotated[
+  PattentionConfig | MLPConfig | ExpertsConfig | NoFeedForwardConfig, OneOf(FEED_FORWARDS)
+]

@@ -5,16 +5,14 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from tokenformer_jax import config
-from tokenformer_jax.config.fields import every_key
-from tokenformer_jax.config.names import NAMED
-from tokenformer_jax.config.sections import SourceConfig
 from tokenformer_jax.errors import UserError, misspelt
 
 _LONGEST = 300  # letters to keep of another library's message
@@ -38,15 +36,14 @@ def _located(file: str) -> str:
   return str(shipped(file)) if is_name and shipped(file).exists() else file
 
 
-def load(path: str, named: Iterable[str] = ()) -> ConfigDict:
-  """Return the config from `get_config` of a file, with the missing keys filled in.
+def load(path: str) -> ConfigDict:
+  """Return the `ConfigDict` from `get_config` of a file.
 
   Args:
     path: FILE.py, FILE.py:VARIANT, or the name of a config of the package.
-    named: paths of entries to add to `model.variants` and `data.mixture` if the file lacks them.
 
   Raises:
-    UserError: there is no such file or variant, or it does not return a config.
+    UserError: there is no such file or variant, or it does not return a `ConfigDict`.
   """
   file, colon, variant = path.partition(':')
   file = _located(file)
@@ -72,19 +69,52 @@ def load(path: str, named: Iterable[str] = ()) -> ConfigDict:
       f'get_config of {where} returns {found}; it must return the ConfigDict of '
       'config.defaults(), changed'
     )
-  with values.unlocked():
-    _complete(values, config.defaults(), where)
-    for path in named:
-      section, _, name = path.rpartition('.')
-      if name not in config.lookup(values, section):
-        config.lookup(values, section)[name] = ConfigDict()
-    for name, layer in values.model.variants.items():
-      _follow(layer, values.model.layer, where, f'model.variants.{name}.')
-    for name, source in values.data.mixture.items():
-      _check_group(source, f'data.mixture.{name}', where)
-      _complete(source, ConfigDict(every_key(SourceConfig())), where, f'data.mixture.{name}.')
-  values.lock()
+  try:
+    config.from_dict(config.Config, _computed(values, path))
+  except UserError as error:
+    raise UserError(f'get_config of {where} returns an invalid config: {error}') from None
   return values
+
+
+def read(path: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> config.Config:
+  """Return the validated config of a file, with other values by dotted path.
+
+  A value of the file that is a reference to another one follows its override.
+
+  Raises:
+    UserError: see `load`; or the values do not fit together.
+  """
+  values = load(path)
+  in_file = _computed(values, path)
+  with values.unlocked(), values.ignore_type():
+    for key, value in overrides.items():
+      *sections, name = key.split('.')
+      inside: Any = values
+      for section in sections:
+        inside = inside[section] if isinstance(inside, ConfigDict) and section in inside else None
+      if name != 'kind' and isinstance(inside, ConfigDict) and name in inside:
+        inside[name] = value
+  computed = _changed(in_file, _computed(values, path))
+  return config.resolve(in_file, computed, config.from_dotted(overrides))
+
+
+def _computed(values: ConfigDict, path: str) -> dict[str, Any]:
+  """Return the values as nested dicts, references to others replaced by values."""
+  try:
+    return values.copy_and_resolve_references().to_dict()
+  except Exception as error:  # The file's own code may run here.
+    raise UserError(
+      f'--config={path}: a value that depends on others cannot be computed ({message_of(error)})'
+    ) from error
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+  """Return the values of nested dicts that differ from others of the same form."""
+  return {
+    name: _changed(old[name], value) if isinstance(value, dict) else value
+    for name, value in new.items()
+    if value != old[name]
+  }
 
 
 def _check_file(path: str, file: str) -> None:
@@ -136,55 +166,6 @@ def _check_variant(function: Any, variants: list[str], file: str, where: str) ->
     raise UserError(
       f'get_config of {where} needs a variant; give --config={file}:VARIANT'
     ) from None
-
-
-def _complete(
-  values: ConfigDict,
-  defaults: ConfigDict,
-  where: str,
-  group: str = '',
-) -> None:
-  """Add the keys that a file leaves out, so that a flag can override them."""
-  for key in values:
-    if key not in defaults and group[:-1] not in NAMED:
-      _check_name(f'{group}{key}', where)
-  for key, default in defaults.items():
-    if key not in values:
-      values[key] = default
-    elif isinstance(default, ConfigDict):
-      _check_group(values[key], f'{group}{key}', where)
-      _complete(values[key], default, where, f'{group}{key}.')
-
-
-def _follow(layer: Any, base: ConfigDict, where: str, group: str) -> None:
-  """Add the keys that a layer leaves out, each as a reference to the base's final value."""
-  _check_group(layer, group[:-1], where)
-  for key in layer:
-    if key not in base:
-      _check_name(f'{group}{key}', where)
-  for key, value in base.items():
-    if isinstance(value, ConfigDict):
-      if key not in layer:
-        layer[key] = ConfigDict()
-      _follow(layer[key], value, where, f'{group}{key}.')
-    elif key not in layer:
-      layer[key] = base.get_oneway_ref(key)
-
-
-def _check_name(path: str, where: str) -> None:
-  """Check that a key in a file exists."""
-  try:
-    config.check_key(path)
-  except UserError as error:
-    raise UserError(f'get_config of {where} returns an invalid config: {error}') from None
-
-
-def _check_group(value: Any, path: str, where: str) -> None:
-  """Check that the value of a section of keys is a `ConfigDict`."""
-  if not isinstance(value, ConfigDict):
-    raise UserError(
-      f'get_config of {where} sets config.{path} to {value!r}, and that is a section of keys'
-    )
 
 
 def _place(error: Exception, file: str) -> str:

@@ -7,79 +7,68 @@ names the modules of mixers.
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from tokenformer_jax.config.feed_forward import (
-  FEED_FORWARDS,
-  ExpertsConfig,
-  MLPConfig,
-  NoFeedForwardConfig,
-)
-from tokenformer_jax.config.fields import key, one_of, table
-from tokenformer_jax.config.mixers import MIXERS, SoftmaxConfig
+from tokenformer_jax.config.feed_forward import FeedForward
+from tokenformer_jax.config.mixers import Mixer, SoftmaxConfig
 from tokenformer_jax.config.pattention import PattentionConfig
+from tokenformer_jax.config.section import Bool, OneOf, key, section, table
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class PreNormConfig:
   """x + mixer(norm(x)), then x + ffn(norm(x))."""
 
   kind: ClassVar[str] = 'pre_norm'
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class PostNormConfig:
   """norm(x + mixer(x)), then norm(x + ffn(x))."""
 
   kind: ClassVar[str] = 'post_norm'
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class SkiplessConfig:
   """y = β mixer(norm(x)), then α y + β' ffn(norm(y)) (SAS of Simplified Transformer Blocks)."""
 
   kind: ClassVar[str] = 'skipless'
 
-  gains: bool = key(True, 'learn the gains of the branches; without, all are 1')
+  gains: Bool = key(True, 'learn the gains of the branches; without, all are 1')
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class ParallelConfig:
   """β mixer(norm(x)) + β' ffn(norm(x)) with one norm (SAS-P), or the same added to x."""
 
   kind: ClassVar[str] = 'parallel'
 
-  gains: bool = key(True, 'learn the gains of the branches; without, all are 1')
-  skip: bool = key(False, 'add both branches to x')
-  two_norms: bool = key(False, 'the feed-forward part has a norm of its own, of x (GPT-NeoX)')
+  gains: Bool = key(True, 'learn the gains of the branches; without, all are 1')
+  skip: Bool = key(False, 'add both branches to x')
+  two_norms: Bool = key(False, 'the feed-forward part has a norm of its own, of x (GPT-NeoX)')
 
 
 WIRINGS = table(PreNormConfig, PostNormConfig, SkiplessConfig, ParallelConfig)
-NORMS = ('plain', 'bias', 'affine', 'rms', 'rms_plain', 'rms_offset', 'none')
+Wiring = Annotated[PreNormConfig | PostNormConfig | SkiplessConfig | ParallelConfig, OneOf(WIRINGS)]
+Norm = Literal['plain', 'bias', 'affine', 'rms', 'rms_plain', 'rms_offset', 'none']
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class LayerConfig:
   """The parts of one layer: mixer, feed-forward part, norm and wiring."""
 
-  mixer: Any = one_of(SoftmaxConfig(), MIXERS, 'moves information between positions')
-  ffn: PattentionConfig | MLPConfig | ExpertsConfig | NoFeedForwardConfig = one_of(
-    PattentionConfig(tokens=512), FEED_FORWARDS, 'works on each position alone'
-  )
-  norm: str = key(
+  mixer: Mixer = key(SoftmaxConfig(), 'moves information between positions')
+  ffn: FeedForward = key(PattentionConfig(tokens=512), 'works on each position alone')
+  norm: Norm = key(
     'plain',
     'LayerNorm without parameters, with a bias, or with both; RMSNorm with a scale, without, or '
     'with a scale of 1 + w, as in Gemma; or no norm',
-    choices=NORMS,
   )
-  wiring: PreNormConfig | PostNormConfig | SkiplessConfig | ParallelConfig = one_of(
-    PreNormConfig(), WIRINGS, 'how norm, mixer and feed-forward part are joined'
-  )
-  ffn_norm: str = key(
+  wiring: Wiring = key(PreNormConfig(), 'how norm, mixer and feed-forward part are joined')
+  ffn_norm: Literal['same', Norm] = key(
     'same',
     'that of the feed-forward part, if another one; a parallel wiring has one norm for both parts',
-    choices=('same', *NORMS),
-    when='ffn.kind=pattention|mlp|experts and wiring.kind=pre_norm|post_norm|skipless',
   )
 
   @property

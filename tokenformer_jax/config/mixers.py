@@ -1,61 +1,60 @@
 """Mixers as values of a config: how a layer moves information between positions."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from tokenformer_jax.config.fields import key, one_of, table
 from tokenformer_jax.config.pattention import (
-  MAYBE_PROJECTIONS,
-  PROJECTIONS,
   DenseConfig,
+  MaybeProjection,
   NoProjectionConfig,
   PattentionConfig,
+  Projection,
 )
+from tokenformer_jax.config.section import Bool, Float, Int, OneOf, key, section, table
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class RotaryScalingConfig:
   """Planes turn as the base says."""
 
   kind: ClassVar[str] = 'none'
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class LinearScalingConfig(RotaryScalingConfig):
   """Every plane turns more slowly by a factor."""
 
   kind = 'linear'
 
-  factor: float = key(1.0, 'by which planes turn more slowly', least=1)
+  factor: Float = key(1.0, 'by which planes turn more slowly', least=1)
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class Llama3ScalingConfig(LinearScalingConfig):
   """Planes with few turns over a length turn more slowly by a factor, as in Llama 3.1."""
 
   kind = 'llama3'
 
-  low_frequency: float = key(
+  low_frequency: Float = key(
     1.0, 'planes with fewer turns over the length are slowed by the whole factor', above=0
   )
-  high_frequency: float = key(
+  high_frequency: Float = key(
     4.0, 'planes with more turns over the length keep their speed', above=0
   )
-  length: int = key(8192, 'the length that the model was first trained with', above=0)
+  length: Int = key(8192, 'the length that the model was first trained with', above=0)
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class YarnScalingConfig(LinearScalingConfig):
   """The same by the number of a plane, and larger scores (YaRN, arXiv 2309.00071)."""
 
   kind = 'yarn'
 
-  fast: float = key(32.0, 'planes with more turns over the length keep their speed', above=0)
-  slow: float = key(
+  fast: Float = key(32.0, 'planes with more turns over the length keep their speed', above=0)
+  slow: Float = key(
     1.0, 'planes with fewer turns over the length are slowed by the whole factor', above=0
   )
-  length: int = key(8192, 'the length that the model was first trained with', above=0)
-  gain: float = key(
+  length: Int = key(8192, 'the length that the model was first trained with', above=0)
+  gain: Float = key(
     0.0, 'of rotated queries and keys, each. 0: 1 + log(factor) / 10, as in YaRN', least=0
   )
 
@@ -63,30 +62,27 @@ class YarnScalingConfig(LinearScalingConfig):
 ROTARY_SCALINGS = table(
   RotaryScalingConfig, LinearScalingConfig, Llama3ScalingConfig, YarnScalingConfig
 )
+RotaryScaling = Annotated[RotaryScalingConfig, OneOf(ROTARY_SCALINGS)]
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class RotaryConfig:
   """Rotation of queries and keys by their positions."""
 
   kind: ClassVar[str] = 'rotary'
 
-  fraction: float = key(0.25, "part of each head's width that is rotated", least=0, most=1)
-  base: float = key(10000.0, 'the longest wavelength is 2π times this', above=0)
-  layout: str = key(
-    'half_split',
-    'entries that are rotated together: i and i + r/2, or 2i and 2i + 1',
-    choices=('half_split', 'interleaved'),
+  fraction: Float = key(0.25, "part of each head's width that is rotated", least=0, most=1)
+  base: Float = key(10000.0, 'the longest wavelength is 2π times this', above=0)
+  layout: Literal['half_split', 'interleaved'] = key(
+    'half_split', 'entries that are rotated together: i and i + r/2, or 2i and 2i + 1'
   )
-  clip: int = key(
+  clip: Int = key(
     0, 'the largest distance that counts, as in ReRoPE; 0: no limit. Softmax attention', least=0
   )
-  scaling: RotaryScalingConfig = one_of(
-    RotaryScalingConfig(), ROTARY_SCALINGS, 'how planes turn for longer texts'
-  )
+  scaling: RotaryScaling = key(RotaryScalingConfig(), 'how planes turn for longer texts')
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class NoPositionsConfig:
   """Queries and keys without positions; only a causal mask distinguishes positions."""
 
@@ -94,39 +90,40 @@ class NoPositionsConfig:
 
 
 POSITIONS = table(RotaryConfig, NoPositionsConfig)
-Positions = RotaryConfig | NoPositionsConfig
+Positions = Annotated[RotaryConfig | NoPositionsConfig, OneOf(POSITIONS)]
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class LengthScaleConfig:
   """Scores do not depend on the number of keys."""
 
   kind: ClassVar[str] = 'none'
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class SeenScaleConfig(LengthScaleConfig):
   """Scores times log(max(l, least)) / log(base), with l keys that a query sees (GAU-alpha)."""
 
   kind = 'seen'
 
-  least: int = key(16, 'the smallest number of keys that counts', above=1)
-  base: float = key(512.0, 'the number of keys with a factor of 1', above=1)
+  least: Int = key(16, 'the smallest number of keys that counts', above=1)
+  base: Float = key(512.0, 'the number of keys with a factor of 1', above=1)
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class PositionScaleConfig(LengthScaleConfig):
   """Scores times max(1, log(i + 1) / log(length)) for a query at position i."""
 
   kind = 'position'
 
-  length: int = key(0, 'N, up to which the factor is 1. 0: data.sequence_length', least=0)
+  length: Int = key(0, 'N, up to which the factor is 1. 0: data.sequence_length', least=0)
 
 
 LENGTH_SCALES = table(LengthScaleConfig, SeenScaleConfig, PositionScaleConfig)
+LengthScale = Annotated[LengthScaleConfig, OneOf(LENGTH_SCALES)]
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class AsKeyConfig:
   """The value has its own projection, of the same kind and size as the key's."""
 
@@ -134,56 +131,46 @@ class AsKeyConfig:
 
 
 VALUES = table(AsKeyConfig, PattentionConfig, DenseConfig, NoProjectionConfig)
+Value = Annotated[AsKeyConfig | PattentionConfig | DenseConfig | NoProjectionConfig, OneOf(VALUES)]
 _UNIT_HEAD = 128
 _WINDOW = 'positions that a token attends to, itself included. 0: all before it'
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class SoftmaxConfig:
   """Multi-head softmax attention."""
 
   kind: ClassVar[str] = 'softmax'
 
-  heads: int = key(4, 'H, heads of the attention', above=0)
-  window: int = key(0, _WINDOW, least=0, only='lm')
-  positions: Positions = one_of(
-    RotaryConfig(), POSITIONS, 'how queries and keys depend on their positions'
+  heads: Int = key(4, 'H, heads of the attention', above=0)
+  window: Int = key(0, _WINDOW, least=0)
+  positions: Positions = key(RotaryConfig(), 'how queries and keys depend on their positions')
+  qkv: Projection = key(PattentionConfig(), 'query, key and value, each')
+  proj: MaybeProjection = key(PattentionConfig(), "the attention's output")
+  value: Value = key(
+    AsKeyConfig(), 'value: made as the key, by a projection of its own, or the input itself'
   )
-  qkv: PattentionConfig | DenseConfig = one_of(
-    PattentionConfig(), PROJECTIONS, 'query, key and value, each'
+  value_skip: Bool = key(
+    False, 'add the input to the value, each with a learned gain; the projection starts at zero'
   )
-  proj: PattentionConfig | DenseConfig | NoProjectionConfig = one_of(
-    PattentionConfig(), MAYBE_PROJECTIONS, "the attention's output"
+  proj_skip: Bool = key(
+    False, 'add the heads to their projection by proj, each with a learned gain; it starts at zero'
   )
-  value: AsKeyConfig | PattentionConfig | DenseConfig | NoProjectionConfig = one_of(
-    AsKeyConfig(), VALUES, 'value: made as the key, by a projection of its own, or the input itself'
+  length_scale: LengthScale = key(
+    LengthScaleConfig(), 'a factor of scores that grows with the length'
   )
-  value_skip: bool = key(
-    False,
-    'add the input to the value, each with a learned gain; the projection starts at zero',
-    when='value.kind=as_key|pattention|dense',
-  )
-  proj_skip: bool = key(
-    False,
-    'add the heads to their projection by proj, each with a learned gain; it starts at zero',
-    when='proj.kind=pattention|dense',
-  )
-  length_scale: LengthScaleConfig = one_of(
-    LengthScaleConfig(), LENGTH_SCALES, 'a factor of scores that grows with the length'
-  )
-  shaped: bool = key(
+  shaped: Bool = key(
     False,
     'shaped attention, α I + β A − γ C with learned gains a head and C the uniform attention; '
     'queries start at zero, which makes it the identity',
   )
-  kv_heads: int = key(
+  kv_heads: Int = key(
     0, 'G, heads of keys and values, each for H / G heads of queries. 0: heads', least=0
   )
-  head_width: int = key(0, 'K, the width of a head. 0: model.width / heads', least=0)
-  qk_norm: str = key(
+  head_width: Int = key(0, 'K, the width of a head. 0: model.width / heads', least=0)
+  qk_norm: Literal['none', 'rms'] = key(
     'none',
     'RMSNorm of the queries and keys of each head, with a scale for all heads, before rotation',
-    choices=('none', 'rms'),
   )
 
   @property
@@ -192,55 +179,47 @@ class SoftmaxConfig:
     return self.kv_heads or self.heads
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class GatedUnitConfig:
   """A gated attention unit, (U ⊙ A V) W of one head, which needs no feed-forward part."""
 
   kind: ClassVar[str] = 'gated_unit'
 
-  width: int = key(0, 'e, of U and V. 0: 2 · model.width', least=0)
-  head_width: int = key(0, 's, of queries and keys. 0: 128', least=0)
-  window: int = key(0, _WINDOW, least=0, only='lm')
-  positions: Positions = one_of(
-    RotaryConfig(), POSITIONS, 'how queries and keys depend on their positions'
-  )
-  normalise: str = key(
+  width: Int = key(0, 'e, of U and V. 0: 2 · model.width', least=0)
+  head_width: Int = key(0, 's, of queries and keys. 0: 128', least=0)
+  window: Int = key(0, _WINDOW, least=0)
+  positions: Positions = key(RotaryConfig(), 'how queries and keys depend on their positions')
+  normalise: Literal['softmax', 'squared_relu'] = key(
     'softmax',
     'from scores to weights: softmax, or relu² / l for l keys that a query sees. The softmax_plus '
     'of GAU-alpha is softmax with length_scale.kind=seen',
-    choices=('softmax', 'squared_relu'),
   )
-  length_scale: LengthScaleConfig = one_of(
-    LengthScaleConfig(), LENGTH_SCALES, 'a factor of scores that grows with the length'
+  length_scale: LengthScale = key(
+    LengthScaleConfig(), 'a factor of scores that grows with the length'
   )
-  offset: bool = key(False, 'add an offset to the scaled queries and keys')
-  uvq: PattentionConfig | DenseConfig = one_of(
-    PattentionConfig(), PROJECTIONS, 'of U, V and what queries and keys are scaled from, together'
+  offset: Bool = key(False, 'add an offset to the scaled queries and keys')
+  uvq: Projection = key(
+    PattentionConfig(), 'of U, V and what queries and keys are scaled from, together'
   )
-  out: PattentionConfig | DenseConfig = one_of(PattentionConfig(), PROJECTIONS, 'the output')
+  out: Projection = key(PattentionConfig(), 'the output')
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class LinearConfig:
   """Linear attention, whose rotation is in the numerator only (RoFormer, eq. 19)."""
 
   kind: ClassVar[str] = 'linear'
 
-  heads: int = key(4, 'H, heads of the attention', above=0)
-  positions: Positions = one_of(
-    RotaryConfig(), POSITIONS, 'how queries and keys depend on their positions'
-  )
-  feature: str = key('elu', 'φ: elu + 1, relu, or softplus', choices=('elu', 'relu', 'softplus'))
-  qkv: PattentionConfig | DenseConfig = one_of(
-    PattentionConfig(), PROJECTIONS, 'query, key and value, each'
-  )
-  proj: PattentionConfig | DenseConfig | NoProjectionConfig = one_of(
-    PattentionConfig(), MAYBE_PROJECTIONS, "the attention's output"
-  )
+  heads: Int = key(4, 'H, heads of the attention', above=0)
+  positions: Positions = key(RotaryConfig(), 'how queries and keys depend on their positions')
+  feature: Literal['elu', 'relu', 'softplus'] = key('elu', 'φ: elu + 1, relu, or softplus')
+  qkv: Projection = key(PattentionConfig(), 'query, key and value, each')
+  proj: MaybeProjection = key(PattentionConfig(), "the attention's output")
 
 
 # A mixer is named here and in `blocks.MIXERS`.
 MIXERS = table(SoftmaxConfig, GatedUnitConfig, LinearConfig)
+Mixer = Annotated[SoftmaxConfig | GatedUnitConfig | LinearConfig, OneOf(MIXERS)]
 
 
 def width_of_heads(mixer: Any, width: int) -> int:

@@ -4,94 +4,80 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from tokenformer_jax.config import pattern
 from tokenformer_jax.config.feed_forward import CapacityConfig, ExpertsConfig
-from tokenformer_jax.config.fields import MODEL_KINDS, Named, key
-from tokenformer_jax.config.layer import NORMS, LayerConfig, map_parts, parts
+from tokenformer_jax.config.layer import LayerConfig, Norm, map_parts, parts
 from tokenformer_jax.config.mixers import PositionScaleConfig
 from tokenformer_jax.config.pattern import Repeat
+from tokenformer_jax.config.section import Bool, Float, Int, Named, Str, key, section
 
 BASE = 'layer'  # the name of `model.layer` in patterns
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class InitConfig:
   """How to draw the parameters of a new model and the new parameters of a grown model."""
 
-  std: float = key(0.02, 'standard deviation of keys, embeddings and dense kernels', above=0)
-  embedding_std: float = key(
-    0.0,
-    'standard deviation of embeddings. 0: init.std. The released TPU code has 1',
-    least=0,
-    only='lm',
+  std: Float = key(0.02, 'standard deviation of keys, embeddings and dense kernels', above=0)
+  embedding_std: Float = key(
+    0.0, 'standard deviation of embeddings. 0: init.std. The released TPU code has 1', least=0
   )
-  output_std: float = key(
+  output_std: Float = key(
     0.0, 'that of what is added to the residual stream. 0: 2 / (layers · √width)', least=0
   )
-  attention_kernels: str = key(
-    'normal',
-    'kernels of value and output of attention; orthogonal is for V-SkipInit',
-    choices=('normal', 'orthogonal'),
+  attention_kernels: Literal['normal', 'orthogonal'] = key(
+    'normal', 'kernels of value and output of attention; orthogonal is for V-SkipInit'
   )
-  ffn_gain: float = key(
+  ffn_gain: Float = key(
     0.0, 'of feed-forward parts, if wiring.gains. 0: 0.1 · √(18 / layers)', least=0
   )
 
 
 class Layers(Named[LayerConfig]):
-  """Layers by name."""
+  """Layers by name; one has the values of `model.layer` that it does not set."""
+
+  follows: ClassVar[str] = BASE
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class ModelConfig:
   """What a model computes, and the distribution of its initial parameters.
 
   Equal models compute the same function of their parameters: comparisons ignore `init`.
   """
 
-  kind: str = key('lm', 'a language model or a vision transformer', choices=MODEL_KINDS)
-  pattern: str = key(
+  kind: Literal['lm', 'vit'] = key('lm', 'a language model or a vision transformer')
+  pattern: Str = key(
     'layer*4',
     'the layers in order: layer is model.layer, other names are in model.variants, for example '
     '"local*5 layer" or "(local layer)*6"',
   )
-  width: int = key(128, 'D, the size of a hidden state', above=0)
+  width: Int = key(128, 'D, the size of a hidden state', above=0)
   layer: LayerConfig = LayerConfig()
   variants: Layers = dataclasses.field(default_factory=Layers)
-  norm_epsilon: float = key(1e-5, 'added to the variance in every norm', above=0)
-  norm_epsilon_outside: bool = key(
+  norm_epsilon: Float = key(1e-5, 'added to the variance in every norm', above=0)
+  norm_epsilon_outside: Bool = key(
     False, 'RMSNorm adds norm_epsilon to the root, not inside it (Simplified Transformer Blocks)'
   )
-  embedding_norm: str = key(
-    'none', 'before the first layer, as layer.norm (GAU-alpha)', choices=NORMS, only='lm'
+  embedding_norm: Norm = key('none', 'before the first layer, as layer.norm (GAU-alpha)')
+  final_norm: Norm = key('affine', 'after the last layer, as layer.norm')
+  position_embedding: Literal['none', 'learned', 'sincos'] = key(
+    'none', 'added to the input of the first layer; lm: none, learned; vit: sincos, learned, none'
   )
-  final_norm: str = key('affine', 'after the last layer, as layer.norm', choices=NORMS)
-  position_embedding: str = key(
-    'none',
-    'added to the input of the first layer; lm: none, learned; vit: sincos, learned, none',
-    choices=('none', 'learned', 'sincos'),
-  )
-  embedding_scale: bool = key(
-    False, 'multiply embeddings of tokens by √width, as in Gemma', only='lm'
-  )
-  max_length: int = key(
+  embedding_scale: Bool = key(False, 'multiply embeddings of tokens by √width, as in Gemma')
+  max_length: Int = key(
     0, 'number of learned positions. 0: data.sequence_length, or the number of patches', least=0
   )
-  vocab_size: int = key(
-    0, '0: the ids of the tokenizer, rounded up to a multiple of 128', least=0, only='lm'
-  )
-  tied_head: bool = key(True, 'the output embedding is the input embedding. Language models only')
-  scaled_logits: bool = key(False, 'logits / √width, as in the released TPU code', only='lm')
-  patch: int = key(16, "pixels of a patch's side", above=0, only='vit')
-  channels: int = key(0, 'channels of an image. 0: as in the data', least=0, only='vit')
-  classes: int = key(0, 'outputs of the head. 0: as in the data', least=0, only='vit')
-  pool: str = key(
-    'mean',
-    'over patches; or a class token; or attention by a learned query, made as model.layer',
-    choices=('mean', 'token', 'attention'),
-    only='vit',
+  vocab_size: Int = key(0, '0: the ids of the tokenizer, rounded up to a multiple of 128', least=0)
+  tied_head: Bool = key(True, 'the output embedding is the input embedding. Language models only')
+  scaled_logits: Bool = key(False, 'logits / √width, as in the released TPU code')
+  patch: Int = key(16, "pixels of a patch's side", above=0)
+  channels: Int = key(0, 'channels of an image. 0: as in the data', least=0)
+  classes: Int = key(0, 'outputs of the head. 0: as in the data', least=0)
+  pool: Literal['mean', 'token', 'attention'] = key(
+    'mean', 'over patches; or a class token; or attention by a learned query, made as model.layer'
   )
   init: InitConfig = dataclasses.field(default=InitConfig(), compare=False)
 

@@ -1,14 +1,16 @@
 """Find keys of a config by dotted path, and the nearest name for an unknown one."""
 
+import functools
 import re
-from collections.abc import Collection, Sequence
-from typing import Any
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
 
-from tokenformer_jax.config.fields import every_key, leaves
-from tokenformer_jax.config.layer import LayerConfig
+from pydantic.fields import FieldInfo
+
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.config.run import Config
-from tokenformer_jax.config.sections import SourceConfig
+from tokenformer_jax.config.section import Leaf, field_types, fields_inside, kinds_of, leaves
 from tokenformer_jax.errors import UserError, misspelt, nearest
 
 # The section of named layers, and the section that each of these layers is a version of.
@@ -17,14 +19,15 @@ _VARIANTS, _LAYER = 'model.variants', 'model.layer'
 NAMED = {_VARIANTS: 'layer', 'data.mixture': 'source'}
 
 
-def paths() -> list[str]:
-  """Return the dotted path of every key that is not a section."""
-  return [leaf.path for leaf in leaves(Config(), every=True)]
+@functools.cache
+def _leaves() -> Mapping[str, Leaf]:
+  """Return every key of every kind that is not a section, by its path."""
+  return {leaf.path: leaf for leaf in leaves(Config(), every=True)}
 
 
 def choices(path: str) -> tuple[str, ...]:
   """Return the values that a key such as `grow.method` allows, or none if they are not listed."""
-  return {leaf.path: leaf.key.choices for leaf in leaves(Config(), every=True)}[path]
+  return _leaves()[path].key.choices
 
 
 def lookup(config: Any, path: str) -> Any:
@@ -34,53 +37,66 @@ def lookup(config: Any, path: str) -> Any:
   return config
 
 
-def check_key(path: str, *, single: bool = False) -> None:
-  """Check that a dotted path names a key; with `single`, one that is not a section of keys.
+def type_of(path: str) -> type:
+  """Return the type of the key at a dotted path, a key of any kind of its section: int, str, ….
 
   Raises:
-    UserError: there is no such key; the message has the nearest name.
+    UserError: there is no such key, or it is a section; the message has the nearest name.
   """
-  known: Any = every_key(Config())
+  known: dict[str, FieldInfo | None] = dict(field_types(Config))
+  field: FieldInfo | None = None
   for i, name in enumerate(parts := path.split('.')):
     section = '.'.join(parts[:i])
-    inside = known if isinstance(known, dict) else {}
-    if section == _VARIANTS:
-      check_layer_name(section, name)
-      inside = {name: every_key(LayerConfig())}
-    elif section in NAMED:
-      check_source_name(section, name)
-      inside = {name: every_key(SourceConfig())}
-    if name not in inside:
-      raise unknown(name, f'{section}.' if section else '', inside, path)
-    known = inside[name]
-  if single and path in NAMED:
+    if section in NAMED:
+      check_name(section, name)
+      continue
+    if name not in known:
+      raise unknown(name, f'{section}.' if section else '', known, path)
+    field = known[name]
+    known = {} if field is None else dict(fields_inside(field))
+    if field is not None and kinds_of(field):
+      known = {'kind': None, **known}
+  if path in NAMED:
     raise UserError(
       f'config.{path} is a section of {NAMED[path]}s; set keys of one, {path}.NAME.KEY'
     )
-  if single and isinstance(known, dict):
+  if known:
     raise UserError(f'config.{path} is a section of keys; set one of {", ".join(known)}')
+  if field is None or typing.get_origin(field.annotation) is Literal:
+    return str
+  return typing.get_origin(field.annotation) or field.annotation
 
 
-def check_layer_name(section: str, name: str) -> None:
-  """Raise a UserError if a pattern could not have this name of a layer in `model.variants`."""
-  if not (name.isidentifier() and name.isascii()) or name == BASE:
+def check_name(section: str, name: str) -> None:
+  """Check the name of a layer in `model.variants`, or of a source in `data.mixture`.
+
+  Raises:
+    UserError: a pattern, a figure or a flag could not have this name.
+  """
+  name = str(name)  # Python code may use any key.
+  is_word = name.isidentifier() and name.isascii()
+  if section == _VARIANTS and (not is_word or name == BASE):
     raise UserError(
       f'config.{section}.{name} cannot be the name of a layer; take a word of letters, digits and '
       f'_ that is not {BASE!r}'
     )
-
-
-def check_source_name(section: str, name: str) -> None:
-  """Check the name of a source in the section of keys `data.mixture`.
-
-  Raises:
-    UserError: figures, flags and files could not have this name.
-  """
-  if not (name.isidentifier() and name.isascii()):
+  if not is_word:
     raise UserError(
       f'config.{section} names a source {name!r}, which cannot be its name; take a word of '
       'letters, digits and _'
     )
+
+
+def meaningless(path: str, value: Any, needed: str, kind: str) -> UserError:
+  """Return the error for a key that needs a choice such as `model.kind=lm`, not `kind`.
+
+  An empty `kind` is a key without a value.
+  """
+  shown = 'given' if isinstance(value, Mapping) else repr(value)
+  here = f'this is {kind}' if kind else 'that is not set'
+  return UserError(
+    f'config.{path} is {shown}, which has a meaning for {needed} only, and {here}; leave it out'
+  )
 
 
 def unknown(name: str, section: str, known: Collection[str], path: str = '') -> UserError:
@@ -109,9 +125,9 @@ def _elsewhere(path: str) -> list[str]:
   if layer:
     path = _LAYER + path[layer.end() :]
   parts = path.split('.')
-  found = keys_named(parts[-1])
-  found = [key for key in found if _has_in_order(key.split('.'), parts)] or found
-  return [re.sub(rf'^{_LAYER}\b', layer[0], key) for key in found] if layer else found
+  same = keys_named(parts[-1])
+  same = [key for key in same if _has_in_order(key.split('.'), parts)] or same
+  return [re.sub(rf'^{_LAYER}\b', layer[0], key) for key in same] if layer else same
 
 
 def _has_in_order(whole: Sequence[str], parts: Sequence[str]) -> bool:
@@ -121,7 +137,7 @@ def _has_in_order(whole: Sequence[str], parts: Sequence[str]) -> bool:
 
 def keys_named(name: str) -> list[str]:
   """Return the keys whose last part is `name`; if there is none, those with the nearest name."""
-  last = {path: path.rpartition('.')[2] for path in paths()}
+  last = {path: path.rpartition('.')[2] for path in _leaves()}
   if name not in last.values():
     name = misspelt(name, last.values())
   return [path for path, own in last.items() if own == name]

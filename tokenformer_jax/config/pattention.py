@@ -4,15 +4,15 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterable
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from tokenformer_jax.config.fields import key, one_of, table
+from tokenformer_jax.config.section import Bool, Float, Int, OneOf, Str, key, section, table
 from tokenformer_jax.errors import UserError, nearest
 
 _GROUP = re.compile(r'([0-9]{1,13})(?::([0-9]{0,13}))?(?::([a-z0-9_]{1,40}))?(?:\*([0-9]{1,4}))?')
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class ScoreConfig:
   """Θ, which maps scores of parameter tokens to weights: see `pattention.parameter_weights`."""
 
@@ -22,63 +22,70 @@ class ScoreConfig:
   zero_at_zero: ClassVar[bool] = False
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class _NormedScore(ScoreConfig):
-  row_epsilon: float = key(
+  row_epsilon: Float = key(
     0.0, 'added to the norm of scores; the released TPU code has 1e-5', least=0
   )
 
 
-_GELU = key('exact', 'the exact function or its approximation by tanh', choices=('exact', 'tanh'))
+GELU = Literal['exact', 'tanh']
+_GELU = 'the exact function or its approximation by tanh'
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class _GELUNormScore(_NormedScore):
   zero_at_zero = True
 
-  gelu: str = _GELU
+  gelu: GELU = key('exact', _GELU)
 
 
+@section
 class L2NormGELU(_GELUNormScore):
   """GELU(τ A / ‖A‖₂), the score of the TokenFormer."""
 
   kind = 'l2_norm_gelu'
 
 
+@section
 class GELUL2Norm(_GELUNormScore):
   """τ GELU(A) / ‖GELU(A)‖₂ (TokenFormer, Table 4)."""
 
   kind = 'gelu_l2_norm'
 
 
+@section
 class GELUL1Norm(_GELUNormScore):
   """τ² GELU(A) / ‖GELU(A)‖₁ (TokenFormer, Table 4)."""
 
   kind = 'gelu_l1_norm'
 
 
+@section
 class SoftmaxScore(_NormedScore):
   """τ² exp(A) / ‖exp(A)‖₁ (TokenFormer, Table 4)."""
 
   kind = 'softmax'
 
 
+@section
 class ExpL2Norm(_NormedScore):
   """τ exp(A) / ‖exp(A)‖₂."""
 
   kind = 'exp_l2_norm'
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class GELUScore(ScoreConfig):
   """GELU(A): parameter tokens are the two matrices of a Transformer's MLP, word for word."""
 
   kind = 'gelu'
   zero_at_zero = True
 
-  gelu: str = _GELU
+  gelu: GELU = key('exact', _GELU)
 
 
+@section
 class LinearScore(ScoreConfig):
   """A itself: N tokens whose values begin at zero are LoRA of rank N (arXiv 2106.09685)."""
 
@@ -87,22 +94,21 @@ class LinearScore(ScoreConfig):
 
 
 SCORES = table(L2NormGELU, GELUL2Norm, GELUL1Norm, SoftmaxScore, ExpL2Norm, GELUScore, LinearScore)
+Score = Annotated[ScoreConfig, OneOf(SCORES)]
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class PattentionConfig:
   """A projection by attention to parameter tokens."""
 
   kind: ClassVar[str] = 'pattention'
 
-  tokens: int = key(128, 'N, the number of parameter tokens', above=0)
-  reference: int = key(
-    0,
-    'τ² of the score. 0: equal to tokens. Growth keeps it: see grow.scale',
-    least=0,
+  tokens: Int = key(128, 'N, the number of parameter tokens', above=0)
+  reference: Int = key(
+    0, 'τ² of the score. 0: equal to tokens. Growth keeps it: see grow.scale', least=0
   )
-  score: ScoreConfig = one_of(L2NormGELU(), SCORES, 'Θ, from scores to weights: see pattention.py')
-  groups: str = key(
+  score: Score = key(L2NormGELU(), 'Θ, from scores to weights: see pattention.py')
+  groups: Str = key(
     '',
     "tokens of each group with a norm of its own, as in '576 1728' or '64*4', or with the τ² of "
     "each, as in '576:576 1728:1728', and a score of its own, as in '576 64::gelu'. '': one group",
@@ -190,20 +196,18 @@ def resized(config: PattentionConfig, tokens: int) -> PattentionConfig:
   return with_groups(config, groups)
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class NoProjectionConfig:
   """No projection: the input itself, or no parameter tokens beside a matrix."""
 
   kind: ClassVar[str] = 'none'
 
 
-def beside(what: str) -> Any:
-  """Return a field for the parameter tokens whose output is added to that of `what`."""
-  variants = table(NoProjectionConfig, PattentionConfig)
-  return one_of(NoProjectionConfig(), variants, f'parameter tokens whose output is added to {what}')
+ADDED_TOKENS = table(NoProjectionConfig, PattentionConfig)
+AddedTokens = Annotated[NoProjectionConfig | PattentionConfig, OneOf(ADDED_TOKENS)]
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class DenseConfig:
   """A projection by a matrix, the Transformer's, and by parameter tokens beside it.
 
@@ -212,9 +216,15 @@ class DenseConfig:
 
   kind: ClassVar[str] = 'dense'
 
-  bias: bool = key(False, 'add a bias')
-  beside: NoProjectionConfig | PattentionConfig = beside('that of the matrix')
+  bias: Bool = key(False, 'add a bias')
+  beside: AddedTokens = key(
+    NoProjectionConfig(), 'parameter tokens whose output is added to that of the matrix'
+  )
 
 
 PROJECTIONS = table(PattentionConfig, DenseConfig)
 MAYBE_PROJECTIONS = table(PattentionConfig, DenseConfig, NoProjectionConfig)
+Projection = Annotated[PattentionConfig | DenseConfig, OneOf(PROJECTIONS)]
+MaybeProjection = Annotated[
+  PattentionConfig | DenseConfig | NoProjectionConfig, OneOf(MAYBE_PROJECTIONS)
+]

@@ -1,31 +1,20 @@
-"""The config of a whole run, and the check that values of several sections fit together."""
+"""The config of a whole run."""
 
-import dataclasses
-import pkgutil
+from typing import Literal
 
-from tokenformer_jax.config import fields
-from tokenformer_jax.config.check_model import (
-  check_accumulation,
-  check_capacity,
-  check_model,
-  check_receptive_field,
-  check_stochastic_depth,
-)
-from tokenformer_jax.config.fields import key
 from tokenformer_jax.config.model import ModelConfig
-from tokenformer_jax.config.optim import OptimConfig, frozen_groups, old_token_rate
+from tokenformer_jax.config.optim import OptimConfig
+from tokenformer_jax.config.section import Str, key, section
 from tokenformer_jax.config.sections import (
   DataConfig,
   DistillConfig,
   GrowConfig,
   MeshConfig,
   TrainConfig,
-  profile_range,
 )
-from tokenformer_jax.errors import UserError
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class Config:
   """The config of a whole run."""
 
@@ -34,147 +23,9 @@ class Config:
   optim: OptimConfig = OptimConfig()
   train: TrainConfig = TrainConfig()
   mesh: MeshConfig = MeshConfig()
-  dtype: str = key(
-    'auto',
-    'dtype of activations. auto: bfloat16 on TPU and GPU, float32 on CPU',
-    choices=('auto', 'float32', 'bfloat16'),
+  dtype: Literal['auto', 'float32', 'bfloat16'] = key(
+    'auto', 'dtype of activations. auto: bfloat16 on TPU and GPU, float32 on CPU'
   )
-  init_from: str = key('', "another run's directory, DIR or DIR@STEP, grown to this model")
+  init_from: Str = key('', "another run's directory, DIR or DIR@STEP, grown to this model")
   grow: GrowConfig = GrowConfig()
   distill: DistillConfig = DistillConfig()
-
-
-def check(config: Config) -> None:
-  """Check everything that can be known before data is read or a device is touched.
-
-  Raises:
-    UserError: a value is not allowed, does not apply to this kind of model, or does not fit another
-      value.
-  """
-  fields.check(config)
-  fields.check_scope(config, config.model.kind)
-  check_model(config.model)
-  check_stochastic_depth(config.model, config.optim.drop_path, 'optim.drop_path')
-  profile_range(config.train)
-  old_token_rate(config.optim)
-  frozen_groups(config.optim)
-  if config.optim.skip_deviations and config.train.max_skipped_steps == 1:
-    raise UserError(
-      f'config.optim.skip_deviations is {config.optim.skip_deviations:g}, and with '
-      'config.train.max_skipped_steps=1 no outlier would be skipped; set that to 2 or more, or '
-      'skip_deviations to 0'
-    )
-  if config.data.chat_template and not config.data.has_chat:
-    raise UserError(
-      f'config.data.chat_template is {config.data.chat_template}, which has a meaning for '
-      'config.data.rows=chat and here no source has it; leave it out, or set rows'
-    )
-  if config.data.mixture:
-    pkgutil.resolve_name('tokenformer_jax.config.mixture:check')(config)
-  if config.distill.init == 'yes' and config.init_from:
-    raise UserError(
-      f'config.distill.init=yes and config.init_from={config.init_from} both say which parameters '
-      'the run begins with; set config.distill.init=no, or leave init_from out'
-    )
-  if config.init_from and config.grow.rate:
-    raise UserError(
-      f'config.grow.rate is {config.grow.rate}, which is for the command grow; with init_from the '
-      'rate is optim.learning_rate itself, so set that'
-    )
-  _check_lengths(config)
-  check_decay(config)
-  _check_positions(config.model, config.data)
-  check_accumulation(config.model, config.optim.accumulation_steps)
-  if config.data.has_stages:
-    pkgutil.resolve_name('tokenformer_jax.config.stages:check')(config, _check_sizes)
-  else:
-    _check_sizes(config)
-
-
-def _check_sizes(config: Config) -> None:
-  """Check the size of a batch and the length of its sequences."""
-  if config.model.kind == 'lm':
-    length = config.data.sequence_length
-    check_receptive_field(config.model, config.train.receptive_field, length)
-  check_capacity(config.model, _tokens_of_an_input(config))
-  if config.data.batch_size % config.optim.accumulation_steps:
-    raise UserError(
-      f'config.data.batch_size is {config.data.batch_size}, which is not a multiple of '
-      f'optim.accumulation_steps={config.optim.accumulation_steps}'
-    )
-
-
-def _check_lengths(config: Config) -> None:
-  """Check that each length is set in one unit only."""
-  for section, name in (('train', ''), ('optim', 'warmup_')):
-    values, defaults = getattr(config, section), getattr(Config(), section)
-    names = [f'{name}{unit}' for unit in ('steps', 'epochs', 'examples')]
-    given = [n for n in names if getattr(values, n) != getattr(defaults, n)]
-    if len(given) > 1:
-      lengths = ' and '.join(f'config.{section}.{n}={getattr(values, n)}' for n in given)
-      raise UserError(f'{lengths} set one length in several units; give one of them')
-
-
-def check_decay(config: Config) -> None:
-  """Check that `train.decay_from` fits the schedule, its warm-up and the length of the run.
-
-  A length in epochs or examples is not checked: it has no number of steps before the data is read.
-
-  Raises:
-    UserError: it does not fit.
-  """
-  train, optim, start = config.train, config.optim, config.train.decay_from
-  if not start:
-    return
-  found = f'config.train.decay_from is {start}'
-  if optim.schedule != 'wsd':
-    raise UserError(
-      f'{found}, and optim.schedule={optim.schedule} has no decay of its own; set '
-      'config.optim.schedule=wsd, which is constant until the decay'
-    )
-  if optim.decay_share != OptimConfig().decay_share:
-    raise UserError(
-      f'{found} and config.optim.decay_share is {optim.decay_share}, which both say where the '
-      'decay begins; give one of them'
-    )
-  if not (train.epochs or train.examples) and start >= train.steps:
-    raise UserError(
-      f'{found}, but the run ends at train.steps={train.steps}; raise train.steps, which is where '
-      'the decay ends'
-    )
-  if not (optim.warmup_epochs or optim.warmup_examples) and start < optim.warmup_steps:
-    raise UserError(
-      f'{found}, which is inside the warm-up of optim.warmup_steps={optim.warmup_steps}; set it to '
-      f'{optim.warmup_steps} or more'
-    )
-
-
-def _tokens_of_an_input(config: Config) -> int:
-  """Return T, the number of slots of a training text or of an image."""
-  model, data = config.model, config.data
-  if model.kind == 'lm':
-    return data.sequence_length
-  return (data.image_size // model.patch) ** 2 + (model.pool == 'token')
-
-
-def _check_positions(model: ModelConfig, data: DataConfig) -> None:
-  """Check that a model has positions for all tokens or patches of an input."""
-  learned = model.position_embedding == 'learned'
-  if model.kind == 'lm':
-    if learned and 0 < model.max_length < data.sequence_length:
-      raise UserError(
-        f'config.model.max_length is {model.max_length}, less than data.sequence_length='
-        f'{data.sequence_length}; learned positions must reach that far'
-      )
-    return
-  if data.image_size % model.patch:
-    raise UserError(
-      f'config.data.image_size is {data.image_size}, which is not a multiple of '
-      f'model.patch={model.patch}'
-    )
-  patches = (data.image_size // model.patch) ** 2
-  if learned and model.max_length not in (0, patches):
-    raise UserError(
-      f'config.model.max_length is {model.max_length}, but images of data.image_size='
-      f'{data.image_size} have {patches} patches; set it to 0 to have it fit'
-    )

@@ -3,56 +3,65 @@
 import dataclasses
 import pkgutil
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from tokenformer_jax.config import conditions, fields
-from tokenformer_jax.config.fields import Named, key
-from tokenformer_jax.config.pattention import SCORES
-from tokenformer_jax.config.trackers import TRACKERS
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+from tokenformer_jax.config import conditions
+from tokenformer_jax.config.section import (
+  Bool,
+  Float,
+  Int,
+  Long,
+  Named,
+  Str,
+  key,
+  leaves,
+  section,
+)
 from tokenformer_jax.errors import UserError
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class MeshConfig:
   """Sizes of the mesh axes; one size may be -1: all remaining devices."""
 
-  replica: int = key(1, 'copies of the model')
-  fsdp: int = key(-1, 'parts of parameters by width, and of the batch')
-  experts: int = key(
+  replica: Int = key(1, 'copies of the model')
+  fsdp: Int = key(-1, 'parts of parameters by width, and of the batch')
+  experts: Int = key(
     1,
     'parts of the experts, and of batch and width as well: these devices are also fsdp. 0: the '
     'number with which devices exchange the fewest bytes',
   )
-  sequence: int = key(
+  sequence: Int = key(
     1,
     'parts of the positions of a row, and of the width as well; attention exchanges heads for '
     'positions (docs/pods.md)',
   )
-  tokens: int = key(1, 'parts of parameter tokens, heads and vocabulary')
+  tokens: Int = key(1, 'parts of parameter tokens, heads and vocabulary')
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class SourceConfig:
   """A source of a mixture."""
 
-  source: str = key('', 'the text, as data.source', only='lm')
-  validation_source: str = key(
-    '', "its validation text, as data.validation_source. '': a part of the source", only='lm'
+  source: Str = key('', 'the text, as data.source')
+  validation_source: Str = key(
+    '', "its validation text, as data.validation_source. '': a part of the source"
   )
-  rows: str = key('text', 'its documents, as data.rows', choices=('text', 'chat'), only='lm')
-  store: str = key('', 'the folder of its token store, as data.store', only='lm')
-  weight: float = key(
+  rows: Literal['text', 'chat'] = key('text', 'its documents, as data.rows')
+  store: Str = key('', 'the folder of its token store, as data.store')
+  weight: Float = key(
     0.0,
     'its share of the samples; the weights of a mixture add up to 1. 0: only evaluated',
     least=0,
     most=1,
-    only='lm',
   )
-  weight_by_step: str = key(
+  weight_by_step: Str = key(
     '',
     'the weight over steps, instead of weight: points STEP:WEIGHT with straight lines between, '
     'for example "0:0.5 1000:0.9"',
-    only='lm',
   )
 
 
@@ -60,118 +69,93 @@ class Sources(Named[SourceConfig]):
   """The sources of a mixture by name."""
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class DataConfig:
   """The source of text or images, and how they become batches."""
 
-  source: str = key(
+  source: Str = key(
     'stdlib',
     'stdlib, files:GLOB, parquet:GLOB, hf:NAME or tfds:NAME, or several with " + " between them '
     '(docs/data.md); for images digits, tfds:NAME or folder:DIR',
   )
-  validation_source: str = key(
-    '', "a source of validation text, instead of a part of source. '': none", only='lm'
+  validation_source: Str = key(
+    '', "a source of validation text, instead of a part of source. '': none"
   )
   mixture: Sources = dataclasses.field(default_factory=Sources)
-  deduplicate: bool = key(
-    False, 'leave out documents that repeat an earlier one exactly', only='lm'
-  )
-  rows: str = key(
+  deduplicate: Bool = key(False, 'leave out documents that repeat an earlier one exactly')
+  rows: Literal['text', 'chat'] = key(
     'text',
     'the documents of source: text; or chat, rows of messages, or of prompt and response, of which '
     'only the answers carry loss',
-    choices=('text', 'chat'),
-    only='lm',
   )
-  chat_template: str = key(
+  chat_template: Str = key(
     '',
     "a .jinja file with generation marks, which makes text of chat. '': the template beside the "
     'tokenizer.json, or a built-in one',
-    only='lm',
   )
-  text_field: str = key('text', 'the field or column with the text of a row', only='lm')
-  tokenizer: str = key(
-    'bpe:4096', 'bpe:SIZE, bytes, or a path to a Hugging Face tokenizer.json', only='lm'
-  )
-  documents: str = key(
+  text_field: Str = key('text', 'the field or column with the text of a row')
+  tokenizer: Str = key('bpe:4096', 'bpe:SIZE, bytes, or a path to a Hugging Face tokenizer.json')
+  documents: Literal['joined', 'masked', 'separate'] = key(
     'joined',
     'those in one sequence: joined, a token also sees the documents before its own; masked, only '
     'its own; separate, only its own, and positions restart with each',
-    choices=('joined', 'masked', 'separate'),
-    only='lm',
   )
-  sequence_length: int = key(256, 'T, in tokens', above=0, only='lm')
-  sequence_length_by_step: str = key(
+  sequence_length: Int = key(256, 'T, in tokens', above=0)
+  sequence_length_by_step: Str = key(
     '',
     'T over steps: points STEP:LENGTH, each length until the next point, for example "0:512 '
     '9000:2048"; the longest is sequence_length, which evaluations have throughout',
-    only='lm',
   )
-  batch_size: int = key(
+  batch_size: Int = key(
     16, 'sequences or images in one optimizer update, over all devices', above=0
   )
-  batch_size_by_step: str = key(
+  batch_size_by_step: Str = key(
     '',
     'the batch size over steps, in the same form, for example "0:64 9000:16"; batch_size is then '
     'that of evaluations alone',
   )
-  validation_fraction: float = key(
+  validation_fraction: Float = key(
     0.05,
     'the part of source to hold out without validation_source: documents, at least one, chosen by '
     'a hash of the text; the end of a lone text file; images, if source has no validation split',
     above=0,
     below=1,
   )
-  cache_dir: str = key('', "for token stores. '': $XDG_CACHE_HOME/tokenformer_jax or ~/.cache/…")
-  store: str = key(
+  cache_dir: Str = key('', "for token stores. '': $XDG_CACHE_HOME/tokenformer_jax or ~/.cache/…")
+  store: Str = key(
     '',
     "the folder of a token store made by tokenformer prepare, on a disk or in a bucket. '': in "
     'cache_dir, made by the run',
-    only='lm',
   )
-  cache_gb: float = key(
+  cache_gb: Float = key(
     10.0,
     'GB on a disk for each process, in cache_dir, for tokens of a store in a bucket. 0: none',
     least=0,
-    only='lm',
   )
-  workers: int = key(0, 'processes that read ahead. 0: threads of this process', least=0)
-  prefetch: int = key(8, 'batches read ahead', above=0)
-  new_order_at: int = key(
+  workers: Int = key(0, 'processes that read ahead. 0: threads of this process', least=0)
+  prefetch: Int = key(8, 'batches read ahead', above=0)
+  new_order_at: Int = key(
     0,
     'step of a checkpoint: a run resumed there may change seed, sequence_length or text, and '
     'begins at the first sample of the new order. 0: a resumed run keeps its order',
     least=0,
   )
-  image_size: int = key(224, 'pixels of a side', above=0, only='vit')
-  crop_area: float = key(
-    1.0,
-    'the smallest part of an image that a random crop keeps. 1: no crops',
-    above=0,
-    most=1,
-    only='vit',
+  image_size: Int = key(224, 'pixels of a side', above=0)
+  crop_area: Float = key(
+    1.0, 'the smallest part of an image that a random crop keeps. 1: no crops', above=0, most=1
   )
-  flip: bool = key(False, 'mirror every other image', only='vit')
-  rand_augment: float = key(0.0, 'magnitude of RandAugment. 0: none', least=0, most=10, only='vit')
-  rand_augment_std: float = key(0.5, 'standard deviation of the magnitude', least=0, only='vit')
-  color_jitter: float = key(
-    0.0, 'largest change of brightness, contrast and saturation', least=0, most=1, only='vit'
+  flip: Bool = key(False, 'mirror every other image')
+  rand_augment: Float = key(0.0, 'magnitude of RandAugment. 0: none', least=0, most=10)
+  rand_augment_std: Float = key(0.5, 'standard deviation of the magnitude', least=0)
+  color_jitter: Float = key(
+    0.0, 'largest change of brightness, contrast and saturation', least=0, most=1
   )
-  erase: float = key(
-    0.0,
-    'probability that a rectangle of an image is filled with noise',
-    least=0,
-    most=1,
-    only='vit',
+  erase: Float = key(
+    0.0, 'probability that a rectangle of an image is filled with noise', least=0, most=1
   )
-  eval_crop: float = key(
-    1.0, 'the part of the shorter side that evaluation sees', above=0, most=1, only='vit'
-  )
-  on_bad_image: str = key(
-    'skip',
-    'an image that cannot be read, or has no valid label',
-    choices=('skip', 'fail'),
-    only='vit',
+  eval_crop: Float = key(1.0, 'the part of the shorter side that evaluation sees', above=0, most=1)
+  on_bad_image: Literal['skip', 'fail'] = key(
+    'skip', 'an image that cannot be read, or has no valid label'
   )
 
   @property
@@ -222,103 +206,104 @@ def at_stage(data: DataConfig, stage: Stage) -> DataConfig:
   )
 
 
-@dataclasses.dataclass(frozen=True)
+Tracker = Literal['tensorboard', 'wandb', 'trackio', 'mlflow']
+
+
+def _once(names: tuple[str, ...]) -> tuple[str, ...]:
+  """Check that no name stands twice in a list."""
+  if len(set(names)) < len(names):
+    raise PydanticCustomError('twice', 'a name twice')
+  return names
+
+
+@section
 class TrainConfig:
   """The length of the run, what it writes, and how the step is computed."""
 
-  steps: int = key(1000, 'optimizer updates', above=0)
-  epochs: float = key(
+  steps: Int = key(1000, 'optimizer updates', above=0)
+  epochs: Float = key(
     0.0, 'passes over the training data, instead of steps, if greater than 0', least=0
   )
-  examples: int = key(0, 'sequences or images, instead of steps', least=0, bits=64)
-  decay_from: int = key(
+  examples: Long = key(0, 'sequences or images, instead of steps', least=0)
+  decay_from: Int = key(
     0,
     'with optim.schedule=wsd, the update from which the rate decays until the last step; a run may '
     'begin there from the checkpoint of a longer one (init_from). 0: as optim.decay_share says',
     least=0,
   )
-  seed: int = key(0, 'seed of parameters, of the order of the data and of random draws', least=0)
-  log_every: int = key(10, 'steps between lines of figures', above=0)
-  eval_every: int = key(
+  seed: Int = key(0, 'seed of parameters, of the order of the data and of random draws', least=0)
+  log_every: Int = key(10, 'steps between lines of figures', above=0)
+  eval_every: Int = key(
     250, 'steps between evaluations; also at the end. 0: only at the end', least=0
   )
-  eval_batches: int = key(0, 'batches of an evaluation. 0: the whole validation split', least=0)
-  checkpoint_every: int = key(250, 'steps between checkpoints; also at the end', above=0)
-  keep_checkpoints: int = key(
+  eval_batches: Int = key(0, 'batches of an evaluation. 0: the whole validation split', least=0)
+  checkpoint_every: Int = key(250, 'steps between checkpoints; also at the end', above=0)
+  keep_checkpoints: Int = key(
     2, 'newest checkpoints to keep, besides the best by eval/loss', above=0
   )
-  ema: float = key(
+  ema: Float = key(
     0.0,
     'decay of a moving average of the parameters, also evaluated, as eval/ema_…. 0: none',
     least=0,
     below=1,
   )
-  drop_groups: float = key(
+  drop_groups: Float = key(
     0.0,
     'probability that a step trains only the first groups of parameter tokens, so that each number '
     'of them serves alone: see steps/elastic.py',
     least=0,
     most=1,
   )
-  max_skipped_steps: int = key(
+  max_skipped_steps: Int = key(
     20,
     'skipped steps in a row after which the run stops; an outlier by optim.skip_deviations is made '
     'in the place of the last of them',
     above=0,
   )
-  check_devices: int = key(
+  check_devices: Int = key(
     0,
     'steps between those that also look for devices that compute wrong, without an error. 0: none',
     least=0,
   )
-  device_checker: str = key(
+  device_checker: Literal['repeat', 'sdc_checker'] = key(
     'repeat',
     'how: compute the step twice and compare the bits; or by the SDC checker of the TPU compiler',
-    choices=('repeat', 'sdc_checker'),
-    when='check_devices',
   )
-  sample_tokens: int = key(
-    64, 'length of the text written at each evaluation. 0: none', least=0, only='lm'
+  sample_tokens: Int = key(64, 'length of the text written at each evaluation. 0: none', least=0)
+  sample_prompt: Str = key('', "the start of that text. '': a new document")
+  remat: Literal['auto', 'everything', 'score_inputs', 'dots', 'attention', 'full', 'offload'] = (
+    key(
+      'auto', 'the values to save for the backward pass: see model/stack.py. auto: as many as fit'
+    )
   )
-  sample_prompt: str = key('', "the start of that text. '': a new document", only='lm')
-  remat: str = key(
-    'auto',
-    'the values to save for the backward pass: see model/stack.py. auto: as many as fit',
-    choices=('auto', 'everything', 'score_inputs', 'dots', 'attention', 'full', 'offload'),
-  )
-  layers: str = key(
+  layers: Literal['auto', 'scan', '2', '4', '8', 'unrolled'] = key(
     'auto',
     'a loop over layers, with one in its body (scan), or at most 2, 4 or 8; or all without a loop. '
     'auto: the fastest that fits',
-    choices=('auto', 'scan', '2', '4', '8', 'unrolled'),
   )
-  attention: str = key(
-    'auto', 'the kernel: see model/kernels.py', choices=('auto', 'xla', 'cudnn', 'splash')
+  attention: Literal['auto', 'xla', 'cudnn', 'splash'] = key(
+    'auto', 'the kernel: see model/kernels.py'
   )
-  compiler_options: str = key(
-    'auto',
-    "options for the devices, or XLA's defaults (none): see steps/compiler.py",
-    choices=('auto', 'deterministic', 'none'),
+  compiler_options: Literal['auto', 'deterministic', 'none'] = key(
+    'auto', "options for the devices, or XLA's defaults (none): see steps/compiler.py"
   )
-  receptive_field: float = key(
+  receptive_field: Float = key(
     0.75,
     'where the last layer attends to all positions and knows none of them, the most that the '
     'windows before it may reach, as a part of data.sequence_length (HWFA). 0: not checked',
     least=0,
-    only='lm',
   )
-  loss_chunk: int = key(
-    256, 'positions of each sequence whose logits are in memory at once', above=0, only='lm'
+  loss_chunk: Int = key(
+    256, 'positions of each sequence whose logits are in memory at once', above=0
   )
-  profile_steps: str = key(
+  profile_steps: Str = key(
     '', "'FIRST:LAST' writes a profile of these steps into the work directory"
   )
-  trackers: tuple[str, ...] = key(
+  trackers: Annotated[tuple[Tracker, ...], AfterValidator(_once)] = key(
     ('tensorboard',),
     'what shows the figures beside metrics.jsonl, several with commas between (docs/commands.md)',
-    choices=tuple(TRACKERS),
   )
-  compilation_cache: str = key('', "directory of compiled programs. '': none")
+  compilation_cache: Str = key('', "directory of compiled programs. '': none")
 
 
 def profile_range(train: TrainConfig) -> tuple[int, int] | None:
@@ -352,85 +337,77 @@ CHANGES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class GrowConfig:
   """How `init_from` or the grow command makes a larger model from a trained one: see grow/."""
 
-  method: str = key(
+  method: Literal[
+    'group', 'zero_keys', 'duplicate', 'random', 'net2net', 'net2net_fill', 'hypercloning'
+  ] = key(
     'group',
     'group adds tokens with a norm of their own, the next three add tokens to the last group, and '
     'the others widen a Transformer',
-    choices=(
-      'group',
-      'zero_keys',
-      'duplicate',
-      'random',
-      'net2net',
-      'net2net_fill',
-      'hypercloning',
-    ),
-    growth='more_tokens or wider',
   )
-  scale: str = key(
-    '',
-    "keep or resize the reference counts. '': whichever is exact for the method",
-    choices=('', 'keep', 'resize'),
-    growth='more_tokens',
+  scale: Literal['', 'keep', 'resize'] = key(
+    '', "keep or resize the reference counts. '': whichever is exact for the method"
   )
-  new_keys: str = key(
+  new_keys: Literal['init', 'trained', 'copies'] = key(
     'init',
     'the keys of new tokens, for group and random: drawn as at the start, drawn with the root mean '
     "square of each layer's trained keys, or copied from them with noise",
-    choices=('init', 'trained', 'copies'),
-    growth='more_tokens and method=group|random',
   )
-  new_values: str = key(
+  new_values: Literal['', 'init', 'zero'] = key(
+    '', "the values of new tokens. '': zero for group, init for the others"
+  )
+  new_score: Literal[
     '',
-    "the values of new tokens. '': zero for group, init for the others",
-    choices=('', 'init', 'zero'),
-    growth='more_tokens and method=group|zero_keys|random',
-  )
-  new_score: str = key(
+    'l2_norm_gelu',
+    'gelu_l2_norm',
+    'gelu_l1_norm',
+    'softmax',
+    'exp_l2_norm',
+    'gelu',
+    'linear',
+  ] = key(
     '',
     "the score function of a new group. '': the projection's; l2_norm_gelu for the first group "
     'beside a matrix',
-    choices=('', *SCORES),
-    growth='more_tokens and method=group',
   )
-  moments: str = key('pad', "the optimizer's moments", choices=('pad', 'drop'))
-  step: str = key(
-    'keep',
-    'the step number, which sets the position in the data and the schedule',
-    choices=('keep', 'restart'),
+  moments: Literal['pad', 'drop'] = key('pad', "the optimizer's moments")
+  step: Literal['keep', 'restart'] = key(
+    'keep', 'the step number, which sets the position in the data and the schedule'
   )
-  noise: float = key(
-    0.0,
-    "added to copies, as a fraction of each array's root mean square. 0: exact",
-    least=0,
-    growth='more_tokens and method=duplicate or more_tokens and new_keys=copies or wider and '
-    'method=net2net|hypercloning',
+  noise: Float = key(
+    0.0, "added to copies, as a fraction of each array's root mean square. 0: exact", least=0
   )
-  seed: int = key(
-    0,
-    'seed of the random draws of growth',
-    least=0,
-    growth='more_tokens or wider or more_experts or deeper and place=between|behind',
-  )
-  rate: float = key(
+  seed: Int = key(0, 'seed of the random draws of growth', least=0)
+  rate: Float = key(
     0.0,
     'factor on optim.learning_rate in the config that the command grow writes. 0: r^−¾, where r is '
     'the factor by which the parameters of the layers grow; 1: as before',
     least=0,
     most=100,
   )
-  place: str = key(
+  place: Literal['copies', 'between', 'behind', 'whole_copies'] = key(
     'copies',
     'of new layers: between the old ones as copies of the layer before that add nothing yet, or '
     'drawn between the old ones or behind them; whole_copies add what the layer before adds, which '
     'is not exact',
-    choices=('copies', 'between', 'behind', 'whole_copies'),
-    growth='deeper',
   )
+
+
+# The growths for which a key has an effect, as `config.conditions` reads them; the others: all.
+GROWTHS = {
+  'method': 'more_tokens or wider',
+  'scale': 'more_tokens',
+  'new_keys': 'more_tokens and method=group|random',
+  'new_values': 'more_tokens and method=group|zero_keys|random',
+  'new_score': 'more_tokens and method=group',
+  'noise': 'more_tokens and method=duplicate or more_tokens and new_keys=copies or wider and '
+  'method=net2net|hypercloning',
+  'seed': 'more_tokens or wider or more_experts or deeper and place=between|behind',
+  'place': 'deeper',
+}
 
 
 def check_used(config: GrowConfig, changes: Collection[str]) -> None:
@@ -444,16 +421,17 @@ def check_used(config: GrowConfig, changes: Collection[str]) -> None:
     UserError: a key has another value than its default, and no effect.
   """
   values = {**vars(config), **{name: name in changes for name in CHANGES}}
-  for leaf in fields.leaves(config):
-    if leaf.value != leaf.default and not conditions.holds(leaf.key.growth, values):
-      needed = conditions.spell(leaf.key.growth, CHANGES.__getitem__, '{}={}'.format)
+  for leaf in leaves(config):
+    condition = GROWTHS.get(leaf.path, '')
+    if leaf.value != leaf.default and not conditions.holds(condition, values):
+      needed = conditions.spell(condition, CHANGES.__getitem__, '{}={}'.format)
       raise UserError(
         f'{leaf.path}={leaf.value} has an effect only {needed}, which this growth is without; '
         'leave it out'
       )
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class DistillConfig:
   """A trained language model whose probabilities a run learns besides the targets.
 
@@ -463,27 +441,18 @@ class DistillConfig:
   0.25 is that of Switch Transformers (Fedus et al. 2021, arXiv 2101.03961).
   """
 
-  teacher: str = key('', "a trained run, DIR or DIR@STEP. '': none", only='lm')
-  weight: float = key(
+  teacher: Str = key('', "a trained run, DIR or DIR@STEP. '': none")
+  weight: Float = key(
     0.25,
     "of the cross-entropy to the teacher's probabilities; that of the targets has the rest",
     least=0,
     most=1,
-    only='lm',
-    when='teacher',
   )
-  temperature: float = key(
-    1.0,
-    'divides the logits of both models before their probabilities are compared',
-    above=0,
-    only='lm',
-    when='teacher',
+  temperature: Float = key(
+    1.0, 'divides the logits of both models before their probabilities are compared', above=0
   )
-  init: str = key(
+  init: Literal['no', 'yes'] = key(
     'no',
     "whether the run begins with the teacher's arrays, wherever both models have the same: "
     'embedding, attention, norms, head',
-    choices=('no', 'yes'),
-    only='lm',
-    when='teacher',
   )

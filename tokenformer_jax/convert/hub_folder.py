@@ -14,8 +14,9 @@ from typing import Any
 import jax
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import ModelConfig, fields, pattern
+from tokenformer_jax.config import ModelConfig, pattern
 from tokenformer_jax.config.model import layer_path
+from tokenformer_jax.config.section import leaves
 from tokenformer_jax.convert import run_tensors
 from tokenformer_jax.convert.run_tensors import Place, at
 from tokenformer_jax.convert.tensor_files import Tensor
@@ -61,7 +62,7 @@ def check_can_load(model: ModelConfig) -> None:
     UserError: the model has a part that they do not have.
   """
   for name, layer in model.layers.items():
-    for leaf in fields.leaves(layer):
+    for leaf in leaves(layer):
       key = leaf.path.rpartition('.')[2]
       allowed = next((v for end, v in _VALUES.items() if f'.{leaf.path}'.endswith(f'.{end}')), None)
       is_known = key in _KEYS | _TRAINING or leaf.value == leaf.default

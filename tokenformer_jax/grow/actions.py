@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from tokenformer_jax.config import GrowConfig, ModelConfig, conditions, named_counts, pattentions
 from tokenformer_jax.config import groups as choices
-from tokenformer_jax.config.fields import Count, Key
 from tokenformer_jax.config.groups import Choice, as_text
+from tokenformer_jax.config.section import Count, Key
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import as_tokens, expert_arrays, files, larger, parts, state, verify
 from tokenformer_jax.grow import experts as experts_lib

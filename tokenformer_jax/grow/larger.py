@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from tokenformer_jax.config import GrowConfig, ModelConfig, OptimConfig, named_counts
 from tokenformer_jax.config.arguments import Path
-from tokenformer_jax.config.fields import Count
 from tokenformer_jax.config.groups import check_new_tokens_train
+from tokenformer_jax.config.section import Count
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import depth, files, merging, parts, state, verify, widen
 from tokenformer_jax.grow import experts as experts_lib

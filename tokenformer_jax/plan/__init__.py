@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenformer_jax.config import arguments
 from tokenformer_jax.config.configure import resolve
-from tokenformer_jax.config.fields import Count
+from tokenformer_jax.config.section import Count
 
 if TYPE_CHECKING:
   from tokenformer_jax.plan.estimate import Plan

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from tokenformer_jax.config import Config, fields
+from tokenformer_jax.config import Config, differences
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.parallel.messages import aligned, say
@@ -152,7 +152,7 @@ def advice(tried: Sequence[Tried]) -> str:
   own, best = min(tried, key=lambda candidate: candidate.number), tried[0]
   if best is own:
     return 'no candidate is faster than the config as it is'
-  changed = fields.differences(best.config, own.config)
+  changed = differences(best.config, own.config)
   flags = ' '.join(f'--config.{path}={value}' for path, value, _ in changed)
   if own.plan is None:
     return f'the config as it is does not fit; the fastest that fits: {flags}'

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tokenformer_jax.config import fields
+from tokenformer_jax.config import section
 from tokenformer_jax.model import models
 from tokenformer_jax.report import charts, tables
 from tokenformer_jax.report.record import Record
@@ -47,7 +47,7 @@ def overview(records: Sequence[Record]) -> str:
 def table(records: Sequence[Record]) -> str:
   """Return a table of HTML with the keys whose values differ, '' if there is nothing to compare."""
   configs = [
-    (run.name, {leaf.path: leaf.value for leaf in fields.leaves(run.config)})
+    (run.name, {leaf.path: leaf.value for leaf in section.leaves(run.config)})
     for run in records
     if run.config
   ]

@@ -4,11 +4,12 @@ import dataclasses
 from typing import Any
 
 from tokenformer_jax import config as config_lib
+from tokenformer_jax.config.section import section
 from tokenformer_jax.runs import saved_config
 from tokenformer_jax.storage import paths
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class Ancestor:
   """One entry of a lineage: a change of a model other than by training."""
 

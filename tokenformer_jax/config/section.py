@@ -1,0 +1,406 @@
+"""Sections of a config: frozen pydantic dataclasses whose fields describe themselves completely.
+
+`section` makes the dataclass, and `key` a field with its default, its meaning and its bounds. The
+annotation of a field is its type; a `Literal` lists the values that it allows. A field that holds
+one of several sections has `OneOf` in its annotation, the table of these sections by their class
+attribute `kind`. In nested dicts such a section is its keys and `kind`.
+"""
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+
+import annotated_types
+import pydantic
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from tokenformer_jax.errors import UserError, nearest
+
+_T = TypeVar('_T')
+
+
+def _as_python(value: Any) -> Any:
+  """Return a number of numpy or JAX as a number of Python, and anything else as it is."""
+  return value.item() if getattr(value, 'ndim', None) == 0 else value
+
+
+class _Bits(int):
+  """Check that an integer fits into so many bits, its sign included."""
+
+  def __call__(self, value: int) -> int:
+    if abs(value) >= 2 ** (self - 1):
+      raise PydanticCustomError('bits', 'too large')
+    return value
+
+
+_PYTHON = BeforeValidator(_as_python)
+Bool = Annotated[bool, Strict(), _PYTHON]
+Int = Annotated[int, Strict(), AfterValidator(_Bits(32)), _PYTHON]
+Long = Annotated[int, Strict(), AfterValidator(_Bits(64)), _PYTHON]
+Float = Annotated[float, Strict(), _PYTHON, Field(allow_inf_nan=False)]
+Str = Annotated[str, Strict()]
+
+
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(Field, dataclasses.field))
+def section(cls: type[_T]) -> type[_T]:
+  """Make a class a section of keys: a frozen dataclass that validates its values.
+
+  A value that does not fit raises a UserError, by the constructor and by `dataclasses.replace`.
+  """
+  made = pydantic.dataclasses.dataclass(
+    cls, frozen=True, config=pydantic.ConfigDict(extra='forbid')
+  )
+  validated = made.__init__
+
+  @functools.wraps(validated)
+  def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    try:
+      validated(self, *args, **kwargs)
+    except ValidationError as error:
+      raise UserError(sentence(error, made, f'{made.__name__}.')) from None
+
+  made.__init__ = init
+  return made
+
+
+def key(
+  default: Any,
+  meaning: str,
+  *,
+  above: float | None = None,
+  least: float | None = None,
+  most: float | None = None,
+  below: float | None = None,
+) -> Any:
+  """Return a field with its default, its meaning as `--help` prints it, and its bounds.
+
+  `above` and `below` are excluded, `least` and `most` are included.
+  """
+  return Field(default, description=meaning, gt=above, ge=least, le=most, lt=below)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+  """The sections that a field may hold, by `kind`; the table may get more of them later."""
+
+  kinds: Mapping[str, type]
+
+  def __hash__(self) -> int:
+    return id(self.kinds)
+
+  def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+    del source, handler
+    return core_schema.no_info_plain_validator_function(self._validated)
+
+  def _validated(self, value: Any) -> Any:
+    if isinstance(value, tuple(self.kinds.values())):
+      return value
+    if not isinstance(value, Mapping):
+      raise PydanticCustomError('dataclass_type', 'not a section')
+    kind = value.get('kind')
+    if not isinstance(kind, str) or kind not in self.kinds:
+      raise PydanticCustomError('kind', 'unknown kind')
+    own = {name: inner for name, inner in value.items() if name != 'kind'}
+    return adapter(self.kinds[kind]).validate_python(own)
+
+
+def table(*kinds: type) -> dict[str, type]:
+  """Return sections by their class attribute `kind`."""
+  return {one.kind: one for one in kinds}
+
+
+class Named(Mapping[str, _T]):
+  """Sections by a name that the user chooses: an immutable mapping with a hash."""
+
+  follows: ClassVar[str] = ''  # the section beside this one whose values a new entry starts with
+
+  def __init__(self, sections: Mapping[str, _T] = types.MappingProxyType({})):
+    self._sections = dict(sections)
+
+  @classmethod
+  def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
+    del source
+    items = core_schema.dict_schema(core_schema.str_schema(), handler(cls.section_type()))
+    return core_schema.no_info_after_validator_function(cls, items)
+
+  @classmethod
+  def section_type(cls) -> type:
+    """Return the type of the sections."""
+    return typing.get_args(cls.__orig_bases__[0])[0]
+
+  def __getitem__(self, name: str) -> _T:
+    return self._sections[name]
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._sections)
+
+  def __len__(self) -> int:
+    return len(self._sections)
+
+  def __hash__(self) -> int:
+    return hash(frozenset(self._sections.items()))
+
+  def __repr__(self) -> str:
+    return f'{type(self).__name__}({self._sections})'
+
+
+@functools.cache
+def adapter(cls: type) -> TypeAdapter[Any]:
+  """Return the validator of a section."""
+  return TypeAdapter(cls)
+
+
+# The description of a field.
+
+
+def field_types(cls: type) -> Mapping[str, FieldInfo]:
+  """Return the fields of a section with their types and metadata, by name."""
+  return cls.__pydantic_fields__
+
+
+def kinds_of(field: FieldInfo) -> Mapping[str, type] | None:
+  """Return the table of a field that holds one of several sections, or None."""
+  return next((one.kinds for one in field.metadata if isinstance(one, OneOf)), None)
+
+
+def sections_of(field: FieldInfo) -> type | None:
+  """Return the type of the sections of a field that holds sections by name, or None."""
+  annotation = field.annotation
+  is_named = isinstance(annotation, type) and issubclass(annotation, Named)
+  return annotation.section_type() if is_named else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+  """A check of one value: its choices, or the entries of a tuple, and its bounds.
+
+  Attributes:
+    meaning: what the value is.
+    choices: the values that are allowed; empty: any.
+    above: exclusive lower bound.
+    least: inclusive lower bound.
+    most: inclusive upper bound.
+    below: exclusive upper bound.
+    bits: width of an integer, its sign included.
+  """
+
+  meaning: str = ''
+  choices: tuple[str, ...] = ()
+  above: float = -math.inf
+  least: float = -math.inf
+  most: float = math.inf
+  below: float = math.inf
+  bits: int = 32
+
+  @classmethod
+  def from_field(cls, field: FieldInfo) -> 'Key':
+    """Return the description of a field."""
+    bounds: dict[str, Any] = {}
+    for one in field.metadata:
+      match one:
+        case annotated_types.Gt(gt):
+          bounds['above'] = gt
+        case annotated_types.Ge(ge):
+          bounds['least'] = ge
+        case annotated_types.Le(le):
+          bounds['most'] = le
+        case annotated_types.Lt(lt):
+          bounds['below'] = lt
+        case AfterValidator(func=_Bits() as bits):
+          bounds['bits'] = int(bits)
+    if (kinds := kinds_of(field)) is not None:
+      choices = tuple(kinds)
+    else:
+      entry = next(iter(typing.get_args(field.annotation)), None)  # of a tuple
+      literals = [one for one in (field.annotation, entry) if typing.get_origin(one) is Literal]
+      choices = typing.get_args(literals[0]) if literals else ()
+    return cls(field.description or '', tuple(choices), **bounds)
+
+  def wrong(self, value: Any) -> str:
+    """Return the requirement that a value violates, such as 'it must be finite'; '' for none."""
+    if isinstance(value, list | tuple):
+      return self._wrong_entry(value)
+    if self.choices and value not in self.choices:
+      names = ', '.join(choice or "'' (empty)" for choice in self.choices)
+      return f'it must be one of {names}'
+    if isinstance(value, bool | str):
+      return ''
+    if value in (math.inf, -math.inf):
+      return 'it must be finite'
+    # A NaN fails every comparison.
+    if not (self.above < value < self.below and self.least <= value <= self.most):
+      return f'it must {self._bounds()}'
+    limit = 2 ** (self.bits - 1)
+    if isinstance(value, int) and abs(value) >= limit:
+      return f'it must be less than {limit}'
+    return ''
+
+  def _wrong_entry(self, names: list[str] | tuple[str, ...]) -> str:
+    """Return what is wrong with the names in a tuple, each one of the choices; '' for nothing."""
+    for i, name in enumerate(names):
+      if name not in self.choices:
+        return f'{name!r} is unknown{nearest(name, self.choices)}'
+      if name in names[:i]:
+        return f'it names {name} twice; leave one out'
+    return ''
+
+  def _bounds(self) -> str:
+    """Return the bounds as the end of a sentence: "it must …"."""
+    low, high = max(self.above, self.least), min(self.most, self.below)
+    excludes_low, excludes_high = low == self.above, high == self.below
+    if math.isinf(high):
+      not_below = f'be at least {_exactly(low)}' if low else 'not be negative'
+      return f'be greater than {_exactly(low)}' if excludes_low else not_below
+    if math.isinf(low):
+      return f'be {"less than" if excludes_high else "at most"} {_exactly(high)}'
+    if excludes_low and not excludes_high:
+      return f'be greater than {_exactly(low)} and at most {_exactly(high)}'
+    ending = ', both excluded' if excludes_low else ' (excluded)' if excludes_high else ''
+    return f'lie between {_exactly(low)} and {_exactly(high)}{ending}'
+
+
+def _exactly(bound: float) -> str:
+  short = f'{bound:g}'
+  return short if float(short) == bound else str(bound)
+
+
+# Types of arguments: see `arguments.checked`.
+Count = Annotated[int, Key(least=1)]
+Natural = Annotated[int, Key(least=0)]
+
+
+class Leaf(NamedTuple):
+  """A key of a config that is not a section."""
+
+  path: str  # dotted, such as `model.layer.ffn.tokens`
+  value: Any  # the value in this config
+  default: Any  # the default of its field
+  key: Key  # the meaning ends with the meaning of the section
+  kinds: tuple[str, ...] = ()  # the kinds of its section that have the key; empty: all
+
+
+def leaves(config: Any, prefix: str = '', *, every: bool = False) -> Iterator[Leaf]:
+  """Yield every key that is not a section, in the order of the fields.
+
+  With `every`, yield the keys of kinds that the config did not choose as well, with their defaults.
+  """
+  for name, field in field_types(type(config)).items():
+    yield from _field_leaves(name, field, getattr(config, name), prefix, every)
+
+
+def _field_leaves(
+  name: str, field: FieldInfo, value: Any, prefix: str, every: bool
+) -> Iterator[Leaf]:
+  """Yield the keys of one field."""
+  own, path = Key.from_field(field), f'{prefix}{name}'
+  if (kinds := kinds_of(field)) is not None:
+    yield Leaf(f'{path}.kind', value.kind, field.default.kind, own)
+    if not every:
+      yield from leaves(value, f'{path}.')
+      return
+    for inner, holder, having in members(value, field.default, kinds):
+      field_type = field_types(type(holder))[inner]
+      for leaf in _field_leaves(inner, field_type, getattr(holder, inner), f'{path}.', every):
+        yield leaf._replace(kinds=leaf.kinds or having)
+  elif isinstance(value, Mapping):
+    for inner, held in value.items():
+      yield from leaves(held, f'{path}.{inner}.', every=every)
+  elif dataclasses.is_dataclass(value):
+    for leaf in leaves(value, f'{path}.', every=every):
+      meaning = '. '.join(filter(None, [leaf.key.meaning, own.meaning]))
+      yield leaf._replace(key=dataclasses.replace(leaf.key, meaning=meaning))
+  else:
+    yield Leaf(path, value, field.get_default(call_default_factory=True), own)
+
+
+def members(
+  value: Any, default: Any, kinds: Mapping[str, type]
+) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+  """Yield each key that a kind of a section has, once: those of `value` first.
+
+  Yields:
+    The key, a section that has it, and the kinds that have it; empty: all of them.
+  """
+  seen: set[str] = set()
+  for holder in (value, default, *(kind() for kind in kinds.values())):
+    for name in field_types(type(holder)):
+      if name not in seen:
+        seen.add(name)
+        having = tuple(kind for kind, cls in kinds.items() if name in field_types(cls))
+        yield name, holder, () if len(having) == len(kinds) else having
+
+
+class Difference(NamedTuple):
+  """A key that two configs have with different values."""
+
+  path: str
+  ours: Any
+  theirs: Any
+
+
+def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference]:
+  """Yield the keys whose values make two configs of one class unequal.
+
+  Sections of different kinds yield only `kind`; layers with different names yield only the names.
+  """
+  for field in dataclasses.fields(ours):
+    a, b, path = getattr(ours, field.name), getattr(theirs, field.name), f'{prefix}{field.name}'
+    if a == b or not field.compare:
+      continue
+    if isinstance(a, Mapping) and a.keys() == b.keys():
+      for name in a:
+        yield from differences(a[name], b[name], f'{path}.{name}.')
+    elif isinstance(a, Mapping):
+      yield Difference(path, ', '.join(a), ', '.join(b))
+    elif not dataclasses.is_dataclass(a):
+      yield Difference(path, a, b)
+    elif type(a) is not type(b):
+      yield Difference(f'{path}.kind', a.kind, b.kind)
+    else:
+      yield from differences(a, b, f'{path}.')
+
+
+_TYPES = {'int_type': 'int', 'float_type': 'float', 'bool_type': 'bool', 'string_type': 'str'}
+
+
+def fields_inside(field: FieldInfo) -> dict[str, FieldInfo]:
+  """Return the fields of the sections that a field may hold, by name; of a value: none."""
+  inner = field.annotation
+  kinds = (kinds_of(field) or {}).values() or [sections_of(field) or inner]
+  return {
+    name: one
+    for cls in kinds
+    if dataclasses.is_dataclass(cls)
+    for name, one in field_types(cls).items()
+  }
+
+
+def sentence(error: ValidationError, cls: type, prefix: str = 'config.') -> str:
+  """Return the first error of a section as one sentence: path, value and what is allowed."""
+  first = error.errors(include_url=False)[0]
+  location, value = [str(name) for name in first['loc']], first['input']
+  path, known, field = f'{prefix}{".".join(location)}', dict(field_types(cls)), None
+  for i, name in enumerate(location):
+    if field is not None and sections_of(field) and name not in known:
+      continue  # the name of a layer or a source
+    if name not in known and known:
+      return f'{path} is unknown{nearest(name, known)}'
+    if name not in known:  # an entry of a list of names
+      wrong = Key.from_field(field).wrong([value])
+      return f'{prefix}{".".join(location[:i])} has {value!r}; {wrong}'
+    field, known = known[name], fields_inside(known[name])
+  if field is None:
+    return f'{prefix}{first["msg"]}'
+  if expected := _TYPES.get(first['type']):
+    return f'{path} is {value!r}, of type {type(value).__name__}; it must be {expected}'
+  if first['type'] == 'tuple_type':
+    return f'{path} is {value!r}; it must be a list of names, such as {field.default!r}'
+  if first['type'] == 'dataclass_type':
+    return f'{path} is {value!r}; it is a section of keys'
+  return f'{path} is {value!r}; {Key.from_field(field).wrong(value) or first["msg"]}'
