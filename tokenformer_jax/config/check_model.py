@@ -79,6 +79,8 @@ def _check_vit(model: ModelConfig) -> None:
 def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
   for place, part in parts(layer):
     if isinstance(part, PattentionConfig):
+      if not part.tokens:
+        raise UserError(f'config.{path}.{place}.tokens is 0; it must be greater than 0')
       token_groups(part, f'config.{path}.{place}.')
   if isinstance(layer.ffn, ExpertsConfig):
     _check_experts(layer.ffn, f'config.{path}.ffn')

@@ -103,7 +103,7 @@ class PattentionConfig:
 
   kind: ClassVar[str] = 'pattention'
 
-  tokens: Int = key(128, 'N, the number of parameter tokens', above=0)
+  tokens: Int = key(128, 'N, the number of parameter tokens', least=0)
   reference: Int = key(
     0, 'τ² of the score. 0: equal to tokens. Growth keeps it: see grow.scale', least=0
   )

@@ -94,6 +94,9 @@ class OneOf:
   def __hash__(self) -> int:
     return id(self.kinds)
 
+  def __deepcopy__(self, memo: Any) -> 'OneOf':
+    return self  # pydantic copies the metadata of fields; the table stays one
+
   def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
     del source, handler
     return core_schema.no_info_plain_validator_function(self._validated)

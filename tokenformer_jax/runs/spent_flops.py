@@ -52,8 +52,8 @@ def _step_range_flops(
   """Return the FLOPs of the steps after `begin` up to `end`, at the size of a model."""
   total = 0.0
   for steps, entry in batches_lib.parts(batches, begin, end):
-    data = dataclasses.replace(config.data, batch_size=entry.samples, sequence_length=entry.length)
-    total += steps * flops.step_flops(dataclasses.replace(config, model=model, data=data))
+    data = dataclasses.replace(config.data, batch_size=1, sequence_length=entry.length)
+    total += steps * entry.samples * flops.step_flops(dataclasses.replace(config, model=model, data=data))
   return total
 
 
