@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import os
 
 import numpy as np
 import pytest
@@ -171,6 +172,19 @@ def test_a_validation_source_that_cannot_be_one(tmp_path):
       prepare(_config(tmp_path, train, validation_source=spec))
   with pytest.raises(UserError, match=r'py is also in config\.data\.source=stdlib;'):
     corpus.open_corpus(_config(tmp_path, 'stdlib', validation_source='stdlib'))
+
+
+@pytest.mark.parametrize('link', [os.symlink, os.link])
+def test_another_name_of_a_file_is_the_same_text(tmp_path, link):
+  train = _write(tmp_path / 'train.txt', LINES)
+  link(tmp_path / 'train.txt', tmp_path / 'held_out.txt')
+  spec = f'files:{tmp_path}/held_out.txt'
+  with pytest.raises(UserError, match=r'held_out\.txt is also in config\.data\.source='):
+    corpus.open_corpus(_config(tmp_path, train, validation_source=spec))
+  with pytest.raises(
+    UserError, match=r'source is .*, which names .*held_out\.txt twice; leave one'
+  ):
+    corpus.open_corpus(_config(tmp_path, f'{train} + {spec}'))
 
 
 @pytest.mark.parametrize(

@@ -158,11 +158,8 @@ def _read_text(model: Trained) -> Texts:
   """
   values, config, tokenizer = flags.FLAGS, model.meta.config, model.tokenizer
   if values.text.startswith('files:'):
-    try:
-      documents = text.open_source(values.text, config.data.text_field).documents()
-      corpus = held_out.first_tokens(documents, tokenizer, values.corpus_tokens)
-    except UserError as error:
-      raise UserError(str(error).replace('config.data.source', '--text')) from error
+    documents = text.open_source(values.text, config.data.text_field, '--text').documents()
+    corpus = held_out.first_tokens(documents, tokenizer, values.corpus_tokens)
     corpus_name = values.text
   else:
     corpus, corpus_name = held_out.held_out_tokens(config.data, tokenizer, values.corpus_tokens)

@@ -174,6 +174,10 @@ class DataConfig:
     only='vit',
   )
 
+  def setting(self, key: str) -> str:
+    """Return the full name of a key of this section, for messages."""
+    return f'config.data.{key}'
+
   @property
   def has_chat(self) -> bool:
     """Return whether a source has conversations."""

@@ -176,7 +176,7 @@ def _not_text(path: str, form: str) -> UserError:
   if form == 'UTF-16':
     command = f'iconv -f UTF-16 -t UTF-8 {name} > FILE.txt'
     return UserError(f'{path} is text in UTF-16; convert it to UTF-8: {command}')
-  return UserError(f'{path} is a {form} file, not text; leave it out of config.data.source')
+  return UserError(f'{path} is a {form} file, not text; leave it out of the source')
 
 
 def _has_nul(path: str, position: int, filled: bool) -> UserError:
@@ -184,8 +184,6 @@ def _has_nul(path: str, position: int, filled: bool) -> UserError:
     where = 'from the start' if not position else f'from byte {position} on'
     return UserError(
       f'{path} is filled with NUL bytes {where}, which a crash or a full disk can cause; copy it '
-      'again, or leave it out of config.data.source'
+      'again, or leave it out of the source'
     )
-  return UserError(
-    f'{path} is not text: its byte {position} is NUL; leave it out of config.data.source'
-  )
+  return UserError(f'{path} is not text: its byte {position} is NUL; leave it out of the source')

@@ -33,8 +33,7 @@ def _sources(data: DataConfig) -> list[DataConfig]:
   """Return the config of each source of a run, that with the largest weight in the end first."""
   if not data.mixture:
     return [data]
-  from tokenformer_jax.config.mixture import shares  # noqa: PLC0415 (only for mixtures)
-  from tokenformer_jax.data.mixture import source_configs  # noqa: PLC0415
+  from tokenformer_jax.config.mixture import shares, source_configs  # noqa: PLC0415 (only for mixtures)
 
   configs, weights = source_configs(data), shares(data.mixture).last
   return [configs[name] for name in sorted(configs, key=lambda name: -weights[name])]

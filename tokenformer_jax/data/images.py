@@ -220,7 +220,7 @@ def _tfds(name: str, data: DataConfig) -> ImageSet:
   except (UserError, TransientError):
     raise
   except Exception as error:  # TFDS raises exceptions of many types.
-    raise records.opening_error(name, error) from error
+    raise records.opening_error('config.data.source', name, error) from error
 
 
 def _records(builder: Any, name: str, dataset: str, data: DataConfig) -> ImageSet:

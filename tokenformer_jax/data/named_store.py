@@ -26,7 +26,7 @@ def open_named(config: DataConfig, tokenizer: Tokenizer | None, cache: Path) -> 
     UserError: there is no store, it has changed, or it is of another text or tokenizer.
     TransientError: reading it kept failing with errors that may pass.
   """
-  path, name = folder(config), f'config.data.store is {config.store}'
+  path, name = folder(config), f'{config.setting("store")} is {config.store}'
   made = 'make it with `tokenformer prepare` from the same config'
   share = int(config.cache_gb * 1e9) // max(1, config.workers)  # Each process has its own cache.
   try:
@@ -42,8 +42,8 @@ def open_named(config: DataConfig, tokenizer: Tokenizer | None, cache: Path) -> 
   for key, value in store.made_from.items():
     if (own := getattr(config, key)) != value and (key != 'tokenizer' or tokenizers.bpe_size(own)):
       raise UserError(
-        f'{name}, which was made with config.data.{key}={value}, and here it is {own or "empty"}; '
-        f'set the key to that value, or name another store'
+        f'{name}, which was made with {config.setting(key)}={value}, and here it is '
+        f'{own or "empty"}; set the key to that value, or name another store'
       )
   template = find_template(config) if config.rows == 'chat' else None
   if (template and template.fingerprint) != (store.chat and Template(**store.chat).fingerprint):

@@ -12,7 +12,7 @@ import io
 import shlex
 import zlib
 from collections.abc import Iterator
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import zstandard
 
@@ -104,6 +104,12 @@ def identity(path: str) -> tuple[str, int, int | str]:
   """Return name, size and modification time of a file (in a bucket: the object's tag)."""
   with reading(path):
     return retried(lambda: paths.identity(path), f'looking at {path}')
+
+
+def file_key(path: str) -> Any:
+  """Return a value that is equal for all names of a file."""
+  with reading(path):
+    return retried(lambda: paths.file_key(path), f'looking at {path}')
 
 
 @contextlib.contextmanager

@@ -28,9 +28,9 @@ from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.corpus import SPLITS
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.storage import paths, retry
+from tokenformer_jax.storage import paths, retry, sealed
 
-FORMAT = 2  # of meta.json
+FORMAT = 3  # of meta.json; a file of an earlier one has no digest of itself
 BLOCK = 4 * 2**20  # bytes of a block, so 2 TB of tokens have 8 MB of digests
 # Keys of `data` that a store depends on.
 MADE_FROM = (
@@ -235,9 +235,9 @@ def read_index(path: paths.Path) -> Index:
     FileNotFoundError, or any error of the storage: it cannot be read.
     ChangedError: it is damaged or has another format.
   """
-  text = retry.retried(lambda: (path / 'meta.json').read_text('utf-8'), f'reading {path}')
+  data = retry.retried(lambda: (path / 'meta.json').read_bytes(), f'reading {path}')
   try:
-    meta = json.loads(text)
+    meta = json.loads(data)
     if meta['format'] == 1:
       splits = {
         split: {**counts, 'digests': meta['blocks'][split]}
@@ -246,13 +246,15 @@ def read_index(path: paths.Path) -> Index:
       shard = {'name': '', 'splits': splits, 'bad': ()}
       kept = {key: meta[key] for key in ('dtype', 'tokenizer', 'digest')}
       return Index({}, **kept, shards=(Shard.from_json(shard),))
-    if meta['format'] != FORMAT:
+    if meta['format'] == FORMAT:
+      meta = sealed.load(data)
+    elif meta['format'] != 2:
       raise ChangedError(f'{path} has the format {meta["format"]!s:.20}, not {FORMAT}')
     index = Index(**{**meta, 'shards': tuple(map(Shard.from_json, meta['shards']))})
     # These raise if the index names a dtype that is none, or lacks a split.
     np.dtype(index.dtype), [shard.splits[split] for shard in index.shards for split in SPLITS]
     return index
-  except (ValueError, LookupError, TypeError, AttributeError) as error:
+  except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
     raise ChangedError(f'{path}/meta.json is damaged') from error
 
 
@@ -428,11 +430,11 @@ def flush(file: IO[Any]) -> None:
   os.fsync(file.fileno())
 
 
-def put_json(folder: paths.Path, name: str, value: Any) -> None:
-  """Write a file of JSON values into a store, where it appears as a whole."""
+def put_json(folder: paths.Path, name: str, values: dict[str, Any]) -> None:
+  """Write a sealed file into a store, where it appears as a whole."""
   with temporary_folder(folder) as temporary:
     with open(temporary / name, 'w', encoding='utf-8') as file:
-      json.dump(value, file)
+      file.write(sealed.dump(values))
       flush(file)
     paths.put(temporary / name, folder / name)
 
