@@ -1,6 +1,5 @@
 """Open the token store that `config.data.store` names, in a file system or in a bucket."""
 
-import re
 from pathlib import Path
 
 from tokenformer_jax.config import DataConfig
@@ -10,11 +9,6 @@ from tokenformer_jax.data.shards import ChangedError, Store
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.storage import paths
-
-_OF_STORE = re.compile(
-  r'meta\.json|\d{5,}\.json|(\d{5,}\.)?(train|validation)\.tokens|'
-  rf'{re.escape(shards.TEMPORARY)}.*'
-)
 
 
 def open_named(config: DataConfig, tokenizer: Tokenizer | None, cache: Path) -> Store:
@@ -34,7 +28,8 @@ def open_named(config: DataConfig, tokenizer: Tokenizer | None, cache: Path) -> 
   except FileNotFoundError as error:
     raise UserError(f'{name}, where there is no complete token store; {made}') from error
   except ChangedError as error:
-    raise UserError(f'{name}, and {error}; remove that folder and {made}') from error
+    advice = shards.repair(path, f'remove that folder and {made}')
+    raise UserError(f'{name}, and {error}; {advice}') from error
   except paths.errors(path) as error:
     if isinstance(error, TransientError):
       raise
@@ -71,13 +66,7 @@ def folder(config: DataConfig) -> paths.Path:
 
 def check_folder(path: paths.Path) -> None:
   """Check that a folder is empty, not there, or has files of a store and no others."""
-  try:
-    names = [*paths.listed(path)]
-  except FileNotFoundError:
-    return
-  except NotADirectoryError:
-    names = [path.name]
-  if other := next((name for name in names if not _OF_STORE.fullmatch(name)), ''):
+  if other := shards.foreign(path):
     raise UserError(
       f'{path} has {other}, which does not belong to a token store; name a new folder '
       'with --out or config.data.store'

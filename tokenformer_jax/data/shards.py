@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -37,9 +38,12 @@ MADE_FROM = (
   *('source', 'validation_source', 'text_field', 'validation_fraction', 'deduplicate'),
   'tokenizer',
 )
-REPAIR = 'remove that folder, and the next run builds the store again from its source'
+_REPAIR = 'remove that folder, and the next run builds the store again from its source'
 
 TEMPORARY = '.tmp-'  # begins the name of a folder inside a store for files that are being written
+_OF_STORE = re.compile(
+  rf'meta\.json|\d{{5,}}\.json|(\d{{5,}}\.)?(train|validation)\.tokens|{re.escape(TEMPORARY)}.*'
+)
 _CHECK_SECONDS = 0.2  # how long opening a store compares blocks with their digests
 
 
@@ -330,13 +334,32 @@ def verify(path: paths.Path) -> int:
       raise ChangedError(f'{path}/meta.json is damaged')
     return sum(index.total(split, 'tokens') for split in SPLITS)
   except ChangedError as error:
-    raise UserError(f'{error}; {REPAIR}') from error
+    raise UserError(f'{error}; {repair(path, _REPAIR)}') from error
   except FileNotFoundError as error:
     raise UserError(
-      f'{path} is not a complete token store: {error.filename or error} is missing; {REPAIR}'
+      f'{path} is not a complete token store: {error.filename or error} is missing; name another '
+      'folder, or complete this one by the command that began it'
     ) from error
   except paths.errors(path) as error:
     raise UserError(f'{path} cannot be read ({paths.reason(error)})') from error
+
+
+def foreign(path: paths.Path) -> str:
+  """Return the name of something in a folder that does not belong to a token store, or ''."""
+  try:
+    names = [*paths.listed(path)]
+  except FileNotFoundError:
+    return ''
+  except NotADirectoryError:
+    names = [path.name]
+  return next((name for name in names if not _OF_STORE.fullmatch(name)), '')
+
+
+def repair(path: paths.Path, advice: str) -> str:
+  """Return the advice to remove a damaged store, or another one if a folder may be no store."""
+  if other := foreign(path):
+    return f'{other} is there as well, which belongs to no token store; name the folder of a store'
+  return advice
 
 
 def _verified(path: paths.Path, index: Index) -> Iterator[bytes]:
