@@ -7,6 +7,7 @@ the checkpoint that it continues from. The run also keeps its place in the data:
 import contextlib
 import dataclasses
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -452,7 +453,7 @@ def _changes(config: Config, meta: Meta, digest: str | None) -> list[str]:
 
   texts, weights = [], []
   for path, now, old in config_lib.differences(config.data, meta.config.data, 'data.'):
-    if path.startswith('data.mixture'):
+    if path.startswith('data.mixture') and not path.endswith('.store'):
       found = texts if path.endswith('source') else weights
       found.append(f'config.{path} is {now!r} and was {old!r}')
   changes = [*differing((*_ORDER_KEYS, *_batch_keys(config, meta.config))), *weights]
@@ -486,5 +487,5 @@ def _changed(ours: Config, theirs: Config) -> list[str]:
     for path, new, old in config_lib.differences(ours, theirs)
     if path not in ('init_from', 'distill.init')
     and not path.startswith('grow.')
-    and path not in _UNREPORTED
+    and re.sub(r'^data\.mixture\.\w+\.', 'data.', path) not in _UNREPORTED
   ]

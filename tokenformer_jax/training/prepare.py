@@ -124,6 +124,7 @@ def prepare(
     teacher.check_fits(sized, mesh)
   origin = origins.as_branch(sized, found)
   origins.check(sized, origin)
+  _check_finished(sized, origin)
 
   vocabulary = origin.vocabulary or (teacher and teacher.meta.tokenizer)
   task = tasks.make(sized, vocabulary, teacher and teacher.meta.config.model)
@@ -153,6 +154,19 @@ def prepare(
   return PreparedRun(
     resolved, workdir, mesh, origin, teacher, task, position, program, steps, found
   )
+
+
+def _check_finished(config: Config, origin: Origin) -> None:
+  """Check a finished run before its data is read, if its length does not depend on the data.
+
+  Raises:
+    UserError: see `origin.check_finished`.
+  """
+  train, optim = config.train, config.optim
+  if origin.resumes and not (train.epochs or train.examples or optim.warmup_epochs):
+    in_steps = sizes.in_steps(config, 0)
+    if origin.meta.step >= in_steps.train.steps:
+      origins.check_finished(in_steps, origin)
 
 
 def _stages(config: Config, task: tasks.Task, position: Position) -> tuple[RunStage, ...]:
