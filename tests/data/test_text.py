@@ -153,6 +153,11 @@ OTHERS = {
   'o.jsonl': (JSONL + bytes(10), f'filled with NUL bytes from byte {len(JSONL)} on'),
   'p.bin': (b'ab\0c', 'is not text: its byte 2 is NUL'),
   'q.json': (JSONL, r'has a JSON object on each line; rename it to end in \.jsonl'),
+  'r.json': (
+    b'\xef\xbb\xbf\n {"a": ["b"]}',
+    r'is one JSON object.*; give rows as a JSON array, or one',
+  ),
+  's.json': (b'{\n  "text": "a"\n}\n', r'is one JSON object, which is neither a text nor rows'),
 }
 
 
@@ -169,7 +174,7 @@ def test_text_is_text_whatever_it_looks_like(tmp_path):
   contents = {
     'a.txt': 'text,n\na,1\n',
     'b.txt': '["a"]',
-    'c.json': '{"a": ["b"]}',
+    'c.json': '"{}"',
     'd.txt': 'PAR1 is how a Parquet file begins; PK is not\n',
     'e.csv': '',
     'f.md': '\f\x1b[1mbold\x1b[0m\b',

@@ -389,6 +389,10 @@ VERIFY = {
   'an empty store to verify': ('verify --store=', '--store= is empty'),
   'a store that is not there': ('verify --store=none', 'none'),
   'a folder that is no store': ('verify --store={in}/some', '{in}/some'),
+  'a folder of the user as a store': (
+    'verify --store={in}/mine',
+    '{in}/mine/meta.json is damaged; a.txt is there as well, which belongs to no token store; name',
+  ),
   'a store in a bucket of another company': ('verify --store=s3://b/x', 's3://b/x is neither a'),
   'images to verify': ('verify --config={repo}/configs/vit_digits.py', 'vit'),
   'a mixture to verify': (

@@ -75,11 +75,15 @@ def layout(path: str, head: bytes) -> str:
   if delimiter(path):
     return 'table'
   has_lines, is_json = _has_lines(path), unpacked_name(path).endswith('.json')
-  if (has_lines or is_json) and head.lstrip(b'\xef\xbb\xbf \t\r\n').startswith(b'['):
+  if (has_lines or is_json) and _starts_with(b'[', head):
     first, *others = _lines(head)
     if is_json or _value(first) is None or not others:
       return 'array'
   return 'lines' if has_lines else 'text'
+
+
+def _starts_with(character: bytes, head: bytes) -> bool:
+  return head.lstrip(b'\xef\xbb\xbf \t\r\n').startswith(character)
 
 
 def _has_lines(path: str) -> bool:
@@ -130,6 +134,11 @@ def _check_head(path: str, head: bytes) -> None:
     raise UserError(
       f'{path} has a JSON object on each line; rename it to end in .jsonl, so that each line is a '
       'document'
+    )
+  if _starts_with(b'{', head):
+    raise UserError(
+      f'{path} is one JSON object, which is neither a text nor rows; give rows as a JSON array, or '
+      'one a line in a .jsonl file, or rename it to end in .txt to have it read as a text'
     )
 
 
