@@ -7,6 +7,7 @@ A command starts with the verb; {in} is the folder of `inputs.py`, {lm}, {dense}
 from grow_cases import GROW
 from guard_cases import GUARDS
 from law_cases import FAMILY, LAWS, SWEEP
+from text_cases import TEXTS
 from train_cases import TRAIN_CONFIGS, TRAIN_FILES, TRAIN_FLAGS, TRAIN_KEYS
 
 GENERATE = {
@@ -389,10 +390,6 @@ VERIFY = {
   'an empty store to verify': ('verify --store=', '--store= is empty'),
   'a store that is not there': ('verify --store=none', 'none'),
   'a folder that is no store': ('verify --store={in}/some', '{in}/some'),
-  'a folder of the user as a store': (
-    'verify --store={in}/mine',
-    '{in}/mine/meta.json is damaged; a.txt is there as well, which belongs to no token store; name',
-  ),
   'a store in a bucket of another company': ('verify --store=s3://b/x', 's3://b/x is neither a'),
   'images to verify': ('verify --config={repo}/configs/vit_digits.py', 'vit'),
   'a mixture to verify': (
@@ -439,7 +436,7 @@ HARNESS = {
 GROUPS = (
   *(TRAIN_FLAGS, TRAIN_KEYS, TRAIN_CONFIGS, TRAIN_FILES, GUARDS, GENERATE, EVALUATE, PLOT),
   INSPECT,
-  *(GROW, CONVERT, PLAN, VERIFY, SWEEP, FAMILY, LAWS),
+  *(GROW, CONVERT, PLAN, VERIFY, SWEEP, FAMILY, LAWS, TEXTS),
 )
 CASES = {name: case for group in GROUPS for name, case in group.items()}
 SLOW_CASES = HARNESS

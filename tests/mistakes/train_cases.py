@@ -452,21 +452,6 @@ TRAIN_FILES = {
     'files:{in}/none.txt, which matches no file; check the path',
   ),
   'a source like no other': ('train {tiny} --config.data.source=wikipedia', 'wikipedia'),
-  'one object of JSON as a text': (
-    'train {tiny} --config.data.source=files:{in}/object.json',
-    '{in}/object.json is one JSON object, which is neither a text nor rows; give rows as a JSON',
-  ),
-  'a text that is named twice': (
-    "train {tiny} '--config.data.source=files:{in}/some/*.txt + files:{in}/some/b.txt'",
-    'files:{in}/some/b.txt, which names {in}/some/b.txt twice; leave one of them out',
-  ),
-  'a text that one source holds out and another trains on': (
-    f'{_SOURCES}mixture.a.weight=0.5 --config.data.mixture.b.weight=0.5 '
-    '--config.data.mixture.a.validation_source=files:{in}/some/a.txt '
-    '--config.data.mixture.b.source=files:{in}/some/*.txt',
-    'config.data.mixture.b.source is files:{in}/some/*.txt, and {in}/some/a.txt is also in '
-    'config.data.mixture.a.validation_source=files:{in}/some/a.txt; leave it out of one of them',
-  ),
   'a source of no files': ('train {tiny} --config.data.source=files:', 'files:'),
   'an empty source': ('train {tiny} --config.data.source=', 'config.data.source'),
   'a dataset that is not there': ('train {tiny} --config.data.source=tfds:none', 'none'),
