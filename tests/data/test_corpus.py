@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import corpus, packed, text, tokenizers
+from tokenformer_jax.data import corpus, packed, text, text_files, tokenizers
 from tokenformer_jax.data.store import find, prepare
 from tokenformer_jax.errors import UserError
 
@@ -185,6 +185,18 @@ def test_another_name_of_a_file_is_the_same_text(tmp_path, link):
     UserError, match=r'source is .*, which names .*held_out\.txt twice; leave one'
   ):
     corpus.open_corpus(_config(tmp_path, f'{train} + {spec}'))
+
+
+def test_an_object_in_a_bucket_is_known_by_its_name_without_a_call():
+  def files(*names: str) -> text_files.Files:
+    return text_files.Files(tuple(f'gs://b/{name}' for name in names))
+
+  config = DataConfig(source='files:gs://b/*', validation_source='files:gs://b/held*')
+  corpus.check_apart([(config, corpus.Corpus(files('a', 'b'), files('held'), 0.0))])
+  with pytest.raises(
+    UserError, match=r'gs://b/held is also in config\.data\.source=files:gs://b/\*;'
+  ):
+    corpus.check_apart([(config, corpus.Corpus(files('a', 'held'), files('held'), 0.0))])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenformer_jax.storage import sealed
@@ -11,6 +11,7 @@ from tokenformer_jax.storage import sealed
 VALUES = st.dictionaries(st.text(), st.none() | st.integers() | st.text(), min_size=1)
 
 
+@settings(max_examples=40, deadline=None)
 @given(VALUES)
 def test_what_was_written_is_read_and_is_json(values):
   text = sealed.dump(values)
@@ -18,6 +19,7 @@ def test_what_was_written_is_read_and_is_json(values):
   assert json.loads(text).keys() == {*values, 'seal'}
 
 
+@settings(max_examples=40, deadline=None)
 @given(VALUES, st.data())
 def test_every_other_content_is_damaged(values, data):
   content = bytearray(sealed.dump(values).encode())

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import gzip
 import io
+import os
 import shlex
 import zlib
 from collections.abc import Iterator
@@ -107,9 +108,12 @@ def identity(path: str) -> tuple[str, int, int | str]:
 
 
 def file_key(path: str) -> Any:
-  """Return a value that is equal for all names of a file."""
+  """Return a value that is equal for all names of a file; an object in a bucket has one name."""
+  if paths.in_bucket(path):
+    return path
   with reading(path):
-    return retried(lambda: paths.file_key(path), f'looking at {path}')
+    stat = retried(lambda: os.stat(path), f'looking at {path}')
+  return stat.st_dev, stat.st_ino
 
 
 @contextlib.contextmanager

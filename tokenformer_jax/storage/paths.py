@@ -250,14 +250,6 @@ def identity(path: str) -> tuple[Any, ...]:
   return path, stat.st_size, stat.st_mtime_ns
 
 
-def file_key(path: str) -> Any:
-  """Return a value that is equal for all names of a file; an object in a bucket has one name."""
-  if in_bucket(path):
-    return path
-  stat = os.stat(path)
-  return stat.st_dev, stat.st_ino
-
-
 def _object_identity(path: str, info: dict[str, Any]) -> tuple[Any, ...]:
   return path, info['size'], info['etag']
 
