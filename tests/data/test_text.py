@@ -354,6 +354,7 @@ result |= {
   'field': read('tfds:tiny_text', 'txt'),
   'number': read('tfds:tiny_text', 'number'),
   'held out': read('tfds:tiny_text', splits=('validation', 'test', 'train')),
+  'files': open_source('tfds:tiny_text', 'text').files(),
   'tensorflow': 'tensorflow' in sys.modules,
 }
 print(json.dumps(result))
@@ -382,6 +383,11 @@ def tfds_results(tmp_path_factory) -> dict:
 def test_a_tfds_dataset_is_read(tfds_results):
   documents = tfds_results['prepared'][1]
   assert documents == [f'döc {i}' for i in range(5)], 'documents of a TFDS dataset are lost'
+
+
+def test_the_files_of_a_tfds_dataset_are_known(tfds_results):
+  found = tfds_results['files']
+  assert found and all(Path(path).is_file() and 'train' in path for path in found)
 
 
 def test_the_first_split_that_a_tfds_dataset_has_is_read(tfds_results):
