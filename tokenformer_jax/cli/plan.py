@@ -38,6 +38,7 @@ from tokenformer_jax.plan import (
 )
 from tokenformer_jax.plan.topology import Topology
 from tokenformer_jax.steps.fit import DoesNotFitError
+from tokenformer_jax.storage import paths
 
 
 def define_flags() -> None:
@@ -50,7 +51,7 @@ def define_flags() -> None:
     'quick', False, 'Take seconds instead of minutes for each program, without its schedule.'
   )
   flags.DEFINE_bool('breakdown', False, 'Print where the step goes, and its bounds.')
-  flags.DEFINE_string('picture', None, 'A PNG file to draw the breakdown to.')
+  flags.DEFINE_string('picture', None, 'The file to draw the breakdown to: .png, .pdf or .svg.')
   flags.DEFINE_integer(
     'tune', 0, "The most programs to compile in a search with the config's batch.", lower_bound=0
   )
@@ -129,7 +130,7 @@ def _check_breakdown(on: Topology) -> None:
       f'--breakdown and --picture need a compiler, and --topology={values.topology} is planned by '
       'formulas; give a topology of TPUs'
     )
-  cli.output_file('picture')
+  cli.output_file('picture', paths.PICTURES)
   if values.picture is not None:
     picture.check()
 
@@ -170,5 +171,5 @@ def _answer(run: Config, on: Topology) -> tuple[str, Any]:
     text += f'\n\n{breakdown.render(found)}'
     figures['breakdown'] = breakdown.to_json(found.costs)
   if flags.FLAGS.picture is not None:
-    cli.write_output('picture', lambda path: picture.draw(found, path))
+    cli.write_output('picture', picture.figure(found).savefig)
   return text, figures

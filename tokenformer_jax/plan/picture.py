@@ -1,7 +1,6 @@
 """Draw where a training step goes."""
 
 import importlib.util
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenformer_jax.errors import UserError
@@ -58,8 +57,3 @@ def figure(plan: Plan) -> 'Figure':
   axes.spines[['top', 'right']].set_visible(False)
   axes.legend(frameon=False, fontsize=8, loc='lower right')
   return drawn
-
-
-def draw(plan: Plan, path: Path) -> None:
-  """Write the picture as PNG."""
-  figure(plan).savefig(path, format='png')

@@ -10,10 +10,12 @@ import gzip
 import html
 import importlib.resources
 import json
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenformer_jax.config import arguments
+from tokenformer_jax.config.arguments import Path
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError, counted
@@ -23,6 +25,7 @@ from tokenformer_jax.report.record import Record
 from tokenformer_jax.runs import curves
 from tokenformer_jax.storage import paths
 
+ENDINGS = ('.html', '.htm')
 MODELS = 3  # that a report looks into unless more are asked for
 _SAMPLES = 40  # of a run
 _POLICY = (
@@ -48,9 +51,15 @@ class Page:
     style = 'width: 100%; height: 900px; border: 1px solid #ddd'
     return f'<iframe srcdoc="{html.escape(self.html)}" style="{style}"></iframe>'
 
-  def write(self, path: str | Path) -> None:
-    """Write the page to a file."""
-    Path(path).write_text(self.html, 'utf-8')
+  @arguments.checked
+  def write(self, path: Path) -> None:
+    """Write the page to a file.
+
+    Raises:
+      UserError: the name does not end in .html or .htm.
+    """
+    paths.check_ending(path, ENDINGS, 'path')
+    pathlib.Path(path).write_text(self.html, 'utf-8')
 
 
 class _Section(NamedTuple):
@@ -68,7 +77,7 @@ def build(
   """Return the report on runs, of which nothing is changed.
 
   Args:
-    runs: work directories, each once.
+    runs: work directories; one that is given again is shown once.
     models: look into the models of at most so many runs, the last ones.
     load: loads the model of DIR@STEP; None: onto all devices.
 
@@ -76,10 +85,16 @@ def build(
     UserError: plotly is not installed, a directory is not a run, or a run has no figures yet.
   """
   library = _library()
-  directories = [*dict.fromkeys(map(paths.parse_path, runs))]
+  places, notes = {}, []
+  for run in map(paths.parse_path, runs):
+    if (place := run.resolve()) in places:
+      notes.append(f'{run} is given more than once, and shown once')
+    else:
+      places[place] = run
+  directories = [*places.values()]
   names = curves.run_names(directories)
   records = [record.read(run, name) for run, name in zip(directories, names, strict=True)]
-  notes = [note for one in records for note in one.notes]
+  notes += [note for one in records for note in one.notes]
   looked = _look(records, models, load or functools.partial(trained.load, evenly=False), notes)
   data, sections = _content(records, looked)
   if notes:
