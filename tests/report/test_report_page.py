@@ -118,9 +118,11 @@ def test_usage_and_load_are_heat_maps_of_layers():
     for kind in ('key', 'ffn')
     for part in ('group 1', 'group 2')
   ]
-  used, _, relative = looks.usage_figures(rows)
+  titled = looks.usage_figures(rows)
+  assert next(iter(titled)) == 'Tokens in use'
+  used, _, relative = titled.values()
   assert used['data'][0]['z'] == [[0.75] * 4] * 2
-  assert used['data'][0]['x'] == ['key group 1', 'key group 2', 'ffn group 1', 'ffn group 2']
+  assert used['data'][0]['x'] == ['key 1', 'key 2', 'ffn 1', 'ffn 2']
   assert relative['data'][0]['text'][0][0] == '1.50'
   load = looks.load_figure({1: [0.5, 0.25, 0.25], 3: [0.5, 0.5]})
   assert load['data'][0]['z'] == [[1.5, 0.75, 0.75], [1.0, 1.0, None]]

@@ -168,7 +168,10 @@ def _content(
       for i, run in enumerate(records)
     ],
     'axes': charts.AXES,
-    'choices': charts.choices(tables_of_runs, 'image' if is_of_images else 'token'),
+    'flops_axis': charts.FLOPS_AXIS,
+    'choices': charts.choices(
+      tables_of_runs, 'image' if is_of_images else 'token', charts.main_figure(records)
+    ),
     'samples': _samples(records),
     'maps': _maps(records, looked),
   }
@@ -214,12 +217,12 @@ def _looks(
     where = f'{records[i].name}, step {found["step"]:,}'
     if found.get('usage'):
       usage += f'<h3>{html.escape(where)}, on {found["measured"]:,} tokens of {found["text"]}</h3>'
-      for part, figure in enumerate(looks.usage_figures(found['usage'])):
+      for part, (title, figure) in enumerate(looks.usage_figures(found['usage']).items()):
         figures[f'usage-{i}-{part}'] = figure
-        usage += _chart(f'usage-{i}-{part}')
+        usage += f'<h4>{html.escape(title)}</h4>{_chart(f"usage-{i}-{part}")}'
     if found.get('load'):
       figures[f'load-{i}'] = looks.load_figure(found['load'])
-      load += f'<h3>{html.escape(where)}</h3>{_chart(f"load-{i}")}'
+      load += f'<h3>{html.escape(where)}</h3><h4>{_LOAD_TITLE}</h4>{_chart(f"load-{i}")}'
   sections = []
   if usage:
     body = usage + tables.paragraph(_USAGE_NOTE)
@@ -328,10 +331,12 @@ _MAPS = """
 </form>
 <div class="chart tall" id="chart-maps"></div>
 <p>A row is a token of the text, a column a parameter token, or the largest weight of several
-neighbours. Lines separate groups. The colours are finer for small weights.</p>
+neighbours. Lines separate groups. The colour is the weight; colours are finer for small
+weights.</p>
 """
+_LOAD_TITLE = 'Tokens of an expert, as a multiple of the even load'
 _USAGE_NOTE = (
   'A token that contributes less than 1/100 of the mean of its projection, |weight| · ‖value‖ over '
   'the text, is not in use. The contribution of a token is relative to that mean: a group at 1 '
-  'contributes in proportion to its size.'
+  'contributes in proportion to its size. Query 2 is the second group of the projection query.'
 )
