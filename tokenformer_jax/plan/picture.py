@@ -55,5 +55,5 @@ def figure(plan: Plan) -> 'Figure':
   axes.grid(axis='x', color='0.9', linewidth=0.8)
   axes.set_axisbelow(True)
   axes.spines[['top', 'right']].set_visible(False)
-  axes.legend(frameon=False, fontsize=8, loc='lower right')
+  drawn.legend(frameon=False, fontsize=8, loc='outside lower center', ncols=len(_MARKERS))
   return drawn
