@@ -228,7 +228,7 @@ def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
   ('given', 'out', 'message'),
   [
     (False, 'a.png', 'no run is given'),
-    (True, 'a.jpg', r'must end in one of \.png, \.pdf, \.svg'),
+    (True, 'a.jpg', r'must end in \.png, \.pdf or \.svg'),
     (True, 'nowhere/a.png', 'cannot be written: there is no folder'),
   ],
 )

@@ -152,6 +152,7 @@ PLOT = {
   'a metric that there is not': ('plot {lm} --y=train/los', "no metric 'train/los'"),
   'an axis that there is not': ('plot {lm} --x=epochs', '--x=epochs: it must be one of'),
   'a picture of another kind': ('plot {lm} --out=x.gif', '--out=x.gif must end in'),
+  'a picture that is packed': ('plot {lm} --out=x.svgz', '--out=x.svgz must end in'),
   'a picture in no folder': ('plot {lm} --out=none/x.png', '--out=none/x.png'),
   'a picture that is a folder': ('plot {lm} --out={in}/folder.png', 'is a folder'),
   'no name for a picture': ('plot {lm} --out=', '--out= is empty'),
@@ -307,6 +308,10 @@ PLAN = {
   'a shape of another chip': (
     'plan --config={repo}/configs/lm_stdlib.py --topology=v5p:4x4',
     'v5p:4x4x4',
+  ),
+  'a picture of a plan that is packed': (
+    'plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --picture=x.svgz',
+    '--picture=x.svgz must end in .png, .pdf or .svg',
   ),
   'an empty topology': ('plan --config={repo}/configs/lm_stdlib.py --topology=', 'is empty'),
   'no slices': ('plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --slices=0', '0'),

@@ -164,6 +164,7 @@ INSPECT = {
   'lm.report(beside=lm)': 'report: beside is <Run',
   "lm.report(beside=['none'])": 'none is not a run',
   'lm.report(models=-1)': 'report: models is -1; it must',
+  "tf.report.page.Page('').write('x.pdf')": 'write: path=x.pdf must end in .html or .htm',
   'lm.metrics(3)': 'metrics: too many positional arguments; there are no arguments',
   'lm.classes': 'has no classes',
   'vit.tokenizer': 'is not a language model',

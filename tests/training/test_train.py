@@ -27,7 +27,7 @@ from tokenformer_jax.tasks.text import TextTask
 from tokenformer_jax.training import loop, sizes
 
 
-def test_a_run_learns_and_leaves_what_the_docs_promise(make, tmp_path, one_device):
+def test_a_run_learns_and_leaves_what_the_docs_promise(make, tmp_path, one_device, capsys):
   changes = {
     'train__trackers': ('tensorboard',),
     'train__eval_every': 10,
@@ -35,6 +35,7 @@ def test_a_run_learns_and_leaves_what_the_docs_promise(make, tmp_path, one_devic
     'train__sample_tokens': 8,
   }
   loop.train(make(train__steps=60, **changes), tmp_path / 'run')
+  assert 'replica' not in capsys.readouterr().err, 'the mesh of one device says nothing'
   lines = metrics.read(tmp_path / 'run')
   names = set().union(*lines)
   assert names >= {

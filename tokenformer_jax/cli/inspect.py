@@ -30,6 +30,7 @@ from tokenformer_jax.inspection.model import answers, load, maps, measure, old_t
 from tokenformer_jax.inspection.report import Row
 from tokenformer_jax.inspection.weights import names, pattentions
 from tokenformer_jax.parallel import messages
+from tokenformer_jax.storage import paths
 
 
 class Texts(NamedTuple):
@@ -73,10 +74,8 @@ def main(argv: Sequence[str]) -> None:
   """Print the tables, and write the heat map and the JSON file that the flags name."""
   del argv
   values = flags.FLAGS
-  if values.out and Path(values.out).suffix not in picture.SUFFIXES:
-    raise UserError(f'--out={values.out} must end in one of {", ".join(picture.SUFFIXES)}')
-  for flag in ('out', 'json'):
-    cli.output_file(flag)
+  cli.output_file('out', paths.PICTURES)
+  cli.output_file('json')
   if values.text.startswith('files:'):  # Report a wrong name before the model loads.
     text.open_source(values.text, 'text', '--text')
   model = load(values.source)

@@ -182,13 +182,15 @@ def check_output_folder(flag: str) -> None:
     ) from error
 
 
-def output_file(flag: str) -> Path | None:
+def output_file(flag: str, endings: Sequence[str] = ()) -> Path | None:
   """Return the output file that a flag names, or None. Call this before any long computation.
 
   Raises:
-    UserError: the file is not in a file system, or cannot be written.
+    UserError: the file is not in a file system, cannot be written, or has none of the endings.
   """
   value = flags.FLAGS[flag].value
+  if value and endings:
+    paths.check_ending(value, endings, f'--{flag}')
   if value is None or not hosts.is_first():  # Only the first process writes.
     return value and Path(value)
   path = paths.local(value)

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
   from matplotlib.colors import Normalize
   from matplotlib.figure import Figure
 
-SUFFIXES = ('.png', '.pdf', '.svg')
-
 _COLOURS = 'RdBu_r'
 _COLUMNS_PER_INCH = 64  # the most parameter tokens that a reader can distinguish
 _ROW_INCHES = (0.13, 0.25)  # the least and the largest height of an input token's row

@@ -1,7 +1,6 @@
 """Draw where a training step goes."""
 
 import importlib.util
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenformer_jax.errors import UserError
@@ -56,10 +55,5 @@ def figure(plan: Plan) -> 'Figure':
   axes.grid(axis='x', color='0.9', linewidth=0.8)
   axes.set_axisbelow(True)
   axes.spines[['top', 'right']].set_visible(False)
-  axes.legend(frameon=False, fontsize=8, loc='lower right')
+  drawn.legend(frameon=False, fontsize=8, loc='outside lower center', ncols=len(_MARKERS))
   return drawn
-
-
-def draw(plan: Plan, path: Path) -> None:
-  """Write the picture as PNG."""
-  figure(plan).savefig(path, format='png')

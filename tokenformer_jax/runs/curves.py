@@ -50,7 +50,6 @@ _VALIDATION = {
   'markersize': 5.5,
   'markeredgecolor': 'white',
 }
-SUFFIXES = ('.png', '.pdf', '.svg')
 
 
 def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list[float]]]:

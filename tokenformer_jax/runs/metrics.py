@@ -285,7 +285,7 @@ def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
   """
   path = paths.parse_path(workdir)
   try:
-    lines, lost = _parse_lines((path / 'metrics.jsonl').read_bytes()), None
+    lines, lost = parse_lines((path / 'metrics.jsonl').read_bytes()), None
   except FileNotFoundError as error:
     lines, lost = [], error
   lines = lines or _recovered_lines(path)
@@ -297,12 +297,13 @@ def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
 def read_lines(path: paths.Path) -> list[dict[str, Any]]:
   """Return the whole lines of a JSON-lines file of a run, none if there is no such file."""
   try:
-    return _parse_lines(path.read_bytes())
+    return parse_lines(path.read_bytes())
   except FileNotFoundError:
     return []
 
 
-def _parse_lines(content: bytes) -> list[dict[str, float]]:
+def parse_lines(content: bytes) -> list[dict[str, Any]]:
+  """Return the whole lines of a JSON-lines file of a run."""
   lines = []
   for line in content.splitlines():
     with contextlib.suppress(ValueError):  # The line is not JSON, or not UTF-8.
@@ -354,7 +355,7 @@ def _drop_after(path: pathlib.Path, step: int) -> bool:
   if not path.exists():
     return False
   content = retry.retried(path.read_bytes, f'reading {path}')
-  kept = [line for line in _parse_lines(content) if line['step'] <= step]
+  kept = [line for line in parse_lines(content) if line['step'] <= step]
   _write_lines(path, kept)
   return bool(kept)
 

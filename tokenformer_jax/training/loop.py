@@ -347,11 +347,12 @@ class Trainer:
     return f'{self.mesh.size} × {self.mesh.devices.flat[0].device_kind}'
 
   def _description(self, first: int) -> str:
-    mesh = ' × '.join(f'{size} {axis}' for axis, size in self.mesh.shape.items())
-    device = self.mesh.devices.flat[0].device_kind
+    on = self.mesh.devices.flat[0].device_kind
+    if self.mesh.size > 1:
+      on = f'{" × ".join(f"{size} {axis}" for axis, size in self.mesh.shape.items())} of {on}'
     return (
       f'{f"going on after step {first}" if first else "training"} in {self.run.workdir}: '
-      f'{self.task.definition.counts}, {self.task.describe_data()}, {mesh} of {device}'
+      f'{self.task.definition.counts}, {self.task.describe_data()}, on {on}'
     )
 
 
