@@ -56,10 +56,13 @@ class Page:
     """Write the page to a file.
 
     Raises:
-      UserError: the name does not end in .html or .htm.
+      UserError: the name does not end in .html or .htm, or the file cannot be written.
     """
-    paths.check_ending(path, ENDINGS, 'path')
-    pathlib.Path(path).write_text(self.html, 'utf-8')
+    paths.check_ending(path, ENDINGS, 'write: path')
+    try:
+      pathlib.Path(path).write_text(self.html, 'utf-8')
+    except OSError as error:
+      raise UserError(f'write: path={path} cannot be written ({paths.reason(error)})') from error
 
 
 class _Section(NamedTuple):
