@@ -95,7 +95,7 @@ class Template:
       UserError: the template refuses the messages, or makes no text of one of their keys. Without
         `ask` also: it marks no answer, or writes a name that has no value.
     """
-    place = f'{place} a conversation that begins with {messages[0]["content"]!r:.80}'.lstrip()
+    place = _place(messages, place)
     reply = self._reply(messages, ask=ask, learn=not ask)
     found = self._rendered(reply, place)
     for key in dict.fromkeys(key for message in messages for key in more_keys(message)):
@@ -143,7 +143,7 @@ class Template:
   def end_of_turn(self, messages: Messages) -> str:
     """Return the text that ends an answer to messages, or '' if it ends with its document."""
     answered = [*messages, {'role': ANSWER_ROLE, 'content': _PROBE}]
-    text, answers = self._rendered(self._reply(answered), 'a conversation with an answer')
+    text, answers = self._rendered(self._reply(answered), _place(messages))
     answer = text[slice(*answers[-1])] if answers else text  # A template may mark none.
     end = answer.rpartition(_PROBE)[2]
     return end.strip() or end
@@ -188,6 +188,10 @@ class Template:
     if 'invalid' in reply:
       raise UserError(f'{self.name} is not a valid Jinja template ({reply["invalid"]}); correct it')
     return reply
+
+
+def _place(messages: Messages, row: str = '') -> str:
+  return f'{row} a conversation that begins with {messages[0]["content"]!r:.80}'.lstrip()
 
 
 def find_template(data: DataConfig, *, to_learn: bool = True) -> Template:
