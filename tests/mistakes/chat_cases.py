@@ -34,7 +34,7 @@ CHATS = {
   ),
   'an answer that is labelled as bad': (
     f'{_CHAT}/label.jsonl',
-    '{in}/chat/label.jsonl, line 2, has label False, and every row is learned as if it were 1',
+    '{in}/chat/label.jsonl, line 2, has label False, and a row has the weight 1 only',
   ),
   'a response beside a completion': (
     f'{_CHAT}/both.jsonl',

@@ -114,8 +114,7 @@ def _check_rest(rest: dict[str, Any], messages: list[dict[str, Any]], place: str
       learned = is_learned(value)
       if learned is False or (learned is None and key != 'label'):  # It may name a topic.
         raise UserError(
-          f'{place} has {key} {value!r:.40}, and every row is learned as if it were 1; leave '
-          'the row out'
+          f'{place} has {key} {value!r:.40}, and a row has the weight 1 only; leave the row out'
         )
     elif key in _ROW_TEXTS and not any(value == message['content'] for message in messages):
       raise UserError(
