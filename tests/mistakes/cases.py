@@ -4,6 +4,7 @@ A command starts with the verb; {in} is the folder of `inputs.py`, {lm}, {dense}
 {vit} are runs, {repo} is the project, and {tiny} are flags of a small model of the text in {in}.
 """
 
+from chat_cases import CHATS
 from grow_cases import GROW
 from guard_cases import GUARDS
 from law_cases import FAMILY, LAWS, SWEEP
@@ -439,7 +440,7 @@ HARNESS = {
 }
 
 GROUPS = (
-  *(TRAIN_FLAGS, TRAIN_KEYS, TRAIN_CONFIGS, TRAIN_FILES, GUARDS, GENERATE, EVALUATE, PLOT),
+  *(TRAIN_FLAGS, TRAIN_KEYS, TRAIN_CONFIGS, TRAIN_FILES, CHATS, GUARDS, GENERATE, EVALUATE, PLOT),
   INSPECT,
   *(GROW, CONVERT, PLAN, VERIFY, SWEEP, FAMILY, LAWS, TEXTS),
 )

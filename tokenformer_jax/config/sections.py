@@ -184,6 +184,11 @@ class DataConfig:
     return any(one.rows == 'chat' for one in (self, *self.mixture.values()))
 
   @property
+  def has_text(self) -> bool:
+    """Return whether a source has documents of text."""
+    return any(one.rows == 'text' for one in self.mixture.values() or (self,))
+
+  @property
   def has_stages(self) -> bool:
     """Return whether batches have sizes over steps."""
     return bool(self.batch_size_by_step or self.sequence_length_by_step)

@@ -296,7 +296,7 @@ def _groups(parts: Iterable[tuple[_T, int]], size: int) -> Iterator[tuple[_T, ..
 def _rendered(document: str, split: str, template: 'Template', bad: text.Bad) -> Iterator[Piece]:
   """Yield the text of a conversation, unless it cannot be written: then `bad` is called."""
   try:
-    found = template.render(json.loads(document))
+    found = template.render(json.loads(document), place=getattr(document, 'place', ''))
   except UserError as error:
     bad(error)
   else:

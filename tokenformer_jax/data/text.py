@@ -196,6 +196,7 @@ _LIST = 'tokenformer_jax.data.text_list:open_list'
 PLUS = ' + '  # between the sources of a list
 CHAT = '\0chat'  # in place of the name of a field: each row is a conversation
 _CHAT_ROWS = 'tokenformer_jax.data.chat_rows'
+_CHAT_FIELDS = {'messages', 'prompt', 'conversations', 'conversation'}
 _WITHOUT_CHAT = ('stdlib', 'tfds')
 
 
@@ -250,10 +251,11 @@ def digest(value: Any) -> str:
 
 def field(values: dict[str, Any], text_field: str, place: str) -> str:
   """Return the document in a field of a row; `place` names the row in messages."""
+  chat = '; for conversations set config.data.rows=chat' if _CHAT_FIELDS & {*values} else ''
   if text_field not in values:
     raise UserError(
       f'{place} has no field {text_field!r} (config.data.text_field)'
-      f'{nearest(text_field, values) if values else ""}'
+      f'{chat or (nearest(text_field, values) if values else "")}'
     )
   text = values[text_field]
   if isinstance(text, bytes):
@@ -261,7 +263,7 @@ def field(values: dict[str, Any], text_field: str, place: str) -> str:
   if not isinstance(text, str):
     raise UserError(
       f'{place} has a {type(text).__name__} in the field {text_field!r} (config.data.text_field); '
-      'it must be text'
+      f'it must be text{chat}'
     )
   try:
     if not text.isascii():

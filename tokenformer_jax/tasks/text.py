@@ -285,7 +285,7 @@ class TextTask(Task):
         return f'none: train.sample_prompt is as long as the {model.max_length} learned positions'
       request = dataclasses.replace(request, length=min(request.length, room))
     (ids,) = self._decoder(self._decoder.prepare(params), [request])
-    return train.sample_prompt + decode_text(tokenizer, ids.tolist())
+    return train.sample_prompt + decode_text(tokenizer, ids.tolist(), prompt=request.prompt)
 
   @functools.cached_property
   def _decoder(self) -> Any:
