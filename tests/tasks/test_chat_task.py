@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
+from mixtures import KINDS
 from outcomes import assert_close
 
-from mixtures import KINDS
 from tokenformer_jax import tasks
 from tokenformer_jax.config import (
   BiasBalanceConfig,

@@ -27,8 +27,8 @@ from tokenformer_jax.config import (
 from tokenformer_jax.data.order import Position
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.model import models
-from tokenformer_jax.storage import retry
 from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.storage import retry
 from tokenformer_jax.tasks import images as image_task
 from tokenformer_jax.tasks.task import reported
 from tokenformer_jax.training import sizes

@@ -145,6 +145,7 @@ def prepare(
 
   resolved = sizes.in_steps(sized, task.examples, position)
   check_decay(resolved)
+  origins.check_steps_left(resolved, origin)
   origins.check_branch(resolved, origin, growth)
   program = make_program(task, resolved, growth)
   is_compiled = ahead is not None and ahead.config == resolved
