@@ -3,6 +3,7 @@
 Gates and losses are float32 for every dtype of activations (Switch Transformer, section 2.4).
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -63,7 +64,7 @@ class Router(nnx.Module):
     aux = _aux(choice, logits_BxTxE.astype(jnp.float32), valid_BxT, self.router, self.balance)
     if bias is None:
       return choice, aux
-    tokens = logits_BxTxE[..., 0].size if valid_BxT is None else jnp.sum(valid_BxT)
+    tokens = math.prod(x_BxTxD.shape[:2]) if valid_BxT is None else jnp.sum(valid_BxT)
     moved = _as_gradient(bias, aux.figures[LOAD] - tokens / self.count)
     return choice, aux._replace(losses={**aux.losses, 'tokens': aux.losses['tokens'] + moved})
 

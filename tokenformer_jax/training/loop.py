@@ -175,8 +175,7 @@ class Trainer:
 
   @functools.cached_property
   def checkpoints(self) -> checkpoint.Checkpoints:
-    """The checkpoints of the run, whose directory is made here: after all refusals."""
-    _make_writable(self.run.workdir)
+    """The checkpoints of the run; to open them makes their directory, so refusals come before."""
     return checkpoint.Checkpoints(self.run.workdir, keep=self.config.train.keep_checkpoints)
 
   @functools.cached_property
