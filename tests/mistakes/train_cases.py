@@ -477,11 +477,6 @@ TRAIN_FILES = {
     'train {tiny} --config.init_from={lm}@77',
     '77',
   ),
-  'a start after the last step': (
-    'train {tiny} --workdir=new --config.init_from={lm} --config.train.steps=2 '
-    '--config.model.layer.mixer.positions.fraction=0.25',
-    'where the run would go on, and config.train.steps is 2; raise it, or',
-  ),
   'a start from another kind of model': ('train {tiny} --config.init_from={vit}', '{vit}'),
   'a teacher that is no run': (
     'train {tiny} --config.distill.teacher={in}/some',

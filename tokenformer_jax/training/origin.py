@@ -166,7 +166,6 @@ def check(config: Config, origin: Origin) -> None:
   check_same_optimizer(config, origin.meta, origin.where, resumes=origin.resumes)
   check_order(config, origin)
   _check_new_order_used(config, origin)
-  check_steps_left(config, origin)
   tasks.task_class(config.model).check_vocabulary(config, origin.meta, origin.where)
 
 
@@ -229,24 +228,6 @@ def last_growth(lineage: Lineage, model: ModelConfig) -> LastGrowth | None:
   if not lineage:
     return None
   return pkgutil.resolve_name('tokenformer_jax.steps.last_growth:last_growth')(lineage, model)
-
-
-def check_steps_left(config: Config, origin: Origin) -> None:
-  """Check that a run that begins from `init_from` has a step to make.
-
-  A length in epochs or examples is not checked: it has no number of steps before the data is read.
-
-  Raises:
-    UserError: the checkpoint of the origin has made as many.
-  """
-  train = config.train
-  if origin.source is None or _begins_anew(config, origin) or train.epochs or train.examples:
-    return
-  if origin.meta.step >= config.train.steps:
-    raise UserError(
-      f'{origin.where} is at step {origin.meta.step}, where the run would go on, and '
-      f'config.train.steps is {train.steps}; raise it, or set config.grow.step=restart'
-    )
 
 
 def check_branch(config: Config, origin: Origin, growth: LastGrowth | None) -> None:

@@ -152,7 +152,8 @@ def prepare(
 
   resolved = sizes.in_steps(sized, task.examples, position)
   check_decay(resolved)
-  origins.check_steps_left(resolved, origin)
+  if origin.source is not None:
+    origins.init_from('check_steps_left')(resolved, origin.meta, origin.where)
   origins.check_branch(resolved, origin, growth)
   program = make_program(task, resolved, growth)
   is_compiled = ahead is not None and ahead.config == resolved
