@@ -259,6 +259,8 @@ def test_a_run_begins_another_one_and_grows_on_the_way(run, home):
   model = {'layer': {'ffn': {'tokens': 80}}}
   frozen = run.train(22, workdir=home / 'frozen', model=model, optim={'old_tokens': 'freeze'})
   assert frozen.config.init_from == run.source and frozen.step == 22
+  larger = frozen.grow(home / 'at_this_rate', {'ffn': 96}, rate=1)
+  assert larger.config.optim.learning_rate == frozen.config.optim.learning_rate
   old, new = (r.parameters['blocks']['ffn']['keys'] for r in (run, frozen))
   np.testing.assert_array_equal(new[:, :64], old, 'old tokens moved')
   frozen.extract(home / 'added')

@@ -216,9 +216,15 @@ def test_the_optimizer_is_told_of_the_last_growth():
   assert growth.old_tokens['embedding'] == 0
 
 
-def test_after_a_shrink_every_token_is_old():
-  growth = last_growth((_born('grow', 3), _born('shrink', 7, TARGET)), tiny_model())
-  assert growth.old_tokens['blocks']['ffn'] == {'keys': 48, 'values': 48}
+@pytest.mark.parametrize('action', ['shrink', 'remove', 'slice', 'as_tokens'])
+def test_what_adds_nothing_is_no_growth(action):
+  """A cosine run that lost tokens would warm up again."""
+  assert last_growth((_born(action, 7, TARGET),), tiny_model()) is None
+  growth = last_growth((_born('grow', 3), _born(action, 7, TARGET)), tiny_model())
+  assert growth.old_tokens['blocks']['ffn'] == {'keys': 48, 'values': 48}, 'a token is new'
+  assert growth.updates == 3, 'the schedule restarts'
+  anew = _born(action, 0, TARGET, step='restart')
+  assert last_growth((_born('grow', 3), anew), tiny_model()).updates == 0, 'updates count from 0'
 
 
 @SLOW

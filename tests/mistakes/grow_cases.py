@@ -153,4 +153,9 @@ GROW = {
     'grow shrink --source={lm} --target=new --param_tokens=ffn=8 --examples=0',
     '--examples is 0',
   ),
+  'a start after the last step': (
+    'train {tiny} --workdir=new --config.init_from={lm} --config.train.steps=2 '
+    '--config.model.layer.mixer.positions.fraction=0.25',
+    'where the run would go on, and config.train.steps is 2; raise it, or',
+  ),
 }

@@ -147,7 +147,7 @@ class Experts(nnx.Module):
   def __call__(
     self, x_BxTxD: jax.Array, context: Context = FROM_START, inputs: Inputs = NO_INPUTS
   ) -> tuple[jax.Array, Aux]:
-    """Return the output [B, T, D], the losses of the router, and figures of the load.
+    """Return the output [B, T, D], and sums of the router's losses and of figures of the load.
 
     In training `inputs.key` draws the jitter of the router.
     """
@@ -162,8 +162,8 @@ class Experts(nnx.Module):
       self.dispatch if context.is_beginning else dispatch.WITHOUT_DROPS,
       training=context.training,
     )
-    chosen_BxTxK = choice.experts_BxTxK < self.router.count
-    dropped = 1 - jnp.sum(routed.kept_BxTxK) / jnp.maximum(jnp.sum(chosen_BxTxK), 1)
+    dropped_BxTxK = (choice.experts_BxTxK < self.router.count) & ~routed.kept_BxTxK
+    dropped = jnp.sum(dropped_BxTxK) / dropped_BxTxK.shape[-1]
     y_BxTxD = checkpoint_name(routed.out_BxTxD, PROJECTED)
     if self.shared is not None:
       y_BxTxD += self._gated(x_BxTxD, self.shared(x_BxTxD))

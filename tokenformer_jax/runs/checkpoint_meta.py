@@ -80,6 +80,8 @@ class Meta:
   tokenizer: dict[str, Any]
   seen: Seen = Seen(0)
   teacher: TeacherRecord | None = None
+  # The finite losses of the steps since the last line of training figures.
+  losses: tuple[float, ...] = ()
 
 
 def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> Meta:
@@ -100,6 +102,7 @@ def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> 
     tokenizer=tokenizer,
     seen=_seen(stored['seen']),
     teacher=TeacherRecord(**stored['teacher']) if stored['teacher'] else None,
+    losses=tuple(stored.get('losses', ())),
   )
 
 

@@ -210,6 +210,7 @@ class Window:
     unit: str,
     peak_flops: float | None,
     derived: Callable[[float], dict[str, float]],
+    losses: Sequence[float] = (),
   ):
     """Start the clock.
 
@@ -217,7 +218,9 @@ class Window:
       unit: the name of the units of a step's work, such as tokens.
       peak_flops: peak FLOP/s of all devices together, or None if it is not published.
       derived: returns the figures that follow from the mean loss of a window.
+      losses: those of earlier steps of the window, which another process made: see `losses`.
     """
+    self._earlier = [np.float32(loss) for loss in losses]
     self._unit, self._peak_flops, self._derived = unit, peak_flops, derived
     self._pending: list[dict[str, jax.Array]] = []
     self.skipped_in_a_row = 0
@@ -234,6 +237,11 @@ class Window:
     """Restart the clock, so that the time since the last step does not count as training."""
     self._clock, self._timed_steps, self._work = time.monotonic(), 0, Work(0, 0.0)
 
+  def losses(self) -> list[float]:
+    """Wait for the device and return the finite losses of the window, for a checkpoint."""
+    fetched = jax.device_get([step['loss'] for step in self._pending])
+    return [float(loss) for loss in [*self._earlier, *fetched] if math.isfinite(loss)]
+
   def figures(self) -> dict[str, float]:
     """Wait for the device and return the mean loss and the last step's other figures."""
     begin = time.monotonic()
@@ -244,7 +252,8 @@ class Window:
     self.restart_clock()
     last = {name: float(value) for name, value in fetched[-1].items()}
     self.skipped_in_a_row = int(last.pop('skipped_in_a_row'))
-    losses = [step['loss'] for step in fetched if math.isfinite(step['loss'])]
+    losses = [loss for loss in (step['loss'] for step in fetched) if math.isfinite(loss)]
+    losses, self._earlier = [*self._earlier, *losses], []
     last['loss'] = float(np.mean(losses)) if losses else math.nan
     figures = {
       **{f'train/{name}': value for name, value in last.items()},
