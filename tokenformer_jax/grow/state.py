@@ -21,6 +21,7 @@ from tokenformer_jax.config import (
   token_groups,
   with_groups,
 )
+from tokenformer_jax.config.pattention import SCORES, L2NormGELU, score_like
 from tokenformer_jax.config.sections import check_used
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import depth, expert_arrays, experts, tokens, widen
@@ -49,7 +50,7 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
     before = token_groups(old)
     if count > old.tokens and config.method == 'group' and not config_lib.is_of_experts(name):
       added = count - old.tokens
-      score = '' if config.new_score == old.score.kind else config.new_score
+      score = score_like(old.score, config.new_score) if config.new_score else old.score
       return with_groups(old, (*before, TokenGroup(added, added, score)))
     resized = []
     for was, now in zip(before, token_groups(config_lib.resized(old, count)), strict=False):
@@ -62,7 +63,8 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
   }
   for name in matrices(model):
     if count := counts.get(name):
-      new[name] = with_groups(PattentionConfig(), (TokenGroup(count, count, config.new_score),))
+      score = SCORES[config.new_score]() if config.new_score else L2NormGELU()
+      new[name] = with_groups(PattentionConfig(), (TokenGroup(count, count, score),))
   return config_lib.with_pattentions(model, new)
 
 
@@ -167,7 +169,8 @@ def _check_groups(name: str, old: PattentionConfig, new: PattentionConfig, metho
   kept = len(before) if method == 'group' else len(before) - 1
   extra = len(after) - len(before)
   sizes = [[group.tokens for group in groups[:kept]] for groups in (before, after)]
-  if sizes[0] != sizes[1] or (extra and method != 'group'):
+  scores = [[group.score for group in groups[: len(before)]] for groups in (before, after)]
+  if sizes[0] != sizes[1] or scores[0] != scores[1] or (extra and method != 'group'):
     raise UserError(
       f'{name} has the groups {with_groups(old, before).groups or old.tokens!r} in the source and '
       f'{with_groups(new, after).groups or new.tokens!r} in the target; growth by {method} '
