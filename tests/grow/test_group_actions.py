@@ -59,12 +59,17 @@ SPECIALIST = _grown(BASE, by_name(32, 48, 64))
 
 
 def _born(action, source, model, method='group', **details):
-  return Ancestor(action, source, STEP, model, GrowConfig(method=method), UPDATES, **details)
+  grow = GrowConfig(method=method)
+  return Ancestor(action, source, STEP, model, grow, UPDATES, run=f'id of {source}', **details)
 
 
 def _meta(lineage=(), model=BASE, contents='model', **optim):
   config = Config(model=model, optim=OptimConfig(**optim))
-  return Meta(STEP, UPDATES, config, lineage, contents, {}, {})
+  return Meta(STEP, UPDATES, config, lineage, contents, {}, {}, run='id')
+
+
+def _runs(meta):
+  return [[run.path for run in added] for added in parts.additions(meta, HERE)]
 
 
 def _sizes(model):
@@ -327,7 +332,7 @@ def test_merge_then_remove_is_the_first_specialist():
   assert_same(parts.remove(merged, after, last.model, KEEP), _trained(1), 'merged and removed')
   without = parts.choose_groups(merged, after, chosen.without([3]), KEEP)
   assert_same(without, _trained(1), 'merged, and its group removed')
-  assert parts.additions(extracted, HERE) == [['/second']]
+  assert _runs(extracted) == [['/second']]
 
 
 @pytest.mark.parametrize('numbers', [[], [2]])
@@ -336,8 +341,9 @@ def test_extract_then_merge_is_the_grown_model(numbers):
   lineage, model = parts.extraction(meta, directory, numbers)
   added = parts.extract(_trained(1), SPECIALIST, lineage[-1], numbers)['params']
   extracted = _meta(lineage, model, 'added_tokens')
-  assert parts.additions(extracted, HERE) == [['/first']]
-  merging.check_not_twice(_meta(), pathlib.Path('/base'), extracted, pathlib.Path('/added'))
+  assert _runs(extracted) == [['/first']]
+  base = dataclasses.replace(_meta(), run='id of /base')
+  merging.check_not_twice(base, pathlib.Path('/base'), extracted, pathlib.Path('/added'))
   assert merging.merged_model(BASE, extracted, KEEP) == SPECIALIST
   merged = merging.merge(_base(), added, BASE, KEEP)
   assert_same(merged['params'], _trained(1)['params'], 'extracted and merged')
@@ -352,7 +358,7 @@ def test_a_group_in_the_middle_is_extracted():
   lineage, model = parts.extraction(meta, HERE, [2])
   extracted = _meta(lineage, model, 'added_tokens')
   assert parts.added_counts(extracted) == by_name(8, 8, 16)
-  assert parts.additions(extracted, HERE) == [['/one', '/here']], 'of one or the other projection'
+  assert _runs(extracted) == [['/one', '/here']], 'of one or the other projection'
   added = paths(parts.extract(old, TWICE, lineage[-1], [2])['params'])
   keys = paths(old['params'])['blocks/ffn/keys']
   np.testing.assert_array_equal(added['blocks/ffn/keys'], keys[:, 48:64])
@@ -476,7 +482,7 @@ WITHOUT_2 = chosen.choose(TWICE, chosen.without([2]))
   ],
 )
 def test_which_runs_the_tokens_come_from(meta, runs):
-  assert parts.additions(meta, HERE) == runs
+  assert _runs(meta) == runs
 
 
 def test_what_a_factor_or_freezing_leaves_as_it_was():

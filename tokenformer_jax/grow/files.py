@@ -182,6 +182,7 @@ def descend(
     flops=spent_flops.at_checkpoint(meta),
     tokens=_tokens(meta),
     branch_of=branch_of(meta),
+    run=meta.run,
     **details,
   )
   return (*meta.lineage, born)
@@ -242,8 +243,9 @@ def write(
   contents: str = 'model',
   step: int,
   seen: Seen | None = None,
+  run: str | None = None,
 ) -> None:
-  """Write a work directory with one checkpoint.
+  """Write a work directory with one checkpoint. For the arguments see `Checkpoints.save`.
 
   Raises:
     UserError: the directory cannot be written; nothing of it remains.
@@ -262,6 +264,7 @@ def write(
         lineage=lineage,
         contents=contents,
         seen=seen,
+        run=run,
         wait=True,
       )
 

@@ -29,7 +29,7 @@ from tokenformer_jax.grow.state import FirstTokens, grown_model, run_stages
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Path, Role, lookup
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.runs.checkpoint_meta import Meta, RunName
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 
@@ -169,18 +169,19 @@ def check_not_twice(
   """Check that the source has none of the tokens to append.
 
   Raises:
-    UserError: it has some, which would count twice.
+    UserError: it has some, which would count twice, or nothing says whether it has.
   """
   ours, theirs = additions(source, directory), additions(added, added_directory)
-  known = {run for runs in ours for run in runs}
-  common = [run for runs in theirs for run in runs if run in known]
+  known = {run.id or run.path for runs in ours for run in runs}
+  common = [run for runs in theirs for run in runs if (run.id or run.path) in known]
   if not common and not _same_arrays(source, added):
+    _check_named(ours, theirs)
     return
   if added.contents == 'added_tokens':
     last = added.lineage[-1]
     example = '' if last.action == 'extract' else f', such as {last.source}'
     advice = f'merge them into a run without them{example}'
-  elif len(theirs) > 1 and theirs[-1] and not known.intersection(theirs[-1]):
+  elif len(theirs) > 1 and not {*common} & {*theirs[-1]}:
     advice = (
       'append only what was added to it: tokenformer grow extract '
       f'--source={added_directory} --target=NEW_DIR, then merge with --added=NEW_DIR'
@@ -188,9 +189,25 @@ def check_not_twice(
   else:
     advice = 'merge a run that shares no tokens with it, or tokens from extract'
   raise UserError(
-    f'{added_directory} has parameter tokens of {common[0] if common else directory}, which '
+    f'{added_directory} has parameter tokens of {common[0].path if common else directory}, which '
     f'{directory} has already; merged, they would count twice; {advice}'
   )
+
+
+def _check_named(*found: Sequence[Sequence[RunName]]) -> None:
+  """Check that the tokens of at most one of two checkpoints come from runs without an id.
+
+  Raises:
+    UserError: those of both do, and a run without an id is not known again in another directory.
+  """
+  nameless = [[run.path for runs in one for run in runs if not run.id] for one in found]
+  if all(nameless):
+    a, b = (one[0] for one in nameless)
+    raise UserError(
+      f'tokens come from {a} and {b}, which have no id, because an earlier version wrote them; so '
+      'nothing says whether one is a copy of the other, whose tokens would count twice; merge runs '
+      'that this version began'
+    )
 
 
 def _same_arrays(ours: Meta, theirs: Meta) -> bool:

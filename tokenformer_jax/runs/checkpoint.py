@@ -119,6 +119,7 @@ class Checkpoints:
     wait: bool = False,
     seen: Seen | None = None,
     teacher: TeacherRecord | None = None,
+    run: str | None = None,
   ) -> None:
     """Start to write a checkpoint. Unless `save_gb` is set, `state` may be donated afterwards.
 
@@ -138,6 +139,7 @@ class Checkpoints:
       wait: whether to wait until the checkpoint is on disk, and to retry until it is.
       seen: see `Meta`. None: `step` batches of the config's batch size.
       teacher: see `Meta`.
+      run: the id of the run. None: a new one.
 
     Raises:
       UserError: this or the previous checkpoint cannot be written until the user acts.
@@ -154,6 +156,7 @@ class Checkpoints:
       'checksums': {path: int(value) for path, value in with_paths(_checksums(state))},
       'seen': dataclasses.asdict(seen or Seen(step * config.data.batch_size)),
       'teacher': teacher and dataclasses.asdict(teacher),
+      'run': checkpoint_meta.new_run_id() if run is None else run,
     }
     args = _save_args(state, meta, tokenizer)
     # Without a finite loss, a checkpoint must not count as the best.

@@ -300,6 +300,7 @@ class Trainer:
       lineage=lineage,
       seen=seen,
       teacher=self.run.teacher and self.run.teacher.record,
+      run=self.run.origin.run,
       wait=wait,
     )
 
