@@ -177,6 +177,16 @@ def test_other_methods_need_tokens_that_are_there():
     state.check(model, larger, GrowConfig(method='zero_keys'))
 
 
+@pytest.mark.parametrize(('key', 'value'), [('new_keys', 'trained'), ('scale', 'keep')])
+def test_first_tokens_have_no_keys_and_no_scale_to_follow(key, value):
+  model, how = transformer(), GrowConfig(**{key: value})
+  larger = state.grown_model(model, {'qkv': 16}, how)
+  with pytest.raises(UserError, match=f'{key}={value} is for new tokens of a projection that has'):
+    state.check(model, larger, how)
+  second = state.grown_model(larger, {'qkv': 24, 'ffn': 8}, how)
+  assert state.check(larger, second, how) is None, 'qkv has tokens whose keys it follows'
+
+
 @pytest.fixture(scope='module')
 def root(tmp_path_factory):
   return tmp_path_factory.mktemp('beside')

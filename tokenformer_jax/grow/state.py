@@ -87,6 +87,8 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
       f'{name} has no parameter tokens in the source, and method={config.method} adds tokens to '
       'those that are there; use method=group, which adds a first group beside its matrix'
     )
+  if bare != source:
+    _check_first_tokens(bare, target, config)
   keys = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads', 'kv_heads')
   for path, new, old in config_lib.differences(target, source, 'model.'):
     if path.rpartition('.')[2] not in keys:
@@ -131,6 +133,19 @@ def _check_keys(config: GrowConfig, changes: Sequence[str]) -> None:
       'new tokens whose keys and values are both zero are dead: both gradients are zero for ever, '
       'so they would never learn; use new_values=init'
     )
+
+
+def _check_first_tokens(bare: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
+  """Check that no key speaks of tokens that are there, where matrices get their first tokens."""
+  larger = config_lib.token_counts(target)
+  if any(larger.get(name, 0) > count for name, count in config_lib.token_counts(bare).items()):
+    return
+  for key in ('new_keys', 'scale'):
+    if getattr(config, key) != getattr(GrowConfig(), key):
+      raise UserError(
+        f'{key}={getattr(config, key)} is for new tokens of a projection that has some, and these '
+        'are the first ones beside matrices; leave it out'
+      )
 
 
 def _check_counts(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
