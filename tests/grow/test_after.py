@@ -155,9 +155,8 @@ def test_no_new_token_is_dead():
       x = np.random.default_rng(2).normal(size=(64, 32))
       for layer in range(2):
         scores = jnp.asarray(x @ after[path][layer].T, jnp.float32)
-        weights = pattention.parameter_weights(
-          scores, score='l2_norm_gelu', gelu='exact', groups=groups.make((TokenGroup(old, old),))
-        )
+        group = TokenGroup(old, old)
+        weights = pattention.parameter_weights(scores, group.score, groups.make((group,)))
         largest = np.abs(weights)[:, old:].max(axis=0)
         assert largest.min() > 1e-4, f'a new token of {path} has no weight after 100 steps'
 

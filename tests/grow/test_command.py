@@ -92,6 +92,7 @@ def test_the_target_says_where_it_came_from(home, grown):
       *('grow', str(home / 'run'), STEP, before.config.model, GrowConfig(), UPDATES),
       flops=pytest.approx(spent),
       tokens=SEEN.samples * data.sequence_length,
+      run=before.run,
     ),
   )
   assert meta.tokenizer == before.tokenizer

@@ -245,6 +245,7 @@ GROW = {
   "lm.grow(to, 'ffn=96')": "grow: param_tokens is 'ffn=96'; it must be a dict of integers by name",
   "lm.grow(to, [('ffn', 96)])": "grow: param_tokens is [('ffn', 96)]",
   "lm.grow(to, {'fnn': 96})": "param_tokens names 'fnn'; did you mean",
+  "lm.grow(to, {'': 96})": 'param_tokens is 96 without a name; write NAME=96 with one of the names',
   'lm.grow(to, {3: 96})': 'grow: param_tokens names 3; a name must be a text',
   "lm.grow(to, {'ffn': '96'})": "grow: param_tokens has ffn='96'; it must be an integer",
   "lm.grow(to, {'ffn': 96.0})": 'grow: param_tokens has ffn=96.0; it must be an integer',
@@ -275,6 +276,7 @@ GROW = {
   "lm.grow(to, {'ffn': 96}, seed=1.5)": 'config.grow.seed is 1.5',
   "lm.grow(to, {'ffn': 96}, 4)": 'grow: too many positional arguments',
   "dense.grow(to, {'ffn': 96}, method='zero_keys')": 'and this model has none; choose group',
+  "dense.grow(to, {'ffn': 16}, new_keys='trained')": 'new_keys=trained is for new tokens of a pro',
   'dense.grow(to, width=33)': 'choose net2net',
   "dense.grow(to, width=33, method='net2net')": 'width',
 }

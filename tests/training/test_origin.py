@@ -95,6 +95,17 @@ def refusal(config, workdir):
   return str(error.value)
 
 
+# The id.
+
+
+def test_a_run_keeps_its_id_and_another_run_gets_its_own(make, tmp_path):
+  saved = save(make(), tmp_path / 'run')
+  assert begin(make(), tmp_path / 'run').origin.run == saved.run
+  others = {begin(make(), tmp_path / 'new').origin.run for _ in range(2)}
+  others.add(begin(from_run(make(), tmp_path / 'run'), tmp_path / 'next').origin.run)
+  assert len(others - {saved.run, ''}) == 3
+
+
 # The tokenizer.
 
 

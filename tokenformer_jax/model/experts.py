@@ -1,6 +1,5 @@
 """Routed experts as a feed-forward part, and the matrices of all experts."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -100,7 +99,6 @@ class ExpertPattentions(nnx.Module):
 
     self.keys = make(model.init.std, Role.KEY)
     self.values = make(output_std(model), Role.VALUE, adds_to_residual=True)
-    self.how = {'score': own.score.kind, **dataclasses.asdict(own.score)}
     self.axes = [axes, axes]
 
   def matrices(self) -> list[jax.Array]:
@@ -113,7 +111,7 @@ class ExpertPattentions(nnx.Module):
     """Apply each expert to its rows: see `dispatch.run`."""
     scores = product(rows, jnp.swapaxes(keys_ExNxD, 1, 2))
     group = groups_lib.on_devices(self.group.reference)
-    weights = parameter_weights(checkpoint_name(scores, PROJECTED), groups=group, **self.how)
+    weights = parameter_weights(checkpoint_name(scores, PROJECTED), self.group.score, group)
     return product(weights, values_ExNxD)
 
 

@@ -120,6 +120,7 @@ class Checkpoints:
     seen: Seen | None = None,
     teacher: TeacherRecord | None = None,
     losses: Sequence[float] = (),
+    run: str | None = None,
   ) -> None:
     """Start to write a checkpoint. Unless `save_gb` is set, `state` may be donated afterwards.
 
@@ -140,6 +141,7 @@ class Checkpoints:
       seen: see `Meta`. None: `step` batches of the config's batch size.
       teacher: see `Meta`.
       losses: see `Meta`.
+      run: the id of the run. None: a new one.
 
     Raises:
       UserError: this or the previous checkpoint cannot be written until the user acts.
@@ -157,6 +159,7 @@ class Checkpoints:
       'seen': dataclasses.asdict(seen or Seen(step * config.data.batch_size)),
       'teacher': teacher and dataclasses.asdict(teacher),
       'losses': [*losses],
+      'run': checkpoint_meta.new_run_id() if run is None else run,
     }
     args = _save_args(state, meta, tokenizer)
     # Without a finite loss, a checkpoint must not count as the best.

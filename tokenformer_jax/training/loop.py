@@ -307,6 +307,7 @@ class Trainer:
       seen=seen,
       teacher=self.run.teacher and self.run.teacher.record,
       losses=window.losses(),
+      run=self.run.origin.run,
       wait=wait,
     )
 
