@@ -64,13 +64,17 @@ def _ids(found: Any, vocab_size: int, where: str) -> tuple[int, ...]:
 
 def _flags(keys: Keys) -> dict[str, float]:
   """Return the settings of draws; a folder that asks for none takes the likeliest tokens."""
-  draws = keys.flag('do_sample', False)
-  flags: dict[str, float] = {
-    'temperature': keys.number('temperature', _DRAWS['temperature']),
-    'top_k': keys.whole('top_k', _DRAWS['top_k']) if keys.get('top_k') != 0 else 0,
+  values = {name: keys.get(name) for name in _DRAWS}
+  if not keys.flag('do_sample', False):
+    return {}
+  # Others write 0 and −1 for likeliest tokens and for all.
+  return {
+    'temperature': 0.0
+    if values['temperature'] == 0
+    else keys.number('temperature', _DRAWS['temperature']),
+    'top_k': 0 if values['top_k'] in (0, -1) else keys.whole('top_k', _DRAWS['top_k']),
     'top_p': keys.number('top_p', _DRAWS['top_p']),
   }
-  return flags if draws else {}
 
 
 def _unread(keys: Keys, values: Mapping[str, Any]) -> list[str]:
