@@ -64,15 +64,13 @@ def _ids(found: Any, vocab_size: int, where: str) -> tuple[int, ...]:
 
 def _flags(keys: Keys) -> dict[str, float]:
   """Return the settings of draws; a folder that asks for none takes the likeliest tokens."""
-  values = {name: keys.get(name) for name in _DRAWS}
+  temperature, top_k, _ = map(keys.get, _DRAWS)
   if not keys.flag('do_sample', False):
     return {}
-  # Others write 0 and −1 for likeliest tokens and for all.
+  # A temperature of 0 takes the likeliest token; a top_k of 0 or −1 limits nothing.
   return {
-    'temperature': 0.0
-    if values['temperature'] == 0
-    else keys.number('temperature', _DRAWS['temperature']),
-    'top_k': 0 if values['top_k'] in (0, -1) else keys.whole('top_k', _DRAWS['top_k']),
+    'temperature': keys.number('temperature', _DRAWS['temperature']) if temperature != 0 else 0.0,
+    'top_k': keys.whole('top_k', _DRAWS['top_k']) if top_k not in (0, -1) else 0,
     'top_p': keys.number('top_p', _DRAWS['top_p']),
   }
 

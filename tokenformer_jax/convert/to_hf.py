@@ -44,8 +44,8 @@ def convert_run(
   """
   if target.suffix in _FILES:
     raise UserError(
-      f'the target {target} is named like a file, and to-hf writes a folder; name a folder, or take '
-      'to-torch for one .safetensors file of a TokenFormer'
+      f'the target {target} is named like a file, and to-hf writes a folder; name a folder, or '
+      'take to-torch for one .safetensors file of a TokenFormer'
     )
   files.check_target(target)
   directory, step = paths.split_source(source)

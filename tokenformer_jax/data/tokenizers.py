@@ -179,8 +179,8 @@ class HuggingFaceTokenizer(Tokenizer):
     end_of_document = self.special_ids.get('eos_token', self._usual_end)
     if end_of_document is None:
       raise UserError(
-        f'{name} has no token that ends a document; name it as eos_token in a tokenizer_config.json '
-        f'beside the file, or add one of {", ".join(_ENDS_OF_DOCUMENT)}'
+        f'{name} has no token that ends a document; name it as eos_token in a '
+        f'tokenizer_config.json beside the file, or add one of {", ".join(_ENDS_OF_DOCUMENT)}'
       )
     end = tokenizer.get_added_tokens_decoder().get(self.special_ids.get('eos_token', -1))
     if end is not None and not end.special:  # It would be found in text that spells it.
