@@ -101,9 +101,9 @@ def find(source: Path, skipped: Callable[[str], bool] = lambda name: False) -> d
     source = _in_directory(source)
   if not source.is_file():
     raise UserError(
-      f'{source} is not a file or directory here; name a .bin or .safetensors file or the folder of a '
-      'model; `hf download NAME --local-dir FOLDER` (pip install huggingface_hub) fetches one of '
-      'the hub'
+      f'{source} is not a file or directory here; name a .bin or .safetensors file or the folder '
+      'of a model; `hf download NAME --local-dir FOLDER` (pip install huggingface_hub) fetches one '
+      'of the hub'
     )
   if source.name.endswith('.index.json'):
     return _sharded(source, skipped)
