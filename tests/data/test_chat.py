@@ -160,6 +160,7 @@ def test_a_conversation_begins_once_as_the_tokenizer_does(tmp_path, name, tokeni
   ends = np.flatnonzero(marks.plain(tokens) == 0)
   assert begins.tolist() == [0, *(ends[:-1] + 1)], 'a conversation has no beginning or two'
   assert (tokens[begins] < 0).all(), 'the beginning carries loss'
+  assert made.divided == 0, 'masks of documents are refused'
   asked = find_template(_config(tmp_path, '', tokenizer=spec)).render(QUESTION, ask=True).text
   row = chats.ChatRequest(asked).ids(made.tokenizer)
   assert row.tolist().count(3) == 1 and row[0] == 3, 'an answer is asked for otherwise'

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.model.trunk import Context, Documents
 
 TEXTS = ['the cat sat on the mat', 'def f(x):\n  return x + 1\n', 'naïve 日本語 🙂'] * 20
 # Any code points but surrogates. Not st.text(), which first builds tables for seconds.
@@ -230,6 +231,10 @@ def test_a_document_begins_as_the_tokenizer_does_and_with_its_end_only_once(tmp_
     [4, 1],
     [3, 1],
   ], 'a text that is continued begins otherwise than in training'
+  assert [one.boundary for one in (none, begun, ended)] == [3, 4, 3]
+  row = np.concatenate([begun.document(np.array([1, 2])), begun.document(np.array([1]))])
+  context = Context.from_ids(row[None], Documents.from_choice('separate', begun.boundary))
+  assert context.positions(len(row)).tolist() == [[0, 1, 2, 3, 0, 1, 2]], 'masks cut elsewhere'
   assert begun.document_fingerprint != begun.fingerprint, 'a store without beginnings is reused'
   assert none.document_fingerprint == none.fingerprint, 'stores of before are built again'
   old = {key: value for key, value in begun.to_json().items() if key != 'begin'}

@@ -56,7 +56,8 @@ class PartWriter:
     self.bytes += sum(len(piece.text[start:stop].encode()) for start, stop in piece.answers)
     self.documents += 1
     self.answers += int((ids >= 0).sum())
-    self.divided += bool((marks.plain(ids)[1:-1] == end).any())
+    inside = marks.plain(ids)[1 : None if len(opening) else -1]
+    self.divided += bool((inside == self._tokenizer.boundary).any())
 
   def _check(self, ids: np.ndarray) -> None:
     if ids.max(initial=0) >= self._tokenizer.size:

@@ -86,6 +86,11 @@ class Tokenizer(abc.ABC):
     """Return the ids before each document in training: `begin`, unless the last end is the same."""
     return () if self.begin == (self.end_of_document,) else self.begin
 
+  @property
+  def boundary(self) -> int:
+    """Return the id that begins a document in training, which no other place of it has."""
+    return (self.begin or (self.end_of_document,))[0]
+
   def document(
     self, ids: Sequence[int] | np.ndarray, *, begins: bool = True, ends: bool = True
   ) -> np.ndarray:
