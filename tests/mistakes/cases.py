@@ -16,7 +16,7 @@ GENERATE = {
   'a folder that is no run to write with': ('generate --source={in}/some', '{in}/some'),
   'a folder of the hub to write with': (
     'generate --source={in}/hub/not_weights',
-    '`tokenformer convert to-jax --source={in}/hub/not_weights --target=RUN`',
+    'convert to-jax --source={in}/hub/not_weights --target=RUN`',
   ),
   'a step in words': ('generate --source={lm}@last', 'DIR@STEP'),
   'a step that is not there': ('generate --source={lm}@99', '99'),
@@ -99,7 +99,7 @@ EVALUATE = {
   'no run to evaluate': ('evaluate --source=none --text=files:{in}/some/*.txt', 'none is not'),
   'weights to evaluate': (
     'evaluate --source={in}/weights.safetensors --text=files:{in}/some/*.txt',
-    '`tokenformer convert to-jax --source={in}/weights.safetensors',
+    'convert to-jax --source={in}/weights.safetensors',
   ),
   'a run of images to evaluate': ('evaluate --source={vit} --text=files:{in}/some/*.txt', '{vit}'),
   'an output in no folder': (
