@@ -231,6 +231,7 @@ def test_a_document_begins_as_the_tokenizer_does_and_with_its_end_only_once(tmp_
     [4, 1],
     [3, 1],
   ], 'a text that is continued begins otherwise than in training'
+  assert begun.start(begun.document([1])).tolist() == [4, 1, 3], 'held-out text begins twice'
   assert [one.boundary for one in (none, begun, ended)] == [3, 4, 3]
   row = np.concatenate([begun.document(np.array([1, 2])), begun.document(np.array([1]))])
   context = Context.from_ids(row[None], Documents.from_choice('separate', begun.boundary))

@@ -77,9 +77,10 @@ class Tokenizer(abc.ABC):
     return self.encode_batch([text])[0]
 
   def start(self, ids: np.ndarray) -> np.ndarray:
-    """Return the ids of a text after those that begin it; never nothing."""
+    """Return the ids of a text after those that begin it, unless it has them; never nothing."""
     begin = self.begin or (() if len(ids) else (self.end_of_document,))
-    return np.append(np.array(begin, np.int32), ids)
+    has_begin = len(ids) and np.array_equal(ids[: len(begin)], begin)
+    return ids if has_begin else np.append(np.array(begin, np.int32), ids)
 
   @property
   def opening(self) -> tuple[int, ...]:
@@ -179,8 +180,9 @@ class HuggingFaceTokenizer(Tokenizer):
     document.
     """
     self._tokenizer = tokenizer
-    named = {name: tokenizer.token_to_id(token) for name, token in named.items()}
-    self.special_ids = {name: id_ for name, id_ in named.items() if id_ is not None}
+    ids = {name: tokenizer.token_to_id(token) for name, token in named.items()}
+    self.special_ids = {name: id_ for name, id_ in ids.items() if id_ is not None}
+    self._named = {name: named[name] for name in self.special_ids}
     end_of_document = self.special_ids.get('eos_token', self._usual_end)
     if end_of_document is None:
       raise UserError(
@@ -236,8 +238,7 @@ class HuggingFaceTokenizer(Tokenizer):
       'tokenizer': json.loads(self._tokenizer.to_str()),
     }
     if self.special_ids:
-      to_text = self._tokenizer.id_to_token
-      values['special_tokens'] = {name: to_text(id_) for name, id_ in self.special_ids.items()}
+      values['special_tokens'] = self._named
     if self.begin != (self.end_of_document,):
       values['begin'] = list(self.begin)
     if self.ends != (self.end_of_document,):
@@ -245,9 +246,8 @@ class HuggingFaceTokenizer(Tokenizer):
     return values
 
   def of_folder(self, ends: Sequence[int]) -> 'HuggingFaceTokenizer':
-    named = self.to_json().get('special_tokens', {})
     begin = _added_before(self._tokenizer)
-    return HuggingFaceTokenizer(self._tokenizer, named=named, begin=begin, ends=ends)
+    return HuggingFaceTokenizer(self._tokenizer, named=self._named, begin=begin, ends=ends)
 
 
 def _added_before(tokenizer: hf.Tokenizer) -> list[int]:
