@@ -211,11 +211,12 @@ def test_a_broken_file_beside_the_tokenizer_is_an_error(tmp_path):
 
 def test_a_spelled_out_end_is_text_if_the_file_does_not_mark_it_as_special(tmp_path):
   tokenizer = hf.Tokenizer(hf.models.BPE({'[UNK]': 0, 'a': 1, '<': 2, 'e': 3, '>': 4}, []))
-  tokenizer.add_tokens([hf.AddedToken('<e>', special=False)])
-  (tmp_path / 'tokenizer_config.json').write_text('{"eos_token": "<e>"}')
+  tokenizer.add_tokens([hf.AddedToken(token, special=False) for token in ('<e>', '<a>', '<ea>')])
+  (tmp_path / 'tokenizer_config.json').write_text('{"eos_token": "<e>", "bos_token": "<a>"}')
   loaded = tokenizers.load(_save(tokenizer, tmp_path))
   for one in (loaded, tokenizers.from_json(loaded.to_json())):
-    assert one.end_of_document == 5 and one.encode('a<e>a').tolist() == [1, 2, 3, 4, 1]
+    ids = one.encode('a<e>a<a><ea>').tolist()
+    assert one.end_of_document == 5 and ids == [1, 2, 3, 4, 1, 2, 1, 4, 7]
 
 
 def test_a_document_begins_as_the_tokenizer_does_and_with_its_end_only_once(tmp_path):

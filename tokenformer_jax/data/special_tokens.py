@@ -13,10 +13,7 @@ _GPT2 = {'bos_token': _END, 'eos_token': _END, 'unk_token': _END}
 _DEFAULTS = {
   'LlamaTokenizer': _LLAMA,
   'CodeLlamaTokenizer': _LLAMA,
-  'GemmaTokenizer': {
-    **{'bos_token': '<bos>', 'eos_token': '<eos>', 'unk_token': '<unk>'},
-    **{'pad_token': '<pad>', 'mask_token': '<mask>'},
-  },
+  'GemmaTokenizer': {f'{name}_token': f'<{name}>' for name in ('bos', 'eos', 'unk', 'pad')},
   'GPT2Tokenizer': _GPT2,
   'GPTNeoXTokenizer': {**_GPT2, 'pad_token': '<|padding|>'},
   'Qwen2Tokenizer': {'eos_token': _END, 'unk_token': _END, 'pad_token': _END},

@@ -189,9 +189,11 @@ class HuggingFaceTokenizer(Tokenizer):
         f'{name} has no token that ends a document; name it as eos_token in a '
         f'tokenizer_config.json beside the file, or add one of {", ".join(_ENDS_OF_DOCUMENT)}'
       )
-    end = tokenizer.get_added_tokens_decoder().get(self.special_ids.get('eos_token', -1))
-    if end is not None and not end.special:  # It would be found in text that spells it.
-      tokenizer.add_special_tokens([hf.AddedToken(end.content, special=True, normalized=False)])
+    added = tokenizer.get_added_tokens_decoder()
+    parting = (added.get(self.special_ids.get(name, -1)) for name in ('bos_token', 'eos_token'))
+    for token in parting:
+      if token and not token.special:  # It would be found in text that spells it.
+        tokenizer.add_special_tokens([hf.AddedToken(token.content, special=True, normalized=False)])
     tokenizer.encode_special_tokens = True
     self.end_of_document = end_of_document
     self.begin = (end_of_document,) if begin is None else tuple(begin)
