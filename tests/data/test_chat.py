@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tiny_run
+import tokenizers as hf
 from pyarrow import parquet
 
 from tokenformer_jax.config import DataConfig
@@ -27,6 +28,7 @@ from tokenformer_jax.data import (
   tokenizers,
 )
 from tokenformer_jax.data.chat_template import Template, find_template
+from tokenformer_jax.decoding import chats
 from tokenformer_jax.errors import UserError
 
 GOLDEN = json.loads((tiny_run.ROOT / 'tests/golden/chat.json').read_text('utf-8'))
@@ -270,6 +272,30 @@ def test_the_end_of_a_document_carries_the_loss_of_the_token_before(tmp_path, to
   found = _prepare(tmp_path, source, chat_template=str(golden), tokenizer=str(tokenizer))
   ends = marks.plain(found.train[:]) == tokenizers.load(str(tokenizer)).end_of_document
   assert ends.sum() == found.train_documents, 'a conversation that ends itself has two ends'
+
+
+@pytest.mark.parametrize('name', ['chatml', 'inline'])
+def test_a_conversation_begins_once_as_the_tokenizer_does(tmp_path, name, tokenizer):
+  """The one template writes the first token itself, the other does not."""
+  (tmp_path / 'hub').mkdir()
+  values = json.loads(tokenizer.read_text('utf-8'))
+  adds = hf.processors.TemplateProcessing(single='<s> $A', special_tokens=[('<s>', 3)])
+  begun = hf.Tokenizer.from_str(json.dumps(values))
+  begun.post_processor = adds
+  begun.save(str(tmp_path / 'hub' / 'tokenizer.json'))
+  (tmp_path / 'hub' / 'special_tokens_map.json').write_text(json.dumps(GOLDEN['tokens']))
+  (tmp_path / 'hub' / 'chat_template.jinja').write_text(GOLDEN['templates'][name]['template'])
+  spec = str(tmp_path / 'hub' / 'tokenizer.json')
+  made = _prepare(tmp_path, _write(tmp_path / 'a.jsonl'), tokenizer=spec)
+  tokens = made.train[:]
+  begins = np.flatnonzero(marks.plain(tokens) == 3)
+  ends = np.flatnonzero(marks.plain(tokens) == 0)
+  assert begins.tolist() == [0, *(ends[:-1] + 1)], 'a conversation has no beginning or two'
+  assert (tokens[begins] < 0).all(), 'the beginning carries loss'
+  assert made.divided == 0, 'masks of documents are refused'
+  asked = find_template(_config(tmp_path, '', tokenizer=spec)).render(QUESTION, ask=True).text
+  row = chats.ChatRequest(asked).ids(made.tokenizer)
+  assert row.tolist().count(3) == 1 and row[0] == 3, 'an answer is asked for otherwise'
 
 
 def _tables(tmp_path):

@@ -16,6 +16,10 @@ GENERATE = {
   'an empty source to write with': ('generate --source=', '--source= is empty'),
   'no run to write with': ('generate --source=none', 'none is not'),
   'a folder that is no run to write with': ('generate --source={in}/some', '{in}/some'),
+  'a folder of the hub to write with': (
+    'generate --source={in}/hub/not_weights',
+    'convert to-jax --source={in}/hub/not_weights --target=RUN`',
+  ),
   'a step in words': ('generate --source={lm}@last', 'DIR@STEP'),
   'a step that is not there': ('generate --source={lm}@99', '99'),
   'a run of images to write with': ('generate --source={vit}', '{vit}'),
@@ -95,6 +99,10 @@ EVALUATE = {
   'nothing to evaluate on': ('evaluate --source={lm}', '--tasks=NAME'),
   'no source to evaluate': ('evaluate --text=files:{in}/some/*.txt', '--source is missing'),
   'no run to evaluate': ('evaluate --source=none --text=files:{in}/some/*.txt', 'none is not'),
+  'weights to evaluate': (
+    'evaluate --source={in}/weights.safetensors --text=files:{in}/some/*.txt',
+    'convert to-jax --source={in}/weights.safetensors',
+  ),
   'a run of images to evaluate': ('evaluate --source={vit} --text=files:{in}/some/*.txt', '{vit}'),
   'an output in no folder': (
     'evaluate --source={lm} --text=files:{in}/some/*.txt --output=none/x.json',
@@ -198,6 +206,11 @@ CONVERT = {
   'an unknown conversion': ('convert to-tf --source=a --target=b', "unknown command 'to-tf'"),
   'two conversions': ('convert to-jax to-torch --source=a --target=b', "'to-torch'"),
   'no weights': ('convert to-jax --source=none.bin --target=new', 'none.bin'),
+  'a name of the hub to convert': (
+    'convert to-jax --source=meta-llama/Llama-3.2-1B --target=new',
+    'meta-llama/Llama-3.2-1B is not a file or directory here; name a .bin or .safetensors file or '
+    'the folder of a model; `hf download NAME --local-dir FOLDER`',
+  ),
   'an empty source to convert': ('convert to-jax --source= --target=new', '--source= is empty'),
   'an empty target to convert': ('convert to-jax --source=a --target=', '--target= is empty'),
   'weights that are none': ('convert to-jax --source={in}/weights.bin --target=new', 'weights.bin'),
@@ -257,6 +270,10 @@ CONVERT = {
   ),
   'a folder of images': ('convert to-hf --source={vit} --target=new', 'is not a language model'),
   'a folder that is there': ('convert to-hf --source={lm} --target={in}', 'exists; name a new dir'),
+  'a folder named like a file': (
+    'convert to-hf --source={lm} --target=new.safetensors',
+    'new.safetensors is named like a file, and to-hf writes a folder',
+  ),
   'a folder in a bucket': ('convert to-hf --source={lm} --target=gs://b/x', 'gs://b/x'),
   'a type that there is not': (
     'convert to-torch --source={lm} --target=new.safetensors --dtype=float8',

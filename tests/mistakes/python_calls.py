@@ -188,6 +188,7 @@ RUNS = {
   'tf.bring(lm, to)': 'bring: source is <Run',
   "tf.bring('none', to)": 'none',
   "tf.bring('none', 'gs://b/x', dtype='int8')": "bring: dtype is 'int8'; it must be one of float32",
+  "tf.bring('none', to, dtype=np.float32)": 'bring: dtype is the class float32; it must be a text',
   "tf.bring('none', to, heads=4)": "bring: there is no argument 'heads'",
   'lm.to_hf()': "to_hf: missing a required argument: 'target'",
   "lm.to_hf(to, dtype='int8')": "to_hf: dtype is 'int8'; it must be one of float32",

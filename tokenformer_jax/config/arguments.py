@@ -280,6 +280,8 @@ def _names(bare: Any) -> tuple[str, str]:
 
 def shown(value: Any) -> str:
   """Return a value for a message, in one line: the shape of an array, the beginning of a text."""
+  if isinstance(value, type):  # One of numpy's has the attributes of its arrays.
+    return f'the class {value.__name__}'
   if getattr(value, 'ndim', 0):
     return f'an array of {value.dtype} {list(value.shape)}'
   if hasattr(value, 'dtype'):

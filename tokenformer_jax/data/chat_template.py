@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import chat_jinja, tokenizers
+from tokenformer_jax.data import chat_jinja, special_tokens, tokenizers
 from tokenformer_jax.data.chat_jinja import MARKS
 from tokenformer_jax.data.chat_rows import ANSWER_ROLE, WEIGHTS, is_learned, more_keys
 from tokenformer_jax.errors import UserError
@@ -253,14 +253,7 @@ def _read(path: Path, name: str) -> str:
 
 
 def _tokenizer_config(folder: Path | None) -> dict[str, Any]:
-  path = folder and folder / 'tokenizer_config.json'
-  if not path or not path.is_file():
-    return {}
-  try:
-    found = json.loads(_read(path, str(path)))
-  except ValueError as error:
-    raise UserError(f'{path} is not valid JSON ({error}); download it again') from error
-  return found if isinstance(found, dict) else {}
+  return special_tokens.read_json(folder / 'tokenizer_config.json') if folder else {}
 
 
 def _named(found: Any) -> str:
@@ -273,12 +266,7 @@ def _named(found: Any) -> str:
 def _special_tokens(tokenizer: str, folder: Path | None) -> dict[str, str]:
   if folder is None:
     return {} if tokenizer == 'bytes' else {'eos_token': tokenizers.END_OF_DOCUMENT}
-  found = {}
-  for name, token in _tokenizer_config(folder).items():
-    if isinstance(token, dict):
-      token = token.get('content')
-    if re.fullmatch(r'\w+_token', name) and isinstance(token, str):
-      found[name] = token
+  found = special_tokens.read(folder)
   if 'eos_token' not in found:
     loaded = tokenizers.load(tokenizer)
     found['eos_token'] = loaded.decode([loaded.end_of_document])

@@ -44,7 +44,8 @@ class Range(NamedTuple):
   split: str
   start: int
   stop: int | None
-  ends: bool  # whether the text of the split ends here
+  begins: bool  # whether the text of the split begins here
+  ends: bool  # and ends here
 
 
 class Piece(NamedTuple):
@@ -52,7 +53,8 @@ class Piece(NamedTuple):
 
   split: str
   text: str
-  ends: bool  # whether the document ends here
+  begins: bool = True  # whether the document begins here
+  ends: bool = True  # and ends here
   answers: Spans | None = None  # of a conversation: the characters that carry loss
 
 
@@ -278,7 +280,7 @@ def _ranges(lone: text.LoneText, split: str, start: int, stop: int) -> Iterator[
   """Yield the parts of about `UNIT_BYTES` of a split of the only text."""
   for begin, end in lone.divided(start, stop, UNIT_BYTES):
     if begin < end:
-      yield Range(split, begin, end, end == stop)
+      yield Range(split, begin, end, begin == start, end == stop)
 
 
 def _groups(parts: Iterable[tuple[_T, int]], size: int) -> Iterator[tuple[_T, ...]]:
@@ -300,26 +302,29 @@ def _rendered(document: str, split: str, template: 'Template', bad: text.Bad) ->
   except UserError as error:
     bad(error)
   else:
-    yield Piece(split, found.text, ends=True, answers=found.answers)
+    yield Piece(split, found.text, answers=found.answers)
 
 
 def _in_pieces(document: str, split: str) -> Iterator[Piece]:
   if len(document) <= _LONGEST_WHOLE:
-    yield Piece(split, document, ends=True)
+    yield Piece(split, document)
     return
 
   def chunks() -> Iterator[bytes]:
     for start in range(0, len(document), _CHUNK_CHARACTERS):
       yield document[start : start + _CHUNK_CHARACTERS].encode()
 
-  yield from _range_pieces(text.LoneText('a document', chunks), Range(split, 0, None, True))
+  yield from _range_pieces(
+    text.LoneText('a document', chunks), Range(split, 0, None, begins=True, ends=True)
+  )
 
 
 def _range_pieces(lone: text.LoneText, part: Range) -> Iterator[Piece]:
-  waiting = ''
+  waiting, begins = '', part.begins
   for piece in lone.pieces(part.start, part.stop):
     if waiting:
-      yield Piece(part.split, waiting, ends=False)
+      yield Piece(part.split, waiting, begins, ends=False)
+      begins = False
     waiting = piece
   if waiting:
-    yield Piece(part.split, waiting, ends=part.ends)
+    yield Piece(part.split, waiting, begins, part.ends)

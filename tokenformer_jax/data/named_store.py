@@ -1,5 +1,6 @@
 """Open the token store that `config.data.store` names, in a file system or in a bucket."""
 
+import dataclasses
 from pathlib import Path
 
 from tokenformer_jax.config import DataConfig
@@ -55,7 +56,15 @@ def open_named(config: DataConfig, tokenizer: Tokenizer | None, cache: Path) -> 
       f'{name}, a store of another tokenizer (fingerprint {store.tokenizer.fingerprint}) than that '
       f'of this run ({tokenizer.fingerprint}); name a store of the same tokenizer'
     )
-  return store
+  if tokenizer is None:
+    return store
+  if tokenizer.document_fingerprint != store.tokenizer.document_fingerprint:
+    here, there = ([*one.opening, '…', one.end_of_document] for one in (tokenizer, store.tokenizer))
+    raise UserError(
+      f'{name}, whose documents begin and end as {there}, and those of this run as {here}, by its '
+      f'tokenizer; {made}'
+    )
+  return dataclasses.replace(store, tokenizer=tokenizer)
 
 
 def folder(config: DataConfig) -> paths.Path:

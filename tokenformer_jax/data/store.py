@@ -100,9 +100,11 @@ def _build(builder: '_Builder') -> Store:
   if builder.config.store:
     remedy = 'name another --out, a'
   try:
-    return retry.retried(
+    store = retry.retried(
       lambda: builder.find() or builder.build(), f'preparing the token store {builder.path}'
     )
+    # What else a folder says, such as how texts end, may differ: it does not change a store.
+    return dataclasses.replace(store, tokenizer=builder.tokenizer or store.tokenizer)
   except OSError as error:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
       raise UserError(
@@ -220,7 +222,7 @@ class _Builder:
       _FORMAT,
       self.corpus.fingerprint(),
       config.text_field,
-      tokenizer.fingerprint if tokenizer else config.tokenizer,
+      tokenizer.document_fingerprint if tokenizer else config.tokenizer,
       self.corpus.fraction,
     )
     digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
@@ -293,7 +295,8 @@ class _Builder:
 
   def _key(self, unit: Unit, tokenizer: Tokenizer) -> str:
     """Return a hash of everything that determines a shard."""
-    return text.digest((_FORMAT, unit.fingerprint(), self.config.text_field, tokenizer.fingerprint))
+    fingerprint = tokenizer.document_fingerprint
+    return text.digest((_FORMAT, unit.fingerprint(), self.config.text_field, fingerprint))
 
   def _write_shards(self, jobs: list['Job'], tokenizer: Tokenizer) -> list[Shard]:
     """Write the shards that are not there yet, and return all."""

@@ -27,18 +27,18 @@ class Documents(NamedTuple):
   """How the documents in a row are read apart.
 
   Attributes:
-    end: the id of the token between documents. It is the first token of the document after it, as
-      in generation, and the last target of the document before it.
+    first: the id of the first token of a document, which is the last target of the document before
+      it: the end of that document, as in generation, or what the tokenizer begins texts with.
     restart: whether positions restart at 0 with each document.
   """
 
-  end: int
+  first: int
   restart: bool
 
   @classmethod
-  def from_choice(cls, choice: str, end: int) -> 'Documents | None':
+  def from_choice(cls, choice: str, first: int) -> 'Documents | None':
     """Return what a value of `data.documents` asks for; None for `joined`."""
-    return None if choice == 'joined' else cls(end, restart=choice == 'separate')
+    return None if choice == 'joined' else cls(first, restart=choice == 'separate')
 
 
 class Context(NamedTuple):
@@ -75,7 +75,7 @@ class Context(NamedTuple):
     if documents is None:
       return context
     slots_1xT = jnp.arange(ids_BxT.shape[1])[None]
-    starts_BxT = jax.lax.cummax(jnp.where(ids_BxT == documents.end, slots_1xT, 0), axis=1)
+    starts_BxT = jax.lax.cummax(jnp.where(ids_BxT == documents.first, slots_1xT, 0), axis=1)
     starts_BxT = constrain(starts_BxT, 'batch', 'slots')
     return context._replace(starts_BxT=starts_BxT, restart=documents.restart)
 

@@ -340,7 +340,9 @@ def open_source(directory: paths.Path, step: int | None) -> tuple[Checkpoints, M
     UserError: there is no such checkpoint, or it is damaged.
   """
   if not paths.exists(directory / 'checkpoints'):
-    raise UserError(f'{directory} is not the work directory of a run: it has no checkpoints/')
+    raise UserError(
+      f'{directory} is not the work directory of a run: it has no checkpoints/{_advice(directory)}'
+    )
   checkpoints = Checkpoints(directory)
   steps = checkpoints.common_steps()
   if step is not None and step not in steps:
@@ -351,6 +353,16 @@ def open_source(directory: paths.Path, step: int | None) -> tuple[Checkpoints, M
     except DamagedError as error:
       logging.warning('checkpoint %s of %s is damaged: %s', candidate, directory, error)
   raise UserError(f'no checkpoint of {directory} can be read; it has {_listed(steps)}')
+
+
+def _advice(directory: paths.Path) -> str:
+  """Return how to make a run of the weights in a folder or file; '': it has none."""
+  names = [directory.name]
+  with contextlib.suppress(paths.errors(directory)):
+    names += paths.listed(directory)
+  if not any(name.endswith(('.safetensors', '.bin')) for name in names):
+    return ''
+  return f'; `tokenformer convert to-jax --source={directory} --target=RUN` makes a run of weights'
 
 
 def restore_source(checkpoints: Checkpoints, meta: Meta, abstract: Any) -> Any:

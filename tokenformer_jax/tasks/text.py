@@ -53,7 +53,7 @@ class TextTask(Task):
   data_size_key = 'vocab_size'
   _data: 'order.OneSource | Mixture'  # set by `prepare`
   # Set by `prepare` as well: a plan compiles the same program with any id.
-  _end_of_document = 0
+  _boundary = 0
 
   @staticmethod
   def fill_in(
@@ -157,7 +157,7 @@ class TextTask(Task):
     """Return the context of rows of a batch, whose documents `data.documents` may separate."""
     return Context.from_ids(
       ids_BxT,
-      Documents.from_choice(self.config.data.documents, self._end_of_document),
+      Documents.from_choice(self.config.data.documents, self._boundary),
       training=training,
     )
 
@@ -175,7 +175,7 @@ class TextTask(Task):
     hosts.check_same(
       [int(made.digest[:7], 16)], 'the hosts read different text; config.data must find the same'
     )
-    self._data, self._end_of_document = made, made.tokenizer.end_of_document
+    self._data, self._boundary = made, made.tokenizer.boundary
 
   @property
   def examples(self) -> int:
