@@ -387,6 +387,13 @@ def test_figures_are_drawn(run, grown, tmp_path):
   assert len(grown.plot_maps('def', [1]).axes) >= 5
 
 
+def test_a_missing_library_is_named_before_anything_is_computed(run, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'matplotlib', None)
+  monkeypatch.setattr(run, '_loaded', None)
+  with pytest.raises(UserError, match=r'matplotlib, .* is not installed; run pip .*"\.\[plot\]"'):
+    run.plot_maps('def')
+
+
 # Images
 
 

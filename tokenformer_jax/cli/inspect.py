@@ -77,6 +77,8 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'--out={values.out} must end in one of {", ".join(picture.SUFFIXES)}')
   for flag in ('out', 'json'):
     cli.output_file(flag)
+  if values.out:
+    picture.check()
   if values.text.startswith('files:'):  # Report a wrong name before the model loads.
     text.open_source(values.text, 'text', '--text')
   model = load(values.source)
@@ -101,7 +103,7 @@ def _show_tokens(model: Trained, chosen: Mapping[int, Sequence[str]], texts: Tex
   values, old = flags.FLAGS, old_tokens(model)
   labels = report.labels(model.tokenizer, texts.shown.tolist())
   found = _only(chosen, maps(model, texts.shown, list(chosen)))
-  if values.out:  # Draw before the slower measurement, to report a missing library at once.
+  if values.out:
     _write('out', picture.draw(found, labels, old).savefig)
   strongest = report.strongest_rows(found, values.top_k)
   print(f'\nthe first {len(texts.shown)} tokens of {texts.name}\n')
