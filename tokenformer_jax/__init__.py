@@ -10,7 +10,7 @@
   tokenformer_jax.use_accelerator()                    the jax of this machine's GPU or TPU
 
 `help(tokenformer_jax.Run)` has the rest. Importing the package imports nothing else; each of these
-names is imported at its first use. Where libtpu is installed for plans alone, JAX then uses the CPU.
+names is imported at its first use. JAX then leaves out libtpu where that is there for plans alone.
 """
 
 import glob

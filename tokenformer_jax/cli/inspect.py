@@ -77,10 +77,10 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'--out={values.out} must end in one of {", ".join(picture.SUFFIXES)}')
   for flag in ('out', 'json'):
     cli.output_file(flag)
-  if values.out:
-    picture.check()
   if values.text.startswith('files:'):  # Report a wrong name before the model loads.
     text.open_source(values.text, 'text', '--text')
+  if values.out:
+    picture.check()
   model = load(values.source)
   chosen = _chosen_pattentions(model)
   content = {

@@ -6,7 +6,7 @@ compiles the real training step with the TPU's own compiler and prints its memor
 data that the chips exchange. `--topology=gpu-h100:8` uses formulas only. docs/plan.md explains the
 output.
 
-  --quick                               plan in seconds, with rough times
+  --quick                               plan in a fraction of the time, with rough times
   --breakdown                           where the step goes, and what bounds each part
   --tune=12                             try up to 12 meshes and recomputations; print the best flags
   --sweep=12                            the same with other batches
@@ -47,7 +47,7 @@ def define_flags() -> None:
   flags.DEFINE_string('topology', None, 'CHIP:SHAPE, such as v5e:4x4 or v5p:4x4x4.', required=True)
   flags.DEFINE_integer('slices', 1, 'The number of slices.', lower_bound=1)
   flags.DEFINE_bool(
-    'quick', False, 'Take seconds instead of minutes for each program, without its schedule.'
+    'quick', False, 'Take a fraction of the time for each program, without its schedule.'
   )
   flags.DEFINE_bool('breakdown', False, 'Print where the step goes, and its bounds.')
   flags.DEFINE_string('picture', None, 'A PNG file to draw the breakdown to.')

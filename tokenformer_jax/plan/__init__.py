@@ -40,7 +40,7 @@ def plan(
     print(tokenformer_jax.plan('lm_pile:1_5b', 'v5p:4x4x4', quick=True).summary)
 
   `config` is as for `tokenformer_jax.train`, `topology` is CHIP:SHAPE, such as `v5e:4x4` or
-  `gpu-h100:8`. `quick` takes seconds instead of minutes, without the compiler's schedule. The
+  `gpu-h100:8`. `quick` takes a fraction of the time, without the compiler's schedule. The
   result has memory in bytes, times in seconds and MFU: see `estimate.Plan`, or
   `stages.StagedPlan` for a run whose batches change over steps.
 

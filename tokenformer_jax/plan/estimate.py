@@ -186,7 +186,7 @@ def plan(
   if not on.has_compiler:
     return _by_formula(program.make_step(config, before, on.platform), on)
   what = 'laying out' if quick else 'compiling'
-  takes = 'seconds' if quick else 'from seconds to minutes'
+  takes = 'from seconds to minutes' if quick else 'minutes'
   say(f'{what} for {on.name}, which takes {takes}')
   # In a process of its own, which libtpu ends when it fails, and in which it loads with the flags
   # of the dump.
