@@ -116,6 +116,11 @@ def test_a_config_of_the_package_is_found_by_its_name(tmp_path, monkeypatch):
   assert config_file.load('vit_digits').data.source == 'digits'
   with pytest.raises(UserError, match='of the user'):
     config_file.load('vit_digits.py')
+  for name in ('saved', 'saved.py'):
+    with pytest.raises(UserError, match=rf'{tmp_path}/config\.json'):
+      config_file.load(f'{name}:{tmp_path}')
+  with pytest.raises(UserError, match=r'no file configs/lm_stdlb\.py; did you mean lm_stdlib'):
+    config_file.load('configs/lm_stdlb.py')
 
 
 def test_an_installed_package_has_everything():

@@ -313,11 +313,6 @@ TRAIN_CONFIGS = {
     'train --config={in}/configs/nothin.py',
     'did you mean {in}/configs/nothing.py',
   ),
-  'a misspelt config of the package in a folder': (
-    'train --config=configs/lm_stdlb.py',
-    'there is no file configs/lm_stdlb.py; did you mean lm_stdlib?',
-  ),
-  'the config of no run by name': ('train --config=saved.py:{in}/some', 'some/config.json'),
   'a folder for a config': ('train --config={in}/configs', 'is not a Python file'),
   'a json for a config': ('train --config={in}/config.json', 'is not a Python file'),
   'an empty config file': ('train --config={in}/configs/empty.py', 'has no function get_config'),
