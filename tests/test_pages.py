@@ -166,6 +166,14 @@ def test_what_pip_is_asked_for():
       assert found, f'{block}: pip {asked}'
 
 
+def test_the_extras_that_python_needs_are_named_before_it():
+  asked = ''
+  for block in BLOCKS['README.md']:
+    asked += block.text * (block.language == 'sh')
+    for method in re.findall(r'\.(plot|report)\(', block.text):
+      assert re.search(rf'".*\b{method}\b.*"', asked), f'{block}: no extra for {method}'
+
+
 def make_smaller(page: str) -> list[Block]:
   """The blocks of a page with the texts of `SMALLER` in their place."""
   blocks = BLOCKS[page]
