@@ -301,6 +301,10 @@ CONVERT = {
 
 PLAN = {
   'no config to plan': ('plan --topology=v5e:4x4', '--config is missing'),
+  'a key without its config to plan': (
+    'plan --topology=v5e:4x4 --config.data.batch_size=8',
+    '--config.data.batch_size changes a config; put --config=FILE before it',
+  ),
   'no topology': (
     'plan --config={repo}/configs/lm_stdlib.py',
     '--topology is missing: CHIP:SHAPE, such',
@@ -380,6 +384,10 @@ PLAN = {
 }
 
 VERIFY = {
+  'a key without its config to prepare': (
+    'prepare --config.data.source=stdlib',
+    '--config.data.source changes a config; put --config=FILE before it',
+  ),
   'nothing to prepare': ('prepare', '--config'),
   'images to prepare': (
     'prepare --config={repo}/configs/vit_digits.py',
@@ -404,6 +412,10 @@ VERIFY = {
   'a store among other files': (
     'prepare --config={repo}/configs/lm_stdlib.py --out={in}/some',
     'which does not belong to a token store; name a new folder with --out',
+  ),
+  'a key without its config to verify': (
+    'verify --config.data.source=stdlib',
+    '--config.data.source changes a config; put --config=FILE before it',
   ),
   'nothing to verify': ('verify', 'give either --config=FILE or --store=DIR'),
   'two stores to verify': (

@@ -78,6 +78,8 @@ def main(argv: Sequence[str]) -> None:
   cli.output_file('json')
   if values.text.startswith('files:'):  # Report a wrong name before the model loads.
     text.open_source(values.text, 'text', '--text')
+  if values.out:
+    picture.check()
   model = load(values.source)
   chosen = _chosen_pattentions(model)
   content = {
@@ -100,7 +102,7 @@ def _show_tokens(model: Trained, chosen: Mapping[int, Sequence[str]], texts: Tex
   values, old = flags.FLAGS, old_tokens(model)
   labels = report.labels(model.tokenizer, texts.shown.tolist())
   found = _only(chosen, maps(model, texts.shown, list(chosen)))
-  if values.out:  # Draw before the slower measurement, to report a missing library at once.
+  if values.out:
     _write('out', picture.draw(found, labels, old).savefig)
   strongest = report.strongest_rows(found, values.top_k)
   print(f'\nthe first {len(texts.shown)} tokens of {texts.name}\n')

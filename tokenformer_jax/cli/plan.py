@@ -43,7 +43,7 @@ from tokenformer_jax.storage import paths
 
 def define_flags() -> None:
   """Define the command's flags."""
-  config_flag.define('The config, FILE or FILE:VARIANT.')
+  config_flag.define('The config: FILE, FILE:VARIANT or NAME.')
   flags.mark_flag_as_required('config')
   flags.DEFINE_string('topology', None, 'CHIP:SHAPE, such as v5e:4x4 or v5p:4x4x4.', required=True)
   flags.DEFINE_integer('slices', 1, 'The number of slices.', lower_bound=1)

@@ -1,9 +1,8 @@
 """Draw where a training step goes."""
 
-import importlib.util
 from typing import TYPE_CHECKING
 
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import check_installed
 from tokenformer_jax.plan import breakdown
 from tokenformer_jax.plan.estimate import Plan
 
@@ -19,10 +18,7 @@ def check() -> None:
   Raises:
     UserError: matplotlib is missing.
   """
-  if importlib.util.find_spec('matplotlib') is None:
-    raise UserError(
-      'matplotlib, which draws the picture, is not installed; run pip install -e ".[plot]"'
-    )
+  check_installed('matplotlib', 'draws the picture', 'plot')
 
 
 def figure(plan: Plan) -> 'Figure':

@@ -18,7 +18,7 @@ from tokenformer_jax.config import arguments
 from tokenformer_jax.config.arguments import Path
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
-from tokenformer_jax.errors import UserError, counted
+from tokenformer_jax.errors import UserError, check_installed, counted
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.report import charts, differences, lineage, looks, record, spending, tables
 from tokenformer_jax.report.record import Record
@@ -112,12 +112,9 @@ def _library() -> str:
   Raises:
     UserError: it is not installed.
   """
-  try:
-    from plotly import offline  # noqa: PLC0415
-  except ImportError as error:
-    raise UserError(
-      'plotly, which draws the report, is not installed; run pip install -e ".[report]"'
-    ) from error
+  check_installed('plotly', 'draws the report', 'report')
+  from plotly import offline  # noqa: PLC0415
+
   return offline.get_plotlyjs()
 
 
