@@ -15,6 +15,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+BADGE = 'https://colab.research.google.com/assets/colab-badge.svg'
 LINK = re.compile(r'(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s]+)\)')
 
 # What README.md says before and after the first release.
@@ -43,6 +44,12 @@ def prepare(version: str, address: str) -> None:
   _edit('CITATION.cff', r'(?m)^license:', released)
   _edit('pyproject.toml', r'(?m)^Repository = .*\n', '', least=0)
   _edit('pyproject.toml', r'(?m)^Paper = .*', rf'\g<0>\nRepository = "{address}"')
+  if hub := re.fullmatch(r'https://github\.com/(.+)', address):  # what Colab opens
+    for path in sorted((ROOT / 'colabs').glob('*.ipynb')):
+      where = f'https://colab.research.google.com/github/{hub[1]}/blob/main/colabs/{path.name}'
+      badge = f'    "[![Open in Colab]({BADGE})]({where})\\\\n",\n    "\\\\n",\n'
+      old = r'(?:    "\[!\[Open in Colab.*\n    "\\n",\n)?'
+      _edit(f'colabs/{path.name}', rf'(    "# .*\n    "\\n",\n){old}', rf'\g<1>{badge}')
   first = RELEASED[0][0] in (ROOT / 'README.md').read_text()
   for before, after in RELEASED if first else ():
     _edit('README.md', r'\s+'.join(map(re.escape, before.split(' '))), after)  # in any line breaks

@@ -28,8 +28,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli import plan as command
-from tokenformer_jax.config import TokenGroup
+from tokenformer_jax.config import ScoreConfig, TokenGroup
 from tokenformer_jax.model import pattention
+from tokenformer_jax.model.groups import OneGroup
 from tokenformer_jax.model.products import product, project, split_heads
 from tokenformer_jax.model.stack import ROW_STATISTICS
 from tokenformer_jax.plan import early, topology
@@ -48,10 +49,12 @@ AS_IT_IS, TANH = 'as it is', 'tanh'
 HEAD = ('', 'ms a step', 'ratio')
 
 
-def without_norm(scores_BxTxN: jax.Array, *, gelu: str, **how) -> jax.Array:
+def without_norm(scores_BxTxN: jax.Array, score: ScoreConfig, groups: OneGroup) -> jax.Array:
   """Replace `pattention.parameter_weights` by the GELU alone."""
-  del how
-  return pattention.activate(scores_BxTxN.astype(jnp.float32), gelu).astype(scores_BxTxN.dtype)
+  del groups
+  return pattention.activate(scores_BxTxN.astype(jnp.float32), score.gelu).astype(
+    scores_BxTxN.dtype
+  )
 
 
 def by_products_of_keys(
@@ -62,12 +65,9 @@ def by_products_of_keys(
   out_heads: tuple[int, int] | None,
   keep_scores: bool,
   prevent_cse: bool,
-  gelu: str,
   groups: Sequence[TokenGroup],
-  **how,
 ) -> jax.Array:
   """Replace `pattention.pattention`: compute norms from products of keys, D² instead of N terms."""
-  del how
   (group,) = groups
 
   def apply(x: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
@@ -81,7 +81,7 @@ def by_products_of_keys(
     square = checkpoint_name(square + pattention.EPSILON, ROW_STATISTICS)
     inverse = jax.lax.rsqrt(square) * jnp.sqrt(jnp.float32(group.reference))
     scores = checkpoint_name(pattention.scores(x, keys), pattention.SCORES)
-    weights = pattention.activate(scores.astype(jnp.float32) * inverse, gelu)
+    weights = pattention.activate(scores.astype(jnp.float32) * inverse, group.score.gelu)
     weights = weights.astype(x.dtype)
     return project(weights, values, pattention._AXES, contract=0, out_heads=out_heads)
 

@@ -63,3 +63,14 @@ def test_bounds_hold_inside_of_unions_and_dicts():
     called(sizes={'a': 0})
   with pytest.raises(UserError, match=r'called: rate is 1; it must lie between 0 and 1, both excl'):
     called(rate=1)
+
+
+@pytest.mark.parametrize('path', ['runs/--where/x', 'a --where b', 'c--where'])
+def test_an_argument_takes_the_place_of_its_flag_and_a_path_stays(path):
+  @arguments.checked
+  def failing(where: Path, others: Sequence[str] = ()):
+    raise UserError(f'--where={where} is in {pathlib.Path("/x", *others)}, (--where=NEW) --other')
+
+  with pytest.raises(UserError) as error:
+    failing(path, others=[path])
+  assert str(error.value) == f'where={path} is in /x/{path}, (where=NEW) --other'

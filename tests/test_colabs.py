@@ -102,6 +102,17 @@ def test_notebook_runs(path, steps, tmp_path, monkeypatch):
   assert sum(shown) == PICTURES[path.stem], 'a picture is not in the notebook'
 
 
+@pytest.mark.parametrize('path', COLABS, ids=lambda path: path.stem)
+def test_a_notebook_has_the_outputs_of_a_whole_run(path):
+  cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == 'code']
+  assert not [cell.id for cell in cells if 'print(' in cell.source and not cell.outputs]
+  shown = [output for cell in cells for output in cell.outputs if _is_picture(output)]
+  assert len(shown) == PICTURES[path.stem]
+  said = nbformat.writes(nbformat.v4.new_notebook(cells=[*cells]))
+  found = re.findall(r'/(?:root|home|work)\b[^"\\]*|Traceback.*', said)
+  assert not found, 'an output has a path of a machine, or an error'
+
+
 def _is_picture(output) -> bool:
   return 'image/png' in output.get('data', {})
 

@@ -13,6 +13,7 @@ import tiny_run
 
 from tokenformer_jax.cli import help_text, verbs
 from tokenformer_jax.config import file as config_file
+from tokenformer_jax.errors import UserError
 
 PACKAGE = tiny_run.ROOT / 'tokenformer_jax'
 
@@ -102,6 +103,24 @@ def test_a_misspelt_config_of_the_package_is_told_the_nearest(tmp_path):
   assert said == (
     'error: --config=lm_plie:150m: there is no file lm_plie; did you mean lm_pile?'
   ), said
+
+
+def test_a_config_of_the_package_is_found_by_its_name(tmp_path, monkeypatch):
+  """A folder or file of the same name does not hide it; a Python file does."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'lm_stdlib').mkdir()
+  (tmp_path / 'lm_bytes').touch()
+  (tmp_path / 'vit_digits.py').write_text('def get_config(): raise ValueError("of the user")')
+  found = [config_file.load(name).data.source for name in ('lm_stdlib', 'lm_stdlib.py', 'lm_bytes')]
+  assert found == ['stdlib'] * 3
+  assert config_file.load('vit_digits').data.source == 'digits'
+  with pytest.raises(UserError, match='of the user'):
+    config_file.load('vit_digits.py')
+  for name in ('saved', 'saved.py'):
+    with pytest.raises(UserError, match=rf'{tmp_path}/config\.json'):
+      config_file.load(f'{name}:{tmp_path}')
+  with pytest.raises(UserError, match=r'no file configs/lm_stdlb\.py; did you mean lm_stdlib'):
+    config_file.load('configs/lm_stdlb.py')
 
 
 def test_an_installed_package_has_everything():

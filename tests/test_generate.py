@@ -1,15 +1,17 @@
 """Text comes out as it was drawn: cut at no character, ended by its stop strings, in order."""
 
 import dataclasses
+import functools
 import itertools
 import json
 
 import pytest
+import tokenizers as hf
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tokenformer_jax.cli.generate import read_requests
-from tokenformer_jax.data.tokenizers import ByteTokenizer
+from tokenformer_jax.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest, decode_text, stream_text, until
 from tokenformer_jax.errors import UserError
@@ -75,6 +77,44 @@ def test_streaming_draws_nothing_after_the_end_of_the_document():
 
 def test_an_empty_text_is_empty():
   assert ''.join(_stream([])) == '', 'a text of no tokens is not empty'
+
+
+# After a prompt
+
+
+@functools.cache
+def _like_llama_2() -> HuggingFaceTokenizer:
+  """Words carry the space before them, and the first space of a text is not in its text."""
+  letters = ['<s>', '</s>', *(f'<0x{i:02X}>' for i in range(256)), *'▁abcé']
+  words = [('▁', 'a'), ('▁', 'b'), ('▁a', 'b')]
+  ids = {token: i for i, token in enumerate([*letters, *map(''.join, words)])}
+  tokenizer = hf.Tokenizer(hf.models.BPE(ids, words, byte_fallback=True))
+  spaced = (hf.normalizers.Prepend('▁'), hf.normalizers.Replace(' ', '▁'))
+  tokenizer.normalizer = hf.normalizers.Sequence([*spaced])
+  parts = (hf.decoders.Replace('▁', ' '), hf.decoders.ByteFallback(), hf.decoders.Fuse())
+  tokenizer.decoder = hf.decoders.Sequence([*parts, hf.decoders.Strip(' ', 1, 0)])
+  return HuggingFaceTokenizer(tokenizer, begin=[0])
+
+
+@given(text=st.text('abé ☃🙂', max_size=12), cut=st.integers(0, 12))
+def test_a_text_is_decoded_with_the_tokens_before_it(text, cut):
+  tokenizer = _like_llama_2()
+  ids = tokenizer.encode(text).tolist()
+  prompt, written = [0, *ids[:cut]], ids[cut:]
+  before = tokenizer.decode(ids[:cut])
+  assume('\N{REPLACEMENT CHARACTER}' not in before)
+  found = before + ''.join(stream_text(tokenizer, iter(written), prompt))
+  assert found == tokenizer.decode(ids) == text, 'the space between prompt and text is lost'
+
+
+def test_a_stop_string_may_begin_with_the_space_after_the_prompt():
+  tokenizer = _like_llama_2()
+  request = TextRequest('a', 9, stop=(' b',)).tokens(tokenizer)
+  written = tokenizer.encode('b').tolist()
+  assert request.ended(written), 'the text goes on after its stop string'
+  assert decode_text(tokenizer, written, [' b'], request.prompt) == ''
+  assert decode_text(tokenizer, written, prompt=request.prompt) == ' b'
+  assert decode_text(tokenizer, written, prompt=[0]) == 'b', 'a text without a prompt has a space'
 
 
 # Stop strings

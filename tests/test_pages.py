@@ -76,6 +76,7 @@ SMALLER = {
   'README.md': [
     ('--config.train.steps=6500', '--config.train.steps=6'),
     ('.train(3000)', '.train(6)'),
+    ('--config.train.steps=200', '--config.train.steps=4 --config.optim.warmup_steps=1'),
     ('--topology=v5p:4x4x4', '--topology=v5p:2x2x1 --config.data.batch_size=64 --quick'),
   ],
   'docs/commands.md': [
@@ -83,6 +84,8 @@ SMALLER = {
     ('--config.train.steps=10000', '--config.train.steps=8'),
     ('--config.train.checkpoint_every=800', '--config.train.checkpoint_every=4'),
     ('@800', '@4'),
+    ('@375', '@4'),
+    ('--config.train.steps=200', '--config.train.steps=4 --config.optim.warmup_steps=1'),
     ('--config.train.decay_from=800', '--config.train.decay_from=4'),
     ('--config.train.steps=1000', '--config.train.steps=6'),
     # Trackers that are installed everywhere.
@@ -152,13 +155,23 @@ def test_the_language_of_every_block_is_known():
 
 def test_what_pip_is_asked_for():
   project = tomllib.loads((tiny_run.ROOT / 'pyproject.toml').read_text())['project']
-  known = {'.', *(f'".[{extra}]"' for extra in project['optional-dependencies'])}
-  known = {f'install -e {one}' for one in known}
+  extras = {*project['optional-dependencies']}
+  known = {'install -e .'}
   if 'Repository' in project['urls']:  # from the first release on; see .ci/release.py
     known.add('install tokenformer_jax')
   for block in (block for page in BLOCKS.values() for block in page):
     for asked in re.findall(r'^pip (.*?)(?: +#.*| &&.*)?$', block.text, re.MULTILINE):
-      assert asked in known, f'{block}: pip {asked}'
+      brought = re.fullmatch(r'install -e "\.\[([\w,]+)\]"', asked)
+      found = {*brought[1].split(',')} <= extras if brought else asked in known
+      assert found, f'{block}: pip {asked}'
+
+
+def test_the_extras_that_python_needs_are_named_before_it():
+  asked = ''
+  for block in BLOCKS['README.md']:
+    asked += block.text * (block.language == 'sh')
+    for method in re.findall(r'\.(plot|report)\(', block.text):
+      assert re.search(rf'".*\b{method}\b.*"', asked), f'{block}: no extra for {method}'
 
 
 def make_smaller(page: str) -> list[Block]:

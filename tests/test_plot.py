@@ -219,7 +219,7 @@ def test_tokens_need_the_config(run, content):
 
 
 def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+  monkeypatch.setitem(sys.modules, 'matplotlib', None)
   with pytest.raises(UserError, match=r'pip install -e "\.\[plot\]"'):
     curves.draw([run], 'steps', 'train/loss')
 
@@ -228,7 +228,7 @@ def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
   ('given', 'out', 'message'),
   [
     (False, 'a.png', 'no run is given'),
-    (True, 'a.jpg', r'must end in one of \.png, \.pdf, \.svg'),
+    (True, 'a.jpg', r'must end in \.png, \.pdf or \.svg'),
     (True, 'nowhere/a.png', 'cannot be written: there is no folder'),
   ],
 )

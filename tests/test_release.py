@@ -7,6 +7,7 @@ import sys
 import tomllib
 import zipfile
 
+import nbformat
 import packages
 import pytest
 import tiny_run
@@ -19,7 +20,7 @@ CHANGED = ('CHANGELOG.md', 'CITATION.cff', 'README.md')
 @pytest.fixture
 def checkout(tmp_path):
   """A copy of the checkout, which a release changes."""
-  return packages.copy_checkout(tmp_path / 'checkout', '.ci/release.py', 'CITATION.cff')
+  return packages.copy_checkout(tmp_path / 'checkout', '.ci/release.py', 'CITATION.cff', 'colabs')
 
 
 def release(checkout, *arguments):
@@ -38,6 +39,21 @@ def test_a_release_is_the_same_in_all_files(checkout):
   assert project['urls']['Repository'] == ADDRESS
   assert "__version__ = '1.2.3'" in (checkout / 'tokenformer_jax/__init__.py').read_text()
   assert f'\n## [1.2.3] - {today}\n' in (checkout / 'CHANGELOG.md').read_text()
+
+
+def test_a_notebook_has_one_badge_that_opens_it_in_colab(checkout):
+  for version in ('1.2.3', '1.3.0'):
+    done = release(checkout, 'prepare', version, 'https://github.com/owner/name')
+    assert done.returncode == 0, done.stderr
+    text = (checkout / 'CHANGELOG.md').read_text().replace('## [', '## [Unreleased]\n\n## [', 1)
+    (checkout / 'CHANGELOG.md').write_text(text)
+  for path in (checkout / 'colabs').glob('*.ipynb'):
+    title, empty, badge, *rest = nbformat.read(path, as_version=4).cells[0].source.splitlines()
+    assert (title[:2], empty, rest[0]) == ('# ', '', '')
+    assert badge.endswith(
+      f'(https://colab.research.google.com/github/owner/name/blob/main/colabs/{path.name})'
+    )
+    assert path.read_text().count('Open in Colab') == 1
 
 
 def test_the_readme_installs_the_package_from_the_first_release_on(checkout):

@@ -67,6 +67,28 @@ def test_importing_the_package_imports_nothing_heavy():
   assert done.returncode == 0, f'`import tokenformer_jax` imports {done.stderr}'
 
 
+@pytest.mark.parametrize(
+  ('imports', 'chips', 'platform'),
+  [('tokenformer_jax', [], 'cpu'), ('tokenformer_jax', ['/dev/accel0'], ''), ('jax', [], 'cpu')],
+)
+def test_libtpu_is_left_out_where_there_is_no_accelerator(imports, chips, platform, tmp_path):
+  """It may be installed for the planner, and prints five lines of errors when JAX starts it."""
+  (tmp_path / 'libtpu').mkdir()
+  (tmp_path / 'libtpu/__init__.py').touch()
+  code = (
+    'import glob, os, sys; from importlib import metadata;'
+    f'glob.glob = lambda pattern: {chips} if "accel" in pattern else [];'
+    'metadata.entry_points = lambda group: [];'
+    f'import {imports}, tokenformer_jax; jax = sys.modules.get("jax");'
+    'print(jax.config.jax_platforms if jax else os.environ.get("JAX_PLATFORMS", ""))'
+  )
+  environment = {**tiny_run.environment(), 'PYTHONPATH': f'{tmp_path}:{tiny_run.ROOT}'}
+  del environment['JAX_PLATFORMS']
+  command = [sys.executable, '-c', code]
+  done = subprocess.run(command, env=environment, capture_output=True, text=True)
+  assert (done.stdout, done.stderr) == (f'{platform}\n', ''), done
+
+
 @pytest.mark.parametrize('name', tokenformer_jax.__all__)
 def test_every_name_is_there(name):
   assert getattr(tokenformer_jax, name) is not None
@@ -259,6 +281,8 @@ def test_a_run_begins_another_one_and_grows_on_the_way(run, home):
   model = {'layer': {'ffn': {'tokens': 80}}}
   frozen = run.train(22, workdir=home / 'frozen', model=model, optim={'old_tokens': 'freeze'})
   assert frozen.config.init_from == run.source and frozen.step == 22
+  larger = frozen.grow(home / 'at_this_rate', {'ffn': 96}, rate=1)
+  assert larger.config.optim.learning_rate == frozen.config.optim.learning_rate
   old, new = (r.parameters['blocks']['ffn']['keys'] for r in (run, frozen))
   np.testing.assert_array_equal(new[:, :64], old, 'old tokens moved')
   frozen.extract(home / 'added')
@@ -363,6 +387,13 @@ def test_figures_are_drawn(run, grown, tmp_path):
     'other',
   ]
   assert len(grown.plot_maps('def', [1]).axes) >= 5
+
+
+def test_a_missing_library_is_named_before_anything_is_computed(run, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'matplotlib', None)
+  monkeypatch.setattr(run, '_loaded', None)
+  with pytest.raises(UserError, match=r'matplotlib, .* is not installed; run pip .*"\.\[plot\]"'):
+    run.plot_maps('def')
 
 
 # Images

@@ -10,10 +10,14 @@
   tokenformer_jax.use_accelerator()                    the jax of this machine's GPU or TPU
 
 `help(tokenformer_jax.Run)` has the rest. Importing the package imports nothing else; each of these
-names is imported at its first use.
+names is imported at its first use. JAX then leaves out libtpu where that is there for plans alone.
 """
 
-import importlib
+import glob
+import importlib.util
+import os
+import sys
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,3 +51,26 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
   return sorted({*globals(), *__all__})
+
+
+def _leave_out_tpu() -> None:
+  """Keep JAX from starting libtpu on a machine without accelerators, where it would print errors.
+
+  The package may be installed for the planner alone. A platform that the user names is kept.
+  """
+  jax = sys.modules.get('jax')
+  named = jax.config.jax_platforms if jax else os.environ.get('JAX_PLATFORMS')
+  if named or importlib.util.find_spec('libtpu') is None:
+    return
+  # A container may hide the PCI bus, so check device files. With another plugin, such as that of
+  # GPUs, leave the choice to JAX.
+  files = ('accel*', 'vfio/[0-9]*', 'nvidia[0-9]*', 'dxg')
+  if any(glob.glob(f'/dev/{file}') for file in files) or metadata.entry_points(group='jax_plugins'):
+    return
+  if jax:
+    jax.config.update('jax_platforms', 'cpu')
+  else:
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+
+
+_leave_out_tpu()

@@ -1,5 +1,6 @@
 """Exceptions that become one sentence at the terminal, and helpers to build such sentences."""
 
+import importlib.util
 from collections.abc import Iterable
 
 
@@ -30,6 +31,23 @@ class FaultyDeviceError(Exception):
     """Keep the names of the hosts that have these devices, and whether all processes know them."""
     super().__init__(message)
     self.hosts, self.in_all = hosts, in_all
+
+
+def check_installed(package: str, purpose: str, extra: str) -> None:
+  """Check that a package of an extra is installed; call it before any long computation.
+
+  Args:
+    package: its name for `import`.
+    purpose: what it does here, such as `draws the curves`.
+    extra: the extra that brings it.
+
+  Raises:
+    UserError: it is not installed.
+  """
+  if importlib.util.find_spec(package) is None:
+    raise UserError(
+      f'{package}, which {purpose}, is not installed; run pip install -e ".[{extra}]"'
+    )
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

@@ -45,12 +45,6 @@ A, B = {'source': 'files:a', 'weight': 0.5}, {'source': 'files:b', 'weight': 0.5
     ({}, {'a': A}, 'the weights of config.data.mixture add up to 0.5 (a 0.5); make them'),
     ({}, {'a': A, 'b': {'weight': 0.5}}, "mixture.b.source is '', which names no source"),
     ({}, {'a': A, '': B}, "config.data.mixture names a source '', which cannot be its name"),
-    ({}, {'a': A, 'b': A}, 'b.source is files:a, and so is config.data.mixture.a.source'),
-    (
-      {},
-      {'a': A, 'b': {**B, 'validation_source': 'files:a'}},
-      'b.validation_source is files:a, and so is config.data.mixture.a.source; a text has one',
-    ),
     ({}, {'a': A, 'b': {**B, 'weight_by_step': '0:1'}}, "is '0:1', and config.data.mixture.b.we"),
     (
       {},

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import pytorch_file
 import released
 import tokenizers as hf
 
@@ -81,6 +82,22 @@ def test_names_without_prefix_and_stored_masks(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, _read(hub.find(source)), wanted)
 
 
+@pytest.mark.parametrize('kind', ['gpt2', 'llama'])
+def test_a_pytorch_file_with_a_tied_head_and_tensors_that_are_no_parameters(tmp_path, kind):
+  """As `torch.save` writes GPT-2 with its masks, and the first Llamas with their frequencies."""
+  source = hub_folders.write(tmp_path / 'source', kind, tie_word_embeddings=True)
+  file = source / 'model.safetensors'
+  weights = {name: tensor.read() for name, tensor in tensor_files.find(file).items()}
+  wanted = weights['transformer.wte.weight' if kind == 'gpt2' else 'model.embed_tokens.weight']
+  file.unlink()
+  skipped = 'transformer.h.0.attn.bias' if kind == 'gpt2' else 'model.layers.0.rotary_emb.inv_freq'
+  weights |= {'lm_head.weight': wanted, skipped: np.ones(3, np.float32)}
+  pytorch_file.write(source / 'pytorch_model.bin', 'float32', weights)
+  folder = hub.find(source)
+  np.testing.assert_array_equal(_read(folder)['embedding'], wanted)
+  assert folder.model.tied_head
+
+
 REFUSED = {
   'an unknown architecture': ('llama', {'architectures': ['BertModel']}, "'BertModel'"),
   'no size': ('llama', {'hidden_size': None}, 'has no hidden_size'),
@@ -128,6 +145,7 @@ def test_a_tokenizer_that_does_not_fit(tmp_path):
 def test_a_missing_shard(tmp_path):
   source = hub_folders.write(tmp_path / 'source')
   names = dict.fromkeys(tensor_files.find(source), 'gone.safetensors')
+  (source / 'model.safetensors').unlink()
   (source / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': names}))
   with pytest.raises(UserError, match=r'names gone.*\(1 of 1 shards are missing\); fetch'):
     convert.to_jax(source, tmp_path / 'run')
@@ -309,6 +327,52 @@ def test_a_text_may_begin_with_nothing(tmp_path):
   tokenizer = tokenizers.from_json(meta.tokenizer)
   assert TextRequest('AB').tokens(tokenizer).prompt == tokenizer.encode('AB').tolist()
   assert TextRequest('').tokens(tokenizer).prompt == [0]
+
+
+def test_special_tokens_go_out_as_they_came(tmp_path):
+  """Of a folder that names them: end and padding are no guess, and a first token may be unused."""
+  source = hub_folders.write(tmp_path / 'source')
+  tokens = {'bos_token': 'B', 'eos_token': 'E', 'pad_token': 'P', 'unk_token': '<none>'}
+  (source / 'special_tokens_map.json').write_text(json.dumps(tokens))
+  convert.to_jax(source, tmp_path / 'run')
+  to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'out')
+  ids = {f'{name}_token_id': ord(name[0].upper()) - 32 for name in ('bos', 'eos', 'pad')}
+  out = {file.stem: json.loads(file.read_text()) for file in (tmp_path / 'out').glob('*.json')}
+  assert ids.items() <= out['config'].items()
+  assert out['generation_config'] == {**ids, 'eos_token_id': [ids['eos_token_id']]}
+  del tokens['unk_token']  # transformers would add it to the vocabulary
+  assert tokens.items() <= out['tokenizer_config'].items()
+  assert 'unk_token' not in out['tokenizer_config']
+  assert 'post_processor' not in {k for k, v in out['tokenizer'].items() if v}
+  again = tokenizers.load(str(tmp_path / 'out' / 'tokenizer.json'))
+  assert again.end_of_document == ids['eos_token_id'] and not again.opening
+
+
+@pytest.mark.parametrize(
+  ('values', 'flags'),
+  [
+    ({'do_sample': False, 'temperature': 0.0, 'top_k': -1, 'top_p': 0}, {}),
+    ({'top_k': -1, 'temperature': 'x'}, {}),
+    (
+      {'do_sample': True, 'temperature': 0.0, 'top_k': -1},
+      {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0},
+    ),
+  ],
+)
+def test_settings_of_draws_count_where_a_folder_draws(tmp_path, values, flags):
+  (tmp_path / 'config.json').write_text('{}')
+  (tmp_path / 'generation_config.json').write_text(json.dumps(values))
+  found = hub_generation.find(tmp_path, 64)
+  assert (found.flags, found.unread) == (flags, [])
+
+
+def test_names_of_one_activation():
+  def found(name):
+    return _model('gpt_neox', hidden_act=name)
+
+  others = ('gelu_fast', 'gelu_accurate', 'gelu_python_tanh', 'gelu_pytorch_tanh')
+  assert all(found(name) == found('gelu_new') for name in others)
+  assert found('gelu_python') == found('gelu') != found('gelu_new')
 
 
 @pytest.mark.parametrize('end', [64, -1, 'x', [1, None], True])

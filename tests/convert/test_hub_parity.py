@@ -12,7 +12,7 @@ import tokenizers as hf
 from tokenformer_jax.cli import convert
 from tokenformer_jax.convert import families, hub, tensor_files, to_hf
 from tokenformer_jax.convert.hub_keys import Keys
-from tokenformer_jax.data import tokenizers
+from tokenformer_jax.data import special_tokens, tokenizers
 from tokenformer_jax.decoding import chats, decode
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.model.compute import DEFAULT
@@ -239,6 +239,56 @@ def test_back_bit_for_bit(both, tmp_path, torch, transformers):
   with torch.no_grad():
     difference = (loaded.eval()(ids).logits - theirs(ids).logits).abs().max()
   assert difference < 1e-5, 'config.json describes another model'
+
+
+_MAP = {'bos_token': {'content': '<s>', 'lstrip': False}, 'eos_token': '</s>'}
+FOLDERS = {
+  'settings': ({'tokenizer_config': {'bos_token': '<s>', 'eos_token': '<e>'}}, 'llama'),
+  'the map': ({'tokenizer_config': {'bos_token': '<e>'}, 'special_tokens_map': _MAP}, 'llama'),
+  'a map that is not read': (
+    {
+      'tokenizer_config': {'eos_token': '<e>', 'added_tokens_decoder': {}},
+      'special_tokens_map': _MAP,
+    },
+    'llama',
+  ),
+  'the class': ({'tokenizer_config': {'tokenizer_class': 'LlamaTokenizer'}}, 'llama'),
+  'no class': ({}, 'llama'),
+  'null': ({'tokenizer_config': {'tokenizer_class': 'LlamaTokenizer', 'bos_token': None}}, 'llama'),
+  'no class of this kind': ({'tokenizer_config': {'tokenizer_class': 'LlamaTokenizer'}}, 'mistral'),
+  'another class': ({'tokenizer_config': {'tokenizer_class': 'GemmaTokenizerFast'}}, 'qwen3'),
+  'tokens of its own': (
+    {'tokenizer_config': {'eos_token': '<e>', 'image_token': '<s>', 'add_bos_token': True}},
+    'llama',
+  ),
+  **{kind: ({}, kind) for kind in ('gemma', 'gpt2', 'gpt_neox', 'qwen2', 'qwen3', 'qwen2_moe')},
+}
+
+
+@pytest.mark.parametrize('first', [None, '<s>'])
+@pytest.mark.parametrize('name', FOLDERS)
+def test_special_tokens_and_beginnings_of_a_folder(name, first, tmp_path, transformers):
+  files, kind = FOLDERS[name]
+  for file, values in {**files, 'config': {'model_type': kind}}.items():
+    (tmp_path / f'{file}.json').write_text(json.dumps(values))
+  tokenizer = hf.Tokenizer(hf.models.BPE({'<unk>': 0, 'a': 1}, [], unk_token='<unk>'))
+  tokenizer.add_special_tokens(['<s>', '</s>', '<e>', '<bos>', '<eos>', '<|endoftext|>'])
+  if first:
+    tokenizer.post_processor = hf.processors.TemplateProcessing(
+      single=f'{first} $A', special_tokens=[(first, 2)]
+    )
+  tokenizer.save(str(tmp_path / 'tokenizer.json'))
+  theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+  found = special_tokens.read(tmp_path)
+  names = ('bos_token', 'eos_token', 'unk_token', 'pad_token')
+  wanted = {name: str(token) for name, token in theirs.special_tokens_map.items()}
+  assert {k: found.get(k) for k in names} == {k: wanted.get(k) for k in names}
+  ours = tokenizers.load(str(tmp_path / 'tokenizer.json')).of_folder(())
+  if kind != 'gpt_neox':  # whose class adds nothing, whatever the file says
+    plain = theirs('a', add_special_tokens=False)['input_ids']
+    assert [*ours.begin, *plain] == theirs('a')['input_ids']
+  if 'eos_token' in wanted:
+    assert ours.end_of_document == theirs.eos_token_id
 
 
 _TEMPLATE = """{{ bos_token }}{%- for m in messages %}{{- '[' + m.content + ']' }}{%- endfor %}

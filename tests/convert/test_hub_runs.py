@@ -1,15 +1,20 @@
 """Uses of a run that came from a folder of the hub: text, figures, growth, training, teaching."""
 
+import json
+import shutil
+
 import hub_folders
 import numpy as np
 import outcomes
 import pytest
 import tiny_run
+import tokenizers as hf
 
 import tokenformer_jax
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.cli import convert
 from tokenformer_jax.convert import tensor_files
+from tokenformer_jax.data import shards
 
 pytestmark = pytest.mark.slow
 TEXTS = ['SOME WORDS', 'AND OTHERS']
@@ -60,6 +65,30 @@ def test_text_and_figures(root):
     == run.generate(['ABC', 'LONGER'], length=4, temperature=0.0)[0]
   ), 'padding changes the text'
   assert np.isfinite(list(run.evaluate(TEXTS).values())).all()
+
+
+def test_a_run_is_trained_on_documents_as_it_is_asked(root, training, tmp_path):
+  """They begin with the first token of the folder, in the store and in the figures of both."""
+  folder = shutil.copytree(root / 'llama', tmp_path / 'llama')
+  tokenizer = hf.Tokenizer.from_file(str(folder / 'tokenizer.json'))
+  (token,) = tokenizer.decode([5])
+  tokenizer.post_processor = hf.processors.TemplateProcessing(
+    single=f'{token} $A', special_tokens=[(token, 5)]
+  )
+  tokenizer.save(str(folder / 'tokenizer.json'))
+  run = tokenformer_jax.bring(folder, tmp_path / 'run', sequence_length=32)
+  texts = [letter * 30 for letter in 'ABCD'] + ['E' * 31]  # 160 tokens to predict, five windows
+  (tmp_path / 'held.jsonl').write_text('\n'.join(json.dumps({'text': text}) for text in texts))
+  data = training['data'] | {'cache_dir': str(tmp_path / 'cache')}
+  data |= {'validation_source': f'files:{tmp_path}/held.jsonl'}
+  trained = run.train(2, workdir=tmp_path / 'trained', **{**training, 'data': data})
+  assert trained.tokenizer.begin == run.tokenizer.begin == (5,), 'the training forgets it'
+  (store,) = map(shards.open_store, (tmp_path / 'cache' / 'stores').glob('*-[0-9a-f]*[0-9a-f]'))
+  tokens = store.train[:]
+  begins = np.flatnonzero(tokens == store.tokenizer.end_of_document)[:-1] + 1
+  assert tokens[0] == 5 and (tokens[begins] == 5).all(), 'a document has no beginning'
+  logged = outcomes.losses(trained.directory, 'eval/loss')[2]
+  assert trained.evaluate(texts)['loss'] == pytest.approx(logged, abs=1e-4)
 
 
 def test_growth_keeps_the_logits_and_trains(root, training, tmp_path):

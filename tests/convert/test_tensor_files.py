@@ -266,6 +266,7 @@ def test_what_pytorch_can_write_and_we_do_not_read(tmp_path):
     UserError, match='the tensor a has the dtype int64; it must be one of float32'
   ):
     tensor_files.find(tmp_path / 'int.bin')
+  assert not tensor_files.find(tmp_path / 'int.bin', lambda name: name == 'a'), 'not left out'
   torch.save({'a': torch.zeros(1)}, tmp_path / 'old.bin', _use_new_zipfile_serialization=False)
   with pytest.raises(UserError, match=r'PyTorch before 1\.6'):
     tensor_files.find(tmp_path / 'old.bin')
@@ -306,6 +307,26 @@ def test_sharded_sets(tmp_path, suffix):
   usual = 'pytorch_model.bin' if suffix == '.bin' else 'model.safetensors'
   _write(tmp_path / usual)
   _assert_same(_read(tmp_path), weights)
+
+
+def test_of_several_sets_the_one_is_read_that_transformers_reads(tmp_path):
+  """Folders keep files of before: each set here is read while those before it are not there."""
+  names = ('model.safetensors', 'model.safetensors.index.json')
+  names += ('pytorch_model.bin', 'pytorch_model.bin.index.json', 'other.safetensors', 'other.bin')
+  for i, name in enumerate(names):
+    weights = {'a': np.full(100, i, np.float32)}
+    if not name.endswith('.json'):
+      _write(tmp_path / name, weights)
+      continue
+    shard = f'part.of.{name}'.removesuffix('.index.json')
+    _write(tmp_path / shard, weights)
+    (tmp_path / name).write_text(json.dumps({'weight_map': {'a': shard}}))
+  for i, name in enumerate(names[:4]):
+    assert _read(tmp_path)['a'][0] == i, f'{name} is not read'
+    (tmp_path / name).unlink()
+  (tmp_path / 'pytorch_model.bin.index.json').write_text('{"weight_map": {"a": "gone.bin"}}')
+  _write(tmp_path / 'model.safetensors')
+  assert 'special' in _read(tmp_path), 'an index that was left over refuses the folder'
 
 
 def test_a_failure_leaves_nothing(tmp_path):

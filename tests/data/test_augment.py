@@ -66,6 +66,14 @@ def _png(pixels: np.ndarray) -> bytes:
   return file.getvalue()
 
 
+@pytest.mark.parametrize('channels', [1, 3])
+def test_a_grey_image_of_16_bits_looks_like_the_same_of_8_bits(channels):
+  levels = np.linspace(0, 255, 32 * 32).reshape(32, 32)
+  views = Views(DataConfig(image_size=16), channels)
+  got, want = (views.evaluation(_png(x)) for x in (np.uint16(levels * 257), np.uint8(levels)))
+  np.testing.assert_allclose(got.astype(int), want.astype(int), atol=1)
+
+
 def test_a_large_jpeg_decoded_at_a_part_of_its_size_looks_the_same():
   smooth = Image.fromarray(_rng().integers(0, 256, (6, 8, 3), np.uint8)).resize((1600, 1200))
   jpeg, png = io.BytesIO(), io.BytesIO()

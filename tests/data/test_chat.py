@@ -12,11 +12,23 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tiny_run
+import tokenizers as hf
 from pyarrow import parquet
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import chat_template, corpus, marks, order, shards, store, tokenizers
+from tokenformer_jax.data import (
+  chat_jinja,
+  chat_rows,
+  chat_template,
+  corpus,
+  marks,
+  order,
+  shards,
+  store,
+  tokenizers,
+)
 from tokenformer_jax.data.chat_template import Template, find_template
+from tokenformer_jax.decoding import chats
 from tokenformer_jax.errors import UserError
 
 GOLDEN = json.loads((tiny_run.ROOT / 'tests/golden/chat.json').read_text('utf-8'))
@@ -102,6 +114,128 @@ def test_the_template_is_that_of_the_config_the_tokenizer_or_the_package(tmp_pat
   assert pickle.loads(pickle.dumps(built_in)) == built_in, 'processes cannot have it'
 
 
+# What a row says, and what a template makes of it
+
+TURNS = [*_chat(ROWS[1]), *_chat(ROWS[2])]
+WITH_NAMES = (
+  '{% for m in messages %}{{ m.name }}: {% generation %}{{ m.content }}{% endgeneration %}'
+  '{% endfor %}'
+)
+
+
+def _learned(messages, source=chat_template.OURS, **row) -> list[str]:
+  """The texts that a row teaches."""
+  document = chat_rows.conversation({'messages': messages, **row}, 'a.jsonl, line 3,')
+  found = Template('T', source, {}).render(json.loads(document), place=document.place)
+  return [found.text[slice(*span)] for span in found.answers]
+
+
+def _with(number: int, **keys) -> list[dict]:
+  return [{**turn, **keys} if i == number else turn for i, turn in enumerate(TURNS)]
+
+
+@pytest.mark.parametrize('key', ['weight', 'train', 'loss_weight'])
+def test_answers_of_weight_0_carry_no_loss(key):
+  both = [f'{turn["content"]}<|end|>' for turn in TURNS[1::2]]
+  for nothing, one in ((0, 1), (False, True), (0.0, 1.0)):
+    assert _learned(_with(1, **{key: nothing})) == both[1:], 'it is learned'
+    assert _learned(_with(3, **{key: nothing})) == both[:1], 'another answer is left out'
+    assert _learned(_with(1, **{key: one}), label=True, weight=1, id=5) == both
+  assert _learned(_with(0, **{key: 0})) == both
+
+
+@pytest.mark.parametrize(
+  ('messages', 'row', 'sentence'),
+  [
+    (_with(1, weight=0.5), {}, "begins with 'What.* has weight 0.5 in message 2; it must be 0 or"),
+    (_with(0, train=True), {}, 'train True in message 1; .* not 1 in a message that is no answer'),
+    (_with(1, tool_calls=[{'id': 'c'}]), {}, "has 'tool_calls' in a message, of which T makes no"),
+    (_with(0, name='Bo'), {}, "a.jsonl, line 3, a conversation .* has 'name' in a message"),
+    (TURNS, {'label': False}, 'line 3, has label False, .* leave the row out'),
+    (TURNS, {'weight': 0}, 'line 3, has weight 0'),
+    (TURNS, {'train': 'no'}, "has train 'no'"),
+    (TURNS, {'completion': 'Five.'}, r"has 'completion' \('Five.'\), which is in none of its mess"),
+    (TURNS, {'system': 'Be brief.'}, "line 3, has 'system' .* would be lost; write it into mess"),
+    (TURNS, {'tools': [{'name': 'f'}]}, "line 3, has 'tools'"),
+    (_with(3, weight=0)[2:], {}, 'line 3, a conversation .* has no answer to learn'),
+    (QUESTION, {}, 'a.jsonl, line 3, a conversation that begins with .* has no answer to learn'),
+  ],
+)
+def test_a_key_that_decides_is_obeyed_or_refused(messages, row, sentence):
+  with pytest.raises(UserError, match=sentence):
+    _learned(messages, **row)
+
+
+def test_keys_that_are_used_or_empty_are_no_mistake():
+  row = {'prompt': TURNS[0]['content'], 'tools': [], 'label': 'sums', 'place': 'b'}
+  assert len(_learned(_with(1, tool_calls=[], weight=None, id='a'), **row)) == 2
+  named = [{**turn, 'name': 'Bo'} for turn in TURNS]
+  assert len(_learned(named, WITH_NAMES)) == 4, 'a key that the template writes is refused'
+  own = WITH_NAMES.replace('{{ m.name }}', '{{ m.weight }}')
+  weights = [{**turn, 'weight': 0.5} for turn in TURNS]
+  assert len(_learned(weights, own)) == 4, "the template's own weights are refused"
+
+
+def test_tables_have_the_columns_that_decide(tmp_path):
+  rows = [{**row, 'label': i % 2 == 0} for i, row in enumerate(ROWS)]
+  parquet.write_table(pa.Table.from_pylist(rows), tmp_path / 'a.parquet')
+  config = _config(tmp_path, f'parquet:{tmp_path}/a.parquet')
+  with pytest.raises(UserError, match=r'a\.parquet, row 2, has label False'):
+    store.prepare(config)
+
+
+def test_a_name_without_a_value_is_not_learned_as_nothing():
+  with pytest.raises(
+    UserError, match=r"cannot be written by T: UndefinedError: .*attribute 'name'"
+  ):
+    _learned(TURNS, WITH_NAMES)
+  asked = Template('T', WITH_NAMES, {}).render(QUESTION, ask=True)
+  assert asked.text == f': {QUESTION[0]["content"]}', 'a folder answers otherwise than transformers'
+  tests = "{{ tools is none and documents is none }}{{ bos_token }}{{ '!' if more is defined }}"
+  template = Template('T', f'{tests}{WITH_NAMES}'.replace('{{ m.name }}', ''), {})
+  assert template.render(TURNS).text.startswith('True: What is')
+
+
+def _template(tmp_path, source: str) -> Template:
+  (tmp_path / 'T.jinja').write_text(source)
+  return find_template(DataConfig(rows='chat', chat_template=str(tmp_path / 'T.jinja')))
+
+
+def test_a_template_asks_for_what_it_teaches(tmp_path):
+  silent = chat_template.OURS.replace('add_generation_prompt', 'false')
+  with pytest.raises(UserError, match=r"T.jinja writes '<\|assistant\|>' before an answer, which"):
+    _template(tmp_path, silent)
+  _template(tmp_path, silent.replace("{{- '<|' ~ message.role ~ '|>\\n' }}", ''))
+
+
+@pytest.mark.parametrize(
+  'source',
+  [
+    "{{ 'a' * 2000000000 }}",
+    "{{ 'a'|center(10**10) }}",
+    *(
+      pytest.param(source, marks=pytest.mark.slow)
+      for source in (
+        '{{ 10**(10**9) }}',
+        '{% for i in range(99999) %}' * 9 + '{% endfor %}' * 9,
+        "{% set a = namespace(b='ab') %}{% for i in range(40) %}{% set a.b = a.b ~ a.b %}"
+        '{% endfor %}',
+      )
+    ),
+  ],
+)
+def test_a_template_has_limits(source, tmp_path):
+  learns = '{% generation %}{% endgeneration %}'
+  with pytest.raises(UserError, match=r'T\.jinja cannot be used: it needs more than 3 s, 1 GiB or'):
+    _template(tmp_path, learns + source)
+  compiled = {'source': source, 'learn': False, 'values': None}
+  assert chat_jinja.render(compiled, limits=False)['text'] == '', 'it is computed to compile it'
+  later = f'{WITH_NAMES}{{% if messages|length > 3 %}}{source}{{% endif %}}'.replace('m.name', '1')
+  with pytest.raises(UserError, match='it needs more than 3 s'):
+    _template(tmp_path, later).render(TURNS)
+  assert len(_learned(TURNS)) == 2, 'no template can be used after it'
+
+
 def test_a_template_needs_jinja2(monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
   with pytest.raises(UserError, match=r'which needs jinja2; run pip install -e "\.\[chat\]"'):
@@ -138,6 +272,30 @@ def test_the_end_of_a_document_carries_the_loss_of_the_token_before(tmp_path, to
   found = _prepare(tmp_path, source, chat_template=str(golden), tokenizer=str(tokenizer))
   ends = marks.plain(found.train[:]) == tokenizers.load(str(tokenizer)).end_of_document
   assert ends.sum() == found.train_documents, 'a conversation that ends itself has two ends'
+
+
+@pytest.mark.parametrize('name', ['chatml', 'inline'])
+def test_a_conversation_begins_once_as_the_tokenizer_does(tmp_path, name, tokenizer):
+  """The one template writes the first token itself, the other does not."""
+  (tmp_path / 'hub').mkdir()
+  values = json.loads(tokenizer.read_text('utf-8'))
+  adds = hf.processors.TemplateProcessing(single='<s> $A', special_tokens=[('<s>', 3)])
+  begun = hf.Tokenizer.from_str(json.dumps(values))
+  begun.post_processor = adds
+  begun.save(str(tmp_path / 'hub' / 'tokenizer.json'))
+  (tmp_path / 'hub' / 'special_tokens_map.json').write_text(json.dumps(GOLDEN['tokens']))
+  (tmp_path / 'hub' / 'chat_template.jinja').write_text(GOLDEN['templates'][name]['template'])
+  spec = str(tmp_path / 'hub' / 'tokenizer.json')
+  made = _prepare(tmp_path, _write(tmp_path / 'a.jsonl'), tokenizer=spec)
+  tokens = made.train[:]
+  begins = np.flatnonzero(marks.plain(tokens) == 3)
+  ends = np.flatnonzero(marks.plain(tokens) == 0)
+  assert begins.tolist() == [0, *(ends[:-1] + 1)], 'a conversation has no beginning or two'
+  assert (tokens[begins] < 0).all(), 'the beginning carries loss'
+  assert made.divided == 0, 'masks of documents are refused'
+  asked = find_template(_config(tmp_path, '', tokenizer=spec)).render(QUESTION, ask=True).text
+  row = chats.ChatRequest(asked).ids(made.tokenizer)
+  assert row.tolist().count(3) == 1 and row[0] == 3, 'an answer is asked for otherwise'
 
 
 def _tables(tmp_path):

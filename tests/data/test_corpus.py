@@ -3,13 +3,14 @@
 import dataclasses
 import gzip
 import json
+import os
 
 import numpy as np
 import pytest
 import zstandard
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import corpus, packed, text, tokenizers
+from tokenformer_jax.data import corpus, packed, text, text_files, tokenizers
 from tokenformer_jax.data.store import find, prepare
 from tokenformer_jax.errors import UserError
 
@@ -171,6 +172,31 @@ def test_a_validation_source_that_cannot_be_one(tmp_path):
       prepare(_config(tmp_path, train, validation_source=spec))
   with pytest.raises(UserError, match=r'py is also in config\.data\.source=stdlib;'):
     corpus.open_corpus(_config(tmp_path, 'stdlib', validation_source='stdlib'))
+
+
+@pytest.mark.parametrize('link', [os.symlink, os.link])
+def test_another_name_of_a_file_is_the_same_text(tmp_path, link):
+  train = _write(tmp_path / 'train.txt', LINES)
+  link(tmp_path / 'train.txt', tmp_path / 'held_out.txt')
+  spec = f'files:{tmp_path}/held_out.txt'
+  with pytest.raises(UserError, match=r'held_out\.txt is also in config\.data\.source='):
+    corpus.open_corpus(_config(tmp_path, train, validation_source=spec))
+  with pytest.raises(
+    UserError, match=r'source is .*, which names .*held_out\.txt twice; leave one'
+  ):
+    corpus.open_corpus(_config(tmp_path, f'{train} + {spec}'))
+
+
+def test_an_object_in_a_bucket_is_known_by_its_name_without_a_call():
+  def files(*names: str) -> text_files.Files:
+    return text_files.Files(tuple(f'gs://b/{name}' for name in names))
+
+  config = DataConfig(source='files:gs://b/*', validation_source='files:gs://b/held*')
+  corpus.check_apart([(config, corpus.Corpus(files('a', 'b'), files('held'), 0.0))])
+  with pytest.raises(
+    UserError, match=r'gs://b/held is also in config\.data\.source=files:gs://b/\*;'
+  ):
+    corpus.check_apart([(config, corpus.Corpus(files('a', 'held'), files('held'), 0.0))])
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,61 @@ def test_a_class_without_images_is_named_and_left_out_or_fatal(tmp_path, capsys)
     _open(source, on_bad_image='fail')
 
 
+def _names(found: images.ImageSet) -> list[str]:
+  return [split.name(i) for split in (found.train, found.validation) for i in range(len(split))]
+
+
+def test_files_and_folders_that_systems_hide_are_no_images(tmp_path, capsys):
+  image_files.write_classes(tmp_path, ('ant', 'bee'), 20)
+  (tmp_path / 'ant/._0.png').write_bytes(b'Mac OS X')
+  for folder in ('.ipynb_checkpoints', 'ant/.ipynb_checkpoints', '__MACOSX/ant', 'bee/@eaDir'):
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / '0.png').write_bytes(image_files.encoded(0))
+  found = _open(f'folder:{tmp_path}')
+  assert found.classes == ('ant', 'bee') and len(_names(found)) == 40
+  assert 'left out 5 hidden names such as' in capsys.readouterr().err
+
+
+def test_links_to_folders_are_followed_once_and_missing_files_are_bad_images(tmp_path):
+  root, store = tmp_path / 'set', tmp_path / 'store'
+  image_files.write_classes(root, ('ant', 'bee'), 10)
+  image_files.write_classes(store, ('new',), 20)
+  (root / 'ant/more').symlink_to(store)
+  (root / 'ant/again').symlink_to(store / 'new')
+  (store / 'new/back').symlink_to(store)
+  (root / 'bee/up').symlink_to(root)
+  (root / 'wasp').symlink_to(store / 'new')
+  (root / 'bee/gone.png').symlink_to(store / 'nothing.png')
+  found = _open(f'folder:{root}')
+  names = [os.path.relpath(name, root) for name in _names(found)]
+  counts = [sum(name.startswith(one) for name in names) for one in ('ant', 'bee', 'wasp')]
+  assert found.classes == ('ant', 'bee', 'wasp') and counts == [30, 11, 20]
+  assert 'bee/gone.png' in names and not any('up' in Path(name).parts for name in names)
+
+
+def test_a_folder_below_a_class_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
+  source, listed = image_files.write_sets(tmp_path), os.scandir
+  (tmp_path / 'train/ant/secret').mkdir()
+
+  def scandir(path):
+    if str(path).endswith('secret'):
+      raise PermissionError(errno.EACCES, 'Permission denied', str(path))
+    return listed(path)
+
+  monkeypatch.setattr(os, 'scandir', scandir)
+  with pytest.raises(UserError, match=r'and .*secret cannot be listed \(Permission denied\)'):
+    _open(source)
+
+
+def test_names_that_are_not_utf_8_are_read_and_hashed(tmp_path):
+  image_files.write_classes(tmp_path, ('ant', 'bee'), 20)
+  os.rename(tmp_path / 'bee', os.path.join(os.fsencode(tmp_path), b'b\xe9'))
+  os.rename(tmp_path / 'ant/0.png', os.path.join(os.fsencode(tmp_path), b'ant', b'caf\xe9.png'))
+  found = _open(f'folder:{tmp_path}')
+  assert len(found.classes) == 2 and len(_names(found)) == 40
+  assert all(found.train.read(i)[0] for i in range(len(found.train)))
+
+
 @pytest.mark.parametrize(
   ('source', 'sentence'),
   [

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenformer_jax.config import DataConfig, SourceConfig, Sources
-from tokenformer_jax.config.mixture import shares
+from tokenformer_jax.config.mixture import shares, source_configs
 from tokenformer_jax.data import order, store
 from tokenformer_jax.data.held_out import held_out_tokens
-from tokenformer_jax.data.mixture import Quotas, _MixedSteps, open_mixture, source_configs
+from tokenformer_jax.data.mixture import Quotas, _MixedSteps, make_stores, open_mixture
 from tokenformer_jax.data.order import Position, sample_index
 from tokenformer_jax.errors import UserError
 
@@ -248,10 +248,75 @@ def test_a_source_that_is_too_short_is_named(config, tmp_path):
 
 
 def test_a_source_that_does_not_exist_is_named_by_its_key(config):
-  gone = dataclasses.replace(config.mixture['old'], source='files:/nowhere/*.txt')
-  changed = dataclasses.replace(config, mixture=Sources({**config.mixture, 'old': gone}))
-  with pytest.raises(UserError, match=r'config\.data\.mixture\.old\.source'):
-    open_mixture(changed, SEED)
+  spec = 'files:/nowhere/config.data.source/config.data.store/*.txt'
+  gone = dataclasses.replace(config.mixture['old'], source=spec)
+  changed = Sources({**config.mixture, 'old': gone})
+  with pytest.raises(UserError) as error:
+    open_mixture(dataclasses.replace(config, mixture=changed), SEED)
+  wanted = f'config.data.mixture.old.source is {spec}, which matches no file'
+  assert str(error.value).startswith(wanted), 'a path of the user is changed'
+
+
+def _of(config: DataConfig, **sources: SourceConfig) -> DataConfig:
+  return dataclasses.replace(config, mixture=Sources(sources))
+
+
+@pytest.mark.parametrize('deduplicate', [False, True])
+@pytest.mark.parametrize('form', ['a glob', 'a link', 'a list', 'its end', 'validation of both'])
+def test_a_text_has_one_place_in_a_mixture(config, tmp_path, form, deduplicate):
+  held_out = numbered.write(tmp_path / 'held.jsonl', 20, 'held')
+  other = numbered.write(tmp_path / 'b.jsonl', 20, 'b')
+  (tmp_path / 'a.txt').write_text('a line\n' * 99)
+  (tmp_path / 'link').symlink_to(tmp_path / 'held.jsonl')
+  (tmp_path / 'link').rename(tmp_path / 'link.jsonl')
+  first, second = {
+    'a glob': ((other, held_out), (f'files:{tmp_path}/h*.jsonl', '')),
+    'a link': ((other, held_out), (f'files:{tmp_path}/link.jsonl', '')),
+    'a list': ((other, held_out), (f'files:{tmp_path}/a.txt + {held_out}', '')),
+    'its end': ((f'files:{tmp_path}/a.txt', ''), (f'files:{tmp_path}/[a].*', held_out)),
+    'validation of both': ((other, held_out), (f'files:{tmp_path}/a.txt', held_out)),
+  }[form]
+  mixed = _of(
+    dataclasses.replace(config, deduplicate=deduplicate),
+    a=SourceConfig(*first, weight=0.5),
+    b=SourceConfig(*second, weight=0.5),
+  )
+  sentence = (
+    r'mixture\.b\.(validation_)?source is .*, and .*/(held|link|a)\.(jsonl|txt) is also '
+    r'in config\.data\.mixture\.a\.(validation_)?source=.*; leave it out of one of them'
+  )
+  for make in (
+    lambda: open_mixture(mixed, SEED),
+    lambda: make_stores(mixed, str(tmp_path / 'out')),
+  ):
+    with pytest.raises(UserError, match=sentence):
+      make()
+  assert not (tmp_path / 'out').exists(), 'a store is made although its text has two places'
+
+
+def test_a_text_has_one_place_also_where_stores_are_named(config):
+  new = config.mixture['new']
+  for other in (new, dataclasses.replace(config.mixture['old'], validation_source=new.source)):
+    stored = dataclasses.replace(new, store='nowhere', weight=0.5)
+    with pytest.raises(UserError, match=r'files:.* is also in config\.data\.mixture\.a\.source='):
+      open_mixture(_of(config, a=stored, b=dataclasses.replace(other, weight=0.5)), SEED)
+
+
+def test_copies_of_text_that_any_source_holds_out_are_not_trained_on(config, tmp_path):
+  numbered.write(tmp_path / 'held.jsonl', 30, 'held')
+  own = numbered.write(tmp_path / 'own.jsonl', 30, 'own')
+  (tmp_path / 'copy.jsonl').write_bytes((tmp_path / 'held.jsonl').read_bytes())
+  copies = f'files:{tmp_path}/copy.jsonl + {numbered.write(tmp_path / "b.jsonl", 30, "b")}'
+  mixed = _of(
+    dataclasses.replace(config, deduplicate=True),
+    a=SourceConfig(own, f'files:{tmp_path}/held.jsonl', weight=0.5),
+    b=SourceConfig(copies, weight=0.5),
+  )
+  found = open_mixture(mixed, SEED).stores
+  texts = {name: one.tokenizer.decode(one.train[:]) for name, one in found.items()}
+  assert 'this held document' not in texts['b'], 'a copy of held-out text is trained on'
+  assert found['a'].validation_documents == 30
+  assert found['b'].train_documents + found['b'].validation_documents == 30
 
 
 def test_text_that_a_mixture_was_not_trained_on_is_that_of_the_heaviest_source(mixture, config):

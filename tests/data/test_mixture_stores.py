@@ -4,11 +4,13 @@ import dataclasses
 import shutil
 
 import numbered
+import numpy as np
 import pytest
 
 from tokenformer_jax.config import DataConfig, SourceConfig, Sources
 from tokenformer_jax.data import mixture, shards, store
 from tokenformer_jax.data.mixture import make_stores, open_mixture, store_folders
+from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.errors import UserError
 
 
@@ -52,6 +54,25 @@ def test_stores_in_folders_of_their_names_are_named_in_the_config(config, tmp_pa
   assert {name: one.digest for name, one in make_stores(named, None).items()} == {
     name: one.digest for name, one in open_mixture(named, 0).stores.items()
   }, 'the stores that are there have another tokenizer'
+
+
+def test_bits_of_the_tokenizer_that_flip_are_found_and_it_is_trained_again(config):
+  digest, rng = open_mixture(config, 0).digest, np.random.default_rng(0)
+  (file,) = (store.cache_folder(config) / 'tokenizers').iterdir()
+  whole = file.read_bytes()
+  for _ in range(20):
+    content = bytearray(whole)
+    content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
+    file.write_bytes(content)
+    assert open_mixture(config, 0).digest == digest, 'a run has another tokenizer'
+    assert file.read_bytes() == whole, 'the damaged file stays'
+
+
+def test_documents_of_every_source_begin_as_those_of_the_model(config):
+  begun = type('Begun', (ByteTokenizer,), {'begin': (1,)})()
+  for one in open_mixture(config, 0, begun).stores.values():
+    tokens = one.train[:]
+    assert (tokens == 1).sum() == (tokens == 0xFF).sum() == one.train_documents
 
 
 def test_a_message_about_a_store_names_its_source(config, tmp_path):

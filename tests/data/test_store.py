@@ -18,6 +18,7 @@ import pytest
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import corpus, part_writer, shards, tokenizers
 from tokenformer_jax.data import store as store_lib
+from tokenformer_jax.data import text as text_lib
 from tokenformer_jax.data.store import Store, prepare
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import lease
@@ -107,6 +108,44 @@ def test_tokens_are_16_bits_wide_where_that_is_enough(tmp_path, monkeypatch):
   monkeypatch.setattr(tokenizers, 'load', lambda spec: Large())
   wide = prepare(_config(tmp_path, cache_dir=str(tmp_path / 'other')))
   assert wide.train.dtype == np.uint32, 'large ids are cut to 16 bits'
+
+
+class _Begun(tokenizers.ByteTokenizer):
+  begin = (1,)
+
+
+def test_documents_begin_as_the_tokenizer_does(tmp_path, monkeypatch):
+  plain = prepare(_config(tmp_path))
+  begun = prepare(_config(tmp_path), _Begun())
+  assert begun.path != plain.path and begun.digest != plain.digest, 'a store of others is taken'
+  for split in store_lib.SPLITS:
+    wanted = [f'\1{text}' for text in _documents(plain, split)]
+    assert _documents(begun, split) == wanted
+    assert getattr(begun, f'{split}_bytes') == getattr(plain, f'{split}_bytes')
+  monkeypatch.setattr(text_lib, '_PIECE_BYTES', 100)
+  monkeypatch.setattr(corpus, 'UNIT_BYTES', 500)
+  (tmp_path / 'lone.txt').write_text('\n'.join(TEXTS))
+  lone = prepare(_config(tmp_path, source=f'files:{tmp_path}/lone.txt'), _Begun())
+  assert len(shards.read_index(lone.path).shards) > 3
+  parts = [_documents(lone, split) for split in store_lib.SPLITS]
+  assert [part.count('\1') for [part] in parts] == [1, 1], 'a piece of a document begins one'
+  assert [part[0] for [part] in parts] == ['\1', '\1']
+
+
+def test_a_run_keeps_its_tokenizer_whatever_store_it_finds(tmp_path):
+  """A store has the same tokens for a model that ends texts in another way."""
+  other = type('Other', (tokenizers.ByteTokenizer,), {'ends': (0xFF, 7)})()
+  first = prepare(_config(tmp_path))
+  for config in (_config(tmp_path), _config(tmp_path, store=str(first.path))):
+    found = prepare(config, other)
+    assert found.path == first.path and found.tokenizer is other
+
+
+def test_a_named_store_of_documents_that_begin_otherwise_is_refused(tmp_path):
+  config = _config(tmp_path, store=str(prepare(_config(tmp_path)).path))
+  sentence = r"begin and end as \['…', 255\], and those of this run as \[1, '…', 255\]"
+  with pytest.raises(UserError, match=sentence):
+    prepare(config, _Begun())
 
 
 def test_an_unchanged_store_is_reused(tmp_path, monkeypatch):
@@ -232,46 +271,6 @@ def test_a_start_looks_at_a_part_of_a_large_store(tmp_path, monkeypatch):
   assert any(where and where.startswith('block 2 of') for where in found), (
     'a part of a store is never looked at'
   )
-
-
-def _meta(store: Store) -> Path:
-  return store.path / 'meta.json'
-
-
-def test_a_store_without_digests_of_its_blocks_is_refused_and_built_again(tmp_path, capsys):
-  built = prepare(_config(tmp_path))
-  meta = json.loads(_meta(built).read_text())
-  del meta['shards'][0]['splits']['train']['digests']
-  _meta(built).write_text(json.dumps(meta))
-  with pytest.raises(UserError, match=r'meta\.json is damaged; remove that folder, and the next'):
-    shards.verify(built.path)
-  assert prepare(_config(tmp_path)).digest == built.digest
-  assert 'is damaged; building it again' in capsys.readouterr().err
-  assert shards.verify(built.path) == len(built.train) + len(built.validation)
-
-
-def test_a_store_of_another_format_is_refused(tmp_path):
-  built = prepare(_config(tmp_path))
-  meta = json.loads(_meta(built).read_text())
-  _meta(built).write_text(json.dumps({**meta, 'format': 0}))
-  with pytest.raises(UserError, match=r'has the format 0, not 2; remove that folder, and the next'):
-    shards.verify(built.path)
-
-
-def test_the_digest_of_all_tokens_is_verified(tmp_path):
-  built = prepare(_config(tmp_path))
-  meta = json.loads(_meta(built).read_text())
-  _meta(built).write_text(json.dumps({**meta, 'digest': '0' * 32}))
-  with pytest.raises(UserError, match=r'meta\.json is damaged; remove that folder'):
-    shards.verify(built.path)
-
-
-def test_a_folder_that_is_no_store_is_an_error(tmp_path):
-  with pytest.raises(UserError, match=r'is not a complete token store: .*meta\.json is missing'):
-    shards.verify(tmp_path)
-  (tmp_path / 'meta.json').write_text('[]')
-  with pytest.raises(UserError, match=r'meta\.json is damaged'):
-    shards.verify(tmp_path)
 
 
 def test_the_command_names_the_first_block_that_changed(tmp_path):
@@ -480,11 +479,13 @@ def test_a_build_continues_after_its_last_shard(tmp_path, monkeypatch):
   damaged = folder / '00003.train.tokens'
   damaged.write_bytes(damaged.read_bytes()[:-2])
   (folder / '00004.json').write_text('')  # as a power cut leaves it
+  record = folder / '00001.json'
+  record.write_text(record.read_text().replace('"documents": ', '"documents": 1', 1))
   monkeypatch.setattr(
     store_lib.Job, 'write', lambda self, *rest: written.append(self.name) or write(self, *rest)
   )
   assert prepare(config).digest == whole.digest, 'a continued store is another one'
-  assert written == [f'0000{i}' for i in (*range(5), *range(3, 8))], (
+  assert written == [f'0000{i}' for i in (*range(5), 1, *range(3, 8))], (
     'shards that were complete are written again, or others are not'
   )
   names = sorted(path.name for path in folder.iterdir())

@@ -153,6 +153,11 @@ OTHERS = {
   'o.jsonl': (JSONL + bytes(10), f'filled with NUL bytes from byte {len(JSONL)} on'),
   'p.bin': (b'ab\0c', 'is not text: its byte 2 is NUL'),
   'q.json': (JSONL, r'has a JSON object on each line; rename it to end in \.jsonl'),
+  'r.json': (
+    b'\xef\xbb\xbf\n {"a": ["b"]}',
+    r'is one JSON object.*; give rows as a JSON array, or one',
+  ),
+  's.json': (b'{\n  "text": "a"\n}\n', r'is one JSON object, which is neither a text nor rows'),
 }
 
 
@@ -169,7 +174,7 @@ def test_text_is_text_whatever_it_looks_like(tmp_path):
   contents = {
     'a.txt': 'text,n\na,1\n',
     'b.txt': '["a"]',
-    'c.json': '{"a": ["b"]}',
+    'c.json': '"{}"',
     'd.txt': 'PAR1 is how a Parquet file begins; PK is not\n',
     'e.csv': '',
     'f.md': '\f\x1b[1mbold\x1b[0m\b',
@@ -349,6 +354,7 @@ result |= {
   'field': read('tfds:tiny_text', 'txt'),
   'number': read('tfds:tiny_text', 'number'),
   'held out': read('tfds:tiny_text', splits=('validation', 'test', 'train')),
+  'files': open_source('tfds:tiny_text', 'text').files(),
   'tensorflow': 'tensorflow' in sys.modules,
 }
 print(json.dumps(result))
@@ -377,6 +383,11 @@ def tfds_results(tmp_path_factory) -> dict:
 def test_a_tfds_dataset_is_read(tfds_results):
   documents = tfds_results['prepared'][1]
   assert documents == [f'döc {i}' for i in range(5)], 'documents of a TFDS dataset are lost'
+
+
+def test_the_files_of_a_tfds_dataset_are_known(tfds_results):
+  found = tfds_results['files']
+  assert found and all(Path(path).is_file() and 'train' in path for path in found)
 
 
 def test_the_first_split_that_a_tfds_dataset_has_is_read(tfds_results):

@@ -1,5 +1,6 @@
 """Sets of Hugging Face are read as `datasets` wrote them, in order, without the network."""
 
+import dataclasses
 import importlib.util
 import os
 import pickle
@@ -12,6 +13,8 @@ import huggingface_hub
 import pytest
 import tiny_run
 
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data.corpus import open_corpus
 from tokenformer_jax.data.text import open_source
 from tokenformer_jax.errors import TransientError, UserError
 
@@ -112,6 +115,35 @@ def test_a_column_that_is_not_there_is_named(tmp_path, layout):
     _read(folder, 'txt')
   with pytest.raises(UserError, match=r"set, row 1, has a int in the field 'n'"):
     _read(folder, 'n')
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_a_file_of_a_set_cannot_be_held_out_under_another_form(tmp_path, layout):
+  folder = _make(tmp_path / 'set', layout)
+  part, held_out = {
+    'saved': (folder, folder),
+    'dictionary': (f'{folder}:train', f'{folder}/train'),
+    'parquet': (f'{folder}:train', f'{folder}/data/train-00001-of-00003.parquet'),
+    'jsonl': (f'{folder}:train', f'{folder}/train.jsonl'),
+  }[layout]
+  form = {'parquet': 'parquet', 'jsonl': 'files'}.get(layout, 'hf')
+  config = DataConfig(source=f'hf:{part}', validation_source=f'{form}:{held_out}')
+  with pytest.raises(UserError, match=r'/set/.* is also in config\.data\.source=hf:'):
+    open_corpus(config)
+  if layout != 'saved':
+    open_corpus(dataclasses.replace(config, validation_source=f'hf:{folder}:test'))
+
+
+@pytest.mark.parametrize('suffix', ['', '-0123456789abcdef'])
+def test_a_set_that_lacks_a_file_is_refused(tmp_path, suffix):
+  folder = _make(tmp_path / 'set', 'parquet')
+  for path in (tmp_path / 'set/data').iterdir():
+    path.rename(path.with_stem(f'{path.stem}{suffix}'))
+  assert _read(folder) == DOCUMENTS
+  (tmp_path / f'set/data/train-00001-of-00003{suffix}.parquet').unlink()
+  with pytest.raises(UserError, match=r'has 2 of the 3 files .*/data/train-…-of-00003; download'):
+    _read(f'{folder}:train')
+  assert _read(f'{folder}:test') == TEST, 'a split that is whole is refused'
 
 
 def test_a_configuration_follows_the_folder(tmp_path):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.model.trunk import Context, Documents
 
 TEXTS = ['the cat sat on the mat', 'def f(x):\n  return x + 1\n', 'naïve 日本語 🙂'] * 20
 # Any code points but surrogates. Not st.text(), which first builds tables for seconds.
@@ -138,3 +139,105 @@ def test_the_size_of_bpe_is_read_from_the_name_of_a_tokenizer(spec, size):
 def test_a_bad_bpe_size_is_an_error(spec):
   with pytest.raises(UserError, match='from 257 to 65536'):
     tokenizers.bpe_size(spec)
+
+
+def _folder(tmp_path, files, *tokens, begin='') -> str:
+  """Writes a tokenizer.json of words and other files of a folder; returns its path."""
+  tokenizer = _words(*tokens)
+  if begin:
+    tokenizer.post_processor = hf.processors.TemplateProcessing(
+      single=f'{begin} $A', special_tokens=[(begin, tokenizer.token_to_id(begin))]
+    )
+  for name, values in files.items():
+    (tmp_path / f'{name}.json').write_text(json.dumps(values))
+  return _save(tokenizer, tmp_path)
+
+
+_TABLE = {'content': '<e>', 'lstrip': False, 'normalized': True}
+STATED = {
+  'the settings': ({'tokenizer_config': {'eos_token': '<e>'}}, '<e>'),
+  'a token as a table': ({'tokenizer_config': {'eos_token': _TABLE}}, '<e>'),
+  'the map alone': ({'special_tokens_map': {'eos_token': _TABLE}}, '<e>'),
+  'the map before old settings': (
+    {'tokenizer_config': {'eos_token': '<f>'}, 'special_tokens_map': {'eos_token': '<e>'}},
+    '<e>',
+  ),
+  'new settings before the map': (
+    {
+      'tokenizer_config': {'eos_token': '<f>', 'added_tokens_decoder': {}},
+      'special_tokens_map': {'eos_token': '<e>'},
+    },
+    '<f>',
+  ),
+  'the class': ({'tokenizer_config': {'tokenizer_class': 'GemmaTokenizerFast'}}, '<eos>'),
+  'the class of a kind': ({'config': {'model_type': 'gemma'}}, '<eos>'),
+  'settings before the class': (
+    {'tokenizer_config': {'eos_token': '<e>'}, 'config': {'model_type': 'gemma'}},
+    '<e>',
+  ),
+  'null before the class': (
+    {'tokenizer_config': {'eos_token': None}, 'config': {'model_type': 'gemma', 'eos_token_id': 6}},
+    '<f>',
+  ),
+  'the model': ({'config': {'eos_token_id': 5}, 'generation_config': {'eos_token_id': 6}}, '<e>'),
+  'the model, after a token that is not there': (
+    {'tokenizer_config': {'eos_token': '<g>'}, 'config': {'eos_token_id': 5}},
+    '<e>',
+  ),
+  'the settings of texts': ({'generation_config': {'eos_token_id': [6, 5]}}, '<f>'),
+  'a usual one of several': ({'generation_config': {'eos_token_id': [5, 3]}}, '</s>'),
+  'ids that are not there': ({'config': {'eos_token_id': [-1, 99, None]}}, '</s>'),
+  'nothing': ({'tokenizer_config': {'tokenizer_class': 'PreTrainedTokenizerFast'}}, '</s>'),
+}
+
+
+@pytest.mark.parametrize('name', STATED)
+def test_a_document_ends_as_the_folder_says(tmp_path, name):
+  files, end = STATED[name]
+  path = _folder(tmp_path, files, '</s>', '<eos>', '<e>', '<f>')
+  tokenizer = tokenizers.load(path)
+  assert tokenizer.decode([tokenizer.end_of_document]) == end
+  again = tokenizers.from_json(json.loads(json.dumps(tokenizer.to_json())))
+  assert again.end_of_document == tokenizer.end_of_document, 'a checkpoint forgets it'
+  assert again.document_fingerprint == tokenizer.document_fingerprint
+
+
+def test_a_broken_file_beside_the_tokenizer_is_an_error(tmp_path):
+  path = _folder(tmp_path, {}, '</s>')
+  (tmp_path / 'tokenizer_config.json').write_text('{')
+  with pytest.raises(UserError, match=r'tokenizer_config\.json is not valid JSON'):
+    tokenizers.load(path)
+
+
+def test_a_spelled_out_end_is_text_if_the_file_does_not_mark_it_as_special(tmp_path):
+  tokenizer = hf.Tokenizer(hf.models.BPE({'[UNK]': 0, 'a': 1, '<': 2, 'e': 3, '>': 4}, []))
+  tokenizer.add_tokens([hf.AddedToken(token, special=False) for token in ('<e>', '<a>', '<ea>')])
+  (tmp_path / 'tokenizer_config.json').write_text('{"eos_token": "<e>", "bos_token": "<a>"}')
+  loaded = tokenizers.load(_save(tokenizer, tmp_path))
+  for one in (loaded, tokenizers.from_json(loaded.to_json())):
+    ids = one.encode('a<e>a<a><ea>').tolist()
+    assert one.end_of_document == 5 and ids == [1, 2, 3, 4, 1, 2, 1, 4, 7]
+
+
+def test_a_document_begins_as_the_tokenizer_does_and_with_its_end_only_once(tmp_path):
+  def found(begin):
+    return tokenizers.load(_folder(tmp_path, {}, '</s>', '<b>', begin=begin))
+
+  none, begun, ended = map(found, ('', '<b>', '</s>'))
+  documents = [one.document(one.encode('a b')).tolist() for one in (none, begun, ended)]
+  assert documents == [[1, 2, 3], [4, 1, 2, 3], [1, 2, 3]]
+  assert begun.document(np.array([1]), begins=False, ends=False).tolist() == [1]
+  assert [one.start(one.encode('a')).tolist() for one in (none, begun, ended)] == [
+    [3, 1],
+    [4, 1],
+    [3, 1],
+  ], 'a text that is continued begins otherwise than in training'
+  assert begun.start(begun.document([1])).tolist() == [4, 1, 3], 'held-out text begins twice'
+  assert [one.boundary for one in (none, begun, ended)] == [3, 4, 3]
+  row = np.concatenate([begun.document(np.array([1, 2])), begun.document(np.array([1]))])
+  context = Context.from_ids(row[None], Documents.from_choice('separate', begun.boundary))
+  assert context.positions(len(row)).tolist() == [[0, 1, 2, 3, 0, 1, 2]], 'masks cut elsewhere'
+  assert begun.document_fingerprint != begun.fingerprint, 'a store without beginnings is reused'
+  assert none.document_fingerprint == none.fingerprint, 'stores of before are built again'
+  old = {key: value for key, value in begun.to_json().items() if key != 'begin'}
+  assert not tokenizers.from_json(old).opening, 'a run of before continues on other documents'

@@ -21,7 +21,7 @@ from tokenformer_jax.config import (
   SeenScaleConfig,
   SkiplessConfig,
 )
-from tokenformer_jax.decoding.buckets import batches, bucket
+from tokenformer_jax.decoding.buckets import batches, bucket, growing_bucket
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY, Sampling
 from tokenformer_jax.errors import UserError
@@ -216,6 +216,24 @@ def test_a_bucket_of_lengths_is_compiled_once():
   for prompt, length in [(1, 32), (64, 1), (30, 31)]:  # prompts to 64, all to 96
     assert not compiled(prompt, length), 'a length that fits is compiled again'
   assert compiled(65, 20) == ['prefill', 'advance'], 'a longer prompt cannot have fitted'
+
+
+@pytest.mark.parametrize(
+  'model',
+  [KINDS, *(pytest.param(m, marks=pytest.mark.slow) for m in (LEARNED, WINDOW, LINEAR))],
+  ids=['kinds', 'learned', 'window', 'linear'],
+)
+def test_the_turns_of_a_conversation_are_compiled_once(model):
+  decoder, params, prompt = Decoder(model, Compute()), _prepared(model), _prompt(20)
+  with compilations() as names:
+    for length in (12, 9, 6):  # after 20, 47 and 71 tokens, which are in two buckets else
+      (text,) = decoder(params, [Request(prompt, length, GREEDY, grows=True)])
+      want = _logits(model, [*prompt, *text])[len(prompt) - 1 : -1].argmax(axis=-1)
+      assert text.tolist() == want.tolist(), 'the larger bucket changes the text'
+      prompt = [*prompt, *text, *_prompt(15)]
+  compiled = [name for name in names if name in ('prefill', 'advance')]
+  assert compiled == ['prefill', 'advance'], 'a turn is compiled anew'
+  assert sorted({growing_bucket(length) for length in range(1, 4097)}) == [256, 1024, 4096]
 
 
 def test_the_least_bucket_that_fits():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tiny_trained import LENGTH, log_probs, trained
 
+from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.decoding import perplexity
 from tokenformer_jax.decoding.score import Scorer
 from tokenformer_jax.errors import UserError
@@ -21,14 +22,14 @@ def _measure(documents: list[str], stride: int | None, devices: int = 1) -> perp
   return perplexity.measure(scorer, model.tokenizer, documents, stride)
 
 
-def _nats(stride: int) -> float:
+def _nats(stride: int, stream: list[int] = STREAM, begin: int = END) -> float:
   """By one window after the other: the first scores all, the others what is new in them."""
-  before, total, done, end = [END, *STREAM], 0.0, 0, LENGTH
-  while done < len(STREAM):
-    end = min(end, len(STREAM))
+  before, total, done, end = [begin, *stream], 0.0, 0, LENGTH
+  while done < len(stream):
+    end = min(end, len(stream))
     start = max(0, end - LENGTH)
     found = log_probs(before[start:end], LENGTH)
-    total -= sum(found[i - start][STREAM[i]] for i in range(done, end))
+    total -= sum(found[i - start][stream[i]] for i in range(done, end))
     done, end = end, end + stride
   return total
 
@@ -51,6 +52,17 @@ def test_the_rest_follows_from_the_loss():
   assert found.bits_per_byte == pytest.approx(nats / math.log(2) / found.bytes)
 
 
+def test_documents_begin_as_in_training():
+  """The first one begins before the text: a token is predicted after others only."""
+  begun = type('Begun', (ByteTokenizer,), {'begin': (1,)})()
+  model = trained(1)
+  scorer = Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=4)
+  found = perplexity.measure(scorer, begun, DOCUMENTS, LENGTH)
+  _, *stream = (int(id_) for text in DOCUMENTS for id_ in begun.document(begun.encode(text)))
+  assert found.tokens == len(stream) == len(STREAM) + len(DOCUMENTS) - 1
+  assert found.loss == pytest.approx(_nats(LENGTH, stream, 1) / len(stream), abs=1e-5)
+
+
 def test_windows_do_not_overlap_unless_asked():
   found = _measure(DOCUMENTS, None)
   assert found.stride == found.window == LENGTH and found == _measure(DOCUMENTS, LENGTH)
@@ -58,9 +70,9 @@ def test_windows_do_not_overlap_unless_asked():
 
 @pytest.mark.parametrize('stride', [1, 7, 10])
 def test_every_token_is_scored_once_with_enough_before_it(stride):
-  documents = [np.arange(i, i + 9) for i in range(0, 60, 10)]
-  tokens = [token for document in documents for token in [*document.tolist(), 99]]
-  rows = list(perplexity.windows(iter(documents), 99, 10, stride, 99))
+  documents = [np.append(np.arange(i, i + 9), 99) for i in range(0, 60, 10)]
+  tokens = np.concatenate(documents).tolist()
+  rows = list(perplexity.windows(iter(documents), 10, stride, 99))
   assert [token for row in rows for token in row.continuation] == tokens, 'not each token once'
   for first, row in zip(np.cumsum([0] + [len(r.continuation) for r in rows]), rows, strict=False):
     before = ([99, *tokens])[: first + 1]

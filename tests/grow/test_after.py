@@ -155,9 +155,8 @@ def test_no_new_token_is_dead():
       x = np.random.default_rng(2).normal(size=(64, 32))
       for layer in range(2):
         scores = jnp.asarray(x @ after[path][layer].T, jnp.float32)
-        weights = pattention.parameter_weights(
-          scores, score='l2_norm_gelu', gelu='exact', groups=groups.make((TokenGroup(old, old),))
-        )
+        group = TokenGroup(old, old)
+        weights = pattention.parameter_weights(scores, group.score, groups.make((group,)))
         largest = np.abs(weights)[:, old:].max(axis=0)
         assert largest.min() > 1e-4, f'a new token of {path} has no weight after 100 steps'
 
@@ -216,9 +215,15 @@ def test_the_optimizer_is_told_of_the_last_growth():
   assert growth.old_tokens['embedding'] == 0
 
 
-def test_after_a_shrink_every_token_is_old():
-  growth = last_growth((_born('grow', 3), _born('shrink', 7, TARGET)), tiny_model())
-  assert growth.old_tokens['blocks']['ffn'] == {'keys': 48, 'values': 48}
+@pytest.mark.parametrize('action', ['shrink', 'remove', 'slice', 'as_tokens'])
+def test_what_adds_nothing_is_no_growth(action):
+  """A cosine run that lost tokens would warm up again."""
+  assert last_growth((_born(action, 7, TARGET),), tiny_model()) is None
+  growth = last_growth((_born('grow', 3), _born(action, 7, TARGET)), tiny_model())
+  assert growth.old_tokens['blocks']['ffn'] == {'keys': 48, 'values': 48}, 'a token is new'
+  assert growth.updates == 3, 'the schedule restarts'
+  anew = _born(action, 0, TARGET, step='restart')
+  assert last_growth((_born('grow', 3), anew), tiny_model()).updates == 0, 'updates count from 0'
 
 
 @SLOW

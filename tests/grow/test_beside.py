@@ -20,6 +20,7 @@ from tokenformer_jax.config import (
   TokenGroup,
   pattentions,
 )
+from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import as_tokens, state
 from tokenformer_jax.model import models
@@ -118,15 +119,16 @@ def _with_values(params):
 def test_each_group_has_its_own_score():
   rng = np.random.default_rng(0)
   arrays = [np.float32(rng.normal(size=s)) for s in ((2, 3, 8), (12, 8), (12, 8))]
-  groups = [TokenGroup(4, 4), TokenGroup(5, 5, 'gelu'), TokenGroup(3, 3, 'linear')]
+  scores = [SCORES[kind]() for kind in ('softmax', 'gelu', 'linear')]
+  groups = [TokenGroup(n, n, score) for n, score in zip((4, 5, 3), scores, strict=True)]
 
   def written(x, keys, values):
-    first = pattention(x, keys[:4], values[:4], groups=groups[:1], score='softmax')
+    first = pattention(x, keys[:4], values[:4], groups=groups[:1])
     second = jax.nn.gelu(x @ keys[4:9].T, approximate=False) @ values[4:9]
     return first + second + x @ keys[9:].T @ values[9:]  # LoRA of rank 3
 
   def found():
-    return jax.jit(lambda *x: pattention(*x, groups=groups, score='softmax'))(*arrays)
+    return jax.jit(lambda *x: pattention(*x, groups=groups))(*arrays)
 
   want = jax.jit(written)(*arrays)
   np.testing.assert_allclose(found(), want, rtol=1e-5, atol=1e-5)
@@ -139,7 +141,7 @@ def test_an_mlp_is_a_group_of_gelu_tokens():
   params = models.define(model).init(jax.random.key(0))
   mlp = params['blocks']['ffn']
   tokens = {'keys': mlp['up']['kernel'].swapaxes(1, 2), 'values': mlp['down']['kernel']}
-  score = config_lib.pattention.SCORES['gelu']()
+  score = SCORES['gelu']()
   layer = dataclasses.replace(model.layer, ffn=PattentionConfig(48, 48, score))
   same = dataclasses.replace(model, layer=layer)
   params_of_tokens = {**params, 'blocks': {**params['blocks'], 'ffn': tokens}}
@@ -148,7 +150,17 @@ def test_an_mlp_is_a_group_of_gelu_tokens():
 
 @pytest.mark.parametrize(
   'groups, sentence',
-  [('16 16:8:relu', "the score 'relu'"), ('16 a', "'a'; a group is TOKENS")],
+  [
+    ('16 16:8:relu', "the score 'relu'"),
+    ('16 a', "'a'; a group is TOKENS"),
+    ('16 16::gelu(gel=tanh)', "the score 'gelu' with the option 'gel'; did you mean 'gelu'"),
+    ('16 16::gelu(gelu=erf)', "the score 'gelu' with gelu='erf'; it must be one of exact, tanh"),
+    (
+      '16 16::softmax(row_epsilon=-1)',
+      r"'softmax' with row_epsilon=-1\.0; it must not be negative",
+    ),
+    ('16 16::softmax(row_epsilon=x)', "'softmax' with 'row_epsilon=x'; row_epsilon must be a num"),
+  ],
 )
 def test_malformed_groups_are_refused(groups, sentence):
   c = config_lib.defaults()
@@ -163,6 +175,16 @@ def test_other_methods_need_tokens_that_are_there():
   larger = state.grown_model(model, {'qkv': 16}, GrowConfig())
   with pytest.raises(UserError, match='qkv has no parameter tokens in the source, and method=zero'):
     state.check(model, larger, GrowConfig(method='zero_keys'))
+
+
+@pytest.mark.parametrize(('key', 'value'), [('new_keys', 'trained'), ('scale', 'keep')])
+def test_first_tokens_have_no_keys_and_no_scale_to_follow(key, value):
+  model, how = transformer(), GrowConfig(**{key: value})
+  larger = state.grown_model(model, {'qkv': 16}, how)
+  with pytest.raises(UserError, match=f'{key}={value} is for new tokens of a projection that has'):
+    state.check(model, larger, how)
+  second = state.grown_model(larger, {'qkv': 24, 'ffn': 8}, how)
+  assert state.check(larger, second, how) is None, 'qkv has tokens whose keys it follows'
 
 
 @pytest.fixture(scope='module')
@@ -269,13 +291,17 @@ def test_matrices_become_tokens_that_compute_the_same(root, base):
 
 def test_neurons_and_heads_become_tokens():
   model = dataclasses.replace(transformer(), pattern='layer*2')
+  tanh = PattentionConfig(16, 16, SCORES['gelu']('tanh'))
   layer = dataclasses.replace(
-    model.layer, mixer=dataclasses.replace(model.layer.mixer, proj=config_lib.DenseConfig())
+    model.layer,
+    mixer=dataclasses.replace(model.layer.mixer, proj=config_lib.DenseConfig()),
+    ffn=dataclasses.replace(model.layer.ffn, beside=tanh),
   )
   model = dataclasses.replace(model, layer=layer)
-  params = models.define(model).init(jax.random.key(0))
+  params = _with_values(models.define(model).init(jax.random.key(0)))
   after = config_lib.with_references(as_tokens.wanted(model, None))
-  assert config_lib.token_counts(after) == {'qkv': 64, 'proj': 64, 'ffn': 48}
+  assert config_lib.token_counts(after) == {'qkv': 64, 'proj': 64, 'ffn': 64}
+  assert pattentions(after)['ffn'].groups == '48:48 16:16:gelu(gelu=tanh)'
   stages = [as_tokens.AsTokens(model)]
   old = {'params': params, 'opt_state': ()}
   new = state.run_stages(old, model, after, stages, GrowConfig())['params']

@@ -92,6 +92,7 @@ def test_the_target_says_where_it_came_from(home, grown):
       *('grow', str(home / 'run'), STEP, before.config.model, GrowConfig(), UPDATES),
       flops=pytest.approx(spent),
       tokens=SEEN.samples * data.sequence_length,
+      run=before.run,
     ),
   )
   assert meta.tokenizer == before.tokenizer
@@ -158,9 +159,13 @@ def test_what_is_not_finite_is_not_written(home, tmp_path, monkeypatch):
   assert not list(tmp_path.iterdir()), 'it was written'
 
 
-def test_a_dry_run_writes_nothing(home, tmp_path, capsys):
+@pytest.mark.parametrize('devices', [1, 8])
+def test_a_dry_run_writes_nothing(home, tmp_path, capsys, monkeypatch, devices):
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:devices])
   grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER, '--dry_run')
-  assert 'ffn tokens' in capsys.readouterr().out
+  said = capsys.readouterr()
+  assert 'ffn tokens' in said.out
+  assert ("a TPU's matrix unit" in said.err) == (devices > 1), 'advice for TPUs on one CPU'
   assert not list(tmp_path.iterdir()), 'a dry run wrote something'
 
 

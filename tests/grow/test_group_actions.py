@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import pathlib
 
 import jax
@@ -22,6 +23,7 @@ from growing import (
 from outcomes import assert_same, paths
 from tiny import tiny_model
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
   Config,
   GrowConfig,
@@ -32,6 +34,7 @@ from tokenformer_jax.config import (
   token_groups,
 )
 from tokenformer_jax.config import groups as chosen
+from tokenformer_jax.config.pattention import SCORES, ScoreConfig, SoftmaxScore, with_groups
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import groups, merging, parts, state
 from tokenformer_jax.model import group_trees
@@ -56,18 +59,96 @@ SPECIALIST = _grown(BASE, by_name(32, 48, 64))
 
 
 def _born(action, source, model, method='group', **details):
-  return Ancestor(action, source, STEP, model, GrowConfig(method=method), UPDATES, **details)
+  grow = GrowConfig(method=method)
+  return Ancestor(action, source, STEP, model, grow, UPDATES, run=f'id of {source}', **details)
 
 
 def _meta(lineage=(), model=BASE, contents='model', **optim):
   config = Config(model=model, optim=OptimConfig(**optim))
-  return Meta(STEP, UPDATES, config, lineage, contents, {}, {})
+  return Meta(STEP, UPDATES, config, lineage, contents, {}, {}, run='id')
+
+
+def _runs(meta):
+  return [[run.path for run in added] for added in parts.additions(meta, HERE)]
 
 
 def _sizes(model):
   return {
     name: [group.tokens for group in found] for name, found in chosen.named_groups(model).items()
   }
+
+
+# The scores of groups
+
+OPTIONS = {'gelu': ('exact', 'tanh'), 'row_epsilon': (0.0, 1e-5)}
+ALL_SCORES = [
+  score(*values)
+  for score in SCORES.values()
+  for values in itertools.product(*(OPTIONS[field.name] for field in dataclasses.fields(score)))
+]
+
+
+def _scored(first: ScoreConfig, *others: ScoreConfig, model=SPECIALIST):
+  """A model whose projections have groups with these scores."""
+  groups = [TokenGroup(24, 24, first), *(TokenGroup(8, 32, score) for score in others)]
+  return config_lib.with_pattentions(
+    model, {name: with_groups(old, groups) for name, old in pattentions(model).items()}
+  )
+
+
+def _scores(model):
+  found = {tuple(group.score for group in groups) for groups in chosen.named_groups(model).values()}
+  assert len(found) == 1
+  return found.pop()
+
+
+def test_a_group_keeps_its_whole_score_through_every_action():
+  for first, second in itertools.product(ALL_SCORES, ALL_SCORES):
+    model, alone = _scored(first, second), _scored(first)
+    assert _scores(model) == (first, second)
+    assert _scores(chosen.choose(model, chosen.without([1]))) == (second,), 'remove'
+    assert chosen.choose(model, chosen.first(1)) == alone, 'slice'
+    lineage, whole = parts.extraction(_meta((), model), HERE, [2])
+    extracted = _meta(lineage, whole, 'added_tokens')
+    assert _scores(merging.merged_model(alone, extracted, KEEP)) == (first, second), 'extract'
+    other = _scored(second)
+    assert merging.check_mergeable(other, model) is None
+    assert _scores(merging.merged_model(other, _whole(model), KEEP)) == (second, first, second)
+
+
+def test_a_group_computes_the_same_without_the_others():
+  scores = [SCORES['softmax'](1e-5), SCORES['l2_norm_gelu'](1e-2, 'tanh'), SCORES['gelu']('tanh')]
+  model = _scored(*scores)
+  x = jnp.float32(np.random.default_rng(3).normal(size=(2, 5, 32)))
+
+  def output(model, params):
+    keys, values = (params['blocks']['ffn'][part][0] for part in ('keys', 'values'))
+    return pattention(x, keys, values, groups=token_groups(pattentions(model)['ffn']))
+
+  for number, group in enumerate(token_groups(pattentions(model)['ffn'])):
+    choice = chosen.only([number + 1])
+    kept = group_trees.take(params_of(model), define_lm(model).info, choice)
+    keys, values = (kept['blocks']['ffn'][part][0] for part in ('keys', 'values'))
+    want = pattention(x, keys, values, groups=(group,))
+    assert_same(output(chosen.choose(model, choice), kept), want, f'alone, group {number + 1}')
+
+
+def test_the_score_of_the_last_group_decides_whether_tokens_join_it_exactly():
+  model, zero_keys = _scored(SCORES['gelu'](), SoftmaxScore()), GrowConfig(method='zero_keys')
+  larger = _grown(model, by_name(40, 40, 40), zero_keys)
+  assert 'the score softmax of qkv gives a new token' in state.inexact(model, larger, zero_keys)
+  model, duplicate = _scored(SCORES['gelu']()), GrowConfig(method='duplicate')
+  assert state.inexact(model, _grown(model, by_name(48, 48, 48), duplicate), duplicate) is None
+
+
+@pytest.mark.parametrize('method', ['group', 'zero_keys'])
+def test_a_growth_changes_no_score_of_an_old_group(method):
+  first = SCORES['l2_norm_gelu']()
+  before, after = (_scored(first, SCORES['gelu'](form)) for form in OPTIONS['gelu'])
+  with pytest.raises(
+    UserError, match=r"8:32:gelu' in the source .* 8:32:gelu\(gelu=tanh\)' in the"
+  ):
+    state.check(before, after, GrowConfig(method=method))
 
 
 # Choices of groups
@@ -251,7 +332,7 @@ def test_merge_then_remove_is_the_first_specialist():
   assert_same(parts.remove(merged, after, last.model, KEEP), _trained(1), 'merged and removed')
   without = parts.choose_groups(merged, after, chosen.without([3]), KEEP)
   assert_same(without, _trained(1), 'merged, and its group removed')
-  assert parts.additions(extracted, HERE) == [['/second']]
+  assert _runs(extracted) == [['/second']]
 
 
 @pytest.mark.parametrize('numbers', [[], [2]])
@@ -260,8 +341,9 @@ def test_extract_then_merge_is_the_grown_model(numbers):
   lineage, model = parts.extraction(meta, directory, numbers)
   added = parts.extract(_trained(1), SPECIALIST, lineage[-1], numbers)['params']
   extracted = _meta(lineage, model, 'added_tokens')
-  assert parts.additions(extracted, HERE) == [['/first']]
-  merging.check_not_twice(_meta(), pathlib.Path('/base'), extracted, pathlib.Path('/added'))
+  assert _runs(extracted) == [['/first']]
+  base = dataclasses.replace(_meta(), run='id of /base')
+  merging.check_not_twice(base, pathlib.Path('/base'), extracted, pathlib.Path('/added'))
   assert merging.merged_model(BASE, extracted, KEEP) == SPECIALIST
   merged = merging.merge(_base(), added, BASE, KEEP)
   assert_same(merged['params'], _trained(1)['params'], 'extracted and merged')
@@ -276,7 +358,7 @@ def test_a_group_in_the_middle_is_extracted():
   lineage, model = parts.extraction(meta, HERE, [2])
   extracted = _meta(lineage, model, 'added_tokens')
   assert parts.added_counts(extracted) == by_name(8, 8, 16)
-  assert parts.additions(extracted, HERE) == [['/one', '/here']], 'of one or the other projection'
+  assert _runs(extracted) == [['/one', '/here']], 'of one or the other projection'
   added = paths(parts.extract(old, TWICE, lineage[-1], [2])['params'])
   keys = paths(old['params'])['blocks/ffn/keys']
   np.testing.assert_array_equal(added['blocks/ffn/keys'], keys[:, 48:64])
@@ -333,11 +415,22 @@ def test_merged_groups_keep_their_scores():
   assert merging.check_mergeable(SPECIALIST, other) is None
   merged = merging.merged_model(SPECIALIST, _whole(other), KEEP)
   assert token_groups(pattentions(merged)['qkv'])[-2:] == (
-    TokenGroup(24, 24, 'softmax'),
-    TokenGroup(8, 8, 'softmax'),
+    TokenGroup(24, 24, SoftmaxScore()),
+    TokenGroup(8, 8, SoftmaxScore()),
   )
-  with pytest.raises(UserError, match='have the score l2_norm_gelu in the source and softmax in'):
-    merging.merged_model(BASE, _whole(tiny_model(score='softmax')), KEEP)
+
+
+@pytest.mark.parametrize(
+  ('option', 'sentence'),
+  [
+    ({'score': 'softmax'}, r'score\.kind=l2_norm_gelu in the source and softmax in the added'),
+    ({'gelu': 'tanh'}, r'score\.gelu=exact in the source and tanh in the added'),
+    ({'row_epsilon': 1e-5}, r'score\.row_epsilon=0\.0 in the source and 1e-05 in the added'),
+  ],
+)
+def test_tokens_of_another_score_do_not_join_a_group(option, sentence):
+  with pytest.raises(UserError, match=f'tokens of qkv have {sentence}'):
+    merging.merged_model(BASE, _whole(tiny_model(**option)), KEEP)
 
 
 # The lineage
@@ -389,7 +482,7 @@ WITHOUT_2 = chosen.choose(TWICE, chosen.without([2]))
   ],
 )
 def test_which_runs_the_tokens_come_from(meta, runs):
-  assert parts.additions(meta, HERE) == runs
+  assert _runs(meta) == runs
 
 
 def test_what_a_factor_or_freezing_leaves_as_it_was():

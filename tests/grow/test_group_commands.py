@@ -1,6 +1,9 @@
 """The actions of the command grow on groups of parameter tokens, from run to run."""
 
+import contextlib
+import dataclasses
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -8,15 +11,16 @@ import pytest
 import tiny_run
 from grow_commands import grow as command
 from grow_commands import meta_of, read, write_run
-from growing import (
-  STEP,
-)
+from growing import STEP, params_of
 from outcomes import assert_same, paths
 
+from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.config import groups as chosen
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import files, state
 from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs import checkpoint
 
 SLOW = pytest.mark.slow  # because whole commands compile two models each
 
@@ -93,6 +97,26 @@ def test_a_growth_into_a_frozen_group_is_refused(home, tmp_path):
       '--method=zero_keys',
     )
   assert not (tmp_path / 'new').exists()
+
+
+def test_runs_that_were_moved_are_not_merged_twice(home, tmp_path):
+  shutil.copytree(home / 'run', tmp_path / 'base')
+  base = meta_of(tmp_path / 'base')
+  counts = {'qkv': 48, 'ffn': 96}
+  larger = state.grown_model(base.config.model, counts, GrowConfig())
+  with contextlib.closing(checkpoint.Checkpoints(tmp_path / 'grown', keep=1)) as checkpoints:
+    checkpoints.save(
+      STEP,
+      {'params': params_of(larger)},
+      dataclasses.replace(base.config, model=larger),
+      base.tokenizer,
+      lineage=files.descend(base, tmp_path / 'base', 'grow', GrowConfig()),
+    )
+  moved = [(tmp_path / name).rename(tmp_path / f'moved_{name}') for name in ('base', 'grown')]
+  for source, added in (moved, moved[::-1], (home / 'run', moved[1]), (moved[0], home / 'run')):
+    with pytest.raises(UserError, match=r'has parameter tokens of .*, they would count twice'):
+      command('merge', f'--source={source}', f'--added={added}', f'--target={tmp_path}/twice')
+  assert not (tmp_path / 'twice').exists()
 
 
 @SLOW

@@ -138,9 +138,7 @@ def test_two_models_merge_into_one_with_the_tokens_of_both():
     (tiny_model(width=64), r'model\.width is 32 in the source and 64 in the added'),
     (tiny_model(layers=3), r"model\.pattern is 'layer\*2' in the source and 'layer\*3'"),
     (tiny_model(heads=2), r'model\.layer\.mixer\.heads is 4'),
-    (tiny_model(gelu='tanh'), r"model\.layer\.mixer\.qkv\.score\.gelu is 'exact'"),
     (tiny_model(**DENSE), r"model\.layer\.mixer\.qkv\.kind is 'pattention'"),
-    (tiny_model(row_epsilon=1e-5), r'score\.row_epsilon is 0\.0 in the source and 1e-05'),
     (tiny_model(norm='affine'), r"model\.layer\.norm is 'plain'"),
     (tiny_model(norm_epsilon=1e-6), r'model\.norm_epsilon is 1e-05'),
     (tiny_model(rotary=0), r"positions\.kind is 'rotary' in the source and 'none'"),
@@ -167,26 +165,29 @@ def test_another_scale_of_the_added_tokens_is_said():
   assert 'qkv 32 there and 24 here, proj 48 there and 40 here' in said
 
 
-def _meta(lineage=(), model=SOURCE, contents='model', **checksums):
+def _meta(lineage=(), model=SOURCE, contents='model', run='', **checksums):
   paths = {f'params/blocks/{name}/keys': value for name, value in checksums.items()}
-  return Meta(STEP, UPDATES, Config(model=model), lineage, contents, paths, {})
+  return Meta(STEP, UPDATES, Config(model=model), lineage, contents, paths, {}, run=run)
 
 
-def _born(action, source, model=SOURCE, tokens_of=''):
-  return dataclasses.replace(BORN, action=action, source=source, model=model, tokens_of=tokens_of)
+def _born(action, source, model=SOURCE, tokens_of='', run=None):
+  """An entry of a lineage; the id of a run is the path where it was trained."""
+  runs = '\n'.join(f'{run}\t{run}' for run in tokens_of.splitlines())
+  run = source if run is None else run
+  return dataclasses.replace(
+    BORN, action=action, source=source, model=model, tokens_of=runs, run=run
+  )
 
 
 BASE, GROWN = _meta(), _meta((_born('grow', '/base'),), TARGET)
 OF_GROWN = _meta((_born('grow', '/base', SOURCE, '/grown'),), TARGET, 'added_tokens')
 OF_TWIN = _meta((_born('grow', '/base', SOURCE, '/twin'),), TARGET, 'added_tokens')
-# Runs that decay from others, and one that grew from such a branch.
-DECAY = TrainConfig(decay_from=9)
-OF_BASE = dataclasses.replace(BASE, config=Config(model=SOURCE, init_from='/base@9', train=DECAY))
-OF_BRANCH = _meta((dataclasses.replace(_born('grow', '/branch'), branch_of='/base'),), TARGET)
-GROWN_BRANCH = dataclasses.replace(
-  GROWN, config=Config(model=TARGET, init_from='/grown@9', train=DECAY)
-)
-EXTRACTED_BRANCH = _meta((_born('grow', '/base', SOURCE, '/b\n/grown'),), TARGET, 'added_tokens')
+# Copies of runs, or runs that decay from them, and one that grew from such a run.
+OF_BASE = dataclasses.replace(BASE, run='/base')
+GROWN_COPY = dataclasses.replace(GROWN, run='/grown')
+OF_COPY = _meta((_born('grow', '/copy', run='/base'),), TARGET)
+# Runs of a version that gave no ids.
+OLD, OLD_GROWN = _meta(run='old'), _meta((_born('grow', '/base', run=''),), TARGET, run='old')
 PUT_BACK = _meta((_born('merge', '/base', SOURCE, '/grown'),), TARGET)
 
 
@@ -204,15 +205,15 @@ PUT_BACK = _meta((_born('merge', '/base', SOURCE, '/grown'),), TARGET)
       _meta((_born('grow', '/base'), _born('merge', '/grown', TARGET, '/a\n/b')), MERGED),
       [['/base'], ['/grown'], ['/a', '/b']],
     ),
-    (_meta((_born('merge', '/base'),), TARGET), [['/base'], []]),  # before merges were recorded
     (_meta((_born('grow', '/base', SOURCE, '/g'),), TARGET, 'added_tokens'), [['/g']]),
     (_meta((_born('grow', '/base'), _born('shrink', '/g', TARGET))), [['/base'], ['/g']]),
-    (OF_BASE, [['/here', '/base']]),
-    (GROWN_BRANCH, [['/base'], ['/here', '/grown']]),
+    (GROWN_COPY, [['/base'], ['/grown']]),
   ],
 )
 def test_where_tokens_come_from(meta, runs):
-  assert parts.additions(meta, pathlib.Path('/here')) == runs
+  named = dataclasses.replace(meta, run=meta.run or '/here')
+  found = parts.additions(named, pathlib.Path('/here'))
+  assert [[run.id for run in added] for added in found] == runs
 
 
 @pytest.mark.parametrize(
@@ -225,19 +226,29 @@ def test_where_tokens_come_from(meta, runs):
     (GROWN, '/grown', GROWN, '/twin', r'of /base, which /grown has.*extract --source=/twin'),
     (GROWN, '/grown', OF_GROWN, '/added', 'of /grown.*into a run without them, such as /base'),
     (PUT_BACK, '/back', OF_GROWN, '/added', 'of /grown, which /back has already'),
-    (BASE, '/base', OF_BASE, '/branch', 'of /base, which /base has already'),
-    (BASE, '/base', OF_BRANCH, '/b', 'of /base, which /base has.*extract --source=/b --target'),
-    (GROWN_BRANCH, '/b', OF_GROWN, '/added', 'of /grown, which /b has already'),
-    (GROWN, '/grown', EXTRACTED_BRANCH, '/added', 'of /grown, which /grown has already'),
+    (BASE, '/base', OF_BASE, '/copy', 'of /copy, which /base has already'),
+    (BASE, '/base', OF_COPY, '/b', 'of /copy, which /base has.*extract --source=/b --target'),
+    (GROWN, '/grown', OF_COPY, '/b', r'of /copy, which /grown has.*extract --source=/b'),
+    (GROWN_COPY, '/b', OF_GROWN, '/added', 'of /grown, which /b has already'),
+    (OLD, '/one', OLD, '/two', 'from /one and /two, which have no id.*merge runs that this'),
+    (OLD_GROWN, '/one', OLD, '/two', 'from /base and /two, which have no id'),
+    (OLD, '/base', OLD_GROWN, '/two', 'tokens of /base, which /base has already'),
   ],
   ids=[
     *('itself', 'a copy', 'grown', 'base', 'sibling', 'its own', 'again'),
-    *('a branch', 'grown from a branch', 'in a branch', 'extracted from a branch'),
+    *('a changed copy', 'grown from a copy', 'grown from two copies', 'in a copy'),
+    *('without ids', 'grown without ids', 'without ids in one place'),
   ],
 )
 def test_no_tokens_are_merged_twice(source, run, added, added_run, sentence):
+  source, added = _named(source, run), _named(added, added_run)
   with pytest.raises(UserError, match=sentence):
     merging.check_not_twice(source, pathlib.Path(run), added, pathlib.Path(added_run))
+
+
+def _named(meta, run):
+  """A run with the id that the run trained there has; `old` stands for none."""
+  return dataclasses.replace(meta, run={'': run, 'old': ''}.get(meta.run, meta.run))
 
 
 @pytest.mark.parametrize(
@@ -248,10 +259,16 @@ def test_no_tokens_are_merged_twice(source, run, added, added_run, sentence):
     (PUT_BACK, '/back', OF_TWIN, '/added'),
     (GROWN, '/grown', OF_TWIN, '/added'),
     (_meta(ffn=7), '/base', _meta(ffn=8), '/other'),
+    (BASE, '/base', _meta(run='other'), '/base'),
+    (OLD_GROWN, '/one', OF_TWIN, '/added'),
   ],
-  ids=['the base', 'removed before', 'a second specialist', 'beside its own', 'strangers'],
+  ids=[
+    *('the base', 'removed before', 'a second specialist', 'beside its own', 'strangers'),
+    *('another run in the place of the first', 'grown without ids'),
+  ],
 )
 def test_tokens_that_a_run_does_not_have_may_be_merged(source, run, added, added_run):
+  source, added = _named(source, run), _named(added, added_run)
   merging.check_not_twice(source, pathlib.Path(run), added, pathlib.Path(added_run))
 
 

@@ -1,5 +1,6 @@
 """Growth is exact, or said not to be, and takes the optimizer's state along."""
 
+import concurrent.futures
 import dataclasses
 import functools
 
@@ -35,9 +36,11 @@ from tiny import gated_model, tiny_model, with_tokens
 
 from tokenformer_jax.config import GrowConfig, InitConfig, ModelConfig, pattentions, token_counts
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grown_model, inexact
+from tokenformer_jax.grow import arrays as arrays_lib
+from tokenformer_jax.grow import files, grown_model, inexact
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
 
 SLOW = pytest.mark.slow  # because each case compiles two models
@@ -484,3 +487,24 @@ def test_arrays_grown_one_by_one_are_those_grown_at_once():
     state_of(source)
   )
   assert_same(new, _grown(), 'the order of the arrays matters')
+
+
+def test_each_array_is_grown_by_its_own_program_in_any_order():
+  """The programs come from a pass over shapes: see `files.read_and_grow`."""
+  mesh, source = mesh_of(), tiny_model(layers=1)
+  target, place = grown_model(source, {'ffn': 64}, ZERO_KEYS), sharding.replicated(mesh)
+  old, calls = jax.device_put(state_of(source), place), []
+
+  def note(f, tree, arrays, name):
+    calls.append((f, tree, arrays, name))
+    return tree
+
+  state_lib.grow(old, source, target, ZERO_KEYS, note)
+  shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), old)
+  with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    programs = files._Programs(mesh, define_lm(target).axes, pool)
+    state_lib.grow(shapes, source, target, ZERO_KEYS, programs.compile)
+  assert [name for *_, name in calls] == ['', 'mu', 'nu']
+  for call in reversed(calls):
+    want = jax.tree.map(np.asarray, arrays_lib.map_arrays(*call))
+    assert_same(programs.run(*call[1:]), want, call[-1])

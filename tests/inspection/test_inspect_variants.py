@@ -24,6 +24,7 @@ from tokenformer_jax.config import (
   NoFeedForwardConfig,
   to_json,
 )
+from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.data import store, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.inspection import report, usage
@@ -103,11 +104,11 @@ def _reference() -> list[dict[str, np.ndarray]]:
   x, found = bound.embed(IDS), []
   for block, name in zip(bound.blocks, NAMES, strict=True):
     normed = block.attention_norm(x)
-    score = 'softmax' if name == 'local' else 'l2_norm_gelu'
+    score = SCORES['softmax' if name == 'local' else 'l2_norm_gelu']()
 
     def weights(module, of, score=score):
       scores = of @ module.keys[...].T
-      return parameter_weights(scores, score=score, groups=groups.make(module.groups))
+      return parameter_weights(scores, score, groups.make(module.groups))
 
     own = {}
     if name == 'bare':

@@ -111,6 +111,6 @@ def test_a_map_of_zeros_can_be_drawn():
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
-  monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+  monkeypatch.setitem(sys.modules, 'matplotlib', None)
   with pytest.raises(UserError, match=r'pip install -e "\.\[plot\]"'):
     picture.draw(_maps(ffn=3), NAMES)

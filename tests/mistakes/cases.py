@@ -4,9 +4,11 @@ A command starts with the verb; {in} is the folder of `inputs.py`, {lm}, {dense}
 {vit} are runs, {repo} is the project, and {tiny} are flags of a small model of the text in {in}.
 """
 
+from chat_cases import CHATS
 from grow_cases import GROW
 from guard_cases import GUARDS
 from law_cases import FAMILY, LAWS, SWEEP
+from text_cases import TEXTS
 from train_cases import TRAIN_CONFIGS, TRAIN_FILES, TRAIN_FLAGS, TRAIN_KEYS
 
 GENERATE = {
@@ -14,6 +16,10 @@ GENERATE = {
   'an empty source to write with': ('generate --source=', '--source= is empty'),
   'no run to write with': ('generate --source=none', 'none is not'),
   'a folder that is no run to write with': ('generate --source={in}/some', '{in}/some'),
+  'a folder of the hub to write with': (
+    'generate --source={in}/hub/not_weights',
+    'convert to-jax --source={in}/hub/not_weights --target=RUN`',
+  ),
   'a step in words': ('generate --source={lm}@last', 'DIR@STEP'),
   'a step that is not there': ('generate --source={lm}@99', '99'),
   'a run of images to write with': ('generate --source={vit}', '{vit}'),
@@ -93,6 +99,10 @@ EVALUATE = {
   'nothing to evaluate on': ('evaluate --source={lm}', '--tasks=NAME'),
   'no source to evaluate': ('evaluate --text=files:{in}/some/*.txt', '--source is missing'),
   'no run to evaluate': ('evaluate --source=none --text=files:{in}/some/*.txt', 'none is not'),
+  'weights to evaluate': (
+    'evaluate --source={in}/weights.safetensors --text=files:{in}/some/*.txt',
+    'convert to-jax --source={in}/weights.safetensors',
+  ),
   'a run of images to evaluate': ('evaluate --source={vit} --text=files:{in}/some/*.txt', '{vit}'),
   'an output in no folder': (
     'evaluate --source={lm} --text=files:{in}/some/*.txt --output=none/x.json',
@@ -151,6 +161,7 @@ PLOT = {
   'a metric that there is not': ('plot {lm} --y=train/los', "no metric 'train/los'"),
   'an axis that there is not': ('plot {lm} --x=epochs', '--x=epochs: it must be one of'),
   'a picture of another kind': ('plot {lm} --out=x.gif', '--out=x.gif must end in'),
+  'a picture that is packed': ('plot {lm} --out=x.svgz', '--out=x.svgz must end in'),
   'a picture in no folder': ('plot {lm} --out=none/x.png', '--out=none/x.png'),
   'a picture that is a folder': ('plot {lm} --out={in}/folder.png', 'is a folder'),
   'no name for a picture': ('plot {lm} --out=', '--out= is empty'),
@@ -195,6 +206,11 @@ CONVERT = {
   'an unknown conversion': ('convert to-tf --source=a --target=b', "unknown command 'to-tf'"),
   'two conversions': ('convert to-jax to-torch --source=a --target=b', "'to-torch'"),
   'no weights': ('convert to-jax --source=none.bin --target=new', 'none.bin'),
+  'a name of the hub to convert': (
+    'convert to-jax --source=meta-llama/Llama-3.2-1B --target=new',
+    'meta-llama/Llama-3.2-1B is not a file or directory here; name a .bin or .safetensors file or '
+    'the folder of a model; `hf download NAME --local-dir FOLDER`',
+  ),
   'an empty source to convert': ('convert to-jax --source= --target=new', '--source= is empty'),
   'an empty target to convert': ('convert to-jax --source=a --target=', '--target= is empty'),
   'weights that are none': ('convert to-jax --source={in}/weights.bin --target=new', 'weights.bin'),
@@ -254,6 +270,10 @@ CONVERT = {
   ),
   'a folder of images': ('convert to-hf --source={vit} --target=new', 'is not a language model'),
   'a folder that is there': ('convert to-hf --source={lm} --target={in}', 'exists; name a new dir'),
+  'a folder named like a file': (
+    'convert to-hf --source={lm} --target=new.safetensors',
+    'new.safetensors is named like a file, and to-hf writes a folder',
+  ),
   'a folder in a bucket': ('convert to-hf --source={lm} --target=gs://b/x', 'gs://b/x'),
   'a type that there is not': (
     'convert to-torch --source={lm} --target=new.safetensors --dtype=float8',
@@ -281,6 +301,10 @@ CONVERT = {
 
 PLAN = {
   'no config to plan': ('plan --topology=v5e:4x4', '--config is missing'),
+  'a key without its config to plan': (
+    'plan --topology=v5e:4x4 --config.data.batch_size=8',
+    '--config.data.batch_size changes a config; put --config=FILE before it',
+  ),
   'no topology': (
     'plan --config={repo}/configs/lm_stdlib.py',
     '--topology is missing: CHIP:SHAPE, such',
@@ -306,6 +330,10 @@ PLAN = {
   'a shape of another chip': (
     'plan --config={repo}/configs/lm_stdlib.py --topology=v5p:4x4',
     'v5p:4x4x4',
+  ),
+  'a picture of a plan that is packed': (
+    'plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --picture=x.svgz',
+    '--picture=x.svgz must end in .png, .pdf or .svg',
   ),
   'an empty topology': ('plan --config={repo}/configs/lm_stdlib.py --topology=', 'is empty'),
   'no slices': ('plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --slices=0', '0'),
@@ -356,6 +384,10 @@ PLAN = {
 }
 
 VERIFY = {
+  'a key without its config to prepare': (
+    'prepare --config.data.source=stdlib',
+    '--config.data.source changes a config; put --config=FILE before it',
+  ),
   'nothing to prepare': ('prepare', '--config'),
   'images to prepare': (
     'prepare --config={repo}/configs/vit_digits.py',
@@ -380,6 +412,10 @@ VERIFY = {
   'a store among other files': (
     'prepare --config={repo}/configs/lm_stdlib.py --out={in}/some',
     'which does not belong to a token store; name a new folder with --out',
+  ),
+  'a key without its config to verify': (
+    'verify --config.data.source=stdlib',
+    '--config.data.source changes a config; put --config=FILE before it',
   ),
   'nothing to verify': ('verify', 'give either --config=FILE or --store=DIR'),
   'two stores to verify': (
@@ -433,9 +469,9 @@ HARNESS = {
 }
 
 GROUPS = (
-  *(TRAIN_FLAGS, TRAIN_KEYS, TRAIN_CONFIGS, TRAIN_FILES, GUARDS, GENERATE, EVALUATE, PLOT),
+  *(TRAIN_FLAGS, TRAIN_KEYS, TRAIN_CONFIGS, TRAIN_FILES, CHATS, GUARDS, GENERATE, EVALUATE, PLOT),
   INSPECT,
-  *(GROW, CONVERT, PLAN, VERIFY, SWEEP, FAMILY, LAWS),
+  *(GROW, CONVERT, PLAN, VERIFY, SWEEP, FAMILY, LAWS, TEXTS),
 )
 CASES = {name: case for group in GROUPS for name, case in group.items()}
 SLOW_CASES = HARNESS

@@ -43,6 +43,38 @@ GROW = {
     'grow --source={lm} --target=new --param_tokens=fnn=128',
     "did you mean 'ffn'",
   ),
+  'tokens of no name': (
+    'grow --source={lm} --target=new --param_tokens=384',
+    '--param_tokens is 384 without a name; write NAME=384 with one of the names qkv, proj, ffn',
+  ),
+  'tokens of no name, twice': (
+    'grow --source={lm} --target=new --param_tokens=64,128',
+    '--param_tokens is 128 without a name',
+  ),
+  'first tokens of no name': (
+    'grow --source={dense} --target=new --param_tokens=16',
+    'with one of the names qkv, proj, ffn',
+  ),
+  'tokens to shrink of no name': (
+    'grow shrink --source={lm} --target=new --param_tokens=16',
+    'with one of the names qkv, proj, ffn',
+  ),
+  'a mesh of no name': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128 --mesh=4',
+    "--mesh names ''; known names: ",
+  ),
+  'trained keys where there are none': (
+    'grow --source={dense} --target=new --param_tokens=ffn=16 --new_keys=trained',
+    'new_keys=trained is for new tokens of a projection that has some',
+  ),
+  'copies of keys where there are none': (
+    'grow --source={dense} --target=new --param_tokens=qkv=16,ffn=16 --new_keys=copies --noise=0.1',
+    'new_keys=copies is for new tokens of a projection that has some',
+  ),
+  'a scale to keep where there is none': (
+    'grow --source={dense} --target=new --param_tokens=ffn=16 --scale=keep',
+    'scale=keep is for new tokens of a projection that has some',
+  ),
   'tokens in words': ('grow --source={lm} --target=new --param_tokens=ffn=more', 'ffn=N'),
   'tokens of nothing': ('grow --source={lm} --target=new --param_tokens=ffn=0', 'at least 1'),
   'empty tokens': ('grow --source={lm} --target=new --param_tokens=', '--param_tokens= is empty'),
@@ -152,5 +184,10 @@ GROW = {
   'a growth with nothing to compare': (
     'grow shrink --source={lm} --target=new --param_tokens=ffn=8 --examples=0',
     '--examples is 0',
+  ),
+  'a start after the last step': (
+    'train {tiny} --workdir=new --config.init_from={lm} --config.train.steps=2 '
+    '--config.model.layer.mixer.positions.fraction=0.25',
+    'where the run would go on, and config.train.steps is 2; raise it, or',
   ),
 }

@@ -64,6 +64,9 @@ FILES = {
   'no_config/metrics.jsonl': '{"step": 5, "train/loss": 3.0}\n',
   'some/a.txt': 'a text of a few words, and of a few more ' * 40,
   'some/b.txt': 'another text ' * 40,
+  'mine/meta.json': '{"mine": 1}\n',
+  'mine/a.txt': 'a text',
+  'object.json': '{"text": "a text of a few words"}\n',
   'tokenizer.json': '{"model": "none"}\n',
   'chat/good.jsonl': '{"prompt": "q", "response": "a"}\n',
   'chat/no_role.jsonl': '{"messages": [{"content": "q"}]}\n',
@@ -72,8 +75,26 @@ FILES = {
   'chat/tool.jsonl': (
     '{"messages": [{"role": "user", "content": "q"}, {"role": "tool", "content": "4"}]}\n'
   ),
+  'chat/weight.jsonl': (
+    '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", '
+    '"weight": 2}]}\n'
+  ),
+  'chat/calls.jsonl': (
+    '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", '
+    '"tool_calls": [{"id": "c"}]}]}\n'
+  ),
+  'chat/label.jsonl': '\n{"prompt": "q", "completion": "a", "label": false}\n',
+  'chat/both.jsonl': '{"prompt": "q", "response": "a", "completion": "b"}\n',
   'chat/question.jsonl': '{"messages": [{"role": "user", "content": "q"}]}\n',
   'chat/plain.jinja': '{% for m in messages %}{{ m.content }}{% endfor %}',
+  'chat/name.jinja': (
+    '{% for m in messages %}{% generation %}{{ m.contents }}<|end|>{% endgeneration %}{% endfor %}'
+  ),
+  'chat/no_prompt.jinja': (
+    '{% for m in messages %}<|{{ m.role }}|>{% if m.role == "assistant" %}{% generation %}'
+    '{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}'
+  ),
+  'chat/long.jinja': "{% generation %}{{ 'a' * 2000000000 }}{% endgeneration %}",
   'chat/cut.jinja': '{% for m in messages %}{{ m.content }}',
   'requests/empty.jsonl': '\n',
   'requests/cut.jsonl': '{"prompt": "def"\n',

@@ -3,6 +3,10 @@
 _GRID = 'sweep --config={repo}/configs/lm_stdlib.py --out=x'
 
 SWEEP = {
+  'a key without its config to sweep': (
+    'sweep --out=x --factors=1 --lengths=1e6 --config.train.seed=1',
+    '--config.train.seed changes a config; put --config=FILE before it',
+  ),
   'no config to sweep': ('sweep --out=x --factors=1 --lengths=1e6', '--config is missing'),
   'no folder for a sweep': (
     'sweep --config={repo}/configs/lm_stdlib.py --factors=1 --lengths=1e6',
@@ -97,6 +101,10 @@ _FAMILY = 'family --config={repo}/configs/lm_stdlib.py --out=x --sizes=1,2'
 _LONG = f'{_FAMILY} --tokens=1e7'
 
 FAMILY = {
+  'a key without its config to family': (
+    'family --out=x --sizes=1,2 --tokens=1e6 --config.train.seed=1',
+    '--config.train.seed changes a config; put --config=FILE before it',
+  ),
   'no config of a family': ('family --out=x --sizes=1,2 --tokens=1e6', '--config is missing'),
   'no sizes of a family': (
     'family --config={repo}/configs/lm_stdlib.py --out=x --tokens=1e6',

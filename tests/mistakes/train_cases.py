@@ -395,54 +395,7 @@ TRAIN_CONFIGS = {
   ),
 }
 
-_CHAT = 'train {tiny} --config.data.rows=chat --config.data.source=files:{in}/chat'
-
 TRAIN_FILES = {
-  'a conversation without roles': (
-    f'{_CHAT}/no_role.jsonl',
-    '{in}/chat/no_role.jsonl, line 1, message 1 has no role; role must be text',
-  ),
-  'rows that are no conversations': (
-    f'{_CHAT}/text.jsonl',
-    '{in}/chat/text.jsonl, line 1, is no conversation (config.data.rows=chat): it needs messages',
-  ),
-  'an empty answer': (
-    f'{_CHAT}/empty.jsonl',
-    "{in}/chat/empty.jsonl, line 1, has an empty answer (' '); leave the row out",
-  ),
-  'a role that the template does not know': (
-    f'{_CHAT}/tool.jsonl',
-    "a conversation that begins with 'q' cannot be written by the built-in template: the role "
-    'tool is none of system, user and assistant',
-  ),
-  'a conversation without an answer': (
-    f'{_CHAT}/question.jsonl',
-    "a conversation that begins with 'q' has no answer",
-  ),
-  'a text as conversations': (
-    'train {tiny} --config.data.rows=chat --config.data.source=files:{in}/some/a.txt',
-    '{in}/some/a.txt is one text, and config.data.rows=chat needs rows',
-  ),
-  'the standard library as conversations': (
-    'train {tiny} --config.data.rows=chat --config.data.source=stdlib',
-    'config.data.source is stdlib, which has no rows of chat',
-  ),
-  'a template without marks': (
-    f'{_CHAT}/good.jsonl --config.data.chat_template={{in}}/chat/plain.jinja',
-    'chat/plain.jinja does not say what the model has to learn; put {% generation %} before',
-  ),
-  'a template that is no Jinja': (
-    f'{_CHAT}/good.jsonl --config.data.chat_template={{in}}/chat/cut.jinja',
-    'chat/cut.jinja is not a valid Jinja template (line 1: ',
-  ),
-  'a template that is not there': (
-    f'{_CHAT}/good.jsonl --config.data.chat_template=none.jinja',
-    'config.data.chat_template=none.jinja cannot be read (No such file or directory)',
-  ),
-  'a template for text': (
-    'train {tiny} --config.data.chat_template=none.jinja',
-    'config.data.chat_template is none.jinja, which has a meaning for config.data.rows=chat',
-  ),
   'a work directory in a file': ('train {tiny} --workdir={in}/some/a.txt/run', 'cannot be written'),
   'a work directory that is a file': ('train {tiny} --workdir={in}/some/a.txt', 'some/a.txt'),
   'a bucket of another kind': ('train {tiny} --workdir=s3://bucket/run', 'neither a path'),

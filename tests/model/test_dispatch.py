@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mixtures import inputs, large, layer, unbalanced
+from mixtures import inputs, large, layer, of_rows, unbalanced
 
 from tokenformer_jax.config import (
   CapacityConfig,
@@ -111,7 +111,8 @@ def test_neither_padding_nor_other_rows_change_what_a_row_keeps(order):
   y, _ = run(jnp.stack([x[0], row]), jnp.array([0, 4]), jnp.array([12, 4 + count]))
   np.testing.assert_allclose(y[1, 4 : 4 + count], alone[0], atol=1e-5)
   _, beside = run(jnp.stack([0 * x[0], row]), jnp.array([0, 4]), jnp.array([0, 9]))
-  np.testing.assert_allclose(beside.loss, aux.loss, rtol=1e-6, err_msg='an empty row counts')
+  for name, total in aux.losses.items():
+    np.testing.assert_allclose(beside.losses[name], total, rtol=1e-6, err_msg='empty rows count')
   for name in ('router/entropy', 'router/dropped'):
     assert beside.figures[name] == pytest.approx(aux.figures[name])
 
@@ -177,7 +178,7 @@ def test_both_ways_agree_where_nothing_is_dropped():
 
     def f(params, x):
       y, aux = definition.bind(params)(x, Context(training=True))
-      return jnp.mean(jnp.square(y)) + aux.loss, y
+      return jnp.mean(jnp.square(y)) + aux.divided(of_rows(4, 12))[0], y
 
     return jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(params, x)
 
@@ -198,7 +199,7 @@ def test_decoding_token_by_token_drops_none():
   definition = layer(config)
   run, x = definition.bind(large(definition)), inputs(2, 3, 16)
   at_start, later = (run(x, Context(start))[1].figures for start in (0, jnp.int32(5)))
-  assert (at_start['router/dropped'], later['router/dropped']) == (1, 0)
+  assert (at_start['router/dropped'], later['router/dropped']) == (2 * 3, 0)
 
 
 def _on_mesh(sizes, config, experts, x):

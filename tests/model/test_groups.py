@@ -7,8 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tokenformer_jax.config import MeshConfig, PattentionConfig, TokenGroup, token_groups
-from tokenformer_jax.config.pattention import SCORES, resized, with_groups
+from tokenformer_jax.config import (
+  MeshConfig,
+  PattentionConfig,
+  ScoreConfig,
+  TokenGroup,
+  token_groups,
+)
+from tokenformer_jax.config.pattention import (
+  SCORES,
+  L2NormGELU,
+  resized,
+  score_like,
+  with_groups,
+)
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import groups
 from tokenformer_jax.model.pattention import parameter_weights, pattention
@@ -22,6 +34,7 @@ QUICK_AND_SLOW = [
   ),
 ]
 # Sizes of groups that lie on 4 devices in different ways.
+L2_NORM_GELU = L2NormGELU()
 SIZES = {
   'one a device': (4, 4, 4, 4),
   'two on a device': (2, 2, 4, 4, 1, 3),
@@ -30,8 +43,8 @@ SIZES = {
 }
 
 
-def _of(sizes: tuple[int, ...]) -> tuple[TokenGroup, ...]:
-  return tuple(TokenGroup(size, 2 * size + i) for i, size in enumerate(sizes))
+def _of(sizes: tuple[int, ...], score: ScoreConfig = L2_NORM_GELU) -> tuple[TokenGroup, ...]:
+  return tuple(TokenGroup(size, 2 * size + i, score) for i, size in enumerate(sizes))
 
 
 def _arrays(tokens: int, width: int = 8) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -49,13 +62,13 @@ def test_each_group_has_the_weights_that_it_has_alone(sizes, pieces, score):
 
   @jax.jit
   def weights(scores):
-    how = {'score': score, 'row_epsilon': 1e-5}
+    same = score_like(L2NormGELU(row_epsilon=1e-5), score)
     each = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     alone = [
-      parameter_weights(scores[..., own], groups=groups.make((group,)), **how)
+      parameter_weights(scores[..., own], same, groups.make((group,)))
       for own, group in zip(each, _of(sizes), strict=True)
     ]
-    together = parameter_weights(scores, groups=groups.make(_of(sizes), pieces), **how)
+    together = parameter_weights(scores, same, groups.make(_of(sizes), pieces))
     return together, jnp.concatenate(alone, axis=-1)
 
   got, want = weights(scores)
@@ -65,7 +78,7 @@ def test_each_group_has_the_weights_that_it_has_alone(sizes, pieces, score):
 def test_a_group_of_large_scores_hides_no_other():
   scores = jnp.float32([[[1.0, 2.0, 300.0, 301.0]]])
   two = groups.make((TokenGroup(2, 2), TokenGroup(2, 2)), 1)
-  weights = jax.jit(lambda s: parameter_weights(s, score='softmax', groups=two))(scores)
+  weights = jax.jit(lambda s: parameter_weights(s, SCORES['softmax'](), two))(scores)
   weights = np.asarray(weights)
   np.testing.assert_allclose(weights[..., :2], weights[..., 2:], rtol=1e-5)
 
@@ -75,9 +88,10 @@ def test_a_group_of_large_scores_hides_no_other():
 def test_a_group_with_values_of_zero_changes_no_bit(score, dtype):
   x, keys, values = (array.astype(dtype) for array in _arrays(28))
   values = values.at[12:].set(0)
-  run = jax.jit(pattention, static_argnames=('groups', 'score'))
-  small = run(x, keys[:12], values[:12], groups=(TokenGroup(12, 12),), score=score)
-  large = run(x, keys, values, groups=(TokenGroup(12, 12), TokenGroup(16, 5)), score=score)
+  run = jax.jit(pattention, static_argnames='groups')
+  first, second = TokenGroup(12, 12, SCORES[score]()), TokenGroup(16, 5, SCORES[score]())
+  small = run(x, keys[:12], values[:12], groups=(first,))
+  large = run(x, keys, values, groups=(first, second))
   assert small.dtype == dtype and np.array_equal(small, large)
 
 
@@ -103,7 +117,7 @@ def test_sums_of_norms_cross_devices_only_for_groups_that_do(sizes, crosses):
   mesh = sharding.make_mesh(MeshConfig(fsdp=2, tokens=4), jax.devices())
 
   def weights(scores):
-    return parameter_weights(scores, groups=groups.make(_of(sizes)))
+    return parameter_weights(scores, L2_NORM_GELU, groups.make(_of(sizes)))
 
   place = jax.sharding.NamedSharding(mesh, rules.spec(('batch', None, 'param_tokens')))
   scores = jax.ShapeDtypeStruct((4, 3, 16), jnp.float32, sharding=place)

@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenformer_jax.config import MeshConfig, PattentionConfig, TokenGroup
+from tokenformer_jax.config.pattention import SCORES as SCORE_CONFIGS
+from tokenformer_jax.config.pattention import L2NormGELU, score_like
 from tokenformer_jax.model import groups
 from tokenformer_jax.model.params import define
 from tokenformer_jax.model.pattention import Pattention, parameter_weights, pattention
@@ -49,13 +51,13 @@ def _reference(scores: np.ndarray, score: str, gelu: str, reference_tokens: int)
 def _weights(scores, score='l2_norm_gelu', gelu='exact', reference_tokens=None):
   reference_tokens = reference_tokens or scores.shape[-1]
   one = groups.make((TokenGroup(scores.shape[-1], reference_tokens),))
-  return parameter_weights(scores, score=score, gelu=gelu, groups=one)
+  return parameter_weights(scores, score_like(L2NormGELU(gelu=gelu), score), one)
 
 
 @functools.partial(jax.jit, static_argnames=('score', 'reference_tokens'))
 def _pattention(x, keys, values, score='l2_norm_gelu', reference_tokens=12):
-  one = (TokenGroup(len(keys), reference_tokens),)
-  return pattention(x, keys, values, score=score, groups=one)
+  one = (TokenGroup(len(keys), reference_tokens, SCORE_CONFIGS[score]()),)
+  return pattention(x, keys, values, groups=one)
 
 
 def _normal(seed: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
@@ -135,7 +137,7 @@ def test_gradients_are_those_of_the_formula_however_many_tokens(tokens, heads, m
   x, keys, values = _of_so_many_tokens(tokens, heads)
   want = _written(tokens, heads)
   with jax.set_mesh(sharding.make_mesh(MeshConfig(**mesh))) if mesh else contextlib.nullcontext():
-    apply = functools.partial(pattention, groups=(TokenGroup(12, 12),), gelu='exact')
+    apply = functools.partial(pattention, groups=(TokenGroup(12, 12),))
     got = jax.jit(functools.partial(with_gradients, apply))(x, keys, values)
   for one, other in zip(got, want, strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mixtures import inputs, layer, unbalanced
+from mixtures import inputs, layer, of_rows, unbalanced
 
 from tokenformer_jax.config import BiasBalanceConfig, ModelConfig, RouterConfig
-from tokenformer_jax.model import dispatch, router
+from tokenformer_jax.model import dispatch, router, trunk
 from tokenformer_jax.model.params import define
+from tokenformer_jax.model.trunk import MAX_VIOLATION
 
 pytestmark = pytest.mark.slow  # because of what is compiled
 
@@ -55,10 +56,14 @@ def test_tokens_get_the_places_of_the_reference(name, capacity, order):
 def _balance(logits: jax.Array, weight: jax.Array) -> jax.Array:
   gates = _gates(logits)
   chosen = jax.nn.one_hot(jnp.argmax(gates, -1), gates.shape[-1]) * weight[..., None]
-  return router.balance_loss(chosen, gates, weight, over=(1,))
+  return router.balance_loss(chosen, gates, weight, over=(1,)) / len(logits)
 
 
-LOSSES = {'aux_loss': _balance, 'z_loss': router.z_loss}
+def _z_loss(logits: jax.Array, weight: jax.Array) -> jax.Array:
+  return router.z_loss(logits, weight) / jnp.sum(weight)
+
+
+LOSSES = {'aux_loss': _balance, 'z_loss': _z_loss}
 
 
 @pytest.mark.parametrize('name', LOSSES)
@@ -75,7 +80,7 @@ def test_padding_counts_in_no_mean():
   # (log 4)² to z. We divide by the tokens that count, so that padding changes nothing.
   logits, valid = (SWITCH[f'router_padded/{name}'] for name in ('logits', 'valid'))
   weight = jnp.asarray(valid, jnp.float32)
-  z = router.z_loss(jnp.asarray(logits), weight)
+  z = _z_loss(jnp.asarray(logits), weight)
   of_source = (z * valid.sum() + (~valid).sum() * np.log(4) ** 2) / valid.size
   np.testing.assert_allclose(of_source, SWITCH['router_padded/z_loss'], rtol=1e-5)
 
@@ -146,12 +151,12 @@ def test_the_loss_is_1_at_even_load_and_the_number_of_experts_at_collapse():
   weight = jnp.ones((2, 24))
   uniform = jnp.full(even.shape, 1 / 8)
   one = jnp.zeros_like(even).at[..., 5].set(1.0)
-  for over in ((1,), (0, 1)):
-    assert router.balance_loss(even, uniform, weight, over) == pytest.approx(1)
-    assert router.balance_loss(one, one, weight, over) == pytest.approx(8)
+  for over, count in (((1,), 2), ((0, 1), 2 * 24)):  # a sum over sequences, or over tokens
+    assert router.balance_loss(even, uniform, weight, over) == pytest.approx(count)
+    assert router.balance_loss(one, one, weight, over) == pytest.approx(8 * count)
     # K experts a token change nothing: f is a share of choices.
     two = even + jnp.roll(even, 1, axis=-1)
-    assert router.balance_loss(two, uniform, weight, over) == pytest.approx(1)
+    assert router.balance_loss(two, uniform, weight, over) == pytest.approx(count)
 
 
 @pytest.mark.parametrize('size', [1, 2, 4])
@@ -161,7 +166,7 @@ def test_the_loss_of_groups_has_the_mean_share_and_the_sum_of_gates(size):
   # DeepSeekMoE, eq. 15 to 17; groups of one expert are eq. 12.
   f, p = 8 * np.asarray(chosen).mean(1), np.asarray(gates).mean(1)
   f, p = f.reshape(3, -1, size).mean(-1), p.reshape(3, -1, size).sum(-1)
-  want = (f * p).sum(-1).mean()
+  want = (f * p).sum()
   assert router.balance_loss(chosen, gates, weight, (1,), size) == pytest.approx(want, rel=1e-5)
 
 
@@ -171,7 +176,7 @@ def test_the_gradient_goes_through_the_mean_gate_alone():
   by_chosen, by_gates = jax.grad(router.balance_loss, (0, 1))(chosen, gates, weight, (1,))
   assert not np.any(by_chosen), 'a gradient through f, which is a count'
   share = np.asarray(chosen).mean(1, keepdims=True)
-  np.testing.assert_allclose(by_gates, np.broadcast_to(4 * share / 20, gates.shape), rtol=1e-5)
+  np.testing.assert_allclose(by_gates, np.broadcast_to(4 * share / 10, gates.shape), rtol=1e-5)
 
 
 def _router(**changes):
@@ -213,13 +218,14 @@ def test_the_bias_acts_on_the_choice_and_not_on_gates():
 
   def f(params):
     choice, aux = definition.bind(params)(x)
-    return jnp.sum(choice.gates_BxTxK) + aux.loss, (choice, aux)
+    loss, _ = aux.divided(of_rows(2, 12))
+    return jnp.sum(choice.gates_BxTxK) + loss, (choice, loss)
 
-  (_, (choice, aux)), gradient = jax.value_and_grad(f, has_aux=True)(params)
+  (_, (choice, loss)), gradient = jax.value_and_grad(f, has_aux=True)(params)
   assert np.all(choice.experts_BxTxK == 2)
   want = jax.nn.sigmoid(x @ params['kernel'])[..., 2:3]
   np.testing.assert_allclose(choice.gates_BxTxK, want, atol=1e-6)
-  assert aux.loss == 0, 'the bias adds to the loss'
+  assert loss == 0, 'the bias adds to the loss'
   # What reaches the bias is the excess of the load alone, whatever is made of the gates.
   np.testing.assert_allclose(gradient['bias'], [-0.25, -0.25, 0.75, -0.25], atol=1e-6)
   move = definition.info['bias'].own_update(gradient['bias'])
@@ -243,7 +249,8 @@ def test_the_bias_evens_the_load_in_a_few_hundred_steps(by):
   def step(bias, _):
     def loss(bias):
       _, aux = definition.bind({'kernel': kernel, 'bias': bias})(x)
-      return aux.loss, aux.figures['router/max_violation']
+      loss, figures = aux.divided(of_rows(16, 64))
+      return loss, trunk.layer_means(jax.tree.map(lambda x: [x[None]], figures))[MAX_VIOLATION]
 
     gradient, violation = jax.grad(loss, has_aux=True)(bias)
     return bias + definition.info['bias'].own_update(gradient), violation
@@ -255,14 +262,20 @@ def test_the_bias_evens_the_load_in_a_few_hundred_steps(by):
 
 def test_figures_of_an_even_and_of_a_collapsed_router():
   definition, params = _router(router=RouterConfig(top_k=4))
-  _, aux = definition.bind(params)(inputs(2, 6, 16))
-  assert aux.figures['router/max_violation'] == pytest.approx(0, abs=1e-6)
-  np.testing.assert_allclose(aux.figures['router/load'], 0.25)
+
+  def figures(params, x):
+    _, aux = definition.bind(params)(x)
+    _, means = aux.divided(of_rows(2, 6))
+    return trunk.layer_means({name: [value[None]] for name, value in means.items()})
+
+  even = figures(params, inputs(2, 6, 16))
+  assert even[MAX_VIOLATION] == pytest.approx(0, abs=1e-6)
+  np.testing.assert_allclose([even[f'router/load/{i}'] for i in range(4)], 0.25)
   definition, _ = _router()
   collapsed = {'kernel': jnp.zeros((16, 4)).at[0, 3].set(50.0)}
-  _, aux = definition.bind(collapsed)(jnp.ones((2, 6, 16)))
-  assert aux.figures['router/max_violation'] == pytest.approx(3)
-  assert aux.figures['router/entropy'] == pytest.approx(0, abs=1e-6)
+  one = figures(collapsed, jnp.ones((2, 6, 16)))
+  assert one[MAX_VIOLATION] == pytest.approx(3)
+  assert one['router/entropy'] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_padded_token_chooses_no_expert():
@@ -270,7 +283,7 @@ def test_a_padded_token_chooses_no_expert():
   valid = jnp.array([[False, False, True, True]])
   choice, aux = definition.bind(params)(inputs(1, 4, 16), valid)
   assert choice.experts_BxTxK[0, :2, 0].tolist() == [4, 4]
-  assert float(jnp.sum(aux.figures['router/load'])) == pytest.approx(1)
+  assert float(jnp.sum(aux.figures[trunk.LOAD])) == 2, 'padding counts'
 
 
 @pytest.mark.slow

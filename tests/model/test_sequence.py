@@ -80,7 +80,7 @@ def _found(name: str, on: MeshConfig):
   mesh, task = sharding.make_mesh(on, jax.devices()[:count]), tasks.make(config)
   sharding.check_devices(config, mesh)
   ids = np.random.default_rng(0).integers(1, 64, (4, LENGTH + 1), np.int32)
-  ids[[0, 0, 1, 2], [5, 31, 24, 47]] = task._end_of_document
+  ids[[0, 0, 1, 2], [5, 31, 24, 47]] = task._boundary
 
   def loss(params, batch):
     return task.loss(params, batch, jax.random.key(0))[0]

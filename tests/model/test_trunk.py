@@ -10,6 +10,7 @@ import pytest
 import third_architecture as third
 from flax import nnx
 from jax.extend import core
+from mixtures import of_rows
 from tiny import large_params, tiny_model
 
 from tokenformer_jax import tasks
@@ -78,7 +79,7 @@ class _Scale(nnx.Module):
     x = x * self.scale[...] + inputs.branch_scales_Bx2
     if not self.says:
       return x, cache, EMPTY_AUX
-    return x, cache, Aux(jnp.sum(x), {name: jnp.sum(x) for name in self.says})
+    return x, cache, Aux({'tokens': jnp.sum(x)}, {name: jnp.sum(x) for name in self.says})
 
 
 def _scales(repeats: list[Repeat], layers: str, **says: tuple[str, ...]) -> tuple[float, Aux]:
@@ -131,8 +132,8 @@ def test_losses_of_layers_add_up_and_figures_are_their_means(layers):
   # After each layer x is 1 · 3 + 1, then 4 · 2 + 2, 10 · 3 + 3, 33 · 2 + 4.
   repeats = [Repeat(('b', 'a'), 2)]
   _, aux = _scales(repeats, layers, a=('size',), b=('size', 'of_b'))
-  assert float(aux.loss) == 4 + 10 + 33 + 70, 'the loss of a layer is lost'
-  figures = {name: float(value) for name, value in aux.figures.items()}
+  assert float(aux.losses['tokens']) == 4 + 10 + 33 + 70, 'the loss of a layer is lost'
+  figures = {name: float(value) for name, value in trunk.layer_means(aux.figures).items()}
   assert figures == {'size': (4 + 10 + 33 + 70) / 4, 'of_b': (4 + 33) / 2}, (
     'a figure is not the mean over the layers that have it'
   )
@@ -184,7 +185,8 @@ def test_what_is_computed_again_in_a_group_that_runs_once_is_not_merged(remat):
 def _objective(definition: Definition, params: Params, key: jax.Array | None = None) -> jax.Array:
   inputs = Inputs(key=jax.random.split(key, third.MODEL.depth)) if key is not None else NO_INPUTS
   hidden_BxTxD, _, aux = definition.bind(params).hidden(IDS, inputs=inputs)
-  return jnp.mean(jnp.sin(hidden_BxTxD)) + aux.loss, aux.figures
+  loss, figures = aux.divided(of_rows(*IDS.shape))
+  return jnp.mean(jnp.sin(hidden_BxTxD)) + loss, trunk.layer_means(figures)
 
 
 @functools.cache
@@ -263,8 +265,9 @@ def test_what_layers_say_reaches_the_step(devices, parts):
     .bind(_params())
     .hidden(np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)[:, :-1])
   )
-  assert figures['aux_loss'] == pytest.approx(float(aux.loss), rel=1e-4), 'not the sum of layers'
-  want = float(aux.figures['recurrent/size'])
+  loss, means = aux.divided(of_rows(8, 12))
+  assert figures['aux_loss'] == pytest.approx(float(loss), rel=1e-4), 'not the sum of layers'
+  want = float(trunk.layer_means(means)['recurrent/size'])
   assert figures['recurrent/size'] == pytest.approx(want, rel=1e-4), (
     'not the mean of layers or parts'
   )
@@ -284,7 +287,10 @@ def test_the_loss_of_layers_is_minimised_and_not_reported_as_the_loss():
 @_SLOW
 def test_an_evaluation_reports_means_of_what_layers_say():
   (_, _, figures), sums, _ = _step(1)
-  more = sums._replace(count=3 * sums.count, layers={k: 2 * v for k, v in sums.layers.items()})
+  more = sums._replace(
+    counts=trunk.Counts(*(3 * count for count in sums.counts)),
+    aux=jax.tree.map(lambda total: 2 * total, sums.aux),
+  )
   assert sums.layer_figures()['recurrent/size'] == pytest.approx(
     figures['recurrent/size'], rel=1e-5
   )

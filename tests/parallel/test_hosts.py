@@ -16,9 +16,10 @@ import tiny_run
 from gathered import gather_batches
 
 from tokenformer_jax.data import order, store
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import FaultyDeviceError, TransientError, UserError
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs import checkpoint, metrics
+from tokenformer_jax.runs.saved_config import FormatError
 
 MESH = {'mesh__fsdp': 2, 'mesh__tokens': 2}  # both axes cross processes where each has one device
 CHANGES = {**MESH, 'train__checkpoint_every': 10, 'train__eval_every': 10}
@@ -455,21 +456,41 @@ def test_an_error_of_storage_is_not_taken_for_a_lost_process(name, monkeypatch):
   assert hosts.is_loss(error) == expected
 
 
-def test_an_error_in_a_turn_is_not_its_own_cause(monkeypatch):
-  """Who looks through the causes of an exception would go round for ever."""
+def test_errors_that_cause_each_other_are_looked_through_once(monkeypatch):
+  monkeypatch.setattr(jax.distributed, 'is_initialized', lambda: True)
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  one, other = ValueError('one'), ValueError('other')
+  one.__cause__, other.__context__ = other, one
+  assert not hosts.is_loss(one)
 
+
+@pytest.mark.parametrize(
+  ('error', 'kind'),
+  [
+    (UserError('a mistake'), UserError),
+    (FormatError('a subclass'), UserError),
+    (TransientError('busy'), TransientError),
+    (FaultyDeviceError('a chip', ('host-3',)), FaultyDeviceError),
+  ],
+)
+def test_processes_raise_the_kind_of_error_that_ended_a_turn(error, kind, monkeypatch):
   class Client:
-    said: ClassVar = []
+    said: ClassVar = {}
 
     def key_value_set(self, key, value):
-      self.said.append(value)
+      self.said[key] = value
+
+    def blocking_key_value_get(self, key, timeout):
+      return self.said[key]
 
   def fail():
-    raise UserError('a mistake')
+    raise error
 
   monkeypatch.setattr(hosts, 'is_loss', lambda error: False)  # It asks for the devices of others.
   monkeypatch.setattr(hosts.distributed.global_state, 'client', Client())
-  with pytest.raises(UserError, match='a mistake') as raised:
-    hosts._Turn().take('first', fail)
-  assert raised.value.__cause__ is None
-  assert Client.said == ['UserError:'], 'the other processes wait for ever'
+  turn = hosts._Turn()
+  with pytest.raises(kind) as raised:
+    turn.take('first', fail)
+  assert raised.value is error and error.__cause__ is None
+  with pytest.raises(kind, match='process 0 could not go on; its output says why'):
+    turn.wait_for('first', 'process 0')

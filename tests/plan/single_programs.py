@@ -36,7 +36,8 @@ def norm(x_RxI: jax.Array, w_IxO: jax.Array) -> jax.Array:
   """Return the weights of parameter tokens: GELU of normed scores."""
   count = w_IxO.shape[1]
   scores_1xRxO = (x_RxI @ w_IxO)[None]
-  return pattention.parameter_weights(scores_1xRxO, groups=groups.make((TokenGroup(count, count),)))
+  group = TokenGroup(count, count)
+  return pattention.parameter_weights(scores_1xRxO, group.score, groups.make((group,)))
 
 
 def loss(x_RxI: jax.Array, head_OxI: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -311,9 +311,10 @@ def test_the_command_and_what_it_says_first(tmp_path):
   flags = ['--topology=v5e:2x2', *(f'--config.{name}={value}' for name, value in sizes.items())]
   done = _command('150m', *flags, f'--json={file}')
   assert done.returncode == 0, done.stderr
-  first, second = done.stderr.splitlines()  # No message of libtpu is among them.
+  first, program, laid_out = done.stderr.splitlines()  # No message of libtpu is among them.
   assert first.startswith('compiling for v5e:2x2')
-  assert 's: it fits, in ' in second
+  assert program.startswith('trying --config.train.remat=')
+  assert 's: it fits, in ' in laid_out and 'schedule' in laid_out
   assert '14,451,200 parameters' in done.stdout
   figures = json.loads(file.read_text())
   assert figures['memory']['left'] > 0
@@ -323,6 +324,7 @@ def test_the_command_and_what_it_says_first(tmp_path):
   done = _command('150m', *flags, f'--json={file}', '--quick')
   assert done.returncode == 0, done.stderr
   assert 'no code is generated' in done.stdout
+  assert 's: it fits, in ' in done.stderr and 'schedule' not in done.stderr
   quick = json.loads(file.read_text())
   for same in ('parameters', 'flops', 'traffic', 'notes'):  # Kernels have a schedule only then.
     assert quick[same] == figures[same], f'{same} is another before the code is written'

@@ -6,15 +6,20 @@ import json
 import math
 import re
 import runpy
+import tempfile
 
+import jax
+import numpy as np
 import pytest
 import tiny_run
+from jax.sharding import Mesh
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import GrowConfig, pattentions, token_counts, token_groups
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import (
   breakdown,
   chain,
@@ -29,6 +34,7 @@ from tokenformer_jax.plan import (
 from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.operations import Operation
 from tokenformer_jax.plan.program import Memory
+from tokenformer_jax.steps import ways
 from tokenformer_jax.steps.fit import DoesNotFitError
 
 
@@ -170,6 +176,33 @@ def test_before_there_are_cycles_times_are_rough():
   assert 'moves 1.50 GB and takes roughly 1,500 ms' in plan.summary
 
 
+def test_a_quick_plan_says_each_program_as_it_is_laid_out(monkeypatch, capsys, tmp_path):
+  def compile_step(step, mesh, tell, meanwhile):
+    if step.config.train.remat == 'everything':
+      raise DoesNotFitError.from_bytes(20 * 2**30, 16 * 2**30)
+    assert not tell('HloModule', 2**30, 0), 'the compiler goes on'
+
+  tried = [ways.Way('everything', 'unrolled'), ways.Way('full', 'scan')]
+  monkeypatch.setattr(ways, 'affordable', lambda *_: iter(tried))
+  monkeypatch.setattr(
+    sharding,
+    'make_mesh',
+    lambda config, _: Mesh(
+      np.array(jax.devices()[:1]).reshape([1] * 5), [*dataclasses.asdict(config)]
+    ),
+  )
+  monkeypatch.setattr(topology, 'devices', lambda _: [])
+  monkeypatch.setattr(sharding, 'check_devices', lambda *_: None)
+  monkeypatch.setattr(estimate.costs, 'read', lambda *_, **__: _compiled().costs)
+  monkeypatch.setattr(estimate.program, 'compile_step', compile_step)
+  monkeypatch.setattr(tempfile, 'tempdir', tempfile.tempdir)
+  estimate._plan(_config(), topology.parse('v5e:2x4'), None, True, str(tmp_path))
+  first, second, laid_out = capsys.readouterr().err.splitlines()
+  assert first == f'trying {tried[0].flags}'
+  assert second.endswith(f'; trying {tried[1].flags}')
+  assert 's: it fits, in 1.00 of 16 GiB' in laid_out
+
+
 def test_a_clock_that_is_a_guess_is_told():
   on = topology.parse('tpu7x:2x2x1')
   compiled = dataclasses.replace(_compiled(), topology=on)
@@ -196,8 +229,11 @@ def test_a_breakdown_has_the_step_and_its_operations():
 @pytest.mark.slow
 def test_a_breakdown_is_drawn(tmp_path):
   pytest.importorskip('matplotlib')
-  picture.draw(_compiled(), tmp_path / 'step.png')
-  assert (tmp_path / 'step.png').read_bytes().startswith(b'\x89PNG')
+  figure = picture.figure(_compiled())
+  figure.savefig(tmp_path / 'step.png')
+  axes = figure.axes[0]
+  legend, ends = figure.legends[0].get_window_extent(), axes.get_window_extent()
+  assert legend.y0 > ends.y1 or legend.y1 < ends.y0, 'the legend covers bars'
 
 
 def test_inputs_of_layers_wait_on_the_host():

@@ -1,5 +1,6 @@
 """Pages in a real browser: no error, nothing asked of another place, every chart with its axes."""
 
+import html
 import re
 
 import browser
@@ -91,14 +92,44 @@ def test_a_family_of_growths_is_drawn_whole(family, tmp_path):
   assert len(content.encode()) < 5e6
   found = titles(open_page(content, tmp_path))
   assert found.pop('curves') == ['training step', 'loss (nats per token)']
-  assert found.pop('flops') == ['model FLOPs of training', 'validation loss (nats)']
+  assert found.pop('flops') == ['model FLOPs of training', 'validation: loss (nats)']
   assert found.pop('lineage') == ['model FLOPs of all training', 'stage']
   assert found.pop('times') == ['hours of wall time', 'run']
   assert found.pop('maps') == ['parameter token', 'token of the text']
   assert found.pop('load-3') == ['expert', 'layer']
   assert {name.partition('-')[0] for name in found} == {'usage'}
   assert len(found) == 3 * 2 + 2 * 3, 'two maps for models with one group, and three with several'
-  assert all(len(axes) == 2 for axes in found.values()), found
+  assert all(axes == ['layer'] for axes in found.values()), found
+  assert re.findall(r'<h4>([^<]*)</h4><div class="chart[^>]*id="chart-usage-2-', content) == [
+    'Tokens in use',
+    'Tokens that make 90% of the contribution',
+    'Contribution of a token, as a multiple of the mean of its projection',
+  ]
+
+
+def test_no_label_is_cut_on_a_phone(family, tmp_path):
+  """Every text of every chart lies inside its chart in a frame as wide as a phone."""
+  actions = """
+  for (const chart of document.querySelectorAll('.js-plotly-plot')) {
+    const around = chart.getBoundingClientRect();
+    for (const label of chart.querySelectorAll('text')) {
+      const {left, right, width} = label.getBoundingClientRect();
+      if (width && (left < around.left - 1 || right > around.right + 1)) {
+        seen.push(`${chart.id}: ${label.textContent}`);
+      }
+    }
+  }
+  seen.push(innerWidth);
+  parent.document.body.dataset.seen = seen.join('|');
+  """
+  page_html = family[-1].report(beside=family[:-1], models=5).html
+  framed = page_html.replace('</body>', _AFTER % actions)
+  frame = f'<iframe style="width: 390px; height: 900px; border: 0" srcdoc="{html.escape(framed)}">'
+  path = tmp_path / 'phone.html'
+  path.write_text(f'<!doctype html><body>{frame}</iframe></body>', 'utf-8')
+  opened = browser.open_page(path)
+  assert opened.console == []
+  assert re.search(r'data-seen="([^"]*)"', opened.content)[1] == '390'
 
 
 def test_controls_change_what_is_drawn(family, tmp_path):

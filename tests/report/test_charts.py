@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import written_runs
 from written_runs import CONFIG
 
-from tokenformer_jax.report import charts, record
+from tokenformer_jax.report import charts, differences, record, tables
 
 
 def read(path, lines, config=CONFIG):
@@ -38,7 +38,7 @@ def test_columns_have_the_figures_and_their_places(tmp_path):
 
 def test_the_choices_have_training_and_validation_together(tmp_path):
   found = charts.choices(
-    [charts.tables(read(tmp_path / 'run', written_runs.falling(100)), 1)], 'token'
+    [charts.tables(read(tmp_path / 'run', written_runs.falling(100)), 1)], 'token', 'eval/loss'
   )
   assert found[0] == {
     'label': 'loss (nats per token)',
@@ -49,6 +49,42 @@ def test_the_choices_have_training_and_validation_together(tmp_path):
     ['train/grad_norm'],
     ['perf/step_seconds'],
     ['perf/tokens_per_second'],
+  ]
+
+
+def test_bits_per_byte_come_first_where_all_runs_have_them(tmp_path):
+  lines = written_runs.falling(100)
+  plain = read(tmp_path / 'plain', lines)
+  with_bits = [
+    {**line, **{name.replace('loss', 'bits_per_byte'): 1.5 for name in line if 'loss' in name}}
+    for line in lines
+  ]
+  run = read(tmp_path / 'run', with_bits)
+  assert charts.main_figure([run, plain]) == charts.main_figure([plain]) == 'eval/loss'
+  assert charts.main_figure([run]) == 'eval/bits_per_byte'
+  first = charts.choices([charts.tables(run, 1)], 'token', 'eval/bits_per_byte')[0]
+  assert first['names'] == ['train/bits_per_byte', 'eval/bits_per_byte']
+  drawn = charts.loss_by_flops([run, run], {})
+  assert drawn['layout']['yaxis']['title']['text'] == 'validation: bits per byte'
+  assert drawn['data'][0]['y'] == [1.5, 1.5]
+  row = differences.overview([run])
+  assert '>bits per byte<' in row and '>1.5000<' in row
+  assert 'bits per byte' not in differences.overview([plain]), 'a column that no run has'
+
+
+def test_numbers_have_one_style():
+  assert [tables.amount(x) for x in (7, 41_000, 999_999, 1.5e12)] == [
+    '7',
+    '41.0 k',
+    '1,000 k',
+    '1.50 T',
+  ]
+  assert [tables.flops(x) for x in (5e9, 1.234e15)] == ['5.00e+9', '1.23e+15']
+  assert [tables.duration(x) for x in (0, 0.5, 600, 7200)] == [
+    '0 s',
+    '0.500 s',
+    '10.0 min',
+    '2.00 h',
   ]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import pytest
 import written_runs
@@ -10,7 +11,8 @@ from written_runs import CONFIG
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.report import record
-from tokenformer_jax.runs import saved_config
+from tokenformer_jax.runs import curves, saved_config
+from tokenformer_jax.runs.checkpoint_meta import Meta
 
 
 def read(path):
@@ -26,7 +28,7 @@ def test_steps_have_a_place_on_every_axis(tmp_path):
   assert found.at('flops', 30) == pytest.approx(30 * flops.step_flops(CONFIG))
   assert found.at('hours', 30) == pytest.approx(3.2)
   assert (found.first_step, found.last_step) == (0, 100)
-  assert found.notes == []
+  assert found.notes == [f'{run} has no checkpoint, so its growths and its model are not shown']
 
 
 def test_images_are_counted_as_images(tmp_path):
@@ -59,6 +61,23 @@ def test_lines_that_are_cut_or_of_another_kind_are_left_out(tmp_path):
   assert len(found.values('train/loss')) == 2
   assert [one['text'] for one in found.samples] == ['good']
   assert sum(record.sessions(found.times).seconds.values()) == 0
+  counts = {'metrics': 1, 'samples': 3, 'times': 1}
+  for name, count in counts.items():
+    assert any(f'{name}.jsonl: {count} line' in note for note in found.notes), found.notes
+
+
+def test_figures_that_end_before_the_checkpoint_or_are_lost_are_a_note(tmp_path, monkeypatch):
+  run = written_runs.write(tmp_path / 'run', written_runs.falling(20))
+  meta = Meta(30, 30, CONFIG, (), 'model', {}, {'kind': 'bytes'})
+  opened = types.SimpleNamespace(close=lambda: None), meta
+  monkeypatch.setattr(record.checkpoint, 'open_source', lambda *_: opened)
+  said = f'{run}/metrics.jsonl ends at step 20, and the newest checkpoint is of step 30'
+  assert said in read(run).notes
+  written_runs.add(run / 'metrics.jsonl', [{'step': 30, 'train/loss': 3.0}])
+  assert not any('metrics.jsonl' in note for note in read(run).notes)
+  (run / 'metrics.jsonl').write_text('{"step": 10, "train/lo')
+  monkeypatch.setattr(curves, 'read', lambda _: [{'step': 30, 'train/loss': 3.0}])
+  assert f'{run}/metrics.jsonl is lost' in ' '.join(read(run).notes)
 
 
 def test_a_checkpoint_that_cannot_be_read_is_a_note(tmp_path):

@@ -38,7 +38,9 @@ def test_what_a_run_lacks_is_absent(tmp_path):
 
 def test_a_run_is_shown_once_and_configs_are_compared(tmp_path):
   runs = [written_runs.write(tmp_path / name, written_runs.falling(50)) for name in 'ab']
-  found = page.build([*runs, runs[0]]).html
+  (tmp_path / 'linked').symlink_to(runs[0])
+  found = page.build([*runs, runs[0], tmp_path / 'linked']).html
+  assert f'{tmp_path}/linked is given more than once' in found
   assert [run['name'] for run in data_of(found)['runs']] == ['a', 'b']
   assert 'The configs are equal.' in found
 
@@ -81,6 +83,9 @@ def test_a_notebook_shows_the_page_in_a_frame(tmp_path):
   found = page.build([run])
   shown = found._repr_html_()
   assert shown.startswith('<iframe srcdoc="') and shown.count('"') == 4
+  with pytest.raises(UserError, match=r'path=.*page.pdf must end in .html or .htm'):
+    found.write(tmp_path / 'page.pdf')
+  assert not (tmp_path / 'page.pdf').exists()
   found.write(tmp_path / 'page.html')
   assert (tmp_path / 'page.html').read_text('utf-8') == found.html
   assert re.fullmatch(r'<Page of \d\.\d MB; write\(path\) saves it>', repr(found))
@@ -113,9 +118,11 @@ def test_usage_and_load_are_heat_maps_of_layers():
     for kind in ('key', 'ffn')
     for part in ('group 1', 'group 2')
   ]
-  used, _, relative = looks.usage_figures(rows)
+  titled = looks.usage_figures(rows)
+  assert next(iter(titled)) == 'Tokens in use'
+  used, _, relative = titled.values()
   assert used['data'][0]['z'] == [[0.75] * 4] * 2
-  assert used['data'][0]['x'] == ['key group 1', 'key group 2', 'ffn group 1', 'ffn group 2']
+  assert used['data'][0]['x'] == ['key 1', 'key 2', 'ffn 1', 'ffn 2']
   assert relative['data'][0]['text'][0][0] == '1.50'
   load = looks.load_figure({1: [0.5, 0.25, 0.25], 3: [0.5, 0.5]})
   assert load['data'][0]['z'] == [[1.5, 0.75, 0.75], [1.0, 1.0, None]]

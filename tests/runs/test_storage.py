@@ -5,6 +5,7 @@ import errno
 import itertools
 import os
 import shutil
+import sys
 import time
 import types
 from pathlib import Path
@@ -276,6 +277,14 @@ def test_a_command_that_ctrl_c_ends_prints_nothing(capsys, monkeypatch):
   with pytest.raises(SystemExit) as ended:
     cli.run(lambda argv: None, on_all_hosts=False)
   assert ended.value.code == 130 and not capsys.readouterr().err
+
+
+def test_the_hook_of_others_gets_what_is_not_of_orbax(monkeypatch):
+  seen = []
+  monkeypatch.setattr(sys, 'unraisablehook', hook := seen.append)
+  for _ in range(2):
+    orbax_setup.quiet()
+  assert sys.unraisablehook.otherwise is hook, 'the hook is lost, or hooks pile up'
 
 
 @pytest.mark.parametrize(('file', 'printed'), [('/lib/orbax/writing.py', 0), ('/lib/mine.py', 1)])

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from mixtures import mixture
 from tiny import tiny_model
 
 from tokenformer_jax import tasks
@@ -138,6 +139,15 @@ def test_a_way_that_saves_less_needs_less_memory(mesh):
   assert saved == sorted(saved, reverse=True) and len(set(saved)) == 4, dict(
     zip(remats, saved, strict=True)
   )
+
+
+def test_a_value_counts_that_has_the_shape_of_a_parameter(mesh):
+  """With 16 tokens the slots of 8 experts have the shape of their matrices [8, 16, 32]."""
+  config = Config(model=mixture('switch', layers=2), train=TrainConfig(steps=10, layers='scan'))
+  program = step_lib.make_program(tasks.make(config), config)
+  state = jax.eval_shape(program.initial_state, 0)
+  saved = [ways.saved_bytes(program, mesh, (state, ROWS[:, :n])) for n in (16, 17, 18)]
+  assert saved == sorted(saved), f'15, 16 and 17 tokens: {saved}'
 
 
 def test_estimates_choose_the_first_way_to_try(mesh, monkeypatch):

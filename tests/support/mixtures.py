@@ -21,6 +21,7 @@ from tokenformer_jax.config import (
 from tokenformer_jax.model.compute import DEFAULT
 from tokenformer_jax.model.feed_forward import feed_forward
 from tokenformer_jax.model.params import Definition, Params, define
+from tokenformer_jax.model.trunk import Counts
 
 SWIGLU = {'activation': 'silu', 'gated': True}
 TOKENS = PattentionConfig(tokens=8, reference=8)
@@ -60,6 +61,11 @@ def large(definition: Definition, seed: int = 0) -> Params:
   """Return parameters so large that every choice of an expert matters."""
   rng = np.random.default_rng(seed)
   return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), definition.abstract)
+
+
+def of_rows(rows: int, length: int) -> Counts:
+  """Return the counts of a batch without padding."""
+  return Counts(*map(jnp.int32, (rows * length, rows * length, rows)))
 
 
 def inputs(*shape: int, seed: int = 1) -> jax.Array:

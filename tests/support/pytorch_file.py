@@ -14,8 +14,8 @@ _ALIGNMENT = 64  # of the numbers, as in torch.save
 
 
 def write(path: Path, dtype: str, weights: dict[str, np.ndarray]) -> Path:
-  """Write the weights in a dtype of `tensor_files.DTYPES`."""
-  keys = {name: str(i) for i, name in enumerate(weights)}
+  """Write the weights in a dtype of `tensor_files.DTYPES`; the same array is stored once."""
+  keys = {name: str(id(array)) for name, array in weights.items()}
   shapes = {name: array.shape for name, array in weights.items()}
   with path.open('wb') as file, zipfile.ZipFile(file, 'w') as archive:
 
@@ -28,8 +28,9 @@ def write(path: Path, dtype: str, weights: dict[str, np.ndarray]) -> Path:
 
     add('data.pkl', dump_table(dtype, shapes, keys))
     add('byteorder', b'little')
-    for name, array in reversed(weights.items()):  # The table need not have the records' order.
-      add(f'data/{keys[name]}', array.astype(tensor_files.DTYPES[dtype]).tobytes())
+    stored = {keys[name]: array for name, array in weights.items()}
+    for key, array in reversed(stored.items()):  # The table need not have the records' order.
+      add(f'data/{key}', array.astype(tensor_files.DTYPES[dtype]).tobytes())
     add('version', b'3\n')
   return path
 

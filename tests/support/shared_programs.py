@@ -28,7 +28,7 @@ def _key(task, config, mesh, *more) -> Hashable | None:
     return None
   data = dataclasses.replace(config.data, **_DATA)
   train = dataclasses.replace(config.train, **_TRAIN)
-  end = getattr(task, '_end_of_document', 0)
+  end = getattr(task, '_boundary', 0)
   return repr(dataclasses.replace(config, data=data, train=train)), type(task), end, mesh, more
 
 

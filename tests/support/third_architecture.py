@@ -97,8 +97,8 @@ class Recurrent(nnx.Module):
     added_BxTxD = self.proj(constrain(added, 'batch', None, 'heads', None))
     if inputs.key is not None:
       added_BxTxD = added_BxTxD * (1 + jax.random.normal(inputs.key))
-    size = jnp.mean(jnp.square(added_BxTxD.astype(jnp.float32)))
-    return added_BxTxD, cache, Aux(self.weight * size, {'recurrent/size': size})
+    size = jnp.sum(jnp.mean(jnp.square(added_BxTxD.astype(jnp.float32)), axis=-1))
+    return added_BxTxD, cache, Aux({'tokens': self.weight * size}, {'recurrent/size': size})
 
 
 PATTERN = '(local recurrent)*2 recurrent'

@@ -10,11 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
+from mixtures import KINDS
 from outcomes import assert_close
 
 from tokenformer_jax import tasks
+from tokenformer_jax.config import (
+  BiasBalanceConfig,
+  CapacityConfig,
+  LossBalanceConfig,
+  MeshConfig,
+  RouterConfig,
+)
 from tokenformer_jax.data import marks
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.tasks.task import reported
 from tokenformer_jax.training import sizes
 
 END = 0xFF
@@ -70,8 +80,8 @@ def _loss(task, params, batch) -> dict:
   return jax.jit(task.loss)(params, batch, jax.random.key(0))[1]
 
 
-def _gradient(task, parts: int):
-  gradient = step_lib._gradient(task.loss, parts, 1, task.targets)
+def _gradient(task, parts: int, together: int = 1):
+  gradient = step_lib._gradient(task.loss, parts, together, task.counts)
   return jax.jit(lambda params, batch: gradient(params, batch, jax.random.key(0)))
 
 
@@ -121,6 +131,68 @@ def test_parts_of_a_batch_count_by_their_answers(chats):
   assert_close(parts, whole, 'the gradient depends on the parts')
 
 
+Z_LOSS = RouterConfig(z_loss=0.1)
+ROUTED = {
+  'switch': dataclasses.replace(
+    KINDS['switch'],
+    router=Z_LOSS,
+    balance=LossBalanceConfig(1.0),
+    dispatch=CapacityConfig(1.0, 1.0, least=1, rows=2),
+  ),
+  'fine-grained': dataclasses.replace(
+    KINDS['fine-grained'], balance=LossBalanceConfig(1.0, devices=4, device_weight=0.5)
+  ),
+  'bias': dataclasses.replace(KINDS['sparse'], router=Z_LOSS, balance=BiasBalanceConfig()),
+}
+_SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+  ('kind', 'mesh', 'distilled'),
+  [
+    pytest.param('switch', None, False, id='switch'),
+    pytest.param('fine-grained', None, False, id='fine-grained', marks=_SLOW),
+    pytest.param('bias', None, False, id='bias', marks=_SLOW),
+    pytest.param('switch', None, True, id='distilled', marks=_SLOW),
+    pytest.param('switch', MeshConfig(fsdp=2, tokens=2), False, id='mesh', marks=_SLOW),
+    pytest.param('bias', MeshConfig(fsdp=2, experts=2), False, id='experts', marks=_SLOW),
+  ],
+)
+def test_routers_have_the_losses_and_loads_of_the_whole_batch(chats, kind, mesh, distilled):
+  config = chats()
+  layer = dataclasses.replace(config.model.layer, ffn=ROUTED[kind])
+  model = dataclasses.replace(config.model, layer=layer, pattern='layer')
+  task, batch, params = _open(dataclasses.replace(config, model=model))
+  batch = batch.copy()
+  batch[:4] = marks.flip(marks.plain(batch[:4]))  # rows without answers,
+  batch[3, 9:] = batch[4] = -1  # a short one, and one without tokens
+  teacher = ()
+  if distilled:
+    task = tasks.make(task.config, None, task.config.model)
+    teacher = (jax.tree.map(lambda p: p[..., ::-1], params),)
+
+  def run(parts: int):
+    gradient = step_lib._gradient(task.loss, parts, 2, task.counts)
+
+    def step(params, batch):
+      gradients, figures = gradient(params, batch, jax.random.key(0), *teacher)
+      return gradients, reported(figures)
+
+    return jax.device_get(jax.jit(step)(params, batch))
+
+  whole, figures = run(1)
+  if mesh:
+    devices = sharding.make_mesh(mesh, jax.devices()[: mesh.fsdp * mesh.experts * mesh.tokens])
+    batch = jax.device_put(batch, sharding.batch_sharding(devices))
+    with jax.set_mesh(devices):
+      parts, summed = run(2)
+  else:
+    parts, summed = run(4)
+  assert figures['aux_loss'] > 0.1 or kind == 'bias'
+  assert_close(summed, figures, 'a figure depends on the parts')
+  assert_close(parts, whole, 'the gradient depends on the parts')
+
+
 def test_a_batch_without_answers_changes_nothing(chats):
   task, batch, params = _open(chats())
   nothing = marks.flip(marks.plain(batch))
@@ -149,4 +221,4 @@ def test_text_alone_compiles_the_program_that_it_had(chats):
   inputs, targets = plain.inputs_and_targets(batch)
   np.testing.assert_array_equal(inputs, batch[:, :-1])
   np.testing.assert_array_equal(targets, batch[:, 1:])
-  assert plain.targets(batch) is None
+  assert plain.counts(marks.plain(batch)).targets == batch[:, 1:].size

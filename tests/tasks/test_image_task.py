@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mixtures import unbalanced
+from outcomes import assert_close
 from tiny import tiny_vit
 
 from tokenformer_jax import config as config_lib
@@ -26,8 +27,10 @@ from tokenformer_jax.config import (
 from tokenformer_jax.data.order import Position
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.model import models
+from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.storage import retry
 from tokenformer_jax.tasks import images as image_task
+from tokenformer_jax.tasks.task import reported
 from tokenformer_jax.training import sizes
 
 RNG = np.random.default_rng(0)
@@ -97,10 +100,22 @@ def test_experts_of_a_vit_have_the_capacity_and_the_jitter_of_training():
   model = dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
   task = tasks.make(Config(model=model, data=DataConfig(image_size=8)))
   params, loss = _params(task), jax.jit(task.loss)
-  one, again, other = (loss(params, BATCH, jax.random.key(seed))[1] for seed in (0, 0, 1))
+  one, again, other = (reported(loss(params, BATCH, jax.random.key(s))[1]) for s in (0, 0, 1))
   assert one['loss'] == again['loss'] != other['loss'], 'the router has no key of its own'
   sums = jax.jit(task.sums)(params, BATCH)
   assert one['router/dropped'] > 0.2 and sums.layer_figures()['router/dropped'] == 0
+
+
+def test_parts_of_a_batch_count_by_their_images():
+  task = _task()
+  batch = {**BATCH, 'labels': np.array([-1, 0, -1, 1, 2, 3])}  # parts of one image and of three
+  whole, parts = (
+    jax.jit(step_lib._gradient(task.loss, n, 1, task.counts))(
+      _params(task), batch, jax.random.key(0)
+    )
+    for n in (1, 2)
+  )
+  assert_close(parts, whole, 'the gradient or the loss depends on the parts')
 
 
 def test_a_batch_without_any_usable_image_has_no_loss():

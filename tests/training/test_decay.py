@@ -55,6 +55,9 @@ def test_a_branch_is_the_run_that_decays_from_there(make, tmp_path, one_device, 
   checkpoints, meta = checkpoint.open_source(tmp_path / 'branch', None)
   checkpoints.close()
   assert not meta.lineage, 'a branch counts as a growth'
+  checkpoints, of_stable = checkpoint.open_source(stable, None)
+  checkpoints.close()
+  assert meta.run == of_stable.run != '', 'the tokens of a branch are not those of its run'
 
   shutil.copytree(stable, tmp_path / 'place')
   shutil.rmtree(tmp_path / 'place/checkpoints/12')

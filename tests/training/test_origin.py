@@ -12,7 +12,10 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import tasks
+from tokenformer_jax.config import SourceConfig, Sources
+from tokenformer_jax.config.mixture import source_configs
 from tokenformer_jax.data import images, order, store, tokenizers
+from tokenformer_jax.data.mixture import make_stores
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
@@ -90,6 +93,17 @@ def refusal(config, workdir):
   with pytest.raises(UserError) as error:
     begin(config, workdir)
   return str(error.value)
+
+
+# The id.
+
+
+def test_a_run_keeps_its_id_and_another_run_gets_its_own(make, tmp_path):
+  saved = save(make(), tmp_path / 'run')
+  assert begin(make(), tmp_path / 'run').origin.run == saved.run
+  others = {begin(make(), tmp_path / 'new').origin.run for _ in range(2)}
+  others.add(begin(from_run(make(), tmp_path / 'run'), tmp_path / 'next').origin.run)
+  assert len(others - {saved.run, ''}) == 3
 
 
 # The tokenizer.
@@ -395,6 +409,44 @@ def test_other_settings_of_a_finished_run_are_refused(make, tmp_path):
     'choose --workdir=NEW_DIR to train a new run, or raise config.train.steps to go on with this '
     'one'
   )
+
+
+def test_a_finished_run_is_not_given_other_text(make, other_text, tmp_path, monkeypatch):
+  save(make(), tmp_path / 'run', step=40)
+  monkeypatch.setattr(TextTask, 'prepare', lambda self: pytest.fail('the text was read'))
+  found = refusal(make(source=other_text), tmp_path / 'run')
+  assert 'has made config.train.steps=40 steps already' in found
+  assert f' -> {other_text!r}); choose --workdir=NEW_DIR to train a new run, or raise' in found
+
+
+@pytest.mark.parametrize('content', ['the same', 'other'])
+def test_a_store_of_a_mixture_is_known_by_its_content(make, other_text, tmp_path, content, capsys):
+  def mixed(text, **stores):
+    config, sources = make(), {'a': make().data.source, 'b': text}
+    entries = {
+      name: SourceConfig(source, store=str(stores.get(name, '')), weight=0.5)
+      for name, source in sources.items()
+    }
+    return dataclasses.replace(
+      config, data=dataclasses.replace(config.data, mixture=Sources(entries))
+    )
+
+  made = make_stores(mixed(other_text).data, str(tmp_path / 'made'))
+  save(mixed(other_text, **{name: one.path for name, one in made.items()}), tmp_path / 'run')
+  (tmp_path / 'made').rename(tmp_path / 'moved')
+  moved = {name: tmp_path / 'moved' / name for name in made}
+  if content == 'other':
+    shutil.rmtree(moved['b'])
+    (tmp_path / 'other/0.txt').write_text('more zebras ' * 50)
+    store.make(source_configs(mixed(other_text, **moved).data)['b'], made['b'].tokenizer)
+    found = refusal(mixed(other_text, **moved), tmp_path / 'run')
+    assert 'a source of config.data.mixture has other content than it had' in found
+    return
+  config, reached = mixed(other_text, **moved), order.Position(STEP, STEP * BATCH)
+  run = begin(config, tmp_path / 'run')
+  assert run.position == reached, 'a store that was moved is other data'
+  assert said(run, capsys) == [], 'its path is called a setting that differs'
+  assert begin(from_run(config, tmp_path / 'run'), tmp_path / 'next').position == reached
 
 
 def test_a_new_order_of_the_data_is_said(make, other_text, tmp_path, capsys):

@@ -7,6 +7,7 @@ from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.training import prepare
 
 GROWTH = LastGrowth(18, {})
+GUARD = {'optim__skip_deviations': 6.0}
 CLIP = 'model__layer__mixer__positions__clip'
 
 
@@ -22,6 +23,15 @@ CLIP = 'model__layer__mixer__positions__clip'
     ({CLIP: 31}, None, False, []),
     ({}, GROWTH, False, ['after the last growth, at update 18, is longer than the run']),
     ({'optim__restart_schedule': 'no'}, GROWTH, False, []),
+    ({**GUARD, 'optim__skip_window': 40}, None, True, ['by 20 good ones before it at least']),
+    ({**GUARD, 'optim__skip_window': 38}, None, True, []),
+    (
+      {'train__check_devices': 21},
+      None,
+      True,
+      ['checks no step of a run of config'],
+    ),
+    ({'train__check_devices': 20}, None, True, []),
   ],
 )
 def test_doubts_about_a_config_are_said_before_training(tmp_path, changes, growth, drawn, said):

@@ -185,7 +185,7 @@ class Growable(abc.ABC):
     """Run an action with arguments and keys of `GrowConfig`; return the new run, if it is one."""
     action = actions.ACTIONS[name]
     keys = {key: given.pop(key) for key in list(given) if key not in action.arguments}
-    config = configure.grow_config(self.config, keys)
+    config = configure.grow_config(keys)
     with job.start(self.source, paths.parse_path(target), config) as work:
       step = action.run(work, **given)
     return None if step is None else self._open(target)

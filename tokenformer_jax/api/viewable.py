@@ -90,6 +90,7 @@ class Viewable(abc.ABC):
 
   def plot_maps(self, text: str, layers: Layers | None = None) -> 'Figure':
     """Draw `maps` with a panel for each layer and kind, and a line between old and new tokens."""
+    picture.check()
     return picture.draw(self.maps(text, layers), self.labels(text), self.old_tokens)
 
   def plot(

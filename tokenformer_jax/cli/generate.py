@@ -15,7 +15,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli.flag_uses import Use
 from tokenformer_jax.decoding import chats, decode, length, texts, trained
 from tokenformer_jax.decoding.sampling import Sampling
-from tokenformer_jax.decoding.texts import TextRequest, stream_text, until
+from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.decoding.writer import Writer
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.parallel import hosts, messages
@@ -171,16 +171,10 @@ def _write_one(writer: Writer, request: TextRequest, start: str = '') -> str:
   """Stream one text to standard output after its start, and return it."""
   times = [time.perf_counter()]
 
-  def timed(ids: Iterator[int]) -> Iterator[int]:
-    for token in ids:
-      times.append(time.perf_counter())
-      yield token
-
   _print(start)
   written = []
   with jax.set_mesh(writer.mesh):
-    pieces = stream_text(writer.tokenizer, timed(writer.stream(request)))
-    for piece in until(pieces, request.stop):
+    for piece in writer.stream(request, lambda: times.append(time.perf_counter())):
       _print(piece)
       written.append(piece)
   _print('\n')

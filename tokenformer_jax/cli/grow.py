@@ -147,14 +147,14 @@ def _read_key(key: str) -> Any:
 
 
 def _read_by_name(flag: str) -> dict[str, int]:
-  """Return the numbers of a flag such as --param_tokens=qkv=128,ffn=512."""
+  """Return the numbers of a flag such as --param_tokens=qkv=128,ffn=512, by name; '' for none."""
   numbers, text = {}, flags.FLAGS[flag].value
   for part in text.split(','):
-    name, equals, number = part.partition('=')
+    name, equals, number = part.rpartition('=')
     if not re.fullmatch(_NUMBER, number):
       short = part if len(part) <= 40 else f'{part[:40]}…'
       raise UserError(f'--{flag} has {short!r}; it must be {name if equals else "NAME"}=N')
-    if name in numbers:
+    if name and name in numbers:
       raise UserError(f'--{flag} names {name} twice, as {text!r}; give every name once')
     numbers[name] = int(number)
   return numbers

@@ -30,6 +30,7 @@ from tokenformer_jax.inspection.model import answers, load, maps, measure, old_t
 from tokenformer_jax.inspection.report import Row
 from tokenformer_jax.inspection.weights import names, pattentions
 from tokenformer_jax.parallel import messages
+from tokenformer_jax.storage import paths
 
 
 class Texts(NamedTuple):
@@ -73,12 +74,12 @@ def main(argv: Sequence[str]) -> None:
   """Print the tables, and write the heat map and the JSON file that the flags name."""
   del argv
   values = flags.FLAGS
-  if values.out and Path(values.out).suffix not in picture.SUFFIXES:
-    raise UserError(f'--out={values.out} must end in one of {", ".join(picture.SUFFIXES)}')
-  for flag in ('out', 'json'):
-    cli.output_file(flag)
+  cli.output_file('out', paths.PICTURES)
+  cli.output_file('json')
   if values.text.startswith('files:'):  # Report a wrong name before the model loads.
     text.open_source(values.text, 'text', '--text')
+  if values.out:
+    picture.check()
   model = load(values.source)
   chosen = _chosen_pattentions(model)
   content = {
@@ -101,7 +102,7 @@ def _show_tokens(model: Trained, chosen: Mapping[int, Sequence[str]], texts: Tex
   values, old = flags.FLAGS, old_tokens(model)
   labels = report.labels(model.tokenizer, texts.shown.tolist())
   found = _only(chosen, maps(model, texts.shown, list(chosen)))
-  if values.out:  # Draw before the slower measurement, to report a missing library at once.
+  if values.out:
     _write('out', picture.draw(found, labels, old).savefig)
   strongest = report.strongest_rows(found, values.top_k)
   print(f'\nthe first {len(texts.shown)} tokens of {texts.name}\n')
@@ -158,11 +159,8 @@ def _read_text(model: Trained) -> Texts:
   """
   values, config, tokenizer = flags.FLAGS, model.meta.config, model.tokenizer
   if values.text.startswith('files:'):
-    try:
-      documents = text.open_source(values.text, config.data.text_field).documents()
-      corpus = held_out.first_tokens(documents, tokenizer, values.corpus_tokens)
-    except UserError as error:
-      raise UserError(str(error).replace('config.data.source', '--text')) from error
+    documents = text.open_source(values.text, config.data.text_field, '--text').documents()
+    corpus = held_out.first_tokens(documents, tokenizer, values.corpus_tokens)
     corpus_name = values.text
   else:
     corpus, corpus_name = held_out.held_out_tokens(config.data, tokenizer, values.corpus_tokens)

@@ -2,18 +2,15 @@
 
 import contextlib
 import gc
-import importlib.util
 import json
 import os
 import select
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-import jax
 from absl import app, flags, logging
 
 from tokenformer_jax.cli import help_text, parse_flags
@@ -59,7 +56,6 @@ def run(
     quiet = not flags.FLAGS['verbosity'].present  # --verbosity=0 also shows the log of Orbax.
     if quiet:
       logging.set_verbosity(logging.WARNING)
-    _leave_out_tpu()
     with join:
       if quiet and not hosts.is_first():
         logging.set_verbosity(logging.ERROR)
@@ -98,20 +94,6 @@ def _until_unread(main: Callable[[Sequence[str]], int | None], argv: Sequence[st
 def _print_help(text: str) -> NoReturn:
   """Print a help text, and exit."""
   sys.exit(_until_unread(lambda _: print(text), sys.argv))
-
-
-def _leave_out_tpu() -> None:
-  """Keep JAX from starting libtpu on a machine without a TPU, where it would print errors.
-
-  The package may be installed for the planner alone. A platform that the user names is kept.
-  """
-  if jax.config.jax_platforms or importlib.util.find_spec('libtpu') is None:
-    return
-  # A container may hide the PCI bus, so check device files. With another plugin, such as that of
-  # GPUs, leave the choice to JAX.
-  files = [*Path('/dev').glob('accel*'), *Path('/dev').glob('vfio/[0-9]*')]
-  if not files and not metadata.entry_points(group='jax_plugins'):
-    jax.config.update('jax_platforms', 'cpu')
 
 
 def _report_unraisable(unraisable: 'sys.UnraisableHookArgs') -> None:
@@ -182,13 +164,15 @@ def check_output_folder(flag: str) -> None:
     ) from error
 
 
-def output_file(flag: str) -> Path | None:
+def output_file(flag: str, endings: Sequence[str] = ()) -> Path | None:
   """Return the output file that a flag names, or None. Call this before any long computation.
 
   Raises:
-    UserError: the file is not in a file system, or cannot be written.
+    UserError: the file is not in a file system, cannot be written, or has none of the endings.
   """
   value = flags.FLAGS[flag].value
+  if value and endings:
+    paths.check_ending(value, endings, f'--{flag}')
   if value is None or not hosts.is_first():  # Only the first process writes.
     return value and Path(value)
   path = paths.local(value)

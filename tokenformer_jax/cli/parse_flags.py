@@ -57,6 +57,8 @@ def _unknown(name: str) -> str:
   plain = name.replace('-', '_').lower()
   if plain in known:
     return f'--{name} is unknown; did you mean --{plain}?'
+  if name.startswith('config.') and 'config' in known:
+    return f'--{name} changes a config; put --config=FILE before it'
   keys = config.keys_named(plain) if 'config' in known else []
   if keys and (plain == keys[0].rpartition('.')[2] or not misspelt(name, known)):
     named = ' or '.join(f'--config.{path}' for path in keys)

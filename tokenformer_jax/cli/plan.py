@@ -6,7 +6,7 @@ compiles the real training step with the TPU's own compiler and prints its memor
 data that the chips exchange. `--topology=gpu-h100:8` uses formulas only. docs/plan.md explains the
 output.
 
-  --quick                               plan in seconds, with rough times
+  --quick                               stop before code is generated: much faster, with rough times
   --breakdown                           where the step goes, and what bounds each part
   --tune=12                             try up to 12 meshes and recomputations; print the best flags
   --sweep=12                            the same with other batches
@@ -38,19 +38,22 @@ from tokenformer_jax.plan import (
 )
 from tokenformer_jax.plan.topology import Topology
 from tokenformer_jax.steps.fit import DoesNotFitError
+from tokenformer_jax.storage import paths
 
 
 def define_flags() -> None:
   """Define the command's flags."""
-  config_flag.define('The config, FILE or FILE:VARIANT.')
+  config_flag.define('The config: FILE, FILE:VARIANT or NAME.')
   flags.mark_flag_as_required('config')
   flags.DEFINE_string('topology', None, 'CHIP:SHAPE, such as v5e:4x4 or v5p:4x4x4.', required=True)
   flags.DEFINE_integer('slices', 1, 'The number of slices.', lower_bound=1)
   flags.DEFINE_bool(
-    'quick', False, 'Take seconds instead of minutes for each program, without its schedule.'
+    'quick',
+    False,
+    'Stop before code is generated: much faster, without the schedule of operations.',
   )
   flags.DEFINE_bool('breakdown', False, 'Print where the step goes, and its bounds.')
-  flags.DEFINE_string('picture', None, 'A PNG file to draw the breakdown to.')
+  flags.DEFINE_string('picture', None, 'The file to draw the breakdown to: .png, .pdf or .svg.')
   flags.DEFINE_integer(
     'tune', 0, "The most programs to compile in a search with the config's batch.", lower_bound=0
   )
@@ -129,7 +132,7 @@ def _check_breakdown(on: Topology) -> None:
       f'--breakdown and --picture need a compiler, and --topology={values.topology} is planned by '
       'formulas; give a topology of TPUs'
     )
-  cli.output_file('picture')
+  cli.output_file('picture', paths.PICTURES)
   if values.picture is not None:
     picture.check()
 
@@ -170,5 +173,5 @@ def _answer(run: Config, on: Topology) -> tuple[str, Any]:
     text += f'\n\n{breakdown.render(found)}'
     figures['breakdown'] = breakdown.to_json(found.costs)
   if flags.FLAGS.picture is not None:
-    cli.write_output('picture', lambda path: picture.draw(found, path))
+    cli.write_output('picture', picture.figure(found).savefig)
   return text, figures

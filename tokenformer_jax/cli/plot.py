@@ -4,13 +4,13 @@ tokenformer plot runs/lm_stdlib runs/transformer_stdlib --x=flops --out=loss.png
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from absl import flags
 
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import curves
+from tokenformer_jax.storage import paths
 
 
 def define_flags() -> None:
@@ -27,9 +27,7 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(
       'no run is given; name one or more work directories, for example runs/lm_stdlib'
     )
-  if Path(values.out).suffix not in curves.SUFFIXES:
-    raise UserError(f'--out={values.out} must end in one of {", ".join(curves.SUFFIXES)}')
-  cli.output_file('out')
+  cli.output_file('out', paths.PICTURES)
   cli.write_output('out', curves.draw(runs, values.x, values.y).savefig)
   print(values.out)
 

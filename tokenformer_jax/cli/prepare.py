@@ -28,7 +28,7 @@ _NAMED = 10  # documents that were left out, of those that are named
 
 def define_flags() -> None:
   """Define the command's flags."""
-  config_flag.define('The config whose text to tokenize, FILE or FILE:VARIANT.')
+  config_flag.define('The config whose text to tokenize: FILE, FILE:VARIANT or NAME.')
   flags.mark_flag_as_required('config')
   flags.DEFINE_string(
     'out', None, 'The folder of the store, or of the stores of a mixture, on a disk or in a bucket.'

@@ -12,7 +12,6 @@ Runs are only read, so a run may be in progress. The models are read on the CPU.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 from absl import flags
@@ -40,9 +39,7 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(
       'no run is given; name one or more work directories, for example runs/lm_stdlib'
     )
-  if Path(values.out).suffix not in ('.html', '.htm'):
-    raise UserError(f'--out={values.out} must end in .html')
-  cli.output_file('out')
+  cli.output_file('out', page.ENDINGS)
   # A run in progress may hold the accelerators.
   jax.config.update('jax_platforms', 'cpu')
   cli.write_output('out', page.build(runs, models=values.models).write)

@@ -21,7 +21,7 @@ from tokenformer_jax.storage import paths
 
 def define_flags() -> None:
   """Define the command's flags."""
-  config_flag.define('The config whose token store to verify, FILE or FILE:VARIANT.')
+  config_flag.define('The config whose token store to verify: FILE, FILE:VARIANT or NAME.')
   flags.DEFINE_string('store', None, 'The folder of a token store, instead.')
 
 

@@ -13,6 +13,7 @@ and unions of these. An object with a method `wrong` in an `Annotated`, a `Key` 
 import collections.abc
 import functools
 import inspect
+import itertools
 import math
 import operator
 import os
@@ -97,7 +98,7 @@ def checked(function: _Checked) -> _Checked:
     try:
       return function(*bound.args, **bound.kwargs)
     except UserError as error:
-      if (message := _without_flags(str(error), signature)) == str(error):
+      if (message := _without_flags(str(error), bound)) == str(error):
         raise
       raise UserError(message) from error
 
@@ -122,14 +123,18 @@ def _signature_error(
   return f'{function}: {error}; {taken}'
 
 
-def _without_flags(message: str, signature: inspect.Signature) -> str:
+def _without_flags(message: str, bound: inspect.BoundArguments) -> str:
   """Return a message with arguments in the place of the command's flags: `groups` for `--groups`.
 
-  A message with a whole command line stays.
+  A message with a whole command line stays, and so do texts and paths that were given.
   """
   if 'tokenformer ' in message:
     return message
-  return re.sub(rf'--(?=({"|".join(signature.parameters)})\b)', '', message)
+  values = [v if isinstance(v, list) else [v] for v in bound.arguments.values()]
+  texts = {os.fspath(v) for v in itertools.chain(*values) if isinstance(v, (str, os.PathLike))}
+  given = [re.escape(text) for text in sorted(texts, key=len, reverse=True) if '--' in text]
+  flag = rf'(?<![\w/.-])--(?=(?:{"|".join(bound.signature.parameters)})\b)'
+  return re.sub(f'({"|".join(given) or "(?!)"})|{flag}', lambda found: found[1] or '', message)
 
 
 def classes(annotation: Any) -> set[type]:
@@ -275,6 +280,8 @@ def _names(bare: Any) -> tuple[str, str]:
 
 def shown(value: Any) -> str:
   """Return a value for a message, in one line: the shape of an array, the beginning of a text."""
+  if isinstance(value, type):  # One of numpy's has the attributes of its arrays.
+    return f'the class {value.__name__}'
   if getattr(value, 'ndim', 0):
     return f'an array of {value.dtype} {list(value.shape)}'
   if hasattr(value, 'dtype'):

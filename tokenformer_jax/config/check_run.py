@@ -39,6 +39,11 @@ def check(config: Config) -> None:
       f'config.data.chat_template is {config.data.chat_template}, which has a meaning for '
       'config.data.rows=chat and here no source has it; leave it out, or set rows'
     )
+  if config.data.text_field != 'text' and not config.data.has_text:
+    raise UserError(
+      f'config.data.text_field is {config.data.text_field}, and rows of config.data.rows=chat have '
+      'no such field, but messages, or a prompt with its response; leave it out'
+    )
   if config.data.mixture:
     mixture.check(config)
   if config.distill.init == 'yes' and config.init_from:

@@ -1,6 +1,5 @@
 """Make configs from the arguments of Python code: values, files and changes to a run's config."""
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -52,10 +51,10 @@ def with_value(changes: Mapping[str, Any], section: str, **values: Any) -> dict[
   return {**changes, section: {**was, **values}}
 
 
-def grow_config(config: Config, how: Mapping[str, Any]) -> GrowConfig:
-  """Return the section `grow` with these values, and defaults instead of the run's last growth.
+def grow_config(how: Mapping[str, Any]) -> GrowConfig:
+  """Return the section `grow` with these values, and defaults for the others.
 
   Raises:
     UserError: see `changed`.
   """
-  return changed(dataclasses.replace(config, grow=GrowConfig()), {'grow': how}).grow
+  return changed(Config(), {'grow': how}).grow

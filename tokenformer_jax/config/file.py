@@ -31,9 +31,13 @@ def _shipped_folder() -> Path:
 
 
 def _located(file: str) -> str:
-  """Return the path of a config file, given a path or the name of a config of the package."""
-  is_name = re.fullmatch(r'\w+', file) and not Path(file).exists()
-  return str(shipped(file)) if is_name and shipped(file).exists() else file
+  """Return the path of a config file, given a path or the name of a config of the package.
+
+  A file NAME.py of the user comes before that of the package; a NAME without suffix is no file.
+  """
+  name = re.fullmatch(r'(\w+)(\.py)?', file)
+  is_users = name and name[2] and Path(file).exists()
+  return str(shipped(name[1])) if name and not is_users and shipped(name[1]).exists() else file
 
 
 def load(path: str) -> ConfigDict:
@@ -123,16 +127,15 @@ def _check_file(path: str, file: str) -> None:
   here = Path(file)
   if not here.exists():
     folder = here.parent
-    siblings = {path.name: path for path in folder.glob('*.py')} if folder.is_dir() else {}
-    if here.name == file and not here.suffix:
-      siblings |= {path.stem: path.stem for path in _shipped_folder().glob('*.py')}
-    near = misspelt(here.name, siblings)
-    hint = f'; did you mean {siblings[near]}?' if near else ''
+    known = {path.stem: path.stem for path in _shipped_folder().glob('*.py')}
+    known |= {path.name: path for path in folder.glob('*.py')} if folder.is_dir() else {}
+    near = misspelt(here.name, known) or misspelt(here.stem, known)
+    hint = f'; did you mean {known[near]}?' if near else ''
     raise UserError(f'--config={path}: there is no file {file}{hint}')
   if here.suffix != '.py' or not here.is_file():
     raise UserError(
-      f'--config={path} is not a Python file; it is FILE.py or FILE.py:VARIANT, and '
-      'configs/saved.py:DIR is the config of the run in DIR'
+      f'--config={path} is not a Python file; it is FILE.py or FILE.py:VARIANT, and saved:DIR is '
+      'the config of the run in DIR'
     )
 
 

@@ -4,10 +4,12 @@ A source has its own store, order and epochs, and a part of the samples of every
 The weights of all sources add up to 1 at every step.
 """
 
+import dataclasses
 import fractions
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from tokenformer_jax.config.section import Str, section
 from tokenformer_jax.config.sections import DataConfig, Sources
 from tokenformer_jax.errors import UserError
 
@@ -16,7 +18,35 @@ if TYPE_CHECKING:
 
 _TOLERANCE = fractions.Fraction(1, 10**6)  # of a sum of weights, for thirds in decimals
 _MOST = 10**9  # the largest denominator of a weight
+_OF_SOURCE = ('source', 'validation_source', 'rows', 'store')
 _POINT = re.compile(r'(\d+):(\d*\.?\d+|\d+\.)')
+
+
+@section
+class MixedConfig(DataConfig):
+  """The config of a source of a mixture, as that of a run on it alone.
+
+  Attributes:
+    mixture: the other sources.
+    name: the name of the source.
+  """
+
+  name: Str = ''
+
+  def setting(self, key: str) -> str:
+    return f'config.data.mixture.{self.name}.{key}' if key in _OF_SOURCE else super().setting(key)
+
+
+def source_configs(data: DataConfig) -> dict[str, MixedConfig]:
+  """Return the config of each source of a mixture by name, in the order of the alphabet."""
+  fields = {field.name: getattr(data, field.name) for field in dataclasses.fields(data)}
+  fields['cache_gb'] /= max(1, sum(bool(source.store) for source in data.mixture.values()))
+  configs = {}
+  for name in sorted(data.mixture):
+    own = {key: getattr(data.mixture[name], key) for key in _OF_SOURCE}
+    others = Sources({key: one for key, one in data.mixture.items() if key != name})
+    configs[name] = MixedConfig(**fields | own | {'mixture': others}, name=name)
+  return configs
 
 
 class Shares(NamedTuple):
@@ -104,7 +134,6 @@ def check(config: 'Config') -> None:
         f"{path}.{name}.source is '', which names no source; name one, or leave {name} out"
       )
   shares(data.mixture)
-  _check_apart(data.mixture)
   for key in ('source', 'validation_source'):
     value, default = getattr(data, key), getattr(DataConfig(), key)
     if value not in (default, *(getattr(source, key) for source in data.mixture.values())):
@@ -128,17 +157,3 @@ def check(config: 'Config') -> None:
         f'config.{section}.{key} is {value}, and each source of {path} has epochs of its own; give '
         f'{key.replace("epochs", "steps")} or {key.replace("epochs", "examples")}'
       )
-
-
-def _check_apart(sources: Sources) -> None:
-  """Check that no text has two places in a mixture."""
-  places: dict[str, str] = {}
-  for name in sorted(sources):
-    for key in ('source', 'validation_source'):
-      path, value = f'config.data.mixture.{name}.{key}', getattr(sources[name], key)
-      if value and value in places:
-        raise UserError(
-          f'{path} is {value}, and so is {places[value]}; a text has one place in a mixture, so '
-          'leave one of them out'
-        )
-      places[value] = path

@@ -6,10 +6,25 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from tokenformer_jax.config.section import Bool, Float, Int, OneOf, Str, key, section, table
+from tokenformer_jax.config.section import (
+  Bool,
+  Float,
+  Int,
+  Key,
+  OneOf,
+  Str,
+  field_types,
+  key,
+  section,
+  table,
+)
 from tokenformer_jax.errors import UserError, nearest
 
-_GROUP = re.compile(r'([0-9]{1,13})(?::([0-9]{0,13}))?(?::([a-z0-9_]{1,40}))?(?:\*([0-9]{1,4}))?')
+_GROUP = re.compile(
+  r'([0-9]{1,13})(?::([0-9]{0,13}))?'  # tokens and τ²
+  r'(?::([a-z0-9_]{1,40})(?:\(([a-z0-9_=.,+-]{1,99})\))?)?'  # a score and its options
+  r'(?:\*([0-9]{1,4}))?'  # the number of such groups
+)
 
 
 @section
@@ -111,7 +126,8 @@ class PattentionConfig:
   groups: Str = key(
     '',
     "tokens of each group with a norm of its own, as in '576 1728' or '64*4', or with the τ² of "
-    "each, as in '576:576 1728:1728', and a score of its own, as in '576 64::gelu'. '': one group",
+    "each, as in '576:576 1728:1728', and a score of its own, as in '576 64::gelu', with options "
+    "that are not the projection's, as in '576 64::gelu(gelu=tanh)'. '': one group",
   )
 
 
@@ -120,7 +136,7 @@ class TokenGroup(NamedTuple):
 
   tokens: int
   reference: int  # τ² of their score
-  score: str = ''  # the kind of their score, if it is not the projection's
+  score: ScoreConfig = L2NormGELU()
 
 
 def token_groups(config: PattentionConfig, where: str = '') -> tuple[TokenGroup, ...]:
@@ -132,22 +148,18 @@ def token_groups(config: PattentionConfig, where: str = '') -> tuple[TokenGroup,
     UserError: `groups` has another form, or its tokens do not add up to `tokens`.
   """
   if not config.groups.strip():
-    return (TokenGroup(config.tokens, config.reference or config.tokens),)
+    return (TokenGroup(config.tokens, config.reference or config.tokens, config.score),)
   groups = []
   for part in config.groups.split():
     match = _GROUP.fullmatch(part)
-    tokens, reference, score, count = match.groups(default='') if match else ('0', '', '', '')
+    tokens, reference, kind, options, count = match.groups('') if match else ('0', '', '', '', '')
     if not int(tokens) or count == '0':
       raise UserError(
         f'{where}groups={config.groups!r} has {part!r}; a group is TOKENS, TOKENS:REFERENCE or '
         "TOKENS:REFERENCE:SCORE, and *N repeats it, for example '576:576 1728:1728' or '64*4'"
       )
-    if score and score not in SCORES:
-      raise UserError(
-        f'{where}groups={config.groups!r} has the score {score!r}{nearest(score, SCORES)}'
-      )
-    own = '' if score == config.score.kind else score
-    group = TokenGroup(int(tokens), int(reference or 0) or int(tokens), own)
+    score = _parse_score(kind, options, config, where) if kind else config.score
+    group = TokenGroup(int(tokens), int(reference or 0) or int(tokens), score)
     groups += [group] * int(count or 1)
   total = sum(group.tokens for group in groups)
   if total != config.tokens:
@@ -163,22 +175,60 @@ def token_groups(config: PattentionConfig, where: str = '') -> tuple[TokenGroup,
   return tuple(groups)
 
 
+def _parse_score(kind: str, options: str, config: PattentionConfig, where: str) -> ScoreConfig:
+  """Return the score of a group; options that its text does not name are the projection's.
+
+  Raises:
+    UserError: there is no such score or option, or a value is not allowed.
+  """
+  text = f'{where}groups={config.groups!r} has the score {kind!r}'
+  if kind not in SCORES:
+    raise UserError(f'{text}{nearest(kind, SCORES)}')
+  score, values = score_like(config.score, kind), {}
+  own = field_types(type(score))
+  for option in filter(None, options.split(',')):
+    name, _, value = option.partition('=')
+    if name not in own:
+      raise UserError(f'{text} with the option {name!r}{nearest(name, own)}')
+    try:
+      values[name] = float(value) if own[name].annotation is float else value
+    except ValueError as error:
+      raise UserError(f'{text} with {option!r}; {name} must be a number') from error
+    if wrong := Key.from_field(own[name]).wrong(values[name]):
+      raise UserError(f'{text} with {name}={values[name]!r}; {wrong}')
+  return dataclasses.replace(score, **values)
+
+
+def score_like(score: ScoreConfig, kind: str) -> ScoreConfig:
+  """Return a score of another kind with the options that both kinds have."""
+  names = [field.name for field in dataclasses.fields(SCORES[kind]) if hasattr(score, field.name)]
+  return SCORES[kind](**{name: getattr(score, name) for name in names})
+
+
+def _score_text(score: ScoreConfig, projection: ScoreConfig) -> str:
+  """Return the score of a group as `_parse_score` reads it; '' for the projection's."""
+  if score == projection:
+    return ''
+  like = score_like(projection, score.kind)
+  names = [field.name for field in dataclasses.fields(score)]
+  options = [f'{n}={getattr(score, n)}' for n in names if getattr(score, n) != getattr(like, n)]
+  return score.kind + (f'({",".join(options)})' if options else '')
+
+
 def with_groups(config: PattentionConfig, groups: Iterable[TokenGroup]) -> PattentionConfig:
   """Return a projection with these groups of tokens."""
   groups = tuple(groups)
   total = sum(group.tokens for group in groups)
-  if len({group.score for group in groups}) == 1 and groups[0].score:
-    config = dataclasses.replace(config, score=SCORES[groups[0].score]())
-  groups = tuple(
-    group._replace(score='') if group.score == config.score.kind else group for group in groups
-  )
+  if len({group.score for group in groups}) == 1:
+    config = dataclasses.replace(config, score=groups[0].score)
   if len(groups) == 1:
     return dataclasses.replace(config, tokens=total, reference=groups[0].reference, groups='')
   text = []
   for group, equal in itertools.groupby(groups):
     count = len(list(equal))
-    score = f':{group.score}' if group.score else ''
-    text.append(f'{group.tokens}:{group.reference}{score}' + (f'*{count}' if count > 1 else ''))
+    numbers = f'{group.tokens}:{group.reference}'
+    own = _score_text(group.score, config.score)
+    text.append(':'.join(filter(None, [numbers, own])) + (f'*{count}' if count > 1 else ''))
   return dataclasses.replace(config, tokens=total, reference=0, groups=' '.join(text))
 
 

@@ -149,7 +149,13 @@ def named_counts(
   for name in sorted(given, key=lambda name: name.count('.')):  # the exact names last
     matches = [known for known in counts if name in (known, short[known])]
     if not matches:
-      raise UserError(f'{where} names {name!r}{nearest(name, count_names(model, first=first))}')
+      known = count_names(model, first=first)
+      if not name:
+        raise UserError(
+          f'{where} is {given[name]} without a name; write NAME={given[name]} with one of the '
+          f'names {", ".join(known)}'
+        )
+      raise UserError(f'{where} names {name!r}{nearest(name, known)}')
     counts |= dict.fromkeys(matches, given[name])
   return {name: count for name, count in counts.items() if count}
 

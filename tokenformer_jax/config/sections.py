@@ -158,10 +158,19 @@ class DataConfig:
     'skip', 'an image that cannot be read, or has no valid label'
   )
 
+  def setting(self, key: str) -> str:
+    """Return the full name of a key of this section, for messages."""
+    return f'config.data.{key}'
+
   @property
   def has_chat(self) -> bool:
     """Return whether a source has conversations."""
     return any(one.rows == 'chat' for one in (self, *self.mixture.values()))
+
+  @property
+  def has_text(self) -> bool:
+    """Return whether a source has documents of text."""
+    return any(one.rows == 'text' for one in self.mixture.values() or (self,))
 
   @property
   def has_stages(self) -> bool:

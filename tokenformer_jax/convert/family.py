@@ -13,9 +13,9 @@ from tokenformer_jax.config.mixers import (
 from tokenformer_jax.convert.hub_keys import Keys
 
 ACTIVATIONS = {
-  'gelu': 'gelu',
-  'gelu_new': 'gelu_tanh',
-  'gelu_pytorch_tanh': 'gelu_tanh',
+  **dict.fromkeys(('gelu', 'gelu_python'), 'gelu'),
+  **dict.fromkeys(('gelu_new', 'gelu_fast', 'gelu_accurate'), 'gelu_tanh'),
+  **dict.fromkeys(('gelu_pytorch_tanh', 'gelu_python_tanh'), 'gelu_tanh'),
   'relu': 'relu',
   'silu': 'silu',
   'swish': 'silu',

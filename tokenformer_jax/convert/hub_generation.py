@@ -64,13 +64,15 @@ def _ids(found: Any, vocab_size: int, where: str) -> tuple[int, ...]:
 
 def _flags(keys: Keys) -> dict[str, float]:
   """Return the settings of draws; a folder that asks for none takes the likeliest tokens."""
-  draws = keys.flag('do_sample', False)
-  flags: dict[str, float] = {
-    'temperature': keys.number('temperature', _DRAWS['temperature']),
-    'top_k': keys.whole('top_k', _DRAWS['top_k']) if keys.get('top_k') != 0 else 0,
+  temperature, top_k, _ = map(keys.get, _DRAWS)
+  if not keys.flag('do_sample', False):
+    return {}
+  # A temperature of 0 takes the likeliest token; a top_k of 0 or −1 limits nothing.
+  return {
+    'temperature': keys.number('temperature', _DRAWS['temperature']) if temperature != 0 else 0.0,
+    'top_k': keys.whole('top_k', _DRAWS['top_k']) if top_k not in (0, -1) else 0,
     'top_p': keys.number('top_p', _DRAWS['top_p']),
   }
-  return flags if draws else {}
 
 
 def _unread(keys: Keys, values: Mapping[str, Any]) -> list[str]:

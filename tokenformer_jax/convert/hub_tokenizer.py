@@ -23,14 +23,17 @@ def to_files(stored: dict[str, Any], max_length: int) -> dict[str, Any]:
   content = _bytes_as_bpe() if stored['kind'] == 'bytes' else copy.deepcopy(stored['tokenizer'])
   to_text = hf.Tokenizer.from_str(json.dumps(content)).id_to_token
   text, first = to_text(own.end_of_document), ''.join(map(to_text, own.begin))
+  named = {name: to_text(id_) for name, id_ in own.special_ids.items()}
   is_ours = own.begin == (own.end_of_document,)
   if is_ours:
     _begin_with_end(content, text, own.end_of_document)
   settings: dict[str, Any] = {
     'tokenizer_class': 'PreTrainedTokenizerFast',
     **({'bos_token': first} if first else {}),
-    'eos_token': text,
     'pad_token': text,
+    **named,
+    **({'bos_token': text} if is_ours else {}),
+    'eos_token': text,
     'padding_side': 'left',
     'clean_up_tokenization_spaces': False,
     'model_input_names': ['input_ids', 'attention_mask'],
@@ -62,9 +65,11 @@ def _begin_with_end(content: dict[str, Any], text: str, end: int) -> None:
 
 def special_ids(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
   """Return the keys of a config.json with the ids that begin, end and pad texts."""
-  end = tokenizer.end_of_document
-  begin = {'bos_token_id': tokenizer.begin[0]} if tokenizer.begin else {}
-  return {**begin, 'eos_token_id': end, 'pad_token_id': end}
+  end, named = tokenizer.end_of_document, tokenizer.special_ids
+  ids = {'bos_token_id': tokenizer.begin[0]} if tokenizer.begin else {}
+  if 'bos_token' in named and tokenizer.begin != (end,):
+    ids['bos_token_id'] = named['bos_token']
+  return {**ids, 'eos_token_id': end, 'pad_token_id': named.get('pad_token', end)}
 
 
 def end_ids(stored: dict[str, Any]) -> list[int]:

@@ -61,27 +61,29 @@ def make_norm(form: str, model: Values) -> nn.Module:
   return nn.Identity() if form == 'none' else Norm(form, model)
 
 
-def token_groups(config: Values) -> list[tuple[int, float, str]]:
-  """Return the number of tokens, τ² and the kind of score of each group of parameter tokens.
+def token_groups(config: Values) -> list[tuple[int, float, Values]]:
+  """Return the number of tokens, τ² and the score of each group of parameter tokens.
 
-  In the config they are '576:576 512:512:gelu' or '64*4', or '' for one group.
+  In the config they are '576:576 512:512:gelu(gelu=tanh)' or '64*4', or '' for one group.
   """
-  kind = config['score']['kind']
   if not config['groups'].strip():
-    return [(config['tokens'], config['reference'] or config['tokens'], kind)]
+    return [(config['tokens'], config['reference'] or config['tokens'], config['score'])]
   groups = []
   for text in config['groups'].split():
     text, _, count = text.partition('*')
     tokens, reference, own = [*text.split(':'), '', ''][:3]
-    group = int(tokens), int(reference or 0) or int(tokens), own or kind
+    kind, _, options = own.rstrip(')').partition('(')
+    score = config['score'] | ({'kind': kind} if kind else {})
+    score |= dict(option.split('=') for option in options.split(',') if option)
+    group = int(tokens), int(reference or 0) or int(tokens), score
     groups += [group] * int(count or 1)
   return groups
 
 
-def token_weights(scores: Tensor, reference: float, kind: str, score: Values) -> Tensor:
+def token_weights(scores: Tensor, reference: float, score: Values) -> Tensor:
   """Return the weights of a group's tokens: Θ of the scores [..., N], with τ² = `reference`."""
   tanh = score.get('gelu') == 'tanh'
-  row_epsilon, root = score.get('row_epsilon', 0.0), math.sqrt(reference)
+  row_epsilon, root = float(score.get('row_epsilon', 0.0)), math.sqrt(reference)
 
   def gelu(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate='tanh' if tanh else 'none')
@@ -92,7 +94,7 @@ def token_weights(scores: Tensor, reference: float, kind: str, score: Values) ->
   def inverse_l1(x: Tensor) -> Tensor:
     return reference / (x.abs().sum(-1, keepdim=True) + (row_epsilon or EPSILON))
 
-  x = scores.float()
+  x, kind = scores.float(), score['kind']
   match kind:
     case 'linear':
       weights = x
@@ -117,7 +119,7 @@ class Pattention(nn.Module):
 
   def __init__(self, config: Values, d_in: int, d_out: int):
     super().__init__()
-    self.groups, self.score = token_groups(config), config['score']
+    self.groups = token_groups(config)
     self.keys = parameter(config['tokens'], d_in)
     self.values = parameter(config['tokens'], d_out)
 
@@ -125,8 +127,8 @@ class Pattention(nn.Module):
     sizes = [tokens for tokens, _, _ in self.groups]
     parts = zip(self.groups, self.keys.split(sizes), self.values.split(sizes), strict=True)
     return sum(
-      token_weights(x @ keys.T, reference, kind, self.score) @ values
-      for (_, reference, kind), keys, values in parts
+      token_weights(x @ keys.T, reference, score) @ values
+      for (_, reference, score), keys, values in parts
     )
 
 
@@ -209,13 +211,13 @@ class ExpertTokens(nn.Module):
 
   def __init__(self, config: Values, count: int, width: int):
     super().__init__()
-    (self.group,), self.score = token_groups(config), config['score']
+    (self.group,) = token_groups(config)
     self.keys = parameter(count, config['tokens'], width)
     self.values = parameter(count, config['tokens'], width)
 
   def forward(self, x: Tensor, expert: int) -> Tensor:
-    _, reference, kind = self.group
-    weights = token_weights(x @ self.keys[expert].T, reference, kind, self.score)
+    _, reference, score = self.group
+    weights = token_weights(x @ self.keys[expert].T, reference, score)
     return weights @ self.values[expert]
 
 

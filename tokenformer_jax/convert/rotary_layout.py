@@ -94,6 +94,7 @@ def convert_run(source: str, target: paths.Path, layout: str) -> ModelConfig:
     contents=meta.contents,
     step=meta.step,
     seen=meta.seen,
+    run=meta.run,  # It has the same parameter tokens.
   )
   return model
 

@@ -91,8 +91,8 @@ def find(source: Path, skipped: Callable[[str], bool] = lambda name: False) -> d
   """Return every tensor of a file, a sharded set or a directory, by name.
 
   The source is a `.bin` or `.safetensors` file, the `.index.json` of a sharded set, or a directory
-  with one of them. An index is preferred to a file, and safetensors to PyTorch's format. Tensors of
-  safetensors whose names are `skipped` are left out, whatever their dtype.
+  with one of them, of which the one is taken that `transformers` takes. Tensors whose names are
+  `skipped` are left out, whatever their dtype.
 
   Raises:
     UserError: the file does not exist, is damaged, or has another format.
@@ -100,18 +100,24 @@ def find(source: Path, skipped: Callable[[str], bool] = lambda name: False) -> d
   if source.is_dir():
     source = _in_directory(source)
   if not source.is_file():
-    raise UserError(f'{source} is not a file or directory; name a .bin or .safetensors file')
+    raise UserError(
+      f'{source} is not a file or directory here; name a .bin or .safetensors file or the folder '
+      'of a model; `hf download NAME --local-dir FOLDER` (pip install huggingface_hub) fetches one '
+      'of the hub'
+    )
   if source.name.endswith('.index.json'):
     return _sharded(source, skipped)
   try:
-    return _safetensors(source, skipped) if source.suffix == '.safetensors' else _pytorch(source)
+    return (_safetensors if source.suffix == '.safetensors' else _pytorch)(source, skipped)
   except OSError as error:
     raise UserError(f'{source} cannot be read ({error.strerror or error})') from error
 
 
 def _in_directory(directory: Path) -> Path:
-  usual = ('model.safetensors', '*.safetensors', 'pytorch_model.bin', '*.bin')
-  for pattern in ('*.safetensors.index.json', '*.bin.index.json', *usual):
+  usual = ('model.safetensors', 'pytorch_model.bin')
+  named = [f'{name}{end}' for name in usual for end in ('', '.index.json')]
+  patterns = [f'*{suffix}{end}' for suffix in SUFFIXES[::-1] for end in ('.index.json', '')]
+  for pattern in (*named, *patterns):
     found = sorted(directory.glob(pattern))
     if len(found) > 1:
       names = ', '.join(path.name for path in found[:4])
@@ -241,7 +247,7 @@ class _Archive(io.FileIO):
     return super().read(size)
 
 
-def _pytorch(path: Path) -> dict[str, Tensor]:
+def _pytorch(path: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor]:
   try:
     with _Archive(path) as file, zipfile.ZipFile(file) as archive:
       records = {info.filename: info for info in archive.infolist()}
@@ -253,6 +259,8 @@ def _pytorch(path: Path) -> dict[str, Tensor]:
           f'{path} was written in big-endian order; ask its author for a .safetensors file'
         )
       named = pickled_table.parse(_content(path, archive, records[table]))
+      if isinstance(named, dict):
+        named = {name: view for name, view in named.items() if not skipped(str(name))}
       return _locate_tensors(
         path, file, {k.removeprefix(root): r for k, r in records.items()}, named
       )
@@ -355,10 +363,12 @@ def _locate_tensors(
     if first + tensors[name].bytes > file_size:
       raise UserError(f'{path} is cut short: it ends before the tensor {name} does')
   total = sum(tensor.bytes for tensor in tensors.values())
-  if total > file_size:  # Views of one storage could claim far more memory than the file has bytes.
+  # Views of one storage could claim far more memory than the file has bytes. A tied head has two.
+  if total > 2 * file_size:
     raise UserError(
       f'{path} has {file_size} bytes, and its tensors together {total}: they share a storage, '
-      'which tensors of a TokenFormer never do'
+      'which only the embedding and a tied head may do; load the file with '
+      f'{_SAFELY}, and save a copy of each tensor by safetensors.torch.save_file'
     )
   return tensors
 

@@ -23,6 +23,7 @@ from tokenformer_jax.grow import files
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
 
+_FILES = ('.safetensors', '.bin', '.pt', '.pth', '.gguf', '.json')
 SHARD_BYTES = 5 * 10**9  # of a file of weights; larger models have several files and an index
 
 
@@ -41,6 +42,11 @@ def convert_run(
       model, the PyTorch files do not have a part of its model, a weight is not finite, or a number
       is too large for the dtype. Nothing of the target remains then.
   """
+  if target.suffix in _FILES:
+    raise UserError(
+      f'the target {target} is named like a file, and to-hf writes a folder; name a folder, or '
+      'take to-torch for one .safetensors file of a TokenFormer'
+    )
   files.check_target(target)
   directory, step = paths.split_source(source)
   checkpoints, meta = checkpoint.open_source(directory, step)

@@ -61,6 +61,8 @@ class Views:
       image.draft(mode, (math.ceil(width / shrink), math.ceil(height / shrink)))
     x, y = image.size[0] / width, image.size[1] / height
     box = (box[0] * x, box[1] * y, min(box[2] * x, image.size[0]), min(box[3] * y, image.size[1]))
+    if image.mode.startswith('I'):  # 16 bits: `convert` would make all values over 255 white.
+      image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     image = image if image.mode == mode else image.convert(mode)
     return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
 

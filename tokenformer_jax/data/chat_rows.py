@@ -2,30 +2,57 @@
 
 A row has `messages`, a list of objects with `role` and `content`, or a `prompt` with its `response`
 or `completion`. The document of a row is its messages as JSON, from which a template makes text.
+A row with more that decides what is learned, or that belongs to the text, is refused. Columns of
+other names are no part of a conversation.
 """
 
 import json
 from collections.abc import Iterable
 from typing import Any
 
+from tokenformer_jax.data.chat_jinja import MARKS
 from tokenformer_jax.errors import UserError
 
 ANSWER_ROLE = 'assistant'
-# The marks of a template in its text (`chat_template`); Unicode keeps both out of any text.
-MARKS = ('\ufdd0', '\ufdd1')
+# The keys of a message that say whether it is learned: 1 or 0.
+WEIGHTS = ('weight', 'loss_weight', 'train')
 
+_PLAIN = ('role', 'content', 'id', 'tool_call_id')  # The last two are no text.
+_FLAGS = {'0': False, '0.0': False, 'false': False, '1': True, '1.0': True, 'true': True}
+_EMPTY = (None, '', [], {})
+# The keys of a row that say whether its answer is learned, and those that would change its text.
+_ROW_WEIGHTS = (*WEIGHTS, 'sample_weight', 'label')
+_ROW_TEXTS = (
+  *('messages', 'prompt', 'response', 'completion', 'conversation', 'conversations', 'system'),
+  *('system_prompt', 'history', 'context', 'instruction', 'input', 'tools', 'tool_calls'),
+  *('functions', 'function_call', 'documents', 'chat_template_kwargs', 'mask', 'loss_mask'),
+  *('completion_mask', 'assistant_masks', 'train_on_input', 'train_on_inputs'),
+)
 _LONGEST = 2**24  # characters; a longer text would be cut into pieces
 _ANSWERS = ('response', 'completion')
 _SHAPES = 'messages (a list of {"role", "content"}), or prompt with response or completion'
 
 
+class Conversation(str):
+  """The messages of a row as JSON. `place` names the row in errors."""
+
+  place = ''
+
+
 def columns(names: Iterable[str], place: str) -> list[str]:
-  """Return those of some columns of which a conversation is made.
+  """Return those of some columns that are read: `conversation` uses or refuses each.
 
   Raises:
-    UserError: there are none.
+    UserError: they are no conversation.
   """
   names = list(names)
+  more = [name for name in names if name in _ROW_WEIGHTS or name in _ROW_TEXTS]
+  found = _found(names, place)
+  return found + [name for name in more if name not in found]
+
+
+def _found(names: Iterable[str], place: str) -> list[str]:
+  """Return the names that a conversation is made of."""
   answer = next((name for name in _ANSWERS if name in names), None)
   if 'messages' in names:
     return ['messages']
@@ -37,13 +64,24 @@ def columns(names: Iterable[str], place: str) -> list[str]:
   )
 
 
-def conversation(row: dict[str, Any], place: str) -> str:
+def is_learned(weight: Any) -> bool | None:
+  """Return whether a weight says that a text is learned; None: it is neither 0 nor 1."""
+  return _FLAGS.get(str(weight).lower())
+
+
+def more_keys(message: dict[str, Any]) -> list[str]:
+  """Return the keys of a message, besides role and content, that have a value."""
+  return [key for key, value in message.items() if key not in _PLAIN and value not in _EMPTY]
+
+
+def conversation(row: dict[str, Any], place: str) -> Conversation:
   """Return the messages of a row as JSON.
 
   Raises:
-    UserError: the row has another shape, a message without role or content, or no answer.
+    UserError: the row has another shape, a message without role or content, an empty answer, or
+      more that would be lost.
   """
-  first, *answer = columns(row, place)
+  first, *answer = used = _found(list(row), place)
   messages = row[first]
   if answer:
     messages = [
@@ -53,6 +91,7 @@ def conversation(row: dict[str, Any], place: str) -> str:
   check_messages(messages, place)
   if blank := [m for m in messages if m['role'] == ANSWER_ROLE and not m['content'].strip()]:
     raise UserError(f'{place} has an empty answer ({blank[0]["content"]!r}); leave the row out')
+  _check_rest({key: row[key] for key in row if key not in used}, messages, place)
   kept = [{key: value for key, value in m.items() if value is not None} for m in messages]
   text = json.dumps(kept, ensure_ascii=False)
   if len(text) > _LONGEST:
@@ -60,7 +99,28 @@ def conversation(row: dict[str, Any], place: str) -> str:
       f'{place} has a conversation of more than {_LONGEST >> 20} Mi characters; divide it, or '
       'leave the row out'
     )
-  return text.encode('utf-8', errors='replace').decode()  # JSON can hold lone surrogates.
+  # JSON can hold lone surrogates.
+  found = Conversation(text.encode('utf-8', errors='replace').decode())
+  found.place = place
+  return found
+
+
+def _check_rest(rest: dict[str, Any], messages: list[dict[str, Any]], place: str) -> None:
+  """Check that the rest of a row takes nothing from its messages, and adds nothing to them."""
+  for key, value in rest.items():
+    if value in _EMPTY:
+      continue
+    if key in _ROW_WEIGHTS:
+      learned = is_learned(value)
+      if learned is False or (learned is None and key != 'label'):  # It may name a topic.
+        raise UserError(
+          f'{place} has {key} {value!r:.40}, and a row has the weight 1 only; leave the row out'
+        )
+    elif key in _ROW_TEXTS and not any(value == message['content'] for message in messages):
+      raise UserError(
+        f'{place} has {key!r} ({value!r:.40}), which is in none of its messages and would be lost; '
+        'write it into messages, or leave the key out'
+      )
 
 
 def check_messages(messages: Any, place: str) -> None:

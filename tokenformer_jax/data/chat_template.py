@@ -3,28 +3,26 @@
 A template is one of those that Hugging Face's `transformers` reads: `apply_chat_template` there
 gives the same text and the same marks. It encloses in {% generation %} … {% endgeneration %} what
 the model has to learn to write; a template without these marks can ask for answers only.
-`bos_token`, `eos_token` and the other tokens of the tokenizer have their values; `raise_exception`,
-`strftime_now` and `tojson` are there.
+`bos_token`, `eos_token` and the other tokens of the tokenizer have their values, `tools` and
+`documents` are None; `raise_exception`, `strftime_now` and `tojson` are there. Every template but
+the built-in one runs in a process with limits (`chat_jinja`).
 """
 
 import dataclasses
-import datetime
-import functools
 import hashlib
 import importlib.util
+import itertools
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import tokenizers
-from tokenformer_jax.data.chat_rows import ANSWER_ROLE, MARKS
+from tokenformer_jax.data import chat_jinja, special_tokens, tokenizers
+from tokenformer_jax.data.chat_jinja import MARKS
+from tokenformer_jax.data.chat_rows import ANSWER_ROLE, WEIGHTS, is_learned, more_keys
 from tokenformer_jax.errors import UserError
-
-if TYPE_CHECKING:
-  import jinja2
 
 Messages = Sequence[dict[str, Any]]
 
@@ -87,41 +85,113 @@ class Template:
     """Return the template for stores and checkpoints; `Template(**…)` makes it again."""
     return dataclasses.asdict(self)
 
-  def render(self, messages: Messages, *, ask: bool = False) -> Rendered:
+  def render(self, messages: Messages, *, ask: bool = False, place: str = '') -> Rendered:
     """Return the text of messages; with `ask`, up to where the model answers.
 
+    An answer with a weight of 0 (see `chat_rows.WEIGHTS`) carries no loss. Errors name the
+    conversation by its `place` and its beginning.
+
     Raises:
-      UserError: the template refuses the messages or, without `ask`, marks no answer.
+      UserError: the template refuses the messages, or makes no text of one of their keys. Without
+        `ask` also: it marks no answer, or writes a name that has no value.
     """
-    found = self._render(messages, ask=ask)
+    place = _place(messages, place)
+    reply = self._reply(messages, ask=ask, learn=not ask)
+    found = self._rendered(reply, place)
+    for key in dict.fromkeys(key for message in messages for key in more_keys(message)):
+      without = [{k: v for k, v in message.items() if k != key} for message in messages]
+      if self._reply(without, ask=ask, learn=False) != reply:
+        continue  # The template has a use for it.
+      if key not in WEIGHTS:
+        raise UserError(
+          f'{place} has {key!r} in a message, of which {self.name} makes no text; leave the key '
+          'out, or name a template that writes it in config.data.chat_template'
+        )
+      if not ask:
+        found = self._learned(found, messages, key, place)
     if not ask and not any(found.text[start:stop].strip() for start, stop in found.answers):
       raise UserError(
-        f'{self._place(messages)} has no answer: {self.name} marks none of its text; leave the row '
-        'out'
+        f'{place} has no answer to learn: {self.name} marks none of its text, or its weight is 0; '
+        'leave the row out'
       )
     return found
 
-  def _render(self, messages: Messages, *, ask: bool) -> Rendered:
-    compiled, _ = _compile(self.source, self.name)
-    try:
-      marked = compiled.render(messages=messages, add_generation_prompt=ask, **self.tokens)
-    except Exception as error:  # A template can raise anything.
-      kind = '' if isinstance(error, _RefusalError) else f'{type(error).__name__}: '
-      place = self._place(messages)
-      raise UserError(f'{place} cannot be written by {self.name}: {kind}{error}') from error
-    return _without_marks(marked)
+  def _learned(self, found: Rendered, messages: Messages, key: str, place: str) -> Rendered:
+    """Return the text without the marks of answers of which a key says that they are not learned.
+
+    Raises:
+      UserError: it says something else, or the template does not mark each answer once.
+    """
+    learned = []
+    for number, message in enumerate(messages, start=1):
+      is_answer, value = message['role'] == ANSWER_ROLE, message.get(key)
+      asked = is_answer if value is None else is_learned(value)
+      if asked is None or asked > is_answer:
+        raise UserError(
+          f'{place} has {key} {value!r} in message {number}; it must be 0 or 1, and not 1 in a '
+          'message that is no answer; correct the row, or leave it out'
+        )
+      if is_answer:
+        learned.append(asked)
+    if len(learned) != len(found.answers):
+      raise UserError(
+        f'{place} has {key!r} in its messages, but {self.name} does not mark each answer once, so '
+        'it is not known which marks are meant; leave the key out'
+      )
+    return found._replace(answers=tuple(itertools.compress(found.answers, learned)))
 
   def end_of_turn(self, messages: Messages) -> str:
     """Return the text that ends an answer to messages, or '' if it ends with its document."""
     answered = [*messages, {'role': ANSWER_ROLE, 'content': _PROBE}]
-    text, answers = self._render(answered, ask=False)
+    text, answers = self._rendered(self._reply(answered), _place(messages))
     answer = text[slice(*answers[-1])] if answers else text  # A template may mark none.
     end = answer.rpartition(_PROBE)[2]
     return end.strip() or end
 
-  @staticmethod
-  def _place(messages: Messages) -> str:
-    return f'a conversation that begins with {messages[0]["content"]!r:.80}'
+  def check(self, *, to_learn: bool) -> None:
+    """Check that the template can be used; for one `to_learn` from, that it says what is learned.
+
+    Raises:
+      UserError: it is not valid or needs too much, has no marks, or does not ask for answers with
+        the text that is before them.
+    """
+    if not self._jinja(None)['marked'] and to_learn:
+      raise UserError(f'{self.name} does not say what the model has to learn; {_ADVICE}')
+    question = [{'role': 'user', 'content': 'QUESTION'}]
+    asked = self._reply(question, ask=True)
+    answered = self._reply([*question, {'role': ANSWER_ROLE, 'content': _PROBE}])
+    if not to_learn or 'error' in asked or 'error' in answered:
+      return  # It may refuse these messages, and no others.
+    asked, (text, answers) = asked['text'], _without_marks(answered['text'])
+    before = text[: answers[0][0]] if answers else ''
+    if before.startswith(asked) and (header := before[len(asked) :].strip()):
+      raise UserError(
+        f'{self.name} writes {header!r} before an answer, which is neither learned nor in the text '
+        'that asks for an answer; write it as well at the end, between '
+        '{% if add_generation_prompt %} and {% endif %}'
+      )
+
+  def _rendered(self, reply: dict[str, Any], place: str) -> Rendered:
+    if 'error' in reply:
+      raise UserError(f'{place} cannot be written by {self.name}: {reply["error"]}')
+    return _without_marks(reply['text'])
+
+  def _reply(self, messages: Messages, *, ask: bool = False, learn: bool = False) -> dict[str, Any]:
+    more = {'add_generation_prompt': ask, 'tools': None, 'documents': None}
+    return self._jinja({'messages': messages, **more, **self.tokens}, learn=learn)
+
+  def _jinja(self, values: dict[str, Any] | None, *, learn: bool = False) -> dict[str, Any]:
+    request = {'source': self.source, 'learn': learn, 'values': values}
+    reply = chat_jinja.render(request, limits=self.source != OURS)
+    if reply.get('error') == chat_jinja.LIMITS:
+      raise UserError(f'{self.name} cannot be used: {chat_jinja.LIMITS}; name another template')
+    if 'invalid' in reply:
+      raise UserError(f'{self.name} is not a valid Jinja template ({reply["invalid"]}); correct it')
+    return reply
+
+
+def _place(messages: Messages, row: str = '') -> str:
+  return f'{row} a conversation that begins with {messages[0]["content"]!r:.80}'.lstrip()
 
 
 def find_template(data: DataConfig, *, to_learn: bool = True) -> Template:
@@ -131,8 +201,7 @@ def find_template(data: DataConfig, *, to_learn: bool = True) -> Template:
   `tokenizer_config.json` beside its `tokenizer.json`; or `OURS`.
 
   Raises:
-    UserError: jinja2 is missing, or the template cannot be read, is not valid or has no marks, and
-      it is to learn from.
+    UserError: jinja2 is missing, or the template cannot be read or used: see `Template.check`.
   """
   check_installed('config.data.rows is chat, which' if to_learn else 'a chat template')
   name, source = 'the built-in template', OURS
@@ -145,10 +214,9 @@ def find_template(data: DataConfig, *, to_learn: bool = True) -> Template:
     source = _read(beside / 'chat_template.jinja', name)
   elif found := _named(_tokenizer_config(beside).get('chat_template')):
     name, source = f'the chat_template of {beside}/tokenizer_config.json', found
-  _, is_marked = _compile(source, name)
-  if to_learn and not is_marked:
-    raise UserError(f'{name} does not say what the model has to learn; {_ADVICE}')
-  return Template(name, source, _special_tokens(data.tokenizer, beside))
+  template = Template(name, source, _special_tokens(data.tokenizer, beside))
+  template.check(to_learn=to_learn)
+  return template
 
 
 def has_own(data: DataConfig) -> bool:
@@ -185,14 +253,7 @@ def _read(path: Path, name: str) -> str:
 
 
 def _tokenizer_config(folder: Path | None) -> dict[str, Any]:
-  path = folder and folder / 'tokenizer_config.json'
-  if not path or not path.is_file():
-    return {}
-  try:
-    found = json.loads(_read(path, str(path)))
-  except ValueError as error:
-    raise UserError(f'{path} is not valid JSON ({error}); download it again') from error
-  return found if isinstance(found, dict) else {}
+  return special_tokens.read_json(folder / 'tokenizer_config.json') if folder else {}
 
 
 def _named(found: Any) -> str:
@@ -205,67 +266,11 @@ def _named(found: Any) -> str:
 def _special_tokens(tokenizer: str, folder: Path | None) -> dict[str, str]:
   if folder is None:
     return {} if tokenizer == 'bytes' else {'eos_token': tokenizers.END_OF_DOCUMENT}
-  found = {}
-  for name, token in _tokenizer_config(folder).items():
-    if isinstance(token, dict):
-      token = token.get('content')
-    if re.fullmatch(r'\w+_token', name) and isinstance(token, str):
-      found[name] = token
+  found = special_tokens.read(folder)
   if 'eos_token' not in found:
     loaded = tokenizers.load(tokenizer)
     found['eos_token'] = loaded.decode([loaded.end_of_document])
   return found
-
-
-@functools.lru_cache(maxsize=8)
-def _compile(source: str, name: str) -> tuple['jinja2.Template', bool]:
-  """Compile a template, and return whether it has marks.
-
-  Raises:
-    UserError: it is not valid.
-  """
-  import jinja2  # noqa: PLC0415 (from an extra, and only for chat)
-  from jinja2 import ext, nodes, sandbox  # noqa: PLC0415
-
-  class Marks(ext.Extension):
-    """The block {% generation %}, whose text comes out between two marks."""
-
-    tags = frozenset({'generation'})
-
-    def parse(self, parser: Any) -> Any:
-      line = next(parser.stream).lineno
-      body = parser.parse_statements(['name:endgeneration'], drop_needle=True)
-      return nodes.CallBlock(self.call_method('mark'), [], [], body).set_lineno(line)
-
-    def mark(self, caller: Any) -> str:
-      return caller().join(MARKS)
-
-  environment = sandbox.ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[Marks, ext.loopcontrols]
-  )
-  environment.globals |= {'raise_exception': _raise, 'strftime_now': _strftime_now}
-  environment.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
-  try:
-    tree = environment.parse(source)
-    compiled = environment.from_string(source)
-  except jinja2.TemplateSyntaxError as error:
-    raise UserError(
-      f'{name} is not a valid Jinja template (line {error.lineno}: {error.message}); correct it'
-    ) from error
-  used = tree.find_all(nodes.ExtensionAttribute)
-  return compiled, any(node.identifier == Marks.identifier for node in used)
-
-
-class _RefusalError(Exception):
-  """A template refuses messages by `raise_exception`."""
-
-
-def _raise(message: str) -> None:
-  raise _RefusalError(message)
-
-
-def _strftime_now(form: str) -> str:
-  return datetime.datetime.now().strftime(form)
 
 
 def _without_marks(marked: str) -> Rendered:

@@ -12,14 +12,13 @@ import dataclasses
 import fractions
 import functools
 import hashlib
-import itertools
 import json
 import pkgutil
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import text
+from tokenformer_jax.data import packed, text
 from tokenformer_jax.data.tokenizers import Spans
 from tokenformer_jax.errors import UserError
 
@@ -32,7 +31,6 @@ UNIT_BYTES = 128 * 2**20  # of text, tokenized into one shard
 
 _LONGEST_WHOLE = 16 * 2**20  # characters; a longer document is encoded in pieces
 _CHUNK_CHARACTERS = 2**20
-_SETTINGS = {'train': 'config.data.source', 'validation': 'config.data.validation_source'}
 _HASHES = 2**64
 _FIND_TEMPLATE = 'tokenformer_jax.data.chat_template:find_template'
 _UNIQUE = 'tokenformer_jax.data.text_unique:Unique'
@@ -46,7 +44,8 @@ class Range(NamedTuple):
   split: str
   start: int
   stop: int | None
-  ends: bool  # whether the text of the split ends here
+  begins: bool  # whether the text of the split begins here
+  ends: bool  # and ends here
 
 
 class Piece(NamedTuple):
@@ -54,7 +53,8 @@ class Piece(NamedTuple):
 
   split: str
   text: str
-  ends: bool  # whether the document ends here
+  begins: bool = True  # whether the document begins here
+  ends: bool = True  # and ends here
   answers: Spans | None = None  # of a conversation: the characters that carry loss
 
 
@@ -185,41 +185,85 @@ def open_corpus(config: DataConfig) -> Corpus:
   Raises:
     UserError: a source has another form or matches nothing, or both sources share a text.
   """
-  corpus = _open_plain(config)
+  template = pkgutil.resolve_name(_FIND_TEMPLATE)(config) if config.rows == 'chat' else None
+  source = _open(config.source, config, config.rows, config.setting('source'), ('train',))
+  name, held_out = config.setting('validation_source'), None
+  if config.validation_source:
+    held_out = _open(config.validation_source, config, config.rows, name)
+  corpus = Corpus(
+    source, held_out, 0.0 if held_out else config.validation_fraction, template=template
+  )
+  check_apart([(config, corpus)])
   if not config.deduplicate:
     return corpus
+  of_others = [
+    _open(one.validation_source, config, one.rows, f'config.data.mixture.{other}.validation_source')
+    for other, one in config.mixture.items()
+    if one.validation_source
+  ]
+  known = (held_out, *of_others) if held_out else tuple(of_others)
   unique = functools.partial(pkgutil.resolve_name(_UNIQUE), size=UNIT_BYTES)
-  held_out = corpus.validation and unique(corpus.validation, _SETTINGS['validation'], None)
-  source = unique(corpus.source, _SETTINGS['train'], corpus.validation)
-  return dataclasses.replace(corpus, source=source, validation=held_out)
-
-
-def _open_plain(config: DataConfig) -> Corpus:
-  template, text_field = None, config.text_field
-  if config.rows == 'chat':
-    template, text_field = pkgutil.resolve_name(_FIND_TEMPLATE)(config), text.CHAT
-  source = text.open_source(config.source, text_field)
-  if not config.validation_source:
-    return Corpus(source, None, config.validation_fraction, template=template)
-  validation = text.open_source(
-    config.validation_source, text_field, _SETTINGS['validation'], _HELD_OUT
+  return dataclasses.replace(
+    corpus,
+    source=unique(source, config.setting('source'), known),
+    validation=held_out and unique(held_out, name, ()),
   )
-  pairs = itertools.product(source.members(), validation.members())
-  if same := next(filter(None, itertools.starmap(_common, pairs)), ''):
-    raise UserError(
-      f'config.data.validation_source is {config.validation_source}, and {same} is also in '
-      f'config.data.source={config.source}; leave it out of one of them, because validation text '
-      'must not be trained on'
-    )
-  return Corpus(source, validation, 0.0, template=template)
 
 
-def _common(source: text.Source, validation: text.Source) -> str:
-  """Return the name of a text that is in both sources, or ''."""
-  if source.files() and validation.files():
-    return min({*source.files()} & {*validation.files()}, default='')
-  same = type(source) is type(validation) and source.fingerprint() == validation.fingerprint()
-  return 'its text' if same else ''
+def _open(
+  spec: str, config: DataConfig, rows: str, setting: str, splits: tuple[str, ...] = _HELD_OUT
+) -> text.Source:
+  text_field = text.CHAT if rows == 'chat' else config.text_field
+  return text.open_source(spec, text_field, setting, splits)
+
+
+class _Place(NamedTuple):
+  """A source of a run, or one of those that a key lists."""
+
+  setting: str
+  value: str  # of the setting
+  spec: str
+  source: text.Source | None  # None: its tokens are in a store, and it is not open
+
+
+def check_apart(texts: Iterable[tuple[DataConfig, Corpus | None]]) -> None:
+  """Check that each text of a run has one place, so that no text is held out and trained on.
+
+  A text is a file, whatever its name there and the form of the source. `texts` are the sources of
+  the run and what they name; None: a token store is read instead.
+
+  Raises:
+    UserError: a text has two places.
+  """
+  places: list[_Place] = []
+  for config, corpus in texts:
+    opened = (corpus.source, corpus.validation) if corpus else (None, None)
+    for key, source in zip(('source', 'validation_source'), opened, strict=True):
+      value = getattr(config, key)
+      specs = value.split(text.PLUS) if value else ()
+      members = source.members() if source else [None] * len(specs)
+      places += [
+        _Place(config.setting(key), value, spec.strip(), member)
+        for spec, member in zip(specs, members, strict=True)
+      ]
+  if len(places) < 2:
+    return
+  known: dict[Any, _Place] = {}
+  for place in places:
+    files = place.source.files() if place.source else ()
+    found = {packed.file_key(path): path for path in files} | {place.spec: place.spec}
+    for key, name in found.items():
+      if (other := known.get(key)) is None:
+        continue
+      if other.setting == place.setting:
+        raise UserError(
+          f'{place.setting} is {place.value}, which names {name} twice; leave one of them out'
+        )
+      raise UserError(
+        f'{place.setting} is {place.value}, and {name} is also in {other.setting}={other.value}; '
+        'leave it out of one of them, because a text is trained on once, or held out'
+      )
+    known |= dict.fromkeys(found, place)
 
 
 def is_validation(document: str, fraction: float | fractions.Fraction) -> bool:
@@ -236,7 +280,7 @@ def _ranges(lone: text.LoneText, split: str, start: int, stop: int) -> Iterator[
   """Yield the parts of about `UNIT_BYTES` of a split of the only text."""
   for begin, end in lone.divided(start, stop, UNIT_BYTES):
     if begin < end:
-      yield Range(split, begin, end, end == stop)
+      yield Range(split, begin, end, begin == start, end == stop)
 
 
 def _groups(parts: Iterable[tuple[_T, int]], size: int) -> Iterator[tuple[_T, ...]]:
@@ -254,30 +298,33 @@ def _groups(parts: Iterable[tuple[_T, int]], size: int) -> Iterator[tuple[_T, ..
 def _rendered(document: str, split: str, template: 'Template', bad: text.Bad) -> Iterator[Piece]:
   """Yield the text of a conversation, unless it cannot be written: then `bad` is called."""
   try:
-    found = template.render(json.loads(document))
+    found = template.render(json.loads(document), place=getattr(document, 'place', ''))
   except UserError as error:
     bad(error)
   else:
-    yield Piece(split, found.text, ends=True, answers=found.answers)
+    yield Piece(split, found.text, answers=found.answers)
 
 
 def _in_pieces(document: str, split: str) -> Iterator[Piece]:
   if len(document) <= _LONGEST_WHOLE:
-    yield Piece(split, document, ends=True)
+    yield Piece(split, document)
     return
 
   def chunks() -> Iterator[bytes]:
     for start in range(0, len(document), _CHUNK_CHARACTERS):
       yield document[start : start + _CHUNK_CHARACTERS].encode()
 
-  yield from _range_pieces(text.LoneText('a document', chunks), Range(split, 0, None, True))
+  yield from _range_pieces(
+    text.LoneText('a document', chunks), Range(split, 0, None, begins=True, ends=True)
+  )
 
 
 def _range_pieces(lone: text.LoneText, part: Range) -> Iterator[Piece]:
-  waiting = ''
+  waiting, begins = '', part.begins
   for piece in lone.pieces(part.start, part.stop):
     if waiting:
-      yield Piece(part.split, waiting, ends=False)
+      yield Piece(part.split, waiting, begins, ends=False)
+      begins = False
     waiting = piece
   if waiting:
-    yield Piece(part.split, waiting, ends=part.ends)
+    yield Piece(part.split, waiting, begins, part.ends)

@@ -75,11 +75,15 @@ def layout(path: str, head: bytes) -> str:
   if delimiter(path):
     return 'table'
   has_lines, is_json = _has_lines(path), unpacked_name(path).endswith('.json')
-  if (has_lines or is_json) and head.lstrip(b'\xef\xbb\xbf \t\r\n').startswith(b'['):
+  if (has_lines or is_json) and _starts_with(b'[', head):
     first, *others = _lines(head)
     if is_json or _value(first) is None or not others:
       return 'array'
   return 'lines' if has_lines else 'text'
+
+
+def _starts_with(character: bytes, head: bytes) -> bool:
+  return head.lstrip(b'\xef\xbb\xbf \t\r\n').startswith(character)
 
 
 def _has_lines(path: str) -> bool:
@@ -131,6 +135,11 @@ def _check_head(path: str, head: bytes) -> None:
       f'{path} has a JSON object on each line; rename it to end in .jsonl, so that each line is a '
       'document'
     )
+  if _starts_with(b'{', head):
+    raise UserError(
+      f'{path} is one JSON object, which is neither a text nor rows; give rows as a JSON array, or '
+      'one a line in a .jsonl file, or rename it to end in .txt to have it read as a text'
+    )
 
 
 def _lines(head: bytes) -> list[bytes]:
@@ -176,7 +185,7 @@ def _not_text(path: str, form: str) -> UserError:
   if form == 'UTF-16':
     command = f'iconv -f UTF-16 -t UTF-8 {name} > FILE.txt'
     return UserError(f'{path} is text in UTF-16; convert it to UTF-8: {command}')
-  return UserError(f'{path} is a {form} file, not text; leave it out of config.data.source')
+  return UserError(f'{path} is a {form} file, not text; leave it out of the source')
 
 
 def _has_nul(path: str, position: int, filled: bool) -> UserError:
@@ -184,8 +193,6 @@ def _has_nul(path: str, position: int, filled: bool) -> UserError:
     where = 'from the start' if not position else f'from byte {position} on'
     return UserError(
       f'{path} is filled with NUL bytes {where}, which a crash or a full disk can cause; copy it '
-      'again, or leave it out of config.data.source'
+      'again, or leave it out of the source'
     )
-  return UserError(
-    f'{path} is not text: its byte {position} is NUL; leave it out of config.data.source'
-  )
+  return UserError(f'{path} is not text: its byte {position} is NUL; leave it out of the source')

@@ -33,8 +33,7 @@ def _sources(data: DataConfig) -> list[DataConfig]:
   """Return the config of each source of a run, that with the largest weight in the end first."""
   if not data.mixture:
     return [data]
-  from tokenformer_jax.config.mixture import shares  # noqa: PLC0415 (only for mixtures)
-  from tokenformer_jax.data.mixture import source_configs  # noqa: PLC0415
+  from tokenformer_jax.config.mixture import shares, source_configs  # noqa: PLC0415 (only for mixtures)
 
   configs, weights = source_configs(data), shares(data.mixture).last
   return [configs[name] for name in sorted(configs, key=lambda name: -weights[name])]
@@ -46,7 +45,7 @@ def first_tokens(
   """Return the first tokens of documents, int32 [at most `needed`]; read no further document."""
   pieces, count = [np.zeros(0, np.int32)], 0
   for document in documents:
-    pieces.append(np.append(tokenizer.encode(document), np.int32(tokenizer.end_of_document)))
+    pieces.append(tokenizer.document(tokenizer.encode(document)))
     count += len(pieces[-1])
     if count >= needed:
       break

@@ -27,6 +27,8 @@ from tokenformer_jax.storage.retry import is_transient, retried
 _SUFFIXES = ('.jpg', '.jpeg', '.png')
 _TRAIN_FOLDERS, _VALIDATION_FOLDERS = ('train',), ('val', 'validation', 'test')
 _VALIDATION_SPLITS = ('validation', 'test')
+# Folders that systems and tools write. Names that begin with a dot are hidden as well.
+_SYSTEM_FOLDERS = ('__MACOSX', '@eaDir', '$RECYCLE.BIN', 'lost+found')
 # Read errors that concern one file, not the storage that holds it.
 _FILE_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
@@ -67,7 +69,7 @@ class Split(abc.ABC):
     """
 
     def is_validation(number: int) -> bool:
-      digest = hashlib.blake2b(self.key(number).encode(), digest_size=8).digest()
+      digest = hashlib.blake2b(os.fsencode(self.key(number)), digest_size=8).digest()
       return int.from_bytes(digest, 'little') < fraction * 2**64
 
     numbers = [i for i in range(len(self)) if is_validation(i) == validation]
@@ -220,7 +222,7 @@ def _tfds(name: str, data: DataConfig) -> ImageSet:
   except (UserError, TransientError):
     raise
   except Exception as error:  # TFDS raises exceptions of many types.
-    raise records.opening_error(name, error) from error
+    raise records.opening_error('config.data.source', name, error) from error
 
 
 def _records(builder: Any, name: str, dataset: str, data: DataConfig) -> ImageSet:
@@ -265,7 +267,8 @@ def _open_folder(name: str, data: DataConfig) -> ImageSet:
     return retried(lambda: _folder(root, data), f'listing {root}')
   except OSError as error:
     raise UserError(
-      f'config.data.source is folder:{root}, which cannot be listed ({paths.reason(error)})'
+      f'config.data.source is folder:{root}, and {error.filename or root} cannot be listed '
+      f'({paths.reason(error)})'
     ) from error
 
 
@@ -302,10 +305,14 @@ def _first_folder(root: Path, names: tuple[str, ...]) -> Path | None:
 def _files(root: Path, data: DataConfig) -> tuple[list[str], Files]:
   """Return the classes that have images below a folder, and the images."""
   classes, names, labels, others, empty = [], [], [], 0, []
-  for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-    everything = sorted(str(path.relative_to(root)) for path in folder.rglob('*') if path.is_file())
+  folders = sorted(path for path in root.iterdir() if path.is_dir())
+  hidden = sum(_is_hidden(folder.name) for folder in folders)
+  for folder in folders:
+    if _is_hidden(folder.name):
+      continue
+    everything, skipped = _names_below(folder, root)
     found = [name for name in everything if name.lower().endswith(_SUFFIXES)]
-    others += len(everything) - len(found)
+    others, hidden = others + len(everything) - len(found), hidden + skipped
     if not found:
       empty.append(folder.name)
       continue
@@ -321,7 +328,37 @@ def _files(root: Path, data: DataConfig) -> tuple[list[str], Files]:
     say(f'{sentence}; they are not counted as classes')
   if others:
     say(f'{root}: left out {counted(others, "file")} without an ending of {", ".join(_SUFFIXES)}')
+  if hidden:
+    say(f'{root}: left out {counted(hidden, "hidden name")} such as .ipynb_checkpoints or __MACOSX')
   return classes, Files(str(root), tuple(names), np.array(labels, np.int32))
+
+
+def _names_below(folder: Path, root: Path) -> tuple[list[str], int]:
+  """Return the sorted files below a class folder, relative to `root`, and the hidden names' number.
+
+  Links are followed. A folder that several links reach counts once, and a link to a folder above
+  the class is left out. A link to a missing file stays in: reading it reports a bad image.
+  """
+
+  def fail(error: OSError) -> None:
+    raise error
+
+  above = Path(os.path.realpath(root))
+  names, hidden, seen = [], 0, {str(above), *map(str, above.parents)}
+  for here, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+    real, below = os.path.realpath(here), os.path.relpath(here, root)
+    if real in seen:
+      folders.clear()  # os.walk does not enter what is not in this list.
+      continue
+    seen.add(real)
+    hidden += sum(map(_is_hidden, (*folders, *files)))
+    folders[:] = sorted(name for name in folders if not _is_hidden(name))
+    names += [os.path.join(below, name) for name in files if not _is_hidden(name)]
+  return sorted(names), hidden
+
+
+def _is_hidden(name: str) -> bool:
+  return name.startswith('.') or name in _SYSTEM_FOLDERS
 
 
 # The function that opens a form of source, by the word before the colon of `data.source`.

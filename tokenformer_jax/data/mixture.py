@@ -22,23 +22,22 @@ import itertools
 import json
 import math
 import os
-import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tokenformer_jax.config import DataConfig, Sources
-from tokenformer_jax.config.mixture import Shares, shares
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config.mixture import Shares, shares, source_configs
 from tokenformer_jax.data import order, store, tokenizers
-from tokenformer_jax.data.corpus import Corpus, open_corpus
+from tokenformer_jax.data.corpus import Corpus, check_apart
 from tokenformer_jax.data.order import Position
 from tokenformer_jax.data.shards import Store, Tokens
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.messages import say
-from tokenformer_jax.storage import paths, retry
+from tokenformer_jax.storage import paths, retry, sealed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,6 +317,7 @@ def open_mixture(data: DataConfig, seed: int, tokenizer: Tokenizer | None = None
     UserError: a source cannot be read, or is too short for one sequence.
   """
   weights = shares(data.mixture)
+  _check_apart(data, stored=[name for name, one in data.mixture.items() if one.store])
   if tokenizer is None:
     tokenizer = _stored_tokenizer(data) or _find_tokenizer(data)
   stores = {}
@@ -333,6 +333,7 @@ def make_stores(data: DataConfig, out: str | None, **options: Any) -> dict[str, 
 
   `out` is a folder for all of them, each in a folder of its name; None: where the config has them.
   """
+  _check_apart(data)
   named = next((one for one in source_configs(data).values() if one.store), None)
   made = not out and named and paths.exists(store.store_folder(named) / 'meta.json')
   tokenizer, stores = (made and _stored_tokenizer(data)) or _find_tokenizer(data), {}
@@ -359,34 +360,25 @@ def store_folders(data: DataConfig) -> dict[str, paths.Path]:
   return folders
 
 
-def source_configs(data: DataConfig) -> dict[str, DataConfig]:
-  """Return the config of each source by name, as that of a run on it alone."""
-  stored = sum(bool(source.store) for source in data.mixture.values())
-  return {
-    name: dataclasses.replace(
-      data,
-      source=data.mixture[name].source,
-      rows=data.mixture[name].rows,
-      validation_source=data.mixture[name].validation_source,
-      store=data.mixture[name].store,
-      cache_gb=data.cache_gb / max(1, stored),
-      mixture=Sources(),
-    )
-    for name in sorted(data.mixture)
-  }
+def _check_apart(data: DataConfig, stored: Collection[str] = ()) -> None:
+  """Check that each text of a mixture has one place; that of `stored` sources is not read."""
+  found: list[tuple[DataConfig, Corpus | None]] = []
+  for name, one in source_configs(data).items():
+    with _naming(name):
+      found.append((one, None if name in stored else store.open_text(one)))
+  retry.retried(lambda: check_apart(found), 'looking for text that two sources of a mixture have')
 
 
 @contextlib.contextmanager
 def _naming(name: str) -> Iterator[None]:
-  """Name the keys of a source in the messages of errors about it."""
+  """Name a source in the messages of errors about it."""
+  path = f'config.data.mixture.{name}'
   try:
     yield
   except UserError as error:
-    path = rf'config.data.mixture.{name}.\1'
-    message = re.sub(r'config\.data\.(source|validation_source|store)\b', path, str(error))
-    if message == str(error):
-      message = f'config.data.mixture.{name}: {message}'
-    raise UserError(message) from error
+    if f'{path}.' in str(error):
+      raise
+    raise UserError(f'{path}: {error}') from error
 
 
 def _stored_tokenizer(data: DataConfig) -> Tokenizer | None:
@@ -424,7 +416,7 @@ def _weighted(data: DataConfig) -> dict[str, Corpus]:
   for name, one in source_configs(data).items():
     if name in weights:
       with _naming(name):
-        corpora[name] = retry.retried(lambda one=one: open_corpus(one), f'opening {one.source}')
+        corpora[name] = store.open_text(one)
   return corpora
 
 
@@ -439,7 +431,7 @@ def _bpe_file(data: DataConfig, size: int, corpora: Mapping[str, Corpus]) -> Pat
 
 def _read_bpe(path: Path) -> Tokenizer | None:
   with contextlib.suppress(OSError, ValueError, LookupError, UserError):
-    return tokenizers.from_json(json.loads(path.read_text('utf-8')))
+    return tokenizers.from_json(sealed.load(path.read_bytes()))
   return None
 
 
@@ -457,7 +449,7 @@ def _trained_bpe(data: DataConfig, size: int) -> Tokenizer:
   with contextlib.suppress(OSError):  # Another start then trains it again.
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f'.{os.getpid()}')
-    temporary.write_text(json.dumps(made.to_json()), 'utf-8')
+    temporary.write_text(sealed.dump(made.to_json()), 'utf-8')
     temporary.replace(path)
   return made
 

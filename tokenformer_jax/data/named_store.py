@@ -1,6 +1,6 @@
 """Open the token store that `config.data.store` names, in a file system or in a bucket."""
 
-import re
+import dataclasses
 from pathlib import Path
 
 from tokenformer_jax.config import DataConfig
@@ -10,11 +10,6 @@ from tokenformer_jax.data.shards import ChangedError, Store
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.storage import paths
-
-_OF_STORE = re.compile(
-  r'meta\.json|\d{5,}\.json|(\d{5,}\.)?(train|validation)\.tokens|'
-  rf'{re.escape(shards.TEMPORARY)}.*'
-)
 
 
 def open_named(config: DataConfig, tokenizer: Tokenizer | None, cache: Path) -> Store:
@@ -26,7 +21,7 @@ def open_named(config: DataConfig, tokenizer: Tokenizer | None, cache: Path) -> 
     UserError: there is no store, it has changed, or it is of another text or tokenizer.
     TransientError: reading it kept failing with errors that may pass.
   """
-  path, name = folder(config), f'config.data.store is {config.store}'
+  path, name = folder(config), f'{config.setting("store")} is {config.store}'
   made = 'make it with `tokenformer prepare` from the same config'
   share = int(config.cache_gb * 1e9) // max(1, config.workers)  # Each process has its own cache.
   try:
@@ -34,7 +29,8 @@ def open_named(config: DataConfig, tokenizer: Tokenizer | None, cache: Path) -> 
   except FileNotFoundError as error:
     raise UserError(f'{name}, where there is no complete token store; {made}') from error
   except ChangedError as error:
-    raise UserError(f'{name}, and {error}; remove that folder and {made}') from error
+    advice = shards.repair(path, f'remove that folder and {made}')
+    raise UserError(f'{name}, and {error}; {advice}') from error
   except paths.errors(path) as error:
     if isinstance(error, TransientError):
       raise
@@ -42,8 +38,8 @@ def open_named(config: DataConfig, tokenizer: Tokenizer | None, cache: Path) -> 
   for key, value in store.made_from.items():
     if (own := getattr(config, key)) != value and (key != 'tokenizer' or tokenizers.bpe_size(own)):
       raise UserError(
-        f'{name}, which was made with config.data.{key}={value}, and here it is {own or "empty"}; '
-        f'set the key to that value, or name another store'
+        f'{name}, which was made with {config.setting(key)}={value}, and here it is '
+        f'{own or "empty"}; set the key to that value, or name another store'
       )
   template = find_template(config) if config.rows == 'chat' else None
   if (template and template.fingerprint) != (store.chat and Template(**store.chat).fingerprint):
@@ -60,7 +56,15 @@ def open_named(config: DataConfig, tokenizer: Tokenizer | None, cache: Path) -> 
       f'{name}, a store of another tokenizer (fingerprint {store.tokenizer.fingerprint}) than that '
       f'of this run ({tokenizer.fingerprint}); name a store of the same tokenizer'
     )
-  return store
+  if tokenizer is None:
+    return store
+  if tokenizer.document_fingerprint != store.tokenizer.document_fingerprint:
+    here, there = ([*one.opening, '…', one.end_of_document] for one in (tokenizer, store.tokenizer))
+    raise UserError(
+      f'{name}, whose documents begin and end as {there}, and those of this run as {here}, by its '
+      f'tokenizer; {made}'
+    )
+  return dataclasses.replace(store, tokenizer=tokenizer)
 
 
 def folder(config: DataConfig) -> paths.Path:
@@ -71,13 +75,7 @@ def folder(config: DataConfig) -> paths.Path:
 
 def check_folder(path: paths.Path) -> None:
   """Check that a folder is empty, not there, or has files of a store and no others."""
-  try:
-    names = [*paths.listed(path)]
-  except FileNotFoundError:
-    return
-  except NotADirectoryError:
-    names = [path.name]
-  if other := next((name for name in names if not _OF_STORE.fullmatch(name)), ''):
+  if other := shards.foreign(path):
     raise UserError(
       f'{path} has {other}, which does not belong to a token store; name a new folder '
       'with --out or config.data.store'

@@ -340,8 +340,8 @@ def check_store(store: Store, data: DataConfig) -> None:
   if data.documents != 'joined' and store.divided:
     raise UserError(
       f'config.data.documents is {data.documents}, and {counted(store.divided, "conversation")} of '
-      f"{data.source} have the tokenizer's end of document inside; set it to joined, or end turns "
-      'with another token in config.data.chat_template'
+      f"{data.source} have the tokenizer's end of document inside, or the token that begins one; "
+      'set it to joined, or part turns by another token in config.data.chat_template'
     )
 
 

@@ -9,10 +9,11 @@ import contextlib
 import functools
 import gzip
 import io
+import os
 import shlex
 import zlib
 from collections.abc import Iterator
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import zstandard
 
@@ -104,6 +105,15 @@ def identity(path: str) -> tuple[str, int, int | str]:
   """Return name, size and modification time of a file (in a bucket: the object's tag)."""
   with reading(path):
     return retried(lambda: paths.identity(path), f'looking at {path}')
+
+
+def file_key(path: str) -> Any:
+  """Return a value that is equal for all names of a file; an object in a bucket has one name."""
+  if paths.in_bucket(path):
+    return path
+  with reading(path):
+    stat = retried(lambda: os.stat(path), f'looking at {path}')
+  return stat.st_dev, stat.st_ino
 
 
 @contextlib.contextmanager

@@ -29,22 +29,26 @@ class PartWriter:
     self._tokenizer = tokenizer
 
   def add(self, piece: Piece, ids: np.ndarray) -> None:
-    """Append the ids of a piece and, if the piece ends its document, the end of document."""
+    """Append the ids of a piece, and those that begin or end its document where it does."""
     if piece.answers is not None:
       self._add_chat(piece, ids)
       return
-    if piece.ends:
-      ids = np.append(ids, self._tokenizer.end_of_document)
+    ids = self._tokenizer.document(ids, begins=piece.begins, ends=piece.ends)
     self._check(ids)
     self._write(ids.astype(self._dtype))
     self.bytes += len(piece.text.encode())
     self.documents += piece.ends
 
   def _add_chat(self, piece: Piece, ids: np.ndarray) -> None:
-    """Append a conversation and, unless it has one, its end, with the loss of the last token."""
+    """Append a conversation, and unless it has them the ids that begin and end a document.
+
+    Those at the beginning carry no loss, and the end that of the last token.
+    """
     from tokenformer_jax.data import marks  # noqa: PLC0415 (only for conversations)
 
-    end = self._tokenizer.end_of_document
+    end, opening = self._tokenizer.end_of_document, np.array(self._tokenizer.opening, np.int32)
+    if not np.array_equal(marks.plain(ids)[: len(opening)], opening):
+      ids = np.concatenate([marks.flip(opening), ids])
     if marks.plain(ids)[-1] != end:
       ids = np.append(ids, end if ids[-1] >= 0 else marks.flip(end))
     self._check(marks.plain(ids))
@@ -52,7 +56,8 @@ class PartWriter:
     self.bytes += sum(len(piece.text[start:stop].encode()) for start, stop in piece.answers)
     self.documents += 1
     self.answers += int((ids >= 0).sum())
-    self.divided += bool((marks.plain(ids)[1:-1] == end).any())
+    inside = marks.plain(ids)[1 : None if len(opening) else -1]
+    self.divided += bool((inside == self._tokenizer.boundary).any())
 
   def _check(self, ids: np.ndarray) -> None:
     if ids.max(initial=0) >= self._tokenizer.size:

@@ -26,11 +26,11 @@ def read(examples: Sequence[Any], number: int) -> Any:
     raise
 
 
-def opening_error(name: str, error: Exception) -> UserError:
-  """Return the error for a set `tfds:NAME` that TFDS cannot open."""
+def opening_error(setting: str, name: str, error: Exception) -> UserError:
+  """Return the error for a setting `tfds:NAME`, a set that TFDS cannot open."""
   reason = str(error).strip().partition('\n')[0]
   return UserError(
-    f'config.data.source is tfds:{name}, which cannot be opened ({reason}); prepare it with '
+    f'{setting} is tfds:{name}, which cannot be opened ({reason}); prepare it with '
     f'`tfds build {name} --file_format=array_record`, or point the environment variable '
     'TFDS_DATA_DIR at the folder where it is prepared in that format'
   )

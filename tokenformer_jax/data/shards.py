@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -28,18 +29,21 @@ from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.corpus import SPLITS
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.storage import paths, retry
+from tokenformer_jax.storage import paths, retry, sealed
 
-FORMAT = 2  # of meta.json
+FORMAT = 3  # of meta.json; a file of an earlier one has no digest of itself
 BLOCK = 4 * 2**20  # bytes of a block, so 2 TB of tokens have 8 MB of digests
 # Keys of `data` that a store depends on.
 MADE_FROM = (
   *('source', 'validation_source', 'text_field', 'validation_fraction', 'deduplicate'),
   'tokenizer',
 )
-REPAIR = 'remove that folder, and the next run builds the store again from its source'
+_REPAIR = 'remove that folder, and the next run builds the store again from its source'
 
 TEMPORARY = '.tmp-'  # begins the name of a folder inside a store for files that are being written
+_OF_STORE = re.compile(
+  rf'meta\.json|\d{{5,}}\.json|(\d{{5,}}\.)?(train|validation)\.tokens|{re.escape(TEMPORARY)}.*'
+)
 _CHECK_SECONDS = 0.2  # how long opening a store compares blocks with their digests
 
 
@@ -235,9 +239,9 @@ def read_index(path: paths.Path) -> Index:
     FileNotFoundError, or any error of the storage: it cannot be read.
     ChangedError: it is damaged or has another format.
   """
-  text = retry.retried(lambda: (path / 'meta.json').read_text('utf-8'), f'reading {path}')
+  data = retry.retried(lambda: (path / 'meta.json').read_bytes(), f'reading {path}')
   try:
-    meta = json.loads(text)
+    meta = json.loads(data)
     if meta['format'] == 1:
       splits = {
         split: {**counts, 'digests': meta['blocks'][split]}
@@ -246,13 +250,15 @@ def read_index(path: paths.Path) -> Index:
       shard = {'name': '', 'splits': splits, 'bad': ()}
       kept = {key: meta[key] for key in ('dtype', 'tokenizer', 'digest')}
       return Index({}, **kept, shards=(Shard.from_json(shard),))
-    if meta['format'] != FORMAT:
+    if meta['format'] == FORMAT:
+      meta = sealed.load(data)
+    elif meta['format'] != 2:
       raise ChangedError(f'{path} has the format {meta["format"]!s:.20}, not {FORMAT}')
     index = Index(**{**meta, 'shards': tuple(map(Shard.from_json, meta['shards']))})
     # These raise if the index names a dtype that is none, or lacks a split.
     np.dtype(index.dtype), [shard.splits[split] for shard in index.shards for split in SPLITS]
     return index
-  except (ValueError, LookupError, TypeError, AttributeError) as error:
+  except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
     raise ChangedError(f'{path}/meta.json is damaged') from error
 
 
@@ -328,13 +334,32 @@ def verify(path: paths.Path) -> int:
       raise ChangedError(f'{path}/meta.json is damaged')
     return sum(index.total(split, 'tokens') for split in SPLITS)
   except ChangedError as error:
-    raise UserError(f'{error}; {REPAIR}') from error
+    raise UserError(f'{error}; {repair(path, _REPAIR)}') from error
   except FileNotFoundError as error:
     raise UserError(
-      f'{path} is not a complete token store: {error.filename or error} is missing; {REPAIR}'
+      f'{path} is not a complete token store: {error.filename or error} is missing; name another '
+      'folder, or complete this one by the command that began it'
     ) from error
   except paths.errors(path) as error:
     raise UserError(f'{path} cannot be read ({paths.reason(error)})') from error
+
+
+def foreign(path: paths.Path) -> str:
+  """Return the name of something in a folder that does not belong to a token store, or ''."""
+  try:
+    names = [*paths.listed(path)]
+  except FileNotFoundError:
+    return ''
+  except NotADirectoryError:
+    names = [path.name]
+  return next((name for name in names if not _OF_STORE.fullmatch(name)), '')
+
+
+def repair(path: paths.Path, advice: str) -> str:
+  """Return the advice to remove a damaged store, or another one if a folder may be no store."""
+  if other := foreign(path):
+    return f'{other} is there as well, which belongs to no token store; name the folder of a store'
+  return advice
 
 
 def _verified(path: paths.Path, index: Index) -> Iterator[bytes]:
@@ -428,11 +453,11 @@ def flush(file: IO[Any]) -> None:
   os.fsync(file.fileno())
 
 
-def put_json(folder: paths.Path, name: str, value: Any) -> None:
-  """Write a file of JSON values into a store, where it appears as a whole."""
+def put_json(folder: paths.Path, name: str, values: dict[str, Any]) -> None:
+  """Write a sealed file into a store, where it appears as a whole."""
   with temporary_folder(folder) as temporary:
     with open(temporary / name, 'w', encoding='utf-8') as file:
-      json.dump(value, file)
+      file.write(sealed.dump(values))
       flush(file)
     paths.put(temporary / name, folder / name)
 

@@ -13,7 +13,6 @@ import dataclasses
 import errno
 import functools
 import hashlib
-import json
 import os
 import pkgutil
 import re
@@ -32,7 +31,7 @@ from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.runs import lease
-from tokenformer_jax.storage import paths, retry
+from tokenformer_jax.storage import paths, retry, sealed
 
 _FORMAT = 1  # version of the tokenization
 NAMED_BAD = 100  # documents that cannot be read, of those that the index describes a shard's
@@ -63,7 +62,7 @@ def prepare(
     from tokenformer_jax.data import named_store  # noqa: PLC0415 (only for such runs)
 
     return named_store.open_named(config, tokenizer, cache_folder(config))
-  return _build(_Builder(config, _open_text(config), progress, tokenizer))
+  return _build(_Builder(config, open_text(config), progress, tokenizer))
 
 
 def make(
@@ -84,13 +83,14 @@ def make(
   Raises:
     as `prepare`.
   """
-  corpus = _open_text(config)
+  corpus = open_text(config)
   if skip_bad:
     corpus = dataclasses.replace(corpus, bad=text.ignore)
   return _build(_Builder(config, corpus, progress, tokenizer, workers, beam))
 
 
-def _open_text(config: DataConfig) -> Corpus:
+def open_text(config: DataConfig) -> Corpus:
+  """Open the text of a run as `open_corpus` does, and try again where storage fails for a while."""
   return retry.retried(lambda: open_corpus(config), f'opening {config.source}')
 
 
@@ -100,9 +100,11 @@ def _build(builder: '_Builder') -> Store:
   if builder.config.store:
     remedy = 'name another --out, a'
   try:
-    return retry.retried(
+    store = retry.retried(
       lambda: builder.find() or builder.build(), f'preparing the token store {builder.path}'
     )
+    # What else a folder says, such as how texts end, may differ: it does not change a store.
+    return dataclasses.replace(store, tokenizer=builder.tokenizer or store.tokenizer)
   except OSError as error:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
       raise UserError(
@@ -220,7 +222,7 @@ class _Builder:
       _FORMAT,
       self.corpus.fingerprint(),
       config.text_field,
-      tokenizer.fingerprint if tokenizer else config.tokenizer,
+      tokenizer.document_fingerprint if tokenizer else config.tokenizer,
       self.corpus.fraction,
     )
     digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
@@ -293,7 +295,8 @@ class _Builder:
 
   def _key(self, unit: Unit, tokenizer: Tokenizer) -> str:
     """Return a hash of everything that determines a shard."""
-    return text.digest((_FORMAT, unit.fingerprint(), self.config.text_field, tokenizer.fingerprint))
+    fingerprint = tokenizer.document_fingerprint
+    return text.digest((_FORMAT, unit.fingerprint(), self.config.text_field, fingerprint))
 
   def _write_shards(self, jobs: list['Job'], tokenizer: Tokenizer) -> list[Shard]:
     """Write the shards that are not there yet, and return all."""
@@ -339,21 +342,25 @@ class _Builder:
     documents = {split: index.total(split, 'documents') for split in SPLITS}
     if not sum(documents.values()):
       raise UserError(
-        f'config.data.source is {self.config.source}, which holds no text; name another source'
+        f'{self.config.setting("source")} is {self.config.source}, which holds no text; name '
+        'another source'
       )
     for split in SPLITS:
       if documents[split]:
         continue
       if other := self.config.validation_source:
-        name = {'train': 'source', 'validation': 'validation_source'}[split]
+        key = {'train': 'source', 'validation': 'validation_source'}[split]
         spec = {'train': self.config.source, 'validation': other}[split]
-        raise UserError(f'config.data.{name} is {spec}, which holds no text; name another source')
+        raise UserError(
+          f'{self.config.setting(key)} is {spec}, which holds no text; name another source'
+        )
       total = counted(sum(documents.values()), 'document')
       raise UserError(
         f'the {split} split of {self.config.source} is empty, because splits take whole documents '
         f'and the source has {total}; add documents (a text file is one, a line of a .jsonl file '
         'is one), change config.data.validation_fraction from '
-        f'{self.config.validation_fraction}, or name another text in config.data.validation_source'
+        f'{self.config.validation_fraction}, or name another text in '
+        f'{self.config.setting("validation_source")}'
       )
     if exception := self.corpus.exception():
       train, held_out = (documents[split] for split in SPLITS)
@@ -378,7 +385,7 @@ class Job:
     if name not in found:
       return None
     try:
-      record = json.loads((self.folder / name).read_text('utf-8'))
+      record = sealed.load((self.folder / name).read_bytes())
       shard = Shard.from_json(record['shard'])
       whole = all(
         found.get(shard.file(split)) == part.tokens * np.dtype(self.dtype).itemsize

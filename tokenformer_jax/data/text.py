@@ -76,9 +76,9 @@ class Source(abc.ABC):
     del size
     yield self, 0
 
-  def files(self) -> tuple[str, ...]:
-    """Return the paths of the files of a source that is files, else nothing."""
-    return ()
+  @abc.abstractmethod
+  def files(self) -> Iterable[str]:
+    """Return the paths of the files that have the documents, in a file system or in a bucket."""
 
   def members(self) -> 'tuple[Source, ...]':
     """Return the sources of a list, or the source itself."""
@@ -90,7 +90,7 @@ class Source(abc.ABC):
     if len(first) != 1:
       return None
     content = first[0].encode()
-    return LoneText('the only document of config.data.source', lambda: iter([content]))
+    return LoneText('the only document of the source', lambda: iter([content]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,9 +193,10 @@ SOURCES = {
   'tfds': 'tokenformer_jax.data.text_tfds:open_tfds',
 }
 _LIST = 'tokenformer_jax.data.text_list:open_list'
-_PLUS = ' + '  # between the sources of a list
+PLUS = ' + '  # between the sources of a list
 CHAT = '\0chat'  # in place of the name of a field: each row is a conversation
 _CHAT_ROWS = 'tokenformer_jax.data.chat_rows'
+_CHAT_FIELDS = {'messages', 'prompt', 'conversations', 'conversation'}
 _WITHOUT_CHAT = ('stdlib', 'tfds')
 
 
@@ -215,9 +216,9 @@ def open_source(
   Raises:
     UserError: the spec has another form, matches nothing, or matches a table or an archive.
   """
-  if _PLUS in spec:
+  if PLUS in spec:
     one = functools.partial(open_source, text_field=text_field, setting=setting, splits=splits)
-    return pkgutil.resolve_name(_LIST)(spec.split(_PLUS), one)
+    return pkgutil.resolve_name(_LIST)(spec.split(PLUS), one)
   form, _, name = spec.partition(':')
   if spec != 'stdlib' and not (form in SOURCES and name and form != 'stdlib'):
     raise UserError(
@@ -250,10 +251,11 @@ def digest(value: Any) -> str:
 
 def field(values: dict[str, Any], text_field: str, place: str) -> str:
   """Return the document in a field of a row; `place` names the row in messages."""
+  chat = '; for conversations set config.data.rows=chat' if _CHAT_FIELDS & {*values} else ''
   if text_field not in values:
     raise UserError(
       f'{place} has no field {text_field!r} (config.data.text_field)'
-      f'{nearest(text_field, values) if values else ""}'
+      f'{chat or (nearest(text_field, values) if values else "")}'
     )
   text = values[text_field]
   if isinstance(text, bytes):
@@ -261,7 +263,7 @@ def field(values: dict[str, Any], text_field: str, place: str) -> str:
   if not isinstance(text, str):
     raise UserError(
       f'{place} has a {type(text).__name__} in the field {text_field!r} (config.data.text_field); '
-      'it must be text'
+      f'it must be text{chat}'
     )
   try:
     if not text.isascii():
@@ -290,5 +292,5 @@ def decode(data: bytes | bytearray, place: str, offset: int = 0) -> str:
   except UnicodeDecodeError as error:
     raise UserError(
       f'{place} is not UTF-8 (byte {offset + error.start} is 0x{data[error.start]:02x}); convert '
-      'it, or leave it out of config.data.source'
+      'it, or leave it out of the source'
     ) from error

@@ -175,7 +175,7 @@ def too_long(path: str) -> UserError:
   return UserError(
     f'{path} has a document of more than {most >> 20} MiB, the limit for one document{share}, '
     'because a document is held in memory; split the text into lines of a .jsonl file, or make it '
-    'the only file of config.data.source, which is read in pieces'
+    'the only file of the source, which is read in pieces'
   )
 
 
@@ -188,7 +188,7 @@ def _documents(path: str, text_field: str) -> Iterator[str | UserError]:
   if layout == 'text' and text_field == CHAT:
     raise UserError(
       f'{path} is one text, and config.data.rows=chat needs rows; name JSON lines (.jsonl) or a '
-      'JSON array, or leave it out of config.data.source'
+      'JSON array, or leave it out of the source'
     )
   if layout == 'text':
     yield decode(_whole(path, chunks), path)

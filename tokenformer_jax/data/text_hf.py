@@ -7,10 +7,12 @@ library `datasets`. A folder is read where it is: one in the layout of the hub, 
 
 import dataclasses
 import functools
+import glob
 import importlib.util
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,6 +21,8 @@ from tokenformer_jax.data import packed
 from tokenformer_jax.data.text import Source, columns, digest, document
 from tokenformer_jax.errors import TransientError, UserError, nearest
 from tokenformer_jax.storage import paths, retry
+
+_PART = re.compile(r'-(\d{5})-of-(\d{5})(?=[^/]*$)')  # of the name of a file
 
 
 def open_hf(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -> 'Hf':
@@ -44,9 +48,13 @@ class Rows(Source):
   text_field: str
   identity: Any  # of which the fingerprint is made
   size: int  # bytes
+  paths: tuple[str, ...]  # of the files that have the rows
 
   def fingerprint(self) -> str:
     return digest(self.identity)
+
+  def files(self) -> tuple[str, ...]:
+    return self.paths
 
   def parts(self, size: int) -> Iterator[tuple[Source, int]]:
     count = getattr(self.rows, 'num_shards', None)  # A set that is read in place has its files.
@@ -86,6 +94,9 @@ class Hf(Source):
   def fingerprint(self) -> str:
     """Return a hash of the set's own hash, which is its commit on the hub, or of its files."""
     return self._rows.fingerprint()
+
+  def files(self) -> tuple[str, ...]:
+    return self._rows.files()
 
   def parts(self, size: int) -> Iterator[tuple[Source, int]]:
     return self._rows.parts(size)
@@ -131,15 +142,30 @@ class Hf(Source):
     builder = datasets.load_dataset_builder(name, config)
     if os.path.isdir(name):
       split = self._choose(builder.config.data_files)
-      files = [packed.identity(path) for path in builder.config.data_files[split]]
+      found = tuple(map(str, builder.config.data_files[split]))
+      self._check_complete(found)
+      files = [packed.identity(path) for path in found]
       rows, size = builder.as_streaming_dataset(split), sum(size for _, size, _ in files)
-      return Rows(f'hf:{self.name}', rows, self.text_field, (files, config), size)
+      return Rows(f'hf:{self.name}', rows, self.text_field, (files, config), size, found)
     builder.download_and_prepare()
     split = self._choose(builder.info.splits)
     return self._of_arrow(builder.as_dataset(split), (builder.hash, config, split))
 
   def _of_arrow(self, rows: Any, identity: Any) -> Rows:
-    return Rows(f'hf:{self.name}', rows, self.text_field, identity, rows.data.nbytes)
+    files = tuple(file['filename'] for file in rows.cache_files)
+    return Rows(f'hf:{self.name}', rows, self.text_field, identity, rows.data.nbytes, files)
+
+  def _check_complete(self, files: Iterable[str]) -> None:
+    """Check that a file NAME-00000-of-00002… has the others beside it."""
+    parts = [(path[: part.start()], part[2]) for path in files if (part := _PART.search(path))]
+    for name, count in dict.fromkeys(parts):
+      beside = glob.glob(f'{glob.escape(name)}-*-of-{count}*')
+      found = {part[1] for path in beside if (part := _PART.search(path))}
+      if len(found) < int(count):
+        raise UserError(
+          f'{self._spec} has {len(found)} of the {int(count)} files {name}-…-of-{count}; download '
+          'the rest, or name those to read as parquet:GLOB or files:GLOB'
+        )
 
   def _saved(self, folder: str) -> str:
     """Return the folder in which `save_to_disk` wrote the split, or '' if it wrote none here."""

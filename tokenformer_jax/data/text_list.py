@@ -24,6 +24,10 @@ class Sources(Source):
   def fingerprint(self) -> str:
     return digest([source.fingerprint() for source in self.sources])
 
+  def files(self) -> Iterator[str]:
+    for source in self.sources:
+      yield from source.files()
+
   def parts(self, size: int) -> Iterator[tuple[Source, int]]:
     for source in self.sources:
       yield from source.parts(size)

@@ -117,7 +117,7 @@ def _table(path: str, size: int) -> 'Iterator[parquet.ParquetFile]':
   except (pyarrow.ArrowException, OSError) as error:  # OSError: a page cannot be unpacked.
     raise UserError(
       f'{path} is damaged or is not a Parquet file ({retry.one_line(error)}); copy it again, or '
-      'leave it out of config.data.source'
+      'leave it out of the source'
     ) from error
   finally:
     file.close()

@@ -13,8 +13,7 @@ from tokenformer_jax.storage.retry import retried
 
 def open_tfds(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -> 'Tfds':
   """Return the source `tfds:NAME`; see `text.SOURCES`."""
-  del setting
-  return Tfds(name, text_field, splits)
+  return Tfds(name, text_field, setting, splits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +22,7 @@ class Tfds(Source):
 
   name: str
   text_field: str = 'text'
+  setting: str = 'config.data.source'
   splits: tuple[str, ...] = ('train',)  # in order of preference; the first existing one is read
 
   @functools.cached_property
@@ -39,13 +39,17 @@ class Tfds(Source):
     except TransientError:
       raise
     except Exception as error:  # TFDS raises exceptions of many types.
-      raise records.opening_error(self.name, error) from error
+      raise records.opening_error(self.setting, self.name, error) from error
 
   def fingerprint(self) -> str:
     """Return a hash of the name, the configuration, the version, and the sizes."""
     info = self._examples.dataset_info
     split = info.splits[self._examples.split]
     return digest((info.full_name, split.num_bytes, tuple(split.shard_lengths)))
+
+  def files(self) -> list[str]:
+    found = self._examples
+    return list(map(str, found.dataset_info.splits[found.split].filepaths))
 
   def _texts(self) -> Iterator[str]:
     for i in range(len(self._examples)):

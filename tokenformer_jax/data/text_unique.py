@@ -8,6 +8,7 @@ bytes a document while the text is read, and about 50 bytes a document while the
 import dataclasses
 import functools
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -25,20 +26,23 @@ class Unique(Source):
 
   Attributes:
     name: of the source, for messages.
-    known: a source whose documents count as earlier ones, or None.
+    known: sources whose documents count as earlier ones.
     size: of the parts, in bytes.
   """
 
   source: Source
   name: str
-  known: Source | None
+  known: tuple[Source, ...]
   size: int
 
   def members(self) -> tuple[Source, ...]:
     return self.source.members()
 
+  def files(self) -> Iterable[str]:
+    return self.source.files()
+
   def fingerprint(self) -> str:
-    known = self.known.fingerprint() if self.known else None
+    known = [source.fingerprint() for source in self.known]
     return digest(('unique', self.source.fingerprint(), known))
 
   def lone(self, bad: Bad = refuse) -> LoneText | None:
@@ -60,10 +64,11 @@ class Unique(Source):
     """The numbers of the repeated documents of each part, ascending."""
     say(f'looking for documents of {self.name} that repeat an earlier one')
     digests, ends = bytearray(), []
-    if self.known and (lone := self.known.lone(ignore)):
-      digests += _digest(lone.chunks())
-    elif self.known:
-      _add(digests, self.known)
+    for known in itertools.chain(*(source.members() for source in self.known)):
+      if lone := known.lone(ignore):
+        digests += _digest(lone.chunks())
+      else:
+        _add(digests, known)
     first = len(digests) // _DIGEST_BYTES
     for part, _ in self.source.parts(self.size):
       ends.append(_add(digests, part))
@@ -91,6 +96,9 @@ class _Without(Source):
 
   def fingerprint(self) -> str:
     return digest((self.source.fingerprint(), self.repeated))
+
+  def files(self) -> Iterable[str]:
+    return self.source.files()
 
   def _texts(self) -> Iterator[str | UserError]:
     repeated, number = frozenset(self.repeated), 0

@@ -9,13 +9,14 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers as hf
 
+from tokenformer_jax.data import special_tokens
 from tokenformer_jax.errors import UserError
 
 Spans = Sequence[tuple[int, int]]
@@ -39,15 +40,17 @@ class Tokenizer(abc.ABC):
   Attributes:
     size: the number of ids; every id is smaller.
     end_of_document: the id that ends a document. Encoding never adds it.
-    begin: the ids before a text that a model continues or scores. It is the end of a document, as
-      in training, or what the model of a folder was trained with, which may be none.
+    begin: the ids before a text that a model continues or scores: those that the file adds, or else
+      the end of the document before. The model of a folder may have none.
     ends: the ids that end a written text, the end of a document first.
+    special_ids: the ids of special tokens that a folder names, such as `pad_token`.
   """
 
   size: int
   end_of_document: int
   begin: tuple[int, ...]
   ends: tuple[int, ...]
+  special_ids: Mapping[str, int] = {}
 
   @abc.abstractmethod
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -74,9 +77,27 @@ class Tokenizer(abc.ABC):
     return self.encode_batch([text])[0]
 
   def start(self, ids: np.ndarray) -> np.ndarray:
-    """Return the ids of a text after those that begin it; never nothing."""
+    """Return the ids of a text after those that begin it, unless it has them; never nothing."""
     begin = self.begin or (() if len(ids) else (self.end_of_document,))
-    return np.append(np.array(begin, np.int32), ids)
+    has_begin = len(ids) and np.array_equal(ids[: len(begin)], begin)
+    return ids if has_begin else np.append(np.array(begin, np.int32), ids)
+
+  @property
+  def opening(self) -> tuple[int, ...]:
+    """Return the ids before each document in training: `begin`, unless the last end is the same."""
+    return () if self.begin == (self.end_of_document,) else self.begin
+
+  @property
+  def boundary(self) -> int:
+    """Return the id that begins a document in training, which no other place of it has."""
+    return (self.begin or (self.end_of_document,))[0]
+
+  def document(
+    self, ids: Sequence[int] | np.ndarray, *, begins: bool = True, ends: bool = True
+  ) -> np.ndarray:
+    """Return the ids of a document in training, or of a part of one that `begins` or `ends` it."""
+    parts = self.opening * begins, ids, (self.end_of_document,) * ends
+    return np.concatenate([np.asarray(part, np.int32) for part in parts])
 
   def of_folder(self, ends: Sequence[int]) -> 'Tokenizer':
     """Return the tokenizer of a folder's model, whose texts begin as the tokenizer's file says.
@@ -89,8 +110,18 @@ class Tokenizer(abc.ABC):
   @functools.cached_property
   def fingerprint(self) -> str:
     """Return a short hash of the content. Tokenizers of the same ids for texts have the same."""
-    content = {key: value for key, value in self.to_json().items() if key not in ('begin', 'ends')}
-    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
+    content = self.to_json()
+    return _hash({key: content[key] for key in ('kind', 'tokenizer') if key in content})
+
+  @functools.cached_property
+  def document_fingerprint(self) -> str:
+    """Return `fingerprint`, or if a folder says how documents begin or end, a hash with that."""
+    is_usual = not self.opening and self.end_of_document == self._usual_end
+    return self.fingerprint if is_usual else _hash((self.fingerprint, self.document([]).tolist()))
+
+  @property
+  def _usual_end(self) -> int | None:
+    return self.end_of_document
 
 
 class ByteTokenizer(Tokenizer):
@@ -131,7 +162,7 @@ class HuggingFaceTokenizer(Tokenizer):
   and padding from the file are switched off.
 
   Raises:
-    UserError: none of the usual end-of-document tokens is in the vocabulary.
+    UserError: no token ends a document: neither `eos_token` nor a usual one is in the vocabulary.
   """
 
   def __init__(
@@ -139,25 +170,41 @@ class HuggingFaceTokenizer(Tokenizer):
     tokenizer: hf.Tokenizer,
     name: str = 'the tokenizer',
     *,
+    named: Mapping[str, str] = {},
     begin: Sequence[int] | None = None,
     ends: Sequence[int] | None = None,
   ):
-    """Take a tokenizer; for `begin` and `ends` see `Tokenizer`; None: the end of a document."""
-    known = (tokenizer.token_to_id(token) for token in _ENDS_OF_DOCUMENT)
-    end_of_document = next((end for end in known if end is not None), None)
+    """Take a tokenizer, and what a folder says about it.
+
+    `named` are special tokens by name. For `begin` and `ends` see `Tokenizer`; None: the end of a
+    document.
+    """
+    self._tokenizer = tokenizer
+    ids = {name: tokenizer.token_to_id(token) for name, token in named.items()}
+    self.special_ids = {name: id_ for name, id_ in ids.items() if id_ is not None}
+    self._named = {name: named[name] for name in self.special_ids}
+    end_of_document = self.special_ids.get('eos_token', self._usual_end)
     if end_of_document is None:
       raise UserError(
-        f'{name} has no token that ends a document; add one of {", ".join(_ENDS_OF_DOCUMENT)}'
+        f'{name} has no token that ends a document; name it as eos_token in a '
+        f'tokenizer_config.json beside the file, or add one of {", ".join(_ENDS_OF_DOCUMENT)}'
       )
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    added = tokenizer.get_added_tokens_decoder()
+    parting = (added.get(self.special_ids.get(name, -1)) for name in ('bos_token', 'eos_token'))
+    for token in parting:
+      if token and not token.special:  # It would be found in text that spells it.
+        tokenizer.add_special_tokens([hf.AddedToken(token.content, special=True, normalized=False)])
     tokenizer.encode_special_tokens = True
-    self._tokenizer = tokenizer
     self.end_of_document = end_of_document
     self.begin = (end_of_document,) if begin is None else tuple(begin)
     self.ends = tuple(dict.fromkeys((end_of_document, *(ends or ()))))
     # The largest id, not the number of entries: some vocabularies have gaps.
     self.size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+  @property
+  def _usual_end(self) -> int | None:
+    known = map(self._tokenizer.token_to_id, _ENDS_OF_DOCUMENT)
+    return next((end for end in known if end is not None), None)
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -192,6 +239,8 @@ class HuggingFaceTokenizer(Tokenizer):
       'kind': 'huggingface',
       'tokenizer': json.loads(self._tokenizer.to_str()),
     }
+    if self.special_ids:
+      values['special_tokens'] = self._named
     if self.begin != (self.end_of_document,):
       values['begin'] = list(self.begin)
     if self.ends != (self.end_of_document,):
@@ -199,10 +248,18 @@ class HuggingFaceTokenizer(Tokenizer):
     return values
 
   def of_folder(self, ends: Sequence[int]) -> 'HuggingFaceTokenizer':
-    encoding = self._with_special_tokens.encode('a', add_special_tokens=True)
-    special = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
-    begin = [id_ for id_, _ in itertools.takewhile(lambda pair: pair[1], special)]
-    return HuggingFaceTokenizer(self._tokenizer, begin=begin, ends=ends)
+    begin = _added_before(self._tokenizer)
+    return HuggingFaceTokenizer(self._tokenizer, named=self._named, begin=begin, ends=ends)
+
+
+def _added_before(tokenizer: hf.Tokenizer) -> list[int]:
+  """Return the ids that a tokenizer adds before a text."""
+  try:
+    encoding = tokenizer.encode('a')
+  except Exception:  # A vocabulary of words that lacks this one, and a token for others.
+    return []
+  special = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+  return [id_ for id_, _ in itertools.takewhile(lambda pair: pair[1], special)]
 
 
 def _known(ids: Iterable[int], size: int) -> Iterator[int]:
@@ -215,8 +272,10 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
     case 'bytes':
       return ByteTokenizer()
     case 'huggingface':
-      found = (values.get(key) for key in ('begin', 'ends'))
-      return _from_string(json.dumps(values['tokenizer']), 'the stored tokenizer', *found)
+      name, named = 'the stored tokenizer', values.get('special_tokens', {})
+      tokenizer, found = _parse(json.dumps(values['tokenizer']), name), ('begin', 'ends')
+      given = {key: values[key] for key in found if key in values}
+      return HuggingFaceTokenizer(tokenizer, name, named=named, **given)
     case other:
       raise UserError(f'the stored tokenizer is of kind {other!r}; it must be bytes or huggingface')
 
@@ -224,8 +283,11 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
 def load(spec: str) -> Tokenizer:
   """Return the tokenizer `bytes`, or load the `tokenizer.json` file at the path `spec`.
 
+  Files of the hub beside it name its special tokens, and so how a document ends. A document begins
+  with what the tokenizer adds before a text.
+
   Raises:
-    UserError: the file does not exist or is not a tokenizer.
+    UserError: the file does not exist or is not a tokenizer, or a file beside it is not valid JSON.
   """
   if spec == 'bytes':
     return ByteTokenizer()
@@ -239,19 +301,31 @@ def load(spec: str) -> Tokenizer:
     content = path.read_text('utf-8')
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f'config.data.tokenizer is {spec!r}, which cannot be read: {error}') from error
-  return _from_string(content, f'config.data.tokenizer={spec}')
+  name = f'config.data.tokenizer={spec}'
+  tokenizer, named = _parse(content, name), special_tokens.read(path.parent)
+  if tokenizer.token_to_id(named.get('eos_token', '')) is None:
+    known = [*map(tokenizer.id_to_token, special_tokens.end_ids(path.parent))]
+    # Of several, which end turns as well, the one with a usual name ends documents.
+    ends = (token for token in (*_ENDS_OF_DOCUMENT, *known) if token and token in known)
+    named['eos_token'] = next(ends, '')
+  begin = _added_before(tokenizer) or None
+  return HuggingFaceTokenizer(tokenizer, name, named=named, begin=begin)
 
 
-def _from_string(
-  content: str, name: str, begin: list[int] | None = None, ends: list[int] | None = None
-) -> HuggingFaceTokenizer:
+def _parse(content: str, name: str) -> hf.Tokenizer:
   try:
     tokenizer = hf.Tokenizer.from_str(content)
   except Exception as error:  # The library raises bare exceptions.
     raise UserError(
       f'{name} is not a tokenizer.json that tokenizers {hf.__version__} can load ({error})'
     ) from error
-  return HuggingFaceTokenizer(tokenizer, name, begin=begin, ends=ends)
+  tokenizer.no_truncation()
+  tokenizer.no_padding()
+  return tokenizer
+
+
+def _hash(content: Any) -> str:
+  return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def bpe_size(spec: str) -> int | None:

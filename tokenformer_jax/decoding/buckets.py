@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 from tokenformer_jax.parallel.rules import parts
 
 _SMALLEST = 64
+_SMALLEST_GROWING = 256
 
 
 def bucket(length: int) -> int:
@@ -15,6 +16,14 @@ def bucket(length: int) -> int:
   while size < length:
     size *= 2
   return size * 3 // 4 if size > _SMALLEST and length <= size * 3 // 4 else size
+
+
+def growing_bucket(length: int) -> int:
+  """Round a length that grows from turn to turn up to 256, 1024, 4096, and so on."""
+  size = _SMALLEST_GROWING
+  while size < length:
+    size *= 4
+  return size
 
 
 def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:

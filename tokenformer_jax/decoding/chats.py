@@ -10,6 +10,7 @@ from tokenformer_jax.data import marks
 from tokenformer_jax.data.chat_rows import ANSWER_ROLE, check_messages
 from tokenformer_jax.data.chat_template import Template, check_installed
 from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.decoding.decode import Request
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import checkpoint
@@ -20,6 +21,9 @@ from tokenformer_jax.storage import paths
 @dataclasses.dataclass(frozen=True)
 class ChatRequest(TextRequest):
   """A request for an answer. The prompt is a text of the template, with its special tokens."""
+
+  def tokens(self, tokenizer: Tokenizer, trained: int | None = None) -> Request:
+    return dataclasses.replace(super().tokens(tokenizer, trained), grows=True)
 
   def ids(self, tokenizer: Tokenizer) -> np.ndarray:
     (encoded,) = tokenizer.encode_chats([(self.prompt, ())])

@@ -2,8 +2,8 @@
 
 Rows are padded on the left, so that they end in the same slot and the new tokens of all rows go to
 the same slot of the caches. Shapes are static: the lengths of prompts and of whole texts are
-rounded up to a few sizes (`buckets.bucket`). Two programs compile for each size: one reads the
-prompts, the other writes several tokens in a row without the host.
+rounded up to a few sizes (`buckets.bucket`), those of chats to fewer. Two programs compile for each
+size: one reads the prompts, the other writes several tokens in a row without the host.
 """
 
 import dataclasses
@@ -53,6 +53,7 @@ class Request:
   sampling: Sampling = sampling.DEFAULT
   stop: tuple[int, ...] = ()  # ids that end the text, which includes the id that ends it
   ended: Callable[[list[int]], bool] | None = None
+  grows: bool = False  # whether a later prompt begins with this one and its text
 
 
 class _State(NamedTuple):
@@ -170,8 +171,11 @@ class Decoder:
     # Copies of the first request with nothing to write fill the batch.
     filled = [*requests, *[requests[0]] * (buckets.rows(count) - count)]
     left_B = np.array([r.length if i < count else 0 for i, r in enumerate(filled)], np.int32)
-    padded = buckets.bucket(max(len(r.prompt) for r in filled))
-    longest = int(left_B.max())
+    padded, longest = max(len(r.prompt) for r in filled), int(left_B.max())
+    if filled[0].grows:  # Sizes that hold for several turns, which so compile once.
+      padded, room = buckets.growing_bucket(padded), buckets.growing_bucket(longest)
+    else:
+      padded, room = buckets.bucket(padded), longest
     rows = _Rows(
       padding_B=np.array([padded - len(r.prompt) for r in filled], np.int32),
       draws=Draws.from_samplings([r.sampling for r in filled]),
@@ -180,7 +184,7 @@ class Decoder:
     ids_BxT = np.zeros((len(filled), padded), np.int32)
     for row, request in zip(ids_BxT, filled, strict=True):
       row[padded - len(request.prompt) :] = request.prompt
-    state = self._prefill(params, ids_BxT, rows, left_B, space=buckets.bucket(padded + longest))
+    state = self._prefill(params, ids_BxT, rows, left_B, space=buckets.bucket(padded + room))
     need = sampling.needs([r.sampling for r in requests])
     going_B = np.ones(len(filled), bool)
     texts: list[list[int]] = [[] for _ in requests]

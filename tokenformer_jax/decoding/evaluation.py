@@ -106,14 +106,14 @@ def make_scorer(
   Raises:
     UserError: `max_length` exceeds the model's learned positions.
   """
-  choice, end = model.config.data.documents, model.tokenizer.end_of_document
+  choice, first = model.config.data.documents, model.tokenizer.boundary
   return Scorer(
     model.definition,
     model.params,
     model.mesh,
     max_length=model.context_length(max_length),
     batch_size=batch_size,
-    documents=Documents.from_choice(choice, end),
+    documents=Documents.from_choice(choice, first),
   )
 
 

@@ -192,8 +192,8 @@ class TokenFormerLM(TemplateLM):
       params = self._decoder.prepare(self._model.params)
       written = self._decoder(params, asked, batch_size=size)
     texts = []
-    for request, ids, stop in zip(requests, written, stops, strict=True):
-      texts.append(decode_text(self._tokenizer, ids.tolist(), stop))
+    for request, one, ids, stop in zip(requests, asked, written, stops, strict=True):
+      texts.append(decode_text(self._tokenizer, ids.tolist(), stop, one.prompt))
       self.cache_hook.add_partial('generate_until', request.args, texts[-1])
     return texts
 

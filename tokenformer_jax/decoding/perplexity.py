@@ -21,7 +21,7 @@ class Figures:
 
   Attributes:
     documents, words, bytes: counts of the text; white space separates words, bytes are UTF-8.
-    tokens: predicted tokens: the tokens of the text and one end of document per document.
+    tokens: predicted tokens: those of the text, and those that begin and end its documents.
     loss: nats per token.
     perplexity, word_perplexity: exp of the nats per token, and per word.
     bits_per_byte: all bits divided by all bytes.
@@ -40,12 +40,10 @@ class Figures:
   stride: int
 
 
-def windows(
-  documents: Iterable[np.ndarray], end_of_document: int, length: int, stride: int, begin: int
-) -> Iterator[Row]:
+def windows(documents: Iterable[np.ndarray], length: int, stride: int, begin: int) -> Iterator[Row]:
   """Yield windows that score every token of a text once, after the tokens before it.
 
-  As in training, documents (token ids) are concatenated with an end of document after each, and
+  As in training, documents (token ids with those that begin and end them) are concatenated, and
   windows of `length` tokens of input span document boundaries, which the scorer may heed. The first
   window begins after the id `begin`, which is not scored, and scores `length` tokens; each
   other scores `stride`. A token therefore has at least `length − stride` tokens before it in its
@@ -54,7 +52,7 @@ def windows(
   context, pending = np.array([begin]), np.array([], np.int32)
   size = length
   for document in documents:
-    pending = np.concatenate([pending, document, [end_of_document]])
+    pending = np.concatenate([pending, document])
     while len(pending) >= size:
       yield Row(context, pending[:size])
       context = np.concatenate([context, pending[:size]])[-length:]
@@ -91,11 +89,12 @@ def measure(
       counts['documents'] += 1
       counts['words'] += len(text.split())
       counts['bytes'] += len(text.encode())
-      yield tokenizer.encode(text)
+      # The beginning of the first document is not scored.
+      yield tokenizer.document(tokenizer.encode(text), begins=counts['documents'] > 1)
 
   nats, tokens = 0.0, 0
   begin = int(tokenizer.start(np.array([], np.int32))[-1])
-  rows = windows(encoded(), tokenizer.end_of_document, length, stride, begin)
+  rows = windows(encoded(), length, stride, begin)
   while part := list(itertools.islice(rows, _ROWS)):
     nats -= math.fsum(score.log_prob for score in scorer(part, progress))
     tokens += sum(len(row.continuation) for row in part)

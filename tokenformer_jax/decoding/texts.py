@@ -1,8 +1,8 @@
 """Convert text requests to tokens for the decoder, and written tokens back to text."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -77,7 +77,7 @@ def make_request(
   """Return a request that ends with the text, or once the text has one of the stop strings."""
 
   def ended(written: list[int]) -> bool:
-    text = tokenizer.decode(written)
+    text = ''.join(stream_text(tokenizer, iter(written), ids))
     return any(string in text for string in stop)
 
   return Request(ids, length, sampling, stop=tokenizer.ends, ended=ended if stop else None)
@@ -101,22 +101,33 @@ def until(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
 
 
 def decode_text(
-  tokenizer: tokenizers.Tokenizer, ids: Sequence[int], stop: Sequence[str] = ()
+  tokenizer: tokenizers.Tokenizer,
+  ids: Sequence[int],
+  stop: Sequence[str] = (),
+  prompt: Sequence[int] = (),
 ) -> str:
-  """Return the text of written tokens, up to a token that ends it or a stop string."""
-  return ''.join(until(stream_text(tokenizer, iter(ids)), stop))
+  """Return the text of tokens after a prompt, up to a token that ends it or a stop string."""
+  return ''.join(until(stream_text(tokenizer, iter(ids), prompt), stop))
 
 
-def stream_text(tokenizer: Any, ids: Iterator[int]) -> Iterator[str]:
-  """Yield text as tokens come, in whole characters, up to a token that ends it."""
-  seen, written = [], ''
+def stream_text(
+  tokenizer: tokenizers.Tokenizer, ids: Iterator[int], prompt: Sequence[int] = ()
+) -> Iterator[str]:
+  """Yield the text of tokens after a prompt as they come, up to a token that ends it.
+
+  The text comes in whole characters. Tokens are decoded with those before them, because many
+  tokenizers leave out the space of the first of the tokens that they decode.
+  """
+  begin = {*tokenizer.begin, tokenizer.end_of_document}  # no text
+  seen = list(itertools.dropwhile(begin.__contains__, prompt))
+  start, stop = 0, len(seen)  # tokens whose text is written; they end with a whole character
   for token in ids:
     if token in tokenizer.ends:
       break
     seen.append(token)
-    text = tokenizer.decode(np.array(seen))
+    text = tokenizer.decode(seen[start:])
     if text.endswith('\N{REPLACEMENT CHARACTER}'):
       continue  # The rest of the character is in later tokens.
-    yield text[len(written) :]
-    written = text
-  yield tokenizer.decode(np.array(seen, np.int32))[len(written) :]
+    yield text[len(tokenizer.decode(seen[start:stop])) :]
+    start, stop = stop, len(seen)
+  yield tokenizer.decode(seen[start:])[len(tokenizer.decode(seen[start:stop])) :]

@@ -1,14 +1,14 @@
 """Write texts with a trained language model and its decoder."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding.decode import Decoder
-from tokenformer_jax.decoding.texts import TextRequest, decode_text
+from tokenformer_jax.decoding.texts import TextRequest, decode_text, stream_text, until
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.model.params import Params
 
@@ -41,10 +41,20 @@ class Writer:
     with jax.set_mesh(self.mesh):
       written = self.decoder(self.params, asked, batch_size=batch_size)
     return [
-      (decode_text(self.tokenizer, ids.tolist(), request.stop), len(ids))
-      for request, ids in zip(requests, written, strict=True)
+      (decode_text(self.tokenizer, ids.tolist(), request.stop, one.prompt), len(ids))
+      for request, one, ids in zip(requests, asked, written, strict=True)
     ]
 
-  def stream(self, request: TextRequest) -> Iterator[int]:
-    """Yield the token ids of one text as they are drawn. Call inside `jax.set_mesh(self.mesh)`."""
-    return self.decoder.stream(self.params, request.tokens(self.tokenizer, self.trained))
+  def stream(self, request: TextRequest, drawn: Callable[[], None]) -> Iterator[str]:
+    """Yield one text in pieces as its tokens are drawn, and call `drawn` for each token.
+
+    Call inside `jax.set_mesh(self.mesh)`.
+    """
+    asked = request.tokens(self.tokenizer, self.trained)
+
+    def ids() -> Iterator[int]:
+      for token in self.decoder.stream(self.params, asked):
+        drawn()
+        yield token
+
+    return until(stream_text(self.tokenizer, ids(), asked.prompt), request.stop)

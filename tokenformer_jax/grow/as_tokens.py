@@ -86,13 +86,10 @@ def _reason(path: str, part: DenseConfig | MLPConfig, mixer: Any) -> str:
 def _tokens(part: DenseConfig | MLPConfig, count: int) -> PattentionConfig:
   """Return the tokens in the place of a matrix, before those beside it."""
   form = _ACTIVATIONS[part.activation] if isinstance(part, MLPConfig) else 'exact'
-  first = TokenGroup(count, count)
-  tokens = with_groups(PattentionConfig(score=GELUScore(gelu=form)), (first,))
-  if not isinstance(part.beside, PattentionConfig):
-    return tokens
-  kind = part.beside.score.kind
-  others = (g._replace(score=g.score or kind) for g in token_groups(part.beside))
-  return with_groups(tokens, (first, *others))
+  score = GELUScore(gelu=form)
+  others = token_groups(part.beside) if isinstance(part.beside, PattentionConfig) else ()
+  groups = (TokenGroup(count, count, score), *others)
+  return with_groups(PattentionConfig(score=score), groups)
 
 
 class AsTokens:

@@ -191,7 +191,7 @@ def loads(task: Task, params: Params, batch: Batch) -> Params:
   def auxiliary(biases: dict[Path, jax.Array]) -> jax.Array:
     bound = jax.tree.map_with_path(lambda path, p: biases.get(path, p), filled)
     sums = task.sums(bound, batch)
-    return sums.layers['aux_loss'] / sums.count
+    return sums.aux.divided(sums.counts)[0]
 
   excess = jax.grad(auxiliary)(biases)
   # The module of each bias is the router, which lies beside the experts.

@@ -7,7 +7,7 @@ import ctypes
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -103,13 +103,17 @@ class _Programs:
 
   def __init__(self, mesh: Mesh, axes: Params, pool: concurrent.futures.Executor):
     self._mesh, self._axes, self._pool = mesh, axes, pool
-    self._compiled: dict[str, concurrent.futures.Future] = {}
-    self._trees: collections.deque[Params] = collections.deque()  # in the order of the growth
+    self._compiled: dict[str, concurrent.futures.Future] = {}  # by text
+    self._programs: dict[Hashable, concurrent.futures.Future | None] = {}  # by `_key`
 
   def compile(self, f: ToArray, tree: Params, arrays: Arrays, name: str) -> Params:
     """Start to compile the programs of a tree of shapes, for `map_arrays`; return the tree."""
 
-    def start(path: Path, olds: list[jax.ShapeDtypeStruct]) -> concurrent.futures.Future | None:
+    def start(path: Path, olds: list[jax.ShapeDtypeStruct]) -> None:
+      if (key := _key(name, path, olds)) not in self._programs:
+        self._programs[key] = program(path, olds)
+
+    def program(path: Path, olds: list[jax.ShapeDtypeStruct]) -> concurrent.futures.Future | None:
       place = NamedSharding(self._mesh, rules.spec(kept_axes(name, lookup(self._axes, path))))
       grow = jax.jit(functools.partial(f, path), out_shardings=place)
       traced = grow.trace(olds, arrays.salts(path))
@@ -117,17 +121,17 @@ class _Programs:
       if len(olds) == 1 and olds[0].sharding == place and unchanged:
         return None  # The array stays unchanged and in place.
       lowered = traced.lower()
-      program = lowered.as_text()  # Many arrays have the same program.
-      if program not in self._compiled:
-        self._compiled[program] = self._pool.submit(lowered.compile)
-      return self._compiled[program]
+      text = lowered.as_text()  # Many arrays have the same program.
+      if text not in self._compiled:
+        self._compiled[text] = self._pool.submit(lowered.compile)
+      return self._compiled[text]
 
-    self._trees.append(arrays.map(start, tree, name))
+    arrays.map(start, tree, name)
     return tree
 
   def run(self, tree: Params, arrays: Arrays, name: str) -> Params:
-    """Make the next tree with the programs that `compile` started, in the same order."""
-    programs, made = self._trees.popleft(), collections.deque()
+    """Make a tree with the programs that `compile` started."""
+    made = collections.deque()
     uses: collections.Counter[int] = collections.Counter()
     arrays.map(lambda path, olds: uses.update(map(id, olds)), tree, name)
 
@@ -138,7 +142,7 @@ class _Programs:
         old.delete()
 
     def make(path: Path, olds: list[jax.Array]) -> jax.Array:
-      program = lookup(programs, path)
+      program = self._programs[_key(name, path, olds)]
       if program is None:
         return olds[0]
       new = program.result()(olds, arrays.salts(path))
@@ -152,6 +156,11 @@ class _Programs:
     while made:
       free_the_oldest()
     return grown
+
+
+def _key(name: str, path: Path, olds: Sequence[Any]) -> Hashable:
+  """Return what decides the program of an array: the statistic, the path, and the old arrays."""
+  return name, path, tuple((old.shape, old.dtype) for old in olds)
 
 
 def return_freed_memory() -> None:
@@ -182,6 +191,7 @@ def descend(
     flops=spent_flops.at_checkpoint(meta),
     tokens=_tokens(meta),
     branch_of=branch_of(meta),
+    run=meta.run,
     **details,
   )
   return (*meta.lineage, born)
@@ -242,8 +252,9 @@ def write(
   contents: str = 'model',
   step: int,
   seen: Seen | None = None,
+  run: str | None = None,
 ) -> None:
-  """Write a work directory with one checkpoint.
+  """Write a work directory with one checkpoint. For the arguments see `Checkpoints.save`.
 
   Raises:
     UserError: the directory cannot be written; nothing of it remains.
@@ -262,6 +273,7 @@ def write(
         lineage=lineage,
         contents=contents,
         seen=seen,
+        run=run,
         wait=True,
       )
 

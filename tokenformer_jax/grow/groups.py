@@ -12,7 +12,7 @@ from tokenformer_jax.config.groups import named_groups, parse_numbers
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.config.optim import frozen_groups
 from tokenformer_jax.parallel import messages
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta, branch_of
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta, RunName
 from tokenformer_jax.steps.last_growth import changes_of_tokens
 from tokenformer_jax.storage import paths
 
@@ -23,13 +23,12 @@ class Addition:
 
   Attributes:
     number: the place among the additions of a model.
-    runs: the runs in which the tokens were first trained; empty where an older version did not
-      record them.
+    runs: the runs in which the tokens were first trained.
     text: a description for a table.
   """
 
   number: int
-  runs: tuple[str, ...]
+  runs: tuple[RunName, ...]
   text: str
 
 
@@ -51,10 +50,10 @@ def history(meta: Meta, directory: paths.Path) -> History:
   Where an entry of the lineage does not account for a group, the group counts as one with tokens
   of every addition so far, so that no old token is taken for a new one.
   """
-  runs = [_names(ancestor.source, ancestor.branch_of) for ancestor in meta.lineage]
-  runs.append(_names(str(paths.absolute(directory)), branch_of(meta)))
+  runs = [RunName(ancestor.run, ancestor.source) for ancestor in meta.lineage]
+  runs.append(RunName(meta.run, str(paths.absolute(directory))))
   models = [ancestor.model for ancestor in meta.lineage] + [meta.config.model]
-  beginning = Addition(0, runs[0], f'the beginning of {runs[0][-1]}')
+  beginning = Addition(0, (runs[0],), f'the beginning of {runs[0].path}')
   found = {
     name: [GroupHistory((beginning,))] * len(groups)
     for name, groups in named_groups(models[0]).items()
@@ -73,18 +72,13 @@ def history(meta: Meta, directory: paths.Path) -> History:
   return found
 
 
-def _names(run: str, branch_of: str) -> tuple[str, ...]:
-  """Return the runs that have the tokens of a run: itself, and the one that it decays from."""
-  return (run, branch_of) if branch_of else (run,)
-
-
-def _addition(ancestor: Ancestor, runs: tuple[str, ...], number: int) -> Addition:
+def _addition(ancestor: Ancestor, run: RunName, number: int) -> Addition:
   if ancestor.action == 'merge':
-    added = tuple(ancestor.tokens_of.splitlines())
-    what = f'merge of {", ".join(added) or "another run"} at step {ancestor.step} of'
-    return Addition(number, added, f'{what} {ancestor.source}')
+    added = ', '.join(name.path for name in ancestor.token_runs)
+    text = f'merge of {added} at step {ancestor.step} of {ancestor.source}'
+    return Addition(number, ancestor.token_runs, text)
   text = f'grow ({ancestor.grow.method}) at step {ancestor.step} of {ancestor.source}'
-  return Addition(number, runs, text)
+  return Addition(number, (run,), text)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,14 +108,18 @@ class Job:
     return self.write(action, after, new, optim, **details)
 
   def show_table(self, after: ModelConfig, *, advice: bool = False) -> None:
-    """Print the table of changes, and advice; check that the mesh divides the new model."""
+    """Print the table of changes, and advice; check that the mesh divides the new model.
+
+    The advice is about TPUs: it is printed on a TPU, or where several devices are used or planned.
+    """
     config = self.meta.config
     self.show(table.render(self.model, after, flops.length(config), config.optim))
-    for line in table.advice(after) if advice else ():
+    sizes = sharding.axis_sizes(self.mesh_config).values()
+    is_for_tpus = self.mesh.devices.flat[0].platform == 'tpu' or max(self.mesh.size, *sizes) > 1
+    for line in table.advice(after) if advice and is_for_tpus else ():
       messages.say(line)
     definition = models.define(after)
     sharding.check_divides(self.mesh, definition.abstract, definition.axes)
-    sizes = sharding.axis_sizes(self.mesh_config).values()
     if -1 not in sizes:
       planned = sharding.abstract_mesh(self.mesh_config, math.prod(sizes))
       sharding.check_divides(planned, definition.abstract, definition.axes)

@@ -12,6 +12,7 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
   GrowConfig,
   ModelConfig,
+  PattentionConfig,
   TokenGroup,
   matching,
   matrices,
@@ -28,7 +29,7 @@ from tokenformer_jax.grow.state import FirstTokens, grown_model, run_stages
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Path, Role, lookup
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.runs.checkpoint_meta import Meta, RunName
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 
@@ -51,9 +52,10 @@ def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
   )
   if not pattentions(ours):
     raise UserError('this model is a Transformer, which has no parameter tokens to merge')
-  of_groups = ('.tokens', '.reference', '.groups', '.score.kind')
+  of_groups = ('.tokens', '.reference', '.groups')  # and the scores, which groups keep
   for path, a, b in config_lib.differences(ours, theirs, 'model.'):
-    if path.startswith(_READ_BY_TOKENS) and not path.endswith(of_groups):
+    kept = path.endswith(of_groups) or '.score.' in path
+    if path.startswith(_READ_BY_TOKENS) and not kept:
       raise UserError(
         f'{path} is {a!r} in the source and {b!r} in the added one, whose tokens would not '
         'compute the same here; merge runs that agree in it'
@@ -80,7 +82,7 @@ def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ..
   group of a model with as many groups as the one that they were added to. Whole models of one group
   each share a norm after the merge; if either has several, the added tokens become groups.
   """
-  here, there, counts = named_groups(ours), _scored(added.config.model, ours), added_counts(added)
+  here, there, counts = named_groups(ours), named_groups(added.config.model), added_counts(added)
   if added.contents != 'added_tokens':
     several = max(most_groups(ours), most_groups(added.config.model)) > 1
     several = several or pattentions(ours).keys() != there.keys()
@@ -93,25 +95,6 @@ def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ..
     if inside and len(here[name]) != len(base):
       found[name] = (theirs[-1]._replace(tokens=counts[name]),)
   return found
-
-
-def _scored(
-  model: ModelConfig, other: ModelConfig | None = None
-) -> dict[str, tuple[TokenGroup, ...]]:
-  """Return the groups of each projection, each with its score if it is not that of `other`."""
-  kinds, known = (
-    {name: config.score.kind for name, config in pattentions(one).items()} if one else {}
-    for one in (model, other)
-  )
-
-  def scored(name: str, group: TokenGroup) -> TokenGroup:
-    kind = group.score or kinds[name]
-    return group._replace(score='' if kind == known.get(name) else kind)
-
-  return {
-    name: tuple(scored(name, group) for group in groups)
-    for name, groups in named_groups(model).items()
-  }
 
 
 def merged_model(ours: ModelConfig, added: Meta, config: GrowConfig) -> ModelConfig:
@@ -146,13 +129,13 @@ def merged_model(ours: ModelConfig, added: Meta, config: GrowConfig) -> ModelCon
 
 def _check_same_scores(ours: ModelConfig, theirs: ModelConfig, names: Sequence[str]) -> None:
   """Check that tokens that join a group have its score."""
-  here, there = _scored(ours), _scored(theirs)
+  here, there = named_groups(ours), named_groups(theirs)
   for name in names:
-    a, b = here[name][-1].score, there[name][-1].score
-    if a != b:
+    scored = (PattentionConfig(score=groups[name][-1].score) for groups in (here, there))
+    for path, a, b in config_lib.differences(*scored):
       raise UserError(
-        f'tokens of {name} have the score {a} in the source and {b} in the added run, and would '
-        'join one group; merge tokens that grew as groups of their own'
+        f'tokens of {name} have {path}={a} in the source and {b} in the added run, and would join '
+        'one group; merge tokens that grew as groups of their own'
       )
 
 
@@ -186,18 +169,19 @@ def check_not_twice(
   """Check that the source has none of the tokens to append.
 
   Raises:
-    UserError: it has some, which would count twice.
+    UserError: it has some, which would count twice, or nothing says whether it has.
   """
   ours, theirs = additions(source, directory), additions(added, added_directory)
-  known = {run for runs in ours for run in runs}
-  common = [run for runs in theirs for run in runs if run in known]
+  known = {run.id or run.path for runs in ours for run in runs}
+  common = [run for runs in theirs for run in runs if (run.id or run.path) in known]
   if not common and not _same_arrays(source, added):
+    _check_named(ours, theirs)
     return
   if added.contents == 'added_tokens':
     last = added.lineage[-1]
     example = '' if last.action == 'extract' else f', such as {last.source}'
     advice = f'merge them into a run without them{example}'
-  elif len(theirs) > 1 and theirs[-1] and not known.intersection(theirs[-1]):
+  elif len(theirs) > 1 and not {*common} & {*theirs[-1]}:
     advice = (
       'append only what was added to it: tokenformer grow extract '
       f'--source={added_directory} --target=NEW_DIR, then merge with --added=NEW_DIR'
@@ -205,9 +189,25 @@ def check_not_twice(
   else:
     advice = 'merge a run that shares no tokens with it, or tokens from extract'
   raise UserError(
-    f'{added_directory} has parameter tokens of {common[0] if common else directory}, which '
+    f'{added_directory} has parameter tokens of {common[0].path if common else directory}, which '
     f'{directory} has already; merged, they would count twice; {advice}'
   )
+
+
+def _check_named(*found: Sequence[Sequence[RunName]]) -> None:
+  """Check that the tokens of at most one of two checkpoints come from runs without an id.
+
+  Raises:
+    UserError: those of both do, and a run without an id is not known again in another directory.
+  """
+  nameless = [[run.path for runs in one for run in runs if not run.id] for one in found]
+  if all(nameless):
+    a, b = (one[0] for one in nameless)
+    raise UserError(
+      f'tokens come from {a} and {b}, which have no id, because an earlier version wrote them; so '
+      'nothing says whether one is a copy of the other, whose tokens would count twice; merge runs '
+      'that this version began'
+    )
 
 
 def _same_arrays(ours: Meta, theirs: Meta) -> bool:

@@ -46,7 +46,7 @@ from tokenformer_jax.grow.state import (
 from tokenformer_jax.model import group_trees, models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.runs.checkpoint import Checkpoints
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, RunName
 from tokenformer_jax.steps.last_growth import changes_of_tokens
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
@@ -108,21 +108,21 @@ def added_counts(meta: Meta) -> dict[str, int]:
   return {name: count - old.get(name, 0) for name, count in counts.items()}
 
 
-def additions(meta: Meta, directory: paths.Path) -> list[list[str]]:
+def additions(meta: Meta, directory: paths.Path) -> list[list[RunName]]:
   """Return the runs in which the parameter tokens of a checkpoint were first trained.
 
   There is a list of runs for the first tokens, and for each later growth or merge of which the
-  model still has tokens. It is empty where an older version did not record the runs.
+  model still has tokens.
   """
   if meta.contents == 'added_tokens':
-    return [meta.lineage[-1].tokens_of.splitlines()]
+    return [list(meta.lineage[-1].token_runs)]
   found = groups.additions(groups.history(meta, directory))
   return [list(addition.runs) for addition in found]
 
 
-def as_lines(found: list[list[str]]) -> str:
+def as_lines(found: list[list[RunName]]) -> str:
   """Join runs of `additions` to the form of `Ancestor.tokens_of`."""
-  return '\n'.join(dict.fromkeys(run for runs in found for run in runs))
+  return '\n'.join(dict.fromkeys(run.to_line() for runs in found for run in runs))
 
 
 def check_smaller(before: ModelConfig, after: ModelConfig) -> None:

@@ -21,6 +21,7 @@ from tokenformer_jax.config import (
   token_groups,
   with_groups,
 )
+from tokenformer_jax.config.pattention import SCORES, L2NormGELU, score_like
 from tokenformer_jax.config.sections import check_used
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import depth, expert_arrays, experts, tokens, widen
@@ -49,7 +50,7 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
     before = token_groups(old)
     if count > old.tokens and config.method == 'group' and not config_lib.is_of_experts(name):
       added = count - old.tokens
-      score = '' if config.new_score == old.score.kind else config.new_score
+      score = score_like(old.score, config.new_score) if config.new_score else old.score
       return with_groups(old, (*before, TokenGroup(added, added, score)))
     resized = []
     for was, now in zip(before, token_groups(config_lib.resized(old, count)), strict=False):
@@ -62,7 +63,8 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
   }
   for name in matrices(model):
     if count := counts.get(name):
-      new[name] = with_groups(PattentionConfig(), (TokenGroup(count, count, config.new_score),))
+      score = SCORES[config.new_score]() if config.new_score else L2NormGELU()
+      new[name] = with_groups(PattentionConfig(), (TokenGroup(count, count, score),))
   return config_lib.with_pattentions(model, new)
 
 
@@ -85,6 +87,8 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
       f'{name} has no parameter tokens in the source, and method={config.method} adds tokens to '
       'those that are there; use method=group, which adds a first group beside its matrix'
     )
+  if bare != source:
+    _check_first_tokens(bare, target, config)
   keys = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads', 'kv_heads')
   for path, new, old in config_lib.differences(target, source, 'model.'):
     if path.rpartition('.')[2] not in keys:
@@ -131,6 +135,19 @@ def _check_keys(config: GrowConfig, changes: Sequence[str]) -> None:
     )
 
 
+def _check_first_tokens(bare: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
+  """Check that no key speaks of tokens that are there, where matrices get their first tokens."""
+  larger = config_lib.token_counts(target)
+  if any(larger.get(name, 0) > count for name, count in config_lib.token_counts(bare).items()):
+    return
+  for key in ('new_keys', 'scale'):
+    if getattr(config, key) != getattr(GrowConfig(), key):
+      raise UserError(
+        f'{key}={getattr(config, key)} is for new tokens of a projection that has some, and these '
+        'are the first ones beside matrices; leave it out'
+      )
+
+
 def _check_counts(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
   """Check the numbers of parameter tokens of the larger model, and their groups."""
   larger = config_lib.token_counts(target)
@@ -167,7 +184,8 @@ def _check_groups(name: str, old: PattentionConfig, new: PattentionConfig, metho
   kept = len(before) if method == 'group' else len(before) - 1
   extra = len(after) - len(before)
   sizes = [[group.tokens for group in groups[:kept]] for groups in (before, after)]
-  if sizes[0] != sizes[1] or (extra and method != 'group'):
+  scores = [[group.score for group in groups[: len(before)]] for groups in (before, after)]
+  if sizes[0] != sizes[1] or scores[0] != scores[1] or (extra and method != 'group'):
     raise UserError(
       f'{name} has the groups {with_groups(old, before).groups or old.tokens!r} in the source and '
       f'{with_groups(new, after).groups or new.tokens!r} in the target; growth by {method} '

@@ -128,9 +128,10 @@ def inexact(
         f'{name} gets every token {times} times, and its reference count changes from '
         f'{reference} to {changed} instead of {reference * times}; use scale=resize'
       )
-    if grows and old.score.row_epsilon:
+    epsilon = getattr(before[0].score, 'row_epsilon', 0)
+    if grows and epsilon:
       return (
-        f'row_epsilon={old.score.row_epsilon} of {name} is smaller against the norm of {times} '
+        f'row_epsilon={epsilon} of {name} is smaller against the norm of {times} '
         'times as many scores; use method=zero_keys, which is exact with it'
       )
     return None
@@ -142,10 +143,11 @@ def inexact(
       )
   if grows and config.method == 'group':
     return None if zero_values(config) else f'the values of the new tokens of {name} are not zero'
-  if grows and not old.score.zero_at_zero:
+  if grows and not before[-1].score.zero_at_zero:
+    kind = before[-1].score.kind
     return (
-      f'the score {old.score.kind} of {name} gives a new token, whose key is zero, the weight of '
-      'exp(0) and not 0; use method=group or duplicate, which are exact for it'
+      f'the score {kind} of {name} gives a new token, whose key is zero, the weight of exp(0) and '
+      'not 0; use method=group or duplicate, which are exact for it'
     )
   return None
 

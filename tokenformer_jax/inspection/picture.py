@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import check_installed
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
   from matplotlib.colors import Normalize
   from matplotlib.figure import Figure
-
-SUFFIXES = ('.png', '.pdf', '.svg')
 
 _COLOURS = 'RdBu_r'
 _COLUMNS_PER_INCH = 64  # the most parameter tokens that a reader can distinguish
@@ -23,6 +21,15 @@ _BAR_INCHES = 0.65  # the height of the colour bars with their numbers
 _LINE_INCHES = 12  # the width of a line of low panels; a line of high panels is wider
 _LONGEST_NAME = 14  # the most characters of a label
 _HIGHEST = 20_000  # the most pixels of the figure's height
+
+
+def check() -> None:
+  """Check, before any long computation, that heat maps can be drawn.
+
+  Raises:
+    UserError: matplotlib is not installed.
+  """
+  check_installed('matplotlib', 'draws the heat map', 'plot')
 
 
 def draw(
@@ -44,12 +51,9 @@ def draw(
   Raises:
     UserError: matplotlib is not installed.
   """
-  try:
-    from matplotlib.figure import Figure  # noqa: PLC0415
-  except ImportError as error:
-    raise UserError(
-      'matplotlib, which draws the heat map, is not installed; run pip install -e ".[plot]"'
-    ) from error
+  check()
+  from matplotlib.figure import Figure  # noqa: PLC0415
+
   widths = {
     layer: {name: _panel_width(map_TxN.shape[1]) for name, map_TxN in layer_maps.items()}
     for layer, layer_maps in maps.items()

@@ -20,7 +20,6 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.grow.tokens import Path
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.layers import MLP, Dense
@@ -76,8 +75,7 @@ def pattentions(definition: Definition) -> tuple[dict[str, Found], ...]:
     if isinstance(module, MLP):
       return describe_mlp(place, path, module)
     own = arrays[path]
-    scores = (group.score or module.how['score'] for group in module.groups)
-    zero_at_zero = tuple(SCORES[score].zero_at_zero for score in scores)
+    zero_at_zero = tuple(group.score.zero_at_zero for group in module.groups)
     groups = tuple(group.tokens for group in module.groups)
     return Found(place, own[Role.KEY], own[Role.VALUE], groups, zero_at_zero)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, check_installed
 from tokenformer_jax.laws import formulas, growth
 from tokenformer_jax.laws.analysis import Analysis, optimum
 from tokenformer_jax.laws.report import number
@@ -38,12 +38,9 @@ def make_figure(**options: Any) -> 'Figure':
   Raises:
     UserError: matplotlib is missing.
   """
-  try:
-    from matplotlib.figure import Figure  # noqa: PLC0415
-  except ImportError as error:
-    raise UserError(
-      'matplotlib, which draws the pictures, is not installed; run pip install -e ".[plot]"'
-    ) from error
+  check_installed('matplotlib', 'draws the pictures', 'plot')
+  from matplotlib.figure import Figure  # noqa: PLC0415
+
   return Figure(**{'figsize': (8, 5), 'dpi': 150, 'layout': 'constrained', **options})
 
 

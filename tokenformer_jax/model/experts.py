@@ -1,6 +1,5 @@
 """Routed experts as a feed-forward part, and the matrices of all experts."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -100,7 +99,6 @@ class ExpertPattentions(nnx.Module):
 
     self.keys = make(model.init.std, Role.KEY)
     self.values = make(output_std(model), Role.VALUE, adds_to_residual=True)
-    self.how = {'score': own.score.kind, **dataclasses.asdict(own.score)}
     self.axes = [axes, axes]
 
   def matrices(self) -> list[jax.Array]:
@@ -113,7 +111,7 @@ class ExpertPattentions(nnx.Module):
     """Apply each expert to its rows: see `dispatch.run`."""
     scores = product(rows, jnp.swapaxes(keys_ExNxD, 1, 2))
     group = groups_lib.on_devices(self.group.reference)
-    weights = parameter_weights(checkpoint_name(scores, PROJECTED), groups=group, **self.how)
+    weights = parameter_weights(checkpoint_name(scores, PROJECTED), self.group.score, group)
     return product(weights, values_ExNxD)
 
 
@@ -147,7 +145,7 @@ class Experts(nnx.Module):
   def __call__(
     self, x_BxTxD: jax.Array, context: Context = FROM_START, inputs: Inputs = NO_INPUTS
   ) -> tuple[jax.Array, Aux]:
-    """Return the output [B, T, D], the losses of the router, and figures of the load.
+    """Return the output [B, T, D], and sums of the router's losses and of figures of the load.
 
     In training `inputs.key` draws the jitter of the router.
     """
@@ -162,8 +160,8 @@ class Experts(nnx.Module):
       self.dispatch if context.is_beginning else dispatch.WITHOUT_DROPS,
       training=context.training,
     )
-    chosen_BxTxK = choice.experts_BxTxK < self.router.count
-    dropped = 1 - jnp.sum(routed.kept_BxTxK) / jnp.maximum(jnp.sum(chosen_BxTxK), 1)
+    dropped_BxTxK = (choice.experts_BxTxK < self.router.count) & ~routed.kept_BxTxK
+    dropped = jnp.sum(dropped_BxTxK) / dropped_BxTxK.shape[-1]
     y_BxTxD = checkpoint_name(routed.out_BxTxD, PROJECTED)
     if self.shared is not None:
       y_BxTxD += self._gated(x_BxTxD, self.shared(x_BxTxD))

@@ -16,11 +16,9 @@ So a further group of tokens whose values are zero adds exactly zero, for all ke
 and dtypes. One group is the model of the paper.
 """
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +26,7 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from tokenformer_jax.config import PattentionConfig, TokenGroup, token_groups
+from tokenformer_jax.config import PattentionConfig, ScoreConfig, TokenGroup, token_groups
 from tokenformer_jax.model import groups as groups_lib
 from tokenformer_jax.model.gelu import activate, activate_scaled, twice_slope
 from tokenformer_jax.model.params import Initializer, Role, param
@@ -53,11 +51,8 @@ _MANY = 8
 
 def parameter_weights(
   scores_BxTxN: jax.Array,
-  *,
-  score: str = 'l2_norm_gelu',
-  gelu: str = 'exact',
+  score: ScoreConfig,
   groups: groups_lib.OneGroup | groups_lib.Groups,
-  row_epsilon: float = 0.0,
 ) -> jax.Array:
   """Compute Θ, the weight of every parameter token, from its score A.
 
@@ -75,45 +70,41 @@ def parameter_weights(
   τ is data, not the array's shape, so added tokens of score 0 leave the weights of the others
   unchanged (exactly for the forms with GELU, where a zero score has weight 0).
 
-  Intermediate values are float32; the weights have the dtype of the scores. `gelu` is that of
-  `activate`, and `groups` come from `groups.make`. `row_epsilon` is added to every norm, as in the
-  released TPU code (1e-5).
+  Intermediate values are float32; the weights have the dtype of the scores. The form of GELU is
+  that of `activate`, and `groups` come from `groups.make`. `row_epsilon` is added to every norm, as
+  in the released TPU code (1e-5).
   """
-  if score == 'linear':
+  if score.kind == 'linear':
     return scores_BxTxN
-  if score == 'gelu':
-    return activate(scores_BxTxN, gelu)
+  if score.kind == 'gelu':
+    return activate(scores_BxTxN, score.gelu)
   dtype, scores_BxTxN = scores_BxTxN.dtype, scores_BxTxN.astype(jnp.float32)
-  if score == 'l2_norm_gelu':
-    inverse = _inverse_l2(groups.total(jnp.square(scores_BxTxN)), groups.reference, row_epsilon)
+  epsilon = score.row_epsilon
+  if score.kind == 'l2_norm_gelu':
+    inverse = _inverse_l2(groups.total(jnp.square(scores_BxTxN)), groups.reference, epsilon)
     waiting_BxTxN = _gradient_waits(scores_BxTxN, dtype)
-    return activate_scaled(waiting_BxTxN, groups.spread(inverse), gelu).astype(dtype)
-  if score in ('gelu_l2_norm', 'gelu_l1_norm'):
-    weights = activate(scores_BxTxN, gelu)
+    return activate_scaled(waiting_BxTxN, groups.spread(inverse), score.gelu).astype(dtype)
+  if score.kind in ('gelu_l2_norm', 'gelu_l1_norm'):
+    weights = activate(scores_BxTxN, score.gelu)
   else:
     # A shift of a whole group cancels in its norm and keeps exp from overflowing.
     largest = groups.spread(groups.largest(jax.lax.stop_gradient(scores_BxTxN)))
     weights = jnp.exp(scores_BxTxN - largest)
-  if score in ('gelu_l1_norm', 'softmax'):
-    scale = _inverse_l1(groups.total(jnp.abs(weights)), groups.reference, row_epsilon)
+  if score.kind in ('gelu_l1_norm', 'softmax'):
+    scale = _inverse_l1(groups.total(jnp.abs(weights)), groups.reference, epsilon)
   else:
-    scale = _inverse_l2(groups.total(jnp.square(weights)), groups.reference, row_epsilon)
+    scale = _inverse_l2(groups.total(jnp.square(weights)), groups.reference, epsilon)
   return (_gradient_waits(weights, dtype) * groups.spread(scale)).astype(dtype)
 
 
-def weights_of_groups(
-  scores_BxTxN: jax.Array, groups: Sequence[TokenGroup], *, score: str, **how: Any
-) -> jax.Array:
-  """Compute the weight of every token of groups that may have scores of their own.
-
-  `score` is that of the other groups; for the rest see `parameter_weights`.
-  """
-  kinds, together = [group.score or score for group in groups], groups_lib.make(groups)
-  first, *others = dict.fromkeys(kinds)
-  weights_BxTxN = parameter_weights(scores_BxTxN, score=first, groups=together, **how)
-  for kind in others:
-    own = np.repeat([kind == other for other in kinds], [group.tokens for group in groups])
-    weights = parameter_weights(scores_BxTxN, score=kind, groups=together, **how)
+def weights_of_groups(scores_BxTxN: jax.Array, groups: Sequence[TokenGroup]) -> jax.Array:
+  """Compute the weight of every token of groups that may differ in their score functions."""
+  together = groups_lib.make(groups)
+  first, *others = dict.fromkeys(group.score for group in groups)
+  weights_BxTxN = parameter_weights(scores_BxTxN, first, together)
+  for score in others:
+    own = np.repeat([score == g.score for g in groups], [g.tokens for g in groups])
+    weights = parameter_weights(scores_BxTxN, score, together)
     weights_BxTxN = jnp.where(own[None, None], weights, weights_BxTxN)
   return weights_BxTxN
 
@@ -172,19 +163,14 @@ def _are_many(keys_NxI: jax.Array, x: jax.Array) -> bool:
   return x.ndim == 3 and len(keys_NxI) >= _MANY * parts('param_tokens') * x.shape[-1]
 
 
-def _weights_of_many(
-  x_BxTxI: jax.Array,
-  keys_NxI: jax.Array,
-  group: TokenGroup,
-  gelu: str = 'exact',
-  row_epsilon: float = 0.0,
-) -> jax.Array:
+def _weights_of_many(x_BxTxI: jax.Array, keys_NxI: jax.Array, group: TokenGroup) -> jax.Array:
   """Return the weights [B, T, N] of one group of many tokens, for the score `l2_norm_gelu`."""
 
   def on_device(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> jax.Array:
     if per_device.is_split('param_tokens'):
       x_BxTxI = per_device.varying(x_BxTxI, 'param_tokens')
-    return _weights_by_keys(x_BxTxI, keys_NxI, group.reference, gelu, row_epsilon)
+    score = group.score
+    return _weights_by_keys(x_BxTxI, keys_NxI, group.reference, score.gelu, score.row_epsilon)
 
   keys_NxI = keys_NxI.astype(x_BxTxI.dtype)
   weights_BxTxN = per_device.on_each_device(on_device, x_BxTxI, keys_NxI, _AXES, split_out=True)
@@ -258,11 +244,9 @@ def pattention(
   values_NxO: jax.Array,
   *,
   groups: Sequence[TokenGroup],
-  score: str = 'l2_norm_gelu',
   out_heads: tuple[int, int] | None = None,
   keep_scores: bool = False,
   prevent_cse: bool = False,
-  **how: Any,
 ) -> jax.Array:
   """Return Σ_g Θ_g(x K_gᵀ) V_g in the dtype of x.
 
@@ -271,31 +255,25 @@ def pattention(
 
   The input is [B, T, I], or heads [B, T, H, K], which zeros may fill. The output is [B, T, O], or
   with `out_heads` (H, K) heads [B, T, H, K] filled with zeros. The groups are in the order of their
-  tokens. `score` and `how` are as in `parameter_weights`, the rest as in `keep_for_backward`.
+  tokens. The rest is as in `keep_for_backward`.
   """
   if len(groups) > 1 and parts('param_tokens') == 1:
     cuts = list(itertools.accumulate(group.tokens for group in groups))[:-1]
     apart = zip(groups, jnp.split(keys_NxI, cuts), jnp.split(values_NxO, cuts), strict=True)
     run = functools.partial(
-      pattention,
-      score=score,
-      out_heads=out_heads,
-      keep_scores=keep_scores,
-      prevent_cse=prevent_cse,
-      **how,
+      pattention, out_heads=out_heads, keep_scores=keep_scores, prevent_cse=prevent_cse
     )
     return functools.reduce(
       jnp.add, [run(x, keys, values, groups=(group,)) for group, keys, values in apart]
     )
-  if len(groups) == 1:
-    score = groups[0].score or score
+  by_keys = len(groups) == 1 and groups[0].score.kind == 'l2_norm_gelu' and _are_many(keys_NxI, x)
 
   def apply(x: jax.Array, keys_NxI: jax.Array, values_NxO: jax.Array) -> jax.Array:
-    if score == 'l2_norm_gelu' and len(groups) == 1 and _are_many(keys_NxI, x):
-      weights_BxTxN = _weights_of_many(x, keys_NxI, groups[0], **how)
+    if by_keys:
+      weights_BxTxN = _weights_of_many(x, keys_NxI, groups[0])
     else:
       scores_BxTxN = checkpoint_name(scores(x, keys_NxI), SCORES)
-      weights_BxTxN = weights_of_groups(scores_BxTxN, groups, score=score, **how)
+      weights_BxTxN = weights_of_groups(scores_BxTxN, groups)
     return project(weights_BxTxN, values_NxO, _AXES, contract=0, out_heads=out_heads)
 
   return keep_for_backward(apply, keep_scores, prevent_cse)(x, keys_NxI, values_NxO)
@@ -350,12 +328,11 @@ class Pattention(nnx.Module):
       adds_to_residual=adds_to_residual,
       first=first_values,
     )
-    self.how = {'score': config.score.kind, **dataclasses.asdict(config.score)}
     self.keep_scores, self.prevent_cse = keep_scores, prevent_cse
 
   def weights(self, x: jax.Array) -> jax.Array:
     """Return the weight of every parameter token [B, T, N]; x is as for `__call__`."""
-    return weights_of_groups(scores(x, self.keys[...]), self.groups, **self.how)
+    return weights_of_groups(scores(x, self.keys[...]), self.groups)
 
   def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
     """Return Θ(x Kᵀ) V; for the arguments see `pattention`."""
@@ -367,5 +344,4 @@ class Pattention(nnx.Module):
       out_heads=out_heads,
       keep_scores=self.keep_scores,
       prevent_cse=self.prevent_cse,
-      **self.how,
     )

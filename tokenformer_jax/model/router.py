@@ -3,6 +3,7 @@
 Gates and losses are float32 for every dtype of activations (Switch Transformer, section 2.4).
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from tokenformer_jax.config import (
   RouterConfig,
 )
 from tokenformer_jax.model.params import Role, param
-from tokenformer_jax.model.trunk import Aux
+from tokenformer_jax.model.trunk import LOAD, Aux
 from tokenformer_jax.parallel.sharding import constrain
 
 
@@ -47,7 +48,7 @@ class Router(nnx.Module):
     valid_BxT: jax.Array | None = None,
     key: jax.Array | None = None,
   ) -> tuple[Choice, Aux]:
-    """Return the experts of each token, the weighted losses, and figures.
+    """Return the experts of each token, and the sums of the weighted losses and of figures.
 
     Tokens with a false `valid_BxT` do not count. `key` draws the jitter; None: not training.
     """
@@ -63,8 +64,9 @@ class Router(nnx.Module):
     aux = _aux(choice, logits_BxTxE.astype(jnp.float32), valid_BxT, self.router, self.balance)
     if bias is None:
       return choice, aux
-    load_E = aux.figures['router/load']
-    return choice, aux._replace(loss=aux.loss + _as_gradient(bias, load_E))
+    tokens = math.prod(x_BxTxD.shape[:2]) if valid_BxT is None else jnp.sum(valid_BxT)
+    moved = _as_gradient(bias, aux.figures[LOAD] - tokens / self.count)
+    return choice, aux._replace(losses={**aux.losses, 'tokens': aux.losses['tokens'] + moved})
 
 
 def _bias(config: ExpertsConfig, rngs: nnx.Rngs) -> nnx.Param | None:
@@ -125,39 +127,32 @@ def _aux(
   router: RouterConfig,
   balance: Any,
 ) -> Aux:
-  """Return the weighted losses and the figures of a router."""
+  """Return the sums of the weighted losses and of the figures of a router."""
   count, share_BxTxE = logits_BxTxE.shape[-1], shares(logits_BxTxE, router)
   weight_BxT = jnp.ones(logits_BxTxE.shape[:2]) if valid_BxT is None else valid_BxT.astype(float)
-  chosen_BxTxE, loss = _chosen(choice, count), jnp.float32(0)
+  chosen_BxTxE, losses = _chosen(choice, count), {'tokens': jnp.float32(0)}
   if router.z_loss:
-    loss += router.z_loss * z_loss(logits_BxTxE, weight_BxT)
+    losses['tokens'] += router.z_loss * z_loss(logits_BxTxE, weight_BxT)
   if isinstance(balance, LossBalanceConfig):
-    over = (1,) if balance.over == 'sequence' else (0, 1)
+    over, divisor = {'sequence': ((1,), 'sequences'), 'batch': ((0, 1), 'tokens')}[balance.over]
     for scale, size in (
       (balance.weight, 1),
       (balance.device_weight, count // balance.devices),
     ):
       if scale:
-        loss += scale * balance_loss(chosen_BxTxE, share_BxTxE, weight_BxT, over, size)
-  load_E = _load(chosen_BxTxE)
+        loss = scale * balance_loss(chosen_BxTxE, share_BxTxE, weight_BxT, over, size)
+        losses[divisor] = losses.get(divisor, 0) + loss
   entropy_BxT = -jnp.sum(jax.scipy.special.xlogy(share_BxTxE, share_BxTxE), axis=-1)
   figures = {
-    'router/max_violation': count * jnp.max(load_E) - 1,
-    'router/entropy': jnp.sum(entropy_BxT * weight_BxT) / jnp.maximum(jnp.sum(weight_BxT), 1),
-    'router/load': load_E,
+    'router/entropy': jnp.sum(entropy_BxT * weight_BxT),
+    LOAD: jnp.sum(chosen_BxTxE, axis=(0, 1)) / router.top_k,
   }
-  return Aux(loss, jax.lax.stop_gradient(figures))
+  return Aux(losses, jax.lax.stop_gradient(figures))
 
 
 def _chosen(choice: Choice, count: int) -> jax.Array:
   """Return how often each token chose each expert, float32 [B, T, E]."""
   return jnp.sum(jax.nn.one_hot(choice.experts_BxTxK, count, dtype=jnp.float32), axis=2)
-
-
-def _load(chosen_BxTxE: jax.Array) -> jax.Array:
-  """Return each expert's share of all choices, float32 [E]."""
-  times_E = jnp.sum(chosen_BxTxE, axis=(0, 1))
-  return times_E / jnp.maximum(jnp.sum(times_E), 1)
 
 
 def balance_loss(
@@ -167,14 +162,14 @@ def balance_loss(
   over: tuple[int, ...],
   size: int = 1,
 ) -> jax.Array:
-  """Return E · Σ f P, which is 1 at even load; for sets of `size` experts Σ f' P'.
+  """Return the sum of E · Σ f P, which is 1 at even load; for sets of `size` experts Σ f' P'.
 
   Switch Transformer, eq. 4; DeepSeekMoE, eq. 12 to 17, where f' is the mean of f over a set and P'
   the sum of P. The gradient goes through P alone.
 
   Here f is each expert's share of `chosen_BxTxE`, and P the mean of `share_BxTxE`, over the axes
-  `over`: (0, 1), or (1,) and the result is a mean over the sequences with tokens. `weight_BxT` is 1
-  for a token that counts, else 0.
+  `over`: (1,), and the sum is over the sequences with tokens; or (0, 1), and the sum has this one
+  value for each token. `weight_BxT` is 1 for a token that counts, else 0.
   """
   chosen = jnp.sum(chosen_BxTxE * weight_BxT[..., None], axis=over)
   share = chosen / jnp.maximum(jnp.sum(chosen, axis=-1, keepdims=True), 1)  # [..., E]
@@ -186,22 +181,21 @@ def balance_loss(
     for values in (jax.lax.stop_gradient(share), mean)
   )
   losses = share.shape[-1] * jnp.sum(share * mean, axis=-1)  # 0 without tokens
-  return jnp.sum(losses) / jnp.maximum(jnp.sum(tokens > 0), 1)
+  return jnp.sum(losses) if losses.ndim else losses * tokens
 
 
 def z_loss(logits_BxTxE: jax.Array, weight_BxT: jax.Array) -> jax.Array:
-  """Return the mean over tokens of the square of log Σ exp (ST-MoE, arXiv 2202.08906, eq. 5)."""
+  """Return the sum over tokens of the square of log Σ exp (ST-MoE, arXiv 2202.08906, eq. 5)."""
   square_BxT = jnp.square(jax.nn.logsumexp(logits_BxTxE, axis=-1))
-  return jnp.sum(square_BxT * weight_BxT) / jnp.maximum(jnp.sum(weight_BxT), 1)
+  return jnp.sum(square_BxT * weight_BxT)
 
 
-def _as_gradient(bias_E: jax.Array, load_E: jax.Array) -> jax.Array:
-  """Return a zero whose gradient with respect to the bias is the load minus its mean.
+def _as_gradient(bias_E: jax.Array, excess_E: jax.Array) -> jax.Array:
+  """Return a zero whose gradient with respect to the bias is the excess of the load.
 
   So the loads of a batch, or of all its parts, reach the bias's own update like a gradient.
   """
-  excess_E = jax.lax.stop_gradient(load_E - 1 / load_E.shape[0])
-  return jnp.sum(excess_E * (bias_E - jax.lax.stop_gradient(bias_E)))
+  return jnp.sum(jax.lax.stop_gradient(excess_E) * (bias_E - jax.lax.stop_gradient(bias_E)))
 
 
 def _mover(config: BiasBalanceConfig) -> Any:

@@ -27,18 +27,18 @@ class Documents(NamedTuple):
   """How the documents in a row are read apart.
 
   Attributes:
-    end: the id of the token between documents. It is the first token of the document after it, as
-      in generation, and the last target of the document before it.
+    first: the id of the first token of a document, which is the last target of the document before
+      it: the end of that document, as in generation, or what the tokenizer begins texts with.
     restart: whether positions restart at 0 with each document.
   """
 
-  end: int
+  first: int
   restart: bool
 
   @classmethod
-  def from_choice(cls, choice: str, end: int) -> 'Documents | None':
+  def from_choice(cls, choice: str, first: int) -> 'Documents | None':
     """Return what a value of `data.documents` asks for; None for `joined`."""
-    return None if choice == 'joined' else cls(end, restart=choice == 'separate')
+    return None if choice == 'joined' else cls(first, restart=choice == 'separate')
 
 
 class Context(NamedTuple):
@@ -75,7 +75,7 @@ class Context(NamedTuple):
     if documents is None:
       return context
     slots_1xT = jnp.arange(ids_BxT.shape[1])[None]
-    starts_BxT = jax.lax.cummax(jnp.where(ids_BxT == documents.end, slots_1xT, 0), axis=1)
+    starts_BxT = jax.lax.cummax(jnp.where(ids_BxT == documents.first, slots_1xT, 0), axis=1)
     starts_BxT = constrain(starts_BxT, 'batch', 'slots')
     return context._replace(starts_BxT=starts_BxT, restart=documents.restart)
 
@@ -127,27 +127,67 @@ class Inputs(NamedTuple):
 NO_INPUTS = Inputs()
 
 
-class Aux(NamedTuple):
-  """Auxiliary results of layers.
+class Counts(NamedTuple):
+  """The divisors of the sums of a batch.
 
-  Attributes:
-    loss: a weighted float32 loss that training minimizes besides the task's loss, or None. A trunk
-      returns the sum over its layers.
-    figures: float32 numbers or vectors to report, by name. A trunk returns means over the layers
-      that have them.
+  Sums of microbatches are divided by the counts of the whole batch, so they add up to its means.
   """
 
-  loss: jax.Array | None
-  figures: Mapping[str, jax.Array]
+  targets: jax.Array  # of the task's loss
+  tokens: jax.Array  # those that layers see, without padding
+  sequences: jax.Array  # those with tokens
 
 
-EMPTY_AUX = Aux(loss=None, figures={})
+class Aux(NamedTuple):
+  """Auxiliary results of layers: float32 sums over the tokens or sequences of a batch.
+
+  Attributes:
+    losses: weighted sums that training minimizes besides the task's loss, by the name of the
+      divisor in `Counts`. A trunk returns the sums over its layers.
+    figures: sums over tokens to report, numbers or vectors, by name. A trunk returns lists with
+      the values [L, …] of each stack of layers: see `layer_means`.
+  """
+
+  losses: Mapping[str, jax.Array]
+  figures: Mapping[str, Any]
+
+  def divided(self, counts: Counts) -> tuple[jax.Array | None, dict[str, Any]]:
+    """Return the loss, None if no layer has one, and the figures, as parts of means."""
+    losses = [total / getattr(counts, name) for name, total in self.losses.items()]
+    figures = jax.tree.map(lambda total: total / counts.tokens, dict(self.figures))
+    return sum(losses) if losses else None, figures
 
 
-def add_aux(mixer: Aux, ffn: Aux) -> Aux:
-  """Add the losses of two parts of a layer, and join their figures, whose names differ."""
-  losses = [aux.loss for aux in (mixer, ffn) if aux.loss is not None]
-  return Aux(sum(losses) if losses else None, {**mixer.figures, **ffn.figures})
+EMPTY_AUX = Aux(losses={}, figures={})
+LOAD, MAX_VIOLATION = 'router/load', 'router/max_violation'
+
+
+def add_aux(*auxes: Aux) -> Aux:
+  """Add the losses of parts of a model, and join their figures, whose names differ."""
+  losses: dict[str, jax.Array] = {}
+  for aux in auxes:
+    for name, total in aux.losses.items():
+      losses[name] = losses[name] + total if name in losses else total
+  return Aux(losses, {name: value for aux in auxes for name, value in aux.figures.items()})
+
+
+def layer_means(figures: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+  """Return means over the layers that have a figure, from a trunk's figures of a whole batch.
+
+  An entry i of a vector of figures becomes the figure `NAME/i`. `router/max_violation` is the
+  largest entry of a router's load, relative to even load, minus 1.
+  """
+  found: dict[str, list[Any]] = {}
+  for name, stacks in figures.items():
+    for values in stacks:
+      entries = {name: values} if values.ndim == 1 else _entries(name, values)
+      if name == LOAD:
+        entries[MAX_VIOLATION] = values.shape[1] * values.max(axis=1) - 1
+      for entry, one in entries.items():
+        found.setdefault(entry, []).append(one)
+  return {
+    name: sum(one.sum() for one in values) / sum(map(len, values)) for name, values in found.items()
+  }
 
 
 class Layer(Protocol):
@@ -375,24 +415,16 @@ def _inputs_at(inputs: Inputs, repeat: Repeat, place: int) -> Inputs:
 
 
 def _combine(auxes: Sequence[Aux]) -> Aux:
-  """Combine the `Aux` of stacks, whose arrays have a leading axis, into that of the trunk.
-
-  An entry i of a vector of figures becomes the figure `NAME/i`.
-  """
-  losses = [jnp.sum(aux.loss) for aux in auxes if aux.loss is not None]
+  """Combine the `Aux` of stacks, whose arrays have a leading axis, into that of the trunk."""
   figures: dict[str, list[jax.Array]] = {}
   for aux in auxes:
-    for name, value in aux.figures.items():
-      entries = {name: value} if value.ndim == 1 else _entries(name, value)
-      for entry, values in entries.items():
-        figures.setdefault(entry, []).append(values)
-  return Aux(
-    loss=sum(losses) if losses else None,
-    figures={name: jnp.mean(jnp.concatenate(values)) for name, values in figures.items()},
-  )
+    for name, values in aux.figures.items():
+      figures.setdefault(name, []).append(values)
+  losses = add_aux(*(Aux(jax.tree.map(jnp.sum, aux.losses), {}) for aux in auxes)).losses
+  return Aux(losses, figures)
 
 
-def _entries(name: str, value_LxN: jax.Array) -> dict[str, jax.Array]:
+def _entries(name: str, value_LxN: Any) -> dict[str, Any]:
   """Return the entries of vectors by names that sort as their numbers do."""
   digits = len(str(value_LxN.shape[1] - 1))
   return {f'{name}/{i:0{digits}}': value_LxN[:, i] for i in range(value_LxN.shape[1])}

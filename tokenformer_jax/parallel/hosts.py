@@ -116,10 +116,12 @@ def is_loss(error: BaseException | None) -> bool:
   """Return whether an exception, or one of its causes, reports the loss of another process."""
   if not jax.distributed.is_initialized() or jax.process_count() == 1:
     return False
-  while error is not None:
+  seen: list[BaseException] = []  # Causes can form a circle.
+  while error is not None and error not in seen:
     # JAX raises RuntimeErrors only; storage raises similar messages with other types.
     if isinstance(error, RuntimeError) and _LOSS.search(str(error)):
       return True
+    seen.append(error)
     error = error.__cause__ or error.__context__
   return False
 
@@ -227,9 +229,9 @@ class _Turn:
       reported = as_reported(error)
       if reported is None or is_loss(error):
         raise
-      self._client.key_value_set(f'{self._key}/{name}', f'{type(reported).__name__}:')
+      self._client.key_value_set(f'{self._key}/{name}', f'{exit_status(reported)}:')
       if reported is error:
-        raise  # An exception that is its own cause would make `is_loss` loop for ever.
+        raise
       raise reported from error
     self._client.key_value_set(f'{self._key}/{name}', f':{describe(made)}')
     return made
@@ -249,8 +251,10 @@ class _Turn:
       _say(f'{this} has waited {waited // 60} min {waited % 60} s for {who}, which is working')
     failure, _, text = result.partition(':')
     if failure:
-      error_type = {'UserError': UserError, 'TransientError': TransientError}[failure]
-      raise error_type(f'{who} could not go on; its output says why')
+      message = f'{who} could not go on; its output says why'
+      if int(failure) == FAULTY_STATUS:
+        raise FaultyDeviceError(message, ())
+      raise (TransientError if int(failure) == TRANSIENT_STATUS else UserError)(message)
     return text
 
 

@@ -3,7 +3,7 @@
 chips.py        published figures of each chip
 topology.py     names such as `v5p:4x4x4`, and their devices
 program.py      the training step, compiled for those devices; its memory
-early.py        the compiler's intermediate result, available after seconds
+early.py        the compiler's intermediate result, available long before the end
 hlo.py walk.py  parser for the program's text; how often every instruction runs
 schedule.py     the compiler's schedule of every operation
 costs.py        FLOPs, operations and collectives of a step (matmuls.py, elementwise.py,
@@ -40,7 +40,7 @@ def plan(
     print(tokenformer_jax.plan('lm_pile:1_5b', 'v5p:4x4x4', quick=True).summary)
 
   `config` is as for `tokenformer_jax.train`, `topology` is CHIP:SHAPE, such as `v5e:4x4` or
-  `gpu-h100:8`. `quick` takes seconds instead of minutes, without the compiler's schedule. The
+  `gpu-h100:8`. `quick` stops before code is generated: much faster, without the schedule. The
   result has memory in bytes, times in seconds and MFU: see `estimate.Plan`, or
   `stages.StagedPlan` for a run whose batches change over steps.
 

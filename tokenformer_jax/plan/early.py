@@ -1,4 +1,4 @@
-"""Read the TPU compiler's layout of a program seconds after it starts, before it generates code.
+"""Read the TPU compiler's layout of a program before the compiler generates code.
 
 The compiler first chooses the operations, their order and their addresses in memory, and can dump
 them to files. It then spends minutes on code generation, which yields the cycles.

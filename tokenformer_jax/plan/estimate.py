@@ -155,7 +155,7 @@ def check_quick(on: Topology, flag: str) -> None:
   if not on.has_compiler:
     raise UserError(
       f'{flag} has an effect only where programs are compiled, and {on.name} is planned by '
-      'formulas, in seconds; leave it out'
+      'formulas, without a compiler; leave it out'
     )
 
 
@@ -185,9 +185,7 @@ def plan(
   config = dataclasses.replace(config, mesh=exchange.choose_mesh(config, on.devices))
   if not on.has_compiler:
     return _by_formula(program.make_step(config, before, on.platform), on)
-  what = 'laying out' if quick else 'compiling'
-  takes = 'seconds' if quick else 'from seconds to minutes'
-  say(f'{what} for {on.name}, which takes {takes}')
+  say(f'{"laying out" if quick else "compiling"} for {on.name}, which takes seconds to minutes')
   # In a process of its own, which libtpu ends when it fails, and in which it loads with the flags
   # of the dump.
   with schedule.temporary() as directory:
@@ -209,8 +207,7 @@ def _plan(
   arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
   refused = DoesNotFitError('')
   for way in ways.affordable(step, mesh, arguments, on.chip.hbm):
-    if refused.needed:
-      say(f'the step {refused.size}; trying {way.flags}')
+    say(f'the step {refused.size}; trying {way.flags}' if refused.needed else f'trying {way.flags}')
     try:
       return _compile(ways.in_way(step, way), on, mesh, quick, schedule.Reader(dump))
     except DoesNotFitError as error:
@@ -231,8 +228,7 @@ def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: sched
   def tell(text: str, hbm: int, host: int) -> bool:
     nonlocal at_first
     at_first = made(program.layout_memory(step, mesh, hbm, host, on.chip.hbm), text, 'layout')
-    if not quick:
-      say(f'{at_first.summary}; its schedule is known in minutes')
+    say(at_first.summary if quick else f'{at_first.summary}; its schedule is known in minutes')
     return not quick
 
   at_first = None

@@ -1,10 +1,8 @@
 """Draw where a training step goes."""
 
-import importlib.util
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import check_installed
 from tokenformer_jax.plan import breakdown
 from tokenformer_jax.plan.estimate import Plan
 
@@ -20,10 +18,7 @@ def check() -> None:
   Raises:
     UserError: matplotlib is missing.
   """
-  if importlib.util.find_spec('matplotlib') is None:
-    raise UserError(
-      'matplotlib, which draws the picture, is not installed; run pip install -e ".[plot]"'
-    )
+  check_installed('matplotlib', 'draws the picture', 'plot')
 
 
 def figure(plan: Plan) -> 'Figure':
@@ -56,10 +51,5 @@ def figure(plan: Plan) -> 'Figure':
   axes.grid(axis='x', color='0.9', linewidth=0.8)
   axes.set_axisbelow(True)
   axes.spines[['top', 'right']].set_visible(False)
-  axes.legend(frameon=False, fontsize=8, loc='lower right')
+  drawn.legend(frameon=False, fontsize=8, loc='outside lower center', ncols=len(_MARKERS))
   return drawn
-
-
-def draw(plan: Plan, path: Path) -> None:
-  """Write the picture as PNG."""
-  figure(plan).savefig(path, format='png')

@@ -18,8 +18,11 @@ AXES = {  # the label of each axis, in the order of the choice
 }
 _ALL_POINTS = 8000  # of a kind of figures, over all runs
 _POINTS = (160, 1600)  # the least and the most of a run
-_MAIN = ('loss', 'bits_per_byte', 'perplexity', 'accuracy')  # the first of the choices
+_FIRST = ('loss', 'bits_per_byte', 'perplexity', 'accuracy')  # of the choices, after the main one
+MAIN = {'eval/bits_per_byte': 'bits per byte', 'eval/loss': 'loss (nats)'}  # see `main_figure`
 _EXTREMES = ('train/loss', 'train/grad_norm', 'eval/loss')
+
+FLOPS_AXIS = {'tickformat': '.3~g', 'nticks': 4}  # as `tables.flops` writes them
 
 Figure = dict[str, Any]  # `data` and `layout` of plotly
 
@@ -54,11 +57,14 @@ def thinned(lines: Sequence[Line], most: int) -> list[Line]:
   return [lines[i] for i in sorted(kept)]
 
 
-def choices(found: Sequence[Mapping[str, Mapping[str, Any]]], counted: str) -> list[dict[str, Any]]:
+def choices(
+  found: Sequence[Mapping[str, Mapping[str, Any]]], counted: str, main: str
+) -> list[dict[str, Any]]:
   """Return the figures to choose from, with label and names; validation is beside training.
 
-  `counted` is what a loss is a mean over: token or image.
+  `counted` is what a loss is a mean over, token or image. `main` is the figure that comes first.
   """
+  first = (main.removeprefix('eval/'), *_FIRST)
   names = {name for run in found for table in run.values() for name in table if '/' in name}
   by_figure: dict[str, list[str]] = {}
   for name in sorted(names, key=lambda name: (name.startswith('eval/'), name)):
@@ -66,7 +72,7 @@ def choices(found: Sequence[Mapping[str, Mapping[str, Any]]], counted: str) -> l
     by_figure.setdefault(f'{split}/{figure}' if split == 'perf' else figure, []).append(name)
 
   def rank(figure: str) -> tuple[int, str]:
-    return (_MAIN.index(figure) if figure in _MAIN else len(_MAIN)), figure
+    return (first.index(figure) if figure in first else len(first)), figure
 
   return [
     {
@@ -79,12 +85,13 @@ def choices(found: Sequence[Mapping[str, Mapping[str, Any]]], counted: str) -> l
 
 
 def loss_by_flops(records: Sequence[Record], parents: Mapping[int, int]) -> Figure | None:
-  """Return the validation loss of runs against all FLOPs of their models' training.
+  """Return the main figure of validation of runs against all FLOPs of their models' training.
 
   The curve of a run that continues another one of the page (`parents`, by number) begins on it, and
   is dashed if it is a decay. None if no run has a loss and FLOPs, or there is only one plain run.
   """
-  points = [_loss_points(record) for record in records]
+  main = main_figure(records)
+  points = [_points(record, main) for record in records]
   data = []
   for i, (record, (xs, ys, steps)) in enumerate(zip(records, points, strict=True)):
     if not xs:
@@ -108,7 +115,7 @@ def loss_by_flops(records: Sequence[Record], parents: Mapping[int, int]) -> Figu
           'dash': 'dash' if decays else 'solid',
         },
         'marker': {'size': [4] * (len(xs) - 1) + [9]},
-        'hovertemplate': 'loss %{y:.4f}<br>%{x:.3e} FLOPs, step %{customdata:,}',
+        'hovertemplate': f'{MAIN[main]} %{{y:.4f}}<br>%{{x:.2e}} FLOPs, step %{{customdata:,}}',
       }
     )
   if not data or (len(data) == 1 and not any(record.lineage for record in records)):
@@ -117,8 +124,8 @@ def loss_by_flops(records: Sequence[Record], parents: Mapping[int, int]) -> Figu
     'data': data,
     'layout': {
       'height': 440,
-      'xaxis': {'title': {'text': AXES['flops']}, 'type': 'log', 'exponentformat': 'power'},
-      'yaxis': {'title': {'text': 'validation loss (nats)'}},
+      'xaxis': {'title': {'text': AXES['flops']}, 'type': 'log', **FLOPS_AXIS},
+      'yaxis': {'title': {'text': f'validation: {MAIN[main]}'}},
       'hovermode': 'closest',
     },
   }
@@ -129,22 +136,35 @@ def colour(run: int) -> str:
   return COLOURS[run % len(COLOURS)]
 
 
-def last_loss(lines: Sequence[Line], step: float) -> float | None:
-  """Return the last validation loss up to a step."""
-  found = [
-    line['eval/loss'] for line in lines if is_number(line.get('eval/loss')) and line['step'] <= step
+def main_figure(records: Sequence[Record]) -> str:
+  """Return the figure to compare runs by: bits per byte if all runs have it, or else the loss.
+
+  Bits per byte do not depend on the tokenizer.
+  """
+  bits, loss = MAIN
+  pairs = [(line, split) for run in records for line in run.lines for split in ('train', 'eval')]
+  has_bits = [
+    is_number(line.get(f'{split}/bits_per_byte'))
+    for line, split in pairs
+    if is_number(line.get(f'{split}/loss'))
   ]
+  return bits if has_bits and all(has_bits) else loss
+
+
+def last_value(lines: Sequence[Line], name: str, step: float) -> float | None:
+  """Return the last value of a figure up to a step."""
+  found = [line[name] for line in lines if is_number(line.get(name)) and line['step'] <= step]
   return found[-1] if found else None
 
 
-def _loss_points(record: Record) -> tuple[list[float], list[float], list[float]]:
-  """Return FLOPs, loss and step of the evaluations of a run."""
+def _points(record: Record, name: str) -> tuple[list[float], list[float], list[float]]:
+  """Return FLOPs, a figure of validation and step of the evaluations of a run."""
   if 'flops' not in record.axes:
     return [], [], []
-  lines = [line for line in record.lines if is_number(line.get('eval/loss'))]
+  lines = [line for line in record.lines if is_number(line.get(name))]
   lines = [line for line in thinned(lines, 400) if record.at('flops', line['step'])]
   places = [number(record.at('flops', line['step'])) for line in lines]
-  return places, [number(line['eval/loss']) for line in lines], [line['step'] for line in lines]
+  return places, [number(line[name]) for line in lines], [line['step'] for line in lines]
 
 
 def _last_before(

@@ -14,6 +14,7 @@ def overview(records: Sequence[Record]) -> str:
   for run in records:
     config, last = run.config, run.last_step
     losses, trained = run.values('eval/loss'), run.values('train/loss')
+    bits = charts.last_value(run.lines, 'eval/bits_per_byte', run.last_step)
     samples = 'tokens' if 'tokens' in run.axes else 'images'
     rows.append(
       (
@@ -24,8 +25,9 @@ def overview(records: Sequence[Record]) -> str:
         f'{last:,} of {config.train.steps:,}' if config else f'{last:,}',
         f'{tables.amount(run.at(samples, last))} {samples}' if config else tables.ABSENT,
         tables.flops(run.at('flops', last)),
+        tables.loss(bits),
         tables.loss(trained[-1] if trained else None),
-        tables.loss(charts.last_loss(run.lines, last)),
+        tables.loss(charts.last_value(run.lines, 'eval/loss', last)),
         tables.loss(min(losses) if losses else None),
       )
     )
@@ -37,6 +39,7 @@ def overview(records: Sequence[Record]) -> str:
     'steps',
     'seen',
     'FLOPs',
+    'bits per byte',
     'training loss',
     'validation loss',
     'lowest',

@@ -14,7 +14,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.report import charts, record, tables
 from tokenformer_jax.report.charts import Figure
-from tokenformer_jax.report.record import Record
+from tokenformer_jax.report.record import Line, Record
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.storage import paths
 
@@ -49,6 +49,7 @@ class Stage:
   flops: float | None = None
   tokens: float | None = None
   loss: float | None = None
+  bits: float | None = None
   seconds: float | None = None
   grown: str = ''  # what the action made larger
 
@@ -96,9 +97,6 @@ def figure(found: Mapping[str, Stage]) -> Figure | None:
     'x': [stage.flops - stage.begin for stage in drawn],
     'width': 0.5,
     'marker': {'color': [_colour(stage) for stage in drawn]},
-    'text': [_bar_text(stage) for stage in drawn],
-    'textposition': 'outside',
-    'cliponaxis': False,
     'hovertext': [
       '<br>'.join(f'{a}: {b}' for a, b in zip(_HEAD, _row(s), strict=True)) for s in drawn
     ],
@@ -118,27 +116,42 @@ def figure(found: Mapping[str, Stage]) -> Figure | None:
     if stage.parent:
       links['x'] += [stage.begin, stage.begin, None]
       links['y'] += [rows[stage.parent], rows[stage.directory], None]
-  most = max(stage.flops for stage in drawn)
   return {
     'data': [links, bars],
     'layout': {
-      'height': 130 + 44 * len(found),
+      'height': 130 + 48 * len(found),
       'xaxis': {
         'title': {'text': 'model FLOPs of all training'},
-        'range': [0, most * 1.35],
-        'exponentformat': 'power',
+        'rangemode': 'tozero',
+        **charts.FLOPS_AXIS,
+        'nticks': 6,
       },
       'yaxis': {
         'title': {'text': 'stage'},
         'tickvals': [*rows.values()],
         'ticktext': [stage.name for stage in found.values()],
         'autorange': 'reversed',
-        'automargin': True,
         'showgrid': False,
         'zeroline': False,
       },
       'hovermode': 'closest',
       'bargap': 0.3,
+      # A text above each bar, which has the whole width of the chart also on a phone.
+      'annotations': [
+        {
+          'text': _bar_text(stage),
+          'showarrow': False,
+          'font': {'size': 11},
+          'bgcolor': 'rgba(255, 255, 255, 0.8)',
+          'xref': 'paper',
+          'x': 0,
+          'xanchor': 'left',
+          'y': rows[stage.directory],
+          'yshift': 20,
+          'borderpad': 0,
+        }
+        for stage in drawn
+      ],
     },
   }
 
@@ -158,6 +171,7 @@ _HEAD = (
   'FLOPs of it',
   'FLOPs of all',
   'time of it',
+  'bits per byte',
   'validation loss',
 )
 
@@ -176,6 +190,7 @@ def _row(stage: Stage) -> tuple[str, ...]:
     tables.flops(own),
     tables.flops(stage.flops),
     tables.duration(stage.seconds),
+    tables.loss(stage.bits),
     tables.loss(stage.loss),
   )
 
@@ -213,7 +228,7 @@ def _add_run(found: dict[str, Stage], number: int, run: Record, directories: Seq
   stage.name, stage.run, stage.step = run.name, number, run.last_step
   stage.model = run.config.model if run.config else stage.model
   stage.flops, stage.tokens = run.at('flops', run.last_step), run.at('tokens', run.last_step)
-  stage.loss = charts.last_loss(run.lines, run.last_step)
+  _set_figures(stage, run.lines, run.last_step)
   if run.times:
     stage.seconds = sum(run.sessions.seconds.values())
   if source and source != directory:
@@ -255,9 +270,14 @@ def _read_figures(stage: Stage) -> None:
     return
   lines = [line for line in lines if record.is_number(line['step'])]
   last = stage.step if stage.step is not None else float('inf')
-  stage.loss = charts.last_loss(lines, last)
+  _set_figures(stage, lines, last)
   if times := [line for line in times if record.is_number(line['step']) and line['step'] <= last]:
     stage.seconds = sum(record.sessions(times).seconds.values())
+
+
+def _set_figures(stage: Stage, lines: Sequence[Line], step: float) -> None:
+  """Set the last figures of validation up to a step."""
+  stage.bits, stage.loss = (charts.last_value(lines, name, step) for name in charts.MAIN)
 
 
 def _in_order(found: Mapping[str, Stage]) -> Iterator[Stage]:
@@ -287,7 +307,9 @@ def _changes(before: ModelConfig, after: ModelConfig) -> str:
 
 def _bar_text(stage: Stage) -> str:
   text = f'{tables.amount(_parameters(stage))} parameters'
-  return text if stage.loss is None else f'{text}, loss {stage.loss:.3f}'
+  if stage.bits is not None:
+    return f'{text}, {tables.loss(stage.bits)} bits per byte'
+  return text if stage.loss is None else f'{text}, loss {tables.loss(stage.loss)}'
 
 
 def _parameters(stage: Stage) -> int | None:

@@ -25,6 +25,7 @@ _SHOWN = 48  # tokens of text in a map
 _MEASURED = 8192  # tokens of text to measure usage on
 _COLUMNS = 160  # of a map
 _LAYERS = 16  # of a model whose maps are kept, evenly spread
+_NUMBERED = 16  # experts of a layer whose loads are written into their map
 _LEVELS = 127  # of a weight in a map, on each side of zero
 _BEND = 5  # of the colour scale, which is finer for small weights: arsinh(5 w / limit)
 
@@ -83,21 +84,23 @@ def look(model: Trained) -> dict[str, Any]:
   return found
 
 
-def usage_figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
-  """Return heat maps, layers × groups of each Pattention, of how much parameter tokens are used."""
-  panels = [
-    ('tokens in use', lambda row: 1 - row['nearly_unused'] / row['tokens'], '.0%', _PARTS),
-    ('tokens that make 90 % of the contribution', lambda row: row['for_90_percent'], '.0%', _PARTS),
-  ]
+def usage_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
+  """Return heat maps, layers × groups of each Pattention, of how much parameter tokens are used.
+
+  The key of a map is its title, which stands above it.
+  """
+  panels = {
+    'Tokens in use': (lambda row: 1 - row['nearly_unused'] / row['tokens'], '.0%', _PARTS),
+    'Tokens that make 90% of the contribution': (lambda row: row['for_90_percent'], '.0%', _PARTS),
+  }
   if any(row['part'] for row in rows):
-    title = 'contribution of a token, as a multiple of the mean of its projection'
-    panels.append((title, lambda row: row['relative'], '.2f', _MULTIPLES))
-  return [_usage_figure(rows, *panel) for panel in panels]
+    title = 'Contribution of a token, as a multiple of the mean of its projection'
+    panels[title] = (lambda row: row['relative'], '.2f', _MULTIPLES)
+  return {title: _usage_figure(rows, *panel) for title, panel in panels.items()}
 
 
 def _usage_figure(
   rows: Sequence[Mapping[str, Any]],
-  title: str,
   value: Callable[[Mapping[str, Any]], float],
   form: str,
   scale: Mapping[str, Any],
@@ -117,7 +120,6 @@ def _usage_figure(
       'hoverinfo': 'text',
       **scale,
     },
-    title,
   )
 
 
@@ -132,8 +134,9 @@ def load_figure(load: Mapping[int, Sequence[float]]) -> Figure:
   ]
   how = {
     **_MULTIPLES,
-    'showscale': True,
-    'colorbar': {'title': {'text': 'load / even load'}},
+    'showscale': most > _NUMBERED,
+    'texttemplate': '' if most > _NUMBERED else '%{z:.2f}',
+    'colorbar': {'thickness': 12},
     'hovertemplate': 'layer %{y}, expert %{x}: %{z:.2f} × the even load<extra></extra>',
   }
   return _heat_map(layers, [str(expert) for expert in range(most)], grid, how, 'expert')
@@ -144,9 +147,9 @@ def _heat_map(
   columns: Sequence[str],
   grid: Sequence[Sequence[float | None]],
   how: Mapping[str, Any],
-  title: str,
+  title: str = '',
 ) -> Figure:
-  """Return a heat map with a row for each layer."""
+  """Return a heat map with a row for each layer; `title` is that of the x axis."""
   trace = {
     'type': 'heatmap',
     'x': [*columns],
@@ -160,20 +163,14 @@ def _heat_map(
   return {
     'data': [trace],
     'layout': {
-      'height': 132 + (24 if len(layers) <= 24 else 14) * max(3, len(layers)),
-      'margin': {'l': 70, 'r': 24, 't': 30, 'b': 60},
-      'xaxis': {
-        'title': {'text': title},
-        'type': 'category',
-        'showgrid': False,
-        'automargin': True,
-      },
+      'height': (114 if title else 84) + (24 if len(layers) <= 24 else 14) * max(3, len(layers)),
+      'margin': {'l': 50, 'r': 16, 't': 12, 'b': 60 if title else 30},
+      'xaxis': {'title': {'text': title}, 'type': 'category', 'showgrid': False},
       'yaxis': {
         'title': {'text': 'layer'},
         'type': 'category',
         'autorange': 'reversed',
         'showgrid': False,
-        'automargin': True,
       },
       'hovermode': 'closest',
     },
@@ -242,7 +239,7 @@ def _map(map_TxN: np.ndarray, parts: Sequence[tuple[str, int, int]]) -> dict[str
 
 
 def _column(row: Mapping[str, Any]) -> str:
-  return ' '.join(filter(None, [row['kind'], row['part']]))
+  return f'{row["kind"]} {row["part"].removeprefix("group ")}'.rstrip()
 
 
 def _hover(row: Mapping[str, Any]) -> str:

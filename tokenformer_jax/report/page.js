@@ -5,15 +5,17 @@
 const FONT = {family: 'system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif', size: 13};
 const LAYOUT = {
   font: FONT,
-  margin: {l: 70, r: 24, t: 24, b: 54},
+  margin: {l: 50, r: 16, t: 24, b: 50},
   hovermode: 'x unified',
   legend: {orientation: 'h', y: 1.02, yanchor: 'bottom'},
   paper_bgcolor: '#fff',
   plot_bgcolor: '#fff',
 };
-const AXIS = {gridcolor: '#eceef0', zerolinecolor: '#d5d8dc', linecolor: '#9aa0a6', ticks: 'outside'};
+const AXIS = {gridcolor: '#eceef0', zerolinecolor: '#d5d8dc', linecolor: '#9aa0a6', ticks: 'outside', automargin: true};
 const CONFIG = {
   displaylogo: false, responsive: true, showTips: false,
+  // Where nothing hovers, the buttons would always lie over the legend.
+  displayModeBar: matchMedia('(hover: none), (max-width: 600px)').matches ? false : 'hover',
   modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d'],
 };
 const WEIGHTS = [[0, '#2166ac'], [0.25, '#92c5de'], [0.5, '#ffffff'], [0.75, '#f4a582'], [1, '#b2182b']];
@@ -29,6 +31,8 @@ async function unpack(name) {
 
 // Plotly reads tags in texts, and a token of a text may look like one.
 const plain = (text) => text.replaceAll('&', '&amp;').replaceAll('<', '&lt;');
+
+const digits = (value) => value ? value.toPrecision(3).replace('-', '−') : '0';
 
 function draw(name, traces, layout) {
   const whole = {...LAYOUT, ...layout};
@@ -85,7 +89,7 @@ function drawCurves(data) {
   return draw('curves', curveTraces(choice, axis, data), {
     xaxis: {
       title: {text: data.axes[axis]}, type: find('curve-log-x').checked ? 'log' : 'linear',
-      exponentformat: axis === 'flops' ? 'power' : 'SI',
+      exponentformat: 'B', ...(axis === 'flops' ? data.flops_axis : {}),
     },
     yaxis: {title: {text: choice.label}, type: find('curve-log-y').checked ? 'log' : 'linear'},
     showlegend: true,
@@ -143,11 +147,10 @@ function mapTrace(map, labels) {
     type: 'heatmap', z: grid, zmin: -LEVELS, zmax: LEVELS, colorscale: WEIGHTS,
     x: Array.from({length: columns}, (_, i) => i * map.each + (map.each - 1) / 2),
     y: labels.map((_, i) => i),
-    text: grid.map((row, i) => row.map((value) => `${plain(labels[i])}: ${weight(value).toPrecision(3)}`)),
+    text: grid.map((row, i) => row.map((value) => `${plain(labels[i])}: ${digits(weight(value))}`)),
     hovertemplate: 'parameter token %{x}<br>%{text}<extra></extra>',
     colorbar: {
-      title: {text: 'weight'}, tickvals: ticks.map(level),
-      ticktext: ticks.map((part) => (part * map.limit).toPrecision(2)),
+      thickness: 12, tickvals: ticks.map(level), ticktext: ticks.map((part) => digits(part * map.limit)),
     },
   };
 }
@@ -161,7 +164,7 @@ function drawMap(data) {
     margin: {...LAYOUT.margin, t: 34},
     xaxis: {title: {text: 'parameter token'}, showgrid: false, range: [-0.5, map.tokens - 0.5]},
     yaxis: {
-      title: {text: 'token of the text'}, autorange: 'reversed', automargin: true, showgrid: false,
+      title: {text: 'token of the text'}, autorange: 'reversed', showgrid: false,
       tickvals: labels.map((_, i) => i), ticktext: labels, tickfont: {size: 10},
     },
     hovermode: 'closest',

@@ -10,19 +10,22 @@ import gzip
 import html
 import importlib.resources
 import json
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenformer_jax.config import arguments
+from tokenformer_jax.config.arguments import Path
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
-from tokenformer_jax.errors import UserError, counted
+from tokenformer_jax.errors import UserError, check_installed, counted
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.report import charts, differences, lineage, looks, record, spending, tables
 from tokenformer_jax.report.record import Record
 from tokenformer_jax.runs import curves
 from tokenformer_jax.storage import paths
 
+ENDINGS = ('.html', '.htm')
 MODELS = 3  # that a report looks into unless more are asked for
 _SAMPLES = 40  # of a run
 _POLICY = (
@@ -48,9 +51,18 @@ class Page:
     style = 'width: 100%; height: 900px; border: 1px solid #ddd'
     return f'<iframe srcdoc="{html.escape(self.html)}" style="{style}"></iframe>'
 
-  def write(self, path: str | Path) -> None:
-    """Write the page to a file."""
-    Path(path).write_text(self.html, 'utf-8')
+  @arguments.checked
+  def write(self, path: Path) -> None:
+    """Write the page to a file.
+
+    Raises:
+      UserError: the name does not end in .html or .htm, or the file cannot be written.
+    """
+    paths.check_ending(path, ENDINGS, 'write: path')
+    try:
+      pathlib.Path(path).write_text(self.html, 'utf-8')
+    except OSError as error:
+      raise UserError(f'write: path={path} cannot be written ({paths.reason(error)})') from error
 
 
 class _Section(NamedTuple):
@@ -68,7 +80,7 @@ def build(
   """Return the report on runs, of which nothing is changed.
 
   Args:
-    runs: work directories, each once.
+    runs: work directories; one that is given again is shown once.
     models: look into the models of at most so many runs, the last ones.
     load: loads the model of DIR@STEP; None: onto all devices.
 
@@ -76,10 +88,16 @@ def build(
     UserError: plotly is not installed, a directory is not a run, or a run has no figures yet.
   """
   library = _library()
-  directories = [*dict.fromkeys(map(paths.parse_path, runs))]
+  places, notes = {}, []
+  for run in map(paths.parse_path, runs):
+    if (place := run.resolve()) in places:
+      notes.append(f'{run} is given more than once, and shown once')
+    else:
+      places[place] = run
+  directories = [*places.values()]
   names = curves.run_names(directories)
   records = [record.read(run, name) for run, name in zip(directories, names, strict=True)]
-  notes = [note for one in records for note in one.notes]
+  notes += [note for one in records for note in one.notes]
   looked = _look(records, models, load or functools.partial(trained.load, evenly=False), notes)
   data, sections = _content(records, looked)
   if notes:
@@ -94,12 +112,9 @@ def _library() -> str:
   Raises:
     UserError: it is not installed.
   """
-  try:
-    from plotly import offline  # noqa: PLC0415
-  except ImportError as error:
-    raise UserError(
-      'plotly, which draws the report, is not installed; run pip install -e ".[report]"'
-    ) from error
+  check_installed('plotly', 'draws the report', 'report')
+  from plotly import offline  # noqa: PLC0415
+
   return offline.get_plotlyjs()
 
 
@@ -153,7 +168,10 @@ def _content(
       for i, run in enumerate(records)
     ],
     'axes': charts.AXES,
-    'choices': charts.choices(tables_of_runs, 'image' if is_of_images else 'token'),
+    'flops_axis': charts.FLOPS_AXIS,
+    'choices': charts.choices(
+      tables_of_runs, 'image' if is_of_images else 'token', charts.main_figure(records)
+    ),
     'samples': _samples(records),
     'maps': _maps(records, looked),
   }
@@ -199,12 +217,12 @@ def _looks(
     where = f'{records[i].name}, step {found["step"]:,}'
     if found.get('usage'):
       usage += f'<h3>{html.escape(where)}, on {found["measured"]:,} tokens of {found["text"]}</h3>'
-      for part, figure in enumerate(looks.usage_figures(found['usage'])):
+      for part, (title, figure) in enumerate(looks.usage_figures(found['usage']).items()):
         figures[f'usage-{i}-{part}'] = figure
-        usage += _chart(f'usage-{i}-{part}')
+        usage += f'<h4>{html.escape(title)}</h4>{_chart(f"usage-{i}-{part}")}'
     if found.get('load'):
       figures[f'load-{i}'] = looks.load_figure(found['load'])
-      load += f'<h3>{html.escape(where)}</h3>{_chart(f"load-{i}")}'
+      load += f'<h3>{html.escape(where)}</h3><h4>{_LOAD_TITLE}</h4>{_chart(f"load-{i}")}'
   sections = []
   if usage:
     body = usage + tables.paragraph(_USAGE_NOTE)
@@ -313,10 +331,12 @@ _MAPS = """
 </form>
 <div class="chart tall" id="chart-maps"></div>
 <p>A row is a token of the text, a column a parameter token, or the largest weight of several
-neighbours. Lines separate groups. The colours are finer for small weights.</p>
+neighbours. Lines separate groups. The colour is the weight; colours are finer for small
+weights.</p>
 """
+_LOAD_TITLE = 'Tokens of an expert, as a multiple of the even load'
 _USAGE_NOTE = (
   'A token that contributes less than 1/100 of the mean of its projection, |weight| · ‖value‖ over '
   'the text, is not in use. The contribution of a token is relative to that mean: a group at 1 '
-  'contributes in proportion to its size.'
+  'contributes in proportion to its size. Query 2 is the second group of the projection query.'
 )

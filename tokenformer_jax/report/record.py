@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tokenformer_jax.config import Config
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, curves, metrics, saved_config, spent_flops, wall_time
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
@@ -133,27 +133,49 @@ def read(run: str | paths.Path, name: str) -> Record:
   directory = paths.parse_path(run)
   lines = curves.read(directory)
   notes, meta, config = [], None, None
+  if not _read_lines(directory / 'metrics.jsonl', notes):
+    notes.append(f'{directory}/metrics.jsonl is lost; its figures are those that other files have')
   try:
     checkpoints, meta = checkpoint.open_source(directory, None)
     checkpoints.close()
   except UserError as error:
     if paths.exists(directory / 'checkpoints') and paths.steps(directory / 'checkpoints'):
       notes.append(str(error))
+    else:
+      notes.append(f'{directory} has no checkpoint, so its growths and its model are not shown')
   try:
     config = saved_config.read(directory / 'config.json', 'its axes are steps and hours only')
   except UserError as error:
     config = meta.config if meta else None
     if config is None:
       notes.append(str(error))
-  samples, times = (
-    metrics.read_lines(directory / f'{kind}.jsonl') for kind in ('samples', 'times')
-  )
+  last = lines[-1]['step']
+  if meta and config and meta.step - last >= config.train.log_every:
+    notes.append(
+      f'{directory}/metrics.jsonl ends at step {last:,}, and the newest checkpoint is of step '
+      f'{meta.step:,}'
+    )
+  samples = _read_lines(directory / 'samples.jsonl', notes, is_sample=True)
+  times = _read_lines(directory / 'times.jsonl', notes)
   if not times:
     notes.append(f'{directory} has no times.jsonl, so its hours are not known')
-  samples = [
-    line for line in samples if isinstance(line.get('text'), str) and is_number(line['step'])
-  ]
   return Record(name, directory, lines, samples, times, config, meta, notes)
+
+
+def _read_lines(path: paths.Path, notes: list[str], *, is_sample: bool = False) -> list[Line]:
+  """Return the lines of a file that can be used; add to the notes how many others there are."""
+  try:
+    content = path.read_bytes()
+  except FileNotFoundError:
+    return []
+  lines = [
+    line
+    for line in metrics.parse_lines(content)
+    if is_number(line['step']) and (not is_sample or isinstance(line.get('text'), str))
+  ]
+  if broken := sum(bool(line.strip()) for line in content.splitlines()) - len(lines):
+    notes.append(f'{path}: {counted(broken, "line")} could not be read')
+  return lines
 
 
 def sessions(times: Sequence[Line]) -> Sessions:

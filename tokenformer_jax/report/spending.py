@@ -47,7 +47,7 @@ def figure(records: Sequence[Record]) -> Figure | None:
       'x': [record.number(found.seconds[kind] / unit) for _, found in runs],
       'customdata': [found.seconds[kind] / (sum(found.seconds.values()) or 1) for _, found in runs],
       'marker': {'color': colour},
-      'hovertemplate': f'{label}: %{{x:.4g}} {name}, %{{customdata:.1%}}<extra></extra>',
+      'hovertemplate': f'{label}: %{{x:.3g}} {name}, %{{customdata:.1%}}<extra></extra>',
     }
     for kind, (label, colour) in _KINDS.items()
     if any(found.seconds[kind] for _, found in runs)
@@ -58,7 +58,10 @@ def figure(records: Sequence[Record]) -> Figure | None:
       'barmode': 'stack',
       'height': 180 + 34 * len(runs),
       'xaxis': {'title': {'text': f'{name} of wall time'}},
-      'yaxis': {'title': {'text': 'run'}, 'autorange': 'reversed', 'automargin': True},
+      'yaxis': {
+        'title': {'text': 'run'},
+        'autorange': 'reversed',
+      },
       'legend': {'orientation': 'h', 'y': 1.02, 'yanchor': 'bottom', 'traceorder': 'normal'},
       'hovermode': 'closest',
     },
@@ -91,13 +94,13 @@ def time_table(records: Sequence[Record]) -> str:
 def speed_table(records: Sequence[Record]) -> str:
   """Return the median speed of each run as a table of HTML, '' if no run has any."""
   columns = {
-    'perf/step_seconds': ('seconds a step', '{:.3g}'),
-    'perf/tokens_per_second': ('tokens per second', '{:,.0f}'),
-    'perf/images_per_second': ('images per second', '{:,.0f}'),
-    'perf/model_tflops_per_second': ('model TFLOP/s', '{:.3g}'),
-    'perf/mfu': ('MFU', '{:.1%}'),
-    'perf/host_peak_gib': ('peak GiB of the host', '{:.2f}'),
-    'perf/device_peak_gib': ('peak GiB of a device', '{:.2f}'),
+    'perf/step_seconds': ('seconds a step', tables.digits),
+    'perf/tokens_per_second': ('tokens per second', '{:,.0f}'.format),
+    'perf/images_per_second': ('images per second', '{:,.0f}'.format),
+    'perf/model_tflops_per_second': ('model TFLOP/s', tables.digits),
+    'perf/mfu': ('MFU', '{:.1%}'.format),
+    'perf/host_peak_gib': ('peak GiB of the host', tables.digits),
+    'perf/device_peak_gib': ('peak GiB of a device', tables.digits),
   }
   found = {name: [run.values(name) for run in records] for name in columns}
   present = [name for name, runs in found.items() if any(runs)]
@@ -107,7 +110,7 @@ def speed_table(records: Sequence[Record]) -> str:
     (
       run.name,
       *(
-        columns[name][1].format(_summary(name, found[name][i])) if found[name][i] else tables.ABSENT
+        columns[name][1](_summary(name, found[name][i])) if found[name][i] else tables.ABSENT
         for name in present
       ),
     )

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Sequence
 
-_POWERS = ((1e12, 'T'), (1e9, 'B'), (1e6, 'M'), (1e3, 'K'))
+_POWERS = ((1e12, 'T'), (1e9, 'B'), (1e6, 'M'), (1e3, 'k'))
 ABSENT = '–'
 
 
@@ -13,17 +13,22 @@ def amount(value: float | None) -> str:
     return ABSENT
   for power, name in _POWERS:
     if abs(value) >= power:
-      return f'{value / power:.3g} {name}'
+      return f'{digits(value / power)} {name}'
   return f'{value:,.6g}'
 
 
+def digits(value: float) -> str:
+  """Return a number with three significant digits, or all digits before the point."""
+  return f'{value:,.0f}' if abs(value) >= 99.95 else f'{value:#.3g}'
+
+
 def flops(value: float | None) -> str:
-  """Return a number of FLOPs, such as 1.23e+15."""
-  return ABSENT if value is None else f'{value:.3g}'
+  """Return a number of FLOPs, such as 1.23e+9, as plotly writes it."""
+  return ABSENT if value is None else f'{value:.2e}'.replace('e+0', 'e+')
 
 
 def loss(value: float | None) -> str:
-  """Return a loss with four digits after the point."""
+  """Return a loss, or bits per byte, with four digits after the point."""
   return ABSENT if value is None else f'{value:.4f}'
 
 
@@ -33,12 +38,17 @@ def duration(seconds: float | None) -> str:
     return ABSENT
   for unit, name in ((86400, 'd'), (3600, 'h'), (60, 'min')):
     if seconds >= 2 * unit:
-      return f'{seconds / unit:.3g} {name}'
-  return f'{seconds:.3g} s'
+      return f'{digits(seconds / unit)} {name}'
+  return f'{digits(seconds)} s' if seconds else '0 s'
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1) -> str:
-  """Return a table of HTML; the first `texts` columns are texts, the others numbers."""
+  """Return a table of HTML; the first `texts` columns are texts, the others numbers.
+
+  Columns of numbers that no row has are left out.
+  """
+  kept = [i for i in range(len(head)) if i < texts or any(row[i] != ABSENT for row in rows)]
+  head, rows = [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
   cells = ''.join(f'<th{_class(i, texts)}>{html.escape(name)}</th>' for i, name in enumerate(head))
   body = ''.join(
     f'<tr>{"".join(f"<td{_class(i, texts)}>{html.escape(c)}</td>" for i, c in enumerate(row))}</tr>'

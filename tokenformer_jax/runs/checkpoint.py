@@ -119,6 +119,8 @@ class Checkpoints:
     wait: bool = False,
     seen: Seen | None = None,
     teacher: TeacherRecord | None = None,
+    losses: Sequence[float] = (),
+    run: str | None = None,
   ) -> None:
     """Start to write a checkpoint. Unless `save_gb` is set, `state` may be donated afterwards.
 
@@ -138,6 +140,8 @@ class Checkpoints:
       wait: whether to wait until the checkpoint is on disk, and to retry until it is.
       seen: see `Meta`. None: `step` batches of the config's batch size.
       teacher: see `Meta`.
+      losses: see `Meta`.
+      run: the id of the run. None: a new one.
 
     Raises:
       UserError: this or the previous checkpoint cannot be written until the user acts.
@@ -154,6 +158,8 @@ class Checkpoints:
       'checksums': {path: int(value) for path, value in with_paths(_checksums(state))},
       'seen': dataclasses.asdict(seen or Seen(step * config.data.batch_size)),
       'teacher': teacher and dataclasses.asdict(teacher),
+      'losses': [*losses],
+      'run': checkpoint_meta.new_run_id() if run is None else run,
     }
     args = _save_args(state, meta, tokenizer)
     # Without a finite loss, a checkpoint must not count as the best.
@@ -334,7 +340,9 @@ def open_source(directory: paths.Path, step: int | None) -> tuple[Checkpoints, M
     UserError: there is no such checkpoint, or it is damaged.
   """
   if not paths.exists(directory / 'checkpoints'):
-    raise UserError(f'{directory} is not the work directory of a run: it has no checkpoints/')
+    raise UserError(
+      f'{directory} is not the work directory of a run: it has no checkpoints/{_advice(directory)}'
+    )
   checkpoints = Checkpoints(directory)
   steps = checkpoints.common_steps()
   if step is not None and step not in steps:
@@ -345,6 +353,16 @@ def open_source(directory: paths.Path, step: int | None) -> tuple[Checkpoints, M
     except DamagedError as error:
       logging.warning('checkpoint %s of %s is damaged: %s', candidate, directory, error)
   raise UserError(f'no checkpoint of {directory} can be read; it has {_listed(steps)}')
+
+
+def _advice(directory: paths.Path) -> str:
+  """Return how to make a run of the weights in a folder or file; '': it has none."""
+  names = [directory.name]
+  with contextlib.suppress(paths.errors(directory)):
+    names += paths.listed(directory)
+  if not any(name.endswith(('.safetensors', '.bin')) for name in names):
+    return ''
+  return f'; `tokenformer convert to-jax --source={directory} --target=RUN` makes a run of weights'
 
 
 def restore_source(checkpoints: Checkpoints, meta: Meta, abstract: Any) -> Any:

@@ -1,12 +1,33 @@
 """The description in a checkpoint: its step, config, lineage, checksums and tokenizer."""
 
 import dataclasses
-from typing import Any
+import secrets
+from typing import Any, NamedTuple
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config.section import section
 from tokenformer_jax.runs import saved_config
 from tokenformer_jax.storage import paths
+
+
+class RunName(NamedTuple):
+  """A run, whose id decides whether two runs share parameter tokens, wherever they lie.
+
+  Copies of a run have its id, and so has a branch that decays from it. Runs of code that gave no
+  ids have ''.
+  """
+
+  id: str
+  path: str  # the work directory when it was named, for messages
+
+  def to_line(self) -> str:
+    """Return the name as a line of `Ancestor.tokens_of`."""
+    return f'{self.id}\t{self.path}'
+
+
+def new_run_id() -> str:
+  """Return a random id."""
+  return secrets.token_hex(8)
 
 
 @section
@@ -19,7 +40,8 @@ class Ancestor:
   model: config_lib.ModelConfig  # the source's model
   grow: config_lib.GrowConfig  # the options of the action
   updates: int  # the new model's count of optimizer updates when it was created
-  # After merge, and in extracted tokens: the runs that the added tokens came from, one per line.
+  # After merge, and in extracted tokens: the runs that the added tokens came from, one per line:
+  # see `token_runs`.
   tokens_of: str = ''
   # The numbers of the source's groups of parameter tokens that the action took out (remove, slice),
   # took alone (extract), multiplied (scale) or froze (freeze). Empty for actions on whole models.
@@ -30,6 +52,12 @@ class Ancestor:
   flops: float = 0.0
   tokens: float = 0.0  # the tokens of that training; 0 for images
   branch_of: str = ''  # the work directory of `branch_of` of the source
+  run: str = ''  # the source's id: see `RunName`
+
+  @property
+  def token_runs(self) -> tuple[RunName, ...]:
+    """Return the runs in `tokens_of`; earlier code wrote their paths alone."""
+    return tuple(RunName(*line.rpartition('\t')[::2]) for line in self.tokens_of.splitlines())
 
   @property
   def first_step(self) -> int:
@@ -81,6 +109,9 @@ class Meta:
   tokenizer: dict[str, Any]
   seen: Seen = Seen(0)
   teacher: TeacherRecord | None = None
+  # The finite losses of the steps since the last line of training figures.
+  losses: tuple[float, ...] = ()
+  run: str = ''  # the id of the run: see `RunName`
 
 
 def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> Meta:
@@ -101,6 +132,8 @@ def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> 
     tokenizer=tokenizer,
     seen=_seen(stored['seen']),
     teacher=TeacherRecord(**stored['teacher']) if stored['teacher'] else None,
+    losses=tuple(stored.get('losses', ())),
+    run=stored.get('run', ''),
   )
 
 

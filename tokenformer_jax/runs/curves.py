@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenformer_jax.config import Config
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, check_installed
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, metrics, saved_config, spent_flops
@@ -50,7 +50,6 @@ _VALIDATION = {
   'markersize': 5.5,
   'markeredgecolor': 'white',
 }
-SUFFIXES = ('.png', '.pdf', '.svg')
 
 
 def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list[float]]]:
@@ -148,12 +147,9 @@ def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
   Raises:
     UserError: matplotlib is not installed, or `curves` raised it.
   """
-  try:
-    from matplotlib.figure import Figure  # noqa: PLC0415
-  except ImportError as error:
-    raise UserError(
-      'matplotlib, which draws the curves, is not installed; run pip install -e ".[plot]"'
-    ) from error
+  check_installed('matplotlib', 'draws the curves', 'plot')
+  from matplotlib.figure import Figure  # noqa: PLC0415
+
   runs = [*dict.fromkeys(map(paths.parse_path, runs))]
   drawn = {name: curves(run, x, y) for name, run in zip(run_names(runs), runs, strict=True)}
   figure = Figure(figsize=(8, 4.5), dpi=150, layout='constrained')

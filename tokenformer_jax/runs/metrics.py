@@ -210,6 +210,7 @@ class Window:
     unit: str,
     peak_flops: float | None,
     derived: Callable[[float], dict[str, float]],
+    losses: Sequence[float] = (),
   ):
     """Start the clock.
 
@@ -217,7 +218,9 @@ class Window:
       unit: the name of the units of a step's work, such as tokens.
       peak_flops: peak FLOP/s of all devices together, or None if it is not published.
       derived: returns the figures that follow from the mean loss of a window.
+      losses: those of earlier steps of the window, which another process made: see `losses`.
     """
+    self._earlier = [np.float32(loss) for loss in losses]
     self._unit, self._peak_flops, self._derived = unit, peak_flops, derived
     self._pending: list[dict[str, jax.Array]] = []
     self.skipped_in_a_row = 0
@@ -234,6 +237,11 @@ class Window:
     """Restart the clock, so that the time since the last step does not count as training."""
     self._clock, self._timed_steps, self._work = time.monotonic(), 0, Work(0, 0.0)
 
+  def losses(self) -> list[float]:
+    """Wait for the device and return the finite losses of the window, for a checkpoint."""
+    fetched = jax.device_get([step['loss'] for step in self._pending])
+    return [float(loss) for loss in [*self._earlier, *fetched] if math.isfinite(loss)]
+
   def figures(self) -> dict[str, float]:
     """Wait for the device and return the mean loss and the last step's other figures."""
     begin = time.monotonic()
@@ -244,7 +252,8 @@ class Window:
     self.restart_clock()
     last = {name: float(value) for name, value in fetched[-1].items()}
     self.skipped_in_a_row = int(last.pop('skipped_in_a_row'))
-    losses = [step['loss'] for step in fetched if math.isfinite(step['loss'])]
+    losses = [loss for loss in (step['loss'] for step in fetched) if math.isfinite(loss)]
+    losses, self._earlier = [*self._earlier, *losses], []
     last['loss'] = float(np.mean(losses)) if losses else math.nan
     figures = {
       **{f'train/{name}': value for name, value in last.items()},
@@ -285,7 +294,7 @@ def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
   """
   path = paths.parse_path(workdir)
   try:
-    lines, lost = _parse_lines((path / 'metrics.jsonl').read_bytes()), None
+    lines, lost = parse_lines((path / 'metrics.jsonl').read_bytes()), None
   except FileNotFoundError as error:
     lines, lost = [], error
   lines = lines or _recovered_lines(path)
@@ -297,12 +306,13 @@ def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
 def read_lines(path: paths.Path) -> list[dict[str, Any]]:
   """Return the whole lines of a JSON-lines file of a run, none if there is no such file."""
   try:
-    return _parse_lines(path.read_bytes())
+    return parse_lines(path.read_bytes())
   except FileNotFoundError:
     return []
 
 
-def _parse_lines(content: bytes) -> list[dict[str, float]]:
+def parse_lines(content: bytes) -> list[dict[str, Any]]:
+  """Return the whole lines of a JSON-lines file of a run."""
   lines = []
   for line in content.splitlines():
     with contextlib.suppress(ValueError):  # The line is not JSON, or not UTF-8.
@@ -354,7 +364,7 @@ def _drop_after(path: pathlib.Path, step: int) -> bool:
   if not path.exists():
     return False
   content = retry.retried(path.read_bytes, f'reading {path}')
-  kept = [line for line in _parse_lines(content) if line['step'] <= step]
+  kept = [line for line in parse_lines(content) if line['step'] <= step]
   _write_lines(path, kept)
   return bool(kept)
 

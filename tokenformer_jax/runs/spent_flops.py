@@ -53,7 +53,9 @@ def _step_range_flops(
   total = 0.0
   for steps, entry in batches_lib.parts(batches, begin, end):
     data = dataclasses.replace(config.data, batch_size=1, sequence_length=entry.length)
-    total += steps * entry.samples * flops.step_flops(dataclasses.replace(config, model=model, data=data))
+    total += (
+      steps * entry.samples * flops.step_flops(dataclasses.replace(config, model=model, data=data))
+    )
   return total
 
 

@@ -43,10 +43,10 @@ def with_dropped_groups(
   """
   info, groups = definition.info, definition.group_count
 
-  def dropped(params: Params, batch: Any, key: jax.Array, *same: Params) -> Any:
+  def dropped(params: Params, batch: Any, key: jax.Array, *same: Params, **counts: Any) -> Any:
     key, rate_key, count_key = jax.random.split(key, 3)
     fewer = jax.random.randint(count_key, (), 1, groups)
     count = jnp.where(jax.random.bernoulli(rate_key, rate), fewer, groups)
-    return loss(keep_first(params, info, count), batch, key, *same)
+    return loss(keep_first(params, info, count), batch, key, *same, **counts)
 
   return dropped

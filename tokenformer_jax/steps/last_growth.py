@@ -22,12 +22,22 @@ def changes_of_tokens(lineage: Lineage) -> Lineage:
 
 
 def last_growth(lineage: Lineage, model: ModelConfig) -> LastGrowth | None:
-  """Return the last growth of a model, or None if its lineage has no entry that changed arrays."""
-  if not (lineage := changes_of_tokens(lineage)):
+  """Return the last growth of a model, or None if its lineage has none.
+
+  Only grow and merge add something. After an action that takes something out, or that writes a
+  matrix as tokens, all of the model is old, and the count of the growth before it stays.
+  """
+  changes = changes_of_tokens(lineage)
+  last = max(
+    (i for i, entry in enumerate(changes) if entry.action in ('grow', 'merge')), default=-1
+  )
+  if last < 0:
     return None
-  last = lineage[-1]
-  before = last.model if last.action in ('grow', 'merge') else model
-  return growth_from(before, model, last.grow.place, last.updates)
+  growth, later = changes[last], changes[last + 1 :]
+  if not later:
+    return growth_from(growth.model, model, growth.grow.place, growth.updates)
+  restarted = any(entry.grow.step == 'restart' for entry in later)
+  return growth_from(model, model, updates=0 if restarted else growth.updates)
 
 
 def growth_from(

@@ -1,6 +1,7 @@
 """Make the state of a run, and compile its training and evaluation steps."""
 
 import dataclasses
+import functools
 import math
 import pkgutil
 import types
@@ -14,10 +15,12 @@ from jax.sharding import AbstractMesh, Mesh
 
 from tokenformer_jax.config import Config, OptimConfig, rows_together, skip_window
 from tokenformer_jax.model.params import Definition, Params
+from tokenformer_jax.model.trunk import Counts
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import compiler, optim, schedules, statistics
 from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.tasks import Batch, Task
+from tokenformer_jax.tasks.task import Figures, reported
 
 State = dict[str, Any]
 Step = Callable[..., tuple[State, dict[str, jax.Array]]]  # from a State and a Batch
@@ -185,13 +188,14 @@ def make_train_step(
     drop = pkgutil.resolve_name('tokenformer_jax.steps.elastic:with_dropped_groups')
     loss = drop(loss, task.definition, config.train.drop_groups)
   parts, together = config.optim.accumulation_steps, rows_together(config.model)
-  gradient = _gradient(loss, parts, together, task.targets)
+  gradient = _gradient(loss, parts, together, task.counts)
   judge = _judge(config)
 
   def step(state: State, batch: Batch, *teacher: Params) -> tuple[State, dict[str, jax.Array]]:
     params, opt_state = state['params'], state['opt_state']
     key = jax.random.fold_in(jax.random.key(config.train.seed), state['step'])
     grads, figures = gradient(params, batch, key, *teacher)
+    figures = reported(figures)
     grad_norm = optax.tree.norm(optim.moved(task.definition.info, grads))
     updates, new_opt_state = tx.update(grads, opt_state, params)
     new = (optax.apply_updates(params, updates), new_opt_state)
@@ -294,45 +298,40 @@ def _judge(config: Config) -> Callable[..., tuple[jax.Array, State]]:
 
 
 def _gradient(
-  loss: Callable[..., tuple[jax.Array, dict[str, jax.Array]]],
+  loss: Callable[..., tuple[jax.Array, Figures]],
   parts: int,
   together: int,
-  targets: Callable[[Batch], jax.Array | None],
-) -> Callable[..., tuple[Params, dict[str, jax.Array]]]:
+  counts: Callable[[Batch], Counts],
+) -> Callable[..., tuple[Params, Figures]]:
   """Return the function for the loss gradient and figures of a batch, computed in `parts` parts.
 
   Its arguments are those of the loss: parameters, batch, key, and arguments that all parts share.
-  Each run of `together` adjacent rows stays together in one part. A part counts by its `targets`.
+  Each run of `together` adjacent rows stays together in one part. Each part divides its sums by the
+  `counts` of all parts, so that what the parts return adds up.
   """
   gradient = jax.grad(loss, has_aux=True)
   if parts == 1:
     return gradient
 
-  # Each device deals its own rows out to the parts, so no row moves to another device. Where all
-  # rows have the same number of targets, the mean of the parts' means is the mean over the batch.
+  # Each device deals its own rows out to the parts, so no row moves to another device.
   def deal(x_Bx: jax.Array) -> jax.Array:
     rows = x_Bx.shape[0] // parts
     hand = math.gcd(rows, together)
     dealt = x_Bx.reshape(rows // hand, parts, hand, *x_Bx.shape[1:]).swapaxes(0, 1)
     return dealt.reshape(parts, rows, *x_Bx.shape[1:])
 
-  def whole(
-    params: Params, batch: Batch, key: jax.Array, *same: Params
-  ) -> tuple[Params, dict[str, jax.Array]]:
-    count = targets(batch)
-    all_targets = None if count is None else jnp.maximum(count, 1)
+  def whole(params: Params, batch: Batch, key: jax.Array, *same: Params) -> tuple[Params, Figures]:
+    batch_P = jax.tree.map(deal, batch)
+    summed = jax.tree.map(lambda count: jnp.sum(count, axis=0), jax.vmap(counts)(batch_P))
+    of_part = functools.partial(gradient, counts=summed)
 
     def add(total, numbered_part):
       number, part = numbered_part
       part = jax.tree.map(lambda x: sharding.constrain(x, 'batch', *[None] * (x.ndim - 1)), part)
-      new = gradient(params, part, jax.random.fold_in(key, number), *same)
-      if all_targets is None:
-        return jax.tree.map(lambda t, new: t + new / parts, total, new), None
-      share = targets(part) / all_targets
-      return jax.tree.map(lambda t, new: t + new * share, total, new), None
+      new = of_part(params, part, jax.random.fold_in(key, number), *same)
+      return jax.tree.map(jnp.add, total, new), None
 
-    batch_P = jax.tree.map(deal, batch)
-    like = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], batch_P), key, *same)
+    like = jax.eval_shape(of_part, params, jax.tree.map(lambda x: x[0], batch_P), key, *same)
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
     return jax.lax.scan(add, zero, (jnp.arange(parts), batch_P))[0]
 

@@ -133,8 +133,8 @@ def argument_bytes(arguments: Any) -> float:
 def saved_bytes(program: Program, mesh: Mesh, arguments: tuple[Any, ...]) -> float:
   """Return the bytes on a device that the forward pass of a step saves for the backward pass.
 
-  They are those of one part of the batch if the step accumulates gradients. Values of the model's
-  width count whole if `tokens` splits what projections compute.
+  They are those of one part of the batch if the step accumulates gradients. The step's arguments
+  do not count. Values of the model's width count whole if `tokens` splits what projections compute.
   """
   state, batch, *teacher = arguments
   parts = program.config.optim.accumulation_steps
@@ -151,13 +151,14 @@ def saved_bytes(program: Program, mesh: Mesh, arguments: tuple[Any, ...]) -> flo
   like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state['params'], *teacher))
   key = jax.eval_shape(lambda: jax.random.key(0))
   with jax.set_mesh(mesh):
-    found = jax.make_jaxpr(saved)(like[0], part, key, *like[1:]).out_avals
-  parameters = {leaf.shape for leaf in jax.tree.leaves(like)}
+    traced = jax.make_jaxpr(saved)(like[0], part, key, *like[1:]).jaxpr
+  given = {id(value) for value in traced.invars}
+  found = [value.aval for value in traced.outvars if id(value) not in given]
   rows = rules.parts('batch', mesh) * rules.parts('slots', mesh)
   split = rules.parts('param_tokens', mesh)
   whole = (program.config.model.width,)
   return sum(
     value.size * value.dtype.itemsize / rows / (1 if value.shape[-1:] == whole else split)
     for value in found
-    if value.shape not in parameters and value.memory_space.name == 'Device'
+    if value.memory_space.name == 'Device'
   )

@@ -15,6 +15,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import IO, Any
 
 import fsspec
@@ -25,6 +26,8 @@ from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.storage import retry
 
 Path = pathlib.Path | epath.Path
+
+PICTURES = ('.png', '.pdf', '.svg')  # endings of the pictures that the package writes
 
 _BUCKET = 'gs://'
 _PUBLISH_SECONDS = 60  # between copies of growing files
@@ -95,6 +98,17 @@ def local(path: str | os.PathLike[str]) -> pathlib.Path:
       'gcsfuse (docs/pods.md), and give the path of the mount'
     )
   return pathlib.Path(path)
+
+
+def check_ending(path: str | os.PathLike[str], endings: Sequence[str], name: str) -> None:
+  """Check that a file to write ends in one of the kinds that can be written.
+
+  Raises:
+    UserError: it does not; `name` names the flag or the argument.
+  """
+  if pathlib.PurePath(path).suffix.lower() not in endings:
+    allowed = ' or '.join(filter(None, (', '.join(endings[:-1]), endings[-1])))
+    raise UserError(f'{name}={os.fspath(path)} must end in {allowed}')
 
 
 def in_bucket(path: str | os.PathLike[str]) -> bool:

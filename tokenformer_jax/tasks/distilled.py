@@ -10,7 +10,8 @@ from tokenformer_jax.model import models
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.distilled_loss import Heads, distilled_objective
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.tasks.task import with_aux
+from tokenformer_jax.model.trunk import Counts
+from tokenformer_jax.tasks.task import Figures, with_aux
 from tokenformer_jax.tasks.text import TextTask
 
 
@@ -25,14 +26,21 @@ class DistilledTextTask(TextTask):
     self.teacher = models.define(teacher, Compute.from_config(config))
 
   def loss(
-    self, params: Params, batch: jax.Array, key: jax.Array, teacher: Params
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    self,
+    params: Params,
+    batch: jax.Array,
+    key: jax.Array,
+    teacher: Params,
+    *,
+    counts: Counts | None = None,
+  ) -> tuple[jax.Array, Figures]:
     """Return the objective of a batch and its figures.
 
     `loss` is the cross-entropy to the targets, as without a teacher; `distill_loss` is that to the
     teacher's probabilities; `teacher_loss` is the teacher's cross-entropy to the targets.
     """
-    (ids_BxT, targets_BxT), distill = self.inputs_and_targets(batch), self.config.distill
+    counts, distill = counts or self.counts(batch), self.config.distill
+    ids_BxT, targets_BxT = self.inputs_and_targets(batch)
     model, teacher_model = self.definition.bind(params), self.teacher.bind(teacher)
     hidden_BxTxD, aux = self.hidden(model, ids_BxT, key)
     teacher_hidden_BxTxD, _, _ = teacher_model.hidden(
@@ -47,8 +55,8 @@ class DistilledTextTask(TextTask):
       z_loss=self.config.optim.z_loss,
       chunk=self.config.train.loss_chunk,
     )
-    tokens = self.divisor(sums.student.tokens)
-    objective, figures = with_aux(total / tokens, sums.student.nats / tokens, aux)
-    figures['distill_loss'] = sums.soft_nats / tokens
-    figures['teacher_loss'] = sums.teacher.nats / tokens
+    targets = jnp.maximum(counts.targets, 1)
+    objective, figures = with_aux(total / targets, sums.student.nats / targets, aux, counts)
+    figures['distill_loss'] = sums.soft_nats / targets
+    figures['teacher_loss'] = sums.teacher.nats / targets
     return objective, figures

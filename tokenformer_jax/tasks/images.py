@@ -17,13 +17,14 @@ from tokenformer_jax.data.mixing import mix
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.model import models, vit
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Context, Inputs
+from tokenformer_jax.model.trunk import Context, Counts, Inputs
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.tasks.task import (
   Batch,
   EvalSums,
+  Figures,
   Task,
   check_enough,
   layer_keys,
@@ -128,27 +129,41 @@ class ImageTask(Task):
     }
 
   def loss(
-    self, params: Params, batch: Batch, key: jax.Array
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    model, optim = self.config.model, self.config.optim
+    self, params: Params, batch: Batch, key: jax.Array, *, counts: Counts | None = None
+  ) -> tuple[jax.Array, Figures]:
+    model, optim, counts = self.config.model, self.config.optim, counts or self.counts(batch)
     mix_key, path_key, layers_key = jax.random.split(key, 3)
     pixels = _around_zero(batch['images'])
     pixels, own = mix(mix_key, pixels, mixup=optim.mixup, cutmix=optim.cutmix)
-    labels_B, counts_B = batch['labels'], batch['labels'] >= 0
+    labels_B, counts_B = batch['labels'], self._counted(batch)
     targets_BxC = optax.smooth_labels(
       jax.nn.one_hot(labels_B, model.classes), optim.label_smoothing
     )
     if optim.mixup or optim.cutmix:
       targets_BxC = own * targets_BxC + (1 - own) * targets_BxC[::-1]
-      counts_B &= counts_B[::-1]
     inputs = Inputs(key=layer_keys(model, layers_key))
     if optim.drop_path:
       scales = vit.branch_scales(path_key, model.depth, len(labels_B), optim.drop_path)
       inputs = inputs._replace(branch_scales_Bx2=scales)
     logits_BxC, aux = self.definition.bind(params)(pixels, Context(training=True), inputs)
     losses_B = optax.softmax_cross_entropy(logits_BxC, targets_BxC)
-    loss = jnp.sum(losses_B * counts_B) / jnp.maximum(1, jnp.sum(counts_B))
-    return with_aux(loss, loss, aux)
+    loss = jnp.sum(losses_B * counts_B) / jnp.maximum(1, counts.targets)
+    return with_aux(loss, loss, aux, counts)
+
+  def counts(self, batch: Batch) -> Counts:
+    return self._with_tokens(jnp.sum(self._counted(batch)), batch)
+
+  def _counted(self, batch: Batch) -> jax.Array:
+    """Return whether each image of a training batch counts: not if it, or one mixed in, is bad."""
+    counts_B, optim = batch['labels'] >= 0, self.config.optim
+    return counts_B & counts_B[::-1] if optim.mixup or optim.cutmix else counts_B
+
+  def _with_tokens(self, images: jax.Array, batch: Batch) -> Counts:
+    """Return counts; layers see all images of a batch, bad ones as well."""
+    rows, size = batch['images'].shape[:2]
+    model = self.config.model
+    tokens = (size // model.patch) ** 2 + (model.pool == 'token')
+    return Counts(images, *map(jnp.int32, (rows * tokens, rows)))
 
   def sums(self, params: Params, batch: Batch) -> EvalSums:
     logits_BxC, aux = self.definition.bind(params)(_around_zero(batch['images']))
@@ -174,7 +189,7 @@ class ImageTask(Task):
       bin_confidence=confidence_B @ in_bin_BxN,
       bin_correct=correct_B @ in_bin_BxN,
     )
-    return EvalSums.from_batch(sums, aux, sums.images)
+    return EvalSums(sums, aux, self._with_tokens(sums.images, batch))
 
   def logits(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
     return self.definition.bind(params)(_around_zero(batch['images']))[0], batch['labels']

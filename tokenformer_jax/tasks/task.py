@@ -15,23 +15,34 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.params import Definition, Params
-from tokenformer_jax.model.trunk import Aux
+from tokenformer_jax.model.trunk import Aux, Counts, layer_means
 from tokenformer_jax.runs.checkpoint_meta import Meta
 
 Batch = Any  # arrays with the leading axis B, alone or in a pytree
 
 
-def with_aux(
-  objective: jax.Array, loss: jax.Array, aux: Aux
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Add the layers' auxiliary loss to the objective; return it with the figures of the step.
+Figures = dict[str, Any]  # numbers by name; those of `layers` are per layer
 
-  `loss` is the part of the objective that is reported as `loss`.
+
+def with_aux(
+  objective: jax.Array, loss: jax.Array, aux: Aux, counts: Counts
+) -> tuple[jax.Array, Figures]:
+  """Add the layers' auxiliary loss to the objective; return it with the figures of the batch.
+
+  `loss` is the part of the objective that is reported as `loss`. The results of microbatches add
+  up to those of the whole batch, whose counts are given: see `reported`.
   """
-  figures = {'loss': loss, **aux.figures}
-  if aux.loss is None:
+  aux_loss, layers = aux.divided(counts)
+  figures = {'loss': loss, 'layers': layers}
+  if aux_loss is None:
     return objective, figures
-  return objective + aux.loss, {**figures, 'aux_loss': aux.loss}
+  return objective + aux_loss, {**figures, 'aux_loss': aux_loss}
+
+
+def reported(figures: Figures) -> dict[str, Any]:
+  """Return the figures of a whole batch for the log, those of layers as means over layers."""
+  rest = {name: value for name, value in figures.items() if name != 'layers'}
+  return {**rest, **layer_means(figures['layers'])}
 
 
 def layer_keys(model: ModelConfig, key: jax.Array | None) -> jax.Array | None:
@@ -61,18 +72,13 @@ class EvalSums(NamedTuple):
   """Sums over the counted examples or targets of validation batches. Sums of batches add up."""
 
   task: Any  # the sums that the task defines
-  layers: dict[str, jax.Array]  # figures of the layers, and their loss `aux_loss`, times `count`
-  count: jax.Array  # the number of examples or targets that count
-
-  @classmethod
-  def from_batch(cls, task: Any, aux: Aux, count: jax.Array) -> 'EvalSums':
-    """Return the sums of a batch. The figures of the layers get the weight `count`."""
-    figures = dict(aux.figures) if aux.loss is None else {**aux.figures, 'aux_loss': aux.loss}
-    return cls(task, jax.tree.map(lambda value: value * count, figures), count)
+  aux: Aux  # those of the layers
+  counts: Counts
 
   def layer_figures(self) -> dict[str, Any]:
-    """Return the means of the layers' figures over all batches."""
-    return {name: value / self.count for name, value in self.layers.items()}
+    """Return the means of the layers' figures over all batches, and their loss `aux_loss`."""
+    loss, figures = self.aux.divided(self.counts)
+    return layer_means(figures) | ({} if loss is None else {'aux_loss': loss})
 
 
 class Task(abc.ABC):
@@ -163,18 +169,18 @@ class Task(abc.ABC):
 
   @abc.abstractmethod
   def loss(
-    self, params: Params, batch: Batch, key: jax.Array
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    self, params: Params, batch: Batch, key: jax.Array, *, counts: Counts | None = None
+  ) -> tuple[jax.Array, Figures]:
     """Return the objective of a batch and its figures, which include the reported `loss`.
 
     Both include the auxiliary loss and figures of the layers (see `with_aux`). `key` seeds the
-    random draws of the step and differs from step to step.
+    random draws of the step and differs from step to step. `counts` are the sums of `counts` over
+    all microbatches; None: the batch is whole.
     """
 
-  def targets(self, batch: Batch) -> jax.Array | None:
-    """Return the number of targets in the mean of a batch's loss; None: any batch has as many."""
-    del batch
-    return None
+  @abc.abstractmethod
+  def counts(self, batch: Batch) -> Counts:
+    """Return the divisors of the sums of a training batch, int32."""
 
   @abc.abstractmethod
   def sums(self, params: Params, batch: Batch) -> EvalSums:

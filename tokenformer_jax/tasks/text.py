@@ -19,11 +19,18 @@ from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.loss import LossSums, loss_sums, objective
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Aux, Context, Documents, Inputs
+from tokenformer_jax.model.trunk import Aux, Context, Counts, Documents, Inputs
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.runs.metrics import perplexity
-from tokenformer_jax.tasks.task import EvalSums, Task, check_enough, layer_keys, with_aux
+from tokenformer_jax.tasks.task import (
+  EvalSums,
+  Figures,
+  Task,
+  check_enough,
+  layer_keys,
+  with_aux,
+)
 
 if TYPE_CHECKING:
   from tokenformer_jax.data.mixture import Mixture
@@ -46,7 +53,7 @@ class TextTask(Task):
   data_size_key = 'vocab_size'
   _data: 'order.OneSource | Mixture'  # set by `prepare`
   # Set by `prepare` as well: a plan compiles the same program with any id.
-  _end_of_document = 0
+  _boundary = 0
 
   @staticmethod
   def fill_in(
@@ -96,22 +103,18 @@ class TextTask(Task):
     return jax.ShapeDtypeStruct((data.batch_size, data.sequence_length + 1), jnp.int32)
 
   def loss(
-    self, params: Params, batch: jax.Array, key: jax.Array
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    z_loss = self.config.optim.z_loss
-    f = functools.partial(objective, z_loss=z_loss)
+    self, params: Params, batch: jax.Array, key: jax.Array, *, counts: Counts | None = None
+  ) -> tuple[jax.Array, Figures]:
+    counts = counts or self.counts(batch)
+    f = functools.partial(objective, z_loss=self.config.optim.z_loss)
     (total, sums), aux = self._apply_to_targets(f, params, batch, key)
-    tokens = self.divisor(sums.tokens)
-    return with_aux(total / tokens, sums.nats / tokens, aux)
+    targets = jnp.maximum(counts.targets, 1)  # A batch of chat may have no answer at all.
+    return with_aux(total / targets, sums.nats / targets, aux, counts)
 
-  def divisor(self, tokens: jax.Array) -> jax.Array:
-    """Return what divides the sums of a batch, which in a run of chat may have no answer at all."""
-    return jnp.maximum(tokens, 1) if self.config.data.has_chat else tokens
-
-  def targets(self, batch: jax.Array) -> jax.Array | None:
-    if not self.config.data.has_chat:
-      return None
-    return jnp.sum(self.inputs_and_targets(batch)[1] >= 0)
+  def counts(self, batch: jax.Array) -> Counts:
+    ids_BxT, targets_BxT = self.inputs_and_targets(batch)
+    tokens_B = jnp.sum(ids_BxT >= 0, axis=1)
+    return Counts(jnp.sum(targets_BxT >= 0), jnp.sum(tokens_B), jnp.sum(tokens_B > 0))
 
   def inputs_and_targets(self, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the ids [B, T] of a batch, and its targets [B, T]; −1 has no loss."""
@@ -128,7 +131,7 @@ class TextTask(Task):
 
   def sums(self, params: Params, batch: jax.Array) -> EvalSums:
     sums, aux = self._apply_to_targets(loss_sums, params, batch)
-    return EvalSums.from_batch(sums, aux, sums.tokens)
+    return EvalSums(sums, aux, self.counts(batch))
 
   def _apply_to_targets(
     self, f: Callable[..., Any], params: Params, batch: jax.Array, key: jax.Array | None = None
@@ -154,7 +157,7 @@ class TextTask(Task):
     """Return the context of rows of a batch, whose documents `data.documents` may separate."""
     return Context.from_ids(
       ids_BxT,
-      Documents.from_choice(self.config.data.documents, self._end_of_document),
+      Documents.from_choice(self.config.data.documents, self._boundary),
       training=training,
     )
 
@@ -172,7 +175,7 @@ class TextTask(Task):
     hosts.check_same(
       [int(made.digest[:7], 16)], 'the hosts read different text; config.data must find the same'
     )
-    self._data, self._end_of_document = made, made.tokenizer.end_of_document
+    self._data, self._boundary = made, made.tokenizer.boundary
 
   @property
   def examples(self) -> int:
@@ -285,7 +288,7 @@ class TextTask(Task):
         return f'none: train.sample_prompt is as long as the {model.max_length} learned positions'
       request = dataclasses.replace(request, length=min(request.length, room))
     (ids,) = self._decoder(self._decoder.prepare(params), [request])
-    return train.sample_prompt + decode_text(tokenizer, ids.tolist())
+    return train.sample_prompt + decode_text(tokenizer, ids.tolist(), prompt=request.prompt)
 
   @functools.cached_property
   def _decoder(self) -> Any:

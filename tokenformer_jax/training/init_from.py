@@ -49,6 +49,23 @@ def grown_pattentions(source: ModelConfig, config: Config) -> dict[str, Pattenti
   return pattentions(grown)
 
 
+def check_steps_left(config: Config, meta: Meta, where: str) -> None:
+  """Check that a run has a step to make after those of the source, unless it counts from 0.
+
+  A length in epochs or examples is not checked: it has no number of steps before the data is read.
+
+  Raises:
+    UserError: the source has made as many steps.
+  """
+  train = config.train
+  if config.grow.step == 'restart' or train.epochs or train.examples or meta.step < train.steps:
+    return
+  raise UserError(
+    f'{where} is at step {meta.step}, where the run would go on, and config.train.steps is '
+    f'{train.steps}; raise it, or set config.grow.step=restart'
+  )
+
+
 def check(config: Config, meta: Meta, where: str) -> None:
   """Check that the source's model can be grown to the run's, before any data is read.
 
@@ -63,6 +80,7 @@ def check(config: Config, meta: Meta, where: str) -> None:
     depth.check_no_twins(source, config.model, meta.lineage, meta.step, config.grow.place)
   except UserError as error:
     raise UserError(f'{where}: {error}') from error
+  check_steps_left(config, meta, where)
 
 
 def description(config: Config, meta: Meta) -> str:

@@ -124,7 +124,7 @@ class Trainer:
     check_lease: Callable[[], None] = lambda: None,
     wall_time: WallTime | None = None,
   ):
-    """Make the work directory, and define the compiled steps of a run from `prepare`.
+    """Define the compiled steps of a run from `prepare`.
 
     Before every write call `check_lease`, which raises if another process has taken over the work
     directory. `wall_time` has run since the start of this process's work; None: it starts here.
@@ -133,19 +133,12 @@ class Trainer:
     self.config, self.mesh, self.task = run.config, run.mesh, run.task
     self.train_step = run.steps.train
     self.eval_step = step_lib.make_eval_step(run.task, run.mesh)
-    _make_writable(run.workdir)
-    self.checkpoints = checkpoint.Checkpoints(run.workdir, keep=run.config.train.keep_checkpoints)
     self.rows = local_rows(sharding.batch_sharding(run.mesh), run.config.data.batch_size)
     self.watch_timing = watch_lib.Timing()
 
   def train(self, state: State, first: int) -> State:
     """Train from a state that has made `first` steps, and return the last state."""
     run, steps = self.run, self.config.train.steps
-    if first >= steps and run.origin.source is not None:
-      raise UserError(
-        f'config.init_from={self.config.init_from} is at step {first}, where the run would go on, '
-        f'and config.train.steps is {steps}; raise it, or set config.grow.step=restart'
-      )
     if first >= steps:
       origin.check_finished(self.config, run.origin)
       messages.say(
@@ -157,6 +150,7 @@ class Trainer:
     for doubt in doubts(self.config, run.program.growth, drawn=drawn):
       messages.say(doubt)
     self.check_lease()
+    _make_writable(run.workdir)
     written = saved_config.to_text(self.config)
     hosts.by_first(lambda: paths.write(run.workdir / 'config.json', written))
     metrics = Metrics(
@@ -177,7 +171,12 @@ class Trainer:
 
   def first_state(self) -> tuple[State, int]:
     """Return the state to start from, and the number of steps it has made: see `start`."""
-    return start.first_state(self.run, self.checkpoints, self._fixed)
+    return start.first_state(self.run, lambda: self.checkpoints, self._fixed)
+
+  @functools.cached_property
+  def checkpoints(self) -> checkpoint.Checkpoints:
+    """The checkpoints of the run; to open them makes their directory, so refusals come before."""
+    return checkpoint.Checkpoints(self.run.workdir, keep=self.config.train.keep_checkpoints)
 
   @functools.cached_property
   def _fixed(self) -> tuple[Params, ...]:
@@ -247,7 +246,7 @@ class Trainer:
           self.check_lease()
           metrics.publish()
           with wall_time.spent_on('saving'):
-            self._save(step, state, loss, stage, wait=last)
+            self._save(step, state, loss, stage, window, wait=last)
           window.restart_clock()
         if stopping and step < steps:
           metrics.say(f'asked to stop: saving step {step}')
@@ -283,7 +282,14 @@ class Trainer:
           yield stage, work, validation.to_devices(local, size, rows, self.mesh)
 
   def _save(
-    self, step: int, state: State, loss: float | None, stage: RunStage, *, wait: bool
+    self,
+    step: int,
+    state: State,
+    loss: float | None,
+    stage: RunStage,
+    window: Window,
+    *,
+    wait: bool,
   ) -> None:
     seen = Seen(
       samples=stage.seen(step),
@@ -300,6 +306,8 @@ class Trainer:
       lineage=lineage,
       seen=seen,
       teacher=self.run.teacher and self.run.teacher.record,
+      losses=window.losses(),
+      run=self.run.origin.run,
       wait=wait,
     )
 
@@ -336,22 +344,24 @@ class Trainer:
     )
 
   def _window(self) -> Window:
-    peak = flops.peak_flops(self.mesh.devices.flat[0])
+    peak, origin = flops.peak_flops(self.mesh.devices.flat[0]), self.run.origin
     return Window(
       unit=self.task.unit,
       peak_flops=peak and peak * self.mesh.size,
       derived=self.task.train_figures,
+      losses=origin.meta.losses if origin.resumes else (),
     )
 
   def _devices(self) -> str:
     return f'{self.mesh.size} × {self.mesh.devices.flat[0].device_kind}'
 
   def _description(self, first: int) -> str:
-    mesh = ' × '.join(f'{size} {axis}' for axis, size in self.mesh.shape.items())
-    device = self.mesh.devices.flat[0].device_kind
+    on = self.mesh.devices.flat[0].device_kind
+    if self.mesh.size > 1:
+      on = f'{" × ".join(f"{size} {axis}" for axis, size in self.mesh.shape.items())} of {on}'
     return (
       f'{f"going on after step {first}" if first else "training"} in {self.run.workdir}: '
-      f'{self.task.definition.counts}, {self.task.describe_data()}, {mesh} of {device}'
+      f'{self.task.definition.counts}, {self.task.describe_data()}, on {on}'
     )
 
 

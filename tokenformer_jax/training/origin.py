@@ -7,6 +7,7 @@ the checkpoint that it continues from. The run also keeps its place in the data:
 import contextlib
 import dataclasses
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,10 +23,10 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import messages
+from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
+from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta, new_run_id
 from tokenformer_jax.steps import schedules
 from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.storage import paths
@@ -70,6 +71,7 @@ class Origin:
     lineage: the growths and other actions that made the run's model.
     source: the checkpoints of the other run.
     damaged: the newer checkpoints of the run that cannot be read, by step.
+    run: the id of the run: see `RunName`.
   """
 
   meta: Meta | None = None
@@ -77,6 +79,7 @@ class Origin:
   lineage: Lineage = ()
   source: checkpoint.Checkpoints | None = None
   damaged: Damaged = dataclasses.field(default_factory=dict)
+  run: str = ''
 
   @property
   def resumes(self) -> bool:
@@ -111,11 +114,13 @@ def find(config: Config, workdir: paths.Path, damaged: Damaged) -> Origin:
     UserError: all checkpoints in the work directory are damaged; or `config.init_from` is not a
       run, or cannot be read.
   """
-  own = _newest(workdir, damaged)
-  if own is not None or not config.init_from:
-    return own or FROM_SCRATCH
+  if own := _newest(workdir, damaged):
+    return own
+  run = hosts.from_first(new_run_id)
+  if not config.init_from:
+    return Origin(run=run)
   source, meta, lineage = init_from('open_source')(config)
-  return Origin(meta, f'config.init_from={config.init_from}', lineage, source)
+  return Origin(meta, f'config.init_from={config.init_from}', lineage, source, run=run)
 
 
 def _newest(workdir: paths.Path, damaged: Damaged) -> Origin | None:
@@ -131,7 +136,7 @@ def _newest(workdir: paths.Path, damaged: Damaged) -> Origin | None:
         passed[step] = error
         continue
       checkpoint.check_is_model(meta, workdir)
-      return Origin(meta, in_workdir(step), meta.lineage, damaged=passed)
+      return Origin(meta, in_workdir(step), meta.lineage, damaged=passed, run=meta.run)
   if passed:
     reasons = '; '.join(f'step {step}: {error}' for step, error in passed.items())
     raise UserError(
@@ -210,7 +215,7 @@ def _begins(origin: Origin) -> str:
 
 
 def as_branch(config: Config, origin: Origin) -> Origin:
-  """Return the origin; if the run is a decaying branch of `init_from`, with that run's lineage.
+  """Return the origin; if the run is a decaying branch of `init_from`, with its lineage and id.
 
   A run with `train.decay_from` that keeps model, moments and step of `init_from` continues that
   run. So it has the same last growth and the same old tokens.
@@ -220,7 +225,7 @@ def as_branch(config: Config, origin: Origin) -> Origin:
     return origin
   if origin.meta.contents != 'model' or config.model != origin.model:
     return origin
-  return dataclasses.replace(origin, lineage=origin.meta.lineage)
+  return dataclasses.replace(origin, lineage=origin.meta.lineage, run=origin.meta.run)
 
 
 def last_growth(lineage: Lineage, model: ModelConfig) -> LastGrowth | None:
@@ -452,7 +457,7 @@ def _changes(config: Config, meta: Meta, digest: str | None) -> list[str]:
 
   texts, weights = [], []
   for path, now, old in config_lib.differences(config.data, meta.config.data, 'data.'):
-    if path.startswith('data.mixture'):
+    if path.startswith('data.mixture') and not path.endswith('.store'):
       found = texts if path.endswith('source') else weights
       found.append(f'config.{path} is {now!r} and was {old!r}')
   changes = [*differing((*_ORDER_KEYS, *_batch_keys(config, meta.config))), *weights]
@@ -486,5 +491,5 @@ def _changed(ours: Config, theirs: Config) -> list[str]:
     for path, new, old in config_lib.differences(ours, theirs)
     if path not in ('init_from', 'distill.init')
     and not path.startswith('grow.')
-    and path not in _UNREPORTED
+    and re.sub(r'^data\.mixture\.\w+\.', 'data.', path) not in _UNREPORTED
   ]

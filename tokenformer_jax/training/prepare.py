@@ -13,7 +13,14 @@ import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, at_stage, check_decay, frozen_groups, stages_after
+from tokenformer_jax.config import (
+  Config,
+  at_stage,
+  check_decay,
+  frozen_groups,
+  skip_window,
+  stages_after,
+)
 from tokenformer_jax.config.model import layer_path, used_layers
 from tokenformer_jax.data.order import Position
 from tokenformer_jax.errors import UserError
@@ -124,6 +131,7 @@ def prepare(
     teacher.check_fits(sized, mesh)
   origin = origins.as_branch(sized, found)
   origins.check(sized, origin)
+  _check_finished(sized, origin)
 
   vocabulary = origin.vocabulary or (teacher and teacher.meta.tokenizer)
   task = tasks.make(sized, vocabulary, teacher and teacher.meta.config.model)
@@ -145,6 +153,8 @@ def prepare(
 
   resolved = sizes.in_steps(sized, task.examples, position)
   check_decay(resolved)
+  if origin.source is not None:
+    origins.init_from('check_steps_left')(resolved, origin.meta, origin.where)
   origins.check_branch(resolved, origin, growth)
   program = make_program(task, resolved, growth)
   is_compiled = ahead is not None and ahead.config == resolved
@@ -153,6 +163,19 @@ def prepare(
   return PreparedRun(
     resolved, workdir, mesh, origin, teacher, task, position, program, steps, found
   )
+
+
+def _check_finished(config: Config, origin: Origin) -> None:
+  """Check a finished run before its data is read, if its length does not depend on the data.
+
+  Raises:
+    UserError: see `origin.check_finished`.
+  """
+  train, optim = config.train, config.optim
+  if origin.resumes and not (train.epochs or train.examples or optim.warmup_epochs):
+    in_steps = sizes.in_steps(config, 0)
+    if origin.meta.step >= in_steps.train.steps:
+      origins.check_finished(in_steps, origin)
 
 
 def _stages(config: Config, task: tasks.Task, position: Position) -> tuple[RunStage, ...]:
@@ -265,5 +288,16 @@ def doubts(config: Config, growth: LastGrowth | None, *, drawn: bool) -> list[st
       f'the warm-up of config.optim.warmup_steps={warmup}{after} is longer than the run of '
       f'config.train.steps={steps}, so the rate never reaches config.optim.learning_rate; set '
       f'it to {max(0, steps - begin) // 10}, or train longer'
+    )
+  if (needed := -(-skip_window(config.optim) // 2)) and needed >= steps:
+    found.append(
+      f'config.optim.skip_window={config.optim.skip_window} judges a step by {needed} good ones '
+      f'before it at least, more than a run of config.train.steps={steps} has, so '
+      'optim.skip_deviations skips none; take a smaller window, or train longer'
+    )
+  if config.train.check_devices > steps:
+    found.append(
+      f'config.train.check_devices={config.train.check_devices} checks no step of a run of '
+      f'config.train.steps={steps}; take at most that, or train longer'
     )
   return found

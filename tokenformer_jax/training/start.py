@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,20 +18,23 @@ from tokenformer_jax.training.prepare import PreparedRun
 
 
 def first_state(
-  run: PreparedRun, checkpoints: checkpoint.Checkpoints, teacher: tuple[Params, ...] = ()
+  run: PreparedRun,
+  checkpoints: Callable[[], checkpoint.Checkpoints],
+  teacher: tuple[Params, ...] = (),
 ) -> tuple[State, int]:
   """Return the state to start from, and the number of steps it has made.
 
   The state is that of a checkpoint in the work directory; or of the run `config.init_from`, grown
   if this model is larger; or new, with the teacher's arrays if `config.distill.init` is `yes`.
-  `teacher` has the parameters of the run's teacher if they are read already.
+  `checkpoints` opens those of the work directory. `teacher` has the parameters of the run's teacher
+  if they are read already.
 
   Raises:
     DamagedError: the checkpoint in the work directory cannot be read.
   """
   config, origin = run.config, run.origin
   if origin.resumes:
-    return _with_parts(run, _resumed(run, checkpoints)), origin.meta.step
+    return _with_parts(run, _resumed(run, checkpoints())), origin.meta.step
   if origin.source is not None:
     grown = init_from('grown_state')(
       config, origin.source, origin.meta, run.mesh, run.task.other_meaning

@@ -1,0 +1,107 @@
+"""An index that changed is found, and nobody is told to remove a folder that may be no store."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numbered
+import numpy as np
+import pytest
+
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import shards
+from tokenformer_jax.data.store import Store, prepare
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.storage import sealed
+
+
+def _config(folder: Path, **changes) -> DataConfig:
+  path = folder / 'text.jsonl'
+  source = f'files:{path}' if path.exists() else numbered.write(path, 40)
+  return dataclasses.replace(numbered.config(folder / 'cache', 8, 16, source=source), **changes)
+
+
+def _meta(store: Store) -> Path:
+  return store.path / 'meta.json'
+
+
+def _index_with(store: Store, **changes) -> None:
+  """Write another index, with the digest of itself that it would have."""
+  meta = json.loads(_meta(store).read_text())
+  meta.pop('seal')
+  _meta(store).write_text(sealed.dump(meta | changes))
+
+
+def test_a_store_without_digests_of_its_blocks_is_refused_and_built_again(tmp_path, capsys):
+  built = prepare(_config(tmp_path))
+  found = json.loads(_meta(built).read_text())['shards']
+  del found[0]['splits']['train']['digests']
+  _index_with(built, shards=found)
+  with pytest.raises(UserError, match=r'meta\.json is damaged; remove that folder, and the next'):
+    shards.verify(built.path)
+  assert prepare(_config(tmp_path)).digest == built.digest
+  assert 'is damaged; building it again' in capsys.readouterr().err
+  assert shards.verify(built.path) == len(built.train) + len(built.validation)
+
+
+def test_a_store_of_another_format_is_refused(tmp_path):
+  built = prepare(_config(tmp_path))
+  _index_with(built, format=0)
+  with pytest.raises(UserError, match=r'has the format 0, not 3; remove that folder, and the next'):
+    shards.verify(built.path)
+
+
+def test_the_index_of_an_earlier_version_is_read_without_its_digest(tmp_path):
+  built = prepare(_config(tmp_path))
+  meta = json.loads(_meta(built).read_text())
+  del meta['seal']
+  _meta(built).write_text(json.dumps(meta | {'format': 2}))
+  assert prepare(_config(tmp_path)).made_from == built.made_from
+  assert json.loads(_meta(built).read_text())['format'] == 2, 'it is built again'
+  _meta(built).write_bytes(b'\xff')
+  assert prepare(_config(tmp_path)).digest == built.digest, 'it cannot be repaired'
+
+
+def test_the_digest_of_all_tokens_is_verified(tmp_path):
+  built = prepare(_config(tmp_path))
+  _index_with(built, digest='0' * 32)
+  with pytest.raises(UserError, match=r'meta\.json is damaged; remove that folder'):
+    shards.verify(built.path)
+
+
+@pytest.mark.parametrize('tokenizer', ['bytes', 'bpe:300'])
+def test_bits_of_the_index_that_flip_are_found_and_the_store_is_built_again(tmp_path, tokenizer):
+  config = _config(tmp_path, tokenizer=tokenizer)
+  built, rng = prepare(config), np.random.default_rng(0)
+  whole = _meta(built).read_bytes()
+  for flips in [1] * 100 + [2, 20] * 10:
+    content = np.frombuffer(whole, np.uint8).copy()
+    content[rng.integers(len(content), size=flips)] ^= 1 << rng.integers(8, size=flips, dtype='u1')
+    _meta(built).write_bytes(content.tobytes())
+    with pytest.raises(shards.ChangedError):
+      shards.open_store(built.path)
+    with pytest.raises(UserError):
+      shards.verify(built.path)
+  assert prepare(config).digest == built.digest
+  assert _meta(built).read_bytes() == whole, 'the store is not built again'
+
+
+def test_a_folder_that_is_no_store_is_an_error(tmp_path):
+  with pytest.raises(UserError, match=r'is not a complete token store: .*meta\.json is missing'):
+    shards.verify(tmp_path)
+  (tmp_path / 'meta.json').write_text('[]')
+  with pytest.raises(UserError, match=r'meta\.json is damaged'):
+    shards.verify(tmp_path)
+
+
+@pytest.mark.parametrize('meta', [None, '{"mine": 1}', '{"format": 9}'])
+def test_nobody_is_told_to_remove_a_folder_of_other_files(tmp_path, meta):
+  (tmp_path / 'data').mkdir()
+  (tmp_path / 'data/mine.txt').write_text('text')
+  if meta:
+    (tmp_path / 'data/meta.json').write_text(meta)
+  named = _config(tmp_path, store=str(tmp_path / 'data'))
+  for check in (lambda: shards.verify(tmp_path / 'data'), lambda: prepare(named)):
+    with pytest.raises(UserError, match='token store') as error:
+      check()
+    assert 'remove that' not in str(error.value)

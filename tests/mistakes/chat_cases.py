@@ -1,0 +1,88 @@
+"""Wrong conversations and templates, and what is said about them; see `cases`."""
+
+_CHAT = 'train {tiny} --config.data.rows=chat --config.data.source=files:{in}/chat'
+
+CHATS = {
+  'a conversation without roles': (
+    f'{_CHAT}/no_role.jsonl',
+    '{in}/chat/no_role.jsonl, line 1, message 1 has no role; role must be text',
+  ),
+  'rows that are no conversations': (
+    f'{_CHAT}/text.jsonl',
+    '{in}/chat/text.jsonl, line 1, is no conversation (config.data.rows=chat): it needs messages',
+  ),
+  'an empty answer': (
+    f'{_CHAT}/empty.jsonl',
+    "{in}/chat/empty.jsonl, line 1, has an empty answer (' '); leave the row out",
+  ),
+  'a role that the template does not know': (
+    f'{_CHAT}/tool.jsonl',
+    "{in}/chat/tool.jsonl, line 1, a conversation that begins with 'q' cannot be written by the "
+    'built-in template: the role tool is none of system, user and assistant',
+  ),
+  'a conversation without an answer': (
+    f'{_CHAT}/question.jsonl',
+    "{in}/chat/question.jsonl, line 1, a conversation that begins with 'q' has no answer",
+  ),
+  'a weight of an answer that is neither 0 nor 1': (
+    f'{_CHAT}/weight.jsonl',
+    "weight.jsonl, line 1, a conversation that begins with 'q' has weight 2 in message 2; it must",
+  ),
+  'calls of tools that the template does not write': (
+    f'{_CHAT}/calls.jsonl',
+    "has 'tool_calls' in a message, of which the built-in template makes no text; leave the key",
+  ),
+  'an answer that is labelled as bad': (
+    f'{_CHAT}/label.jsonl',
+    '{in}/chat/label.jsonl, line 2, has label False, and a row has the weight 1 only',
+  ),
+  'a response beside a completion': (
+    f'{_CHAT}/both.jsonl',
+    "{in}/chat/both.jsonl, line 1, has 'completion' ('b'), which is in none of its messages",
+  ),
+  'conversations as text': (
+    'train {tiny} --config.data.source=files:{in}/chat/question.jsonl',
+    "{in}/chat/question.jsonl, line 1, has no field 'text' (config.data.text_field); for "
+    'conversations set config.data.rows=chat',
+  ),
+  'a field of text for conversations': (
+    f'{_CHAT}/good.jsonl --config.data.text_field=response',
+    'config.data.text_field is response, and rows of config.data.rows=chat have no such field',
+  ),
+  'a template with a name that is not there': (
+    f'{_CHAT}/good.jsonl --config.data.chat_template={{in}}/chat/name.jinja',
+    "chat/name.jinja: UndefinedError: 'dict object' has no attribute 'contents'",
+  ),
+  'a template that does not ask for answers': (
+    f'{_CHAT}/good.jsonl --config.data.chat_template={{in}}/chat/no_prompt.jinja',
+    "chat/no_prompt.jinja writes '<|assistant|>' before an answer, which is neither learned nor",
+  ),
+  'a template without end': (
+    f'{_CHAT}/good.jsonl --config.data.chat_template={{in}}/chat/long.jinja',
+    'chat/long.jinja cannot be used: it needs more than 3 s, 1 GiB or 64 Mi characters of text',
+  ),
+  'a text as conversations': (
+    'train {tiny} --config.data.rows=chat --config.data.source=files:{in}/some/a.txt',
+    '{in}/some/a.txt is one text, and config.data.rows=chat needs rows',
+  ),
+  'the standard library as conversations': (
+    'train {tiny} --config.data.rows=chat --config.data.source=stdlib',
+    'config.data.source is stdlib, which has no rows of chat',
+  ),
+  'a template without marks': (
+    f'{_CHAT}/good.jsonl --config.data.chat_template={{in}}/chat/plain.jinja',
+    'chat/plain.jinja does not say what the model has to learn; put {% generation %} before',
+  ),
+  'a template that is no Jinja': (
+    f'{_CHAT}/good.jsonl --config.data.chat_template={{in}}/chat/cut.jinja',
+    'chat/cut.jinja is not a valid Jinja template (line 1: ',
+  ),
+  'a template that is not there': (
+    f'{_CHAT}/good.jsonl --config.data.chat_template=none.jinja',
+    'config.data.chat_template=none.jinja cannot be read (No such file or directory)',
+  ),
+  'a template for text': (
+    'train {tiny} --config.data.chat_template=none.jinja',
+    'config.data.chat_template is none.jinja, which has a meaning for config.data.rows=chat',
+  ),
+}
