@@ -151,9 +151,9 @@ def check(config: 'Config') -> None:
       f'config.data.store is {data.store}, one token store, and each source of {path} has its own; '
       f'name each in {path}.NAME.store'
     )
-  for section, key in (('train', 'epochs'), ('optim', 'warmup_epochs')):
-    if value := getattr(getattr(config, section), key):
+  for part, key in (('train', 'epochs'), ('optim', 'warmup_epochs')):
+    if value := getattr(getattr(config, part), key):
       raise UserError(
-        f'config.{section}.{key} is {value}, and each source of {path} has epochs of its own; give '
+        f'config.{part}.{key} is {value}, and each source of {path} has epochs of its own; give '
         f'{key.replace("epochs", "steps")} or {key.replace("epochs", "examples")}'
       )
