@@ -1,4 +1,4 @@
-"""A run reads the store that `data.store` names, and no store of another text or tokenizer."""
+"""A run reads the store of its text and tokenizer, also one that `data.store` names."""
 
 import dataclasses
 import json
@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from tokenformer_jax.config import DataConfig
+from tokenformer_jax.data import corpus, shards, text
 from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.data.store import prepare
+from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.errors import UserError
 
 
@@ -64,3 +66,45 @@ def test_a_named_store_that_changed_is_not_built_again(tmp_path):
   (built.path / '00000.train.tokens').unlink()
   with pytest.raises(UserError, match=r'config\.data\.store is .*train\.tokens is missing; remove'):
     prepare(_config(tmp_path, store=str(built.path)))
+
+
+class _Begun(ByteTokenizer):
+  begin = (1,)
+
+
+def _documents(store, split: str) -> list[str]:
+  return store.tokenizer.decode(getattr(store, split)[:]).split('\N{REPLACEMENT CHARACTER}')
+
+
+def test_documents_begin_as_the_tokenizer_does(tmp_path, monkeypatch):
+  plain = prepare(_config(tmp_path))
+  begun = prepare(_config(tmp_path), _Begun())
+  assert begun.path != plain.path and begun.digest != plain.digest, 'a store of others is taken'
+  for split in store_lib.SPLITS:
+    *wanted, _ = _documents(plain, split)
+    assert _documents(begun, split) == [*(f'\1{document}' for document in wanted), '']
+    assert getattr(begun, f'{split}_bytes') == getattr(plain, f'{split}_bytes')
+  monkeypatch.setattr(text, '_PIECE_BYTES', 100)
+  monkeypatch.setattr(corpus, 'UNIT_BYTES', 500)
+  (tmp_path / 'lone.txt').write_text('\n'.join(f'this is line {i}' for i in range(200)))
+  lone = prepare(_config(tmp_path, source=f'files:{tmp_path}/lone.txt'), _Begun())
+  assert len(shards.read_index(lone.path).shards) > 3
+  for split in store_lib.SPLITS:
+    document, _ = _documents(lone, split)
+    assert document[0] == '\1' and document.count('\1') == 1, 'a piece begins a document'
+
+
+def test_a_run_keeps_its_tokenizer_whatever_store_it_finds(tmp_path):
+  """A store has the same tokens for a model that ends texts in another way."""
+  other = type('Other', (ByteTokenizer,), {'ends': (0xFF, 7)})()
+  first = prepare(_config(tmp_path))
+  for config in (_config(tmp_path), _config(tmp_path, store=str(first.path))):
+    found = prepare(config, other)
+    assert found.path == first.path and found.tokenizer is other
+
+
+def test_a_named_store_of_documents_that_begin_otherwise_is_refused(tmp_path):
+  config = _config(tmp_path, store=str(prepare(_config(tmp_path)).path))
+  sentence = r"begin and end as \['…', 255\], and those of this run as \[1, '…', 255\]"
+  with pytest.raises(UserError, match=sentence):
+    prepare(config, _Begun())

@@ -18,7 +18,6 @@ import pytest
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import corpus, part_writer, shards, tokenizers
 from tokenformer_jax.data import store as store_lib
-from tokenformer_jax.data import text as text_lib
 from tokenformer_jax.data.store import Store, prepare
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import lease
@@ -108,44 +107,6 @@ def test_tokens_are_16_bits_wide_where_that_is_enough(tmp_path, monkeypatch):
   monkeypatch.setattr(tokenizers, 'load', lambda spec: Large())
   wide = prepare(_config(tmp_path, cache_dir=str(tmp_path / 'other')))
   assert wide.train.dtype == np.uint32, 'large ids are cut to 16 bits'
-
-
-class _Begun(tokenizers.ByteTokenizer):
-  begin = (1,)
-
-
-def test_documents_begin_as_the_tokenizer_does(tmp_path, monkeypatch):
-  plain = prepare(_config(tmp_path))
-  begun = prepare(_config(tmp_path), _Begun())
-  assert begun.path != plain.path and begun.digest != plain.digest, 'a store of others is taken'
-  for split in store_lib.SPLITS:
-    wanted = [f'\1{text}' for text in _documents(plain, split)]
-    assert _documents(begun, split) == wanted
-    assert getattr(begun, f'{split}_bytes') == getattr(plain, f'{split}_bytes')
-  monkeypatch.setattr(text_lib, '_PIECE_BYTES', 100)
-  monkeypatch.setattr(corpus, 'UNIT_BYTES', 500)
-  (tmp_path / 'lone.txt').write_text('\n'.join(TEXTS))
-  lone = prepare(_config(tmp_path, source=f'files:{tmp_path}/lone.txt'), _Begun())
-  assert len(shards.read_index(lone.path).shards) > 3
-  parts = [_documents(lone, split) for split in store_lib.SPLITS]
-  assert [part.count('\1') for [part] in parts] == [1, 1], 'a piece of a document begins one'
-  assert [part[0] for [part] in parts] == ['\1', '\1']
-
-
-def test_a_run_keeps_its_tokenizer_whatever_store_it_finds(tmp_path):
-  """A store has the same tokens for a model that ends texts in another way."""
-  other = type('Other', (tokenizers.ByteTokenizer,), {'ends': (0xFF, 7)})()
-  first = prepare(_config(tmp_path))
-  for config in (_config(tmp_path), _config(tmp_path, store=str(first.path))):
-    found = prepare(config, other)
-    assert found.path == first.path and found.tokenizer is other
-
-
-def test_a_named_store_of_documents_that_begin_otherwise_is_refused(tmp_path):
-  config = _config(tmp_path, store=str(prepare(_config(tmp_path)).path))
-  sentence = r"begin and end as \['…', 255\], and those of this run as \[1, '…', 255\]"
-  with pytest.raises(UserError, match=sentence):
-    prepare(config, _Begun())
 
 
 def test_an_unchanged_store_is_reused(tmp_path, monkeypatch):
