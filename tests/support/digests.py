@@ -5,7 +5,7 @@
   python tests/support/digests.py --against=before.json shaped only cases with this in their name
 
 A change that should alter no program and no number keeps every digest. A lowered step is compared
-without locations and with its functions renamed in their order, so names in the code do not matter.
+by its operations and their operands, so names in the code and the order of its lines do not matter.
 A small model is compared by the bits of three losses, of the parameters after these steps, and of
 the logits of a prompt and three more tokens from its caches. Needs libtpu for the large steps.
 """
@@ -43,6 +43,7 @@ from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import estimate, program, topology
 from tokenformer_jax.steps import step as step_lib
 
+jax.config.update('jax_traceback_in_locations_limit', 0)  # kernels hold paths of this code
 ROOT = Path(__file__).resolve().parents[2]
 
 # By name: config file and variant, topology, batch, and changes of the config.
@@ -116,18 +117,59 @@ SMALL: dict[str, tuple[ModelConfig, MeshConfig, dict[str, Any]]] = {
 
 def digest(*leaves: Any) -> str:
   """Return a digest of the bytes of texts or arrays."""
-  found = hashlib.sha256()
+  total = hashlib.sha256()
   for leaf in leaves:
-    found.update(leaf.encode() if isinstance(leaf, str) else np.asarray(leaf).tobytes())
-  return found.hexdigest()[:16]
+    total.update(f'{leaf}\0'.encode() if isinstance(leaf, str) else np.asarray(leaf).tobytes())
+  return total.hexdigest()[:16]
 
 
-def without_names(text: str) -> str:
-  """Return a lowered program without locations, with symbols named by their order."""
-  text = re.sub(r'loc\([^()]*(\([^()]*\)[^()]*)*\)', '', text)
-  text = re.sub(r'(backend_config = |mhlo.backend_config = )"(?:[^"\\]|\\.)*"', r'\1""', text)
-  numbers: dict[str, int] = {}
-  return re.sub(r'@[\w.]+', lambda m: f'@{numbers.setdefault(m.group(), len(numbers))}', text)
+def dataflow(module: Any) -> str:
+  """Return a digest of what a lowered program computes, by its operations and their operands.
+
+  It depends neither on names and locations, nor on the order of independent operations, nor on
+  operations whose results are not used.
+  """
+  symbols = {op.sym_name.value: op for op in module.body.operations}
+
+  @functools.cache
+  def of_symbol(name: str) -> str:
+    op = symbols[name]
+    keys = sorted(set(op.attributes) - {'sym_name', 'sym_visibility'})
+    regions = [of_region(region, {}, 0) for region in op.operation.regions]
+    return digest(*(f'{key}={resolve(op.attributes[key])}' for key in keys), *regions)
+
+  def resolve(attribute: Any) -> str:
+    """Return the text of an attribute, with the contents of symbols for their names."""
+
+    def content(match: re.Match[str]) -> str:
+      name = match.group(1)
+      return of_symbol(name) if name in symbols else name
+
+    return re.sub(r'@(\w+)', content, str(attribute))
+
+  def of_region(region: Any, outer: dict[Any, str], depth: int) -> str:
+    known, last = dict(outer), []
+    for block in region.blocks:
+      for i, argument in enumerate(block.arguments):
+        known[argument] = f'{depth}.{i} {argument.type}'
+      of_op = ''
+      for op in block.operations:
+        of_op = of_operation(op.operation, known, depth)
+        for i, result in enumerate(op.operation.results):
+          known[result] = f'{of_op}.{i}'
+      last.append(of_op)  # of the terminator, which leads to all results
+    return digest(*last)
+
+  def of_operation(op: Any, known: dict[Any, str], depth: int) -> str:
+    return digest(
+      op.name,
+      *(known[operand] for operand in op.operands),
+      *(str(result.type) for result in op.results),
+      *(f'{key}={resolve(op.attributes[key])}' for key in sorted(op.attributes)),
+      *(of_region(region, known, depth + 1) for region in op.regions),
+    )
+
+  return of_symbol('main')
 
 
 def lowered(name: str) -> dict[str, str]:
@@ -139,17 +181,16 @@ def lowered(name: str) -> dict[str, str]:
   values.data.batch_size = batch
   if values.model.kind == 'vit':
     values.model.update(classes=1000, channels=3)
-  values.model.vocab_size = values.model.vocab_size or 32768
+  else:
+    values.model.vocab_size = values.model.vocab_size or 32768
   values.update_from_flattened_dict(changes)
   run, on = config.resolve(values), topology.parse(shape)
   step, mesh = program.make_step(run), estimate.make_mesh(run, on)
   function = step_lib.make_train_step(step, mesh)
   arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
   with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.
-    text = function.lower(*arguments).as_text()
-  if folder := os.environ.get('DIGESTS_TEXTS'):
-    (Path(folder) / f'{name}.txt').write_text(without_names(text))
-  return {'step': digest(without_names(text))}
+    module = function.lower(*arguments).compiler_ir('stablehlo')
+  return {'step': dataflow(module)}
 
 
 def numbers(name: str) -> dict[str, str]:
@@ -161,7 +202,7 @@ def numbers(name: str) -> dict[str, str]:
   run = dataclasses.replace(run, model=model.with_scale_length(16), mesh=sizes)
   task = tasks.make(run)
   made = step_lib.make_program(task, run)
-  needed = 8 if sizes == EIGHT or sizes == SLOTS else 4 if sizes == ALL_SLOTS else 1
+  needed = 8 if sizes in (EIGHT, SLOTS) else 4 if sizes == ALL_SLOTS else 1
   mesh = sharding.make_mesh(sizes, jax.devices()[:needed])
   rng, losses = np.random.default_rng(0), []
   with jax.set_mesh(mesh):

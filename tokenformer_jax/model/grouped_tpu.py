@@ -7,7 +7,6 @@ cycles with those of dense products.
 """
 
 import functools
-import importlib
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +14,6 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import PartitionSpec
 
 from tokenformer_jax.parallel.per_device import vary_together
-
-# The package exports a function under the name of this module.
-_megablox = importlib.import_module('jax.experimental.pallas.ops.tpu.megablox.gmm')
 
 _LANES = 128
 _ROWS = 512  # the most rows of a tile
@@ -83,8 +79,11 @@ def _backward(
   tiles = gradient_tiles(tile, *matrices_ExIxO.shape[1:], rows_PxI.dtype.itemsize)
 
   def sum_products(rows_PxI: jax.Array, gradient_PxO: jax.Array, sizes_E: jax.Array) -> jax.Array:
+    # Pallas is large, and only runs on TPUs need it.
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm  # noqa: PLC0415
+
     how = {'tiling': tiles, 'interpret': interpret}
-    return _megablox.tgmm(rows_PxI.T, gradient_PxO, sizes_E, matrices_ExIxO.dtype, **how)
+    return tgmm(rows_PxI.T, gradient_PxO, sizes_E, matrices_ExIxO.dtype, **how)
 
   if not jax.sharding.get_abstract_mesh().empty:
     # A kernel does not declare over which axes its result varies, so JAX cannot check that.

@@ -21,8 +21,8 @@ from flax import nnx
 from tokenformer_jax.config import LinearConfig, ModelConfig
 from tokenformer_jax.model import sequence
 from tokenformer_jax.model.compute import Compute
-from tokenformer_jax.model.kernels import seen_in_chunk
-from tokenformer_jax.model.layers import out_of_heads, projection
+from tokenformer_jax.model.layers import projection
+from tokenformer_jax.model.mixers.sums import seen_in_chunk
 from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.sharding import constrain
@@ -112,7 +112,7 @@ class LinearAttention(nnx.Module):
       mixed, state = attend(query, key, value, positions_BxT, cache, documents)
     else:
       mixed, state = full_attention(query, key, value, positions_BxT, **how), None
-    output_BxTxD = out_of_heads(self.proj, mixed, self.head_width)
+    output_BxTxD = self.proj(constrain(mixed, 'batch', 'slots', 'heads', None))
     return output_BxTxD, None if cache is None else state, EMPTY_AUX
 
 
