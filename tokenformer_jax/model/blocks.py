@@ -62,38 +62,38 @@ Branch = Callable[[jax.Array], jax.Array]  # a part of a layer, from its input t
 
 def pre_norm(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | None) -> jax.Array:
   """Return y = x + mix(norm(x)), then y + feed(norm(y)): TokenFormer, eq. 6-7."""
-  y_BxTxD = _placed(x_BxTxD + mix(normed(block.attention_norm, x_BxTxD)))
+  y_BxTxD = _sharded(x_BxTxD + mix(normed(block.attention_norm, x_BxTxD)))
   if feed is None:
     return y_BxTxD
-  return _placed(y_BxTxD + feed(normed(block.ffn_norm, y_BxTxD)))
+  return _sharded(y_BxTxD + feed(normed(block.ffn_norm, y_BxTxD)))
 
 
 def post_norm(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | None) -> jax.Array:
   """Return y = norm(x + mix(x)), then norm(y + feed(y))."""
-  y_BxTxD = _placed(normed(block.attention_norm, x_BxTxD + mix(x_BxTxD)))
+  y_BxTxD = _sharded(normed(block.attention_norm, x_BxTxD + mix(x_BxTxD)))
   if feed is None:
     return y_BxTxD
-  return _placed(normed(block.ffn_norm, y_BxTxD + feed(y_BxTxD)))
+  return _sharded(normed(block.ffn_norm, y_BxTxD + feed(y_BxTxD)))
 
 
 def skipless(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | None) -> jax.Array:
   """Return y = mix(norm(x)), then α y + feed(norm(y)): SAS."""
-  y_BxTxD = _placed(mix(normed(block.attention_norm, x_BxTxD)))
+  y_BxTxD = _sharded(mix(normed(block.attention_norm, x_BxTxD)))
   if feed is None:
     return y_BxTxD
   added_BxTxD = feed(normed(block.ffn_norm, y_BxTxD))
-  return _placed(gained(block.skip_gain, y_BxTxD) + added_BxTxD)
+  return _sharded(gained(block.skip_gain, y_BxTxD) + added_BxTxD)
 
 
 def parallel(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | None) -> jax.Array:
   """Return mix(norm(x)) + feed(norm(x)): SAS-P; or the same added to x, or with two norms."""
   normed_BxTxD = normed(block.attention_norm, x_BxTxD)
   mixed_BxTxD = mix(normed_BxTxD)
-  y_BxTxD = _placed(x_BxTxD + mixed_BxTxD if block.has_skip else mixed_BxTxD)
+  y_BxTxD = _sharded(x_BxTxD + mixed_BxTxD if block.has_skip else mixed_BxTxD)
   if feed is None:
     return y_BxTxD
   fed_BxTxD = normed_BxTxD if block.ffn_norm is None else normed(block.ffn_norm, x_BxTxD)
-  return _placed(y_BxTxD + feed(fed_BxTxD))
+  return _sharded(y_BxTxD + feed(fed_BxTxD))
 
 
 # By kind in `config.WIRINGS`: how a block joins its norms, its mixer and its feed-forward part.
@@ -176,6 +176,7 @@ class Block(nnx.Module):
 
     def feed(x_BxTxD: jax.Array) -> jax.Array:
       nonlocal aux
+      assert self.ffn is not None
       fed_BxTxD, ffn_aux = apply(self.ffn, x_BxTxD, context, inputs)
       aux = add_aux(aux, ffn_aux)
       return gained(self.ffn_gain, _scaled(fed_BxTxD, inputs, 1))
@@ -185,7 +186,7 @@ class Block(nnx.Module):
     return y_BxTxD, cache, aux
 
 
-def _placed(x_BxTxD: jax.Array) -> jax.Array:
+def _sharded(x_BxTxD: jax.Array) -> jax.Array:
   """Return the residual stream with its sharding."""
   return constrain(x_BxTxD, 'batch', 'slots', None)
 

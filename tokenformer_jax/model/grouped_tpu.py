@@ -57,7 +57,14 @@ def _product(
   rows_PxI: jax.Array, matrices_ExIxO: jax.Array, sizes_E: jax.Array, tile: int, interpret: bool
 ) -> jax.Array:
   del interpret
-  tiles = product_tiles(tile, *matrices_ExIxO.shape[1:], rows_PxI.dtype.itemsize)
+  return _multiply(rows_PxI, matrices_ExIxO, sizes_E, tile)
+
+
+def _multiply(
+  rows_PxI: jax.Array, matrices_ExIxO: jax.Array, sizes_E: jax.Array, tile: int
+) -> jax.Array:
+  _, inputs, outputs = matrices_ExIxO.shape
+  tiles = product_tiles(tile, inputs, outputs, rows_PxI.dtype.itemsize)
   # XLA's own tiles, of 128 rows and 640 outputs, would compute 1920 outputs in place of 1408.
   with set_xla_metadata(ragged_dot_tiling=','.join(map(str, tiles))):
     return jax.lax.ragged_dot(rows_PxI, matrices_ExIxO, sizes_E)
@@ -66,7 +73,8 @@ def _product(
 def _forward(
   rows_PxI: jax.Array, matrices_ExIxO: jax.Array, sizes_E: jax.Array, tile: int, interpret: bool
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-  out_PxO = _product(rows_PxI, matrices_ExIxO, sizes_E, tile, interpret)
+  del interpret
+  out_PxO = _multiply(rows_PxI, matrices_ExIxO, sizes_E, tile)
   return out_PxO, (rows_PxI, matrices_ExIxO, sizes_E)
 
 
@@ -75,8 +83,9 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array, None]:
   rows_PxI, matrices_ExIxO, sizes_E = saved
   turned_ExOxI = jnp.swapaxes(matrices_ExIxO, 1, 2)
-  d_rows = _product(gradient_PxO, turned_ExOxI, sizes_E, tile, interpret)
-  tiles = gradient_tiles(tile, *matrices_ExIxO.shape[1:], rows_PxI.dtype.itemsize)
+  d_rows = _multiply(gradient_PxO, turned_ExOxI, sizes_E, tile)
+  _, inputs, outputs = matrices_ExIxO.shape
+  tiles = gradient_tiles(tile, inputs, outputs, rows_PxI.dtype.itemsize)
 
   def sum_products(rows_PxI: jax.Array, gradient_PxO: jax.Array, sizes_E: jax.Array) -> jax.Array:
     # Pallas is large, and only runs on TPUs need it.

@@ -102,10 +102,11 @@ class Dense(nnx.Module):
       return _cut(self(x), widths)
     biases = [None for _ in widths] if self.bias is None else _cut(self.bias[...], widths)
     kernels = _cut(self.kernel[...], widths)
-    found = [self._apply(x, *part) for part in zip(kernels, biases, strict=True)]
+    outputs = [self._apply(x, *columns) for columns in zip(kernels, biases, strict=True)]
     if self.beside is None:
-      return found
-    return [part + more for part, more in zip(found, in_parts(self.beside, x, widths), strict=True)]
+      return outputs
+    added = in_parts(self.beside, x, widths)
+    return [output + more for output, more in zip(outputs, added, strict=True)]
 
   def _apply(
     self,

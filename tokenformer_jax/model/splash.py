@@ -101,10 +101,10 @@ def attention(
 
   starts = () if starts_BxT is None else (starts_BxT,)
   if not (jax.sharding.get_abstract_mesh().empty or on_one_part()):
-    place = spec(_AXES)
-    places = (place, place, place, *(spec(('batch', None)) for _ in starts))
+    heads = spec(_AXES)
+    in_specs = (heads, heads, heads, *(spec(('batch', None)) for _ in starts))
     # A kernel does not declare over which axes its result varies, so JAX cannot check that.
-    on_device = jax.shard_map(on_device, in_specs=places, out_specs=place, check_vma=False)
+    on_device = jax.shard_map(on_device, in_specs=in_specs, out_specs=heads, check_vma=False)
   return on_device(query, key, value, *starts).swapaxes(1, 2)
 
 

@@ -7,7 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.config import GatedUnitConfig, LengthScaleConfig, RotaryConfig, SoftmaxConfig
+from tokenformer_jax.config import (
+  GatedUnitConfig,
+  PositionScaleConfig,
+  RotaryConfig,
+  SeenScaleConfig,
+  SoftmaxConfig,
+)
 from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model import kernels, sequence
 from tokenformer_jax.model.mixers.length_scale import LengthScaled
@@ -23,11 +29,13 @@ def make_positions(
 ) -> Rotary | LengthScaled:
   """Return how the queries and keys of a mixer depend on their positions."""
   positions, scale = config.positions, config.length_scale
-  is_clipped = isinstance(positions, RotaryConfig) and positions.clip
-  rotary = (ClippedRotary if is_clipped else Rotary)(positions, head_width)
-  if type(scale) is LengthScaleConfig:
-    return rotary
-  return LengthScaled(rotary, scale, causal, config.window)
+  if isinstance(positions, RotaryConfig) and positions.clip:
+    rotary = ClippedRotary(positions, head_width)
+  else:
+    rotary = Rotary(positions, head_width)
+  if isinstance(scale, SeenScaleConfig | PositionScaleConfig):
+    return LengthScaled(rotary, scale, causal, config.window)
+  return rotary
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,10 +32,10 @@ _LEAST = 1e-12  # the smallest denominator to divide by; keeps its inverse squar
 
 
 class State(NamedTuple):
-  """Sums over all positions so far, float32."""
+  """Sums over all positions so far, float32; or the logical axes of both."""
 
-  products: jax.Array  # Σ R_n φ(k_n) v_nᵀ, [B, H, K, L] for values of width L
-  keys: jax.Array  # Σ φ(k_n), [B, H, K]
+  products: Any  # Σ R_n φ(k_n) v_nᵀ, [B, H, K, L] for values of width L
+  keys: Any  # Σ φ(k_n), [B, H, K]
 
 
 _AXES = State(('batch', 'heads', None, None), ('batch', 'heads', None))
@@ -180,7 +180,7 @@ def _over_slots(
   key: jax.Array,
   value: jax.Array,
   positions_BxT: jax.Array,
-  state: None,
+  state: State | None,
   documents_BxT: jax.Array | None,
 ) -> tuple[jax.Array, State | None]:
   """Return causal attention where devices split the slots of rows, and no state.

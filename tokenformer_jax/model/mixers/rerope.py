@@ -63,5 +63,5 @@ class ClippedRotary(Rotary):
   ) -> tuple[NearFar, NearFar]:
     """Return the near and the far queries and keys [B, T, H, K]."""
     far = self(query, jnp.full((1, query.shape[1]), self.clip))
-    query = NearFar(self(query, positions_BxT), far)
-    return query, NearFar(self(key, positions_BxS), key)
+    queries = NearFar(self(query, positions_BxT), far)
+    return queries, NearFar(self(key, positions_BxS), key)

@@ -19,7 +19,7 @@ from tokenformer_jax.parallel.rules import parts
 class SummedKV(NamedTuple):
   """Keys and values of every slot, and the sum [B, 1, H, K] of the values so far in float32."""
 
-  kv: caches.KV
+  kv: Any
   total: Any
 
 
@@ -137,11 +137,15 @@ def uniform_attention(
   window = window if window < value_BxTxHxK.shape[1] else 0
   count = jnp.maximum(positions_BxT + 1, 1)
   count = jnp.minimum(count, window) if window else count
-  sums = window_sums(value_BxTxHxK, window) if window else None
-  if documents:
-    of_documents = document_sums(value_BxTxHxK, positions_BxT)
-    reaches = (positions_BxT < window - 1)[..., None, None]  # the beginning of the document
-    sums = jnp.where(reaches, of_documents, sums) if window else of_documents
+  if not documents:
+    sums = window_sums(value_BxTxHxK, window) if window else prefix_sums(value_BxTxHxK)
   elif not window:
-    sums = prefix_sums(value_BxTxHxK)
+    sums = document_sums(value_BxTxHxK, positions_BxT)
+  else:
+    reaches = (positions_BxT < window - 1)[..., None, None]  # the beginning of the document
+    of_window, of_document = (
+      window_sums(value_BxTxHxK, window),
+      document_sums(value_BxTxHxK, positions_BxT),
+    )
+    sums = jnp.where(reaches, of_document, of_window)
   return sums / count[..., None, None].astype(jnp.float32)
