@@ -24,6 +24,7 @@ from tokenformer_jax.model import kernels, splash, trunk
 from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.compute import DEFAULT, Compute
 from tokenformer_jax.model.lm import define_lm, unstack
+from tokenformer_jax.model.mixers import shaped, sums
 from tokenformer_jax.model.trunk import Context, Documents
 from tokenformer_jax.parallel import rules, sharding
 
@@ -251,9 +252,7 @@ def test_uniform_attention_is_the_mean_over_the_document(window, length):
   starts_BxT, (value, _, _) = _starts(length), _arrays(length)
   positions_BxT = np.arange(length)[None] - starts_BxT
   got = jax.jit(
-    lambda v: kernels.uniform_attention(
-      v, positions_BxT, causal=True, window=window, documents=True
-    )
+    lambda v: shaped.uniform_attention(v, positions_BxT, causal=True, window=window, documents=True)
   )(value)
   seen = _seen(window, length, starts_BxT)
   weights = seen / seen.sum(axis=-1, keepdims=True)
@@ -265,7 +264,7 @@ def test_sums_over_documents_lose_no_digits_behind_large_ones():
   value = np.random.default_rng(0).normal(size=(1, 600, 1)).astype(np.float32)
   value[:, :400] *= 1e6
   positions = np.concatenate([np.arange(400), np.arange(200)])[None]
-  got = jax.jit(kernels.document_sums)(value, positions)
+  got = jax.jit(sums.document_sums)(value, positions)
   np.testing.assert_allclose(got[0, 400:], np.cumsum(value[0, 400:], axis=0), atol=1e-4)
 
 

@@ -31,10 +31,10 @@ from tokenformer_jax.model import trunk
 from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.cache import KV, Ring
 from tokenformer_jax.model.compute import DEFAULT
-from tokenformer_jax.model.gated_unit import GatedUnit
 from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.mixers.gated_unit import GatedUnit
+from tokenformer_jax.model.mixers.length_scale import scale_by_length
 from tokenformer_jax.model.params import Params, Role, define
-from tokenformer_jax.model.positions import scale_by_length
 from tokenformer_jax.model.trunk import FROM_START, Context
 from tokenformer_jax.parallel import sharding
 

@@ -15,13 +15,13 @@ from tiny import large_params, linear, tiny_model, tiny_vit
 from tokenformer_jax.config import MeshConfig, NoPositionsConfig, RotaryConfig
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.compute import Compute
-from tokenformer_jax.model.linear_attention import (
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.mixers.linear import (
   LinearAttention,
   State,
   causal_attention,
   full_attention,
 )
-from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import define, matrix_entries
 from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.trunk import Context

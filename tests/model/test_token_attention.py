@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from tokenformer_jax.config import (
-  LengthScaleConfig,
   NoPositionsConfig,
   PositionScaleConfig,
   RotaryConfig,
   SeenScaleConfig,
+  SoftmaxConfig,
 )
-from tokenformer_jax.model.positions import Rotary, scale_by_length
-from tokenformer_jax.model.token_attention import TokenAttention
+from tokenformer_jax.model.mixers.gated_unit import WEIGHTS
+from tokenformer_jax.model.mixers.length_scale import LengthScaled, scale_by_length
+from tokenformer_jax.model.positions import Rotary
+from tokenformer_jax.model.token_attention import TokenAttention, make_positions
 from tokenformer_jax.model.trunk import FROM_START, Context
 
 LENGTH, WIDTH, WIDE = 24, 8, 12  # of texts, of queries and keys, and of values
@@ -27,8 +29,8 @@ def _attention(
   clip: int = 0, window: int = 0, causal: bool = True, fraction: float = 1.0, scores='softmax'
 ) -> TokenAttention:
   positions = RotaryConfig(fraction, clip=clip) if fraction else NoPositionsConfig()
-  rotary = Rotary(positions, WIDTH)
-  return TokenAttention(rotary, causal, window, LengthScaleConfig(), scores)
+  encoding = make_positions(SoftmaxConfig(positions=positions), WIDTH, causal)
+  return TokenAttention(encoding, causal, window, WEIGHTS[scores])
 
 
 def _arrays(heads: int = 2) -> list[jax.Array]:
@@ -58,14 +60,14 @@ def test_clipped_distances_are_the_formula(clip, causal):
   scores = np.einsum('BTSHK,BSHK->BHTS', turned, key) / np.sqrt(WIDTH)
   weights = np.exp(scores) * ((distance_TxS >= 0) | (not causal))
   want = np.einsum('BHTS,BSHK->BTHK', weights / weights.sum(-1, keepdims=True), value)
-  got = jax.jit(lambda *x: _attention(clip, causal=causal)(*x, FROM_START))(*_arrays())
+  got = jax.jit(lambda *x: _attention(clip, causal=causal)(*x, FROM_START)[0])(*_arrays())
   np.testing.assert_allclose(got, want, atol=1e-5, err_msg='not ReRoPE')
 
 
 @pytest.mark.parametrize('window', [0, 7])
 def test_a_clip_that_no_pair_reaches_changes_nothing(window):
   got, want = (
-    jax.jit(lambda *x, clip=clip: _attention(clip, window)(*x, FROM_START))(*_arrays())
+    jax.jit(lambda *x, clip=clip: _attention(clip, window)(*x, FROM_START)[0])(*_arrays())
     for clip in (window or LENGTH, 0)
   )
   np.testing.assert_allclose(got, want, atol=1e-6, err_msg='near pairs are clipped')
@@ -84,9 +86,9 @@ def _read_and_whole(clip: int, window: int, scores: str, padded: bool):
   @functools.partial(jax.jit, static_argnames='first')
   def read(cache, arrays, start, first):
     context = Context(0 if first else start, padding_B)
-    return attention.with_cache(*arrays, context, cache)[:2]
+    return attention(*arrays, context, cache)
 
-  whole = jax.jit(lambda *x: attention(*x, Context(0, padding_B)))(*_arrays())
+  whole = jax.jit(lambda *x: attention(*x, Context(0, padding_B))[0])(*_arrays())
   return read, whole
 
 
@@ -117,7 +119,9 @@ def test_attention_from_a_cache_is_that_of_the_whole_text(parts, clip, window, s
 # Scales by length
 
 
-def _factors(config: LengthScaleConfig, positions: np.ndarray, seen: np.ndarray) -> np.ndarray:
+def _factors(
+  config: SeenScaleConfig | PositionScaleConfig, positions: np.ndarray, seen: np.ndarray
+) -> np.ndarray:
   ones = jnp.ones((*positions.shape, 1, 1))
   return np.asarray(scale_by_length(config, ones, jnp.asarray(positions), jnp.asarray(seen)))[
     ..., 0, 0
@@ -148,9 +152,9 @@ def test_the_factor_of_seen_keys_begins_to_grow_at_the_smallest_count():
 )
 def test_queries_are_scaled_by_the_keys_that_they_see(causal, window, want):
   rotary = Rotary(NoPositionsConfig(), WIDTH)
-  attention = TokenAttention(rotary, causal, window, SeenScaleConfig(least=2, base=4.0))
+  scaled = LengthScaled(rotary, SeenScaleConfig(least=2, base=4.0), causal, window)
   context = Context(0, jnp.array([0, 2]))
-  got = attention.scaled(jnp.ones((2, 6, 1, 1)), context.positions(6), context)[..., 0, 0]
+  got = scaled.query(jnp.ones((2, 6, 1, 1)), context.positions(6), context)[..., 0, 0]
   counts = np.maximum(want, 2)
   is_token = np.asarray(context.positions(6)) >= 0
   np.testing.assert_allclose(got[is_token], (np.log(counts) / np.log(4))[is_token], rtol=1e-6)

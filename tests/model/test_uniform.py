@@ -12,7 +12,8 @@ from tiny import tiny_model, with_mixer
 from tokenformer_jax.config import NoPositionsConfig, NoProjectionConfig
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.compute import Compute
-from tokenformer_jax.model.kernels import prefix_sums, uniform_attention, window_sums
+from tokenformer_jax.model.mixers.shaped import ShapedAttention, uniform_attention
+from tokenformer_jax.model.mixers.sums import prefix_sums, window_sums
 from tokenformer_jax.model.trunk import Context
 
 MASKS = {  # causal, window
@@ -65,7 +66,7 @@ def _mixed(module: Attention, x: np.ndarray) -> np.ndarray:
   return np.asarray(jax.jit(lambda x: module(x)[0])(x))
 
 
-def _shaped(causal: bool, window: int, gains: tuple[float, float, float]) -> Attention:
+def _shaped(causal: bool, window: int, gains: tuple[float, float, float]) -> ShapedAttention:
   """Shaped attention without values and positions, with the same gains in all heads."""
   nothing = NoProjectionConfig()
   model = with_mixer(
@@ -75,7 +76,8 @@ def _shaped(causal: bool, window: int, gains: tuple[float, float, float]) -> Att
     proj=nothing,
     shaped=True,
   )
-  module = Attention(model.layer.mixer, model, causal=causal, compute=Compute(), rngs=nnx.Rngs(0))
+  how = {'causal': causal, 'compute': Compute(), 'rngs': nnx.Rngs(0)}
+  module = ShapedAttention(model.layer.mixer, model, **how)
   rng = np.random.default_rng(1)
   module.query.kernel[...] = jnp.asarray(rng.normal(size=(32, 32)) / 4, jnp.float32)
   for gain, value in zip(

@@ -212,7 +212,7 @@ def test_every_kernel_costs_what_its_own_window_does():
 
   def flops(window: int) -> int:
     block = splash.block_size(shape[1], window)
-    scores = shape[0] // 4 * shape[2] * splash.computed_blocks(shape[1], window) * block**2
+    scores = shape[0] // 4 * shape[2] * splash.computed_blocks(shape[1], window, block) * block**2
     # Forward, and for the gradients of keys and values and for the query's gradient, apart or not.
     products = 2 + 5 if block == 1024 else 2 + 4 + 3
     return products * 2 * scores * shape[3]

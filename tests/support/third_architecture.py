@@ -132,5 +132,5 @@ def named() -> Iterator[None]:
   """Name the mixer, all that a config needs to have it."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setitem(config.MIXERS, 'recurrent', RecurrentConfig)
-    patch.setitem(blocks.MIXERS, 'recurrent', f'{__name__}:Recurrent')
+    patch.setitem(blocks.MIXERS, 'recurrent', Recurrent)
     yield

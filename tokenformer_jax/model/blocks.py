@@ -2,19 +2,31 @@
 
 import functools
 import math
-import pkgutil
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tokenformer_jax.config import LayerConfig, ModelConfig
+from tokenformer_jax.config import (
+  LayerConfig,
+  ModelConfig,
+  ParallelConfig,
+  SkiplessConfig,
+  SoftmaxConfig,
+)
+from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.feed_forward import apply, feed_forward
 from tokenformer_jax.model.layers import gain, gained
+from tokenformer_jax.model.mixers.gated_unit import GatedUnit
+from tokenformer_jax.model.mixers.linear import LinearAttention
+from tokenformer_jax.model.mixers.shaped import ShapedAttention
+from tokenformer_jax.model.mixers.skips import SkipAttention
 from tokenformer_jax.model.norm import make_norm, normed
 from tokenformer_jax.model.trunk import (
+  EMPTY_AUX,
   FROM_START,
   NO_INPUTS,
   Architecture,
@@ -25,27 +37,76 @@ from tokenformer_jax.model.trunk import (
 )
 from tokenformer_jax.parallel.sharding import constrain
 
-# The class of each kind in `config.MIXERS`, imported on first use. A constructor takes its config,
-# the model's config and the keywords of `Block`; its methods are those of `trunk.Layer`.
-MIXERS = {
-  'softmax': 'tokenformer_jax.model.attention:Attention',
-  'gated_unit': 'tokenformer_jax.model.gated_unit:GatedUnit',
-  'linear': 'tokenformer_jax.model.linear_attention:LinearAttention',
+
+def softmax_attention(config: SoftmaxConfig, *args: Any, **how: Any) -> Attention:
+  """Make the class of softmax attention that computes what the config asks for."""
+  if config.shaped:
+    return ShapedAttention(config, *args, **how)
+  if config.value_skip or config.proj_skip:
+    return SkipAttention(config, *args, **how)
+  return Attention(config, *args, **how)
+
+
+# By kind in `config.MIXERS`: the class or function that makes the mixer. Its arguments are the
+# mixer's config, the model's config and the keywords of `Block`; the methods are those of
+# `trunk.Layer`.
+MIXERS: dict[str, Callable[..., Any]] = {
+  'softmax': softmax_attention,
+  'gated_unit': GatedUnit,
+  'linear': LinearAttention,
 }
+
+
+Branch = Callable[[jax.Array], jax.Array]  # a part of a layer, from its input to what it adds
+
+
+def pre_norm(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | None) -> jax.Array:
+  """Return y = x + mix(norm(x)), then y + feed(norm(y)): TokenFormer, eq. 6-7."""
+  y_BxTxD = _sharded(x_BxTxD + mix(normed(block.attention_norm, x_BxTxD)))
+  if feed is None:
+    return y_BxTxD
+  return _sharded(y_BxTxD + feed(normed(block.ffn_norm, y_BxTxD)))
+
+
+def post_norm(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | None) -> jax.Array:
+  """Return y = norm(x + mix(x)), then norm(y + feed(y))."""
+  y_BxTxD = _sharded(normed(block.attention_norm, x_BxTxD + mix(x_BxTxD)))
+  if feed is None:
+    return y_BxTxD
+  return _sharded(normed(block.ffn_norm, y_BxTxD + feed(y_BxTxD)))
+
+
+def skipless(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | None) -> jax.Array:
+  """Return y = mix(norm(x)), then α y + feed(norm(y)): SAS."""
+  y_BxTxD = _sharded(mix(normed(block.attention_norm, x_BxTxD)))
+  if feed is None:
+    return y_BxTxD
+  added_BxTxD = feed(normed(block.ffn_norm, y_BxTxD))
+  return _sharded(gained(block.skip_gain, y_BxTxD) + added_BxTxD)
+
+
+def parallel(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | None) -> jax.Array:
+  """Return mix(norm(x)) + feed(norm(x)): SAS-P; or the same added to x, or with two norms."""
+  normed_BxTxD = normed(block.attention_norm, x_BxTxD)
+  mixed_BxTxD = mix(normed_BxTxD)
+  y_BxTxD = _sharded(x_BxTxD + mixed_BxTxD if block.has_skip else mixed_BxTxD)
+  if feed is None:
+    return y_BxTxD
+  fed_BxTxD = normed_BxTxD if block.ffn_norm is None else normed(block.ffn_norm, x_BxTxD)
+  return _sharded(y_BxTxD + feed(fed_BxTxD))
+
+
+# By kind in `config.WIRINGS`: how a block joins its norms, its mixer and its feed-forward part.
+WIRINGS = {
+  'pre_norm': pre_norm, 'post_norm': post_norm, 'skipless': skipless, 'parallel': parallel
+}  # fmt: skip
 
 
 class Block(nnx.Module):
   """A mixer and a feed-forward part, joined by a wiring.
 
-    pre_norm    y = x + mixer(norm(x)), then y + ffn(norm(y))         TokenFormer, eq. 6-7
-    post_norm   y = norm(x + mixer(x)), then norm(y + ffn(y))
-    skipless    y = β mixer(norm(x)), then α y + β' ffn(norm(y))      SAS
-    parallel    β mixer(norm(x)) + β' ffn(norm(x)), with one norm     SAS-P; with `skip` added to x;
-                                                            with `two_norms` one for each
-
-  SAS and SAS-P are the Simplified Transformer Blocks (He & Hofmann 2023, arXiv 2311.01906). Their
-  gains are learned; without gains α = β = β' = 1. Without a feed-forward part the block is the
-  first half of its line.
+  SAS and SAS-P are the Simplified Transformer Blocks (He & Hofmann 2023, arXiv 2311.01906). A
+  learned gain can multiply what a branch adds; without gains all are 1.
   """
 
   def __init__(
@@ -57,18 +118,20 @@ class Block(nnx.Module):
     compute: Compute,
     rngs: nnx.Rngs,
   ):
-    self.wiring, self.causal = config.wiring, causal
+    wiring = config.wiring
+    self.wire, self.causal = WIRINGS[wiring.kind], causal
+    self.has_skip = isinstance(wiring, ParallelConfig) and wiring.skip
     has_ffn = config.ffn.kind != 'none'
     norm = functools.partial(make_norm, model=model, rngs=rngs)
     self.attention_norm = norm(config.norm)
-    has_ffn_norm = has_ffn and getattr(config.wiring, 'two_norms', True)
-    self.ffn_norm = norm(config.norm_of_ffn) if has_ffn_norm else None
-    mixer = pkgutil.resolve_name(MIXERS[config.mixer.kind])
-    self.attention = mixer(config.mixer, model, causal=causal, compute=compute, rngs=rngs)
+    shares_norm = isinstance(wiring, ParallelConfig) and not wiring.two_norms
+    self.ffn_norm = norm(config.norm_of_ffn) if has_ffn and not shares_norm else None
+    make_mixer = MIXERS[config.mixer.kind]
+    self.attention = make_mixer(config.mixer, model, causal=causal, compute=compute, rngs=rngs)
     self.ffn = feed_forward(config.ffn, model, compute=compute, rngs=rngs)
-    gains = getattr(config.wiring, 'gains', False)
+    gains = isinstance(wiring, SkiplessConfig | ParallelConfig) and wiring.gains
+    has_skip_gain = gains and has_ffn and isinstance(wiring, SkiplessConfig)
     ffn_gain = model.init.ffn_gain or 0.1 * math.sqrt(18 / model.depth)
-    has_skip_gain = gains and has_ffn and config.wiring.kind == 'skipless'
     self.mixer_gain = gain(rngs) if gains else None
     self.skip_gain = gain(rngs) if has_skip_gain else None
     self.ffn_gain = gain(rngs, ffn_gain) if gains and has_ffn else None
@@ -105,27 +168,27 @@ class Block(nnx.Module):
         'Context.ends_B puts padding at the end of rows, which tokens see without a causal mask; '
         'pad the rows at their beginning, with Context.padding_B'
       )
-    post_norm, parallel = (self.wiring.kind == name for name in ('post_norm', 'parallel'))
-    normed_BxTxD = x_BxTxD if post_norm else normed(self.attention_norm, x_BxTxD)
-    mixed, cache, aux = self.attention(normed_BxTxD, context, cache, inputs)
-    y_BxTxD = gained(self.mixer_gain, _scaled(mixed, inputs, 0))
-    if self.wiring.kind in ('pre_norm', 'post_norm') or (parallel and self.wiring.skip):
-      y_BxTxD = x_BxTxD + y_BxTxD
-    if post_norm:
-      y_BxTxD = normed(self.attention_norm, y_BxTxD)
-    y_BxTxD = constrain(y_BxTxD, 'batch', 'slots', None)
-    if self.ffn is None:
-      return y_BxTxD, cache, aux
-    if parallel and self.wiring.two_norms:
-      normed_BxTxD = normed(self.ffn_norm, x_BxTxD)
-    elif not parallel:
-      normed_BxTxD = y_BxTxD if post_norm else normed(self.ffn_norm, y_BxTxD)
-    added, ffn_aux = apply(self.ffn, normed_BxTxD, context, inputs)
-    added, aux = gained(self.ffn_gain, _scaled(added, inputs, 1)), add_aux(aux, ffn_aux)
-    y_BxTxD = gained(self.skip_gain, y_BxTxD) + added
-    if post_norm:
-      y_BxTxD = normed(self.ffn_norm, y_BxTxD)
-    return constrain(y_BxTxD, 'batch', 'slots', None), cache, aux
+
+    def mix(x_BxTxD: jax.Array) -> jax.Array:
+      nonlocal cache, aux
+      mixed_BxTxD, cache, aux = self.attention(x_BxTxD, context, cache, inputs)
+      return gained(self.mixer_gain, _scaled(mixed_BxTxD, inputs, 0))
+
+    def feed(x_BxTxD: jax.Array) -> jax.Array:
+      nonlocal aux
+      assert self.ffn is not None
+      fed_BxTxD, ffn_aux = apply(self.ffn, x_BxTxD, context, inputs)
+      aux = add_aux(aux, ffn_aux)
+      return gained(self.ffn_gain, _scaled(fed_BxTxD, inputs, 1))
+
+    aux = EMPTY_AUX
+    y_BxTxD = self.wire(self, x_BxTxD, mix, None if self.ffn is None else feed)
+    return y_BxTxD, cache, aux
+
+
+def _sharded(x_BxTxD: jax.Array) -> jax.Array:
+  """Return the residual stream with its sharding."""
+  return constrain(x_BxTxD, 'batch', 'slots', None)
 
 
 def _scaled(added_BxTxD: jax.Array, inputs: Inputs, branch: int) -> jax.Array:

@@ -4,7 +4,7 @@ Each cache is a NamedTuple of arrays [B, H, S, K]. Only its mixer makes and read
 code treats it as arrays with logical axes.
 """
 
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,15 @@ from tokenformer_jax.parallel.sharding import constrain
 AXES: tuple[str | None, ...] = ('batch', 'row_heads', None, None)
 PairAxes = tuple[tuple[str | None, ...], tuple[str | None, ...]]  # of keys and of values
 HEADS: PairAxes = (AXES, AXES)
-WHOLE: PairAxes = (('batch', None, None, None),) * 2  # of heads that devices do not split
+_WHOLE = ('batch', None, None, None)
+WHOLE: PairAxes = (_WHOLE, _WHOLE)  # of heads that devices do not split
 _NOT_WRITTEN = 2**30  # a slot number after every query, which masks the place
 
 
 class View(NamedTuple):
   """Keys and values [B, H, S, K] that queries may see, and their slot numbers [S]."""
 
-  keys: jax.Array
+  keys: Any  # an array, or the pytree of arrays that a score takes
   values: jax.Array
   slots_S: jax.Array
 
@@ -32,7 +33,7 @@ class KV(NamedTuple):
   keys: jax.Array
   values: jax.Array
 
-  def write(self, new: 'KV', start: jax.Array | int, axes: PairAxes = HEADS) -> Self:
+  def write(self, new: 'KV', start: jax.Array | int, axes: PairAxes = HEADS) -> 'KV':
     """Return the cache with new keys and values in the slots from `start` on."""
 
     def put(old: jax.Array, new: jax.Array, names: tuple[str | None, ...]) -> jax.Array:
@@ -40,7 +41,7 @@ class KV(NamedTuple):
 
     return KV(*map(put, self, new, axes))
 
-  def extend(self, new: 'KV', start: jax.Array | int, axes: PairAxes = HEADS) -> tuple[Self, View]:
+  def extend(self, new: 'KV', start: jax.Array | int, axes: PairAxes = HEADS) -> tuple['KV', View]:
     """Return the cache with new keys and values, and the slots that their queries may see."""
     cache = self.write(new, start, axes)
     return cache, View(*cache, jnp.arange(cache.keys.shape[2]))
@@ -52,7 +53,7 @@ class Ring(NamedTuple):
   keys: jax.Array
   values: jax.Array
 
-  def write(self, new: KV, start: jax.Array | int, axes: PairAxes = HEADS) -> Self:
+  def write(self, new: KV, start: jax.Array | int, axes: PairAxes = HEADS) -> 'Ring':
     """Return the cache with new keys and values in the slots from `start` on."""
     size, length = self.keys.shape[2], new.keys.shape[2]
     kept = min(size, length)
@@ -61,13 +62,13 @@ class Ring(NamedTuple):
       if length == 1:
         written = jax.lax.dynamic_update_slice_in_dim(old, new, start % size, axis=2)
       else:
-        places = (start + length - kept + jnp.arange(kept)) % size
-        written = old.at[:, :, places].set(new[:, :, length - kept :], unique_indices=True)
+        index = (start + length - kept + jnp.arange(kept)) % size
+        written = old.at[:, :, index].set(new[:, :, length - kept :], unique_indices=True)
       return constrain(written, *names)
 
     return Ring(*map(put, self, new, axes))
 
-  def extend(self, new: KV, start: jax.Array | int, axes: PairAxes = HEADS) -> tuple[Self, View]:
+  def extend(self, new: KV, start: jax.Array | int, axes: PairAxes = HEADS) -> tuple['Ring', View]:
     """Return the cache with new keys and values, and the slots that their queries may see."""
     cache, length = self.write(new, start, axes), new.keys.shape[2]
     if length == 1:

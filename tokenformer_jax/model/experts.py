@@ -1,7 +1,6 @@
 """Routed experts as a feed-forward part, and the matrices of all experts."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,8 +32,15 @@ class ExpertMLPs(nnx.Module):
   Parameter tokens can be beside those of each expert.
   """
 
-  def __init__(self, config: ExpertsConfig, model: ModelConfig, active: float, *, rngs: nnx.Rngs):
-    own = config.expert
+  def __init__(
+    self,
+    config: ExpertsConfig,
+    own: MLPConfig,
+    model: ModelConfig,
+    active: float,
+    *,
+    rngs: nnx.Rngs,
+  ):
     inner = config.count, model.width, hidden_width(own, model)
     normal, axes = nnx.initializers.normal(model.init.std), ('expert_width', 'expert_hidden')
 
@@ -49,10 +55,11 @@ class ExpertMLPs(nnx.Module):
     self.down = make(shape, axes[::-1], adds, adds_to_residual=True)
     self.activation = ACTIVATIONS[own.activation]
     self.axes = [('experts', *axes)] * (2 if own.gated else 1) + [('experts', *axes[::-1])]
-    has_tokens = isinstance(own.beside, PattentionConfig)
-    tokens = ExpertPattentions(config, own.beside, model, active, rngs=rngs) if has_tokens else None
-    self.beside = tokens
-    self.axes += tokens.axes if has_tokens else []
+    beside = None
+    if isinstance(own.beside, PattentionConfig):
+      beside = ExpertPattentions(config, own.beside, model, active, rngs=rngs)
+      self.axes += beside.axes
+    self.beside = beside
 
   def matrices(self) -> list[jax.Array]:
     """Return the matrices, in the order of `axes`."""
@@ -62,17 +69,17 @@ class ExpertMLPs(nnx.Module):
 
   def apply(self, rows: jax.Array, product: Any, up: jax.Array, *others: jax.Array) -> jax.Array:
     """Apply each expert to its rows: see `dispatch.run`."""
-    if self.beside is not None:
-      *others, keys, values = others
-      more = self.beside.apply(rows, product, keys, values)
-    *gate, down = others
+    matrices = others if self.beside is None else others[:-2]
+    *gate, down = matrices
     hidden = checkpoint_name(product(rows, up), PROJECTED)
     if gate:
       hidden *= self.activation(checkpoint_name(product(rows, gate[0]), PROJECTED))
     else:
       hidden = self.activation(hidden)
     out = product(hidden, down)
-    return out if self.beside is None else out + more
+    if self.beside is None:
+      return out
+    return out + self.beside.apply(rows, product, *others[-2:])
 
 
 class ExpertPattentions(nnx.Module):
@@ -126,7 +133,7 @@ class Experts(nnx.Module):
     self,
     config: ExpertsConfig,
     model: ModelConfig,
-    shared: Callable[[jax.Array], jax.Array] | None,
+    shared: Any,
     *,
     rngs: nnx.Rngs,
   ):
@@ -137,7 +144,7 @@ class Experts(nnx.Module):
     self.router = Router(config, model, rngs=rngs)
     active, own = config.router.top_k / config.count, config.expert
     if isinstance(own, MLPConfig):
-      self.experts = ExpertMLPs(config, model, active, rngs=rngs)
+      self.experts = ExpertMLPs(config, own, model, active, rngs=rngs)
     else:
       self.experts = ExpertPattentions(config, own, model, active, rngs=rngs)
     self.dispatch = config.dispatch

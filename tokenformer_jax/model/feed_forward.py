@@ -1,8 +1,5 @@
 """Make and apply the feed-forward part of a layer."""
 
-import pkgutil
-from typing import Any
-
 import jax
 from flax import nnx
 
@@ -14,13 +11,12 @@ from tokenformer_jax.config import (
   PattentionConfig,
 )
 from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.experts import Experts
 from tokenformer_jax.model.layers import MLP, pattention
 from tokenformer_jax.model.pattention import Pattention
 from tokenformer_jax.model.trunk import EMPTY_AUX, Aux, Context, Inputs
 
-_EXPERTS = 'tokenformer_jax.model.experts:Experts'  # imported on first use
-
-FeedForward = Any  # Pattention, MLP or Experts
+FeedForward = Pattention | MLP | Experts
 
 
 def feed_forward(
@@ -41,7 +37,7 @@ def feed_forward(
       return MLP(config, model, compute=compute, rngs=rngs)
     case ExpertsConfig():
       shared = feed_forward(config.shared, model, compute=compute, rngs=rngs)
-      return pkgutil.resolve_name(_EXPERTS)(config, model, shared, rngs=rngs)
+      return Experts(config, model, shared, rngs=rngs)
     case NoFeedForwardConfig():
       return None
   raise TypeError(f'{config} is not a feed-forward layer')
@@ -51,6 +47,6 @@ def apply(
   ffn: FeedForward, x_BxTxD: jax.Array, context: Context, inputs: Inputs
 ) -> tuple[jax.Array, Aux]:
   """Return the output of a feed-forward part [B, T, D] and its `Aux`, which only experts have."""
-  if isinstance(ffn, Pattention | MLP):
-    return ffn(x_BxTxD), EMPTY_AUX
-  return ffn(x_BxTxD, context, inputs)
+  if isinstance(ffn, Experts):
+    return ffn(x_BxTxD, context, inputs)
+  return ffn(x_BxTxD), EMPTY_AUX

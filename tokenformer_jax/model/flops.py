@@ -1,7 +1,6 @@
 """Model FLOPs by formula and published peaks of chips: the one source of every MFU figure."""
 
-import jax
-from flax import nnx
+from typing import Any
 
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.model import models, trunk
@@ -33,8 +32,8 @@ PEAK_TFLOPS = {
 }
 
 
-def peak_flops(device: jax.Device) -> float | None:
-  """Return the device's published bf16 peak in FLOP/s, or None if the table lacks it (a CPU)."""
+def peak_flops(device: Any) -> float | None:
+  """Return a JAX device's published bf16 peak in FLOP/s, or None if the table lacks it (a CPU)."""
   peak = sharding.lookup_kind(PEAK_TFLOPS, device.device_kind)
   return peak * 1e12 if peak else None
 
@@ -65,7 +64,7 @@ def _image_flops(model: ModelConfig, patches: int) -> float:
   return matrices + length * trunk.length_flops(module.blocks, module.repeats, length) + pool
 
 
-def _module(model: ModelConfig) -> nnx.Module:
+def _module(model: ModelConfig) -> Any:
   """Return the model with shapes in place of parameters."""
   definition = models.define(model)
   return definition.bind(definition.abstract)

@@ -7,7 +7,6 @@ cycles with those of dense products.
 """
 
 import functools
-import importlib
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +14,6 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import PartitionSpec
 
 from tokenformer_jax.parallel.per_device import vary_together
-
-# The package exports a function under the name of this module.
-_megablox = importlib.import_module('jax.experimental.pallas.ops.tpu.megablox.gmm')
 
 _LANES = 128
 _ROWS = 512  # the most rows of a tile
@@ -61,7 +57,14 @@ def _product(
   rows_PxI: jax.Array, matrices_ExIxO: jax.Array, sizes_E: jax.Array, tile: int, interpret: bool
 ) -> jax.Array:
   del interpret
-  tiles = product_tiles(tile, *matrices_ExIxO.shape[1:], rows_PxI.dtype.itemsize)
+  return _multiply(rows_PxI, matrices_ExIxO, sizes_E, tile)
+
+
+def _multiply(
+  rows_PxI: jax.Array, matrices_ExIxO: jax.Array, sizes_E: jax.Array, tile: int
+) -> jax.Array:
+  _, inputs, outputs = matrices_ExIxO.shape
+  tiles = product_tiles(tile, inputs, outputs, rows_PxI.dtype.itemsize)
   # XLA's own tiles, of 128 rows and 640 outputs, would compute 1920 outputs in place of 1408.
   with set_xla_metadata(ragged_dot_tiling=','.join(map(str, tiles))):
     return jax.lax.ragged_dot(rows_PxI, matrices_ExIxO, sizes_E)
@@ -70,7 +73,8 @@ def _product(
 def _forward(
   rows_PxI: jax.Array, matrices_ExIxO: jax.Array, sizes_E: jax.Array, tile: int, interpret: bool
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-  out_PxO = _product(rows_PxI, matrices_ExIxO, sizes_E, tile, interpret)
+  del interpret
+  out_PxO = _multiply(rows_PxI, matrices_ExIxO, sizes_E, tile)
   return out_PxO, (rows_PxI, matrices_ExIxO, sizes_E)
 
 
@@ -79,12 +83,16 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array, None]:
   rows_PxI, matrices_ExIxO, sizes_E = saved
   turned_ExOxI = jnp.swapaxes(matrices_ExIxO, 1, 2)
-  d_rows = _product(gradient_PxO, turned_ExOxI, sizes_E, tile, interpret)
-  tiles = gradient_tiles(tile, *matrices_ExIxO.shape[1:], rows_PxI.dtype.itemsize)
+  d_rows = _multiply(gradient_PxO, turned_ExOxI, sizes_E, tile)
+  _, inputs, outputs = matrices_ExIxO.shape
+  tiles = gradient_tiles(tile, inputs, outputs, rows_PxI.dtype.itemsize)
 
   def sum_products(rows_PxI: jax.Array, gradient_PxO: jax.Array, sizes_E: jax.Array) -> jax.Array:
+    # Pallas is large, and only runs on TPUs need it.
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm  # noqa: PLC0415
+
     how = {'tiling': tiles, 'interpret': interpret}
-    return _megablox.tgmm(rows_PxI.T, gradient_PxO, sizes_E, matrices_ExIxO.dtype, **how)
+    return tgmm(rows_PxI.T, gradient_PxO, sizes_E, matrices_ExIxO.dtype, **how)
 
   if not jax.sharding.get_abstract_mesh().empty:
     # A kernel does not declare over which axes its result varies, so JAX cannot check that.

@@ -111,7 +111,7 @@ def make(groups: Sequence[TokenGroup], count: int | None = None) -> OneGroup | G
   """
   if len(groups) == 1:
     return OneGroup(groups[0].reference)
-  return _make(tuple(groups), parts('param_tokens') if count is None else count)
+  return _cut_parts(tuple(groups), parts('param_tokens') if count is None else count)
 
 
 def on_devices(reference: int) -> OneGroup:
@@ -120,18 +120,30 @@ def on_devices(reference: int) -> OneGroup:
 
 
 @functools.lru_cache(maxsize=128)
-def _make(groups: tuple[TokenGroup, ...], part_count: int) -> Groups:
+def _cut_parts(groups: tuple[TokenGroup, ...], part_count: int) -> Groups:
+  """Return the pieces of P equal parts, and the group of each.
+
+  For example, groups of 6, 2 and 8 tokens in 4 parts:
+
+    tokens     0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 13 14 15
+    groups     0 0 0 0 | 0 0 1 1 | 2 2 2  2  | 2  2  2  2
+
+  A group ends 2 tokens after the beginning of a part, so every part has pieces of the widths
+  (2, 2), and their `owner` is [[0, 0], [0, 1], [2, 2], [2, 2]]. Two groups lie in several parts, so
+  statistics are by group. Groups of 2, 2, 4, 4 and 4 would each lie in one part; statistics are
+  then by the number of a group in its part, [[0, 1], [0, 0], [0, 0], [0, 0]].
+  """
   ends = np.cumsum([group.tokens for group in groups])
-  part = ends[-1] // part_count
-  cuts = sorted({0, *(int(end) % part for end in ends)})
-  widths = tuple(np.diff([*cuts, part]).tolist())
-  starts = np.arange(part_count)[:, None] * part + np.asarray(cuts)
-  owner = np.searchsorted(ends, starts, side='right')  # [P, M]
-  first_of_part = owner[:, :1]
-  whole = all(set(a).isdisjoint(b) for a, b in itertools.combinations(owner.tolist(), 2))
-  number = owner - first_of_part if whole else owner
+  part_size = ends[-1] // part_count
+  cuts = sorted({0, *(int(end) % part_size for end in ends)})
+  widths = tuple(np.diff([*cuts, part_size]).tolist())
+  first_token = np.arange(part_count)[:, None] * part_size + np.asarray(cuts)  # [P, M]
+  owner = np.searchsorted(ends, first_token, side='right')  # [P, M]
+  owners_by_part = map(set, owner.tolist())
+  in_one_part = all(a.isdisjoint(b) for a, b in itertools.combinations(owners_by_part, 2))
+  number = owner - owner[:, :1] if in_one_part else owner
   count = int(number.max()) + 1
-  references = np.ones((part_count if whole else 1, count), np.float32)
-  rows = np.arange(part_count)[:, None] if whole else np.zeros((part_count, 1), int)
-  references[rows, number] = np.asarray([group.reference for group in groups], np.float32)[owner]
+  references = np.ones((part_count if in_one_part else 1, count), np.float32)
+  row = np.arange(part_count)[:, None] if in_one_part else np.zeros((part_count, 1), int)
+  references[row, number] = np.asarray([group.reference for group in groups], np.float32)[owner]
   return Groups(widths, number[..., None] == np.arange(count), references)

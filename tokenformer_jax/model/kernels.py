@@ -1,42 +1,53 @@
 """Token-token attention of queries, keys and values: masks, and the choice of a kernel."""
 
 import functools
-import importlib
-import types
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from tokenformer_jax.model import cache as caches
+from tokenformer_jax.model import splash
 from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.parallel.rules import parts
 
-_QUERY_BLOCK = 128  # positions; blocks are longer where there would be more than …
+_QUERY_BLOCK = 128  # query positions per block, raised so that there are at most …
 _MOST_BLOCKS = 16
 _MASKED = -1e30  # a score that softmax turns into 0
-_CHUNK = 128  # positions whose prefix sums are one product with a triangular matrix
+
+# (queries, keys, slots of the queries [T] and of the keys [S], letters of `jnp.einsum`) → float32
+# scores [B, H, T, S]. Queries and keys are arrays, or pytrees of arrays of the same shape.
+Score = Callable[[Any, Any, jax.Array, jax.Array, str], jax.Array]
+# (scores, a mask of the visible keys that broadcasts to them or None) → float32 weights of the keys
+Weigh = Callable[[jax.Array, jax.Array | None], jax.Array]
 
 
-class Far(NamedTuple):
-  """Other queries and keys for pairs that are `clip` positions apart or more, as in ReRoPE."""
+def dot_product(
+  query: jax.Array, key: jax.Array, queries_T: jax.Array, keys_S: jax.Array, letters: str
+) -> jax.Array:
+  """Return q · k / √K in float32: a `Score`."""
+  del queries_T, keys_S
+  query = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
+  return _by_head(letters, query, key, preferred_element_type=jnp.float32)
 
-  query: jax.Array  # rotated by the position `clip`
-  key: jax.Array  # rotated by the position 0
-  clip: int
+
+def softmax(scores: jax.Array, seen: jax.Array | None) -> jax.Array:
+  """Return exp(a) / Σ exp(a): a `Weigh`."""
+  return jax.nn.softmax(scores if seen is None else jnp.where(seen, scores, _MASKED))
 
 
 def causal_attention(
-  query: jax.Array,
-  key: jax.Array,
+  query: Any,
+  key: Any,
   value: jax.Array,
   padding_B: jax.Array | None = None,
   *,
   window: int = 0,
   starts_BxT: jax.Array | None = None,
-  normalise: str = 'softmax',
-  far: Far | None = None,
+  score: Score = dot_product,
+  weigh: Weigh = softmax,
 ) -> jax.Array:
   """Return causal attention on [B, T, H, K] each, by XLA's own operations; values may differ in K.
 
@@ -48,50 +59,46 @@ def causal_attention(
 
   No query sees the first `padding_B` keys of its row. With a `window` W > 0 a query sees W keys, up
   to its own. With `starts_BxT` it sees none before this slot: the documents of `Context`.
-  `normalise` is that of `weigh`.
   """
-  length = query.shape[1]
+  length = value.shape[1]
   block = max(_QUERY_BLOCK, -(-length // _MOST_BLOCKS))
-  query, key, value, others, clip = _heads_first(query, key, value, far)
+  query, key, value = _heads_first(query, key, value)
   blocks = []
   for first in range(0, length, block):
     last = min(first + block, length)
-    static = (first, last, True, window, normalise, clip)
-    blocks.append(_attend_block(query, key, value, others, padding_B, starts_BxT, static))
+    static = (first, last, True, window, score, weigh)
+    blocks.append(_attend_block(query, key, value, padding_B, starts_BxT, static))
   return jnp.concatenate(blocks, axis=2).swapaxes(1, 2)
 
 
 def full_attention(
-  query: jax.Array,
-  key: jax.Array,
+  query: Any,
+  key: Any,
   value: jax.Array,
   padding_B: jax.Array | None = None,
   *,
-  normalise: str = 'softmax',
-  far: Far | None = None,
+  score: Score = dot_product,
+  weigh: Weigh = softmax,
 ) -> jax.Array:
   """Return the attention of every position to all; for the rest see `causal_attention`."""
-  query, key, value, others, clip = _heads_first(query, key, value, far)
-  static = (0, query.shape[2], False, 0, normalise, clip)
-  return _attend_block(query, key, value, others, padding_B, None, static).swapaxes(1, 2)
+  query, key, value = _heads_first(query, key, value)
+  static = (0, value.shape[2], False, 0, score, weigh)
+  return _attend_block(query, key, value, padding_B, None, static).swapaxes(1, 2)
 
 
-def _heads_first(query: jax.Array, key: jax.Array, value: jax.Array, far: Far | None):
-  """Return the arrays as [B, H, T, K], those of `far` or None, and its distance or 0."""
-  query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
-  others = None if far is None else (far.query.swapaxes(1, 2), far.key.swapaxes(1, 2))
-  return query, key, value, others, 0 if far is None else far.clip
+def _heads_first(*arrays: Any) -> Any:
+  """Return arrays [B, T, H, K] as [B, H, T, K]."""
+  return jax.tree.map(lambda x: x.swapaxes(1, 2), arrays)
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(6,))
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(5,))
 def _attend_block(
-  query: jax.Array,
-  key: jax.Array,
+  query: Any,
+  key: Any,
   value: jax.Array,
-  far: tuple[jax.Array, jax.Array] | None,
   padding_B: jax.Array | None,
   starts_BxT: jax.Array | None,
-  static: tuple[int, int, bool, int, str, int],
+  static: tuple[int, int, bool, int, Score, Weigh],
 ) -> jax.Array:
   """Return the attention of a block of queries to the keys before its end.
 
@@ -99,34 +106,24 @@ def _attend_block(
   blocks save the same arrays [B, H, T, K] for their backward passes.
 
   `static` is the first query of the block, the one after its last, whether it is causal, the
-  window, the normalisation, and the distance of pairs that are far apart.
+  window, the score and the weights.
   """
-  first, last, causal, window, normalise, clip = static
+  first, last, causal, window, score, weigh = static
   first_key = max(0, first + 1 - window) if window else 0
-
-  def scores(query: jax.Array, key: jax.Array) -> jax.Array:
-    query, key = query[:, :, first:last], key[:, :, first_key:last]
-    return _scores(query, key)
-
   queries_T, keys_S = jnp.arange(first, last), jnp.arange(first_key, last)
-  scores_BxHxCxS = scores(query, key)
-  if far is not None:
-    is_far = (queries_T[:, None] - keys_S[None, :] >= clip)[None, None]
-    scores_BxHxCxS = jnp.where(is_far, scores(*far), scores_BxHxCxS)
-  seen = _sees(queries_T, keys_S, window)[None, None] if causal else None
+  query = jax.tree.map(lambda x: x[:, :, first:last], query)
+  key = jax.tree.map(lambda x: x[:, :, first_key:last], key)
+  scores_BxHxCxS = score(query, key, queries_T, keys_S, 'BHCK,BHSK->BHCS')
+  masks = []
+  if causal:
+    masks.append(_sees(queries_T, keys_S, window)[None, None])
   if padding_B is not None:
-    is_token = (keys_S[None, :] >= padding_B[:, None])[:, None, None]
-    seen = is_token if seen is None else seen & is_token
+    masks.append((keys_S[None, :] >= padding_B[:, None])[:, None, None])
   if starts_BxT is not None:
-    seen &= _document_mask(starts_BxT[:, first:last], keys_S)
-  weights_BxHxCxS = weigh(scores_BxHxCxS, seen, normalise).astype(value.dtype)
+    masks.append(_document_mask(starts_BxT[:, first:last], keys_S))
+  seen = functools.reduce(jnp.logical_and, masks) if masks else None
+  weights_BxHxCxS = weigh(scores_BxHxCxS, seen).astype(value.dtype)
   return _by_head('BHCS,BHSK->BHCK', weights_BxHxCxS, value[:, :, first_key:last])
-
-
-def _scores(query: jax.Array, key: jax.Array, letters: str = 'BHCK,BHSK->BHCS') -> jax.Array:
-  """Return q · k / √K in float32."""
-  query = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
-  return _by_head(letters, query, key, preferred_element_type=jnp.float32)
 
 
 def _by_head(letters: str, x: jax.Array, key: jax.Array, **how: Any) -> jax.Array:
@@ -141,23 +138,6 @@ def _by_head(letters: str, x: jax.Array, key: jax.Array, **how: Any) -> jax.Arra
   x = x.reshape(*x.shape[:at], groups, -1, *x.shape[at + 1 :])
   out = jnp.einsum(grouped, x, key, **how)
   return out.reshape(*out.shape[:to], -1, *out.shape[to + 2 :])
-
-
-def weigh(scores: jax.Array, seen: jax.Array | None, normalise: str) -> jax.Array:
-  """Return the weights of keys from float32 scores [B, H, T, S].
-
-    softmax        exp(a) / Σ exp(a)
-    squared_relu   relu(a)² / l
-
-  Here l is the number of keys that the query sees. `seen` is a mask that broadcasts to the scores;
-  None: all keys are seen.
-  """
-  if normalise == 'softmax':
-    return jax.nn.softmax(scores if seen is None else jnp.where(seen, scores, _MASKED))
-  squares = jnp.square(jax.nn.relu(scores))
-  if seen is None:
-    return squares / scores.shape[-1]
-  return jnp.where(seen, squares, 0) / jnp.maximum(jnp.sum(seen, axis=-1, keepdims=True), 1)
 
 
 def _sees(slots_T: jax.Array, keys_S: jax.Array, window: int) -> jax.Array:
@@ -184,17 +164,12 @@ def kernel(name: str, dtype: jnp.dtype, platform: str | None = None) -> str:
 def usable_kernel(name: str, dtype: jnp.dtype, batch: int, length: int, heads: int) -> str:
   """Return `kernel(name, dtype)`, or `xla` if splash cannot compute these sizes (`splash.fits`)."""
   name = kernel(name, dtype)
-  return name if name != 'splash' or _splash().fits(batch, heads, length) else 'xla'
+  return name if name != 'splash' or splash.fits(batch, heads, length) else 'xla'
 
 
 def filled_width(name: str, head_width: int) -> int:
   """Return the head width that projections should produce for a kernel: see `splash.filled`."""
-  return _splash().filled(head_width) if name == 'splash' else head_width
-
-
-def _splash() -> types.ModuleType:
-  """Return the module of the kernel for TPUs; runs on other devices import no Pallas."""
-  return importlib.import_module('tokenformer_jax.model.splash')
+  return splash.filled(head_width) if name == 'splash' else head_width
 
 
 def attend(
@@ -239,8 +214,9 @@ def attend(
       implementation='cudnn',
     )
   if name == 'splash':
-    how = {'causal': causal, 'window': window, 'starts_BxT': starts_BxT}
-    return _splash().attention(query, key, value, head_width=head_width, **how)
+    return splash.attention(
+      query, key, value, head_width=head_width, causal=causal, window=window, starts_BxT=starts_BxT
+    )
   if causal:
     return causal_attention(query, key, value, window=window, starts_BxT=starts_BxT)
   return full_attention(query, key, value)
@@ -261,152 +237,21 @@ def sees_view(view: caches.View, context: Context, length: int, window: int) -> 
 
 
 def attend_view(
-  query_BxTxHxK: jax.Array,
+  query: Any,
   view: caches.View,
   context: Context,
   window: int,
   *,
-  normalise: str = 'softmax',
-  far: Far | None = None,
+  score: Score = dot_product,
+  weigh: Weigh = softmax,
 ) -> jax.Array:
-  """Return the attention of the queries in slots `context.start` … to the keys in the view.
+  """Return the attention [B, T, H, K] of the queries in slots `context.start` … to a cache's keys.
 
-  See `causal_attention`; the keys of `far` are [B, H, S, K].
+  See `causal_attention`; queries are [B, T, H, K] and the keys of the view [B, H, S, K].
   """
-  letters = 'BTHK,BHSK->BHTS'
-  scores_BxHxTxS = _scores(query_BxTxHxK, view.keys, letters)
-  length = query_BxTxHxK.shape[1]
-  if far is not None:
-    queries_T = context.start + jnp.arange(length)
-    is_far = (queries_T[:, None] - view.slots_S[None, :] >= far.clip)[None, None]
-    far_scores = _scores(far.query, far.key, letters)
-    scores_BxHxTxS = jnp.where(is_far, far_scores, scores_BxHxTxS)
+  length = jax.tree.leaves(query)[0].shape[1]
+  queries_T = context.start + jnp.arange(length)
+  scores_BxHxTxS = score(query, view.keys, queries_T, view.slots_S, 'BTHK,BHSK->BHTS')
   seen = sees_view(view, context, length, window)
-  weights_BxHxTxS = weigh(scores_BxHxTxS, seen, normalise).astype(view.values.dtype)
+  weights_BxHxTxS = weigh(scores_BxHxTxS, seen).astype(view.values.dtype)
   return _by_head('BHTS,BHSK->BTHK', weights_BxHxTxS, view.values)
-
-
-def uniform_attention(
-  value_BxTxHxK: jax.Array,
-  positions_BxT: jax.Array,
-  *,
-  causal: bool,
-  window: int = 0,
-  documents: bool = False,
-) -> jax.Array:
-  """Return the mean of the values that each position sees, in float32: C of shaped attention.
-
-  It equals softmax attention with equal scores, and takes no T × T array.
-
-  Positions are [B, T], or [1, T] for all rows, and negative for padding, whose values do not count.
-  With `causal` a position sees those up to its own, or the last `window` of them; 0: all. With
-  `documents` rows hold several, positions are those in each, and a position sees only its own.
-  """
-  is_token = (positions_BxT >= 0)[..., None, None]
-  value_BxTxHxK = value_BxTxHxK * is_token.astype(value_BxTxHxK.dtype)
-  if not causal:
-    count = jnp.sum(is_token, axis=1, keepdims=True)
-    total = jnp.sum(value_BxTxHxK.astype(jnp.float32), axis=1, keepdims=True)
-    return jnp.broadcast_to(total / count, value_BxTxHxK.shape)
-  window = window if window < value_BxTxHxK.shape[1] else 0
-  count = jnp.maximum(positions_BxT + 1, 1)
-  count = jnp.minimum(count, window) if window else count
-  sums = window_sums(value_BxTxHxK, window) if window else None
-  if documents:
-    of_documents = document_sums(value_BxTxHxK, positions_BxT)
-    reaches = (positions_BxT < window - 1)[..., None, None]  # the beginning of the document
-    sums = jnp.where(reaches, of_documents, sums) if window else of_documents
-  elif not window:
-    sums = prefix_sums(value_BxTxHxK)
-  return sums / count[..., None, None].astype(jnp.float32)
-
-
-def prefix_sums(x: jax.Array) -> jax.Array:
-  """Return the sums over the second axis up to each position, in float32, shape [B, T, …].
-
-  Sums inside a chunk are a product with a triangular matrix, which the matrix unit computes; sums
-  over chunks are few.
-  """
-  batch, length, *rest = x.shape
-  chunk = min(_CHUNK, length)
-  chunks_BxNxCxR = _split(x.reshape(batch, length, -1), chunk)
-  within = jnp.einsum(
-    'CS,BNSR->BNCR',
-    jnp.tri(chunk, dtype=x.dtype),
-    chunks_BxNxCxR,
-    preferred_element_type=jnp.float32,
-    precision='highest',
-  )
-  before_BxNxR = jnp.cumsum(within[:, :, -1], axis=1) - within[:, :, -1]
-  sums = (within + before_BxNxR[:, :, None]).reshape(batch, -1, chunks_BxNxCxR.shape[-1])
-  return sums[:, :length].reshape(batch, length, *rest)
-
-
-def document_sums(x: jax.Array, positions_BxT: jax.Array) -> jax.Array:
-  """Return the sums over each document up to each position, in float32, shape [B, T, …].
-
-  `positions_BxT` are those in each document. See `prefix_sums`; no sum is a difference of sums over
-  several documents, which would lose digits.
-  """
-  batch, length = x.shape[:2]
-  chunk = min(_CHUNK, length)
-  chunks_BxNxCxR = _split(x.reshape(batch, length, -1), chunk)
-  positions_BxNxC = _split(positions_BxT[..., None], chunk)[..., 0]
-  seen_BxNxCxS, begins_before_BxNxC = seen_in_chunk(positions_BxNxC)
-  within = jnp.einsum(
-    'BNCS,BNSR->BNCR',
-    seen_BxNxCxS.astype(x.dtype),
-    chunks_BxNxCxR,
-    preferred_element_type=jnp.float32,
-    precision='highest',
-  )
-
-  def add(before_BxR: jax.Array, chunk: tuple[jax.Array, jax.Array]):
-    last_BxR, goes_on_B = chunk
-    return last_BxR + before_BxR * goes_on_B[:, None], before_BxR
-
-  before_BxNxC = begins_before_BxNxC.astype(jnp.float32)
-  chunks = (within[:, :, -1].swapaxes(0, 1), before_BxNxC[:, :, -1].swapaxes(0, 1))
-  _, before_NxBxR = jax.lax.scan(add, jnp.zeros_like(within[:, 0, -1]), chunks)
-  sums = within + before_NxBxR.swapaxes(0, 1)[:, :, None] * before_BxNxC[..., None]
-  return sums.reshape(batch, -1, chunks_BxNxCxR.shape[-1])[:, :length].reshape(x.shape)
-
-
-def seen_in_chunk(positions_xC: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Return which keys of a chunk of a row its queries see, and whether they see earlier ones.
-
-  Args:
-    positions_xC: positions in the document, [B, …, C].
-
-  Returns:
-    The mask of queries and keys, bool [B, …, C, C], and bool [B, …, C].
-  """
-  size = positions_xC.shape[-1]
-  distance_CxS = jnp.arange(size)[:, None] - jnp.arange(size)[None]
-  leading = (None,) * (positions_xC.ndim - 1)
-  distance_xCxS, first_xC = distance_CxS[leading], jnp.arange(size)[leading]
-  seen_xCxS = (distance_xCxS >= 0) & (distance_xCxS <= positions_xC[..., None])
-  return seen_xCxS, positions_xC > first_xC
-
-
-def window_sums(x: jax.Array, window: int) -> jax.Array:
-  """Return the sums over the last `window` positions up to each, in float32, shape [B, T, …].
-
-  The window of a position is the beginning of its block of `window` positions and the end of the
-  block before. So no sum is a difference of sums over the whole text, which would lose digits.
-  """
-  batch, length, *rest = x.shape
-  blocks_BxNxWxR = _split(x.reshape(batch, length, -1), window)
-  flat = blocks_BxNxWxR.reshape(-1, *blocks_BxNxWxR.shape[2:])
-  beginnings = prefix_sums(flat).reshape(blocks_BxNxWxR.shape)
-  ends = beginnings[:, :, -1:] - beginnings
-  before = jnp.pad(ends[:, :-1], ((0, 0), (1, 0), (0, 0), (0, 0)))
-  sums = (beginnings + before).reshape(batch, -1, blocks_BxNxWxR.shape[-1])
-  return sums[:, :length].reshape(batch, length, *rest)
-
-
-def _split(x_BxTxR: jax.Array, size: int) -> jax.Array:
-  """Return the array in parts of `size` positions, [B, N, size, R], filled with zeros."""
-  batch, length, rest = x_BxTxR.shape
-  filled = jnp.pad(x_BxTxR, ((0, 0), (0, -length % size), (0, 0)))
-  return filled.reshape(batch, -1, size, rest)

@@ -102,10 +102,11 @@ class Dense(nnx.Module):
       return _cut(self(x), widths)
     biases = [None for _ in widths] if self.bias is None else _cut(self.bias[...], widths)
     kernels = _cut(self.kernel[...], widths)
-    found = [self._apply(x, *part) for part in zip(kernels, biases, strict=True)]
+    outputs = [self._apply(x, *columns) for columns in zip(kernels, biases, strict=True)]
     if self.beside is None:
-      return found
-    return [part + more for part, more in zip(found, in_parts(self.beside, x, widths), strict=True)]
+      return outputs
+    added = in_parts(self.beside, x, widths)
+    return [output + more for output, more in zip(outputs, added, strict=True)]
 
   def _apply(
     self,
@@ -123,7 +124,7 @@ class Dense(nnx.Module):
 
 
 def in_parts(
-  projection: Pattention | Dense, x_BxTxI: jax.Array, widths: Sequence[int]
+  projection: 'Projection', x_BxTxI: jax.Array, widths: Sequence[int]
 ) -> list[jax.Array]:
   """Return the output of a projection in parts [B, T, W] of these widths, W in turn.
 
@@ -138,6 +139,25 @@ def in_parts(
 def _cut(x: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
   """Return parts of the last axis."""
   return jnp.split(x, list(itertools.accumulate(widths))[:-1], axis=-1)
+
+
+class NoProjection(nnx.Module):
+  """The input itself, in the place of a projection into heads or out of heads."""
+
+  def __init__(self, width: int):
+    self.width = width  # of all heads
+
+  def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
+    """Return [B, T, D] as heads [B, T, H, K] filled with zeros, or such heads as [B, T, D]."""
+    if out_heads:
+      heads, width = out_heads
+      heads_BxTxHxK = x.reshape(*x.shape[:2], heads, self.width // heads)
+      return jnp.pad(heads_BxTxHxK, ((0, 0),) * 3 + ((0, width - self.width // heads),))
+    kept = x[..., : self.width // x.shape[2]]
+    return constrain(kept.reshape(*kept.shape[:2], -1), 'batch', 'slots', None)
+
+
+Projection = Pattention | Dense | NoProjection
 
 
 class MLP(nnx.Module):
@@ -215,20 +235,6 @@ def tokens_beside(
   return pattention(config, model, *args, **how)
 
 
-def out_of_heads(
-  proj: Pattention | Dense | None, heads_BxTxHxK: jax.Array, width: int
-) -> jax.Array:
-  """Return the output projection of heads [B, T, H, K]; without one the heads as [B, T, D].
-
-  `width` is K without the zeros that fill heads.
-  """
-  heads_BxTxHxK = constrain(heads_BxTxHxK, 'batch', 'slots', 'heads', None)
-  if proj is not None:
-    return proj(heads_BxTxHxK)
-  kept = heads_BxTxHxK[..., :width]
-  return constrain(kept.reshape(*kept.shape[:2], -1), 'batch', 'slots', None)
-
-
 def projection(
   config: PattentionConfig | DenseConfig | NoProjectionConfig,
   model: ModelConfig,
@@ -239,15 +245,15 @@ def projection(
   orthogonal: bool = False,
   compute: Compute,
   rngs: nnx.Rngs,
-) -> Pattention | Dense | None:
-  """Return a projection [B, T, I] → [B, T, O], or None if the config has none.
+) -> Projection:
+  """Return a projection [B, T, I] → [B, T, O], into heads, or out of heads.
 
   `axes` are those of a matrix, such as ('width', 'heads') or ('heads', 'width'). An output of the
   axis 'width' is added to the residual stream. `widths` are I and O, by default the model's width.
   At the start the output is zero with `starts_at_zero`; with `orthogonal` a matrix is orthogonal.
   """
   if isinstance(config, NoProjectionConfig):
-    return None
+    return NoProjection((widths or (model.width,))[0])
   adds = axes[-1] == 'width'
   if isinstance(config, PattentionConfig):
     how = {'adds_to_residual': adds, 'starts_at_zero': starts_at_zero}

@@ -46,7 +46,7 @@ class Norm(nnx.Module):
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     """Normalize each position [B, T, D], or each head of it."""
     scale = None if self.scale is None else self.scale[...]
-    if self.has_offset:
+    if self.has_offset and scale is not None:
       scale = 1 + scale
     if self.is_rms:
       return _rms_norm(x_BxTxD, scale, self.epsilon, self.outside)

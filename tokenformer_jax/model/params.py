@@ -83,8 +83,8 @@ class ParamInfo:
   @property
   def expert_axis(self) -> int | None:
     """The position of the axis with an entry for each expert, or None."""
-    found = [i for i, axis in enumerate(self.axes) if axis in ('experts', 'routes')]
-    return found[0] if found else None
+    axes = [i for i, axis in enumerate(self.axes) if axis in ('experts', 'routes')]
+    return axes[0] if axes else None
 
   @property
   def in_layers(self) -> bool:

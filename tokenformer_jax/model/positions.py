@@ -1,23 +1,22 @@
-"""How queries and keys depend on positions: rotary embedding, and scales that grow with length."""
+"""Rotary embedding: how queries and keys depend on their positions."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tokenformer_jax.config import (
-  LengthScaleConfig,
   LinearScalingConfig,
   Llama3ScalingConfig,
   NoPositionsConfig,
-  PositionScaleConfig,
   RotaryConfig,
   RotaryScalingConfig,
-  SeenScaleConfig,
   YarnScalingConfig,
 )
-from tokenformer_jax.model.kernels import Far
+from tokenformer_jax.model import kernels
+from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel.sharding import platform
 
 _TURN = 2.0**32  # units of a whole turn in 32-bit angles
@@ -38,11 +37,10 @@ class Rotary:
 
   def __init__(self, config: RotaryConfig | NoPositionsConfig, head_width: int):
     """Plan the rotation of heads; `head_width` is K without zeros that fill heads."""
-    self.width, self.clip = 0, 0
+    self.width, self.score = 0, kernels.dot_product
     if isinstance(config, RotaryConfig):
       self.width = rotary_width(head_width, config.fraction)
-      self.base, self.clip, self.layout = config.base, config.clip, config.layout
-      self.scaling = config.scaling
+      self.base, self.layout, self.scaling = config.base, config.layout, config.scaling
 
   @jax.named_scope('rotary')
   def __call__(self, x_BxTxHxK: jax.Array, positions_BxT: jax.Array) -> jax.Array:
@@ -59,6 +57,22 @@ class Rotary:
     rotated = x_BxTxHxK.astype(jnp.float32) * cos_BxTx1xK
     rotated = rotated + partners_BxTxHxK.astype(jnp.float32) * sin_BxTx1xK
     return rotated.astype(x_BxTxHxK.dtype)
+
+  def query(self, query: jax.Array, positions_BxT: jax.Array, context: Context) -> jax.Array:
+    """Return queries [B, T, H, K] with their positions, which are those of the context."""
+    del context
+    return self(query, positions_BxT)
+
+  def key(self, key: jax.Array, positions_BxT: jax.Array) -> jax.Array:
+    """Return keys [B, T, H, K] with their positions, as caches have them."""
+    return self(key, positions_BxT)
+
+  def pairs(
+    self, query: jax.Array, key: jax.Array, positions_BxT: jax.Array, positions_BxS: jax.Array
+  ) -> tuple[Any, Any]:
+    """Return the arguments of `self.score`, from the results of `query` and `key`."""
+    del positions_BxT, positions_BxS
+    return query, key
 
   def _partners(self, x_BxTxHxK: jax.Array, partner_KxK: np.ndarray) -> jax.Array:
     """Return the other entry of each entry's plane, with its sign; see `_planes`."""
@@ -115,17 +129,6 @@ def gain(scaling: RotaryScalingConfig) -> float:
   return scaling.gain or 1 + 0.1 * math.log(scaling.factor)
 
 
-def far_apart(rotary: Rotary, query: jax.Array, key: jax.Array) -> Far | None:
-  """Return the queries and keys for pairs that are `clip` apart or more; None without a clip.
-
-  Their relative position is `clip` (Su 2023, kexue.fm/archives/9708, ReRoPE). The arguments are not
-  rotated, [B, T, H, K].
-  """
-  if not rotary.clip:
-    return None
-  return Far(rotary(query, jnp.full((1, query.shape[1]), rotary.clip)), key, rotary.clip)
-
-
 def _angles(positions_BxT: jax.Array, turns_K: np.ndarray) -> jax.Array:
   """Return positions · turns as float32 angles [B, T, K] between −π and π.
 
@@ -141,26 +144,3 @@ def _angles(positions_BxT: jax.Array, turns_K: np.ndarray) -> jax.Array:
   rest_BxTxK = positions_BxTx1.astype(jnp.float32) * rest_K[None, None]
   units_BxTxK = positions_BxTx1 * whole_K[None, None] + jnp.round(rest_BxTxK).astype(jnp.int32)
   return units_BxTxK.astype(jnp.float32) * np.float32(2 * np.pi / _TURN)
-
-
-def scale_by_length(
-  config: LengthScaleConfig, query: jax.Array, positions_BxT: jax.Array, seen: jax.Array | int
-) -> jax.Array:
-  """Multiply queries by a factor that grows with the length, which keeps attention focused.
-
-  This multiplies the scores of a query (Su 2021, kexue.fm/archives/8823). Positions of padding are
-  negative. `seen` is the number of keys that each query sees, [B, T] or one number.
-  """
-  match config:
-    case SeenScaleConfig():
-      counts = jnp.maximum(seen, config.least).astype(jnp.float32)
-      factor = jnp.log(counts) / math.log(config.base)
-    case PositionScaleConfig():
-      counts = jnp.maximum(positions_BxT + 1, 1).astype(jnp.float32)
-      factor = jnp.maximum(1, jnp.log(counts) / math.log(config.length))
-    case _:
-      return query
-  # With documents in rows the keys differ by row, and positions may not.
-  shape = jnp.broadcast_shapes(jnp.shape(factor), positions_BxT.shape)
-  factor_BxTx1x1 = jnp.broadcast_to(factor, shape)[..., None, None]
-  return (query.astype(jnp.float32) * factor_BxTx1x1).astype(query.dtype)

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -114,8 +115,8 @@ class _OnPart:
   out_axes: str  # BTO or BTHK
   axes: Axes  # as in `project`
   contract: int  # as in `project`
-  heads: tuple[int, int] | None  # number and width of the heads of x or of the result
-  shape: tuple[int, int]  # of the whole matrix
+  heads: tuple[int, ...] | None  # number and width of the heads of x or of the result
+  shape: tuple[int, ...]  # of the whole matrix
 
   @property
   def split(self) -> str:
@@ -133,7 +134,7 @@ class _OnPart:
     stored = [side.replace('BT', '') for side in (self.x_axes, self.out_axes)]
     if self.contract == 1:
       stored.reverse()
-    if 'HK' in stored:
+    if self.heads is not None:
       at = stored.index('HK')
       number = self.heads[0] * part.shape[at] // self.shape[at]
       places = tuple(None if axis == 'width' else axis for axis in self.axes)
@@ -152,12 +153,12 @@ class _OnPart:
 
   def from_heads(self, x: jax.Array, part: jax.Array) -> jax.Array:
     """Gather x from the heads of all devices, and multiply it into a part of the result."""
-    whole_HxBxTxK = per_device.gather(jnp.moveaxis(x, 2, 0), 'heads', 0)
+    whole_HxBxTxK: Any = per_device.gather(jnp.moveaxis(x, 2, 0), 'heads', 0)
     return self.product(whole_HxBxTxK, part, x_axes='HBTK')
 
   def to_heads(self, x: jax.Array, part: jax.Array) -> jax.Array:
     """Multiply a part of x, sum over devices, and return to each device its heads of the result."""
-    summed_HxBxTxK = per_device.scatter(self.product(x, part, out_axes='HBTK'), 'heads')
+    summed_HxBxTxK: Any = per_device.scatter(self.product(x, part, out_axes='HBTK'), 'heads')
     return jnp.moveaxis(summed_HxBxTxK, 0, 2)
 
 

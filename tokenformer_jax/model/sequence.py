@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax.parallel.rules import Axes, mesh_axes, parts, spec
+from tokenformer_jax.parallel.rules import mesh_axes, parts, spec
 from tokenformer_jax.parallel.sharding import constrain
 
-_SLOTS: Axes = ('batch', 'slots', 'heads', None)  # all heads of some slots, [B, T, H, K]
-_ROWS: Axes = ('batch', None, 'row_heads', None)  # all slots of some heads
+Split = tuple[str | None, ...]
+_SLOTS: Split = ('batch', 'slots', 'heads', None)  # all heads of some slots, [B, T, H, K]
+_ROWS: Split = ('batch', None, 'row_heads', None)  # all slots of some heads
 # The shorter block of the kernel. In multiples of the longer one, 1024, a halo costs 1 to 11 % more
 # work for most windows, because more slots before a device's own are computed in vain; at 2,500
 # positions it would cost a tenth less.
@@ -68,7 +69,7 @@ def filled_heads(heads: int, mesh: Mesh | AbstractMesh | None = None) -> int:
 
 def splits(heads_BxTxHxK: jax.Array) -> bool:
   """Return whether devices split the slots of these heads, evenly as everything else."""
-  sizes = zip(heads_BxTxHxK.shape, _SLOTS[:3], strict=False)
+  sizes = zip(heads_BxTxHxK.shape, ('batch', 'slots', 'heads'), strict=False)
   return parts('slots') > 1 and all(size % parts(name) == 0 for size, name in sizes)
 
 
@@ -80,11 +81,11 @@ def on_slots(
   `heads` are [B, T, H, K] that the mesh `splits`; `slots` are integers [B, T], or [1, T] for all
   rows.
   """
-  places = [spec(('batch' if len(x) > 1 else None, 'slots')) for x in slots]
+  slot_specs = [spec(('batch' if len(x) > 1 else None, 'slots')) for x in slots]
   # A kernel does not declare over which axes its result varies, so JAX cannot check that.
   return jax.shard_map(
     f,
-    in_specs=(*[spec(_SLOTS)] * len(heads), *places),
+    in_specs=(*[spec(_SLOTS)] * len(heads), *slot_specs),
     out_specs=spec(_SLOTS),
     check_vma=False,
   )(*heads, *slots)
@@ -151,11 +152,12 @@ def before(own: Any, goes_on_B: jax.Array) -> Any:
   """
   (along,) = mesh_axes('slots')
   everywhere, goes_on_SxB = jax.lax.all_gather((own, goes_on_B), along)
-  found = jax.tree.map(jnp.zeros_like, own)
+  sums = jax.tree.map(jnp.zeros_like, own)
   for i in range(parts('slots')):
     is_before = i < jax.lax.axis_index(along)
-    found = jax.tree.map(functools.partial(_add, is_before, goes_on_SxB[i], i), found, everywhere)
-  return found
+    add = functools.partial(_add, is_before, goes_on_SxB[i], i)
+    sums = jax.tree.map(add, sums, everywhere)
+  return sums
 
 
 def _add(is_before: jax.Array, goes_on_B: jax.Array, i: int, sums: jax.Array, new: jax.Array):
@@ -164,7 +166,7 @@ def _add(is_before: jax.Array, goes_on_B: jax.Array, i: int, sums: jax.Array, ne
   return jnp.where(is_before, new[i] + sums * goes_on, sums)
 
 
-def _exchange(x: jax.Array, old: Axes, new: Axes, own: int | None = None) -> jax.Array:
+def _exchange(x: jax.Array, old: Split, new: Split, own: int | None = None) -> jax.Array:
   """Return heads split as `new` that were split as `old`; `own` of a device, on the way back."""
   if not splits(x):  # rows of other lengths, in decoding
     return x

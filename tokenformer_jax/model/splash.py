@@ -1,16 +1,13 @@
 """Token-token attention by the splash kernel on TPUs; each device computes its rows and heads.
 
-The kernel is part of JAX. This module chooses its block size, runs it on the mesh and computes its
-cost.
+The kernel is part of JAX. This module chooses its block size and runs it on the mesh.
 """
 
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any
 
 import jax
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as library
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from tokenformer_jax.model.sequence import SHORT_BLOCK
 from tokenformer_jax.model.stack import ATTENDED
@@ -20,14 +17,9 @@ from tokenformer_jax.parallel.sharding import on_one_part
 LANES = 128  # lanes of a vector unit; the number of positions must be a multiple
 _LARGE, _SMALL = 1024, SHORT_BLOCK  # queries and keys of a block
 _AXES = ('batch', 'row_heads', None, None)
-# For each kernel: the matrix products per block of scores, and the vector operations per score
-# (mask, maximum, exponential, sum, cast; in the backward pass also products with the gradient).
-_WORK = {'fwd': (2, 12), 'dkv': (4, 14), 'dq': (3, 14), 'fused': (5, 16)}
-_KERNEL = re.compile(r'splash_mha_(fwd|dkv|dq)')
 # The scope of a kernel call. A compiled program keeps the scope in the names of operations, also in
-# the backward pass, and has no other information about the mask.
-_SCOPE = 'splash_window_{}'
-_WINDOW = re.compile(_SCOPE.format(r'(\d+)'))
+# the backward pass, and has no other information about the mask: the planner reads the window here.
+SCOPE = 'splash_window_{}'
 
 
 def fits(batch: int, heads: int, length: int) -> bool:
@@ -54,11 +46,20 @@ def block_size(length: int, window: int = 0) -> int:
   used unless a window lets the smaller blocks leave out that many more.
   """
   large, small = (math.gcd(length, block) for block in (_LARGE, _SMALL))
-  scores = {block: _computed(length, window, block) * block**2 for block in (large, small)}
+  scores = {block: computed_blocks(length, window, block) * block**2 for block in (large, small)}
   return small if 4 * scores[small] < 3 * scores[large] else large
 
 
-def _is_fused(length: int, block: int) -> bool:
+def computed_blocks(length: int, window: int, block: int) -> int:
+  """Return the number of blocks of scores that the causal kernel computes: with a visible key."""
+  blocks = length // block
+  # The last key of a block and the first query of the n-th block after it are (n − 1) · block + 1
+  # positions apart.
+  diagonals = min(blocks, (window + block - 2) // block + 1) if window else blocks
+  return diagonals * blocks - diagonals * (diagonals - 1) // 2
+
+
+def is_fused(length: int, block: int) -> bool:
   """Return whether one kernel computes all three gradients, and each score once.
 
   It returns a partial gradient of the queries for every block of keys. Writing and summing these
@@ -94,41 +95,42 @@ def attention(
     query_BxHxTxK: jax.Array, key: jax.Array, value: jax.Array, *starts_BxT: jax.Array
   ) -> jax.Array:
     _, heads, length, _ = query_BxHxTxK.shape
-    apply = _kernel(heads, _mask(length, causal, window), window, interpret)
-    with jax.named_scope(_SCOPE.format(window)):
-      return jax.vmap(apply)(query_BxHxTxK, key, value, *(_segments(x) for x in starts_BxT))
+    attend = _kernel(heads, length, causal, window, interpret)
+    with jax.named_scope(SCOPE.format(window)):
+      return jax.vmap(attend)(query_BxHxTxK, key, value, *starts_BxT)
 
   starts = () if starts_BxT is None else (starts_BxT,)
   if not (jax.sharding.get_abstract_mesh().empty or on_one_part()):
-    place = spec(_AXES)
-    places = (place, place, place, *(spec(('batch', None)) for _ in starts))
+    heads = spec(_AXES)
+    in_specs = (heads, heads, heads, *(spec(('batch', None)) for _ in starts))
     # A kernel does not declare over which axes its result varies, so JAX cannot check that.
-    on_device = jax.shard_map(on_device, in_specs=places, out_specs=place, check_vma=False)
+    on_device = jax.shard_map(on_device, in_specs=in_specs, out_specs=heads, check_vma=False)
   return on_device(query, key, value, *starts).swapaxes(1, 2)
 
 
-def _segments(ids_BxT: jax.Array) -> library.SegmentIds:
-  """Return the same ids for queries and keys; both see only each other's equal ids."""
-  return library.SegmentIds(q=ids_BxT, kv=ids_BxT)
+def _kernel(heads: int, length: int, causal: bool, window: int, interpret: bool) -> Callable:
+  """Return the library's function of [H, T, K] and, for documents, of their ids [T] as well."""
+  # Pallas is large, and only runs on TPUs need it.
+  from jax.experimental.pallas.ops.tpu.splash_attention import (  # noqa: PLC0415
+    splash_attention_kernel as library,
+  )
+  from jax.experimental.pallas.ops.tpu.splash_attention import (  # noqa: PLC0415
+    splash_attention_mask as masks,
+  )
 
-
-def _mask(length: int, causal: bool, window: int) -> masks.Mask:
   shape = (length, length)
   if causal and window:
     # The library counts the positions left and right of a query without the query's own.
-    return masks.LocalMask(shape, (window - 1, 0), offset=0)
-  return masks.CausalMask(shape) if causal else masks.FullMask(shape)
-
-
-def _kernel(heads: int, mask: masks.Mask, window: int, interpret: bool):
-  length = mask.shape[0]
+    mask = masks.LocalMask(shape, (window - 1, 0), offset=0)
+  else:
+    mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
   block = block_size(length, window)
   names = ['block_q', 'block_kv', 'block_q_dkv', 'block_kv_dkv']
-  if not (fused := _is_fused(length, block)):
+  if not (fused := is_fused(length, block)):
     names += ['block_q_dq', 'block_kv_dq']
   # Larger blocks are computed in parts, because the scores of a part stay in registers and VMEM.
   in_parts = dict.fromkeys(('block_kv_compute', 'block_kv_dkv_compute'), math.gcd(block, _SMALL))
-  return library.make_splash_mha(
+  attend = library.make_splash_mha(
     masks.MultiHeadMask((mask,) * heads),
     block_sizes=library.BlockSizes(
       **dict.fromkeys(names, block), **in_parts, use_fused_bwd_kernel=fused
@@ -139,53 +141,8 @@ def _kernel(heads: int, mask: masks.Mask, window: int, interpret: bool):
     interpret=interpret,
   )
 
+  def attend_row(query: jax.Array, key: jax.Array, value: jax.Array, *starts_T: jax.Array) -> Any:
+    # Queries and keys see only each other's equal ids.
+    return attend(query, key, value, *(library.SegmentIds(q=ids, kv=ids) for ids in starts_T))
 
-def computed_blocks(length: int, window: int = 0) -> int:
-  """Return the number of blocks of scores that the causal kernel computes: with a visible key."""
-  return _computed(length, window, block_size(length, window))
-
-
-def _computed(length: int, window: int, block: int) -> int:
-  blocks = length // block
-  # The last key of a block and the first query of the n-th block after it are (n − 1) · block + 1
-  # positions apart.
-  diagonals = min(blocks, (window + block - 2) // block + 1) if window else blocks
-  return diagonals * blocks - diagonals * (diagonals - 1) // 2
-
-
-def cost(
-  name: str, operands: Sequence[tuple[str, tuple[int, ...]]], *, side: int, scope: str
-) -> tuple[float, float, float, int] | None:
-  """Return the cost of a call of the kernel, because a compiled program does not contain it.
-
-  The kernel skips blocks that are masked entirely, and computes partly masked blocks whole.
-
-  Operands are data types and shapes: tables of blocks (`s8`) if there is a mask, and the queries on
-  a device, [B, H, T, K], or [H, T, K] for one row. Zeros fill narrow heads up to `side`, that of
-  the matrix unit. The `scope` of the operation names the window: no operand shows it, because the
-  tables of the backward pass are not reduced to it.
-
-  Returns:
-    The FLOPs of the products, the same with the zeros that fill heads, the operations of the vector
-    units, and the number of blocks, which run the kernel's bundles once each; None for another
-    kernel, and for a mask whose window the scope does not name.
-  """
-  found = _KERNEL.search(name)
-  if not found:
-    return None
-  *rows, length, width = next(shape for dtype, shape in operands if 'f' in dtype)
-  window = 0
-  if is_masked := any(dtype == 's8' for dtype, _ in operands):
-    named = _WINDOW.search(scope)
-    if not named:
-      return None
-    window = int(named.group(1))
-  block = block_size(length, window)
-  computed = _computed(length, window, block) if is_masked else (length // block) ** 2
-  blocks = math.prod(rows) * computed
-  scores = blocks * block**2
-  is_fused = found.group(1) == 'dkv' and _is_fused(length, block)
-  products, operations = _WORK['fused' if is_fused else found.group(1)]
-  filled = -(-width // side) * side
-  flops = products * 2 * scores
-  return flops * width, flops * filled, operations * scores, blocks
+  return attend_row

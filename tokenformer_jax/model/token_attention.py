@@ -1,29 +1,129 @@
 """The attention of a layer between its projections: positions, visible keys, and the cache."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.config import LengthScaleConfig
+from tokenformer_jax.config import (
+  GatedUnitConfig,
+  PositionScaleConfig,
+  RotaryConfig,
+  SeenScaleConfig,
+  SoftmaxConfig,
+)
 from tokenformer_jax.model import cache as caches
-from tokenformer_jax.model import kernels
-from tokenformer_jax.model.positions import Rotary, far_apart, scale_by_length
+from tokenformer_jax.model import kernels, sequence
+from tokenformer_jax.model.mixers.length_scale import LengthScaled
+from tokenformer_jax.model.mixers.rerope import ClippedRotary
+from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.trunk import Context
 
 Cache = caches.KV | caches.Ring
 
 
+def make_positions(
+  config: SoftmaxConfig | GatedUnitConfig, head_width: int, causal: bool
+) -> Rotary | LengthScaled:
+  """Return how the queries and keys of a mixer depend on their positions."""
+  positions, scale = config.positions, config.length_scale
+  if isinstance(positions, RotaryConfig) and positions.clip:
+    rotary = ClippedRotary(positions, head_width)
+  else:
+    rotary = Rotary(positions, head_width)
+  if isinstance(scale, SeenScaleConfig | PositionScaleConfig):
+    return LengthScaled(rotary, scale, causal, config.window)
+  return rotary
+
+
 @dataclasses.dataclass(frozen=True)
 class TokenAttention:
-  """Attention of a layer's queries to its keys, for whole texts and with a cache."""
+  """Attention of queries to keys, by XLA's own operations, on devices that have whole rows.
 
-  rotary: Rotary
+  Arrays are [B, T, H, K], and caches [B, H, S, K]; values may differ in K. The steps of a call are
+  `encode`, then `over_rows` or `over_cache`.
+  """
+
+  positions: Rotary | LengthScaled
   causal: bool  # whether a query sees only the keys up to its own
   window: int  # the number of keys that a causal query sees, up to its own; 0: all
-  length_scale: LengthScaleConfig  # the factor of scores that grows with the length
-  normalise: str = 'softmax'  # see `kernels.weigh`
+  weigh: kernels.Weigh = kernels.softmax
+
+  def __call__(
+    self,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    context: Context,
+    cache: Cache | None = None,
+    axes: caches.PairAxes = caches.HEADS,
+  ) -> tuple[jax.Array, Cache | None]:
+    """Attend from the next T slots to all visible slots.
+
+    `cache` holds the earlier slots, and `axes` are the logical axes of its arrays; None: these are
+    whole texts.
+
+    Returns:
+      The attention [B, T, H, K], and the cache with the new slots.
+    """
+    query, key = self.encode(query, key, context)
+    if cache is None:
+      return self.over_rows(query, key, value, context), None
+    return self.over_cache(query, key, value, context, cache, axes)[:2]
+
+  def encode(
+    self, query: jax.Array, key: jax.Array, context: Context
+  ) -> tuple[jax.Array, jax.Array]:
+    """Return the queries and keys of the next T slots with their positions."""
+    positions_BxT = context.positions(query.shape[1])
+    query = self.positions.query(query, positions_BxT, context)
+    return query, self.positions.key(key, positions_BxT)
+
+  def over_rows(
+    self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context
+  ) -> jax.Array:
+    """Return the attention of encoded queries to the keys of the same whole texts."""
+    positions_BxT = context.positions(value.shape[1])
+    pair = self.positions.pairs(query, key, positions_BxT, positions_BxT)
+    how = {'score': self.positions.score, 'weigh': self.weigh}
+    if not self.causal:
+      return kernels.full_attention(*pair, value, context.padding_B, **how)
+    how |= {'window': self.window, 'starts_BxT': context.starts_BxT}
+    return kernels.causal_attention(*pair, value, context.padding_B, **how)
+
+  def over_cache(
+    self,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    context: Context,
+    cache: Cache,
+    axes: caches.PairAxes,
+  ) -> tuple[jax.Array, Cache, caches.View | None]:
+    """Return the attention of encoded queries to a cache and the new keys.
+
+    Returns:
+      The attention, the cache with the new slots, and the view of it that the queries see; None for
+      a text from its beginning.
+    """
+    new = caches.KV(key.swapaxes(1, 2), value.swapaxes(1, 2))
+    if context.is_beginning:
+      mixed = TokenAttention.over_rows(self, query, key, value, context)
+      return mixed, cache.write(new, 0, axes), None
+    kept, view = cache.extend(new, context.start, axes)
+    padding_Bx1 = 0 if context.padding_B is None else context.padding_B[:, None]
+    query, key = self.positions.pairs(
+      query,
+      view.keys.swapaxes(1, 2),
+      context.positions(query.shape[1]),
+      view.slots_S[None] - padding_Bx1,
+    )
+    keys = jax.tree.map(lambda x: x.swapaxes(1, 2), key)
+    how = {'score': self.positions.score, 'weigh': self.weigh}
+    mixed = kernels.attend_view(query, view._replace(keys=keys), context, self.window, **how)
+    return mixed, kept, view
 
   def mean_seen(self, length: int) -> float:
     """Return the number of positions that one of `length` sees, on average."""
@@ -31,14 +131,6 @@ class TokenAttention:
       return length
     window = min(self.window or length, length)
     return window - window**2 / (2 * length) if length else 0
-
-  def scaled(self, query: jax.Array, positions_BxT: jax.Array, context: Context) -> jax.Array:
-    """Return the queries [B, T, H, K] times the factor of `length_scale`.
-
-    `positions_BxT` are those of the context.
-    """
-    seen = seen_keys(context.document_positions(positions_BxT), self.causal, self.window)
-    return scale_by_length(self.length_scale, query, positions_BxT, seen)
 
   def cache(self, keys: Any, values: Any) -> Cache:
     """Return two arrays, or their logical axes, as the cache of this layer."""
@@ -54,70 +146,53 @@ class TokenAttention:
     slots = min(self.window, length) if self.window else length
     return self.cache(*(jnp.zeros((batch, heads, slots, width), dtype) for width in widths))
 
-  def __call__(
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KernelAttention(TokenAttention):
+  """Softmax attention by the fastest kernel for whole texts, on devices that may split slots."""
+
+  head_width: int  # K without zeros that fill heads
+  implementation: str  # see `kernels.kernel`
+
+  def fits_kernel(self, context: Context) -> bool:
+    """Return whether a kernel computes the scores of whole texts: products, without padding."""
+    return self.positions.score is kernels.dot_product and context.padding_B is None
+
+  def filled_width(self, x_BxTxD: jax.Array, heads: int, context: Context) -> int:
+    """Return the width of the heads that projections should produce for whole texts."""
+    if not self.fits_kernel(context):
+      return self.head_width
+    batch, length, _ = x_BxTxD.shape
+    name = kernels.usable_kernel(self.implementation, x_BxTxD.dtype, batch, length, heads)
+    return kernels.filled_width(name, self.head_width)
+
+  def over_rows(
     self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context
   ) -> jax.Array:
-    """Return the attention [B, T, H, K] of texts from their beginning, by XLA's own operations.
+    """Return the attention of slots that devices split; see `TokenAttention.over_rows`.
 
-    Queries are scaled, and neither queries nor keys are rotated. Values may differ in K.
+    Devices exchange slots for heads, or take the slots before their own for a narrow window.
     """
-    positions_BxT = context.positions(query.shape[1])
-    far = far_apart(self.rotary, query, key)
-    query, key = self.rotary(query, positions_BxT), self.rotary(key, positions_BxT)
-    how = {'normalise': self.normalise, 'far': far}
-    if not self.causal:
-      return kernels.full_attention(query, key, value, context.padding_B, **how)
-    how |= {'window': self.window, 'starts_BxT': context.starts_BxT}
-    return kernels.causal_attention(query, key, value, context.padding_B, **how)
+    if self.fits_kernel(context) and (halo := sequence.halo(key, self.window)):
+      return sequence.in_window(self._kernel, query, key, value, context.starts_BxT, halo)
+    heads = query.shape[2]
+    query, key, value = sequence.whole_rows(query, key, value)
+    return sequence.split_rows(self.over_whole_rows(query, key, value, context), heads)
 
-  def with_cache(
-    self,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    context: Context,
-    old: Cache,
-    axes: caches.PairAxes = caches.HEADS,
-  ) -> tuple[jax.Array, Cache, caches.View | None]:
-    """Return the attention of the next T slots to all visible slots; see `__call__`.
+  def over_whole_rows(
+    self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context
+  ) -> jax.Array:
+    """Return the attention of whole rows, for some heads on each device."""
+    if not self.fits_kernel(context):
+      return super().over_rows(query, key, value, context)
+    return self._kernel(query, key, value, starts_BxT=context.starts_BxT)
 
-    `old` holds the earlier slots, and `axes` are the logical axes of its arrays.
-
-    Returns:
-      The attention [B, T, H, K], the cache with the new slots, and the view of a cache that the
-      queries see; None for a text from its beginning.
-    """
-    # With clipped distances the cache holds keys before rotation.
-    positions_BxT = context.positions(query.shape[1])
-    stored = key if self.rotary.clip else self.rotary(key, positions_BxT)
-    new = caches.KV(stored.swapaxes(1, 2), value.swapaxes(1, 2))
-    if context.is_beginning:
-      return self(query, key, value, context), old.write(new, 0, axes), None
-    kept, view = old.extend(new, context.start, axes)
-    return self._attend_view(query, view, context), kept, view
-
-  def _attend_view(self, query: jax.Array, view: caches.View, context: Context) -> jax.Array:
-    """Return the attention to the keys of a cache."""
-    far = None
-    if self.rotary.clip:
-      key = view.keys.swapaxes(1, 2)
-      far = far_apart(self.rotary, query, key)
-      far = far._replace(key=far.key.swapaxes(1, 2))
-      padding_Bx1 = 0 if context.padding_B is None else context.padding_B[:, None]
-      key = self.rotary(key, view.slots_S[None] - padding_Bx1)
-      view = view._replace(keys=key.swapaxes(1, 2))
-    query = self.rotary(query, context.positions(query.shape[1]))
-    how = {'normalise': self.normalise, 'far': far}
-    return kernels.attend_view(query, view, context, self.window, **how)
-
-
-def seen_keys(positions_BxT: jax.Array, causal: bool, window: int) -> jax.Array:
-  """Return the number of keys [B, T] that the queries at these positions of a document see.
-
-  Positions are negative for padding; without `causal` they are those of whole texts. A `window` of
-  0 is no limit.
-  """
-  if not causal:
-    return jnp.broadcast_to(positions_BxT[:, -1:] + 1, positions_BxT.shape)
-  seen_BxT = jnp.maximum(positions_BxT + 1, 1)
-  return jnp.minimum(seen_BxT, window) if window else seen_BxT
+  @property
+  def _kernel(self) -> Any:
+    return functools.partial(
+      kernels.attend,
+      head_width=self.head_width,
+      causal=self.causal,
+      window=self.window,
+      implementation=self.implementation,
+    )

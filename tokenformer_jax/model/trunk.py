@@ -197,6 +197,7 @@ class Layer(Protocol):
     self, x_BxTxD: jax.Array, context: Context, cache: Any, inputs: Inputs
   ) -> tuple[jax.Array, Any, Aux]:
     """Return the output, the cache with the new slots (None without a cache), and the `Aux`."""
+    ...
 
   def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Any:
     """Return the layer's empty cache for texts of up to `length` slots, a NamedTuple of arrays."""
@@ -206,6 +207,7 @@ class Layer(Protocol):
 
   def length_flops(self, length: int) -> float:
     """Count the length-dependent FLOPs of one of `length` positions."""
+    ...
 
 
 class Maker(Protocol):
@@ -213,6 +215,7 @@ class Maker(Protocol):
 
   def __call__(self, *, compute: Compute, rngs: nnx.Rngs) -> nnx.Module:
     """Return a new layer."""
+    ...
 
 
 class Architecture(NamedTuple):
@@ -237,7 +240,7 @@ class Place(NamedTuple):
   index: int
 
 
-def make(architecture: Architecture, *, compute: Compute, rngs: nnx.Rngs) -> nnx.Module:
+def make(architecture: Architecture, *, compute: Compute, rngs: nnx.Rngs) -> Any:
   """Make the layers as one module: a stack, several stacks, or a list in execution order."""
   repeats, makers = architecture
   if compute.layers == 'list':
@@ -281,7 +284,7 @@ def places(repeats: Sequence[Repeat]) -> Iterator[Place]:
         yield Place(name, index)
 
 
-def named_stacks(blocks: nnx.Module, repeats: Sequence[Repeat]) -> list[dict[str, nnx.Module]]:
+def named_stacks(blocks: nnx.Module, repeats: Sequence[Repeat]) -> list[dict[str, Any]]:
   """Return the stacks from `make` of each repeat by name, in the execution order of a row."""
   return [
     {name: getattr(blocks, name) if name else blocks for name in names}
@@ -298,7 +301,7 @@ def length_flops(blocks: nnx.Module, repeats: Sequence[Repeat], length: int) -> 
   )
 
 
-def unstack(blocks: Params, repeats: Sequence[Repeat]) -> Params:
+def unstack(blocks: Params, repeats: Sequence[Repeat]) -> dict[int, Params]:
   """Return the parameters of stacks as those of a list of layers, in execution order."""
 
   def layer(place: Place) -> Params:

@@ -18,7 +18,7 @@ from tokenformer_jax.config import InitConfig, ModelConfig
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.compute import DEFAULT, Compute
-from tokenformer_jax.model.feed_forward import feed_forward
+from tokenformer_jax.model.feed_forward import apply, feed_forward
 from tokenformer_jax.model.layers import Dense, projection, repeat
 from tokenformer_jax.model.norm import make_norm, normed
 from tokenformer_jax.model.params import Definition, Role, define, matrix_entries, param
@@ -95,9 +95,10 @@ class AttentionPool(nnx.Module):
       self.value(x_BxTxD, heads),
     )
     pooled_Bx1xD = self.proj(jax.nn.dot_product_attention(query, key, value, implementation='xla'))
-    return (
-      pooled_Bx1xD if self.ffn is None else pooled_Bx1xD + self.ffn(normed(self.norm, pooled_Bx1xD))
-    )
+    if self.ffn is None:
+      return pooled_Bx1xD
+    fed_Bx1xD, _ = apply(self.ffn, normed(self.norm, pooled_Bx1xD), FROM_START, NO_INPUTS)
+    return pooled_Bx1xD + fed_Bx1xD
 
   def length_flops(self, length: int) -> int:
     """Count the FLOPs for `length` positions beyond one use of every matrix.
@@ -177,7 +178,7 @@ class ViT(nnx.Module):
     """Embed the patches with their positions, after the class token if the model has one."""
     x_BxTxD = self.patch_embedding(patches(images_BxHxWxC, self.patch))
     batch, _, width = x_BxTxD.shape
-    if self.position_embedding == 'learned':
+    if self.positions is not None:
       x_BxTxD = x_BxTxD + repeat(self.positions[...], x_BxTxD.shape, x_BxTxD.dtype)
     elif self.position_embedding == 'sincos':
       rows, columns = (size // self.patch for size in images_BxHxWxC.shape[1:3])

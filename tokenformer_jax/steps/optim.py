@@ -5,8 +5,8 @@ After a growth, old and new tokens of one array may have different rates: see `L
 
 import dataclasses
 import functools
-import pkgutil
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ import optax
 
 from tokenformer_jax.config import OptimConfig, frozen_groups, old_token_rate
 from tokenformer_jax.model.params import ParamInfo, Params
+from tokenformer_jax.parallel.rules import Axes
 from tokenformer_jax.steps import optimizers
 from tokenformer_jax.steps.statistics import is_masked, kept_axes, map_state
 
@@ -43,6 +44,89 @@ class LastGrowth:
   old_experts: Params | None = None
 
 
+Ranges = tuple[tuple[int, int], ...]  # the first index of each range, and the one after its last
+
+
+@dataclasses.dataclass(frozen=True)
+class Entries:
+  """The entries of an array that lie in some ranges along each of some axes.
+
+  Attributes:
+    axes: the logical axes of the array.
+    ranges: the ranges along each limited axis, by its name; None: there are no such entries.
+  """
+
+  axes: Axes
+  ranges: Mapping[str, Ranges] | None
+
+  def mask(self, shape: tuple[int, ...], name: str = '') -> jax.Array | bool:
+    """Return which entries these are in the array, or in its statistic `name`, of this shape.
+
+    The mask broadcasts to the shape. A statistic without a limited axis is over other entries as
+    well, and has none of these. The mask is computed from positions, so programs hold no constants.
+    """
+    axes = kept_axes(name, self.axes)
+    if self.ranges is None or not set(self.ranges) <= set(axes):
+      return False
+
+    def along(axis: int, ranges: Ranges) -> jax.Array:
+      sizes = [size if i == axis else 1 for i, size in enumerate(shape)]
+      position = jax.lax.broadcasted_iota(jnp.int32, sizes, axis)
+      inside = ((position >= first) & (position < end) for first, end in ranges)
+      return functools.reduce(operator.or_, inside, jnp.zeros(sizes, bool))
+
+    masks = (along(axes.index(axis), ranges) for axis, ranges in self.ranges.items())
+    return functools.reduce(operator.and_, masks, True)
+
+
+def old_entries(info: Params, growth: LastGrowth) -> Params:
+  """Return the `Entries` of each array that it had before the growth."""
+
+  def of_array(info: ParamInfo, tokens: int, experts: int) -> Entries:
+    ranges: dict[str, Ranges] = {}
+    if info.token_axis is not None:
+      ranges['param_tokens'] = ((0, tokens),)
+    if info.expert_axis is not None and experts != ALL:
+      ranges[info.axes[info.expert_axis]] = ((0, experts),)
+    if isinstance(info.depth, tuple) and not set(growth.new_layers).isdisjoint(info.depth):
+      ranges['layers'] = tuple(
+        (i, i + 1) for i, number in enumerate(info.depth) if number not in growth.new_layers
+      )
+    return Entries(info.axes, ranges)
+
+  return jax.tree.map(of_array, info, growth.old_tokens, _old_experts(growth))
+
+
+def group_entries(info: Params, numbers: Collection[int]) -> Params:
+  """Return the `Entries` of each array that are parameter tokens of the groups with these numbers.
+
+  Groups count from 1; a projection may have fewer.
+  """
+
+  def of_array(info: ParamInfo) -> Entries:
+    if info.token_axis is None:
+      return Entries(info.axes, None)
+    ends = np.cumsum(info.groups).tolist()
+    ranges = zip([0, *ends], ends, strict=False)
+    held = tuple(one for number, one in enumerate(ranges, start=1) if number in numbers)
+    return Entries(info.axes, {'param_tokens': held})
+
+  return jax.tree.map(of_array, info)
+
+
+def _by_entry(
+  entries: Params, f: Callable[..., jax.Array], *trees: Params, name: str = ''
+) -> Params:
+  """Map `f(mask, *arrays)` over trees like the parameters, which hold their statistic `name`."""
+
+  def on_array(entries: Entries, *arrays: Any) -> Any:
+    if is_masked(arrays[0]):
+      return arrays[0]
+    return f(entries.mask(arrays[0].shape, name), *arrays)
+
+  return jax.tree.map(on_array, entries, *trees)
+
+
 def decay_mask(info: Params) -> Params:
   """Return a tree of booleans: true for tokens, embeddings and kernels, not norms and biases."""
   return jax.tree.map(lambda array: array.role not in optimizers.WITHOUT_DECAY, info)
@@ -60,20 +144,21 @@ def make_optimizer(
   For each name the structure of the state is the same for every config, with and without a growth.
   `rate` is from `schedules.schedule`, `info` is `Definition.info`.
   """
-  freezes, frozen = growth is not None and old_token_rate(config) == 0, frozen_groups(config)
-  old = _hidden_tokens(info, growth) if freezes else jax.tree.map(lambda _: 0, info)
-  hidden = jax.tree.map(lambda i, count: optimizers.hidden_tokens(i, frozen, count), info, old)
+  old = None if growth is None else old_entries(info, growth)
+  frozen = frozen_groups(config)
+  in_frozen = group_entries(info, frozen) if frozen else None
+  freezes_old = old is not None and old_token_rate(config) == 0
+  counts = _hidden_tokens(info, growth) if freezes_old else jax.tree.map(lambda _: 0, info)
+  hidden = jax.tree.map(lambda i, count: optimizers.hidden_tokens(i, frozen, count), info, counts)
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
   clipped = optax.chain(clip, optimizers.scale(config, info, hidden))
-  in_frozen = functools.partial(_by_group, info, frozen)
-  if freezes:
-    clipped = _without(clipped, functools.partial(_by_age, info, growth))
-  if frozen:
-    clipped = _without(clipped, in_frozen)
+  for entries in (old if freezes_old else None, in_frozen):
+    if entries is not None:
+      clipped = _without(clipped, entries)
   chain = optax.chain(
     clipped,
     optax.add_decayed_weights(config.weight_decay, mask=decay_mask(info)),
-    _scale_by_rates(config, rate, info, growth),
+    _scale_by_rates(config, rate, info, growth, old),
   )
 
   def update(gradient: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
@@ -81,9 +166,9 @@ def make_optimizer(
     # Only Adam has a correction to undo, and only its state is a single part with a count.
     counted = before if config.new_token_correction else rates
     updates, state = chain.update(moved(info, gradient), state, params, adam_count=counted.count)
-    if frozen:
-      updates = in_frozen(lambda held, u: jnp.where(held, 0, u), updates)
-    return _with_own(config, info, gradient, updates, growth), state
+    if in_frozen is not None:
+      updates = _by_entry(in_frozen, lambda held, u: jnp.where(held, 0, u), updates)
+    return _with_own(config, info, gradient, updates, old), state
 
   return optax.GradientTransformation(chain.init, update)
 
@@ -96,7 +181,7 @@ def moved(info: Params, gradient: Params) -> Params:
 
 
 def _with_own(
-  config: OptimConfig, info: Params, gradient: Params, updates: Params, growth: LastGrowth | None
+  config: OptimConfig, info: Params, gradient: Params, updates: Params, old: Params | None
 ) -> Params:
   """Return the updates, with `own_update` for arrays that the optimizer does not move.
 
@@ -107,9 +192,9 @@ def _with_own(
     info,
     gradient,
   )
-  if growth is not None:
+  if old is not None:
     factor = old_token_rate(config)
-    own = _by_age(info, growth, lambda old, u: u * jnp.where(old, factor, 1), own)
+    own = _by_entry(old, lambda is_old, u: u * jnp.where(is_old, factor, 1), own)
   return jax.tree.map(lambda _, new, u: u if is_masked(new) else new, info, own, updates)
 
 
@@ -136,74 +221,12 @@ def _old_experts(growth: LastGrowth) -> Params:
   return jax.tree.map(lambda _: ALL, growth.old_tokens)
 
 
-def _by_group(
-  info: Params,
-  numbers: Sequence[int],
-  f: Callable[..., jax.Array],
-  *trees: Params,
-  name: str = '',
-) -> Params:
-  """Map `f(held, *arrays)` over trees; `held` is true for tokens of the groups with these numbers.
-
-  The arguments are those of `_by_age`.
-  """
-
-  def on_array(info: ParamInfo, held: jax.Array, *arrays: Any) -> Any:
-    if is_masked(arrays[0]):
-      return arrays[0]
-    axes = kept_axes(name, info.axes)
-    if 'param_tokens' not in axes:
-      return f(False, *arrays)
-    kept = [size for axis, size in zip(info.axes, held.shape, strict=True) if axis in axes]
-    return f(held.reshape(kept), *arrays)
-
-  mask = pkgutil.resolve_name('tokenformer_jax.model.group_trees:mask')  # only with frozen groups
-  return jax.tree.map(on_array, info, mask(info, numbers), *trees)
-
-
-def _by_age(
-  info: Params, growth: LastGrowth, f: Callable[..., jax.Array], *trees: Params, name: str = ''
-) -> Params:
-  """Map `f(old, *arrays)` over trees; `old` broadcasts to the array and is true for old entries.
-
-  The trees are like the parameters. `name` is that of their statistic; '' for parameters. A mean
-  over old and new tokens has no old entries.
-  """
-
-  def on_array(info: ParamInfo, count: int, experts: int, *arrays: Any) -> Any:
-    if is_masked(arrays[0]):
-      return arrays[0]
-    axes, shape = kept_axes(name, info.axes), arrays[0].shape
-
-    def along(axis: int, values: jax.Array) -> jax.Array:
-      return values.reshape([-1 if i == axis else 1 for i in range(len(shape))])
-
-    old = True
-    if info.token_axis is not None and 'param_tokens' not in axes:
-      old = False
-    elif info.token_axis is not None:
-      axis = axes.index('param_tokens')
-      old = along(axis, jnp.arange(shape[axis]) < count)
-    if experts >= 0:
-      expert_axis = info.axes[info.expert_axis]
-      at = axes.index(expert_axis) if expert_axis in axes else None
-      old &= False if at is None else along(at, jnp.arange(shape[at]) < experts)
-    if info.in_layers and not set(growth.new_layers).isdisjoint(info.depth):
-      is_old = [number not in growth.new_layers for number in info.depth]
-      old &= along(0, jnp.array(is_old))  # The first axis is 'layers'.
-    return f(old, *arrays)
-
-  return jax.tree.map(on_array, info, growth.old_tokens, _old_experts(growth), *trees)
-
-
-def _without(
-  inner: optax.GradientTransformation, by_entry: Callable[..., Params]
-) -> optax.GradientTransformation:
+def _without(inner: optax.GradientTransformation, entries: Params) -> optax.GradientTransformation:
   """Hide gradients and statistics of some entries from `inner`, and keep these statistics.
 
   `inner` clips by the norm of the other entries' gradient alone, and orthogonalizes them alone.
-  `by_entry` is `_by_age` or `_by_group` without the last arguments; true for the hidden entries.
   """
+  by_entry = functools.partial(_by_entry, entries)
 
   def hidden(tree: Params, name: str = '') -> Params:
     return by_entry(lambda held, x: jnp.where(held, 0, x), tree, name=name)
@@ -220,7 +243,11 @@ def _without(
 
 
 def _scale_by_rates(
-  config: OptimConfig, rate: optax.Schedule, info: Params, growth: LastGrowth | None
+  config: OptimConfig,
+  rate: optax.Schedule,
+  info: Params,
+  growth: LastGrowth | None,
+  old: Params | None,
 ) -> optax.GradientTransformation:
   """Multiply updates by −rate and, after a growth, by the factors of old and new tokens."""
 
@@ -231,14 +258,14 @@ def _scale_by_rates(
     step = -rate(state.count)
     if config.layer_decay != 1:
       updates = _by_depth(config.layer_decay, info, updates)
-    if growth is None:
+    if growth is None or old is None:
       updates = jax.tree.map(lambda u: step * u, updates)
     else:
       factor_old = step * old_token_rate(config)
       since = state.count - growth.updates + 1
       factor_new = step * _new_token_factor(config, since, adam_count + 1)
-      updates = _by_age(
-        info, growth, lambda old, u: u * jnp.where(old, factor_old, factor_new), updates
+      updates = _by_entry(
+        old, lambda is_old, u: u * jnp.where(is_old, factor_old, factor_new), updates
       )
     return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
 

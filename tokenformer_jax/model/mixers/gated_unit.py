@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tokenformer_jax.config import GatedUnitConfig, ModelConfig, width_of_heads
+from tokenformer_jax.model import cache as caches
+from tokenformer_jax.model import kernels
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.layers import in_parts, projection
 from tokenformer_jax.model.params import Role, param
-from tokenformer_jax.model.positions import Rotary
-from tokenformer_jax.model.token_attention import Cache, TokenAttention
+from tokenformer_jax.model.token_attention import Cache, TokenAttention, make_positions
 from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.rules import parts
 from tokenformer_jax.parallel.sharding import constrain
@@ -35,6 +36,17 @@ class ScaleOffset(nnx.Module):
     if self.bias is not None:
       x = x + self.bias[...][None, None]
     return x.astype(x_BxTxS.dtype)
+
+
+def squared_relu(scores: jax.Array, seen: jax.Array | None) -> jax.Array:
+  """Return relu(a)² / l, with l the number of keys that the query sees: a `kernels.Weigh`."""
+  squares = jnp.square(jax.nn.relu(scores))
+  if seen is None:
+    return squares / scores.shape[-1]
+  return jnp.where(seen, squares, 0) / jnp.maximum(jnp.sum(seen, axis=-1, keepdims=True), 1)
+
+
+WEIGHTS = {'softmax': kernels.softmax, 'squared_relu': squared_relu}
 
 
 class GatedUnit(nnx.Module):
@@ -60,10 +72,8 @@ class GatedUnit(nnx.Module):
     self.out = make(config.out, axes=('hidden', 'width'), widths=(self.width, model.width))
     scale = functools.partial(ScaleOffset, self.head_width, offset=config.offset, rngs=rngs)
     self.query, self.key = scale(), scale()
-    rotary = Rotary(config.positions, self.head_width)
-    self.attend = TokenAttention(
-      rotary, causal, config.window, config.length_scale, config.normalise
-    )
+    positions = make_positions(config, self.head_width, causal)
+    self.attend = TokenAttention(positions, causal, config.window, WEIGHTS[config.normalise])
 
   def length_flops(self, length: int) -> float:
     """Count the FLOPs of scores and weighted sums for one of `length` positions.
@@ -78,7 +88,11 @@ class GatedUnit(nnx.Module):
 
   def cache_axes(self) -> Cache:
     """Return the logical axes of the arrays of the cache."""
-    return self.attend.cache(('batch', None, None, None), ('batch', None, None, self._row_split))
+    return self.attend.cache(*self._pair_axes)
+
+  @property
+  def _pair_axes(self) -> caches.PairAxes:
+    return ('batch', None, None, None), ('batch', None, None, self._row_split)
 
   @property
   def _split(self) -> str | None:
@@ -105,15 +119,10 @@ class GatedUnit(nnx.Module):
     value = constrain(value, 'batch', None, self._row_split)[:, :, None]
     # Every device computes all scores, which are narrow, and its part of the wide values.
     shared = constrain(shared, 'batch', 'slots', None)
-    positions_BxT = context.positions(x_BxTxD.shape[1])
-    query = self.attend.scaled(self.query(shared)[:, :, None], positions_BxT, context)
     query, key = (
-      constrain(x, 'batch', None, None, None) for x in (query, self.key(shared)[:, :, None])
+      constrain(scale(shared)[:, :, None], 'batch', None, None, None)
+      for scale in (self.query, self.key)
     )
-    if cache is None:
-      mixed = self.attend(query, key, value, context)
-    else:
-      axes = tuple(self.cache_axes())
-      mixed, cache, _ = self.attend.with_cache(query, key, value, context, cache, axes)
+    mixed, cache = self.attend(query, key, value, context, cache, self._pair_axes)
     gated = gate * constrain(mixed[:, :, 0], 'batch', 'slots', self._split)
     return self.out(gated), cache, EMPTY_AUX

@@ -21,8 +21,8 @@ from flax import nnx
 from tokenformer_jax.config import LinearConfig, ModelConfig
 from tokenformer_jax.model import sequence
 from tokenformer_jax.model.compute import Compute
-from tokenformer_jax.model.kernels import seen_in_chunk
-from tokenformer_jax.model.layers import out_of_heads, projection
+from tokenformer_jax.model.layers import projection
+from tokenformer_jax.model.mixers.sums import seen_in_chunk
 from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.sharding import constrain
@@ -32,10 +32,10 @@ _LEAST = 1e-12  # the smallest denominator to divide by; keeps its inverse squar
 
 
 class State(NamedTuple):
-  """Sums over all positions so far, float32."""
+  """Sums over all positions so far, float32; or the logical axes of both."""
 
-  products: jax.Array  # Σ R_n φ(k_n) v_nᵀ, [B, H, K, L] for values of width L
-  keys: jax.Array  # Σ φ(k_n), [B, H, K]
+  products: Any  # Σ R_n φ(k_n) v_nᵀ, [B, H, K, L] for values of width L
+  keys: Any  # Σ φ(k_n), [B, H, K]
 
 
 _AXES = State(('batch', 'heads', None, None), ('batch', 'heads', None))
@@ -112,7 +112,7 @@ class LinearAttention(nnx.Module):
       mixed, state = attend(query, key, value, positions_BxT, cache, documents)
     else:
       mixed, state = full_attention(query, key, value, positions_BxT, **how), None
-    output_BxTxD = out_of_heads(self.proj, mixed, self.head_width)
+    output_BxTxD = self.proj(constrain(mixed, 'batch', 'slots', 'heads', None))
     return output_BxTxD, None if cache is None else state, EMPTY_AUX
 
 
@@ -180,7 +180,7 @@ def _over_slots(
   key: jax.Array,
   value: jax.Array,
   positions_BxT: jax.Array,
-  state: None,
+  state: State | None,
   documents_BxT: jax.Array | None,
 ) -> tuple[jax.Array, State | None]:
   """Return causal attention where devices split the slots of rows, and no state.

@@ -1,0 +1,1 @@
+"""Mixers other than plain softmax attention, and the variants of its queries, keys and values."""
