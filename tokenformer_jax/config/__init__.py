@@ -1,12 +1,13 @@
 """The configuration of a run: frozen dataclasses, and the `ConfigDict` that config files change.
 
-A file in `configs/` starts from `defaults()`, a `ConfigDict` with every key, and changes some.
-`resolve` turns the result into a `Config` and checks everything that can be known before data is
-read or a device is touched. A run stores the dataclasses as JSON, and `from_dict` reads them.
+A file in `configs/` starts from `defaults()`, a `ConfigDict` with the keys of the chosen kinds, and
+changes some. `resolve` merges changes as nested dicts, validates the result once, and checks
+everything that can be known before data is read or a device is touched. A run stores the config as
+JSON, and `from_dict` reads it.
 
-A field describes its key completely (`fields.key`): default, meaning, bounds, choices and scope. A
-field of several variants (`fields.one_of`) has a `kind` and the keys of its kind. A function beside
-each dataclass checks the conditions that involve several fields.
+A section is a frozen pydantic dataclass (`section.section`), whose fields have defaults, meanings
+and bounds. A field of several kinds of section (`section.OneOf`) has a `kind` and the keys of its
+kind. `check_run.check` checks the conditions that involve several fields.
 """
 
 from tokenformer_jax.config.check_run import check_decay
