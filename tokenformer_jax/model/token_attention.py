@@ -110,6 +110,7 @@ class TokenAttention:
     """
     new = caches.KV(key.swapaxes(1, 2), value.swapaxes(1, 2))
     if context.is_beginning:
+      # Not by a kernel of a subclass: prompts are padded and of any length.
       mixed = TokenAttention.over_rows(self, query, key, value, context)
       return mixed, cache.write(new, 0, axes), None
     kept, view = cache.extend(new, context.start, axes)
