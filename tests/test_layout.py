@@ -72,17 +72,6 @@ def test_only_commands_print_to_standard_output():
   assert not printing, f'these files print, and are no commands: {printing}'
 
 
-def test_no_python_file_has_more_than_500_lines():
-  folders = ('tokenformer_jax', 'tests', 'configs', 'benchmarks', 'experiments')
-  files = [path for name in folders for path in sorted((tiny_run.ROOT / name).rglob('*.py'))]
-  lengths = {
-    str(path.relative_to(tiny_run.ROOT)): len(path.read_text().splitlines())
-    for path in [*files, tiny_run.ROOT / 'train.py']
-  }
-  long = {name: length for name, length in lengths.items() if length > 500}
-  assert len(files) > 100 and not long, f'these files are asking to be two: {long}'
-
-
 @pytest.mark.slow
 def test_a_fresh_run_imports_only_what_it_needs(tmp_path):
   """Growth, samples and the tools around a run are imported by runs with them."""

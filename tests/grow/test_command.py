@@ -339,7 +339,8 @@ def test_moments_can_be_dropped_by_every_action(home, grown, tmp_path):
 
 
 def test_init_from_grows_as_the_command_does(home, grown, tmp_path):
-  config = _config(home, model__layer__mixer__qkv__tokens=48, model__layer__ffn__tokens=96)
+  counts = {'model__layer__mixer__qkv__tokens': 48, 'model__layer__ffn__tokens': 96}
+  config = _config(home, **counts, train__steps=STEP + 1)
   config = dataclasses.replace(config, init_from=f'{home}/run')
   state, step = first_state(config, tmp_path / 'run')
   assert step == STEP, 'steps are forgotten'

@@ -165,7 +165,7 @@ def test_a_transformer_shows_the_hidden_units_of_its_mlps(home, tmp_path, capsys
     (['--source={home}/run', '--layer=2'], r"--layer is '2'; this model has the layers 0 to 1"),
     (['--source={home}/run', '--kinds=querry'], r"--kinds names 'querry'; did you mean 'query'"),
     (['--source={home}/run', '--kinds='], r"--kinds names ''; known names: ffn, key"),
-    (['--source={home}/run', '--out=a.jpg'], r'--out=a.jpg must end in one of \.png'),
+    (['--source={home}/run', '--out=a.jpg'], r'--out=a.jpg must end in \.png, \.pdf or'),
     (['--source={home}/run', '--text=files:none*'], r'--text is files:none\*, which matches no'),
     (['--source={home}/run', '--text=files:{home}/empty.txt'], r'there is no text in files:'),
     (
