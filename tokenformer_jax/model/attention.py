@@ -113,7 +113,7 @@ class Attention(nnx.Module):
       The output [B, T, D], the cache with the new slots, and an empty `Aux`.
     """
     del inputs
-    # A kernel may want heads filled with zeros; a norm over the entries of a head counts none.
+    # A kernel may want heads filled with zeros, which would change a norm over their entries.
     width = self.head_width
     if cache is None and self.query_norm is None:
       width = self.attend.filled_width(x_BxTxD, self.heads, context)
