@@ -11,7 +11,7 @@ from tokenformer_jax.config import AsKeyConfig, ModelConfig, SoftmaxConfig, widt
 from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.layers import projection
-from tokenformer_jax.model.norm import Norm, normed
+from tokenformer_jax.model.norm import Norm, apply_norm
 from tokenformer_jax.model.token_attention import KernelAttention, make_positions
 from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.rules import parts
@@ -113,12 +113,12 @@ class Attention(nnx.Module):
       The output [B, T, D], the cache with the new slots, and an empty `Aux`.
     """
     del inputs
-    # A kernel may want heads filled with zeros; a norm over the entries of a head counts none.
+    # A kernel may want heads filled with zeros, which would change a norm over their entries.
     width = self.head_width
     if cache is None and self.query_norm is None:
       width = self.attend.filled_width(x_BxTxD, self.heads, context)
-    query = normed(self.query_norm, self.query(x_BxTxD, (self.heads, width)))
-    key = normed(self.key_norm, self.key(x_BxTxD, (self.key_heads, width)))
+    query = apply_norm(self.query_norm, self.query(x_BxTxD, (self.heads, width)))
+    key = apply_norm(self.key_norm, self.key(x_BxTxD, (self.key_heads, width)))
     value = self.values(x_BxTxD, width)
     key_axis = 'heads' if self.key_heads % parts('heads') == 0 else None
     query = constrain(query, 'batch', 'slots', 'heads', None)

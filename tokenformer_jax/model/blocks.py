@@ -19,12 +19,12 @@ from tokenformer_jax.config import (
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.feed_forward import apply, feed_forward
-from tokenformer_jax.model.layers import gain, gained
+from tokenformer_jax.model.layers import apply_gain, gain
 from tokenformer_jax.model.mixers.gated_unit import GatedUnit
 from tokenformer_jax.model.mixers.linear import LinearAttention
 from tokenformer_jax.model.mixers.shaped import ShapedAttention
 from tokenformer_jax.model.mixers.skips import SkipAttention
-from tokenformer_jax.model.norm import make_norm, normed
+from tokenformer_jax.model.norm import apply_norm, make_norm
 from tokenformer_jax.model.trunk import (
   EMPTY_AUX,
   FROM_START,
@@ -62,37 +62,37 @@ Branch = Callable[[jax.Array], jax.Array]  # a part of a layer, from its input t
 
 def pre_norm(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | None) -> jax.Array:
   """Return y = x + mix(norm(x)), then y + feed(norm(y)): TokenFormer, eq. 6-7."""
-  y_BxTxD = _sharded(x_BxTxD + mix(normed(block.attention_norm, x_BxTxD)))
+  y_BxTxD = _sharded(x_BxTxD + mix(apply_norm(block.attention_norm, x_BxTxD)))
   if feed is None:
     return y_BxTxD
-  return _sharded(y_BxTxD + feed(normed(block.ffn_norm, y_BxTxD)))
+  return _sharded(y_BxTxD + feed(apply_norm(block.ffn_norm, y_BxTxD)))
 
 
 def post_norm(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | None) -> jax.Array:
   """Return y = norm(x + mix(x)), then norm(y + feed(y))."""
-  y_BxTxD = _sharded(normed(block.attention_norm, x_BxTxD + mix(x_BxTxD)))
+  y_BxTxD = _sharded(apply_norm(block.attention_norm, x_BxTxD + mix(x_BxTxD)))
   if feed is None:
     return y_BxTxD
-  return _sharded(normed(block.ffn_norm, y_BxTxD + feed(y_BxTxD)))
+  return _sharded(apply_norm(block.ffn_norm, y_BxTxD + feed(y_BxTxD)))
 
 
 def skipless(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | None) -> jax.Array:
   """Return y = mix(norm(x)), then α y + feed(norm(y)): SAS."""
-  y_BxTxD = _sharded(mix(normed(block.attention_norm, x_BxTxD)))
+  y_BxTxD = _sharded(mix(apply_norm(block.attention_norm, x_BxTxD)))
   if feed is None:
     return y_BxTxD
-  added_BxTxD = feed(normed(block.ffn_norm, y_BxTxD))
-  return _sharded(gained(block.skip_gain, y_BxTxD) + added_BxTxD)
+  added_BxTxD = feed(apply_norm(block.ffn_norm, y_BxTxD))
+  return _sharded(apply_gain(block.skip_gain, y_BxTxD) + added_BxTxD)
 
 
 def parallel(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | None) -> jax.Array:
   """Return mix(norm(x)) + feed(norm(x)): SAS-P; or the same added to x, or with two norms."""
-  normed_BxTxD = normed(block.attention_norm, x_BxTxD)
+  normed_BxTxD = apply_norm(block.attention_norm, x_BxTxD)
   mixed_BxTxD = mix(normed_BxTxD)
   y_BxTxD = _sharded(x_BxTxD + mixed_BxTxD if block.has_skip else mixed_BxTxD)
   if feed is None:
     return y_BxTxD
-  fed_BxTxD = normed_BxTxD if block.ffn_norm is None else normed(block.ffn_norm, x_BxTxD)
+  fed_BxTxD = normed_BxTxD if block.ffn_norm is None else apply_norm(block.ffn_norm, x_BxTxD)
   return _sharded(y_BxTxD + feed(fed_BxTxD))
 
 
@@ -172,14 +172,14 @@ class Block(nnx.Module):
     def mix(x_BxTxD: jax.Array) -> jax.Array:
       nonlocal cache, aux
       mixed_BxTxD, cache, aux = self.attention(x_BxTxD, context, cache, inputs)
-      return gained(self.mixer_gain, _scaled(mixed_BxTxD, inputs, 0))
+      return apply_gain(self.mixer_gain, _scaled(mixed_BxTxD, inputs, 0))
 
     def feed(x_BxTxD: jax.Array) -> jax.Array:
       nonlocal aux
       assert self.ffn is not None
       fed_BxTxD, ffn_aux = apply(self.ffn, x_BxTxD, context, inputs)
       aux = add_aux(aux, ffn_aux)
-      return gained(self.ffn_gain, _scaled(fed_BxTxD, inputs, 1))
+      return apply_gain(self.ffn_gain, _scaled(fed_BxTxD, inputs, 1))
 
     aux = EMPTY_AUX
     y_BxTxD = self.wire(self, x_BxTxD, mix, None if self.ffn is None else feed)

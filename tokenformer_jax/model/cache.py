@@ -19,7 +19,7 @@ WHOLE: PairAxes = (_WHOLE, _WHOLE)  # of heads that devices do not split
 _NOT_WRITTEN = 2**30  # a slot number after every query, which masks the place
 
 
-class View(NamedTuple):
+class CacheView(NamedTuple):
   """Keys and values [B, H, S, K] that queries may see, and their slot numbers [S]."""
 
   keys: Any  # an array, or the pytree of arrays that a score takes
@@ -41,10 +41,12 @@ class KV(NamedTuple):
 
     return KV(*map(put, self, new, axes))
 
-  def extend(self, new: 'KV', start: jax.Array | int, axes: PairAxes = HEADS) -> tuple['KV', View]:
+  def extend(
+    self, new: 'KV', start: jax.Array | int, axes: PairAxes = HEADS
+  ) -> tuple['KV', CacheView]:
     """Return the cache with new keys and values, and the slots that their queries may see."""
     cache = self.write(new, start, axes)
-    return cache, View(*cache, jnp.arange(cache.keys.shape[2]))
+    return cache, CacheView(*cache, jnp.arange(cache.keys.shape[2]))
 
 
 class Ring(NamedTuple):
@@ -68,18 +70,20 @@ class Ring(NamedTuple):
 
     return Ring(*map(put, self, new, axes))
 
-  def extend(self, new: KV, start: jax.Array | int, axes: PairAxes = HEADS) -> tuple['Ring', View]:
+  def extend(
+    self, new: KV, start: jax.Array | int, axes: PairAxes = HEADS
+  ) -> tuple['Ring', CacheView]:
     """Return the cache with new keys and values, and the slots that their queries may see."""
     cache, length = self.write(new, start, axes), new.keys.shape[2]
     if length == 1:
-      return cache, View(*cache, self._slots(start))
+      return cache, CacheView(*cache, self._slots(start))
     # The first new queries still see slots that the last new keys overwrite in the ring.
     slots_S = jnp.concatenate([self._slots(start - 1), start + jnp.arange(length)])
     keys, values = (
       constrain(jnp.concatenate([old, added], axis=2), *names)
       for old, added, names in zip(self, new, axes, strict=True)
     )
-    return cache, View(keys, values, slots_S)
+    return cache, CacheView(keys, values, slots_S)
 
   def _slots(self, last: jax.Array | int) -> jax.Array:
     """Return the slot number [R] at each index after slot `last` is written."""

@@ -227,7 +227,7 @@ def _document_mask(starts_BxT: jax.Array, keys_S: jax.Array) -> jax.Array:
   return (keys_S[None, None, :] >= starts_BxT[:, :, None])[:, None]
 
 
-def sees_view(view: caches.View, context: Context, length: int, window: int) -> jax.Array:
+def sees_view(view: caches.CacheView, context: Context, length: int, window: int) -> jax.Array:
   """Return the mask [B, 1, T, S], or [1, 1, T, S], of the keys that the next queries see."""
   queries_T = context.start + jnp.arange(length)
   seen = _sees(queries_T, view.slots_S, window)[None, None]
@@ -238,7 +238,7 @@ def sees_view(view: caches.View, context: Context, length: int, window: int) -> 
 
 def attend_view(
   query: Any,
-  view: caches.View,
+  view: caches.CacheView,
   context: Context,
   window: int,
   *,

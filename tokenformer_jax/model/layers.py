@@ -49,7 +49,7 @@ def gain(rngs: nnx.Rngs, value: float = 1.0, heads: int = 0) -> nnx.Param:
   return param(rngs, nnx.initializers.constant(value), shape, axes, role=Role.GAIN)
 
 
-def gained(factor: nnx.Param | None, x: jax.Array) -> jax.Array:
+def apply_gain(factor: nnx.Param | None, x: jax.Array) -> jax.Array:
   """Return x times a learned factor, multiplied in float32; without a factor x itself."""
   if factor is None:
     return x

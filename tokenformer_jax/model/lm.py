@@ -18,7 +18,7 @@ from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.compute import DEFAULT, Compute
 from tokenformer_jax.model.layers import repeat
 from tokenformer_jax.model.loss import logits
-from tokenformer_jax.model.norm import make_norm, normed
+from tokenformer_jax.model.norm import apply_norm, make_norm
 from tokenformer_jax.model.params import Definition, Params, Role, define, param
 from tokenformer_jax.model.products import look_up
 from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Aux, Context, Inputs
@@ -58,7 +58,7 @@ class LM(nnx.Module):
       positions_BxT = context.positions(ids_BxT.shape[1])
       rows_BxTxD = jnp.take(self.positions[...], positions_BxT, axis=0, mode='clip')
       x_BxTxD = x_BxTxD + repeat(rows_BxTxD, x_BxTxD.shape, x_BxTxD.dtype)
-    return constrain(normed(self.embedding_norm, x_BxTxD), 'batch', 'slots', None)
+    return constrain(apply_norm(self.embedding_norm, x_BxTxD), 'batch', 'slots', None)
 
   def hidden(
     self,
@@ -77,7 +77,7 @@ class LM(nnx.Module):
       inputs,
       compute=self.compute,
     )
-    x_BxTxD = normed(self.final_norm, x_BxTxD)
+    x_BxTxD = apply_norm(self.final_norm, x_BxTxD)
     return x_BxTxD if self.head_scale is None else x_BxTxD * self.head_scale, caches, aux
 
   def __call__(

@@ -60,7 +60,7 @@ def make_norm(
   return None if form == 'none' else Norm(form, model, depth=depth, rngs=rngs)
 
 
-def normed(norm: Norm | None, x_BxTxD: jax.Array) -> jax.Array:
+def apply_norm(norm: Norm | None, x_BxTxD: jax.Array) -> jax.Array:
   """Return the normalized array, or the array itself without a norm."""
   return x_BxTxD if norm is None else norm(x_BxTxD)
 

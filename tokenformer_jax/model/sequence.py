@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh
 
 from tokenformer_jax.parallel.rules import mesh_axes, parts, spec
 from tokenformer_jax.parallel.sharding import constrain
@@ -59,12 +58,6 @@ def split_rows(heads_BxTxHxK: jax.Array, heads: int) -> jax.Array:
   if parts('slots') == 1:
     return heads_BxTxHxK
   return _exchange(heads_BxTxHxK, _ROWS, _SLOTS, heads // parts('heads'))
-
-
-def filled_heads(heads: int, mesh: Mesh | AbstractMesh | None = None) -> int:
-  """Return the heads of a part of `heads`, filled up for the devices that split slots."""
-  own, pieces = heads // parts('heads', mesh), parts('slots', mesh)
-  return -(-own // pieces) * pieces
 
 
 def splits(heads_BxTxHxK: jax.Array) -> bool:

@@ -101,7 +101,7 @@ class TokenAttention:
     context: Context,
     cache: Cache,
     axes: caches.PairAxes,
-  ) -> tuple[jax.Array, Cache, caches.View | None]:
+  ) -> tuple[jax.Array, Cache, caches.CacheView | None]:
     """Return the attention of encoded queries to a cache and the new keys.
 
     Returns:

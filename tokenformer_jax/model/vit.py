@@ -20,7 +20,7 @@ from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.compute import DEFAULT, Compute
 from tokenformer_jax.model.feed_forward import apply, feed_forward
 from tokenformer_jax.model.layers import Dense, projection, repeat
-from tokenformer_jax.model.norm import make_norm, normed
+from tokenformer_jax.model.norm import apply_norm, make_norm
 from tokenformer_jax.model.params import Definition, Role, define, matrix_entries, param
 from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.sharding import constrain
@@ -97,7 +97,7 @@ class AttentionPool(nnx.Module):
     pooled_Bx1xD = self.proj(jax.nn.dot_product_attention(query, key, value, implementation='xla'))
     if self.ffn is None:
       return pooled_Bx1xD
-    fed_Bx1xD, _ = apply(self.ffn, normed(self.norm, pooled_Bx1xD), FROM_START, NO_INPUTS)
+    fed_Bx1xD, _ = apply(self.ffn, apply_norm(self.norm, pooled_Bx1xD), FROM_START, NO_INPUTS)
     return pooled_Bx1xD + fed_Bx1xD
 
   def length_flops(self, length: int) -> int:
@@ -167,7 +167,7 @@ class ViT(nnx.Module):
       inputs=inputs,
       compute=self.compute,
     )
-    x_BxTxD = normed(self.final_norm, x_BxTxD)
+    x_BxTxD = apply_norm(self.final_norm, x_BxTxD)
     if self.pooling == 'mean':
       pooled_Bx1xD = jnp.mean(x_BxTxD.astype(jnp.float32), axis=1, keepdims=True)
     else:

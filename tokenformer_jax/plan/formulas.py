@@ -207,7 +207,8 @@ def _rows_traffic(
     if not isinstance(mixer, SoftmaxConfig):
       continue
     one, tokens = width_of_heads(mixer, model.width), rules.parts('heads', mesh)
-    width = sequence.filled_heads(mixer.heads, mesh) * tokens * one
+    # Heads are filled up to the same number for each device that splits slots.
+    width = -(-(mixer.heads // tokens) // size) * size * tokens * one
     keys = mixer.key_heads * one
     if halo := 0 if mixer.shaped else sequence.halo_of(own, mixer.window):
       halos += 2 * keys * halo / own

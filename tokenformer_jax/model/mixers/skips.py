@@ -7,7 +7,7 @@ from flax import nnx
 
 from tokenformer_jax.config import ModelConfig, SoftmaxConfig
 from tokenformer_jax.model.attention import Attention
-from tokenformer_jax.model.layers import NoProjection, gain, gained
+from tokenformer_jax.model.layers import NoProjection, apply_gain, gain
 
 
 class SkipAttention(Attention):
@@ -36,11 +36,11 @@ class SkipAttention(Attention):
       return super().values(x_BxTxD, width)
     skipped = self.as_heads(x_BxTxD, (self.heads, width))
     projected = super().values(x_BxTxD, width)
-    return gained(self.input_gain, skipped) + gained(self.value_gain, projected)
+    return apply_gain(self.input_gain, skipped) + apply_gain(self.value_gain, projected)
 
   def output(self, heads_BxTxHxK: jax.Array) -> jax.Array:
     """Return the output [B, T, D] of heads."""
-    projected = gained(self.proj_gain, super().output(heads_BxTxHxK))
+    projected = apply_gain(self.proj_gain, super().output(heads_BxTxHxK))
     if self.heads_gain is None:
       return projected
-    return gained(self.heads_gain, self.as_heads(heads_BxTxHxK)) + projected
+    return apply_gain(self.heads_gain, self.as_heads(heads_BxTxHxK)) + projected
