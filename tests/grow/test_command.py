@@ -87,10 +87,12 @@ def test_the_target_says_where_it_came_from(home, grown):
   assert (meta.step, meta.updates, meta.contents) == (STEP, UPDATES, 'model')
   data = before.config.data
   spent = SEEN.samples / data.batch_size * flops.step_flops(before.config)
+  (ancestor,) = meta.lineage
+  assert ancestor.flops == pytest.approx(spent)
   assert meta.lineage == (
     Ancestor(
       *('grow', str(home / 'run'), STEP, before.config.model, GrowConfig(), UPDATES),
-      flops=pytest.approx(spent),
+      flops=ancestor.flops,
       tokens=SEEN.samples * data.sequence_length,
       run=before.run,
     ),

@@ -127,7 +127,7 @@ TRAIN_KEYS = {
   'a norm of no feed-forward part': (
     'train --config.model.layer.ffn.kind=none --config.model.layer.ffn_norm=rms',
     "ffn_norm is 'rms', which has a meaning for model.layer.ffn.kind=pattention or mlp or experts "
-    'and model.layer.wiring.kind=pre_norm or post_norm or skipless only, and this is none',
+    'only, and this is none',
   ),
   'a second norm of parallel parts': (
     'train --config.model.layer.wiring.kind=parallel --config.model.layer.ffn_norm=rms',

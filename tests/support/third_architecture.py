@@ -116,7 +116,6 @@ def model() -> ModelConfig:
   return dataclasses.replace(base, pattern=PATTERN, variants=variants)
 
 
-MODEL = model()
 
 # The same as changes of a config.
 CHANGES = {
@@ -134,3 +133,7 @@ def named() -> Iterator[None]:
     patch.setitem(config.MIXERS, 'recurrent', RecurrentConfig)
     patch.setitem(blocks.MIXERS, 'recurrent', Recurrent)
     yield
+
+
+with named():
+  MODEL = model()

@@ -180,9 +180,8 @@ def _check_keys() -> None:
     UserError: one does.
   """
   config_flag.check_left_out(_SET)
-  name = 'config.optim.schedule'
-  if name in flags.FLAGS and flags.FLAGS[name].present and flags.FLAGS[name].value != 'wsd':
+  if (schedule := config_flag.overrides.get('optim.schedule', 'wsd')) != 'wsd':
     raise UserError(
-      f'--{name}={flags.FLAGS[name].value} has no effect here, because all runs of a family keep '
+      f'--config.optim.schedule={schedule} has no effect here, because all runs of a family keep '
       'their rate constant and then decay (wsd); leave it out'
     )

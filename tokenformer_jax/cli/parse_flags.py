@@ -20,6 +20,9 @@ def parse(argv: Sequence[str]) -> list[str]:
   """
   if 'config' in flags.FLAGS:
     argv = [argv[0], *config_flag.take_overrides(argv[1:])]
+    if config_flag.overrides and not any(re.match('--?config(=|$)', word) for word in argv):
+      key = next(iter(config_flag.overrides))
+      raise UserError(f'--config.{key} changes a config; put --config=FILE before it')
   try:
     rest = flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as error:

@@ -25,6 +25,8 @@ def check(config: Config) -> None:
   scope.check_scope(config)
   check_model(config.model)
   check_stochastic_depth(config.model, config.optim.drop_path, 'optim.drop_path')
+  if not config.train.steps:
+    raise UserError('config.train.steps is 0; it must be greater than 0')
   profile_range(config.train)
   old_token_rate(config.optim)
   frozen_groups(config.optim)

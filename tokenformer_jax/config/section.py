@@ -179,7 +179,7 @@ def sections_of(field: FieldInfo) -> type | None:
   return annotation.section_type() if is_named else None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Key:
   """A check of one value: its choices, or the entries of a tuple, and its bounds.
 
@@ -200,6 +200,14 @@ class Key:
   most: float = math.inf
   below: float = math.inf
   bits: int = 32
+
+  def __repr__(self) -> str:
+    changed = [
+      f'{field.name}={value!r}'
+      for field in dataclasses.fields(self)
+      if (value := getattr(self, field.name)) != field.default
+    ]
+    return f'Key({", ".join(changed)})'
 
   @classmethod
   def from_field(cls, field: FieldInfo) -> 'Key':

@@ -229,7 +229,7 @@ def _once(names: tuple[str, ...]) -> tuple[str, ...]:
 class TrainConfig:
   """The length of the run, what it writes, and how the step is computed."""
 
-  steps: Int = key(1000, 'optimizer updates', above=0)
+  steps: Int = key(1000, 'optimizer updates', least=0)
   epochs: Float = key(
     0.0, 'passes over the training data, instead of steps, if greater than 0', least=0
   )

@@ -141,7 +141,7 @@ def find_model(folder: Path) -> ModelConfig | None:
     if not isinstance(stored, dict) or stored.get('model_type') != MODEL_TYPE:
       return None
     check_format(stored.get('format'), str(file))
-    model = config_lib.from_dict(ModelConfig, stored['tokenformer'])
+    model = config_lib.from_dict(config_lib.Config, {'model': stored['tokenformer']}).model
   except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
     reason = f'{type(error).__name__}: {error}'
     raise UserError(f'{file} is not the config of a model ({reason}); fetch it again') from error
