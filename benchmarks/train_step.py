@@ -38,7 +38,7 @@ def jax_step(size: Size, **train: str) -> Callable[[], None]:
 
   from tokenformer_jax import config, tasks  # noqa: PLC0415
   from tokenformer_jax.parallel import sharding  # noqa: PLC0415
-  from tokenformer_jax.steps import step  # noqa: PLC0415
+  from tokenformer_jax.steps import fit, step  # noqa: PLC0415
 
   values = config.to_config_dict(config.Config(model=model_config(size)))
   data = {'image_size': size.image} if size.image else {'sequence_length': size.length}
@@ -50,7 +50,7 @@ def jax_step(size: Size, **train: str) -> Callable[[], None]:
   mesh = sharding.make_mesh(resolved.mesh)
   task = tasks.make(resolved)
   program = step.make_program(task, resolved)
-  train_step = step.make_fitted_step(program, mesh)
+  train_step = fit.make_fitted_step(program, mesh)
   shardings = program.state_shardings(mesh)
   state = jax.jit(program.initial_state, out_shardings=shardings)(0)
   rng = np.random.default_rng(0)

@@ -11,6 +11,7 @@ import zstandard
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import corpus, packed, text, text_files, tokenizers
+from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.data.store import find, prepare
 from tokenformer_jax.errors import UserError
 
@@ -63,7 +64,7 @@ def test_the_last_part_of_a_lone_file_is_for_validation(
 
 def test_the_pieces_of_a_lone_file_are_short_and_end_where_lines_do(tmp_path, monkeypatch):
   monkeypatch.setattr(text, '_PIECE_BYTES', 1000)
-  source = text.open_source(_write(tmp_path / 'a.txt', LINES), 'text')
+  source = open_source(_write(tmp_path / 'a.txt', LINES), 'text')
   pieces = list(source.lone().pieces())
   assert max(len(piece.encode()) for piece in pieces) <= 1000, 'memory is not bounded'
   assert all(piece.endswith('\n') for piece in pieces), 'a piece tears a line'

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tokenformer_jax.data import shards, store
-from tokenformer_jax.data.shards import Tokens
+from tokenformer_jax.data.tokens import Tokens
 from tokenformer_jax.errors import UserError
 
 STORED = Path(__file__).parent / 'stored_store'  # of format 1, written by earlier code

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import corpus, part_writer, shards, tokenizers
+from tokenformer_jax.data import corpus, shard_writer, shards, tokenizers
 from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.data.store import Store, prepare
 from tokenformer_jax.errors import UserError
@@ -65,7 +65,7 @@ def test_every_document_is_in_one_split(tmp_path, tokenizer):
 @pytest.mark.parametrize('characters', [1, 100])
 def test_the_store_does_not_depend_on_the_batches(tmp_path, monkeypatch, characters):
   whole = prepare(_config(tmp_path))
-  monkeypatch.setattr(store_lib, '_BATCH_CHARACTERS', characters)
+  monkeypatch.setattr(shard_writer, 'BATCH_CHARACTERS', characters)
   batched = prepare(_config(tmp_path, cache_dir=str(tmp_path / 'other')))
   assert batched.digest == whole.digest, 'tokens depend on what is encoded together'
 
@@ -158,7 +158,7 @@ def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
   def full(self) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-  monkeypatch.setattr(part_writer.PartWriter, 'flush', full)
+  monkeypatch.setattr(shard_writer.PartWriter, 'flush', full)
   with pytest.raises(UserError, match=r'the disk is full.*config\.data\.cache_dir'):
     prepare(_config(tmp_path))
   assert not _unfinished(tmp_path), 'a failed build keeps the disk full'
@@ -340,7 +340,7 @@ def test_a_builder_that_was_replaced_publishes_nothing(tmp_path, monkeypatch):
 _SCRIPT = """
 import json, sys, time
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import store, text_files
+from tokenformer_jax.data import shard_writer, store, text_files
 
 def hang(self, texts=text_files.Files._texts):
   for i, document in enumerate(texts(self)):
@@ -351,7 +351,7 @@ def hang(self, texts=text_files.Files._texts):
 
 if sys.argv[2] == 'hang':
   text_files.Files._texts = hang
-  store._BATCH_CHARACTERS = 100
+  shard_writer.BATCH_CHARACTERS = 100
 print(store.prepare(DataConfig(**json.loads(sys.argv[1]))).digest)
 """
 

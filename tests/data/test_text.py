@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from tokenformer_jax.data import formats, packed, text_stdlib, text_tfds
-from tokenformer_jax.data.text import open_source
+from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.storage import paths, retry
 
@@ -335,7 +335,7 @@ def test_python_files_are_read_as_they_declare(tmp_path):
 
 _TFDS_SCRIPT = """
 import json, sys
-from tokenformer_jax.data.text import open_source
+from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.errors import UserError
 
 def read(spec, field='text', splits=('train',)):

@@ -15,7 +15,7 @@ import tiny_run
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data.corpus import open_corpus
-from tokenformer_jax.data.text import open_source
+from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.errors import TransientError, UserError
 
 TRAIN = [f'döcument {i} ' * (i % 7) for i in range(300)]

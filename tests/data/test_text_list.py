@@ -12,8 +12,8 @@ from pyarrow import parquet
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import corpus, text_unique
+from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.data.store import find, prepare
-from tokenformer_jax.data.text import open_source
 from tokenformer_jax.data.tokenizers import load
 from tokenformer_jax.errors import UserError
 

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import corpus, text_parquet
-from tokenformer_jax.data.text import open_source
+from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths, retry
 

@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from tokenformer_jax.data import formats, packed
-from tokenformer_jax.data.text import open_source
+from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.errors import UserError
 
 ROWS = [{'text': 'a, "b"\nc', 'n': '1'}, {'text': 'ä', 'n': '2'}]

@@ -107,7 +107,7 @@ class _Cases:
 
     from tokenformer_jax.errors import TransientError, UserError  # noqa: PLC0415
     from tokenformer_jax.runs import checkpoint, metrics  # noqa: PLC0415
-    from tokenformer_jax.steps import step  # noqa: PLC0415
+    from tokenformer_jax.steps import fit, step  # noqa: PLC0415
     from tokenformer_jax.storage import paths, retry  # noqa: PLC0415
     from tokenformer_jax.training import loop  # noqa: PLC0415
 
@@ -119,7 +119,7 @@ class _Cases:
     threading.Thread(target=self._bucket.serve_forever, daemon=True).start()
     os.environ |= self._bucket.environment
     retry.PAUSES = (0.001, 0.002, 0.004, 0.008)
-    step.make_fitted_step = _once(step.make_fitted_step, lambda program, mesh: program.config)
+    fit.make_fitted_step = _once(fit.make_fitted_step, lambda program, mesh: program.config)
     step.make_eval_step = _once(step.make_eval_step, lambda task, mesh: task.config)
     self._source = tiny_run.write_corpus(root / 'corpus')
     self._make_config = tiny_run.config

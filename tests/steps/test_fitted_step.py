@@ -254,7 +254,7 @@ def test_a_dense_model_has_no_scores_to_save():
 
 
 def test_a_cpu_does_not_choose(mesh):
-  step = step_lib.make_fitted_step(_program(), mesh)
+  step = fit.make_fitted_step(_program(), mesh)
   assert not isinstance(step, fit.FittedStep)
 
 

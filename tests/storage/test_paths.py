@@ -15,7 +15,7 @@ from outcomes import assert_same
 from pyarrow import parquet
 from trainers import trainer
 
-from tokenformer_jax.data import text
+from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
@@ -212,18 +212,18 @@ def test_text_is_read_there(bucket, tmp_path):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(content)
     bucket.buckets['bucket'][f'text/{name}'] = (next(bucket.generations), content)
-  ours = text.open_source('files:gs://bucket/text/**', 'text')
-  wanted = text.open_source(f'files:{tmp_path}/**', 'text')
+  ours = open_source('files:gs://bucket/text/**', 'text')
+  wanted = open_source(f'files:{tmp_path}/**', 'text')
   assert list(ours.documents()) == list(wanted.documents()) == ['one', 'two', '3']
   bucket.buckets['bucket']['text/.hidden/e.txt'] = (next(bucket.generations), b'four')
-  folder = text.open_source('files:gs://bucket/text/', 'text')
+  folder = open_source('files:gs://bucket/text/', 'text')
   assert list(folder.documents()) == ['one', 'two', '3'], 'a folder in a bucket is not its files'
   before = ours.fingerprint()
   bucket.buckets['bucket']['text/a.txt'] = (next(bucket.generations), b'own')
-  changed = text.open_source('files:gs://bucket/text/**', 'text').fingerprint()
+  changed = open_source('files:gs://bucket/text/**', 'text').fingerprint()
   assert changed != before, 'another text of the same length is taken for the same'
   with pytest.raises(UserError, match='matches no file'):
-    text.open_source('files:gs://bucket/nothing/*', 'text')
+    open_source('files:gs://bucket/nothing/*', 'text')
 
 
 @pytest.mark.parametrize('form', ['files', 'parquet'])
@@ -238,7 +238,7 @@ def test_a_folder_of_many_files_costs_one_listing(bucket, monkeypatch, form):
     name = f'many/{i:05}.{"jsonl" if form == "files" else "parquet"}'
     bucket.buckets['bucket'][name] = (next(bucket.generations), b'{"text": "a"}')
   monkeypatch.setattr(bucket_server._Handler, '_do', count)
-  source = text.open_source(f'{form}:gs://bucket/many/*', 'text')
+  source = open_source(f'{form}:gs://bucket/many/*', 'text')
   source.fingerprint()
   assert len(list(source.parts(2**27))) == 10_000
   assert len(asked) <= 4, f'10,000 files cost {len(asked)} calls, such as {asked[-1]}'
@@ -247,7 +247,7 @@ def test_a_folder_of_many_files_costs_one_listing(bucket, monkeypatch, form):
 def test_a_packed_file_is_read_in_few_calls(bucket, monkeypatch):
   content = os.urandom(300_000).hex().encode()
   bucket.buckets['bucket']['packed/a.txt.gz'] = (next(bucket.generations), gzip.compress(content))
-  source = text.open_source('files:gs://bucket/packed', 'text')
+  source = open_source('files:gs://bucket/packed', 'text')
   answer, asked = bucket_server._Handler._do, []
 
   def count(self, method, target, headers, body):
@@ -264,7 +264,7 @@ def test_a_parquet_file_is_read_there(bucket):
   buffer = io.BytesIO()
   parquet.write_table(pa.table({'text': texts}), buffer, row_group_size=100)
   bucket.buckets['bucket']['set/a.parquet'] = (next(bucket.generations), buffer.getvalue())
-  source = text.open_source('parquet:gs://bucket/set', 'text')
+  source = open_source('parquet:gs://bucket/set', 'text')
   with bucket.failing(methods=('GET',), most=1, matching='alt=media') as faults:
     assert list(source.documents()) == texts
   assert faults.failed, 'the test made nothing fail'

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from tokenformer_jax.config.trackers import TRACKERS, TrackerPlace
+from tokenformer_jax.trackers.feed import TRACKERS, TrackerEntry
 from tokenformer_jax.trackers.tracker import Tracker
 
 hanging = threading.Event()  # a test sets it at its end, so that no thread stays
@@ -67,5 +67,5 @@ class Slow(Remembering):
 
 def put(monkeypatch, tracker, name='wandb'):
   """Puts a class into the table under a name, for a test."""
-  monkeypatch.setitem(TRACKERS, name, TrackerPlace(f'{__name__}:{tracker.__name__}', 'json'))
+  monkeypatch.setitem(TRACKERS, name, TrackerEntry(tracker, 'json'))
   monkeypatch.setattr(Remembering, 'seen', [])

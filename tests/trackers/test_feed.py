@@ -5,10 +5,10 @@ import time
 import fake_trackers
 import pytest
 
-from tokenformer_jax.config.trackers import TRACKERS, TrackerPlace
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.trackers import feed
+from tokenformer_jax.trackers.feed import TRACKERS
 
 LINES = 50
 
@@ -124,6 +124,6 @@ def test_a_missing_package_is_one_sentence(monkeypatch, name):
 def test_a_folder_with_the_name_of_a_package_is_no_package(tmp_path, monkeypatch):
   (tmp_path / 'folder_of_a_tracker').mkdir()
   monkeypatch.syspath_prepend(tmp_path)
-  monkeypatch.setitem(TRACKERS, 'wandb', TrackerPlace('x:y', 'folder_of_a_tracker', 'wandb'))
+  monkeypatch.setitem(TRACKERS, 'wandb', TRACKERS['wandb']._replace(package='folder_of_a_tracker'))
   with pytest.raises(UserError, match='needs the package folder_of_a_tracker'):
     feed.check_installed(('wandb',))

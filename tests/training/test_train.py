@@ -16,7 +16,8 @@ from outcomes import assert_same, losses
 from trainers import trainer
 
 from tokenformer_jax import tasks
-from tokenformer_jax.data import order, text
+from tokenformer_jax.data import order
+from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding import perplexity, score, trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import runs as laws_runs
@@ -176,7 +177,7 @@ def test_fine_tuning_on_other_text_starts_where_the_model_is(make, tmp_path, one
   at_birth = losses(tmp_path / 'second', 'eval/loss')[150]
   model = trained.load(str(tmp_path / 'first'))
   scorer = score.Scorer(model.definition, model.params, model.mesh, max_length=32)
-  documents = text.open_source(f'files:{other}/*', 'text').documents()
+  documents = open_source(f'files:{other}/*', 'text').documents()
   expected = perplexity.measure(scorer, model.tokenizer, documents).loss
   assert abs(at_birth - expected) < 0.1 * expected, 'the new text is encoded by another tokenizer'
 

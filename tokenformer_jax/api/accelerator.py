@@ -46,7 +46,9 @@ def use_accelerator() -> str:
       f'pip has replaced {", ".join(replaced)}, which this session has loaded; restart the session '
       '(Runtime → Restart session) and run the cells again'
     )
-  backend = importlib.import_module('jax').default_backend()
+  import jax  # noqa: PLC0415 (its plugins are installed now)
+
+  backend = jax.default_backend()
   if extra and backend == 'cpu':
     raise UserError(
       f'this machine has an accelerator that jax {metadata.version("jax")} with jax[{extra}] does '

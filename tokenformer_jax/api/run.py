@@ -27,8 +27,9 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.arguments import FILLED, Path
 from tokenformer_jax.config.section import Count, Key, Natural
+from tokenformer_jax.convert import to_hf, to_run
 from tokenformer_jax.data import tokenizers
-from tokenformer_jax.decoding import evaluation
+from tokenformer_jax.decoding import chats, evaluation
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
@@ -112,8 +113,6 @@ def bring(
     UserError: the model is of no known family or has an option that we do not have, a tensor is
       missing, the tokenizer does not fit, or the target exists. Nothing is written then.
   """
-  from tokenformer_jax.convert import to_run  # noqa: PLC0415 (only for other models)
-
   options = {'sequence_length': sequence_length, 'dtype': dtype, 'allow_nonfinite': allow_nonfinite}
   directory = paths.parse_path(target)
   to_run.to_jax(paths.local(source), directory, tokenizer=os.fspath(tokenizer), **options)
@@ -272,8 +271,6 @@ class Run(Growable, Viewable):
     Raises:
       UserError: the run was not trained on conversations, or its template refuses the messages.
     """
-    from tokenformer_jax.decoding import chats  # noqa: PLC0415 (only for conversations)
-
     template = chats.find_template(self.meta, self.directory)
     sampling = Sampling(temperature, top_k, top_p, seed)
     request = TextRequest('', length, sampling, tuple(stop), max_length)
@@ -459,8 +456,6 @@ class Run(Growable, Viewable):
       UserError: the target exists, the run is not a language model, or the PyTorch files do not
         have a part of its model. Nothing is written then.
     """
-    from tokenformer_jax.convert import to_hf  # noqa: PLC0415 (only for other libraries)
-
     options = {'dtype': dtype, 'allow_nonfinite': allow_nonfinite}
     to_hf.convert_run(self.source, paths.local(target), **options)
 

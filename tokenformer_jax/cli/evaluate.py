@@ -18,7 +18,7 @@ from absl import flags
 from tokenformer_jax.cli import flag_uses
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli.flag_uses import Use
-from tokenformer_jax.data import text
+from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding import evaluation, length, trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
   # Report mistakes in the tasks before the model loads.
   tasks = evaluation.find_tasks(values.tasks, values.include_path)
   if values.text:  # Report a wrong name before the model loads, which has the run's text_field.
-    text.open_source(values.text, 'text', '--text')
+    open_source(values.text, 'text', '--text')
   model = trained.load(
     values.source, values.token_shards, clip_positions=values.clip_positions, groups=values.groups
   )
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
   length.say_length(model.config, scorer.max_length)
   documents = None
   if values.text:
-    documents = text.open_source(values.text, model.config.data.text_field, '--text').documents()
+    documents = open_source(values.text, model.config.data.text_field, '--text').documents()
   report = evaluation.evaluate(
     model,
     scorer,

@@ -28,10 +28,11 @@ from tokenformer_jax.cli import config_flag, flag_uses
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli.flag_uses import Use
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.family import make, picture, result, ways
+from tokenformer_jax.family import forecast, make, picture, result, ways
 from tokenformer_jax.family.jobs import Family, Job
 from tokenformer_jax.laws import grid_runs, points
 from tokenformer_jax.parallel import hosts, messages
+from tokenformer_jax.plan import topology
 from tokenformer_jax.storage import paths
 
 _MOST_EXAMPLES = 2**16
@@ -130,9 +131,6 @@ def main(argv: Sequence[str]) -> int:
 
 def _read_forecast() -> Callable[[Sequence[Job], Sequence[Job]], str]:
   """Return a function that forecasts a family, and its sizes apart, as the flags ask for."""
-  from tokenformer_jax.family import forecast  # noqa: PLC0415 (brings the planner)
-  from tokenformer_jax.plan import topology  # noqa: PLC0415
-
   values = flags.FLAGS
   law = forecast.read_law(values.law) if values.law else None
   on = topology.parse(values.topology, values.slices) if values.topology else None

@@ -22,7 +22,8 @@ from absl import flags
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.data import held_out, text
+from tokenformer_jax.data import held_out
+from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.inspection import picture, report
@@ -77,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
   cli.output_file('out', paths.PICTURES)
   cli.output_file('json')
   if values.text.startswith('files:'):  # Report a wrong name before the model loads.
-    text.open_source(values.text, 'text', '--text')
+    open_source(values.text, 'text', '--text')
   if values.out:
     picture.check()
   model = load(values.source)
@@ -159,7 +160,7 @@ def _read_text(model: Trained) -> Texts:
   """
   values, config, tokenizer = flags.FLAGS, model.meta.config, model.tokenizer
   if values.text.startswith('files:'):
-    documents = text.open_source(values.text, config.data.text_field, '--text').documents()
+    documents = open_source(values.text, config.data.text_field, '--text').documents()
     corpus = held_out.first_tokens(documents, tokenizer, values.corpus_tokens)
     corpus_name = values.text
   else:

@@ -19,7 +19,8 @@ from absl import flags
 
 from tokenformer_jax.cli import config_flag
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.data import mixture, shards, store
+from tokenformer_jax.data import beam, mixture, shards, store
+from tokenformer_jax.data.shard_writer import NAMED_BAD
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.parallel.messages import say
 
@@ -65,8 +66,6 @@ def main(argv: Sequence[str]) -> None:
   if values.beam:
     if values.workers:
       raise UserError('--workers and --beam are both given; --beam has the number of its workers')
-    from tokenformer_jax.data import beam  # noqa: PLC0415 (few builds need it)
-
     beam.read_options(values.beam)
   workers = values.workers or len(os.sched_getaffinity(0))
   os.environ['RAYON_NUM_THREADS'] = str(workers)  # for text of one shard
@@ -92,4 +91,4 @@ def _report_bad(made: store.Store) -> None:
   for text in named:
     say(f'left out: {text}')
   if more := sum(shard.bad_documents for shard in found) - len(named):
-    say(f'left out: {more:,} more; {made.path}/meta.json names up to {store.NAMED_BAD} of a shard')
+    say(f'left out: {more:,} more; {made.path}/meta.json names up to {NAMED_BAD} of a shard')

@@ -22,6 +22,7 @@ from tokenformer_jax.config.feed_forward import (
   NoFeedForwardConfig,
   RouterConfig,
 )
+from tokenformer_jax.config.groups import frozen_groups
 from tokenformer_jax.config.layer import (
   LayerConfig,
   ParallelConfig,
@@ -54,7 +55,6 @@ from tokenformer_jax.config.model import InitConfig, Layers, ModelConfig, draws,
 from tokenformer_jax.config.names import choices, keys_named, lookup, type_of
 from tokenformer_jax.config.optim import (
   OptimConfig,
-  frozen_groups,
   old_token_rate,
   restarts_schedule,
   skip_window,
@@ -91,13 +91,10 @@ from tokenformer_jax.config.sections import (
   MeshConfig,
   SourceConfig,
   Sources,
-  Stage,
   TrainConfig,
-  at_stage,
   profile_range,
-  stages,
-  stages_after,
 )
+from tokenformer_jax.config.stages import Stage, at_stage, stages, stages_after
 from tokenformer_jax.config.values import (
   defaults,
   from_dict,

@@ -8,8 +8,9 @@ from tokenformer_jax.config.check_model import (
   check_receptive_field,
   check_stochastic_depth,
 )
+from tokenformer_jax.config.groups import frozen_groups
 from tokenformer_jax.config.model import ModelConfig
-from tokenformer_jax.config.optim import OptimConfig, frozen_groups, old_token_rate
+from tokenformer_jax.config.optim import OptimConfig, old_token_rate
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.sections import DataConfig, profile_range
 from tokenformer_jax.errors import UserError

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 
 from tokenformer_jax.config.model import ModelConfig
-from tokenformer_jax.config.optim import OptimConfig, frozen_groups
+from tokenformer_jax.config.optim import OptimConfig
 from tokenformer_jax.config.pattention import (
   NoProjectionConfig,
   TokenGroup,
@@ -60,6 +60,15 @@ def in_order(numbers: Collection[int], where: str, what: str = 'groups') -> tupl
     noun = what.removesuffix('s')
     raise UserError(f'{where} names {noun} {twice} twice; name every {noun} once')
   return tuple(sorted(numbers))
+
+
+def frozen_groups(optim: OptimConfig) -> tuple[int, ...]:
+  """Return the numbers of the groups that do not train.
+
+  Raises:
+    UserError: `optim.frozen_groups` has another form.
+  """
+  return parse_numbers(optim.frozen_groups, 'config.optim.frozen_groups')
 
 
 def as_text(numbers: Collection[int]) -> str:

@@ -7,14 +7,12 @@ The weights of all sources add up to 1 at every step.
 import dataclasses
 import fractions
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.section import Str, section
 from tokenformer_jax.config.sections import DataConfig, Sources
 from tokenformer_jax.errors import UserError
-
-if TYPE_CHECKING:
-  from tokenformer_jax.config.run import Config
 
 _TOLERANCE = fractions.Fraction(1, 10**6)  # of a sum of weights, for thirds in decimals
 _MOST = 10**9  # the largest denominator of a weight
@@ -121,7 +119,7 @@ def _at(points: dict[int, fractions.Fraction], step: int) -> fractions.Fraction:
   return points[before] + part * (points[after] - points[before])
 
 
-def check(config: 'Config') -> None:
+def check(config: Config) -> None:
   """Check the sources of a mixture: their names, their weights, and the keys that they replace.
 
   Raises:

@@ -1,7 +1,6 @@
 """The section `optim`: the optimizer, its learning rate, and the loss that it minimizes."""
 
 import math
-import pkgutil
 from typing import Literal
 
 from tokenformer_jax.config.section import Bool, Float, Int, Long, Str, key, section
@@ -121,15 +120,3 @@ def old_token_rate(optim: OptimConfig) -> float:
       'with a factor X greater than 0, for example scale:0.1'
     )
   return rate
-
-
-def frozen_groups(optim: OptimConfig) -> tuple[int, ...]:
-  """Return the numbers of the groups that do not train.
-
-  Raises:
-    UserError: `optim.frozen_groups` has another form.
-  """
-  if not optim.frozen_groups:
-    return ()
-  parse = pkgutil.resolve_name('tokenformer_jax.config.groups:parse_numbers')
-  return parse(optim.frozen_groups, 'config.optim.frozen_groups')

@@ -1,9 +1,8 @@
 """The sections `mesh`, `data`, `train`, `grow` and `distill` of a run's config."""
 
 import dataclasses
-import pkgutil
 from collections.abc import Collection
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
@@ -176,43 +175,6 @@ class DataConfig:
   def has_stages(self) -> bool:
     """Return whether batches have sizes over steps."""
     return bool(self.batch_size_by_step or self.sequence_length_by_step)
-
-
-class Stage(NamedTuple):
-  """The batches of the steps after `first`, until the next stage."""
-
-  first: int  # the number of steps before them
-  batch_size: int
-  sequence_length: int
-
-
-def stages(data: DataConfig) -> tuple[Stage, ...]:
-  """Return the stages of a run: steps whose batches have one size. The first begins at step 0.
-
-  Raises:
-    UserError: see `config.stages.read`.
-  """
-  if not data.has_stages:
-    return (Stage(0, data.batch_size, data.sequence_length),)
-  return pkgutil.resolve_name('tokenformer_jax.config.stages:read')(data)
-
-
-def stages_after(data: DataConfig, step: int) -> tuple[Stage, ...]:
-  """Return the stages of the steps after one; the first of them begins there."""
-  found = stages(data)
-  passed = sum(stage.first <= step for stage in found)
-  return (found[passed - 1]._replace(first=step), *found[passed:])
-
-
-def at_stage(data: DataConfig, stage: Stage) -> DataConfig:
-  """Return the config of a stage's data as that of a run without other stages."""
-  return dataclasses.replace(
-    data,
-    batch_size=stage.batch_size,
-    sequence_length=stage.sequence_length,
-    batch_size_by_step='',
-    sequence_length_by_step='',
-  )
 
 
 Tracker = Literal['tensorboard', 'wandb', 'trackio', 'mlflow']

@@ -3,20 +3,26 @@
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from tokenformer_jax.config.mixture import shares
-from tokenformer_jax.config.sections import DataConfig, Stage, at_stage, stages
+from tokenformer_jax.config.run import Config
+from tokenformer_jax.config.sections import DataConfig
 from tokenformer_jax.errors import UserError
-
-if TYPE_CHECKING:
-  from tokenformer_jax.config.run import Config
 
 _POINT = re.compile(r'(\d+):(\d+)')
 
 
-def read(data: DataConfig) -> tuple[Stage, ...]:
-  """Return the stages that the points of both keys make.
+class Stage(NamedTuple):
+  """The batches of the steps after `first`, until the next stage."""
+
+  first: int  # the number of steps before them
+  batch_size: int
+  sequence_length: int
+
+
+def stages(data: DataConfig) -> tuple[Stage, ...]:
+  """Return the stages of a run: steps whose batches have one size. The first begins at step 0.
 
   Raises:
     UserError: points have another form, or lengths do not fit `data.sequence_length`.
@@ -31,6 +37,24 @@ def read(data: DataConfig) -> tuple[Stage, ...]:
     if not found or stage[1:] != found[-1][1:]:
       found.append(stage)
   return tuple(found)
+
+
+def stages_after(data: DataConfig, step: int) -> tuple[Stage, ...]:
+  """Return the stages of the steps after one; the first of them begins there."""
+  found = stages(data)
+  passed = sum(stage.first <= step for stage in found)
+  return (found[passed - 1]._replace(first=step), *found[passed:])
+
+
+def at_stage(data: DataConfig, stage: Stage) -> DataConfig:
+  """Return the config of a stage's data as that of a run without other stages."""
+  return dataclasses.replace(
+    data,
+    batch_size=stage.batch_size,
+    sequence_length=stage.sequence_length,
+    batch_size_by_step='',
+    sequence_length_by_step='',
+  )
 
 
 def _points(data: DataConfig, name: str) -> dict[int, int]:
@@ -76,7 +100,7 @@ def _check_lengths(data: DataConfig, lengths: dict[int, int]) -> None:
       )
 
 
-def check(config: 'Config', check_sizes: Callable[['Config'], None]) -> None:
+def check(config: Config, check_sizes: Callable[[Config], None]) -> None:
   """Check every stage by `check_sizes`, as the config of a whole run.
 
   Raises:

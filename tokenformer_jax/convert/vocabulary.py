@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.convert import hub_tokenizer
-from tokenformer_jax.data import tokenizers
+from tokenformer_jax.data import chat_template, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
@@ -62,8 +62,6 @@ def find_chat(data: DataConfig) -> dict[str, Any] | None:
 
   A template that cannot be used is named in a message.
   """
-  from tokenformer_jax.data import chat_template  # noqa: PLC0415 (only for folders)
-
   if not chat_template.has_own(data):
     return None
   try:

@@ -12,7 +12,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tokenformer_jax.data import shards, store, tokenizers
+from tokenformer_jax.data import shards, tokenizers
+from tokenformer_jax.data.shard_writer import Job, record_name
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths, retry
 
@@ -56,7 +57,7 @@ def read_options(flags: str) -> 'PipelineOptions':
 
 
 def write_shards(
-  jobs: Sequence[store.Job], tokenizer: tokenizers.Tokenizer, flags: str
+  jobs: Sequence[Job], tokenizer: tokenizers.Tokenizer, flags: str
 ) -> Iterator[shards.Shard]:
   """Yield the shards of jobs, in their order, when the pipeline has written all of them.
 
@@ -84,12 +85,12 @@ def write_shards(
     yield shard
 
 
-def _write(job: store.Job, content: str) -> None:
+def _write(job: Job, content: str) -> None:
   """Write a shard, or record what is wrong with its text."""
   try:
     job.write(_tokenizer(content))
   except UserError as error:
-    shards.put_json(job.folder, store.record_name(job.name), {'error': str(error)})
+    shards.put_json(job.folder, record_name(job.name), {'error': str(error)})
 
 
 @functools.cache
@@ -98,9 +99,9 @@ def _tokenizer(content: str) -> tokenizers.Tokenizer:
   return tokenizers.from_json(json.loads(content))
 
 
-def _reason(job: store.Job) -> str:
+def _reason(job: Job) -> str:
   """Return why a shard is missing."""
-  record = job.folder / store.record_name(job.name)
+  record = job.folder / record_name(job.name)
   if paths.exists(record) and (error := json.loads(record.read_text('utf-8')).get('error')):
     return error
   return (

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from tokenformer_jax.data.shards import Tokens
+from tokenformer_jax.data.tokens import Tokens
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.storage import paths, retry
 

@@ -13,17 +13,16 @@ import fractions
 import functools
 import hashlib
 import json
-import pkgutil
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import packed, text
+from tokenformer_jax.data.chat_template import Template, find_template
+from tokenformer_jax.data.sources import PLUS, open_source
+from tokenformer_jax.data.text_unique import Unique
 from tokenformer_jax.data.tokenizers import Spans
 from tokenformer_jax.errors import UserError
-
-if TYPE_CHECKING:
-  from tokenformer_jax.data.chat_template import Template
 
 SPLITS = ('train', 'validation')
 
@@ -32,8 +31,6 @@ UNIT_BYTES = 128 * 2**20  # of text, tokenized into one shard
 _LONGEST_WHOLE = 16 * 2**20  # characters; a longer document is encoded in pieces
 _CHUNK_CHARACTERS = 2**20
 _HASHES = 2**64
-_FIND_TEMPLATE = 'tokenformer_jax.data.chat_template:find_template'
-_UNIQUE = 'tokenformer_jax.data.text_unique:Unique'
 _HELD_OUT = ('validation', 'test', 'train')  # TFDS splits in order of preference
 _T = TypeVar('_T')
 
@@ -66,7 +63,7 @@ class Corpus:
   validation: text.Source | None
   fraction: float  # the part of `source` for validation if `validation` is None
   bad: text.Bad = text.refuse  # called for a document that cannot be read, to plan without it
-  template: 'Template | None' = None  # makes text of documents that are conversations
+  template: Template | None = None  # makes text of documents that are conversations
 
   def fingerprint(self) -> Any:
     """Return a value that changes when the text of a source changes."""
@@ -154,7 +151,7 @@ class Unit:
   split: str = ''
   share: float | fractions.Fraction = 0.0
   ranges: tuple[Range, ...] = ()
-  template: 'Template | None' = None
+  template: Template | None = None
 
   def fingerprint(self) -> str:
     """Return a hash of what the pieces depend on."""
@@ -185,7 +182,7 @@ def open_corpus(config: DataConfig) -> Corpus:
   Raises:
     UserError: a source has another form or matches nothing, or both sources share a text.
   """
-  template = pkgutil.resolve_name(_FIND_TEMPLATE)(config) if config.rows == 'chat' else None
+  template = find_template(config) if config.rows == 'chat' else None
   source = _open(config.source, config, config.rows, config.setting('source'), ('train',))
   name, held_out = config.setting('validation_source'), None
   if config.validation_source:
@@ -202,7 +199,7 @@ def open_corpus(config: DataConfig) -> Corpus:
     if one.validation_source
   ]
   known = (held_out, *of_others) if held_out else tuple(of_others)
-  unique = functools.partial(pkgutil.resolve_name(_UNIQUE), size=UNIT_BYTES)
+  unique = functools.partial(Unique, size=UNIT_BYTES)
   return dataclasses.replace(
     corpus,
     source=unique(source, config.setting('source'), known),
@@ -214,7 +211,7 @@ def _open(
   spec: str, config: DataConfig, rows: str, setting: str, splits: tuple[str, ...] = _HELD_OUT
 ) -> text.Source:
   text_field = text.CHAT if rows == 'chat' else config.text_field
-  return text.open_source(spec, text_field, setting, splits)
+  return open_source(spec, text_field, setting, splits)
 
 
 class _Place(NamedTuple):
@@ -240,7 +237,7 @@ def check_apart(texts: Iterable[tuple[DataConfig, Corpus | None]]) -> None:
     opened = (corpus.source, corpus.validation) if corpus else (None, None)
     for key, source in zip(('source', 'validation_source'), opened, strict=True):
       value = getattr(config, key)
-      specs = value.split(text.PLUS) if value else ()
+      specs = value.split(PLUS) if value else ()
       members = source.members() if source else [None] * len(specs)
       places += [
         _Place(config.setting(key), value, spec.strip(), member)
@@ -295,7 +292,7 @@ def _groups(parts: Iterable[tuple[_T, int]], size: int) -> Iterator[tuple[_T, ..
   yield tuple(group)
 
 
-def _rendered(document: str, split: str, template: 'Template', bad: text.Bad) -> Iterator[Piece]:
+def _rendered(document: str, split: str, template: Template, bad: text.Bad) -> Iterator[Piece]:
   """Yield the text of a conversation, unless it cannot be written: then `bad` is called."""
   try:
     found = template.render(json.loads(document), place=getattr(document, 'place', ''))

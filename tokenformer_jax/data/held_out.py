@@ -5,7 +5,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import marks, store, text, tokenizers
+from tokenformer_jax.config.mixture import shares, source_configs
+from tokenformer_jax.data import marks, store, tokenizers
+from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.errors import TransientError, UserError
 
 
@@ -25,7 +27,7 @@ def held_out_tokens(
     if existing is not None:
       found = np.asarray(existing.validation[:needed], np.int32)
       return marks.plain(found), 'held-out text of the run'
-  documents = text.open_source('stdlib', '').documents()
+  documents = open_source('stdlib', '').documents()
   return first_tokens(documents, tokenizer, needed), 'text of the Python standard library'
 
 
@@ -33,8 +35,6 @@ def _sources(data: DataConfig) -> list[DataConfig]:
   """Return the config of each source of a run, that with the largest weight in the end first."""
   if not data.mixture:
     return [data]
-  from tokenformer_jax.config.mixture import shares, source_configs  # noqa: PLC0415 (only for mixtures)
-
   configs, weights = source_configs(data), shares(data.mixture).last
   return [configs[name] for name in sorted(configs, key=lambda name: -weights[name])]
 

@@ -191,7 +191,7 @@ def _digits(data: DataConfig) -> Any:
   """Return the TFDS builder of the built-in digits; prepare the digits if they do not exist yet."""
   import tensorflow_datasets as tfds  # noqa: PLC0415 (slow, and only needed here)
 
-  from tokenformer_jax.data.digits import digits  # noqa: PLC0415
+  from tokenformer_jax.data.digits import digits  # noqa: PLC0415 (imports it as well)
 
   tfds.disable_progress_bar()
   folder = store.cache_folder(data) / 'tfds'

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tokenformer_jax.data import store
 from tokenformer_jax.runs import lease
 from tokenformer_jax.storage import paths
 
@@ -47,8 +46,8 @@ def _is_unfinished(folder: Path) -> bool:
 def _build_state(folder: Path) -> Any:
   """Return a value that changes while a build runs, or None if its owner is surely dead."""
   try:
-    owner = lease.state(store.lease_directory(folder))
-    if owner is None and store.lease_directory(folder).exists():
+    owner = lease.state(lease.directory_beside(folder))
+    if owner is None and lease.directory_beside(folder).exists():
       return None
     return owner, sorted((str(file), file.stat().st_size) for file in folder.rglob('*'))
   except OSError as error:

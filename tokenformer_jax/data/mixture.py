@@ -33,8 +33,9 @@ from tokenformer_jax.config.mixture import Shares, shares, source_configs
 from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.data.corpus import Corpus, check_apart
 from tokenformer_jax.data.order import Position
-from tokenformer_jax.data.shards import Store, Tokens
+from tokenformer_jax.data.shards import Store
 from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.data.tokens import Tokens
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.storage import paths, retry, sealed

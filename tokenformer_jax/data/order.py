@@ -24,9 +24,10 @@ from absl import flags
 from grain.experimental import index_shuffle
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data.shards import Store, Tokens
+from tokenformer_jax.data.shards import Store
 from tokenformer_jax.data.store import prepare, window_count
 from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.data.tokens import Tokens
 from tokenformer_jax.errors import UserError, counted
 
 NO_TOKEN = -1  # fills those rows of the last validation batch that have no sample

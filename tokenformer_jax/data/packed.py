@@ -12,7 +12,7 @@ import io
 import os
 import shlex
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Any, Protocol
 
 import zstandard
@@ -90,6 +90,34 @@ def held_at_most(path: str) -> int:
   if not is_packed(path):
     return LONGEST_DOCUMENT
   return min(LONGEST_DOCUMENT, _largest_window(path))
+
+
+def lines(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
+  """Yield the lines of a file without line ends. Join the pieces of a long line only once."""
+  pieces, length, limit = [], 0, Limit(path)
+  for chunk in chunks:
+    first, *others = chunk.split(b'\n')
+    pieces.append(first)
+    length += len(first)
+    if not limit.allows(length):
+      raise too_long(path)
+    for other in others:
+      joined = [b''.join(pieces)]
+      pieces.clear()
+      yield joined.pop()  # Only the caller has the line.
+      pieces, length = [other], len(other)
+  yield b''.join(pieces)
+
+
+def too_long(path: str) -> UserError:
+  """Return the error for a document of more bytes than may be in memory."""
+  most = held_at_most(path)
+  share = '' if most == LONGEST_DOCUMENT else ' in a packed file of its size'
+  return UserError(
+    f'{path} has a document of more than {most >> 20} MiB, the limit for one document{share}, '
+    'because a document is held in memory; split the text into lines of a .jsonl file, or make it '
+    'the only file of the source, which is read in pieces'
+  )
 
 
 def _largest_window(path: str) -> int:

@@ -3,44 +3,49 @@
 A store in the cache has a name with a hash of everything that determines its content, so runs reuse
 a matching store and never change it. Its shards are written one by one, each with a record of what
 it holds, and `meta.json` last: see data/shards.py. A build that was interrupted continues after the
-last record; shards are the same bytes whoever writes them. `_BATCH_CHARACTERS` and the longest
-document bound the memory; a source of one text file is read in pieces.
+last record; shards are the same bytes whoever writes them. `shard_writer.BATCH_CHARACTERS` and the
+longest document bound the memory; a source of one text file is read in pieces.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import errno
 import functools
 import hashlib
 import os
-import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tqdm
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import part_writer, shards, text, tokenizers
-from tokenformer_jax.data.corpus import SPLITS, Corpus, Piece, Unit, open_corpus
+from tokenformer_jax.data import (
+  beam,
+  named_store,
+  processes,
+  shard_writer,
+  shards,
+  text,
+  tokenizers,
+)
+from tokenformer_jax.data.corpus import SPLITS, Corpus, Unit, open_corpus
+from tokenformer_jax.data.leftovers import Leftovers
+from tokenformer_jax.data.shard_writer import Job
 from tokenformer_jax.data.shards import ChangedError, Index, Shard, Store
 from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.data.tokens import Tokens
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.runs import lease
-from tokenformer_jax.storage import paths, retry, sealed
+from tokenformer_jax.storage import paths, retry
 
 _FORMAT = 1  # version of the tokenization
-NAMED_BAD = 100  # documents that cannot be read, of those that the index describes a shard's
-_BATCH_CHARACTERS = 4 * 2**20  # characters of the documents that are encoded together
-_LEFTOVERS = 'tokenformer_jax.data.leftovers:Leftovers'
-_T = TypeVar('_T')
 
 
-def window_count(tokens: np.ndarray | shards.Tokens, sequence_length: int) -> int:
+def window_count(tokens: np.ndarray | Tokens, sequence_length: int) -> int:
   """Return the number of sequences of tokens; a sequence needs one more token for its targets."""
   return max(0, (len(tokens) - 1) // sequence_length)
 
@@ -59,8 +64,6 @@ def prepare(
     TransientError: reading or writing kept failing with errors that may pass.
   """
   if config.store:
-    from tokenformer_jax.data import named_store  # noqa: PLC0415 (only for such runs)
-
     return named_store.open_named(config, tokenizer, cache_folder(config))
   return _build(_Builder(config, open_text(config), progress, tokenizer))
 
@@ -132,8 +135,6 @@ def find(config: DataConfig, tokenizer: Tokenizer) -> Store | None:
     UserError: the text cannot be read.
   """
   if config.store:
-    from tokenformer_jax.data import named_store  # noqa: PLC0415 (only for such runs)
-
     return named_store.open_named(config, tokenizer, cache_folder(config))
   return _Builder(config, open_corpus(config), progress=False, tokenizer=tokenizer).find()
 
@@ -162,8 +163,6 @@ def store_folder(config: DataConfig, tokenizer: Tokenizer | None = None) -> path
     UserError: the text or the tokenizer cannot be read.
   """
   if config.store:
-    from tokenformer_jax.data import named_store  # noqa: PLC0415 (only for such runs)
-
     return named_store.folder(config)
   return _Builder(config, open_corpus(config), progress=False, tokenizer=tokenizer).path
 
@@ -198,8 +197,6 @@ class _Builder:
       UserError: the folder that the config names has other files.
     """
     if self.config.store:
-      from tokenformer_jax.data import named_store  # noqa: PLC0415 (only for such runs)
-
       named_store.check_folder(self.path)
       is_there = paths.exists(self.path / 'meta.json')
       return prepare(self.config, self.tokenizer) if is_there else None
@@ -241,7 +238,7 @@ class _Builder:
         paths.remove(self.path)
       leftovers = None
       if not self.config.store and _has_neighbours(self.path):
-        leftovers = pkgutil.resolve_name(_LEFTOVERS)(self.path)
+        leftovers = Leftovers(self.path)
       self.path.mkdir(exist_ok=True)
       try:
         shards.remove_temporaries(self.path)
@@ -291,14 +288,14 @@ class _Builder:
     shards.put_json(self.path, 'meta.json', dataclasses.asdict(index))
     for shard in index.shards:
       with contextlib.suppress(Exception):  # Nothing reads the record of a complete store.
-        (self.path / record_name(shard.name)).unlink()
+        (self.path / shard_writer.record_name(shard.name)).unlink()
 
   def _key(self, unit: Unit, tokenizer: Tokenizer) -> str:
     """Return a hash of everything that determines a shard."""
     fingerprint = tokenizer.document_fingerprint
     return text.digest((_FORMAT, unit.fingerprint(), self.config.text_field, fingerprint))
 
-  def _write_shards(self, jobs: list['Job'], tokenizer: Tokenizer) -> list[Shard]:
+  def _write_shards(self, jobs: list[Job], tokenizer: Tokenizer) -> list[Shard]:
     """Write the shards that are not there yet, and return all."""
     sizes = paths.sizes(self.path)
     found = {job.name: shard for job in jobs if (shard := job.find(sizes))}
@@ -312,20 +309,16 @@ class _Builder:
     return [found[job.name] for job in jobs]
 
   def _written(
-    self, jobs: list['Job'], tokenizer: Tokenizer, update: Callable[[int], Any]
+    self, jobs: list[Job], tokenizer: Tokenizer, update: Callable[[int], Any]
   ) -> Iterator[Shard]:
     """Yield shards while they are written; `update` is called with the bytes of text."""
     if not self.beam and (self.workers == 1 or len(jobs) < 2):
       yield from (job.write(tokenizer, update) for job in jobs)
       return
-    jobs = [dataclasses.replace(job, batch=_BATCH_CHARACTERS // 8) for job in jobs]
+    jobs = [dataclasses.replace(job, batch=shard_writer.BATCH_CHARACTERS // 8) for job in jobs]
     if self.beam:
-      from tokenformer_jax.data import beam  # noqa: PLC0415 (few builds need it)
-
       written = beam.write_shards(jobs, tokenizer, self.beam)
     else:
-      from tokenformer_jax.data import processes  # noqa: PLC0415 (a training run needs none)
-
       writes = [job.write for job in jobs]
       written = processes.write_shards(writes, tokenizer, min(self.workers, len(jobs)))
     for shard in written:
@@ -367,102 +360,6 @@ class _Builder:
       say(f'{exception} ({counted(train, "document")} to train on, {held_out} held out)')
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-  """The writing of one shard: its unit of text, and a hash of everything that determines it."""
-
-  folder: paths.Path
-  name: str
-  unit: Unit
-  key: str
-  dtype: str
-  skip_bad: bool = False
-  batch: int = 0  # characters that are encoded together. 0: `_BATCH_CHARACTERS`
-
-  def find(self, found: dict[str, int]) -> Shard | None:
-    """Return the shard if an earlier build wrote it; `found` has the sizes of the store's files."""
-    name = record_name(self.name)
-    if name not in found:
-      return None
-    try:
-      record = sealed.load((self.folder / name).read_bytes())
-      shard = Shard.from_json(record['shard'])
-      whole = all(
-        found.get(shard.file(split)) == part.tokens * np.dtype(self.dtype).itemsize
-        for split, part in shard.splits.items()
-        if part.tokens
-      )
-      whole = whole and (self.skip_bad or not shard.bad_documents)
-      return shard if record['key'] == self.key and whole else None
-    except (ValueError, LookupError, TypeError, AttributeError):
-      return None  # A power cut can leave a file without content.
-
-  def write(self, tokenizer: Tokenizer, update: Callable[[int], Any] = lambda _: None) -> Shard:
-    """Write the shard and its record; `update` is called with the bytes of each batch."""
-    bad = _LeftOut()
-    leave_out = bad.add if self.skip_bad else text.refuse
-    with shards.temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
-      writers = {}
-      for split in SPLITS:
-        file = stack.enter_context(open(temporary / split, 'wb'))
-        writers[split] = part_writer.PartWriter(file, np.dtype(self.dtype), tokenizer)
-      for pieces in _read_ahead(_batches(self.unit.pieces(leave_out), self.batch)):
-        encoded = part_writer.encode(tokenizer, pieces)
-        before = sum(writer.bytes for writer in writers.values())
-        for piece, ids in zip(pieces, encoded, strict=True):
-          writers[piece.split].add(piece, ids)
-        update(sum(writer.bytes for writer in writers.values()) - before)
-      for writer in writers.values():
-        writer.flush()
-      parts = {split: writer.part() for split, writer in writers.items()}
-      shard = Shard(self.name, parts, tuple(bad.named), bad.count)
-      for split, part in shard.splits.items():
-        if part.tokens:
-          paths.put(temporary / split, self.folder / shard.file(split))
-    record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
-    shards.put_json(self.folder, record_name(self.name), record)
-    return shard
-
-
-def record_name(shard: str) -> str:
-  """Return the name of the file that is written when a shard is complete."""
-  return f'{shard}.json'
-
-
-class _LeftOut:
-  """The documents of a shard that cannot be read: how many, and what is wrong with the first."""
-
-  def __init__(self) -> None:
-    self.count, self.named = 0, []
-
-  def add(self, error: UserError) -> None:
-    """Count a document."""
-    self.count += 1
-    if len(self.named) < NAMED_BAD:
-      self.named.append(str(error))
-
-
-def _batches(pieces: Iterator[Piece], size: int) -> Iterator[list[Piece]]:
-  batch, characters = [], 0
-  for piece in pieces:
-    batch.append(piece)
-    characters += len(piece.text)
-    if characters >= (size or _BATCH_CHARACTERS):
-      yield batch
-      batch, characters = [], 0
-  if batch:
-    yield batch
-
-
-def _read_ahead(items: Iterator[_T]) -> Iterator[_T]:
-  """Yield items, and compute the next item in a thread while the caller works on this one."""
-  with concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool:
-    future = pool.submit(next, items, None)
-    while (item := future.result()) is not None:
-      future = pool.submit(next, items, None)
-      yield item
-
-
 def lock(path: Path, subject: str) -> contextlib.AbstractContextManager[Callable[[], None]]:
   """Hold the lease for building something at a path; wait for the process that holds it.
 
@@ -470,15 +367,10 @@ def lock(path: Path, subject: str) -> contextlib.AbstractContextManager[Callable
     A function that raises a UserError if another process has taken over the lease.
   """
   advice = 'set config.data.cache_dir to a writable folder'
-  return lease.hold(lease_directory(path), subject, advice, doing='being built', waits=True)
+  return lease.hold(lease.directory_beside(path), subject, advice, doing='being built', waits=True)
 
 
 def _has_neighbours(store: paths.Path) -> bool:
   """Return whether there are other stores in the cache, finished or not."""
-  names = {store.name, lease_directory(store).name}
+  names = {store.name, lease.directory_beside(store).name}
   return any(folder.name not in names for folder in store.parent.iterdir())
-
-
-def lease_directory(store: paths.Path) -> paths.Path:
-  """Return the folder of the lease for building a store."""
-  return store.with_name(f'{store.name}.lease')

@@ -1,17 +1,13 @@
-"""Open text sources: documents in a fixed order, with a fingerprint of their content.
-
-Each form of source has its own file and a line in `SOURCES`.
-"""
+"""Define sources of text: documents in a fixed order, with a fingerprint of their content."""
 
 import abc
 import dataclasses
-import functools
 import hashlib
 import itertools
-import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
+from tokenformer_jax.data import chat_rows
 from tokenformer_jax.errors import UserError, nearest
 
 _PIECE_BYTES = 2**20  # bytes of a lone text that are tokenized together
@@ -183,53 +179,8 @@ def _character_start(data: bytes | bytearray, position: int) -> int:
   return 0 if position < 4 else position  # More than three such bytes are not UTF-8.
 
 
-# The function that opens a source, by the word before the colon. It takes the rest of the spec and
-# the other arguments of `open_source`.
-SOURCES = {
-  'stdlib': 'tokenformer_jax.data.text_stdlib:open_stdlib',
-  'files': 'tokenformer_jax.data.text_files:open_files',
-  'parquet': 'tokenformer_jax.data.text_parquet:open_parquet',
-  'hf': 'tokenformer_jax.data.text_hf:open_hf',
-  'tfds': 'tokenformer_jax.data.text_tfds:open_tfds',
-}
-_LIST = 'tokenformer_jax.data.text_list:open_list'
-PLUS = ' + '  # between the sources of a list
 CHAT = '\0chat'  # in place of the name of a field: each row is a conversation
-_CHAT_ROWS = 'tokenformer_jax.data.chat_rows'
 _CHAT_FIELDS = {'messages', 'prompt', 'conversations', 'conversation'}
-_WITHOUT_CHAT = ('stdlib', 'tfds')
-
-
-def open_source(
-  spec: str,
-  text_field: str,
-  setting: str = 'config.data.source',
-  splits: tuple[str, ...] = ('train',),
-) -> Source:
-  """Open the source `stdlib`, one of a form FORM:NAME with FORM in `SOURCES`, or several.
-
-  Several are separated by ' + ', and their documents come one source after another.
-  The document is in the field `text_field` of a row or an example; for `CHAT` the row is a
-  conversation. Messages call the source `setting`. `splits` are splits of a set in order of
-  preference; the first existing one is read.
-
-  Raises:
-    UserError: the spec has another form, matches nothing, or matches a table or an archive.
-  """
-  if PLUS in spec:
-    one = functools.partial(open_source, text_field=text_field, setting=setting, splits=splits)
-    return pkgutil.resolve_name(_LIST)(spec.split(PLUS), one)
-  form, _, name = spec.partition(':')
-  if spec != 'stdlib' and not (form in SOURCES and name and form != 'stdlib'):
-    raise UserError(
-      f'{setting} is {spec!r}; it must be stdlib, files:GLOB, parquet:GLOB, hf:NAME or tfds:NAME'
-    )
-  if text_field == CHAT and form in _WITHOUT_CHAT:
-    raise UserError(
-      f'{setting} is {spec}, which has no rows of chat (config.data.rows=chat); name JSON lines or '
-      'arrays as files:GLOB, Parquet files as parquet:GLOB, or a set as hf:NAME'
-    )
-  return pkgutil.resolve_name(SOURCES[form])(name, text_field, setting, splits)
 
 
 def columns(names: Iterable[str], text_field: str, place: str) -> list[str]:
@@ -239,7 +190,7 @@ def columns(names: Iterable[str], text_field: str, place: str) -> list[str]:
     UserError: the table lacks one.
   """
   if text_field == CHAT:
-    return pkgutil.resolve_name(f'{_CHAT_ROWS}:columns')(names, place)
+    return chat_rows.columns(names, place)
   field(dict.fromkeys(names, ''), text_field, place)
   return [text_field]
 
@@ -279,7 +230,7 @@ def document(values: Any, text_field: str, place: str) -> str | UserError:
     return UserError(f'{place} is a JSON {type(values).__name__}; it must be an object')
   try:
     if text_field == CHAT:
-      return pkgutil.resolve_name(f'{_CHAT_ROWS}:conversation')(values, place)
+      return chat_rows.conversation(values, place)
     return field(values, text_field, place)
   except UserError as error:
     return error

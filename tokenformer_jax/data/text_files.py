@@ -6,11 +6,10 @@ import glob
 import itertools
 import json
 import os
-import pkgutil
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tokenformer_jax.data import formats, packed
+from tokenformer_jax.data import formats, packed, text_tables
 from tokenformer_jax.data.text import (
   CHAT,
   Bad,
@@ -25,12 +24,6 @@ from tokenformer_jax.data.text import (
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths
 from tokenformer_jax.storage.retry import retried
-
-# The functions that yield the documents of a file whose rows are not lines, by `formats.layout`.
-_ROWS = {
-  'array': 'tokenformer_jax.data.text_tables:array_documents',
-  'table': 'tokenformer_jax.data.text_tables:table_documents',
-}
 
 
 def open_files(pattern: str, text_field: str, setting: str, splits: tuple[str, ...]) -> 'Files':
@@ -147,36 +140,8 @@ def _whole(path: str, chunks: Iterable[bytes]) -> bytearray:
   for chunk in chunks:
     content += chunk
     if not limit.allows(len(content)):
-      raise too_long(path)
+      raise packed.too_long(path)
   return content
-
-
-def lines(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
-  """Yield the lines of a file without line ends. Join the pieces of a long line only once."""
-  pieces, length, limit = [], 0, packed.Limit(path)
-  for chunk in chunks:
-    first, *others = chunk.split(b'\n')
-    pieces.append(first)
-    length += len(first)
-    if not limit.allows(length):
-      raise too_long(path)
-    for other in others:
-      joined = [b''.join(pieces)]
-      pieces.clear()
-      yield joined.pop()  # Only the caller has the line.
-      pieces, length = [other], len(other)
-  yield b''.join(pieces)
-
-
-def too_long(path: str) -> UserError:
-  """Return the error for a document of more bytes than may be in memory."""
-  most = packed.held_at_most(path)
-  share = '' if most == packed.LONGEST_DOCUMENT else ' in a packed file of its size'
-  return UserError(
-    f'{path} has a document of more than {most >> 20} MiB, the limit for one document{share}, '
-    'because a document is held in memory; split the text into lines of a .jsonl file, or make it '
-    'the only file of the source, which is read in pieces'
-  )
 
 
 def _documents(path: str, text_field: str) -> Iterator[str | UserError]:
@@ -194,13 +159,15 @@ def _documents(path: str, text_field: str) -> Iterator[str | UserError]:
     yield decode(_whole(path, chunks), path)
   elif layout == 'lines':
     yield from _json_lines(path, chunks, text_field)
+  elif layout == 'array':
+    yield from text_tables.array_documents(path, chunks, text_field)
   else:
-    yield from pkgutil.resolve_name(_ROWS[layout])(path, chunks, text_field)
+    yield from text_tables.table_documents(path, chunks, text_field)
 
 
 def _json_lines(path: str, chunks: Iterable[bytes], text_field: str) -> Iterator[str | UserError]:
   number = 0
-  for line in lines(path, chunks):  # `enumerate` would keep a line beside the next one.
+  for line in packed.lines(path, chunks):  # `enumerate` would keep a line beside the next one.
     number += 1  # noqa: SIM113 (see above)
     found = _row(line, f'{path}, line {number},', text_field) if not _is_blank(line) else ''
     del line
@@ -212,7 +179,7 @@ def _lines_of_span(path: str, text_field: str, start: int, stop: int) -> Iterato
   """Yield the documents of the JSON lines that begin in a range of bytes."""
   position = max(0, start - 1)  # The byte before the range may end a line.
   skip = start > 0
-  for line in lines(path, text_chunks(path, position)):
+  for line in packed.lines(path, text_chunks(path, position)):
     if position >= stop:
       return
     place = f'{path}, the line at byte {position:,},'

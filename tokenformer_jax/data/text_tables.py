@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tokenformer_jax.data import formats, packed, text_files
+from tokenformer_jax.data import formats, packed
 from tokenformer_jax.data.text import columns, decode, document
 from tokenformer_jax.errors import UserError
 
@@ -71,7 +71,7 @@ class _Feed:
   def __init__(self, path: str, chunks: Iterable[bytes]):
     self.held = 0
     self._path, self._position = path, 0
-    self._lines = text_files.lines(path, chunks)
+    self._lines = packed.lines(path, chunks)
     self._limit = packed.Limit(path)
 
   def __iter__(self) -> Iterator[str]:
@@ -81,7 +81,7 @@ class _Feed:
     line = next(self._lines)
     self.held += len(line) + 1
     if not self._limit.allows(self.held):
-      raise text_files.too_long(self._path)
+      raise packed.too_long(self._path)
     decoded = decode(line, self._path, self._position)
     self._position += len(line) + 1
     return f'{decoded}\n'
@@ -177,7 +177,7 @@ class _Array:
         pieces.append(piece)
         length += len(piece)
       if not self._limit.allows(length):
-        raise text_files.too_long(self._path)
+        raise packed.too_long(self._path)
     self._waiting = ''.join(pieces)
 
 

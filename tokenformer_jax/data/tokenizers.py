@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tokenizers as hf
 
-from tokenformer_jax.data import special_tokens
+from tokenformer_jax.data import marks, special_tokens
 from tokenformer_jax.errors import UserError
 
 Spans = Sequence[tuple[int, int]]
@@ -135,8 +135,6 @@ class ByteTokenizer(Tokenizer):
     return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
 
   def encode_chats(self, chats: Sequence[tuple[str, Spans]]) -> list[np.ndarray]:
-    from tokenformer_jax.data import marks  # noqa: PLC0415 (only for conversations)
-
     def pieces(text: str, spans: Spans) -> Iterator[np.ndarray]:
       end = 0
       for start, stop in spans:
@@ -211,8 +209,6 @@ class HuggingFaceTokenizer(Tokenizer):
     return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
   def encode_chats(self, chats: Sequence[tuple[str, Spans]]) -> list[np.ndarray]:
-    from tokenformer_jax.data import marks  # noqa: PLC0415 (only for conversations)
-
     texts = [text for text, _ in chats]
     encodings = self._with_special_tokens.encode_batch(texts, add_special_tokens=False)
     result = []

@@ -10,7 +10,7 @@ import tqdm
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import ModelConfig, token_counts
-from tokenformer_jax.data import text
+from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding import perplexity
 from tokenformer_jax.decoding.score import Scorer
 from tokenformer_jax.decoding.trained import Trained
@@ -171,7 +171,7 @@ def open_documents(texts: str | Iterable[str] | None, field: str) -> Iterable[st
   """
   if not isinstance(texts, str):
     return texts
-  return text.open_source(texts, field, 'texts').documents()
+  return open_source(texts, field, 'texts').documents()
 
 
 def flat_figures(report: Mapping[str, Any]) -> dict[str, float]:

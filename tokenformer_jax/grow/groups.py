@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from tokenformer_jax.config import ModelConfig, former_names, is_of_experts, token_counts
-from tokenformer_jax.config.groups import named_groups, parse_numbers
+from tokenformer_jax.config.groups import frozen_groups, named_groups, parse_numbers
 from tokenformer_jax.config.model import BASE
-from tokenformer_jax.config.optim import frozen_groups
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta, RunName
 from tokenformer_jax.steps.last_growth import changes_of_tokens

@@ -138,6 +138,11 @@ def hold_together(
     lease.release()
 
 
+def directory_beside(path: paths.Path) -> paths.Path:
+  """Return the folder of the lease for building something at a path."""
+  return path.with_name(f'{path.name}.lease')
+
+
 def state(directory: paths.Path) -> tuple[str, ...] | None:
   """Return a value that changes while the lease's owner lives, or None if it surely has no owner.
 

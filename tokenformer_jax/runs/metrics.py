@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,11 +19,10 @@ import tqdm
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts, messages
+from tokenformer_jax.runs import lost_figures
 from tokenformer_jax.storage import paths, retry
-
-if TYPE_CHECKING:  # Only a run with trackers imports their code.
-  from tokenformer_jax.trackers.feed import Feeds
-  from tokenformer_jax.trackers.tracker import About
+from tokenformer_jax.trackers.feed import Feeds
+from tokenformer_jax.trackers.tracker import About, TrackedRun
 
 _GIB = 2**30
 
@@ -38,7 +37,7 @@ class Metrics:
     first_step: int,
     steps: int,
     trackers: Sequence[str] = (),
-    about: 'About | None' = None,
+    about: About | None = None,
     has_figures: bool = False,
   ):
     """Open the files of a run that starts or resumes after `first_step` steps.
@@ -141,13 +140,11 @@ class Metrics:
     self._files.close()
 
   def _feed(
-    self, names: Sequence[str], workdir: paths.Path, first_step: int, about: 'About | None'
-  ) -> 'Feeds':
+    self, names: Sequence[str], workdir: paths.Path, first_step: int, about: About | None
+  ) -> Feeds:
     """Begin to hand figures to the named trackers."""
-    from tokenformer_jax.trackers import feed, tracker  # noqa: PLC0415 (only with trackers)
-
-    run = tracker.TrackedRun(workdir, self._files.directory, first_step, about or tracker.About())
-    return feed.Feeds(names, run, self.say)
+    run = TrackedRun(workdir, self._files.directory, first_step, about or About())
+    return Feeds(names, run, self.say)
 
   def _show(self, step: int, figures: dict[str, float]) -> None:
     names = {
@@ -297,7 +294,7 @@ def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
     lines, lost = parse_lines((path / 'metrics.jsonl').read_bytes()), None
   except FileNotFoundError as error:
     lines, lost = [], error
-  lines = lines or _recovered_lines(path)
+  lines = lines or lost_figures.recover(path)
   if lost and not lines:
     raise lost
   return lines
@@ -369,15 +366,9 @@ def _drop_after(path: pathlib.Path, step: int) -> bool:
   return bool(kept)
 
 
-def _recovered_lines(workdir: paths.Path) -> list[dict[str, Any]]:
-  from tokenformer_jax.runs import lost_figures  # noqa: PLC0415 (only for runs that lost them)
-
-  return lost_figures.recover(workdir)
-
-
 def _recover(path: pathlib.Path, workdir: paths.Path, step: int) -> None:
   """Write the lines up to a step that other files of the run have, or print that none has them."""
-  lines = retry.retried(lambda: _recovered_lines(workdir), f'reading the events in {workdir}')
+  lines = retry.retried(lambda: lost_figures.recover(workdir), f'reading the events in {workdir}')
   _write_lines(path, kept := [line for line in lines if line['step'] <= step])
   if not kept:
     messages.say(

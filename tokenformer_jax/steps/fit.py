@@ -5,7 +5,7 @@ import re
 import time
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.steps import ways
-from tokenformer_jax.steps.step import Program, State, Step, make_train_step
+from tokenformer_jax.steps.step import Program, State, Step, make_first_state, make_train_step
 from tokenformer_jax.steps.ways import Way
 
 # XLA refuses a program for its temporaries before it lays memory out, or for its total after that.
@@ -210,3 +210,40 @@ class FittedStep:
       f'{time.monotonic() - begin:.0f} s'
     )
     return compiled
+
+
+def make_fitted_step(
+  program: Program, mesh: Mesh, more_options: Mapping[str, str] = types.MappingProxyType({})
+) -> Step:
+  """Return the step of `make_train_step` for a run.
+
+  If the config leaves open how layers run, accelerators choose by their memory, when the step is
+  first called: see `FittedStep`. A CPU does not choose: see `Compute.from_config`.
+  """
+  train, platform = program.config.train, mesh.devices.flat[0].platform
+  if platform == 'cpu' or 'auto' not in (train.remat, train.layers):
+    return make_train_step(program, mesh, more_options)
+  return FittedStep(program, mesh, more_options)
+
+
+class Steps(NamedTuple):
+  """The jitted functions that make the states of a run: see `make_steps`."""
+
+  first_state: Callable[[int], State]  # see `step.make_first_state`
+  train: Step  # see `make_fitted_step`
+
+
+def make_steps(program: Program, mesh: Mesh) -> Steps:
+  """Return the functions that make the first state of a run and train it."""
+  return Steps(make_first_state(program, mesh), make_fitted_step(program, mesh))
+
+
+def compile_ahead(steps: Steps, program: Program, mesh: Mesh) -> None:
+  """Compile the functions of `make_steps` on a CPU before there is a state or a batch.
+
+  JAX keeps what it has compiled, so their first calls find it.
+  """
+  arguments = program.abstract_state(mesh), program.abstract_batch(mesh)
+  with jax.set_mesh(mesh):
+    steps.first_state.lower(program.config.train.seed).compile()
+    steps.train.lower(*arguments).compile()

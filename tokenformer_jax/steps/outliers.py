@@ -4,8 +4,6 @@ The state of a run has a ring buffer of both values of its last `optim.skip_wind
 good steps enter it, so a row of outliers does not raise the limit. The statistics are computed from
 the buffer at every step, first the mean and then the deviations from it: running sums would lose
 digits, and would depend on where a run was interrupted.
-
-Only runs with `optim.skip_deviations` import this module.
 """
 
 import jax

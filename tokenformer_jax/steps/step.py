@@ -3,10 +3,9 @@
 import dataclasses
 import functools
 import math
-import pkgutil
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from tokenformer_jax.config import Config, OptimConfig, rows_together, skip_wind
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.model.trunk import Counts
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import compiler, optim, schedules, statistics
+from tokenformer_jax.steps import compiler, elastic, optim, outliers, schedules, statistics
 from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.tasks import Batch, Task
 from tokenformer_jax.tasks.task import Figures, reported
@@ -100,7 +99,7 @@ def recent(window: int) -> State:
   """Return the entry `recent` of a new state with a window, or nothing for a window of 0."""
   if not window:
     return {}
-  return {'recent': pkgutil.resolve_name('tokenformer_jax.steps.outliers:initial')(window)}
+  return {'recent': outliers.initial(window)}
 
 
 def _counters(window: int) -> State:
@@ -185,8 +184,7 @@ def make_train_step(
   config, task, rate, tx = program.config, program.task, program.rate, program.tx
   loss = task.loss
   if config.train.drop_groups:
-    drop = pkgutil.resolve_name('tokenformer_jax.steps.elastic:with_dropped_groups')
-    loss = drop(loss, task.definition, config.train.drop_groups)
+    loss = elastic.with_dropped_groups(loss, task.definition, config.train.drop_groups)
   parts, together = config.optim.accumulation_steps, rows_together(config.model)
   gradient = _gradient(loss, parts, together, task.counts)
   judge = _judge(config)
@@ -237,43 +235,6 @@ def make_train_step(
   )
 
 
-def make_fitted_step(
-  program: Program, mesh: Mesh, more_options: Mapping[str, str] = types.MappingProxyType({})
-) -> Step:
-  """Return the step of `make_train_step` for a run.
-
-  If the config leaves open how layers run, accelerators choose by their memory, when the step is
-  first called: see `fit.FittedStep`. A CPU does not choose: see `Compute.from_config`.
-  """
-  train, platform = program.config.train, mesh.devices.flat[0].platform
-  if platform == 'cpu' or 'auto' not in (train.remat, train.layers):
-    return make_train_step(program, mesh, more_options)
-  return pkgutil.resolve_name('tokenformer_jax.steps.fit:FittedStep')(program, mesh, more_options)
-
-
-class Steps(NamedTuple):
-  """The jitted functions that make the states of a run: see `make_steps`."""
-
-  first_state: Callable[[int], State]  # see `make_first_state`
-  train: Step  # see `make_fitted_step`
-
-
-def make_steps(program: Program, mesh: Mesh) -> Steps:
-  """Return the functions that make the first state of a run and train it."""
-  return Steps(make_first_state(program, mesh), make_fitted_step(program, mesh))
-
-
-def compile_ahead(steps: Steps, program: Program, mesh: Mesh) -> None:
-  """Compile the functions of `make_steps` on a CPU before there is a state or a batch.
-
-  JAX keeps what it has compiled, so their first calls find it.
-  """
-  arguments = program.abstract_state(mesh), program.abstract_batch(mesh)
-  with jax.set_mesh(mesh):
-    steps.first_state.lower(program.config.train.seed).compile()
-    steps.train.lower(*arguments).compile()
-
-
 def _judge(config: Config) -> Callable[..., tuple[jax.Array, State]]:
   """Return the function that says whether to make a step, of a state, the loss and the norm.
 
@@ -281,10 +242,9 @@ def _judge(config: Config) -> Callable[..., tuple[jax.Array, State]]:
   """
   if not config.optim.skip_deviations:
     return lambda state, loss, norm: (jnp.isfinite(loss) & jnp.isfinite(norm), {})
-  judge_step = pkgutil.resolve_name('tokenformer_jax.steps.outliers:judge')
 
   def judge(state: State, loss: jax.Array, norm: jax.Array) -> tuple[jax.Array, State]:
-    good, after = judge_step(
+    good, after = outliers.judge(
       state['recent'],
       {'loss': loss, 'grad_norm': norm},
       finite=jnp.isfinite(loss) & jnp.isfinite(norm),

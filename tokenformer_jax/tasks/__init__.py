@@ -6,23 +6,20 @@ distilled.py  language models on text, with a teacher
 images.py     vision transformers on images
 """
 
-import pkgutil
 from typing import Any
 
 from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.tasks.distilled import DistilledTextTask
+from tokenformer_jax.tasks.images import ImageTask
 from tokenformer_jax.tasks.task import Batch, Task
+from tokenformer_jax.tasks.text import TextTask
 
-# The task of each `model.kind`, and the one with a teacher, each imported on first use.
-_TASKS = {
-  'lm': 'tokenformer_jax.tasks.text:TextTask',
-  'vit': 'tokenformer_jax.tasks.images:ImageTask',
-}
-_DISTILLED = 'tokenformer_jax.tasks.distilled:DistilledTextTask'
+_TASKS = {'lm': TextTask, 'vit': ImageTask}  # of each `model.kind`
 
 
 def task_class(model: ModelConfig) -> type[Task]:
   """Return the class of a model's task, whose static methods work without a run's data."""
-  return pkgutil.resolve_name(_TASKS[model.kind])
+  return _TASKS[model.kind]
 
 
 def make(
@@ -36,5 +33,5 @@ def make(
   `teacher` is the model that training learns from; None for other uses.
   """
   if teacher is not None and config.distill.weight:
-    return pkgutil.resolve_name(_DISTILLED)(config, vocabulary, teacher)
+    return DistilledTextTask(config, vocabulary, teacher)
   return task_class(config.model)(config, vocabulary)

@@ -4,16 +4,20 @@ import dataclasses
 import functools
 import itertools
 import math
-import pkgutil
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tokenformer_jax.config import Config, DataConfig, ModelConfig
-from tokenformer_jax.data import order, tokenizers
+from tokenformer_jax.data import marks, order, tokenizers
+from tokenformer_jax.data.held_out import held_out_tokens
+from tokenformer_jax.data.mixture import Mixture, open_mixture
+from tokenformer_jax.decoding.decode import Decoder
+from tokenformer_jax.decoding.sampling import Sampling
+from tokenformer_jax.decoding.texts import TextRequest, decode_text
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.lm import LM
@@ -32,14 +36,6 @@ from tokenformer_jax.tasks.task import (
   with_aux,
 )
 
-if TYPE_CHECKING:
-  from tokenformer_jax.data.mixture import Mixture
-
-# How to open the text: whether it is a mixture → the function.
-_TEXTS = {
-  False: 'tokenformer_jax.data.order:open_source',
-  True: 'tokenformer_jax.data.mixture:open_mixture',
-}
 _LONGEST_COMPARED = 64  # the most tokens of a sequence for comparing two models
 
 
@@ -51,7 +47,7 @@ class TextTask(Task):
 
   unit = 'tokens'
   data_size_key = 'vocab_size'
-  _data: 'order.OneSource | Mixture'  # set by `prepare`
+  _data: order.OneSource | Mixture  # set by `prepare`
   # Set by `prepare` as well: a plan compiles the same program with any id.
   _boundary = 0
 
@@ -120,8 +116,6 @@ class TextTask(Task):
     """Return the ids [B, T] of a batch, and its targets [B, T]; −1 has no loss."""
     ids, targets = batch, batch
     if self.config.data.has_chat:
-      from tokenformer_jax.data import marks  # noqa: PLC0415 (only for conversations)
-
       ids = jnp.where(batch < order.NO_TOKEN, marks.flip(batch), batch)
       targets = jnp.maximum(batch, order.NO_TOKEN)
     ids_BxT, targets_BxT = (
@@ -170,7 +164,7 @@ class TextTask(Task):
     """Open the token store; the first process builds it, then processes on other disks do."""
     data, vocabulary = self.config.data, self._trained_vocabulary
     tokenizer = None if vocabulary is None else tokenizers.from_json(vocabulary)
-    open_text = pkgutil.resolve_name(_TEXTS[bool(data.mixture)])
+    open_text = open_mixture if data.mixture else order.open_source
     made = hosts.first_then_others(lambda: open_text(data, self.config.train.seed, tokenizer))
     hosts.check_same(
       [int(made.digest[:7], 16)], 'the hosts read different text; config.data must find the same'
@@ -214,7 +208,6 @@ class TextTask(Task):
     """
     length = min(self.config.data.sequence_length, _LONGEST_COMPARED) + 1
     needed = (first + count) * length
-    from tokenformer_jax.data.held_out import held_out_tokens  # noqa: PLC0415 (never in training)
 
     tokens, name = held_out_tokens(self.config.data, tokenizers.from_json(vocabulary), needed)
     if not repeat:
@@ -276,8 +269,6 @@ class TextTask(Task):
     train, model, tokenizer = self.config.train, self.config.model, self._data.tokenizer
     if not train.sample_tokens:
       return ''
-    from tokenformer_jax.decoding.sampling import Sampling  # noqa: PLC0415 (only for samples)
-    from tokenformer_jax.decoding.texts import TextRequest, decode_text  # noqa: PLC0415
 
     request = TextRequest(
       train.sample_prompt, train.sample_tokens, Sampling(seed=train.seed)
@@ -291,9 +282,7 @@ class TextTask(Task):
     return train.sample_prompt + decode_text(tokenizer, ids.tolist(), prompt=request.prompt)
 
   @functools.cached_property
-  def _decoder(self) -> Any:
-    from tokenformer_jax.decoding.decode import Decoder  # noqa: PLC0415 (only for samples)
-
+  def _decoder(self) -> Decoder:
     return Decoder(self.config.model, Compute.from_config(self.config))
 
   def _bits_per_byte(self, loss: float, split: str, source: str = '') -> float:

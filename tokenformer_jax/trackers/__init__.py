@@ -1,5 +1,5 @@
 """Trackers, which show the figures of a run beside its metrics.jsonl.
 
-`tracker.py` is the interface, `feed.py` the thread on which a tracker works, and every other file
-one tracker or several that are alike. The table of trackers is `config.trackers`.
+`tracker.py` is the interface. `feed.py` has the table of trackers, and the thread on which one
+works. Every other file has one tracker or several that are alike.
 """

@@ -5,20 +5,49 @@ exception, hangs or falls behind is reported once and left alone.
 """
 
 import importlib.util
-import pkgutil
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from tokenformer_jax.config.trackers import TRACKERS
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import retry
 from tokenformer_jax.trackers.tracker import TrackedRun, Tracker
+from tokenformer_jax.trackers.wandb import Trackio, Wandb
 
 _MOST_WAITING = 10_000  # lines that a tracker may be behind: some megabytes
 CLOSE_SECONDS = 15.0  # for all trackers together, at the end of a run
+
+
+def _tensorboard(run: TrackedRun) -> Tracker:
+  # Its package imports PyTorch if that is installed.
+  from tokenformer_jax.trackers.tensorboard import TensorBoard  # noqa: PLC0415
+
+  return TensorBoard(run)
+
+
+def _mlflow(run: TrackedRun) -> Tracker:
+  from tokenformer_jax.trackers.mlflow import MLflow  # noqa: PLC0415 (from an extra)
+
+  return MLflow(run)
+
+
+class TrackerEntry(NamedTuple):
+  """A tracker, and the package that it imports when it is made."""
+
+  make: Callable[[TrackedRun], Tracker]
+  package: str
+  extra: str = ''  # the extra of this package that installs it; '': it is always installed
+
+
+# The trackers by their names in `train.trackers`.
+TRACKERS = {
+  'tensorboard': TrackerEntry(_tensorboard, 'tensorboardX'),
+  'wandb': TrackerEntry(Wandb, 'wandb', 'wandb'),
+  'trackio': TrackerEntry(Trackio, 'trackio', 'trackio'),
+  'mlflow': TrackerEntry(_mlflow, 'mlflow', 'mlflow'),
+}
 
 
 def check_installed(names: Sequence[str]) -> None:
@@ -28,13 +57,13 @@ def check_installed(names: Sequence[str]) -> None:
     UserError: a package is missing.
   """
   for name in names:
-    place = TRACKERS[name]
-    found = importlib.util.find_spec(place.package)
+    entry = TRACKERS[name]
+    found = importlib.util.find_spec(entry.package)
     # A folder of that name in the current directory is found as well, and has no origin.
     if found is None or found.origin is None:
       raise UserError(
-        f'config.train.trackers has {name}, which needs the package {place.package}; run pip '
-        f'install -e ".[{place.install}]", or leave {name} out'
+        f'config.train.trackers has {name}, which needs the package {entry.package}; run pip '
+        f'install -e ".[{entry.extra}]", or leave {name} out'
       )
 
 
@@ -71,7 +100,7 @@ class Feed:
 
   def _work(self) -> None:
     try:
-      tracker: Tracker = pkgutil.resolve_name(TRACKERS[self._name].code)(self._run)
+      tracker = TRACKERS[self._name].make(self._run)
       if tracker.where:
         self._say(f'{self._name}: {tracker.where}')
       while not self._left_alone.is_set():

@@ -1,7 +1,7 @@
 """Look for devices that compute wrong: some steps are computed twice, and compared to the bit.
 
 Both computations are calls of one compiled program with the same inputs, so a healthy device
-returns the same bits. Only runs with `train.check_devices` import this module.
+returns the same bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,8 @@ from tokenformer_jax.config import TrainConfig
 from tokenformer_jax.errors import FaultyDeviceError, UserError, counted
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.steps import compiler
-from tokenformer_jax.steps.step import Program, State, Step, make_fitted_step
+from tokenformer_jax.steps.fit import make_fitted_step
+from tokenformer_jax.steps.step import Program, State, Step
 
 _LISTED = 8  # devices that a message names
 _ELSEWHERE = (

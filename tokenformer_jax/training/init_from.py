@@ -1,7 +1,4 @@
-"""Begin a run from another run's checkpoint (`config.init_from`), grown to the run's model.
-
-Only such runs import this module and the code of growth.
-"""
+"""Begin a run from another run's checkpoint (`config.init_from`), grown to the run's model."""
 
 import contextlib
 

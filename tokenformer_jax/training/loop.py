@@ -3,14 +3,13 @@
 import contextlib
 import functools
 import os
-import pkgutil
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
 
 import jax
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, profile_range
+from tokenformer_jax.data.store_apart import StoreProcess
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.params import Params
@@ -24,14 +23,11 @@ from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
-from tokenformer_jax.training import origin, start
+from tokenformer_jax.trackers import feed
+from tokenformer_jax.training import device_check, origin, start, tracked
 from tokenformer_jax.training import watch as watch_lib
 from tokenformer_jax.training.prepare import PreparedRun, RunStage, doubts, prepare
 
-if TYPE_CHECKING:
-  from tokenformer_jax.data.store_apart import StoreProcess
-
-_ABOUT = 'tokenformer_jax.training.tracked:about'  # only for runs with trackers
 _EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of the figures → entry of the state
 
 
@@ -52,7 +48,7 @@ def train(config: Config, workdir: str | os.PathLike[str]) -> State:
 def train_or_stop(
   config: Config,
   workdir: str | os.PathLike[str],
-  store_process: 'StoreProcess | None' = None,
+  store_process: StoreProcess | None = None,
 ) -> tuple[State, bool]:
   """Train as `train` does, for a command; also return whether a signal stopped it early.
 
@@ -65,7 +61,7 @@ def train_or_stop(
 def _train(
   config: Config,
   workdir: paths.Path,
-  store_process: 'StoreProcess | None' = None,
+  store_process: StoreProcess | None = None,
   *,
   ends_process: bool,
 ) -> tuple[State, bool]:
@@ -74,8 +70,7 @@ def _train(
   wall_time = WallTime()
   sharding.find_devices()  # Report missing devices before the work directory is touched.
   if config.train.trackers:
-    check_installed = pkgutil.resolve_name('tokenformer_jax.trackers.feed:check_installed')
-    hosts.by_first(lambda: check_installed(config.train.trackers))
+    hosts.by_first(lambda: feed.check_installed(config.train.trackers))
   with lease.hold_together(
     workdir / 'lease',
     f'the work directory {workdir}',
@@ -93,7 +88,7 @@ def begin(
   workdir: paths.Path,
   check_lease: Callable[[], None] = lambda: None,
   wall_time: WallTime | None = None,
-  store_process: 'StoreProcess | None' = None,
+  store_process: StoreProcess | None = None,
 ) -> tuple['Trainer', State, int]:
   """Prepare a run and make its first state.
 
@@ -158,7 +153,7 @@ class Trainer:
       first_step=first,
       steps=steps,
       trackers=(trackers := self.config.train.trackers),
-      about=pkgutil.resolve_name(_ABOUT)(run) if trackers else None,
+      about=tracked.about(run) if trackers else None,
       has_figures=self._has_figures(first),
     )
     with contextlib.closing(metrics), hosts.StopRequest() as stop:
@@ -186,8 +181,9 @@ class Trainer:
   @functools.cached_property
   def _checked_step(self) -> Callable[..., tuple[State, dict[str, jax.Array]]]:
     """The training step that also looks for faulty devices; its first argument is the number."""
-    make = pkgutil.resolve_name('tokenformer_jax.training.device_check:make')
-    return make(self.run.program, self.mesh, lambda *arguments: self.train_step(*arguments))
+    return device_check.make(
+      self.run.program, self.mesh, lambda *arguments: self.train_step(*arguments)
+    )
 
   def _is_new_born(self, first: int) -> bool:
     """Return whether the model was made from another one and has not been trained since."""

@@ -6,9 +6,8 @@ the checkpoint that it continues from. The run also keeps its place in the data:
 
 import contextlib
 import dataclasses
-import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tokenformer_jax import config as config_lib
@@ -28,8 +27,10 @@ from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta, new_run_id
 from tokenformer_jax.steps import schedules
+from tokenformer_jax.steps.last_growth import last_growth
 from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.storage import paths
+from tokenformer_jax.training import init_from
 
 Damaged = Mapping[int, checkpoint.DamagedError]
 
@@ -100,11 +101,6 @@ class Origin:
 FROM_SCRATCH = Origin()
 
 
-def init_from(name: str) -> Callable[..., Any]:
-  """Return a function of `init_from.py`; other runs do not import the code of growth."""
-  return pkgutil.resolve_name(f'tokenformer_jax.training.init_from:{name}')
-
-
 def find(config: Config, workdir: paths.Path, damaged: Damaged) -> Origin:
   """Return the newest checkpoint in the work directory, or the one of `config.init_from`.
 
@@ -119,7 +115,7 @@ def find(config: Config, workdir: paths.Path, damaged: Damaged) -> Origin:
   run = hosts.from_first(new_run_id)
   if not config.init_from:
     return Origin(run=run)
-  source, meta, lineage = init_from('open_source')(config)
+  source, meta, lineage = init_from.open_source(config)
   return Origin(meta, f'config.init_from={config.init_from}', lineage, source, run=run)
 
 
@@ -167,7 +163,7 @@ def check(config: Config, origin: Origin) -> None:
   if origin.resumes:
     check_same_model(config, origin.meta.config, origin.where)
   else:
-    init_from('check')(config, origin.meta, origin.where)
+    init_from.check(config, origin.meta, origin.where)
   check_same_optimizer(config, origin.meta, origin.where, resumes=origin.resumes)
   check_order(config, origin)
   _check_new_order_used(config, origin)
@@ -226,13 +222,6 @@ def as_branch(config: Config, origin: Origin) -> Origin:
   if origin.meta.contents != 'model' or config.model != origin.model:
     return origin
   return dataclasses.replace(origin, lineage=origin.meta.lineage, run=origin.meta.run)
-
-
-def last_growth(lineage: Lineage, model: ModelConfig) -> LastGrowth | None:
-  """Return the last growth of a model; one that never grew does not import the code for that."""
-  if not lineage:
-    return None
-  return pkgutil.resolve_name('tokenformer_jax.steps.last_growth:last_growth')(lineage, model)
 
 
 def check_branch(config: Config, origin: Origin, growth: LastGrowth | None) -> None:
@@ -401,7 +390,7 @@ def say_changes(config: Config, origin: Origin, begins: Position, digest: str) -
   if meta is None:
     return
   if origin.source is not None:
-    messages.say(init_from('description')(config, meta))
+    messages.say(init_from.description(config, meta))
   if changed := _changes_of_settings(config, origin):
     messages.say(f'different from step {meta.step} on: {"; ".join(changed)}')
   if begins.step and meta.seen.samples and not begins.sample:

@@ -5,9 +5,8 @@ origin or the place in the data.
 """
 
 import dataclasses
-import pkgutil
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -21,23 +20,24 @@ from tokenformer_jax.config import (
   skip_window,
   stages_after,
 )
+from tokenformer_jax.config.groups import check_numbers
 from tokenformer_jax.config.model import layer_path, used_layers
 from tokenformer_jax.data.order import Position
+from tokenformer_jax.data.store_apart import StoreProcess
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.params import Definition
 from tokenformer_jax.parallel import hosts, sharding
-from tokenformer_jax.steps import schedules
-from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps import exchange, fit, schedules
+from tokenformer_jax.steps.fit import Steps
+from tokenformer_jax.steps.last_growth import last_growth
 from tokenformer_jax.steps.optim import LastGrowth
-from tokenformer_jax.steps.step import Program, Steps, make_program
+from tokenformer_jax.steps.step import Program, make_program
 from tokenformer_jax.storage import paths
+from tokenformer_jax.training import device_check, init_from, sizes
 from tokenformer_jax.training import origin as origins
-from tokenformer_jax.training import sizes
+from tokenformer_jax.training import teacher as teachers
 from tokenformer_jax.training.origin import Damaged, Origin
-
-if TYPE_CHECKING:
-  from tokenformer_jax.data.store_apart import StoreProcess
-  from tokenformer_jax.training.teacher import Teacher
+from tokenformer_jax.training.teacher import Teacher
 
 _SECONDS_TO_FIND = 0.5  # for a store that exists
 
@@ -87,7 +87,7 @@ class PreparedRun:
   workdir: paths.Path
   mesh: Mesh
   origin: Origin
-  teacher: 'Teacher | None'
+  teacher: Teacher | None
   task: tasks.Task
   position: Position
   program: Program
@@ -100,7 +100,7 @@ def prepare(
   workdir: paths.Path,
   devices: Sequence[jax.Device],
   damaged: Damaged | None = None,
-  store_process: 'StoreProcess | None' = None,
+  store_process: StoreProcess | None = None,
 ) -> PreparedRun:
   """Resolve and check a run; write nothing but the cache of its data.
 
@@ -113,13 +113,11 @@ def prepare(
   """
   asked = config.mesh
   if not asked.experts:
-    choose = pkgutil.resolve_name('tokenformer_jax.steps.exchange:choose_mesh')
-    asked = choose(config, len(devices))
+    asked = exchange.choose_mesh(config, len(devices))
   mesh = sharding.make_mesh(asked, devices)
   sharding.check_devices(config, mesh)
   if config.train.check_devices:
-    check_repeats = pkgutil.resolve_name('tokenformer_jax.training.device_check:check_repeats')
-    check_repeats(mesh, config.train)
+    device_check.check_repeats(mesh, config.train)
 
   found = origins.find(config, workdir, damaged or {})
   hosts.meet('the work directory is as an earlier run left it')
@@ -137,7 +135,7 @@ def prepare(
   task = tasks.make(sized, vocabulary, teacher and teacher.meta.config.model)
   definition = task.definition
   sharding.check_divides(mesh, definition.abstract, definition.axes)
-  growth = origins.last_growth(origin.lineage, sized.model)
+  growth = last_growth(origin.lineage, sized.model)
   _check_old_tokens(sized, growth, definition)
   _check_groups(sized, definition)
 
@@ -154,11 +152,11 @@ def prepare(
   resolved = sizes.in_steps(sized, task.examples, position)
   check_decay(resolved)
   if origin.source is not None:
-    origins.init_from('check_steps_left')(resolved, origin.meta, origin.where)
+    init_from.check_steps_left(resolved, origin.meta, origin.where)
   origins.check_branch(resolved, origin, growth)
   program = make_program(task, resolved, growth)
   is_compiled = ahead is not None and ahead.config == resolved
-  steps = ahead.steps if is_compiled else step_lib.make_steps(program, mesh)
+  steps = ahead.steps if is_compiled else fit.make_steps(program, mesh)
   found = _stages(resolved, task, position)
   return PreparedRun(
     resolved, workdir, mesh, origin, teacher, task, position, program, steps, found
@@ -214,16 +212,16 @@ def _compile_meanwhile(
     return None
   in_steps = sizes.in_steps(config, 0)
   program = make_program(task, in_steps)
-  steps = step_lib.make_steps(program, mesh)
-  step_lib.compile_ahead(steps, program, mesh)
+  steps = fit.make_steps(program, mesh)
+  fit.compile_ahead(steps, program, mesh)
   return _Ahead(in_steps, steps)
 
 
-def _find_teacher(config: Config, origin: Origin) -> 'Teacher | None':
-  """Open the teacher of a run that has one; other runs do not import the code of distillation."""
+def _find_teacher(config: Config, origin: Origin) -> Teacher | None:
+  """Open the teacher of a run that has one."""
   if not config.distill.teacher and not (origin.resumes and origin.meta.teacher):
     return None
-  return pkgutil.resolve_name('tokenformer_jax.training.teacher:find')(config, origin)
+  return teachers.find(config, origin)
 
 
 def _check_old_tokens(config: Config, growth: LastGrowth | None, definition: Definition) -> None:
@@ -250,7 +248,6 @@ def _check_groups(config: Config, definition: Definition) -> None:
     UserError: it lacks one.
   """
   if frozen := frozen_groups(config.optim):
-    check_numbers = pkgutil.resolve_name('tokenformer_jax.config.groups:check_numbers')
     check_numbers(definition.group_count, frozen, 'config.optim.frozen_groups')
   if config.train.drop_groups and definition.group_count < 2:
     raise UserError(

@@ -14,7 +14,8 @@ from tokenformer_jax.config import (
   stages_after,
 )
 from tokenformer_jax.data.order import BEGINNING, Position
-from tokenformer_jax.training.origin import FROM_SCRATCH, Origin, init_from
+from tokenformer_jax.training import init_from
+from tokenformer_jax.training.origin import FROM_SCRATCH, Origin
 
 
 def fill_in(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
@@ -32,7 +33,7 @@ def with_references(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
   model, old = config.model, {} if origin.model is None else pattentions(origin.model)
   new = pattentions(model)
   if old and old.keys() <= new.keys():
-    grown = old if origin.resumes else init_from('grown_pattentions')(origin.model, config)
+    grown = old if origin.resumes else init_from.grown_pattentions(origin.model, config)
     filled = {name: _like(new[name], old[name], grown[name]) for name in old}
     model = config_lib.with_pattentions(model, filled)
   return dataclasses.replace(config, model=config_lib.with_references(model))

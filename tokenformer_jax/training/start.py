@@ -1,7 +1,6 @@
 """Make the first state of a run: read from its checkpoint, grown from another run, or new."""
 
 import functools
-import importlib
 from collections.abc import Callable
 
 import jax
@@ -13,7 +12,7 @@ from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
-from tokenformer_jax.training.origin import init_from
+from tokenformer_jax.training import inherit, init_from
 from tokenformer_jax.training.prepare import PreparedRun
 
 
@@ -36,7 +35,7 @@ def first_state(
   if origin.resumes:
     return _with_parts(run, _resumed(run, checkpoints())), origin.meta.step
   if origin.source is not None:
-    grown = init_from('grown_state')(
+    grown = init_from.grown_state(
       config, origin.source, origin.meta, run.mesh, run.task.other_meaning
     )
     return _with_parts(run, grown), int(grown['step'])
@@ -86,7 +85,6 @@ def _with_parts(run: PreparedRun, state: State) -> State:
 
 def _begin_as_teacher(run: PreparedRun, params: Params) -> State:
   """Return a new state with the arrays that the teacher and this model share."""
-  inherit = importlib.import_module('tokenformer_jax.training.inherit')  # only with such a teacher
   model, shardings = run.config.model, run.program.state_shardings(run.mesh)
   found = inherit.sources(model, run.teacher.meta.config.model)
   messages.say(inherit.description(model, found))

@@ -1,0 +1,192 @@
+"""Encode pieces of text, and write the shards of a token store."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, TypeVar
+
+import numpy as np
+
+from tokenformer_jax.data import marks, shards, text
+from tokenformer_jax.data.corpus import SPLITS, Piece, Unit
+from tokenformer_jax.data.shards import Digests, Part, Shard, flush
+from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.storage import paths, sealed
+
+NAMED_BAD = 100  # documents that cannot be read, of those that the index describes a shard's
+BATCH_CHARACTERS = 4 * 2**20  # characters of the documents that are encoded together
+_T = TypeVar('_T')
+
+
+def encode(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[np.ndarray]:
+  """Return the ids of pieces, with marks if they are conversations."""
+  if pieces[0].answers is None:
+    return tokenizer.encode_batch([piece.text for piece in pieces])
+  return tokenizer.encode_chats([(piece.text, piece.answers) for piece in pieces])
+
+
+class PartWriter:
+  """Writer of the tokens of a split in a shard, which also counts documents, bytes and tokens."""
+
+  def __init__(self, file: BinaryIO, dtype: np.dtype, tokenizer: Tokenizer):
+    self.tokens = self.bytes = self.documents = self.answers = self.divided = 0
+    self._digests = Digests()
+    self._file = file
+    self._dtype = dtype
+    self._tokenizer = tokenizer
+
+  def add(self, piece: Piece, ids: np.ndarray) -> None:
+    """Append the ids of a piece, and those that begin or end its document where it does."""
+    if piece.answers is not None:
+      self._add_chat(piece, ids)
+      return
+    ids = self._tokenizer.document(ids, begins=piece.begins, ends=piece.ends)
+    self._check(ids)
+    self._write(ids.astype(self._dtype))
+    self.bytes += len(piece.text.encode())
+    self.documents += piece.ends
+
+  def _add_chat(self, piece: Piece, ids: np.ndarray) -> None:
+    """Append a conversation, and unless it has them the ids that begin and end a document.
+
+    Those at the beginning carry no loss, and the end that of the last token.
+    """
+    end, opening = self._tokenizer.end_of_document, np.array(self._tokenizer.opening, np.int32)
+    if not np.array_equal(marks.plain(ids)[: len(opening)], opening):
+      ids = np.concatenate([marks.flip(opening), ids])
+    if marks.plain(ids)[-1] != end:
+      ids = np.append(ids, end if ids[-1] >= 0 else marks.flip(end))
+    self._check(marks.plain(ids))
+    self._write(marks.pack(ids, self._dtype))
+    self.bytes += sum(len(piece.text[start:stop].encode()) for start, stop in piece.answers)
+    self.documents += 1
+    self.answers += int((ids >= 0).sum())
+    inside = marks.plain(ids)[1 : None if len(opening) else -1]
+    self.divided += bool((inside == self._tokenizer.boundary).any())
+
+  def _check(self, ids: np.ndarray) -> None:
+    if ids.max(initial=0) >= self._tokenizer.size:
+      raise UserError(
+        f'the tokenizer {self._tokenizer.fingerprint} returned the id {ids.max()}, but its '
+        f'vocabulary has {self._tokenizer.size} ids; repair its vocabulary'
+      )
+
+  def _write(self, ids: np.ndarray) -> None:
+    data = ids.tobytes()
+    self._file.write(data)
+    self._digests.update(data)
+    self.tokens += len(ids)
+
+  def part(self) -> Part:
+    """Return the counts and digests of what was written."""
+    return Part(
+      self.tokens,
+      self.bytes,
+      self.documents,
+      self._digests.whole().hex(),
+      tuple(self._digests.blocks()),
+      self.answers,
+      self.divided,
+    )
+
+  def flush(self) -> None:
+    """Wait until the file is on disk, so that a power cut leaves no renamed file of zeros."""
+    flush(self._file)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """The writing of one shard: its unit of text, and a hash of everything that determines it."""
+
+  folder: paths.Path
+  name: str
+  unit: Unit
+  key: str
+  dtype: str
+  skip_bad: bool = False
+  batch: int = 0  # characters that are encoded together. 0: `BATCH_CHARACTERS`
+
+  def find(self, found: dict[str, int]) -> Shard | None:
+    """Return the shard if an earlier build wrote it; `found` has the sizes of the store's files."""
+    name = record_name(self.name)
+    if name not in found:
+      return None
+    try:
+      record = sealed.load((self.folder / name).read_bytes())
+      shard = Shard.from_json(record['shard'])
+      whole = all(
+        found.get(shard.file(split)) == part.tokens * np.dtype(self.dtype).itemsize
+        for split, part in shard.splits.items()
+        if part.tokens
+      )
+      whole = whole and (self.skip_bad or not shard.bad_documents)
+      return shard if record['key'] == self.key and whole else None
+    except (ValueError, LookupError, TypeError, AttributeError):
+      return None  # A power cut can leave a file without content.
+
+  def write(self, tokenizer: Tokenizer, update: Callable[[int], Any] = lambda _: None) -> Shard:
+    """Write the shard and its record; `update` is called with the bytes of each batch."""
+    bad = _LeftOut()
+    leave_out = bad.add if self.skip_bad else text.refuse
+    with shards.temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
+      writers = {}
+      for split in SPLITS:
+        file = stack.enter_context(open(temporary / split, 'wb'))
+        writers[split] = PartWriter(file, np.dtype(self.dtype), tokenizer)
+      for pieces in _read_ahead(_batches(self.unit.pieces(leave_out), self.batch)):
+        encoded = encode(tokenizer, pieces)
+        before = sum(writer.bytes for writer in writers.values())
+        for piece, ids in zip(pieces, encoded, strict=True):
+          writers[piece.split].add(piece, ids)
+        update(sum(writer.bytes for writer in writers.values()) - before)
+      for writer in writers.values():
+        writer.flush()
+      parts = {split: writer.part() for split, writer in writers.items()}
+      shard = Shard(self.name, parts, tuple(bad.named), bad.count)
+      for split, part in shard.splits.items():
+        if part.tokens:
+          paths.put(temporary / split, self.folder / shard.file(split))
+    record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
+    shards.put_json(self.folder, record_name(self.name), record)
+    return shard
+
+
+def record_name(shard: str) -> str:
+  """Return the name of the file that is written when a shard is complete."""
+  return f'{shard}.json'
+
+
+class _LeftOut:
+  """The documents of a shard that cannot be read: how many, and what is wrong with the first."""
+
+  def __init__(self) -> None:
+    self.count, self.named = 0, []
+
+  def add(self, error: UserError) -> None:
+    """Count a document."""
+    self.count += 1
+    if len(self.named) < NAMED_BAD:
+      self.named.append(str(error))
+
+
+def _batches(pieces: Iterator[Piece], size: int) -> Iterator[list[Piece]]:
+  batch, characters = [], 0
+  for piece in pieces:
+    batch.append(piece)
+    characters += len(piece.text)
+    if characters >= (size or BATCH_CHARACTERS):
+      yield batch
+      batch, characters = [], 0
+  if batch:
+    yield batch
+
+
+def _read_ahead(items: Iterator[_T]) -> Iterator[_T]:
+  """Yield items, and compute the next item in a thread while the caller works on this one."""
+  with concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool:
+    future = pool.submit(next, items, None)
+    while (item := future.result()) is not None:
+      future = pool.submit(next, items, None)
+      yield item
