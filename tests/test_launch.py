@@ -45,12 +45,12 @@ def test_scripts_are_without_known_mistakes():
 
 PARSE = """
 import sys
-from absl import flags
 from tokenformer_jax.parallel import hosts
-from tokenformer_jax.cli import train
+from tokenformer_jax.cli import parse_flags, train
 train.define_flags()
 hosts.define_flags()
-assert flags.FLAGS(['train.py', *sys.argv[1:]]) == ['train.py']
+line = ['train.py', *train.with_config(sys.argv[1:])]
+assert parse_flags.parse(line) == ['train.py']
 """
 
 

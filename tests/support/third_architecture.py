@@ -116,7 +116,6 @@ def model() -> ModelConfig:
   return dataclasses.replace(base, pattern=PATTERN, variants=variants)
 
 
-
 # The same as changes of a config.
 CHANGES = {
   'model.pattern': PATTERN,
