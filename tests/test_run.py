@@ -74,7 +74,8 @@ def test_importing_the_package_imports_nothing_heavy():
 def test_libtpu_is_left_out_where_there_is_no_accelerator(imports, chips, platform, tmp_path):
   """It may be installed for the planner, and prints five lines of errors when JAX starts it."""
   (tmp_path / 'libtpu').mkdir()
-  (tmp_path / 'libtpu/__init__.py').touch()
+  # The package of libtpu tells jax 0.12 where its library is.
+  (tmp_path / 'libtpu/__init__.py').write_text("get_library_path = lambda: 'libtpu.so'\n")
   code = (
     'import glob, os, sys; from importlib import metadata;'
     f'glob.glob = lambda pattern: {chips} if "accel" in pattern else [];'

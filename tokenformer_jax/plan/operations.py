@@ -22,7 +22,10 @@ _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _SCOPE = re.compile(r'\bop_name="([^"]*)"')
 _COLLECTIVE_STEP = re.compile(r'async-collective-(start|done)')
 # Operations that take no time of their own: names, parts of others, and the ends of transfers.
-_FREE = ('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'conditional')
+_FREE = (
+  *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast'),
+  *('while', 'conditional', 'call'),  # What they run is counted.
+)
 # The slots of the matrix units that a schedule uses, over those that the products need at the peak,
 # above with narrow matrices filled up to the side of a unit (rotary positions: 4 times the need on
 # v6e). A schedule outside of these limits is not that of the operation. For single products the
