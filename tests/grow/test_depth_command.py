@@ -125,6 +125,7 @@ def test_a_run_begins_from_a_shallower_one(tmp_path, text):
     old,
     init_from=str(source),
     model=dataclasses.replace(old.model, pattern='layer*4'),
+    train=dataclasses.replace(old.train, steps=STEP + 1),
     grow=BEHIND,
   )
   got, step = first_state(config, tmp_path / 'target')

@@ -166,7 +166,8 @@ def test_a_run_grows_by_experts_from_python(base, tmp_path):
 def test_training_grows_by_a_config_with_experts(base, source, tmp_path):
   grown = tmp_path / 'grown'
   command(f'--source={base}', f'--target={grown}', *SPARSE)
-  config = tiny_run.config(source, tmp_path / 'cache', init_from=str(base), **MIXTURE)
+  changes = {'init_from': str(base), 'train__steps': STEP + 1, **MIXTURE}
+  config = tiny_run.config(source, tmp_path / 'cache', **changes)
   state, step = first_state(config, tmp_path / 'run')
   assert step == STEP
   assert_same(state['params'], read(grown)['params'], 'the command grows in another way')

@@ -17,6 +17,7 @@ from tiny import tiny_model
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, MeshConfig, TrainConfig
+from tokenformer_jax.config.section import Int, section
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import rules, sharding
@@ -295,9 +296,9 @@ def test_a_batch_that_cannot_be_split_is_named():
   ), 'the sentence does not name the batch, its size and the mesh'
 
 
-@dataclasses.dataclass(frozen=True)
+@section
 class FiveAxes(MeshConfig):
-  stages: int = 1
+  stages: Int = 1
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def test_the_loss_is_that_of_documents_alone_and_every_target_counts(packed, cha
   want = jax.jit(jax.value_and_grad(lambda params: _loss_alone(task, params, rows)))
   assert_close(loss(params), want(params), 'training')
   sums = jax.jit(task.sums)(params, batch)
-  assert sums.count == batch[:, 1:].size, 'a target does not count'
+  assert sums.counts.targets == batch[:, 1:].size, 'a target does not count'
   found = task.eval_figures(jax.device_get(sums))['loss']
   np.testing.assert_allclose(found, want(params)[0], rtol=1e-5, err_msg='evaluation')
   joined = _task(packed(**changes))

@@ -402,18 +402,16 @@ def say_changes(config: Config, origin: Origin, begins: Position, digest: str) -
 
 
 def check_finished(config: Config, origin: Origin) -> None:
-  """Check that a run whose checkpoint has made all steps has no other settings than it.
+  """Check that a run whose checkpoint has made all steps has the data of that checkpoint.
 
-  The number of steps, the mesh and the way in which layers run may differ: none asks for another
-  model. `config` has every size and length filled in.
+  Other settings may differ: they ask for no preparation that takes long. `config` has every size
+  and length filled in.
 
   Raises:
-    UserError: a setting differs, and no step would be made with it.
+    UserError: a key of the data differs, and no step would be made with it.
   """
   changed = [
-    change
-    for change in _changes_of_settings(config, origin)
-    if not change.startswith(('train.steps:', 'train.remat:', 'train.layers:', 'mesh.'))
+    change for change in _changes_of_settings(config, origin) if change.startswith('data.')
   ]
   if changed:
     raise UserError(
