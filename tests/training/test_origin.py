@@ -389,24 +389,25 @@ def test_a_start_from_another_run_names_it_and_what_grows(make, tmp_path, capsys
   )
 
 
-def test_a_finished_run_may_have_other_settings_of_training(make, tmp_path):
+def test_other_settings_of_a_finished_run_are_refused(make, tmp_path):
   save(make(), tmp_path / 'run', step=40)
 
   def check(config):
     run = begin(config, tmp_path / 'run')
     origin.check_finished(run.config, run.origin)
 
-  check(make(train__steps=30, train__log_every=1, optim__learning_rate=1e-4))
+  check(make(train__steps=30, train__log_every=1))
   many = make()
   mesh = dataclasses.replace(many.mesh, fsdp=1)
   check(dataclasses.replace(many, mesh=mesh))
   with pytest.raises(UserError) as error:
-    check(make(data__deduplicate=True))
+    check(make(optim__learning_rate=1e-4, init_from=str(tmp_path / 'nothing')))
   assert str(error.value) == (
     'the checkpoint of step 40 in this work directory has made config.train.steps=40 steps '
-    'already, so none would be made with what differs from its settings (data.deduplicate: False '
-    '-> True); choose --workdir=NEW_DIR to train a new run, or raise config.train.steps to go on '
-    'with this one'
+    'already, so none would be made with what differs from its settings (optim.learning_rate: '
+    f'0.003 -> 0.0001; init_from={tmp_path}/nothing is ignored, because there is a checkpoint); '
+    'choose --workdir=NEW_DIR to train a new run, or raise config.train.steps to go on with this '
+    'one'
   )
 
 

@@ -401,17 +401,21 @@ def say_changes(config: Config, origin: Origin, begins: Position, digest: str) -
     )
 
 
-def check_finished(config: Config, origin: Origin) -> None:
-  """Check that a run whose checkpoint has made all steps has the data of that checkpoint.
+def check_finished(config: Config, origin: Origin, section: str = '') -> None:
+  """Check that a run whose checkpoint has made all steps has no other settings than it.
 
-  Other settings may differ: they ask for no preparation that takes long. `config` has every size
-  and length filled in.
+  The number of steps, the mesh and the way in which layers run may differ: none asks for another
+  model. `config` has every size and length filled in. With `section`, such as 'data.', only keys
+  of this section are compared.
 
   Raises:
-    UserError: a key of the data differs, and no step would be made with it.
+    UserError: a setting differs, and no step would be made with it.
   """
   changed = [
-    change for change in _changes_of_settings(config, origin) if change.startswith('data.')
+    change
+    for change in _changes_of_settings(config, origin)
+    if not change.startswith(('train.steps:', 'train.remat:', 'train.layers:', 'mesh.'))
+    and change.startswith(section)
   ]
   if changed:
     raise UserError(

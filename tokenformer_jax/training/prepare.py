@@ -164,7 +164,7 @@ def prepare(
 
 
 def _check_finished(config: Config, origin: Origin) -> None:
-  """Check a finished run before its data is read, if its length does not depend on the data.
+  """Check the data of a finished run before it is read, if the length does not depend on it.
 
   Raises:
     UserError: see `origin.check_finished`.
@@ -173,7 +173,7 @@ def _check_finished(config: Config, origin: Origin) -> None:
   if origin.resumes and not (train.epochs or train.examples or optim.warmup_epochs):
     in_steps = sizes.in_steps(config, 0)
     if origin.meta.step >= in_steps.train.steps:
-      origins.check_finished(in_steps, origin)
+      origins.check_finished(in_steps, origin, 'data.')
 
 
 def _stages(config: Config, task: tasks.Task, position: Position) -> tuple[RunStage, ...]:
