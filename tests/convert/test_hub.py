@@ -84,7 +84,7 @@ def test_names_without_prefix_and_stored_masks(tmp_path):
 
 @pytest.mark.parametrize('kind', ['gpt2', 'llama'])
 def test_a_pytorch_file_with_a_tied_head_and_tensors_that_are_no_parameters(tmp_path, kind):
-  """As `torch.save` writes GPT-2 with its masks, and the first Llamas with their frequencies."""
+  """Files of `torch.save` hold the masks of GPT-2 and the frequencies of the first Llamas."""
   source = hub_folders.write(tmp_path / 'source', kind, tie_word_embeddings=True)
   file = source / 'model.safetensors'
   weights = {name: tensor.read() for name, tensor in tensor_files.find(file).items()}
@@ -330,7 +330,7 @@ def test_a_text_may_begin_with_nothing(tmp_path):
 
 
 def test_special_tokens_go_out_as_they_came(tmp_path):
-  """Of a folder that names them: end and padding are no guess, and a first token may be unused."""
+  """A folder states its end and padding, and may state a first token that no text uses."""
   source = hub_folders.write(tmp_path / 'source')
   tokens = {'bos_token': 'B', 'eos_token': 'E', 'pad_token': 'P', 'unk_token': '<none>'}
   (source / 'special_tokens_map.json').write_text(json.dumps(tokens))

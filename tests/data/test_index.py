@@ -1,4 +1,4 @@
-"""An index that changed is found, and nobody is told to remove a folder that may be no store."""
+"""A changed index is found, and no message advises to remove a folder that may hold other files."""
 
 import dataclasses
 import json

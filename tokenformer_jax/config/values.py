@@ -99,14 +99,19 @@ def _plain(value: Any) -> Any:
   )
 
 
+def _check_section(value: Any, path: str) -> None:
+  """Raise a UserError if the value of a section of keys is no mapping."""
+  if not isinstance(value, Mapping):
+    raise UserError(f'config.{path} is {value!r}; it is a section of keys')
+
+
 def _merged(
   cls: type, base: Mapping[str, Any], changes: Sequence[Any], prefix: str
 ) -> dict[str, Any]:
   """Return the values of a section with changes; `prefix` is its path with a dot."""
   fields, values = field_types(cls), dict(base)
   for change in changes:
-    if not isinstance(change, Mapping):
-      raise UserError(f'config.{prefix[:-1]} is {change!r}; it is a section of keys')
+    _check_section(change, prefix[:-1])
     for name in change:
       if name not in fields:
         raise names.unknown(name, prefix, fields)
@@ -139,8 +144,7 @@ def _merged_by_name(
 ) -> dict[str, Any]:
   """Return sections by name with changes; one that `base` lacks starts as `follows`."""
   for change in changes:
-    if not isinstance(change, Mapping):
-      raise UserError(f'config.{path} is {change!r}; it is a section of keys')
+    _check_section(change, path)
   values = dict(base)
   for name in dict.fromkeys(name for change in changes for name in change):
     names.check_name(path, name)
@@ -157,8 +161,7 @@ def _merged_kind(field: FieldInfo, base: Any, changes: Sequence[Any], path: str)
   kinds, default = kinds_of(field), _default_values(field)
   kind, after = base['kind'], []
   for change in changes:
-    if not isinstance(change, Mapping):
-      raise UserError(f'config.{path} is {change!r}; it is a section of keys')
+    _check_section(change, path)
     kind = change.get('kind', kind)
     if type(kind) is not str or kind not in kinds:
       raise UserError(f'config.{path}.kind is {kind!r}; it must be one of {", ".join(kinds)}')
