@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator
 import jax
 import pytest
 
+from tokenformer_jax.steps import fit
 from tokenformer_jax.steps import step as step_lib
 
 # Keys of a config that no program depends on.
@@ -36,8 +37,8 @@ def _key(task, config, mesh, *more) -> Hashable | None:
 def shared() -> Iterator[None]:
   """Give equal runs the same jitted functions."""
   made = {}
-  make_step, make_eval = step_lib.make_train_step, step_lib.make_eval_step
-  make_first = step_lib.make_first_state
+  make_step, make_eval = fit.make_train_step, step_lib.make_eval_step
+  make_first = fit.make_first_state
 
   def share(key, make):
     if key is None:
@@ -60,7 +61,7 @@ def shared() -> Iterator[None]:
     return share(key, lambda: make_first(program, mesh))
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(step_lib, 'make_train_step', train_step)
+    patch.setattr(fit, 'make_train_step', train_step)
     patch.setattr(step_lib, 'make_eval_step', eval_step)
-    patch.setattr(step_lib, 'make_first_state', first_state)
+    patch.setattr(fit, 'make_first_state', first_state)
     yield

@@ -86,9 +86,9 @@ SCRIPT = """
 import sys
 import faulty
 from tokenformer_jax.cli import train
-from tokenformer_jax.steps import step
-make, device = step.make_train_step, int(sys.argv.pop(1))
-step.make_train_step = lambda *arguments: faulty.with_fault(make(*arguments), 10, device)
+from tokenformer_jax.steps import fit
+make, device = fit.make_train_step, int(sys.argv.pop(1))
+fit.make_train_step = lambda *arguments: faulty.with_fault(make(*arguments), 10, device)
 train.run()
 """
 
