@@ -39,8 +39,8 @@ class Way(NamedTuple):
     return f'--config.train.remat={self.remat} --config.train.layers={self.layers}'
 
 
-# All ways, the fastest first, by `python benchmarks/ways.py` (docs/planned_speed.md). A loop copies what the
-# layers save into stacked arrays and back; with several layers in its body it copies as much.
+# All ways, the fastest first, by `python benchmarks/ways.py` (docs/planned_speed.md). A loop copies
+# what the layers save into stacked arrays and back; with several layers in its body as much.
 # Layers that save only their inputs need no other loop: it copies almost nothing.
 WAYS = (
   Way('everything', 'unrolled'),
