@@ -34,7 +34,7 @@ MUTATED = (
   'runs/checkpoint.py',
 )
 FOLDERS = ('steps', 'grow', 'model', 'data', 'runs', 'training', 'tasks', 'parallel', 'faults')
-# Mutants that cannot be judged, or fail by their type alone: `int ^ None`, `0.1 << 2`, decorators.
+# Mutants that cannot be judged, or fail by their type alone: `int ^ None`, a float `<< 2`.
 LEFT_OUT = ('Bit', 'Shift', 'Invert', 'RemoveDecorator', 'ExceptionReplacer', 'Variable')
 TESTS_OF_A_FILE = 6
 TESTS_OF_A_MUTANT = 40
