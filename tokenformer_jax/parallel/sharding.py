@@ -93,20 +93,13 @@ def abstract_mesh(config: MeshConfig, devices: int) -> AbstractMesh:
   return AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
 
 
-def axis_sizes(config: MeshConfig) -> dict[str, int]:
-  """Return the sizes of the config by axis; `experts=0`, a choice for each run, counts as 1."""
-  return {**dataclasses.asdict(config), 'experts': config.experts or 1}
-
-
 def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
   """Return the size of each mesh axis over a number of devices, with the −1 filled in.
-
-  `experts=0` counts as 1: see `axis_sizes`.
 
   Raises:
     UserError: the sizes do not multiply to the number of devices.
   """
-  sizes = axis_sizes(config)
+  sizes = dataclasses.asdict(config)
   named = ', '.join(f'{axis}={size}' for axis, size in sizes.items())
   values = list(sizes.values())
   if values.count(-1) > 1 or any(size < 1 and size != -1 for size in values):
@@ -122,22 +115,6 @@ def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
       f'{devices}'
     )
   return sizes
-
-
-def resplit(
-  config: MeshConfig, devices: int, expert_parts: int, token_parts: int
-) -> MeshConfig | None:
-  """Return a mesh config with the same replicas, for other numbers of parts, or None.
-
-  The rest of the devices split the width; the result is None if they do not divide.
-  """
-  sizes = mesh_sizes(config, devices)
-  left = sizes['fsdp'] * sizes['experts'] * sizes['tokens']
-  fsdp, rest = divmod(left, token_parts * expert_parts)
-  if rest:
-    return None
-  changes = {'fsdp': fsdp, 'experts': expert_parts, 'tokens': token_parts}
-  return dataclasses.replace(config, **{**sizes, **changes})
 
 
 def tree_shardings(mesh: Mesh, axes: Any) -> Any:

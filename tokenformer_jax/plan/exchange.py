@@ -1,13 +1,10 @@
-"""Compute what devices exchange in a step if they split experts, and choose how many split them."""
+"""Count the bytes that devices exchange in a step if they split experts."""
 
 import dataclasses
 import math
 from collections.abc import Iterator
 
-from jax.sharding import AbstractMesh
-
 from tokenformer_jax.config import (
-  Config,
   ExpertsConfig,
   GroupedConfig,
   MeshConfig,
@@ -15,10 +12,9 @@ from tokenformer_jax.config import (
   ModelConfig,
   pattern,
 )
-from tokenformer_jax.model import dispatch, flops
+from tokenformer_jax.model import dispatch
 from tokenformer_jax.model.layers import hidden_width
-from tokenformer_jax.parallel.rules import parts
-from tokenformer_jax.parallel.sharding import abstract_mesh, resplit
+from tokenformer_jax.parallel.sharding import mesh_sizes
 
 _ROW, _NUMBER = 2, 4  # bytes of a number in bfloat16, and of an expert's number
 
@@ -97,46 +93,20 @@ def divisors(model: ModelConfig, devices: int) -> list[int]:
   return [1 << power for power in range(most.bit_length()) if most % (1 << power) == 0]
 
 
-def choose_mesh(config: Config, devices: int) -> MeshConfig:
-  """Return the mesh config of a run, where `experts=0` is the number that moves the fewest bytes.
+def resplit(
+  config: MeshConfig, devices: int, expert_parts: int, token_parts: int
+) -> MeshConfig | None:
+  """Return a mesh config with the same replicas, for other numbers of parts, or None.
 
-  With more parts, tokens travel to the experts; with fewer, the parameters of more experts are
-  gathered on every device.
+  The rest of the devices split the width; the result is None if they do not divide.
   """
-  if config.mesh.experts:
-    return config.mesh
-  whole = abstract_mesh(config.mesh, devices)
-  tokens = parts('param_tokens', whole)
-  splits = [
-    resplit(config.mesh, devices, count, tokens)
-    for count in divisors(config.model, parts('expert_width', whole))
-  ]
-  return min(
-    (split for split in splits if split),
-    key=lambda split: _received(config, abstract_mesh(split, devices)),
-  )
-
-
-def _received(config: Config, mesh: AbstractMesh) -> float:
-  """Return the bytes that a device receives in a step: tokens for experts, and their parameters.
-
-  Experts are gathered for the forward and the backward pass, and their gradients scattered.
-  """
-  of_batch = config.data.batch_size // config.optim.accumulation_steps
-  rows, split = max(1, of_batch // parts('batch', mesh)), parts('experts', mesh)
-  tokens = step_exchange(config.model, rows, flops.length(config), split).received
-  of_experts = sum(
-    layers * experts.count * _columns(experts, config.model) * config.model.width
-    for experts, layers in count_layers(config.model)
-  )
-  held, gathered = _ROW * of_experts / split, parts('expert_width', mesh)
-  return tokens + 3 * held / parts('expert_hidden', mesh) * (gathered - 1) / gathered
-
-
-def _columns(experts: ExpertsConfig, model: ModelConfig) -> int:
-  """Return the columns of all matrices of an expert together: those into it, and one out of it."""
-  inner, expert = inner_width(experts, model), experts.expert
-  return inner + (hidden_width(expert, model) if isinstance(expert, MLPConfig) else inner)
+  sizes = mesh_sizes(config, devices)
+  left = sizes['fsdp'] * sizes['experts'] * sizes['tokens']
+  fsdp, rest = divmod(left, token_parts * expert_parts)
+  if rest:
+    return None
+  changes = {'fsdp': fsdp, 'experts': expert_parts, 'tokens': token_parts}
+  return dataclasses.replace(config, **{**sizes, **changes})
 
 
 def inner_width(experts: ExpertsConfig, model: ModelConfig) -> int:
