@@ -7,6 +7,7 @@ import pytest
 import tiny_run
 
 from tokenformer_jax.config import MLPConfig
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import estimate, exchange, table, topology, tune
 
 EXPERTS = {
@@ -135,5 +136,5 @@ def test_divisors_divide_experts_and_devices():
 
 def test_a_mesh_that_does_not_divide_is_none():
   mesh = _config(mesh__experts=2).mesh
-  assert exchange.resplit(mesh, 8, 2, 8) is None
-  assert exchange.resplit(mesh, 8, 8, 1).fsdp == 1
+  assert sharding.resplit(mesh, 8, 2, 8) is None
+  assert sharding.resplit(mesh, 8, 8, 1).fsdp == 1

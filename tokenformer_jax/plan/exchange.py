@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from tokenformer_jax.config import (
   ExpertsConfig,
   GroupedConfig,
-  MeshConfig,
   MLPConfig,
   ModelConfig,
   pattern,
 )
 from tokenformer_jax.model import dispatch
 from tokenformer_jax.model.layers import hidden_width
-from tokenformer_jax.parallel.sharding import mesh_sizes
 
 _ROW, _NUMBER = 2, 4  # bytes of a number in bfloat16, and of an expert's number
 
@@ -91,22 +89,6 @@ def divisors(model: ModelConfig, devices: int) -> list[int]:
     return [1]
   most = math.gcd(devices, *counts)
   return [1 << power for power in range(most.bit_length()) if most % (1 << power) == 0]
-
-
-def resplit(
-  config: MeshConfig, devices: int, expert_parts: int, token_parts: int
-) -> MeshConfig | None:
-  """Return a mesh config with the same replicas, for other numbers of parts, or None.
-
-  The rest of the devices split the width; the result is None if they do not divide.
-  """
-  sizes = mesh_sizes(config, devices)
-  left = sizes['fsdp'] * sizes['experts'] * sizes['tokens']
-  fsdp, rest = divmod(left, token_parts * expert_parts)
-  if rest:
-    return None
-  changes = {'fsdp': fsdp, 'experts': expert_parts, 'tokens': token_parts}
-  return dataclasses.replace(config, **{**sizes, **changes})
 
 
 def inner_width(experts: ExpertsConfig, model: ModelConfig) -> int:

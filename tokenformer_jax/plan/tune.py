@@ -46,7 +46,7 @@ def candidates(
   own_split = rules.parts('experts', whole), rules.parts('param_tokens', whole)
   experts = dict.fromkeys([own_split[0], *exchange.divisors(config.model, on.devices)])
   meshes = {
-    split: exchange.resplit(config.mesh, on.devices, *split)
+    split: sharding.resplit(config.mesh, on.devices, *split)
     for split in itertools.product(experts, tokens)
   }
   splits = [split for split, mesh in meshes.items() if mesh is not None]

@@ -18,8 +18,8 @@ from tokenformer_jax.runs import checkpoint, lease, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.runs.metrics import Metrics, Window, Work
 from tokenformer_jax.runs.wall_time import WallTime
+from tokenformer_jax.steps import fit
 from tokenformer_jax.steps import step as step_lib
-from tokenformer_jax.steps.fit import make_fitted_step
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
@@ -114,7 +114,7 @@ class Trainer:
     """
     self.run, self.check_lease, self.wall_time = run, check_lease, wall_time or WallTime()
     self.config, self.mesh, self.task = run.config, run.mesh, run.task
-    self.train_step = make_fitted_step(run.program, run.mesh)
+    self.train_step = fit.make_fitted_step(run.program, run.mesh)
     self.eval_step = step_lib.make_eval_step(run.task, run.mesh)
     self.rows = local_rows(sharding.batch_sharding(run.mesh), run.config.data.batch_size)
     self.watch_timing = watch_lib.Timing()
