@@ -23,7 +23,7 @@ GAPS = {'unrolled': 1.16}
 # Working set of one layer, in units of its saved values.
 _WORKING_SET = 1.2
 # The share of the memory that a plan may fill if devices exchange data. In a step that fills more,
-# the compiler for TPUs overlaps no collective with computation (docs/pods.md).
+# the compiler for TPUs overlaps no collective with computation (docs/planned_speed.md).
 _USABLE = 0.9
 
 
@@ -39,9 +39,9 @@ class RematPlan(NamedTuple):
     return f'--config.train.remat={self.remat} --config.train.layers={self.layers}'
 
 
-# All plans, the fastest first, by `python benchmarks/ways.py` (docs/pods.md). A loop copies saved
-# values into stacked arrays and back; with several layers in its body it copies as much. Layers
-# that save only their inputs need no other loop: it copies almost nothing.
+# All plans, the fastest first, by `python benchmarks/ways.py` (docs/planned_speed.md). A loop copies
+# saved values into stacked arrays and back; with several layers in its body it copies as much.
+# Layers that save only their inputs need no other loop: it copies almost nothing.
 PLANS = (
   RematPlan('everything', 'unrolled'),
   RematPlan('everything', 'scan'),
