@@ -14,7 +14,7 @@ from tiny import large_params, linear, tiny_model, tiny_vit
 
 from tokenformer_jax.config import MeshConfig, NoPositionsConfig, RotaryConfig
 from tokenformer_jax.model import flops, models
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.mixers.linear import (
   LinearAttention,
@@ -248,7 +248,7 @@ def test_memory_is_proportional_to_the_length(causal):
 def _module(model, causal: bool = True) -> LinearAttention:
   definition = define(
     lambda rngs: LinearAttention(
-      model.layer.mixer, model, causal=causal, compute=Compute(), rngs=rngs
+      model.layer.mixer, model, causal=causal, execution=Execution(), rngs=rngs
     )
   )
   rng = np.random.default_rng(0)

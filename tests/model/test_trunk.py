@@ -19,10 +19,10 @@ from tokenformer_jax.config.pattern import Repeat
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY
 from tokenformer_jax.model import lm, trunk
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Definition, Params, Role, param
-from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Inputs
+from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, LayerInputs
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
 
@@ -38,7 +38,7 @@ def third_architecture():
 
 
 def _definition(**how) -> Definition:
-  return define_lm(third.MODEL, Compute(**how))
+  return define_lm(third.MODEL, Execution(**how))
 
 
 def _params() -> Params:
@@ -67,8 +67,10 @@ def test_every_stack_has_its_name_and_an_axis_of_layers():
 class _Scale(nnx.Module):
   """x · scale · factor, a layer that says what it is given to say."""
 
-  def __init__(self, scale: float, says: tuple[str, ...] = (), *, compute: Compute, rngs: nnx.Rngs):
-    del compute
+  def __init__(
+    self, scale: float, says: tuple[str, ...] = (), *, execution: Execution, rngs: nnx.Rngs
+  ):
+    del execution
     self.scale, self.says = (
       param(rngs, nnx.initializers.constant(scale), (), (), role=Role.VECTOR),
       says,
@@ -88,13 +90,15 @@ def _scales(repeats: list[Repeat], layers: str, **says: tuple[str, ...]) -> tupl
     name: functools.partial(_Scale, scale, says.get(name, ()))
     for name, scale in {'a': 2.0, 'b': 3.0}.items()
   }
-  architecture, compute = trunk.Architecture(tuple(repeats), makers), Compute(layers=layers)
+  architecture, execution = trunk.Architecture(tuple(repeats), makers), Execution(layers=layers)
 
   def run() -> tuple[jax.Array, Aux]:
-    blocks = trunk.make(architecture, compute=compute, rngs=nnx.Rngs(0))
-    inputs = Inputs(branch_scales_Bx2=jnp.arange(1.0, 1 + sum(repeat.size for repeat in repeats)))
+    blocks = trunk.make(architecture, execution=execution, rngs=nnx.Rngs(0))
+    inputs = LayerInputs(
+      branch_scales_Bx2=jnp.arange(1.0, 1 + sum(repeat.size for repeat in repeats))
+    )
     x, _, aux = trunk.run(
-      blocks, architecture.repeats, jnp.float32(1), inputs=inputs, compute=compute
+      blocks, architecture.repeats, jnp.float32(1), inputs=inputs, execution=execution
     )
     return x, aux
 
@@ -183,7 +187,9 @@ def test_what_is_computed_again_in_a_group_that_runs_once_is_not_merged(remat):
 
 
 def _objective(definition: Definition, params: Params, key: jax.Array | None = None) -> jax.Array:
-  inputs = Inputs(key=jax.random.split(key, third.MODEL.depth)) if key is not None else NO_INPUTS
+  inputs = (
+    LayerInputs(key=jax.random.split(key, third.MODEL.depth)) if key is not None else NO_INPUTS
+  )
   hidden_BxTxD, _, aux = definition.bind(params).hidden(IDS, inputs=inputs)
   loss, figures = aux.divided(of_rows(*IDS.shape))
   return jnp.mean(jnp.sin(hidden_BxTxD)) + loss, trunk.layer_means(figures)
@@ -311,7 +317,7 @@ def _prompt(length: int) -> list[int]:
 
 @functools.cache
 def _texts(devices: int) -> list[list[int]]:
-  decoder, definition = Decoder(third.MODEL, Compute()), _definition()
+  decoder, definition = Decoder(third.MODEL, Execution()), _definition()
   requests = [Request(_prompt(length), 12, GREEDY) for length in UNEQUAL]
   mesh = sharding.make_mesh(
     MeshConfig(fsdp=4, tokens=2) if devices == 8 else MeshConfig(), jax.devices()[:devices]

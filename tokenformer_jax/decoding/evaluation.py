@@ -144,7 +144,7 @@ def evaluate(
     'source': model.source,
     'step': model.meta.step,
     'model': config_lib.to_json(model.config.model),
-    'dtype': str(model.compute.dtype),
+    'dtype': str(model.execution.dtype),
     'max_length': scorer.max_length,
     'versions': checkpoint.package_versions(('tokenformer_jax', 'jax', 'lm_eval')),
   }

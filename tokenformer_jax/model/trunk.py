@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tokenformer_jax.config.pattern import Repeat
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.params import Params, stack
 from tokenformer_jax.model.stack import scan_rows
 from tokenformer_jax.parallel.sharding import constrain
@@ -117,14 +117,14 @@ class Context(NamedTuple):
 FROM_START = Context()
 
 
-class Inputs(NamedTuple):
+class LayerInputs(NamedTuple):
   """The inputs of one layer; for the whole trunk every array has a leading axis, `layers`."""
 
   branch_scales_Bx2: jax.Array | None = None  # factors of the outputs of the layer's two branches
   key: jax.Array | None = None  # for the layer's random draws
 
 
-NO_INPUTS = Inputs()
+NO_INPUTS = LayerInputs()
 
 
 class Counts(NamedTuple):
@@ -194,7 +194,7 @@ class Layer(Protocol):
   """A layer of a trunk: an `nnx.Module` with these methods."""
 
   def __call__(
-    self, x_BxTxD: jax.Array, context: Context, cache: Any, inputs: Inputs
+    self, x_BxTxD: jax.Array, context: Context, cache: Any, inputs: LayerInputs
   ) -> tuple[jax.Array, Any, Aux]:
     """Return the output, the cache with the new slots (None without a cache), and the `Aux`."""
     ...
@@ -213,7 +213,7 @@ class Layer(Protocol):
 class Maker(Protocol):
   """Make a layer."""
 
-  def __call__(self, *, compute: Compute, rngs: nnx.Rngs) -> nnx.Module:
+  def __call__(self, *, execution: Execution, rngs: nnx.Rngs) -> nnx.Module:
     """Return a new layer."""
     ...
 
@@ -240,21 +240,21 @@ class Place(NamedTuple):
   index: int
 
 
-def make(architecture: Architecture, *, compute: Compute, rngs: nnx.Rngs) -> Any:
+def make(architecture: Architecture, *, execution: Execution, rngs: nnx.Rngs) -> Any:
   """Make the layers as one module: a stack, several stacks, or a list in execution order."""
   repeats, makers = architecture
-  if compute.layers == 'list':
+  if execution.layers == 'list':
     names = [name for repeat in repeats for name in repeat.layers * repeat.count]
-    return nnx.List([makers[name](compute=compute, rngs=rngs) for name in names])
+    return nnx.List([makers[name](execution=execution, rngs=rngs) for name in names])
 
   depths: dict[str, list[int]] = {}
   for number, place in enumerate(places(repeats), start=1):
     depths.setdefault(place.stack, []).append(number)
 
   def stacked(own: str, name: str, repeat: Repeat) -> nnx.Module:
-    whole = _rows_together(compute.layers, repeat) == repeat.count
-    how = dataclasses.replace(compute, layers='unrolled') if whole else compute
-    make_layer = functools.partial(makers[name], compute=how)
+    whole = _rows_together(execution.layers, repeat) == repeat.count
+    how = dataclasses.replace(execution, layers='unrolled') if whole else execution
+    make_layer = functools.partial(makers[name], execution=how)
     return stack(lambda rngs: make_layer(rngs=rngs), repeat.count, rngs=rngs, depths=depths[own])
 
   stacks = {
@@ -317,20 +317,20 @@ def run(
   x_BxTxD: jax.Array,
   context: Context = FROM_START,
   caches: Sequence[Any] | None = None,
-  inputs: Inputs = NO_INPUTS,
+  inputs: LayerInputs = NO_INPUTS,
   *,
-  compute: Compute,
+  execution: Execution,
 ) -> tuple[jax.Array, tuple[Any, ...] | None, Aux]:
-  """Run layers from `make`, which had the same repeats and the same `compute.layers`.
+  """Run layers from `make`, which had the same repeats and the same `execution.layers`.
 
-  `caches` has one for each layer in execution order, and needs `compute.layers='list'`; None: no
+  `caches` has one for each layer in execution order, and needs `execution.layers='list'`; None: no
   later call continues from here. `inputs` has a leading axis `layers`.
 
   Returns:
     The output of the last layer, the caches with the new slots, and the layers' combined `Aux`.
 
   Raises:
-    ValueError: there are caches without `compute.layers='list'`, with padding at the end, or with
+    ValueError: there are caches without `execution.layers='list'`, with padding at the end, or with
       several documents in a row.
   """
   if caches is not None and context.starts_BxT is not None:
@@ -342,17 +342,17 @@ def run(
       'Context.ends_B puts padding at the end of rows, where caches go on; pad the rows at their '
       'beginning, with Context.padding_B'
     )
-  if compute.layers == 'list':
+  if execution.layers == 'list':
     return _run_list(blocks, x_BxTxD, context, caches, inputs)
   if caches is not None:
-    raise ValueError("caches need Compute.layers='list'")
+    raise ValueError("caches need Execution.layers='list'")
   auxes: list[Aux] = []
   first = 0
   for repeat, stacks in zip(repeats, named_stacks(blocks, repeats), strict=True):
     own = inputs
     if len(repeats) > 1:
       own = jax.tree.map(lambda array, first=first, n=repeat.size: array[first : first + n], inputs)
-    x_BxTxD, stacked = _run_repeat(list(stacks.values()), repeat, x_BxTxD, context, own, compute)
+    x_BxTxD, stacked = _run_repeat(list(stacks.values()), repeat, x_BxTxD, context, own, execution)
     auxes.extend(stacked)
     first += repeat.size
   return x_BxTxD, None, _combine(auxes)
@@ -363,7 +363,7 @@ def _run_list(
   x_BxTxD: jax.Array,
   context: Context,
   caches: Sequence[Any] | None,
-  inputs: Inputs,
+  inputs: LayerInputs,
 ) -> tuple[jax.Array, tuple[Any, ...] | None, Aux]:
   auxes, written = [], []
   for i, layer in enumerate(blocks):
@@ -380,12 +380,12 @@ def _run_repeat(
   repeat: Repeat,
   x_BxTxD: jax.Array,
   context: Context,
-  inputs: Inputs,
-  compute: Compute,
+  inputs: LayerInputs,
+  execution: Execution,
 ) -> tuple[jax.Array, tuple[Aux, ...]]:
   """Run the rows of a repeat; return x, and the stacked `Aux` of each place of the row."""
 
-  def apply(layer: Layer, x_BxTxD: jax.Array, own: Inputs) -> tuple[jax.Array, Aux]:
+  def apply(layer: Layer, x_BxTxD: jax.Array, own: LayerInputs) -> tuple[jax.Array, Aux]:
     x_BxTxD, _, aux = layer(x_BxTxD, context, None, own)
     return x_BxTxD, aux
 
@@ -394,13 +394,13 @@ def _run_repeat(
     apply,
     x_BxTxD,
     [_inputs_at(inputs, repeat, i) for i in range(len(stacks))],
-    remat=compute.remat,
-    together=_rows_together(compute.layers, repeat),
+    remat=execution.remat,
+    together=_rows_together(execution.layers, repeat),
   )
 
 
 def _rows_together(layers: str, repeat: Repeat) -> int:
-  """Return the rows of a repeat in the body of a loop, for a value of `Compute.layers`.
+  """Return the rows of a repeat in the body of a loop, for a value of `Execution.layers`.
 
   A number is the most layers of a body, which holds as many whole rows of the repeat as divide it.
   """
@@ -410,7 +410,7 @@ def _rows_together(layers: str, repeat: Repeat) -> int:
   return max(rows for rows in range(1, most + 1) if repeat.count % rows == 0)
 
 
-def _inputs_at(inputs: Inputs, repeat: Repeat, place: int) -> Inputs:
+def _inputs_at(inputs: LayerInputs, repeat: Repeat, place: int) -> LayerInputs:
   """Return the inputs of the layers at one place of the rows."""
   if len(repeat.layers) == 1:
     return inputs
