@@ -3,7 +3,7 @@
 import pytest
 import tiny_run
 
-from tokenformer_jax.steps.optim import LastGrowth
+from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.training import prepare
 
 GROWTH = LastGrowth(18, {})

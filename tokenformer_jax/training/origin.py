@@ -27,8 +27,8 @@ from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta, new_run_id
 from tokenformer_jax.steps import schedules
+from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.steps.last_growth import last_growth
-from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import init_from
 

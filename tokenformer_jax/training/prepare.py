@@ -26,8 +26,8 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.params import Definition
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.steps import schedules
+from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.steps.last_growth import last_growth
-from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.steps.step import Program, make_program
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import device_check, init_from, sizes
