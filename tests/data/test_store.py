@@ -20,9 +20,7 @@ from tokenformer_jax.data import corpus, shard_writer, shards, tokenizers
 from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.data.store import Store, prepare
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.runs import lease
-
-TIMING = lease.Timing()
+from tokenformer_jax.runs import claim
 
 TEXTS = [f'document {i}: naïve {i * i}' for i in range(200)]
 
@@ -52,7 +50,7 @@ def _documents(store: Store, split: str) -> list[str]:
 
 def _unfinished(folder: Path) -> list[Path]:
   found = (folder / 'cache' / 'stores').iterdir()
-  return [path for path in found if path.suffix != '.lease' and not (path / 'meta.json').exists()]
+  return [path for path in found if path.suffix != '.claim' and not (path / 'meta.json').exists()]
 
 
 @pytest.mark.parametrize('tokenizer', ['bytes', 'bpe:300'])
@@ -259,41 +257,6 @@ def test_blocks_do_not_depend_on_the_pieces_that_were_written(tmp_path, monkeypa
   assert shards.find_changed({tmp_path / 'file': digests.blocks()}, 1) is None
 
 
-def _left_by_another_host(folder: Path) -> tuple[Path, Path]:
-  """A build on a host whose file locks nobody sees here: its folder, and its heartbeat."""
-  stores = folder / 'cache' / 'stores'
-  temporary, leased = stores / 'other', stores / 'other.lease'
-  temporary.mkdir(parents=True)
-  (temporary / '00000.train.tokens').write_bytes(b'half of')
-  leased.mkdir()
-  owner = dataclasses.replace(lease._this_process(), machine='elsewhere')
-  (leased / '1.json').write_text(json.dumps(dataclasses.asdict(owner)))
-  beat = leased / f'{owner.name}.beat'
-  beat.write_text('1')
-  return temporary, beat
-
-
-def test_what_another_host_is_building_stays(tmp_path, monkeypatch):
-  temporary, beat = _left_by_another_host(tmp_path)
-  prepare(_config(tmp_path))
-  assert temporary.exists(), 'a build was removed before anyone could know that it died'
-
-  write = store_lib._Builder._write
-
-  def write_while_it_lives(self) -> shards.Index:
-    index = write(self)
-    beat.write_text('2')
-    return index
-
-  monkeypatch.setattr(lease, 'Timing', lambda: dataclasses.replace(TIMING, silence=0))
-  with monkeypatch.context() as patch:
-    patch.setattr(store_lib._Builder, '_write', write_while_it_lives)
-    prepare(_config(tmp_path, validation_fraction=0.3))
-  assert temporary.exists(), 'a build that lives was removed'
-  prepare(_config(tmp_path, validation_fraction=0.4))
-  assert not temporary.exists(), 'what a dead host left stays for ever'
-
-
 def test_who_needs_a_store_that_is_being_built_waits_and_says_so(tmp_path, capsys):
   config = _config(tmp_path)
   path, built = store_lib.store_folder(config), []
@@ -312,26 +275,27 @@ def test_who_needs_a_store_that_is_being_built_waits_and_says_so(tmp_path, capsy
 
 
 def test_a_builder_that_was_replaced_publishes_nothing(tmp_path, monkeypatch):
-  """Stand for a process that was suspended: its successor has the lease, and works."""
+  """Stand for a process that was suspended: its successor has claimed the store."""
   write, folders = store_lib._Builder._write, []
 
   def write_too_slowly(self) -> shards.Index:
     index = write(self)
-    (claim,) = self.path.with_name(f'{self.path.name}.lease').glob('*.json')
-    successor = dataclasses.replace(lease._this_process(), machine='elsewhere')
-    claim.with_name('2.json').write_text(json.dumps(dataclasses.asdict(successor)))
+    successor = dataclasses.replace(claim.this_process(), machine='elsewhere')
+    (claim.directory_for(self.path) / '2.json').write_text(
+      json.dumps(dataclasses.asdict(successor))
+    )
     folders.append(self.path)
     return index
 
-  hold = lease.hold
+  hold = claim.hold
   monkeypatch.setattr(
-    lease, 'hold', lambda *a, **o: hold(*a, **o, timing=lease.Timing(beat=60, silence=-1))
+    claim, 'hold', lambda *a, **o: hold(*a, **o, timing=claim.Timing(beat=60, silence=-1))
   )
   monkeypatch.setattr(store_lib._Builder, '_write', write_too_slowly)
   with pytest.raises(UserError, match=r'the token store .* was taken over by'):
     prepare(_config(tmp_path))
   assert not (folders[0] / 'meta.json').exists()
-  assert folders[0].with_name(f'{folders[0].name}.lease').joinpath('2.json').exists(), (
+  assert (claim.directory_for(folders[0]) / '2.json').exists(), (
     'the claim of the successor was removed'
   )
 
@@ -432,10 +396,8 @@ def test_a_build_continues_after_its_last_shard(tmp_path, monkeypatch):
     patch.setattr(store_lib.Job, 'write', write_some)
     with pytest.raises(KeyboardInterrupt):
       prepare(config)
-    other = dataclasses.replace(config, validation_fraction=0.3)
-    monkeypatch.setattr(lease, 'Timing', lambda: dataclasses.replace(TIMING, silence=0))
     patch.setattr(store_lib.Job, 'write', write)
-    prepare(other)
+    prepare(dataclasses.replace(config, validation_fraction=0.3))
   (folder,) = _unfinished(tmp_path)
   damaged = folder / '00003.train.tokens'
   damaged.write_bytes(damaged.read_bytes()[:-2])
