@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -178,13 +179,13 @@ def test_the_default_cache_follows_xdg(tmp_path, monkeypatch):
   assert store.path.parent == parent, 'the cache is not where the documentation says'
 
 
-def test_the_winner_of_a_race_without_leases_stays(tmp_path, monkeypatch):
+def test_the_winner_of_a_race_without_claims_stays(tmp_path, monkeypatch):
   write = store_lib._Builder._write
 
   def write_slowly(self) -> shards.Index:
     index = write(self)
     monkeypatch.setattr(store_lib._Builder, '_write', write)
-    monkeypatch.setattr(store_lib, 'lock', lambda *_: contextlib.nullcontext(lambda: None))
+    monkeypatch.setattr(store_lib, 'lock', lambda *_: contextlib.nullcontext(mock.Mock()))
     prepare(self.config)  # Another process is faster.
     return index
 
