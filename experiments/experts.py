@@ -208,9 +208,7 @@ def grown() -> dict[str, Changes]:
 
 STUDENTS = {
   'alone': {},
-  "with the teacher's probabilities": {'weight': 0.25, 'init': 'no'},
-  "begun with the teacher's other weights": {'weight': 0.0, 'init': 'yes'},
-  'both': {'weight': 0.25, 'init': 'yes'},
+  "with the teacher's probabilities": {'weight': 0.25},
 }
 PARTS = {
   'quality': QUALITY,

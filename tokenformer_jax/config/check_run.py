@@ -49,11 +49,6 @@ def check(config: Config) -> None:
     )
   if config.data.mixture:
     mixture.check(config)
-  if config.distill.init == 'yes' and config.init_from:
-    raise UserError(
-      f'config.distill.init=yes and config.init_from={config.init_from} both say which parameters '
-      'the run begins with; set config.distill.init=no, or leave init_from out'
-    )
   if config.init_from and config.grow.rate:
     raise UserError(
       f'config.grow.rate is {config.grow.rate}, which is for the command grow; with init_from the '

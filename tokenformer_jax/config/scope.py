@@ -82,7 +82,6 @@ _NEEDS = {
   'train.device_checker': [Need('check_devices')],
   'distill.weight': [Need('teacher')],
   'distill.temperature': [Need('teacher')],
-  'distill.init': [Need('teacher')],
   'mixer.value_skip': [Need('value.kind', ('as_key', 'pattention', 'dense'))],
   'mixer.proj_skip': [Need('proj.kind', ('pattention', 'dense'))],
   'ffn.shared_gate': [Need('shared.kind', ('pattention', 'mlp'))],

@@ -19,11 +19,7 @@ from tokenformer_jax.training import loop, sizes
 
 
 def is_done(job: Job, out: str) -> bool:
-  """Return whether a job is finished; a final model also has a loss on held-out text.
-
-  Raises:
-    UserError: the run there has another config or model.
-  """
+  """Return whether a job is finished; a final model also has a loss on held-out text."""
   if job.action is None:
     return grid_runs.is_done(job, out)
   return _is_made(job, out) and (not job.final or loss(job, out) is not None)
@@ -46,27 +42,22 @@ def _is_made(job: Job, out: str) -> bool:
 def loss(job: Job, out: str) -> float | None:
   """Return the last loss of a job on held-out text in nats a token; None if it has none."""
   figures = grid_runs.read_figures(paths.parse_path(out) / job.name)
-  found = last_losses(figures, job.config.train.steps)
-  return found[-1] if found else None
+  losses = last_losses(figures, job.config.train.steps)
+  return losses[-1] if losses else None
 
 
 def make(job: Job, out: str) -> bool:
   """Make a job, as far as it is not finished; return whether it is now."""
   if job.action is None:
     return grid_runs.train(job, out)
+  workdir = paths.parse_path(out) / job.name
   if not _is_made(job, out):
-    _act(job, out)
+    action = job.action
+    with grow_job.start(f'{out}/{action.source}', workdir, action.grow) as work:
+      ACTIONS[action.name].run(work, **action.arguments)
   if job.final:
-    _measure(paths.parse_path(out) / job.name)
+    _measure(workdir)
   return True
-
-
-def _act(job: Job, out: str) -> None:
-  """Write the run of a job by its action on another run."""
-  action = job.action
-  source, target = f'{out}/{action.source}', paths.parse_path(out) / job.name
-  with grow_job.start(source, target, action.grow) as work:
-    ACTIONS[action.name].run(work, **action.arguments)
 
 
 def _measure(workdir: paths.Path) -> None:
