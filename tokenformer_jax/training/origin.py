@@ -48,7 +48,6 @@ _DATA_KEYS = (
 _UNREPORTED = (
   'data.cache_dir',
   'data.store',
-  'data.cache_gb',
   'data.workers',
   'data.prefetch',
   'train.log_every',
