@@ -25,9 +25,9 @@ from tokenformer_jax.decoding.buckets import batches, bucket, growing_bucket
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY, Sampling
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import Execution, define_lm, unstack
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 
 MODEL = tiny_model(tied_head=False)  # A tied head mostly repeats the last token.

@@ -33,7 +33,7 @@ def test_names_are_those_of_the_modules_in_the_order_of_the_forward_pass():
   inner = {kind: kind if kind == 'ffn' else f'attention/{kind}' for kind in KINDS}
   for index, layer in enumerate(pattentions(DEFINITION)):
     assert tuple(layer) == KINDS, 'reports and pictures have another order'
-    assert {one.layer.index for one in layer.values()} == {index}, 'of another layer'
+    assert {one.layer.row for one in layer.values()} == {index}, 'of another layer'
     for name in ('keys', 'values'):
       found = {
         kind: jax.tree_util.keystr(getattr(one, name), simple=True, separator='/')

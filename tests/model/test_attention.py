@@ -11,8 +11,8 @@ from tiny import tiny_model
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.kernels import attend, causal_attention, kernel
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.params import define
-from tokenformer_jax.model.trunk import Context
 
 
 def _heads(seed: int, length: int = 6, dtype=np.float32) -> np.ndarray:

@@ -11,8 +11,8 @@ from tiny import tiny_model
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.cache import KV, Ring
 from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.params import define
-from tokenformer_jax.model.trunk import Context
 
 LENGTH = 24
 X_BxTxD = np.random.default_rng(1).normal(size=(3, LENGTH, 32)).astype(np.float32)

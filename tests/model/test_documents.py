@@ -23,9 +23,9 @@ from tokenformer_jax.config import (
 from tokenformer_jax.model import kernels, splash, trunk
 from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.execution import DEFAULT, Execution
+from tokenformer_jax.model.layer import Context, Documents
 from tokenformer_jax.model.lm import define_lm, unstack
 from tokenformer_jax.model.mixers import shaped, sums
-from tokenformer_jax.model.trunk import Context, Documents
 from tokenformer_jax.parallel import rules, sharding
 
 END, LENGTH = 0, 150  # longer than a block of queries, and than a chunk of sums

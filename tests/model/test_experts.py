@@ -24,10 +24,10 @@ from tokenformer_jax.config import (
 from tokenformer_jax.model import dispatch
 from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.feed_forward import feed_forward
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.norm import make_norm
 from tokenformer_jax.model.params import define
 from tokenformer_jax.model.router import Router
-from tokenformer_jax.model.trunk import Context
 
 GOLDEN = Path(__file__).parents[1] / 'golden'
 SWITCH = np.load(GOLDEN / 'switch.npz')  # by google/flaxformer: see its `meta`

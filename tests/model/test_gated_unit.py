@@ -31,11 +31,11 @@ from tokenformer_jax.model import trunk
 from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.cache import KV, Ring
 from tokenformer_jax.model.execution import DEFAULT
+from tokenformer_jax.model.layer import FROM_START, Context
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.mixers.gated_unit import GatedUnit
 from tokenformer_jax.model.mixers.length_scale import scale_by_length
 from tokenformer_jax.model.params import Params, Role, define
-from tokenformer_jax.model.trunk import FROM_START, Context
 from tokenformer_jax.parallel import sharding
 
 pytestmark = pytest.mark.slow  # because of what is compiled
@@ -280,7 +280,7 @@ def test_golden_logits_without_a_causal_mask():
 
 
 def test_padding_at_the_end_of_cached_rows_is_refused():
-  with pytest.raises(ValueError, match='where caches go on; pad the rows at their beginning'):
+  with pytest.raises(ValueError, match='a cache holds one document a row, padded at its beginning'):
     trunk.run([], (), jnp.zeros(0), Context(ends_B=LENGTHS), (), execution=DEFAULT)
 
 

@@ -11,10 +11,10 @@ from tiny import large_params, tiny_model
 
 from tokenformer_jax.config import InitConfig, MeshConfig, ModelConfig
 from tokenformer_jax.decoding.decode import Decoder
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import Execution, define_lm
 from tokenformer_jax.model.loss import loss_sums, objective
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 
 # Computed in float32 by the authors' PyTorch layers on random weights; the model is below.

@@ -13,9 +13,9 @@ from tiny import logits_and_gradient, tiny_model, tiny_vit, two_kinds
 
 from tokenformer_jax.config import MeshConfig, ModelConfig, NoFeedForwardConfig
 from tokenformer_jax.model import models
+from tokenformer_jax.model.layer import Context, LayerInputs
 from tokenformer_jax.model.lm import Execution, define_lm, unstack
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Context, LayerInputs
 from tokenformer_jax.parallel import sharding
 
 pytestmark = pytest.mark.slow  # because of what is compiled

@@ -26,10 +26,10 @@ from tokenformer_jax.model import flops, splash
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.kernels import causal_attention
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import define_lm, unstack
 from tokenformer_jax.model.norm import make_norm
 from tokenformer_jax.model.params import define
-from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 
 HEADS, KEY_HEADS, WIDTH, LENGTH = 8, 2, 6, 24

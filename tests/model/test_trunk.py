@@ -20,9 +20,17 @@ from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY
 from tokenformer_jax.model import lm, trunk
 from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import (
+  EMPTY_AUX,
+  FROM_START,
+  NO_INPUTS,
+  Aux,
+  Counts,
+  LayerInputs,
+  layer_means,
+)
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Definition, Params, Role, param
-from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, LayerInputs
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
 
@@ -137,7 +145,7 @@ def test_losses_of_layers_add_up_and_figures_are_their_means(layers):
   repeats = [Repeat(('b', 'a'), 2)]
   _, aux = _scales(repeats, layers, a=('size',), b=('size', 'of_b'))
   assert float(aux.losses['tokens']) == 4 + 10 + 33 + 70, 'the loss of a layer is lost'
-  figures = {name: float(value) for name, value in trunk.layer_means(aux.figures).items()}
+  figures = {name: float(value) for name, value in layer_means(aux.figures).items()}
   assert figures == {'size': (4 + 10 + 33 + 70) / 4, 'of_b': (4 + 33) / 2}, (
     'a figure is not the mean over the layers that have it'
   )
@@ -192,7 +200,7 @@ def _objective(definition: Definition, params: Params, key: jax.Array | None = N
   )
   hidden_BxTxD, _, aux = definition.bind(params).hidden(IDS, inputs=inputs)
   loss, figures = aux.divided(of_rows(*IDS.shape))
-  return jnp.mean(jnp.sin(hidden_BxTxD)) + loss, trunk.layer_means(figures)
+  return jnp.mean(jnp.sin(hidden_BxTxD)) + loss, layer_means(figures)
 
 
 @functools.cache
@@ -273,7 +281,7 @@ def test_what_layers_say_reaches_the_step(devices, parts):
   )
   loss, means = aux.divided(of_rows(8, 12))
   assert figures['aux_loss'] == pytest.approx(float(loss), rel=1e-4), 'not the sum of layers'
-  want = float(trunk.layer_means(means)['recurrent/size'])
+  want = float(layer_means(means)['recurrent/size'])
   assert figures['recurrent/size'] == pytest.approx(want, rel=1e-4), (
     'not the mean of layers or parts'
   )
@@ -294,7 +302,7 @@ def test_the_loss_of_layers_is_minimised_and_not_reported_as_the_loss():
 def test_an_evaluation_reports_means_of_what_layers_say():
   (_, _, figures), sums, _ = _step(1)
   more = sums._replace(
-    counts=trunk.Counts(*(3 * count for count in sums.counts)),
+    counts=Counts(*(3 * count for count in sums.counts)),
     aux=jax.tree.map(lambda total: 2 * total, sums.aux),
   )
   assert sums.layer_figures()['recurrent/size'] == pytest.approx(

@@ -12,9 +12,9 @@ from tiny import tiny_model, with_mixer
 from tokenformer_jax.config import NoPositionsConfig, NoProjectionConfig
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.mixers.shaped import ShapedAttention, uniform_attention
 from tokenformer_jax.model.mixers.sums import prefix_sums, window_sums
-from tokenformer_jax.model.trunk import Context
 
 MASKS = {  # causal, window
   'causal': (True, 0),

@@ -12,8 +12,8 @@ from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model import vit
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.kernels import full_attention
+from tokenformer_jax.model.layer import LayerInputs
 from tokenformer_jax.model.models import define
-from tokenformer_jax.model.trunk import LayerInputs
 
 IMAGES = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
 

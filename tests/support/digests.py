@@ -37,8 +37,8 @@ import tiny_run
 from tokenformer_jax import config, tasks
 from tokenformer_jax.config import MeshConfig, ModelConfig
 from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import define_lm, unstack
-from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import estimate, program, topology
 from tokenformer_jax.steps import step as step_lib

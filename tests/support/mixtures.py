@@ -20,8 +20,8 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.feed_forward import feed_forward
+from tokenformer_jax.model.layer import Counts
 from tokenformer_jax.model.params import Definition, Params, define
-from tokenformer_jax.model.trunk import Counts
 
 SWIGLU = {'activation': 'silu', 'gated': True}
 TOKENS = PattentionConfig(tokens=8, reference=8)

@@ -15,7 +15,7 @@ from tokenformer_jax.decoding import perplexity
 from tokenformer_jax.decoding.score import Scorer
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.trunk import Documents
+from tokenformer_jax.model.layer import Documents
 from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import checkpoint
 

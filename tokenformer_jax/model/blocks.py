@@ -19,22 +19,22 @@ from tokenformer_jax.config import (
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.feed_forward import apply, feed_forward
+from tokenformer_jax.model.layer import (
+  EMPTY_AUX,
+  FROM_START,
+  NO_INPUTS,
+  Aux,
+  Context,
+  LayerInputs,
+  add_aux,
+)
 from tokenformer_jax.model.layers import apply_gain, gain
 from tokenformer_jax.model.mixers.gated_unit import GatedUnit
 from tokenformer_jax.model.mixers.linear import LinearAttention
 from tokenformer_jax.model.mixers.shaped import ShapedAttention
 from tokenformer_jax.model.mixers.skips import SkipAttention
 from tokenformer_jax.model.norm import apply_norm, make_norm
-from tokenformer_jax.model.trunk import (
-  EMPTY_AUX,
-  FROM_START,
-  NO_INPUTS,
-  Architecture,
-  Aux,
-  Context,
-  LayerInputs,
-  add_aux,
-)
+from tokenformer_jax.model.trunk import Architecture
 from tokenformer_jax.parallel.sharding import constrain
 
 
@@ -49,7 +49,7 @@ def softmax_attention(config: SoftmaxConfig, *args: Any, **how: Any) -> Attentio
 
 # By kind in `config.MIXERS`: the class or function that makes the mixer. Its arguments are the
 # mixer's config, the model's config and the keywords of `Block`; the methods are those of
-# `trunk.Layer`.
+# `layer.Layer`.
 MIXERS: dict[str, Callable[..., Any]] = {
   'softmax': softmax_attention,
   'gated_unit': GatedUnit,

@@ -16,12 +16,12 @@ from tokenformer_jax.config import InitConfig, ModelConfig
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.execution import DEFAULT, Execution
+from tokenformer_jax.model.layer import FROM_START, NO_INPUTS, Aux, Context, LayerInputs
 from tokenformer_jax.model.layers import repeat
 from tokenformer_jax.model.loss import logits
 from tokenformer_jax.model.norm import apply_norm, make_norm
 from tokenformer_jax.model.params import Definition, Params, Role, define, param
 from tokenformer_jax.model.products import look_up
-from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Aux, Context, LayerInputs
 from tokenformer_jax.parallel.sharding import constrain
 
 
@@ -94,9 +94,9 @@ class LM(nnx.Module):
     """Return empty caches for texts of up to `length` slots; needs `Execution.layers='list'`."""
     return trunk.init_caches(self.blocks, batch, length, self.execution.dtype)
 
-  def place_caches(self, caches: Sequence[Any]) -> tuple[Any, ...]:
+  def shard_caches(self, caches: Sequence[Any]) -> tuple[Any, ...]:
     """Return the caches, partitioned on the mesh."""
-    return trunk.place_caches(self.blocks, caches)
+    return trunk.shard_caches(self.blocks, caches)
 
   @property
   def output_embedding(self) -> jax.Array:

@@ -9,8 +9,8 @@ from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.model import models
 from tokenformer_jax.model.distilled_loss import Heads, distilled_objective
 from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import Counts
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Counts
 from tokenformer_jax.tasks.task import Figures, with_aux
 from tokenformer_jax.tasks.text import TextTask
 

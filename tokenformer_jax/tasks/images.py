@@ -16,8 +16,8 @@ from tokenformer_jax.data.augment import Views
 from tokenformer_jax.data.mixing import mix
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.model import models, vit
+from tokenformer_jax.model.layer import Context, Counts, LayerInputs
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Context, Counts, LayerInputs
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.runs.checkpoint_meta import Meta

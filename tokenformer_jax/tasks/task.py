@@ -14,8 +14,8 @@ from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import Aux, Counts, layer_means
 from tokenformer_jax.model.params import Definition, Params
-from tokenformer_jax.model.trunk import Aux, Counts, layer_means
 from tokenformer_jax.runs.checkpoint_meta import Meta
 
 Batch = Any  # arrays with the leading axis B, alone or in a pytree

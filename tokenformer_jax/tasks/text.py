@@ -20,10 +20,10 @@ from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest, decode_text
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import Aux, Context, Counts, Documents, LayerInputs
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.loss import LossSums, loss_sums, objective
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Aux, Context, Counts, Documents, LayerInputs
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.runs.metrics import perplexity
