@@ -13,9 +13,10 @@ from outcomes import paths
 from tiny import COUNTS, make_optimizer
 
 from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, OptimConfig
-from tokenformer_jax.grow import state as state_lib
+from tokenformer_jax.grow import apply, plan
+from tokenformer_jax.grow.steps.step import Step
 from tokenformer_jax.model.lm import Compute, define_lm
-from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.params import Params, lookup
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps.step import State
 
@@ -117,22 +118,37 @@ def grow_params(
   params: Params, source: ModelConfig, target: ModelConfig, config: GrowConfig
 ) -> Params:
   """Parameters alone, grown by one compiled function."""
-  return jax.jit(
-    lambda params: state_lib.grow({'params': params, 'opt_state': ()}, source, target, config)
-  )(params)['params']
+  return grow({'params': params, 'opt_state': ()}, source, target, config)['params']
 
 
 def grow(state: State, source: ModelConfig, target: ModelConfig, config: GrowConfig) -> State:
   """A whole state, grown by one compiled function."""
-  return jax.jit(lambda state: state_lib.grow(state, source, target, config))(state)
+  return apply_steps(state, source, plan.plan_growth(source, target, config), config)
+
+
+def apply_steps(
+  state: State, model: ModelConfig, steps: apply.Steps, config: GrowConfig = GrowConfig()
+) -> State:
+  """A whole state after some steps, by one compiled function."""
+  return jax.jit(lambda state: apply.grow_state(state, model, steps, config))(state)
+
+
+def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str:
+  """Why a growth changes what the model computes, or ''."""
+  return plan.inexact(plan.plan_growth(source, target, config))
 
 
 def moments_and_gradient(
-  arrays: state_lib.ByArray, small: Params, large: Params
+  step: Step, small: Params, large: Params
 ) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
   """By path: what a growth makes of the moments of a first gradient, and the grown model's own."""
   first, second = (
-    paths(jax.tree.map_with_path(lambda path, g: arrays.moment(path, g**order, order), small))  # noqa: B023
+    paths(
+      jax.tree.map_with_path(
+        lambda path, _: step.moment(path, lambda path: lookup(small, path) ** order, order),  # noqa: B023
+        large,
+      )
+    )
     for order in (1, 2)
   )
   return {path: (first[path], second[path], own) for path, own in paths(large).items()}
