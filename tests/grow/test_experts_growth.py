@@ -18,9 +18,11 @@ from growing import (
   difference,
   grow,
   grow_params,
+  inexact,
   logits,
   loss_and_gradient,
   params_of,
+  remove,
   state_of,
 )
 from outcomes import assert_same, paths
@@ -38,9 +40,10 @@ from tokenformer_jax.config import (
   RouterConfig,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import experts, grown_model, parts
-from tokenformer_jax.grow import state as state_lib
-from tokenformer_jax.model.compute import DEFAULT
+from tokenformer_jax.grow import plan
+from tokenformer_jax.grow.steps import experts
+from tokenformer_jax.grow.steps.tokens import grown_model
+from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.feed_forward import feed_forward
 from tokenformer_jax.model.lm import define_lm
 
@@ -50,8 +53,8 @@ SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_nor
 
 
 def _exact(source, target, config=PLAIN):
-  state_lib.check(source, target, config)
-  return state_lib.inexact(source, target, config)
+  plan.check(source, target, config)
+  return inexact(source, target, config)
 
 
 # Names of projections
@@ -81,7 +84,7 @@ def test_routed_experts_beside_a_pattention_add_exactly_zero(score, dtype):
   """Operation by operation: what XLA makes of a whole model depends on its flags."""
   source, target = tiny_model(score=score), sparse(score)
   old, new = (
-    feed_forward(model.layer.ffn, model, compute=DEFAULT, rngs=nnx.Rngs(0))
+    feed_forward(model.layer.ffn, model, execution=DEFAULT, rngs=nnx.Rngs(0))
     for model in (source, target)
   )
   new.shared = old
@@ -184,7 +187,7 @@ def test_experts_can_be_copies_of_a_pattention():
   old = state_of(source)
   new = grow(old, source, target, PLAIN)
   assert difference(logits(target, new['params']), logits(source, old['params'])) < 1e-5
-  assert_same(parts.remove(new, target, source, PLAIN), old, 'what was there before the growth')
+  assert_same(remove(new, target, source, PLAIN), old, 'what was there before the growth')
 
 
 @SLOW
@@ -321,7 +324,7 @@ def test_tokens_experts_and_layers_at_once():
   want = define_lm(target).abstract
   for tree in (new['params'], adam(new).mu):
     assert jax.tree.map(jnp.shape, tree) == jax.tree.map(jnp.shape, want)
-  back = parts.remove(new, target, source, PLAIN)
+  back = remove(new, target, source, PLAIN)
   assert_same(back, old, 'what was there before the growth')
 
 
@@ -352,12 +355,12 @@ def test_a_group_inside_an_expert_is_refused():
   source = sparse()
   target = grown_model(source, {'ffn.expert': 32}, PLAIN)
   with pytest.raises(UserError, match='each expert is one group; use method=zero_keys'):
-    state_lib.check(source, target, PLAIN)
+    plan.check(source, target, PLAIN)
 
 
 def test_fewer_experts_and_other_routers_are_refused():
   source = sparse()
   with pytest.raises(UserError, match='ffn has 4 experts in the source, and 2 are fewer'):
-    state_lib.check(source, with_ffn(source, count=2), PLAIN)
+    plan.check(source, with_ffn(source, count=2), PLAIN)
   with pytest.raises(UserError, match=r'balance\.weight is 0\.01 in the source and 0.5'):
-    state_lib.check(source, with_ffn(source, balance=LossBalanceConfig(0.5)), PLAIN)
+    plan.check(source, with_ffn(source, balance=LossBalanceConfig(0.5)), PLAIN)

@@ -1,7 +1,7 @@
 """Tiny models whose every parameter matters, what they compute, and how they grow."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -13,11 +13,13 @@ from outcomes import paths
 from tiny import COUNTS, make_optimizer
 
 from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, OptimConfig
-from tokenformer_jax.grow import apply, plan
+from tokenformer_jax.grow import apply, merging, plan
 from tokenformer_jax.grow.steps.step import Step
-from tokenformer_jax.model.lm import Compute, define_lm
+from tokenformer_jax.model.lm import Execution, define_lm
 from tokenformer_jax.model.params import Params, lookup
 from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.steps import optim
 from tokenformer_jax.steps.step import State
 
 IDS = np.random.default_rng(0).integers(0, 64, (2, 13), np.int32)
@@ -26,7 +28,7 @@ SMALL = COUNTS
 DOUBLE = {name: 2 * count for name, count in SMALL.items()}
 # The counters of state_of: two steps were skipped.
 STEP, UPDATES = 20, 18
-PLAIN = OptimConfig()
+PLAIN, KEEP = OptimConfig(), GrowConfig()
 
 
 def by_name(qkv: int, proj: int, ffn: int) -> dict[str, int]:
@@ -87,7 +89,7 @@ def schedule_count(state: State) -> int:
 @functools.cache
 def forward(model: ModelConfig, dtype: str = 'float32') -> Callable[[Params, Any], jax.Array]:
   """The compiled model, from parameters and ids [B, T] to logits."""
-  definition = define_lm(model, Compute(jnp.dtype(dtype), attention='xla'))
+  definition = define_lm(model, Execution(jnp.dtype(dtype), attention='xla'))
   return jax.jit(lambda params, ids: definition.bind(params)(ids)[0])
 
 
@@ -99,7 +101,7 @@ def logits(model: ModelConfig, params: Params, dtype: str = 'float32') -> np.nda
 @functools.cache
 def loss_and_gradient(model: ModelConfig) -> Callable[[Params], tuple[jax.Array, Params]]:
   """The compiled mean cross-entropy on `IDS`, and its gradient."""
-  definition = define_lm(model, Compute(attention='xla'))
+  definition = define_lm(model, Execution(attention='xla'))
 
   def loss(params: Params) -> jax.Array:
     scores, _ = definition.bind(params)(IDS[:, :-1])
@@ -127,10 +129,37 @@ def grow(state: State, source: ModelConfig, target: ModelConfig, config: GrowCon
 
 
 def apply_steps(
-  state: State, model: ModelConfig, steps: apply.Steps, config: GrowConfig = GrowConfig()
+  state: State, model: ModelConfig, steps: apply.Steps, config: GrowConfig = KEEP
 ) -> State:
   """A whole state after some steps, by one compiled function."""
   return jax.jit(lambda state: apply.grow_state(state, model, steps, config))(state)
+
+
+def remove(
+  state: State, model: ModelConfig, before: ModelConfig, config: GrowConfig = KEEP
+) -> State:
+  """A state without what the growth `config` added to `before`."""
+  last = Ancestor('grow', '/base', STEP, before, config, UPDATES)
+  return apply_steps(state, model, plan.plan_removal(last, model), config)
+
+
+def merge(state: State, added: Params, model: ModelConfig, after: ModelConfig) -> State:
+  """A state with appended tokens."""
+  return apply_steps(state, model, merging.merge(model, after, added))
+
+
+def group_masks(info: Params, numbers: Collection[int]) -> dict[str, np.ndarray]:
+  """By path: which parameter tokens of an array are in one of the numbered groups."""
+  entries = optim.group_entries(info, numbers)
+  return paths(
+    jax.tree.map(
+      lambda info, one: one.mask(
+        tuple(sum(info.groups) if i == info.token_axis else 1 for i in range(len(info.axes)))
+      ),
+      info,
+      entries,
+    )
+  )
 
 
 def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str:

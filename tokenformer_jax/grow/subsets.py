@@ -1,4 +1,4 @@
-"""Extract and select the parameter tokens of a model: what a lineage says of them, and the steps."""
+"""Extract and select the parameter tokens of a model, by its lineage or by their importance."""
 
 import dataclasses
 import functools

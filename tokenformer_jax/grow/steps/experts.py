@@ -461,7 +461,7 @@ def loads(task: Task, params: Params, batch: Batch) -> Params:
 
 
 def most_used(loads: Params, info: Params, smaller: Params) -> Params:
-  """Return the numbers [L, N] of the experts with the largest loads, in rising order, for `TakeExperts`.
+  """Return the numbers [L, N] of the most used experts, in rising order, for `TakeExperts`.
 
   `smaller` has the shapes of the arrays of the model with N experts.
   """

@@ -39,6 +39,7 @@ class Step(abc.ABC):
 
   def check(self) -> None:
     """Check that the step can be made; raise a `UserError` otherwise."""
+    return
 
   def inexact(self) -> str:
     """Return why the model after the step computes something else, or ''."""

@@ -81,7 +81,9 @@ class _MoreTokens(Step):
 
   def inexact(self) -> str:
     new = pattentions(self.after)
-    reasons = (self._inexact(name, old, new[name]) for name, old in pattentions(self.before).items())
+    reasons = (
+      self._inexact(name, old, new[name]) for name, old in pattentions(self.before).items()
+    )
     return next(filter(None, reasons), '')
 
   def _inexact(self, name: str, old: PattentionConfig, new: PattentionConfig) -> str:
@@ -276,7 +278,9 @@ class AddFirstTokens(Step):
   zero_values: bool = True
 
   def inexact(self) -> str:
-    return '' if self.zero_values else 'the values of the first tokens beside its matrices are not zero'
+    return (
+      '' if self.zero_values else 'the values of the first tokens beside its matrices are not zero'
+    )
 
   def param(self, path: Path, old: Arrays, keys: Keys) -> jax.Array:
     if self.had(path):
@@ -310,7 +314,9 @@ class AppendTokens(Step):
     if not self._has_more(path):
       return old(path)
     added = self.data(path)
-    return jnp.concatenate([old(path), added], self.info(path).token_axis) if self.had(path) else added
+    return (
+      jnp.concatenate([old(path), added], self.info(path).token_axis) if self.had(path) else added
+    )
 
   def moment(self, path: Path, old: Arrays, order: int) -> jax.Array:
     """Return a mean of gradients or of their squares; those of appended tokens are zero."""
