@@ -4,6 +4,7 @@ import dataclasses
 import resource
 import signal
 
+import growing
 import jax
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from outcomes import assert_same, paths
 from tokenformer_jax.config import GrowConfig, token_counts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
+from tokenformer_jax.grow.steps.tokens import AddTokens, grown_model
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding

@@ -140,8 +140,8 @@ def other_scale(
   ours: ModelConfig,
   theirs: ModelConfig,
   own: Mapping[str, Sequence[TokenGroup]] = types.MappingProxyType({}),
-) -> str | None:
-  """Return a warning if tokens that join a group get another scale than in training, or None.
+) -> str:
+  """Return a warning if tokens that join a group get another scale than in training, or ''.
 
   `ours` is the model to append to, `theirs` the one that the tokens were trained in, and `own` the
   appended groups, from `own_groups`.
@@ -153,7 +153,7 @@ def other_scale(
     if name in there and not own.get(name) and there[name][-1].reference != here[-1].reference
   ]
   if not differing:
-    return None
+    return ''
   return (
     f'the added tokens were trained with other reference counts ({", ".join(differing)}); they get '
     'the scale of the source, which changes their weights'

@@ -69,16 +69,15 @@ def check(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> Steps:
   steps = plan_growth(source, target, how)
   resizing = [step for step in steps if _CHANGES[type(step)] in ('more_tokens', 'wider')]
   if resizing:
-    check_method(source, how.method)
-  by_tokens = how.method in tokens.METHODS
-  keys = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads', 'kv_heads')
-  if isinstance(first := next(iter(steps), None), tokens.AddFirstTokens):
-    _check_first_tokens(first, resizing[-1], how)
-  if resizing:
-    same, resized = resizing[0].before, resizing[-1].after
-    if isinstance(resizing[0], tokens.AddFirstTokens):
-      same = resizing[0].after
-    for path, new, old in config_lib.differences(resized, same, 'model.'):
+    first, last = resizing[0], resizing[-1]
+    adds_first = isinstance(first, tokens.AddFirstTokens)
+    seeded = first.after if adds_first else source
+    check_method(seeded, how.method)
+    if adds_first:
+      _check_first_tokens(source, seeded, how, others=last is not first)
+    by_tokens = how.method in tokens.METHODS
+    keys = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads', 'kv_heads')
+    for path, new, old in config_lib.differences(last.after, seeded, 'model.'):
       if path.rpartition('.')[2] not in keys:
         raise UserError(
           f'{path} is {old!r} in the source and {new!r} in the target; growth by {how.method} '
@@ -116,20 +115,20 @@ def _check_keys(how: GrowConfig, changes: set[str]) -> None:
     )
 
 
-def _check_first_tokens(step: tokens.AddFirstTokens, last: Step, how: GrowConfig) -> None:
+def _check_first_tokens(
+  source: ModelConfig, seeded: ModelConfig, how: GrowConfig, *, others: bool
+) -> None:
   """Check the method and the keys of a growth that adds the first tokens of matrices.
 
-  `last` is the last step that adds tokens.
+  `others` says whether it adds tokens to others as well.
   """
   if how.method != 'group':
-    name = next(name for name in matrices(step.before) if name in pattentions(step.after))
+    name = next(name for name in matrices(source) if name in pattentions(seeded))
     raise UserError(
       f'{name} has no parameter tokens in the source, and method={how.method} adds tokens to '
       'those that are there; use method=group, which adds a first group beside its matrix'
     )
-  if last is not step and isinstance(last, tokens.AddTokens):
-    return
-  for key in ('new_keys', 'scale'):
+  for key in () if others else ('new_keys', 'scale'):
     if getattr(how, key) != getattr(GrowConfig(), key):
       raise UserError(
         f'{key}={getattr(how, key)} is for new tokens of a projection that has some, and these '
