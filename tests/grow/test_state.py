@@ -40,7 +40,6 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import apply, plan
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
 
 SLOW = pytest.mark.slow  # because each case compiles two models

@@ -14,7 +14,8 @@ from tokenformer_jax.model import flops
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import hosts, messages, sharding
 from tokenformer_jax.runs import batches as batches_lib
-from tokenformer_jax.runs import checkpoint, lease, saved_config
+from tokenformer_jax.runs import checkpoint, saved_config
+from tokenformer_jax.runs import claim as claim_lib
 from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.runs.metrics import Metrics, Window, Work
 from tokenformer_jax.runs.wall_time import WallTime
@@ -25,8 +26,8 @@ from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
 from tokenformer_jax.trackers import feed
 from tokenformer_jax.training import device_check, origin, start, tracked
-from tokenformer_jax.training import watch as watch_lib
 from tokenformer_jax.training.prepare import PreparedRun, RunStage, doubts, prepare
+from tokenformer_jax.training.watch import Watch
 
 _EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of the figures → entry of the state
 
@@ -60,13 +61,14 @@ def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[
   sharding.find_devices()  # Report missing devices before the work directory is touched.
   if config.train.trackers:
     hosts.by_first(lambda: feed.check_installed(config.train.trackers))
-  with lease.hold_together(
-    workdir / 'lease',
+  with claim_lib.hold(
+    workdir / 'claim',
     f'the work directory {workdir}',
     'choose another --workdir',
+    together=True,
     ends_process=ends_process,
-  ) as check_lease:
-    trainer, state, first = begin(config, workdir, check_lease, wall_time)
+  ) as claim:
+    trainer, state, first = begin(config, workdir, claim, wall_time)
     with jax.set_mesh(trainer.mesh), contextlib.closing(trainer.checkpoints):
       state = trainer.train(state, first)
     return state, int(state['step']) < trainer.config.train.steps
@@ -75,13 +77,13 @@ def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[
 def begin(
   config: Config,
   workdir: paths.Path,
-  check_lease: Callable[[], None] = lambda: None,
+  claim: claim_lib.Claim | None = None,
   wall_time: WallTime | None = None,
 ) -> tuple['Trainer', State, int]:
   """Prepare a run and make its first state.
 
   If the newest checkpoint cannot be read, prepare the run from the one before it. `config` is from
-  `config.resolve`; for `check_lease` and `wall_time` see `Trainer`.
+  `config.resolve`; for `claim` and `wall_time` see `Trainer`.
 
   Returns:
     The trainer, the state, and the number of steps that it has made.
@@ -89,7 +91,7 @@ def begin(
   damaged: dict[int, checkpoint.DamagedError] = {}
   while True:
     run = prepare(config, workdir, sharding.find_devices(), damaged)
-    trainer = Trainer(run, check_lease, wall_time)
+    trainer = Trainer(run, claim, wall_time)
     try:
       with jax.set_mesh(run.mesh):
         return trainer, *trainer.first_state()
@@ -104,20 +106,20 @@ class Trainer:
   def __init__(
     self,
     run: PreparedRun,
-    check_lease: Callable[[], None] = lambda: None,
+    claim: claim_lib.Claim | None = None,
     wall_time: WallTime | None = None,
   ):
     """Define the compiled steps of a run from `prepare`.
 
-    Before every write call `check_lease`, which raises if another process has taken over the work
-    directory. `wall_time` has run since the start of this process's work; None: it starts here.
+    `claim` is the claim on the work directory, which is checked before every write; None: no other
+    process writes there. `wall_time` has run since the start of this process's work; None: it
+    starts here.
     """
-    self.run, self.check_lease, self.wall_time = run, check_lease, wall_time or WallTime()
+    self.run, self.claim, self.wall_time = run, claim, wall_time or WallTime()
     self.config, self.mesh, self.task = run.config, run.mesh, run.task
     self.train_step = fit.make_fitted_step(run.program, run.mesh)
     self.eval_step = step_lib.make_eval_step(run.task, run.mesh)
     self.rows = local_rows(sharding.batch_sharding(run.mesh), run.config.data.batch_size)
-    self.watch_timing = watch_lib.Timing()
 
   def train(self, state: State, first: int) -> State:
     """Train from a state that has made `first` steps, and return the last state."""
@@ -132,7 +134,7 @@ class Trainer:
     drawn = run.origin.meta is None and self.config.distill.init != 'yes'
     for doubt in doubts(self.config, run.program.growth, drawn=drawn):
       messages.say(doubt)
-    self.check_lease()
+    self._check_claim()
     _make_writable(run.workdir)
     written = saved_config.to_text(self.config)
     hosts.by_first(lambda: paths.write(run.workdir / 'config.json', written))
@@ -202,7 +204,7 @@ class Trainer:
     metrics.times(first, {'devices': self._devices(), **wall_time.lap('starting')})
     with (
       contextlib.closing(self.batches(first, metrics.say)) as batches,
-      self._watch(first) as watch,
+      Watch(self.run.workdir, wall_time, self.claim, first=first, steps=steps) as watch,
     ):
       for step, (stage, work, batch) in enumerate(wall_time.reading(batches), start=first + 1):
         profile.before(step)
@@ -216,7 +218,7 @@ class Trainer:
         stopping = stop.after(step)  # Ask once; a later signal waits for the next step.
         last, save_again = step == steps or stopping, False
         if step % config.log_every == 0 or last:
-          self.check_lease()
+          self._check_claim()
           of_data = stage.task.data_figures(step, stage.position)
           metrics.write(step, window.figures() | of_data)
           metrics.times(step, wall_time.lap(device_seconds=window.device_seconds))
@@ -227,7 +229,7 @@ class Trainer:
           loss = self._evaluate(state, step, metrics)
           window.restart_clock()
         if _due(step, config.checkpoint_every) or last or save_again:
-          self.check_lease()
+          self._check_claim()
           metrics.publish()
           with wall_time.spent_on('saving'):
             self._save(step, state, loss, stage, window, wait=last)
@@ -298,7 +300,7 @@ class Trainer:
   def _evaluate(self, state: State, step: int, metrics: Metrics) -> float:
     with metrics.pause(), self.wall_time.spent_on('evaluation'):
       figures = self.evaluate(state)
-      self.check_lease()
+      self._check_claim()
       metrics.write(step, figures)
       if sample := self.task.sample(state['params']):
         metrics.text(step, 'sample', sample)
@@ -317,15 +319,9 @@ class Trainer:
       'config.optim.warmup_steps and run again'
     )
 
-  def _watch(self, first: int) -> watch_lib.Watch:
-    return watch_lib.Watch(
-      self.run.workdir,
-      self.wall_time,
-      first=first,
-      steps=self.config.train.steps,
-      check_lease=self.check_lease,
-      timing=self.watch_timing,
-    )
+  def _check_claim(self) -> None:
+    if self.claim:
+      self.claim.check()
 
   def _window(self) -> Window:
     peak, origin = flops.peak_flops(self.mesh.devices.flat[0]), self.run.origin
