@@ -37,7 +37,7 @@ from tokenformer_jax.config.model import layer_path, used_layers
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Selection, Step
 from tokenformer_jax.model import models
-from tokenformer_jax.model.layers import hidden_width
+from tokenformer_jax.model.mlp import hidden_width
 from tokenformer_jax.model.params import ParamInfo, Params, Path, Role, lookup
 from tokenformer_jax.tasks import Batch, Task
 

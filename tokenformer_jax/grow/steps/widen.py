@@ -28,7 +28,7 @@ from tokenformer_jax.config.model import used_layers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Step, owners, with_noise
 from tokenformer_jax.model import models
-from tokenformer_jax.model.layers import hidden_width
+from tokenformer_jax.model.mlp import hidden_width
 from tokenformer_jax.model.norm import WITH_SCALE
 from tokenformer_jax.model.params import ParamInfo, Path, Role, lookup
 
