@@ -125,11 +125,6 @@ class DataConfig:
     "the folder of a token store made by tokenformer prepare, on a disk or in a bucket. '': in "
     'cache_dir, made by the run',
   )
-  cache_gb: Float = key(
-    10.0,
-    'GB on a disk for each process, in cache_dir, for tokens of a store in a bucket. 0: none',
-    least=0,
-  )
   workers: Int = key(0, 'processes that read ahead. 0: threads of this process', least=0)
   prefetch: Int = key(8, 'batches read ahead', above=0)
   new_order_at: Int = key(

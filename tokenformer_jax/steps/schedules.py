@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from tokenformer_jax.config import OptimConfig, restarts_schedule
-from tokenformer_jax.steps.optim import LastGrowth
+from tokenformer_jax.steps.entries import LastGrowth
 
 
 def _constant(config: OptimConfig, length: int) -> optax.Schedule:

@@ -25,8 +25,8 @@ from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
 from tokenformer_jax.trackers import feed
-from tokenformer_jax.training import device_check, origin, start, tracked
-from tokenformer_jax.training.prepare import PreparedRun, RunStage, doubts, prepare
+from tokenformer_jax.training import continuation, device_check, origin, settings, start, tracked
+from tokenformer_jax.training.prepare import PreparedRun, RunStage, prepare
 from tokenformer_jax.training.watch import Watch
 
 _EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of the figures → entry of the state
@@ -39,9 +39,6 @@ def train(config: Config, workdir: str | os.PathLike[str]) -> State:
 
   Returns:
     The last state: see `step.initial_state`.
-
-  Raises:
-    UserError: a mistake that the user can correct; the message says how.
   """
   return _train(config, paths.parse_path(workdir), ends_process=False)[0]
 
@@ -96,7 +93,9 @@ def begin(
       with jax.set_mesh(run.mesh):
         return trainer, *trainer.first_state()
     except checkpoint.DamagedError as error:
-      damaged[run.origin.meta.step] = error
+      if run.origin.own is None:
+        raise
+      damaged[run.origin.own.step] = error
       trainer.checkpoints.close()
 
 
@@ -125,14 +124,14 @@ class Trainer:
     """Train from a state that has made `first` steps, and return the last state."""
     run, steps = self.run, self.config.train.steps
     if first >= steps:
-      origin.check_finished(self.config, run.origin)
+      continuation.check_finished(self.config, run.origin)
       messages.say(
         f'{run.workdir} is trained to step {first} already; raise --config.train.steps to go on'
       )
       return state
-    origin.say_changes(self.config, run.origin, run.position, self.task.digest)
+    continuation.say_changes(self.config, run.origin, run.position, self.task.digest)
     drawn = run.origin.meta is None and self.config.distill.init != 'yes'
-    for doubt in doubts(self.config, run.program.growth, drawn=drawn):
+    for doubt in settings.doubts(self.config, run.program.growth, drawn=drawn):
       messages.say(doubt)
     self._check_claim()
     _make_writable(run.workdir)
@@ -183,10 +182,10 @@ class Trainer:
   def _has_figures(self, first: int) -> bool:
     """Return whether the run itself has trained long enough to have written figures."""
     origin = self.run.origin
-    if not origin.resumes or origin.meta.contents != 'model':
+    if origin.own is None or origin.own.contents != 'model':
       return False
     born = max(self.config.train.decay_from, *(action.first_step for action in origin.lineage), 0)
-    return first - born >= origin.meta.config.train.log_every
+    return first - born >= origin.own.config.train.log_every
 
   def evaluate(self, state: State) -> dict[str, float]:
     """Return the task's figures on the validation split, under names such as `eval/loss`.
@@ -194,8 +193,8 @@ class Trainer:
     If the run keeps an average of the parameters, its figures have names such as `eval/ema_loss`.
     """
     versions = {prefix: state[name] for prefix, name in _EVALUATED.items() if name in state}
-    found = validation.figures(self.task, self.eval_step, versions, self.rows, self.mesh)
-    return {f'eval/{name}': value for name, value in found.items()}
+    figures = validation.figures(self.task, self.eval_step, versions, self.rows, self.mesh)
+    return {f'eval/{name}': value for name, value in figures.items()}
 
   def _loop(self, state: State, first: int, metrics: Metrics, stop: hosts.StopRequest) -> State:
     config, steps = self.config.train, self.config.train.steps
@@ -329,7 +328,7 @@ class Trainer:
       unit=self.task.unit,
       peak_flops=peak and peak * self.mesh.size,
       derived=self.task.train_figures,
-      losses=origin.meta.losses if origin.resumes else (),
+      losses=origin.own.losses if origin.own else (),
     )
 
   def _devices(self) -> str:
@@ -378,22 +377,22 @@ class _Profile:
   """A profiler of a range of steps. It writes to the work directory for TensorBoard and xprof."""
 
   def __init__(self, workdir: paths.Path, steps: tuple[int, int] | None):
-    self._files = paths.Growing(workdir) if steps else None
-    self._steps = steps
-    self._running = False
+    self._workdir = workdir
+    self._first, self._last = steps or (0, -1)
+    self._files: paths.Growing | None = None  # while it runs
 
   def before(self, step: int) -> None:
-    if self._steps and not self._running and self._steps[0] <= step <= self._steps[1]:
+    if self._files is None and self._first <= step <= self._last:
+      self._files = paths.Growing(self._workdir)
       jax.profiler.start_trace(str(self._files.directory / 'profile'))
-      self._running = True
 
   def after(self, step: int, figures: dict[str, jax.Array]) -> None:
-    if self._running and step >= self._steps[1]:
+    if self._files is not None and step >= self._last:
       jax.block_until_ready(figures)
       self.close()
 
   def close(self) -> None:
-    if self._running:
+    if self._files is not None:
       jax.profiler.stop_trace()
       self._files.close()
-      self._running = False
+      self._files = None
