@@ -27,7 +27,7 @@ from tiny import tiny_model
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, GrowConfig, OptimConfig, TokenGroup, TrainConfig
-from tokenformer_jax.grow import grown_model
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import groups, pattention
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint_meta import Ancestor

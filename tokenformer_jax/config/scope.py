@@ -26,7 +26,6 @@ _ONLY = {
     'data.sequence_length',
     'data.sequence_length_by_step',
     'data.store',
-    'data.cache_gb',
     'optim.z_loss',
     'train.sample_tokens',
     'train.sample_prompt',

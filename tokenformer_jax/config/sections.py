@@ -58,8 +58,8 @@ class SourceConfig:
   )
   weight_by_step: Str = key(
     '',
-    'the weight over steps, instead of weight: points STEP:WEIGHT with straight lines between, '
-    'for example "0:0.5 1000:0.9"',
+    'the weight by stages, instead of weight: points STEP:WEIGHT, each of which holds until the '
+    'next, for example "0:0.5 1000:0.9"',
   )
 
 
@@ -124,11 +124,6 @@ class DataConfig:
     '',
     "the folder of a token store made by tokenformer prepare, on a disk or in a bucket. '': in "
     'cache_dir, made by the run',
-  )
-  cache_gb: Float = key(
-    10.0,
-    'GB on a disk for each process, in cache_dir, for tokens of a store in a bucket. 0: none',
-    least=0,
   )
   workers: Int = key(0, 'processes that read ahead. 0: threads of this process', least=0)
   prefetch: Int = key(8, 'batches read ahead', above=0)

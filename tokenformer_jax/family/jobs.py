@@ -19,7 +19,8 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, GrowConfig, ModelConfig, OptimConfig
 from tokenformer_jax.config import groups as groups_lib
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import state
+from tokenformer_jax.grow import plan as growth_plan
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.laws import grid
 from tokenformer_jax.laws.runs import measure_size
 from tokenformer_jax.model import flops
@@ -60,7 +61,7 @@ class Family:
   drop_groups: float = 0.5
   distill_weight: float = 0.25
   examples: int = 16
-  rate_power: float = -0.75  # as for a growth: see `grow.state.rate_factor`
+  rate_power: float = -0.75  # as for a growth: see `grow.plan.rate_factor`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,8 +178,8 @@ class _Maker:
     for factor in family.sizes[1:]:
       wanted = self.model(factor)
       if family.scale == 'tokens':
-        wanted = state.grown_model(models[-1], config_lib.token_counts(wanted), grow)
-      state.check(models[-1], wanted, grow)
+        wanted = grown_model(models[-1], config_lib.token_counts(wanted), grow)
+      growth_plan.check(models[-1], wanted, grow)
       models.append(wanted)
     return models
 
@@ -306,7 +307,7 @@ def _top_down(maker: _Maker) -> list[Job]:
   jobs = [whole]
   for factor in reversed(family.sizes[:-1]):
     folder, counts = f'top_down/size_{factor:g}', config_lib.token_counts(maker.model(factor))
-    model = state.grown_model(large, counts, _SHRUNKEN)
+    model = grown_model(large, counts, _SHRUNKEN)
     arguments = {'param_tokens': counts, 'examples': family.examples}
     name = f'{folder}/shrunk_by_{family.examples}'
     action = Action('shrink', teacher, arguments, _SHRUNKEN)
