@@ -87,7 +87,10 @@ def key(
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-  """The sections that a field may hold, by `kind`; the table may get more of them later."""
+  """The sections that a field may hold, by `kind`; the table may get more of them later.
+
+  A kind alone, as text, stands for the section of this kind with its defaults.
+  """
 
   kinds: Mapping[str, type]
 
@@ -104,6 +107,8 @@ class OneOf:
   def _validated(self, value: Any) -> Any:
     if isinstance(value, tuple(self.kinds.values())):
       return value
+    if isinstance(value, str):
+      value = {'kind': value}
     if not isinstance(value, Mapping):
       raise PydanticCustomError('dataclass_type', 'not a section')
     kind = value.get('kind')
@@ -293,58 +298,35 @@ class Leaf(NamedTuple):
   value: Any  # the value in this config
   default: Any  # the default of its field
   key: Key  # the meaning ends with the meaning of the section
-  kinds: tuple[str, ...] = ()  # the kinds of its section that have the key; empty: all
 
 
-def leaves(config: Any, prefix: str = '', *, every: bool = False) -> Iterator[Leaf]:
-  """Yield every key that is not a section, in the order of the fields.
-
-  With `every`, yield the keys of kinds that the config did not choose as well, with their defaults.
-  """
+def leaves(config: Any, prefix: str = '') -> Iterator[Leaf]:
+  """Yield every key that is not a section, in the order of the fields."""
   for name, field in field_types(type(config)).items():
-    yield from _field_leaves(name, field, getattr(config, name), prefix, every)
-
-
-def _field_leaves(
-  name: str, field: FieldInfo, value: Any, prefix: str, every: bool
-) -> Iterator[Leaf]:
-  """Yield the keys of one field."""
-  own, path = Key.from_field(field), f'{prefix}{name}'
-  if (kinds := kinds_of(field)) is not None:
-    yield Leaf(f'{path}.kind', value.kind, field.default.kind, own)
-    if not every:
+    own, path, value = Key.from_field(field), f'{prefix}{name}', getattr(config, name)
+    if kinds_of(field) is not None:
+      yield Leaf(f'{path}.kind', value.kind, field.default.kind, own)
       yield from leaves(value, f'{path}.')
-      return
-    for inner, holder, having in members(value, field.default, kinds):
-      field_type = field_types(type(holder))[inner]
-      for leaf in _field_leaves(inner, field_type, getattr(holder, inner), f'{path}.', every):
-        yield leaf._replace(kinds=leaf.kinds or having)
-  elif isinstance(value, Mapping):
-    for inner, held in value.items():
-      yield from leaves(held, f'{path}.{inner}.', every=every)
-  elif dataclasses.is_dataclass(value):
-    for leaf in leaves(value, f'{path}.', every=every):
-      meaning = '. '.join(filter(None, [leaf.key.meaning, own.meaning]))
-      yield leaf._replace(key=dataclasses.replace(leaf.key, meaning=meaning))
-  else:
-    yield Leaf(path, value, field.get_default(call_default_factory=True), own)
+    elif isinstance(value, Mapping):
+      for inner, held in value.items():
+        yield from leaves(held, f'{path}.{inner}.')
+    elif dataclasses.is_dataclass(value):
+      for leaf in leaves(value, f'{path}.'):
+        meaning = '. '.join(filter(None, [leaf.key.meaning, own.meaning]))
+        yield leaf._replace(key=dataclasses.replace(leaf.key, meaning=meaning))
+    else:
+      yield Leaf(path, value, field.get_default(call_default_factory=True), own)
 
 
-def members(
-  value: Any, default: Any, kinds: Mapping[str, type]
-) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
-  """Yield each key that a kind of a section has, once: those of `value` first.
-
-  Yields:
-    The key, a section that has it, and the kinds that have it; empty: all of them.
-  """
-  seen: set[str] = set()
-  for holder in (value, default, *(kind() for kind in kinds.values())):
-    for name in field_types(type(holder)):
-      if name not in seen:
-        seen.add(name)
-        having = tuple(kind for kind, cls in kinds.items() if name in field_types(cls))
-        yield name, holder, () if len(having) == len(kinds) else having
+def leaves_of_kinds(config: Any, prefix: str = '') -> dict[str, Leaf]:
+  """Return the keys of every kind of every section by path, those of the chosen kinds first."""
+  keys = {leaf.path: leaf for leaf in leaves(config, prefix)}
+  for name, field in field_types(type(config)).items():
+    value, inside = getattr(config, name), f'{prefix}{name}.'
+    kinds = [kind() for kind in (kinds_of(field) or {}).values()]
+    for section in [value, *kinds] if dataclasses.is_dataclass(value) else []:
+      keys = {**leaves_of_kinds(section, inside), **keys}
+  return keys
 
 
 class Difference(NamedTuple):
