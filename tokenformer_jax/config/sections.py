@@ -33,7 +33,7 @@ class MeshConfig:
   sequence: Int = key(
     1,
     'parts of the positions of a row, and of the width as well; attention exchanges heads for '
-    'positions (docs/pods.md)',
+    'positions (docs/planned_speed.md)',
   )
   tokens: Int = key(1, 'parts of parameter tokens, heads and vocabulary')
 

@@ -236,14 +236,3 @@ class Steps(NamedTuple):
 def make_steps(program: Program, mesh: Mesh) -> Steps:
   """Return the functions that make the first state of a run and train it."""
   return Steps(make_first_state(program, mesh), make_fitted_step(program, mesh))
-
-
-def compile_ahead(steps: Steps, program: Program, mesh: Mesh) -> None:
-  """Compile the functions of `make_steps` on a CPU before there is a state or a batch.
-
-  JAX keeps what it has compiled, so their first calls find it.
-  """
-  arguments = program.abstract_state(mesh), program.abstract_batch(mesh)
-  with jax.set_mesh(mesh):
-    steps.first_state.lower(program.config.train.seed).compile()
-    steps.train.lower(*arguments).compile()

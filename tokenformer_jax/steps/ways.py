@@ -23,7 +23,7 @@ GAPS = {'unrolled': 1.16}
 # Layers whose values and gradients are alive beside those.
 _LAYERS_BESIDES = 1.2
 # The part of the memory that a way may fill if devices exchange something. In a step that fills
-# more, the compiler for TPUs lets no collective run beside computation (docs/pods.md).
+# more, the compiler for TPUs lets no collective run beside computation (docs/planned_speed.md).
 _ROOM = 0.9
 
 
@@ -39,8 +39,8 @@ class Way(NamedTuple):
     return f'--config.train.remat={self.remat} --config.train.layers={self.layers}'
 
 
-# All ways, the fastest first, by `python benchmarks/ways.py` (docs/pods.md). A loop copies what the
-# layers save into stacked arrays and back; with several layers in its body it copies as much.
+# All ways, the fastest first, by `python benchmarks/ways.py` (docs/planned_speed.md). A loop copies
+# what the layers save into stacked arrays and back; with several layers in its body as much.
 # Layers that save only their inputs need no other loop: it copies almost nothing.
 WAYS = (
   Way('everything', 'unrolled'),

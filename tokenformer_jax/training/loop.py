@@ -9,7 +9,6 @@ import jax
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, profile_range
-from tokenformer_jax.data.store_apart import StoreProcess
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.params import Params
@@ -48,20 +47,17 @@ def train(config: Config, workdir: str | os.PathLike[str]) -> State:
 def train_or_stop(
   config: Config,
   workdir: str | os.PathLike[str],
-  store_process: StoreProcess | None = None,
 ) -> tuple[State, bool]:
   """Train as `train` does, for a command; also return whether a signal stopped it early.
 
-  If another process has taken over the work directory, end this process at once with status 2. For
-  `store_process` see `prepare`.
+  If another process has taken over the work directory, end this process at once with status 2.
   """
-  return _train(config, paths.parse_path(workdir), store_process, ends_process=True)
+  return _train(config, paths.parse_path(workdir), ends_process=True)
 
 
 def _train(
   config: Config,
   workdir: paths.Path,
-  store_process: StoreProcess | None = None,
   *,
   ends_process: bool,
 ) -> tuple[State, bool]:
@@ -77,7 +73,7 @@ def _train(
     'choose another --workdir',
     ends_process=ends_process,
   ) as check_lease:
-    trainer, state, first = begin(config, workdir, check_lease, wall_time, store_process)
+    trainer, state, first = begin(config, workdir, check_lease, wall_time)
     with jax.set_mesh(trainer.mesh), contextlib.closing(trainer.checkpoints):
       state = trainer.train(state, first)
     return state, int(state['step']) < trainer.config.train.steps
@@ -88,19 +84,18 @@ def begin(
   workdir: paths.Path,
   check_lease: Callable[[], None] = lambda: None,
   wall_time: WallTime | None = None,
-  store_process: StoreProcess | None = None,
 ) -> tuple['Trainer', State, int]:
   """Prepare a run and make its first state.
 
   If the newest checkpoint cannot be read, prepare the run from the one before it. `config` is from
-  `config.resolve`; for `check_lease` and `wall_time` see `Trainer`, for `store_process` `prepare`.
+  `config.resolve`; for `check_lease` and `wall_time` see `Trainer`.
 
   Returns:
     The trainer, the state, and the number of steps that it has made.
   """
   damaged: dict[int, checkpoint.DamagedError] = {}
   while True:
-    run = prepare(config, workdir, sharding.find_devices(), damaged, store_process)
+    run = prepare(config, workdir, sharding.find_devices(), damaged)
     trainer = Trainer(run, check_lease, wall_time)
     try:
       with jax.set_mesh(run.mesh):
