@@ -66,8 +66,11 @@ from tokenformer_jax.config.names import choices, keys_named, lookup, type_of
 from tokenformer_jax.config.optim import (
   OPTIMIZERS,
   AdamWConfig,
+  ConstantSchedule,
+  CosineSchedule,
   OptimConfig,
   WSDSchedule,
+  as_wsd,
   old_token_rate,
   restarts_schedule,
   skip_window,

@@ -97,7 +97,8 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
     _check_heads(model, mixer, f'{path}.mixer')
   if isinstance(model, ViTConfig) and getattr(mixer, 'window', 0):
     raise UserError(
-      f'config.{path}.mixer.window is {mixer.window}, and a ViT attends to all patches; leave it out'
+      f'config.{path}.mixer.window is {mixer.window}, and a ViT attends to all patches; leave '
+      'it out'
     )
   scale = getattr(mixer, 'length_scale', None)
   if isinstance(model, ViTConfig) and isinstance(scale, PositionScaleConfig):
@@ -292,7 +293,8 @@ def _check_experts(experts: ExpertsConfig, path: str) -> None:
     )
   if experts.shared_gate and isinstance(experts.shared, NoFeedForwardConfig):
     raise UserError(
-      f'{path}.shared_gate is True, and shared.kind=none has no part for all tokens; set it to False'
+      f'{path}.shared_gate is True, and shared.kind=none has no part for all tokens; set it to '
+      'False'
     )
   if isinstance(expert, MLPConfig) and expert.bias:
     raise UserError(f'{path}.expert.bias is True, and experts have no biases; set it to False')

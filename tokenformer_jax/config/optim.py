@@ -151,6 +151,13 @@ OPTIMIZERS = table(AdamWConfig, MuonConfig, AdafactorConfig, LionConfig)
 Optim = Annotated[OptimConfig, OneOf(OPTIMIZERS)]
 
 
+def as_wsd(schedule: Schedule) -> WSDSchedule:
+  """Return the schedule that stays constant and then decays to the same floor as another one."""
+  if isinstance(schedule, WSDSchedule) or not isinstance(schedule, CosineSchedule):
+    return schedule if isinstance(schedule, WSDSchedule) else WSDSchedule()
+  return WSDSchedule(final_fraction=schedule.final_fraction)
+
+
 def skip_window(optim: OptimConfig) -> int:
   """Return the number of good steps whose statistics a run keeps; 0: none."""
   return optim.skip_window if optim.skip_deviations else 0

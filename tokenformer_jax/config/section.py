@@ -325,7 +325,7 @@ def leaves_of_kinds(config: Any, prefix: str = '') -> dict[str, Leaf]:
     value, inside = getattr(config, name), f'{prefix}{name}.'
     kinds = [kind() for kind in (kinds_of(field) or {}).values()]
     for section in [value, *kinds] if dataclasses.is_dataclass(value) else []:
-      keys = {**leaves_of_kinds(section, inside), **keys}
+      keys |= {k: leaf for k, leaf in leaves_of_kinds(section, inside).items() if k not in keys}
   return keys
 
 
@@ -394,6 +394,8 @@ def sentence(error: ValidationError, cls: type, prefix: str = 'config.') -> str:
     return f'{path} is {value!r}, of type {type(value).__name__}; it must be {expected}'
   if first['type'] == 'tuple_type':
     return f'{path} is {value!r}; it must be a list of names, such as {field.default!r}'
+  if first['type'] == 'kind':
+    path, value = f'{path}.kind', value.get('kind')
   if first['type'] == 'dataclass_type':
     return f'{path} is {value!r}; it is a section of keys'
   return f'{path} is {value!r}; {Key.from_field(field).wrong(value) or first["msg"]}'

@@ -138,7 +138,7 @@ def make_optimizer(
   info: Params,
   growth: LastGrowth | None = None,
 ) -> optax.GradientTransformation:
-  """Return the optimizer `optim.name` on gradients clipped by their global norm.
+  """Return the optimizer `optim.kind` on gradients clipped by their global norm.
 
   Weights decay as in AdamW (Loshchilov & Hutter 2019): by the rate, and not through the optimizer.
   For each name the structure of the state is the same for every config, with and without a growth.
