@@ -153,8 +153,8 @@ class Trial:
     c.train.update(checkpoint_every=10**9, sample_tokens=0, loss_chunk=64, trackers=())
     changes = dict(changes) | {name.replace('__', '.'): value for name, value in more.items()}
     c.update_from_flattened_dict(changes)
-    if c.optim.schedule == 'wsd':
-      c.optim.final_fraction = 0.0
+    if c.optim.schedule.kind == 'wsd':
+      c.optim.schedule.final_fraction = 0.0
     return config_lib.resolve(c)
 
   def run(self, name: str, config: Config) -> Path:

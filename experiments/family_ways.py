@@ -26,7 +26,7 @@ import recipes
 import trials
 from mixing_report import Runs
 
-from tokenformer_jax.config import Config
+from tokenformer_jax.config import Config, WSDSchedule
 from tokenformer_jax.family import make, result, ways
 from tokenformer_jax.family.jobs import Family
 from tokenformer_jax.laws import grid_runs
@@ -61,9 +61,8 @@ def base(scale: str, rate: float, seed: int) -> Config:
   """Return the config of the smallest size."""
   config = recipes.config(f'{scale} {recipes.BY_TOKENS[0]} adamw')
   rate *= recipes.SCALES[scale].rate
-  optim = dataclasses.replace(
-    config.optim, learning_rate=rate, schedule='wsd', final_fraction=0.0, new_token_warmup=100
-  )
+  wsd = WSDSchedule(final_fraction=0.0)
+  optim = dataclasses.replace(config.optim, learning_rate=rate, schedule=wsd, new_token_warmup=100)
   train = dataclasses.replace(config.train, seed=seed)
   return dataclasses.replace(config, optim=optim, train=train)
 

@@ -101,10 +101,10 @@ class Kind:
 KINDS = {
   'tokenformer': Kind(),
   'transformer': Kind(dense=True),
-  'muon': Kind({'optim__name': 'muon'}),
-  'adafactor': Kind({'optim__name': 'adafactor'}),
-  'transformer, muon': Kind({'optim__name': 'muon'}, dense=True),
-  'lion': Kind({'optim__name': 'lion'}, rate=0.1),
+  'muon': Kind({'optim__kind': 'muon'}),
+  'adafactor': Kind({'optim__kind': 'adafactor'}),
+  'transformer, muon': Kind({'optim__kind': 'muon'}, dense=True),
+  'lion': Kind({'optim__kind': 'lion'}, rate=0.1),
 }
 
 
@@ -255,8 +255,8 @@ class Plan:
     c.train.trackers = ()
     changes = {**KINDS[kind].changes, **changes}
     c.update_from_flattened_dict({k.replace('__', '.'): v for k, v in changes.items()})
-    if c.optim.schedule == 'wsd':
-      c.optim.final_fraction = 0.0
+    if c.optim.schedule.kind == 'wsd':
+      c.optim.schedule.final_fraction = 0.0
     config = config_lib.resolve(c)
     if size.as_tokens:
       model = as_tokens.wanted(sizes.fill_in(config).model, MATRICES)

@@ -30,7 +30,7 @@ import numpy as np
 import trials
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config
+from tokenformer_jax.config import Config, ConstantSchedule
 from tokenformer_jax.laws import analysis, fit, grid, grid_runs, growth, points, runs, stages
 from tokenformer_jax.training import sizes
 
@@ -69,7 +69,7 @@ def base(width: int = 8, output_std: float = 0.0) -> Config:
   mixer.positions.fraction, c.model.init.std = 1.0, 0.1
   c.model.init.output_std = output_std
   c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
-  c.optim.update(schedule='wsd', warmup_steps=50, final_fraction=0.0)
+  c.optim.update(schedule={'kind': 'wsd', 'final_fraction': 0.0}, warmup_steps=50)
   c.optim.learning_rate = 8e-3 * (8 / width) ** 0.5
   c.train.update(log_every=500, eval_every=0, eval_batches=128, sample_tokens=0, loss_chunk=64)
   c.train.trackers = ()
@@ -134,7 +134,7 @@ def grown(out: str, case: tuple[int, int, int]) -> Path:
   config, folder = small(), f'{out}/chains'
   step_tokens = grid.step_tokens(config)
   first, steps = round(before / step_tokens), round(whole / step_tokens)
-  constant = dataclasses.replace(config.optim, schedule='constant', final_fraction=0.1)
+  constant = dataclasses.replace(config.optim, schedule=ConstantSchedule())
   stable = grid.with_train(dataclasses.replace(config, optim=constant), steps=first)
   source = trials.once(Path(folder), f'small_{before}', stable)
   rate = config.optim.learning_rate * GROWN_RATE

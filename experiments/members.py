@@ -179,7 +179,7 @@ class Program:
     """The model in words."""
     model, ffn = self.config.model, self.config.model.layer.ffn
     inside = f'{ffn.groups or ffn.tokens} tokens' if ffn.kind == 'pattention' else ffn.kind
-    return f'{model.pattern} of width {model.width}, {inside}, {self.config.optim.name}'
+    return f'{model.pattern} of width {model.width}, {inside}, {self.config.optim.kind}'
 
   def put(self, run: Run, state: State, fixed: State) -> None:
     """Put a run into a free slot."""

@@ -184,7 +184,7 @@ def config(name: str, dtype: str = 'float32') -> Config:
   counts, groups = [int(count) for count in deep.split('+')], int(groups)
   layers = sum(counts)
   batch = int(rest[0].removeprefix('b')) if rest and rest[0] != TAUGHT else 8
-  changes = {'optim__name': optimizer, 'data__batch_size': batch}
+  changes = {'optim__kind': optimizer, 'data__batch_size': batch}
   changes |= {'optim__schedule': 'constant', 'dtype': dtype}
   changes |= {'train__remat': 'everything', 'train__layers': 'unrolled', 'train__attention': 'xla'}
   if len(counts) > 1:

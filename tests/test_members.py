@@ -31,8 +31,8 @@ from member_edits import EDITS
 from member_runs import Rate, Run, Text
 
 GROWN, LAST, SEED = 12, 24, 3  # steps
-ALL = {'optim__schedule': 'wsd', 'optim__final_fraction': 0.0, 'dtype': 'float32'}
-CONSTANT = {'optim__schedule': 'constant', 'optim__final_fraction': 0.1}
+ALL = {'optim__schedule': 'wsd', 'optim__schedule__final_fraction': 0.0, 'dtype': 'float32'}
+CONSTANT = {'optim__schedule': 'constant', 'optim__schedule__final_fraction': 0.1}
 ALL |= {'train__log_every': 1, 'train__seed': SEED, 'train__eval_batches': 4}
 LARGE = {
   'model__pattern': 'layer*3',

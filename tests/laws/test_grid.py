@@ -82,7 +82,7 @@ def test_one_stable_run_serves_all_lengths(config):
     ('stable', 80, 160, ''),
     ('branch', 160, 200, 'out/width_1/stable@160'),
   ]
-  assert [job.config.optim.schedule for job in jobs[:2]] == ['constant', 'wsd']
+  assert [job.config.optim.schedule.kind for job in jobs[:2]] == ['constant', 'wsd']
   assert sum(job.steps for job in jobs) == 160 + 20 + 40
 
 
@@ -90,7 +90,7 @@ def test_whole_runs_have_the_schedule_of_the_config(config):
   config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, schedule='cosine'))
   wanted = Grid('width', (1, 2), (25_600,), branches=False, rate_power=-1.0)
   jobs = grid.jobs(config, wanted, 'out')
-  assert [job.config.optim.schedule for job in jobs] == ['cosine', 'cosine']
+  assert [job.config.optim.schedule.kind for job in jobs] == ['cosine', 'cosine']
   rates = [job.config.optim.learning_rate for job in jobs]
   assert rates[1] == pytest.approx(rates[0] / 2)
 

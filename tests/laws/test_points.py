@@ -12,7 +12,12 @@ import pytest
 import tiny_run
 from tiny import tiny_model
 
-from tokenformer_jax.config import Config, DataConfig, OptimConfig, TrainConfig
+from tokenformer_jax.config import (
+  AdamWConfig,
+  Config,
+  TextConfig,
+  TrainConfig,
+)
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import points, runs
 from tokenformer_jax.laws.runs import FinishedRun, Growth, Size
@@ -140,17 +145,17 @@ def test_runs_without_a_decay_are_left_out_unless_none_has_one():
   [
     ({}, True),
     ({'schedule': 'constant'}, False),
-    ({'schedule': 'wsd', 'final_fraction': 0.0}, True),
-    ({'schedule': 'linear', 'final_fraction': 0.5}, False),
+    ({'schedule': {'kind': 'wsd', 'final_fraction': 0.0}}, True),
+    ({'schedule': {'kind': 'linear', 'final_fraction': 0.5}}, False),
   ],
 )
 def test_the_schedule_says_whether_a_rate_has_decayed(changes, decayed):
-  config = Config(optim=OptimConfig(**changes), train=TrainConfig(steps=500))
+  config = Config(optim=AdamWConfig(**changes), train=TrainConfig(steps=500))
   assert runs._has_decayed(config) == decayed
 
 
 def test_sizes_count_embeddings_apart():
-  config = Config(model=tiny_model(tied_head=False), data=DataConfig(sequence_length=32))
+  config = Config(model=tiny_model(tied_head=False), data=TextConfig(sequence_length=32))
   size = runs.measure_size(config)
   assert size.parameters - size.without_embeddings == 2 * 64 * 32, 'embedding and head'
   assert size.active == size.parameters, 'a dense model uses everything'

@@ -80,7 +80,7 @@ def test_growth_is_exact(name, method, first):
   state.check(model, larger, how)
   assert state.inexact(model, larger, how) is None
   definition = define_lm(model)
-  tx = make_optimizer(config.OptimConfig(), 10, definition.info)
+  tx = make_optimizer(config.AdamWConfig(), 10, definition.info)
   old = {**step.initial_state(definition, tx, 0), 'params': large_params(model)}
   new = jax.jit(lambda old: state.grow(old, model, larger, how))(old)
   got, gradient = logits_and_gradient(larger)(new['params'], IDS)

@@ -11,7 +11,7 @@ from outcomes import paths
 from steady import OLD, STEADY
 from tiny import make_optimizer, tiny_model
 
-from tokenformer_jax.config import OptimConfig
+from tokenformer_jax.config import OPTIMIZERS, AdamWConfig, OptimConfig
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import ParamInfo, Role
 from tokenformer_jax.steps import optimizers, statistics
@@ -50,7 +50,7 @@ def _scaled(name: str, gradients: list[dict], **changes) -> dict:
   """The last update that the optimizer makes of some gradients, before decay and rate."""
   info = {key: INFO[key] for key in gradients[0]}
   none = jax.tree.map(optimizers.hidden_tokens, info)
-  tx = optimizers.scale(OptimConfig(name=name, **changes), info, none)
+  tx = optimizers.scale(OPTIMIZERS[name](**changes), info, none)
   state, update = jax.jit(tx.init)(gradients[0]), jax.jit(tx.update)
   for gradient in gradients:
     updates, state = update(gradient, state, gradient)
@@ -87,9 +87,9 @@ def _part(tree: dict, where: slice) -> dict:
 def test_muon_moves_a_group_as_if_it_were_alone(where):
   """Also with moments, which the other group has as well."""
   hidden = jax.tree.map(optimizers.hidden_tokens, GROUPED)
-  tx = optimizers.scale(OptimConfig(name='muon'), GROUPED, hidden)
+  tx = optimizers.scale(OPTIMIZERS['muon'](), GROUPED, hidden)
   alone = {key: INFO[key] for key in ('keys', 'values')}
-  other = optimizers.scale(OptimConfig(name='muon'), alone, {key: (0,) for key in alone})
+  other = optimizers.scale(OPTIMIZERS['muon'](), alone, {key: (0,) for key in alone})
   state, state_alone = tx.init(_draw(0)), other.init(_part(_draw(0), where))
   update, update_alone = jax.jit(tx.update), jax.jit(other.update)
   for seed in (1, 2, 3):
@@ -106,7 +106,7 @@ def test_muon_computes_one_group_as_without_groups():
   for key, one in INFO.items():
     one_group[key] = dataclasses.replace(one, groups=(7,) if one.token_axis else ())
   hidden = jax.tree.map(optimizers.hidden_tokens, one_group)
-  tx = optimizers.scale(OptimConfig(name='muon'), one_group, hidden)
+  tx = optimizers.scale(OPTIMIZERS['muon'](), one_group, hidden)
   got, _ = jax.jit(tx.update)(gradients, tx.init(gradients), gradients)
   for key, want in _scaled('muon', [gradients]).items():
     np.testing.assert_array_equal(got[key], want, err_msg=key)
@@ -133,7 +133,7 @@ def test_muon_leaves_the_rest_to_adam():
 @pytest.mark.parametrize('changes', [{'tied_head': False}, {'dense': True, 'bias': True}])
 def test_muon_has_the_matrices_of_layers(changes):
   definition = define_lm(tiny_model(**changes))
-  tx = make_optimizer(OptimConfig(name='muon'), 10, definition.info)
+  tx = make_optimizer(OPTIMIZERS['muon'](), 10, definition.info)
   ((_, parts), *_) = jax.eval_shape(tx.init, definition.abstract)
   by_muon = set(paths_of(parts.inner_states['muon'].inner_state.mu))
   by_adam = set(paths_of(parts.inner_states['adam'].inner_state.mu))
@@ -190,7 +190,7 @@ def _trained(tx, params: dict):
 
 
 def _config(name: str, **changes) -> OptimConfig:
-  return OptimConfig(**{'name': name, **STEADY, **changes})
+  return AdamWConfig(**{'name': name, **STEADY, **changes})
 
 
 @EACH

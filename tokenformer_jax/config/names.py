@@ -101,19 +101,19 @@ def mistake(error: ValidationError, cls: type, values: Mapping[str, Any]) -> Use
   """Return the first error of a section that was made from nested dicts, in one sentence."""
   first = error.errors(include_url=False)[0]
   if cls is not Config or first['type'] != 'unexpected_keyword_argument':
-    return UserError(sentence(error, cls))
-  *section, name = map(str, first['loc'])
-  path, known = f'{".".join([*section, ""])}', dict(field_types(Config))
-  for inner in section:
-    field = known.get(inner)
-    values = values[inner]
-    known = dict(fields_inside(field)) if field is not None else known
-  kinds = (field and kinds_of(field)) if section else None
-  having = [kind for kind, one in (kinds or {}).items() if name in field_types(one)]
-  if having:
-    return needs(
-      f'{path}{name}', first['input'], f'{path}kind={" or ".join(having)}', values['kind']
-    )
+    return UserError(sentence(error, cls, values=values))
+  *sections, name = map(str, first['loc'])
+  path = ''.join(f'{section}.' for section in sections)
+  field, known, inside = None, dict(field_types(Config)), values
+  for section in sections:
+    inside = inside[section]
+    if section in known:  # else the name of a layer or a source
+      field, known = known[section], fields_inside(known[section])
+  kinds = kinds_of(field) if field else None
+  if name in known:
+    having = [kind for kind, one in (kinds or {}).items() if name in field_types(one)]
+    needed = f'{path}kind={" or ".join(having)}'
+    return needs(f'{path}{name}', first['input'], needed, inside['kind'])
   return unknown(name, path, [*(['kind'] if kinds else []), *known])
 
 

@@ -362,24 +362,38 @@ def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference
 _TYPES = {'int_type': 'int', 'float_type': 'float', 'bool_type': 'bool', 'string_type': 'str'}
 
 
-def fields_inside(field: FieldInfo) -> dict[str, FieldInfo]:
-  """Return the fields of the sections that a field may hold, by name; of a value: none."""
-  inner = field.annotation
-  kinds = (kinds_of(field) or {}).values() or [sections_of(field) or inner]
+def fields_inside(field: FieldInfo, kind: Any = None) -> dict[str, FieldInfo]:
+  """Return the fields of the sections that a field may hold, by name; of a value: none.
+
+  With a valid `kind`, they are the fields of this kind alone.
+  """
+  kinds = kinds_of(field) or {}
+  if isinstance(kind, str) and kind in kinds:
+    kinds = {kind: kinds[kind]}
   return {
     name: one
-    for cls in kinds
+    for cls in kinds.values() or [sections_of(field) or field.annotation]
     if dataclasses.is_dataclass(cls)
     for name, one in field_types(cls).items()
   }
 
 
-def sentence(error: ValidationError, cls: type, prefix: str = 'config.') -> str:
-  """Return the first error of a section as one sentence: path, value and what is allowed."""
+def sentence(
+  error: ValidationError,
+  cls: type,
+  prefix: str = 'config.',
+  values: Mapping[str, Any] = types.MappingProxyType({}),
+) -> str:
+  """Return the first error of a section as one sentence: path, value and what is allowed.
+
+  `values` are the nested dicts of the section, if it was made from some.
+  """
   first = error.errors(include_url=False)[0]
   location, value = [str(name) for name in first['loc']], first['input']
   path, known, field = f'{prefix}{".".join(location)}', dict(field_types(cls)), None
+  inside: Any = values
   for i, name in enumerate(location):
+    inside = inside.get(name) if isinstance(inside, Mapping) else None
     if field is not None and sections_of(field) and name not in known:
       continue  # the name of a layer or a source
     if name not in known and known:
@@ -387,15 +401,16 @@ def sentence(error: ValidationError, cls: type, prefix: str = 'config.') -> str:
     if name not in known:  # an entry of a list of names
       wrong = Key.from_field(field).wrong([value])
       return f'{prefix}{".".join(location[:i])} has {value!r}; {wrong}'
-    field, known = known[name], fields_inside(known[name])
+    kind = inside.get('kind') if isinstance(inside, Mapping) else None
+    field, known = known[name], fields_inside(known[name], kind)
   if field is None:
     return f'{prefix}{first["msg"]}'
   if expected := _TYPES.get(first['type']):
     return f'{path} is {value!r}, of type {type(value).__name__}; it must be {expected}'
   if first['type'] == 'tuple_type':
     return f'{path} is {value!r}; it must be a list of names, such as {field.default!r}'
-  if first['type'] == 'kind':
-    path, value = f'{path}.kind', value.get('kind')
-  if first['type'] == 'dataclass_type':
+  if first['type'] in ('dataclass_type', 'dict_type'):
     return f'{path} is {value!r}; it is a section of keys'
+  if first['type'] == 'kind':
+    return f'{path}.kind is {value["kind"]!r}; it must be one of {", ".join(kinds_of(field))}'
   return f'{path} is {value!r}; {Key.from_field(field).wrong(value) or first["msg"]}'

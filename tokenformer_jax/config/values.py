@@ -41,8 +41,13 @@ def from_dotted(values: Mapping[str, Any]) -> dict[str, Any]:
     *sections, name = path.split('.')
     inner = nested
     for section in sections:
-      inner = inner.setdefault(section, {})
-    inner[name] = value
+      if isinstance(inner.setdefault(section, {}), str):
+        inner[section] = {'kind': inner[section]}
+      inner = inner[section]
+    if isinstance(value, str) and isinstance(inner.get(name), dict):
+      inner[name]['kind'] = value
+    else:
+      inner[name] = value
   return nested
 
 

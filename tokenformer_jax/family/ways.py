@@ -190,7 +190,7 @@ def _elastic(plan: Plan) -> list[Job]:
   if first > begin:
     raise UserError(
       f'--share={family.share:g} is less than the decay, config.optim.schedule.decay_share='
-      f'{plan.optim.schedule.decay_share:g}, and prefixes train from its begin on at the latest; raise '
+      f'{plan.optim.schedule.decay_share:g}, and prefixes train from its begin on at the latest; '
       '--share'
     )
   if first <= plan.optim.warmup_steps:

@@ -41,7 +41,7 @@ def _wsd(config: OptimConfig, length: int) -> optax.Schedule:
   return one_minus_sqrt
 
 
-# By `optim.schedule.kind`: maps the config and the updates of the decay to the rate from its start on.
+# By `optim.schedule.kind`: map the config and the updates of the decay to the rate from its start.
 SCHEDULES: dict[str, Callable[[OptimConfig, int], optax.Schedule]] = {
   'cosine': _cosine,
   'linear': _linear,

@@ -257,8 +257,8 @@ def check_branch(config: Config, origin: Origin, growth: LastGrowth | None) -> N
     theirs = meta.config
     raise UserError(
       f'config.train.decay_from is {begin}, but the rate of {origin.where} has begun to decay '
-      f'already (optim.schedule={theirs.optim.schedule.kind} of {theirs.train.steps} steps); start from '
-      'an earlier checkpoint (--config.init_from=DIR@STEP), or from a run with '
+      f'already (optim.schedule={theirs.optim.schedule.kind} of {theirs.train.steps} steps); start '
+      'from an earlier checkpoint (--config.init_from=DIR@STEP), or from a run with '
       'optim.schedule=wsd or constant'
     )
 
