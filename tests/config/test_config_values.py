@@ -183,7 +183,7 @@ def test_names_may_be_a_list_or_a_tuple(value):
     ('wandb', "is 'wandb'; it must be a list of names, such as ('tensorboard',)"),
     (3, "is 3; it must be a list of names, such as ('tensorboard',)"),
     (['wandbb'], "has 'wandbb'; 'wandbb' is unknown; did you mean 'wandb'?"),
-    (['wandb', 'wandb'], "is ('wandb', 'wandb'); it names wandb twice; leave one out"),
+    (['wandb', 'wandb'], "is ['wandb', 'wandb']; it names wandb twice; leave one out"),
   ],
 )
 def test_a_list_of_names_has_known_ones_once(value, reason):

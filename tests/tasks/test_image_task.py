@@ -40,10 +40,9 @@ BATCH = {
 }
 
 
-def _task(**optim) -> image_task.ImageTask:
-  return tasks.make(
-    Config(model=tiny_vit(), data=ImagesConfig(image_size=8), optim=AdamWConfig(**optim))
-  )
+def _task(drop_path: float = 0.0, **data) -> image_task.ImageTask:
+  model = tiny_vit(drop_path=drop_path)
+  return tasks.make(Config(model=model, data=ImagesConfig(image_size=8, **data)))
 
 
 def _params(task):

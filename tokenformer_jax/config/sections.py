@@ -27,8 +27,7 @@ class MeshConfig:
   fsdp: Int = key(-1, 'parts of parameters by width, and of the batch')
   experts: Int = key(
     1,
-    'parts of the experts, and of batch and width as well: these devices are also fsdp. 0: the '
-    'number with which devices exchange the fewest bytes',
+    'parts of the experts, and of batch and width as well: these devices are also fsdp',
   )
   sequence: Int = key(
     1,

@@ -18,6 +18,7 @@ from tokenformer_jax.runs import checkpoint, lease, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.runs.metrics import Metrics, Window, Work
 from tokenformer_jax.runs.wall_time import WallTime
+from tokenformer_jax.steps import fit
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
@@ -44,10 +45,7 @@ def train(config: Config, workdir: str | os.PathLike[str]) -> State:
   return _train(config, paths.parse_path(workdir), ends_process=False)[0]
 
 
-def train_or_stop(
-  config: Config,
-  workdir: str | os.PathLike[str],
-) -> tuple[State, bool]:
+def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[State, bool]:
   """Train as `train` does, for a command; also return whether a signal stopped it early.
 
   If another process has taken over the work directory, end this process at once with status 2.
@@ -55,12 +53,7 @@ def train_or_stop(
   return _train(config, paths.parse_path(workdir), ends_process=True)
 
 
-def _train(
-  config: Config,
-  workdir: paths.Path,
-  *,
-  ends_process: bool,
-) -> tuple[State, bool]:
+def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[State, bool]:
   if config.train.compilation_cache:  # JAX reads it once, before the first program.
     jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
   wall_time = WallTime()
@@ -121,7 +114,7 @@ class Trainer:
     """
     self.run, self.check_lease, self.wall_time = run, check_lease, wall_time or WallTime()
     self.config, self.mesh, self.task = run.config, run.mesh, run.task
-    self.train_step = run.steps.train
+    self.train_step = fit.make_fitted_step(run.program, run.mesh)
     self.eval_step = step_lib.make_eval_step(run.task, run.mesh)
     self.rows = local_rows(sharding.batch_sharding(run.mesh), run.config.data.batch_size)
     self.watch_timing = watch_lib.Timing()

@@ -25,8 +25,7 @@ from tokenformer_jax.data.order import Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.params import Definition
 from tokenformer_jax.parallel import hosts, sharding
-from tokenformer_jax.steps import exchange, fit, schedules
-from tokenformer_jax.steps.fit import Steps
+from tokenformer_jax.steps import schedules
 from tokenformer_jax.steps.last_growth import last_growth
 from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.steps.step import Program, make_program
@@ -75,7 +74,6 @@ class PreparedRun:
     task: model, loss and opened data.
     position: the place in the order of the data where the run begins.
     program: the parts of the training step: schedule, optimizer, and the model's last growth.
-    steps: the functions that make the first state and the others.
     stages: the stages of the steps that are left.
   """
 
@@ -87,7 +85,6 @@ class PreparedRun:
   task: tasks.Task
   position: Position
   program: Program
-  steps: Steps
   stages: tuple[RunStage, ...]
 
 
@@ -105,10 +102,7 @@ def prepare(
   Raises:
     UserError: a mistake that the user can correct; the message says how.
   """
-  asked = config.mesh
-  if not asked.experts:
-    asked = exchange.choose_mesh(config, len(devices))
-  mesh = sharding.make_mesh(asked, devices)
+  mesh = sharding.make_mesh(config.mesh, devices)
   sharding.check_devices(config, mesh)
   if config.train.check_devices:
     device_check.check_repeats(mesh, config.train)
@@ -143,11 +137,8 @@ def prepare(
     init_from.check_steps_left(resolved, origin.meta, origin.where)
   origins.check_branch(resolved, origin, growth)
   program = make_program(task, resolved, growth)
-  steps = fit.make_steps(program, mesh)
-  found = _stages(resolved, task, position)
-  return PreparedRun(
-    resolved, workdir, mesh, origin, teacher, task, position, program, steps, found
-  )
+  stages = _stages(resolved, task, position)
+  return PreparedRun(resolved, workdir, mesh, origin, teacher, task, position, program, stages)
 
 
 def _check_finished(config: Config, origin: Origin) -> None:
