@@ -151,19 +151,12 @@ class Trial:
     layer.norm, mixer.positions.fraction, c.model.init.std = 'affine', 1.0, 0.1
     c.model.init.output_std = 0.5 / (2 * WIDTH**0.5)
     c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
-    c.optim.update(learning_rate=RATE, schedule='wsd', warmup_steps=50)
+    c.optim.update(learning_rate=RATE, warmup_steps=50)
+    c.optim.schedule = {'kind': 'wsd', 'final_fraction': 0.0}
     c.train.update(steps=steps, seed=self.seed, log_every=100, eval_every=0, eval_batches=64)
     c.train.update(checkpoint_every=10**9, sample_tokens=0, loss_chunk=64, trackers=())
     changes = dict(changes) | {name.replace('__', '.'): value for name, value in more.items()}
-<<<<<<< HEAD
-    c.update_from_flattened_dict(changes)
-    if c.optim.schedule.kind == 'wsd':
-      c.optim.schedule.final_fraction = 0.0
-    return config_lib.resolve(c)
-=======
-    c.optim.final_fraction = 0.1 if changes.get('optim.schedule') == 'constant' else 0.0
     return config_lib.resolve(c, config_lib.from_dotted(changes))
->>>>>>> main
 
   def run(self, name: str, config: Config) -> Path:
     """Train, unless the run is done; return the work directory."""

@@ -69,45 +69,6 @@ SCALES = {
 
 
 @dataclasses.dataclass(frozen=True)
-<<<<<<< HEAD
-class Kind:
-  """A kind of model: its changes to the TokenFormer's config.
-
-  Attributes:
-    changes: to the config.
-    dense: whether it is a Transformer.
-    rate: a factor on the rates that the small model tries.
-  """
-
-  changes: Changes = dataclasses.field(default_factory=dict)
-  dense: bool = False
-  rate: float = 1
-
-
-KINDS = {
-  'tokenformer': Kind(),
-  'transformer': Kind(dense=True),
-  'muon': Kind({'optim__kind': 'muon'}),
-  'adafactor': Kind({'optim__kind': 'adafactor'}),
-  'transformer, muon': Kind({'optim__kind': 'muon'}, dense=True),
-  'lion': Kind({'optim__kind': 'lion'}, rate=0.1),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Size:
-  """A size: factors of the small model's parameter tokens (or width²) and of its layers."""
-
-  tokens: int = 1
-  layers: int = 1
-  groups: int = 0  # from scratch, in as many equal groups of tokens
-  beside: str = ''  # a Transformer keeps its width: tokens beside 'all' matrices, or 'attention'
-  as_tokens: bool = False  # the matrices of a Transformer's attention are tokens
-
-
-@dataclasses.dataclass(frozen=True)
-=======
->>>>>>> main
 class Arm:
   """A way to grow: the shapes on the way at equal parts of the point, and changes of `grow`."""
 
@@ -173,7 +134,8 @@ def config(scale_name: str, shape: str, steps: int, **changes: Any) -> Config:
   c.model.init.std, c.model.init.output_std = 0.1, 0.5 / (layers * c.model.width**0.5)
   mixer.positions.fraction = 1.0
   c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
-  c.optim.update(schedule='wsd', final_fraction=0.0, warmup_steps=50, new_token_warmup=100)
+  c.optim.update(warmup_steps=50, new_token_warmup=100)
+  c.optim.schedule = {'kind': 'wsd', 'final_fraction': 0.0}
   c.train.update(steps=steps, log_every=500, eval_every=0, eval_batches=64, sample_tokens=0)
   c.train.update(checkpoint_every=10**9, keep_checkpoints=999, loss_chunk=64, trackers=())
   dotted = {name.replace('__', '.'): value for name, value in changes.items()}
@@ -189,52 +151,10 @@ class Maker:
   rates: tuple[float, ...] = RATES
   seeds: tuple[int, ...] = SEEDS
 
-<<<<<<< HEAD
-  def config(self, kind: str, size: Size, seed: int, steps: int, **changes: Any) -> Config:
-    """Return a run's config; two underscores in the name of a change stand for a dot."""
-    c, scale = config_lib.defaults(), self.scale
-    layer, mixer = c.model.layer, c.model.layer.mixer
-    c.model.pattern = f'layer*{scale.layers * size.layers}'
-    c.model.width, mixer.heads = scale.width, scale.width // 8
-    mixer.qkv.tokens = mixer.proj.tokens = scale.width * size.tokens
-    layer.ffn.tokens = 4 * scale.width * size.tokens
-    if size.groups:
-      for projection in (mixer.qkv, mixer.proj, layer.ffn):
-        projection.groups = f'{projection.tokens // size.groups}*{size.groups}'
-    if KINDS[kind].dense:
-      width = round(scale.dense_width * (1 if size.beside else size.tokens**0.5))
-      c.model.width, mixer.heads, layer.norm = width, width // scale.dense_head, 'affine'
-      mixer.qkv = mixer.proj = {'kind': 'dense'}
-      layer.ffn = {'kind': 'mlp'}
-      if size.beside:  # Tokens have 2 D entries each: D / 2 of them are a matrix of D × D.
-        added = (size.tokens - 1) * width // 2
-        mixer.qkv = mixer.proj = {'kind': 'dense', 'beside': _tokens(added)}
-        if size.beside == 'all':
-          layer.ffn = {'kind': 'mlp', 'beside': _tokens(8 * added)}
-    # Values a quarter as large as by default suit short runs of every kind.
-    depth = scale.layers * size.layers
-    c.model.init.output_std = 0.5 / (depth * c.model.width**0.5)
-    mixer.positions.fraction, c.model.init.std = 1.0, 0.1
-    c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
-    c.optim.update(schedule='wsd', warmup_steps=50, new_token_warmup=50)
-    c.train.update(steps=steps, seed=seed, log_every=500, eval_every=0, eval_batches=64)
-    c.train.update(checkpoint_every=10**9, keep_checkpoints=99, sample_tokens=0, loss_chunk=64)
-    c.train.trackers = ()
-    changes = {**KINDS[kind].changes, **changes}
-    c.update_from_flattened_dict({k.replace('__', '.'): v for k, v in changes.items()})
-    if c.optim.schedule.kind == 'wsd':
-      c.optim.schedule.final_fraction = 0.0
-    config = config_lib.resolve(c)
-    if size.as_tokens:
-      model = as_tokens.wanted(sizes.fill_in(config).model, MATRICES)
-      config = dataclasses.replace(config, model=model)
-    return config
-=======
   @property
   def scale(self) -> Scale:
     """The scale."""
     return SCALES[self.name]
->>>>>>> main
 
   def begin(self, length: float) -> int:
     """Return the step at which the decay of a length begins."""
@@ -246,7 +166,7 @@ class Maker:
     """Return a run at a constant rate with a checkpoint at each of some steps."""
     first = int(str(grown['init_from']).rpartition('@')[2]) if grown else 0
     every = math.gcd(first, *ends)
-    changes = {'optim__schedule': 'constant', 'optim__final_fraction': 0.1, **grown}
+    changes = {'optim__schedule': 'constant', **grown}
     changes |= {'optim__learning_rate': self.scale.rate * rate, 'train__seed': seed}
     made = config(self.name, shape, max(ends), train__checkpoint_every=every, **changes)
     return trials.once(self.out, f'{name}/constant {shape}/{rate:g}/{seed}', made)

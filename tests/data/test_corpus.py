@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 import zstandard
 
-<<<<<<< HEAD
 from tokenformer_jax.config import DataConfig, TextConfig
-from tokenformer_jax.data import corpus, packed, text, text_files, tokenizers
-=======
-from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import corpus, reading, text, text_files, tokenizers
->>>>>>> main
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.data.store import find, prepare
 from tokenformer_jax.errors import UserError

@@ -14,7 +14,7 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from tokenformer_jax.config import ImagesConfig, TextConfig
+from tokenformer_jax.config import ImagesConfig
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import retry
@@ -22,7 +22,7 @@ from tokenformer_jax.storage import retry
 
 def _open(source: str, **changes) -> images.ImageSet:
   images.open_images.cache_clear()
-  return images.open_images(TextConfig(source=source, **changes))
+  return images.open_images(ImagesConfig(source=source, **changes))
 
 
 def test_the_digits_are_split_and_every_class_is_held_out():
@@ -109,7 +109,7 @@ def test_the_split_of_a_tfds_set_does_not_depend_on_its_version_being_spelled(mo
   def numbers(spec):
     return _open(spec, validation_fraction=0.3).validation.numbers.tolist()
 
-  builder = images._digits(TextConfig())
+  builder = images._digits(ImagesConfig())
   monkeypatch.setattr(tfds, 'builder', lambda name, **_: builder)
   monkeypatch.setattr(images, '_VALIDATION_SPLITS', ())
   versioned = numbers('tfds:digits:1.0.0')

@@ -9,14 +9,9 @@ import numpy as np
 import pytest
 from mixtures import inputs, layer, of_rows, unbalanced
 
-<<<<<<< HEAD
 from tokenformer_jax.config import BiasBalanceConfig, LMConfig, RouterConfig
-from tokenformer_jax.model import dispatch, router, trunk
-=======
-from tokenformer_jax.config import BiasBalanceConfig, ModelConfig, RouterConfig
 from tokenformer_jax.model import dispatch, router
 from tokenformer_jax.model.layer import LOAD, MAX_VIOLATION, layer_means
->>>>>>> main
 from tokenformer_jax.model.params import define
 
 pytestmark = pytest.mark.slow  # because of what is compiled

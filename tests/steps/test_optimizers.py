@@ -11,7 +11,7 @@ from outcomes import paths
 from steady import OLD, STEADY
 from tiny import make_optimizer, tiny_model
 
-from tokenformer_jax.config import OPTIMIZERS, AdamWConfig, OptimConfig
+from tokenformer_jax.config import OPTIMIZERS, OptimConfig
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import ParamInfo, Role
 from tokenformer_jax.steps import optimizers, statistics
@@ -190,7 +190,7 @@ def _trained(tx, params: dict):
 
 
 def _config(name: str, **changes) -> OptimConfig:
-  return AdamWConfig(**{'name': name, **STEADY, **changes})
+  return OPTIMIZERS[name](**{**STEADY, **changes})
 
 
 @EACH

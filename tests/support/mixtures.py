@@ -48,13 +48,8 @@ KINDS = {
 
 def layer(config: ExpertsConfig, width: int = 16) -> Definition:
   """Return routed experts alone, as a feed-forward part."""
-<<<<<<< HEAD
   model = LMConfig(width=width)
-  return define(lambda rngs: feed_forward(config, model, compute=DEFAULT, rngs=rngs))
-=======
-  model = ModelConfig(width=width)
   return define(lambda rngs: feed_forward(config, model, execution=DEFAULT, rngs=rngs))
->>>>>>> main
 
 
 def unbalanced(**changes: Any) -> ExpertsConfig:

@@ -21,12 +21,8 @@ from tokenformer_jax.config import (
   ViTConfig,
 )
 from tokenformer_jax.config.pattention import SCORES
-<<<<<<< HEAD
 from tokenformer_jax.config.section import field_types
-from tokenformer_jax.model.compute import Compute
-=======
 from tokenformer_jax.model.execution import Execution
->>>>>>> main
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.steps import optim, schedules

@@ -17,7 +17,6 @@ from tiny import tiny_vit
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
 from tokenformer_jax.config import (
-  AdamWConfig,
   CapacityConfig,
   Config,
   ImagesConfig,

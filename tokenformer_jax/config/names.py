@@ -100,7 +100,7 @@ def check_name(section: str, name: str) -> None:
 def mistake(error: ValidationError, cls: type, values: Mapping[str, Any]) -> UserError:
   """Return the first error of a section that was made from nested dicts, in one sentence."""
   first = error.errors(include_url=False)[0]
-  if cls is not Config or first['type'] != 'unexpected_keyword_argument':
+  if cls is not Config or first['type'] not in ('unexpected_keyword_argument', 'invalid_key'):
     return UserError(sentence(error, cls, values=values))
   *sections, name = map(str, first['loc'])
   path = ''.join(f'{section}.' for section in sections)

@@ -60,6 +60,7 @@ class OptimConfig:
   """The keys of every optimizer, with a learning rate that warms up and then follows a schedule."""
 
   kind: ClassVar[str]
+  new_token_correction: ClassVar[bool] = False  # a key of AdamW
 
   learning_rate: Float = key(1e-3, 'the peak of the learning rate', above=0)
   warmup_steps: Int = key(100, 'updates in which the rate rises from 0 to the peak', least=0)

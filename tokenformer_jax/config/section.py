@@ -342,6 +342,9 @@ def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference
 
   Sections of different kinds yield only `kind`; layers with different names yield only the names.
   """
+  if type(ours) is not type(theirs):
+    yield Difference(f'{prefix}kind', ours.kind, theirs.kind)
+    return
   for field in dataclasses.fields(ours):
     a, b, path = getattr(ours, field.name), getattr(theirs, field.name), f'{prefix}{field.name}'
     if a == b or not field.compare:
@@ -353,8 +356,6 @@ def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference
       yield Difference(path, ', '.join(a), ', '.join(b))
     elif not dataclasses.is_dataclass(a):
       yield Difference(path, a, b)
-    elif type(a) is not type(b):
-      yield Difference(f'{path}.kind', a.kind, b.kind)
     else:
       yield from differences(a, b, f'{path}.')
 

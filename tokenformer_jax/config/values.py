@@ -122,10 +122,10 @@ def _merged(cls: type, base: Mapping[str, Any], changes: Sequence[Any], path: st
       follows = values.get(fields[name].annotation.follows)
       values[name] = _merged_by_name(section_type, was or {}, follows, own, f'{path}{name}.')
     elif kinds := kinds_of(fields[name]):
-      default = to_json(fields[name].default)
-      values[name] = _merged_kind(kinds, default, was, own, f'{path}{name}.')
+      default = _default_values(fields[name]) or {}
+      values[name] = _merged_kind(kinds, default, was or {}, own, f'{path}{name}.')
     elif dataclasses.is_dataclass(fields[name].annotation):
-      values[name] = _merged(fields[name].annotation, was, own, f'{path}{name}.')
+      values[name] = _merged(fields[name].annotation, was or {}, own, f'{path}{name}.')
     else:
       values[name] = own[-1]
   return values
@@ -166,14 +166,14 @@ def _merged_kind(
   changes = [{'kind': change} if isinstance(change, str) else change for change in changes]
   if wrong := [change for change in changes if not isinstance(change, Mapping)]:
     return wrong[0]
-  chosen = [base['kind']]
+  chosen = [base.get('kind')]
   for change in changes:
     chosen.append(change.get('kind', chosen[-1]))
   kind = chosen[-1]
   if not isinstance(kind, str) or kind not in kinds:
     return {'kind': kind}
   own = field_types(kinds[kind])
-  start = default if kind == default['kind'] != base['kind'] else {}
+  start = default if kind == default.get('kind') != base.get('kind') else {}
   known = {**default, **base}
 
   def is_kept(name: str, value: Any, kind_then: str) -> bool:

@@ -136,9 +136,7 @@ class ImageTask(Task):
     pixels = _around_zero(batch['images'])
     pixels, own = mix(mix_key, pixels, mixup=data.mixup, cutmix=data.cutmix)
     labels_B, counts_B = batch['labels'], self._counted(batch)
-    targets_BxC = optax.smooth_labels(
-      jax.nn.one_hot(labels_B, model.classes), data.label_smoothing
-    )
+    targets_BxC = optax.smooth_labels(jax.nn.one_hot(labels_B, model.classes), data.label_smoothing)
     if data.mixup or data.cutmix:
       targets_BxC = own * targets_BxC + (1 - own) * targets_BxC[::-1]
     inputs = LayerInputs(key=layer_keys(model, layers_key))

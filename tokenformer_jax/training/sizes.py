@@ -25,7 +25,9 @@ def fill_in(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
     UserError: see `Task.fill_in`.
   """
   task = tasks.task_class(config.model)
-  return with_references(task.fill_in(config, origin.model, resumed=origin.resumes), origin)
+  # A model of another kind is refused later.
+  trained = origin.model if isinstance(origin.model, type(config.model)) else None
+  return with_references(task.fill_in(config, trained, resumed=origin.resumes), origin)
 
 
 def with_references(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
