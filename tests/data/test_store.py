@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,9 +21,7 @@ from tokenformer_jax.data import corpus, shard_writer, shards, tokenizers
 from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.data.store import Store, prepare
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.runs import lease
-
-TIMING = lease.Timing()
+from tokenformer_jax.runs import claim
 
 TEXTS = [f'document {i}: naïve {i * i}' for i in range(200)]
 
@@ -52,7 +51,7 @@ def _documents(store: Store, split: str) -> list[str]:
 
 def _unfinished(folder: Path) -> list[Path]:
   found = (folder / 'cache' / 'stores').iterdir()
-  return [path for path in found if path.suffix != '.lease' and not (path / 'meta.json').exists()]
+  return [path for path in found if path.suffix != '.claim' and not (path / 'meta.json').exists()]
 
 
 @pytest.mark.parametrize('tokenizer', ['bytes', 'bpe:300'])
@@ -180,13 +179,13 @@ def test_the_default_cache_follows_xdg(tmp_path, monkeypatch):
   assert store.path.parent == parent, 'the cache is not where the documentation says'
 
 
-def test_the_winner_of_a_race_without_leases_stays(tmp_path, monkeypatch):
+def test_the_winner_of_a_race_without_claims_stays(tmp_path, monkeypatch):
   write = store_lib._Builder._write
 
   def write_slowly(self) -> shards.Index:
     index = write(self)
     monkeypatch.setattr(store_lib._Builder, '_write', write)
-    monkeypatch.setattr(store_lib, 'lock', lambda *_: contextlib.nullcontext(lambda: None))
+    monkeypatch.setattr(store_lib, 'lock', lambda *_: contextlib.nullcontext(mock.Mock()))
     prepare(self.config)  # Another process is faster.
     return index
 
@@ -277,26 +276,27 @@ def test_who_needs_a_store_that_is_being_built_waits_and_says_so(tmp_path, capsy
 
 
 def test_a_builder_that_was_replaced_publishes_nothing(tmp_path, monkeypatch):
-  """Stand for a process that was suspended: its successor has the lease, and works."""
+  """Stand for a process that was suspended: its successor has claimed the store."""
   write, folders = store_lib._Builder._write, []
 
   def write_too_slowly(self) -> shards.Index:
     index = write(self)
-    (claim,) = self.path.with_name(f'{self.path.name}.lease').glob('*.json')
-    successor = dataclasses.replace(lease._this_process(), machine='elsewhere')
-    claim.with_name('2.json').write_text(json.dumps(dataclasses.asdict(successor)))
+    successor = dataclasses.replace(claim.this_process(), machine='elsewhere')
+    (claim.directory_for(self.path) / '2.json').write_text(
+      json.dumps(dataclasses.asdict(successor))
+    )
     folders.append(self.path)
     return index
 
-  hold = lease.hold
+  hold = claim.hold
   monkeypatch.setattr(
-    lease, 'hold', lambda *a, **o: hold(*a, **o, timing=lease.Timing(beat=60, silence=-1))
+    claim, 'hold', lambda *a, **o: hold(*a, **o, timing=claim.Timing(beat=60, silence=-1))
   )
   monkeypatch.setattr(store_lib._Builder, '_write', write_too_slowly)
   with pytest.raises(UserError, match=r'the token store .* was taken over by'):
     prepare(_config(tmp_path))
   assert not (folders[0] / 'meta.json').exists()
-  assert folders[0].with_name(f'{folders[0].name}.lease').joinpath('2.json').exists(), (
+  assert (claim.directory_for(folders[0]) / '2.json').exists(), (
     'the claim of the successor was removed'
   )
 
@@ -397,10 +397,8 @@ def test_a_build_continues_after_its_last_shard(tmp_path, monkeypatch):
     patch.setattr(store_lib.Job, 'write', write_some)
     with pytest.raises(KeyboardInterrupt):
       prepare(config)
-    other = dataclasses.replace(config, validation_fraction=0.3)
-    monkeypatch.setattr(lease, 'Timing', lambda: dataclasses.replace(TIMING, silence=0))
     patch.setattr(store_lib.Job, 'write', write)
-    prepare(other)
+    prepare(dataclasses.replace(config, validation_fraction=0.3))
   (folder,) = _unfinished(tmp_path)
   damaged = folder / '00003.train.tokens'
   damaged.write_bytes(damaged.read_bytes()[:-2])

@@ -14,10 +14,8 @@ from tokenformer_jax.config import AdamWConfig, OptimConfig
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.models import define
 from tokenformer_jax.model.params import ParamInfo, Role
-from tokenformer_jax.steps.optim import (
-  LastGrowth,
-  decay_mask,
-)
+from tokenformer_jax.steps.entries import LastGrowth
+from tokenformer_jax.steps.optim import decay_mask
 
 PEAK, WARMUP, STEPS = 6e-4, 10, 110
 
@@ -105,7 +103,8 @@ def test_updates_are_those_of_adamw(changes):
 # After a growth
 
 
-GROWN_INFO = {'keys': _info(('layers', 'param_tokens', 'width'), Role.KEY), **INFO}
+KEYS = _info(('layers', 'param_tokens', 'width'), Role.KEY)
+GROWN_INFO = {'keys': dataclasses.replace(KEYS, groups=(5,)), **INFO}
 GROWTH = LastGrowth(updates=1000, old_tokens={'keys': OLD, 'kernel': 0, 'bias': 0})
 
 

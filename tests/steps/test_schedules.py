@@ -5,7 +5,7 @@ import pytest
 
 from tokenformer_jax.config import AdamWConfig, CosineSchedule, OptimConfig, choices
 from tokenformer_jax.steps import schedules
-from tokenformer_jax.steps.optim import LastGrowth
+from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.steps.schedules import learning_rate, schedule
 
 PEAK, WARMUP, STEPS = 6e-4, 10, 110

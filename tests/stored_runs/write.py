@@ -183,7 +183,7 @@ def main() -> None:
       make()
       folder = target / name
       folder.mkdir()
-      for left in ('lease', '.cache'):
+      for left in ('claim', '.cache'):
         shutil.rmtree(Path(name, left), ignore_errors=True)
       measure.pack(Path(name), folder / 'run.tar.xz')
     for name in RUNS:

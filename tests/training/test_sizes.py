@@ -20,7 +20,7 @@ def grown_ffn(method='group', model=SOURCE, **changes):
   larger = dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
   config = config_lib.Config(model=larger, grow=GrowConfig(method=method))
   return sizes.with_references(
-    config, types.SimpleNamespace(model=SOURCE, resumes=False)
+    config, types.SimpleNamespace(model=SOURCE, own=None)
   ).model.layer.ffn
 
 

@@ -407,7 +407,7 @@ def temporary_folder(store: paths.Path) -> Iterator[Path]:
 
 
 def remove_temporaries(store: paths.Path) -> None:
-  """Remove what a killed build left; only the holder of the lease writes here."""
+  """Remove what a killed build left; only the owner of the claim writes here."""
   if not paths.in_bucket(store):
     for temporary in store.glob(f'{TEMPORARY}*'):
       shutil.rmtree(temporary, ignore_errors=True)

@@ -19,7 +19,7 @@ from tokenformer_jax.config.pattention import GELUScore, TokenGroup, token_group
 from tokenformer_jax.config.projections import projection_name
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.model import models
-from tokenformer_jax.model.layers import hidden_width
+from tokenformer_jax.model.mlp import hidden_width
 from tokenformer_jax.model.params import Path
 
 _ACTIVATIONS = {'gelu': 'exact', 'gelu_tanh': 'tanh'}

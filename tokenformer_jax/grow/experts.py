@@ -28,7 +28,7 @@ from tokenformer_jax.config.check_model import check_model
 from tokenformer_jax.config.matching import copies_dense, named_layers
 from tokenformer_jax.config.model import layer_path, used_layers
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.model.layers import hidden_width
+from tokenformer_jax.model.mlp import hidden_width
 
 
 class Wanted(NamedTuple):

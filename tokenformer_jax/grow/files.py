@@ -20,7 +20,7 @@ from tokenformer_jax.grow.arrays import Arrays, ToArray
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Path, lookup
 from tokenformer_jax.parallel import hosts, rules, sharding
-from tokenformer_jax.runs import batches, checkpoint, lease, saved_config, spent_flops
+from tokenformer_jax.runs import batches, checkpoint, claim, saved_config, spent_flops
 from tokenformer_jax.runs.checkpoint import Checkpoints
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, Seen, branch_of
 from tokenformer_jax.steps import optim
@@ -285,11 +285,12 @@ def alone(target: paths.Path) -> Iterator[None]:
   Raises:
     UserError: another process writes the target, or has made it since this one started.
   """
-  with lease.hold_together(
-    target.with_name(f'.{target.name}.lease'),
+  with claim.hold(
+    target.with_name(f'.{target.name}.claim'),
     f'the target {target}',
     'name another --target',
     doing='being written',
+    together=True,
     ends_process=True,
   ):
     _check_is_new(target)

@@ -26,7 +26,7 @@ from tokenformer_jax.config.mixers import width_of_heads
 from tokenformer_jax.config.model import used_layers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.tokens import drawing_key, owners, with_noise
-from tokenformer_jax.model.layers import hidden_width
+from tokenformer_jax.model.mlp import hidden_width
 from tokenformer_jax.model.norm import WITH_SCALE
 from tokenformer_jax.model.params import Definition, ParamInfo, Path, Role, lookup
 

@@ -25,8 +25,8 @@ from tokenformer_jax.inspection import experts, usage
 from tokenformer_jax.inspection.weights import Found, compiled_maps, pattentions
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.steps.last_growth import last_growth
-from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.storage import paths
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from tokenformer_jax.config import OptimConfig, WSDSchedule, restarts_schedule
-from tokenformer_jax.steps.optim import LastGrowth
+from tokenformer_jax.steps.entries import LastGrowth
 
 
 def _constant(config: OptimConfig, length: int) -> optax.Schedule:

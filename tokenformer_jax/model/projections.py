@@ -1,4 +1,4 @@
-"""The parts of blocks: projections (a Pattention, or a matrix in a Transformer) and the MLP."""
+"""Projections: a Pattention, a matrix as in a Transformer, or the input itself."""
 
 import functools
 import itertools
@@ -13,51 +13,23 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax.config import (
   DenseConfig,
-  MLPConfig,
   ModelConfig,
   NoProjectionConfig,
   PattentionConfig,
 )
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.params import Initializer, Role, param
-from tokenformer_jax.model.pattention import Pattention, activate
-from tokenformer_jax.model.products import project, split_heads
+from tokenformer_jax.model.pattention import Pattention
+from tokenformer_jax.model.products import project, repeat, split_heads
 from tokenformer_jax.model.stack import PROJECTED
 from tokenformer_jax.parallel.rules import Axes, parts
 from tokenformer_jax.parallel.sharding import constrain
 
 _ZEROS = nnx.initializers.zeros
-ACTIVATIONS = {
-  'gelu': functools.partial(activate, gelu='exact'),
-  'gelu_tanh': functools.partial(activate, gelu='tanh'),
-  'relu': jax.nn.relu,
-  'silu': jax.nn.silu,
-}
-
-
-def repeat(parameter: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-  """Return a parameter broadcast to `shape`, in `dtype`.
-
-  The cast comes after the broadcast, so that the gradient sums over all rows in float32.
-  """
-  return jnp.broadcast_to(parameter, shape).astype(dtype)
-
-
-def gain(rngs: nnx.Rngs, value: float = 1.0, heads: int = 0) -> nnx.Param:
-  """Make a learned factor, or one for each of several heads [H]; it does not decay."""
-  shape, axes = ((heads,), ('head_gains',)) if heads else ((), ())
-  return param(rngs, nnx.initializers.constant(value), shape, axes, role=Role.GAIN)
-
-
-def apply_gain(factor: nnx.Param | None, x: jax.Array) -> jax.Array:
-  """Return x times a learned factor, multiplied in float32; without a factor x itself."""
-  if factor is None:
-    return x
-  return (x.astype(jnp.float32) * factor[...]).astype(x.dtype)
 
 
 class Dense(nnx.Module):
-  """x W, with an optional bias and parameter tokens beside the matrix."""
+  """x W, with an optional bias, plus the output of parameter tokens."""
 
   def __init__(
     self,
@@ -158,45 +130,6 @@ class NoProjection(nnx.Module):
 
 
 Projection = Pattention | Dense | NoProjection
-
-
-class MLP(nnx.Module):
-  """The Transformer's feed-forward layer: φ(x W₁) W₂ or, gated, (φ(x W₃) ⊙ x W₁) W₂.
-
-  Parameter tokens can be beside it.
-  """
-
-  def __init__(
-    self, config: MLPConfig, model: ModelConfig, *, execution: Execution, rngs: nnx.Rngs
-  ):
-    hidden = hidden_width(config, model)
-    make = functools.partial(Dense, bias=config.bias, rngs=rngs)
-    into = functools.partial(make, model.width, hidden, ('width', 'hidden'), std=model.init.std)
-    self.up = into()
-    self.gate = into() if config.gated else None
-    std = output_std(model)
-    self.down = make(hidden, model.width, ('hidden', 'width'), std=std, adds_to_residual=True)
-    self.activation = config.activation
-    how = {'adds_to_residual': True, 'execution': execution, 'rngs': rngs}
-    self.beside = tokens_beside(config.beside, model, **how)
-
-  def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
-    """Apply the layer: [B, T, D] → [B, T, D]."""
-    y_BxTxD = self._apply(x_BxTxD)
-    return y_BxTxD if self.beside is None else y_BxTxD + self.beside(x_BxTxD)
-
-  def _apply(self, x_BxTxD: jax.Array) -> jax.Array:
-    activation = ACTIVATIONS[self.activation]
-    hidden_BxTxF = constrain(self.up(x_BxTxD), 'batch', 'slots', 'hidden')
-    if self.gate is None:
-      return self.down(activation(hidden_BxTxF))
-    gate_BxTxF = constrain(self.gate(x_BxTxD), 'batch', 'slots', 'hidden')
-    return self.down(activation(gate_BxTxF) * hidden_BxTxF)
-
-
-def hidden_width(config: MLPConfig, model: ModelConfig) -> int:
-  """Return the width between the two matrices of an MLP."""
-  return config.width or 4 * model.width
 
 
 def output_std(model: ModelConfig) -> float:

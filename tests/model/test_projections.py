@@ -10,8 +10,9 @@ from flax import nnx
 from tiny import tiny_model
 
 from tokenformer_jax.model.execution import Execution
-from tokenformer_jax.model.layers import projection, repeat
 from tokenformer_jax.model.norm import Norm
+from tokenformer_jax.model.products import repeat
+from tokenformer_jax.model.projections import projection
 
 
 @pytest.mark.parametrize(
