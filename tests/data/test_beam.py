@@ -32,7 +32,8 @@ def _config(folder) -> DataConfig:
 
 
 def _files(made: store.Store) -> dict[str, bytes]:
-  return {path.name: path.read_bytes() for path in made.path.iterdir()}
+  files = (path for path in made.path.rglob('*') if path.is_file())
+  return {path.relative_to(made.path).as_posix(): path.read_bytes() for path in files}
 
 
 def test_without_beam_the_extra_is_named(monkeypatch):

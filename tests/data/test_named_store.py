@@ -63,8 +63,8 @@ def test_a_named_store_of_another_tokenizer_is_refused(tmp_path):
 
 def test_a_named_store_that_changed_is_not_built_again(tmp_path):
   built = prepare(_config(tmp_path))
-  (built.path / '00000.train.tokens').unlink()
-  with pytest.raises(UserError, match=r'config\.data\.store is .*train\.tokens is missing; remove'):
+  (built.path / '00000/c/0').unlink()
+  with pytest.raises(UserError, match=r'config\.data\.store is .*00000/c/0 is missing; remove'):
     prepare(_config(tmp_path, store=str(built.path)))
 
 

@@ -33,7 +33,7 @@ from tokenformer_jax.config import (
   TokenGroup,
   TrainConfig,
 )
-from tokenformer_jax.grow import grown_model
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import groups, pattention
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint_meta import Ancestor

@@ -33,9 +33,9 @@ def _fits(monkeypatch, free, mesh, held=(MODEL,), *, ema=False):
   [
     ((MODEL,), False, NEEDED),
     ((MODEL,), True, NEEDED * 4 // 3),
-    ((MODEL, MODEL), False, 2 * NEEDED),
+    ((tiny_model(layers=1), MODEL), False, NEEDED),
   ],
-  ids=['a state', 'with an average', 'two states'],
+  ids=['a state', 'with an average', 'the larger of two states'],
 )
 def test_what_fits_to_the_byte_is_taken_and_no_more(monkeypatch, held, ema, needed):
   assert _fits(monkeypatch, needed, mesh_of(), held, ema=ema), 'refused though it fits'

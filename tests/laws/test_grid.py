@@ -232,12 +232,12 @@ def test_a_grid_trains_and_resumes(tmp_path):
   assert grid_runs.make_missing(jobs, out)
   assert grid_runs.progress(jobs, out).done == [True] * 4
   assert first.stat().st_mtime_ns == before, 'a finished run was made again'
-  found = points.from_runs(points.read_all([out])[0], 'all')
+  found = points.from_runs(points.read_all([out])[0])
   last = tmp_path / 'grid' / jobs[-1].name / 'checkpoints' / str(jobs[-1].config.train.steps)
   last.rename(tmp_path / 'not saved')
   assert grid_runs.progress(jobs, out).done == [True] * 3 + [False], 'its last steps are lost'
   assert grid_runs.make_missing(jobs, out) and last.exists()
-  assert points.from_runs(points.read_all([out])[0], 'all').loss.tolist() == found.loss.tolist()
+  assert points.from_runs(points.read_all([out])[0]).loss.tolist() == found.loss.tolist()
   assert found.tokens.tolist() == [5120, 10_240]
   assert found.notes == ('1 run whose learning rate had not decayed is left out',)
   shorter = grid.jobs(config, Grid('width', (0.5,), (3840, 10_240)), out)

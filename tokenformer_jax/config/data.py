@@ -132,11 +132,6 @@ class TextConfig(DataConfig):
     "the folder of a token store made by tokenformer prepare, on a disk or in a bucket. '': in "
     'cache_dir, made by the run',
   )
-  cache_gb: Float = key(
-    10.0,
-    'GB on a disk for each process, in cache_dir, for tokens of a store in a bucket. 0: none',
-    least=0,
-  )
 
   @property
   def has_chat(self) -> bool:

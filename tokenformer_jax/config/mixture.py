@@ -38,7 +38,6 @@ class MixedConfig(TextConfig):
 def source_configs(data: DataConfig) -> dict[str, MixedConfig]:
   """Return the config of each source of a mixture by name, in the order of the alphabet."""
   fields = {field.name: getattr(data, field.name) for field in dataclasses.fields(data)}
-  fields['cache_gb'] /= max(1, sum(bool(source.store) for source in data.mixture.values()))
   configs = {}
   for name in sorted(data.mixture):
     own = {key: getattr(data.mixture[name], key) for key in _OF_SOURCE}

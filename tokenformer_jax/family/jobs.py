@@ -11,7 +11,7 @@ from tokenformer_jax.laws.runs import measure_size
 from tokenformer_jax.model import flops
 from tokenformer_jax.training import sizes
 
-RATE_POWER = -0.75  # as for a growth: see `grow.state.rate_factor`
+RATE_POWER = -0.75  # as for a growth: see `grow.plan.rate_factor`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tokenformer_jax.config import (
   with_groups,
 )
 from tokenformer_jax.config.model import BASE
-from tokenformer_jax.grow import widen
+from tokenformer_jax.grow.steps import widen
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.steps.step import bytes_on_a_device

@@ -77,9 +77,6 @@ def jobs(config: Config, grid: Grid, out: str) -> list[Job]:
   """Return the jobs of a grid in the directory `out`, each after the job that it starts from.
 
   The factors of the grid multiply the model of the config.
-
-  Raises:
-    UserError: the config cannot be scaled, or a length is too short.
   """
   check_base(config, 'a law', '--lengths')
   found = []
@@ -106,11 +103,7 @@ def jobs(config: Config, grid: Grid, out: str) -> list[Job]:
 
 
 def count_steps(config: Config, tokens: int, flag: str) -> int:
-  """Return the number of steps of a run, given its length in tokens, which `flag` says.
-
-  Raises:
-    UserError: there are more steps than a run can have.
-  """
+  """Return the number of steps of a run, given its length in tokens, which `flag` says."""
   steps = round(tokens / step_tokens(config))
   if steps >= _MOST:
     raise UserError(
@@ -186,9 +179,6 @@ def check_base(config: Config, what: str, flag: str) -> None:
     config: the config.
     what: the purpose of the runs, for messages, such as `a law`.
     flag: the flag that says how long the runs are.
-
-  Raises:
-    UserError: they cannot.
   """
   if config.model.kind != 'lm':
     raise UserError(
@@ -245,9 +235,6 @@ def scaled(model: ModelConfig, scale: str, factor: float, flag: str = '--factors
   `width` multiplies the width, the heads (whose own width stays), the widths inside layers and the
   parameter tokens; `tokens` multiplies the parameter tokens alone; `layers` the number of layers.
   Every group of parameter tokens is multiplied, its τ² like its tokens.
-
-  Raises:
-    UserError: a size would not be a whole number, or the model has no parameter tokens to multiply.
   """
   by = _Factor(factor, flag)
   if scale == 'layers':

@@ -22,7 +22,6 @@ from tokenformer_jax.training.origin import Origin, begins_anew, order_changes
 _UNREPORTED = (
   'data.cache_dir',
   'data.store',
-  'data.cache_gb',
   'data.workers',
   'data.prefetch',
   'train.log_every',

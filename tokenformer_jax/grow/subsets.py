@@ -1,25 +1,15 @@
-"""Extract, remove and select the parameter tokens of a training state."""
+"""Extract and select the parameter tokens of a model, by its lineage or by their importance."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import (
-  GrowConfig,
-  ModelConfig,
-  NoProjectionConfig,
-  matching,
-  matrices,
-  pattentions,
-  token_counts,
-)
+from tokenformer_jax.config import GrowConfig, ModelConfig, matching, token_counts
 from tokenformer_jax.config.groups import (
-  Choice,
   as_text,
   at_the_end,
   check_numbers,
@@ -28,27 +18,14 @@ from tokenformer_jax.config.groups import (
   without,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import (
-  depth,
-  expert_arrays,
-  experts,
-  files,
-  groups,
-  importance,
-  tokens,
-  verify,
-)
-from tokenformer_jax.grow.state import (
-  map_trees,
-  run_stages,
-  without_tokens,
-)
-from tokenformer_jax.model import group_trees, models
-from tokenformer_jax.model.params import Params
+from tokenformer_jax.grow import files, groups, importance, verify
+from tokenformer_jax.grow.apply import Growth, Steps
+from tokenformer_jax.grow.steps import experts, remove
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import Params, lookup
 from tokenformer_jax.runs.checkpoint import Checkpoints
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, RunName
 from tokenformer_jax.steps.last_growth import changes_of_tokens
-from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch, Task
 
@@ -177,112 +154,65 @@ def extraction(
   return lineage, choose(model, at_the_end(numbers))
 
 
-def extract(state: State, model: ModelConfig, last: Ancestor, numbers: Sequence[int] = ()) -> State:
-  """Return only some tokens of the state of a model: groups, or the tokens behind `last.model`'s.
+def extract(
+  params: Params, model: ModelConfig, base: ModelConfig, numbers: Sequence[int] = ()
+) -> Params:
+  """Return only some tokens of the parameters of a model: groups, or the tokens behind `base`'s.
 
-  `last` is the last entry of the lineage from `extraction`.
+  `base` is the model of the last entry of the lineage from `extraction`.
   """
-  definition = models.define(model)
-  sizes = definition.counts_in(models.define(last.model))
+  counts, old = token_counts(model), token_counts(base)
+  added = {name: count - old.get(name, 0) for name, count in counts.items()}
+  steps: Steps = (remove.TakeLastTokens(model, model, base),)
+  if numbers:
+    ordered = choose(model, at_the_end(numbers))
+    steps = (
+      remove.TakeGroups(model, ordered, at_the_end(numbers)),
+      remove.TakeLastTokens(ordered, ordered, base),
+    )
+  growth = Growth(model, steps, GrowConfig())
 
   def cut(params: Params) -> Params:
-    ordered = group_trees.take(params, definition.info, at_the_end(numbers))
-    return tokens.extract(ordered, definition.axes, sizes)
+    return growth.map_tree(
+      lambda one: growth.make(one, growth.inputs(one, params)), '', params, _shapes(model, added)
+    )
 
-  return {'params': jax.jit(cut)(state['params'])}
+  return jax.jit(cut)(params)
+
+
+def _shapes(model: ModelConfig, counts: dict[str, int]) -> Params:
+  """Return the shapes of the arrays of so many tokens of a model; files hold no empty arrays."""
+  definition = models.define(config_lib.with_token_counts(model, counts))
+
+  def of_tree(info: Params, abstract: Params) -> Params:
+    kept = {}
+    for key, shape in abstract.items():
+      if isinstance(shape, dict):
+        kept |= {key: inner} if (inner := of_tree(info[key], shape)) else {}
+      elif info[key].token_axis is not None and shape.size:
+        kept[key] = shape
+    return kept
+
+  return of_tree(definition.info, definition.abstract)
 
 
 def read_added(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> Params:
   """Read the tokens of a checkpoint from `extract`, or all of a model."""
-  counts = added_counts(meta)
-  definition = models.define(config_lib.with_token_counts(meta.config.model, counts))
-  none = jax.tree.map(lambda _: 0, definition.abstract)
-  abstract = jax.eval_shape(
-    lambda: tokens.extract(definition.init(jax.random.key(0)), definition.axes, none)
-  )
-  return files.read_params(checkpoints, meta, mesh, abstract)
+  shapes = _shapes(meta.config.model, added_counts(meta))
+  return files.read_params(checkpoints, meta, mesh, shapes)
 
 
-def remove(
-  state: State, model: ModelConfig, before: ModelConfig, config: GrowConfig, place: str = 'between'
-) -> State:
-  """Remove layers, experts and tokens that are not in `before`; `place` is that of the growth."""
-  narrow = experts.narrow(before, model)
-  if narrow != model:
-    more = expert_arrays.MoreExperts(narrow, model, config)
-    state, model = run_stages(state, model, narrow, [more.inverse()], config), narrow
-  fewer = matching.without_first_tokens(before, model)
-  state, model = without_tokens(state, model, fewer, config), fewer
-  definition = models.define(before)
-  axes, sizes = definition.axes, definition.token_counts
-
-  def first(params: Params) -> Params:
-    old_layers = depth.remove(params, model, before, place)
-    return tokens.remove(old_layers, axes, sizes)
-
-  return map_state(state, config, first, first)
-
-
-def choose_groups(state: State, model: ModelConfig, choice: Choice, config: GrowConfig) -> State:
-  """Return a state with the chosen groups of each projection, and their moments."""
-  fewer = choose(model, choice)
-  kept = {*pattentions(model)} & {*matrices(fewer)}
-  fewer = config_lib.with_pattentions(model, dict.fromkeys(kept, NoProjectionConfig()))
-  state, info = without_tokens(state, model, fewer, config), models.define(fewer).info
-
-  def chosen(params: Params) -> Params:
-    return group_trees.take(params, info, choice)
-
-  return map_state(state, config, chosen, chosen)
-
-
-def take_experts(state: State, model: ModelConfig, numbers: Params, config: GrowConfig) -> State:
-  """Return a state with some experts of each layer: see `expert_arrays.take`."""
-  info = models.define(model).info
-
-  def taken(params: Params) -> Params:
-    return expert_arrays.take(params, info, numbers)
-
-  return map_state(state, config, taken, taken)
-
-
-def scale_groups(state: State, model: ModelConfig, numbers: Sequence[int], factor: float) -> State:
-  """Multiply the values of some groups, in the parameters and in their average; keep the rest."""
-  info = models.define(model).info
-  scaled = jax.jit(lambda params: group_trees.scale(params, info, numbers, factor))
-  return {
-    **state,
-    **{name: scaled(state[name]) for name in ('params', 'ema') if name in state},
-  }
-
-
-def shrink(state: State, task: Task, after: ModelConfig, batch: Batch, config: GrowConfig) -> State:
-  """Keep the tokens that are most important for a batch of the larger model's task."""
-  definition, target = task.definition, models.define(after)
+def shrink(params: Params, task: Task, after: ModelConfig, batch: Batch) -> Steps:
+  """Return the step that keeps the tokens that matter most for a batch of the model's task."""
+  definition, before = task.definition, task.config.model
 
   def loss(params: Params, examples: Batch) -> jax.Array:
     return verify.loss(task, params, examples)[0]
 
-  score = jax.jit(functools.partial(importance.score_tokens, loss, info=definition.info))
-  scores = score(state['params'], batch=batch)
+  @jax.jit
+  def choose_tokens(params: Params, batch: Batch) -> Params:
+    scores = importance.score_tokens(loss, params, definition.info, batch)
+    return remove.most_important(scores, before, after)
 
-  def keep(params: Params) -> Params:
-    return tokens.shrink(params, definition.info, scores, target.info)
-
-  return map_state(state, config, keep, keep)
-
-
-def map_state(
-  state: State,
-  config: GrowConfig,
-  map_params: Callable[[Params], Params],
-  map_moments: Callable[[Params], Params],
-) -> State:
-  """Map the parameters and the moments of a state, which `config.moments=drop` sets to zero."""
-
-  def moments(order: int, tree: Params) -> Params:
-    del order
-    new = map_moments(tree)
-    return jax.tree.map(jnp.zeros_like, new) if config.moments == 'drop' else new
-
-  return map_trees(state, config, jax.jit(map_params), jax.jit(moments, static_argnums=0))
+  kept = choose_tokens(params, batch)
+  return (remove.TakeTokens(before, after, data=functools.partial(lookup, kept)),)

@@ -4,7 +4,6 @@ GELU(z) − GELU(−z) = z. So the keys [I; −I] and the values [W; −W], with
 x W for every x, up to rounding. A neuron of an MLP with GELU, without gate and biases, is a token.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from tokenformer_jax.config.model import used_layers
 from tokenformer_jax.config.pattention import GELUScore, TokenGroup, token_groups, with_groups
 from tokenformer_jax.config.projections import projection_name
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.model import models
+from tokenformer_jax.grow.steps.step import Arrays, Keys, Step
 from tokenformer_jax.model.mlp import hidden_width
 from tokenformer_jax.model.params import Path
 
@@ -92,42 +91,33 @@ def _tokens(part: DenseConfig | MLPConfig, count: int) -> PattentionConfig:
   return with_groups(PattentionConfig(score=score), groups)
 
 
-class AsTokens:
-  """A stage that makes parameter tokens of the matrices of a model."""
+class MatricesToTokens(Step):
+  """Makes parameter tokens of matrices."""
 
-  def __init__(self, model: ModelConfig):
-    known = jax.tree_util.tree_leaves_with_path(models.define(model).abstract)
-    self._old = {path for path, _ in known}
-
-  def sources(self, path: Path) -> tuple[Path, ...]:
-    """Return the matrix that an array of tokens comes from, and the tokens beside it."""
-    if path in self._old:
-      return (path,)
-    *place, end = path
-    neurons = DictKey('up' if end.key == 'keys' else 'down')
-    candidates = ((*place, neurons, _KERNEL), (*place, _KERNEL), (*place, _BESIDE, end))
-    return tuple(path for path in candidates if path in self._old)
-
-  def param(self, path: Path, olds: Sequence[jax.Array], salt: jax.Array) -> jax.Array:
+  def param(self, path: Path, old: Arrays, keys: Keys) -> jax.Array:
     """Return an array of the tokens; nothing is drawn."""
-    del salt
-    return self._made(path, olds, 1)
+    del keys
+    return self._made(path, old, 1)
 
-  def moment(self, path: Path, olds: Sequence[jax.Array], order: int) -> jax.Array:
+  def moment(self, path: Path, old: Arrays, order: int) -> jax.Array:
     """Return a mean of gradients: that of a neuron stays, that of pairs of tokens is zero."""
     del order
-    return self._made(path, olds, 0)
+    return self._made(path, old, 0)
 
-  def _made(self, path: Path, olds: Sequence[jax.Array], pairs: int) -> jax.Array:
-    """Return an array of tokens from its `sources`, where those of pairs are times `pairs`."""
-    if path in self._old:
-      return olds[0]
-    first, *others = olds
-    is_key, width = path[-1].key == 'keys', first.shape[-2]
-    if (*path[:-1], DictKey('up'), _KERNEL) in self._old:
-      made = first.swapaxes(-1, -2) if is_key else first
+  def _made(self, path: Path, old: Arrays, pairs: int) -> jax.Array:
+    """Return an array of tokens, where those of pairs are times `pairs`."""
+    if self.had(path):
+      return old(path)
+    *module, end = path
+    is_key = end.key == 'keys'
+    neurons = (*module, DictKey('up' if is_key else 'down'), _KERNEL)
+    if self.had(neurons):
+      made = old(neurons).swapaxes(-1, -2) if is_key else old(neurons)
     else:
-      one = jnp.broadcast_to(jnp.eye(width, dtype=first.dtype), (*first.shape[:-1], width))
-      half = pairs * (one if is_key else first)
+      matrix = old((*module, _KERNEL))
+      width = matrix.shape[-2]
+      one = jnp.broadcast_to(jnp.eye(width, dtype=matrix.dtype), (*matrix.shape[:-1], width))
+      half = pairs * (one if is_key else matrix)
       made = jnp.concatenate([half, -half], axis=-2)
-    return jnp.concatenate([made, *others], axis=-2)
+    others = (*module, _BESIDE, end)
+    return jnp.concatenate([made, old(others)], axis=-2) if self.had(others) else made
