@@ -225,6 +225,20 @@ def test_another_shape_is_refused_and_not_padded(tmp_path):
     checkpoints.restore(checkpoints.meta(2), abstract(wanted))
 
 
+def test_another_tree_is_refused(tmp_path):
+  save(tmp_path)
+  checkpoints = checkpoint.Checkpoints(tmp_path)
+  more, fewer = state(), state()
+  more['params']['values'] = jnp.zeros((8, 16))
+  del fewer['opt_state']['mu']
+  with pytest.raises(checkpoint.DamagedError, match='params/values is missing'):
+    checkpoints.restore(checkpoints.meta(2), abstract(more))
+  with pytest.raises(checkpoint.DamagedError, match='opt_state/mu is not one of the model'):
+    checkpoints.restore(checkpoints.meta(2), abstract(fewer))
+  some = checkpoints.restore(checkpoints.meta(2), abstract(fewer), partial=True)
+  assert set(some['opt_state']) == {'count'}
+
+
 def data_files(workdir, step):
   files = [p for p in Path(workdir, 'checkpoints', str(step)).rglob('*') if p.is_file()]
   return sorted(p for p in files if p.stat().st_size > 0)

@@ -34,8 +34,8 @@ class SourceConfig:
   )
   weight_by_step: Str = key(
     '',
-    'the weight over steps, instead of weight: points STEP:WEIGHT with straight lines between, '
-    'for example "0:0.5 1000:0.9"',
+    'the weight by stages, instead of weight: points STEP:WEIGHT, each of which holds until the '
+    'next, for example "0:0.5 1000:0.9"',
   )
 
 
