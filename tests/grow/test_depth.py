@@ -30,11 +30,11 @@ from tiny import gated_model, linear, tiny_model, tiny_vit, two_kinds
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import (
+  AdamWConfig,
   Config,
   GrowConfig,
   LayerConfig,
   NoProjectionConfig,
-  OptimConfig,
   ParallelConfig,
   PostNormConfig,
   PreNormConfig,
@@ -364,7 +364,7 @@ def test_all_new_arrays_learn_and_frozen_layers_do_not(old_tokens, place):
   grown = grow(state_of(SOURCE), SOURCE, target, how)
   before = paths(jax.tree.map(np.array, grown['params']))
   config = Config(
-    optim=OptimConfig(warmup_steps=0, old_tokens=old_tokens), train=TrainConfig(steps=1000)
+    optim=AdamWConfig(warmup_steps=0, old_tokens=old_tokens), train=TrainConfig(steps=1000)
   )
   after = _train(grown, target, config, 20, _born(target, how))
   for path, array in paths(after['params']).items():

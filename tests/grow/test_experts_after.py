@@ -13,8 +13,9 @@ from routed import PLAIN, by_bias, sparse, upcycled, with_experts, with_ffn
 from tiny import make_optimizer, tiny_model, two_kinds
 
 from tokenformer_jax.config import (
+  OPTIMIZERS,
+  AdamWConfig,
   NoFeedForwardConfig,
-  OptimConfig,
   former_names,
 )
 from tokenformer_jax.config.groups import check_new_tokens_train
@@ -104,7 +105,7 @@ def test_frozen_old_parts_stay_while_new_experts_train(name):
   source = sparse()
   target = with_experts(source, 6)
   growth = growth_from(source, target)
-  config = OptimConfig(name=name, old_tokens='freeze', warmup_steps=0, weight_decay=0.0)
+  config = OPTIMIZERS[name](old_tokens='freeze', warmup_steps=0, weight_decay=0.0)
   params = params_of(target)
   tx = make_optimizer(config, 100, define_lm(target).info, growth)
   gradient = jax.tree.map(jnp.ones_like, params)
@@ -120,7 +121,7 @@ def test_frozen_old_parts_stay_while_new_experts_train(name):
 @SLOW
 @pytest.mark.parametrize('name', OTHERS)
 def test_the_state_of_every_optimizer_fits_the_larger_model(name):
-  config = OptimConfig(name=name)
+  config = OPTIMIZERS[name]()
   for source, target in (
     (tiny_model(), sparse()),
     (tiny_model(dense=True), upcycled()),
@@ -157,9 +158,9 @@ def test_the_table_shows_experts():
 def test_tokens_of_frozen_groups_are_known_by_their_former_name():
   source = grown_model(tiny_model(), {'ffn': 64}, PLAIN)
   target = with_experts(source, 4, 16)
-  check_new_tokens_train(OptimConfig(frozen_groups='2'), source, target)
+  check_new_tokens_train(AdamWConfig(frozen_groups='2'), source, target)
   with pytest.raises(UserError, match=r'new tokens of ffn\.expert would be in group 1'):
-    check_new_tokens_train(OptimConfig(frozen_groups='1'), source, target)
+    check_new_tokens_train(AdamWConfig(frozen_groups='1'), source, target)
 
 
 def test_names_before_and_after():

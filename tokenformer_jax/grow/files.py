@@ -92,7 +92,8 @@ def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Para
   placed = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding.replicated(mesh)), abstract
   )
-  return checkpoint.restore_source(checkpoints, meta, {'params': placed})['params']
+  entries = checkpoint.restore_source(checkpoints, meta, {'params': placed}, partial=True)
+  return entries['params']
 
 
 def descend(

@@ -33,7 +33,7 @@ def decay_mask(info: Params) -> Params:
 def make_optimizer(
   config: OptimConfig, rate: optax.Schedule, info: Params, growth: LastGrowth | None = None
 ) -> optax.GradientTransformation:
-  """Return the optimizer `optim.name` on gradients clipped by their global norm.
+  """Return the optimizer `optim.kind` on gradients clipped by their global norm.
 
   Weights decay as in AdamW (Loshchilov & Hutter 2019): by the rate, and not through the optimizer.
   For each name the structure of the state is the same for every config, with and without a growth.
