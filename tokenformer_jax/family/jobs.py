@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, GrowConfig, ModelConfig, OptimConfig
+from tokenformer_jax.config import Config, GrowConfig, ModelConfig, OptimConfig, as_wsd
 from tokenformer_jax.config import groups as groups_lib
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import plan as growth_plan
@@ -159,7 +159,7 @@ class _Maker:
   @property
   def optim(self) -> OptimConfig:
     """The settings of all runs: a constant rate, then a decay."""
-    return dataclasses.replace(self.base.optim, schedule='wsd')
+    return dataclasses.replace(self.base.optim, schedule=as_wsd(self.base.optim.schedule))
 
   @property
   def decay_begin(self) -> int:
@@ -327,9 +327,9 @@ def _elastic(maker: _Maker) -> list[Job]:
   first, begin = maker.end - max(1, round(family.share * maker.end)), maker.decay_begin
   if first > begin:
     raise UserError(
-      f'--share={family.share:g} is less than the decay, config.optim.decay_share='
-      f'{maker.optim.decay_share:g}, and prefixes train from its begin on at the latest; raise '
-      '--share'
+      f'--share={family.share:g} is less than the decay, config.optim.schedule.decay_share='
+      f'{maker.optim.schedule.decay_share:g}, and prefixes train from its begin on at the latest; '
+      'raise --share'
     )
   if first <= warmup:
     raise UserError(

@@ -142,19 +142,17 @@ class ImageTask(Task):
   def loss(
     self, params: Params, batch: Batch, key: jax.Array, *, counts: Counts | None = None
   ) -> tuple[jax.Array, Figures]:
-    model, optim, counts = self.config.model, self.config.optim, counts or self.counts(batch)
+    model, data, counts = self.config.model, self.config.data, counts or self.counts(batch)
     mix_key, path_key, layers_key = jax.random.split(key, 3)
     pixels = _around_zero(batch['images'])
-    pixels, own = mix(mix_key, pixels, mixup=optim.mixup, cutmix=optim.cutmix)
+    pixels, own = mix(mix_key, pixels, mixup=data.mixup, cutmix=data.cutmix)
     labels_B, counts_B = batch['labels'], self._counted(batch)
-    targets_BxC = optax.smooth_labels(
-      jax.nn.one_hot(labels_B, model.classes), optim.label_smoothing
-    )
-    if optim.mixup or optim.cutmix:
+    targets_BxC = optax.smooth_labels(jax.nn.one_hot(labels_B, model.classes), data.label_smoothing)
+    if data.mixup or data.cutmix:
       targets_BxC = own * targets_BxC + (1 - own) * targets_BxC[::-1]
     inputs = LayerInputs(key=layer_keys(model, layers_key))
-    if optim.drop_path:
-      scales = vit.branch_scales(path_key, model.depth, len(labels_B), optim.drop_path)
+    if model.drop_path:
+      scales = vit.branch_scales(path_key, model.depth, len(labels_B), model.drop_path)
       inputs = inputs._replace(branch_scales_Bx2=scales)
     logits_BxC, aux = self.definition.bind(params)(pixels, Context(training=True), inputs)
     losses_B = optax.softmax_cross_entropy(logits_BxC, targets_BxC)
@@ -166,8 +164,8 @@ class ImageTask(Task):
 
   def _counted(self, batch: Batch) -> jax.Array:
     """Return whether each image of a training batch counts: not if it, or one mixed in, is bad."""
-    counts_B, optim = batch['labels'] >= 0, self.config.optim
-    return counts_B & counts_B[::-1] if optim.mixup or optim.cutmix else counts_B
+    counts_B, data = batch['labels'] >= 0, self.config.data
+    return counts_B & counts_B[::-1] if data.mixup or data.cutmix else counts_B
 
   def _with_tokens(self, images: jax.Array, batch: Batch) -> Counts:
     """Return counts; layers see all images of a batch, bad ones as well."""
