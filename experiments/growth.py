@@ -135,15 +135,17 @@ def _tokens(count: int) -> dict[str, Any]:
 
 
 def _grown(method: str, **changes: Any) -> dict[str, Any]:
-  return {'grow__method': method, **changes}
+  return {'grow__method__kind': method, **changes}
 
 
 # Copies need noise to part if each value is shared evenly; the exact growth of copies needs none.
 ARMS = {
   'no growth': Arm(size=Size()),
   'group': Arm(grow=_grown('group')),
-  'group, keys like trained': Arm(grow=_grown('group', grow__new_keys='trained')),
-  'group, keys copied': Arm(grow=_grown('group', grow__new_keys='copies', grow__noise=0.5)),
+  'group, keys like trained': Arm(grow=_grown('group', grow__method__new_keys='trained')),
+  'group, keys copied': Arm(
+    grow=_grown('group', grow__method__new_keys='copies', grow__method__noise=0.5)
+  ),
   'zero_keys': Arm(grow=_grown('zero_keys')),
   'duplicate': Arm(grow=_grown('duplicate')),
   'as released': Arm(grow=_grown('random', grow__moments='drop')),
@@ -153,8 +155,8 @@ ARMS = {
   'tokens and depth': Arm(size=Size(2, 2), grow=_grown('group', grow__place='between')),
   'tokens and depth, copies': Arm(size=Size(2, 2), grow=_grown('group', grow__place='copies')),
   'transformer, no growth': Arm('transformer', Size()),
-  'net2net': Arm('transformer', grow=_grown('net2net', grow__noise=0.01)),
-  'hypercloning': Arm('transformer', grow=_grown('hypercloning', grow__noise=0.01)),
+  'net2net': Arm('transformer', grow=_grown('net2net', grow__method__noise=0.01)),
+  'hypercloning': Arm('transformer', grow=_grown('hypercloning', grow__method__noise=0.01)),
   'transformer, depth, copies': Arm('transformer', Size(1, 4), {'grow__place': 'copies'}),
   'transformer, group': Arm('transformer', Size(4, beside='all'), _grown('group')),
   'transformer, group, attention': Arm('transformer', Size(4, beside='attention'), _grown('group')),
@@ -162,7 +164,7 @@ ARMS = {
   'muon, no growth': Arm('muon', Size()),
   'muon, group': Arm('muon', grow=_grown('group')),
   'muon, tokens and depth, copies': Arm('muon', Size(2, 2), _grown('group', grow__place='copies')),
-  'net2net, muon': Arm('transformer, muon', grow=_grown('net2net', grow__noise=0.01)),
+  'net2net, muon': Arm('transformer, muon', grow=_grown('net2net', grow__method__noise=0.01)),
   'adafactor, no growth': Arm('adafactor', Size()),
   'adafactor, group': Arm('adafactor', grow=_grown('group')),
   'lion, no growth': Arm('lion', Size()),

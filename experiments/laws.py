@@ -143,7 +143,7 @@ def grown(out: str, case: tuple[int, int, int]) -> Path:
     model=grid.scaled(config.model, 'tokens', factor),
     optim=dataclasses.replace(config.optim, learning_rate=rate),
     init_from=str(source),
-    grow=dataclasses.replace(config.grow, method='group'),
+    grow=config_lib.GrowConfig(),
   )
   return trials.once(Path(folder), f'x{factor}_{before}_{whole}', large)
 

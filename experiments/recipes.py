@@ -6,6 +6,7 @@ from typing import Any
 
 import growth
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, GrowConfig
 
 SEEDS = (0, 1, 2)
@@ -114,12 +115,12 @@ class Recipe:
 
 
 def _grow(**changes: Any) -> Recipe:
-  return Recipe(grow=GrowConfig(**changes))
+  return Recipe(grow=config_lib.growth(**changes))
 
 
 def _widened(method: str) -> Recipe:
   # Copies need noise to part.
-  grow = GrowConfig(method=method, noise=0.01)
+  grow = config_lib.growth(method, noise=0.01)
   return Recipe(trunk=Trunk(SMALL_TRANSFORMER), shape='t2x4', grow=grow)
 
 
@@ -166,7 +167,7 @@ RECIPES = {
   'all new layers behind the first': Recipe(trunk=Trunk('1+1x1'), shape='3+1x2'),
   'all new layers behind the last': Recipe(trunk=Trunk('1+1x1'), shape='1+3x2'),
   'copied layers alone': Recipe(shape='8x1'),
-  'as released': Recipe(shape='2x4u', grow=GrowConfig(method='random', moments='drop')),
+  'as released': Recipe(shape='2x4u', grow=config_lib.growth('random', moments='drop')),
   'Transformer, copied layers': Recipe(trunk=Trunk(SMALL_TRANSFORMER), shape='t8x1'),
   'Transformer, net2net': _widened('net2net'),
   'Transformer, hypercloning': _widened('hypercloning'),

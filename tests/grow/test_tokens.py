@@ -7,7 +7,7 @@ from growing import SMALL, by_name, grow_params, params_of
 from outcomes import assert_same, paths
 from tiny import tiny_model
 
-from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.config import GrowConfig, growth
 from tokenformer_jax.grow import grown_model, tokens
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import ParamInfo, Role
@@ -62,7 +62,7 @@ def test_remove_and_extract_and_merge_are_inverse():
 
 def test_remove_undoes_a_growth():
   params = params_of(SOURCE)
-  grown = grow_params(params, SOURCE, TARGET, GrowConfig(method='random'))
+  grown = grow_params(params, SOURCE, TARGET, growth(method='random'))
   base = tokens.remove(grown, define_lm(TARGET).axes, _counts(SOURCE))
   assert_same(base, params, 'after growth and removal')
 
@@ -83,7 +83,7 @@ def test_shrink_keeps_the_most_important_tokens_of_each_layer_in_their_order():
 
 
 def test_of_duplicates_one_has_each_entry_of_the_value():
-  config = GrowConfig(method='duplicate')
+  config = growth(method='duplicate')
   target = grown_model(SOURCE, SMALL | {'qkv': 72}, config)
   params = params_of(SOURCE)
   old, new = paths(params), paths(grow_params(params, SOURCE, target, config))
@@ -106,7 +106,7 @@ def test_of_duplicates_one_has_each_entry_of_the_value():
 
 
 def test_noise_is_relative_and_on_the_copies_only():
-  config = GrowConfig(method='duplicate', noise=0.1)
+  config = growth(method='duplicate', noise=0.1)
   target = grown_model(SOURCE, by_name(48, 80, 96), config)
   params = params_of(SOURCE)
   old, new = paths(params), paths(grow_params(params, SOURCE, target, config))

@@ -4,7 +4,13 @@ import dataclasses
 
 import pytest
 
-from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig, with_token_counts
+from tokenformer_jax.config import (
+  Config,
+  DataConfig,
+  ModelConfig,
+  growth,
+  with_token_counts,
+)
 from tokenformer_jax.model.flops import step_flops
 from tokenformer_jax.runs import batches, spent_flops
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Batches, Meta
@@ -20,7 +26,7 @@ def _config(model: ModelConfig, **data) -> Config:
 
 
 def _entry(model: ModelConfig, at: int, flops: float = 0, action: str = 'grow', **how):
-  return Ancestor(action, '/runs/a', at, model, GrowConfig(**how), at, flops=flops)
+  return Ancestor(action, '/runs/a', at, model, growth(**how), at, flops=flops)
 
 
 def _meta(lineage, config: Config, step: int) -> Meta:

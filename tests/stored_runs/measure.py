@@ -16,7 +16,7 @@ import tiny_run
 
 from tokenformer_jax import config
 from tokenformer_jax import grow as grow_lib
-from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig
+from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, growth
 from tokenformer_jax.grow import files
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
@@ -100,7 +100,7 @@ def grown_logits(run: Path) -> list[float]:
   meta, mesh, checkpoints = _newest(run)
   source = meta.config.model
   if not (counts := config.token_counts(source)):
-    how = GrowConfig(method='hypercloning')
+    how = growth(method='hypercloning')
     wider = tiny.with_mixer(source, heads=2 * source.layer.mixer.heads)
     target = dataclasses.replace(wider, width=2 * source.width)
   else:
@@ -120,7 +120,7 @@ def history(run: Path) -> list[dict[str, Any]]:
       'source': Path(ancestor.source).name,
       'step': ancestor.step,
       'updates': ancestor.updates,
-      'method': ancestor.grow.method,
+      'method': ancestor.grow.method.kind,
       'parameters': _parameters(ancestor.model),
     }
     for ancestor in _newest(run)[0].lineage

@@ -23,6 +23,7 @@ from tokenformer_jax.config.feed_forward import (
   RouterConfig,
 )
 from tokenformer_jax.config.groups import frozen_groups
+from tokenformer_jax.config.growth import METHODS, TOKEN_METHODS, GrowConfig, GrowthMethod, growth
 from tokenformer_jax.config.layer import (
   LayerConfig,
   ParallelConfig,
@@ -87,7 +88,6 @@ from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.section import differences
 from tokenformer_jax.config.sections import (
   DataConfig,
-  GrowConfig,
   MeshConfig,
   SourceConfig,
   Sources,

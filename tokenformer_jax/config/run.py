@@ -2,13 +2,13 @@
 
 from typing import Literal
 
+from tokenformer_jax.config.growth import GrowConfig
 from tokenformer_jax.config.model import ModelConfig
 from tokenformer_jax.config.optim import OptimConfig
 from tokenformer_jax.config.section import Str, key, section
 from tokenformer_jax.config.sections import (
   DataConfig,
   DistillConfig,
-  GrowConfig,
   MeshConfig,
   TrainConfig,
 )

@@ -30,7 +30,6 @@ from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.config.model import BASE, layer_path
 from tokenformer_jax.config.pattern import Repeat
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import tokens
 from tokenformer_jax.grow.tokens import Path, drawing_key, lookup
 from tokenformer_jax.model import models, trunk
 from tokenformer_jax.model.params import Params
@@ -133,8 +132,8 @@ def check_no_twins(
     if ancestor.first_step != step:
       return
     how, step = ancestor.grow, ancestor.step
-    copies = how.method in tokens.COPYING or how.new_keys == 'copies'
-    if ancestor.action == 'grow' and copies and not how.noise:
+    copies = how.method.copies or how.method.new_keys == 'copies'
+    if ancestor.action == 'grow' and copies and not how.method.noise:
       raise UserError(
         f'the growth of {ancestor.source} made copies that differ only in what they add, which '
         'place=copies sets to zero in new layers, so that they could stay equal for ever; train '

@@ -1,6 +1,5 @@
 """Grow a whole training state by a pure function; check a growth, and whether it is exact."""
 
-import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import optax
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
+  TOKEN_METHODS,
   GrowConfig,
   ModelConfig,
   PattentionConfig,
@@ -22,7 +22,6 @@ from tokenformer_jax.config import (
   with_groups,
 )
 from tokenformer_jax.config.pattention import SCORES, L2NormGELU, score_like
-from tokenformer_jax.config.sections import check_used
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import depth, expert_arrays, experts, tokens, widen
 from tokenformer_jax.grow.arrays import Arrays, ByArray, InPlace, MapArrays, Stage, map_arrays
@@ -31,11 +30,9 @@ from tokenformer_jax.model.params import Params, Path, Role, lookup
 from tokenformer_jax.steps import statistics
 from tokenformer_jax.steps.step import State
 
-TOKEN_METHODS = ('group', 'zero_keys', 'duplicate', 'random')
-
 
 def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfig) -> ModelConfig:
-  """Return the model with other counts, and the reference counts that `config.scale` makes.
+  """Return the model with other counts, and the reference counts that `config.method.scale` makes.
 
   `counts` are by the names of `config.pattentions`; others stay. `resize` multiplies reference
   counts by the factor of the counts, so that a model that never kept its scale has τ = √N. The
@@ -43,14 +40,13 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
   A matrix without tokens beside it gets a first group. Fewer tokens are those of the first groups.
   All reference counts of `model` must be filled in.
   """
-  default = 'resize' if config.method in ('duplicate', 'random') else 'keep'
-  resizing = (config.scale or default) == 'resize'
+  how, resizing = config.method, config.method.scale == 'resize'
 
   def grown(name: str, old: PattentionConfig, count: int) -> PattentionConfig:
     before = token_groups(old)
-    if count > old.tokens and config.method == 'group' and not config_lib.is_of_experts(name):
+    if count > old.tokens and how.kind == 'group' and not config_lib.is_of_experts(name):
       added = count - old.tokens
-      score = score_like(old.score, config.new_score) if config.new_score else old.score
+      score = score_like(old.score, how.new_score) if how.new_score else old.score
       return with_groups(old, (*before, TokenGroup(added, added, score)))
     resized = []
     for was, now in zip(before, token_groups(config_lib.resized(old, count)), strict=False):
@@ -63,7 +59,7 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
   }
   for name in matrices(model):
     if count := counts.get(name):
-      score = SCORES[config.new_score]() if config.new_score else L2NormGELU()
+      score = SCORES[how.new_score]() if how.new_score else L2NormGELU()
       new[name] = with_groups(PattentionConfig(), (TokenGroup(count, count, score),))
   return config_lib.with_pattentions(model, new)
 
@@ -77,14 +73,15 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
   """
   deeper, shallow = target, matching.shallow(source, target)
   target = experts.narrow(source, shallow)
-  by_tokens, resizes = config.method in TOKEN_METHODS, source != target
+  method = config.method.kind
+  by_tokens, resizes = config.method.adds_tokens, source != target
   bare, source = source, matching.with_first_tokens(source, target)
   if resizes:
-    check_method(source, config.method)
-  if bare != source and config.method != 'group':
+    check_method(source, method)
+  if bare != source and method != 'group':
     name = next(name for name in matrices(bare) if name in pattentions(source))
     raise UserError(
-      f'{name} has no parameter tokens in the source, and method={config.method} adds tokens to '
+      f'{name} has no parameter tokens in the source, and method={method} adds tokens to '
       'those that are there; use method=group, which adds a first group beside its matrix'
     )
   if bare != source:
@@ -93,7 +90,7 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
   for path, new, old in config_lib.differences(target, source, 'model.'):
     if path.rpartition('.')[2] not in keys:
       raise UserError(
-        f'{path} is {old!r} in the source and {new!r} in the target; growth by {config.method} '
+        f'{path} is {old!r} in the source and {new!r} in the target; growth by {method} '
         f'changes {", ".join(keys[:-1])} and {keys[-1]}, and adds experts and layers, only'
       )
   experts.check(target, shallow)
@@ -108,44 +105,43 @@ def check(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
   if by_tokens:
     _check_counts(source, target, config)
   elif resizes or source == deeper:
-    widen.check(source, target, config.method)
+    widen.check(source, target, method)
 
 
 def _check_keys(config: GrowConfig, changes: Sequence[str]) -> None:
   """Check that the keys of a growth with these changes go together."""
-  copies = config.method in tokens.COPYING and ('more_tokens' in changes or 'wider' in changes)
+  copies = config.method.copies and ('more_tokens' in changes or 'wider' in changes)
   if copies and config.place == 'copies' and 'deeper' in changes:
     raise UserError(
-      f'{config.method} makes copies that differ only in what they add, which place=copies sets to '
-      'zero in new layers, so that they would stay equal for ever; use place=between or behind, or '
-      'train the grown model before you add the layers'
+      f'{config.method.kind} makes copies that differ only in what they add, which place=copies '
+      'sets to zero in new layers, so that they would stay equal for ever; use place=between or '
+      'behind, or train the grown model before you add the layers'
     )
-  if not 0 <= config.noise < math.inf:
-    raise UserError(f'noise is {config.noise}; it must be a finite number and not negative')
-  if config.scale == 'resize' and config.method == 'group':
-    raise UserError(
-      'scale=resize is for tokens that join others in one norm, and group gives them a norm and a '
-      'reference count of their own; leave it out'
-    )
-  check_used(config, changes)
-  if config.method == 'zero_keys' and config.new_values == 'zero':
-    raise UserError(
-      'new tokens whose keys and values are both zero are dead: both gradients are zero for ever, '
-      'so they would never learn; use new_values=init'
-    )
+  how = config.method
+  if how.noise and not (how.copies or how.new_keys == 'copies'):
+    raise UserError(f'noise={how.noise} is for copies; use new_keys=copies, or leave it out')
+  effects = {
+    'method': (('more_tokens', 'wider'), 'new tokens or a larger width'),
+    'place': (('deeper',), 'new layers'),
+  }
+  for path, value, _ in config_lib.differences(config, GrowConfig()):
+    section, _, key = path.partition('.')
+    needed, made = effects.get(section, (changes, ''))
+    if made and not set(needed) & set(changes):
+      name = section if key in ('', 'kind') else key
+      raise UserError(f'{name}={value} is for {made}, and this growth has none; leave it out')
 
 
 def _check_first_tokens(bare: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
-  """Check that no key speaks of tokens that are there, where matrices get their first tokens."""
+  """Check that keys are not drawn like trained ones where matrices get their first tokens."""
   larger = config_lib.token_counts(target)
   if any(larger.get(name, 0) > count for name, count in config_lib.token_counts(bare).items()):
     return
-  for key in ('new_keys', 'scale'):
-    if getattr(config, key) != getattr(GrowConfig(), key):
-      raise UserError(
-        f'{key}={getattr(config, key)} is for new tokens of a projection that has some, and these '
-        'are the first ones beside matrices; leave it out'
-      )
+  if config.method.new_keys != 'init':
+    raise UserError(
+      f'new_keys={config.method.new_keys} is for new tokens of a projection that has some, and '
+      'these are the first ones beside matrices; leave it out'
+    )
 
 
 def _check_counts(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> None:
@@ -158,13 +154,13 @@ def _check_counts(source: ModelConfig, target: ModelConfig, config: GrowConfig) 
         f'{name} has {old} parameter tokens in the source, and {new} are fewer; growth only adds '
         '(tokenformer grow shrink drops the least important ones)'
       )
-    if config.method == 'duplicate' and new % old:
+    if config.method.kind == 'duplicate' and new % old:
       raise UserError(
         f'{name}={new} is not a multiple of the {old} parameter tokens that the source has; '
         f'duplicate copies every token as often as the others: take '
         f'{old * max(2, round(new / old))}, or method=zero_keys'
       )
-    _check_groups(name, pattentions(source)[name], pattentions(target)[name], config.method)
+    _check_groups(name, pattentions(source)[name], pattentions(target)[name], config.method.kind)
 
 
 def _check_groups(name: str, old: PattentionConfig, new: PattentionConfig, method: str) -> None:
@@ -204,15 +200,15 @@ def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str
   if source == target:
     return None
   bare, source = source, matching.with_first_tokens(source, target)
-  if bare != source and not tokens.zero_values(config):
+  if bare != source and config.method.new_values != 'zero':
     return 'the values of the first tokens beside its matrices are not zero'
-  if config.noise and config.method in tokens.COPYING:
-    return f'noise={config.noise} is added to the copies'
-  if config.method == 'net2net_fill':
+  if config.method.noise and config.method.copies:
+    return f'noise={config.method.noise} is added to the copies'
+  if config.method.kind == 'net2net_fill':
     return 'the new blocks add to every output'
-  if config.method not in TOKEN_METHODS:
+  if not config.method.adds_tokens:
     return None
-  if config.method == 'random':
+  if config.method.kind == 'random':
     return 'the scores of random keys enter the norm of every row, and their values the output'
   larger = pattentions(target)
   reasons = (
@@ -260,9 +256,9 @@ def by_array(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> By
   definition = models.define(source)
   if source == target:
     return _Same()
-  if config.method == 'net2net_fill':
+  if config.method.kind == 'net2net_fill':
     return widen.FilledBlocks(models.define(target), config)
-  if config.method not in TOKEN_METHODS:
+  if not config.method.adds_tokens:
     return widen.CopiedUnits(definition, models.define(target), (source, target), config)
   before = config_lib.token_counts(source)
   new = {name: count - before[name] for name, count in config_lib.token_counts(target).items()}
@@ -298,7 +294,7 @@ class FirstTokens:
     if path in self._given:
       return self._given[path]
     info, like = lookup(self._after.info, path), lookup(self._after.abstract, path)
-    if info.role is Role.VALUE and tokens.zero_values(self._config):
+    if info.role is Role.VALUE and self._config.method.new_values == 'zero':
       return jnp.zeros(like.shape, like.dtype)
     return info.initializer(tokens.drawing_key(self._config.seed, salt), like.shape, like.dtype)
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokenformer_jax.config import GrowConfig, PattentionConfig, token_groups
+from tokenformer_jax.config import GrowConfig, GrowthMethod, PattentionConfig, token_groups
 from tokenformer_jax.model.params import (
   Definition,
   ParamInfo,
@@ -22,9 +22,6 @@ from tokenformer_jax.model.params import (
   token_axis,
 )
 from tokenformer_jax.parallel.rules import Axes, is_axes
-
-# The methods that copy tokens or units. Without noise the copies differ only in what they add.
-COPYING = ('duplicate', 'net2net', 'hypercloning')
 
 
 class MoreTokens:
@@ -46,15 +43,16 @@ class MoreTokens:
     if axis is None or not self._new(path, axis):
       return old
     config, is_key = self._config, info.role is Role.KEY
-    if config.method == 'duplicate':
+    if config.method.kind == 'duplicate':
       return self._duplicate(path, old, is_key, axis, salt)
-    zero = config.method == 'zero_keys' if is_key else zero_values(config)
+    how = config.method
+    zero = how.kind == 'zero_keys' if is_key else how.new_values == 'zero'
     shape = lookup(self._added.abstract, path).shape
     key = drawing_key(config.seed, salt)
     if zero:
       fresh = jnp.zeros(shape, old.dtype)
-    elif is_key and config.new_keys != 'init':
-      fresh = _like_trained(old, shape, axis, key, config)
+    elif is_key and how.new_keys != 'init':
+      fresh = _like_trained(old, shape, axis, key, how)
     else:
       fresh = info.initializer(key, shape, old.dtype)
     return jnp.concatenate([old, fresh], axis)
@@ -71,7 +69,7 @@ class MoreTokens:
     axis = info.token_axis
     if axis is None or not (new := self._new(path, axis)):
       return old
-    if self._config.method == 'duplicate':
+    if self._config.method.kind == 'duplicate':
       copies = self._copies[path]
       part = old / copies if info.role is Role.KEY else old
       return jnp.concatenate([part] * copies, axis)
@@ -90,25 +88,20 @@ class MoreTokens:
     else:
       owner = owners(key, old.shape, copies)
       first, *others = (jnp.where(owner == copy, old, 0) for copy in range(copies))
-    noisy = with_noise(jnp.concatenate(others, axis), self._config.noise, key)
+    noisy = with_noise(jnp.concatenate(others, axis), self._config.method.noise, key)
     return jnp.concatenate([first, noisy], axis)
 
 
-def zero_values(config: GrowConfig) -> bool:
-  """Return whether the values of new tokens are zero."""
-  return config.new_values == 'zero' or (config.method == 'group' and not config.new_values)
-
-
 def _like_trained(
-  old: jax.Array, shape: tuple[int, ...], axis: int, key: jax.Array, config: GrowConfig
+  old: jax.Array, shape: tuple[int, ...], axis: int, key: jax.Array, how: GrowthMethod
 ) -> jax.Array:
   """Return keys [..., N, D] of the size of trained ones: drawn, or copied in order with noise."""
   scale = jnp.sqrt(jnp.mean(jnp.square(old), axis=(axis, -1), keepdims=True))
   normal = jax.random.normal(key, shape, old.dtype)
-  if config.new_keys == 'trained':
+  if how.new_keys == 'trained':
     return scale * normal
   copied = jnp.take(old, jnp.arange(shape[axis]) % old.shape[axis], axis=axis)
-  return copied + config.noise * scale * normal
+  return copied + how.noise * scale * normal
 
 
 def inexact(
@@ -120,7 +113,7 @@ def inexact(
   """
   grows = new.tokens > old.tokens
   before, after = token_groups(old), token_groups(new)
-  if config.method == 'duplicate':
+  if config.method.kind == 'duplicate':
     times = new.tokens // old.tokens
     reference, changed = before[0].reference, after[0].reference
     if reference * new.tokens != changed * old.tokens:
@@ -141,8 +134,9 @@ def inexact(
         f'the reference count of {name} changes from {was.reference} to {now.reference}, and with '
         'it the scale of every old token; use scale=keep'
       )
-  if grows and config.method == 'group':
-    return None if zero_values(config) else f'the values of the new tokens of {name} are not zero'
+  if grows and config.method.kind == 'group':
+    zero = config.method.new_values == 'zero'
+    return None if zero else f'the values of the new tokens of {name} are not zero'
   if grows and not before[-1].score.zero_at_zero:
     kind = before[-1].score.kind
     return (

@@ -215,7 +215,7 @@ class CopiedUnits:
       new = (new + offset) / self._normed - offset
     if old.shape == new.shape:
       return new
-    return with_noise(new, self._config.noise, key)
+    return with_noise(new, self._config.method.noise, key)
 
   def moment(self, path: Path, old: jax.Array, order: int) -> jax.Array:
     """Return a mean of the wider model's gradients, or of their squares, which copies share.
@@ -255,7 +255,7 @@ def _units(
   before: Sizes, after: Sizes, config: GrowConfig
 ) -> dict[tuple[str, int, int], np.ndarray]:
   """Return the old unit that each new unit copies, by the name of an axis, its old and new size."""
-  rng, tile = np.random.default_rng(config.seed), config.method == 'hypercloning'
+  rng, tile = np.random.default_rng(config.seed), config.method.kind == 'hypercloning'
   width = _balanced(rng, before.width, after.width, tile=tile)
   sizes_of_width = before.width, after.width
   found = {(name, *sizes_of_width): width for name in ('width', 'norm', 'expert_width')}
