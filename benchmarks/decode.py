@@ -33,10 +33,10 @@ def jax_text(
   from tokenformer_jax.config import Config  # noqa: PLC0415
   from tokenformer_jax.decoding.decode import Decoder, Request  # noqa: PLC0415
   from tokenformer_jax.decoding.sampling import GREEDY  # noqa: PLC0415
-  from tokenformer_jax.model.lm import Compute, define_lm  # noqa: PLC0415
+  from tokenformer_jax.model.lm import Execution, define_lm  # noqa: PLC0415
 
   model = model_config(size)
-  decoder = Decoder(model, Compute.from_config(Config(model=model)))
+  decoder = Decoder(model, Execution.from_config(Config(model=model)))
   params = decoder.prepare(jax.jit(define_lm(model).init)(jax.random.key(0)))
   prompts = np.random.default_rng(0).integers(0, size.vocab_size, (batch, prompt))
   requests = [Request(ids.tolist(), length, GREEDY) for ids in prompts]

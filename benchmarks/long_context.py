@@ -1,4 +1,4 @@
-r"""Plan a model with long rows, whose positions are split over devices, for docs/pods.md.
+r"""Plan a model with long rows, whose positions are split over devices, for docs/planned_speed.md.
 
   python benchmarks/long_context.py                     plan the missing cells and print all
   python benchmarks/long_context.py --on=v6e --quick    without cycles: memory, bytes, rough times

@@ -1,4 +1,4 @@
-r"""Plan the paper's models on TPU pods, for the table in docs/pods.md.
+r"""Plan the paper's models on TPU pods, for the table in docs/planned_speed.md.
 
   python benchmarks/pods.py                       plan the missing cells and print all
   python benchmarks/pods.py --only=1_5b --on=v5p  plan some of them

@@ -1,4 +1,4 @@
-r"""Plan a step with its layers run in every way, for the order of `WAYS` in steps/ways.py.
+r"""Plan a step with its layers run in every way, for the order of `PLANS` in steps/remat_plans.py.
 
   python benchmarks/ways.py                       plan the missing cells and print all
   python benchmarks/ways.py --only=1_5b --on=v5p
@@ -15,14 +15,14 @@ from cells import MODELS, Figures, Row
 from pods import TOPOLOGIES
 
 from tokenformer_jax.plan import topology
-from tokenformer_jax.steps.ways import WAYS, Way
+from tokenformer_jax.steps.remat_plans import PLANS, RematPlan
 
 # Loops with more layers in their bodies, beside the ways that `auto` chooses from.
-MORE = (Way('everything', '2'), Way('everything', '4'))
+MORE = (RematPlan('everything', '2'), RematPlan('everything', '4'))
 HEAD = ('remat', 'layers', 'HBM, GiB', 'ms a step', 'over the fastest', 'compiled in, s')
 
 
-def rows(found: dict[Way, Figures]) -> list[Row]:
+def rows(found: dict[RematPlan, Figures]) -> list[Row]:
   """Return the rows of a table, the fastest way first."""
   times = {way: one['step_seconds'][0] for way, one in found.items() if 'error' not in one}
   fastest = min(times.values(), default=0.0)
@@ -50,7 +50,7 @@ def main() -> None:
         continue
       batch = MODELS[model].rows(args.tokens_per_chip) * topology.parse(name).chips
       found = {}
-      for way in (*WAYS, *MORE):
+      for way in (*PLANS, *MORE):
         flags = (*way.flags.split(), f'--config.model.pattern=layer*{args.depth}', *others)
         label = f'{model}-{sold}-{way.remat}-{way.layers}'
         cell = MODELS[model].on(name, batch, *flags)

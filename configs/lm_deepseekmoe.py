@@ -14,7 +14,7 @@ shared EPYC, which took 3:47 minutes, compilation included; 2.335 bits per byte 
 held-out text at the end (loss 5.110), seed 0.
 
 The large ones are meant for 64 TPU chips of 95 GB (v5p). `16b` fits there with batches in nine
-parts. Devices gather the experts, because sending tokens costs more (docs/pods.md):
+parts. Devices gather the experts, because sending tokens costs more (docs/planned_speed.md):
 --config.mesh.experts=8 --config.model.layer.ffn.dispatch.device_factor=1.25. `2b` needs the files
 of lm_pile.py, and trains a tokenizer of 8192 entries on them; `16b` needs data/deepseek/*.jsonl.zst
 and a tokenizer of at most 102,400 entries, data/deepseek/tokenizer.json. Not run with this code

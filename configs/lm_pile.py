@@ -5,7 +5,8 @@ r"""TokenFormer language models on the Pile: 300 billion tokens, as in the paper
 Needs data/pile/train/*.jsonl.zst (a document a line, under `text`) and the tokenizer of
 GPT-NeoX-20B, data/gpt-neox-20b/tokenizer.json. Meant for 64 TPU chips of 32 GB or more (v4, v5p,
 v6e). The batch is for all chips together; with fewer chips, raise
---config.optim.accumulation_steps. By default the step saves what fits the memory (docs/pods.md).
+--config.optim.accumulation_steps. By default the step saves what fits the memory
+(docs/planned_speed.md).
 
 Not run to the end with this code yet. The perplexities are the paper's, on the Pile, from training
 on GPUs. The times are an estimate: the run's model FLOPs at 40 % MFU on 64 chips of v5p.

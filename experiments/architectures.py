@@ -4,7 +4,10 @@ r"""Compare architectures in small: blocks, windows, linear attention, gated uni
                                                                      stopped
   python experiments/architectures.py --out=runs/arch --parts=pairs --seeds=0
   python experiments/architectures.py --out=runs/large --scale=10 --width=256   the larger form
-  python experiments/architectures_report.py runs/arch docs          tables and pictures
+  python experiments/architectures.py --out=runs/arch --pictures=docs
+
+The command then prints the tables of docs/architectures.md over the finished seeds, those of even
+pairs seed by seed. Losses of text are bits per byte on held-out text.
 
 Parts:
 
@@ -28,17 +31,30 @@ Runs on text call `tokenformer_jax.train` with a config. `--scale` multiplies th
 import dataclasses
 import json
 import runpy
+import statistics
+import time
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import even_pairs
+import jax
 import length_tests
-import step_times
+import numpy as np
 import trials
 
 import tokenformer_jax
 from tokenformer_jax import config as config_lib
+from tokenformer_jax import tasks
 from tokenformer_jax.config import Config
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs import metrics
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.training import sizes
+
+Curve = dict[int, float]  # step → bits per byte
+NATS = 0.6931471805599453  # of a bit; a token is a byte
+LEARNED = 0.1  # loss of the answer, in nats, below which a model knows even pairs
 
 SIMPLIFIED = runpy.run_path(str(Path(__file__).parents[1] / 'configs/lm_simplified.py'))
 PARTS = ('blocks', 'speed', 'length', 'pairs', 'growth', 'learned', 'rates', 'depth')
@@ -79,6 +95,7 @@ MODELS = {
   'GAU': ('layer*12', UNIT, {}),  # Two units take the place of attention and feed-forward part.
   'GAU, HWFA': ('local*11 full', UNIT, {'local': {'mixer': {'window': 5}}, 'full': FREE}),
 }
+SPEED_ROUNDS, SPEED_STEPS = 5, 8
 GROWN = ('sas_p, tokens', 'HWFA', 'GAU', 'linear')
 
 
@@ -195,8 +212,8 @@ def speed(plan: Plan, seed: int) -> None:
       key: dataclasses.replace(config, train=dataclasses.replace(config.train, remat=key[1]))
       for key, config in configs.items()
     }
-    found = step_times.measure(configs)
-    write(file, {name: {remat: found[name, remat] for remat in REMATS} for name in BLOCKS})
+    times = measure_steps(configs)
+    write(file, {name: {remat: times[name, remat] for remat in REMATS} for name in BLOCKS})
 
 
 def length(plan: Plan, seed: int) -> None:
@@ -263,12 +280,259 @@ def write(file: Path, content: Any) -> None:
   new.rename(file)
 
 
+def measure_steps(configs: dict[Hashable, Config]) -> dict[Hashable, dict[str, float]]:
+  """Return by key the parameters, and the median seconds of a step over the rounds.
+
+  `cpu` is the time that this process has spent on the processor. On a single core it is the time of
+  a step on a free machine, also while other programs run. `wall` is the smallest time by the clock.
+  """
+  mesh = sharding.make_mesh(next(iter(configs.values())).mesh, sharding.find_devices())
+  with jax.set_mesh(mesh):
+    made = {name: make_step(config, mesh) for name, config in configs.items()}
+    times = {name: [] for name in configs}
+    for _ in range(SPEED_ROUNDS):
+      for name, (step, state, batch, _) in made.items():
+        clock, cpu = time.perf_counter(), time.process_time()
+        for _ in range(SPEED_STEPS):
+          state, figures = step(state, batch)
+        jax.block_until_ready(figures)
+        times[name].append((time.process_time() - cpu, time.perf_counter() - clock))
+        made[name] = (step, state, *made[name][2:])
+  return {
+    name: {
+      'parameters': made[name][3],
+      'tokens': configs[name].data.batch_size * configs[name].data.sequence_length,
+      'cpu': statistics.median(cpu for cpu, _ in pairs) / SPEED_STEPS,
+      'wall': min(wall for _, wall in pairs) / SPEED_STEPS,
+    }
+    for name, pairs in times.items()
+  }
+
+
+def make_step(config: Config, mesh: jax.sharding.Mesh) -> tuple[Any, Any, np.ndarray, int]:
+  """Return the compiled step, a state after one step, a batch, and the number of parameters."""
+  config = sizes.fill_in(config)
+  task = tasks.make(config)
+  program = step_lib.make_program(task, config)
+  start = jax.jit(program.initial_state, out_shardings=program.state_shardings(mesh))
+  step = step_lib.make_train_step(program, mesh)
+  shape = task.abstract_batch().shape
+  batch = np.random.default_rng(0).integers(0, 256, shape, dtype=np.int32)
+  batch = jax.device_put(batch, sharding.batch_sharding(mesh))
+  state, _ = step(start(0), batch)
+  return step, state, batch, task.definition.count
+
+
+def read_curves(folder: Path) -> list[Curve]:
+  """Return the evaluations of all finished seeds under a folder."""
+  curves = []
+  for done in sorted(folder.glob('*/done')):
+    lines = [line for line in metrics.read(done.parent) if 'eval/bits_per_byte' in line]
+    curves.append({line['step']: line['eval/bits_per_byte'] for line in lines})
+  return curves
+
+
+def read_all(folder: Path, pattern: str) -> list[Any]:
+  """Return the content of all JSON files of a pattern under a folder."""
+  return [json.loads(file.read_text()) for file in sorted(folder.glob(pattern))]
+
+
+def at(curve: Curve, step: float) -> float:
+  """Return the loss at a step, linear between evaluations."""
+  before = max((s for s in curve if s <= step), default=min(curve))
+  after = min((s for s in curve if s >= step), default=max(curve))
+  if before == after:
+    return curve[before]
+  share = (step - before) / (after - before)
+  return curve[before] * (1 - share) + curve[after] * share
+
+
+def mean(curves: Sequence[Curve]) -> Curve:
+  """Return the mean over seeds, at the steps that all seeds have."""
+  steps = set.intersection(*(set(c) for c in curves)) if curves else set()
+  return {step: statistics.mean(c[step] for c in curves) for step in sorted(steps)}
+
+
+def report_blocks(out: Path, pictures: Path, part: str = 'blocks') -> None:
+  """Report the loss of each block by steps and by time."""
+  times = json.loads(file.read_text()) if (file := out / 'speed.json').exists() else {}
+  curves = {name: read_curves(out / part / name) for name in BLOCKS}
+  curves = {name: each for name, each in curves.items() if each}
+  last = max(max(each[0]) for each in curves.values())
+  timed = {}  # name → seconds of a step
+  if times and part == 'blocks':
+    timed = {name: min(run['cpu'] for run in times[name].values()) for name in curves}
+  fastest = last * min(timed.values(), default=0)
+  budget = [f'{fastest:.1f} s of CPU'] if timed else []
+  points = [last // 4, last // 2, last]
+  rows = [['', *(f'{p} steps' for p in points), *budget, 'seeds']]
+  for name, each in curves.items():
+    losses = [trials.spread(at(c, point) for c in each) for point in points]
+    there = [trials.spread(at(c, fastest / timed[name]) for c in each)] if timed else []
+    rows.append([name, *losses, *there, str(len(each))])
+  print(f'## {part}\n')
+  trials.table(rows)
+  if not timed:
+    return
+  remats = REMATS
+  rows = [['', 'parameters', *(f'ms of CPU a step, remat={r}' for r in remats), 'tokens/s']]
+  for name, seconds in timed.items():
+    first = times[name][remats[0]]
+    each = (f'{times[name][remat]["cpu"] * 1e3:.1f}' for remat in remats)
+    rows.append([name, f'{first["parameters"]:,}', *each, f'{first["tokens"] / seconds:,.0f}'])
+  print('## speed\n')
+  trials.table(rows)
+  import matplotlib.pyplot as plt  # noqa: PLC0415 (only for pictures)
+
+  figure, (by_step, by_time) = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True)
+  for name, each in curves.items():
+    line, style = mean(each), '--' if 'tokens' in name else '-'
+    by_step.plot(line.keys(), line.values(), style, label=name, lw=1.3)
+    if name in timed:
+      by_time.plot([s * timed[name] for s in line], line.values(), style, label=name, lw=1.3)
+  by_step.set(xlabel='steps', ylabel='bits per byte, held out')
+  by_time.set(xlabel='seconds of CPU')
+  by_step.grid(alpha=0.3)
+  finish(by_time, figure, pictures / 'architectures_blocks.png')
+
+
+def report_rates(out: Path) -> None:
+  """Report the last loss of each block by learning rate."""
+  folders = {1.0: out / 'blocks'}
+  folders |= {f: out / f'rates/{f:.2g}' for f in RATE_FACTORS}
+  rows = [['', *(f'rate × {factor:.2g}' for factor in sorted(folders))]]
+  for name in BLOCKS:
+    by_rate = [read_curves(folders[factor] / name) for factor in sorted(folders)]
+    first = [f'{each[0][max(each[0])]:.3f}' if each else '–' for each in by_rate]
+    rows.append([name, *first])
+  print('## rates, seed 0\n')
+  trials.table(rows)
+
+
+def tested(out: Path) -> Iterator[tuple[str, list[Any]]]:
+  """Yield the name and the tests on longer texts of each model."""
+  for name in MODELS:
+    folder = out / f'length/{name}'
+    for file in ('lengths', *(f'lengths, ReRoPE {clip}' for clip in CLIPS)):
+      if each := read_all(folder, f'*/{file}.json'):
+        yield name + file.removeprefix('lengths'), each
+
+
+def report_length(out: Path, pictures: Path) -> None:
+  """Report loss and accuracy on longer texts."""
+  import matplotlib.pyplot as plt  # noqa: PLC0415 (only for pictures)
+
+  lengths = [str(LENGTH * times) for times in length_tests.TIMES]
+  figure, all_axes = plt.subplots(1, 3, figsize=(13, 4.2))
+  sections = (('text', 'loss'), ('text', 'accuracy'), ('repeats', 'loss'), ('repeats', 'accuracy'))
+  drawn = {('text', 'loss'): 0, ('repeats', 'loss'): 1, ('repeats', 'accuracy'): 2}
+  for kind, figure_name in sections:
+    unit = 'bits per byte' if figure_name == 'loss' else 'accuracy, %'
+    factor = 1 / NATS if figure_name == 'loss' else 100
+    rows = [['', *(f'{n} tokens' for n in lengths), 'seeds']]
+    for name, each in tested(out):
+      values = [[factor * run[kind][n][figure_name] for run in each] for n in lengths]
+      digits = 3 if figure_name == 'loss' else 1
+      rows.append([name, *(trials.spread(v, digits) for v in values), str(len(each))])
+      if (kind, figure_name) in drawn:
+        axes = all_axes[drawn[kind, figure_name]]
+        style = ':' if 'ReRoPE' in name else '-'
+        means = [statistics.mean(v) for v in values]
+        axes.plot([int(n) for n in lengths], means, f'o{style}', ms=3, lw=1.3, label=name)
+        axes.set(xlabel='tokens of a text', title=f'{kind}: {unit}', xscale='log')
+        axes.set_xticks([int(n) for n in lengths], lengths)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    print(f'## length: {kind}, {unit}\n')
+    trials.table(rows)
+  all_axes[0].set_ylim(top=5.2)  # room for the legend
+  finish(all_axes[0], figure, pictures / 'architectures_length.png')
+
+
+def report_pairs(out: Path, pictures: Path) -> None:
+  """Report the accuracy of even pairs by length."""
+  import matplotlib.pyplot as plt  # noqa: PLC0415 (only for pictures)
+
+  print('## pairs: accuracy of each seed, %\n')
+  lengths = [str(n) for n in even_pairs.TESTS]
+  rows = [['', f'loss below {LEARNED} at step', *(f'{n} letters' for n in lengths)]]
+  others = [(name, 'accuracy') for name in even_pairs.ARMS if name != 'HWFA']
+  figure, axes = plt.subplots(figsize=(8, 4.5))
+  for name, field in [('HWFA', 'accuracy'), ('HWFA', 'unscaled'), *others]:
+    if each := read_all(out / f'pairs/{name}', '*.json'):
+      firsts = [next((s for s, loss in run['losses'] if loss < LEARNED), None) for run in each]
+      learned = ', '.join('never' if step is None else str(step) for step in firsts)
+      values = [[100 * run[field][n] for run in each] for n in lengths]
+      label = name if field == 'accuracy' else 'no length scale'
+      # A seed has learned the task or not, so a mean would describe none of them.
+      rows.append([label, learned, *(', '.join(f'{value:.0f}' for value in v) for v in values)])
+      style, color = ('--' if field == 'unscaled' else '-'), f'C{len(rows) - 2}'
+      for seed, line in enumerate(zip(*values, strict=True)):
+        text = label if seed == 0 else None
+        first = {'lw': 2, 'zorder': 3} if label == 'HWFA' else {'lw': 1}
+        axes.plot(
+          [int(n) for n in lengths], line, f'o{style}', color=color, ms=3, label=text, **first
+        )
+  trials.table(rows)
+  axes.set(xlabel='letters of a string', ylabel='accuracy, %', xscale='log')
+  axes.set_xticks([int(n) for n in lengths], lengths)
+  axes.minorticks_off()
+  finish(axes, figure, pictures / 'architectures_pairs.png')
+
+
+def report_growth(out: Path) -> None:
+  """Report the exactness of growth, and the loss after it."""
+  head = ['', 'largest difference of logits', 'largest logit', 'before', 'not grown', 'grown']
+  rows = [[*head, 'seeds']]
+  for name in GROWN:
+    folder = out / 'growth' / name
+    exact = read_all(folder / 'exact', '*.json')
+    base = read_curves(folder / 'base' if (folder / 'base').exists() else out / 'blocks' / name)
+    arms = [read_curves(folder / arm) for arm in ('not grown', 'grown')]
+    if not (exact and all(arms)):
+      continue
+    count = min(map(len, arms))
+    ends = [trials.spread(c[max(c)] for c in each[:count]) for each in (base, *arms)]
+    difference = max(run['difference'] for run in exact)
+    largest = max(run['logit'] for run in exact)
+    rows.append([name, f'{difference:.1e}', f'{largest:.1f}', *ends, str(count)])
+  print('## growth\n')
+  trials.table(rows)
+
+
+def finish(axes: Any, figure: Any, path: Path) -> None:
+  """Add legend and grid, and write the file."""
+  axes.legend(fontsize=7, frameon=False)
+  axes.grid(alpha=0.3)
+  figure.tight_layout()
+  figure.savefig(path, dpi=120)
+
+
+def report(out: Path, pictures: Path | None) -> None:
+  """Report on every part that has runs."""
+  pictures = pictures or out
+  if (out / 'blocks').exists():
+    report_blocks(out, pictures)
+  if (out / 'rates').exists():
+    report_rates(out)
+  for part in ('learned', 'depth'):
+    if (out / part).exists():
+      report_blocks(out, pictures, part)
+  if (out / 'length').exists():
+    report_length(out, pictures)
+  if (out / 'pairs').exists():
+    report_pairs(out, pictures)
+  if (out / 'growth').exists():
+    report_growth(out)
+
+
 def main() -> None:
   """Run the parts."""
   parser = trials.parser(__doc__.splitlines()[0], PARTS)
   parser.set_defaults(parts=','.join(PARTS[:-3]))
   parser.add_argument('--scale', type=float, default=1.0)
   parser.add_argument('--width', type=int, default=64)
+  parser.add_argument('--pictures', type=Path, help='the folder for pictures; default: --out')
   args, out, parts, seeds = trials.begin(parser, PARTS)
   form = {'scale': args.scale, 'width': args.width}
   if (kept := out / 'form.json').exists() and json.loads(kept.read_text()) != form:
@@ -280,6 +544,7 @@ def main() -> None:
   for seed in seeds:
     for part in parts:
       by_name[part](plan, seed)
+  report(out, args.pictures)
 
 
 if __name__ == '__main__':

@@ -2,10 +2,11 @@ r"""Measure what experts are worth: Switch, DeepSeekMoE and sparse Pattention ag
 
   python experiments/experts.py --out=runs/experts            everything; goes on where it stopped
   python experiments/experts.py --out=runs/experts --parts=quality,balance --seeds=0
-  python experiments/experts_report.py runs/experts docs      tables and pictures of finished runs
+  python experiments/experts.py --out=runs/experts --picture=docs/experts.png
 
 Byte language models on the text of the Python standard library, of 2 layers. Every run ends with a
-decay of the rate to zero. Parts:
+decay of the rate to zero. The command then prints the tables of docs/experts.md: bits per byte on
+held-out text, as mean ± standard deviation over the finished seeds. Parts:
 
   quality       models of equal steps; DENSE has the FLOPs of the mixtures, WIDE their parameters
   balance       what keeps the load even: nothing, a loss, a bias
@@ -19,6 +20,7 @@ decay of the rate to zero. Parts:
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,8 @@ import trials
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
-from tokenformer_jax.model import flops
+from tokenformer_jax.model import flops, models
+from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import sizes
 
 WIDTH, HIDDEN, EXPERTS = 32, 128, 8
@@ -152,10 +155,8 @@ class Trial:
     c.train.update(steps=steps, seed=self.seed, log_every=100, eval_every=0, eval_batches=64)
     c.train.update(checkpoint_every=10**9, sample_tokens=0, loss_chunk=64, trackers=())
     changes = dict(changes) | {name.replace('__', '.'): value for name, value in more.items()}
-    c.update_from_flattened_dict(changes)
-    if c.optim.schedule == 'wsd':
-      c.optim.final_fraction = 0.0
-    return config_lib.resolve(c)
+    c.optim.final_fraction = 0.1 if changes.get('optim.schedule') == 'constant' else 0.0
+    return config_lib.resolve(c, config_lib.from_dotted(changes))
 
   def run(self, name: str, config: Config) -> Path:
     """Train, unless the run is done; return the work directory."""
@@ -177,7 +178,6 @@ class Trial:
         init_from=str(stable),
         train__decay_from=GROWN_AT + round(0.7 * (steps - GROWN_AT)),
         optim__learning_rate=RATE * (1 if name == 'no growth' else 0.5),
-        grow__method='group',
         optim__new_token_warmup=50,
       )
       self.run(f'growth/{name}', config)
@@ -220,11 +220,165 @@ PARTS = {
 }
 
 
+Lines = list[dict[str, float]]
+
+
+def runs(folder: Path) -> list[Lines]:
+  """Return the figures of each finished seed of a trial."""
+  return [list(metrics.read(done.parent)) for done in sorted(folder.glob('*/done'))]
+
+
+def last(lines: Lines, name: str) -> float:
+  """Return the last value of a figure."""
+  return [line[name] for line in lines if line.get(name) is not None][-1]
+
+
+def final_losses(finished: list[Lines]) -> list[float]:
+  """Return the final losses on held-out text."""
+  return [last(lines, 'eval/bits_per_byte') for lines in finished]
+
+
+def size(changes: Changes) -> list[str]:
+  """Return the parameters, those of one token, and the training FLOPs of one token."""
+  config = sizes.fill_in(Trial(Path(), 0).config(changes))
+  definition = models.define(config.model)
+  per_token = flops.train_flops(config.model, config.data.sequence_length)
+  return [f'{definition.count:,}', f'{definition.active:,}', f'{per_token / 1e3:,.0f}']
+
+
+def plain(out: Path, part: str) -> None:
+  """Print the losses of a part, with the sizes of its models."""
+  rows = [['', 'parameters', 'of one token', 'kFLOP a token', 'bits a byte', 'dropped', 'seeds']]
+  for name, changes in PARTS[part].items():
+    if finished := runs(out / part / name):
+      dropped = [
+        100 * line['eval/router/dropped'] for line in map(_final, finished) if _routed(line)
+      ]
+      share = f'{statistics.mean(dropped):.1f} %' if dropped else ''
+      rows.append(
+        [name, *size(changes), trials.spread(final_losses(finished)), share, str(len(finished))]
+      )
+  trials.table(rows)
+
+
+def _final(lines: Lines) -> dict[str, float]:
+  return [line for line in lines if 'eval/bits_per_byte' in line][-1]
+
+
+def _routed(line: dict[str, float]) -> bool:
+  return 'eval/router/dropped' in line
+
+
+def balance(out: Path) -> None:
+  """Print how uneven the load is over time: the largest load above the mean, in means."""
+  steps = [100, 300, 700, STEPS]
+  rows = [['', *(f'step {step}' for step in steps), 'entropy', 'bits a byte', 'seeds']]
+  for name in BALANCE:
+    if finished := runs(out / 'balance' / name):
+      at = []
+      for step in steps:
+        here = [line for lines in finished for line in lines if line['step'] == step]
+        at.append([x['train/router/max_violation'] for x in here if 'train/loss' in x])
+      entropy = [last(lines, 'train/router/entropy') for lines in finished]
+      values = [trials.spread(runs, 2) for runs in at]
+      rows.append(
+        [
+          name,
+          *values,
+          trials.spread(entropy, 2),
+          trials.spread(final_losses(finished)),
+          str(len(finished)),
+        ]
+      )
+  trials.table(rows)
+
+
+def drops(out: Path) -> None:
+  """Print the share of choices without a place over time, in training."""
+  steps = [100, 300, 700, STEPS]
+  rows = [['dropped in training', *(f'step {step}' for step in steps)]]
+  parts = (('quality', QUALITY), ('drops', DROPS))
+  for part, name in ((part, name) for part, names in parts for name in names):
+    at = [
+      [
+        100 * line['train/router/dropped']
+        for lines in runs(out / part / name)
+        for line in lines
+        if line['step'] == step and 'train/router/dropped' in line
+      ]
+      for step in steps
+    ]
+    if all(at) and any(map(any, at)):
+      rows.append([name, *(f'{trials.spread(runs, 1)} %' for runs in at)])
+  trials.table(rows)
+
+
+def report_growth(out: Path) -> None:
+  """Print the losses of the ways to go on with a trained model."""
+  rows = [['', 'parameters', 'of one token', 'kFLOP a token', 'bits a byte', 'seeds']]
+  for name, changes in grown().items():
+    if finished := runs(out / 'growth' / name):
+      rows.append([name, *size(changes), trials.spread(final_losses(finished)), str(len(finished))])
+  trials.table(rows)
+
+
+def report_distillation(out: Path) -> None:
+  """Print the losses of students, and how much of the teacher's lead they keep."""
+  rows = [['', 'bits a byte', 'share of the lead kept', 'seeds']]
+  of = {name: final_losses(runs(out / 'distillation' / name)) for name in STUDENTS}
+  teacher = final_losses(runs(out / 'distillation' / 'teacher'))
+  if not teacher:
+    return
+  rows.append(['the teacher', trials.spread(teacher), '', str(len(teacher))])
+  for name, values in of.items():
+    pairs = zip(values, of['alone'], teacher, strict=False)
+    kept = [(alone - own) / (alone - best) for own, alone, best in pairs]
+    share = f'{100 * statistics.mean(kept):.0f} %' if kept and name != 'alone' else ''
+    rows.append([name, trials.spread(values), share, str(len(values))])
+  trials.table(rows)
+
+
+def draw(out: Path, path: Path) -> None:
+  """Draw the loss against steps and against FLOPs, and the balance over time."""
+  import matplotlib.pyplot as plt  # noqa: PLC0415 (only for the picture)
+
+  figure, (by_step, by_flops, load) = plt.subplots(1, 3, figsize=(15, 4.4))
+  for name, changes in QUALITY.items():
+    finished = runs(out / 'quality' / name)
+    if not finished:
+      continue
+    config = sizes.fill_in(Trial(Path(), 0).config(changes))
+    lines = [[line for line in run if 'train/bits_per_byte' in line] for run in finished]
+    steps = [line['step'] for line in lines[0]]
+    mean = [
+      statistics.mean(line['train/bits_per_byte'] for line in at) for at in zip(*lines, strict=True)
+    ]
+    by_step.plot(steps, mean, label=name)
+    by_flops.plot([step * flops.step_flops(config) / 1e9 for step in steps], mean)
+  for name in BALANCE:
+    if finished := runs(out / 'balance' / name):
+      lines = [line for line in finished[0] if 'train/router/max_violation' in line]
+      load.plot([x['step'] for x in lines], [x['train/router/max_violation'] for x in lines])
+      load.lines[-1].set_label(name)
+  by_step.set(xlabel='steps', ylabel='bits per byte, training', title='Loss against steps')
+  by_flops.set(xlabel='GFLOP', xscale='log', title='The same against training FLOPs')
+  load.set(xlabel='steps', title='Largest load above the mean, in means', yscale='log')
+  by_step.set_ylim(top=3.6)
+  by_flops.set_ylim(top=3.6)
+  for axes in (by_step, load):
+    axes.legend(fontsize=7, frameon=False)
+  for axes in (by_step, by_flops, load):
+    axes.grid(alpha=0.3, which='both')
+  figure.tight_layout()
+  figure.savefig(path, dpi=110)
+
+
 def main() -> None:
   """Run the parts."""
   names = (*PARTS, 'growth', 'distillation')
   parser = trials.parser(__doc__.splitlines()[0], names)
-  _, out, parts, seeds = trials.begin(parser, names)
+  parser.add_argument('--picture', type=Path)
+  args, out, parts, seeds = trials.begin(parser, names)
   for seed in seeds:
     trial = Trial(out, seed)
     for part in parts:
@@ -234,6 +388,14 @@ def main() -> None:
         trial.growth()
       if part == 'distillation':
         trial.distillation()
+  for part in ('quality', 'precision', 'init'):
+    plain(out, part)
+  balance(out)
+  drops(out)
+  report_growth(out)
+  report_distillation(out)
+  if args.picture:
+    draw(out, args.picture)
 
 
 if __name__ == '__main__':

@@ -1,487 +1,466 @@
-r"""Measure what growth saves: chains that grow, against models from scratch at the final size.
+r"""Measure what one growth saves: grown models against both sizes from scratch.
 
-  python experiments/growth.py --out=runs/growth              two scales; goes on where it stopped
-  python experiments/growth.py --out=runs/growth --scales=small --parts=arms,scratch
-  python experiments/growth_report.py runs/growth docs        tables and pictures of finished runs
+  python experiments/growth.py --out=runs/growth --scales=tiny          make missing runs; tables
+  python experiments/growth.py --csv=experiments/growth_runs.csv        tables of the runs in docs
+  python experiments/growth.py --csv=experiments/growth_runs.csv --picture=docs/growth_saves.png
 
-A chain trains the small model at a constant rate, grows it, and ends with a decay of the rate to
-zero. All arms spend the same FLOPs, the decay included: BUDGET times those of the small model's
-stable run, of which the decay has the part DECAY. Each arm tries the rates of FACTORS (times the
-rate of the small model) with seed 0, and runs the other seeds at its best one. Parts:
+Byte language models on the text of the Python standard library, 512 tokens a step. A length is in
+tokens for each parameter of the large model's layers. Every size trains at a constant rate and
+leaves that run for a decay to zero over the last fifth of a length. A grown model continues from
+the constant run of the small one. Sizes and arms try RATES with every seed.
 
-  rates     the rate of each small model (seed 0)
-  arms      every way to grow, at three quarters of the stable run, to four times the tokens
-  scratch   the large model from scratch, decayed at several budgets
-  points    growth earlier and later, to other sizes, and in two stages
-  handover  the first 50 steps after growth, evaluated every 10
-  warmups   the same for a group at the rate that `grow` writes, by the new tokens' warm-up
-  defaults  the same with all that `grow` does by default, for every kind and size of growth
-  elastic   one model of three sizes, against models of these sizes and `grow shrink`
-  forgetting  growth for another text, with old tokens trained, scaled or frozen
-
-Every run calls `tokenformer_jax.train` with a config, and grows by `config.init_from`.
+η is the part of the gap between the small and the large model that a grown one has closed, all
+three at their best rate on the same tokens. A saving compares FLOPs with those of the large model
+from scratch at equal loss, between the lengths of its frontier. Intervals hold 95 % of bootstrap
+samples of the seeds, in which all models of a seed stay together.
 """
 
+import argparse
+import csv
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import elastic
-import forgetting
+import numpy as np
 import trials
 
-import tokenformer_jax
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
-from tokenformer_jax.grow import as_tokens, state
 from tokenformer_jax.model import flops
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import sizes
 
-BUDGET, DECAY = 3, 0.2
-POINT = 0.75  # of the stable run, where arms grow
-MATRICES = 'qkv,proj'  # that become tokens: four times their parameters
-RATES = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
-FACTORS = (1, 1 / 2, 1 / 4)
-GROWN_RATE, WARMUPS = 0.354, (50, 100, 200, 400)  # of `grow`, for four times the tokens
-SCRATCH_BUDGETS = (0.5, 1, 2)  # in budgets of a chain
-Changes = Mapping[str, Any]
+MAIN = 20  # tokens a parameter, at which arms are compared
+DECAY, TOKENS = 0.2, 512  # the decay as a share of the length; the tokens of a step
+RATES, SEEDS = (1.0, 0.5, 0.25), (0, 1, 2)  # rates are factors of that of the scale
+POINTS, EARLY = (0.25, 0.5, 0.75), (0.025, 0.05, 0.1)  # shares of the tokens before growth
+# Layers × groups of as many tokens as the width. With `u` all tokens are one group; with `t` it is
+# a Transformer whose matrices have so many times as many parameters.
+SMALL, LARGE = '2x1', '4x2'
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-  """The sizes of the small model.
+  """A scale: its width, the parameters of the large model's layers, its rate, and its lengths."""
 
-  Attributes:
-    layers: the number of layers.
-    width: of the TokenFormer, which has as many parameter tokens, and four times as many in its
-      feed-forward part.
-    dense_width: of the Transformer with as many parameters in its blocks.
-    steps: of the stable run.
-    dense_head: the width of a head of the Transformer.
-    rates: those that the small model tries.
-    factors: those that an arm tries.
-  """
-
-  layers: int
   width: int
-  dense_width: int
-  steps: int
-  dense_head: int = 4
-  rates: tuple[float, ...] = RATES[1:]
-  factors: tuple[float, ...] = FACTORS
+  dense_width: int  # of the Transformer with as many parameters
+  dense_heads: int
+  parameters: int
+  rate: float
+  lengths: tuple[int, ...]
+  chunk: int  # lengths are rounded to so many steps
+
+  def steps(self, length: float) -> int:
+    """Return the steps of a length."""
+    return round(length * self.parameters / TOKENS / self.chunk) * self.chunk
 
 
-# From scratch, the grown size sees about 20 tokens a parameter of its layers with one budget. Each
-# scale has four times the parameters of the one before it, and 16 times its FLOPs, so that the last
-# tries only the rates that were best at the others.
 SCALES = {
-  'tiny': Scale(2, 16, 18, 1500, dense_head=6),
-  'small': Scale(2, 32, 36, 6000),
-  'large': Scale(2, 64, 72, 24000, rates=RATES[:3], factors=(1 / 2,)),
+  'tiny': Scale(16, 18, 3, 2**15, 4e-3, (10, 20, 40), 32),
+  'small': Scale(32, 36, 9, 2**17, 4e-3, (10, 20, 40), 128),
+  'large': Scale(64, 72, 18, 2**19, 2e-3, (10, 20, 40), 256),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-  """A kind of model: its changes to the TokenFormer's config.
-
-  Attributes:
-    changes: to the config.
-    dense: whether it is a Transformer.
-    rate: a factor on the rates that the small model tries.
-  """
-
-  changes: Changes = dataclasses.field(default_factory=dict)
-  dense: bool = False
-  rate: float = 1
-
-
-KINDS = {
-  'tokenformer': Kind(),
-  'transformer': Kind(dense=True),
-  'muon': Kind({'optim__name': 'muon'}),
-  'adafactor': Kind({'optim__name': 'adafactor'}),
-  'transformer, muon': Kind({'optim__name': 'muon'}, dense=True),
-  'lion': Kind({'optim__name': 'lion'}, rate=0.1),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Size:
-  """A size: factors of the small model's parameter tokens (or width²) and of its layers."""
-
-  tokens: int = 1
-  layers: int = 1
-  groups: int = 0  # from scratch, in as many equal groups of tokens
-  beside: str = ''  # a Transformer keeps its width: tokens beside 'all' matrices, or 'attention'
-  as_tokens: bool = False  # the matrices of a Transformer's attention are tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """A way to spend a part of the budget: a kind of model, how it grows, and to which size."""
+  """A way to grow: the shapes on the way at equal parts of the point, and changes of `grow`."""
 
-  kind: str = 'tokenformer'
-  size: Size = Size(4)
-  grow: Changes = dataclasses.field(default_factory=dict)
-  stages: tuple[tuple[float, Size], ...] = ()  # (point, size); (): one growth at POINT
-  part: float = 1
+  shapes: tuple[str, ...] = (SMALL, LARGE)
+  grow: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-
-def _tokens(count: int) -> dict[str, Any]:
-  return {'kind': 'pattention', 'tokens': count}
+  @property
+  def small(self) -> str:
+    """The small model that η and the controls compare with."""
+    return 't2x1' if self.shapes[-1].startswith('t') else SMALL
 
 
-def _grown(method: str, **changes: Any) -> dict[str, Any]:
-  return {'grow__method__kind': method, **changes}
-
-
-# Copies need noise to part if each value is shared evenly; the exact growth of copies needs none.
 ARMS = {
-  'no growth': Arm(size=Size()),
-  'group': Arm(grow=_grown('group')),
-  'group, keys like trained': Arm(grow=_grown('group', grow__method__new_keys='trained')),
-  'group, keys copied': Arm(
-    grow=_grown('group', grow__method__new_keys='copies', grow__method__noise=0.5)
+  'default': Arm(),
+  'from one layer of half the tokens (r = 8)': Arm(('1x1', LARGE)),
+  'two growths': Arm((SMALL, '2x2', LARGE)),
+  'keys copied': Arm(grow={'method__new_keys': 'copies'}),
+  'layers drawn': Arm(grow={'place': 'between'}),
+  'zero_keys': Arm((SMALL, '2x4u'), {'method__kind': 'zero_keys'}),
+  'duplicate': Arm((SMALL, '2x4u'), {'method__kind': 'duplicate'}),
+  'as released': Arm((SMALL, '2x4u'), {'method__kind': 'random', 'moments': 'drop'}),
+  'copied layers alone': Arm((SMALL, '8x1')),
+  'Transformer, copied layers': Arm(('t2x1', 't8x1')),
+  'Transformer, net2net': Arm(('t2x1', 't2x4'), {'method__kind': 'net2net', 'method__noise': 0.01}),
+  'Transformer, hypercloning': Arm(
+    ('t2x1', 't2x4'), {'method__kind': 'hypercloning', 'method__noise': 0.01}
   ),
-  'zero_keys': Arm(grow=_grown('zero_keys')),
-  'duplicate': Arm(grow=_grown('duplicate')),
-  'as released': Arm(grow=_grown('random', grow__moments='drop')),
-  'scale only': Arm(size=Size(), grow={'scale_only': True}),
-  'depth': Arm(size=Size(1, 4), grow={'grow__place': 'between'}),
-  'depth, copies': Arm(size=Size(1, 4), grow={'grow__place': 'copies'}),
-  'tokens and depth': Arm(size=Size(2, 2), grow=_grown('group', grow__place='between')),
-  'tokens and depth, copies': Arm(size=Size(2, 2), grow=_grown('group', grow__place='copies')),
-  'transformer, no growth': Arm('transformer', Size()),
-  'net2net': Arm('transformer', grow=_grown('net2net', grow__method__noise=0.01)),
-  'hypercloning': Arm('transformer', grow=_grown('hypercloning', grow__method__noise=0.01)),
-  'transformer, depth, copies': Arm('transformer', Size(1, 4), {'grow__place': 'copies'}),
-  'transformer, group': Arm('transformer', Size(4, beside='all'), _grown('group')),
-  'transformer, group, attention': Arm('transformer', Size(4, beside='attention'), _grown('group')),
-  'transformer, as tokens': Arm('transformer', Size(as_tokens=True)),
-  'muon, no growth': Arm('muon', Size()),
-  'muon, group': Arm('muon', grow=_grown('group')),
-  'muon, tokens and depth, copies': Arm('muon', Size(2, 2), _grown('group', grow__place='copies')),
-  'net2net, muon': Arm('transformer, muon', grow=_grown('net2net', grow__method__noise=0.01)),
-  'adafactor, no growth': Arm('adafactor', Size()),
-  'adafactor, group': Arm('adafactor', grow=_grown('group')),
-  'lion, no growth': Arm('lion', Size()),
-  'lion, group': Arm('lion', grow=_grown('group')),
 }
-_AT = {
-  'group': (0.25, 0.5, 0.9),
-  'tokens and depth, copies': (0.25, 0.5),
-  'net2net': (0.25,),
-  'muon, tokens and depth, copies': (0.25,),
-}
-POINTS = {
-  **{
-    f'{name} at {point:.0%}': dataclasses.replace(ARMS[name], stages=((point, ARMS[name].size),))
-    for name, points in _AT.items()
-    for point in points
-  },
-  'group ×2': Arm(size=Size(2), grow=_grown('group')),
-  'group ×8': Arm(size=Size(8), grow=_grown('group')),
-  'group ×2 ×2': Arm(grow=_grown('group'), stages=((0.5, Size(2)), (0.75, Size(4)))),
-}
-POINTS |= {
-  f'{name}, half the budget': dataclasses.replace(ARMS[name], part=0.5)
-  for name in (
-    'no growth',
-    'group',
-    'depth, copies',
-    'tokens and depth, copies',
-    'net2net',
-    'muon, no growth',
-    'muon, group',
-    'muon, tokens and depth, copies',
-  )
-}
-SCRATCH = {
-  'scratch': Arm(),
-  'scratch, depth': Arm(size=Size(1, 4)),
-  'scratch, tokens and depth': Arm(size=Size(2, 2)),
-  'scratch, four groups': Arm(size=Size(4, 1, 4)),
-  'scratch, transformer': Arm('transformer'),
-  'scratch, transformer, depth': Arm('transformer', Size(1, 4)),
-  'scratch, muon': Arm('muon'),
-  'scratch, muon, tokens and depth': Arm('muon', Size(2, 2)),
-}
-DEFAULTS = {
-  **{f'group ×{size}': Arm(size=Size(size), grow=_grown('group')) for size in (2, 4, 8)},
-  **{name: ARMS[name] for name in ('depth', 'depth, copies', 'tokens and depth')},
-  **{name: ARMS[name] for name in ('muon, group', 'adafactor, group', 'lion, group')},
-}
-HANDOVER = ('no growth', 'group', 'zero_keys', 'duplicate', 'as released', 'depth', 'net2net')
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-  """The runs of one scale."""
+class Row:
+  """A run that has ended; `arm` is the shape of a run from scratch, whose point is 0."""
+
+  scale: str
+  arm: str
+  length: float
+  point: float
+  rate: float
+  seed: int
+  loss: float  # in bits a byte on held-out text
+
+
+Losses = Mapping[int, float]  # by seed
+
+
+def config(scale_name: str, shape: str, steps: int, **changes: Any) -> Config:
+  """Return the config of a shape; two underscores in the name of a change stand for a dot."""
+  scale, c = SCALES[scale_name], config_lib.defaults()
+  layer, mixer = c.model.layer, c.model.layer.mixer
+  layers, groups = map(int, shape.strip('tu').split('x'))
+  c.model.pattern = f'layer*{layers}'
+  if shape.startswith('t'):
+    c.model.width, mixer.heads = round(scale.dense_width * groups**0.5), scale.dense_heads
+    mixer.heads = round(scale.dense_heads * groups**0.5)
+    mixer.qkv = mixer.proj = {'kind': 'dense'}
+    layer.norm, layer.ffn = 'affine', {'kind': 'mlp'}
+  else:
+    c.model.width, mixer.heads = scale.width, scale.width // 8
+    for projection, width in ((mixer.qkv, 1), (mixer.proj, 1), (layer.ffn, 4)):
+      projection.tokens = width * scale.width * groups
+      if groups > 1 and not shape.endswith('u'):
+        projection.groups = f'{width * scale.width}*{groups}'
+  # Values a quarter as large as by default suit short runs.
+  c.model.init.std, c.model.init.output_std = 0.1, 0.5 / (layers * c.model.width**0.5)
+  mixer.positions.fraction = 1.0
+  c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
+  c.optim.update(schedule='wsd', final_fraction=0.0, warmup_steps=50, new_token_warmup=100)
+  c.train.update(steps=steps, log_every=500, eval_every=0, eval_batches=64, sample_tokens=0)
+  c.train.update(checkpoint_every=10**9, keep_checkpoints=999, loss_chunk=64, trackers=())
+  dotted = {name.replace('__', '.'): value for name, value in changes.items()}
+  return config_lib.resolve(c, config_lib.from_dotted(dotted))
+
+
+@dataclasses.dataclass(frozen=True)
+class Maker:
+  """Make the runs of a scale that are missing."""
 
   out: Path
-  scale: Scale
-  seeds: tuple[int, ...]
+  name: str
+  rates: tuple[float, ...] = RATES
+  seeds: tuple[int, ...] = SEEDS
 
-  def config(self, kind: str, size: Size, seed: int, steps: int, **changes: Any) -> Config:
-    """Return a run's config; two underscores in the name of a change stand for a dot."""
-    c, scale = config_lib.defaults(), self.scale
-    layer, mixer = c.model.layer, c.model.layer.mixer
-    c.model.pattern = f'layer*{scale.layers * size.layers}'
-    c.model.width, mixer.heads = scale.width, scale.width // 8
-    mixer.qkv.tokens = mixer.proj.tokens = scale.width * size.tokens
-    layer.ffn.tokens = 4 * scale.width * size.tokens
-    if size.groups:
-      for projection in (mixer.qkv, mixer.proj, layer.ffn):
-        projection.groups = f'{projection.tokens // size.groups}*{size.groups}'
-    if KINDS[kind].dense:
-      width = round(scale.dense_width * (1 if size.beside else size.tokens**0.5))
-      c.model.width, mixer.heads, layer.norm = width, width // scale.dense_head, 'affine'
-      mixer.qkv = mixer.proj = {'kind': 'dense'}
-      layer.ffn = {'kind': 'mlp'}
-      if size.beside:  # Tokens have 2 D entries each: D / 2 of them are a matrix of D × D.
-        added = (size.tokens - 1) * width // 2
-        mixer.qkv = mixer.proj = {'kind': 'dense', 'beside': _tokens(added)}
-        if size.beside == 'all':
-          layer.ffn = {'kind': 'mlp', 'beside': _tokens(8 * added)}
-    # Values a quarter as large as by default suit short runs of every kind.
-    depth = scale.layers * size.layers
-    c.model.init.output_std = 0.5 / (depth * c.model.width**0.5)
-    mixer.positions.fraction, c.model.init.std = 1.0, 0.1
-    c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
-    c.optim.update(schedule='wsd', warmup_steps=50, new_token_warmup=50)
-    c.train.update(steps=steps, seed=seed, log_every=500, eval_every=0, eval_batches=64)
-    c.train.update(checkpoint_every=10**9, keep_checkpoints=99, sample_tokens=0, loss_chunk=64)
-    c.train.trackers = ()
-    changes = {**KINDS[kind].changes, **changes}
-    c.update_from_flattened_dict({k.replace('__', '.'): v for k, v in changes.items()})
-    if c.optim.schedule == 'wsd':
-      c.optim.final_fraction = 0.0
-    config = config_lib.resolve(c)
-    if size.as_tokens:
-      model = as_tokens.wanted(sizes.fill_in(config).model, MATRICES)
-      config = dataclasses.replace(config, model=model)
-    return config
+  @property
+  def scale(self) -> Scale:
+    """The scale."""
+    return SCALES[self.name]
 
-  def step_flops(self, kind: str, size: Size) -> float:
-    """Return the model FLOPs of one step."""
-    config = self.config(kind, size, 0, 1)
-    data, model = config.data, sizes.fill_in(config).model
-    return data.batch_size * data.sequence_length * flops.train_flops(model, data.sequence_length)
+  def begin(self, length: float) -> int:
+    """Return the step at which the decay of a length begins."""
+    return self.scale.steps((1 - DECAY) * length)
 
-  def budget(self, kind: str) -> float:
-    """Return the FLOPs that every arm of a kind spends."""
-    return BUDGET * self.scale.steps * self.step_flops(kind, Size())
+  def constant(
+    self, name: str, shape: str, rate: float, seed: int, ends: Sequence[int], **grown: Any
+  ) -> Path:
+    """Return a run at a constant rate with a checkpoint at each of some steps."""
+    first = int(str(grown['init_from']).rpartition('@')[2]) if grown else 0
+    every = math.gcd(first, *ends)
+    changes = {'optim__schedule': 'constant', 'optim__final_fraction': 0.1, **grown}
+    changes |= {'optim__learning_rate': self.scale.rate * rate, 'train__seed': seed}
+    made = config(self.name, shape, max(ends), train__checkpoint_every=every, **changes)
+    return trials.once(self.out, f'{name}/constant {shape}/{rate:g}/{seed}', made)
 
-  def run(self, name: str, config: Config) -> Path:
-    """Train, unless the run is done; return the work directory."""
-    return trials.once(self.out, name, config)
+  def decayed(
+    self,
+    name: str,
+    shape: str,
+    rate: float,
+    seed: int,
+    source: str,
+    start: int,
+    length: float,
+    **grown: Any,
+  ) -> Row:
+    """Return a run that continues from another one and decays to zero at the end of a length."""
+    begin, end = max(start, self.begin(length)), self.scale.steps(length)
+    changes = {'init_from': source, 'train__decay_from': begin, 'train__seed': seed, **grown}
+    changes['optim__learning_rate'] = self.scale.rate * rate
+    workdir = trials.once(self.out, name, config(self.name, shape, end, **changes))
+    lines = [line for line in metrics.read(workdir) if 'eval/bits_per_byte' in line]
+    return Row(self.name, '', length, 0.0, rate, seed, lines[-1]['eval/bits_per_byte'])
 
-  def rate(self, kind: str) -> float:
-    """Return the rate of the small model with the least loss after a decay (seed 0)."""
+  def scratch(self, shape: str, lengths: Sequence[float]) -> Iterator[Row]:
+    """Yield a size from scratch at all lengths."""
+    begins = {length: self.begin(length) for length in lengths}
+    for rate, seed in itertools.product(self.rates, self.seeds):
+      source = self.constant('scratch', shape, rate, seed, list(begins.values()))
+      for length, begin in begins.items():
+        name = f'scratch/{shape} {length}/{rate:g}/{seed}'
+        row = self.decayed(name, shape, rate, seed, f'{source}@{begin}', begin, length)
+        yield dataclasses.replace(row, arm=shape)
 
-    def loss(rate: float) -> float:
-      config = self.config(kind, Size(), 0, self.scale.steps, optim__learning_rate=rate)
-      return final_loss(self.run(f'rates/{kind}/{rate:g}', config))
-
-    return min((rate * KINDS[kind].rate for rate in self.scale.rates), key=loss)
-
-  def stable(self, kind: str, size: Size, seed: int, rate: float, steps: int, every: int) -> Path:
-    """Return a run at a constant rate that keeps a checkpoint every so many steps."""
-    config = self.config(
-      kind,
-      size,
-      seed,
-      steps,
-      optim__schedule='constant',
-      optim__learning_rate=rate,
-      train__checkpoint_every=every,
-    )
-    name = f'stable/{kind}/{size.tokens}x{size.layers}x{size.groups}/{rate:g}/{seed}'
-    return self.run(name, config)
-
-  def base(self, kind: str, seed: int) -> Path:
-    """Return the stable run of the small model."""
-    steps = self.scale.steps
-    return self.stable(kind, Size(), seed, self.rate(kind), steps, steps // 20)
-
-  def arm(self, name: str, arm: Arm, factor: float, seed: int, last: Changes | None = None) -> Path:
-    """Return the last run of an arm; `last` changes the config of its last stage."""
-    kind, stages = arm.kind, arm.stages or ((POINT, arm.size),)
-    source, size = self.base(kind, seed), Size()
-    step = round(stages[0][0] * self.scale.steps)
-    spent = step * self.step_flops(kind, size)
-    budget, grow = arm.part * self.budget(kind), dict(arm.grow)
-    if grow.pop('scale_only', False):
-      grow |= self._references(4)
-    origin = f'{source}@{step}'
-    if arm.size.as_tokens:
-      origin = str(self.tokens_of(origin, seed))
-    for i, (_, size) in enumerate(stages):
-      per_step, is_last = self.step_flops(kind, size), i == len(stages) - 1
-      decay = round(DECAY * budget / per_step)
-      if is_last:
-        steps = step + round((budget - spent) / per_step)
-      else:
-        steps = step + round((stages[i + 1][0] - stages[i][0]) * self.scale.steps)
-      config = self.config(
-        kind,
-        size,
-        seed,
-        steps,
-        **{
-          'init_from': origin,
-          'optim__learning_rate': self.rate(kind) * factor,
-          **({'train__decay_from': steps - decay} if is_last else {'optim__schedule': 'constant'}),
-          **grow,
-          **(last or {} if is_last else {}),
-        },
-      )
-      source = self.run(f'arms/{name}/{factor:.3g}/{seed}/{i}', config)
-      spent, step = spent + (steps - step) * per_step, steps
-      origin = f'{source}@{step}'
-    return source
-
-  def tokens_of(self, origin: str, seed: int) -> Path:
-    """Return a run whose matrices of attention are tokens that compute the same."""
-    target = self.out / f'as_tokens/{seed}'
-    if not target.exists():
-      tokenformer_jax.load(origin).as_tokens(target, MATRICES)
-    return target
-
-  def first_steps(self, arm: Arm, factor: float, seed: int, **changes: Any) -> Config:
-    """Return the config of the 50 steps after growth at a constant rate, evaluated every 10."""
-    step = round(POINT * self.scale.steps)
-    return self.config(
-      arm.kind,
-      arm.size,
-      seed,
-      step + 50,
-      **{
-        'init_from': f'{self.base(arm.kind, seed)}@{step}',
-        'optim__schedule': 'constant',
-        'optim__learning_rate': self.rate(arm.kind) * factor,
-        'train__eval_every': 10,
-        **arm.grow,
-        **changes,
-      },
-    )
-
-  def _references(self, factor: int) -> dict[str, int]:
-    """Return τ² of a model with so many times as many tokens."""
-    width = self.scale.width * factor
-    in_mixer = {f'model__layer__mixer__{name}__reference': width for name in ('qkv', 'proj')}
-    return in_mixer | {'model__layer__ffn__reference': 4 * width}
-
-  def best(self, try_: Callable[[float, int], Path]) -> float:
-    """Return the factor of the rate with the least loss at seed 0."""
-    return min(self.scale.factors, key=lambda factor: final_loss(try_(factor, 0)))
-
-  def scratch(self, name: str, arm: Arm, factor: float, seed: int, budget: float) -> Path:
-    """Return the large model from scratch, decayed at a part of the budget."""
-    kind, size = arm.kind, arm.size
-    per_step, rate = self.step_flops(kind, size), self.rate(kind) * factor
-    ends = [round(part * self.budget(kind) / per_step) for part in SCRATCH_BUDGETS]
-    steps = round(budget * self.budget(kind) / per_step)
-    begins = {end: round((1 - DECAY) * end) for end in ends}
-    # Checkpoints are taken where a decay begins: all budgets are multiples of the smallest.
-    stable = self.stable(kind, size, seed, rate, begins[max(ends)], begins[min(ends)])
-    step = min(paths_of_steps(stable), key=lambda step: abs(step - begins[steps]))
-    config = self.config(
-      kind,
-      size,
-      seed,
-      steps,
-      init_from=f'{stable}@{step}',
-      optim__learning_rate=rate,
-      train__decay_from=step,
-    )
-    return self.run(f'scratch/{name}/{budget:g}/{factor:.3g}/{seed}', config)
+  def grown(self, name: str, points: Sequence[float]) -> Iterator[Row]:
+    """Yield the grown runs of an arm; the small model has the rate of the scale."""
+    arm, steps = ARMS[name], self.scale.steps
+    grow = {f'grow__{key}': value for key, value in arm.grow.items()}
+    first, *between, last = arm.shapes
+    for seed in self.seeds:
+      at = {point: [steps(share * MAIN) for share in shares(point, arm)[1:]] for point in points}
+      trunk = self.constant(name, first, 1.0, seed, [ends[0] for ends in at.values()])
+      for (point, ends), rate in itertools.product(at.items(), self.rates):
+        source = f'{trunk}@{ends[0]}'
+        for shape, end in zip(between, ends[1:], strict=True):
+          run = self.constant(
+            f'{name}/{point:g}', shape, rate, seed, [end], init_from=source, **grow
+          )
+          source = f'{run}@{end}'
+        path = f'{name}/{point:g}/{rate:g}/{seed}'
+        row = self.decayed(path, last, rate, seed, source, ends[-1], MAIN, **grow)
+        yield dataclasses.replace(row, arm=name, point=point)
 
 
-def paths_of_steps(workdir: Path) -> list[int]:
-  """Return the steps that a run has checkpoints of."""
-  return [int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdigit()]
+def shares(point: float, arm: Arm) -> list[float]:
+  """Return the shares of the tokens at which the shapes of an arm begin."""
+  growths = len(arm.shapes) - 1
+  return [point * number / growths for number in range(growths + 1)]
 
 
-def final_loss(workdir: Path) -> float:
-  """Return the last bits per byte on held-out text."""
-  lines = [line for line in metrics.read(workdir) if 'eval/bits_per_byte' in line]
-  return lines[-1]['eval/bits_per_byte']
+def write(rows: Sequence[Any], path: Path) -> None:
+  """Write rows as CSV."""
+  with path.open('w', newline='') as file:
+    writer = csv.writer(file, lineterminator='\n')
+    writer.writerow([field.name for field in dataclasses.fields(rows[0])])
+    for row in rows:
+      writer.writerow([f'{x:.6g}' if isinstance(x, float) else x for x in vars(row).values()])
 
 
-def arms(plan: Plan, chosen: Mapping[str, Arm]) -> None:
-  """Run arms: every rate with seed 0, then the best one with the other seeds."""
-  for name, arm in chosen.items():
-    factor = plan.best(lambda f, seed, name=name, arm=arm: plan.arm(name, arm, f, seed))
-    for seed in plan.seeds:
-      plan.arm(name, arm, factor, seed)
+def read(path: Path, kind: Any = Row) -> list[Any]:
+  """Return the rows of a CSV file."""
+  types = {field.name: field.type for field in dataclasses.fields(kind)}
+  with path.open() as file:
+    return [kind(**{k: types[k](v) for k, v in line.items()}) for line in csv.DictReader(file)]
 
 
-def scratch(plan: Plan, chosen: Mapping[str, Arm]) -> None:
-  """Run models from scratch; the rate is the best one at the chain's own budget."""
-  for name, arm in chosen.items():
-    factor = plan.best(lambda f, seed, name=name, arm=arm: plan.scratch(name, arm, f, seed, 1))
-    for seed in plan.seeds:
-      for budget in SCRATCH_BUDGETS:
-        plan.scratch(name, arm, factor, seed, budget)
+@dataclasses.dataclass(frozen=True)
+class Runs:
+  """The runs of one scale."""
+
+  scale: str
+  rows: Sequence[Row]
+
+  def best(self, arm: str, length: float, point: float = 0.0) -> tuple[float, Losses]:
+    """Return the best rate by the mean over seeds, and the losses at it; {} if there are none."""
+    by_rate: dict[float, dict[int, float]] = {}
+    for row in self.rows:
+      if (row.arm, row.length, row.point) == (arm, length, point):
+        by_rate.setdefault(row.rate, {})[row.seed] = row.loss
+    most = max(map(len, by_rate.values()), default=0)
+    whole = {rate: losses for rate, losses in by_rate.items() if len(losses) == most}
+    if not whole:
+      return 0.0, {}
+    rate = min(whole, key=lambda rate: statistics.mean(whole[rate].values()))
+    return rate, whole[rate]
+
+  def lengths(self, arm: str) -> list[float]:
+    """Return the lengths of an arm."""
+    return sorted({row.length for row in self.rows if row.arm == arm})
+
+  def points(self, arm: str) -> list[float]:
+    """Return the points of growth of an arm."""
+    return sorted({row.point for row in self.rows if (row.arm, row.length) == (arm, MAIN)})
+
+  def flops(self, shape: str) -> float:
+    """Return the FLOPs of a token."""
+    return _token_flops(self.scale, shape)
+
+  def cost(self, arm: str, point: float) -> float:
+    """Return what a grown run costs, in FLOPs of a token of its last model times the length."""
+    shapes, steps = ARMS[arm].shapes, SCALES[self.scale].steps
+    at = [steps(share * MAIN) / steps(MAIN) for share in shares(point, ARMS[arm])] + [1.0]
+    spent = [(at[n + 1] - at[n]) * self.flops(shape) for n, shape in enumerate(shapes)]
+    return MAIN * sum(spent) / self.flops(shapes[-1])
+
+  def frontier(self, seeds: Sequence[int], shape: str = LARGE) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lengths of a size from scratch and its mean losses at them."""
+    known = [(length, self.best(shape, length)[1]) for length in self.lengths(shape)]
+    means = [np.mean([losses[seed] for seed in seeds]) for _, losses in known]
+    return np.array([length for length, _ in known]), np.array(means)
 
 
-def warmups(plan: Plan) -> None:
-  """Train the first steps after growth by a group, with several warm-ups of the new tokens."""
-  for warmup in WARMUPS:
-    for seed in plan.seeds:
-      config = plan.first_steps(ARMS['group'], GROWN_RATE, seed, optim__new_token_warmup=warmup)
-      plan.run(f'warmups/{GROWN_RATE}-{warmup}/{seed}', config)
+@functools.cache
+def _token_flops(scale: str, shape: str) -> float:
+  made = sizes.fill_in(config(scale, shape, 1))
+  return flops.train_flops(made.model, made.data.sequence_length)
 
 
-def defaults(plan: Plan) -> None:
-  """Train the first steps after growth as `grow` leaves a run: its rate, and its warm-up."""
-  default = config_lib.Config().optim.new_token_warmup
-  for name, arm in DEFAULTS.items():
-    models = [sizes.fill_in(plan.config(arm.kind, size, 0, 1)).model for size in (Size(), arm.size)]
-    factor = state.rate_factor(*models)
-    for seed in plan.seeds:
-      config = plan.first_steps(arm, factor, seed, optim__new_token_warmup=default)
-      plan.run(f'defaults/{name}/{seed}', config)
+def equal_length(lengths: np.ndarray, losses: np.ndarray, loss: float) -> float:
+  """Return the length at which a size reaches a loss, by lines in the log of the length.
+
+  Beyond the ends, the last line goes on.
+  """
+  logs = np.log(lengths)
+  at = int(np.clip(np.searchsorted(-losses, -loss), 1, len(losses) - 1))
+  slope = (logs[at] - logs[at - 1]) / (losses[at] - losses[at - 1])
+  return float(np.exp(logs[at] + slope * (loss - losses[at])))
 
 
-def handover(plan: Plan, chosen: Mapping[str, Arm]) -> None:
-  """Train the first steps after growth, with the rate of the arm."""
-  for name, arm in chosen.items():
-    factor = plan.best(lambda f, seed, name=name, arm=arm: plan.arm(name, arm, f, seed))
-    for seed in plan.seeds:
-      plan.run(f'handover/{name}/{seed}', plan.first_steps(arm, factor, seed))
+def loss_at(lengths: np.ndarray, losses: np.ndarray, length: float) -> float:
+  """Return the loss at a length, by lines in the log of the length; the first and last go on."""
+  at = int(np.clip(np.searchsorted(lengths, length), 1, len(lengths) - 1))
+  share = np.log(length / lengths[at - 1]) / np.log(lengths[at] / lengths[at - 1])
+  return float(losses[at - 1] + share * (losses[at] - losses[at - 1]))
+
+
+def with_interval(figures: Callable[[Sequence[int]], Sequence[float]], seeds: Sequence[int]) -> Any:
+  """Return figures of some seeds, and the intervals of each from bootstrap samples."""
+  drawn = np.array([figures(chosen) for chosen in itertools.product(seeds, repeat=len(seeds))])
+  return list(zip(figures(seeds), np.quantile(drawn, (0.025, 0.975), axis=0).T, strict=True))
+
+
+def grown(runs: Runs, arm: str, point: float) -> Any:
+  """Return η and the saving of an arm, each with its interval; None if runs are missing."""
+  losses, (small, large) = runs.best(arm, MAIN, point)[1], (ARMS[arm].small, ARMS[arm].shapes[-1])
+  apart = [runs.best(shape, MAIN)[1] for shape in (small, large)]
+  seeds = sorted(losses.keys() & apart[0].keys() & apart[1].keys())
+  if not seeds or len(runs.lengths(large)) < 2:
+    return None
+
+  def figures(chosen: Sequence[int]) -> tuple[float, float]:
+    low, high, mean = (np.mean([one[seed] for seed in chosen]) for one in (*apart, losses))
+    needed = equal_length(*runs.frontier(chosen, large), mean)
+    return (low - mean) / (low - high), 1 - runs.cost(arm, point) / needed
+
+  return with_interval(figures, seeds)
+
+
+def ahead_of_small(runs: Runs, arm: str, point: float) -> list[float]:
+  """Return how many bits an arm is ahead of the small model with as many FLOPs, for each seed.
+
+  The small model lies between the lengths of its frontier from scratch, or at most half as far
+  again behind the last one; [] if it does not.
+  """
+  losses, small = runs.best(arm, MAIN, point)[1], ARMS[arm].small
+  seeds = sorted(losses.keys() & runs.best(small, MAIN)[1].keys())
+  equal = runs.cost(arm, point) * runs.flops(ARMS[arm].shapes[-1]) / runs.flops(small)
+  if not seeds or len(runs.lengths(small)) < 2 or equal > 1.5 * runs.lengths(small)[-1]:
+    return []
+  return [loss_at(*runs.frontier([seed], small), equal) - losses[seed] for seed in seeds]
+
+
+def percent(value: float) -> str:
+  """Return a share in words."""
+  return f'{100 * value:.0f} %'
+
+
+def saving(value: float, interval: Sequence[float]) -> str:
+  """Return a saving with its interval."""
+  return f'{percent(value)} ({percent(interval[0])} … {percent(interval[1])})'
+
+
+def report(all_runs: Sequence[Runs]) -> None:
+  """Print both sizes from scratch, and what each arm closes and saves."""
+  rows = [['from scratch, bits a byte', 'tokens a parameter', 'small', 'large', 'best rates']]
+  for runs in all_runs:
+    for length in runs.lengths(LARGE):
+      both = [runs.best(shape, length) for shape in (SMALL, LARGE)]
+      losses = [trials.spread(one.values()) for _, one in both]
+      rates = ', '.join(f'×{rate:g}' for rate, _ in both)
+      rows.append([runs.scale, f'{length:g}', *losses, rates])
+  trials.table(rows)
+  rows = [['', 'grown at', 'rate', 'bits a byte', 'η', 'saves', 'ahead of the small model']]
+  rows[0].append('less than the default')
+  for runs, arm in itertools.product(all_runs, ARMS):
+    for point in runs.points(arm):
+      rate, losses = runs.best(arm, MAIN, point)
+      default = runs.best('default', MAIN, point)[1]
+      shown = ['', '']
+      if figures := grown(runs, arm, point):
+        (closed, (low, high)), saved = figures
+        shown = [f'{closed:.2f} ({low:.2f} … {high:.2f})', saving(*saved)]
+      line = [f'{runs.scale}, {arm}', f'{point:.3g}', f'×{rate:g}', trials.spread(losses.values())]
+      ahead = ahead_of_small(runs, arm, point)
+      less = [default[seed] - losses[seed] for seed in losses.keys() & default.keys()]
+      shown += [trials.spread(ahead), trials.spread(less) if arm != 'default' else '']
+      rows.append([*line, *shown])
+  trials.table(rows)
+
+
+def draw(all_runs: Sequence[Runs], path: Path) -> None:
+  """Draw the saving and the lead over the small model by the share of the tokens before growth."""
+  import matplotlib.pyplot as plt  # noqa: PLC0415 (only for the picture)
+
+  figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout='constrained')
+  for number, runs in enumerate(all_runs):
+    shift = 0.008 * (number - (len(all_runs) - 1) / 2)
+    label = f'{runs.scale}: {SCALES[runs.scale].parameters:,} parameters in its layers'
+    style = {'fmt': 'osD'[number % 3], 'color': f'C{number}', 'capsize': 3, 'label': label}
+    for point in runs.points('default'):
+      if figures := grown(runs, 'default', point):
+        value, (low, high) = figures[1]
+        error = [[100 * (value - low)], [100 * (high - value)]]
+        left.errorbar([point + shift], [100 * value], yerr=error, **style)
+      if ahead := ahead_of_small(runs, 'default', point):
+        mean, deviation = statistics.mean(ahead), statistics.stdev(ahead)
+        right.errorbar([point + shift], [mean], yerr=[deviation], **style)
+  left.set(ylabel='saved FLOPs at equal loss, %')
+  right.set(ylabel='bits a byte less than the small\nmodel with as many FLOPs')
+  for axis in (left, right):
+    axis.axhline(0, color='0.8', zorder=0)
+    axis.set(xlabel='share of the tokens before growth', xlim=(0, 0.8))
+  marks, labels = left.get_legend_handles_labels()
+  known = dict(zip(labels, marks, strict=True))
+  figure.legend(known.values(), known.keys(), frameon=False, loc='outside lower center', ncols=3)
+  figure.savefig(path, dpi=110)
+
+
+def runs_by_scale(rows: Sequence[Row]) -> list[Runs]:
+  """Return the runs of each scale."""
+  names = dict.fromkeys(row.scale for row in rows)
+  return [Runs(name, [row for row in rows if row.scale == name]) for name in names]
+
+
+def flags(description: str) -> argparse.ArgumentParser:
+  """Return the flags that this experiment and families.py have."""
+  parser = argparse.ArgumentParser(description=description)
+  parser.add_argument('--out', type=Path, help='make the runs that are missing in this folder')
+  parser.add_argument('--csv', type=Path, help='of the runs: read it, or write it with --out')
+  parser.add_argument('--scales', default='tiny')
+  parser.add_argument('--rates', default=','.join(map(str, RATES)))
+  parser.add_argument('--seeds', default=','.join(map(str, SEEDS)))
+  return parser
+
+
+def makers(args: argparse.Namespace) -> Iterator[Maker]:
+  """Yield the maker of each scale that the flags name."""
+  trials.keep_programs(args.out)
+  rates, seeds = tuple(map(float, args.rates.split(','))), tuple(map(int, args.seeds.split(',')))
+  for name in args.scales.split(','):
+    yield Maker(args.out / name, name, rates, seeds)
 
 
 def main() -> None:
-  """Run the parts."""
-  names = ('arms', 'scratch', 'points', 'handover', 'warmups', 'defaults', 'elastic', 'forgetting')
-  parser = trials.parser(__doc__.splitlines()[0], names)
-  parser.add_argument('--scales', default='tiny,small')
-  parser.add_argument('--only', default='', help='names of arms, separated by ;')
-  args, out, parts, seeds = trials.begin(parser, names)
-
-  def chosen(all_: Mapping[str, Arm]) -> dict[str, Arm]:
-    wanted = args.only.split(';') if args.only else list(all_)
-    return {name: arm for name, arm in all_.items() if name in wanted}
-
-  for scale in args.scales.split(','):
-    plan = Plan(out / scale, SCALES[scale], seeds)
-    run = {
-      'arms': lambda plan=plan: arms(plan, chosen(ARMS)),
-      'scratch': lambda plan=plan: scratch(plan, chosen(SCRATCH)),
-      'points': lambda plan=plan: arms(plan, chosen(POINTS)),
-      'handover': lambda plan=plan: handover(plan, chosen({name: ARMS[name] for name in HANDOVER})),
-      'warmups': lambda plan=plan: warmups(plan),
-      'defaults': lambda plan=plan: defaults(plan),
-      'elastic': lambda plan=plan: elastic.run(plan, POINTS['group ×2 ×2']),
-      'forgetting': lambda plan=plan: forgetting.run(plan, {1: Size(), 2: Size(2)}),
-    }
-    for part in parts:
-      run[part]()
+  """Make the runs, and print the tables."""
+  parser = flags(__doc__.splitlines()[0])
+  parser.add_argument('--arms', default='default', help='separated by ;')
+  parser.add_argument('--points', default=','.join(map(str, POINTS)))
+  parser.add_argument('--picture', type=Path)
+  args = parser.parse_args()
+  rows = read(args.csv) if args.csv and args.csv.exists() else []
+  if args.out:
+    arms, points = args.arms.split(';'), list(map(float, args.points.split(',')))
+    for maker in makers(args):
+      for arm in arms:
+        for shape in dict.fromkeys((ARMS[arm].small, ARMS[arm].shapes[-1])):
+          rows += maker.scratch(shape, maker.scale.lengths)
+        rows += maker.grown(arm, points)
+    rows = list(dict.fromkeys(rows))
+    if args.csv:
+      write(rows, args.csv)
+  report(runs_by_scale(rows))
+  if args.picture:
+    draw(runs_by_scale(rows), args.picture)
 
 
 if __name__ == '__main__':

@@ -32,7 +32,7 @@ def measure(run: Path, clip: int = 0) -> dict[str, dict[str, dict[str, float]]]:
   """
   loaded = trained.load(str(run))
   model = loaded.config.model.map_layers(lambda _, layer: _clipped(layer, clip))
-  definition, short = define_lm(model, loaded.compute), loaded.config.data.sequence_length
+  definition, short = define_lm(model, loaded.execution), loaded.config.data.sequence_length
 
   @jax.jit
   def sums(params: Any, batch: jax.Array) -> Any:

@@ -6,9 +6,7 @@ A byte Transformer of 2 layers learns the text of the Python standard library, t
 language reference for a fifth of the steps. Each arm tries the rates of RATES with seed 0, and at
 the one that is best on the new text it runs the other seeds, and half and twice the steps. The old
 text is a source of weight 0, which is only evaluated. The picture has what is forgotten, and the
-FLOPs of learning, against what is learned. Growth of a Transformer on its own text is a part of
-`experiments/growth.py`:
---only='transformer, group;transformer, group, attention;transformer, as tokens'.
+FLOPs of learning, against what is learned.
 """
 
 import dataclasses
@@ -18,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import trials
-from forgetting import write_second_corpus
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
@@ -91,8 +88,7 @@ def make_config(arm: Arm, seed: int, changes: dict[str, Any], text: str = '') ->
   if text:
     c.data.mixture.new = {'source': text, 'weight': 1.0}
     c.data.mixture.old = {'source': 'stdlib', 'weight': 0.0}
-  c.update_from_flattened_dict(changes)
-  return config_lib.resolve(c)
+  return config_lib.resolve(c, config_lib.from_dotted(changes))
 
 
 def last_of(workdir: Path) -> dict[str, Any]:
@@ -188,7 +184,7 @@ def main() -> None:
   parser = trials.parser(__doc__.splitlines()[0], list(ARMS))
   parser.add_argument('--picture', default='', help='the PNG to write')
   args, out, parts, seeds = trials.begin(parser, list(ARMS))
-  text = f'files:{write_second_corpus(out)}/*.txt'
+  text = f'files:{trials.write_second_corpus(out)}/*.txt'
   found = {name: find(out, text, name, seeds) for name in parts}
   (small, step), rows = size(Arm()), []
   for name, arm in found.items():

@@ -8,11 +8,10 @@ new text and some of the old. A source of weight 0 is only evaluated.
 """
 
 import dataclasses
-import statistics
 from pathlib import Path
 
+import trials
 from absl import app, flags
-from forgetting import write_second_corpus
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, SourceConfig, Sources
@@ -61,7 +60,7 @@ def main(argv: list[str]) -> None:
   """Train all runs, and print the bits per byte of both texts."""
   del argv
   out = Path(_OUT.value)
-  new_text = f'files:{write_second_corpus(out)}/*.txt'
+  new_text = f'files:{trials.write_second_corpus(out)}/*.txt'
   found: dict[float, list[tuple[float, float]]] = {share: [] for share in REPLAYED}
   before = []
   for seed in range(_SEEDS.value):
@@ -77,12 +76,8 @@ def main(argv: list[str]) -> None:
   for share, pairs in found.items():
     new, after = zip(*pairs, strict=True)
     lost = [a - b for a, b in zip(after, before, strict=True)]
-    print(f'| {share:.0%} | {_spread(new)} | {_spread(after)} | {_spread(lost)} | {len(pairs)} |')
-
-
-def _spread(values: tuple[float, ...] | list[float]) -> str:
-  deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-  return f'{statistics.mean(values):.3f} ± {deviation:.3f}'
+    shown = ' | '.join(map(trials.spread, (new, after, lost)))
+    print(f'| {share:.0%} | {shown} | {len(pairs)} |')
 
 
 if __name__ == '__main__':

@@ -1,8 +1,8 @@
 """Run trainings once and print Markdown tables, for the experiments."""
 
 import argparse
+import shutil
 import statistics
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -45,9 +45,14 @@ def begin(
   if unknown := set(wanted) - set(parts):
     parser.error(f'unknown parts {", ".join(unknown)}; there are {", ".join(parts)}')
   out = Path(args.out)
+  keep_programs(out)
+  return args, out, wanted, tuple(map(int, args.seeds.split(',')))
+
+
+def keep_programs(out: Path) -> None:
+  """Keep compiled programs in a folder."""
   jax.config.update('jax_compilation_cache_dir', str((out / 'compiled').absolute()))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
-  return args, out, wanted, tuple(map(int, args.seeds.split(',')))
 
 
 def spread(values: Iterable[float], digits: int = 3) -> str:
@@ -67,8 +72,16 @@ def table(rows: Sequence[Sequence[str]]) -> None:
   print()
 
 
-def directories() -> tuple[Path, Path]:
-  """Return the directories of the runs and for the pictures, from a report's command line."""
-  if len(sys.argv) != 3:
-    sys.exit(f'usage: python {sys.argv[0]} RUNS PICTURES')
-  return Path(sys.argv[1]), Path(sys.argv[2])
+def write_second_corpus(out: Path) -> Path:
+  """Write English prose: Python's language reference for `help`, with a file for each topic."""
+  from pydoc_data import topics  # noqa: PLC0415 (needed for this part only)
+
+  folder = out / 'corpus'
+  if not folder.exists():
+    temporary = out / 'corpus.partial'
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for name, text in topics.topics.items():
+      (temporary / f'{name}.txt').write_text(text)
+    temporary.rename(folder)
+  return folder

@@ -2,9 +2,11 @@ r"""Compare vision transformers on digits: TokenFormer and ViT, score functions,
 
   python experiments/vision.py --out=runs/vision             everything; continues where it stopped
   python experiments/vision.py --out=runs/vision --parts=scores --data=digits --seeds=0,1
-  python experiments/vision_report.py runs/vision docs       tables and a picture of finished runs
+  python experiments/vision.py --out=runs/vision --picture=docs/vision.png
 
-Parts, after the TokenFormer paper (arXiv 2410.23168):
+The command then prints the tables of docs/vision.md: the last evaluation on held-out images, as
+mean ± standard deviation over the finished seeds. Parts, after the TokenFormer paper (arXiv
+2410.23168):
 
   models  TokenFormer against a ViT with as many parameters (Table 2)
   scores  the score functions of Pattention (Table 4)
@@ -18,11 +20,10 @@ rate has a worse one on either side. The sets are scikit-learn's digits, and 22,
 them with clutter (cluttered_digits/). Every run calls `tokenformer_jax.train` with a config.
 """
 
-import argparse
 import dataclasses
+import statistics
 from pathlib import Path
 
-import jax
 import tensorflow_datasets as tfds
 import trials
 from cluttered_digits import cluttered_digits
@@ -31,11 +32,12 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.model import flops
-from tokenformer_jax.runs import metrics
+from tokenformer_jax.runs import metrics, saved_config
 from tokenformer_jax.training import sizes
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
 RATES = (1e-3, 2e-3, 4e-3)
+SEEDS = 5  # The tables mark arms with fewer seeds.
 STEPS, RATE_STEPS = 400, {'digits': 200, 'cluttered': 400}
 DATA = {
   'digits': {},
@@ -118,8 +120,8 @@ class Plan:
     )
     values.train.trackers = ()
     together = {**DATA[self.data], **changes, **more}
-    values.update_from_flattened_dict({k.replace('__', '.'): v for k, v in together.items()})
-    return config_lib.resolve(values)
+    dotted = {name.replace('__', '.'): value for name, value in together.items()}
+    return config_lib.resolve(values, config_lib.from_dotted(dotted))
 
   def run(self, name: str, config: Config) -> Path:
     """Train, unless the run is done; return the work directory."""
@@ -151,7 +153,7 @@ class Plan:
       f'{config_lib.projection_path(small.model, name)}.tokens'.replace('.', '__'): 2 * count
       for name, count in config_lib.token_counts(small.model).items()
     }
-    twice['grow__method'] = 'zero_keys'
+    twice['grow__method__kind'] = 'zero_keys'
     grown = self.config('grown', seed, steps + steps // 2, rate, init_from=str(base), **twice)
     self.run(f'grown/{seed}', grown)
     small_step, large_step = (flops.step_flops(sizes.fill_in(c)) for c in (small, grown))
@@ -164,26 +166,108 @@ def last(workdir: Path) -> dict[str, float]:
   return [line for line in metrics.read(workdir) if 'eval/loss' in line][-1]
 
 
+Figures = dict[str, float]  # the figures of one run
+
+
+def evaluations(folder: Path) -> list[Figures]:
+  """Return the last evaluation of every finished seed."""
+  return [last(done.parent) for done in sorted(folder.glob('*/done'))]
+
+
+def training_flops(out: Path, data: str, name: str) -> float:
+  """Return the FLOPs of a run from its first step, including the model before a growth."""
+
+  def read_config(arm: str) -> Config:
+    path = next(iter(sorted((out / data / arm).glob('*/config.json'))))
+    return saved_config.read(path, 'run the experiment again')
+
+  config = read_config(name)
+  steps, per_step = config.train.steps, flops.step_flops(config)
+  if not config.init_from:
+    return steps * per_step
+  before = read_config('TokenFormer')
+  first = before.train.steps
+  return first * flops.step_flops(before) + (steps - first) * per_step
+
+
+def report_rates(out: Path, data: str) -> None:
+  """Print the loss of seed 0 by peak learning rate."""
+  print(f'\nrates, {data}:\n')
+  by_arm = {}
+  for done in (out / data / 'rates').glob('*/*/done'):
+    rate, arm = float(done.parent.name), done.parent.parent.name
+    by_arm.setdefault(arm, {})[rate] = last(done.parent)['eval/loss']
+  tried = sorted({rate for losses in by_arm.values() for rate in losses})
+  rows = [['', *(f'{rate:g}' for rate in tried)]]
+  for arm, losses in sorted(by_arm.items()):
+    rows.append([arm, *(f'{losses[rate]:.3f}' if rate in losses else '' for rate in tried)])
+  trials.table(rows)
+
+
+def compare(out: Path, part: str) -> None:
+  """Print the results of one part on every set of images."""
+  head, rows = [''], {label: [label] for label in PARTS[part]}
+  for data in DATA:
+    head += [f'{data}: top-1 %', 'loss', 'calibration error']
+    head += ['training TFLOP'] * (part == 'growth')
+    for label, name in PARTS[part].items():
+      lines = evaluations(out / data / name)
+      if not lines:
+        rows[label] += ['–'] * (3 + (part == 'growth'))
+        continue
+      rows[label].append(trials.spread((100 * line['eval/accuracy'] for line in lines), digits=2))
+      for figure in ('loss', 'calibration_error'):
+        rows[label].append(trials.spread(line[f'eval/{figure}'] for line in lines))
+      if part == 'growth':
+        rows[label].append(f'{training_flops(out, data, name) / 1e12:.1f}')
+      if len(lines) < SEEDS:
+        rows[label][-1] += f' ({len(lines)} seeds)'
+  print(f'\n{part}:\n')
+  trials.table([head, *rows.values()])
+
+
+def draw(out: Path, path: Path) -> None:
+  """Draw the loss of every run: a row for each set of images, a panel for each part."""
+  import matplotlib.pyplot as plt  # noqa: PLC0415 (only for the picture)
+
+  figure, all_axes = plt.subplots(
+    len(DATA),
+    len(PARTS),
+    figsize=(13, 5.5),
+    sharey='row',
+    layout='constrained',
+    squeeze=False,
+  )
+  for data, row in zip(DATA, all_axes, strict=True):
+    for (part, arms), axes in zip(PARTS.items(), row, strict=True):
+      for x, name in enumerate(arms.values()):
+        losses = [line['eval/loss'] for line in evaluations(out / data / name)]
+        axes.plot([x] * len(losses), losses, 'o', alpha=0.5, ms=5)
+        if losses:
+          axes.plot([x - 0.25, x + 0.25], [statistics.mean(losses)] * 2, color='black', lw=1)
+      # A label with the score function in parentheses becomes the function's name.
+      labels = [label.partition('(')[2].rstrip(')') or label.replace(', ', ',\n') for label in arms]
+      axes.set_xticks(range(len(arms)), labels, fontsize=7)
+      axes.set_xlim(-0.6, len(arms) - 0.4)
+      axes.set_title(f'{part}, {data}', fontsize=9)
+      axes.grid(axis='y', alpha=0.3)
+    row[0].set_ylabel('loss, held out')
+  figure.savefig(path, dpi=120)
+
+
 def main() -> None:
   """Run the parts."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--out', required=True)
-  parser.add_argument('--parts', default=','.join(PARTS))
+  parser = trials.parser(__doc__.splitlines()[0], list(PARTS))
+  parser.set_defaults(seeds=','.join(map(str, range(SEEDS))))
   parser.add_argument('--data', default=','.join(DATA))
-  parser.add_argument('--seeds', default='0,1,2,3,4')
-  args = parser.parse_args()
-  out, chosen = Path(args.out), args.parts.split(',')
-  if unknown := (set(chosen) - set(PARTS)) | (set(args.data.split(',')) - set(DATA)):
-    parser.error(f'unknown: {", ".join(unknown)}; there are {", ".join((*PARTS, *DATA))}')
-  # Most runs share their programs with runs of other seeds or rates.
-  jax.config.update('jax_compilation_cache_dir', str((out / 'compiled').absolute()))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+  parser.add_argument('--picture', type=Path)
+  args, out, chosen, seeds = trials.begin(parser, list(PARTS))
   tfds.disable_progress_bar()
   tfds.core.add_data_dir(out.absolute() / 'tfds')
   builder = cluttered_digits.Cluttered(data_dir=out.absolute() / 'tfds', file_format='array_record')
   builder.download_and_prepare()
   # Finish one seed after the other, so that an interrupted experiment has complete seeds.
-  for seed in map(int, args.seeds.split(',')):
+  for seed in seeds:
     for data in args.data.split(','):
       for part in chosen:
         plan = Plan(out, data)
@@ -192,6 +276,12 @@ def main() -> None:
         else:
           for name in PARTS[part].values():
             plan.arm(name, seed)
+  for data in DATA:
+    report_rates(out, data)
+  for part in PARTS:
+    compare(out, part)
+  if args.picture:
+    draw(out, args.picture)
 
 
 if __name__ == '__main__':

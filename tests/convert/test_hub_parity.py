@@ -15,7 +15,7 @@ from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.data import special_tokens, tokenizers
 from tokenformer_jax.decoding import chats, decode
 from tokenformer_jax.decoding.texts import TextRequest
-from tokenformer_jax.model.compute import DEFAULT
+from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs import checkpoint
 

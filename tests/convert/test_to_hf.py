@@ -26,9 +26,9 @@ from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
-from tokenformer_jax.model.compute import DEFAULT
+from tokenformer_jax.model.execution import DEFAULT
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Batches, Seen
 

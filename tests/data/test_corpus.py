@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import corpus, packed, text, text_files, tokenizers
+from tokenformer_jax.data import corpus, reading, text, text_files, tokenizers
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.data.store import find, prepare
 from tokenformer_jax.errors import UserError
@@ -231,6 +231,6 @@ def test_equal_documents_cannot_be_split(tmp_path):
 
 
 def test_a_lone_file_may_be_longer_than_a_document(tmp_path, monkeypatch):
-  monkeypatch.setattr(packed, 'LONGEST_DOCUMENT', 1000)
+  monkeypatch.setattr(reading, 'LONGEST_DOCUMENT', 1000)
   train, validation = _texts(prepare(_config(tmp_path, _write(tmp_path / 'a.txt', LINES))))
   assert train + validation == LINES

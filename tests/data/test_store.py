@@ -259,41 +259,6 @@ def test_blocks_do_not_depend_on_the_pieces_that_were_written(tmp_path, monkeypa
   assert shards.find_changed({tmp_path / 'file': digests.blocks()}, 1) is None
 
 
-def _left_by_another_host(folder: Path) -> tuple[Path, Path]:
-  """A build on a host whose file locks nobody sees here: its folder, and its heartbeat."""
-  stores = folder / 'cache' / 'stores'
-  temporary, leased = stores / 'other', stores / 'other.lease'
-  temporary.mkdir(parents=True)
-  (temporary / '00000.train.tokens').write_bytes(b'half of')
-  leased.mkdir()
-  owner = dataclasses.replace(lease._this_process(), machine='elsewhere')
-  (leased / '1.json').write_text(json.dumps(dataclasses.asdict(owner)))
-  beat = leased / f'{owner.name}.beat'
-  beat.write_text('1')
-  return temporary, beat
-
-
-def test_what_another_host_is_building_stays(tmp_path, monkeypatch):
-  temporary, beat = _left_by_another_host(tmp_path)
-  prepare(_config(tmp_path))
-  assert temporary.exists(), 'a build was removed before anyone could know that it died'
-
-  write = store_lib._Builder._write
-
-  def write_while_it_lives(self) -> shards.Index:
-    index = write(self)
-    beat.write_text('2')
-    return index
-
-  monkeypatch.setattr(lease, 'Timing', lambda: dataclasses.replace(TIMING, silence=0))
-  with monkeypatch.context() as patch:
-    patch.setattr(store_lib._Builder, '_write', write_while_it_lives)
-    prepare(_config(tmp_path, validation_fraction=0.3))
-  assert temporary.exists(), 'a build that lives was removed'
-  prepare(_config(tmp_path, validation_fraction=0.4))
-  assert not temporary.exists(), 'what a dead host left stays for ever'
-
-
 def test_who_needs_a_store_that_is_being_built_waits_and_says_so(tmp_path, capsys):
   config = _config(tmp_path)
   path, built = store_lib.store_folder(config), []

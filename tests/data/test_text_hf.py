@@ -73,6 +73,23 @@ def test_a_folder_is_read_in_the_order_of_its_rows(tmp_path, layout):
   assert cache <= 2, 'a folder that is there is copied'
 
 
+def test_a_text_of_a_folder_keeps_its_characters(tmp_path):
+  texts = ['NA', '007', '2024-01-31', 'null']
+  for name in ('csv', 'jsonl'):
+    (tmp_path / name).mkdir()
+  (tmp_path / 'csv/train.csv').write_text('\n'.join(['text', *texts]))
+  (tmp_path / 'jsonl/train.jsonl').write_text(''.join(f'{{"text": "{t}"}}\n' for t in texts))
+  assert _read(tmp_path / 'csv') == texts == _read(tmp_path / 'jsonl')
+
+
+def test_options_of_a_configuration_are_those_of_the_library(tmp_path):
+  (tmp_path / 'set').mkdir()
+  (tmp_path / 'set/a.csv').write_text('text;n\na, b;1\n')
+  configuration = '- config_name: default\n  data_files: a.csv\n  sep: ";"\n'
+  (tmp_path / 'set/README.md').write_text(f'---\nconfigs:\n{configuration}---\n')
+  assert _read(tmp_path / 'set') == ['a, b'], 'the separator of the README is ignored'
+
+
 @pytest.mark.parametrize('layout', LAYOUTS[1:])
 def test_a_split_is_named_or_chosen(tmp_path, layout):
   folder = _make(tmp_path / 'set', layout)
@@ -113,7 +130,7 @@ def test_a_column_that_is_not_there_is_named(tmp_path, layout):
   folder = _make(tmp_path / 'set', layout)
   with pytest.raises(UserError, match=r"set.* has no field 'txt' .*did you mean 'text'"):
     _read(folder, 'txt')
-  with pytest.raises(UserError, match=r"set, row 1, has a int in the field 'n'"):
+  with pytest.raises(UserError, match=r"set.*(row|line) 1, has a int in the field 'n'"):
     _read(folder, 'n')
 
 

@@ -1,4 +1,4 @@
-"""CSV, TSV and JSON arrays have a document a row, and are read row by row."""
+"""CSV, TSV and JSON arrays have a document a row."""
 
 import csv
 import gzip
@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 import zstandard
 
-from tokenformer_jax.data import formats, packed
+from tokenformer_jax.data import formats, reading
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.errors import UserError
 
@@ -32,7 +32,7 @@ def _read(path, text_field='text') -> list[str]:
 @pytest.mark.parametrize('name', TABLES)
 @pytest.mark.parametrize('chunk', [2**17, 3], ids=['whole', 'torn'])
 def test_a_table_has_a_document_a_row(tmp_path, monkeypatch, name, chunk):
-  monkeypatch.setattr(packed, '_CHUNK_BYTES', chunk)
+  monkeypatch.setattr(reading, '_CHUNK_BYTES', chunk)
   monkeypatch.setattr(formats, '_HEAD_BYTES', 20)
   path = tmp_path / name
   path.write_bytes(TABLES[name])
@@ -55,16 +55,14 @@ def test_a_table_may_have_no_rows(tmp_path, content):
 BAD = {
   'a.csv': ('txt,n\na,1\n', r"a\.csv has no field 'text'.*did you mean 'txt'"),
   'b.csv': ('text,n\na,1\na, b,2\n', r"b\.csv, line 3, has 3 fields, but the header has 2; put"),
-  'c.csv': ('text,n\n"a,1\n', r'c\.csv, line 3, is not valid CSV'),
+  'c.csv': ('text,n\n"a,1\n', r'c\.csv, line 2, is not valid CSV'),
   'd.csv': ('text\n"a"b\n', r'd\.csv, line 2, is not valid CSV'),
   'e.json': ('[{"text": "a"}, {"txt": "b"}]', r"e\.json, element 2, has no field 'text'"),
   'f.json': ('[{"text": "a"}, "b"]', r'f\.json, element 2, is a JSON str; it must be an object'),
   'g.json': ('[{"text": "a"}, {"text": 3}]', r'g\.json, element 2, has a int in the field'),
-  'h.json': ('[{"text": "a"}, {"text": b}]', r'h\.json, element 2, is not valid JSON'),
-  'i.json': ('[{"text": "a"}, {"text": "', r'i\.json, element 2, is not valid JSON'),
-  'j.json': ('[{"text": "a"}', r'j\.json is not valid JSON: it ends after element 1'),
-  'k.json': ('[{"text": "a"} {}]', r'k\.json .*: a comma or \] is missing after element 1'),
-  'l.json': ('[{"text": "a"}] 3', r"l\.json is not valid JSON: '3' follows the end of the array"),
+  'h.json': ('[{"text": "a"}, {"text": b}]', r'h\.json is not valid JSON \(Expecting value'),
+  'i.json': ('[{"text": "a"}, {"text": "', r'i\.json is not valid JSON'),
+  'j.json': ('[{"text": "a"}] 3', r'j\.json is not valid JSON \(Extra data'),
 }  # fmt: skip
 
 
@@ -105,29 +103,34 @@ def test_nul_bytes_in_a_table_are_refused(tmp_path):
       _read(tmp_path / name)
 
 
-@pytest.mark.parametrize('name', ['a.csv', 'a.json', 'a.csv.gz', 'a.json.gz'])
+@pytest.mark.parametrize('name', ['a.csv', 'a.csv.gz'])
 def test_a_row_has_the_limit_of_a_document(tmp_path, monkeypatch, name):
-  monkeypatch.setattr(packed, 'LONGEST_DOCUMENT', 2**20)
-  rows = [{'text': 'a' * 2**19}] * 3
-  fits = b'text\n' + (b'a' * 2**19 + b'\n') * 3 if 'csv' in name else json.dumps(rows).encode()
-  long = b'text\n"' + b'a\n' * 2**19 if 'csv' in name else b'[{"text": "' + b'a' * 2**20
+  limit = csv.field_size_limit(2**20)
+  monkeypatch.setattr(reading, 'LONGEST_DOCUMENT', 2**20)
   pack = gzip.compress if name.endswith('.gz') else bytes
-  (tmp_path / name).write_bytes(pack(fits))
-  assert len(_read(tmp_path / name)) == 3, 'the limit counts rows together'
-  (tmp_path / name).write_bytes(pack(long))
-  with pytest.raises(UserError, match='has a document of more than 1 MiB'):
-    _read(tmp_path / name)
+  try:
+    (tmp_path / name).write_bytes(pack(b'text\n' + (b'a' * 2**19 + b'\n') * 3))
+    assert len(_read(tmp_path / name)) == 3, 'the limit counts rows together'
+    for row in (b'"' + b'a\n' * 2**19, b'a' * 2**20):
+      (tmp_path / name).write_bytes(pack(b'text\n' + row + b'a\n'))
+      with pytest.raises(UserError, match='has a document of more than 1 MiB'):
+        _read(tmp_path / name)
+  finally:
+    csv.field_size_limit(limit)
 
 
-@pytest.mark.parametrize('name', ['a.csv', 'a.json'])
-def test_a_table_is_read_row_by_row(tmp_path, name):
-  path = tmp_path / name
+def test_a_large_array_is_refused_with_the_command_that_makes_lines(tmp_path, monkeypatch):
+  monkeypatch.setattr(reading, 'LONGEST_DOCUMENT', 2**20)
+  path = tmp_path / 'a b.json.gz'
+  path.write_bytes(gzip.compress(json.dumps([{'text': 'a' * 2**19}] * 3).encode()))
+  with pytest.raises(UserError, match=r"array of more than 1 MiB.*: zcat '.*a b.*' \| jq -c .* > "):
+    _read(path)
+
+
+def test_a_table_is_read_row_by_row(tmp_path):
+  path = tmp_path / 'a.csv'
   with open(path, 'w') as file:
-    if name == 'a.csv':
-      writer = csv.writer(file)
-      writer.writerows([['text'], *([f'{i} ' * 2000] for i in range(1000))])
-    else:
-      json.dump([{'text': f'{i} ' * 2000} for i in range(1000)], file)
+    csv.writer(file).writerows([['text'], *([f'{i} ' * 2000] for i in range(1000))])
   assert path.stat().st_size > 7 * 2**20
   tracemalloc.start()
   try:

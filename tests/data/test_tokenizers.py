@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.trunk import Context, Documents
+from tokenformer_jax.model.layer import Context, Documents
 
 TEXTS = ['the cat sat on the mat', 'def f(x):\n  return x + 1\n', 'naïve 日本語 🙂'] * 20
 # Any code points but surrogates. Not st.text(), which first builds tables for seconds.

@@ -25,9 +25,9 @@ from tokenformer_jax.decoding.buckets import batches, bucket, growing_bucket
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY, Sampling
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.lm import Compute, define_lm, unstack
+from tokenformer_jax.model.layer import Context
+from tokenformer_jax.model.lm import Execution, define_lm, unstack
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 
 MODEL = tiny_model(tied_head=False)  # A tied head mostly repeats the last token.
@@ -60,7 +60,7 @@ def _prepared(model: ModelConfig) -> Params:
 
 @functools.cache
 def _decoder(model: ModelConfig) -> Decoder:
-  return Decoder(model, Compute())
+  return Decoder(model, Execution())
 
 
 def _prompt(length: int) -> list[int]:
@@ -99,7 +99,7 @@ def _logits(model: ModelConfig, ids: list[int]) -> np.ndarray:
 )
 def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
   """The prompts in one batch, left-padded, then three tokens one by one."""
-  definition, params = define_lm(model, Compute(layers='list')), _prepared(model)
+  definition, params = define_lm(model, Execution(layers='list')), _prepared(model)
   rows = [_prompt(length + 3) for length in UNEQUAL]
   padding = jnp.array([64 - length for length in UNEQUAL])
   ids = np.zeros((len(rows), 64 + 3), np.int32)
@@ -205,7 +205,7 @@ def test_a_text_that_is_long_enough_for_its_caller_ends():
 
 
 def test_a_bucket_of_lengths_is_compiled_once():
-  decoder, params = Decoder(MODEL, Compute()), _prepared(MODEL)
+  decoder, params = Decoder(MODEL, Execution()), _prepared(MODEL)
 
   def compiled(prompt: int, length: int) -> list[str]:
     with compilations() as names:
@@ -224,7 +224,7 @@ def test_a_bucket_of_lengths_is_compiled_once():
   ids=['kinds', 'learned', 'window', 'linear'],
 )
 def test_the_turns_of_a_conversation_are_compiled_once(model):
-  decoder, params, prompt = Decoder(model, Compute()), _prepared(model), _prompt(20)
+  decoder, params, prompt = Decoder(model, Execution()), _prepared(model), _prompt(20)
   with compilations() as names:
     for length in (12, 9, 6):  # after 20, 47 and 71 tokens, which are in two buckets else
       (text,) = decoder(params, [Request(prompt, length, GREEDY, grows=True)])
@@ -257,7 +257,7 @@ def test_every_request_is_in_one_batch_the_longest_first():
 @functools.cache
 def _on_a_mesh(model: ModelConfig) -> tuple[list[list[int]], list[str]]:
   definition = define_lm(model)
-  decoder = Decoder(model, Compute())
+  decoder = Decoder(model, Execution())
   mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
   params = jax.device_put(large_params(model), sharding.tree_shardings(mesh, definition.axes))
   with jax.set_mesh(mesh), compilations() as names:
@@ -295,7 +295,7 @@ def test_a_bucket_is_compiled_once_on_a_mesh(model):
 def test_the_cache_is_split_as_the_heads_are():
   mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
   with jax.set_mesh(mesh):
-    definition, params = define_lm(MODEL, Compute(layers='list')), _prepared(MODEL)
+    definition, params = define_lm(MODEL, Execution(layers='list')), _prepared(MODEL)
     cache = jax.jit(lambda: definition.bind(params).init_caches(4, 64))()
   assert len(cache) == MODEL.depth
   local = cache[0].keys.addressable_shards[0].data.shape
@@ -335,11 +335,11 @@ def test_learned_positions_have_an_end():
 )
 def test_prepared_parameters_compute_what_the_model_does(model):
   """Those of the embedding and the matrices are rounded once, and not each time."""
-  compute = Compute(dtype=jnp.dtype('bfloat16'))
-  prepared = Decoder(model, compute).prepare(large_params(model))
+  execution = Execution(dtype=jnp.dtype('bfloat16'))
+  prepared = Decoder(model, execution).prepare(large_params(model))
   assert {a.dtype.name for a in jax.tree.leaves(prepared)} == {'bfloat16', 'float32'}
 
-  definition = define_lm(model, dataclasses.replace(compute, layers='list'))
+  definition = define_lm(model, dataclasses.replace(execution, layers='list'))
   logits = jax.jit(lambda params: definition.bind(params)(np.array([_prompt(20)]))[0])
   want = logits(unstack(large_params(model), model))
   np.testing.assert_array_equal(logits(prepared), want, 'another model')

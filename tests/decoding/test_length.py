@@ -25,7 +25,7 @@ from tokenformer_jax.decoding.sampling import GREEDY
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.decoding.writer import Writer
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.lm import Compute, define_lm
+from tokenformer_jax.model.lm import Execution, define_lm
 from tokenformer_jax.model.params import Params
 
 PROMPT = np.random.default_rng(0).integers(0, 64, 30).tolist()
@@ -211,7 +211,7 @@ def test_layers_with_windows_keep_their_distances():
 def test_a_text_is_the_likeliest_with_clipped_distances(name):
   model = with_clip(CLIPPABLE[name], 12)
   params = _params(model)
-  decoder, definition = Decoder(model, Compute()), define_lm(model)
+  decoder, definition = Decoder(model, Execution()), define_lm(model)
   (text,) = decoder(decoder.prepare(params), [Request(PROMPT, 16, GREEDY)])
   ids = np.array([[*PROMPT, *text]])
   logits = jax.jit(lambda params: definition.bind(params)(ids)[0])(params)[0]
@@ -225,7 +225,7 @@ def test_a_model_in_memory_is_clipped_with_its_parameters():
   assert model.config.model.layer.mixer.positions.clip == 0
   assert clipped.params is model.params
   # A definition of the same config computes the same.
-  want = define_lm(clipped.config.model, model.compute)
+  want = define_lm(clipped.config.model, model.execution)
   ids = np.array([PROMPT])
   got, expected = (
     jax.jit(lambda p, one=one: one.bind(p)(ids)[0])(model.params)

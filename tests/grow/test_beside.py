@@ -25,7 +25,7 @@ from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import as_tokens, state
 from tokenformer_jax.model import models
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.pattention import pattention
 from tokenformer_jax.parallel import sharding
@@ -52,7 +52,7 @@ def transformer(ffn: str = 'mlp') -> ModelConfig:
 
 
 def logits(model: ModelConfig, params, dtype=jnp.float32) -> np.ndarray:
-  definition = define_lm(model, Compute(dtype=dtype))
+  definition = define_lm(model, Execution(dtype=dtype))
   return np.asarray(jax.jit(lambda params, ids: definition.bind(params)(ids)[0])(params, IDS))
 
 

@@ -46,7 +46,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import depth, grown_model, parts, table
 from tokenformer_jax.grow import state as state_lib
 from tokenformer_jax.model import models
-from tokenformer_jax.model.lm import Compute, define_lm, unstack
+from tokenformer_jax.model.lm import Execution, define_lm, unstack
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import last_growth
@@ -137,7 +137,7 @@ def test_impossible_numbers_of_layers_are_refused():
 
 def _one_by_one(model, params):
   """The logits without a loop over layers, which XLA rounds as it likes."""
-  definition = define_lm(model, Compute(attention='xla', layers='list'))
+  definition = define_lm(model, Execution(attention='xla', layers='list'))
   return np.asarray(definition.bind(unstack(params, model))(IDS[:, :-1])[0])
 
 

@@ -40,7 +40,7 @@ from tokenformer_jax.config import (
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import experts, grown_model, parts
 from tokenformer_jax.grow import state as state_lib
-from tokenformer_jax.model.compute import DEFAULT
+from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.feed_forward import feed_forward
 from tokenformer_jax.model.lm import define_lm
 
@@ -81,7 +81,7 @@ def test_routed_experts_beside_a_pattention_add_exactly_zero(score, dtype):
   """Operation by operation: what XLA makes of a whole model depends on its flags."""
   source, target = tiny_model(score=score), sparse(score)
   old, new = (
-    feed_forward(model.layer.ffn, model, compute=DEFAULT, rngs=nnx.Rngs(0))
+    feed_forward(model.layer.ffn, model, execution=DEFAULT, rngs=nnx.Rngs(0))
     for model in (source, target)
   )
   new.shared = old

@@ -26,7 +26,7 @@ from tokenformer_jax.config import GrowConfig, MLPConfig, growth, matrices
 from tokenformer_jax.decoding import sampling
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.grow import depth, experts, state, widen
-from tokenformer_jax.model.compute import DEFAULT
+from tokenformer_jax.model.execution import DEFAULT
 
 pytestmark = pytest.mark.slow
 PLAIN = GrowConfig()

@@ -11,7 +11,7 @@ from tiny import large_params, two_kinds
 
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.inspection import experts, report
-from tokenformer_jax.model import trunk
+from tokenformer_jax.model.layer import Counts, layer_means
 from tokenformer_jax.model.lm import define_lm
 
 IDS = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
@@ -34,11 +34,11 @@ def test_the_load_is_that_of_the_model(model):
   found = _measure(model)
   assert list(found) == [1, 3], 'the layers with a router, from 0 on'
   definition = define_lm(model)
-  counts = trunk.Counts(targets=IDS.size, tokens=IDS.size, sequences=len(IDS))
+  counts = Counts(targets=IDS.size, tokens=IDS.size, sequences=len(IDS))
   means = jax.jit(lambda p, ids: definition.bind(p).hidden(ids)[2].divided(counts)[1])(
     large_params(model), IDS
   )
-  figures = trunk.layer_means(means)
+  figures = layer_means(means)
   mean = np.mean([one.load for one in found.values()], axis=0)
   want = [figures[f'router/load/{i}'] for i in range(8)]
   np.testing.assert_allclose(mean, want, atol=1e-6)

@@ -32,7 +32,7 @@ from tokenformer_jax.inspection.model import load, maps, old_tokens
 from tokenformer_jax.inspection.weights import compiled_maps, compiled_sums, names, pattentions
 from tokenformer_jax.model import groups
 from tokenformer_jax.model.attention import Attention
-from tokenformer_jax.model.lm import Compute, define_lm, unstack
+from tokenformer_jax.model.lm import Execution, define_lm, unstack
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.model.pattention import parameter_weights
 from tokenformer_jax.parallel import sharding
@@ -68,7 +68,7 @@ def _model() -> ModelConfig:
 
 
 MODEL = _model()
-DEFINITION = define_lm(MODEL, Compute(attention='xla'))
+DEFINITION = define_lm(MODEL, Execution(attention='xla'))
 KINDS = (ATTENTION, ALL, ATTENTION, ALL, ATTENTION, ('ffn',))  # of each layer
 COUNTS = {'local': (16, 16, 16, 20), 'layer': (24, 24, 24, 40, 48), 'bare': (20,)}
 NAMES = ('local', 'layer', 'local', 'layer', 'local', 'bare')
@@ -99,7 +99,7 @@ def _with_what_proj_reads(attention: Attention, x: jax.Array) -> tuple[jax.Array
 @functools.cache
 def _reference() -> list[dict[str, np.ndarray]]:
   """The weights [B, T, N] by layer and kind, from layers that are run one by one."""
-  model = define_lm(MODEL, Compute(attention='xla', layers='list'))
+  model = define_lm(MODEL, Execution(attention='xla', layers='list'))
   bound = model.bind(unstack(_params(), MODEL))
   x, found = bound.embed(IDS), []
   for block, name in zip(bound.blocks, NAMES, strict=True):

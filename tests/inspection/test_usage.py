@@ -13,14 +13,14 @@ from tiny import tiny_model
 from tokenformer_jax import grow
 from tokenformer_jax.config import GrowConfig, ModelConfig
 from tokenformer_jax.inspection import report, usage
-from tokenformer_jax.model.lm import Compute, define_lm
+from tokenformer_jax.model.lm import Execution, define_lm
 from tokenformer_jax.model.params import Params
 
 
 def _measure(
   params: Params, model: ModelConfig = MODEL, rows: np.ndarray = IDS
 ) -> dict[int, dict[str, usage.Usage]]:
-  definition = define_lm(model, Compute(attention='xla'))
+  definition = define_lm(model, Execution(attention='xla'))
   return usage.measure(definition, params, rows, mesh_of())
 
 

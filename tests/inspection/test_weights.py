@@ -21,10 +21,10 @@ from tokenformer_jax.inspection.weights import (
   pattentions,
   sums,
 )
-from tokenformer_jax.model.lm import Compute, define_lm
+from tokenformer_jax.model.lm import Execution, define_lm
 from tokenformer_jax.parallel import sharding
 
-DEFINITION = define_lm(MODEL, Compute(attention='xla'))
+DEFINITION = define_lm(MODEL, Execution(attention='xla'))
 PADDED = np.where(np.arange(13) < np.arange(6, 14)[:, None], IDS, -1)
 
 
@@ -33,7 +33,7 @@ def test_names_are_those_of_the_modules_in_the_order_of_the_forward_pass():
   inner = {kind: kind if kind == 'ffn' else f'attention/{kind}' for kind in KINDS}
   for index, layer in enumerate(pattentions(DEFINITION)):
     assert tuple(layer) == KINDS, 'reports and pictures have another order'
-    assert {one.layer.index for one in layer.values()} == {index}, 'of another layer'
+    assert {one.layer.row for one in layer.values()} == {index}, 'of another layer'
     for name in ('keys', 'values'):
       found = {
         kind: jax.tree_util.keystr(getattr(one, name), simple=True, separator='/')
@@ -126,7 +126,7 @@ def test_eight_devices_give_the_map_of_the_first_row(on_a_mesh):
 
 
 def test_bfloat16_is_summed_in_float32():
-  definition = define_lm(MODEL, Compute(jnp.dtype('bfloat16'), attention='xla'))
+  definition = define_lm(MODEL, Execution(jnp.dtype('bfloat16'), attention='xla'))
 
   def both(params):
     model = definition.bind(params)
@@ -157,7 +157,7 @@ def test_hidden_units_of_an_mlp_are_tokens():
   }
   twins = {**params, 'blocks': {**params['blocks'], 'ffn': matrices}}
   found = [
-    usage.measure(define_lm(model, Compute(attention='xla')), own, IDS, mesh_of())
+    usage.measure(define_lm(model, Execution(attention='xla')), own, IDS, mesh_of())
     for model, own in ((tokens, params), (dense, twins))
   ]
   for layer in range(tokens.depth):

@@ -9,10 +9,10 @@ import pytest
 from tiny import tiny_model
 
 from tokenformer_jax.model.attention import Attention
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.kernels import attend, causal_attention, kernel
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.params import define
-from tokenformer_jax.model.trunk import Context
 
 
 def _heads(seed: int, length: int = 6, dtype=np.float32) -> np.ndarray:
@@ -124,7 +124,7 @@ def _attend(
   """Attention with random parameters; `cached` fills all 12 positions of a cache."""
   model = tiny_model(window=window)
   definition = define(
-    lambda rngs: Attention(model.layer.mixer, model, compute=Compute(), rngs=rngs)
+    lambda rngs: Attention(model.layer.mixer, model, execution=Execution(), rngs=rngs)
   )
   rng = np.random.default_rng(0)
   params = jax.tree.map(

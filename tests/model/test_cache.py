@@ -10,9 +10,9 @@ from tiny import tiny_model
 
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.cache import KV, Ring
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.params import define
-from tokenformer_jax.model.trunk import Context
 
 LENGTH = 24
 X_BxTxD = np.random.default_rng(1).normal(size=(3, LENGTH, 32)).astype(np.float32)
@@ -23,7 +23,7 @@ PADDING = np.array([0, 3, 11])  # less and more than the windows below
 def _attention(window: int):
   model = tiny_model(window=window)
   definition = define(
-    lambda rngs: Attention(model.layer.mixer, model, compute=Compute(), rngs=rngs)
+    lambda rngs: Attention(model.layer.mixer, model, execution=Execution(), rngs=rngs)
   )
   rng = np.random.default_rng(0)
   params = jax.tree.map(

@@ -18,8 +18,8 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import dispatch, grouped
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.router import Choice
-from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 
 PLENTY = CapacityConfig(factor=100, eval_factor=100)

@@ -22,10 +22,10 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.model import kernels, splash, trunk
 from tokenformer_jax.model.blocks import architecture
-from tokenformer_jax.model.compute import DEFAULT, Compute
+from tokenformer_jax.model.execution import DEFAULT, Execution
+from tokenformer_jax.model.layer import Context, Documents
 from tokenformer_jax.model.lm import define_lm, unstack
 from tokenformer_jax.model.mixers import shaped, sums
-from tokenformer_jax.model.trunk import Context, Documents
 from tokenformer_jax.parallel import rules, sharding
 
 END, LENGTH = 0, 150  # longer than a block of queries, and than a chunk of sums
@@ -71,9 +71,9 @@ COUNTED = _alone(np.ones_like(IDS), 0)
 
 
 @functools.cache
-def _run(model, choice: str, compute: Compute = DEFAULT):
+def _run(model, choice: str, execution: Execution = DEFAULT):
   """Return a function of parameters, ids and weights: logits, and a gradient of a sum of them."""
-  definition = define_lm(model, compute)
+  definition = define_lm(model, execution)
 
   def loss(params, ids_BxT, weights_BxT):
     context = Context.from_ids(ids_BxT, Documents.from_choice(choice, END))
@@ -126,9 +126,9 @@ def test_documents_are_the_same_however_layers_run(name):
   model = MODELS[name]
   params, ones = large_params(model), np.ones_like(IDS)
   logits, gradient = _run(model, 'separate')(params, IDS, ones)
-  found = _run(model, 'separate', Compute(remat='full'))(params, IDS, ones)
+  found = _run(model, 'separate', Execution(remat='full'))(params, IDS, ones)
   assert_close(found, (logits, gradient), 'recomputation sees other documents')
-  found = _run(model, 'separate', Compute(layers='list'))(unstack(params, model), IDS, ones)
+  found = _run(model, 'separate', Execution(layers='list'))(unstack(params, model), IDS, ones)
   assert_close(found, (logits, unstack(gradient, model)), 'a list of layers is another model')
 
 
@@ -270,8 +270,8 @@ def test_sums_over_documents_lose_no_digits_behind_large_ones():
 
 def test_caches_and_images_hold_no_documents():
   with pytest.raises(ValueError, match='a cache holds one document a row'):
-    trunk.run([], (), jnp.zeros(0), _context(), (), compute=DEFAULT)
+    trunk.run([], (), jnp.zeros(0), _context(), (), execution=DEFAULT)
   layer = architecture(tiny_model(), causal=False).makers['layer']
-  block = layer(compute=DEFAULT, rngs=nnx.Rngs(0))
+  block = layer(execution=DEFAULT, rngs=nnx.Rngs(0))
   with pytest.raises(ValueError, match='needs a causal mask'):
     block(jnp.zeros((4, LENGTH, 32)), _context())

@@ -22,12 +22,12 @@ from tokenformer_jax.config import (
   RouterConfig,
 )
 from tokenformer_jax.model import dispatch
-from tokenformer_jax.model.compute import DEFAULT
+from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.feed_forward import feed_forward
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.norm import make_norm
 from tokenformer_jax.model.params import define
 from tokenformer_jax.model.router import Router
-from tokenformer_jax.model.trunk import Context
 
 GOLDEN = Path(__file__).parents[1] / 'golden'
 SWITCH = np.load(GOLDEN / 'switch.npz')  # by google/flaxformer: see its `meta`
@@ -235,7 +235,7 @@ def test_the_order_of_experts_does_not_matter(how):
 def _alone(part, params, x):
   """Return what a feed-forward part without a router makes of x."""
   model = tiny_model(width=x.shape[-1])
-  definition = define(lambda rngs: feed_forward(part, model, compute=DEFAULT, rngs=rngs))
+  definition = define(lambda rngs: feed_forward(part, model, execution=DEFAULT, rngs=rngs))
   return np.asarray(jax.jit(lambda params, x: definition.bind(params)(x))(params, x))
 
 

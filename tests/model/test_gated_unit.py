@@ -30,12 +30,12 @@ from tokenformer_jax.config.model import Layers
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.cache import KV, Ring
-from tokenformer_jax.model.compute import DEFAULT
+from tokenformer_jax.model.execution import DEFAULT
+from tokenformer_jax.model.layer import FROM_START, Context
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.mixers.gated_unit import GatedUnit
 from tokenformer_jax.model.mixers.length_scale import scale_by_length
 from tokenformer_jax.model.params import Params, Role, define
-from tokenformer_jax.model.trunk import FROM_START, Context
 from tokenformer_jax.parallel import sharding
 
 pytestmark = pytest.mark.slow  # because of what is compiled
@@ -134,7 +134,7 @@ def _layer_of_case(case: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
   cotangent = moved(GOLDEN['cotangent'] * (IS_TOKEN[..., None] if padded else 1))
   context = Context(0, 24 - LENGTHS if padded else None)
   definition = define(
-    lambda rngs: GatedUnit(config, tiny_model(), causal=causal, compute=DEFAULT, rngs=rngs)
+    lambda rngs: GatedUnit(config, tiny_model(), causal=causal, execution=DEFAULT, rngs=rngs)
   )
 
   def objective(flat: dict, x_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -172,8 +172,8 @@ def test_golden_gradients_of_layers(case):
 def _run_layers(model, params: Params, x_BxTxD: jax.Array, causal: bool, context=FROM_START):
   """Run the layers of a model alone, on an input in the place of the embeddings."""
   layers = architecture(model, causal=causal)
-  definition = define(lambda rngs: trunk.make(layers, compute=DEFAULT, rngs=rngs))
-  return trunk.run(definition.bind(params), layers.repeats, x_BxTxD, context, compute=DEFAULT)[0]
+  definition = define(lambda rngs: trunk.make(layers, execution=DEFAULT, rngs=rngs))
+  return trunk.run(definition.bind(params), layers.repeats, x_BxTxD, context, execution=DEFAULT)[0]
 
 
 def _stacked(*layers: str) -> Params:
@@ -280,8 +280,8 @@ def test_golden_logits_without_a_causal_mask():
 
 
 def test_padding_at_the_end_of_cached_rows_is_refused():
-  with pytest.raises(ValueError, match='where caches go on; pad the rows at their beginning'):
-    trunk.run([], (), jnp.zeros(0), Context(ends_B=LENGTHS), (), compute=DEFAULT)
+  with pytest.raises(ValueError, match='a cache holds one document a row, padded at its beginning'):
+    trunk.run([], (), jnp.zeros(0), Context(ends_B=LENGTHS), (), execution=DEFAULT)
 
 
 # Properties
@@ -336,7 +336,7 @@ def test_a_full_layer_sees_everything_before():
 @pytest.mark.parametrize(('window', 'kind', 'slots'), [(0, KV, 64), (7, Ring, 7)])
 def test_a_cache_has_the_slots_that_can_be_seen(window, kind, slots):
   model = gated_model(window=window)
-  layer = GatedUnit(model.layer.mixer, model, compute=DEFAULT, rngs=nnx.Rngs(0))
+  layer = GatedUnit(model.layer.mixer, model, execution=DEFAULT, rngs=nnx.Rngs(0))
   cache = layer.init_cache(3, 64, jnp.bfloat16)
   assert isinstance(cache, kind) and isinstance(layer.cache_axes(), kind)
   assert (cache.keys.shape, cache.values.shape) == ((3, 1, slots, 16), (3, 1, slots, 48)), (

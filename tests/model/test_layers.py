@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from tiny import tiny_model
 
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layers import projection, repeat
 from tokenformer_jax.model.norm import Norm
 
@@ -47,7 +47,7 @@ def test_heads_are_the_parts_of_the_width_and_zeros_that_fill_them_change_nothin
 
   def make(seed: int):
     axes = ('width', 'heads')
-    return projection(mixer.qkv, model, axes, compute=Compute(), rngs=nnx.Rngs(seed))
+    return projection(mixer.qkv, model, axes, execution=Execution(), rngs=nnx.Rngs(seed))
 
   first, second = make(0), make(1)
   if kind == 'dense':

@@ -14,7 +14,8 @@ from tiny import large_params, linear, tiny_model, tiny_vit
 
 from tokenformer_jax.config import MeshConfig, NoPositionsConfig, RotaryConfig
 from tokenformer_jax.model import flops, models
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.mixers.linear import (
   LinearAttention,
@@ -24,7 +25,6 @@ from tokenformer_jax.model.mixers.linear import (
 )
 from tokenformer_jax.model.params import define, matrix_entries
 from tokenformer_jax.model.positions import Rotary
-from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 
 pytestmark = pytest.mark.slow  # because of what is compiled
@@ -248,7 +248,7 @@ def test_memory_is_proportional_to_the_length(causal):
 def _module(model, causal: bool = True) -> LinearAttention:
   definition = define(
     lambda rngs: LinearAttention(
-      model.layer.mixer, model, causal=causal, compute=Compute(), rngs=rngs
+      model.layer.mixer, model, causal=causal, execution=Execution(), rngs=rngs
     )
   )
   rng = np.random.default_rng(0)

@@ -11,10 +11,10 @@ from tiny import large_params, tiny_model
 
 from tokenformer_jax.config import InitConfig, MeshConfig, ModelConfig
 from tokenformer_jax.decoding.decode import Decoder
-from tokenformer_jax.model.lm import Compute, define_lm
+from tokenformer_jax.model.layer import Context
+from tokenformer_jax.model.lm import Execution, define_lm
 from tokenformer_jax.model.loss import loss_sums, objective
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 
 # Computed in float32 by the authors' PyTorch layers on random weights; the model is below.
@@ -62,7 +62,7 @@ def _from_golden(kind: str) -> Params:
 
 @functools.cache
 def _golden_gradient(remat: str, layers: str, chunk: int) -> tuple[float, Params]:
-  definition = define_lm(GOLDEN_MODEL, Compute(remat=remat, layers=layers))
+  definition = define_lm(GOLDEN_MODEL, Execution(remat=remat, layers=layers))
   ids = jnp.asarray(GOLDEN['input_ids'])
   targets = jnp.concatenate([ids[:, 1:], jnp.full((2, 1), -1)], axis=1)
 
@@ -82,7 +82,7 @@ def _ids(batch: int, length: int) -> np.ndarray:
 
 @functools.cache
 def _forward(model: ModelConfig, dtype: jnp.dtype = jnp.float32):
-  definition = define_lm(model, Compute(dtype=dtype))
+  definition = define_lm(model, Execution(dtype=dtype))
   return jax.jit(lambda params, ids: definition.bind(params)(ids)[0])
 
 
@@ -197,7 +197,7 @@ def test_a_logit_sees_every_earlier_token(model, j):
 
 @functools.cache
 def _decode(model: ModelConfig):
-  definition = define_lm(model, Compute(layers='list'))
+  definition = define_lm(model, Execution(layers='list'))
   return jax.jit(lambda params, *arguments: definition.bind(params)(*arguments))
 
 
@@ -205,8 +205,8 @@ def _decode(model: ModelConfig):
 @EACH_VARIANT
 def test_decoding_with_a_cache_is_the_forward_pass(model, prefill):
   ids, logits = _ids(2, 16), []
-  params = Decoder(model, Compute()).prepare(large_params(model))
-  cache = define_lm(model, Compute(layers='list')).bind(params).init_caches(2, 24)
+  params = Decoder(model, Execution()).prepare(large_params(model))
+  cache = define_lm(model, Execution(layers='list')).bind(params).init_caches(2, 24)
   for start, stop in [(0, prefill), *((i, i + 1) for i in range(prefill, 16))]:
     part, cache = _decode(model)(params, ids[:, start:stop], Context(start), cache)
     logits.append(part)
@@ -383,7 +383,7 @@ GRADIENTS = {
 
 def _gradient_of_text(model: ModelConfig, dtype: str) -> dict[str, np.ndarray]:
   """The gradient of the loss of 24,576 tokens, distributed as those of text (Zipf)."""
-  definition = define_lm(model, Compute(dtype=jnp.dtype(dtype)))
+  definition = define_lm(model, Execution(dtype=jnp.dtype(dtype)))
   likely = 1 / np.arange(1, model.vocab_size + 1)
   ids = np.random.default_rng(0).choice(model.vocab_size, (1536, 17), p=likely / likely.sum())
 
@@ -416,7 +416,7 @@ def test_gradients_in_bfloat16_are_summed_in_float32(changes):
 
 @pytest.mark.parametrize('tied_head', [True, False])
 def test_logits_are_float32(tied_head):
-  definition = define_lm(tiny_model(tied_head=tied_head), Compute(dtype=jnp.bfloat16))
+  definition = define_lm(tiny_model(tied_head=tied_head), Execution(dtype=jnp.bfloat16))
   ids = jax.ShapeDtypeStruct((1, 4), jnp.int32)
   logits = jax.eval_shape(
     lambda params, ids: definition.bind(params)(ids)[0], definition.abstract, ids
@@ -425,7 +425,7 @@ def test_logits_are_float32(tied_head):
 
 
 def test_parameters_are_float32_whatever_the_activations_are():
-  definition = define_lm(tiny_model(), Compute(dtype=jnp.bfloat16))
+  definition = define_lm(tiny_model(), Execution(dtype=jnp.bfloat16))
   dtypes = {leaf.dtype for leaf in jax.tree.leaves(definition.abstract)}
   assert dtypes == {jnp.dtype('float32')}, 'small updates are lost in bfloat16 parameters'
 

@@ -13,9 +13,9 @@ from tiny import logits_and_gradient, tiny_model, tiny_vit, two_kinds
 
 from tokenformer_jax.config import MeshConfig, ModelConfig, NoFeedForwardConfig
 from tokenformer_jax.model import models
-from tokenformer_jax.model.lm import Compute, define_lm, unstack
+from tokenformer_jax.model.layer import Context, LayerInputs
+from tokenformer_jax.model.lm import Execution, define_lm, unstack
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Context, Inputs
 from tokenformer_jax.parallel import sharding
 
 pytestmark = pytest.mark.slow  # because of what is compiled
@@ -115,7 +115,7 @@ def _reach(model: ModelConfig) -> int:
   embedding = _params(model)['embedding']
 
   def last(x_BxTxD: jax.Array) -> jax.Array:
-    module = define_lm(model, Compute()).bind(_params(model))
+    module = define_lm(model, Execution()).bind(_params(model))
     module.embed = lambda ids, context: x_BxTxD
     return module(IDS[:1])[0][0, -1]
 
@@ -134,7 +134,7 @@ def test_each_layer_has_its_own_window(pattern, tokens):
 @pytest.mark.parametrize('parts', [[1] * 24, [11, *[1] * 13], [5, 9, 10]])
 def test_decoding_with_caches_is_the_forward_pass(parts):
   """A ring of 8 slots for each local layer, and all 24 slots for each of the others."""
-  definition, params = define_lm(MODEL, Compute(layers='list')), unstack(_params(), MODEL)
+  definition, params = define_lm(MODEL, Execution(layers='list')), unstack(_params(), MODEL)
   caches = definition.bind(params).init_caches(8, 24)
   slots = [cache.keys.shape[2] for cache in caches]
   assert slots == [8, 24, 8, 24, 8], 'a layer has the cache of another one'
@@ -182,7 +182,7 @@ def test_branches_of_images_are_left_out_of_the_layers_that_are_meant(name, firs
   model = dataclasses.replace(tiny_vit(), pattern=lm.pattern, variants=lm.variants)
   images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
   definition, params = models.define(model), _params(model)
-  run = jax.jit(lambda p, x, s: definition.bind(p)(x, inputs=Inputs(branch_scales_Bx2=s))[0])
+  run = jax.jit(lambda p, x, s: definition.bind(p)(x, inputs=LayerInputs(branch_scales_Bx2=s))[0])
   scales = np.ones((5, 3, 2), np.float32)
   scales[first::2, 1] = 0
   got, whole = (np.asarray(run(params, images, s)) for s in (scales, None))

@@ -24,12 +24,12 @@ from tokenformer_jax.config.check_model import check_model
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops, splash
 from tokenformer_jax.model.attention import Attention
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.kernels import causal_attention
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import define_lm, unstack
 from tokenformer_jax.model.norm import make_norm
 from tokenformer_jax.model.params import define
-from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 
 HEADS, KEY_HEADS, WIDTH, LENGTH = 8, 2, 6, 24
@@ -53,7 +53,7 @@ def _model(qkv: str = 'dense', **changes) -> ModelConfig:
 
 @functools.cache
 def _attention(model: ModelConfig):
-  return define(lambda rngs: Attention(model.layer.mixer, model, compute=Compute(), rngs=rngs))
+  return define(lambda rngs: Attention(model.layer.mixer, model, execution=Execution(), rngs=rngs))
 
 
 def _drawn(definition):
@@ -138,7 +138,7 @@ def test_queries_and_keys_of_a_norm_have_its_scale():
 def test_key_heads_on_a_mesh_are_those_of_one_device(qkv):
   """Four devices split eight heads of queries; each has both heads of keys."""
   model = _model(qkv, head_width=8, qk_norm='rms')
-  definition, decoder = define_lm(model), define_lm(model, Compute(layers='list'))
+  definition, decoder = define_lm(model), define_lm(model, Execution(layers='list'))
   params = definition.init(0)
   ids = np.random.default_rng(0).integers(0, 64, (4, 12))
 

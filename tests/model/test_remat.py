@@ -7,13 +7,13 @@ from tiny import tiny_model
 
 from tokenformer_jax import config
 from tokenformer_jax.config import ModelConfig
-from tokenformer_jax.model.compute import Compute, layers_on, remat_on
+from tokenformer_jax.model.execution import Execution, layers_on, remat_on
 from tokenformer_jax.model.lm import define_lm
 
 
 def _kept_for_backward(remat: str, model: ModelConfig) -> list[tuple[tuple[int, ...], str]]:
   """Shapes of what the forward pass leaves for the backward pass, and whose memory they are in."""
-  definition = define_lm(model, Compute(remat=remat))
+  definition = define_lm(model, Execution(remat=remat))
   backward = jax.make_jaxpr(
     lambda params, ids: jax.tree.leaves(jax.vjp(lambda p: definition.bind(p)(ids)[0], params)[1])
   )(definition.abstract, jax.ShapeDtypeStruct((2, 8), jnp.int32))

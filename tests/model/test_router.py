@@ -10,9 +10,9 @@ import pytest
 from mixtures import inputs, layer, of_rows, unbalanced
 
 from tokenformer_jax.config import BiasBalanceConfig, ModelConfig, RouterConfig
-from tokenformer_jax.model import dispatch, router, trunk
+from tokenformer_jax.model import dispatch, router
+from tokenformer_jax.model.layer import LOAD, MAX_VIOLATION, layer_means
 from tokenformer_jax.model.params import define
-from tokenformer_jax.model.trunk import MAX_VIOLATION
 
 pytestmark = pytest.mark.slow  # because of what is compiled
 
@@ -250,7 +250,7 @@ def test_the_bias_evens_the_load_in_a_few_hundred_steps(by):
     def loss(bias):
       _, aux = definition.bind({'kernel': kernel, 'bias': bias})(x)
       loss, figures = aux.divided(of_rows(16, 64))
-      return loss, trunk.layer_means(jax.tree.map(lambda x: [x[None]], figures))[MAX_VIOLATION]
+      return loss, layer_means(jax.tree.map(lambda x: [x[None]], figures))[MAX_VIOLATION]
 
     gradient, violation = jax.grad(loss, has_aux=True)(bias)
     return bias + definition.info['bias'].own_update(gradient), violation
@@ -266,7 +266,7 @@ def test_figures_of_an_even_and_of_a_collapsed_router():
   def figures(params, x):
     _, aux = definition.bind(params)(x)
     _, means = aux.divided(of_rows(2, 6))
-    return trunk.layer_means({name: [value[None]] for name, value in means.items()})
+    return layer_means({name: [value[None]] for name, value in means.items()})
 
   even = figures(params, inputs(2, 6, 16))
   assert even[MAX_VIOLATION] == pytest.approx(0, abs=1e-6)
@@ -283,7 +283,7 @@ def test_a_padded_token_chooses_no_expert():
   valid = jnp.array([[False, False, True, True]])
   choice, aux = definition.bind(params)(inputs(1, 4, 16), valid)
   assert choice.experts_BxTxK[0, :2, 0].tolist() == [4, 4]
-  assert float(jnp.sum(aux.figures[trunk.LOAD])) == 2, 'padding counts'
+  assert float(jnp.sum(aux.figures[LOAD])) == 2, 'padding counts'
 
 
 @pytest.mark.slow

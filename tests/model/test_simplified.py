@@ -24,7 +24,7 @@ from tokenformer_jax.config import (
   SoftmaxConfig,
 )
 from tokenformer_jax.model.blocks import Block
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params, Role, define
 from tokenformer_jax.steps import optim
@@ -204,7 +204,7 @@ def test_gradients_are_the_golden_ones(name):
 
 def _block(layer: LayerConfig):
   model = _model(layer)
-  return define(lambda rngs: Block(layer, model, compute=Compute(), rngs=rngs))
+  return define(lambda rngs: Block(layer, model, execution=Execution(), rngs=rngs))
 
 
 def _drawn(definition, seed: int = 0) -> Params:
@@ -257,7 +257,7 @@ def test_golden_outputs_of_the_first_block(name):
   params = _tree(model, _weights(name))
   block = jax.tree.map(lambda array: array[0], params['blocks']['first_0'])
   make = functools.partial(Block, model.layers['first'], model)
-  bound = define(lambda rngs: make(compute=Compute(), rngs=rngs)).bind(block)
+  bound = define(lambda rngs: make(execution=Execution(), rngs=rngs)).bind(block)
   x_BxTxD = define_lm(model).bind(params).embed(jnp.asarray(GOLDEN['input_ids']))
   mixed, whole = jax.jit(lambda x: (bound.attention(bound.attention_norm(x))[0], bound(x)[0]))(
     x_BxTxD
@@ -302,7 +302,7 @@ def test_a_new_simplified_model_passes_normalised_values_on(name):
   stacks = {'first_0': 1, 'layer_1': 2}
   for stack, count in stacks.items():
     layer = model.layers[stack.partition('_')[0]]
-    make = define(lambda rngs, layer=layer: Block(layer, model, compute=Compute(), rngs=rngs))
+    make = define(lambda rngs, layer=layer: Block(layer, model, execution=Execution(), rngs=rngs))
     for i in range(count):
       block = make.bind(jax.tree.map(lambda array, i=i: array[i], params['blocks'][stack]))
       normed = block.attention_norm(x_BxTxD)

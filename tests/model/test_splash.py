@@ -12,7 +12,7 @@ from tiny import tiny_model
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.model import splash, stack
 from tokenformer_jax.model.attention import Attention
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.kernels import causal_attention, full_attention, kernel
 from tokenformer_jax.parallel import rules, sharding
 
@@ -74,7 +74,7 @@ def test_a_layer_that_fills_its_heads_computes_what_another_kernel_does(monkeypa
   model = tiny_model(width=192, heads=2)
   assert splash.filled(96) == 128
   of_kernel = {
-    name: Attention(model.layer.mixer, model, compute=Compute(attention=name), rngs=nnx.Rngs(0))
+    name: Attention(model.layer.mixer, model, execution=Execution(attention=name), rngs=nnx.Rngs(0))
     for name in ('splash', 'xla')
   }
   x_BxTxD = jax.random.normal(jax.random.key(0), (1, 128, model.width))

@@ -14,11 +14,11 @@ from tokenformer_jax.config import (
   SeenScaleConfig,
   SoftmaxConfig,
 )
+from tokenformer_jax.model.layer import FROM_START, Context
 from tokenformer_jax.model.mixers.gated_unit import WEIGHTS
 from tokenformer_jax.model.mixers.length_scale import LengthScaled, scale_by_length
 from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.token_attention import TokenAttention, make_positions
-from tokenformer_jax.model.trunk import FROM_START, Context
 
 LENGTH, WIDTH, WIDE = 24, 8, 12  # of texts, of queries and keys, and of values
 PADDING = np.array([0, 3, 11])

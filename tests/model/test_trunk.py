@@ -19,10 +19,18 @@ from tokenformer_jax.config.pattern import Repeat
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY
 from tokenformer_jax.model import lm, trunk
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import (
+  EMPTY_AUX,
+  FROM_START,
+  NO_INPUTS,
+  Aux,
+  Counts,
+  LayerInputs,
+  layer_means,
+)
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Definition, Params, Role, param
-from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Inputs
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
 
@@ -38,7 +46,7 @@ def third_architecture():
 
 
 def _definition(**how) -> Definition:
-  return define_lm(third.MODEL, Compute(**how))
+  return define_lm(third.MODEL, Execution(**how))
 
 
 def _params() -> Params:
@@ -67,8 +75,10 @@ def test_every_stack_has_its_name_and_an_axis_of_layers():
 class _Scale(nnx.Module):
   """x · scale · factor, a layer that says what it is given to say."""
 
-  def __init__(self, scale: float, says: tuple[str, ...] = (), *, compute: Compute, rngs: nnx.Rngs):
-    del compute
+  def __init__(
+    self, scale: float, says: tuple[str, ...] = (), *, execution: Execution, rngs: nnx.Rngs
+  ):
+    del execution
     self.scale, self.says = (
       param(rngs, nnx.initializers.constant(scale), (), (), role=Role.VECTOR),
       says,
@@ -88,13 +98,15 @@ def _scales(repeats: list[Repeat], layers: str, **says: tuple[str, ...]) -> tupl
     name: functools.partial(_Scale, scale, says.get(name, ()))
     for name, scale in {'a': 2.0, 'b': 3.0}.items()
   }
-  architecture, compute = trunk.Architecture(tuple(repeats), makers), Compute(layers=layers)
+  architecture, execution = trunk.Architecture(tuple(repeats), makers), Execution(layers=layers)
 
   def run() -> tuple[jax.Array, Aux]:
-    blocks = trunk.make(architecture, compute=compute, rngs=nnx.Rngs(0))
-    inputs = Inputs(branch_scales_Bx2=jnp.arange(1.0, 1 + sum(repeat.size for repeat in repeats)))
+    blocks = trunk.make(architecture, execution=execution, rngs=nnx.Rngs(0))
+    inputs = LayerInputs(
+      branch_scales_Bx2=jnp.arange(1.0, 1 + sum(repeat.size for repeat in repeats))
+    )
     x, _, aux = trunk.run(
-      blocks, architecture.repeats, jnp.float32(1), inputs=inputs, compute=compute
+      blocks, architecture.repeats, jnp.float32(1), inputs=inputs, execution=execution
     )
     return x, aux
 
@@ -133,7 +145,7 @@ def test_losses_of_layers_add_up_and_figures_are_their_means(layers):
   repeats = [Repeat(('b', 'a'), 2)]
   _, aux = _scales(repeats, layers, a=('size',), b=('size', 'of_b'))
   assert float(aux.losses['tokens']) == 4 + 10 + 33 + 70, 'the loss of a layer is lost'
-  figures = {name: float(value) for name, value in trunk.layer_means(aux.figures).items()}
+  figures = {name: float(value) for name, value in layer_means(aux.figures).items()}
   assert figures == {'size': (4 + 10 + 33 + 70) / 4, 'of_b': (4 + 33) / 2}, (
     'a figure is not the mean over the layers that have it'
   )
@@ -183,10 +195,12 @@ def test_what_is_computed_again_in_a_group_that_runs_once_is_not_merged(remat):
 
 
 def _objective(definition: Definition, params: Params, key: jax.Array | None = None) -> jax.Array:
-  inputs = Inputs(key=jax.random.split(key, third.MODEL.depth)) if key is not None else NO_INPUTS
+  inputs = (
+    LayerInputs(key=jax.random.split(key, third.MODEL.depth)) if key is not None else NO_INPUTS
+  )
   hidden_BxTxD, _, aux = definition.bind(params).hidden(IDS, inputs=inputs)
   loss, figures = aux.divided(of_rows(*IDS.shape))
-  return jnp.mean(jnp.sin(hidden_BxTxD)) + loss, trunk.layer_means(figures)
+  return jnp.mean(jnp.sin(hidden_BxTxD)) + loss, layer_means(figures)
 
 
 @functools.cache
@@ -267,7 +281,7 @@ def test_what_layers_say_reaches_the_step(devices, parts):
   )
   loss, means = aux.divided(of_rows(8, 12))
   assert figures['aux_loss'] == pytest.approx(float(loss), rel=1e-4), 'not the sum of layers'
-  want = float(trunk.layer_means(means)['recurrent/size'])
+  want = float(layer_means(means)['recurrent/size'])
   assert figures['recurrent/size'] == pytest.approx(want, rel=1e-4), (
     'not the mean of layers or parts'
   )
@@ -288,7 +302,7 @@ def test_the_loss_of_layers_is_minimised_and_not_reported_as_the_loss():
 def test_an_evaluation_reports_means_of_what_layers_say():
   (_, _, figures), sums, _ = _step(1)
   more = sums._replace(
-    counts=trunk.Counts(*(3 * count for count in sums.counts)),
+    counts=Counts(*(3 * count for count in sums.counts)),
     aux=jax.tree.map(lambda total: 2 * total, sums.aux),
   )
   assert sums.layer_figures()['recurrent/size'] == pytest.approx(
@@ -311,7 +325,7 @@ def _prompt(length: int) -> list[int]:
 
 @functools.cache
 def _texts(devices: int) -> list[list[int]]:
-  decoder, definition = Decoder(third.MODEL, Compute()), _definition()
+  decoder, definition = Decoder(third.MODEL, Execution()), _definition()
   requests = [Request(_prompt(length), 12, GREEDY) for length in UNEQUAL]
   mesh = sharding.make_mesh(
     MeshConfig(fsdp=4, tokens=2) if devices == 8 else MeshConfig(), jax.devices()[:devices]

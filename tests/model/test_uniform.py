@@ -11,10 +11,10 @@ from tiny import tiny_model, with_mixer
 
 from tokenformer_jax.config import NoPositionsConfig, NoProjectionConfig
 from tokenformer_jax.model.attention import Attention
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.mixers.shaped import ShapedAttention, uniform_attention
 from tokenformer_jax.model.mixers.sums import prefix_sums, window_sums
-from tokenformer_jax.model.trunk import Context
 
 MASKS = {  # causal, window
   'causal': (True, 0),
@@ -76,7 +76,7 @@ def _shaped(causal: bool, window: int, gains: tuple[float, float, float]) -> Sha
     proj=nothing,
     shaped=True,
   )
-  how = {'causal': causal, 'compute': Compute(), 'rngs': nnx.Rngs(0)}
+  how = {'causal': causal, 'execution': Execution(), 'rngs': nnx.Rngs(0)}
   module = ShapedAttention(model.layer.mixer, model, **how)
   rng = np.random.default_rng(1)
   module.query.kernel[...] = jnp.asarray(rng.normal(size=(32, 32)) / 4, jnp.float32)
@@ -127,7 +127,7 @@ def test_orthogonal_kernels_are_for_values_and_outputs():
   model = tiny_model(dense=True)
   init = dataclasses.replace(model.init, attention_kernels='orthogonal')
   model = dataclasses.replace(model, init=init)
-  module = Attention(model.layer.mixer, model, compute=Compute(), rngs=nnx.Rngs(0))
+  module = Attention(model.layer.mixer, model, execution=Execution(), rngs=nnx.Rngs(0))
   for name in ('value', 'proj'):
     kernel = getattr(module, name).kernel[...]
     np.testing.assert_allclose(kernel @ kernel.T, np.eye(32), atol=1e-5, err_msg=name)

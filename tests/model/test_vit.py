@@ -10,10 +10,10 @@ from tiny import tiny_vit
 
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model import vit
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.kernels import full_attention
+from tokenformer_jax.model.layer import LayerInputs
 from tokenformer_jax.model.models import define
-from tokenformer_jax.model.trunk import Inputs
 
 IMAGES = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
 
@@ -26,9 +26,9 @@ def _params(model: ModelConfig):
   )
 
 
-def _logits(model, params=None, images=IMAGES, scales=None, compute=Compute()):  # noqa: B008
-  definition = define(model, compute)
-  run = jax.jit(lambda p, x, s: definition.bind(p)(x, inputs=Inputs(branch_scales_Bx2=s))[0])
+def _logits(model, params=None, images=IMAGES, scales=None, execution=Execution()):  # noqa: B008
+  definition = define(model, execution)
+  run = jax.jit(lambda p, x, s: definition.bind(p)(x, inputs=LayerInputs(branch_scales_Bx2=s))[0])
   return np.asarray(run(_params(model) if params is None else params, images, scales))
 
 
@@ -98,7 +98,7 @@ def test_a_dense_twin_has_biases_and_no_parameter_tokens():
 
 def test_bfloat16_activations_give_float32_logits():
   model = tiny_vit()
-  half = _logits(model, compute=Compute(jnp.dtype('bfloat16')))
+  half = _logits(model, execution=Execution(jnp.dtype('bfloat16')))
   assert half.dtype == np.float32
   np.testing.assert_allclose(half, _logits(model), atol=0.15 * np.abs(half).max())
 

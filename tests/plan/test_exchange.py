@@ -8,8 +8,7 @@ import tiny_run
 
 from tokenformer_jax.config import MLPConfig
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.plan import estimate, stages, table, topology, tune
-from tokenformer_jax.steps import exchange
+from tokenformer_jax.plan import estimate, exchange, table, topology, tune
 
 EXPERTS = {
   'model__pattern': 'dense moe*3',
@@ -93,18 +92,6 @@ def test_gpus_exchange_tokens_by_formula():
   assert 'experts: all-to-all' in table.render(found)
 
 
-@pytest.mark.slow
-def test_all_stages_of_a_run_have_its_mesh():
-  on, config = topology.parse('gpu-h100:8'), _config(mesh__experts=0)
-  rows = config.data.batch_size
-  data = dataclasses.replace(config.data, batch_size_by_step=f'0:{rows} 10:{64 * rows}')
-  train = dataclasses.replace(config.train, steps=20)
-  config = dataclasses.replace(config, data=data, train=train)
-  found = stages.plan_stages(config, on)
-  mesh = exchange.choose_mesh(config, on.devices)
-  assert [planned.config.mesh for _, planned in found.stages] == [mesh, mesh]
-
-
 def test_experts_take_memory_for_their_places():
   on = topology.parse('gpu-h100:8')
   few, many = (
@@ -151,30 +138,3 @@ def test_a_mesh_that_does_not_divide_is_none():
   mesh = _config(mesh__experts=2).mesh
   assert sharding.resplit(mesh, 8, 2, 8) is None
   assert sharding.resplit(mesh, 8, 8, 1).fsdp == 1
-
-
-@pytest.mark.parametrize(
-  ('batch', 'chosen'),
-  [
-    (4096, 1),  # many tokens on a device: its experts' parameters are gathered
-    (8, 8),  # few: they travel
-  ],
-)
-def test_the_number_of_parts_moves_the_fewest_bytes(batch, chosen):
-  config = _config(mesh__experts=0, data__batch_size=batch, model__width=32)
-  mesh = exchange.choose_mesh(config, 8)
-  assert (mesh.experts, mesh.fsdp) == (chosen, 8 // chosen)
-  plan = estimate.plan(config, topology.parse('gpu-h100:8'))
-  assert plan.mesh['experts'] == chosen
-  others = [
-    estimate.plan(dataclasses.replace(config, mesh=other), topology.parse('gpu-h100:8'))
-    for parts in (1, 2, 4, 8)
-    if (other := sharding.resplit(mesh, 8, parts, 1))
-  ]
-  moved = {one.mesh['experts']: sum(t.gigabytes for t in one.costs.traffic) for one in others}
-  assert min(moved, key=moved.get) == chosen, moved
-
-
-def test_a_model_without_experts_has_one_part():
-  config = tiny_run.config('files:/nothing/*.txt', '/nothing', mesh__experts=0)
-  assert exchange.choose_mesh(config, 8).experts == 1

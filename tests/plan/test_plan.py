@@ -34,8 +34,9 @@ from tokenformer_jax.plan import (
 from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.operations import Operation
 from tokenformer_jax.plan.program import Memory
-from tokenformer_jax.steps import ways
+from tokenformer_jax.steps import remat_plans
 from tokenformer_jax.steps.fit import DoesNotFitError
+from tokenformer_jax.steps.remat_plans import RematPlan
 
 
 def _config(**changes):
@@ -182,8 +183,8 @@ def test_a_quick_plan_says_each_program_as_it_is_laid_out(monkeypatch, capsys, t
       raise DoesNotFitError.from_bytes(20 * 2**30, 16 * 2**30)
     assert not tell('HloModule', 2**30, 0), 'the compiler goes on'
 
-  tried = [ways.Way('everything', 'unrolled'), ways.Way('full', 'scan')]
-  monkeypatch.setattr(ways, 'affordable', lambda *_: iter(tried))
+  tried = [RematPlan('everything', 'unrolled'), RematPlan('full', 'scan')]
+  monkeypatch.setattr(remat_plans, 'affordable', lambda *_: iter(tried))
   monkeypatch.setattr(
     sharding,
     'make_mesh',

@@ -1,4 +1,4 @@
-"""The training step runs its layers in the fastest way that fits a device's memory."""
+"""The training step runs with the fastest remat plan that fits a device's memory."""
 
 import dataclasses
 import functools
@@ -16,9 +16,9 @@ from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, MeshConfig, TrainConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import fit, ways
+from tokenformer_jax.steps import fit, remat_plans
 from tokenformer_jax.steps import step as step_lib
-from tokenformer_jax.steps.ways import Way
+from tokenformer_jax.steps.remat_plans import RematPlan
 
 ROWS = jnp.asarray(np.random.default_rng(0).integers(0, 64, (8, 33), np.int32))
 MODEL = tiny_model(pattern='layer*2')
@@ -46,12 +46,12 @@ def _fitted(mesh, capacity: float, **train) -> fit.FittedStep:
   return fit.FittedStep(_program(**train), mesh, free=lambda mesh, arguments: capacity)
 
 
-def _record(monkeypatch, make) -> list[Way]:
-  """Return the ways in which steps are compiled from now on, by `make`."""
+def _record(monkeypatch, make) -> list[RematPlan]:
+  """Return the plans with which steps are compiled from now on, by `make`."""
   found = []
 
   def remember(program, *arguments):
-    found.append(Way(program.config.train.remat, program.config.train.layers))
+    found.append(RematPlan(program.config.train.remat, program.config.train.layers))
     return make(program, *arguments)
 
   monkeypatch.setattr(fit, 'make_train_step', remember)
@@ -60,7 +60,7 @@ def _record(monkeypatch, make) -> list[Way]:
 
 @pytest.fixture
 def compiled(monkeypatch):
-  """The ways in which steps are compiled. The steps do nothing, and need 10⁹ bytes."""
+  """The plans with which steps are compiled. The steps do nothing, and need 10⁹ bytes."""
 
   class Nothing:
     def lower(self, *arguments):
@@ -85,9 +85,11 @@ def _make_steps(step, rows=ROWS) -> list[float]:
 
 def test_the_fastest_way_is_compiled_once_if_it_fits(mesh, compiled, capsys):
   _make_steps(_fitted(mesh, math.inf))
-  assert compiled == [ways.WAYS[0]], 'the step was compiled in another way, or more than once'
+  assert compiled == [remat_plans.PLANS[0]], (
+    'the step was compiled with another plan, or more than once'
+  )
   said = capsys.readouterr().err
-  assert said.count('\n') == 1 and ways.WAYS[0].flags in said, said
+  assert said.count('\n') == 1 and remat_plans.PLANS[0].flags in said, said
 
 
 @pytest.fixture(scope='module')
@@ -122,15 +124,17 @@ def test_a_way_falls_back_if_its_temporaries_are_not_free_in_one_piece(
   sizes = iter([2**47, 2**20])
   monkeypatch.setattr(fit, 'temporary_bytes', lambda step: next(sizes))
   losses = _make_steps(_fitted(mesh, math.inf))
-  assert compiled == list(ways.WAYS[:2])
+  assert compiled == list(remat_plans.PLANS[:2])
   np.testing.assert_allclose(losses, plain_losses, rtol=1e-6, err_msg='it learns something else')
   said = capsys.readouterr().err
-  assert f'131072.0 GiB are not free in one piece) with {ways.WAYS[0].flags}; trying' in said, said
+  assert (
+    f'131072.0 GiB are not free in one piece) with {remat_plans.PLANS[0].flags}; trying' in said
+  ), said
 
 
 def _saved(remat: str, mesh) -> float:
-  program = ways.in_way(_program(), Way(remat, 'scan'))
-  return ways.saved_bytes(program, mesh, (_first_state(), ROWS))
+  program = remat_plans.with_plan(_program(), RematPlan(remat, 'scan'))
+  return remat_plans.saved_bytes(program, mesh, (_first_state(), ROWS))
 
 
 def test_a_way_that_saves_less_needs_less_memory(mesh):
@@ -146,26 +150,26 @@ def test_a_value_counts_that_has_the_shape_of_a_parameter(mesh):
   config = Config(model=mixture('switch', layers=2), train=TrainConfig(steps=10, layers='scan'))
   program = step_lib.make_program(tasks.make(config), config)
   state = jax.eval_shape(program.initial_state, 0)
-  saved = [ways.saved_bytes(program, mesh, (state, ROWS[:, :n])) for n in (16, 17, 18)]
+  saved = [remat_plans.saved_bytes(program, mesh, (state, ROWS[:, :n])) for n in (16, 17, 18)]
   assert saved == sorted(saved), f'15, 16 and 17 tokens: {saved}'
 
 
 def test_estimates_choose_the_first_way_to_try(mesh, monkeypatch):
-  monkeypatch.setattr(ways, '_LAYERS_BESIDES', 0)
+  monkeypatch.setattr(remat_plans, '_WORKING_SET', 0)
   arguments = (_first_state(), ROWS)
-  capacity = ways.argument_bytes(arguments) + 1.2 * _saved('dots', mesh)
-  found = list(ways.affordable(_program(), mesh, arguments, capacity))
+  capacity = remat_plans.argument_bytes(arguments) + 1.2 * _saved('dots', mesh)
+  found = list(remat_plans.affordable(_program(), mesh, arguments, capacity))
   # Without the kernel for TPUs, `attention` saves what `full` saves.
-  want = [way for way in ways.WAYS[4:] if way.remat != 'full']
+  want = [plan for plan in remat_plans.PLANS[4:] if plan.remat != 'full']
   assert found == want, 'the first to try is not the fastest that should fit'
 
 
 def test_devices_that_exchange_something_have_room_for_it(monkeypatch):
-  monkeypatch.setattr(ways, '_LAYERS_BESIDES', 0)
+  monkeypatch.setattr(remat_plans, '_WORKING_SET', 0)
   mesh, arguments = sharding.make_mesh(MeshConfig(), jax.devices()[:4]), (_first_state(), ROWS)
-  needed = ways.argument_bytes(arguments) + 1.2 * _saved('dots', mesh)
-  assert next(ways.affordable(_program(), mesh, arguments, needed / 0.9)).remat == 'dots'
-  assert next(ways.affordable(_program(), mesh, arguments, needed)).remat != 'dots'
+  needed = remat_plans.argument_bytes(arguments) + 1.2 * _saved('dots', mesh)
+  assert next(remat_plans.affordable(_program(), mesh, arguments, needed / 0.9)).remat == 'dots'
+  assert next(remat_plans.affordable(_program(), mesh, arguments, needed)).remat != 'dots'
 
 
 def test_a_step_that_does_not_fit_falls_back_to_a_way_that_needs_less(
@@ -179,7 +183,7 @@ def test_a_step_that_does_not_fit_falls_back_to_a_way_that_needs_less(
   sizes = iter([3e9, 2e9, 1e6])
   monkeypatch.setattr(fit, 'compiled_bytes', lambda step: next(sizes))
   losses = _make_steps(_fitted(mesh, 1e9))
-  assert compiled == list(ways.WAYS[:3]), 'a way was left out, or compiled twice'
+  assert compiled == list(remat_plans.PLANS[:3]), 'a plan was left out, or compiled twice'
   np.testing.assert_allclose(losses, plain_losses, rtol=1e-6, err_msg='it learns something else')
   said = capsys.readouterr().err
   assert 'needs 2.8 of 0.9 GiB of a device with --config.train.remat=everything' in said, said
@@ -202,7 +206,7 @@ def test_a_way_that_another_process_cannot_hold_is_left_by_all(mesh, compiled, m
   elsewhere = iter([True, False])
   monkeypatch.setattr(fit.hosts, 'in_any', lambda failed: failed or next(elsewhere))
   _make_steps(_fitted(mesh, math.inf))
-  assert compiled == list(ways.WAYS[:2]), 'the processes run different programs'
+  assert compiled == list(remat_plans.PLANS[:2]), 'the processes run different programs'
 
 
 def test_a_step_that_fits_in_no_way_is_the_users_to_change(mesh, compiled):
@@ -217,7 +221,7 @@ def test_batches_of_another_shape_are_compiled_once_as_well(mesh, compiled):
 
 
 def test_a_copy_of_the_state_for_a_check_of_devices_is_kept_free(mesh, compiled):
-  given = ways.argument_bytes(_first_state())
+  given = remat_plans.argument_bytes(_first_state())
   _make_steps(_fitted(mesh, 1e9 + given / 2))
   with pytest.raises(UserError, match='nothing else needs less'):
     _make_steps(_fitted(mesh, 1e9 + given / 2, check_devices=5))
@@ -226,15 +230,15 @@ def test_a_copy_of_the_state_for_a_check_of_devices_is_kept_free(mesh, compiled)
 @pytest.mark.parametrize(
   ('train', 'first', 'count'),
   [
-    ({}, Way('everything', 'unrolled'), 9),
-    ({'remat': 'dots'}, Way('dots', 'unrolled'), 2),
-    ({'layers': 'scan'}, Way('everything', 'scan'), 6),
-    ({'remat': 'full', 'layers': 'unrolled'}, Way('full', 'unrolled'), 1),
-    ({'layers': '4'}, Way('everything', '4'), 6),
+    ({}, RematPlan('everything', 'unrolled'), 9),
+    ({'remat': 'dots'}, RematPlan('dots', 'unrolled'), 2),
+    ({'layers': 'scan'}, RematPlan('everything', 'scan'), 6),
+    ({'remat': 'full', 'layers': 'unrolled'}, RematPlan('full', 'unrolled'), 1),
+    ({'layers': '4'}, RematPlan('everything', '4'), 6),
   ],
 )
 def test_what_the_config_says_is_not_a_choice(train, first, count):
-  found = ways.open_ways(TrainConfig(**train), MODEL, 'TPU v5')
+  found = remat_plans.open_plans(TrainConfig(**train), MODEL, 'TPU v5')
   assert (found[0], len(found)) == (first, count)
 
 
@@ -243,14 +247,14 @@ def test_what_the_config_says_is_not_a_choice(train, first, count):
 )
 def test_a_program_that_would_compile_for_hours_keeps_its_loop(layers, kind):
   model = dataclasses.replace(MODEL, pattern=f'layer*{layers}')
-  assert {way.layers for way in ways.open_ways(TrainConfig(), model, kind)} == {'scan'}
-  asked = ways.open_ways(TrainConfig(layers='unrolled'), model, kind)
-  assert {way.layers for way in asked} == {'unrolled'}
+  assert {plan.layers for plan in remat_plans.open_plans(TrainConfig(), model, kind)} == {'scan'}
+  asked = remat_plans.open_plans(TrainConfig(layers='unrolled'), model, kind)
+  assert {plan.layers for plan in asked} == {'unrolled'}
 
 
 def test_a_dense_model_has_no_scores_to_save():
-  dense = ways.open_ways(TrainConfig(), tiny_model(dense=True), 'TPU v5')
-  assert 'score_inputs' not in {way.remat for way in dense}
+  dense = remat_plans.open_plans(TrainConfig(), tiny_model(dense=True), 'TPU v5')
+  assert 'score_inputs' not in {plan.remat for plan in dense}
 
 
 def test_a_cpu_does_not_choose(mesh):
@@ -262,6 +266,6 @@ def test_devices_that_share_the_batch_save_their_part():
   arguments, found = (_first_state(), ROWS), []
   for devices in (1, 4):
     mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:devices])
-    program = ways.in_way(_program(), Way('everything', 'scan'))
-    found.append(ways.saved_bytes(program, mesh, arguments))
+    program = remat_plans.with_plan(_program(), RematPlan('everything', 'scan'))
+    found.append(remat_plans.saved_bytes(program, mesh, arguments))
   assert found[1] == pytest.approx(found[0] / 4, rel=0.1)

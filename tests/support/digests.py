@@ -36,9 +36,9 @@ import tiny_run
 
 from tokenformer_jax import config, tasks
 from tokenformer_jax.config import MeshConfig, ModelConfig
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import define_lm, unstack
-from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import estimate, program, topology
 from tokenformer_jax.steps import step as step_lib
@@ -231,7 +231,7 @@ def _drawn(rng: np.random.Generator, array: jax.ShapeDtypeStruct) -> np.ndarray:
 
 def decoded(model: ModelConfig, params: Any) -> str:
   """Return the digest of the logits of a padded prompt, and of tokens one by one and together."""
-  definition = define_lm(model, Compute(layers='list'))
+  definition = define_lm(model, Execution(layers='list'))
   ids = np.random.default_rng(1).integers(0, 64, (2, 24), np.int32)
   padding = np.asarray([0, 3])
 

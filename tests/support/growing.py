@@ -14,7 +14,7 @@ from tiny import COUNTS, make_optimizer
 
 from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, OptimConfig
 from tokenformer_jax.grow import state as state_lib
-from tokenformer_jax.model.lm import Compute, define_lm
+from tokenformer_jax.model.lm import Execution, define_lm
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps.step import State
@@ -86,7 +86,7 @@ def schedule_count(state: State) -> int:
 @functools.cache
 def forward(model: ModelConfig, dtype: str = 'float32') -> Callable[[Params, Any], jax.Array]:
   """The compiled model, from parameters and ids [B, T] to logits."""
-  definition = define_lm(model, Compute(jnp.dtype(dtype), attention='xla'))
+  definition = define_lm(model, Execution(jnp.dtype(dtype), attention='xla'))
   return jax.jit(lambda params, ids: definition.bind(params)(ids)[0])
 
 
@@ -98,7 +98,7 @@ def logits(model: ModelConfig, params: Params, dtype: str = 'float32') -> np.nda
 @functools.cache
 def loss_and_gradient(model: ModelConfig) -> Callable[[Params], tuple[jax.Array, Params]]:
   """The compiled mean cross-entropy on `IDS`, and its gradient."""
-  definition = define_lm(model, Compute(attention='xla'))
+  definition = define_lm(model, Execution(attention='xla'))
 
   def loss(params: Params) -> jax.Array:
     scores, _ = definition.bind(params)(IDS[:, :-1])

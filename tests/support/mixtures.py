@@ -18,10 +18,10 @@ from tokenformer_jax.config import (
   PattentionConfig,
   RouterConfig,
 )
-from tokenformer_jax.model.compute import DEFAULT
+from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.feed_forward import feed_forward
+from tokenformer_jax.model.layer import Counts
 from tokenformer_jax.model.params import Definition, Params, define
-from tokenformer_jax.model.trunk import Counts
 
 SWIGLU = {'activation': 'silu', 'gated': True}
 TOKENS = PattentionConfig(tokens=8, reference=8)
@@ -48,7 +48,7 @@ KINDS = {
 def layer(config: ExpertsConfig, width: int = 16) -> Definition:
   """Return routed experts alone, as a feed-forward part."""
   model = ModelConfig(width=width)
-  return define(lambda rngs: feed_forward(config, model, compute=DEFAULT, rngs=rngs))
+  return define(lambda rngs: feed_forward(config, model, execution=DEFAULT, rngs=rngs))
 
 
 def unbalanced(**changes: Any) -> ExpertsConfig:

@@ -38,7 +38,7 @@ def shared() -> Iterator[None]:
   """Give equal runs the same jitted functions."""
   made = {}
   make_step, make_eval = fit.make_train_step, step_lib.make_eval_step
-  make_first = fit.make_first_state
+  make_first = step_lib.make_first_state
 
   def share(key, make):
     if key is None:
@@ -63,5 +63,5 @@ def shared() -> Iterator[None]:
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(fit, 'make_train_step', train_step)
     patch.setattr(step_lib, 'make_eval_step', eval_step)
-    patch.setattr(fit, 'make_first_state', first_state)
+    patch.setattr(step_lib, 'make_first_state', first_state)
     yield

@@ -24,9 +24,9 @@ from tokenformer_jax.config.model import Layers
 from tokenformer_jax.config.pattention import Projection
 from tokenformer_jax.config.section import Float, Int, key, section
 from tokenformer_jax.model import blocks
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import FROM_START, NO_INPUTS, Aux, Context, LayerInputs
 from tokenformer_jax.model.layers import projection
-from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.sharding import constrain
 
 
@@ -57,11 +57,11 @@ class Recurrent(nnx.Module):
     model: ModelConfig,
     *,
     causal: bool,
-    compute: Compute,
+    execution: Execution,
     rngs: nnx.Rngs,
   ):
     assert causal, 'this mixer has no other mask'
-    make = functools.partial(projection, model=model, compute=compute, rngs=rngs)
+    make = functools.partial(projection, model=model, execution=execution, rngs=rngs)
     self.query, self.key, self.value = (make(config.qkv, axes=('width', 'heads')) for _ in 'qkv')
     self.proj = make(config.proj, axes=('heads', 'width'))
     self.heads, self.weight = (config.heads, model.width // config.heads), config.size_weight
@@ -83,7 +83,7 @@ class Recurrent(nnx.Module):
     x_BxTxD: jax.Array,
     context: Context = FROM_START,
     cache: State | None = None,
-    inputs: Inputs = NO_INPUTS,
+    inputs: LayerInputs = NO_INPUTS,
   ) -> tuple[jax.Array, State | None, Aux]:
     length = x_BxTxD.shape[1]
     query, key, value = (p(x_BxTxD, self.heads) for p in (self.query, self.key, self.value))

@@ -19,7 +19,7 @@ from tokenformer_jax.config import (
   RotaryConfig,
 )
 from tokenformer_jax.config.pattention import SCORES
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.steps import optim, schedules
@@ -178,17 +178,17 @@ def large_params(model: ModelConfig) -> Params:
 @functools.cache
 def logits_and_gradient(model: ModelConfig, layers: str = 'scan', remat: str = 'score_inputs'):
   """Return a function of parameters and ids: logits, and the gradient of a function of them."""
-  definition = define_lm(model, Compute(remat=remat, layers=layers))
+  definition = define_lm(model, Execution(remat=remat, layers=layers))
 
   def loss(params: Params, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     logits = definition.bind(params)(ids)[0]
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1)), logits
 
-  def compute(params: Params, ids: jax.Array) -> tuple[jax.Array, Params]:
+  def execution(params: Params, ids: jax.Array) -> tuple[jax.Array, Params]:
     (_, logits), gradient = jax.value_and_grad(loss, has_aux=True)(params, ids)
     return logits, gradient
 
-  return jax.jit(compute)
+  return jax.jit(execution)
 
 
 def make_optimizer(config, steps, info, growth=None):

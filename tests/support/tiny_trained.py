@@ -14,7 +14,7 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.decoding.trained import Trained
-from tokenformer_jax.model.lm import Compute, define_lm
+from tokenformer_jax.model.lm import Execution, define_lm
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs.checkpoint_meta import Meta
 
@@ -34,8 +34,8 @@ def config(**changes: Any) -> config_lib.Config:
 def trained(devices: int = 1, **changes: Any) -> Trained:
   """The model on one device, or on 8, with the same parameters."""
   whole = config(**changes)
-  compute = Compute(jnp.dtype('float32'))
-  definition = define_lm(whole.model, compute)
+  execution = Execution(jnp.dtype('float32'))
+  definition = define_lm(whole.model, execution)
   mesh = sharding.make_mesh(MESHES[devices], jax.devices()[:devices])
   return Trained(
     source='nowhere',
@@ -49,7 +49,7 @@ def trained(devices: int = 1, **changes: Any) -> Trained:
       tokenizer=ByteTokenizer().to_json(),
     ),
     definition=definition,
-    compute=compute,
+    execution=execution,
     params=jax.device_put(
       large_params(whole.model), sharding.tree_shardings(mesh, definition.axes)
     ),

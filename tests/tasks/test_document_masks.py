@@ -16,8 +16,8 @@ from tokenformer_jax import tasks
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.decoding import evaluation, perplexity
 from tokenformer_jax.decoding.score import Row
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.loss import loss_sums
-from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.training import sizes

@@ -27,13 +27,12 @@ class MeshConfig:
   fsdp: Int = key(-1, 'parts of parameters by width, and of the batch')
   experts: Int = key(
     1,
-    'parts of the experts, and of batch and width as well: these devices are also fsdp. 0: the '
-    'number with which devices exchange the fewest bytes',
+    'parts of the experts, and of batch and width as well: these devices are also fsdp',
   )
   sequence: Int = key(
     1,
     'parts of the positions of a row, and of the width as well; attention exchanges heads for '
-    'positions (docs/pods.md)',
+    'positions (docs/planned_speed.md)',
   )
   tokens: Int = key(1, 'parts of parameter tokens, heads and vocabulary')
 

@@ -146,11 +146,11 @@ def layout(model: ModelConfig, family: Family) -> list[Place]:
     if '{layer}' not in rule.name:
       add(rule, rule.name, (), (), 0)
     elif rule is first[0]:
-      for number, place in enumerate(trunk.places(model.repeats)):
+      for number, place in enumerate(trunk.layer_paths(model.repeats)):
         prefix = ('blocks', place.stack) if place.stack else ('blocks',)
         for own in first:
           name = own.name.replace('{layer}', str(number))
-          add(own, name, prefix, (place.index,), layers[number].mixer.heads)
+          add(own, name, prefix, (place.row,), layers[number].mixer.heads)
   if left := sorted(set(abstract) - covered):
     raise UserError(f'{"/".join(left[0])} has no place in a {family.architecture}')
   return places

@@ -92,8 +92,8 @@ def layout(model: ModelConfig) -> dict[str, Place]:
   for name in abstract:
     if name != 'blocks':
       add(name, (name,), None)
-  for number, place in enumerate(trunk.places(model.repeats)):
-    add(f'blocks {number}', ('blocks', *filter(None, [place.stack])), place.index)
+  for number, place in enumerate(trunk.layer_paths(model.repeats)):
+    add(f'blocks {number}', ('blocks', *filter(None, [place.stack])), place.row)
   return found
 
 

@@ -138,7 +138,7 @@ def _orders(model: ModelConfig, layout: str) -> dict[tuple[str, ...], np.ndarray
   """Return the new order of the last axis of each array to permute, by its path."""
   names = [name for repeat in model.repeats for name in repeat.layers * repeat.count]
   projections = {}
-  for name, place in zip(names, trunk.places(model.repeats), strict=True):
+  for name, place in zip(names, trunk.layer_paths(model.repeats), strict=True):
     layer = model.layers[name]
     if (rotary := _rotary(layer)) and rotary.layout != layout:
       mixer = layer.mixer

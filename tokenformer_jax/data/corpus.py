@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from tokenformer_jax.config import DataConfig
-from tokenformer_jax.data import packed, text
+from tokenformer_jax.data import reading, text
 from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.data.sources import PLUS, open_source
 from tokenformer_jax.data.text_unique import Unique
@@ -173,7 +173,6 @@ class Unit:
           yield from _rendered(document, split, self.template, bad)
         else:
           yield from _in_pieces(document, split)
-        del document  # It would be in memory beside the next one.
 
 
 def open_corpus(config: DataConfig) -> Corpus:
@@ -248,7 +247,7 @@ def check_apart(texts: Iterable[tuple[DataConfig, Corpus | None]]) -> None:
   known: dict[Any, _Place] = {}
   for place in places:
     files = place.source.files() if place.source else ()
-    found = {packed.file_key(path): path for path in files} | {place.spec: place.spec}
+    found = {reading.file_key(path): path for path in files} | {place.spec: place.spec}
     for key, name in found.items():
       if (other := known.get(key)) is None:
         continue
@@ -307,13 +306,12 @@ def _in_pieces(document: str, split: str) -> Iterator[Piece]:
     yield Piece(split, document)
     return
 
-  def chunks() -> Iterator[bytes]:
-    for start in range(0, len(document), _CHUNK_CHARACTERS):
-      yield document[start : start + _CHUNK_CHARACTERS].encode()
-
-  yield from _range_pieces(
-    text.LoneText('a document', chunks), Range(split, 0, None, begins=True, ends=True)
+  chunks = (
+    document[start : start + _CHUNK_CHARACTERS].encode()
+    for start in range(0, len(document), _CHUNK_CHARACTERS)
   )
+  lone = text.LoneText('a document', lambda _: chunks)
+  yield from _range_pieces(lone, Range(split, 0, None, begins=True, ends=True))
 
 
 def _range_pieces(lone: text.LoneText, part: Range) -> Iterator[Piece]:

@@ -9,96 +9,99 @@ import itertools
 import json
 import shlex
 from collections.abc import Iterator
-from typing import Any
+from typing import Literal, NamedTuple
 
-from tokenformer_jax.data import packed
+from tokenformer_jax.data import reading
 from tokenformer_jax.errors import UserError
 
-_HEAD_BYTES = 64 * 2**10  # bytes at the start of the content that the detection reads
+Layout = Literal['text', 'lines', 'array', 'table']
 
-_DELIMITERS = {'.csv': ',', '.tsv': '\t'}  # of the tables that are text
-# Commands that print a table as a .jsonl file, one row a line; {} is the quoted file name.
-_PANDAS = (
-  'python -c "import pandas, sys; '
-  "print(pandas.read_feather(sys.argv[1]).to_json(orient='records', lines=True))\" {}"
-)
-_DATASETS = (
-  'python -c "import datasets, sys; '
-  'datasets.Dataset.from_file(sys.argv[1]).to_json(sys.stdout.buffer)" {}'
-)
-_TABLES = {'Feather': _PANDAS, 'Arrow': _DATASETS}
-_ARCHIVES = {'zip': 'unzip {}', 'tar': 'tar -xf {}', 'bzip2': 'bunzip2 {}', 'xz': 'unxz {}'}
-_NAMES = {
-  '.parquet': 'Parquet',
-  '.feather': 'Feather',
-  '.arrow': 'Arrow',
-  '.zip': 'zip',
-  '.tar': 'tar',
-  '.tgz': 'tar',
-  '.bz2': 'bzip2',
-  '.xz': 'xz',
-}
-# First bytes of files that are not UTF-8 text.
-_STARTS = {
-  b'PAR1': 'Parquet',
-  b'ARROW1': 'Arrow',
-  b'PK\x03\x04': 'zip',
-  b'BZh': 'bzip2',
-  b'\xfd7zXZ\x00': 'xz',
-  b'\x1f\x8b': 'gzip',
-  b'\x28\xb5\x2f\xfd': 'zstd',
-  b'%PDF-': 'PDF',
-  b'\x89PNG': 'PNG',
-  b'\xff\xd8\xff': 'JPEG',
-  b'\xff\xfe': 'UTF-16',
-  b'\xfe\xff': 'UTF-16',
-}
+_HEAD_BYTES = 64 * 2**10  # bytes at the start of the content that the detection reads
+_DELIMITERS = {'.csv': ',', '.tsv': '\t'}
 _NOT_IN_TEXT = bytes({*range(32)} - {*b'\b\t\n\v\f\r\x1b'})
 
 
+class _Form(NamedTuple):
+  """A form of files that are not UTF-8 text: its name, endings, first bytes, and what to do."""
+
+  name: str
+  endings: tuple[str, ...]
+  starts: tuple[bytes, ...]
+  advice: str  # {path} is the file's name, {quoted} that for a shell
+
+
+_TO_LINES = (
+  'convert it to a .jsonl file, one row a line, and name the text column in '
+  'config.data.text_field: python -c "{}" {{quoted}} > FILE.jsonl'
+)
+_FEATHER = _TO_LINES.format(
+  'import pandas, sys; '
+  "print(pandas.read_feather(sys.argv[1]).to_json(orient='records', lines=True))"
+)
+_ARROW = _TO_LINES.format(
+  'import datasets, sys; datasets.Dataset.from_file(sys.argv[1]).to_json(sys.stdout.buffer)'
+)
+_LEAVE_OUT = 'leave it out of the source'
+_UTF_16 = 'convert it to UTF-8: iconv -f UTF-16 -t UTF-8 {quoted} > FILE.txt'
+_FORMS = (
+  _Form('a Parquet table, not text', ('.parquet',), (b'PAR1',), 'name it as parquet:{path}'),
+  _Form('an Arrow table, not text', ('.arrow',), (b'ARROW1',), _ARROW),
+  _Form('a Feather table, not text', ('.feather',), (), _FEATHER),
+  _Form('packed with zip', ('.zip',), (b'PK\x03\x04',), 'unpack it: unzip {quoted}'),
+  _Form('packed with tar', ('.tar', '.tgz'), (), 'unpack it: tar -xf {quoted}'),
+  _Form('packed with bzip2', ('.bz2',), (b'BZh',), 'unpack it: bunzip2 {quoted}'),
+  _Form('packed with xz', ('.xz',), (b'\xfd7zXZ\x00',), 'unpack it: unxz {quoted}'),
+  _Form('packed with gzip', (), (b'\x1f\x8b',), 'rename it to end in .gz'),
+  _Form('packed with zstd', (), (b'\x28\xb5\x2f\xfd',), 'rename it to end in .zst'),
+  _Form('text in UTF-16', (), (b'\xff\xfe', b'\xfe\xff'), _UTF_16),
+  _Form('a PDF file, not text', (), (b'%PDF-',), _LEAVE_OUT),
+  _Form('a PNG file, not text', (), (b'\x89PNG',), _LEAVE_OUT),
+  _Form('a JPEG file, not text', (), (b'\xff\xd8\xff',), _LEAVE_OUT),
+)
+
+
 def unpacked_name(path: str) -> str:
-  """Return a file name without the ending .gz or .zst."""
-  return path.removesuffix('.gz').removesuffix('.zst')
+  """Return a file name in lower case, without the ending .gz or .zst."""
+  return path.lower().removesuffix('.gz').removesuffix('.zst')
+
+
+def unpack_command(path: str) -> str:
+  """Return the command that prints the unpacked content of a file."""
+  program = {'.gz': 'zcat', 'zst': 'zstdcat'}.get(path[-3:], 'cat')
+  return f'{program} {shlex.quote(path)}'
 
 
 def delimiter(path: str) -> str:
   """Return what is between the fields of a CSV or TSV file, or '' for other names."""
-  return _DELIMITERS.get(unpacked_name(path.lower())[-4:], '')
+  return _DELIMITERS.get(unpacked_name(path)[-4:], '')
 
 
-def layout(path: str, head: bytes) -> str:
-  """Return how documents are in a text file with this name and start of its content.
+def has_rows(path: str) -> bool:
+  """Return whether a file has the name of JSON or of a table, so that documents are its rows."""
+  return bool(delimiter(path)) or unpacked_name(path).endswith(('.jsonl', '.ndjson', '.json'))
+
+
+def layout(path: str, head: bytes) -> Layout:
+  """Return how documents are in a file with this name and this start of its content.
 
   'lines': each line is a JSON object with a document. 'array': each element of a JSON array is.
   'table': each row of a CSV or TSV file has one. 'text': the file is one document.
   """
+  if not has_rows(path):
+    return 'text'
   if delimiter(path):
     return 'table'
-  has_lines, is_json = _has_lines(path), unpacked_name(path).endswith('.json')
-  if (has_lines or is_json) and _starts_with(b'[', head):
-    first, *others = _lines(head)
-    if is_json or _value(first) is None or not others:
-      return 'array'
-  return 'lines' if has_lines else 'text'
-
-
-def _starts_with(character: bytes, head: bytes) -> bool:
-  return head.lstrip(b'\xef\xbb\xbf \t\r\n').startswith(character)
-
-
-def _has_lines(path: str) -> bool:
-  return unpacked_name(path).endswith(('.jsonl', '.ndjson'))
+  start, _, rest = head.removeprefix(codecs.BOM_UTF8).lstrip().partition(b'\n')
+  if start.startswith(b'['):  # Lines that are arrays are bad rows, each named.
+    return 'lines' if rest.strip() and _is_json(start) else 'array'
+  return 'lines'
 
 
 def check_name(path: str) -> None:
-  """Check that a file is empty, or does not have the name of a binary table or an archive.
-
-  Raises:
-    UserError: the name is that of a binary table or an archive. The message says how to read it.
-  """
-  name = path.lower()
-  for ending, form in _NAMES.items():
-    if (name.endswith(ending) or unpacked_name(name).endswith(ending)) and packed.size(path):
+  """Check that a file is empty, or does not have the name of a binary table or an archive."""
+  names = (path.lower(), unpacked_name(path))
+  for form in _FORMS:
+    if any(name.endswith(form.endings) for name in names) and reading.identity(path)[1]:
       raise _not_text(path, form)
 
 
@@ -109,50 +112,39 @@ def checked(path: str, chunks: Iterator[bytes], start: int = 0) -> Iterator[byte
     UserError: the content has another format, or has NUL bytes.
   """
   head = b''
-  for chunk in chunks:
+  while len(head) < _HEAD_BYTES and (chunk := next(chunks, b'')):
     head += chunk
-    if len(head) >= _HEAD_BYTES:
-      break
   if not start:
     _check_head(path, head)
   position = start
   for chunk in itertools.chain([head] if head else [], chunks):
     if (nul := chunk.find(b'\0')) >= 0:
+      if nul:
+        yield chunk[:nul]
       raise _has_nul(path, position + nul, filled=not chunk[nul:].strip(b'\0'))
     position += len(chunk)
     yield chunk
 
 
 def _check_head(path: str, head: bytes) -> None:
-  for start, form in _STARTS.items():
-    if head.startswith(start) and _is_binary(head):
+  for form in _FORMS:
+    if form.starts and head.startswith(form.starts) and _is_binary(head):
       raise _not_text(path, form)
-  if not unpacked_name(path).endswith('.json'):
-    return
-  first, *others = _lines(head)
-  if isinstance(_value(first), dict) and others and others[0].startswith(b'{'):
+  first, newline, rest = head.removeprefix(codecs.BOM_UTF8).lstrip().partition(b'\n')
+  is_object = newline and first.startswith(b'{') and not rest.lstrip().startswith(b'{')
+  if unpacked_name(path).endswith('.json') and is_object and not _is_json(first):
     raise UserError(
-      f'{path} has a JSON object on each line; rename it to end in .jsonl, so that each line is a '
-      'document'
-    )
-  if _starts_with(b'{', head):
-    raise UserError(
-      f'{path} is one JSON object, which is neither a text nor rows; give rows as a JSON array, or '
-      'one a line in a .jsonl file, or rename it to end in .txt to have it read as a text'
+      f'{path} is one JSON object on several lines, which is neither a text nor rows; give rows as '
+      'a JSON array, or one a line, or rename it to end in .txt to have it read as a text'
     )
 
 
-def _lines(head: bytes) -> list[bytes]:
-  """Return the lines that are not blank, at least one."""
-  return [line for line in head.split(b'\n') if line.strip()] or [b'']
-
-
-def _value(line: bytes) -> Any:
-  """Return the JSON value of a line, or None if the line is not JSON."""
+def _is_json(line: bytes) -> bool:
   try:
-    return json.loads(line)
+    json.loads(line)
   except (ValueError, RecursionError):
-    return None
+    return False
+  return True
 
 
 def _is_binary(head: bytes) -> bool:
@@ -165,27 +157,9 @@ def _is_binary(head: bytes) -> bool:
   return False
 
 
-def _not_text(path: str, form: str) -> UserError:
-  name = shlex.quote(path)
-  if form == 'Parquet':
-    return UserError(f'{path} is a Parquet table, not text; name it as parquet:{path}')
-  if form in _TABLES:
-    command = _TABLES[form].format(name)
-    article = 'an' if form == 'Arrow' else 'a'
-    return UserError(
-      f'{path} is {article} {form} table, not text; convert it to a .jsonl file, one row a line, '
-      f'and name the text column in config.data.text_field: {command} > FILE.jsonl'
-    )
-  if form in _ARCHIVES:
-    command = _ARCHIVES[form].format(name)
-    return UserError(f'{path} is packed with {form}, which is not supported; unpack it: {command}')
-  if form in ('gzip', 'zstd'):
-    ending = {'gzip': '.gz', 'zstd': '.zst'}[form]
-    return UserError(f'{path} is packed with {form}; rename it to end in {ending}')
-  if form == 'UTF-16':
-    command = f'iconv -f UTF-16 -t UTF-8 {name} > FILE.txt'
-    return UserError(f'{path} is text in UTF-16; convert it to UTF-8: {command}')
-  return UserError(f'{path} is a {form} file, not text; leave it out of the source')
+def _not_text(path: str, form: _Form) -> UserError:
+  advice = form.advice.format(path=path, quoted=shlex.quote(path))
+  return UserError(f'{path} is {form.name}; {advice}')
 
 
 def _has_nul(path: str, position: int, filled: bool) -> UserError:

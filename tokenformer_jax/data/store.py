@@ -32,7 +32,6 @@ from tokenformer_jax.data import (
   tokenizers,
 )
 from tokenformer_jax.data.corpus import SPLITS, Corpus, Unit, open_corpus
-from tokenformer_jax.data.leftovers import Leftovers
 from tokenformer_jax.data.shard_writer import Job
 from tokenformer_jax.data.shards import ChangedError, Index, Shard, Store
 from tokenformer_jax.data.tokenizers import Tokenizer
@@ -236,9 +235,6 @@ class _Builder:
       if paths.exists(self.path / 'meta.json'):
         say(f'the token store {self.path} is damaged; building it again')
         paths.remove(self.path)
-      leftovers = None
-      if not self.config.store and _has_neighbours(self.path):
-        leftovers = Leftovers(self.path)
       self.path.mkdir(exist_ok=True)
       try:
         shards.remove_temporaries(self.path)
@@ -249,8 +245,6 @@ class _Builder:
         with contextlib.suppress(paths.errors(self.path)):
           self.path.rmdir()  # unless it holds shards, from which the next build continues
         raise
-      if leftovers:
-        leftovers.remove()
     store = _open(self.path)
     if store is None:
       raise UserError(f'the token store {self.path} changed while it was opened; run again')
@@ -368,9 +362,3 @@ def lock(path: Path, subject: str) -> contextlib.AbstractContextManager[Callable
   """
   advice = 'set config.data.cache_dir to a writable folder'
   return lease.hold(lease.directory_beside(path), subject, advice, doing='being built', waits=True)
-
-
-def _has_neighbours(store: paths.Path) -> bool:
-  """Return whether there are other stores in the cache, finished or not."""
-  names = {store.name, lease.directory_beside(store).name}
-  return any(folder.name not in names for folder in store.parent.iterdir())

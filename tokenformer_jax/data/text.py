@@ -61,7 +61,6 @@ class Source(abc.ABC):
         bad(text)
       elif text:
         yield text
-      del text  # It would be in memory beside the next one.
 
   def parts(self, size: int) -> 'Iterator[tuple[Source, int]]':
     """Yield sources that have these documents one after another, each with its bytes, about.
@@ -86,7 +85,7 @@ class Source(abc.ABC):
     if len(first) != 1:
       return None
     content = first[0].encode()
-    return LoneText('the only document of the source', lambda: iter([content]))
+    return LoneText('the only document of the source', lambda start: iter([content[start:]]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,14 +93,14 @@ class LoneText:
   """The only document of a source, of any length. It is read in pieces, as often as needed.
 
   Attributes:
-    place: the location of the text, for messages.
-    chunks: returns the UTF-8 bytes of the text from the start.
-    chunks_from: returns its bytes from a position on. None: nothing before can be skipped.
+    name: of the text, for messages.
+    chunks: returns the UTF-8 bytes of the text from a position on.
+    is_seekable: whether the text can be read from a position without reading what is before.
   """
 
-  place: str
-  chunks: Callable[[], Iterable[bytes]]
-  chunks_from: Callable[[int], Iterable[bytes]] | None = None
+  name: str
+  chunks: Callable[[int], Iterable[bytes]]
+  is_seekable: bool = False
 
   def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """Yield the text between two byte positions, in pieces that end at line ends.
@@ -113,15 +112,15 @@ class LoneText:
       waiting += chunk
       while len(waiting) > _PIECE_BYTES:
         end = _last_line_end(waiting, 0, _PIECE_BYTES) or _character_start(waiting, _PIECE_BYTES)
-        yield decode(waiting[:end], self.place, done)
+        yield decode(waiting[:end], self.name, done)
         del waiting[:end]
         done += end
     if waiting:
-      yield decode(waiting, self.place, done)
+      yield decode(waiting, self.name, done)
 
   def size(self) -> int:
     """Return the length of the text in bytes, for which it is read."""
-    return sum(map(len, self.chunks()))
+    return sum(map(len, self.chunks(0)))
 
   def cut(self, fraction: float, total: int) -> int:
     """Return the first byte of the last `fraction` of the text, which has `total` bytes.
@@ -132,11 +131,11 @@ class LoneText:
     return self._boundary(exact, min(exact, total - exact))
 
   def divided(self, start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of about `size` bytes that make up a range; one, if they cannot be skipped to.
+    """Yield ranges of about `size` bytes that make up a range; one, if it is not seekable.
 
     They begin where lines do, as far as possible.
     """
-    inner = range(start + size, stop - size // 2, size) if self.chunks_from else ()
+    inner = range(start + size, stop - size // 2, size) if self.is_seekable else ()
     bounds = [start, *(self._boundary(exact, size) for exact in inner), stop]
     yield from itertools.pairwise(bounds)
 
@@ -149,21 +148,14 @@ class LoneText:
     return start + (line_end or _character_start(around, exact - start))
 
   def _between(self, start: int, stop: int | None) -> Iterator[bytes]:
-    if self.chunks_from is None:
-      return _between(self.chunks(), start, stop)
-    return _between(self.chunks_from(start), 0, None if stop is None else stop - start)
-
-
-def _between(chunks: Iterable[bytes], start: int, stop: int | None) -> Iterator[bytes]:
-  """Yield the bytes of a stream between two positions. `stop` None means the end."""
-  position = 0
-  for chunk in chunks:
-    if stop is not None and position >= stop:
-      return
-    part = chunk[max(0, start - position) : None if stop is None else stop - position]
-    position += len(chunk)
-    if part:
-      yield part
+    """Yield the bytes between two positions. `stop` None means the end."""
+    position = start
+    for chunk in self.chunks(start):
+      if stop is not None and position + len(chunk) >= stop:
+        yield chunk[: stop - position]
+        return
+      yield chunk
+      position += len(chunk)
 
 
 def _last_line_end(data: bytes | bytearray, start: int, stop: int) -> int:
@@ -189,8 +181,12 @@ def columns(names: Iterable[str], text_field: str, place: str) -> list[str]:
   Raises:
     UserError: the table lacks one.
   """
+  names = list(names)
   if text_field == CHAT:
     return chat_rows.columns(names, place)
+  outer = text_field.partition('.')[0]
+  if text_field not in names and outer in names:
+    return [outer]
   field(dict.fromkeys(names, ''), text_field, place)
   return [text_field]
 
@@ -201,14 +197,17 @@ def digest(value: Any) -> str:
 
 
 def field(values: dict[str, Any], text_field: str, place: str) -> str:
-  """Return the document in a field of a row; `place` names the row in messages."""
+  """Return the document in a field of a row; `place` names the row in messages.
+
+  A field inside another one is OUTER.INNER.
+  """
   chat = '; for conversations set config.data.rows=chat' if _CHAT_FIELDS & {*values} else ''
-  if text_field not in values:
-    raise UserError(
-      f'{place} has no field {text_field!r} (config.data.text_field)'
-      f'{chat or (nearest(text_field, values) if values else "")}'
-    )
-  text = values[text_field]
+  text: Any = values
+  for key in [text_field] if text_field in values else text_field.split('.'):
+    if not isinstance(text, dict) or key not in text:
+      near = nearest(text_field, values) if values else ''
+      raise UserError(f'{place} has no field {text_field!r} (config.data.text_field){chat or near}')
+    text = text[key]
   if isinstance(text, bytes):
     return decode(text, f'{place} field {text_field!r},')
   if not isinstance(text, str):

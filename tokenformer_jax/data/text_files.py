@@ -1,5 +1,6 @@
 """Read text from files: `files:GLOB` or `files:DIR`, on disks and in buckets."""
 
+import csv
 import dataclasses
 import functools
 import glob
@@ -9,12 +10,13 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tokenformer_jax.data import formats, packed, text_tables
+from tokenformer_jax.data import formats, reading
 from tokenformer_jax.data.text import (
   CHAT,
   Bad,
   LoneText,
   Source,
+  columns,
   decode,
   digest,
   document,
@@ -25,15 +27,17 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths
 from tokenformer_jax.storage.retry import retried
 
+csv.field_size_limit(reading.LONGEST_DOCUMENT)  # The default, 128 KiB, is less than documents have.
+
 
 def open_files(pattern: str, text_field: str, setting: str, splits: tuple[str, ...]) -> 'Files':
-  """Return the source `files:PATTERN`; see `text.SOURCES`."""
+  """Return the source `files:PATTERN`; see `sources.SOURCES`."""
   del splits
-  found = find_files('files', pattern, setting)
-  for path in found:
+  identities = find_files('files', pattern, setting)
+  for path in identities:
     formats.check_name(path)
-  listed = {path: identity for path, identity in found.items() if identity}
-  return Files(tuple(found), text_field, listed)
+  listed = {path: identity for path, identity in identities.items() if identity}
+  return Files(tuple(identities), text_field, listed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Files(Source):
 
   Attributes:
     listed: the `paths.identity` of files of which a listing had it, by path.
-    span: for a part of a single file of JSON lines, the bytes in which its lines begin.
+    span: for a chunk of a single file of JSON lines, the bytes in which its lines begin.
   """
 
   paths: tuple[str, ...]
@@ -52,36 +56,33 @@ class Files(Source):
 
   def fingerprint(self) -> str:
     """Return a hash of the names, sizes and modification times (in a bucket: the objects' tags)."""
-    found = [self.listed.get(path) or packed.identity(path) for path in self.paths]
-    return digest((found, self.span) if self.span else found)
+    identities = [self.listed.get(path) or reading.identity(path) for path in self.paths]
+    return digest((identities, self.span) if self.span else identities)
 
   def files(self) -> tuple[str, ...]:
     return self.paths
 
   def parts(self, size: int) -> Iterator[tuple[Source, int]]:
     for path in self.paths:
-      identity = self.listed.get(path) or packed.identity(path)
-      part, total = dataclasses.replace(self, paths=(path,), listed={path: identity}), identity[1]
+      identity = self.listed.get(path) or reading.identity(path)
+      one, total = dataclasses.replace(self, paths=(path,), listed={path: identity}), identity[1]
       if total <= size or self.span or not _can_be_divided(path):
-        yield part, total
+        yield one, total
         continue
       for start in range(0, total, size):
         stop = min(start + size, total)
-        yield dataclasses.replace(part, span=(start, stop)), stop - start
+        yield dataclasses.replace(one, span=(start, stop)), stop - start
 
   def lone(self, bad: Bad = refuse) -> LoneText | None:
     path = self.paths[0]
     if len(self.paths) > 1 or self.span or _layout(path) != 'text':
       return super().lone(bad)
     chunks = functools.partial(text_chunks, path)
-    return LoneText(path, chunks, None if packed.is_packed(path) else chunks)
+    return LoneText(path, chunks, is_seekable=not reading.is_packed(path))
 
   def _texts(self) -> Iterator[str | UserError]:
-    if self.span:
-      yield from with_errors(_lines_of_span(self.paths[0], self.text_field, *self.span))
-      return
     for path in self.paths:
-      yield from with_errors(_documents(path, self.text_field))
+      yield from with_errors(_documents(path, self.text_field, self.span))
 
 
 def find_files(form: str, pattern: str, setting: str) -> dict[str, tuple[Any, ...]]:
@@ -93,112 +94,150 @@ def find_files(form: str, pattern: str, setting: str) -> dict[str, tuple[Any, ..
   Raises:
     UserError: no file matches, or the bucket cannot be listed.
   """
+  files: dict[str, tuple[Any, ...]]
   if paths.in_bucket(pattern):
-    found, where = _objects(pattern), ''
-    if not found and not glob.has_magic(pattern):
+    files, where = _objects(pattern), ''
+    if not files and not glob.has_magic(pattern):
       folder = pattern.rstrip('/')
       below = _objects(f'{folder}/**')
-      found = {path: below[path] for path in below if '/.' not in path[len(folder) :]}
+      files = {path: below[path] for path in below if '/.' not in path[len(folder) :]}
   else:
     expanded = os.path.expanduser(pattern)
     where = '' if os.path.isabs(expanded) else f' below {os.getcwd()}'
     if os.path.isdir(expanded):
       expanded = os.path.join(glob.escape(expanded), '**')
     matches = glob.glob(expanded, recursive=True)  # glob leaves out hidden files.
-    found = {os.path.abspath(path): () for path in matches if os.path.isfile(path)}
-  if not found:
+    files = {os.path.abspath(path): () for path in matches if os.path.isfile(path)}
+  if not files:
     raise UserError(
       f'{setting} is {form}:{pattern}, which matches no file{where}; '
       'check the path, and use ** to match files in subfolders'
     )
-  return {path: found[path] for path in sorted(found)}
+  return {path: files[path] for path in sorted(files)}
 
 
 def _objects(pattern: str) -> dict[str, tuple[Any, ...]]:
-  with packed.reading(pattern):
+  with reading.reading(pattern):
     return retried(lambda: paths.objects(pattern), f'listing {pattern}')
 
 
 def text_chunks(path: str, start: int = 0) -> Iterator[bytes]:
   """Yield the unpacked content of a file from a byte on; raise a UserError if it is not text."""
-  return formats.checked(path, packed.chunks(path, start), start)
+  return formats.checked(path, reading.chunks(path, start), start)
 
 
-def _layout(path: str) -> str:
+def _layout(path: str) -> formats.Layout:
   return formats.layout(path, next(text_chunks(path), b''))
 
 
 def _can_be_divided(path: str) -> bool:
   try:
-    return not packed.is_packed(path) and _layout(path) == 'lines'
-  except UserError:  # It is said when the documents are read, and may be left out.
+    return not reading.is_packed(path) and _layout(path) == 'lines'
+  except UserError:  # Reading the documents reports it, and may leave them out.
     return False
 
 
-def _whole(path: str, chunks: Iterable[bytes]) -> bytearray:
-  content, limit = bytearray(), packed.Limit(path)
-  for chunk in chunks:
-    content += chunk
-    if not limit.allows(len(content)):
-      raise packed.too_long(path)
-  return content
-
-
-def _documents(path: str, text_field: str) -> Iterator[str | UserError]:
+def _documents(
+  path: str, text_field: str, span: tuple[int, int] | None
+) -> Iterator[str | UserError]:
   """Yield the documents of a file, and for a row that cannot be read what is wrong with it."""
+  if span:
+    yield from _lines_of_span(path, text_field, *span)
+    return
   chunks = text_chunks(path)
   head = next(chunks, b'')
   chunks = itertools.chain([head], chunks)
-  layout = formats.layout(path, head)
-  if layout == 'text' and text_field == CHAT:
-    raise UserError(
-      f'{path} is one text, and config.data.rows=chat needs rows; name JSON lines (.jsonl) or a '
-      'JSON array, or leave it out of the source'
-    )
-  if layout == 'text':
-    yield decode(_whole(path, chunks), path)
-  elif layout == 'lines':
-    yield from _json_lines(path, chunks, text_field)
-  elif layout == 'array':
-    yield from text_tables.array_documents(path, chunks, text_field)
-  else:
-    yield from text_tables.table_documents(path, chunks, text_field)
-
-
-def _json_lines(path: str, chunks: Iterable[bytes], text_field: str) -> Iterator[str | UserError]:
-  number = 0
-  for line in packed.lines(path, chunks):  # `enumerate` would keep a line beside the next one.
-    number += 1  # noqa: SIM113 (see above)
-    found = _row(line, f'{path}, line {number},', text_field) if not _is_blank(line) else ''
-    del line
-    yield found
-    del found
+  match formats.layout(path, head):
+    case 'lines':
+      for number, line in enumerate(reading.lines(path, chunks), start=1):
+        yield _json_row(line, f'{path}, line {number},', text_field)
+    case 'table':
+      yield from _table_rows(path, chunks, text_field)
+    case 'array':
+      yield from _array_rows(path, chunks, text_field)
+    case 'text':
+      if text_field == CHAT:
+        raise UserError(
+          f'{path} is one text, and config.data.rows=chat needs rows; name JSON lines (.jsonl) or '
+          'a JSON array, or leave it out of the source'
+        )
+      yield decode(reading.whole(path, chunks), path)
 
 
 def _lines_of_span(path: str, text_field: str, start: int, stop: int) -> Iterator[str | UserError]:
   """Yield the documents of the JSON lines that begin in a range of bytes."""
   position = max(0, start - 1)  # The byte before the range may end a line.
-  skip = start > 0
-  for line in packed.lines(path, text_chunks(path, position)):
+  for line in reading.lines(path, text_chunks(path, position)):
     if position >= stop:
       return
-    place = f'{path}, the line at byte {position:,},'
-    position += len(line) + 1
-    found = _row(line, place, text_field) if not (skip or _is_blank(line)) else ''
-    skip = False
-    del line
-    yield found
-    del found
+    if position >= start:
+      yield _json_row(line, f'{path}, the line at byte {position:,},', text_field)
+    position += len(line)
 
 
-def _is_blank(line: bytes) -> bool:
-  return not line or line.isspace()
-
-
-def _row(line: bytes, place: str, text_field: str) -> str | UserError:
+def _json_row(line: bytes, place: str, text_field: str) -> str | UserError:
+  """Return the document of a line of JSON; '' if the line is blank."""
   try:
-    return document(json.loads(decode(line, place)), text_field, place)
+    content = decode(line, place).strip()
+    return document(json.loads(content), text_field, place) if content else ''
   except UserError as error:
     return error
   except (ValueError, RecursionError) as error:
     return UserError(f'{place} is not valid JSON ({error})')
+
+
+def _array_rows(path: str, chunks: Iterable[bytes], text_field: str) -> Iterator[str | UserError]:
+  """Yield the documents of the objects in a file that is one JSON array, which is read whole."""
+  try:
+    content = decode(reading.whole(path, chunks), path)
+  except reading.TooLongError as error:
+    command = f'{formats.unpack_command(path)} | jq -c ".[]" > FILE.jsonl'
+    raise UserError(
+      f'{path} is a JSON array of more than {reading.LONGEST_DOCUMENT >> 20} MiB, and an array is '
+      f'read whole; make lines of it: {command}'
+    ) from error
+  try:
+    rows = json.loads(content)
+  except (ValueError, RecursionError) as error:
+    raise UserError(f'{path} is not valid JSON ({error})') from error
+  for number, row in enumerate(rows, start=1):
+    yield document(row, text_field, f'{path}, element {number},')
+
+
+def _table_rows(path: str, chunks: Iterable[bytes], text_field: str) -> Iterator[str | UserError]:
+  """Yield the documents of a CSV or TSV file, whose first row has the names of columns.
+
+  For a row with other fields than the header, yield what is wrong with it.
+  """
+  delimiter = formats.delimiter(path)
+  rows = csv.reader(_decoded_lines(path, chunks), delimiter=delimiter, strict=True)
+  header: list[str] = []
+  while True:
+    try:
+      row = next(rows, None)
+    except csv.Error as error:
+      if 'field larger' in str(error):
+        raise reading.too_long(path) from error
+      raise UserError(f'{path}, line {rows.line_num}, is not valid CSV ({error})') from error
+    if row is None:
+      return
+    if not row:  # The line is blank.
+      continue
+    if not header:
+      header = row
+      columns(header, text_field, path)
+    elif len(row) != len(header):
+      yield UserError(
+        f'{path}, line {rows.line_num}, has {len(row)} fields, but the header has {len(header)}; '
+        f'put text that has a {delimiter!r} or a line end in double quotes'
+      )
+    else:
+      values = dict(zip(header, row, strict=True))
+      yield document(values, text_field, f'{path}, line {rows.line_num},')
+
+
+def _decoded_lines(path: str, chunks: Iterable[bytes]) -> Iterator[str]:
+  position = 0
+  for line in reading.lines(path, chunks):
+    yield decode(line, path, position)
+    position += len(line)

@@ -1,8 +1,10 @@
 """Read text from a set of Hugging Face: `hf:NAME[:SPLIT]` or `hf:DIR[:SPLIT]`.
 
 NAME is OWNER/NAME or OWNER/NAME/CONFIG. A set of the hub is downloaded once, to the cache of the
-library `datasets`. A folder is read where it is: one in the layout of the hub, or one that
-`save_to_disk` wrote.
+library `datasets`. A folder is read where it is: one in the layout of the hub, whose splits and
+configurations the library knows, or one that `save_to_disk` wrote. This package reads the Parquet,
+JSON and CSV files of a folder, because `datasets` guesses types, by which NA becomes null and 007
+a number.
 """
 
 import dataclasses
@@ -17,16 +19,18 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tokenformer_jax.data import packed
+from tokenformer_jax.data import formats, reading
 from tokenformer_jax.data.text import Source, columns, digest, document
+from tokenformer_jax.data.text_files import Files
+from tokenformer_jax.data.text_parquet import Parquet
 from tokenformer_jax.errors import TransientError, UserError, nearest
 from tokenformer_jax.storage import paths, retry
 
-_PART = re.compile(r'-(\d{5})-of-(\d{5})(?=[^/]*$)')  # of the name of a file
+_NUMBERED = re.compile(r'-(\d{5})-of-(\d{5})(?=[^/]*$)')  # in the name of a file
 
 
 def open_hf(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -> 'Hf':
-  """Return the source `hf:NAME`; see `text.SOURCES`."""
+  """Return the source `hf:NAME`; see `sources.SOURCES`."""
   if importlib.util.find_spec('datasets') is None:
     raise UserError(f'{setting} is hf:{name}, which needs datasets; run pip install -e ".[data]"')
   if paths.in_bucket(name):
@@ -41,9 +45,9 @@ def open_hf(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -
 
 @dataclasses.dataclass(frozen=True)
 class Rows(Source):
-  """An open set, or a part of one, with a document a row. `place` names it in messages."""
+  """An open set, or a shard of one, with a document a row. `name` names it in messages."""
 
-  place: str
+  name: str
   rows: Any  # a Dataset or an IterableDataset
   text_field: str
   identity: Any  # of which the fingerprint is made
@@ -62,14 +66,14 @@ class Rows(Source):
       count = max(1, min(-(-self.size // size), self.rows.num_rows))
     for i in range(count):
       rows = self.rows.shard(num_shards=count, index=i, contiguous=True)
-      place, identity = f'{self.place}, part {i + 1} of {count}', (self.identity, i, count)
-      part = dataclasses.replace(self, place=place, rows=rows, identity=identity)
-      yield part, self.size // count
+      name, identity = f'{self.name}, shard {i + 1} of {count}', (self.identity, i, count)
+      shard = dataclasses.replace(self, name=name, rows=rows, identity=identity)
+      yield shard, self.size // count
 
   def _texts(self) -> Iterator[str | UserError]:
     rows = iter(self.rows)
     for number in itertools.count(1):
-      place = f'{self.place}, row {number},'
+      place = f'{self.name}, row {number},'
       try:
         row = next(rows, None)
       except Exception as error:  # `datasets` raises exceptions of many types.
@@ -93,25 +97,26 @@ class Hf(Source):
 
   def fingerprint(self) -> str:
     """Return a hash of the set's own hash, which is its commit on the hub, or of its files."""
-    return self._rows.fingerprint()
+    return self._source.fingerprint()
 
-  def files(self) -> tuple[str, ...]:
-    return self._rows.files()
+  def files(self) -> Iterable[str]:
+    return self._source.files()
 
   def parts(self, size: int) -> Iterator[tuple[Source, int]]:
-    return self._rows.parts(size)
+    return self._source.parts(size)
 
   def _texts(self) -> Iterator[str | UserError]:
-    return self._rows._texts()
+    return self._source._texts()
 
   @functools.cached_property
-  def _rows(self) -> Rows:
+  def _source(self) -> Source:
+    """The reader of the split."""
     import datasets  # noqa: PLC0415 (from an extra, slow, and only needed here)
 
     if not sys.stderr.isatty():
       datasets.disable_progress_bars()
     try:
-      rows = self._open()
+      return self._open()
     except (UserError, TransientError):
       raise
     except ConnectionError as error:  # `datasets` has tried again for half a minute.
@@ -119,16 +124,12 @@ class Hf(Source):
     except Exception as error:  # `datasets` raises exceptions of many types.
       reason = f'{type(error).__name__}: {" ".join(str(error).split()):.300}'
       raise UserError(f'{self._spec} cannot be opened: {reason}') from error
-    if rows.rows.features is None:  # The first row shows them.
-      return rows
-    read = columns(rows.rows.features, self.text_field, rows.place)
-    return dataclasses.replace(rows, rows=rows.rows.select_columns(read))
 
   @property
   def _spec(self) -> str:
     return f'{self.setting} is hf:{self.name}, which'
 
-  def _open(self) -> Rows:
+  def _open(self) -> Source:
     import datasets  # noqa: PLC0415
 
     folder = os.path.expanduser(self.name)
@@ -136,35 +137,50 @@ class Hf(Source):
       folder = os.path.abspath(folder)
       if saved := self._saved(folder):
         rows = datasets.load_from_disk(saved)
-        files = [packed.identity(file['filename']) for file in rows.cache_files]
-        return self._of_arrow(rows, (rows._fingerprint, files))
+        files = [reading.identity(file['filename']) for file in rows.cache_files]
+        return self._arrow_rows(rows, (rows._fingerprint, files))
     name, config = self._name_and_config(folder)
     builder = datasets.load_dataset_builder(name, config)
     if os.path.isdir(name):
-      split = self._choose(builder.config.data_files)
-      found = tuple(map(str, builder.config.data_files[split]))
-      self._check_complete(found)
-      files = [packed.identity(path) for path in found]
-      rows, size = builder.as_streaming_dataset(split), sum(size for _, size, _ in files)
-      return Rows(f'hf:{self.name}', rows, self.text_field, (files, config), size, found)
+      return self._open_folder(builder, config)
     builder.download_and_prepare()
     split = self._choose(builder.info.splits)
-    return self._of_arrow(builder.as_dataset(split), (builder.hash, config, split))
+    return self._arrow_rows(builder.as_dataset(split), (builder.hash, config, split))
 
-  def _of_arrow(self, rows: Any, identity: Any) -> Rows:
+  def _open_folder(self, builder: Any, config: str | None) -> Source:
+    """Return the reader of the files that a split has in a folder."""
+    split = self._choose(builder.config.data_files)
+    files = tuple(map(str, builder.config.data_files[split]))
+    self._check_complete(files)
+    identities = {path: reading.identity(path) for path in files}
+    if not _options(builder.config, files[0]):
+      if all(path.endswith('.parquet') for path in files):
+        return Parquet(files, self.text_field, identities)
+      if all(formats.has_rows(path) for path in files):
+        return Files(files, self.text_field, identities)
+    identity = list(identities.values())
+    size = sum(size for _, size, _ in identity)
+    return self._rows(builder.as_streaming_dataset(split), (identity, config), size, files)
+
+  def _arrow_rows(self, rows: Any, identity: Any) -> Rows:
     files = tuple(file['filename'] for file in rows.cache_files)
-    return Rows(f'hf:{self.name}', rows, self.text_field, identity, rows.data.nbytes, files)
+    return self._rows(rows, identity, rows.data.nbytes, files)
+
+  def _rows(self, rows: Any, identity: Any, size: int, files: tuple[str, ...]) -> Rows:
+    if rows.features is not None:  # None: the first row shows them.
+      rows = rows.select_columns(columns(rows.features, self.text_field, f'hf:{self.name}'))
+    return Rows(f'hf:{self.name}', rows, self.text_field, identity, size, files)
 
   def _check_complete(self, files: Iterable[str]) -> None:
-    """Check that a file NAME-00000-of-00002… has the others beside it."""
-    parts = [(path[: part.start()], part[2]) for path in files if (part := _PART.search(path))]
-    for name, count in dict.fromkeys(parts):
-      beside = glob.glob(f'{glob.escape(name)}-*-of-{count}*')
-      found = {part[1] for path in beside if (part := _PART.search(path))}
-      if len(found) < int(count):
+    """Check that the folder of a file NAME-00000-of-00002… has the others as well."""
+    matches = [(path, match) for path in files if (match := _NUMBERED.search(path))]
+    for name, count in dict.fromkeys((path[: match.start()], match[2]) for path, match in matches):
+      existing = glob.glob(f'{glob.escape(name)}-*-of-{count}*')
+      numbers = {match[1] for path in existing if (match := _NUMBERED.search(path))}
+      if len(numbers) < int(count):
         raise UserError(
-          f'{self._spec} has {len(found)} of the {int(count)} files {name}-…-of-{count}; download '
-          'the rest, or name those to read as parquet:GLOB or files:GLOB'
+          f'{self._spec} has {len(numbers)} of the {int(count)} files {name}-…-of-{count}; '
+          'download the rest, or name those to read as parquet:GLOB or files:GLOB'
         )
 
   def _saved(self, folder: str) -> str:
@@ -182,13 +198,13 @@ class Hf(Source):
   def _choose(self, existing: Iterable[str]) -> str:
     wanted = (self.split,) if self.split else self.splits
     existing = [*map(str, existing)]
-    found = next((split for split in wanted if split in existing), None)
-    if found is None:
+    split = next((split for split in wanted if split in existing), None)
+    if split is None:
       raise UserError(
         f'{self._spec} has no split {wanted[-1]!r}{nearest(wanted[-1], existing)}; name one as '
         f'hf:{self.name}:{existing[0] if existing else "SPLIT"}'
       )
-    return found
+    return split
 
   def _name_and_config(self, path: str) -> tuple[str, str | None]:
     """Return a folder or the name of a set of the hub, and the configuration or None."""
@@ -213,6 +229,16 @@ class Hf(Source):
       f'{self._spec} is no folder, and the hub cannot be reached ({retry.one_line(error)}); run '
       f'the same command again when the network is back, or {advice}'
     )
+
+
+def _options(config: Any, path: str) -> set[str]:
+  """Return the options of a configuration that say how to read its files."""
+  default = type(config)()
+  names = {one.name for one in dataclasses.fields(config)}
+  names -= {'name', 'version', 'data_dir', 'data_files', 'description'}
+  if getattr(config, 'sep', None) == formats.delimiter(path):
+    names -= {'sep', 'delimiter'}
+  return {name for name in names if getattr(config, name) != getattr(default, name)}
 
 
 def _has_metadata(path: str) -> bool:

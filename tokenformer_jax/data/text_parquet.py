@@ -6,15 +6,16 @@ A row group is read page by page, so the memory does not depend on its size.
 import contextlib
 import dataclasses
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tokenformer_jax.data import packed, text_files
-from tokenformer_jax.data.text import Source, columns, digest, document, with_errors
+from tokenformer_jax.data import reading, text_files
+from tokenformer_jax.data.text import CHAT, Source, columns, digest, document, field, with_errors
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.storage import retry
 
 if TYPE_CHECKING:
+  import pyarrow as pa
   from pyarrow import parquet
 
 _BATCH_ROWS = 64
@@ -22,21 +23,21 @@ _BUFFER_BYTES = 2**20
 
 
 def open_parquet(pattern: str, text_field: str, setting: str, splits: tuple[str, ...]) -> 'Parquet':
-  """Return the source `parquet:PATTERN`; see `text.SOURCES`."""
+  """Return the source `parquet:PATTERN`; see `sources.SOURCES`."""
   del splits
   if importlib.util.find_spec('pyarrow') is None:
     raise UserError(
       f'{setting} is parquet:{pattern}, which needs pyarrow; run pip install -e ".[data]"'
     )
-  found = text_files.find_files('parquet', pattern, setting)
-  # Other files of a folder, such as README.md, are no part of the set.
-  tables = {path: found[path] for path in found if path.lower().endswith('.parquet')}
+  files = text_files.find_files('parquet', pattern, setting)
+  # Other files of a folder, such as README.md, do not belong to the set.
+  tables = {path: files[path] for path in files if path.lower().endswith('.parquet')}
   if not tables:
     raise UserError(
       f'{setting} is parquet:{pattern}, which matches no file that ends in .parquet; name others '
       'as files:GLOB'
     )
-  return Parquet(tuple(tables), text_field, {p: tables[p] or packed.identity(p) for p in tables})
+  return Parquet(tuple(tables), text_field, {p: tables[p] or reading.identity(p) for p in tables})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Parquet(Source):
 
   Attributes:
     identities: the `paths.identity` of each file.
-    groups: the first row group to read and the one after the last, for a part of a single file.
+    groups: the first row group to read and the one after the last, for a chunk of a single file.
   """
 
   paths: tuple[str, ...]
@@ -62,52 +63,40 @@ class Parquet(Source):
 
   def parts(self, size: int) -> Iterator[tuple[Source, int]]:
     for path in self.paths:
-      known = {path: self.identities[path]}
-      part = dataclasses.replace(self, paths=(path,), identities=known)
-      if known[path][1] <= size or self.groups:
-        yield part, known[path][1]
-      else:
-        yield from part._group_parts(path, size)
-
-  def _group_parts(self, path: str, size: int) -> Iterator[tuple[Source, int]]:
-    """Yield parts of a large file, each with row groups of about `size` bytes."""
-    with _table(path, self.identities[path][1]) as table:
-      groups = [table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)]
-    start, filled = 0, 0
-    for end, group_size in enumerate([*groups, size + 1]):
-      if end > start and filled + group_size > size:
-        yield dataclasses.replace(self, groups=(start, end)), filled
-        start, filled = end, 0
-      filled += group_size
+      identity = self.identities[path]
+      one = dataclasses.replace(self, paths=(path,), identities={path: identity})
+      if identity[1] <= size or self.groups:
+        yield one, identity[1]
+        continue
+      with _open_table(path, identity[1]) as table:
+        groups = [table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)]
+      start, filled = 0, 0
+      for end, group_size in enumerate([*groups, size + 1]):
+        if end > start and filled + group_size > size:
+          yield dataclasses.replace(one, groups=(start, end)), filled
+          start, filled = end, 0
+        filled += group_size
 
   def _texts(self) -> Iterator[str | UserError]:
     for path in self.paths:
       yield from with_errors(self._file_texts(path))
 
   def _file_texts(self, path: str) -> Iterator[str | UserError]:
-    with _table(path, self.identities[path][1]) as table:
-      read = columns(table.schema_arrow.names, self.text_field, path)
-      row = 0
-      for group in range(table.num_row_groups):
-        rows = table.metadata.row_group(group).num_rows
-        if self.groups is None or self.groups[0] <= group < self.groups[1]:
-          number = row
-          for values in _rows(table, group, read):  # `enumerate` would keep one beside the next.
-            number += 1
-            found = document(values, self.text_field, f'{path}, row {number},')
-            del values  # The text would be in memory beside the next one.
-            yield found
-            del found
-        row += rows
+    with _open_table(path, self.identities[path][1]) as table:
+      first, end = self.groups or (0, table.num_row_groups)
+      sizes = (table.metadata.row_group(group).num_rows for group in range(first))
+      rows = _rows(table, range(first, end), self.text_field, path)
+      for number, row in enumerate(rows, start=1 + sum(sizes)):
+        yield document(row, self.text_field, f'{path}, row {number},')
 
 
 @contextlib.contextmanager
-def _table(path: str, size: int) -> 'Iterator[parquet.ParquetFile]':
+def _open_table(path: str, size: int) -> 'Iterator[parquet.ParquetFile]':
   """Open a Parquet file of `size` bytes, and turn errors of reading it into UserErrors."""
   import pyarrow  # noqa: PLC0415 (from an extra, and only needed here)
   from pyarrow import parquet  # noqa: PLC0415
 
-  file = _File(path, size)
+  file = reading.SteadyFile(path, size=size)
   try:
     yield parquet.ParquetFile(
       pyarrow.PythonFile(file, mode='r'), buffer_size=_BUFFER_BYTES, pre_buffer=False
@@ -123,19 +112,45 @@ def _table(path: str, size: int) -> 'Iterator[parquet.ParquetFile]':
     file.close()
 
 
-def _rows(table: 'parquet.ParquetFile', group: int, names: list[str]) -> Iterator[dict[str, Any]]:
-  """Yield the rows of some columns in a row group; a lone text as UTF-8, which may be invalid."""
-  for batch in table.iter_batches(_BATCH_ROWS, [group], names, use_threads=False):
-    if len(names) > 1:
+def _rows(
+  table: 'parquet.ParquetFile', groups: Sequence[int], text_field: str, path: str
+) -> Iterator[dict[str, Any]]:
+  """Yield rows with the columns that a document needs; a lone text as UTF-8, maybe invalid."""
+  if text_field == CHAT:
+    names = columns(table.schema_arrow.names, CHAT, path)
+    for batch in table.iter_batches(_BATCH_ROWS, groups, names, use_threads=False):
       yield from batch.to_pylist()
-    else:
-      yield from ({names[0]: value.as_py()} for value in _binary(batch.column(0)))
+    return
+  keys = _column(table.schema_arrow, text_field, path)
+  for batch in table.iter_batches(_BATCH_ROWS, groups, [text_field], use_threads=False):
+    for value in _leaf(batch.column(0), keys[1:]):
+      yield {text_field: value.as_py()}
 
 
-def _binary(values: Any) -> Any:
-  """Return Arrow's values of a column, text as bytes."""
+def _column(schema: 'pa.Schema', text_field: str, path: str) -> list[str]:
+  """Return the names from the outermost to the innermost field of a text.
+
+  Raises:
+    UserError: the table has no such field.
+  """
+  if text_field in schema.names:
+    return [text_field]
+  keys, type_ = text_field.split('.'), schema
+  for key in keys:
+    get_index = getattr(type_, 'get_field_index', lambda _: -1)
+    if (index := get_index(key)) < 0:
+      field(dict.fromkeys(schema.names, ''), text_field, path)  # It raises what is missing.
+    type_ = type_.field(index).type
+  return keys
+
+
+def _leaf(values: 'pa.Array', keys: Sequence[str]) -> 'pa.Array':
+  """Return a field inside a column, text as bytes."""
   import pyarrow  # noqa: PLC0415
+  from pyarrow import compute  # noqa: PLC0415
 
+  if keys:
+    values = compute.struct_field(values, list(keys))
   if pyarrow.types.is_dictionary(values.type):
     values = values.dictionary_decode()
   if pyarrow.types.is_string(values.type):
@@ -143,24 +158,3 @@ def _binary(values: Any) -> Any:
   if pyarrow.types.is_large_string(values.type):
     return values.cast(pyarrow.large_binary())
   return values
-
-
-class _File(packed.Steady):
-  """A file as pyarrow reads it."""
-
-  closed = False
-
-  def __init__(self, path: str, size: int):
-    super().__init__(path)
-    self._size = size
-
-  def read(self, size: int = -1) -> bytes:
-    with packed.reading(self._path):
-      return super().read(size)
-
-  def seek(self, offset: int, whence: int = 0) -> int:
-    self.position = offset + (0, self.position, self._size)[whence]
-    return self.position
-
-  def tell(self) -> int:
-    return self.position

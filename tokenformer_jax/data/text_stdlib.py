@@ -5,7 +5,7 @@ import sysconfig
 import tokenize
 from collections.abc import Iterator
 
-from tokenformer_jax.data import packed
+from tokenformer_jax.data import reading
 from tokenformer_jax.data.text_files import Files
 from tokenformer_jax.errors import UserError
 
@@ -18,7 +18,7 @@ class PythonFiles(Files):
   def _texts(self) -> Iterator[str]:
     for path in self.paths:
       try:
-        with packed.reading(path), tokenize.open(path) as file:
+        with reading.reading(path), tokenize.open(path) as file:
           text = file.read()
       except (UnicodeDecodeError, SyntaxError):  # SyntaxError: the declared encoding is unknown.
         continue

@@ -12,7 +12,7 @@ from tokenformer_jax.storage.retry import retried
 
 
 def open_tfds(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -> 'Tfds':
-  """Return the source `tfds:NAME`; see `text.SOURCES`."""
+  """Return the source `tfds:NAME`; see `sources.SOURCES`."""
   return Tfds(name, text_field, setting, splits)
 
 

@@ -66,7 +66,7 @@ class Unique(Source):
     digests, ends = bytearray(), []
     for known in itertools.chain(*(source.members() for source in self.known)):
       if lone := known.lone(ignore):
-        digests += _digest(lone.chunks())
+        digests += _digest(lone.chunks(0))
       else:
         _add(digests, known)
     first = len(digests) // _DIGEST_BYTES

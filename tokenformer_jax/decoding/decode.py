@@ -19,10 +19,10 @@ from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.decoding import buckets, sampling
 from tokenformer_jax.decoding.sampling import Draws, Sampling
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.lm import LM, Compute, define_lm, unstack
+from tokenformer_jax.model.layer import Context
+from tokenformer_jax.model.lm import LM, Execution, define_lm, unstack
 from tokenformer_jax.model.loss import logits
 from tokenformer_jax.model.params import ParamInfo, Params, Role
-from tokenformer_jax.model.trunk import Context
 from tokenformer_jax.parallel.sharding import constrain
 
 _CHUNK = 16  # tokens that one call writes before the host reads them
@@ -67,7 +67,7 @@ class _State(NamedTuple):
   def placed(self, module: LM) -> '_State':
     """Return the state in the partition that every chunk starts with, so it compiles once."""
     return _State(
-      caches=module.place_caches(self.caches),
+      caches=module.shard_caches(self.caches),
       logits_BxV=constrain(self.logits_BxV, 'batch', 'vocab'),
       slot=constrain(self.slot),
       left_B=constrain(self.left_B, None),
@@ -85,16 +85,16 @@ class _Rows(NamedTuple):
 class Decoder:
   """A writer of texts with one model; it keeps its compiled programs."""
 
-  def __init__(self, model: ModelConfig, compute: Compute):
+  def __init__(self, model: ModelConfig, execution: Execution):
     """Define the model, with its layers in a list."""
     self._model = model
-    definition = define_lm(model, dataclasses.replace(compute, layers='list'))
+    definition = define_lm(model, dataclasses.replace(execution, layers='list'))
 
     @jax.jit
     def prepare(params: Params) -> Params:
       def placed(info: ParamInfo, array: jax.Array) -> jax.Array:
         # Others, such as routers and norms, compute in float32.
-        rounded = array.astype(compute.dtype) if info.role in _ROUNDED else array
+        rounded = array.astype(execution.dtype) if info.role in _ROUNDED else array
         return constrain(rounded, *info.axes)
 
       return jax.tree.map(placed, definition.info, unstack(params, model))

@@ -15,7 +15,7 @@ from tokenformer_jax.decoding import perplexity
 from tokenformer_jax.decoding.score import Scorer
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.trunk import Documents
+from tokenformer_jax.model.layer import Documents
 from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import checkpoint
 
@@ -144,7 +144,7 @@ def evaluate(
     'source': model.source,
     'step': model.meta.step,
     'model': config_lib.to_json(model.config.model),
-    'dtype': str(model.compute.dtype),
+    'dtype': str(model.execution.dtype),
     'max_length': scorer.max_length,
     'versions': checkpoint.package_versions(('tokenformer_jax', 'jax', 'lm_eval')),
   }

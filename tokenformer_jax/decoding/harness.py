@@ -66,7 +66,7 @@ class TokenFormerLM(TemplateLM):
     """Wrap a model and its scorer."""
     super().__init__()
     self._model, self._scorer, self._tokenizer = model, scorer, model.tokenizer
-    self._decoder = Decoder(model.config.model, model.compute)
+    self._decoder = Decoder(model.config.model, model.execution)
 
   @classmethod
   def create_from_arg_string(

@@ -10,9 +10,9 @@ from jax.sharding import Mesh
 
 from tokenformer_jax.decoding import buckets
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.model.layer import Context, Documents
 from tokenformer_jax.model.loss import LossSums, row_loss_sums
 from tokenformer_jax.model.params import Definition, Params
-from tokenformer_jax.model.trunk import Context, Documents
 from tokenformer_jax.parallel import sharding
 
 # Limits for each part that the mesh splits a batch into.

@@ -14,7 +14,7 @@ from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import length as lengths
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import group_trees, models
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
@@ -34,7 +34,7 @@ class Trained:
   source: str  # as the caller names it
   meta: Meta
   definition: Definition
-  compute: Compute
+  execution: Execution
   params: Params
   mesh: Mesh
 
@@ -67,7 +67,7 @@ class Trained:
   def with_clip(self, clip: int) -> 'Trained':
     """Return the same parameters as a model with `positions.clip`: see `length.with_clip`."""
     meta = _clipped(self.meta, clip)
-    definition = models.define(meta.config.model, self.compute)
+    definition = models.define(meta.config.model, self.execution)
     return dataclasses.replace(self, meta=meta, definition=definition)
 
 
@@ -106,8 +106,8 @@ def load(
     whole = models.define(meta.config.model)
     if groups is not None:
       meta = _first_groups(meta, groups)
-    model, compute = meta.config.model, Compute.for_trained(meta.config)
-    definition = models.define(model, compute)
+    model, execution = meta.config.model, Execution.for_trained(meta.config)
+    definition = models.define(model, execution)
     if evenly:
       sharding.check_divides(mesh, definition.abstract, definition.axes)
       for heads in model.heads:
@@ -117,7 +117,7 @@ def load(
     params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
     if groups is not None:
       params = _cut(params, whole, definition, groups, shardings)
-  return Trained(source, meta, definition, compute, params, mesh)
+  return Trained(source, meta, definition, execution, params, mesh)
 
 
 def _first_groups(meta: Meta, count: int) -> Meta:

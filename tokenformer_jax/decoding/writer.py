@@ -26,7 +26,7 @@ class Writer:
   @classmethod
   def from_trained(cls, model: Trained) -> 'Writer':
     """Prepare a model for writing. The writer does not use the model's own parameters."""
-    decoder = Decoder(model.config.model, model.compute)
+    decoder = Decoder(model.config.model, model.execution)
     with jax.set_mesh(model.mesh):
       params = decoder.prepare(model.params)
     return cls(decoder, params, model.tokenizer, model.mesh, model.config.data.sequence_length)

@@ -174,9 +174,9 @@ class Stacks:
   def __init__(
     self, before: Sequence[Repeat], after: Sequence[Repeat], origins: Sequence[int | None]
   ):
-    old, new = list(trunk.places(before)), list(trunk.places(after))
+    old, new = list(trunk.layer_paths(before)), list(trunk.layer_paths(after))
     self._several = bool(new[0].stack)
-    self._stacks: dict[str, list[trunk.Place | None]] = {}
+    self._stacks: dict[str, list[trunk.LayerPath | None]] = {}
     self._numbers: dict[str, list[int]] = {}
     for number, (place, origin) in enumerate(zip(new, origins, strict=True)):
       self._stacks.setdefault(place.stack, []).append(None if origin is None else old[origin])
@@ -202,7 +202,7 @@ class Stacks:
       first[stack], counted = counted, counted + len(array)
     rows, own = [], 0
     for place in self._stack(path):
-      rows.append(counted + own if place is None else first[place.stack] + place.index)
+      rows.append(counted + own if place is None else first[place.stack] + place.row)
       own += place is None
     parts = [*arrays, fresh(own)] if own and fresh is not None else list(arrays)
     whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
@@ -215,7 +215,7 @@ class Stacks:
   def _name(self, path: Path) -> str:
     return path[1].key if self._several else ''
 
-  def _stack(self, path: Path) -> list[trunk.Place | None]:
+  def _stack(self, path: Path) -> list[trunk.LayerPath | None]:
     return self._stacks[self._name(path)]
 
   def _stacks_before(self, path: Path) -> list[str]:

@@ -114,7 +114,7 @@ class Job:
     """
     config = self.meta.config
     self.show(table.render(self.model, after, flops.length(config), config.optim))
-    sizes = sharding.axis_sizes(self.mesh_config).values()
+    sizes = dataclasses.asdict(self.mesh_config).values()
     is_for_tpus = self.mesh.devices.flat[0].platform == 'tpu' or max(self.mesh.size, *sizes) > 1
     for line in table.advice(after) if advice and is_for_tpus else ():
       messages.say(line)

@@ -18,10 +18,10 @@ from jax.sharding import Mesh
 from tokenformer_jax.inspection.usage import batches
 from tokenformer_jax.inspection.weights import run_layers
 from tokenformer_jax.model import trunk
+from tokenformer_jax.model.layer import Aux, Context, Layer
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.model.router import Choice, Router
-from tokenformer_jax.model.trunk import Aux, Context, Layer
 from tokenformer_jax.parallel import sharding
 
 _CHOICES_AT_ONCE = 2**22  # on a device, over all layers
@@ -70,7 +70,7 @@ def measure(
   }
   if not routers:
     return {}
-  places = list(trunk.places(model.repeats))
+  places = list(trunk.layer_paths(model.repeats))
   most = sum(routers[place.stack].router.top_k for place in places if place.stack in routers)
   run = _compiled(definition, mesh)
   parts = []
@@ -79,10 +79,10 @@ def measure(
       ids = np.asarray(jax.device_get(batch))
       parts.append((ids, jax.device_get(run(params, batch))))
 
-  def answers(place: trunk.Place) -> Answers:
+  def answers(place: trunk.LayerPath) -> Answers:
     ids, experts = [], []
     for ids_BxT, choices in parts:
-      chosen_BxTxK = choices[place.stack][place.index]
+      chosen_BxTxK = choices[place.stack][place.row]
       counted = ids_BxT >= 0
       experts.append(chosen_BxTxK[counted].ravel())
       ids.append(np.repeat(ids_BxT[counted], chosen_BxTxK.shape[-1]))

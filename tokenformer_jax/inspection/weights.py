@@ -22,12 +22,13 @@ from jax.sharding import Mesh
 
 from tokenformer_jax.grow.tokens import Path
 from tokenformer_jax.model import trunk
+from tokenformer_jax.model.layer import FROM_START, Context, Layer
 from tokenformer_jax.model.layers import MLP, Dense
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.params import Definition, Params, Role
 from tokenformer_jax.model.pattention import Pattention
 from tokenformer_jax.model.stack import scan_rows
-from tokenformer_jax.model.trunk import FROM_START, Context, Layer, Place
+from tokenformer_jax.model.trunk import LayerPath
 from tokenformer_jax.parallel import sharding
 
 
@@ -42,7 +43,7 @@ class Sums(NamedTuple):
 class Found(NamedTuple):
   """A Pattention or an MLP of a layer."""
 
-  layer: Place  # of the layer's parameters
+  layer: LayerPath  # of the layer's parameters
   keys: Path  # of the stack's keys, [L, N, D], or an MLP's first matrices, [L, D, N]
   values: Path  # of the stack's values, [L, N, D]
   groups: tuple[int, ...]  # the number of tokens of each group
@@ -62,15 +63,15 @@ def pattentions(definition: Definition) -> tuple[dict[str, Found], ...]:
   for path, info in jax.tree_util.tree_leaves_with_path(definition.info):
     arrays.setdefault(tuple(key.key for key in path[:-1]), {})[info.role] = path
 
-  def describe_mlp(place: Place, path: tuple[str, ...], module: MLP) -> Found:
+  def describe_mlp(place: LayerPath, path: tuple[str, ...], module: MLP) -> Found:
     up, down = (arrays[*path, name][Role.KERNEL] for name in ('up', 'down'))
     zero_at_zero = module.up.bias is None  # as all activations are
     return Found(place, up, down, (_count(module),), (zero_at_zero,), is_mlp=True)
 
-  places: list[Place] = []
+  places: list[LayerPath] = []
   stacked: dict[str, dict[str, Found]] = {}
 
-  def describe(place: Place, path: tuple[str, ...], module: Pattention | MLP) -> Found:
+  def describe(place: LayerPath, path: tuple[str, ...], module: Pattention | MLP) -> Found:
     path = ('blocks', *filter(None, [place.stack]), *path)
     if isinstance(module, MLP):
       return describe_mlp(place, path, module)
@@ -81,7 +82,7 @@ def pattentions(definition: Definition) -> tuple[dict[str, Found], ...]:
 
   def run(params: Params, ids_BxT: jax.Array) -> jax.Array:
     model = definition.bind(params)
-    places.extend(trunk.places(model.repeats))
+    places.extend(trunk.layer_paths(model.repeats))
     x_BxTxD = model.embed(ids_BxT)
     for stacks in trunk.named_stacks(model.blocks, model.repeats):
       for stack, layers in stacks.items():
@@ -89,7 +90,7 @@ def pattentions(definition: Definition) -> tuple[dict[str, Found], ...]:
         block = nnx.merge(graphdef, jax.tree.map(lambda array: array[0], state))
         modules = _pattentions(block)
         x_BxTxD, weights = _watched(block, x_BxTxD, FROM_START)
-        stacked[stack] = {name: describe(Place(stack, 0), *modules[name]) for name in weights}
+        stacked[stack] = {name: describe(LayerPath(stack, 0), *modules[name]) for name in weights}
     return x_BxTxD
 
   jax.eval_shape(run, definition.abstract, jax.ShapeDtypeStruct((1, 1), jnp.int32))

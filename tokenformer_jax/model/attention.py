@@ -9,11 +9,11 @@ from flax import nnx
 
 from tokenformer_jax.config import AsKeyConfig, ModelConfig, SoftmaxConfig, width_of_heads
 from tokenformer_jax.model import cache as caches
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, LayerInputs
 from tokenformer_jax.model.layers import projection
 from tokenformer_jax.model.norm import Norm, apply_norm
 from tokenformer_jax.model.token_attention import KernelAttention, make_positions
-from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.rules import parts
 from tokenformer_jax.parallel.sharding import constrain
 
@@ -31,13 +31,13 @@ class Attention(nnx.Module):
     model: ModelConfig,
     *,
     causal: bool = True,
-    compute: Compute,
+    execution: Execution,
     rngs: nnx.Rngs,
   ):
     self.heads, self.key_heads = config.heads, config.key_heads
     self.head_width = width_of_heads(config, model.width)
     queries, keys = self.heads * self.head_width, self.key_heads * self.head_width
-    make = functools.partial(projection, model=model, compute=compute, rngs=rngs)
+    make = functools.partial(projection, model=model, execution=execution, rngs=rngs)
     into_heads = functools.partial(make, axes=('width', 'heads'))
     query_zero, value_zero, proj_zero = (
       name in self.zero_at_start(config) for name in ('query', 'value', 'proj')
@@ -66,7 +66,7 @@ class Attention(nnx.Module):
       causal,
       config.window,
       head_width=self.head_width,
-      implementation=compute.attention,
+      implementation=execution.attention,
     )
 
   @staticmethod
@@ -102,7 +102,7 @@ class Attention(nnx.Module):
     x_BxTxD: jax.Array,
     context: Context = FROM_START,
     cache: Any = None,
-    inputs: Inputs = NO_INPUTS,
+    inputs: LayerInputs = NO_INPUTS,
   ) -> tuple[jax.Array, Any, Aux]:
     """Attend from the next T slots to all visible slots.
 

@@ -17,24 +17,24 @@ from tokenformer_jax.config import (
   SoftmaxConfig,
 )
 from tokenformer_jax.model.attention import Attention
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.feed_forward import apply, feed_forward
+from tokenformer_jax.model.layer import (
+  EMPTY_AUX,
+  FROM_START,
+  NO_INPUTS,
+  Aux,
+  Context,
+  LayerInputs,
+  add_aux,
+)
 from tokenformer_jax.model.layers import apply_gain, gain
 from tokenformer_jax.model.mixers.gated_unit import GatedUnit
 from tokenformer_jax.model.mixers.linear import LinearAttention
 from tokenformer_jax.model.mixers.shaped import ShapedAttention
 from tokenformer_jax.model.mixers.skips import SkipAttention
 from tokenformer_jax.model.norm import apply_norm, make_norm
-from tokenformer_jax.model.trunk import (
-  EMPTY_AUX,
-  FROM_START,
-  NO_INPUTS,
-  Architecture,
-  Aux,
-  Context,
-  Inputs,
-  add_aux,
-)
+from tokenformer_jax.model.trunk import Architecture
 from tokenformer_jax.parallel.sharding import constrain
 
 
@@ -49,7 +49,7 @@ def softmax_attention(config: SoftmaxConfig, *args: Any, **how: Any) -> Attentio
 
 # By kind in `config.MIXERS`: the class or function that makes the mixer. Its arguments are the
 # mixer's config, the model's config and the keywords of `Block`; the methods are those of
-# `trunk.Layer`.
+# `layer.Layer`.
 MIXERS: dict[str, Callable[..., Any]] = {
   'softmax': softmax_attention,
   'gated_unit': GatedUnit,
@@ -115,7 +115,7 @@ class Block(nnx.Module):
     model: ModelConfig,
     *,
     causal: bool = True,
-    compute: Compute,
+    execution: Execution,
     rngs: nnx.Rngs,
   ):
     wiring = config.wiring
@@ -127,8 +127,8 @@ class Block(nnx.Module):
     shares_norm = isinstance(wiring, ParallelConfig) and not wiring.two_norms
     self.ffn_norm = norm(config.norm_of_ffn) if has_ffn and not shares_norm else None
     make_mixer = MIXERS[config.mixer.kind]
-    self.attention = make_mixer(config.mixer, model, causal=causal, compute=compute, rngs=rngs)
-    self.ffn = feed_forward(config.ffn, model, compute=compute, rngs=rngs)
+    self.attention = make_mixer(config.mixer, model, causal=causal, execution=execution, rngs=rngs)
+    self.ffn = feed_forward(config.ffn, model, execution=execution, rngs=rngs)
     gains = isinstance(wiring, SkiplessConfig | ParallelConfig) and wiring.gains
     has_skip_gain = gains and has_ffn and isinstance(wiring, SkiplessConfig)
     ffn_gain = model.init.ffn_gain or 0.1 * math.sqrt(18 / model.depth)
@@ -153,7 +153,7 @@ class Block(nnx.Module):
     x_BxTxD: jax.Array,
     context: Context = FROM_START,
     cache: Any = None,
-    inputs: Inputs = NO_INPUTS,
+    inputs: LayerInputs = NO_INPUTS,
   ) -> tuple[jax.Array, Any, Aux]:
     """Return the block's output [B, T, D], the cache of the mixer, and the `Aux` of both parts.
 
@@ -191,7 +191,7 @@ def _sharded(x_BxTxD: jax.Array) -> jax.Array:
   return constrain(x_BxTxD, 'batch', 'slots', None)
 
 
-def _scaled(added_BxTxD: jax.Array, inputs: Inputs, branch: int) -> jax.Array:
+def _scaled(added_BxTxD: jax.Array, inputs: LayerInputs, branch: int) -> jax.Array:
   """Return the output of a branch times each row's factor for that branch."""
   if inputs.branch_scales_Bx2 is None:
     return added_BxTxD

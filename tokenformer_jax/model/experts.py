@@ -17,12 +17,12 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.model import dispatch
 from tokenformer_jax.model import groups as groups_lib
+from tokenformer_jax.model.layer import FROM_START, NO_INPUTS, Aux, Context, LayerInputs
 from tokenformer_jax.model.layers import ACTIVATIONS, hidden_width, output_std
 from tokenformer_jax.model.params import Initializer, Role, param
 from tokenformer_jax.model.pattention import parameter_weights
 from tokenformer_jax.model.router import Router
 from tokenformer_jax.model.stack import PROJECTED
-from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.rules import Axes
 
 
@@ -150,7 +150,7 @@ class Experts(nnx.Module):
     self.dispatch = config.dispatch
 
   def __call__(
-    self, x_BxTxD: jax.Array, context: Context = FROM_START, inputs: Inputs = NO_INPUTS
+    self, x_BxTxD: jax.Array, context: Context = FROM_START, inputs: LayerInputs = NO_INPUTS
   ) -> tuple[jax.Array, Aux]:
     """Return the output [B, T, D], and sums of the router's losses and of figures of the load.
 

@@ -10,11 +10,11 @@ from tokenformer_jax.config import (
   NoFeedForwardConfig,
   PattentionConfig,
 )
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.experts import Experts
+from tokenformer_jax.model.layer import EMPTY_AUX, Aux, Context, LayerInputs
 from tokenformer_jax.model.layers import MLP, pattention
 from tokenformer_jax.model.pattention import Pattention
-from tokenformer_jax.model.trunk import EMPTY_AUX, Aux, Context, Inputs
 
 FeedForward = Pattention | MLP | Experts
 
@@ -23,7 +23,7 @@ def feed_forward(
   config: PattentionConfig | MLPConfig | ExpertsConfig | NoFeedForwardConfig,
   model: ModelConfig,
   *,
-  compute: Compute,
+  execution: Execution,
   rngs: nnx.Rngs,
 ) -> FeedForward | None:
   """Return the feed-forward part, or None if the config has none.
@@ -32,11 +32,11 @@ def feed_forward(
   """
   match config:
     case PattentionConfig():
-      return pattention(config, model, adds_to_residual=True, compute=compute, rngs=rngs)
+      return pattention(config, model, adds_to_residual=True, execution=execution, rngs=rngs)
     case MLPConfig():
-      return MLP(config, model, compute=compute, rngs=rngs)
+      return MLP(config, model, execution=execution, rngs=rngs)
     case ExpertsConfig():
-      shared = feed_forward(config.shared, model, compute=compute, rngs=rngs)
+      shared = feed_forward(config.shared, model, execution=execution, rngs=rngs)
       return Experts(config, model, shared, rngs=rngs)
     case NoFeedForwardConfig():
       return None
@@ -44,7 +44,7 @@ def feed_forward(
 
 
 def apply(
-  ffn: FeedForward, x_BxTxD: jax.Array, context: Context, inputs: Inputs
+  ffn: FeedForward, x_BxTxD: jax.Array, context: Context, inputs: LayerInputs
 ) -> tuple[jax.Array, Aux]:
   """Return the output of a feed-forward part [B, T, D] and its `Aux`, which only experts have."""
   if isinstance(ffn, Experts):

@@ -1,8 +1,8 @@
 """GELU of scaled scores, with a derivative that takes few operations.
 
 The gradient of the scores is the one operation of Pattention that the vector unit of a TPU can
-limit (docs/pods.md). So value and derivative share their factors, and constants are multiplied into
-the scale, which is one number for a row.
+limit (docs/planned_speed.md). So value and derivative share their factors, and constants are
+multiplied into the scale, which is one number for a row.
 """
 
 import math

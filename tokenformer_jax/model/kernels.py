@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model import splash
-from tokenformer_jax.model.trunk import Context
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.parallel.rules import parts
 

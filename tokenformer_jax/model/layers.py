@@ -18,7 +18,7 @@ from tokenformer_jax.config import (
   NoProjectionConfig,
   PattentionConfig,
 )
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.params import Initializer, Role, param
 from tokenformer_jax.model.pattention import Pattention, activate
 from tokenformer_jax.model.products import project, split_heads
@@ -166,7 +166,9 @@ class MLP(nnx.Module):
   Parameter tokens can be beside it.
   """
 
-  def __init__(self, config: MLPConfig, model: ModelConfig, *, compute: Compute, rngs: nnx.Rngs):
+  def __init__(
+    self, config: MLPConfig, model: ModelConfig, *, execution: Execution, rngs: nnx.Rngs
+  ):
     hidden = hidden_width(config, model)
     make = functools.partial(Dense, bias=config.bias, rngs=rngs)
     into = functools.partial(make, model.width, hidden, ('width', 'hidden'), std=model.init.std)
@@ -175,7 +177,7 @@ class MLP(nnx.Module):
     std = output_std(model)
     self.down = make(hidden, model.width, ('hidden', 'width'), std=std, adds_to_residual=True)
     self.activation = config.activation
-    how = {'adds_to_residual': True, 'compute': compute, 'rngs': rngs}
+    how = {'adds_to_residual': True, 'execution': execution, 'rngs': rngs}
     self.beside = tokens_beside(config.beside, model, **how)
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
@@ -209,7 +211,7 @@ def pattention(
   *,
   adds_to_residual: bool,
   starts_at_zero: bool = False,
-  compute: Compute,
+  execution: Execution,
   rngs: nnx.Rngs,
 ) -> Pattention:
   """Return a Pattention [B, T, I] → [B, T, O]; for `widths` see `projection`."""
@@ -220,8 +222,8 @@ def pattention(
     value_std=output_std(model),
     first_values=_ZEROS if starts_at_zero else None,
     adds_to_residual=adds_to_residual,
-    keep_scores=compute.remat == 'everything',
-    prevent_cse=compute.layers in ('unrolled', 'list'),  # not in a loop: see `scan_rows`
+    keep_scores=execution.remat == 'everything',
+    prevent_cse=execution.layers in ('unrolled', 'list'),  # not in a loop: see `scan_rows`
     rngs=rngs,
   )
 
@@ -243,7 +245,7 @@ def projection(
   *,
   starts_at_zero: bool = False,
   orthogonal: bool = False,
-  compute: Compute,
+  execution: Execution,
   rngs: nnx.Rngs,
 ) -> Projection:
   """Return a projection [B, T, I] → [B, T, O], into heads, or out of heads.
@@ -257,13 +259,13 @@ def projection(
   adds = axes[-1] == 'width'
   if isinstance(config, PattentionConfig):
     how = {'adds_to_residual': adds, 'starts_at_zero': starts_at_zero}
-    return pattention(config, model, widths, **how, compute=compute, rngs=rngs)
+    return pattention(config, model, widths, **how, execution=execution, rngs=rngs)
   std = output_std(model) if adds else model.init.std
   first = nnx.initializers.orthogonal() if orthogonal else None
   first = _ZEROS if starts_at_zero else first
   widths = widths or (model.width, model.width)
   how = {'adds_to_residual': adds, 'rngs': rngs}
   more = tokens_beside(
-    config.beside, model, widths, starts_at_zero=starts_at_zero, compute=compute, **how
+    config.beside, model, widths, starts_at_zero=starts_at_zero, execution=execution, **how
   )
   return Dense(*widths, axes, std=std, first=first, bias=config.bias, beside=more, **how)

@@ -15,21 +15,21 @@ from flax import nnx
 from tokenformer_jax.config import InitConfig, ModelConfig
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.blocks import architecture
-from tokenformer_jax.model.compute import DEFAULT, Compute
+from tokenformer_jax.model.execution import DEFAULT, Execution
+from tokenformer_jax.model.layer import FROM_START, NO_INPUTS, Aux, Context, LayerInputs
 from tokenformer_jax.model.layers import repeat
 from tokenformer_jax.model.loss import logits
 from tokenformer_jax.model.norm import apply_norm, make_norm
 from tokenformer_jax.model.params import Definition, Params, Role, define, param
 from tokenformer_jax.model.products import look_up
-from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.sharding import constrain
 
 
 class LM(nnx.Module):
   """A causal language model over token ids [B, T]."""
 
-  def __init__(self, config: ModelConfig, compute: Compute, *, rngs: nnx.Rngs):
-    self.compute = compute
+  def __init__(self, config: ModelConfig, execution: Execution, *, rngs: nnx.Rngs):
+    self.execution = execution
     self.embedding_scale = config.width**0.5 if config.embedding_scale else None
     self.head_scale = config.width**-0.5 if config.scaled_logits else None
 
@@ -45,13 +45,13 @@ class LM(nnx.Module):
     self.embedding_norm = make_norm(config.embedding_norm, config, depth=0, rngs=rngs)
     layers = architecture(config)
     self.repeats = layers.repeats
-    self.blocks = trunk.make(layers, compute=compute, rngs=rngs)
+    self.blocks = trunk.make(layers, execution=execution, rngs=rngs)
     self.final_norm = make_norm(config.final_norm, config, rngs=rngs)
     self.head = None if config.tied_head else table(config.vocab_size, 'vocab', Role.HEAD)
 
   def embed(self, ids_BxT: jax.Array, context: Context = FROM_START) -> jax.Array:
     """Return the input of the first layer, [B, T, D]."""
-    x_BxTxD = look_up(self.embedding[...], ids_BxT, ('vocab', 'width'), self.compute.dtype)
+    x_BxTxD = look_up(self.embedding[...], ids_BxT, ('vocab', 'width'), self.execution.dtype)
     if self.embedding_scale is not None:
       x_BxTxD = x_BxTxD * self.embedding_scale
     if self.positions is not None:
@@ -65,7 +65,7 @@ class LM(nnx.Module):
     ids_BxT: jax.Array,
     context: Context = FROM_START,
     caches: Sequence[Any] | None = None,
-    inputs: Inputs = NO_INPUTS,
+    inputs: LayerInputs = NO_INPUTS,
   ) -> tuple[jax.Array, tuple[Any, ...] | None, Aux]:
     """Return the input of the head [B, T, D], the caches and the `Aux`: see `trunk.run`."""
     x_BxTxD, caches, aux = trunk.run(
@@ -75,7 +75,7 @@ class LM(nnx.Module):
       context,
       caches,
       inputs,
-      compute=self.compute,
+      execution=self.execution,
     )
     x_BxTxD = apply_norm(self.final_norm, x_BxTxD)
     return x_BxTxD if self.head_scale is None else x_BxTxD * self.head_scale, caches, aux
@@ -91,12 +91,12 @@ class LM(nnx.Module):
     return logits(hidden_BxTxD, self.output_embedding), caches
 
   def init_caches(self, batch: int, length: int) -> tuple[Any, ...]:
-    """Return empty caches for texts of up to `length` slots; needs `Compute.layers='list'`."""
-    return trunk.init_caches(self.blocks, batch, length, self.compute.dtype)
+    """Return empty caches for texts of up to `length` slots; needs `Execution.layers='list'`."""
+    return trunk.init_caches(self.blocks, batch, length, self.execution.dtype)
 
-  def place_caches(self, caches: Sequence[Any]) -> tuple[Any, ...]:
+  def shard_caches(self, caches: Sequence[Any]) -> tuple[Any, ...]:
     """Return the caches, partitioned on the mesh."""
-    return trunk.place_caches(self.blocks, caches)
+    return trunk.shard_caches(self.blocks, caches)
 
   @property
   def output_embedding(self) -> jax.Array:
@@ -104,17 +104,17 @@ class LM(nnx.Module):
     return (self.embedding if self.head is None else self.head)[...]
 
 
-def define_lm(config: ModelConfig, compute: Compute = DEFAULT) -> Definition:
+def define_lm(config: ModelConfig, execution: Execution = DEFAULT) -> Definition:
   """Return the model's parameters and functions; `config` has every size filled in (no zeros)."""
-  return _define(config, config.init, compute)
+  return _define(config, config.init, execution)
 
 
 @functools.cache
-def _define(config: ModelConfig, init: InitConfig, compute: Compute) -> Definition:
+def _define(config: ModelConfig, init: InitConfig, execution: Execution) -> Definition:
   del init  # Equality of configs ignores the initialization, so the cache's key holds it as well.
-  return define(lambda rngs: LM(config, compute, rngs=rngs))
+  return define(lambda rngs: LM(config, execution, rngs=rngs))
 
 
 def unstack(params: Params, config: ModelConfig) -> Params:
-  """Return a model's parameters in the layout of `Compute.layers='list'`."""
+  """Return a model's parameters in the layout of `Execution.layers='list'`."""
   return {**params, 'blocks': trunk.unstack(params['blocks'], architecture(config).repeats)}

@@ -16,7 +16,7 @@ from tokenformer_jax.config import (
   YarnScalingConfig,
 )
 from tokenformer_jax.model import kernels
-from tokenformer_jax.model.trunk import Context
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.parallel.sharding import platform
 
 _TURN = 2.0**32  # units of a whole turn in 32-bit angles

@@ -17,8 +17,8 @@ from tokenformer_jax.config import (
   ModelConfig,
   RouterConfig,
 )
+from tokenformer_jax.model.layer import LOAD, Aux
 from tokenformer_jax.model.params import Role, param
-from tokenformer_jax.model.trunk import LOAD, Aux
 from tokenformer_jax.parallel.sharding import constrain
 
 

@@ -16,10 +16,10 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model import kernels, sequence
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.mixers.length_scale import LengthScaled
 from tokenformer_jax.model.mixers.rerope import ClippedRotary
 from tokenformer_jax.model.positions import Rotary
-from tokenformer_jax.model.trunk import Context
 
 Cache = caches.KV | caches.Ring
 

@@ -17,12 +17,12 @@ from flax import nnx
 from tokenformer_jax.config import InitConfig, ModelConfig
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.blocks import architecture
-from tokenformer_jax.model.compute import DEFAULT, Compute
+from tokenformer_jax.model.execution import DEFAULT, Execution
 from tokenformer_jax.model.feed_forward import apply, feed_forward
+from tokenformer_jax.model.layer import FROM_START, NO_INPUTS, Aux, Context, LayerInputs
 from tokenformer_jax.model.layers import Dense, projection, repeat
 from tokenformer_jax.model.norm import apply_norm, make_norm
 from tokenformer_jax.model.params import Definition, Role, define, matrix_entries, param
-from tokenformer_jax.model.trunk import FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.sharding import constrain
 
 _BASE = 10000.0  # of the sin-cos positions
@@ -70,9 +70,9 @@ def branch_scales(key: jax.Array, layers: int, batch: int, rate: float) -> jax.A
 class AttentionPool(nnx.Module):
   """Pooling by attention of one learned query, then a feed-forward layer (arXiv 2106.04560)."""
 
-  def __init__(self, config: ModelConfig, *, compute: Compute, rngs: nnx.Rngs):
+  def __init__(self, config: ModelConfig, *, execution: Execution, rngs: nnx.Rngs):
     layer = config.layer
-    make = functools.partial(projection, model=config, compute=compute, rngs=rngs)
+    make = functools.partial(projection, model=config, execution=execution, rngs=rngs)
     into_heads, out_of_heads = ('width', 'heads'), ('heads', 'width')
     self.query, self.key, self.value = (make(layer.mixer.qkv, axes=into_heads) for _ in range(3))
     self.proj = make(layer.mixer.proj, axes=out_of_heads)
@@ -81,7 +81,7 @@ class AttentionPool(nnx.Module):
     )
     has_ffn = layer.ffn.kind != 'none'
     self.norm = make_norm(layer.norm_of_ffn, config, rngs=rngs) if has_ffn else None
-    self.ffn = feed_forward(layer.ffn, config, compute=compute, rngs=rngs)
+    self.ffn = feed_forward(layer.ffn, config, execution=execution, rngs=rngs)
     self.heads = layer.mixer.heads
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
@@ -112,8 +112,8 @@ class AttentionPool(nnx.Module):
 class ViT(nnx.Module):
   """A classifier of images [B, H, W, C] with pixel values around 0."""
 
-  def __init__(self, config: ModelConfig, compute: Compute, *, rngs: nnx.Rngs):
-    self.compute, self.patch = compute, config.patch
+  def __init__(self, config: ModelConfig, execution: Execution, *, rngs: nnx.Rngs):
+    self.execution, self.patch = execution, config.patch
     self.position_embedding, self.pooling = config.position_embedding, config.pool
 
     # The kernel of a convolution of stride and size `patch`, with its first three axes merged.
@@ -133,10 +133,10 @@ class ViT(nnx.Module):
     )
     layers = architecture(config, causal=False)
     self.repeats = layers.repeats
-    self.blocks = trunk.make(layers, compute=compute, rngs=rngs)
+    self.blocks = trunk.make(layers, execution=execution, rngs=rngs)
     self.final_norm = make_norm(config.final_norm, config, rngs=rngs)
     self.pool = (
-      AttentionPool(config, compute=compute, rngs=rngs) if config.pool == 'attention' else None
+      AttentionPool(config, execution=execution, rngs=rngs) if config.pool == 'attention' else None
     )
     self.head = Dense(
       config.width,
@@ -151,21 +151,21 @@ class ViT(nnx.Module):
     self,
     images_BxHxWxC: jax.Array,
     context: Context = FROM_START,
-    inputs: Inputs = NO_INPUTS,
+    inputs: LayerInputs = NO_INPUTS,
   ) -> tuple[jax.Array, Aux]:
     """Return float32 logits [B, classes], and the layers' `Aux`.
 
     `context` says whether this is a pass of training; images have neither slots nor padding.
     `inputs.branch_scales_Bx2` is stochastic depth: see `branch_scales`.
     """
-    x_BxTxD = self._embed(images_BxHxWxC.astype(self.compute.dtype))
+    x_BxTxD = self._embed(images_BxHxWxC.astype(self.execution.dtype))
     x_BxTxD, _, aux = trunk.run(
       self.blocks,
       self.repeats,
       constrain(x_BxTxD, 'batch', None, None),
       context,
       inputs=inputs,
-      compute=self.compute,
+      execution=self.execution,
     )
     x_BxTxD = apply_norm(self.final_norm, x_BxTxD)
     if self.pooling == 'mean':
@@ -189,12 +189,12 @@ class ViT(nnx.Module):
     return x_BxTxD
 
 
-def define_vit(config: ModelConfig, compute: Compute = DEFAULT) -> Definition:
+def define_vit(config: ModelConfig, execution: Execution = DEFAULT) -> Definition:
   """Return the model's parameters and functions; `config` has every size filled in (no zeros)."""
-  return _define(config, config.init, compute)
+  return _define(config, config.init, execution)
 
 
 @functools.cache
-def _define(config: ModelConfig, init: InitConfig, compute: Compute) -> Definition:
+def _define(config: ModelConfig, init: InitConfig, execution: Execution) -> Definition:
   del init  # Equality of configs ignores the initialization, so the cache's key holds it as well.
-  return define(lambda rngs: ViT(config, compute, rngs=rngs))
+  return define(lambda rngs: ViT(config, execution, rngs=rngs))

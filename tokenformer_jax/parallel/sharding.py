@@ -93,20 +93,13 @@ def abstract_mesh(config: MeshConfig, devices: int) -> AbstractMesh:
   return AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
 
 
-def axis_sizes(config: MeshConfig) -> dict[str, int]:
-  """Return the sizes of the config by axis; `experts=0`, a choice for each run, counts as 1."""
-  return {**dataclasses.asdict(config), 'experts': config.experts or 1}
-
-
 def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
   """Return the size of each mesh axis over a number of devices, with the −1 filled in.
-
-  `experts=0` counts as 1: see `axis_sizes`.
 
   Raises:
     UserError: the sizes do not multiply to the number of devices.
   """
-  sizes = axis_sizes(config)
+  sizes = dataclasses.asdict(config)
   named = ', '.join(f'{axis}={size}' for axis, size in sizes.items())
   values = list(sizes.values())
   if values.count(-1) > 1 or any(size < 1 and size != -1 for size in values):

@@ -18,7 +18,7 @@ from tokenformer_jax.plan import costs, early, formulas, program, schedule, topo
 from tokenformer_jax.plan.costs import Costs
 from tokenformer_jax.plan.program import Memory
 from tokenformer_jax.plan.topology import Topology
-from tokenformer_jax.steps import exchange, ways
+from tokenformer_jax.steps import remat_plans
 from tokenformer_jax.steps.fit import DoesNotFitError
 from tokenformer_jax.steps.step import Program
 from tokenformer_jax.training import sizes
@@ -182,7 +182,6 @@ def plan(
     UserError: sizes do not divide by the mesh, or libtpu is missing.
     DoesNotFitError: the step needs more memory than a device has.
   """
-  config = dataclasses.replace(config, mesh=exchange.choose_mesh(config, on.devices))
   if not on.has_compiler:
     return _by_formula(program.make_step(config, before, on.platform), on)
   say(f'{"laying out" if quick else "compiling"} for {on.name}, which takes seconds to minutes')
@@ -206,10 +205,14 @@ def _plan(
   sharding.check_divides(mesh, definition.abstract, definition.axes)
   arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
   refused = DoesNotFitError('')
-  for way in ways.affordable(step, mesh, arguments, on.chip.hbm):
-    say(f'the step {refused.size}; trying {way.flags}' if refused.needed else f'trying {way.flags}')
+  for remat in remat_plans.affordable(step, mesh, arguments, on.chip.hbm):
+    say(
+      f'the step {refused.size}; trying {remat.flags}'
+      if refused.needed
+      else f'trying {remat.flags}'
+    )
     try:
-      return _compile(ways.in_way(step, way), on, mesh, quick, schedule.Reader(dump))
+      return _compile(remat_plans.with_plan(step, remat), on, mesh, quick, schedule.Reader(dump))
     except DoesNotFitError as error:
       refused = error
   raise refused
@@ -251,8 +254,8 @@ def _by_formula(step: Program, on: Topology) -> Plan:
   sharding.check_kernel(step.config, on.platform)
   sharding.check_splits(step.config, mesh)
   state = program.state_bytes(step, mesh)
-  for way in ways.open_ways(step.config.train, step.config.model, on.chip.kind):
-    chosen = ways.in_way(step, way)
+  for remat in remat_plans.open_plans(step.config.train, step.config.model, on.chip.kind):
+    chosen = remat_plans.with_plan(step, remat)
     memory, found = formulas.memory_and_costs(chosen, mesh, state, on.chip)
     if memory.left >= 0:
       return _make_plan(chosen, on, mesh, memory, found, 'formula', 0.0)

@@ -16,10 +16,11 @@ from tokenformer_jax.config import (
 from tokenformer_jax.model import flops, models, sequence
 from tokenformer_jax.model.params import ParamInfo, Role
 from tokenformer_jax.parallel import rules
+from tokenformer_jax.plan import exchange
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.program import Memory
-from tokenformer_jax.steps import exchange, ways
+from tokenformer_jax.steps import remat_plans
 from tokenformer_jax.steps.step import Program
 
 _ACTIVATION = 2  # bytes of bfloat16
@@ -78,7 +79,7 @@ def memory_and_costs(
   chunk = min(config.train.loss_chunk, length) if model.kind == 'lm' else 1
   head = 2 * 4 * chunk * (model.vocab_size or model.classes) / rules.parts('vocab', mesh)
   parameters, optimizer, batch = state
-  kept *= ways.GAPS.get(config.train.layers, 1)
+  kept *= remat_plans.GAPS.get(config.train.layers, 1)
   temporaries = rows * (length * (kept + layer) * _ACTIVATION + head) + parameters
   temporaries += _ACTIVATION * (at_experts + inners * kept_at_experts)
   if config.train.attention == 'cudnn' and config.data.documents != 'joined':

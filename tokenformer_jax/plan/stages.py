@@ -10,7 +10,6 @@ from tokenformer_jax.plan import table
 from tokenformer_jax.plan.estimate import Plan, advice, count_steps, plan
 from tokenformer_jax.plan.table import Row
 from tokenformer_jax.plan.topology import Topology
-from tokenformer_jax.steps import exchange
 from tokenformer_jax.steps.fit import DoesNotFitError
 
 
@@ -58,8 +57,6 @@ def plan_stages(config: Config, on: Topology, *, quick: bool = False) -> StagedP
       'config.train.epochs is set, and the stages of config.data need the number of steps; set '
       'config.train.steps'
     )
-  # A run has one mesh, for the batch of the config.
-  config = dataclasses.replace(config, mesh=exchange.choose_mesh(config, on.devices))
   found, known = [], [stage for stage in stages(config.data) if stage.first < steps]
   ends = [*(stage.first for stage in known[1:]), steps]
   plans: dict[tuple[int, int], Plan] = {}

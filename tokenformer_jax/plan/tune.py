@@ -8,12 +8,13 @@ from tokenformer_jax.config import Config, differences
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.parallel.messages import aligned, say
-from tokenformer_jax.plan import topology
+from tokenformer_jax.plan import exchange, topology
 from tokenformer_jax.plan.estimate import Plan, plan
 from tokenformer_jax.plan.table import Row, gib, ms, percent
 from tokenformer_jax.plan.topology import Topology
-from tokenformer_jax.steps import exchange, ways
+from tokenformer_jax.steps import remat_plans
 from tokenformer_jax.steps.fit import DoesNotFitError
+from tokenformer_jax.steps.remat_plans import RematPlan
 
 BATCHES = (1, 2, 0.5)  # multiples of the config's batch
 _MOST_TOKENS = 8  # the most devices to split parameter tokens over
@@ -36,7 +37,6 @@ def candidates(
 
   `batches` are multiples of the config's batch; the first is 1.
   """
-  config = dataclasses.replace(config, mesh=exchange.choose_mesh(config, on.devices))
   whole = sharding.abstract_mesh(config.mesh, on.devices)
   tokens = [
     parts
@@ -51,7 +51,7 @@ def candidates(
   }
   splits = [split for split, mesh in meshes.items() if mesh is not None]
   own = _way(config)
-  others = ways.all_ways(config.model)
+  others = remat_plans.all_plans(config.model)
   if not on.has_compiler:  # By the formulas a loop takes no time.
     others = [way._replace(layers='auto') for way in others]
   # Put the config's own choice first and keep the order of the others.
@@ -128,11 +128,11 @@ def _speed(candidate: Tried) -> float:
   return plan.units[1] * 2 / sum(plan.step_seconds) if plan else -1.0
 
 
-def _way(config: Config) -> ways.Way:
-  return ways.Way(config.train.remat, config.train.layers)
+def _way(config: Config) -> RematPlan:
+  return RematPlan(config.train.remat, config.train.layers)
 
 
-def _needs_less(way: ways.Way, failed: ways.Way) -> bool:
+def _needs_less(way: RematPlan, failed: RematPlan) -> bool:
   """Return whether a way needs less memory than one that saves at most the inputs of layers."""
   loops = failed.layers == 'unrolled' and way.layers != 'unrolled'
   return failed.remat == 'full' and (way.remat == 'offload' or (way.remat == 'full' and loops))

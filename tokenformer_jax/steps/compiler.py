@@ -1,7 +1,7 @@
 """XLA options for compiling the steps, by type of device.
 
 The options for TPUs were found with the planner, on programs compiled for v5e, v5p, v6e and TPU7x
-(docs/pods.md).
+(docs/planned_speed.md).
 """
 
 from jax.sharding import Mesh

@@ -1,11 +1,11 @@
-"""Compile the training step in the fastest way to run its layers that fits the devices' memory."""
+"""Compile the training step with the fastest remat plan that fits the devices' memory."""
 
 import math
 import re
 import time
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.parallel.messages import say
-from tokenformer_jax.steps import ways
-from tokenformer_jax.steps.step import Program, State, Step, make_first_state, make_train_step
-from tokenformer_jax.steps.ways import Way
+from tokenformer_jax.steps import remat_plans
+from tokenformer_jax.steps.remat_plans import RematPlan
+from tokenformer_jax.steps.step import Program, State, Step, make_train_step
 
 # XLA refuses a program for its temporaries before it lays memory out, or for its total after that.
 _TOO_LARGE = re.compile(
@@ -98,7 +98,7 @@ def free_bytes(mesh: Mesh, arguments: Any) -> float:
   It is the least of all devices; infinite if the devices do not say. All processes must call this
   function.
   """
-  given, found = ways.argument_bytes(arguments), math.inf
+  given, found = remat_plans.argument_bytes(arguments), math.inf
   for device in mesh.local_devices:
     memory = device.memory_stats() or {}
     if 'bytes_limit' in memory:
@@ -132,10 +132,10 @@ def has_piece(mesh: Mesh, size: int) -> bool:
 
 
 class FittedStep:
-  """The training step, compiled for each shape of batches in a way that fits the devices.
+  """The training step, compiled for each shape of batches with a remat plan that fits the devices.
 
-  A step is compiled once if the first way fits, and once more for each way that does not. All
-  processes choose the same way. No way changes what is computed.
+  A step is compiled once if the first plan fits, and once more for each plan that does not. All
+  processes choose the same plan. No plan changes the results.
   """
 
   def __init__(
@@ -149,7 +149,7 @@ class FittedStep:
     """Prepare the step; nothing is compiled.
 
     Args:
-      program: the step, whose config leaves the way open.
+      program: the step, whose config leaves the plan open.
       mesh: the devices.
       more_options: for the compiler.
       free: see `free_bytes`.
@@ -162,7 +162,7 @@ class FittedStep:
     """Make a step.
 
     Raises:
-      UserError: it fits in no way.
+      UserError: no plan fits.
     """
     shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
     if shapes not in self._steps:
@@ -173,26 +173,26 @@ class FittedStep:
     capacity, failed = self._free(self._mesh, arguments), None
     train = self._program.config.train
     if train.check_devices and train.device_checker == 'repeat':
-      capacity -= ways.argument_bytes(arguments[0])  # a copy of the state
-    for way in ways.affordable(self._program, self._mesh, arguments, capacity):
+      capacity -= remat_plans.argument_bytes(arguments[0])  # a copy of the state
+    for plan in remat_plans.affordable(self._program, self._mesh, arguments, capacity):
       if failed is not None:
-        say(f'{failed}; trying {way.flags}')
+        say(f'{failed}; trying {plan.flags}')
       try:
-        return self._compile_in(way, arguments, capacity)
+        return self._compile_with(plan, arguments, capacity)
       except DoesNotFitError as error:
-        failed = f'the step {error.size} with {way.flags}'
+        failed = f'the step {error.size} with {plan.flags}'
     raise UserError(
       f'{failed}, and nothing else needs less; take a smaller config.data.batch_size, more '
       'config.optim.accumulation_steps, or more devices'
     )
 
-  def _compile_in(self, way: Way, arguments: tuple[Any, ...], capacity: float) -> Step:
-    """Compile the step in a way.
+  def _compile_with(self, plan: RematPlan, arguments: tuple[Any, ...], capacity: float) -> Step:
+    """Compile the step with a remat plan.
 
     Raises:
       DoesNotFitError: a device of any process has not the memory.
     """
-    step = make_train_step(ways.in_way(self._program, way), self._mesh, self._options)
+    step = make_train_step(remat_plans.with_plan(self._program, plan), self._mesh, self._options)
     begin, error, compiled = time.monotonic(), None, None
     try:
       compiled = compile_lowered(step.lower(*arguments))
@@ -206,7 +206,7 @@ class FittedStep:
       raise error or DoesNotFitError('another process cannot hold it')
     of = f' of {capacity / 2**30:.1f}' if capacity < math.inf else ''
     say(
-      f'the step runs with {way.flags}: {needed / 2**30:.1f}{of} GiB of a device, compiled in '
+      f'the step runs with {plan.flags}: {needed / 2**30:.1f}{of} GiB of a device, compiled in '
       f'{time.monotonic() - begin:.0f} s'
     )
     return compiled
@@ -218,32 +218,9 @@ def make_fitted_step(
   """Return the step of `make_train_step` for a run.
 
   If the config leaves open how layers run, accelerators choose by their memory, when the step is
-  first called: see `FittedStep`. A CPU does not choose: see `Compute.from_config`.
+  first called: see `FittedStep`. A CPU does not choose: see `Execution.from_config`.
   """
   train, platform = program.config.train, mesh.devices.flat[0].platform
   if platform == 'cpu' or 'auto' not in (train.remat, train.layers):
     return make_train_step(program, mesh, more_options)
   return FittedStep(program, mesh, more_options)
-
-
-class Steps(NamedTuple):
-  """The jitted functions that make the states of a run: see `make_steps`."""
-
-  first_state: Callable[[int], State]  # see `step.make_first_state`
-  train: Step  # see `make_fitted_step`
-
-
-def make_steps(program: Program, mesh: Mesh) -> Steps:
-  """Return the functions that make the first state of a run and train it."""
-  return Steps(make_first_state(program, mesh), make_fitted_step(program, mesh))
-
-
-def compile_ahead(steps: Steps, program: Program, mesh: Mesh) -> None:
-  """Compile the functions of `make_steps` on a CPU before there is a state or a batch.
-
-  JAX keeps what it has compiled, so their first calls find it.
-  """
-  arguments = program.abstract_state(mesh), program.abstract_batch(mesh)
-  with jax.set_mesh(mesh):
-    steps.first_state.lower(program.config.train.seed).compile()
-    steps.train.lower(*arguments).compile()

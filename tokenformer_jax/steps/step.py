@@ -13,8 +13,8 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from tokenformer_jax.config import Config, OptimConfig, rows_together, skip_window
+from tokenformer_jax.model.layer import Counts
 from tokenformer_jax.model.params import Definition, Params
-from tokenformer_jax.model.trunk import Counts
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import compiler, elastic, optim, outliers, schedules, statistics
 from tokenformer_jax.steps.optim import LastGrowth

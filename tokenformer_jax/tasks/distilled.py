@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.model import models
-from tokenformer_jax.model.compute import Compute
 from tokenformer_jax.model.distilled_loss import Heads, distilled_objective
+from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import Counts
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Counts
 from tokenformer_jax.tasks.task import Figures, with_aux
 from tokenformer_jax.tasks.text import TextTask
 
@@ -23,7 +23,7 @@ class DistilledTextTask(TextTask):
 
   def __init__(self, config: Config, vocabulary: dict[str, Any] | None, teacher: ModelConfig):
     super().__init__(config, vocabulary)
-    self.teacher = models.define(teacher, Compute.from_config(config))
+    self.teacher = models.define(teacher, Execution.from_config(config))
 
   def loss(
     self,

@@ -16,8 +16,8 @@ from tokenformer_jax.data.augment import Views
 from tokenformer_jax.data.mixing import mix
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.model import models, vit
+from tokenformer_jax.model.layer import Context, Counts, LayerInputs
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Context, Counts, Inputs
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.runs.checkpoint_meta import Meta
@@ -141,7 +141,7 @@ class ImageTask(Task):
     )
     if optim.mixup or optim.cutmix:
       targets_BxC = own * targets_BxC + (1 - own) * targets_BxC[::-1]
-    inputs = Inputs(key=layer_keys(model, layers_key))
+    inputs = LayerInputs(key=layer_keys(model, layers_key))
     if optim.drop_path:
       scales = vit.branch_scales(path_key, model.depth, len(labels_B), optim.drop_path)
       inputs = inputs._replace(branch_scales_Bx2=scales)

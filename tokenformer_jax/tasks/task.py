@@ -13,9 +13,9 @@ from tokenformer_jax.config import Config, DataConfig, ModelConfig, TrainConfig
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import Aux, Counts, layer_means
 from tokenformer_jax.model.params import Definition, Params
-from tokenformer_jax.model.trunk import Aux, Counts, layer_means
 from tokenformer_jax.runs.checkpoint_meta import Meta
 
 Batch = Any  # arrays with the leading axis B, alone or in a pytree
@@ -102,7 +102,7 @@ class Task(abc.ABC):
   def __init__(self, config: Config, vocabulary: dict[str, Any] | None = None):
     self.config = config
     self._trained_vocabulary = vocabulary
-    self.definition = models.define(config.model, Compute.from_config(config))
+    self.definition = models.define(config.model, Execution.from_config(config))
 
   @staticmethod
   @abc.abstractmethod
@@ -225,7 +225,7 @@ class Task(abc.ABC):
     """Return the task with other values of `train` that say how its model is computed."""
     task = copy.copy(self)
     task.config = dataclasses.replace(self.config, train=train)
-    task.definition = models.define(self.config.model, Compute.from_config(task.config))
+    task.definition = models.define(self.config.model, Execution.from_config(task.config))
     return task
 
   @abc.abstractmethod

@@ -19,11 +19,11 @@ from tokenformer_jax.decoding.decode import Decoder
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest, decode_text
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import Aux, Context, Counts, Documents, LayerInputs
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.loss import LossSums, loss_sums, objective
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.model.trunk import Aux, Context, Counts, Documents, Inputs
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.runs.metrics import perplexity
@@ -142,7 +142,7 @@ class TextTask(Task):
 
     The id −1 is padding at the end of a row. `key` is that of a training step; None: an evaluation.
     """
-    inputs = Inputs(key=layer_keys(self.config.model, key))
+    inputs = LayerInputs(key=layer_keys(self.config.model, key))
     context = self.context(ids_BxT, training=key is not None)
     hidden_BxTxD, _, aux = model.hidden(jnp.maximum(ids_BxT, 0), context, inputs=inputs)
     return hidden_BxTxD, aux
@@ -283,7 +283,7 @@ class TextTask(Task):
 
   @functools.cached_property
   def _decoder(self) -> Decoder:
-    return Decoder(self.config.model, Compute.from_config(self.config))
+    return Decoder(self.config.model, Execution.from_config(self.config))
 
   def _bits_per_byte(self, loss: float, split: str, source: str = '') -> float:
     return loss / math.log(2) / self._data.bytes_per_token(split, source)

@@ -39,7 +39,7 @@ Sources = dict[Names, list[Source | None]]
 def sources(model: ModelConfig, other: ModelConfig) -> Sources:
   """Return the source of each array of a model: one entry, or one for each layer of a stack."""
   own, theirs = _described(model), _described(other)
-  places, other_places = (list(trunk.places(m.repeats)) for m in (model, other))
+  places, other_places = (list(trunk.layer_paths(m.repeats)) for m in (model, other))
   layers, other_layers = model.in_order, other.in_order
 
   def find_source(path: Names, number: int) -> Source | None:
@@ -52,7 +52,7 @@ def sources(model: ModelConfig, other: ModelConfig) -> Sources:
     parts = _PARTS.get(rest[0], _OTHERS)
     layer, other_layer = layers[number - 1], other_layers[number - 1]
     is_same = is_same and all(getattr(layer, p) == getattr(other_layer, p) for p in parts)
-    return Source(at, place.index) if is_same else None
+    return Source(at, place.row) if is_same else None
 
   found: Sources = {}
   for path, (info, _) in own.items():

@@ -9,7 +9,6 @@ import jax
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, profile_range
-from tokenformer_jax.data.store_apart import StoreProcess
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.params import Params
@@ -19,6 +18,7 @@ from tokenformer_jax.runs import checkpoint, lease, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.runs.metrics import Metrics, Window, Work
 from tokenformer_jax.runs.wall_time import WallTime
+from tokenformer_jax.steps import fit
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
@@ -45,26 +45,15 @@ def train(config: Config, workdir: str | os.PathLike[str]) -> State:
   return _train(config, paths.parse_path(workdir), ends_process=False)[0]
 
 
-def train_or_stop(
-  config: Config,
-  workdir: str | os.PathLike[str],
-  store_process: StoreProcess | None = None,
-) -> tuple[State, bool]:
+def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[State, bool]:
   """Train as `train` does, for a command; also return whether a signal stopped it early.
 
-  If another process has taken over the work directory, end this process at once with status 2. For
-  `store_process` see `prepare`.
+  If another process has taken over the work directory, end this process at once with status 2.
   """
-  return _train(config, paths.parse_path(workdir), store_process, ends_process=True)
+  return _train(config, paths.parse_path(workdir), ends_process=True)
 
 
-def _train(
-  config: Config,
-  workdir: paths.Path,
-  store_process: StoreProcess | None = None,
-  *,
-  ends_process: bool,
-) -> tuple[State, bool]:
+def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[State, bool]:
   if config.train.compilation_cache:  # JAX reads it once, before the first program.
     jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
   wall_time = WallTime()
@@ -77,7 +66,7 @@ def _train(
     'choose another --workdir',
     ends_process=ends_process,
   ) as check_lease:
-    trainer, state, first = begin(config, workdir, check_lease, wall_time, store_process)
+    trainer, state, first = begin(config, workdir, check_lease, wall_time)
     with jax.set_mesh(trainer.mesh), contextlib.closing(trainer.checkpoints):
       state = trainer.train(state, first)
     return state, int(state['step']) < trainer.config.train.steps
@@ -88,19 +77,18 @@ def begin(
   workdir: paths.Path,
   check_lease: Callable[[], None] = lambda: None,
   wall_time: WallTime | None = None,
-  store_process: StoreProcess | None = None,
 ) -> tuple['Trainer', State, int]:
   """Prepare a run and make its first state.
 
   If the newest checkpoint cannot be read, prepare the run from the one before it. `config` is from
-  `config.resolve`; for `check_lease` and `wall_time` see `Trainer`, for `store_process` `prepare`.
+  `config.resolve`; for `check_lease` and `wall_time` see `Trainer`.
 
   Returns:
     The trainer, the state, and the number of steps that it has made.
   """
   damaged: dict[int, checkpoint.DamagedError] = {}
   while True:
-    run = prepare(config, workdir, sharding.find_devices(), damaged, store_process)
+    run = prepare(config, workdir, sharding.find_devices(), damaged)
     trainer = Trainer(run, check_lease, wall_time)
     try:
       with jax.set_mesh(run.mesh):
@@ -126,7 +114,7 @@ class Trainer:
     """
     self.run, self.check_lease, self.wall_time = run, check_lease, wall_time or WallTime()
     self.config, self.mesh, self.task = run.config, run.mesh, run.task
-    self.train_step = run.steps.train
+    self.train_step = fit.make_fitted_step(run.program, run.mesh)
     self.eval_step = step_lib.make_eval_step(run.task, run.mesh)
     self.rows = local_rows(sharding.batch_sharding(run.mesh), run.config.data.batch_size)
     self.watch_timing = watch_lib.Timing()

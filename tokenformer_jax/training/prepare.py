@@ -6,7 +6,6 @@ origin or the place in the data.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -23,12 +22,10 @@ from tokenformer_jax.config import (
 from tokenformer_jax.config.groups import check_numbers
 from tokenformer_jax.config.model import layer_path, used_layers
 from tokenformer_jax.data.order import Position
-from tokenformer_jax.data.store_apart import StoreProcess
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.params import Definition
 from tokenformer_jax.parallel import hosts, sharding
-from tokenformer_jax.steps import exchange, fit, schedules
-from tokenformer_jax.steps.fit import Steps
+from tokenformer_jax.steps import schedules
 from tokenformer_jax.steps.last_growth import last_growth
 from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.steps.step import Program, make_program
@@ -38,8 +35,6 @@ from tokenformer_jax.training import origin as origins
 from tokenformer_jax.training import teacher as teachers
 from tokenformer_jax.training.origin import Damaged, Origin
 from tokenformer_jax.training.teacher import Teacher
-
-_SECONDS_TO_FIND = 0.5  # for a store that exists
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,7 +74,6 @@ class PreparedRun:
     task: model, loss and opened data.
     position: the place in the order of the data where the run begins.
     program: the parts of the training step: schedule, optimizer, and the model's last growth.
-    steps: the functions that make the first state and the others.
     stages: the stages of the steps that are left.
   """
 
@@ -91,7 +85,6 @@ class PreparedRun:
   task: tasks.Task
   position: Position
   program: Program
-  steps: Steps
   stages: tuple[RunStage, ...]
 
 
@@ -100,21 +93,16 @@ def prepare(
   workdir: paths.Path,
   devices: Sequence[jax.Device],
   damaged: Damaged | None = None,
-  store_process: StoreProcess | None = None,
 ) -> PreparedRun:
   """Resolve and check a run; write nothing but the cache of its data.
 
   `config` is from `config.resolve`, `devices` are those of all processes, and `damaged` are
-  checkpoints in the work directory whose arrays cannot be read, by step. `store_process` builds
-  the token store of a run from scratch; it ends in any case.
+  checkpoints in the work directory whose arrays cannot be read, by step.
 
   Raises:
     UserError: a mistake that the user can correct; the message says how.
   """
-  asked = config.mesh
-  if not asked.experts:
-    asked = exchange.choose_mesh(config, len(devices))
-  mesh = sharding.make_mesh(asked, devices)
+  mesh = sharding.make_mesh(config.mesh, devices)
   sharding.check_devices(config, mesh)
   if config.train.check_devices:
     device_check.check_repeats(mesh, config.train)
@@ -139,12 +127,6 @@ def prepare(
   _check_old_tokens(sized, growth, definition)
   _check_groups(sized, definition)
 
-  ahead = None
-  if store_process:
-    if not vocabulary:
-      store_process.start()
-      ahead = _compile_meanwhile(store_process, sized, origin, task, mesh)
-    store_process.end()
   task.prepare()
   origins.check_data(sized, origin, task)
   position = origins.position(sized, origin, task.digest)
@@ -155,12 +137,8 @@ def prepare(
     init_from.check_steps_left(resolved, origin.meta, origin.where)
   origins.check_branch(resolved, origin, growth)
   program = make_program(task, resolved, growth)
-  is_compiled = ahead is not None and ahead.config == resolved
-  steps = ahead.steps if is_compiled else fit.make_steps(program, mesh)
-  found = _stages(resolved, task, position)
-  return PreparedRun(
-    resolved, workdir, mesh, origin, teacher, task, position, program, steps, found
-  )
+  stages = _stages(resolved, task, position)
+  return PreparedRun(resolved, workdir, mesh, origin, teacher, task, position, program, stages)
 
 
 def _check_finished(config: Config, origin: Origin) -> None:
@@ -187,34 +165,6 @@ def _stages(config: Config, task: tasks.Task, position: Position) -> tuple[RunSt
     found.append(RunStage(task.at_stage(at_stage(data, stage)), begin, end))
     position, length = Position(end, found[-1].seen(end)), stage.sequence_length
   return tuple(found)
-
-
-class _Ahead(NamedTuple):
-  """Functions that are compiled before the data of a run is known, and their config."""
-
-  config: Config
-  steps: Steps
-
-
-def _compile_meanwhile(
-  store_process: 'StoreProcess', config: Config, origin: Origin, task: tasks.Task, mesh: Mesh
-) -> _Ahead | None:
-  """Compile the steps of a new run while its store is built.
-
-  Return None if their program depends on more than the config, or if the process ends at once,
-  because the store exists or cannot be built: the run then reports the reason first.
-  """
-  data, lengths = config.data, (config.train.epochs, config.optim.warmup_epochs)
-  of_data = data.documents != 'joined' or data.has_stages or any(lengths)
-  if of_data or origin.meta is not None or task.teacher is not None:
-    return None
-  if store_process.has_ended(_SECONDS_TO_FIND):
-    return None
-  in_steps = sizes.in_steps(config, 0)
-  program = make_program(task, in_steps)
-  steps = fit.make_steps(program, mesh)
-  fit.compile_ahead(steps, program, mesh)
-  return _Ahead(in_steps, steps)
 
 
 def _find_teacher(config: Config, origin: Origin) -> Teacher | None:

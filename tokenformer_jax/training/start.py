@@ -41,7 +41,7 @@ def first_state(
     return _with_parts(run, grown), int(grown['step'])
   if config.distill.init == 'yes':
     return _begin_as_teacher(run, *(teacher or (run.teacher.read(run.mesh),))), 0
-  return run.steps.first_state(config.train.seed), 0
+  return step_lib.make_first_state(run.program, run.mesh)(config.train.seed), 0
 
 
 def _resumed(run: PreparedRun, checkpoints: checkpoint.Checkpoints) -> State:

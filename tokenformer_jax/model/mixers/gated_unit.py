@@ -13,11 +13,11 @@ from flax import nnx
 from tokenformer_jax.config import GatedUnitConfig, ModelConfig, width_of_heads
 from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model import kernels
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, LayerInputs
 from tokenformer_jax.model.layers import in_parts, projection
 from tokenformer_jax.model.params import Role, param
 from tokenformer_jax.model.token_attention import Cache, TokenAttention, make_positions
-from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.rules import parts
 from tokenformer_jax.parallel.sharding import constrain
 
@@ -61,12 +61,12 @@ class GatedUnit(nnx.Module):
     model: ModelConfig,
     *,
     causal: bool = True,
-    compute: Compute,
+    execution: Execution,
     rngs: nnx.Rngs,
   ):
     self.width = config.width or 2 * model.width
     self.head_width = width_of_heads(config, model.width)
-    make = functools.partial(projection, model=model, compute=compute, rngs=rngs)
+    make = functools.partial(projection, model=model, execution=execution, rngs=rngs)
     into = (model.width, 2 * self.width + self.head_width)
     self.uvq = make(config.uvq, axes=('width', 'hidden'), widths=into)
     self.out = make(config.out, axes=('hidden', 'width'), widths=(self.width, model.width))
@@ -109,7 +109,7 @@ class GatedUnit(nnx.Module):
     x_BxTxD: jax.Array,
     context: Context = FROM_START,
     cache: Cache | None = None,
-    inputs: Inputs = NO_INPUTS,
+    inputs: LayerInputs = NO_INPUTS,
   ) -> tuple[jax.Array, Cache | None, Aux]:
     """Attend from the next T slots to all visible slots: see `Attention.__call__`."""
     del inputs

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from tokenformer_jax.config import PositionScaleConfig, SeenScaleConfig
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.positions import Rotary
-from tokenformer_jax.model.trunk import Context
 
 
 class LengthScaled:

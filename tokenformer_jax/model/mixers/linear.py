@@ -20,11 +20,11 @@ from flax import nnx
 
 from tokenformer_jax.config import LinearConfig, ModelConfig
 from tokenformer_jax.model import sequence
-from tokenformer_jax.model.compute import Compute
+from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.layer import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, LayerInputs
 from tokenformer_jax.model.layers import projection
 from tokenformer_jax.model.mixers.sums import seen_in_chunk
 from tokenformer_jax.model.positions import Rotary
-from tokenformer_jax.model.trunk import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, Inputs
 from tokenformer_jax.parallel.sharding import constrain
 
 _CHUNK = 128  # the most positions whose scores are computed together
@@ -50,10 +50,10 @@ class LinearAttention(nnx.Module):
     model: ModelConfig,
     *,
     causal: bool = True,
-    compute: Compute,
+    execution: Execution,
     rngs: nnx.Rngs,
   ):
-    make = functools.partial(projection, model=model, compute=compute, rngs=rngs)
+    make = functools.partial(projection, model=model, execution=execution, rngs=rngs)
     self.query = make(config.qkv, axes=('width', 'heads'))
     self.key = make(config.qkv, axes=('width', 'heads'))
     self.value = make(config.qkv, axes=('width', 'heads'))
@@ -85,7 +85,7 @@ class LinearAttention(nnx.Module):
     x_BxTxD: jax.Array,
     context: Context = FROM_START,
     cache: State | None = None,
-    inputs: Inputs = NO_INPUTS,
+    inputs: LayerInputs = NO_INPUTS,
   ) -> tuple[jax.Array, State | None, Aux]:
     """Attend from the next T slots to all visible slots.
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from tokenformer_jax.config import RotaryConfig
 from tokenformer_jax.model import kernels
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.positions import Rotary
-from tokenformer_jax.model.trunk import Context
 
 
 class NearFar(NamedTuple):

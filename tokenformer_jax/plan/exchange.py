@@ -1,24 +1,18 @@
-"""Compute what devices exchange in a step if they split experts, and choose how many split them."""
+"""Count the bytes that devices exchange in a step if they split experts."""
 
 import dataclasses
 import math
 from collections.abc import Iterator
 
-from jax.sharding import AbstractMesh
-
 from tokenformer_jax.config import (
-  Config,
   ExpertsConfig,
   GroupedConfig,
-  MeshConfig,
   MLPConfig,
   ModelConfig,
   pattern,
 )
-from tokenformer_jax.model import dispatch, flops
+from tokenformer_jax.model import dispatch
 from tokenformer_jax.model.layers import hidden_width
-from tokenformer_jax.parallel.rules import parts
-from tokenformer_jax.parallel.sharding import abstract_mesh, resplit
 
 _ROW, _NUMBER = 2, 4  # bytes of a number in bfloat16, and of an expert's number
 
@@ -95,48 +89,6 @@ def divisors(model: ModelConfig, devices: int) -> list[int]:
     return [1]
   most = math.gcd(devices, *counts)
   return [1 << power for power in range(most.bit_length()) if most % (1 << power) == 0]
-
-
-def choose_mesh(config: Config, devices: int) -> MeshConfig:
-  """Return the mesh config of a run, where `experts=0` is the number that moves the fewest bytes.
-
-  With more parts, tokens travel to the experts; with fewer, the parameters of more experts are
-  gathered on every device.
-  """
-  if config.mesh.experts:
-    return config.mesh
-  whole = abstract_mesh(config.mesh, devices)
-  tokens = parts('param_tokens', whole)
-  splits = [
-    resplit(config.mesh, devices, count, tokens)
-    for count in divisors(config.model, parts('expert_width', whole))
-  ]
-  return min(
-    (split for split in splits if split),
-    key=lambda split: _received(config, abstract_mesh(split, devices)),
-  )
-
-
-def _received(config: Config, mesh: AbstractMesh) -> float:
-  """Return the bytes that a device receives in a step: tokens for experts, and their parameters.
-
-  Experts are gathered for the forward and the backward pass, and their gradients scattered.
-  """
-  of_batch = config.data.batch_size // config.optim.accumulation_steps
-  rows, split = max(1, of_batch // parts('batch', mesh)), parts('experts', mesh)
-  tokens = step_exchange(config.model, rows, flops.length(config), split).received
-  of_experts = sum(
-    layers * experts.count * _columns(experts, config.model) * config.model.width
-    for experts, layers in count_layers(config.model)
-  )
-  held, gathered = _ROW * of_experts / split, parts('expert_width', mesh)
-  return tokens + 3 * held / parts('expert_hidden', mesh) * (gathered - 1) / gathered
-
-
-def _columns(experts: ExpertsConfig, model: ModelConfig) -> int:
-  """Return the columns of all matrices of an expert together: those into it, and one out of it."""
-  inner, expert = inner_width(experts, model), experts.expert
-  return inner + (hidden_width(expert, model) if isinstance(expert, MLPConfig) else inner)
 
 
 def inner_width(experts: ExpertsConfig, model: ModelConfig) -> int:

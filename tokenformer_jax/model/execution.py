@@ -11,8 +11,8 @@ _FEW_LAYERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Compute:
-  """How to compute a model; its parameters do not depend on it."""
+class Execution:
+  """How to run a model; its parameters do not depend on it."""
 
   dtype: jnp.dtype = jnp.float32  # of activations
   remat: str = 'score_inputs'  # the values kept for the backward pass: see stack.py
@@ -22,7 +22,7 @@ class Compute:
   attention: str = 'auto'  # see kernels.kernel
 
   @classmethod
-  def from_config(cls, config: Config) -> 'Compute':
+  def from_config(cls, config: Config) -> 'Execution':
     """Return the choices of a run; `dtype=auto` is float32 on a CPU and bfloat16 elsewhere.
 
     For `remat=auto` see `remat_on`, for `layers=auto` `layers_on`. On accelerators the training
@@ -37,7 +37,7 @@ class Compute:
     return cls(jnp.dtype(name), remat, layers, train.attention)
 
   @classmethod
-  def for_trained(cls, config: Config) -> 'Compute':
+  def for_trained(cls, config: Config) -> 'Execution':
     """Return the choices for using a trained model: the run's dtype, with defaults otherwise.
 
     The run's attention kernel may be for another type of device.
@@ -57,7 +57,7 @@ def remat_on(name: str, platform: str) -> str:
 
 
 def layers_on(name: str, platform: str, depth: int) -> str:
-  """Return the value of `Compute.layers` for `config.train.layers` and `depth` layers.
+  """Return the value of `Execution.layers` for `config.train.layers` and `depth` layers.
 
   `auto` is `unrolled` for few layers on a CPU: a loop copies what it saves for its backward pass,
   and few layers compile as fast as the loop. It is `scan` otherwise. On accelerators the training
@@ -68,4 +68,4 @@ def layers_on(name: str, platform: str, depth: int) -> str:
   return 'unrolled' if platform == 'cpu' and depth <= _FEW_LAYERS else 'scan'
 
 
-DEFAULT = Compute()
+DEFAULT = Execution()

@@ -1,0 +1,219 @@
+"""Open files of text: read again after errors that pass, and unpack .gz and .zst piece by piece.
+
+A document is held in memory, so it has a limit. A packed file of a few kilobytes can hold
+gigabytes, so it is unpacked in chunks of at most 32 MiB, and reading ends at the same limit.
+"""
+
+import contextlib
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
+
+import zstandard
+
+from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.storage import paths
+from tokenformer_jax.storage.retry import retried
+
+LONGEST_DOCUMENT = 2**30  # bytes; decoding holds up to four copies in memory
+
+_BUFFER_BYTES = 2**20
+_CHUNK_BYTES = 128 * 2**10
+_ZSTD_WINDOW = 2**31  # bytes, as `zstd --long=31` needs
+# A block of four bytes unpacks to at most 128 KiB, so this slice unpacks to at most 32 MiB.
+_ZSTD_SLICE_BYTES = 2**10
+
+
+class SteadyFile(io.RawIOBase):
+  """A file that is reopened at its position after a transient error.
+
+  `size` is needed for positions that count from the end.
+  """
+
+  def __init__(self, path: str, position: int = 0, size: int = 0):
+    super().__init__()
+    self._path, self._position, self._size = path, position, size
+    self._file: IO[bytes] | None = None
+
+  def readable(self) -> bool:
+    return True
+
+  def seekable(self) -> bool:
+    return True
+
+  def seek(self, offset: int, whence: int = 0, /) -> int:
+    self._position = offset + (0, self._position, self._size)[whence]
+    return self._position
+
+  def tell(self) -> int:
+    return self._position
+
+  def readinto(self, buffer: Any, /) -> int:
+    with reading(self._path):
+      data = retried(lambda: self._read(len(buffer)), f'reading {self._path}')
+    buffer[: len(data)] = data
+    return len(data)
+
+  def _read(self, size: int) -> bytes:
+    try:
+      if self._file is None:
+        self._file = paths.open_to_read(self._path)
+      self._file.seek(self._position)
+      data = self._file.read(size)
+    except Exception:
+      self._close()
+      raise
+    self._position += len(data)
+    return data
+
+  def _close(self) -> None:
+    if self._file is not None:
+      with contextlib.suppress(Exception):  # Nothing was written, so no error matters here.
+        self._file.close()
+    self._file = None
+
+  def close(self) -> None:
+    self._close()
+    super().close()
+
+
+def is_packed(path: str) -> bool:
+  """Return whether a file must be unpacked from its start."""
+  return path.endswith(('.gz', '.zst'))
+
+
+def chunks(path: str, start: int = 0) -> Iterator[bytes]:
+  """Yield the unpacked content of a file from byte `start` on, in chunks of at most 32 MiB.
+
+  Raises:
+    UserError: the file cannot be read or is damaged.
+    TransientError: the file exists, but the storage did not return it for minutes.
+  """
+  if not is_packed(path):
+    yield from _raw_chunks(path, start)
+    return
+  position = 0
+  for chunk in _unpacked(path):
+    position += len(chunk)
+    if position > start:
+      yield chunk[max(0, start - (position - len(chunk))) :]
+
+
+def _raw_chunks(path: str, start: int) -> Iterator[bytes]:
+  with SteadyFile(path, start) as file:
+    while chunk := file.read(_CHUNK_BYTES):
+      yield chunk
+
+
+def _unpacked(path: str) -> Iterator[bytes]:
+  with reading(path), SteadyFile(path) as file:
+    if path.endswith('.zst'):
+      yield from _zstd_chunks(file)
+      return
+    # gzip reads a few bytes at a time, and in a bucket each read is a call.
+    content = gzip.GzipFile(fileobj=io.BufferedReader(file, _BUFFER_BYTES))
+    while chunk := content.read(_CHUNK_BYTES):
+      yield chunk
+
+
+def _zstd_chunks(file: SteadyFile) -> Iterator[bytes]:
+  """Yield the content of a zstd file of any number of frames.
+
+  The library's own stream reader ends silently at a frame that is cut short.
+  """
+  decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+  frame = None
+  while data := file.read(_CHUNK_BYTES):
+    for start in range(0, len(data), _ZSTD_SLICE_BYTES):
+      waiting = data[start : start + _ZSTD_SLICE_BYTES]
+      while waiting:
+        frame = frame or decompressor.decompressobj(write_size=_CHUNK_BYTES)
+        if content := frame.decompress(waiting):
+          yield content
+        waiting = frame.unused_data
+        if frame.eof:
+          frame = None
+  if frame:
+    raise EOFError('the last zstd frame has no end')
+
+
+def lines(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
+  """Yield the lines of a file, with their line ends, from chunks of its content."""
+  file = io.BufferedReader(_Stream(iter(chunks)), _CHUNK_BYTES)
+  while line := file.readline(LONGEST_DOCUMENT + 1):
+    if len(line) > LONGEST_DOCUMENT:
+      raise too_long(path)
+    yield line
+
+
+def whole(path: str, chunks: Iterable[bytes]) -> bytearray:
+  """Return the content of a file that is one document."""
+  content = bytearray()
+  for chunk in chunks:
+    content += chunk
+    if len(content) > LONGEST_DOCUMENT:
+      raise too_long(path)
+  return content
+
+
+class TooLongError(UserError):
+  """A document has more bytes than may be in memory."""
+
+
+def too_long(path: str) -> TooLongError:
+  """Return the error for a document of more bytes than may be in memory."""
+  return TooLongError(
+    f'{path} has a document of more than {LONGEST_DOCUMENT >> 20} MiB, the limit for one document, '
+    'because a document is held in memory; split the text into lines of a .jsonl file, or make it '
+    'the only file of the source, which is read in pieces'
+  )
+
+
+class _Stream(io.RawIOBase):
+  """Present chunks as a file."""
+
+  def __init__(self, chunks: Iterator[bytes]):
+    super().__init__()
+    self._chunks, self._waiting = chunks, memoryview(b'')
+
+  def readable(self) -> bool:
+    return True
+
+  def readinto(self, buffer: Any, /) -> int:
+    if not self._waiting:
+      self._waiting = memoryview(next(self._chunks, b''))
+    count = min(len(buffer), len(self._waiting))
+    buffer[:count] = self._waiting[:count]
+    self._waiting = self._waiting[count:]
+    return count
+
+
+def identity(path: str) -> tuple[Any, ...]:
+  """Return name, size and modification time of a file (in a bucket: the object's tag)."""
+  with reading(path):
+    return retried(lambda: paths.identity(path), f'looking at {path}')
+
+
+def file_key(path: str) -> Any:
+  """Return a value that is equal for all names of a file; an object in a bucket has one name."""
+  if paths.in_bucket(path):
+    return path
+  with reading(path):
+    stat = retried(lambda: os.stat(path), f'looking at {path}')
+  return stat.st_dev, stat.st_ino
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+  """Turn errors of reading a file into UserErrors."""
+  try:
+    yield
+  except (UserError, TransientError):
+    raise
+  except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+    raise UserError(f'{path} is damaged or cut short ({error}); copy or pack it again') from error
+  except paths.errors(path) as error:
+    raise UserError(f'{path} cannot be read: {paths.reason(error)}') from error
