@@ -185,7 +185,8 @@ def _bound(kind: str, context: Mapping[str, Any], message: str) -> str:
     case 'bits':
       return f'be less than {context["limit"]}'
     case 'literal_error':
-      return f'be one of {context["expected"].replace(" or ", ", ")}'
+      names = context['expected'].replace(' or ', ', ')
+      return f'be one of {re.sub("'(.+?)'", r"\1", names)}'
     case 'filled':
       return message
   return ''
