@@ -68,7 +68,7 @@ def watched_block(args: argparse.Namespace) -> Block:
     clock.lap('starting')
     with (
       tempfile.TemporaryDirectory() as workdir,
-      Watch(Path(workdir), clock, first=0, steps=steps) as watch,
+      Watch(Path(workdir), clock, None, first=0, steps=steps) as watch,
     ):
       return block(steps, watch.made)
 

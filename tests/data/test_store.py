@@ -11,18 +11,17 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import corpus, shard_writer, shards, tokenizers
 from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.data.store import Store, prepare
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.runs import lease
-
-TIMING = lease.Timing()
+from tokenformer_jax.runs import claim
 
 TEXTS = [f'document {i}: naïve {i * i}' for i in range(200)]
 
@@ -33,7 +32,7 @@ def _config(folder: Path, texts: list[str] = TEXTS, **changes) -> DataConfig:
     path.write_text(
       ''.join(json.dumps({'text': text, 'other': text.upper()}) + '\n' for text in texts)
     )
-  config = DataConfig(
+  config = TextConfig(
     source=f'files:{path}',
     tokenizer='bytes',
     validation_fraction=0.2,
@@ -52,7 +51,7 @@ def _documents(store: Store, split: str) -> list[str]:
 
 def _unfinished(folder: Path) -> list[Path]:
   found = (folder / 'cache' / 'stores').iterdir()
-  return [path for path in found if path.suffix != '.lease' and not (path / 'meta.json').exists()]
+  return [path for path in found if path.suffix != '.claim' and not (path / 'meta.json').exists()]
 
 
 @pytest.mark.parametrize('tokenizer', ['bytes', 'bpe:300'])
@@ -129,7 +128,7 @@ def test_a_change_leads_to_another_store(tmp_path, change):
   assert changed.path != built.path, 'a run trains on the tokens of another config'
 
 
-@pytest.mark.parametrize('file', ['00000.train.tokens', '00000.validation.tokens', 'meta.json'])
+@pytest.mark.parametrize('file', ['00000/c/0', '00000/zarr.json', 'meta.json'])
 @pytest.mark.parametrize('missing', [False, True], ids=['cut', 'missing'])
 def test_a_damaged_store_is_built_again(tmp_path, file, missing):
   built = prepare(_config(tmp_path))
@@ -155,10 +154,10 @@ def test_a_cache_that_cannot_be_written_is_an_error(tmp_path):
 
 
 def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
-  def full(self) -> None:
+  def full(*_) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-  monkeypatch.setattr(shard_writer.PartWriter, 'flush', full)
+  monkeypatch.setattr(shards, 'put_array', full)
   with pytest.raises(UserError, match=r'the disk is full.*config\.data\.cache_dir'):
     prepare(_config(tmp_path))
   assert not _unfinished(tmp_path), 'a failed build keeps the disk full'
@@ -180,13 +179,13 @@ def test_the_default_cache_follows_xdg(tmp_path, monkeypatch):
   assert store.path.parent == parent, 'the cache is not where the documentation says'
 
 
-def test_the_winner_of_a_race_without_leases_stays(tmp_path, monkeypatch):
+def test_the_winner_of_a_race_without_claims_stays(tmp_path, monkeypatch):
   write = store_lib._Builder._write
 
   def write_slowly(self) -> shards.Index:
     index = write(self)
     monkeypatch.setattr(store_lib._Builder, '_write', write)
-    monkeypatch.setattr(store_lib, 'lock', lambda *_: contextlib.nullcontext(lambda: None))
+    monkeypatch.setattr(store_lib, 'lock', lambda *_: contextlib.nullcontext(mock.Mock()))
     prepare(self.config)  # Another process is faster.
     return index
 
@@ -198,65 +197,18 @@ def test_the_winner_of_a_race_without_leases_stays(tmp_path, monkeypatch):
   assert not _unfinished(tmp_path), 'the loser leaves its folder behind'
 
 
-@pytest.mark.parametrize('split', store_lib.SPLITS)
-@pytest.mark.parametrize('damage', ['zeros', 'one bit'])
-def test_changed_tokens_are_never_used(tmp_path, capsys, monkeypatch, split, damage):
-  monkeypatch.setattr(shards, 'BLOCK', 1000)  # several of them
+@pytest.mark.parametrize('file', ['c/0', 'zarr.json'])
+def test_the_command_names_a_file_that_changed(tmp_path, file):
   built = prepare(_config(tmp_path))
-  tokens, path = built.train[:].tolist(), built.path / f'00000.{split}.tokens'
+  path = built.path / '00000' / file
   content = bytearray(path.read_bytes())
-  if damage == 'zeros':
-    content = bytearray(len(content))
-  else:
-    content[len(content) // 2] ^= 1
+  content[len(content) // 2] ^= 1
   path.write_bytes(content)
-  with pytest.raises(UserError, match=rf'block \d+ of .*{split}\.tokens .* has changed since'):
-    shards.verify(built.path)
-  assert prepare(_config(tmp_path)).train[:].tolist() == tokens, 'a run trains on changed tokens'
-  said = capsys.readouterr().err
-  assert f'{split}.tokens' in said and 'is damaged; building it again' in said
-
-
-def test_a_start_looks_at_a_part_of_a_large_store(tmp_path, monkeypatch):
-  """Time is bounded, and the parts are others each time."""
-  monkeypatch.setattr(shards, 'BLOCK', 100)
-  monkeypatch.setattr(shards, '_CHECK_SECONDS', 0)
-  built = prepare(_config(tmp_path))
-  (shard,), file = shards.read_index(built.path).shards, built.path / '00000.train.tokens'
-  digests = {file: shard.splits['train'].digests}
-  content = bytearray(file.read_bytes())
-  content[250] ^= 1  # in block 2
-  file.write_bytes(content)
-  found = {shards.find_changed(digests, 0) for _ in range(2000)}
-  assert None in found, 'a start with no time reads a store as a whole'
-  assert any(where and where.startswith('block 2 of') for where in found), (
-    'a part of a store is never looked at'
-  )
-
-
-def test_the_command_names_the_first_block_that_changed(tmp_path):
-  built = prepare(_config(tmp_path))
-  path = built.path / '00000.validation.tokens'
-  path.write_bytes(bytes(path.stat().st_size))
   command = [sys.executable, '-m', 'tokenformer_jax', 'verify', f'--store={built.path}']
   done = subprocess.run(command, capture_output=True, text=True, env=_environment())
   assert (done.returncode, done.stdout) == (2, '')
   (line,) = done.stderr.splitlines()
-  assert line.startswith(
-    f'error: block 0 of {path} (4 MiB from byte 0) has changed since it was written; '
-  )
-
-
-@pytest.mark.parametrize('sizes', [[0], [1], [999], [1000], [1001], [400, 700, 2000, 1]])
-def test_blocks_do_not_depend_on_the_pieces_that_were_written(tmp_path, monkeypatch, sizes):
-  monkeypatch.setattr(shards, 'BLOCK', 1000)
-  content, digests = np.random.default_rng(0).bytes(sum(sizes)), shards.Digests()
-  for first, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
-    digests.update(content[first : first + size])
-  (tmp_path / 'file').write_bytes(content)
-  read = shards.digest_file(tmp_path / 'file', len(content))
-  assert (read.blocks(), read.whole()) == (digests.blocks(), digests.whole())
-  assert shards.find_changed({tmp_path / 'file': digests.blocks()}, 1) is None
+  assert line.startswith(f'error: {path} has changed since it was written; remove that folder, and')
 
 
 def test_who_needs_a_store_that_is_being_built_waits_and_says_so(tmp_path, capsys):
@@ -277,26 +229,27 @@ def test_who_needs_a_store_that_is_being_built_waits_and_says_so(tmp_path, capsy
 
 
 def test_a_builder_that_was_replaced_publishes_nothing(tmp_path, monkeypatch):
-  """Stand for a process that was suspended: its successor has the lease, and works."""
+  """Stand for a process that was suspended: its successor has claimed the store."""
   write, folders = store_lib._Builder._write, []
 
   def write_too_slowly(self) -> shards.Index:
     index = write(self)
-    (claim,) = self.path.with_name(f'{self.path.name}.lease').glob('*.json')
-    successor = dataclasses.replace(lease._this_process(), machine='elsewhere')
-    claim.with_name('2.json').write_text(json.dumps(dataclasses.asdict(successor)))
+    successor = dataclasses.replace(claim.this_process(), machine='elsewhere')
+    (claim.directory_for(self.path) / '2.json').write_text(
+      json.dumps(dataclasses.asdict(successor))
+    )
     folders.append(self.path)
     return index
 
-  hold = lease.hold
+  hold = claim.hold
   monkeypatch.setattr(
-    lease, 'hold', lambda *a, **o: hold(*a, **o, timing=lease.Timing(beat=60, silence=-1))
+    claim, 'hold', lambda *a, **o: hold(*a, **o, timing=claim.Timing(beat=60, silence=-1))
   )
   monkeypatch.setattr(store_lib._Builder, '_write', write_too_slowly)
   with pytest.raises(UserError, match=r'the token store .* was taken over by'):
     prepare(_config(tmp_path))
   assert not (folders[0] / 'meta.json').exists()
-  assert folders[0].with_name(f'{folders[0].name}.lease').joinpath('2.json').exists(), (
+  assert (claim.directory_for(folders[0]) / '2.json').exists(), (
     'the claim of the successor was removed'
   )
 
@@ -317,7 +270,7 @@ def hang(self, texts=text_files.Files._texts):
 if sys.argv[2] == 'hang':
   text_files.Files._texts = hang
   shard_writer.BATCH_CHARACTERS = 100
-print(store.prepare(DataConfig(**json.loads(sys.argv[1]))).digest)
+print(store.prepare(TextConfig(**json.loads(sys.argv[1]))).digest)
 """
 
 
@@ -338,9 +291,6 @@ def test_a_killed_build_leaves_nothing_that_counts(tmp_path):
   config = _config(tmp_path)
   with _start(config, 'hang') as process:
     assert process.stdout.readline() == 'half-way\n'
-    other = dataclasses.replace(config, tokenizer='bpe:300')
-    prepare(other)
-    assert len(_unfinished(tmp_path)) == 1, 'the folder of a process that is alive was removed'
     process.send_signal(signal.SIGKILL)
   assert len(_unfinished(tmp_path)) == 1, 'the test did not kill the process in the middle'
   store = prepare(config)
@@ -397,12 +347,8 @@ def test_a_build_continues_after_its_last_shard(tmp_path, monkeypatch):
     patch.setattr(store_lib.Job, 'write', write_some)
     with pytest.raises(KeyboardInterrupt):
       prepare(config)
-    other = dataclasses.replace(config, validation_fraction=0.3)
-    monkeypatch.setattr(lease, 'Timing', lambda: dataclasses.replace(TIMING, silence=0))
-    patch.setattr(store_lib.Job, 'write', write)
-    prepare(other)
   (folder,) = _unfinished(tmp_path)
-  damaged = folder / '00003.train.tokens'
+  damaged = folder / '00003/c/0'
   damaged.write_bytes(damaged.read_bytes()[:-2])
   (folder / '00004.json').write_text('')  # as a power cut leaves it
   record = folder / '00001.json'
@@ -414,5 +360,8 @@ def test_a_build_continues_after_its_last_shard(tmp_path, monkeypatch):
   assert written == [f'0000{i}' for i in (*range(5), 1, *range(3, 8))], (
     'shards that were complete are written again, or others are not'
   )
-  names = sorted(path.name for path in folder.iterdir())
-  assert names == sorted(path.name for path in whole.path.iterdir()), 'something is left behind'
+  contents = [
+    {path.relative_to(root): path.read_bytes() for path in root.rglob('*') if path.is_file()}
+    for root in (folder, whole.path)
+  ]
+  assert contents[0] == contents[1], 'something is left behind or differs'

@@ -9,7 +9,7 @@ import pytest
 import tiny_hosts
 import tiny_run
 
-from tokenformer_jax.runs import checkpoint, metrics
+from tokenformer_jax.runs import checkpoint, claim, metrics
 from tokenformer_jax.storage import paths
 
 pytestmark = pytest.mark.slow
@@ -20,9 +20,8 @@ CHANGES = {'train__steps': STEPS, 'train__checkpoint_every': 20, 'train__log_eve
 # train.py with a heart that beats fast, so that a silence is short.
 _FAST = """
 import functools, runpy, sys
-from tokenformer_jax.runs import lease
-timing = lease.Timing(beat=0.3, silence=4, patience=8)
-lease.hold_together = functools.partial(lease.hold_together, timing=timing)
+from tokenformer_jax.runs import claim
+claim.hold = functools.partial(claim.hold, timing=claim.Timing(beat=0.3, silence=4, patience=8))
 runpy.run_path(sys.argv.pop(1), run_name='__main__')
 """
 
@@ -99,11 +98,15 @@ def assert_nothing_lost(workdir, unbroken, lines=True):
   assert checksums == unbroken[0], 'the last state is not that of a run that is alone'
   if lines:
     assert losses == unbroken[1], 'figures are lost, or there twice'
-  assert not (paths.parse_path(workdir) / 'lease').exists(), 'the lease was not given back'
+  newest = claim.read_newest(paths.parse_path(workdir) / 'claim')
+  assert newest is None or newest.beat == 'ended', 'the claim was not given back'
 
 
-def test_of_two_that_start_together_one_trains(command, workdir, unbroken):
-  running = [start(command) for _ in range(2)]
+@pytest.mark.parametrize('seconds', [0, 1.5])
+def test_one_of_two_that_start_together_trains(command, workdir, unbroken, seconds):
+  running = [start(command)]
+  time.sleep(seconds)
+  running.append(start(command))
   ended = [(*process.communicate(timeout=300), process.returncode) for process in running]
   assert sorted(status for *_, status in ended) == [0, 2], ended
   ((_, error, _),) = [end for end in ended if end[2] == 2]
@@ -150,7 +153,7 @@ def test_an_orphan_harms_nothing(command, workdir, unbroken):
 
 
 def test_two_runs_of_two_processes(corpus, tmp_path):
-  """The first process of each takes the lease; the others learn the outcome, and nobody hangs."""
+  """The first process of each claims the directory; the others learn the outcome."""
   root, source = corpus
   changes = {**CHANGES, 'mesh__fsdp': 2, 'train__steps': 10**6}
   command = tiny_run.command(source, root / 'cache', tmp_path / 'run', **changes)
@@ -164,4 +167,4 @@ def test_two_runs_of_two_processes(corpus, tmp_path):
     running[0].send_signal(signal.SIGTERM)
     ended = tiny_hosts.ends(running)
   assert [process.status for process in ended] == [0, 0], [process.err for process in ended]
-  assert not (tmp_path / 'run' / 'lease').exists()
+  assert not (tmp_path / 'run' / 'claim').exists()

@@ -26,8 +26,14 @@ from outcomes import paths
 from tiny import tiny_model
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, OptimConfig, TokenGroup, TrainConfig, growth
-from tokenformer_jax.grow import grown_model
+from tokenformer_jax.config import (
+  AdamWConfig,
+  Config,
+  TokenGroup,
+  TrainConfig,
+  growth,
+)
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import groups, pattention
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
@@ -140,7 +146,7 @@ def _train(state, model, config, steps, growth=None):
 @SLOW
 def test_no_new_token_is_dead():
   config = Config(
-    optim=OptimConfig(warmup_steps=0, weight_decay=0.0), train=TrainConfig(steps=1000)
+    optim=AdamWConfig(warmup_steps=0, weight_decay=0.0), train=TrainConfig(steps=1000)
   )
   before = jax.tree.map(jnp.copy, _grown())
   start = paths(before['params'])
@@ -189,7 +195,7 @@ def _equal_copies(params, start):
 def test_copies_do_not_stay_equal(source, target, method):
   """Equal copies have equal gradients and moments: a model of twins is worth the small one."""
   before = grow(state_of(source), source, target, growth(method=method))
-  config = Config(optim=OptimConfig(warmup_steps=0), train=TrainConfig(steps=1000))
+  config = Config(optim=AdamWConfig(warmup_steps=0), train=TrainConfig(steps=1000))
   after = _train(before, target, config, 3)
   equal = _equal_copies(after['params'], paths(params_of(source)))
   assert not equal, f'after three steps copies in {equal} are equal bit for bit'
@@ -231,7 +237,7 @@ def test_frozen_training_moves_new_tokens_only():
   """Parameters and moments of everything old, bit for bit over three steps of real gradients."""
   growth = last_growth((_born('grow'),), TARGET)
   config = Config(
-    optim=OptimConfig(warmup_steps=0, old_tokens='freeze'), train=TrainConfig(steps=1000)
+    optim=AdamWConfig(warmup_steps=0, old_tokens='freeze'), train=TrainConfig(steps=1000)
   )
   start = jax.tree.map(np.asarray, _grown())
   after = _train(jax.tree.map(jnp.asarray, start), TARGET, config, 3, growth)
@@ -256,7 +262,7 @@ def test_frozen_training_moves_new_tokens_only():
 
 
 def test_the_structure_of_the_optimizer_does_not_depend_on_what_is_frozen():
-  tx = optimizer(TARGET, OptimConfig(old_tokens='freeze'), last_growth((_born('grow'),), TARGET))
+  tx = optimizer(TARGET, AdamWConfig(old_tokens='freeze'), last_growth((_born('grow'),), TARGET))
   fresh = jax.eval_shape(tx.init, define_lm(TARGET).abstract)
   assert jax.tree.structure(fresh) == jax.tree.structure(_grown()['opt_state']), (
     'a run cannot be frozen, or freed, in the middle'

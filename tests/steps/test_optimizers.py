@@ -11,11 +11,11 @@ from outcomes import paths
 from steady import OLD, STEADY
 from tiny import make_optimizer, tiny_model
 
-from tokenformer_jax.config import OptimConfig
+from tokenformer_jax.config import OPTIMIZERS, OptimConfig
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import ParamInfo, Role
-from tokenformer_jax.steps import optimizers, statistics
-from tokenformer_jax.steps.optim import LastGrowth
+from tokenformer_jax.steps import entries, optimizers, statistics
+from tokenformer_jax.steps.entries import LastGrowth
 
 NAMES = ('adamw', 'muon', 'adafactor', 'lion')
 SLOW = pytest.mark.slow
@@ -24,9 +24,10 @@ EACH = pytest.mark.parametrize(
   'name', ['adamw', 'muon', *(pytest.param(name, marks=SLOW) for name in NAMES[2:])]
 )
 ZEROS = jax.nn.initializers.zeros
+TOKENS = ('layers', 'param_tokens', 'width')
 INFO = {
-  'keys': ParamInfo(('layers', 'param_tokens', 'width'), Role.KEY, ZEROS, (1, 2)),
-  'values': ParamInfo(('layers', 'param_tokens', 'width'), Role.VALUE, ZEROS, (1, 2)),
+  'keys': ParamInfo(TOKENS, Role.KEY, ZEROS, (1, 2), groups=(7,)),
+  'values': ParamInfo(TOKENS, Role.VALUE, ZEROS, (1, 2), groups=(7,)),
   'kernel': ParamInfo(('layers', 'width', 'hidden'), Role.KERNEL, ZEROS, (1, 2)),
   'embedding': ParamInfo(('vocab', 'width'), Role.EMBEDDING, ZEROS, 0),
   'gain': ParamInfo(('norm',), Role.GAIN, ZEROS),
@@ -49,8 +50,8 @@ def _draw(seed: int) -> dict:
 def _scaled(name: str, gradients: list[dict], **changes) -> dict:
   """The last update that the optimizer makes of some gradients, before decay and rate."""
   info = {key: INFO[key] for key in gradients[0]}
-  none = jax.tree.map(optimizers.hidden_tokens, info)
-  tx = optimizers.scale(OptimConfig(name=name, **changes), info, none)
+  none = jax.tree.map(entries.hidden_tokens, info)
+  tx = optimizers.scale(OPTIMIZERS[name](**changes), info, none)
   state, update = jax.jit(tx.init)(gradients[0]), jax.jit(tx.update)
   for gradient in gradients:
     updates, state = update(gradient, state, gradient)
@@ -86,10 +87,10 @@ def _part(tree: dict, where: slice) -> dict:
 @pytest.mark.parametrize('where', [slice(0, OLD), slice(OLD, 7)], ids=['old', 'new'])
 def test_muon_moves_a_group_as_if_it_were_alone(where):
   """Also with moments, which the other group has as well."""
-  hidden = jax.tree.map(optimizers.hidden_tokens, GROUPED)
-  tx = optimizers.scale(OptimConfig(name='muon'), GROUPED, hidden)
+  hidden = jax.tree.map(entries.hidden_tokens, GROUPED)
+  tx = optimizers.scale(OPTIMIZERS['muon'](), GROUPED, hidden)
   alone = {key: INFO[key] for key in ('keys', 'values')}
-  other = optimizers.scale(OptimConfig(name='muon'), alone, {key: (0,) for key in alone})
+  other = optimizers.scale(OPTIMIZERS['muon'](), alone, {key: (0,) for key in alone})
   state, state_alone = tx.init(_draw(0)), other.init(_part(_draw(0), where))
   update, update_alone = jax.jit(tx.update), jax.jit(other.update)
   for seed in (1, 2, 3):
@@ -101,25 +102,24 @@ def test_muon_moves_a_group_as_if_it_were_alone(where):
     )
 
 
-def test_muon_computes_one_group_as_without_groups():
-  gradients, one_group = _draw(0), {}
-  for key, one in INFO.items():
-    one_group[key] = dataclasses.replace(one, groups=(7,) if one.token_axis else ())
-  hidden = jax.tree.map(optimizers.hidden_tokens, one_group)
-  tx = optimizers.scale(OptimConfig(name='muon'), one_group, hidden)
-  got, _ = jax.jit(tx.update)(gradients, tx.init(gradients), gradients)
-  for key, want in _scaled('muon', [gradients]).items():
-    np.testing.assert_array_equal(got[key], want, err_msg=key)
-
-
 @pytest.mark.parametrize(
   ('frozen', 'old', 'hidden'),
   [((), 0, (0, 0)), ((), 2, (2, 0)), ((), 5, (3, 2)), ((2,), 0, (0, 4)), ((1,), 4, (3, 1))],
 )
 def test_hidden_tokens_are_counted_by_group(frozen, old, hidden):
-  assert optimizers.hidden_tokens(GROUPED['keys'], frozen, old) == hidden
-  assert optimizers.hidden_tokens(INFO['keys'], (), old) == (old,)
-  assert optimizers.hidden_tokens(GROUPED['kernel'], frozen, old) == ()
+  growth = LastGrowth(100, {name: old for name in GROUPED})
+  trees = entries.old_entries(GROUPED, growth), entries.group_entries(GROUPED, frozen)
+  counts = jax.tree.map(entries.hidden_tokens, GROUPED, *trees)
+  assert counts['keys'] == hidden
+  assert counts['kernel'] == ()
+
+
+def test_new_layers_and_experts_hide_no_tokens():
+  keys = GROUPED['keys']
+  new_layer = entries.Entries(TOKENS, {'param_tokens': ((0, 5),), 'layers': ((0, 1),)})
+  assert [count.tolist() for count in entries.hidden_tokens(keys, new_layer)] == [[3, 0], [2, 0]]
+  experts = entries.Entries(TOKENS, {'param_tokens': ((0, 5),), 'experts': ((0, 1),)})
+  assert entries.hidden_tokens(keys, experts) == (0, 0)
 
 
 def test_muon_leaves_the_rest_to_adam():
@@ -133,7 +133,7 @@ def test_muon_leaves_the_rest_to_adam():
 @pytest.mark.parametrize('changes', [{'tied_head': False}, {'dense': True, 'bias': True}])
 def test_muon_has_the_matrices_of_layers(changes):
   definition = define_lm(tiny_model(**changes))
-  tx = make_optimizer(OptimConfig(name='muon'), 10, definition.info)
+  tx = make_optimizer(OPTIMIZERS['muon'](), 10, definition.info)
   ((_, parts), *_) = jax.eval_shape(tx.init, definition.abstract)
   by_muon = set(paths_of(parts.inner_states['muon'].inner_state.mu))
   by_adam = set(paths_of(parts.inner_states['adam'].inner_state.mu))
@@ -190,7 +190,7 @@ def _trained(tx, params: dict):
 
 
 def _config(name: str, **changes) -> OptimConfig:
-  return OptimConfig(**{'name': name, **STEADY, **changes})
+  return OPTIMIZERS[name](**{**STEADY, **changes})
 
 
 @EACH

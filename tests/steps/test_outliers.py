@@ -17,14 +17,16 @@ def run(values, *, deviations=6.0, may_skip=True, recent=None, window=WINDOW):
   recent, made = recent or outliers.initial(window), []
   for value in values:
     figures = {'loss': jnp.float32(value), 'grad_norm': jnp.float32(1)}
-    good, recent = judge(recent, figures, jnp.isfinite(value), jnp.asarray(may_skip), deviations)
+    good, recent = accept(recent, figures, jnp.isfinite(value), jnp.asarray(may_skip), deviations)
     made.append(bool(good))
   return recent, made
 
 
 @jax.jit
-def judge(recent, figures, finite, may_skip, deviations):
-  return outliers.judge(recent, figures, finite=finite, may_skip=may_skip, deviations=deviations)
+def accept(recent, figures, finite, may_skip, deviations):
+  return outliers.accept_step(
+    recent, figures, finite=finite, may_skip=may_skip, deviations=deviations
+  )
 
 
 NORMAL = [3.0, 3.1, 2.9, 3.05, 2.95, 3.0, 3.1, 2.9]
@@ -48,7 +50,7 @@ def test_a_value_far_below_is_made():
 def test_the_norm_is_watched_as_well():
   before, _ = run(NORMAL)
   figures = {'loss': jnp.float32(3), 'grad_norm': jnp.float32(50)}
-  good, _ = judge(before, figures, True, True, 6.0)
+  good, _ = accept(before, figures, True, True, 6.0)
   assert not good
 
 

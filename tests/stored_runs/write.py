@@ -86,8 +86,8 @@ VIT = {
   'model.layer.mixer.proj.tokens': 8,
   'model.layer.ffn.tokens': 20,
   'data.batch_size': 8,
-  'optim.drop_path': 0.1,
-  'optim.mixup': 0.5,
+  'model.drop_path': 0.1,
+  'data.mixup': 0.5,
   'train.steps': 12,
   'train.log_every': 1,
   'train.checkpoint_every': 1,
@@ -183,7 +183,7 @@ def main() -> None:
       make()
       folder = target / name
       folder.mkdir()
-      for left in ('lease', '.cache'):
+      for left in ('claim', '.cache'):
         shutil.rmtree(Path(name, left), ignore_errors=True)
       measure.pack(Path(name), folder / 'run.tar.xz')
     for name in RUNS:

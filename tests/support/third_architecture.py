@@ -26,7 +26,7 @@ from tokenformer_jax.config.section import Float, Int, key, section
 from tokenformer_jax.model import blocks
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import FROM_START, NO_INPUTS, Aux, Context, LayerInputs
-from tokenformer_jax.model.layers import projection
+from tokenformer_jax.model.projections import projection
 from tokenformer_jax.parallel.sharding import constrain
 
 

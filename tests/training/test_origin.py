@@ -22,7 +22,7 @@ from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.steps import step
 from tokenformer_jax.tasks.text import TextTask
-from tokenformer_jax.training import loop, origin, sizes
+from tokenformer_jax.training import continuation, loop, sizes
 from tokenformer_jax.training.prepare import prepare
 
 STEP, BATCH = 10, 8  # of the checkpoint in `kept`
@@ -352,7 +352,7 @@ def test_lengths_in_examples_count_what_was_seen(make, tmp_path):
 
 def said(run, capsys):
   capsys.readouterr()
-  origin.say_changes(run.config, run.origin, run.position, run.task.digest)
+  continuation.say_changes(run.config, run.origin, run.position, run.task.digest)
   return capsys.readouterr().err.splitlines()
 
 
@@ -394,7 +394,7 @@ def test_other_settings_of_a_finished_run_are_refused(make, tmp_path):
 
   def check(config):
     run = begin(config, tmp_path / 'run')
-    origin.check_finished(run.config, run.origin)
+    continuation.check_finished(run.config, run.origin)
 
   check(make(train__steps=30, train__log_every=1))
   many = make()

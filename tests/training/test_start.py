@@ -1,10 +1,10 @@
-"""Settings that a run can have, and that are hardly meant, are said."""
+"""Settings that are allowed, and probably a mistake, are said."""
 
 import pytest
 import tiny_run
 
-from tokenformer_jax.steps.optim import LastGrowth
-from tokenformer_jax.training import prepare
+from tokenformer_jax.steps.entries import LastGrowth
+from tokenformer_jax.training import settings
 
 GROWTH = LastGrowth(18, {})
 GUARD = {'optim__skip_deviations': 6.0}
@@ -36,7 +36,7 @@ CLIP = 'model__layer__mixer__positions__clip'
 )
 def test_doubts_about_a_config_are_said_before_training(tmp_path, changes, growth, drawn, said):
   config = tiny_run.config('files:corpus', tmp_path, **changes)
-  found = prepare.doubts(config, growth, drawn=drawn)
-  assert len(found) == len(said)
-  for doubt, part in zip(found, said, strict=True):
+  doubts = settings.doubts(config, growth, drawn=drawn)
+  assert len(doubts) == len(said)
+  for doubt, part in zip(doubts, said, strict=True):
     assert part in doubt

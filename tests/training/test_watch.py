@@ -1,4 +1,4 @@
-"""A run that hangs dumps its stacks once, and its heartbeat says how far it is."""
+"""A run that hangs prints its stacks once, and its heartbeat says how far it is."""
 
 import contextlib
 import json
@@ -12,11 +12,16 @@ import pytest
 from outcomes import assert_same
 from trainers import trainer
 
+from tokenformer_jax.runs import claim
 from tokenformer_jax.runs.wall_time import WallTime
-from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop, watch
 
-FAST = watch.Timing(look=0.02, beat=0.05, factor=3, least=1)
+
+@pytest.fixture
+def fast(monkeypatch):
+  """A watch that looks often, and calls a short pause a stall."""
+  for name, value in {'LOOK_SECONDS': 0.02, 'FACTOR': 3, 'LEAST_SECONDS': 1}.items():
+    monkeypatch.setattr(watch, f'_{name}', value)
 
 
 def heartbeat(workdir: Path):
@@ -33,7 +38,7 @@ class Run:
   def __init__(self, workdir):
     self.time, self.step, self.compiled = 0.0, 0, 0.0
     self.doing, self.durations = ('training', 0.0), {}
-    self.watch = watch.Watch(workdir, self, first=0, steps=1000, now=lambda: self.time)
+    self.watch = watch.Watch(workdir, self, None, first=0, steps=1000, now=lambda: self.time)
 
   def took(self, kind):
     return self.durations.get(kind, [])
@@ -71,11 +76,15 @@ def watched(workdir, *, steps=30):
   """A watch with its threads that has seen so many steps."""
   clock = WallTime()
   clock.lap('starting')
-  with watch.Watch(workdir, clock, first=0, steps=1000, timing=FAST) as found:
+  timing = claim.Timing(beat=0.05)
+  with (
+    claim.hold(workdir / 'claim', 'the run', 'stop it', timing=timing) as held,
+    watch.Watch(workdir, clock, held, first=0, steps=1000) as watching,
+  ):
     for number in range(1, steps + 1):
       time.sleep(0.02)
-      found.made(number, jnp.zeros(()))
-    yield found
+      watching.made(number, jnp.zeros(()))
+    yield watching
 
 
 def wait_until(condition, seconds=20):
@@ -85,7 +94,7 @@ def wait_until(condition, seconds=20):
     time.sleep(0.01)
 
 
-def test_a_step_that_hangs_dumps_all_stacks_once(run, capfd):
+def test_a_step_that_hangs_prints_all_stacks_once(run, capfd):
   release = threading.Event()
   helper = threading.Thread(target=release.wait, name='helper')
   helper.start()
@@ -96,10 +105,10 @@ def test_a_step_that_hangs_dumps_all_stacks_once(run, capfd):
   text = capfd.readouterr().err
   release.set()
   assert 'step 21 has taken 21 s, and the median is 2.0 s; the stacks of all threads' in text
-  assert 'test_a_step_that_hangs_dumps_all_stacks_once' in text, 'the main thread is not in it'
+  assert 'test_a_step_that_hangs_prints_all_stacks_once' in text, 'the main thread is not in it'
   assert text.count('\nThread 0x') >= 1 and 'in wait' in text, 'the other threads are not in it'
   run.wait(1000)
-  assert not stalled(capfd), 'one stall is dumped twice'
+  assert not stalled(capfd), 'one stall is printed twice'
   run.make_steps(3, seconds=2)
   run.wait(1000)
   assert len(stalled(capfd)) == 1, 'the next one is not'
@@ -154,7 +163,7 @@ def test_a_process_that_was_suspended_has_not_hung(run, capfd):
   assert not stalled(capfd)
 
 
-def test_the_heartbeat_tells_progress_from_life(tmp_path):
+def test_the_heartbeat_tells_progress_from_life(tmp_path, fast):
   with watched(tmp_path):
     wait_until(lambda: (tmp_path / 'heartbeat/0.json').exists())
     wait_until(lambda: heartbeat(tmp_path)['step'] == 30)
@@ -167,25 +176,15 @@ def test_the_heartbeat_tells_progress_from_life(tmp_path):
   assert heartbeat(tmp_path)['doing'] == 'ended'
 
 
-def test_stacks_that_come_while_the_heartbeat_is_written_are_written_next(
-  run, tmp_path, monkeypatch
-):
-  replace = paths.replace
-
-  def replace_and_hang(path, text):
-    replace(path, text)
-    run.wait(1000)
-
+def test_a_stall_is_written_to_a_file_on_disks(run, tmp_path):
   run.make_steps(20, seconds=2)
-  with monkeypatch.context() as patch:
-    patch.setattr(paths, 'replace', replace_and_hang)
-    run.watch._write('training')
-  assert not stalls(tmp_path)
-  run.watch._write('training')
-  assert len(stalls(tmp_path)) == 1
+  run.wait(1000)
+  assert not stalls(tmp_path), 'the thread that watches touches storage'
+  run.watch.write('training')
+  assert 'step 21 has taken' in stalls(tmp_path)[0].read_text()
 
 
-def test_storage_that_fails_does_not_matter(tmp_path, capfd):
+def test_storage_that_fails_does_not_matter(tmp_path, fast, capfd):
   (tmp_path / 'heartbeat').write_text('a file where the folder should be')
   with watched(tmp_path):
     time.sleep(0.5)
@@ -206,26 +205,28 @@ def test_a_run_has_a_heartbeat_and_the_result_of_one_without(
 
 
 @pytest.mark.slow
-def test_a_run_whose_data_hangs_dumps_the_stack_of_its_main_thread(
-  make, tmp_path, one_device, capfd
+def test_a_run_whose_data_hangs_prints_the_stack_of_its_main_thread(
+  make, tmp_path, one_device, fast, capfd
 ):
-  run = trainer(make(train__steps=40), tmp_path / 'run')
-  run.watch_timing = FAST
+  run, printed = trainer(make(train__steps=40), tmp_path / 'run'), []
   make_batches = run.batches
+
+  def is_printed():
+    printed.append(capfd.readouterr().err)
+    return 'step 30 has taken' in ''.join(printed)
 
   def batches(first, say):
     with contextlib.closing(make_batches(first, say)) as given:
       for step, batch in enumerate(given, start=first + 1):
         time.sleep(0.03)
         if step == 30:
-          wait_until(lambda: stalls(tmp_path / 'run'), seconds=120)
+          wait_until(is_printed, seconds=120)
         yield batch
 
   run.batches = batches
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
     run.train(*run.first_state())
-  assert 'in wait_until' in stalls(tmp_path / 'run')[0].read_text()
-  assert 'step 30 has taken' in capfd.readouterr().err
+  assert 'in wait_until' in ''.join(printed)
 
 
 @pytest.mark.slow

@@ -185,8 +185,8 @@ def _bound(kind: str, context: Mapping[str, Any], message: str) -> str:
     case 'bits':
       return f'be less than {context["limit"]}'
     case 'literal_error':
-      names = context['expected'].replace(' or ', ', ')
-      return f'be one of {re.sub("'(.+?)'", r"\1", names)}'
+      names = re.sub("'(.+?)'", r'\1', context['expected'].replace(' or ', ', '))
+      return f'be one of {names}'
     case 'filled':
       return message
   return ''

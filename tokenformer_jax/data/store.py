@@ -38,10 +38,10 @@ from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.data.tokens import Tokens
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.parallel.messages import say
-from tokenformer_jax.runs import lease
+from tokenformer_jax.runs import claim
 from tokenformer_jax.storage import paths, retry
 
-_FORMAT = 1  # version of the tokenization
+_FORMAT = 2  # version of the tokenization and of the stores in the cache
 
 
 def window_count(tokens: np.ndarray | Tokens, sequence_length: int) -> int:
@@ -63,7 +63,7 @@ def prepare(
     TransientError: reading or writing kept failing with errors that may pass.
   """
   if config.store:
-    return named_store.open_named(config, tokenizer, cache_folder(config))
+    return named_store.open_named(config, tokenizer)
   return _build(_Builder(config, open_text(config), progress, tokenizer))
 
 
@@ -134,7 +134,7 @@ def find(config: DataConfig, tokenizer: Tokenizer) -> Store | None:
     UserError: the text cannot be read.
   """
   if config.store:
-    return named_store.open_named(config, tokenizer, cache_folder(config))
+    return named_store.open_named(config, tokenizer)
   return _Builder(config, open_corpus(config), progress=False, tokenizer=tokenizer).find()
 
 
@@ -229,7 +229,7 @@ class _Builder:
     """Build the store, or wait for the process that is building it."""
     _ = self.units  # Text that cannot be read is reported before anything is written.
     self.path.parent.mkdir(parents=True, exist_ok=True)
-    with lock(self.path, f'the token store {self.path}') as check_lease:
+    with lock(self.path, f'the token store {self.path}') as held:
       if (store := self.find()) is not None:
         return store
       if paths.exists(self.path / 'meta.json'):
@@ -239,7 +239,7 @@ class _Builder:
       try:
         shards.remove_temporaries(self.path)
         index = self._write()
-        check_lease()
+        held.check()
         self._publish(index)
       except BaseException:
         with contextlib.suppress(paths.errors(self.path)):
@@ -291,7 +291,7 @@ class _Builder:
 
   def _write_shards(self, jobs: list[Job], tokenizer: Tokenizer) -> list[Shard]:
     """Write the shards that are not there yet, and return all."""
-    sizes = paths.sizes(self.path)
+    sizes = shards.file_sizes(self.path)
     found = {job.name: shard for job in jobs if (shard := job.find(sizes))}
     missing = [job for job in jobs if job.name not in found]
     no_bar = None if self.progress else True  # None: tqdm shows the bar only on a terminal.
@@ -354,11 +354,7 @@ class _Builder:
       say(f'{exception} ({counted(train, "document")} to train on, {held_out} held out)')
 
 
-def lock(path: Path, subject: str) -> contextlib.AbstractContextManager[Callable[[], None]]:
-  """Hold the lease for building something at a path; wait for the process that holds it.
-
-  Yields:
-    A function that raises a UserError if another process has taken over the lease.
-  """
+def lock(path: Path, subject: str) -> contextlib.AbstractContextManager[claim.Claim]:
+  """Claim the building of something at a path; wait for the process that builds it."""
   advice = 'set config.data.cache_dir to a writable folder'
-  return lease.hold(lease.directory_beside(path), subject, advice, doing='being built', waits=True)
+  return claim.hold(claim.directory_for(path), subject, advice, doing='being built', waits=True)

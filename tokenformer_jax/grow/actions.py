@@ -8,6 +8,7 @@ from __future__ import annotations  # so that help() shows the names of types
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Self
@@ -33,16 +34,19 @@ from tokenformer_jax.config.growth import (
 from tokenformer_jax.config.projections import pattentions
 from tokenformer_jax.config.section import Float, Str
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import as_tokens, expert_arrays, files, larger, parts, state, verify
-from tokenformer_jax.grow import experts as experts_lib
+from tokenformer_jax.grow import files, larger, plan, subsets, verify
 from tokenformer_jax.grow import groups as groups_lib
 from tokenformer_jax.grow import job as job_lib
+from tokenformer_jax.grow.apply import Steps
 from tokenformer_jax.grow.job import Job
+from tokenformer_jax.grow.steps import experts as experts_lib
+from tokenformer_jax.grow.steps import matrices as matrices_lib
+from tokenformer_jax.grow.steps.remove import ScaleGroups, TakeGroups
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import models
-from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.params import Params, lookup
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch
 
@@ -184,13 +188,13 @@ class Growable:
     with self._start(target, GrowConfig()) as job:
       meta = job.meta
       numbers = () if groups is None else _group_numbers(job.model, groups)
-      lineage, model = parts.extraction(meta, job.directory, numbers)
+      lineage, model = subsets.extraction(meta, job.directory, numbers)
       if job.dry_run:
         return self
-      whole = job.read()
+      params = files.read(job.checkpoints, meta, job.mesh)['params']
       files.write(
         job.target,
-        parts.extract(whole, job.model, lineage[-1], numbers),
+        {'params': subsets.extract(params, job.model, lineage[-1].model, numbers)},
         job.new_config(model, meta.config.grow),
         meta.tokenizer,
         lineage=lineage,
@@ -312,13 +316,8 @@ class Growable:
     with self._start(target, GrowConfig()) as job:
       model = job.model
       numbers = _group_numbers(model, groups)
-
-      def change(old: State) -> State:
-        return parts.scale_groups(old, model, numbers, factor)
-
-      groups_text = as_text(numbers)
-      made = job.rewrite('scale', model, change, groups=groups_text, factor=factor)
-      return self._finish(job, made)
+      steps, text = (ScaleGroups(model, model, numbers, factor),), as_text(numbers)
+      return self._finish(job, job.rewrite('scale', model, steps, groups=text, factor=factor))
 
   def freeze(self, target: Path, groups: Numbers) -> Self:
     """Write a run that trains all groups of parameter tokens but these.
@@ -334,9 +333,8 @@ class Growable:
       _check_has_tokens(model)
       text = as_text(_group_numbers(model, groups) if groups else ())
       optim = dataclasses.replace(job.optim, frozen_groups=text)
-      made = job.rewrite(
-        'freeze', model, lambda old: old, measured=range(0), optim=optim, groups=text
-      )
+      none = range(0)
+      made = job.rewrite('freeze', model, (), measured=none, optim=optim, groups=text)
       return self._finish(job, made)
 
   def as_tokens(self, target: Path, matrices: Text | None = None) -> Self:
@@ -350,18 +348,14 @@ class Growable:
     """
     with self._start(target, GrowConfig()) as job:
       model = job.model
-      after = as_tokens.wanted(model, matrices)
+      after = matrices_lib.wanted(model, matrices)
       messages.say(
         'the same up to rounding: GELU(z) − GELU(−z) = z makes two tokens of each input of a '
         "matrix, and a neuron of an MLP is a token; the optimizer's moments of the pairs start at "
         'zero'
       )
-      stages = [as_tokens.AsTokens(model)]
-
-      def change(old: State) -> State:
-        return state.run_stages(old, model, after, stages, job.config)
-
-      return self._finish(job, job.rewrite('as_tokens', after, change, advice=True))
+      steps = (matrices_lib.MatricesToTokens(model, after),)
+      return self._finish(job, job.rewrite('as_tokens', after, steps, advice=True))
 
   def group_table(self) -> str:
     """Return a table of the groups of parameter tokens and of where they come from."""
@@ -390,39 +384,27 @@ ACTIONS: dict[str, Callable[..., Any]] = {
 
 def _remove_last(job: Job) -> int | None:
   """Take out what the last growth or merge added."""
-  last = parts.last_addition(job.meta, job.directory)
-  if last.grow.method.kind == 'duplicate' and last.action == 'grow':
-    raise UserError(
-      'the last growth duplicated the tokens and divided the values of the old ones among the '
-      'copies; taking the copies out would not give back what was there'
-    )
-
-  def change(old: State) -> State:
-    return parts.remove(old, job.model, last.model, job.config, last.grow.place)
-
-  return job.rewrite('remove', last.model, change)
+  last = subsets.last_addition(job.meta, job.directory)
+  return job.rewrite('remove', last.model, plan.plan_removal(last, job.model))
 
 
 def _remove_experts(job: Job, experts: Numbers) -> int | None:
   numbers = choices.in_order(experts, '--experts', 'experts')
   after = experts_lib.without(job.model, numbers, '--experts')
-  definition = models.define(job.model)
-  kept = expert_arrays.without(definition.info, definition.abstract, numbers)
-
-  def change(old: State) -> State:
-    return parts.take_experts(old, job.model, kept, job.config)
-
-  return job.rewrite('remove', after, change, experts=as_text(numbers))
+  kept = functools.partial(lookup, experts_lib.all_but(job.model, numbers))
+  steps = (experts_lib.TakeExperts(job.model, after, data=kept),)
+  return job.rewrite('remove', after, steps, experts=as_text(numbers))
 
 
 def _choose(job: Job, action: str, choice: Choice, gone: Sequence[int]) -> int | None:
   """Write the run with a choice of its groups; `gone` are the numbers of the others."""
   model, optim = job.model, job.optim
   frozen = choices.choose_frozen(optim, model, choice)
+  after = choices.choose(model, choice)
   return job.rewrite(
     action,
-    choices.choose(model, choice),
-    lambda old: parts.choose_groups(old, model, choice, job.config),
+    after,
+    (TakeGroups(model, after, choice),),
     optim=dataclasses.replace(optim, frozen_groups=frozen),
     groups=as_text(gone),
   )
@@ -431,39 +413,38 @@ def _choose(job: Job, action: str, choice: Choice, gone: Sequence[int]) -> int |
 def _shrink_tokens(job: Job, param_tokens: Counts, examples: int) -> int | None:
   """Keep the parameter tokens that matter most."""
   model = job.model
-  after = state.grown_model(model, named_counts(model, param_tokens, '--param_tokens'), job.config)
-  parts.check_smaller(model, after)
+  after = grown_model(model, named_counts(model, param_tokens, '--param_tokens'), job.config)
+  subsets.check_smaller(model, after)
 
-  def change(old: State) -> State:
+  def steps(params: Params) -> Steps:
     batch, name = job.held_out(examples)
     task = verify.exact_task(job.meta.config, model)
-    new = parts.shrink(old, task, after, batch, job.config)
     messages.say(f'importance of a token: mean over examples of |⟨value, ∂loss/∂value⟩|, on {name}')
-    return new
+    return subsets.shrink(params, task, after, batch)
 
   others = range(examples, 2 * examples)
-  return job.rewrite('shrink', after, change, measured=others, advice=True)
+  return job.rewrite('shrink', after, steps, measured=others, advice=True)
 
 
 def _shrink_experts(job: Job, experts: int | Counts, examples: int) -> int | None:
   counts = experts_lib.named_counts(job.model, experts, '--experts', dense=False)
   after = experts_lib.smaller(job.model, counts, '--experts=N')
 
-  def change(old: State) -> State:
+  def steps(params: Params) -> Steps:
     batch, name = job.held_out(examples)
-    kept = _most_used(job, after, old['params'], batch, name)
-    return parts.take_experts(old, job.model, kept, job.config)
+    kept = _most_used(job, after, params, batch, name)
+    return (experts_lib.TakeExperts(job.model, after, data=functools.partial(lookup, kept)),)
 
   others = range(examples, examples + 1)
-  return job.rewrite('shrink', after, change, measured=others)
+  return job.rewrite('shrink', after, steps, measured=others)
 
 
 def _most_used(job: Job, after: ModelConfig, params: Params, batch: Batch, name: str) -> Params:
   """Return the experts to keep; report how often tokens choose the others."""
   info = models.define(job.model).info
   task = verify.exact_task(job.meta.config, experts_lib.balanced_by_bias(job.model))
-  loads = jax.jit(lambda params, batch: expert_arrays.loads(task, params, batch))(params, batch)
-  kept = expert_arrays.most_used(loads, info, models.define(after).abstract)
+  loads = jax.jit(lambda params, batch: experts_lib.loads(task, params, batch))(params, batch)
+  kept = experts_lib.most_used(loads, info, models.define(after).abstract)
   shares = [
     jnp.sum(jnp.take_along_axis(load, numbers, axis=-1), axis=-1)
     for load, numbers in zip(jax.tree.leaves(loads), jax.tree.leaves(kept), strict=True)

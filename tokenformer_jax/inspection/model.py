@@ -20,13 +20,13 @@ from tokenformer_jax.data import held_out
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow.tokens import lookup
 from tokenformer_jax.inspection import experts, usage
 from tokenformer_jax.inspection.weights import Found, compiled_maps, pattentions
+from tokenformer_jax.model.params import lookup
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.steps.last_growth import last_growth
-from tokenformer_jax.steps.optim import LastGrowth
 from tokenformer_jax.storage import paths
 
 

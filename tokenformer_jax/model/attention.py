@@ -11,8 +11,8 @@ from tokenformer_jax.config import AsKeyConfig, ModelConfig, SoftmaxConfig, widt
 from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, LayerInputs
-from tokenformer_jax.model.layers import projection
 from tokenformer_jax.model.norm import Norm, apply_norm
+from tokenformer_jax.model.projections import projection
 from tokenformer_jax.model.token_attention import KernelAttention, make_positions
 from tokenformer_jax.parallel.rules import parts
 from tokenformer_jax.parallel.sharding import constrain

@@ -28,12 +28,11 @@ from tokenformer_jax.model.layer import (
   LayerInputs,
   add_aux,
 )
-from tokenformer_jax.model.layers import apply_gain, gain
 from tokenformer_jax.model.mixers.gated_unit import GatedUnit
 from tokenformer_jax.model.mixers.linear import LinearAttention
 from tokenformer_jax.model.mixers.shaped import ShapedAttention
 from tokenformer_jax.model.mixers.skips import SkipAttention
-from tokenformer_jax.model.norm import apply_norm, make_norm
+from tokenformer_jax.model.norm import apply_gain, apply_norm, gain, make_norm
 from tokenformer_jax.model.trunk import Architecture
 from tokenformer_jax.parallel.sharding import constrain
 

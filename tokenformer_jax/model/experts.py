@@ -18,9 +18,10 @@ from tokenformer_jax.config import (
 from tokenformer_jax.model import dispatch
 from tokenformer_jax.model import groups as groups_lib
 from tokenformer_jax.model.layer import FROM_START, NO_INPUTS, Aux, Context, LayerInputs
-from tokenformer_jax.model.layers import ACTIVATIONS, hidden_width, output_std
+from tokenformer_jax.model.mlp import ACTIVATIONS, hidden_width
 from tokenformer_jax.model.params import Initializer, Role, param
 from tokenformer_jax.model.pattention import parameter_weights
+from tokenformer_jax.model.projections import output_std
 from tokenformer_jax.model.router import Router
 from tokenformer_jax.model.stack import PROJECTED
 from tokenformer_jax.parallel.rules import Axes

@@ -13,8 +13,9 @@ from tokenformer_jax.config import (
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.experts import Experts
 from tokenformer_jax.model.layer import EMPTY_AUX, Aux, Context, LayerInputs
-from tokenformer_jax.model.layers import MLP, pattention
+from tokenformer_jax.model.mlp import MLP
 from tokenformer_jax.model.pattention import Pattention
+from tokenformer_jax.model.projections import pattention
 
 FeedForward = Pattention | MLP | Experts
 

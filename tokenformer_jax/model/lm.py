@@ -17,11 +17,10 @@ from tokenformer_jax.model import trunk
 from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.execution import DEFAULT, Execution
 from tokenformer_jax.model.layer import FROM_START, NO_INPUTS, Aux, Context, LayerInputs
-from tokenformer_jax.model.layers import repeat
 from tokenformer_jax.model.loss import logits
 from tokenformer_jax.model.norm import apply_norm, make_norm
 from tokenformer_jax.model.params import Definition, Params, Role, define, param
-from tokenformer_jax.model.products import look_up
+from tokenformer_jax.model.products import look_up, repeat
 from tokenformer_jax.parallel.sharding import constrain
 
 

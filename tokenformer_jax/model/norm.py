@@ -1,4 +1,4 @@
-"""Norms over the width of a hidden state, computed in float32."""
+"""Norms over the width of a hidden state, and learned gains, computed in float32."""
 
 import functools
 
@@ -101,3 +101,16 @@ def _rms_norm(
   if scale_D is not None:
     x = x * scale_D[(None,) * (x.ndim - 1)]
   return x.astype(x_BxTxD.dtype)
+
+
+def gain(rngs: nnx.Rngs, value: float = 1.0, heads: int = 0) -> nnx.Param:
+  """Make a learned factor, or one for each of several heads [H]; it does not decay."""
+  shape, axes = ((heads,), ('head_gains',)) if heads else ((), ())
+  return param(rngs, nnx.initializers.constant(value), shape, axes, role=Role.GAIN)
+
+
+def apply_gain(factor: nnx.Param | None, x: jax.Array) -> jax.Array:
+  """Return x times a learned factor, multiplied in float32; without a factor x itself."""
+  if factor is None:
+    return x
+  return (x.astype(jnp.float32) * factor[...]).astype(x.dtype)

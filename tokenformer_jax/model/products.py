@@ -184,6 +184,14 @@ def look_up(table: jax.Array, ids_BxT: jax.Array, axes: Axes, dtype: jnp.dtype) 
   return per_device.on_each_device(on_device, ids_BxT, table, axes, gathered_in=dtype)
 
 
+def repeat(parameter: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+  """Return a parameter broadcast to `shape`, in `dtype`.
+
+  The cast comes after the broadcast, so that the gradient sums over all rows in float32.
+  """
+  return jnp.broadcast_to(parameter, shape).astype(dtype)
+
+
 def split_heads(
   matrix: jax.Array, axis: int, heads: tuple[int, ...], axes: tuple[str | None, ...]
 ) -> jax.Array:

@@ -20,9 +20,10 @@ from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.execution import DEFAULT, Execution
 from tokenformer_jax.model.feed_forward import apply, feed_forward
 from tokenformer_jax.model.layer import FROM_START, NO_INPUTS, Aux, Context, LayerInputs
-from tokenformer_jax.model.layers import Dense, projection, repeat
 from tokenformer_jax.model.norm import apply_norm, make_norm
 from tokenformer_jax.model.params import Definition, Role, define, matrix_entries, param
+from tokenformer_jax.model.products import repeat
+from tokenformer_jax.model.projections import Dense, projection
 from tokenformer_jax.parallel.sharding import constrain
 
 _BASE = 10000.0  # of the sin-cos positions

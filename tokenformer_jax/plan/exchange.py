@@ -12,7 +12,7 @@ from tokenformer_jax.config import (
   pattern,
 )
 from tokenformer_jax.model import dispatch
-from tokenformer_jax.model.layers import hidden_width
+from tokenformer_jax.model.mlp import hidden_width
 
 _ROW, _NUMBER = 2, 4  # bytes of a number in bfloat16, and of an expert's number
 

@@ -1,1 +1,1 @@
-"""A run on disk: checkpoints, config, metrics, and the lease that allows one writer."""
+"""A run on disk: checkpoints, config, metrics, and the claim that allows one writer."""

@@ -10,7 +10,7 @@ from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Definition, ParamInfo, Params
 from tokenformer_jax.runs.checkpoint_meta import Lineage
-from tokenformer_jax.steps.optim import ALL, LastGrowth
+from tokenformer_jax.steps.entries import NO_NEW_EXPERTS, LastGrowth
 
 
 def changes_of_tokens(lineage: Lineage) -> Lineage:
@@ -60,7 +60,7 @@ def _old_experts(
   def count(info: ParamInfo) -> int:
     name = names[info.depth[0] - 1] if info.in_layers else ''
     if info.expert_axis is None or name not in counts:
-      return ALL
+      return NO_NEW_EXPERTS
     experts, routes = counts[name]
     return routes if info.axes[info.expert_axis] == 'routes' else experts
 

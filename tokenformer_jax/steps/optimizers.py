@@ -1,4 +1,4 @@
-"""The optimizers by `optim.name`: how each scales a clipped gradient.
+"""The optimizers by `optim.kind`: how each scales a clipped gradient.
 
   adamw      Adam (Kingma & Ba 2015, arXiv 1412.6980)
   muon       the matrices of layers by orthogonalized momentum, everything else by Adam
@@ -10,7 +10,7 @@ Rates, their schedule, the decay of weights and growth are the same for all: see
 
 import itertools
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from optax import contrib
 
 from tokenformer_jax.config import OptimConfig
 from tokenformer_jax.model.params import ParamInfo, Params, Role
+from tokenformer_jax.steps.entries import Count
 from tokenformer_jax.steps.statistics import is_masked
 
 WITHOUT_DECAY = (Role.BALANCE, Role.BIAS, Role.GAIN, Role.GATE, Role.VECTOR)
@@ -31,40 +32,18 @@ _FACTORED_POWER = 0.8  # The decay of Adafactor's mean squares at update t is 1 
 _FACTORED_EPSILON = 1e-30
 
 
-Count = int | np.ndarray  # of an array; or of each of its layers, [layers]
-
-
-def hidden_tokens(
-  info: ParamInfo, frozen: Collection[int] = (), old: Count = 0
-) -> tuple[Count, ...]:
-  """Return the number of hidden tokens of each group of an array; () without parameter tokens.
-
-  Hidden tokens are frozen: their gradients and statistics stay zero. They are the groups whose
-  numbers are in `frozen`, and the first `old` tokens of the array, or of each of its layers.
-  """
-  if info.token_axis is None:
-    return ()
-  if not info.groups:
-    return (old,)
-  starts = itertools.accumulate(info.groups[:-1], initial=0)
-  return tuple(
-    size if number in frozen else np.clip(old - start, 0, size)
-    for number, (size, start) in enumerate(zip(info.groups, starts, strict=True), start=1)
-  )
-
-
 def scale(config: OptimConfig, info: Params, hidden: Params) -> optax.GradientTransformation:
-  """Return the transformation of clipped gradients that `optim.name` selects.
+  """Return the transformation of clipped gradients that `optim.kind` selects.
 
-  `hidden` is a tree like the parameters, with a tuple from `hidden_tokens` for each array.
+  `hidden` is a tree like the parameters, with a tuple from `entries.hidden_tokens` for each array.
   """
-  adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
-  if config.name == 'adamw':
-    return adam
-  if config.name == 'lion':
+  if config.kind == 'lion':
     return optax.scale_by_lion(config.beta1, config.beta2)
-  if config.name == 'adafactor':
+  if config.kind == 'adafactor':
     return _scale_by_factored_rms(info, hidden)
+  adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+  if config.kind == 'adamw':
+    return adam
   labels = jax.tree.map(lambda array: 'adam' if _matrix(array) is None else 'muon', info)
   return optax.partition({'muon': _scale_by_muon(config, info, hidden), 'adam': adam}, labels)
 
@@ -75,14 +54,16 @@ def _matrix(info: ParamInfo) -> contrib.MuonDimensionNumbers | None:
   These are keys [N, D_in], values [N, D_out] and kernels of layers: each layer, each expert and
   each group of parameter tokens by itself. The old and new tokens of one group are one matrix.
   """
+  last, tokens = len(info.axes) - 1, info.token_axis
   if not info.in_layers:
     return None
-  last = len(info.axes) - 1
+  if info.role is Role.KERNEL:
+    return contrib.MuonDimensionNumbers(last - 1, last)
+  if tokens is None:
+    return None
   if info.role is Role.KEY:
-    return contrib.MuonDimensionNumbers(last, info.token_axis)
-  if info.role is Role.VALUE:
-    return contrib.MuonDimensionNumbers(info.token_axis, last)
-  return contrib.MuonDimensionNumbers(last - 1, last) if info.role is Role.KERNEL else None
+    return contrib.MuonDimensionNumbers(last, tokens)
+  return contrib.MuonDimensionNumbers(tokens, last) if info.role is Role.VALUE else None
 
 
 def _scale_by_muon(
@@ -107,7 +88,7 @@ def _scale_by_muon(
   def scaled(info: ParamInfo, hidden: tuple[int, ...], update: Any) -> Any:
     if is_masked(update):
       return update
-    axes = _matrix(info)
+    axes: Any = _matrix(info)
     # A kernel hides no tokens, and is one matrix.
     for_each = zip(hidden or (0,), update if isinstance(update, tuple) else (update,), strict=True)
     new = []
@@ -117,13 +98,17 @@ def _scale_by_muon(
       new.append(matrix * np.float32(_MUON_RMS * np.sqrt(_by_layer(larger, matrix.ndim))))
     return _join(info, new)
 
-  def init(params: Params) -> contrib.MuonState:
-    return inner.init(params)._replace(ns_coeffs=optax.EmptyState())
+  def start(params: Any) -> Any:
+    return inner.init(params)
 
-  def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+  def init(params: Any) -> Any:
+    return start(params)._replace(ns_coeffs=optax.EmptyState())
+
+  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     del params
     updates, mu = (jax.tree.map(_split, info, tree) for tree in (updates, state.mu))
-    whole = state._replace(mu=mu, ns_coeffs=inner.init({}).ns_coeffs)
+    whole = state._replace(mu=mu, ns_coeffs=start({}).ns_coeffs)
+    new: Any
     updates, new = inner.update(updates, whole)
     updates = jax.tree.map(scaled, info, hidden, updates)
     mu = jax.tree.map(_join, info, new.mu)
@@ -137,7 +122,7 @@ def _split(info: ParamInfo, array: Any) -> Any:
   if is_masked(array) or len(info.groups) < 2:
     return array
   ends = list(itertools.accumulate(info.groups))[:-1]
-  return tuple(jnp.split(array, ends, info.token_axis))
+  return tuple(jnp.split(array, ends, info.axes.index('param_tokens')))
 
 
 def _join(info: ParamInfo, arrays: Any) -> Any:
@@ -157,8 +142,8 @@ def _by_layer(number: Count, ndim: int) -> np.ndarray:
 
   A layer whose tokens are all hidden has no entries, and an update of zero.
   """
-  number = np.maximum(1, number)
-  return number.reshape(-1, *[1] * (ndim - 1)) if number.ndim else number
+  numbers = np.asarray(np.maximum(1, number))
+  return numbers.reshape(-1, *[1] * (ndim - 1)) if numbers.ndim else numbers
 
 
 def _is_factored(info: ParamInfo) -> bool:
@@ -188,7 +173,7 @@ def _scale_by_factored_rms(info: Params, hidden: Params) -> optax.GradientTransf
   part, so it cannot be taken out at once.
   """
 
-  def init(params: Params) -> optax.FactoredState:
+  def init(params: Any) -> Any:
     def zeros(factored: bool, axis: int | None) -> Params:
       def zero(info: ParamInfo, param: jax.Array) -> Any:
         if _is_factored(info) != factored:
@@ -201,9 +186,9 @@ def _scale_by_factored_rms(info: Params, hidden: Params) -> optax.GradientTransf
       jnp.zeros((), jnp.int32), v_row=zeros(True, -1), v_col=zeros(True, -2), v=zeros(False, None)
     )
 
-  def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     del params
-    count = optax.safe_increment(state.count)
+    count: Any = optax.safe_increment(state.count)
     weight = count.astype(jnp.float32) ** -_FACTORED_POWER
 
     def mean(axis: int | None, tree: Params) -> Params:

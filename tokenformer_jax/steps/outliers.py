@@ -24,7 +24,7 @@ def initial(window: int) -> Recent:
   return {**buffers, **{name: jnp.zeros((), jnp.int32) for name in ('good', 'outliers')}}
 
 
-def judge(
+def accept_step(
   recent: Recent,
   figures: dict[str, jax.Array],
   *,

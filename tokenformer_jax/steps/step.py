@@ -17,7 +17,7 @@ from tokenformer_jax.model.layer import Counts
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import compiler, elastic, optim, outliers, schedules, statistics
-from tokenformer_jax.steps.optim import LastGrowth
+from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.tasks import Batch, Task
 from tokenformer_jax.tasks.task import Figures, reported
 
@@ -54,7 +54,7 @@ def initial_state(
 
 
 def state_shardings(
-  mesh: Mesh,
+  mesh: Mesh | AbstractMesh,
   definition: Definition,
   tx: optax.GradientTransformation,
   *,
@@ -81,13 +81,13 @@ def bytes_on_a_device(
   """
   tx = optim.make_optimizer(config, optim.NO_RATE, definition.info)
   state = {'params': definition.abstract, 'opt_state': jax.eval_shape(tx.init, definition.abstract)}
-  places = state_shardings(mesh, definition, tx)
+  shardings = state_shardings(mesh, definition, tx)
 
   def size(name: str) -> int:
-    pairs = zip(jax.tree.leaves(state[name]), jax.tree.leaves(places[name]), strict=True)
+    pairs = zip(jax.tree.leaves(state[name]), jax.tree.leaves(shardings[name]), strict=True)
     return sum(
-      math.prod(place.shard_shape(array.shape)) * array.dtype.itemsize
-      for array, place in pairs
+      math.prod(split.shard_shape(array.shape)) * array.dtype.itemsize
+      for array, split in pairs
       if array.ndim
     )
 
@@ -97,9 +97,7 @@ def bytes_on_a_device(
 
 def recent(window: int) -> State:
   """Return the entry `recent` of a new state with a window, or nothing for a window of 0."""
-  if not window:
-    return {}
-  return {'recent': outliers.initial(window)}
+  return {'recent': outliers.initial(window)} if window else {}
 
 
 def _counters(window: int) -> State:
@@ -127,23 +125,23 @@ class Program:
 
   @property
   def ema(self) -> bool:
-    """Return whether the state has a moving average of the parameters."""
+    """Whether the state has a moving average of the parameters."""
     return self.config.train.ema > 0
 
   @property
   def window(self) -> int:
-    """Return the number of good steps whose statistics the state has; 0: none."""
+    """The number of good steps whose statistics the state has; 0: none."""
     return skip_window(self.config.optim)
 
   def initial_state(self, seed: jax.Array, begin: Begin = as_drawn) -> State:
     """Return a new state: see `initial_state`."""
-    parts = {'ema': self.ema, 'window': self.window}
-    return initial_state(self.task.definition, self.tx, seed, **parts, begin=begin)
+    optional = {'ema': self.ema, 'window': self.window}
+    return initial_state(self.task.definition, self.tx, seed, **optional, begin=begin)
 
   def state_shardings(self, mesh: Mesh | AbstractMesh) -> State:
     """Return the sharding of every array of the state."""
-    parts = {'ema': self.ema, 'window': self.window}
-    return state_shardings(mesh, self.task.definition, self.tx, **parts)
+    optional = {'ema': self.ema, 'window': self.window}
+    return state_shardings(mesh, self.task.definition, self.tx, **optional)
 
   def abstract_state(self, mesh: Mesh | AbstractMesh) -> State:
     """Return shapes, dtypes and shardings of the state."""
@@ -152,9 +150,9 @@ class Program:
 
   def abstract_batch(self, mesh: Mesh | AbstractMesh) -> Any:
     """Return shapes, dtypes and shardings of a batch."""
-    places = sharding.batch_sharding(mesh)
+    rows = sharding.batch_sharding(mesh)
     return jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=places), self.task.abstract_batch()
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), self.task.abstract_batch()
     )
 
 
@@ -185,19 +183,20 @@ def make_train_step(
   loss = task.loss
   if config.train.drop_groups:
     loss = elastic.with_dropped_groups(loss, task.definition, config.train.drop_groups)
-  parts, together = config.optim.accumulation_steps, rows_together(config.model)
-  gradient = _gradient(loss, parts, together, task.counts)
-  judge = _judge(config)
+  gradient = _gradient(
+    loss, config.optim.accumulation_steps, rows_together(config.model), task.counts
+  )
+  accept_step = _accept_step(config)
 
   def step(state: State, batch: Batch, *teacher: Params) -> tuple[State, dict[str, jax.Array]]:
     params, opt_state = state['params'], state['opt_state']
     key = jax.random.fold_in(jax.random.key(config.train.seed), state['step'])
     grads, figures = gradient(params, batch, key, *teacher)
     figures = reported(figures)
-    grad_norm = optax.tree.norm(optim.moved(task.definition.info, grads))
+    grad_norm = optax.tree.norm(optim.zero_untrained(task.definition.info, grads))
     updates, new_opt_state = tx.update(grads, opt_state, params)
     new = (optax.apply_updates(params, updates), new_opt_state)
-    good, statistics_after = judge(state, figures['loss'], grad_norm)
+    good, recent_after = accept_step(state, figures['loss'], grad_norm)
     params, opt_state = jax.tree.map(
       lambda new, old: jnp.where(good, new, old), new, (params, opt_state)
     )
@@ -211,7 +210,7 @@ def make_train_step(
     if config.train.ema:
       rate_of_old = jnp.where(good, _ema_decay(config.train.ema, updates_made), 1)
       average = {'ema': optax.incremental_update(params, state['ema'], 1 - rate_of_old)}
-    state = {'params': params, **average, 'opt_state': opt_state, **counters, **statistics_after}
+    state = {'params': params, **average, 'opt_state': opt_state, **counters, **recent_after}
     figures |= {
       'grad_norm': grad_norm,
       'update_norm': optax.tree.norm(updates),
@@ -219,7 +218,7 @@ def make_train_step(
       'skipped_steps': state['skipped'],
       'skipped_in_a_row': state['skipped_in_a_row'],
     }
-    if statistics_after:
+    if recent_after:
       figures['outlier_steps'] = state['recent']['outliers']
     return state, figures
 
@@ -235,7 +234,7 @@ def make_train_step(
   )
 
 
-def _judge(config: Config) -> Callable[..., tuple[jax.Array, State]]:
+def _accept_step(config: Config) -> Callable[..., tuple[jax.Array, State]]:
   """Return the function that says whether to make a step, of a state, the loss and the norm.
 
   It also returns the entry `recent` of the next state, if there is one.
@@ -243,8 +242,8 @@ def _judge(config: Config) -> Callable[..., tuple[jax.Array, State]]:
   if not config.optim.skip_deviations:
     return lambda state, loss, norm: (jnp.isfinite(loss) & jnp.isfinite(norm), {})
 
-  def judge(state: State, loss: jax.Array, norm: jax.Array) -> tuple[jax.Array, State]:
-    good, after = outliers.judge(
+  def accept_step(state: State, loss: jax.Array, norm: jax.Array) -> tuple[jax.Array, State]:
+    good, after = outliers.accept_step(
       state['recent'],
       {'loss': loss, 'grad_norm': norm},
       finite=jnp.isfinite(loss) & jnp.isfinite(norm),
@@ -254,48 +253,51 @@ def _judge(config: Config) -> Callable[..., tuple[jax.Array, State]]:
     )
     return good, {'recent': after}
 
-  return judge
+  return accept_step
 
 
 def _gradient(
   loss: Callable[..., tuple[jax.Array, Figures]],
-  parts: int,
+  microbatches: int,
   together: int,
   counts: Callable[[Batch], Counts],
 ) -> Callable[..., tuple[Params, Figures]]:
-  """Return the function for the loss gradient and figures of a batch, computed in `parts` parts.
+  """Return the function for the loss gradient and figures of a batch, summed over microbatches.
 
-  Its arguments are those of the loss: parameters, batch, key, and arguments that all parts share.
-  Each run of `together` adjacent rows stays together in one part. Each part divides its sums by the
-  `counts` of all parts, so that what the parts return adds up.
+  Its arguments are those of the loss: parameters, batch, key, and the teacher's parameters. Each
+  run of `together` adjacent rows stays in one microbatch. Each microbatch divides its sums by the
+  `counts` of the whole batch, so that the results add up.
   """
   gradient = jax.grad(loss, has_aux=True)
-  if parts == 1:
+  if microbatches == 1:
     return gradient
 
-  # Each device deals its own rows out to the parts, so no row moves to another device.
-  def deal(x_Bx: jax.Array) -> jax.Array:
-    rows = x_Bx.shape[0] // parts
-    hand = math.gcd(rows, together)
-    dealt = x_Bx.reshape(rows // hand, parts, hand, *x_Bx.shape[1:]).swapaxes(0, 1)
-    return dealt.reshape(parts, rows, *x_Bx.shape[1:])
+  # Each device divides its own rows, so no row moves to another device.
+  def divide(x_Bx: jax.Array) -> jax.Array:
+    rows = x_Bx.shape[0] // microbatches
+    run = math.gcd(rows, together)
+    runs = x_Bx.reshape(rows // run, microbatches, run, *x_Bx.shape[1:]).swapaxes(0, 1)
+    return runs.reshape(microbatches, rows, *x_Bx.shape[1:])
 
-  def whole(params: Params, batch: Batch, key: jax.Array, *same: Params) -> tuple[Params, Figures]:
-    batch_P = jax.tree.map(deal, batch)
-    summed = jax.tree.map(lambda count: jnp.sum(count, axis=0), jax.vmap(counts)(batch_P))
-    of_part = functools.partial(gradient, counts=summed)
+  def accumulated(
+    params: Params, batch: Batch, key: jax.Array, *teacher: Params
+  ) -> tuple[Params, Figures]:
+    batch_M = jax.tree.map(divide, batch)
+    whole_counts = jax.tree.map(lambda count: jnp.sum(count, axis=0), jax.vmap(counts)(batch_M))
+    of_microbatch = functools.partial(gradient, counts=whole_counts)
 
-    def add(total, numbered_part):
-      number, part = numbered_part
-      part = jax.tree.map(lambda x: sharding.constrain(x, 'batch', *[None] * (x.ndim - 1)), part)
-      new = of_part(params, part, jax.random.fold_in(key, number), *same)
+    def add(total: Any, numbered: tuple[jax.Array, Batch]) -> tuple[Any, None]:
+      number, rows = numbered
+      rows = jax.tree.map(lambda x: sharding.constrain(x, 'batch', *[None] * (x.ndim - 1)), rows)
+      new = of_microbatch(params, rows, jax.random.fold_in(key, number), *teacher)
       return jax.tree.map(jnp.add, total, new), None
 
-    like = jax.eval_shape(of_part, params, jax.tree.map(lambda x: x[0], batch_P), key, *same)
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-    return jax.lax.scan(add, zero, (jnp.arange(parts), batch_P))[0]
+    first = jax.tree.map(lambda x: x[0], batch_M)
+    shapes = jax.eval_shape(of_microbatch, params, first, key, *teacher)
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.scan(add, zero, (jnp.arange(microbatches), batch_M))[0]
 
-  return whole
+  return accumulated
 
 
 def _ema_decay(decay: float, updates: jax.Array) -> jax.Array:

@@ -14,7 +14,8 @@ from tokenformer_jax.model import flops
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import hosts, messages, sharding
 from tokenformer_jax.runs import batches as batches_lib
-from tokenformer_jax.runs import checkpoint, lease, saved_config
+from tokenformer_jax.runs import checkpoint, saved_config
+from tokenformer_jax.runs import claim as claim_lib
 from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.runs.metrics import Metrics, Window, Work
 from tokenformer_jax.runs.wall_time import WallTime
@@ -24,9 +25,9 @@ from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
 from tokenformer_jax.trackers import feed
-from tokenformer_jax.training import device_check, origin, start, tracked
-from tokenformer_jax.training import watch as watch_lib
-from tokenformer_jax.training.prepare import PreparedRun, RunStage, doubts, prepare
+from tokenformer_jax.training import continuation, device_check, origin, settings, start, tracked
+from tokenformer_jax.training.prepare import PreparedRun, RunStage, prepare
+from tokenformer_jax.training.watch import Watch
 
 _EVALUATED = {'': 'params', 'ema_': 'ema'}  # prefix of the figures → entry of the state
 
@@ -38,9 +39,6 @@ def train(config: Config, workdir: str | os.PathLike[str]) -> State:
 
   Returns:
     The last state: see `step.initial_state`.
-
-  Raises:
-    UserError: a mistake that the user can correct; the message says how.
   """
   return _train(config, paths.parse_path(workdir), ends_process=False)[0]
 
@@ -60,13 +58,14 @@ def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[
   sharding.find_devices()  # Report missing devices before the work directory is touched.
   if config.train.trackers:
     hosts.by_first(lambda: feed.check_installed(config.train.trackers))
-  with lease.hold_together(
-    workdir / 'lease',
+  with claim_lib.hold(
+    workdir / 'claim',
     f'the work directory {workdir}',
     'choose another --workdir',
+    together=True,
     ends_process=ends_process,
-  ) as check_lease:
-    trainer, state, first = begin(config, workdir, check_lease, wall_time)
+  ) as claim:
+    trainer, state, first = begin(config, workdir, claim, wall_time)
     with jax.set_mesh(trainer.mesh), contextlib.closing(trainer.checkpoints):
       state = trainer.train(state, first)
     return state, int(state['step']) < trainer.config.train.steps
@@ -75,13 +74,13 @@ def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[
 def begin(
   config: Config,
   workdir: paths.Path,
-  check_lease: Callable[[], None] = lambda: None,
+  claim: claim_lib.Claim | None = None,
   wall_time: WallTime | None = None,
 ) -> tuple['Trainer', State, int]:
   """Prepare a run and make its first state.
 
   If the newest checkpoint cannot be read, prepare the run from the one before it. `config` is from
-  `config.resolve`; for `check_lease` and `wall_time` see `Trainer`.
+  `config.resolve`; for `claim` and `wall_time` see `Trainer`.
 
   Returns:
     The trainer, the state, and the number of steps that it has made.
@@ -89,12 +88,14 @@ def begin(
   damaged: dict[int, checkpoint.DamagedError] = {}
   while True:
     run = prepare(config, workdir, sharding.find_devices(), damaged)
-    trainer = Trainer(run, check_lease, wall_time)
+    trainer = Trainer(run, claim, wall_time)
     try:
       with jax.set_mesh(run.mesh):
         return trainer, *trainer.first_state()
     except checkpoint.DamagedError as error:
-      damaged[run.origin.meta.step] = error
+      if run.origin.own is None:
+        raise
+      damaged[run.origin.own.step] = error
       trainer.checkpoints.close()
 
 
@@ -104,35 +105,35 @@ class Trainer:
   def __init__(
     self,
     run: PreparedRun,
-    check_lease: Callable[[], None] = lambda: None,
+    claim: claim_lib.Claim | None = None,
     wall_time: WallTime | None = None,
   ):
     """Define the compiled steps of a run from `prepare`.
 
-    Before every write call `check_lease`, which raises if another process has taken over the work
-    directory. `wall_time` has run since the start of this process's work; None: it starts here.
+    `claim` is the claim on the work directory, which is checked before every write; None: no other
+    process writes there. `wall_time` has run since the start of this process's work; None: it
+    starts here.
     """
-    self.run, self.check_lease, self.wall_time = run, check_lease, wall_time or WallTime()
+    self.run, self.claim, self.wall_time = run, claim, wall_time or WallTime()
     self.config, self.mesh, self.task = run.config, run.mesh, run.task
     self.train_step = fit.make_fitted_step(run.program, run.mesh)
     self.eval_step = step_lib.make_eval_step(run.task, run.mesh)
     self.rows = local_rows(sharding.batch_sharding(run.mesh), run.config.data.batch_size)
-    self.watch_timing = watch_lib.Timing()
 
   def train(self, state: State, first: int) -> State:
     """Train from a state that has made `first` steps, and return the last state."""
     run, steps = self.run, self.config.train.steps
     if first >= steps:
-      origin.check_finished(self.config, run.origin)
+      continuation.check_finished(self.config, run.origin)
       messages.say(
         f'{run.workdir} is trained to step {first} already; raise --config.train.steps to go on'
       )
       return state
-    origin.say_changes(self.config, run.origin, run.position, self.task.digest)
+    continuation.say_changes(self.config, run.origin, run.position, self.task.digest)
     drawn = run.origin.meta is None and self.config.distill.init != 'yes'
-    for doubt in doubts(self.config, run.program.growth, drawn=drawn):
+    for doubt in settings.doubts(self.config, run.program.growth, drawn=drawn):
       messages.say(doubt)
-    self.check_lease()
+    self._check_claim()
     _make_writable(run.workdir)
     written = saved_config.to_text(self.config)
     hosts.by_first(lambda: paths.write(run.workdir / 'config.json', written))
@@ -181,10 +182,10 @@ class Trainer:
   def _has_figures(self, first: int) -> bool:
     """Return whether the run itself has trained long enough to have written figures."""
     origin = self.run.origin
-    if not origin.resumes or origin.meta.contents != 'model':
+    if origin.own is None or origin.own.contents != 'model':
       return False
     born = max(self.config.train.decay_from, *(action.first_step for action in origin.lineage), 0)
-    return first - born >= origin.meta.config.train.log_every
+    return first - born >= origin.own.config.train.log_every
 
   def evaluate(self, state: State) -> dict[str, float]:
     """Return the task's figures on the validation split, under names such as `eval/loss`.
@@ -192,8 +193,8 @@ class Trainer:
     If the run keeps an average of the parameters, its figures have names such as `eval/ema_loss`.
     """
     versions = {prefix: state[name] for prefix, name in _EVALUATED.items() if name in state}
-    found = validation.figures(self.task, self.eval_step, versions, self.rows, self.mesh)
-    return {f'eval/{name}': value for name, value in found.items()}
+    figures = validation.figures(self.task, self.eval_step, versions, self.rows, self.mesh)
+    return {f'eval/{name}': value for name, value in figures.items()}
 
   def _loop(self, state: State, first: int, metrics: Metrics, stop: hosts.StopRequest) -> State:
     config, steps = self.config.train, self.config.train.steps
@@ -202,7 +203,7 @@ class Trainer:
     metrics.times(first, {'devices': self._devices(), **wall_time.lap('starting')})
     with (
       contextlib.closing(self.batches(first, metrics.say)) as batches,
-      self._watch(first) as watch,
+      Watch(self.run.workdir, wall_time, self.claim, first=first, steps=steps) as watch,
     ):
       for step, (stage, work, batch) in enumerate(wall_time.reading(batches), start=first + 1):
         profile.before(step)
@@ -216,7 +217,7 @@ class Trainer:
         stopping = stop.after(step)  # Ask once; a later signal waits for the next step.
         last, save_again = step == steps or stopping, False
         if step % config.log_every == 0 or last:
-          self.check_lease()
+          self._check_claim()
           of_data = stage.task.data_figures(step, stage.position)
           metrics.write(step, window.figures() | of_data)
           metrics.times(step, wall_time.lap(device_seconds=window.device_seconds))
@@ -227,7 +228,7 @@ class Trainer:
           loss = self._evaluate(state, step, metrics)
           window.restart_clock()
         if _due(step, config.checkpoint_every) or last or save_again:
-          self.check_lease()
+          self._check_claim()
           metrics.publish()
           with wall_time.spent_on('saving'):
             self._save(step, state, loss, stage, window, wait=last)
@@ -298,7 +299,7 @@ class Trainer:
   def _evaluate(self, state: State, step: int, metrics: Metrics) -> float:
     with metrics.pause(), self.wall_time.spent_on('evaluation'):
       figures = self.evaluate(state)
-      self.check_lease()
+      self._check_claim()
       metrics.write(step, figures)
       if sample := self.task.sample(state['params']):
         metrics.text(step, 'sample', sample)
@@ -317,15 +318,9 @@ class Trainer:
       'config.optim.warmup_steps and run again'
     )
 
-  def _watch(self, first: int) -> watch_lib.Watch:
-    return watch_lib.Watch(
-      self.run.workdir,
-      self.wall_time,
-      first=first,
-      steps=self.config.train.steps,
-      check_lease=self.check_lease,
-      timing=self.watch_timing,
-    )
+  def _check_claim(self) -> None:
+    if self.claim:
+      self.claim.check()
 
   def _window(self) -> Window:
     peak, origin = flops.peak_flops(self.mesh.devices.flat[0]), self.run.origin
@@ -333,7 +328,7 @@ class Trainer:
       unit=self.task.unit,
       peak_flops=peak and peak * self.mesh.size,
       derived=self.task.train_figures,
-      losses=origin.meta.losses if origin.resumes else (),
+      losses=origin.own.losses if origin.own else (),
     )
 
   def _devices(self) -> str:
@@ -382,22 +377,22 @@ class _Profile:
   """A profiler of a range of steps. It writes to the work directory for TensorBoard and xprof."""
 
   def __init__(self, workdir: paths.Path, steps: tuple[int, int] | None):
-    self._files = paths.Growing(workdir) if steps else None
-    self._steps = steps
-    self._running = False
+    self._workdir = workdir
+    self._first, self._last = steps or (0, -1)
+    self._files: paths.Growing | None = None  # while it runs
 
   def before(self, step: int) -> None:
-    if self._steps and not self._running and self._steps[0] <= step <= self._steps[1]:
+    if self._files is None and self._first <= step <= self._last:
+      self._files = paths.Growing(self._workdir)
       jax.profiler.start_trace(str(self._files.directory / 'profile'))
-      self._running = True
 
   def after(self, step: int, figures: dict[str, jax.Array]) -> None:
-    if self._running and step >= self._steps[1]:
+    if self._files is not None and step >= self._last:
       jax.block_until_ready(figures)
       self.close()
 
   def close(self) -> None:
-    if self._running:
+    if self._files is not None:
       jax.profiler.stop_trace()
       self._files.close()
-      self._running = False
+      self._files = None

@@ -19,21 +19,19 @@ from tokenformer_jax.training.origin import FROM_SCRATCH, Origin
 
 
 def fill_in(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
-  """Replace zeros, which mean "make it fit", in reference counts and the sizes of the task.
-
-  Raises:
-    UserError: see `Task.fill_in`.
-  """
+  """Replace zeros, which mean "make it fit", in reference counts and the sizes of the task."""
   task = tasks.task_class(config.model)
-  return with_references(task.fill_in(config, origin.model, resumed=origin.resumes), origin)
+  # A model of another kind is refused later.
+  trained = origin.model if isinstance(origin.model, type(config.model)) else None
+  return with_references(task.fill_in(config, trained, resumed=origin.own is not None), origin)
 
 
 def with_references(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
   """Replace zero reference counts by those of the origin, grown if `config.grow` says so."""
-  model, old = config.model, {} if origin.model is None else pattentions(origin.model)
-  new = pattentions(model)
-  if old and old.keys() <= new.keys():
-    grown = old if origin.resumes else init_from.grown_pattentions(origin.model, config)
+  model, source = config.model, origin.model
+  old, new = {} if source is None else pattentions(source), pattentions(model)
+  if source is not None and old and old.keys() <= new.keys():
+    grown = old if origin.own is not None else init_from.grown_pattentions(source, config)
     filled = {name: _like(new[name], old[name], grown[name]) for name in old}
     model = config_lib.with_pattentions(model, filled)
   return dataclasses.replace(config, model=config_lib.with_references(model))
@@ -81,9 +79,9 @@ def steps_to(data: DataConfig, examples: float, position: Position = BEGINNING) 
 
   In a stage of shorter sequences, a sequence is a part of an example.
   """
-  found = stages_after(data, position.step)
-  ends, length = [*(stage.first for stage in found[1:]), math.inf], found[0].sequence_length
-  for stage, end in zip(found, ends, strict=True):
+  stages = stages_after(data, position.step)
+  ends, length = [*(stage.first for stage in stages[1:]), math.inf], stages[0].sequence_length
+  for stage, end in zip(stages, ends, strict=True):
     position = position.in_length(length, stage.sequence_length)
     samples = examples * (data.sequence_length // stage.sequence_length)
     steps = math.ceil((samples - position.sample) / stage.batch_size)

@@ -10,10 +10,12 @@ from tokenformer_jax.config import skip_window
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.training import inherit, init_from
 from tokenformer_jax.training.prepare import PreparedRun
+from tokenformer_jax.training.teacher import Teacher
 
 
 def first_state(
@@ -26,49 +28,41 @@ def first_state(
   The state is that of a checkpoint in the work directory; or of the run `config.init_from`, grown
   if this model is larger; or new, with the teacher's arrays if `config.distill.init` is `yes`.
   `checkpoints` opens those of the work directory. `teacher` has the parameters of the run's teacher
-  if they are read already.
-
-  Raises:
-    DamagedError: the checkpoint in the work directory cannot be read.
+  if they are read already. A checkpoint that cannot be read raises a `DamagedError`.
   """
   config, origin = run.config, run.origin
-  if origin.resumes:
-    return _with_parts(run, _resumed(run, checkpoints())), origin.meta.step
-  if origin.source is not None:
-    grown = init_from.grown_state(
-      config, origin.source, origin.meta, run.mesh, run.task.other_meaning
-    )
-    return _with_parts(run, grown), int(grown['step'])
-  if config.distill.init == 'yes':
-    return _begin_as_teacher(run, *(teacher or (run.teacher.read(run.mesh),))), 0
+  if origin.own is not None:
+    return _with_optional(run, _resumed(run, origin.own, checkpoints())), origin.own.step
+  if origin.other is not None:
+    grown = init_from.grown_state(config, *origin.other, run.mesh, run.task.other_meaning)
+    return _with_optional(run, grown), int(grown['step'])
+  if run.teacher is not None and config.distill.init == 'yes':
+    (params,) = teacher or (run.teacher.read(run.mesh),)
+    return _begin_as_teacher(run, run.teacher, params), 0
   return step_lib.make_first_state(run.program, run.mesh)(config.train.seed), 0
 
 
-def _resumed(run: PreparedRun, checkpoints: checkpoint.Checkpoints) -> State:
-  """Return the state in the run's own checkpoint, and move newer ones that are damaged away.
-
-  Raises:
-    DamagedError: the checkpoint cannot be read.
-  """
-  meta, abstract = run.origin.meta, run.program.abstract_state(run.mesh)
+def _resumed(run: PreparedRun, meta: Meta, checkpoints: checkpoint.Checkpoints) -> State:
+  """Return the state in the run's own checkpoint, and move newer ones that are damaged away."""
+  abstract = run.program.abstract_state(run.mesh)
   same_window = run.program.window == skip_window(meta.config.optim)
   kept = {
     'ema': checkpoint.has(meta, 'ema'),
     'recent': same_window and checkpoint.has(meta, 'recent'),
   }
-  abstract = {name: part for name, part in abstract.items() if kept.get(name, True)}
+  abstract = {name: arrays for name, arrays in abstract.items() if kept.get(name, True)}
   state = checkpoints.restore(meta, abstract)
   for step, error in run.origin.damaged.items():
-    moved = checkpoints.set_aside(step)
+    path = checkpoints.set_aside(step)
     messages.say(
-      f'the checkpoint of step {step} is damaged ({error}); it was moved to {moved}; going on '
+      f'the checkpoint of step {step} is damaged ({error}); it was moved to {path}; going on '
       f'from step {meta.step}'
     )
   return state
 
 
-def _with_parts(run: PreparedRun, state: State) -> State:
-  """Add or remove the parts of a state that a run may have, as its config says.
+def _with_optional(run: PreparedRun, state: State) -> State:
+  """Add or remove the optional entries of a state, as the config says.
 
   A new moving average starts from the parameters, and new statistics of good steps are empty.
   """
@@ -83,13 +77,13 @@ def _with_parts(run: PreparedRun, state: State) -> State:
   return kept
 
 
-def _begin_as_teacher(run: PreparedRun, params: Params) -> State:
+def _begin_as_teacher(run: PreparedRun, teacher: Teacher, params: Params) -> State:
   """Return a new state with the arrays that the teacher and this model share."""
   model, shardings = run.config.model, run.program.state_shardings(run.mesh)
-  found = inherit.sources(model, run.teacher.meta.config.model)
-  messages.say(inherit.description(model, found))
+  sources = inherit.sources(model, teacher.meta.config.model)
+  messages.say(inherit.description(model, sources))
 
   def make(seed: jax.Array, other: Params) -> State:
-    return run.program.initial_state(seed, lambda drawn: inherit.begin(drawn, other, found))
+    return run.program.initial_state(seed, lambda drawn: inherit.begin(drawn, other, sources))
 
   return jax.jit(make, out_shardings=shardings)(run.config.train.seed, params)

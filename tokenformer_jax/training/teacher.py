@@ -117,18 +117,17 @@ class Teacher:
       raise UserError(f'{key} cannot be split over the mesh: {error}') from error
 
 
-def find(config: Config, origin: Origin) -> Teacher:
-  """Open the teacher of a run, before any data is read; sizes of the config may be open.
+def find(config: Config, origin: Origin) -> Teacher | None:
+  """Open the teacher of a run that has one, before any data is read; sizes may be open.
 
-  The config or the run's own checkpoint names one.
-
-  Raises:
-    UserError: the config names none, or the teacher cannot be read, is no language model, has
-      another tokenizer, or is not the one that the run's own checkpoint was trained with.
+  It is the teacher that the run's own checkpoint was trained with, if there is one, and has the
+  tokenizer of the run.
   """
-  kept = origin.meta.teacher if origin.resumes else None
+  kept = origin.own.teacher if origin.own else None
   source = config.distill.teacher
   if not source:
+    if kept is None:
+      return None
     raise UserError(
       f'{origin.where} was trained with the teacher {kept.source}, and config.distill.teacher is '
       f'empty; set it to that, {_ANOTHER}'

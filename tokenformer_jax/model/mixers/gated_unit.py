@@ -15,8 +15,8 @@ from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model import kernels
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, LayerInputs
-from tokenformer_jax.model.layers import in_parts, projection
 from tokenformer_jax.model.params import Role, param
+from tokenformer_jax.model.projections import in_parts, projection
 from tokenformer_jax.model.token_attention import Cache, TokenAttention, make_positions
 from tokenformer_jax.parallel.rules import parts
 from tokenformer_jax.parallel.sharding import constrain

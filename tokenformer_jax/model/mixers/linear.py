@@ -22,9 +22,9 @@ from tokenformer_jax.config import LinearConfig, ModelConfig
 from tokenformer_jax.model import sequence
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, LayerInputs
-from tokenformer_jax.model.layers import projection
 from tokenformer_jax.model.mixers.sums import seen_in_chunk
 from tokenformer_jax.model.positions import Rotary
+from tokenformer_jax.model.projections import projection
 from tokenformer_jax.parallel.sharding import constrain
 
 _CHUNK = 128  # the most positions whose scores are computed together

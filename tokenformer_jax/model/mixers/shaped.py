@@ -10,9 +10,9 @@ from tokenformer_jax.config import ModelConfig, SoftmaxConfig
 from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model import kernels, sequence
 from tokenformer_jax.model.layer import Context
-from tokenformer_jax.model.layers import gain
 from tokenformer_jax.model.mixers.skips import SkipAttention
 from tokenformer_jax.model.mixers.sums import document_sums, prefix_sums, window_sums
+from tokenformer_jax.model.norm import gain
 from tokenformer_jax.parallel.rules import parts
 
 

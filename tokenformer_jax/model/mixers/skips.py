@@ -7,7 +7,8 @@ from flax import nnx
 
 from tokenformer_jax.config import ModelConfig, SoftmaxConfig
 from tokenformer_jax.model.attention import Attention
-from tokenformer_jax.model.layers import NoProjection, apply_gain, gain
+from tokenformer_jax.model.norm import apply_gain, gain
+from tokenformer_jax.model.projections import NoProjection
 
 
 class SkipAttention(Attention):

@@ -1,0 +1,217 @@
+"""Plan a growth: the steps from one model to a larger one, and those that take them back."""
+
+from collections.abc import Sequence
+
+import jax
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import (
+  TOKEN_METHODS,
+  GrowConfig,
+  ModelConfig,
+  matching,
+  matrices,
+  pattentions,
+)
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow.apply import Steps
+from tokenformer_jax.grow.steps import experts, layers, tokens, widen
+from tokenformer_jax.grow.steps.step import Step
+from tokenformer_jax.model import models
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage
+
+# The changes that `_check_keys` names, by the kinds of steps that make them.
+_CHANGES: dict[type[Step], str] = {
+  tokens.AddFirstTokens: 'more_tokens',
+  tokens.AddTokens: 'more_tokens',
+  tokens.DuplicateTokens: 'more_tokens',
+  widen.CopyUnits: 'wider',
+  widen.FillBlocks: 'wider',
+  experts.AddExperts: 'more_experts',
+  layers.AddLayers: 'deeper',
+}
+
+
+def plan_growth(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> Steps:
+  """Return the steps from a model to a larger one, which `check` checks.
+
+  Tokens are added first, then experts, then layers.
+  """
+  shallow = matching.shallow(source, target)
+  narrow = experts.narrow(source, shallow)
+  seeded = matching.with_first_tokens(source, narrow)
+  method, zero_values = how.method, how.method.new_values == 'zero'
+  steps: list[Step] = []
+  if seeded != source:
+    steps.append(tokens.AddFirstTokens(source, seeded, zero_values))
+  if narrow != seeded:
+    models_ = seeded, narrow
+    if method.kind == 'duplicate':
+      steps.append(tokens.DuplicateTokens(*models_, method.noise))
+    elif method.adds_tokens:
+      added = method.kind, method.new_keys, zero_values, method.noise
+      steps.append(tokens.AddTokens(*models_, *added))
+    elif method.kind == 'net2net_fill':
+      steps.append(widen.FillBlocks(*models_))
+    else:
+      steps.append(widen.CopyUnits(*models_, method.kind, method.noise, how.seed))
+  if shallow != narrow:
+    steps.append(experts.AddExperts(narrow, shallow))
+  if source.repeats != target.repeats:
+    base = matching.routed(seeded, shallow)
+    steps.append(layers.AddLayers(shallow, target, how.place, base))
+  return tuple(steps)
+
+
+def check(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> Steps:
+  """Return the steps of a growth that can be made.
+
+  Raises:
+    UserError: the method is for other models, a count becomes smaller, the method cannot change a
+      key that differs, a key of `how` has no effect, or new tokens could never learn.
+  """
+  steps = plan_growth(source, target, how)
+  resizing = [step for step in steps if _CHANGES[type(step)] in ('more_tokens', 'wider')]
+  if resizing:
+    first, last = resizing[0], resizing[-1]
+    adds_first = isinstance(first, tokens.AddFirstTokens)
+    seeded = first.after if adds_first else source
+    check_method(seeded, how.method.kind)
+    if adds_first:
+      _check_first_tokens(source, seeded, how, others=last is not first)
+    by_tokens = how.method.adds_tokens
+    keys = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads', 'kv_heads')
+    for path, new, old in config_lib.differences(last.after, seeded, 'model.'):
+      if path.rpartition('.')[2] not in keys:
+        raise UserError(
+          f'{path} is {old!r} in the source and {new!r} in the target; growth by {how.method.kind} '
+          f'changes {", ".join(keys[:-1])} and {keys[-1]}, and adds experts and layers, only'
+        )
+  _check_keys(how, {_CHANGES[type(step)] for step in steps})
+  for step in steps:
+    step.check()
+  return steps
+
+
+def _check_keys(how: GrowConfig, changes: set[str]) -> None:
+  """Check that the keys of a growth with these changes go together."""
+  method, resizes = how.method, 'more_tokens' in changes or 'wider' in changes
+  if method.copies and how.place == 'copies' and resizes and 'deeper' in changes:
+    raise UserError(
+      f'{method.kind} makes copies that differ only in what they add, which place=copies sets to '
+      'zero in new layers, so that they would stay equal for ever; use place=between or behind, or '
+      'train the grown model before you add the layers'
+    )
+  if method.noise and not (method.copies or method.new_keys == 'copies'):
+    raise UserError(f'noise={method.noise} is for copies; use new_keys=copies, or leave it out')
+  used = {
+    'method': (resizes, 'new tokens or a larger width'),
+    'place': ('deeper' in changes, 'new layers'),
+  }
+  for path, value, _ in config_lib.differences(how, GrowConfig()):
+    section, _, key = path.partition('.')
+    is_used, made = used.get(section, (True, ''))
+    if not is_used:
+      name = section if key in ('', 'kind') else key
+      raise UserError(f'{name}={value} is for {made}, and this growth has none; leave it out')
+
+
+def _check_first_tokens(
+  source: ModelConfig, seeded: ModelConfig, how: GrowConfig, *, others: bool
+) -> None:
+  """Check the method and the keys of a growth that adds the first tokens of matrices.
+
+  `others` says whether it adds tokens to others as well.
+  """
+  if how.method.kind != 'group':
+    name = next(name for name in matrices(source) if name in pattentions(seeded))
+    raise UserError(
+      f'{name} has no parameter tokens in the source, and method={how.method.kind} adds tokens to '
+      'those that are there; use method=group, which adds a first group beside its matrix'
+    )
+  if not others and how.method.new_keys != 'init':
+    raise UserError(
+      f'new_keys={how.method.new_keys} is for new tokens of a projection that has some, and these '
+      'are the first ones beside matrices; leave it out'
+    )
+
+
+def check_method(model: ModelConfig, method: str) -> None:
+  """Check that a method is for models with parameter tokens, or without, like this one.
+
+  Raises:
+    UserError: it is not.
+  """
+  if method in TOKEN_METHODS:
+    if not (pattentions(model) or (method == 'group' and matrices(model))):
+      raise UserError(
+        f'method {method} adds parameter tokens to others, and this model has none; choose group, '
+        'which adds them beside its matrices, or net2net, net2net_fill or hypercloning'
+      )
+  elif pattentions(model):
+    raise UserError(
+      f'method {method} is for Transformers, and this model has parameter tokens; choose '
+      f'{", ".join(TOKEN_METHODS)}'
+    )
+
+
+def check_no_twins(steps: Steps, lineage: Lineage, step: int) -> None:
+  """Check that copies of layers do not hold tokens or units that would stay equal for ever.
+
+  Copies of tokens differ only in what they add until they are trained, and `place=copies` sets that
+  to zero in the new layers. `lineage` and `step` are those of the source.
+
+  Raises:
+    UserError: an earlier growth copied tokens or units, and no training followed.
+  """
+  if not any(isinstance(one, layers.AddLayers) and one.place == 'copies' for one in steps):
+    return
+  for ancestor in reversed(lineage):
+    if ancestor.first_step != step:
+      return
+    how, step = ancestor.grow, ancestor.step
+    copies = how.method.copies or how.method.new_keys == 'copies'
+    if ancestor.action == 'grow' and copies and not how.method.noise:
+      raise UserError(
+        f'the growth of {ancestor.source} made copies that differ only in what they add, which '
+        'place=copies sets to zero in new layers, so that they could stay equal for ever; train '
+        'the model before you add layers, or use place=between or behind'
+      )
+
+
+def inexact(steps: Sequence[Step]) -> str:
+  """Return why the model after the steps will not compute what the one before does, or ''."""
+  return next(filter(None, (step.inexact() for step in reversed(steps))), '')
+
+
+def plan_removal(last: Ancestor, model: ModelConfig) -> Steps:
+  """Return the steps that take out what a growth or merge added, if `model` is the one after it.
+
+  Raises:
+    UserError: nothing gives the old model back.
+  """
+  inverses = []
+  for step in reversed(plan_growth(last.model, model, last.grow)):
+    inverse = step.inverse()
+    if inverse is None:
+      raise UserError(
+        'the last growth duplicated the tokens and divided the values of the old ones among the '
+        'copies; taking the copies out would not give back what was there'
+      )
+    inverses.append(inverse)
+  return tuple(inverses)
+
+
+def rate_factor(source: ModelConfig, target: ModelConfig) -> float:
+  """Return the factor on the learning rate for a larger model: r^−¾, rounded.
+
+  r is the factor by which the layers' parameters grow that one token uses; of experts, this is a
+  share. The exponent is a fit to the best rates of docs/growth.md.
+  """
+
+  def active(model: ModelConfig) -> float:
+    definition = models.define(model)
+    pairs = zip(jax.tree.leaves(definition.info), jax.tree.leaves(definition.abstract), strict=True)
+    return sum(array.size * info.active for info, array in pairs if info.in_layers)
+
+  return round((active(target) / active(source)) ** -0.75, 3)

@@ -1,0 +1,175 @@
+"""Entries of arrays that an optimizer treats apart: old ones after a growth, frozen groups."""
+
+import dataclasses
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tokenformer_jax.model.params import ParamInfo, Params
+from tokenformer_jax.parallel.rules import Axes
+from tokenformer_jax.steps.statistics import is_masked, kept_axes, map_state
+
+NO_NEW_EXPERTS = -1  # in place of a number of old experts
+
+Ranges = tuple[tuple[int, int], ...]  # the first index of each range, and the one after its last
+Count = int | np.ndarray  # of an array; or of each of its layers, [layers]
+
+
+@dataclasses.dataclass(frozen=True)
+class LastGrowth:
+  """A model's last growth, for the optimizer.
+
+  Attributes:
+    updates: the count of updates at the growth.
+    old_tokens: a tree like the parameters, with the number of old parameter tokens of each array.
+      An array without parameter tokens counts as old, for any number.
+    new_layers: the numbers of the layers that are new as a whole: see `ParamInfo.depth`.
+    old_experts: a tree like the parameters, with the number of old experts of each array, or
+      `NO_NEW_EXPERTS`. None: no experts are new.
+  """
+
+  updates: int
+  old_tokens: Params
+  new_layers: tuple[int, ...] = ()
+  old_experts: Params | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Entries:
+  """The entries of an array that lie in some ranges along each of some axes.
+
+  Attributes:
+    axes: the logical axes of the array.
+    ranges: the ranges along each limited axis, by its name. An array without one of these axes has
+      no such entries.
+  """
+
+  axes: Axes
+  ranges: Mapping[str, Ranges]
+
+  def mask(self, shape: tuple[int, ...], statistic: str = '') -> jax.Array | bool:
+    """Return which entries these are in the array, or in its statistic, of this shape.
+
+    The mask broadcasts to the shape. A statistic without a limited axis is over other entries as
+    well, and has none of these. The mask is computed from positions, so programs hold no constants.
+    """
+    axes = kept_axes(statistic, self.axes)
+    if not set(self.ranges) <= set(axes):
+      return False
+
+    def along(axis: int, ranges: Ranges) -> jax.Array:
+      sizes = [size if i == axis else 1 for i, size in enumerate(shape)]
+      position = jax.lax.broadcasted_iota(jnp.int32, sizes, axis)
+      inside = ((position >= first) & (position < end) for first, end in ranges)
+      return functools.reduce(operator.or_, inside, jnp.zeros(sizes, bool))
+
+    masks = (along(axes.index(axis), ranges) for axis, ranges in self.ranges.items())
+    return functools.reduce(operator.and_, masks, True)
+
+
+def old_entries(info: Params, growth: LastGrowth) -> Params:
+  """Return the `Entries` of each array that it had before the growth."""
+
+  def of_array(info: ParamInfo, tokens: int, experts: int = NO_NEW_EXPERTS) -> Entries:
+    ranges: dict[str, Ranges] = {}
+    if info.token_axis is not None:
+      ranges['param_tokens'] = ((0, tokens),)
+    if info.expert_axis is not None and experts != NO_NEW_EXPERTS:
+      ranges[info.axes[info.expert_axis]] = ((0, experts),)
+    if isinstance(info.depth, tuple) and not set(growth.new_layers).isdisjoint(info.depth):
+      ranges['layers'] = tuple(
+        (i, i + 1) for i, number in enumerate(info.depth) if number not in growth.new_layers
+      )
+    return Entries(info.axes, ranges)
+
+  experts = () if growth.old_experts is None else (growth.old_experts,)
+  return jax.tree.map(of_array, info, growth.old_tokens, *experts)
+
+
+def group_entries(info: Params, numbers: Collection[int]) -> Params:
+  """Return the `Entries` of each array that are tokens of the groups with these numbers, from 1 on.
+
+  A projection may have fewer groups.
+  """
+
+  def of_array(info: ParamInfo) -> Entries:
+    spans = enumerate(_group_ranges(info), start=1)
+    ranges = tuple(span for number, span in spans if number in numbers)
+    return Entries(info.axes, {'param_tokens': ranges})
+
+  return jax.tree.map(of_array, info)
+
+
+def _group_ranges(info: ParamInfo) -> Ranges:
+  ends = list(itertools.accumulate(info.groups))
+  return tuple(zip([0, *ends], ends, strict=False))
+
+
+def hidden_tokens(info: ParamInfo, *hidden: Entries) -> tuple[Count, ...]:
+  """Return the number of hidden tokens of each group of an array; () without parameter tokens.
+
+  Tokens that are hidden in some experts alone do not count.
+  """
+
+  def count(entries: Entries, first: int, end: int) -> Count:
+    tokens, *limits = entries.ranges['param_tokens'], *(entries.ranges.keys() - {'param_tokens'})
+    number = sum(max(0, min(end, b) - max(first, a)) for a, b in tokens)
+    if not limits:
+      return number
+    if limits != ['layers']:
+      return 0
+    counts = np.zeros(len(info.depth), int)
+    for layer, _ in entries.ranges['layers']:
+      counts[layer] = number
+    return counts
+
+  if info.token_axis is None:
+    return ()
+  return tuple(
+    functools.reduce(np.maximum, (count(entries, *span) for entries in hidden), 0)
+    for span in _group_ranges(info)
+  )
+
+
+def map_entries(
+  f: Callable[..., jax.Array], entries: Params, *trees: Params, statistic: str = ''
+) -> Params:
+  """Map `f(mask, *arrays)` over trees like the parameters, which hold their `statistic`."""
+
+  def on_array(entries: Entries, *arrays: Any) -> Any:
+    if is_masked(arrays[0]):
+      return arrays[0]
+    return f(entries.mask(arrays[0].shape, statistic), *arrays)
+
+  return jax.tree.map(on_array, entries, *trees)
+
+
+def hide(inner: optax.GradientTransformation, entries: Params) -> optax.GradientTransformation:
+  """Hide gradients and statistics of some entries from `inner`, and keep these statistics.
+
+  `inner` clips by the norm of the other entries' gradient alone, and orthogonalizes them alone.
+  """
+
+  def zeroed(tree: Params, statistic: str = '') -> Params:
+    return map_entries(
+      lambda hidden, x: jnp.where(hidden, 0, x), entries, tree, statistic=statistic
+    )
+
+  def kept(statistic: str, before: Params, after: Params) -> Params:
+    return map_entries(
+      lambda hidden, a, b: jnp.where(hidden, a, b), entries, before, after, statistic=statistic
+    )
+
+  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    seen = map_state(lambda name, tree: zeroed(tree, name), lambda _, count: count, state)
+    updates, new = inner.update(zeroed(updates), seen, params)
+    return updates, map_state(kept, lambda _, before, after: after, state, new)
+
+  return optax.GradientTransformation(inner.init, update)

@@ -1,0 +1,259 @@
+"""Check that a run may continue from its origin, and say what changes there.
+
+Each check raises a `UserError` whose sentence names the key and what to do.
+"""
+
+import re
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax import tasks
+from tokenformer_jax.config import Config, DataConfig, GrowConfig, lookup
+from tokenformer_jax.data.order import Position
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import messages
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.steps import schedules
+from tokenformer_jax.steps.entries import LastGrowth
+from tokenformer_jax.steps.last_growth import last_growth
+from tokenformer_jax.training import init_from
+from tokenformer_jax.training.origin import Origin, begins_anew, order_changes
+
+# Keys that change neither the resulting model nor its figures.
+_UNREPORTED = (
+  'data.cache_dir',
+  'data.store',
+  'data.workers',
+  'data.prefetch',
+  'train.log_every',
+  'train.checkpoint_every',
+  'train.keep_checkpoints',
+  'train.sample_tokens',
+  'train.sample_prompt',
+  'train.profile_steps',
+  'train.trackers',
+  'train.compilation_cache',
+)
+
+
+def check(config: Config, origin: Origin) -> None:
+  """Check model, vocabulary and order of the data before any data is read.
+
+  `config` has every size filled in.
+  """
+  _check_growth_used(config, origin)
+  meta = origin.meta
+  if meta is not None:
+    if origin.own is not None:
+      check_same_model(config, origin.own.config, origin.where)
+    else:
+      init_from.check(config, meta, origin.where)
+    check_same_optimizer(config, meta, origin.where, resumes=origin.own is not None)
+    check_order(config, origin)
+  _check_new_order_used(config, origin)
+  if meta is not None:
+    tasks.task_class(config.model).check_vocabulary(config, meta, origin.where)
+
+
+def _check_growth_used(config: Config, origin: Origin) -> None:
+  """Check that a run grows if keys of the group `grow` are set, or has grown by these values."""
+  if origin.other is not None:
+    return
+  known = origin.own.config.grow if origin.own else GrowConfig()
+  for one in config_lib.differences(config.grow, known, 'grow.'):
+    if one.ours != lookup(Config(), one.path):
+      raise UserError(
+        f'config.{one.path} is {one.ours!r}, which has an effect only where a run begins from '
+        f'config.init_from, and this one {origin.begins}; leave it out'
+      )
+
+
+def _check_new_order_used(config: Config, origin: Origin) -> None:
+  """Check that `data.new_order_at` is the step where this run goes on, or went on earlier."""
+  order_at, own, other = config.data.new_order_at, origin.own, origin.other
+  kept = own is not None and order_at <= own.step  # A smaller one was used before.
+  follows = other is not None and config.grow.step == 'keep' and order_at == other.meta.step
+  if order_at and not kept and not follows:
+    raise UserError(
+      f'config.data.new_order_at is {order_at}, which has an effect only where a run goes on from '
+      f'the checkpoint of step {order_at}, and this one {origin.begins}; leave it out'
+    )
+
+
+def check_same_model(config: Config, theirs: Config, where: str) -> None:
+  """Check that a checkpoint has the run's model."""
+  differences = list(config_lib.differences(config.model, theirs.model, 'model.'))
+  if not differences:
+    return
+  advice, keys = (
+    'set these keys to its values, or choose another one',
+    [d.path for d in differences],
+  )
+  if all(key.endswith(('.tokens', '.reference', '.groups', 'model.pattern')) for key in keys):
+    counts = config_lib.counts_as_text(config_lib.token_counts(config.model))
+    sizes = [f'--param_tokens={counts}'] if keys != ['model.pattern'] else []
+    sizes += [f"--pattern='{config.model.pattern}'"] if 'model.pattern' in keys else []
+    advice += (
+      f' (to have it grow: tokenformer grow --source=DIR --target=NEW_DIR {" ".join(sizes)})'
+    )
+  differing = [f'{key} is {old!r} there and {new!r} in the config' for key, new, old in differences]
+  raise UserError(f'{where} is of another model: {"; ".join(differing)}; {advice}')
+
+
+def check_same_optimizer(config: Config, meta: Meta, where: str, *, resumes: bool = True) -> None:
+  """Check that a checkpoint has the statistics of the run's optimizer, if the run keeps them."""
+  ours, theirs = config.optim.kind, meta.config.optim.kind
+  if ours == theirs or meta.contents != 'model' or (not resumes and config.grow.moments == 'drop'):
+    return
+  advice = 'set config.grow.moments=drop, with which the new one begins with empty statistics'
+  if resumes:
+    advice = (
+      'start another run from it with the new one (--workdir=NEW_DIR --config.init_from=DIR '
+      '--config.grow.moments=drop)'
+    )
+  raise UserError(
+    f'config.optim.kind is {ours}, but {where} was trained with {theirs}, whose statistics mean '
+    f'nothing to {ours}; set it to {theirs}, or {advice}'
+  )
+
+
+def check_order(config: Config, origin: Origin, digest: str | None = None) -> None:
+  """Check that a resumed run keeps the order of its data, or that the user asked for another order.
+
+  Only another `data.source`, other sources of a mixture, or `init_from` count as asking for other
+  data. `digest` is that of the data; None: the data is not read yet.
+  """
+  own = origin.own
+  if own is None or not own.seen.samples or config.data.new_order_at == own.step:
+    return
+  if _sources(config.data) != _sources(own.config.data):
+    return
+  if changes := order_changes(config, own, digest):
+    raise UserError(
+      f'{" and ".join(changes)}, so the data would come in another order than the one in which '
+      f'{origin.where} has seen {own.seen.samples:,} samples; put that back, choose another '
+      f'--workdir, or set config.data.new_order_at={own.step}, which begins the new order with '
+      'its first sample'
+    )
+
+
+def _sources(data: DataConfig) -> set[str]:
+  """Return the sources that a run trains on or evaluates."""
+  return {one.source for one in data.mixture.values()} or {data.source}
+
+
+def check_data(config: Config, origin: Origin, task: tasks.Task) -> None:
+  """Check the meaning of labels and the order of the open data."""
+  if origin.own is not None and (reason := task.other_meaning):
+    raise UserError(
+      f'{origin.where} does not fit config.data.source={config.data.source}: {reason}; choose the '
+      'images that it was trained on, or start another run from it, with a new head '
+      '(--workdir=NEW_DIR --config.init_from=DIR)'
+    )
+  check_order(config, origin, task.digest)
+
+
+def check_decay_start(config: Config, origin: Origin, growth: LastGrowth | None) -> None:
+  """Check that the decay of `train.decay_from` can begin after the checkpoint of the origin.
+
+  `config` has all lengths in steps.
+  """
+  meta, begin = origin.meta, config.train.decay_from
+  if not begin:
+    return
+  restarted = schedules.first_update(config.optim, growth)
+  warm = restarted + config.optim.warmup_steps
+  if restarted and begin < warm:
+    raise UserError(
+      f'config.train.decay_from is {begin}, which is inside the warm-up after the last growth, to '
+      f'update {warm}; set it to that or more, or set config.optim.restart_schedule=no'
+    )
+  if meta is None or begins_anew(config, origin):
+    return
+  if origin.own is not None and meta.config.train.decay_from == begin:
+    return
+  if meta.updates > begin:
+    raise UserError(
+      f'config.train.decay_from is {begin}, but {origin.where} has made {meta.updates} updates, so '
+      'the decay would have begun in the past; set it to that number or more, or start from an '
+      'earlier checkpoint (--workdir=NEW_DIR --config.init_from=DIR@STEP)'
+    )
+  if _is_decaying(meta):
+    theirs = meta.config
+    raise UserError(
+      f'config.train.decay_from is {begin}, but the rate of {origin.where} has begun to decay '
+      f'already (optim.schedule={theirs.optim.schedule.kind} of {theirs.train.steps} steps); start '
+      'from an earlier checkpoint (--config.init_from=DIR@STEP), or from a run with '
+      'optim.schedule=wsd or constant'
+    )
+
+
+def _is_decaying(meta: Meta) -> bool:
+  """Return whether the rate of a checkpoint's last update was below the peak after its warm-up."""
+  optim, train = meta.config.optim, meta.config.train
+  growth = last_growth(meta.lineage, meta.config.model)
+  if meta.updates - schedules.first_update(optim, growth) <= optim.warmup_steps:
+    return False
+  rate = schedules.schedule(optim, train.steps, growth, train.decay_from)
+  return schedules.fraction_of_peak(rate, optim, meta.updates - 1) < 1 - 1e-6
+
+
+def check_finished(config: Config, origin: Origin, section: str = '') -> None:
+  """Check that a run whose checkpoint has made all steps has no other settings than it.
+
+  The number of steps, the mesh and the remat plan may differ: none asks for another model. `config`
+  has every size and length filled in. With `section`, such as 'data.', only keys of this section
+  are compared.
+  """
+  changed = [
+    change
+    for change in _changed_settings(config, origin)
+    if not change.startswith(('train.steps:', 'train.remat:', 'train.layers:', 'mesh.'))
+    and change.startswith(section)
+  ]
+  if changed:
+    raise UserError(
+      f'{origin.where} has made config.train.steps={config.train.steps} steps already, so none '
+      f'would be made with what differs from its settings ({"; ".join(changed)}); choose '
+      '--workdir=NEW_DIR to train a new run, or raise config.train.steps to go on with this one'
+    )
+
+
+def say_changes(config: Config, origin: Origin, begins: Position, digest: str) -> None:
+  """Print where a run starts, the settings that it changes, and a new order of its data.
+
+  `config` has every size and length filled in; `begins` is from `origin.position`.
+  """
+  meta = origin.meta
+  if meta is None:
+    return
+  if origin.other is not None:
+    messages.say(init_from.description(config, meta))
+  if changed := _changed_settings(config, origin):
+    messages.say(f'different from step {meta.step} on: {"; ".join(changed)}')
+  if begins.step and meta.seen.samples and not begins.sample:
+    changes = order_changes(config, meta, digest) or ['config.data.new_order_at asks for it']
+    messages.say(
+      f'a new order of the data begins after step {begins.step} with its first sample: '
+      f'{" and ".join(changes)}'
+    )
+
+
+def _changed_settings(config: Config, origin: Origin) -> list[str]:
+  """Return the changed settings of a resumed run as `key: old -> new`, and the ignored ones."""
+  # A converted model has no earlier settings to compare with.
+  if origin.own is None or origin.own.contents != 'model':
+    return []
+  theirs = origin.own.config
+  # The keys of `grow` and a beginning have no more effect.
+  changed = [
+    f'{path}: {old!r} -> {new!r}'
+    for path, new, old in config_lib.differences(config, theirs)
+    if path not in ('init_from', 'distill.init')
+    and not path.startswith('grow.')
+    and re.sub(r'^data\.mixture\.\w+\.', 'data.', path) not in _UNREPORTED
+  ]
+  if config.init_from and config.init_from != theirs.init_from:
+    changed.append(f'init_from={config.init_from} is ignored, because there is a checkpoint')
+  if config.distill.init != theirs.distill.init:
+    changed.append(f'distill.init={config.distill.init} is ignored, because there is a checkpoint')
+  return changed

@@ -1,0 +1,77 @@
+"""Compare the settings of a run with its model: what it lacks, and what is probably a mistake."""
+
+from tokenformer_jax.config import Config, frozen_groups, skip_window
+from tokenformer_jax.config.groups import check_numbers
+from tokenformer_jax.config.model import layer_path, used_layers
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model.params import Definition
+from tokenformer_jax.steps import schedules
+from tokenformer_jax.steps.entries import LastGrowth
+
+
+def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Definition) -> None:
+  """Check that the model has newer tokens, experts or layers if `optim.old_tokens` needs them."""
+  if config.optim.old_tokens == 'train':
+    return
+  now = definition.token_counts
+  adds = growth and (growth.old_tokens != now or growth.new_layers or growth.old_experts)
+  if not adds:
+    raise UserError(
+      f'config.optim.old_tokens is {config.optim.old_tokens!r}, but this model has no tokens newer '
+      'than the others, and no newer experts or layers; grow it first, or set it to train'
+    )
+
+
+def check_groups(config: Config, definition: Definition) -> None:
+  """Check that the model has the groups that `optim.frozen_groups` and `train.drop_groups` need."""
+  if frozen := frozen_groups(config.optim):
+    check_numbers(definition.group_count, frozen, 'config.optim.frozen_groups')
+  if config.train.drop_groups and definition.group_count < 2:
+    raise UserError(
+      f'config.train.drop_groups is {config.train.drop_groups}, and no projection of this model '
+      'has several groups of tokens; grow it by method=group, give it groups '
+      '(model.layer.ffn.groups), or set it to 0'
+    )
+
+
+def doubts(config: Config, growth: LastGrowth | None, *, drawn: bool) -> list[str]:
+  """Return sentences about allowed settings that are probably a mistake.
+
+  `config` has every length in steps; `drawn` says that all arrays of the model are new.
+  """
+  sentences = []
+  if drawn and frozen_groups(config.optim):
+    sentences.append(
+      f'config.optim.frozen_groups={config.optim.frozen_groups!r} freezes tokens of a new model, '
+      "which keep the values that they are drawn with; '' trains all tokens"
+    )
+  length = config.data.sequence_length
+  for name, layer in used_layers(config.model).items():
+    clip = getattr(getattr(layer.mixer, 'positions', None), 'clip', 0)
+    if config.model.kind == 'lm' and clip >= length:
+      sentences.append(
+        f'config.{layer_path(name)}.mixer.positions.clip={clip} limits no distance in texts of '
+        f'config.data.sequence_length={length}; take less than {length}, or 0 and '
+        f'--clip_positions={clip} when longer texts are written'
+      )
+  steps, warmup = config.train.steps, config.optim.warmup_steps
+  begin = schedules.first_update(config.optim, growth)
+  if begin + warmup > steps:
+    after = f' after the last growth, at update {begin},' if begin else ''
+    sentences.append(
+      f'the warm-up of config.optim.warmup_steps={warmup}{after} is longer than the run of '
+      f'config.train.steps={steps}, so the rate never reaches config.optim.learning_rate; set '
+      f'it to {max(0, steps - begin) // 10}, or train longer'
+    )
+  if (needed := -(-skip_window(config.optim) // 2)) and needed >= steps:
+    sentences.append(
+      f'config.optim.skip_window={config.optim.skip_window} judges a step by {needed} good ones '
+      f'before it at least, more than a run of config.train.steps={steps} has, so '
+      'optim.skip_deviations skips none; take a smaller window, or train longer'
+    )
+  if config.train.check_devices > steps:
+    sentences.append(
+      f'config.train.check_devices={config.train.check_devices} checks no step of a run of '
+      f'config.train.steps={steps}; take at most that, or train longer'
+    )
+  return sentences
