@@ -212,13 +212,21 @@ def _born(action, updates=UPDATES, model=None, **changes):
   )
 
 
+def _old(growth, *names):
+  """The ranges of old entries of an array of the layers."""
+  tree = growth.old['blocks']
+  for name in names:
+    tree = tree[name]
+  return tree.ranges
+
+
 def test_the_optimizer_is_told_of_the_last_growth():
   assert last_growth((), TARGET) is None, 'a model that never grew has a growth'
   growth = last_growth((_born('grow', 3), _born('grow', 7)), TARGET)
   assert growth.updates == 7, 'not the last growth counts'
-  assert growth.old_tokens['blocks']['attention']['proj'] == {'keys': 40, 'values': 40}
-  assert growth.old_tokens['blocks']['ffn'] == {'keys': 48, 'values': 48}
-  assert growth.old_tokens['embedding'] == 0
+  assert _old(growth, 'attention', 'proj', 'keys') == {'param_tokens': ((0, 40),)}
+  assert _old(growth, 'ffn', 'values') == {'param_tokens': ((0, 48),)}
+  assert growth.old['embedding'].ranges == {}, 'an array without tokens is old'
 
 
 @pytest.mark.parametrize('action', ['shrink', 'remove', 'slice', 'as_tokens'])
@@ -226,7 +234,7 @@ def test_what_adds_nothing_is_no_growth(action):
   """A cosine run that lost tokens would warm up again."""
   assert last_growth((_born(action, 7, TARGET),), tiny_model()) is None
   growth = last_growth((_born('grow', 3), _born(action, 7, TARGET)), tiny_model())
-  assert growth.old_tokens['blocks']['ffn'] == {'keys': 48, 'values': 48}, 'a token is new'
+  assert _old(growth, 'ffn', 'keys') == {'param_tokens': ((0, 48),)}, 'a token is new'
   assert growth.updates == 3, 'the schedule restarts'
   anew = _born(action, 0, TARGET, step='restart')
   assert last_growth((_born('grow', 3), anew), tiny_model()).updates == 0, 'updates count from 0'

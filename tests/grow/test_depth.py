@@ -335,12 +335,14 @@ def _born(target=TARGET, config=PLAIN, model=SOURCE):
 
 
 def test_the_optimizer_is_told_of_new_layers():
-  assert _born().new_layers == (2, 4)
-  assert _born(config=BEHIND).new_layers == (3, 4)
-  assert _born(SOURCE).new_layers == ()
+  def old_layers(growth):
+    return growth.old['blocks']['ffn']['keys'].ranges.get('layers')
+
+  assert old_layers(_born()) == ((0, 1), (2, 3))
+  assert old_layers(_born(config=BEHIND)) == ((0, 1), (1, 2))
+  assert old_layers(_born(SOURCE)) is None
   growth = _born(MORE_KINDS, model=KINDS)
-  assert growth.new_layers == (3, 4, 7, 8, 10)
-  assert growth.old_tokens.keys() == define_lm(MORE_KINDS).abstract.keys()
+  assert growth.old.keys() == define_lm(MORE_KINDS).abstract.keys()
 
 
 def _train(state, model, config, steps, growth):
