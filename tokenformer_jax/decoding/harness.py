@@ -83,9 +83,6 @@ class TokenFormerLM(TemplateLM):
     `arg_dict` has `source`, and optionally `max_length`, `clip_positions` and `token_shards` (see
     `trained.load`). Of the other flags in `additional_config`, only `batch_size` counts: the rows
     of a batch, or `auto`.
-
-    Raises:
-      UserError: an argument is unknown, or `source` is missing.
     """
     given = {'batch_size': (additional_config or {}).get('batch_size') or 'auto', **arg_dict}
     for name in given:
@@ -168,11 +165,7 @@ class TokenFormerLM(TemplateLM):
     return scores
 
   def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-    """Return the texts that follow contexts, up to the first of the strings `until`.
-
-    Raises:
-      UserError: a setting is unknown, or a text is longer than the model's context.
-    """
+    """Return the texts that follow contexts, up to the first of the strings `until`."""
     asked, stops = [], []
     for i, (context, settings) in enumerate(request.args for request in requests):
       settings = normalize_gen_kwargs(settings)
@@ -214,9 +207,6 @@ def find_tasks(names: Sequence[str], include_path: str | None = None) -> list[An
   """Load tasks and task groups by their names in `lm_eval ls tasks`, with their data.
 
   `include_path` is a directory with more tasks.
-
-  Raises:
-    UserError: a name is unknown, or the data of a task cannot be read.
   """
   if include_path is not None and not os.path.isdir(include_path):
     raise UserError(f'--include_path={include_path} is not a directory')

@@ -72,9 +72,6 @@ def measure(
 
   For `stride` see `windows`; None: windows that do not overlap, as in training. `progress` gets the
   number of windows done since its last call.
-
-  Raises:
-    UserError: the stride is longer than a window, or the text is empty.
   """
   length = scorer.max_length
   stride = length if stride is None else stride

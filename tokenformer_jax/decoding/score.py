@@ -75,9 +75,6 @@ class Scorer:
 
     An empty continuation has the probability 1. `progress` gets the number of rows done since its
     last call.
-
-    Raises:
-      UserError: a continuation is longer than `max_length`.
     """
     for row in rows:
       if len(row.continuation) > self.max_length:

@@ -60,11 +60,7 @@ class DoesNotFitError(Exception):
 
 
 def compile_lowered(lowered: jax.stages.Lowered, **options: Any) -> jax.stages.Compiled:
-  """Compile a step.
-
-  Raises:
-    DoesNotFitError: the compiler says that the devices do not have the memory.
-  """
+  """Compile a step."""
   try:
     return lowered.compile(**options)
   except jax.errors.JaxRuntimeError as error:
@@ -159,11 +155,7 @@ class FittedStep:
     self._steps: dict[tuple[tuple[int, ...], ...], Step] = {}
 
   def __call__(self, state: State, batch: Any, *teacher: Any) -> tuple[State, dict[str, jax.Array]]:
-    """Make a step.
-
-    Raises:
-      UserError: no plan fits.
-    """
+    """Make a step."""
     shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
     if shapes not in self._steps:
       self._steps[shapes] = self._compile((state, batch, *teacher))
@@ -187,11 +179,7 @@ class FittedStep:
     )
 
   def _compile_with(self, plan: RematPlan, arguments: tuple[Any, ...], capacity: float) -> Step:
-    """Compile the step with a remat plan.
-
-    Raises:
-      DoesNotFitError: a device of any process has not the memory.
-    """
+    """Compile the step with a remat plan."""
     step = make_train_step(remat_plans.with_plan(self._program, plan), self._mesh, self._options)
     begin, error, compiled = time.monotonic(), None, None
     try:

@@ -33,11 +33,7 @@ def is_masked(node: Any) -> bool:
 
 
 def map_state(map_statistic: StatisticMap, map_count: CountMap, *states: Any) -> Any:
-  """Map the statistics and the counts of optimizer states of one structure.
-
-  Raises:
-    TypeError: the first state holds something else.
-  """
+  """Map the statistics and the counts of optimizer states of one structure."""
   first, *_ = states
   if isinstance(first, dict):
     return {

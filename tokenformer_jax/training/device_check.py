@@ -26,11 +26,7 @@ _ELSEWHERE = (
 
 
 def check_repeats(mesh: Mesh, train: TrainConfig) -> None:
-  """Check that the devices of a mesh can be checked as the config says.
-
-  Raises:
-    UserError: they do not repeat their bits, or lack the checker.
-  """
+  """Check that the devices of a mesh can be checked as the config says."""
   platform = mesh.devices.flat[0].platform
   if train.device_checker == 'sdc_checker' and platform != 'tpu':
     raise UserError(
@@ -71,9 +67,6 @@ class Repeated:
     """Make the step of a number twice, compare, and return its results.
 
     While it runs, each device holds its part of the state twice.
-
-    Raises:
-      FaultyDeviceError: the results differ.
     """
     # Wait in between: on CPUs, programs that run at once can deadlock in their exchanges.
     again = jax.block_until_ready(self._step(jax.block_until_ready(self._copy(state)), *arguments))
@@ -97,11 +90,7 @@ class Instrumented:
   def __call__(
     self, number: int, state: State, *arguments: Any
   ) -> tuple[State, dict[str, jax.Array]]:
-    """Make the step of a number, and wait for it.
-
-    Raises:
-      FaultyDeviceError: a device has found that it computes wrong.
-    """
+    """Make the step of a number, and wait for it."""
     try:
       return jax.block_until_ready(self._step(state, *arguments))
     except jax.errors.JaxRuntimeError as error:

@@ -345,11 +345,7 @@ class Trainer:
 
 
 def _make_writable(workdir: paths.Path) -> None:
-  """Make the work directory.
-
-  Raises:
-    UserError: it cannot be made or written.
-  """
+  """Make the work directory."""
   try:
     paths.make_writable(workdir)
   except TransientError:
