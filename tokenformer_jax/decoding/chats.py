@@ -35,14 +35,14 @@ class ChatRequest(TextRequest):
 def find_template(meta: Meta, directory: paths.Path) -> Template:
   """Return the template of the conversations of a model, that of its training or of its folder."""
   checkpoint.check_is_language_model(meta, directory)
-  found = meta.tokenizer.get('chat')
-  if found is None:
+  template = meta.tokenizer.get('chat')
+  if template is None:
     raise UserError(
       f'{directory} was trained on plain text, so it has no chat template; generate without chat, '
       'or train it on conversations with config.data.rows=chat'
     )
   check_installed('a chat')
-  return Template(**found)
+  return Template(**template)
 
 
 def check_has_template(meta: Meta, directory: paths.Path) -> None:

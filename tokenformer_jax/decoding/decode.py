@@ -77,7 +77,7 @@ class _State(NamedTuple):
 class _Rows(NamedTuple):
   """The constants of a batch."""
 
-  padding_B: np.ndarray
+  padding_B: Any  # int32
   draws: Draws
   stop_BxK: np.ndarray
 

@@ -54,14 +54,14 @@ def table_1(tasks: Mapping[str, Any]) -> dict[str, float]:
 
   `tasks` has results by task, from `harness.evaluate`.
   """
-  found = {}
+  columns = {}
   for column, (task, metric, factor) in _COLUMNS.items():
     if metric in tasks.get(task, {}).get('metrics', {}):
-      found[column] = factor * tasks[task]['metrics'][metric]['value']
-  accuracies = [value for column, value in found.items() if column != 'LAMBADA ppl']
-  if len(found) == len(_COLUMNS):
-    found[_AVERAGE] = math.fsum(accuracies) / len(accuracies)
-  return found
+      columns[column] = factor * tasks[task]['metrics'][metric]['value']
+  accuracies = [value for column, value in columns.items() if column != 'LAMBADA ppl']
+  if len(columns) == len(_COLUMNS):
+    columns[_AVERAGE] = math.fsum(accuracies) / len(accuracies)
+  return columns
 
 
 def import_harness() -> Any:

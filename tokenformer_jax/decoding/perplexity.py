@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,7 @@ def measure(
   tokenizer: Tokenizer,
   documents: Iterable[str],
   stride: int | None = None,
-  progress: Callable[[int], None] = lambda done: None,
+  progress: Callable[[int], Any] = lambda done: None,
 ) -> Figures:
   """Score a text in windows of the scorer's maximum length.
 

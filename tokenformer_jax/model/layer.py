@@ -141,7 +141,8 @@ class Aux(NamedTuple):
     """Return the loss, None if no layer has one, and the figures, as parts of means."""
     losses: list[Any] = [total / getattr(counts, name) for name, total in self.losses.items()]
     figures = jax.tree.map(lambda total: total / counts.tokens, dict(self.figures))
-    return sum(losses) if losses else None, figures
+    total: Any = sum(losses) if losses else None
+    return total, figures
 
 
 EMPTY_AUX = Aux(losses={}, figures={})

@@ -28,7 +28,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.rules import is_axes, mesh_axes, parts, spec
 
 
-def find_devices() -> list[jax.Device]:
+def find_devices() -> list[Any]:
   """Return all devices."""
   try:
     return jax.devices()
@@ -46,7 +46,7 @@ def lookup_kind(table: Mapping[str, Any], kind: str) -> Any:
   return table[max(matches, key=len)] if matches else None
 
 
-def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: list[Any] | None = None) -> Mesh:
   """Return a mesh over the given devices (default: all), with the axes of the config in order.
 
   Each slice of TPUs is its own replica: slices are linked by the data center's network only.

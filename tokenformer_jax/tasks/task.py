@@ -159,7 +159,12 @@ class Task(abc.ABC):
 
   @abc.abstractmethod
   def loss(
-    self, params: Params, batch: Batch, key: jax.Array, *, counts: Counts | None = None
+    self,
+    params: Params,
+    batch: Batch,
+    key: jax.Array,
+    *teacher: Params,
+    counts: Counts | None = None,
   ) -> tuple[jax.Array, Figures]:
     """Return the objective of a batch and its figures, which include the reported `loss`.
 

@@ -4,7 +4,7 @@ Both computations are calls of one compiled program with the same inputs, so a h
 returns the same bits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -136,22 +136,22 @@ def _bits(array: jax.Array) -> jax.Array:
 
 
 def _report(
-  number: int, passed: int | None, mesh: Mesh, counts: Sequence[int]
+  number: int, passed: int | None, mesh: Mesh, counts: np.ndarray
 ) -> tuple[str, tuple[str, ...]]:
   """Return a sentence about the devices whose results differ, and the names of their hosts."""
   names = hosts.names()
-  found = [(d, n) for d, n in zip(mesh.devices.flat, counts, strict=True) if n]
+  faulty = [(d, n) for d, n in zip(mesh.devices.flat, counts, strict=True) if n]
   listed = [
     f'device {device.id} ({device.device_kind}) of process {device.process_index} on '
     f'{names[device.process_index]} in {counted(int(count), "number")}'
-    for device, count in found[:_LISTED]
+    for device, count in faulty[:_LISTED]
   ]
-  more = f' and {counted(len(found) - _LISTED, "more device")}' if len(found) > _LISTED else ''
+  more = f' and {counted(len(faulty) - _LISTED, "more device")}' if len(faulty) > _LISTED else ''
   before = 'no earlier check of this start' if passed is None else f'the check of step {passed}'
-  if 1 < len(found) == mesh.size:
+  if 1 < len(faulty) == mesh.size:
     more += ' (an exchange spreads what one device computes wrong)'
   sentence = (
-    f'step {number} was computed twice, and the results differ on {len(found)} of '
+    f'step {number} was computed twice, and the results differ on {len(faulty)} of '
     f'{counted(mesh.size, "device")}: {", ".join(listed)}{more}; {before} passed; {_ELSEWHERE}'
   )
-  return sentence, tuple(dict.fromkeys(names[device.process_index] for device, _ in found))
+  return sentence, tuple(dict.fromkeys(names[device.process_index] for device, _ in faulty))

@@ -63,7 +63,7 @@ class Teacher:
     teacher, student = self.step_flops(config) / 1e12, flops.step_flops(config) / 1e12
     return (
       f'learning from {self.record.source}{own}: {self.definition.count:,} parameters, '
-      f'{teacher:,.3g} TFLOP a step beside {student:,.3g} of the student'
+      f'{teacher:,.3g} TFLOP a step, and {student:,.3g} of the student'
     )
 
   def complete(self, config: Config, origin: Origin) -> Config:
