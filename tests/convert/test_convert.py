@@ -22,7 +22,8 @@ from tokenformer_jax.config.groups import choose, first, named_groups
 from tokenformer_jax.convert import released_torch, run_tensors, tensor_files
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, grown_model
+from tokenformer_jax.grow import files
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, saved_config

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import beam, corpus, store
 from tokenformer_jax.errors import UserError
 
@@ -26,13 +26,14 @@ _FLAGS = {
 def _config(folder) -> DataConfig:
   lines = [json.dumps({'text': f'document {i}, naïve'}) for i in range(200)]
   (folder / 'a.jsonl').write_text('\n'.join(lines))
-  return DataConfig(
+  return TextConfig(
     source=f'files:{folder}/a.jsonl', tokenizer='bytes', cache_dir=str(folder / 'cache')
   )
 
 
 def _files(made: store.Store) -> dict[str, bytes]:
-  return {path.name: path.read_bytes() for path in made.path.iterdir()}
+  files = (path for path in made.path.rglob('*') if path.is_file())
+  return {path.relative_to(made.path).as_posix(): path.read_bytes() for path in files}
 
 
 def test_without_beam_the_extra_is_named(monkeypatch):

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import corpus, shards, store
 from tokenformer_jax.errors import UserError
 
@@ -26,7 +26,7 @@ from tokenformer_jax.data import corpus, store
 
 if __name__ == '__main__':
   corpus.UNIT_BYTES = 4000
-  print(store.make(DataConfig(**json.loads(sys.argv[1])), workers=int(sys.argv[2])).digest)
+  print(store.make(TextConfig(**json.loads(sys.argv[1])), workers=int(sys.argv[2])).digest)
 """
 
 
@@ -35,7 +35,7 @@ def _write(folder: Path, files: int = 12, documents: int = 40) -> DataConfig:
   for i in range(files):
     lines = [json.dumps({'text': f'document {j} of {i}: naïve {i * j}'}) for j in range(documents)]
     (folder / f'corpus/{i:02}.jsonl').write_text('\n'.join(lines))
-  return DataConfig(
+  return TextConfig(
     source=f'files:{folder}/corpus',
     tokenizer='bpe:300',
     validation_fraction=0.2,
@@ -44,7 +44,8 @@ def _write(folder: Path, files: int = 12, documents: int = 40) -> DataConfig:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-  return {path.name: path.read_bytes() for path in folder.iterdir()}
+  files = (path for path in folder.rglob('*') if path.is_file())
+  return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def _start(folder: Path, config: DataConfig, workers: int) -> subprocess.Popen:
@@ -109,7 +110,7 @@ def test_bad_documents_are_left_out_by_choice_and_counted(tmp_path):
 
 def test_a_source_of_bad_documents_alone_holds_no_text(tmp_path):
   (tmp_path / 'a.jsonl').write_text('no JSON\nno JSON')
-  config = DataConfig(
+  config = TextConfig(
     source=f'files:{tmp_path}/a.jsonl', tokenizer='bytes', cache_dir=str(tmp_path / 'cache')
   )
   with pytest.raises(UserError, match='holds no text'):
@@ -123,7 +124,7 @@ def test_a_store_is_the_same_bytes_for_any_number_of_workers(tmp_path, monkeypat
   (tmp_path / 'corpus/long.jsonl').write_text('\n'.join(lines))
   monkeypatch.setattr(corpus, 'UNIT_BYTES', 4000)
   one = _files(store.make(config).path)
-  assert len([name for name in one if name.endswith('.train.tokens')]) > 9
+  assert len([name for name in one if name.endswith('/c/0')]) > 9
   for workers in (2, 3):
     other = dataclasses.replace(config, cache_dir=str(tmp_path / f'cache{workers}'))
     assert _files(store.make(other, workers=workers).path) == one
@@ -190,8 +191,14 @@ def test_a_store_is_made_in_a_bucket(tmp_path, bucket, monkeypatch):
   assert made.digest == local.digest
   np.testing.assert_array_equal(made.train[:], local.train[:])
   objects = bucket.buckets['bucket']
-  names = {name.rpartition('/')[2] for name in objects if name.startswith('made/')}
-  assert names == {path.name for path in local.path.iterdir()}, 'something is left behind'
+  written = {
+    name.removeprefix('made/store/'): content
+    for name, (_, content) in objects.items()
+    if name.startswith('made/')
+  }
+  expected = _files(local.path)
+  assert written.keys() == expected.keys(), 'something is left behind'
+  assert all(written[name] == expected[name] for name in expected if name != 'meta.json')
 
 
 @pytest.mark.slow

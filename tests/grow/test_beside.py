@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
+from growing import apply_steps, grow_params, inexact
 from outcomes import assert_close, assert_same, paths
 
 import tokenformer_jax
@@ -22,7 +23,9 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import as_tokens, state
+from tokenformer_jax.grow import plan
+from tokenformer_jax.grow.steps import matrices
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import models
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm
@@ -58,13 +61,10 @@ def logits(model: ModelConfig, params, dtype=jnp.float32) -> np.ndarray:
 def grown(model: ModelConfig, params, counts, **changes):
   """The grown model and its parameters."""
   config = GrowConfig(**changes)
-  larger = state.grown_model(
-    model, config_lib.named_counts(model, counts, 'counts', first=True), config
-  )
-  state.check(model, larger, config)
-  assert state.inexact(model, larger, config) is None
-  zeros = {'params': params, 'opt_state': ()}
-  return larger, state.grow(zeros, model, larger, config)['params']
+  larger = grown_model(model, config_lib.named_counts(model, counts, 'counts', first=True), config)
+  plan.check(model, larger, config)
+  assert not inexact(model, larger, config)
+  return larger, grow_params(params, model, larger, config)
 
 
 @functools.cache
@@ -172,19 +172,19 @@ def test_malformed_groups_are_refused(groups, sentence):
 
 def test_other_methods_need_tokens_that_are_there():
   model = transformer()
-  larger = state.grown_model(model, {'qkv': 16}, GrowConfig())
+  larger = grown_model(model, {'qkv': 16}, GrowConfig())
   with pytest.raises(UserError, match='qkv has no parameter tokens in the source, and method=zero'):
-    state.check(model, larger, GrowConfig(method='zero_keys'))
+    plan.check(model, larger, GrowConfig(method='zero_keys'))
 
 
 @pytest.mark.parametrize(('key', 'value'), [('new_keys', 'trained'), ('scale', 'keep')])
 def test_first_tokens_have_no_keys_and_no_scale_to_follow(key, value):
   model, how = transformer(), GrowConfig(**{key: value})
-  larger = state.grown_model(model, {'qkv': 16}, how)
+  larger = grown_model(model, {'qkv': 16}, how)
   with pytest.raises(UserError, match=f'{key}={value} is for new tokens of a projection that has'):
-    state.check(model, larger, how)
-  second = state.grown_model(larger, {'qkv': 24, 'ffn': 8}, how)
-  assert state.check(larger, second, how) is None, 'qkv has tokens whose keys it follows'
+    plan.check(model, larger, how)
+  second = grown_model(larger, {'qkv': 24, 'ffn': 8}, how)
+  assert plan.check(larger, second, how), 'qkv has tokens whose keys it follows'
 
 
 @pytest.fixture(scope='module')
@@ -299,10 +299,9 @@ def test_neurons_and_heads_become_tokens():
   )
   model = dataclasses.replace(model, layer=layer)
   params = _with_values(models.define(model).init(jax.random.key(0)))
-  after = config_lib.with_references(as_tokens.wanted(model, None))
+  after = config_lib.with_references(matrices.wanted(model, None))
   assert config_lib.token_counts(after) == {'qkv': 64, 'proj': 64, 'ffn': 64}
   assert pattentions(after)['ffn'].groups == '48:48 16:16:gelu(gelu=tanh)'
-  stages = [as_tokens.AsTokens(model)]
-  old = {'params': params, 'opt_state': ()}
-  new = state.run_stages(old, model, after, stages, GrowConfig())['params']
+  steps = (matrices.MatricesToTokens(model, after),)
+  new = apply_steps({'params': params, 'opt_state': ()}, model, steps)['params']
   assert_close(logits(after, new), logits(model, params), 'tokens compute something else')

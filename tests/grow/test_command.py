@@ -4,6 +4,7 @@ import dataclasses
 import resource
 import signal
 
+import growing
 import jax
 import numpy as np
 import pytest
@@ -23,10 +24,10 @@ from grow_refusals import REFUSALS
 from growing import STEP, UPDATES, adam, by_name, mesh_of
 from outcomes import assert_same, paths
 
-from tokenformer_jax import grow as grow_lib
 from tokenformer_jax.config import GrowConfig, token_counts
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files
+from tokenformer_jax.grow.steps.tokens import AddTokens, grown_model
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
@@ -76,9 +77,9 @@ def _config(home, **changes):
 def test_it_writes_what_the_function_makes(home, grown):
   source, meta = read(home / 'run'), meta_of(grown)
   before = meta_of(home / 'run').config.model
-  target = grow_lib.grown_model(before, COUNTS, GrowConfig())
+  target = grown_model(before, COUNTS, GrowConfig())
   assert meta.config.model == target, 'another model was written'
-  want = jax.jit(lambda s: grow_lib.grow(s, before, target, GrowConfig()))(source)
+  want = growing.grow(source, before, target, GrowConfig())
   assert_same(read(grown), want, 'written by the command')
 
 
@@ -140,9 +141,11 @@ def test_what_is_not_exact_is_said_and_written(home, tmp_path, capsys):
 @SLOW
 def test_a_growth_that_is_not_what_it_should_be_is_not_written(home, tmp_path, monkeypatch):
   """The check is of what was computed: here the new keys are not zero."""
-  right = grow_lib.tokens.MoreTokens.param
+  right = AddTokens.param
   monkeypatch.setattr(
-    grow_lib.tokens.MoreTokens, 'param', lambda *arguments: right(*arguments) + 0.01
+    AddTokens,
+    'param',
+    lambda *arguments, **more: right(*arguments, **more) + 0.01,
   )
   with pytest.raises(UserError, match=r'computes something else: its logits.*nothing was written'):
     grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER)
@@ -152,9 +155,11 @@ def test_a_growth_that_is_not_what_it_should_be_is_not_written(home, tmp_path, m
 @SLOW
 def test_what_is_not_finite_is_not_written(home, tmp_path, monkeypatch):
   """Whether it was to be exact or not: here the new keys are not numbers."""
-  right = grow_lib.tokens.MoreTokens.param
+  right = AddTokens.param
   monkeypatch.setattr(
-    grow_lib.tokens.MoreTokens, 'param', lambda *arguments: right(*arguments) * np.nan
+    AddTokens,
+    'param',
+    lambda *arguments, **more: right(*arguments, **more) * np.nan,
   )
   with pytest.raises(UserError, match=r'are not finite.*nothing was written'):
     grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER, '--method=random')

@@ -17,10 +17,12 @@ from growing import (
   difference,
   grow,
   grow_params,
+  inexact,
   logits,
   loss_and_gradient,
   mesh_of,
   params_of,
+  remove,
   state_of,
 )
 from outcomes import assert_same, paths
@@ -28,11 +30,11 @@ from tiny import gated_model, linear, tiny_model, tiny_vit, two_kinds
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import (
+  AdamWConfig,
   Config,
   GrowConfig,
   LayerConfig,
   NoProjectionConfig,
-  OptimConfig,
   ParallelConfig,
   PostNormConfig,
   PreNormConfig,
@@ -42,8 +44,9 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import depth, grown_model, parts, table
-from tokenformer_jax.grow import state as state_lib
+from tokenformer_jax.grow import plan, table
+from tokenformer_jax.grow.steps import layers as layers_lib
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import models
 from tokenformer_jax.model.lm import Execution, define_lm, unstack
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
@@ -117,18 +120,18 @@ def test_a_pattern_is_written_as_it_is_read(text):
 
 
 def test_impossible_numbers_of_layers_are_refused():
-  assert depth.wanted(SOURCE, 6, None).pattern == 'layer*6'
+  assert layers_lib.wanted(SOURCE, 6, None).pattern == 'layer*6'
   rows = dataclasses.replace(KINDS, pattern='(local layer)*2')
-  assert depth.wanted(rows, 8, None).pattern == '(local layer)*4'
+  assert layers_lib.wanted(rows, 8, None).pattern == '(local layer)*4'
   for model, layers, sentence in (
     (SOURCE, 1, 'at least as many'),
     (rows, 7, 'a multiple of the row'),
     (KINDS, 8, 'write the new pattern: --pattern='),
   ):
     with pytest.raises(UserError, match=sentence):
-      depth.wanted(model, layers, None)
+      layers_lib.wanted(model, layers, None)
   with pytest.raises(UserError, match='give one of them'):
-    depth.wanted(SOURCE, 4, 'layer*4')
+    layers_lib.wanted(SOURCE, 4, 'layer*4')
 
 
 # What the grown model computes
@@ -141,8 +144,8 @@ def _one_by_one(model, params):
 
 
 def _assert_exact(source, target, config=PLAIN, *, within=0.0, compute=logits):
-  state_lib.check(source, target, config)
-  assert state_lib.inexact(source, target, config) is None, 'an exact growth is said not to be'
+  plan.check(source, target, config)
+  assert not inexact(source, target, config), 'an exact growth is said not to be'
   params = params_of(source)
   grown = grow_params(params, source, target, config)
   assert jax.tree.map(jnp.shape, grown) == jax.tree.map(
@@ -185,7 +188,7 @@ def test_a_transformer_gets_wider_and_deeper():
   target = tiny_model(**DENSE, tied_head=False, layers=4, width=64, heads=8)
   _assert_exact(source, target, GrowConfig('net2net', place='between'), within=1e-5)
   with pytest.raises(UserError, match='would stay equal for ever'):
-    state_lib.check(source, target, GrowConfig('net2net'))
+    plan.check(source, target, GrowConfig('net2net'))
 
 
 @SLOW
@@ -240,7 +243,7 @@ def test_a_vision_transformer_grows_in_depth():
 
 def test_whole_copies_are_not_exact_and_compute_what_their_layers_compute():
   source, target = tiny_model(layers=1), tiny_model(layers=2)
-  assert 'once more' in state_lib.inexact(source, target, WHOLE)
+  assert 'once more' in inexact(source, target, WHOLE)
   params = params_of(source)
   grown = grow_params(params, source, target, WHOLE)
   for path, array in paths(grown).items():
@@ -331,12 +334,14 @@ def _born(target=TARGET, config=PLAIN, model=SOURCE):
 
 
 def test_the_optimizer_is_told_of_new_layers():
-  assert _born().new_layers == (2, 4)
-  assert _born(config=BEHIND).new_layers == (3, 4)
-  assert _born(SOURCE).new_layers == ()
+  def old_layers(growth):
+    return growth.old['blocks']['ffn']['keys'].ranges.get('layers')
+
+  assert old_layers(_born()) == ((0, 1), (2, 3))
+  assert old_layers(_born(config=BEHIND)) == ((0, 1), (1, 2))
+  assert old_layers(_born(SOURCE)) is None
   growth = _born(MORE_KINDS, model=KINDS)
-  assert growth.new_layers == (3, 4, 7, 8, 10)
-  assert growth.old_tokens.keys() == define_lm(MORE_KINDS).abstract.keys()
+  assert growth.old.keys() == define_lm(MORE_KINDS).abstract.keys()
 
 
 def _train(state, model, config, steps, growth):
@@ -359,7 +364,7 @@ def test_all_new_arrays_learn_and_frozen_layers_do_not(old_tokens, place):
   grown = grow(state_of(SOURCE), SOURCE, target, how)
   before = paths(jax.tree.map(np.array, grown['params']))
   config = Config(
-    optim=OptimConfig(warmup_steps=0, old_tokens=old_tokens), train=TrainConfig(steps=1000)
+    optim=AdamWConfig(warmup_steps=0, old_tokens=old_tokens), train=TrainConfig(steps=1000)
   )
   after = _train(grown, target, config, 20, _born(target, how))
   for path, array in paths(after['params']).items():
@@ -405,7 +410,7 @@ def test_all_new_arrays_learn_and_frozen_layers_do_not(old_tokens, place):
 def test_removing_gives_back_the_old_model(source, target, how):
   state = state_of(source)
   grown = grow(state, source, target, how)
-  assert_same(parts.remove(grown, target, source, PLAIN, how.place), state, 'remove')
+  assert_same(remove(grown, target, source, how), state, 'remove')
 
 
 # Refusals and messages
@@ -422,15 +427,15 @@ def test_removing_gives_back_the_old_model(source, target, how):
 def test_wirings_that_pass_nothing_on_are_refused(wiring, sentence):
   models = [_with_wiring(model, wiring) for model in (SOURCE, TARGET)]
   with pytest.raises(UserError, match=sentence):
-    state_lib.check(*models, PLAIN)
-  state_lib.check(*models, WHOLE)
+    plan.check(*models, PLAIN)
+  plan.check(*models, WHOLE)
 
 
 def test_mixers_without_an_output_projection_are_refused():
   mixer = dataclasses.replace(SOURCE.layer.mixer, proj=NoProjectionConfig())
   models = [_with_wiring(model, SOURCE.layer.wiring, mixer=mixer) for model in (SOURCE, TARGET)]
   with pytest.raises(UserError, match='no output projection that could be zero'):
-    state_lib.check(*models, PLAIN)
+    plan.check(*models, PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -455,7 +460,7 @@ def test_mixers_without_an_output_projection_are_refused():
 )
 def test_impossible_growths_in_depth_are_refused(source, target, how, sentence):
   with pytest.raises(UserError, match=sentence):
-    state_lib.check(source, target, how)
+    plan.check(source, target, how)
 
 
 def _lineage(*how):
@@ -464,22 +469,22 @@ def _lineage(*how):
 
 
 TWINS = GrowConfig(new_keys='copies')
+DEEPER = plan.plan_growth(SOURCE, TARGET, GrowConfig(place='copies'))
 
 
 @pytest.mark.parametrize('how', [(DUPLICATE,), (TWINS,), (DUPLICATE, PLAIN)])
 def test_copies_that_were_not_trained_are_not_copied_again(how):
   with pytest.raises(UserError, match='train the model before you add layers, or use place=bet'):
-    depth.check_no_twins(SOURCE, TARGET, _lineage(*how), STEP, 'copies')
-  depth.check_no_twins(SOURCE, TARGET, _lineage(*how), STEP, 'between')
-  depth.check_no_twins(SOURCE, SOURCE, _lineage(*how), STEP, 'copies')  # No layer is added.
-  depth.check_no_twins(
-    SOURCE, TARGET, _lineage(*how), STEP + 1, 'copies'
-  )  # They have been trained.
+    plan.check_no_twins(DEEPER, _lineage(*how), STEP)
+  between = plan.plan_growth(SOURCE, TARGET, GrowConfig(place='between'))
+  plan.check_no_twins(between, _lineage(*how), STEP)
+  plan.check_no_twins((), _lineage(*how), STEP)  # No layer is added.
+  plan.check_no_twins(DEEPER, _lineage(*how), STEP + 1)  # They have been trained.
 
 
 @pytest.mark.parametrize('how', [PLAIN, GrowConfig('duplicate', noise=0.1)])
 def test_tokens_that_differ_are_copied(how):
-  depth.check_no_twins(SOURCE, TARGET, _lineage(how), STEP, 'copies')
+  plan.check_no_twins(DEEPER, _lineage(how), STEP)
 
 
 def test_the_table_has_the_layers():

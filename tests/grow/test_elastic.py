@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
-from growing import IDS, by_name, logits, params_of
+from growing import IDS, apply_steps, by_name, logits, params_of
 from tiny import tiny_model
 
 from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grown_model, remove
+from tokenformer_jax.grow.steps import remove
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import elastic
 from tokenformer_jax.training.prepare import prepare
@@ -26,7 +27,8 @@ LARGE = grown_model(MIDDLE, by_name(48, 48, 100), GROUP)
 @pytest.mark.parametrize(('count', 'model'), [(1, SMALL), (2, MIDDLE), (3, LARGE), (9, LARGE)])
 def test_the_first_groups_compute_what_the_smaller_model_does(count, model):
   params, definition = params_of(LARGE), define_lm(LARGE)
-  smaller = remove(params, definition.axes, define_lm(model).token_counts)
+  steps = (remove.KeepFirstTokens(LARGE, model),)
+  smaller = apply_steps({'params': params, 'opt_state': ()}, LARGE, steps)['params']
   got = logits(LARGE, elastic.keep_first(params, definition.info, count))
   np.testing.assert_allclose(got, logits(model, smaller), rtol=1e-5, atol=1e-5)
 

@@ -1,31 +1,30 @@
 """Experts are taken out again; optimizer, tables and messages know of them."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from growing import (
-  adam,
-  grow,
-  params_of,
-  state_of,
-)
+from growing import adam, apply_steps, grow, params_of, remove, state_of
 from outcomes import assert_same
 from routed import PLAIN, by_bias, sparse, upcycled, with_experts, with_ffn
 from tiny import make_optimizer, tiny_model, two_kinds
 
 from tokenformer_jax.config import (
+  OPTIMIZERS,
+  AdamWConfig,
   NoFeedForwardConfig,
-  OptimConfig,
   former_names,
 )
 from tokenformer_jax.config.groups import check_new_tokens_train
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import expert_arrays, experts, grown_model, parts, table
-from tokenformer_jax.grow import state as state_lib
+from tokenformer_jax.grow import plan, table
+from tokenformer_jax.grow.steps import experts
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.params import lookup
 from tokenformer_jax.steps.last_growth import growth_from
 
 SLOW = pytest.mark.slow  # because of what is compiled
@@ -47,17 +46,16 @@ OTHERS = ('muon', 'adafactor', 'lion')  # optimizers
 def test_remove_is_the_inverse(source, target):
   old = state_of(source)
   new = grow(old, source, target, PLAIN)
-  assert_same(parts.remove(new, target, source, PLAIN), old, 'what was there before the growth')
+  assert_same(remove(new, target, source, PLAIN), old, 'what was there before the growth')
 
 
 def test_any_experts_can_be_taken_out():
   model = upcycled()
   after = experts.without(model, [1, 3], '--experts')
   assert after.layer.ffn.count == 2
-  info, abstract = define_lm(model).info, define_lm(model).abstract
   old = state_of(model)
-  kept = expert_arrays.without(info, abstract, [1, 3])
-  new = parts.take_experts(old, model, kept, PLAIN)
+  kept = functools.partial(lookup, experts.all_but(model, [1, 3]))
+  new = apply_steps(old, model, (experts.TakeExperts(model, after, data=kept),))
   for before, now in ((old['params'], new['params']), (adam(old).nu, adam(new).nu)):
     was, left = (tree['blocks']['ffn'] for tree in (before, now))
     np.testing.assert_array_equal(left['experts']['up'], was['experts']['up'][:, jnp.array([1, 3])])
@@ -78,7 +76,7 @@ def test_the_most_used_experts_stay_in_their_order():
   info, smaller = define_lm(model).info, define_lm(with_ffn(model, count=2)).abstract
   load = jnp.array([[0.1, 0.4, 0.2, 0.3], [0.5, 0.0, 0.4, 0.1]])
   loads = jax.tree.map(lambda one: load if one.expert_axis else jnp.zeros(()), info)
-  kept = expert_arrays.most_used(loads, info, smaller)
+  kept = experts.most_used(loads, info, smaller)
   np.testing.assert_array_equal(kept['blocks']['ffn']['experts']['keys'], [[1, 3], [0, 2]])
 
 
@@ -88,17 +86,17 @@ def test_the_most_used_experts_stay_in_their_order():
 def test_only_what_is_new_counts_as_new():
   source = tiny_model()
   growth = growth_from(source, sparse())
-  assert growth.old_experts['blocks']['ffn']['experts'] == {'keys': 0, 'values': 0}
-  assert growth.old_experts['blocks']['ffn']['shared'] == {'keys': -1, 'values': -1}
-  assert growth.old_experts['embedding'] == -1
-  assert growth_from(tiny_model(dense=True), upcycled()).old_experts['blocks']['ffn'] == {
-    'experts': {'up': 1, 'down': 1},
-    'router': {'kernel': 0},
-  }
-  assert growth_from(sparse(), with_experts(sparse(), 6)).old_experts['blocks']['ffn'][
-    'router'
-  ] == {'kernel': 4}
-  assert growth_from(source, tiny_model(layers=4)).old_experts is None
+  ffn = growth.old['blocks']['ffn']
+  assert ffn['experts']['keys'].ranges['experts'] == ((0, 0),)
+  assert ffn['shared']['keys'].ranges == {'param_tokens': ((0, 48),)}
+  assert growth.old['embedding'].ranges == {}
+  ffn = growth_from(tiny_model(dense=True), upcycled()).old['blocks']['ffn']
+  assert ffn['experts']['up'].ranges == {'experts': ((0, 1),)}
+  assert ffn['router']['kernel'].ranges == {'routes': ((0, 0),)}
+  ffn = growth_from(sparse(), with_experts(sparse(), 6)).old['blocks']['ffn']
+  assert ffn['router']['kernel'].ranges == {'routes': ((0, 4),)}
+  kernel = growth_from(source, tiny_model(layers=4)).old['blocks']['ffn']['keys']
+  assert 'experts' not in kernel.ranges
 
 
 @SLOW
@@ -107,7 +105,7 @@ def test_frozen_old_parts_stay_while_new_experts_train(name):
   source = sparse()
   target = with_experts(source, 6)
   growth = growth_from(source, target)
-  config = OptimConfig(name=name, old_tokens='freeze', warmup_steps=0, weight_decay=0.0)
+  config = OPTIMIZERS[name](old_tokens='freeze', warmup_steps=0, weight_decay=0.0)
   params = params_of(target)
   tx = make_optimizer(config, 100, define_lm(target).info, growth)
   gradient = jax.tree.map(jnp.ones_like, params)
@@ -123,7 +121,7 @@ def test_frozen_old_parts_stay_while_new_experts_train(name):
 @SLOW
 @pytest.mark.parametrize('name', OTHERS)
 def test_the_state_of_every_optimizer_fits_the_larger_model(name):
-  config = OptimConfig(name=name)
+  config = OPTIMIZERS[name]()
   for source, target in (
     (tiny_model(), sparse()),
     (tiny_model(dense=True), upcycled()),
@@ -135,7 +133,7 @@ def test_the_state_of_every_optimizer_fits_the_larger_model(name):
     want = jax.eval_shape(tx[1].init, define_lm(target).abstract)
     shapes = [jax.tree.map(jnp.shape, tree) for tree in (new['opt_state'], want)]
     assert shapes[0] == shapes[1], f'the state of {name} does not fit the larger model'
-    back = parts.remove(new, target, source, PLAIN)['opt_state']
+    back = remove(new, target, source, PLAIN)['opt_state']
     want = jax.eval_shape(tx[0].init, define_lm(source).abstract)
     shapes = [jax.tree.map(jnp.shape, tree) for tree in (back, want)]
     assert shapes[0] == shapes[1], f'the state of {name} does not fit the model without experts'
@@ -143,7 +141,7 @@ def test_the_state_of_every_optimizer_fits_the_larger_model(name):
 
 def test_the_learning_rate_goes_by_what_a_token_uses():
   few, many = (with_experts(tiny_model(), count, 16) for count in (4, 64))
-  rates = [state_lib.rate_factor(tiny_model(), model) for model in (few, many)]
+  rates = [plan.rate_factor(tiny_model(), model) for model in (few, many)]
   assert rates[0] > rates[1] > 0.8, 'unused experts lower the rate'
 
 
@@ -160,9 +158,9 @@ def test_the_table_shows_experts():
 def test_tokens_of_frozen_groups_are_known_by_their_former_name():
   source = grown_model(tiny_model(), {'ffn': 64}, PLAIN)
   target = with_experts(source, 4, 16)
-  check_new_tokens_train(OptimConfig(frozen_groups='2'), source, target)
+  check_new_tokens_train(AdamWConfig(frozen_groups='2'), source, target)
   with pytest.raises(UserError, match=r'new tokens of ffn\.expert would be in group 1'):
-    check_new_tokens_train(OptimConfig(frozen_groups='1'), source, target)
+    check_new_tokens_train(AdamWConfig(frozen_groups='1'), source, target)
 
 
 def test_names_before_and_after():

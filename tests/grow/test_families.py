@@ -12,6 +12,7 @@ from growing import (
   difference,
   forward,
   grow_params,
+  inexact,
   logits,
   loss_and_gradient,
   mesh_of,
@@ -25,7 +26,9 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import GrowConfig, MLPConfig, matrices
 from tokenformer_jax.decoding import sampling
 from tokenformer_jax.decoding.decode import Decoder, Request
-from tokenformer_jax.grow import depth, experts, state, widen
+from tokenformer_jax.grow import plan
+from tokenformer_jax.grow.steps import experts, layers, widen
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.execution import DEFAULT
 
 pytestmark = pytest.mark.slow
@@ -46,14 +49,14 @@ def beside_all(model):
   """The model with tokens beside each of its matrices, the MLPs of experts included."""
   counts = {'qkv': 16, 'proj': 8}
   counts = {name: counts.get(name.rpartition('.')[2], 24) for name in matrices(model)}
-  return state.grown_model(model, counts, PLAIN)
+  return grown_model(model, counts, PLAIN)
 
 
 def grown(source, target, params):
   """The parameters of the larger model; the growth must be exact."""
-  state.check(source, target, PLAIN)
-  assert state.inexact(source, target, PLAIN) is None, 'an exact growth is said not to be'
-  return state.grow({'params': params, 'opt_state': ()}, source, target, PLAIN)['params']
+  plan.check(source, target, PLAIN)
+  assert not inexact(source, target, PLAIN), 'an exact growth is said not to be'
+  return grow_params(params, source, target, PLAIN)
 
 
 def filled(params):
@@ -81,7 +84,7 @@ def test_tokens_beside_all_matrices_change_no_logit(kind):
 def test_layers_and_experts_change_no_logit(kind):
   source, params = hub_models.model(kind), hub_models.params(kind)
   deeper = (None, 'layer*2 local*2') if source.variants else (4, None)
-  target = depth.wanted(source, *deeper)
+  target = layers.wanted(source, *deeper)
   ffn = source.layer.ffn
   if isinstance(ffn, MLPConfig) and not ffn.bias:
     names = experts.named_counts(source, 3, 'the test')
@@ -117,8 +120,8 @@ def test_a_wider_model_computes_the_same(kind, method):
   several = len({*widen.sizes(source).hidden}) > 1
   more = {} if several or method == 'hypercloning' else {'ffn_width': 70}
   target, config = widen.resized(source, 32, **more), GrowConfig(method=method)
-  state.check(source, target, config)
-  assert state.inexact(source, target, config) is None
+  plan.check(source, target, config)
+  assert not inexact(source, target, config)
   wide = grow_params(params, source, target, config)
   assert difference(logits(target, wide), logits(source, params)) < 1e-5, 'a logit changes'
 
@@ -129,8 +132,8 @@ def test_moments_are_those_of_the_wider_models_gradient(kind):
   target, config = widen.resized(source, 32), GrowConfig(method='net2net')
   _, small = loss_and_gradient(source)(params)
   _, wide = loss_and_gradient(target)(grow_params(params, source, target, config))
-  arrays = state.by_array(source, target, config)
-  for path, (first, second, want) in moments_and_gradient(arrays, small, wide).items():
+  (step,) = plan.plan_growth(source, target, config)
+  for path, (first, second, want) in moments_and_gradient(step, small, wide).items():
     if np.max(np.abs(want)) > 1e-6:
       assert_shared(first, second, want, path)
 

@@ -18,7 +18,8 @@ from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.config import groups as chosen
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, state
+from tokenformer_jax.grow import files
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 
@@ -103,7 +104,7 @@ def test_runs_that_were_moved_are_not_merged_twice(home, tmp_path):
   shutil.copytree(home / 'run', tmp_path / 'base')
   base = meta_of(tmp_path / 'base')
   counts = {'qkv': 48, 'ffn': 96}
-  larger = state.grown_model(base.config.model, counts, GrowConfig())
+  larger = grown_model(base.config.model, counts, GrowConfig())
   with contextlib.closing(checkpoint.Checkpoints(tmp_path / 'grown', keep=1)) as checkpoints:
     checkpoints.save(
       STEP,

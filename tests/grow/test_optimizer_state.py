@@ -9,17 +9,20 @@ from growing import (
   DOUBLE,
   STEP,
   UPDATES,
+  group_masks,
   grow,
+  merge,
   optimizer,
   params_of,
+  remove,
   schedule_count,
 )
 from outcomes import assert_close, paths
 from tiny import tiny_model, with_tokens
 
-from tokenformer_jax.config import GrowConfig, OptimConfig
-from tokenformer_jax.grow import grown_model, merging, parts, widen
-from tokenformer_jax.model import group_trees
+from tokenformer_jax.config import OPTIMIZERS, GrowConfig
+from tokenformer_jax.grow.steps import widen
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import statistics
 
@@ -46,7 +49,7 @@ def _state(name: str, model=MODEL) -> dict:
   opt_state = statistics.map_state(
     of_statistic,
     lambda part, count: jnp.asarray(UPDATES, jnp.int32),
-    optimizer(model, OptimConfig(name=name)).init(params),
+    optimizer(model, OPTIMIZERS[name]()).init(params),
   )
   counters = {'step': STEP, 'skipped': STEP - UPDATES, 'skipped_in_a_row': 0}
   return {'params': params, 'opt_state': opt_state, **jax.tree.map(jnp.int32, counters)}
@@ -54,7 +57,7 @@ def _state(name: str, model=MODEL) -> dict:
 
 def _assert_fits(state: dict, name: str, model) -> None:
   definition = define_lm(model)
-  want = jax.eval_shape(optimizer(model, OptimConfig(name=name)).init, definition.abstract)
+  want = jax.eval_shape(optimizer(model, OPTIMIZERS[name]()).init, definition.abstract)
   shapes = [jax.tree.map(jnp.shape, tree) for tree in (state['opt_state'], want)]
   assert shapes[0] == shapes[1], 'the state does not fit the optimizer of the larger model'
 
@@ -132,7 +135,7 @@ def test_dropped_statistics_are_zero_and_their_counts_too(name):
 def test_a_removal_undoes_a_growth(name):
   target = with_tokens(MODEL, **DOUBLE)
   state = _state(name)
-  back = parts.remove(grow(state, MODEL, target, KEEP), target, MODEL, KEEP)
+  back = remove(grow(state, MODEL, target, KEEP), target, MODEL, KEEP)
   _assert_fits(back, name, MODEL)
   before, after = (_statistics(one) for one in (state, back))
   same = {key: array for key, array in before.items() if key[0] in ('mu', 'nu', 'v', 'v_row')}
@@ -144,7 +147,7 @@ def test_a_merge_adds_tokens_without_a_momentum(name):
   added = with_tokens(MODEL, qkv=4, proj=4, ffn=8)
   total = with_tokens(MODEL, qkv=28, proj=44, ffn=56)
   tokens = {'blocks': params_of(added)['blocks']}
-  merged = merging.merge(_state(name), tokens, MODEL, KEEP)
+  merged = merge(_state(name), tokens, MODEL, total)
   _assert_fits(merged, name, total)
 
 
@@ -166,9 +169,9 @@ def test_a_frozen_group_and_its_statistics_stay_and_the_others_move(name):
   group = GrowConfig(method='group')
   model = grown_model(MODEL, DOUBLE, group)
   state, info = _state(name, model), define_lm(model).info
-  tx = optimizer(model, OptimConfig(name=name, frozen_groups='1'))
+  tx = optimizer(model, OPTIMIZERS[name](frozen_groups='1'))
   updates, new = jax.jit(tx.update)(params_of(model, 5), state['opt_state'], state['params'])
-  held = paths(group_trees.mask(info, (1,)))
+  held = group_masks(info, (1,))
   for path, update in paths(updates).items():
     where = np.broadcast_to(held[path], update.shape)
     assert not np.any(np.where(where, update, 0)), f'frozen tokens of {path} move'

@@ -15,12 +15,15 @@ from growing import (
   STEP,
   UPDATES,
   adam,
+  apply_steps,
   by_name,
   difference,
   grow,
   logits,
+  merge,
   mesh_of,
   params_of,
+  remove,
   schedule_count,
   state_of,
 )
@@ -30,15 +33,16 @@ from tiny import tiny_model, tiny_vit, with_mixer
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import (
+  AdamWConfig,
   Config,
   GrowConfig,
   ModelConfig,
-  OptimConfig,
   RotaryConfig,
   TrainConfig,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grown_model, merging, parts, verify
+from tokenformer_jax.grow import merging, subsets, verify
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.steps import step as step_lib
@@ -66,7 +70,7 @@ def _trained(source: ModelConfig = SOURCE, target: ModelConfig = TARGET):
   """Grown, then three steps with everything old frozen."""
   config = Config(
     model=target,
-    optim=OptimConfig(warmup_steps=0, old_tokens='freeze'),
+    optim=AdamWConfig(warmup_steps=0, old_tokens='freeze'),
     train=TrainConfig(steps=1000),
   )
   growth = last_growth((dataclasses.replace(BORN, model=source),), target)
@@ -82,8 +86,8 @@ def _trained(source: ModelConfig = SOURCE, target: ModelConfig = TARGET):
 
 @SLOW
 def test_frozen_training_then_extract_and_merge_gives_the_trained_model():
-  added = parts.extract(_trained(), TARGET, BORN)['params']
-  merged = merging.merge(state_of(SOURCE), added, SOURCE, KEEP)
+  added = subsets.extract(_trained()['params'], TARGET, SOURCE)
+  merged = merge(state_of(SOURCE), added, SOURCE, TARGET)
   assert_same(merged['params'], _trained()['params'], 'merged into the base')
   keys = paths(added)['blocks/ffn/keys']
   assert keys.shape == (2, 16, 32) and keys.any(axis=-1).all(), 'the added tokens did not train'
@@ -91,8 +95,8 @@ def test_frozen_training_then_extract_and_merge_gives_the_trained_model():
 
 @SLOW
 def test_merged_tokens_have_no_moments_and_the_others_keep_theirs():
-  added = parts.extract(_trained(), TARGET, BORN)['params']
-  merged = adam(merging.merge(state_of(SOURCE), added, SOURCE, KEEP))
+  added = subsets.extract(_trained()['params'], TARGET, SOURCE)
+  merged = adam(merge(state_of(SOURCE), added, SOURCE, TARGET))
   old, new = paths(adam(state_of(SOURCE)).mu), paths(merged.mu)
   np.testing.assert_array_equal(new['blocks/ffn/keys'][:, :48], old['blocks/ffn/keys'])
   assert not new['blocks/ffn/keys'][:, 48:].any(), 'moments of merged tokens are not zero'
@@ -106,7 +110,7 @@ def test_merged_tokens_have_no_moments_and_the_others_keep_theirs():
   ids=['plain', 'with experts'],
 )
 def test_remove_after_frozen_training_gives_the_base(source, target):
-  removed = parts.remove(_trained(source, target), target, source, KEEP)
+  removed = remove(_trained(source, target), target, source, KEEP)
   base = state_of(source)
   assert_same(removed['params'], base['params'], 'parameters after the removal')
   for name in ('mu', 'nu'):
@@ -118,8 +122,8 @@ def test_remove_after_frozen_training_gives_the_base(source, target):
 
 def test_two_models_merge_into_one_with_the_tokens_of_both():
   other = state_of(SOURCE, seed=5)
-  merged = merging.merge(state_of(SOURCE), other['params'], SOURCE, KEEP)
   total = grown_model(SOURCE, by_name(48, 80, 96), KEEP)
+  merged = merge(state_of(SOURCE), other['params'], SOURCE, total)
   assert jax.tree.map(jnp.shape, merged['params']) == jax.tree.map(
     lambda a: a.shape, define_lm(total).abstract
   ), 'the counts do not add up'
@@ -159,7 +163,7 @@ def test_models_that_merge():
 
 
 def test_another_scale_of_the_added_tokens_is_said():
-  assert merging.other_scale(SOURCE, TARGET) is None, 'a growth that kept the scale is said not to'
+  assert not merging.other_scale(SOURCE, TARGET), 'a growth that kept the scale is said not to'
   resized = grown_model(SOURCE, LARGER, GrowConfig('zero_keys', scale='resize'))
   said = merging.other_scale(SOURCE, resized)
   assert 'qkv 32 there and 24 here, proj 48 there and 40 here' in said
@@ -212,7 +216,7 @@ PUT_BACK = _meta((_born('merge', '/base', SOURCE, '/grown'),), TARGET)
 )
 def test_where_tokens_come_from(meta, runs):
   named = dataclasses.replace(meta, run=meta.run or '/here')
-  found = parts.additions(named, pathlib.Path('/here'))
+  found = subsets.additions(named, pathlib.Path('/here'))
   assert [[run.id for run in added] for added in found] == runs
 
 
@@ -276,7 +280,7 @@ def test_tokens_that_a_run_does_not_have_may_be_merged(source, run, added, added
 def test_the_last_addition(tmp_path, action):
   born = dataclasses.replace(BORN, action=action)
   meta = Meta(STEP, UPDATES, Config(model=TARGET), (BORN, born), 'model', {}, {})
-  assert parts.last_addition(meta, tmp_path) is born
+  assert subsets.last_addition(meta, tmp_path) is born
 
 
 @pytest.mark.parametrize(
@@ -290,7 +294,7 @@ def test_the_last_addition(tmp_path, action):
 def test_nothing_was_added(tmp_path, model, lineage):
   meta = Meta(STEP, UPDATES, Config(model=model), lineage, 'model', {}, {})
   with pytest.raises(UserError, match=r'nothing was added to .*: it is not the result'):
-    parts.last_addition(meta, tmp_path)
+    subsets.last_addition(meta, tmp_path)
 
 
 # Shrinking
@@ -298,7 +302,8 @@ def test_nothing_was_added(tmp_path, model, lineage):
 
 def _shrunken(state, before, counts):
   after = grown_model(before, counts, KEEP)
-  return after, parts.shrink(state, verify.exact_task(Config(), before), after, IDS, KEEP)
+  steps = subsets.shrink(state['params'], verify.exact_task(Config(), before), after, IDS)
+  return after, apply_steps(state, before, steps)
 
 
 @SLOW
@@ -352,4 +357,4 @@ def test_shrinking_keeps_the_most_important_tokens():
 )
 def test_shrinking_to_more_is_refused(counts, sentence):
   with pytest.raises(UserError, match=sentence):
-    parts.check_smaller(SOURCE, grown_model(SOURCE, counts, KEEP))
+    subsets.check_smaller(SOURCE, grown_model(SOURCE, counts, KEEP))

@@ -22,6 +22,7 @@ from growing import (
   forward,
   grow,
   grow_params,
+  inexact,
   logits,
   loss_and_gradient,
   mesh_of,
@@ -36,11 +37,9 @@ from tiny import gated_model, tiny_model, with_tokens
 
 from tokenformer_jax.config import GrowConfig, InitConfig, ModelConfig, pattentions, token_counts
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import arrays as arrays_lib
-from tokenformer_jax.grow import files, grown_model, inexact
-from tokenformer_jax.grow import state as state_lib
+from tokenformer_jax.grow import apply, plan
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
 
 SLOW = pytest.mark.slow  # because each case compiles two models
@@ -89,14 +88,14 @@ def _chain(name, model):
   steps = []
   for config, counts in CHAINS[name]:
     target = grown_model(model, counts, config)
-    state_lib.check(model, target, config)
-    assert inexact(model, target, config) is None, f'{config.method} is exact and said not to be'
+    plan.check(model, target, config)
+    assert not inexact(model, target, config), f'{config.method} is exact and said not to be'
     steps.append((model, target, config))
     model = target
 
   def run(state):
     for source, target, config in steps:
-      state = state_lib.grow(state, source, target, config)
+      state = grow(state, source, target, config)
     return state
 
   return model, run
@@ -139,7 +138,7 @@ def test_a_gated_attention_unit_grows_exactly(scores, rounding):
   source = gated_model(scores=scores, window=5)
   assert token_counts(source) == {'uvq': 24, 'out': 40}
   different, reason = _grown_and_said(source, {'uvq': 32, 'out': 56}, ZERO_KEYS)
-  assert reason is None, 'the growth is exact and said not to be'
+  assert not reason, 'the growth is exact and said not to be'
   assert different <= rounding, f'growth changes the logits by {different}'
 
 
@@ -184,7 +183,7 @@ def test_growth_on_a_mesh_is_growth(chain, allowed):
 
 def _grown_and_said(
   source: ModelConfig, counts: dict[str, int], config: GrowConfig
-) -> tuple[float, str | None]:
+) -> tuple[float, str]:
   """By how much the logits differ after a growth, and what is said of it beforehand."""
   target = grown_model(source, counts, config)
   params = params_of(source)
@@ -224,7 +223,7 @@ def _grown_and_said(
 )
 def test_a_reason_is_given_exactly_when_logits_differ(model, counts, config):
   different, reason = _grown_and_said(tiny_model(**model), counts, config)
-  if reason is None:
+  if not reason:
     assert different <= 1e-5, f'said to be exact, but the logits differ by {different}'
   else:
     assert different > 1e-4, f'said not to be exact ({reason}), but the logits are the same'
@@ -256,7 +255,7 @@ def test_the_reason_says_what_to_do(score, counts, config, sentence):
 def test_beside_an_epsilon_copies_count_otherwise_and_zero_keys_do_not(config):
   different, reason = _grown_and_said(tiny_model(row_epsilon=0.5), DOUBLE, config)
   if config is ZERO_KEYS:
-    assert reason is None and different <= 1e-5
+    assert not reason and different <= 1e-5
   else:
     assert 'row_epsilon=0.5' in reason and different > 1e-4
 
@@ -362,12 +361,12 @@ MORE_TOKENS = with_tokens(tiny_model(), **LARGER)
 )
 def test_what_cannot_grow_is_told_in_a_sentence(source, target, config, sentence):
   with pytest.raises(UserError, match=sentence):
-    state_lib.check(source, target, config)
+    plan.check(source, target, config)
 
 
 def test_the_same_model_is_no_growth():
-  assert state_lib.check(DENSE_MODEL, DENSE_MODEL, GrowConfig(moments='drop')) is None
-  assert inexact(DENSE_MODEL, DENSE_MODEL, GrowConfig(noise=0.1)) is None
+  assert plan.check(DENSE_MODEL, DENSE_MODEL, GrowConfig(moments='drop')) == ()
+  assert not inexact(DENSE_MODEL, DENSE_MODEL, GrowConfig(noise=0.1))
 
 
 # The optimizer's state and the counters
@@ -419,7 +418,7 @@ def test_new_tokens_are_drawn_as_the_target_says():
   target = dataclasses.replace(
     grown_model(source, by_name(24, 40, 480), config), init=InitConfig(std=0.5)
   )
-  state_lib.check(source, target, config)  # A model may start otherwise and compute the same.
+  plan.check(source, target, config)  # A model may start otherwise and compute the same.
   keys = paths(grow_params(params_of(source), source, target, config))['blocks/ffn/keys']
   assert abs(keys[:, 48:].std() / 0.5 - 1) < 0.05, 'new keys are drawn as those of the source were'
 
@@ -448,7 +447,7 @@ def test_the_count_of_steps_can_restart():
 def test_the_state_is_that_of_a_new_run_of_the_target(config):
   source = tiny_model()
   target = grown_model(source, DOUBLE, config)
-  got = jax.eval_shape(lambda: state_lib.grow(state_of(source), source, target, config))
+  got = jax.eval_shape(lambda: grow(state_of(source), source, target, config))
   definition = define_lm(target)
   want = jax.eval_shape(lambda: step_lib.initial_state(definition, optimizer(target), 0))
   assert jax.tree.structure(got) == jax.tree.structure(want), 'the optimizer cannot go on with it'
@@ -463,8 +462,8 @@ def test_copies_have_the_moments_that_they_would_have_had():
   params = params_of(source)
   _, small = loss_and_gradient(source)(params)
   _, large = loss_and_gradient(target)(grow_params(params, source, target, DUPLICATE))
-  arrays = state_lib.by_array(source, target, DUPLICATE)
-  for path, (first, second, want) in moments_and_gradient(arrays, small, large).items():
+  (step,) = plan.plan_growth(source, target, DUPLICATE)
+  for path, (first, second, want) in moments_and_gradient(step, small, large).items():
     if path.endswith('keys'):
       assert_shared(first, second, want, path)
     else:
@@ -473,38 +472,20 @@ def test_copies_have_the_moments_that_they_would_have_had():
       np.testing.assert_allclose(second, want**2, **close)
 
 
-@SLOW
-def test_arrays_grown_one_by_one_are_those_grown_at_once():
-  source = tiny_model()
-
-  def in_reverse(f, tree, arrays, name):
-    del name
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    done = [f(path, [leaf], arrays.salts(path)) for path, leaf in reversed(leaves)]
-    return jax.tree.unflatten(structure, done[::-1])
-
-  new = jax.jit(lambda s: state_lib.grow(s, source, TARGET, ZERO_KEYS, in_reverse))(
-    state_of(source)
-  )
-  assert_same(new, _grown(), 'the order of the arrays matters')
-
-
-def test_each_array_is_grown_by_its_own_program_in_any_order():
-  """The programs come from a pass over shapes: see `files.read_and_grow`."""
+def test_each_array_is_made_by_its_own_program_and_the_old_one_is_freed():
   mesh, source = mesh_of(), tiny_model(layers=1)
-  target, place = grown_model(source, {'ffn': 64}, ZERO_KEYS), sharding.replicated(mesh)
-  old, calls = jax.device_put(state_of(source), place), []
-
-  def note(f, tree, arrays, name):
-    calls.append((f, tree, arrays, name))
-    return tree
-
-  state_lib.grow(old, source, target, ZERO_KEYS, note)
-  shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), old)
+  target = grown_model(source, {'ffn': 64}, ZERO_KEYS)
+  want = jax.tree.map(np.asarray, grow(state_of(source), source, target, ZERO_KEYS))
+  places = step_lib.state_shardings(mesh, define_lm(source), optimizer(source))
+  old = jax.device_put(state_of(source), places)
+  shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), old)
+  seen, growth = [], apply.Growth(source, plan.plan_growth(source, target, ZERO_KEYS), ZERO_KEYS)
   with concurrent.futures.ThreadPoolExecutor(1) as pool:
-    programs = files._Programs(mesh, define_lm(target).axes, pool)
-    state_lib.grow(shapes, source, target, ZERO_KEYS, programs.compile)
-  assert [name for *_, name in calls] == ['', 'mu', 'nu']
-  for call in reversed(calls):
-    want = jax.tree.map(np.asarray, arrays_lib.map_arrays(*call))
-    assert_same(programs.run(*call[1:]), want, call[-1])
+    programs = apply.Programs(growth, mesh, pool)
+    programs.compile(shapes)
+    new = programs.run(old, seen.append)
+  assert_same(new, want, 'array by array')
+  assert seen == [new['params']]
+  ffn = old['params']['blocks']['ffn']
+  assert ffn['keys'].is_deleted() and ffn['values'].is_deleted(), 'old arrays stay in memory'
+  assert new['params']['embedding'] is old['params']['embedding'], 'what stays is copied'

@@ -10,11 +10,23 @@ import functools
 import jax
 import numpy as np
 import pytest
-from growing import IDS, STEP, UPDATES, difference, grow, logits, params_of, state_of
+from growing import (
+  IDS,
+  STEP,
+  UPDATES,
+  apply_steps,
+  difference,
+  grow,
+  logits,
+  merge,
+  params_of,
+  state_of,
+)
 from tiny import tiny_model
 
 from tokenformer_jax.config import Config, GrowConfig
-from tokenformer_jax.grow import grown_model, merging, parts, verify
+from tokenformer_jax.grow import merging, subsets, verify
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 
 GROUP, JOIN = GrowConfig(), GrowConfig(method='zero_keys')
@@ -46,7 +58,7 @@ def _logits(model, state: dict) -> np.ndarray:
 
 def _added(seed: int) -> tuple[dict, Meta]:
   """The extracted group of a specialist, and the description of its checkpoint."""
-  tokens = parts.extract(_specialist(seed), SPECIAL, BORN)['params']
+  tokens = subsets.extract(_specialist(seed)['params'], SPECIAL, BASE)
   return tokens, Meta(STEP, UPDATES, Config(model=SPECIAL), (BORN,), 'added_tokens', {}, {})
 
 
@@ -56,10 +68,8 @@ def test_two_specialists_merge_into_the_sum_of_what_each_added():
   want = base
   for seed in (3, 4):
     tokens, meta = _added(seed)
-    state, model = (
-      merging.merge(state, tokens, model, GROUP),
-      merging.merged_model(model, meta, GROUP),
-    )
+    after = merging.merged_model(model, meta, GROUP)
+    state, model = merge(state, tokens, model, after), after
     want = want + _logits(SPECIAL, _specialist(seed)) - base
   assert difference(want, base) > 0.1, 'the specialists add nothing'
   assert difference(_logits(model, state), want) < 1e-5, 'not the sum of what each adds'
@@ -81,7 +91,8 @@ def test_a_shrunken_model_computes_as_if_the_others_had_zero_keys():
   """A key of zero has a score of zero, which enters neither the norm nor the output."""
   after = grown_model(BASE, {'ffn': 30}, JOIN)
   state = state_of(BASE)
-  shrunken = parts.shrink(state, verify.exact_task(Config(), BASE), after, IDS, JOIN)
+  steps = subsets.shrink(state['params'], verify.exact_task(Config(), BASE), after, IDS)
+  shrunken = apply_steps(state, BASE, steps)
   ffn = state['params']['blocks']['ffn']
   kept = np.isin(ffn['keys'][0, :, 0], shrunken['params']['blocks']['ffn']['keys'][0, :, 0])
   assert kept.sum() == 30

@@ -1,27 +1,29 @@
 """Parameter tokens taken out and put back, array by array."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from growing import SMALL, by_name, grow_params, params_of
+from growing import SMALL, by_name, grow_params, merge, params_of, remove
 from outcomes import assert_same, paths
 from tiny import tiny_model
 
-from tokenformer_jax.config import GrowConfig
-from tokenformer_jax.grow import grown_model, tokens
+from tokenformer_jax.config import GrowConfig, TokenGroup, with_groups
+from tokenformer_jax.grow import subsets
+from tokenformer_jax.grow.steps.remove import most_important
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.model.params import ParamInfo, Role
-from tokenformer_jax.parallel.rules import is_axes
 
 SOURCE = tiny_model()
 LARGER = by_name(32, 48, 64)
 TARGET = grown_model(SOURCE, LARGER, GrowConfig())
 
-AXES = {'ffn': {'keys': ('layers', 'param_tokens', 'width')}, 'norm': ('layers', 'norm')}
 
-
-def _info(groups):
-  return jax.tree.map(lambda a: ParamInfo(a, Role.KEY, None, groups=groups), AXES, is_leaf=is_axes)
+def with_groups_of(*counts):
+  """The source with groups of so many tokens in its feed-forward layers."""
+  ffn = with_groups(SOURCE.layer.ffn, [TokenGroup(count, count) for count in counts])
+  return dataclasses.replace(SOURCE, layer=dataclasses.replace(SOURCE.layer, ffn=ffn))
 
 
 def _counts(model):
@@ -39,9 +41,8 @@ def test_counts_are_those_of_every_kind():
 
 
 def test_extract_gives_the_tokens_behind_the_old_ones_and_nothing_else():
-  params, axes = params_of(TARGET), define_lm(TARGET).axes
-  got = paths(tokens.extract(params, axes, _counts(SOURCE)))
-  whole = paths(params)
+  params = params_of(TARGET)
+  got, whole = paths(subsets.extract(params, TARGET, SOURCE)), paths(params)
   assert set(got) == {path for path in whole if path.endswith(('keys', 'values'))}, (
     'something else than parameter tokens is in it'
   )
@@ -51,35 +52,37 @@ def test_extract_gives_the_tokens_behind_the_old_ones_and_nothing_else():
 
 
 def test_remove_and_extract_and_merge_are_inverse():
-  params, axes = params_of(TARGET), define_lm(TARGET).axes
-  base = tokens.remove(params, axes, _counts(SOURCE))
-  assert jax.tree.map(jnp.shape, base) == jax.tree.map(
-    lambda a: a.shape, define_lm(SOURCE).abstract
-  ), 'what remains is not the model before'
-  added = tokens.extract(params, axes, _counts(SOURCE))
-  assert_same(tokens.merge(base, added, axes), params, 'put together again')
+  whole = {'params': params_of(TARGET), 'opt_state': ()}
+  base = remove(whole, TARGET, SOURCE)
+  added = subsets.extract(whole['params'], TARGET, SOURCE)
+  assert_same(merge(base, added, SOURCE, TARGET), whole, 'put together again')
 
 
 def test_remove_undoes_a_growth():
-  params = params_of(SOURCE)
-  grown = grow_params(params, SOURCE, TARGET, GrowConfig(method='random'))
-  base = tokens.remove(grown, define_lm(TARGET).axes, _counts(SOURCE))
-  assert_same(base, params, 'after growth and removal')
+  params, config = params_of(SOURCE), GrowConfig(method='random')
+  grown = {'params': grow_params(params, SOURCE, TARGET, config), 'opt_state': ()}
+  assert_same(remove(grown, TARGET, SOURCE)['params'], params, 'after growth and removal')
 
 
-def test_shrink_keeps_the_most_important_tokens_of_each_layer_in_their_order():
-  keys = np.arange(2 * 5 * 3, dtype=np.float32).reshape(2, 5, 3)
-  params = {'ffn': {'keys': jnp.asarray(keys)}, 'norm': jnp.ones((2, 3))}
-  importance = {
-    'ffn': {'keys': jnp.asarray([[5.0, 1.0, 4.0, 2.0, 6.0], [0.0, 0.0, 0.0, 1.0, 0.0]])},
-    'norm': jnp.zeros(()),
-  }
-  got = tokens.shrink(params, _info((5,)), importance, _info((3,)))
-  np.testing.assert_array_equal(got['ffn']['keys'][0], keys[0, [0, 2, 4]], err_msg='not the best')
-  np.testing.assert_array_equal(
-    got['ffn']['keys'][1], keys[1, [0, 1, 3]], err_msg='of equal tokens, not the first ones stay'
+def test_the_most_important_tokens_of_each_group_of_each_layer_are_chosen_in_their_order():
+  before = with_groups_of(48, 16)
+  rng = np.random.default_rng(0)
+  scores = np.float32(rng.permuted(np.tile(np.arange(64), (2, 1)), axis=1))
+  importance = jax.tree.map(
+    lambda info: jnp.asarray(scores) if info.groups == (48, 16) else jnp.zeros((2, 64)),
+    define_lm(before).info,
   )
-  assert_same(got['norm'], params['norm'], 'an array without tokens')
+  kept = most_important(importance, before, with_groups_of(8, 4))['blocks']['ffn']['keys']
+  for row, numbers in zip(scores, np.asarray(kept), strict=True):
+    np.testing.assert_array_equal(numbers[:8], np.sort(np.argsort(-row[:48])[:8]))
+    np.testing.assert_array_equal(numbers[8:], 48 + np.sort(np.argsort(-row[48:])[:4]))
+
+
+def test_of_equal_tokens_the_first_ones_stay():
+  before, after = with_groups_of(48), with_groups_of(3)
+  importance = jax.tree.map(lambda info: jnp.zeros((2, sum(info.groups))), define_lm(before).info)
+  kept = most_important(importance, before, after)['blocks']['ffn']['values']
+  np.testing.assert_array_equal(kept, [[0, 1, 2]] * 2)
 
 
 def test_of_duplicates_one_has_each_entry_of_the_value():
@@ -117,15 +120,3 @@ def test_noise_is_relative_and_on_the_copies_only():
   assert abs(ratio - 0.1) < 0.01, f'the noise is {ratio} of the root mean square, not 0.1'
   other = new['blocks/attention/proj/keys'][:, 40:] - old['blocks/attention/proj/keys']
   assert not np.allclose(other[:, :40], noise[:, :40]), 'two arrays have the same noise'
-
-
-def test_shrink_keeps_the_best_of_each_group():
-  keys = jnp.arange(2 * 5 * 3, dtype=jnp.float32).reshape(2, 5, 3)
-  params = {'ffn': {'keys': keys}, 'norm': jnp.ones((2, 3))}
-  importance = {
-    'ffn': {'keys': jnp.float32([[1, 2, 9, 7, 8], [2, 1, 7, 9, 8]])},
-    'norm': jnp.zeros(()),
-  }
-  got = tokens.shrink(params, _info((2, 3)), importance, _info((1, 2)))
-  np.testing.assert_array_equal(got['ffn']['keys'][0], keys[0, jnp.array([1, 2, 4])])
-  np.testing.assert_array_equal(got['ffn']['keys'][1], keys[1, jnp.array([0, 3, 4])])

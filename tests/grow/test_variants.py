@@ -14,14 +14,18 @@ from growing import (
   STEP,
   UPDATES,
   adam,
+  apply_steps,
   difference,
   forward,
   grow,
   grow_params,
+  inexact,
   logits,
+  merge,
   mesh_of,
   optimizer,
   params_of,
+  remove,
   state_of,
 )
 from outcomes import assert_same, paths
@@ -39,8 +43,8 @@ from tokenformer_jax.config import (
   token_counts,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grown_model, importance, inexact, merging, parts, table, verify
-from tokenformer_jax.grow import state as state_lib
+from tokenformer_jax.grow import importance, merging, plan, subsets, table, verify
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
@@ -106,8 +110,8 @@ def test_a_count_is_for_all_layers_or_for_those_it_names(given, changed):
 def test_growth_changes_no_logit(config, counts, score):
   source = _model(score)
   target = grown_model(source, counts, config)
-  state_lib.check(source, target, config)
-  assert inexact(source, target, config) is None, 'an exact growth is said not to be'
+  plan.check(source, target, config)
+  assert not inexact(source, target, config), 'an exact growth is said not to be'
   params = params_of(source)
   grown = grow_params(params, source, target, config)
   assert jax.tree.map(jnp.shape, grown) == jax.tree.map(
@@ -155,7 +159,7 @@ def test_growth_on_a_mesh_is_growth():
   ]
 
   def run(state):
-    return state_lib.grow(state, MODEL, target, ZERO_KEYS)
+    return grow(state, MODEL, target, ZERO_KEYS)
 
   old = state_of(MODEL)
   with jax.set_mesh(mesh):
@@ -172,7 +176,7 @@ def test_growth_on_a_mesh_is_growth():
 
 def test_extract_merge_and_remove_are_inverse():
   base, grown = state_of(MODEL), _grown()
-  added = parts.extract(grown, TARGET, BORN)['params']
+  added = subsets.extract(grown['params'], TARGET, MODEL)
   assert set(paths(added)) == {
     f'blocks/{stack}/{module}/{array}'
     for stack, modules in {
@@ -183,24 +187,25 @@ def test_extract_merge_and_remove_are_inverse():
     for module in modules
     for array in ('keys', 'values')
   }, 'something else than the added tokens was taken out'
-  merged = merging.merge(base, added, MODEL, ZERO_KEYS)
+  merged = merge(base, added, MODEL, TARGET)
   assert_same(merged['params'], grown['params'], 'extracted and merged')
-  removed = parts.remove(grown, TARGET, MODEL, ZERO_KEYS)
+  removed = remove(grown, TARGET, MODEL, ZERO_KEYS)
   assert_same(removed['params'], base['params'], 'grown and removed')
   assert_same(adam(removed).nu, adam(base).nu, 'moments after the removal')
 
 
 def test_the_optimizer_is_told_how_many_tokens_of_each_stack_are_old():
-  old = last_growth((BORN,), TARGET).old_tokens['blocks']
-  assert old['local_2']['attention']['query'] == {'keys': 16, 'values': 16}
-  assert old['layer_1']['ffn'] == {'keys': 48, 'values': 48}
+  old = last_growth((BORN,), TARGET).old['blocks']
+  assert old['local_2']['attention']['query']['keys'].ranges == {'param_tokens': ((0, 16),)}
+  assert old['layer_1']['ffn']['values'].ranges == {'param_tokens': ((0, 48),)}
 
 
 @SLOW
 def test_shrinking_right_after_a_growth_drops_what_it_added():
   task = verify.exact_task(Config(), TARGET)
   after = grown_model(TARGET, COUNTS, ZERO_KEYS)
-  shrunken = parts.shrink(_grown(), task, after, IDS, ZERO_KEYS)
+  steps = subsets.shrink(_grown()['params'], task, after, IDS)
+  shrunken = apply_steps(_grown(), TARGET, steps)
   assert after == MODEL, 'the model is not the one before the growth'
   base = state_of(MODEL)
   assert_same(shrunken['params'], base['params'], 'an unused token was kept instead of a used one')
@@ -236,7 +241,7 @@ def test_importance_is_of_every_token_of_every_stack():
 )
 def test_refusals_name_the_layer(source, counts, config, sentence):
   with pytest.raises(UserError, match=sentence):
-    state_lib.check(source, grown_model(source, counts, config), config)
+    plan.check(source, grown_model(source, counts, config), config)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +265,7 @@ def test_the_reason_names_the_layer_that_is_not_exact(name, config, sentence):
 
 def test_growth_of_one_layer_is_exact_whatever_the_score_of_the_others():
   source = _model(local_score='softmax')
-  assert inexact(source, grown_model(source, {'ffn': 64}, ZERO_KEYS), ZERO_KEYS) is None
+  assert not inexact(source, grown_model(source, {'ffn': 64}, ZERO_KEYS), ZERO_KEYS)
 
 
 def test_only_models_of_the_same_variants_merge():

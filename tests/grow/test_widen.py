@@ -13,6 +13,7 @@ from growing import (
   difference,
   grow,
   grow_params,
+  inexact,
   logits,
   loss_and_gradient,
   moments_and_gradient,
@@ -25,8 +26,8 @@ from tiny import tiny_model, tiny_vit
 
 from tokenformer_jax.config import GrowConfig, Layers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import inexact, widen
-from tokenformer_jax.grow import state as state_lib
+from tokenformer_jax.grow import plan
+from tokenformer_jax.grow.steps import widen
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import step as step_lib
 
@@ -66,8 +67,8 @@ def _models(changes, wider):
 def test_a_wider_model_computes_the_same(case, config):
   changes, wider = CASES[case]
   source, target = _models(changes, ODD | wider if config.method == 'net2net' else wider)
-  state_lib.check(source, target, config)
-  assert inexact(source, target, config) is None, 'an exact method is said not to be'
+  plan.check(source, target, config)
+  assert not inexact(source, target, config), 'an exact method is said not to be'
   params = params_of(source)
   wide = grow_params(params, source, target, config)
   got = difference(logits(target, wide), logits(source, params))
@@ -109,15 +110,15 @@ def test_moments_are_those_of_the_wide_models_gradient(changes, wider, config):
   params = params_of(source)
   _, small = loss_and_gradient(source)(params)
   _, wide = loss_and_gradient(target)(grow_params(params, source, target, config))
-  arrays = state_lib.by_array(source, target, config)
-  for path, (first, second, want) in moments_and_gradient(arrays, small, wide).items():
+  (step,) = plan.plan_growth(source, target, config)
+  for path, (first, second, want) in moments_and_gradient(step, small, wide).items():
     if np.max(np.abs(want)) > 1e-6:  # the gradient of a key's bias is zero but for rounding
       assert_shared(first, second, want, path)
 
 
 def test_the_state_is_that_of_a_new_run():
   source, target = _models(DENSE, TWICE)
-  got = jax.eval_shape(lambda: state_lib.grow(state_of(source), source, target, NET2NET))
+  got = jax.eval_shape(lambda: grow(state_of(source), source, target, NET2NET))
   definition = define_lm(target)
   want = jax.eval_shape(lambda: step_lib.initial_state(definition, optimizer(target), 0))
   assert jax.tree.structure(got) == jax.tree.structure(want)
@@ -188,7 +189,7 @@ def test_what_is_not_exact_says_so(config):
 def test_what_cannot_be_widened_is_told(changes, wider, config, sentence):
   source, target = _models(changes, wider)
   with pytest.raises(UserError, match=sentence):
-    state_lib.check(source, target, config)
+    plan.check(source, target, config)
 
 
 @pytest.mark.parametrize('base', ['layer', 'pool'])
@@ -221,15 +222,15 @@ def test_heads_of_queries_that_no_head_of_keys_serves_are_told():
     widen.resized(model, width=36, heads=9)
   model = hub_models.model('mistral')
   with pytest.raises(UserError, match=r'6 heads of queries with 3 of keys .* 4 with 2.* heads=8'):
-    state_lib.check(model, widen.resized(model, width=32, heads=6), NET2NET)
+    plan.check(model, widen.resized(model, width=32, heads=6), NET2NET)
 
 
 def test_positions_by_a_formula_are_told():
   source, target = (tiny_vit(**DENSE, **changes) for changes in ({}, TWICE))
   with pytest.raises(UserError, match='position_embedding=sincos has other numbers'):
-    state_lib.check(source, target, NET2NET)
+    plan.check(source, target, NET2NET)
 
 
 def test_net2net_fill_may_widen_a_transformer_with_a_plain_final_norm():
   source, target = _models({**DENSE, 'final_norm': 'plain'}, {'width': 40, 'heads': 4})
-  assert state_lib.check(source, target, FILL) is None
+  assert plan.check(source, target, FILL) is None

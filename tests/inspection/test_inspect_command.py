@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 
+import growing
 import jax
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def home(tmp_path_factory):
   state = jax.jit(lambda: step.initial_state(definition, tx, 0))()
   _save(root / 'run', config, state)
   larger = grow.grown_model(model, {'qkv': 48, 'proj': 32, 'ffn': 96}, GrowConfig())
-  state = jax.jit(lambda state: grow.grow(state, model, larger, GrowConfig()))(state)
+  state = growing.grow(state, model, larger, GrowConfig())
   lineage = (Ancestor('grow', str(root / 'run'), 7, model, GrowConfig(), 7),)
   _save(root / 'grown', dataclasses.replace(config, model=larger), state, lineage)
   dense = sizes.fill_in(tiny_run.config(text, root / 'cache', **tiny_run.DENSE))

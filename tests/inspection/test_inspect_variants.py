@@ -6,6 +6,7 @@ import functools
 import io
 import json
 
+import growing
 import jax
 import numpy as np
 import pytest
@@ -199,7 +200,7 @@ def home(tmp_path_factory):
   tx = make_optimizer(config.optim, 20, define_lm(model).info)
   state = jax.jit(lambda: step.initial_state(define_lm(model), tx, 0))()
   larger = grow.grown_model(model, {'local.qkv': 24, 'ffn': 80}, GrowConfig())
-  state = jax.jit(lambda state: grow.grow(state, model, larger, GrowConfig()))(state)
+  state = growing.grow(state, model, larger, GrowConfig())
   with contextlib.closing(checkpoint.Checkpoints(root / 'grown', keep=1)) as checkpoints:
     lineage = (Ancestor('grow', str(root / 'run'), 7, model, GrowConfig(), 7),)
     tokenizer = tokenizers.load('bytes').to_json()

@@ -55,15 +55,12 @@ def test_all_starts_recover_the_law_in_a_minute():
 
 
 @pytest.mark.slow
-def test_outliers_pull_least_squares_and_not_huber():
+def test_outliers_do_not_pull_the_law():
   points = synthetic.with_outliers(synthetic.scattered(240), 0.05)
-  law = dataclasses.replace(FEW_STARTS, starts=lambda *_: formulas.chinchilla_starts()[::10])
-  huber, squares = (
-    fit.fit(law, points.logs(), points.loss, delta=delta, draws=20) for delta in (1e-3, np.inf)
-  )
+  law = dataclasses.replace(FEW_STARTS, starts=formulas.CHINCHILLA.starts[::10])
+  fitted = fit.fit(law, points.logs(), points.loss, draws=20)
   for name, bound in BOUNDS.items():
-    assert _off(huber)[name] < 2 * bound, f'{name} by Huber is {huber.values[name]:.4g}'
-  assert sum(_off(squares).values()) > 3 * sum(_off(huber).values())
+    assert _off(fitted)[name] < 2 * bound, f'{name} is {fitted.values[name]:.4g}'
 
 
 @pytest.mark.slow
@@ -80,7 +77,7 @@ def test_the_end_is_a_minimum_and_that_of_lbfgs():
     @jax.jit
     @jax.value_and_grad
     def objective(theta):
-      r = jnp.abs(formulas.CHINCHILLA.log_loss(theta, x) - y)
+      r = jnp.abs(formulas.log_loss(theta, x) - y)
       return jnp.sum(jnp.where(r < 1e-3, r * r / 2, 1e-3 * (r - 5e-4)))
 
     def at(theta):
@@ -89,7 +86,7 @@ def test_the_end_is_a_minimum_and_that_of_lbfgs():
 
     least = min(
       minimize(at, start, jac=True, method='L-BFGS-B', options={'ftol': 1e-15, 'gtol': 1e-12}).fun
-      for start in formulas.chinchilla_starts()[::300]
+      for start in formulas.CHINCHILLA.starts[::300]
     )
     value, gradient = at(found.theta)
   assert value == pytest.approx(found.objective, rel=1e-12), 'another objective is reported'
@@ -138,34 +135,7 @@ def test_experts_have_an_exponent_of_their_own():
     + values['B'] * dense.tokens**-0.28
   ) * np.exp(0.002 * rng.normal(size=200))
   points = synthetic.points(dense.active, dense.tokens, loss, total=total)
-  law = dataclasses.replace(formulas.EXPERTS, starts=lambda *_: formulas.EXPERTS.starts()[::100])
+  law = dataclasses.replace(formulas.EXPERTS, starts=formulas.EXPERTS.starts[::100])
   found = fit.fit(law, points.logs(), points.loss, draws=20)
   assert found.values['gamma'] == pytest.approx(0.12, abs=0.01)
   assert found.values['alpha'] == pytest.approx(0.34, abs=0.01)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('law', [formulas.KAPLAN_ND, formulas.KAPLAN_NS, formulas.KAPLAN_NSB])
-def test_kaplan_laws_are_recovered(law):
-  """From points of the law itself; losses of L(N, S) with B_crit follow from themselves."""
-  rng = np.random.default_rng(0)
-  n = np.exp(rng.uniform(np.log(1e6), np.log(1e9), 120))
-  s = np.exp(rng.uniform(np.log(1e3), np.log(1e5), 120))
-  b = rng.choice([1e5, 4e5, 1.6e6], 120)
-  logs = {'n': np.log(n), 's': np.log(s), 'b': np.log(b), 'd': np.log(s * b)}
-  theta = {
-    'kaplan_nd': [np.log(0.076), np.log(0.103), np.log(6.4e13), np.log(1.8e13)],
-    'kaplan_ns': [0.077 * np.log(6.5e13), 0.077, 0.76 * np.log(2.1e3), 0.76],
-    'kaplan_nsb': [
-      *[0.077 * np.log(6.5e13), 0.077, 0.76 * np.log(2.1e3), 0.76],
-      *[np.log(2e8), np.log(1 / 0.21)],
-    ],
-  }[law.name]
-  with jax.enable_x64():
-    y = jnp.full(120, 1.0)
-    for _ in range(200):
-      y = law.log_loss(jnp.asarray(theta), {**logs, 'l': y})
-  loss = np.exp(np.asarray(y))
-  found = fit.fit(law, {**logs, 'l': np.log(loss)}, loss, draws=20)
-  for name, value in law.values(np.array(theta)).items():
-    assert np.log(found.values[name]) == pytest.approx(np.log(value), rel=0.02), name

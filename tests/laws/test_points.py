@@ -7,12 +7,11 @@ import math
 import re
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import tiny_run
 from tiny import tiny_model
 
-from tokenformer_jax.config import Config, DataConfig, OptimConfig, TrainConfig
+from tokenformer_jax.config import AdamWConfig, Config, TrainConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import points, runs
 from tokenformer_jax.laws.runs import FinishedRun, Growth, Size
@@ -20,8 +19,8 @@ from tokenformer_jax.runs import checkpoint, curves, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Batches, Meta, Seen, TeacherRecord
 from tokenformer_jax.training import sizes
 
-SIZE = Size(1000, 600, 1000, 600, 7000.0)
-PLAIN = dict.fromkeys(runs.WAYS_OF_TRAINING, '')
+SIZE = Size(1000, 1000, 7000.0)
+PLAIN = dict.fromkeys(runs.SPECIAL_TRAINING, '')
 RUN = FinishedRun('a', SIZE, 100, 512, 2.0, True, {'text': 'x', 'tokenizer': 'bytes', **PLAIN})
 
 
@@ -30,17 +29,15 @@ def _runs(*changes) -> list[FinishedRun]:
 
 
 def test_a_point_has_the_counts_of_its_run():
-  found = points.from_runs(_runs({}, {'steps': 200}), 'all')
+  found = points.from_runs(_runs({}, {'steps': 200}))
   assert found.total.tolist() == [1000, 1000] and found.tokens.tolist() == [51_200, 102_400]
-  assert found.flops.tolist() == [7000 * 51_200, 7000 * 102_400]
+  assert found.flops.tolist() == [6 * 1000 * 51_200, 6 * 1000 * 102_400]
   assert found.is_dense
-  inner = points.from_runs(_runs({}), 'without_embeddings')
-  assert inner.total.tolist() == [600]
 
 
 def test_active_and_total_parameters_of_experts_are_apart():
-  experts = Size(8000, 7600, 2000, 1600, 12_000.0)
-  found = points.from_runs(_runs({'size': experts}), 'all')
+  experts = Size(8000, 2000, 12_000.0)
+  found = points.from_runs(_runs({'size': experts}))
   assert (found.total[0], found.active[0]) == (8000, 2000) and not found.is_dense
 
 
@@ -56,12 +53,12 @@ def test_active_and_total_parameters_of_experts_are_apart():
 )
 def test_runs_that_do_not_fit_together(other, message):
   with pytest.raises(UserError, match=message):
-    points.from_runs(_runs({}, other), 'all')
+    points.from_runs(_runs({}, other))
 
 
 def _read(*arguments):
   found, notes = points.read_all(arguments)
-  return points.from_runs(found, 'all', notes)
+  return points.from_runs(found, notes)
 
 
 def test_grown_runs_in_a_folder_are_left_out_and_named(monkeypatch):
@@ -96,7 +93,7 @@ def test_distilled_elastic_and_frozen_runs_are_not_plain(tmp_path, changes, way,
   meta = Meta(20, 20, config, (), 'model', {}, {'kind': 'bytes'}, teacher=teacher)
   data = runs._data(config, meta)
   assert re.search(value, data[way]) and [n for n in PLAIN if data[n]] == [way], data
-  assert f'have {way}=' in points.from_runs(_runs({'data': data}), 'all').notes[0]
+  assert f'have {way}=' in points.from_runs(_runs({'data': data})).notes[0]
 
 
 def test_the_flops_of_a_token_are_the_mean_over_sequences_of_several_lengths():
@@ -129,9 +126,9 @@ def test_a_run_counts_the_tokens_of_all_its_batches_and_only_what_is_saved(tmp_p
 
 
 def test_runs_without_a_decay_are_left_out_unless_none_has_one():
-  some = points.from_runs(_runs({}, {'decayed': False}), 'all')
+  some = points.from_runs(_runs({}, {'decayed': False}))
   assert len(some) == 1 and 'left out' in some.notes[0]
-  none = points.from_runs(_runs({'decayed': False}, {'decayed': False}), 'all')
+  none = points.from_runs(_runs({'decayed': False}, {'decayed': False}))
   assert len(none) == 2 and 'taken as they are' in none.notes[0]
 
 
@@ -140,20 +137,13 @@ def test_runs_without_a_decay_are_left_out_unless_none_has_one():
   [
     ({}, True),
     ({'schedule': 'constant'}, False),
-    ({'schedule': 'wsd', 'final_fraction': 0.0}, True),
-    ({'schedule': 'linear', 'final_fraction': 0.5}, False),
+    ({'schedule': {'kind': 'wsd', 'final_fraction': 0.0}}, True),
+    ({'schedule': {'kind': 'linear', 'final_fraction': 0.5}}, False),
   ],
 )
 def test_the_schedule_says_whether_a_rate_has_decayed(changes, decayed):
-  config = Config(optim=OptimConfig(**changes), train=TrainConfig(steps=500))
+  config = Config(optim=AdamWConfig(**changes), train=TrainConfig(steps=500))
   assert runs._has_decayed(config) == decayed
-
-
-def test_sizes_count_embeddings_apart():
-  config = Config(model=tiny_model(tied_head=False), data=DataConfig(sequence_length=32))
-  size = runs.measure_size(config)
-  assert size.parameters - size.without_embeddings == 2 * 64 * 32, 'embedding and head'
-  assert size.active == size.parameters, 'a dense model uses everything'
 
 
 def test_an_unfinished_run_is_named(tmp_path):
@@ -211,15 +201,3 @@ def test_a_csv_has_its_columns_in_any_order(tmp_path):
 def test_a_malformed_csv_is_refused(tmp_path, text, message):
   with pytest.raises(UserError, match=message):
     _csv(tmp_path, text)
-
-
-def test_exact_compute_is_a_power_law_of_the_size(tmp_path):
-  text = 'parameters,tokens,loss,flops\n' + ''.join(
-    f'{n},{d},2,{3 * n**0.9 * d}\n' for n in (1e7, 1e8, 1e9) for d in (1e9, 1e10)
-  )
-  found = _csv(tmp_path, text).compute('exact')
-  assert (found.factor, found.power) == (pytest.approx(3), pytest.approx(0.9))
-  plain = _csv(tmp_path, 'parameters,tokens,loss\n1,2,3\n')
-  with pytest.raises(UserError, match='no column flops'):
-    plain.compute('exact')
-  assert np.isnan(plain.flops).all()

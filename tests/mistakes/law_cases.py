@@ -208,8 +208,6 @@ LAWS = {
     f'{_CSV} --parameters=1e8 --tokens=1e9 --active=1e9',
     '--active=1e+09 is more than',
   ),
-  'a count for a CSV': (f'{_CSV} --count=without_embeddings', '--count'),
-  'exact FLOPs of a CSV without them': (f'{_CSV} --compute=exact', 'no column flops'),
   'a target without sizes': (f'{_CSV} --target_loss=2', 'give --sizes=N,N,… or --stages=FILE'),
   'sizes without a target': (f'{_CSV} --sizes=1e8', '--sizes is for plans of growth'),
   'a chain in words': (f'{_CSV} --chain=small', "--chain has 'small'"),
@@ -217,25 +215,13 @@ LAWS = {
     f'{_CSV} --chain=1e9:1e9,1e8:1e9',
     "--chain has '1e8:1e9' after a size of 1e+09; a growth makes a model larger, so give rising",
   ),
-  'two handovers': (
-    f'{_CSV} --target_loss=2 --sizes=1e8 --handover=0.1 --grown={{lm}}',
-    '--handover and --grown',
-  ),
-  'a handover beside mixing': (
-    f'{_CSV} --target_loss=2 --sizes=1e8 --handover=0 --mixing=2',
-    '--handover and --mixing',
+  'two mixing exponents': (
+    f'{_CSV} --target_loss=2 --sizes=1e8 --mixing=2 --grown={{lm}}',
+    '--mixing and --grown both say',
   ),
   'a model that never forgets': (
     f'{_CSV} --target_loss=2 --sizes=1e8 --mixing=0',
     '--mixing=0: it must be above 0',
-  ),
-  'a handover of everything': (
-    f'{_CSV} --target_loss=2 --sizes=1e8 --handover=1',
-    '--handover=1: it must be below 1',
-  ),
-  'a decay of a chain by mixing': (
-    f'{_CSV} --chain=1e8:1e9,4e8:1e9 --mixing=2 --decay_share=0.3',
-    '--decay_share is for plans of growth and for a chain without --mixing; leave it out',
   ),
   'a list of stages that is no plan': (
     f'{_CSV} --target_loss=1.9 --stages={{in}}/a_list/config.json',
@@ -249,10 +235,6 @@ LAWS = {
   'a growth time in FLOPs': (
     f'{_CSV} --target_loss=2 --sizes=1e8 --growth_time=1',
     '--growth_time is in chip-hours',
-  ),
-  'stages of another count': (
-    'laws {lm} --target_loss=2 --stages=x.csv --count=without_embeddings',
-    '--stages counts all parameters',
   ),
   'stages that are not there': (
     f'{_CSV} --target_loss=1.9 --stages=none.csv',

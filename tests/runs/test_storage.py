@@ -5,9 +5,7 @@ import errno
 import itertools
 import os
 import shutil
-import sys
 import time
-import types
 from pathlib import Path
 
 import jax
@@ -23,7 +21,7 @@ from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.parallel import hosts, sharding
-from tokenformer_jax.runs import checkpoint, metrics, orbax_setup
+from tokenformer_jax.runs import checkpoint, metrics
 from tokenformer_jax.storage import paths, retry
 from tokenformer_jax.training import loop
 
@@ -83,7 +81,7 @@ def large(tmp_path_factory):
   return workdir, arrays, files
 
 
-@pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')  # as `orbax_setup.quiet` does
+@pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')  # reads that Orbax gave up
 @pytest.mark.parametrize('name', HARM)
 def test_any_file_of_a_checkpoint_may_be_harmed(large, tmp_path, name):
   """The checkpoint is damaged, so that the one before it is used, or every bit is as it was."""
@@ -277,24 +275,3 @@ def test_a_command_that_ctrl_c_ends_prints_nothing(capsys, monkeypatch):
   with pytest.raises(SystemExit) as ended:
     cli.run(lambda argv: None, on_all_hosts=False)
   assert ended.value.code == 130 and not capsys.readouterr().err
-
-
-def test_the_hook_of_others_gets_what_is_not_of_orbax(monkeypatch):
-  seen = []
-  monkeypatch.setattr(sys, 'unraisablehook', hook := seen.append)
-  for _ in range(2):
-    orbax_setup.quiet()
-  assert sys.unraisablehook.otherwise is hook, 'the hook is lost, or hooks pile up'
-
-
-@pytest.mark.parametrize(('file', 'printed'), [('/lib/orbax/writing.py', 0), ('/lib/mine.py', 1)])
-def test_a_write_of_orbax_that_never_began_prints_nothing(file, printed):
-  names: dict = {}
-  exec(compile('async def write():\n  pass', file, 'exec'), names)
-  seen, coroutine = [], names['write']()
-  report = types.SimpleNamespace(object=coroutine, exc_traceback=None, exc_value=KeyError('x'))
-  orbax_setup._UnraisableHook(seen.append)(report)
-  coroutine.close()
-  assert len(seen) == printed, (
-    'Orbax prints a traceback beside the error, or that of others is lost'
-  )

@@ -1,7 +1,7 @@
 """Tiny models whose every parameter matters, what they compute, and how they grow."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -12,11 +12,14 @@ from jax.sharding import Mesh
 from outcomes import paths
 from tiny import COUNTS, make_optimizer
 
-from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, OptimConfig
-from tokenformer_jax.grow import state as state_lib
+from tokenformer_jax.config import AdamWConfig, GrowConfig, MeshConfig, ModelConfig, OptimConfig
+from tokenformer_jax.grow import apply, merging, plan
+from tokenformer_jax.grow.steps.step import Step
 from tokenformer_jax.model.lm import Execution, define_lm
-from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.params import Params, lookup
 from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.steps import optim
 from tokenformer_jax.steps.step import State
 
 IDS = np.random.default_rng(0).integers(0, 64, (2, 13), np.int32)
@@ -25,7 +28,7 @@ SMALL = COUNTS
 DOUBLE = {name: 2 * count for name, count in SMALL.items()}
 # The counters of state_of: two steps were skipped.
 STEP, UPDATES = 20, 18
-PLAIN = OptimConfig()
+PLAIN, KEEP = AdamWConfig(), GrowConfig()
 
 
 def by_name(qkv: int, proj: int, ffn: int) -> dict[str, int]:
@@ -117,22 +120,64 @@ def grow_params(
   params: Params, source: ModelConfig, target: ModelConfig, config: GrowConfig
 ) -> Params:
   """Parameters alone, grown by one compiled function."""
-  return jax.jit(
-    lambda params: state_lib.grow({'params': params, 'opt_state': ()}, source, target, config)
-  )(params)['params']
+  return grow({'params': params, 'opt_state': ()}, source, target, config)['params']
 
 
 def grow(state: State, source: ModelConfig, target: ModelConfig, config: GrowConfig) -> State:
   """A whole state, grown by one compiled function."""
-  return jax.jit(lambda state: state_lib.grow(state, source, target, config))(state)
+  return apply_steps(state, source, plan.plan_growth(source, target, config), config)
+
+
+def apply_steps(
+  state: State, model: ModelConfig, steps: apply.Steps, config: GrowConfig = KEEP
+) -> State:
+  """A whole state after some steps, by one compiled function."""
+  return jax.jit(lambda state: apply.grow_state(state, model, steps, config))(state)
+
+
+def remove(
+  state: State, model: ModelConfig, before: ModelConfig, config: GrowConfig = KEEP
+) -> State:
+  """A state without what the growth `config` added to `before`."""
+  last = Ancestor('grow', '/base', STEP, before, config, UPDATES)
+  return apply_steps(state, model, plan.plan_removal(last, model), config)
+
+
+def merge(state: State, added: Params, model: ModelConfig, after: ModelConfig) -> State:
+  """A state with appended tokens."""
+  return apply_steps(state, model, merging.merge(model, after, added))
+
+
+def group_masks(info: Params, numbers: Collection[int]) -> dict[str, np.ndarray]:
+  """By path: which parameter tokens of an array are in one of the numbered groups."""
+  entries = optim.group_entries(info, numbers)
+  return paths(
+    jax.tree.map(
+      lambda info, one: one.mask(
+        tuple(sum(info.groups) if i == info.token_axis else 1 for i in range(len(info.axes)))
+      ),
+      info,
+      entries,
+    )
+  )
+
+
+def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str:
+  """Why a growth changes what the model computes, or ''."""
+  return plan.inexact(plan.plan_growth(source, target, config))
 
 
 def moments_and_gradient(
-  arrays: state_lib.ByArray, small: Params, large: Params
+  step: Step, small: Params, large: Params
 ) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
   """By path: what a growth makes of the moments of a first gradient, and the grown model's own."""
   first, second = (
-    paths(jax.tree.map_with_path(lambda path, g: arrays.moment(path, g**order, order), small))  # noqa: B023
+    paths(
+      jax.tree.map_with_path(
+        lambda path, _: step.moment(path, lambda path: lookup(small, path) ** order, order),  # noqa: B023
+        large,
+      )
+    )
     for order in (1, 2)
   )
   return {path: (first[path], second[path], own) for path, own in paths(large).items()}

@@ -12,7 +12,7 @@ from growing import grow_params, logits, params_of
 from tiny import tiny_model
 
 from tokenformer_jax.config import BiasBalanceConfig, GrowConfig, ModelConfig, RouterConfig
-from tokenformer_jax.grow import experts
+from tokenformer_jax.grow.steps import experts
 
 PLAIN = GrowConfig()
 

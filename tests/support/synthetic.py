@@ -9,23 +9,19 @@ from tokenformer_jax.laws.points import Points
 
 # Hoffmann et al. (2022), approach 3.
 PUBLISHED = {'E': 1.69, 'A': 406.4, 'B': 410.7, 'alpha': 0.34, 'beta': 0.28}
-FEW_STARTS = dataclasses.replace(
-  formulas.CHINCHILLA, starts=lambda *_: formulas.chinchilla_starts()[7::90]
-)
+FEW_STARTS = dataclasses.replace(formulas.CHINCHILLA, starts=formulas.CHINCHILLA.starts[7::90])
 
 
 def points(
   n: np.ndarray, d: np.ndarray, loss: np.ndarray, *, total: np.ndarray | None = None
 ) -> Points:
-  """Return points; steps are of 1e6 tokens."""
+  """Return points; all parameters are active unless `total` says more."""
   return Points(
     names=tuple(f'run {i}' for i in range(len(n))),
     total=n if total is None else total,
     active=n,
     tokens=d,
     loss=loss,
-    flops=6 * n * d,
-    steps=d / 1e6,
   )
 
 

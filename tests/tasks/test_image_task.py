@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import functools
 import os
 from pathlib import Path
 
@@ -19,14 +20,14 @@ from tokenformer_jax import tasks
 from tokenformer_jax.config import (
   CapacityConfig,
   Config,
-  DataConfig,
+  ImagesConfig,
   InitConfig,
-  OptimConfig,
   RouterConfig,
 )
 from tokenformer_jax.data.order import Position
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.model import models
+from tokenformer_jax.model.params import lookup
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.storage import retry
 from tokenformer_jax.tasks import images as image_task
@@ -40,10 +41,9 @@ BATCH = {
 }
 
 
-def _task(**optim) -> image_task.ImageTask:
-  return tasks.make(
-    Config(model=tiny_vit(), data=DataConfig(image_size=8), optim=OptimConfig(**optim))
-  )
+def _task(drop_path: float = 0.0, **data) -> image_task.ImageTask:
+  model = tiny_vit(drop_path=drop_path)
+  return tasks.make(Config(model=model, data=ImagesConfig(image_size=8, **data)))
 
 
 def _params(task):
@@ -98,7 +98,7 @@ def test_experts_of_a_vit_have_the_capacity_and_the_jitter_of_training():
   ffn = unbalanced(dispatch=few, router=RouterConfig(jitter=0.3))
   model = tiny_vit(layers=1)
   model = dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
-  task = tasks.make(Config(model=model, data=DataConfig(image_size=8)))
+  task = tasks.make(Config(model=model, data=ImagesConfig(image_size=8)))
   params, loss = _params(task), jax.jit(task.loss)
   one, again, other = (reported(loss(params, BATCH, jax.random.key(s))[1]) for s in (0, 0, 1))
   assert one['loss'] == again['loss'] != other['loss'], 'the router has no key of its own'
@@ -161,8 +161,8 @@ def folder(tmp_path):
   broken.write_bytes(broken.read_bytes()[:-400])
 
   def task(**data):
-    values = config_lib.defaults()
-    values.model.update(kind='vit', position_embedding='sincos', tied_head=False, patch=4)
+    values = config_lib.defaults(model='vit', data='images')
+    values.model.update(position_embedding='sincos', patch=4)
     values.model.pattern, values.model.layer.mixer.positions.kind = 'layer', 'none'
     values.data.update(source=source, image_size=8, batch_size=12, prefetch=1, **data)
     made = tasks.make(sizes.fill_in(config_lib.resolve(values)))
@@ -288,19 +288,28 @@ def test_models_are_compared_on_held_out_images_or_on_noise(folder, tmp_path):
   assert names == ['1 held-out image of the run', '1 image of noise']
 
 
+def _adapt(params, target, seed, **options):
+  """The whole tree of adapted arrays."""
+  old = functools.partial(lookup, params)
+  return jax.tree.map_with_path(
+    lambda path, _: image_task.ImageTask.adapt(path, old, target, seed, **options),
+    models.define(target).abstract,
+  )
+
+
 def test_a_model_is_adapted_to_other_classes_and_another_resolution():
   source = tiny_vit(position_embedding='learned')
   target = dataclasses.replace(source, classes=17, max_length=16)
   assert image_task.ImageTask.adapted(source, target) == target
   old = models.define(source)
   params = jax.tree.map(lambda p: jnp.full(p.shape, 2.0), old.abstract)
-  new, moments = (image_task.ImageTask.adapt(params, target, seed) for seed in (0, None))
+  new, moments = (_adapt(params, target, seed) for seed in (0, None))
   for tree in (new, moments):
     assert jax.tree.map(jnp.shape, tree) == jax.tree.map(jnp.shape, models.define(target).abstract)
   np.testing.assert_allclose(new['positions'], 2, rtol=1e-5)
   assert np.std(new['head']['kernel']) > 0, 'the new head is not drawn'
   assert not moments['head']['kernel'].any() and not moments['positions'].any()
-  assert new['blocks'] is params['blocks']
+  assert jax.tree.all(jax.tree.map(lambda a, b: a is b, new['blocks'], params['blocks']))
 
 
 def test_a_new_head_is_drawn_as_the_target_says():
@@ -308,7 +317,7 @@ def test_a_new_head_is_drawn_as_the_target_says():
   target = dataclasses.replace(source, classes=100, init=InitConfig(std=0.5))
   params = models.define(source).init(jax.random.key(0))
   adapted = image_task.ImageTask.adapted(source, target)
-  head = image_task.ImageTask.adapt(params, adapted, 0)['head']['kernel']
+  head = _adapt(params, adapted, 0)['head']['kernel']
   np.testing.assert_allclose(np.std(head), 0.5, rtol=0.05, err_msg='drawn as in the source')
 
 
@@ -316,8 +325,10 @@ def test_a_head_for_as_many_other_classes_is_drawn_anew():
   model = tiny_vit()
   params = jax.tree.map(lambda p: jnp.full(p.shape, 2.0), models.define(model).abstract)
   for seed, value in ((0, 'a parameter'), (None, 'a moment')):
-    kept = image_task.ImageTask.adapt(params, model, seed)
-    assert kept['head'] is params['head'], f'{value} of a head that fits is not kept'
-    new = image_task.ImageTask.adapt(params, model, seed, new_head=True)
+    kept = _adapt(params, model, seed)
+    assert kept['head']['kernel'] is params['head']['kernel'], (
+      f'{value} of a head that fits is not kept'
+    )
+    new = _adapt(params, model, seed, new_head=True)
     assert not np.any(new['head']['kernel'] == 2.0), f'{value} of the old head stays'
-    assert new['blocks'] is params['blocks']
+    assert jax.tree.all(jax.tree.map(lambda a, b: a is b, new['blocks'], params['blocks']))

@@ -24,7 +24,7 @@ from tokenformer_jax.training.prepare import prepare
 
 pytestmark = pytest.mark.slow  # because almost every test trains a run
 WEIGHTS = {'new': {'weight': 0.75}, 'old': {'weight': 0.25}}
-VARYING = {'new': {'weight_by_step': '0:0 16:1'}, 'old': {'weight_by_step': '0:1 16:0'}}
+VARYING = {'new': {'weight_by_step': '0:0.25 9:1'}, 'old': {'weight_by_step': '0:0.75 9:0'}}
 
 
 @pytest.fixture(scope='module')

@@ -3,8 +3,8 @@
 tokenformer verify --config=configs/lm_pile.py:150m
 tokenformer verify --store=~/.cache/tokenformer_jax/stores/NAME
 
-A run checks only a part of the store at its start; this command reads all of it. It ends with
-status 2 if the store is damaged.
+A run compares the sizes of files at its start, and later the blocks that it reads; this command
+reads all of it. It ends with status 2 if the store is damaged.
 """
 
 import os

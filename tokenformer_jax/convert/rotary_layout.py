@@ -26,9 +26,10 @@ from tokenformer_jax.config import (
 from tokenformer_jax.config.model import layer_path, used_layers
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow import files
-from tokenformer_jax.grow.state import map_trees
+from tokenformer_jax.grow.apply import grow_state
+from tokenformer_jax.grow.steps.step import Arrays, Selection
 from tokenformer_jax.model import models, trunk
-from tokenformer_jax.model.params import Params, Role
+from tokenformer_jax.model.params import Params, Path, Role
 from tokenformer_jax.model.positions import rotary_width
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
@@ -49,7 +50,9 @@ def convert_layout(params: Params, model: ModelConfig, layout: str) -> tuple[Par
       a layer that rotates has neither softmax nor linear attention.
   """
   _check(model, layout)
-  return _permuted(params, _orders(model, layout)), _with_layout(model, layout)
+  step = _step(model, layout)
+  state = grow_state({'params': params, 'opt_state': ()}, model, (step,), GrowConfig())
+  return state['params'], step.after
 
 
 def convert_run(source: str, target: paths.Path, layout: str) -> ModelConfig:
@@ -68,19 +71,15 @@ def convert_run(source: str, target: paths.Path, layout: str) -> ModelConfig:
     checkpoint.check_is_model(meta, directory)
     model = meta.config.model
     _check(model, layout)
-    orders = _orders(model, layout)
+    step = _step(model, layout)
     mesh = sharding.make_mesh(MeshConfig(), jax.local_devices()[:1])
     if meta.contents == 'params':
       params = files.read_params(checkpoints, meta, mesh, models.define(model).abstract)
-      state = {'params': _permuted(params, orders)}
+      state = {'params': convert_layout(params, model, layout)[0]}
     else:
-      state = map_trees(
-        files.read(checkpoints, meta, mesh),
-        GrowConfig(),  # keeps the moments and the step
-        lambda params: _permuted(params, orders),
-        lambda _, moments: _permuted(moments, orders),
-      )
-  model = _with_layout(model, layout)
+      # The config keeps the moments and the step.
+      state = files.read_and_grow(checkpoints, meta, mesh, (step,), GrowConfig())
+  model = step.after
   files.write(
     target,
     state,
@@ -165,11 +164,16 @@ def _order(rotary: RotaryConfig, heads: int, head_width: int) -> np.ndarray:
   return (head_width * np.arange(heads)[:, None] + in_head).ravel()
 
 
-def _permuted(tree: Params, orders: dict[tuple[str, ...], np.ndarray]) -> Params:
-  """Return a tree like the parameters with the last axes of the arrays in `orders` permuted."""
+@dataclasses.dataclass(frozen=True)
+class _PermuteHeads(Selection):
+  """Permutes the last axes of the arrays in `orders`."""
 
-  def permuted(path: tuple[Any, ...], array: jax.Array) -> jax.Array:
-    order = orders.get(tuple(key.key for key in path))
-    return array if order is None else jnp.take(array, order, axis=-1)
+  orders: dict[tuple[str, ...], np.ndarray] = dataclasses.field(compare=False)
 
-  return jax.tree.map_with_path(permuted, tree)
+  def select(self, path: Path, old: Arrays) -> jax.Array:
+    order = self.orders.get(tuple(key.key for key in path))
+    return old(path) if order is None else jnp.take(old(path), order, axis=-1)
+
+
+def _step(model: ModelConfig, layout: str) -> _PermuteHeads:
+  return _PermuteHeads(model, _with_layout(model, layout), _orders(model, layout))

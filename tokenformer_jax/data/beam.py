@@ -78,7 +78,7 @@ def write_shards(
       f'the pipeline of --beam={flags!r} failed ({retry.one_line(error)}); the same command '
       'continues with the shards that are missing'
     ) from error
-  sizes = paths.sizes(jobs[0].folder)
+  sizes = shards.file_sizes(jobs[0].folder)
   for job in jobs:
     if (shard := job.find(sizes)) is None:
       raise UserError(_reason(job))

@@ -1,7 +1,6 @@
 """Open the token store that `config.data.store` names, in a file system or in a bucket."""
 
 import dataclasses
-from pathlib import Path
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import shards, tokenizers
@@ -12,10 +11,8 @@ from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.storage import paths
 
 
-def open_named(config: DataConfig, tokenizer: Tokenizer | None, cache: Path) -> Store:
+def open_named(config: DataConfig, tokenizer: Tokenizer | None) -> Store:
   """Open the store that `config.store` names, and check that it is of the config's text.
-
-  Tokens of a store in a bucket are kept in the folder `cache`, up to `config.cache_gb`.
 
   Raises:
     UserError: there is no store, it has changed, or it is of another text or tokenizer.
@@ -23,9 +20,8 @@ def open_named(config: DataConfig, tokenizer: Tokenizer | None, cache: Path) -> 
   """
   path, name = folder(config), f'{config.setting("store")} is {config.store}'
   made = 'make it with `tokenformer prepare` from the same config'
-  share = int(config.cache_gb * 1e9) // max(1, config.workers)  # Each process has its own cache.
   try:
-    store = shards.open_store(path, shards.Cache(cache, share))
+    store = shards.open_store(path)
   except FileNotFoundError as error:
     raise UserError(f'{name}, where there is no complete token store; {made}') from error
   except ChangedError as error:

@@ -3,14 +3,16 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import hashlib
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from tokenformer_jax.data import marks, shards, text
+from tokenformer_jax.data import marks, shards, text, tokens
 from tokenformer_jax.data.corpus import SPLITS, Piece, Unit
-from tokenformer_jax.data.shards import Digests, Part, Shard, flush
+from tokenformer_jax.data.shards import Part, Shard
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths, sealed
@@ -32,7 +34,7 @@ class PartWriter:
 
   def __init__(self, file: BinaryIO, dtype: np.dtype, tokenizer: Tokenizer):
     self.tokens = self.bytes = self.documents = self.answers = self.divided = 0
-    self._digests = Digests()
+    self._hash = hashlib.blake2b(digest_size=16)
     self._file = file
     self._dtype = dtype
     self._tokenizer = tokenizer
@@ -76,24 +78,13 @@ class PartWriter:
   def _write(self, ids: np.ndarray) -> None:
     data = ids.tobytes()
     self._file.write(data)
-    self._digests.update(data)
+    self._hash.update(data)
     self.tokens += len(ids)
 
   def part(self) -> Part:
-    """Return the counts and digests of what was written."""
-    return Part(
-      self.tokens,
-      self.bytes,
-      self.documents,
-      self._digests.whole().hex(),
-      tuple(self._digests.blocks()),
-      self.answers,
-      self.divided,
-    )
-
-  def flush(self) -> None:
-    """Wait until the file is on disk, so that a power cut leaves no renamed file of zeros."""
-    flush(self._file)
+    """Return the counts and the digest of what was written."""
+    counts = self.tokens, self.bytes, self.documents
+    return Part(*counts, self._hash.hexdigest(), self.answers, self.divided)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,46 +99,42 @@ class Job:
   skip_bad: bool = False
   batch: int = 0  # characters that are encoded together. 0: `BATCH_CHARACTERS`
 
-  def find(self, found: dict[str, int]) -> Shard | None:
-    """Return the shard if an earlier build wrote it; `found` has the sizes of the store's files."""
+  def find(self, sizes: dict[str, int]) -> Shard | None:
+    """Return the shard if an earlier build wrote it; `sizes` are of all files of the store."""
     name = record_name(self.name)
-    if name not in found:
+    if name not in sizes:
       return None
     try:
       record = sealed.load((self.folder / name).read_bytes())
       shard = Shard.from_json(record['shard'])
-      whole = all(
-        found.get(shard.file(split)) == part.tokens * np.dtype(self.dtype).itemsize
-        for split, part in shard.splits.items()
-        if part.tokens
-      )
-      whole = whole and (self.skip_bad or not shard.bad_documents)
+      whole = shard.is_among(sizes) and (self.skip_bad or not shard.bad_documents)
       return shard if record['key'] == self.key and whole else None
     except (ValueError, LookupError, TypeError, AttributeError):
       return None  # A power cut can leave a file without content.
 
   def write(self, tokenizer: Tokenizer, update: Callable[[int], Any] = lambda _: None) -> Shard:
     """Write the shard and its record; `update` is called with the bytes of each batch."""
-    bad = _LeftOut()
+    bad, dtype = _LeftOut(), np.dtype(self.dtype)
     leave_out = bad.add if self.skip_bad else text.refuse
     with shards.temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
-      writers = {}
-      for split in SPLITS:
-        file = stack.enter_context(open(temporary / split, 'wb'))
-        writers[split] = PartWriter(file, np.dtype(self.dtype), tokenizer)
+      files = {s: stack.enter_context(open(temporary / s, 'w+b')) for s in SPLITS}
+      writers = {split: PartWriter(file, dtype, tokenizer) for split, file in files.items()}
       for pieces in _read_ahead(_batches(self.unit.pieces(leave_out), self.batch)):
         encoded = encode(tokenizer, pieces)
         before = sum(writer.bytes for writer in writers.values())
         for piece, ids in zip(pieces, encoded, strict=True):
           writers[piece.split].add(piece, ids)
         update(sum(writer.bytes for writer in writers.values()) - before)
-      for writer in writers.values():
-        writer.flush()
-      parts = {split: writer.part() for split, writer in writers.items()}
-      shard = Shard(self.name, parts, tuple(bad.named), bad.count)
-      for split, part in shard.splits.items():
-        if part.tokens:
-          paths.put(temporary / split, self.folder / shard.file(split))
+      train, validation = files.values()
+      validation.seek(0)
+      shutil.copyfileobj(validation, train)
+      train.flush()
+      array_files: dict[str, tuple[int, str]] = {}
+      if train.tell():
+        tokens.write(temporary / 'array', np.memmap(train.name, dtype, 'r'))
+        array_files = shards.put_array(temporary / 'array', self.folder / self.name)
+    parts = {split: writer.part() for split, writer in writers.items()}
+    shard = Shard(self.name, parts, array_files, tuple(bad.named), bad.count)
     record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
     shards.put_json(self.folder, record_name(self.name), record)
     return shard

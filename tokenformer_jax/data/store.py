@@ -41,7 +41,7 @@ from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.runs import claim
 from tokenformer_jax.storage import paths, retry
 
-_FORMAT = 1  # version of the tokenization
+_FORMAT = 2  # version of the tokenization and of the stores in the cache
 
 
 def window_count(tokens: np.ndarray | Tokens, sequence_length: int) -> int:
@@ -63,7 +63,7 @@ def prepare(
     TransientError: reading or writing kept failing with errors that may pass.
   """
   if config.store:
-    return named_store.open_named(config, tokenizer, cache_folder(config))
+    return named_store.open_named(config, tokenizer)
   return _build(_Builder(config, open_text(config), progress, tokenizer))
 
 
@@ -134,7 +134,7 @@ def find(config: DataConfig, tokenizer: Tokenizer) -> Store | None:
     UserError: the text cannot be read.
   """
   if config.store:
-    return named_store.open_named(config, tokenizer, cache_folder(config))
+    return named_store.open_named(config, tokenizer)
   return _Builder(config, open_corpus(config), progress=False, tokenizer=tokenizer).find()
 
 
@@ -291,7 +291,7 @@ class _Builder:
 
   def _write_shards(self, jobs: list[Job], tokenizer: Tokenizer) -> list[Shard]:
     """Write the shards that are not there yet, and return all."""
-    sizes = paths.sizes(self.path)
+    sizes = shards.file_sizes(self.path)
     found = {job.name: shard for job in jobs if (shard := job.find(sizes))}
     missing = [job for job in jobs if job.name not in found]
     no_bar = None if self.progress else True  # None: tqdm shows the bar only on a terminal.

@@ -1,56 +1,82 @@
-"""Read the tokens of a split from the files of its shards."""
+"""Keep token ids in zarr3 arrays, which TensorStore writes once and reads in windows.
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+An array has files of `_FILE_TOKENS` tokens. A file has blocks of `_BLOCK_TOKENS`, each with a
+checksum, and an index of its blocks. A read takes whole blocks, so a changed byte is an error, and
+so is a file that is missing: without `fill_missing_data_reads` it would read as zeros.
+"""
+
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import tensorstore as ts
 
 from tokenformer_jax.data import marks
-from tokenformer_jax.storage import retry
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.storage import paths, retry
+
+_FILE_TOKENS = 2**22
+_BLOCK_TOKENS = 2**12
+_CACHE_BYTES = 10**8  # of blocks, and of the indexes of files, in the memory of a process
+
+
+class ArraySlice(NamedTuple):
+  """Some tokens of an array: those from `start` on, `count` of the `total` in the folder."""
+
+  folder: paths.Path
+  start: int
+  count: int
+  total: int
+
+
+def write(folder: Path, tokens: np.ndarray) -> None:
+  """Write an array into a new folder of this host. The same tokens give the same bytes."""
+  array = ts.open(_spec(folder, len(tokens), tokens.dtype), create=True).result()
+  for start in range(0, len(tokens), _FILE_TOKENS):
+    stop = min(start + _FILE_TOKENS, len(tokens))
+    array[start:stop].write(tokens[start:stop]).result()
 
 
 class Tokens:
   """The tokens of a split, over all shards: `len(x)`, and `x[a:b]` as an array of ids.
 
-  A range in one local shard is a part of a file that is mapped into memory. Positions are Python's
-  integers and 64 bits wide, so they are exact for any store. Pickling copies no tokens. If they are
-  `marked`, the ids say which of them carry loss: see `marks`.
+  Positions are Python's integers and 64 bits wide, so they are exact for any store. Pickling copies
+  no tokens. If they are `marked`, the ids say which of them carry loss: see `marks`.
   """
 
-  def __init__(
-    self, files: Sequence[str], counts: Sequence[int], dtype: str, *, marked: bool = False
-  ):
+  def __init__(self, slices: Sequence[ArraySlice], dtype: str, *, marked: bool = False):
     self.dtype, self._marked = np.dtype(dtype), marked
-    self._files = tuple(files)
+    self._slices = tuple(slices)
+    counts = [one.count for one in slices]
     self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    self._opened: dict[int, np.ndarray] = {}
+    self._arrays: dict[int, ts.TensorStore] = {}
 
   def __len__(self) -> int:
     return int(self._starts[-1])
 
   def __getitem__(self, key: slice) -> np.ndarray:
-    """Return the tokens of a range `a:b`, read-only; as for a list, it is cut at the ends."""
+    """Return the tokens of a range `a:b`; as for a list, it is cut at the ends."""
     start, stop, step = key.indices(len(self))
     if step != 1:
       raise IndexError(f'the step of a range of tokens is {step}; it must be 1')
-    pieces = [self._read(*span) for span in self._spans(start, stop)]
-    match pieces:
-      case []:
-        found = np.empty(0, self.dtype)
-      case [piece]:
-        found = piece
-      case _:
-        found = np.concatenate(pieces)
-    if not self._marked:
-      return found
-    return marks.unpack(found)
+    return self.gather([(start, stop)])[0]
 
-  def gather(self, ranges: Sequence[tuple[int, int]]) -> Iterable[np.ndarray]:
-    """Return the tokens of each range; where reading waits for a server, all are asked at once."""
-    return (self[start:stop] for start, stop in ranges)
+  def gather(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+    """Return the tokens of each range; all are read at the same time."""
+
+    def once() -> list[np.ndarray]:
+      reads = [[self._start_read(*span) for span in self._spans(*one)] for one in ranges]
+      nothing = np.empty(0, self.dtype)
+      return [np.concatenate([nothing, *(self._result(*r) for r in window)]) for window in reads]
+
+    windows = retry.retried(once, 'reading tokens')
+    return [marks.unpack(window) for window in windows] if self._marked else windows
 
   def __getstate__(self) -> dict[str, Any]:
-    return self.__dict__ | {'_opened': {}}
+    return self.__dict__ | {'_arrays': {}}
 
   def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Yield the shards of a range, each with the range's first and last position in it."""
@@ -62,10 +88,53 @@ class Tokens:
         start = end
       shard += 1
 
-  def _read(self, shard: int, start: int, stop: int) -> np.ndarray:
-    if shard not in self._opened:
-      file = self._files[shard]
-      self._opened[shard] = retry.retried(
-        lambda: np.memmap(file, self.dtype, mode='r'), f'opening {file}'
-      )
-    return self._opened[shard][start:stop]
+  def _start_read(self, shard: int, start: int, stop: int) -> tuple[paths.Path, Any]:
+    folder, first, _, total = self._slices[shard]
+    if shard not in self._arrays:
+      spec = _spec(folder, total, self.dtype) | _UNCHANGING
+      array = ts.open(spec, open=True, assume_metadata=True, context=_context())
+      self._arrays[shard] = array.result()
+    return folder, self._arrays[shard][first + start : first + stop].read()
+
+  def _result(self, folder: paths.Path, read: Any) -> np.ndarray:
+    try:
+      return read.result()
+    except ValueError as error:  # TensorStore raises it with its status.
+      if retry.is_transient(error):
+        raise
+      raise UserError(
+        f'the tokens in {folder} are not as they were written ({retry.one_line(error)}); remove '
+        f'{folder.parent} and make the token store again, which a run does for one in its cache'
+      ) from error
+
+
+# A store never changes, so what is cached is valid; its index says what `zarr.json` would.
+_UNCHANGING = {'recheck_cached_data': False, 'recheck_cached_metadata': False}
+
+
+@functools.cache
+def _context() -> ts.Context:
+  return ts.Context({'cache_pool': {'total_bytes_limit': _CACHE_BYTES}})
+
+
+def _spec(folder: paths.Path, count: int, dtype: np.dtype) -> dict[str, Any]:
+  """Return TensorStore's description of an array of tokens."""
+  path = f'{os.fspath(folder)}/'
+  kvstore: dict[str, str] = {'driver': 'file', 'path': path}
+  if paths.in_bucket(path):
+    bucket, _, name = path.removeprefix('gs://').partition('/')
+    kvstore = {'driver': 'gcs', 'bucket': bucket, 'path': name}
+  codecs = [{'name': 'bytes', 'configuration': {'endian': 'little'}}, {'name': 'crc32c'}]
+  sharding = {'chunk_shape': [_BLOCK_TOKENS], 'codecs': codecs, 'index_codecs': codecs}
+  return {
+    'driver': 'zarr3',
+    'kvstore': kvstore,
+    'store_data_equal_to_fill_value': True,
+    'fill_missing_data_reads': False,
+    'metadata': {
+      'shape': [count],
+      'data_type': dtype.name,
+      'chunk_grid': {'name': 'regular', 'configuration': {'chunk_shape': [_FILE_TOKENS]}},
+      'codecs': [{'name': 'sharding_indexed', 'configuration': sharding}],
+    },
+  }

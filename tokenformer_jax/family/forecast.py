@@ -30,28 +30,22 @@ class Law:
 
   Attributes:
     values: E, A, B, alpha and beta.
-    count: `all` parameters, or those `without_embeddings`.
     experts: the exponent of all parameters over those that a token uses; 0 for dense models.
     gamma: the mixing exponent of growth.
     measured: whether the file has the mixing exponent.
   """
 
   values: formulas.Values
-  count: str
   experts: float
   gamma: float
   measured: bool
 
   def count_of(self, job: Job) -> float:
-    """Return the parameters of a job's model, as the law counts them.
+    """Return the parameters of a job's model.
 
     For a mixture of experts they are those of the dense model with the same loss: N (M/N)^(γ/α).
     """
-    size = job.size
-    if self.count == 'all':
-      active, whole = size.active, size.parameters
-    else:
-      active, whole = size.active_without_embeddings, size.without_embeddings
+    active, whole = job.size.active, job.size.parameters
     return active * (whole / active) ** (self.experts and self.experts / self.values['alpha'])
 
 
@@ -68,7 +62,7 @@ def read_law(path: str) -> Law:
     found = content.get('mixing')
     gamma = mixing.TYPICAL if found is None else float(found['value'])
     experts = float(content.get('gamma', 0))
-    return Law(values, content['count'], experts, gamma, found is not None)
+    return Law(values, experts, gamma, found is not None)
   except OSError as error:
     raise UserError(f'--law={path} cannot be read ({error.strerror})') from error
   except (ValueError, TypeError, KeyError, AttributeError) as error:

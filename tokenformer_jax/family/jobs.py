@@ -4,14 +4,14 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tokenformer_jax.config import Config, GrowConfig, ModelConfig, OptimConfig
+from tokenformer_jax.config import Config, GrowConfig, ModelConfig, OptimConfig, as_wsd
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import grid
 from tokenformer_jax.laws.runs import measure_size
 from tokenformer_jax.model import flops
 from tokenformer_jax.training import sizes
 
-RATE_POWER = -0.75  # as for a growth: see `grow.state.rate_factor`
+RATE_POWER = -0.75  # as for a growth: see `grow.plan.rate_factor`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Plan:
 
   @property
   def optim(self) -> OptimConfig:
-    return dataclasses.replace(self.base.optim, schedule='wsd')
+    return dataclasses.replace(self.base.optim, schedule=as_wsd(self.base.optim.schedule))
 
   @property
   def decay_begin(self) -> int:

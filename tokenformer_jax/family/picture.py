@@ -4,7 +4,7 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tokenformer_jax.laws import picture
+from tokenformer_jax import figures
 from tokenformer_jax.runs.curves import COLOURS
 from tokenformer_jax.storage import paths
 
@@ -20,7 +20,7 @@ def draw(content: Mapping[str, Any]) -> 'Figure':
   Raises:
     UserError: matplotlib is missing.
   """
-  figure = picture.make_figure()
+  figure = figures.make()
   axes = figure.add_subplot()
   for colour, (way, found) in zip(COLOURS, content['ways'].items(), strict=False):
     spent = [one['flops_alone'] for one in found['sizes']]
@@ -33,8 +33,8 @@ def draw(content: Mapping[str, Any]) -> 'Figure':
         f'×{one["size"]:g}', place, xytext=(4, 4), textcoords='offset points', fontsize=8
       )
   axes.set_xscale('log')
-  picture.plain_losses(axes)
-  picture.finish(
+  figures.use_log_losses(axes)
+  figures.finish(
     axes, 'training FLOPs, if this size alone is wanted', 'loss on held-out text (nats per token)'
   )
   axes.legend(frameon=False, fontsize=8)

@@ -20,7 +20,8 @@ from tokenformer_jax.config import groups as choices
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import jobs as jobs_lib
 from tokenformer_jax.family.jobs import Action, Family, Job, Plan
-from tokenformer_jax.grow import state
+from tokenformer_jax.grow import plan as growth_plan
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.laws import grid
 
 SCALES = ('tokens', 'layers')
@@ -88,8 +89,8 @@ def _grown_models(plan: Plan) -> list[ModelConfig]:
   for factor in family.sizes[1:]:
     wanted = plan.model(factor)
     if family.scale == 'tokens':
-      wanted = state.grown_model(models[-1], config_lib.token_counts(wanted), grow)
-    state.check(models[-1], wanted, grow)
+      wanted = grown_model(models[-1], config_lib.token_counts(wanted), grow)
+    growth_plan.check(models[-1], wanted, grow)
     models.append(wanted)
   return models
 
@@ -160,7 +161,7 @@ def _top_down(plan: Plan) -> list[Job]:
   for factor in reversed(family.sizes[:-1]):
     folder = f'top_down/size_{factor:g}'
     counts = config_lib.token_counts(plan.model(factor))
-    model = state.grown_model(large, counts, _SHRUNKEN)
+    model = grown_model(large, counts, _SHRUNKEN)
     arguments = {'param_tokens': counts, 'examples': family.examples}
     shrunk = plan.job(
       f'{folder}/shrunk_by_{family.examples}',
@@ -189,8 +190,8 @@ def _elastic(plan: Plan) -> list[Job]:
   first, begin = plan.end - max(1, round(family.share * plan.end)), plan.decay_begin
   if first > begin:
     raise UserError(
-      f'--share={family.share:g} is less than the decay, config.optim.decay_share='
-      f'{plan.optim.decay_share:g}, and prefixes train from its begin on at the latest; raise '
+      f'--share={family.share:g} is less than the decay, config.optim.schedule.decay_share='
+      f'{plan.optim.schedule.decay_share:g}, and prefixes train from its begin on at the latest; '
       '--share'
     )
   if first <= plan.optim.warmup_steps:

@@ -1,32 +1,21 @@
 """Grow a trained model without changing what it computes.
 
-  tokens.py   more parameter tokens (the point of a TokenFormer), and fewer; parts of a model
-  depth.py    more layers
-  widen.py    a wider Transformer, the baseline: Net2Net and HyperCloning
-  experts.py  routed experts: the models before and after
-  arrays.py   the stages of a growth, array by array; expert_arrays.py is that of experts
-  state.py    checks, whether a growth is exact, and the pure function over a whole state
-  groups.py   where each group of tokens comes from
-  room.py     checks of memory and disk
-  files.py    growth from one work directory to another, array by array, whole or not at all
-  actions.py  the table of actions for the command `grow` and the methods of `Run`
-  larger.py   the actions that add: grow and merge
-  merging.py  the tokens of another run behind one's own
-  as_tokens.py  matrices as parameter tokens
-  job.py      an action's source, target and checks
-
-`grow` is that pure function; `train.py` uses it for `config.init_from`.
+plan.py     the steps from a model to a larger one; whether they can be made, and are exact
+steps/      the steps: views of the arrays of one model as those of another
+apply.py    the arrays after some steps: in one function, or one after the other
+subsets.py  the tokens to extract or to keep
+merging.py  the tokens of another run behind one's own
+groups.py   where each group of tokens comes from
+files.py    from one work directory to another, whole or not at all
+room.py     checks of memory and disk
+verify.py   the outputs of two models on the same batch
+job.py      an action's source, target and checks
+actions.py  the table of actions for the command `grow` and the methods of `Run`
+larger.py   the actions that add: grow and merge
 """
 
-from tokenformer_jax.grow.state import grow, grown_model, inexact
-from tokenformer_jax.grow.tokens import extract, merge, remove, shrink
+from tokenformer_jax.grow.apply import grow_state
+from tokenformer_jax.grow.plan import check, inexact, plan_growth
+from tokenformer_jax.grow.steps.tokens import grown_model
 
-__all__ = [
-  'extract',
-  'grow',
-  'grown_model',
-  'inexact',
-  'merge',
-  'remove',
-  'shrink',
-]
+__all__ = ['check', 'grow_state', 'grown_model', 'inexact', 'plan_growth']

@@ -7,6 +7,7 @@ after a dry run. Messages name arguments as flags; `arguments.checked` names the
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -20,16 +21,19 @@ from tokenformer_jax.config import groups as choices
 from tokenformer_jax.config.groups import Choice, as_text
 from tokenformer_jax.config.section import Count, Key
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import as_tokens, expert_arrays, files, larger, parts, state, verify
-from tokenformer_jax.grow import experts as experts_lib
+from tokenformer_jax.grow import files, larger, plan, subsets, verify
 from tokenformer_jax.grow import groups as groups_lib
+from tokenformer_jax.grow.apply import Steps
 from tokenformer_jax.grow.job import Job
 from tokenformer_jax.grow.larger import Counts
+from tokenformer_jax.grow.steps import experts as experts_lib
+from tokenformer_jax.grow.steps import matrices as matrices_lib
+from tokenformer_jax.grow.steps.remove import ScaleGroups, TakeGroups
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import models
-from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.params import Params, lookup
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch
 
@@ -46,11 +50,11 @@ def extract(job: Job, *, groups: Numbers | None = None) -> None:
   """
   meta = job.meta
   numbers = () if groups is None else _group_numbers(job.model, groups)
-  lineage, model = parts.extraction(meta, job.directory, numbers)
-  whole = job.read()
+  lineage, model = subsets.extraction(meta, job.directory, numbers)
+  params = files.read(job.checkpoints, meta, job.mesh)['params']
   files.write(
     job.target,
-    parts.extract(whole, job.model, lineage[-1], numbers),
+    {'params': subsets.extract(params, job.model, lineage[-1].model, numbers)},
     job.new_config(model, meta.config.grow),
     meta.tokenizer,
     lineage=lineage,
@@ -77,29 +81,16 @@ def remove(
     return _choose(job, 'remove', choices.without(numbers), numbers)
   if experts is not None:
     return _remove_experts(job, experts)
-  last = parts.last_addition(job.meta, job.directory)
-  if last.grow.method == 'duplicate' and last.action == 'grow':
-    raise UserError(
-      'the last growth duplicated the tokens and divided the values of the old ones among the '
-      'copies; taking the copies out would not give back what was there'
-    )
-
-  def change(old: State) -> State:
-    return parts.remove(old, job.model, last.model, job.config, last.grow.place)
-
-  return job.rewrite('remove', last.model, change)
+  last = subsets.last_addition(job.meta, job.directory)
+  return job.rewrite('remove', last.model, plan.plan_removal(last, job.model))
 
 
 def _remove_experts(job: Job, experts: Numbers) -> int | None:
   numbers = choices.in_order(experts, '--experts', 'experts')
   after = experts_lib.without(job.model, numbers, '--experts')
-  definition = models.define(job.model)
-  kept = expert_arrays.without(definition.info, definition.abstract, numbers)
-
-  def change(old: State) -> State:
-    return parts.take_experts(old, job.model, kept, job.config)
-
-  return job.rewrite('remove', after, change, experts=as_text(numbers))
+  kept = functools.partial(lookup, experts_lib.all_but(job.model, numbers))
+  steps = (experts_lib.TakeExperts(job.model, after, data=kept),)
+  return job.rewrite('remove', after, steps, experts=as_text(numbers))
 
 
 def keep_first(job: Job, *, groups: Count) -> int | None:
@@ -123,10 +114,11 @@ def _choose(job: Job, action: str, choice: Choice, gone: Sequence[int]) -> int |
   """Write the run with a choice of its groups; `gone` are the numbers of the others."""
   model, optim = job.model, job.optim
   frozen = choices.choose_frozen(optim, model, choice)
+  after = choices.choose(model, choice)
   return job.rewrite(
     action,
-    choices.choose(model, choice),
-    lambda old: parts.choose_groups(old, model, choice, job.config),
+    after,
+    (TakeGroups(model, after, choice),),
     optim=dataclasses.replace(optim, frozen_groups=frozen),
     groups=as_text(gone),
   )
@@ -141,10 +133,8 @@ def scale(job: Job, *, groups: Numbers, factor: float) -> int | None:
   model = job.model
   numbers = _group_numbers(model, groups)
 
-  def change(old: State) -> State:
-    return parts.scale_groups(old, model, numbers, factor)
-
-  return job.rewrite('scale', model, change, groups=as_text(numbers), factor=factor)
+  steps = (ScaleGroups(model, model, numbers, factor),)
+  return job.rewrite('scale', model, steps, groups=as_text(numbers), factor=factor)
 
 
 def freeze(job: Job, *, groups: Numbers) -> int | None:
@@ -158,7 +148,7 @@ def freeze(job: Job, *, groups: Numbers) -> int | None:
   text = as_text(_group_numbers(model, groups) if groups else ())
   optim = dataclasses.replace(job.optim, frozen_groups=text)
   none = range(0)
-  return job.rewrite('freeze', model, lambda old: old, measured=none, optim=optim, groups=text)
+  return job.rewrite('freeze', model, (), measured=none, optim=optim, groups=text)
 
 
 def shrink(
@@ -178,39 +168,38 @@ def shrink(
     raise UserError('shrink needs either --param_tokens or --experts, the numbers to keep')
   if experts is not None:
     return _shrink_experts(job, experts, examples)
-  after = state.grown_model(model, named_counts(model, param_tokens, '--param_tokens'), job.config)
-  parts.check_smaller(model, after)
+  after = grown_model(model, named_counts(model, param_tokens, '--param_tokens'), job.config)
+  subsets.check_smaller(model, after)
 
-  def change(old: State) -> State:
+  def steps(params: Params) -> Steps:
     batch, name = job.held_out(examples)
     task = verify.exact_task(job.meta.config, model)
-    new = parts.shrink(old, task, after, batch, job.config)
     messages.say(f'importance of a token: mean over examples of |⟨value, ∂loss/∂value⟩|, on {name}')
-    return new
+    return subsets.shrink(params, task, after, batch)
 
   others = range(examples, 2 * examples)
-  return job.rewrite('shrink', after, change, measured=others, advice=True)
+  return job.rewrite('shrink', after, steps, measured=others, advice=True)
 
 
 def _shrink_experts(job: Job, experts: int | Counts, examples: int) -> int | None:
   counts = experts_lib.named_counts(job.model, experts, '--experts', dense=False)
   after = experts_lib.smaller(job.model, counts, '--experts=N')
 
-  def change(old: State) -> State:
+  def steps(params: Params) -> Steps:
     batch, name = job.held_out(examples)
-    kept = _most_used(job, after, old['params'], batch, name)
-    return parts.take_experts(old, job.model, kept, job.config)
+    kept = _most_used(job, after, params, batch, name)
+    return (experts_lib.TakeExperts(job.model, after, data=functools.partial(lookup, kept)),)
 
   others = range(examples, examples + 1)
-  return job.rewrite('shrink', after, change, measured=others)
+  return job.rewrite('shrink', after, steps, measured=others)
 
 
 def _most_used(job: Job, after: ModelConfig, params: Params, batch: Batch, name: str) -> Params:
   """Return the experts to keep; report how often tokens choose the others."""
   info = models.define(job.model).info
   task = verify.exact_task(job.meta.config, experts_lib.balanced_by_bias(job.model))
-  loads = jax.jit(lambda params, batch: expert_arrays.loads(task, params, batch))(params, batch)
-  kept = expert_arrays.most_used(loads, info, models.define(after).abstract)
+  loads = jax.jit(lambda params, batch: experts_lib.loads(task, params, batch))(params, batch)
+  kept = experts_lib.most_used(loads, info, models.define(after).abstract)
   shares = [
     jnp.sum(jnp.take_along_axis(load, numbers, axis=-1), axis=-1)
     for load, numbers in zip(jax.tree.leaves(loads), jax.tree.leaves(kept), strict=True)
@@ -255,17 +244,13 @@ def to_tokens(job: Job, *, matrices: str | None = None) -> int | None:
     UserError: a matrix cannot be tokens, or there is no room.
   """
   model = job.model
-  after = as_tokens.wanted(model, matrices)
+  after = matrices_lib.wanted(model, matrices)
   messages.say(
     'the same up to rounding: GELU(z) − GELU(−z) = z makes two tokens of each input of a matrix, '
     "and a neuron of an MLP is a token; the optimizer's moments of the pairs start at zero"
   )
-  stages = [as_tokens.AsTokens(model)]
-
-  def change(old: State) -> State:
-    return state.run_stages(old, model, after, stages, job.config)
-
-  return job.rewrite('as_tokens', after, change, advice=True)
+  steps = (matrices_lib.MatricesToTokens(model, after),)
+  return job.rewrite('as_tokens', after, steps, advice=True)
 
 
 class Action(NamedTuple):

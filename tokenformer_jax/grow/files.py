@@ -1,31 +1,27 @@
 """Read a run, grow it array by array, and write a run, whole or not at all."""
 
-import collections
 import concurrent.futures
 import contextlib
-import ctypes
-import functools
 import os
 import tempfile
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
-from tokenformer_jax.config import Config, GrowConfig, ModelConfig
+from tokenformer_jax.config import Config, GrowConfig
 from tokenformer_jax.errors import TransientError, UserError
-from tokenformer_jax.grow import room, state
-from tokenformer_jax.grow.arrays import Arrays, ToArray
+from tokenformer_jax.grow import room
+from tokenformer_jax.grow.apply import Growth, Programs, Steps, return_freed_memory
 from tokenformer_jax.model import models
-from tokenformer_jax.model.params import Params, Path, lookup
-from tokenformer_jax.parallel import hosts, rules, sharding
+from tokenformer_jax.model.params import Params
+from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.runs import batches, checkpoint, claim, saved_config, spent_flops
 from tokenformer_jax.runs.checkpoint import Checkpoints
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, Seen, branch_of
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
-from tokenformer_jax.steps.statistics import kept_axes
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 
@@ -55,118 +51,40 @@ def read_and_grow(
   checkpoints: Checkpoints,
   meta: Meta,
   mesh: Mesh,
-  target: ModelConfig,
+  plan: Steps | Callable[[Params], Steps],
   config: GrowConfig,
   see: Callable[[Params], None] = lambda params: None,
 ) -> State:
-  """Return the grown state of a run; the growth's programs compile while the state is read.
+  """Return the state of a run after some steps; their programs compile while the state is read.
 
-  Arrays grow one after the other, each in its place on the mesh. The old array is freed as soon as
-  the new one exists, so both models are never in memory at once.
+  Arrays are made one after the other, each in its place on the mesh. An old array is freed as soon
+  as the new ones exist, so both models are never in memory at once.
 
-  `see` is called with the parameters before the growth and, once they exist, those after it. For
-  `target` and `config` see `state.grow`.
+  Args:
+    checkpoints: the run's.
+    meta: of the checkpoint to read.
+    mesh: of the new state.
+    plan: the steps, or a function from the old parameters to them.
+    config: see `Growth`.
+    see: is called with the old parameters and, once they exist, with the new ones.
 
   Raises:
     UserError: as `read`.
   """
-  source = meta.config.model
-  with concurrent.futures.ThreadPoolExecutor(1 + os.cpu_count()) as pool:
-    programs = _Programs(mesh, models.define(target).axes, pool)
-    abstract = _abstract_state(checkpoints, meta, mesh)
-    tracing = pool.submit(state.grow, abstract, source, target, config, programs.compile)
+  abstract = _abstract_state(checkpoints, meta, mesh)
+  with concurrent.futures.ThreadPoolExecutor(1 + (os.cpu_count() or 1)) as pool:
+
+    def compile_(steps: Steps, state: State) -> Programs:
+      programs = Programs(Growth(meta.config.model, steps, config), mesh, pool)
+      programs.compile(state)
+      return programs
+
+    early = None if callable(plan) else pool.submit(compile_, plan, abstract)
     old = checkpoint.restore_source(checkpoints, meta, abstract)
-    params = old['params']
-    see(params)
-    tracing.result()
+    see(old['params'])
+    programs = early.result() if early else compile_(plan(old['params']), old)
   return_freed_memory()
-
-  def run(f: ToArray, tree: Params, arrays: Arrays, name: str) -> Params:
-    del f  # `compile` has compiled it.
-    new = programs.run(tree, arrays, name)
-    if tree is params:
-      see(new)
-    return_freed_memory()
-    return new
-
-  return state.grow(old, source, target, config, run)
-
-
-class _Programs:
-  """Compiles the program of each array of a growth, and runs the programs one after the other.
-
-  Args:
-    mesh: the mesh of the arrays.
-    axes: the logical axes of the grown parameters.
-    pool: compiles.
-  """
-
-  def __init__(self, mesh: Mesh, axes: Params, pool: concurrent.futures.Executor):
-    self._mesh, self._axes, self._pool = mesh, axes, pool
-    self._compiled: dict[str, concurrent.futures.Future] = {}  # by text
-    self._programs: dict[Hashable, concurrent.futures.Future | None] = {}  # by `_key`
-
-  def compile(self, f: ToArray, tree: Params, arrays: Arrays, name: str) -> Params:
-    """Start to compile the programs of a tree of shapes, for `map_arrays`; return the tree."""
-
-    def start(path: Path, olds: list[jax.ShapeDtypeStruct]) -> None:
-      if (key := _key(name, path, olds)) not in self._programs:
-        self._programs[key] = program(path, olds)
-
-    def program(path: Path, olds: list[jax.ShapeDtypeStruct]) -> concurrent.futures.Future | None:
-      place = NamedSharding(self._mesh, rules.spec(kept_axes(name, lookup(self._axes, path))))
-      grow = jax.jit(functools.partial(f, path), out_shardings=place)
-      traced = grow.trace(olds, arrays.salts(path))
-      unchanged = traced.jaxpr.jaxpr.outvars == traced.jaxpr.jaxpr.invars[:1]
-      if len(olds) == 1 and olds[0].sharding == place and unchanged:
-        return None  # The array stays unchanged and in place.
-      lowered = traced.lower()
-      text = lowered.as_text()  # Many arrays have the same program.
-      if text not in self._compiled:
-        self._compiled[text] = self._pool.submit(lowered.compile)
-      return self._compiled[text]
-
-    arrays.map(start, tree, name)
-    return tree
-
-  def run(self, tree: Params, arrays: Arrays, name: str) -> Params:
-    """Make a tree with the programs that `compile` started."""
-    made = collections.deque()
-    uses: collections.Counter[int] = collections.Counter()
-    arrays.map(lambda path, olds: uses.update(map(id, olds)), tree, name)
-
-    def free_the_oldest() -> None:
-      new, olds = made.popleft()
-      jax.block_until_ready(new)
-      for old in olds:
-        old.delete()
-
-    def make(path: Path, olds: list[jax.Array]) -> jax.Array:
-      program = self._programs[_key(name, path, olds)]
-      if program is None:
-        return olds[0]
-      new = program.result()(olds, arrays.salts(path))
-      uses.subtract(map(id, olds))
-      made.append((new, [old for old in olds if not uses[id(old)]]))
-      if len(made) == 2:  # Keep at most two new arrays in flight.
-        free_the_oldest()
-      return new
-
-    grown = arrays.map(make, tree, name)
-    while made:
-      free_the_oldest()
-    return grown
-
-
-def _key(name: str, path: Path, olds: Sequence[Any]) -> Hashable:
-  """Return what decides the program of an array: the statistic, the path, and the old arrays."""
-  return name, path, tuple((old.shape, old.dtype) for old in olds)
-
-
-def return_freed_memory() -> None:
-  """Return the memory that glibc's allocator keeps to the system: a tenth of a CPU's state."""
-  with contextlib.suppress(OSError, AttributeError):  # another C library
-    ctypes.CDLL('libc.so.6').malloc_trim(0)
+  return programs.run(old, see)
 
 
 def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Params) -> Params:
@@ -174,7 +92,8 @@ def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Para
   placed = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding.replicated(mesh)), abstract
   )
-  return checkpoint.restore_source(checkpoints, meta, {'params': placed})['params']
+  entries = checkpoint.restore_source(checkpoints, meta, {'params': placed}, partial=True)
+  return entries['params']
 
 
 def descend(

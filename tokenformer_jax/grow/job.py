@@ -6,7 +6,7 @@ The actions of growth are in `actions.py`. A target is written whole or not at a
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from tokenformer_jax.config import Config, GrowConfig, MeshConfig, ModelConfig, 
 from tokenformer_jax.decoding import buckets
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, room, table, verify
+from tokenformer_jax.grow.apply import Steps
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import messages, sharding
@@ -66,19 +67,19 @@ class Job:
     self,
     action: str,
     after: ModelConfig,
-    change: Callable[[State], State],
+    plan: Steps | Callable[[Params], Steps],
     *,
     measured: range = _MEASURED,
     optim: OptimConfig | None = None,
     advice: bool = False,
     **details: Any,
   ) -> int | None:
-    """Write a run whose state is a function of the source's; report what changes, and the loss.
+    """Write a run whose state is made by steps from the source's; report changes and the loss.
 
     Args:
       action: the name of the action in the lineage.
       after: the model of the new state.
-      change: makes the new state.
+      plan: the steps, or a function from the source's parameters to them.
       measured: the held-out examples that the loss is measured on; empty if both models are equal.
       optim: the optimizer's settings of the new run; None: the source's.
       advice: whether to advise on the counts of tokens, where the user chooses them.
@@ -93,18 +94,14 @@ class Job:
     before = self.model
     if after != before:
       self.show_table(after, advice=advice)
-    self.check_room(after, held=(after,) if after == before else (before, after))
+    self.check_room(after)
     if self.dry_run:
       return None
     if not measured:
-      return self.write(action, after, change(self.read()), optim, **details)
+      return self.write(action, after, self.grow(plan), optim, **details)
     batch, name = self.held_out(len(measured), first=measured.start)
-    compute = self.compile_outputs(before, batch)
-    recompute = compute if after == before else self.compile_outputs(after, batch)
-    old = self.read()
-    computed = compute(old['params'])
-    new = change(old)
-    verify.report(computed, recompute(new['params']), name, exact=False)
+    new, outputs = self.grow_and_compare(after, plan, batch)
+    verify.report(*outputs, name, exact=False)
     return self.write(action, after, new, optim, **details)
 
   def show_table(self, after: ModelConfig, *, advice: bool = False) -> None:
@@ -124,10 +121,11 @@ class Job:
       planned = sharding.abstract_mesh(self.mesh_config, math.prod(sizes))
       sharding.check_divides(planned, definition.abstract, definition.axes)
 
-  def check_room(self, after: ModelConfig, held: Sequence[ModelConfig]) -> None:
-    """Check the memory for the models in `held`, which exist at once, and the target's disk."""
+  def check_room(self, after: ModelConfig) -> None:
+    """Check the memory for the larger of both states, and the target's disk."""
+    models_ = (self.model, after)
     try:
-      room.check_memory(self.mesh, held, self.optim, ema=checkpoint.has(self.meta, 'ema'))
+      room.check_memory(self.mesh, models_, self.optim, ema=checkpoint.has(self.meta, 'ema'))
     except UserError as error:
       if not self.dry_run:
         raise
@@ -142,13 +140,24 @@ class Job:
     task = verify.exact_task(self.meta.config, self.model)
     return task.held_out(self.meta.tokenizer, *rounded)
 
-  def compile_outputs(self, model: ModelConfig, batch: Batch) -> Callable[[Params], verify.Outputs]:
-    """Return the function from parameters of a model to its outputs on a batch."""
-    return verify.program(verify.exact_task(self.meta.config, model), batch, self.mesh)
+  def grow(
+    self, plan: Steps | Callable[[Params], Steps], see: Callable[[Params], None] = lambda _: None
+  ) -> State:
+    """Return the new state: see `files.read_and_grow`."""
+    return files.read_and_grow(self.checkpoints, self.meta, self.mesh, plan, self.config, see)
 
-  def read(self) -> State:
-    """Return the state of the source."""
-    return files.read(self.checkpoints, self.meta, self.mesh)
+  def grow_and_compare(
+    self, after: ModelConfig, plan: Steps | Callable[[Params], Steps], batch: Batch
+  ) -> tuple[State, list[verify.Outputs]]:
+    """Return the new state, and the outputs of both models on a batch."""
+    programs = {
+      model: verify.program(verify.exact_task(self.meta.config, model), batch, self.mesh)
+      for model in {self.model, after}
+    }
+    computed = iter((programs[self.model], programs[after]))
+    outputs: list[verify.Outputs] = []
+    new = self.grow(plan, see=lambda params: outputs.append(next(computed)(params)))
+    return new, outputs
 
   def write(
     self,

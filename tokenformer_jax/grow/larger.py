@@ -9,12 +9,13 @@ from tokenformer_jax.config.arguments import Path
 from tokenformer_jax.config.groups import check_new_tokens_train
 from tokenformer_jax.config.section import Count
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import depth, files, merging, parts, state, verify, widen
-from tokenformer_jax.grow import experts as experts_lib
+from tokenformer_jax.grow import merging, plan, subsets, verify
 from tokenformer_jax.grow.job import Job
+from tokenformer_jax.grow.steps import experts as experts_lib
+from tokenformer_jax.grow.steps import layers as layers_lib
+from tokenformer_jax.grow.steps import tokens, widen
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 
 Counts = Mapping[str, Count]  # by the name of a projection or layer
@@ -47,7 +48,7 @@ def grow(
   wide = {name: size for name, size in sizes.items() if size is not None}
   deeper = not (more is layers is pattern is None)
   after = _wider(model, job.config, param_tokens, wide, deeper=deeper)
-  after = depth.wanted(experts_lib.wanted(after, more) if more else after, layers, pattern)
+  after = layers_lib.wanted(experts_lib.wanted(after, more) if more else after, layers, pattern)
   if after == model:
     raise UserError(
       'nothing would grow; say what is to be larger, by --param_tokens=qkv=N,proj=N,ffn=N, or by '
@@ -65,15 +66,15 @@ def _wider(
   deeper: bool,
 ) -> ModelConfig:
   """Return the model with other sizes of its layers; `deeper`: layers or experts are added too."""
-  if config.method not in state.TOKEN_METHODS:
+  if config.method not in tokens.METHODS:
     if param_tokens is not None:
       raise UserError(f'--param_tokens is not for method={config.method}, which takes --width=N')
     if deeper and not wide:
       return model
-    state.check_method(model, config.method)
+    plan.check_method(model, config.method)
     return widen.resized(model, **wide)
   if not deeper:
-    state.check_method(model, config.method)
+    plan.check_method(model, config.method)
   if wide:
     raise UserError(
       f'--{next(iter(wide))} is for the methods that widen a Transformer; method='
@@ -84,17 +85,17 @@ def _wider(
   if param_tokens is not None:
     first = config.method == 'group'
     counts = named_counts(model, param_tokens, '--param_tokens', first=first)
-  return state.grown_model(model, counts, config)
+  return tokens.grown_model(model, counts, config)
 
 
 def _write_larger(job: Job, after: ModelConfig) -> int | None:
   before, meta = job.model, job.meta
-  state.check(before, after, job.config)
-  depth.check_no_twins(before, after, meta.lineage, meta.step, job.config.place)
+  steps = plan.check(before, after, job.config)
+  plan.check_no_twins(steps, meta.lineage, meta.step)
   check_new_tokens_train(job.optim, before, after)
   job.show_table(after, advice=True)
-  job.check_room(after, held=(after,))
-  reason = state.inexact(before, after, job.config)
+  job.check_room(after)
+  reason = plan.inexact(steps)
   messages.say(
     f'not exact: the grown model will not compute what the source does, because {reason}'
     if reason
@@ -103,17 +104,8 @@ def _write_larger(job: Job, after: ModelConfig) -> int | None:
   if job.dry_run:
     return None
   batch, name = job.held_out(1)
-  programs = [job.compile_outputs(model, batch) for model in (before, after)]
-  outputs: list[verify.Outputs] = []
-  new = files.read_and_grow(
-    job.checkpoints,
-    meta,
-    job.mesh,
-    after,
-    job.config,
-    see=lambda params: outputs.append(programs[len(outputs)](params)),
-  )
-  verify.report(*outputs, name, exact=reason is None)
+  new, outputs = job.grow_and_compare(after, steps, batch)
+  verify.report(*outputs, name, exact=not reason)
   optim = _grown_rate(job, after)
   return job.write('grow', after, new, optim)
 
@@ -121,7 +113,7 @@ def _write_larger(job: Job, after: ModelConfig) -> int | None:
 def _grown_rate(job: Job, after: ModelConfig) -> OptimConfig:
   """Return the optimizer's settings with the learning rate of the larger model; report it."""
   optim = job.optim
-  factor = job.config.rate or state.rate_factor(job.model, after)
+  factor = job.config.rate or plan.rate_factor(job.model, after)
   if factor == 1:
     return optim
   rate = float(f'{optim.learning_rate * factor:.3g}')
@@ -143,24 +135,21 @@ def merge(job: Job, *, added: Path) -> int | None:
   directory, step = paths.split_source(added)
   checkpoints, meta = checkpoint.open_source(directory, step)
   if meta.lineage and meta.lineage[-1].action == 'grow':
-    parts.check_no_layers(meta.lineage[-1], meta.config.model, directory)
+    subsets.check_no_layers(meta.lineage[-1], meta.config.model, directory)
   merging.check_mergeable(job.model, meta.config.model)
   merging.check_no_experts(meta, directory)
   merging.check_not_twice(job.meta, job.directory, meta, directory)
   after = merging.merged_model(job.model, meta, job.config)
   check_new_tokens_train(job.optim, job.model, after)
   with contextlib.closing(checkpoints):
-    new_tokens = parts.read_added(checkpoints, meta, job.mesh)
+    new_tokens = subsets.read_added(checkpoints, meta, job.mesh)
   own = merging.own_groups(job.model, meta)
   if note := merging.other_scale(job.model, meta.config.model, own):
     messages.say(note)
 
-  def change(old: State) -> State:
-    return merging.merge(old, new_tokens, job.model, job.config, after)
-
   if chat := meta.tokenizer.get('chat'):  # Tokens that learned conversations bring their template.
     vocabulary = {'chat': chat, **job.meta.tokenizer}
     job = dataclasses.replace(job, meta=dataclasses.replace(job.meta, tokenizer=vocabulary))
-  tokens_of = parts.as_lines(parts.additions(meta, directory))
-  one = range(1)
-  return job.rewrite('merge', after, change, measured=one, tokens_of=tokens_of)
+  tokens_of = subsets.as_lines(subsets.additions(meta, directory))
+  steps = merging.merge(job.model, after, new_tokens)
+  return job.rewrite('merge', after, steps, measured=range(1), tokens_of=tokens_of)

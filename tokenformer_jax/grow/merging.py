@@ -6,7 +6,6 @@ import types
 from collections.abc import Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
@@ -23,14 +22,12 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.groups import most_groups, named_groups
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import tokens
-from tokenformer_jax.grow.parts import added_counts, additions, map_state
-from tokenformer_jax.grow.state import FirstTokens, grown_model, run_stages
+from tokenformer_jax.grow.apply import Steps
+from tokenformer_jax.grow.steps import tokens
+from tokenformer_jax.grow.subsets import added_counts, additions
 from tokenformer_jax.model import models
-from tokenformer_jax.model.params import Params, Path, Role, lookup
-from tokenformer_jax.parallel import sharding
+from tokenformer_jax.model.params import Params, Role, lookup
 from tokenformer_jax.runs.checkpoint_meta import Meta, RunName
-from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 
 # The keys that change what parameter tokens compute. Embeddings, final norm and head are the
@@ -115,7 +112,7 @@ def merged_model(ours: ModelConfig, added: Meta, config: GrowConfig) -> ModelCon
     if not own.get(name)
   }
   _check_same_scores(ours, added.config.model, [name for name in joining if counts.get(name)])
-  joined = grown_model(ours, joining, dataclasses.replace(config, method='zero_keys'))
+  joined = tokens.grown_model(ours, joining, dataclasses.replace(config, method='zero_keys'))
   appended = {
     name: with_groups(one, (*token_groups(one), *own.get(name, ())))
     for name, one in pattentions(joined).items()
@@ -143,8 +140,8 @@ def other_scale(
   ours: ModelConfig,
   theirs: ModelConfig,
   own: Mapping[str, Sequence[TokenGroup]] = types.MappingProxyType({}),
-) -> str | None:
-  """Return a warning if tokens that join a group get another scale than in training, or None.
+) -> str:
+  """Return a warning if tokens that join a group get another scale than in training, or ''.
 
   `ours` is the model to append to, `theirs` the one that the tokens were trained in, and `own` the
   appended groups, from `own_groups`.
@@ -156,7 +153,7 @@ def other_scale(
     if name in there and not own.get(name) and there[name][-1].reference != here[-1].reference
   ]
   if not differing:
-    return None
+    return ''
   return (
     f'the added tokens were trained with other reference counts ({", ".join(differing)}); they get '
     'the scale of the source, which changes their weights'
@@ -223,38 +220,6 @@ def _same_arrays(ours: Meta, theirs: Meta) -> bool:
   )
 
 
-def merge(
-  state: State,
-  added: Params,
-  model: ModelConfig,
-  config: GrowConfig,
-  after: ModelConfig | None = None,
-) -> State:
-  """Append tokens to those of a state of `model`; their moments are zero.
-
-  `after` is the merged model, which tokens beside matrices that have none yet need.
-  """
-  definition = models.define(model)
-  given = dict(jax.tree_util.tree_leaves_with_path(added))
-  known = {path for path, _ in jax.tree_util.tree_leaves_with_path(definition.abstract)}
-  if first := {path: array for path, array in given.items() if path not in known}:
-    seeded = matching.with_first_tokens(model, after)
-    first = _placed(first, models.define(seeded).axes)
-    state = run_stages(state, model, seeded, [FirstTokens(model, seeded, config, first)], config)
-    added = tokens.only(added, known)
-    definition = models.define(seeded)
-  axes = definition.axes
-
-  def append(more: Params, params: Params) -> Params:
-    return tokens.merge(params, more, axes)
-
-  zero = jax.tree.map(jnp.zeros_like, added)
-  return map_state(state, config, functools.partial(append, added), functools.partial(append, zero))
-
-
-def _placed(arrays: Mapping[Path, jax.Array], axes: Params) -> dict[Path, jax.Array]:
-  """Return arrays, each whole on every device, split as parameters with these axes are."""
-  return {
-    path: jax.device_put(array, sharding.tree_shardings(array.sharding.mesh, lookup(axes, path)))
-    for path, array in arrays.items()
-  }
+def merge(ours: ModelConfig, after: ModelConfig, added: Params) -> Steps:
+  """Return the step that appends tokens to a model; `after` is from `merged_model`."""
+  return (tokens.AppendTokens(ours, after, data=functools.partial(lookup, added)),)

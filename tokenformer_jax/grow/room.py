@@ -26,18 +26,18 @@ _LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def check_memory(
-  mesh: Mesh, held: Sequence[ModelConfig], config: OptimConfig, *, ema: bool
+  mesh: Mesh, known: Sequence[ModelConfig], config: OptimConfig, *, ema: bool
 ) -> None:
-  """Check that the states of all models in `held` fit together into the memory of the mesh.
+  """Check that the state of each model in `known` fits into the memory of the mesh by itself.
 
-  Growth frees each old array once the new one exists, so it holds the grown model and at most two
-  more arrays; the other actions hold both models.
+  An action frees each old array once the arrays made from it exist, so it holds the larger of two
+  states and at most two more arrays.
 
   Raises:
-    UserError: the states do not fit, on this host or on another one.
+    UserError: a state does not fit, on this host or on another one.
   """
-  needed = sum(
-    sum(step_lib.bytes_on_a_device(mesh, models.define(model), config, ema=ema)) for model in held
+  needed = max(
+    sum(step_lib.bytes_on_a_device(mesh, models.define(model), config, ema=ema)) for model in known
   )
   mine = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
   if mine[0].platform == 'cpu':

@@ -25,9 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from tokenformer_jax.grow.tokens import lookup
 from tokenformer_jax.inspection.weights import Found, Sums, compiled_sums, pattentions
-from tokenformer_jax.model.params import Definition, Params
+from tokenformer_jax.model.params import Definition, Params, lookup
 from tokenformer_jax.parallel import rules, sharding
 
 UNUSED = 1e-3  # of the mean contribution, at every position

@@ -20,12 +20,11 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from tokenformer_jax.grow.tokens import Path
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.layer import FROM_START, Context, Layer
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.mlp import MLP
-from tokenformer_jax.model.params import Definition, Params, Role
+from tokenformer_jax.model.params import Definition, Params, Path, Role
 from tokenformer_jax.model.pattention import Pattention
 from tokenformer_jax.model.projections import Dense
 from tokenformer_jax.model.stack import scan_rows

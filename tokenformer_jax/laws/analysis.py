@@ -1,20 +1,17 @@
-"""Fit every law that the points allow, and list what they leave undetermined."""
+"""Fit the law to points, predict by it, and list what the points leave undetermined."""
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from tokenformer_jax.errors import UserError
-from tokenformer_jax.laws import fit, formulas, frontier
+from tokenformer_jax.laws import fit, formulas, mixing
+from tokenformer_jax.laws.chains import Chain
 from tokenformer_jax.laws.fit import Fit, interval
-from tokenformer_jax.laws.formulas import Compute, Law
-from tokenformer_jax.laws.frontier import Frontier
-from tokenformer_jax.laws.growth import Plan
 from tokenformer_jax.laws.points import Points
 
-LEAST_DISTINCT = 3  # sizes and lengths that a law with an exponent and a limit needs
+_LEAST_DISTINCT = 3  # sizes and lengths that a law with an exponent and a limit needs
 _NARROW = 10.0  # a range of sizes or lengths below this factor is narrow
 _WIDE = 2.0  # an interval whose ends differ by more than this factor tells little
 _FAR = 10.0  # a budget beyond the largest run by more than this factor
@@ -25,23 +22,16 @@ _TOGETHER = 0.95  # correlation of log N and log D above which the two cannot be
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-  """The laws of one set of points."""
+  """Points and the law fitted to them."""
 
-  points: Points  # with N as Chinchilla counts it
-  compute: Compute  # how compute follows from N and D
-  main: Fit  # Chinchilla's law, or the one of mixtures of experts
-  kaplan: dict[str, Fit]  # Kaplan's laws by name, with N as `kaplan_points` counts it
-  kaplan_points: Points
-  not_fitted: dict[str, str]  # the reason by the name of each law that the points do not allow
-  envelope: Frontier  # approach 1
-  isoflop: Frontier  # approach 2
+  points: Points
+  fit: Fit
 
   @property
   def exponent(self) -> tuple[float, tuple[float, float]]:
-    """Approach 3's a of N* ∝ C^a, and its interval."""
-    a, _ = formulas.exponents(self.main.values, self.compute)
-    drawn, _ = formulas.exponents(self.main.drawn, self.compute)
-    return float(a), interval(drawn)
+    """The a of N* ∝ C^a, and its interval."""
+    drawn = formulas.size_exponent(self.fit.drawn)
+    return float(formulas.size_exponent(self.fit.values)), interval(drawn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,192 +49,122 @@ class Optimum:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """The loss of a run before it is made; the interval includes the scatter of runs."""
+  """The loss of a run before it is made; the interval includes the scatter of runs.
 
-  parameters: float
-  tokens: float
-  active: float
-  flops: float
-  loss: float
-  interval: tuple[float, float]
+  Attributes:
+    legs: sizes, and the tokens trained at each; several of a grown run.
+    loss: in nats a token.
+    interval: that of the loss.
+  """
 
-
-@dataclasses.dataclass(frozen=True)
-class ChainPrediction:
-  """The loss of a grown run before it is made; the interval includes the scatter of runs."""
-
-  legs: tuple[tuple[float, float], ...]  # its sizes, and the tokens trained at each
+  legs: tuple[mixing.Leg, ...]
   loss: float
   interval: tuple[float, float]
 
   @property
   def tokens(self) -> float:
-    """The length of the chain."""
+    """The length of the run."""
     return sum(tokens for _, tokens in self.legs)
 
 
-def analyse(
-  points: Points,
-  kaplan_points: Points,
-  *,
-  compute: str = '6ND',
-  delta: float = fit.DELTA,
-  draws: int = 1000,
-) -> Analysis:
-  """Fit every law that the points allow.
-
-  Args:
-    points: with N as Chinchilla counts it.
-    kaplan_points: with N as Kaplan counts it.
-    compute: `6ND` or `exact`.
-    delta: of the Huber loss on logs; infinite: least squares.
-    draws: the number of bootstrap samples.
-
-  Raises:
-    UserError: there are fewer points than Chinchilla's law has parameters, or `Points.compute`
-      raised it.
-  """
-  relation = points.compute(compute)
+def analyse(points: Points, draws: int = 1000) -> Analysis:
+  """Fit the law; `draws` is the number of bootstrap samples."""
   law = formulas.CHINCHILLA if points.is_dense else formulas.EXPERTS
-  main = fit.fit(law, points.logs(), points.loss, delta=delta, draws=draws)
-  kaplan: dict[str, Fit] = {}
-  not_fitted: dict[str, str] = {}
-  for kaplan_law, chosen, reason in _kaplan_laws(kaplan_points):
-    if reason:
-      not_fitted[kaplan_law.name] = reason
-      continue
-    logs, loss = kaplan_points.logs(chosen), kaplan_points.loss[chosen]
-    try:
-      kaplan[kaplan_law.name] = fit.fit(kaplan_law, logs, loss, delta=delta, draws=draws)
-    except UserError as error:
-      not_fitted[kaplan_law.name] = str(error)
-  return Analysis(
-    points=points,
-    compute=relation,
-    main=main,
-    kaplan=kaplan,
-    kaplan_points=kaplan_points,
-    not_fitted=not_fitted,
-    envelope=frontier.envelope(points, relation),
-    isoflop=frontier.isoflop(points, relation),
-  )
-
-
-def _kaplan_laws(points: Points) -> list[tuple[Law, np.ndarray, str]]:
-  """Return Kaplan's laws, the points of each, and the reason why one cannot be fitted."""
-  everything = np.arange(len(points))
-  found = []
-  for law, x, what in (
-    (formulas.KAPLAN_N, points.active, 'size'),
-    (formulas.KAPLAN_D, points.tokens, 'length'),
-  ):
-    best = lower_envelope(x, points.loss)
-    few = len(best) < LEAST_DISTINCT
-    reason = f'too few runs are the best of their {what}: {len(best)}' if few else ''
-    found.append((law, best, reason))
-  found.append((formulas.KAPLAN_ND, everything, ''))
-  if not np.all(np.isfinite(points.steps)):
-    found.append((formulas.KAPLAN_NS, everything, 'the CSV has no column steps'))
-    return found
-  batches = points.tokens / points.steps
-  if batches.max() > 1.1 * batches.min():
-    found.append((formulas.KAPLAN_NSB, everything, ''))
-  else:
-    found.append((formulas.KAPLAN_NS, everything, ''))
-    reason = 'all runs have the same batch, so B_crit stays unknown, and S stands for S_min'
-    found.append((formulas.KAPLAN_NSB, everything, reason))
-  return found
-
-
-def lower_envelope(x: np.ndarray, loss: np.ndarray) -> np.ndarray:
-  """Return the points that no point of at most the same x beats, by x."""
-  order = np.lexsort((loss, x))
-  best = np.minimum.accumulate(loss[order])
-  first = np.append(True, best[1:] < best[:-1])
-  return order[first]
+  return Analysis(points, fit.fit(law, points.logs(), points.loss, draws))
 
 
 def optimum(analysis: Analysis, flops: float) -> Optimum:
-  """Return the best dense size and length for a budget of FLOPs.
+  """Return the best dense size and length for a budget of FLOPs."""
+  formulas.check_falls(analysis.fit.values, f'--budget={flops:g}')
 
-  Raises:
-    UserError: an exponent of the law is 0.
-  """
-  formulas.check_falls(analysis.main.values, f'--budget={flops:g}')
-
-  def at(values: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+  def at(law: formulas.Values) -> tuple[np.ndarray, ...]:
     with np.errstate(all='ignore'):
-      n, d = formulas.optimum(values, flops, analysis.compute)
-      return n, d, formulas.loss(values, n, d)
+      n, d = formulas.optimum(law, flops)
+      return n, d, formulas.loss(law, n, d)
 
-  n, d, loss = map(float, at(analysis.main.values))
-  intervals = [interval(drawn) for drawn in at(analysis.main.drawn)]
+  n, d, loss = map(float, at(analysis.fit.values))
+  intervals = [interval(drawn) for drawn in at(analysis.fit.drawn)]
   return Optimum(flops, n, d, loss, *intervals)
 
 
 def predict(analysis: Analysis, total: float, tokens: float, active: float) -> Prediction:
   """Predict the loss of a run."""
   logs = {name: np.log([x]) for name, x in (('n', active), ('total', total), ('d', tokens))}
-  logs = {name: logs[name] for name in analysis.main.law.inputs}
-  loss = float(np.exp(analysis.main.log_loss(logs))[0])
-  drawn = analysis.main.predicted(logs)[:, 0]
-  flops = float(analysis.compute.flops(np.float64(active), np.float64(tokens)))
-  return Prediction(total, tokens, active, flops, loss, interval(drawn))
+  loss = float(np.exp(analysis.fit.log_loss(logs))[0])
+  return Prediction(((active, tokens),), loss, interval(analysis.fit.predicted(logs)[:, 0]))
+
+
+def predict_chain(
+  analysis: Analysis, legs: Sequence[mixing.Leg], gamma: np.ndarray | float
+) -> Prediction:
+  """Predict the loss of a run that grows, with one mixing exponent or one for each draw."""
+  loss = float(mixing.chain_loss(analysis.fit.values, legs, float(np.median(gamma))))
+  drawn = mixing.chain_loss(analysis.fit.drawn, legs, gamma)
+  return Prediction(tuple(legs), loss, interval(analysis.fit.scattered(np.log(drawn))))
 
 
 def doubts(
   analysis: Analysis,
   budget: float | None = None,
   predictions: Sequence[Prediction] = (),
-  plan: Plan | None = None,
-  chain: ChainPrediction | None = None,
+  chain: Chain | None = None,
 ) -> list[str]:
   """Return a sentence for each thing that the data leave undetermined.
 
   `budget` is in FLOPs, and None without a question about its optimum.
   """
-  points, main = analysis.points, analysis.main
-  found = list(points.notes)
+  points, fitted = analysis.points, analysis.fit
+  sentences = list(points.notes)
   for what, x in (('sizes', points.active), ('lengths', points.tokens)):
     distinct, ratio = len(np.unique(np.round(np.log(x), 2))), x.max() / x.min()
-    if distinct < LEAST_DISTINCT:
-      found.append(
-        f'there are {distinct} {what}, and an exponent beside a limit needs {LEAST_DISTINCT}: the '
+    if distinct < _LEAST_DISTINCT:
+      sentences.append(
+        f'there are {distinct} {what}, and an exponent beside a limit needs {_LEAST_DISTINCT}: the '
         'fit has no unique answer'
       )
     elif ratio < _NARROW:
-      found.append(
+      sentences.append(
         f'the {what} span a factor of {ratio:.3g}, below {_NARROW:g}: too narrow to tell a power '
         'from a constant'
       )
   if len(points) > 2 and np.ptp(points.active) > 0 and np.ptp(points.tokens) > 0:
     together = np.corrcoef(np.log(points.active), np.log(points.tokens))[0, 1]
     if abs(together) > _TOGETHER:
-      found.append(
+      sentences.append(
         f'log N and log D have a correlation of {together:.3f}: which of the two lowers the loss '
         'cannot be told; train some sizes on several lengths'
       )
-  found += _unbounded(main)
+  sentences += _unbounded(fitted)
   if (share := _structure(analysis)) > _EXPLAINED:
-    found.append(
+    sentences.append(
       f'{share:.0%} of the residuals follow from N and D, so these runs do not lie on a law of '
       'this form: predictions outside of their range carry an error that no interval has; look at '
       'the residuals, and leave out the smallest or shortest runs'
     )
-  if len(points) < 2 * len(main.theta):
-    found.append(f'{len(points)} points for {len(main.theta)} parameters: intervals are guesses')
-  found += _distance(analysis, budget)
-  for prediction in predictions:
-    found += _outside(points, 'the run', [prediction.active], [prediction.tokens])
+  if len(points) < 2 * len(fitted.theta):
+    sentences.append(
+      f'{len(points)} points for {len(fitted.theta)} parameters: intervals are guesses'
+    )
+  if budget is not None:
+    largest = float(points.flops.max())
+    if budget > _FAR * largest:
+      sentences.append(
+        f'a budget of {budget:.3g} FLOPs is {budget / largest:.3g} times that of the largest run: '
+        'intervals do not include the error of the law itself so far away'
+      )
+    sentences += _outside(
+      points, 'the optimum', [float(formulas.optimum(fitted.values, budget)[0])]
+    )
+  for one in predictions:
+    subject = '--chain' if len(one.legs) > 1 else 'the run'
+    sentences += _outside(points, subject, [size for size, _ in one.legs], [one.tokens])
   if chain is not None:
-    found += _outside(points, '--chain', [size for size, _ in chain.legs], [chain.tokens])
-  if plan is not None:
     # The last size ends with the loss that it reaches from scratch after this many tokens.
-    lengths = [plan.legs[0].tokens, plan.scratch_last.tokens]
-    found += _outside(points, 'the chain', [leg.parameters for leg in plan.legs], lengths)
-    scratch = plan.scratch
-    found += _outside(points, 'the best run from scratch', [scratch.parameters], [scratch.tokens])
-  return found
+    lengths = [chain.legs[0].tokens, chain.scratch_last.tokens]
+    sentences += _outside(points, 'the chain', [leg.parameters for leg in chain.legs], lengths)
+    best = chain.scratch
+    sentences += _outside(points, 'the best run from scratch', [best.parameters], [best.tokens])
+  return sentences
 
 
 def _structure(analysis: Analysis) -> float:
@@ -252,7 +172,7 @@ def _structure(analysis: Analysis) -> float:
 
   It is adjusted for the number of points; 0 if there are too few.
   """
-  r, points = analysis.main.residuals, analysis.points
+  r, points = analysis.fit.residuals, analysis.points
   n, d = (np.log(x / np.exp(np.log(x).mean())) for x in (points.active, points.tokens))
   columns = np.stack([np.ones_like(n), n, d, n * d, n * n, d * d], axis=1)
   free = len(r) - columns.shape[1]
@@ -262,57 +182,44 @@ def _structure(analysis: Analysis) -> float:
   return 1 - (left @ left / free) / np.var(r, ddof=1)
 
 
-def _unbounded(main: Fit) -> list[str]:
+def _unbounded(fitted: Fit) -> list[str]:
   """Return the parameters whose intervals are too wide to use."""
-  found = []
-  for x, ends in zip(main.theta, main.law.bounds, strict=True):
+  sentences = []
+  for x, ends in zip(fitted.theta, fitted.law.bounds, strict=True):
     if min(abs(x - ends[0]), abs(x - ends[1])) < 1e-6 and ends != formulas.LIMIT:
-      found.append(
+      sentences.append(
         'the best fit lies at a bound of the exponents or constants: one of N and D hardly changes '
         'the loss here, so use no prediction of this law'
       )
       break
   bound = math.exp(formulas.LIMIT[0])
-  for name, (low, high) in main.intervals.items():
-    if name == 'E' and main.values['E'] < 1.01 * bound:
-      found.append(
+  for name, (low, high) in fitted.intervals.items():
+    if name == 'E' and fitted.values['E'] < 1.01 * bound:
+      sentences.append(
         f'E is not told from zero: the best fit has it at its bound, {bound:.1g}; larger and '
         'longer runs would show the limit'
       )
-    elif name == 'E' and low < 0.1 * main.values['E']:
-      found.append('E is not told from zero: larger and longer runs would show the limit')
+    elif name == 'E' and low < 0.1 * fitted.values['E']:
+      sentences.append('E is not told from zero: larger and longer runs would show the limit')
     elif name in ('alpha', 'beta', 'gamma') and (low <= 0 or high / low > _WIDE):
-      found.append(f'{name} may be anything from {low:.3g} to {high:.3g}: the data do not fix it')
-  return found
-
-
-def _distance(analysis: Analysis, budget: float | None) -> list[str]:
-  points = analysis.points
-  if budget is None:
-    return []
-  largest = float(points.spent(analysis.compute).max())
-  found = []
-  if budget > _FAR * largest:
-    found.append(
-      f'a budget of {budget:.3g} FLOPs is {budget / largest:.3g} times that of the largest run: '
-      'intervals do not include the error of the law itself so far away'
-    )
-  n, _ = formulas.optimum(analysis.main.values, budget, analysis.compute)
-  return found + _outside(points, 'the optimum', [float(n)], [])
+      sentences.append(
+        f'{name} may be anything from {low:.3g} to {high:.3g}: the data do not fix it'
+      )
+  return sentences
 
 
 def _outside(
-  points: Points, subject: str, sizes: Sequence[float], lengths: Sequence[float]
+  points: Points, subject: str, sizes: Sequence[float], lengths: Sequence[float] = ()
 ) -> list[str]:
   """Return sentences on the sizes and lengths of a subject outside of those of the runs."""
-  found = []
+  sentences = []
   for what, x, asked in (('size', points.active, sizes), ('length', points.tokens, lengths)):
     low, high = x.min(), x.max()
     known = (low * (1 - _SAME), high * (1 + _SAME))
     far = dict.fromkeys(f'{value:.3g}' for value in asked if not known[0] <= value <= known[1])
     if far:
-      found.append(
+      sentences.append(
         f'{what} {" and ".join(far)} of {subject} lies outside of the {what}s of the runs, '
         f'{low:.3g} to {high:.3g}'
       )
-  return found
+  return sentences

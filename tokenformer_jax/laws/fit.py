@@ -9,7 +9,7 @@ because all starts wait for the slowest line search; both end at the same object
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.laws import formulas
 from tokenformer_jax.laws.formulas import Law
 
 DELTA = 1e-3  # of the Huber loss, on logs (Hoffmann et al. 2022)
@@ -43,12 +44,12 @@ class Fit:
   @property
   def values(self) -> dict[str, float]:
     """The parameters by their published names."""
-    return {name: float(value) for name, value in self.law.values(self.theta).items()}
+    return {name: float(value) for name, value in formulas.values(self.theta).items()}
 
   @property
   def drawn(self) -> dict[str, np.ndarray]:
     """The parameters of each bootstrap sample by their published names."""
-    return self.law.values(self.draws)
+    return formulas.values(self.draws)
 
   @property
   def intervals(self) -> dict[str, tuple[float, float]]:
@@ -63,13 +64,13 @@ class Fit:
   def log_loss(self, logs: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the law's log of the loss."""
     with jax.enable_x64():
-      return np.asarray(self.law.log_loss(jnp.asarray(self.theta), _arrays(logs)))
+      return np.asarray(formulas.log_loss(jnp.asarray(self.theta), _arrays(logs)))
 
   def predicted(self, logs: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return losses of new runs drawn from the bootstrap and the residuals, [draws, n]."""
     with jax.enable_x64():
       curves = np.asarray(
-        jax.vmap(self.law.log_loss, (0, None))(jnp.asarray(self.draws), _arrays(logs))
+        jax.vmap(formulas.log_loss, (0, None))(jnp.asarray(self.draws), _arrays(logs))
       )
     return self.scattered(curves)
 
@@ -95,27 +96,22 @@ def fit(
   law: Law,
   logs: Mapping[str, np.ndarray],
   loss: np.ndarray,
-  *,
-  delta: float = DELTA,
   draws: int = 1000,
 ) -> Fit:
   """Fit a law to the logs of its inputs and the measured losses, each [n].
 
-  `delta` is that of the Huber loss, and infinite for least squares. `draws` is the number of
-  bootstrap samples of the points.
+  `draws` is the number of bootstrap samples of the points.
 
   Raises:
     UserError: there are fewer points than parameters.
   """
-  logs = {name: np.asarray(logs[name], float) for name in law.inputs}
-  y = np.log(np.asarray(loss, float))
-  starts = law.starts(logs, y)
+  y, starts = np.log(np.asarray(loss, float)), law.starts
   if len(y) < starts.shape[1]:
     raise UserError(
       f'{law.formula} has {starts.shape[1]} parameters, and there are {len(y)} points; give at '
       'least as many runs as parameters'
     )
-  run = functools.partial(_descend_all, law, _arrays(logs), y, delta)
+  run = functools.partial(_descend_all, law, _arrays(logs), y)
   everywhere = np.ones((1, len(y)))
   theta, objective = run(everywhere, starts, _FIRST)
   theta, objective = run(everywhere, theta[np.argsort(objective)[:_BEST]], _LAST)
@@ -128,8 +124,8 @@ def fit(
   drawn, reached = run(np.repeat(counts, len(near), axis=0), np.tile(near, (draws, 1)), _DRAWN)
   chosen = reached.reshape(draws, -1).argmin(axis=1)
   drawn = drawn.reshape(draws, len(near), -1)[np.arange(draws), chosen]
-  found = Fit(law, best, least, np.zeros_like(y), drawn, (len(starts), agreeing))
-  return dataclasses.replace(found, residuals=y - found.log_loss(logs))
+  fitted = Fit(law, best, least, np.zeros_like(y), drawn, (len(starts), agreeing))
+  return dataclasses.replace(fitted, residuals=y - fitted.log_loss(logs))
 
 
 def _arrays(logs: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
@@ -150,7 +146,6 @@ def _descend_all(
   law: Law,
   x: Mapping[str, jax.Array],
   y: np.ndarray,
-  delta: float,
   weights: np.ndarray,
   starts: np.ndarray,
   iterations: int,
@@ -165,11 +160,9 @@ def _descend_all(
     for first in range(0, len(starts), _CHUNK):  # The last chunk is filled up: one program for all.
       rows = np.minimum(np.arange(first, first + _CHUNK), len(starts) - 1)
       end, objective = _descend_chunk(
-        law.log_loss,
         law.bounds,
         x,
         jnp.asarray(y),
-        delta,
         jnp.asarray(weights[rows], jnp.float64),
         jnp.asarray(starts[rows], jnp.float64),
         iterations,
@@ -179,27 +172,23 @@ def _descend_all(
   return np.concatenate(ends)[: len(starts)], np.concatenate(objectives)[: len(starts)]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=0)
 def _descend_chunk(
-  log_loss: Callable[..., jax.Array],
   bounds: tuple[tuple[float, float], ...],
   x: Mapping[str, jax.Array],
   y: jax.Array,
-  delta: float,
   weights: jax.Array,
   starts: jax.Array,
   iterations: int,
 ) -> tuple[jax.Array, jax.Array]:
-  run = functools.partial(_descend, log_loss, bounds, x, y, delta, iterations)
+  run = functools.partial(_descend, bounds, x, y, iterations)
   return jax.vmap(run)(weights, starts)
 
 
 def _descend(
-  log_loss: Callable[..., jax.Array],
   bounds: tuple[tuple[float, float], ...],
   x: Mapping[str, jax.Array],
   y: jax.Array,
-  delta: float,
   iterations: int,
   weights: jax.Array,
   start: jax.Array,
@@ -211,15 +200,15 @@ def _descend(
     """Return the objective, its Gauss-Newton matrix and its gradient."""
 
     def residual(theta: jax.Array) -> tuple[jax.Array, jax.Array]:
-      r = log_loss(theta, x) - y
+      r = formulas.log_loss(theta, x) - y
       return r, r
 
     jacobian, r = jax.jacfwd(residual, has_aux=True)(theta)
     size = jnp.abs(r)
-    inside = size <= delta
-    linear = jnp.where(inside, 0.0, delta * (size - 0.5 * jnp.where(inside, 0.0, delta)))
+    inside = size <= DELTA
+    linear = jnp.where(inside, 0.0, DELTA * (size - 0.5 * jnp.where(inside, 0.0, DELTA)))
     objective = jnp.sum(weights * jnp.where(inside, 0.5 * r * r, linear))
-    w = weights * jnp.where(inside, 1.0, delta / jnp.where(inside, 1.0, size))
+    w = weights * jnp.where(inside, 1.0, DELTA / jnp.where(inside, 1.0, size))
     weighted = jacobian * w[:, None]
     return objective, weighted.T @ jacobian, weighted.T @ r
 

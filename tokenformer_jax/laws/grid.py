@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
   Config,
+  ConstantSchedule,
   GatedUnitConfig,
   LayerConfig,
   LinearConfig,
@@ -16,6 +17,8 @@ from tokenformer_jax.config import (
   OptimConfig,
   PattentionConfig,
   SoftmaxConfig,
+  WSDSchedule,
+  as_wsd,
   map_parts,
   token_groups,
   with_groups,
@@ -74,9 +77,6 @@ def jobs(config: Config, grid: Grid, out: str) -> list[Job]:
   """Return the jobs of a grid in the directory `out`, each after the job that it starts from.
 
   The factors of the grid multiply the model of the config.
-
-  Raises:
-    UserError: the config cannot be scaled, or a length is too short.
   """
   check_base(config, 'a law', '--lengths')
   found = []
@@ -103,11 +103,7 @@ def jobs(config: Config, grid: Grid, out: str) -> list[Job]:
 
 
 def count_steps(config: Config, tokens: int, flag: str) -> int:
-  """Return the number of steps of a run, given its length in tokens, which `flag` says.
-
-  Raises:
-    UserError: there are more steps than a run can have.
-  """
+  """Return the number of steps of a run, given its length in tokens, which `flag` says."""
   steps = round(tokens / step_tokens(config))
   if steps >= _MOST:
     raise UserError(
@@ -157,20 +153,14 @@ def _branched(config: Config, size: Size, folder: str, ends: list[int], out: str
 
 def stable_and_decay(optim: OptimConfig) -> tuple[OptimConfig, OptimConfig]:
   """Return the settings of a run at a constant rate, and of a decay from one of its checkpoints."""
-  plain = OptimConfig()
-  decay = dataclasses.replace(optim, schedule='wsd', decay_share=plain.decay_share)
-  constant = dataclasses.replace(
-    decay,
-    schedule='constant',
-    final_fraction=plain.final_fraction,
-    decay_shape=plain.decay_shape,
-  )
-  return constant, decay
+  share = WSDSchedule().decay_share
+  wsd = dataclasses.replace(as_wsd(optim.schedule), decay_share=share)
+  return tuple(dataclasses.replace(optim, schedule=one) for one in (ConstantSchedule(), wsd))
 
 
 def decay_begin(optim: OptimConfig, end: int) -> int:
   """Return the step at which the rate of a run of `end` steps begins to decay."""
-  return end - max(1, round(optim.decay_share * end))
+  return end - max(1, round(as_wsd(optim.schedule).decay_share * end))
 
 
 def _name(folder: str, config: Config, end: int) -> str:
@@ -189,9 +179,6 @@ def check_base(config: Config, what: str, flag: str) -> None:
     config: the config.
     what: the purpose of the runs, for messages, such as `a law`.
     flag: the flag that says how long the runs are.
-
-  Raises:
-    UserError: they cannot.
   """
   if config.model.kind != 'lm':
     raise UserError(
@@ -248,9 +235,6 @@ def scaled(model: ModelConfig, scale: str, factor: float, flag: str = '--factors
   `width` multiplies the width, the heads (whose own width stays), the widths inside layers and the
   parameter tokens; `tokens` multiplies the parameter tokens alone; `layers` the number of layers.
   Every group of parameter tokens is multiplied, its τ² like its tokens.
-
-  Raises:
-    UserError: a size would not be a whole number, or the model has no parameter tokens to multiply.
   """
   by = _Factor(factor, flag)
   if scale == 'layers':

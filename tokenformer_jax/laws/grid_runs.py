@@ -33,11 +33,7 @@ class Progress:
 
 
 def is_done(job: Job, out: str) -> bool:
-  """Return whether the run of a job is finished.
-
-  Raises:
-    UserError: the run there has another config.
-  """
+  """Return whether the run of a job is finished."""
   workdir = paths.parse_path(out) / job.name
   if not (workdir / 'config.json').exists():
     return False
@@ -55,9 +51,6 @@ def progress(jobs: Sequence[Job], out: str, done: Callable[[Job, str], bool] = i
 
   Steps of a size without measurement count as fast in FLOPs as those of the nearest measured size.
   `done` says whether a job is finished.
-
-  Raises:
-    UserError: a run there has another config than its job, or a branch can no longer be made.
   """
   speeds = {job.size: seconds for job in jobs if (seconds := _measured(job, out))}
   steps = [speeds[job.size] if job.size in speeds else _guess(job, speeds) for job in jobs]
@@ -221,14 +214,13 @@ def listing(jobs: Sequence[Job], found: Progress) -> str:
 
 def table(jobs: Sequence[Job], found: Progress) -> str:
   """Return a table of the jobs: their sizes, tokens, FLOPs and times."""
-  rows = [('run', 'part', 'parameters', 'without emb.', 'tokens', 'a param.', 'FLOPs', 'time')]
+  rows = [('run', 'part', 'parameters', 'tokens', 'a param.', 'FLOPs', 'time')]
   for job, done, seconds in zip(jobs, found.done, found.seconds, strict=True):
     rows.append(
       (
         job.name,
         job.stage,
         f'{job.size.parameters:,}',
-        f'{job.size.without_embeddings:,}',
         f'{job.tokens:,}',
         f'{job.tokens / job.size.parameters:,.3g}',
         f'{job.flops:.3g}',

@@ -11,12 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from tokenformer_jax.errors import UserError, counted, misspelt
-from tokenformer_jax.laws import runs
-from tokenformer_jax.laws.formulas import Compute
+from tokenformer_jax.laws import formulas, runs
 from tokenformer_jax.laws.runs import FinishedRun
 
-COUNTS = ('all', 'without_embeddings')
-_COLUMNS = ('parameters', 'tokens', 'loss', 'active', 'flops', 'steps', 'name')
+_COLUMNS = ('parameters', 'tokens', 'loss', 'active', 'name')
 _NEEDED = _COLUMNS[:3]
 
 
@@ -25,14 +23,10 @@ class Points:
   """Runs of several sizes and lengths; each array is [n]."""
 
   names: tuple[str, ...]  # of the runs
-  total: np.ndarray  # all parameters of each, counted as `count` says
-  # The parameters that a token uses, N of the laws; those of `total` in a dense model.
-  active: np.ndarray
+  total: np.ndarray  # all parameters
+  active: np.ndarray  # the parameters that a token uses, N of the law
   tokens: np.ndarray  # the tokens seen, D
   loss: np.ndarray  # the final loss, in nats a token
-  flops: np.ndarray  # the exact FLOPs of training; NaN where they are not known
-  steps: np.ndarray  # updates; NaN where they are not known
-  count: str = 'all'  # `all` or `without_embeddings`
   notes: tuple[str, ...] = ()  # sentences on input that was left out or is unusual
 
   def __len__(self) -> int:
@@ -44,50 +38,19 @@ class Points:
     """Whether every token uses all parameters of every model."""
     return bool(np.all(self.total == self.active))
 
-  def logs(self, which: np.ndarray | slice = slice(None)) -> dict[str, np.ndarray]:
-    """Return the logs of the inputs of a law, of the points that an index selects."""
-    inputs = {
-      'n': self.active,
-      'total': self.total,
-      'd': self.tokens,
-      's': self.steps,
-      'b': self.tokens / self.steps,
-      'l': self.loss,
-    }
-    return {name: np.log(values[which]) for name, values in inputs.items()}
+  @property
+  def flops(self) -> np.ndarray:
+    """The FLOPs of training, 6 N D."""
+    return formulas.flops(self.active, self.tokens)
 
-  def compute(self, name: str) -> Compute:
-    """Return how compute follows from size and tokens.
-
-    `6ND` is a formula. `exact` is the power law of N through the exact FLOPs of a token.
-
-    Raises:
-      UserError: the exact FLOPs are not known.
-    """
-    if name == '6ND':
-      return Compute()
-    if not np.all(np.isfinite(self.flops)):
-      raise UserError(
-        '--compute=exact needs the FLOPs of every run, and the CSV has no column flops; add it, or '
-        'use --compute=6ND'
-      )
-    x, y = np.log(self.active), np.log(self.flops / self.tokens)
-    if len(set(x)) == 1:
-      return Compute('exact', float(np.exp(y[0] - x[0])), 1.0)
-    power, factor = np.polyfit(x, y, 1)
-    return Compute('exact', float(np.exp(factor)), float(power))
-
-  def spent(self, compute: Compute) -> np.ndarray:
-    """Return the FLOPs of each run: the exact ones if `compute` fits those."""
-    return self.flops if compute.name == 'exact' else compute.flops(self.active, self.tokens)
+  def logs(self) -> dict[str, np.ndarray]:
+    """Return the logs of the inputs of the law."""
+    inputs = {'n': self.active, 'total': self.total, 'd': self.tokens}
+    return {name: np.log(values) for name, values in inputs.items()}
 
 
 def find_runs(arguments: Sequence[str]) -> list[str]:
-  """Return the work directories that the arguments name or hold.
-
-  Raises:
-    UserError: an argument has none.
-  """
+  """Return the work directories that the arguments name or hold."""
   found: list[str] = []
   for argument in arguments:
     if not Path(argument).exists() and '://' not in argument:
@@ -110,17 +73,12 @@ def _work_directories(folder: str) -> Iterator[str]:
       yield where
 
 
-def from_runs(found: Iterable[FinishedRun], count: str, notes: Sequence[str] = ()) -> Points:
+def from_runs(finished: Iterable[FinishedRun], notes: Sequence[str] = ()) -> Points:
   """Return finished runs as points.
 
-  Runs whose rate had not decayed are left out, unless none had. `count` is `all` or
-  `without_embeddings`.
-
-  Raises:
-    UserError: runs have other data, tokenizers or lengths of context; one has grown or has no
-      finite loss.
+  Runs whose rate had not decayed are left out, unless none had.
   """
-  kept = sorted(found, key=lambda run: (run.size.parameters, run.tokens))
+  kept = sorted(finished, key=lambda run: (run.size.parameters, run.tokens))
   for run in kept:
     if run.growth:
       raise UserError(
@@ -132,7 +90,7 @@ def from_runs(found: Iterable[FinishedRun], count: str, notes: Sequence[str] = (
   notes += [
     f'the runs have {name}={value}: this is a law of such runs, not of plain ones'
     for name, value in kept[0].data.items()
-    if value and name in runs.WAYS_OF_TRAINING
+    if value and name in runs.SPECIAL_TRAINING
   ]
   if stable := [run.name for run in kept if not run.decayed]:
     some = len(stable) < len(kept)
@@ -140,18 +98,13 @@ def from_runs(found: Iterable[FinishedRun], count: str, notes: Sequence[str] = (
     listed = f'{counted(len(stable), "run")} whose learning rate had not decayed'
     notes.append(f'{listed} {"is" if len(stable) == 1 else "are"} {what}')
     kept = [run for run in kept if run.decayed] if some else kept
-  whole = count == 'all'
-  sizes = [run.size for run in kept]
   return _checked(
     Points(
       names=tuple(run.name for run in kept),
-      total=_array(size.parameters if whole else size.without_embeddings for size in sizes),
-      active=_array(size.active if whole else size.active_without_embeddings for size in sizes),
+      total=_array(run.size.parameters for run in kept),
+      active=_array(run.size.active for run in kept),
       tokens=_array(run.tokens for run in kept),
       loss=_array(run.loss for run in kept),
-      flops=_array(run.tokens * run.size.flops_per_token for run in kept),
-      steps=_array(run.steps for run in kept),
-      count=count,
       notes=tuple(notes),
     )
   )
@@ -161,9 +114,6 @@ def read_all(arguments: Sequence[str]) -> tuple[list[FinishedRun], list[str]]:
   """Return the runs in work directories, or below folders, and a sentence on those left out.
 
   Grown runs below a folder are left out, unless all have grown.
-
-  Raises:
-    UserError: there is none, or a run is not finished.
   """
   names = find_runs(arguments)
   grown = [name for name in names if name not in arguments and runs.has_grown(name)]
@@ -203,11 +153,8 @@ def _checked(points: Points) -> Points:
 def read_csv(path: str) -> Points:
   """Read points from a CSV file.
 
-  Columns are parameters, tokens and loss, and may be active (parameters that a token uses), flops,
-  steps and name.
-
-  Raises:
-    UserError: the file cannot be read, or a column or a value is missing or wrong.
+  Columns are parameters, tokens and loss, and may be active (parameters that a token uses) and
+  name.
   """
   try:
     with open(path, newline='', encoding='utf-8-sig') as file:
@@ -233,7 +180,6 @@ def read_csv(path: str) -> Points:
     for name in columns
     if name != 'name'
   }
-  unknown = np.full(len(rows), math.nan)
   total = table['parameters']
   active = table.get('active', total)
   if np.any(active > total):
@@ -250,8 +196,6 @@ def read_csv(path: str) -> Points:
       active=active,
       tokens=table['tokens'],
       loss=table['loss'],
-      flops=table.get('flops', unknown),
-      steps=table.get('steps', unknown),
       notes=('a CSV does not say whether the learning rates had decayed, nor on which text',),
     )
   )

@@ -1,4 +1,4 @@
-"""Format the fitted laws, predictions and plans as text and as JSON values."""
+"""Format the fitted law, predictions and chains as text and as JSON values."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,14 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from tokenformer_jax.laws import growth
-from tokenformer_jax.laws.analysis import Analysis, ChainPrediction, Optimum, Prediction
+from tokenformer_jax.laws.analysis import Analysis, Optimum, Prediction
+from tokenformer_jax.laws.chains import DECAY, Chain, Leg
 from tokenformer_jax.laws.fit import LEVEL, Fit, interval
-from tokenformer_jax.laws.formulas import Compute
-from tokenformer_jax.laws.frontier import Frontier
 from tokenformer_jax.parallel.messages import aligned
 
-_COUNTS = {'all': 'embeddings included', 'without_embeddings': 'without embeddings and head'}
 Row = Sequence[str]
 
 
@@ -32,24 +29,15 @@ def between(ends: tuple[float, float]) -> str:
 
 
 def describe(analysis: Analysis) -> str:
-  """Return a line about the points, and one about the ways to count."""
+  """Return a line about the points, and one about the intervals."""
   points = analysis.points
-  sizes, lengths = np.unique(points.active), points.tokens
-  spent = points.spent(analysis.compute)
-  lines = [
-    f'{len(points)} runs of {len(sizes)} sizes: N {number(sizes.min())} … {number(sizes.max())} '
-    f'({_COUNTS[points.count]}), D {number(lengths.min())} … {number(lengths.max())} tokens, '
-    f'C {spent.min():.3g} … {spent.max():.3g} FLOPs',
-    f'C is {_compute(analysis.compute)}; intervals hold {LEVEL:.0%} of '
-    f'{len(analysis.main.draws):,} bootstrap samples of the runs',
-  ]
-  return '\n'.join(lines)
-
-
-def _compute(compute: Compute) -> str:
-  if compute.name == '6ND':
-    return '6 N D'
-  return f'exact; for predictions {compute.factor:.3g} · N^{compute.power:.3f} · D'
+  sizes, lengths, spent = np.unique(points.active), points.tokens, points.flops
+  return (
+    f'{len(points)} runs of {len(sizes)} sizes: N {number(sizes.min())} … {number(sizes.max())}, '
+    f'D {number(lengths.min())} … {number(lengths.max())} tokens, '
+    f'C = 6 N D {spent.min():.3g} … {spent.max():.3g} FLOPs\n'
+    f'intervals hold {LEVEL:.0%} of {len(analysis.fit.draws):,} bootstrap samples of the runs'
+  )
 
 
 def law(fit: Fit) -> str:
@@ -68,108 +56,64 @@ def law(fit: Fit) -> str:
 
 
 def exponents(analysis: Analysis) -> str:
-  """Return a and b of N* ∝ C^a and D* ∝ C^b by three approaches."""
-  rows: list[Row] = [('', 'a', 'interval', 'b')]
-  for name, found in (
-    ('1 envelope', analysis.envelope),
-    ('2 IsoFLOP parabolas', analysis.isoflop),
-  ):
-    rows.append((f'  {name}', *_exponent(found)))
+  """Return a and b of N* ∝ C^a and D* ∝ C^b."""
   a, ends = analysis.exponent
-  law_row = (f'{a:.3f}', between(ends), f'{1 - analysis.compute.power * a:.3f}')
-  rows.append(('  3 the law', *(law_row if np.isfinite(a) else ('–', 'its exponents are 0', '–'))))
-  return f'best size N* ∝ C^a and best length D* ∝ C^b\n{aligned(rows)}'
+  text = 'best size N* ∝ C^a and best length D* ∝ C^(1 − a): '
+  return text + (f'a = {a:.3f}, {between(ends)}' if np.isfinite(a) else 'both exponents are 0')
 
 
-def _exponent(found: Frontier) -> Row:
-  if not np.isfinite(found.a):
-    return ('–', 'too few budgets', '–')
-  return f'{found.a:.3f}', between(found.a_interval), f'{found.b:.3f}'
-
-
-def optimum(found: Optimum) -> str:
+def optimum(best: Optimum) -> str:
   """Return the best size and length for a budget."""
   rows: list[Row] = [
-    (f'best for {found.flops:.3g} FLOPs', 'value', 'interval'),
-    ('  N*', number(found.parameters), between(found.parameters_interval)),
-    ('  D*', number(found.tokens), between(found.tokens_interval)),
-    ('  loss', f'{found.loss:.4f}', between(found.loss_interval)),
+    (f'best for {best.flops:.3g} FLOPs', 'value', 'interval'),
+    ('  N*', number(best.parameters), between(best.parameters_interval)),
+    ('  D*', number(best.tokens), between(best.tokens_interval)),
+    ('  loss', f'{best.loss:.4f}', between(best.loss_interval)),
   ]
   return aligned(rows)
 
 
-def prediction(found: Prediction) -> str:
-  """Return the predicted loss of a run."""
-  active = f', {number(found.active)} active' if found.active != found.parameters else ''
+def prediction(predicted: Prediction) -> str:
+  """Return the predicted loss of a run or a chain."""
+  legs = ', '.join(f'{number(size)} on {number(tokens)} tokens' for size, tokens in predicted.legs)
+  subject = 'a run of' if len(predicted.legs) == 1 else 'the chain'
   return (
-    f'a run of {number(found.parameters)} parameters{active} on {number(found.tokens)} tokens '
-    f'({found.flops:.3g} FLOPs): loss {found.loss:.4f}, {LEVEL:.0%} of such runs within '
-    f'{found.interval[0]:.4f} … {found.interval[1]:.4f}'
+    f'{subject} {legs}: loss {predicted.loss:.4f}, {LEVEL:.0%} of such runs within '
+    f'{predicted.interval[0]:.4f} … {predicted.interval[1]:.4f}'
   )
 
 
-def chain(found: ChainPrediction) -> str:
-  """Return the predicted loss of a chain."""
-  legs = ', '.join(f'{number(size)} on {number(tokens)} tokens' for size, tokens in found.legs)
-  return (
-    f'the chain {legs}: loss {found.loss:.4f}, {LEVEL:.0%} of such runs within '
-    f'{found.interval[0]:.4f} … {found.interval[1]:.4f}'
-  )
-
-
-def growth_plan(found: growth.Plan, target: float, assumed: growth.Assumptions) -> str:
-  """Return the chain, training from scratch, and the assumptions."""
-  unit = assumed.unit
+def chain(best: Chain, target: float, unit: str) -> str:
+  """Return the cheapest chain, and training from scratch."""
   rows: list[Row] = [('', 'parameters', 'tokens', 'loss', unit, 'interval')]
-  for i, leg in enumerate(found.legs):
+  for i, leg in enumerate(best.legs):
     rows.append((*_leg(f'  stage {i + 1}', leg), ''))
-  rows.append(('  the chain', '', '', f'{target:.4f}', number(found.total), between(found.cost)))
-  rows.append((*_leg('  from scratch, best size', found.scratch), between(found.scratch_cost)))
-  rows.append((*_leg('  from scratch, last size', found.scratch_last), ''))
-  share = 1 - found.total / found.scratch.cost
-  ends = ' … '.join(f'{end:.1%}' for end in found.saving)
-  ends = ends if np.all(np.isfinite(found.saving)) else 'unbounded'
-  last = 1 - found.total / found.scratch_last.cost
+  rows.append(('  the chain', '', '', f'{target:.4f}', number(best.total), between(best.cost)))
+  rows.append((*_leg('  from scratch, best size', best.scratch), between(best.scratch_cost)))
+  rows.append((*_leg('  from scratch, last size', best.scratch_last), ''))
+  share = 1 - best.total / best.scratch.cost
+  ends = ' … '.join(f'{end:.1%}' for end in best.saving)
+  ends = ends if np.all(np.isfinite(best.saving)) else 'unbounded'
+  last = 1 - best.total / best.scratch_last.cost
   return (
     f'the chain with the least {unit} to a loss of {target:g}\n{aligned(rows)}\n'
     f'the chain saves {share:.1%} of the best size from scratch ({ends}), and '
-    f'{last:.1%} of its last size; as planned it reaches {between(found.reached)}\n'
-    f'{assumptions(assumed)}'
+    f'{last:.1%} of its last size; as planned it reaches {between(best.reached)}'
   )
 
 
-def _leg(name: str, leg: growth.Leg) -> Row:
+def _leg(name: str, leg: Leg) -> Row:
   return (name, number(leg.parameters), number(leg.tokens), f'{leg.loss:.4f}', number(leg.cost))
 
 
-def assumptions(assumed: growth.Assumptions) -> str:
-  """Return the assumptions of a plan of growth."""
-  by_mixing = assumed.mixing is not None
-  drawn = np.atleast_1d(assumed.mixing if by_mixing else assumed.handover)
-  middle = float(np.median(drawn))
-  ends = f' ({between((drawn.min(), drawn.max()))})' if len(drawn) > 1 else ''
-  cost = f'; a growth costs {number(assumed.growth_cost)} {assumed.unit}' * bool(
-    assumed.growth_cost
-  )
-  share = f'the decay takes {assumed.decay_share:.0%} of all tokens of the last size'
-  if by_mixing:
-    return (
-      f'assumed: of the gap to the larger size on as many tokens is left the share of the tokens '
-      f'before the growth to the power {middle:.3g}{ends}; {share}{cost} (docs/laws.md)'
-    )
+def mixing(gamma: np.ndarray, source: str) -> str:
+  """Return what is assumed of growth; `source` says where γ comes from."""
+  ends = f' ({between((gamma.min(), gamma.max()))})' if len(gamma) > 1 else ''
   return (
-    f'assumed: growth keeps the loss that a decay would reach; the grown model is worth the tokens '
-    f'of that loss from scratch less {middle:.1%}{ends}; then it learns as from scratch; '
-    f'{share}{cost} (docs/laws.md)'
+    'assumed: of the gap to the larger size on as many tokens is left the share of the tokens '
+    f'before the growth to the power {np.median(gamma):.3g}{ends}, {source}; the last {DECAY:.0%} '
+    'of the tokens are the decay (docs/laws.md)'
   )
-
-
-def assumed_to_json(assumed: growth.Assumptions) -> dict[str, Any]:
-  """Return the number of the model of growth, as `mixing` or `handover`, with its interval."""
-  name = 'handover' if assumed.mixing is None else 'mixing'
-  drawn = np.atleast_1d(getattr(assumed, name))
-  value = {'value': float(np.median(drawn)), 'interval': interval(drawn)}
-  return {name: value, 'decay_share': assumed.decay_share}
 
 
 def to_json(
@@ -177,31 +121,20 @@ def to_json(
   doubts: Sequence[str],
   predictions: Sequence[Prediction] = (),
   best: Optimum | None = None,
-  plan: growth.Plan | None = None,
-  chain: ChainPrediction | None = None,
+  chain: Chain | None = None,
+  gamma: np.ndarray | None = None,
 ) -> dict[str, Any]:
   """Return everything as JSON values: E, A, B, alpha and beta at the top, with their intervals."""
-  main, points = analysis.main, analysis.points
+  fit, points = analysis.fit, analysis.points
   a, ends = analysis.exponent
   content: dict[str, Any] = {
-    **main.values,
-    'intervals': main.intervals,
+    **fit.values,
+    'intervals': fit.intervals,
     'level': LEVEL,
-    'law': main.law.formula,
-    'count': points.count,
-    'compute': dataclasses.asdict(analysis.compute),
-    'residual': main.spread,
-    'objective': main.objective,
-    'exponents': {
-      'law': {'a': a, 'interval': ends, 'b': 1 - analysis.compute.power * a},
-      'envelope': _frontier(analysis.envelope),
-      'isoflop': _frontier(analysis.isoflop),
-    },
-    'kaplan': {
-      name: {**fitted.values, 'intervals': fitted.intervals, 'law': fitted.law.formula}
-      for name, fitted in analysis.kaplan.items()
-    }
-    | {'count': analysis.kaplan_points.count, 'not_fitted': analysis.not_fitted},
+    'law': fit.law.formula,
+    'residual': fit.spread,
+    'objective': fit.objective,
+    'size_exponent': {'value': a, 'interval': ends},
     'points': [
       {
         'name': name,
@@ -209,25 +142,20 @@ def to_json(
         'active': points.active[i],
         'tokens': points.tokens[i],
         'loss': points.loss[i],
-        'flops': points.flops[i],
-        'residual': main.residuals[i],
+        'residual': fit.residuals[i],
       }
       for i, name in enumerate(points.names)
     ],
     'doubts': list(doubts),
-    'predictions': [dataclasses.asdict(prediction) for prediction in predictions],
+    'predictions': [dataclasses.asdict(one) for one in predictions],
   }
   if best:
     content['optimum'] = dataclasses.asdict(best)
   if chain:
     content['chain'] = dataclasses.asdict(chain)
-  if plan:
-    content['growth'] = dataclasses.asdict(plan)
+  if gamma is not None:
+    content['mixing'] = {'value': float(np.median(gamma)), 'interval': interval(gamma)}
   return _finite(content)
-
-
-def _frontier(found: Frontier) -> dict[str, Any]:
-  return {'a': found.a, 'interval': found.a_interval, 'b': found.b}
 
 
 def _finite(value: Any) -> Any:

@@ -5,22 +5,18 @@ import functools
 import math
 from collections.abc import Sequence
 
-import jax
-
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops, models
-from tokenformer_jax.model.params import Role
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, curves, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
 from tokenformer_jax.steps import schedules
 from tokenformer_jax.storage import paths
 
-_EMBEDDINGS = (Role.EMBEDDING, Role.TIED_EMBEDDING, Role.POSITION, Role.HEAD)
 # Keys of training that is not plain. `FinishedRun.data` has '' for a plain run.
-WAYS_OF_TRAINING = ('distill.teacher', 'train.drop_groups', 'optim.frozen_groups')
+SPECIAL_TRAINING = ('distill.teacher', 'train.drop_groups', 'optim.frozen_groups')
 _DECAYED = 0.2  # a rate at or below this part of its peak counts as decayed
 
 
@@ -28,10 +24,8 @@ _DECAYED = 0.2  # a rate at or below this part of its peak counts as decayed
 class Size:
   """The size of a model."""
 
-  parameters: int  # all of them (Chinchilla's N)
-  without_embeddings: int  # those besides embeddings, positions and the head (Kaplan's N)
+  parameters: int
   active: int  # those that one token uses; a part of `parameters` in a mixture of experts
-  active_without_embeddings: int  # those of `without_embeddings` that one token uses
   # Exact model FLOPs of training on one token (see `flops.train_flops`); of a run the mean over its
   # tokens, if the length of its sequences changed.
   flops_per_token: float
@@ -73,17 +67,7 @@ def step_tokens(config: Config) -> int:
 @functools.lru_cache(maxsize=256)
 def _measure(model: ModelConfig, length: int) -> Size:
   definition = models.define(model)
-  arrays, infos = (jax.tree.leaves(tree) for tree in (definition.abstract, definition.info))
-  outer = sum(
-    array.size for array, info in zip(arrays, infos, strict=True) if info.role in _EMBEDDINGS
-  )
-  return Size(
-    parameters=definition.count,
-    without_embeddings=definition.count - outer,
-    active=definition.active,
-    active_without_embeddings=definition.active - outer,
-    flops_per_token=flops.train_flops(model, length),
-  )
+  return Size(definition.count, definition.active, flops.train_flops(model, length))
 
 
 def measure_size(config: Config) -> Size:
@@ -103,11 +87,7 @@ def _mean_flops(model: ModelConfig, batches: batches_lib.History, steps: int) ->
 
 
 def read(workdir: str) -> FinishedRun:
-  """Return a finished run.
-
-  Raises:
-    UserError: the directory is not a run, or the run is of images or is not finished.
-  """
+  """Return a finished run."""
   path = paths.parse_path(workdir)
   lines = curves.read(path)
   config = saved_config.read(path / 'config.json', 'give the --workdir of a training run')
@@ -185,18 +165,18 @@ def _data(config: Config, meta: Meta) -> dict[str, str]:
     'validation text': f'{data.validation_source}, fraction {data.validation_fraction:g}',
     'data.sequence_length': data.sequence_length_by_step or str(data.sequence_length),
     'train.eval_batches': str(config.train.eval_batches),
-    **_ways_of_training(config, meta),
+    **_special_training(config, meta),
   }
 
 
-def _ways_of_training(config: Config, meta: Meta) -> dict[str, str]:
-  """Return the values of `WAYS_OF_TRAINING`."""
+def _special_training(config: Config, meta: Meta) -> dict[str, str]:
+  """Return the values of `SPECIAL_TRAINING`."""
   distill, teacher, dropped = config.distill, '', config.train.drop_groups
   if meta.teacher:
     how = f'weight {distill.weight:g}, temperature {distill.temperature:g}, init {distill.init}'
     teacher = f'{meta.teacher.source} ({how})'
   values = (teacher, f'{dropped:g}' if dropped else '', config.optim.frozen_groups)
-  return dict(zip(WAYS_OF_TRAINING, values, strict=True))
+  return dict(zip(SPECIAL_TRAINING, values, strict=True))
 
 
 def _growth(meta: Meta) -> Growth | None:

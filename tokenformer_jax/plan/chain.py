@@ -5,7 +5,10 @@ import dataclasses
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, ModelConfig, counts_as_text, token_counts
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import depth, experts, grown_model
+from tokenformer_jax.grow.plan import plan_growth
+from tokenformer_jax.grow.steps import experts
+from tokenformer_jax.grow.steps import layers as layers_lib
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.parallel.messages import aligned, say
 from tokenformer_jax.plan import table
 from tokenformer_jax.plan.estimate import Plan, count_steps, plan
@@ -46,14 +49,14 @@ def stage(config: Config, text: str) -> Config:
     routed = experts.wanted(grown, experts.Wanted(counts, more['expert_tokens'], more['top_k']))
   elif set(more.values()) != {None}:
     raise UserError(f'--grow={text} has expert_tokens or top_k, which go with experts=N')
-  after = depth.wanted(routed, layers, pattern)
+  after = layers_lib.wanted(routed, layers, pattern)
   if after == before or any(new[name] < count for name, count in old.items()):
     raise UserError(
       f'--grow={text} must make no count smaller and one larger than {_sizes(config.model)} of the '
       'stage before it, or add experts or layers'
     )
-  experts.check(grown, routed)
-  depth.check(routed, after, 'between')
+  for step in plan_growth(grown, after, dataclasses.replace(config.grow, place='between')):
+    step.check()
   return dataclasses.replace(
     config,
     model=after,

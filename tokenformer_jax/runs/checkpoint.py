@@ -32,8 +32,8 @@ from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs import checkpoint_meta, checksum, orbax_setup, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta, Seen, TeacherRecord
 from tokenformer_jax.runs.checkpoint_reader import (
+  FORMAT_ERRORS,
   DamagedError,
-  read_arrays,
   read_together,
   with_paths,
 )
@@ -88,7 +88,7 @@ class Checkpoints:
       self.directory.mkdir(parents=True, exist_ok=True)
       try:
         manager = make(metrics=True)
-      except orbax_setup.FORMAT_ERRORS as error:
+      except FORMAT_ERRORS as error:
         if retry.is_transient(error):
           raise
         logging.warning('the best checkpoint cannot be determined: %s', one_line(error))
@@ -289,10 +289,11 @@ class Checkpoints:
 
     return read_together(directory, read)
 
-  def restore(self, meta: Meta, abstract: Any) -> Any:
-    """Read the state, or a part of it, directly into the shardings of `abstract`.
+  def restore(self, meta: Meta, abstract: Any, *, partial: bool = False) -> Any:
+    """Read entries of the state directly into the shardings of `abstract`.
 
-    `abstract` holds `jax.ShapeDtypeStruct`s with shardings for the whole state or some entries.
+    `abstract` holds `jax.ShapeDtypeStruct`s with shardings: all arrays of each entry, such as
+    `params`, or some of them if `partial`.
 
     Raises:
       DamagedError: the content has changed since it was written.
@@ -303,13 +304,15 @@ class Checkpoints:
     if meta.contents == 'params':
       fresh = {name: part for name, part in abstract.items() if name != 'params'}
       abstract = {'params': abstract['params']}
-    for path, _ in with_paths(abstract):
-      if path not in meta.checksums:
-        raise DamagedError(f'the array {path} is missing')
-    whole = len(with_paths(abstract)) == len(meta.checksums)
+    wanted = {path for path, _ in with_paths(abstract)}
+    stored = {path for path in meta.checksums if path.partition('/')[0] in abstract}
+    if missing := sorted(wanted - stored):
+      raise DamagedError(f'the array {missing[0]} is missing')
+    if not partial and (unknown := sorted(stored - wanted)):
+      raise DamagedError(f'the array {unknown[0]} is not one of the model')
     directory = self.directory / str(meta.step)
     state = read_together(
-      directory, lambda: read_arrays(self._reader, directory, abstract, whole=whole)
+      directory, lambda: orbax_setup.read_arrays(self._reader, directory, abstract)
     )
     for path, value in with_paths(_checksums(state)):
       if meta.checksums[path] != int(value):
@@ -365,14 +368,16 @@ def _advice(directory: paths.Path) -> str:
   return f'; `tokenformer convert to-jax --source={directory} --target=RUN` makes a run of weights'
 
 
-def restore_source(checkpoints: Checkpoints, meta: Meta, abstract: Any) -> Any:
-  """Restore from a checkpoint that `open_source` found, and report damage to the user.
+def restore_source(
+  checkpoints: Checkpoints, meta: Meta, abstract: Any, *, partial: bool = False
+) -> Any:
+  """Restore from a checkpoint of `open_source`, and report damage to the user.
 
   Raises:
     UserError: the checkpoint is damaged.
   """
   try:
-    return checkpoints.restore(meta, abstract)
+    return checkpoints.restore(meta, abstract, partial=partial)
   except DamagedError as error:
     raise UserError(
       f'the checkpoint of step {meta.step} in {checkpoints.directory.parent} is damaged ({error}); '

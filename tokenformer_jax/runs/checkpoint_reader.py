@@ -1,20 +1,23 @@
-"""Read a checkpoint: all processes agree on the outcome, and arrays go to their shardings."""
+"""Read checkpoints in several processes that agree on the outcome."""
 
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-import orbax.checkpoint as ocp
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts
-from tokenformer_jax.runs import orbax_setup
 from tokenformer_jax.storage import paths, retry
 
 _T = TypeVar('_T')
 # Outcomes of a read in a process. The highest outcome of all processes decides.
 _READ, _DAMAGED, _UNREADABLE, _MISTAKE = range(4)
+# Errors that Orbax raises for files with unexpected content.
+FORMAT_ERRORS = (
+  *(ValueError, TypeError, AttributeError, LookupError, AssertionError, EOFError, RecursionError),
+  *(FileNotFoundError, NotADirectoryError, IsADirectoryError),
+)
 
 
 class DamagedError(Exception):
@@ -33,32 +36,31 @@ def read_together(path: paths.Path, read: Callable[[], _T]) -> _T:
     UserError: the permission to read is missing, or `read` raised it.
     TransientError: reading kept failing with errors that may pass.
   """
-  value, error, is_read, confirmed = None, None, False, False
+  values: list[_T] = []
+  error, outcome, seen_damage = None, _READ, False
   for pause in (*retry.PAUSES, None):
-    if not is_read:
+    if not values:
       try:
-        value, error, is_read = read(), None, True
+        values, error = [read()], None
       except Exception as raised:
         if hosts.is_loss(raised):
           raise
         error = raised
-    ended = hosts.highest(_ended(error))
-    if ended == _READ:
-      return value
-    if ended == _MISTAKE or (ended == _DAMAGED and (confirmed or pause is None)):
+    outcome = hosts.highest(_outcome(error))
+    if outcome == _READ:
+      return values[0]
+    if outcome == _MISTAKE or (outcome == _DAMAGED and seen_damage):
       break
-    if ended == _DAMAGED:
-      confirmed = True
-      continue
-    if pause is None:
-      raise retry.gave_up(f'reading {path}', len(retry.PAUSES) + 1, error) from error
-    if error is not None:
+    seen_damage |= outcome == _DAMAGED
+    if outcome == _UNREADABLE and pause is not None and error is not None:
       retry.announce(f'reading {path}', pause, error)
       time.sleep(pause)
-  if ended == _DAMAGED:
+  if outcome == _DAMAGED:
     reason = retry.one_line(error) if error else 'another process finds it damaged'
     raise DamagedError(reason) from error
-  if error is None or _ended(error) != _MISTAKE:
+  if outcome == _UNREADABLE:
+    raise retry.gave_up(f'reading {path}', len(retry.PAUSES) + 1, error) from error
+  if error is None or _outcome(error) != _MISTAKE:
     raise UserError(f'another process cannot read {path}; its output says why') from error
   if retry.is_for_user(error) and not isinstance(error, UserError):
     raise UserError(
@@ -67,7 +69,7 @@ def read_together(path: paths.Path, read: Callable[[], _T]) -> _T:
   raise error
 
 
-def _ended(error: Exception | None) -> int:
+def _outcome(error: Exception | None) -> int:
   """Return the outcome of a read. Only an error about the content means damage."""
   if error is None:
     return _READ
@@ -75,38 +77,12 @@ def _ended(error: Exception | None) -> int:
     return _MISTAKE
   if retry.is_transient(error):
     return _UNREADABLE
-  # Orbax wraps an error of TensorStore in a bare `Exception`, whose cause is the real error.
-  while type(error) is Exception and error.__cause__:
-    error = error.__cause__
-  if isinstance(error, (DamagedError, *orbax_setup.FORMAT_ERRORS)):
+  if isinstance(retry.cause_of(error), (DamagedError, *FORMAT_ERRORS)):
     return _DAMAGED
-  return _UNREADABLE if isinstance(error, OSError) else _MISTAKE
-
-
-def read_arrays(
-  reader: ocp.Checkpointer,
-  path: paths.Path,
-  abstract: Any,
-  *,
-  whole: bool,
-) -> Any:
-  """Read the arrays of a state directly into their shardings.
-
-  The result has the structure of `abstract`, which holds `jax.ShapeDtypeStruct`s with shardings for
-  the whole state, or for some of its entries if `whole` is false.
-  """
-  if whole:
-    args = ocp.args.StandardRestore(abstract)
-  else:
-    restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
-    args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
-  return reader.restore(path, args=ocp.args.Composite(state=args))['state']
+  return _UNREADABLE if isinstance(retry.cause_of(error), OSError) else _MISTAKE
 
 
 def with_paths(tree: Any) -> list[tuple[str, Any]]:
   """Return the leaves of a tree with paths such as `params/blocks/ffn/keys`."""
-  return [(_joined(keys), leaf) for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
-
-
-def _joined(keys: Any) -> str:
-  return jax.tree_util.keystr(keys, simple=True, separator='/')
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return [(jax.tree_util.keystr(keys, simple=True, separator='/'), leaf) for keys, leaf in leaves]

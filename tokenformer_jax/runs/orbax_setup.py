@@ -5,12 +5,10 @@ checkpoints, use Orbax.
 """
 
 import dataclasses
-import inspect
+import functools
 import logging as std_logging
 import math
 import sys
-import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
 from typing import Any
@@ -26,11 +24,6 @@ from tokenformer_jax.runs import checksum
 from tokenformer_jax.storage import paths
 
 _RESTORE_GB = 1  # the amount that Orbax reads at a time
-# Errors that Orbax raises for files with unexpected content.
-FORMAT_ERRORS = (
-  *(ValueError, TypeError, AttributeError, LookupError, AssertionError, EOFError, RecursionError),
-  *(FileNotFoundError, NotADirectoryError, IsADirectoryError),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,23 +92,6 @@ class _RedundantLogs(std_logging.Filter):
     return not (from_orbax and (record.exc_info or any(k in record.getMessage() for k in known)))
 
 
-@dataclasses.dataclass(frozen=True)
-class _UnraisableHook:
-  """A hook that drops Orbax's reports of failed reads and writes besides the raised error."""
-
-  otherwise: Callable[[Any], None]  # the previous hook
-
-  def __call__(self, unraisable: Any) -> None:
-    frames = [frame for frame, _ in traceback.walk_tb(unraisable.exc_traceback)]
-    codes = [frame.f_code for frame in frames[-1:]]
-    if inspect.iscoroutine(unraisable.object):  # A coroutine that never started has no frame.
-      codes.append(unraisable.object.cr_code)
-    from_orbax = any('orbax' in code.co_filename for code in codes)
-    # TensorStore reports a closed event loop.
-    if not from_orbax and str(unraisable.exc_value) != 'Event loop is closed':
-      self.otherwise(unraisable)
-
-
 _REDUNDANT_LOGS = _RedundantLogs()  # one object, because a logger adds the same filter only once
 
 
@@ -132,6 +108,16 @@ def make_reader() -> ocp.Checkpointer:
     handler_registry=_handlers(None),
   )
   return ocp.Checkpointer(handler, multiprocessing_options=alone)
+
+
+def read_arrays(reader: ocp.Checkpointer, path: paths.Path, abstract: Any) -> Any:
+  """Read the arrays of `abstract`, `jax.ShapeDtypeStruct`s, directly into their shardings."""
+  args = ocp.args.PyTreeRestore(
+    abstract,
+    restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+    partial_restore=True,
+  )
+  return reader.restore(path, args=ocp.args.Composite(state=args))['state']
 
 
 def make_manager(
@@ -173,14 +159,18 @@ def make_manager(
 
 
 def quiet() -> None:
-  """Keep Orbax from logging errors that `Checkpoints` raises."""
+  """Keep Orbax from printing errors that `Checkpoints` raises."""
   for logger in (logging.get_absl_logger(), std_logging.getLogger('asyncio')):
     logger.addFilter(_REDUNDANT_LOGS)
-  if not isinstance(sys.unraisablehook, _UnraisableHook):
-    sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
-  # A failed save or read leaves others that never began; Python reports them with a source line.
-  for name in ('async_serialize', '_read_array_index'):
-    warnings.filterwarnings('ignore', f"coroutine '{name}.* was never awaited", RuntimeWarning)
+  hook = sys.unraisablehook
+  if getattr(hook, 'func', None) is not _report_unraisable:
+    sys.unraisablehook = functools.partial(_report_unraisable, hook)
+
+
+def _report_unraisable(otherwise: Callable[[Any], None], report: Any) -> None:
+  """Drop TensorStore's report of a write that failed after Orbax had closed its event loop."""
+  if str(report.exc_value) != 'Event loop is closed':
+    otherwise(report)
 
 
 def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
@@ -196,10 +186,8 @@ def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
     # With a limit, no array is copied at once before `save` returns.
     is_prioritized_key_fn=None if save_gb is None else lambda path: False,
   )
-  strict = ocp.StandardCheckpointHandler(restore_concurrent_gb=_RESTORE_GB)
   handlers.add('state', ocp.args.PyTreeSave, arrays)
   handlers.add('state', ocp.args.PyTreeRestore, arrays)
-  handlers.add('state', ocp.args.StandardRestore, strict)
   for item in ('meta', 'tokenizer'):
     handlers.add(item, ocp.args.JsonSave, ocp.JsonCheckpointHandler)
     handlers.add(item, ocp.args.JsonRestore, ocp.JsonCheckpointHandler)

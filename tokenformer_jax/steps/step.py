@@ -84,10 +84,10 @@ def bytes_on_a_device(
   shardings = state_shardings(mesh, definition, tx)
 
   def size(name: str) -> int:
-    pairs = zip(jax.tree.leaves(state[name]), jax.tree.leaves(shardings[name]), strict=True)
+    arrays = jax.tree.leaves(sharding.with_even_shardings(state[name], shardings[name]))
     return sum(
-      math.prod(split.shard_shape(array.shape)) * array.dtype.itemsize
-      for array, split in pairs
+      math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+      for array in arrays
       if array.ndim
     )
 

@@ -124,14 +124,19 @@ def gave_up(doing: str, tries: int, error: BaseException | None) -> TransientErr
 def one_line(error: BaseException) -> str:
   """Return the type and the first line of an exception, and cut the middle of a long line.
 
-  Libraries name the action at the beginning and the reason at the end. A bare `Exception` is
-  replaced by its cause.
+  Libraries name the action at the beginning and the reason at the end.
   """
-  while type(error) is Exception and error.__cause__:
-    error = error.__cause__
+  error = cause_of(error)
   lines = str(error).strip().splitlines() or ['']
   text = f'{type(error).__name__}: {lines[0]}' if lines[0] else type(error).__name__
   return text if len(text) <= 300 else f'{text[:150]} … {text[-150:]}'
+
+
+def cause_of(error: BaseException) -> BaseException:
+  """Return an error, or its cause if it is a bare `Exception`, in which Orbax wraps errors."""
+  while type(error) is Exception and error.__cause__:
+    error = error.__cause__
+  return error
 
 
 def _classify(error: BaseException) -> _Verdict:

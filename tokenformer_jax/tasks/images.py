@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -17,7 +17,7 @@ from tokenformer_jax.data.mixing import mix
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.model import models, vit
 from tokenformer_jax.model.layer import Context, Counts, LayerInputs
-from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.params import Params, Path, lookup
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.runs.checkpoint_meta import Meta
@@ -107,18 +107,29 @@ class ImageTask(Task):
 
   @staticmethod
   def adapt(
-    params: Params, target: ModelConfig, seed: int | None, *, new_head: bool = False
-  ) -> Params:
-    """Return parameters with a new head if the classes differ, and with resampled positions."""
+    path: Path,
+    old: Callable[[Path], jax.Array],
+    target: ModelConfig,
+    seed: int | None,
+    *,
+    new_head: bool = False,
+  ) -> jax.Array:
+    """Return an array of a new head if the classes differ, and resampled positions."""
     definition = models.define(target)
-    if new_head or params['head']['bias'].shape != definition.abstract['head']['bias'].shape:
-      head = definition.init(jax.random.key(seed or 0))['head']
-      params = {**params, 'head': jax.tree.map(jnp.zeros_like, head) if seed is None else head}
-    if 'positions' in params and len(params['positions']) != target.max_length:
-      positions = vit.resample_positions(params['positions'], target.max_length)
-      # Reset the moments, because resampling could make a second moment negative.
-      params = {**params, 'positions': positions if seed is not None else jnp.zeros_like(positions)}
-    return params
+    like = lookup(definition.abstract, path)
+    if path[0].key == 'head' and (new_head or old(path).shape != like.shape):
+      if seed is None:
+        return jnp.zeros(like.shape, like.dtype)
+      return lookup(definition.init(jax.random.key(seed)), path)
+    array = old(path)
+    if path[0].key != 'positions' or array.shape == like.shape:
+      return array
+    # Reset the moments, because resampling could make a second moment negative.
+    return (
+      jnp.zeros(like.shape, like.dtype)
+      if seed is None
+      else vit.resample_positions(array, target.max_length)
+    )
 
   def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
     data, channels = self.config.data, self.config.model.channels
@@ -136,19 +147,17 @@ class ImageTask(Task):
     *teacher: Params,
     counts: Counts | None = None,
   ) -> tuple[jax.Array, Figures]:
-    model, optim, counts = self.config.model, self.config.optim, counts or self.counts(batch)
+    model, data, counts = self.config.model, self.config.data, counts or self.counts(batch)
     mix_key, path_key, layers_key = jax.random.split(key, 3)
     pixels = _around_zero(batch['images'])
-    pixels, own = mix(mix_key, pixels, mixup=optim.mixup, cutmix=optim.cutmix)
+    pixels, own = mix(mix_key, pixels, mixup=data.mixup, cutmix=data.cutmix)
     labels_B, counts_B = batch['labels'], self._counted(batch)
-    targets_BxC = optax.smooth_labels(
-      jax.nn.one_hot(labels_B, model.classes), optim.label_smoothing
-    )
-    if optim.mixup or optim.cutmix:
+    targets_BxC = optax.smooth_labels(jax.nn.one_hot(labels_B, model.classes), data.label_smoothing)
+    if data.mixup or data.cutmix:
       targets_BxC = own * targets_BxC + (1 - own) * targets_BxC[::-1]
     inputs = LayerInputs(key=layer_keys(model, layers_key))
-    if optim.drop_path:
-      scales = vit.branch_scales(path_key, model.depth, len(labels_B), optim.drop_path)
+    if model.drop_path:
+      scales = vit.branch_scales(path_key, model.depth, len(labels_B), model.drop_path)
       inputs = inputs._replace(branch_scales_Bx2=scales)
     logits_BxC, aux = self.definition.bind(params)(pixels, Context(training=True), inputs)
     losses_B = optax.softmax_cross_entropy(logits_BxC, targets_BxC)
@@ -160,8 +169,8 @@ class ImageTask(Task):
 
   def _counted(self, batch: Batch) -> jax.Array:
     """Return whether each image of a training batch counts: not if it, or one mixed in, is bad."""
-    counts_B, optim = batch['labels'] >= 0, self.config.optim
-    return counts_B & counts_B[::-1] if optim.mixup or optim.cutmix else counts_B
+    counts_B, data = batch['labels'] >= 0, self.config.data
+    return counts_B & counts_B[::-1] if data.mixup or data.cutmix else counts_B
 
   def _with_tokens(self, images: jax.Array, batch: Batch) -> Counts:
     """Return counts; layers see all images of a batch, bad ones as well."""

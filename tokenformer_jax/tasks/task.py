@@ -3,7 +3,7 @@
 import abc
 import copy
 import dataclasses
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -15,7 +15,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import Aux, Counts, layer_means
-from tokenformer_jax.model.params import Definition, Params
+from tokenformer_jax.model.params import Definition, Params, Path
 from tokenformer_jax.runs.checkpoint_meta import Meta
 
 Batch = Any  # arrays with the leading axis B, alone or in a pytree
@@ -141,15 +141,20 @@ class Task(abc.ABC):
 
   @staticmethod
   def adapt(
-    params: Params, target: ModelConfig, seed: int | None, *, new_head: bool = False
-  ) -> Params:
-    """Return parameters with the shapes of `target`, a model from `adapted`; by default unchanged.
+    path: Path,
+    old: Callable[[Path], jax.Array],
+    target: ModelConfig,
+    seed: int | None,
+    *,
+    new_head: bool = False,
+  ) -> jax.Array:
+    """Return the array at a path of `target`, a model from `adapted`; by default the old one.
 
-    `seed` draws new parameters; None if `params` are moments, which become zero there. `new_head`
-    draws a new head even if the source's head has the right shape.
+    `old` returns the source's arrays. `seed` draws new parameters; None if the arrays are moments,
+    which become zero there. `new_head` draws a new head even if the source's has the right shape.
     """
     del target, seed, new_head
-    return params
+    return old(path)
 
   @abc.abstractmethod
   def abstract_batch(self) -> Batch:

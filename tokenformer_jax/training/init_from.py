@@ -1,6 +1,7 @@
 """Begin a run from another run's checkpoint (`config.init_from`), grown to the run's model."""
 
 import contextlib
+import dataclasses
 
 import jax
 from jax.sharding import Mesh
@@ -9,9 +10,11 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig, PattentionConfig, pattentions, token_counts
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import depth, files, room, state
+from tokenformer_jax.grow import files, plan, room
+from tokenformer_jax.grow.steps import tokens
+from tokenformer_jax.grow.steps.step import Arrays, Keys, Step
 from tokenformer_jax.model import models
-from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.params import Path
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
@@ -42,7 +45,7 @@ def open_source(config: Config) -> tuple[checkpoint.Checkpoints, Meta, Lineage]:
 
 def grown_pattentions(source: ModelConfig, config: Config) -> dict[str, PattentionConfig]:
   """Return the projections with parameter tokens of the grown source, by name."""
-  grown = state.grown_model(source, token_counts(config.model), config.grow)
+  grown = tokens.grown_model(source, token_counts(config.model), config.grow)
   return pattentions(grown)
 
 
@@ -73,8 +76,8 @@ def check(config: Config, meta: Meta, where: str) -> None:
   """
   source = tasks.task_class(config.model).adapted(meta.config.model, config.model)
   try:
-    state.check(source, config.model, config.grow)
-    depth.check_no_twins(source, config.model, meta.lineage, meta.step, config.grow.place)
+    steps = plan.check(source, config.model, config.grow)
+    plan.check_no_twins(steps, meta.lineage, meta.step)
   except UserError as error:
     raise UserError(f'{where}: {error}') from error
   check_steps_left(config, meta, where)
@@ -120,29 +123,40 @@ def grown_state(
   """
   target = config.model
   source = tasks.task_class(target).adapted(meta.config.model, target)
-  if reason := state.inexact(source, target, config.grow):
+  steps = plan.plan_growth(source, target, config.grow)
+  if reason := plan.inexact(steps):
     messages.say(f'the grown model will not compute what {config.init_from} does: {reason}')
   room.check_memory(mesh, (target,), meta.config.optim, ema=checkpoint.has(meta, 'ema'))
-  if source == meta.config.model and not other_meaning:
-    grown = files.read_and_grow(checkpoints, meta, mesh, target, config.grow)
-    return _with_optimizer(config, meta, grown, mesh)
-  changed = [
-    f'{path} is {old!r} there and {new!r} in the config'
-    for path, new, old in config_lib.differences(source, meta.config.model, 'model.')
-  ]
-  if other_meaning:
-    changed.append(f'a new head, because {other_meaning}')
-  messages.say(f'adapting {config.init_from}: {", ".join(changed)}')
-  old, definition = files.read(checkpoints, meta, mesh), models.define(target)
-  tx = optim.make_optimizer(meta.config.optim, optim.NO_RATE, definition.info)
-  shardings = step_lib.state_shardings(mesh, definition, tx, ema='ema' in old)
+  if source != meta.config.model or other_meaning:
+    changed = [
+      f'{path} is {old!r} there and {new!r} in the config'
+      for path, new, old in config_lib.differences(source, meta.config.model, 'model.')
+    ]
+    if other_meaning:
+      changed.append(f'a new head, because {other_meaning}')
+    messages.say(f'adapting {config.init_from}: {", ".join(changed)}')
+    seed, new_head = config.grow.seed, bool(other_meaning)
+    steps = (_Adapt(meta.config.model, source, seed, new_head), *steps)
+  grown = files.read_and_grow(checkpoints, meta, mesh, steps, config.grow)
+  return _with_optimizer(config, meta, grown, mesh)
 
-  def adapt_and_grow(old: State) -> State:
-    adapted = _adapted(old, source, config, new_head=bool(other_meaning))
-    return state.grow(adapted, source, target, config.grow)
 
-  new = jax.jit(adapt_and_grow, out_shardings=shardings)(old)
-  return _with_optimizer(config, meta, new, mesh)
+@dataclasses.dataclass(frozen=True)
+class _Adapt(Step):
+  """Adapts a model to the data of the run's task: see `Task.adapt`."""
+
+  seed: int
+  new_head: bool
+
+  def param(self, path: Path, old: Arrays, keys: Keys) -> jax.Array:
+    del keys
+    task = tasks.task_class(self.after)
+    return task.adapt(path, old, self.after, self.seed, new_head=self.new_head)
+
+  def moment(self, path: Path, old: Arrays, order: int) -> jax.Array:
+    del order
+    task = tasks.task_class(self.after)
+    return task.adapt(path, old, self.after, None, new_head=self.new_head)
 
 
 def _with_optimizer(config: Config, meta: Meta, state: State, mesh: Mesh) -> State:
@@ -150,7 +164,7 @@ def _with_optimizer(config: Config, meta: Meta, state: State, mesh: Mesh) -> Sta
 
   The count of the learning rate stays.
   """
-  if config.optim.name == meta.config.optim.name:
+  if config.optim.kind == meta.config.optim.kind:
     return state
   definition = models.define(config.model)
   tx = optim.make_optimizer(config.optim, optim.NO_RATE, definition.info)
@@ -158,16 +172,3 @@ def _with_optimizer(config: Config, meta: Meta, state: State, mesh: Mesh) -> Sta
   *_, rates = state['opt_state']
   *others, _ = jax.jit(tx.init, out_shardings=shardings)(state['params'])
   return {**state, 'opt_state': (*others, rates)}
-
-
-def _adapted(old: State, model: ModelConfig, config: Config, *, new_head: bool) -> State:
-  """Return a state whose parameters, average and moments have the shapes of the adapted model."""
-
-  def params(tree: Params) -> Params:
-    return tasks.task_class(model).adapt(tree, model, config.grow.seed, new_head=new_head)
-
-  def moments(order: int, tree: Params) -> Params:
-    del order
-    return tasks.task_class(model).adapt(tree, model, None, new_head=new_head)
-
-  return state.map_trees(old, config.grow, params, moments)

@@ -1,0 +1,346 @@
+"""Add parameter tokens, behind the old ones along the axis `param_tokens`."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import (
+  GrowConfig,
+  ModelConfig,
+  PattentionConfig,
+  TokenGroup,
+  matrices,
+  pattentions,
+  token_counts,
+  token_groups,
+  with_groups,
+)
+from tokenformer_jax.config.pattention import SCORES, L2NormGELU, score_like
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow.steps.remove import KeepFirstTokens
+from tokenformer_jax.grow.steps.step import Arrays, Keys, Step, owners, with_noise, with_zeros
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import Path, Role, lookup
+
+METHODS = ('group', 'zero_keys', 'duplicate', 'random')
+
+
+def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfig) -> ModelConfig:
+  """Return the model with other counts, and the reference counts that `config.scale` makes.
+
+  `counts` are by the names of `config.pattentions`; others stay. `resize` multiplies reference
+  counts by the factor of the counts, so that a model that never kept its scale has τ = √N. The
+  method `group` puts new tokens into a group of their own; the others put them into the last group.
+  A matrix without tokens gets a first group. Fewer tokens are those of the first groups. All
+  reference counts of `model` must be filled in.
+  """
+  default = 'resize' if config.method in ('duplicate', 'random') else 'keep'
+  resizing = (config.scale or default) == 'resize'
+
+  def grown(name: str, old: PattentionConfig, count: int) -> PattentionConfig:
+    before = token_groups(old)
+    if count > old.tokens and config.method == 'group' and not config_lib.is_of_experts(name):
+      added = count - old.tokens
+      score = score_like(old.score, config.new_score) if config.new_score else old.score
+      return with_groups(old, (*before, TokenGroup(added, added, score)))
+    resized = []
+    for was, now in zip(before, token_groups(config_lib.resized(old, count)), strict=False):
+      factor = now.tokens / was.tokens if resizing else 1
+      resized.append(now._replace(reference=round(was.reference * factor)))
+    return with_groups(old, resized)
+
+  new = {
+    name: grown(name, old, counts.get(name, old.tokens)) for name, old in pattentions(model).items()
+  }
+  for name in matrices(model):
+    if count := counts.get(name):
+      score = SCORES[config.new_score]() if config.new_score else L2NormGELU()
+      new[name] = with_groups(PattentionConfig(), (TokenGroup(count, count, score),))
+  return config_lib.with_pattentions(model, new)
+
+
+class _MoreTokens(Step):
+  """A step after which projections have more tokens."""
+
+  def check(self) -> None:
+    new = pattentions(self.after)
+    for name, old in pattentions(self.before).items():
+      if new[name].tokens < old.tokens:
+        raise UserError(
+          f'{name} has {old.tokens} parameter tokens in the source, and {new[name].tokens} are '
+          'fewer; growth only adds (tokenformer grow shrink drops the least important ones)'
+        )
+      self._check_projection(name, old, new[name])
+
+  def _check_projection(self, name: str, old: PattentionConfig, new: PattentionConfig) -> None:
+    """Check that the groups of a projection can be made."""
+
+  def inexact(self) -> str:
+    new = pattentions(self.after)
+    reasons = (
+      self._inexact(name, old, new[name]) for name, old in pattentions(self.before).items()
+    )
+    return next(filter(None, reasons), '')
+
+  def _inexact(self, name: str, old: PattentionConfig, new: PattentionConfig) -> str:
+    """Return why a projection computes something else, or ''."""
+    raise NotImplementedError
+
+  def inverse(self) -> Step | None:
+    return KeepFirstTokens(self.after, self.before)
+
+  def _added(self, path: Path) -> tuple[int | None, int]:
+    """Return the axis of the tokens of the array at `path`, and the number of new ones."""
+    axis = self.info(path).token_axis
+    if axis is None:
+      return None, 0
+    old = lookup(models.define(self.before).abstract, path)
+    return axis, self.like(path).shape[axis] - old.shape[axis]
+
+
+@dataclasses.dataclass(frozen=True)
+class AddTokens(_MoreTokens):
+  """Adds drawn tokens, or tokens with zero keys or values, in the last group or in a new one.
+
+  Attributes:
+    method: 'group', 'zero_keys' or 'random'.
+    new_keys: see `GrowConfig`.
+    zero_values: whether the values of new tokens are zero.
+    noise: of copied keys.
+  """
+
+  method: str
+  new_keys: str = 'init'
+  zero_values: bool = False
+  noise: float = 0.0
+
+  def _check_projection(self, name: str, old: PattentionConfig, new: PattentionConfig) -> None:
+    of_groups = self.method == 'group'
+    if of_groups and config_lib.is_of_experts(name) and new.tokens > old.tokens:
+      raise UserError(
+        f'{name} has {old.tokens} parameter tokens in the source and {new.tokens} in the target, '
+        'and growth by group would add a second norm, but each expert is one group; use '
+        'method=zero_keys, or add experts'
+      )
+    check_groups(name, old, new, self.method)
+
+  def _inexact(self, name: str, old: PattentionConfig, new: PattentionConfig) -> str:
+    if self.method == 'random':
+      return 'the scores of random keys enter the norm of every row, and their values the output'
+    before, after = token_groups(old), token_groups(new)
+    for was, now in zip(before, after, strict=False):
+      if was.reference != now.reference:
+        return (
+          f'the reference count of {name} changes from {was.reference} to {now.reference}, and '
+          'with it the scale of every old token; use scale=keep'
+        )
+    if new.tokens == old.tokens:
+      return ''
+    if self.method == 'group':
+      return '' if self.zero_values else f'the values of the new tokens of {name} are not zero'
+    if before[-1].score.zero_at_zero:
+      return ''
+    return (
+      f'the score {before[-1].score.kind} of {name} gives a new token, whose key is zero, the '
+      'weight of exp(0) and not 0; use method=group or duplicate, which are exact for it'
+    )
+
+  @functools.cached_property
+  def _new_info(self):
+    """The metadata of a model with the new tokens alone, which draws them."""
+    old = token_counts(self.before)
+    new = {name: count - old[name] for name, count in token_counts(self.after).items()}
+    return models.define(config_lib.with_token_counts(self.after, new)).info
+
+  def param(self, path: Path, old: Arrays, keys: Keys) -> jax.Array:
+    axis, count = self._added(path)
+    array = old(path)
+    if axis is None or not count:
+      return array
+    info = lookup(self._new_info, path)
+    is_key = info.role is Role.KEY
+    shape = (*array.shape[:axis], count, *array.shape[axis + 1 :])
+    if (self.method == 'zero_keys') if is_key else self.zero_values:
+      return with_zeros(array, count, axis)
+    if is_key and self.new_keys != 'init':
+      fresh = self._like_trained(array, shape, axis, keys(path))
+    else:
+      fresh = info.initializer(keys(path), shape, array.dtype)
+    return jnp.concatenate([array, fresh], axis)
+
+  def _like_trained(
+    self, old: jax.Array, shape: tuple[int, ...], axis: int, key: jax.Array
+  ) -> jax.Array:
+    """Return keys [..., N, D] of the size of trained ones: drawn, or copied in order with noise."""
+    scale = jnp.sqrt(jnp.mean(jnp.square(old), axis=(axis, -1), keepdims=True))
+    normal = jax.random.normal(key, shape, old.dtype)
+    if self.new_keys == 'trained':
+      return scale * normal
+    copied = jnp.take(old, jnp.arange(shape[axis]) % old.shape[axis], axis=axis)
+    return copied + self.noise * scale * normal
+
+  def moment(self, path: Path, old: Arrays, order: int) -> jax.Array:
+    """Return a mean of gradients or of their squares; those of new tokens are zero."""
+    del order
+    axis, count = self._added(path)
+    return old(path) if axis is None else with_zeros(old(path), count, axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class DuplicateTokens(_MoreTokens):
+  """Copies all tokens of projections, and divides the values among the copies."""
+
+  noise: float = 0.0
+
+  def _check_projection(self, name: str, old: PattentionConfig, new: PattentionConfig) -> None:
+    if new.tokens % old.tokens:
+      times = max(2, round(new.tokens / old.tokens))
+      raise UserError(
+        f'{name}={new.tokens} is not a multiple of the {old.tokens} parameter tokens that the '
+        f'source has; duplicate copies every token as often as the others: take '
+        f'{old.tokens * times}, or method=zero_keys'
+      )
+    if (count := len(token_groups(old))) > 1 and new.tokens > old.tokens:
+      raise UserError(
+        f'{name} has {count} groups of tokens, and duplicate copies those of one group only; '
+        'use method=group, which adds a group, or zero_keys, which adds tokens to the last one'
+      )
+    check_groups(name, old, new, 'duplicate')
+
+  def inexact(self) -> str:
+    return f'noise={self.noise} is added to the copies' if self.noise else super().inexact()
+
+  def _inexact(self, name: str, old: PattentionConfig, new: PattentionConfig) -> str:
+    before, after = token_groups(old)[0], token_groups(new)[0]
+    times = new.tokens // old.tokens
+    if before.reference * new.tokens != after.reference * old.tokens:
+      return (
+        f'{name} gets every token {times} times, and its reference count changes from '
+        f'{before.reference} to {after.reference} instead of {before.reference * times}; use '
+        'scale=resize'
+      )
+    epsilon = getattr(before.score, 'row_epsilon', 0)
+    if times == 1 or not epsilon:
+      return ''
+    return (
+      f'row_epsilon={epsilon} of {name} is smaller against the norm of {times} times as many '
+      'scores; use method=zero_keys, which is exact with it'
+    )
+
+  def inverse(self) -> None:
+    """Return None: the copies have shares of the values, so the first ones are not the base."""
+
+  def _copies(self, path: Path) -> tuple[int | None, int]:
+    axis, count = self._added(path)
+    if axis is None:
+      return None, 1
+    size = self.like(path).shape[axis]
+    return axis, size // (size - count)
+
+  def param(self, path: Path, old: Arrays, keys: Keys) -> jax.Array:
+    array, (axis, copies) = old(path), self._copies(path)
+    if axis is None or copies == 1:
+      return array
+    if self.info(path).role is Role.KEY:
+      first, *others = [array] * copies
+    else:
+      owner = owners(keys(path), array.shape, copies)
+      first, *others = (jnp.where(owner == copy, array, 0) for copy in range(copies))
+    noisy = jnp.concatenate(others, axis)
+    if self.noise:
+      noisy = with_noise(noisy, self.noise, keys(path))
+    return jnp.concatenate([first, noisy], axis)
+
+  def moment(self, path: Path, old: Arrays, order: int) -> jax.Array:
+    """Return a mean of gradients, or of their squares.
+
+    The value of a copy has the whole gradient of the old value, so it has the same moments. The
+    gradient of its key is a sum over the entries of the value that the copy has, 1/c of them for c
+    copies. So it has 1/c of the old mean and, as terms of random signs add up, 1/c of the old mean
+    square.
+    """
+    del order
+    array, (axis, copies) = old(path), self._copies(path)
+    if axis is None or copies == 1:
+      return array
+    copy = array / copies if self.info(path).role is Role.KEY else array
+    return jnp.concatenate([copy] * copies, axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class AddFirstTokens(Step):
+  """Adds the first parameter tokens beside matrices."""
+
+  zero_values: bool = True
+
+  def inexact(self) -> str:
+    return (
+      '' if self.zero_values else 'the values of the first tokens beside its matrices are not zero'
+    )
+
+  def param(self, path: Path, old: Arrays, keys: Keys) -> jax.Array:
+    if self.had(path):
+      return old(path)
+    info, like = self.info(path), self.like(path)
+    if info.role is Role.VALUE and self.zero_values:
+      return jnp.zeros(like.shape, like.dtype)
+    return info.initializer(keys(path), like.shape, like.dtype)
+
+  def moment(self, path: Path, old: Arrays, order: int) -> jax.Array:
+    del order
+    return old(path) if self.had(path) else jnp.zeros(self.like(path).shape, jnp.float32)
+
+  def inverse(self) -> Step:
+    return KeepFirstTokens(self.after, self.before)
+
+
+@dataclasses.dataclass(frozen=True)
+class AppendTokens(Step):
+  """Appends trained tokens, `data`, as groups of their own or in the last group."""
+
+  def _has_more(self, path: Path) -> bool:
+    axis = self.info(path).token_axis
+    if axis is None or not self.had(path):
+      return axis is not None
+    before = lookup(models.define(self.before).abstract, path)
+    return self.like(path).shape[axis] > before.shape[axis]
+
+  def param(self, path: Path, old: Arrays, keys: Keys) -> jax.Array:
+    del keys
+    if not self._has_more(path):
+      return old(path)
+    added = self.data(path)
+    return (
+      jnp.concatenate([old(path), added], self.info(path).token_axis) if self.had(path) else added
+    )
+
+  def moment(self, path: Path, old: Arrays, order: int) -> jax.Array:
+    """Return a mean of gradients or of their squares; those of appended tokens are zero."""
+    del order
+    like, axis = self.like(path), self.info(path).token_axis
+    if not self.had(path):
+      return jnp.zeros(like.shape, jnp.float32)
+    array = old(path)
+    return array if axis is None else with_zeros(array, like.shape[axis] - array.shape[axis], axis)
+
+  def inverse(self) -> Step:
+    return KeepFirstTokens(self.after, self.before)
+
+
+def check_groups(name: str, old: PattentionConfig, new: PattentionConfig, method: str) -> None:
+  """Check that a method can make the groups of the larger projection from the old groups."""
+  before, after = token_groups(old), token_groups(new)
+  kept = len(before) if method == 'group' else len(before) - 1
+  extra = len(after) - len(before)
+  sizes = [[group.tokens for group in groups[:kept]] for groups in (before, after)]
+  scores = [[group.score for group in groups[: len(before)]] for groups in (before, after)]
+  if sizes[0] != sizes[1] or scores[0] != scores[1] or (extra and method != 'group'):
+    raise UserError(
+      f'{name} has the groups {with_groups(old, before).groups or old.tokens!r} in the source and '
+      f'{with_groups(new, after).groups or new.tokens!r} in the target; growth by {method} '
+      + ('adds groups behind them' if method == 'group' else 'adds tokens to the last group')
+    )

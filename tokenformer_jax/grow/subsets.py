@@ -1,0 +1,218 @@
+"""Extract and select the parameter tokens of a model, by its lineage or by their importance."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+from jax.sharding import Mesh
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import GrowConfig, ModelConfig, matching, token_counts
+from tokenformer_jax.config.groups import (
+  as_text,
+  at_the_end,
+  check_numbers,
+  choose,
+  most_groups,
+  without,
+)
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import files, groups, importance, verify
+from tokenformer_jax.grow.apply import Growth, Steps
+from tokenformer_jax.grow.steps import experts, remove
+from tokenformer_jax.model import models
+from tokenformer_jax.model.params import Params, lookup
+from tokenformer_jax.runs.checkpoint import Checkpoints
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, RunName
+from tokenformer_jax.steps.last_growth import changes_of_tokens
+from tokenformer_jax.storage import paths
+from tokenformer_jax.tasks import Batch, Task
+
+
+def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
+  """Return the growth or merge that added the last tokens or layers of a model.
+
+  Raises:
+    UserError: there was none.
+  """
+  changes = changes_of_tokens(meta.lineage)
+  if changes and changes[-1].action in ('grow', 'merge'):
+    last = changes[-1]
+    if _adds(last.model, meta.config.model):
+      return last
+  advice = '; --groups=N,… names groups of its tokens' if most_groups(meta.config.model) > 1 else ''
+  raise UserError(
+    f'nothing was added to {directory}: it is not the result of grow or merge{advice}'
+  )
+
+
+def _adds(before: ModelConfig, after: ModelConfig) -> bool:
+  """Return whether `after` has more tokens, experts or layers, and the same width."""
+  same_layers = matching.shallow(before, after)
+  return before.width == after.width and (
+    before.repeats != after.repeats
+    or experts.narrow(before, same_layers) != same_layers
+    or token_counts(before) != token_counts(same_layers)
+  )
+
+
+def check_no_layers(last: Ancestor, model: ModelConfig, directory: paths.Path) -> None:
+  """Check that the last growth added tokens alone.
+
+  Raises:
+    UserError: it added experts or layers.
+  """
+  if experts.narrow(last.model, model) != model:
+    raise UserError(
+      f'the last growth of {directory} added experts, which cannot be extracted or merged, because '
+      'a router chooses among all of them; grow experts first, and tokens by a growth of their own'
+    )
+  if last.model.repeats != model.repeats:
+    raise UserError(
+      f'the last growth of {directory} added layers (from {last.model.pattern!r} to '
+      f'{model.pattern!r}), and tokens of new layers cannot be extracted or merged; grow layers '
+      'first, and tokens by a growth of their own'
+    )
+
+
+def added_counts(meta: Meta) -> dict[str, int]:
+  """Return how many tokens a checkpoint offers: the added ones, or all of a model."""
+  counts = token_counts(meta.config.model)
+  if meta.contents != 'added_tokens':
+    return counts
+  old = token_counts(meta.lineage[-1].model)
+  return {name: count - old.get(name, 0) for name, count in counts.items()}
+
+
+def additions(meta: Meta, directory: paths.Path) -> list[list[RunName]]:
+  """Return the runs in which the parameter tokens of a checkpoint were first trained.
+
+  There is a list of runs for the first tokens, and for each later growth or merge of which the
+  model still has tokens.
+  """
+  if meta.contents == 'added_tokens':
+    return [list(meta.lineage[-1].token_runs)]
+  found = groups.additions(groups.history(meta, directory))
+  return [list(addition.runs) for addition in found]
+
+
+def as_lines(found: list[list[RunName]]) -> str:
+  """Join runs of `additions` to the form of `Ancestor.tokens_of`."""
+  return '\n'.join(dict.fromkeys(run.to_line() for runs in found for run in runs))
+
+
+def check_smaller(before: ModelConfig, after: ModelConfig) -> None:
+  """Check the counts of a shrunken model.
+
+  Raises:
+    UserError: there are no counts, one is larger, or none is smaller.
+  """
+  smaller = token_counts(after)
+  for name, old in token_counts(before).items():
+    if smaller[name] > old:
+      raise UserError(
+        f'{name} has {old} parameter tokens, and shrink cannot make {smaller[name]} of them'
+      )
+  if smaller == token_counts(before):
+    raise UserError(
+      'nothing would shrink; give smaller counts by --param_tokens=qkv=N,proj=N,ffn=N'
+    )
+
+
+def extraction(
+  meta: Meta, directory: paths.Path, numbers: Sequence[int]
+) -> tuple[Lineage, ModelConfig]:
+  """Return the lineage and the model of the extracted groups, or of the last growth or merge.
+
+  The last entry of the lineage has the model without the extracted tokens. The model is the whole
+  one, with the extracted tokens behind the others.
+
+  Raises:
+    UserError: nothing was added, there is no such group, or a projection has no other group.
+  """
+  model = meta.config.model
+  if not numbers:
+    born = last_addition(meta, directory)
+    check_no_layers(born, model, directory)
+    tokens_of = as_lines(additions(meta, directory)[-1:])
+    before = meta.lineage[: meta.lineage.index(born)]
+    return (*before, dataclasses.replace(born, tokens_of=tokens_of)), model
+  check_numbers(most_groups(model), numbers, '--groups')
+  found = groups.additions(groups.history(meta, directory), numbers)
+  whole = dataclasses.replace(
+    meta, config=dataclasses.replace(meta.config, model=choose(model, without(numbers)))
+  )
+  lineage = files.descend(
+    whole,
+    directory,
+    'extract',
+    GrowConfig(),
+    tokens_of=as_lines([list(addition.runs) for addition in found]),
+    groups=as_text(numbers),
+  )
+  return lineage, choose(model, at_the_end(numbers))
+
+
+def extract(
+  params: Params, model: ModelConfig, base: ModelConfig, numbers: Sequence[int] = ()
+) -> Params:
+  """Return only some tokens of the parameters of a model: groups, or the tokens behind `base`'s.
+
+  `base` is the model of the last entry of the lineage from `extraction`.
+  """
+  counts, old = token_counts(model), token_counts(base)
+  added = {name: count - old.get(name, 0) for name, count in counts.items()}
+  steps: Steps = (remove.TakeLastTokens(model, model, base),)
+  if numbers:
+    ordered = choose(model, at_the_end(numbers))
+    steps = (
+      remove.TakeGroups(model, ordered, at_the_end(numbers)),
+      remove.TakeLastTokens(ordered, ordered, base),
+    )
+  growth = Growth(model, steps, GrowConfig())
+
+  def cut(params: Params) -> Params:
+    return growth.map_tree(
+      lambda one: growth.make(one, growth.inputs(one, params)), '', params, _shapes(model, added)
+    )
+
+  return jax.jit(cut)(params)
+
+
+def _shapes(model: ModelConfig, counts: dict[str, int]) -> Params:
+  """Return the shapes of the arrays of so many tokens of a model; files hold no empty arrays."""
+  definition = models.define(config_lib.with_token_counts(model, counts))
+
+  def of_tree(info: Params, abstract: Params) -> Params:
+    kept = {}
+    for key, shape in abstract.items():
+      if isinstance(shape, dict):
+        kept |= {key: inner} if (inner := of_tree(info[key], shape)) else {}
+      elif info[key].token_axis is not None and shape.size:
+        kept[key] = shape
+    return kept
+
+  return of_tree(definition.info, definition.abstract)
+
+
+def read_added(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> Params:
+  """Read the tokens of a checkpoint from `extract`, or all of a model."""
+  shapes = _shapes(meta.config.model, added_counts(meta))
+  return files.read_params(checkpoints, meta, mesh, shapes)
+
+
+def shrink(params: Params, task: Task, after: ModelConfig, batch: Batch) -> Steps:
+  """Return the step that keeps the tokens that matter most for a batch of the model's task."""
+  definition, before = task.definition, task.config.model
+
+  def loss(params: Params, examples: Batch) -> jax.Array:
+    return verify.loss(task, params, examples)[0]
+
+  @jax.jit
+  def choose_tokens(params: Params, batch: Batch) -> Params:
+    scores = importance.score_tokens(loss, params, definition.info, batch)
+    return remove.most_important(scores, before, after)
+
+  kept = choose_tokens(params, batch)
+  return (remove.TakeTokens(before, after, data=functools.partial(lookup, kept)),)

@@ -1,0 +1,114 @@
+"""Draw a fitted law: loss against compute, and residuals."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokenformer_jax import figures
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.laws import formulas
+from tokenformer_jax.laws.analysis import Analysis, optimum
+from tokenformer_jax.laws.report import number
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
+  from matplotlib.figure import Figure
+
+_MOST_CURVES = 12  # sizes in one picture
+# Numbers of a logarithmic axis in every decade, by the largest ratio of its values.
+_TICKS = ((2, ()), (8, (1, 1.5, 2, 3, 5)), (30, (1, 2, 5)), (300, (1, 3)), (np.inf, (1,)))
+
+
+def check_folder(folder: Path) -> None:
+  """Check, before any long computation, that pictures can be drawn and written."""
+  figures.make()
+  if folder.exists() and not folder.is_dir():
+    raise UserError(f'--pictures={folder} is a file; give the folder for the pictures')
+
+
+def write(analysis: Analysis, folder: Path) -> list[Path]:
+  """Write the pictures, and return their paths."""
+  drawn = {'loss.png': draw_losses(analysis), 'residuals.png': draw_residuals(analysis)}
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in drawn.items():
+      figure.savefig(folder / name)
+  except OSError as error:
+    raise UserError(f'--pictures={folder} cannot be written: {error.strerror}') from error
+  return [folder / name for name in drawn]
+
+
+def draw_losses(analysis: Analysis) -> 'Figure':
+  """Return the loss against compute: a curve and points for each size, and the frontier."""
+  points, figure = analysis.points, figures.make()
+  axes, spent = figure.add_subplot(), points.flops
+  sizes = np.unique(points.active)
+  if points.is_dense and len(sizes) <= _MOST_CURVES:
+    _draw_sizes(axes, analysis, sizes)
+  else:
+    shown = axes.scatter(spent, points.loss, c=np.log10(points.active), cmap='viridis', s=14)
+    figure.colorbar(shown, ax=axes, label='log₁₀ of parameters N')
+  least = points.loss.min()
+  if not formulas.flat(analysis.fit.values):
+    budgets = np.geomspace(spent.min(), spent.max() * 10, 100)
+    optima = [optimum(analysis, budget) for budget in budgets]
+    best = np.array([one.loss for one in optima])
+    low, high = np.transpose([one.loss_interval for one in optima])
+    axes.fill_between(budgets, low, high, color='k', alpha=0.15, linewidth=0)
+    axes.plot(budgets, best, 'k--', linewidth=1.4, label='frontier, with interval')
+    least = min(best.min(), least)
+  axes.set_xscale('log')
+  figures.use_log_losses(axes)
+  axes.set_ylim(max(least * 0.97, 1e-3), points.loss.max() * 1.05)
+  figures.finish(axes, 'training FLOPs (6 N D)', 'loss (nats per token), at the end')
+  axes.legend(frameon=False, fontsize=8)
+  return figure
+
+
+def _draw_sizes(axes: 'Axes', analysis: Analysis, sizes: np.ndarray) -> None:
+  """Draw the points and the law's curve of each size."""
+  points = analysis.points
+  for size, colour in zip(sizes, _colours(len(sizes)), strict=True):
+    mine, label = points.active == size, f'N = {number(size)}'
+    x, y = points.flops[mine], points.loss[mine]
+    axes.plot(x, y, 'o', color=colour, markersize=4, label=label)
+    curve = np.geomspace(x.min() / 1.5, x.max() * 2, 100)
+    losses = formulas.loss(analysis.fit.values, size, curve / (6 * size))
+    axes.plot(curve, losses, color=colour, linewidth=1)
+
+
+def _colours(count: int) -> list[Any]:
+  from matplotlib import colormaps  # noqa: PLC0415
+
+  return [colormaps['viridis'](x) for x in np.linspace(0, 0.9, max(count, 2))[:count]]
+
+
+def draw_residuals(analysis: Analysis) -> 'Figure':
+  """Return the residuals against size and tokens."""
+  points, figure = analysis.points, figures.make(figsize=(10, 4))
+  percent = 100 * np.expm1(analysis.fit.residuals)
+  ratio = np.log10(points.tokens / points.active)
+  first, second = figure.subplots(1, 2, sharey=True)
+  panels = ((first, points.active, 'parameters N'), (second, points.tokens, 'tokens D'))
+  for axes, x, name in panels:
+    shown = axes.scatter(x, percent, c=ratio, cmap='viridis', s=18)
+    axes.axhline(0, color='k', linewidth=0.8)
+    _use_log_sizes(axes, x)
+    label = 'measured loss over that of the law, % more' if axes is first else ''
+    figures.finish(axes, name, label)
+  figure.colorbar(shown, ax=axes, label='log₁₀ of tokens a parameter')
+  return figure
+
+
+def _use_log_sizes(axes: 'Axes', values: np.ndarray) -> None:
+  """Make the x axis logarithmic, with several numbers such as 30M however little it spans."""
+  from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter  # noqa: PLC0415
+
+  axes.set_xscale('log')
+  span = values.max() / values.min()
+  within_decade = next(subs for most, subs in _TICKS if span < most)
+  even = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
+  axes.xaxis.set_major_locator(LogLocator(subs=within_decade) if within_decade else even)
+  axes.xaxis.set_major_formatter(EngFormatter(sep=''))
+  axes.xaxis.set_minor_formatter(NullFormatter())
