@@ -63,7 +63,7 @@ def get_config(variant='124m'):
 
   c.optim.learning_rate = 6e-4
   c.optim.warmup_steps = 2000
-  c.optim.final_fraction = 0.0
+  c.optim.schedule.final_fraction = 0.0
 
   # 600,000 steps, and 60,000 more for each stage.
   stage = list(VARIANTS).index(variant)

@@ -155,7 +155,7 @@ class Plan:
   def on_text(self, values: Any, seed: int, steps: int, rate: float) -> Config:
     """Return a config for the text of the Python standard library."""
     values.data.update(source='stdlib', tokenizer='bytes', sequence_length=LENGTH, batch_size=8)
-    values.optim.update(learning_rate=rate, warmup_steps=max(1, steps // 20), final_fraction=0.1)
+    values.optim.update(learning_rate=rate, warmup_steps=max(1, steps // 20))
     values.optim.new_token_warmup = 0
     values.train.update(
       steps=steps,

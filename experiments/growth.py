@@ -134,7 +134,8 @@ def config(scale_name: str, shape: str, steps: int, **changes: Any) -> Config:
   c.model.init.std, c.model.init.output_std = 0.1, 0.5 / (layers * c.model.width**0.5)
   mixer.positions.fraction = 1.0
   c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
-  c.optim.update(schedule='wsd', final_fraction=0.0, warmup_steps=50, new_token_warmup=100)
+  c.optim.update(warmup_steps=50, new_token_warmup=100)
+  c.optim.schedule = {'kind': 'wsd', 'final_fraction': 0.0}
   c.train.update(steps=steps, log_every=500, eval_every=0, eval_batches=64, sample_tokens=0)
   c.train.update(checkpoint_every=10**9, keep_checkpoints=999, loss_chunk=64, trackers=())
   dotted = {name.replace('__', '.'): value for name, value in changes.items()}
@@ -165,7 +166,7 @@ class Maker:
     """Return a run at a constant rate with a checkpoint at each of some steps."""
     first = int(str(grown['init_from']).rpartition('@')[2]) if grown else 0
     every = math.gcd(first, *ends)
-    changes = {'optim__schedule': 'constant', 'optim__final_fraction': 0.1, **grown}
+    changes = {'optim__schedule': 'constant', **grown}
     changes |= {'optim__learning_rate': self.scale.rate * rate, 'train__seed': seed}
     made = config(self.name, shape, max(ends), train__checkpoint_every=every, **changes)
     return trials.once(self.out, f'{name}/constant {shape}/{rate:g}/{seed}', made)

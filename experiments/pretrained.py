@@ -104,7 +104,7 @@ def learn(
     'train.steps': FIRST + steps,
     'optim.schedule': 'wsd',
     'optim.learning_rate': rate,
-    'optim.final_fraction': 0.0,
+    'optim.schedule.final_fraction': 0.0,
     'train.decay_from': FIRST + steps // 2,
     'optim.old_tokens': 'freeze' if arm.frozen else 'train',
     **arm.grow,

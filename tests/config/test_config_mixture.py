@@ -70,7 +70,6 @@ A, B = {'source': 'files:a', 'weight': 0.5}, {'source': 'files:b', 'weight': 0.5
       'config.data.store is gs://b/s, one token store',
     ),
     ({'train.epochs': 2.0}, {'a': A, 'b': B}, 'config.train.epochs is 2.0, and each source of'),
-    ({'model.kind': 'vit'}, {'a': A, 'b': B}, "mixture.a.source is 'files:a', which has a meani"),
   ],
 )
 def test_sources_that_do_not_fit_are_refused(changes, sources, sentence):

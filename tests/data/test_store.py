@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import corpus, shard_writer, shards, tokenizers
 from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.data.store import Store, prepare
@@ -32,7 +32,7 @@ def _config(folder: Path, texts: list[str] = TEXTS, **changes) -> DataConfig:
     path.write_text(
       ''.join(json.dumps({'text': text, 'other': text.upper()}) + '\n' for text in texts)
     )
-  config = DataConfig(
+  config = TextConfig(
     source=f'files:{path}',
     tokenizer='bytes',
     validation_fraction=0.2,
@@ -270,7 +270,7 @@ def hang(self, texts=text_files.Files._texts):
 if sys.argv[2] == 'hang':
   text_files.Files._texts = hang
   shard_writer.BATCH_CHARACTERS = 100
-print(store.prepare(DataConfig(**json.loads(sys.argv[1]))).digest)
+print(store.prepare(TextConfig(**json.loads(sys.argv[1]))).digest)
 """
 
 

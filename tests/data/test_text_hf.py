@@ -13,7 +13,7 @@ import huggingface_hub
 import pytest
 import tiny_run
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data.corpus import open_corpus
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.errors import TransientError, UserError
@@ -144,7 +144,7 @@ def test_a_file_of_a_set_cannot_be_held_out_under_another_form(tmp_path, layout)
     'jsonl': (f'{folder}:train', f'{folder}/train.jsonl'),
   }[layout]
   form = {'parquet': 'parquet', 'jsonl': 'files'}.get(layout, 'hf')
-  config = DataConfig(source=f'hf:{part}', validation_source=f'{form}:{held_out}')
+  config = TextConfig(source=f'hf:{part}', validation_source=f'{form}:{held_out}')
   with pytest.raises(UserError, match=r'/set/.* is also in config\.data\.source=hf:'):
     open_corpus(config)
   if layout != 'saved':

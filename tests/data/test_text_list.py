@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import corpus, text_unique
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.data.store import find, prepare
@@ -28,7 +28,7 @@ def _write(path, texts) -> str:
 
 
 def _config(folder, spec, **changes) -> DataConfig:
-  config = DataConfig(source=spec, tokenizer='bytes', cache_dir=str(folder / 'cache'))
+  config = TextConfig(source=spec, tokenizer='bytes', cache_dir=str(folder / 'cache'))
   return dataclasses.replace(config, **changes)
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import corpus, text_parquet
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.errors import UserError
@@ -191,7 +191,7 @@ def test_few_documents_are_held_at_a_time(tmp_path, form):
       (tmp_path / f'{text[0]}.txt').write_text(text)
   spec = f'{"parquet" if form == "parquet" else "files"}:{tmp_path}'
   held = []
-  units = corpus.open_corpus(DataConfig(source=spec)).units()
+  units = corpus.open_corpus(TextConfig(source=spec)).units()
   tracemalloc.start()
   try:
     for unit in units:

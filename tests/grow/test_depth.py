@@ -30,11 +30,11 @@ from tiny import gated_model, linear, tiny_model, tiny_vit, two_kinds
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import (
+  AdamWConfig,
   Config,
   GrowConfig,
   LayerConfig,
   NoProjectionConfig,
-  OptimConfig,
   ParallelConfig,
   PostNormConfig,
   PreNormConfig,
@@ -334,12 +334,14 @@ def _born(target=TARGET, config=PLAIN, model=SOURCE):
 
 
 def test_the_optimizer_is_told_of_new_layers():
-  assert _born().new_layers == (2, 4)
-  assert _born(config=BEHIND).new_layers == (3, 4)
-  assert _born(SOURCE).new_layers == ()
+  def old_layers(growth):
+    return growth.old['blocks']['ffn']['keys'].ranges.get('layers')
+
+  assert old_layers(_born()) == ((0, 1), (2, 3))
+  assert old_layers(_born(config=BEHIND)) == ((0, 1), (1, 2))
+  assert old_layers(_born(SOURCE)) is None
   growth = _born(MORE_KINDS, model=KINDS)
-  assert growth.new_layers == (3, 4, 7, 8, 10)
-  assert growth.old_tokens.keys() == define_lm(MORE_KINDS).abstract.keys()
+  assert growth.old.keys() == define_lm(MORE_KINDS).abstract.keys()
 
 
 def _train(state, model, config, steps, growth):
@@ -362,7 +364,7 @@ def test_all_new_arrays_learn_and_frozen_layers_do_not(old_tokens, place):
   grown = grow(state_of(SOURCE), SOURCE, target, how)
   before = paths(jax.tree.map(np.array, grown['params']))
   config = Config(
-    optim=OptimConfig(warmup_steps=0, old_tokens=old_tokens), train=TrainConfig(steps=1000)
+    optim=AdamWConfig(warmup_steps=0, old_tokens=old_tokens), train=TrainConfig(steps=1000)
   )
   after = _train(grown, target, config, 20, _born(target, how))
   for path, array in paths(after['params']).items():

@@ -30,9 +30,9 @@ from tiny import tiny_model
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
+  AdamWConfig,
   Config,
   GrowConfig,
-  OptimConfig,
   TokenGroup,
   pattentions,
   token_counts,
@@ -71,7 +71,7 @@ def _born(action, source, model, method='group', **details):
 
 
 def _meta(lineage=(), model=BASE, contents='model', **optim):
-  config = Config(model=model, optim=OptimConfig(**optim))
+  config = Config(model=model, optim=AdamWConfig(**optim))
   return Meta(STEP, UPDATES, config, lineage, contents, {}, {}, run='id')
 
 
@@ -541,14 +541,14 @@ def test_the_table_of_a_model_with_one_group():
 
 
 def test_frozen_groups_keep_their_tokens_when_others_go():
-  optim = OptimConfig(frozen_groups='1 3')
+  optim = AdamWConfig(frozen_groups='1 3')
   assert chosen.choose_frozen(optim, TWICE, chosen.without([2])) == '1 2'
   assert chosen.choose_frozen(optim, TWICE, chosen.first(2)) == '1'
   assert chosen.choose_frozen(optim, TWICE, chosen.without([1])) == '2'
 
 
 def test_new_tokens_are_not_frozen():
-  frozen = OptimConfig(frozen_groups='2')
+  frozen = AdamWConfig(frozen_groups='2')
   chosen.check_new_tokens_train(frozen, SPECIALIST, _grown(SPECIALIST, by_name(40, 56, 80)))
   with pytest.raises(UserError, match=r'new tokens of qkv would be in group 2, which .* freezes'):
     chosen.check_new_tokens_train(frozen, BASE, SPECIALIST)
@@ -564,4 +564,4 @@ def test_frozen_groups_must_exist():
     chosen.check_numbers(most, [4], 'config.optim.frozen_groups')
   chosen.check_numbers(most, [1, 3], 'config.optim.frozen_groups')
   with pytest.raises(UserError, match=r"config.optim.frozen_groups is 'one'; it must be numbers"):
-    chosen.frozen_groups(OptimConfig(frozen_groups='one'))
+    chosen.frozen_groups(AdamWConfig(frozen_groups='one'))

@@ -33,10 +33,10 @@ from tiny import tiny_model, tiny_vit, with_mixer
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import (
+  AdamWConfig,
   Config,
   GrowConfig,
   ModelConfig,
-  OptimConfig,
   RotaryConfig,
   TrainConfig,
 )
@@ -70,7 +70,7 @@ def _trained(source: ModelConfig = SOURCE, target: ModelConfig = TARGET):
   """Grown, then three steps with everything old frozen."""
   config = Config(
     model=target,
-    optim=OptimConfig(warmup_steps=0, old_tokens='freeze'),
+    optim=AdamWConfig(warmup_steps=0, old_tokens='freeze'),
     train=TrainConfig(steps=1000),
   )
   growth = last_growth((dataclasses.replace(BORN, model=source),), target)

@@ -195,9 +195,9 @@ def test_extract_merge_and_remove_are_inverse():
 
 
 def test_the_optimizer_is_told_how_many_tokens_of_each_stack_are_old():
-  old = last_growth((BORN,), TARGET).old_tokens['blocks']
-  assert old['local_2']['attention']['query'] == {'keys': 16, 'values': 16}
-  assert old['layer_1']['ffn'] == {'keys': 48, 'values': 48}
+  old = last_growth((BORN,), TARGET).old['blocks']
+  assert old['local_2']['attention']['query']['keys'].ranges == {'param_tokens': ((0, 16),)}
+  assert old['layer_1']['ffn']['values'].ranges == {'param_tokens': ((0, 48),)}
 
 
 @SLOW

@@ -81,7 +81,7 @@ def test_growth_is_exact(name, method, first):
   steps = plan.check(model, larger, how)
   assert not plan.inexact(steps)
   definition = define_lm(model)
-  tx = make_optimizer(config.OptimConfig(), 10, definition.info)
+  tx = make_optimizer(config.AdamWConfig(), 10, definition.info)
   old = {**step.initial_state(definition, tx, 0), 'params': large_params(model)}
   new = jax.jit(lambda old: apply.grow_state(old, model, steps, how))(old)
   got, gradient = logits_and_gradient(larger)(new['params'], IDS)

@@ -9,9 +9,9 @@ import fractions
 import re
 from typing import Any, NamedTuple
 
+from tokenformer_jax.config.data import DataConfig, Sources, TextConfig
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.section import Str, section
-from tokenformer_jax.config.sections import DataConfig, Sources
 from tokenformer_jax.errors import UserError
 
 _TOLERANCE = fractions.Fraction(1, 10**6)  # of a sum of weights, for thirds in decimals
@@ -21,7 +21,7 @@ _POINT = re.compile(r'(\d+):(\d*\.?\d+|\d+\.)')
 
 
 @section
-class MixedConfig(DataConfig):
+class MixedConfig(TextConfig):
   """The config of a source of a mixture, as that of a run on it alone.
 
   Attributes:
@@ -145,7 +145,7 @@ def check(config: Config) -> None:
       )
   shares(data.mixture)
   for key in ('source', 'validation_source'):
-    value, default = getattr(data, key), getattr(DataConfig(), key)
+    value, default = getattr(data, key), getattr(TextConfig(), key)
     if value not in (default, *(getattr(source, key) for source in data.mixture.values())):
       raise UserError(
         f'config.data.{key} is {value}, which is not in {path} and would not be read; add it '

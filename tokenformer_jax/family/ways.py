@@ -190,8 +190,8 @@ def _elastic(plan: Plan) -> list[Job]:
   first, begin = plan.end - max(1, round(family.share * plan.end)), plan.decay_begin
   if first > begin:
     raise UserError(
-      f'--share={family.share:g} is less than the decay, config.optim.decay_share='
-      f'{plan.optim.decay_share:g}, and prefixes train from its begin on at the latest; raise '
+      f'--share={family.share:g} is less than the decay, config.optim.schedule.decay_share='
+      f'{plan.optim.schedule.decay_share:g}, and prefixes train from its begin on at the latest; '
       '--share'
     )
   if first <= plan.optim.warmup_steps:
