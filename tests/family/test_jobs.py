@@ -182,7 +182,7 @@ def test_families_that_cannot_be_made_are_refused(name, config):
   [
     ('apart', {'init_from': 'runs/other'}, 'config.init_from'),
     ('apart', {'distill': {'teacher': 'runs/other'}}, 'a family names its own teachers'),
-    ('apart', {'grow': {'new_keys': 'trained'}}, 'effect only with --method=bottom_up'),
+    ('apart', {'grow': {'place': 'behind'}}, 'effect only with --method=bottom_up'),
     ('bottom_up', {'grow': {'step': 'restart'}}, 'config.grow.step has no effect here'),
     ('apart', {'train': {'drop_groups': 0.5}}, 'config.train.drop_groups'),
   ],

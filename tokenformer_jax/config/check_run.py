@@ -40,11 +40,6 @@ def check(config: Config) -> None:
     )
   if isinstance(config.data, TextConfig):
     _check_text(config)
-  if config.init_from and config.grow.rate:
-    raise UserError(
-      f'config.grow.rate is {config.grow.rate}, which is for the command grow; with init_from the '
-      'rate is optim.learning_rate itself, so set that'
-    )
   _check_lengths(config)
   check_decay(config)
   _check_positions(config.model, config.data)

@@ -30,7 +30,7 @@ SCALES = ('tokens', 'layers')
 # The last growth by default: a share of all tokens, and of those before the decay.
 LATEST_GROWTH, BEFORE_DECAY = 0.75, 0.95
 # Fewer parameter tokens keep the size of their weights if τ² falls with their number.
-_SHRUNKEN = GrowConfig(scale='resize', moments='drop', step='restart')
+_SHRUNKEN = {'scale': 'resize', 'moments': 'drop', 'step': 'restart'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,6 @@ class Action:
   name: str  # of `grow.actions.ACTIONS`
   source: str
   arguments: Mapping[str, Any]
-  grow: GrowConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +138,7 @@ def _check(config: Config, family: Family) -> None:
   changed = [one.path for one in config_lib.differences(config.grow, GrowConfig(), 'grow.')]
   if changed and family.method != 'bottom_up':
     raise UserError(f'config.{changed[0]} has an effect only with --method=bottom_up; leave it out')
-  for path in ('grow.step', 'grow.moments', 'grow.rate'):
+  for path in ('grow.step', 'grow.moments'):
     if path in changed:
       raise UserError(
         f'config.{path} has no effect here, because the runs of a family keep their steps and '
@@ -307,10 +306,10 @@ def _top_down(maker: _Maker) -> list[Job]:
   jobs = [whole]
   for factor in reversed(family.sizes[:-1]):
     folder, counts = f'top_down/size_{factor:g}', config_lib.token_counts(maker.model(factor))
-    model = grown_model(large, counts, _SHRUNKEN)
-    arguments = {'param_tokens': counts, 'examples': family.examples}
+    model = grown_model(large, counts, config_lib.growth('zero_keys', **_SHRUNKEN))
+    arguments = {'param_tokens': counts, 'examples': family.examples, **_SHRUNKEN}
     name = f'{folder}/shrunk_by_{family.examples}'
-    action = Action('shrink', teacher, arguments, _SHRUNKEN)
+    action = Action('shrink', teacher, arguments)
     shrunk = maker.config(factor, model, steps=0)
     jobs.append(maker.job(name, shrunk, 'shrink', factor, needs=(whole.name,), action=action))
     own = maker.starting(maker.config(factor, model), f'{name}@0')
@@ -353,7 +352,7 @@ def _elastic(maker: _Maker) -> list[Job]:
         '--method=elastic takes the first groups of each projection, and those of the config have '
         'different numbers of groups; give them as many'
       )
-    action = Action('slice', f'{whole}@{maker.end}', {'groups': groups}, GrowConfig())
+    action = Action('slice', f'{whole}@{maker.end}', {'groups': groups})
     sliced = maker.config(size, prefix, steps=maker.end)
     fields = {'first': maker.end, 'needs': (whole,), 'final': True, 'action': action}
     jobs.append(maker.job(f'elastic/size_{size:g}', sliced, 'slice', size, **fields))
