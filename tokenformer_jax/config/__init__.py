@@ -7,10 +7,9 @@ JSON, and `from_dict` reads it.
 
 A section is a frozen pydantic dataclass (`section.section`), whose fields have defaults, meanings
 and bounds. A field of several kinds of section (`section.OneOf`) has a `kind` and the keys of its
-kind. `check_run.check` checks the conditions that involve several fields.
+kind. `check_config.check` checks the conditions that involve several fields.
 """
 
-from tokenformer_jax.config.check_run import check_decay
 from tokenformer_jax.config.data import DataConfig, ImagesConfig, SourceConfig, Sources, TextConfig
 from tokenformer_jax.config.feed_forward import (
   BiasBalanceConfig,

@@ -132,9 +132,10 @@ def _check_sizes(config: Config) -> None:
 def _check_lengths(config: Config) -> None:
   """Check that each length is set in one unit only."""
   for section, name in (('train', ''), ('optim', 'warmup_')):
-    values, defaults = getattr(config, section), getattr(Config(), section)
+    values = getattr(config, section)
+    defaults = {leaf.path: leaf.default for leaf in leaves(values)}
     units = [f'{name}{unit}' for unit in ('steps', 'epochs', 'examples')]
-    given = [n for n in units if getattr(values, n) != getattr(defaults, n)]
+    given = [n for n in units if getattr(values, n) != defaults[n]]
     if len(given) > 1:
       lengths = ' and '.join(f'config.{section}.{n}={getattr(values, n)}' for n in given)
       raise UserError(f'{lengths} set one length in several units; give one of them')
