@@ -10,6 +10,7 @@ and bounds. A field of several kinds of section (`section.OneOf`) has a `kind` a
 kind. `check_config.check` checks the conditions that involve several fields.
 """
 
+from tokenformer_jax.config.batch_sizes import Stage, at_stage, stages, stages_after
 from tokenformer_jax.config.data import DataConfig, ImagesConfig, SourceConfig, Sources, TextConfig
 from tokenformer_jax.config.feed_forward import (
   BiasBalanceConfig,
@@ -106,7 +107,6 @@ from tokenformer_jax.config.sections import (
   TrainConfig,
   profile_range,
 )
-from tokenformer_jax.config.stages import Stage, at_stage, stages, stages_after
 from tokenformer_jax.config.values import (
   defaults,
   from_dict,

@@ -1,6 +1,6 @@
 """Check that values of several sections of a run's config fit together."""
 
-from tokenformer_jax.config import mixture, names, stages
+from tokenformer_jax.config import batch_sizes, mixture, names
 from tokenformer_jax.config.check_model import (
   check_accumulation,
   check_capacity,
@@ -55,7 +55,7 @@ def check(config: Config) -> None:
   _check_positions(config.model, config.data)
   check_accumulation(config.model, config.optim.accumulation_steps)
   if config.data.has_stages:
-    stages.check(config, _check_sizes)
+    batch_sizes.check(config, _check_sizes)
   else:
     _check_sizes(config)
 

@@ -46,7 +46,6 @@ class Known(NamedTuple):
 def check_run(run: Known) -> None:
   """Check that devices, origin, teacher, model, data and lengths of a run fit together."""
   config, mesh, origin, definition = run.config, run.mesh, run.origin, run.task.definition
-  sharding.check_devices(config, mesh)
   if config.train.check_devices:
     device_check.check_repeats(mesh, config.train)
   continuation.check(config, origin)

@@ -91,6 +91,7 @@ def prepare(
   checkpoints in the work directory whose arrays cannot be read, by step.
   """
   mesh = sharding.make_mesh(config.mesh, devices)
+  sharding.check_devices(config, mesh)
   origin = origins.find(config, workdir, damaged or {})
   hosts.meet('the work directory is as an earlier run left it')
   teacher = teachers.find(config, origin)
