@@ -86,17 +86,17 @@ def test_the_most_used_experts_stay_in_their_order():
 def test_only_what_is_new_counts_as_new():
   source = tiny_model()
   growth = growth_from(source, sparse())
-  assert growth.old_experts['blocks']['ffn']['experts'] == {'keys': 0, 'values': 0}
-  assert growth.old_experts['blocks']['ffn']['shared'] == {'keys': -1, 'values': -1}
-  assert growth.old_experts['embedding'] == -1
-  assert growth_from(tiny_model(dense=True), upcycled()).old_experts['blocks']['ffn'] == {
-    'experts': {'up': 1, 'down': 1},
-    'router': {'kernel': 0},
-  }
-  assert growth_from(sparse(), with_experts(sparse(), 6)).old_experts['blocks']['ffn'][
-    'router'
-  ] == {'kernel': 4}
-  assert growth_from(source, tiny_model(layers=4)).old_experts is None
+  ffn = growth.old['blocks']['ffn']
+  assert ffn['experts']['keys'].ranges['experts'] == ((0, 0),)
+  assert ffn['shared']['keys'].ranges == {'param_tokens': ((0, 48),)}
+  assert growth.old['embedding'].ranges == {}
+  ffn = growth_from(tiny_model(dense=True), upcycled()).old['blocks']['ffn']
+  assert ffn['experts']['up'].ranges == {'experts': ((0, 1),)}
+  assert ffn['router']['kernel'].ranges == {'routes': ((0, 0),)}
+  ffn = growth_from(sparse(), with_experts(sparse(), 6)).old['blocks']['ffn']
+  assert ffn['router']['kernel'].ranges == {'routes': ((0, 4),)}
+  kernel = growth_from(source, tiny_model(layers=4)).old['blocks']['ffn']['keys']
+  assert 'experts' not in kernel.ranges
 
 
 @SLOW

@@ -14,7 +14,7 @@ from tokenformer_jax.config import AdamWConfig, OptimConfig
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.models import define
 from tokenformer_jax.model.params import ParamInfo, Role
-from tokenformer_jax.steps.entries import LastGrowth
+from tokenformer_jax.steps.entries import LastGrowth, old_entries
 from tokenformer_jax.steps.optim import decay_mask
 
 PEAK, WARMUP, STEPS = 6e-4, 10, 110
@@ -105,7 +105,7 @@ def test_updates_are_those_of_adamw(changes):
 
 KEYS = _info(('layers', 'param_tokens', 'width'), Role.KEY)
 GROWN_INFO = {'keys': dataclasses.replace(KEYS, groups=(5,)), **INFO}
-GROWTH = LastGrowth(updates=1000, old_tokens={'keys': OLD, 'kernel': 0, 'bias': 0})
+GROWTH = LastGrowth(1000, old_entries(GROWN_INFO, {'keys': OLD, 'kernel': 0, 'bias': 0}))
 
 
 def _normal(seed: int) -> dict:
@@ -279,7 +279,7 @@ def test_arrays_with_an_update_of_their_own_are_old_or_new_as_well(old_tokens, f
   balance = _info(('layers', 'routes'), Role.BALANCE)
   how = {'depth': (1, 2), 'own_update': lambda excess: -0.5 * excess}
   info = {'bias': dataclasses.replace(balance, **how)}
-  growth = LastGrowth(0, {'bias': 0}, new_layers=(2,), old_experts={'bias': 3})
+  growth = LastGrowth(0, old_entries(info, {'bias': 0}, (2,), {'bias': 3}))
   config = AdamWConfig(**STEADY, old_tokens=old_tokens)
   tx = make_optimizer(config, 10, info, growth)
   excess = {'bias': jnp.arange(1.0, 11).reshape(2, 5)}

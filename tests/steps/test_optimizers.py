@@ -39,7 +39,8 @@ SHAPES = {
   'embedding': (6, 3),
   'gain': (3,),
 }
-GROWTH = LastGrowth(100, {name: OLD * (name in ('keys', 'values')) for name in SHAPES})
+OLD_TOKENS = {name: OLD * (name in ('keys', 'values')) for name in SHAPES}
+GROWTH = LastGrowth(100, entries.old_entries(INFO, OLD_TOKENS))
 
 
 def _draw(seed: int) -> dict:
@@ -107,8 +108,8 @@ def test_muon_moves_a_group_as_if_it_were_alone(where):
   [((), 0, (0, 0)), ((), 2, (2, 0)), ((), 5, (3, 2)), ((2,), 0, (0, 4)), ((1,), 4, (3, 1))],
 )
 def test_hidden_tokens_are_counted_by_group(frozen, old, hidden):
-  growth = LastGrowth(100, {name: old for name in GROUPED})
-  trees = entries.old_entries(GROUPED, growth), entries.group_entries(GROUPED, frozen)
+  counts = dict.fromkeys(GROUPED, old)
+  trees = entries.old_entries(GROUPED, counts), entries.group_entries(GROUPED, frozen)
   counts = jax.tree.map(entries.hidden_tokens, GROUPED, *trees)
   assert counts['keys'] == hidden
   assert counts['kernel'] == ()
@@ -270,8 +271,9 @@ def test_a_new_layer_moves_as_if_the_old_one_were_not_there(name):
 
   alone = {key: dataclasses.replace(INFO[key], depth=(1,)) for key in counts}
   want = updates(make_optimizer(config, 10, alone), slice(1, None))
-  growth = LastGrowth(100, counts, new_layers=(2,))
-  got = updates(make_optimizer(config, 10, {k: INFO[k] for k in counts}, growth))
+  info = {key: INFO[key] for key in counts}
+  growth = LastGrowth(100, entries.old_entries(info, counts, (2,)))
+  got = updates(make_optimizer(config, 10, info, growth))
   for key, old in counts.items():
     np.testing.assert_allclose(
       got[key][1:], want[key], rtol=1e-4, atol=1e-7, err_msg=f'{name}: {key} of the new layer'

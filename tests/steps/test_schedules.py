@@ -9,7 +9,7 @@ from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.steps.schedules import learning_rate, schedule
 
 PEAK, WARMUP, STEPS = 6e-4, 10, 110
-GROWTH = LastGrowth(updates=60, old_tokens={})
+GROWTH = LastGrowth(updates=60, old={})
 
 
 def _config(name: str, restart: str = '', **keys) -> OptimConfig:
@@ -133,7 +133,7 @@ def test_a_schedule_that_starts_later_is_shifted(update):
 
 @pytest.mark.parametrize(('restart', 'start'), [('', 1000), ('yes', 1000), ('no', 0)])
 def test_the_schedule_restarts_at_the_growth_if_asked(restart, start):
-  growth = LastGrowth(updates=1000, old_tokens={})
+  growth = LastGrowth(updates=1000, old={})
   config = AdamWConfig(learning_rate=PEAK, warmup_steps=WARMUP, restart_schedule=restart)
   got, want = schedule(config, 2000, growth), learning_rate(config, 2000, start)
   for update in (1000, 1005, 1500, 2000):

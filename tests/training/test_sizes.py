@@ -6,7 +6,7 @@ import types
 import pytest
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.config import growth
 from tokenformer_jax.training import sizes
 
 SOURCE = config_lib.with_references(config_lib.LMConfig())
@@ -19,7 +19,7 @@ def grown_ffn(method='group', model=SOURCE, **changes):
   ffn = dataclasses.replace(model.layer.ffn, tokens=LARGER, **changes)
   larger = dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
   origin = types.SimpleNamespace(model=SOURCE, own=None)
-  return sizes.with_references(larger, GrowConfig(method=method), origin).layer.ffn
+  return sizes.with_references(larger, growth(method=method), origin).layer.ffn
 
 
 @pytest.mark.parametrize('reference', [0, TOKENS], ids=['open', 'of the source'])

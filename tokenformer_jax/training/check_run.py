@@ -6,6 +6,7 @@ examples, which leaves out only the comparisons that need the data. The second c
 
 from typing import NamedTuple
 
+import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax import tasks
@@ -64,9 +65,9 @@ def _check_old_tokens(config: Config, growth: LastGrowth | None, definition: Def
   """Check that the model has newer tokens, experts or layers if `optim.old_tokens` needs them."""
   if config.optim.old_tokens == 'train':
     return
-  now = definition.token_counts
-  adds = growth and (growth.old_tokens != now or growth.new_layers or growth.old_experts)
-  if not adds:
+  if growth is None or jax.tree.all(
+    jax.tree.map(lambda old, array: old.are_all(array.shape), growth.old, definition.abstract)
+  ):
     raise UserError(
       f'config.optim.old_tokens is {config.optim.old_tokens!r}, but this model has no tokens newer '
       'than the others, and no newer experts or layers; grow it first, or set it to train'
