@@ -51,7 +51,7 @@ def model_config(size: Size) -> Any:
   )
   if size.image:
     mixer = dataclasses.replace(mixer, positions=mixers.NoPositionsConfig())
-  model = config.ModelConfig(
+  model = config.LMConfig(
     pattern=f'layer*{size.layers}',
     width=size.width,
     layer=config.LayerConfig(mixer, config.PattentionConfig(size.ffn, 4 * reference)),

@@ -45,7 +45,7 @@ def photographs() -> list[bytes]:
 def decoders() -> dict[str, Callable[[bytes], object]]:
   """Return functions that decode, crop at random and resize, for each installed library."""
   rng = np.random.default_rng(0)
-  data = config_lib.DataConfig(crop_area=0.08)
+  data = config_lib.ImagesConfig(crop_area=0.08)
   found: dict[str, Callable[[bytes], object]] = {
     'decode + crop, Pillow (ours)': lambda file: Views(data, 3).train(file, rng)
   }

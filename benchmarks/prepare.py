@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import store, tokenizers
 
 _FILE_TOKENS = 2_000_000  # about, of a file of text
@@ -147,7 +147,7 @@ def main() -> None:
     for workers in dict.fromkeys(arguments.workers):
       alone = library_rate(folder, workers)
       print(f'{workers:>3} library  {alone:12,.0f} tokens/s of a core')
-      config = DataConfig(
+      config = TextConfig(
         source=f'files:{folder}/text',
         tokenizer=f'{folder}/tokenizer.json',
         store=str(folder / f'store{workers}'),

@@ -24,7 +24,7 @@ def get_config():
   c.data.tokenizer = 'bytes'
   c.data.sequence_length = 64
   c.data.batch_size = 8
-  c.optim.schedule = 'constant'
+  c.optim.schedule.kind = 'constant'
   c.optim.learning_rate = 4e-3
   c.optim.warmup_steps = 50
   c.train.steps = 1500

@@ -102,8 +102,7 @@ def set_large(c, vocabulary, length, batch, steps, rate):
   c.data.validation_fraction = 0.001
   c.optim.learning_rate = rate
   c.optim.warmup_steps = 2000
-  c.optim.schedule = 'wsd'
-  c.optim.decay_share = 0.2
+  c.optim.schedule = {'kind': 'wsd', 'decay_share': 0.2}
   c.train.steps = steps
   c.train.log_every = 20
   c.train.eval_every = 1000

@@ -93,7 +93,7 @@ def set_base(c):
   c.data.batch_size = 2048
   c.data.validation_fraction = 0.001
   c.mesh.experts = 8
-  c.optim.name = 'adafactor'
+  c.optim.kind = 'adafactor'
   c.optim.learning_rate = 1e-3
   c.optim.warmup_steps = 10_000
   c.optim.z_loss = 1e-4

@@ -13,8 +13,7 @@ from tokenformer_jax import config
 
 
 def get_config():
-  c = config.defaults()
-  c.model.kind = 'vit'
+  c = config.defaults(model='vit', data='images')
   c.model.pattern = 'layer*4'
   c.model.width = 96
   mixer = c.model.layer.mixer
@@ -24,7 +23,6 @@ def get_config():
   c.model.layer.ffn.tokens = 384
   c.model.position_embedding = 'sincos'
   c.model.patch = 4
-  c.model.tied_head = False
   c.model.init.std = 0.1
   c.data.source = 'digits'
   c.data.image_size = 16
@@ -32,7 +30,7 @@ def get_config():
   c.data.crop_area = 0.75
   c.optim.learning_rate = 2e-3
   c.optim.warmup_steps = 50
-  c.optim.final_fraction = 0.0
+  c.optim.schedule.final_fraction = 0.0
   c.train.steps = 800
   c.train.log_every = 20
   c.train.eval_every = 200

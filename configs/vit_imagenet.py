@@ -44,11 +44,10 @@ VARIANTS = {  # layers, width, heads, tokens of qkv and proj (those of ffn are f
 def get_config(variant='b16'):
   if variant not in VARIANTS:
     raise UserError(f'config variant is {variant!r}; it must be one of {", ".join(VARIANTS)}')
-  c = config.defaults()
+  c = config.defaults(model='vit', data='images')
   large = variant.startswith('l')
 
   layers, width, heads, tokens = VARIANTS[variant]
-  c.model.kind = 'vit'
   c.model.pattern, c.model.width = f'layer*{layers}', width
   mixer = c.model.layer.mixer
   mixer.heads = heads
@@ -56,7 +55,7 @@ def get_config(variant='b16'):
   mixer.qkv.tokens = mixer.proj.tokens = tokens
   c.model.layer.ffn.tokens = 4 * tokens
   c.model.position_embedding = 'sincos'
-  c.model.tied_head = False
+  c.model.drop_path = 0.2 if large else 0.1
 
   c.data.source = 'tfds:imagenet2012'
   c.data.image_size = 224
@@ -67,17 +66,16 @@ def get_config(variant='b16'):
   c.data.flip = True
   c.data.rand_augment = 9.0
   c.data.eval_crop = 0.875
+  c.data.mixup = 0.8
+  c.data.cutmix = 1.0
+  c.data.label_smoothing = 0.1
 
   # The rate follows the batch, which a flag may change.
   c.optim.learning_rate = c.data.get_ref('batch_size').to_float() * (1e-4 / 256)
   c.optim.warmup_epochs = 20.0
-  c.optim.final_fraction = 0.0
+  c.optim.schedule.final_fraction = 0.0
   c.optim.weight_decay = 0.3
   c.optim.clip_norm = 0.0
-  c.optim.mixup = 0.8
-  c.optim.cutmix = 1.0
-  c.optim.label_smoothing = 0.1
-  c.optim.drop_path = 0.2 if large else 0.1
 
   c.train.epochs = 200.0 if large else 300.0
   c.train.ema = 0.9999

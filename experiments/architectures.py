@@ -155,7 +155,7 @@ class Plan:
   def on_text(self, values: Any, seed: int, steps: int, rate: float) -> Config:
     """Return a config for the text of the Python standard library."""
     values.data.update(source='stdlib', tokenizer='bytes', sequence_length=LENGTH, batch_size=8)
-    values.optim.update(learning_rate=rate, warmup_steps=max(1, steps // 20), final_fraction=0.1)
+    values.optim.update(learning_rate=rate, warmup_steps=max(1, steps // 20))
     values.optim.new_token_warmup = 0
     values.train.update(
       steps=steps,
@@ -266,7 +266,7 @@ def continue_from(base: Path, config: Config, steps: int, counts: dict[str, int]
     config,
     model=model,
     init_from=str(base),
-    grow=config_lib.GrowConfig('zero_keys'),
+    grow=config_lib.growth('zero_keys'),
     train=dataclasses.replace(config.train, steps=steps, eval_every=20),
     optim=dataclasses.replace(config.optim, warmup_steps=10),
   )

@@ -63,7 +63,7 @@ def make_config(name: str, seed: int, steps: int) -> Config:
     model.variants[variant] = changes
   model.vocab_size, model.init.std = 4, 0.1
   values.data.sequence_length = LENGTH
-  values.optim.update(learning_rate=3e-3, warmup_steps=steps // 20, final_fraction=0.1)
+  values.optim.update(learning_rate=3e-3, warmup_steps=steps // 20)
   values.train.update(seed=seed, steps=steps, receptive_field=share)
   return config_lib.resolve(values)
 

@@ -151,11 +151,11 @@ class Trial:
     layer.norm, mixer.positions.fraction, c.model.init.std = 'affine', 1.0, 0.1
     c.model.init.output_std = 0.5 / (2 * WIDTH**0.5)
     c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
-    c.optim.update(learning_rate=RATE, schedule='wsd', warmup_steps=50)
+    c.optim.update(learning_rate=RATE, warmup_steps=50)
+    c.optim.schedule = {'kind': 'wsd', 'final_fraction': 0.0}
     c.train.update(steps=steps, seed=self.seed, log_every=100, eval_every=0, eval_batches=64)
     c.train.update(checkpoint_every=10**9, sample_tokens=0, loss_chunk=64, trackers=())
     changes = dict(changes) | {name.replace('__', '.'): value for name, value in more.items()}
-    c.optim.final_fraction = 0.1 if changes.get('optim.schedule') == 'constant' else 0.0
     return config_lib.resolve(c, config_lib.from_dotted(changes))
 
   def run(self, name: str, config: Config) -> Path:
@@ -178,7 +178,6 @@ class Trial:
         init_from=str(stable),
         train__decay_from=GROWN_AT + round(0.7 * (steps - GROWN_AT)),
         optim__learning_rate=RATE * (1 if name == 'no growth' else 0.5),
-        grow__method='group',
         optim__new_token_warmup=50,
       )
       self.run(f'growth/{name}', config)

@@ -85,15 +85,17 @@ ARMS = {
   'default': Arm(),
   'from one layer of half the tokens (r = 8)': Arm(('1x1', LARGE)),
   'two growths': Arm((SMALL, '2x2', LARGE)),
-  'keys copied': Arm(grow={'new_keys': 'copies'}),
+  'keys copied': Arm(grow={'method__new_keys': 'copies'}),
   'layers drawn': Arm(grow={'place': 'between'}),
-  'zero_keys': Arm((SMALL, '2x4u'), {'method': 'zero_keys'}),
-  'duplicate': Arm((SMALL, '2x4u'), {'method': 'duplicate'}),
-  'as released': Arm((SMALL, '2x4u'), {'method': 'random', 'moments': 'drop'}),
+  'zero_keys': Arm((SMALL, '2x4u'), {'method__kind': 'zero_keys'}),
+  'duplicate': Arm((SMALL, '2x4u'), {'method__kind': 'duplicate'}),
+  'as released': Arm((SMALL, '2x4u'), {'method__kind': 'random', 'moments': 'drop'}),
   'copied layers alone': Arm((SMALL, '8x1')),
   'Transformer, copied layers': Arm(('t2x1', 't8x1')),
-  'Transformer, net2net': Arm(('t2x1', 't2x4'), {'method': 'net2net', 'noise': 0.01}),
-  'Transformer, hypercloning': Arm(('t2x1', 't2x4'), {'method': 'hypercloning', 'noise': 0.01}),
+  'Transformer, net2net': Arm(('t2x1', 't2x4'), {'method__kind': 'net2net', 'method__noise': 0.01}),
+  'Transformer, hypercloning': Arm(
+    ('t2x1', 't2x4'), {'method__kind': 'hypercloning', 'method__noise': 0.01}
+  ),
 }
 
 
@@ -134,7 +136,8 @@ def config(scale_name: str, shape: str, steps: int, **changes: Any) -> Config:
   c.model.init.std, c.model.init.output_std = 0.1, 0.5 / (layers * c.model.width**0.5)
   mixer.positions.fraction = 1.0
   c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
-  c.optim.update(schedule='wsd', final_fraction=0.0, warmup_steps=50, new_token_warmup=100)
+  c.optim.update(warmup_steps=50, new_token_warmup=100)
+  c.optim.schedule = {'kind': 'wsd', 'final_fraction': 0.0}
   c.train.update(steps=steps, log_every=500, eval_every=0, eval_batches=64, sample_tokens=0)
   c.train.update(checkpoint_every=10**9, keep_checkpoints=999, loss_chunk=64, trackers=())
   dotted = {name.replace('__', '.'): value for name, value in changes.items()}
@@ -165,7 +168,7 @@ class Maker:
     """Return a run at a constant rate with a checkpoint at each of some steps."""
     first = int(str(grown['init_from']).rpartition('@')[2]) if grown else 0
     every = math.gcd(first, *ends)
-    changes = {'optim__schedule': 'constant', 'optim__final_fraction': 0.1, **grown}
+    changes = {'optim__schedule': 'constant', **grown}
     changes |= {'optim__learning_rate': self.scale.rate * rate, 'train__seed': seed}
     made = config(self.name, shape, max(ends), train__checkpoint_every=every, **changes)
     return trials.once(self.out, f'{name}/constant {shape}/{rate:g}/{seed}', made)

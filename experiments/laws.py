@@ -42,7 +42,8 @@ def base() -> Config:
   layer.ffn.tokens = 32
   mixer.positions.fraction, c.model.init.std = 1.0, 0.1
   c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
-  c.optim.update(schedule='wsd', warmup_steps=50, final_fraction=0.0, learning_rate=8e-3)
+  c.optim.update(warmup_steps=50, learning_rate=8e-3)
+  c.optim.schedule = {'kind': 'wsd', 'final_fraction': 0.0}
   c.train.update(log_every=500, eval_every=0, eval_batches=128, sample_tokens=0, loss_chunk=64)
   c.train.trackers = ()
   return config_lib.resolve(c)

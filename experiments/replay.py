@@ -33,7 +33,7 @@ def base_config(seed: int) -> Config:
     projection.tokens = 64
   c.model.layer.ffn.tokens = 256
   c.data.tokenizer, c.data.sequence_length, c.data.batch_size = 'bytes', 128, 8
-  c.optim.learning_rate, c.optim.schedule = 3e-3, 'constant'
+  c.optim.learning_rate, c.optim.schedule.kind = 3e-3, 'constant'
   c.train.steps, c.train.seed = FIRST, seed
   c.train.eval_every, c.train.eval_batches, c.train.sample_tokens = 0, 40, 0
   c.train.checkpoint_every, c.train.log_every, c.train.trackers = FIRST, 50, ()

@@ -119,7 +119,7 @@ def test_source_and_step_are_told_apart():
 URLS = {
   's3://b/run': lambda url: loop.train(config.resolve(config.defaults()), url),
   's3://b/other': lambda url: paths.split_source(f'{url}@7'),
-  'gs://b/cache': lambda url: store.cache_folder(config.DataConfig(cache_dir=url)),
+  'gs://b/cache': lambda url: store.cache_folder(config.TextConfig(cache_dir=url)),
 }
 
 

@@ -12,14 +12,14 @@ import pytest
 from absl import flags
 
 from tokenformer_jax.cli import plot
-from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig
+from tokenformer_jax.config import Config, GrowConfig, ImagesConfig, LMConfig, TextConfig, ViTConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.runs import curves, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 
 CONFIG = Config(
-  model=ModelConfig(vocab_size=4096), data=DataConfig(batch_size=16, sequence_length=256)
+  model=LMConfig(vocab_size=4096), data=TextConfig(batch_size=16, sequence_length=256)
 )
 
 
@@ -245,7 +245,8 @@ def test_mistakes_on_the_command_line_are_refused(run, tmp_path, given, out, mes
 
 
 def test_images_are_counted_as_examples_and_not_as_tokens(run):
-  config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, kind='vit'))
+  model, data = ViTConfig(channels=1, classes=10), ImagesConfig(batch_size=16)
+  config = dataclasses.replace(CONFIG, model=model, data=data)
   (run / 'config.json').write_text(saved_config.to_text(config))
   assert curves.curves(run, 'examples', 'train/loss')['train/loss'][0] == [160, 320, 480]
   with pytest.raises(UserError, match='images, which have no tokens; use --x=examples'):

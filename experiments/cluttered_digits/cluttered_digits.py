@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import ImagesConfig
 from tokenformer_jax.data.images import Split, open_images
 
 SIZE, PIECES, PIECE = 32, 4, 6  # pixels of a side, pieces of other digits, pixels of their sides
@@ -33,7 +33,7 @@ class Cluttered(tfds.core.GeneratorBasedBuilder):
     return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
 
   def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict:
-    digits = open_images(DataConfig(source='digits'))
+    digits = open_images(ImagesConfig(source='digits'))
     parts = {'train': digits.train, 'test': digits.validation}
     return {name: self._generate_examples(part, COUNTS[name]) for name, part in parts.items()}
 

@@ -19,21 +19,20 @@ def test_values_survive_json():
   assert config_lib.from_dict(config_lib.Config, config_lib.to_json(one)) == one
 
 
-def test_thirds_and_decimals_are_exact():
-  third = {name: SourceConfig(source=name, weight=1 / 3) for name in 'abc'}
-  assert mixture.shares(Sources(third)).weights == ((mixture.fractions.Fraction(1, 3),) * 3,)
-  rounded = {name: SourceConfig(source=name, weight=0.3333333) for name in 'abc'}
-  assert sum(mixture.shares(Sources(rounded)).weights[0]) == 1
+def test_weights_are_whole_numbers_of_samples_in_a_block():
+  for weight in (1 / 3, 0.3333333):
+    third = {name: SourceConfig(source=name, weight=weight) for name in 'abc'}
+    assert mixture.shares(Sources(third)).counts == ((3334, 3333, 3333),)
 
 
 def test_weights_over_steps_have_the_points_of_all_sources():
-  points = {'a': '0:1 100:0.5', 'b': '0:0 50:0.25 100:0.5'}
-  found = mixture.shares(
+  points = {'a': '0:1 50:0.75 100:0.5', 'b': '0:0 50:0.25 100:0.5'}
+  shares = mixture.shares(
     Sources({name: SourceConfig(source=name, weight_by_step=p) for name, p in points.items()})
   )
-  assert found.steps == (0, 50, 100)
-  assert [list(map(float, row)) for row in found.weights] == [[1, 0], [0.75, 0.25], [0.5, 0.5]]
-  assert found.last == {'a': 0.5, 'b': 0.5}
+  assert shares.steps == (0, 50, 100)
+  assert shares.counts == ((10_000, 0), (7500, 2500), (5000, 5000))
+  assert shares.last == {'a': 0.5, 'b': 0.5}
 
 
 A, B = {'source': 'files:a', 'weight': 0.5}, {'source': 'files:b', 'weight': 0.5}
@@ -53,6 +52,7 @@ A, B = {'source': 'files:a', 'weight': 0.5}, {'source': 'files:b', 'weight': 0.5
     ),
     ({}, {'a': A, 'b': {'source': 'files:b', 'weight_by_step': '9:1 0:1'}}, 'ascending steps'),
     ({}, {'a': {'source': 'files:a', 'weight_by_step': '0:1.5'}}, 'a weight must be at most 1'),
+    ({}, {'a': {**A, 'weight': 5e-5}}, 'a.weight is 5e-05; a weight must be 0 or at least 0.0001'),
     (
       {},
       {'a': A, 'b': {'source': 'files:b', 'weight_by_step': '0:0.5 9:0.4'}},
@@ -70,7 +70,6 @@ A, B = {'source': 'files:a', 'weight': 0.5}, {'source': 'files:b', 'weight': 0.5
       'config.data.store is gs://b/s, one token store',
     ),
     ({'train.epochs': 2.0}, {'a': A, 'b': B}, 'config.train.epochs is 2.0, and each source of'),
-    ({'model.kind': 'vit'}, {'a': A, 'b': B}, "mixture.a.source is 'files:a', which has a meani"),
   ],
 )
 def test_sources_that_do_not_fit_are_refused(changes, sources, sentence):

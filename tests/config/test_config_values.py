@@ -24,19 +24,18 @@ from tokenformer_jax import config as config_lib
     ('model.final_norm', 'batch', 'plain, bias, affine, rms, rms_plain, rms_offset, none'),
     ('model.layer.wiring.kind', 'sandwich', 'pre_norm, post_norm, skipless, parallel'),
     ('model.layer.mixer.positions.kind', 'alibi', 'rotary, none'),
-    ('model.position_embedding', 'rotary', 'none, learned, sincos'),
-    ('optim.schedule', 'step', 'cosine, linear, wsd, constant'),
+    ('model.position_embedding', 'rotary', 'none, learned'),
+    ('optim.schedule.kind', 'step', 'cosine, linear, wsd, constant'),
     ('train.remat', 'yes', 'auto, everything, score_inputs, dots, attention, full, offload'),
     ('train.layers', 'loop', 'auto, scan, 2, 4, 8, unrolled'),
     ('train.attention', 'flash', 'auto, xla, cudnn, splash'),
     ('dtype', 'float16', 'auto, float32, bfloat16'),
     (
-      'grow.method',
+      'grow.method.kind',
       'copy',
       'group, zero_keys, duplicate, random, net2net, net2net_fill, hypercloning',
     ),
-    ('grow.scale', 'kept', "'' (empty), keep, resize"),
-    ('grow.new_values', 'normal', "'' (empty), init, zero"),
+    ('grow.method.new_values', 'normal', 'zero, init'),
     ('grow.moments', 'keep', 'pad, drop'),
     ('grow.step', '0', 'keep, restart'),
   ],
@@ -102,7 +101,7 @@ def test_a_value_that_must_be_positive_and_is_not_is_refused(path, value):
     ('train.eval_batches', -1),
     ('train.sample_tokens', -1),
     ('optim.new_token_warmup', -1),
-    ('grow.noise', -0.1),
+    ('grow.method.noise', -0.1),
     ('grow.seed', -1),
   ],
 )
@@ -112,7 +111,9 @@ def test_a_negative_value_is_refused_where_zero_is_the_least(path, value):
 
 
 @pytest.mark.parametrize('value', [-0.1, 1.5, float('nan')])
-@pytest.mark.parametrize('path', ['model.layer.mixer.positions.fraction', 'optim.final_fraction'])
+@pytest.mark.parametrize(
+  'path', ['model.layer.mixer.positions.fraction', 'optim.schedule.final_fraction']
+)
 def test_a_fraction_outside_of_its_bounds_is_refused(path, value):
   want = f'config.{path} is {value}; it must lie between 0 and 1'
   assert refusal(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
@@ -128,11 +129,11 @@ def test_the_betas_are_less_than_one(path, value):
 @pytest.mark.parametrize(
   ('path', 'value', 'bounds'),
   [
-    ('data.crop_area', 0.0, 'be greater than 0 and at most 1'),
-    ('data.crop_area', 1.5, 'be greater than 0 and at most 1'),
+    ('optim.layer_decay', 0.0, 'be greater than 0 and at most 1'),
+    ('optim.layer_decay', 1.5, 'be greater than 0 and at most 1'),
     ('optim.layer_decay', float('nan'), 'be greater than 0 and at most 1'),
-    ('data.rand_augment', -1.0, 'lie between 0 and 10'),
-    ('optim.drop_path', 1.0, 'lie between 0 and 1 (excluded)'),
+    ('distill.weight', -1.0, 'lie between 0 and 1'),
+    ('train.ema', 1.0, 'lie between 0 and 1 (excluded)'),
     ('optim.clip_norm', float('inf'), 'be finite'),
     ('optim.learning_rate', float('inf'), 'be finite'),
     ('optim.beta1', float('-inf'), 'be finite'),
@@ -181,7 +182,7 @@ def test_names_may_be_a_list_or_a_tuple(value):
     ('wandb', "is 'wandb'; it must be a list of names, such as ('tensorboard',)"),
     (3, "is 3; it must be a list of names, such as ('tensorboard',)"),
     (['wandbb'], "has 'wandbb'; 'wandbb' is unknown; did you mean 'wandb'?"),
-    (['wandb', 'wandb'], "is ('wandb', 'wandb'); it names wandb twice; leave one out"),
+    (['wandb', 'wandb'], "is ['wandb', 'wandb']; it names wandb twice; leave one out"),
   ],
 )
 def test_a_list_of_names_has_known_ones_once(value, reason):

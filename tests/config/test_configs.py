@@ -132,7 +132,7 @@ def test_pile_models_train_as_in_the_paper(variant):
   assert config.token_counts(model) == {'qkv': width, 'proj': width, 'ffn': 4 * width}
   assert (resolved.data.batch_size, resolved.data.sequence_length) == (1024, 2048)
   assert (resolved.train.steps, optim.warmup_steps) == (143_000, 1430)
-  assert (optim.learning_rate, optim.final_fraction) == (6e-4, 0.1)
+  assert (optim.learning_rate, optim.schedule.final_fraction) == (6e-4, 0.1)
   _check_optimizer(optim)
 
 
@@ -161,7 +161,7 @@ def test_openwebtext_models_train_as_in_the_paper(variant):
   assert resolved.data == _resolve('lm_openwebtext', variant).data
   assert (resolved.data.batch_size, resolved.data.sequence_length) == (512, 1024)
   assert (resolved.train.steps, resolved.init_from) == (600_000, '')
-  assert (resolved.optim.learning_rate, resolved.optim.final_fraction) == (6e-4, 0)
+  assert (resolved.optim.learning_rate, resolved.optim.schedule.final_fraction) == (6e-4, 0)
   assert resolved.optim.warmup_steps == 2000
   assert (resolved.model.width // 64,) == resolved.model.heads
   _check_optimizer(resolved.optim)
@@ -206,10 +206,10 @@ def test_vits_train_as_in_the_recipe(variant):
   assert tokens['qkv'] == tokens['proj'] == tokens['ffn'] // 4
   assert (data.image_size, model.patch, data.batch_size, data.rand_augment) == (224, 16, 4096, 9)
   assert (optim.beta1, optim.beta2, optim.weight_decay, optim.clip_norm) == (0.9, 0.95, 0.3, 0)
-  assert (optim.mixup, optim.cutmix, optim.label_smoothing) == (0.8, 1.0, 0.1)
+  assert (data.mixup, data.cutmix, data.label_smoothing) == (0.8, 1.0, 0.1)
   assert (optim.learning_rate, optim.warmup_epochs, train.ema) == (1.6e-3, 20, 0.9999)
   large = variant.startswith('l')
-  assert (train.epochs, optim.drop_path) == ((200, 0.2) if large else (300, 0.1))
+  assert (train.epochs, model.drop_path) == ((200, 0.2) if large else (300, 0.1))
 
 
 def test_the_rate_of_a_vit_follows_the_batch():

@@ -18,6 +18,7 @@ from tokenformer_jax.config import (
   Layers,
   LengthScaleConfig,
   LinearConfig,
+  LMConfig,
   MLPConfig,
   ModelConfig,
   NoFeedForwardConfig,
@@ -39,7 +40,7 @@ from tokenformer_jax.config.section import field_types, kinds_of
 from tokenformer_jax.errors import UserError, nearest
 
 LOCAL = LayerConfig(SoftmaxConfig(window=8), MLPConfig(96), norm='bias')
-TWO = ModelConfig(pattern='local*2 layer', variants=Layers({'local': LOCAL}))
+TWO = LMConfig(pattern='local*2 layer', variants=Layers({'local': LOCAL}))
 
 
 # Every kind
@@ -148,7 +149,7 @@ layers = st.builds(
 def configs(draw) -> Config:
   variants = draw(st.dictionaries(st.sampled_from(['local', 'full', 'x_1']), layers, max_size=2))
   names = draw(st.permutations(['layer', *variants]))
-  model = ModelConfig(
+  model = LMConfig(
     pattern=' '.join(names),
     width=64,
     layer=draw(layers),
@@ -447,7 +448,7 @@ def test_a_projection_is_replaced_in_its_layer_only():
 def _hybrid(window: int, pattern: str = 'local*3 layer', **changes) -> ModelConfig:
   full = LayerConfig(SoftmaxConfig(positions=NoPositionsConfig()))
   variants = Layers({'local': LayerConfig(SoftmaxConfig(window=window))})
-  return ModelConfig(pattern=pattern, layer=full, variants=variants, **changes)
+  return LMConfig(pattern=pattern, layer=full, variants=variants, **changes)
 
 
 @pytest.mark.parametrize('pattern', ['local*3 layer', 'local*3 layer*2'])

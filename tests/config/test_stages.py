@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import DataConfig, Stage, stages, stages_after
+from tokenformer_jax.config import Stage, TextConfig, stages, stages_after
 from tokenformer_jax.errors import UserError
 
 
@@ -16,7 +16,7 @@ def resolved(mixture=(), **changes) -> config_lib.Config:
   return config_lib.resolve(values)
 
 
-BOTH = DataConfig(
+BOTH = TextConfig(
   batch_size=3,
   batch_size_by_step='0:64 200:16',
   sequence_length=2048,
@@ -35,7 +35,7 @@ def test_stages_have_the_points_of_both_keys():
 
 
 def test_a_config_without_points_has_one_stage():
-  data = DataConfig(batch_size=8, sequence_length=32)
+  data = TextConfig(batch_size=8, sequence_length=32)
   assert stages(data) == (Stage(0, 8, 32),) and stages_after(data, 7) == (Stage(7, 8, 32),)
 
 
@@ -94,8 +94,13 @@ VARYING = {
       'stages of config.data have 2048, 4096',
     ),
     (
-      {'model.kind': 'vit', **LENGTHS, 'data.sequence_length_by_step': '0:512 9:2048'},
-      'which has a meaning for model.kind=lm only',
+      {
+        'model.kind': 'vit',
+        'data.kind': 'images',
+        **LENGTHS,
+        'data.sequence_length_by_step': '0:512 9:2048',
+      },
+      'which has a meaning for data.kind=text only',
     ),
   ],
 )

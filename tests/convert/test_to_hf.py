@@ -18,7 +18,13 @@ from tiny import gated_model, linear, tiny_model, two_kinds, with_mixer
 
 from tokenformer_jax import config
 from tokenformer_jax.cli import convert
-from tokenformer_jax.config import Config, DataConfig, ModelConfig, PattentionConfig, mixers
+from tokenformer_jax.config import (
+  Config,
+  ModelConfig,
+  PattentionConfig,
+  TextConfig,
+  mixers,
+)
 from tokenformer_jax.convert import hub_folder, hub_tokenizer, model_card, tensor_files, to_hf
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.chat_template import OURS
@@ -172,7 +178,7 @@ def _write_run(directory, model, scale=0.3):
   params = jax.tree.map(
     lambda a: jnp.asarray(scale * rng.normal(size=a.shape) + (not a.ndim), jnp.float32), abstract
   )
-  settings = Config(model=model, data=DataConfig(tokenizer='bytes', sequence_length=32))
+  settings = Config(model=model, data=TextConfig(tokenizer='bytes', sequence_length=32))
   files.write(directory, {'params': params}, settings, BYTES, lineage=(), contents='params', step=0)
   return params
 

@@ -7,7 +7,7 @@ import pytest
 from image_files import encoded
 from PIL import Image
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import ImagesConfig
 from tokenformer_jax.data import augment, rand_augment
 from tokenformer_jax.data.augment import Views
 
@@ -35,7 +35,7 @@ def _gradient(mode: str) -> Image.Image:
 @pytest.mark.parametrize('channels', [1, 3])
 @pytest.mark.parametrize('kind', ['png', 'jpeg'])
 def test_views_have_the_size_of_the_model(channels, kind):
-  views = Views(DataConfig(image_size=24, **CHANGES), channels)
+  views = Views(ImagesConfig(image_size=24, **CHANGES), channels)
   file = encoded(2, kind, (500, 300))
   for pixels in (views.train(file, _rng()), views.evaluation(file)):
     assert pixels.shape == (24, 24, channels) and pixels.dtype == np.uint8
@@ -43,7 +43,7 @@ def test_views_have_the_size_of_the_model(channels, kind):
 
 @pytest.mark.parametrize('name', [*CHANGES, 'nothing'])
 def test_each_key_changes_the_view_and_the_seed_decides_how(name):
-  views = Views(DataConfig(image_size=24, **{k: v for k, v in CHANGES.items() if k == name}), 3)
+  views = Views(ImagesConfig(image_size=24, **{k: v for k, v in CHANGES.items() if k == name}), 3)
   drawn = [views.train(PHOTO, _rng(seed)) for seed in range(12)]
   again = [views.train(PHOTO, _rng(seed)) for seed in range(12)]
   np.testing.assert_array_equal(drawn, again, 'a view does not follow from its seed')
@@ -55,8 +55,8 @@ def test_evaluation_sees_the_middle():
   pixels = np.zeros((40, 60, 3), np.uint8)
   pixels[10:30, 20:40] = 200  # half of the shorter side
   file = _png(pixels)
-  half = Views(DataConfig(image_size=10, eval_crop=0.5), 3).evaluation(file)
-  whole = Views(DataConfig(image_size=10), 3).evaluation(file)
+  half = Views(ImagesConfig(image_size=10, eval_crop=0.5), 3).evaluation(file)
+  whole = Views(ImagesConfig(image_size=10), 3).evaluation(file)
   assert half.min() > 150 and whole[0].max() < 20 and whole[5, 5].min() == 200
 
 
@@ -69,7 +69,7 @@ def _png(pixels: np.ndarray) -> bytes:
 @pytest.mark.parametrize('channels', [1, 3])
 def test_a_grey_image_of_16_bits_looks_like_the_same_of_8_bits(channels):
   levels = np.linspace(0, 255, 32 * 32).reshape(32, 32)
-  views = Views(DataConfig(image_size=16), channels)
+  views = Views(ImagesConfig(image_size=16), channels)
   got, want = (views.evaluation(_png(x)) for x in (np.uint16(levels * 257), np.uint8(levels)))
   np.testing.assert_allclose(got.astype(int), want.astype(int), atol=1)
 
@@ -79,7 +79,7 @@ def test_a_large_jpeg_decoded_at_a_part_of_its_size_looks_the_same():
   jpeg, png = io.BytesIO(), io.BytesIO()
   smooth.save(jpeg, 'jpeg', quality=95)
   smooth.save(png, 'png')
-  views = Views(DataConfig(image_size=32, crop_area=0.5), 3)
+  views = Views(ImagesConfig(image_size=32, crop_area=0.5), 3)
   for seed in range(3):
     got, want = (views.train(f.getvalue(), _rng(seed)).astype(int) for f in (jpeg, png))
     assert np.abs(got - want).mean() < 3, 'the crop is of another part of the image'

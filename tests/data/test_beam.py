@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import beam, corpus, store
 from tokenformer_jax.errors import UserError
 
@@ -26,7 +26,7 @@ _FLAGS = {
 def _config(folder) -> DataConfig:
   lines = [json.dumps({'text': f'document {i}, naïve'}) for i in range(200)]
   (folder / 'a.jsonl').write_text('\n'.join(lines))
-  return DataConfig(
+  return TextConfig(
     source=f'files:{folder}/a.jsonl', tokenizer='bytes', cache_dir=str(folder / 'cache')
   )
 

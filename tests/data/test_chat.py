@@ -15,7 +15,7 @@ import tiny_run
 import tokenizers as hf
 from pyarrow import parquet
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import (
   chat_jinja,
   chat_rows,
@@ -28,6 +28,7 @@ from tokenformer_jax.data import (
   tokenizers,
 )
 from tokenformer_jax.data.chat_template import Template, find_template
+from tokenformer_jax.data.mixture import open_sources
 from tokenformer_jax.decoding import chats
 from tokenformer_jax.errors import UserError
 
@@ -54,7 +55,7 @@ def _write(path, rows=MESSAGES) -> str:
 
 
 def _config(tmp_path, source, **changes) -> DataConfig:
-  return DataConfig(
+  return TextConfig(
     **{
       'source': source,
       'rows': 'chat',
@@ -101,15 +102,15 @@ def test_the_template_is_that_of_the_config_the_tokenizer_or_the_package(tmp_pat
   entry = {'chat_template': golden['chatml']['template'], 'bos_token': {'content': '<s>'}}
   (tmp_path / 'tokenizer_config.json').write_text(json.dumps(entry))
   own = str(tmp_path / 'tokenizer.json')
-  found = find_template(DataConfig(tokenizer=own))
+  found = find_template(TextConfig(tokenizer=own))
   assert found.source == golden['chatml']['template']
   assert found.tokens == GOLDEN['tokens'], 'the end of document is missing'
   assert found.end_of_turn(QUESTION) == '<|im_end|>'
-  found = find_template(DataConfig(tokenizer=own, chat_template=str(mine)))
+  found = find_template(TextConfig(tokenizer=own, chat_template=str(mine)))
   assert found.source == mine.read_text() and found.end_of_turn(QUESTION) == '<|endoftext|>'
   (tmp_path / 'chat_template.jinja').write_text(golden['inline']['template'])
-  assert find_template(DataConfig(tokenizer=own)).source == golden['inline']['template']
-  built_in = find_template(DataConfig(tokenizer='bpe:300'))
+  assert find_template(TextConfig(tokenizer=own)).source == golden['inline']['template']
+  built_in = find_template(TextConfig(tokenizer='bpe:300'))
   assert built_in.source == chat_template.OURS and built_in.end_of_turn(QUESTION) == '<|end|>'
   assert pickle.loads(pickle.dumps(built_in)) == built_in, 'processes cannot have it'
 
@@ -126,7 +127,7 @@ WITH_NAMES = (
 def _learned(messages, source=chat_template.OURS, **row) -> list[str]:
   """The texts that a row teaches."""
   document = chat_rows.conversation({'messages': messages, **row}, 'a.jsonl, line 3,')
-  found = Template('T', source, {}).render(json.loads(document), place=document.place)
+  found = Template('T', source, {}).render(json.loads(document), label=document.label)
   return [found.text[slice(*span)] for span in found.answers]
 
 
@@ -198,7 +199,7 @@ def test_a_name_without_a_value_is_not_learned_as_nothing():
 
 def _template(tmp_path, source: str) -> Template:
   (tmp_path / 'T.jinja').write_text(source)
-  return find_template(DataConfig(rows='chat', chat_template=str(tmp_path / 'T.jinja')))
+  return find_template(TextConfig(rows='chat', chat_template=str(tmp_path / 'T.jinja')))
 
 
 def test_a_template_asks_for_what_it_teaches(tmp_path):
@@ -239,7 +240,7 @@ def test_a_template_has_limits(source, tmp_path):
 def test_a_template_needs_jinja2(monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
   with pytest.raises(UserError, match=r'which needs jinja2; run pip install -e "\.\[chat\]"'):
-    find_template(DataConfig(rows='chat'))
+    find_template(TextConfig(rows='chat'))
 
 
 def test_only_answers_carry_loss_in_a_store(tmp_path):
@@ -359,9 +360,9 @@ def test_masks_of_documents_need_conversations_without_an_end_inside(tmp_path, t
     chat_template=str(template),
     tokenizer=str(tokenizer),
   )
-  order.open_source(config, 0)
+  open_sources(config, 0)
   with pytest.raises(UserError, match='documents is masked, and 60 conversations of files:'):
-    order.open_source(dataclasses.replace(config, documents='masked'), 0)
+    open_sources(dataclasses.replace(config, documents='masked'), 0)
 
 
 @pytest.mark.parametrize('size', [200, 2**15, 2**15 + 1, 2**17])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import corpus, reading, text, text_files, tokenizers
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.data.store import find, prepare
@@ -22,7 +22,7 @@ TITLE = f'Title\n{NO_LINES}'
 
 def _config(folder, spec, **changes) -> DataConfig:
   return dataclasses.replace(
-    DataConfig(source=spec, tokenizer='bytes', cache_dir=str(folder / 'cache')), **changes
+    TextConfig(source=spec, tokenizer='bytes', cache_dir=str(folder / 'cache')), **changes
   )
 
 
@@ -192,7 +192,7 @@ def test_an_object_in_a_bucket_is_known_by_its_name_without_a_call():
   def files(*names: str) -> text_files.Files:
     return text_files.Files(tuple(f'gs://b/{name}' for name in names))
 
-  config = DataConfig(source='files:gs://b/*', validation_source='files:gs://b/held*')
+  config = TextConfig(source='files:gs://b/*', validation_source='files:gs://b/held*')
   corpus.check_apart([(config, corpus.Corpus(files('a', 'b'), files('held'), 0.0))])
   with pytest.raises(
     UserError, match=r'gs://b/held is also in config\.data\.source=files:gs://b/\*;'

@@ -10,14 +10,14 @@ import image_files
 import numpy as np
 import pytest
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import ImagesConfig
 from tokenformer_jax.data import image_order, images, order
 from tokenformer_jax.data.augment import Views
 from tokenformer_jax.errors import TransientError
 from tokenformer_jax.storage import retry
 
 SIZE, BATCH = 12, 8
-DATA = DataConfig(image_size=SIZE, batch_size=BATCH, crop_area=0.3, flip=True, prefetch=2)
+DATA = ImagesConfig(image_size=SIZE, batch_size=BATCH, crop_area=0.3, flip=True, prefetch=2)
 VIEWS = Views(DATA, 3)
 
 

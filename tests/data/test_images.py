@@ -14,7 +14,7 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import ImagesConfig
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import retry
@@ -22,7 +22,7 @@ from tokenformer_jax.storage import retry
 
 def _open(source: str, **changes) -> images.ImageSet:
   images.open_images.cache_clear()
-  return images.open_images(DataConfig(source=source, **changes))
+  return images.open_images(ImagesConfig(source=source, **changes))
 
 
 def test_the_digits_are_split_and_every_class_is_held_out():
@@ -93,7 +93,7 @@ def test_the_split_of_a_folder_does_not_depend_on_how_its_path_is_spelled(tmp_pa
 
 
 def test_digits_that_another_process_has_prepared_meanwhile_are_read(tmp_path, monkeypatch):
-  data = DataConfig(source='digits', cache_dir=str(tmp_path))
+  data = ImagesConfig(source='digits', cache_dir=str(tmp_path))
 
   @contextlib.contextmanager
   def waited(*_):
@@ -109,7 +109,7 @@ def test_the_split_of_a_tfds_set_does_not_depend_on_its_version_being_spelled(mo
   def numbers(spec):
     return _open(spec, validation_fraction=0.3).validation.numbers.tolist()
 
-  builder = images._digits(DataConfig())
+  builder = images._digits(ImagesConfig())
   monkeypatch.setattr(tfds, 'builder', lambda name, **_: builder)
   monkeypatch.setattr(images, '_VALIDATION_SPLITS', ())
   versioned = numbers('tfds:digits:1.0.0')

@@ -1,6 +1,5 @@
 """The source and the sample of every row of a mixture follow from its position."""
 
-import collections
 import dataclasses
 import fractions
 import pickle
@@ -12,59 +11,53 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenformer_jax.config import DataConfig, SourceConfig, Sources
-from tokenformer_jax.config.mixture import shares, source_configs
+from tokenformer_jax.config.mixture import BLOCK, shares, source_configs
 from tokenformer_jax.data import order, store
 from tokenformer_jax.data.held_out import held_out_tokens
-from tokenformer_jax.data.mixture import Quotas, _MixedSteps, make_stores, open_mixture
+from tokenformer_jax.data.mixture import _MixedSteps, make_stores, open_sources
+from tokenformer_jax.data.mixture_order import MixtureOrder
 from tokenformer_jax.data.order import Position, sample_index
 from tokenformer_jax.errors import UserError
 
 BATCH, LENGTH, SEED = 8, 16, 3
 
 
-def quotas(*weights: str, batch_size: int = BATCH, first_step: int = 0) -> Quotas:
-  """Return the quotas of sources a, b, …; a weight is a number, or points over steps."""
+def mixed(*weights: str, batch_size: int = BATCH, first_step: int = 0) -> MixtureOrder:
+  """Return the order of sources a, b, …; a weight is a number, or points over steps."""
   sources = {}
   for name, weight in zip('abcdefghijkl', weights, strict=False):
     key = {'weight_by_step': weight} if ':' in weight else {'weight': float(weight)}
     sources[name] = SourceConfig(source=f'files:{name}', **key)
-  return Quotas(shares(Sources(sources)), batch_size, first_step)
+  return MixtureOrder(shares(Sources(sources)), batch_size, first_step)
 
 
 @st.composite
-def mixtures(draw) -> Quotas:
-  """Fixed weights in thousandths, or weights over steps between points of thousandths."""
+def mixtures(draw) -> MixtureOrder:
+  """Fixed weights in thousandths, or weights that change at up to four steps."""
   count, steps = draw(st.integers(1, 6)), draw(st.sets(st.integers(0, 60), min_size=1, max_size=4))
   rows = []
   for _ in steps:
-    parts = draw(st.lists(st.integers(0, 1000), min_size=count, max_size=count))
-    parts[0] += not any(parts)
-    weights = [round(part / sum(parts), 3) for part in parts]
+    numbers = draw(st.lists(st.integers(0, 1000), min_size=count, max_size=count))
+    numbers[0] += not any(numbers)
+    weights = [round(number / sum(numbers), 3) for number in numbers]
     weights[np.argmax(weights)] += 1 - sum(weights)
     rows.append([f'{weight:.3f}' for weight in weights])
   points = [
     ' '.join(f'{step}:{row[i]}' for step, row in zip(sorted(steps), rows, strict=True))
     for i in range(count)
   ]
-  return quotas(*points, batch_size=draw(st.integers(1, 9)), first_step=draw(st.integers(0, 70)))
+  return mixed(*points, batch_size=draw(st.integers(1, 9)), first_step=draw(st.integers(0, 70)))
 
 
-def exact(mixture: Quotas, samples: int) -> list[fractions.Fraction]:
+def exact(mixture: MixtureOrder, samples: int) -> list[fractions.Fraction]:
   """The sums of the weights of the first samples, one after the other."""
   sums = [fractions.Fraction(0)] * len(mixture.shares.names)
   for i in range(samples):
     step = mixture.first_step + i // mixture.batch_size
-    sums = [total + weight for total, weight in zip(sums, weights_at(mixture, step), strict=True)]
+    stage = max((k for k, known in enumerate(mixture.shares.steps) if known <= step), default=0)
+    counts = mixture.shares.counts[stage]
+    sums = [total + fractions.Fraction(n, BLOCK) for total, n in zip(sums, counts, strict=True)]
   return sums
-
-
-def weights_at(mixture: Quotas, step: int) -> list[fractions.Fraction]:
-  steps, weights = mixture.shares.steps, mixture.shares.weights
-  if step <= steps[0] or step >= steps[-1]:
-    return list(weights[0] if step <= steps[0] else weights[-1])
-  i = next(i for i, known in enumerate(steps) if known > step) - 1
-  part = fractions.Fraction(step - steps[i], steps[i + 1] - steps[i])
-  return [a + part * (b - a) for a, b in zip(weights[i], weights[i + 1], strict=True)]
 
 
 @settings(max_examples=40, deadline=None)
@@ -73,15 +66,15 @@ def test_each_source_gives_its_samples_one_after_the_other(mixture):
   taken = [0] * len(mixture.shares.names)
   for position in range(150):
     assert mixture.taken(position) == taken, f'the counts before position {position} are others'
-    source, sample = mixture.place(position)
+    source, sample = mixture.locate(position)
     assert sample == taken[source], 'a source repeats or skips a sample'
     taken[source] += 1
 
 
 @settings(max_examples=40, deadline=None)
 @given(mixture=mixtures(), samples=st.integers(0, 600))
-def test_weights_are_met_to_within_a_sample(mixture, samples):
-  most = max(1, len(mixture.shares.names) / 2)
+def test_weights_are_met_to_within_a_sample_of_each_stage(mixture, samples):
+  most = max(1, len(mixture.shares.names) / 2) * len(mixture.shares.steps)
   differences = np.subtract(mixture.taken(samples), exact(mixture, samples))
   assert max(abs(differences)) <= most, 'a source is ahead of its weight, or behind'
 
@@ -89,38 +82,56 @@ def test_weights_are_met_to_within_a_sample(mixture, samples):
 @settings(max_examples=40, deadline=None)
 @given(weight=st.integers(0, 1000), samples=st.integers(0, 10**12))
 def test_two_fixed_weights_are_met_to_half_a_sample_at_any_position(weight, samples):
-  mixture = quotas(f'{weight / 1000}', f'{1 - weight / 1000:.3f}')
+  mixture = mixed(f'{weight / 1000}', f'{1 - weight / 1000:.3f}')
   first, second = mixture.taken(samples)
   assert first + second == samples
   assert abs(fractions.Fraction(weight * samples, 1000) - first) <= fractions.Fraction(1, 2)
 
 
+@settings(max_examples=20, deadline=None)
+@given(numbers=st.lists(st.integers(0, 1000), min_size=1, max_size=6))
+def test_a_block_has_whole_counts(numbers):
+  numbers[0] += not any(numbers)
+  total = sum(numbers)
+  sources = {
+    name: SourceConfig(source=name, weight=number / total)
+    for name, number in zip('abcdef', numbers, strict=False)
+  }
+  (counts,) = shares(Sources(sources)).counts
+  assert sum(counts) == BLOCK
+  assert all(
+    abs(count - BLOCK * number / total) < 1 for count, number in zip(counts, numbers, strict=True)
+  )
+  order = MixtureOrder(shares(Sources(sources)), 8)
+  assert order.taken(3 * BLOCK) == [3 * count for count in counts]
+
+
 @pytest.mark.parametrize(
-  'weights',
-  [('0.9', '0.1'), ('0.7', '0.2', '0.1'), ('0:1 1000:0.5', '0:0 1000:0.25', '0:0 1000:0.25')],
+  'weights', [('0.9', '0.1'), ('0.7', '0.2', '0.1'), ('0:1 9:0.5', '0:0 9:0.5')]
 )
-def test_a_trillionth_sample_costs_no_more_than_the_first(weights, monkeypatch):
-  mixture, calls = quotas(*weights), collections.Counter()
-  counts = Quotas.counts
-  monkeypatch.setattr(Quotas, 'counts', lambda self, time: calls.update('c') or counts(self, time))
+def test_a_trillionth_sample_is_exact(weights):
+  mixture = mixed(*weights)
   for position in (10**12, 10**12 + 1, 10**12 - 12345):
-    calls.clear()
-    source, sample = mixture.place(position)
-    assert calls['c'] <= 6, 'finding a sample counts those before it'
+    source, sample = mixture.locate(position)
     assert mixture.taken(position)[source] == sample
     after = mixture.taken(position + 1)
     assert after[source] == sample + 1 and sum(after) == position + 1
 
 
-def test_weights_over_steps_are_straight_between_their_points():
-  mixture = quotas('10:1 20:0', '10:0 20:1', batch_size=1000)
-  found = [np.diff([mixture.taken(1000 * s)[1] for s in (step, step + 1)])[0] for step in range(25)]
-  expected = [0] * 10 + [100 * i for i in range(10)] + [1000] * 5
-  np.testing.assert_allclose(found, expected, atol=1)
+def test_the_order_of_a_fixed_mixture_does_not_change_between_versions():
+  mixture = mixed('0.5', '0.3', '0.2')
+  sources = [mixture.locate(position)[0] for position in range(20)]
+  assert sources == [*[0, 1, 0, 2] * 2, 0, 1, *[0, 1, 0, 2] * 2, 0, 1]
+
+
+def test_weights_hold_from_their_points_on():
+  mixture = mixed('10:1 20:0.25', '10:0 20:0.75', batch_size=1000)
+  counts = np.diff([mixture.taken(1000 * step)[1] for step in range(26)]).tolist()
+  assert counts == [0] * 20 + [750] * 5
 
 
 def test_an_order_that_begins_later_has_the_weights_of_its_steps():
-  mixture = quotas('0:1 20:0', '0:0 20:1', batch_size=100, first_step=20)
+  mixture = mixed('0:1 20:0', '0:0 20:1', batch_size=100, first_step=20)
   assert mixture.taken(1000) == [0, 1000], 'weights are those of the steps of another run'
 
 
@@ -136,7 +147,7 @@ def config(tmp_path_factory) -> DataConfig:
 
 @pytest.fixture(scope='module')
 def mixture(config):
-  return open_mixture(config, SEED)
+  return open_sources(config, SEED)
 
 
 def batches(mixture, first, last, rows=range(BATCH), position=order.BEGINNING) -> np.ndarray:
@@ -147,7 +158,7 @@ def test_rows_are_samples_of_the_orders_of_their_sources(mixture, config):
   stores = [store.prepare(one) for one in source_configs(config).values()]
   found = batches(mixture, 0, 40).reshape(-1, LENGTH + 1)
   for position, row in enumerate(found):
-    source, sample = Quotas(mixture.shares, BATCH).place(position)
+    source, sample = MixtureOrder(mixture.shares, BATCH).locate(position)
     n = store.window_count(stores[source].train, LENGTH)
     start = LENGTH * sample_index(SEED, sample, n)
     expected = stores[source].train[start : start + LENGTH + 1]
@@ -171,7 +182,7 @@ def test_a_mixture_goes_on_where_it_ended(mixture):
 
 
 def test_fixed_weights_give_the_same_samples_in_batches_of_any_size(config, mixture):
-  large = open_mixture(dataclasses.replace(config, batch_size=2 * BATCH), SEED)
+  large = open_sources(dataclasses.replace(config, batch_size=2 * BATCH), SEED)
   seen = Position(10, 10 * BATCH)
   np.testing.assert_array_equal(
     batches(large, 10, 15, range(2 * BATCH), seen).reshape(-1, LENGTH + 1),
@@ -182,7 +193,7 @@ def test_fixed_weights_give_the_same_samples_in_batches_of_any_size(config, mixt
 def test_a_worker_maps_the_tokens_of_a_mixture_again(mixture):
   tokens = tuple(one.train for one in mixture.stores.values())
   steps = _MixedSteps(
-    tokens, BATCH, LENGTH, 1, SEED, Quotas(mixture.shares, BATCH), (0, 5), 9, Position()
+    tokens, BATCH, LENGTH, 1, SEED, MixtureOrder(mixture.shares, BATCH), (0, 5), 9, Position()
   )
   data = pickle.dumps(steps)
   assert len(data) < 3000, 'the whole corpus is sent to each worker'
@@ -210,7 +221,7 @@ def test_short_sequences_are_the_parts_of_the_long_ones_of_a_mixture(mixture):
 def test_the_digest_covers_texts_names_and_weights(config, mixture):
   def digest(**sources):
     changed = dataclasses.replace(config, mixture=Sources(sources))
-    return open_mixture(changed, SEED).digest
+    return open_sources(changed, SEED).digest
 
   new, old = config.mixture['new'], config.mixture['old']
   weighed = [dataclasses.replace(one, weight=0.5) for one in (new, old)]
@@ -228,13 +239,13 @@ def test_the_digest_covers_texts_names_and_weights(config, mixture):
 
 def test_a_bpe_is_trained_on_the_text_of_all_sources_once(config, capsys):
   bpe = dataclasses.replace(config, tokenizer='bpe:300')
-  made = open_mixture(bpe, SEED)
+  made = open_sources(bpe, SEED)
   assert 'training the tokenizer bpe:300 on new, old' in capsys.readouterr().err
   tokens = {made.tokenizer.decode([i]) for i in range(made.tokenizer.size)}
   assert {'new', 'old'} <= {token.strip() for token in tokens}, 'a source had no part in it'
   digests = {one.tokenizer.fingerprint for one in made.stores.values()}
   assert digests == {made.tokenizer.fingerprint}, 'sources have tokenizers of their own'
-  assert open_mixture(bpe, SEED).digest == made.digest
+  assert open_sources(bpe, SEED).digest == made.digest
   assert 'training' not in capsys.readouterr().err, 'another start trains the tokenizer again'
 
 
@@ -244,7 +255,7 @@ def test_a_source_that_is_too_short_is_named(config, tmp_path):
   short = SourceConfig(source=f'files:{tmp_path}/*.txt', weight=0.25)
   changed = Sources({**config.mixture, 'old': short})
   with pytest.raises(UserError, match=r'config\.data\.mixture\.old: the training split has'):
-    open_mixture(dataclasses.replace(config, mixture=changed), SEED)
+    open_sources(dataclasses.replace(config, mixture=changed), SEED)
 
 
 def test_a_source_that_does_not_exist_is_named_by_its_key(config):
@@ -252,7 +263,7 @@ def test_a_source_that_does_not_exist_is_named_by_its_key(config):
   gone = dataclasses.replace(config.mixture['old'], source=spec)
   changed = Sources({**config.mixture, 'old': gone})
   with pytest.raises(UserError) as error:
-    open_mixture(dataclasses.replace(config, mixture=changed), SEED)
+    open_sources(dataclasses.replace(config, mixture=changed), SEED)
   wanted = f'config.data.mixture.old.source is {spec}, which matches no file'
   assert str(error.value).startswith(wanted), 'a path of the user is changed'
 
@@ -286,7 +297,7 @@ def test_a_text_has_one_place_in_a_mixture(config, tmp_path, form, deduplicate):
     r'in config\.data\.mixture\.a\.(validation_)?source=.*; leave it out of one of them'
   )
   for make in (
-    lambda: open_mixture(mixed, SEED),
+    lambda: open_sources(mixed, SEED),
     lambda: make_stores(mixed, str(tmp_path / 'out')),
   ):
     with pytest.raises(UserError, match=sentence):
@@ -299,7 +310,7 @@ def test_a_text_has_one_place_also_where_stores_are_named(config):
   for other in (new, dataclasses.replace(config.mixture['old'], validation_source=new.source)):
     stored = dataclasses.replace(new, store='nowhere', weight=0.5)
     with pytest.raises(UserError, match=r'files:.* is also in config\.data\.mixture\.a\.source='):
-      open_mixture(_of(config, a=stored, b=dataclasses.replace(other, weight=0.5)), SEED)
+      open_sources(_of(config, a=stored, b=dataclasses.replace(other, weight=0.5)), SEED)
 
 
 def test_copies_of_text_that_any_source_holds_out_are_not_trained_on(config, tmp_path):
@@ -312,7 +323,7 @@ def test_copies_of_text_that_any_source_holds_out_are_not_trained_on(config, tmp
     a=SourceConfig(own, f'files:{tmp_path}/held.jsonl', weight=0.5),
     b=SourceConfig(copies, weight=0.5),
   )
-  found = open_mixture(mixed, SEED).stores
+  found = open_sources(mixed, SEED).stores
   texts = {name: one.tokenizer.decode(one.train[:]) for name, one in found.items()}
   assert 'this held document' not in texts['b'], 'a copy of held-out text is trained on'
   assert found['a'].validation_documents == 30

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import corpus, shards, text
 from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.data.store import prepare
@@ -18,14 +18,14 @@ def _config(folder: Path, **changes) -> DataConfig:
   path = folder / 'corpus.jsonl'
   if not path.exists():
     path.write_text(''.join(json.dumps({'text': f'document {i}'}) + '\n' for i in range(50)))
-  config = DataConfig(**_fields(folder), cache_dir=str(folder / 'cache'))
+  config = TextConfig(**_fields(folder), cache_dir=str(folder / 'cache'))
   return dataclasses.replace(config, **changes)
 
 
 def test_a_run_reads_the_store_that_its_config_names(tmp_path):
   built = prepare(_config(tmp_path))
   (tmp_path / 'corpus.jsonl').unlink()
-  config = DataConfig(
+  config = TextConfig(
     **{**_fields(tmp_path), 'store': str(built.path), 'cache_dir': str(tmp_path / 'other')}
   )
   assert prepare(config).digest == built.digest
@@ -50,7 +50,7 @@ def _fields(folder: Path) -> dict:
 def test_a_named_store_of_another_text_is_refused(tmp_path, changes, message):
   built = prepare(_config(tmp_path))
   with pytest.raises(UserError, match=message):
-    prepare(DataConfig(**{**_fields(tmp_path), 'store': str(built.path), **changes}))
+    prepare(TextConfig(**{**_fields(tmp_path), 'store': str(built.path), **changes}))
 
 
 def test_a_named_store_of_another_tokenizer_is_refused(tmp_path):

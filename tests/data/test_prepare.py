@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import corpus, shards, store
 from tokenformer_jax.errors import UserError
 
@@ -26,7 +26,7 @@ from tokenformer_jax.data import corpus, store
 
 if __name__ == '__main__':
   corpus.UNIT_BYTES = 4000
-  print(store.make(DataConfig(**json.loads(sys.argv[1])), workers=int(sys.argv[2])).digest)
+  print(store.make(TextConfig(**json.loads(sys.argv[1])), workers=int(sys.argv[2])).digest)
 """
 
 
@@ -35,7 +35,7 @@ def _write(folder: Path, files: int = 12, documents: int = 40) -> DataConfig:
   for i in range(files):
     lines = [json.dumps({'text': f'document {j} of {i}: naïve {i * j}'}) for j in range(documents)]
     (folder / f'corpus/{i:02}.jsonl').write_text('\n'.join(lines))
-  return DataConfig(
+  return TextConfig(
     source=f'files:{folder}/corpus',
     tokenizer='bpe:300',
     validation_fraction=0.2,
@@ -110,7 +110,7 @@ def test_bad_documents_are_left_out_by_choice_and_counted(tmp_path):
 
 def test_a_source_of_bad_documents_alone_holds_no_text(tmp_path):
   (tmp_path / 'a.jsonl').write_text('no JSON\nno JSON')
-  config = DataConfig(
+  config = TextConfig(
     source=f'files:{tmp_path}/a.jsonl', tokenizer='bytes', cache_dir=str(tmp_path / 'cache')
   )
   with pytest.raises(UserError, match='holds no text'):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import corpus, text_parquet
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.errors import UserError
@@ -108,7 +108,7 @@ def test_parts_are_the_whole_in_order(tmp_path, size):
   _write(tmp_path / 'a.parquet', row_group_size=100, use_dictionary=False, compression='none')
   _write(tmp_path / 'b.parquet', ['last'])
   source = open_source(f'parquet:{tmp_path}', 'text')
-  parts = [part for part, _ in source.parts(size)]
+  parts = [part for part, _ in source.divide(size)]
   assert len(parts) == {1: 11, 20_000: 6, 10**9: 2}[size], 'a large file is not divided'
   assert [text for part in parts for text in part.documents()] == [*DOCUMENTS, 'last']
   assert len({part.fingerprint() for part in parts}) == len(parts), 'parts are taken for another'
@@ -191,7 +191,7 @@ def test_few_documents_are_held_at_a_time(tmp_path, form):
       (tmp_path / f'{text[0]}.txt').write_text(text)
   spec = f'{"parquet" if form == "parquet" else "files"}:{tmp_path}'
   held = []
-  units = corpus.open_corpus(DataConfig(source=spec)).units()
+  units = corpus.open_corpus(TextConfig(source=spec)).units()
   tracemalloc.start()
   try:
     for unit in units:

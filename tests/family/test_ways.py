@@ -6,7 +6,7 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import configure, token_groups
+from tokenformer_jax.config import WSDSchedule, configure, token_groups
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import jobs as jobs_lib
 from tokenformer_jax.family import ways
@@ -54,7 +54,7 @@ def test_sizes_apart_differ_in_their_parameter_tokens(config):
   assert _total(jobs) == TOKENS * sum(cost.values())
   assert [*map(_run, ways.list_apart(config, _family('elastic')))] == [*map(_run, jobs)]
   assert [job.name for job in jobs] == ['scratch/size_1', 'scratch/size_2', 'scratch/size_4']
-  assert {job.config.optim.schedule for job in jobs} == {'wsd'}
+  assert {job.config.optim.schedule.kind for job in jobs} == {'wsd'}
   rate = config.optim.learning_rate
   assert [job.config.optim.learning_rate for job in jobs] == pytest.approx(
     [rate, rate * 2**-0.75, rate * 4**-0.75], rel=1e-5
@@ -78,7 +78,7 @@ def test_bottom_up_grows_one_trunk_and_finishes_each_size(config):
     'out/bottom_up/size_2/trunk@150',
     'out/bottom_up/size_2/trunk@150',
   ]
-  decays = [(job.config.optim.schedule, job.config.train.decay_from) for job in jobs]
+  decays = [(job.config.optim.schedule.kind, job.config.train.decay_from) for job in jobs]
   stable, decay = ('constant', 0), ('wsd', 160)
   assert decays == [stable, decay, stable, decay, decay]
   cost = _costs(config)
@@ -147,7 +147,7 @@ def test_layers_grow_too(config):
 
 
 def test_the_last_growth_comes_before_a_long_decay(config):
-  decays = dataclasses.replace(config.optim, decay_share=0.5)
+  decays = dataclasses.replace(config.optim, schedule=WSDSchedule(decay_share=0.5))
   jobs = ways.list_jobs(dataclasses.replace(config, optim=decays), _family('bottom_up'), 'out')
   assert jobs[-1].first == 95
 

@@ -26,7 +26,13 @@ from outcomes import paths
 from tiny import tiny_model
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, GrowConfig, OptimConfig, TokenGroup, TrainConfig
+from tokenformer_jax.config import (
+  AdamWConfig,
+  Config,
+  TokenGroup,
+  TrainConfig,
+  growth,
+)
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import groups, pattention
 from tokenformer_jax.model.lm import define_lm
@@ -35,7 +41,7 @@ from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import last_growth
 
 SLOW = pytest.mark.slow  # because each case compiles two models
-ZERO_KEYS = GrowConfig(method='zero_keys')
+ZERO_KEYS = growth(method='zero_keys')
 DENSE_MODEL = tiny_model(**DENSE)
 TARGET = grown_model(tiny_model(), by_name(32, 48, 64), ZERO_KEYS)
 
@@ -140,7 +146,7 @@ def _train(state, model, config, steps, growth=None):
 @SLOW
 def test_no_new_token_is_dead():
   config = Config(
-    optim=OptimConfig(warmup_steps=0, weight_decay=0.0), train=TrainConfig(steps=1000)
+    optim=AdamWConfig(warmup_steps=0, weight_decay=0.0), train=TrainConfig(steps=1000)
   )
   before = jax.tree.map(jnp.copy, _grown())
   start = paths(before['params'])
@@ -188,8 +194,8 @@ def _equal_copies(params, start):
 )
 def test_copies_do_not_stay_equal(source, target, method):
   """Equal copies have equal gradients and moments: a model of twins is worth the small one."""
-  before = grow(state_of(source), source, target, GrowConfig(method=method))
-  config = Config(optim=OptimConfig(warmup_steps=0), train=TrainConfig(steps=1000))
+  before = grow(state_of(source), source, target, growth(method=method))
+  config = Config(optim=AdamWConfig(warmup_steps=0), train=TrainConfig(steps=1000))
   after = _train(before, target, config, 3)
   equal = _equal_copies(after['params'], paths(params_of(source)))
   assert not equal, f'after three steps copies in {equal} are equal bit for bit'
@@ -201,18 +207,26 @@ def _born(action, updates=UPDATES, model=None, **changes):
     source='somewhere',
     step=STEP,
     model=model or tiny_model(),
-    grow=GrowConfig(**changes),
+    grow=growth(**changes),
     updates=updates,
   )
+
+
+def _old(growth, *names):
+  """The ranges of old entries of an array of the layers."""
+  tree = growth.old['blocks']
+  for name in names:
+    tree = tree[name]
+  return tree.ranges
 
 
 def test_the_optimizer_is_told_of_the_last_growth():
   assert last_growth((), TARGET) is None, 'a model that never grew has a growth'
   growth = last_growth((_born('grow', 3), _born('grow', 7)), TARGET)
   assert growth.updates == 7, 'not the last growth counts'
-  assert growth.old_tokens['blocks']['attention']['proj'] == {'keys': 40, 'values': 40}
-  assert growth.old_tokens['blocks']['ffn'] == {'keys': 48, 'values': 48}
-  assert growth.old_tokens['embedding'] == 0
+  assert _old(growth, 'attention', 'proj', 'keys') == {'param_tokens': ((0, 40),)}
+  assert _old(growth, 'ffn', 'values') == {'param_tokens': ((0, 48),)}
+  assert growth.old['embedding'].ranges == {}, 'an array without tokens is old'
 
 
 @pytest.mark.parametrize('action', ['shrink', 'remove', 'slice', 'as_tokens'])
@@ -220,7 +234,7 @@ def test_what_adds_nothing_is_no_growth(action):
   """A cosine run that lost tokens would warm up again."""
   assert last_growth((_born(action, 7, TARGET),), tiny_model()) is None
   growth = last_growth((_born('grow', 3), _born(action, 7, TARGET)), tiny_model())
-  assert growth.old_tokens['blocks']['ffn'] == {'keys': 48, 'values': 48}, 'a token is new'
+  assert _old(growth, 'ffn', 'keys') == {'param_tokens': ((0, 48),)}, 'a token is new'
   assert growth.updates == 3, 'the schedule restarts'
   anew = _born(action, 0, TARGET, step='restart')
   assert last_growth((_born('grow', 3), anew), tiny_model()).updates == 0, 'updates count from 0'
@@ -231,7 +245,7 @@ def test_frozen_training_moves_new_tokens_only():
   """Parameters and moments of everything old, bit for bit over three steps of real gradients."""
   growth = last_growth((_born('grow'),), TARGET)
   config = Config(
-    optim=OptimConfig(warmup_steps=0, old_tokens='freeze'), train=TrainConfig(steps=1000)
+    optim=AdamWConfig(warmup_steps=0, old_tokens='freeze'), train=TrainConfig(steps=1000)
   )
   start = jax.tree.map(np.asarray, _grown())
   after = _train(jax.tree.map(jnp.asarray, start), TARGET, config, 3, growth)
@@ -256,7 +270,7 @@ def test_frozen_training_moves_new_tokens_only():
 
 
 def test_the_structure_of_the_optimizer_does_not_depend_on_what_is_frozen():
-  tx = optimizer(TARGET, OptimConfig(old_tokens='freeze'), last_growth((_born('grow'),), TARGET))
+  tx = optimizer(TARGET, AdamWConfig(old_tokens='freeze'), last_growth((_born('grow'),), TARGET))
   fresh = jax.eval_shape(tx.init, define_lm(TARGET).abstract)
   assert jax.tree.structure(fresh) == jax.tree.structure(_grown()['opt_state']), (
     'a run cannot be frozen, or freed, in the middle'

@@ -13,8 +13,9 @@ from routed import PLAIN, by_bias, sparse, upcycled, with_experts, with_ffn
 from tiny import make_optimizer, tiny_model, two_kinds
 
 from tokenformer_jax.config import (
+  OPTIMIZERS,
+  AdamWConfig,
   NoFeedForwardConfig,
-  OptimConfig,
   former_names,
 )
 from tokenformer_jax.config.groups import check_new_tokens_train
@@ -85,17 +86,17 @@ def test_the_most_used_experts_stay_in_their_order():
 def test_only_what_is_new_counts_as_new():
   source = tiny_model()
   growth = growth_from(source, sparse())
-  assert growth.old_experts['blocks']['ffn']['experts'] == {'keys': 0, 'values': 0}
-  assert growth.old_experts['blocks']['ffn']['shared'] == {'keys': -1, 'values': -1}
-  assert growth.old_experts['embedding'] == -1
-  assert growth_from(tiny_model(dense=True), upcycled()).old_experts['blocks']['ffn'] == {
-    'experts': {'up': 1, 'down': 1},
-    'router': {'kernel': 0},
-  }
-  assert growth_from(sparse(), with_experts(sparse(), 6)).old_experts['blocks']['ffn'][
-    'router'
-  ] == {'kernel': 4}
-  assert growth_from(source, tiny_model(layers=4)).old_experts is None
+  ffn = growth.old['blocks']['ffn']
+  assert ffn['experts']['keys'].ranges['experts'] == ((0, 0),)
+  assert ffn['shared']['keys'].ranges == {'param_tokens': ((0, 48),)}
+  assert growth.old['embedding'].ranges == {}
+  ffn = growth_from(tiny_model(dense=True), upcycled()).old['blocks']['ffn']
+  assert ffn['experts']['up'].ranges == {'experts': ((0, 1),)}
+  assert ffn['router']['kernel'].ranges == {'routes': ((0, 0),)}
+  ffn = growth_from(sparse(), with_experts(sparse(), 6)).old['blocks']['ffn']
+  assert ffn['router']['kernel'].ranges == {'routes': ((0, 4),)}
+  kernel = growth_from(source, tiny_model(layers=4)).old['blocks']['ffn']['keys']
+  assert 'experts' not in kernel.ranges
 
 
 @SLOW
@@ -104,7 +105,7 @@ def test_frozen_old_parts_stay_while_new_experts_train(name):
   source = sparse()
   target = with_experts(source, 6)
   growth = growth_from(source, target)
-  config = OptimConfig(name=name, old_tokens='freeze', warmup_steps=0, weight_decay=0.0)
+  config = OPTIMIZERS[name](old_tokens='freeze', warmup_steps=0, weight_decay=0.0)
   params = params_of(target)
   tx = make_optimizer(config, 100, define_lm(target).info, growth)
   gradient = jax.tree.map(jnp.ones_like, params)
@@ -120,7 +121,7 @@ def test_frozen_old_parts_stay_while_new_experts_train(name):
 @SLOW
 @pytest.mark.parametrize('name', OTHERS)
 def test_the_state_of_every_optimizer_fits_the_larger_model(name):
-  config = OptimConfig(name=name)
+  config = OPTIMIZERS[name]()
   for source, target in (
     (tiny_model(), sparse()),
     (tiny_model(dense=True), upcycled()),
@@ -157,9 +158,9 @@ def test_the_table_shows_experts():
 def test_tokens_of_frozen_groups_are_known_by_their_former_name():
   source = grown_model(tiny_model(), {'ffn': 64}, PLAIN)
   target = with_experts(source, 4, 16)
-  check_new_tokens_train(OptimConfig(frozen_groups='2'), source, target)
+  check_new_tokens_train(AdamWConfig(frozen_groups='2'), source, target)
   with pytest.raises(UserError, match=r'new tokens of ffn\.expert would be in group 1'):
-    check_new_tokens_train(OptimConfig(frozen_groups='1'), source, target)
+    check_new_tokens_train(AdamWConfig(frozen_groups='1'), source, target)
 
 
 def test_names_before_and_after():

@@ -8,7 +8,7 @@ import pytest
 from growing import STEP, UPDATES, mesh_of
 from tiny import tiny_model, with_tokens
 
-from tokenformer_jax.config import Config, OptimConfig
+from tokenformer_jax.config import AdamWConfig, Config
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import room
 from tokenformer_jax.model import models
@@ -21,7 +21,7 @@ NEEDED = 3 * 4 * models.define(MODEL).count  # parameters and two moments, in fl
 def _fits(monkeypatch, free, mesh, held=(MODEL,), *, ema=False):
   monkeypatch.setattr(room, 'free_host_memory', lambda: free)
   try:
-    room.check_memory(mesh, held, OptimConfig(), ema=ema)
+    room.check_memory(mesh, held, AdamWConfig(), ema=ema)
   except UserError as error:
     assert '\n' not in str(error)
     return False
@@ -54,7 +54,7 @@ def test_a_refusal_names_the_memory_needed_and_the_memory_there_is(monkeypatch):
   huge = with_tokens(MODEL, qkv=2_000_000_000)
   monkeypatch.setattr(room, 'free_host_memory', lambda: 5 * 2**30)
   with pytest.raises(UserError, match=r'take \d,\d{3}\.\d GiB of .*, where 5\.0 GiB is free; ask'):
-    room.check_memory(mesh_of(), (huge,), OptimConfig(), ema=False)
+    room.check_memory(mesh_of(), (huge,), AdamWConfig(), ema=False)
 
 
 class _Device:
@@ -130,5 +130,5 @@ def test_the_disk_must_have_room_for_what_is_copied(monkeypatch, tmp_path, sourc
   ids=['larger', 'moments dropped', 'smaller'],
 )
 def test_the_part_of_a_state_that_stays(before, after, moments, part):
-  kept = room.part_kept(before, after, OptimConfig(), moments)
+  kept = room.part_kept(before, after, AdamWConfig(), moments)
   assert part * 0.1 < kept <= part, f'{kept} of the state is said to stay'

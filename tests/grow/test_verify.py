@@ -6,7 +6,7 @@ from growing import mesh_of, params_of
 from tiny import tiny_model
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, DataConfig
+from tokenformer_jax.config import Config, TextConfig
 from tokenformer_jax.data import store, tokenizers
 from tokenformer_jax.grow import verify
 from tokenformer_jax.training import sizes
@@ -16,7 +16,7 @@ from tokenformer_jax.training import sizes
 def config(tmp_path):
   for i in range(20):
     (tmp_path / f'{i}.txt').write_text(f'document {i} ' * 20)
-  data = DataConfig(
+  data = TextConfig(
     source=f'files:{tmp_path}/*.txt',
     tokenizer='bytes',
     sequence_length=16,

@@ -11,7 +11,7 @@ import pytest
 import tiny_run
 from tiny import tiny_model
 
-from tokenformer_jax.config import Config, OptimConfig, TrainConfig
+from tokenformer_jax.config import AdamWConfig, Config, TrainConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import points, runs
 from tokenformer_jax.laws.runs import FinishedRun, Growth, Size
@@ -137,12 +137,12 @@ def test_runs_without_a_decay_are_left_out_unless_none_has_one():
   [
     ({}, True),
     ({'schedule': 'constant'}, False),
-    ({'schedule': 'wsd', 'final_fraction': 0.0}, True),
-    ({'schedule': 'linear', 'final_fraction': 0.5}, False),
+    ({'schedule': {'kind': 'wsd', 'final_fraction': 0.0}}, True),
+    ({'schedule': {'kind': 'linear', 'final_fraction': 0.5}}, False),
   ],
 )
 def test_the_schedule_says_whether_a_rate_has_decayed(changes, decayed):
-  config = Config(optim=OptimConfig(**changes), train=TrainConfig(steps=500))
+  config = Config(optim=AdamWConfig(**changes), train=TrainConfig(steps=500))
   assert runs._has_decayed(config) == decayed
 
 

@@ -47,13 +47,13 @@ def test_help_of_training_lists_the_keys(server):
   done = server.run(['train.py', '--help'], commands_server.ROOT)
   assert '  --workdir ' in done.out
   assert (
-    '  optim.schedule=cosine             cosine | linear | wsd | constant; the rate' in done.out
+    '  optim.schedule.kind=cosine        cosine | linear | wsd | constant; the rate' in done.out
   )
 
 
 def test_a_word_narrows_the_help(server):
   for arguments, has, hasnt in (
-    (['train.py', '--help=optim'], '  optim.schedule=cosine ', '  train.steps'),
+    (['train.py', '--help=optim'], '  optim.schedule.kind=cosine ', '  train.steps'),
     (['train.py', '--help=workdir'], '  --workdir  ', 'optim.schedule'),
     ([*COMMANDS['grow'], '--help=expert'], '  --expert_tokens  ', '--source'),
   ):

@@ -126,8 +126,7 @@ TRAIN_KEYS = {
   ),
   'a norm of no feed-forward part': (
     'train --config.model.layer.ffn.kind=none --config.model.layer.ffn_norm=rms',
-    "ffn_norm is 'rms', which has a meaning for model.layer.ffn.kind=pattention or mlp or experts "
-    'only, and this is none',
+    'ffn_norm is rms, and with ffn.kind=none the layer has one norm',
   ),
   'a second norm of parallel parts': (
     'train --config.model.layer.wiring.kind=parallel --config.model.layer.ffn_norm=rms',
@@ -142,7 +141,7 @@ TRAIN_KEYS = {
   'a group as a value': ('train --config.model=3', 'config.model is a section of keys'),
   'a group as a dict': (
     'train --config.model.layer.ffn="{\'tokens\': 3}"',
-    'config.model.layer.ffn is a section of keys; set one of kind, tokens,',
+    'config.model.layer.ffn.kind is "{\'tokens\': 3}"; it must be one of pattention, mlp',
   ),
   'a key without a value': ('train --config.train.steps', 'has no value'),
   'a word for an integer': ('train --config.train.steps=many', 'it must be an integer'),

@@ -15,9 +15,9 @@ from tiny import tiny_model
 from tokenformer_jax.config import (
   CapacityConfig,
   ExpertsConfig,
+  LMConfig,
   LossBalanceConfig,
   MLPConfig,
-  ModelConfig,
   PattentionConfig,
   RouterConfig,
 )
@@ -107,7 +107,7 @@ def test_each_loss_of_a_switch_layer_is_that_of_the_reference(name, balance, z_l
   config = ExpertsConfig(
     count=4, router=RouterConfig(z_loss=z_loss), balance=LossBalanceConfig(balance)
   )
-  definition = define(lambda rngs: Router(config, ModelConfig(width=16), rngs=rngs))
+  definition = define(lambda rngs: Router(config, LMConfig(width=16), rngs=rngs))
   run = jax.jit(lambda x: definition.bind(SWITCH_PARAMS['router'])(x)[1])
   aux = run(SWITCH['layer/x'])
   for factor in FACTORS:
@@ -117,7 +117,7 @@ def test_each_loss_of_a_switch_layer_is_that_of_the_reference(name, balance, z_l
 
 @pytest.mark.parametrize('factor', FACTORS)
 def test_a_switch_layer_after_its_norm_is_that_of_the_reference(factor):
-  model = ModelConfig(width=16, norm_epsilon=1e-6)
+  model = LMConfig(width=16, norm_epsilon=1e-6)
   norm = define(lambda rngs: make_norm('rms', model, rngs=rngs))
 
   @jax.jit

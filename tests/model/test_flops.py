@@ -13,8 +13,8 @@ from tiny import gated_model, linear, tiny_model, tiny_vit, two_kinds, with_mixe
 from tokenformer_jax.config import (
   CapacityConfig,
   Config,
-  DataConfig,
   ExpertsConfig,
+  ImagesConfig,
   MLPConfig,
   ModelConfig,
   NoProjectionConfig,
@@ -249,7 +249,7 @@ def test_flops_of_an_image_are_those_the_compiler_counts(pool):
 
 def test_a_step_of_images_counts_every_image_once():
   config = Config(
-    model=tiny_vit(), data=DataConfig(image_size=16, batch_size=6), train=TrainConfig()
+    model=tiny_vit(), data=ImagesConfig(image_size=16, batch_size=6), train=TrainConfig()
   )
   assert flops.length(config) == 16
   assert flops.step_flops(config) == 6 * 3 * flops.forward_flops(config.model, 16)

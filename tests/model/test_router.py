@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mixtures import inputs, layer, of_rows, unbalanced
 
-from tokenformer_jax.config import BiasBalanceConfig, ModelConfig, RouterConfig
+from tokenformer_jax.config import BiasBalanceConfig, LMConfig, RouterConfig
 from tokenformer_jax.model import dispatch, router
 from tokenformer_jax.model.layer import LOAD, MAX_VIOLATION, layer_means
 from tokenformer_jax.model.params import define
@@ -31,7 +31,7 @@ def _dispatch(name: str, capacity: int, order: str = 'sequence', valid=None):
   logits = SWITCH[f'{name}/logits'] if f'{name}/logits' in SWITCH else SWITCH['router/logits']
   choice = router.choose(jnp.asarray(logits), TOP_1, valid_BxT=valid)
   experts, gates = choice.experts_BxTxK[..., 0], choice.gates_BxTxK[..., 0]
-  places = jax.vmap(lambda e, g: dispatch.place(e, g, 4, order))(experts, gates)
+  places = jax.vmap(lambda e, g: dispatch.rank(e, g, 4, order))(experts, gates)
   of_expert = jax.nn.one_hot(experts, 4)[..., None]
   taken = of_expert * jax.nn.one_hot(places, capacity)[:, :, None]
   return np.asarray(taken), np.asarray(taken * gates[..., None, None])
@@ -100,7 +100,7 @@ def test_padding_counts_in_no_mean():
 
 def test_the_gates_of_a_router_are_the_scores_of_the_reference():
   everything = unbalanced(count=8, router=RouterConfig(top_k=8))
-  definition = define(lambda rngs: router.Router(everything, ModelConfig(width=16), rngs=rngs))
+  definition = define(lambda rngs: router.Router(everything, LMConfig(width=16), rngs=rngs))
   params = {'kernel': jnp.asarray(DEEPSEEK['weights/gate.weight'].T)}
   choice, _ = jax.jit(lambda x: definition.bind(params)(x))(DEEPSEEK['x'])
   found = np.zeros_like(DEEPSEEK['scores'])
@@ -181,7 +181,7 @@ def test_the_gradient_goes_through_the_mean_gate_alone():
 
 def _router(**changes):
   config = unbalanced(**changes)
-  definition = define(lambda rngs: router.Router(config, ModelConfig(width=16), rngs=rngs))
+  definition = define(lambda rngs: router.Router(config, LMConfig(width=16), rngs=rngs))
   params = jax.tree.map(lambda p: inputs(*p.shape, seed=3), definition.abstract)
   return definition, params
 
@@ -238,7 +238,7 @@ def test_the_bias_evens_the_load_in_a_few_hundred_steps(by):
   definition = define(
     lambda rngs: router.Router(
       unbalanced(count=8, router=RouterConfig('sigmoid', top_k=2), balance=config),
-      ModelConfig(width=16),
+      LMConfig(width=16),
       rngs=rngs,
     )
   )

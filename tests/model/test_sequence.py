@@ -10,10 +10,16 @@ import numpy as np
 import pytest
 from mixtures import mixture
 from outcomes import paths
-from tiny import gated_model, large_params, linear, tiny_model, with_mixer
+from tiny import gated_model, large_params, linear, tiny_model, tiny_vit, with_mixer
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, DataConfig, MeshConfig, OptimConfig, TrainConfig
+from tokenformer_jax.config import (
+  AdamWConfig,
+  Config,
+  MeshConfig,
+  TextConfig,
+  TrainConfig,
+)
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
 
@@ -63,8 +69,8 @@ _LIKE = ('window', 'linear', 'shaped', 'shaped, window', 'gated units')
 def _config(model, documents: str = 'joined', on: MeshConfig = ONE) -> Config:
   return Config(
     model=model,
-    data=DataConfig(sequence_length=LENGTH, batch_size=4, documents=documents),
-    optim=OptimConfig(z_loss=1e-2),
+    data=TextConfig(sequence_length=LENGTH, batch_size=4, documents=documents),
+    optim=AdamWConfig(z_loss=1e-2),
     train=TrainConfig(loss_chunk=8),
     mesh=on,
     dtype='float32',
@@ -146,7 +152,7 @@ def test_every_mixer_sees_whole_rows(name, on):
       'config.mesh.sequence=4 splits rows; set it to 1, or take dispatch.kind=grouped',
     ),
     (
-      dataclasses.replace(tiny_model(), kind='vit'),
+      tiny_vit(),
       {},
       'a ViT of config.model sees the positions of an image in one piece, and '
       'config.mesh.sequence=4 splits rows; set it to 1, or take a language model',

@@ -14,6 +14,7 @@ from tokenformer_jax.config import (
   DenseConfig,
   LayerConfig,
   Layers,
+  LMConfig,
   MLPConfig,
   ModelConfig,
   NoPositionsConfig,
@@ -75,7 +76,7 @@ def _model(layer: LayerConfig, layers: int = 3, **sizes) -> ModelConfig:
     norm = 'affine' if layer.norm == 'none' else layer.norm
     variants = {'first': dataclasses.replace(layer, mixer=mixer, norm=norm)}
   pattern = f'first layer*{layers - 1}' if variants else f'layer*{layers}'
-  return ModelConfig(
+  return LMConfig(
     pattern=pattern,
     layer=layer,
     variants=Layers(variants),

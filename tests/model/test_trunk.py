@@ -14,7 +14,13 @@ from mixtures import of_rows
 from tiny import large_params, tiny_model
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, MeshConfig, OptimConfig, TrainConfig, choices
+from tokenformer_jax.config import (
+  AdamWConfig,
+  Config,
+  MeshConfig,
+  TrainConfig,
+  choices,
+)
 from tokenformer_jax.config.pattern import Repeat
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY
@@ -249,7 +255,7 @@ def _step(devices: int, parts: int = 1):
   """The state before and after a step, and its figures."""
   config = Config(
     model=third.MODEL,
-    optim=OptimConfig(accumulation_steps=parts, warmup_steps=1),
+    optim=AdamWConfig(accumulation_steps=parts, warmup_steps=1),
     train=TrainConfig(steps=10),
   )
   mesh = sharding.make_mesh(

@@ -6,7 +6,7 @@ import pytest
 import tiny_trained
 from tiny import tiny_model
 
-from tokenformer_jax.config import MLPConfig
+from tokenformer_jax.config import MLPConfig, ViTConfig
 from tokenformer_jax.report import looks
 
 TOKENS = ('query', 'key', 'value', 'proj', 'ffn')
@@ -37,7 +37,7 @@ def test_a_look_has_a_map_and_usage_of_every_part(changes, tmp_path):
 
 def test_there_is_nothing_to_look_into_without_a_checkpoint_or_in_a_classifier(tmp_path):
   meta = tiny_trained.trained().meta
-  model = dataclasses.replace(meta.config.model, kind='vit', channels=3, classes=10)
+  model = ViTConfig(channels=3, classes=10)
   config = dataclasses.replace(meta.config, model=model)
   assert not looks.can_look(None, tmp_path)
   assert not looks.can_look(dataclasses.replace(meta, config=config), tmp_path)

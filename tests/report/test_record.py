@@ -8,6 +8,7 @@ import pytest
 import written_runs
 from written_runs import CONFIG
 
+from tokenformer_jax.config import ImagesConfig, ViTConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.report import record
@@ -32,8 +33,8 @@ def test_steps_have_a_place_on_every_axis(tmp_path):
 
 
 def test_images_are_counted_as_images(tmp_path):
-  model = dataclasses.replace(CONFIG.model, kind='vit', channels=3, classes=10)
-  config = dataclasses.replace(CONFIG, model=model, data=dataclasses.replace(CONFIG.data))
+  model = ViTConfig(channels=3, classes=10)
+  config = dataclasses.replace(CONFIG, model=model, data=ImagesConfig(batch_size=16))
   run = written_runs.write(tmp_path / 'run', written_runs.falling(20), config)
   assert read(run).at('images', 20) == 20 * 16
   assert read(run).at('tokens', 20) is None

@@ -19,9 +19,10 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
   Config,
   GrowConfig,
+  LMConfig,
   MeshConfig,
-  ModelConfig,
   TrainConfig,
+  growth,
 )
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
@@ -86,9 +87,9 @@ def test_a_checkpoint_does_not_choose_where_programs_are_loaded_from(tmp_path):
 
 
 def test_a_checkpoint_says_how_its_model_came_to_be(tmp_path):
-  first = Ancestor('grow', '/runs/a', 10, ModelConfig(width=64), GrowConfig(), 9)
+  first = Ancestor('grow', '/runs/a', 10, LMConfig(width=64), GrowConfig(), 9)
   second = dataclasses.replace(
-    first, action='merge', source='/runs/b', grow=GrowConfig(method='duplicate', noise=0.5)
+    first, action='merge', source='/runs/b', grow=growth(method='duplicate', noise=0.5)
   )
   checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
   checkpoints.save(
@@ -352,8 +353,8 @@ def test_sources_that_are_none_are_named(tmp_path):
 
 
 def test_differences_name_every_key():
-  a = config_lib.with_token_counts(ModelConfig(width=64), {'qkv': 8})
-  b = config_lib.with_token_counts(ModelConfig(width=32), {'qkv': 9})
+  a = config_lib.with_token_counts(LMConfig(width=64), {'qkv': 8})
+  b = config_lib.with_token_counts(LMConfig(width=32), {'qkv': 9})
   assert list(config_lib.differences(a, b, 'model.')) == [
     ('model.width', 64, 32),
     ('model.layer.mixer.qkv.tokens', 8, 9),

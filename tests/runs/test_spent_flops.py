@@ -4,15 +4,22 @@ import dataclasses
 
 import pytest
 
-from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig, with_token_counts
+from tokenformer_jax.config import (
+  Config,
+  LMConfig,
+  ModelConfig,
+  TextConfig,
+  growth,
+  with_token_counts,
+)
 from tokenformer_jax.model.flops import step_flops
 from tokenformer_jax.runs import batches, spent_flops
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Batches, Meta
 
-SMALL = ModelConfig(vocab_size=64)
+SMALL = LMConfig(vocab_size=64)
 LARGE = with_token_counts(SMALL, {'qkv': 512, 'proj': 512, 'ffn': 1024})
 LARGEST = with_token_counts(SMALL, {'qkv': 1024, 'proj': 1024, 'ffn': 2048})
-DATA = DataConfig(batch_size=4, sequence_length=32)
+DATA = TextConfig(batch_size=4, sequence_length=32)
 
 
 def _config(model: ModelConfig, **data) -> Config:
@@ -20,7 +27,7 @@ def _config(model: ModelConfig, **data) -> Config:
 
 
 def _entry(model: ModelConfig, at: int, flops: float = 0, action: str = 'grow', **how):
-  return Ancestor(action, '/runs/a', at, model, GrowConfig(**how), at, flops=flops)
+  return Ancestor(action, '/runs/a', at, model, growth(**how), at, flops=flops)
 
 
 def _meta(lineage, config: Config, step: int) -> Meta:

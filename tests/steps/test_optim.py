@@ -10,11 +10,11 @@ import pytest
 from steady import OLD, STEADY
 from tiny import make_optimizer, tiny_model, tiny_vit
 
-from tokenformer_jax.config import OptimConfig
+from tokenformer_jax.config import AdamWConfig, OptimConfig
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.models import define
 from tokenformer_jax.model.params import ParamInfo, Role
-from tokenformer_jax.steps.entries import LastGrowth
+from tokenformer_jax.steps.entries import LastGrowth, old_entries
 from tokenformer_jax.steps.optim import decay_mask
 
 PEAK, WARMUP, STEPS = 6e-4, 10, 110
@@ -76,7 +76,7 @@ def _adamw(config: OptimConfig, params: dict, gradients: list[dict]) -> dict:
   ],
 )
 def test_updates_are_those_of_adamw(changes):
-  config = OptimConfig(
+  config = AdamWConfig(
     learning_rate=0.01, warmup_steps=0, schedule='constant', beta1=0.8, beta2=0.9, **changes
   )
   rng = np.random.default_rng(0)
@@ -105,7 +105,7 @@ def test_updates_are_those_of_adamw(changes):
 
 KEYS = _info(('layers', 'param_tokens', 'width'), Role.KEY)
 GROWN_INFO = {'keys': dataclasses.replace(KEYS, groups=(5,)), **INFO}
-GROWTH = LastGrowth(updates=1000, old_tokens={'keys': OLD, 'kernel': 0, 'bias': 0})
+GROWTH = LastGrowth(1000, old_entries(GROWN_INFO, {'keys': OLD, 'kernel': 0, 'bias': 0}))
 
 
 def _normal(seed: int) -> dict:
@@ -134,7 +134,7 @@ def _after(tx, params: dict, updates: int):
 
 def _updates(growth: LastGrowth | None = GROWTH, update: int = 1, **changes) -> dict:
   """The update that comes as number `update` after the growth, from the same moments."""
-  tx = make_optimizer(OptimConfig(**{**STEADY, **changes}), 10**6, GROWN_INFO, growth)
+  tx = make_optimizer(AdamWConfig(**{**STEADY, **changes}), 10**6, GROWN_INFO, growth)
 
   @jax.jit
   def updates(gradient, params):
@@ -182,7 +182,7 @@ def test_new_tokens_warm_up(update, factor):
 def test_new_tokens_are_corrected_as_by_a_fresh_adam():
   """Old moments are those of Adam after 1000 updates; new ones are zero."""
   got = _updates(new_token_correction=True, weight_decay=0.0, clip_norm=0.0)
-  fresh = make_optimizer(OptimConfig(**STEADY, weight_decay=0.0, clip_norm=0.0), 10**6, GROWN_INFO)
+  fresh = make_optimizer(AdamWConfig(**STEADY, weight_decay=0.0, clip_norm=0.0), 10**6, GROWN_INFO)
   want = _first_update(fresh, _normal(1), _normal(0))
   np.testing.assert_allclose(
     got['keys'][:, OLD:], want['keys'][:, OLD:], rtol=1e-4, err_msg='not the first step of Adam'
@@ -211,7 +211,7 @@ def test_new_tokens_are_corrected_once_wherever_the_counts_stand(of_adam, of_sch
   """With zero moments the first update of a new token is the first one of Adam, whose size is 1."""
   growth = dataclasses.replace(GROWTH, updates=of_schedule)
   settings = {**STEADY, 'weight_decay': 0.0, 'clip_norm': 0.0, 'new_token_correction': True}
-  tx = make_optimizer(OptimConfig(**settings), 10**6, GROWN_INFO, growth)
+  tx = make_optimizer(AdamWConfig(**settings), 10**6, GROWN_INFO, growth)
 
   def at_the_growth(part):
     if isinstance(part, optax.ScaleByAdamState):
@@ -240,7 +240,7 @@ def test_new_tokens_are_corrected_once_wherever_the_counts_stand(of_adam, of_sch
 def _frozen(steps: int = 3, **changes):
   """Parameters and optimizer state before and after some steps with old tokens frozen."""
   tx = make_optimizer(
-    OptimConfig(**{**STEADY, **changes}, old_tokens='freeze'), 10**6, GROWN_INFO, GROWTH
+    AdamWConfig(**{**STEADY, **changes}, old_tokens='freeze'), 10**6, GROWN_INFO, GROWTH
   )
   params = _normal(0)
   state = _after(tx, params, GROWTH.updates)
@@ -279,8 +279,8 @@ def test_arrays_with_an_update_of_their_own_are_old_or_new_as_well(old_tokens, f
   balance = _info(('layers', 'routes'), Role.BALANCE)
   how = {'depth': (1, 2), 'own_update': lambda excess: -0.5 * excess}
   info = {'bias': dataclasses.replace(balance, **how)}
-  growth = LastGrowth(0, {'bias': 0}, new_layers=(2,), old_experts={'bias': 3})
-  config = OptimConfig(**STEADY, old_tokens=old_tokens)
+  growth = LastGrowth(0, old_entries(info, {'bias': 0}, (2,), {'bias': 3}))
+  config = AdamWConfig(**STEADY, old_tokens=old_tokens)
   tx = make_optimizer(config, 10, info, growth)
   excess = {'bias': jnp.arange(1.0, 11).reshape(2, 5)}
   got, _ = jax.jit(tx.update)(excess, tx.init(excess), excess)
@@ -293,7 +293,7 @@ def test_clipping_sees_new_tokens_only_when_the_others_are_frozen(clip_norm):
   """New tokens move as in an optimizer that has nothing else."""
   (params, _), (got, _) = _frozen(clip_norm=clip_norm)
   tx = make_optimizer(
-    OptimConfig(**STEADY, clip_norm=clip_norm), 10**6, {'keys': GROWN_INFO['keys']}
+    AdamWConfig(**STEADY, clip_norm=clip_norm), 10**6, {'keys': GROWN_INFO['keys']}
   )
   alone = {'keys': params['keys'][:, OLD:]}
   zero = jax.tree.map(np.zeros_like, alone)
@@ -316,8 +316,8 @@ def test_clipping_sees_new_tokens_only_when_the_others_are_frozen(clip_norm):
 
 @pytest.mark.parametrize('setting', [{}, {'old_tokens': 'freeze'}, {'new_token_correction': True}])
 def test_the_state_has_one_structure(setting):
-  plain = make_optimizer(OptimConfig(), 10, GROWN_INFO).init(_normal(0))
-  grown = make_optimizer(OptimConfig(**setting), 10, GROWN_INFO, GROWTH)
+  plain = make_optimizer(AdamWConfig(), 10, GROWN_INFO).init(_normal(0))
+  grown = make_optimizer(AdamWConfig(**setting), 10, GROWN_INFO, GROWTH)
   state = grown.init(_normal(0))
   _, after = jax.eval_shape(grown.update, _normal(1), state, _normal(0))
   assert jax.tree.structure(state) == jax.tree.structure(plain), 'a checkpoint cannot be read'
@@ -340,7 +340,7 @@ def test_lower_blocks_learn_slower_by_one_factor_each(model):
   definition = define(model)
   params = jax.tree.map(lambda p: np.ones(p.shape, np.float32), definition.abstract)
   plain, decayed = (
-    make_optimizer(OptimConfig(layer_decay=decay), STEPS, definition.info) for decay in (1.0, 0.5)
+    make_optimizer(AdamWConfig(layer_decay=decay), STEPS, definition.info) for decay in (1.0, 0.5)
   )
   want, got = (_first_update(tx, params, params) for tx in (plain, decayed))
   factors = jax.tree.map(lambda a, b: np.asarray(a) / np.asarray(b), got, want)
@@ -369,7 +369,7 @@ def test_layers_of_several_groups_count_as_one_trunk():
   shapes = {**stacked, 'embedding': (5, 3), 'head': (5, 3)}
   params = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
   plain, decayed = (
-    make_optimizer(OptimConfig(layer_decay=decay), STEPS, info) for decay in (1.0, 0.5)
+    make_optimizer(AdamWConfig(layer_decay=decay), STEPS, info) for decay in (1.0, 0.5)
   )
   want, got = (_first_update(tx, params, params) for tx in (plain, decayed))
   factors = {name: np.asarray(got[name]) / np.asarray(want[name]) for name in shapes}

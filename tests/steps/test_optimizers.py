@@ -11,7 +11,7 @@ from outcomes import paths
 from steady import OLD, STEADY
 from tiny import make_optimizer, tiny_model
 
-from tokenformer_jax.config import OptimConfig
+from tokenformer_jax.config import OPTIMIZERS, OptimConfig
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import ParamInfo, Role
 from tokenformer_jax.steps import entries, optimizers, statistics
@@ -39,7 +39,8 @@ SHAPES = {
   'embedding': (6, 3),
   'gain': (3,),
 }
-GROWTH = LastGrowth(100, {name: OLD * (name in ('keys', 'values')) for name in SHAPES})
+OLD_TOKENS = {name: OLD * (name in ('keys', 'values')) for name in SHAPES}
+GROWTH = LastGrowth(100, entries.old_entries(INFO, OLD_TOKENS))
 
 
 def _draw(seed: int) -> dict:
@@ -51,7 +52,7 @@ def _scaled(name: str, gradients: list[dict], **changes) -> dict:
   """The last update that the optimizer makes of some gradients, before decay and rate."""
   info = {key: INFO[key] for key in gradients[0]}
   none = jax.tree.map(entries.hidden_tokens, info)
-  tx = optimizers.scale(OptimConfig(name=name, **changes), info, none)
+  tx = optimizers.scale(OPTIMIZERS[name](**changes), info, none)
   state, update = jax.jit(tx.init)(gradients[0]), jax.jit(tx.update)
   for gradient in gradients:
     updates, state = update(gradient, state, gradient)
@@ -88,9 +89,9 @@ def _part(tree: dict, where: slice) -> dict:
 def test_muon_moves_a_group_as_if_it_were_alone(where):
   """Also with moments, which the other group has as well."""
   hidden = jax.tree.map(entries.hidden_tokens, GROUPED)
-  tx = optimizers.scale(OptimConfig(name='muon'), GROUPED, hidden)
+  tx = optimizers.scale(OPTIMIZERS['muon'](), GROUPED, hidden)
   alone = {key: INFO[key] for key in ('keys', 'values')}
-  other = optimizers.scale(OptimConfig(name='muon'), alone, {key: (0,) for key in alone})
+  other = optimizers.scale(OPTIMIZERS['muon'](), alone, {key: (0,) for key in alone})
   state, state_alone = tx.init(_draw(0)), other.init(_part(_draw(0), where))
   update, update_alone = jax.jit(tx.update), jax.jit(other.update)
   for seed in (1, 2, 3):
@@ -107,8 +108,8 @@ def test_muon_moves_a_group_as_if_it_were_alone(where):
   [((), 0, (0, 0)), ((), 2, (2, 0)), ((), 5, (3, 2)), ((2,), 0, (0, 4)), ((1,), 4, (3, 1))],
 )
 def test_hidden_tokens_are_counted_by_group(frozen, old, hidden):
-  growth = LastGrowth(100, {name: old for name in GROUPED})
-  trees = entries.old_entries(GROUPED, growth), entries.group_entries(GROUPED, frozen)
+  counts = dict.fromkeys(GROUPED, old)
+  trees = entries.old_entries(GROUPED, counts), entries.group_entries(GROUPED, frozen)
   counts = jax.tree.map(entries.hidden_tokens, GROUPED, *trees)
   assert counts['keys'] == hidden
   assert counts['kernel'] == ()
@@ -133,7 +134,7 @@ def test_muon_leaves_the_rest_to_adam():
 @pytest.mark.parametrize('changes', [{'tied_head': False}, {'dense': True, 'bias': True}])
 def test_muon_has_the_matrices_of_layers(changes):
   definition = define_lm(tiny_model(**changes))
-  tx = make_optimizer(OptimConfig(name='muon'), 10, definition.info)
+  tx = make_optimizer(OPTIMIZERS['muon'](), 10, definition.info)
   ((_, parts), *_) = jax.eval_shape(tx.init, definition.abstract)
   by_muon = set(paths_of(parts.inner_states['muon'].inner_state.mu))
   by_adam = set(paths_of(parts.inner_states['adam'].inner_state.mu))
@@ -190,7 +191,7 @@ def _trained(tx, params: dict):
 
 
 def _config(name: str, **changes) -> OptimConfig:
-  return OptimConfig(**{'name': name, **STEADY, **changes})
+  return OPTIMIZERS[name](**{**STEADY, **changes})
 
 
 @EACH
@@ -270,8 +271,9 @@ def test_a_new_layer_moves_as_if_the_old_one_were_not_there(name):
 
   alone = {key: dataclasses.replace(INFO[key], depth=(1,)) for key in counts}
   want = updates(make_optimizer(config, 10, alone), slice(1, None))
-  growth = LastGrowth(100, counts, new_layers=(2,))
-  got = updates(make_optimizer(config, 10, {k: INFO[k] for k in counts}, growth))
+  info = {key: INFO[key] for key in counts}
+  growth = LastGrowth(100, entries.old_entries(info, counts, (2,)))
+  got = updates(make_optimizer(config, 10, info, growth))
   for key, old in counts.items():
     np.testing.assert_allclose(
       got[key][1:], want[key], rtol=1e-4, atol=1e-7, err_msg=f'{name}: {key} of the new layer'

@@ -3,23 +3,24 @@
 import numpy as np
 import pytest
 
-from tokenformer_jax.config import OptimConfig, choices
+from tokenformer_jax.config import AdamWConfig, CosineSchedule, OptimConfig, choices
 from tokenformer_jax.steps import schedules
 from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.steps.schedules import learning_rate, schedule
 
 PEAK, WARMUP, STEPS = 6e-4, 10, 110
-GROWTH = LastGrowth(updates=60, old_tokens={})
+GROWTH = LastGrowth(updates=60, old={})
 
 
-def _config(name: str, **changes) -> OptimConfig:
-  return OptimConfig(
-    learning_rate=PEAK, warmup_steps=WARMUP, schedule=name, final_fraction=0.1, **changes
+def _config(name: str, restart: str = '', **keys) -> OptimConfig:
+  schedule = {'kind': name, **keys}
+  return AdamWConfig(
+    learning_rate=PEAK, warmup_steps=WARMUP, schedule=schedule, restart_schedule=restart
   )
 
 
 def _rate(update: int, **changes) -> float:
-  config = OptimConfig(learning_rate=PEAK, warmup_steps=WARMUP, **changes)
+  config = AdamWConfig(learning_rate=PEAK, warmup_steps=WARMUP, **changes)
   return float(learning_rate(config, STEPS)(update))
 
 
@@ -37,11 +38,13 @@ def _rate(update: int, **changes) -> float:
   ],
 )
 def test_cosine_falls_from_the_peak_to_its_floor(update, rate, meaning):
-  np.testing.assert_allclose(_rate(update, final_fraction=0.1), rate, rtol=1e-5, err_msg=meaning)
+  np.testing.assert_allclose(_rate(update), rate, rtol=1e-5, err_msg=meaning)
 
 
 def test_cosine_reaches_a_floor_of_zero():
-  assert abs(_rate(STEPS, final_fraction=0.0)) < 1e-9, 'a floor of 0 is not reached'
+  assert abs(_rate(STEPS, schedule=CosineSchedule(final_fraction=0.0))) < 1e-9, (
+    'a floor of 0 is not reached'
+  )
 
 
 @pytest.mark.parametrize(('update', 'rate'), [(0, PEAK / WARMUP), (WARMUP, PEAK), (STEPS, PEAK)])
@@ -53,14 +56,14 @@ def test_constant_keeps_the_peak_after_the_warmup(update, rate):
 @pytest.mark.parametrize('kind', ['cosine', 'constant'])
 @pytest.mark.parametrize('warmup', [0, 1])
 def test_without_a_warmup_the_first_update_has_the_peak(kind, warmup):
-  config = OptimConfig(learning_rate=PEAK, warmup_steps=warmup, schedule=kind)
+  config = AdamWConfig(learning_rate=PEAK, warmup_steps=warmup, schedule=kind)
   got = float(learning_rate(config, STEPS)(0))
   np.testing.assert_allclose(got, PEAK, rtol=1e-5, err_msg='something is warmed up')
 
 
 @pytest.mark.parametrize('steps', [1, WARMUP])
 def test_a_run_that_ends_in_its_warmup_has_the_same_warmup(steps):
-  config = OptimConfig(learning_rate=PEAK, warmup_steps=WARMUP)
+  config = AdamWConfig(learning_rate=PEAK, warmup_steps=WARMUP)
   got = float(learning_rate(config, steps)(steps - 1))
   np.testing.assert_allclose(
     got, steps / WARMUP * PEAK, rtol=1e-5, err_msg='the warm-up depends on the end of the run'
@@ -113,7 +116,7 @@ def test_wsd_begins_its_decay_at_decay_from_or_by_its_share(decay_from, share, b
   ],
 )
 def test_a_growth_in_a_stable_phase_needs_no_warmup(name, restart, start):
-  config = _config(name, restart_schedule=restart)
+  config = _config(name, restart)
   got, want = schedule(config, STEPS, GROWTH), learning_rate(config, STEPS, start)
   for update in (60, 65, 80, 109):
     assert float(got(update)) == float(want(update)), f'the rate of update {update}'
@@ -121,7 +124,7 @@ def test_a_growth_in_a_stable_phase_needs_no_warmup(name, restart, start):
 
 @pytest.mark.parametrize('update', [0, 4, WARMUP, 60, STEPS])
 def test_a_schedule_that_starts_later_is_shifted(update):
-  config = OptimConfig(learning_rate=PEAK, warmup_steps=WARMUP)
+  config = AdamWConfig(learning_rate=PEAK, warmup_steps=WARMUP)
   later = learning_rate(config, STEPS + 1000, start=1000)
   np.testing.assert_allclose(
     later(update + 1000), learning_rate(config, STEPS)(update), rtol=1e-5, err_msg='not shifted'
@@ -130,8 +133,8 @@ def test_a_schedule_that_starts_later_is_shifted(update):
 
 @pytest.mark.parametrize(('restart', 'start'), [('', 1000), ('yes', 1000), ('no', 0)])
 def test_the_schedule_restarts_at_the_growth_if_asked(restart, start):
-  growth = LastGrowth(updates=1000, old_tokens={})
-  config = OptimConfig(learning_rate=PEAK, warmup_steps=WARMUP, restart_schedule=restart)
+  growth = LastGrowth(updates=1000, old={})
+  config = AdamWConfig(learning_rate=PEAK, warmup_steps=WARMUP, restart_schedule=restart)
   got, want = schedule(config, 2000, growth), learning_rate(config, 2000, start)
   for update in (1000, 1005, 1500, 2000):
     assert float(got(update)) == float(want(update)), f'the rate of update {update}'
@@ -141,4 +144,4 @@ def test_the_schedule_restarts_at_the_growth_if_asked(restart, start):
 
 
 def test_every_schedule_of_the_config_has_a_function():
-  assert set(schedules.SCHEDULES) == set(choices('optim.schedule'))
+  assert set(schedules.SCHEDULES) == set(choices('optim.schedule.kind'))

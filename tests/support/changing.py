@@ -8,15 +8,8 @@ from tokenformer_jax.errors import UserError
 
 def resolved(**changes) -> config_lib.Config:
   """The defaults with changes, two underscores for a dot, resolved."""
-  values = config_lib.defaults()
-  with values.ignore_type():
-    for path, value in changes.items():
-      *groups, last = path.split('__')
-      group = values
-      for name in groups:
-        group = group[name]
-      group[last] = value
-  return config_lib.resolve(values)
+  dotted = {path.replace('__', '.'): value for path, value in changes.items()}
+  return config_lib.resolve(config_lib.from_dotted(dotted))
 
 
 def refusal(**changes) -> str:

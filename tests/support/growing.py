@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from outcomes import paths
 from tiny import COUNTS, make_optimizer
 
-from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, OptimConfig
+from tokenformer_jax.config import AdamWConfig, GrowConfig, MeshConfig, ModelConfig, OptimConfig
 from tokenformer_jax.grow import apply, merging, plan
 from tokenformer_jax.grow.steps.step import Step
 from tokenformer_jax.model.lm import Execution, define_lm
@@ -28,7 +28,7 @@ SMALL = COUNTS
 DOUBLE = {name: 2 * count for name, count in SMALL.items()}
 # The counters of state_of: two steps were skipped.
 STEP, UPDATES = 20, 18
-PLAIN, KEEP = OptimConfig(), GrowConfig()
+PLAIN, KEEP = AdamWConfig(), GrowConfig()
 
 
 def by_name(qkv: int, proj: int, ffn: int) -> dict[str, int]:

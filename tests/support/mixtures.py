@@ -11,6 +11,7 @@ from tiny import tiny_model
 from tokenformer_jax.config import (
   CapacityConfig,
   ExpertsConfig,
+  LMConfig,
   LossBalanceConfig,
   MLPConfig,
   ModelConfig,
@@ -47,7 +48,7 @@ KINDS = {
 
 def layer(config: ExpertsConfig, width: int = 16) -> Definition:
   """Return routed experts alone, as a feed-forward part."""
-  model = ModelConfig(width=width)
+  model = LMConfig(width=width)
   return define(lambda rngs: feed_forward(config, model, execution=DEFAULT, rngs=rngs))
 
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import DataConfig, TextConfig
 
 
 def write(path: Path, count: int, kind: str = '') -> str:
@@ -16,7 +16,7 @@ def write(path: Path, count: int, kind: str = '') -> str:
 
 def config(cache: Path, batch_size: int, sequence_length: int, **changes) -> DataConfig:
   """Return the config of a run whose tokens are bytes; `changes` name its text."""
-  return DataConfig(
+  return TextConfig(
     tokenizer='bytes',
     batch_size=batch_size,
     sequence_length=sequence_length,

@@ -12,13 +12,16 @@ import numpy as np
 from tokenformer_jax import config
 from tokenformer_jax.config import (
   DenseConfig,
+  LMConfig,
   MLPConfig,
   ModelConfig,
   NoPositionsConfig,
   PattentionConfig,
   RotaryConfig,
+  ViTConfig,
 )
 from tokenformer_jax.config.pattention import SCORES
+from tokenformer_jax.config.section import field_types
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
@@ -86,21 +89,21 @@ def tiny_model(
     ffn=parts['ffn'],
     norm=norm,
   )
-  sizes = {'width': 32, 'vocab_size': 64, 'max_length': 128, 'layer': layer}
-  return ModelConfig(**{'pattern': f'layer*{layers}', **sizes, **changes})
+  sizes: dict[str, Any] = {'width': 32, 'vocab_size': 64, 'max_length': 128, 'layer': layer}
+  cls = changes.pop('kind', LMConfig)
+  sizes = {name: value for name, value in sizes.items() if name in field_types(cls)}
+  return cls(**{'pattern': f'layer*{layers}', **sizes, **changes})
 
 
 def tiny_vit(**changes: Any) -> ModelConfig:
   """Return two layers of width 32 for grey images of 8 × 8 pixels, 4 patches, and ten classes."""
   sizes = {
-    'kind': 'vit',
+    'kind': ViTConfig,
     'rotary': 0,
     'position_embedding': 'sincos',
     'patch': 4,
     'channels': 1,
     'classes': 10,
-    'tied_head': False,
-    'vocab_size': 0,
     'max_length': 4 if changes.get('position_embedding') == 'learned' else 0,
   }
   return tiny_model(**{**sizes, **changes})

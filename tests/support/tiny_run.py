@@ -57,9 +57,9 @@ def _resolved(base, changes) -> config_lib.Config:
 
 VIT = {
   'model.kind': 'vit',
+  'data.kind': 'images',
   'model.position_embedding': 'sincos',
   'model.layer.mixer.positions.kind': 'none',
-  'model.tied_head': False,
   'model.patch': 4,
   'model.pattern': 'layer*2',
   'model.width': 32,

@@ -5,12 +5,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tokenformer_jax.config import Config, DataConfig, ModelConfig, TrainConfig
+from tokenformer_jax.config import (
+  Config,
+  LMConfig,
+  TextConfig,
+  TrainConfig,
+)
 from tokenformer_jax.runs import saved_config
 
 CONFIG = Config(
-  model=ModelConfig(vocab_size=4096),
-  data=DataConfig(batch_size=16, sequence_length=256),
+  model=LMConfig(vocab_size=4096),
+  data=TextConfig(batch_size=16, sequence_length=256),
   train=TrainConfig(steps=100),
 )
 

@@ -20,9 +20,8 @@ from tokenformer_jax import tasks
 from tokenformer_jax.config import (
   CapacityConfig,
   Config,
-  DataConfig,
+  ImagesConfig,
   InitConfig,
-  OptimConfig,
   RouterConfig,
 )
 from tokenformer_jax.data.order import Position
@@ -42,10 +41,9 @@ BATCH = {
 }
 
 
-def _task(**optim) -> image_task.ImageTask:
-  return tasks.make(
-    Config(model=tiny_vit(), data=DataConfig(image_size=8), optim=OptimConfig(**optim))
-  )
+def _task(drop_path: float = 0.0, **data) -> image_task.ImageTask:
+  model = tiny_vit(drop_path=drop_path)
+  return tasks.make(Config(model=model, data=ImagesConfig(image_size=8, **data)))
 
 
 def _params(task):
@@ -100,7 +98,7 @@ def test_experts_of_a_vit_have_the_capacity_and_the_jitter_of_training():
   ffn = unbalanced(dispatch=few, router=RouterConfig(jitter=0.3))
   model = tiny_vit(layers=1)
   model = dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
-  task = tasks.make(Config(model=model, data=DataConfig(image_size=8)))
+  task = tasks.make(Config(model=model, data=ImagesConfig(image_size=8)))
   params, loss = _params(task), jax.jit(task.loss)
   one, again, other = (reported(loss(params, BATCH, jax.random.key(s))[1]) for s in (0, 0, 1))
   assert one['loss'] == again['loss'] != other['loss'], 'the router has no key of its own'
@@ -163,8 +161,8 @@ def folder(tmp_path):
   broken.write_bytes(broken.read_bytes()[:-400])
 
   def task(**data):
-    values = config_lib.defaults()
-    values.model.update(kind='vit', position_embedding='sincos', tied_head=False, patch=4)
+    values = config_lib.defaults(model='vit', data='images')
+    values.model.update(position_embedding='sincos', patch=4)
     values.model.pattern, values.model.layer.mixer.positions.kind = 'layer', 'none'
     values.data.update(source=source, image_size=8, batch_size=12, prefetch=1, **data)
     made = tasks.make(sizes.fill_in(config_lib.resolve(values)))

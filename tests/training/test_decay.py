@@ -104,7 +104,7 @@ def test_a_decay_does_not_begin_in_the_warmup_after_a_growth(make, tmp_path, one
     ({'optim__schedule': 'constant'}, 'schedule=constant has no decay of its own; set config.opt'),
     ({'train__steps': 8}, 'the run ends at train.steps=8; raise train.steps'),
     ({'optim__warmup_steps': 9}, 'inside the warm-up of optim.warmup_steps=9; set it to 9 or more'),
-    ({'optim__decay_share': 0.5}, 'decay_share is 0.5, which both say where the decay begins'),
+    ({'optim__schedule__decay_share': 0.5}, 'which both say where the decay begins'),
   ],
 )
 def test_a_decay_that_does_not_fit_the_run_is_refused(make, changes, said):

@@ -14,12 +14,12 @@ from tiny_run import vit_config
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import (
+  OPTIMIZERS,
   BiasBalanceConfig,
   CapacityConfig,
   Config,
-  DataConfig,
   MeshConfig,
-  OptimConfig,
+  TextConfig,
   TrainConfig,
 )
 from tokenformer_jax.parallel import sharding
@@ -50,8 +50,8 @@ def _steps(name: str, mesh: MeshConfig, steps: int, optimizer: str = 'adamw', pa
   rate = {'lion': 3e-4}.get(optimizer, 3e-3)
   config = Config(
     model=mixture((CASES | SHARED_PLACES)[name], tokens={'qkv': 32, 'proj': 32}),
-    data=DataConfig(batch_size=16, sequence_length=16),
-    optim=OptimConfig(name=optimizer, learning_rate=rate, warmup_steps=0, accumulation_steps=parts),
+    data=TextConfig(batch_size=16, sequence_length=16),
+    optim=OPTIMIZERS[optimizer](learning_rate=rate, warmup_steps=0, accumulation_steps=parts),
     train=TrainConfig(steps=100),
     mesh=mesh,
   )

@@ -14,7 +14,13 @@ from tiny import tiny_model
 from trainers import trainer
 
 from tokenformer_jax import grow, tasks
-from tokenformer_jax.config import Config, GrowConfig, MeshConfig, OptimConfig, TrainConfig
+from tokenformer_jax.config import (
+  OPTIMIZERS,
+  Config,
+  GrowConfig,
+  MeshConfig,
+  TrainConfig,
+)
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
@@ -33,7 +39,7 @@ KEPT = {'train__keep_checkpoints': 9, 'train__log_every': 1}
 
 def _changes(name: str, **changes) -> dict:
   return {
-    'optim__name': name,
+    'optim__kind': name,
     'optim__learning_rate': RATES[name],
     'optim__schedule': 'wsd',
     **KEPT,
@@ -55,7 +61,7 @@ def test_a_run_learns_resumes_and_grows(name, make, tmp_path, one_device):
   before = losses(tmp_path / 'run', 'eval/loss')[20]
   for method, scale in (('zero_keys', 'keep'), ('duplicate', 'resize')):
     target = tmp_path / method
-    grown = make(**_changes(name, train__steps=26, grow__method=method, **LARGER))
+    grown = make(**_changes(name, train__steps=26, grow__method__kind=method, **LARGER))
     loop.train(dataclasses.replace(grown, init_from=str(tmp_path / 'run')), target)
     evaluated = losses(target, 'eval/loss')
     assert evaluated[20] == pytest.approx(before, rel=1e-5), f'{method} by {scale} is not exact'
@@ -82,12 +88,12 @@ def trained(source, tmp_path_factory):
 
 
 def test_another_optimizer_cannot_go_on_with_a_run(make, one_device, tmp_path, trained):
-  config = make(train__steps=8, optim__name='lion')
+  config = make(train__steps=8, optim__kind='lion')
   shutil.copytree(trained[0], tmp_path / 'run')
   with pytest.raises(UserError) as error:
     trainer(config, tmp_path / 'run')
   assert str(error.value).startswith(
-    'config.optim.name is lion, but the checkpoint of step 5 in this work directory was trained '
+    'config.optim.kind is lion, but the checkpoint of step 5 in this work directory was trained '
     'with adamw, whose statistics mean nothing to lion; set it to adamw, or start another run'
   )
   with pytest.raises(UserError, match=r'or set config\.grow\.moments=drop, with which the new one'):
@@ -95,7 +101,7 @@ def test_another_optimizer_cannot_go_on_with_a_run(make, one_device, tmp_path, t
 
 
 def test_another_optimizer_begins_with_empty_statistics(make, one_device, tmp_path, trained):
-  config = make(train__steps=8, optim__name='lion', grow__moments='drop', **LARGER)
+  config = make(train__steps=8, optim__kind='lion', grow__moments='drop', **LARGER)
   run = trainer(dataclasses.replace(config, init_from=str(trained[0])), tmp_path / 'run')
   with jax.set_mesh(run.mesh):
     state, step = run.first_state()
@@ -116,7 +122,7 @@ def _after_steps(name: str, on: MeshConfig, groups: int = 1) -> dict:
     model = grow.grown_model(model, counts, GrowConfig())
   config = Config(
     model=model,
-    optim=OptimConfig(name=name, learning_rate=1e-3, warmup_steps=0),
+    optim=OPTIMIZERS[name](learning_rate=1e-3, warmup_steps=0),
     train=TrainConfig(steps=10),
     mesh=on,
   )

@@ -6,10 +6,10 @@ import types
 import pytest
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.config import growth
 from tokenformer_jax.training import sizes
 
-SOURCE = config_lib.with_references(config_lib.ModelConfig())
+SOURCE = config_lib.with_references(config_lib.LMConfig())
 TOKENS = SOURCE.layer.ffn.tokens
 LARGER = 3 * TOKENS
 
@@ -18,7 +18,7 @@ def grown_ffn(method='group', model=SOURCE, **changes):
   """Returns the feed-forward part of a run that begins from a source with filled-in sizes."""
   ffn = dataclasses.replace(model.layer.ffn, tokens=LARGER, **changes)
   larger = dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
-  config = config_lib.Config(model=larger, grow=GrowConfig(method=method))
+  config = config_lib.Config(model=larger, grow=growth(method=method))
   return sizes.with_references(
     config, types.SimpleNamespace(model=SOURCE, own=None)
   ).model.layer.ffn
@@ -46,7 +46,7 @@ def test_without_a_group_the_scale_stays():
 
 
 def test_lengths_in_examples_count_a_shorter_sequence_as_its_part():
-  data = config_lib.DataConfig(
+  data = config_lib.TextConfig(
     sequence_length=32, sequence_length_by_step='0:8 10:32', batch_size_by_step='0:16 10:8'
   )
   # 4 sequences a step up to step 10, then 8.
@@ -59,7 +59,7 @@ def test_lengths_in_examples_count_a_shorter_sequence_as_its_part():
 
 def test_a_run_resumed_at_a_change_ends_at_the_step_of_an_unbroken_one():
   """At step 3, 9 quarters of a sequence are seen, and the three that are left are left out."""
-  data = config_lib.DataConfig(
+  data = config_lib.TextConfig(
     sequence_length=32, sequence_length_by_step='0:8 3:32', batch_size_by_step='0:3 3:1'
   )
   for examples in (2.3, 3, 3.5, 4, 7):

@@ -115,7 +115,7 @@ def test_a_run_resumed_at_any_step_has_the_batches_of_an_unbroken_one(
 ):
   config, source = staged(texts), whole
   if varying:
-    weights = {'a': {'weight_by_step': '0:0 14:1'}, 'b': {'weight_by_step': '0:1 14:0'}}
+    weights = {'a': {'weight_by_step': '0:0.25 7:1'}, 'b': {'weight_by_step': '0:0.75 7:0'}}
     config = staged(texts, weights, data__batch_size_by_step=f'0:32 {CHANGE}:4')
     loop.train(config, tmp_path / 'varying')
     source = (tmp_path / 'varying',)

@@ -22,10 +22,10 @@ from tokenformer_jax.training import loop, sizes
 # What a step draws at random is drawn in every test here.
 RANDOM = {
   'data__crop_area': 0.5,
-  'optim__mixup': 0.8,
-  'optim__cutmix': 1.0,
-  'optim__drop_path': 0.2,
-  'optim__label_smoothing': 0.1,
+  'data__mixup': 0.8,
+  'data__cutmix': 1.0,
+  'model__drop_path': 0.2,
+  'data__label_smoothing': 0.1,
 }
 SLOW = pytest.mark.slow
 

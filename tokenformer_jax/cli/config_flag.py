@@ -46,7 +46,7 @@ def check_left_out(keys: Mapping[str, str]) -> None:
     UserError: one does.
   """
   for key, why in keys.items():
-    if key in overrides:
+    if {key, f'{key}.kind'} & overrides.keys():
       raise UserError(f'--config.{key} has no effect here, because {why}; leave it out')
 
 

@@ -1,37 +1,44 @@
 """List a config's keys for `--help`, from the descriptions in their fields."""
 
+import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from tokenformer_jax.cli import help_text
-from tokenformer_jax.config import scope
+from tokenformer_jax.config.data import SourceConfig, Sources, TextConfig
 from tokenformer_jax.config.run import Config
-from tokenformer_jax.config.section import Key, Leaf
-from tokenformer_jax.config.section import leaves as leaves_of
-from tokenformer_jax.config.sections import DataConfig, SourceConfig, Sources
+from tokenformer_jax.config.section import (
+  Key,
+  Leaf,
+  field_types,
+  kinds_of,
+  leaves,
+  leaves_of_kinds,
+)
 
-_WIDEST = 48  # columns of a key and its default
-_SCOPES = """\
-[lm], [vit]: for this model.kind only. [KEY=VALUE]: for this value of another key of the group only.
-Other marks: for this kind of the group only. A layer model.variants.NAME has the keys of
-model.layer."""
+_WIDEST = 42  # columns of a key and its default
+_NOTE = """\
+KEY.kind is a section of several kinds; --help=model.layer.mixer lists the keys of the default one,
+and --help=model.layer.mixer.linear those of another one. A layer model.variants.NAME has the keys
+of model.layer."""
 
-_SHOWN = Config(data=DataConfig(mixture=Sources({'NAME': SourceConfig()})))
+_SHOWN = Config(data=TextConfig(mixture=Sources({'NAME': SourceConfig()})))
 
 
 def render(word: str = '') -> str:
-  """Return the keys as lines of text, each with its default, scope, choices and meaning.
+  """Return the keys as lines of text, each with its default, choices and meaning.
 
-  `word` is a group such as `optim` or `model.layer.mixer`, or else a word in the paths, choices or
-  meanings of keys, to list these alone; empty: all. The text is empty if no key has the word.
+  `word` is a section such as `optim`, perhaps with a kind at its end as in `model.layer.ffn.mlp`,
+  or else a word in the paths, choices or meanings of keys, to list these alone; empty: all. The
+  text is empty if no key has the word.
   """
-  leaves = _selected(word.lower())
-  if not leaves:
+  selected = _section_leaves(word.lower()) or _leaves_with(word.lower())
+  if not selected:
     return ''
-  paragraphs = [_SCOPES]
-  seen: dict[tuple[str, Key], str] = {}
-  for _, group in itertools.groupby(leaves, lambda leaf: leaf.path.partition('.')[0]):
-    rows = [(f'  {leaf.path}={_written(leaf.value)}', _description(leaf, seen)) for leaf in group]
+  paragraphs = [_NOTE]
+  for _, group in itertools.groupby(selected, lambda leaf: leaf.path.partition('.')[0]):
+    rows = [(f'  {leaf.path}={_written(leaf.value)}', text) for leaf, text in _described(group)]
     width = max(len(name) for name, _ in rows)
     lines = (help_text.columns(name, text, min(width, _WIDEST)) for name, text in rows)
     paragraphs.append('\n'.join(itertools.chain.from_iterable(lines)))
@@ -43,29 +50,49 @@ def _written(value: Any) -> Any:
   return ','.join(value) if isinstance(value, tuple) else value
 
 
-def _selected(word: str) -> list[Leaf]:
-  """Return the keys of a group, or else those that have a word."""
-  leaves = list(leaves_of(_SHOWN, every=True))
-  in_group = [leaf for leaf in leaves if leaf.path.startswith(f'{word}.') or not word]
+def _section_leaves(word: str) -> list[Leaf]:
+  """Return the keys of a section: of the kind at the end of its path, or of the default kind.
 
-  def has(leaf: Leaf) -> bool:
-    texts = (leaf.path, leaf.key.meaning, *leaf.key.choices)
-    return any(word in text.lower() for text in texts)
-
-  return in_group or list(filter(has, leaves))
-
-
-def _description(leaf: Leaf, seen: dict[tuple[str, Key], str]) -> str:
-  """Return the scope, choices and meaning of a key, or the path of an earlier key like it.
-
-  `seen` has the paths of earlier keys by name and description; the function adds this key.
+  A section of several kinds inside it has one line, with its kinds.
   """
-  needed = ' and '.join(need.text for need in scope.needs(leaf.path))
-  marks = leaf.kinds or tuple(filter(None, (scope.kind_of_model(leaf.path), needed)))
-  text = f'[{", ".join(marks)}] ' if marks else ''
-  same = (leaf.path.rpartition('.')[2], leaf.key)
-  if same in seen:
-    return f'{text}as {seen[same]}'
-  seen[same] = leaf.path
-  choices = ' | '.join(choice or "''" for choice in leaf.key.choices)
-  return text + '; '.join(filter(None, [choices, leaf.key.meaning]))
+  section, path, field = _SHOWN, '', None
+  for name in filter(None, word.split('.')):
+    fields, kinds = field_types(type(section)), (field and kinds_of(field)) or {}
+    if name in kinds:
+      section = kinds[name]()
+    elif name in fields and dataclasses.is_dataclass(getattr(section, name)):
+      section, field, path = getattr(section, name), fields[name], f'{path}{name}.'
+    else:
+      return []
+  keys = list(leaves(section, path))
+  if field is not None and kinds_of(field):
+    keys.insert(0, Leaf(f'{path}kind', section.kind, field.default.kind, Key.from_field(field)))
+  sections = [leaf.path.removesuffix('kind') for leaf in keys if leaf.path.endswith('.kind')]
+  inner = [one for one in sections if one != path and (word or one.count('.') > 1)]
+
+  def is_inside(leaf: Leaf) -> bool:
+    return any(leaf.path.startswith(one) and leaf.path != f'{one}kind' for one in inner)
+
+  return [leaf for leaf in keys if not is_inside(leaf)]
+
+
+def _leaves_with(word: str) -> list[Leaf]:
+  """Return the keys of all kinds that have a word in their paths, choices or meanings."""
+
+  def texts(leaf: Leaf) -> tuple[str, ...]:
+    return (leaf.path, leaf.key.meaning, *leaf.key.choices)
+
+  keys = leaves_of_kinds(_SHOWN).values()
+  return [leaf for leaf in keys if any(word in text.lower() for text in texts(leaf))]
+
+
+def _described(keys: Iterator[Leaf]) -> Iterator[tuple[Leaf, str]]:
+  """Yield keys with their choices and meanings, once for keys that sections of one kind repeat."""
+  seen: dict[tuple[str, Key], str] = {}
+  for leaf in keys:
+    same = (leaf.path.rpartition('.')[2], leaf.key)
+    if same in seen:
+      continue
+    seen[same] = leaf.path
+    choices = ' | '.join(choice or "''" for choice in leaf.key.choices)
+    yield leaf, '; '.join(filter(None, [choices, leaf.key.meaning]))

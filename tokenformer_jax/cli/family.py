@@ -178,7 +178,9 @@ def _check_keys() -> None:
     UserError: one does.
   """
   config_flag.check_left_out(_SET)
-  if (schedule := config_flag.overrides.get('optim.schedule', 'wsd')) != 'wsd':
+  given = config_flag.overrides
+  schedule = given.get('optim.schedule', given.get('optim.schedule.kind', 'wsd'))
+  if schedule != 'wsd':
     raise UserError(
       f'--config.optim.schedule={schedule} has no effect here, because all runs of a family keep '
       'their rate constant and then decay (wsd); leave it out'

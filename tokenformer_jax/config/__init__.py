@@ -11,6 +11,7 @@ kind. `check_run.check` checks the conditions that involve several fields.
 """
 
 from tokenformer_jax.config.check_run import check_decay
+from tokenformer_jax.config.data import DataConfig, ImagesConfig, SourceConfig, Sources, TextConfig
 from tokenformer_jax.config.feed_forward import (
   BiasBalanceConfig,
   CapacityConfig,
@@ -23,6 +24,7 @@ from tokenformer_jax.config.feed_forward import (
   RouterConfig,
 )
 from tokenformer_jax.config.groups import frozen_groups
+from tokenformer_jax.config.growth import METHODS, TOKEN_METHODS, GrowConfig, GrowthMethod, growth
 from tokenformer_jax.config.layer import (
   LayerConfig,
   ParallelConfig,
@@ -51,10 +53,25 @@ from tokenformer_jax.config.mixers import (
   is_plain,
   width_of_heads,
 )
-from tokenformer_jax.config.model import InitConfig, Layers, ModelConfig, draws, rows_together
+from tokenformer_jax.config.model import (
+  InitConfig,
+  Layers,
+  LMConfig,
+  Model,
+  ModelConfig,
+  ViTConfig,
+  draws,
+  rows_together,
+)
 from tokenformer_jax.config.names import choices, keys_named, lookup, type_of
 from tokenformer_jax.config.optim import (
+  OPTIMIZERS,
+  AdamWConfig,
+  ConstantSchedule,
+  CosineSchedule,
   OptimConfig,
+  WSDSchedule,
+  as_wsd,
   old_token_rate,
   restarts_schedule,
   skip_window,
@@ -86,11 +103,7 @@ from tokenformer_jax.config.projections import (
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.section import differences
 from tokenformer_jax.config.sections import (
-  DataConfig,
-  GrowConfig,
   MeshConfig,
-  SourceConfig,
-  Sources,
   TrainConfig,
   profile_range,
 )

@@ -5,6 +5,7 @@ from tokenformer_jax.config.feed_forward import (
   ExpertsConfig,
   LossBalanceConfig,
   MLPConfig,
+  NoFeedForwardConfig,
 )
 from tokenformer_jax.config.layer import LayerConfig, ParallelConfig, SkiplessConfig, parts
 from tokenformer_jax.config.mixers import (
@@ -19,11 +20,15 @@ from tokenformer_jax.config.mixers import (
   is_plain,
   width_of_heads,
 )
-from tokenformer_jax.config.model import ModelConfig, layer_path, used_layers
+from tokenformer_jax.config.model import (
+  ModelConfig,
+  ViTConfig,
+  has_attention_pool,
+  layer_path,
+  used_layers,
+)
 from tokenformer_jax.config.pattention import NoProjectionConfig, PattentionConfig, token_groups
 from tokenformer_jax.errors import UserError
-
-_EMBEDDINGS = {'lm': ('none', 'learned'), 'vit': ('sincos', 'learned', 'none')}
 
 
 def check_model(model: ModelConfig) -> None:
@@ -32,23 +37,18 @@ def check_model(model: ModelConfig) -> None:
   Raises:
     UserError: two values do not fit together, or the pattern is not valid.
   """
-  if model.position_embedding not in _EMBEDDINGS[model.kind]:
-    raise UserError(
-      f'config.model.position_embedding is {model.position_embedding!r}; for model.kind='
-      f'{model.kind} it must be one of {", ".join(_EMBEDDINGS[model.kind])}'
-    )
   if unused := [name for name in model.variants if name not in model.layers]:
     raise UserError(
       f'config.model.variants has {unused[0]!r}, which is not in model.pattern={model.pattern!r}; '
       'name it there, or leave it out'
     )
-  if model.kind == 'vit':
+  if isinstance(model, ViTConfig):
     _check_vit(model)
   for name, layer in used_layers(model).items():
     _check_layer(model, layer, layer_path(name))
-  if model.pool == 'attention':
+  if has_attention_pool(model):
     _check_pool(model)
-  around = (model.embedding_norm, model.final_norm)
+  around = (getattr(model, 'embedding_norm', 'none'), model.final_norm)
   layers = model.layers.values()
   norms = {*around, *(norm for layer in layers for norm in (layer.norm, layer.norm_of_ffn))}
   if model.norm_epsilon_outside and not norms & {'rms', 'rms_plain', 'rms_offset'}:
@@ -58,11 +58,12 @@ def check_model(model: ModelConfig) -> None:
     )
 
 
-def _check_vit(model: ModelConfig) -> None:
-  if model.tied_head:
+def _check_vit(model: ViTConfig) -> None:
+  check_stochastic_depth(model, model.drop_path, 'model.drop_path')
+  if model.init.embedding_std:
     raise UserError(
-      'config.model.tied_head is True, and the head of a ViT has nothing to be tied to; set it to '
-      'False'
+      f'config.model.init.embedding_std is {model.init.embedding_std}, and a ViT embeds no tokens; '
+      'leave it out'
     )
   if model.position_embedding == 'sincos' and model.width % 4:
     raise UserError(
@@ -84,6 +85,8 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
       token_groups(part, f'config.{path}.{place}.')
   if isinstance(layer.ffn, ExpertsConfig):
     _check_experts(layer.ffn, f'config.{path}.ffn')
+  if layer.ffn_norm != 'same':
+    _check_ffn_norm(layer, f'config.{path}')
   mixer = layer.mixer
   heads = getattr(mixer, 'heads', 1)
   if model.width % heads and not getattr(mixer, 'head_width', 0):
@@ -92,8 +95,13 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
     )
   if isinstance(mixer, SoftmaxConfig):
     _check_heads(model, mixer, f'{path}.mixer')
+  if isinstance(model, ViTConfig) and getattr(mixer, 'window', 0):
+    raise UserError(
+      f'config.{path}.mixer.window is {mixer.window}, and a ViT attends to all patches; leave '
+      'it out'
+    )
   scale = getattr(mixer, 'length_scale', None)
-  if model.kind == 'vit' and isinstance(scale, PositionScaleConfig):
+  if isinstance(model, ViTConfig) and isinstance(scale, PositionScaleConfig):
     raise UserError(
       f'config.{path}.mixer.length_scale.kind is position, and the patches of a ViT are in no '
       'order; set it to seen or none'
@@ -113,6 +121,15 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
       )
 
 
+def _check_ffn_norm(layer: LayerConfig, path: str) -> None:
+  if isinstance(layer.ffn, NoFeedForwardConfig) or isinstance(layer.wiring, ParallelConfig):
+    other = 'ffn' if isinstance(layer.ffn, NoFeedForwardConfig) else 'wiring'
+    raise UserError(
+      f'{path}.ffn_norm is {layer.ffn_norm}, and with {other}.kind={getattr(layer, other).kind} '
+      'the layer has one norm; leave it out'
+    )
+
+
 def _check_heads(model: ModelConfig, mixer: SoftmaxConfig, path: str) -> None:
   """Check the heads of keys and values, and what needs as many or as wide ones as the model."""
   if mixer.heads % mixer.key_heads:
@@ -123,6 +140,12 @@ def _check_heads(model: ModelConfig, mixer: SoftmaxConfig, path: str) -> None:
   without = {
     name: isinstance(getattr(mixer, name), NoProjectionConfig) for name in ('value', 'proj')
   }
+  for name in without:
+    if without[name] and getattr(mixer, f'{name}_skip'):
+      raise UserError(
+        f'config.{path}.{name}_skip is True, and {name}.kind=none has no projection to add the '
+        'input to; set it to False'
+      )
   own = {
     'value.kind=none': without['value'],
     'value_skip=True': mixer.value_skip,
@@ -165,7 +188,7 @@ def _check_scaling(rotary: RotaryConfig, path: str) -> None:
 
 
 def _check_rotary(model: ModelConfig, rotary: RotaryConfig, head: int, path: str) -> None:
-  if model.kind == 'vit':
+  if isinstance(model, ViTConfig):
     raise UserError(
       f'config.{path}.positions.kind is rotary, and the patches of a ViT are in no order; '
       'set it to none, and model.position_embedding to sincos or learned'
@@ -267,6 +290,11 @@ def _check_experts(experts: ExpertsConfig, path: str) -> None:
     raise UserError(
       f'{path}.router.renormalize is True with router.top_k=1, whose one gate would always be 1, '
       'so that the router could not learn; set it to False, or top_k to at least 2'
+    )
+  if experts.shared_gate and isinstance(experts.shared, NoFeedForwardConfig):
+    raise UserError(
+      f'{path}.shared_gate is True, and shared.kind=none has no part for all tokens; set it to '
+      'False'
     )
   if isinstance(expert, MLPConfig) and expert.bias:
     raise UserError(f'{path}.expert.bias is True, and experts have no biases; set it to False')

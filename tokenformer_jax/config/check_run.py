@@ -1,18 +1,19 @@
 """Check that values of several sections of a run's config fit together."""
 
-from tokenformer_jax.config import mixture, scope, stages
+from tokenformer_jax.config import mixture, names, stages
 from tokenformer_jax.config.check_model import (
   check_accumulation,
   check_capacity,
   check_model,
   check_receptive_field,
-  check_stochastic_depth,
 )
+from tokenformer_jax.config.data import DataConfig, TextConfig
 from tokenformer_jax.config.groups import frozen_groups
-from tokenformer_jax.config.model import ModelConfig
-from tokenformer_jax.config.optim import OptimConfig, old_token_rate
+from tokenformer_jax.config.model import LMConfig, ModelConfig
+from tokenformer_jax.config.optim import WSDSchedule, old_token_rate
 from tokenformer_jax.config.run import Config
-from tokenformer_jax.config.sections import DataConfig, profile_range
+from tokenformer_jax.config.section import leaves
+from tokenformer_jax.config.sections import profile_range
 from tokenformer_jax.errors import UserError
 
 
@@ -23,9 +24,9 @@ def check(config: Config) -> None:
     UserError: a value is not allowed, does not apply to this kind of model, or does not fit another
       value.
   """
-  scope.check_scope(config)
+  _check_kinds(config)
+  _check_owners(config)
   check_model(config.model)
-  check_stochastic_depth(config.model, config.optim.drop_path, 'optim.drop_path')
   if not config.train.steps:
     raise UserError('config.train.steps is 0; it must be greater than 0')
   profile_range(config.train)
@@ -37,27 +38,12 @@ def check(config: Config) -> None:
       'config.train.max_skipped_steps=1 no outlier would be skipped; set that to 2 or more, or '
       'skip_deviations to 0'
     )
-  if config.data.chat_template and not config.data.has_chat:
-    raise UserError(
-      f'config.data.chat_template is {config.data.chat_template}, which has a meaning for '
-      'config.data.rows=chat and here no source has it; leave it out, or set rows'
-    )
-  if config.data.text_field != 'text' and not config.data.has_text:
-    raise UserError(
-      f'config.data.text_field is {config.data.text_field}, and rows of config.data.rows=chat have '
-      'no such field, but messages, or a prompt with its response; leave it out'
-    )
-  if config.data.mixture:
-    mixture.check(config)
+  if isinstance(config.data, TextConfig):
+    _check_text(config)
   if config.distill.init == 'yes' and config.init_from:
     raise UserError(
       f'config.distill.init=yes and config.init_from={config.init_from} both say which parameters '
       'the run begins with; set config.distill.init=no, or leave init_from out'
-    )
-  if config.init_from and config.grow.rate:
-    raise UserError(
-      f'config.grow.rate is {config.grow.rate}, which is for the command grow; with init_from the '
-      'rate is optim.learning_rate itself, so set that'
     )
   _check_lengths(config)
   check_decay(config)
@@ -69,9 +55,65 @@ def check(config: Config) -> None:
     _check_sizes(config)
 
 
+# Keys with an effect only if another key is set, or only for language models.
+_OWNERS = {
+  'optim.skip_window': 'optim.skip_deviations',
+  'train.device_checker': 'train.check_devices',
+  'distill.weight': 'distill.teacher',
+  'distill.temperature': 'distill.teacher',
+  'distill.init': 'distill.teacher',
+}
+_OF_LM = (
+  'optim.z_loss',
+  'train.sample_tokens',
+  'train.sample_prompt',
+  'train.receptive_field',
+  'train.loss_chunk',
+  'distill.teacher',
+)
+
+
+def _check_kinds(config: Config) -> None:
+  """Check that the data are of the kind that the model takes."""
+  wanted = 'text' if isinstance(config.model, LMConfig) else 'images'
+  if config.data.kind != wanted:
+    raise UserError(
+      f'config.model.kind is {config.model.kind} and config.data.kind is {config.data.kind}; set '
+      f'config.data.kind={wanted}'
+    )
+
+
+def _check_owners(config: Config) -> None:
+  """Check that no key is set without the key that gives it an effect."""
+  keys = {leaf.path: leaf for leaf in leaves(config)}
+  for path, owner in _OWNERS.items():
+    if keys[path].value != keys[path].default and not keys[owner].value:
+      raise names.needs(path, keys[path].value, owner, '')
+  for path in _OF_LM:
+    if keys[path].value != keys[path].default and not isinstance(config.model, LMConfig):
+      raise names.needs(path, keys[path].value, 'model.kind=lm', config.model.kind)
+
+
+def _check_text(config: Config) -> None:
+  """Check the keys of text, and those of a mixture."""
+  data = config.data
+  if data.chat_template and not data.has_chat:
+    raise UserError(
+      f'config.data.chat_template is {data.chat_template}, which has a meaning for '
+      'config.data.rows=chat and here no source has it; leave it out, or set rows'
+    )
+  if data.text_field != 'text' and not data.has_text:
+    raise UserError(
+      f'config.data.text_field is {data.text_field}, and rows of config.data.rows=chat have '
+      'no such field, but messages, or a prompt with its response; leave it out'
+    )
+  if data.mixture:
+    mixture.check(config)
+
+
 def _check_sizes(config: Config) -> None:
   """Check the size of a batch and the length of its sequences."""
-  if config.model.kind == 'lm':
+  if isinstance(config.model, LMConfig):
     length = config.data.sequence_length
     check_receptive_field(config.model, config.train.receptive_field, length)
   check_capacity(config.model, _tokens_of_an_input(config))
@@ -86,8 +128,8 @@ def _check_lengths(config: Config) -> None:
   """Check that each length is set in one unit only."""
   for section, name in (('train', ''), ('optim', 'warmup_')):
     values, defaults = getattr(config, section), getattr(Config(), section)
-    names = [f'{name}{unit}' for unit in ('steps', 'epochs', 'examples')]
-    given = [n for n in names if getattr(values, n) != getattr(defaults, n)]
+    units = [f'{name}{unit}' for unit in ('steps', 'epochs', 'examples')]
+    given = [n for n in units if getattr(values, n) != getattr(defaults, n)]
     if len(given) > 1:
       lengths = ' and '.join(f'config.{section}.{n}={getattr(values, n)}' for n in given)
       raise UserError(f'{lengths} set one length in several units; give one of them')
@@ -105,14 +147,14 @@ def check_decay(config: Config) -> None:
   if not start:
     return
   found = f'config.train.decay_from is {start}'
-  if optim.schedule != 'wsd':
+  if not isinstance(optim.schedule, WSDSchedule):
     raise UserError(
-      f'{found}, and optim.schedule={optim.schedule} has no decay of its own; set '
+      f'{found}, and optim.schedule={optim.schedule.kind} has no decay of its own; set '
       'config.optim.schedule=wsd, which is constant until the decay'
     )
-  if optim.decay_share != OptimConfig().decay_share:
+  if (share := optim.schedule.decay_share) != WSDSchedule().decay_share:
     raise UserError(
-      f'{found} and config.optim.decay_share is {optim.decay_share}, which both say where the '
+      f'{found} and config.optim.schedule.decay_share is {share}, which both say where the '
       'decay begins; give one of them'
     )
   if not (train.epochs or train.examples) and start >= train.steps:
@@ -130,7 +172,7 @@ def check_decay(config: Config) -> None:
 def _tokens_of_an_input(config: Config) -> int:
   """Return T, the number of slots of a training text or of an image."""
   model, data = config.model, config.data
-  if model.kind == 'lm':
+  if isinstance(model, LMConfig):
     return data.sequence_length
   return (data.image_size // model.patch) ** 2 + (model.pool == 'token')
 
@@ -138,7 +180,7 @@ def _tokens_of_an_input(config: Config) -> int:
 def _check_positions(model: ModelConfig, data: DataConfig) -> None:
   """Check that a model has positions for all tokens or patches of an input."""
   learned = model.position_embedding == 'learned'
-  if model.kind == 'lm':
+  if isinstance(model, LMConfig):
     if learned and 0 < model.max_length < data.sequence_length:
       raise UserError(
         f'config.model.max_length is {model.max_length}, less than data.sequence_length='

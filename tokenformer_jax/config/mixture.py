@@ -1,27 +1,27 @@
-"""The shares of the sources of a mixture (`data.mixture`), fixed or over steps.
+"""The shares of the sources of a mixture (`data.mixture`), fixed or by stages of steps.
 
-A source has its own store, order and epochs, and a part of the samples of every batch: its weight.
-The weights of all sources add up to 1 at every step.
+A source has its own store, order and epochs, and a share of the samples: its weight. The weights of
+all sources add up to 1 at every step.
 """
 
 import dataclasses
 import fractions
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tokenformer_jax.config.data import DataConfig, Sources, TextConfig
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.section import Str, section
-from tokenformer_jax.config.sections import DataConfig, Sources
 from tokenformer_jax.errors import UserError
 
 _TOLERANCE = fractions.Fraction(1, 10**6)  # of a sum of weights, for thirds in decimals
-_MOST = 10**9  # the largest denominator of a weight
+BLOCK = 10_000  # samples of the order, of which each source has a whole number
 _OF_SOURCE = ('source', 'validation_source', 'rows', 'store')
 _POINT = re.compile(r'(\d+):(\d*\.?\d+|\d+\.)')
 
 
 @section
-class MixedConfig(DataConfig):
+class MixedConfig(TextConfig):
   """The config of a source of a mixture, as that of a run on it alone.
 
   Attributes:
@@ -37,39 +37,43 @@ class MixedConfig(DataConfig):
 
 def source_configs(data: DataConfig) -> dict[str, MixedConfig]:
   """Return the config of each source of a mixture by name, in the order of the alphabet."""
-  fields = {field.name: getattr(data, field.name) for field in dataclasses.fields(data)}
+  fields: dict[str, Any] = {
+    field.name: getattr(data, field.name) for field in dataclasses.fields(data)
+  }
   configs = {}
   for name in sorted(data.mixture):
     own = {key: getattr(data.mixture[name], key) for key in _OF_SOURCE}
     others = Sources({key: one for key, one in data.mixture.items() if key != name})
-    configs[name] = MixedConfig(**fields | own | {'mixture': others}, name=name)
+    values: dict[str, Any] = fields | own | {'mixture': others}
+    configs[name] = MixedConfig(**values, name=name)
   return configs
 
 
 class Shares(NamedTuple):
-  """The weights of all sources, linear between points and constant outside of them.
+  """The weights of all sources, each a number of samples in a block of `BLOCK`.
 
   Attributes:
     names: the sources, in the order of the alphabet, so that the order of a file has no effect.
-    steps: the steps of the points, ascending.
-    weights: the weight of each source, by point; they add up to 1 exactly.
+    steps: where weights begin, ascending; the first ones hold from the start.
+    counts: the samples of each source in a block, from each of these steps on.
   """
 
   names: tuple[str, ...]
   steps: tuple[int, ...]
-  weights: tuple[tuple[fractions.Fraction, ...], ...]
+  counts: tuple[tuple[int, ...], ...]
 
   @property
   def last(self) -> dict[str, float]:
-    """The weights at the last point, by source."""
-    return dict(zip(self.names, map(float, self.weights[-1]), strict=True))
+    """The weights in the end, by source."""
+    counts = zip(self.names, self.counts[-1], strict=True)
+    return {name: count / BLOCK for name, count in counts}
 
 
 def shares(sources: Sources) -> Shares:
   """Return the weights of a mixture.
 
   Raises:
-    UserError: weights have another form, or do not add up to 1.
+    UserError: weights have another form, are too small for a block, or do not add up to 1.
   """
   names = tuple(sorted(sources))
   points = {name: _points(sources, name) for name in names}
@@ -84,38 +88,47 @@ def shares(sources: Sources) -> Shares:
         f'the weights of config.data.mixture add up to {float(sum(row)):g}{where} ({spelled}); '
         'make them add up to 1'
       )
-    rows.append(tuple(weight / sum(row) for weight in row))
+    rows.append(_counts(row))
   return Shares(names, tuple(steps), tuple(rows))
 
 
+def _counts(weights: list[fractions.Fraction]) -> tuple[int, ...]:
+  """Return the samples of each source in a block; the largest remainders are rounded up."""
+  exact = [weight * BLOCK / sum(weights) for weight in weights]
+  counts = [int(count) for count in exact]
+  remainders = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
+  for i in remainders[: BLOCK - sum(counts)]:
+    counts[i] += 1
+  return tuple(counts)
+
+
 def _points(sources: Sources, name: str) -> dict[int, fractions.Fraction]:
-  """Return the weight of a source by step, at its points; a fixed weight is one at step 0."""
+  """Return the weight of a source from each of its points on; a fixed weight is one at step 0."""
   source, path = sources[name], f'config.data.mixture.{name}'
-  if not source.weight_by_step:
-    return {0: fractions.Fraction(str(source.weight)).limit_denominator(_MOST)}
-  found = f'{path}.weight_by_step is {source.weight_by_step!r}'
-  if source.weight:
-    raise UserError(f'{found}, and {path}.weight is {source.weight}; give one of them')
-  points = [_POINT.fullmatch(point) for point in source.weight_by_step.split()]
-  steps = [int(point[1]) for point in points if point]
-  if not points or None in points or sorted(set(steps)) != steps:
-    raise UserError(
-      f'{found}; it must be points STEP:WEIGHT with ascending steps, for example "0:0.5 1000:0.9"'
-    )
-  weights = [fractions.Fraction(point[2]).limit_denominator(_MOST) for point in points]
-  if max(weights) > 1:
-    raise UserError(f'{found}; a weight must be at most 1')
-  return dict(zip(steps, weights, strict=True))
+  setting, points = f'{path}.weight is {source.weight}', {0: fractions.Fraction(str(source.weight))}
+  if source.weight_by_step:
+    setting = f'{path}.weight_by_step is {source.weight_by_step!r}'
+    if source.weight:
+      raise UserError(f'{setting}, and {path}.weight is {source.weight}; give one of them')
+    matches = [_POINT.fullmatch(point) for point in source.weight_by_step.split()]
+    steps = [int(match[1]) for match in matches if match]
+    if not matches or None in matches or sorted(set(steps)) != steps:
+      raise UserError(
+        f'{setting}; it must be points STEP:WEIGHT with ascending steps, for example '
+        '"0:0.5 1000:0.9"'
+      )
+    weights = [fractions.Fraction(match[2]) for match in matches if match]
+    points = dict(zip(steps, weights, strict=True))
+  if max(points.values()) > 1:
+    raise UserError(f'{setting}; a weight must be at most 1')
+  if any(0 < weight * BLOCK < 1 for weight in points.values()):
+    raise UserError(f'{setting}; a weight must be 0 or at least {1 / BLOCK:g}')
+  return points
 
 
 def _at(points: dict[int, fractions.Fraction], step: int) -> fractions.Fraction:
   """Return the weight of a source at a step."""
-  before = max((known for known in points if known <= step), default=min(points))
-  after = min((known for known in points if known >= step), default=max(points))
-  if before >= after:
-    return points[before]
-  part = fractions.Fraction(step - before, after - before)
-  return points[before] + part * (points[after] - points[before])
+  return points[max((known for known in points if known <= step), default=min(points))]
 
 
 def check(config: Config) -> None:
@@ -132,7 +145,7 @@ def check(config: Config) -> None:
       )
   shares(data.mixture)
   for key in ('source', 'validation_source'):
-    value, default = getattr(data, key), getattr(DataConfig(), key)
+    value, default = getattr(data, key), getattr(TextConfig(), key)
     if value not in (default, *(getattr(source, key) for source in data.mixture.values())):
       raise UserError(
         f'config.data.{key} is {value}, which is not in {path} and would not be read; add it '

@@ -4,14 +4,16 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from tokenformer_jax.config import pattern
 from tokenformer_jax.config.feed_forward import CapacityConfig, ExpertsConfig
 from tokenformer_jax.config.layer import LayerConfig, Norm, map_parts, parts
 from tokenformer_jax.config.mixers import PositionScaleConfig
 from tokenformer_jax.config.pattern import Repeat
-from tokenformer_jax.config.section import Bool, Float, Int, Named, Str, key, section
+from tokenformer_jax.config.section import Bool, Float, Int, Named, OneOf, Str, key, section, table
 
 BASE = 'layer'  # the name of `model.layer` in patterns
 
@@ -43,12 +45,13 @@ class Layers(Named[LayerConfig]):
 
 @section
 class ModelConfig:
-  """What a model computes, and the distribution of its initial parameters.
+  """The trunk of every model, `LMConfig` or `ViTConfig`: what it computes, and how it is drawn.
 
   Equal models compute the same function of their parameters: comparisons ignore `init`.
   """
 
-  kind: Literal['lm', 'vit'] = key('lm', 'a language model or a vision transformer')
+  kind: ClassVar[str]
+
   pattern: Str = key(
     'layer*4',
     'the layers in order: layer is model.layer, other names are in model.variants, for example '
@@ -61,25 +64,15 @@ class ModelConfig:
   norm_epsilon_outside: Bool = key(
     False, 'RMSNorm adds norm_epsilon to the root, not inside it (Simplified Transformer Blocks)'
   )
-  embedding_norm: Norm = key('none', 'before the first layer, as layer.norm (GAU-alpha)')
   final_norm: Norm = key('affine', 'after the last layer, as layer.norm')
-  position_embedding: Literal['none', 'learned', 'sincos'] = key(
-    'none', 'added to the input of the first layer; lm: none, learned; vit: sincos, learned, none'
-  )
-  embedding_scale: Bool = key(False, 'multiply embeddings of tokens by √width, as in Gemma')
   max_length: Int = key(
     0, 'number of learned positions. 0: data.sequence_length, or the number of patches', least=0
   )
-  vocab_size: Int = key(0, '0: the ids of the tokenizer, rounded up to a multiple of 128', least=0)
-  tied_head: Bool = key(True, 'the output embedding is the input embedding. Language models only')
-  scaled_logits: Bool = key(False, 'logits / √width, as in the released TPU code')
-  patch: Int = key(16, "pixels of a patch's side", above=0)
-  channels: Int = key(0, 'channels of an image. 0: as in the data', least=0)
-  classes: Int = key(0, 'outputs of the head. 0: as in the data', least=0)
-  pool: Literal['mean', 'token', 'attention'] = key(
-    'mean', 'over patches; or a class token; or attention by a learned query, made as model.layer'
-  )
   init: InitConfig = dataclasses.field(default=InitConfig(), compare=False)
+
+  if TYPE_CHECKING:  # A checker does not know the kind.
+
+    def __getattr__(self, name: str) -> Any: ...
 
   @functools.cached_property
   def repeats(self) -> tuple[Repeat, ...]:
@@ -145,12 +138,59 @@ class ModelConfig:
     )
 
 
+@section
+class LMConfig(ModelConfig):
+  """A language model."""
+
+  kind = 'lm'
+
+  position_embedding: Literal['none', 'learned'] = key(
+    'none', 'added to the input of the first layer'
+  )
+  vocab_size: Int = key(0, '0: the ids of the tokenizer, rounded up to a multiple of 128', least=0)
+  embedding_norm: Norm = key('none', 'before the first layer, as layer.norm (GAU-alpha)')
+  embedding_scale: Bool = key(False, 'multiply embeddings of tokens by √width, as in Gemma')
+  tied_head: Bool = key(True, 'the output embedding is the input embedding')
+  scaled_logits: Bool = key(False, 'logits / √width, as in the released TPU code')
+
+
+@section
+class ViTConfig(ModelConfig):
+  """A vision transformer, which classifies images."""
+
+  kind = 'vit'
+  tied_head: ClassVar[bool] = False  # a head of classes has nothing to be tied to
+
+  position_embedding: Literal['none', 'learned', 'sincos'] = key(
+    'none', 'added to the input of the first layer'
+  )
+  patch: Int = key(16, "pixels of a patch's side", above=0)
+  channels: Int = key(0, 'channels of an image. 0: as in the data', least=0)
+  classes: Int = key(0, 'outputs of the head. 0: as in the data', least=0)
+  pool: Literal['mean', 'token', 'attention'] = key(
+    'mean', 'over patches; or a class token; or attention by a learned query, made as model.layer'
+  )
+  drop_path: Annotated[
+    Float,
+    Field(ge=0, lt=1, description='probability of dropping a branch of the last block in training'),
+  ] = dataclasses.field(default=0.0, compare=False)
+
+
+MODELS = table(LMConfig, ViTConfig)
+Model = Annotated[ModelConfig, OneOf(MODELS)]
+
+
 def used_layers(model: ModelConfig) -> dict[str, LayerConfig]:
   """Return the layers that have parameters in a model, by name.
 
   They are the layers of the pattern, and `model.layer` if an attention pool uses its config.
   """
-  return model.layers | ({BASE: model.layer} if model.pool == 'attention' else {})
+  return model.layers | ({BASE: model.layer} if has_attention_pool(model) else {})
+
+
+def has_attention_pool(model: ModelConfig) -> bool:
+  """Return whether a model pools by attention, which has the config of `model.layer`."""
+  return isinstance(model, ViTConfig) and model.pool == 'attention'
 
 
 def layer_path(name: str) -> str:

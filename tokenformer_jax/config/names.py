@@ -6,11 +6,19 @@ import typing
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.config.run import Config
-from tokenformer_jax.config.section import Leaf, field_types, fields_inside, kinds_of, leaves
+from tokenformer_jax.config.section import (
+  Leaf,
+  field_types,
+  fields_inside,
+  kinds_of,
+  leaves_of_kinds,
+  sentence,
+)
 from tokenformer_jax.errors import UserError, misspelt, nearest
 
 # The section of named layers, and the section that each of these layers is a version of.
@@ -22,11 +30,11 @@ NAMED = {_VARIANTS: 'layer', 'data.mixture': 'source'}
 @functools.cache
 def _leaves() -> Mapping[str, Leaf]:
   """Return every key of every kind that is not a section, by its path."""
-  return {leaf.path: leaf for leaf in leaves(Config(), every=True)}
+  return leaves_of_kinds(Config())
 
 
 def choices(path: str) -> tuple[str, ...]:
-  """Return the values that a key such as `grow.method` allows, or none if they are not listed."""
+  """Return the values that a key such as `grow.moments` allows, or none if they are not listed."""
   return _leaves()[path].key.choices
 
 
@@ -60,6 +68,8 @@ def type_of(path: str) -> type:
     raise UserError(
       f'config.{path} is a section of {NAMED[path]}s; set keys of one, {path}.NAME.KEY'
     )
+  if field is not None and kinds_of(field):
+    return str  # its kind
   if known:
     raise UserError(f'config.{path} is a section of keys; set one of {", ".join(known)}')
   if field is None or typing.get_origin(field.annotation) is Literal:
@@ -87,13 +97,33 @@ def check_name(section: str, name: str) -> None:
     )
 
 
-def meaningless(path: str, value: Any, needed: str, kind: str) -> UserError:
-  """Return the error for a key that needs a choice such as `model.kind=lm`, not `kind`.
+def mistake(error: ValidationError, cls: type, values: Mapping[str, Any]) -> UserError:
+  """Return the first error of a section that was made from nested dicts, in one sentence."""
+  first = error.errors(include_url=False)[0]
+  if cls is not Config or first['type'] not in ('unexpected_keyword_argument', 'invalid_key'):
+    return UserError(sentence(error, cls, values=values))
+  *sections, name = map(str, first['loc'])
+  path = ''.join(f'{section}.' for section in sections)
+  field, known, inside = None, dict(field_types(Config)), values
+  for section in sections:
+    inside = inside[section]
+    if section in known:  # else the name of a layer or a source
+      field, known = known[section], fields_inside(known[section])
+  kinds = kinds_of(field) if field else None
+  if name in known:
+    having = [kind for kind, one in (kinds or {}).items() if name in field_types(one)]
+    needed = f'{path}kind={" or ".join(having)}'
+    return needs(f'{path}{name}', first['input'], needed, inside['kind'])
+  return unknown(name, path, [*(['kind'] if kinds else []), *known])
 
-  An empty `kind` is a key without a value.
+
+def needs(path: str, value: Any, needed: str, present: str) -> UserError:
+  """Return the error for a key that needs a choice such as `model.kind=lm`, not `present`.
+
+  `present` is empty if the other key has no value.
   """
   shown = 'given' if isinstance(value, Mapping) else repr(value)
-  here = f'this is {kind}' if kind else 'that is not set'
+  here = f'this is {present}' if present else 'that is not set'
   return UserError(
     f'config.{path} is {shown}, which has a meaning for {needed} only, and {here}; leave it out'
   )

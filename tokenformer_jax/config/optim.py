@@ -1,29 +1,43 @@
 """The section `optim`: the optimizer, its learning rate, and the loss that it minimizes."""
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from tokenformer_jax.config.section import Bool, Float, Int, Long, Str, key, section
+from tokenformer_jax.config.section import Bool, Float, Int, Long, OneOf, Str, key, section, table
 from tokenformer_jax.errors import UserError
 
 
 @section
-class OptimConfig:
-  """An optimizer, and a learning rate that warms up and then follows a schedule."""
+class ConstantSchedule:
+  """The rate stays at its peak."""
 
-  name: Literal['adamw', 'muon', 'adafactor', 'lion'] = key(
-    'adamw', 'the optimizer: see steps/optimizers.py'
-  )
-  learning_rate: Float = key(1e-3, 'the peak of the learning rate', above=0)
-  warmup_steps: Int = key(100, 'updates in which the rate rises from 0 to the peak', least=0)
-  warmup_epochs: Float = key(0.0, 'instead of warmup_steps, if greater than 0', least=0)
-  warmup_examples: Long = key(0, 'instead of warmup_steps, if greater than 0', least=0)
+  kind: ClassVar[str] = 'constant'
+
+
+@section
+class CosineSchedule:
+  """The rate falls as a cosine over the whole run."""
+
+  kind: ClassVar[str] = 'cosine'
+
   final_fraction: Float = key(
     0.1, 'the floor of the decay, as a fraction of the peak', least=0, most=1
   )
-  schedule: Literal['cosine', 'linear', 'wsd', 'constant'] = key(
-    'cosine', 'the rate after the warm-up; wsd stays at the peak until its decay'
-  )
+
+
+@section
+class LinearSchedule(CosineSchedule):
+  """The rate falls linearly over the whole run."""
+
+  kind = 'linear'
+
+
+@section
+class WSDSchedule(CosineSchedule):
+  """The rate stays at its peak until its decay (warm up, stable, decay)."""
+
+  kind = 'wsd'
+
   decay_share: Float = key(
     0.2,
     'the share of all steps in which the rate decays, unless train.decay_from says where',
@@ -33,15 +47,26 @@ class OptimConfig:
   decay_shape: Literal['linear', 'one_minus_sqrt'] = key(
     'linear', 'how it decays: linearly, or as 1 − √t'
   )
-  # Adam divides by 1 − β.
-  beta1: Float = key(
-    0.9, "decay of Adam's mean of gradients; of lion, their weight in an update", least=0, below=1
-  )
-  beta2: Float = key(
-    0.95, "decay of Adam's mean of squared gradients; of lion's mean of gradients", least=0, below=1
-  )
-  epsilon: Float = key(1e-8, "added to Adam's denominator", above=0)
-  momentum: Float = key(0.95, "decay of muon's mean of gradients", least=0, below=1)
+
+
+SCHEDULES = table(CosineSchedule, LinearSchedule, WSDSchedule, ConstantSchedule)
+Schedule = Annotated[
+  CosineSchedule | LinearSchedule | WSDSchedule | ConstantSchedule, OneOf(SCHEDULES)
+]
+
+
+@section
+class OptimConfig:
+  """The keys of every optimizer, with a learning rate that warms up and then follows a schedule."""
+
+  kind: ClassVar[str]
+  new_token_correction: ClassVar[bool] = False  # a key of AdamW
+
+  learning_rate: Float = key(1e-3, 'the peak of the learning rate', above=0)
+  warmup_steps: Int = key(100, 'updates in which the rate rises from 0 to the peak', least=0)
+  warmup_epochs: Float = key(0.0, 'instead of warmup_steps, if greater than 0', least=0)
+  warmup_examples: Long = key(0, 'instead of warmup_steps, if greater than 0', least=0)
+  schedule: Schedule = key(CosineSchedule(), 'the rate after the warm-up')
   weight_decay: Float = key(0.1, 'decay of matrices; norms and biases have none', least=0)
   clip_norm: Float = key(1.0, 'largest norm of the whole gradient. 0: no clipping', least=0)
   skip_deviations: Float = key(
@@ -59,14 +84,6 @@ class OptimConfig:
     above=0,
     most=1,
   )
-  mixup: Float = key(0.0, 'α of the Beta distribution that weights two images. 0: none', least=0)
-  cutmix: Float = key(
-    0.0, 'α as for mixup, for areas; with both, half of the batches each', least=0
-  )
-  label_smoothing: Float = key(0.0, 'probability to spread over all classes', least=0, below=1)
-  drop_path: Float = key(
-    0.0, 'probability of dropping a branch of the last block', least=0, below=1
-  )
   restart_schedule: Literal['', 'yes', 'no'] = key(
     '',
     "warm up again after the last growth: yes, no, or ('') if the schedule decays from its start",
@@ -75,14 +92,71 @@ class OptimConfig:
   new_token_warmup: Int = key(
     100, 'updates in which the rate of new tokens and layers rises to that of the old ones', least=0
   )
-  new_token_correction: Bool = key(
-    False, "for new tokens, count Adam's bias correction from the growth on"
-  )
   frozen_groups: Str = key(
     '',
     "numbers of the groups of parameter tokens that do not train, counted from 1, as in '1 2'. "
     "'': none",
   )
+
+  if TYPE_CHECKING:  # A checker does not know the kind.
+
+    def __getattr__(self, name: str) -> Any: ...
+
+
+@section
+class AdafactorConfig(OptimConfig):
+  """Adafactor: factored second moments, no momentum."""
+
+  kind = 'adafactor'
+
+
+@section
+class LionConfig(OptimConfig):
+  """Lion: the sign of a mean of gradients."""
+
+  kind = 'lion'
+
+  beta1: Float = key(0.9, 'weight of the mean of gradients in an update', least=0, below=1)
+  beta2: Float = key(0.95, 'decay of the mean of gradients', least=0, below=1)
+
+
+@section
+class _AdamConfig(OptimConfig):
+  # Adam divides by 1 − β.
+  beta1: Float = key(0.9, 'decay of the mean of gradients', least=0, below=1)
+  beta2: Float = key(0.95, 'decay of the mean of squared gradients', least=0, below=1)
+  epsilon: Float = key(1e-8, "added to Adam's denominator", above=0)
+
+
+@section
+class AdamWConfig(_AdamConfig):
+  """AdamW."""
+
+  kind = 'adamw'
+
+  new_token_correction: Bool = key(
+    False, "for new tokens, count Adam's bias correction from the growth on"
+  )
+
+
+@section
+class MuonConfig(_AdamConfig):
+  """Muon for matrices of hidden layers, AdamW for the rest."""
+
+  kind = 'muon'
+
+  momentum: Float = key(0.95, "decay of muon's mean of gradients", least=0, below=1)
+
+
+OPTIMIZERS = table(AdamWConfig, MuonConfig, AdafactorConfig, LionConfig)
+Optim = Annotated[OptimConfig, OneOf(OPTIMIZERS)]
+
+
+def as_wsd(schedule: Schedule) -> WSDSchedule:
+  """Return the schedule that stays constant and then decays to the same floor as another one."""
+  if isinstance(schedule, WSDSchedule) or not isinstance(schedule, CosineSchedule):
+    return schedule if isinstance(schedule, WSDSchedule) else WSDSchedule()
+  return WSDSchedule(final_fraction=schedule.final_fraction)
 
 
 def skip_window(optim: OptimConfig) -> int:
@@ -98,7 +172,7 @@ def restarts_schedule(optim: OptimConfig) -> bool:
   """
   if optim.restart_schedule:
     return optim.restart_schedule == 'yes'
-  return optim.schedule in ('cosine', 'linear')
+  return optim.schedule.kind in ('cosine', 'linear')
 
 
 def old_token_rate(optim: OptimConfig) -> float:

@@ -2,13 +2,13 @@
 
 from typing import Literal
 
-from tokenformer_jax.config.model import ModelConfig
-from tokenformer_jax.config.optim import OptimConfig
+from tokenformer_jax.config.data import Data, TextConfig
+from tokenformer_jax.config.growth import GrowConfig
+from tokenformer_jax.config.model import LMConfig, Model
+from tokenformer_jax.config.optim import AdamWConfig, Optim
 from tokenformer_jax.config.section import Str, key, section
 from tokenformer_jax.config.sections import (
-  DataConfig,
   DistillConfig,
-  GrowConfig,
   MeshConfig,
   TrainConfig,
 )
@@ -18,9 +18,9 @@ from tokenformer_jax.config.sections import (
 class Config:
   """The config of a whole run."""
 
-  model: ModelConfig = ModelConfig()
-  data: DataConfig = DataConfig()
-  optim: OptimConfig = OptimConfig()
+  model: Model = key(LMConfig(), 'what is trained')
+  data: Data = key(TextConfig(), 'what it is trained on')
+  optim: Optim = key(AdamWConfig(), 'the optimizer: see steps/optimizers.py')
   train: TrainConfig = TrainConfig()
   mesh: MeshConfig = MeshConfig()
   dtype: Literal['auto', 'float32', 'bfloat16'] = key(

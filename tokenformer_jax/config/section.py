@@ -35,7 +35,7 @@ class _Bits(int):
 
   def __call__(self, value: int) -> int:
     if abs(value) >= 2 ** (self - 1):
-      raise PydanticCustomError('bits', 'too large')
+      raise PydanticCustomError('bits', 'too large', {'limit': 2 ** (self - 1)})
     return value
 
 
@@ -87,7 +87,10 @@ def key(
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-  """The sections that a field may hold, by `kind`; the table may get more of them later."""
+  """The sections that a field may hold, by `kind`; the table may get more of them later.
+
+  A kind alone, as text, stands for the section of this kind with its defaults.
+  """
 
   kinds: Mapping[str, type]
 
@@ -104,6 +107,8 @@ class OneOf:
   def _validated(self, value: Any) -> Any:
     if isinstance(value, tuple(self.kinds.values())):
       return value
+    if isinstance(value, str):
+      value = {'kind': value}
     if not isinstance(value, Mapping):
       raise PydanticCustomError('dataclass_type', 'not a section')
     kind = value.get('kind')
@@ -281,11 +286,6 @@ def _exactly(bound: float) -> str:
   return short if float(short) == bound else str(bound)
 
 
-# Types of arguments: see `arguments.checked`.
-Count = Annotated[int, Key(least=1)]
-Natural = Annotated[int, Key(least=0)]
-
-
 class Leaf(NamedTuple):
   """A key of a config that is not a section."""
 
@@ -293,58 +293,35 @@ class Leaf(NamedTuple):
   value: Any  # the value in this config
   default: Any  # the default of its field
   key: Key  # the meaning ends with the meaning of the section
-  kinds: tuple[str, ...] = ()  # the kinds of its section that have the key; empty: all
 
 
-def leaves(config: Any, prefix: str = '', *, every: bool = False) -> Iterator[Leaf]:
-  """Yield every key that is not a section, in the order of the fields.
-
-  With `every`, yield the keys of kinds that the config did not choose as well, with their defaults.
-  """
+def leaves(config: Any, prefix: str = '') -> Iterator[Leaf]:
+  """Yield every key that is not a section, in the order of the fields."""
   for name, field in field_types(type(config)).items():
-    yield from _field_leaves(name, field, getattr(config, name), prefix, every)
-
-
-def _field_leaves(
-  name: str, field: FieldInfo, value: Any, prefix: str, every: bool
-) -> Iterator[Leaf]:
-  """Yield the keys of one field."""
-  own, path = Key.from_field(field), f'{prefix}{name}'
-  if (kinds := kinds_of(field)) is not None:
-    yield Leaf(f'{path}.kind', value.kind, field.default.kind, own)
-    if not every:
+    own, path, value = Key.from_field(field), f'{prefix}{name}', getattr(config, name)
+    if kinds_of(field) is not None:
+      yield Leaf(f'{path}.kind', value.kind, field.default.kind, own)
       yield from leaves(value, f'{path}.')
-      return
-    for inner, holder, having in members(value, field.default, kinds):
-      field_type = field_types(type(holder))[inner]
-      for leaf in _field_leaves(inner, field_type, getattr(holder, inner), f'{path}.', every):
-        yield leaf._replace(kinds=leaf.kinds or having)
-  elif isinstance(value, Mapping):
-    for inner, held in value.items():
-      yield from leaves(held, f'{path}.{inner}.', every=every)
-  elif dataclasses.is_dataclass(value):
-    for leaf in leaves(value, f'{path}.', every=every):
-      meaning = '. '.join(filter(None, [leaf.key.meaning, own.meaning]))
-      yield leaf._replace(key=dataclasses.replace(leaf.key, meaning=meaning))
-  else:
-    yield Leaf(path, value, field.get_default(call_default_factory=True), own)
+    elif isinstance(value, Mapping):
+      for inner, held in value.items():
+        yield from leaves(held, f'{path}.{inner}.')
+    elif dataclasses.is_dataclass(value):
+      for leaf in leaves(value, f'{path}.'):
+        meaning = '. '.join(filter(None, [leaf.key.meaning, own.meaning]))
+        yield leaf._replace(key=dataclasses.replace(leaf.key, meaning=meaning))
+    else:
+      yield Leaf(path, value, field.get_default(call_default_factory=True), own)
 
 
-def members(
-  value: Any, default: Any, kinds: Mapping[str, type]
-) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
-  """Yield each key that a kind of a section has, once: those of `value` first.
-
-  Yields:
-    The key, a section that has it, and the kinds that have it; empty: all of them.
-  """
-  seen: set[str] = set()
-  for holder in (value, default, *(kind() for kind in kinds.values())):
-    for name in field_types(type(holder)):
-      if name not in seen:
-        seen.add(name)
-        having = tuple(kind for kind, cls in kinds.items() if name in field_types(cls))
-        yield name, holder, () if len(having) == len(kinds) else having
+def leaves_of_kinds(config: Any, prefix: str = '') -> dict[str, Leaf]:
+  """Return the keys of every kind of every section by path, those of the chosen kinds first."""
+  keys = {leaf.path: leaf for leaf in leaves(config, prefix)}
+  for name, field in field_types(type(config)).items():
+    value, inside = getattr(config, name), f'{prefix}{name}.'
+    kinds = [kind() for kind in (kinds_of(field) or {}).values()]
+    for section in [value, *kinds] if dataclasses.is_dataclass(value) else []:
+      keys |= {k: leaf for k, leaf in leaves_of_kinds(section, inside).items() if k not in keys}
+  return keys
 
 
 class Difference(NamedTuple):
@@ -360,6 +337,9 @@ def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference
 
   Sections of different kinds yield only `kind`; layers with different names yield only the names.
   """
+  if type(ours) is not type(theirs):
+    yield Difference(f'{prefix}kind', ours.kind, theirs.kind)
+    return
   for field in dataclasses.fields(ours):
     a, b, path = getattr(ours, field.name), getattr(theirs, field.name), f'{prefix}{field.name}'
     if a == b or not field.compare:
@@ -371,8 +351,6 @@ def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference
       yield Difference(path, ', '.join(a), ', '.join(b))
     elif not dataclasses.is_dataclass(a):
       yield Difference(path, a, b)
-    elif type(a) is not type(b):
-      yield Difference(f'{path}.kind', a.kind, b.kind)
     else:
       yield from differences(a, b, f'{path}.')
 
@@ -380,24 +358,38 @@ def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference
 _TYPES = {'int_type': 'int', 'float_type': 'float', 'bool_type': 'bool', 'string_type': 'str'}
 
 
-def fields_inside(field: FieldInfo) -> dict[str, FieldInfo]:
-  """Return the fields of the sections that a field may hold, by name; of a value: none."""
-  inner = field.annotation
-  kinds = (kinds_of(field) or {}).values() or [sections_of(field) or inner]
+def fields_inside(field: FieldInfo, kind: Any = None) -> dict[str, FieldInfo]:
+  """Return the fields of the sections that a field may hold, by name; of a value: none.
+
+  With a valid `kind`, they are the fields of this kind alone.
+  """
+  kinds = kinds_of(field) or {}
+  if isinstance(kind, str) and kind in kinds:
+    kinds = {kind: kinds[kind]}
   return {
     name: one
-    for cls in kinds
+    for cls in kinds.values() or [sections_of(field) or field.annotation]
     if dataclasses.is_dataclass(cls)
     for name, one in field_types(cls).items()
   }
 
 
-def sentence(error: ValidationError, cls: type, prefix: str = 'config.') -> str:
-  """Return the first error of a section as one sentence: path, value and what is allowed."""
+def sentence(
+  error: ValidationError,
+  cls: type,
+  prefix: str = 'config.',
+  values: Mapping[str, Any] = types.MappingProxyType({}),
+) -> str:
+  """Return the first error of a section as one sentence: path, value and what is allowed.
+
+  `values` are the nested dicts of the section, if it was made from some.
+  """
   first = error.errors(include_url=False)[0]
   location, value = [str(name) for name in first['loc']], first['input']
   path, known, field = f'{prefix}{".".join(location)}', dict(field_types(cls)), None
+  inside: Any = values
   for i, name in enumerate(location):
+    inside = inside.get(name) if isinstance(inside, Mapping) else None
     if field is not None and sections_of(field) and name not in known:
       continue  # the name of a layer or a source
     if name not in known and known:
@@ -405,13 +397,16 @@ def sentence(error: ValidationError, cls: type, prefix: str = 'config.') -> str:
     if name not in known:  # an entry of a list of names
       wrong = Key.from_field(field).wrong([value])
       return f'{prefix}{".".join(location[:i])} has {value!r}; {wrong}'
-    field, known = known[name], fields_inside(known[name])
+    kind = inside.get('kind') if isinstance(inside, Mapping) else None
+    field, known = known[name], fields_inside(known[name], kind)
   if field is None:
     return f'{prefix}{first["msg"]}'
   if expected := _TYPES.get(first['type']):
     return f'{path} is {value!r}, of type {type(value).__name__}; it must be {expected}'
   if first['type'] == 'tuple_type':
     return f'{path} is {value!r}; it must be a list of names, such as {field.default!r}'
-  if first['type'] == 'dataclass_type':
+  if first['type'] in ('dataclass_type', 'dict_type'):
     return f'{path} is {value!r}; it is a section of keys'
+  if first['type'] == 'kind':
+    return f'{path}.kind is {value["kind"]!r}; it must be one of {", ".join(kinds_of(field))}'
   return f'{path} is {value!r}; {Key.from_field(field).wrong(value) or first["msg"]}'

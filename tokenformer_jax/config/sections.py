@@ -1,22 +1,16 @@
-"""The sections `mesh`, `data`, `train`, `grow` and `distill` of a run's config."""
+"""The sections `mesh`, `train` and `distill` of a run's config."""
 
-import dataclasses
-from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from tokenformer_jax.config import conditions
 from tokenformer_jax.config.section import (
-  Bool,
   Float,
   Int,
   Long,
-  Named,
   Str,
   key,
-  leaves,
   section,
 )
 from tokenformer_jax.errors import UserError
@@ -38,137 +32,6 @@ class MeshConfig:
     'positions (docs/planned_speed.md)',
   )
   tokens: Int = key(1, 'parts of parameter tokens, heads and vocabulary')
-
-
-@section
-class SourceConfig:
-  """A source of a mixture."""
-
-  source: Str = key('', 'the text, as data.source')
-  validation_source: Str = key(
-    '', "its validation text, as data.validation_source. '': a part of the source"
-  )
-  rows: Literal['text', 'chat'] = key('text', 'its documents, as data.rows')
-  store: Str = key('', 'the folder of its token store, as data.store')
-  weight: Float = key(
-    0.0,
-    'its share of the samples; the weights of a mixture add up to 1. 0: only evaluated',
-    least=0,
-    most=1,
-  )
-  weight_by_step: Str = key(
-    '',
-    'the weight over steps, instead of weight: points STEP:WEIGHT with straight lines between, '
-    'for example "0:0.5 1000:0.9"',
-  )
-
-
-class Sources(Named[SourceConfig]):
-  """The sources of a mixture by name."""
-
-
-@section
-class DataConfig:
-  """The source of text or images, and how they become batches."""
-
-  source: Str = key(
-    'stdlib',
-    'stdlib, files:GLOB, parquet:GLOB, hf:NAME or tfds:NAME, or several with " + " between them '
-    '(docs/data.md); for images digits, tfds:NAME or folder:DIR',
-  )
-  validation_source: Str = key(
-    '', "a source of validation text, instead of a part of source. '': none"
-  )
-  mixture: Sources = dataclasses.field(default_factory=Sources)
-  deduplicate: Bool = key(False, 'leave out documents that repeat an earlier one exactly')
-  rows: Literal['text', 'chat'] = key(
-    'text',
-    'the documents of source: text; or chat, rows of messages, or of prompt and response, of which '
-    'only the answers carry loss',
-  )
-  chat_template: Str = key(
-    '',
-    "a .jinja file with generation marks, which makes text of chat. '': the template beside the "
-    'tokenizer.json, or a built-in one',
-  )
-  text_field: Str = key('text', 'the field or column with the text of a row')
-  tokenizer: Str = key('bpe:4096', 'bpe:SIZE, bytes, or a path to a Hugging Face tokenizer.json')
-  documents: Literal['joined', 'masked', 'separate'] = key(
-    'joined',
-    'those in one sequence: joined, a token also sees the documents before its own; masked, only '
-    'its own; separate, only its own, and positions restart with each',
-  )
-  sequence_length: Int = key(256, 'T, in tokens', above=0)
-  sequence_length_by_step: Str = key(
-    '',
-    'T over steps: points STEP:LENGTH, each length until the next point, for example "0:512 '
-    '9000:2048"; the longest is sequence_length, which evaluations have throughout',
-  )
-  batch_size: Int = key(
-    16, 'sequences or images in one optimizer update, over all devices', above=0
-  )
-  batch_size_by_step: Str = key(
-    '',
-    'the batch size over steps, in the same form, for example "0:64 9000:16"; batch_size is then '
-    'that of evaluations alone',
-  )
-  validation_fraction: Float = key(
-    0.05,
-    'the part of source to hold out without validation_source: documents, at least one, chosen by '
-    'a hash of the text; the end of a lone text file; images, if source has no validation split',
-    above=0,
-    below=1,
-  )
-  cache_dir: Str = key('', "for token stores. '': $XDG_CACHE_HOME/tokenformer_jax or ~/.cache/…")
-  store: Str = key(
-    '',
-    "the folder of a token store made by tokenformer prepare, on a disk or in a bucket. '': in "
-    'cache_dir, made by the run',
-  )
-  workers: Int = key(0, 'processes that read ahead. 0: threads of this process', least=0)
-  prefetch: Int = key(8, 'batches read ahead', above=0)
-  new_order_at: Int = key(
-    0,
-    'step of a checkpoint: a run resumed there may change seed, sequence_length or text, and '
-    'begins at the first sample of the new order. 0: a resumed run keeps its order',
-    least=0,
-  )
-  image_size: Int = key(224, 'pixels of a side', above=0)
-  crop_area: Float = key(
-    1.0, 'the smallest part of an image that a random crop keeps. 1: no crops', above=0, most=1
-  )
-  flip: Bool = key(False, 'mirror every other image')
-  rand_augment: Float = key(0.0, 'magnitude of RandAugment. 0: none', least=0, most=10)
-  rand_augment_std: Float = key(0.5, 'standard deviation of the magnitude', least=0)
-  color_jitter: Float = key(
-    0.0, 'largest change of brightness, contrast and saturation', least=0, most=1
-  )
-  erase: Float = key(
-    0.0, 'probability that a rectangle of an image is filled with noise', least=0, most=1
-  )
-  eval_crop: Float = key(1.0, 'the part of the shorter side that evaluation sees', above=0, most=1)
-  on_bad_image: Literal['skip', 'fail'] = key(
-    'skip', 'an image that cannot be read, or has no valid label'
-  )
-
-  def setting(self, key: str) -> str:
-    """Return the full name of a key of this section, for messages."""
-    return f'config.data.{key}'
-
-  @property
-  def has_chat(self) -> bool:
-    """Return whether a source has conversations."""
-    return any(one.rows == 'chat' for one in (self, *self.mixture.values()))
-
-  @property
-  def has_text(self) -> bool:
-    """Return whether a source has documents of text."""
-    return any(one.rows == 'text' for one in self.mixture.values() or (self,))
-
-  @property
-  def has_stages(self) -> bool:
-    """Return whether batches have sizes over steps."""
-    return bool(self.batch_size_by_step or self.sequence_length_by_step)
 
 
 Tracker = Literal['tensorboard', 'wandb', 'trackio', 'mlflow']
@@ -291,109 +154,6 @@ def profile_range(train: TrainConfig) -> tuple[int, int] | None:
       f'{train.steps} before the first of them; take earlier ones, or leave it out'
     )
   return int(first), int(last)
-
-
-# What a growth can change, as conditions of keys name it and as messages do.
-CHANGES = {
-  'more_tokens': 'more parameter tokens',
-  'wider': 'a larger width',
-  'more_experts': 'more experts',
-  'deeper': 'more layers',
-}
-
-
-@section
-class GrowConfig:
-  """How `init_from` or the grow command makes a larger model from a trained one: see grow/."""
-
-  method: Literal[
-    'group', 'zero_keys', 'duplicate', 'random', 'net2net', 'net2net_fill', 'hypercloning'
-  ] = key(
-    'group',
-    'group adds tokens with a norm of their own, the next three add tokens to the last group, and '
-    'the others widen a Transformer',
-  )
-  scale: Literal['', 'keep', 'resize'] = key(
-    '', "keep or resize the reference counts. '': whichever is exact for the method"
-  )
-  new_keys: Literal['init', 'trained', 'copies'] = key(
-    'init',
-    'the keys of new tokens, for group and random: drawn as at the start, drawn with the root mean '
-    "square of each layer's trained keys, or copied from them with noise",
-  )
-  new_values: Literal['', 'init', 'zero'] = key(
-    '', "the values of new tokens. '': zero for group, init for the others"
-  )
-  new_score: Literal[
-    '',
-    'l2_norm_gelu',
-    'gelu_l2_norm',
-    'gelu_l1_norm',
-    'softmax',
-    'exp_l2_norm',
-    'gelu',
-    'linear',
-  ] = key(
-    '',
-    "the score function of a new group. '': the projection's; l2_norm_gelu for the first group "
-    'beside a matrix',
-  )
-  moments: Literal['pad', 'drop'] = key('pad', "the optimizer's moments")
-  step: Literal['keep', 'restart'] = key(
-    'keep', 'the step number, which sets the position in the data and the schedule'
-  )
-  noise: Float = key(
-    0.0, "added to copies, as a fraction of each array's root mean square. 0: exact", least=0
-  )
-  seed: Int = key(0, 'seed of the random draws of growth', least=0)
-  rate: Float = key(
-    0.0,
-    'factor on optim.learning_rate in the config that the command grow writes. 0: r^−¾, where r is '
-    'the factor by which the parameters of the layers grow; 1: as before',
-    least=0,
-    most=100,
-  )
-  place: Literal['copies', 'between', 'behind', 'whole_copies'] = key(
-    'copies',
-    'of new layers: between the old ones as copies of the layer before that add nothing yet, or '
-    'drawn between the old ones or behind them; whole_copies add what the layer before adds, which '
-    'is not exact',
-  )
-
-
-# The growths for which a key has an effect, as `config.conditions` reads them; the others: all.
-GROWTHS = {
-  'method': 'more_tokens or wider',
-  'scale': 'more_tokens',
-  'new_keys': 'more_tokens and method=group|random',
-  'new_values': 'more_tokens and method=group|zero_keys|random',
-  'new_score': 'more_tokens and method=group',
-  'noise': 'more_tokens and method=duplicate or more_tokens and new_keys=copies or wider and '
-  'method=net2net|hypercloning',
-  'seed': 'more_tokens or wider or more_experts or deeper and place=between|behind',
-  'place': 'deeper',
-}
-
-
-def check_used(config: GrowConfig, changes: Collection[str]) -> None:
-  """Check that every key that is set has an effect on a growth.
-
-  Args:
-    config: how to grow.
-    changes: what the growth changes, of `CHANGES`.
-
-  Raises:
-    UserError: a key has another value than its default, and no effect.
-  """
-  values = {**vars(config), **{name: name in changes for name in CHANGES}}
-  for leaf in leaves(config):
-    condition = GROWTHS.get(leaf.path, '')
-    if leaf.value != leaf.default and not conditions.holds(condition, values):
-      needed = conditions.spell(condition, CHANGES.__getitem__, '{}={}'.format)
-      raise UserError(
-        f'{leaf.path}={leaf.value} has an effect only {needed}, which this growth is without; '
-        'leave it out'
-      )
 
 
 @section

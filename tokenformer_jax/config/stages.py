@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tokenformer_jax.config.data import DataConfig, TextConfig
 from tokenformer_jax.config.mixture import shares
 from tokenformer_jax.config.run import Config
-from tokenformer_jax.config.sections import DataConfig
 from tokenformer_jax.errors import UserError
 
 _POINT = re.compile(r'(\d+):(\d+)')
@@ -48,12 +48,11 @@ def stages_after(data: DataConfig, step: int) -> tuple[Stage, ...]:
 
 def at_stage(data: DataConfig, stage: Stage) -> DataConfig:
   """Return the config of a stage's data as that of a run without other stages."""
+  data = dataclasses.replace(data, batch_size=stage.batch_size, batch_size_by_step='')
+  if not isinstance(data, TextConfig):
+    return data
   return dataclasses.replace(
-    data,
-    batch_size=stage.batch_size,
-    sequence_length=stage.sequence_length,
-    batch_size_by_step='',
-    sequence_length_by_step='',
+    data, sequence_length=stage.sequence_length, sequence_length_by_step=''
   )
 
 

@@ -7,6 +7,7 @@ both have keep their values.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,20 +18,15 @@ from pydantic.fields import FieldInfo
 from tokenformer_jax.config import names
 from tokenformer_jax.config.check_run import check
 from tokenformer_jax.config.run import Config
-from tokenformer_jax.config.section import (
-  adapter,
-  field_types,
-  kinds_of,
-  members,
-  sections_of,
-  sentence,
-)
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.config.section import adapter, field_types, kinds_of, sections_of
 
 
-def defaults() -> ml_collections.ConfigDict:
-  """Return the default config as the `ConfigDict` that a config file starts from."""
-  return to_config_dict(Config())
+def defaults(**changes: Any) -> ml_collections.ConfigDict:
+  """Return the default config as the `ConfigDict` that a config file starts from.
+
+  `changes` are other values of sections, such as `model='vit', data='images'` for other kinds.
+  """
+  return to_config_dict(from_dict(Config, changes))
 
 
 def to_config_dict(section: Any) -> ml_collections.ConfigDict:
@@ -45,8 +41,13 @@ def from_dotted(values: Mapping[str, Any]) -> dict[str, Any]:
     *sections, name = path.split('.')
     inner = nested
     for section in sections:
-      inner = inner.setdefault(section, {})
-    inner[name] = value
+      if isinstance(inner.setdefault(section, {}), str):
+        inner[section] = {'kind': inner[section]}
+      inner = inner[section]
+    if isinstance(value, str) and isinstance(inner.get(name), dict):
+      inner[name]['kind'] = value
+    else:
+      inner[name] = value
   return nested
 
 
@@ -81,55 +82,52 @@ def from_dict(
   """Return a section of a class from nested dicts, merged in order over `base` or the defaults.
 
   Raises:
-    UserError: a key is unknown or has no meaning for the chosen kind, or a value does not fit.
+    UserError: a key is unknown, or a value does not fit.
   """
-  values = _merged(cls, {} if base is None else to_json(base), list(map(_plain, changes)), '')
+  start = {} if base is None else to_json(base)
+  start.pop('kind', None)
+  values = _merged(cls, start, [_plain(change) for change in changes], '')
   try:
     return adapter(cls).validate_python(values)
   except ValidationError as error:
-    raise UserError(sentence(error, cls)) from None
+    raise names.mistake(error, cls, values) from None
 
 
 def _plain(value: Any) -> Any:
   """Return a section in any form as nested dicts, and any other value as it is."""
   if isinstance(value, ml_collections.ConfigDict):
     return value.to_dict()
-  return (
-    to_json(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-  )
+  is_section = dataclasses.is_dataclass(value) and not isinstance(value, type)
+  return to_json(value) if is_section else value
 
 
-def _check_section(value: Any, path: str) -> None:
-  """Raise a UserError if the value of a section of keys is no mapping."""
-  if not isinstance(value, Mapping):
-    raise UserError(f'config.{path} is {value!r}; it is a section of keys')
+def _merged(cls: type, base: Mapping[str, Any], changes: Sequence[Any], path: str) -> Any:
+  """Return the values of a section with changes, or the first change that is no section.
 
-
-def _merged(
-  cls: type, base: Mapping[str, Any], changes: Sequence[Any], prefix: str
-) -> dict[str, Any]:
-  """Return the values of a section with changes; `prefix` is its path with a dot."""
+  `path` is that of the section, with a dot at its end.
+  """
+  if wrong := [change for change in changes if not isinstance(change, Mapping)]:
+    return wrong[0]
   fields, values = field_types(cls), dict(base)
-  for change in changes:
-    _check_section(change, prefix[:-1])
-    for name in change:
-      if name not in fields:
-        raise names.unknown(name, prefix, fields)
-  for name, field in fields.items():
-    new, path = [_plain(change[name]) for change in changes if name in change], f'{prefix}{name}'
-    was = values.get(name, _default_values(field))
-    if section_type := sections_of(field):
-      follows = values.get(field.annotation.follows) if field.annotation.follows else None
-      values[name] = _merged_by_name(section_type, was or {}, follows, new, path)
-    elif not new:
+  given = dict.fromkeys(itertools.chain.from_iterable(changes))
+  for name in [*fields, *(name for name in given if name not in fields)]:
+    was = values.get(name, _default_values(fields[name])) if name in fields else None
+    own = [_plain(change[name]) for change in changes if name in change]
+    if not own:
       if was is not None:
         values[name] = was
-    elif kinds_of(field) is not None:
-      values[name] = _merged_kind(field, was, new, path)
-    elif dataclasses.is_dataclass(field.annotation):
-      values[name] = _merged(field.annotation, was or {}, new, f'{path}.')
+    elif name not in fields:
+      values[name] = own[-1]
+    elif section_type := sections_of(fields[name]):
+      follows = values.get(fields[name].annotation.follows)
+      values[name] = _merged_by_name(section_type, was or {}, follows, own, f'{path}{name}.')
+    elif kinds := kinds_of(fields[name]):
+      default = _default_values(fields[name]) or {}
+      values[name] = _merged_kind(kinds, default, was or {}, own, f'{path}{name}.')
+    elif dataclasses.is_dataclass(fields[name].annotation):
+      values[name] = _merged(fields[name].annotation, was or {}, own, f'{path}{name}.')
     else:
-      values[name] = new[-1]
+      values[name] = own[-1]
   return values
 
 
@@ -141,68 +139,50 @@ def _default_values(field: FieldInfo) -> dict[str, Any] | None:
 
 def _merged_by_name(
   cls: type, base: Mapping[str, Any], follows: Any, changes: Sequence[Any], path: str
-) -> dict[str, Any]:
+) -> Any:
   """Return sections by name with changes; one that `base` lacks starts as `follows`."""
-  for change in changes:
-    _check_section(change, path)
+  if wrong := [change for change in changes if not isinstance(change, Mapping)]:
+    return wrong[0]
   values = dict(base)
-  for name in dict.fromkeys(name for change in changes for name in change):
-    names.check_name(path, name)
+  for name in dict.fromkeys(itertools.chain.from_iterable(changes)):
+    names.check_name(path[:-1], name)
     own = [_plain(change[name]) for change in changes if name in change]
-    values[name] = _merged(cls, values.get(name, follows or {}), own, f'{path}.{name}.')
+    values[name] = _merged(cls, values.get(name, follows or {}), own, f'{path}{name}.')
   return values
 
 
-def _merged_kind(field: FieldInfo, base: Any, changes: Sequence[Any], path: str) -> dict[str, Any]:
+def _merged_kind(
+  kinds: Mapping[str, type],
+  default: Mapping[str, Any],
+  base: Mapping[str, Any],
+  changes: Sequence[Any],
+  path: str,
+) -> Any:
   """Return a section of the kind that the last change names, with the values of its own keys.
 
-  Keys that a change sets for a kind that a later change replaces are left out.
+  Keys of other kinds are left out where a later change replaces the kind, and where they repeat
+  known values, as in a file that changes `kind` among all keys.
   """
-  kinds, default = kinds_of(field), _default_values(field)
-  kind, after = base['kind'], []
+  changes = [{'kind': change} if isinstance(change, str) else change for change in changes]
+  if wrong := [change for change in changes if not isinstance(change, Mapping)]:
+    return wrong[0]
+  chosen = [base.get('kind')]
   for change in changes:
-    _check_section(change, path)
-    kind = change.get('kind', kind)
-    if type(kind) is not str or kind not in kinds:
-      raise UserError(f'config.{path}.kind is {kind!r}; it must be one of {", ".join(kinds)}')
-    after.append(kind)
+    chosen.append(change.get('kind', chosen[-1]))
+  kind = chosen[-1]
+  if not isinstance(kind, str) or kind not in kinds:
+    return {'kind': kind}
   own = field_types(kinds[kind])
-  start = default if kind == default['kind'] != base['kind'] else {}
+  start = default if kind == default.get('kind') != base.get('kind') else {}
+  known = {**default, **base}
+
+  def is_kept(name: str, value: Any, kind_then: str) -> bool:
+    repeats = name in known and _plain(value) == known[name]
+    return name in own or (name != 'kind' and kind_then == kind and not repeats)
+
   kept = {name: value for name, value in {**start, **base}.items() if name in own}
-  given = []
-  for change, kind_after in zip(changes, after, strict=True):
-    given.append({name: value for name, value in change.items() if name in own})
-    others = {name: value for name, value in change.items() if name not in {'kind', *own}}
-    if kind_after == kind:
-      _check_repeated(field, others, (base, default), f'{path}.', kind)
-  return {'kind': kind, **_merged(kinds[kind], kept, given, f'{path}.')}
-
-
-def _check_repeated(
-  field: FieldInfo,
-  values: Mapping[str, Any],
-  known: Sequence[Mapping[str, Any]],
-  prefix: str,
-  kind: str,
-) -> None:
-  """Check that keys of other kinds repeat known values, as those of a file that changes `kind`.
-
-  Raises:
-    UserError: no kind has a key, or its value is new.
-  """
-  having = {key: kinds for key, _, kinds in members(field.default, field.default, kinds_of(field))}
-  for name, value in values.items():
-    if name not in having:
-      raise names.unknown(name, prefix, ['kind', *having])
-    if not any(name in one and _repeats(_plain(value), one[name]) for one in known):
-      needed = f'{prefix}kind={" or ".join(having[name])}'
-      raise names.meaningless(f'{prefix}{name}', value, needed, kind)
-
-
-def _repeats(value: Any, known: Any) -> bool:
-  """Return whether nested dicts have the same values as others, or a part of them."""
-  if not isinstance(known, Mapping):
-    return value == known
-  return isinstance(value, Mapping) and all(
-    name in known and _repeats(inner, known[name]) for name, inner in value.items()
-  )
+  given = [
+    {name: value for name, value in change.items() if is_kept(name, value, kind_then)}
+    for change, kind_then in zip(changes, chosen[1:], strict=True)
+  ]
+  return {'kind': kind, **_merged(kinds[kind], kept, given, path)}

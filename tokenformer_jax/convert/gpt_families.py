@@ -5,6 +5,7 @@ from typing import Any
 from tokenformer_jax.config import (
   DenseConfig,
   LayerConfig,
+  LMConfig,
   MLPConfig,
   ModelConfig,
   NoPositionsConfig,
@@ -40,7 +41,7 @@ def _gpt2(keys: Keys) -> ModelConfig:
   mlp = MLPConfig(keys.whole('n_inner', 4 * width), bias=True, activation=activation)
   dense = DenseConfig(bias=True)
   mixer = SoftmaxConfig(heads=heads, positions=NoPositionsConfig(), qkv=dense, proj=dense)
-  return ModelConfig(
+  return LMConfig(
     pattern=f'layer*{keys.whole("n_layer", 12)}',
     width=width,
     layer=LayerConfig(mixer=mixer, ffn=mlp, norm='affine'),
@@ -89,7 +90,7 @@ def _gpt_neox(keys: Keys) -> ModelConfig:
   mlp = MLPConfig(keys.whole('intermediate_size'), bias=True, activation=activation)
   parallel = keys.flag('use_parallel_residual', True)
   wiring = ParallelConfig(gains=False, skip=True, two_norms=True) if parallel else PreNormConfig()
-  return ModelConfig(
+  return LMConfig(
     pattern=f'layer*{keys.whole("num_hidden_layers")}',
     width=width,
     layer=LayerConfig(mixer=mixer, ffn=mlp, norm='affine', wiring=wiring),

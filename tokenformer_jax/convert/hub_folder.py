@@ -146,7 +146,7 @@ def find_model(folder: Path) -> ModelConfig | None:
     reason = f'{type(error).__name__}: {error}'
     raise UserError(f'{file} is not the config of a model ({reason}); fetch it again') from error
   # Whatever a stranger wrote is checked before anything is made of it.
-  data = config_lib.DataConfig(sequence_length=model.max_length or 1)
+  data = config_lib.TextConfig(sequence_length=model.max_length or 1)
   config_lib.resolve(config_lib.to_config_dict(config_lib.Config(model=model, data=data)))
   return model
 

@@ -7,6 +7,7 @@ from tokenformer_jax.config import (
   DenseConfig,
   ExpertsConfig,
   LayerConfig,
+  LMConfig,
   MLPConfig,
   ModelConfig,
   PreNormConfig,
@@ -57,7 +58,7 @@ def _layer(
 
 def _model(keys: Keys, layer: LayerConfig, *, tied: bool = False) -> ModelConfig:
   """Return a model of equal layers with the sizes that all of the Llama kind name alike."""
-  return ModelConfig(
+  return LMConfig(
     pattern=f'layer*{keys.whole("num_hidden_layers")}',
     width=keys.whole('hidden_size'),
     layer=layer,

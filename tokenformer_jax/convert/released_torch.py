@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from tokenformer_jax import config
 from tokenformer_jax.config import (
+  LMConfig,
   ModelConfig,
   NoPositionsConfig,
   PattentionConfig,
@@ -39,7 +40,7 @@ _NORM = {'norm.weight': 'scale', 'norm.bias': 'bias'}
 
 _FREE = ('model.width', 'model.vocab_size', 'model.max_length')  # keys that the layout leaves free
 _HEADS = {768: 12, 1024: 16, 1280: 16, 1536: 16}  # by width, in the released models (Table 9)
-RELEASED = ModelConfig()  # all released models, except for the sizes
+RELEASED = LMConfig()  # all released models, except for the sizes
 SCORE = RELEASED.layer.ffn.score.kind
 SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'softmax')  # all scores of the released code
 

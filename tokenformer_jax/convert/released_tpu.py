@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from tokenformer_jax.config import InitConfig, ModelConfig, NoPositionsConfig
+from tokenformer_jax.config import InitConfig, LMConfig, ModelConfig, NoPositionsConfig
 from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.convert import released_torch
 from tokenformer_jax.convert.tensor_files import DTYPES
@@ -27,7 +27,7 @@ from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
 
 # All models of that code, except for sizes and scores.
-_RELEASED = ModelConfig(scaled_logits=True)
+_RELEASED = LMConfig(scaled_logits=True)
 _ROW_EPSILON = {'l2_norm_gelu': 1e-5, 'gelu_l2_norm': 1e-8, 'softmax': 0.0}  # by score
 _EMBEDDING = 'token_embedder/embedding'  # [V, D]
 _ATTENTION, _MLP = 'decoder/layers/self_attention', 'decoder/layers/mlp'

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, DataConfig, ModelConfig
+from tokenformer_jax.config import Config, ModelConfig, TextConfig
 from tokenformer_jax.convert import (
   hub,
   hub_folder,
@@ -83,7 +83,7 @@ def to_jax(
     model = dataclasses.replace(model, max_length=sequence_length)
   config = Config(
     model=model,
-    data=DataConfig(tokenizer=spec, sequence_length=sequence_length),
+    data=TextConfig(tokenizer=spec, sequence_length=sequence_length),
   )
   config_lib.resolve(config_lib.to_config_dict(config))
   found = run_tensors.NonFinite(str(source), allow_nonfinite)

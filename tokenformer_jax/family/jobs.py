@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tokenformer_jax.config import Config, GrowConfig, ModelConfig, OptimConfig
+from tokenformer_jax.config import Config, GrowConfig, ModelConfig, OptimConfig, as_wsd
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import grid
 from tokenformer_jax.laws.runs import measure_size
@@ -57,7 +57,6 @@ class Action:
   name: str  # of `grow.actions.ACTIONS`
   source: str  # the run and its step, NAME@STEP
   arguments: Mapping[str, Any]
-  grow: GrowConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Plan:
 
   @property
   def optim(self) -> OptimConfig:
-    return dataclasses.replace(self.base.optim, schedule='wsd')
+    return dataclasses.replace(self.base.optim, schedule=as_wsd(self.base.optim.schedule))
 
   @property
   def decay_begin(self) -> int:

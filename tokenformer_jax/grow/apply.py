@@ -237,7 +237,7 @@ class Programs:
 
   def __init__(self, growth: Growth, mesh: Mesh, pool: concurrent.futures.Executor):
     self._growth, self._mesh, self._pool = growth, mesh, pool
-    self._compiled: dict[str, concurrent.futures.Future] = {}  # by text
+    self._compiled: dict[tuple[str, str], concurrent.futures.Future] = {}  # by text and inputs
     # By name and path; None for an array that stays unchanged, and where it is.
     self._programs: dict[tuple[str, Path], concurrent.futures.Future | None] = {}
 
@@ -261,10 +261,11 @@ class Programs:
       return None
     make = jax.jit(functools.partial(self._growth.make, recipe), out_shardings=sharding)
     lowered = make.lower(inputs)
-    text = lowered.as_text()  # Many arrays have the same program.
-    if text not in self._compiled:
-      self._compiled[text] = self._pool.submit(lowered.compile)
-    return self._compiled[text]
+    # Many arrays have the same program; its text lacks the inputs that it does not use.
+    key = lowered.as_text(), str(lowered.in_avals)
+    if key not in self._compiled:
+      self._compiled[key] = self._pool.submit(lowered.compile)
+    return self._compiled[key]
 
   def run(self, state: State, see: Callable[[Params], None] = lambda params: None) -> State:
     """Return the new state; free each old array once the arrays made from it exist.

@@ -3,6 +3,7 @@
 import collections
 
 from tokenformer_jax.config import (
+  AdamWConfig,
   MeshConfig,
   ModelConfig,
   OptimConfig,
@@ -20,7 +21,7 @@ from tokenformer_jax.model import flops, models
 from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.steps.step import bytes_on_a_device
 
-_PLAIN = OptimConfig()
+_PLAIN = AdamWConfig()
 _TILE = 128  # the width of a TPU's matrix unit
 
 
@@ -46,7 +47,7 @@ def render(
   rows.append(_row('parameters', *(definition.count for definition in definitions)))
   one_device = sharding.abstract_mesh(MeshConfig(), 1)
   sizes = (sum(bytes_on_a_device(one_device, model, optim)) for model in definitions)
-  rows.append(_row(f'MiB with state of {optim.name}', *(size / 2**20 for size in sizes)))
+  rows.append(_row(f'MiB with state of {optim.kind}', *(size / 2**20 for size in sizes)))
   work = (flops.train_flops(model, length) / 1e6 for model in (before, after))
   rows.append(_row(f'training MFLOP {flops.unit(before)}', *work))
   return messages.aligned(rows)

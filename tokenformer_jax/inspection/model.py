@@ -15,13 +15,14 @@ import jax
 import numpy as np
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import MLPConfig
+from tokenformer_jax.config import MLPConfig, ModelConfig
 from tokenformer_jax.data import held_out
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.inspection import experts, usage
 from tokenformer_jax.inspection.weights import Found, compiled_maps, pattentions
+from tokenformer_jax.model import models
 from tokenformer_jax.model.params import lookup
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
@@ -58,10 +59,7 @@ def old_tokens(model: Trained) -> dict[int, dict[str, int]] | None:
     return None
   layers = pattentions(model.definition)
   counts = {
-    number: {
-      name: 0 if number + 1 in growth.new_layers else _old(growth, found)
-      for name, found in layer.items()
-    }
+    number: {name: _old(growth, model.config.model, number, found) for name, found in layer.items()}
     for number, layer in enumerate(layers)
   }
   now = {
@@ -71,9 +69,13 @@ def old_tokens(model: Trained) -> dict[int, dict[str, int]] | None:
   return None if counts == now else counts
 
 
-def _old(growth: LastGrowth, found: Found) -> int:
+def _old(growth: LastGrowth, model: ModelConfig, layer: int, found: Found) -> int:
   """Return the tokens of a Pattention before a growth; the hidden units of an MLP are all old."""
-  return found.tokens if found.is_mlp else lookup(growth.old_tokens, found.keys)
+  ranges = lookup(growth.old, found.keys).ranges
+  row = lookup(models.define(model).info, found.keys).depth.index(layer + 1)
+  if 'layers' in ranges and (row, row + 1) not in ranges['layers']:
+    return 0
+  return found.tokens if found.is_mlp else ranges['param_tokens'][0][1]
 
 
 def maps(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
   Config,
+  ConstantSchedule,
   GatedUnitConfig,
   LayerConfig,
   LinearConfig,
@@ -16,6 +17,8 @@ from tokenformer_jax.config import (
   OptimConfig,
   PattentionConfig,
   SoftmaxConfig,
+  WSDSchedule,
+  as_wsd,
   map_parts,
   token_groups,
   with_groups,
@@ -150,20 +153,14 @@ def _branched(config: Config, size: Size, folder: str, ends: list[int], out: str
 
 def stable_and_decay(optim: OptimConfig) -> tuple[OptimConfig, OptimConfig]:
   """Return the settings of a run at a constant rate, and of a decay from one of its checkpoints."""
-  plain = OptimConfig()
-  decay = dataclasses.replace(optim, schedule='wsd', decay_share=plain.decay_share)
-  constant = dataclasses.replace(
-    decay,
-    schedule='constant',
-    final_fraction=plain.final_fraction,
-    decay_shape=plain.decay_shape,
-  )
-  return constant, decay
+  share = WSDSchedule().decay_share
+  wsd = dataclasses.replace(as_wsd(optim.schedule), decay_share=share)
+  return tuple(dataclasses.replace(optim, schedule=one) for one in (ConstantSchedule(), wsd))
 
 
 def decay_begin(optim: OptimConfig, end: int) -> int:
   """Return the step at which the rate of a run of `end` steps begins to decay."""
-  return end - max(1, round(optim.decay_share * end))
+  return end - max(1, round(as_wsd(optim.schedule).decay_share * end))
 
 
 def _name(folder: str, config: Config, end: int) -> str:

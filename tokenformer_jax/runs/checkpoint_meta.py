@@ -37,7 +37,7 @@ class Ancestor:
   action: str  # grow, shrink, merge, remove, slice, scale or freeze; extract in extracted tokens
   source: str  # the source's work directory
   step: int  # the source's step
-  model: config_lib.ModelConfig  # the source's model
+  model: config_lib.Model  # the source's model
   grow: config_lib.GrowConfig  # the options of the action
   updates: int  # the new model's count of optimizer updates when it was created
   # After merge, and in extracted tokens: the runs that the added tokens came from, one per line:

@@ -5,7 +5,7 @@ A lineage records the FLOPs before each growth.
 
 import dataclasses
 
-from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.config import Config, ModelConfig, Stage, at_stage
 from tokenformer_jax.model import flops
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs.batches import History
@@ -52,7 +52,7 @@ def _step_range_flops(
   """Return the FLOPs of the steps after `begin` up to `end`, at the size of a model."""
   total = 0.0
   for steps, entry in batches_lib.parts(batches, begin, end):
-    data = dataclasses.replace(config.data, batch_size=1, sequence_length=entry.length)
+    data = at_stage(config.data, Stage(0, 1, entry.length))
     total += (
       steps * entry.samples * flops.step_flops(dataclasses.replace(config, model=model, data=data))
     )

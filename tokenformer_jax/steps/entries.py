@@ -23,25 +23,6 @@ Count = int | np.ndarray  # of an array; or of each of its layers, [layers]
 
 
 @dataclasses.dataclass(frozen=True)
-class LastGrowth:
-  """A model's last growth, for the optimizer.
-
-  Attributes:
-    updates: the count of updates at the growth.
-    old_tokens: a tree like the parameters, with the number of old parameter tokens of each array.
-      An array without parameter tokens counts as old, for any number.
-    new_layers: the numbers of the layers that are new as a whole: see `ParamInfo.depth`.
-    old_experts: a tree like the parameters, with the number of old experts of each array, or
-      `NO_NEW_EXPERTS`. None: no experts are new.
-  """
-
-  updates: int
-  old_tokens: Params
-  new_layers: tuple[int, ...] = ()
-  old_experts: Params | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class Entries:
   """The entries of an array that lie in some ranges along each of some axes.
 
@@ -73,9 +54,39 @@ class Entries:
     masks = (along(axes.index(axis), ranges) for axis, ranges in self.ranges.items())
     return functools.reduce(operator.and_, masks, True)
 
+  def are_all(self, shape: tuple[int, ...]) -> bool:
+    """Return whether these are all entries of an array of this shape."""
+    counts = {axis: sum(end - first for first, end in own) for axis, own in self.ranges.items()}
+    return all(shape[self.axes.index(axis)] == count for axis, count in counts.items())
 
-def old_entries(info: Params, growth: LastGrowth) -> Params:
-  """Return the `Entries` of each array that it had before the growth."""
+
+@dataclasses.dataclass(frozen=True)
+class LastGrowth:
+  """A model's last growth, for the optimizer.
+
+  Attributes:
+    updates: the count of updates at the growth.
+    old: a tree like the parameters, with the `Entries` that each array had before the growth.
+  """
+
+  updates: int
+  old: Params
+
+
+def old_entries(
+  info: Params,
+  tokens: Params,
+  new_layers: Collection[int] = (),
+  experts: Params | None = None,
+) -> Params:
+  """Return the old `Entries` of each array.
+
+  Args:
+    info: `Definition.info`.
+    tokens: the number of old parameter tokens of each array; any number for an array without.
+    new_layers: the numbers of the layers that are new as a whole: see `ParamInfo.depth`.
+    experts: the number of old experts of each array, or `NO_NEW_EXPERTS`. None: no new experts.
+  """
 
   def of_array(info: ParamInfo, tokens: int, experts: int = NO_NEW_EXPERTS) -> Entries:
     ranges: dict[str, Ranges] = {}
@@ -83,14 +94,13 @@ def old_entries(info: Params, growth: LastGrowth) -> Params:
       ranges['param_tokens'] = ((0, tokens),)
     if info.expert_axis is not None and experts != NO_NEW_EXPERTS:
       ranges[info.axes[info.expert_axis]] = ((0, experts),)
-    if isinstance(info.depth, tuple) and not set(growth.new_layers).isdisjoint(info.depth):
+    if isinstance(info.depth, tuple) and not set(new_layers).isdisjoint(info.depth):
       ranges['layers'] = tuple(
-        (i, i + 1) for i, number in enumerate(info.depth) if number not in growth.new_layers
+        (i, i + 1) for i, number in enumerate(info.depth) if number not in new_layers
       )
     return Entries(info.axes, ranges)
 
-  experts = () if growth.old_experts is None else (growth.old_experts,)
-  return jax.tree.map(of_array, info, growth.old_tokens, *experts)
+  return jax.tree.map(of_array, info, tokens, *(() if experts is None else (experts,)))
 
 
 def group_entries(info: Params, numbers: Collection[int]) -> Params:
@@ -123,7 +133,7 @@ def hidden_tokens(info: ParamInfo, *hidden: Entries) -> tuple[Count, ...]:
     number = sum(max(0, min(end, b) - max(first, a)) for a, b in tokens)
     if not limits:
       return number
-    if limits != ['layers']:
+    if limits != ['layers'] or not isinstance(info.depth, tuple):
       return 0
     counts = np.zeros(len(info.depth), int)
     for layer, _ in entries.ranges['layers']:

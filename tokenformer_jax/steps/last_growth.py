@@ -10,7 +10,7 @@ from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Definition, ParamInfo, Params
 from tokenformer_jax.runs.checkpoint_meta import Lineage
-from tokenformer_jax.steps.entries import NO_NEW_EXPERTS, LastGrowth
+from tokenformer_jax.steps.entries import NO_NEW_EXPERTS, LastGrowth, old_entries
 
 
 def changes_of_tokens(lineage: Lineage) -> Lineage:
@@ -45,10 +45,12 @@ def growth_from(
 ) -> LastGrowth:
   """Return the growth from the model `before` to `model`; `place` is its `grow.place`."""
   new = matching.new_layers(before, model, place) if before.repeats != model.repeats else ()
+  definition = models.define(model)
   old = models.define(matching.as_deep(matching.routed(before, model), model))
   counts = matching.old_expert_counts(before, model)
-  old_experts = _old_experts(models.define(model), model, counts) if counts else None
-  return LastGrowth(updates, models.define(model).counts_in(old), new, old_experts)
+  experts = _old_experts(definition, model, counts) if counts else None
+  tokens = definition.counts_in(old)
+  return LastGrowth(updates, old_entries(definition.info, tokens, new, experts))
 
 
 def _old_experts(

@@ -18,7 +18,6 @@ from tokenformer_jax.steps.entries import (
   hidden_tokens,
   hide,
   map_entries,
-  old_entries,
 )
 from tokenformer_jax.steps.statistics import is_masked
 
@@ -34,13 +33,13 @@ def decay_mask(info: Params) -> Params:
 def make_optimizer(
   config: OptimConfig, rate: optax.Schedule, info: Params, growth: LastGrowth | None = None
 ) -> optax.GradientTransformation:
-  """Return the optimizer `optim.name` on gradients clipped by their global norm.
+  """Return the optimizer `optim.kind` on gradients clipped by their global norm.
 
   Weights decay as in AdamW (Loshchilov & Hutter 2019): by the rate, and not through the optimizer.
   For each name the structure of the state is the same for every config, with and without a growth.
   `rate` is from `schedules.schedule`, `info` is `Definition.info`.
   """
-  old = None if growth is None else old_entries(info, growth)
+  old = None if growth is None else growth.old
   frozen = group_entries(info, numbers) if (numbers := frozen_groups(config)) else None
   hidden = [frozen] if frozen else []
   if old is not None and old_token_rate(config) == 0:
@@ -105,7 +104,7 @@ def _scale_by_rates(
   """Multiply updates by −rate and, after a growth, by the factors of old and new entries."""
 
   def update(
-    updates: Any, state: Any, params: Any = None, *, adam_count: jax.Array, **unused: Any
+    updates: Any, state: Any, params: Any = None, *, adam_count: Any = 0, **unused: Any
   ) -> tuple[Any, Any]:
     del params, unused
     learning_rate: Any = rate(state.count)

@@ -1,4 +1,4 @@
-"""The optimizers by `optim.name`: how each scales a clipped gradient.
+"""The optimizers by `optim.kind`: how each scales a clipped gradient.
 
   adamw      Adam (Kingma & Ba 2015, arXiv 1412.6980)
   muon       the matrices of layers by orthogonalized momentum, everything else by Adam
@@ -33,17 +33,17 @@ _FACTORED_EPSILON = 1e-30
 
 
 def scale(config: OptimConfig, info: Params, hidden: Params) -> optax.GradientTransformation:
-  """Return the transformation of clipped gradients that `optim.name` selects.
+  """Return the transformation of clipped gradients that `optim.kind` selects.
 
   `hidden` is a tree like the parameters, with a tuple from `entries.hidden_tokens` for each array.
   """
-  adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
-  if config.name == 'adamw':
-    return adam
-  if config.name == 'lion':
+  if config.kind == 'lion':
     return optax.scale_by_lion(config.beta1, config.beta2)
-  if config.name == 'adafactor':
+  if config.kind == 'adafactor':
     return _scale_by_factored_rms(info, hidden)
+  adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+  if config.kind == 'adamw':
+    return adam
   labels = jax.tree.map(lambda array: 'adam' if _matrix(array) is None else 'muon', info)
   return optax.partition({'muon': _scale_by_muon(config, info, hidden), 'adam': adam}, labels)
 

@@ -1,16 +1,16 @@
 """The learning rate as a function of the number of updates: a linear warm-up, then a decay.
 
-A schedule is a function below and a line in `SCHEDULES`; `optim.schedule` has its name among the
-choices.
+A schedule is a section of `config/optim.py`, a function below, and a line in `SCHEDULES`.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from tokenformer_jax.config import OptimConfig, restarts_schedule
+from tokenformer_jax.config import OptimConfig, WSDSchedule, restarts_schedule
 from tokenformer_jax.steps.entries import LastGrowth
 
 
@@ -21,28 +21,28 @@ def _constant(config: OptimConfig, length: int) -> optax.Schedule:
 
 def _cosine(config: OptimConfig, length: int) -> optax.Schedule:
   return optax.schedules.cosine_decay_schedule(
-    config.learning_rate, length, alpha=config.final_fraction
+    config.learning_rate, length, alpha=config.schedule.final_fraction
   )
 
 
 def _linear(config: OptimConfig, length: int) -> optax.Schedule:
   peak = config.learning_rate
-  return optax.schedules.linear_schedule(peak, config.final_fraction * peak, length)
+  return optax.schedules.linear_schedule(peak, config.schedule.final_fraction * peak, length)
 
 
 def _wsd(config: OptimConfig, length: int) -> optax.Schedule:
   """Return the decay of warmup-stable-decay (Hu et al. 2024, arXiv 2404.06395)."""
-  if config.decay_shape == 'linear':
+  if config.schedule.decay_shape == 'linear':
     return _linear(config, length)
-  peak, floor = config.learning_rate, config.final_fraction
+  peak, floor = config.learning_rate, config.schedule.final_fraction
 
-  def one_minus_sqrt(count: jax.Array) -> jax.Array:
+  def one_minus_sqrt(count: Any) -> jax.Array:
     return peak * (floor + (1 - floor) * (1 - jnp.sqrt(jnp.clip(count / length, 0, 1))))
 
   return one_minus_sqrt
 
 
-# By `optim.schedule`: maps the config and the updates of the decay to the rate from its start on.
+# By `optim.schedule.kind`: map the config and the updates of the decay to the rate from its start.
 SCHEDULES: dict[str, Callable[[OptimConfig, int], optax.Schedule]] = {
   'cosine': _cosine,
   'linear': _linear,
@@ -64,9 +64,10 @@ def learning_rate(
   """
   peak, warmup_end = config.learning_rate, start + config.warmup_steps
   begin = warmup_end
-  if config.schedule == 'wsd':
-    begin = decay_from or max(warmup_end, steps - round(config.decay_share * (steps - start)))
-  decay = SCHEDULES[config.schedule](config, max(1, steps - begin))
+  if isinstance(config.schedule, WSDSchedule):
+    share = config.schedule.decay_share
+    begin = decay_from or max(warmup_end, steps - round(share * (steps - start)))
+  decay = SCHEDULES[config.schedule.kind](config, max(1, steps - begin))
   # The first update of a warm-up of W steps has the rate peak/W, the last one the peak.
   warmup = optax.schedules.linear_schedule(
     peak / max(1, config.warmup_steps), peak, max(1, config.warmup_steps - 1)
@@ -93,4 +94,5 @@ def first_update(config: OptimConfig, growth: LastGrowth | None) -> int:
 
 def fraction_of_peak(rate: optax.Schedule, config: OptimConfig, count: int) -> float:
   """Return the rate after `count` updates as a fraction of the peak."""
-  return float(rate(count)) / config.learning_rate
+  reached: Any = rate(count)
+  return float(reached) / config.learning_rate

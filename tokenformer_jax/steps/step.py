@@ -22,7 +22,7 @@ from tokenformer_jax.tasks import Batch, Task
 from tokenformer_jax.tasks.task import Figures, reported
 
 State = dict[str, Any]
-Step = Callable[..., tuple[State, dict[str, jax.Array]]]  # from a State and a Batch
+Step = Callable[..., Any]  # (State, Batch, …) → (State, figures)
 
 Begin = Callable[[Params], Params]  # maps drawn parameters to the first ones of a run
 
@@ -84,10 +84,10 @@ def bytes_on_a_device(
   shardings = state_shardings(mesh, definition, tx)
 
   def size(name: str) -> int:
-    pairs = zip(jax.tree.leaves(state[name]), jax.tree.leaves(shardings[name]), strict=True)
+    arrays = jax.tree.leaves(sharding.with_even_shardings(state[name], shardings[name]))
     return sum(
-      math.prod(split.shard_shape(array.shape)) * array.dtype.itemsize
-      for array, split in pairs
+      math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+      for array in arrays
       if array.ndim
     )
 
@@ -170,7 +170,7 @@ def make_first_state(program: Program, mesh: Mesh) -> Callable[[int], State]:
 
 def make_train_step(
   program: Program, mesh: Mesh, more_options: Mapping[str, str] = types.MappingProxyType({})
-) -> Step:
+) -> jax.stages.Wrapped:
   """Return the compiled training step: `(state, batch) → (state, figures)`.
 
   The step donates the old state. If the task has a teacher, its parameters are a third argument,

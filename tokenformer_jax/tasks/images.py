@@ -72,12 +72,12 @@ class ImageTask(Task):
     if resumed and trained is not None:  # The checkpoint has all sizes.
       classes, channels = model.classes or trained.classes, model.channels or trained.channels
     else:
-      found = images.open_images(config.data)
-      classes, channels = model.classes or len(found.classes), model.channels or found.channels
-      if classes < len(found.classes):
+      data = images.open_images(config.data)
+      classes, channels = model.classes or len(data.classes), model.channels or data.channels
+      if classes < len(data.classes):
         raise UserError(
           f'config.model.classes is {classes}, but {config.data.source} has '
-          f'{len(found.classes)}; make it at least that, or 0 to have it fit'
+          f'{len(data.classes)}; make it at least that, or 0 to have it fit'
         )
     return _with_sizes(config, classes, channels)
 
@@ -140,21 +140,24 @@ class ImageTask(Task):
     }
 
   def loss(
-    self, params: Params, batch: Batch, key: jax.Array, *, counts: Counts | None = None
+    self,
+    params: Params,
+    batch: Batch,
+    key: jax.Array,
+    *teacher: Params,
+    counts: Counts | None = None,
   ) -> tuple[jax.Array, Figures]:
-    model, optim, counts = self.config.model, self.config.optim, counts or self.counts(batch)
+    model, data, counts = self.config.model, self.config.data, counts or self.counts(batch)
     mix_key, path_key, layers_key = jax.random.split(key, 3)
     pixels = _around_zero(batch['images'])
-    pixels, own = mix(mix_key, pixels, mixup=optim.mixup, cutmix=optim.cutmix)
+    pixels, own = mix(mix_key, pixels, mixup=data.mixup, cutmix=data.cutmix)
     labels_B, counts_B = batch['labels'], self._counted(batch)
-    targets_BxC = optax.smooth_labels(
-      jax.nn.one_hot(labels_B, model.classes), optim.label_smoothing
-    )
-    if optim.mixup or optim.cutmix:
+    targets_BxC = optax.smooth_labels(jax.nn.one_hot(labels_B, model.classes), data.label_smoothing)
+    if data.mixup or data.cutmix:
       targets_BxC = own * targets_BxC + (1 - own) * targets_BxC[::-1]
     inputs = LayerInputs(key=layer_keys(model, layers_key))
-    if optim.drop_path:
-      scales = vit.branch_scales(path_key, model.depth, len(labels_B), optim.drop_path)
+    if model.drop_path:
+      scales = vit.branch_scales(path_key, model.depth, len(labels_B), model.drop_path)
       inputs = inputs._replace(branch_scales_Bx2=scales)
     logits_BxC, aux = self.definition.bind(params)(pixels, Context(training=True), inputs)
     losses_B = optax.softmax_cross_entropy(logits_BxC, targets_BxC)
@@ -166,8 +169,8 @@ class ImageTask(Task):
 
   def _counted(self, batch: Batch) -> jax.Array:
     """Return whether each image of a training batch counts: not if it, or one mixed in, is bad."""
-    counts_B, optim = batch['labels'] >= 0, self.config.optim
-    return counts_B & counts_B[::-1] if optim.mixup or optim.cutmix else counts_B
+    counts_B, data = batch['labels'] >= 0, self.config.data
+    return counts_B & counts_B[::-1] if data.mixup or data.cutmix else counts_B
 
   def _with_tokens(self, images: jax.Array, batch: Batch) -> Counts:
     """Return counts; layers see all images of a batch, bad ones as well."""
@@ -217,8 +220,8 @@ class ImageTask(Task):
   @property
   def digest(self) -> str:
     """Return a hash of the classes and the numbers of images, without reading pixels."""
-    found = self._set
-    identity = repr((found.classes, len(found.train), len(found.validation)))
+    data = self._set
+    identity = repr((data.classes, len(data.train), len(data.validation)))
     return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
   @property
@@ -306,17 +309,17 @@ class ImageTask(Task):
     return {f'data/bad_{name}_images': float(len(bad)) for name, bad in self._bad.items() if bad}
 
   def eval_figures(self, sums: EvalSums) -> dict[str, float]:
-    layers, sums = sums.layer_figures(), sums.task
-    n = sums.images
-    figures = {
-      'loss': sums.nats / n,
-      'accuracy': sums.correct / n,
-      'calibration_error': np.sum(np.abs(sums.bin_correct - sums.bin_confidence)) / n,
+    own: ImageSums = sums.task
+    n = own.images
+    figures: dict[str, Any] = {
+      'loss': own.nats / n,
+      'accuracy': own.correct / n,
+      'calibration_error': np.sum(np.abs(own.bin_correct - own.bin_confidence)) / n,
       'images': n,
-      **layers,
+      **sums.layer_figures(),
     }
     if self.config.model.classes > _TOP:
-      figures['top5_accuracy'] = sums.correct_top5 / n
+      figures['top5_accuracy'] = own.correct_top5 / n
     return figures
 
   def sample(self, params: Params) -> str:

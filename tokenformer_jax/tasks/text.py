@@ -14,7 +14,7 @@ import numpy as np
 from tokenformer_jax.config import Config, DataConfig, ModelConfig
 from tokenformer_jax.data import marks, order, tokenizers
 from tokenformer_jax.data.held_out import held_out_tokens
-from tokenformer_jax.data.mixture import Mixture, open_mixture
+from tokenformer_jax.data.mixture import Mixture, open_sources
 from tokenformer_jax.decoding.decode import Decoder
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest, decode_text
@@ -47,7 +47,7 @@ class TextTask(Task):
 
   unit = 'tokens'
   data_size_key = 'vocab_size'
-  _data: order.OneSource | Mixture  # set by `prepare`
+  _data: Mixture  # set by `prepare`
   # Set by `prepare` as well: a plan compiles the same program with any id.
   _boundary = 0
 
@@ -99,7 +99,12 @@ class TextTask(Task):
     return jax.ShapeDtypeStruct((data.batch_size, data.sequence_length + 1), jnp.int32)
 
   def loss(
-    self, params: Params, batch: jax.Array, key: jax.Array, *, counts: Counts | None = None
+    self,
+    params: Params,
+    batch: jax.Array,
+    key: jax.Array,
+    *teacher: Params,
+    counts: Counts | None = None,
   ) -> tuple[jax.Array, Figures]:
     counts = counts or self.counts(batch)
     f = functools.partial(objective, z_loss=self.config.optim.z_loss)
@@ -164,8 +169,7 @@ class TextTask(Task):
     """Open the token store; the first process builds it, then processes on other disks do."""
     data, vocabulary = self.config.data, self._trained_vocabulary
     tokenizer = None if vocabulary is None else tokenizers.from_json(vocabulary)
-    open_text = open_mixture if data.mixture else order.open_source
-    made = hosts.first_then_others(lambda: open_text(data, self.config.train.seed, tokenizer))
+    made = hosts.first_then_others(lambda: open_sources(data, self.config.train.seed, tokenizer))
     hosts.check_same(
       [int(made.digest[:7], 16)], 'the hosts read different text; config.data must find the same'
     )
@@ -254,13 +258,13 @@ class TextTask(Task):
     return self._eval_figures(sums)
 
   def _eval_figures(self, sums: EvalSums, source: str = '') -> dict[str, float]:
-    found: LossSums = sums.task
-    loss = found.nats / found.tokens
+    own: LossSums = sums.task
+    loss: Any = own.nats / own.tokens
     return {
       'loss': loss,
       'perplexity': perplexity(loss),
       'bits_per_byte': self._bits_per_byte(loss, 'validation', source),
-      'accuracy': found.correct / found.tokens,
+      'accuracy': float(own.correct / own.tokens),
       **sums.layer_figures(),
     }
 

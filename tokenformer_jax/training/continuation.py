@@ -22,7 +22,6 @@ from tokenformer_jax.training.origin import Origin, begins_anew, order_changes
 _UNREPORTED = (
   'data.cache_dir',
   'data.store',
-  'data.cache_gb',
   'data.workers',
   'data.prefetch',
   'train.log_every',
@@ -102,7 +101,7 @@ def check_same_model(config: Config, theirs: Config, where: str) -> None:
 
 def check_same_optimizer(config: Config, meta: Meta, where: str, *, resumes: bool = True) -> None:
   """Check that a checkpoint has the statistics of the run's optimizer, if the run keeps them."""
-  ours, theirs = config.optim.name, meta.config.optim.name
+  ours, theirs = config.optim.kind, meta.config.optim.kind
   if ours == theirs or meta.contents != 'model' or (not resumes and config.grow.moments == 'drop'):
     return
   advice = 'set config.grow.moments=drop, with which the new one begins with empty statistics'
@@ -112,7 +111,7 @@ def check_same_optimizer(config: Config, meta: Meta, where: str, *, resumes: boo
       '--config.grow.moments=drop)'
     )
   raise UserError(
-    f'config.optim.name is {ours}, but {where} was trained with {theirs}, whose statistics mean '
+    f'config.optim.kind is {ours}, but {where} was trained with {theirs}, whose statistics mean '
     f'nothing to {ours}; set it to {theirs}, or {advice}'
   )
 
@@ -182,8 +181,8 @@ def check_decay_start(config: Config, origin: Origin, growth: LastGrowth | None)
     theirs = meta.config
     raise UserError(
       f'config.train.decay_from is {begin}, but the rate of {origin.where} has begun to decay '
-      f'already (optim.schedule={theirs.optim.schedule} of {theirs.train.steps} steps); start from '
-      'an earlier checkpoint (--config.init_from=DIR@STEP), or from a run with '
+      f'already (optim.schedule={theirs.optim.schedule.kind} of {theirs.train.steps} steps); start '
+      'from an earlier checkpoint (--config.init_from=DIR@STEP), or from a run with '
       'optim.schedule=wsd or constant'
     )
 

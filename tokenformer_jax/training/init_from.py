@@ -164,7 +164,7 @@ def _with_optimizer(config: Config, meta: Meta, state: State, mesh: Mesh) -> Sta
 
   The count of the learning rate stays.
   """
-  if config.optim.name == meta.config.optim.name:
+  if config.optim.kind == meta.config.optim.kind:
     return state
   definition = models.define(config.model)
   tx = optim.make_optimizer(config.optim, optim.NO_RATE, definition.info)

@@ -1,5 +1,7 @@
 """Compare the settings of a run with its model: what it lacks, and what is probably a mistake."""
 
+import jax
+
 from tokenformer_jax.config import Config, frozen_groups, skip_window
 from tokenformer_jax.config.groups import check_numbers
 from tokenformer_jax.config.model import layer_path, used_layers
@@ -13,9 +15,9 @@ def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Defi
   """Check that the model has newer tokens, experts or layers if `optim.old_tokens` needs them."""
   if config.optim.old_tokens == 'train':
     return
-  now = definition.token_counts
-  adds = growth and (growth.old_tokens != now or growth.new_layers or growth.old_experts)
-  if not adds:
+  if growth is None or jax.tree.all(
+    jax.tree.map(lambda old, array: old.are_all(array.shape), growth.old, definition.abstract)
+  ):
     raise UserError(
       f'config.optim.old_tokens is {config.optim.old_tokens!r}, but this model has no tokens newer '
       'than the others, and no newer experts or layers; grow it first, or set it to train'

@@ -21,7 +21,9 @@ from tokenformer_jax.training.origin import FROM_SCRATCH, Origin
 def fill_in(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
   """Replace zeros, which mean "make it fit", in reference counts and the sizes of the task."""
   task = tasks.task_class(config.model)
-  return with_references(task.fill_in(config, origin.model, resumed=origin.own is not None), origin)
+  # A model of another kind is refused later.
+  trained = origin.model if isinstance(origin.model, type(config.model)) else None
+  return with_references(task.fill_in(config, trained, resumed=origin.own is not None), origin)
 
 
 def with_references(config: Config, origin: Origin = FROM_SCRATCH) -> Config:

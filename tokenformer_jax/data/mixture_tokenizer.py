@@ -1,0 +1,124 @@
+"""Find the tokenizer that all sources of a mixture share, or train it on their text."""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config.mixture import shares, source_configs
+from tokenformer_jax.data import store, tokenizers
+from tokenformer_jax.data.corpus import Corpus
+from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel.messages import say
+from tokenformer_jax.storage import retry, sealed
+
+
+@contextlib.contextmanager
+def naming(name: str) -> Iterator[None]:
+  """Name a source in the messages of errors about it."""
+  path = f'config.data.mixture.{name}'
+  try:
+    yield
+  except UserError as error:
+    if f'{path}.' in str(error):
+      raise
+    raise UserError(f'{path}: {error}') from error
+
+
+def stored(data: DataConfig) -> Tokenizer | None:
+  """Return the BPE of the first store that the config names, or None."""
+  if not tokenizers.bpe_size(data.tokenizer):
+    return None
+  for name, one in source_configs(data).items():
+    if one.store:
+      with naming(name):
+        return store.prepare(one).tokenizer
+  return None
+
+
+def find(data: DataConfig) -> Tokenizer:
+  """Return the tokenizer of the config; train a BPE that is not in the cache folder."""
+  size = tokenizers.bpe_size(data.tokenizer)
+  return _trained_bpe(data, size) if size else tokenizers.load(data.tokenizer)
+
+
+def known(data: DataConfig) -> Tokenizer:
+  """Return the tokenizer of a mixture, without training it.
+
+  Raises:
+    UserError: it is a BPE that was not trained yet.
+  """
+  if not (size := tokenizers.bpe_size(data.tokenizer)):
+    return tokenizers.load(data.tokenizer)
+  if found := stored(data) or _read_bpe(_bpe_file(data, size, _weighted(data))):
+    return found
+  raise UserError(
+    f'the tokenizer {data.tokenizer} of config.data.mixture was not trained yet, so there are no '
+    'token stores; a run trains it, and so does `tokenformer prepare`'
+  )
+
+
+def _weighted(data: DataConfig) -> dict[str, Corpus]:
+  """Return the text of the sources that have a weight."""
+  weights = {name: weight for name, weight in shares(data.mixture).last.items() if weight}
+  corpora = {}
+  for name, one in source_configs(data).items():
+    if name in weights:
+      with naming(name):
+        corpora[name] = store.open_text(one)
+  return corpora
+
+
+def _bpe_file(data: DataConfig, size: int, corpora: Mapping[str, Corpus]) -> Path:
+  """Return the path of the BPE of a mixture in the cache folder."""
+  weights = {name: shares(data.mixture).last[name] for name in corpora}
+  parts = [(corpus.fingerprint(), corpus.fraction) for corpus in corpora.values()]
+  identity = repr((size, data.text_field, data.deduplicate, parts, weights))
+  name = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+  return store.cache_folder(data) / 'tokenizers' / f'{name}.json'
+
+
+def _read_bpe(path: Path) -> Tokenizer | None:
+  with contextlib.suppress(OSError, ValueError, LookupError, UserError):
+    return tokenizers.from_json(sealed.load(path.read_bytes()))
+  return None
+
+
+def _trained_bpe(data: DataConfig, size: int) -> Tokenizer:
+  """Return the BPE of a mixture, from the cache folder, or trained."""
+  corpora = _weighted(data)
+  path = _bpe_file(data, size, corpora)
+  if known := _read_bpe(path):
+    return known
+  weights = shares(data.mixture).last
+  say(f'training the tokenizer {data.tokenizer} on {", ".join(corpora)}')
+  made = retry.retried(
+    lambda: tokenizers.train_bpe(_in_proportion(corpora, weights), size), 'training the tokenizer'
+  )
+  with contextlib.suppress(OSError):  # Another start then trains it again.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f'.{os.getpid()}')
+    temporary.write_text(sealed.dump(made.to_json()), 'utf-8')
+    temporary.replace(path)
+  return made
+
+
+def _in_proportion(corpora: Mapping[str, Corpus], weights: Mapping[str, float]) -> Iterator[str]:
+  """Yield the training text of several sources, each time of the one that is furthest behind."""
+  texts = {
+    name: (piece.text for piece in corpus.pieces() if piece.split == 'train')
+    for name, corpus in corpora.items()
+  }
+  taken = dict.fromkeys(texts, 0)
+  while texts:
+    name = min(texts, key=lambda name: taken[name] / weights[name])
+    with naming(name):
+      text = next(texts[name], None)
+    if text is None:
+      del texts[name]
+    else:
+      taken[name] += len(text.encode())
+      yield text
