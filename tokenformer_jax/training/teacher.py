@@ -69,11 +69,10 @@ class Teacher:
   def complete(self, config: Config, origin: Origin) -> Config:
     """Fill in the step of the teacher, and its vocabulary size if the run has none of its own."""
     distill = dataclasses.replace(config.distill, teacher=self.record.source)
-    config = dataclasses.replace(config, distill=distill)
-    if origin.model is not None or config.model.vocab_size:
-      return config
-    model = dataclasses.replace(config.model, vocab_size=self.meta.config.model.vocab_size)
-    return dataclasses.replace(config, model=model)
+    model = config.model
+    if origin.model is None and not model.vocab_size:
+      model = dataclasses.replace(model, vocab_size=self.meta.config.model.vocab_size)
+    return dataclasses.replace(config, distill=distill, model=model)
 
   def check_fits(self, config: Config, mesh: Mesh) -> None:
     """Check that the teacher fits a run: its model, with every size filled in, data and mesh."""

@@ -1,6 +1,6 @@
 """Check that values of several sections of a run's config fit together."""
 
-from tokenformer_jax.config import mixture, names, stages
+from tokenformer_jax.config import batch_sizes, mixture, names
 from tokenformer_jax.config.check_model import (
   check_accumulation,
   check_capacity,
@@ -45,7 +45,7 @@ def check(config: Config) -> None:
   _check_positions(config.model, config.data)
   check_accumulation(config.model, config.optim.accumulation_steps)
   if config.data.has_stages:
-    stages.check(config, _check_sizes)
+    batch_sizes.check(config, _check_sizes)
   else:
     _check_sizes(config)
 
@@ -121,9 +121,10 @@ def _check_sizes(config: Config) -> None:
 def _check_lengths(config: Config) -> None:
   """Check that each length is set in one unit only."""
   for section, name in (('train', ''), ('optim', 'warmup_')):
-    values, defaults = getattr(config, section), getattr(Config(), section)
+    values = getattr(config, section)
+    defaults = {leaf.path: leaf.default for leaf in leaves(values)}
     units = [f'{name}{unit}' for unit in ('steps', 'epochs', 'examples')]
-    given = [n for n in units if getattr(values, n) != getattr(defaults, n)]
+    given = [n for n in units if getattr(values, n) != defaults[n]]
     if len(given) > 1:
       lengths = ' and '.join(f'config.{section}.{n}={getattr(values, n)}' for n in given)
       raise UserError(f'{lengths} set one length in several units; give one of them')
