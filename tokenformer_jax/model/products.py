@@ -157,7 +157,7 @@ class _ShardProduct:
     return self.product(whole_HxBxTxK, shard, x_axes='HBTK')
 
   def to_heads(self, x: jax.Array, shard: jax.Array) -> jax.Array:
-    """Multiply a shard of x, sum over devices, and return to each device its heads of the result."""
+    """Multiply a shard of x, sum over devices, and return each device's heads of the result."""
     summed_HxBxTxK: Any = per_device.scatter(self.product(x, shard, out_axes='HBTK'), 'heads')
     return jnp.moveaxis(summed_HxBxTxK, 0, 2)
 
