@@ -18,10 +18,8 @@ def grown_ffn(method='group', model=SOURCE, **changes):
   """Returns the feed-forward part of a run that begins from a source with filled-in sizes."""
   ffn = dataclasses.replace(model.layer.ffn, tokens=LARGER, **changes)
   larger = dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
-  config = config_lib.Config(model=larger, grow=growth(method=method))
-  return sizes.with_references(
-    config, types.SimpleNamespace(model=SOURCE, own=None)
-  ).model.layer.ffn
+  origin = types.SimpleNamespace(model=SOURCE, own=None)
+  return sizes.with_references(larger, growth(method=method), origin).layer.ffn
 
 
 @pytest.mark.parametrize('reference', [0, TOKENS], ids=['open', 'of the source'])
