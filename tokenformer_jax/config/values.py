@@ -8,7 +8,7 @@ both have keep their values.
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -21,6 +21,34 @@ from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.section import adapter, field_types, kinds_of, sections_of
 
 
+_WIDEST = 100  # columns of a line of a printed config
+
+
+class Values(ml_collections.ConfigDict):
+  """The keys of a config as a file changes them; its text has one line for a short section."""
+
+  def __str__(self) -> str:
+    return '\n'.join(_lines(self.copy_and_resolve_references().to_dict(), ''))
+
+
+def _lines(values: Mapping[str, Any], indent: str) -> Iterator[str]:
+  """Yield the lines of nested dicts; one that fits in a line has no lines of its own."""
+  for name in sorted(values, key=lambda name: (name != 'kind', name)):
+    value, line = values[name], f'{indent}{name}: {_in_line(values[name])}'
+    if isinstance(value, Mapping) and len(line) > _WIDEST:
+      yield f'{indent}{name}:'
+      yield from _lines(value, f'{indent}  ')
+    else:
+      yield line
+
+
+def _in_line(value: Any) -> str:
+  if not isinstance(value, Mapping):
+    return repr(value)
+  names = sorted(value, key=lambda name: (name != 'kind', name))
+  return f'{{{", ".join(f"{name}: {_in_line(value[name])}" for name in names)}}}'
+
+
 def defaults(**changes: Any) -> ml_collections.ConfigDict:
   """Return the default config as the `ConfigDict` that a config file starts from.
 
@@ -31,7 +59,7 @@ def defaults(**changes: Any) -> ml_collections.ConfigDict:
 
 def to_config_dict(section: Any) -> ml_collections.ConfigDict:
   """Return the keys of a config, or of one of its sections, as a `ConfigDict`."""
-  return ml_collections.ConfigDict(to_json(section))
+  return Values(to_json(section))
 
 
 def from_dotted(values: Mapping[str, Any]) -> dict[str, Any]:
