@@ -40,11 +40,6 @@ def check(config: Config) -> None:
     )
   if isinstance(config.data, TextConfig):
     _check_text(config)
-  if config.distill.init == 'yes' and config.init_from:
-    raise UserError(
-      f'config.distill.init=yes and config.init_from={config.init_from} both say which parameters '
-      'the run begins with; set config.distill.init=no, or leave init_from out'
-    )
   _check_lengths(config)
   check_decay(config)
   _check_positions(config.model, config.data)
@@ -61,7 +56,6 @@ _OWNERS = {
   'train.device_checker': 'train.check_devices',
   'distill.weight': 'distill.teacher',
   'distill.temperature': 'distill.teacher',
-  'distill.init': 'distill.teacher',
 }
 _OF_LM = (
   'optim.z_loss',

@@ -254,16 +254,14 @@ def _changed_settings(config: Config, origin: Origin) -> list[str]:
   if origin.own is None or origin.own.contents != 'model':
     return []
   theirs = origin.own.config
-  # The keys of `grow` and a beginning have no more effect.
+  # The keys of `grow` have no more effect.
   changed = [
     f'{path}: {old!r} -> {new!r}'
     for path, new, old in config_lib.differences(config, theirs)
-    if path not in ('init_from', 'distill.init')
+    if path != 'init_from'
     and not path.startswith('grow.')
     and re.sub(r'^data\.mixture\.\w+\.', 'data.', path) not in _UNREPORTED
   ]
   if config.init_from and config.init_from != theirs.init_from:
     changed.append(f'init_from={config.init_from} is ignored, because there is a checkpoint')
-  if config.distill.init != theirs.distill.init:
-    changed.append(f'distill.init={config.distill.init} is ignored, because there is a checkpoint')
   return changed

@@ -89,18 +89,6 @@ class Teacher:
         f'config.data.sequence_length is {length}, and {key} has learned positions for '
         f'{model.max_length} tokens; take at most that'
       )
-    if config.distill.init == 'yes':
-      differing = [
-        f'model.{name} is {theirs!r} there and {ours!r} in the config'
-        for name in ('width', 'scaled_logits')
-        for ours, theirs in [(getattr(student, name), getattr(model, name))]
-        if ours != theirs
-      ]
-      if differing:
-        raise UserError(
-          f'config.distill.init=yes copies arrays of {key}, which do not fit: '
-          f'{" and ".join(differing)}; set config.distill.init=no, or make these equal'
-        )
     try:
       sharding.check_divides(mesh, self.definition.abstract, self.definition.axes)
       sharding.check_model(model, mesh)
