@@ -20,33 +20,44 @@ from tokenformer_jax.config.check_config import check
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.section import adapter, field_types, kinds_of, sections_of
 
-
 _WIDEST = 100  # columns of a line of a printed config
 
 
 class Values(ml_collections.ConfigDict):
-  """The keys of a config as a file changes them; its text has one line for a short section."""
+  """The keys of a config as a file changes them; as text, they fit on a screen."""
 
   def __str__(self) -> str:
     return '\n'.join(_lines(self.copy_and_resolve_references().to_dict(), ''))
 
 
 def _lines(values: Mapping[str, Any], indent: str) -> Iterator[str]:
-  """Yield the lines of nested dicts; one that fits in a line has no lines of its own."""
-  for name in sorted(values, key=lambda name: (name != 'kind', name)):
-    value, line = values[name], f'{indent}{name}: {_in_line(values[name])}'
-    if isinstance(value, Mapping) and len(line) > _WIDEST:
-      yield f'{indent}{name}:'
-      yield from _lines(value, f'{indent}  ')
-    else:
-      yield line
+  """Yield the lines of nested dicts: as many keys in each as fit, then the longer sections."""
+  texts = {name: f'{name}: {_in_line(value)}' for name, value in values.items()}
+  long = [name for name in texts if len(texts[name]) > _WIDEST // 2 and values[name]]
+  long = [name for name in long if isinstance(values[name], Mapping)]
+  line = ''
+  for name in sorted(texts.keys() - long, key=_kind_first):
+    joined = f'{line}, {texts[name]}' if line else indent + texts[name]
+    if len(joined) > _WIDEST:
+      yield f'{line},'
+      joined = indent + texts[name]
+    line = joined
+  if line:
+    yield line
+  for name in sorted(long):
+    yield f'{indent}{name}:'
+    yield from _lines(values[name], f'{indent}  ')
 
 
 def _in_line(value: Any) -> str:
   if not isinstance(value, Mapping):
     return repr(value)
-  names = sorted(value, key=lambda name: (name != 'kind', name))
-  return f'{{{", ".join(f"{name}: {_in_line(value[name])}" for name in names)}}}'
+  items = (f'{name}: {_in_line(value[name])}' for name in sorted(value, key=_kind_first))
+  return f'{{{", ".join(items)}}}'
+
+
+def _kind_first(name: str) -> tuple[bool, str]:
+  return name != 'kind', name
 
 
 def defaults(**changes: Any) -> ml_collections.ConfigDict:
