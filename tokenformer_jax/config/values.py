@@ -38,7 +38,7 @@ def _lines(values: Mapping[str, Any], indent: str) -> Iterator[str]:
   line = ''
   for name in sorted(texts.keys() - long, key=_kind_first):
     joined = f'{line}, {texts[name]}' if line else indent + texts[name]
-    if len(joined) > _WIDEST:
+    if len(joined) >= _WIDEST:  # with a comma
       yield f'{line},'
       joined = indent + texts[name]
     line = joined
