@@ -19,7 +19,6 @@ from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage
 _COPYING = ('duplicate', 'net2net', 'hypercloning')
 # The changes that `check_used` names, by the kinds of steps that make them.
 _CHANGES: dict[type[Step], str] = {
-  tokens.AddFirstTokens: 'more_tokens',
   tokens.AddTokens: 'more_tokens',
   tokens.DuplicateTokens: 'more_tokens',
   widen.CopyUnits: 'wider',
@@ -36,25 +35,22 @@ def plan_growth(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> St
   """
   shallow = matching.shallow(source, target)
   narrow = experts.narrow(source, shallow)
-  seeded = matching.with_first_tokens(source, narrow)
   zero_values = how.new_values == 'zero' or (how.method == 'group' and not how.new_values)
   steps: list[Step] = []
-  if seeded != source:
-    steps.append(tokens.AddFirstTokens(source, seeded, zero_values))
-  if narrow != seeded:
-    models_ = seeded, narrow
+  if narrow != source:
+    pair = source, narrow
     if how.method == 'duplicate':
-      steps.append(tokens.DuplicateTokens(*models_, how.noise))
+      steps.append(tokens.DuplicateTokens(*pair, how.noise))
     elif how.method in tokens.METHODS:
-      steps.append(tokens.AddTokens(*models_, how.method, how.new_keys, zero_values, how.noise))
+      steps.append(tokens.AddTokens(*pair, how.method, how.new_keys, zero_values, how.noise))
     elif how.method == 'net2net_fill':
-      steps.append(widen.FillBlocks(*models_))
+      steps.append(widen.FillBlocks(*pair))
     else:
-      steps.append(widen.CopyUnits(*models_, how.method, how.noise, how.seed))
+      steps.append(widen.CopyUnits(*pair, how.method, how.noise, how.seed))
   if shallow != narrow:
     steps.append(experts.AddExperts(narrow, shallow))
   if source.repeats != target.repeats:
-    base = matching.routed(seeded, shallow)
+    base = matching.routed(matching.with_first_tokens(source, narrow), shallow)
     steps.append(layers.AddLayers(shallow, target, how.place, base))
   return tuple(steps)
 
@@ -67,17 +63,15 @@ def check(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> Steps:
       key that differs, a key of `how` has no effect, or new tokens could never learn.
   """
   steps = plan_growth(source, target, how)
-  resizing = [step for step in steps if _CHANGES[type(step)] in ('more_tokens', 'wider')]
-  if resizing:
-    first, last = resizing[0], resizing[-1]
-    adds_first = isinstance(first, tokens.AddFirstTokens)
-    seeded = first.after if adds_first else source
+  if steps and _CHANGES[type(steps[0])] in ('more_tokens', 'wider'):
+    resized = steps[0].after
+    seeded = matching.with_first_tokens(source, resized)
     check_method(seeded, how.method)
-    if adds_first:
-      _check_first_tokens(source, seeded, how, others=last is not first)
+    if seeded != source:
+      _check_first_tokens(source, seeded, how, others=seeded != resized)
     by_tokens = how.method in tokens.METHODS
     keys = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads', 'kv_heads')
-    for path, new, old in config_lib.differences(last.after, seeded, 'model.'):
+    for path, new, old in config_lib.differences(resized, seeded, 'model.'):
       if path.rpartition('.')[2] not in keys:
         raise UserError(
           f'{path} is {old!r} in the source and {new!r} in the target; growth by {how.method} '

@@ -325,7 +325,7 @@ class TakeExperts(Selection):
     array, axis = old(path), self.info(path).expert_axis
     if axis is None:
       return array
-    kept_LxN = self.data(path)
+    kept_LxN = self.own(path)
     shape = [1] * array.ndim
     shape[0], shape[axis] = kept_LxN.shape
     return jnp.take_along_axis(array, kept_LxN.reshape(shape), axis)
