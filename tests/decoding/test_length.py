@@ -43,16 +43,10 @@ ROTARY, NONE = tiny_model(), tiny_model(rotary=0)
 CLIPPED = with_mixer(ROTARY, positions=RotaryConfig(clip=256))
 BY_POSITION = with_mixer(NONE, length_scale=PositionScaleConfig(length=512))
 BY_SEEN = with_mixer(NONE, length_scale=SeenScaleConfig())
-MADE = ': made for lengths beyond the 512 of training'
-UNTRAINED = (
-  'rotary positions beyond the 512 of training are untrained; --clip_positions=W limits distances '
-  'as ReRoPE does'
-)
-MASK = 'only the causal mask distinguishes positions, and those beyond the 512 of training are '
-NO_FACTOR = (
-  'full attention without positions and without a factor for longer texts spreads its weights over '
-  'more tokens than the 512 of training'
-)
+UNTRAINED = 'rotary positions beyond the 512 of training are untrained'
+CLIP = '; --clip_positions=W below 512 limits distances as ReRoPE does'
+MASK = 'only the causal mask tells positions, and those beyond 512 are untrained'
+UNLIMITED = 'layers without positions see more tokens than the 512 of training'
 
 SENTENCES = {
   'learned, too few': (
@@ -63,81 +57,39 @@ SENTENCES = {
     tiny_model(rotary=0, position_embedding='learned', max_length=1024),
     'learned positions beyond the 512 of training are untrained',
   ),
-  'rotary': (ROTARY, UNTRAINED),
-  'rotary, gated': (gated_model(), UNTRAINED),
-  'clipped': (CLIPPED, f'full attention with distances up to 256{MADE}'),
-  'clipped, with a factor': (
-    with_mixer(CLIPPED, length_scale=PositionScaleConfig(length=512)),
-    f'full attention with distances up to 256, with a factor for longer texts{MADE}',
-  ),
-  'clipped too far': (
-    with_mixer(ROTARY, positions=RotaryConfig(clip=512)),
-    'rotary distances beyond the 512 of training are untrained, and they are limited to 512; '
-    '--clip_positions=W below 512 limits them as ReRoPE does',
-  ),
-  'windows': (tiny_model(window=512), f'windows of 512{MADE}'),
-  'windows without positions': (tiny_model(window=16, rotary=0), f'windows of 16{MADE}'),
-  'windows, gated': (gated_model(window=16), f'gated units in windows of 16{MADE}'),
-  'too wide windows': (
-    tiny_model(window=513),
-    'windows of 513 with rotary positions beyond the 512 of training are untrained',
-  ),
-  'HWFA': (
-    _mixed('local*3 layer', BY_POSITION),
-    f'windows of 16 and full attention without positions, with a factor for longer texts{MADE}',
-  ),
-  'HWFA, a factor of what is seen': (
-    _mixed('local*3 layer', BY_SEEN),
-    f'windows of 16 and full attention without positions, with a factor for longer texts{MADE}',
-  ),
-  'HWFA without a factor': (_mixed('local*3 layer', NONE), NO_FACTOR),
-  'HWFA of gated units': (
-    _mixed('local*3 layer', gated_model(rotary=0, length_scale=BY_SEEN.layer.mixer.length_scale)),
-    'gated units in windows of 16 and gated units without positions, with a factor for longer '
-    f'texts{MADE}',
-  ),
-  'HWFA of gated units without a factor': (
-    _mixed('local*3 layer', gated_model(rotary=0)),
-    'gated units without positions and without a factor for longer texts spread their weights '
-    'over more tokens than the 512 of training',
-  ),
-  'HWFA of squared relu': (
-    _mixed('local*3 layer', gated_model(rotary=0, scores='squared_relu')),
-    'gated units divide relu² by more tokens than the 512 of training',
-  ),
-  'HWFA beyond its training': (
-    _mixed('local*3 layer', BY_POSITION, window=200),
-    '3 layers with windows together reach 598 positions, beyond the 512 of training',
-  ),
-  'HWFA2': (_mixed('local layer local', ROTARY), UNTRAINED),
-  'HWFA2, clipped': (
-    _mixed('local layer local', CLIPPED),
-    f'windows of 16 and full attention with distances up to 256{MADE}',
-  ),
-  'no positions, with a factor': (BY_POSITION, f'{MASK}untrained'),
-  'no positions': (NONE, f'{MASK}untrained'),
-  'linear': (
-    linear(ROTARY),
-    'linear attention with rotary positions beyond the 512 of training is untrained',
-  ),
+  'rotary': (ROTARY, UNTRAINED + CLIP),
+  'rotary, gated': (gated_model(), UNTRAINED + CLIP),
+  'clipped': (CLIPPED, ''),
+  'clipped too far': (with_mixer(ROTARY, positions=RotaryConfig(clip=512)), UNTRAINED + CLIP),
+  'windows': (tiny_model(window=512), ''),
+  'windows without positions': (tiny_model(window=16, rotary=0), ''),
+  'too wide windows': (tiny_model(window=513), UNTRAINED),
+  'HWFA': (_mixed('local*3 layer', BY_POSITION), ''),
+  'HWFA, a factor of what is seen': (_mixed('local*3 layer', BY_SEEN), ''),
+  'HWFA without a factor': (_mixed('local*3 layer', NONE), UNLIMITED),
+  'HWFA of gated units': (_mixed('local*3 layer', gated_model(rotary=0)), UNLIMITED),
+  'HWFA2': (_mixed('local layer local', ROTARY), UNTRAINED + CLIP),
+  'HWFA2, clipped': (_mixed('local layer local', CLIPPED), ''),
+  'no positions, with a factor': (BY_POSITION, MASK),
+  'no positions': (NONE, MASK),
+  'linear': (linear(ROTARY), UNTRAINED),
   'linear without positions, after windows': (
     dataclasses.replace(
       linear(NONE), pattern='local layer', variants=_mixed('local layer', NONE).variants
     ),
-    'linear attention without positions sums over more tokens than the 512 of training',
+    UNLIMITED,
   ),
-  'linear without positions': (linear(NONE), f'{MASK}untrained'),
   'two untrained kinds': (
     dataclasses.replace(
       ROTARY, pattern='layer other', variants=Layers({'other': linear(ROTARY).layer})
     ),
-    f'{UNTRAINED}; linear attention with rotary positions beyond the 512 of training is untrained',
+    f'{UNTRAINED}{CLIP}; {UNTRAINED}',
   ),
 }
 
 
 @pytest.mark.parametrize('name', SENTENCES)
-def test_the_sentence_names_what_decides(name):
+def test_the_warning_names_each_untrained_kind_of_layer(name):
   model, sentence = SENTENCES[name]
   assert describe_length(model, 512, 1024) == sentence
 

@@ -31,7 +31,7 @@ def _dispatch(name: str, capacity: int, order: str = 'sequence', valid=None):
   logits = SWITCH[f'{name}/logits'] if f'{name}/logits' in SWITCH else SWITCH['router/logits']
   choice = router.choose(jnp.asarray(logits), TOP_1, valid_BxT=valid)
   experts, gates = choice.experts_BxTxK[..., 0], choice.gates_BxTxK[..., 0]
-  places = jax.vmap(lambda e, g: dispatch.place(e, g, 4, order))(experts, gates)
+  places = jax.vmap(lambda e, g: dispatch.rank(e, g, 4, order))(experts, gates)
   of_expert = jax.nn.one_hot(experts, 4)[..., None]
   taken = of_expert * jax.nn.one_hot(places, capacity)[:, :, None]
   return np.asarray(taken), np.asarray(taken * gates[..., None, None])

@@ -106,21 +106,21 @@ def gpu(monkeypatch):
 
 
 def test_only_a_gpu_that_lacks_the_piece_has_none(mesh, gpu):
-  assert fit.has_piece(mesh, 2**60), 'a CPU was asked for memory'
-  assert fit.has_piece(gpu, 3 * 2**20)
-  assert not fit.has_piece(gpu, 2**47), 'more than a process can address was given'
+  assert fit.can_allocate(mesh, 2**60), 'a CPU was asked for memory'
+  assert fit.can_allocate(gpu, 3 * 2**20)
+  assert not fit.can_allocate(gpu, 2**47), 'more than a process can address was given'
 
 
 def test_a_way_falls_back_if_its_temporaries_are_not_free_in_one_piece(
   mesh, gpu, plain_losses, monkeypatch, capsys
 ):
   compiled = _record(monkeypatch, fit.make_train_step)
-  has_piece, compile_lowered = fit.has_piece, fit.compile_lowered
+  can_allocate, compile_lowered = fit.can_allocate, fit.compile_lowered
   monkeypatch.setattr(  # What does not fit is not run.
     fit, 'compile_lowered', lambda step: step if len(compiled) < 2 else compile_lowered(step)
   )
   monkeypatch.setattr(fit, 'compiled_bytes', lambda step: 1e6)
-  monkeypatch.setattr(fit, 'has_piece', lambda mesh, size: has_piece(gpu, size))
+  monkeypatch.setattr(fit, 'can_allocate', lambda mesh, size: can_allocate(gpu, size))
   sizes = iter([2**47, 2**20])
   monkeypatch.setattr(fit, 'temporary_bytes', lambda step: next(sizes))
   losses = _make_steps(_fitted(mesh, math.inf))

@@ -257,7 +257,7 @@ def test_an_unfinished_teacher_is_allowed_and_said(make, tmp_path, one_device, t
   with begun(make(distill__teacher=f'{teacher}@15'), tmp_path / 'run') as run:
     said = run.run.teacher.description(run.config)
   assert said.startswith(f'learning from {teacher}@15, which has made 15 of its 20 steps: 32,832 p')
-  assert 'TFLOP a step beside' in said
+  assert 'TFLOP a step, and ' in said
 
 
 def test_a_run_keeps_its_teacher(make, tmp_path, one_device, teacher, student):

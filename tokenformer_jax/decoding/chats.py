@@ -33,20 +33,16 @@ class ChatRequest(TextRequest):
 
 
 def find_template(meta: Meta, directory: paths.Path) -> Template:
-  """Return the template of the conversations of a model, that of its training or of its folder.
-
-  Raises:
-    UserError: the model has none, is no language model, or jinja2 is missing.
-  """
+  """Return the template of the conversations of a model, that of its training or of its folder."""
   checkpoint.check_is_language_model(meta, directory)
-  found = meta.tokenizer.get('chat')
-  if found is None:
+  template = meta.tokenizer.get('chat')
+  if template is None:
     raise UserError(
       f'{directory} was trained on plain text, so it has no chat template; generate without chat, '
       'or train it on conversations with config.data.rows=chat'
     )
   check_installed('a chat')
-  return Template(**found)
+  return Template(**template)
 
 
 def check_has_template(meta: Meta, directory: paths.Path) -> None:
@@ -57,11 +53,7 @@ def check_has_template(meta: Meta, directory: paths.Path) -> None:
 def ask(
   template: Template, messages: Sequence[dict[str, Any]], request: TextRequest
 ) -> ChatRequest:
-  """Return the request for the answer to messages; `request` has all but the prompt.
-
-  Raises:
-    UserError: the messages have another form, end with an answer, or the template refuses them.
-  """
+  """Return the request for the answer to messages; `request` has all but the prompt."""
   check_messages(messages, 'messages:')
   if messages[-1]['role'] == ANSWER_ROLE:
     raise UserError('messages end with an answer of the assistant; end them with a question')

@@ -77,7 +77,7 @@ class _State(NamedTuple):
 class _Rows(NamedTuple):
   """The constants of a batch."""
 
-  padding_B: np.ndarray
+  padding_B: Any  # int32
   draws: Draws
   stop_BxK: np.ndarray
 
@@ -149,9 +149,6 @@ class Decoder:
     A text depends only on its own request, not on the other requests of its batch. The parameters
     come from `prepare`, the requests are the same on every host, and `batch_size` is rounded up to
     a number of rows that the mesh can split.
-
-    Raises:
-      UserError: a text would be longer than the model's learned positions.
     """
     texts: list[np.ndarray] = [np.array([], np.int32)] * len(requests)
     lengths = [len(request.prompt) + request.length for request in requests]

@@ -54,22 +54,18 @@ def table_1(tasks: Mapping[str, Any]) -> dict[str, float]:
 
   `tasks` has results by task, from `harness.evaluate`.
   """
-  found = {}
+  columns = {}
   for column, (task, metric, factor) in _COLUMNS.items():
     if metric in tasks.get(task, {}).get('metrics', {}):
-      found[column] = factor * tasks[task]['metrics'][metric]['value']
-  accuracies = [value for column, value in found.items() if column != 'LAMBADA ppl']
-  if len(found) == len(_COLUMNS):
-    found[_AVERAGE] = math.fsum(accuracies) / len(accuracies)
-  return found
+      columns[column] = factor * tasks[task]['metrics'][metric]['value']
+  accuracies = [value for column, value in columns.items() if column != 'LAMBADA ppl']
+  if len(columns) == len(_COLUMNS):
+    columns[_AVERAGE] = math.fsum(accuracies) / len(accuracies)
+  return columns
 
 
 def import_harness() -> Any:
-  """Import and return the module `harness`, which needs lm-evaluation-harness.
-
-  Raises:
-    UserError: lm-evaluation-harness is not installed.
-  """
+  """Import and return the module `harness`, which needs lm-evaluation-harness."""
   try:
     from tokenformer_jax.decoding import harness  # noqa: PLC0415 (an extra)
   except ImportError as error:
@@ -85,9 +81,6 @@ def find_tasks(names: str | Sequence[str], include_path: str | None = None) -> l
   """Return tasks of lm-evaluation-harness by one name or several, for `evaluate`.
 
   `include_path` is a folder with tasks of your own. Without a name the harness is not imported.
-
-  Raises:
-    UserError: the harness is not installed, or has no such task.
   """
   names = [names] if isinstance(names, str) else names
   return import_harness().find_tasks(names, include_path) if names else []
@@ -102,9 +95,6 @@ def make_scorer(
 
   `max_length` is the most tokens of input; None: the training's sequence length. `batch_size` is
   the rows of a batch; None: enough rows for several thousand tokens.
-
-  Raises:
-    UserError: `max_length` exceeds the model's learned positions.
   """
   choice, first = model.config.data.documents, model.tokenizer.boundary
   return Scorer(
@@ -136,9 +126,6 @@ def evaluate(
   Returns:
     A report as JSON: source, step, model, dtype, max_length, versions; `text` has the figures of
     `perplexity.Figures`, `tasks` has the figures of each task (see `harness.evaluate`).
-
-  Raises:
-    UserError: the stride is longer than a window, or the text is empty.
   """
   report = {
     'source': model.source,
@@ -165,9 +152,6 @@ def open_documents(texts: str | Iterable[str] | None, field: str) -> Iterable[st
   """Return documents, or the documents of a source as in `data.source`; None for None.
 
   `field` is the name of the text in documents of several fields.
-
-  Raises:
-    UserError: there is no such source.
   """
   if not isinstance(texts, str):
     return texts

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import lm_eval.models  # Registers the harness's own models beside this one.
+import lm_eval.models  # Registers the harness's own models as well.
 import tqdm
 from absl import flags
 from lm_eval.api.instance import Instance
@@ -83,9 +83,6 @@ class TokenFormerLM(TemplateLM):
     `arg_dict` has `source`, and optionally `max_length`, `clip_positions` and `token_shards` (see
     `trained.load`). Of the other flags in `additional_config`, only `batch_size` counts: the rows
     of a batch, or `auto`.
-
-    Raises:
-      UserError: an argument is unknown, or `source` is missing.
     """
     given = {'batch_size': (additional_config or {}).get('batch_size') or 'auto', **arg_dict}
     for name in given:
@@ -122,12 +119,15 @@ class TokenFormerLM(TemplateLM):
   def tokenizer_name(self) -> str:
     return self._tokenizer.fingerprint
 
-  def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
+  def tok_encode(
+    self, string: str, add_special_tokens: bool | None = None, **unused: Any
+  ) -> list[int]:
     """Return the token ids of a text, begun as the tokenizer of the model's folder begins texts.
 
     Texts of a model that was trained here begin with nothing: its contexts go on inside a document.
     They begin with nothing for every model if `add_special_tokens` is False.
     """
+    del unused
     ids, begin = self._tokenizer.encode(string).tolist(), self._tokenizer.begin
     has_begin = add_special_tokens is not False and begin != (self.eot_token_id,)
     return [*begin, *ids] if has_begin else ids
@@ -162,20 +162,17 @@ class TokenFormerLM(TemplateLM):
   ) -> list[tuple[float, bool]]:
     # `TemplateLM` moves trailing spaces to the continuation, which can leave an empty context.
     rows = [Row(context or [self.prefix_token_id], new) for _, context, new in requests]
-    scores = [tuple(score) for score in self._score(rows, disable_tqdm)]
+    scores = [(score.log_prob, score.is_greedy) for score in self._score(rows, disable_tqdm)]
     for (texts, _, _), score in zip(requests, scores, strict=True):
       self.cache_hook.add_partial('loglikelihood', texts, score)
     return scores
 
   def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-    """Return the texts that follow contexts, up to the first of the strings `until`.
-
-    Raises:
-      UserError: a setting is unknown, or a text is longer than the model's context.
-    """
+    """Return the texts that follow contexts, up to the first of the strings `until`."""
     asked, stops = [], []
-    for i, (context, settings) in enumerate(request.args for request in requests):
-      settings = normalize_gen_kwargs(settings)
+    arguments: list[Any] = [request.args for request in requests]
+    for i, (context, given) in enumerate(arguments):
+      settings: dict[str, Any] = {**normalize_gen_kwargs(given)}
       stop = [string for string in settings.pop('until', []) if string]
       length = settings.pop('max_gen_toks')
       if length >= self.max_length:
@@ -214,9 +211,6 @@ def find_tasks(names: Sequence[str], include_path: str | None = None) -> list[An
   """Load tasks and task groups by their names in `lm_eval ls tasks`, with their data.
 
   `include_path` is a directory with more tasks.
-
-  Raises:
-    UserError: a name is unknown, or the data of a task cannot be read.
   """
   if include_path is not None and not os.path.isdir(include_path):
     raise UserError(f'--include_path={include_path} is not a directory')
@@ -228,22 +222,22 @@ def find_tasks(names: Sequence[str], include_path: str | None = None) -> list[An
       hint = f'did you mean {close[0]!r}?' if close else 'list them by `lm_eval ls tasks`'
       raise UserError(f'there is no task {name!r} in lm-evaluation-harness; {hint}')
     try:
-      loaded = manager.load([name])
+      own: Any = manager.load([name])
     except OSError as error:  # A missing connection is an OSError.
       raise UserError(
         f'the data of the task {name!r} cannot be read ({checkpoint.one_line(error)}); the harness '
         'fetches it from the internet once and then keeps it (HF_HOME)'
       ) from error
-    if name in loaded['groups']:
-      task_groups[name] = loaded['groups'][name]
+    if name in own['groups']:
+      task_groups[name] = own['groups'][name]
     else:
-      tasks.update(loaded['tasks'])
-  found = [*tasks.values(), *task_groups.values()]
+      tasks.update(own['tasks'])
+  loaded = [*tasks.values(), *task_groups.values()]
   try:
-    manager.load(found)
+    manager.load(loaded)
   except ValueError as error:
     raise UserError(f'--tasks names a task twice: {error}') from error
-  return found
+  return loaded
 
 
 def evaluate(
@@ -258,7 +252,8 @@ def evaluate(
   # The harness forks processes to estimate errors, which could deadlock with JAX's threads.
   os.environ.setdefault('DISABLE_MULTIPROC', '1')
   with contextlib.redirect_stdout(sys.stderr):
-    found = lm_eval.simple_evaluate(
+    run_tasks: Any = lm_eval.simple_evaluate
+    results = run_tasks(
       model=model,
       tasks=list(tasks),
       num_fewshot=num_fewshot,
@@ -270,11 +265,11 @@ def evaluate(
   return {
     name: {
       'metrics': _metrics(result),
-      'samples': found['n-samples'].get(name, {}).get('effective'),
-      'num_fewshot': found['n-shot'].get(name),
-      'version': found['versions'].get(name),
+      'samples': results['n-samples'].get(name, {}).get('effective'),
+      'num_fewshot': results['n-shot'].get(name),
+      'version': results['versions'].get(name),
     }
-    for name, result in found['results'].items()
+    for name, result in results['results'].items()
   }
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -66,15 +67,12 @@ def measure(
   tokenizer: Tokenizer,
   documents: Iterable[str],
   stride: int | None = None,
-  progress: Callable[[int], None] = lambda done: None,
+  progress: Callable[[int], Any] = lambda done: None,
 ) -> Figures:
   """Score a text in windows of the scorer's maximum length.
 
   For `stride` see `windows`; None: windows that do not overlap, as in training. `progress` gets the
   number of windows done since its last call.
-
-  Raises:
-    UserError: the stride is longer than a window, or the text is empty.
   """
   length = scorer.max_length
   stride = length if stride is None else stride

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,10 +40,10 @@ GREEDY = Sampling(temperature=0)
 class Draws(NamedTuple):
   """The settings of a batch, with one entry for each row."""
 
-  temperature_B: np.ndarray
-  top_k_B: np.ndarray
-  top_p_B: np.ndarray
-  seed_B: np.ndarray
+  temperature_B: Any  # float32
+  top_k_B: Any  # int32
+  top_p_B: Any  # float32
+  seed_B: Any  # uint32
 
   @classmethod
   def from_samplings(cls, samplings: Sequence[Sampling]) -> 'Draws':

@@ -1,7 +1,7 @@
 """Compute log-probabilities of given continuations, in batches of few shapes."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,8 @@ _LOGIT_ROWS = 2048  # rows of logits in memory at once
 class Row(NamedTuple):
   """Token ids of a context, and of the continuation to score."""
 
-  context: Sequence[int]  # at least one
-  continuation: Sequence[int]
+  context: Sequence[int] | np.ndarray  # at least one
+  continuation: Sequence[int] | np.ndarray
 
 
 class Score(NamedTuple):
@@ -69,15 +69,12 @@ class Scorer:
     self._sums = jax.jit(sums, out_shardings=sharding.replicated(mesh))
 
   def __call__(
-    self, rows: Sequence[Row], progress: Callable[[int], None] = lambda done: None
+    self, rows: Sequence[Row], progress: Callable[[int], Any] = lambda done: None
   ) -> list[Score]:
     """Score rows and return the scores in their order.
 
     An empty continuation has the probability 1. `progress` gets the number of rows done since its
     last call.
-
-    Raises:
-      UserError: a continuation is longer than `max_length`.
     """
     for row in rows:
       if len(row.continuation) > self.max_length:
@@ -87,7 +84,7 @@ class Scorer:
         )
     given = (len(row.context) + len(row.continuation) - 1 for row in rows)
     lengths = [min(length, self.max_length) for length in given]
-    scores: list[Score | None] = [None] * len(rows)
+    scores = [Score(0.0, is_greedy=True)] * len(rows)
     with jax.set_mesh(self.mesh):
       for indices, size, length in self._batches(lengths):
         tokens_BxT = fill([rows[i] for i in indices], size, length)
@@ -115,8 +112,8 @@ class Scorer:
       first += size
 
   def _on_mesh(self, batch: np.ndarray) -> jax.Array:
-    place = sharding.batch_sharding(self.mesh)
-    return jax.make_array_from_callback(batch.shape, place, lambda index: batch[index])
+    shards = sharding.batch_sharding(self.mesh)
+    return jax.make_array_from_callback(batch.shape, shards, lambda index: batch[index])
 
 
 def fill(batch: Sequence[Row], size: int, length: int) -> np.ndarray:

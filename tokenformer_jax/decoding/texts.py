@@ -29,11 +29,7 @@ class TextRequest:
   max_length: int | None = None
 
   def __post_init__(self):
-    """Check the prompt and the length.
-
-    Raises:
-      UserError: the prompt cannot be written as UTF-8, or the length is no int32.
-    """
+    """Check the prompt and the length."""
     if self.length is not None and self.length >= 2**31:
       raise UserError(f'length is {self.length}; it must be less than 2147483648')
     try:
@@ -45,9 +41,6 @@ class TextRequest:
     """Return the request in tokens, with the prompt as the beginning of a document.
 
     `trained` is the tokens of the longest text of training; None: not limited.
-
-    Raises:
-      UserError: the prompt alone has `max_length` tokens.
     """
     ids = self.ids(tokenizer)
     length = LENGTH if self.length is None else self.length

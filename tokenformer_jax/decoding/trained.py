@@ -49,11 +49,7 @@ class Trained:
     return tokenizers.from_json(self.meta.tokenizer)
 
   def context_length(self, asked: int | None = None) -> int:
-    """Return the most tokens of input: `asked`, or for None the sequence length of the training.
-
-    Raises:
-      UserError: the length is not positive, or exceeds the model's learned positions.
-    """
+    """Return the most tokens of input: `asked`, or for None the sequence length of the training."""
     if asked is not None and asked < 1:
       raise UserError(f'max_length is {asked}; it must be at least 1')
     model, length = self.config.model, asked or self.config.data.sequence_length
@@ -91,10 +87,6 @@ def load(
       full copy of the arrays that cannot be divided.
     clip_positions: see `length.with_clip`; None: the model's own.
     groups: use only the first groups of parameter tokens of each projection; None: all.
-
-  Raises:
-    UserError: there is no such run, it is damaged, the mesh does not divide the model, it has no
-      positions to clip, or it has fewer groups.
   """
   directory, step = paths.split_source(source)
   mesh = sharding.make_mesh(MeshConfig(tokens=token_shards), sharding.find_devices())
@@ -121,11 +113,7 @@ def load(
 
 
 def _first_groups(meta: Meta, count: int) -> Meta:
-  """Return the metadata of a model with its first groups of parameter tokens.
-
-  Raises:
-    UserError: the model has fewer groups, or none.
-  """
+  """Return the metadata of a model with its first groups of parameter tokens."""
   model = meta.config.model
   most = most_groups(model)
   if not most:

@@ -32,11 +32,7 @@ class Writer:
     return cls(decoder, params, model.tokenizer, model.mesh, model.config.data.sequence_length)
 
   def write(self, requests: Sequence[TextRequest], batch_size: int = 8) -> list[tuple[str, int]]:
-    """Return the text after each prompt, and its number of tokens.
-
-    Raises:
-      UserError: a text would be longer than the model's learned positions.
-    """
+    """Return the text after each prompt, and its number of tokens."""
     asked = [request.tokens(self.tokenizer, self.trained) for request in requests]
     with jax.set_mesh(self.mesh):
       written = self.decoder(self.params, asked, batch_size=batch_size)

@@ -154,12 +154,7 @@ class Block(nnx.Module):
     cache: Any = None,
     inputs: LayerInputs = NO_INPUTS,
   ) -> tuple[jax.Array, Any, Aux]:
-    """Return the block's output [B, T, D], the cache of the mixer, and the `Aux` of both parts.
-
-    Raises:
-      ValueError: rows end with padding or hold several documents, and the mixer is not causal, so
-        that tokens would see padding or other documents.
-    """
+    """Return the block's output [B, T, D], the cache of the mixer, and the `Aux` of both parts."""
     if context.starts_BxT is not None and not self.causal:
       raise ValueError('Context.starts_BxT hides earlier documents, and needs a causal mask')
     if context.ends_B is not None and not self.causal:

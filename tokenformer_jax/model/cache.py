@@ -16,7 +16,7 @@ PairAxes = tuple[tuple[str | None, ...], tuple[str | None, ...]]  # of keys and 
 HEADS: PairAxes = (AXES, AXES)
 _WHOLE = ('batch', None, None, None)
 WHOLE: PairAxes = (_WHOLE, _WHOLE)  # of heads that devices do not split
-_NOT_WRITTEN = 2**30  # a slot number after every query, which masks the place
+_NOT_WRITTEN = 2**30  # a slot number after every query, which masks the entry
 
 
 class CacheView(NamedTuple):

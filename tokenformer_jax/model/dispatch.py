@@ -1,6 +1,6 @@
 """Send tokens to experts and combine the results, on one device or several.
 
-With a capacity, every expert has a number of places for the tokens of a set of sequences (Switch
+With a capacity, every expert has a number of slots for the tokens of a set of sequences (Switch
 Transformer; Lepikhin et al. 2020, arXiv 2006.16668). Otherwise tokens are sorted by expert. Devices
 that split the experts exchange tokens, never experts.
 """
@@ -28,7 +28,7 @@ WITHOUT_DROPS = GroupedConfig()
 
 
 def capacity(config: CapacityConfig, tokens: int, top_k: int, count: int, training: bool) -> int:
-  """Return the number of an expert's places for a set of `tokens`, at most `tokens`.
+  """Return the number of an expert's slots for a set of `tokens`, at most `tokens`.
 
   Halves are rounded to even.
   """
@@ -38,14 +38,14 @@ def capacity(config: CapacityConfig, tokens: int, top_k: int, count: int, traini
 def _capacities(
   config: CapacityConfig, most: int, top_k: int, count: int, training: bool
 ) -> np.ndarray:
-  """Return the number of an expert's places for a set of 0, 1, … `most` tokens, int32."""
+  """Return the number of an expert's slots for a set of 0, 1, … `most` tokens, int32."""
   factor, tokens = config.factor if training else config.eval_factor, np.arange(most + 1)
   even = np.round(factor * tokens * top_k / count)
   return np.minimum(tokens, np.maximum(even, config.least)).astype(np.int32)
 
 
 class Routed(NamedTuple):
-  """The gated sum of expert outputs, and whether each token had a place at each expert."""
+  """The gated sum of expert outputs, and whether each token had a slot at each expert."""
 
   out_BxTxD: jax.Array
   kept_BxTxK: jax.Array
@@ -86,26 +86,26 @@ def run(
     return on_device(x_BxTxD, choice, *matrices)
   batch = per_device.split_spec(('batch', 'slots'))
 
-  def on_part(x: jax.Array, choice: Choice, *pieces: jax.Array) -> Routed:
-    whole = [_whole(piece, names) for piece, names in zip(pieces, axes, strict=True)]
+  def on_shard(x: jax.Array, choice: Choice, *shards: jax.Array) -> Routed:
+    whole = [_whole(shard, names) for shard, names in zip(shards, axes, strict=True)]
     out = on_device(x, choice, *whole)
     if per_device.is_split('expert_hidden'):
       out = out._replace(out_BxTxD=per_device.total(out.out_BxTxD, 'expert_hidden'))
     return out
 
   return jax.shard_map(
-    on_part,
+    on_shard,
     in_specs=(batch, batch, *map(per_device.split_spec, axes)),
     out_specs=batch,
   )(x_BxTxD, choice, *matrices)
 
 
-def _whole(piece: jax.Array, names: Axes) -> jax.Array:
-  """Gather the width of a device's part of a matrix, and mark the result as a copy for its rows."""
-  piece = per_device.varying_over_rows(piece, names)
+def _whole(shard: jax.Array, names: Axes) -> jax.Array:
+  """Gather the width of a shard of a matrix, and mark the result as a copy for its rows."""
+  shard = per_device.varying_over_rows(shard, names)
   if per_device.is_split('expert_width'):
-    piece = per_device.gather(piece, 'expert_width', names.index('expert_width'))
-  return piece
+    shard = per_device.gather(shard, 'expert_width', names.index('expert_width'))
+  return shard
 
 
 def _with_capacity(
@@ -117,7 +117,7 @@ def _with_capacity(
   count: int,
   training: bool,
 ) -> Routed:
-  """Return the result of experts with a limited number of places for each set of sequences.
+  """Return the result of experts with a limited number of slots for each set of sequences.
 
   The number depends on the tokens of the set, so padding does not change it.
   """
@@ -136,49 +136,49 @@ def _with_capacity(
   experts_GxM, gates_GxM = (array.reshape(sets, -1) for array in choice)
   tokens_G = jnp.sum(experts_GxM[:, ::top_k] < count, axis=1)
   own_slots_Gx1 = jnp.asarray(capacities)[tokens_G][:, None]
-  place_GxM = jax.vmap(lambda e, g: place(e, g, count, config.order))(experts_GxM, gates_GxM)
-  kept_GxM = (place_GxM < own_slots_Gx1) & (experts_GxM < count)
-  # The places of all sets, expert by expert.
+  rank_GxM = jax.vmap(lambda e, g: rank(e, g, count, config.order))(experts_GxM, gates_GxM)
+  kept_GxM = (rank_GxM < own_slots_Gx1) & (experts_GxM < count)
+  # The slots of all sets, expert by expert.
   set_Gx1 = jnp.arange(sets, dtype=jnp.int32)[:, None]
-  at_GxM = (experts_GxM * sets + set_Gx1) * slots + place_GxM
+  at_GxM = (experts_GxM * sets + set_Gx1) * slots + rank_GxM
   at_M = jnp.where(kept_GxM, at_GxM, count * sets * slots).reshape(-1)
   # Choice k of token t has the number K t + k, and M // K is no token's number.
   source = sources(at_M, count * sets * slots)
   flat_NxD = x_BxTxD.reshape(-1, width)
-  places_PxD = rows_at(flat_NxD, source // top_k)
-  places_ExSxD = places_PxD.reshape(count, sets * slots, width)
-  results = _at_experts(apply, places_ExSxD, matrices).reshape(-1, width)
+  slots_PxD = rows_at(flat_NxD, source // top_k)
+  slots_ExSxD = slots_PxD.reshape(count, sets * slots, width)
+  results = _at_experts(apply, slots_ExSxD, matrices).reshape(-1, width)
   rows_MxD = rows_at(results, at_M)
   kept_BxTxK = kept_GxM.reshape(batch, length, top_k)
   return Routed(_combine(rows_MxD, choice.gates_BxTxK, kept_BxTxK), kept_BxTxK)
 
 
-def place(experts_M: jax.Array, gates_M: jax.Array, count: int, order: str) -> jax.Array:
-  """Return the place of each choice of a set of sequences at its expert, from 0 on.
+def rank(experts_M: jax.Array, gates_M: jax.Array, count: int, order: str) -> jax.Array:
+  """Return the rank of each choice of a set of sequences at its expert, from 0 on.
 
   Choice k of token t is at K t + k, and `count` stands for none. For `order` see `CapacityConfig`.
   """
   if order == 'sequence':
-    return grouped.places(experts_M, count).rank_M
+    return grouped.rank(experts_M, count).rank_M
   first = jnp.argsort(-gates_M, stable=True)
-  places = grouped.places(experts_M[first], count).rank_M
-  return jnp.zeros_like(places).at[first].set(places, unique_indices=True)
+  ranks = grouped.rank(experts_M[first], count).rank_M
+  return jnp.zeros_like(ranks).at[first].set(ranks, unique_indices=True)
 
 
-def _at_experts(apply: Apply, places_ExSxD: jax.Array, matrices: Sequence[jax.Array]) -> jax.Array:
-  """Apply each expert to its places, on the expert's device."""
+def _at_experts(apply: Apply, slots_ExSxD: jax.Array, matrices: Sequence[jax.Array]) -> jax.Array:
+  """Apply each expert to its slots, on the expert's device."""
 
   def product(rows_ExSxI: jax.Array, matrices_ExIxO: jax.Array) -> jax.Array:
     return jnp.einsum('ESI,EIO->ESO', rows_ExSxI, matrices_ExIxO)
 
-  devices, local = len(places_ExSxD) // len(matrices[0]), len(matrices[0])
+  devices, local = len(slots_ExSxD) // len(matrices[0]), len(matrices[0])
   if devices == 1:
-    return apply(places_ExSxD, product, *matrices)
-  _, slots, width = places_ExSxD.shape
-  sent = per_device.exchange(places_ExSxD.reshape(devices, local, slots, width), 'experts')
+    return apply(slots_ExSxD, product, *matrices)
+  _, slots, width = slots_ExSxD.shape
+  sent = per_device.exchange(slots_ExSxD.reshape(devices, local, slots, width), 'experts')
   rows = jnp.moveaxis(sent, 0, 1).reshape(local, devices * slots, width)
   results = apply(rows, product, *matrices).reshape(local, devices, slots, width)
-  return per_device.exchange(jnp.moveaxis(results, 1, 0), 'experts').reshape(places_ExSxD.shape)
+  return per_device.exchange(jnp.moveaxis(results, 1, 0), 'experts').reshape(slots_ExSxD.shape)
 
 
 def _sorted(
@@ -199,16 +199,16 @@ def _sorted(
     rows_MxD = order.back(apply(rows_PxD, order.product, *matrices))
     kept_BxTxK = choice.experts_BxTxK < count
     return Routed(_combine(rows_MxD, choice.gates_BxTxK, kept_BxTxK), kept_BxTxK)
-  # Each device has places for the tokens of every other one.
+  # Each device has slots for the tokens of every other one.
   slots = device_slots(config, len(experts_M), top_k, local, devices)
   target_M = jnp.where(experts_M < count, experts_M // local, devices)
-  place_M = grouped.places(target_M, devices).rank_M
-  kept_M = (place_M < slots) & (experts_M < count)
-  at_M = jnp.where(kept_M, target_M * slots + place_M, devices * slots)
+  rank_M = grouped.rank(target_M, devices).rank_M
+  kept_M = (rank_M < slots) & (experts_M < count)
+  at_M = jnp.where(kept_M, target_M * slots + rank_M, devices * slots)
   source = sources(at_M, devices * slots)
-  places_PxD = rows_at(flat_NxD, source // top_k)
+  slots_PxD = rows_at(flat_NxD, source // top_k)
   own_P = jnp.append(experts_M % local, local)[source]
-  sent = per_device.exchange(places_PxD.reshape(devices, slots, width), 'experts')
+  sent = per_device.exchange(slots_PxD.reshape(devices, slots, width), 'experts')
   own_P = per_device.exchange(own_P.reshape(devices, slots), 'experts').reshape(-1)
   order = grouped.sort(own_P, local)
   results = apply(order.rows(sent.reshape(-1, width)), order.product, *matrices)
@@ -219,7 +219,7 @@ def _sorted(
 
 
 def device_slots(config: GroupedConfig, choices: int, top_k: int, local: int, devices: int) -> int:
-  """Return the number of a device's places for the choices of another device.
+  """Return the number of a device's slots for the choices of another device.
 
   `choices` are the tokens of a device times `top_k`; `local` is the number of a device's experts.
   """

@@ -26,7 +26,7 @@ class Execution:
     """Return the choices of a run; `dtype=auto` is float32 on a CPU and bfloat16 elsewhere.
 
     For `remat=auto` see `remat_on`, for `layers=auto` `layers_on`. On accelerators the training
-    step chooses both by the memory of the devices: see `steps/ways.py`.
+    step chooses both by the memory of the devices: see `steps/remat_plans.py`.
     """
     train, platform = config.train, jax.default_backend()
     name = config.dtype

@@ -30,7 +30,7 @@ from tokenformer_jax.parallel.rules import Axes
 class ExpertMLPs(nnx.Module):
   """φ(x W₁) W₂ or (φ(x W₃) ⊙ x W₁) W₂ of every expert: `up`, `gate` [E, D, F], `down` [E, F, D].
 
-  Parameter tokens can be beside those of each expert.
+  The output of parameter tokens of each expert can be added (`beside`).
   """
 
   def __init__(
@@ -95,7 +95,7 @@ class ExpertPattentions(nnx.Module):
     *,
     rngs: nnx.Rngs,
   ):
-    """Make those of `own`: each expert, or the tokens beside its matrices."""
+    """Make the tokens of `own`, for each expert."""
     axes = ('experts', 'param_tokens', 'expert_width')
     (self.group,) = token_groups(own)
     shape = config.count, own.tokens, model.width

@@ -65,7 +65,7 @@ def _image_flops(model: ModelConfig, patches: int) -> float:
 
 
 def _module(model: ModelConfig) -> Any:
-  """Return the model with shapes in place of parameters."""
+  """Return the model with shapes instead of parameters."""
   definition = models.define(model)
   return definition.bind(definition.abstract)
 

@@ -21,45 +21,45 @@ def rows_at(rows_NxD: jax.Array, numbers_P: jax.Array) -> jax.Array:
   return jnp.take(rows_NxD, numbers_P, axis=0, mode='fill', fill_value=0)
 
 
-def sources(place_M: jax.Array, places: int) -> jax.Array:
-  """Return the row at each place, given the place of each row; M for an empty place."""
-  number_M = jnp.arange(len(place_M), dtype=jnp.int32)
-  return jnp.full(places, len(place_M), jnp.int32).at[place_M].set(number_M, mode='drop')
+def sources(slot_M: jax.Array, slots: int) -> jax.Array:
+  """Return the row in each slot, given the slot of each row; M for an empty slot."""
+  number_M = jnp.arange(len(slot_M), dtype=jnp.int32)
+  return jnp.full(slots, len(slot_M), jnp.int32).at[slot_M].set(number_M, mode='drop')
 
 
-class Places(NamedTuple):
-  """The place of each row among the rows of its expert."""
+class Ranks(NamedTuple):
+  """The rank of each row among the rows of its expert."""
 
   rank_M: jax.Array  # the number of earlier rows of the same expert
   sizes_E: jax.Array  # the number of rows of each expert
 
 
-def places(experts_M: jax.Array, count: int) -> Places:
-  """Return the place of each row, in the order of the rows; `count` stands for no expert."""
+def rank(experts_M: jax.Array, count: int) -> Ranks:
+  """Return the rank of each row, in the order of the rows; `count` stands for no expert."""
   order_M = jnp.argsort(experts_M, stable=True)
   sorted_M = experts_M[order_M]
   starts = jnp.searchsorted(sorted_M, jnp.arange(count + 2, dtype=experts_M.dtype))
   sorted_rank_M = jnp.arange(len(experts_M), dtype=jnp.int32) - starts[sorted_M].astype(jnp.int32)
   rank_M = jnp.zeros_like(sorted_rank_M).at[order_M].set(sorted_rank_M, unique_indices=True)
-  return Places(rank_M, jnp.diff(starts[: count + 1]).astype(jnp.int32))
+  return Ranks(rank_M, jnp.diff(starts[: count + 1]).astype(jnp.int32))
 
 
 class Sorted(NamedTuple):
   """Rows in the order of their experts."""
 
-  source_P: jax.Array  # the row at each place; M for none
-  place_M: jax.Array  # the place of each row; P for a row without an expert
-  sizes_E: jax.Array  # the number of places of each expert
-  block: int  # the number of places that share a matrix; 0: no fill between experts
+  source_P: jax.Array  # the row in each slot; M for none
+  slot_M: jax.Array  # the slot of each row; P for a row without an expert
+  sizes_E: jax.Array  # the number of slots of each expert
+  block: int  # the number of slots that share a matrix; 0: no fill between experts
   tile: int  # the number of rows that a TPU's kernel multiplies at once; 0: no TPU
 
   def rows(self, x_MxD: jax.Array) -> jax.Array:
-    """Return the rows at their places [P, D], with zeros at empty places."""
+    """Return the rows in their slots [P, D], with zeros in empty slots."""
     return rows_at(x_MxD, self.source_P)
 
   def back(self, rows_PxD: jax.Array) -> jax.Array:
     """Return the rows in their first order [M, D], with zeros for those without an expert."""
-    return rows_at(rows_PxD, self.place_M)
+    return rows_at(rows_PxD, self.slot_M)
 
   def product(self, rows_PxI: jax.Array, matrices_ExIxO: jax.Array) -> jax.Array:
     """Return each row times the matrix of its expert, [P, O]."""
@@ -81,7 +81,7 @@ class Sorted(NamedTuple):
 def sort(experts_M: jax.Array, count: int) -> Sorted:
   """Return the order of rows by expert; `count` stands for no expert."""
   number, block, tile = len(experts_M), 0, 0
-  rank_M, sizes_E = places(experts_M, count)
+  rank_M, sizes_E = rank(experts_M, count)
   if platform() == 'cpu':
     block = _block(number, count)
     sizes_E = -(-sizes_E // block) * block
@@ -90,8 +90,8 @@ def sort(experts_M: jax.Array, count: int) -> Sorted:
     tile = grouped_tpu.row_tile(number, count)
     number = -(-number // tile) * tile
   starts = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(sizes_E)])
-  place_M = jnp.where(experts_M < count, starts[experts_M] + rank_M, number)
-  return Sorted(sources(place_M, number), place_M, sizes_E, block, tile)
+  slot_M = jnp.where(experts_M < count, starts[experts_M] + rank_M, number)
+  return Sorted(sources(slot_M, number), slot_M, sizes_E, block, tile)
 
 
 @functools.cache

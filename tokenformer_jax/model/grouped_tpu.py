@@ -65,7 +65,7 @@ def _multiply(
 ) -> jax.Array:
   _, inputs, outputs = matrices_ExIxO.shape
   tiles = product_tiles(tile, inputs, outputs, rows_PxI.dtype.itemsize)
-  # XLA's own tiles, of 128 rows and 640 outputs, would compute 1920 outputs in place of 1408.
+  # XLA's own tiles, of 128 rows and 640 outputs, would compute 1920 outputs, not 1408.
   with set_xla_metadata(ragged_dot_tiling=','.join(map(str, tiles))):
     return jax.lax.ragged_dot(rows_PxI, matrices_ExIxO, sizes_E)
 
@@ -96,8 +96,10 @@ def _backward(
 
   if not jax.sharding.get_abstract_mesh().empty:
     # A kernel does not declare over which axes its result varies, so JAX cannot check that.
-    places = {'in_specs': (PartitionSpec(),) * 3, 'out_specs': PartitionSpec()}
-    sum_products = jax.shard_map(sum_products, **places, check_vma=False)
+    here = PartitionSpec()
+    sum_products = jax.shard_map(
+      sum_products, in_specs=(here, here, here), out_specs=here, check_vma=False
+    )
   d_matrices = sum_products(rows_PxI, gradient_PxO, sizes_E)
   d_matrices, *_ = vary_together(d_matrices, matrices_ExIxO)
   return d_rows, d_matrices, None

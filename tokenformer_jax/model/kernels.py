@@ -192,7 +192,7 @@ def attend(
   batch, length, heads, _ = query.shape
   name = usable_kernel(implementation, query.dtype, batch, length, heads)
   window = window if window < length else 0
-  if name != 'xla' and not sharding.on_one_part() and key.shape[2] % parts('row_heads'):
+  if name != 'xla' and not sharding.on_one_shard() and key.shape[2] % parts('row_heads'):
     # Kernels need equal parts of the heads of queries and keys on each device.
     key, value = (
       sharding.constrain(

@@ -37,7 +37,7 @@ class Context(NamedTuple):
     ends_B: the slot after the last token of each row, where padding begins; None: no row has any.
       It needs causal layers, whose tokens see no later slot, and no caches.
     starts_BxT: the slot of the first token of each token's document, which sees no earlier slot;
-      None: each row is one document. It has the needs of `ends_B`, and no `padding_B` beside it.
+      None: each row is one document. It has the needs of `ends_B`, and excludes `padding_B`.
     restart: whether positions restart at 0 with each document.
     training: whether this is the pass of a training step; known while a program is traced.
   """
@@ -141,7 +141,8 @@ class Aux(NamedTuple):
     """Return the loss, None if no layer has one, and the figures, as parts of means."""
     losses: list[Any] = [total / getattr(counts, name) for name, total in self.losses.items()]
     figures = jax.tree.map(lambda total: total / counts.tokens, dict(self.figures))
-    return sum(losses) if losses else None, figures
+    total: Any = sum(losses) if losses else None
+    return total, figures
 
 
 EMPTY_AUX = Aux(losses={}, figures={})

@@ -148,14 +148,14 @@ def _in_chunks(
   def on_device(rows: Rows, *heads: jax.Array) -> Any:
     # Gather the heads once, not for every chunk.
     head_VxD, *fixed = (constrain(head, 'vocab', None) for head in heads)
-    found = on_rows(tuple(map(cut, rows)), head_VxD, tuple(fixed))
-    return jax.tree.map(lambda x: x[:, None], found)
+    sums = on_rows(tuple(map(cut, rows)), head_VxD, tuple(fixed))
+    return jax.tree.map(lambda x: x[:, None], sums)
 
   dtype = rows[0].dtype
   head_VxD, *others = (head.astype(dtype) for head in (embedding_VxD, *fixed))
   axes = ('vocab', 'width')
-  found = per_device.on_each_device(on_device, rows, head_VxD, axes, fixed=others)
-  return jax.tree.map(lambda x: jnp.sum(x, axis=1), found)  # over the devices that split a row
+  sums = per_device.on_each_device(on_device, rows, head_VxD, axes, fixed=others)
+  return jax.tree.map(lambda x: jnp.sum(x, axis=1), sums)  # over the devices that split a row
 
 
 def _sums(

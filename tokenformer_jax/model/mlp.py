@@ -22,7 +22,7 @@ ACTIVATIONS = {
 class MLP(nnx.Module):
   """The Transformer's feed-forward layer: φ(x W₁) W₂ or, gated, (φ(x W₃) ⊙ x W₁) W₂.
 
-  Parameter tokens can be beside it.
+  The output of parameter tokens can be added (`beside`).
   """
 
   def __init__(

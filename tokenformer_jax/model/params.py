@@ -61,7 +61,7 @@ class ParamInfo:
     groups: for an array of parameter tokens, the numbers of tokens that share a norm, in order.
     adds_to_residual: whether a branch adds its products with the array to the residual stream. A
       layer adds nothing if all its arrays of this type are zero.
-    first: draws the array of a new layer in place of `initializer`.
+    first: draws the array of a new model instead of `initializer`.
     own_update: maps the gradient of an array that no optimizer moves to its change in a step.
   """
 
@@ -93,30 +93,16 @@ class ParamInfo:
 
 
 def param(
-  rngs: nnx.Rngs,
-  init: Initializer,
-  shape: tuple[int, ...],
-  axes: Axes,
-  *,
-  role: Role,
-  depth: int | None = None,
-  active: float = 1.0,
-  groups: tuple[int, ...] = (),
-  adds_to_residual: bool = False,
-  first: Initializer | None = None,
-  own_update: Callable[[jax.Array], jax.Array] | None = None,
+  rngs: nnx.Rngs, init: Initializer, shape: tuple[int, ...], axes: Axes, *, role: Role, **more: Any
 ) -> nnx.Param:
-  """Make a float32 parameter; for the arguments after the shape see `ParamInfo`.
+  """Make a float32 parameter; `more` are other attributes of its `ParamInfo`.
 
   `init` draws it and its growth; `first`, if given, draws it at the start instead.
-
-  Raises:
-    ValueError: the shape and the axes differ in length.
   """
   if len(shape) != len(axes):
     raise ValueError(f'{len(axes)} axis names {axes} for the shape {shape}')
-  info = ParamInfo(axes, role, init, depth, active, groups, adds_to_residual, first, own_update)
-  return nnx.Param((first or init)(rngs.params(), shape, jnp.float32), info=info)
+  info = ParamInfo(axes, role, init, **more)
+  return nnx.Param((info.first or init)(rngs.params(), shape, jnp.float32), info=info)
 
 
 def lookup(tree: Any, path: Path) -> Any:

@@ -27,6 +27,15 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax.config import PattentionConfig, ScoreConfig, TokenGroup, token_groups
+from tokenformer_jax.config.pattention import (
+  ExpL2Norm,
+  GELUL1Norm,
+  GELUL2Norm,
+  GELUScore,
+  L2NormGELU,
+  LinearScore,
+  SoftmaxScore,
+)
 from tokenformer_jax.model import groups as groups_lib
 from tokenformer_jax.model.gelu import activate, activate_scaled, twice_slope
 from tokenformer_jax.model.params import Initializer, Role, param
@@ -74,23 +83,35 @@ def parameter_weights(
   that of `activate`, and `groups` come from `groups.make`. `row_epsilon` is added to every norm, as
   in the released TPU code (1e-5).
   """
-  if score.kind == 'linear':
-    return scores_BxTxN
-  if score.kind == 'gelu':
-    return activate(scores_BxTxN, score.gelu)
+  match score:
+    case LinearScore():
+      return scores_BxTxN
+    case GELUScore():
+      return activate(scores_BxTxN, score.gelu)
+    case L2NormGELU() | GELUL2Norm() | GELUL1Norm() | SoftmaxScore() | ExpL2Norm():
+      return _normed_weights(scores_BxTxN, score, groups)
+  raise TypeError(f'{score} is not a score')
+
+
+def _normed_weights(
+  scores_BxTxN: jax.Array,
+  score: L2NormGELU | GELUL2Norm | GELUL1Norm | SoftmaxScore | ExpL2Norm,
+  groups: groups_lib.OneGroup | groups_lib.Groups,
+) -> jax.Array:
+  """Compute the weights of a score with a norm over each group."""
   dtype, scores_BxTxN = scores_BxTxN.dtype, scores_BxTxN.astype(jnp.float32)
   epsilon = score.row_epsilon
-  if score.kind == 'l2_norm_gelu':
+  if isinstance(score, L2NormGELU):
     inverse = _inverse_l2(groups.total(jnp.square(scores_BxTxN)), groups.reference, epsilon)
     waiting_BxTxN = _gradient_waits(scores_BxTxN, dtype)
     return activate_scaled(waiting_BxTxN, groups.spread(inverse), score.gelu).astype(dtype)
-  if score.kind in ('gelu_l2_norm', 'gelu_l1_norm'):
+  if isinstance(score, GELUL2Norm | GELUL1Norm):
     weights = activate(scores_BxTxN, score.gelu)
   else:
     # A shift of a whole group cancels in its norm and keeps exp from overflowing.
     largest = groups.spread(groups.largest(jax.lax.stop_gradient(scores_BxTxN)))
     weights = jnp.exp(scores_BxTxN - largest)
-  if score.kind in ('gelu_l1_norm', 'softmax'):
+  if isinstance(score, GELUL1Norm | SoftmaxScore):
     scale = _inverse_l1(groups.total(jnp.abs(weights)), groups.reference, epsilon)
   else:
     scale = _inverse_l2(groups.total(jnp.square(weights)), groups.reference, epsilon)
@@ -163,14 +184,15 @@ def _are_many(keys_NxI: jax.Array, x: jax.Array) -> bool:
   return x.ndim == 3 and len(keys_NxI) >= _MANY * parts('param_tokens') * x.shape[-1]
 
 
-def _weights_of_many(x_BxTxI: jax.Array, keys_NxI: jax.Array, group: TokenGroup) -> jax.Array:
-  """Return the weights [B, T, N] of one group of many tokens, for the score `l2_norm_gelu`."""
+def _weights_of_many(
+  x_BxTxI: jax.Array, keys_NxI: jax.Array, reference: int, score: L2NormGELU
+) -> jax.Array:
+  """Return the weights [B, T, N] of one group of many tokens."""
 
   def on_device(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> jax.Array:
     if per_device.is_split('param_tokens'):
       x_BxTxI = per_device.varying(x_BxTxI, 'param_tokens')
-    score = group.score
-    return _weights_by_keys(x_BxTxI, keys_NxI, group.reference, score.gelu, score.row_epsilon)
+    return _weights_by_keys(x_BxTxI, keys_NxI, reference, score.gelu, score.row_epsilon)
 
   keys_NxI = keys_NxI.astype(x_BxTxI.dtype)
   weights_BxTxN = per_device.on_each_device(on_device, x_BxTxI, keys_NxI, _AXES, split_out=True)
@@ -266,11 +288,12 @@ def pattention(
     return functools.reduce(
       jnp.add, [run(x, keys, values, groups=(group,)) for group, keys, values in apart]
     )
-  by_keys = len(groups) == 1 and groups[0].score.kind == 'l2_norm_gelu' and _are_many(keys_NxI, x)
+  group = groups[0]
+  are_many = len(groups) == 1 and _are_many(keys_NxI, x)
 
   def apply(x: jax.Array, keys_NxI: jax.Array, values_NxO: jax.Array) -> jax.Array:
-    if by_keys:
-      weights_BxTxN = _weights_of_many(x, keys_NxI, groups[0])
+    if are_many and isinstance(group.score, L2NormGELU):
+      weights_BxTxN = _weights_of_many(x, keys_NxI, group.reference, group.score)
     else:
       scores_BxTxN = checkpoint_name(scores(x, keys_NxI), SCORES)
       weights_BxTxN = weights_of_groups(scores_BxTxN, groups)

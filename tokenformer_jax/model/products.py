@@ -137,8 +137,8 @@ class _OnPart:
     if self.heads is not None:
       at = stored.index('HK')
       number = self.heads[0] * part.shape[at] // self.shape[at]
-      places = tuple(None if axis == 'width' else axis for axis in self.axes)
-      part = split_heads(part, at, (number, self.heads[1]), places)
+      axes = tuple(None if axis == 'width' else axis for axis in self.axes)
+      part = split_heads(part, at, (number, self.heads[1]), axes)
     return product(f'{x_axes},{"".join(stored)}->{out_axes}', x, part)
 
   def from_width(self, x: jax.Array, part: jax.Array) -> jax.Array:

@@ -114,7 +114,7 @@ def _cut(x: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
 
 
 class NoProjection(nnx.Module):
-  """The input itself, in the place of a projection into heads or out of heads."""
+  """The input itself instead of a projection into heads or out of heads."""
 
   def __init__(self, width: int):
     self.width = width  # of all heads
@@ -164,7 +164,7 @@ def pattention(
 def tokens_beside(
   config: PattentionConfig | NoProjectionConfig, model: ModelConfig, *args: Any, **how: Any
 ) -> Pattention | None:
-  """Return the tokens beside a matrix, or None; for the arguments see `pattention`."""
+  """Return the parameter tokens that add to a matrix, or None; for arguments see `pattention`."""
   if isinstance(config, NoProjectionConfig):
     return None
   return pattention(config, model, *args, **how)

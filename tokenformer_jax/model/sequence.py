@@ -54,7 +54,7 @@ def _enough(x: jax.Array, heads: int) -> jax.Array:
 
 
 def split_rows(heads_BxTxHxK: jax.Array, heads: int) -> jax.Array:
-  """Return all of `heads` heads of some slots on each device: the way back."""
+  """Return all of `heads` heads of some slots on each device: the inverse of `whole_rows`."""
   if parts('slots') == 1:
     return heads_BxTxHxK
   return _exchange(heads_BxTxHxK, _ROWS, _SLOTS, heads // parts('heads'))
@@ -160,7 +160,7 @@ def _add(is_before: jax.Array, goes_on_B: jax.Array, i: int, sums: jax.Array, ne
 
 
 def _exchange(x: jax.Array, old: Split, new: Split, own: int | None = None) -> jax.Array:
-  """Return heads split as `new` that were split as `old`; `own` of a device, on the way back."""
+  """Return heads split as `new` that were split as `old`; a device keeps `own` of them."""
   if not splits(x):  # rows of other lengths, in decoding
     return x
   (along,) = mesh_axes('slots')

@@ -12,7 +12,7 @@ import jax
 from tokenformer_jax.model.sequence import SHORT_BLOCK
 from tokenformer_jax.model.stack import ATTENDED
 from tokenformer_jax.parallel.rules import parts, spec
-from tokenformer_jax.parallel.sharding import on_one_part
+from tokenformer_jax.parallel.sharding import on_one_shard
 
 LANES = 128  # lanes of a vector unit; the number of positions must be a multiple
 _LARGE, _SMALL = 1024, SHORT_BLOCK  # queries and keys of a block
@@ -25,7 +25,7 @@ SCOPE = 'splash_window_{}'
 def fits(batch: int, heads: int, length: int) -> bool:
   """Return whether the kernel can compute [B, T, H, K] of these sizes on the current mesh."""
   divides = batch % parts('batch') == 0 and heads % parts('row_heads') == 0
-  return length % LANES == 0 and (divides or on_one_part())
+  return length % LANES == 0 and (divides or on_one_shard())
 
 
 def filled(head_width: int) -> int:
@@ -100,7 +100,7 @@ def attention(
       return jax.vmap(attend)(query_BxHxTxK, key, value, *starts_BxT)
 
   starts = () if starts_BxT is None else (starts_BxT,)
-  if not (jax.sharding.get_abstract_mesh().empty or on_one_part()):
+  if not (jax.sharding.get_abstract_mesh().empty or on_one_shard()):
     heads = spec(_AXES)
     in_specs = (heads, heads, heads, *(spec(('batch', None)) for _ in starts))
     # A kernel does not declare over which axes its result varies, so JAX cannot check that.

@@ -8,6 +8,7 @@ parameters of the 86 million that it reports. The rest fits a convolution (0.6) 
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,17 +74,18 @@ class AttentionPool(nnx.Module):
 
   def __init__(self, config: ModelConfig, *, execution: Execution, rngs: nnx.Rngs):
     layer = config.layer
+    mixer: Any = layer.mixer  # one with plain heads: see `config.mixers.is_plain`
     make = functools.partial(projection, model=config, execution=execution, rngs=rngs)
     into_heads, out_of_heads = ('width', 'heads'), ('heads', 'width')
-    self.query, self.key, self.value = (make(layer.mixer.qkv, axes=into_heads) for _ in range(3))
-    self.proj = make(layer.mixer.proj, axes=out_of_heads)
+    self.query, self.key, self.value = (make(mixer.qkv, axes=into_heads) for _ in range(3))
+    self.proj = make(mixer.proj, axes=out_of_heads)
     self.probe = param(
       rngs, nnx.initializers.normal(1.0), (config.width,), ('norm',), role=Role.VECTOR
     )
     has_ffn = layer.ffn.kind != 'none'
     self.norm = make_norm(layer.norm_of_ffn, config, rngs=rngs) if has_ffn else None
     self.ffn = feed_forward(layer.ffn, config, execution=execution, rngs=rngs)
-    self.heads = layer.mixer.heads
+    self.heads = mixer.heads
 
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     """Pool the positions: [B, T, D] → [B, 1, D]."""

@@ -1,4 +1,4 @@
-"""Run functions on each device, on its rows and its part of a matrix.
+"""Run functions on each device, on its rows and its shard of a matrix.
 
 Devices exchange data by logical axis: `total(x, 'param_tokens')` sums over the devices that hold
 different parameter tokens, for any mesh axis that splits them.
@@ -30,11 +30,11 @@ def on_each_device(
   fixed: Sequence[jax.Array] = (),
   split_in: bool = False,
   split_out: Any = False,
-  gathered_in: jnp.dtype | None = None,
+  gathered_in: Any = None,
 ) -> Any:
-  """Apply `f(rows, matrix)` on each device to its rows and the whole width of its part of a matrix.
+  """Apply `f(rows, matrix)` on each device to its rows and its shard of a matrix, of whole width.
 
-  Each device gathers the width. It gets its part of the gradient, summed over the devices with
+  Each device gathers the width. It gets its shard of the gradient, summed over the devices with
   other rows, by a reduce-scatter. XLA alone would use one all-reduce of whole gradients, which
   moves twice the bytes.
 
@@ -54,39 +54,39 @@ def on_each_device(
       use that dtype.
 
   Returns:
-    The result of f: arrays [B, T, …], or in the place of B or T one entry for each device with
-    other rows or slots.
+    The result of f: arrays [B, T, …], or arrays with one entry instead of B or T for each device
+    with other rows or slots.
   """
   sizes, matrices = jax.sharding.get_abstract_mesh().shape, (matrix, *fixed)
   if math.prod(sizes.values()) == 1:
     return f(rows, *matrices)
-  places = [_along(axis) for axis in axes]
-  pieces = tuple(math.prod(sizes[name] for name in place) for place in places)
-  pieces = parts('batch'), parts('slots'), *pieces
+  at_width, splits = axes.index('width'), [split_axes(axis) for axis in axes]
+  counts = [math.prod(sizes[name] for name in names) for names in splits]
+  counts = parts('batch'), parts('slots'), *counts
   shapes = [(*jax.tree.leaves(rows)[0].shape[:2], *array.shape) for array in matrices]
-  if any(size % piece for shape in shapes for size, piece in zip(shape, pieces, strict=True)):
+  if any(size % count for shape in shapes for size, count in zip(shape, counts, strict=True)):
     return f(rows, *matrices)
-  at_width = axes.index('width')
   # Leave out mesh axes of size 1: no sum runs along them, so values must not count as varying.
-  others = _larger(places[1 - at_width]) or None
-  places[1 - at_width] = others
+  others = _larger(splits[1 - at_width]) or None
+  stored = [others, others]
+  stored[at_width] = splits[at_width]
   (batch,), slots = spec(('batch',)), _larger(mesh_axes('slots'))
   whole = PartitionSpec(batch, slots or None)
   split = PartitionSpec(batch, slots or None, others)
-  same = tuple(name for name in (*mesh_axes('batch'), *slots) if name not in places[at_width])
+  same = tuple(name for name in (*mesh_axes('batch'), *slots) if name not in splits[at_width])
 
-  def on_part(rows: Any, *own: jax.Array) -> Any:
-    own = [jax.lax.pcast(part, same, to='varying') for part in own]
-    return f(rows, *(gather(part, 'width', at_width, gathered_in) for part in own))
+  def on_shard(rows: Any, *shards: jax.Array) -> Any:
+    shards = tuple(jax.lax.pcast(shard, same, to='varying') for shard in shards)
+    return f(rows, *(gather(shard, 'width', at_width, gathered_in) for shard in shards))
 
   return jax.shard_map(
-    on_part,
-    in_specs=(split if split_in else whole, *[PartitionSpec(*places)] * len(matrices)),
+    on_shard,
+    in_specs=(split if split_in else whole, *[PartitionSpec(*stored)] * len(matrices)),
     out_specs=jax.tree.map(lambda is_split: split if is_split else whole, split_out),
   )(rows, *matrices)
 
 
-def _along(axis: str) -> tuple[str, ...]:
+def split_axes(axis: str) -> tuple[str, ...]:
   """Return the mesh axes that split a logical axis inside `on_each_device`.
 
   An axis without a rule (`patch`, `classes`) is stored whole, and split for products only. Mesh
@@ -99,26 +99,26 @@ def _along(axis: str) -> tuple[str, ...]:
 def is_split(axis: str) -> bool:
   """Return whether the current trace runs on one of several devices that split a logical axis."""
   mesh = jax.sharding.get_abstract_mesh()
-  return bool(mesh.manual_axes) and math.prod(mesh.shape[name] for name in _along(axis)) > 1
+  return bool(mesh.manual_axes) and math.prod(mesh.shape[name] for name in split_axes(axis)) > 1
 
 
 def total(x: Any, axis: str) -> Any:
   """Sum arrays over the devices that split a logical axis."""
-  return jax.lax.psum(x, _along(axis))
+  return jax.lax.psum(x, split_axes(axis))
 
 
 def largest(x: Any, axis: str) -> Any:
   """Return the maximum of arrays over the devices that split a logical axis."""
-  return jax.lax.pmax(x, _along(axis))
+  return jax.lax.pmax(x, split_axes(axis))
 
 
 def varying(x: jax.Array, axis: str) -> jax.Array:
   """Mark an array as a copy per device, so that its gradient is summed over devices."""
-  return jax.lax.pcast(x, _along(axis), to='varying')
+  return jax.lax.pcast(x, split_axes(axis), to='varying')
 
 
 def varying_over_rows(x: jax.Array, axes: Axes) -> jax.Array:
-  """Mark a device's part of an array as a copy for its rows, to sum its gradient in one place."""
+  """Mark a device's shard of an array as a copy for its rows, to sum its gradient once."""
   split = {name for axis in axes for name in mesh_axes(axis)}
   rows = (*mesh_axes('batch'), *mesh_axes('slots'))
   others = tuple(name for name in _larger(rows) if name not in split)
@@ -150,31 +150,31 @@ def _larger(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def first_index(axis: str, size: int) -> jax.Array:
-  """Return the start of this device's part of a logical axis, if each part has `size` entries."""
-  along = _along(axis)
+  """Return the start of this device's shard of a logical axis, if each shard has `size` entries."""
+  names = split_axes(axis)
   # For a tuple of one axis JAX would add operations: multiply the index by 1 and add it to 0.
-  return size * jax.lax.axis_index(along[0] if len(along) == 1 else along)
+  return size * jax.lax.axis_index(names[0] if len(names) == 1 else names)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def gather(part: jax.Array, axis: str, position: int, dtype: jnp.dtype | None = None) -> jax.Array:
+def gather(shard: jax.Array, axis: str, position: int, dtype: Any = None) -> jax.Array:
   """Gather an array along the logical axis at a position, on each device.
 
   Values are rounded to `dtype` for the transfer; None keeps their dtype. The backward pass sums the
   gradient and scatters it, in the dtype of the array.
   """
-  moved = part.astype(dtype or part.dtype)
-  return jax.lax.all_gather(moved, _along(axis), axis=position, tiled=True).astype(part.dtype)
+  sent = shard.astype(dtype or shard.dtype)
+  return jax.lax.all_gather(sent, split_axes(axis), axis=position, tiled=True).astype(shard.dtype)
 
 
 def _gather_forward(
-  part: jax.Array, axis: str, position: int, dtype: jnp.dtype | None
+  shard: jax.Array, axis: str, position: int, dtype: Any
 ) -> tuple[jax.Array, None]:
-  return gather(part, axis, position, dtype), None
+  return gather(shard, axis, position, dtype), None
 
 
 def _gather_backward(
-  axis: str, position: int, dtype: jnp.dtype | None, _: None, gradient: jax.Array
+  axis: str, position: int, dtype: Any, _: None, gradient: jax.Array
 ) -> tuple[jax.Array]:
   del dtype
   gradient = _scatter(jnp.moveaxis(gradient, position, 0), axis)
@@ -186,7 +186,7 @@ gather.defvjp(_gather_forward, _gather_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def scatter(x: jax.Array, axis: str) -> jax.Array:
-  """Sum arrays over devices, and return to each device its part of the first axis, `axis`.
+  """Sum arrays over devices, and return to each device its shard of the first axis, `axis`.
 
   The backward pass gathers the gradient along that axis.
   """
@@ -198,14 +198,14 @@ def _scatter_forward(x: jax.Array, axis: str) -> tuple[jax.Array, None]:
 
 
 def _scatter_backward(axis: str, _: None, gradient: jax.Array) -> tuple[jax.Array]:
-  return (jax.lax.all_gather(gradient, _along(axis), tiled=True),)
+  return (jax.lax.all_gather(gradient, split_axes(axis), tiled=True),)
 
 
 scatter.defvjp(_scatter_forward, _scatter_backward)
 
 
 def _scatter(x: jax.Array, axis: str) -> jax.Array:
-  """Sum arrays over devices, and return to each device its part of the first axis.
+  """Sum arrays over devices, and return to each device its shard of the first axis.
 
   On TPUs the sum runs in two steps: over groups of devices a stride apart, then over groups of
   neighbours. The split axis is contiguous in memory. XLA compiles any other reduce-scatter over 16
@@ -214,15 +214,15 @@ def _scatter(x: jax.Array, axis: str) -> jax.Array:
   XLA keeps a single reduce-scatter if the split axis is an axis of its own, and turns two steps
   into all-reduces.
   """
-  along = _along(axis)
+  along = split_axes(axis)
   if platform() != 'tpu':
     return jax.lax.psum_scatter(x.reshape(parts(axis), -1, *x.shape[1:]), along)
   for name in along:
-    x = _scatter_along(x, axis, name)
+    x = _scattersplit_axes(x, axis, name)
   return x
 
 
-def _scatter_along(x: jax.Array, axis: str, name: str) -> jax.Array:
+def _scattersplit_axes(x: jax.Array, axis: str, name: str) -> jax.Array:
   """Apply `_scatter` on TPUs along one of the mesh axes of a logical axis."""
   devices = jax.sharding.get_abstract_mesh().shape[name]
   inner = max(d for d in range(1, math.isqrt(devices) + 1) if devices % d == 0)
@@ -241,4 +241,4 @@ def exchange(x: jax.Array, axis: str) -> jax.Array:
 
   Part i of the result comes from device i. The backward pass is the same.
   """
-  return jax.lax.all_to_all(x, _along(axis), 0, 0)
+  return jax.lax.all_to_all(x, split_axes(axis), 0, 0)

@@ -1,8 +1,8 @@
 """The one table of sharding rules: which mesh axes split a logical axis.
 
-No other file names a mesh axis. Other files use logical axes: `parts` returns how many ways an axis
-is split, `sharding.constrain` fixes the sharding of an array, `per_device` exchanges data. A new
-mesh axis needs a size in `config.MeshConfig` and a name in `RULES`.
+No other file names a mesh axis. Other files use logical axes: `parts` returns in how many parts an
+axis is split, `sharding.constrain` fixes the sharding of an array, `per_device` exchanges data. A
+new mesh axis needs a size in `config.MeshConfig` and a name in `RULES`.
 """
 
 import math

@@ -28,12 +28,8 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.rules import is_axes, mesh_axes, parts, spec
 
 
-def find_devices() -> list[jax.Device]:
-  """Return all devices.
-
-  Raises:
-    UserError: JAX finds no device of the platforms in JAX_PLATFORMS.
-  """
+def find_devices() -> list[Any]:
+  """Return all devices."""
   try:
     return jax.devices()
   except RuntimeError as error:
@@ -50,14 +46,10 @@ def lookup_kind(table: Mapping[str, Any], kind: str) -> Any:
   return table[max(matches, key=len)] if matches else None
 
 
-def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: list[Any] | None = None) -> Mesh:
   """Return a mesh over the given devices (default: all), with the axes of the config in order.
 
   Each slice of TPUs is its own replica: slices are linked by the data center's network only.
-
-  Raises:
-    UserError: the sizes do not multiply to the number of devices, or slices would have to share a
-      replica.
   """
   devices = jax.devices() if devices is None else devices
   sizes = mesh_sizes(config, len(devices))
@@ -84,21 +76,13 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
 
 
 def abstract_mesh(config: MeshConfig, devices: int) -> AbstractMesh:
-  """Return the abstract mesh over a number of devices, without the devices themselves.
-
-  Raises:
-    UserError: the sizes do not multiply to the number of devices.
-  """
+  """Return the abstract mesh over a number of devices, without the devices themselves."""
   sizes = mesh_sizes(config, devices)
   return AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
 
 
 def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
-  """Return the size of each mesh axis over a number of devices, with the −1 filled in.
-
-  Raises:
-    UserError: the sizes do not multiply to the number of devices.
-  """
+  """Return the size of each mesh axis over a number of devices, with the −1 filled in."""
   sizes = dataclasses.asdict(config)
   named = ', '.join(f'{axis}={size}' for axis, size in sizes.items())
   values = list(sizes.values())
@@ -133,17 +117,17 @@ def resplit(
   return dataclasses.replace(config, **{**sizes, **changes})
 
 
-def tree_shardings(mesh: Mesh, axes: Any) -> Any:
+def tree_shardings(mesh: Mesh | AbstractMesh, axes: Any) -> Any:
   """Return the shardings for a tree of logical axes, such as `Definition.axes`."""
   return jax.tree.map(lambda a: NamedSharding(mesh, spec(a)), axes, is_leaf=is_axes)
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
   """Return the sharding of an array that every device holds whole."""
   return NamedSharding(mesh, PartitionSpec())
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
+def batch_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
   """Return the sharding of a batch [B, …]."""
   return NamedSharding(mesh, spec(('batch',)))
 
@@ -164,8 +148,8 @@ def with_even_shardings(abstract: Any, shardings: Any) -> Any:
       names = () if axes is None else (axes,) if isinstance(axes, str) else axes
       divides = size % math.prod(sharding.mesh.shape[name] for name in names) == 0
       split.append(axes if divides else None)
-    places = NamedSharding(sharding.mesh, PartitionSpec(*split))
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=places)
+    divided = NamedSharding(sharding.mesh, PartitionSpec(*split))
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=divided)
 
   return jax.tree.map(even, abstract, shardings)
 
@@ -179,8 +163,8 @@ def platform() -> str:
   return device.platform if device is not None else jax.default_backend()
 
 
-def on_one_part() -> bool:
-  """Return whether the current trace is inside `jax.shard_map`, where arrays are parts."""
+def on_one_shard() -> bool:
+  """Return whether the current trace is inside `jax.shard_map`, where arrays are shards."""
   return bool(jax.sharding.get_abstract_mesh().manual_axes)
 
 
@@ -188,9 +172,9 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
   """Fix the sharding of an activation if a mesh is set (`jax.set_mesh`).
 
   Slots that do not divide, such as that of a single new token, are not split. Return the activation
-  unchanged inside `jax.shard_map`, where every array is already one part.
+  unchanged inside `jax.shard_map`, where every array is already one shard.
   """
-  if jax.sharding.get_abstract_mesh().empty or on_one_part():
+  if jax.sharding.get_abstract_mesh().empty or on_one_shard():
     return x
   if 'slots' in axes and x.shape[axes.index('slots')] % parts('slots'):
     axes = tuple(None if axis == 'slots' else axis for axis in axes)
@@ -201,20 +185,13 @@ def check_devices(config: Config, mesh: Mesh) -> None:
   """Check that the mesh can split heads and batch, and suits the attention kernel.
 
   `check_divides` checks the parameters.
-
-  Raises:
-    UserError: a size cannot be split evenly, or the attention kernel is for other devices.
   """
   check_kernel(config, mesh.devices.flat[0].platform)
   check_splits(config, mesh)
 
 
 def check_kernel(config: Config, platform: str) -> None:
-  """Check that the attention kernel is one of a platform.
-
-  Raises:
-    UserError: it is for other devices.
-  """
+  """Check that the attention kernel is one of a platform."""
   kernel = config.train.attention
   needed = {'splash': 'tpu', 'cudnn': 'gpu'}.get(kernel, platform)
   if needed != platform:
@@ -225,11 +202,7 @@ def check_kernel(config: Config, platform: str) -> None:
 
 
 def check_splits(config: Config, mesh: Mesh | AbstractMesh) -> None:
-  """Check that heads and batch can be split over the mesh.
-
-  Raises:
-    UserError: a size is not a multiple of its number of parts.
-  """
+  """Check that heads and batch can be split over the mesh."""
   check_model(config.model, mesh, ' of config.model')
   if parts('slots', mesh) > 1:
     for stage in stages(config.data):
@@ -248,9 +221,6 @@ def check_model(model: ModelConfig, mesh: Mesh | AbstractMesh, where: str = '') 
   """Check that the heads of a model can be split over the mesh, and its rows if the mesh does so.
 
   `where` follows the name of a part in messages: ' of config.model'.
-
-  Raises:
-    UserError: heads do not divide, or a part of the model needs whole rows.
   """
   for heads in model.heads:
     check_divisible(mesh, 'heads', heads, f'heads of a layer{where}')
@@ -270,29 +240,22 @@ def check_model(model: ModelConfig, mesh: Mesh | AbstractMesh, where: str = '') 
       )
 
 
-def check_divides(mesh: Mesh, abstract: Any, axes: Any) -> None:
-  """Check that every parameter can be split evenly over the mesh.
-
-  Raises:
-    UserError: an axis is not a multiple of the mesh axes that split it.
-  """
+def check_divides(mesh: Mesh | AbstractMesh, abstract: Any, axes: Any) -> None:
+  """Check that every parameter can be split evenly over the mesh."""
   paths = jax.tree_util.tree_flatten_with_path(abstract)[0]
   for (path, leaf), names in zip(paths, jax.tree.leaves(axes, is_leaf=is_axes), strict=True):
     for size, name in zip(leaf.shape, names, strict=True):
       check_divisible(mesh, name, size, f'of parameter {"/".join(key.key for key in path)}')
 
 
-def check_divisible(mesh: Mesh, name: str, size: int, place: str) -> None:
+def check_divisible(mesh: Mesh | AbstractMesh, name: str, size: int, owner: str) -> None:
   """Check that the logical axis `name` of a size can be split evenly over the mesh.
 
-  `place` names the array in the message: 'of parameter NAME'.
-
-  Raises:
-    UserError: the size is not a multiple of the mesh axes that split the axis.
+  `owner` names the array in the message: 'of parameter NAME'.
   """
   if size % parts(name, mesh):
     split = [axis for axis in mesh_axes(name) if mesh.shape[axis] > 1]
     raise UserError(
-      f'the axis {name!r} {place} has the size {size}, which is not a multiple of '
+      f'the axis {name!r} {owner} has the size {size}, which is not a multiple of '
       f'{" × ".join(split)} = {parts(name, mesh)} of the mesh; change that size or config.mesh'
     )

@@ -1,6 +1,6 @@
 """XLA options for compiling the steps, by type of device.
 
-The options for TPUs were found with the planner, on programs compiled for v5e, v5p, v6e and TPU7x
+The options for TPUs were chosen with the planner, on programs compiled for v5e, v5p, v6e and TPU7x
 (docs/planned_speed.md).
 """
 
@@ -43,7 +43,7 @@ _SETS = {  # by the start of `device_kind`
 # With this option, runs of one program return the same bits. CPUs and TPUs need no option for that.
 # On a GPU the sums of a scatter, some products and cuDNN's attention backward have no fixed order,
 # and autotuning may choose another algorithm for a product at every start.
-_DETERMINISTIC_GPU = {'xla_gpu_deterministic_ops': True}
+_DETERMINISTIC_GPU: dict[str, str | bool] = {'xla_gpu_deterministic_ops': True}
 
 
 # Each operation is repeated, and its results are compared by checksums; a difference ends the

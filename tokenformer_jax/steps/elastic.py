@@ -27,7 +27,7 @@ def keep_first(params: Params, info: Params, count: jax.Array | int) -> Params:
       return array
     ends = jnp.cumsum(jnp.asarray(info.groups))
     end = ends[jnp.minimum(count, len(info.groups)) - 1]
-    position = jax.lax.broadcasted_iota(jnp.int32, array.shape, info.token_axis)
+    position = jax.lax.broadcasted_iota(jnp.int32, array.shape, info.axes.index('param_tokens'))
     return jnp.where(position < end, array, 0)
 
   return jax.tree.map(kept, info, params)

@@ -133,7 +133,7 @@ def hidden_tokens(info: ParamInfo, *hidden: Entries) -> tuple[Count, ...]:
     number = sum(max(0, min(end, b) - max(first, a)) for a, b in tokens)
     if not limits:
       return number
-    if limits != ['layers']:
+    if limits != ['layers'] or not isinstance(info.depth, tuple):
       return 0
     counts = np.zeros(len(info.depth), int)
     for layer, _ in entries.ranges['layers']:

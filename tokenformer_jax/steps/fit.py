@@ -23,7 +23,7 @@ _TOO_LARGE = re.compile(
   r'([\d.]+)([KMGT])(?:\) exceeds available HBM \(| of )([\d.]+)([KMGT])(?:\)| hbm)'
 )
 _GIB = {'K': 2**-20, 'M': 2**-10, 'G': 1.0, 'T': 2**10}
-# The part of a GPU's memory that a step may take; the rest is lost between blocks.
+# The share of a GPU's memory that a step may take; the rest is lost between blocks.
 _USABLE = 0.97
 _BLOCK = 2**20  # bytes
 
@@ -38,9 +38,9 @@ class DoesNotFitError(Exception):
   """
 
   def __init__(self, message: str):
-    found = _TOO_LARGE.search(message)
-    self.needed = float(found[1]) * _GIB[found[2]] if found else None
-    self.capacity = float(found[3]) * _GIB[found[4]] if found else None
+    sizes = _TOO_LARGE.search(message)
+    self.needed = float(sizes[1]) * _GIB[sizes[2]] if sizes else None
+    self.capacity = float(sizes[3]) * _GIB[sizes[4]] if sizes else None
     self.reason = message.splitlines()[0] if message else 'the compiler ran out of memory'
     super().__init__(self.reason)
 
@@ -60,11 +60,7 @@ class DoesNotFitError(Exception):
 
 
 def compile_lowered(lowered: jax.stages.Lowered, **options: Any) -> jax.stages.Compiled:
-  """Compile a step.
-
-  Raises:
-    DoesNotFitError: the compiler says that the devices do not have the memory.
-  """
+  """Compile a step."""
   try:
     return lowered.compile(**options)
   except jax.errors.JaxRuntimeError as error:
@@ -75,15 +71,15 @@ def compile_lowered(lowered: jax.stages.Lowered, **options: Any) -> jax.stages.C
 
 def compiled_bytes(compiled: jax.stages.Compiled) -> float:
   """Return the bytes on a device of a step's arguments, temporaries, new results and code."""
-  found = compiled.memory_analysis()
-  if found is None:
+  memory = compiled.memory_analysis()
+  if memory is None:
     return 0.0
   return (
-    found.argument_size_in_bytes
-    + found.temp_size_in_bytes
-    + found.output_size_in_bytes
-    - found.alias_size_in_bytes
-    + found.generated_code_size_in_bytes
+    memory.argument_size_in_bytes
+    + memory.temp_size_in_bytes
+    + memory.output_size_in_bytes
+    - memory.alias_size_in_bytes
+    + memory.generated_code_size_in_bytes
   )
 
 
@@ -98,32 +94,32 @@ def free_bytes(mesh: Mesh, arguments: Any) -> float:
   It is the least of all devices; infinite if the devices do not say. All processes must call this
   function.
   """
-  given, found = remat_plans.argument_bytes(arguments), math.inf
+  given, least = remat_plans.argument_bytes(arguments), math.inf
   for device in mesh.local_devices:
     memory = device.memory_stats() or {}
     if 'bytes_limit' in memory:
       others = max(0, memory.get('bytes_in_use', 0) - given)
       usable = _USABLE if device.platform == 'gpu' else 1
-      found = min(found, memory['bytes_limit'] * usable - others)
-  if hosts.in_any(found == math.inf):
+      least = min(least, memory['bytes_limit'] * usable - others)
+  if hosts.in_any(least == math.inf):
     return math.inf
-  return -hosts.highest(-int(found / 2**20)) * 2.0**20
+  return -hosts.highest(-int(least / 2**20)) * 2.0**20
 
 
-def has_piece(mesh: Mesh, size: int) -> bool:
-  """Return whether every GPU of this process has so many bytes in one piece; others have.
+def can_allocate(mesh: Mesh, size: int) -> bool:
+  """Return whether each local GPU can allocate `size` contiguous bytes; True on other devices.
 
   A GPU gets the temporaries of a program as one block each time that it runs, so it may lack them
-  although as much is free in pieces. The function takes such a block, and gives it back.
+  although as much is free in fragments. The function allocates such a block, and frees it.
   """
   blocks = -(-size // _BLOCK)
   try:
-    taken = [
+    allocated = [
       jnp.zeros((blocks, _BLOCK), jnp.uint8, device=device)
       for device in mesh.local_devices
       if device.platform == 'gpu'
     ]
-    jax.block_until_ready(taken)
+    jax.block_until_ready(allocated)
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
@@ -159,11 +155,7 @@ class FittedStep:
     self._steps: dict[tuple[tuple[int, ...], ...], Step] = {}
 
   def __call__(self, state: State, batch: Any, *teacher: Any) -> tuple[State, dict[str, jax.Array]]:
-    """Make a step.
-
-    Raises:
-      UserError: no plan fits.
-    """
+    """Make a step."""
     shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
     if shapes not in self._steps:
       self._steps[shapes] = self._compile((state, batch, *teacher))
@@ -187,22 +179,18 @@ class FittedStep:
     )
 
   def _compile_with(self, plan: RematPlan, arguments: tuple[Any, ...], capacity: float) -> Step:
-    """Compile the step with a remat plan.
-
-    Raises:
-      DoesNotFitError: a device of any process has not the memory.
-    """
+    """Compile the step with a remat plan."""
     step = make_train_step(remat_plans.with_plan(self._program, plan), self._mesh, self._options)
-    begin, error, compiled = time.monotonic(), None, None
+    begin, error, compiled, needed = time.monotonic(), None, None, 0.0
     try:
       compiled = compile_lowered(step.lower(*arguments))
       if (needed := compiled_bytes(compiled)) > capacity:
         error = DoesNotFitError.from_bytes(needed, capacity)
-      elif not has_piece(self._mesh, size := temporary_bytes(compiled)):
+      elif not can_allocate(self._mesh, size := temporary_bytes(compiled)):
         error = DoesNotFitError(f'{size / 2**30:.1f} GiB are not free in one piece')
     except DoesNotFitError as refused:
       error = refused
-    if hosts.in_any(error is not None):
+    if hosts.in_any(error is not None) or compiled is None:
       raise error or DoesNotFitError('another process cannot hold it')
     of = f' of {capacity / 2**30:.1f}' if capacity < math.inf else ''
     say(

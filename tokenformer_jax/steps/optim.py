@@ -104,7 +104,7 @@ def _scale_by_rates(
   """Multiply updates by −rate and, after a growth, by the factors of old and new entries."""
 
   def update(
-    updates: Any, state: Any, params: Any = None, *, adam_count: jax.Array, **unused: Any
+    updates: Any, state: Any, params: Any = None, *, adam_count: Any = 0, **unused: Any
   ) -> tuple[Any, Any]:
     del params, unused
     learning_rate: Any = rate(state.count)

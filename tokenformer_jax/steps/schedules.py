@@ -4,6 +4,7 @@ A schedule is a section of `config/optim.py`, a function below, and a line in `S
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ def _wsd(config: OptimConfig, length: int) -> optax.Schedule:
     return _linear(config, length)
   peak, floor = config.learning_rate, config.schedule.final_fraction
 
-  def one_minus_sqrt(count: jax.Array) -> jax.Array:
+  def one_minus_sqrt(count: Any) -> jax.Array:
     return peak * (floor + (1 - floor) * (1 - jnp.sqrt(jnp.clip(count / length, 0, 1))))
 
   return one_minus_sqrt
@@ -93,4 +94,5 @@ def first_update(config: OptimConfig, growth: LastGrowth | None) -> int:
 
 def fraction_of_peak(rate: optax.Schedule, config: OptimConfig, count: int) -> float:
   """Return the rate after `count` updates as a fraction of the peak."""
-  return float(rate(count)) / config.learning_rate
+  reached: Any = rate(count)
+  return float(reached) / config.learning_rate

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import rules, sharding
@@ -33,11 +33,7 @@ def is_masked(node: Any) -> bool:
 
 
 def map_state(map_statistic: StatisticMap, map_count: CountMap, *states: Any) -> Any:
-  """Map the statistics and the counts of optimizer states of one structure.
-
-  Raises:
-    TypeError: the first state holds something else.
-  """
+  """Map the statistics and the counts of optimizer states of one structure."""
   first, *_ = states
   if isinstance(first, dict):
     return {
@@ -94,14 +90,16 @@ def with_history(name: str, array: jax.Array) -> jax.Array:
   return jnp.where(known, array, jnp.sum(array, over, keepdims=True) / number)
 
 
-def shardings(mesh: Mesh, tx: optax.GradientTransformation, abstract: Params, axes: Params) -> Any:
+def shardings(
+  mesh: Mesh | AbstractMesh, tx: optax.GradientTransformation, abstract: Params, axes: Params
+) -> Any:
   """Return the shardings of the state of `tx`: a statistic is sharded like its parameter."""
 
   def statistic_shardings(name: str, tree: Params) -> Params:
-    def place(axes: Axes, array: Any) -> Any:
+    def sharded(axes: Axes, array: Any) -> Any:
       return array if is_masked(array) else NamedSharding(mesh, rules.spec(kept_axes(name, axes)))
 
-    return jax.tree.map(place, axes, tree, is_leaf=rules.is_axes)
+    return jax.tree.map(sharded, axes, tree, is_leaf=rules.is_axes)
 
   state = jax.eval_shape(tx.init, abstract)
-  return map_state(statistic_shardings, lambda part, count: sharding.replicated(mesh), state)
+  return map_state(statistic_shardings, lambda _, count: sharding.replicated(mesh), state)

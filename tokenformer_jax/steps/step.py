@@ -22,7 +22,7 @@ from tokenformer_jax.tasks import Batch, Task
 from tokenformer_jax.tasks.task import Figures, reported
 
 State = dict[str, Any]
-Step = Callable[..., tuple[State, dict[str, jax.Array]]]  # from a State and a Batch
+Step = Callable[..., Any]  # (State, Batch, …) → (State, figures)
 
 Begin = Callable[[Params], Params]  # maps drawn parameters to the first ones of a run
 
@@ -170,7 +170,7 @@ def make_first_state(program: Program, mesh: Mesh) -> Callable[[int], State]:
 
 def make_train_step(
   program: Program, mesh: Mesh, more_options: Mapping[str, str] = types.MappingProxyType({})
-) -> Step:
+) -> jax.stages.Wrapped:
   """Return the compiled training step: `(state, batch) → (state, figures)`.
 
   The step donates the old state. If the task has a teacher, its parameters are a third argument,

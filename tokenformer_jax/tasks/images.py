@@ -72,12 +72,12 @@ class ImageTask(Task):
     if resumed and trained is not None:  # The checkpoint has all sizes.
       classes, channels = model.classes or trained.classes, model.channels or trained.channels
     else:
-      found = images.open_images(config.data)
-      classes, channels = model.classes or len(found.classes), model.channels or found.channels
-      if classes < len(found.classes):
+      data = images.open_images(config.data)
+      classes, channels = model.classes or len(data.classes), model.channels or data.channels
+      if classes < len(data.classes):
         raise UserError(
           f'config.model.classes is {classes}, but {config.data.source} has '
-          f'{len(found.classes)}; make it at least that, or 0 to have it fit'
+          f'{len(data.classes)}; make it at least that, or 0 to have it fit'
         )
     return _with_sizes(config, classes, channels)
 
@@ -140,7 +140,12 @@ class ImageTask(Task):
     }
 
   def loss(
-    self, params: Params, batch: Batch, key: jax.Array, *, counts: Counts | None = None
+    self,
+    params: Params,
+    batch: Batch,
+    key: jax.Array,
+    *teacher: Params,
+    counts: Counts | None = None,
   ) -> tuple[jax.Array, Figures]:
     model, data, counts = self.config.model, self.config.data, counts or self.counts(batch)
     mix_key, path_key, layers_key = jax.random.split(key, 3)
@@ -215,8 +220,8 @@ class ImageTask(Task):
   @property
   def digest(self) -> str:
     """Return a hash of the classes and the numbers of images, without reading pixels."""
-    found = self._set
-    identity = repr((found.classes, len(found.train), len(found.validation)))
+    data = self._set
+    identity = repr((data.classes, len(data.train), len(data.validation)))
     return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
   @property
@@ -304,17 +309,17 @@ class ImageTask(Task):
     return {f'data/bad_{name}_images': float(len(bad)) for name, bad in self._bad.items() if bad}
 
   def eval_figures(self, sums: EvalSums) -> dict[str, float]:
-    layers, sums = sums.layer_figures(), sums.task
-    n = sums.images
-    figures = {
-      'loss': sums.nats / n,
-      'accuracy': sums.correct / n,
-      'calibration_error': np.sum(np.abs(sums.bin_correct - sums.bin_confidence)) / n,
+    own: ImageSums = sums.task
+    n = own.images
+    figures: dict[str, Any] = {
+      'loss': own.nats / n,
+      'accuracy': own.correct / n,
+      'calibration_error': np.sum(np.abs(own.bin_correct - own.bin_confidence)) / n,
       'images': n,
-      **layers,
+      **sums.layer_figures(),
     }
     if self.config.model.classes > _TOP:
-      figures['top5_accuracy'] = sums.correct_top5 / n
+      figures['top5_accuracy'] = own.correct_top5 / n
     return figures
 
   def sample(self, params: Params) -> str:

@@ -56,11 +56,7 @@ def layer_keys(model: ModelConfig, key: jax.Array | None) -> jax.Array | None:
 
 
 def check_enough(count: int, first: int, known: int, what: str) -> None:
-  """Check that there are `count` held-out examples after the first ones.
-
-  Raises:
-    UserError: there are only `known` in all, which `what` describes.
-  """
+  """Check that there are `count` held-out examples after the first ones."""
   if first + count > known:
     raise UserError(
       f'held_out: count is {count} and first is {first}, and the held-out data has {known:,} '
@@ -113,9 +109,6 @@ class Task(abc.ABC):
 
     `trained` is the model that the run continues from, if any; it has all sizes. Unless it is the
     run's own (`resumed`), the task may adapt it to other data.
-
-    Raises:
-      UserError: a given size does not fit the data, or the data cannot be found.
     """
 
   @staticmethod
@@ -135,9 +128,6 @@ class Task(abc.ABC):
     """Check, without reading data, that a run keeps the meaning of a trained model's ids.
 
     `where` is the name of the checkpoint of `meta` in messages.
-
-    Raises:
-      UserError: the meaning differs.
     """
 
   @staticmethod
@@ -174,7 +164,12 @@ class Task(abc.ABC):
 
   @abc.abstractmethod
   def loss(
-    self, params: Params, batch: Batch, key: jax.Array, *, counts: Counts | None = None
+    self,
+    params: Params,
+    batch: Batch,
+    key: jax.Array,
+    *teacher: Params,
+    counts: Counts | None = None,
   ) -> tuple[jax.Array, Figures]:
     """Return the objective of a batch and its figures, which include the reported `loss`.
 
@@ -199,11 +194,7 @@ class Task(abc.ABC):
 
   @abc.abstractmethod
   def prepare(self) -> None:
-    """Open the data, and build files that a run prepares once, such as a token store.
-
-    Raises:
-      UserError: the data cannot be read, is too little, or differs between hosts.
-    """
+    """Open the data, and build files that a run prepares once, such as a token store."""
 
   @property
   @abc.abstractmethod
@@ -266,9 +257,6 @@ class Task(abc.ABC):
     The method works without `prepare`. If this machine does not have the run's data, it takes other
     data. The batch has `count` examples after the `first` ones; with `repeat` it begins again where
     there are fewer.
-
-    Raises:
-      UserError: there are fewer examples, and `repeat` is False.
     """
 
   @abc.abstractmethod

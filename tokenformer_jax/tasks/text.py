@@ -99,7 +99,12 @@ class TextTask(Task):
     return jax.ShapeDtypeStruct((data.batch_size, data.sequence_length + 1), jnp.int32)
 
   def loss(
-    self, params: Params, batch: jax.Array, key: jax.Array, *, counts: Counts | None = None
+    self,
+    params: Params,
+    batch: jax.Array,
+    key: jax.Array,
+    *teacher: Params,
+    counts: Counts | None = None,
   ) -> tuple[jax.Array, Figures]:
     counts = counts or self.counts(batch)
     f = functools.partial(objective, z_loss=self.config.optim.z_loss)
@@ -254,13 +259,13 @@ class TextTask(Task):
     return self._eval_figures(sums)
 
   def _eval_figures(self, sums: EvalSums, source: str = '') -> dict[str, float]:
-    found: LossSums = sums.task
-    loss = found.nats / found.tokens
+    own: LossSums = sums.task
+    loss: Any = own.nats / own.tokens
     return {
       'loss': loss,
       'perplexity': perplexity(loss),
       'bits_per_byte': self._bits_per_byte(loss, 'validation', source),
-      'accuracy': found.correct / found.tokens,
+      'accuracy': float(own.correct / own.tokens),
       **sums.layer_figures(),
     }
 

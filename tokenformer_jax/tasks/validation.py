@@ -31,12 +31,12 @@ def figures(
     return jax.block_until_ready(sums) if jax.default_backend() == 'cpu' else sums
 
   def sum_part(batches: Iterator[Batch]) -> Any:
-    found = []
+    sums = []
     for batch in batches:
       on_devices = to_devices(batch, task.config.data.batch_size, rows, mesh)
-      found.append({prefix: sum_batch(params, on_devices) for prefix, params in versions.items()})
+      sums.append({prefix: sum_batch(params, on_devices) for prefix, params in versions.items()})
     return jax.tree.map(
-      lambda *values: np.sum(values, axis=0, dtype=np.float64), *jax.device_get(found)
+      lambda *values: np.sum(values, axis=0, dtype=np.float64), *jax.device_get(sums)
     )
 
   sums = {name: sum_part(batches) for name, batches in task.validation_parts(rows).items()}
@@ -60,10 +60,10 @@ def to_devices(local: Batch, batch_size: int, rows: Sequence[int], mesh: Mesh) -
   def whole(array: np.ndarray) -> jax.Array:
     shape = (batch_size, *array.shape[1:])
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
+    def shard(index: Any) -> np.ndarray:
       first, stop, _ = index[0].indices(shape[0])
       return array[position[first] : position[stop - 1] + 1]
 
-    return jax.make_array_from_callback(shape, sharding.batch_sharding(mesh), part)
+    return jax.make_array_from_callback(shape, sharding.batch_sharding(mesh), shard)
 
   return jax.tree.map(whole, local)

@@ -4,7 +4,7 @@ Both computations are calls of one compiled program with the same inputs, so a h
 returns the same bits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,11 +26,7 @@ _ELSEWHERE = (
 
 
 def check_repeats(mesh: Mesh, train: TrainConfig) -> None:
-  """Check that the devices of a mesh can be checked as the config says.
-
-  Raises:
-    UserError: they do not repeat their bits, or lack the checker.
-  """
+  """Check that the devices of a mesh can be checked as the config says."""
   platform = mesh.devices.flat[0].platform
   if train.device_checker == 'sdc_checker' and platform != 'tpu':
     raise UserError(
@@ -71,9 +67,6 @@ class Repeated:
     """Make the step of a number twice, compare, and return its results.
 
     While it runs, each device holds its part of the state twice.
-
-    Raises:
-      FaultyDeviceError: the results differ.
     """
     # Wait in between: on CPUs, programs that run at once can deadlock in their exchanges.
     again = jax.block_until_ready(self._step(jax.block_until_ready(self._copy(state)), *arguments))
@@ -97,11 +90,7 @@ class Instrumented:
   def __call__(
     self, number: int, state: State, *arguments: Any
   ) -> tuple[State, dict[str, jax.Array]]:
-    """Make the step of a number, and wait for it.
-
-    Raises:
-      FaultyDeviceError: a device has found that it computes wrong.
-    """
+    """Make the step of a number, and wait for it."""
     try:
       return jax.block_until_ready(self._step(state, *arguments))
     except jax.errors.JaxRuntimeError as error:
@@ -147,22 +136,22 @@ def _bits(array: jax.Array) -> jax.Array:
 
 
 def _report(
-  number: int, passed: int | None, mesh: Mesh, counts: Sequence[int]
+  number: int, passed: int | None, mesh: Mesh, counts: np.ndarray
 ) -> tuple[str, tuple[str, ...]]:
   """Return a sentence about the devices whose results differ, and the names of their hosts."""
   names = hosts.names()
-  found = [(d, n) for d, n in zip(mesh.devices.flat, counts, strict=True) if n]
+  faulty = [(d, n) for d, n in zip(mesh.devices.flat, counts, strict=True) if n]
   listed = [
     f'device {device.id} ({device.device_kind}) of process {device.process_index} on '
     f'{names[device.process_index]} in {counted(int(count), "number")}'
-    for device, count in found[:_LISTED]
+    for device, count in faulty[:_LISTED]
   ]
-  more = f' and {counted(len(found) - _LISTED, "more device")}' if len(found) > _LISTED else ''
+  more = f' and {counted(len(faulty) - _LISTED, "more device")}' if len(faulty) > _LISTED else ''
   before = 'no earlier check of this start' if passed is None else f'the check of step {passed}'
-  if 1 < len(found) == mesh.size:
+  if 1 < len(faulty) == mesh.size:
     more += ' (an exchange spreads what one device computes wrong)'
   sentence = (
-    f'step {number} was computed twice, and the results differ on {len(found)} of '
+    f'step {number} was computed twice, and the results differ on {len(faulty)} of '
     f'{counted(mesh.size, "device")}: {", ".join(listed)}{more}; {before} passed; {_ELSEWHERE}'
   )
-  return sentence, tuple(dict.fromkeys(names[device.process_index] for device, _ in found))
+  return sentence, tuple(dict.fromkeys(names[device.process_index] for device, _ in faulty))

@@ -165,7 +165,8 @@ class Trainer:
   @functools.cached_property
   def _fixed(self) -> tuple[Params, ...]:
     """The fixed arguments of every training step: the parameters of the step's teacher, if any."""
-    return () if self.task.teacher is None else (self.run.teacher.read(self.mesh),)
+    teacher = self.run.teacher if self.task.teacher else None
+    return () if teacher is None else (teacher.read(self.mesh),)
 
   @functools.cached_property
   def _checked_step(self) -> Callable[..., tuple[State, dict[str, jax.Array]]]:
@@ -220,7 +221,7 @@ class Trainer:
           self._check_claim()
           of_data = stage.task.data_figures(step, stage.position)
           metrics.write(step, window.figures() | of_data)
-          metrics.times(step, wall_time.lap(device_seconds=window.device_seconds))
+          metrics.times(step, {**wall_time.lap(device_seconds=window.device_seconds)})
           save_again = self.checkpoints.failed()
           self._stop_if_diverged(step, window.skipped_in_a_row)
         loss = None
@@ -239,8 +240,9 @@ class Trainer:
     profile.close()
     with wall_time.spent_on('saving'):
       self.checkpoints.wait()
-    metrics.times(step, wall_time.lap())
-    metrics.say(f'saved {self.run.workdir}/checkpoints/{step}')
+    last = int(state['step'])
+    metrics.times(last, {**wall_time.lap()})
+    metrics.say(f'saved {self.run.workdir}/checkpoints/{last}')
     return state
 
   def batches(
@@ -250,7 +252,7 @@ class Trainer:
 
     `say` prints a line where batches of another size begin.
     """
-    places, compiled = sharding.batch_sharding(self.mesh), set()
+    shards, compiled = sharding.batch_sharding(self.mesh), set()
     for stage in self.run.stages:
       config, size, begin = stage.task.config, stage.batch_size, max(first, stage.position.step)
       if self.config.data.has_stages:
@@ -258,9 +260,10 @@ class Trainer:
         new = '' if shape in compiled else '; compiling the step for them'
         say(f'from step {begin + 1:,} on, batches are {shape}{new}')
         compiled.add(shape)
-      teacher_flops = self.run.teacher.step_flops(config) if self.task.teacher else 0.0
+      teacher = self.run.teacher if self.task.teacher else None
+      teacher_flops = teacher.step_flops(config) if teacher else 0.0
       work = Work(stage.task.units_per_step, flops.step_flops(config), teacher_flops)
-      rows = local_rows(places, size)
+      rows = local_rows(shards, size)
       batches = stage.task.train_batches(rows, begin, stage.end, stage.position)
       with contextlib.closing(batches):
         for local in batches:
@@ -345,11 +348,7 @@ class Trainer:
 
 
 def _make_writable(workdir: paths.Path) -> None:
-  """Make the work directory.
-
-  Raises:
-    UserError: it cannot be made or written.
-  """
+  """Make the work directory."""
   try:
     paths.make_writable(workdir)
   except TransientError:
@@ -365,7 +364,7 @@ def local_rows(batches: jax.sharding.NamedSharding, batch_size: int) -> list[int
   """Return the rows of a global batch that this process's devices hold, ascending."""
   rows: set[int] = set()
   for index in batches.addressable_devices_indices_map((batch_size,)).values():
-    rows.update(range(*index[0].indices(batch_size)))
+    rows.update(range(batch_size)[index[0]] if index else ())
   return sorted(rows)
 
 

@@ -5,8 +5,8 @@ origin or the position in the data.
 """
 
 import dataclasses
+from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax import tasks
@@ -82,7 +82,7 @@ class PreparedRun:
 def prepare(
   config: Config,
   workdir: paths.Path,
-  devices: list[jax.Device],
+  devices: list[Any],
   damaged: Damaged | None = None,
 ) -> PreparedRun:
   """Resolve and check a run; write nothing but the cache of its data.

@@ -42,11 +42,7 @@ class Teacher:
     return models.define(self.meta.config.model)
 
   def read(self, mesh: Mesh) -> Params:
-    """Read the parameters once, sharded over the mesh by the rules of all parameters.
-
-    Raises:
-      UserError: the checkpoint is damaged.
-    """
+    """Read the parameters once, sharded over the mesh by the rules of all parameters."""
     shardings = sharding.tree_shardings(mesh, self.definition.axes)
     abstract = {'params': sharding.with_shardings(self.definition.abstract, shardings)}
     with contextlib.closing(self.checkpoints):
@@ -67,7 +63,7 @@ class Teacher:
     teacher, student = self.step_flops(config) / 1e12, flops.step_flops(config) / 1e12
     return (
       f'learning from {self.record.source}{own}: {self.definition.count:,} parameters, '
-      f'{teacher:,.3g} TFLOP a step beside {student:,.3g} of the student'
+      f'{teacher:,.3g} TFLOP a step, and {student:,.3g} of the student'
     )
 
   def complete(self, config: Config, origin: Origin) -> Config:
@@ -80,11 +76,7 @@ class Teacher:
     return dataclasses.replace(config, model=model)
 
   def check_fits(self, config: Config, mesh: Mesh) -> None:
-    """Check that the teacher fits a run: its model, with every size filled in, data and mesh.
-
-    Raises:
-      UserError: it does not fit.
-    """
+    """Check that the teacher fits a run: its model, with every size filled in, data and mesh."""
     key = f'config.distill.teacher={self.record.source}'
     student, model = config.model, self.meta.config.model
     if model.vocab_size != student.vocab_size:

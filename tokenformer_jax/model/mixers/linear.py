@@ -11,7 +11,7 @@ constant size, Σ R_n φ(k_n) v_nᵀ and Σ φ(k_n), so there is no T × T array
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -108,7 +108,7 @@ class LinearAttention(nnx.Module):
         documents = context.document_positions(positions_BxT)
       attend = functools.partial(causal_attention, **how)
       if cache is None and sequence.splits(query):
-        attend = functools.partial(_over_slots, attend)
+        attend = functools.partial(_over_slots, how)
       mixed, state = attend(query, key, value, positions_BxT, cache, documents)
     else:
       mixed, state = full_attention(query, key, value, positions_BxT, **how), None
@@ -175,7 +175,7 @@ def causal_attention(
 
 
 def _over_slots(
-  attend: Callable[..., tuple[jax.Array, State]],
+  how: Mapping[str, Any],
   query: jax.Array,
   key: jax.Array,
   value: jax.Array,
@@ -186,16 +186,17 @@ def _over_slots(
   """Return causal attention where devices split the slots of rows, and no state.
 
   Devices exchange the sums over their slots. Each adds up those of the devices before its own, as
-  far back as the document of its first slot goes, and begins there. `attend` is `causal_attention`.
+  far back as the document of its first slot goes, and begins there. `how` are the rotary
+  positions and the feature of `causal_attention`.
   """
 
-  def on_part(query, key, value, positions_BxT, *documents):
-    sums, goes_on_B = _part_sums(attend.keywords, key, value, positions_BxT, *documents)
+  def on_shard(query, key, value, positions_BxT, *documents):
+    sums, goes_on_B = _part_sums(how, key, value, positions_BxT, *documents)
     before = sequence.before(sums, goes_on_B)
-    return attend(query, key, value, positions_BxT, before, *documents)[0]
+    return causal_attention(query, key, value, positions_BxT, before, *documents, **how)[0]
 
   documents = () if documents_BxT is None else (documents_BxT,)
-  mixed = sequence.on_slots(on_part, (query, key, value), (positions_BxT, *documents))
+  mixed = sequence.on_slots(on_shard, (query, key, value), (positions_BxT, *documents))
   return mixed, state
 
 

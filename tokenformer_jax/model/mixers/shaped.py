@@ -42,7 +42,7 @@ class ShapedAttention(SkipAttention):
     return ('query', *SkipAttention.zero_at_start(config))
 
   def init_cache(self, batch: int, length: int, dtype: jnp.dtype) -> Any:
-    """Return an empty cache; one of all slots has the sum of their values beside it."""
+    """Return an empty cache; one of all slots also has the sum of their values."""
     empty = super().init_cache(batch, length, dtype)
     if isinstance(empty, caches.Ring):
       return empty
