@@ -13,6 +13,8 @@ import json
 import multiprocessing
 import resource
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +25,8 @@ import numpy as np
 import tokenizers as hf
 
 from tokenformer_jax.cli import convert
-from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.convert import families, hub, tensor_files
 from tokenformer_jax.convert.hub_keys import Keys
-from tokenformer_jax.grow import job
-from tokenformer_jax.grow.actions import ACTIONS
 
 _KEYS = {
   'vocab_size': 128256,
@@ -60,9 +59,9 @@ def _convert(folder: Path, dtype: str) -> None:
 
 
 def _grow(folder: Path) -> None:
-  tokens = {'qkv': 512, 'ffn': 2048}
-  with job.start(str(folder / 'run'), folder / 'grown', GrowConfig(), dry_run=True) as work:
-    ACTIONS['grow'].run(work, param_tokens=tokens)
+  run = [f'--source={folder}/run', f'--target={folder}/grown', '--dry_run']
+  command = [sys.executable, '-m', 'tokenformer_jax', 'grow']
+  subprocess.run([*command, *run, '--param_tokens=qkv=512,ffn=2048'], check=True)
 
 
 def _measured(step: Callable[..., None], arguments: tuple[Any, ...]) -> tuple[float, float]:

@@ -70,7 +70,7 @@ def get_config(variant='124m'):
   c.train.steps = 600_000 + 60_000 * stage
   if stage:
     c.init_from = f'runs/lm_openwebtext_{list(VARIANTS)[stage - 1]}'
-    c.grow.method = 'zero_keys'  # one norm over all tokens, as in the paper
+    c.grow.method.kind = 'zero_keys'  # one norm over all tokens, as in the paper
   c.train.log_every = 100
   c.train.eval_every = 2000
   c.train.eval_batches = 64  # 33.6 million tokens

@@ -266,7 +266,7 @@ def continue_from(base: Path, config: Config, steps: int, counts: dict[str, int]
     config,
     model=model,
     init_from=str(base),
-    grow=config_lib.GrowConfig('zero_keys'),
+    grow=config_lib.growth('zero_keys'),
     train=dataclasses.replace(config.train, steps=steps, eval_every=20),
     optim=dataclasses.replace(config.optim, warmup_steps=10),
   )

@@ -178,7 +178,6 @@ class Trial:
         init_from=str(stable),
         train__decay_from=GROWN_AT + round(0.7 * (steps - GROWN_AT)),
         optim__learning_rate=RATE * (1 if name == 'no growth' else 0.5),
-        grow__method='group',
         optim__new_token_warmup=50,
       )
       self.run(f'growth/{name}', config)

@@ -85,15 +85,17 @@ ARMS = {
   'default': Arm(),
   'from one layer of half the tokens (r = 8)': Arm(('1x1', LARGE)),
   'two growths': Arm((SMALL, '2x2', LARGE)),
-  'keys copied': Arm(grow={'new_keys': 'copies'}),
+  'keys copied': Arm(grow={'method__new_keys': 'copies'}),
   'layers drawn': Arm(grow={'place': 'between'}),
-  'zero_keys': Arm((SMALL, '2x4u'), {'method': 'zero_keys'}),
-  'duplicate': Arm((SMALL, '2x4u'), {'method': 'duplicate'}),
-  'as released': Arm((SMALL, '2x4u'), {'method': 'random', 'moments': 'drop'}),
+  'zero_keys': Arm((SMALL, '2x4u'), {'method__kind': 'zero_keys'}),
+  'duplicate': Arm((SMALL, '2x4u'), {'method__kind': 'duplicate'}),
+  'as released': Arm((SMALL, '2x4u'), {'method__kind': 'random', 'moments': 'drop'}),
   'copied layers alone': Arm((SMALL, '8x1')),
   'Transformer, copied layers': Arm(('t2x1', 't8x1')),
-  'Transformer, net2net': Arm(('t2x1', 't2x4'), {'method': 'net2net', 'noise': 0.01}),
-  'Transformer, hypercloning': Arm(('t2x1', 't2x4'), {'method': 'hypercloning', 'noise': 0.01}),
+  'Transformer, net2net': Arm(('t2x1', 't2x4'), {'method__kind': 'net2net', 'method__noise': 0.01}),
+  'Transformer, hypercloning': Arm(
+    ('t2x1', 't2x4'), {'method__kind': 'hypercloning', 'method__noise': 0.01}
+  ),
 }
 
 

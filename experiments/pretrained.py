@@ -57,8 +57,10 @@ ARMS = {
   'frozen base and GELU tokens': Arm(TOKENS, 'gelu', frozen=True),
   'frozen base and many tokens': Arm(8 * TOKENS, frozen=True),
   'many tokens': Arm(8 * TOKENS),
-  'net2net': Arm(factor=2, grow={'grow.method': 'net2net', 'grow.noise': 0.01}),
-  'hypercloning': Arm(factor=2, grow={'grow.method': 'hypercloning', 'grow.noise': 0.01}),
+  'net2net': Arm(factor=2, grow={'grow.method.kind': 'net2net', 'grow.method.noise': 0.01}),
+  'hypercloning': Arm(
+    factor=2, grow={'grow.method.kind': 'hypercloning', 'grow.method.noise': 0.01}
+  ),
   'copied layers': Arm(layers=2, grow={'grow.place': 'copies'}),
 }
 

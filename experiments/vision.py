@@ -153,7 +153,7 @@ class Plan:
       f'{config_lib.projection_path(small.model, name)}.tokens'.replace('.', '__'): 2 * count
       for name, count in config_lib.token_counts(small.model).items()
     }
-    twice['grow__method'] = 'zero_keys'
+    twice['grow__method__kind'] = 'zero_keys'
     grown = self.config('grown', seed, steps + steps // 2, rate, init_from=str(base), **twice)
     self.run(f'grown/{seed}', grown)
     small_step, large_step = (flops.step_flops(sizes.fill_in(c)) for c in (small, grown))

@@ -8,21 +8,22 @@ from typing import Annotated
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pydantic import Field
 
 from tokenformer_jax.config import arguments
-from tokenformer_jax.config.arguments import Path
-from tokenformer_jax.config.section import Count, Key
+from tokenformer_jax.config.arguments import Count, Path
+from tokenformer_jax.config.section import Bool, Float, Str
 from tokenformer_jax.errors import UserError
 
 
 @arguments.checked
 def called(
   count: Count = 1,
-  rate: Annotated[float, Key(above=0, below=1)] = 0.5,
-  flag: bool = False,
+  rate: Annotated[Float, Field(gt=0, lt=1)] = 0.5,
+  flag: Bool = False,
   where: Path = 'x',
-  names: Sequence[str] = (),
-  sizes: int | Mapping[str, Count] | None = None,
+  names: Sequence[Str] = (),
+  sizes: Count | Mapping[str, Count] | None = None,
   **others: object,
 ):
   """Return the arguments."""
@@ -39,7 +40,7 @@ def called(
     ({'rate': jnp.float32(0.25)}, 0.25),
     ({'flag': np.bool_(True)}, True),
     ({'where': pathlib.Path('a')}, pathlib.Path('a')),
-    ({'names': ('a', 'b')}, ['a', 'b']),
+    ({'names': ('a', 'b')}, ('a', 'b')),
     ({'names': np.array(['a', 'b'])}, ['a', 'b']),
     ({'sizes': None}, None),
     ({'sizes': {'a': np.int32(2)}}, {'a': 2}),
@@ -55,13 +56,12 @@ def test_a_value_that_fits_becomes_python_s(given, want):
 
 def test_defaults_are_not_checked_and_the_signature_stays():
   assert called()['names'] == () and 'sizes' in inspect.signature(called).parameters
-  assert 'Annotated[int, Key(least=1)] = 1' in str(inspect.signature(called).parameters['count'])
 
 
 def test_bounds_hold_inside_of_unions_and_dicts():
   with pytest.raises(UserError, match=r'called: sizes has a=0; it must be at least 1'):
     called(sizes={'a': 0})
-  with pytest.raises(UserError, match=r'called: rate is 1; it must lie between 0 and 1, both excl'):
+  with pytest.raises(UserError, match=r'called: rate is 1; it must be less than 1'):
     called(rate=1)
 
 

@@ -31,12 +31,11 @@ from tokenformer_jax import config as config_lib
     ('train.attention', 'flash', 'auto, xla, cudnn, splash'),
     ('dtype', 'float16', 'auto, float32, bfloat16'),
     (
-      'grow.method',
+      'grow.method.kind',
       'copy',
       'group, zero_keys, duplicate, random, net2net, net2net_fill, hypercloning',
     ),
-    ('grow.scale', 'kept', "'' (empty), keep, resize"),
-    ('grow.new_values', 'normal', "'' (empty), init, zero"),
+    ('grow.method.new_values', 'normal', 'zero, init'),
     ('grow.moments', 'keep', 'pad, drop'),
     ('grow.step', '0', 'keep, restart'),
   ],
@@ -102,7 +101,7 @@ def test_a_value_that_must_be_positive_and_is_not_is_refused(path, value):
     ('train.eval_batches', -1),
     ('train.sample_tokens', -1),
     ('optim.new_token_warmup', -1),
-    ('grow.noise', -0.1),
+    ('grow.method.noise', -0.1),
     ('grow.seed', -1),
   ],
 )

@@ -309,7 +309,7 @@ def test_released_weights_are_one_group_and_several_groups_do_not_go_back():
   model = released_torch.infer_model(shapes, heads=2, rotary_fraction=0.5)
   assert {len(groups) for groups in named_groups(model).values()} == {1}
   counts = {name: 2 * count for name, count in config.token_counts(model).items()}
-  grown = grown_model(config.with_references(model), counts, config.GrowConfig(method='group'))
+  grown = grown_model(config.with_references(model), counts, config.growth(method='group'))
   with pytest.raises(UserError, match='qkv has 2 groups of parameter tokens with a norm each, and'):
     released_torch.check_can_compute(grown)
   released_torch.check_can_compute(choose(grown, first(1)))

@@ -28,6 +28,7 @@ from tokenformer_jax.data import (
   tokenizers,
 )
 from tokenformer_jax.data.chat_template import Template, find_template
+from tokenformer_jax.data.mixture import open_sources
 from tokenformer_jax.decoding import chats
 from tokenformer_jax.errors import UserError
 
@@ -126,7 +127,7 @@ WITH_NAMES = (
 def _learned(messages, source=chat_template.OURS, **row) -> list[str]:
   """The texts that a row teaches."""
   document = chat_rows.conversation({'messages': messages, **row}, 'a.jsonl, line 3,')
-  found = Template('T', source, {}).render(json.loads(document), place=document.place)
+  found = Template('T', source, {}).render(json.loads(document), label=document.label)
   return [found.text[slice(*span)] for span in found.answers]
 
 
@@ -359,9 +360,9 @@ def test_masks_of_documents_need_conversations_without_an_end_inside(tmp_path, t
     chat_template=str(template),
     tokenizer=str(tokenizer),
   )
-  order.open_source(config, 0)
+  open_sources(config, 0)
   with pytest.raises(UserError, match='documents is masked, and 60 conversations of files:'):
-    order.open_source(dataclasses.replace(config, documents='masked'), 0)
+    open_sources(dataclasses.replace(config, documents='masked'), 0)
 
 
 @pytest.mark.parametrize('size', [200, 2**15, 2**15 + 1, 2**17])

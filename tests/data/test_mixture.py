@@ -14,7 +14,7 @@ from tokenformer_jax.config import DataConfig, SourceConfig, Sources
 from tokenformer_jax.config.mixture import BLOCK, shares, source_configs
 from tokenformer_jax.data import order, store
 from tokenformer_jax.data.held_out import held_out_tokens
-from tokenformer_jax.data.mixture import _MixedSteps, make_stores, open_mixture
+from tokenformer_jax.data.mixture import _MixedSteps, make_stores, open_sources
 from tokenformer_jax.data.mixture_order import MixtureOrder
 from tokenformer_jax.data.order import Position, sample_index
 from tokenformer_jax.errors import UserError
@@ -66,7 +66,7 @@ def test_each_source_gives_its_samples_one_after_the_other(mixture):
   taken = [0] * len(mixture.shares.names)
   for position in range(150):
     assert mixture.taken(position) == taken, f'the counts before position {position} are others'
-    source, sample = mixture.place(position)
+    source, sample = mixture.locate(position)
     assert sample == taken[source], 'a source repeats or skips a sample'
     taken[source] += 1
 
@@ -112,7 +112,7 @@ def test_a_block_has_whole_counts(numbers):
 def test_a_trillionth_sample_is_exact(weights):
   mixture = mixed(*weights)
   for position in (10**12, 10**12 + 1, 10**12 - 12345):
-    source, sample = mixture.place(position)
+    source, sample = mixture.locate(position)
     assert mixture.taken(position)[source] == sample
     after = mixture.taken(position + 1)
     assert after[source] == sample + 1 and sum(after) == position + 1
@@ -120,7 +120,7 @@ def test_a_trillionth_sample_is_exact(weights):
 
 def test_the_order_of_a_fixed_mixture_does_not_change_between_versions():
   mixture = mixed('0.5', '0.3', '0.2')
-  sources = [mixture.place(position)[0] for position in range(20)]
+  sources = [mixture.locate(position)[0] for position in range(20)]
   assert sources == [*[0, 1, 0, 2] * 2, 0, 1, *[0, 1, 0, 2] * 2, 0, 1]
 
 
@@ -147,7 +147,7 @@ def config(tmp_path_factory) -> DataConfig:
 
 @pytest.fixture(scope='module')
 def mixture(config):
-  return open_mixture(config, SEED)
+  return open_sources(config, SEED)
 
 
 def batches(mixture, first, last, rows=range(BATCH), position=order.BEGINNING) -> np.ndarray:
@@ -158,7 +158,7 @@ def test_rows_are_samples_of_the_orders_of_their_sources(mixture, config):
   stores = [store.prepare(one) for one in source_configs(config).values()]
   found = batches(mixture, 0, 40).reshape(-1, LENGTH + 1)
   for position, row in enumerate(found):
-    source, sample = MixtureOrder(mixture.shares, BATCH).place(position)
+    source, sample = MixtureOrder(mixture.shares, BATCH).locate(position)
     n = store.window_count(stores[source].train, LENGTH)
     start = LENGTH * sample_index(SEED, sample, n)
     expected = stores[source].train[start : start + LENGTH + 1]
@@ -182,7 +182,7 @@ def test_a_mixture_goes_on_where_it_ended(mixture):
 
 
 def test_fixed_weights_give_the_same_samples_in_batches_of_any_size(config, mixture):
-  large = open_mixture(dataclasses.replace(config, batch_size=2 * BATCH), SEED)
+  large = open_sources(dataclasses.replace(config, batch_size=2 * BATCH), SEED)
   seen = Position(10, 10 * BATCH)
   np.testing.assert_array_equal(
     batches(large, 10, 15, range(2 * BATCH), seen).reshape(-1, LENGTH + 1),
@@ -221,7 +221,7 @@ def test_short_sequences_are_the_parts_of_the_long_ones_of_a_mixture(mixture):
 def test_the_digest_covers_texts_names_and_weights(config, mixture):
   def digest(**sources):
     changed = dataclasses.replace(config, mixture=Sources(sources))
-    return open_mixture(changed, SEED).digest
+    return open_sources(changed, SEED).digest
 
   new, old = config.mixture['new'], config.mixture['old']
   weighed = [dataclasses.replace(one, weight=0.5) for one in (new, old)]
@@ -239,13 +239,13 @@ def test_the_digest_covers_texts_names_and_weights(config, mixture):
 
 def test_a_bpe_is_trained_on_the_text_of_all_sources_once(config, capsys):
   bpe = dataclasses.replace(config, tokenizer='bpe:300')
-  made = open_mixture(bpe, SEED)
+  made = open_sources(bpe, SEED)
   assert 'training the tokenizer bpe:300 on new, old' in capsys.readouterr().err
   tokens = {made.tokenizer.decode([i]) for i in range(made.tokenizer.size)}
   assert {'new', 'old'} <= {token.strip() for token in tokens}, 'a source had no part in it'
   digests = {one.tokenizer.fingerprint for one in made.stores.values()}
   assert digests == {made.tokenizer.fingerprint}, 'sources have tokenizers of their own'
-  assert open_mixture(bpe, SEED).digest == made.digest
+  assert open_sources(bpe, SEED).digest == made.digest
   assert 'training' not in capsys.readouterr().err, 'another start trains the tokenizer again'
 
 
@@ -255,7 +255,7 @@ def test_a_source_that_is_too_short_is_named(config, tmp_path):
   short = SourceConfig(source=f'files:{tmp_path}/*.txt', weight=0.25)
   changed = Sources({**config.mixture, 'old': short})
   with pytest.raises(UserError, match=r'config\.data\.mixture\.old: the training split has'):
-    open_mixture(dataclasses.replace(config, mixture=changed), SEED)
+    open_sources(dataclasses.replace(config, mixture=changed), SEED)
 
 
 def test_a_source_that_does_not_exist_is_named_by_its_key(config):
@@ -263,7 +263,7 @@ def test_a_source_that_does_not_exist_is_named_by_its_key(config):
   gone = dataclasses.replace(config.mixture['old'], source=spec)
   changed = Sources({**config.mixture, 'old': gone})
   with pytest.raises(UserError) as error:
-    open_mixture(dataclasses.replace(config, mixture=changed), SEED)
+    open_sources(dataclasses.replace(config, mixture=changed), SEED)
   wanted = f'config.data.mixture.old.source is {spec}, which matches no file'
   assert str(error.value).startswith(wanted), 'a path of the user is changed'
 
@@ -297,7 +297,7 @@ def test_a_text_has_one_place_in_a_mixture(config, tmp_path, form, deduplicate):
     r'in config\.data\.mixture\.a\.(validation_)?source=.*; leave it out of one of them'
   )
   for make in (
-    lambda: open_mixture(mixed, SEED),
+    lambda: open_sources(mixed, SEED),
     lambda: make_stores(mixed, str(tmp_path / 'out')),
   ):
     with pytest.raises(UserError, match=sentence):
@@ -310,7 +310,7 @@ def test_a_text_has_one_place_also_where_stores_are_named(config):
   for other in (new, dataclasses.replace(config.mixture['old'], validation_source=new.source)):
     stored = dataclasses.replace(new, store='nowhere', weight=0.5)
     with pytest.raises(UserError, match=r'files:.* is also in config\.data\.mixture\.a\.source='):
-      open_mixture(_of(config, a=stored, b=dataclasses.replace(other, weight=0.5)), SEED)
+      open_sources(_of(config, a=stored, b=dataclasses.replace(other, weight=0.5)), SEED)
 
 
 def test_copies_of_text_that_any_source_holds_out_are_not_trained_on(config, tmp_path):
@@ -323,7 +323,7 @@ def test_copies_of_text_that_any_source_holds_out_are_not_trained_on(config, tmp
     a=SourceConfig(own, f'files:{tmp_path}/held.jsonl', weight=0.5),
     b=SourceConfig(copies, weight=0.5),
   )
-  found = open_mixture(mixed, SEED).stores
+  found = open_sources(mixed, SEED).stores
   texts = {name: one.tokenizer.decode(one.train[:]) for name, one in found.items()}
   assert 'this held document' not in texts['b'], 'a copy of held-out text is trained on'
   assert found['a'].validation_documents == 30

@@ -9,7 +9,7 @@ import pytest
 
 from tokenformer_jax.config import DataConfig, SourceConfig, Sources
 from tokenformer_jax.data import mixture_tokenizer, shards, store
-from tokenformer_jax.data.mixture import make_stores, open_mixture, store_folders
+from tokenformer_jax.data.mixture import make_stores, open_sources, store_folders
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.errors import UserError
 
@@ -38,39 +38,39 @@ def test_a_run_finds_the_stores_that_were_made_for_its_mixture(config, monkeypat
   made = make_stores(config, None)
   assert {name: one.path for name, one in made.items()} == store_folders(config)
   monkeypatch.setattr(store._Builder, 'build', lambda self: pytest.fail('it is made again'))
-  assert open_mixture(config, 0).stores['old'].path == made['old'].path
+  assert open_sources(config, 0).stores['old'].path == made['old'].path
 
 
 def test_stores_in_folders_of_their_names_are_named_in_the_config(config, tmp_path, monkeypatch):
-  digest = open_mixture(config, 0).digest
+  digest = open_sources(config, 0).digest
   make_stores(config, f'{tmp_path}/made/')
   named = _name_stores(config, f'{tmp_path}/made')
   shutil.rmtree(store.cache_folder(config) / 'tokenizers')
   monkeypatch.setattr(mixture_tokenizer, '_trained_bpe', lambda *_: pytest.fail('the text is read'))
-  assert open_mixture(named, 0).digest == digest, 'a store has other tokens'
+  assert open_sources(named, 0).digest == digest, 'a store has other tokens'
   folders = store_folders(named)
   assert folders == {name: tmp_path / 'made' / name for name in ('new', 'old')}
   assert all(shards.verify(folder) > 0 for folder in folders.values())
   assert {name: one.digest for name, one in make_stores(named, None).items()} == {
-    name: one.digest for name, one in open_mixture(named, 0).stores.items()
+    name: one.digest for name, one in open_sources(named, 0).stores.items()
   }, 'the stores that are there have another tokenizer'
 
 
 def test_bits_of_the_tokenizer_that_flip_are_found_and_it_is_trained_again(config):
-  digest, rng = open_mixture(config, 0).digest, np.random.default_rng(0)
+  digest, rng = open_sources(config, 0).digest, np.random.default_rng(0)
   (file,) = (store.cache_folder(config) / 'tokenizers').iterdir()
   whole = file.read_bytes()
   for _ in range(20):
     content = bytearray(whole)
     content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
     file.write_bytes(content)
-    assert open_mixture(config, 0).digest == digest, 'a run has another tokenizer'
+    assert open_sources(config, 0).digest == digest, 'a run has another tokenizer'
     assert file.read_bytes() == whole, 'the damaged file stays'
 
 
 def test_documents_of_every_source_begin_as_those_of_the_model(config):
   begun = type('Begun', (ByteTokenizer,), {'begin': (1,)})()
-  for one in open_mixture(config, 0, begun).stores.values():
+  for one in open_sources(config, 0, begun).stores.values():
     tokens = one.train[:]
     assert (tokens == 1).sum() == (tokens == 0xFF).sum() == one.train_documents
 
@@ -78,4 +78,4 @@ def test_documents_of_every_source_begin_as_those_of_the_model(config):
 def test_a_message_about_a_store_names_its_source(config, tmp_path):
   named = _name_stores(config, f'{tmp_path}/none')
   with pytest.raises(UserError, match=r'config\.data\.mixture\.new\.store is .*no complete token'):
-    open_mixture(named, 0)
+    open_sources(named, 0)

@@ -21,7 +21,7 @@ def inputs(stages, position=order.BEGINNING) -> list[np.ndarray]:
   for steps, rows, length in stages:
     position = position.in_length(before, length)
     for step in range(position.step, position.step + steps):
-      options = {'batch_size': rows, 'sequence_length': length, 'parts': LONGEST // length}
+      options = {'batch_size': rows, 'sequence_length': length, 'subsamples': LONGEST // length}
       batch = train_rows(TOKENS, step, range(rows), seed=SEED, position=position, **options)
       np.testing.assert_array_equal(batch[:, 1:], batch[:, :-1] + 1, 'targets are not the next ids')
       found.append(batch[:, :-1])

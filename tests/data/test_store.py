@@ -335,7 +335,7 @@ def test_shards_have_the_tokens_of_one_shard(tmp_path, monkeypatch):
 def test_a_build_continues_after_its_last_shard(tmp_path, monkeypatch):
   config = _many_shards(tmp_path, monkeypatch)
   whole = prepare(dataclasses.replace(config, cache_dir=str(tmp_path / 'unbroken')))
-  write, written = store_lib.Job.write, []
+  write, written = store_lib.ShardBuild.write, []
 
   def write_some(self, *arguments) -> shards.Shard:
     if len(written) == 5:
@@ -344,7 +344,7 @@ def test_a_build_continues_after_its_last_shard(tmp_path, monkeypatch):
     return write(self, *arguments)
 
   with monkeypatch.context() as patch:
-    patch.setattr(store_lib.Job, 'write', write_some)
+    patch.setattr(store_lib.ShardBuild, 'write', write_some)
     with pytest.raises(KeyboardInterrupt):
       prepare(config)
   (folder,) = _unfinished(tmp_path)
@@ -354,7 +354,9 @@ def test_a_build_continues_after_its_last_shard(tmp_path, monkeypatch):
   record = folder / '00001.json'
   record.write_text(record.read_text().replace('"documents": ', '"documents": 1', 1))
   monkeypatch.setattr(
-    store_lib.Job, 'write', lambda self, *rest: written.append(self.name) or write(self, *rest)
+    store_lib.ShardBuild,
+    'write',
+    lambda self, *rest: written.append(self.name) or write(self, *rest),
   )
   assert prepare(config).digest == whole.digest, 'a continued store is another one'
   assert written == [f'0000{i}' for i in (*range(5), 1, *range(3, 8))], (

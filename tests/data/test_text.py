@@ -453,7 +453,7 @@ def test_a_file_of_lines_is_divided_by_bytes(tmp_path, size, end):
   path = tmp_path / 'a.jsonl'
   path.write_text('\n'.join([*lines[:3], '', *lines[3:]]) + end)
   source = open_source(f'files:{path}', 'text')
-  parts = [part for part, _ in source.parts(size)]
+  parts = [part for part, _ in source.divide(size)]
   assert len(parts) == max(1, -(-path.stat().st_size // size)), 'it is not divided'
   assert len({part.fingerprint() for part in parts}) == len(parts)
   found = [document for part in parts for document in part.documents()]
@@ -463,7 +463,7 @@ def test_a_file_of_lines_is_divided_by_bytes(tmp_path, size, end):
 def test_a_bad_line_of_a_divided_file_is_named_by_its_byte(tmp_path):
   path = tmp_path / 'a.jsonl'
   path.write_text('{"text": "a"}\n{"text": "b"}\nno JSON\n{"text": "c"}')
-  parts = [part for part, _ in open_source(f'files:{path}', 'text').parts(14)]
+  parts = [part for part, _ in open_source(f'files:{path}', 'text').divide(14)]
   bad = []
   assert [list(part.documents(bad.append)) for part in parts] == [['a'], ['b'], ['c'], []]
   (error,) = bad

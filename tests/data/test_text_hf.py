@@ -103,7 +103,7 @@ def test_a_split_is_named_or_chosen(tmp_path, layout):
 @pytest.mark.parametrize('size', [1000, 10**9])
 def test_parts_are_the_whole_in_order(tmp_path, layout, size):
   source = open_source(f'hf:{_make(tmp_path / "set", layout)}', 'text')
-  parts = pickle.loads(pickle.dumps([part for part, _ in source.parts(size)]))
+  parts = pickle.loads(pickle.dumps([part for part, _ in source.divide(size)]))
   assert [text for part in parts for text in part.documents()] == DOCUMENTS
   assert len({part.fingerprint() for part in parts}) == len(parts), 'parts are taken for another'
   if layout != 'jsonl' and size == 1000:
@@ -189,7 +189,7 @@ def test_a_set_of_the_hub_is_read_from_the_cache_without_the_network(tmp_path):
   os.rename(builder.cache_dir, cached)
   assert _read('owner/name') == DOCUMENTS
   assert _read('owner/name:test') == TEST
-  parts = [part for part, _ in open_source('hf:owner/name', 'text').parts(1000)]
+  parts = [part for part, _ in open_source('hf:owner/name', 'text').divide(1000)]
   assert len(parts) > 2, 'a large set is not divided'
   assert [text for part in parts for text in part.documents()] == DOCUMENTS
 

@@ -49,7 +49,7 @@ def three(tmp_path) -> str:
 def test_sources_of_a_list_follow_one_another(tmp_path, three):
   source = open_source(three, 'text')
   assert list(source.documents()) == ['a', 'b', 'c', 'd'], 'a source is lost, or out of order'
-  parts = [part for part, _ in source.parts(10**6)]
+  parts = [part for part, _ in source.divide(10**6)]
   assert [text for part in parts for text in part.documents()] == ['a', 'b', 'c', 'd']
   store = prepare(_config(tmp_path, three, validation_fraction=0.3))
   assert sorted(_texts(store) + _texts(store, 'validation')) == ['a', 'b', 'c', 'd']
@@ -104,7 +104,7 @@ def test_the_first_of_equal_documents_stays(tmp_path, monkeypatch):
   spec = f'{_write(tmp_path / "a.jsonl", texts)} + {_write(tmp_path / "b.jsonl", ["c", "e", "e"])}'
   source = corpus.open_corpus(_config(tmp_path, spec, deduplicate=True)).source
   assert list(source.documents()) == ['b', 'a', 'c', 'd', 'e']
-  parts = pickle.loads(pickle.dumps([part for part, _ in source.parts(1)]))
+  parts = pickle.loads(pickle.dumps([part for part, _ in source.divide(1)]))
   assert [list(part.documents()) for part in parts] == [['b', 'a', 'c', 'd'], ['e']], (
     'a process that reads a part does not know what came before it'
   )

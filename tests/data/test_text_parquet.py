@@ -108,7 +108,7 @@ def test_parts_are_the_whole_in_order(tmp_path, size):
   _write(tmp_path / 'a.parquet', row_group_size=100, use_dictionary=False, compression='none')
   _write(tmp_path / 'b.parquet', ['last'])
   source = open_source(f'parquet:{tmp_path}', 'text')
-  parts = [part for part, _ in source.parts(size)]
+  parts = [part for part, _ in source.divide(size)]
   assert len(parts) == {1: 11, 20_000: 6, 10**9: 2}[size], 'a large file is not divided'
   assert [text for part in parts for text in part.documents()] == [*DOCUMENTS, 'last']
   assert len({part.fingerprint() for part in parts}) == len(parts), 'parts are taken for another'

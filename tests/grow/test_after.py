@@ -29,9 +29,9 @@ from tokenformer_jax import tasks
 from tokenformer_jax.config import (
   AdamWConfig,
   Config,
-  GrowConfig,
   TokenGroup,
   TrainConfig,
+  growth,
 )
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import groups, pattention
@@ -41,7 +41,7 @@ from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import last_growth
 
 SLOW = pytest.mark.slow  # because each case compiles two models
-ZERO_KEYS = GrowConfig(method='zero_keys')
+ZERO_KEYS = growth(method='zero_keys')
 DENSE_MODEL = tiny_model(**DENSE)
 TARGET = grown_model(tiny_model(), by_name(32, 48, 64), ZERO_KEYS)
 
@@ -194,7 +194,7 @@ def _equal_copies(params, start):
 )
 def test_copies_do_not_stay_equal(source, target, method):
   """Equal copies have equal gradients and moments: a model of twins is worth the small one."""
-  before = grow(state_of(source), source, target, GrowConfig(method=method))
+  before = grow(state_of(source), source, target, growth(method=method))
   config = Config(optim=AdamWConfig(warmup_steps=0), train=TrainConfig(steps=1000))
   after = _train(before, target, config, 3)
   equal = _equal_copies(after['params'], paths(params_of(source)))
@@ -207,7 +207,7 @@ def _born(action, updates=UPDATES, model=None, **changes):
     source='somewhere',
     step=STEP,
     model=model or tiny_model(),
-    grow=GrowConfig(**changes),
+    grow=growth(**changes),
     updates=updates,
   )
 

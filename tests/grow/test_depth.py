@@ -40,6 +40,7 @@ from tokenformer_jax.config import (
   PreNormConfig,
   SkiplessConfig,
   TrainConfig,
+  growth,
   matching,
 )
 from tokenformer_jax.config import pattern as pattern_lib
@@ -54,7 +55,7 @@ from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import last_growth
 
 SLOW = pytest.mark.slow  # because of what is compiled
-PLAIN, DUPLICATE = (GrowConfig(one, place='between') for one in ('group', 'duplicate'))
+PLAIN, DUPLICATE = (growth(one, place='between') for one in ('group', 'duplicate'))
 BEHIND, COPIES, WHOLE = (GrowConfig(place=place) for place in ('behind', 'copies', 'whole_copies'))
 SOURCE = tiny_model()
 TARGET = tiny_model(layers=4)
@@ -186,9 +187,9 @@ def test_new_layers_change_no_bit_of_compiled_logits(config):
 def test_a_transformer_gets_wider_and_deeper():
   source = tiny_model(**DENSE, tied_head=False)
   target = tiny_model(**DENSE, tied_head=False, layers=4, width=64, heads=8)
-  _assert_exact(source, target, GrowConfig('net2net', place='between'), within=1e-5)
+  _assert_exact(source, target, growth('net2net', place='between'), within=1e-5)
   with pytest.raises(UserError, match='would stay equal for ever'):
-    plan.check(source, target, GrowConfig('net2net'))
+    plan.check(source, target, growth('net2net'))
 
 
 @SLOW
@@ -278,7 +279,7 @@ def test_copies_are_of_the_layer_before():
 
 @SLOW
 def test_layers_with_old_tokens_and_layers_with_new_ones():
-  zero = GrowConfig('zero_keys')
+  zero = growth('zero_keys')
   target = dataclasses.replace(grown_model(SOURCE, {'ffn': 64}, zero), pattern='layer*4')
   grown = paths(_assert_exact(SOURCE, target, zero, within=1e-6))
   keys = grown['blocks/ffn/keys']
@@ -441,13 +442,13 @@ def test_mixers_without_an_output_projection_are_refused():
 @pytest.mark.parametrize(
   ('source', 'target', 'how', 'sentence'),
   [
-    (SOURCE, SOURCE, BEHIND, 'place=behind is for new layers, and none is added'),
+    (SOURCE, SOURCE, BEHIND, 'place=behind is for new layers, and this growth has none'),
     (TARGET, SOURCE, PLAIN, 'growth only adds layers'),
     (SOURCE, tiny_model(layers=4, width=64), PLAIN, 'model.width is 32 in the source'),
     (
       SOURCE,
       dataclasses.replace(grown_model(SOURCE, DOUBLE, DUPLICATE), pattern='layer*4'),
-      GrowConfig('duplicate', place='copies'),
+      growth('duplicate', place='copies'),
       'would stay equal for ever',
     ),
     (
@@ -468,7 +469,7 @@ def _lineage(*how):
   return tuple(Ancestor('grow', 'somewhere', STEP, SOURCE, one, UPDATES) for one in how)
 
 
-TWINS = GrowConfig(new_keys='copies')
+TWINS = growth(new_keys='copies')
 DEEPER = plan.plan_growth(SOURCE, TARGET, GrowConfig(place='copies'))
 
 
@@ -482,7 +483,7 @@ def test_copies_that_were_not_trained_are_not_copied_again(how):
   plan.check_no_twins(DEEPER, _lineage(*how), STEP + 1)  # They have been trained.
 
 
-@pytest.mark.parametrize('how', [PLAIN, GrowConfig('duplicate', noise=0.1)])
+@pytest.mark.parametrize('how', [PLAIN, growth('duplicate', noise=0.1)])
 def test_tokens_that_differ_are_copied(how):
   plan.check_no_twins(DEEPER, _lineage(how), STEP)
 

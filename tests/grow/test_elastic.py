@@ -10,7 +10,7 @@ import tiny_run
 from growing import IDS, apply_steps, by_name, logits, params_of
 from tiny import tiny_model
 
-from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.config import growth
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.steps import remove
 from tokenformer_jax.grow.steps.tokens import grown_model
@@ -19,7 +19,7 @@ from tokenformer_jax.steps import elastic
 from tokenformer_jax.training.prepare import prepare
 
 SMALL = tiny_model()
-GROUP = GrowConfig(method='group')
+GROUP = growth(method='group')
 MIDDLE = grown_model(SMALL, by_name(32, 48, 64), GROUP)
 LARGE = grown_model(MIDDLE, by_name(48, 48, 100), GROUP)
 

@@ -33,11 +33,11 @@ from tiny_run import environment
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
   CapacityConfig,
-  GrowConfig,
   LossBalanceConfig,
   MLPConfig,
   NoFeedForwardConfig,
   RouterConfig,
+  growth,
 )
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import plan
@@ -48,7 +48,7 @@ from tokenformer_jax.model.feed_forward import feed_forward
 from tokenformer_jax.model.lm import define_lm
 
 SLOW = pytest.mark.slow  # because of what is compiled
-ZERO_KEYS = GrowConfig('zero_keys')
+ZERO_KEYS = growth('zero_keys')
 SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm')
 
 
@@ -343,7 +343,7 @@ def test_tokens_of_one_layer_of_a_pattern_become_experts():
 @SLOW
 @pytest.mark.parametrize('method', ['zero_keys', 'duplicate'])
 def test_tokens_inside_experts_grow_exactly(method):
-  config, source = GrowConfig(method), sparse()
+  config, source = growth(method), sparse()
   target = grown_model(source, {'ffn.expert': 32}, config)
   assert not _exact(source, target, config)
   params = params_of(source)

@@ -23,7 +23,7 @@ from seeds import take
 
 import tokenformer_jax
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import GrowConfig, MLPConfig, matrices
+from tokenformer_jax.config import GrowConfig, MLPConfig, growth, matrices
 from tokenformer_jax.decoding import sampling
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.grow import plan
@@ -119,7 +119,7 @@ def test_a_wider_model_computes_the_same(kind, method):
   source, params = hub_models.model(kind), hub_models.params(kind)
   several = len({*widen.sizes(source).hidden}) > 1
   more = {} if several or method == 'hypercloning' else {'ffn_width': 70}
-  target, config = widen.resized(source, 32, **more), GrowConfig(method=method)
+  target, config = widen.resized(source, 32, **more), growth(method=method)
   plan.check(source, target, config)
   assert not inexact(source, target, config)
   wide = grow_params(params, source, target, config)
@@ -129,7 +129,7 @@ def test_a_wider_model_computes_the_same(kind, method):
 @pytest.mark.parametrize('kind', ['gemma', 'qwen2_moe'])
 def test_moments_are_those_of_the_wider_models_gradient(kind):
   source, params = hub_models.model(kind), hub_models.params(kind)
-  target, config = widen.resized(source, 32), GrowConfig(method='net2net')
+  target, config = widen.resized(source, 32), growth(method='net2net')
   _, small = loss_and_gradient(source)(params)
   _, wide = loss_and_gradient(target)(grow_params(params, source, target, config))
   (step,) = plan.plan_growth(source, target, config)

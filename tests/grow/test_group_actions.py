@@ -34,6 +34,7 @@ from tokenformer_jax.config import (
   Config,
   GrowConfig,
   TokenGroup,
+  growth,
   pattentions,
   token_counts,
   token_groups,
@@ -52,7 +53,7 @@ from tokenformer_jax.steps.last_growth import last_growth
 
 SLOW = pytest.mark.slow  # because whole commands compile two models each
 BASE = tiny_model()
-GROUP, KEEP = GrowConfig(method='group'), GrowConfig()
+GROUP, KEEP = growth(method='group'), GrowConfig()
 HERE = pathlib.Path('/here')
 
 
@@ -66,7 +67,7 @@ SPECIALIST = _grown(BASE, by_name(32, 48, 64))
 
 
 def _born(action, source, model, method='group', **details):
-  grow = GrowConfig(method=method)
+  grow = growth(method=method)
   return Ancestor(action, source, STEP, model, grow, UPDATES, run=f'id of {source}', **details)
 
 
@@ -141,10 +142,10 @@ def test_a_group_computes_the_same_without_the_others():
 
 
 def test_the_score_of_the_last_group_decides_whether_tokens_join_it_exactly():
-  model, zero_keys = _scored(SCORES['gelu'](), SoftmaxScore()), GrowConfig(method='zero_keys')
+  model, zero_keys = _scored(SCORES['gelu'](), SoftmaxScore()), growth(method='zero_keys')
   larger = _grown(model, by_name(40, 40, 40), zero_keys)
   assert 'the score softmax of qkv gives a new token' in inexact(model, larger, zero_keys)
-  model, duplicate = _scored(SCORES['gelu']()), GrowConfig(method='duplicate')
+  model, duplicate = _scored(SCORES['gelu']()), growth(method='duplicate')
   assert not inexact(model, _grown(model, by_name(48, 48, 48), duplicate), duplicate)
 
 
@@ -155,7 +156,7 @@ def test_a_growth_changes_no_score_of_an_old_group(method):
   with pytest.raises(
     UserError, match=r"8:32:gelu' in the source .* 8:32:gelu\(gelu=tanh\)' in the"
   ):
-    plan.check(before, after, GrowConfig(method=method))
+    plan.check(before, after, growth(method=method))
 
 
 # Choices of groups
@@ -385,7 +386,7 @@ def _whole(model):
   return _meta((), model)
 
 
-ZERO_KEYS = _grown(BASE, by_name(32, 48, 64), GrowConfig(method='zero_keys'))
+ZERO_KEYS = _grown(BASE, by_name(32, 48, 64), growth(method='zero_keys'))
 OF_ZERO_KEYS = _meta((_born('grow', '/base', BASE, 'zero_keys'),), ZERO_KEYS, 'added_tokens')
 
 
@@ -408,7 +409,7 @@ def test_where_merged_tokens_go(ours, added, ffn):
 
 
 def test_a_scale_of_tokens_that_join_is_compared_with_their_group():
-  resized = _grown(BASE, by_name(32, 48, 64), GrowConfig(method='random', scale='resize'))
+  resized = _grown(BASE, by_name(32, 48, 64), growth(method='random', scale='resize'))
   added = _meta((_born('grow', '/base', BASE, 'random'),), resized, 'added_tokens')
   own = merging.own_groups(BASE, added)
   assert 'qkv 32 there and 24 here' in merging.other_scale(BASE, resized, own)
@@ -419,7 +420,7 @@ def test_a_scale_of_tokens_that_join_is_compared_with_their_group():
 
 def test_groups_are_not_resized_by_a_merge():
   with pytest.raises(UserError, match='--scale=resize is for tokens that join a group'):
-    merging.merged_model(SPECIALIST, _whole(BASE), GrowConfig(scale='resize'))
+    merging.merged_model(SPECIALIST, _whole(BASE), growth('zero_keys', scale='resize'))
 
 
 def test_merged_groups_keep_their_scores():
@@ -552,7 +553,7 @@ def test_new_tokens_are_not_frozen():
   chosen.check_new_tokens_train(frozen, SPECIALIST, _grown(SPECIALIST, by_name(40, 56, 80)))
   with pytest.raises(UserError, match=r'new tokens of qkv would be in group 2, which .* freezes'):
     chosen.check_new_tokens_train(frozen, BASE, SPECIALIST)
-  into = _grown(SPECIALIST, by_name(40, 48, 64), GrowConfig(method='zero_keys'))
+  into = _grown(SPECIALIST, by_name(40, 48, 64), growth(method='zero_keys'))
   with pytest.raises(UserError, match=r'new tokens of qkv would be in group 2'):
     chosen.check_new_tokens_train(frozen, SPECIALIST, into)
 

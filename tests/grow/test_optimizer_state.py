@@ -20,7 +20,7 @@ from growing import (
 from outcomes import assert_close, paths
 from tiny import tiny_model, with_tokens
 
-from tokenformer_jax.config import OPTIMIZERS, GrowConfig
+from tokenformer_jax.config import OPTIMIZERS, GrowConfig, growth
 from tokenformer_jax.grow.steps import widen
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
@@ -32,7 +32,7 @@ EACH = pytest.mark.parametrize(
   'name', ['muon', *(pytest.param(name, marks=SLOW) for name in NAMES[1:])]
 )
 MODEL = tiny_model()
-KEEP = GrowConfig(method='zero_keys')
+KEEP = growth(method='zero_keys')
 
 
 def _state(name: str, model=MODEL) -> dict:
@@ -81,7 +81,7 @@ def _statistics(state: dict) -> dict[str, np.ndarray]:
   'method', ['group', *(pytest.param(name, marks=SLOW) for name in ('zero_keys', 'duplicate'))]
 )
 def test_statistics_of_old_tokens_stay_and_new_ones_begin(name, method):
-  config = GrowConfig(method=method)
+  config = growth(method=method)
   target, state = grown_model(MODEL, DOUBLE, config), _state(name)
   new = grow(state, MODEL, target, config)
   _assert_fits(new, name, target)
@@ -154,7 +154,7 @@ def test_a_merge_adds_tokens_without_a_momentum(name):
 @EACH
 @pytest.mark.parametrize('method', ['hypercloning', pytest.param('net2net_fill', marks=SLOW)])
 def test_wider_transformers_keep_their_optimizer(name, method):
-  model, config = tiny_model(**DENSE), GrowConfig(method=method)
+  model, config = tiny_model(**DENSE), growth(method=method)
   target = widen.resized(model, width=64)
   new = grow(_state(name, model), model, target, config)
   _assert_fits(new, name, target)
@@ -166,7 +166,7 @@ def test_wider_transformers_keep_their_optimizer(name, method):
   'name', ['muon', *(pytest.param(name, marks=SLOW) for name in ('adamw', *NAMES[1:]))]
 )
 def test_a_frozen_group_and_its_statistics_stay_and_the_others_move(name):
-  group = GrowConfig(method='group')
+  group = growth(method='group')
   model = grown_model(MODEL, DOUBLE, group)
   state, info = _state(name, model), define_lm(model).info
   tx = optimizer(model, OPTIMIZERS[name](frozen_groups='1'))

@@ -35,10 +35,10 @@ from tokenformer_jax import tasks
 from tokenformer_jax.config import (
   AdamWConfig,
   Config,
-  GrowConfig,
   ModelConfig,
   RotaryConfig,
   TrainConfig,
+  growth,
 )
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import merging, subsets, verify
@@ -51,7 +51,7 @@ from tokenformer_jax.steps.last_growth import last_growth
 SLOW = pytest.mark.slow  # because of what is compiled
 SOURCE = tiny_model()
 LARGER = by_name(32, 48, 64)
-KEEP = GrowConfig(method='zero_keys')
+KEEP = growth(method='zero_keys')
 TARGET = grown_model(SOURCE, LARGER, KEEP)
 MERGED = grown_model(TARGET, by_name(40, 56, 80), KEEP)
 BORN = Ancestor('grow', 'somewhere', STEP, SOURCE, KEEP, UPDATES)
@@ -164,7 +164,7 @@ def test_models_that_merge():
 
 def test_another_scale_of_the_added_tokens_is_said():
   assert not merging.other_scale(SOURCE, TARGET), 'a growth that kept the scale is said not to'
-  resized = grown_model(SOURCE, LARGER, GrowConfig('zero_keys', scale='resize'))
+  resized = grown_model(SOURCE, LARGER, growth('zero_keys', scale='resize'))
   said = merging.other_scale(SOURCE, resized)
   assert 'qkv 32 there and 24 here, proj 48 there and 40 here' in said
 

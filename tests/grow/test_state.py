@@ -35,7 +35,14 @@ from growing import (
 from outcomes import assert_same, paths
 from tiny import gated_model, tiny_model, with_tokens
 
-from tokenformer_jax.config import GrowConfig, InitConfig, ModelConfig, pattentions, token_counts
+from tokenformer_jax.config import (
+  GrowConfig,
+  InitConfig,
+  ModelConfig,
+  growth,
+  pattentions,
+  token_counts,
+)
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import apply, plan
 from tokenformer_jax.grow.steps.tokens import grown_model
@@ -44,8 +51,8 @@ from tokenformer_jax.steps import step as step_lib
 
 SLOW = pytest.mark.slow  # because each case compiles two models
 FULL_SIZE = pytest.mark.full_size
-ZERO_KEYS, DUPLICATE = GrowConfig(method='zero_keys'), GrowConfig(method='duplicate')
-GROUP = GrowConfig(method='group')
+ZERO_KEYS, DUPLICATE = growth(method='zero_keys'), growth(method='duplicate')
+GROUP = growth(method='group')
 SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm')
 WITH_GELU = SCORES[:3]
 LARGER = by_name(32, 48, 64)
@@ -89,7 +96,7 @@ def _chain(name, model):
   for config, counts in CHAINS[name]:
     target = grown_model(model, counts, config)
     plan.check(model, target, config)
-    assert not inexact(model, target, config), f'{config.method} is exact and said not to be'
+    assert not inexact(model, target, config), f'{config.method.kind} is exact and said not to be'
     steps.append((model, target, config))
     model = target
 
@@ -195,27 +202,27 @@ def _grown_and_said(
 @pytest.mark.parametrize(
   ('model', 'counts', 'config'),
   [
-    ({}, LARGER, GrowConfig('zero_keys', scale='resize')),
+    ({}, LARGER, growth('zero_keys', scale='resize')),
     ({'reference': by_name(20, 30, 40)}, LARGER, ZERO_KEYS),
     *(
       pytest.param(*case, marks=SLOW)
       for case in [
         *(
-          ({'score': score}, LARGER, GrowConfig('zero_keys', scale=scale))
+          ({'score': score}, LARGER, growth('zero_keys', scale=scale))
           for score in SCORES
           for scale in ('keep', 'resize')
         ),
         *(
-          ({'score': score}, DOUBLE, GrowConfig(method='duplicate', scale=scale, noise=noise))
+          ({'score': score}, DOUBLE, growth(method='duplicate', scale=scale, noise=noise))
           for score in ('l2_norm_gelu', 'softmax')
           for scale in ('keep', 'resize')
           for noise in (0.0, 0.1)
         ),
-        ({}, LARGER, GrowConfig(method='random', scale='keep')),
-        ({}, LARGER, GrowConfig(method='random')),
-        ({}, LARGER, GrowConfig(method='random', new_values='zero')),
-        ({}, SMALL | {'ffn': 64}, GrowConfig('zero_keys', scale='resize')),
-        ({}, SMALL, GrowConfig('zero_keys', scale='resize')),
+        ({}, LARGER, growth(method='random', scale='keep')),
+        ({}, LARGER, growth(method='random')),
+        ({}, LARGER, growth(method='random', new_values='zero')),
+        ({}, SMALL | {'ffn': 64}, growth('zero_keys', scale='resize')),
+        ({}, SMALL, growth('zero_keys', scale='resize')),
         ({'reference': by_name(20, 30, 40)}, DOUBLE, DUPLICATE),
       ]
     ),
@@ -236,12 +243,12 @@ def test_a_reason_is_given_exactly_when_logits_differ(model, counts, config):
     (
       'l2_norm_gelu',
       LARGER,
-      GrowConfig('zero_keys', scale='resize'),
+      growth('zero_keys', scale='resize'),
       r'from 24 to 32.*use scale=keep',
     ),
-    ('l2_norm_gelu', DOUBLE, GrowConfig('duplicate', 'keep'), r'2 times.*use scale=resize'),
-    ('l2_norm_gelu', DOUBLE, GrowConfig('duplicate', noise=0.1), r'noise=0\.1'),
-    ('l2_norm_gelu', LARGER, GrowConfig('random'), 'random keys'),
+    ('l2_norm_gelu', DOUBLE, growth('duplicate', scale='keep'), r'2 times.*use scale=resize'),
+    ('l2_norm_gelu', DOUBLE, growth('duplicate', noise=0.1), r'noise=0\.1'),
+    ('l2_norm_gelu', LARGER, growth('random'), 'random keys'),
   ],
 )
 def test_the_reason_says_what_to_do(score, counts, config, sentence):
@@ -264,11 +271,11 @@ def test_beside_an_epsilon_copies_count_otherwise_and_zero_keys_do_not(config):
   ('counts', 'config', 'references'),
   [
     (LARGER, ZERO_KEYS, SMALL),
-    (LARGER, GrowConfig('zero_keys', scale='resize'), LARGER),
+    (LARGER, growth('zero_keys', scale='resize'), LARGER),
     (DOUBLE, DUPLICATE, DOUBLE),
-    (DOUBLE, GrowConfig(method='duplicate', scale='keep'), SMALL),
-    (LARGER, GrowConfig(method='random'), LARGER),
-    (LARGER, GrowConfig(method='random', scale='keep'), SMALL),
+    (DOUBLE, growth(method='duplicate', scale='keep'), SMALL),
+    (LARGER, growth(method='random'), LARGER),
+    (LARGER, growth(method='random', scale='keep'), SMALL),
   ],
 )
 def test_reference_counts_after_a_growth(counts, config, references):
@@ -303,40 +310,22 @@ MORE_TOKENS = with_tokens(tiny_model(), **LARGER)
     ),
     (
       tiny_model(),
-      MORE_TOKENS,
-      GrowConfig('zero_keys', new_values='zero'),
-      'keys and values are both zero are dead.*use new_values=init',
-    ),
-    (
       tiny_model(),
-      MORE_TOKENS,
-      GrowConfig('zero_keys', noise=0.1),
-      'noise=0.1 has an effect only with more parameter tokens and method=duplicate or ',
-    ),
-    (
-      tiny_model(),
-      with_tokens(tiny_model(), **DOUBLE),
-      GrowConfig(method='duplicate', new_values='zero'),
-      'new_values=zero has an effect only with more parameter tokens and method=group or zero_k',
-    ),
-    (
-      tiny_model(),
-      tiny_model(),
-      GrowConfig(new_keys='trained'),
-      'new_keys=trained has an effect only with more parameter tokens and method=group or random',
+      growth(new_keys='trained'),
+      'new_keys=trained is for new tokens or a larger width, and this growth has none',
     ),
     (
       DENSE_MODEL,
       DENSE_MODEL,
-      GrowConfig('net2net'),
-      'method=net2net has an effect only with more parameter tokens or a larger width',
+      growth('net2net'),
+      'method=net2net is for new tokens or a larger width, and this growth has none',
     ),
     (tiny_model(), tiny_model(width=64), ZERO_KEYS, r'model\.width is 32 in the source and 64'),
     (tiny_model(), tiny_model(score='softmax'), ZERO_KEYS, r"qkv\.score\.kind is 'l2_norm_"),
     (
       tiny_model(),
       tiny_model(width=64, heads=8),
-      GrowConfig(method='net2net'),
+      growth(method='net2net'),
       'method net2net is for Transformers.*parameter tokens; choose group, zero_keys, dup',
     ),
     (
@@ -348,13 +337,13 @@ MORE_TOKENS = with_tokens(tiny_model(), **LARGER)
     (
       gated_model(dense=True),
       gated_model(dense=True, width=64),
-      GrowConfig(method='net2net'),
+      growth(method='net2net'),
       "layer 'layer' has a mixer other than softmax attention.* net2net cannot widen",
     ),
     (
       DENSE_MODEL,
       tiny_model(),
-      GrowConfig(method='hypercloning'),
+      growth(method='hypercloning'),
       r"qkv\.kind is 'dense' in the source and 'pattention' .* by hypercloning changes .*heads",
     ),
   ],
@@ -366,7 +355,7 @@ def test_what_cannot_grow_is_told_in_a_sentence(source, target, config, sentence
 
 def test_the_same_model_is_no_growth():
   assert plan.check(DENSE_MODEL, DENSE_MODEL, GrowConfig(moments='drop')) == ()
-  assert not inexact(DENSE_MODEL, DENSE_MODEL, GrowConfig(noise=0.1))
+  assert not inexact(DENSE_MODEL, DENSE_MODEL, growth('net2net', noise=0.1))
 
 
 # The optimizer's state and the counters
@@ -377,7 +366,7 @@ TARGET = grown_model(tiny_model(), LARGER, ZERO_KEYS)
 
 @functools.cache
 def _grown(**changes):
-  return grow(state_of(tiny_model()), tiny_model(), TARGET, GrowConfig('zero_keys', **changes))
+  return grow(state_of(tiny_model()), tiny_model(), TARGET, growth('zero_keys', **changes))
 
 
 def test_old_tokens_keep_their_moments_and_new_ones_start_at_zero():
@@ -413,7 +402,7 @@ def test_new_keys_are_zero_and_new_values_are_as_in_a_new_model():
 
 
 def test_new_tokens_are_drawn_as_the_target_says():
-  config = GrowConfig(method='random')
+  config = growth(method='random')
   source = tiny_model()
   target = dataclasses.replace(
     grown_model(source, by_name(24, 40, 480), config), init=InitConfig(std=0.5)

@@ -24,12 +24,12 @@ from growing import (
 )
 from tiny import tiny_model
 
-from tokenformer_jax.config import Config, GrowConfig
+from tokenformer_jax.config import Config, GrowConfig, growth
 from tokenformer_jax.grow import merging, subsets, verify
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 
-GROUP, JOIN = GrowConfig(), GrowConfig(method='zero_keys')
+GROUP, JOIN = GrowConfig(), growth(method='zero_keys')
 BASE = dataclasses.replace(tiny_model(layers=1), final_norm='none')
 SPECIAL = grown_model(BASE, {'ffn': 64}, GROUP)
 BORN = Ancestor('grow', '/base', STEP, BASE, GROUP, UPDATES)
@@ -78,7 +78,7 @@ def test_two_specialists_merge_into_the_sum_of_what_each_added():
 @pytest.mark.slow
 def test_an_extracted_group_computes_what_it_adds():
   tokens, _ = _added(3)
-  alone = grown_model(BASE, {'ffn': 16}, GrowConfig(method='zero_keys', scale='resize'))
+  alone = grown_model(BASE, {'ffn': 16}, growth(method='zero_keys', scale='resize'))
   only = _with_ffn(state_of(BASE), tokens['blocks']['ffn'])
   silent = _with_ffn(only, jax.tree.map(np.zeros_like, tokens['blocks']['ffn']))
   got = _logits(alone, only) - _logits(alone, silent)

@@ -3,7 +3,7 @@
 from growing import DENSE, by_name, mesh_of
 from tiny import tiny_model
 
-from tokenformer_jax.config import OPTIMIZERS, GrowConfig
+from tokenformer_jax.config import OPTIMIZERS, growth
 from tokenformer_jax.grow import table
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
@@ -16,7 +16,7 @@ def _rows(text):
 
 def test_counts_of_tokens_and_parameters():
   before = tiny_model()
-  after = grown_model(before, by_name(48, 40, 96), GrowConfig(method='zero_keys'))
+  after = grown_model(before, by_name(48, 40, 96), growth(method='zero_keys'))
   rows = _rows(table.render(before, after, 32))
   assert rows['qkv tokens'][-4:] == ['24', '48', '×', '2.00']
   assert rows['proj tokens'][-2:] == ['40', '40'], 'a factor where nothing grows'

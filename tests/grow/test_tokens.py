@@ -9,7 +9,7 @@ from growing import SMALL, by_name, grow_params, merge, params_of, remove
 from outcomes import assert_same, paths
 from tiny import tiny_model
 
-from tokenformer_jax.config import GrowConfig, TokenGroup, with_groups
+from tokenformer_jax.config import GrowConfig, TokenGroup, growth, with_groups
 from tokenformer_jax.grow import subsets
 from tokenformer_jax.grow.steps.remove import most_important
 from tokenformer_jax.grow.steps.tokens import grown_model
@@ -59,7 +59,7 @@ def test_remove_and_extract_and_merge_are_inverse():
 
 
 def test_remove_undoes_a_growth():
-  params, config = params_of(SOURCE), GrowConfig(method='random')
+  params, config = params_of(SOURCE), growth(method='random')
   grown = {'params': grow_params(params, SOURCE, TARGET, config), 'opt_state': ()}
   assert_same(remove(grown, TARGET, SOURCE)['params'], params, 'after growth and removal')
 
@@ -86,7 +86,7 @@ def test_of_equal_tokens_the_first_ones_stay():
 
 
 def test_of_duplicates_one_has_each_entry_of_the_value():
-  config = GrowConfig(method='duplicate')
+  config = growth(method='duplicate')
   target = grown_model(SOURCE, SMALL | {'qkv': 72}, config)
   params = params_of(SOURCE)
   old, new = paths(params), paths(grow_params(params, SOURCE, target, config))
@@ -109,7 +109,7 @@ def test_of_duplicates_one_has_each_entry_of_the_value():
 
 
 def test_noise_is_relative_and_on_the_copies_only():
-  config = GrowConfig(method='duplicate', noise=0.1)
+  config = growth(method='duplicate', noise=0.1)
   target = grown_model(SOURCE, by_name(48, 80, 96), config)
   params = params_of(SOURCE)
   old, new = paths(params), paths(grow_params(params, SOURCE, target, config))

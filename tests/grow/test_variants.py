@@ -35,10 +35,10 @@ from tiny_run import write_corpus
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
   Config,
-  GrowConfig,
   Layers,
   ModelConfig,
   NoFeedForwardConfig,
+  growth,
   named_counts,
   token_counts,
 )
@@ -51,7 +51,7 @@ from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import last_growth
 
-ZERO_KEYS, DUPLICATE = GrowConfig(method='zero_keys'), GrowConfig(method='duplicate')
+ZERO_KEYS, DUPLICATE = growth(method='zero_keys'), growth(method='duplicate')
 SLOW = pytest.mark.slow  # because of what is compiled
 
 
@@ -118,7 +118,7 @@ def test_growth_changes_no_logit(config, counts, score):
     lambda a: a.shape, define_lm(target).abstract
   ), 'the arrays are not those of the target'
   got = difference(logits(target, grown), logits(source, params))
-  assert got <= 1e-5, f'{config.method} changes the logits by {got}'
+  assert got <= 1e-5, f'{config.method.kind} changes the logits by {got}'
 
 
 def test_what_is_old_is_kept_bit_for_bit_and_what_is_new_starts_at_zero():
@@ -250,10 +250,10 @@ def test_refusals_name_the_layer(source, counts, config, sentence):
     ('local.qkv', ZERO_KEYS, 'score softmax of local.qkv'),
     (
       'local.proj',
-      GrowConfig('zero_keys', scale='resize'),
+      growth('zero_keys', scale='resize'),
       'reference count of local.proj changes from 20',
     ),
-    ('local.qkv', dataclasses.replace(DUPLICATE, scale='keep'), r'local\.qkv .* 2 times'),
+    ('local.qkv', growth('duplicate', scale='keep'), r'local\.qkv .* 2 times'),
   ],
 )
 def test_the_reason_names_the_layer_that_is_not_exact(name, config, sentence):

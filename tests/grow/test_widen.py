@@ -1,7 +1,5 @@
 """A wider Transformer computes what the narrow one did, and its moments are those it would have."""
 
-import dataclasses
-
 import hub_models
 import jax
 import numpy as np
@@ -24,7 +22,7 @@ from growing import (
 from outcomes import paths
 from tiny import tiny_model, tiny_vit
 
-from tokenformer_jax.config import GrowConfig, Layers
+from tokenformer_jax.config import Layers, growth
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import plan
 from tokenformer_jax.grow.steps import widen
@@ -34,8 +32,8 @@ from tokenformer_jax.steps import step as step_lib
 pytestmark = pytest.mark.slow  # because of what is compiled
 
 SLOW = pytest.mark.slow  # because each case compiles two models
-HYPER, NET2NET = GrowConfig(method='hypercloning'), GrowConfig(method='net2net')
-FILL = GrowConfig(method='net2net_fill')
+HYPER, NET2NET = growth(method='hypercloning'), growth(method='net2net')
+FILL = growth(method='net2net_fill')
 TWICE = {'width': 64, 'heads': 8}
 ODD = {**TWICE, 'ffn_width': 300}  # no multiple of the 128 units there are
 LEARNED = {'position_embedding': 'learned', 'rotary': 0}
@@ -66,14 +64,14 @@ def _models(changes, wider):
 )
 def test_a_wider_model_computes_the_same(case, config):
   changes, wider = CASES[case]
-  source, target = _models(changes, ODD | wider if config.method == 'net2net' else wider)
+  source, target = _models(changes, ODD | wider if config.method.kind == 'net2net' else wider)
   plan.check(source, target, config)
   assert not inexact(source, target, config), 'an exact method is said not to be'
   params = params_of(source)
   wide = grow_params(params, source, target, config)
   got = difference(logits(target, wide), logits(source, params))
-  assert got <= 1e-5, f'{config.method} changes the logits by {got}'
-  if config.method == 'net2net':  # whose copies do not stand in the order of the units
+  assert got <= 1e-5, f'{config.method.kind} changes the logits by {got}'
+  if config.method.kind == 'net2net':  # whose copies do not stand in the order of the units
     return
   query, size = paths(wide)['blocks/attention/query/kernel'], source.width
   assert not np.any(query[:, :size] * query[:, size : 2 * size]), 'two copies are read by a weight'
@@ -146,8 +144,8 @@ def test_net2net_fill_puts_the_old_matrix_into_the_corner():
   'config',
   [
     pytest.param(FILL, marks=SLOW),
-    dataclasses.replace(HYPER, noise=0.05),
-    pytest.param(dataclasses.replace(NET2NET, noise=0.05), marks=SLOW),
+    growth('hypercloning', noise=0.05),
+    pytest.param(growth('net2net', noise=0.05), marks=SLOW),
   ],
   ids=['net2net_fill', 'hypercloning with noise', 'net2net with noise'],
 )

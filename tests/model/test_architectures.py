@@ -11,7 +11,7 @@ from seeds import take_third
 from tiny import large_params, logits_and_gradient, make_optimizer
 
 from tokenformer_jax import config
-from tokenformer_jax.config import GrowConfig, MeshConfig
+from tokenformer_jax.config import MeshConfig, growth
 from tokenformer_jax.grow import apply, plan
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm, unstack
@@ -75,7 +75,7 @@ def test_logits_and_gradients_do_not_depend_on_the_devices(name):
 @pytest.mark.parametrize(('method', 'first'), [('zero_keys', Role.KEY), ('group', Role.VALUE)])
 def test_growth_is_exact(name, method, first):
   """And every new token learns, by its key or its value first."""
-  model, how = architectures.MODELS[name], GrowConfig(method)
+  model, how = architectures.MODELS[name], growth(method)
   counts = {one: count + 8 for one, count in config.token_counts(model).items()}
   larger = grown_model(model, counts, how)
   steps = plan.check(model, larger, how)

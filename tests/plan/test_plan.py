@@ -15,7 +15,7 @@ import tiny_run
 from jax.sharding import Mesh
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import GrowConfig, pattentions, token_counts, token_groups
+from tokenformer_jax.config import growth, pattentions, token_counts, token_groups
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
@@ -353,7 +353,7 @@ def _config_filled():
 
 
 def test_a_stage_has_the_groups_that_its_growth_makes():
-  config = dataclasses.replace(_config(), grow=GrowConfig(method='group'))
+  config = dataclasses.replace(_config(), grow=growth(method='group'))
   grown = chain.stage(chain.stage(config, 'qkv=64,ffn=128'), 'ffn=160')
   groups = [one.groups for one in pattentions(grown.model).values()]
   assert groups == ['32:32*2', '', '64:64*2 32:32']

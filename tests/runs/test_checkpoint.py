@@ -22,6 +22,7 @@ from tokenformer_jax.config import (
   LMConfig,
   MeshConfig,
   TrainConfig,
+  growth,
 )
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
@@ -88,7 +89,7 @@ def test_a_checkpoint_does_not_choose_where_programs_are_loaded_from(tmp_path):
 def test_a_checkpoint_says_how_its_model_came_to_be(tmp_path):
   first = Ancestor('grow', '/runs/a', 10, LMConfig(width=64), GrowConfig(), 9)
   second = dataclasses.replace(
-    first, action='merge', source='/runs/b', grow=GrowConfig(method='duplicate', noise=0.5)
+    first, action='merge', source='/runs/b', grow=growth(method='duplicate', noise=0.5)
   )
   checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
   checkpoints.save(

@@ -6,10 +6,10 @@ import pytest
 
 from tokenformer_jax.config import (
   Config,
-  GrowConfig,
   LMConfig,
   ModelConfig,
   TextConfig,
+  growth,
   with_token_counts,
 )
 from tokenformer_jax.model.flops import step_flops
@@ -27,7 +27,7 @@ def _config(model: ModelConfig, **data) -> Config:
 
 
 def _entry(model: ModelConfig, at: int, flops: float = 0, action: str = 'grow', **how):
-  return Ancestor(action, '/runs/a', at, model, GrowConfig(**how), at, flops=flops)
+  return Ancestor(action, '/runs/a', at, model, growth(**how), at, flops=flops)
 
 
 def _meta(lineage, config: Config, step: int) -> Meta:

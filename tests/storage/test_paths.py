@@ -240,7 +240,7 @@ def test_a_folder_of_many_files_costs_one_listing(bucket, monkeypatch, form):
   monkeypatch.setattr(bucket_server._Handler, '_do', count)
   source = open_source(f'{form}:gs://bucket/many/*', 'text')
   source.fingerprint()
-  assert len(list(source.parts(2**27))) == 10_000
+  assert len(list(source.divide(2**27))) == 10_000
   assert len(asked) <= 4, f'10,000 files cost {len(asked)} calls, such as {asked[-1]}'
 
 

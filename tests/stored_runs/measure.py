@@ -16,8 +16,8 @@ import tiny_run
 
 from tokenformer_jax import config
 from tokenformer_jax import grow as grow_lib
-from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig
-from tokenformer_jax.grow import files
+from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, growth
+from tokenformer_jax.grow import files, plan
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
@@ -100,7 +100,7 @@ def grown_logits(run: Path) -> list[float]:
   meta, mesh, checkpoints = _newest(run)
   source = meta.config.model
   if not (counts := config.token_counts(source)):
-    how = GrowConfig(method='hypercloning')
+    how = growth(method='hypercloning')
     wider = tiny.with_mixer(source, heads=2 * source.layer.mixer.heads)
     target = dataclasses.replace(wider, width=2 * source.width)
   else:
@@ -108,7 +108,7 @@ def grown_logits(run: Path) -> list[float]:
     more = {'qkv': counts['qkv'] + 8, 'proj': counts['proj'] + 4, 'ffn': 2 * counts['ffn']}
     target = grow_lib.grown_model(source, more, how)
   with contextlib.closing(checkpoints):
-    state = files.read_and_grow(checkpoints, meta, mesh, target, how)
+    state = files.read_and_grow(checkpoints, meta, mesh, plan.plan_growth(source, target, how), how)
   return _logits(target, state['params'])
 
 
@@ -120,7 +120,7 @@ def history(run: Path) -> list[dict[str, Any]]:
       'source': Path(ancestor.source).name,
       'step': ancestor.step,
       'updates': ancestor.updates,
-      'method': ancestor.grow.method,
+      'method': ancestor.grow.method.kind,
       'parameters': _parameters(ancestor.model),
     }
     for ancestor in _newest(run)[0].lineage

@@ -39,11 +39,11 @@ def write_run(workdir: Path, text: str, cache: Path, *, seed: int = 0, **changes
 
 def grow(*arguments: object) -> None:
   """`python -m tokenformer_jax grow` with these arguments, within this process."""
-  known = set(flags.FLAGS)
-  command.define_flags()
+  known, argv = set(flags.FLAGS), ['grow', *map(str, arguments)]
   try:
+    command.define_flags(argv)
     flags.FLAGS.set_gnu_getopt(True)
-    command.main(parse_flags.parse(['grow', *map(str, arguments)]))
+    command.main(parse_flags.parse(argv))
   finally:
     for name in set(flags.FLAGS) - known:
       delattr(flags.FLAGS, name)

@@ -38,7 +38,7 @@ REFUSALS = {
   'a seed without end': ([LARGER, '--seed=99999999999'], '--seed is 99999999999; it must be less'),
   'examples without end': (
     ['shrink', '--param_tokens=ffn=32', '--examples=99999999999'],
-    '--examples is 99999999999; it must lie between 1 and',
+    '--examples is 99999999999; it must be less than 2147483648',
   ),
   'a target in the source': (['--target={home}/run/new', LARGER], 'lies in the source; choose'),
   'a target among the checkpoints': (
@@ -67,7 +67,10 @@ REFUSALS = {
     ['--param_tokens=ffn=96', '--method=duplicate'],
     'ffn=96 is not a multiple of the',
   ),
-  'dead tokens': ([LARGER, '--method=zero_keys', '--new_values=zero'], 'are dead'),
+  'values that a method does not choose': (
+    [LARGER, '--method=zero_keys', '--new_values=zero'],
+    'new_values has no meaning for method=zero_keys; it has scale',
+  ),
   'width by tokens': (['--width=64'], '--width is for the methods that widen a Transformer'),
   'tokens by width': ([LARGER, '--method=net2net'], '--param_tokens is not for method=net2net'),
   'the wrong model': (['--width=64', '--method=net2net'], 'method net2net is for Transformers'),
@@ -86,7 +89,7 @@ REFUSALS = {
   'a seed to remove by': (['remove', '--seed=4'], '--seed has no meaning for remove'),
   'nothing to remove': (['remove'], 'nothing was added to'),
   'nothing to extract': (['extract'], 'nothing was added to'),
-  'nothing to append': (['merge'], 'merge needs --added, to append'),
+  'nothing to append': (['merge'], '--added is missing: the run whose tokens are appended'),
   'another width': (['merge', '--added={home}/dense'], r"qkv\.kind is 'pattention' in the source"),
   'no shrinking': (['shrink', '--param_tokens=ffn=96'], 'shrink cannot make 96 of them'),
   'shrinking to the same': (['shrink', '--param_tokens=ffn=64'], 'nothing would shrink'),

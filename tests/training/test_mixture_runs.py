@@ -14,7 +14,7 @@ from outcomes import assert_same
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import SourceConfig, Sources
 from tokenformer_jax.data import order
-from tokenformer_jax.data.mixture import open_mixture
+from tokenformer_jax.data.mixture import open_sources
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import metrics, saved_config
@@ -199,6 +199,6 @@ def test_a_source_of_weight_zero_is_evaluated_and_not_trained_on(texts, tmp_path
 def test_batches_of_a_mixture_are_the_same_on_any_number_of_processes(texts, processes, tmp_path):
   config = mixed(texts, VARYING, mesh__fsdp=4)
   found = gather_batches(config, tmp_path, processes, 4, range(3, 9))
-  mixture = open_mixture(config.data, config.train.seed)
+  mixture = open_sources(config.data, config.train.seed)
   expected = list(mixture.train_batches(range(8), 3, 9, order.BEGINNING))
   np.testing.assert_array_equal(found, expected)

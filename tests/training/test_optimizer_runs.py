@@ -61,7 +61,7 @@ def test_a_run_learns_resumes_and_grows(name, make, tmp_path, one_device):
   before = losses(tmp_path / 'run', 'eval/loss')[20]
   for method, scale in (('zero_keys', 'keep'), ('duplicate', 'resize')):
     target = tmp_path / method
-    grown = make(**_changes(name, train__steps=26, grow__method=method, **LARGER))
+    grown = make(**_changes(name, train__steps=26, grow__method__kind=method, **LARGER))
     loop.train(dataclasses.replace(grown, init_from=str(tmp_path / 'run')), target)
     evaluated = losses(target, 'eval/loss')
     assert evaluated[20] == pytest.approx(before, rel=1e-5), f'{method} by {scale} is not exact'

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.config import growth
 from tokenformer_jax.training import sizes
 
 SOURCE = config_lib.with_references(config_lib.LMConfig())
@@ -18,7 +18,7 @@ def grown_ffn(method='group', model=SOURCE, **changes):
   """Returns the feed-forward part of a run that begins from a source with filled-in sizes."""
   ffn = dataclasses.replace(model.layer.ffn, tokens=LARGER, **changes)
   larger = dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
-  config = config_lib.Config(model=larger, grow=GrowConfig(method=method))
+  config = config_lib.Config(model=larger, grow=growth(method=method))
   return sizes.with_references(
     config, types.SimpleNamespace(model=SOURCE, own=None)
   ).model.layer.ffn

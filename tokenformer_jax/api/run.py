@@ -4,17 +4,19 @@ A `Run` is a work directory and one of its checkpoints. Its methods call the sam
 commands, and keep arrays and programs in memory. A mistake raises a `UserError` of one sentence.
 """
 
+from __future__ import annotations  # so that help() shows the names of types
+
 import dataclasses
 import functools
 import os
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import ml_collections
 import numpy as np
+from pydantic import Field
 
 from tokenformer_jax import tasks as tasks_lib
-from tokenformer_jax.api.growable import Growable
 from tokenformer_jax.api.loaded import Loaded, rows_of_ids
 from tokenformer_jax.api.viewable import Viewable
 from tokenformer_jax.config import (
@@ -25,14 +27,16 @@ from tokenformer_jax.config import (
   configure,
   stages_after,
 )
-from tokenformer_jax.config.arguments import FILLED, Path
-from tokenformer_jax.config.section import Count, Key, Natural
+from tokenformer_jax.config.arguments import FILLED, Count, Natural, Path
+from tokenformer_jax.config.section import Bool, Float, Long, Str
 from tokenformer_jax.convert import to_hf, to_run
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import chats, evaluation
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow.actions import Growable
+from tokenformer_jax.grow.job import Job
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.runs import checkpoint
@@ -40,9 +44,14 @@ from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
 
+Text = Annotated[Str, FILLED]
+Temperature = Annotated[Float, Field(ge=0)]
+TopP = Annotated[Float, Field(gt=0, le=1)]
+Seed = Annotated[Long, Field(ge=0, lt=2**32)]
+
 
 @arguments.checked
-def load(source: Path) -> 'Run':
+def load(source: Path) -> Run:
   """Open a run.
 
     run = tokenformer_jax.load('runs/lm_stdlib')       the newest checkpoint
@@ -59,9 +68,7 @@ def load(source: Path) -> 'Run':
 
 
 @arguments.checked
-def train(
-  config: Config | ml_collections.ConfigDict | Path, workdir: Path, **changes: Any
-) -> 'Run':
+def train(config: Config | ml_collections.ConfigDict | Path, workdir: Path, **changes: Any) -> Run:
   """Train a model, or resume the run in the work directory.
 
     c = tokenformer_jax.config.defaults()
@@ -88,11 +95,11 @@ def bring(
   source: Path,
   target: Path,
   *,
-  tokenizer: str | os.PathLike[str] = '',
+  tokenizer: Str | Path = '',
   sequence_length: Count | None = None,
-  dtype: Annotated[str, Key(choices=('float32', 'bfloat16'))] = 'float32',
-  allow_nonfinite: bool = False,
-) -> 'Run':
+  dtype: Literal['float32', 'bfloat16'] = 'float32',
+  allow_nonfinite: Bool = False,
+) -> Run:
   """Make a run of a model in a folder as on the hub, which `transformers` loads.
 
     run = tokenformer_jax.bring('llama', 'runs/llama')
@@ -123,8 +130,7 @@ def bring(
 class Run(Growable, Viewable):
   """A work directory and the model in one of its checkpoints, from `load`, `train` or `bring`.
 
-  The actions of the command `grow` are in `growable.py`, and what shows a run and its model in
-  `viewable.py`.
+  The actions of growth are in `grow.actions`, and what shows a run and its model in `viewable.py`.
 
   Attributes:
     directory: the work directory.
@@ -149,8 +155,8 @@ class Run(Growable, Viewable):
     """Return the run's name for commands, DIR@STEP."""
     return f'{self.directory}@{self.step}'
 
-  def _open(self, directory: Path) -> 'Run':
-    return load(directory)
+  def _finish(self, job: Job, step: int | None) -> Run:
+    return self if step is None else load(job.target)
 
   @property
   def config(self) -> Config:
@@ -196,14 +202,14 @@ class Run(Growable, Viewable):
 
   def generate(
     self,
-    prompt: str | Sequence[str] = '',
+    prompt: Str | Sequence[Str] = '',
     *,
     length: Count | None = None,
-    temperature: Annotated[float, Key(least=0)] = 0.8,
+    temperature: Temperature = 0.8,
     top_k: Natural = 0,
-    top_p: Annotated[float, Key(above=0, most=1)] = 0.95,
-    seed: Annotated[int, Key(least=0, below=2**32, bits=64)] = 0,
-    stop: Sequence[Annotated[str, FILLED]] = (),
+    top_p: TopP = 0.95,
+    seed: Seed = 0,
+    stop: Sequence[Text] = (),
     batch_size: Count = 8,
     max_length: Count | None = None,
     clip_positions: Count | None = None,
@@ -245,11 +251,11 @@ class Run(Growable, Viewable):
     messages: Annotated[Sequence[dict[str, Any]], FILLED],
     *,
     length: Count | None = None,
-    temperature: Annotated[float, Key(least=0)] = 0.8,
+    temperature: Temperature = 0.8,
     top_k: Natural = 0,
-    top_p: Annotated[float, Key(above=0, most=1)] = 0.95,
-    seed: Annotated[int, Key(least=0, below=2**32, bits=64)] = 0,
-    stop: Sequence[Annotated[str, FILLED]] = (),
+    top_p: TopP = 0.95,
+    seed: Seed = 0,
+    stop: Sequence[Text] = (),
     max_length: Count | None = None,
     clip_positions: Count | None = None,
   ) -> str:
@@ -279,7 +285,7 @@ class Run(Growable, Viewable):
     return writer.write([chats.ask(template, messages, request)])[0][0]
 
   def logits(
-    self, inputs: Any, *, exact: bool = False, clip_positions: Count | None = None
+    self, inputs: Any, *, exact: Bool = False, clip_positions: Count | None = None
   ) -> np.ndarray:
     """Return the logits of the model: for the next token, or for the classes.
 
@@ -330,8 +336,8 @@ class Run(Growable, Viewable):
 
   def evaluate(
     self,
-    texts: str | Annotated[Sequence[str], FILLED] | None = None,
-    tasks: Sequence[str] = (),
+    texts: Str | Annotated[Sequence[str], FILLED] | None = None,
+    tasks: Sequence[Str] = (),
     *,
     stride: Count | None = None,
     max_length: Count | None = None,
@@ -396,7 +402,7 @@ class Run(Growable, Viewable):
 
   def train(
     self, steps: Count | None = None, *, workdir: Path | None = None, **changes: Any
-  ) -> 'Run':
+  ) -> Run:
     """Continue the training, here or in another work directory.
 
       run.train(700, optim={'learning_rate': 1e-3})
@@ -437,8 +443,8 @@ class Run(Growable, Viewable):
     self,
     target: Path,
     *,
-    dtype: Annotated[str, Key(choices=('float32', 'float16', 'bfloat16'))] = 'float32',
-    allow_nonfinite: bool = False,
+    dtype: Literal['float32', 'float16', 'bfloat16'] = 'float32',
+    allow_nonfinite: Bool = False,
   ) -> None:
     """Write a folder that `transformers` loads: weights, config, tokenizer and a model card.
 

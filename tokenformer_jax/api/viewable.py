@@ -1,5 +1,7 @@
 """Show a run and look into its model: the methods of `Run` that draw, report and inspect."""
 
+from __future__ import annotations  # so that help() shows the names of types
+
 import abc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,8 +10,8 @@ import numpy as np
 
 from tokenformer_jax.api.loaded import Loaded
 from tokenformer_jax.config import arguments
-from tokenformer_jax.config.arguments import FILLED, Path
-from tokenformer_jax.config.section import Count, Natural
+from tokenformer_jax.config.arguments import FILLED, Count, Natural, Path
+from tokenformer_jax.config.section import Str
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
@@ -34,7 +36,6 @@ Layers = Annotated[Sequence[Natural], FILLED]
 class Viewable(abc.ABC):
   """A run that can be shown; `Run` has these attributes."""
 
-  name_for_users = 'Run'  # in messages about arguments
   directory: paths.Path
   meta: Meta
   source: str
@@ -45,7 +46,7 @@ class Viewable(abc.ABC):
   def _rows(self, inputs: Any) -> list[np.ndarray]:
     """Return the token ids of a text, or of several."""
 
-  def maps(self, text: str, layers: Layers | None = None) -> dict[int, dict[str, np.ndarray]]:
+  def maps(self, text: Str, layers: Layers | None = None) -> dict[int, dict[str, np.ndarray]]:
     """Return the weights of the parameter tokens for each token of a text.
 
       run.maps('def main(', layers=[0])[0]['ffn']    [T, N]; run.labels('def main(') names the rows
@@ -63,7 +64,7 @@ class Viewable(abc.ABC):
     inspect_model.check_has_tokens(self.meta, self.directory)
     return inspect_model.maps(self._loaded.model, self._rows(text)[0], layers)
 
-  def labels(self, text: str) -> list[str]:
+  def labels(self, text: Str) -> list[str]:
     """Return the tokens of a text in the order of `maps`, with visible white space."""
     return inspect_report.labels(self.tokenizer, self._rows(text)[0].tolist())
 
@@ -73,7 +74,7 @@ class Viewable(abc.ABC):
     inspect_model.check_has_tokens(self.meta, self.directory)
     return inspect_model.old_tokens(self._loaded.model)
 
-  def usage(self, text: str | None = None, tokens: Count = 32768) -> dict[int, dict[str, Usage]]:
+  def usage(self, text: Str | None = None, tokens: Count = 32768) -> dict[int, dict[str, Usage]]:
     """Return how much each parameter token is used, by layer and kind of projection.
 
       run.usage()[0]['ffn'].nearly_unused      [N]
@@ -88,14 +89,14 @@ class Viewable(abc.ABC):
     inspect_model.check_has_tokens(self.meta, self.directory)
     return inspect_model.measure_text(self._loaded.model, text, tokens)
 
-  def plot_maps(self, text: str, layers: Layers | None = None) -> 'Figure':
+  def plot_maps(self, text: Str, layers: Layers | None = None) -> Figure:
     """Draw `maps` with a panel for each layer and kind, and a line between old and new tokens."""
     picture.check()
     return picture.draw(self.maps(text, layers), self.labels(text), self.old_tokens)
 
   def plot(
-    self, y: str = 'train/loss', x: str = 'steps', *, beside: Sequence['Viewable | Path'] = ()
-  ) -> 'Figure':
+    self, y: Str = 'train/loss', x: Str = 'steps', *, beside: Sequence[Viewable | Path] = ()
+  ) -> Figure:
     """Draw a metric of training against steps, examples, tokens or FLOPs.
 
       run.plot('train/bits_per_byte', beside=[other])
@@ -114,7 +115,7 @@ class Viewable(abc.ABC):
     return curves.draw([self.directory, *others], x, y)
 
   def report(
-    self, *, beside: Sequence['Viewable | Path'] = (), models: Natural = page.MODELS
+    self, *, beside: Sequence[Viewable | Path] = (), models: Natural = page.MODELS
   ) -> Page:
     """Return a page about this run and others: what the command `report` writes.
 

@@ -94,9 +94,7 @@ def _flags(*, hosts: bool) -> Iterator[flags.Flag]:
   for module, defined in flags.FLAGS.flags_by_module_dict().items():
     other = module in sys.modules and not module.startswith(('tokenformer_jax', '__main__'))
     if not other and (module == _HOSTS) == hosts:
-      yield from sorted(
-        (flag for flag in defined if '.' not in flag.name), key=lambda flag: flag.name
-      )
+      yield from (flag for flag in defined if '.' not in flag.name)
 
 
 def _lines(flag: flags.Flag) -> list[str]:

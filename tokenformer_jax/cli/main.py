@@ -29,6 +29,7 @@ def run(
   on_all_hosts: bool = True,
   stops: bool = False,
   more_help: Callable[[str], str] | None = None,
+  define: Callable[[Sequence[str]], str] | None = None,
 ) -> None:
   """Parse the flags and run `main`; report a `UserError` in one line and exit with status 2.
 
@@ -43,6 +44,8 @@ def run(
     stops: whether the command saves and exits on SIGTERM (`hosts.StopRequest`).
     more_help: returns the text that `--help` prints after the flags. Its argument is the WORD of
       `--help=WORD`, for which the text may be empty, or an empty string for all of it.
+    define: defines the flags of the action that the first word of a command line names, and returns
+      its description for `--help`, instead of the docstring of the module of `main`.
   """
   gc.freeze()  # Scanning the imported modules would take half a second.
   join = contextlib.nullcontext()
@@ -65,7 +68,7 @@ def run(
   sys.unraisablehook = _report_unraisable
   flags.FLAGS.set_gnu_getopt(positional)
   try:
-    app.run(guarded, flags_parser=_flags_parser(main, more_help))
+    app.run(guarded, flags_parser=_flags_parser(main, more_help, define))
   except KeyboardInterrupt:
     sys.exit(hosts.INTERRUPTED_STATUS)
   except Exception as error:
@@ -106,7 +109,9 @@ def _report_unraisable(unraisable: 'sys.UnraisableHookArgs') -> None:
 
 
 def _flags_parser(
-  main: Callable[[Sequence[str]], int | None], more_help: Callable[[str], str] | None
+  main: Callable[[Sequence[str]], int | None],
+  more_help: Callable[[str], str] | None,
+  define: Callable[[Sequence[str]], str] | None,
 ) -> Callable[[Sequence[str]], list[str]]:
   """Return a parser of flags that prints the help of the module of `main` on `--help`.
 
@@ -114,8 +119,11 @@ def _flags_parser(
   """
 
   def parse(argv: Sequence[str]) -> list[str]:
-    if any(argument in _HELP for argument in argv[1:]) or list(argv[1:]) == ['help']:
-      doc = sys.modules[main.__module__].__doc__ or ''
+    asks = list(argv[1:]) == ['help']
+    doc = sys.modules[main.__module__].__doc__ or ''
+    if define is not None:
+      doc = define(argv[:1] if asks else argv)
+    if asks or any(argument in _HELP for argument in argv[1:]):
       _print_help(help_text.render(doc, more_help('') if more_help else ''))
     for argument in argv[1:]:
       name, _, word = argument.lstrip('-').partition('=')

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from tokenformer_jax import config
-from tokenformer_jax.cli import config_flag, flag_uses, help_text
+from tokenformer_jax.cli import config_flag, flag_uses, help_text, signatures
 from tokenformer_jax.errors import UserError, misspelt
 
 
@@ -46,6 +46,8 @@ def missing_flag(name: str) -> str:
 def _check_value(flag: flags.Flag) -> None:
   """Check that the value of a flag is not empty, and is finite if it is a number."""
   value = flag.value
+  if isinstance(flag.parser, signatures.Parser):
+    return  # It has checked the value.
   is_empty = not value or '' in value if isinstance(value, list) else value == ''
   if is_empty and flag.default != '' and not _choices(flag):
     raise UserError(f'--{flag.name}= is empty; give it a value, or leave it out')
@@ -56,6 +58,9 @@ def _check_value(flag: flags.Flag) -> None:
 
 def _unknown(name: str) -> str:
   """Return the sentence for an unknown flag, which may be the last part of a config's key."""
+  action, of_others = signatures.Actions.current
+  if name in of_others:
+    return f'--{name} has no meaning for {action}; leave it out'
   known = [flag.name for flag in help_text.own_flags()]
   plain = name.replace('-', '_').lower()
   if plain in known:

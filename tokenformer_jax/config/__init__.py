@@ -24,6 +24,7 @@ from tokenformer_jax.config.feed_forward import (
   RouterConfig,
 )
 from tokenformer_jax.config.groups import frozen_groups
+from tokenformer_jax.config.growth import METHODS, TOKEN_METHODS, GrowConfig, GrowthMethod, growth
 from tokenformer_jax.config.layer import (
   LayerConfig,
   ParallelConfig,
@@ -102,7 +103,6 @@ from tokenformer_jax.config.projections import (
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.section import differences
 from tokenformer_jax.config.sections import (
-  GrowConfig,
   MeshConfig,
   TrainConfig,
   profile_range,

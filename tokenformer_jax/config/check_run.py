@@ -45,11 +45,6 @@ def check(config: Config) -> None:
       f'config.distill.init=yes and config.init_from={config.init_from} both say which parameters '
       'the run begins with; set config.distill.init=no, or leave init_from out'
     )
-  if config.init_from and config.grow.rate:
-    raise UserError(
-      f'config.grow.rate is {config.grow.rate}, which is for the command grow; with init_from the '
-      'rate is optim.learning_rate itself, so set that'
-    )
   _check_lengths(config)
   check_decay(config)
   _check_positions(config.model, config.data)

@@ -7,7 +7,7 @@ all sources add up to 1 at every step.
 import dataclasses
 import fractions
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenformer_jax.config.data import DataConfig, Sources, TextConfig
 from tokenformer_jax.config.run import Config
@@ -37,12 +37,15 @@ class MixedConfig(TextConfig):
 
 def source_configs(data: DataConfig) -> dict[str, MixedConfig]:
   """Return the config of each source of a mixture by name, in the order of the alphabet."""
-  fields = {field.name: getattr(data, field.name) for field in dataclasses.fields(data)}
+  fields: dict[str, Any] = {
+    field.name: getattr(data, field.name) for field in dataclasses.fields(data)
+  }
   configs = {}
   for name in sorted(data.mixture):
     own = {key: getattr(data.mixture[name], key) for key in _OF_SOURCE}
     others = Sources({key: one for key, one in data.mixture.items() if key != name})
-    configs[name] = MixedConfig(**fields | own | {'mixture': others}, name=name)
+    values: dict[str, Any] = fields | own | {'mixture': others}
+    configs[name] = MixedConfig(**values, name=name)
   return configs
 
 

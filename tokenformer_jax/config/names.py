@@ -34,7 +34,7 @@ def _leaves() -> Mapping[str, Leaf]:
 
 
 def choices(path: str) -> tuple[str, ...]:
-  """Return the values that a key such as `grow.method` allows, or none if they are not listed."""
+  """Return the values that a key such as `grow.moments` allows, or none if they are not listed."""
   return _leaves()[path].key.choices
 
 

@@ -120,7 +120,7 @@ class PattentionConfig:
 
   tokens: Int = key(128, 'N, the number of parameter tokens', least=0)
   reference: Int = key(
-    0, 'τ² of the score. 0: equal to tokens. Growth keeps it: see grow.scale', least=0
+    0, 'τ² of the score. 0: equal to tokens. Growth keeps it: see grow.method.scale', least=0
   )
   score: Score = key(L2NormGELU(), 'Θ, from scores to weights: see pattention.py')
   groups: Str = key(

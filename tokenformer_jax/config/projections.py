@@ -6,6 +6,7 @@ The name of a projection of `model.layer` is its place: `qkv`, `proj`, `ffn`; `f
 these names.
 """
 
+import re
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
@@ -158,6 +159,24 @@ def named_counts(
       raise UserError(f'{where} names {name!r}{nearest(name, known)}')
     counts |= dict.fromkeys(matches, given[name])
   return {name: count for name, count in counts.items() if count}
+
+
+def counts_from_text(text: str, where: str) -> dict[str, int]:
+  """Return the numbers of a text such as 'qkv=128,ffn=512' by name; '' names a number alone.
+
+  Raises:
+    UserError: the text has another form, or a name twice.
+  """
+  numbers: dict[str, int] = {}
+  for entry in text.split(','):
+    name, equals, number = entry.rpartition('=')
+    if not re.fullmatch('-?[0-9]{1,13}', number):
+      short = entry if len(entry) <= 40 else f'{entry[:40]}…'
+      raise UserError(f'{where} has {short!r}; it must be {name if equals else "NAME"}=N')
+    if name and name in numbers:
+      raise UserError(f'{where} names {name} twice, as {text!r}; give every name once')
+    numbers[name] = int(number)
+  return numbers
 
 
 def count_names(model: ModelConfig, *, first: bool = False) -> list[str]:

@@ -3,12 +3,12 @@
 from typing import Literal
 
 from tokenformer_jax.config.data import Data, TextConfig
+from tokenformer_jax.config.growth import GrowConfig
 from tokenformer_jax.config.model import LMConfig, Model
 from tokenformer_jax.config.optim import AdamWConfig, Optim
 from tokenformer_jax.config.section import Str, key, section
 from tokenformer_jax.config.sections import (
   DistillConfig,
-  GrowConfig,
   MeshConfig,
   TrainConfig,
 )

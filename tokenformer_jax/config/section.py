@@ -35,7 +35,7 @@ class _Bits(int):
 
   def __call__(self, value: int) -> int:
     if abs(value) >= 2 ** (self - 1):
-      raise PydanticCustomError('bits', 'too large')
+      raise PydanticCustomError('bits', 'too large', {'limit': 2 ** (self - 1)})
     return value
 
 
@@ -284,11 +284,6 @@ class Key:
 def _exactly(bound: float) -> str:
   short = f'{bound:g}'
   return short if float(short) == bound else str(bound)
-
-
-# Types of arguments: see `arguments.checked`.
-Count = Annotated[int, Key(least=1)]
-Natural = Annotated[int, Key(least=0)]
 
 
 class Leaf(NamedTuple):

@@ -1,19 +1,16 @@
-"""The sections `mesh`, `train`, `grow` and `distill` of a run's config."""
+"""The sections `mesh`, `train` and `distill` of a run's config."""
 
-from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from tokenformer_jax.config import conditions
 from tokenformer_jax.config.section import (
   Float,
   Int,
   Long,
   Str,
   key,
-  leaves,
   section,
 )
 from tokenformer_jax.errors import UserError
@@ -157,109 +154,6 @@ def profile_range(train: TrainConfig) -> tuple[int, int] | None:
       f'{train.steps} before the first of them; take earlier ones, or leave it out'
     )
   return int(first), int(last)
-
-
-# What a growth can change, as conditions of keys name it and as messages do.
-CHANGES = {
-  'more_tokens': 'more parameter tokens',
-  'wider': 'a larger width',
-  'more_experts': 'more experts',
-  'deeper': 'more layers',
-}
-
-
-@section
-class GrowConfig:
-  """How `init_from` or the grow command makes a larger model from a trained one: see grow/."""
-
-  method: Literal[
-    'group', 'zero_keys', 'duplicate', 'random', 'net2net', 'net2net_fill', 'hypercloning'
-  ] = key(
-    'group',
-    'group adds tokens with a norm of their own, the next three add tokens to the last group, and '
-    'the others widen a Transformer',
-  )
-  scale: Literal['', 'keep', 'resize'] = key(
-    '', "keep or resize the reference counts. '': whichever is exact for the method"
-  )
-  new_keys: Literal['init', 'trained', 'copies'] = key(
-    'init',
-    'the keys of new tokens, for group and random: drawn as at the start, drawn with the root mean '
-    "square of each layer's trained keys, or copied from them with noise",
-  )
-  new_values: Literal['', 'init', 'zero'] = key(
-    '', "the values of new tokens. '': zero for group, init for the others"
-  )
-  new_score: Literal[
-    '',
-    'l2_norm_gelu',
-    'gelu_l2_norm',
-    'gelu_l1_norm',
-    'softmax',
-    'exp_l2_norm',
-    'gelu',
-    'linear',
-  ] = key(
-    '',
-    "the score function of a new group. '': the projection's; l2_norm_gelu for the first group "
-    'beside a matrix',
-  )
-  moments: Literal['pad', 'drop'] = key('pad', "the optimizer's moments")
-  step: Literal['keep', 'restart'] = key(
-    'keep', 'the step number, which sets the position in the data and the schedule'
-  )
-  noise: Float = key(
-    0.0, "added to copies, as a fraction of each array's root mean square. 0: exact", least=0
-  )
-  seed: Int = key(0, 'seed of the random draws of growth', least=0)
-  rate: Float = key(
-    0.0,
-    'factor on optim.learning_rate in the config that the command grow writes. 0: r^−¾, where r is '
-    'the factor by which the parameters of the layers grow; 1: as before',
-    least=0,
-    most=100,
-  )
-  place: Literal['copies', 'between', 'behind', 'whole_copies'] = key(
-    'copies',
-    'of new layers: between the old ones as copies of the layer before that add nothing yet, or '
-    'drawn between the old ones or behind them; whole_copies add what the layer before adds, which '
-    'is not exact',
-  )
-
-
-# The growths for which a key has an effect, as `config.conditions` reads them; the others: all.
-GROWTHS = {
-  'method': 'more_tokens or wider',
-  'scale': 'more_tokens',
-  'new_keys': 'more_tokens and method=group|random',
-  'new_values': 'more_tokens and method=group|zero_keys|random',
-  'new_score': 'more_tokens and method=group',
-  'noise': 'more_tokens and method=duplicate or more_tokens and new_keys=copies or wider and '
-  'method=net2net|hypercloning',
-  'seed': 'more_tokens or wider or more_experts or deeper and place=between|behind',
-  'place': 'deeper',
-}
-
-
-def check_used(config: GrowConfig, changes: Collection[str]) -> None:
-  """Check that every key that is set has an effect on a growth.
-
-  Args:
-    config: how to grow.
-    changes: what the growth changes, of `CHANGES`.
-
-  Raises:
-    UserError: a key has another value than its default, and no effect.
-  """
-  values = {**vars(config), **{name: name in changes for name in CHANGES}}
-  for leaf in leaves(config):
-    condition = GROWTHS.get(leaf.path, '')
-    if leaf.value != leaf.default and not conditions.holds(condition, values):
-      needed = conditions.spell(condition, CHANGES.__getitem__, '{}={}'.format)
-      raise UserError(
-        f'{leaf.path}={leaf.value} has an effect only {needed}, which this growth is without; '
-        'leave it out'
-      )
 
 
 @section

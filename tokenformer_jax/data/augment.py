@@ -109,7 +109,7 @@ def erase(pixels_SxSxC: np.ndarray, rng: np.random.Generator) -> None:
   height, width, channels = pixels_SxSxC.shape
   for _ in range(_TRIES):
     area = height * width * rng.uniform(*_ERASED_AREA)
-    ratio = math.exp(rng.uniform(*map(math.log, _ERASED_RATIO)))
+    ratio = math.exp(rng.uniform(math.log(_ERASED_RATIO[0]), math.log(_ERASED_RATIO[1])))
     high, wide = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
     if 0 < high < height and 0 < wide < width:
       top, left = rng.integers(height - high + 1), rng.integers(width - wide + 1)

@@ -4,6 +4,9 @@ Each shard is one element of a pipeline. A worker writes it into the store with 
 this process finds it when the pipeline has ended. So an element that Beam repeats does no harm.
 """
 
+# pyright: reportMissingImports=false
+# Beam is in an environment of its own.
+
 import functools
 import importlib.util
 import json
@@ -13,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tokenformer_jax.data import shards, tokenizers
-from tokenformer_jax.data.shard_writer import Job, record_name
+from tokenformer_jax.data.shard_writer import ShardBuild, record_name
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths, retry
 
@@ -57,7 +60,7 @@ def read_options(flags: str) -> 'PipelineOptions':
 
 
 def write_shards(
-  jobs: Sequence[Job], tokenizer: tokenizers.Tokenizer, flags: str
+  jobs: Sequence[ShardBuild], tokenizer: tokenizers.Tokenizer, flags: str
 ) -> Iterator[shards.Shard]:
   """Yield the shards of jobs, in their order, when the pipeline has written all of them.
 
@@ -85,7 +88,7 @@ def write_shards(
     yield shard
 
 
-def _write(job: Job, content: str) -> None:
+def _write(job: ShardBuild, content: str) -> None:
   """Write a shard, or record what is wrong with its text."""
   try:
     job.write(_tokenizer(content))
@@ -99,7 +102,7 @@ def _tokenizer(content: str) -> tokenizers.Tokenizer:
   return tokenizers.from_json(json.loads(content))
 
 
-def _reason(job: Job) -> str:
+def _reason(job: ShardBuild) -> str:
   """Return why a shard is missing."""
   record = job.folder / record_name(job.name)
   if paths.exists(record) and (error := json.loads(record.read_text('utf-8')).get('error')):

@@ -79,7 +79,7 @@ def _compile(source: str, learn: bool) -> tuple['jinja2.Template', bool]:
   class Marks(ext.Extension):
     """The block {% generation %}, whose text comes out between two marks."""
 
-    tags = frozenset({'generation'})
+    tags = {'generation'}  # noqa: RUF012
 
     def parse(self, parser: Any) -> Any:
       line = next(parser.stream).lineno
@@ -144,6 +144,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
   line = json.dumps(request, default=str).encode() + b'\n'
   with _lock:
     process = _start(os.getpid())
+    assert process.stdin and process.stdout
     try:
       process.stdin.write(line)
       process.stdin.flush()

@@ -34,12 +34,12 @@ _SHAPES = 'messages (a list of {"role", "content"}), or prompt with response or 
 
 
 class Conversation(str):
-  """The messages of a row as JSON. `place` names the row in errors."""
+  """The messages of a row as JSON. `label` names the row in errors."""
 
-  place = ''
+  label = ''
 
 
-def columns(names: Iterable[str], place: str) -> list[str]:
+def columns(names: Iterable[str], label: str) -> list[str]:
   """Return those of some columns that are read: `conversation` uses or refuses each.
 
   Raises:
@@ -47,11 +47,11 @@ def columns(names: Iterable[str], place: str) -> list[str]:
   """
   names = list(names)
   more = [name for name in names if name in _ROW_WEIGHTS or name in _ROW_TEXTS]
-  found = _found(names, place)
+  found = _found(names, label)
   return found + [name for name in more if name not in found]
 
 
-def _found(names: Iterable[str], place: str) -> list[str]:
+def _found(names: Iterable[str], label: str) -> list[str]:
   """Return the names that a conversation is made of."""
   answer = next((name for name in _ANSWERS if name in names), None)
   if 'messages' in names:
@@ -60,7 +60,7 @@ def _found(names: Iterable[str], place: str) -> list[str]:
     return ['prompt', answer]
   found = ', '.join(names) or 'nothing'
   raise UserError(
-    f'{place} is no conversation (config.data.rows=chat): it needs {_SHAPES}, and has {found:.200}'
+    f'{label} is no conversation (config.data.rows=chat): it needs {_SHAPES}, and has {found:.200}'
   )
 
 
@@ -74,38 +74,38 @@ def more_keys(message: dict[str, Any]) -> list[str]:
   return [key for key, value in message.items() if key not in _PLAIN and value not in _EMPTY]
 
 
-def conversation(row: dict[str, Any], place: str) -> Conversation:
+def conversation(row: dict[str, Any], label: str) -> Conversation:
   """Return the messages of a row as JSON.
 
   Raises:
     UserError: the row has another shape, a message without role or content, an empty answer, or
       more that would be lost.
   """
-  first, *answer = used = _found(list(row), place)
+  first, *answer = used = _found(list(row), label)
   messages = row[first]
   if answer:
     messages = [
       {'role': 'user', 'content': row[first]},
       {'role': ANSWER_ROLE, 'content': row[answer[0]]},
     ]
-  check_messages(messages, place)
+  check_messages(messages, label)
   if blank := [m for m in messages if m['role'] == ANSWER_ROLE and not m['content'].strip()]:
-    raise UserError(f'{place} has an empty answer ({blank[0]["content"]!r}); leave the row out')
-  _check_rest({key: row[key] for key in row if key not in used}, messages, place)
+    raise UserError(f'{label} has an empty answer ({blank[0]["content"]!r}); leave the row out')
+  _check_rest({key: row[key] for key in row if key not in used}, messages, label)
   kept = [{key: value for key, value in m.items() if value is not None} for m in messages]
   text = json.dumps(kept, ensure_ascii=False)
   if len(text) > _LONGEST:
     raise UserError(
-      f'{place} has a conversation of more than {_LONGEST >> 20} Mi characters; divide it, or '
+      f'{label} has a conversation of more than {_LONGEST >> 20} Mi characters; divide it, or '
       'leave the row out'
     )
   # JSON can hold lone surrogates.
   found = Conversation(text.encode('utf-8', errors='replace').decode())
-  found.place = place
+  found.label = label
   return found
 
 
-def _check_rest(rest: dict[str, Any], messages: list[dict[str, Any]], place: str) -> None:
+def _check_rest(rest: dict[str, Any], messages: list[dict[str, Any]], label: str) -> None:
   """Check that the rest of a row takes nothing from its messages, and adds nothing to them."""
   for key, value in rest.items():
     if value in _EMPTY:
@@ -114,16 +114,16 @@ def _check_rest(rest: dict[str, Any], messages: list[dict[str, Any]], place: str
       learned = is_learned(value)
       if learned is False or (learned is None and key != 'label'):  # It may name a topic.
         raise UserError(
-          f'{place} has {key} {value!r:.40}, and a row has the weight 1 only; leave the row out'
+          f'{label} has {key} {value!r:.40}, and a row has the weight 1 only; leave the row out'
         )
     elif key in _ROW_TEXTS and not any(value == message['content'] for message in messages):
       raise UserError(
-        f'{place} has {key!r} ({value!r:.40}), which is in none of its messages and would be lost; '
+        f'{label} has {key!r} ({value!r:.40}), which is in none of its messages and would be lost; '
         'write it into messages, or leave the key out'
       )
 
 
-def check_messages(messages: Any, place: str) -> None:
+def check_messages(messages: Any, label: str) -> None:
   """Check the form of messages.
 
   Raises:
@@ -132,17 +132,17 @@ def check_messages(messages: Any, place: str) -> None:
   if not isinstance(messages, list | tuple) or not messages:
     found = f'{messages!r:.100}' if messages else 'none'
     raise UserError(
-      f'{place} has no list of messages ({found}); it must be a list of {{"role", "content"}}'
+      f'{label} has no list of messages ({found}); it must be a list of {{"role", "content"}}'
     )
   for number, message in enumerate(messages, start=1):
     if not isinstance(message, dict):
       raise UserError(
-        f'{place} message {number} is {message!r:.100}; it must be an object with role and content'
+        f'{label} message {number} is {message!r:.100}; it must be an object with role and content'
       )
     for key in ('role', 'content'):
       if not isinstance(message.get(key), str):
         has = f'{message[key]!r:.60} as its {key}' if message.get(key) is not None else f'no {key}'
-        raise UserError(f'{place} message {number} has {has}; {key} must be text')
+        raise UserError(f'{label} message {number} has {has}; {key} must be text')
     if not message['role'] or any(mark in message['content'] for mark in MARKS):
       wrong = 'characters U+FDD0 or U+FDD1, which are no text' if message['role'] else 'no role'
-      raise UserError(f'{place} message {number} has {wrong}; correct the row, or leave it out')
+      raise UserError(f'{label} message {number} has {wrong}; correct the row, or leave it out')

@@ -85,38 +85,38 @@ class Template:
     """Return the template for stores and checkpoints; `Template(**…)` makes it again."""
     return dataclasses.asdict(self)
 
-  def render(self, messages: Messages, *, ask: bool = False, place: str = '') -> Rendered:
+  def render(self, messages: Messages, *, ask: bool = False, label: str = '') -> Rendered:
     """Return the text of messages; with `ask`, up to where the model answers.
 
     An answer with a weight of 0 (see `chat_rows.WEIGHTS`) carries no loss. Errors name the
-    conversation by its `place` and its beginning.
+    conversation by its `label` and its beginning.
 
     Raises:
       UserError: the template refuses the messages, or makes no text of one of their keys. Without
         `ask` also: it marks no answer, or writes a name that has no value.
     """
-    place = _place(messages, place)
+    label = _label(messages, label)
     reply = self._reply(messages, ask=ask, learn=not ask)
-    found = self._rendered(reply, place)
+    found = self._rendered(reply, label)
     for key in dict.fromkeys(key for message in messages for key in more_keys(message)):
       without = [{k: v for k, v in message.items() if k != key} for message in messages]
       if self._reply(without, ask=ask, learn=False) != reply:
         continue  # The template has a use for it.
       if key not in WEIGHTS:
         raise UserError(
-          f'{place} has {key!r} in a message, of which {self.name} makes no text; leave the key '
+          f'{label} has {key!r} in a message, of which {self.name} makes no text; leave the key '
           'out, or name a template that writes it in config.data.chat_template'
         )
       if not ask:
-        found = self._learned(found, messages, key, place)
+        found = self._learned(found, messages, key, label)
     if not ask and not any(found.text[start:stop].strip() for start, stop in found.answers):
       raise UserError(
-        f'{place} has no answer to learn: {self.name} marks none of its text, or its weight is 0; '
+        f'{label} has no answer to learn: {self.name} marks none of its text, or its weight is 0; '
         'leave the row out'
       )
     return found
 
-  def _learned(self, found: Rendered, messages: Messages, key: str, place: str) -> Rendered:
+  def _learned(self, found: Rendered, messages: Messages, key: str, label: str) -> Rendered:
     """Return the text without the marks of answers of which a key says that they are not learned.
 
     Raises:
@@ -128,14 +128,14 @@ class Template:
       asked = is_answer if value is None else is_learned(value)
       if asked is None or asked > is_answer:
         raise UserError(
-          f'{place} has {key} {value!r} in message {number}; it must be 0 or 1, and not 1 in a '
+          f'{label} has {key} {value!r} in message {number}; it must be 0 or 1, and not 1 in a '
           'message that is no answer; correct the row, or leave it out'
         )
       if is_answer:
         learned.append(asked)
     if len(learned) != len(found.answers):
       raise UserError(
-        f'{place} has {key!r} in its messages, but {self.name} does not mark each answer once, so '
+        f'{label} has {key!r} in its messages, but {self.name} does not mark each answer once, so '
         'it is not known which marks are meant; leave the key out'
       )
     return found._replace(answers=tuple(itertools.compress(found.answers, learned)))
@@ -143,7 +143,7 @@ class Template:
   def end_of_turn(self, messages: Messages) -> str:
     """Return the text that ends an answer to messages, or '' if it ends with its document."""
     answered = [*messages, {'role': ANSWER_ROLE, 'content': _PROBE}]
-    text, answers = self._rendered(self._reply(answered), _place(messages))
+    text, answers = self._rendered(self._reply(answered), _label(messages))
     answer = text[slice(*answers[-1])] if answers else text  # A template may mark none.
     end = answer.rpartition(_PROBE)[2]
     return end.strip() or end
@@ -171,9 +171,9 @@ class Template:
         '{% if add_generation_prompt %} and {% endif %}'
       )
 
-  def _rendered(self, reply: dict[str, Any], place: str) -> Rendered:
+  def _rendered(self, reply: dict[str, Any], label: str) -> Rendered:
     if 'error' in reply:
-      raise UserError(f'{place} cannot be written by {self.name}: {reply["error"]}')
+      raise UserError(f'{label} cannot be written by {self.name}: {reply["error"]}')
     return _without_marks(reply['text'])
 
   def _reply(self, messages: Messages, *, ask: bool = False, learn: bool = False) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class Template:
     return reply
 
 
-def _place(messages: Messages, row: str = '') -> str:
+def _label(messages: Messages, row: str = '') -> str:
   return f'{row} a conversation that begins with {messages[0]["content"]!r:.80}'.lstrip()
 
 

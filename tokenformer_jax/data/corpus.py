@@ -13,6 +13,7 @@ import fractions
 import functools
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -40,13 +41,13 @@ class Range(NamedTuple):
 
   split: str
   start: int
-  stop: int | None
+  stop: int
   begins: bool  # whether the text of the split begins here
   ends: bool  # and ends here
 
 
 class Piece(NamedTuple):
-  """A document, or a part of a long document."""
+  """A document, or a piece of a long document."""
 
   split: str
   text: str
@@ -61,16 +62,16 @@ class Corpus:
 
   source: text.Source
   validation: text.Source | None
-  fraction: float  # the part of `source` for validation if `validation` is None
+  fraction: float  # the share of `source` for validation if `validation` is None
   bad: text.Bad = text.refuse  # called for a document that cannot be read, to plan without it
   template: Template | None = None  # makes text of documents that are conversations
 
   def fingerprint(self) -> Any:
     """Return a value that changes when the text of a source changes."""
-    found: Any = self.source.fingerprint()
+    texts: Any = self.source.fingerprint()
     if self.validation is not None:
-      found = found, self.validation.fingerprint()
-    return (found, 'chat', self.template.fingerprint) if self.template else found
+      texts = texts, self.validation.fingerprint()
+    return (texts, 'chat', self.template.fingerprint) if self.template else texts
 
   def pieces(self) -> Iterator[Piece]:
     """Yield the text of both splits, always in the same order.
@@ -93,11 +94,11 @@ class Corpus:
     if not self.template and (lone := source.lone(self.bad)):
       total = lone.size()
       cut = total if split else lone.cut(self.fraction, total)
-      found = [*_ranges(lone, split or 'train', 0, cut), *_ranges(lone, 'validation', cut, total)]
-      sized = [(one, one.stop - one.start) for one in found]
+      ranges = [*_ranges(lone, split or 'train', 0, cut), *_ranges(lone, 'validation', cut, total)]
+      sized = [(one, one.stop - one.start) for one in ranges]
       return [Unit((source,), ranges=group) for group in _groups(sized, UNIT_BYTES)]
     share = 0.0 if split else self._share
-    groups = _groups(source.parts(UNIT_BYTES), UNIT_BYTES)
+    groups = _groups(source.divide(UNIT_BYTES), UNIT_BYTES)
     return [Unit(group, split, share, template=self.template) for group in groups]
 
   def exception(self) -> str:
@@ -142,8 +143,8 @@ class Unit:
 
   Attributes:
     split: the split of all of the text, or ''.
-    share: if `split` is empty, the part of all hashes for validation.
-    ranges: if the source is one document in all, the parts to read of it, piece by piece.
+    share: if `split` is empty, the share of all hashes for validation.
+    ranges: if the source is one document in all, the ranges of it to read, piece by piece.
     template: makes text of documents that are conversations; None: they are text.
   """
 
@@ -155,16 +156,16 @@ class Unit:
 
   def fingerprint(self) -> str:
     """Return a hash of what the pieces depend on."""
-    found = [source.fingerprint() for source in self.sources]
+    sources = [source.fingerprint() for source in self.sources]
     chat = (self.template.fingerprint,) if self.template else ()
-    return text.digest((found, self.split, self.share, self.ranges, *chat))
+    return text.digest((sources, self.split, self.share, self.ranges, *chat))
 
   def pieces(self, bad: text.Bad = text.refuse) -> Iterator[Piece]:
     """Yield the text of the unit; `bad` is called for each document that cannot be read."""
     if self.ranges:
-      lone = self.sources[0].lone(bad)
-      for one in self.ranges:
-        yield from _range_pieces(lone, one)
+      if lone := self.sources[0].lone(bad):
+        for one in self.ranges:
+          yield from _range_pieces(lone, one)
       return
     for source in self.sources:
       for document in source.documents(bad):
@@ -213,7 +214,7 @@ def _open(
   return open_source(spec, text_field, setting, splits)
 
 
-class _Place(NamedTuple):
+class _NamedSource(NamedTuple):
   """A source of a run, or one of those that a key lists."""
 
   setting: str
@@ -223,43 +224,43 @@ class _Place(NamedTuple):
 
 
 def check_apart(texts: Iterable[tuple[DataConfig, Corpus | None]]) -> None:
-  """Check that each text of a run has one place, so that no text is held out and trained on.
+  """Check that a run names each text once, so that no text is held out and trained on.
 
   A text is a file, whatever its name there and the form of the source. `texts` are the sources of
   the run and what they name; None: a token store is read instead.
 
   Raises:
-    UserError: a text has two places.
+    UserError: a text is named twice.
   """
-  places: list[_Place] = []
+  sources: list[_NamedSource] = []
   for config, corpus in texts:
     opened = (corpus.source, corpus.validation) if corpus else (None, None)
     for key, source in zip(('source', 'validation_source'), opened, strict=True):
       value = getattr(config, key)
       specs = value.split(PLUS) if value else ()
       members = source.members() if source else [None] * len(specs)
-      places += [
-        _Place(config.setting(key), value, spec.strip(), member)
+      sources += [
+        _NamedSource(config.setting(key), value, spec.strip(), member)
         for spec, member in zip(specs, members, strict=True)
       ]
-  if len(places) < 2:
+  if len(sources) < 2:
     return
-  known: dict[Any, _Place] = {}
-  for place in places:
-    files = place.source.files() if place.source else ()
-    found = {reading.file_key(path): path for path in files} | {place.spec: place.spec}
-    for key, name in found.items():
+  known: dict[Any, _NamedSource] = {}
+  for one in sources:
+    files = one.source.files() if one.source else ()
+    names = {reading.file_key(path): path for path in files} | {one.spec: one.spec}
+    for key, name in names.items():
       if (other := known.get(key)) is None:
         continue
-      if other.setting == place.setting:
+      if other.setting == one.setting:
         raise UserError(
-          f'{place.setting} is {place.value}, which names {name} twice; leave one of them out'
+          f'{one.setting} is {one.value}, which names {name} twice; leave one of them out'
         )
       raise UserError(
-        f'{place.setting} is {place.value}, and {name} is also in {other.setting}={other.value}; '
+        f'{one.setting} is {one.value}, and {name} is also in {other.setting}={other.value}; '
         'leave it out of one of them, because a text is trained on once, or held out'
       )
-    known |= dict.fromkeys(found, place)
+    known |= dict.fromkeys(names, one)
 
 
 def is_validation(document: str, fraction: float | fractions.Fraction) -> bool:
@@ -273,32 +274,32 @@ def _hash(document: str) -> int:
 
 
 def _ranges(lone: text.LoneText, split: str, start: int, stop: int) -> Iterator[Range]:
-  """Yield the parts of about `UNIT_BYTES` of a split of the only text."""
+  """Yield ranges of about `UNIT_BYTES` of a split of the only text."""
   for begin, end in lone.divided(start, stop, UNIT_BYTES):
     if begin < end:
       yield Range(split, begin, end, begin == start, end == stop)
 
 
-def _groups(parts: Iterable[tuple[_T, int]], size: int) -> Iterator[tuple[_T, ...]]:
-  """Yield parts, each given with its bytes, in groups of about `size` bytes."""
+def _groups(sized: Iterable[tuple[_T, int]], size: int) -> Iterator[tuple[_T, ...]]:
+  """Yield items, each given with its bytes, in groups of about `size` bytes."""
   group, filled = [], 0
-  for part, part_size in parts:
-    if group and filled + part_size > size:
+  for item, item_size in sized:
+    if group and filled + item_size > size:
       yield tuple(group)
       group, filled = [], 0
-    group.append(part)
-    filled += part_size
+    group.append(item)
+    filled += item_size
   yield tuple(group)
 
 
 def _rendered(document: str, split: str, template: Template, bad: text.Bad) -> Iterator[Piece]:
   """Yield the text of a conversation, unless it cannot be written: then `bad` is called."""
   try:
-    found = template.render(json.loads(document), place=getattr(document, 'place', ''))
+    rendered = template.render(json.loads(document), label=getattr(document, 'label', ''))
   except UserError as error:
     bad(error)
   else:
-    yield Piece(split, found.text, answers=found.answers)
+    yield Piece(split, rendered.text, answers=rendered.answers)
 
 
 def _in_pieces(document: str, split: str) -> Iterator[Piece]:
@@ -311,15 +312,15 @@ def _in_pieces(document: str, split: str) -> Iterator[Piece]:
     for start in range(0, len(document), _CHUNK_CHARACTERS)
   )
   lone = text.LoneText('a document', lambda _: chunks)
-  yield from _range_pieces(lone, Range(split, 0, None, begins=True, ends=True))
+  yield from _range_pieces(lone, Range(split, 0, sys.maxsize, begins=True, ends=True))
 
 
-def _range_pieces(lone: text.LoneText, part: Range) -> Iterator[Piece]:
-  waiting, begins = '', part.begins
-  for piece in lone.pieces(part.start, part.stop):
+def _range_pieces(lone: text.LoneText, span: Range) -> Iterator[Piece]:
+  waiting, begins = '', span.begins
+  for piece in lone.pieces(span.start, span.stop):
     if waiting:
-      yield Piece(part.split, waiting, begins, ends=False)
+      yield Piece(span.split, waiting, begins, ends=False)
       begins = False
     waiting = piece
   if waiting:
-    yield Piece(part.split, waiting, begins, part.ends)
+    yield Piece(span.split, waiting, begins, span.ends)

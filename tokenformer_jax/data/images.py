@@ -73,7 +73,7 @@ class Split(abc.ABC):
       return int.from_bytes(digest, 'little') < fraction * 2**64
 
     numbers = [i for i in range(len(self)) if is_validation(i) == validation]
-    return Part(self, np.array(numbers, np.int64))
+    return Subset(self, np.array(numbers, np.int64))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,7 +130,7 @@ class Records(Split):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Part(Split):
+class Subset(Split):
   """A selection of the images of another split."""
 
   whole: Split

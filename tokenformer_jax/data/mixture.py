@@ -1,4 +1,7 @@
-"""Mix several sources, each with its own store, endless order and epochs: see `mixture_order`."""
+"""Open the text of a run: one source, or several, each with its own store, order and epochs.
+
+`mixture_order` says which source a sample comes from.
+"""
 
 import dataclasses
 import fractions
@@ -25,44 +28,55 @@ from tokenformer_jax.storage import paths, retry
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mixture:
-  """The open sources of a mixture: see `order.OneSource`.
+  """The open text of a run.
 
   Attributes:
-    stores: the token store of each source, in the order of `shares.names`.
-    parts: the training samples of one of the order, which all have one source.
+    stores: the token store of each source, in the order of `shares.names`; the only source of a run
+      without a mixture has the name ''.
+    subsamples: the training samples of a sample of the order, which all have one source.
   """
 
   stores: dict[str, Store]
   shares: Shares
   config: DataConfig
   seed: int
-  parts: int = 1
+  subsamples: int = 1
 
   def at_stage(self, data: DataConfig) -> 'Mixture':
-    return dataclasses.replace(self, config=data, parts=order.parts_at_stage(self.config, data))
+    """Return the text with batches of the sizes of a stage: see `config.at_stage`."""
+    subsamples = self.config.sequence_length // data.sequence_length
+    return dataclasses.replace(self, config=data, subsamples=subsamples)
 
   @property
   def tokenizer(self) -> Tokenizer:
+    """The tokenizer of all sources."""
     return next(iter(self.stores.values())).tokenizer
 
   @property
   def chat(self) -> dict[str, Any] | None:
+    """The template of conversations, as `Store.chat`."""
     return next((one.chat for one in self.stores.values() if one.chat), None)
 
   @property
   def is_fixed(self) -> bool:
+    """Whether the sources have the same weights at all steps."""
     return len(self.shares.steps) == 1
 
   @property
   def weights(self) -> dict[str, float]:
+    """The weight of each source in the figures of the whole."""
     return self.shares.last
 
   @property
   def examples(self) -> int:
+    """The number of samples in an epoch of each source, in all."""
     return sum(self._lengths.values())
 
   @functools.cached_property
   def digest(self) -> str:
+    """A hash of all that decides the samples, besides the seed and their length."""
+    if '' in self.stores:
+      return self.stores[''].digest
     contents = [(name, one.digest) for name, one in self.stores.items()]
     weights = [[str(fractions.Fraction(n, BLOCK)) for n in row] for row in self.shares.counts]
     stages = [] if self.is_fixed else ['stages']  # Earlier code had lines between the points.
@@ -72,17 +86,23 @@ class Mixture:
   @functools.cached_property
   def _lengths(self) -> dict[str, int]:
     """The number of samples of the order in an epoch of each source."""
-    length = self.config.sequence_length * self.parts
+    length = self.config.sequence_length * self.subsamples
     return {name: store.window_count(one.train, length) for name, one in self.stores.items()}
 
   def train_batches(
     self, rows: Sequence[int], first_step: int, last_step: int | None, position: Position
   ) -> Generator[np.ndarray, None, None]:
+    """Return this host's rows of the training batches: see `order.train_batches`."""
+    if '' in self.stores:
+      one = self.stores['']
+      return order.train_batches(
+        one, self.config, self.seed, rows, first_step, last_step, position, self.subsamples
+      )
     steps = _MixedSteps(
       sources=tuple(one.train for one in self.stores.values()),
       batch_size=self.config.batch_size,
       sequence_length=self.config.sequence_length,
-      parts=self.parts,
+      subsamples=self.subsamples,
       seed=self.seed,
       mixture=self._order(position),
       rows=tuple(rows),
@@ -94,21 +114,24 @@ class Mixture:
   def validation_parts(
     self, rows: Sequence[int], batches: int = 0
   ) -> dict[str, Iterator[np.ndarray]]:
+    """Return the validation batches of each source: see `order.validation_batches`."""
     return {
       name: order.validation_batches(one, self.config, rows, batches)
       for name, one in self.stores.items()
     }
 
   def bytes_per_token(self, split: str, name: str = '') -> float:
-    """Return the bytes of text per token of a source; '': of the mixture, by its last weights."""
+    """Return the UTF-8 bytes of text per token of a source; '': of all, by their last weights."""
     if name:
       return self.stores[name].bytes_per_token(split)
     return sum(w * self.stores[n].bytes_per_token(split) for n, w in self.weights.items())
 
   def figures(self, step: int, position: Position) -> dict[str, float]:
     """Return the epochs of each source after a step, as figures by their full names."""
+    if '' in self.stores:
+      return {}
     samples = position.batch_start(step, self.config.batch_size)
-    seen = self._order(position).taken(samples // self.parts)
+    seen = self._order(position).taken(samples // self.subsamples)
     return {
       f'data/{name}/epochs': count / length
       for (name, length), count in zip(self._lengths.items(), seen, strict=True)
@@ -117,11 +140,14 @@ class Mixture:
   def _order(self, position: Position) -> MixtureOrder:
     # Only weights by stages depend on the size of a batch. With them it is always the same, and a
     # whole number of samples of the order.
-    size = max(1, self.config.batch_size // self.parts)
-    first_step = position.step - position.sample // self.parts // size
+    size = max(1, self.config.batch_size // self.subsamples)
+    first_step = position.step - position.sample // self.subsamples // size
     return MixtureOrder(self.shares, size, max(0, first_step))
 
   def describe(self) -> str:
+    """Return a short description of the training text."""
+    if '' in self.stores:
+      return order.describe_store(self.stores[''])
     return ', '.join(
       f'{weight:.3g} {name} ({order.describe_store(self.stores[name])})'
       for name, weight in self.weights.items()
@@ -135,7 +161,7 @@ class _MixedSteps:
   sources: tuple[Tokens, ...]
   batch_size: int
   sequence_length: int
-  parts: int
+  subsamples: int
   seed: int
   mixture: MixtureOrder
   rows: tuple[int, ...]
@@ -154,9 +180,9 @@ class _MixedSteps:
       windows = order.samples(
         tokens,
         [samples[row][1] for row in rows],
-        sequence_length=self.sequence_length,
-        seed=self.seed,
-        parts=self.parts,
+        self.sequence_length,
+        self.seed,
+        self.subsamples,
       )
       for row, window in zip(rows, windows, strict=True):
         batch[row] = window
@@ -164,13 +190,13 @@ class _MixedSteps:
 
   def _sample(self, position: int) -> tuple[int, int]:
     """Return the number of the source of a position, and the position in that source's order."""
-    whole, part = divmod(position, self.parts)
-    source, sample = self.mixture.place(whole)
-    return source, sample * self.parts + part
+    whole, part = divmod(position, self.subsamples)
+    source, sample = self.mixture.locate(whole)
+    return source, sample * self.subsamples + part
 
 
-def open_mixture(data: DataConfig, seed: int, tokenizer: Tokenizer | None = None) -> Mixture:
-  """Open the token stores of all sources; build those that do not exist.
+def open_sources(data: DataConfig, seed: int, tokenizer: Tokenizer | None = None) -> Mixture:
+  """Open the token store of each source of a run; build those that do not exist.
 
   All sources share a tokenizer: that of a trained model, if one is given, or the one of the config.
   A BPE is trained on the text of all sources in the proportion of their last weights.
@@ -178,6 +204,10 @@ def open_mixture(data: DataConfig, seed: int, tokenizer: Tokenizer | None = None
   Raises:
     UserError: a source cannot be read, or is too short for one sequence.
   """
+  if not data.mixture:
+    made = store.prepare(data, tokenizer)
+    order.check_store(made, data)
+    return Mixture({'': made}, Shares(('',), (0,), ((BLOCK,),)), data, seed)
   weights = shares(data.mixture)
   _check_apart(data, stored=[name for name, one in data.mixture.items() if one.store])
   if tokenizer is None:

@@ -47,7 +47,7 @@ class MixtureOrder:
   batch_size: int
   first_step: int = 0
 
-  def place(self, position: int) -> tuple[int, int]:
+  def locate(self, position: int) -> tuple[int, int]:
     """Return the number of the source of a position, and the position in that source's order."""
     stage = self._stage(position)
     blocks, rest = divmod(position - stage.first, BLOCK)

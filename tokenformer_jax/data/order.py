@@ -14,7 +14,7 @@ same in all stages, and no token of an epoch comes twice.
 import dataclasses
 import hashlib
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import grain
@@ -25,13 +25,11 @@ from grain.experimental import index_shuffle
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data.shards import Store
-from tokenformer_jax.data.store import prepare, window_count
-from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.data.store import window_count
 from tokenformer_jax.data.tokens import Tokens
 from tokenformer_jax.errors import UserError, counted
 
-NO_TOKEN = -1  # fills those rows of the last validation batch that have no sample
-
+NO_TOKEN = -1  # padding id of rows of the last validation batch that have no sample
 ENDLESS = 2**62  # more steps than any run has
 _READ_THREADS = 4
 
@@ -76,39 +74,34 @@ def train_rows(
   sequence_length: int,
   seed: int,
   position: Position = BEGINNING,
-  parts: int = 1,
+  subsamples: int = 1,
 ) -> np.ndarray:
   """Return inputs and targets of some rows of the global batch of a step, int32 [len(rows), T + 1].
 
-  Steps count from 0, and `rows` are numbers of rows in the global batch. For `parts` see `samples`.
-
-  Raises:
-    UserError: the split is too short for one sequence.
+  Steps count from 0, and `rows` are numbers of rows in the global batch. For `subsamples` see
+  `samples`.
   """
-  _sample_count(tokens, sequence_length * parts, 'training')
+  _sample_count(tokens, sequence_length * subsamples, 'training')
   first = position.batch_start(int(step), batch_size)
   positions = [first + int(row) for row in rows]
-  found = samples(tokens, positions, sequence_length=sequence_length, seed=seed, parts=parts)
-  return np.stack(list(found))
+  return np.stack(samples(tokens, positions, sequence_length, seed, subsamples))
 
 
 def samples(
   tokens: np.ndarray | Tokens,
   positions: Sequence[int],
-  *,
   sequence_length: int,
   seed: int,
-  parts: int = 1,
-) -> Iterator[np.ndarray]:
-  """Yield the samples at some positions of the endless order of a split, int32 [T + 1] each.
+  subsamples: int = 1,
+) -> list[np.ndarray]:
+  """Return the samples at some positions of the endless order of a split, int32 [T + 1] each.
 
-  They are the `parts` of the samples of an order of sequences of `parts` · T tokens.
+  A sample of the order has `subsamples` · T tokens and is cut into as many samples here.
   """
-  n = window_count(tokens, sequence_length * parts)
-  places = [divmod(position, parts) for position in positions]
-  numbers = [sample_index(seed, whole, n) * parts + part for whole, part in places]
-  for window in _windows(tokens, numbers, sequence_length):
-    yield window.astype(np.int32)
+  n = window_count(tokens, sequence_length * subsamples)
+  indices = [divmod(position, subsamples) for position in positions]
+  numbers = [sample_index(seed, whole, n) * subsamples + part for whole, part in indices]
+  return [window.astype(np.int32) for window in _windows(tokens, numbers, sequence_length)]
 
 
 def train_batches(
@@ -119,9 +112,9 @@ def train_batches(
   first_step: int,
   last_step: int | None = None,
   position: Position = BEGINNING,
-  parts: int = 1,
+  subsamples: int = 1,
 ) -> Generator[np.ndarray, None, None]:
-  """Return this host's part of the training batches, read ahead in threads or processes.
+  """Return this host's rows of the training batches, read ahead in threads or processes.
 
   The batches are those of `first_step` … `last_step` − 1 (None: without end), in the form of
   `train_rows`. `rows` are the numbers of the rows in the global batch that this host needs. Close
@@ -130,7 +123,7 @@ def train_batches(
   Raises:
     UserError: the split is too short for one sequence.
   """
-  _sample_count(store.train, config.sequence_length * parts, 'training')
+  _sample_count(store.train, config.sequence_length * subsamples, 'training')
   steps = _TrainSteps(
     tokens=store.train,
     rows=tuple(rows),
@@ -139,7 +132,7 @@ def train_batches(
     seed=seed,
     last_step=ENDLESS if last_step is None else last_step,
     position=position,
-    parts=parts,
+    subsamples=subsamples,
   )
   return read_ahead(steps, first_step, config)
 
@@ -147,7 +140,7 @@ def train_batches(
 def validation_batches(
   store: Store, config: DataConfig, rows: Sequence[int], batches: int = 0
 ) -> Iterator[np.ndarray]:
-  """Return this host's part of the validation batches, int32 [len(rows), T + 1].
+  """Return this host's rows of the validation batches, int32 [len(rows), T + 1].
 
   Every sample comes once, in order; `batches` > 0 limits the batches (see `spread`). `rows` are the
   numbers of the rows in the global batch that this host needs. Rows after the last sample are
@@ -159,12 +152,12 @@ def validation_batches(
   n = _sample_count(store.validation, config.sequence_length, 'validation')
 
   def batch(index: int) -> np.ndarray:
+    first = index * config.batch_size
+    existing = [i for i, row in enumerate(rows) if first + row < n]
+    numbers = [first + rows[i] for i in existing]
+    windows = _windows(store.validation, numbers, config.sequence_length)
     result = np.full((len(rows), config.sequence_length + 1), NO_TOKEN, np.int32)
-    samples = [index * config.batch_size + row for row in rows]
-    there = [i for i, sample in enumerate(samples) if sample < n]
-    samples = [samples[i] for i in there]
-    windows = _windows(store.validation, samples, config.sequence_length)
-    for i, window in zip(there, windows, strict=True):
+    for i, window in zip(existing, windows, strict=True):
       result[i] = window
     return result
 
@@ -190,12 +183,12 @@ def _sample_count(tokens: np.ndarray | Tokens, sequence_length: int, split: str)
 
 def _windows(
   tokens: np.ndarray | Tokens, samples: Sequence[int], sequence_length: int
-) -> Iterable[np.ndarray]:
+) -> list[np.ndarray]:
   """Return the windows of samples, each of T + 1 tokens."""
   ranges = [(i * sequence_length, (i + 1) * sequence_length + 1) for i in samples]
   if isinstance(tokens, Tokens):
     return tokens.gather(ranges)
-  return (tokens[start:stop] for start, stop in ranges)
+  return [tokens[start:stop] for start, stop in ranges]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -209,7 +202,7 @@ class _TrainSteps:
   seed: int
   last_step: int
   position: Position = BEGINNING
-  parts: int = 1
+  subsamples: int = 1
 
   def __len__(self) -> int:
     return self.last_step
@@ -223,101 +216,8 @@ class _TrainSteps:
       sequence_length=self.sequence_length,
       seed=self.seed,
       position=self.position,
-      parts=self.parts,
+      subsamples=self.subsamples,
     )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class OneSource:
-  """The open text of a run: one source (`data.source`). `mixture.Mixture` has several.
-
-  Attributes:
-    store: its token store.
-    parts: the training samples of one of the order: see `samples`.
-  """
-
-  store: Store
-  config: DataConfig
-  seed: int
-  parts: int = 1
-
-  def at_stage(self, data: DataConfig) -> 'OneSource':
-    """Return the text with batches of the sizes of a stage: see `config.at_stage`."""
-    return dataclasses.replace(self, config=data, parts=parts_at_stage(self.config, data))
-
-  @property
-  def tokenizer(self) -> Tokenizer:
-    """Return the tokenizer of the text."""
-    return self.store.tokenizer
-
-  @property
-  def chat(self) -> dict[str, Any] | None:
-    """Return the template of conversations, as `Store.chat`."""
-    return self.store.chat
-
-  @property
-  def digest(self) -> str:
-    """Return a hash of all that decides the samples, besides the seed and their length."""
-    return self.store.digest
-
-  @property
-  def examples(self) -> int:
-    """Return the number of samples in an epoch."""
-    return window_count(self.store.train, self.config.sequence_length)
-
-  @property
-  def is_fixed(self) -> bool:
-    """Return whether all batches have the same parts of the same text."""
-    return True
-
-  @property
-  def weights(self) -> dict[str, float]:
-    """Return the weight of each part of the validation split in the figures of the whole."""
-    return {'': 1.0}
-
-  def train_batches(
-    self, rows: Sequence[int], first_step: int, last_step: int | None, position: Position
-  ) -> Generator[np.ndarray, None, None]:
-    """Return this host's part of the training batches: see `train_batches`."""
-    return train_batches(
-      self.store, self.config, self.seed, rows, first_step, last_step, position, self.parts
-    )
-
-  def validation_parts(
-    self, rows: Sequence[int], batches: int = 0
-  ) -> dict[str, Iterator[np.ndarray]]:
-    """Return the validation batches of each source by its name: see `validation_batches`."""
-    return {'': validation_batches(self.store, self.config, rows, batches)}
-
-  def bytes_per_token(self, split: str, name: str = '') -> float:
-    """Return the UTF-8 bytes of text per token of a split."""
-    del name
-    return self.store.bytes_per_token(split)
-
-  def figures(self, step: int, position: Position) -> dict[str, float]:
-    """Return figures of the data after a step, by their full names."""
-    del step, position
-    return {}
-
-  def describe(self) -> str:
-    """Return a short description of the training text."""
-    return describe_store(self.store)
-
-
-def parts_at_stage(whole: DataConfig, stage: DataConfig) -> int:
-  """Return the number of a stage's samples in one of the order."""
-  return whole.sequence_length // stage.sequence_length
-
-
-def open_source(data: DataConfig, seed: int, tokenizer: Tokenizer | None = None) -> OneSource:
-  """Open the token store of a run's only source; build it first if it does not exist.
-
-  Raises:
-    UserError: see `store.prepare`; or the text is too short for one sequence.
-  """
-  made = prepare(data, tokenizer)
-  check_store(made, data)
-  return OneSource(made, data, seed)
 
 
 def describe_store(store: Store) -> str:
@@ -346,11 +246,10 @@ def check_store(store: Store, data: DataConfig) -> None:
     )
 
 
-def read_ahead(
-  steps: Sequence[Any], first_step: int, config: DataConfig
-) -> Generator[Any, None, None]:
+def read_ahead(steps: Any, first_step: int, config: DataConfig) -> Generator[Any, None, None]:
   """Yield `steps[first_step:]`, with `config.prefetch` batches read ahead.
 
+  `steps` has a length and returns a batch by its step to any thread or process.
   A batch is a NumPy array or a dict of them. Close the generator to stop the threads or processes.
   """
   dataset = grain.MapDataset.source(steps)[first_step:]

@@ -51,7 +51,8 @@ def _start(tokenizer: dict[str, Any]) -> None:
 
 
 def _end_with_parent() -> None:
-  multiprocessing.parent_process().join()
+  if parent := multiprocessing.parent_process():
+    parent.join()
   os._exit(1)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from tokenformer_jax.data import marks, shards, text, tokens
 from tokenformer_jax.data.corpus import SPLITS, Piece, Unit
-from tokenformer_jax.data.shards import Part, Shard
-from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.data.shards import Shard, SplitCounts
+from tokenformer_jax.data.tokenizers import Spans, Tokenizer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths, sealed
 
@@ -26,10 +26,10 @@ def encode(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[np.ndarray]:
   """Return the ids of pieces, with marks if they are conversations."""
   if pieces[0].answers is None:
     return tokenizer.encode_batch([piece.text for piece in pieces])
-  return tokenizer.encode_chats([(piece.text, piece.answers) for piece in pieces])
+  return tokenizer.encode_chats([(piece.text, piece.answers or ()) for piece in pieces])
 
 
-class PartWriter:
+class SplitWriter:
   """Writer of the tokens of a split in a shard, which also counts documents, bytes and tokens."""
 
   def __init__(self, file: BinaryIO, dtype: np.dtype, tokenizer: Tokenizer):
@@ -42,7 +42,7 @@ class PartWriter:
   def add(self, piece: Piece, ids: np.ndarray) -> None:
     """Append the ids of a piece, and those that begin or end its document where it does."""
     if piece.answers is not None:
-      self._add_chat(piece, ids)
+      self._add_chat(piece.text, piece.answers, ids)
       return
     ids = self._tokenizer.document(ids, begins=piece.begins, ends=piece.ends)
     self._check(ids)
@@ -50,7 +50,7 @@ class PartWriter:
     self.bytes += len(piece.text.encode())
     self.documents += piece.ends
 
-  def _add_chat(self, piece: Piece, ids: np.ndarray) -> None:
+  def _add_chat(self, text: str, answers: Spans, ids: np.ndarray) -> None:
     """Append a conversation, and unless it has them the ids that begin and end a document.
 
     Those at the beginning carry no loss, and the end that of the last token.
@@ -62,7 +62,7 @@ class PartWriter:
       ids = np.append(ids, end if ids[-1] >= 0 else marks.flip(end))
     self._check(marks.plain(ids))
     self._write(marks.pack(ids, self._dtype))
-    self.bytes += sum(len(piece.text[start:stop].encode()) for start, stop in piece.answers)
+    self.bytes += sum(len(text[start:stop].encode()) for start, stop in answers)
     self.documents += 1
     self.answers += int((ids >= 0).sum())
     inside = marks.plain(ids)[1 : None if len(opening) else -1]
@@ -81,15 +81,15 @@ class PartWriter:
     self._hash.update(data)
     self.tokens += len(ids)
 
-  def part(self) -> Part:
+  def result(self) -> SplitCounts:
     """Return the counts and the digest of what was written."""
     counts = self.tokens, self.bytes, self.documents
-    return Part(*counts, self._hash.hexdigest(), self.answers, self.divided)
+    return SplitCounts(*counts, self._hash.hexdigest(), self.answers, self.divided)
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-  """The writing of one shard: its unit of text, and a hash of everything that determines it."""
+class ShardBuild:
+  """The build of one shard: its unit of text, and a hash of everything that determines it."""
 
   folder: paths.Path
   name: str
@@ -118,7 +118,7 @@ class Job:
     leave_out = bad.add if self.skip_bad else text.refuse
     with shards.temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
       files = {s: stack.enter_context(open(temporary / s, 'w+b')) for s in SPLITS}
-      writers = {split: PartWriter(file, dtype, tokenizer) for split, file in files.items()}
+      writers = {split: SplitWriter(file, dtype, tokenizer) for split, file in files.items()}
       for pieces in _read_ahead(_batches(self.unit.pieces(leave_out), self.batch)):
         encoded = encode(tokenizer, pieces)
         before = sum(writer.bytes for writer in writers.values())
@@ -133,8 +133,8 @@ class Job:
       if train.tell():
         tokens.write(temporary / 'array', np.memmap(train.name, dtype, 'r'))
         array_files = shards.put_array(temporary / 'array', self.folder / self.name)
-    parts = {split: writer.part() for split, writer in writers.items()}
-    shard = Shard(self.name, parts, array_files, tuple(bad.named), bad.count)
+    splits = {split: writer.result() for split, writer in writers.items()}
+    shard = Shard(self.name, splits, array_files, tuple(bad.named), bad.count)
     record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
     shards.put_json(self.folder, record_name(self.name), record)
     return shard

@@ -45,7 +45,7 @@ class ChangedError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class SplitCounts:
   """The tokens of a split in a shard: how many, and a digest of them.
 
   Of conversations, `bytes` are those of answers, `answers` is the number of tokens that carry loss,
@@ -73,7 +73,7 @@ class Shard:
   """
 
   name: str
-  splits: dict[str, Part]
+  splits: dict[str, SplitCounts]
   files: dict[str, tuple[int, str]]
   bad: tuple[str, ...] = ()
   bad_documents: int = 0
@@ -90,7 +90,7 @@ class Shard:
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> 'Shard':
     """Return the shard that `dataclasses.asdict` and JSON made of one."""
-    splits = {split: Part(**values['splits'][split]) for split in SPLITS}
+    splits = {split: SplitCounts(**values['splits'][split]) for split in SPLITS}
     files = {file: (size, digest) for file, (size, digest) in values['files'].items()}
     return cls(**{**values, 'splits': splits, 'files': files, 'bad': tuple(values['bad'])})
 

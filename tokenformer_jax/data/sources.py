@@ -43,7 +43,7 @@ def open_source(
   """
   if PLUS in spec:
     one = functools.partial(open_source, text_field=text_field, setting=setting, splits=splits)
-    return Sources(tuple(one(part.strip()) for part in spec.split(PLUS)))
+    return Sources(tuple(one(name.strip()) for name in spec.split(PLUS)))
   form, _, name = spec.partition(':')
   if spec != 'stdlib' and not (form in SOURCES and name and form != 'stdlib'):
     raise UserError(
@@ -73,9 +73,9 @@ class Sources(Source):
     for source in self.sources:
       yield from source.files()
 
-  def parts(self, size: int) -> Iterator[tuple[Source, int]]:
+  def divide(self, size: int) -> Iterator[tuple[Source, int]]:
     for source in self.sources:
-      yield from source.parts(size)
+      yield from source.divide(size)
 
   def _texts(self) -> Iterator[str | UserError]:
     for source in self.sources:

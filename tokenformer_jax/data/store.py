@@ -32,7 +32,7 @@ from tokenformer_jax.data import (
   tokenizers,
 )
 from tokenformer_jax.data.corpus import SPLITS, Corpus, Unit, open_corpus
-from tokenformer_jax.data.shard_writer import Job
+from tokenformer_jax.data.shard_writer import ShardBuild
 from tokenformer_jax.data.shards import ChangedError, Index, Shard, Store
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.data.tokens import Tokens
@@ -252,13 +252,13 @@ class _Builder:
 
   def _write(self) -> Index:
     """Write the shards that are not there yet, and return the index of all."""
-    tokenizer = self.tokenizer or self._train_tokenizer()
+    tokenizer = self.tokenizer or self._train_tokenizer(self.bpe_size or 0)
     say(f'tokenizing {self.config.source} into the token store {self.path}')
     template = self.corpus.template
     dtype = shards.token_dtype(tokenizer.size, marked=template is not None)
     skip_bad = self.corpus.bad is not text.refuse
     jobs = [
-      Job(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad)
+      ShardBuild(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad)
       for i, unit in enumerate(self.units)
     ]
     written = self._write_shards(jobs, tokenizer)
@@ -289,7 +289,7 @@ class _Builder:
     fingerprint = tokenizer.document_fingerprint
     return text.digest((_FORMAT, unit.fingerprint(), self.config.text_field, fingerprint))
 
-  def _write_shards(self, jobs: list[Job], tokenizer: Tokenizer) -> list[Shard]:
+  def _write_shards(self, jobs: list[ShardBuild], tokenizer: Tokenizer) -> list[Shard]:
     """Write the shards that are not there yet, and return all."""
     sizes = shards.file_sizes(self.path)
     found = {job.name: shard for job in jobs if (shard := job.find(sizes))}
@@ -303,7 +303,7 @@ class _Builder:
     return [found[job.name] for job in jobs]
 
   def _written(
-    self, jobs: list[Job], tokenizer: Tokenizer, update: Callable[[int], Any]
+    self, jobs: list[ShardBuild], tokenizer: Tokenizer, update: Callable[[int], Any]
   ) -> Iterator[Shard]:
     """Yield shards while they are written; `update` is called with the bytes of text."""
     if not self.beam and (self.workers == 1 or len(jobs) < 2):
@@ -319,10 +319,10 @@ class _Builder:
       update(sum(part.bytes for part in shard.splits.values()))
       yield shard
 
-  def _train_tokenizer(self) -> Tokenizer:
+  def _train_tokenizer(self, size: int) -> Tokenizer:
     say(f'training the tokenizer {self.config.tokenizer}')
     texts = (piece.text for piece in self.corpus.pieces() if piece.split == 'train')
-    return tokenizers.train_bpe(texts, self.bpe_size)
+    return tokenizers.train_bpe(texts, size)
 
   def _check(self, index: Index) -> None:
     """Check that both splits have a document; report one outside the split of its hash."""
@@ -354,7 +354,7 @@ class _Builder:
       say(f'{exception} ({counted(train, "document")} to train on, {held_out} held out)')
 
 
-def lock(path: Path, subject: str) -> contextlib.AbstractContextManager[claim.Claim]:
+def lock(path: paths.Path, subject: str) -> contextlib.AbstractContextManager[claim.Claim]:
   """Claim the building of something at a path; wait for the process that builds it."""
   advice = 'set config.data.cache_dir to a writable folder'
   return claim.hold(claim.directory_for(path), subject, advice, doing='being built', waits=True)

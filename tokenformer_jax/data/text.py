@@ -13,7 +13,7 @@ from tokenformer_jax.errors import UserError, nearest
 _PIECE_BYTES = 2**20  # bytes of a lone text that are tokenized together
 
 
-Bad = Callable[[UserError], None]  # is told what is wrong with a document
+Bad = Callable[[UserError], None]  # called with what is wrong with a document
 
 
 def refuse(error: UserError) -> NoReturn:
@@ -62,11 +62,11 @@ class Source(abc.ABC):
       elif text:
         yield text
 
-  def parts(self, size: int) -> 'Iterator[tuple[Source, int]]':
+  def divide(self, size: int) -> 'Iterator[tuple[Source, int]]':
     """Yield sources that have these documents one after another, each with its bytes, about.
 
-    A part is at most `size` bytes, where a source can be divided. Processes read parts at the same
-    time.
+    Each has at most `size` bytes, where a source can be divided. Processes can read them at the
+    same time.
     """
     del size
     yield self, 0
@@ -171,23 +171,23 @@ def _character_start(data: bytes | bytearray, position: int) -> int:
   return 0 if position < 4 else position  # More than three such bytes are not UTF-8.
 
 
-CHAT = '\0chat'  # in place of the name of a field: each row is a conversation
+CHAT = '\0chat'  # instead of a field's name: each row is a conversation
 _CHAT_FIELDS = {'messages', 'prompt', 'conversations', 'conversation'}
 
 
-def columns(names: Iterable[str], text_field: str, place: str) -> list[str]:
-  """Return the columns of a table that `document` needs; `place` names the table in messages.
+def columns(names: Iterable[str], text_field: str, label: str) -> list[str]:
+  """Return the columns of a table that `document` needs; `label` names the table in messages.
 
   Raises:
     UserError: the table lacks one.
   """
   names = list(names)
   if text_field == CHAT:
-    return chat_rows.columns(names, place)
+    return chat_rows.columns(names, label)
   outer = text_field.partition('.')[0]
   if text_field not in names and outer in names:
     return [outer]
-  field(dict.fromkeys(names, ''), text_field, place)
+  field(dict.fromkeys(names, ''), text_field, label)
   return [text_field]
 
 
@@ -196,8 +196,8 @@ def digest(value: Any) -> str:
   return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 
-def field(values: dict[str, Any], text_field: str, place: str) -> str:
-  """Return the document in a field of a row; `place` names the row in messages.
+def field(values: dict[str, Any], text_field: str, label: str) -> str:
+  """Return the document in a field of a row; `label` names the row in messages.
 
   A field inside another one is OUTER.INNER.
   """
@@ -206,13 +206,13 @@ def field(values: dict[str, Any], text_field: str, place: str) -> str:
   for key in [text_field] if text_field in values else text_field.split('.'):
     if not isinstance(text, dict) or key not in text:
       near = nearest(text_field, values) if values else ''
-      raise UserError(f'{place} has no field {text_field!r} (config.data.text_field){chat or near}')
+      raise UserError(f'{label} has no field {text_field!r} (config.data.text_field){chat or near}')
     text = text[key]
   if isinstance(text, bytes):
-    return decode(text, f'{place} field {text_field!r},')
+    return decode(text, f'{label} field {text_field!r},')
   if not isinstance(text, str):
     raise UserError(
-      f'{place} has a {type(text).__name__} in the field {text_field!r} (config.data.text_field); '
+      f'{label} has a {type(text).__name__} in the field {text_field!r} (config.data.text_field); '
       f'it must be text{chat}'
     )
   try:
@@ -223,24 +223,24 @@ def field(values: dict[str, Any], text_field: str, place: str) -> str:
   return text
 
 
-def document(values: Any, text_field: str, place: str) -> str | UserError:
+def document(values: Any, text_field: str, label: str) -> str | UserError:
   """Return the document of a row, in a field or a conversation, or what is wrong with the row."""
   if not isinstance(values, dict):
-    return UserError(f'{place} is a JSON {type(values).__name__}; it must be an object')
+    return UserError(f'{label} is a JSON {type(values).__name__}; it must be an object')
   try:
     if text_field == CHAT:
-      return chat_rows.conversation(values, place)
-    return field(values, text_field, place)
+      return chat_rows.conversation(values, label)
+    return field(values, text_field, label)
   except UserError as error:
     return error
 
 
-def decode(data: bytes | bytearray, place: str, offset: int = 0) -> str:
+def decode(data: bytes | bytearray, label: str, offset: int = 0) -> str:
   """Decode UTF-8 that begins at byte `offset` of a text. Drop a byte order mark only at 0."""
   try:
     return data.decode('utf-8' if offset else 'utf-8-sig')
   except UnicodeDecodeError as error:
     raise UserError(
-      f'{place} is not UTF-8 (byte {offset + error.start} is 0x{data[error.start]:02x}); convert '
+      f'{label} is not UTF-8 (byte {offset + error.start} is 0x{data[error.start]:02x}); convert '
       'it, or leave it out of the source'
     ) from error

@@ -62,7 +62,7 @@ class Files(Source):
   def files(self) -> tuple[str, ...]:
     return self.paths
 
-  def parts(self, size: int) -> Iterator[tuple[Source, int]]:
+  def divide(self, size: int) -> Iterator[tuple[Source, int]]:
     for path in self.paths:
       identity = self.listed.get(path) or reading.identity(path)
       one, total = dataclasses.replace(self, paths=(path,), listed={path: identity}), identity[1]
@@ -175,15 +175,15 @@ def _lines_of_span(path: str, text_field: str, start: int, stop: int) -> Iterato
     position += len(line)
 
 
-def _json_row(line: bytes, place: str, text_field: str) -> str | UserError:
+def _json_row(line: bytes, label: str, text_field: str) -> str | UserError:
   """Return the document of a line of JSON; '' if the line is blank."""
   try:
-    content = decode(line, place).strip()
-    return document(json.loads(content), text_field, place) if content else ''
+    content = decode(line, label).strip()
+    return document(json.loads(content), text_field, label) if content else ''
   except UserError as error:
     return error
   except (ValueError, RecursionError) as error:
-    return UserError(f'{place} is not valid JSON ({error})')
+    return UserError(f'{label} is not valid JSON ({error})')
 
 
 def _array_rows(path: str, chunks: Iterable[bytes], text_field: str) -> Iterator[str | UserError]:

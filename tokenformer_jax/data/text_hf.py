@@ -60,8 +60,8 @@ class Rows(Source):
   def files(self) -> tuple[str, ...]:
     return self.paths
 
-  def parts(self, size: int) -> Iterator[tuple[Source, int]]:
-    count = getattr(self.rows, 'num_shards', None)  # A set that is read in place has its files.
+  def divide(self, size: int) -> Iterator[tuple[Source, int]]:
+    count = getattr(self.rows, 'num_shards', None)  # A set that is read in label has its files.
     if count is None:
       count = max(1, min(-(-self.size // size), self.rows.num_rows))
     for i in range(count):
@@ -73,16 +73,16 @@ class Rows(Source):
   def _texts(self) -> Iterator[str | UserError]:
     rows = iter(self.rows)
     for number in itertools.count(1):
-      place = f'{self.name}, row {number},'
+      label = f'{self.name}, row {number},'
       try:
         row = next(rows, None)
       except Exception as error:  # `datasets` raises exceptions of many types.
         if retry.is_transient(error):
-          raise retry.gave_up(f'reading {place[:-1]}', 1, error) from error
-        raise UserError(f'{place} cannot be read: {retry.one_line(error)}') from error
+          raise retry.gave_up(f'reading {label[:-1]}', 1, error) from error
+        raise UserError(f'{label} cannot be read: {retry.one_line(error)}') from error
       if row is None:
         return
-      yield document(row, self.text_field, place)
+      yield document(row, self.text_field, label)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +102,8 @@ class Hf(Source):
   def files(self) -> Iterable[str]:
     return self._source.files()
 
-  def parts(self, size: int) -> Iterator[tuple[Source, int]]:
-    return self._source.parts(size)
+  def divide(self, size: int) -> Iterator[tuple[Source, int]]:
+    return self._source.divide(size)
 
   def _texts(self) -> Iterator[str | UserError]:
     return self._source._texts()
@@ -120,7 +120,7 @@ class Hf(Source):
     except (UserError, TransientError):
       raise
     except ConnectionError as error:  # `datasets` has tried again for half a minute.
-      raise self._unreached(error, offline=datasets.config.HF_HUB_OFFLINE) from error
+      raise self._unreached(error, offline=_is_offline()) from error
     except Exception as error:  # `datasets` raises exceptions of many types.
       reason = f'{type(error).__name__}: {" ".join(str(error).split()):.300}'
       raise UserError(f'{self._spec} cannot be opened: {reason}') from error
@@ -136,7 +136,7 @@ class Hf(Source):
     if os.path.isdir(folder):
       folder = os.path.abspath(folder)
       if saved := self._saved(folder):
-        rows = datasets.load_from_disk(saved)
+        rows: Any = datasets.load_from_disk(saved)
         files = [reading.identity(file['filename']) for file in rows.cache_files]
         return self._arrow_rows(rows, (rows._fingerprint, files))
     name, config = self._name_and_config(folder)
@@ -144,7 +144,7 @@ class Hf(Source):
     if os.path.isdir(name):
       return self._open_folder(builder, config)
     builder.download_and_prepare()
-    split = self._choose(builder.info.splits)
+    split = self._choose(builder.info.splits or ())
     return self._arrow_rows(builder.as_dataset(split), (builder.hash, config, split))
 
   def _open_folder(self, builder: Any, config: str | None) -> Source:
@@ -229,6 +229,12 @@ class Hf(Source):
       f'{self._spec} is no folder, and the hub cannot be reached ({retry.one_line(error)}); run '
       f'the same command again when the network is back, or {advice}'
     )
+
+
+def _is_offline() -> bool:
+  from datasets import config  # noqa: PLC0415
+
+  return config.HF_HUB_OFFLINE
 
 
 def _options(config: Any, path: str) -> set[str]:

@@ -61,7 +61,7 @@ class Parquet(Source):
   def files(self) -> tuple[str, ...]:
     return self.paths
 
-  def parts(self, size: int) -> Iterator[tuple[Source, int]]:
+  def divide(self, size: int) -> Iterator[tuple[Source, int]]:
     for path in self.paths:
       identity = self.identities[path]
       one = dataclasses.replace(self, paths=(path,), identities={path: identity})
@@ -150,7 +150,8 @@ def _leaf(values: 'pa.Array', keys: Sequence[str]) -> 'pa.Array':
   from pyarrow import compute  # noqa: PLC0415
 
   if keys:
-    values = compute.struct_field(values, list(keys))
+    field_of = compute.struct_field  # pyright: ignore[reportAttributeAccessIssue] (generated)
+    values = field_of(values, list(keys))
   if pyarrow.types.is_dictionary(values.type):
     values = values.dictionary_decode()
   if pyarrow.types.is_string(values.type):

@@ -30,7 +30,7 @@ class Tfds(Source):
     import tensorflow_datasets as tfds  # noqa: PLC0415 (slow, and only needed here)
 
     def open_split() -> Any:
-      builder = tfds.builder(self.name, file_format='array_record')
+      builder: Any = tfds.builder(self.name, file_format='array_record')
       split = next((name for name in self.splits if name in builder.info.splits), self.splits[0])
       return builder.as_data_source(split)
 
@@ -53,11 +53,11 @@ class Tfds(Source):
 
   def _texts(self) -> Iterator[str]:
     for i in range(len(self._examples)):
-      place = f'tfds:{self.name}, example {i},'
+      label = f'tfds:{self.name}, example {i},'
       try:
         example = retried(lambda i=i: records.read(self._examples, i), f'reading tfds:{self.name}')
       except TransientError:
         raise
       except Exception as error:  # array_record raises exceptions of many types.
-        raise UserError(f'{place} cannot be read: {error}') from error
-      yield field(example, self.text_field, place)
+        raise UserError(f'{label} cannot be read: {error}') from error
+      yield field(example, self.text_field, label)

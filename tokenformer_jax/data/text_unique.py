@@ -1,7 +1,7 @@
 """Leave out documents that repeat an earlier one exactly (`data.deduplicate`).
 
 All documents are read once to find the repeated ones, whose numbers are kept, so that processes can
-then read parts of a source at the same time. The first of equal documents stays. The hashes take 16
+then read a source in shards. The first of equal documents stays. The hashes take 16
 bytes a document while the text is read, and about 50 bytes a document while they are compared.
 """
 
@@ -27,7 +27,7 @@ class Unique(Source):
   Attributes:
     name: of the source, for messages.
     known: sources whose documents count as earlier ones.
-    size: of the parts, in bytes.
+    size: of the shards in which the documents are numbered, in bytes.
   """
 
   source: Source
@@ -48,20 +48,20 @@ class Unique(Source):
   def lone(self, bad: Bad = refuse) -> LoneText | None:
     return self.source.lone(bad) or super().lone(bad)
 
-  def parts(self, size: int) -> Iterator[tuple[Source, int]]:
-    """Yield parts of at most `self.size`, because the repeated documents are counted in these."""
+  def divide(self, size: int) -> Iterator[tuple[Source, int]]:
+    """Yield shards of at most `self.size` bytes, because documents are numbered in these."""
     del size
-    parts = self.source.parts(self.size)
-    for (part, part_size), repeated in zip(parts, self._repeated, strict=True):
-      yield _Without(part, repeated), part_size
+    shards = self.source.divide(self.size)
+    for (shard, shard_size), repeated in zip(shards, self._repeated, strict=True):
+      yield _Without(shard, repeated), shard_size
 
   def _texts(self) -> Iterator[str | UserError]:
-    for part, _ in self.parts(self.size):
-      yield from part._texts()
+    for shard, _ in self.divide(self.size):
+      yield from shard._texts()
 
   @functools.cached_property
   def _repeated(self) -> list[tuple[int, ...]]:
-    """The numbers of the repeated documents of each part, ascending."""
+    """The numbers of the repeated documents of each shard, ascending."""
     say(f'looking for documents of {self.name} that repeat an earlier one')
     digests, ends = bytearray(), []
     for known in itertools.chain(*(source.members() for source in self.known)):
@@ -70,8 +70,8 @@ class Unique(Source):
       else:
         _add(digests, known)
     first = len(digests) // _DIGEST_BYTES
-    for part, _ in self.source.parts(self.size):
-      ends.append(_add(digests, part))
+    for shard, _ in self.source.divide(self.size):
+      ends.append(_add(digests, shard))
     repeated = _find_repeated(digests)
     repeated = repeated[np.searchsorted(repeated, first) :]
     documents = len(digests) // _DIGEST_BYTES - first
@@ -89,7 +89,7 @@ class Unique(Source):
 
 @dataclasses.dataclass(frozen=True)
 class _Without(Source):
-  """A part of a source without some of its documents, which are given by their numbers."""
+  """A source without some of its documents, which are given by their numbers."""
 
   source: Source
   repeated: tuple[int, ...]

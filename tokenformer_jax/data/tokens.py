@@ -24,11 +24,11 @@ _CACHE_BYTES = 10**8  # of blocks, and of the indexes of files, in the memory of
 
 
 class ArraySlice(NamedTuple):
-  """Some tokens of an array: those from `start` on, `count` of the `total` in the folder."""
+  """Some tokens of an array: `length` from `start` on, of the `total` in the folder."""
 
   folder: paths.Path
   start: int
-  count: int
+  length: int
   total: int
 
 
@@ -50,8 +50,8 @@ class Tokens:
   def __init__(self, slices: Sequence[ArraySlice], dtype: str, *, marked: bool = False):
     self.dtype, self._marked = np.dtype(dtype), marked
     self._slices = tuple(slices)
-    counts = [one.count for one in slices]
-    self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    lengths = [one.length for one in slices]
+    self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     self._arrays: dict[int, ts.TensorStore] = {}
 
   def __len__(self) -> int:

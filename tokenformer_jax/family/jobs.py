@@ -57,7 +57,6 @@ class Action:
   name: str  # of `grow.actions.ACTIONS`
   source: str  # the run and its step, NAME@STEP
   arguments: Mapping[str, Any]
-  grow: GrowConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,7 @@ import jax
 from tokenformer_jax.config import Config, differences
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family.jobs import Job
-from tokenformer_jax.grow import job as grow_job
-from tokenformer_jax.grow.actions import ACTIONS
+from tokenformer_jax.grow.actions import ACTIONS, Growable
 from tokenformer_jax.laws import grid, grid_runs
 from tokenformer_jax.laws.runs import is_finished, last_losses
 from tokenformer_jax.runs import saved_config
@@ -63,10 +62,8 @@ def make(job: Job, out: str) -> bool:
 
 def _act(job: Job, out: str) -> None:
   """Write the run of a job by its action on another run."""
-  action = job.action
-  source, target = f'{out}/{action.source}', paths.parse_path(out) / job.name
-  with grow_job.start(source, target, action.grow) as work:
-    ACTIONS[action.name].run(work, **action.arguments)
+  action, target = job.action, paths.parse_path(out) / job.name
+  ACTIONS[action.name](Growable(f'{out}/{action.source}'), target, **action.arguments)
 
 
 def _measure(workdir: paths.Path) -> None:

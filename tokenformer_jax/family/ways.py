@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Sequence
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, GrowConfig, ModelConfig
+from tokenformer_jax.config import Config, GrowConfig, ModelConfig, growth
 from tokenformer_jax.config import groups as choices
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import jobs as jobs_lib
@@ -28,7 +28,7 @@ SCALES = ('tokens', 'layers')
 # The last growth, if the user says none: a share of all tokens, and of those before the decay.
 LATEST_GROWTH, BEFORE_DECAY = 0.75, 0.95
 # Fewer parameter tokens keep the size of their weights if τ² falls with their number.
-_SHRUNKEN = GrowConfig(scale='resize', moments='drop', step='restart')
+_SHRUNKEN = {'scale': 'resize', 'moments': 'drop', 'step': 'restart'}
 
 
 def list_jobs(config: Config, family: Family, out: str) -> list[Job]:
@@ -70,7 +70,7 @@ def _check(config: Config, family: Family) -> None:
   grown = [one.path for one in config_lib.differences(config.grow, GrowConfig(), 'grow.')]
   if grown and family.way != 'bottom_up':
     raise UserError(f'config.{grown[0]} has an effect only with --way=bottom_up; leave it out')
-  for path in ('grow.step', 'grow.moments', 'grow.rate'):
+  for path in ('grow.step', 'grow.moments'):
     if path in grown:
       raise UserError(
         f'config.{path} has no effect here, because the runs of a family keep their steps and '
@@ -161,15 +161,15 @@ def _top_down(plan: Plan) -> list[Job]:
   for factor in reversed(family.sizes[:-1]):
     folder = f'top_down/size_{factor:g}'
     counts = config_lib.token_counts(plan.model(factor))
-    model = grown_model(large, counts, _SHRUNKEN)
-    arguments = {'param_tokens': counts, 'examples': family.examples}
+    model = grown_model(large, counts, growth('zero_keys', **_SHRUNKEN))
+    arguments = {'param_tokens': counts, 'examples': family.examples, **_SHRUNKEN}
     shrunk = plan.job(
       f'{folder}/shrunk_by_{family.examples}',
       plan.config(factor, model, steps=0),
       'shrink',
       factor,
       needs=(whole.name,),
-      action=Action('shrink', teacher, arguments, _SHRUNKEN),
+      action=Action('shrink', teacher, arguments),
     )
     own = plan.continued(plan.config(factor, model), shrunk.name, 0, end=steps, begin=begin)
     final = plan.job(
@@ -231,7 +231,7 @@ def _slices(
         '--way=elastic takes the first groups of each projection, and those of the config have '
         'different numbers of groups; give them as many'
       )
-    action = Action('slice', f'{whole}@{plan.end}', {'groups': groups}, GrowConfig())
+    action = Action('slice', f'{whole}@{plan.end}', {'groups': groups})
     found.append(
       plan.job(
         f'elastic/size_{factor:g}',

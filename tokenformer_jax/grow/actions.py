@@ -1,31 +1,44 @@
-"""The actions of growth: the table `ACTIONS` serves the command `grow`, its help, and `Run`.
+"""The actions of growth: methods of a run, from whose signatures the command makes its flags.
 
-The function of an action takes a `Job`; its keyword-only parameters are the arguments of the
-action. It checks all it can before it reads an array, and returns the step of the new run, or None
-after a dry run. Messages name arguments as flags; `arguments.checked` names them as in Python.
+An action checks all it can before it reads an array, and writes its target whole or not at all.
+Messages name arguments as flags; `arguments.checked` names them as in Python.
 """
+
+from __future__ import annotations  # so that help() shows the names of types
 
 import contextlib
 import dataclasses
 import functools
-import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Self
 
 import jax
 import jax.numpy as jnp
+from pydantic import Field
 
-from tokenformer_jax.config import GrowConfig, ModelConfig, conditions, named_counts, pattentions
+from tokenformer_jax.config import GrowConfig, ModelConfig, arguments, growth, named_counts
 from tokenformer_jax.config import groups as choices
+from tokenformer_jax.config.arguments import FILLED, Count, Natural, Path
 from tokenformer_jax.config.groups import Choice, as_text
-from tokenformer_jax.config.section import Count, Key
+from tokenformer_jax.config.growth import (
+  MethodName,
+  Moments,
+  NewKeys,
+  NewScore,
+  NewValues,
+  Place,
+  Scale,
+  StepNumber,
+)
+from tokenformer_jax.config.projections import pattentions
+from tokenformer_jax.config.section import Float, Str
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, larger, plan, subsets, verify
 from tokenformer_jax.grow import groups as groups_lib
+from tokenformer_jax.grow import job as job_lib
 from tokenformer_jax.grow.apply import Steps
 from tokenformer_jax.grow.job import Job
-from tokenformer_jax.grow.larger import Counts
 from tokenformer_jax.grow.steps import experts as experts_lib
 from tokenformer_jax.grow.steps import matrices as matrices_lib
 from tokenformer_jax.grow.steps.remove import ScaleGroups, TakeGroups
@@ -37,50 +50,340 @@ from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch
 
+Counts = Mapping[str, Count]  # by the name of a projection or layer
 Numbers = Sequence[Count]  # of groups or experts, from 1 on
-Examples = Annotated[int, Key(least=1, most=2**16)]
+Text = Annotated[Str, FILLED]
 
 
-def extract(job: Job, *, groups: Numbers | None = None) -> None:
-  """Write only the tokens of some groups, or the tokens that the last growth or merge added.
+@arguments.checked
+class Growable:
+  """A run that can be grown, by its name: DIR or DIR@STEP. None of its actions changes it."""
 
-  Raises:
-    UserError: the run has not grown, a projection has no other group, or the target cannot be
-      written.
-  """
-  meta = job.meta
-  numbers = () if groups is None else _group_numbers(job.model, groups)
-  lineage, model = subsets.extraction(meta, job.directory, numbers)
-  params = files.read(job.checkpoints, meta, job.mesh)['params']
-  files.write(
-    job.target,
-    {'params': subsets.extract(params, job.model, lineage[-1].model, numbers)},
-    job.new_config(model, meta.config.grow),
-    meta.tokenizer,
-    lineage=lineage,
-    contents='added_tokens',
-    step=meta.step,
-  )
-  which = f'groups {as_text(numbers)}' if numbers else 'the added tokens'
-  messages.say(f'wrote {job.target}: {which} of {job.directory}')
+  source: str
+
+  def __init__(self, source: str):
+    self.source = source
+
+  def _start(self, target: Path, config: GrowConfig) -> contextlib.AbstractContextManager[Job]:
+    """Open the run, and check that the target can be made."""
+    return job_lib.start(self.source, paths.parse_path(target), config)
+
+  def _finish(self, job: Job, step: int | None) -> Self:
+    """Return the run that an action wrote at a step, or this one after a dry run (None)."""
+    return self if step is None else type(self)(f'{job.target}@{step}')
+
+  def grow(
+    self,
+    target: Path,
+    param_tokens: Counts | None = None,
+    *,
+    layers: Count | None = None,
+    pattern: Text | None = None,
+    place: Place = 'copies',
+    width: Count | None = None,
+    heads: Count | None = None,
+    ffn_width: Count | None = None,
+    experts: Count | Counts | None = None,
+    expert_tokens: Count | None = None,
+    top_k: Count | None = None,
+    method: MethodName = 'group',
+    scale: Scale | None = None,
+    new_keys: NewKeys | None = None,
+    new_values: NewValues | None = None,
+    new_score: NewScore | None = None,
+    noise: Annotated[Float, Field(ge=0)] | None = None,
+    moments: Moments = 'pad',
+    step: StepNumber = 'keep',
+    seed: Natural = 0,
+    rate: Annotated[Float, Field(ge=0, le=100)] = 0.0,
+  ) -> Self:
+    """Make a larger model in a new work directory, and say whether it is exact.
+
+      grown = run.grow('runs/grown', {'qkv': 128, 'proj': 128, 'ffn': 512})
+
+    Args:
+      target: The new work directory.
+      param_tokens: New counts: qkv=N,proj=N,ffn=N; NAME.ffn=N for one kind of layer.
+      layers: The new number of layers, all of the rows that there are.
+      pattern: The new pattern of layers, such as 'local*10 full'.
+      place: Of new layers: between the old ones as copies that add nothing yet, or drawn between
+        them or behind them; whole_copies is not exact.
+      width: For a Transformer: the new width.
+      heads: For a Transformer: the new number of heads.
+      ffn_width: For a Transformer: the new feed-forward width.
+      experts: The new number of experts of all layers, or NAME=N by layer.
+      expert_tokens: Tokens of each new expert; default: as the Pattention has.
+      top_k: The experts of a token; default: as before, or 1 or 2.
+      method: How new weights are made: the first four add tokens, the others widen a Transformer.
+      scale: Reference counts, for zero_keys, duplicate and random.
+      new_keys: The keys of new tokens, for group and random.
+      new_values: The values of new tokens, for group and random.
+      new_score: The score of a new group; default: the projection's.
+      noise: Noise on copies, in units of RMS.
+      moments: The optimizer's moments.
+      step: The number of steps made.
+      seed: Seed of the draws.
+      rate: Factor on the learning rate; 0: by size.
+
+    Returns:
+      The larger run, at the same step.
+
+    Raises:
+      UserError: the target exists, a size is not allowed, or a growth that must be exact changes
+        the outputs. Nothing is written then.
+    """
+    keys = {'scale': scale, 'new_keys': new_keys, 'new_values': new_values, 'noise': noise}
+    given = {key: value for key, value in keys.items() if value is not None}
+    if new_score is not None:
+      given['new_score'] = new_score
+    how = growth(method, moments=moments, step=step, seed=seed, place=place, **given)
+    if experts is None and (expert_tokens or top_k):
+      name = 'expert_tokens' if expert_tokens else 'top_k'
+      raise UserError(f'--{name} has an effect only with --experts=N; leave it out')
+    with self._start(target, how) as job:
+      more = None
+      if experts is not None:
+        counts = experts_lib.named_counts(job.model, experts, '--experts')
+        more = experts_lib.Wanted(counts, expert_tokens, top_k)
+      sizes = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
+      after = larger.grown_model(job.model, how, param_tokens, sizes, more, layers, pattern)
+      return self._finish(job, larger.write(job, after, rate))
+
+  def merge(
+    self,
+    added: Path | Growable,
+    target: Path,
+    *,
+    scale: Scale = 'keep',
+    moments: Moments = 'pad',
+    step: StepNumber = 'keep',
+  ) -> Self:
+    """Append the tokens of another run, or of a directory from `extract`, to this run's.
+
+      both = code.merge('runs/law_tokens', 'runs/both')
+
+    Args:
+      added: The run whose tokens are appended, DIR[@STEP].
+      target: The new work directory.
+      scale: Reference counts of groups that tokens join.
+      moments: The optimizer's moments.
+      step: The number of steps made.
+    """
+    name = added.source if isinstance(added, Growable) else os.fspath(added)
+    with self._start(target, growth('zero_keys', scale=scale, moments=moments, step=step)) as job:
+      return self._finish(job, larger.merge(job, name))
+
+  def extract(self, target: Path, groups: Numbers | None = None) -> Self:
+    """Write only the tokens of some groups, or those that the last growth or merge added.
+
+      run.extract('runs/law_tokens', [2])
+
+    Args:
+      target: The new directory, for `merge`.
+      groups: The groups, as 2,3, counted from 1; default: what was added last.
+
+    Returns:
+      This run.
+    """
+    with self._start(target, GrowConfig()) as job:
+      meta = job.meta
+      numbers = () if groups is None else _group_numbers(job.model, groups)
+      lineage, model = subsets.extraction(meta, job.directory, numbers)
+      if job.dry_run:
+        return self
+      params = files.read(job.checkpoints, meta, job.mesh)['params']
+      files.write(
+        job.target,
+        {'params': subsets.extract(params, job.model, lineage[-1].model, numbers)},
+        job.new_config(model, meta.config.grow),
+        meta.tokenizer,
+        lineage=lineage,
+        contents='added_tokens',
+        step=meta.step,
+      )
+    which = f'groups {as_text(numbers)}' if numbers else 'the added tokens'
+    messages.say(f'wrote {job.target}: {which} of {job.directory}')
+    return self
+
+  def remove(
+    self,
+    target: Path,
+    groups: Numbers | None = None,
+    *,
+    experts: Numbers | None = None,
+    moments: Moments = 'pad',
+    step: StepNumber = 'keep',
+  ) -> Self:
+    """Take out groups, experts, or what the last growth or merge added; the others move up.
+
+      run.remove('runs/without', [2, 3])
+
+    Args:
+      target: The new work directory.
+      groups: The groups, as 2,3, counted from 1.
+      experts: Instead, the experts, as 2,3, counted from 1.
+      moments: The optimizer's moments.
+      step: The number of steps made.
+    """
+    if groups is not None and experts is not None:
+      raise UserError('--groups and --experts both say what to take out; give one of them')
+    with self._start(target, growth(moments=moments, step=step)) as job:
+      if groups is not None:
+        numbers = _group_numbers(job.model, groups)
+        made = _choose(job, 'remove', choices.without(numbers), numbers)
+      elif experts is not None:
+        made = _remove_experts(job, experts)
+      else:
+        made = _remove_last(job)
+      return self._finish(job, made)
+
+  def slice(
+    self,
+    target: Path,
+    groups: Count,
+    *,
+    moments: Moments = 'pad',
+    step: StepNumber = 'keep',
+  ) -> Self:
+    """Keep the first groups of each projection.
+
+      run.slice('runs/small', 1)
+
+    Args:
+      target: The new work directory.
+      groups: How many groups to keep.
+      moments: The optimizer's moments.
+      step: The number of steps made.
+    """
+    with self._start(target, growth(moments=moments, step=step)) as job:
+      _check_has_tokens(job.model)
+      most = choices.most_groups(job.model)
+      if most == 1:
+        raise UserError('every projection of this model has one group; there is nothing to remove')
+      if groups >= most:
+        raise UserError(
+          f'--groups is {groups}, the number of groups to keep; it must be from 1 to {most - 1}'
+        )
+      gone = range(groups + 1, most + 1)
+      return self._finish(job, _choose(job, 'slice', choices.first(groups), gone))
+
+  def shrink(
+    self,
+    target: Path,
+    param_tokens: Counts | None = None,
+    *,
+    experts: Count | Counts | None = None,
+    examples: Annotated[Count, Field(le=2**16)] = 16,
+    scale: Scale | None = None,
+    moments: Moments = 'pad',
+    step: StepNumber = 'keep',
+  ) -> Self:
+    """Keep the tokens that matter most for held-out examples, or the most used experts.
+
+      run.shrink('runs/less', {'ffn': 256})
+
+    Args:
+      target: The new work directory.
+      param_tokens: The counts to keep: qkv=N,proj=N,ffn=N; others stay.
+      experts: Instead, the number of experts to keep, N or NAME=N.
+      examples: Held-out sequences or images to measure importance on.
+      scale: Reference counts; default: keep. For tokens alone.
+      moments: The optimizer's moments.
+      step: The number of steps made.
+    """
+    if (param_tokens is None) == (experts is None):
+      raise UserError('shrink needs either --param_tokens or --experts, the numbers to keep')
+    if experts is not None and scale:
+      raise UserError('--scale has an effect only with --param_tokens=NAME=N; leave it out')
+    how = growth('zero_keys', scale=scale or 'keep', moments=moments, step=step)
+    with self._start(target, how) as job:
+      if param_tokens is not None:
+        made = _shrink_tokens(job, param_tokens, examples)
+      else:
+        made = _shrink_experts(job, experts, examples)
+      return self._finish(job, made)
+
+  def scale(self, target: Path, groups: Numbers, factor: Float) -> Self:
+    """Multiply the values of groups, and so what they add to each output; moments stay.
+
+      run.scale('runs/half', [2], 0.5)
+
+    Args:
+      target: The new work directory.
+      groups: The groups, as 2,3, counted from 1.
+      factor: The factor of the values.
+    """
+    with self._start(target, GrowConfig()) as job:
+      model = job.model
+      numbers = _group_numbers(model, groups)
+      steps, text = (ScaleGroups(model, model, numbers, factor),), as_text(numbers)
+      return self._finish(job, job.rewrite('scale', model, steps, groups=text, factor=factor))
+
+  def freeze(self, target: Path, groups: Numbers) -> Self:
+    """Write a run that trains all groups of parameter tokens but these.
+
+      run.freeze('runs/tuned', [1]).train(1500)
+
+    Args:
+      target: The new work directory.
+      groups: The groups, as 1,2, counted from 1; none: train all.
+    """
+    with self._start(target, GrowConfig()) as job:
+      model = job.model
+      _check_has_tokens(model)
+      text = as_text(_group_numbers(model, groups) if groups else ())
+      optim = dataclasses.replace(job.optim, frozen_groups=text)
+      none = range(0)
+      made = job.rewrite('freeze', model, (), measured=none, optim=optim, groups=text)
+      return self._finish(job, made)
+
+  def as_tokens(self, target: Path, matrices: Text | None = None) -> Self:
+    """Turn matrices of a Transformer into parameter tokens; the same up to rounding.
+
+      run.as_tokens('runs/tokens', 'qkv,ffn')
+
+    Args:
+      target: The new work directory.
+      matrices: Names, as qkv,ffn; default: all without biases and gates.
+    """
+    with self._start(target, GrowConfig()) as job:
+      model = job.model
+      after = matrices_lib.wanted(model, matrices)
+      messages.say(
+        'the same up to rounding: GELU(z) − GELU(−z) = z makes two tokens of each input of a '
+        "matrix, and a neuron of an MLP is a token; the optimizer's moments of the pairs start at "
+        'zero'
+      )
+      steps = (matrices_lib.MatricesToTokens(model, after),)
+      return self._finish(job, job.rewrite('as_tokens', after, steps, advice=True))
+
+  def group_table(self) -> str:
+    """Return a table of the groups of parameter tokens and of where they come from."""
+    directory, step = paths.split_source(self.source)
+    checkpoints, meta = checkpoint.open_source(directory, step)
+    with contextlib.closing(checkpoints):
+      checkpoint.check_is_model(meta, directory)
+    _check_has_tokens(meta.config.model)
+    return groups_lib.render(meta, directory)
 
 
-def remove(
-  job: Job, *, groups: Numbers | None = None, experts: Numbers | None = None
-) -> int | None:
-  """Take out groups, experts, or what the last growth or merge added; the others move up.
+# The actions by their words in the command.
+ACTIONS: dict[str, Callable[..., Any]] = {
+  'grow': Growable.grow,
+  'merge': Growable.merge,
+  'extract': Growable.extract,
+  'remove': Growable.remove,
+  'slice': Growable.slice,
+  'shrink': Growable.shrink,
+  'scale': Growable.scale,
+  'freeze': Growable.freeze,
+  'as_tokens': Growable.as_tokens,
+  'groups': Growable.group_table,
+}
 
-  Raises:
-    UserError: there is no such group or expert, too few would stay, nothing was added, or the added
-      tokens cannot be told from the old ones.
-  """
-  if groups is not None and experts is not None:
-    raise UserError('--groups and --experts both say what to take out; give one of them')
-  if groups is not None:
-    numbers = _group_numbers(job.model, groups)
-    return _choose(job, 'remove', choices.without(numbers), numbers)
-  if experts is not None:
-    return _remove_experts(job, experts)
+
+def _remove_last(job: Job) -> int | None:
+  """Take out what the last growth or merge added."""
   last = subsets.last_addition(job.meta, job.directory)
   return job.rewrite('remove', last.model, plan.plan_removal(last, job.model))
 
@@ -91,23 +394,6 @@ def _remove_experts(job: Job, experts: Numbers) -> int | None:
   kept = functools.partial(lookup, experts_lib.all_but(job.model, numbers))
   steps = (experts_lib.TakeExperts(job.model, after, data=kept),)
   return job.rewrite('remove', after, steps, experts=as_text(numbers))
-
-
-def keep_first(job: Job, *, groups: Count) -> int | None:
-  """Keep the first groups of each projection.
-
-  Raises:
-    UserError: no projection has more groups.
-  """
-  _check_has_tokens(job.model)
-  most = choices.most_groups(job.model)
-  if most == 1:
-    raise UserError('every projection of this model has one group; there is nothing to take out')
-  if groups >= most:
-    raise UserError(
-      f'--groups is {groups}, the number of groups to keep; it must be from 1 to {most - 1}'
-    )
-  return _choose(job, 'slice', choices.first(groups), range(groups + 1, most + 1))
 
 
 def _choose(job: Job, action: str, choice: Choice, gone: Sequence[int]) -> int | None:
@@ -124,50 +410,9 @@ def _choose(job: Job, action: str, choice: Choice, gone: Sequence[int]) -> int |
   )
 
 
-def scale(job: Job, *, groups: Numbers, factor: float) -> int | None:
-  """Multiply the values of groups, in the parameters and their average; moments stay.
-
-  Raises:
-    UserError: there is no such group.
-  """
+def _shrink_tokens(job: Job, param_tokens: Counts, examples: int) -> int | None:
+  """Keep the parameter tokens that matter most."""
   model = job.model
-  numbers = _group_numbers(model, groups)
-
-  steps = (ScaleGroups(model, model, numbers, factor),)
-  return job.rewrite('scale', model, steps, groups=as_text(numbers), factor=factor)
-
-
-def freeze(job: Job, *, groups: Numbers) -> int | None:
-  """Write a run that trains all groups of tokens but some.
-
-  Raises:
-    UserError: there is no such group.
-  """
-  model = job.model
-  _check_has_tokens(model)
-  text = as_text(_group_numbers(model, groups) if groups else ())
-  optim = dataclasses.replace(job.optim, frozen_groups=text)
-  none = range(0)
-  return job.rewrite('freeze', model, (), measured=none, optim=optim, groups=text)
-
-
-def shrink(
-  job: Job,
-  *,
-  param_tokens: Counts | None = None,
-  experts: Count | Counts | None = None,
-  examples: Examples = 16,
-) -> int | None:
-  """Keep the parameter tokens that matter most for held-out examples, or the most used experts.
-
-  Raises:
-    UserError: the counts are not smaller, or there is no room.
-  """
-  model = job.model
-  if (param_tokens is None) == (experts is None):
-    raise UserError('shrink needs either --param_tokens or --experts, the numbers to keep')
-  if experts is not None:
-    return _shrink_experts(job, experts, examples)
   after = grown_model(model, named_counts(model, param_tokens, '--param_tokens'), job.config)
   subsets.check_smaller(model, after)
 
@@ -210,20 +455,6 @@ def _most_used(job: Job, after: ModelConfig, params: Params, batch: Batch, name:
   return kept
 
 
-def group_table(source: str) -> str:
-  """Return a table of the groups of a run, DIR or DIR@STEP: see `groups.render`.
-
-  Raises:
-    UserError: there is no such run, or its model has no parameter tokens.
-  """
-  directory, step = paths.split_source(source)
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  with contextlib.closing(checkpoints):
-    checkpoint.check_is_model(meta, directory)
-  _check_has_tokens(meta.config.model)
-  return groups_lib.render(meta, directory)
-
-
 def _group_numbers(model: ModelConfig, groups: Numbers) -> tuple[int, ...]:
   """Return numbers of groups of a model, at least one, in rising order."""
   _check_has_tokens(model)
@@ -235,134 +466,3 @@ def _group_numbers(model: ModelConfig, groups: Numbers) -> tuple[int, ...]:
 def _check_has_tokens(model: ModelConfig) -> None:
   if not pattentions(model):
     raise UserError('this model is a Transformer, which has no groups of parameter tokens')
-
-
-def to_tokens(job: Job, *, matrices: str | None = None) -> int | None:
-  """Turn matrices into parameter tokens that compute the same, up to rounding.
-
-  Raises:
-    UserError: a matrix cannot be tokens, or there is no room.
-  """
-  model = job.model
-  after = matrices_lib.wanted(model, matrices)
-  messages.say(
-    'the same up to rounding: GELU(z) − GELU(−z) = z makes two tokens of each input of a matrix, '
-    "and a neuron of an MLP is a token; the optimizer's moments of the pairs start at zero"
-  )
-  steps = (matrices_lib.MatricesToTokens(model, after),)
-  return job.rewrite('as_tokens', after, steps, advice=True)
-
-
-class Action(NamedTuple):
-  """A line of the table.
-
-  Attributes:
-    summary: what the action does, for `--help`.
-    function: does it.
-    keys: the keys of `GrowConfig` that it heeds; an action with some has a dry run.
-    when: by argument or key, the condition on arguments under which it has an effect
-      (`config.conditions`); the others always have one.
-  """
-
-  summary: str
-  function: Callable[..., Any]
-  keys: Sequence[str] = ()
-  when: Mapping[str, str] = MappingProxyType({})
-
-  @property
-  def makes_run(self) -> bool:
-    """Whether the action writes a target; the others take a source, DIR[@STEP], and return text."""
-    return 'job' in inspect.signature(self.function).parameters
-
-  @property
-  def arguments(self) -> dict[str, inspect.Parameter]:
-    """The arguments by name, with types and defaults."""
-    parameters = inspect.signature(self.function).parameters
-    return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-
-  def run(self, job: Job, **given: Any) -> int | None:
-    """Run the action; arguments that are not given have their defaults.
-
-    Raises:
-      UserError: an argument or key has no effect; or see the function.
-    """
-    values = {**vars(job.config), **dict.fromkeys(self.arguments), **given}
-    for name, condition in self.when.items():
-      if values[name] and not conditions.holds(condition, values):
-        needed = conditions.spell(condition, '--{}'.format, '--{}={}'.format)
-        raise UserError(f'--{name} has an effect only {needed}; leave it out')
-    return self.function(job, **given)
-
-
-_KEPT = ('moments', 'step')
-_OF_EXPERTS = {'expert_tokens': 'experts', 'top_k': 'experts'}
-ACTIONS = {
-  'grow': Action(
-    'make a larger model',
-    larger.grow,
-    tuple(f.name for f in dataclasses.fields(GrowConfig)),
-    _OF_EXPERTS,
-  ),
-  'extract': Action(
-    'write only the tokens that the last growth added, or those of --groups=2', extract
-  ),
-  'merge': Action(
-    'append the tokens of --added, from extract or another run, to those of --source',
-    larger.merge,
-    ('scale', *_KEPT),
-  ),
-  'remove': Action(
-    'take out what the last growth or merge added, or --groups=2,3, or --experts=2,3',
-    remove,
-    _KEPT,
-  ),
-  'shrink': Action(
-    'keep the most important tokens (--param_tokens), or the most used experts (--experts=N)',
-    shrink,
-    ('scale', *_KEPT),
-    {'scale': 'param_tokens'},
-  ),
-  'groups': Action(
-    'print a table of the groups and of where they come from; needs no --target', group_table
-  ),
-  'slice': Action('keep the first --groups=N groups of each projection', keep_first, _KEPT),
-  'scale': Action('multiply the values of --groups=2 by --factor=0.5', scale),
-  'as_tokens': Action('turn matrices into tokens (--matrices=qkv,ffn; default: all)', to_tokens),
-  'freeze': Action('train all groups but --groups=1,2 from here on; --groups= trains all', freeze),
-}
-
-# The meaning of each argument and key as a flag of the command, for `--help`.
-MEANINGS = {
-  'param_tokens': 'New counts: qkv=N,proj=N,ffn=N; NAME.ffn=N for one kind.',
-  'layers': 'The new number of layers, all of the rows that there are.',
-  'pattern': "The new pattern of layers, such as 'local*10 full'.",
-  'width': 'For a Transformer: the new width.',
-  'heads': 'For a Transformer: the new number of heads.',
-  'ffn_width': 'For a Transformer: the new feed-forward width.',
-  'experts': 'How many, N or NAME=N; for remove: which, as 2,3.',
-  'expert_tokens': 'Tokens of each new expert; default: as the Pattention has.',
-  'top_k': 'The experts of a token; default: as before, or 1 or 2.',
-  'added': 'The run whose tokens are appended, DIR[@STEP].',
-  'groups': 'As 2,3; for slice: how many.',
-  'factor': 'The factor of the values.',
-  'matrices': 'Names, as qkv,ffn.',
-  'examples': 'Calibration sequences or images.',
-  'method': 'How new weights are made.',
-  'scale': 'Reference counts.',
-  'new_keys': 'The keys of new tokens.',
-  'new_values': 'The values of new tokens.',
-  'new_score': 'Of a new group.',
-  'moments': "Optimizer's moments.",
-  'step': 'Steps made.',
-  'noise': 'Noise on copies, in units of RMS.',
-  'seed': 'Seed of the draws.',
-  'rate': 'Factor on the learning rate; 0: by size.',
-  'place': 'Where layers go.',
-}
-# The arguments of `grow` that ask for each change of `config.sections.CHANGES`.
-ASK_FOR = {
-  'more_tokens': 'param_tokens',
-  'wider': 'width or heads or ffn_width',
-  'more_experts': 'experts',
-  'deeper': 'layers or pattern',
-}

@@ -76,7 +76,7 @@ def _addition(ancestor: Ancestor, run: RunName, number: int) -> Addition:
     added = ', '.join(name.path for name in ancestor.token_runs)
     text = f'merge of {added} at step {ancestor.step} of {ancestor.source}'
     return Addition(number, ancestor.token_runs, text)
-  text = f'grow ({ancestor.grow.method}) at step {ancestor.step} of {ancestor.source}'
+  text = f'grow ({ancestor.grow.method.kind}) at step {ancestor.step} of {ancestor.source}'
   return Addition(number, (run,), text)
 
 

@@ -5,9 +5,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from tokenformer_jax.config import GrowConfig, ModelConfig, OptimConfig, named_counts
-from tokenformer_jax.config.arguments import Path
 from tokenformer_jax.config.groups import check_new_tokens_train
-from tokenformer_jax.config.section import Count
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import merging, plan, subsets, verify
 from tokenformer_jax.grow.job import Job
@@ -18,77 +16,68 @@ from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
 
-Counts = Mapping[str, Count]  # by the name of a projection or layer
 
+def grown_model(
+  model: ModelConfig,
+  how: GrowConfig,
+  param_tokens: Mapping[str, int] | None,
+  sizes: Mapping[str, int | None],
+  more: experts_lib.Wanted | None,
+  layers: int | None,
+  pattern: str | None,
+) -> ModelConfig:
+  """Return the larger model that the arguments of `actions.Growable.grow` describe.
 
-def grow(
-  job: Job,
-  *,
-  param_tokens: Counts | None = None,
-  layers: Count | None = None,
-  pattern: str | None = None,
-  width: Count | None = None,
-  heads: Count | None = None,
-  ffn_width: Count | None = None,
-  experts: Count | Counts | None = None,
-  expert_tokens: Count | None = None,
-  top_k: Count | None = None,
-) -> int | None:
-  """Make a larger model, and say whether it computes what the source does.
-
-  Raises:
-    UserError: `config.method` cannot make the larger model, there is no room, or an exact growth
-      computes something else. Nothing is written then.
+  `sizes` has the width, the heads and the feed-forward width; None: as before.
   """
-  model, more = job.model, None
-  if experts is not None:
-    counts = experts_lib.named_counts(model, experts, '--experts')
-    more = experts_lib.Wanted(counts, expert_tokens, top_k)
-  sizes = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
   wide = {name: size for name, size in sizes.items() if size is not None}
   deeper = not (more is layers is pattern is None)
-  after = _wider(model, job.config, param_tokens, wide, deeper=deeper)
+  after = _wider(model, how, param_tokens, wide, deeper=deeper)
   after = layers_lib.wanted(experts_lib.wanted(after, more) if more else after, layers, pattern)
   if after == model:
     raise UserError(
       'nothing would grow; say what is to be larger, by --param_tokens=qkv=N,proj=N,ffn=N, or by '
       '--width=N for a Transformer, or --experts=N, or --layers=N'
     )
-  return _write_larger(job, after)
+  return after
 
 
 def _wider(
   model: ModelConfig,
-  config: GrowConfig,
-  param_tokens: Counts | None,
+  how: GrowConfig,
+  param_tokens: Mapping[str, int] | None,
   wide: Mapping[str, int],
   *,
   deeper: bool,
 ) -> ModelConfig:
   """Return the model with other sizes of its layers; `deeper`: layers or experts are added too."""
-  if config.method not in tokens.METHODS:
+  if not how.method.adds_tokens:
     if param_tokens is not None:
-      raise UserError(f'--param_tokens is not for method={config.method}, which takes --width=N')
+      raise UserError(f'--param_tokens is not for method={how.method.kind}, which takes --width=N')
     if deeper and not wide:
       return model
-    plan.check_method(model, config.method)
+    plan.check_method(model, how.method.kind)
     return widen.resized(model, **wide)
   if not deeper:
-    plan.check_method(model, config.method)
+    plan.check_method(model, how.method.kind)
   if wide:
     raise UserError(
-      f'--{next(iter(wide))} is for the methods that widen a Transformer; method='
-      f'{config.method} adds parameter tokens (--param_tokens=qkv=N,proj=N,ffn=N); choose net2net, '
-      'net2net_fill or hypercloning'
+      f'--{next(iter(wide))} is for the methods that widen a Transformer; method={how.method.kind} '
+      'adds parameter tokens (--param_tokens=qkv=N,proj=N,ffn=N); choose net2net, net2net_fill or '
+      'hypercloning'
     )
   counts = {}
   if param_tokens is not None:
-    first = config.method == 'group'
+    first = how.method.kind == 'group'
     counts = named_counts(model, param_tokens, '--param_tokens', first=first)
-  return tokens.grown_model(model, counts, config)
+  return tokens.grown_model(model, counts, how)
 
 
-def _write_larger(job: Job, after: ModelConfig) -> int | None:
+def write(job: Job, after: ModelConfig, rate: float) -> int | None:
+  """Write the run with a larger model, and say whether it computes what the source does.
+
+  `rate` is a factor on the learning rate; 0: by the size. Return the step, None after a dry run.
+  """
   before, meta = job.model, job.meta
   steps = plan.check(before, after, job.config)
   plan.check_no_twins(steps, meta.lineage, meta.step)
@@ -106,27 +95,27 @@ def _write_larger(job: Job, after: ModelConfig) -> int | None:
   batch, name = job.held_out(1)
   new, outputs = job.grow_and_compare(after, steps, batch)
   verify.report(*outputs, name, exact=not reason)
-  optim = _grown_rate(job, after)
+  optim = _grown_rate(job, after, rate)
   return job.write('grow', after, new, optim)
 
 
-def _grown_rate(job: Job, after: ModelConfig) -> OptimConfig:
+def _grown_rate(job: Job, after: ModelConfig, factor: float) -> OptimConfig:
   """Return the optimizer's settings with the learning rate of the larger model; report it."""
   optim = job.optim
-  factor = job.config.rate or plan.rate_factor(job.model, after)
+  reason = 'as rate says'
+  if not factor:
+    factor = plan.rate_factor(job.model, after)
+    reason = 'because a larger model needs a lower rate (--rate=1 keeps it)'
   if factor == 1:
     return optim
   rate = float(f'{optim.learning_rate * factor:.3g}')
-  reason = 'as rate says'
-  if not job.config.rate:
-    reason = 'because a larger model needs a lower rate (--rate=1 keeps it)'
   messages.say(
     f'optim.learning_rate is {optim.learning_rate:g} before and {rate:g} after, {reason}'
   )
   return dataclasses.replace(optim, learning_rate=rate)
 
 
-def merge(job: Job, *, added: Path) -> int | None:
+def merge(job: Job, added: str) -> int | None:
   """Append the tokens of another run, or of `extract`, to the source's.
 
   Raises:

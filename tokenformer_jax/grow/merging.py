@@ -1,6 +1,5 @@
 """Append the parameter tokens of another run, or of `extract`, to a model."""
 
-import dataclasses
 import functools
 import types
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from tokenformer_jax.config import (
   ModelConfig,
   PattentionConfig,
   TokenGroup,
+  growth,
   matching,
   matrices,
   pattentions,
@@ -98,10 +98,10 @@ def merged_model(ours: ModelConfig, added: Meta, config: GrowConfig) -> ModelCon
   """Return the model after a merge with another run, or with the tokens from `extract`.
 
   Raises:
-    UserError: `config.scale` is resize, and the tokens come in groups of their own.
+    UserError: `config.method.scale` is resize, and the tokens come in groups of their own.
   """
   own, counts = own_groups(ours, added), added_counts(added)
-  if config.scale == 'resize' and any(own.values()):
+  if config.method.scale == 'resize' and any(own.values()):
     raise UserError(
       '--scale=resize is for tokens that join a group, and these come in groups of their own, '
       'which keep their reference counts; leave it out'
@@ -112,7 +112,7 @@ def merged_model(ours: ModelConfig, added: Meta, config: GrowConfig) -> ModelCon
     if not own.get(name)
   }
   _check_same_scores(ours, added.config.model, [name for name in joining if counts.get(name)])
-  joined = tokens.grown_model(ours, joining, dataclasses.replace(config, method='zero_keys'))
+  joined = tokens.grown_model(ours, joining, growth('zero_keys', scale=config.method.scale))
   appended = {
     name: with_groups(one, (*token_groups(one), *own.get(name, ())))
     for name, one in pattentions(joined).items()

@@ -1,13 +1,18 @@
 """Plan a growth: the steps from one model to a larger one, and those that take them back."""
 
-import math
 from collections.abc import Sequence
 
 import jax
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import GrowConfig, ModelConfig, matching, matrices, pattentions
-from tokenformer_jax.config.sections import check_used
+from tokenformer_jax.config import (
+  TOKEN_METHODS,
+  GrowConfig,
+  ModelConfig,
+  matching,
+  matrices,
+  pattentions,
+)
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.apply import Steps
 from tokenformer_jax.grow.steps import experts, layers, tokens, widen
@@ -15,9 +20,7 @@ from tokenformer_jax.grow.steps.step import Step
 from tokenformer_jax.model import models
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage
 
-# The methods that copy tokens or units. Without noise the copies differ only in what they add.
-_COPYING = ('duplicate', 'net2net', 'hypercloning')
-# The changes that `check_used` names, by the kinds of steps that make them.
+# The changes that `_check_keys` names, by the kinds of steps that make them.
 _CHANGES: dict[type[Step], str] = {
   tokens.AddTokens: 'more_tokens',
   tokens.DuplicateTokens: 'more_tokens',
@@ -35,18 +38,20 @@ def plan_growth(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> St
   """
   shallow = matching.shallow(source, target)
   narrow = experts.narrow(source, shallow)
-  zero_values = how.new_values == 'zero' or (how.method == 'group' and not how.new_values)
+  method = how.method
   steps: list[Step] = []
   if narrow != source:
     pair = source, narrow
-    if how.method == 'duplicate':
-      steps.append(tokens.DuplicateTokens(*pair, how.noise))
-    elif how.method in tokens.METHODS:
-      steps.append(tokens.AddTokens(*pair, how.method, how.new_keys, zero_values, how.noise))
-    elif how.method == 'net2net_fill':
+    if method.kind == 'duplicate':
+      steps.append(tokens.DuplicateTokens(*pair, method.noise))
+    elif method.adds_tokens:
+      zero_values = method.new_values == 'zero'
+      added = method.kind, method.new_keys, zero_values, method.noise
+      steps.append(tokens.AddTokens(*pair, *added))
+    elif method.kind == 'net2net_fill':
       steps.append(widen.FillBlocks(*pair))
     else:
-      steps.append(widen.CopyUnits(*pair, how.method, how.noise, how.seed))
+      steps.append(widen.CopyUnits(*pair, method.kind, method.noise, how.seed))
   if shallow != narrow:
     steps.append(experts.AddExperts(narrow, shallow))
   if source.repeats != target.repeats:
@@ -66,15 +71,15 @@ def check(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> Steps:
   if steps and _CHANGES[type(steps[0])] in ('more_tokens', 'wider'):
     resized = steps[0].after
     seeded = matching.with_first_tokens(source, resized)
-    check_method(seeded, how.method)
+    check_method(seeded, how.method.kind)
     if seeded != source:
       _check_first_tokens(source, seeded, how, others=seeded != resized)
-    by_tokens = how.method in tokens.METHODS
+    by_tokens = how.method.adds_tokens
     keys = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads', 'kv_heads')
     for path, new, old in config_lib.differences(resized, seeded, 'model.'):
       if path.rpartition('.')[2] not in keys:
         raise UserError(
-          f'{path} is {old!r} in the source and {new!r} in the target; growth by {how.method} '
+          f'{path} is {old!r} in the source and {new!r} in the target; growth by {how.method.kind} '
           f'changes {", ".join(keys[:-1])} and {keys[-1]}, and adds experts and layers, only'
         )
   _check_keys(how, {_CHANGES[type(step)] for step in steps})
@@ -85,28 +90,25 @@ def check(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> Steps:
 
 def _check_keys(how: GrowConfig, changes: set[str]) -> None:
   """Check that the keys of a growth with these changes go together."""
-  if 'deeper' not in changes and how.place not in ('copies', 'between'):  # defaults, now and before
-    raise UserError(f'grow.place={how.place} is for new layers, and none is added; leave it out')
-  resizes = 'more_tokens' in changes or 'wider' in changes
-  if how.method in _COPYING and how.place == 'copies' and resizes and 'deeper' in changes:
+  method, resizes = how.method, 'more_tokens' in changes or 'wider' in changes
+  if method.copies and how.place == 'copies' and resizes and 'deeper' in changes:
     raise UserError(
-      f'{how.method} makes copies that differ only in what they add, which place=copies sets to '
+      f'{method.kind} makes copies that differ only in what they add, which place=copies sets to '
       'zero in new layers, so that they would stay equal for ever; use place=between or behind, or '
       'train the grown model before you add the layers'
     )
-  if not 0 <= how.noise < math.inf:
-    raise UserError(f'noise is {how.noise}; it must be a finite number and not negative')
-  if how.scale == 'resize' and how.method == 'group':
-    raise UserError(
-      'scale=resize is for tokens that join others in one norm, and group gives them a norm and a '
-      'reference count of their own; leave it out'
-    )
-  check_used(how, changes)
-  if how.method == 'zero_keys' and how.new_values == 'zero':
-    raise UserError(
-      'new tokens whose keys and values are both zero are dead: both gradients are zero for ever, '
-      'so they would never learn; use new_values=init'
-    )
+  if method.noise and not (method.copies or method.new_keys == 'copies'):
+    raise UserError(f'noise={method.noise} is for copies; use new_keys=copies, or leave it out')
+  used = {
+    'method': (resizes, 'new tokens or a larger width'),
+    'place': ('deeper' in changes, 'new layers'),
+  }
+  for path, value, _ in config_lib.differences(how, GrowConfig()):
+    section, _, key = path.partition('.')
+    is_used, made = used.get(section, (True, ''))
+    if not is_used:
+      name = section if key in ('', 'kind') else key
+      raise UserError(f'{name}={value} is for {made}, and this growth has none; leave it out')
 
 
 def _check_first_tokens(
@@ -116,18 +118,17 @@ def _check_first_tokens(
 
   `others` says whether it adds tokens to others as well.
   """
-  if how.method != 'group':
+  if how.method.kind != 'group':
     name = next(name for name in matrices(source) if name in pattentions(seeded))
     raise UserError(
-      f'{name} has no parameter tokens in the source, and method={how.method} adds tokens to '
+      f'{name} has no parameter tokens in the source, and method={how.method.kind} adds tokens to '
       'those that are there; use method=group, which adds a first group beside its matrix'
     )
-  for key in () if others else ('new_keys', 'scale'):
-    if getattr(how, key) != getattr(GrowConfig(), key):
-      raise UserError(
-        f'{key}={getattr(how, key)} is for new tokens of a projection that has some, and these '
-        'are the first ones beside matrices; leave it out'
-      )
+  if not others and how.method.new_keys != 'init':
+    raise UserError(
+      f'new_keys={how.method.new_keys} is for new tokens of a projection that has some, and these '
+      'are the first ones beside matrices; leave it out'
+    )
 
 
 def check_method(model: ModelConfig, method: str) -> None:
@@ -136,7 +137,7 @@ def check_method(model: ModelConfig, method: str) -> None:
   Raises:
     UserError: it is not.
   """
-  if method in tokens.METHODS:
+  if method in TOKEN_METHODS:
     if not (pattentions(model) or (method == 'group' and matrices(model))):
       raise UserError(
         f'method {method} adds parameter tokens to others, and this model has none; choose group, '
@@ -145,7 +146,7 @@ def check_method(model: ModelConfig, method: str) -> None:
   elif pattentions(model):
     raise UserError(
       f'method {method} is for Transformers, and this model has parameter tokens; choose '
-      f'{", ".join(tokens.METHODS)}'
+      f'{", ".join(TOKEN_METHODS)}'
     )
 
 
@@ -164,8 +165,8 @@ def check_no_twins(steps: Steps, lineage: Lineage, step: int) -> None:
     if ancestor.first_step != step:
       return
     how, step = ancestor.grow, ancestor.step
-    copies = how.method in _COPYING or how.new_keys == 'copies'
-    if ancestor.action == 'grow' and copies and not how.noise:
+    copies = how.method.copies or how.method.new_keys == 'copies'
+    if ancestor.action == 'grow' and copies and not how.method.noise:
       raise UserError(
         f'the growth of {ancestor.source} made copies that differ only in what they add, which '
         'place=copies sets to zero in new layers, so that they could stay equal for ever; train '

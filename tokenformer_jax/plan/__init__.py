@@ -23,8 +23,9 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from tokenformer_jax.config import arguments
+from tokenformer_jax.config.arguments import Count
 from tokenformer_jax.config.configure import resolve
-from tokenformer_jax.config.section import Count
+from tokenformer_jax.config.section import Bool, Str
 
 if TYPE_CHECKING:
   from tokenformer_jax.plan.estimate import Plan
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 @arguments.checked
 def plan(
-  config: Any, topology: str, *, slices: Count = 1, quick: bool = False
+  config: Any, topology: Str, *, slices: Count = 1, quick: Bool = False
 ) -> 'Plan | StagedPlan':
   """Plan a run on devices that this machine need not have.
 

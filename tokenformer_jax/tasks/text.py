@@ -14,7 +14,7 @@ import numpy as np
 from tokenformer_jax.config import Config, DataConfig, ModelConfig
 from tokenformer_jax.data import marks, order, tokenizers
 from tokenformer_jax.data.held_out import held_out_tokens
-from tokenformer_jax.data.mixture import Mixture, open_mixture
+from tokenformer_jax.data.mixture import Mixture, open_sources
 from tokenformer_jax.decoding.decode import Decoder
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest, decode_text
@@ -47,7 +47,7 @@ class TextTask(Task):
 
   unit = 'tokens'
   data_size_key = 'vocab_size'
-  _data: order.OneSource | Mixture  # set by `prepare`
+  _data: Mixture  # set by `prepare`
   # Set by `prepare` as well: a plan compiles the same program with any id.
   _boundary = 0
 
@@ -169,8 +169,7 @@ class TextTask(Task):
     """Open the token store; the first process builds it, then processes on other disks do."""
     data, vocabulary = self.config.data, self._trained_vocabulary
     tokenizer = None if vocabulary is None else tokenizers.from_json(vocabulary)
-    open_text = open_mixture if data.mixture else order.open_source
-    made = hosts.first_then_others(lambda: open_text(data, self.config.train.seed, tokenizer))
+    made = hosts.first_then_others(lambda: open_sources(data, self.config.train.seed, tokenizer))
     hosts.check_same(
       [int(made.digest[:7], 16)], 'the hosts read different text; config.data must find the same'
     )

@@ -45,6 +45,6 @@ def _births(lineage: tuple[Ancestor, ...], model: ModelConfig) -> Iterator[dict[
       'action': one.action,
       'source': one.source,
       'step': one.step,
-      'method': one.grow.method,
+      'method': one.grow.method.kind,
       'change': '; '.join(f'{path}: {old} -> {new}' for path, new, old in changes) or 'none',
     }

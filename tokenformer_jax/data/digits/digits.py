@@ -58,5 +58,5 @@ def _load() -> tuple[np.ndarray, np.ndarray]:
       'config.data.source is digits, which needs scikit-learn, and scikit-learn is not installed; '
       'run pip install -e ".[images]"'
     ) from error
-  found = datasets.load_digits()
-  return found.images, found.target
+  images, labels = datasets.load_digits(return_X_y=True)
+  return np.asarray(images).reshape(-1, 8, 8), np.asarray(labels)

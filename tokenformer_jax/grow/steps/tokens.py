@@ -26,11 +26,9 @@ from tokenformer_jax.grow.steps.step import Arrays, Keys, Step, owners, with_noi
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Path, Role, lookup
 
-METHODS = ('group', 'zero_keys', 'duplicate', 'random')
-
 
 def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfig) -> ModelConfig:
-  """Return the model with other counts, and the reference counts that `config.scale` makes.
+  """Return the model with other counts, and the reference counts that `config.method.scale` makes.
 
   `counts` are by the names of `config.pattentions`; others stay. `resize` multiplies reference
   counts by the factor of the counts, so that a model that never kept its scale has τ = √N. The
@@ -38,14 +36,13 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
   A matrix without tokens gets a first group. Fewer tokens are those of the first groups. All
   reference counts of `model` must be filled in.
   """
-  default = 'resize' if config.method in ('duplicate', 'random') else 'keep'
-  resizing = (config.scale or default) == 'resize'
+  how, resizing = config.method, config.method.scale == 'resize'
 
   def grown(name: str, old: PattentionConfig, count: int) -> PattentionConfig:
     before = token_groups(old)
-    if count > old.tokens and config.method == 'group' and not config_lib.is_of_experts(name):
+    if count > old.tokens and how.kind == 'group' and not config_lib.is_of_experts(name):
       added = count - old.tokens
-      score = score_like(old.score, config.new_score) if config.new_score else old.score
+      score = score_like(old.score, how.new_score) if how.new_score else old.score
       return with_groups(old, (*before, TokenGroup(added, added, score)))
     resized = []
     for was, now in zip(before, token_groups(config_lib.resized(old, count)), strict=False):
@@ -58,7 +55,7 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
   }
   for name in matrices(model):
     if count := counts.get(name):
-      score = SCORES[config.new_score]() if config.new_score else L2NormGELU()
+      score = SCORES[how.new_score]() if how.new_score else L2NormGELU()
       new[name] = with_groups(PattentionConfig(), (TokenGroup(count, count, score),))
   return config_lib.with_pattentions(model, new)
 

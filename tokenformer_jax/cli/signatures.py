@@ -1,0 +1,167 @@
+"""Make flags from a function: one for each argument, by its annotation, default and docstring.
+
+The function serves Python, and the command that calls it. `arguments.convert` checks the values of
+both. In a flag, a list is `A,B` and a dict of numbers is `A=1,B=2`.
+"""
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from absl import flags
+
+from tokenformer_jax.config import arguments
+from tokenformer_jax.config.projections import counts_from_text
+from tokenformer_jax.errors import UserError, nearest
+
+Function = Callable[..., Any]
+
+
+class Parser(flags.ArgumentParser):
+  """Read the text of a flag in the type of an argument."""
+
+  def __init__(self, name: str, annotation: Any):
+    self._name, self._annotation = name, annotation
+    literals = (args for kind, args in _members(annotation) if kind is Literal)
+    self.enum_values = next(literals, ())  # for `--help`
+
+  def parse(self, argument: Any) -> Any:
+    if not isinstance(argument, str):
+      return argument
+    where = f'--{self._name}'
+    return arguments.convert(self._annotation, _read(argument, self._annotation, where), where)
+
+  def flag_type(self) -> str:
+    return 'string'
+
+
+def define(function: Function, *, without: Collection[str] = ()) -> None:
+  """Define the flags of the arguments of a function, but the first one of a method and some."""
+  meanings, hints = _meanings(function), arguments.annotations(function)
+  for name, parameter in _parameters(function, without).items():
+    required = parameter.default is parameter.empty
+    default = None if required else parameter.default
+    if bool in (kind for kind, _ in _members(hints[name])):
+      flags.DEFINE_bool(name, default, meanings[name], required=required)
+    else:
+      parser = Parser(name, hints[name])
+      flags.DEFINE(parser, name, default, meanings[name], required=required)
+
+
+def given(function: Function, *, without: Collection[str] = ()) -> dict[str, Any]:
+  """Return the arguments of a function that the command line has."""
+  names = _parameters(function, without)
+  return {name: flags.FLAGS[name].value for name in names if flags.FLAGS[name].present}
+
+
+def _parameters(function: Function, without: Collection[str]) -> dict[str, inspect.Parameter]:
+  parameters = inspect.signature(function).parameters
+  return {name: p for name, p in parameters.items() if name not in ('self', *without)}
+
+
+class Actions:
+  """The actions of a command: its first word names the one whose flags are defined.
+
+  Attributes:
+    functions: the actions by name.
+    default: the action of a command line without a word; '': there is none.
+    without: arguments that have no flag.
+  """
+
+  current: 'tuple[str, frozenset[str]]' = ('', frozenset())  # its name, and flags of the others
+
+  def __init__(
+    self, functions: Mapping[str, Function], default: str = '', without: Collection[str] = ()
+  ):
+    self.functions, self.default, self.without = functions, default, without
+
+  def name(self, argv: Sequence[str]) -> str:
+    """Return the name of the action.
+
+    Raises:
+      UserError: there is no such action.
+    """
+    name = argv[1] if len(argv) > 1 and not argv[1].startswith('-') else self.default
+    if name not in self.functions:
+      raise UserError(f'unknown command {name!r}{nearest(name, self.functions)}')
+    return name
+
+  def define(self, name: str) -> None:
+    """Define the flags of an action."""
+    names = {key: _parameters(one, self.without).keys() for key, one in self.functions.items()}
+    others = frozenset().union(*names.values()) - names[name]
+    Actions.current = (name, others)
+    define(self.functions[name], without=self.without)
+
+  def given(self, argv: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of the action that the command line has.
+
+    Raises:
+      UserError: there is a second word.
+    """
+    if len(argv) > 2:
+      raise UserError(f'{argv[2]!r} after {argv[1]!r} is one word too many; name one action')
+    return given(self.functions[self.name(argv)], without=self.without)
+
+  def summaries(self) -> str:
+    """Return a line for each action but the default one."""
+    names = [name for name in self.functions if name != self.default]
+    return '\n'.join(f'  {name:10}{summary(self.functions[name])}' for name in names)
+
+
+def summary(function: Function) -> str:
+  """Return the first line of a function's docstring, without its full stop."""
+  return inspect.getdoc(function).partition('\n')[0].rstrip('.')
+
+
+def description(function: Function) -> str:
+  """Return the docstring of a function without its sections and examples in Python."""
+  text = re.split(r'\n\n(?:Args|Returns|Raises):', inspect.getdoc(function))[0]
+  return '\n\n'.join(part for part in text.split('\n\n') if not part.startswith('  '))
+
+
+def _meanings(function: Function) -> dict[str, str]:
+  """Return the meaning of each argument from the section `Args` of a docstring."""
+  section = re.search(r'\nArgs:\n((?:  .*\n?|\n)*)', inspect.getdoc(function) or '')
+  entries = re.findall(r'^  (\w+): (.*(?:\n    .*)*)', section[1] if section else '', re.MULTILINE)
+  return {name: ' '.join(text.split()) for name, text in entries}
+
+
+def _members(annotation: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+  """Yield the classes of a union, each with its arguments: `(int, ())`, `(Sequence, (str,))`."""
+  origin = typing.get_origin(annotation)
+  if origin is Annotated:
+    yield from _members(typing.get_args(annotation)[0])
+  elif origin in (typing.Union, types.UnionType):
+    for member in typing.get_args(annotation):
+      yield from _members(member)
+  else:
+    yield origin or annotation, typing.get_args(annotation)
+
+
+def _read(text: str, annotation: Any, where: str) -> Any:
+  """Return the text of a flag as a value, in so far as it has the form of one."""
+  kinds = dict(_members(annotation))
+  if Mapping in kinds and not (int in kinds and _number(int, text) is not None):
+    return counts_from_text(text, where)
+  if Sequence in kinds:
+    words, item = [word.strip() for word in text.split(',')] if text else [], kinds[Sequence][0]
+    numbers = [_number(int, word) for word in words]
+    if int in dict(_members(item)) and None in numbers:
+      raise UserError(f'{where} is {text[:40]!r}; it must be numbers, for example 2,3')
+    return [_read(word, item, where) for word in words]
+  for kind in (int, float):
+    if kind in kinds and (number := _number(kind, text)) is not None:
+      return number
+  return text
+
+
+def _number(kind: type, text: str) -> Any:
+  """Return a text as a number, or None."""
+  try:
+    return kind(text)
+  except ValueError:
+    return None
