@@ -61,12 +61,7 @@ def plan_growth(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> St
 
 
 def check(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> Steps:
-  """Return the steps of a growth that can be made.
-
-  Raises:
-    UserError: the method is for other models, a count becomes smaller, the method cannot change a
-      key that differs, a key of `how` has no effect, or new tokens could never learn.
-  """
+  """Return the steps of a growth that can be made."""
   steps = plan_growth(source, target, how)
   if steps and _CHANGES[type(steps[0])] in ('more_tokens', 'wider'):
     resized = steps[0].after
@@ -132,11 +127,7 @@ def _check_first_tokens(
 
 
 def check_method(model: ModelConfig, method: str) -> None:
-  """Check that a method is for models with parameter tokens, or without, like this one.
-
-  Raises:
-    UserError: it is not.
-  """
+  """Check that a method is for models with parameter tokens, or without, like this one."""
   if method in TOKEN_METHODS:
     if not (pattentions(model) or (method == 'group' and matrices(model))):
       raise UserError(
@@ -155,9 +146,6 @@ def check_no_twins(steps: Steps, lineage: Lineage, step: int) -> None:
 
   Copies of tokens differ only in what they add until they are trained, and `place=copies` sets that
   to zero in the new layers. `lineage` and `step` are those of the source.
-
-  Raises:
-    UserError: an earlier growth copied tokens or units, and no training followed.
   """
   if not any(isinstance(one, layers.AddLayers) and one.place == 'copies' for one in steps):
     return
@@ -180,11 +168,7 @@ def inexact(steps: Sequence[Step]) -> str:
 
 
 def plan_removal(last: Ancestor, model: ModelConfig) -> Steps:
-  """Return the steps that take out what a growth or merge added, if `model` is the one after it.
-
-  Raises:
-    UserError: nothing gives the old model back.
-  """
+  """Return the steps that take out what a growth or merge added, if `model` is the one after it."""
   inverses = []
   for step in reversed(plan_growth(last.model, model, last.grow)):
     inverse = step.inverse()
