@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.config import Config, ModelConfig, with_references
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import kernels
 from tokenformer_jax.plan import early
@@ -68,7 +68,7 @@ def _filled_in(config: Config) -> Config:
   task = tasks.task_class(config.model)
   filled = task.fill_in_unread(config)
   if filled is not None:
-    return sizes.with_references(filled)
+    return dataclasses.replace(config, model=with_references(filled))
   try:
     return sizes.fill_in(config)
   except UserError as error:

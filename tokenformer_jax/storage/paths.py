@@ -268,19 +268,14 @@ def _object_identity(path: str, info: dict[str, Any]) -> tuple[Any, ...]:
   return path, info['size'], info['etag']
 
 
-def sizes(directory: Path) -> dict[str, int]:
-  """Return the names of the files in a directory, with their bytes, by one listing.
+def listed(directory: Path) -> dict[str, int | None]:
+  """Return the names of the files in a directory with their bytes, and of folders with None.
 
   A bucket has none in a directory that does not exist.
 
   Raises:
     FileNotFoundError: the directory of a file system does not exist.
   """
-  return {name: size for name, size in listed(directory).items() if size is not None}
-
-
-def listed(directory: Path) -> dict[str, int | None]:
-  """Return what `sizes` returns, and the folders in the directory, which have None."""
 
   def once() -> dict[str, int | None]:
     if in_bucket(directory):
@@ -294,15 +289,6 @@ def listed(directory: Path) -> dict[str, int | None]:
       return {e.name: e.stat().st_size if e.is_file() else None for e in entries}
 
   return retry.retried(once, f'listing {directory}')
-
-
-def read_range(path: str | os.PathLike[str], start: int, stop: int) -> bytes:
-  """Return the bytes of a file between two positions; fewer if it ends before."""
-  if in_bucket(path):
-    return _bucket().cat_file(os.fspath(path), start=start, end=stop)
-  with open(path, 'rb') as file:
-    file.seek(start)
-    return file.read(stop - start)
 
 
 def put(file: pathlib.Path, target: Path) -> None:

@@ -8,7 +8,14 @@ from jax.sharding import Mesh
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, ModelConfig, PattentionConfig, pattentions, token_counts
+from tokenformer_jax.config import (
+  Config,
+  GrowConfig,
+  ModelConfig,
+  PattentionConfig,
+  pattentions,
+  token_counts,
+)
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, plan, room
 from tokenformer_jax.grow.steps import tokens
@@ -40,9 +47,11 @@ def open_source(config: Config) -> tuple[checkpoint.Checkpoints, Meta, Lineage]:
   return checkpoints, meta, lineage
 
 
-def grown_pattentions(source: ModelConfig, config: Config) -> dict[str, PattentionConfig]:
+def grown_pattentions(
+  source: ModelConfig, model: ModelConfig, how: GrowConfig
+) -> dict[str, PattentionConfig]:
   """Return the projections with parameter tokens of the grown source, by name."""
-  grown = tokens.grown_model(source, token_counts(config.model), config.grow)
+  grown = tokens.grown_model(source, token_counts(model), how)
   return pattentions(grown)
 
 
