@@ -31,7 +31,7 @@ def test_larger_counts_make_a_group(reference):
   assert ffn.reference == 0
 
 
-def test_what_the_config_says_has_precedence():
+def test_values_of_the_config_have_precedence():
   ffn = grown_ffn(reference=0, groups=f'{TOKENS}*3')
   assert ffn.groups == f'{TOKENS}:{TOKENS}*3'
   other = grown_ffn(reference=LARGER)
