@@ -3,7 +3,6 @@ r"""Turn released TokenFormer weights or a popular model into a run of ours, and
   tokenformer convert to-jax --source=pytorch_model.bin --target=RUN
       [--tokenizer=tokenizer.json|bytes|RUN] [--heads=N] [--rotary_fraction=F] [--sequence_length=N]
       [--score=l2_norm_gelu|gelu_l2_norm|softmax] [--dtype=float32|bfloat16] [--allow_nonfinite]
-  tokenformer convert to-jax --source=CHECKPOINT --target=RUN [--zoom_dim=N] …
   tokenformer convert to-jax --source=FOLDER --target=RUN
       [--tokenizer=…] [--sequence_length=N] [--dtype=float32|bfloat16] [--allow_nonfinite]
   tokenformer convert to-torch --source=RUN[@STEP] --target=model.safetensors
@@ -14,11 +13,11 @@ r"""Turn released TokenFormer weights or a popular model into a run of ours, and
       --layout=half_split|interleaved
 
 The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, a directory
-with one of them, an Orbax checkpoint of the released TPU code, or a folder in the layout of
-transformers, whose config.json says what its model computes: docs/transformers.md lists the
-families. You can generate from the new work directory, grow it, train on and evaluate it. It holds
-parameters only; the optimizer's moments start at zero. --dtype=bfloat16 stores them in half the
-space, and every command reads them as float32.
+with one of them, or a folder in the layout of transformers, whose config.json says what its model
+computes: docs/transformers.md lists the families. PyTorch reads .bin files. You can generate from
+the new work directory, grow it, train on and evaluate it. It holds parameters only; the optimizer's
+moments start at zero. --dtype=bfloat16 stores them in half the space, and every command reads them
+as float32.
 
 to-torch writes a safetensors file, which safetensors.torch.load_file reads, and the tokenizer to a
 tokenizer.json beside it, where to-jax looks for one.
@@ -68,9 +67,7 @@ _SCORE = released_torch.SCORE
 
 # The flags that have an effect in each action.
 _USES = {
-  'to-jax': (
-    Use('heads rotary_fraction score zoom_dim tokenizer sequence_length dtype allow_nonfinite'),
-  ),
+  'to-jax': (Use('heads rotary_fraction score tokenizer sequence_length dtype allow_nonfinite'),),
   'to-torch': (Use('dtype allow_nonfinite'),),
   'to-hf': (Use('dtype allow_nonfinite'),),
   'layout': (Use('layout'),),
@@ -124,11 +121,8 @@ def define_flags() -> None:
     'score',
     _SCORE,
     released_torch.SCORES,
-    'The score function, which weights do not record: norm_activation_type, or normalize_type of '
-    'the TPU code, in the config of the training.',
-  )
-  flags.DEFINE_integer(
-    'zoom_dim', None, 'The zoom_dim in the config of a TPU checkpoint.', lower_bound=0
+    'The score function, which weights do not record: norm_activation_type in the config of the '
+    'training.',
   )
   flags.DEFINE_string(
     'tokenizer',
