@@ -49,11 +49,6 @@ def to_jax(
   2048 or the fewer positions of a folder. `dtype` is float32 or bfloat16, in which the arrays are
   stored; whoever reads them widens them. `allow_nonfinite` accepts weights that are NaN or
   infinite, with a message.
-
-  Raises:
-    UserError: `tensor_files.find` or `infer_model` refuses the source, a weight is not finite, the
-      tokenizer does not fit, or the target exists or cannot be written. Nothing of the target
-      remains then.
   """
   if dtype not in STORED:
     raise UserError(f'--dtype is {dtype}; a run stores its parameters as {" or ".join(STORED)}')
