@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax.config import Config, GrowConfig, MeshConfig, ModelConfig, OptimConfig
@@ -145,7 +144,7 @@ class Job:
 
   def grow_and_compare(
     self, after: ModelConfig, plan: Steps | Callable[[Params], Steps], batch: Batch
-  ) -> tuple[State, list[verify.Outputs]]:
+  ) -> tuple[State, tuple[verify.Outputs, verify.Outputs]]:
     """Return the new state, and the outputs of both models on a batch."""
     programs = {
       model: verify.program(verify.exact_task(self.meta.config, model), batch, self.mesh)
@@ -154,7 +153,8 @@ class Job:
     computed = iter((programs[self.model], programs[after]))
     outputs: list[verify.Outputs] = []
     new = self.grow(plan, see=lambda params: outputs.append(next(computed)(params)))
-    return new, outputs
+    before, grown = outputs
+    return new, (before, grown)
 
   def write(
     self,
@@ -217,7 +217,7 @@ def start(
 
 
 def _mesh(
-  asked: MeshConfig | None, source: MeshConfig, devices: list[jax.Device]
+  asked: MeshConfig | None, source: MeshConfig, devices: list[Any]
 ) -> tuple[Mesh, MeshConfig]:
   if asked is not None:
     return sharding.make_mesh(asked, devices), asked
