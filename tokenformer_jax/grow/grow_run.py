@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from tokenformer_jax.config import Config, GrowConfig
 from tokenformer_jax.errors import TransientError, UserError
-from tokenformer_jax.grow import room
+from tokenformer_jax.grow import check_capacity
 from tokenformer_jax.grow.apply import Growth, Programs, Steps, return_freed_memory
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
@@ -134,7 +134,7 @@ def check_target(
     if paths.in_bucket(target):
       paths.make_writable(target)  # A bucket keeps no empty directory.
       return
-    parent = room.existing_parent(pathlib.Path(target))
+    parent = check_capacity.existing_parent(pathlib.Path(target))
     with tempfile.TemporaryDirectory(prefix='.probe-', dir=parent):
       pass
   except paths.errors(target) as error:
