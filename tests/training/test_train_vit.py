@@ -1,7 +1,6 @@
 """Training runs on images: the same on every mesh and after a resume, grown, adapted, averaged."""
 
 import contextlib
-import dataclasses
 import math
 import shutil
 
@@ -161,11 +160,12 @@ def test_another_number_of_classes_is_no_resume(whole, tmp_path, one_device):
     loop.train(_make(model__classes=12), whole[0])
 
 
-def test_lengths_in_epochs_and_examples():
-  epochs = _make(train__steps=1000, train__epochs=2.0, optim__warmup_steps=100)
-  epochs = dataclasses.replace(epochs, optim=dataclasses.replace(epochs.optim, warmup_examples=160))
+def test_lengths_in_epochs():
+  lengths = {'train__epochs': 2.0, 'optim__warmup_epochs': 0.5}
+  epochs = _make(train__steps=1000, optim__warmup_steps=100, **lengths)
   config = sizes.in_steps(epochs, 1438)
-  assert (config.train.steps, config.optim.warmup_steps) == (math.ceil(2 * 1438 / 16), 10)
+  want = (math.ceil(2 * 1438 / 16), math.ceil(0.5 * 1438 / 16))
+  assert (config.train.steps, config.optim.warmup_steps) == want
   assert sizes.in_steps(config, 99) == config, 'what was in steps changes'
   with pytest.raises(UserError, match=r'train\.steps=20 and config\.train\.epochs=2.* give one'):
     _make(train__epochs=2.0)

@@ -174,7 +174,7 @@ def write(
     if hosts.is_first():
       partial.mkdir(parents=True, exist_ok=True)
       (partial / 'config.json').write_text(saved_config.to_text(config))
-    checkpoints = Checkpoints(partial, keep=1, save_gb=1)
+    checkpoints = Checkpoints(partial, keep=1)
     with contextlib.closing(checkpoints):
       checkpoints.save(
         step,
