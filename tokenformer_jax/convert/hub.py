@@ -13,7 +13,7 @@ from tokenformer_jax.convert.family import Family, Rule
 from tokenformer_jax.convert.hub_keys import Keys, read_json
 from tokenformer_jax.convert.tensor_files import Shape, Tensor
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
@@ -72,12 +72,7 @@ def is_folder(source: Path) -> bool:
 
 
 def find(source: Path) -> Folder:
-  """Return the model of a folder.
-
-  Raises:
-    UserError: the model is of no known family, has an option that we do not have, needs code of its
-      author, or a tensor is missing, unknown or of another shape.
-  """
+  """Return the model of a folder."""
   file = source / _CONFIG
   values = read_json(file)
   family = _family(values, file)
@@ -120,11 +115,7 @@ def _named(tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
 
 
 def layout(model: ModelConfig, family: Family) -> list[Place]:
-  """Return the tensors of a model of a family, layer by layer; allocate nothing.
-
-  Raises:
-    UserError: the model has an array that the family has no tensor for.
-  """
+  """Return the tensors of a model of a family, layer by layer; allocate nothing."""
   abstract = _by_path(define_lm(model).abstract)
   layers = [model.layers[name] for name in pattern.names(model.repeats)]
   places, covered = [], set()
@@ -271,4 +262,4 @@ def tensors(
     for place in own:
       yield place.name, join([array[place.index] for array in arrays], place)
     del arrays  # before the next ones are read
-    files.return_freed_memory()
+    grow_run.return_freed_memory()

@@ -72,9 +72,6 @@ def find(source: Path, skipped: Callable[[str], bool] = lambda name: False) -> d
   The source is a `.bin` or `.safetensors` file, the `.index.json` of a sharded set, or a directory
   with one of them, of which the one is taken that `transformers` takes. Tensors whose names are
   `skipped` are left out, whatever their dtype.
-
-  Raises:
-    UserError: the file does not exist, is damaged, or has another format.
   """
   if source.is_dir():
     source = _in_directory(source)
@@ -241,10 +238,6 @@ def write(
 
   `dtype` is a name in `DTYPES`, and the order of `shapes` that of the table. `stream` has every
   tensor once, in any order and in float32; only one tensor is in memory at a time.
-
-  Raises:
-    UserError: the file cannot be written, or a number is too large for the dtype. No partial file
-      stays behind.
   """
   partial = target.with_name(f'.{target.name}.partial')
   try:

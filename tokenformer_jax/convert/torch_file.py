@@ -26,12 +26,7 @@ _ZIP = b'PK\x03\x04'
 
 
 def load(path: Path) -> dict[str, 'torch.Tensor']:
-  """Return the tensors of a file by name, mapped into memory.
-
-  Raises:
-    UserError: PyTorch is missing or too old, or the file is damaged, asks to run code, or holds
-      something else.
-  """
+  """Return the tensors of a file by name, mapped into memory."""
   _check_archive(path)
   check_installed('torch', f'reads {path.name}', 'transformers')
   import torch  # noqa: PLC0415

@@ -99,11 +99,7 @@ def needed(jobs: Sequence[Job], factor: float) -> list[Job]:
 
 
 def list_jobs(config: Config, family: Family, out: str) -> list[Job]:
-  """Return the runs of a family in the directory `out`, each after those that it needs.
-
-  Raises:
-    UserError: the config cannot be the base of a family, or a value of the family does not fit it.
-  """
+  """Return the runs of a family in the directory `out`, each after those that it needs."""
   _check(config, family)
   end = grid.count_steps(config, family.tokens, '--tokens')
   return METHODS[family.method](_Maker(config, family, end, out))

@@ -173,9 +173,10 @@ def first_then_others(make: Callable[[], _T]) -> _T:
   """
   if jax.process_count() == 1:
     return make()
-  first = _together(lambda: make() if is_first() else None)
-  others = _together(lambda: None if is_first() else make())
-  return first if is_first() else others
+  made: list[_T] = []
+  by_first(lambda: made.append(make()))
+  _together(lambda: None if is_first() else made.append(make()))
+  return made[0]
 
 
 def _together(action: Callable[[], _T]) -> _T:
@@ -185,9 +186,10 @@ def _together(action: Callable[[], _T]) -> _T:
   """
   if jax.process_count() == 1:
     return action()
-  made, failure = None, None
+  made: list[_T] = []
+  failure = None
   try:
-    made = action()
+    made.append(action())
   except Exception as error:
     failure = as_reported(error)
     if failure is None or is_loss(error):
@@ -202,7 +204,7 @@ def _together(action: Callable[[], _T]) -> _T:
   for process, status in enumerate(statuses):
     if status:
       raise _error_of(status, f'process {process} could not go on; its output says why')
-  return made
+  return made[0]
 
 
 def _wait_for_all() -> None:
