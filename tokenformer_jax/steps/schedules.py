@@ -13,7 +13,6 @@ import optax
 from tokenformer_jax.config import (
   ConstantSchedule,
   CosineSchedule,
-  LinearSchedule,
   OptimConfig,
   WSDSchedule,
   restarts_schedule,
@@ -30,7 +29,7 @@ def _cosine(peak: float, schedule: CosineSchedule, length: int) -> optax.Schedul
   return optax.schedules.cosine_decay_schedule(peak, length, alpha=schedule.final_fraction)
 
 
-def _linear(peak: float, schedule: LinearSchedule | WSDSchedule, length: int) -> optax.Schedule:
+def _linear(peak: float, schedule: CosineSchedule, length: int) -> optax.Schedule:
   return optax.schedules.linear_schedule(peak, schedule.final_fraction * peak, length)
 
 
