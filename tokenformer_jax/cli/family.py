@@ -24,9 +24,8 @@ from collections.abc import Callable, Sequence
 import jax
 from absl import flags
 
-from tokenformer_jax.cli import config_flag, flag_uses
+from tokenformer_jax.cli import config_flag, parse_flags
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.cli.flag_uses import Use
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import forecast, make, picture, result, ways
 from tokenformer_jax.family.jobs import Family, Job
@@ -40,15 +39,14 @@ _SET = {
   'train.steps': '--tokens says how long the runs are',
   'train.drop_groups': '--drop_groups says it for --way=elastic, and the other ways have none',
 }
-_USES = {
-  '': (
-    Use('grow_at', 'way=bottom_up'),
-    Use('share distill_weight', 'way=top_down|elastic'),
-    Use('drop_groups', 'way=elastic'),
-    Use('examples', 'way=top_down'),
-    Use('topology law', 'dry_run'),
-    Use('slices', 'topology'),
-  )
+
+
+# Flags that some ways of making sizes have.
+_OF_WAYS = {
+  'grow_at': ('bottom_up',),
+  'share distill_weight': ('top_down', 'elastic'),
+  'drop_groups': ('elastic',),
+  'examples': ('top_down',),
 }
 
 
@@ -86,7 +84,6 @@ def define_flags() -> None:
   flags.DEFINE_string('topology', None, 'CHIP:SHAPE as for plan: list chip-hours on it.')
   flags.DEFINE_integer('slices', 1, 'The number of slices of the topology.', lower_bound=1)
   flags.DEFINE_string('law', None, 'The JSON file of laws: list losses, and when to grow, by it.')
-  flag_uses.declare(_USES)
 
 
 def run() -> None:
@@ -99,6 +96,11 @@ def main(argv: Sequence[str]) -> int:
   """List the runs; then make what is missing, and write the results."""
   del argv
   values = flags.FLAGS
+  for names, ways_ in _OF_WAYS.items():
+    why = f'has an effect only with --way={" or ".join(ways_)}; leave it out'
+    parse_flags.refuse(names, why, unless=values.way in ways_)
+  parse_flags.needs('topology law', 'dry_run')
+  parse_flags.needs('slices', 'topology=CHIP:SHAPE')
   _check_keys()
   cli.check_holds_no_run('out')
   family, out = _read_family(), str(paths.parse_path(values.out))

@@ -76,8 +76,9 @@ def run() -> None:
 
 def main(argv: Sequence[str]) -> None:
   """Run the action that the first word names."""
+  given = _ACTIONS.given(argv)
   function = inspect.unwrap(ACTIONS[_ACTIONS.name(argv)])
-  result = function(_Source(flags.FLAGS.source), **_ACTIONS.given(argv))
+  result = function(_Source(flags.FLAGS.source), **given)
   if isinstance(result, str):
     print(result, flush=True)
 

@@ -100,11 +100,13 @@ class Actions:
     """Return the arguments of the action that the command line has.
 
     Raises:
-      UserError: there is a second word.
+      UserError: there is a second word, or the word comes after flags.
     """
     if len(argv) > 2:
       raise UserError(f'{argv[2]!r} after {argv[1]!r} is one word too many; name one action')
-    return given(self.functions[self.name(argv)], without=self.without)
+    if (name := self.name(argv)) != Actions.current[0]:
+      raise UserError(f'the word {name!r} comes after flags; put it before them')
+    return given(self.functions[name], without=self.without)
 
   def summaries(self) -> str:
     """Return a line for each action but the default one."""
@@ -127,7 +129,8 @@ def _meanings(function: Function) -> dict[str, str]:
   """Return the meaning of each argument from the section `Args` of a docstring."""
   section = re.search(r'\nArgs:\n((?:  .*\n?|\n)*)', inspect.getdoc(function) or '')
   entries = re.findall(r'^  (\w+): (.*(?:\n    .*)*)', section[1] if section else '', re.MULTILINE)
-  return {name: ' '.join(text.split()) for name, text in entries}
+  texts = {name: ' '.join(text.split()) for name, text in entries}
+  return {name: text[0].upper() + text[1:] for name, text in texts.items()}
 
 
 def _members(annotation: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
