@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import ml_collections
 import numpy as np
-from pydantic import Field
+from pydantic import Field, InstanceOf
 
 from tokenformer_jax import tasks as tasks_lib
 from tokenformer_jax.api.loaded import Loaded, rows_of_ids
@@ -68,7 +68,9 @@ def load(source: Path) -> Run:
 
 
 @arguments.checked
-def train(config: Config | ml_collections.ConfigDict | Path, workdir: Path, **changes: Any) -> Run:
+def train(
+  config: InstanceOf[Config] | ml_collections.ConfigDict | Path, workdir: Path, **changes: Any
+) -> Run:
   """Train a model, or resume the run in the work directory.
 
     c = tokenformer_jax.config.defaults()

@@ -3,7 +3,7 @@ r"""Turn released TokenFormer weights or a popular model into a run of ours, and
   tokenformer convert to-jax --source=WEIGHTS --target=RUN
   tokenformer convert to-torch --source=RUN[@STEP] --target=model.safetensors
   tokenformer convert to-hf --source=RUN[@STEP] --target=FOLDER
-  tokenformer convert layout --source=RUN[@STEP] --target=RUN --layout=half_split|interleaved
+  tokenformer convert layout --source=RUN[@STEP] --target=RUN --layout=interleaved
 
 `tokenformer convert ACTION --help` lists the flags of an action.
 

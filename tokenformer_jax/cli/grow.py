@@ -6,8 +6,8 @@ r"""Make a trained model larger without changing what it computes.
   tokenformer grow --source=DIR --target=DIR --method=net2net --width=N
 
 New layers and experts add zero at first. Tokens of a Transformer are beside its matrices; the last
-form widens them. A word before the flags names another action; `tokenformer grow ACTION --help`
-lists its flags:
+form widens them. A word before the flags names another action, whose flags
+`tokenformer grow ACTION --help` lists:
 """
 
 import contextlib

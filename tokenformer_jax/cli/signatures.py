@@ -6,10 +6,8 @@ both. In a flag, a list is `A,B` and a dict of numbers is `A=1,B=2`.
 
 import inspect
 import re
-import types
-import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
 
 from absl import flags
 
@@ -25,7 +23,7 @@ class Parser(flags.ArgumentParser):
 
   def __init__(self, name: str, annotation: Any):
     self._name, self._annotation = name, annotation
-    literals = (args for kind, args in _members(annotation) if kind is Literal)
+    literals = (args for kind, args in arguments.members(annotation) if kind is Literal)
     self.enum_values = next(literals, ())  # for `--help`
 
   def parse(self, argument: Any) -> Any:
@@ -44,7 +42,7 @@ def define(function: Function, *, without: Collection[str] = ()) -> None:
   for name, parameter in _parameters(function, without).items():
     required = parameter.default is parameter.empty
     default = None if required else parameter.default
-    if bool in (kind for kind, _ in _members(hints[name])):
+    if bool in (kind for kind, _ in arguments.members(hints[name])):
       flags.DEFINE_bool(name, default, meanings[name], required=required)
     else:
       parser = Parser(name, hints[name])
@@ -133,27 +131,15 @@ def _meanings(function: Function) -> dict[str, str]:
   return {name: text[0].upper() + text[1:] for name, text in texts.items()}
 
 
-def _members(annotation: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-  """Yield the classes of a union, each with its arguments: `(int, ())`, `(Sequence, (str,))`."""
-  origin = typing.get_origin(annotation)
-  if origin is Annotated:
-    yield from _members(typing.get_args(annotation)[0])
-  elif origin in (typing.Union, types.UnionType):
-    for member in typing.get_args(annotation):
-      yield from _members(member)
-  else:
-    yield origin or annotation, typing.get_args(annotation)
-
-
 def _read(text: str, annotation: Any, where: str) -> Any:
   """Return the text of a flag as a value, in so far as it has the form of one."""
-  kinds = dict(_members(annotation))
+  kinds = dict(arguments.members(annotation))
   if Mapping in kinds and not (int in kinds and _number(int, text) is not None):
     return counts_from_text(text, where)
   if Sequence in kinds:
     words, item = [word.strip() for word in text.split(',')] if text else [], kinds[Sequence][0]
     numbers = [_number(int, word) for word in words]
-    if int in dict(_members(item)) and None in numbers:
+    if int in dict(arguments.members(item)) and None in numbers:
       raise UserError(f'{where} is {text[:40]!r}; it must be numbers, for example 2,3')
     return [_read(word, item, where) for word in words]
   for kind in (int, float):
