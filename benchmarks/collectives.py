@@ -108,7 +108,7 @@ def expected_in_mixture(
     router      gathers in float32 forward and again backward, and a sum of the gradient: D E · 4
                 bytes
     gradients   reduce-scatters of A over fsdp, then of A / F over experts; of B over fsdp
-    tokens      all-to-alls over experts: `steps/exchange.py`
+    tokens      all-to-alls over experts: `plan/exchange.py`
 
   The model has dense projections and equal layers with experts. A device has `rows` sequences of
   `length` tokens.

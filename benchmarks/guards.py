@@ -36,7 +36,7 @@ def plain_block(args: argparse.Namespace, *, skip: float = 0.0, checked: bool = 
   values.data.batch_size = args.batch
   values.optim.skip_deviations = skip
   values.train.compiler_options = 'deterministic'
-  resolved = sizes.with_references(config.resolve(values))
+  resolved = sizes.fill_in(config.resolve(values))
   mesh = sharding.make_mesh(resolved.mesh)
   program = step_lib.make_program(tasks.make(resolved), resolved)
   step = step_lib.make_train_step(program, mesh)

@@ -33,7 +33,7 @@ from tokenformer_jax.model import pattention
 from tokenformer_jax.model.groups import OneGroup
 from tokenformer_jax.model.products import product, project, split_heads
 from tokenformer_jax.model.stack import ROW_STATISTICS
-from tokenformer_jax.plan import early, topology
+from tokenformer_jax.plan import layout_dump, topology
 
 GROWN = {'mixer.qkv': 8704, 'mixer.proj': 8704, 'ffn': 34816}  # parameter tokens
 SHAPES = {
@@ -102,7 +102,9 @@ def plan_with(variant: str) -> None:
     with (
       mock.patch.object(pattention, name, side_effect=function) as counted,
       # This process has one program, and another would have Pattention as it is.
-      mock.patch.object(early, 'run_alone', lambda function, *arguments: function(*arguments)),
+      mock.patch.object(
+        layout_dump, 'run_alone', lambda function, *arguments: function(*arguments)
+      ),
     ):
       command.main(argv)
     if not counted.called:

@@ -166,7 +166,7 @@ class Trial:
     """Train a dense TokenFormer at a constant rate, and go on in several ways with equal FLOPs."""
     stable = self.run(
       'growth/stable',
-      self.config(TOKENFORMER, GROWN_AT, optim__schedule='constant', train__keep_checkpoints=9),
+      self.config(TOKENFORMER, GROWN_AT, optim__schedule={'kind': 'constant'}),
     )
     spent = (STEPS * 2 - GROWN_AT) * flops.step_flops(sizes.fill_in(self.config(TOKENFORMER)))
     for name, changes in grown().items():
@@ -207,9 +207,7 @@ def grown() -> dict[str, Changes]:
 
 STUDENTS = {
   'alone': {},
-  "with the teacher's probabilities": {'weight': 0.25, 'init': 'no'},
-  "begun with the teacher's other weights": {'weight': 0.0, 'init': 'yes'},
-  'both': {'weight': 0.25, 'init': 'yes'},
+  "with the teacher's probabilities": {'weight': 0.25},
 }
 PARTS = {
   'quality': QUALITY,

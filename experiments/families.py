@@ -27,7 +27,8 @@ import numpy as np
 import trials
 from growth import MAIN, Losses, Maker, Row, Runs
 
-from tokenformer_jax.family import make, result, ways
+from tokenformer_jax.family import jobs as jobs_lib
+from tokenformer_jax.family import make, result
 from tokenformer_jax.family.jobs import Family as Sizes
 from tokenformer_jax.laws import grid_runs
 from tokenformer_jax.laws.mixing import TYPICAL
@@ -41,9 +42,9 @@ GROWTHS = {  # the shares of the tokens at which the trunk grows to each size
 }
 METHODS = {
   'bottom_up': {},
-  'bottom_up, growths at 1/4 and 1/2': {'way': 'bottom_up', 'grow_at': (1 / 4, 1 / 2)},
+  'bottom_up, growths at 1/4 and 1/2': {'method': 'bottom_up', 'grow_at': (1 / 4, 1 / 2)},
   'top_down': {},
-  'top_down, an eighth of the tokens': {'way': 'top_down', 'share': 1 / 8},
+  'top_down, an eighth of the tokens': {'method': 'top_down', 'share': 1 / 8},
   'elastic': {},
 }
 METHODS_CSV = Path(__file__).with_name('family_methods.csv')
@@ -200,8 +201,8 @@ def make_method(maker: Maker, name: str) -> Iterator[Size]:
     changes = {'optim__learning_rate': maker.scale.rate * rate, 'train__seed': seed}
     base = growth.config(maker.name, BY_TOKENS[0], 1, **changes)
     folder = str((maker.out / 'families' / name / f'{rate:g}_{seed}').absolute())
-    family = Sizes(SIZES, tokens, **{'way': name, 'rate_power': 0.0, **METHODS[name]})
-    jobs = ways.list_jobs(base, family, folder)
+    family = Sizes(SIZES, tokens, **{'method': name, 'rate_power': 0.0, **METHODS[name]})
+    jobs = jobs_lib.list_jobs(base, family, folder)
     if not grid_runs.make_missing(jobs, folder, make.make, make.is_done):
       raise SystemExit('stopped; run the same command to continue')
     for one in result.members(jobs, folder):

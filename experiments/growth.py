@@ -168,7 +168,7 @@ class Maker:
     """Return a run at a constant rate with a checkpoint at each of some steps."""
     first = int(str(grown['init_from']).rpartition('@')[2]) if grown else 0
     every = math.gcd(first, *ends)
-    changes = {'optim__schedule': 'constant', **grown}
+    changes = {'optim__schedule': {'kind': 'constant'}, **grown}
     changes |= {'optim__learning_rate': self.scale.rate * rate, 'train__seed': seed}
     made = config(self.name, shape, max(ends), train__checkpoint_every=every, **changes)
     return trials.once(self.out, f'{name}/constant {shape}/{rate:g}/{seed}', made)

@@ -82,7 +82,8 @@ def make_config(arm: Arm, seed: int, changes: dict[str, Any], text: str = '') ->
   mixer.qkv = mixer.proj = {'kind': 'dense', **beside(arm.tokens)}
   layer.ffn = {'kind': 'mlp', **beside(4 * arm.tokens)}
   c.data.update(source='stdlib', tokenizer='bytes', sequence_length=128, batch_size=8)
-  c.optim.update(learning_rate=3e-3, schedule='constant', warmup_steps=50, new_token_warmup=50)
+  c.optim.update(learning_rate=3e-3, warmup_steps=50, new_token_warmup=50)
+  c.optim.schedule = {'kind': 'constant'}
   c.train.update(steps=FIRST, seed=seed, log_every=100, eval_every=0, eval_batches=64)
   c.train.update(checkpoint_every=10**9, sample_tokens=0, trackers=())
   if text:
@@ -104,7 +105,7 @@ def learn(
   changes = {
     'init_from': str(base),
     'train.steps': FIRST + steps,
-    'optim.schedule': 'wsd',
+    'optim.schedule.kind': 'wsd',
     'optim.learning_rate': rate,
     'optim.schedule.final_fraction': 0.0,
     'train.decay_from': FIRST + steps // 2,

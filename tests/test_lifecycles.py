@@ -123,7 +123,7 @@ def test_it_writes_is_measured_and_looked_into(name, made, one_device):
   assert set(found) == names and names, 'maps and usage are of other projections'
 
 
-def test_it_grows_exactly_and_goes_on(name, made, tmp_path, one_device):
+def test_a_third_architecture_grows_exactly_and_trains_on(name, made, tmp_path, one_device):
   run = made(name)
   counts = {one: 2 * count for one, count in config_lib.token_counts(run.config.model).items()}
   grown = run.grow(tmp_path / 'grown', counts)

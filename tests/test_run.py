@@ -325,10 +325,6 @@ MISTAKES = {
     lambda run, to: run.grow(to, {'ffn': 96}, method='dup'),
     "method is 'dup'; it must be one",
   ),
-  'a key of growth': (
-    lambda run, to: run.grow(to, {'ffn': 96}, metod='x'),
-    "did you mean 'method'",
-  ),
   'a target that is there': (lambda run, to: run.grow(run.directory, {'ffn': 96}), 'exists'),
   'a group of tokens': (lambda run, to: run.remove(to, [2]), 'groups names group 2'),
   'no list of groups': (lambda run, to: run.extract(to, 2), 'groups is 2; it must be a list of'),

@@ -1,14 +1,9 @@
 """Files of tensors: what the libraries write and read, and what must be refused."""
 
-import collections
-import io
 import json
 import os
 import pickle
-import sys
-import types
 import zipfile
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -56,7 +51,7 @@ def _assert_same(got, want, dtype='float32'):
 
 @EACH_FORMAT
 @EACH_DTYPE
-def test_what_is_written_is_read(tmp_path, suffix, dtype):
+def test_written_files_are_read(tmp_path, suffix, dtype):
   path = _write(tmp_path / f'model{suffix}', dtype=dtype)
   _assert_same(_read(path), _weights(), dtype)
   assert os.listdir(tmp_path) == [path.name], 'something else was left there'
@@ -73,74 +68,27 @@ def test_the_safetensors_library_reads_and_writes_the_same(tmp_path):
 
 
 @EACH_DTYPE
-def test_pytorch_reads_the_files_that_these_tests_write(tmp_path, dtype):
-  torch = pytest.importorskip('torch')
-  path = _write(tmp_path / 'model.bin', dtype=dtype)
-  for mmap in (False, True):
-    read = torch.load(path, weights_only=True, mmap=mmap)
-    assert all(t.dtype == getattr(torch, dtype) for t in read.values())
-    bits = {name: t.view(torch.uint8).numpy().tobytes() for name, t in read.items()}
-    want = {n: a.astype(tensor_files.DTYPES[dtype]).tobytes() for n, a in _weights().items()}
-    assert bits == want, f'mmap={mmap}'
-
-
-@EACH_DTYPE
-def test_what_pytorch_writes_is_read(tmp_path, dtype):
+def test_files_of_pytorch_are_read(tmp_path, dtype):
   torch = pytest.importorskip('torch')
   weights = {n: torch.tensor(a).to(getattr(torch, dtype)) for n, a in _weights().items()}
-  module = (
-    torch.nn.Module()
-  )  # Its state dict has metadata, and parameters have a form of their own.
+  # The state dict of a module has metadata, and parameters have a form of their own.
+  module = torch.nn.Module()
   module.weight = torch.nn.Parameter(weights['c'])
   both = torch.cat([weights['b'], weights['special']])  # Two tensors in one storage.
   saved = module.state_dict()
   saved.update(weights, b=both[:7], special=both[7:], parameter=module.weight)
+  saved['columns'] = weights['c'].T
   torch.save(saved, tmp_path / 'model.bin')
   got = _read(tmp_path / 'model.bin')
   want = {'weight': _weights()['c'], **_weights(), 'parameter': _weights()['c']}
+  want['columns'] = np.ascontiguousarray(_weights()['c'].T)
   _assert_same(got, want, dtype)
-
-
-@pytest.mark.parametrize('protocol', [2, 3, 4, pickle.HIGHEST_PROTOCOL])
-def test_what_a_pickler_makes_of_a_state_dict_is_read(tmp_path, monkeypatch, protocol):
-  """As `torch.save` pickles it, with stand-ins for the names of PyTorch."""
-
-  def rebuilt(name, *arguments):
-    return _Runs(getattr(stand_ins['torch._utils'], name), *arguments)
-
-  stand_ins = {name: types.ModuleType(name) for name in ('torch', 'torch._utils')}
-  storage = type('FloatStorage', (), {'__module__': 'torch', '__qualname__': 'FloatStorage'})
-  stand_ins['torch'].FloatStorage = storage
-  for name in ('_rebuild_tensor_v2', '_rebuild_parameter'):
-    function = types.FunctionType((lambda: None).__code__, {}, name)
-    function.__module__, function.__qualname__ = 'torch._utils', name
-    setattr(stand_ins['torch._utils'], name, function)
-  for name, module in stand_ins.items():
-    monkeypatch.setitem(sys.modules, name, module)
-
-  class InFile(NamedTuple):
-    key: str
-
-  class Pickler(pickle.Pickler):
-    def persistent_id(self, value):
-      return ('storage', storage, value.key, 'cpu', 6) if isinstance(value, InFile) else None
-
-  hooks = collections.OrderedDict()
-  tensor = rebuilt('_rebuild_tensor_v2', InFile('0'), 2, (2, 2), (2, 1), False, hooks)
-  column = rebuilt('_rebuild_tensor_v2', InFile('1'), 0, (6, 1), (1, 6), False, hooks)
-  weights = collections.OrderedDict(a=tensor, b=rebuilt('_rebuild_parameter', column, True, hooks))
-  weights._metadata = collections.OrderedDict({'': {'version': 1}})
-  table, numbers = io.BytesIO(), np.arange(6, dtype=np.float32)
-  Pickler(table, protocol).dump(weights)
-  records = [(f'data/{i}', numbers.tobytes()) for i in range(2)]
-  got = _read(_archive(tmp_path / 'model.bin', table.getvalue(), records))
-  _assert_same(got, {'a': numbers[2:].reshape(2, 2), 'b': numbers[:, None]})
 
 
 def _archive(path, table: bytes, records=(), compression=zipfile.ZIP_STORED):
   with zipfile.ZipFile(path, 'w', compression) as archive:
     archive.writestr('model/data.pkl', table)
-    for name, content in records:
+    for name, content in dict([('version', b'3\n'), *records]).items():
       archive.writestr(f'model/{name}', content)
   return path
 
@@ -155,8 +103,9 @@ class _Runs:
     return self.call
 
 
-@pytest.mark.parametrize('protocol', range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize('protocol', [2, pickle.HIGHEST_PROTOCOL])
 def test_a_pickle_is_never_run(tmp_path, protocol):
+  pytest.importorskip('torch')
   made = tmp_path / 'made'
   attacks = {
     'open': _Runs(open, str(made), 'w'),
@@ -166,7 +115,7 @@ def test_a_pickle_is_never_run(tmp_path, protocol):
   }
   for name, attack in attacks.items():
     path = _archive(tmp_path / f'{name}.bin', pickle.dumps({'a.weight': attack}, protocol))
-    with pytest.raises(UserError, match=r'asks to run .*\..* when it is read, which was refused'):
+    with pytest.raises(UserError, match=r'asks to run|is not a file that torch\.save writes'):
       tensor_files.find(path)
     assert not made.exists(), f'{name} was run'
 
@@ -183,10 +132,10 @@ def test_a_file_cut_anywhere_is_refused(tmp_path, suffix):
 
 @EACH_FORMAT
 @settings(
-  max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+  max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_whatever_a_table_says_the_file_is_read_or_refused(tmp_path, suffix, data):
+def test_a_file_with_any_table_is_read_or_refused(tmp_path, suffix, data):
   """No other exception, and nothing read from outside of the file."""
   path = tmp_path / f'changed{suffix}'
   table, rest = _taken_apart(tmp_path, suffix)
@@ -211,9 +160,7 @@ def _taken_apart(tmp_path, suffix):
     end = 8 + int.from_bytes(content[:8], 'little')
     return bytearray(content[8:end]), content[end:]
   with zipfile.ZipFile(path) as archive:
-    records = {
-      name.removeprefix('pytorch_model/'): archive.read(name) for name in archive.namelist()
-    }
+    records = {name.partition('/')[2]: archive.read(name) for name in archive.namelist()}
   return bytearray(records.pop('data.pkl')), records.items()
 
 
@@ -245,31 +192,41 @@ def test_wrong_files_get_a_sentence(tmp_path):
   refused(tmp_path / 'b.bin', 'has the content of a safetensors file; rename it to')
   (tmp_path / 'old.bin').write_bytes(pickle.dumps({}))
   refused(tmp_path / 'old.bin', 'PyTorch before 1.6')
-  refused(_archive(tmp_path / 'list.bin', pickle.dumps([1])), 'holds a list, not tensors by name')
-  training = pickle.dumps({'module': {}, 'optimizer': 1})
+  refused(
+    _archive(tmp_path / 'list.bin', pickle.dumps([1], 2)), 'holds a list, not tensors by name'
+  )
+  training = pickle.dumps({'module': {}, 'optimizer': 1}, 2)
   refused(_archive(tmp_path / 'd.bin', training), "has 'module', which is not a tensor")
   table, records = _taken_apart(tmp_path, '.bin')
   table, data = bytes(table), [r for r in records if r[0].startswith('data')]
   refused(_archive(tmp_path / 'z.bin', table, data, zipfile.ZIP_DEFLATED), 'is compressed')
-  refused(_archive(tmp_path / 'm.bin', table, data[1:]), 'does not hold the whole tensor b')
-  byte_order = [('byteorder', b'big'), *data]
-  refused(_archive(tmp_path / 'b.bin', table, byte_order), 'big-endian order')
+  refused(_archive(tmp_path / 'm.bin', table, data[1:]), 'is not a file that torch.save writes')
 
 
-def test_what_pytorch_can_write_and_we_do_not_read(tmp_path):
+def test_other_dtypes_and_old_formats_of_pytorch_are_refused(tmp_path):
   torch = pytest.importorskip('torch')
-  torch.save({'a': torch.zeros(3, 2).T}, tmp_path / 'columns.bin')
-  with pytest.raises(UserError, match='the tensor a is not stored row by row'):
-    tensor_files.find(tmp_path / 'columns.bin')
   torch.save({'a': torch.zeros(3, dtype=torch.int64)}, tmp_path / 'int.bin')
-  with pytest.raises(
-    UserError, match='the tensor a has the dtype int64; it must be one of float32'
-  ):
+  with pytest.raises(UserError, match='tensor a has the dtype int64; it must be one of float32'):
     tensor_files.find(tmp_path / 'int.bin')
   assert not tensor_files.find(tmp_path / 'int.bin', lambda name: name == 'a'), 'not left out'
   torch.save({'a': torch.zeros(1)}, tmp_path / 'old.bin', _use_new_zipfile_serialization=False)
-  with pytest.raises(UserError, match=r'PyTorch before 1\.6'):
+  with pytest.raises(UserError, match=r'PyTorch before 1\.6.* ask its author'):
     tensor_files.find(tmp_path / 'old.bin')
+  many = torch.zeros(2**16)
+  torch.save({f'{i}': many for i in range(1000)}, tmp_path / 'many.bin')
+  with pytest.raises(UserError, match='they share a storage'):
+    tensor_files.find(tmp_path / 'many.bin')
+  torch.save({'a': torch.zeros(1).expand(2**40)}, tmp_path / 'wide.bin')
+  with pytest.raises(UserError, match='they share a storage'):
+    tensor_files.find(tmp_path / 'wide.bin')
+
+
+def test_an_old_pytorch_reads_no_file(tmp_path, monkeypatch):
+  torch = pytest.importorskip('torch')
+  torch.save({'a': torch.zeros(1)}, tmp_path / 'model.bin')
+  monkeypatch.setattr(torch, '__version__', '2.9.1+cpu')
+  with pytest.raises(UserError, match=r'install PyTorch 2\.10 or later'):
+    tensor_files.find(tmp_path / 'model.bin')
 
 
 @EACH_FORMAT
@@ -309,7 +266,7 @@ def test_sharded_sets(tmp_path, suffix):
   _assert_same(_read(tmp_path), weights)
 
 
-def test_of_several_sets_the_one_is_read_that_transformers_reads(tmp_path):
+def test_the_set_that_transformers_reads_is_read(tmp_path):
   """Folders keep files of before: each set here is read while those before it are not there."""
   names = ('model.safetensors', 'model.safetensors.index.json')
   names += ('pytorch_model.bin', 'pytorch_model.bin.index.json', 'other.safetensors', 'other.bin')

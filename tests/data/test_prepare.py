@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 # A process that makes the store of the config in its first argument, with small shards.
 _MAKE = """
 import json, sys
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import corpus, store
 
 if __name__ == '__main__':

@@ -257,7 +257,7 @@ def test_a_builder_that_was_replaced_publishes_nothing(tmp_path, monkeypatch):
 # A process that prepares the store of the config in its argument; `hang` makes it stop half-way.
 _SCRIPT = """
 import json, sys, time
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import shard_writer, store, text_files
 
 def hang(self, texts=text_files.Files._texts):

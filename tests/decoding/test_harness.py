@@ -206,7 +206,7 @@ def test_texts_begin_as_the_folder_of_the_model_says(tmp_path, begin, before, al
   assert [call.args[1] for call in made.call_args_list] == [[*before, a, b], alone]
 
 
-def test_what_generation_writes_is_called_greedy():
+def test_generated_texts_are_called_greedy():
   """One token after each of 10 contexts, where that token is a text by itself."""
   contexts = [sample['arguments'][0][0] for sample in _results(1)['samples']['local_last_word']]
   texts = _texts({'until': [], 'max_gen_toks': 1}, contexts[: 2 * BATCH])

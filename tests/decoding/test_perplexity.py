@@ -95,6 +95,6 @@ def test_a_text_in_parts_is_the_same_text(monkeypatch):
     (DOCUMENTS, 0, 'the stride is 0; it must be at least 1'),
   ],
 )
-def test_what_cannot_be_measured_is_refused(documents, stride, sentence):
+def test_texts_that_cannot_be_measured_are_refused(documents, stride, sentence):
   with pytest.raises(UserError, match=sentence):
     _measure(documents, stride)

@@ -54,7 +54,7 @@ def test_the_order_is_that_of_the_rows():
   assert _close(_scorer()(rows[::-1]), _scores(1)[::-1]), 'scores belong to other rows'
 
 
-def test_what_is_before_the_longest_input_is_not_seen():
+def test_tokens_before_the_longest_input_are_not_seen():
   """Input is `LENGTH` tokens and the last token is none of it: LENGTH + 1 tokens count."""
   row = _row(100, 10)
   seen = len(row.context) - (LENGTH + 1 - 10)
@@ -85,7 +85,7 @@ def test_a_whole_is_as_likely_as_its_parts_one_after_the_other():
   assert abs(whole.log_prob - a.log_prob - b.log_prob) < TOLERANCE, 'p(ab|c) ≠ p(a|c) · p(b|ac)'
 
 
-def test_nothing_is_certain():
+def test_an_empty_continuation_is_certain():
   assert _scorer()([Row([1, 2], [])]) == [Score(0.0, True)], 'an empty text is not certain'
 
 

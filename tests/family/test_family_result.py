@@ -1,4 +1,4 @@
-"""A finished family has a table, a JSON file that ways share, and a picture."""
+"""A finished family has a table, a JSON file that methods share, and a picture."""
 
 import json
 
@@ -6,10 +6,10 @@ import pytest
 import tiny_run
 
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.family import make, picture, result, ways
+from tokenformer_jax.family import jobs as jobs_lib
+from tokenformer_jax.family import make, result
 from tokenformer_jax.family.jobs import Family
 from tokenformer_jax.runs import saved_config
-from tokenformer_jax.storage import paths
 from tokenformer_jax.training import sizes
 
 TOKENS = 25_600  # 100 steps
@@ -29,7 +29,7 @@ def _finish(jobs, out):
 def finished(tmp_path):
   config = tiny_run.config('files:corpus', tmp_path / 'cache')
   family = Family([1.0, 2.0], TOKENS, 'apart')
-  jobs = ways.list_jobs(config, family, str(tmp_path))
+  jobs = jobs_lib.list_jobs(config, family, str(tmp_path))
   _finish(jobs, tmp_path)
   return config, family, jobs
 
@@ -55,18 +55,18 @@ def test_a_loss_that_is_not_finite_is_a_sentence(finished, tmp_path):
     result.members(jobs, str(tmp_path))
 
 
-def test_ways_share_one_file(finished, tmp_path):
+def test_methods_share_one_file(finished, tmp_path):
   config, family, jobs = finished
   out = str(tmp_path)
   result.write(out, family, 1e9, jobs, result.members(jobs, out))
   elastic = Family([1.0, 2.0], TOKENS, 'elastic')
-  other = ways.list_jobs(config, elastic, out)
+  other = jobs_lib.list_jobs(config, elastic, out)
   _finish(other, tmp_path)
   content = result.write(out, elastic, 1e9, other, result.members(other, out))
   assert json.loads((tmp_path / 'family.json').read_text()) == content
-  assert list(content['ways']) == ['apart', 'elastic']
-  assert content['ways']['elastic']['settings']['drop_groups'] == 0.5
-  assert [one['loss'] for one in content['ways']['apart']['sizes']] == [4.0, 3.0]
+  assert list(content['methods']) == ['apart', 'elastic']
+  assert content['methods']['elastic']['settings']['drop_groups'] == 0.5
+  assert [one['loss'] for one in content['methods']['apart']['sizes']] == [4.0, 3.0]
 
 
 def test_another_family_in_the_same_place_is_refused(finished, tmp_path):
@@ -83,20 +83,20 @@ def test_another_family_in_the_same_place_is_refused(finished, tmp_path):
 def test_a_run_of_another_config_is_refused(finished, tmp_path):
   config, _, _ = finished
   slower = Family([1.0, 2.0], TOKENS, 'apart', rate_power=-1.0)
-  jobs = ways.list_jobs(config, slower, str(tmp_path))
+  jobs = jobs_lib.list_jobs(config, slower, str(tmp_path))
   with pytest.raises(UserError, match=r'optim\.learning_rate is .* there and 0\.0015 here'):
     make.is_done(jobs[1], str(tmp_path))
 
 
 @pytest.mark.slow
-def test_the_picture_has_a_line_for_each_way(finished, tmp_path):
+def test_the_picture_has_a_line_for_each_method(finished, tmp_path):
   pytest.importorskip('matplotlib')
   _, family, jobs = finished
   out = str(tmp_path)
   content = result.write(out, family, 1e9, jobs, result.members(jobs, out))
-  (axes,) = picture.draw(content).axes
+  (axes,) = result.draw(content).axes
   (line,) = axes.get_lines()
   assert line.get_label().startswith('apart: ') and list(line.get_ydata()) == [4.0, 3.0]
   assert [text.get_text() for text in axes.texts] == ['×1', '×2']
-  picture.write(content, paths.parse_path(tmp_path) / picture.FILE)
+  result.write_picture(content, out)
   assert (tmp_path / 'family.png').read_bytes().startswith(b'\x89PNG')

@@ -1,4 +1,4 @@
-"""Each way makes all sizes of a tiny family, and goes on where it stopped."""
+"""Each method makes all sizes of a tiny family, and goes on where it stopped."""
 
 import json
 import signal
@@ -9,7 +9,8 @@ import time
 import pytest
 import tiny_run
 
-from tokenformer_jax.family import make, result, ways
+from tokenformer_jax.family import jobs as jobs_lib
+from tokenformer_jax.family import make, result
 from tokenformer_jax.family.jobs import Family
 from tokenformer_jax.laws import grid_runs
 
@@ -39,7 +40,7 @@ def _losses(out, run):
 
 def test_bottom_up_grows_exactly_and_goes_on(config, tmp_path):
   out = tmp_path / 'family'
-  jobs = ways.list_jobs(config, Family(SIZES, TOKENS, 'bottom_up'), str(out))
+  jobs = jobs_lib.list_jobs(config, Family(SIZES, TOKENS, 'bottom_up'), str(out))
   assert grid_runs.make_missing(jobs[:3], str(out), make.make, make.is_done)
   first = out / jobs[0].name / 'metrics.jsonl'
   before = first.stat().st_mtime_ns
@@ -55,13 +56,13 @@ def test_bottom_up_grows_exactly_and_goes_on(config, tmp_path):
 
 def test_top_down_shrinks_and_distills(config, tmp_path):
   out = tmp_path / 'family'
-  apart = ways.list_jobs(config, Family([1.0, 2.0], TOKENS, 'apart'), str(out))
+  apart = jobs_lib.list_jobs(config, Family([1.0, 2.0], TOKENS, 'apart'), str(out))
   family = Family([1.0, 2.0], TOKENS, 'top_down', share=0.5, examples=4)
-  jobs = ways.list_jobs(config, family, str(out))
+  jobs = jobs_lib.list_jobs(config, family, str(out))
   whole, shrunk, final = jobs
   found = _make(jobs, str(out))
   assert [one.size for one in found] == [1, 2]
-  assert make.is_done(apart[-1], str(out)), 'the largest size is not shared with the way apart'
+  assert make.is_done(apart[-1], str(out)), 'the largest size is not shared with the method apart'
   assert json.loads((out / final.name / 'config.json').read_text())['distill']['teacher']
   assert _losses(out, final.name)[20] < _losses(out, final.name)[0], 'it learned nothing'
   assert (out / shrunk.name / 'checkpoints/0').exists() and whole.steps == 40
@@ -70,7 +71,7 @@ def test_top_down_shrinks_and_distills(config, tmp_path):
 def test_elastic_writes_each_prefix_and_measures_it(config, tmp_path):
   out = tmp_path / 'family'
   family = Family([1.0, 2.0], TOKENS, 'elastic', share=0.5)
-  jobs = ways.list_jobs(config, family, str(out))
+  jobs = jobs_lib.list_jobs(config, family, str(out))
   found = _make(jobs, str(out))
   assert [one.run for one in found] == [f'elastic/size_{size}' for size in (1, 2)]
   (out / jobs[2].name / 'metrics.jsonl').unlink()
@@ -101,7 +102,7 @@ def test_the_command_stops_and_goes_on(tmp_path):
   assert done.returncode == 0, done.stderr
   assert 'going on after step' in done.stderr, 'it began again'
   assert 'bottom_up/size_2/final' in done.stdout and 'FLOPs alone' in done.stdout
-  (found,) = json.loads((out / 'family.json').read_text())['ways'].values()
+  (found,) = json.loads((out / 'family.json').read_text())['methods'].values()
   assert [one['size'] for one in found['sizes']] == [1, 2]
   again = tiny_run.run([*command, '--dry_run'], cwd=tmp_path)
   assert '3 jobs are finished' in again.stdout, again.stdout

@@ -7,7 +7,8 @@ import pytest
 import tiny_run
 
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.family import forecast, ways
+from tokenformer_jax.family import forecast
+from tokenformer_jax.family import jobs as jobs_lib
 from tokenformer_jax.family.jobs import Family
 from tokenformer_jax.laws import mixing
 from tokenformer_jax.laws.runs import Size
@@ -22,8 +23,8 @@ def config(tmp_path):
   return tiny_run.config('files:corpus', tmp_path / 'cache')
 
 
-def _jobs(config, way, **changes):
-  return ways.list_jobs(config, Family((1.0, 2.0), TOKENS, way, **changes), 'out')
+def _jobs(config, method, **changes):
+  return jobs_lib.list_jobs(config, Family((1.0, 2.0), TOKENS, method, **changes), 'out')
 
 
 def _law(tmp_path, **more):
@@ -43,7 +44,7 @@ def test_losses_of_sizes_from_scratch_and_by_growth(config, tmp_path):
 def test_a_mixture_of_experts_counts_as_the_dense_model_with_its_loss(tmp_path):
   law = _law(tmp_path, gamma=0.15)
   size = Size(6000, 3000, 1.0)
-  count = law.count_of(types.SimpleNamespace(size=size))
+  count = law.count(types.SimpleNamespace(size=size))
   assert count**0.3 == pytest.approx(3000**0.3 * 2**0.15)
 
 
@@ -75,8 +76,15 @@ def test_another_file_is_no_law(tmp_path):
     forecast.read_law(str(tmp_path / 'other.json'))
 
 
-def test_a_law_says_when_to_grow_if_a_family_grows(config, tmp_path):
-  apart, law = _jobs(config, 'apart'), _law(tmp_path)
-  text = forecast.describe(_jobs(config, 'bottom_up'), apart, None, law)
-  assert '\nby the law the family costs ' in text
+def test_a_law_says_what_a_family_saves_at_equal_loss(config, tmp_path):
+  apart, jobs = _jobs(config, 'apart'), _jobs(config, 'bottom_up', grow_at=(0.5,))
+  law = _law(tmp_path, mixing={'value': 2.0, 'interval': [1, 3]})
+  predicted = forecast.losses(jobs, law).values()
+  needed = [
+    (300 / (loss - 1.5 - 20 / job.size.parameters**0.3)) ** 2 * job.size.flops_per_token
+    for loss, job in zip(predicted, apart, strict=True)
+  ]
+  saved = 1 - sum(job.flops for job in jobs) / sum(needed)
+  text = forecast.describe(jobs, apart, None, law)
+  assert f'by the law the family costs {saved:.0%} less than its sizes apart' in text
   assert 'the family costs' not in forecast.describe(_jobs(config, 'top_down'), apart, None, law)

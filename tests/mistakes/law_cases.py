@@ -116,18 +116,21 @@ FAMILY = {
   'a family of one': (f'{_LONG} --sizes=2', 'a family has at least two'),
   'a size of a family in words': (f'{_LONG} --sizes=1,big', "--sizes has 'big'"),
   'a third of a token': (f'{_LONG} --sizes=0.001,1', 'it must make a whole number of at least 1'),
-  'a way that there is not': (f'{_LONG} --way=sideways', '--way=sideways: it must be one of'),
+  'an unknown method of a family': (
+    f'{_LONG} --method=sideways',
+    '--method=sideways: it must be one of',
+  ),
   'growth from the top': (
-    f'{_LONG} --way=top_down --grow_at=0.5',
-    '--grow_at has an effect only with --way=bottom_up; leave it out',
+    f'{_LONG} --method=top_down --grow_at=0.5',
+    '--grow_at has an effect only with --method=bottom_up; leave it out',
   ),
   'a share from the bottom': (
     f'{_LONG} --share=0.3',
-    '--share has an effect only with --way=top_down or elastic; leave it out',
+    '--share has an effect only with --method=top_down or elastic; leave it out',
   ),
   'a growth after all tokens': (f'{_LONG} --grow_at=1.5', 'grow earlier'),
   'a growth for nothing': (f'{_LONG} --grow_at=0.3,0.4', '2 sizes have 1 growth'),
-  'a share of twice': (f'{_LONG} --way=elastic --share=2', '--share=2'),
+  'a share of twice': (f'{_LONG} --method=elastic --share=2', '--share=2'),
   'a schedule of a family': (
     f'{_LONG} --config.optim.schedule=cosine',
     '--config.optim.schedule=cosine has no effect here',

@@ -169,10 +169,6 @@ TRAIN_KEYS = {
     'config.distill.weight is 0.5, which has a meaning for distill.teacher only, and that is not '
     'set; leave it out',
   ),
-  'two beginnings': (
-    'train --config.distill.teacher=x --config.distill.init=yes --config.init_from=y',
-    'config.distill.init=yes and config.init_from=y both say',
-  ),
   'a step beyond 32 bits': ('train --config.train.steps=1e12', 'config.train.steps is'),
   'a word for a number': ('train --config.optim.learning_rate=high', 'it must be a number'),
   'a learning rate of nan': ('train --config.optim.learning_rate=nan', 'greater than 0'),

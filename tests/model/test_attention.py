@@ -88,7 +88,7 @@ def test_attention_in_a_window_computes_less():
 
 
 @pytest.mark.parametrize('window', [0, 1, 5, 20])
-def test_what_cudnn_is_asked_for_is_the_window(window, monkeypatch):
+def test_cudnn_gets_the_window(window, monkeypatch):
   # JAX's own operations are the reference for its arguments: here is no GPU.
   asked = jax.nn.dot_product_attention
   monkeypatch.setattr(

@@ -92,7 +92,7 @@ def test_golden_values_and_gradients(causal):
 # One position, and the borders of chunks of at most 128.
 @CAUSAL
 @pytest.mark.parametrize('length', [1, 127, 128, 129, 300])
-def test_it_is_the_quadratic_form(length, causal):
+def test_linear_attention_equals_its_quadratic_form(length, causal):
   arguments = [jnp.asarray(x) for x in _inputs(length)]
   got, want = (
     jax.jit(functools.partial(with_gradients, functools.partial(f, causal=causal)))(*arguments)
@@ -148,7 +148,7 @@ def test_a_shift_of_all_positions_changes_nothing(causal):
 
 
 @pytest.mark.parametrize('changed', [0, 100, 128, 200])
-def test_what_comes_later_has_no_influence(changed):
+def test_later_positions_have_no_influence(changed):
   attend, arguments = jax.jit(_attend), _inputs(300)
   other = [x.copy() for x in arguments]
   for x, new in zip(other, _inputs(300, seed=1), strict=True):

@@ -64,7 +64,7 @@ def test_every_array_knows_how_deep_its_layers_are():
       assert info.depth == GROUPS[name], f'{name} would learn at the rate of another depth'
 
 
-def test_what_is_added_to_the_residual_starts_by_the_number_of_all_layers():
+def test_residual_branches_start_by_the_number_of_all_layers():
   model = two_kinds(width=64, tokens={'qkv': 64, 'proj': 64, 'ffn': 64})
   blocks = jax.jit(define_lm(model).init)(jax.random.key(0))['blocks']
   for name, stack in blocks.items():

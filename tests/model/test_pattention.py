@@ -191,7 +191,7 @@ def _inside_gelu(scores: np.ndarray, **options) -> jax.Array:
 
 @settings(deadline=None, max_examples=30)
 @given(seed=SEEDS, factor=st.floats(1e-2, 1e3))
-def test_what_gelu_sees_has_mean_square_one(seed, factor):
+def test_inputs_of_gelu_have_mean_square_one(seed, factor):
   (scores,) = _normal(seed, (2, 3, 12))
   z = _inside_gelu(np.float32(factor) * scores)
   np.testing.assert_allclose(

@@ -197,7 +197,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize('sentence', REFUSED)
-def test_what_makes_no_sense_is_refused(sentence):
+def test_settings_without_meaning_are_refused(sentence):
   with pytest.raises(UserError) as error:
     check_model(_model(**REFUSED[sentence]))
   assert sentence in str(error.value)

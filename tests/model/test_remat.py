@@ -45,7 +45,7 @@ def test_scores_are_kept_for_the_backward_pass_only_with_everything(remat, score
     ('score_inputs', 'cpu', 'score_inputs'),
   ],
 )
-def test_what_is_kept_by_default_goes_by_the_platform(name, platform, want):
+def test_the_default_remat_goes_by_the_platform(name, platform, want):
   assert remat_on(name, platform) == want, 'memory runs out, or something is computed twice'
 
 

@@ -160,7 +160,7 @@ def test_every_mixer_sees_whole_rows(name, on):
   ],
   ids=['length', 'capacity', 'vit'],
 )
-def test_what_does_not_combine_is_one_sentence(model, changes, sentence):
+def test_settings_that_do_not_combine_are_refused_in_one_sentence(model, changes, sentence):
   config = _config(model, on=FOUR)
   config = dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
   with pytest.raises(UserError) as error:

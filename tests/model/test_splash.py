@@ -93,7 +93,7 @@ def test_a_layer_that_fills_its_heads_computes_what_another_kernel_does(monkeypa
 
 
 @pytest.mark.parametrize(('remat', 'keeps'), [('full', False), ('attention', True), ('dots', True)])
-def test_what_attention_returns_is_kept_for_the_backward_pass(remat, keeps):
+def test_outputs_of_attention_are_kept_for_the_backward_pass(remat, keeps):
   inputs = _inputs(batch=2, length=128, heads=4)
   run = functools.partial(splash.attention, causal=True, interpret=True)
   run = jax.checkpoint(run, policy=stack._POLICIES[remat])

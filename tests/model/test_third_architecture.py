@@ -55,7 +55,7 @@ def losses(workdir):
   return {m['step']: m['train/loss'] for m in metrics.read(workdir) if 'train/loss' in m}
 
 
-def test_it_writes_what_its_layers_say(run):
+def test_a_third_architecture_reports_figures_of_its_layers(run):
   lines = metrics.read(run.directory)
   for kind in ('train', 'eval'):
     said = [line for line in lines if f'{kind}/loss' in line]
@@ -64,7 +64,7 @@ def test_it_writes_what_its_layers_say(run):
     )
 
 
-def test_it_goes_on_as_if_nothing_had_happened(run, home, wanted, one_device):
+def test_a_third_architecture_resumes_bit_for_bit(run, home, wanted, one_device):
   broken = home / 'broken'
   shutil.copytree(run.directory, broken)
   shutil.rmtree(broken / 'checkpoints' / str(STEPS))
@@ -73,7 +73,7 @@ def test_it_goes_on_as_if_nothing_had_happened(run, home, wanted, one_device):
   assert_same(resumed.parameters, run.parameters, 'a resumed run is another run')
 
 
-def test_it_grows_exactly_and_goes_on(run, home, one_device):
+def test_a_third_architecture_grows_exactly_and_trains_on(run, home, one_device):
   grown = run.grow(home / 'grown', {'ffn': 96, 'recurrent.qkv': 48})
   counts = models.define(grown.config.model).abstract['blocks']
   found = [counts[name]['attention']['query']['keys'].shape[1] for name in sorted(counts)]
@@ -86,7 +86,7 @@ def test_it_grows_exactly_and_goes_on(run, home, one_device):
   assert trained.step == STEPS + 1, 'the grown run does not go on'
 
 
-def test_it_writes_text(run):
+def test_a_third_architecture_generates_text(run):
   assert run.generate('def', length=4, temperature=0.0), 'nothing is decoded with its caches'
 
 
@@ -101,21 +101,21 @@ def test_its_flops_are_counted(run):
   )
 
 
-def test_it_is_planned_by_formula(wanted):
+def test_a_third_architecture_is_planned_by_formula(wanted):
   found = estimate.plan(wanted, topology.parse('gpu-h100:4'))
   assert found.parameters == models.define(found.config.model).count
   assert found.model_flops == flops.step_flops(found.config)
 
 
 @pytest.mark.full_size
-def test_it_is_planned_by_the_compiler(source, home):
+def test_a_third_architecture_is_planned_by_the_compiler(source, home):
   pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compiler')
   sizes = {'model__width': 256, 'data__sequence_length': 128, 'data__batch_size': 64}
   found = estimate.plan(config(source, home / 'cache', **sizes), topology.parse('v5p:2x2x2'))
   assert found.costs.cycles > 0 and not found.costs.notes, 'a part of the program has no cost'
 
 
-def test_it_is_the_same_run_on_a_mesh(run, source, home):
+def test_a_third_architecture_trains_alike_on_a_mesh(run, source, home):
   on_mesh = config(source, home / 'cache', mesh__fsdp=4, mesh__tokens=2)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:8])

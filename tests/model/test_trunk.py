@@ -185,7 +185,7 @@ def _are_kept_apart(jaxpr) -> bool:
 
 
 @pytest.mark.parametrize('remat', ['score_inputs', 'full'])
-def test_what_is_computed_again_in_a_group_that_runs_once_is_not_merged(remat):
+def test_recomputation_in_a_group_that_runs_once_is_not_merged(remat):
   """XLA takes a loop of one round apart, and could then keep what is to be computed again."""
   definition = _definition(remat=remat)
   program = jax.make_jaxpr(lambda p: definition.bind(p)(IDS)[0])(_params())
@@ -278,7 +278,7 @@ def _step(devices: int, parts: int = 1):
 @pytest.mark.full_size
 @_SLOW
 @pytest.mark.parametrize(('devices', 'parts'), [(1, 1), (8, 1), (1, 2)])
-def test_what_layers_say_reaches_the_step(devices, parts):
+def test_figures_of_layers_reach_the_step(devices, parts):
   (before, after, figures), _, _ = _step(devices, parts)
   _, _, aux = (
     _definition()

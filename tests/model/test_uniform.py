@@ -39,7 +39,7 @@ def _uniform_matrix(length: int, causal: bool, window: int, padding: int = 0) ->
 
 @EACH_MASK
 @pytest.mark.parametrize('length', [1, 20, 300])
-def test_it_is_the_mean_over_what_is_seen(mask, length):
+def test_uniform_attention_is_the_mean_of_visible_values(mask, length):
   causal, window = mask
   value = np.random.default_rng(0).normal(size=(2, length, 3, 4)).astype(np.float32)
   padding = np.array([0, length // 3]) * causal

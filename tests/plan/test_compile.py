@@ -17,9 +17,9 @@ from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import splash
 from tokenformer_jax.parallel import rules, sharding
-from tokenformer_jax.plan import costs, estimate, topology
+from tokenformer_jax.plan import costs, estimate, exchange, topology
 from tokenformer_jax.plan.chips import CHIPS
-from tokenformer_jax.steps import compiler, exchange
+from tokenformer_jax.steps import compiler
 from tokenformer_jax.steps.fit import DoesNotFitError
 
 pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compiler')

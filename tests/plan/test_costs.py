@@ -11,7 +11,7 @@ from programs import ASYNC, NESTED, SCATTER, grid, with_line
 
 from tokenformer_jax.plan import costs, hlo
 from tokenformer_jax.plan.chips import CHIPS
-from tokenformer_jax.plan.walk import visit
+from tokenformer_jax.plan.trip_counts import visit
 
 V5P = CHIPS['v5p']
 

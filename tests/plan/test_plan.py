@@ -22,10 +22,10 @@ from tokenformer_jax.model import flops
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import (
   breakdown,
+  breakdown_figure,
   chain,
   chips,
   estimate,
-  picture,
   stages,
   table,
   topology,
@@ -230,7 +230,7 @@ def test_a_breakdown_has_the_step_and_its_operations():
 @pytest.mark.slow
 def test_a_breakdown_is_drawn(tmp_path):
   pytest.importorskip('matplotlib')
-  figure = picture.figure(_compiled())
+  figure = breakdown_figure.draw(_compiled())
   figure.savefig(tmp_path / 'step.png')
   axes = figure.axes[0]
   legend, ends = figure.legends[0].get_window_extent(), axes.get_window_extent()

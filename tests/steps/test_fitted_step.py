@@ -237,7 +237,7 @@ def test_a_copy_of_the_state_for_a_check_of_devices_is_kept_free(mesh, compiled)
     ({'layers': '4'}, RematPlan('everything', '4'), 6),
   ],
 )
-def test_what_the_config_says_is_not_a_choice(train, first, count):
+def test_values_of_the_config_limit_the_plans(train, first, count):
   found = remat_plans.open_plans(TrainConfig(**train), MODEL, 'TPU v5')
   assert (found[0], len(found)) == (first, count)
 

@@ -61,7 +61,7 @@ def test_a_value_that_is_not_finite_is_skipped_and_no_outlier():
   np.testing.assert_array_equal(after['loss'], before['loss'])
 
 
-def test_nothing_is_judged_before_the_buffer_is_half_full():
+def test_all_steps_are_accepted_before_the_buffer_is_half_full():
   assert run([1.0, 1.1, 1.0, 50.0])[1] == [True] * 4
   assert run([1.0, 1.1, 1.0, 1.05, 50.0])[1] == [True] * 4 + [False]
 

@@ -85,7 +85,7 @@ def test_smoothed_labels_weigh_every_class():
     *(pytest.param(x, marks=pytest.mark.slow) for x in ({'cutmix': 1.0}, {'drop_path': 0.5})),
   ],
 )
-def test_what_is_drawn_in_a_step_follows_from_its_key(optim):
+def test_draws_of_a_step_follow_from_its_key(optim):
   task = _task(**optim)
   params = _params(task)
   drawn = [_loss(task, params, seed=seed) for seed in (0, 0, 1, 2)]

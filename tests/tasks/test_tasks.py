@@ -39,7 +39,7 @@ def _with_model(task, **sizes):
 
 def test_sizes_that_need_no_data_are_those_of_the_data(task):
   found = task.fill_in_unread(_with_model(task, max_length=0))
-  assert found == task.config, 'a plan is for another model'
+  assert found == task.config.model, 'a plan is for another model'
 
 
 def test_the_size_that_only_the_data_has_is_named(task):

@@ -52,7 +52,7 @@ def _turns(name: str) -> list[dict[str, str]]:
   return turns
 
 
-def test_it_answers_and_stops(tuned):
+def test_a_tuned_model_answers_and_stops(tuned):
   turns = _turns('kf')
   for number, answer in ((1, ANSWERS[0]), (3, ANSWERS[1])):
     assert tuned.chat(turns[:number], temperature=0) == answer

@@ -125,7 +125,7 @@ def test_all_of_two_hosts_end_and_name_the_same_device(source, tmp_path):
   assert (tmp_path / 'faulty').read_text() == f'{socket.gethostname()}\n'
 
 
-def test_what_the_checker_of_the_compiler_finds_is_a_fault():
+def test_faults_of_the_compilers_checker_are_reported():
   def step(*arguments):
     raise jax.errors.JaxRuntimeError('INTERNAL: SDC Event detected: HLO output mismatch')
 

@@ -33,7 +33,7 @@ def test_a_run_with_split_rows_is_that_of_one_device(make, tmp_path, monkeypatch
     np.testing.assert_allclose(list(split.values()), list(one.values()), rtol=1e-4, err_msg=figure)
 
 
-def test_it_resumes_bit_for_bit_and_moves_to_another_mesh(make, tmp_path):
+def test_a_run_with_split_rows_resumes_bit_for_bit_and_on_another_mesh(make, tmp_path):
   config = make(**SPLIT, train__keep_checkpoints=9)
   whole = loop.train(config, tmp_path / 'run')
   straight = losses(tmp_path / 'run')

@@ -18,10 +18,8 @@ def grown_ffn(method='group', model=SOURCE, **changes):
   """Returns the feed-forward part of a run that begins from a source with filled-in sizes."""
   ffn = dataclasses.replace(model.layer.ffn, tokens=LARGER, **changes)
   larger = dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
-  config = config_lib.Config(model=larger, grow=growth(method=method))
-  return sizes.with_references(
-    config, types.SimpleNamespace(model=SOURCE, own=None)
-  ).model.layer.ffn
+  origin = types.SimpleNamespace(model=SOURCE, own=None)
+  return sizes.with_references(larger, growth(method=method), origin).layer.ffn
 
 
 @pytest.mark.parametrize('reference', [0, TOKENS], ids=['open', 'of the source'])
@@ -33,7 +31,7 @@ def test_larger_counts_make_a_group(reference):
   assert ffn.reference == 0
 
 
-def test_what_the_config_says_has_precedence():
+def test_values_of_the_config_have_precedence():
   ffn = grown_ffn(reference=0, groups=f'{TOKENS}*3')
   assert ffn.groups == f'{TOKENS}:{TOKENS}*3'
   other = grown_ffn(reference=LARGER)

@@ -366,7 +366,9 @@ def test_a_work_directory_of_another_model_is_refused(make, tmp_path, one_device
     loop.train(make(model__layer__ffn__tokens=128), tmp_path / 'run')
 
 
-def test_what_does_not_fit_the_mesh_is_named_before_the_text_is_read(make, tmp_path, monkeypatch):
+def test_sizes_that_do_not_fit_the_mesh_are_named_before_the_text_is_read(
+  make, tmp_path, monkeypatch
+):
   monkeypatch.setattr(TextTask, 'prepare', lambda self: pytest.fail('the text was read'))
   for changes, sentence in (
     ({'mesh__tokens': 8, 'mesh__fsdp': 1}, r"the axis 'heads' .* has the size 4"),

@@ -104,7 +104,6 @@ def bring(
   heads: Count | None = None,
   rotary_fraction: Float | None = None,
   score: Literal['l2_norm_gelu', 'gelu_l2_norm', 'softmax'] = 'l2_norm_gelu',
-  zoom_dim: Natural | None = None,
 ) -> Run:
   """Make a run of a folder that transformers loads, or of released TokenFormer weights.
 
@@ -122,9 +121,8 @@ def bring(
     allow_nonfinite: Accept weights that are NaN or infinite.
     heads: Of released weights: attention heads; default: by the width, as released.
     rotary_fraction: Of released weights: the rotated part of each head; default: 0.25, as released.
-    score: Of released weights, which do not record the score function: norm_activation_type, or
-      normalize_type of the TPU code, in the config of the training.
-    zoom_dim: Of a TPU checkpoint: the zoom_dim in its config.
+    score: Of released weights, which do not record the score function: norm_activation_type in
+      the config of the training.
 
   Raises:
     UserError: the model is of no known family or has an option that we do not have, a tensor is
@@ -136,7 +134,6 @@ def bring(
     paths.local(source),
     paths.parse_path(target),
     tokenizer=os.fspath(tokenizer),
-    zoom_dim=zoom_dim,
     **released,
     **stored,
   )

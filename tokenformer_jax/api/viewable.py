@@ -16,8 +16,8 @@ from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.inspection import heat_map
 from tokenformer_jax.inspection import model as inspect_model
-from tokenformer_jax.inspection import picture
 from tokenformer_jax.inspection import report as inspect_report
 from tokenformer_jax.inspection.usage import Usage
 from tokenformer_jax.report import page
@@ -91,8 +91,8 @@ class Viewable(abc.ABC):
 
   def plot_maps(self, text: Str, layers: Layers | None = None) -> Figure:
     """Draw `maps` with a panel for each layer and kind, and a line between old and new tokens."""
-    picture.check()
-    return picture.draw(self.maps(text, layers), self.labels(text), self.old_tokens)
+    heat_map.check()
+    return heat_map.draw(self.maps(text, layers), self.labels(text), self.old_tokens)
 
   def plot(
     self, y: Str = 'train/loss', x: Str = 'steps', *, beside: Sequence[Viewable | Path] = ()

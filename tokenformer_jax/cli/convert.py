@@ -8,11 +8,11 @@ r"""Turn released TokenFormer weights or a popular model into a run of ours, and
 `tokenformer convert ACTION --help` lists the flags of an action.
 
 The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, a directory
-with one of them, an Orbax checkpoint of the released TPU code, or a folder in the layout of
-transformers, whose config.json says what its model computes: docs/transformers.md lists the
-families. You can generate from the new work directory, grow it, train on and evaluate it. It holds
-parameters only; the optimizer's moments start at zero. --dtype=bfloat16 stores them in half the
-space, and every command reads them as float32.
+with one of them, or a folder in the layout of transformers, whose config.json says what its model
+computes: docs/transformers.md lists the families. PyTorch reads .bin files. You can generate from
+the new work directory, grow it, train on and evaluate it. It holds parameters only; the optimizer's
+moments start at zero. --dtype=bfloat16 stores them in half the space, and every command reads them
+as float32.
 
 to-torch writes a safetensors file, which safetensors.torch.load_file reads, and the tokenizer to a
 tokenizer.json beside it, where to-jax looks for one.

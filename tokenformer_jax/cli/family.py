@@ -5,7 +5,8 @@ r"""Train models of several sizes from one config, for less than each apart.
   tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e9 \
     --dry_run --topology=v5e:4x4 --law=laws.json
 
-A size is the config's model with a factor of its parameter tokens. --way says how sizes are made:
+A size is the config's model with a factor of its parameter tokens. --method says how sizes are
+made:
 
   bottom_up  train the smallest, grow it from size to size; each size goes on alone to its end
   top_down   train the largest, shrink it to each size, and train that with the largest as teacher
@@ -14,9 +15,9 @@ A size is the config's model with a factor of its parameter tokens. --way says h
   apart      train each size from scratch, for comparison
 
 The command makes what is missing, one run after the other on all devices, and goes on where it
-stopped. Ways with the same --out share runs from scratch, the file family.json and the picture
+stopped. Methods with the same --out share runs from scratch, the file family.json and the picture
 family.png. With --dry_run, --topology adds chip-hours as `plan --quick` finds them, and --law, the
-JSON file of `laws`, adds losses and the times of growth at which the sizes cost least.
+JSON file of `laws`, adds losses and what the family costs beside its sizes apart at equal loss.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,8 @@ from absl import flags
 from tokenformer_jax.cli import config_flag, parse_flags
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.family import forecast, make, picture, result, ways
+from tokenformer_jax.family import forecast, make, result
+from tokenformer_jax.family import jobs as jobs_lib
 from tokenformer_jax.family.jobs import Family, Job
 from tokenformer_jax.laws import grid_runs, points
 from tokenformer_jax.parallel import hosts, messages
@@ -37,12 +39,12 @@ from tokenformer_jax.storage import paths
 _MOST_EXAMPLES = 2**16
 _SET = {
   'train.steps': '--tokens says how long the runs are',
-  'train.drop_groups': '--drop_groups says it for --way=elastic, and the other ways have none',
+  'train.drop_groups': '--drop_groups says it for --method=elastic, and others have none',
 }
 
 
-# Flags that some ways of making sizes have.
-_OF_WAYS = {
+# Flags that some methods have.
+_OF_METHODS = {
   'grow_at': ('bottom_up',),
   'share distill_weight': ('top_down', 'elastic'),
   'drop_groups': ('elastic',),
@@ -58,8 +60,8 @@ def define_flags() -> None:
   flags.DEFINE_string('out', None, 'The directory for the runs.', required=True)
   flags.DEFINE_list('sizes', None, 'Rising factors of the size of the config.', required=True)
   flags.DEFINE_string('tokens', None, 'Tokens of a size from scratch, such as 2e6.', required=True)
-  flags.DEFINE_enum('way', 'bottom_up', list(ways.WAYS), 'How the sizes are made.')
-  flags.DEFINE_enum('scale', plain.scale, ways.SCALES, 'What a size multiplies.')
+  flags.DEFINE_enum('method', 'bottom_up', list(jobs_lib.METHODS), 'How the sizes are made.')
+  flags.DEFINE_enum('scale', plain.scale, jobs_lib.SCALES, 'What a size multiplies.')
   flags.DEFINE_list(
     'grow_at', None, 'The share of the tokens before each growth; default: evenly up to 3/4.'
   )
@@ -83,7 +85,7 @@ def define_flags() -> None:
   flags.DEFINE_bool('dry_run', False, 'List runs, tokens, FLOPs and times, and make nothing.')
   flags.DEFINE_string('topology', None, 'CHIP:SHAPE as for plan: list chip-hours on it.')
   flags.DEFINE_integer('slices', 1, 'The number of slices of the topology.', lower_bound=1)
-  flags.DEFINE_string('law', None, 'The JSON file of laws: list losses, and when to grow, by it.')
+  flags.DEFINE_string('law', None, 'The JSON file of laws: list losses by it.')
 
 
 def run() -> None:
@@ -96,9 +98,9 @@ def main(argv: Sequence[str]) -> int:
   """List the runs; then make what is missing, and write the results."""
   del argv
   values = flags.FLAGS
-  for names, ways_ in _OF_WAYS.items():
-    why = f'has an effect only with --way={" or ".join(ways_)}; leave it out'
-    parse_flags.refuse(names, why, unless=values.way in ways_)
+  for names, methods in _OF_METHODS.items():
+    why = f'has an effect only with --method={" or ".join(methods)}; leave it out'
+    parse_flags.refuse(names, why, unless=values.method in methods)
   parse_flags.needs('topology law', 'dry_run')
   parse_flags.needs('slices', 'topology=CHIP:SHAPE')
   _check_keys()
@@ -108,8 +110,8 @@ def main(argv: Sequence[str]) -> int:
   if not values.dry_run:
     cli.check_output_folder('out')
   base = config_flag.read()
-  jobs = ways.list_jobs(base, family, out)
-  separate = ways.list_apart(base, family)
+  jobs = jobs_lib.list_jobs(base, family, out)
+  separate = jobs_lib.list_apart(base, family)
   apart = sum(job.flops for job in separate)
   result.read(out, family)  # Another family in this place is refused here.
   found = grid_runs.progress(jobs, out, make.is_done)
@@ -148,11 +150,11 @@ def _show(jobs: Sequence[Job], family: Family, apart: float, out: str) -> None:
   content = result.write(out, family, apart, jobs, found)
   written = f'wrote {out}/{result.FILE}'
   try:
-    picture.write(content, paths.parse_path(out) / picture.FILE)
+    result.write_picture(content, out)
   except UserError as error:
     messages.say(f'{written}, and no picture: {error}')
     return
-  messages.say(f'{written} and {out}/{picture.FILE}')
+  messages.say(f'{written} and {out}/{result.PICTURE}')
 
 
 def _read_family() -> Family:
@@ -162,7 +164,7 @@ def _read_family() -> Family:
   return Family(
     sizes=points.positives('sizes', values.sizes),
     tokens=round(tokens),
-    way=values.way,
+    method=values.method,
     scale=values.scale,
     grow_at=points.positives('grow_at', values.grow_at or ()),
     share=values.share,

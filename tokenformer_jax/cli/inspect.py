@@ -26,7 +26,7 @@ from tokenformer_jax.data import held_out
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.inspection import picture, report
+from tokenformer_jax.inspection import heat_map, report
 from tokenformer_jax.inspection.model import answers, load, maps, measure, old_tokens
 from tokenformer_jax.inspection.report import Row
 from tokenformer_jax.inspection.weights import names, pattentions
@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> None:
   if values.text.startswith('files:'):  # Report a wrong name before the model loads.
     open_source(values.text, 'text', '--text')
   if values.out:
-    picture.check()
+    heat_map.check()
   model = load(values.source)
   chosen = _chosen_pattentions(model)
   content = {
@@ -104,7 +104,7 @@ def _show_tokens(model: Trained, chosen: Mapping[int, Sequence[str]], texts: Tex
   labels = report.labels(model.tokenizer, texts.shown.tolist())
   found = _only(chosen, maps(model, texts.shown, list(chosen)))
   if values.out:
-    _write('out', picture.draw(found, labels, old).savefig)
+    _write('out', heat_map.draw(found, labels, old).savefig)
   strongest = report.strongest_rows(found, values.top_k)
   print(f'\nthe first {len(texts.shown)} tokens of {texts.name}\n')
   print(report.strongest_table(strongest, labels), flush=True)

@@ -28,9 +28,9 @@ from tokenformer_jax.config import Config, to_json
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import (
   breakdown,
+  breakdown_figure,
   chain,
   estimate,
-  picture,
   stages,
   table,
   topology,
@@ -134,7 +134,7 @@ def _check_breakdown(on: Topology) -> None:
     )
   cli.output_file('picture', paths.PICTURES)
   if values.picture is not None:
-    picture.check()
+    breakdown_figure.check()
 
 
 def _answer(run: Config, on: Topology) -> tuple[str, Any]:
@@ -173,5 +173,5 @@ def _answer(run: Config, on: Topology) -> tuple[str, Any]:
     text += f'\n\n{breakdown.render(found)}'
     figures['breakdown'] = breakdown.to_json(found.costs)
   if flags.FLAGS.picture is not None:
-    cli.write_output('picture', picture.figure(found).savefig)
+    cli.write_output('picture', breakdown_figure.draw(found).savefig)
   return text, figures

@@ -7,10 +7,10 @@ JSON, and `from_dict` reads it.
 
 A section is a frozen pydantic dataclass (`section.section`), whose fields have defaults, meanings
 and bounds. A field of several kinds of section (`section.OneOf`) has a `kind` and the keys of its
-kind. `check_run.check` checks the conditions that involve several fields.
+kind. `check_config.check` checks the conditions that involve several fields.
 """
 
-from tokenformer_jax.config.check_run import check_decay
+from tokenformer_jax.config.batch_sizes import Stage, at_stage, stages, stages_after
 from tokenformer_jax.config.data import DataConfig, ImagesConfig, SourceConfig, Sources, TextConfig
 from tokenformer_jax.config.feed_forward import (
   BiasBalanceConfig,
@@ -107,7 +107,6 @@ from tokenformer_jax.config.sections import (
   TrainConfig,
   profile_range,
 )
-from tokenformer_jax.config.stages import Stage, at_stage, stages, stages_after
 from tokenformer_jax.config.values import (
   defaults,
   from_dict,

@@ -149,10 +149,11 @@ class ImagesConfig(DataConfig):
   """Images with labels."""
 
   kind = 'images'
-  # An image is one sample, from one source.
+  # An image is one sample by itself, from one source.
   sequence_length: ClassVar[int] = 1
   sequence_length_by_step: ClassVar[str] = ''
   mixture: ClassVar[Sources] = Sources()
+  documents: ClassVar[str] = 'joined'
 
   image_size: Int = key(224, 'pixels of a side', above=0)
   crop_area: Float = key(

@@ -47,36 +47,10 @@ def load(path: str) -> ConfigDict:
     path: FILE.py, FILE.py:VARIANT, or the name of a config of the package.
 
   Raises:
-    UserError: there is no such file or variant, or it does not return a `ConfigDict`.
+    UserError: there is no such file or variant, or it does not return a valid `ConfigDict`.
   """
-  file, colon, variant = path.partition(':')
-  file = _located(file)
-  _check_file(path, file)
-  try:
-    module = _module(file)
-    if not callable(get_config := getattr(module, 'get_config', None)):
-      raise UserError(
-        f'{file} has no function get_config; a config file defines get_config(), which changes '
-        'config.defaults() and returns it'
-      )
-    where = _definition(get_config, file)
-    variants = [variant] if colon else []
-    _check_variant(get_config, variants, file, where)
-    values = get_config(*variants)
-  except UserError:
-    raise
-  except Exception as error:  # whatever the user's own code raises
-    raise UserError(f'--config={path}: {_place(error, file)}') from error
-  if not isinstance(values, ConfigDict):
-    found = 'nothing' if values is None else f'a {type(values).__name__}'
-    raise UserError(
-      f'get_config of {where} returns {found}; it must return the ConfigDict of '
-      'config.defaults(), changed'
-    )
-  try:
-    config.from_dict(config.Config, _computed(values, path))
-  except UserError as error:
-    raise UserError(f'get_config of {where} returns an invalid config: {error}') from None
+  values = _run(path)
+  _check_values(path, _computed(values, path))
   return values
 
 
@@ -88,7 +62,7 @@ def read(path: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> conf
   Raises:
     UserError: see `load`; or the values do not fit together.
   """
-  values = load(path)
+  values = _run(path)
   in_file = _computed(values, path)
   with values.unlocked(), values.ignore_type():
     for key, value in overrides.items():
@@ -98,8 +72,49 @@ def read(path: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> conf
         inside = inside[section] if isinstance(inside, ConfigDict) and section in inside else None
       if name != 'kind' and isinstance(inside, ConfigDict) and name in inside:
         inside[name] = value
-  computed = _changed(in_file, _computed(values, path))
-  return config.resolve(in_file, computed, config.from_dotted(overrides))
+  try:
+    computed = _changed(in_file, _computed(values, path))
+    return config.resolve(in_file, computed, config.from_dotted(overrides))
+  except UserError:
+    _check_values(path, in_file)
+    raise
+
+
+def _run(path: str) -> ConfigDict:
+  """Return what `get_config` of a file returns."""
+  file, colon, variant = path.partition(':')
+  file = _located(file)
+  _check_file(path, file)
+  try:
+    module = _module(file)
+    if not callable(get_config := getattr(module, 'get_config', None)):
+      raise UserError(
+        f'{file} has no function get_config; a config file defines get_config(), which changes '
+        'config.defaults() and returns it'
+      )
+    variants = [variant] if colon else []
+    _check_variant(get_config, variants, file)
+    values = get_config(*variants)
+  except UserError:
+    raise
+  except Exception as error:  # whatever the user's own code raises
+    raise UserError(f'--config={path}: {_locate(error, file)}') from error
+  if not isinstance(values, ConfigDict):
+    returned = 'nothing' if values is None else f'a {type(values).__name__}'
+    raise UserError(
+      f'get_config of {file} returns {returned}; it must return the ConfigDict of '
+      'config.defaults(), changed'
+    )
+  return values
+
+
+def _check_values(path: str, values: Mapping[str, Any]) -> None:
+  """Check that the values of a file are a config."""
+  try:
+    config.from_dict(config.Config, values)
+  except UserError as error:
+    file = _located(path.partition(':')[0])
+    raise UserError(f'get_config of {file} returns an invalid config: {error}') from None
 
 
 def _computed(values: ConfigDict, path: str) -> dict[str, Any]:
@@ -152,27 +167,20 @@ def _module(file: str) -> types.ModuleType:
   return module
 
 
-def _definition(function: Any, file: str) -> str:
-  code = getattr(function, '__code__', None)
-  return f'{file}, line {code.co_firstlineno},' if code else file
-
-
-def _check_variant(function: Any, variants: list[str], file: str, where: str) -> None:
+def _check_variant(function: Any, variants: list[str], file: str) -> None:
   try:
     inspect.signature(function).bind(*variants)
   except TypeError:
     if variants:
       raise UserError(
-        f'get_config of {where} takes no variant, and --config={file}:{variants[0]} names one; '
+        f'get_config of {file} takes no variant, and --config={file}:{variants[0]} names one; '
         f'leave out :{variants[0]}'
       ) from None
-    raise UserError(
-      f'get_config of {where} needs a variant; give --config={file}:VARIANT'
-    ) from None
+    raise UserError(f'get_config of {file} needs a variant; give --config={file}:VARIANT') from None
 
 
-def _place(error: Exception, file: str) -> str:
-  """Return the place in the config file that an exception comes from, and its message."""
+def _locate(error: Exception, file: str) -> str:
+  """Return the line of the config file that an exception comes from, and its message."""
   if isinstance(error, SyntaxError) and error.filename and error.lineno:
     return f'{error.filename}, line {error.lineno}, is not Python ({error.msg})'
   frames = traceback.extract_tb(error.__traceback__)

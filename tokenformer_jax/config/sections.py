@@ -176,8 +176,3 @@ class DistillConfig:
   temperature: Float = key(
     1.0, 'divides the logits of both models before their probabilities are compared', above=0
   )
-  init: Literal['no', 'yes'] = key(
-    'no',
-    "whether the run begins with the teacher's arrays, wherever both models have the same: "
-    'embedding, attention, norms, head',
-  )

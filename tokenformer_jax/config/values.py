@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from tokenformer_jax.config import names
-from tokenformer_jax.config.check_run import check
+from tokenformer_jax.config.check_config import check
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.section import adapter, field_types, kinds_of, sections_of
 

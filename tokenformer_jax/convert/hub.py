@@ -72,12 +72,7 @@ def is_folder(source: Path) -> bool:
 
 
 def find(source: Path) -> Folder:
-  """Return the model of a folder.
-
-  Raises:
-    UserError: the model is of no known family, has an option that we do not have, needs code of its
-      author, or a tensor is missing, unknown or of another shape.
-  """
+  """Return the model of a folder."""
   file = source / _CONFIG
   values = read_json(file)
   family = _family(values, file)
@@ -120,11 +115,7 @@ def _named(tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
 
 
 def layout(model: ModelConfig, family: Family) -> list[Place]:
-  """Return the tensors of a model of a family, layer by layer; allocate nothing.
-
-  Raises:
-    UserError: the model has an array that the family has no tensor for.
-  """
+  """Return the tensors of a model of a family, layer by layer; allocate nothing."""
   abstract = _by_path(define_lm(model).abstract)
   layers = [model.layers[name] for name in pattern.names(model.repeats)]
   places, covered = [], set()

@@ -56,11 +56,7 @@ _VALUES = {
 
 
 def check_can_load(model: ModelConfig) -> None:
-  """Check that the PyTorch files compute what a language model does.
-
-  Raises:
-    UserError: the model has a part that they do not have.
-  """
+  """Check that the PyTorch files compute what a language model does."""
   for name, layer in model.layers.items():
     for leaf in leaves(layer):
       key = leaf.path.rpartition('.')[2]
@@ -127,12 +123,7 @@ def describe(model: ModelConfig, ids: Mapping[str, int], dtype: str) -> dict[str
 
 
 def find_model(folder: Path) -> ModelConfig | None:
-  """Return the model of a folder from `to-hf`; None: this is another folder or a file.
-
-  Raises:
-    UserError: its `config.json` cannot be read, has another format than today's, or describes no
-      model.
-  """
+  """Return the model of a folder from `to-hf`; None: this is another folder or a file."""
   file = folder / 'config.json'
   if not file.is_file():
     return None
@@ -152,11 +143,7 @@ def find_model(folder: Path) -> ModelConfig | None:
 
 
 def check_fit(model: ModelConfig, tensors: Mapping[str, Tensor], folder: Path) -> None:
-  """Check that the tensors of a folder are those of its model.
-
-  Raises:
-    UserError: one is missing, is unknown, or has another shape.
-  """
+  """Check that the tensors of a folder are those of its model."""
   expected = layout(model)
   for name in [*expected, *tensors]:
     found, place = tensors.get(name), expected.get(name)

@@ -36,11 +36,7 @@ class Generation(NamedTuple):
 
 
 def find(folder: Path, vocab_size: int) -> Generation:
-  """Return how the model of a folder writes texts; `config.json` has the ids in older folders.
-
-  Raises:
-    UserError: a file cannot be read, or has an id that is no token, or a setting that is no number.
-  """
+  """Return how the model of a folder writes texts; `config.json` has the ids in older folders."""
   file = folder / FILE
   values = read_json(file) if file.is_file() else {}
   keys, where = Keys(values, str(file)), str(file)

@@ -11,11 +11,7 @@ _MOST_BYTES = 2**20
 
 
 def read_json(file: Path) -> dict[str, Any]:
-  """Return the object in a small JSON file of a model.
-
-  Raises:
-    UserError: the file cannot be read, or holds something else.
-  """
+  """Return the object in a small JSON file of a model."""
   try:
     if file.stat().st_size > _MOST_BYTES:
       raise ValueError(f'more than {_MOST_BYTES} bytes')

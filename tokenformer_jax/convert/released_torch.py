@@ -76,10 +76,6 @@ def infer_model(
   The reference counts are the numbers of parameter tokens: the released code takes τ from them.
   `heads` is None for those of the released model of this width, and `rotary_fraction` is None for a
   quarter of each head, as in all released models. `score` is one of `SCORES`.
-
-  Raises:
-    UserError: a tensor is missing, is unknown, or has a shape that does not fit the others, or the
-      number of heads is not known.
   """
   width, vocab_size = _sizes(shapes, _EMBEDDING)[::-1]
   layers = {int(match[1]) for match in map(_LAYER.match, shapes) if match}
@@ -121,11 +117,7 @@ def _guess_heads(width: int) -> int:
 
 
 def check_heads(width: int, heads: int) -> None:
-  """Check that a number of heads divides the width.
-
-  Raises:
-    UserError: it does not.
-  """
+  """Check that a number of heads divides the width."""
   if width % heads:
     raise UserError(
       f'the model is {width} wide, which is not a multiple of {heads} heads; change --heads'
@@ -192,11 +184,7 @@ def sized(
 
 
 def check_can_compute(model: ModelConfig) -> None:
-  """Check that the released code can compute a model; its sizes do not matter.
-
-  Raises:
-    UserError: it cannot.
-  """
+  """Check that the released code can compute a model; its sizes do not matter."""
   if model.repeats != (Repeat((BASE,), model.depth),):
     raise UserError(
       f'model.pattern is {model.pattern!r}; a model of several kinds of layers has no place in the '

@@ -44,10 +44,6 @@ def convert_layout(params: Params, model: ModelConfig, layout: str) -> tuple[Par
   """Return the parameters and the model of the same function with another rotary layout.
 
   Layers are stacked, and every size of the model is filled in. `layout` is one of `LAYOUTS`.
-
-  Raises:
-    UserError: there is no such layout, no layer rotates, all layers that rotate have the layout, or
-      a layer that rotates has neither softmax nor linear attention.
   """
   _check(model, layout)
   step = _step(model, layout)
@@ -59,10 +55,6 @@ def convert_run(source: str, target: paths.Path, layout: str) -> ModelConfig:
   """Write a run with another rotary layout, at its step and with its optimizer's state.
 
   Return the new model. `source` is DIR or DIR@STEP.
-
-  Raises:
-    UserError: the run cannot be read, `convert_layout` cannot convert its model, or the target
-      exists or cannot be written. Nothing of the target remains then.
   """
   directory, step = paths.split_source(source)
   files.check_target(target, directory)

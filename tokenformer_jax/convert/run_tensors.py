@@ -123,11 +123,7 @@ class NonFinite:
     self.report()
 
   def report(self) -> None:
-    """Print the number of such weights, if there are any.
-
-    Raises:
-      UserError: there are some, and they are not allowed.
-    """
+    """Print the number of such weights, if there are any."""
     if not self._number:
       return
     message = (

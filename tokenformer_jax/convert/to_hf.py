@@ -35,13 +35,7 @@ def convert_run(
   allow_nonfinite: bool = False,
   shard_bytes: int = SHARD_BYTES,
 ) -> ModelConfig:
-  """Write the folder of a run's model, and return the model; `source` is DIR or DIR@STEP.
-
-  Raises:
-    UserError: the target exists or cannot be written, the run cannot be read or is not a language
-      model, the PyTorch files do not have a part of its model, a weight is not finite, or a number
-      is too large for the dtype. Nothing of the target remains then.
-  """
+  """Write the folder of a run's model, and return the model; `source` is DIR or DIR@STEP."""
   if target.suffix in _FILES:
     raise UserError(
       f'the target {target} is named like a file, and to-hf writes a folder; name a folder, or '

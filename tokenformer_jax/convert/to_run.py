@@ -15,7 +15,6 @@ from tokenformer_jax.convert import (
   hub_folder,
   hub_generation,
   released_torch,
-  released_tpu,
   run_tensors,
   tensor_files,
   vocabulary,
@@ -38,25 +37,18 @@ def to_jax(
   heads: int | None = None,
   rotary_fraction: float | None = None,
   score: str = released_torch.SCORE,
-  zoom_dim: int | None = None,
   sequence_length: int | None = None,
   dtype: str = 'float32',
   allow_nonfinite: bool = False,
 ) -> Config:
   """Make a work directory, with a checkpoint of step 0, from weights; return its config.
 
-  The source is a path for `tensor_files.find`, an Orbax checkpoint (`released_tpu`), which has no
-  `rotary_fraction`, or a folder in the hub's layout (`hub`), which has no `score` or `heads`
-  either; only an Orbax checkpoint has a `zoom_dim`. `infer_model` of `released_torch` and
-  `released_tpu` explains these; `vocabulary.find` explains `tokenizer`. The model does not depend
-  on `sequence_length`, by default 2048 or the fewer positions of a folder. `dtype` is float32 or
-  bfloat16, in which the arrays are stored; whoever reads them widens them. `allow_nonfinite`
-  accepts weights that are NaN or infinite, with a message.
-
-  Raises:
-    UserError: `tensor_files.find` or `infer_model` refuses the source, a weight is not finite, the
-      tokenizer does not fit, or the target exists or cannot be written. Nothing of the target
-      remains then.
+  The source is a path for `tensor_files.find`, or a folder in the hub's layout (`hub`), which has
+  no `heads`, `rotary_fraction` or `score`: `released_torch.infer_model` explains these, and
+  `vocabulary.find` explains `tokenizer`. The model does not depend on `sequence_length`, by default
+  2048 or the fewer positions of a folder. `dtype` is float32 or bfloat16, in which the arrays are
+  stored; whoever reads them widens them. `allow_nonfinite` accepts weights that are NaN or
+  infinite, with a message.
   """
   if dtype not in STORED:
     raise UserError(f'--dtype is {dtype}; a run stores its parameters as {" or ".join(STORED)}')
@@ -65,12 +57,11 @@ def to_jax(
     given = {
       'heads': heads,
       'rotary_fraction': rotary_fraction,
-      'zoom_dim': zoom_dim,
       'score': None if score == released_torch.SCORE else score,
     }
     model, weights = _find_folder(source, given)
   else:
-    model, weights = _find(source, heads, rotary_fraction, score, zoom_dim)
+    model, weights = _find(source, heads, rotary_fraction, score)
   spec, loaded = vocabulary.find(tokenizer, source)
   if loaded.size > model.vocab_size:
     raise UserError(
@@ -139,31 +130,9 @@ def _find_folder(source: Path, given: Mapping[str, Any]) -> tuple[ModelConfig, _
 
 
 def _find(
-  source: Path,
-  heads: int | None,
-  rotary_fraction: float | None,
-  score: str,
-  zoom_dim: int | None,
+  source: Path, heads: int | None, rotary_fraction: float | None, score: str
 ) -> tuple[ModelConfig, _Weights]:
   """Return the model of a source, and its weights."""
-  if directory := released_tpu.find_directory(source):
-    if rotary_fraction is not None:
-      raise UserError(
-        f'--rotary_fraction has no meaning for {source}, a checkpoint of the released TPU code, '
-        'whose models have no positions; leave it out'
-      )
-    arrays = released_tpu.find(directory)
-    model = released_tpu.infer_model(arrays, heads=heads, zoom_dim=zoom_dim or 0, score=score)
-    return model, _Weights(
-      {'float32'},
-      functools.partial(released_tpu.deferred, model, arrays),
-      lambda: ((name, array.read()) for name, array in arrays.items()),
-    )
-  if zoom_dim is not None:
-    raise UserError(
-      f'--zoom_dim has no meaning for {source}, which is not a checkpoint of the released TPU '
-      'code; leave it out'
-    )
   tensors = tensor_files.find(source)
   shapes = {name: tensor.shape for name, tensor in tensors.items()}
   model = released_torch.infer_model(

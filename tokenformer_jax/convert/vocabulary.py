@@ -29,9 +29,6 @@ def find(named: str, weights: Path) -> Found:
 
   `named` is `bytes`, the path of a `tokenizer.json`, or a run, DIR or DIR@STEP, whose tokenizer to
   take; empty: the `tokenizer.json` beside the weights.
-
-  Raises:
-    UserError: there is no such file or run, or the file is not a tokenizer.
   """
   if not named:
     file = (weights if weights.is_dir() else weights.parent) / _FILE
@@ -83,9 +80,6 @@ def check_beside(weights: Path, vocabulary: dict[str, Any]) -> None:
   """Check that no other model's tokenizer is in the directory of a file to write.
 
   `vocabulary` is the tokenizer of the file's model, from `Tokenizer.to_json`.
-
-  Raises:
-    UserError: a `tokenizer.json` with other content is beside the file.
   """
   file = weights.parent / _FILE
   if not file.exists():
@@ -105,9 +99,6 @@ def written_beside(weights: Path, vocabulary: dict[str, Any]) -> Iterator[None]:
 
   A model of bytes has no such file; a message says how to name its tokenizer. `check_beside` must
   have passed for the same arguments.
-
-  Raises:
-    UserError: the file cannot be written.
   """
   file = weights.parent / _FILE
   new = vocabulary['kind'] != 'bytes' and not file.exists()

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import ImagesConfig
 from tokenformer_jax.data import rand_augment
 
 _RATIO = 4 / 3  # largest aspect ratio of a random crop; the smallest is its inverse
@@ -25,7 +25,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 class Views:
   """The views of images, uint8 [S, S, C], that a data config describes."""
 
-  data: DataConfig
+  data: ImagesConfig
   channels: int
 
   def train(self, encoded: bytes, rng: np.random.Generator) -> np.ndarray:

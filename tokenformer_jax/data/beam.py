@@ -27,11 +27,7 @@ _WITH_SERVER = ('FlinkRunner', 'SparkRunner', 'PortableRunner', 'PrismRunner')
 
 
 def read_options(flags: str) -> 'PipelineOptions':
-  """Return the options that Beam's flags stand for.
-
-  Raises:
-    UserError: Beam is not installed, or has no such runner or flag.
-  """
+  """Return the options that Beam's flags stand for."""
   if importlib.util.find_spec('apache_beam') is None:
     raise UserError(
       '--beam needs Apache Beam; install the extra [beam] in an environment of its own, as '
@@ -60,40 +56,36 @@ def read_options(flags: str) -> 'PipelineOptions':
 
 
 def write_shards(
-  jobs: Sequence[ShardBuild], tokenizer: tokenizers.Tokenizer, flags: str
+  builds: Sequence[ShardBuild], tokenizer: tokenizers.Tokenizer, flags: str
 ) -> Iterator[shards.Shard]:
-  """Yield the shards of jobs, in their order, when the pipeline has written all of them.
-
-  Raises:
-    UserError: a job raises it, or the pipeline failed.
-  """
+  """Yield the shards of builds, in their order, when the pipeline has written all of them."""
   options = read_options(flags)
-  if not jobs:
+  if not builds:
     return
   import apache_beam  # noqa: PLC0415 (see above)
 
   content = json.dumps(tokenizer.to_json())
   try:
     with apache_beam.Pipeline(options=options) as pipeline:
-      _ = pipeline | apache_beam.Create(jobs) | apache_beam.Map(_write, content)
+      _ = pipeline | apache_beam.Create(builds) | apache_beam.Map(_write, content)
   except Exception as error:  # Runners raise exceptions of many types.
     raise UserError(
       f'the pipeline of --beam={flags!r} failed ({retry.one_line(error)}); the same command '
       'continues with the shards that are missing'
     ) from error
-  sizes = shards.file_sizes(jobs[0].folder)
-  for job in jobs:
-    if (shard := job.find(sizes)) is None:
-      raise UserError(_reason(job))
+  sizes = shards.file_sizes(builds[0].folder)
+  for build in builds:
+    if (shard := build.find(sizes)) is None:
+      raise UserError(_reason(build))
     yield shard
 
 
-def _write(job: ShardBuild, content: str) -> None:
+def _write(build: ShardBuild, content: str) -> None:
   """Write a shard, or record what is wrong with its text."""
   try:
-    job.write(_tokenizer(content))
+    build.write(_tokenizer(content))
   except UserError as error:
-    shards.put_json(job.folder, record_name(job.name), {'error': str(error)})
+    shards.put_json(build.folder, record_name(build.name), {'error': str(error)})
 
 
 @functools.cache
@@ -102,12 +94,12 @@ def _tokenizer(content: str) -> tokenizers.Tokenizer:
   return tokenizers.from_json(json.loads(content))
 
 
-def _reason(job: ShardBuild) -> str:
+def _reason(build: ShardBuild) -> str:
   """Return why a shard is missing."""
-  record = job.folder / record_name(job.name)
+  record = build.folder / record_name(build.name)
   if paths.exists(record) and (error := json.loads(record.read_text('utf-8')).get('error')):
     return error
   return (
-    f'no worker of Apache Beam wrote {job.folder / job.name}; --out must be a folder that all '
+    f'no worker of Apache Beam wrote {build.folder / build.name}; --out must be a folder that all '
     'workers reach, such as one in a bucket'
   )

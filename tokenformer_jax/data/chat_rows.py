@@ -40,27 +40,23 @@ class Conversation(str):
 
 
 def columns(names: Iterable[str], label: str) -> list[str]:
-  """Return those of some columns that are read: `conversation` uses or refuses each.
-
-  Raises:
-    UserError: they are no conversation.
-  """
+  """Return those of some columns that are read: `conversation` uses or refuses each."""
   names = list(names)
   more = [name for name in names if name in _ROW_WEIGHTS or name in _ROW_TEXTS]
-  found = _found(names, label)
-  return found + [name for name in more if name not in found]
+  used = _used_names(names, label)
+  return used + [name for name in more if name not in used]
 
 
-def _found(names: Iterable[str], label: str) -> list[str]:
+def _used_names(names: Iterable[str], label: str) -> list[str]:
   """Return the names that a conversation is made of."""
   answer = next((name for name in _ANSWERS if name in names), None)
   if 'messages' in names:
     return ['messages']
   if 'prompt' in names and answer:
     return ['prompt', answer]
-  found = ', '.join(names) or 'nothing'
+  listed = ', '.join(names) or 'nothing'
   raise UserError(
-    f'{label} is no conversation (config.data.rows=chat): it needs {_SHAPES}, and has {found:.200}'
+    f'{label} is no conversation (config.data.rows=chat): it needs {_SHAPES}, and has {listed:.200}'
   )
 
 
@@ -75,13 +71,8 @@ def more_keys(message: dict[str, Any]) -> list[str]:
 
 
 def conversation(row: dict[str, Any], label: str) -> Conversation:
-  """Return the messages of a row as JSON.
-
-  Raises:
-    UserError: the row has another shape, a message without role or content, an empty answer, or
-      more that would be lost.
-  """
-  first, *answer = used = _found(list(row), label)
+  """Return the messages of a row as JSON."""
+  first, *answer = used = _used_names(list(row), label)
   messages = row[first]
   if answer:
     messages = [
@@ -100,9 +91,9 @@ def conversation(row: dict[str, Any], label: str) -> Conversation:
       'leave the row out'
     )
   # JSON can hold lone surrogates.
-  found = Conversation(text.encode('utf-8', errors='replace').decode())
-  found.label = label
-  return found
+  document = Conversation(text.encode('utf-8', errors='replace').decode())
+  document.label = label
+  return document
 
 
 def _check_rest(rest: dict[str, Any], messages: list[dict[str, Any]], label: str) -> None:
@@ -124,15 +115,11 @@ def _check_rest(rest: dict[str, Any], messages: list[dict[str, Any]], label: str
 
 
 def check_messages(messages: Any, label: str) -> None:
-  """Check the form of messages.
-
-  Raises:
-    UserError: they are no list of objects with `role` and `content`, or there are none.
-  """
+  """Check the form of messages."""
   if not isinstance(messages, list | tuple) or not messages:
-    found = f'{messages!r:.100}' if messages else 'none'
+    value = f'{messages!r:.100}' if messages else 'none'
     raise UserError(
-      f'{label} has no list of messages ({found}); it must be a list of {{"role", "content"}}'
+      f'{label} has no list of messages ({value}); it must be a list of {{"role", "content"}}'
     )
   for number, message in enumerate(messages, start=1):
     if not isinstance(message, dict):

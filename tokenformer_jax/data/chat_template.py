@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import chat_jinja, special_tokens, tokenizers
 from tokenformer_jax.data.chat_jinja import MARKS
 from tokenformer_jax.data.chat_rows import ANSWER_ROLE, WEIGHTS, is_learned, more_keys
@@ -90,14 +90,10 @@ class Template:
 
     An answer with a weight of 0 (see `chat_rows.WEIGHTS`) carries no loss. Errors name the
     conversation by its `label` and its beginning.
-
-    Raises:
-      UserError: the template refuses the messages, or makes no text of one of their keys. Without
-        `ask` also: it marks no answer, or writes a name that has no value.
     """
     label = _label(messages, label)
     reply = self._reply(messages, ask=ask, learn=not ask)
-    found = self._rendered(reply, label)
+    rendered = self._rendered(reply, label)
     for key in dict.fromkeys(key for message in messages for key in more_keys(message)):
       without = [{k: v for k, v in message.items() if k != key} for message in messages]
       if self._reply(without, ask=ask, learn=False) != reply:
@@ -108,20 +104,16 @@ class Template:
           'out, or name a template that writes it in config.data.chat_template'
         )
       if not ask:
-        found = self._learned(found, messages, key, label)
-    if not ask and not any(found.text[start:stop].strip() for start, stop in found.answers):
+        rendered = self._learned(rendered, messages, key, label)
+    if not ask and not any(rendered.text[start:stop].strip() for start, stop in rendered.answers):
       raise UserError(
         f'{label} has no answer to learn: {self.name} marks none of its text, or its weight is 0; '
         'leave the row out'
       )
-    return found
+    return rendered
 
-  def _learned(self, found: Rendered, messages: Messages, key: str, label: str) -> Rendered:
-    """Return the text without the marks of answers of which a key says that they are not learned.
-
-    Raises:
-      UserError: it says something else, or the template does not mark each answer once.
-    """
+  def _learned(self, rendered: Rendered, messages: Messages, key: str, label: str) -> Rendered:
+    """Return the text without the marks of answers that a key says are not to be learned."""
     learned = []
     for number, message in enumerate(messages, start=1):
       is_answer, value = message['role'] == ANSWER_ROLE, message.get(key)
@@ -133,12 +125,12 @@ class Template:
         )
       if is_answer:
         learned.append(asked)
-    if len(learned) != len(found.answers):
+    if len(learned) != len(rendered.answers):
       raise UserError(
         f'{label} has {key!r} in its messages, but {self.name} does not mark each answer once, so '
         'it is not known which marks are meant; leave the key out'
       )
-    return found._replace(answers=tuple(itertools.compress(found.answers, learned)))
+    return rendered._replace(answers=tuple(itertools.compress(rendered.answers, learned)))
 
   def end_of_turn(self, messages: Messages) -> str:
     """Return the text that ends an answer to messages, or '' if it ends with its document."""
@@ -149,12 +141,7 @@ class Template:
     return end.strip() or end
 
   def check(self, *, to_learn: bool) -> None:
-    """Check that the template can be used; for one `to_learn` from, that it says what is learned.
-
-    Raises:
-      UserError: it is not valid or needs too much, has no marks, or does not ask for answers with
-        the text that is before them.
-    """
+    """Check that the template is valid, and for one `to_learn` from, that it marks answers."""
     if not self._jinja(None)['marked'] and to_learn:
       raise UserError(f'{self.name} does not say what the model has to learn; {_ADVICE}')
     question = [{'role': 'user', 'content': 'QUESTION'}]
@@ -194,32 +181,29 @@ def _label(messages: Messages, row: str = '') -> str:
   return f'{row} a conversation that begins with {messages[0]["content"]!r:.80}'.lstrip()
 
 
-def find_template(data: DataConfig, *, to_learn: bool = True) -> Template:
+def find_template(data: TextConfig, *, to_learn: bool = True) -> Template:
   """Return the template of a run's conversations; one `to_learn` from marks what is learned.
 
   It is the file `chat_template`, or that of the tokenizer: `chat_template.jinja` or the entry of
   `tokenizer_config.json` beside its `tokenizer.json`; or `OURS`.
-
-  Raises:
-    UserError: jinja2 is missing, or the template cannot be read or used: see `Template.check`.
   """
   check_installed('config.data.rows is chat, which' if to_learn else 'a chat template')
   name, source = 'the built-in template', OURS
-  beside = _beside(data.tokenizer)
+  folder = _tokenizer_folder(data.tokenizer)
   if data.chat_template:
     name = f'config.data.chat_template={data.chat_template}'
     source = _read(Path(data.chat_template).expanduser(), name)
-  elif beside and (beside / 'chat_template.jinja').is_file():
-    name = str(beside / 'chat_template.jinja')
-    source = _read(beside / 'chat_template.jinja', name)
-  elif found := _named(_tokenizer_config(beside).get('chat_template')):
-    name, source = f'the chat_template of {beside}/tokenizer_config.json', found
-  template = Template(name, source, _special_tokens(data.tokenizer, beside))
+  elif folder and (folder / 'chat_template.jinja').is_file():
+    name = str(folder / 'chat_template.jinja')
+    source = _read(folder / 'chat_template.jinja', name)
+  elif own := _named(_tokenizer_config(folder).get('chat_template')):
+    name, source = f'the chat_template of {folder}/tokenizer_config.json', own
+  template = Template(name, source, _special_tokens(data.tokenizer, folder))
   template.check(to_learn=to_learn)
   return template
 
 
-def has_own(data: DataConfig) -> bool:
+def has_own(data: TextConfig) -> bool:
   """Return whether a template is beside the tokenizer's file."""
   file = Path(data.tokenizer).expanduser()
   if not file.is_file():
@@ -234,7 +218,7 @@ def check_installed(what: str) -> None:
     raise UserError(f'{what} needs jinja2; run pip install -e ".[chat]"')
 
 
-def _beside(tokenizer: str) -> Path | None:
+def _tokenizer_folder(tokenizer: str) -> Path | None:
   """Return the folder of a tokenizer.json; None: the tokenizer has no file."""
   if tokenizer == 'bytes' or tokenizers.bpe_size(tokenizer):
     return None
@@ -256,21 +240,21 @@ def _tokenizer_config(folder: Path | None) -> dict[str, Any]:
   return special_tokens.read_json(folder / 'tokenizer_config.json') if folder else {}
 
 
-def _named(found: Any) -> str:
+def _named(entry: Any) -> str:
   """Return the template of a tokenizer's config, which may have several with names, or ''."""
-  if isinstance(found, list):
-    found = next((one['template'] for one in found if one.get('name') == 'default'), '')
-  return found if isinstance(found, str) else ''
+  if isinstance(entry, list):
+    entry = next((one['template'] for one in entry if one.get('name') == 'default'), '')
+  return entry if isinstance(entry, str) else ''
 
 
 def _special_tokens(tokenizer: str, folder: Path | None) -> dict[str, str]:
   if folder is None:
     return {} if tokenizer == 'bytes' else {'eos_token': tokenizers.END_OF_DOCUMENT}
-  found = special_tokens.read(folder)
-  if 'eos_token' not in found:
+  named = special_tokens.read(folder)
+  if 'eos_token' not in named:
     loaded = tokenizers.load(tokenizer)
-    found['eos_token'] = loaded.decode([loaded.end_of_document])
-  return found
+    named['eos_token'] = loaded.decode([loaded.end_of_document])
+  return named
 
 
 def _without_marks(marked: str) -> Rendered:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import reading, text
 from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.data.sources import PLUS, open_source
@@ -74,11 +74,7 @@ class Corpus:
     return (texts, 'chat', self.template.fingerprint) if self.template else texts
 
   def pieces(self) -> Iterator[Piece]:
-    """Yield the text of both splits, always in the same order.
-
-    Raises:
-      UserError: a file cannot be read or is not text.
-    """
+    """Yield the text of both splits, always in the same order."""
     for unit in self.units():
       yield from unit.pieces(self.bad)
 
@@ -176,12 +172,8 @@ class Unit:
           yield from _in_pieces(document, split)
 
 
-def open_corpus(config: DataConfig) -> Corpus:
-  """Open the text sources of a run, without reading them.
-
-  Raises:
-    UserError: a source has another form or matches nothing, or both sources share a text.
-  """
+def open_corpus(config: TextConfig) -> Corpus:
+  """Open the text sources of a run, without reading them."""
   template = find_template(config) if config.rows == 'chat' else None
   source = _open(config.source, config, config.rows, config.setting('source'), ('train',))
   name, held_out = config.setting('validation_source'), None
@@ -208,7 +200,7 @@ def open_corpus(config: DataConfig) -> Corpus:
 
 
 def _open(
-  spec: str, config: DataConfig, rows: str, setting: str, splits: tuple[str, ...] = _HELD_OUT
+  spec: str, config: TextConfig, rows: str, setting: str, splits: tuple[str, ...] = _HELD_OUT
 ) -> text.Source:
   text_field = text.CHAT if rows == 'chat' else config.text_field
   return open_source(spec, text_field, setting, splits)
@@ -223,14 +215,11 @@ class _NamedSource(NamedTuple):
   source: text.Source | None  # None: its tokens are in a store, and it is not open
 
 
-def check_apart(texts: Iterable[tuple[DataConfig, Corpus | None]]) -> None:
+def check_apart(texts: Iterable[tuple[TextConfig, Corpus | None]]) -> None:
   """Check that a run names each text once, so that no text is held out and trained on.
 
   A text is a file, whatever its name there and the form of the source. `texts` are the sources of
   the run and what they name; None: a token store is read instead.
-
-  Raises:
-    UserError: a text is named twice.
   """
   sources: list[_NamedSource] = []
   for config, corpus in texts:

@@ -106,11 +106,7 @@ def check_name(path: str) -> None:
 
 
 def checked(path: str, chunks: Iterator[bytes], start: int = 0) -> Iterator[bytes]:
-  """Yield the chunks of a file from a byte `start` on unchanged, and check that they are text.
-
-  Raises:
-    UserError: the content has another format, or has NUL bytes.
-  """
+  """Yield the chunks of a file from a byte `start` on unchanged, and check that they are text."""
   head = b''
   while len(head) < _HEAD_BYTES and (chunk := next(chunks, b'')):
     head += chunk

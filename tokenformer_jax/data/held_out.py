@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import TextConfig
 from tokenformer_jax.config.mixture import shares, source_configs
 from tokenformer_jax.data import marks, store, tokenizers
 from tokenformer_jax.data.sources import open_source
@@ -12,7 +12,7 @@ from tokenformer_jax.errors import TransientError, UserError
 
 
 def held_out_tokens(
-  data: DataConfig, tokenizer: tokenizers.Tokenizer, needed: int
+  data: TextConfig, tokenizer: tokenizers.Tokenizer, needed: int
 ) -> tuple[np.ndarray, str]:
   """Return tokens that a run was not trained on, int32 [at most `needed`], and their text's name.
 
@@ -25,13 +25,13 @@ def held_out_tokens(
     except (UserError, TransientError):  # This machine does not have the text.
       existing = None
     if existing is not None:
-      found = np.asarray(existing.validation[:needed], np.int32)
-      return marks.plain(found), 'held-out text of the run'
+      ids = np.asarray(existing.validation[:needed], np.int32)
+      return marks.plain(ids), 'held-out text of the run'
   documents = open_source('stdlib', '').documents()
   return first_tokens(documents, tokenizer, needed), 'text of the Python standard library'
 
 
-def _sources(data: DataConfig) -> list[DataConfig]:
+def _sources(data: TextConfig) -> list[TextConfig]:
   """Return the config of each source of a run, that with the largest weight in the end first."""
   if not data.mixture:
     return [data]

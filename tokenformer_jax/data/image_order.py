@@ -127,7 +127,7 @@ def train_batches(
   last_step: int,
   position: order.Position = order.BEGINNING,
 ) -> Generator[Batch, None, None]:
-  """Return this host's part of the training batches `first_step` … `last_step` − 1, read ahead.
+  """Return this host's rows of the training batches `first_step` … `last_step` − 1, read ahead.
 
   Every valid label is smaller than `classes`. The seed is that of the order and of the views.
   `rows` are the numbers of the rows in the global batch that this host needs.
@@ -140,7 +140,7 @@ def train_batches(
 def validation_batches(
   split: Split, views: Views, classes: int, rows: Sequence[int], batches: int = 0
 ) -> Generator[Batch, None, None]:
-  """Return this host's part of the validation batches: all, or `batches` of them spread evenly."""
+  """Return this host's rows of the validation batches: all, or `batches` of them spread evenly."""
   size = views.data.batch_size
   chosen = order.spread(batches, math.ceil(len(split) / size))
   steps = ValidationSteps(split, views, classes, tuple(rows), size, len(chosen), chosen)

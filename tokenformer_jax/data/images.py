@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import ImagesConfig
 from tokenformer_jax.data import records, store
 from tokenformer_jax.errors import TransientError, UserError, counted
 from tokenformer_jax.parallel.messages import say
@@ -160,34 +160,30 @@ class ImageSet:
 
 
 @functools.cache
-def open_images(data: DataConfig) -> ImageSet:
-  """Open the images that `data.source` names: `digits`, `tfds:NAME` or `folder:DIR`.
-
-  Raises:
-    UserError: the source has another form, cannot be read, or has a split without images.
-  """
+def open_images(data: ImagesConfig) -> ImageSet:
+  """Open the images that `data.source` names: `digits`, `tfds:NAME` or `folder:DIR`."""
   form, _, name = data.source.partition(':')
   if data.source != 'digits' and not (form in SOURCES and name and form != 'digits'):
     raise UserError(
       f'config.data.source is {data.source!r}; for images it must be digits, tfds:NAME or '
       'folder:DIR'
     )
-  found = SOURCES[form](name, data)
+  images = SOURCES[form](name, data)
   for split in ('train', 'validation'):
-    if not len(getattr(found, split)):
+    if not len(getattr(images, split)):
       raise UserError(
         f'the {split} split of config.data.source={data.source} has no images; add images or '
         'change config.data.validation_fraction'
       )
-  return found
+  return images
 
 
-def _built_in(name: str, data: DataConfig) -> ImageSet:
+def _built_in(name: str, data: ImagesConfig) -> ImageSet:
   del name
   return _records(_digits(data), 'digits', 'digits', data)
 
 
-def _digits(data: DataConfig) -> Any:
+def _digits(data: ImagesConfig) -> Any:
   """Return the TFDS builder of the built-in digits; prepare the digits if they do not exist yet."""
   import tensorflow_datasets as tfds  # noqa: PLC0415 (slow, and only needed here)
 
@@ -211,7 +207,7 @@ def _digits(data: DataConfig) -> Any:
   return builder
 
 
-def _tfds(name: str, data: DataConfig) -> ImageSet:
+def _tfds(name: str, data: ImagesConfig) -> ImageSet:
   import tensorflow_datasets as tfds  # noqa: PLC0415 (slow, and only needed here)
 
   try:
@@ -225,7 +221,7 @@ def _tfds(name: str, data: DataConfig) -> ImageSet:
     raise records.opening_error('config.data.source', name, error) from error
 
 
-def _records(builder: Any, name: str, dataset: str, data: DataConfig) -> ImageSet:
+def _records(builder: Any, name: str, dataset: str, data: ImagesConfig) -> ImageSet:
   import tensorflow_datasets as tfds  # noqa: PLC0415
 
   features, splits = builder.info.features, builder.info.splits
@@ -254,14 +250,14 @@ def _records(builder: Any, name: str, dataset: str, data: DataConfig) -> ImageSe
   )
 
 
-def _splits(train: Split, validation: Split | None, data: DataConfig) -> dict[str, Split]:
+def _splits(train: Split, validation: Split | None, data: ImagesConfig) -> dict[str, Split]:
   if validation is not None:
     return {'train': train, 'validation': validation}
   fraction = data.validation_fraction
   return {'train': train.chosen(False, fraction), 'validation': train.chosen(True, fraction)}
 
 
-def _open_folder(name: str, data: DataConfig) -> ImageSet:
+def _open_folder(name: str, data: ImagesConfig) -> ImageSet:
   root = paths.local(name).expanduser()
   try:
     return retried(lambda: _folder(root, data), f'listing {root}')
@@ -272,8 +268,8 @@ def _open_folder(name: str, data: DataConfig) -> ImageSet:
     ) from error
 
 
-def _folder(root: Path, data: DataConfig) -> ImageSet:
-  """Read DIR/train/CLASS/… and DIR/val/CLASS/…, or DIR/CLASS/… with a held-out part."""
+def _folder(root: Path, data: ImagesConfig) -> ImageSet:
+  """Read DIR/train/CLASS/… and DIR/val/CLASS/…, or DIR/CLASS/… with some images held out."""
   if not root.is_dir():
     raise UserError(f'config.data.source is folder:{root}, which is not a folder')
   train_root = _first_folder(root, _TRAIN_FOLDERS)
@@ -302,7 +298,7 @@ def _first_folder(root: Path, names: tuple[str, ...]) -> Path | None:
   return next((root / name for name in names if (root / name).is_dir()), None)
 
 
-def _files(root: Path, data: DataConfig) -> tuple[list[str], Files]:
+def _files(root: Path, data: ImagesConfig) -> tuple[list[str], Files]:
   """Return the classes that have images below a folder, and the images."""
   classes, names, labels, others, empty = [], [], [], 0, []
   folders = sorted(path for path in root.iterdir() if path.is_dir())
@@ -311,13 +307,13 @@ def _files(root: Path, data: DataConfig) -> tuple[list[str], Files]:
     if _is_hidden(folder.name):
       continue
     everything, skipped = _names_below(folder, root)
-    found = [name for name in everything if name.lower().endswith(_SUFFIXES)]
-    others, hidden = others + len(everything) - len(found), hidden + skipped
-    if not found:
+    images = [name for name in everything if name.lower().endswith(_SUFFIXES)]
+    others, hidden = others + len(everything) - len(images), hidden + skipped
+    if not images:
       empty.append(folder.name)
       continue
-    names += found
-    labels += [len(classes)] * len(found)
+    names += images
+    labels += [len(classes)] * len(images)
     classes.append(folder.name)
   if empty:
     sentence = f'no images in {counted(len(empty), "class folder")} of {root}: {", ".join(empty)}'

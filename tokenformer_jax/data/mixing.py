@@ -19,7 +19,7 @@ def mix(
   """
   if not (mixup or cutmix):
     return images_BxHxWxC, jnp.ones(())
-  choice, weight, place = jax.random.split(key, 3)
+  choice, weight, centre = jax.random.split(key, 3)
   others_BxHxWxC = jnp.flip(images_BxHxWxC, axis=0)
 
   def mixed_up() -> tuple[jax.Array, jax.Array]:
@@ -29,7 +29,7 @@ def mix(
   def cut() -> tuple[jax.Array, jax.Array]:
     height, width = images_BxHxWxC.shape[1:3]
     own = jax.random.beta(weight, cutmix, cutmix)
-    inside_HxW = _rectangle(place, height, width, 1 - own)
+    inside_HxW = _rectangle(centre, height, width, 1 - own)
     pasted = jnp.where(inside_HxW[None, :, :, None], others_BxHxWxC, images_BxHxWxC)
     return pasted, 1 - jnp.mean(inside_HxW)  # The border may have cut the rectangle.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import TextConfig
 from tokenformer_jax.config.mixture import BLOCK, Shares, shares, source_configs
 from tokenformer_jax.data import mixture_tokenizer, order, store
 from tokenformer_jax.data.corpus import Corpus, check_apart
@@ -38,11 +38,11 @@ class Mixture:
 
   stores: dict[str, Store]
   shares: Shares
-  config: DataConfig
+  config: TextConfig
   seed: int
   subsamples: int = 1
 
-  def at_stage(self, data: DataConfig) -> 'Mixture':
+  def at_stage(self, data: TextConfig) -> 'Mixture':
     """Return the text with batches of the sizes of a stage: see `config.at_stage`."""
     subsamples = self.config.sequence_length // data.sequence_length
     return dataclasses.replace(self, config=data, subsamples=subsamples)
@@ -190,19 +190,16 @@ class _MixedSteps:
 
   def _sample(self, position: int) -> tuple[int, int]:
     """Return the number of the source of a position, and the position in that source's order."""
-    whole, part = divmod(position, self.subsamples)
+    whole, number = divmod(position, self.subsamples)
     source, sample = self.mixture.locate(whole)
-    return source, sample * self.subsamples + part
+    return source, sample * self.subsamples + number
 
 
-def open_sources(data: DataConfig, seed: int, tokenizer: Tokenizer | None = None) -> Mixture:
+def open_sources(data: TextConfig, seed: int, tokenizer: Tokenizer | None = None) -> Mixture:
   """Open the token store of each source of a run; build those that do not exist.
 
   All sources share a tokenizer: that of a trained model, if one is given, or the one of the config.
   A BPE is trained on the text of all sources in the proportion of their last weights.
-
-  Raises:
-    UserError: a source cannot be read, or is too short for one sequence.
   """
   if not data.mixture:
     made = store.prepare(data, tokenizer)
@@ -220,7 +217,7 @@ def open_sources(data: DataConfig, seed: int, tokenizer: Tokenizer | None = None
   return Mixture(stores, weights, data, seed)
 
 
-def make_stores(data: DataConfig, out: str | None, **options: Any) -> dict[str, Store]:
+def make_stores(data: TextConfig, out: str | None, **options: Any) -> dict[str, Store]:
   """Make the token store of each source: see `store.make`, which takes the options.
 
   `out` is a folder for all of them, each in a folder of its name; None: where the config has them.
@@ -237,12 +234,8 @@ def make_stores(data: DataConfig, out: str | None, **options: Any) -> dict[str, 
   return stores
 
 
-def store_folders(data: DataConfig) -> dict[str, paths.Path]:
-  """Return the folder of the token store of each source, whether the store exists or not.
-
-  Raises:
-    UserError: a text cannot be read, or the tokenizer was not trained yet.
-  """
+def store_folders(data: TextConfig) -> dict[str, paths.Path]:
+  """Return the folder of the token store of each source, whether the store exists or not."""
   sources = source_configs(data)
   tokenizer = None if all(one.store for one in sources.values()) else mixture_tokenizer.known(data)
   folders = {}
@@ -252,10 +245,10 @@ def store_folders(data: DataConfig) -> dict[str, paths.Path]:
   return folders
 
 
-def _check_apart(data: DataConfig, stored: Collection[str] = ()) -> None:
-  """Check that each text of a mixture has one place; that of `stored` sources is not read."""
-  found: list[tuple[DataConfig, Corpus | None]] = []
+def _check_apart(data: TextConfig, stored: Collection[str] = ()) -> None:
+  """Check that a mixture names each text once; the text of `stored` sources is not read."""
+  texts: list[tuple[TextConfig, Corpus | None]] = []
   for name, one in source_configs(data).items():
     with naming(name):
-      found.append((one, None if name in stored else store.open_text(one)))
-  retry.retried(lambda: check_apart(found), 'looking for text that two sources of a mixture have')
+      texts.append((one, None if name in stored else store.open_text(one)))
+  retry.retried(lambda: check_apart(texts), 'looking for text that two sources of a mixture have')

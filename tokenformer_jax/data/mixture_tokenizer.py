@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import TextConfig
 from tokenformer_jax.config.mixture import shares, source_configs
 from tokenformer_jax.data import store, tokenizers
 from tokenformer_jax.data.corpus import Corpus
@@ -28,7 +28,7 @@ def naming(name: str) -> Iterator[None]:
     raise UserError(f'{path}: {error}') from error
 
 
-def stored(data: DataConfig) -> Tokenizer | None:
+def stored(data: TextConfig) -> Tokenizer | None:
   """Return the BPE of the first store that the config names, or None."""
   if not tokenizers.bpe_size(data.tokenizer):
     return None
@@ -39,29 +39,25 @@ def stored(data: DataConfig) -> Tokenizer | None:
   return None
 
 
-def find(data: DataConfig) -> Tokenizer:
+def find(data: TextConfig) -> Tokenizer:
   """Return the tokenizer of the config; train a BPE that is not in the cache folder."""
   size = tokenizers.bpe_size(data.tokenizer)
   return _trained_bpe(data, size) if size else tokenizers.load(data.tokenizer)
 
 
-def known(data: DataConfig) -> Tokenizer:
-  """Return the tokenizer of a mixture, without training it.
-
-  Raises:
-    UserError: it is a BPE that was not trained yet.
-  """
+def known(data: TextConfig) -> Tokenizer:
+  """Return the tokenizer of a mixture, without training it."""
   if not (size := tokenizers.bpe_size(data.tokenizer)):
     return tokenizers.load(data.tokenizer)
-  if found := stored(data) or _read_bpe(_bpe_file(data, size, _weighted(data))):
-    return found
+  if tokenizer := stored(data) or _read_bpe(_bpe_file(data, size, _weighted(data))):
+    return tokenizer
   raise UserError(
     f'the tokenizer {data.tokenizer} of config.data.mixture was not trained yet, so there are no '
     'token stores; a run trains it, and so does `tokenformer prepare`'
   )
 
 
-def _weighted(data: DataConfig) -> dict[str, Corpus]:
+def _weighted(data: TextConfig) -> dict[str, Corpus]:
   """Return the text of the sources that have a weight."""
   weights = {name: weight for name, weight in shares(data.mixture).last.items() if weight}
   corpora = {}
@@ -72,7 +68,7 @@ def _weighted(data: DataConfig) -> dict[str, Corpus]:
   return corpora
 
 
-def _bpe_file(data: DataConfig, size: int, corpora: Mapping[str, Corpus]) -> Path:
+def _bpe_file(data: TextConfig, size: int, corpora: Mapping[str, Corpus]) -> Path:
   """Return the path of the BPE of a mixture in the cache folder."""
   weights = {name: shares(data.mixture).last[name] for name in corpora}
   parts = [(corpus.fingerprint(), corpus.fraction) for corpus in corpora.values()]
@@ -87,7 +83,7 @@ def _read_bpe(path: Path) -> Tokenizer | None:
   return None
 
 
-def _trained_bpe(data: DataConfig, size: int) -> Tokenizer:
+def _trained_bpe(data: TextConfig, size: int) -> Tokenizer:
   """Return the BPE of a mixture, from the cache folder, or trained."""
   corpora = _weighted(data)
   path = _bpe_file(data, size, corpora)

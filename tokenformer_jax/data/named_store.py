@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import shards, tokenizers
 from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.data.shards import ChangedError, Store
@@ -11,7 +11,7 @@ from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.storage import paths
 
 
-def open_named(config: DataConfig, tokenizer: Tokenizer | None) -> Store:
+def open_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store:
   """Open the store that `config.store` names, and check that it is of the config's text.
 
   Raises:
@@ -63,7 +63,7 @@ def open_named(config: DataConfig, tokenizer: Tokenizer | None) -> Store:
   return dataclasses.replace(store, tokenizer=tokenizer)
 
 
-def folder(config: DataConfig) -> paths.Path:
+def folder(config: TextConfig) -> paths.Path:
   """Return the folder that `config.store` names."""
   path = paths.parse_path(config.store)
   return path if paths.in_bucket(path) else path.expanduser().absolute()

@@ -23,7 +23,7 @@ import numpy as np
 from absl import flags
 from grain.experimental import index_shuffle
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data.shards import Store
 from tokenformer_jax.data.store import window_count
 from tokenformer_jax.data.tokens import Tokens
@@ -100,13 +100,13 @@ def samples(
   """
   n = window_count(tokens, sequence_length * subsamples)
   indices = [divmod(position, subsamples) for position in positions]
-  numbers = [sample_index(seed, whole, n) * subsamples + part for whole, part in indices]
+  numbers = [sample_index(seed, whole, n) * subsamples + number for whole, number in indices]
   return [window.astype(np.int32) for window in _windows(tokens, numbers, sequence_length)]
 
 
 def train_batches(
   store: Store,
-  config: DataConfig,
+  config: TextConfig,
   seed: int,
   rows: Sequence[int],
   first_step: int,
@@ -119,9 +119,6 @@ def train_batches(
   The batches are those of `first_step` … `last_step` − 1 (None: without end), in the form of
   `train_rows`. `rows` are the numbers of the rows in the global batch that this host needs. Close
   the generator to stop the threads or processes (`contextlib.closing`).
-
-  Raises:
-    UserError: the split is too short for one sequence.
   """
   _sample_count(store.train, config.sequence_length * subsamples, 'training')
   steps = _TrainSteps(
@@ -138,16 +135,13 @@ def train_batches(
 
 
 def validation_batches(
-  store: Store, config: DataConfig, rows: Sequence[int], batches: int = 0
+  store: Store, config: TextConfig, rows: Sequence[int], batches: int = 0
 ) -> Iterator[np.ndarray]:
   """Return this host's rows of the validation batches, int32 [len(rows), T + 1].
 
   Every sample comes once, in order; `batches` > 0 limits the batches (see `spread`). `rows` are the
   numbers of the rows in the global batch that this host needs. Rows after the last sample are
   filled with `NO_TOKEN`.
-
-  Raises:
-    UserError: the split is too short for one sequence.
   """
   n = _sample_count(store.validation, config.sequence_length, 'validation')
 
@@ -229,13 +223,8 @@ def describe_store(store: Store) -> str:
   return f'{tokens:,} tokens of {bytes_per_token:.2f} bytes'
 
 
-def check_store(store: Store, data: DataConfig) -> None:
-  """Check that both splits of a store have a sample, and that its documents can be told apart.
-
-  Raises:
-    UserError: a split is too short for one sequence, or `data.documents` needs the ends of
-      documents and conversations have such a token inside.
-  """
+def check_store(store: Store, data: TextConfig) -> None:
+  """Check that both splits of a store have a sample, and that its documents can be told apart."""
   _sample_count(store.train, data.sequence_length, 'training')
   _sample_count(store.validation, data.sequence_length, 'validation')
   if data.documents != 'joined' and store.divided:

@@ -21,11 +21,7 @@ def write_shards(
   tokenizer: tokenizers.Tokenizer,
   workers: int,
 ) -> Iterator[Shard]:
-  """Yield the shards that functions write, in their order. The functions can be pickled.
-
-  Raises:
-    UserError: a function raises it, or a process was killed.
-  """
+  """Yield the shards that functions write, in their order. The functions can be pickled."""
   context = multiprocessing.get_context('spawn')  # A fork would copy locks of other threads.
   pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start, (tokenizer.to_json(),))
   try:

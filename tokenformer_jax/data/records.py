@@ -21,8 +21,8 @@ def read(examples: Sequence[Any], number: int) -> Any:
   try:
     return examples[number]
   except RuntimeError as error:
-    if found := _SYSTEM_CALL.search(str(error)):
-      raise OSError(errno.EIO, found[0]) from error
+    if match := _SYSTEM_CALL.search(str(error)):
+      raise OSError(errno.EIO, match[0]) from error
     raise
 
 

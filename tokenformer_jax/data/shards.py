@@ -81,7 +81,7 @@ class Shard:
   @property
   def tokens(self) -> int:
     """The tokens of both splits."""
-    return sum(part.tokens for part in self.splits.values())
+    return sum(split.tokens for split in self.splits.values())
 
   def is_among(self, sizes: dict[str, int]) -> bool:
     """Return whether the files are among those of a store, which are given with their sizes."""
@@ -236,11 +236,7 @@ def file_sizes(folder: paths.Path) -> dict[str, int]:
 
 
 def verify(path: paths.Path) -> int:
-  """Compare all files of a store with their digests, and return the number of tokens.
-
-  Raises:
-    UserError: there is no store, it has another format, or it has changed since it was written.
-  """
+  """Compare all files of a store with their digests, and return the number of tokens."""
   try:
     index = read_index(path)
     _check_files(path, index)

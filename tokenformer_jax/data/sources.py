@@ -37,9 +37,6 @@ def open_source(
   The document is in the field `text_field` of a row or an example; for `CHAT` the row is a
   conversation. Messages call the source `setting`. `splits` are splits of a set in order of
   preference; the first existing one is read.
-
-  Raises:
-    UserError: the spec has another form, matches nothing, or matches a table or an archive.
   """
   if PLUS in spec:
     one = functools.partial(open_source, text_field=text_field, setting=setting, splits=splits)

@@ -26,11 +26,7 @@ _FIXED = {'mistral': '', 'mixtral': '', 'qwen2': 'Qwen2Tokenizer'}
 
 
 def read(folder: Path) -> dict[str, str]:
-  """Return the special tokens of a folder by their names, such as `eos_token`.
-
-  Raises:
-    UserError: a file is not valid JSON.
-  """
+  """Return the special tokens of a folder by their names, such as `eos_token`."""
   own = read_json(folder / 'tokenizer_config.json')
   named = own
   if 'added_tokens_decoder' not in own:  # A file of older versions, which newer ones do not read.
@@ -44,25 +40,17 @@ def read(folder: Path) -> dict[str, str]:
 
 
 def end_ids(folder: Path) -> list[int]:
-  """Return the ids that end texts by `config.json`, else by `generation_config.json`.
-
-  Raises:
-    UserError: a file is not valid JSON.
-  """
+  """Return the ids that end texts by `config.json`, else by `generation_config.json`."""
   for name in ('config.json', 'generation_config.json'):
-    found = read_json(folder / name).get('eos_token_id')
-    ids = found if isinstance(found, list) else [found]
+    value = read_json(folder / name).get('eos_token_id')
+    ids = value if isinstance(value, list) else [value]
     if ids := [id_ for id_ in ids if type(id_) is int and 0 <= id_ < 2**31]:
       return ids
   return []
 
 
 def read_json(file: Path) -> dict[str, Any]:
-  """Return the object in a file; empty: there is no file, or it holds something else.
-
-  Raises:
-    UserError: the file cannot be read or is not valid JSON.
-  """
+  """Return the object in a file; empty: there is no file, or it holds something else."""
   if not file.is_file():
     return {}
   try:

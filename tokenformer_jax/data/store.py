@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import (
   beam,
   named_store,
@@ -50,7 +50,7 @@ def window_count(tokens: np.ndarray | Tokens, sequence_length: int) -> int:
 
 
 def prepare(
-  config: DataConfig, tokenizer: Tokenizer | None = None, *, progress: bool = True
+  config: TextConfig, tokenizer: Tokenizer | None = None, *, progress: bool = True
 ) -> Store:
   """Open the token store of a corpus; build one in the cache first if it does not exist.
 
@@ -68,7 +68,7 @@ def prepare(
 
 
 def make(
-  config: DataConfig,
+  config: TextConfig,
   tokenizer: Tokenizer | None = None,
   *,
   workers: int = 1,
@@ -81,9 +81,6 @@ def make(
   `workers` processes tokenize; the store does not depend on their number. One is this process,
   which tokenizes in threads. `beam` has flags of Apache Beam, whose workers tokenize instead: see
   data/beam.py. With `skip_bad` documents that cannot be read are left out.
-
-  Raises:
-    as `prepare`.
   """
   corpus = open_text(config)
   if skip_bad:
@@ -91,7 +88,7 @@ def make(
   return _build(_Builder(config, corpus, progress, tokenizer, workers, beam))
 
 
-def open_text(config: DataConfig) -> Corpus:
+def open_text(config: TextConfig) -> Corpus:
   """Open the text of a run as `open_corpus` does, and try again where storage fails for a while."""
   return retry.retried(lambda: open_corpus(config), f'opening {config.source}')
 
@@ -127,12 +124,8 @@ def cache_folder(config: DataConfig) -> Path:
   return paths.local(cache).expanduser().absolute()
 
 
-def find(config: DataConfig, tokenizer: Tokenizer) -> Store | None:
-  """Return the token store of a corpus and tokenizer if it exists, else None.
-
-  Raises:
-    UserError: the text cannot be read.
-  """
+def find(config: TextConfig, tokenizer: Tokenizer) -> Store | None:
+  """Return the token store of a corpus and tokenizer if it exists, else None."""
   if config.store:
     return named_store.open_named(config, tokenizer)
   return _Builder(config, open_corpus(config), progress=False, tokenizer=tokenizer).find()
@@ -155,12 +148,8 @@ def _open(path: paths.Path) -> Store | None:
     return None
 
 
-def store_folder(config: DataConfig, tokenizer: Tokenizer | None = None) -> paths.Path:
-  """Return the folder of a corpus's token store, whether the store exists or not.
-
-  Raises:
-    UserError: the text or the tokenizer cannot be read.
-  """
+def store_folder(config: TextConfig, tokenizer: Tokenizer | None = None) -> paths.Path:
+  """Return the folder of a corpus's token store, whether the store exists or not."""
   if config.store:
     return named_store.folder(config)
   return _Builder(config, open_corpus(config), progress=False, tokenizer=tokenizer).path
@@ -171,7 +160,7 @@ class _Builder:
 
   def __init__(
     self,
-    config: DataConfig,
+    config: TextConfig,
     corpus: Corpus,
     progress: bool,
     tokenizer: Tokenizer | None = None,
@@ -190,11 +179,7 @@ class _Builder:
     self.path = store_folder(config) if config.store else self._path(tokenizer)
 
   def find(self) -> Store | None:
-    """Return the store if it exists, else None.
-
-    Raises:
-      UserError: the folder that the config names has other files.
-    """
+    """Return the store if it exists, else None."""
     if self.config.store:
       named_store.check_folder(self.path)
       is_there = paths.exists(self.path / 'meta.json')
@@ -257,11 +242,11 @@ class _Builder:
     template = self.corpus.template
     dtype = shards.token_dtype(tokenizer.size, marked=template is not None)
     skip_bad = self.corpus.bad is not text.refuse
-    jobs = [
+    builds = [
       ShardBuild(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad)
       for i, unit in enumerate(self.units)
     ]
-    written = self._write_shards(jobs, tokenizer)
+    written = self._write_shards(builds, tokenizer)
     wholes = [bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS]
     return Index(
       made_from={key: getattr(self.config, key) for key in shards.MADE_FROM},
@@ -289,34 +274,37 @@ class _Builder:
     fingerprint = tokenizer.document_fingerprint
     return text.digest((_FORMAT, unit.fingerprint(), self.config.text_field, fingerprint))
 
-  def _write_shards(self, jobs: list[ShardBuild], tokenizer: Tokenizer) -> list[Shard]:
+  def _write_shards(self, builds: list[ShardBuild], tokenizer: Tokenizer) -> list[Shard]:
     """Write the shards that are not there yet, and return all."""
     sizes = shards.file_sizes(self.path)
-    found = {job.name: shard for job in jobs if (shard := job.find(sizes))}
-    missing = [job for job in jobs if job.name not in found]
+    written = {build.name: shard for build in builds if (shard := build.find(sizes))}
+    missing = [build for build in builds if build.name not in written]
     no_bar = None if self.progress else True  # None: tqdm shows the bar only on a terminal.
     with tqdm.tqdm(desc='tokenizing', unit='B', unit_scale=True, disable=no_bar) as bar:
       for shard in self._written(missing, tokenizer, bar.update):
-        found[shard.name] = shard
-        documents = sum(part.documents for one in found.values() for part in one.splits.values())
+        written[shard.name] = shard
+        counts = [split for one in written.values() for split in one.splits.values()]
+        documents = sum(split.documents for split in counts)
         bar.set_postfix(documents=documents, refresh=False)
-    return [found[job.name] for job in jobs]
+    return [written[build.name] for build in builds]
 
   def _written(
-    self, jobs: list[ShardBuild], tokenizer: Tokenizer, update: Callable[[int], Any]
+    self, builds: list[ShardBuild], tokenizer: Tokenizer, update: Callable[[int], Any]
   ) -> Iterator[Shard]:
     """Yield shards while they are written; `update` is called with the bytes of text."""
-    if not self.beam and (self.workers == 1 or len(jobs) < 2):
-      yield from (job.write(tokenizer, update) for job in jobs)
+    if not self.beam and (self.workers == 1 or len(builds) < 2):
+      yield from (build.write(tokenizer, update) for build in builds)
       return
-    jobs = [dataclasses.replace(job, batch=shard_writer.BATCH_CHARACTERS // 8) for job in jobs]
+    builds = [
+      dataclasses.replace(build, batch=shard_writer.BATCH_CHARACTERS // 8) for build in builds
+    ]
     if self.beam:
-      written = beam.write_shards(jobs, tokenizer, self.beam)
+      written = beam.write_shards(builds, tokenizer, self.beam)
     else:
-      writes = [job.write for job in jobs]
-      written = processes.write_shards(writes, tokenizer, min(self.workers, len(jobs)))
+      writes = [build.write for build in builds]
+      written = processes.write_shards(writes, tokenizer, min(self.workers, len(builds)))
     for shard in written:
-      update(sum(part.bytes for part in shard.splits.values()))
+      update(sum(split.bytes for split in shard.splits.values()))
       yield shard
 
   def _train_tokenizer(self, size: int) -> Tokenizer:

@@ -52,9 +52,6 @@ class Source(abc.ABC):
     """Yield the documents that are not empty.
 
     `bad` is called with what is wrong with a document, which is left out if it returns.
-
-    Raises:
-      UserError: a file cannot be read, is not text, or is too large for one document.
     """
     for text in self._texts():
       if isinstance(text, UserError):
@@ -176,11 +173,7 @@ _CHAT_FIELDS = {'messages', 'prompt', 'conversations', 'conversation'}
 
 
 def columns(names: Iterable[str], text_field: str, label: str) -> list[str]:
-  """Return the columns of a table that `document` needs; `label` names the table in messages.
-
-  Raises:
-    UserError: the table lacks one.
-  """
+  """Return the columns of a table that `document` needs; `label` names the table in messages."""
   names = list(names)
   if text_field == CHAT:
     return chat_rows.columns(names, label)

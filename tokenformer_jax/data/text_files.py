@@ -90,9 +90,6 @@ def find_files(form: str, pattern: str, setting: str) -> dict[str, tuple[Any, ..
 
   A folder matches all files below it but hidden ones. For a file in a bucket, the value is its
   `paths.identity`, which the listing has; for others it is empty.
-
-  Raises:
-    UserError: no file matches, or the bucket cannot be listed.
   """
   files: dict[str, tuple[Any, ...]]
   if paths.in_bucket(pattern):

@@ -128,11 +128,7 @@ def _rows(
 
 
 def _column(schema: 'pa.Schema', text_field: str, path: str) -> list[str]:
-  """Return the names from the outermost to the innermost field of a text.
-
-  Raises:
-    UserError: the table has no such field.
-  """
+  """Return the names from the outermost to the innermost field of a text."""
   if text_field in schema.names:
     return [text_field]
   keys, type_ = text_field.split('.'), schema

@@ -48,8 +48,8 @@ class Tfds(Source):
     return digest((info.full_name, split.num_bytes, tuple(split.shard_lengths)))
 
   def files(self) -> list[str]:
-    found = self._examples
-    return list(map(str, found.dataset_info.splits[found.split].filepaths))
+    examples = self._examples
+    return list(map(str, examples.dataset_info.splits[examples.split].filepaths))
 
   def _texts(self) -> Iterator[str]:
     for i in range(len(self._examples)):

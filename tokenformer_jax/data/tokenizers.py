@@ -89,7 +89,7 @@ class Tokenizer(abc.ABC):
 
   @property
   def boundary(self) -> int:
-    """Return the id that begins a document in training, which no other place of it has."""
+    """Return the id that begins a document in training, which comes nowhere else in it."""
     return (self.begin or (self.end_of_document,))[0]
 
   def document(
@@ -158,9 +158,6 @@ class HuggingFaceTokenizer(Tokenizer):
   Encoding adds no special tokens, and text that spells out a special token is encoded as ordinary
   text (Unigram and WordLevel models may still know the spelling as an ordinary piece). Truncation
   and padding from the file are switched off.
-
-  Raises:
-    UserError: no token ends a document: neither `eos_token` nor a usual one is in the vocabulary.
   """
 
   def __init__(
@@ -269,8 +266,8 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
       return ByteTokenizer()
     case 'huggingface':
       name, named = 'the stored tokenizer', values.get('special_tokens', {})
-      tokenizer, found = _parse(json.dumps(values['tokenizer']), name), ('begin', 'ends')
-      given = {key: values[key] for key in found if key in values}
+      tokenizer = _parse(json.dumps(values['tokenizer']), name)
+      given = {key: values[key] for key in ('begin', 'ends') if key in values}
       return HuggingFaceTokenizer(tokenizer, name, named=named, **given)
     case other:
       raise UserError(f'the stored tokenizer is of kind {other!r}; it must be bytes or huggingface')
@@ -281,9 +278,6 @@ def load(spec: str) -> Tokenizer:
 
   Files of the hub beside it name its special tokens, and so how a document ends. A document begins
   with what the tokenizer adds before a text.
-
-  Raises:
-    UserError: the file does not exist or is not a tokenizer, or a file beside it is not valid JSON.
   """
   if spec == 'bytes':
     return ByteTokenizer()
@@ -325,11 +319,7 @@ def _hash(content: Any) -> str:
 
 
 def bpe_size(spec: str) -> int | None:
-  """Return SIZE if `spec` is `bpe:SIZE`, a tokenizer to train on the corpus; else None.
-
-  Raises:
-    UserError: SIZE is not a number in `BPE_SIZES`.
-  """
+  """Return SIZE if `spec` is `bpe:SIZE`, a tokenizer to train on the corpus; else None."""
   form, _, size = spec.partition(':')
   if form != 'bpe':
     return None
@@ -355,9 +345,6 @@ def check_same(spec: str, trained_spec: str, trained: Tokenizer, where: str) -> 
   `spec` is `config.data.tokenizer`, and `trained_spec` the same key in the config of the model's
   checkpoint, which messages call `where`. `bpe:SIZE` matches if both have the same value; the
   corpus may differ. A `tokenizer.json` file may be gone, because the checkpoint holds its content.
-
-  Raises:
-    UserError: the spec names another tokenizer.
   """
   if names_same(spec, trained_spec, trained):
     return

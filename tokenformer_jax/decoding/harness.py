@@ -159,7 +159,9 @@ class TokenFormerLM(TemplateLM):
     self,
     requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
     disable_tqdm: bool = False,
+    **unused: Any,
   ) -> list[tuple[float, bool]]:
+    del unused
     # `TemplateLM` moves trailing spaces to the continuation, which can leave an empty context.
     rows = [Row(context or [self.prefix_token_id], new) for _, context, new in requests]
     scores = [(score.log_prob, score.is_greedy) for score in self._score(rows, disable_tqdm)]

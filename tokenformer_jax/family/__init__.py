@@ -1,9 +1,7 @@
 """A family: models of several sizes from one config, by growth, shrinking, prefixes, or apart.
 
-jobs.py         the family that a user asks for, its runs as data, and what they cost
-ways.py         the runs of each way
+jobs.py         the runs of each method as data
 make.py         make a run that is missing: train, shrink, slice, and measure
 forecast.py     chip-hours and losses of a family before its runs
-result.py       sizes, tokens, FLOPs and losses of a finished family; its JSON file
-picture.py      the picture of losses against FLOPs
+result.py       sizes, tokens, FLOPs and losses of a finished family; its JSON file and picture
 """

@@ -2,15 +2,13 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.family import growths
-from tokenformer_jax.family import jobs as jobs_lib
-from tokenformer_jax.family.jobs import Job
+from tokenformer_jax.family.jobs import Job, needed
 from tokenformer_jax.laws import formulas, grid, mixing
 from tokenformer_jax.laws.runs import measure_size, step_tokens
 from tokenformer_jax.parallel.messages import aligned
@@ -20,8 +18,6 @@ from tokenformer_jax.steps.fit import DoesNotFitError
 from tokenformer_jax.training import sizes
 
 Hours = tuple[float, float]  # the least and the most
-
-_LAW = ('E', 'A', 'B', 'alpha', 'beta')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +36,7 @@ class Law:
   gamma: float
   measured: bool
 
-  def count_of(self, job: Job) -> float:
+  def count(self, job: Job) -> float:
     """Return the parameters of a job's model.
 
     For a mixture of experts they are those of the dense model with the same loss: N (M/N)^(γ/α).
@@ -50,19 +46,14 @@ class Law:
 
 
 def read_law(path: str) -> Law:
-  """Return the law in the JSON file of `laws`.
-
-  Raises:
-    UserError: the file cannot be read, or is another one.
-  """
+  """Return the law in the JSON file of `laws`."""
   try:
     with open(path, encoding='utf-8') as file:
       content = json.load(file)
-    values = {name: np.float64(content[name]) for name in _LAW}
-    found = content.get('mixing')
-    gamma = mixing.TYPICAL if found is None else float(found['value'])
-    experts = float(content.get('gamma', 0))
-    return Law(values, experts, gamma, found is not None)
+    values = {name: np.float64(content[name]) for name in ('E', 'A', 'B', 'alpha', 'beta')}
+    growth = content.get('mixing')
+    gamma = mixing.TYPICAL if growth is None else float(growth['value'])
+    return Law(values, float(content.get('gamma', 0)), gamma, growth is not None)
   except OSError as error:
     raise UserError(f'--law={path} cannot be read ({error.strerror})') from error
   except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -76,23 +67,19 @@ def losses(jobs: Sequence[Job], law: Law) -> dict[str, float]:
 
   It describes sizes from scratch and by growth, but not shrunken models, students and prefixes.
   """
-  by_name, found = {job.name: job for job in jobs}, {}
+  by_name, predicted = {job.name: job for job in jobs}, {}
   for job in jobs:
     path = [job]
     while path[0].needs:
       path.insert(0, by_name[path[0].needs[0]])
-    if job.final and not any(one.action or one.stage == 'elastic' for one in path):
-      found[job.name] = float(mixing.chain_loss(law.values, _legs(path, law), law.gamma))
-  return found
-
-
-def _legs(path: Sequence[Job], law: Law) -> list[tuple[float, float]]:
-  """Return the sizes on the way to a model, and the tokens trained at each."""
-  found: dict[float, float] = {}
-  for job in path:
-    size = law.count_of(job)
-    found[size] = found.get(size, 0) + job.steps * step_tokens(job.config)
-  return list(found.items())
+    if not job.final or any(one.action or one.stage == 'elastic' for one in path):
+      continue
+    legs: dict[float, float] = {}  # size → tokens trained at it
+    for one in path:
+      size = law.count(one)
+      legs[size] = legs.get(size, 0) + one.steps * step_tokens(one.config)
+    predicted[job.name] = float(mixing.chain_loss(law.values, list(legs.items()), law.gamma))
+  return predicted
 
 
 def chip_hours(jobs: Sequence[Job], on: Topology) -> dict[str, Hours]:
@@ -100,15 +87,12 @@ def chip_hours(jobs: Sequence[Job], on: Topology) -> dict[str, Hours]:
 
   The step of each model is planned as by `plan --quick`. A teacher's forward pass takes the time of
   its FLOPs. Compilation, evaluations and checkpoints are not included.
-
-  Raises:
-    UserError: a model does not fit the topology, or its compiler is missing.
   """
   known: list[tuple[Config, estimate.Plan]] = []
-  found = {}
+  hours = {}
   for job in jobs:
     if not job.steps:
-      found[job.name] = (0.0, 0.0)
+      hours[job.name] = (0.0, 0.0)
       continue
     config = dataclasses.replace(job.config, distill=Config().distill, init_from='')
     config = sizes.fill_in(grid.with_train(config, drop_groups=0.0))
@@ -120,9 +104,9 @@ def chip_hours(jobs: Sequence[Job], on: Topology) -> dict[str, Hours]:
         raise estimate.advice(config, error, on) from error
       known.append((config, planned))
     work = job.size.flops_per_token / measure_size(config).flops_per_token
-    hours = [job.steps * work * seconds * on.chips / 3600 for seconds in planned.step_seconds]
-    found[job.name] = (hours[0], hours[1])
-  return found
+    low, high = (job.steps * work * step * on.chips / 3600 for step in planned.step_seconds)
+    hours[job.name] = (low, high)
+  return hours
 
 
 def describe(
@@ -135,38 +119,51 @@ def describe(
     apart: those of its sizes, each from scratch.
     on: the topology whose chip-hours are counted; None: none.
     law: the law that predicts losses; None: none.
-
-  Raises:
-    UserError: see `chip_hours`.
   """
-  rows, lines, more = [['size', 'run']], [], ''
-  hours = chip_hours([*jobs, *apart], on) if on else None
-  found = losses(jobs, law) if law else None
-  if hours is not None:
+  rows, lines = [['size', 'run']], []
+  hours = chip_hours([*jobs, *apart], on) if on else {}
+  predicted = losses(jobs, law) if law else {}
+
+  def total(some: Sequence[Job]) -> str:
+    ends = [sum(side) for side in zip(*(hours[job.name] for job in some), strict=True)]
+    low, high = (f'{value:,.0f}' if value >= 100 else f'{value:.3g}' for value in ends)
+    return low if low == high else f'{low} … {high}'
+
+  if on:
     rows[0] += ['chip-hours', 'chip-hours alone']
     where = on.name if on.slices == 1 else f'{on.slices} × {on.name}'
-    lines.append(f'in all {_total(hours, jobs)} chip-hours on {where}')
+    lines.append(f'in all {total(jobs)} chip-hours on {where}')
     if [job.name for job in jobs] != [job.name for job in apart]:
-      lines[-1] += f', and {_total(hours, apart)} for the sizes apart'
-  if found is not None:
+      lines[-1] += f', and {total(apart)} for the sizes apart'
+  if law:
     rows[0] += ['loss by the law']
     source = 'of the law' if law.measured else 'of docs/growth.md, because the law has none'
     lines.append(f'a growth costs what the mixing exponent {law.gamma:.3g} says, {source}')
-    if any(job.stage == 'grow' for job in jobs):
-      counts = [law.count_of(job) for job in apart]
-      more = f'\n{growths.describe(jobs, counts, law.values, law.gamma)}'
   for job in sorted((job for job in jobs if job.final), key=lambda job: job.factor):
     row = [f'{job.factor:g}', job.name]
-    if hours is not None:
+    if on:
       own = [other for other in jobs if other.factor == job.factor]
-      row += [_total(hours, own), _total(hours, jobs_lib.needed(jobs, job.factor))]
-    if found is not None:
-      row += [f'{found[job.name]:.4f}' if job.name in found else '']
+      row += [total(own), total(needed(jobs, job.factor))]
+    if law:
+      row += [f'{predicted[job.name]:.4f}' if job.name in predicted else '']
     rows.append(row)
-  return f'{aligned(rows, left=(1,))}\n\n{"; ".join(lines)}{more}'
+  if law and any(job.stage == 'grow' for job in jobs):
+    lines.append(_saving(jobs, apart, predicted, law))
+  return f'{aligned(rows, left=(1,))}\n\n{"; ".join(lines)}'
 
 
-def _total(hours: Mapping[str, Hours], jobs: Sequence[Job]) -> str:
-  ends = [sum(side) for side in zip(*(hours[job.name] for job in jobs), strict=True)]
-  low, high = (f'{value:,.0f}' if value >= 100 else f'{value:.3g}' for value in ends)
-  return low if low == high else f'{low} … {high}'
+def _saving(
+  jobs: Sequence[Job], apart: Sequence[Job], predicted: dict[str, float], law: Law
+) -> str:
+  """Return what a bottom-up family costs beside its sizes from scratch to the same losses."""
+  finals = {job.factor: predicted[job.name] for job in jobs if job.final}
+  alone = sum(
+    formulas.tokens_for_loss(law.values, law.count(job), finals[job.factor])
+    * job.size.flops_per_token
+    for job in apart
+  )
+  saved = 1 - sum(job.flops for job in jobs) / alone
+  return (
+    f'by the law the family costs {abs(saved):.0%} {"less" if saved >= 0 else "more"} than its '
+    'sizes apart at equal loss'
+  )

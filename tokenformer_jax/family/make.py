@@ -18,11 +18,7 @@ from tokenformer_jax.training import loop, sizes
 
 
 def is_done(job: Job, out: str) -> bool:
-  """Return whether a job is finished; a final model also has a loss on held-out text.
-
-  Raises:
-    UserError: the run there has another config or model.
-  """
+  """Return whether a job is finished; a final model also has a loss on held-out text."""
   if job.action is None:
     return grid_runs.is_done(job, out)
   return _is_made(job, out) and (not job.final or loss(job, out) is not None)
@@ -45,25 +41,21 @@ def _is_made(job: Job, out: str) -> bool:
 def loss(job: Job, out: str) -> float | None:
   """Return the last loss of a job on held-out text in nats a token; None if it has none."""
   figures = grid_runs.read_figures(paths.parse_path(out) / job.name)
-  found = last_losses(figures, job.config.train.steps)
-  return found[-1] if found else None
+  losses = last_losses(figures, job.config.train.steps)
+  return losses[-1] if losses else None
 
 
 def make(job: Job, out: str) -> bool:
   """Make a job, as far as it is not finished; return whether it is now."""
   if job.action is None:
     return grid_runs.train(job, out)
+  workdir = paths.parse_path(out) / job.name
   if not _is_made(job, out):
-    _act(job, out)
+    source = Growable(f'{out}/{job.action.source}')
+    ACTIONS[job.action.name](source, workdir, **job.action.arguments)
   if job.final:
-    _measure(paths.parse_path(out) / job.name)
+    _measure(workdir)
   return True
-
-
-def _act(job: Job, out: str) -> None:
-  """Write the run of a job by its action on another run."""
-  action, target = job.action, paths.parse_path(out) / job.name
-  ACTIONS[action.name](Growable(f'{out}/{action.source}'), target, **action.arguments)
 
 
 def _measure(workdir: paths.Path) -> None:

@@ -30,9 +30,6 @@ def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
   """Return the state of a run, read directly into its place on the mesh.
 
   The mesh is the target's. An array of the source that it does not divide stays whole.
-
-  Raises:
-    UserError: the checkpoint is damaged, or does not hold a model.
   """
   return checkpoint.restore_source(checkpoints, meta, _abstract_state(checkpoints, meta, mesh))
 
@@ -67,9 +64,6 @@ def read_and_grow(
     plan: the steps, or a function from the old parameters to them.
     config: see `Growth`.
     see: is called with the old parameters and, once they exist, with the new ones.
-
-  Raises:
-    UserError: as `read`.
   """
   abstract = _abstract_state(checkpoints, meta, mesh)
   with concurrent.futures.ThreadPoolExecutor(1 + (os.cpu_count() or 1)) as pool:
@@ -126,11 +120,7 @@ def _tokens(meta: Meta) -> float:
 def check_target(
   target: paths.Path, source: paths.Path | None = None, what: str = 'directory'
 ) -> None:
-  """Check that a new work directory, or a file (`what`), can be made; leave nothing behind.
-
-  Raises:
-    UserError: the target exists, lies in the source run, or cannot be made.
-  """
+  """Check that a new work directory, or a file (`what`), can be made; leave nothing behind."""
   try:
     _check_is_new(target, what)
     if source is not None and _lies_in(target, source):
@@ -173,16 +163,12 @@ def write(
   seen: Seen | None = None,
   run: str | None = None,
 ) -> None:
-  """Write a work directory with one checkpoint. For the arguments see `Checkpoints.save`.
-
-  Raises:
-    UserError: the directory cannot be written; nothing of it remains.
-  """
+  """Write a work directory with one checkpoint. For the arguments see `Checkpoints.save`."""
   with alone(target), _whole_or_nothing(target) as partial:
     if hosts.is_first():
       partial.mkdir(parents=True, exist_ok=True)
       (partial / 'config.json').write_text(saved_config.to_text(config))
-    checkpoints = Checkpoints(partial, keep=1, save_gb=1)
+    checkpoints = Checkpoints(partial, keep=1)
     with contextlib.closing(checkpoints):
       checkpoints.save(
         step,
@@ -199,11 +185,7 @@ def write(
 
 @contextlib.contextmanager
 def alone(target: paths.Path) -> Iterator[None]:
-  """Keep other processes from writing the same target inside the `with` block.
-
-  Raises:
-    UserError: another process writes the target, or has made it since this one started.
-  """
+  """Keep other processes from writing the same target inside the `with` block."""
   with claim.hold(
     target.with_name(f'.{target.name}.claim'),
     f'the target {target}',

@@ -87,9 +87,6 @@ class Job:
 
     Returns:
       The step of the new run; None after a dry run.
-
-    Raises:
-      UserError: there is no room, or the new model's outputs are not finite.
     """
     before = self.model
     if after != before:
@@ -207,10 +204,6 @@ def start(
   """Check that the target can be made, and open the source, DIR or DIR@STEP.
 
   Without a mesh, use the source's if it fits the devices here, else all devices.
-
-  Raises:
-    UserError: there is no such run, it holds no model, the target exists or cannot be made, or the
-      mesh does not fit the devices.
   """
   directory, step = paths.split_source(source)
   if not dry_run:

@@ -32,9 +32,6 @@ def check_memory(
 
   An action frees each old array once the arrays made from it exist, so it holds the larger of two
   states and at most two more arrays.
-
-  Raises:
-    UserError: a state does not fit, on this host or on another one.
   """
   needed = max(
     sum(step_lib.bytes_on_a_device(mesh, models.define(model), config, ema=ema)) for model in known
@@ -58,9 +55,6 @@ def check_disk(target: paths.Path, source: Meta, directory: paths.Path, least: f
 
   `least` is the part of the source's state that the target holds at least. A bucket always has
   room.
-
-  Raises:
-    UserError: the disk has less room.
   """
   if paths.in_bucket(target) or paths.in_bucket(directory):
     return

@@ -32,12 +32,7 @@ from tokenformer_jax.storage import paths
 
 
 def load(source: str) -> Trained:
-  """Load the model of a run, DIR or DIR@STEP, onto all devices, in the dtype of the run.
-
-  Raises:
-    UserError: there is no such run, it is damaged, or its model has neither parameter tokens nor
-      MLPs nor experts.
-  """
+  """Load the model of a run, DIR or DIR@STEP, onto all devices, in the dtype of the run."""
   return trained.load(source, check=check_has_tokens, evenly=False)
 
 
@@ -84,9 +79,6 @@ def maps(
   """Return the weights of some layers for ids [T], by layer and Pattention: float32 [T, N].
 
   Layers are numbered from 0; None: all.
-
-  Raises:
-    UserError: a layer does not exist, or the text is longer than the learned positions.
   """
   model.context_length(len(ids))
   count = model.config.model.depth

@@ -101,9 +101,6 @@ def fit(
   """Fit a law to the logs of its inputs and the measured losses, each [n].
 
   `draws` is the number of bootstrap samples of the points.
-
-  Raises:
-    UserError: there are fewer points than parameters.
   """
   y, starts = np.log(np.asarray(loss, float)), law.starts
   if len(y) < starts.shape[1]:

@@ -173,7 +173,7 @@ def _special_training(config: Config, meta: Meta) -> dict[str, str]:
   """Return the values of `SPECIAL_TRAINING`."""
   distill, teacher, dropped = config.distill, '', config.train.drop_groups
   if meta.teacher:
-    how = f'weight {distill.weight:g}, temperature {distill.temperature:g}, init {distill.init}'
+    how = f'weight {distill.weight:g}, temperature {distill.temperature:g}'
     teacher = f'{meta.teacher.source} ({how})'
   values = (teacher, f'{dropped:g}' if dropped else '', config.optim.frozen_groups)
   return dict(zip(SPECIAL_TRAINING, values, strict=True))

@@ -18,7 +18,7 @@ from tokenformer_jax.parallel import per_device
 
 
 class DistilledSums(NamedTuple):
-  """Sums over predicted tokens. Sums of parts add up."""
+  """Sums over predicted tokens. Sums of chunks add up."""
 
   student: LossSums
   teacher: LossSums
@@ -63,7 +63,7 @@ def distilled_objective(
 
   fixed = jax.lax.stop_gradient(teacher)
   return minimized(
-    Objective(functools.partial(_part_sums, temperature), weigh),
+    Objective(functools.partial(_chunk_sums, temperature), weigh),
     (student.hidden_BxTxD, targets_BxT, fixed.hidden_BxTxD),
     student.embedding_VxD,
     (fixed.embedding_VxD,),
@@ -71,7 +71,7 @@ def distilled_objective(
   )
 
 
-def _part_sums(
+def _chunk_sums(
   temperature: float,
   head_VxD: jax.Array,
   teacher_head_VxE: jax.Array,

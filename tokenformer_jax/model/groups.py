@@ -43,13 +43,13 @@ class OneGroup:
 class OneGroupOnDevices(OneGroup):
   """One group whose tokens several devices split, inside a function on each device."""
 
-  def total(self, rows_xN: jax.Array) -> jax.Array:
+  def total(self, rows_BxTxN: jax.Array) -> jax.Array:
     """Return the sum over the tokens of all devices."""
-    return per_device.total(super().total(rows_xN), 'param_tokens')
+    return per_device.total(super().total(rows_BxTxN), 'param_tokens')
 
-  def largest(self, rows_xN: jax.Array) -> jax.Array:
+  def largest(self, rows_BxTxN: jax.Array) -> jax.Array:
     """Return the maximum over the tokens of all devices."""
-    return per_device.largest(super().largest(rows_xN), 'param_tokens')
+    return per_device.largest(super().largest(rows_BxTxN), 'param_tokens')
 
 
 @dataclasses.dataclass(frozen=True)

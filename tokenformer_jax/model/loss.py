@@ -45,7 +45,7 @@ _scores.defvjp(_scores_forward, _scores_backward)
 
 
 class LossSums(NamedTuple):
-  """Sums over predicted tokens: one number each, or one per row. Sums of parts add up."""
+  """Sums over predicted tokens: one number each, or one per row. Sums of chunks add up."""
 
   nats: jax.Array  # Σ −log p(target)
   log_z_squared: jax.Array  # Σ (log Σ exp logits)², for the z-loss
@@ -88,7 +88,7 @@ def row_loss_sums(
 
   The sums are float32 [B]. Only [B, chunk, V] logits are in memory at once.
   """
-  on_rows = functools.partial(_sums, _part_sums)
+  on_rows = functools.partial(_sums, _plain_sums)
   return _in_chunks(on_rows, (hidden_BxTxD, targets_BxT), embedding_VxD, (), chunk)
 
 
@@ -123,8 +123,8 @@ def minimized(
     The value, and the sums over the batch that it consists of, without a gradient.
   """
   on_rows = functools.partial(_with_gradient, objective)
-  parts, sums = _in_chunks(on_rows, rows, embedding_VxD, fixed, chunk)
-  return jnp.sum(parts), jax.lax.stop_gradient(jax.tree.map(jnp.sum, sums))
+  values, sums = _in_chunks(on_rows, rows, embedding_VxD, fixed, chunk)
+  return jnp.sum(values), jax.lax.stop_gradient(jax.tree.map(jnp.sum, sums))
 
 
 def _in_chunks(
@@ -159,9 +159,9 @@ def _in_chunks(
 
 
 def _sums(
-  part_sums: Callable[..., Any], rows: Rows, head_VxD: jax.Array, fixed: Sequence[jax.Array]
+  chunk_sums: Callable[..., Any], rows: Rows, head_VxD: jax.Array, fixed: Sequence[jax.Array]
 ) -> Any:
-  return _summed(jax.lax.map(lambda part: part_sums(head_VxD, *fixed, *part), rows))
+  return _summed(jax.lax.map(lambda chunk: chunk_sums(head_VxD, *fixed, *chunk), rows))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -181,8 +181,8 @@ def _forward(
     sums = objective.sums(head_VxD, *fixed, hidden_BxCxD, *others)
     return objective.weigh(sums), sums
 
-  def body(total_VxD: jax.Array, part: Rows) -> tuple[jax.Array, tuple[Any, jax.Array]]:
-    (d_head_VxD, d_hidden_BxCxD), sums = gradient(head_VxD, part[0], part[1:])
+  def body(total_VxD: jax.Array, chunk: Rows) -> tuple[jax.Array, tuple[Any, jax.Array]]:
+    (d_head_VxD, d_hidden_BxCxD), sums = gradient(head_VxD, chunk[0], chunk[1:])
     return total_VxD + d_head_VxD.astype(total_VxD.dtype), (sums, d_hidden_BxCxD)
 
   zero = jnp.zeros_like(head_VxD, jnp.float32)
@@ -215,7 +215,7 @@ def _summed(sums_PxB: Any) -> Any:
   return jax.tree.map(functools.partial(jnp.sum, axis=0), sums_PxB)
 
 
-def _part_sums(head_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: jax.Array) -> LossSums:
+def _plain_sums(head_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: jax.Array) -> LossSums:
   logits_BxCxV = logits(hidden_BxCxD, head_VxD)
   return chunk_sums(logits_BxCxV, largest(logits_BxCxV), targets_BxC)
 
@@ -223,7 +223,7 @@ def _part_sums(head_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: jax.Ar
 def _training_sums(
   head_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: jax.Array
 ) -> LossSums:
-  """Return the sums of `_part_sums`, with a gradient made in fewer passes over the logits."""
+  """Return the sums of `_plain_sums`, with a gradient made in fewer passes over the logits."""
   ids_BxC = targets_BxC
   if per_device.is_split('vocab'):
     ids_BxC = ids_BxC - per_device.first_index('vocab', len(head_VxD))
@@ -243,7 +243,7 @@ def _compare(
   product of the head, in the dtype of activations, and a TPU writes no logits to memory. A logit
   counts as at most `_MOST` above the target's, which keeps S finite.
 
-  The ids are relative to this device's part of the vocabulary.
+  The ids are relative to this device's shard of the vocabulary.
 
   Returns:
     −log p(target), the logit of the target, and the largest exp(logit − target's logit) of another

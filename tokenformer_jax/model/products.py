@@ -90,26 +90,26 @@ def project(
   matrix = matrix.astype(x.dtype)
   x_axes, out_axes = ('BTHK' if x.ndim == 4 else 'BTI'), ('BTHK' if out_heads else 'BTO')
   heads = out_heads or (x.shape[2:] if x.ndim == 4 else None)
-  on_part = _OnPart(x_axes, out_axes, axes, contract, heads, matrix.shape)
+  on_shard = _ShardProduct(x_axes, out_axes, axes, contract, heads, matrix.shape)
   if heads and heads[0] % parts('heads'):
-    return on_part.product(x, matrix)
+    return on_shard.product(x, matrix)
   if axes[contract] == 'width':
-    case = on_part.from_heads if x.ndim == 4 else on_part.from_width
+    case = on_shard.from_heads if x.ndim == 4 else on_shard.from_width
   else:
-    case = on_part.to_heads if out_heads else on_part.to_width
+    case = on_shard.to_heads if out_heads else on_shard.to_width
   return per_device.on_each_device(
-    lambda x, part: (case if per_device.is_split(on_part.split) else on_part.product)(x, part),
+    lambda x, shard: (case if per_device.is_split(on_shard.split) else on_shard.product)(x, shard),
     x,
     matrix,
     axes,
-    split_in=case != on_part.from_width,
-    split_out=case != on_part.to_width,
+    split_in=case != on_shard.from_width,
+    split_out=case != on_shard.to_width,
   )
 
 
 @dataclasses.dataclass(frozen=True)
-class _OnPart:
-  """The product of `project` with a device's part of the matrix, in four cases."""
+class _ShardProduct:
+  """The product of `project` with a device's shard of the matrix, in four cases."""
 
   x_axes: str  # BTI or BTHK
   out_axes: str  # BTO or BTHK
@@ -124,9 +124,9 @@ class _OnPart:
     return next(axis for axis in self.axes if axis != 'width')
 
   def product(
-    self, x: jax.Array, part: jax.Array, *, x_axes: str = '', out_axes: str = ''
+    self, x: jax.Array, shard: jax.Array, *, x_axes: str = '', out_axes: str = ''
   ) -> jax.Array:
-    """Multiply x with the matrix or a part of it, which has its whole width.
+    """Multiply x with the matrix or a shard of it, which has its whole width.
 
     `x_axes` and `out_axes` replace `self.x_axes` and `self.out_axes`.
     """
@@ -136,29 +136,29 @@ class _OnPart:
       stored.reverse()
     if self.heads is not None:
       at = stored.index('HK')
-      number = self.heads[0] * part.shape[at] // self.shape[at]
+      number = self.heads[0] * shard.shape[at] // self.shape[at]
       axes = tuple(None if axis == 'width' else axis for axis in self.axes)
-      part = split_heads(part, at, (number, self.heads[1]), axes)
-    return product(f'{x_axes},{"".join(stored)}->{out_axes}', x, part)
+      shard = split_heads(shard, at, (number, self.heads[1]), axes)
+    return product(f'{x_axes},{"".join(stored)}->{out_axes}', x, shard)
 
-  def from_width(self, x: jax.Array, part: jax.Array) -> jax.Array:
-    """Multiply a whole x into a part of the result, without any exchange."""
-    return self.product(x, part)
+  def from_width(self, x: jax.Array, shard: jax.Array) -> jax.Array:
+    """Multiply a whole x into a shard of the result, without any exchange."""
+    return self.product(x, shard)
 
-  def to_width(self, x: jax.Array, part: jax.Array) -> jax.Array:
-    """Multiply a part of x, and sum over devices into the whole result."""
-    return per_device.total(self.product(x, part), self.split)
+  def to_width(self, x: jax.Array, shard: jax.Array) -> jax.Array:
+    """Multiply a shard of x, and sum over devices into the whole result."""
+    return per_device.total(self.product(x, shard), self.split)
 
   # Exchanged heads are moved to the first axis, as `per_device.scatter` needs.
 
-  def from_heads(self, x: jax.Array, part: jax.Array) -> jax.Array:
-    """Gather x from the heads of all devices, and multiply it into a part of the result."""
+  def from_heads(self, x: jax.Array, shard: jax.Array) -> jax.Array:
+    """Gather x from the heads of all devices, and multiply it into a shard of the result."""
     whole_HxBxTxK: Any = per_device.gather(jnp.moveaxis(x, 2, 0), 'heads', 0)
-    return self.product(whole_HxBxTxK, part, x_axes='HBTK')
+    return self.product(whole_HxBxTxK, shard, x_axes='HBTK')
 
-  def to_heads(self, x: jax.Array, part: jax.Array) -> jax.Array:
-    """Multiply a part of x, sum over devices, and return to each device its heads of the result."""
-    summed_HxBxTxK: Any = per_device.scatter(self.product(x, part, out_axes='HBTK'), 'heads')
+  def to_heads(self, x: jax.Array, shard: jax.Array) -> jax.Array:
+    """Multiply a shard of x, sum over devices, and return each device's heads of the result."""
+    summed_HxBxTxK: Any = per_device.scatter(self.product(x, shard, out_axes='HBTK'), 'heads')
     return jnp.moveaxis(summed_HxBxTxK, 0, 2)
 
 

@@ -121,7 +121,7 @@ def in_window(
     """Return an array with the slots before; they are zero on the first device."""
     return jnp.concatenate([jax.lax.ppermute(x[:, -slots:], along, steps), x], axis=1)
 
-  def on_part(query: jax.Array, key: jax.Array, value: jax.Array, starts_BxT: jax.Array):
+  def on_shard(query: jax.Array, key: jax.Array, value: jax.Array, starts_BxT: jax.Array):
     index, own = jax.lax.axis_index(along), key.shape[1]
     query = jnp.pad(query, ((0, 0), (slots, 0), (0, 0), (0, 0)))
     starts_BxT = jnp.maximum(with_halo(starts_BxT) - (index * own - slots), 0)
@@ -133,7 +133,7 @@ def in_window(
 
   if starts_BxT is None:
     starts_BxT = jnp.zeros(query.shape[:2], jnp.int32)
-  return on_slots(on_part, (query, key, value), (starts_BxT,))
+  return on_slots(on_shard, (query, key, value), (starts_BxT,))
 
 
 def before(own: Any, goes_on_B: jax.Array) -> Any:
@@ -165,12 +165,12 @@ def _exchange(x: jax.Array, old: Split, new: Split, own: int | None = None) -> j
     return x
   (along,) = mesh_axes('slots')
 
-  def on_part(part: jax.Array) -> jax.Array:
+  def on_shard(shard: jax.Array) -> jax.Array:
     if old == _ROWS:
-      return jax.lax.all_to_all(part, along, 1, 2, tiled=True)[:, :, :own]
-    fill = -part.shape[2] % parts('slots')
+      return jax.lax.all_to_all(shard, along, 1, 2, tiled=True)[:, :, :own]
+    fill = -shard.shape[2] % parts('slots')
     if fill:
-      part = jnp.pad(part, ((0, 0), (0, 0), (0, fill), (0, 0)))
-    return jax.lax.all_to_all(part, along, 2, 1, tiled=True)
+      shard = jnp.pad(shard, ((0, 0), (0, 0), (0, fill), (0, 0)))
+    return jax.lax.all_to_all(shard, along, 2, 1, tiled=True)
 
-  return jax.shard_map(on_part, in_specs=spec(old), out_specs=spec(new))(x)
+  return jax.shard_map(on_shard, in_specs=spec(old), out_specs=spec(new))(x)

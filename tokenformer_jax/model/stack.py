@@ -81,10 +81,10 @@ def scan_rows(
   Returns:
     The last x, and for each stack the outputs of its layers stacked along a leading axis.
   """
-  parts = [nnx.split(layers) for layers in stacks]
-  graphs = [graphdef for graphdef, _ in parts]
+  split = [nnx.split(layers) for layers in stacks]
+  graphs = [graphdef for graphdef, _ in split]
 
-  rows = [(state, extra) for (_, state), extra in zip(parts, per_layer, strict=True)]
+  rows = [(state, extra) for (_, state), extra in zip(split, per_layer, strict=True)]
   length = jax.tree.leaves(rows)[0].shape[0]
   loop = together < length
 
@@ -109,8 +109,8 @@ def scan_rows(
 
   if together == 1 or not loop:
     return jax.lax.scan(apply_row, x, rows, unroll=not loop)
-  split, whole = (length // together, together), (length,)
-  bodies = jax.tree.map(lambda array: array.reshape(*split, *array.shape[1:]), rows)
+  in_bodies, whole = (length // together, together), (length,)
+  bodies = jax.tree.map(lambda array: array.reshape(*in_bodies, *array.shape[1:]), rows)
   x, outputs = jax.lax.scan(apply_body, x, bodies)
   return x, jax.tree.map(lambda array: array.reshape(*whole, *array.shape[2:]), outputs)
 

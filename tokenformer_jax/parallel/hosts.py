@@ -6,19 +6,16 @@ finds the other processes on TPU VMs, GKE, SLURM and Open MPI. Elsewhere the use
 
 Every wait has an end. A process that starts alone gives up after --start_timeout. A process that
 loses a peer learns it from the broken connection (of collectives between CPUs or GPUs, or of the
-coordinator), else from JAX after --heartbeat_timeout. JAX then ends the process from C++ with a
-stack trace, so a waiting shell prints the sentence that explains it. For work that may take hours
-in one process, the others wait in the coordinator's key-value store, not in a collective, so that
-they can report that they wait.
+coordinator), else from JAX after --heartbeat_timeout, which then ends the process from C++ with a
+message of its own. For work that may take hours in one process, the others wait at a barrier of the
+coordinator and not in a collective, because some devices give that up after a while.
 """
 
 import contextlib
-import itertools
 import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -29,9 +26,6 @@ from typing import TypeVar
 import jax
 import numpy as np
 from absl import flags
-
-# A private module: the only access to the coordinator's address and key-value store.
-from jax._src import distributed
 from jax.experimental import multihost_utils
 
 from tokenformer_jax.errors import FaultyDeviceError, TransientError, UserError
@@ -54,9 +48,8 @@ _AGAIN = (
 TRANSIENT_STATUS = 75  # EX_TEMPFAIL of sysexits.h: start the command again
 FAULTY_STATUS = 76  # start the command again on other hosts
 INTERRUPTED_STATUS = 130  # a shell's status for a command that SIGINT ended
-_NAME_BYTES = 64  # of a host's name, the limit of Linux
 Reported = UserError | TransientError | FaultyDeviceError
-SAY_SECONDS = 600  # between two reports that a process waits
+_WORK_SECONDS = 7 * 24 * 3600  # the longest work for which other processes wait
 _GRACE = 3  # seconds that the coordinator outlives its own error: its end ends all processes
 
 
@@ -96,20 +89,13 @@ def joined(*, stops: bool = False) -> Iterator[None]:
   if not jax.distributed.is_initialized() or jax.process_count() == 1:
     yield
     return
-  ended = (
-    f'error: process {jax.process_index()} of {jax.process_count()} was killed, or JAX ended it '
-    'because another process of this program had ended (then JAX reports it above, and the output '
-    f'of the other process says why); {_AGAIN}'
-  )
-  last_words = _LastWords(ended)
   if not is_first():
     sys.stdout = open(os.devnull, 'w')  # noqa: SIM115 (open until the process ends)
   try:
     yield
     jax.distributed.shutdown()
-    last_words.withdraw()
   except BaseException as error:
-    _end(error, last_words)
+    _end(error)
 
 
 def is_loss(error: BaseException | None) -> bool:
@@ -134,9 +120,7 @@ def meet(name: str) -> None:
 
 def in_any(flag: bool) -> bool:
   """Return whether a flag is true in any process. All processes must call this function."""
-  if jax.process_count() == 1:
-    return flag
-  return bool(multihost_utils.process_allgather(np.int32(flag)).any())
+  return bool(highest(int(flag)))
 
 
 def highest(number: int) -> int:
@@ -147,18 +131,14 @@ def highest(number: int) -> int:
 
 
 def own_name() -> str:
-  """Return the name of this host, as the program that placed this process here knows it."""
+  """Return the name of this host, as the program that started this process knows it."""
   named = (os.environ.get(name) for name in ('NODE_NAME', 'SLURMD_NODENAME'))
   return next(filter(None, named), socket.gethostname())
 
 
 def names() -> list[str]:
   """Return the names of the hosts of all processes. All processes must call this function."""
-  if jax.process_count() == 1:
-    return [own_name()]
-  name = own_name().encode()[:_NAME_BYTES].ljust(_NAME_BYTES)
-  found = multihost_utils.process_allgather(np.frombuffer(name, np.uint8))
-  return [row.tobytes().decode(errors='replace').strip() for row in found]
+  return _gather(own_name())
 
 
 def from_first(make: Callable[[], str]) -> str:
@@ -171,8 +151,7 @@ def from_first(make: Callable[[], str]) -> str:
   """
   if jax.process_count() == 1:
     return make()
-  turn = _Turn()
-  return turn.take('first', make, str) if is_first() else turn.wait_for('first', 'process 0')
+  return _gather(_together(lambda: make() if is_first() else ''))[0]
 
 
 def by_first(action: Callable[[], None]) -> None:
@@ -181,81 +160,75 @@ def by_first(action: Callable[[], None]) -> None:
   Raises:
     UserError, TransientError: `action` failed. The other processes report the first one's failure.
   """
-  from_first(lambda: str(action()))
+  _together(lambda: action() if is_first() else None)
 
 
 def first_then_others(make: Callable[[], _T]) -> _T:
   """Call `make` in the first process, then in the others, which can use the first one's files.
 
-  `make` may take hours in any process. Waiting processes report now and then that they wait.
+  `make` may take hours in any process.
 
   Raises:
     UserError, TransientError: `make` failed in this process or in another one.
   """
   if jax.process_count() == 1:
     return make()
-  turn = _Turn()
-  if is_first():
-    made = turn.take('first', make)
-    others = range(1, jax.process_count())
-    turn.take('others', lambda: [turn.wait_for(str(i), f'process {i}') for i in others])
-  else:
-    turn.wait_for('first', 'process 0')
-    made = turn.take(str(jax.process_index()), make)
-    turn.wait_for('others', 'another process')
-  return made
+  made: list[_T] = []
+  by_first(lambda: made.append(make()))
+  _together(lambda: None if is_first() else made.append(make()))
+  return made[0]
 
 
-class _Turn:
-  """Work that processes do in turns. Each process writes its outcome for all others to read.
+def _together(action: Callable[[], _T]) -> _T:
+  """Call `action` in all processes, and wait for all; if it fails in one, raise in all.
 
-  The coordinator stores the outcomes. A collective would not do: some devices give it up after a
-  while, and a process cannot print while it waits in one.
+  An error that is a bug is raised at once, and ends this process and then the others.
   """
+  if jax.process_count() == 1:
+    return action()
+  made: list[_T] = []
+  failure = None
+  try:
+    made.append(action())
+  except Exception as error:
+    failure = as_reported(error)
+    if failure is None or is_loss(error):
+      raise
+    if failure is not error:
+      failure.__cause__ = error
+  _wait_for_all()
+  status = 0 if failure is None else exit_status(failure)
+  statuses = multihost_utils.process_allgather(np.int32(status))
+  if failure is not None:
+    raise failure
+  for process, status in enumerate(statuses):
+    if status:
+      raise _error_of(status, f'process {process} could not go on; its output says why')
+  return made[0]
 
-  _numbers = itertools.count()  # equal in all processes, because all make the same calls
 
-  def __init__(self):
-    self._key = f'tokenformer_jax/turn/{next(self._numbers)}'
-    self._client = distributed.global_state.client
+def _wait_for_all() -> None:
+  """Wait at a barrier of the coordinator, which may take as long as the work of a process."""
+  # Light commands do without Orbax.
+  from orbax.checkpoint import multihost  # noqa: PLC0415
 
-  def take(
-    self, name: str, make: Callable[[], _T], describe: Callable[[_T], str] = lambda made: ''
-  ) -> _T:
-    """Call `make`, and write its outcome under a name, with a description of its result."""
-    try:
-      made = make()
-    except Exception as error:
-      reported = as_reported(error)
-      if reported is None or is_loss(error):
-        raise
-      self._client.key_value_set(f'{self._key}/{name}', f'{exit_status(reported)}:')
-      if reported is error:
-        raise
-      raise reported from error
-    self._client.key_value_set(f'{self._key}/{name}', f':{describe(made)}')
-    return made
+  multihost.get_barrier_sync_fn()(key='tokenformer_jax', timeout_ms=1000 * _WORK_SECONDS)
 
-  def wait_for(self, name: str, who: str) -> str:
-    """Wait for the outcome under a name, and return the description of the result."""
-    started = time.monotonic()
-    while True:
-      try:
-        result = self._client.blocking_key_value_get(f'{self._key}/{name}', SAY_SECONDS * 1000)
-        break
-      except jax.errors.JaxRuntimeError as error:
-        if 'DEADLINE_EXCEEDED' not in str(error):
-          raise
-      waited = round(time.monotonic() - started)
-      this = f'process {jax.process_index()} of {jax.process_count()}'
-      _say(f'{this} has waited {waited // 60} min {waited % 60} s for {who}, which is working')
-    failure, _, text = result.partition(':')
-    if failure:
-      message = f'{who} could not go on; its output says why'
-      if int(failure) == FAULTY_STATUS:
-        raise FaultyDeviceError(message, ())
-      raise (TransientError if int(failure) == TRANSIENT_STATUS else UserError)(message)
-    return text
+
+def _error_of(status: int, message: str) -> Reported:
+  if status == FAULTY_STATUS:
+    return FaultyDeviceError(message, ())
+  return TransientError(message) if status == TRANSIENT_STATUS else UserError(message)
+
+
+def _gather(text: str) -> list[str]:
+  """Return the texts of all processes."""
+  if jax.process_count() == 1:
+    return [text]
+  data = np.frombuffer(text.encode(), np.uint8)
+  padded = np.pad(data, (0, highest(data.size) + 1 - data.size))
+  rows = multihost_utils.process_allgather(padded)
+  return [row.tobytes().rstrip(b'\0').decode() for row in rows]
 
 
 def check_same(values: Sequence[int], message: str) -> None:
@@ -324,7 +297,8 @@ def _join() -> None:
     )
   if values.num_processes == 1 or not (by_hand or _may_have_others(os.environ)):
     return
-  give_up = threading.Timer(values.start_timeout, _end_alone)
+  whom = f' at {given[0]} as process {given[2]} of {given[1]}' if by_hand else ''
+  give_up = threading.Timer(values.start_timeout, _end_alone, [whom])
   give_up.daemon = True
   give_up.start()
   try:
@@ -368,14 +342,10 @@ def _is_only_a_tpu(environment: Mapping[str, str]) -> bool:
   return 'TPU_SKIP_MDS_QUERY' not in environment and not any(name in environment for name in named)
 
 
-def _end_alone() -> None:
+def _end_alone(whom: str) -> None:
   """End the process, because the other processes have not started in time."""
-  found = distributed.global_state
-  where = 'for the address of process 0'
-  if found.coordinator_address:
-    where = f'at {found.coordinator_address} as process {found.process_id} of {found.num_processes}'
   _say(
-    f'error: waited {flags.FLAGS.start_timeout} s (--start_timeout) {where}, but not all processes '
+    f'error: waited {flags.FLAGS.start_timeout} s (--start_timeout){whom}, but not all processes '
     f'have started; {_EVERY_HOST}'
   )
   os._exit(2)
@@ -403,28 +373,25 @@ def exit_status(error: Reported) -> int:
   return TRANSIENT_STATUS if isinstance(error, TransientError) else 2
 
 
-def _end(error: BaseException, last_words: '_LastWords') -> None:
+def _end(error: BaseException) -> None:
   """Report an error and end the process."""
   status = 1
   this = f'process {jax.process_index()} of {jax.process_count()}'
   if is_loss(error):
-    # JAX may end this process as well, at any moment and with many lines.
     reason = ' '.join(str(error).split())[:200]
-    last_words.replace(
+    _say(
       f'error: another process of this program has ended, so {this} also ends ({reason}); the '
       f'output of the other process says why; {_AGAIN}'
     )
+  elif isinstance(error, SystemExit):
+    status = int(error.code or 0)
+  elif isinstance(error, KeyboardInterrupt):
+    status = INTERRUPTED_STATUS
+  elif (reported := as_reported(error)) is not None:
+    status = exit_status(reported)
+    _say(f'error: {reported}' if is_first() else f'error ({this}): {reported}')
   else:
-    if isinstance(error, SystemExit):
-      status = int(error.code or 0)
-    elif isinstance(error, KeyboardInterrupt):
-      status = INTERRUPTED_STATUS
-    elif (reported := as_reported(error)) is not None:
-      status = exit_status(reported)
-      _say(f'error: {reported}' if is_first() else f'error ({this}): {reported}')
-    else:
-      traceback.print_exception(error)
-    last_words.withdraw()
+    traceback.print_exception(error)
   sys.stdout.flush()
   sys.stderr.flush()
   if is_first():
@@ -434,26 +401,3 @@ def _end(error: BaseException, last_words: '_LastWords') -> None:
 
 def _say(text: str) -> None:
   print(text, file=sys.stderr, flush=True)
-
-
-class _LastWords:
-  """A shell that prints a line when this process ends, unless the process withdraws the line."""
-
-  def __init__(self, text: str):
-    self._shell = subprocess.Popen(
-      [
-        *('/bin/sh', '-c'),
-        'while read -r line; do set -- "$line"; done; test -z "$1" || printf "%s\\n" "$1" >&2',
-        *('sh', text),
-      ],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.DEVNULL,
-      start_new_session=True,  # Ctrl-C in the terminal must not reach the shell.
-    )
-
-  def replace(self, text: str) -> None:
-    self._shell.stdin.write(f'{text}\n'.encode())
-    self._shell.stdin.flush()
-
-  def withdraw(self) -> None:
-    self._shell.communicate(b'\n')

@@ -204,13 +204,13 @@ def check_kernel(config: Config, platform: str) -> None:
 def check_splits(config: Config, mesh: Mesh | AbstractMesh) -> None:
   """Check that heads and batch can be split over the mesh."""
   check_model(config.model, mesh, ' of config.model')
+  data, steps, sizes = config.data, config.optim.accumulation_steps, stages(config.data)
   if parts('slots', mesh) > 1:
-    for stage in stages(config.data):
+    for stage in sizes:
       length = stage.sequence_length
       check_divisible(mesh, 'slots', length, 'of a row of config.data.sequence_length tokens')
-  data, steps = config.data, config.optim.accumulation_steps
   key = 'batch_size_by_step' if data.batch_size_by_step else 'batch_size'
-  for size in dict.fromkeys(stage.batch_size for stage in stages(data)):
+  for size in dict.fromkeys(stage.batch_size for stage in sizes):
     rows = f'of config.data.{key} / optim.accumulation_steps = {size}/{steps}'
     check_divisible(mesh, 'batch', size // steps, rows)
   if data.batch_size_by_step:

@@ -3,18 +3,19 @@
 chips.py        published figures of each chip
 topology.py     names such as `v5p:4x4x4`, and their devices
 program.py      the training step, compiled for those devices; its memory
-early.py        the compiler's intermediate result, available long before the end
-hlo.py walk.py  parser for the program's text; how often every instruction runs
+layout_dump.py  the compiler's intermediate result, available long before the end
+hlo.py trip_counts.py  parser for the program's text; how often every instruction runs
 schedule.py     the compiler's schedule of every operation
 costs.py        FLOPs, operations and collectives of a step (matmuls.py, elementwise.py,
-                memory_traffic.py, kernel_costs.py, operations.py, twins.py, collectives.py)
+                memory_traffic.py, kernel_costs.py, operations.py, equal_operations.py,
+                collectives.py)
 overlap.py      which collectives run behind computation
 formulas.py     memory and costs by formula, for GPUs
 estimate.py     the plan: times, MFU, hours
 stages.py       a run whose batches change over steps
 table.py        the plan as text
 tune.py         search for the fastest of several configs
-breakdown.py    where the step goes, as text (picture.py: as a picture)
+breakdown.py    where the step goes, as text (breakdown_figure.py: as a picture)
 chain.py        growth chains
 """
 
@@ -44,9 +45,6 @@ def plan(
   `gpu-h100:8`. `quick` stops before code is generated: much faster, without the schedule. The
   result has memory in bytes, times in seconds and MFU: see `estimate.Plan`, or
   `stages.StagedPlan` for a run whose batches change over steps.
-
-  Raises:
-    UserError: the run does not fit, a value is not allowed, or libtpu is missing.
   """
   from tokenformer_jax.plan import estimate, stages  # noqa: PLC0415
   from tokenformer_jax.plan.topology import parse  # noqa: PLC0415

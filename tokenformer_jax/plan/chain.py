@@ -33,9 +33,6 @@ def stage(config: Config, text: str) -> Config:
   `pattern=PATTERN` replaces `layers=N` for a model of different layers; `expert_tokens=N` and
   `top_k=K` need `experts=N`, as in the command grow. `config.grow` decides the groups of tokens and
   the reference counts. `steps` counts this stage alone and defaults to the steps before it.
-
-  Raises:
-    UserError: the text is not of that form, or nothing grows.
   """
   numbers, pattern = _parsed(config.model, text)
   steps, layers = numbers.pop('steps', count_steps(config)), numbers.pop('layers', None)
@@ -65,11 +62,7 @@ def stage(config: Config, text: str) -> Config:
 
 
 def _parsed(model: ModelConfig, text: str) -> tuple[dict[str, int], str | None]:
-  """Return the numbers of a stage by name, and its pattern or None.
-
-  Raises:
-    UserError: a name is unknown, or a value is not a number.
-  """
+  """Return the numbers of a stage by name, and its pattern or None."""
   numbers: dict[str, int] = {}
   pattern = None
   names = config_lib.count_names(model, first=True)

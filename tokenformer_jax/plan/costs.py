@@ -18,7 +18,7 @@ from tokenformer_jax.plan.hlo import Computation, Instruction, Program, parse, s
 from tokenformer_jax.plan.operations import Operation
 from tokenformer_jax.plan.overlap import Collective
 from tokenformer_jax.plan.schedule import Bundles
-from tokenformer_jax.plan.walk import Visit, trip_count, visit
+from tokenformer_jax.plan.trip_counts import Visit, trip_count, visit
 
 _ASYNC_START = '"AsyncCollectiveStart"'
 _CHANNEL = re.compile(r'channel_id=(\d+)')

@@ -14,7 +14,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.parallel.messages import say
-from tokenformer_jax.plan import costs, early, formulas, program, schedule, topology
+from tokenformer_jax.plan import costs, formulas, layout_dump, program, schedule, topology
 from tokenformer_jax.plan.costs import Costs
 from tokenformer_jax.plan.program import Memory
 from tokenformer_jax.plan.topology import Topology
@@ -147,11 +147,7 @@ class Plan:
 
 
 def check_quick(on: Topology, flag: str) -> None:
-  """Check that programs are compiled for a topology, so that `flag` has an effect.
-
-  Raises:
-    UserError: they are not.
-  """
+  """Check that programs are compiled for a topology, so that `flag` has an effect."""
   if not on.has_compiler:
     raise UserError(
       f'{flag} has an effect only where programs are compiled, and {on.name} is planned by '
@@ -188,7 +184,7 @@ def plan(
   # In a process of its own, which libtpu ends when it fails, and in which it loads with the flags
   # of the dump.
   with schedule.temporary() as directory:
-    return early.run_alone(_plan, config, on, before, quick, directory)
+    return layout_dump.run_alone(_plan, config, on, before, quick, directory)
 
 
 def _plan(

@@ -82,15 +82,6 @@ def step_exchange(model: ModelConfig, rows: int, length: int, devices: int) -> E
   return total
 
 
-def divisors(model: ModelConfig, devices: int) -> list[int]:
-  """Return the powers of two that divide `devices` and all experts; [1] without experts."""
-  counts = [experts.count for experts, _ in count_layers(model)]
-  if not counts:
-    return [1]
-  most = math.gcd(devices, *counts)
-  return [1 << power for power in range(most.bit_length()) if most % (1 << power) == 0]
-
-
 def inner_width(experts: ExpertsConfig, model: ModelConfig) -> int:
   """Return the numbers inside an expert for one token; a gate has as many as what it gates."""
   expert = experts.expert

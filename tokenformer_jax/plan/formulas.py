@@ -77,7 +77,8 @@ def memory_and_costs(
   host = rows * length * inputs * _ACTIVATION if remat == 'offload' else 0.0
   at_experts, kept_at_experts = _expert_activations(model, mesh, int(rows), length)
   chunk = min(config.train.loss_chunk, length) if model.kind == 'lm' else 1
-  head = 2 * 4 * chunk * (model.vocab_size or model.classes) / rules.parts('vocab', mesh)
+  outputs = model.vocab_size if model.kind == 'lm' else model.classes
+  head = 2 * 4 * chunk * outputs / rules.parts('vocab', mesh)
   parameters, optimizer, batch = state
   kept *= remat_plans.GAPS.get(config.train.layers, 1)
   temporaries = rows * (length * (kept + layer) * _ACTIVATION + head) + parameters

@@ -11,12 +11,12 @@ from tokenformer_jax.plan import kernel_costs
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.collectives import parse_collective
 from tokenformer_jax.plan.elementwise import vector_operations
+from tokenformer_jax.plan.equal_operations import share_bundles
 from tokenformer_jax.plan.hlo import Computation, Instruction, Program
 from tokenformer_jax.plan.matmuls import filling, matmul_flops
 from tokenformer_jax.plan.memory_traffic import hbm_bytes
 from tokenformer_jax.plan.schedule import Bundles, window_bounds
-from tokenformer_jax.plan.twins import with_twins
-from tokenformer_jax.plan.walk import Visit
+from tokenformer_jax.plan.trip_counts import Visit
 
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _SCOPE = re.compile(r'\bop_name="([^"]*)"')
@@ -95,7 +95,7 @@ def read(
 
   Before code generation, operations have no cycles, and their seconds are the rough ones.
   """
-  bundles = with_twins(program, visits, bundles) if bundles else bundles
+  bundles = share_bundles(program, visits, bundles) if bundles else bundles
   inside = functools.cache(lambda name: list(_instructions(program, program.computations[name])))
   return tuple(
     _operation(program, v, bundles.get(v.instruction.name), chip, inside, has_cycles)
@@ -123,53 +123,78 @@ def _instructions(
       yield from _instructions(program, program.computations[instruction.attribute('calls')])
 
 
+class _Products(NamedTuple):
+  """The matrix products of an operation.
+
+  Attributes:
+    instructions: the products.
+    flops: their FLOPs.
+    least: the seconds that they need at the peak of the matrix units.
+    most: the same with narrow matrices filled up to the side of a unit.
+  """
+
+  instructions: list[Instruction]
+  flops: float
+  least: float
+  most: float
+
+
+def _products(parts: list[tuple[Computation, Instruction]], chip: Chip) -> _Products:
+  flops = [matmul_flops(where, part) for where, part in parts]
+  filled = sum(
+    count * filling(where, part, chip.matrix_side)
+    for count, (where, part) in zip(flops, parts, strict=True)
+  )
+  products = [part for count, (_, part) in zip(flops, parts, strict=True) if count]
+  return _Products(products, sum(flops), sum(flops) / chip.peak, filled / chip.peak)
+
+
 def _operation(
   program: Program,
   v: Visit,
-  found: Bundles | None,
+  bundles: Bundles | None,
   chip: Chip,
   inside: functools.cache,
   has_cycles: bool,
 ) -> Operation:
-  instruction, calls = v.instruction, v.instruction.attribute('calls')
+  instruction = v.instruction
   parts = [(v.computation, instruction)]
   if instruction.opcode == 'fusion':
-    parts = [*inside(calls)]
-  flops = {part.name: matmul_flops(where, part) for where, part in parts}
-  products = [part for _, part in parts if flops[part.name]]
-  counted = sum(flops.values())
+    parts = inside(instruction.attribute('calls'))
   memory = hbm_bytes(program, v.computation, instruction) / chip.hbm_rate
-  runs, least = math.prod(window_bounds(instruction) or ()), counted / chip.peak
   kernel = kernel_costs.cost(v.computation, instruction, scope(instruction), chip)
-  if kernel:
-    counted, least, runs = kernel.flops, kernel.filled / chip.peak, kernel.blocks or 1
-    found = found if kernel.blocks else None
-  matrix = counted / chip.peak
-  filled = sum(flops[part.name] * filling(where, part, chip.matrix_side) for where, part in parts)
-  most = max(least, filled / chip.peak)
-  timed = _scheduled(found, runs, (least, most), chip)
+  products = _products(parts, chip)
   vector = sum(vector_operations(where, part, chip) for where, part in parts) / chip.vector_peak
-  if kernel and kernel.blocks:
-    vector = kernel.seconds - kernel.filled / chip.peak
-  scheduled = max(timed.seconds, least, memory) if timed else None
+  runs = math.prod(window_bounds(instruction) or ())
+  if kernel:
+    least = kernel.filled / chip.peak
+    products = products._replace(flops=kernel.flops, least=least, most=max(least, products.most))
+    runs, bundles = kernel.blocks or 1, bundles if kernel.blocks else None
+    if kernel.blocks:
+      vector = kernel.seconds - least
+  matrix = products.flops / chip.peak
+  timed = _scheduled(bundles, runs, products, chip)
+  scheduled = max(timed.seconds, products.least, memory) if timed else None
   rough = kernel.seconds if kernel else _rough(matrix, vector, memory, chip)
-  estimate = cycles(instruction) / chip.clock if has_cycles and not kernel else rough
-  by_schedule = scheduled is not None and (kernel or not chip.cycles_hold)
+  seconds = cycles(instruction) / chip.clock if has_cycles and not kernel else rough
+  if scheduled is not None and (kernel or not chip.cycles_hold):
+    seconds = scheduled
+  scopes = [scope(one) for one in (instruction, *(part for _, part in parts))]
   return Operation(
-    instruction.name,
-    instruction.opcode,
-    v.times,
-    scheduled if by_schedule else estimate,
-    scheduled,
-    counted,
-    matrix,
-    timed.vector if timed else vector,
-    memory,
-    tuple(dict.fromkeys(filter(None, map(scope, [instruction, *(part for _, part in parts)])))),
-    tuple(dict.fromkeys(scope(product) for product in products)),
-    frozenset(part.opcode for _, part in parts),
-    timed.matrix if timed else None,
-    rough,
+    name=instruction.name,
+    opcode=instruction.opcode,
+    times=v.times,
+    seconds=seconds,
+    scheduled=scheduled,
+    flops=products.flops,
+    matrix=matrix,
+    vector=timed.vector if timed else vector,
+    memory=memory,
+    scopes=tuple(dict.fromkeys(filter(None, scopes))),
+    products=tuple(dict.fromkeys(map(scope, products.instructions))),
+    holds=frozenset(part.opcode for _, part in parts),
+    slots=timed.matrix if timed else None,
+    rough=rough,
   )
 
 
@@ -188,17 +213,18 @@ class _Scheduled(NamedTuple):
 
 
 def _scheduled(
-  found: Bundles | None, runs: int, needs: tuple[float, float], chip: Chip
+  bundles: Bundles | None, runs: int, products: _Products, chip: Chip
 ) -> _Scheduled | None:
   """Return the times of a schedule of `runs` steps, which the cores of a device share.
 
-  None without bundles, and for bundles that are not those of the operation's products, which need
-  the matrix units for these seconds, without and with filled matrices.
+  None without bundles, and for bundles that are not those of the operation's products.
   """
-  if found is None:
+  if bundles is None:
     return None
   step = runs / chip.cores / chip.clock
-  timed = _Scheduled(found.count * step, found.matrix * step, found.vector * step)
+  timed = _Scheduled(bundles.count * step, bundles.matrix * step, bundles.vector * step)
   low, high = _PLAUSIBLE
-  least, most = needs
-  return timed if low * least <= timed.matrix <= high * most or not least else None
+  most = max(products.least, products.most)
+  if products.least and not low * products.least <= timed.matrix <= high * most:
+    return None
+  return timed

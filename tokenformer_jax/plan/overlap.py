@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from tokenformer_jax.plan.collectives import Cost
 from tokenformer_jax.plan.hlo import Computation, Instruction, Program
 from tokenformer_jax.plan.operations import Operation
-from tokenformer_jax.plan.walk import callees
+from tokenformer_jax.plan.trip_counts import callees
 
 _FUSED_START, _FUSED_DONE = 'async-collective-start', 'async-collective-done'
 

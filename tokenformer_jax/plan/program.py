@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.config import Config, ModelConfig, with_references
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import kernels
-from tokenformer_jax.plan import early
+from tokenformer_jax.plan import layout_dump
 from tokenformer_jax.steps import fit
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import growth_from
@@ -68,7 +68,7 @@ def _filled_in(config: Config) -> Config:
   task = tasks.task_class(config.model)
   filled = task.fill_in_unread(config)
   if filled is not None:
-    return sizes.with_references(filled)
+    return dataclasses.replace(config, model=with_references(filled))
   try:
     return sizes.fill_in(config)
   except UserError as error:
@@ -99,7 +99,7 @@ def compile_step(
   tell: Callable[[str, int, int], bool],
   meanwhile: Callable[[], None] = lambda: None,
 ) -> jax.stages.Compiled | None:
-  """Compile the training step for the mesh's devices; see `early.run` for the functions.
+  """Compile the training step for the mesh's devices; see `layout_dump.run` for the functions.
 
   Raises:
     DoesNotFitError: the step needs more memory than the devices have.
@@ -108,7 +108,7 @@ def compile_step(
   arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
   with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.
     lowered = function.lower(*arguments)
-  return early.run(
+  return layout_dump.run(
     lambda options: fit.compile_lowered(lowered, compiler_options=options), tell, meanwhile
   )
 
@@ -130,7 +130,7 @@ def memory(step: Program, mesh: Mesh, compiled: jax.stages.Compiled, capacity: f
 
 
 def layout_memory(step: Program, mesh: Mesh, hbm: int, host: int, capacity: float) -> Memory:
-  """Return the memory of a device before code generation, from the bytes that `early.run` gives."""
+  """Return the memory of a device before code generation, from the bytes of `layout_dump.run`."""
   parameters, optimizer, batch = state_bytes(step, mesh)
   temporaries = hbm - parameters - optimizer - batch
   return Memory(parameters, optimizer, batch, temporaries, code=0.0, capacity=capacity, host=host)

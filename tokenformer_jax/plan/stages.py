@@ -46,11 +46,7 @@ class StagedPlan:
 
 
 def plan_stages(config: Config, on: Topology, *, quick: bool = False) -> StagedPlan:
-  """Plan every stage of a run: see `estimate.plan`.
-
-  Raises:
-    UserError: see `plan`; or a stage does not fit, or the number of steps is not known.
-  """
+  """Plan every stage of a run: see `estimate.plan`."""
   steps = count_steps(config)
   if steps is None:
     raise UserError(

@@ -48,11 +48,7 @@ class Topology:
 
 
 def parse(name: str, slices: int = 1) -> Topology:
-  """Return the topology of `--topology` and `--slices`.
-
-  Raises:
-    UserError: the name is not a known chip with a shape.
-  """
+  """Return the topology of `--topology` and `--slices`."""
   chip_name, _, shape = name.partition(':')
   if chip_name not in CHIPS:
     first = chip_name.lower().partition('-')[0]  # v6e, for an accelerator type such as v6e-256
@@ -74,11 +70,7 @@ def parse(name: str, slices: int = 1) -> Topology:
 
 
 def devices(topology: Topology) -> list[jax.Device]:
-  """Return devices to compile for; the compiler in `libtpu` makes them without a TPU.
-
-  Raises:
-    UserError: libtpu is not installed, or does not know the topology.
-  """
+  """Return devices to compile for; the compiler in `libtpu` makes them without a TPU."""
   if importlib.util.find_spec('libtpu') is None:
     raise UserError('planning for TPUs needs their compiler, libtpu: pip install -e ".[tpu]"')
   # By default libtpu queries a server that only Google's VMs have, and takes a lock on the TPU.

@@ -1,6 +1,7 @@
 """Search meshes, batches and recomputation for the fastest combination that fits."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +9,7 @@ from tokenformer_jax.config import Config, differences
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.parallel.messages import aligned, say
-from tokenformer_jax.plan import exchange, topology
+from tokenformer_jax.plan import topology
 from tokenformer_jax.plan.estimate import Plan, plan
 from tokenformer_jax.plan.table import Row, gib, ms, percent
 from tokenformer_jax.plan.topology import Topology
@@ -38,26 +39,24 @@ def candidates(
   `batches` are multiples of the config's batch; the first is 1.
   """
   whole = sharding.abstract_mesh(config.mesh, on.devices)
+  own_split = rules.parts('param_tokens', whole)
   tokens = [
     parts
     for parts in (1, 2, 4, _MOST_TOKENS)
     if all(heads % parts == 0 for heads in config.model.heads)
   ]
-  own_split = rules.parts('experts', whole), rules.parts('param_tokens', whole)
-  experts = dict.fromkeys([own_split[0], *exchange.divisors(config.model, on.devices)])
-  meshes = {
-    split: sharding.resplit(config.mesh, on.devices, *split)
-    for split in itertools.product(experts, tokens)
-  }
-  splits = [split for split, mesh in meshes.items() if mesh is not None]
-  own = _way(config)
+  resplit = functools.partial(
+    sharding.resplit, config.mesh, on.devices, rules.parts('experts', whole)
+  )
+  meshes = {split: mesh for split in tokens if (mesh := resplit(split)) is not None}
+  own = _remat_plan(config)
   others = remat_plans.all_plans(config.model)
   if not on.has_compiler:  # By the formulas a loop takes no time.
-    others = [way._replace(layers='auto') for way in others]
+    others = [one._replace(layers='auto') for one in others]
   # Put the config's own choice first and keep the order of the others.
-  splits.sort(key=lambda split: split != own_split)
-  each_way = dict.fromkeys([own, *others])
-  options = list(itertools.product(batches, splits, each_way))
+  splits = sorted(meshes, key=lambda split: split != own_split)
+  plans = dict.fromkeys([own, *others])
+  options = list(itertools.product(batches, splits, plans))
   first = options[0]
   options.sort(key=lambda option: sum(a != b for a, b in zip(option, first, strict=True)))
   for factor, split, (remat, layers) in options:
@@ -83,9 +82,6 @@ def search(
 
   For `batches` see `candidates`. Print the progress on standard error. If a candidate with full
   recomputation does not fit, skip the candidates of the same mesh and batch that need as much.
-
-  Raises:
-    UserError: no candidate fits, or libtpu is missing.
   """
   if on.has_compiler:
     topology.devices(on)  # Fail here if the compiler is missing.
@@ -94,16 +90,16 @@ def search(
     if len(tried) == most:
       break
     size = (candidate.mesh, candidate.data.batch_size)
-    if size in hopeless and not _needs_less(_way(candidate), hopeless[size]):
+    if size in hopeless and not _needs_less(_remat_plan(candidate), hopeless[size]):
       continue
-    if (*size, _way(candidate)) in planned:
+    if (*size, _remat_plan(candidate)) in planned:
       continue
     say(f'{len(tried) + 1} of at most {most}: {_name(candidate)}')
     tried.append(_try(len(tried), candidate, on, quick))
     if found := tried[-1].plan:
-      planned.add((*size, _way(found.config)))
+      planned.add((*size, _remat_plan(found.config)))
     if tried[-1].plan is None and candidate.train.remat in ('full', 'offload'):
-      hopeless[size] = _way(candidate)
+      hopeless[size] = _remat_plan(candidate)
   if not any(candidate.plan for candidate in tried):
     reasons = '; '.join(f'{_name(candidate.config)}: {candidate.reason}' for candidate in tried)
     raise UserError(f'no candidate fits on {on.name} ({reasons})')
@@ -128,19 +124,19 @@ def _speed(candidate: Tried) -> float:
   return plan.units[1] * 2 / sum(plan.step_seconds) if plan else -1.0
 
 
-def _way(config: Config) -> RematPlan:
+def _remat_plan(config: Config) -> RematPlan:
   return RematPlan(config.train.remat, config.train.layers)
 
 
-def _needs_less(way: RematPlan, failed: RematPlan) -> bool:
-  """Return whether a way needs less memory than one that saves at most the inputs of layers."""
-  loops = failed.layers == 'unrolled' and way.layers != 'unrolled'
-  return failed.remat == 'full' and (way.remat == 'offload' or (way.remat == 'full' and loops))
+def _needs_less(tried: RematPlan, failed: RematPlan) -> bool:
+  """Return whether a plan needs less memory than one that saves at most the inputs of layers."""
+  loops = failed.layers == 'unrolled' and tried.layers != 'unrolled'
+  return failed.remat == 'full' and (tried.remat == 'offload' or (tried.remat == 'full' and loops))
 
 
 def _name(config: Config) -> str:
   mesh = ' '.join(f'{axis}={size}' for axis, size in dataclasses.asdict(config.mesh).items())
-  remat, layers = _way(config)
+  remat, layers = _remat_plan(config)
   return f'batch_size={config.data.batch_size} {mesh} remat={remat} layers={layers}'
 
 

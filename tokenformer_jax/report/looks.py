@@ -9,8 +9,8 @@ import numpy as np
 from tokenformer_jax.data import held_out
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.inspection import heat_map
 from tokenformer_jax.inspection import model as inspect_model
-from tokenformer_jax.inspection import picture
 from tokenformer_jax.inspection import report as inspect_report
 from tokenformer_jax.inspection.usage import Usage, tokens_for
 from tokenformer_jax.inspection.weights import pattentions
@@ -224,8 +224,8 @@ def _usage_rows(usage: Mapping[int, Mapping[str, Usage]], parts: Parts) -> list[
 
 def _map(map_TxN: np.ndarray, parts: Sequence[tuple[str, int, int]]) -> dict[str, Any]:
   """Return a map for JSON: weights as bytes on a scale that is finer for small ones."""
-  pooled, covered = picture.pooled(map_TxN, _COLUMNS)
-  limit = picture.limit(map_TxN)
+  pooled, covered = heat_map.pooled(map_TxN, _COLUMNS)
+  limit = heat_map.limit(map_TxN)
   levels = np.arcsinh(_BEND * pooled / limit) / np.arcsinh(_BEND) * _LEVELS
   content = np.clip(np.rint(levels), -_LEVELS, _LEVELS).astype(np.int8)
   return {

@@ -53,11 +53,7 @@ class Page:
 
   @arguments.checked
   def write(self, path: Path) -> None:
-    """Write the page to a file.
-
-    Raises:
-      UserError: the name does not end in .html or .htm, or the file cannot be written.
-    """
+    """Write the page to a file."""
     paths.check_ending(path, ENDINGS, 'write: path')
     try:
       pathlib.Path(path).write_text(self.html, 'utf-8')
@@ -83,9 +79,6 @@ def build(
     runs: work directories; one that is given again is shown once.
     models: look into the models of at most so many runs, the last ones.
     load: loads the model of DIR@STEP; None: onto all devices.
-
-  Raises:
-    UserError: plotly is not installed, a directory is not a run, or a run has no figures yet.
   """
   library = _library()
   places, notes = {}, []
@@ -107,11 +100,7 @@ def build(
 
 
 def _library() -> str:
-  """Return the script of plotly.
-
-  Raises:
-    UserError: it is not installed.
-  """
+  """Return the script of plotly."""
   check_installed('plotly', 'draws the report', 'report')
   from plotly import offline  # noqa: PLC0415
 

@@ -125,11 +125,7 @@ class Sessions:
 
 
 def read(run: str | paths.Path, name: str) -> Record:
-  """Read a run, which may be in progress or have crashed.
-
-  Raises:
-    UserError: the directory is not a run, or has no figures yet.
-  """
+  """Read a run, which may be in progress or have crashed."""
   directory = paths.parse_path(run)
   lines = curves.read(directory)
   notes, meta, config = [], None, None

@@ -54,18 +54,14 @@ _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tok
 class Checkpoints:
   """The checkpoints of one work directory, `WORKDIR/checkpoints/STEP`."""
 
-  def __init__(
-    self, workdir: str | os.PathLike[str], *, keep: int | None = None, save_gb: int | None = None
-  ):
+  def __init__(self, workdir: str | os.PathLike[str], *, keep: int | None = None):
     """Open the directory for reading or, with `keep`, for writing.
 
-    The `keep` newest checkpoints stay, and the one with the lowest loss. With `save_gb`, only so
-    much of a state is copied for writing at a time, and the state must not change until `wait`
-    returns. Without it, all of the state is copied before `save` returns.
+    The `keep` newest checkpoints stay, and the one with the lowest loss.
     """
     orbax_setup.quiet()
     self.directory = paths.absolute(paths.parse_path(workdir)) / 'checkpoints'
-    self._keep, self._save_gb = keep, save_gb
+    self._keep = keep
     self._reader = orbax_setup.make_reader()
     try:
       self._manager = retry.retried(self._open, f'opening {self.directory}')
@@ -81,7 +77,7 @@ class Checkpoints:
     self._failures, self._again_at = 0, 0.0  # failed saves in a row, and the time to try again
 
   def _open(self) -> ocp.CheckpointManager:
-    make = functools.partial(orbax_setup.make_manager, self.directory, self._keep, self._save_gb)
+    make = functools.partial(orbax_setup.make_manager, self.directory, self._keep)
     if self._keep is None:
       manager = make(metrics=False)
     else:
@@ -122,7 +118,7 @@ class Checkpoints:
     losses: Sequence[float] = (),
     run: str | None = None,
   ) -> None:
-    """Start to write a checkpoint. Unless `save_gb` is set, `state` may be donated afterwards.
+    """Start to write a checkpoint. The state is copied, so it may be donated afterwards.
 
     In one process, writing is retried after a transient error: by this method, or, if the error
     occurs in the background, by the caller (`failed`). Several processes cannot retry: after a

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError, check_installed
@@ -52,11 +53,11 @@ _VALIDATION = {
 }
 
 
-def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list[float]]]:
+def curves(source: str | paths.Path, x: str, y: str) -> dict[str, tuple[list[float], list[float]]]:
   """Return the points of a metric, and of the same metric on the validation data.
 
   Args:
-    run: a work directory.
+    source: a work directory.
     x: `steps`, or the `examples` (sequences or images), `tokens` or model `flops` of training. The
       FLOPs of a grown run are those of all stages, each at its own size.
     y: the metric's name. For `train/NAME`, `eval/NAME` is returned as well if the run has it.
@@ -67,7 +68,7 @@ def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list
   Raises:
     UserError: the directory is not a run, or the run has no such metric.
   """
-  run = paths.parse_path(run)
+  run = paths.parse_path(source)
   lines, along = read(run), _axis(run, x)
   names = {name for line in lines for name in line if name != 'step'}
   if y not in names:
@@ -138,7 +139,7 @@ def _past(run: paths.Path, config: Config, x: str) -> tuple[Lineage, batches_lib
   return meta.lineage, batches_lib.of_run(meta, config.data)
 
 
-def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
+def draw(sources: Sequence[str | paths.Path], x: str, y: str) -> 'Figure':
   """Return a figure with one colour for each run: `train/…` as a line, `eval/…` as dashed points.
 
   A metric that falls steeply at first, such as a loss, gets logarithmic axes, which show the whole
@@ -150,7 +151,7 @@ def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
   check_installed('matplotlib', 'draws the curves', 'plot')
   from matplotlib.figure import Figure  # noqa: PLC0415
 
-  runs = [*dict.fromkeys(map(paths.parse_path, runs))]
+  runs = [*dict.fromkeys(map(paths.parse_path, sources))]
   drawn = {name: curves(run, x, y) for name, run in zip(run_names(runs), runs, strict=True)}
   figure = Figure(figsize=(8, 4.5), dpi=150, layout='constrained')
   axes = figure.add_subplot()
@@ -220,10 +221,9 @@ def metric_label(name: str, counted: Sequence[str]) -> str:
 
 def _points(axes: 'Axes') -> list[tuple[list[float], list[float]]]:
   """Return the finite points of every line that has any."""
-  lines = [
-    [(float(x), float(y)) for x, y in line.get_xydata() if math.isfinite(y)] for line in axes.lines
-  ]
-  return [tuple(map(list, zip(*points, strict=True))) for points in lines if points]
+  lines = [np.asarray(line.get_xydata(), float) for line in axes.lines]
+  finite = [points[np.isfinite(points[:, 1])] for points in lines]
+  return [(points[:, 0].tolist(), points[:, 1].tolist()) for points in finite if len(points)]
 
 
 def _label_plainly(axis: 'Axis', values: list[float], power: float = 1) -> None:

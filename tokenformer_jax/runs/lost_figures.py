@@ -16,7 +16,7 @@ from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import orbax_setup
 from tokenformer_jax.storage import paths
 
-Line = dict[str, float | None]
+Line = dict[str, Any]  # `step`, and a float or None for each figure
 
 
 def recover(workdir: paths.Path) -> list[Line]:
@@ -66,7 +66,7 @@ def _lines_of_events(directory: paths.Path) -> list[Line]:
 
 def _add(lines: list[Line], step: int, name: str, value: float) -> None:
   """Add a figure to the last line, or to a new one as `Metrics.write` would begin."""
-  last = lines[-1] if lines else {'step': -1}
+  last: Line = lines[-1] if lines else {'step': -1}
   evaluated = any(known.startswith('eval/') for known in last)
   if last['step'] != step or name in last or evaluated != name.startswith('eval/'):
     last = {'step': step}
@@ -87,5 +87,5 @@ def _events(content: bytes) -> Iterator[Any]:
     record, checksum = content[at + 12 : end], content[end : end + 4]
     if len(checksum) < 4 or struct.unpack('<I', checksum)[0] != record_writer.masked_crc32c(record):
       return
-    yield event_pb2.Event.FromString(record)
+    yield event_pb2.Event.FromString(record)  # pyright: ignore[reportAttributeAccessIssue]
     at = end + 4

@@ -184,7 +184,7 @@ class Metrics:
 class Work(NamedTuple):
   """The work of a step over all devices."""
 
-  units: int  # such as tokens
+  units: float  # such as tokens
   flops: float  # model FLOPs
   teacher_flops: float = 0.0  # of a teacher's forward pass, which are reported apart
 
@@ -281,7 +281,7 @@ def _memory() -> dict[str, float]:
   return figures
 
 
-def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
+def read(workdir: str | os.PathLike[str]) -> list[lost_figures.Line]:
   """Return the lines of a run's metrics.jsonl without incomplete lines.
 
   If the file is lost or empty, return the lines that other files of the run have.
@@ -377,5 +377,5 @@ def _recover(path: pathlib.Path, workdir: paths.Path, step: int) -> None:
     )
 
 
-def _write_lines(path: pathlib.Path, lines: list[dict[str, float]]) -> None:
+def _write_lines(path: pathlib.Path, lines: list[lost_figures.Line]) -> None:
   paths.write(path, ''.join(f'{json.dumps(line)}\n' for line in lines))

@@ -24,13 +24,6 @@ from tokenformer_jax.tasks.task import Figures, reported
 State = dict[str, Any]
 Step = Callable[..., Any]  # (State, Batch, …) → (State, figures)
 
-Begin = Callable[[Params], Params]  # maps drawn parameters to the first ones of a run
-
-
-def as_drawn(drawn: Params) -> Params:
-  """Return the parameters unchanged: a `Begin`."""
-  return drawn
-
 
 def initial_state(
   definition: Definition,
@@ -39,7 +32,6 @@ def initial_state(
   *,
   ema: bool = False,
   window: int = 0,
-  begin: Begin = as_drawn,
 ) -> State:
   """Return new parameters, with the optimizer's state and the counters of the run.
 
@@ -48,7 +40,7 @@ def initial_state(
   `window`, `recent` has the statistics of that many good steps: see `outliers.initial`. Under jit
   with `state_shardings`, no host or device holds more than its part.
   """
-  params = begin(definition.init(jax.random.key(seed)))
+  params = definition.init(jax.random.key(seed))
   average = {'ema': params} if ema else {}
   return {'params': params, **average, 'opt_state': tx.init(params), **_counters(window)}
 
@@ -133,10 +125,10 @@ class Program:
     """The number of good steps whose statistics the state has; 0: none."""
     return skip_window(self.config.optim)
 
-  def initial_state(self, seed: jax.Array, begin: Begin = as_drawn) -> State:
+  def initial_state(self, seed: jax.Array) -> State:
     """Return a new state: see `initial_state`."""
     optional = {'ema': self.ema, 'window': self.window}
-    return initial_state(self.task.definition, self.tx, seed, **optional, begin=begin)
+    return initial_state(self.task.definition, self.tx, seed, **optional)
 
   def state_shardings(self, mesh: Mesh | AbstractMesh) -> State:
     """Return the sharding of every array of the state."""

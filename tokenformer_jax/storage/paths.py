@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 import fsspec
+import fsspec.config as fsspec_config
 from absl import logging
 from etils import epath
 
@@ -41,7 +42,7 @@ def parse_path(path: str | os.PathLike[str]) -> Path:
       installed.
     TransientError: the bucket could not be reached in any of several tries.
   """
-  if isinstance(path, pathlib.PurePath):
+  if isinstance(path, Path):
     return path  # An earlier call checked it.
   if not re.match(r'[a-z][a-z0-9+.-]*://', text := os.fspath(path)):
     return pathlib.Path(path)
@@ -54,7 +55,7 @@ def parse_path(path: str | os.PathLike[str]) -> Path:
     raise UserError(f'{text} is in a bucket, which needs gcsfs; run pip install -e ".[gcs]"')
   std_logging.getLogger('gcsfs').setLevel(std_logging.CRITICAL)  # gcsfs also raises its errors.
   # A cached listing would hide the writes of other hosts.
-  fsspec.config.conf.setdefault('gs', {})['use_listings_cache'] = False
+  fsspec_config.conf.setdefault('gs', {})['use_listings_cache'] = False
   try:
     retry.retried(lambda: _reach(text), f'reaching {text}')
   except TransientError:
@@ -240,7 +241,7 @@ def remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     return
   with contextlib.suppress(Exception):
-    directory.rmtree()
+    epath.Path(directory).rmtree()
 
 
 def objects(pattern: str) -> dict[str, tuple[Any, ...]]:
@@ -268,19 +269,14 @@ def _object_identity(path: str, info: dict[str, Any]) -> tuple[Any, ...]:
   return path, info['size'], info['etag']
 
 
-def sizes(directory: Path) -> dict[str, int]:
-  """Return the names of the files in a directory, with their bytes, by one listing.
+def listed(directory: Path) -> dict[str, int | None]:
+  """Return the names of the files in a directory with their bytes, and of folders with None.
 
   A bucket has none in a directory that does not exist.
 
   Raises:
     FileNotFoundError: the directory of a file system does not exist.
   """
-  return {name: size for name, size in listed(directory).items() if size is not None}
-
-
-def listed(directory: Path) -> dict[str, int | None]:
-  """Return what `sizes` returns, and the folders in the directory, which have None."""
 
   def once() -> dict[str, int | None]:
     if in_bucket(directory):
@@ -294,15 +290,6 @@ def listed(directory: Path) -> dict[str, int | None]:
       return {e.name: e.stat().st_size if e.is_file() else None for e in entries}
 
   return retry.retried(once, f'listing {directory}')
-
-
-def read_range(path: str | os.PathLike[str], start: int, stop: int) -> bytes:
-  """Return the bytes of a file between two positions; fewer if it ends before."""
-  if in_bucket(path):
-    return _bucket().cat_file(os.fspath(path), start=start, end=stop)
-  with open(path, 'rb') as file:
-    file.seek(start)
-    return file.read(stop - start)
 
 
 def put(file: pathlib.Path, target: Path) -> None:
@@ -323,7 +310,7 @@ def open_to_read(path: str) -> IO[bytes]:
   return _bucket().open(path, 'rb') if in_bucket(path) else open(path, 'rb')
 
 
-def _bucket() -> fsspec.AbstractFileSystem:
+def _bucket() -> Any:
   return fsspec.filesystem('gs')
 
 
@@ -335,27 +322,26 @@ class Growing:
   """
 
   def __init__(self, workdir: Path):
-    self.directory = workdir
-    self._workdir, self._copied = None, {}
-    if in_bucket(workdir):
-      self.directory = pathlib.Path(tempfile.mkdtemp(prefix='tokenformer-'))
-      self._workdir, self._published = workdir, time.monotonic()
+    self._bucket = workdir if in_bucket(workdir) else None
+    self._published, self._copied = time.monotonic(), {}
+    local = tempfile.mkdtemp(prefix='tokenformer-') if self._bucket else workdir
+    self.directory = pathlib.Path(local)
 
   def fetch(self, name: str) -> pathlib.Path:
     """Return the local path of a file, and copy its content from the bucket if there is any."""
     path = self.directory / name
-    if self._workdir and (self._workdir / name).exists():
-      path.write_bytes((self._workdir / name).read_bytes())
+    if self._bucket and (self._bucket / name).exists():
+      path.write_bytes((self._bucket / name).read_bytes())
     return path
 
   def publish_sometimes(self) -> None:
     """Copy changed files to the bucket unless the last copy was less than a minute ago."""
-    if self._workdir and time.monotonic() - self._published > _PUBLISH_SECONDS:
+    if self._bucket and time.monotonic() - self._published > _PUBLISH_SECONDS:
       self.publish()
 
   def publish(self) -> bool:
     """Copy changed files to the bucket. Return whether that succeeded; log a warning if not."""
-    if not self._workdir:
+    if not self._bucket:
       return True
     self._published = time.monotonic()
     try:
@@ -367,25 +353,25 @@ class Growing:
 
   def close(self) -> None:
     """Copy the rest with retries, and remove the temporary directory if all was copied."""
-    if not self._workdir:
+    if not self._bucket:
       return
     try:
-      retry.retried(self._copy, f'copying figures to {self._workdir}')
+      retry.retried(self._copy, f'copying figures to {self._bucket}')
     except Exception as error:  # Storage libraries raise exceptions of many types.
       self._warn(error)
     else:
       shutil.rmtree(self.directory, ignore_errors=True)
 
   def _copy(self) -> None:
+    target = self._bucket or self.directory
     for path in sorted(p for p in self.directory.rglob('*') if p.is_file()):
       stat = path.stat()
       version = stat.st_size, stat.st_mtime_ns
       if self._copied.get(path) != version:
-        target = self._workdir / path.relative_to(self.directory)
-        _bucket().put_file(os.fspath(path), os.fspath(target))
+        _bucket().put_file(os.fspath(path), f'{target}/{path.relative_to(self.directory)}')
         self._copied[path] = version
 
   def _warn(self, error: Exception) -> None:
     logging.warning(
-      'some files in %s are not copied to %s: %s', self.directory, self._workdir, reason(error)
+      'some files in %s are not copied to %s: %s', self.directory, self._bucket, reason(error)
     )

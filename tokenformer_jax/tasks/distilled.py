@@ -10,7 +10,7 @@ from tokenformer_jax.model import models
 from tokenformer_jax.model.distilled_loss import Heads, distilled_objective
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import Counts
-from tokenformer_jax.model.params import Definition, Params
+from tokenformer_jax.model.params import Params
 from tokenformer_jax.tasks.task import Figures, with_aux
 from tokenformer_jax.tasks.text import TextTask
 
@@ -23,7 +23,7 @@ class DistilledTextTask(TextTask):
 
   def __init__(self, config: Config, vocabulary: dict[str, Any] | None, teacher: ModelConfig):
     super().__init__(config, vocabulary)
-    self.teacher: Definition = models.define(teacher, Execution.from_config(config))
+    self.teacher = self._teacher = models.define(teacher, Execution.from_config(config))
 
   def loss(
     self,
@@ -40,7 +40,7 @@ class DistilledTextTask(TextTask):
     """
     counts, distill = counts or self.counts(batch), self.config.distill
     ids_BxT, targets_BxT = self.inputs_and_targets(batch)
-    model, teacher_model = self.definition.bind(params), self.teacher.bind(*teacher)
+    model, teacher_model = self.definition.bind(params), self._teacher.bind(*teacher)
     hidden_BxTxD, aux = self.hidden(model, ids_BxT, key)
     teacher_hidden_BxTxD, _, _ = teacher_model.hidden(
       jnp.maximum(ids_BxT, 0), self.context(ids_BxT)

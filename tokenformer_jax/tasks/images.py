@@ -67,7 +67,7 @@ class ImageTask(Task):
   @staticmethod
   def fill_in(
     config: Config, trained: ModelConfig | None = None, *, resumed: bool = False
-  ) -> Config:
+  ) -> ModelConfig:
     model = config.model
     if resumed and trained is not None:  # The checkpoint has all sizes.
       classes, channels = model.classes or trained.classes, model.channels or trained.channels
@@ -82,7 +82,7 @@ class ImageTask(Task):
     return _with_sizes(config, classes, channels)
 
   @staticmethod
-  def fill_in_unread(config: Config) -> Config | None:
+  def fill_in_unread(config: Config) -> ModelConfig | None:
     model, known = config.model, images.KNOWN_SETS.get(config.data.source)
     classes = model.classes or (known.classes if known else 0)
     channels = model.channels or (known.channels if known else _COLOUR)
@@ -368,11 +368,11 @@ class ImageTask(Task):
       return str(error)
 
 
-def _with_sizes(config: Config, classes: int, channels: int) -> Config:
+def _with_sizes(config: Config, classes: int, channels: int) -> ModelConfig:
   patches = (config.data.image_size // config.model.patch) ** 2
   length = patches if config.model.position_embedding == 'learned' else 0
   sizes = {'classes': classes, 'channels': channels, 'max_length': length}
-  return dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes))
+  return dataclasses.replace(config.model, **sizes)
 
 
 def _around_zero(images_BxHxWxC: jax.Array) -> jax.Array:

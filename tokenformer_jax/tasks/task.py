@@ -104,8 +104,8 @@ class Task(abc.ABC):
   @abc.abstractmethod
   def fill_in(
     config: Config, trained: ModelConfig | None = None, *, resumed: bool = False
-  ) -> Config:
-    """Replace sizes of 0, such as the vocabulary's, by the sizes that the data needs.
+  ) -> ModelConfig:
+    """Return the model with the sizes that the data needs instead of 0, such as the vocabulary's.
 
     `trained` is the model that the run continues from, if any; it has all sizes. Unless it is the
     run's own (`resumed`), the task may adapt it to other data.
@@ -113,7 +113,7 @@ class Task(abc.ABC):
 
   @staticmethod
   @abc.abstractmethod
-  def fill_in_unread(config: Config) -> Config | None:
+  def fill_in_unread(config: Config) -> ModelConfig | None:
     """Fill in as `fill_in` does, but without reading data; return None if a size needs the data."""
 
   @staticmethod
@@ -213,6 +213,8 @@ class Task(abc.ABC):
 
   def at_stage(self, data: DataConfig) -> Self:
     """Return the task with training batches of the sizes of a stage: see `config.at_stage`."""
+    if data == self.config.data:
+      return self
     stage = copy.copy(self)
     stage.config = dataclasses.replace(self.config, data=data)
     return stage

@@ -54,7 +54,7 @@ class TextTask(Task):
   @staticmethod
   def fill_in(
     config: Config, trained: ModelConfig | None = None, *, resumed: bool = False
-  ) -> Config:
+  ) -> ModelConfig:
     del resumed  # A model keeps its tokenizer in other runs.
     model, length = config.model, config.data.sequence_length
     if trained is not None:
@@ -76,16 +76,15 @@ class TextTask(Task):
         )
     model = dataclasses.replace(model, vocab_size=vocab_size, max_length=max_length)
     known = None if trained is None else trained.scale_length
-    model = model.with_scale_length(known or length)
-    return dataclasses.replace(config, model=model)
+    return model.with_scale_length(known or length)
 
   @staticmethod
-  def fill_in_unread(config: Config) -> Config | None:
+  def fill_in_unread(config: Config) -> ModelConfig | None:
     if not config.model.vocab_size:
       return None
     length = config.data.sequence_length
     model = dataclasses.replace(config.model, max_length=config.model.max_length or length)
-    return dataclasses.replace(config, model=model.with_scale_length(length))
+    return model.with_scale_length(length)
 
   @staticmethod
   def check_vocabulary(config: Config, meta: Meta, where: str) -> None:

@@ -51,11 +51,7 @@ TRACKERS = {
 
 
 def check_installed(names: Sequence[str]) -> None:
-  """Check that the packages of these trackers are installed; import none of them.
-
-  Raises:
-    UserError: a package is missing.
-  """
+  """Check that the packages of these trackers are installed; import none of them."""
   for name in names:
     entry = TRACKERS[name]
     found = importlib.util.find_spec(entry.package)

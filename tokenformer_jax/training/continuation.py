@@ -50,8 +50,17 @@ def check(config: Config, origin: Origin) -> None:
     check_same_optimizer(config, meta, origin.where, resumes=origin.own is not None)
     check_order(config, origin)
   _check_new_order_used(config, origin)
+  _check_finished_data(config, origin)
   if meta is not None:
     tasks.task_class(config.model).check_vocabulary(config, meta, origin.where)
+
+
+def _check_finished_data(config: Config, origin: Origin) -> None:
+  """Check that a finished run has its own data, if the length is known."""
+  train, optim = config.train, config.optim
+  open_lengths = (train.epochs, train.examples, optim.warmup_epochs, optim.warmup_examples)
+  if origin.own is not None and not any(open_lengths) and origin.own.step >= train.steps:
+    check_finished(config, origin, 'data.')
 
 
 def _check_growth_used(config: Config, origin: Origin) -> None:
@@ -155,13 +164,14 @@ def check_data(config: Config, origin: Origin, task: tasks.Task) -> None:
 def check_decay_start(config: Config, origin: Origin, growth: LastGrowth | None) -> None:
   """Check that the decay of `train.decay_from` can begin after the checkpoint of the origin.
 
-  `config` has all lengths in steps.
+  A warm-up in epochs or examples is not compared: its number of steps is not known yet.
   """
   meta, begin = origin.meta, config.train.decay_from
   if not begin:
     return
   restarted = schedules.first_update(config.optim, growth)
-  warm = restarted + config.optim.warmup_steps
+  has_steps = not (config.optim.warmup_epochs or config.optim.warmup_examples)
+  warm = restarted + (config.optim.warmup_steps if has_steps else 0)
   if restarted and begin < warm:
     raise UserError(
       f'config.train.decay_from is {begin}, which is inside the warm-up after the last growth, to '
@@ -244,16 +254,14 @@ def _changed_settings(config: Config, origin: Origin) -> list[str]:
   if origin.own is None or origin.own.contents != 'model':
     return []
   theirs = origin.own.config
-  # The keys of `grow` and a beginning have no more effect.
+  # The keys of `grow` have no more effect.
   changed = [
     f'{path}: {old!r} -> {new!r}'
     for path, new, old in config_lib.differences(config, theirs)
-    if path not in ('init_from', 'distill.init')
+    if path != 'init_from'
     and not path.startswith('grow.')
     and re.sub(r'^data\.mixture\.\w+\.', 'data.', path) not in _UNREPORTED
   ]
   if config.init_from and config.init_from != theirs.init_from:
     changed.append(f'init_from={config.init_from} is ignored, because there is a checkpoint')
-  if config.distill.init != theirs.distill.init:
-    changed.append(f'distill.init={config.distill.init} is ignored, because there is a checkpoint')
   return changed

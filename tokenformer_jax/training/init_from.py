@@ -8,7 +8,14 @@ from jax.sharding import Mesh
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, ModelConfig, PattentionConfig, pattentions, token_counts
+from tokenformer_jax.config import (
+  Config,
+  GrowConfig,
+  ModelConfig,
+  PattentionConfig,
+  pattentions,
+  token_counts,
+)
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import files, plan, room
 from tokenformer_jax.grow.steps import tokens
@@ -29,9 +36,6 @@ def open_source(config: Config) -> tuple[checkpoint.Checkpoints, Meta, Lineage]:
 
   Returns:
     The run's checkpoints, the metadata of the named one, and the lineage of a model grown from it.
-
-  Raises:
-    UserError: it is not a run of a model, or cannot be read.
   """
   directory, step = paths.split_source(config.init_from)
   checkpoints, meta = checkpoint.open_source(directory, step)
@@ -43,9 +47,11 @@ def open_source(config: Config) -> tuple[checkpoint.Checkpoints, Meta, Lineage]:
   return checkpoints, meta, lineage
 
 
-def grown_pattentions(source: ModelConfig, config: Config) -> dict[str, PattentionConfig]:
+def grown_pattentions(
+  source: ModelConfig, model: ModelConfig, how: GrowConfig
+) -> dict[str, PattentionConfig]:
   """Return the projections with parameter tokens of the grown source, by name."""
-  grown = tokens.grown_model(source, token_counts(config.model), config.grow)
+  grown = tokens.grown_model(source, token_counts(model), how)
   return pattentions(grown)
 
 
@@ -53,9 +59,6 @@ def check_steps_left(config: Config, meta: Meta, where: str) -> None:
   """Check that a run has a step to make after those of the source, unless it counts from 0.
 
   A length in epochs or examples is not checked: it has no number of steps before the data is read.
-
-  Raises:
-    UserError: the source has made as many steps.
   """
   train = config.train
   if config.grow.step == 'restart' or train.epochs or train.examples or meta.step < train.steps:
@@ -70,9 +73,6 @@ def check(config: Config, meta: Meta, where: str) -> None:
   """Check that the source's model can be grown to the run's, before any data is read.
 
   `config` has every size filled in. `where` is the name of the source's checkpoint in messages.
-
-  Raises:
-    UserError: it cannot.
   """
   source = tasks.task_class(config.model).adapted(meta.config.model, config.model)
   try:
@@ -117,9 +117,6 @@ def grown_state(
   Before the growth, let the task adapt parts of the model, such as the head to other classes. The
   config has passed `check`; the source is from `open_source`. If `Task.other_meaning` is not empty,
   draw the head anew.
-
-  Raises:
-    UserError: the checkpoint is damaged.
   """
   target = config.model
   source = tasks.task_class(target).adapted(meta.config.model, target)

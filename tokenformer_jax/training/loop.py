@@ -130,7 +130,7 @@ class Trainer:
       )
       return state
     continuation.say_changes(self.config, run.origin, run.position, self.task.digest)
-    drawn = run.origin.meta is None and self.config.distill.init != 'yes'
+    drawn = run.origin.meta is None
     for doubt in settings.doubts(self.config, run.program.growth, drawn=drawn):
       messages.say(doubt)
     self._check_claim()
@@ -155,7 +155,7 @@ class Trainer:
 
   def first_state(self) -> tuple[State, int]:
     """Return the state to start from, and the number of steps it has made: see `start`."""
-    return start.first_state(self.run, lambda: self.checkpoints, self._fixed)
+    return start.first_state(self.run, lambda: self.checkpoints)
 
   @functools.cached_property
   def checkpoints(self) -> checkpoint.Checkpoints:

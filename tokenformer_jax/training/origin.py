@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, ModelConfig, lookup, stages_after
+from tokenformer_jax.config import Config, ModelConfig, stages_after
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts
@@ -171,13 +171,14 @@ def order_changes(config: Config, meta: Meta, digest: str | None) -> list[str]:
 
   `digest` is that of the data; None: the data is not read yet.
   """
+  differences = {one.path: one for one in config_lib.differences(config, meta.config)}
 
   def differing(keys: tuple[str, ...]) -> list[str]:
-    values = [(key, lookup(config, key), lookup(meta.config, key)) for key in keys]
-    return [f'config.{key} is {now!r} and was {old!r}' for key, now, old in values if now != old]
+    values = [differences[key] for key in keys if key in differences]
+    return [f'config.{key} is {now!r} and was {old!r}' for key, now, old in values]
 
   texts, weights = [], []
-  for path, now, old in config_lib.differences(config.data, meta.config.data, 'data.'):
+  for path, now, old in differences.values():
     if path.startswith('data.mixture') and not path.endswith('.store'):
       kind = texts if path.endswith('source') else weights
       kind.append(f'config.{path} is {now!r} and was {old!r}')

@@ -13,7 +13,6 @@ from tokenformer_jax import tasks
 from tokenformer_jax.config import (
   Config,
   at_stage,
-  check_decay,
   stages_after,
 )
 from tokenformer_jax.data.order import Position
@@ -21,9 +20,10 @@ from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.steps.last_growth import last_growth
 from tokenformer_jax.steps.step import Program, make_program
 from tokenformer_jax.storage import paths
-from tokenformer_jax.training import continuation, device_check, init_from, settings, sizes
 from tokenformer_jax.training import origin as origins
+from tokenformer_jax.training import sizes
 from tokenformer_jax.training import teacher as teachers
+from tokenformer_jax.training.check_run import Known, check_run
 from tokenformer_jax.training.origin import Damaged, Origin
 from tokenformer_jax.training.teacher import Teacher
 
@@ -92,50 +92,25 @@ def prepare(
   """
   mesh = sharding.make_mesh(config.mesh, devices)
   sharding.check_devices(config, mesh)
-  if config.train.check_devices:
-    device_check.check_repeats(mesh, config.train)
-
   origin = origins.find(config, workdir, damaged or {})
   hosts.meet('the work directory is as an earlier run left it')
   teacher = teachers.find(config, origin)
 
-  known = config if teacher is None else teacher.complete(config, origin)
-  sized = sizes.fill_in(known, origin)
-  if teacher is not None:
-    teacher.check_fits(sized, mesh)
+  sized = sizes.fill_in(config if teacher is None else teacher.complete(config, origin), origin)
   origin = origins.as_branch(sized, origin)
-  continuation.check(sized, origin)
-  _check_finished(sized, origin)
-
   vocabulary = origin.vocabulary or (teacher and teacher.meta.tokenizer)
   task = tasks.make(sized, vocabulary, teacher and teacher.meta.config.model)
-  definition = task.definition
-  sharding.check_divides(mesh, definition.abstract, definition.axes)
   growth = last_growth(origin.lineage, sized.model)
-  settings.check_old_tokens(sized, growth, definition)
-  settings.check_groups(sized, definition)
+  known = Known(sized, mesh, origin, teacher, task, growth)
+  check_run(known)
 
   task.prepare()
-  continuation.check_data(sized, origin, task)
   position = origins.position(sized, origin, task.digest)
-
   resolved = sizes.in_steps(sized, task.examples, position)
-  check_decay(resolved)
-  if origin.other is not None:
-    init_from.check_steps_left(resolved, origin.other.meta, origin.where)
-  continuation.check_decay_start(resolved, origin, growth)
+  check_run(known._replace(config=resolved, examples=task.examples))
   program = make_program(task, resolved, growth)
   stages = _stages(resolved, task, position)
   return PreparedRun(resolved, workdir, mesh, origin, teacher, task, position, program, stages)
-
-
-def _check_finished(config: Config, origin: Origin) -> None:
-  """Check the data of a finished run before it is read, if the length does not depend on it."""
-  train, optim = config.train, config.optim
-  if origin.own is not None and not (train.epochs or train.examples or optim.warmup_epochs):
-    in_steps = sizes.in_steps(config, 0)
-    if origin.own.step >= in_steps.train.steps:
-      continuation.check_finished(in_steps, origin, 'data.')
 
 
 def _stages(config: Config, task: tasks.Task, position: Position) -> tuple[RunStage, ...]:

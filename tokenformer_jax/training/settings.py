@@ -1,39 +1,9 @@
 """Compare the settings of a run with its model: what it lacks, and what is probably a mistake."""
 
-import jax
-
 from tokenformer_jax.config import Config, frozen_groups, skip_window
-from tokenformer_jax.config.groups import check_numbers
 from tokenformer_jax.config.model import layer_path, used_layers
-from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.params import Definition
 from tokenformer_jax.steps import schedules
 from tokenformer_jax.steps.entries import LastGrowth
-
-
-def check_old_tokens(config: Config, growth: LastGrowth | None, definition: Definition) -> None:
-  """Check that the model has newer tokens, experts or layers if `optim.old_tokens` needs them."""
-  if config.optim.old_tokens == 'train':
-    return
-  if growth is None or jax.tree.all(
-    jax.tree.map(lambda old, array: old.are_all(array.shape), growth.old, definition.abstract)
-  ):
-    raise UserError(
-      f'config.optim.old_tokens is {config.optim.old_tokens!r}, but this model has no tokens newer '
-      'than the others, and no newer experts or layers; grow it first, or set it to train'
-    )
-
-
-def check_groups(config: Config, definition: Definition) -> None:
-  """Check that the model has the groups that `optim.frozen_groups` and `train.drop_groups` need."""
-  if frozen := frozen_groups(config.optim):
-    check_numbers(definition.group_count, frozen, 'config.optim.frozen_groups')
-  if config.train.drop_groups and definition.group_count < 2:
-    raise UserError(
-      f'config.train.drop_groups is {config.train.drop_groups}, and no projection of this model '
-      'has several groups of tokens; grow it by method=group, give it groups '
-      '(model.layer.ffn.groups), or set it to 0'
-    )
 
 
 def doubts(config: Config, growth: LastGrowth | None, *, drawn: bool) -> list[str]:

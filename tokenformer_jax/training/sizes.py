@@ -9,6 +9,8 @@ from tokenformer_jax import tasks
 from tokenformer_jax.config import (
   Config,
   DataConfig,
+  GrowConfig,
+  ModelConfig,
   PattentionConfig,
   pattentions,
   stages_after,
@@ -23,18 +25,19 @@ def fill_in(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
   task = tasks.task_class(config.model)
   # A model of another kind is refused later.
   trained = origin.model if isinstance(origin.model, type(config.model)) else None
-  return with_references(task.fill_in(config, trained, resumed=origin.own is not None), origin)
+  model = task.fill_in(config, trained, resumed=origin.own is not None)
+  return dataclasses.replace(config, model=with_references(model, config.grow, origin))
 
 
-def with_references(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
-  """Replace zero reference counts by those of the origin, grown if `config.grow` says so."""
-  model, source = config.model, origin.model
+def with_references(model: ModelConfig, how: GrowConfig, origin: Origin) -> ModelConfig:
+  """Replace zero reference counts by those of the origin, grown if `how` says so."""
+  source = origin.model
   old, new = {} if source is None else pattentions(source), pattentions(model)
   if source is not None and old and old.keys() <= new.keys():
-    grown = old if origin.own is not None else init_from.grown_pattentions(source, config)
+    grown = old if origin.own is not None else init_from.grown_pattentions(source, model, how)
     filled = {name: _like(new[name], old[name], grown[name]) for name in old}
     model = config_lib.with_pattentions(model, filled)
-  return dataclasses.replace(config, model=config_lib.with_references(model))
+  return config_lib.with_references(model)
 
 
 def _like(

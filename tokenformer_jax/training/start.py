@@ -7,28 +7,24 @@ import jax
 import jax.numpy as jnp
 
 from tokenformer_jax.config import skip_window
-from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
-from tokenformer_jax.training import inherit, init_from
+from tokenformer_jax.training import init_from
 from tokenformer_jax.training.prepare import PreparedRun
-from tokenformer_jax.training.teacher import Teacher
 
 
 def first_state(
   run: PreparedRun,
   checkpoints: Callable[[], checkpoint.Checkpoints],
-  teacher: tuple[Params, ...] = (),
 ) -> tuple[State, int]:
   """Return the state to start from, and the number of steps it has made.
 
   The state is that of a checkpoint in the work directory; or of the run `config.init_from`, grown
-  if this model is larger; or new, with the teacher's arrays if `config.distill.init` is `yes`.
-  `checkpoints` opens those of the work directory. `teacher` has the parameters of the run's teacher
-  if they are read already. A checkpoint that cannot be read raises a `DamagedError`.
+  if this model is larger; or new. `checkpoints` opens those of the work directory. A checkpoint
+  that cannot be read raises a `DamagedError`.
   """
   config, origin = run.config, run.origin
   if origin.own is not None:
@@ -36,9 +32,6 @@ def first_state(
   if origin.other is not None:
     grown = init_from.grown_state(config, *origin.other, run.mesh, run.task.other_meaning)
     return _with_optional(run, grown), int(grown['step'])
-  if run.teacher is not None and config.distill.init == 'yes':
-    (params,) = teacher or (run.teacher.read(run.mesh),)
-    return _begin_as_teacher(run, run.teacher, params), 0
   return step_lib.make_first_state(run.program, run.mesh)(config.train.seed), 0
 
 
@@ -75,15 +68,3 @@ def _with_optional(run: PreparedRun, state: State) -> State:
     make = functools.partial(step_lib.recent, wanted.window)
     kept |= jax.jit(make, out_shardings=sharding.replicated(run.mesh))()
   return kept
-
-
-def _begin_as_teacher(run: PreparedRun, teacher: Teacher, params: Params) -> State:
-  """Return a new state with the arrays that the teacher and this model share."""
-  model, shardings = run.config.model, run.program.state_shardings(run.mesh)
-  sources = inherit.sources(model, teacher.meta.config.model)
-  messages.say(inherit.description(model, sources))
-
-  def make(seed: jax.Array, other: Params) -> State:
-    return run.program.initial_state(seed, lambda drawn: inherit.begin(drawn, other, sources))
-
-  return jax.jit(make, out_shardings=shardings)(run.config.train.seed, params)

@@ -69,11 +69,10 @@ class Teacher:
   def complete(self, config: Config, origin: Origin) -> Config:
     """Fill in the step of the teacher, and its vocabulary size if the run has none of its own."""
     distill = dataclasses.replace(config.distill, teacher=self.record.source)
-    config = dataclasses.replace(config, distill=distill)
-    if origin.model is not None or config.model.vocab_size:
-      return config
-    model = dataclasses.replace(config.model, vocab_size=self.meta.config.model.vocab_size)
-    return dataclasses.replace(config, model=model)
+    model = config.model
+    if origin.model is None and not model.vocab_size:
+      model = dataclasses.replace(model, vocab_size=self.meta.config.model.vocab_size)
+    return dataclasses.replace(config, distill=distill, model=model)
 
   def check_fits(self, config: Config, mesh: Mesh) -> None:
     """Check that the teacher fits a run: its model, with every size filled in, data and mesh."""
@@ -90,18 +89,6 @@ class Teacher:
         f'config.data.sequence_length is {length}, and {key} has learned positions for '
         f'{model.max_length} tokens; take at most that'
       )
-    if config.distill.init == 'yes':
-      differing = [
-        f'model.{name} is {theirs!r} there and {ours!r} in the config'
-        for name in ('width', 'scaled_logits')
-        for ours, theirs in [(getattr(student, name), getattr(model, name))]
-        if ours != theirs
-      ]
-      if differing:
-        raise UserError(
-          f'config.distill.init=yes copies arrays of {key}, which do not fit: '
-          f'{" and ".join(differing)}; set config.distill.init=no, or make these equal'
-        )
     try:
       sharding.check_divides(mesh, self.definition.abstract, self.definition.axes)
       sharding.check_model(model, mesh)

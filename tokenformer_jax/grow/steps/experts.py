@@ -62,9 +62,6 @@ def wanted(model: ModelConfig, more: Wanted) -> ModelConfig:
 
   A Pattention becomes `shared`, with experts beside it. An MLP becomes experts; each token uses two
   of them, whose gates add up to 1.
-
-  Raises:
-    UserError: a layer has another feed-forward part, or the values do not fit together.
   """
 
   def grown(name: str, layer: LayerConfig) -> LayerConfig:
@@ -112,9 +109,6 @@ def named_counts(
   """Return numbers of experts by layer, given one number for all layers, or numbers by layer.
 
   With `dense`, layers without experts count as well. `where` is the source of `given` in a message.
-
-  Raises:
-    UserError: no layer of the model counts, or a name is unknown.
   """
   none = (NoFeedForwardConfig,) if dense else (NoFeedForwardConfig, MLPConfig, PattentionConfig)
   names = [name for name, layer in used_layers(model).items() if not isinstance(layer.ffn, none)]
@@ -131,12 +125,7 @@ def named_counts(
 
 
 def with_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelConfig:
-  """Return a model with fewer experts in the named layers.
-
-  Raises:
-    UserError: a layer would have fewer than its tokens choose, or the groups of its balance do not
-      divide them.
-  """
+  """Return a model with fewer experts in the named layers."""
 
   def changed(name: str, layer: LayerConfig) -> LayerConfig:
     if name not in counts:
@@ -325,7 +314,7 @@ class TakeExperts(Selection):
     array, axis = old(path), self.info(path).expert_axis
     if axis is None:
       return array
-    kept_LxN = self.data(path)
+    kept_LxN = self.own(path)
     shape = [1] * array.ndim
     shape[0], shape[axis] = kept_LxN.shape
     return jnp.take_along_axis(array, kept_LxN.reshape(shape), axis)
@@ -388,11 +377,7 @@ def balanced_by_bias(model: ModelConfig) -> ModelConfig:
 
 
 def without(model: ModelConfig, numbers: Sequence[int], where: str) -> ModelConfig:
-  """Return the model without some experts, by their numbers from 1, in each layer with experts.
-
-  Raises:
-    UserError: a layer has no such expert, or would keep too few.
-  """
+  """Return the model without some experts, by their numbers from 1, in each layer with experts."""
   counts = expert_counts(model)
   named_counts(model, 1, where, dense=False)  # refuses a model without experts
   for name, count in counts.items():
@@ -407,11 +392,7 @@ def without(model: ModelConfig, numbers: Sequence[int], where: str) -> ModelConf
 
 
 def smaller(model: ModelConfig, counts: Mapping[str, int], where: str) -> ModelConfig:
-  """Return the model with fewer experts in the named layers, and as many in the others.
-
-  Raises:
-    UserError: a number is larger, or none is smaller; or see `with_counts`.
-  """
+  """Return the model with fewer experts in the named layers, and as many in the others."""
   before = expert_counts(model)
   for name, count in counts.items():
     if count > before[name]:

@@ -37,11 +37,7 @@ _COPYING = ('copies', 'whole_copies')
 
 
 def wanted(model: ModelConfig, layers: int | None, pattern: str | None) -> ModelConfig:
-  """Return a model with more layers of a single row, or with a new pattern; or the model itself.
-
-  Raises:
-    UserError: both are given, or `layers` fits no larger pattern of such rows.
-  """
+  """Return a model with more layers of a single row, or with a new pattern; or the model itself."""
   if layers is not None and pattern is not None:
     raise UserError('--layers and --pattern both say which layers there are; give one of them')
   if pattern is not None:

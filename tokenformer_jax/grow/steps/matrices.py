@@ -29,9 +29,6 @@ def wanted(model: ModelConfig, names: str | None) -> ModelConfig:
   """Return the model whose named matrices are parameter tokens, or all that can be.
 
   `names` are separated by commas. The sizes of the model are filled in.
-
-  Raises:
-    UserError: a name is unknown, a matrix cannot be tokens, or there is none.
   """
   reasons = {
     projection_name(layer, path): _reason(path, part, config.mixer)

@@ -55,7 +55,7 @@ class TakeTokens(Selection):
     array, axis = old(path), self.info(path).token_axis
     if axis is None or array.shape[axis] == self.like(path).shape[axis]:
       return array
-    return jnp.take_along_axis(array, self.data(path)[..., None], axis=axis)
+    return jnp.take_along_axis(array, self.own(path)[..., None], axis=axis)
 
 
 def most_important(importance: Params, before: ModelConfig, after: ModelConfig) -> Params:

@@ -117,7 +117,7 @@ class GatedUnit(nnx.Module):
     gate, value, shared = map(jax.nn.silu, in_parts(self.uvq, x_BxTxD, widths))
     gate = constrain(gate, 'batch', 'slots', self._split)
     value = constrain(value, 'batch', None, self._row_split)[:, :, None]
-    # Every device computes all scores, which are narrow, and its part of the wide values.
+    # Every device computes all scores, which are narrow, and its shard of the wide values.
     shared = constrain(shared, 'batch', 'slots', None)
     query, key = (
       constrain(scale(shared)[:, :, None], 'batch', None, None, None)

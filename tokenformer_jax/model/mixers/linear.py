@@ -146,11 +146,11 @@ def causal_attention(
   if state is None:
     state = _empty(batch, heads, width, value.shape[-1])
   count = -(-length // _CHUNK)
-  parts = [_split(x, count) for x in (query, key, value)]
+  chunks = [_split(x, count) for x in (query, key, value)]
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
-  def attend(state: State, part: tuple[jax.Array, ...]) -> tuple[State, jax.Array]:
-    query, key, value, positions_BxC, *documents = part
+  def attend(state: State, chunk: tuple[jax.Array, ...]) -> tuple[State, jax.Array]:
+    query, key, value, positions_BxC, *documents = chunk
     mapped = _map(query, key, positions_BxC, rotary, feature)
     if documents:
       return _attend_documents(state, mapped, value, *documents)
@@ -166,10 +166,10 @@ def causal_attention(
     state = _constrained(State(products, sums[:, -1]))
     return state, (mixed * _inverse(mapped.query, sums)).astype(value.dtype)
 
-  parts.append(_split(positions_BxT, count, filling=-1))
+  chunks.append(_split(positions_BxT, count, filling=-1))
   if documents_BxT is not None:
-    parts.append(_split(documents_BxT, count))
-  state, mixed = jax.lax.scan(attend, _constrained(state), tuple(parts))
+    chunks.append(_split(documents_BxT, count))
+  state, mixed = jax.lax.scan(attend, _constrained(state), tuple(chunks))
   mixed = mixed.swapaxes(0, 1).reshape(batch, -1, *value.shape[2:])
   return mixed[:, :length], state
 
@@ -191,7 +191,7 @@ def _over_slots(
   """
 
   def on_shard(query, key, value, positions_BxT, *documents):
-    sums, goes_on_B = _part_sums(how, key, value, positions_BxT, *documents)
+    sums, goes_on_B = _shard_sums(how, key, value, positions_BxT, *documents)
     before = sequence.before(sums, goes_on_B)
     return causal_attention(query, key, value, positions_BxT, before, *documents, **how)[0]
 
@@ -200,7 +200,7 @@ def _over_slots(
   return mixed, state
 
 
-def _part_sums(
+def _shard_sums(
   how: Mapping[str, Any],
   key: jax.Array,
   value: jax.Array,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tokenformer_jax.errors import check_installed
+from tokenformer_jax import figures
 from tokenformer_jax.plan import breakdown
 from tokenformer_jax.plan.estimate import Plan
 
@@ -13,20 +13,14 @@ _MARKERS = {'matrix': ('|', 'C3'), 'vector': ('|', 'C1'), 'memory': ('|', 'C2')}
 
 
 def check() -> None:
-  """Check, before any long computation, that pictures can be drawn.
-
-  Raises:
-    UserError: matplotlib is missing.
-  """
-  check_installed('matplotlib', 'draws the picture', 'plot')
+  """Check, before any long computation, that pictures can be drawn."""
+  figures.make()
 
 
-def figure(plan: Plan) -> 'Figure':
+def draw(plan: Plan) -> 'Figure':
   """Return a bar for each row of the breakdown, with marks at its bounds."""
-  from matplotlib.figure import Figure  # noqa: PLC0415
-
   rows = list(breakdown.bars(plan.costs))
-  drawn = Figure(figsize=(9, 1.4 + 0.34 * len(rows)), dpi=150, layout='constrained')
+  drawn = figures.make(figsize=(9, 1.4 + 0.34 * len(rows)))
   axes = drawn.add_subplot()
   places = range(len(rows))
   axes.barh(places, [1e3 * seconds for _, seconds, _ in rows], color='0.8', height=0.7)

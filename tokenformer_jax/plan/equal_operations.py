@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Mapping
 
 from tokenformer_jax.plan.hlo import Computation, Instruction, Program
 from tokenformer_jax.plan.schedule import Bundles, window_bounds
-from tokenformer_jax.plan.walk import Visit
+from tokenformer_jax.plan.trip_counts import Visit
 
 # Attributes that name other parts of the program or the source.
 _NAMES = re.compile(
@@ -14,7 +14,7 @@ _NAMES = re.compile(
 )
 
 
-def with_twins(
+def share_bundles(
   program: Program, visits: Iterable[Visit], bundles: Mapping[str, Bundles]
 ) -> dict[str, Bundles]:
   """Return the bundles, and the same for each operation that equals one of those with bundles."""

@@ -24,11 +24,7 @@ _HIGHEST = 20_000  # the most pixels of the figure's height
 
 
 def check() -> None:
-  """Check, before any long computation, that heat maps can be drawn.
-
-  Raises:
-    UserError: matplotlib is not installed.
-  """
+  """Check, before any long computation, that heat maps can be drawn."""
   check_installed('matplotlib', 'draws the heat map', 'plot')
 
 
@@ -47,9 +43,6 @@ def draw(
   can distinguish, a column shows the largest weight of several neighbours. A line separates `old`
   parameter tokens from new ones. New tokens whose weights are all zero, as after a growth, are
   hatched. `names` are labels of the input tokens.
-
-  Raises:
-    UserError: matplotlib is not installed.
   """
   check()
   from matplotlib.figure import Figure  # noqa: PLC0415

@@ -9,7 +9,6 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import WSDSchedule, configure, token_groups
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import jobs as jobs_lib
-from tokenformer_jax.family import ways
 from tokenformer_jax.family.jobs import Family
 
 STEP = 256  # tokens of a batch: 8 sequences of 32
@@ -25,13 +24,13 @@ def config(tmp_path):
   return tiny_run.config('files:corpus', tmp_path / 'cache')
 
 
-def _family(way, **changes):
-  return dataclasses.replace(Family((1, 2, 4), TOKENS, way), **changes)
+def _family(method, **changes):
+  return dataclasses.replace(Family((1, 2, 4), TOKENS, method), **changes)
 
 
 def _costs(config):
   """Return the FLOPs of a token of each size from scratch."""
-  jobs = ways.list_jobs(config, _family('apart'), 'out')
+  jobs = jobs_lib.list_jobs(config, _family('apart'), 'out')
   return {job.factor: job.size.flops_per_token for job in jobs}
 
 
@@ -50,9 +49,9 @@ def _run(job):
 def test_sizes_apart_differ_in_their_parameter_tokens(config):
   cost = _costs(config)
   assert cost[2] - cost[1] == FLOPS_OF_TOKENS and cost[4] - cost[2] == 2 * FLOPS_OF_TOKENS
-  jobs = ways.list_jobs(config, _family('apart'), 'out')
+  jobs = jobs_lib.list_jobs(config, _family('apart'), 'out')
   assert _total(jobs) == TOKENS * sum(cost.values())
-  assert [*map(_run, ways.list_apart(config, _family('elastic')))] == [*map(_run, jobs)]
+  assert [*map(_run, jobs_lib.list_apart(config, _family('elastic')))] == [*map(_run, jobs)]
   assert [job.name for job in jobs] == ['scratch/size_1', 'scratch/size_2', 'scratch/size_4']
   assert {job.config.optim.schedule.kind for job in jobs} == {'wsd'}
   rate = config.optim.learning_rate
@@ -62,7 +61,7 @@ def test_sizes_apart_differ_in_their_parameter_tokens(config):
 
 
 def test_bottom_up_grows_one_trunk_and_finishes_each_size(config):
-  jobs = ways.list_jobs(config, _family('bottom_up'), 'out')
+  jobs = jobs_lib.list_jobs(config, _family('bottom_up'), 'out')
   shown = [(job.name, job.stage, job.first, job.config.train.steps) for job in jobs]
   assert shown == [
     ('bottom_up/size_1/trunk', 'trunk', 0, 75),
@@ -89,15 +88,15 @@ def test_bottom_up_grows_one_trunk_and_finishes_each_size(config):
 
 
 def test_growth_and_elastic_training_have_a_group_for_each_size(config):
-  for way in ('bottom_up', 'elastic'):
-    jobs = ways.list_jobs(config, _family(way), 'out')
+  for method in ('bottom_up', 'elastic'):
+    jobs = jobs_lib.list_jobs(config, _family(method), 'out')
     (whole,) = (job for job in jobs if job.final and job.factor == 4)
     groups = token_groups(config_lib.pattentions(whole.config.model)['qkv'])
-    assert [group[:2] for group in groups] == [(32, 32), (32, 32), (64, 64)], way
+    assert [group[:2] for group in groups] == [(32, 32), (32, 32), (64, 64)], method
 
 
 def test_top_down_learns_from_the_largest_and_counts_the_teacher(config):
-  jobs = ways.list_jobs(config, _family('top_down'), 'out')
+  jobs = jobs_lib.list_jobs(config, _family('top_down'), 'out')
   shown = [(job.name, job.stage, job.steps) for job in jobs]
   assert shown == [
     ('scratch/size_4', 'scratch', 200),
@@ -111,19 +110,19 @@ def test_top_down_learns_from_the_largest_and_counts_the_teacher(config):
   student = jobs[2].config
   assert student.init_from == 'out/top_down/size_2/shrunk_by_16@0'
   assert student.distill.teacher == 'out/scratch/size_4@200'
-  apart = {job.factor: job for job in ways.list_jobs(config, _family('apart'), 'out')}
+  apart = {job.factor: job for job in jobs_lib.list_jobs(config, _family('apart'), 'out')}
   assert student.model == apart[2].config.model, 'it is another model than from scratch'
   cost = _costs(config)
   students = 50 * (cost[2] + cost[1]) + 100 * cost[4] / 3  # A forward pass is a third of a step.
   assert _total(jobs) == pytest.approx(STEP * (200 * cost[4] + students))
   alone = _family('top_down', distill_weight=0.0)
-  jobs = ways.list_jobs(config, alone, 'out')
+  jobs = jobs_lib.list_jobs(config, alone, 'out')
   assert _total(jobs) == STEP * (200 * cost[4] + 50 * (cost[2] + cost[1]))
   assert not jobs[2].config.distill.teacher
 
 
 def test_elastic_is_one_run_whose_last_share_trains_prefixes(config):
-  jobs = ways.list_jobs(config, _family('elastic'), 'out')
+  jobs = jobs_lib.list_jobs(config, _family('elastic'), 'out')
   shown = [(job.name, job.stage, job.first, job.config.train.steps) for job in jobs]
   assert shown == [
     ('elastic/trunk', 'trunk', 0, 150),
@@ -141,14 +140,14 @@ def test_elastic_is_one_run_whose_last_share_trains_prefixes(config):
 
 def test_layers_grow_too(config):
   family = _family('bottom_up', sizes=(1, 2), scale='layers')
-  jobs = ways.list_jobs(config, family, 'out')
+  jobs = jobs_lib.list_jobs(config, family, 'out')
   assert [job.config.model.depth for job in jobs] == [2, 2, 4]
   assert jobs[-1].config.init_from == 'out/bottom_up/size_1/trunk@150'
 
 
 def test_the_last_growth_comes_before_a_long_decay(config):
   decays = dataclasses.replace(config.optim, schedule=WSDSchedule(decay_share=0.5))
-  jobs = ways.list_jobs(dataclasses.replace(config, optim=decays), _family('bottom_up'), 'out')
+  jobs = jobs_lib.list_jobs(dataclasses.replace(config, optim=decays), _family('bottom_up'), 'out')
   assert jobs[-1].first == 95
 
 
@@ -173,21 +172,21 @@ REFUSED = {
 
 @pytest.mark.parametrize('name', REFUSED)
 def test_families_that_cannot_be_made_are_refused(name, config):
-  way, changes, message = REFUSED[name]
+  method, changes, message = REFUSED[name]
   with pytest.raises(UserError, match=message):
-    ways.list_jobs(config, _family(way, **changes), 'out')
+    jobs_lib.list_jobs(config, _family(method, **changes), 'out')
 
 
 @pytest.mark.parametrize(
-  ('way', 'changes', 'message'),
+  ('method', 'changes', 'message'),
   [
     ('apart', {'init_from': 'runs/other'}, 'config.init_from'),
     ('apart', {'distill': {'teacher': 'runs/other'}}, 'a family names its own teachers'),
-    ('apart', {'grow': {'new_keys': 'trained'}}, 'effect only with --way=bottom_up'),
+    ('apart', {'grow': {'place': 'behind'}}, 'effect only with --method=bottom_up'),
     ('bottom_up', {'grow': {'step': 'restart'}}, 'config.grow.step has no effect here'),
     ('apart', {'train': {'drop_groups': 0.5}}, 'config.train.drop_groups'),
   ],
 )
-def test_configs_that_are_no_base_of_a_family_are_refused(way, changes, message, config):
+def test_configs_that_are_no_base_of_a_family_are_refused(method, changes, message, config):
   with pytest.raises(UserError, match=message):
-    ways.list_jobs(configure.changed(config, changes), _family(way), 'out')
+    jobs_lib.list_jobs(configure.changed(config, changes), _family(method), 'out')

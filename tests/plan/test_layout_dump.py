@@ -11,7 +11,7 @@ import pytest
 import tiny_run
 
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.plan import early
+from tokenformer_jax.plan import layout_dump
 from tokenformer_jax.steps.fit import DoesNotFitError
 
 REPORT = """Memory Space: default (color=0)
@@ -58,38 +58,38 @@ def test_it_says_what_is_settled_once_and_goes_on():
     compiler.heard.set()
     return True
 
-  assert early.run(compiler, tell) == 'compiled'
+  assert layout_dump.run(compiler, tell) == 'compiled'
   assert told == [('HloModule jit_step', 7024420736, 4026531840)]
 
 
 @pytest.mark.slow
 def test_the_last_file_may_be_missing():
   compiler = Compiler(last=False)  # as of TPU7x
-  assert early.run(compiler, lambda *_: False) is None
+  assert layout_dump.run(compiler, lambda *_: False) is None
   compiler.heard.set()
 
 
 @pytest.mark.slow
 def test_it_ends_when_it_need_not_go_on():
   compiler = Compiler()
-  assert early.run(compiler, lambda *_: False) is None
+  assert layout_dump.run(compiler, lambda *_: False) is None
   compiler.heard.set()
 
 
 def test_a_compiler_that_ends_at_once_says_nothing_first():
   compiler = Compiler(settles=False)
-  assert early.run(compiler, lambda *_: pytest.fail('nothing is settled')) == 'compiled'
+  assert layout_dump.run(compiler, lambda *_: pytest.fail('nothing is settled')) == 'compiled'
 
 
 @pytest.mark.slow
 def test_a_compiler_that_writes_something_else_is_waited_for():
   compiler = Compiler(report='')
-  assert early.run(compiler, lambda *_: pytest.fail('there are no bytes')) == 'compiled'
+  assert layout_dump.run(compiler, lambda *_: pytest.fail('there are no bytes')) == 'compiled'
 
 
 def test_what_is_too_large_is_never_said_to_be_settled():
   with pytest.raises(MemoryError, match='RESOURCE_EXHAUSTED'):
-    early.run(Compiler(refuses=True), lambda *_: pytest.fail('it does not fit'))
+    layout_dump.run(Compiler(refuses=True), lambda *_: pytest.fail('it does not fit'))
 
 
 def _last_words(kind):
@@ -106,14 +106,13 @@ def _last_words(kind):
 
 @pytest.mark.slow
 def test_a_process_ends_with_its_answer():
-  assert early.run_alone(_last_words, 'answer') == 'an answer'
+  assert layout_dump.run_alone(_last_words, 'answer') == 'an answer'
 
 
 @pytest.mark.slow
 def test_the_script_of_the_user_is_not_run_again(tmp_path):
-  script = (
-    'print("once")\nfrom tokenformer_jax.plan import early\nprint(early.run_alone(len, "ab"))'
-  )
+  script = 'from tokenformer_jax.plan.layout_dump import run_alone\nprint("once")\n'
+  script += 'print(run_alone(len, "ab"))'
   (tmp_path / 'script.py').write_text(script)
   done = subprocess.run(
     [sys.executable, tmp_path / 'script.py'],
@@ -127,13 +126,13 @@ def test_the_script_of_the_user_is_not_run_again(tmp_path):
 
 def test_mistakes_come_from_the_process():
   with pytest.raises(UserError, match='the mesh does not fit'):
-    early.run_alone(_last_words, 'mistake')
+    layout_dump.run_alone(_last_words, 'mistake')
 
 
 @pytest.mark.slow
 def test_a_step_that_does_not_fit_comes_from_the_process():
   with pytest.raises(DoesNotFitError) as raised:
-    early.run_alone(_last_words, 'too large')
+    layout_dump.run_alone(_last_words, 'too large')
   assert (raised.value.needed, raised.value.capacity) == (24.33, 15.75)
 
 
@@ -143,4 +142,4 @@ def test_a_step_that_does_not_fit_comes_from_the_process():
 )
 def test_a_process_that_dies_is_a_mistake(kind, says):
   with pytest.raises(UserError, match=says):
-    early.run_alone(_last_words, kind)
+    layout_dump.run_alone(_last_words, kind)

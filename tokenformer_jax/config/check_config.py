@@ -1,6 +1,6 @@
 """Check that values of several sections of a run's config fit together."""
 
-from tokenformer_jax.config import mixture, names, stages
+from tokenformer_jax.config import batch_sizes, mixture, names
 from tokenformer_jax.config.check_model import (
   check_accumulation,
   check_capacity,
@@ -40,17 +40,12 @@ def check(config: Config) -> None:
     )
   if isinstance(config.data, TextConfig):
     _check_text(config)
-  if config.distill.init == 'yes' and config.init_from:
-    raise UserError(
-      f'config.distill.init=yes and config.init_from={config.init_from} both say which parameters '
-      'the run begins with; set config.distill.init=no, or leave init_from out'
-    )
   _check_lengths(config)
   check_decay(config)
   _check_positions(config.model, config.data)
   check_accumulation(config.model, config.optim.accumulation_steps)
   if config.data.has_stages:
-    stages.check(config, _check_sizes)
+    batch_sizes.check(config, _check_sizes)
   else:
     _check_sizes(config)
 
@@ -61,7 +56,6 @@ _OWNERS = {
   'train.device_checker': 'train.check_devices',
   'distill.weight': 'distill.teacher',
   'distill.temperature': 'distill.teacher',
-  'distill.init': 'distill.teacher',
 }
 _OF_LM = (
   'optim.z_loss',
@@ -127,9 +121,10 @@ def _check_sizes(config: Config) -> None:
 def _check_lengths(config: Config) -> None:
   """Check that each length is set in one unit only."""
   for section, name in (('train', ''), ('optim', 'warmup_')):
-    values, defaults = getattr(config, section), getattr(Config(), section)
+    values = getattr(config, section)
+    defaults = {leaf.path: leaf.default for leaf in leaves(values)}
     units = [f'{name}{unit}' for unit in ('steps', 'epochs', 'examples')]
-    given = [n for n in units if getattr(values, n) != getattr(defaults, n)]
+    given = [n for n in units if getattr(values, n) != defaults[n]]
     if len(given) > 1:
       lengths = ' and '.join(f'config.{section}.{n}={getattr(values, n)}' for n in given)
       raise UserError(f'{lengths} set one length in several units; give one of them')

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.inspection import picture
+from tokenformer_jax.inspection import heat_map
 
 NAMES = ['⟨end⟩', '$x', '你', 'a' * 30, '⏎']
 
@@ -22,7 +22,7 @@ def _maps(**counts: int) -> dict[int, dict[str, np.ndarray]]:
 
 def test_every_layer_and_kind_has_its_panel(tmp_path):
   maps = _maps(query=7, ffn=20)
-  figure = picture.draw(maps, NAMES)
+  figure = heat_map.draw(maps, NAMES)
   panels = {axes.get_title(): axes for axes in figure.axes if axes.get_title()}
   assert list(panels) == ['layer 1, query', 'layer 1, ffn', 'layer 4, query', 'layer 4, ffn']
   for title, axes in panels.items():
@@ -38,7 +38,7 @@ def test_every_layer_and_kind_has_its_panel(tmp_path):
 def test_small_weights_of_a_layer_are_as_visible_as_large_ones_of_another():
   maps = _maps(proj=50)
   maps[1]['proj'] /= 100
-  axes = [axes for axes in picture.draw(maps, NAMES).axes if axes.get_title()]
+  axes = [axes for axes in heat_map.draw(maps, NAMES).axes if axes.get_title()]
   first, second = (one.images[0].to_rgba(one.images[0].get_array()) for one in axes)
   assert np.std(first) > 0.05, 'its panel is blank'
   ends = [float(one.get_title(loc='right').removeprefix('±')) for one in axes]
@@ -51,7 +51,7 @@ def test_small_weights_of_a_layer_are_as_visible_as_large_ones_of_another():
 
 
 def test_a_line_parts_new_tokens_from_old_ones():
-  figure = picture.draw(
+  figure = heat_map.draw(
     _maps(query=7, ffn=20), NAMES, {1: {'query': 7, 'ffn': 12}, 4: {'query': 7, 'ffn': 12}}
   )
   lines = {axes.get_title(): [line.get_xdata()[0] for line in axes.lines] for axes in figure.axes}
@@ -64,7 +64,7 @@ def test_new_tokens_without_a_weight_are_hatched_and_counted():
   maps = _maps(query=7, ffn=20)
   for of_layer in maps.values():
     of_layer['ffn'][:, 12:] = 0
-  figure = picture.draw(maps, NAMES, {1: {'query': 3, 'ffn': 12}, 4: {'query': 3, 'ffn': 12}})
+  figure = heat_map.draw(maps, NAMES, {1: {'query': 3, 'ffn': 12}, 4: {'query': 3, 'ffn': 12}})
   panels = {axes.get_title(): axes for axes in figure.axes if axes.get_title()}
   grown = panels['layer 4, ffn: 8 new, weight 0']
   (hatched,) = [patch for patch in grown.patches if patch.get_hatch()]
@@ -79,7 +79,7 @@ def test_a_picture_is_never_a_thin_strip(tmp_path, tokens):
   rng = np.random.default_rng(0)
   counts = {'query': 192, 'key': 192, 'value': 192, 'proj': 192, 'ffn': 768}
   maps = {0: {kind: rng.normal(size=(tokens, n)) for kind, n in counts.items()}}
-  figure = picture.draw(maps, ['token'] * tokens)
+  figure = heat_map.draw(maps, ['token'] * tokens)
   figure.draw_without_rendering()
   width, height = figure.get_size_inches()
   assert width < 4 * height, f'{width:.0f} × {height:.0f} inches: on a screen nothing can be read'
@@ -96,7 +96,7 @@ def test_a_picture_is_never_a_thin_strip(tmp_path, tokens):
 def test_many_tokens_share_columns_by_their_largest_weight():
   map_TxN = np.zeros((2, 3000), np.float32)
   map_TxN[0, 1700], map_TxN[1, 1701] = -5, 3
-  figure = picture.draw({0: {'ffn': map_TxN}}, ['a', 'b'])
+  figure = heat_map.draw({0: {'ffn': map_TxN}}, ['a', 'b'])
   image = figure.axes[0].images[0]
   columns = image.get_array()
   assert columns.shape[1] <= 600, 'columns are narrower than a pixel'
@@ -107,10 +107,10 @@ def test_many_tokens_share_columns_by_their_largest_weight():
 
 
 def test_a_map_of_zeros_can_be_drawn():
-  picture.draw({0: {'ffn': np.zeros((1, 4), np.float32)}}, ['a'])
+  heat_map.draw({0: {'ffn': np.zeros((1, 4), np.float32)}}, ['a'])
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'matplotlib', None)
   with pytest.raises(UserError, match=r'pip install -e "\.\[plot\]"'):
-    picture.draw(_maps(ffn=3), NAMES)
+    heat_map.draw(_maps(ffn=3), NAMES)

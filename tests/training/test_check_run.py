@@ -1,0 +1,113 @@
+"""A run is checked before its data is read, and its config is made few times on the way."""
+
+import contextlib
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+import tiny_run
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import Config, values
+from tokenformer_jax.data.tokenizers import ByteTokenizer
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.storage import paths
+from tokenformer_jax.tasks.text import TextTask
+from tokenformer_jax.training.prepare import prepare
+
+STEP = 10  # of the checkpoint of `other`
+WSD = {'optim__schedule': 'wsd', 'train__steps': 40}
+
+
+@pytest.fixture
+def make(tmp_path):
+  source = tiny_run.write_corpus(tmp_path / 'text')
+  return lambda **changes: tiny_run.config(source, tmp_path / 'cache', **changes)
+
+
+@pytest.fixture
+def other(make, tmp_path):
+  """The directory of a run with a checkpoint."""
+  config = make(model__vocab_size=384, model__max_length=32, train__steps=STEP)
+  config = dataclasses.replace(config, model=config_lib.with_references(config.model))
+  with contextlib.closing(checkpoint.Checkpoints(tmp_path / 'other', keep=9)) as checkpoints:
+    state = {'params': {'x': jnp.zeros(1)}}
+    checkpoints.save(STEP, state, config, tokenizer=ByteTokenizer().to_json())
+    checkpoints.wait()
+  return tmp_path / 'other'
+
+
+def _begin(config, workdir):
+  return prepare(config, paths.parse_path(workdir), jax.devices()[:2])
+
+
+FROM = '{other}'
+MISTAKES = {
+  'a batch that devices cannot share': ({'data__batch_size': 7}, 'batch'),
+  'heads that devices cannot share': (
+    {'mesh__fsdp': 1, 'mesh__tokens': 2, 'model__layer__mixer__heads': 1},
+    'heads',
+  ),
+  'another model': ({'init_from': FROM, 'model__width': 64}, 'model.width is 32 in the source'),
+  'another optimizer': ({'init_from': FROM, 'optim__kind': 'lion'}, 'config.optim.kind is lion'),
+  'no step left': ({'init_from': FROM, 'train__steps': STEP}, 'raise it, or set config.grow.step'),
+  'a decay in the past': (
+    {'init_from': FROM, **WSD, 'train__decay_from': STEP - 2},
+    'the decay would have begun in the past',
+  ),
+  'a decay in the past of a run in epochs': (
+    {'init_from': FROM, **WSD, 'train__steps': 1000, 'train__epochs': 9.0}
+    | {'train__decay_from': STEP - 2},
+    'the decay would have begun in the past',
+  ),
+  'an order at another step': ({'data__new_order_at': 4}, 'config.data.new_order_at is 4'),
+  'keys of a growth without one': ({'grow__seed': 4}, 'config.grow.seed is 4'),
+  'a tokenizer of another size': (
+    {'init_from': FROM, 'data__tokenizer': 'bpe:300'},
+    "config.data.tokenizer is 'bpe:300'",
+  ),
+  'old tokens of a new model': ({'optim__old_tokens': 'freeze'}, 'config.optim.old_tokens is'),
+  'a group that the model lacks': ({'optim__frozen_groups': '2'}, 'names group 2'),
+  'one group to drop': ({'train__drop_groups': 0.5}, 'config.train.drop_groups is 0.5'),
+  'a vocabulary without the ids': ({'model__vocab_size': 8}, 'config.model.vocab_size is 8'),
+}
+
+
+@pytest.mark.parametrize('name', MISTAKES)
+def test_a_mistake_that_needs_no_data_is_reported_before_any_is_read(
+  make, other, tmp_path, monkeypatch, name
+):
+  changes, sentence = MISTAKES[name]
+  monkeypatch.setattr(TextTask, 'prepare', lambda self: pytest.fail('the text was read'))
+  texts = {key: str(other) if value == FROM else value for key, value in changes.items()}
+  with pytest.raises(UserError) as error:
+    _begin(make(**texts), tmp_path / 'run')
+  assert sentence in str(error.value)
+  assert not (tmp_path / 'cache').exists(), 'tokens were written'
+
+
+def test_a_finished_run_is_not_given_other_data(make, other, monkeypatch):
+  monkeypatch.setattr(TextTask, 'prepare', lambda self: pytest.fail('the text was read'))
+  config = make(train__steps=STEP, data__deduplicate=True)
+  with pytest.raises(UserError, match='so none would be made with what differs'):
+    _begin(config, other)
+
+
+def test_a_config_is_made_three_times_on_the_way_to_a_run(make, tmp_path, monkeypatch):
+  """It is validated after the merge; sizes are filled in; lengths become steps."""
+  made, init, adapter = [], Config.__init__, values.adapter
+
+  def validated(cls):
+    made.append(f'{cls.__name__} validated')
+    return adapter(cls)
+
+  def replaced(self, *args, **kwargs):
+    made.append('Config replaced')
+    init(self, *args, **kwargs)
+
+  monkeypatch.setattr(values, 'adapter', validated)
+  monkeypatch.setattr(Config, '__init__', replaced)
+  _begin(make(train__epochs=2.0, train__steps=1000), tmp_path / 'run')
+  assert made == ['Config validated', 'Config replaced', 'Config replaced']

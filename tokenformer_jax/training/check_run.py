@@ -1,0 +1,86 @@
+"""Check a resolved run, in one function that `prepare` calls twice.
+
+The first call comes before any slow work. Its `examples` are None and lengths may be in epochs or
+examples, which leaves out only the comparisons that need the data. The second call knows all.
+"""
+
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from tokenformer_jax import tasks
+from tokenformer_jax.config import Config, frozen_groups
+from tokenformer_jax.config.check_config import check_decay
+from tokenformer_jax.config.groups import check_numbers
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.model.params import Definition
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.steps.entries import LastGrowth
+from tokenformer_jax.training import continuation, device_check
+from tokenformer_jax.training.origin import Origin
+from tokenformer_jax.training.teacher import Teacher
+
+
+class Known(NamedTuple):
+  """A run as far as it is known.
+
+  Attributes:
+    config: the config, with every size filled in; with every length in steps if the data is read.
+    mesh: the devices.
+    origin: the checkpoint that the run continues from, if any.
+    teacher: the model that the run learns from besides its targets, if any.
+    task: model and loss; its data is open if `examples` are known.
+    growth: the last growth of the model.
+    examples: in an epoch; None: the data is not read yet.
+  """
+
+  config: Config
+  mesh: Mesh
+  origin: Origin
+  teacher: Teacher | None
+  task: tasks.Task
+  growth: LastGrowth | None
+  examples: int | None = None
+
+
+def check_run(run: Known) -> None:
+  """Check that devices, origin, teacher, model, data and lengths of a run fit together."""
+  config, mesh, origin, definition = run.config, run.mesh, run.origin, run.task.definition
+  if config.train.check_devices:
+    device_check.check_repeats(mesh, config.train)
+  continuation.check(config, origin)
+  if run.teacher is not None:
+    run.teacher.check_fits(config, mesh)
+  sharding.check_divides(mesh, definition.abstract, definition.axes)
+  _check_old_tokens(config, run.growth, definition)
+  _check_groups(config, definition)
+  if run.examples is not None:
+    continuation.check_data(config, origin, run.task)
+  check_decay(config)
+  continuation.check_decay_start(config, origin, run.growth)
+
+
+def _check_old_tokens(config: Config, growth: LastGrowth | None, definition: Definition) -> None:
+  """Check that the model has newer tokens, experts or layers if `optim.old_tokens` needs them."""
+  if config.optim.old_tokens == 'train':
+    return
+  if growth is None or jax.tree.all(
+    jax.tree.map(lambda old, array: old.are_all(array.shape), growth.old, definition.abstract)
+  ):
+    raise UserError(
+      f'config.optim.old_tokens is {config.optim.old_tokens!r}, but this model has no tokens newer '
+      'than the others, and no newer experts or layers; grow it first, or set it to train'
+    )
+
+
+def _check_groups(config: Config, definition: Definition) -> None:
+  """Check that the model has the groups that `optim.frozen_groups` and `train.drop_groups` need."""
+  if frozen := frozen_groups(config.optim):
+    check_numbers(definition.group_count, frozen, 'config.optim.frozen_groups')
+  if config.train.drop_groups and definition.group_count < 2:
+    raise UserError(
+      f'config.train.drop_groups is {config.train.drop_groups}, and no projection of this model '
+      'has several groups of tokens; grow it by method=group, give it groups '
+      '(model.layer.ffn.groups), or set it to 0'
+    )
