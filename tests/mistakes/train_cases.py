@@ -219,11 +219,6 @@ TRAIN_KEYS = {
     ' --config.model.layer.mixer.positions.clip=8',
     'has a meaning for model.layer.mixer.positions.kind=rotary only',
   ),
-  'windows that reach too far': (
-    'train --config={repo}/configs/lm_hybrid.py --config.model.variants.local.mixer.window=21',
-    'reach 101 positions, more than train.receptive_field=0.75 of data.sequence_length=128; a '
-    'window of 20 fits',
-  ),
   'a key of a layer in the model': (
     'train --config.model.heads=8',
     "did you mean 'model.layer.mixer.heads'?",

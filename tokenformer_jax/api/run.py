@@ -16,17 +16,19 @@ import ml_collections
 import numpy as np
 from pydantic import Field, InstanceOf
 
+from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks as tasks_lib
 from tokenformer_jax.api.loaded import Loaded, rows_of_ids
 from tokenformer_jax.api.viewable import Viewable
 from tokenformer_jax.config import (
   Config,
   GrowConfig,
+  ViTConfig,
   arguments,
   at_stage,
-  configure,
   stages_after,
 )
+from tokenformer_jax.config import file as config_file
 from tokenformer_jax.config.arguments import FILLED, Count, Natural, Path
 from tokenformer_jax.config.section import Bool, Float, Long, Str
 from tokenformer_jax.convert import to_hf, to_run
@@ -88,7 +90,7 @@ def train(
   Raises:
     UserError: a value is not allowed, or any other mistake that the command `train` reports.
   """
-  loop.train(configure.resolve(config, **changes), workdir)
+  loop.train(config_file.from_argument(config, **changes), workdir)
   return load(workdir)
 
 
@@ -434,9 +436,7 @@ class Run(Growable, Viewable):
     Raises:
       UserError: a value is not allowed, or this checkpoint is not the newest of the run.
     """
-    if steps is not None:
-      changes = configure.with_value(changes, 'train', steps=steps)
-    config = self.config
+    config, length = self.config, {} if steps is None else {'train': {'steps': steps}}
     if workdir is None:
       if (newest := load(self.directory).step) != self.step:
         raise UserError(
@@ -445,10 +445,11 @@ class Run(Growable, Viewable):
         )
       workdir = self.directory
     else:
-      # The new run takes the number of classes from its own images.
-      model = dataclasses.replace(config.model, classes=0)
+      model = config.model
+      if isinstance(model, ViTConfig):  # The new run takes the number of classes from its images.
+        model = dataclasses.replace(model, classes=0)
       config = dataclasses.replace(config, init_from=self.source, grow=GrowConfig(), model=model)
-    loop.train(configure.changed(config, changes), workdir)
+    loop.train(config_lib.resolve(changes, length, base=config), workdir)
     return load(workdir)
 
   # Give the model to others.

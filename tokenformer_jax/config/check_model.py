@@ -9,7 +9,6 @@ from tokenformer_jax.config.feed_forward import (
 )
 from tokenformer_jax.config.layer import LayerConfig, ParallelConfig, SkiplessConfig, parts
 from tokenformer_jax.config.mixers import (
-  GatedUnitConfig,
   LinearConfig,
   Llama3ScalingConfig,
   NoPositionsConfig,
@@ -230,52 +229,6 @@ def check_stochastic_depth(model: ModelConfig, rate: float, key: str) -> None:
         f'config.{key} is {rate}, and {layer_path(name)}.wiring.kind={wiring.kind} has no skip '
         'connection that would be left without its branches; set it to 0'
       )
-
-
-def check_receptive_field(model: ModelConfig, share: float, length: int) -> None:
-  """Check the rule of HWFA, (w − 1)(L − 1) + 1 ≤ α N (Su 2023, kexue.fm/archives/9603).
-
-  It is for models whose last layers attend to all positions and know none of them: positions then
-  come from the windows before them, which must not reach over a whole training text.
-
-  `share` is α, and 0 checks nothing; `length` is N, that of the training texts.
-
-  Raises:
-    UserError: the windows reach further.
-  """
-  layers, reach = window_reach(model)
-  if share and reach > share * length:
-    fits = max(1, int((share * length - 1) // layers) + 1)
-    raise UserError(
-      f'the {layers} window layers of config.model reach {reach} positions, more than '
-      f'train.receptive_field={share} of data.sequence_length={length}; a window of {fits} fits, '
-      'or set train.receptive_field=0'
-    )
-
-
-def window_reach(model: ModelConfig) -> tuple[int, int]:
-  """Return the number of window layers of a hybrid, and the positions that they reach together.
-
-  A hybrid is a model whose last layers attend to all positions and know none of them, after layers
-  with windows. Other models have (0, 0).
-  """
-  mixers = [layer.mixer for layer in model.in_order]
-  while mixers and _is_full_without_positions(mixers[-1]):
-    mixers.pop()
-  windows = [getattr(mixer, 'window', 0) for mixer in mixers]
-  is_hybrid = 0 < len(windows) < model.depth and all(windows)
-  if not is_hybrid or model.position_embedding != 'none':
-    return 0, 0
-  return len(windows), sum(window - 1 for window in windows) + 1
-
-
-def _is_full_without_positions(mixer: object) -> bool:
-  """Return whether a mixer attends to everything and knows no positions."""
-  return (
-    isinstance(mixer, SoftmaxConfig | GatedUnitConfig)
-    and not mixer.window
-    and isinstance(mixer.positions, NoPositionsConfig)
-  )
 
 
 def _check_experts(experts: ExpertsConfig, path: str) -> None:

@@ -32,9 +32,6 @@ class InitConfig:
   attention_kernels: Literal['normal', 'orthogonal'] = key(
     'normal', 'kernels of value and output of attention; orthogonal is for V-SkipInit'
   )
-  ffn_gain: Float = key(
-    0.0, 'of feed-forward parts, if wiring.gains. 0: 0.1 · √(18 / layers)', least=0
-  )
 
 
 class Layers(Named[LayerConfig]):

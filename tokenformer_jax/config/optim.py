@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from tokenformer_jax.config.section import Bool, Float, Int, Long, OneOf, Str, key, section, table
+from tokenformer_jax.config.section import Bool, Float, Int, OneOf, Str, key, section, table
 from tokenformer_jax.errors import UserError
 
 
@@ -65,7 +65,6 @@ class OptimConfig:
   learning_rate: Float = key(1e-3, 'the peak of the learning rate', above=0)
   warmup_steps: Int = key(100, 'updates in which the rate rises from 0 to the peak', least=0)
   warmup_epochs: Float = key(0.0, 'instead of warmup_steps, if greater than 0', least=0)
-  warmup_examples: Long = key(0, 'instead of warmup_steps, if greater than 0', least=0)
   schedule: Schedule = key(CosineSchedule(), 'the rate after the warm-up')
   weight_decay: Float = key(0.1, 'decay of matrices; norms and biases have none', least=0)
   clip_norm: Float = key(1.0, 'largest norm of the whole gradient. 0: no clipping', least=0)

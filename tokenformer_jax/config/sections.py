@@ -115,12 +115,6 @@ class TrainConfig:
   compiler_options: Literal['auto', 'deterministic', 'none'] = key(
     'auto', "options for the devices, or XLA's defaults (none): see steps/compiler.py"
   )
-  receptive_field: Float = key(
-    0.75,
-    'where the last layer attends to all positions and knows none of them, the most that the '
-    'windows before it may reach, as a part of data.sequence_length (HWFA). 0: not checked',
-    least=0,
-  )
   loss_chunk: Int = key(
     256, 'positions of each sequence whose logits are in memory at once', above=0
   )

@@ -8,7 +8,7 @@ both have keep their values.
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -19,6 +19,45 @@ from tokenformer_jax.config import names
 from tokenformer_jax.config.check_config import check
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.section import adapter, field_types, kinds_of, sections_of
+
+_WIDEST = 100  # columns of a line of a printed config
+
+
+class Values(ml_collections.ConfigDict):
+  """The keys of a config as a file changes them; as text, they fit on a screen."""
+
+  def __str__(self) -> str:
+    return '\n'.join(_lines(self.copy_and_resolve_references().to_dict(), ''))
+
+
+def _lines(values: Mapping[str, Any], indent: str) -> Iterator[str]:
+  """Yield the lines of nested dicts: as many keys in each as fit, then the longer sections."""
+  texts = {name: f'{name}: {_in_line(value)}' for name, value in values.items()}
+  long = [name for name in texts if len(texts[name]) > _WIDEST // 2 and values[name]]
+  long = [name for name in long if isinstance(values[name], Mapping)]
+  line = ''
+  for name in sorted(texts.keys() - long, key=_kind_first):
+    joined = f'{line}, {texts[name]}' if line else indent + texts[name]
+    if len(joined) >= _WIDEST:  # with a comma
+      yield f'{line},'
+      joined = indent + texts[name]
+    line = joined
+  if line:
+    yield line
+  for name in sorted(long):
+    yield f'{indent}{name}:'
+    yield from _lines(values[name], f'{indent}  ')
+
+
+def _in_line(value: Any) -> str:
+  if not isinstance(value, Mapping):
+    return repr(value)
+  items = (f'{name}: {_in_line(value[name])}' for name in sorted(value, key=_kind_first))
+  return f'{{{", ".join(items)}}}'
+
+
+def _kind_first(name: str) -> tuple[bool, str]:
+  return name != 'kind', name
 
 
 def defaults(**changes: Any) -> ml_collections.ConfigDict:
@@ -31,7 +70,7 @@ def defaults(**changes: Any) -> ml_collections.ConfigDict:
 
 def to_config_dict(section: Any) -> ml_collections.ConfigDict:
   """Return the keys of a config, or of one of its sections, as a `ConfigDict`."""
-  return ml_collections.ConfigDict(to_json(section))
+  return Values(to_json(section))
 
 
 def from_dotted(values: Mapping[str, Any]) -> dict[str, Any]:
