@@ -18,7 +18,7 @@ from trainers import trainer
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.runs import checkpoint, curves, metrics
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
@@ -106,8 +106,8 @@ def write(target, run):
   url, state = run
   checkpoints, meta = checkpoint.open_source(paths.parse_path(url), None)
   checkpoints.close()
-  files.check_target(target)
-  files.write(target, state, meta.config, meta.tokenizer, lineage=(), step=20)
+  grow_run.check_target(target)
+  grow_run.write(target, state, meta.config, meta.tokenizer, lineage=(), step=20)
 
 
 def test_a_grown_model_is_written_there(run):
@@ -116,7 +116,7 @@ def test_a_grown_model_is_written_there(run):
   assert_same(trained.load(str(target)).params, run[1]['params'], 'other parameters were written')
   assert (target / 'config.json').exists()
   with pytest.raises(UserError, match='runs/grown exists; name a new directory'):
-    files.check_target(target)
+    grow_run.check_target(target)
 
 
 def test_what_cannot_be_written_leaves_nothing(run, bucket, monkeypatch):

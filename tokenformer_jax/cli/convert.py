@@ -58,7 +58,7 @@ from tokenformer_jax.convert import (
 )
 from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
@@ -88,7 +88,7 @@ def to_torch(
       cannot be read, the released code cannot compute its model, a weight is not finite, or another
       tokenizer is beside the target. Nothing of the target remains then.
   """
-  files.check_target(target, what='file')
+  grow_run.check_target(target, what='file')
   if target.suffix != '.safetensors':
     raise UserError(f'the target {target} must end in .safetensors, the only format written')
   directory, step = paths.split_source(source)
@@ -102,7 +102,7 @@ def to_torch(
     shapes = {name: place.shape for name, place in places.items()}
     found = run_tensors.NonFinite(source, allow_nonfinite)
     stream = found.counted(run_tensors.read(checkpoints, meta, places))
-    with files.alone(target), vocabulary.written_beside(target, meta.tokenizer):
+    with grow_run.alone(target), vocabulary.written_beside(target, meta.tokenizer):
       tensor_files.write(target, dtype, shapes, stream)
   return model
 
