@@ -61,11 +61,12 @@ def checked(function: _Checked) -> _Checked:
     UserError: when the function is called, a value does not fit the annotation of its argument.
     TypeError: an argument is unknown, missing, or given twice.
   """
+  checking: Any = function
   if isinstance(function, type):
     for name, member in list(vars(function).items()):
       if inspect.isfunction(member) and not name.startswith('_'):
         setattr(function, name, checked(member))
-    return function
+    return checking
   signature = inspect.signature(function)
   types_of = functools.cache(lambda: annotations(function))
 
@@ -88,7 +89,8 @@ def checked(function: _Checked) -> _Checked:
         raise
       raise UserError(message) from error
 
-  return call
+  checking = call
+  return checking
 
 
 def annotations(function: Callable[..., Any]) -> dict[str, Any]:
