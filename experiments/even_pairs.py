@@ -27,32 +27,30 @@ STEPS, BATCH, LOG_EVERY = 400, 32, 25
 LENGTH = LONGEST + 1  # with the start
 ANSWERS, START = 2, 2  # the ids of the answers and letters are 0 and 1
 
-WINDOW = {'mixer': {'window': 8}}  # three layers reach 22 of 0.75 · 32 positions
+WINDOW = {'mixer': {'window': 8}}  # three layers reach 22 of 32 positions
 FREE = {'mixer': {'positions': {'kind': 'none'}, 'length_scale': {'kind': 'position'}}}
 HWFA = {'local': WINDOW, 'full': FREE}
-# Name → pattern, variants of the layer, and the largest part of the length that windows may reach.
-ARMS: dict[str, tuple[str, dict[str, Any], float]] = {
-  'HWFA': ('local*3 full', HWFA, 0.75),
-  'full RoPE': ('layer*4', {}, 0.75),
+# Name → pattern and variants of the layer.
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+  'HWFA': ('local*3 full', HWFA),
+  'full RoPE': ('layer*4', {}),
   'no RoPE in windows': (
     'local*3 full',
     {'local': {'mixer': {'window': 8, 'positions': {'kind': 'none'}}}, 'full': FREE},
-    0.75,
   ),
   'RoPE on the last layer': (
     'local*3 full',
     {'local': WINDOW, 'full': {'mixer': {'length_scale': {'kind': 'position'}}}},
-    0.75,
   ),
-  'windows only': ('local*4', {'local': WINDOW}, 0.75),
-  'two full layers': ('local*2 full*2', HWFA, 0.75),
-  'window 16': ('local*3 full', {'local': {'mixer': {'window': 16}}, 'full': FREE}, 0.0),
+  'windows only': ('local*4', {'local': WINDOW}),
+  'two full layers': ('local*2 full*2', HWFA),
+  'window 16': ('local*3 full', {'local': {'mixer': {'window': 16}}, 'full': FREE}),
 }
 
 
 def make_config(name: str, seed: int, steps: int) -> Config:
   """Return the config of an arm."""
-  pattern, variants, share = ARMS[name]
+  pattern, variants = ARMS[name]
   values = config_lib.defaults()
   model = values.model
   model.pattern, model.width, model.layer.mixer.heads = pattern, 64, 4
@@ -64,7 +62,7 @@ def make_config(name: str, seed: int, steps: int) -> Config:
   model.vocab_size, model.init.std = 4, 0.1
   values.data.sequence_length = LENGTH
   values.optim.update(learning_rate=3e-3, warmup_steps=steps // 20)
-  values.train.update(seed=seed, steps=steps, receptive_field=share)
+  values.train.update(seed=seed, steps=steps)
   return config_lib.resolve(values)
 
 

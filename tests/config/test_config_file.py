@@ -228,3 +228,11 @@ def test_a_mistake_in_a_source_of_a_file_is_named(line, sentence, load):
   text = SOURCES.replace('  return c', f'  {"with c.unlocked(): " + line}\n  return c')
   with pytest.raises(UserError, match=sentence):
     load(text)
+
+
+def test_a_printed_config_fits_on_a_screen_and_has_every_key():
+  lines = str(config.defaults()).splitlines()
+  assert len(lines) < 60 and max(map(len, lines)) <= 100
+  text = '\n'.join(lines)
+  for name in ("kind: 'lm'", 'heads: 4', "schedule: {kind: 'cosine'", 'trackers: ('):
+    assert name in text

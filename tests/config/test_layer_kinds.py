@@ -34,7 +34,6 @@ from tokenformer_jax.config import (
   SkiplessConfig,
   SoftmaxConfig,
 )
-from tokenformer_jax.config.check_model import check_receptive_field
 from tokenformer_jax.config.pattention import SCORES, ExpL2Norm, SoftmaxScore
 from tokenformer_jax.config.section import field_types, kinds_of
 from tokenformer_jax.errors import UserError, nearest
@@ -440,30 +439,3 @@ def test_a_projection_is_replaced_in_its_layer_only():
   assert found['local.proj'] == PattentionConfig(5, 6, score)
   assert found['proj'] == config_lib.pattentions(TWO)['proj'], 'another layer was changed'
   assert ExpL2Norm.zero_at_zero is SoftmaxScore.zero_at_zero is False, 'zero keys are not exact'
-
-
-# The rule of HWFA for windows
-
-
-def _hybrid(window: int, pattern: str = 'local*3 layer', **changes) -> ModelConfig:
-  full = LayerConfig(SoftmaxConfig(positions=NoPositionsConfig()))
-  variants = Layers({'local': LayerConfig(SoftmaxConfig(window=window))})
-  return LMConfig(pattern=pattern, layer=full, variants=variants, **changes)
-
-
-@pytest.mark.parametrize('pattern', ['local*3 layer', 'local*3 layer*2'])
-def test_windows_before_full_attention_reach_a_part_of_the_training_text(pattern):
-  check_receptive_field(_hybrid(11, pattern), 0.75, 42)  # 31 of 31.5
-  with pytest.raises(UserError) as error:
-    check_receptive_field(_hybrid(12, pattern), 0.75, 42)
-  assert str(error.value) == (
-    'the 3 window layers of config.model reach 34 positions, more than train.receptive_field=0.75 '
-    'of data.sequence_length=42; a window of 11 fits, or set train.receptive_field=0'
-  )
-
-
-def test_other_models_have_no_such_rule():
-  check_receptive_field(_hybrid(100), 0, 42)
-  check_receptive_field(_hybrid(100, 'local*4'), 0.75, 42)
-  check_receptive_field(_hybrid(100, '(local layer)*2'), 0.75, 42)
-  check_receptive_field(_hybrid(100, position_embedding='learned'), 0.75, 42)

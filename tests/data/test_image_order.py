@@ -177,7 +177,7 @@ def test_some_validation_batches_are_spread_over_the_split():
 
 
 @pytest.mark.parametrize('classes', [1000, 13])
-def test_what_cannot_be_used_does_not_count_and_is_told(classes):
+def test_a_bad_image_does_not_count_and_is_reported(classes):
   split = Numbered(16, broken=(3, 9))
   bad = {3, 9} if classes == 1000 else {3, 9, 13, 14, 15}
   batches = _train(split, last=2, classes=classes)

@@ -80,7 +80,7 @@ def test_a_folder_that_is_no_store_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize('meta', [None, '{"mine": 1}', '{"format": 9}'])
-def test_nobody_is_told_to_remove_a_folder_of_other_files(tmp_path, meta):
+def test_no_message_advises_to_remove_a_folder_of_other_files(tmp_path, meta):
   (tmp_path / 'data').mkdir()
   (tmp_path / 'data/mine.txt').write_text('text')
   if meta:

@@ -75,7 +75,7 @@ def test_a_store_is_made_in_the_folder_that_the_config_names(tmp_path):
   assert store.make(named).digest == store.prepare(named).digest == made.digest
 
 
-def test_nothing_beside_a_named_store_is_touched(tmp_path):
+def test_files_next_to_a_named_store_are_untouched(tmp_path):
   config = _write(tmp_path)
   (tmp_path / 'out/of_a_user').mkdir(parents=True)
   (tmp_path / 'out/of_a_user/file').write_text('kept')

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 
 from tokenformer_jax.config import DataConfig, TextConfig
-from tokenformer_jax.data import corpus, shard_writer, shards, tokenizers
+from tokenformer_jax.data import corpus, shard_writer, shards, tokenizers, tokens
 from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.data.store import Store, prepare
 from tokenformer_jax.errors import UserError
@@ -154,10 +153,13 @@ def test_a_cache_that_cannot_be_written_is_an_error(tmp_path):
 
 
 def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
-  def full(*_) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+  def full(*_, **options) -> None:
+    raise ValueError(
+      'RESOURCE_EXHAUSTED: Error writing local file "c/0": Failed to write 2979752 bytes to file: '
+      "No space left on device [os_error_code='28']"
+    )
 
-  monkeypatch.setattr(shards, 'put_array', full)
+  monkeypatch.setattr(tokens.ts, 'open', full)
   with pytest.raises(UserError, match=r'the disk is full.*config\.data\.cache_dir'):
     prepare(_config(tmp_path))
   assert not _unfinished(tmp_path), 'a failed build keeps the disk full'
@@ -211,7 +213,7 @@ def test_the_command_names_a_file_that_changed(tmp_path, file):
   assert line.startswith(f'error: {path} has changed since it was written; remove that folder, and')
 
 
-def test_who_needs_a_store_that_is_being_built_waits_and_says_so(tmp_path, capsys):
+def test_a_run_waits_for_a_store_that_is_being_built_and_reports_it(tmp_path, capsys):
   config = _config(tmp_path)
   path, built = store_lib.store_folder(config), []
   path.parent.mkdir(parents=True)

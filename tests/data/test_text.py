@@ -160,7 +160,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize('name', OTHERS)
-def test_what_is_not_text_is_named_as_what_it_is(tmp_path, name):
+def test_a_file_that_is_not_text_is_named_by_its_form(tmp_path, name):
   content, sentence = OTHERS[name]
   path = tmp_path / name
   path.write_bytes(content)

@@ -6,7 +6,7 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import WSDSchedule, configure, token_groups
+from tokenformer_jax.config import WSDSchedule, resolve, token_groups
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import jobs as jobs_lib
 from tokenformer_jax.family.jobs import Family
@@ -189,4 +189,4 @@ def test_families_that_cannot_be_made_are_refused(name, config):
 )
 def test_configs_that_are_no_base_of_a_family_are_refused(method, changes, message, config):
   with pytest.raises(UserError, match=message):
-    jobs_lib.list_jobs(configure.changed(config, changes), _family(method), 'out')
+    jobs_lib.list_jobs(resolve(changes, base=config), _family(method), 'out')

@@ -10,7 +10,7 @@ from tiny import tiny_model
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.cli import config_flag
-from tokenformer_jax.config import PattentionConfig, configure
+from tokenformer_jax.config import PattentionConfig
 from tokenformer_jax.config.groups import named_groups
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import grid, grid_runs, points
@@ -115,7 +115,7 @@ def test_runs_that_cost_too_much_are_left_out(config):
 )
 def test_configs_that_are_no_base_of_a_sweep_are_refused(config, changes, message):
   with pytest.raises(UserError, match=message):
-    grid.jobs(configure.changed(config, changes), Grid('width', (1,), (25_600,)), 'out')
+    grid.jobs(config_lib.resolve(changes, base=config), Grid('width', (1,), (25_600,)), 'out')
 
 
 def test_a_length_within_the_warm_up_is_refused(config):

@@ -219,11 +219,6 @@ TRAIN_KEYS = {
     ' --config.model.layer.mixer.positions.clip=8',
     'has a meaning for model.layer.mixer.positions.kind=rotary only',
   ),
-  'windows that reach too far': (
-    'train --config={repo}/configs/lm_hybrid.py --config.model.variants.local.mixer.window=21',
-    'reach 101 positions, more than train.receptive_field=0.75 of data.sequence_length=128; a '
-    'window of 20 fits',
-  ),
   'a key of a layer in the model': (
     'train --config.model.heads=8',
     "did you mean 'model.layer.mixer.heads'?",
@@ -267,8 +262,8 @@ TRAIN_KEYS = {
   'a mesh of nothing': ('train --config.mesh.fsdp=0', 'config.mesh has'),
   'a kernel of other devices': ('train --config.train.attention=splash', 'the devices are cpu'),
   'a way to grow of a run from nothing': (
-    'train {tiny} --workdir=new --config.grow.method=zero_keys',
-    "config.grow.method is 'zero_keys', which has an effect only where a run begins from config.in",
+    'train {tiny} --workdir=new --config.grow.method.kind=zero_keys',
+    "config.grow.method.kind is 'zero_keys', which has an effect only where a run begins from ",
   ),
   'a step to grow at of a run from nothing': (
     'train {tiny} --workdir=new --config.grow.step=restart',

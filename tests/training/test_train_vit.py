@@ -1,7 +1,6 @@
 """Training runs on images: the same on every mesh and after a resume, grown, adapted, averaged."""
 
 import contextlib
-import dataclasses
 import math
 import shutil
 
@@ -14,7 +13,7 @@ from outcomes import assert_same
 from trainers import trainer
 
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, verify
+from tokenformer_jax.grow import grow_run, verify
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, metrics
 from tokenformer_jax.training import loop, sizes
@@ -97,7 +96,7 @@ def _read(workdir, step):
   """The state of a checkpoint."""
   checkpoints, meta = checkpoint.open_source(workdir, step)
   with contextlib.closing(checkpoints):
-    return jax.tree.map(np.asarray, files.read(checkpoints, meta, mesh_of()))
+    return jax.tree.map(np.asarray, grow_run.read(checkpoints, meta, mesh_of()))
 
 
 def test_a_trained_vit_grows_exactly_with_its_average(whole, tmp_path, one_device):
@@ -161,11 +160,12 @@ def test_another_number_of_classes_is_no_resume(whole, tmp_path, one_device):
     loop.train(_make(model__classes=12), whole[0])
 
 
-def test_lengths_in_epochs_and_examples():
-  epochs = _make(train__steps=1000, train__epochs=2.0, optim__warmup_steps=100)
-  epochs = dataclasses.replace(epochs, optim=dataclasses.replace(epochs.optim, warmup_examples=160))
+def test_lengths_in_epochs():
+  lengths = {'train__epochs': 2.0, 'optim__warmup_epochs': 0.5}
+  epochs = _make(train__steps=1000, optim__warmup_steps=100, **lengths)
   config = sizes.in_steps(epochs, 1438)
-  assert (config.train.steps, config.optim.warmup_steps) == (math.ceil(2 * 1438 / 16), 10)
+  want = (math.ceil(2 * 1438 / 16), math.ceil(0.5 * 1438 / 16))
+  assert (config.train.steps, config.optim.warmup_steps) == want
   assert sizes.in_steps(config, 99) == config, 'what was in steps changes'
   with pytest.raises(UserError, match=r'train\.steps=20 and config\.train\.epochs=2.* give one'):
     _make(train__epochs=2.0)

@@ -5,7 +5,6 @@ from tokenformer_jax.config.check_model import (
   check_accumulation,
   check_capacity,
   check_model,
-  check_receptive_field,
 )
 from tokenformer_jax.config.data import DataConfig, TextConfig
 from tokenformer_jax.config.groups import frozen_groups
@@ -18,12 +17,7 @@ from tokenformer_jax.errors import UserError
 
 
 def check(config: Config) -> None:
-  """Check everything that can be known before data is read or a device is touched.
-
-  Raises:
-    UserError: a value is not allowed, does not apply to this kind of model, or does not fit another
-      value.
-  """
+  """Check everything that can be known before data is read or a device is touched."""
   _check_kinds(config)
   _check_owners(config)
   check_model(config.model)
@@ -61,7 +55,6 @@ _OF_LM = (
   'optim.z_loss',
   'train.sample_tokens',
   'train.sample_prompt',
-  'train.receptive_field',
   'train.loss_chunk',
   'distill.teacher',
 )
@@ -107,9 +100,6 @@ def _check_text(config: Config) -> None:
 
 def _check_sizes(config: Config) -> None:
   """Check the size of a batch and the length of its sequences."""
-  if isinstance(config.model, LMConfig):
-    length = config.data.sequence_length
-    check_receptive_field(config.model, config.train.receptive_field, length)
   check_capacity(config.model, _tokens_of_an_input(config))
   if config.data.batch_size % config.optim.accumulation_steps:
     raise UserError(
@@ -124,7 +114,7 @@ def _check_lengths(config: Config) -> None:
     values = getattr(config, section)
     defaults = {leaf.path: leaf.default for leaf in leaves(values)}
     units = [f'{name}{unit}' for unit in ('steps', 'epochs', 'examples')]
-    given = [n for n in units if getattr(values, n) != defaults[n]]
+    given = [n for n in units if n in defaults and getattr(values, n) != defaults[n]]
     if len(given) > 1:
       lengths = ' and '.join(f'config.{section}.{n}={getattr(values, n)}' for n in given)
       raise UserError(f'{lengths} set one length in several units; give one of them')
@@ -134,9 +124,6 @@ def check_decay(config: Config) -> None:
   """Check that `train.decay_from` fits the schedule, its warm-up and the length of the run.
 
   A length in epochs or examples is not checked: it has no number of steps before the data is read.
-
-  Raises:
-    UserError: it does not fit.
   """
   train, optim, start = config.train, config.optim, config.train.decay_from
   if not start:
@@ -157,7 +144,7 @@ def check_decay(config: Config) -> None:
       f'{found}, but the run ends at train.steps={train.steps}; raise train.steps, which is where '
       'the decay ends'
     )
-  if not (optim.warmup_epochs or optim.warmup_examples) and start < optim.warmup_steps:
+  if not optim.warmup_epochs and start < optim.warmup_steps:
     raise UserError(
       f'{found}, which is inside the warm-up of optim.warmup_steps={optim.warmup_steps}; set it to '
       f'{optim.warmup_steps} or more'

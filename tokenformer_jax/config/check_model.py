@@ -9,7 +9,6 @@ from tokenformer_jax.config.feed_forward import (
 )
 from tokenformer_jax.config.layer import LayerConfig, ParallelConfig, SkiplessConfig, parts
 from tokenformer_jax.config.mixers import (
-  GatedUnitConfig,
   LinearConfig,
   Llama3ScalingConfig,
   NoPositionsConfig,
@@ -32,11 +31,7 @@ from tokenformer_jax.errors import UserError
 
 
 def check_model(model: ModelConfig) -> None:
-  """Check that the values of a model fit together; `fields.check` has checked each one.
-
-  Raises:
-    UserError: two values do not fit together, or the pattern is not valid.
-  """
+  """Check that the values of a model fit together; its sections have checked each one."""
   if unused := [name for name in model.variants if name not in model.layers]:
     raise UserError(
       f'config.model.variants has {unused[0]!r}, which is not in model.pattern={model.pattern!r}; '
@@ -95,10 +90,9 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
     )
   if isinstance(mixer, SoftmaxConfig):
     _check_heads(model, mixer, f'{path}.mixer')
-  if isinstance(model, ViTConfig) and getattr(mixer, 'window', 0):
+  if isinstance(model, ViTConfig) and (window := getattr(mixer, 'window', 0)):
     raise UserError(
-      f'config.{path}.mixer.window is {mixer.window}, and a ViT attends to all patches; leave '
-      'it out'
+      f'config.{path}.mixer.window is {window}, and a ViT attends to all patches; leave it out'
     )
   scale = getattr(mixer, 'length_scale', None)
   if isinstance(model, ViTConfig) and isinstance(scale, PositionScaleConfig):
@@ -216,11 +210,7 @@ def _check_pool(model: ModelConfig) -> None:
 
 
 def check_stochastic_depth(model: ModelConfig, rate: float, key: str) -> None:
-  """Check that branches may be left out: that each layer passes its input on without them.
-
-  Raises:
-    UserError: the rate is not 0, and a layer has no skip connection.
-  """
+  """Check that branches may be left out: that each layer passes its input on without them."""
   for name, layer in model.layers.items():
     wiring = layer.wiring
     if rate and (
@@ -230,52 +220,6 @@ def check_stochastic_depth(model: ModelConfig, rate: float, key: str) -> None:
         f'config.{key} is {rate}, and {layer_path(name)}.wiring.kind={wiring.kind} has no skip '
         'connection that would be left without its branches; set it to 0'
       )
-
-
-def check_receptive_field(model: ModelConfig, share: float, length: int) -> None:
-  """Check the rule of HWFA, (w − 1)(L − 1) + 1 ≤ α N (Su 2023, kexue.fm/archives/9603).
-
-  It is for models whose last layers attend to all positions and know none of them: positions then
-  come from the windows before them, which must not reach over a whole training text.
-
-  `share` is α, and 0 checks nothing; `length` is N, that of the training texts.
-
-  Raises:
-    UserError: the windows reach further.
-  """
-  layers, reach = window_reach(model)
-  if share and reach > share * length:
-    fits = max(1, int((share * length - 1) // layers) + 1)
-    raise UserError(
-      f'the {layers} window layers of config.model reach {reach} positions, more than '
-      f'train.receptive_field={share} of data.sequence_length={length}; a window of {fits} fits, '
-      'or set train.receptive_field=0'
-    )
-
-
-def window_reach(model: ModelConfig) -> tuple[int, int]:
-  """Return the number of window layers of a hybrid, and the positions that they reach together.
-
-  A hybrid is a model whose last layers attend to all positions and know none of them, after layers
-  with windows. Other models have (0, 0).
-  """
-  mixers = [layer.mixer for layer in model.in_order]
-  while mixers and _is_full_without_positions(mixers[-1]):
-    mixers.pop()
-  windows = [getattr(mixer, 'window', 0) for mixer in mixers]
-  is_hybrid = 0 < len(windows) < model.depth and all(windows)
-  if not is_hybrid or model.position_embedding != 'none':
-    return 0, 0
-  return len(windows), sum(window - 1 for window in windows) + 1
-
-
-def _is_full_without_positions(mixer: object) -> bool:
-  """Return whether a mixer attends to everything and knows no positions."""
-  return (
-    isinstance(mixer, SoftmaxConfig | GatedUnitConfig)
-    and not mixer.window
-    and isinstance(mixer.positions, NoPositionsConfig)
-  )
 
 
 def _check_experts(experts: ExpertsConfig, path: str) -> None:
@@ -319,11 +263,7 @@ def _check_experts(experts: ExpertsConfig, path: str) -> None:
 
 
 def check_capacity(model: ModelConfig, length: int) -> None:
-  """Check that experts with a capacity have a place for at least one of an input's T tokens.
-
-  Raises:
-    UserError: an expert has no place, so that all tokens would be dropped.
-  """
+  """Check that experts with a capacity have a place for at least one of an input's T tokens."""
   for name, experts in model.experts.items():
     dispatch = experts.dispatch
     if not isinstance(dispatch, CapacityConfig):
@@ -339,11 +279,7 @@ def check_capacity(model: ModelConfig, length: int) -> None:
 
 
 def check_accumulation(model: ModelConfig, parts: int) -> None:
-  """Check that the objective of a batch is the mean over its `optim.accumulation_steps` parts.
-
-  Raises:
-    UserError: a balance loss is over the whole batch.
-  """
+  """Check that the objective of a batch is the mean over its `optim.accumulation_steps` parts."""
   for name, experts in model.experts.items():
     balance = experts.balance
     if parts == 1 or not isinstance(balance, LossBalanceConfig):

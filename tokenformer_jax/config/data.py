@@ -42,6 +42,8 @@ class SourceConfig:
 class Sources(Named[SourceConfig]):
   """The sources of a mixture by name."""
 
+  of = SourceConfig
+
 
 @section
 class DataConfig:
@@ -161,13 +163,6 @@ class ImagesConfig(DataConfig):
   )
   flip: Bool = key(False, 'mirror every other image')
   rand_augment: Float = key(0.0, 'magnitude of RandAugment. 0: none', least=0, most=10)
-  rand_augment_std: Float = key(0.5, 'standard deviation of the magnitude', least=0)
-  color_jitter: Float = key(
-    0.0, 'largest change of brightness, contrast and saturation', least=0, most=1
-  )
-  erase: Float = key(
-    0.0, 'probability that a rectangle of an image is filled with noise', least=0, most=1
-  )
   eval_crop: Float = key(1.0, 'the part of the shorter side that evaluation sees', above=0, most=1)
   on_bad_image: Literal['skip', 'fail'] = key(
     'skip', 'an image that cannot be read, or has no valid label'

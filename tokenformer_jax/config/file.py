@@ -1,6 +1,7 @@
 """Load a config file, which has a function `get_config`, and report a mistake in one sentence."""
 
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -13,6 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tokenformer_jax import config
+from tokenformer_jax.config import arguments
 from tokenformer_jax.errors import UserError, misspelt
 
 _LONGEST = 300  # letters to keep of another library's message
@@ -78,6 +80,26 @@ def read(path: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> conf
   except UserError:
     _check_values(path, in_file)
     raise
+
+
+def from_argument(
+  given: config.Config | ConfigDict | str | os.PathLike[str], **changes: Any
+) -> config.Config:
+  """Return the validated config of an argument of Python code, with changes by section.
+
+  Raises:
+    UserError: see `load`; or the values do not fit together.
+  """
+  if isinstance(given, (str, os.PathLike)):
+    given = load(os.fspath(given))
+  if isinstance(given, ConfigDict):
+    return config.resolve(given.copy_and_resolve_references(), changes)
+  if not isinstance(given, config.Config):
+    raise UserError(
+      f'config is {arguments.shown(given)}; it must be a config, from config.defaults() or of a '
+      'run, or a file'
+    )
+  return config.resolve(changes, base=given)
 
 
 def _run(path: str) -> ConfigDict:

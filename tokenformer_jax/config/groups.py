@@ -33,9 +33,6 @@ def parse_numbers(text: str, where: str, what: str = 'groups') -> tuple[int, ...
   """Return the numbers of groups in a text such as '2,3' or '2 3', in rising order; '' has none.
 
   `where` and `what` name the text and the numbered things in messages.
-
-  Raises:
-    UserError: the text has another form, or a number twice.
   """
   text = text.strip()
   if not text:
@@ -48,11 +45,7 @@ def parse_numbers(text: str, where: str, what: str = 'groups') -> tuple[int, ...
 
 
 def in_order(numbers: Collection[int], where: str, what: str = 'groups') -> tuple[int, ...]:
-  """Return numbers of groups in rising order; for `where` and `what` see `parse_numbers`.
-
-  Raises:
-    UserError: there is no number, or a number occurs twice.
-  """
+  """Return numbers of groups in rising order; for `where` and `what` see `parse_numbers`."""
   if not numbers:
     raise UserError(f'{where} is empty; name {what} by their numbers, counted from 1')
   if len(set(numbers)) < len(numbers):
@@ -63,11 +56,7 @@ def in_order(numbers: Collection[int], where: str, what: str = 'groups') -> tupl
 
 
 def frozen_groups(optim: OptimConfig) -> tuple[int, ...]:
-  """Return the numbers of the groups that do not train.
-
-  Raises:
-    UserError: `optim.frozen_groups` has another form.
-  """
+  """Return the numbers of the groups that do not train."""
   return parse_numbers(optim.frozen_groups, 'config.optim.frozen_groups')
 
 
@@ -87,11 +76,7 @@ def most_groups(model: ModelConfig) -> int:
 
 
 def check_numbers(most: int, numbers: Collection[int], where: str) -> None:
-  """Check that a model whose projections have `most` groups has groups of these numbers.
-
-  Raises:
-    UserError: a number is out of range, or the model has no parameter tokens.
-  """
+  """Check that a model whose projections have `most` groups has groups of these numbers."""
   if numbers and not most:
     raise UserError(f'{where} names groups of parameter tokens, and this model has none')
   for number in numbers:
@@ -121,11 +106,7 @@ def at_the_end(numbers: Collection[int]) -> Choice:
 
 
 def choose(model: ModelConfig, choice: Choice) -> ModelConfig:
-  """Return the model with the chosen groups of each projection.
-
-  Raises:
-    UserError: a projection would keep no group and has no matrix.
-  """
+  """Return the model with the chosen groups of each projection."""
   changed, beside = {}, beside_matrices(model)
   for name, projection in pattentions(model).items():
     groups = token_groups(projection)
@@ -152,11 +133,7 @@ def choose_frozen(optim: OptimConfig, model: ModelConfig, choice: Choice) -> str
 
 
 def check_new_tokens_train(optim: OptimConfig, before: ModelConfig, after: ModelConfig) -> None:
-  """Check that no tokens that a growth or merge adds belong to a frozen group.
-
-  Raises:
-    UserError: some do, so that they would never train.
-  """
+  """Check that no tokens that a growth or merge adds belong to a frozen group."""
   old, new, frozen = named_groups(before), named_groups(after), frozen_groups(optim)
   for name, groups in new.items():
     was = next((old[former] for former in former_names(name, new) if former in old), ())

@@ -46,9 +46,6 @@ def old_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[in
   """Return, for each layer of the target, its number in the source, or None if it is new.
 
   If the target has the source's rows, only more of each, whole rows are new.
-
-  Raises:
-    UserError: the source's layers are not among those of the target in their order.
   """
   before, after = source.repeats, target.repeats
   found: list[int | None] = [None] * target.depth

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from tokenformer_jax.config.section import Bool, Float, Int, Long, OneOf, Str, key, section, table
+from tokenformer_jax.config.section import Bool, Float, Int, OneOf, Str, key, section, table
 from tokenformer_jax.errors import UserError
 
 
@@ -60,12 +60,11 @@ class OptimConfig:
   """The keys of every optimizer, with a learning rate that warms up and then follows a schedule."""
 
   kind: ClassVar[str]
-  new_token_correction: ClassVar[bool] = False  # a key of AdamW
+  new_token_correction = False  # a key of AdamW
 
   learning_rate: Float = key(1e-3, 'the peak of the learning rate', above=0)
   warmup_steps: Int = key(100, 'updates in which the rate rises from 0 to the peak', least=0)
   warmup_epochs: Float = key(0.0, 'instead of warmup_steps, if greater than 0', least=0)
-  warmup_examples: Long = key(0, 'instead of warmup_steps, if greater than 0', least=0)
   schedule: Schedule = key(CosineSchedule(), 'the rate after the warm-up')
   weight_decay: Float = key(0.1, 'decay of matrices; norms and biases have none', least=0)
   clip_norm: Float = key(1.0, 'largest norm of the whole gradient. 0: no clipping', least=0)
@@ -176,11 +175,7 @@ def restarts_schedule(optim: OptimConfig) -> bool:
 
 
 def old_token_rate(optim: OptimConfig) -> float:
-  """Return the factor of `optim.old_tokens` on updates of parameters older than the last growth.
-
-  Raises:
-    UserError: the value has another form.
-  """
+  """Return the factor of `optim.old_tokens` on updates of parameters older than the last growth."""
   if optim.old_tokens in ('train', 'freeze'):
     return float(optim.old_tokens == 'train')
   name, _, factor = optim.old_tokens.partition(':')

@@ -115,12 +115,6 @@ class TrainConfig:
   compiler_options: Literal['auto', 'deterministic', 'none'] = key(
     'auto', "options for the devices, or XLA's defaults (none): see steps/compiler.py"
   )
-  receptive_field: Float = key(
-    0.75,
-    'where the last layer attends to all positions and knows none of them, the most that the '
-    'windows before it may reach, as a part of data.sequence_length (HWFA). 0: not checked',
-    least=0,
-  )
   loss_chunk: Int = key(
     256, 'positions of each sequence whose logits are in memory at once', above=0
   )
@@ -135,11 +129,7 @@ class TrainConfig:
 
 
 def profile_range(train: TrainConfig) -> tuple[int, int] | None:
-  """Return the first and the last step to profile, or None.
-
-  Raises:
-    UserError: the value has another form, or the run ends before these steps.
-  """
+  """Return the first and the last step to profile, or None."""
   if not train.profile_steps:
     return None
   first, _, last = train.profile_steps.partition(':')

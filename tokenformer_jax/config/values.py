@@ -8,7 +8,7 @@ both have keep their values.
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -18,7 +18,46 @@ from pydantic.fields import FieldInfo
 from tokenformer_jax.config import names
 from tokenformer_jax.config.check_config import check
 from tokenformer_jax.config.run import Config
-from tokenformer_jax.config.section import adapter, field_types, kinds_of, sections_of
+from tokenformer_jax.config.section import adapter, field_types, kinds_of, named_sections
+
+_WIDEST = 100  # columns of a line of a printed config
+
+
+class Values(ml_collections.ConfigDict):
+  """The keys of a config as a file changes them; as text, they fit on a screen."""
+
+  def __str__(self) -> str:
+    return '\n'.join(_lines(self.copy_and_resolve_references().to_dict(), ''))
+
+
+def _lines(values: Mapping[str, Any], indent: str) -> Iterator[str]:
+  """Yield the lines of nested dicts: as many keys in each as fit, then the longer sections."""
+  texts = {name: f'{name}: {_in_line(value)}' for name, value in values.items()}
+  long = [name for name in texts if len(texts[name]) > _WIDEST // 2 and values[name]]
+  long = [name for name in long if isinstance(values[name], Mapping)]
+  line = ''
+  for name in sorted(texts.keys() - long, key=_kind_first):
+    joined = f'{line}, {texts[name]}' if line else indent + texts[name]
+    if len(joined) >= _WIDEST:  # with a comma
+      yield f'{line},'
+      joined = indent + texts[name]
+    line = joined
+  if line:
+    yield line
+  for name in sorted(long):
+    yield f'{indent}{name}:'
+    yield from _lines(values[name], f'{indent}  ')
+
+
+def _in_line(value: Any) -> str:
+  if not isinstance(value, Mapping):
+    return repr(value)
+  items = (f'{name}: {_in_line(value[name])}' for name in sorted(value, key=_kind_first))
+  return f'{{{", ".join(items)}}}'
+
+
+def _kind_first(name: str) -> tuple[bool, str]:
+  return name != 'kind', name
 
 
 def defaults(**changes: Any) -> ml_collections.ConfigDict:
@@ -31,7 +70,7 @@ def defaults(**changes: Any) -> ml_collections.ConfigDict:
 
 def to_config_dict(section: Any) -> ml_collections.ConfigDict:
   """Return the keys of a config, or of one of its sections, as a `ConfigDict`."""
-  return ml_collections.ConfigDict(to_json(section))
+  return Values(to_json(section))
 
 
 def from_dotted(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,11 +105,7 @@ def _as_json(value: Any) -> Any:
 def resolve(
   *changes: Mapping[str, Any] | ml_collections.ConfigDict, base: Config | None = None
 ) -> Config:
-  """Return a config with changes, later ones over earlier ones, validated as a whole.
-
-  Raises:
-    UserError: an unknown key, a value of the wrong type, or values that do not fit together.
-  """
+  """Return a config with changes, later ones over earlier ones, validated as a whole."""
   resolved = from_dict(Config, *changes, base=base)
   check(resolved)
   return resolved
@@ -101,7 +136,7 @@ def _plain(value: Any) -> Any:
   return to_json(value) if is_section else value
 
 
-def _merged(cls: type, base: Mapping[str, Any], changes: Sequence[Any], path: str) -> Any:
+def _merged(cls: Any, base: Mapping[str, Any], changes: Sequence[Any], path: str) -> Any:
   """Return the values of a section with changes, or the first change that is no section.
 
   `path` is that of the section, with a dot at its end.
@@ -118,14 +153,14 @@ def _merged(cls: type, base: Mapping[str, Any], changes: Sequence[Any], path: st
         values[name] = was
     elif name not in fields:
       values[name] = own[-1]
-    elif section_type := sections_of(fields[name]):
-      follows = values.get(fields[name].annotation.follows)
-      values[name] = _merged_by_name(section_type, was or {}, follows, own, f'{path}{name}.')
+    elif named := named_sections(fields[name]):
+      follows = values.get(named.follows)
+      values[name] = _merged_by_name(named.of, was or {}, follows, own, f'{path}{name}.')
     elif kinds := kinds_of(fields[name]):
       default = _default_values(fields[name]) or {}
       values[name] = _merged_kind(kinds, default, was or {}, own, f'{path}{name}.')
-    elif dataclasses.is_dataclass(fields[name].annotation):
-      values[name] = _merged(fields[name].annotation, was or {}, own, f'{path}{name}.')
+    elif dataclasses.is_dataclass(section := fields[name].annotation):
+      values[name] = _merged(section, was or {}, own, f'{path}{name}.')
     else:
       values[name] = own[-1]
   return values
@@ -176,7 +211,7 @@ def _merged_kind(
   start = default if kind == default.get('kind') != base.get('kind') else {}
   known = {**default, **base}
 
-  def is_kept(name: str, value: Any, kind_then: str) -> bool:
+  def is_kept(name: str, value: Any, kind_then: Any) -> bool:
     repeats = name in known and _plain(value) == known[name]
     return name in own or (name != 'kind' and kind_then == kind and not repeats)
 

@@ -13,7 +13,7 @@ from tokenformer_jax.convert.family import Family, Rule
 from tokenformer_jax.convert.hub_keys import Keys, read_json
 from tokenformer_jax.convert.tensor_files import Shape, Tensor
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
@@ -262,4 +262,4 @@ def tensors(
     for place in own:
       yield place.name, join([array[place.at] for array in arrays], place)
     del arrays  # before the next ones are read
-    files.return_freed_memory()
+    grow_run.return_freed_memory()

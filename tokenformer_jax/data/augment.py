@@ -9,14 +9,13 @@ import io
 import math
 
 import numpy as np
-from PIL import Image, ImageEnhance
+from PIL import Image
 
 from tokenformer_jax.config import ImagesConfig
 from tokenformer_jax.data import rand_augment
 
 _RATIO = 4 / 3  # largest aspect ratio of a random crop; the smallest is its inverse
 _TRIES = 10
-_ERASED_AREA, _ERASED_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
@@ -39,13 +38,8 @@ class Views:
     if data.flip and rng.random() < 0.5:
       image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     if data.rand_augment:
-      image = rand_augment.apply(image, data.rand_augment, data.rand_augment_std, rng)
-    if data.color_jitter:
-      image = jitter(image, data.color_jitter, rng)
-    pixels_SxSxC = self._pixels(image)
-    if data.erase and rng.random() < data.erase:
-      erase(pixels_SxSxC, rng)
-    return pixels_SxSxC
+      image = rand_augment.apply(image, data.rand_augment, rng)
+    return self._pixels(image)
 
   def evaluation(self, encoded: bytes) -> np.ndarray:
     """Return the centre crop of an image."""
@@ -94,25 +88,3 @@ def random_crop(size: tuple[int, int], least_area: float, rng: np.random.Generat
       left, top = rng.uniform(0, width - wide), rng.uniform(0, height - high)
       return left, top, left + wide, top + high
   return _centre(size, 1)
-
-
-def jitter(image: Image.Image, most: float, rng: np.random.Generator) -> Image.Image:
-  """Change brightness, contrast and saturation, in a random order, by up to `most`."""
-  enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
-  for i in rng.permutation(len(enhancers)):
-    image = enhancers[i](image).enhance(rng.uniform(1 - most, 1 + most))
-  return image
-
-
-def erase(pixels_SxSxC: np.ndarray, rng: np.random.Generator) -> None:
-  """Fill a random rectangle with noise, in place (Zhong et al. 2017, arXiv 1708.04896)."""
-  height, width, channels = pixels_SxSxC.shape
-  for _ in range(_TRIES):
-    area = height * width * rng.uniform(*_ERASED_AREA)
-    ratio = math.exp(rng.uniform(math.log(_ERASED_RATIO[0]), math.log(_ERASED_RATIO[1])))
-    high, wide = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-    if 0 < high < height and 0 < wide < width:
-      top, left = rng.integers(height - high + 1), rng.integers(width - wide + 1)
-      noise = rng.integers(0, 256, (high, wide, channels), np.uint8)
-      pixels_SxSxC[top : top + high, left : left + wide] = noise
-      return

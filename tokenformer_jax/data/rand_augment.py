@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 LARGEST = 10.0  # the largest magnitude
+_DEVIATION = 0.5  # of a magnitude
 _OPERATIONS_PER_IMAGE, _PROBABILITY = 2, 0.5
 _GREY = 128  # fills the areas that an operation moves in from outside the image
 
@@ -68,19 +69,16 @@ _UNSIGNED: dict[str, Operation] = {
 OPERATIONS = {**_SIGNED, **_UNSIGNED}
 
 
-def apply(
-  image: Image.Image, magnitude: float, std: float, rng: np.random.Generator
-) -> Image.Image:
+def apply(image: Image.Image, magnitude: float, rng: np.random.Generator) -> Image.Image:
   """Return a grey or RGB image changed by random operations.
 
-  `std` is the standard deviation of an operation's magnitude around `magnitude`, which is between 0
-  and `LARGEST`.
+  The magnitude of an operation is drawn around `magnitude`, which is between 0 and `LARGEST`.
   """
   names = sorted(OPERATIONS)
   for _ in range(_OPERATIONS_PER_IMAGE):
     name = names[rng.integers(len(names))]
     carried_out, positive = rng.random(2) < _PROBABILITY
-    strength = np.clip(rng.normal(magnitude, std), 0, LARGEST) / LARGEST
+    strength = np.clip(rng.normal(magnitude, _DEVIATION), 0, LARGEST) / LARGEST
     if carried_out:
       sign = -1 if name in _SIGNED and not positive else 1
       image = OPERATIONS[name](image, float(sign * strength))

@@ -283,9 +283,7 @@ class _Builder:
     with tqdm.tqdm(desc='tokenizing', unit='B', unit_scale=True, disable=no_bar) as bar:
       for shard in self._written(missing, tokenizer, bar.update):
         written[shard.name] = shard
-        counts = [split for one in written.values() for split in one.splits.values()]
-        documents = sum(split.documents for split in counts)
-        bar.set_postfix(documents=documents, refresh=False)
+        bar.set_postfix(shards=f'{len(written)}/{len(builds)}', refresh=False)
     return [written[build.name] for build in builds]
 
   def _written(

@@ -7,6 +7,7 @@ so is a file that is missing: without `fill_missing_data_reads` it would read as
 
 import functools
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,10 +35,22 @@ class ArraySlice(NamedTuple):
 
 def write(folder: Path, tokens: np.ndarray) -> None:
   """Write an array into a new folder of this host. The same tokens give the same bytes."""
-  array = ts.open(_spec(folder, len(tokens), tokens.dtype), create=True).result()
-  for start in range(0, len(tokens), _FILE_TOKENS):
-    stop = min(start + _FILE_TOKENS, len(tokens))
-    array[start:stop].write(tokens[start:stop]).result()
+  try:
+    array = ts.open(_spec(folder, len(tokens), tokens.dtype), create=True).result()
+    for start in range(0, len(tokens), _FILE_TOKENS):
+      stop = min(start + _FILE_TOKENS, len(tokens))
+      array[start:stop].write(tokens[start:stop]).result()
+  except ValueError as error:
+    if system_error := _system_error(error):
+      raise system_error from error
+    raise
+
+
+def _system_error(error: ValueError) -> OSError | None:
+  """Return the error of the system that TensorStore reports in the text of its own, if any."""
+  if match := re.search(r"os_error_code='(\d+)'", str(error)):
+    return OSError(int(match[1]), os.strerror(int(match[1])))
+  return None
 
 
 class Tokens:
@@ -102,6 +115,8 @@ class Tokens:
     except ValueError as error:  # TensorStore raises it with its status.
       if retry.is_transient(error):
         raise
+      if system_error := _system_error(error):
+        raise UserError(f'the tokens in {folder} cannot be read ({system_error})') from error
       raise UserError(
         f'the tokens in {folder} are not as they were written ({retry.one_line(error)}); remove '
         f'{folder.parent} and make the token store again, which a run does for one in its cache'

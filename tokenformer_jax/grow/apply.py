@@ -98,7 +98,7 @@ class Growth:
 
       def data_at(number: int, path: Path) -> jax.Array:
         data[number, path] = None
-        return self._data(number, path)
+        return self._steps[number].own(path)
 
       new = self._view(name, old, salt_at, data_at)(path)
       unchanged = len(reads) == 1 and new is lookup(tree, *reads)
@@ -130,17 +130,12 @@ class Growth:
         arrays = functools.partial(step.param, old=arrays, keys=keys)
     return arrays
 
-  def _data(self, number: int, path: Path) -> jax.Array:
-    data = self._steps[number].data
-    assert data is not None
-    return data(path)
-
   def inputs(self, recipe: Recipe, tree: Params) -> Inputs:
     """Return what a recipe takes from the old tree and from the steps."""
     return Inputs(
       [lookup(tree, path) for path in recipe.reads],
       np.array([drawing_salt(path) for path in recipe.draws], np.uint32),
-      [self._data(*key) for key in recipe.data],
+      [self._steps[number].own(path) for number, path in recipe.data],
     )
 
   def make(self, recipe: Recipe, inputs: Inputs) -> jax.Array:

@@ -39,11 +39,7 @@ _READ_BY_TOKENS = (
 
 
 def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
-  """Check that the tokens of `theirs` compute the same in `ours`.
-
-  Raises:
-    UserError: they do not, or `ours` has no parameter tokens.
-  """
+  """Check that the tokens of `theirs` compute the same in `ours`."""
   ours, theirs = (
     matching.with_first_tokens(one, other) for one, other in ((ours, theirs), (theirs, ours))
   )
@@ -60,11 +56,7 @@ def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
 
 
 def check_no_experts(added: Meta, directory: paths.Path) -> None:
-  """Check that a whole model to merge has no experts, whose router could not choose among both.
-
-  Raises:
-    UserError: it has some.
-  """
+  """Check that a whole model to merge has no experts, whose router could not choose among both."""
   if added.contents != 'added_tokens' and added.config.model.experts:
     raise UserError(
       f'{directory} is a whole model with experts, and no router would choose among those of both '
@@ -95,11 +87,7 @@ def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ..
 
 
 def merged_model(ours: ModelConfig, added: Meta, config: GrowConfig) -> ModelConfig:
-  """Return the model after a merge with another run, or with the tokens from `extract`.
-
-  Raises:
-    UserError: `config.method.scale` is resize, and the tokens come in groups of their own.
-  """
+  """Return the model after a merge with another run, or with the tokens from `extract`."""
   own, counts = own_groups(ours, added), added_counts(added)
   if config.method.scale == 'resize' and any(own.values()):
     raise UserError(
@@ -128,8 +116,8 @@ def _check_same_scores(ours: ModelConfig, theirs: ModelConfig, names: Sequence[s
   """Check that tokens that join a group have its score."""
   here, there = named_groups(ours), named_groups(theirs)
   for name in names:
-    scored = (PattentionConfig(score=groups[name][-1].score) for groups in (here, there))
-    for path, a, b in config_lib.differences(*scored):
+    one, other = (PattentionConfig(score=groups[name][-1].score) for groups in (here, there))
+    for path, a, b in config_lib.differences(one, other):
       raise UserError(
         f'tokens of {name} have {path}={a} in the source and {b} in the added run, and would join '
         'one group; merge tokens that grew as groups of their own'
@@ -163,11 +151,7 @@ def other_scale(
 def check_not_twice(
   source: Meta, directory: paths.Path, added: Meta, added_directory: paths.Path
 ) -> None:
-  """Check that the source has none of the tokens to append.
-
-  Raises:
-    UserError: it has some, which would count twice, or nothing says whether it has.
-  """
+  """Check that the source has none of the tokens to append."""
   ours, theirs = additions(source, directory), additions(added, added_directory)
   known = {run.id or run.path for runs in ours for run in runs}
   common = [run for runs in theirs for run in runs if (run.id or run.path) in known]
@@ -192,11 +176,7 @@ def check_not_twice(
 
 
 def _check_named(*found: Sequence[Sequence[RunName]]) -> None:
-  """Check that the tokens of at most one of two checkpoints come from runs without an id.
-
-  Raises:
-    UserError: those of both do, and a run without an id is not known again in another directory.
-  """
+  """Check that the tokens of at most one of two checkpoints come from runs without an id."""
   nameless = [[run.path for runs in one for run in runs if not run.id] for one in found]
   if all(nameless):
     a, b = (one[0] for one in nameless)

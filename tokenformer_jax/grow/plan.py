@@ -22,7 +22,6 @@ from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage
 
 # The changes that `_check_keys` names, by the kinds of steps that make them.
 _CHANGES: dict[type[Step], str] = {
-  tokens.AddFirstTokens: 'more_tokens',
   tokens.AddTokens: 'more_tokens',
   tokens.DuplicateTokens: 'more_tokens',
   widen.CopyUnits: 'wider',
@@ -39,49 +38,40 @@ def plan_growth(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> St
   """
   shallow = matching.shallow(source, target)
   narrow = experts.narrow(source, shallow)
-  seeded = matching.with_first_tokens(source, narrow)
-  method, zero_values = how.method, how.method.new_values == 'zero'
+  method = how.method
   steps: list[Step] = []
-  if seeded != source:
-    steps.append(tokens.AddFirstTokens(source, seeded, zero_values))
-  if narrow != seeded:
-    models_ = seeded, narrow
+  if narrow != source:
+    pair = source, narrow
     if method.kind == 'duplicate':
-      steps.append(tokens.DuplicateTokens(*models_, method.noise))
+      steps.append(tokens.DuplicateTokens(*pair, method.noise))
     elif method.adds_tokens:
+      zero_values = method.new_values == 'zero'
       added = method.kind, method.new_keys, zero_values, method.noise
-      steps.append(tokens.AddTokens(*models_, *added))
+      steps.append(tokens.AddTokens(*pair, *added))
     elif method.kind == 'net2net_fill':
-      steps.append(widen.FillBlocks(*models_))
+      steps.append(widen.FillBlocks(*pair))
     else:
-      steps.append(widen.CopyUnits(*models_, method.kind, method.noise, how.seed))
+      steps.append(widen.CopyUnits(*pair, method.kind, method.noise, how.seed))
   if shallow != narrow:
     steps.append(experts.AddExperts(narrow, shallow))
   if source.repeats != target.repeats:
-    base = matching.routed(seeded, shallow)
+    base = matching.routed(matching.with_first_tokens(source, narrow), shallow)
     steps.append(layers.AddLayers(shallow, target, how.place, base))
   return tuple(steps)
 
 
 def check(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> Steps:
-  """Return the steps of a growth that can be made.
-
-  Raises:
-    UserError: the method is for other models, a count becomes smaller, the method cannot change a
-      key that differs, a key of `how` has no effect, or new tokens could never learn.
-  """
+  """Return the steps of a growth that can be made."""
   steps = plan_growth(source, target, how)
-  resizing = [step for step in steps if _CHANGES[type(step)] in ('more_tokens', 'wider')]
-  if resizing:
-    first, last = resizing[0], resizing[-1]
-    adds_first = isinstance(first, tokens.AddFirstTokens)
-    seeded = first.after if adds_first else source
+  if steps and _CHANGES[type(steps[0])] in ('more_tokens', 'wider'):
+    resized = steps[0].after
+    seeded = matching.with_first_tokens(source, resized)
     check_method(seeded, how.method.kind)
-    if adds_first:
-      _check_first_tokens(source, seeded, how, others=last is not first)
+    if seeded != source:
+      _check_first_tokens(source, seeded, how, others=seeded != resized)
     by_tokens = how.method.adds_tokens
     keys = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads', 'kv_heads')
-    for path, new, old in config_lib.differences(last.after, seeded, 'model.'):
+    for path, new, old in config_lib.differences(resized, seeded, 'model.'):
       if path.rpartition('.')[2] not in keys:
         raise UserError(
           f'{path} is {old!r} in the source and {new!r} in the target; growth by {how.method.kind} '
@@ -137,11 +127,7 @@ def _check_first_tokens(
 
 
 def check_method(model: ModelConfig, method: str) -> None:
-  """Check that a method is for models with parameter tokens, or without, like this one.
-
-  Raises:
-    UserError: it is not.
-  """
+  """Check that a method is for models with parameter tokens, or without, like this one."""
   if method in TOKEN_METHODS:
     if not (pattentions(model) or (method == 'group' and matrices(model))):
       raise UserError(
@@ -160,9 +146,6 @@ def check_no_twins(steps: Steps, lineage: Lineage, step: int) -> None:
 
   Copies of tokens differ only in what they add until they are trained, and `place=copies` sets that
   to zero in the new layers. `lineage` and `step` are those of the source.
-
-  Raises:
-    UserError: an earlier growth copied tokens or units, and no training followed.
   """
   if not any(isinstance(one, layers.AddLayers) and one.place == 'copies' for one in steps):
     return
@@ -185,11 +168,7 @@ def inexact(steps: Sequence[Step]) -> str:
 
 
 def plan_removal(last: Ancestor, model: ModelConfig) -> Steps:
-  """Return the steps that take out what a growth or merge added, if `model` is the one after it.
-
-  Raises:
-    UserError: nothing gives the old model back.
-  """
+  """Return the steps that take out what a growth or merge added, if `model` is the one after it."""
   inverses = []
   for step in reversed(plan_growth(last.model, model, last.grow)):
     inverse = step.inverse()

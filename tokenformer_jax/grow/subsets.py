@@ -18,7 +18,7 @@ from tokenformer_jax.config.groups import (
   without,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, groups, importance, verify
+from tokenformer_jax.grow import groups, grow_run, importance, verify
 from tokenformer_jax.grow.apply import Growth, Steps
 from tokenformer_jax.grow.steps import experts, remove
 from tokenformer_jax.model import models
@@ -31,11 +31,7 @@ from tokenformer_jax.tasks import Batch, Task
 
 
 def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
-  """Return the growth or merge that added the last tokens or layers of a model.
-
-  Raises:
-    UserError: there was none.
-  """
+  """Return the growth or merge that added the last tokens or layers of a model."""
   changes = changes_of_tokens(meta.lineage)
   if changes and changes[-1].action in ('grow', 'merge'):
     last = changes[-1]
@@ -58,11 +54,7 @@ def _adds(before: ModelConfig, after: ModelConfig) -> bool:
 
 
 def check_no_layers(last: Ancestor, model: ModelConfig, directory: paths.Path) -> None:
-  """Check that the last growth added tokens alone.
-
-  Raises:
-    UserError: it added experts or layers.
-  """
+  """Check that the last growth added tokens alone."""
   if experts.narrow(last.model, model) != model:
     raise UserError(
       f'the last growth of {directory} added experts, which cannot be extracted or merged, because '
@@ -103,11 +95,7 @@ def as_lines(found: list[list[RunName]]) -> str:
 
 
 def check_smaller(before: ModelConfig, after: ModelConfig) -> None:
-  """Check the counts of a shrunken model.
-
-  Raises:
-    UserError: there are no counts, one is larger, or none is smaller.
-  """
+  """Check the counts of a shrunken model."""
   smaller = token_counts(after)
   for name, old in token_counts(before).items():
     if smaller[name] > old:
@@ -127,9 +115,6 @@ def extraction(
 
   The last entry of the lineage has the model without the extracted tokens. The model is the whole
   one, with the extracted tokens behind the others.
-
-  Raises:
-    UserError: nothing was added, there is no such group, or a projection has no other group.
   """
   model = meta.config.model
   if not numbers:
@@ -143,7 +128,7 @@ def extraction(
   whole = dataclasses.replace(
     meta, config=dataclasses.replace(meta.config, model=choose(model, without(numbers)))
   )
-  lineage = files.descend(
+  lineage = grow_run.descend(
     whole,
     directory,
     'extract',
@@ -199,7 +184,7 @@ def _shapes(model: ModelConfig, counts: dict[str, int]) -> Params:
 def read_added(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> Params:
   """Read the tokens of a checkpoint from `extract`, or all of a model."""
   shapes = _shapes(meta.config.model, added_counts(meta))
-  return files.read_params(checkpoints, meta, mesh, shapes)
+  return grow_run.read_params(checkpoints, meta, mesh, shapes)
 
 
 def shrink(params: Params, task: Task, after: ModelConfig, batch: Batch) -> Steps:

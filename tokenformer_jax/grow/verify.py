@@ -78,11 +78,7 @@ def largest_difference(before: Outputs, after: Outputs) -> tuple[float, float]:
 
 
 def report(before: Outputs, after: Outputs, name: str, *, exact: bool) -> None:
-  """Report how far the outputs before and after a change differ on the batch `name`.
-
-  Raises:
-    UserError: outputs are not finite, or not equal although they must be (`exact`).
-  """
+  """Report how far the outputs before and after a change differ on the batch `name`."""
   different, allowed = largest_difference(before, after)
   messages.say(
     f'{name}: the logits differ by at most {different:.2g}, the loss is {before.loss:.6f} before '

@@ -130,7 +130,7 @@ class Block(nnx.Module):
     self.ffn = feed_forward(config.ffn, model, execution=execution, rngs=rngs)
     gains = isinstance(wiring, SkiplessConfig | ParallelConfig) and wiring.gains
     has_skip_gain = gains and has_ffn and isinstance(wiring, SkiplessConfig)
-    ffn_gain = model.init.ffn_gain or 0.1 * math.sqrt(18 / model.depth)
+    ffn_gain = 0.1 * math.sqrt(18 / model.depth)
     self.mixer_gain = gain(rngs) if gains else None
     self.skip_gain = gain(rngs) if has_skip_gain else None
     self.ffn_gain = gain(rngs, ffn_gain) if gains and has_ffn else None

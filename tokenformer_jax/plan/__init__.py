@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenformer_jax.config import arguments
 from tokenformer_jax.config.arguments import Count
-from tokenformer_jax.config.configure import resolve
+from tokenformer_jax.config.file import from_argument
 from tokenformer_jax.config.section import Bool, Str
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def plan(
   from tokenformer_jax.plan.topology import parse  # noqa: PLC0415
   from tokenformer_jax.steps.fit import DoesNotFitError  # noqa: PLC0415
 
-  resolved, on = resolve(config), parse(topology, slices)
+  resolved, on = from_argument(config), parse(topology, slices)
   if quick:
     estimate.check_quick(on, 'quick=True')
   if resolved.data.has_stages:

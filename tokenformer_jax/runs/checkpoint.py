@@ -5,7 +5,7 @@ step, the whole config, package versions, a checksum of every array) and `tokeni
 classifier, the names of its classes). These items suffice to resume, grow, evaluate and generate.
 
 A checkpoint is damaged if a checksum, a digest or a format in it is wrong. A read error does not
-mean damage: reading is tried again, and the checkpoint stays in its place.
+mean damage: reading is tried again, and the checkpoint stays where it is.
 """
 
 import contextlib
@@ -54,18 +54,14 @@ _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tok
 class Checkpoints:
   """The checkpoints of one work directory, `WORKDIR/checkpoints/STEP`."""
 
-  def __init__(
-    self, workdir: str | os.PathLike[str], *, keep: int | None = None, save_gb: int | None = None
-  ):
+  def __init__(self, workdir: str | os.PathLike[str], *, keep: int | None = None):
     """Open the directory for reading or, with `keep`, for writing.
 
-    The `keep` newest checkpoints stay, and the one with the lowest loss. With `save_gb`, only so
-    much of a state is copied for writing at a time, and the state must not change until `wait`
-    returns. Without it, all of the state is copied before `save` returns.
+    The `keep` newest checkpoints stay, and the one with the lowest loss.
     """
     orbax_setup.quiet()
     self.directory = paths.absolute(paths.parse_path(workdir)) / 'checkpoints'
-    self._keep, self._save_gb = keep, save_gb
+    self._keep = keep
     self._reader = orbax_setup.make_reader()
     try:
       self._manager = retry.retried(self._open, f'opening {self.directory}')
@@ -81,7 +77,7 @@ class Checkpoints:
     self._failures, self._again_at = 0, 0.0  # failed saves in a row, and the time to try again
 
   def _open(self) -> ocp.CheckpointManager:
-    make = functools.partial(orbax_setup.make_manager, self.directory, self._keep, self._save_gb)
+    make = functools.partial(orbax_setup.make_manager, self.directory, self._keep)
     if self._keep is None:
       manager = make(metrics=False)
     else:
@@ -122,7 +118,7 @@ class Checkpoints:
     losses: Sequence[float] = (),
     run: str | None = None,
   ) -> None:
-    """Start to write a checkpoint. Unless `save_gb` is set, `state` may be donated afterwards.
+    """Start to write a checkpoint. The state is copied, so it may be donated afterwards.
 
     In one process, writing is retried after a transient error: by this method, or, if the error
     occurs in the background, by the caller (`failed`). Several processes cannot retry: after a
@@ -302,7 +298,7 @@ class Checkpoints:
     """
     fresh = {}
     if meta.contents == 'params':
-      fresh = {name: part for name, part in abstract.items() if name != 'params'}
+      fresh = {name: entry for name, entry in abstract.items() if name != 'params'}
       abstract = {'params': abstract['params']}
     wanted = {path for path, _ in with_paths(abstract)}
     stored = {path for path in meta.checksums if path.partition('/')[0] in abstract}
@@ -371,11 +367,7 @@ def _advice(directory: paths.Path) -> str:
 def restore_source(
   checkpoints: Checkpoints, meta: Meta, abstract: Any, *, partial: bool = False
 ) -> Any:
-  """Restore from a checkpoint of `open_source`, and report damage to the user.
-
-  Raises:
-    UserError: the checkpoint is damaged.
-  """
+  """Restore from a checkpoint of `open_source`, and report damage to the user."""
   try:
     return checkpoints.restore(meta, abstract, partial=partial)
   except DamagedError as error:
@@ -391,11 +383,7 @@ def has(meta: Meta, entry: str) -> bool:
 
 
 def check_is_model(meta: Meta, directory: paths.Path) -> None:
-  """Check that a checkpoint holds a model.
-
-  Raises:
-    UserError: the checkpoint holds something else.
-  """
+  """Check that a checkpoint holds a model."""
   if meta.contents not in ('model', 'params'):
     raise UserError(
       f'{directory} holds added tokens only; merge them into a model first (tokenformer grow merge)'
@@ -403,11 +391,7 @@ def check_is_model(meta: Meta, directory: paths.Path) -> None:
 
 
 def check_is_language_model(meta: Meta, directory: paths.Path) -> None:
-  """Check that a checkpoint holds a language model.
-
-  Raises:
-    UserError: the checkpoint holds something else.
-  """
+  """Check that a checkpoint holds a language model."""
   check_is_model(meta, directory)
   if meta.config.model.kind != 'lm':
     raise UserError(

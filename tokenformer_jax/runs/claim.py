@@ -255,8 +255,7 @@ class Claim:
   def _look(self) -> None:
     """Note whether another process has taken over."""
     now, newest = _now_awake(), read_newest(self._directory)
-    is_ours = newest is None or newest.owner == self._me
-    if not is_ours and (newest.owner or newest.number > self._number):
+    if newest and newest.owner != self._me and (newest.owner or newest.number > self._number):
       self._lost = (
         f'{self._subject} was taken over by {newest}, because this process had been silent for '
         f'{self._timing.silence:.0f} s or more, as if suspended; this process ends, and the other '

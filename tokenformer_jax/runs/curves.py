@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError, check_installed
@@ -35,7 +36,7 @@ _UNITS = {
   'mfu': 'MFU (fraction of peak)',
 }
 _FALLING = ('loss', 'perplexity', 'bits_per_byte')  # metrics that fall steeply at first
-_START = 0.1  # A curve that begins in this part of its steps gets a logarithmic x axis.
+_START = 0.1  # A curve that begins within this fraction of its steps gets a logarithmic x axis.
 # Labels of a logarithmic axis in every decade, by the largest ratio of the axis's values.
 _TICKS = (
   (2.5, ()),  # linear steps
@@ -52,11 +53,11 @@ _VALIDATION = {
 }
 
 
-def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list[float]]]:
+def curves(source: str | paths.Path, x: str, y: str) -> dict[str, tuple[list[float], list[float]]]:
   """Return the points of a metric, and of the same metric on the validation data.
 
   Args:
-    run: a work directory.
+    source: a work directory.
     x: `steps`, or the `examples` (sequences or images), `tokens` or model `flops` of training. The
       FLOPs of a grown run are those of all stages, each at its own size.
     y: the metric's name. For `train/NAME`, `eval/NAME` is returned as well if the run has it.
@@ -67,20 +68,20 @@ def curves(run: str | Path, x: str, y: str) -> dict[str, tuple[list[float], list
   Raises:
     UserError: the directory is not a run, or the run has no such metric.
   """
-  run = paths.parse_path(run)
+  run = paths.parse_path(source)
   lines, along = read(run), _axis(run, x)
   names = {name for line in lines for name in line if name != 'step'}
   if y not in names:
     raise UserError(f'{run} has no metric {y!r}; it has {", ".join(sorted(names))}')
-  found = {}
+  points_by_name = {}
   for name in (y, y.replace('train/', 'eval/')):
     points = [(along(line['step']), line[name]) for line in lines if name in line]
     if points:
       xs, ys = zip(*points, strict=True)
-      found[name] = [*xs], [value if is_number(value) else math.nan for value in ys]
-  if not any(map(is_number, found[y][1])):
+      points_by_name[name] = [*xs], [value if is_number(value) else math.nan for value in ys]
+  if not any(map(is_number, points_by_name[y][1])):
     raise UserError(f'{run} has no finite value of {y}, so there is nothing to draw')
-  return found
+  return points_by_name
 
 
 def read(run: paths.Path) -> list[dict[str, float]]:
@@ -109,7 +110,7 @@ def is_number(value: Any) -> bool:
 
 
 def _axis(run: paths.Path, x: str) -> Callable[[float], float]:
-  """Return the function from a step of a run to its place on the x axis."""
+  """Return the function from a step of a run to its value on the x axis."""
   if x == 'steps':
     return lambda step: step
   config = saved_config.read(run / 'config.json', 'use --x=steps', needed_by=f'--x={x}')
@@ -138,31 +139,28 @@ def _past(run: paths.Path, config: Config, x: str) -> tuple[Lineage, batches_lib
   return meta.lineage, batches_lib.of_run(meta, config.data)
 
 
-def draw(runs: Sequence[str | Path], x: str, y: str) -> 'Figure':
+def draw(sources: Sequence[str | paths.Path], x: str, y: str) -> 'Figure':
   """Return a figure with one colour for each run: `train/…` as a line, `eval/…` as dashed points.
 
   A metric that falls steeply at first, such as a loss, gets logarithmic axes, which show the whole
   curve and keep its end readable.
-
-  Raises:
-    UserError: matplotlib is not installed, or `curves` raised it.
   """
   check_installed('matplotlib', 'draws the curves', 'plot')
   from matplotlib.figure import Figure  # noqa: PLC0415
 
-  runs = [*dict.fromkeys(map(paths.parse_path, runs))]
+  runs = [*dict.fromkeys(map(paths.parse_path, sources))]
   drawn = {name: curves(run, x, y) for name, run in zip(run_names(runs), runs, strict=True)}
   figure = Figure(figsize=(8, 4.5), dpi=150, layout='constrained')
   axes = figure.add_subplot()
-  for i, (name, found) in enumerate(drawn.items()):
+  for i, (name, by_metric) in enumerate(drawn.items()):
     colour = COLOURS[i % len(COLOURS)]
-    for metric, (xs, ys) in found.items():
+    for metric, (xs, ys) in by_metric.items():
       if metric == y:
         marker = 'o' if metric.startswith('eval/') or len(xs) == 1 else None
         axes.plot(xs, ys, color=colour, linewidth=1.6, marker=marker, markersize=4, label=name)
       else:
         axes.plot(xs, ys, color=colour, **_VALIDATION)
-  if any(len(found) > 1 for found in drawn.values()):
+  if any(len(by_metric) > 1 for by_metric in drawn.values()):
     axes.plot([], [], color='grey', label='validation', **_VALIDATION)
   _finish(axes, x, y, sorted({_counted(run) for run in runs}, reverse=True))
   return figure
@@ -220,10 +218,9 @@ def metric_label(name: str, counted: Sequence[str]) -> str:
 
 def _points(axes: 'Axes') -> list[tuple[list[float], list[float]]]:
   """Return the finite points of every line that has any."""
-  lines = [
-    [(float(x), float(y)) for x, y in line.get_xydata() if math.isfinite(y)] for line in axes.lines
-  ]
-  return [tuple(map(list, zip(*points, strict=True))) for points in lines if points]
+  lines = [np.asarray(line.get_xydata(), float) for line in axes.lines]
+  finite = [points[np.isfinite(points[:, 1])] for points in lines]
+  return [(points[:, 0].tolist(), points[:, 1].tolist()) for points in finite if len(points)]
 
 
 def _label_plainly(axis: 'Axis', values: list[float], power: float = 1) -> None:

@@ -16,14 +16,16 @@ from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import orbax_setup
 from tokenformer_jax.storage import paths
 
-Line = dict[str, float | None]
+Line = dict[str, Any]  # `step`, and a float or None for each figure
 
 
 def recover(workdir: paths.Path) -> list[Line]:
   """Return the lines that other files of a run have, and print where they come from, if any."""
   lines = _lines_of_events(workdir / 'tensorboard')
   losses = _losses_of_checkpoints(workdir / 'checkpoints')
-  found = [f"{counted(len(lines), 'line')} from TensorBoard's events, in float32"] if lines else []
+  origins = (
+    [f"{counted(len(lines), 'line')} from TensorBoard's events, in float32"] if lines else []
+  )
   for step, loss in losses.items():
     for line in lines:
       if line['step'] == step and 'eval/loss' in line:
@@ -33,9 +35,9 @@ def recover(workdir: paths.Path) -> list[Line]:
       lines.append({'step': step, 'eval/loss': loss})
   if losses:
     steps = ', '.join(map(str, losses))
-    found.append(f'the validation losses of the checkpoints of steps {steps}')
-  if found:
-    messages.say(f'{workdir}/metrics.jsonl is lost or empty; given back: {" and ".join(found)}')
+    origins.append(f'the validation losses of the checkpoints of steps {steps}')
+  if origins:
+    messages.say(f'{workdir}/metrics.jsonl is lost or empty; given back: {" and ".join(origins)}')
   return sorted(lines, key=lambda line: line['step'])
 
 
@@ -66,7 +68,7 @@ def _lines_of_events(directory: paths.Path) -> list[Line]:
 
 def _add(lines: list[Line], step: int, name: str, value: float) -> None:
   """Add a figure to the last line, or to a new one as `Metrics.write` would begin."""
-  last = lines[-1] if lines else {'step': -1}
+  last: Line = lines[-1] if lines else {'step': -1}
   evaluated = any(known.startswith('eval/') for known in last)
   if last['step'] != step or name in last or evaluated != name.startswith('eval/'):
     last = {'step': step}
@@ -87,5 +89,5 @@ def _events(content: bytes) -> Iterator[Any]:
     record, checksum = content[at + 12 : end], content[end : end + 4]
     if len(checksum) < 4 or struct.unpack('<I', checksum)[0] != record_writer.masked_crc32c(record):
       return
-    yield event_pb2.Event.FromString(record)
+    yield event_pb2.Event.FromString(record)  # pyright: ignore[reportAttributeAccessIssue]
     at = end + 4

@@ -68,12 +68,7 @@ class Metrics:
     self._feeds = self._feed(trackers, workdir, first_step, about) if trackers else None
 
   def write(self, step: int, figures: dict[str, float]) -> None:
-    """Write figures under flat names such as `train/loss`, and show the main ones.
-
-    Raises:
-      UserError: the user has to act, for example because the disk is full.
-      TransientError: every attempt to write failed.
-    """
+    """Write figures under flat names such as `train/loss`, and show the main ones."""
     if not self._active:
       return
     # JSON has neither NaN nor infinity.
@@ -184,7 +179,7 @@ class Metrics:
 class Work(NamedTuple):
   """The work of a step over all devices."""
 
-  units: int  # such as tokens
+  units: float  # such as tokens
   flops: float  # model FLOPs
   teacher_flops: float = 0.0  # of a teacher's forward pass, which are reported apart
 
@@ -281,7 +276,7 @@ def _memory() -> dict[str, float]:
   return figures
 
 
-def read(workdir: str | os.PathLike[str]) -> list[dict[str, float]]:
+def read(workdir: str | os.PathLike[str]) -> list[lost_figures.Line]:
   """Return the lines of a run's metrics.jsonl without incomplete lines.
 
   If the file is lost or empty, return the lines that other files of the run have.
@@ -313,9 +308,9 @@ def parse_lines(content: bytes) -> list[dict[str, Any]]:
   lines = []
   for line in content.splitlines():
     with contextlib.suppress(ValueError):  # The line is not JSON, or not UTF-8.
-      found = json.loads(line)
-      if isinstance(found, dict) and 'step' in found:
-        lines.append(found)
+      entry = json.loads(line)
+      if isinstance(entry, dict) and 'step' in entry:
+        lines.append(entry)
   return lines
 
 
@@ -377,5 +372,5 @@ def _recover(path: pathlib.Path, workdir: paths.Path, step: int) -> None:
     )
 
 
-def _write_lines(path: pathlib.Path, lines: list[dict[str, float]]) -> None:
+def _write_lines(path: pathlib.Path, lines: list[lost_figures.Line]) -> None:
   paths.write(path, ''.join(f'{json.dumps(line)}\n' for line in lines))

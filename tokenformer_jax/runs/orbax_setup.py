@@ -18,7 +18,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts  # comes with Orbax
 from absl import logging
-from orbax.checkpoint import checkpoint_managers
+from orbax.checkpoint import checkpoint_managers, future
 
 from tokenformer_jax.runs import checksum
 from tokenformer_jax.storage import paths
@@ -63,21 +63,21 @@ class _PieceByPiece(ocp.type_handlers.NumpyHandler):
   """A type handler that writes deferred arrays one after the other, each in its pieces."""
 
   async def serialize(
-    self, values: Sequence[Deferred], infos: Sequence[Any], args: Sequence[Any] | None = None
-  ) -> Sequence[ocp.future.Future]:
+    self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None
+  ) -> Sequence[future.Future]:
     write = super().serialize
 
     async def one_by_one() -> None:
-      for value, info, arg in zip(values, infos, args, strict=True):
+      for value, info, arg in zip(values, infos, args or [], strict=True):
         for written in await write([value], [info], [arg]):
           written.result()
 
-    return [ocp.future.CommitFutureAwaitingContractedSignals(one_by_one(), name='one_by_one')]
+    return [future.CommitFutureAwaitingContractedSignals(one_by_one(), name='one_by_one')]
 
   async def _open_and_write(
-    self, value: Deferred, tspec: dict[str, Any], ts_context: ts.Context
+    self, value: Any, tspec: dict[str, Any], ts_context: ts.Context
   ) -> None:
-    """Write the pieces of an array; Orbax calls this method with the place of the array."""
+    """Write the pieces of an array; Orbax calls this method with the array's specification."""
     store = await ts.open(ts.Spec(tspec), create=True, open=True, context=ts_context)
     for index, piece in value.pieces():
       await store[index].write(piece, can_reference_source_data_indefinitely=True)
@@ -105,7 +105,7 @@ def make_reader() -> ocp.Checkpointer:
   alone = ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
   handler = ocp.CompositeCheckpointHandler(
     composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
-    handler_registry=_handlers(None),
+    handler_registry=_handlers(),
   )
   return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
@@ -121,13 +121,13 @@ def read_arrays(reader: ocp.Checkpointer, path: paths.Path, abstract: Any) -> An
 
 
 def make_manager(
-  directory: paths.Path, keep: int | None, save_gb: int | None, *, metrics: bool
+  directory: paths.Path, keep: int | None, *, metrics: bool
 ) -> ocp.CheckpointManager:
   """Return a manager that lists checkpoints and, with `keep`, writes and deletes them.
 
   This function does not synchronise processes, so one process can retry by itself. The directory
-  must exist; for `keep` and `save_gb` see `Checkpoints`. With `metrics` the manager reads the
-  losses, which determine the best checkpoint.
+  must exist; for `keep` see `Checkpoints`. With `metrics` the manager reads the losses, which
+  determine the best checkpoint.
   """
   writes = keep is not None
   policies = checkpoint_managers.AnyPreservationPolicy(
@@ -154,7 +154,7 @@ def make_manager(
       save_root_metadata=False,
       lightweight_initialize=not metrics,
     ),
-    handler_registry=_handlers(save_gb),
+    handler_registry=_handlers(),
   )
 
 
@@ -173,7 +173,7 @@ def _report_unraisable(otherwise: Callable[[Any], None], report: Any) -> None:
     otherwise(report)
 
 
-def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
+def _handlers() -> ocp.handlers.CheckpointHandlerRegistry:
   handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
   kinds = ocp.type_handlers.create_type_handler_registry(
     (jax.Array, ocp.type_handlers.get_type_handler(jax.Array)),
@@ -182,9 +182,6 @@ def _handlers(save_gb: int | None) -> ocp.handlers.CheckpointHandlerRegistry:
   arrays = ocp.PyTreeCheckpointHandler(
     type_handler_registry=kinds,
     restore_concurrent_gb=_RESTORE_GB,
-    save_device_host_concurrent_gb=save_gb,
-    # With a limit, no array is copied at once before `save` returns.
-    is_prioritized_key_fn=None if save_gb is None else lambda path: False,
   )
   handlers.add('state', ocp.args.PyTreeSave, arrays)
   handlers.add('state', ocp.args.PyTreeRestore, arrays)

@@ -110,20 +110,20 @@ class _Compiling:
     self.seconds = 0.0
     self._spans: list[tuple[float, float]] = []  # beginning and length
 
-  def add(self, event: str, seconds: float, **_: object) -> None:
+  def add(self, event: str, duration_secs: float, **_: str | int) -> None:
     """Add an event that ends now. It replaces earlier ones that it contains: traces are nested."""
     if not event.startswith(_COMPILE_EVENTS):
       return
-    begin = time.monotonic() - seconds
+    begin = time.monotonic() - duration_secs
     while self._spans and self._spans[-1][0] >= begin - _CALL_SECONDS:
       self.seconds -= self._spans.pop()[1]
-    self._spans.append((begin, seconds))
-    self.seconds += seconds
+    self._spans.append((begin, duration_secs))
+    self.seconds += duration_secs
 
 
 @functools.cache
 def _compiling() -> _Compiling:
   """Return the one listener of this process."""
-  found = _Compiling()
-  jax.monitoring.register_event_duration_secs_listener(found.add)
-  return found
+  listener = _Compiling()
+  jax.monitoring.register_event_duration_secs_listener(listener.add)
+  return listener

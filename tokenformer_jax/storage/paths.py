@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 import fsspec
+import fsspec.config as fsspec_config
 from absl import logging
 from etils import epath
 
@@ -41,7 +42,7 @@ def parse_path(path: str | os.PathLike[str]) -> Path:
       installed.
     TransientError: the bucket could not be reached in any of several tries.
   """
-  if isinstance(path, pathlib.PurePath):
+  if isinstance(path, Path):
     return path  # An earlier call checked it.
   if not re.match(r'[a-z][a-z0-9+.-]*://', text := os.fspath(path)):
     return pathlib.Path(path)
@@ -54,7 +55,7 @@ def parse_path(path: str | os.PathLike[str]) -> Path:
     raise UserError(f'{text} is in a bucket, which needs gcsfs; run pip install -e ".[gcs]"')
   std_logging.getLogger('gcsfs').setLevel(std_logging.CRITICAL)  # gcsfs also raises its errors.
   # A cached listing would hide the writes of other hosts.
-  fsspec.config.conf.setdefault('gs', {})['use_listings_cache'] = False
+  fsspec_config.conf.setdefault('gs', {})['use_listings_cache'] = False
   try:
     retry.retried(lambda: _reach(text), f'reaching {text}')
   except TransientError:
@@ -73,11 +74,7 @@ def _reach(url: str) -> None:
 
 
 def split_source(source: str | os.PathLike[str]) -> tuple[Path, int | None]:
-  """Split `DIR` or `DIR@STEP` into a path and a step (None: the newest).
-
-  Raises:
-    UserError: the text after the last @ is not a step, or `parse_path` raises it.
-  """
+  """Split `DIR` or `DIR@STEP` into a path and a step (None: the newest)."""
   directory, at, step = os.fspath(source).rpartition('@')
   if not at:
     return parse_path(source), None
@@ -87,11 +84,7 @@ def split_source(source: str | os.PathLike[str]) -> tuple[Path, int | None]:
 
 
 def local(path: str | os.PathLike[str]) -> pathlib.Path:
-  """Return a path that must be in a file system.
-
-  Raises:
-    UserError: the path is a URL, which would become a directory named `gs:` on this host.
-  """
+  """Return a path in a file system; refuse a URL, which would become a directory `gs:`."""
   if '://' in (text := os.fspath(path)):
     raise UserError(
       f'{text} is not a path in a file system; mount the bucket on every host, for example with '
@@ -101,11 +94,7 @@ def local(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def check_ending(path: str | os.PathLike[str], endings: Sequence[str], name: str) -> None:
-  """Check that a file to write ends in one of the kinds that can be written.
-
-  Raises:
-    UserError: it does not; `name` names the flag or the argument.
-  """
+  """Check the ending of a file to write; `name` is its flag or argument."""
   if pathlib.PurePath(path).suffix.lower() not in endings:
     allowed = ' or '.join(filter(None, (', '.join(endings[:-1]), endings[-1])))
     raise UserError(f'{name}={os.fspath(path)} must end in {allowed}')
@@ -135,11 +124,7 @@ def reason(error: BaseException) -> str:
 
 
 def exists(path: Path) -> bool:
-  """Return whether a path exists. A failed check does not count as absence.
-
-  Raises:
-    Exception: the check failed, even after retries.
-  """
+  """Return whether a path exists. A failed check does not count as absence."""
 
   def look() -> bool:
     try:
@@ -160,8 +145,8 @@ def steps(directory: Path) -> list[int]:
     with contextlib.suppress(FileNotFoundError):
       return [int(name) for name in os.listdir(directory) if name.isdigit()]
     return []
-  found = _bucket().glob(f'{os.fspath(directory)}/*/commit_success.txt')
-  names = [path.split('/')[-2] for path in found]
+  markers = _bucket().glob(f'{os.fspath(directory)}/*/commit_success.txt')
+  names = [path.split('/')[-2] for path in markers]
   return [int(name) for name in names if name.isdigit()]
 
 
@@ -178,11 +163,7 @@ def make_writable(directory: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-  """Write a file atomically: a reader sees either the old or the new content.
-
-  Raises:
-    Exception: the file cannot be written, even after retries.
-  """
+  """Write a file atomically, with retries: a reader sees either the old or the new content."""
   retry.retried(lambda: replace(path, text), f'writing {path}')
 
 
@@ -219,11 +200,7 @@ def create(path: Path, text: str) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-  """Rename a directory. In a bucket this moves object by object, so it is not atomic.
-
-  Raises:
-    Exception: the directory cannot be renamed, even after retries.
-  """
+  """Rename a directory. In a bucket this moves object by object, so it is not atomic."""
 
   def once() -> None:
     if in_bucket(source):
@@ -240,7 +217,7 @@ def remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     return
   with contextlib.suppress(Exception):
-    directory.rmtree()
+    epath.Path(directory).rmtree()
 
 
 def objects(pattern: str) -> dict[str, tuple[Any, ...]]:
@@ -248,10 +225,10 @@ def objects(pattern: str) -> dict[str, tuple[Any, ...]]:
 
   ** also matches subfolders.
   """
-  found = _bucket().glob(os.fspath(parse_path(pattern)), detail=True)
+  matches = _bucket().glob(os.fspath(parse_path(pattern)), detail=True)
   return {
     _BUCKET + name: _object_identity(_BUCKET + name, info)
-    for name, info in found.items()
+    for name, info in matches.items()
     if info['type'] == 'file'
   }
 
@@ -280,10 +257,10 @@ def listed(directory: Path) -> dict[str, int | None]:
   def once() -> dict[str, int | None]:
     if in_bucket(directory):
       try:
-        found = _bucket().ls(os.fspath(directory), detail=True)
+        listing = _bucket().ls(os.fspath(directory), detail=True)
       except FileNotFoundError:
         return {}
-      names = {entry['name'].rstrip('/').rpartition('/')[2]: entry for entry in found}
+      names = {entry['name'].rstrip('/').rpartition('/')[2]: entry for entry in listing}
       return {name: e['size'] if e['type'] == 'file' else None for name, e in names.items()}
     with os.scandir(directory) as entries:
       return {e.name: e.stat().st_size if e.is_file() else None for e in entries}
@@ -309,7 +286,7 @@ def open_to_read(path: str) -> IO[bytes]:
   return _bucket().open(path, 'rb') if in_bucket(path) else open(path, 'rb')
 
 
-def _bucket() -> fsspec.AbstractFileSystem:
+def _bucket() -> Any:
   return fsspec.filesystem('gs')
 
 
@@ -321,27 +298,26 @@ class Growing:
   """
 
   def __init__(self, workdir: Path):
-    self.directory = workdir
-    self._workdir, self._copied = None, {}
-    if in_bucket(workdir):
-      self.directory = pathlib.Path(tempfile.mkdtemp(prefix='tokenformer-'))
-      self._workdir, self._published = workdir, time.monotonic()
+    self._bucket = workdir if in_bucket(workdir) else None
+    self._published, self._copied = time.monotonic(), {}
+    local = tempfile.mkdtemp(prefix='tokenformer-') if self._bucket else workdir
+    self.directory = pathlib.Path(local)
 
   def fetch(self, name: str) -> pathlib.Path:
     """Return the local path of a file, and copy its content from the bucket if there is any."""
     path = self.directory / name
-    if self._workdir and (self._workdir / name).exists():
-      path.write_bytes((self._workdir / name).read_bytes())
+    if self._bucket and (self._bucket / name).exists():
+      path.write_bytes((self._bucket / name).read_bytes())
     return path
 
   def publish_sometimes(self) -> None:
     """Copy changed files to the bucket unless the last copy was less than a minute ago."""
-    if self._workdir and time.monotonic() - self._published > _PUBLISH_SECONDS:
+    if self._bucket and time.monotonic() - self._published > _PUBLISH_SECONDS:
       self.publish()
 
   def publish(self) -> bool:
     """Copy changed files to the bucket. Return whether that succeeded; log a warning if not."""
-    if not self._workdir:
+    if not self._bucket:
       return True
     self._published = time.monotonic()
     try:
@@ -353,25 +329,25 @@ class Growing:
 
   def close(self) -> None:
     """Copy the rest with retries, and remove the temporary directory if all was copied."""
-    if not self._workdir:
+    if not self._bucket:
       return
     try:
-      retry.retried(self._copy, f'copying figures to {self._workdir}')
+      retry.retried(self._copy, f'copying figures to {self._bucket}')
     except Exception as error:  # Storage libraries raise exceptions of many types.
       self._warn(error)
     else:
       shutil.rmtree(self.directory, ignore_errors=True)
 
   def _copy(self) -> None:
+    target = self._bucket or self.directory
     for path in sorted(p for p in self.directory.rglob('*') if p.is_file()):
       stat = path.stat()
       version = stat.st_size, stat.st_mtime_ns
       if self._copied.get(path) != version:
-        target = self._workdir / path.relative_to(self.directory)
-        _bucket().put_file(os.fspath(path), os.fspath(target))
+        _bucket().put_file(os.fspath(path), f'{target}/{path.relative_to(self.directory)}')
         self._copied[path] = version
 
   def _warn(self, error: Exception) -> None:
     logging.warning(
-      'some files in %s are not copied to %s: %s', self.directory, self._workdir, reason(error)
+      'some files in %s are not copied to %s: %s', self.directory, self._bucket, reason(error)
     )

@@ -23,7 +23,7 @@ _Verdict = Literal['transient', 'user'] | None
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0, 60.0)  # seconds between tries: three minutes
 
-_ERRNOS: dict[str, tuple[str, ...]] = {
+_ERRNOS: dict[Literal['transient', 'user'], tuple[str, ...]] = {
   'transient': (
     *('EIO', 'EAGAIN', 'EBUSY', 'EINTR', 'EPIPE', 'ESTALE', 'ETIMEDOUT', 'EREMOTEIO', 'ENOLINK'),
     *('ECONNRESET', 'ECONNABORTED', 'ECONNREFUSED', 'ENOTCONN', 'ESHUTDOWN', 'ENOBUFS'),
@@ -32,18 +32,23 @@ _ERRNOS: dict[str, tuple[str, ...]] = {
   ),
   'user': ('ENOSPC', 'EDQUOT', 'EFBIG', 'EACCES', 'EPERM', 'EROFS'),
 }
-_VERDICT_BY_ERRNO = {
+_VERDICT_BY_ERRNO: dict[int, _Verdict] = {
   getattr(errno, name): verdict
   for verdict, names in _ERRNOS.items()
   for name in names
   if hasattr(errno, name)  # Some exist on Linux only.
 }
-_VERDICT_BY_HTTP = {408: 'transient', 425: 'transient', 429: 'transient', 401: 'user', 403: 'user'}
-_VERDICT_BY_HTTP |= dict.fromkeys((500, 502, 503, 504), 'transient')
+_VERDICT_BY_HTTP: dict[int, _Verdict] = {
+  **dict.fromkeys((408, 425, 429, 500, 502, 503, 504), 'transient'),
+  **dict.fromkeys((401, 403), 'user'),
+}
 # Status names as gRPC, TensorStore and Google's APIs write them.
-_VERDICT_BY_NAME = {'PERMISSION_DENIED': 'user', 'UNAUTHENTICATED': 'user'} | dict.fromkeys(
-  ('UNAVAILABLE', 'DEADLINE_EXCEEDED', 'ABORTED', 'RESOURCE_EXHAUSTED'), 'transient'
-)
+_VERDICT_BY_NAME: dict[str, _Verdict] = {
+  **dict.fromkeys(('PERMISSION_DENIED', 'UNAUTHENTICATED'), 'user'),
+  **dict.fromkeys(
+    ('UNAVAILABLE', 'DEADLINE_EXCEEDED', 'ABORTED', 'RESOURCE_EXHAUSTED'), 'transient'
+  ),
+}
 _REMOTE = ('aiohttp', 'gcsfs', 'google', 'requests', 'urllib3')  # client libraries of servers
 _REMOTE_TRANSIENT = {
   *('ClientConnectionError', 'ClientPayloadError', 'ChecksumError', 'TransportError', 'RetryError'),
@@ -55,7 +60,7 @@ _HTTP_IN_TEXT = re.compile(
   r'?(\d{3})\b|^(\d{3})$'
 )
 _NAME_IN_TEXT = re.compile(rf'\b({"|".join(_VERDICT_BY_NAME)})\b')
-_WORDS = (  # in the order of the search
+_WORDS: tuple[tuple[_Verdict, re.Pattern[str]], ...] = (  # in the order of the search
   ('user', re.compile(r'no space left|quota exceeded|read-only file system', re.I)),
   ('transient', re.compile(r'curl_code=|rateLimitExceeded')),
   ('user', re.compile(r'^forbidden|permission denied', re.I)),
@@ -193,13 +198,13 @@ def _classify_remote(error: BaseException) -> _Verdict:
 
 
 def _classify_text(text: str) -> _Verdict:
-  if found := _ERRNO_IN_TEXT.search(text):
-    return _VERDICT_BY_ERRNO.get(int(next(filter(None, found.groups()))))
-  if found := _HTTP_IN_TEXT.search(text):
-    return _VERDICT_BY_HTTP.get(int(next(filter(None, found.groups()))))
+  if match := _ERRNO_IN_TEXT.search(text):
+    return _VERDICT_BY_ERRNO.get(int(next(filter(None, match.groups()))))
+  if match := _HTTP_IN_TEXT.search(text):
+    return _VERDICT_BY_HTTP.get(int(next(filter(None, match.groups()))))
   for verdict, words in _WORDS[:2]:
     if words.search(text):
       return verdict
-  if found := _NAME_IN_TEXT.search(text):
-    return _VERDICT_BY_NAME[found[1]]
+  if match := _NAME_IN_TEXT.search(text):
+    return _VERDICT_BY_NAME[match[1]]
   return next((verdict for verdict, words in _WORDS[2:] if words.search(text)), None)

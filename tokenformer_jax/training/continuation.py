@@ -58,7 +58,7 @@ def check(config: Config, origin: Origin) -> None:
 def _check_finished_data(config: Config, origin: Origin) -> None:
   """Check that a finished run has its own data, if the length is known."""
   train, optim = config.train, config.optim
-  open_lengths = (train.epochs, train.examples, optim.warmup_epochs, optim.warmup_examples)
+  open_lengths = (train.epochs, train.examples, optim.warmup_epochs)
   if origin.own is not None and not any(open_lengths) and origin.own.step >= train.steps:
     check_finished(config, origin, 'data.')
 
@@ -164,14 +164,13 @@ def check_data(config: Config, origin: Origin, task: tasks.Task) -> None:
 def check_decay_start(config: Config, origin: Origin, growth: LastGrowth | None) -> None:
   """Check that the decay of `train.decay_from` can begin after the checkpoint of the origin.
 
-  A warm-up in epochs or examples is not compared: its number of steps is not known yet.
+  A warm-up in epochs is not compared: its number of steps is not known yet.
   """
   meta, begin = origin.meta, config.train.decay_from
   if not begin:
     return
   restarted = schedules.first_update(config.optim, growth)
-  has_steps = not (config.optim.warmup_epochs or config.optim.warmup_examples)
-  warm = restarted + (config.optim.warmup_steps if has_steps else 0)
+  warm = restarted + (0 if config.optim.warmup_epochs else config.optim.warmup_steps)
   if restarted and begin < warm:
     raise UserError(
       f'config.train.decay_from is {begin}, which is inside the warm-up after the last growth, to '

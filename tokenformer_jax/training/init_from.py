@@ -17,7 +17,7 @@ from tokenformer_jax.config import (
   token_counts,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, plan, room
+from tokenformer_jax.grow import check_capacity, grow_run, plan
 from tokenformer_jax.grow.steps import tokens
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Step
 from tokenformer_jax.model import models
@@ -36,16 +36,13 @@ def open_source(config: Config) -> tuple[checkpoint.Checkpoints, Meta, Lineage]:
 
   Returns:
     The run's checkpoints, the metadata of the named one, and the lineage of a model grown from it.
-
-  Raises:
-    UserError: it is not a run of a model, or cannot be read.
   """
   directory, step = paths.split_source(config.init_from)
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.ExitStack() as on_error:
     on_error.callback(checkpoints.close)
     checkpoint.check_is_model(meta, directory)
-    lineage = files.descend(meta, directory, 'grow', config.grow)
+    lineage = grow_run.descend(meta, directory, 'grow', config.grow)
     on_error.pop_all()
   return checkpoints, meta, lineage
 
@@ -62,9 +59,6 @@ def check_steps_left(config: Config, meta: Meta, where: str) -> None:
   """Check that a run has a step to make after those of the source, unless it counts from 0.
 
   A length in epochs or examples is not checked: it has no number of steps before the data is read.
-
-  Raises:
-    UserError: the source has made as many steps.
   """
   train = config.train
   if config.grow.step == 'restart' or train.epochs or train.examples or meta.step < train.steps:
@@ -79,9 +73,6 @@ def check(config: Config, meta: Meta, where: str) -> None:
   """Check that the source's model can be grown to the run's, before any data is read.
 
   `config` has every size filled in. `where` is the name of the source's checkpoint in messages.
-
-  Raises:
-    UserError: it cannot.
   """
   source = tasks.task_class(config.model).adapted(meta.config.model, config.model)
   try:
@@ -126,16 +117,13 @@ def grown_state(
   Before the growth, let the task adapt parts of the model, such as the head to other classes. The
   config has passed `check`; the source is from `open_source`. If `Task.other_meaning` is not empty,
   draw the head anew.
-
-  Raises:
-    UserError: the checkpoint is damaged.
   """
   target = config.model
   source = tasks.task_class(target).adapted(meta.config.model, target)
   steps = plan.plan_growth(source, target, config.grow)
   if reason := plan.inexact(steps):
     messages.say(f'the grown model will not compute what {config.init_from} does: {reason}')
-  room.check_memory(mesh, (target,), meta.config.optim, ema=checkpoint.has(meta, 'ema'))
+  check_capacity.check_memory(mesh, (target,), meta.config.optim, ema=checkpoint.has(meta, 'ema'))
   if source != meta.config.model or other_meaning:
     changed = [
       f'{path} is {old!r} there and {new!r} in the config'
@@ -146,7 +134,7 @@ def grown_state(
     messages.say(f'adapting {config.init_from}: {", ".join(changed)}')
     seed, new_head = config.grow.seed, bool(other_meaning)
     steps = (_Adapt(meta.config.model, source, seed, new_head), *steps)
-  grown = files.read_and_grow(checkpoints, meta, mesh, steps, config.grow)
+  grown = grow_run.read_and_grow(checkpoints, meta, mesh, steps, config.grow)
   return _with_optimizer(config, meta, grown, mesh)
 
 

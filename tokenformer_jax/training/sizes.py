@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from typing import Any
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
@@ -60,20 +59,16 @@ def in_steps(config: Config, examples: int, position: Position = BEGINNING) -> C
 
   `examples` is the number in an epoch. The examples before `position` count as seen.
   """
-
-  def steps(section: Any, prefix: str, begin: Position = BEGINNING) -> int:
-    epochs, count = getattr(section, f'{prefix}epochs'), getattr(section, f'{prefix}examples')
-    if not (epochs or count):
-      return getattr(section, f'{prefix}steps')
-    return steps_to(config.data, count or epochs * examples, begin)
-
-  train, optim = config.train, config.optim
+  data, train, optim = config.data, config.train, config.optim
+  steps, warmup_steps = train.steps, optim.warmup_steps
+  if train.epochs or train.examples:
+    steps = steps_to(data, train.examples or train.epochs * examples, position)
+  if optim.warmup_epochs:
+    warmup_steps = steps_to(data, optim.warmup_epochs * examples)
   return dataclasses.replace(
     config,
-    train=dataclasses.replace(train, steps=steps(train, '', position), epochs=0.0, examples=0),
-    optim=dataclasses.replace(
-      optim, warmup_steps=steps(optim, 'warmup_'), warmup_epochs=0.0, warmup_examples=0
-    ),
+    train=dataclasses.replace(train, steps=steps, epochs=0.0, examples=0),
+    optim=dataclasses.replace(optim, warmup_steps=warmup_steps, warmup_epochs=0.0),
   )
 
 

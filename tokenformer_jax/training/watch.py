@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -56,7 +57,7 @@ class Watch:
     """
     self._workdir, self._wall_time, self._claim = workdir, wall_time, claim
     self._steps, self._now = steps, now
-    self._pending: collections.deque[tuple[int, jax.Array]] = collections.deque()
+    self._pending: collections.deque[tuple[int, Any]] = collections.deque()
     self._took: collections.deque[float] = collections.deque(maxlen=128)
     self._stacks: collections.deque[tuple[int, str]] = collections.deque()  # to be written
     self._step, self._phase = first, wall_time.doing
@@ -86,7 +87,7 @@ class Watch:
 
   def made(self, step: int, figure: jax.Array) -> None:
     """Note that a step was started; `figure` is one of its results."""
-    # Compilation reports its first part before its longest one, and all of it before this call.
+    # Compilation reports its trace before its longest phase, and all of it before this call.
     self._compiled_before = self._wall_time.compiled
     self._pending.append((step, figure))
 
@@ -167,7 +168,7 @@ class Watch:
     self._stacks.append((self._step, text))
 
 
-def _is_ready(array: jax.Array) -> bool:
+def _is_ready(array: Any) -> bool:
   """Return whether an array is computed, or never will be."""
   try:
     return array.is_ready()

@@ -62,9 +62,6 @@ def wanted(model: ModelConfig, more: Wanted) -> ModelConfig:
 
   A Pattention becomes `shared`, with experts beside it. An MLP becomes experts; each token uses two
   of them, whose gates add up to 1.
-
-  Raises:
-    UserError: a layer has another feed-forward part, or the values do not fit together.
   """
 
   def grown(name: str, layer: LayerConfig) -> LayerConfig:
@@ -112,9 +109,6 @@ def named_counts(
   """Return numbers of experts by layer, given one number for all layers, or numbers by layer.
 
   With `dense`, layers without experts count as well. `where` is the source of `given` in a message.
-
-  Raises:
-    UserError: no layer of the model counts, or a name is unknown.
   """
   none = (NoFeedForwardConfig,) if dense else (NoFeedForwardConfig, MLPConfig, PattentionConfig)
   names = [name for name, layer in used_layers(model).items() if not isinstance(layer.ffn, none)]
@@ -131,12 +125,7 @@ def named_counts(
 
 
 def with_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelConfig:
-  """Return a model with fewer experts in the named layers.
-
-  Raises:
-    UserError: a layer would have fewer than its tokens choose, or the groups of its balance do not
-      divide them.
-  """
+  """Return a model with fewer experts in the named layers."""
 
   def changed(name: str, layer: LayerConfig) -> LayerConfig:
     if name not in counts:
@@ -239,6 +228,7 @@ class AddExperts(Step):
     if array is not None and array.shape == like.shape:
       return array
     axis = info.expert_axis
+    assert axis is not None, f'{path} has no experts, and changes'
     if array is not None and array.ndim < len(like.shape):
       return jnp.broadcast_to(jnp.expand_dims(array, axis), like.shape)
     shape = _behind(like.shape, axis, array)
@@ -262,6 +252,7 @@ class AddExperts(Step):
     array = None if source is None else old(source)
     if array is not None and array.shape == like.shape:
       return array
+    assert axis is not None, f'{path} has no experts, and changes'
     if array is not None and array.ndim < len(like.shape):
       share = array / self.copies(path, order)
       return jnp.broadcast_to(jnp.expand_dims(share, axis), like.shape)
@@ -325,7 +316,7 @@ class TakeExperts(Selection):
     array, axis = old(path), self.info(path).expert_axis
     if axis is None:
       return array
-    kept_LxN = self.data(path)
+    kept_LxN = self.own(path)
     shape = [1] * array.ndim
     shape[0], shape[axis] = kept_LxN.shape
     return jnp.take_along_axis(array, kept_LxN.reshape(shape), axis)
@@ -388,11 +379,7 @@ def balanced_by_bias(model: ModelConfig) -> ModelConfig:
 
 
 def without(model: ModelConfig, numbers: Sequence[int], where: str) -> ModelConfig:
-  """Return the model without some experts, by their numbers from 1, in each layer with experts.
-
-  Raises:
-    UserError: a layer has no such expert, or would keep too few.
-  """
+  """Return the model without some experts, by their numbers from 1, in each layer with experts."""
   counts = expert_counts(model)
   named_counts(model, 1, where, dense=False)  # refuses a model without experts
   for name, count in counts.items():
@@ -407,11 +394,7 @@ def without(model: ModelConfig, numbers: Sequence[int], where: str) -> ModelConf
 
 
 def smaller(model: ModelConfig, counts: Mapping[str, int], where: str) -> ModelConfig:
-  """Return the model with fewer experts in the named layers, and as many in the others.
-
-  Raises:
-    UserError: a number is larger, or none is smaller; or see `with_counts`.
-  """
+  """Return the model with fewer experts in the named layers, and as many in the others."""
   before = expert_counts(model)
   for name, count in counts.items():
     if count > before[name]:
@@ -446,7 +429,9 @@ def loads(task: Task, params: Params, batch: Batch) -> Params:
   def auxiliary(biases: dict[Path, jax.Array]) -> jax.Array:
     bound = jax.tree.map_with_path(lambda path, p: biases.get(path, p), filled)
     sums = task.sums(bound, batch)
-    return sums.aux.divided(sums.counts)[0]
+    loss, _ = sums.aux.divided(sums.counts)
+    assert loss is not None, 'the model has no experts'
+    return loss
 
   excess = jax.grad(auxiliary)(biases)
   # The module of each bias is the router, which lies beside the experts.

@@ -37,11 +37,7 @@ _COPYING = ('copies', 'whole_copies')
 
 
 def wanted(model: ModelConfig, layers: int | None, pattern: str | None) -> ModelConfig:
-  """Return a model with more layers of a single row, or with a new pattern; or the model itself.
-
-  Raises:
-    UserError: both are given, or `layers` fits no larger pattern of such rows.
-  """
+  """Return a model with more layers of a single row, or with a new pattern; or the model itself."""
   if layers is not None and pattern is not None:
     raise UserError('--layers and --pattern both say which layers there are; give one of them')
   if pattern is not None:
@@ -90,7 +86,7 @@ def _obstacle(layer: LayerConfig) -> str | None:
   kind = layer.wiring.kind
   if kind == 'post_norm':
     return 'wiring.kind=post_norm it is normalized again'
-  if kind == 'skipless' or (kind == 'parallel' and not layer.wiring.skip):
+  if kind == 'skipless' or (kind == 'parallel' and not getattr(layer.wiring, 'skip', True)):
     return f'wiring.kind={kind} there is no skip connection'
   if isinstance(getattr(layer.mixer, 'proj', None), NoProjectionConfig):
     return 'mixer.proj.kind=none the mixer has no output projection that could be zero'

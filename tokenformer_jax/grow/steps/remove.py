@@ -55,7 +55,7 @@ class TakeTokens(Selection):
     array, axis = old(path), self.info(path).token_axis
     if axis is None or array.shape[axis] == self.like(path).shape[axis]:
       return array
-    return jnp.take_along_axis(array, self.data(path)[..., None], axis=axis)
+    return jnp.take_along_axis(array, self.own(path)[..., None], axis=axis)
 
 
 def most_important(importance: Params, before: ModelConfig, after: ModelConfig) -> Params:
@@ -90,7 +90,7 @@ class ScaleGroups(Step):
     array, info = old(path), self.info(path)
     ends = np.cumsum(info.groups)
     numbers = [number for number in self.numbers if number <= len(ends)]
-    if info.role is not Role.VALUE or not numbers:
+    if info.token_axis is None or info.role is not Role.VALUE or not numbers:
       return array
     shape = [array.shape[axis] if axis == info.token_axis else 1 for axis in range(array.ndim)]
     position = jax.lax.broadcasted_iota(jnp.int32, shape, info.token_axis)

@@ -53,6 +53,11 @@ class Step(abc.ABC):
   def moment(self, path: Path, old: Arrays, order: int) -> jax.Array:
     """Return the mean of its gradients (order 1) or of their squares (order 2)."""
 
+  def own(self, path: Path) -> jax.Array:
+    """Return the array at a path of the step's data."""
+    assert self.data is not None, f'{type(self).__name__} needs data'
+    return self.data(path)
+
   def inverse(self) -> 'Step | None':
     """Return the step that gives back the model before; None if there is none."""
     return None

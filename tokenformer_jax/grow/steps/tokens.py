@@ -24,7 +24,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.steps.remove import KeepFirstTokens
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Step, owners, with_noise, with_zeros
 from tokenformer_jax.model import models
-from tokenformer_jax.model.params import Path, Role, lookup
+from tokenformer_jax.model.params import Params, Path, Role, lookup
 
 
 def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfig) -> ModelConfig:
@@ -61,7 +61,32 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
 
 
 class _MoreTokens(Step):
-  """A step after which projections have more tokens."""
+  """A step that puts tokens behind those of projections, or beside a matrix that has none."""
+
+  def _added(self, path: Path) -> tuple[int | None, int]:
+    """Return the axis of the tokens of the array at `path`, and the number of new ones."""
+    axis = self.info(path).token_axis
+    if axis is None:
+      return None, 0
+    old = lookup(models.define(self.before).abstract, path).shape[axis] if self.had(path) else 0
+    return axis, self.like(path).shape[axis] - old
+
+  def moment(self, path: Path, old: Arrays, order: int) -> jax.Array:
+    """Return a mean of gradients or of their squares; those of new tokens are zero."""
+    del order
+    if not self.had(path):
+      return jnp.zeros(self.like(path).shape, jnp.float32)
+    axis, count = self._added(path)
+    return old(path) if axis is None else with_zeros(old(path), count, axis)
+
+  def inverse(self) -> Step | None:
+    return KeepFirstTokens(self.after, self.before)
+
+
+class _GrownTokens(_MoreTokens):
+  """A growth of each projection by itself."""
+
+  method: str
 
   def check(self) -> None:
     new = pattentions(self.after)
@@ -72,35 +97,24 @@ class _MoreTokens(Step):
           'fewer; growth only adds (tokenformer grow shrink drops the least important ones)'
         )
       self._check_projection(name, old, new[name])
+      check_groups(name, old, new[name], self.method)
 
   def _check_projection(self, name: str, old: PattentionConfig, new: PattentionConfig) -> None:
-    """Check that the groups of a projection can be made."""
+    """Check that the method can add the new tokens of a projection."""
+    raise NotImplementedError
 
   def inexact(self) -> str:
-    new = pattentions(self.after)
-    reasons = (
-      self._inexact(name, old, new[name]) for name, old in pattentions(self.before).items()
-    )
-    return next(filter(None, reasons), '')
+    old = pattentions(self.before)
+    new = pattentions(self.after).items()
+    return next(filter(None, (self._inexact(name, old.get(name), one) for name, one in new)), '')
 
-  def _inexact(self, name: str, old: PattentionConfig, new: PattentionConfig) -> str:
+  def _inexact(self, name: str, old: PattentionConfig | None, new: PattentionConfig) -> str:
     """Return why a projection computes something else, or ''."""
     raise NotImplementedError
 
-  def inverse(self) -> Step | None:
-    return KeepFirstTokens(self.after, self.before)
-
-  def _added(self, path: Path) -> tuple[int | None, int]:
-    """Return the axis of the tokens of the array at `path`, and the number of new ones."""
-    axis = self.info(path).token_axis
-    if axis is None:
-      return None, 0
-    old = lookup(models.define(self.before).abstract, path)
-    return axis, self.like(path).shape[axis] - old.shape[axis]
-
 
 @dataclasses.dataclass(frozen=True)
-class AddTokens(_MoreTokens):
+class AddTokens(_GrownTokens):
   """Adds drawn tokens, or tokens with zero keys or values, in the last group or in a new one.
 
   Attributes:
@@ -116,26 +130,24 @@ class AddTokens(_MoreTokens):
   noise: float = 0.0
 
   def _check_projection(self, name: str, old: PattentionConfig, new: PattentionConfig) -> None:
-    of_groups = self.method == 'group'
-    if of_groups and config_lib.is_of_experts(name) and new.tokens > old.tokens:
+    if self.method == 'group' and config_lib.is_of_experts(name) and new.tokens > old.tokens:
       raise UserError(
         f'{name} has {old.tokens} parameter tokens in the source and {new.tokens} in the target, '
         'and growth by group would add a second norm, but each expert is one group; use '
         'method=zero_keys, or add experts'
       )
-    check_groups(name, old, new, self.method)
 
-  def _inexact(self, name: str, old: PattentionConfig, new: PattentionConfig) -> str:
+  def _inexact(self, name: str, old: PattentionConfig | None, new: PattentionConfig) -> str:
     if self.method == 'random':
       return 'the scores of random keys enter the norm of every row, and their values the output'
-    before, after = token_groups(old), token_groups(new)
-    for was, now in zip(before, after, strict=False):
+    before: tuple[TokenGroup, ...] = token_groups(old) if old else ()
+    for was, now in zip(before, token_groups(new), strict=False):
       if was.reference != now.reference:
         return (
           f'the reference count of {name} changes from {was.reference} to {now.reference}, and '
           'with it the scale of every old token; use scale=keep'
         )
-    if new.tokens == old.tokens:
+    if new.tokens == sum(group.tokens for group in before):
       return ''
     if self.method == 'group':
       return '' if self.zero_values else f'the values of the new tokens of {name} are not zero'
@@ -147,27 +159,27 @@ class AddTokens(_MoreTokens):
     )
 
   @functools.cached_property
-  def _new_info(self):
+  def _new_info(self) -> Params:
     """The metadata of a model with the new tokens alone, which draws them."""
     old = token_counts(self.before)
-    new = {name: count - old[name] for name, count in token_counts(self.after).items()}
+    new = {name: count - old.get(name, 0) for name, count in token_counts(self.after).items()}
     return models.define(config_lib.with_token_counts(self.after, new)).info
 
   def param(self, path: Path, old: Arrays, keys: Keys) -> jax.Array:
     axis, count = self._added(path)
-    array = old(path)
     if axis is None or not count:
-      return array
-    info = lookup(self._new_info, path)
+      return old(path)
+    info, like = lookup(self._new_info, path), self.like(path)
+    array = old(path) if self.had(path) else None
     is_key = info.role is Role.KEY
-    shape = (*array.shape[:axis], count, *array.shape[axis + 1 :])
+    shape = (*like.shape[:axis], count, *like.shape[axis + 1 :])
     if (self.method == 'zero_keys') if is_key else self.zero_values:
-      return with_zeros(array, count, axis)
-    if is_key and self.new_keys != 'init':
+      fresh = jnp.zeros(shape, like.dtype)
+    elif is_key and self.new_keys != 'init' and array is not None:
       fresh = self._like_trained(array, shape, axis, keys(path))
     else:
-      fresh = info.initializer(keys(path), shape, array.dtype)
-    return jnp.concatenate([array, fresh], axis)
+      fresh = info.initializer(keys(path), shape, like.dtype)
+    return fresh if array is None else jnp.concatenate([array, fresh], axis)
 
   def _like_trained(
     self, old: jax.Array, shape: tuple[int, ...], axis: int, key: jax.Array
@@ -180,18 +192,13 @@ class AddTokens(_MoreTokens):
     copied = jnp.take(old, jnp.arange(shape[axis]) % old.shape[axis], axis=axis)
     return copied + self.noise * scale * normal
 
-  def moment(self, path: Path, old: Arrays, order: int) -> jax.Array:
-    """Return a mean of gradients or of their squares; those of new tokens are zero."""
-    del order
-    axis, count = self._added(path)
-    return old(path) if axis is None else with_zeros(old(path), count, axis)
-
 
 @dataclasses.dataclass(frozen=True)
-class DuplicateTokens(_MoreTokens):
+class DuplicateTokens(_GrownTokens):
   """Copies all tokens of projections, and divides the values among the copies."""
 
   noise: float = 0.0
+  method = 'duplicate'
 
   def _check_projection(self, name: str, old: PattentionConfig, new: PattentionConfig) -> None:
     if new.tokens % old.tokens:
@@ -206,12 +213,12 @@ class DuplicateTokens(_MoreTokens):
         f'{name} has {count} groups of tokens, and duplicate copies those of one group only; '
         'use method=group, which adds a group, or zero_keys, which adds tokens to the last one'
       )
-    check_groups(name, old, new, 'duplicate')
 
   def inexact(self) -> str:
     return f'noise={self.noise} is added to the copies' if self.noise else super().inexact()
 
-  def _inexact(self, name: str, old: PattentionConfig, new: PattentionConfig) -> str:
+  def _inexact(self, name: str, old: PattentionConfig | None, new: PattentionConfig) -> str:
+    assert old is not None, f'{name} has no tokens to copy'
     before, after = token_groups(old)[0], token_groups(new)[0]
     times = new.tokens // old.tokens
     if before.reference * new.tokens != after.reference * old.tokens:
@@ -269,63 +276,16 @@ class DuplicateTokens(_MoreTokens):
 
 
 @dataclasses.dataclass(frozen=True)
-class AddFirstTokens(Step):
-  """Adds the first parameter tokens beside matrices."""
-
-  zero_values: bool = True
-
-  def inexact(self) -> str:
-    return (
-      '' if self.zero_values else 'the values of the first tokens beside its matrices are not zero'
-    )
-
-  def param(self, path: Path, old: Arrays, keys: Keys) -> jax.Array:
-    if self.had(path):
-      return old(path)
-    info, like = self.info(path), self.like(path)
-    if info.role is Role.VALUE and self.zero_values:
-      return jnp.zeros(like.shape, like.dtype)
-    return info.initializer(keys(path), like.shape, like.dtype)
-
-  def moment(self, path: Path, old: Arrays, order: int) -> jax.Array:
-    del order
-    return old(path) if self.had(path) else jnp.zeros(self.like(path).shape, jnp.float32)
-
-  def inverse(self) -> Step:
-    return KeepFirstTokens(self.after, self.before)
-
-
-@dataclasses.dataclass(frozen=True)
-class AppendTokens(Step):
+class AppendTokens(_MoreTokens):
   """Appends trained tokens, `data`, as groups of their own or in the last group."""
-
-  def _has_more(self, path: Path) -> bool:
-    axis = self.info(path).token_axis
-    if axis is None or not self.had(path):
-      return axis is not None
-    before = lookup(models.define(self.before).abstract, path)
-    return self.like(path).shape[axis] > before.shape[axis]
 
   def param(self, path: Path, old: Arrays, keys: Keys) -> jax.Array:
     del keys
-    if not self._has_more(path):
+    axis, count = self._added(path)
+    if axis is None or not count:
       return old(path)
-    added = self.data(path)
-    return (
-      jnp.concatenate([old(path), added], self.info(path).token_axis) if self.had(path) else added
-    )
-
-  def moment(self, path: Path, old: Arrays, order: int) -> jax.Array:
-    """Return a mean of gradients or of their squares; those of appended tokens are zero."""
-    del order
-    like, axis = self.like(path), self.info(path).token_axis
-    if not self.had(path):
-      return jnp.zeros(like.shape, jnp.float32)
-    array = old(path)
-    return array if axis is None else with_zeros(array, like.shape[axis] - array.shape[axis], axis)
-
-  def inverse(self) -> Step:
-    return KeepFirstTokens(self.after, self.before)
+    added = self.own(path)
+    return jnp.concatenate([old(path), added], axis) if self.had(path) else added
 
 
 def check_groups(name: str, old: PattentionConfig, new: PattentionConfig, method: str) -> None:

@@ -49,11 +49,7 @@ class Sizes(NamedTuple):
 
 
 def sizes(model: ModelConfig) -> Sizes:
-  """Return the sizes of a Transformer.
-
-  Raises:
-    UserError: its layers have different heads.
-  """
+  """Return the sizes of a Transformer."""
   found = [part for layer in used_layers(model).values() for _, part in config_lib.parts(layer)]
   heads = {
     (part.heads, getattr(part, 'key_heads', part.heads), width_of_heads(part, model.width))
@@ -78,10 +74,6 @@ def resized(
   """Return a Transformer with other sizes; None keeps a size, except that heads follow the width.
 
   Each head of keys goes on serving as many heads of queries.
-
-  Raises:
-    UserError: see `sizes`; the width is not a multiple of the heads, the heads cannot be served, or
-      there is one `ffn_width` for MLPs of different widths.
   """
   old = sizes(model)
   width = width or model.width
@@ -110,9 +102,6 @@ def resized(
 
   wider = model.map_layers(lambda name, layer: config_lib.map_parts(layer, other))
   return dataclasses.replace(wider, width=width)
-
-
-METHODS = ('net2net', 'net2net_fill', 'hypercloning')
 
 
 class _Wider(Step):

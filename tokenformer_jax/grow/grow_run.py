@@ -3,16 +3,18 @@
 import concurrent.futures
 import contextlib
 import os
+import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax.config import Config, GrowConfig
 from tokenformer_jax.errors import TransientError, UserError
-from tokenformer_jax.grow import room
+from tokenformer_jax.grow import check_capacity
 from tokenformer_jax.grow.apply import Growth, Programs, Steps, return_freed_memory
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
@@ -30,9 +32,6 @@ def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
   """Return the state of a run, read directly into its place on the mesh.
 
   The mesh is the target's. An array of the source that it does not divide stays whole.
-
-  Raises:
-    UserError: the checkpoint is damaged, or does not hold a model.
   """
   return checkpoint.restore_source(checkpoints, meta, _abstract_state(checkpoints, meta, mesh))
 
@@ -42,7 +41,10 @@ def _abstract_state(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
   checkpoint.check_is_model(meta, checkpoints.directory.parent)
   definition, ema = models.define(meta.config.model), checkpoint.has(meta, 'ema')
   tx = optim.make_optimizer(meta.config.optim, optim.NO_RATE, definition.info)
-  abstract = jax.eval_shape(lambda: step_lib.initial_state(definition, tx, 0, ema=ema))
+  seed = jax.ShapeDtypeStruct((), jnp.uint32)
+  abstract = jax.eval_shape(
+    lambda seed: step_lib.initial_state(definition, tx, seed, ema=ema), seed
+  )
   shardings = step_lib.state_shardings(mesh, definition, tx, ema=ema)
   return sharding.with_even_shardings(abstract, shardings)
 
@@ -67,9 +69,6 @@ def read_and_grow(
     plan: the steps, or a function from the old parameters to them.
     config: see `Growth`.
     see: is called with the old parameters and, once they exist, with the new ones.
-
-  Raises:
-    UserError: as `read`.
   """
   abstract = _abstract_state(checkpoints, meta, mesh)
   with concurrent.futures.ThreadPoolExecutor(1 + (os.cpu_count() or 1)) as pool:
@@ -82,7 +81,8 @@ def read_and_grow(
     early = None if callable(plan) else pool.submit(compile_, plan, abstract)
     old = checkpoint.restore_source(checkpoints, meta, abstract)
     see(old['params'])
-    programs = early.result() if early else compile_(plan(old['params']), old)
+    steps = plan(old['params']) if callable(plan) else plan
+    programs = early.result() if early else compile_(steps, old)
   return_freed_memory()
   return programs.run(old, see)
 
@@ -126,11 +126,7 @@ def _tokens(meta: Meta) -> float:
 def check_target(
   target: paths.Path, source: paths.Path | None = None, what: str = 'directory'
 ) -> None:
-  """Check that a new work directory, or a file (`what`), can be made; leave nothing behind.
-
-  Raises:
-    UserError: the target exists, lies in the source run, or cannot be made.
-  """
+  """Check that a new work directory, or a file (`what`), can be made; leave nothing behind."""
   try:
     _check_is_new(target, what)
     if source is not None and _lies_in(target, source):
@@ -138,7 +134,7 @@ def check_target(
     if paths.in_bucket(target):
       paths.make_writable(target)  # A bucket keeps no empty directory.
       return
-    parent = room.existing_parent(target)
+    parent = check_capacity.existing_parent(pathlib.Path(target))
     with tempfile.TemporaryDirectory(prefix='.probe-', dir=parent):
       pass
   except paths.errors(target) as error:
@@ -173,16 +169,12 @@ def write(
   seen: Seen | None = None,
   run: str | None = None,
 ) -> None:
-  """Write a work directory with one checkpoint. For the arguments see `Checkpoints.save`.
-
-  Raises:
-    UserError: the directory cannot be written; nothing of it remains.
-  """
+  """Write a work directory with one checkpoint. For the arguments see `Checkpoints.save`."""
   with alone(target), _whole_or_nothing(target) as partial:
     if hosts.is_first():
       partial.mkdir(parents=True, exist_ok=True)
       (partial / 'config.json').write_text(saved_config.to_text(config))
-    checkpoints = Checkpoints(partial, keep=1, save_gb=1)
+    checkpoints = Checkpoints(partial, keep=1)
     with contextlib.closing(checkpoints):
       checkpoints.save(
         step,
@@ -199,11 +191,7 @@ def write(
 
 @contextlib.contextmanager
 def alone(target: paths.Path) -> Iterator[None]:
-  """Keep other processes from writing the same target inside the `with` block.
-
-  Raises:
-    UserError: another process writes the target, or has made it since this one started.
-  """
+  """Keep other processes from writing the same target inside the `with` block."""
   with claim.hold(
     target.with_name(f'.{target.name}.claim'),
     f'the target {target}',
