@@ -45,7 +45,7 @@ def make_first(variant: str, directory: Path) -> None:
   import jax.numpy as jnp  # noqa: PLC0415
 
   from tokenformer_jax.data.tokenizers import ByteTokenizer  # noqa: PLC0415
-  from tokenformer_jax.grow import files  # noqa: PLC0415
+  from tokenformer_jax.grow import grow_run  # noqa: PLC0415
   from tokenformer_jax.model.lm import define_lm  # noqa: PLC0415
   from tokenformer_jax.parallel import sharding  # noqa: PLC0415
   from tokenformer_jax.steps import optim, step  # noqa: PLC0415
@@ -63,7 +63,7 @@ def make_first(variant: str, directory: Path) -> None:
     return {**state, 'opt_state': jax.tree.map(noise, state['opt_state'])}
 
   state = jax.device_put(new(), step.state_shardings(mesh, definition, tx))
-  files.write(directory, state, config, ByteTokenizer().to_json(), lineage=(), step=0)
+  grow_run.write(directory, state, config, ByteTokenizer().to_json(), lineage=(), step=0)
 
 
 def time_reading_and_writing(source: Path, target: Path) -> tuple[float, float]:
@@ -71,20 +71,20 @@ def time_reading_and_writing(source: Path, target: Path) -> tuple[float, float]:
   import jax  # noqa: PLC0415
 
   from tokenformer_jax.config import MeshConfig  # noqa: PLC0415
-  from tokenformer_jax.grow import files  # noqa: PLC0415
+  from tokenformer_jax.grow import grow_run  # noqa: PLC0415
   from tokenformer_jax.parallel import sharding  # noqa: PLC0415
   from tokenformer_jax.runs import checkpoint  # noqa: PLC0415
 
   mesh = sharding.make_mesh(MeshConfig())
   start = time.perf_counter()
   checkpoints, meta = checkpoint.open_source(source, None)
-  jax.block_until_ready(files.read(checkpoints, meta, mesh))
+  jax.block_until_ready(grow_run.read(checkpoints, meta, mesh))
   reading = time.perf_counter() - start
   checkpoints, meta = checkpoint.open_source(target, None)
-  state = files.read(checkpoints, meta, mesh)
+  state = grow_run.read(checkpoints, meta, mesh)
   again = target.with_name(f'{target.name}_again')
   start = time.perf_counter()
-  files.write(again, state, meta.config, meta.tokenizer, lineage=(), step=0)
+  grow_run.write(again, state, meta.config, meta.tokenizer, lineage=(), step=0)
   writing = time.perf_counter() - start
   shutil.rmtree(again)
   return reading, writing

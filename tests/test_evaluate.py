@@ -20,7 +20,7 @@ from tokenformer_jax.cli import evaluate
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.decoding import evaluation, harness
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 
 # Table 1 of the paper from what the harness would say, one task left out in the tests below.
 RESULTS = {
@@ -39,7 +39,7 @@ def source(tmp_path_factory) -> str:
   whole, target = tiny_trained.config(), tmp_path_factory.mktemp('runs') / 'tiny'
   whole = dataclasses.replace(whole, train=dataclasses.replace(whole.train, attention='cudnn'))
   state = {'params': tiny.large_params(whole.model)}
-  files.write(
+  grow_run.write(
     target, state, whole, ByteTokenizer().to_json(), lineage=(), contents='params', step=7
   )
   return str(target)

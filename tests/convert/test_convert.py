@@ -22,7 +22,7 @@ from tokenformer_jax.config.groups import choose, first, named_groups
 from tokenformer_jax.convert import released_torch, run_tensors, tensor_files
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
@@ -47,7 +47,7 @@ def _restored(workdir):
   """The whole state that training would go on from, and what it is of."""
   checkpoints, meta = checkpoint.open_source(workdir, None)
   mesh = sharding.make_mesh(MeshConfig())
-  return files.read(checkpoints, meta, mesh), meta
+  return grow_run.read(checkpoints, meta, mesh), meta
 
 
 def _names(weights):
@@ -327,11 +327,11 @@ def test_what_is_assumed_is_said(tmp_path, capsys):
 
 def _convert(*arguments):
   """The command with these arguments, within this process."""
-  known = set(flags.FLAGS)
-  convert.define_flags()
+  known, argv = set(flags.FLAGS), ['convert', *map(str, arguments)]
+  convert.define_flags(argv)
   flags.FLAGS.set_gnu_getopt()  # Flags may follow the action, whatever ran in this process before.
   try:
-    convert.main(flags.FLAGS(['convert', *map(str, arguments)]))
+    convert.main(flags.FLAGS(argv))
   finally:
     for name in set(flags.FLAGS) - known:
       delattr(flags.FLAGS, name)
@@ -367,7 +367,7 @@ def test_the_command_changes_the_layout(run, tmp_path, capsys):
 def test_a_model_that_the_released_code_cannot_compute_is_refused(tmp_path, changes, match):
   model = tiny_model(**changes)
   params = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), define_lm(model).abstract)
-  files.write(
+  grow_run.write(
     tmp_path / 'run',
     {'params': jax.tree.map(jax.numpy.asarray, params)},
     config.Config(model=model),

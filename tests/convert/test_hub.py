@@ -22,7 +22,7 @@ from tokenformer_jax.data.chat_template import OURS
 from tokenformer_jax.decoding import chats
 from tokenformer_jax.decoding.texts import TextRequest, decode_text
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, checksum
@@ -58,7 +58,7 @@ def test_a_model_goes_back_as_it_came(tmp_path, kind):
 
 
 def test_a_model_of_parameter_tokens_is_of_no_family():
-  model = hub.ModelConfig(vocab_size=64, max_length=32)
+  model = hub.LMConfig(vocab_size=64, max_length=32)
   assert isinstance(model.layer.ffn, PattentionConfig)
   assert families.match(model) is None
 
@@ -215,7 +215,7 @@ def test_a_model_of_a_family_goes_out_as_it_came(tmp_path):
 
 def _state(directory):
   checkpoints, meta = checkpoint.open_source(directory, None)
-  return files.read(checkpoints, meta, sharding.make_mesh(MeshConfig()))
+  return grow_run.read(checkpoints, meta, sharding.make_mesh(MeshConfig()))
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from tokenformer_jax.data.chat_template import OURS
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import define_lm
@@ -179,7 +179,9 @@ def _write_run(directory, model, scale=0.3):
     lambda a: jnp.asarray(scale * rng.normal(size=a.shape) + (not a.ndim), jnp.float32), abstract
   )
   settings = Config(model=model, data=TextConfig(tokenizer='bytes', sequence_length=32))
-  files.write(directory, {'params': params}, settings, BYTES, lineage=(), contents='params', step=0)
+  grow_run.write(
+    directory, {'params': params}, settings, BYTES, lineage=(), contents='params', step=0
+  )
   return params
 
 

@@ -225,9 +225,9 @@ def saved(run) -> dict[str, np.ndarray]:
   """All arrays of the last checkpoint of a run."""
   checkpoints, meta = checkpoint.open_source(storage_paths.parse_path(str(run.workdir)), None)
   mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:1])
-  from tokenformer_jax.grow import files  # noqa: PLC0415
+  from tokenformer_jax.grow import grow_run  # noqa: PLC0415
 
-  return paths(files.read(checkpoints, meta, mesh))
+  return paths(grow_run.read(checkpoints, meta, mesh))
 
 
 @pytest.mark.slow

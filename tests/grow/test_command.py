@@ -26,7 +26,7 @@ from outcomes import assert_same, paths
 
 from tokenformer_jax.config import GrowConfig, token_counts
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.grow.steps.tokens import AddTokens, grown_model
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.lm import define_lm
@@ -410,9 +410,9 @@ def test_a_full_disk_leaves_no_target(home, tmp_path):
 
 
 def test_a_target_holds_arrays_of_the_target_on_every_device(home, grown):
-  """`files.read` puts arrays straight into their places on another mesh."""
+  """`grow_run.read` puts arrays straight into their places on another mesh."""
   checkpoints, meta = checkpoint.open_source(grown, None)
-  state = files.read(checkpoints, meta, mesh_of(fsdp=2, tokens=4))
+  state = grow_run.read(checkpoints, meta, mesh_of(fsdp=2, tokens=4))
   keys = state['params']['blocks']['ffn']['keys']
   assert {s.data.shape for s in keys.addressable_shards} == {(2, 96 // 4, 32 // 2)}
   assert jax.tree.map(lambda a: a.shape, state['params']) == jax.tree.map(

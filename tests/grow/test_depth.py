@@ -45,7 +45,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import plan, table
+from tokenformer_jax.grow import diff_table, plan
 from tokenformer_jax.grow.steps import layers as layers_lib
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import models
@@ -489,7 +489,7 @@ def test_tokens_that_differ_are_copied(how):
 
 
 def test_the_table_has_the_layers():
-  lines = table.render(KINDS, MORE_KINDS, 32).splitlines()
+  lines = diff_table.render(KINDS, MORE_KINDS, 32).splitlines()
   rows = {line.split('  ')[0]: line.split()[-4:-2] for line in lines[1:]}
   assert rows['layers'] == ['5', '10']
   assert rows['local layers'] == ['3', '6']

@@ -20,7 +20,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.groups import check_new_tokens_train
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import plan, table
+from tokenformer_jax.grow import diff_table, plan
 from tokenformer_jax.grow.steps import experts
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
@@ -146,13 +146,13 @@ def test_the_learning_rate_goes_by_what_a_token_uses():
 
 
 def test_the_table_shows_experts():
-  text = table.render(tiny_model(), sparse(), 32)
+  text = diff_table.render(tiny_model(), sparse(), 32)
   assert [line.split() for line in text.splitlines() if 'experts' in line] == [
     ['ffn', 'experts', '0', '4'],
     ['ffn', 'experts', 'of', 'a', 'token', '0', '1'],
   ]
   assert 'ffn.shared tokens' in text and 'ffn.expert tokens' in text
-  assert 'ffn experts' in table.render(tiny_model(dense=True), upcycled(), 32)
+  assert 'ffn experts' in diff_table.render(tiny_model(dense=True), upcycled(), 32)
 
 
 def test_tokens_of_frozen_groups_are_known_by_their_former_name():

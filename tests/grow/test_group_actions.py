@@ -243,7 +243,7 @@ def test_removed_groups_leave_the_others_with_their_moments():
 @SLOW
 def test_the_first_group_alone_computes_what_the_base_does():
   old = state_of(BASE)
-  whole = grow(old, BASE, SPECIALIST, dataclasses.replace(GROUP, new_values='init'))
+  whole = grow(old, BASE, SPECIALIST, growth(method='group', new_values='init'))
   alone = _choose(whole, SPECIALIST, chosen.first(1))
   assert_same(alone, old, 'sliced')
   assert difference(logits(SPECIALIST, whole['params']), logits(BASE, old['params'])) > 1e-3

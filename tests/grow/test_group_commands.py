@@ -18,7 +18,7 @@ from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.config import groups as chosen
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
@@ -111,7 +111,7 @@ def test_runs_that_were_moved_are_not_merged_twice(home, tmp_path):
       {'params': params_of(larger)},
       dataclasses.replace(base.config, model=larger),
       base.tokenizer,
-      lineage=files.descend(base, tmp_path / 'base', 'grow', GrowConfig()),
+      lineage=grow_run.descend(base, tmp_path / 'base', 'grow', GrowConfig()),
     )
   moved = [(tmp_path / name).rename(tmp_path / f'moved_{name}') for name in ('base', 'grown')]
   for source, added in (moved, moved[::-1], (home / 'run', moved[1]), (moved[0], home / 'run')):

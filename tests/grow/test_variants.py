@@ -43,7 +43,7 @@ from tokenformer_jax.config import (
   token_counts,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import importance, merging, plan, subsets, table, verify
+from tokenformer_jax.grow import diff_table, importance, merging, plan, subsets, verify
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
@@ -276,7 +276,7 @@ def test_only_models_of_the_same_variants_merge():
 
 
 def test_the_table_has_a_row_for_every_projection():
-  rows = table.render(MODEL, TARGET, 32).splitlines()
+  rows = diff_table.render(MODEL, TARGET, 32).splitlines()
   assert [row.split() for row in rows if row.startswith('local.qkv tokens')] == [
     ['local.qkv', 'tokens', '16', '32', '×', '2.00']
   ]

@@ -16,7 +16,7 @@ import pytest
 import tiny_run
 
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, claim
 from tokenformer_jax.storage import paths
@@ -459,7 +459,7 @@ def test_a_run_that_was_replaced_writes_nothing_more(make, tmp_path, monkeypatch
   assert len(asked) == when
 
   def figures(files):
-    return {path: c for path, c in files.items() if not {'claim', 'checkpoints'} & {*path.parts}}
+    return {path: c for path, c in grow_run.items() if not {'claim', 'checkpoints'} & {*path.parts}}
 
   before, after = figures(asked[-1]), figures(written)
   assert after == before, 'figures were written after the work directory was lost'
@@ -469,12 +469,12 @@ def test_a_run_that_was_replaced_writes_nothing_more(make, tmp_path, monkeypatch
 def test_a_target_is_written_by_one_process(directory):
   """Two commands have the same new target, and the same name for their unfinished files."""
   target = directory.parent / 'target'
-  with files.alone(target):
+  with grow_run.alone(target):
     with pytest.raises(UserError, match=r'target is being written by .* name another --target'):
-      files.write(target, {}, None, {}, lineage=(), step=0)
+      grow_run.write(target, {}, None, {}, lineage=(), step=0)
     target.mkdir()
     (target / 'config.json').write_text('{}')
   with pytest.raises(UserError, match='target exists; name a new directory'):
-    files.write(target, {}, None, {}, lineage=(), step=0)
+    grow_run.write(target, {}, None, {}, lineage=(), step=0)
   assert names(target) == ['config.json'], 'the files of another process were touched'
   assert names(directory.parent) == ['target'], 'something is left in the folder of the target'

@@ -18,7 +18,7 @@ from trainers import trainer
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.runs import checkpoint, curves, metrics
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
@@ -73,7 +73,7 @@ def test_a_run_in_a_bucket_is_that_on_a_disk(run, make, tmp_path):
   assert [line.get('train/loss') for line in lines] == [line.get('train/loss') for line in wanted]
 
 
-def test_its_files_are_there(run, bucket):
+def test_the_files_of_a_run_are_in_the_bucket(run, bucket):
   files = objects(bucket, 'runs/one/')
   assert 'runs/one/config.json' in files
   assert sum('tensorboard/events' in name for name in files) == 2, 'one of each process'
@@ -81,7 +81,7 @@ def test_its_files_are_there(run, bucket):
   assert not [name for name in files if 'probe' in name], 'a trace of trying to write is left'
 
 
-def test_its_figures_are_drawn(run):
+def test_the_figures_of_a_run_in_a_bucket_are_drawn(run):
   url, _ = run
   found = curves.curves(url, 'tokens', 'train/loss')['train/loss']
   assert found[1] == [one['train/loss'] for one in metrics.read(url) if 'train/loss' in one]
@@ -106,8 +106,8 @@ def write(target, run):
   url, state = run
   checkpoints, meta = checkpoint.open_source(paths.parse_path(url), None)
   checkpoints.close()
-  files.check_target(target)
-  files.write(target, state, meta.config, meta.tokenizer, lineage=(), step=20)
+  grow_run.check_target(target)
+  grow_run.write(target, state, meta.config, meta.tokenizer, lineage=(), step=20)
 
 
 def test_a_grown_model_is_written_there(run):
@@ -116,10 +116,10 @@ def test_a_grown_model_is_written_there(run):
   assert_same(trained.load(str(target)).params, run[1]['params'], 'other parameters were written')
   assert (target / 'config.json').exists()
   with pytest.raises(UserError, match='runs/grown exists; name a new directory'):
-    files.check_target(target)
+    grow_run.check_target(target)
 
 
-def test_what_cannot_be_written_leaves_nothing(run, bucket, monkeypatch):
+def test_a_failed_write_leaves_nothing(run, bucket, monkeypatch):
   target = paths.parse_path('gs://bucket/runs/failed')
   save = checkpoint.Checkpoints.save
 
@@ -299,7 +299,7 @@ def test_work_directories_that_cannot_be_written_are_refused(mistake, bucket, ma
     loop.train(make(), url)
 
 
-def test_what_reads_buckets_has_to_be_installed(monkeypatch):
+def test_buckets_need_gcsfs(monkeypatch):
   found = importlib.util.find_spec
   monkeypatch.setattr(
     importlib.util, 'find_spec', lambda name: None if name == 'gcsfs' else found(name)

@@ -17,7 +17,7 @@ import tiny_run
 from tokenformer_jax import config
 from tokenformer_jax import grow as grow_lib
 from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, growth
-from tokenformer_jax.grow import files, plan
+from tokenformer_jax.grow import grow_run, plan
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
@@ -91,7 +91,7 @@ def logits(run: Path) -> list[float]:
   """Some of the logits of a run's newest checkpoint for a fixed input."""
   meta, mesh, checkpoints = _newest(run)
   with contextlib.closing(checkpoints):
-    params = files.read(checkpoints, meta, mesh)['params']
+    params = grow_run.read(checkpoints, meta, mesh)['params']
   return _logits(meta.config.model, params)
 
 
@@ -108,7 +108,9 @@ def grown_logits(run: Path) -> list[float]:
     more = {'qkv': counts['qkv'] + 8, 'proj': counts['proj'] + 4, 'ffn': 2 * counts['ffn']}
     target = grow_lib.grown_model(source, more, how)
   with contextlib.closing(checkpoints):
-    state = files.read_and_grow(checkpoints, meta, mesh, plan.plan_growth(source, target, how), how)
+    state = grow_run.read_and_grow(
+      checkpoints, meta, mesh, plan.plan_growth(source, target, how), how
+    )
   return _logits(target, state['params'])
 
 

@@ -14,7 +14,7 @@ from tokenformer_jax.cli import grow as command
 from tokenformer_jax.cli import parse_flags
 from tokenformer_jax.config import Config
 from tokenformer_jax.data import tokenizers
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Batches, Meta, Seen
 from tokenformer_jax.steps.step import State
@@ -66,7 +66,7 @@ def read(workdir: Path) -> State:
   """The whole state of the newest checkpoint, its checksums compared."""
   checkpoints, meta = checkpoint.open_source(workdir, None)
   with contextlib.closing(checkpoints):
-    return files.read(checkpoints, meta, mesh_of())
+    return grow_run.read(checkpoints, meta, mesh_of())
 
 
 def first_state(config: Config, workdir: Path) -> tuple[State, int]:

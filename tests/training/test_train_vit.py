@@ -13,7 +13,7 @@ from outcomes import assert_same
 from trainers import trainer
 
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, verify
+from tokenformer_jax.grow import grow_run, verify
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, metrics
 from tokenformer_jax.training import loop, sizes
@@ -96,7 +96,7 @@ def _read(workdir, step):
   """The state of a checkpoint."""
   checkpoints, meta = checkpoint.open_source(workdir, step)
   with contextlib.closing(checkpoints):
-    return jax.tree.map(np.asarray, files.read(checkpoints, meta, mesh_of()))
+    return jax.tree.map(np.asarray, grow_run.read(checkpoints, meta, mesh_of()))
 
 
 def test_a_trained_vit_grows_exactly_with_its_average(whole, tmp_path, one_device):

@@ -25,7 +25,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.model import layer_path, used_layers
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.grow.apply import grow_state
 from tokenformer_jax.grow.steps.step import Arrays, Selection
 from tokenformer_jax.model import models, trunk
@@ -57,7 +57,7 @@ def convert_run(source: str, target: paths.Path, layout: str) -> ModelConfig:
   Return the new model. `source` is DIR or DIR@STEP.
   """
   directory, step = paths.split_source(source)
-  files.check_target(target, directory)
+  grow_run.check_target(target, directory)
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):
     checkpoint.check_is_model(meta, directory)
@@ -66,13 +66,13 @@ def convert_run(source: str, target: paths.Path, layout: str) -> ModelConfig:
     step = _step(model, layout)
     mesh = sharding.make_mesh(MeshConfig(), jax.local_devices()[:1])
     if meta.contents == 'params':
-      params = files.read_params(checkpoints, meta, mesh, models.define(model).abstract)
+      params = grow_run.read_params(checkpoints, meta, mesh, models.define(model).abstract)
       state = {'params': convert_layout(params, model, layout)[0]}
     else:
       # The config keeps the moments and the step.
-      state = files.read_and_grow(checkpoints, meta, mesh, (step,), GrowConfig())
+      state = grow_run.read_and_grow(checkpoints, meta, mesh, (step,), GrowConfig())
   model = step.after
-  files.write(
+  grow_run.write(
     target,
     state,
     dataclasses.replace(meta.config, model=model, init_from=''),

@@ -10,7 +10,7 @@ from tokenformer_jax.config import MeshConfig, ModelConfig
 from tokenformer_jax.convert import tensor_files
 from tokenformer_jax.convert.tensor_files import Shape, Tensor
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params, Path
 from tokenformer_jax.parallel import messages, sharding
@@ -43,7 +43,7 @@ def read(
       # Copy the layer: a view of it, held by the consumer, would keep all layers in memory.
       yield name, array if layer is None else array[layer].copy()
     del array  # before the next one is read
-    files.return_freed_memory()
+    grow_run.return_freed_memory()
 
 
 def deferred(
@@ -61,7 +61,7 @@ def deferred(
     names, stacked = tuple(key.key for key in path), axes[:1] == ('layers',)
 
     def read(layer: int | None) -> np.ndarray:
-      files.return_freed_memory()  # of the array before
+      grow_run.return_freed_memory()  # of the array before
       made = np.empty(abstract.shape[int(stacked) :], tensor_files.DTYPES[dtype])
       fill(names, layer, made)
       return made
@@ -90,7 +90,7 @@ def read_array(checkpoints: checkpoint.Checkpoints, meta: Meta, path: Sequence[s
   alone = at(define_lm(meta.config.model).abstract, path)
   for key in reversed(path):
     alone = {key: alone}
-  return np.asarray(at(files.read_params(checkpoints, meta, mesh, alone), path))
+  return np.asarray(at(grow_run.read_params(checkpoints, meta, mesh, alone), path))
 
 
 def at(tree: Params, path: Sequence[str]) -> jax.Array | jax.ShapeDtypeStruct:

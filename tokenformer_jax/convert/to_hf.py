@@ -19,7 +19,7 @@ from tokenformer_jax.convert import (
 )
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
 
@@ -41,7 +41,7 @@ def convert_run(
       f'the target {target} is named like a file, and to-hf writes a folder; name a folder, or '
       'take to-torch for one .safetensors file of a TokenFormer'
     )
-  files.check_target(target)
+  grow_run.check_target(target)
   directory, step = paths.split_source(source)
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):
@@ -84,7 +84,7 @@ def _write_texts(folder: Path, texts: Mapping[str, object]) -> None:
 def _new_folder(target: Path) -> Iterator[Path]:
   """Yield a folder with another name that becomes the target, or is removed if the block raises."""
   partial = target.with_name(f'.{target.name}.partial')
-  with files.alone(target):
+  with grow_run.alone(target):
     try:
       paths.remove(partial)  # left by a conversion that was killed
       partial.mkdir(parents=True)

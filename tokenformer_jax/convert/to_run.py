@@ -21,7 +21,7 @@ from tokenformer_jax.convert import (
 )
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths
@@ -52,7 +52,7 @@ def to_jax(
   """
   if dtype not in STORED:
     raise UserError(f'--dtype is {dtype}; a run stores its parameters as {" or ".join(STORED)}')
-  files.check_target(target)
+  grow_run.check_target(target)
   if is_folder := hub.is_folder(source):
     given = {
       'heads': heads,
@@ -85,7 +85,7 @@ def to_jax(
     messages.say(f'numbers of {" and ".join(rounded)} are rounded to {dtype}')
   state = {'params': weights.make_params(dtype)}
   stored = _of_folder(loaded, source, config) if is_folder else loaded.to_json()
-  files.write(target, state, config, stored, lineage=(), contents='params', step=0)
+  grow_run.write(target, state, config, stored, lineage=(), contents='params', step=0)
   return config
 
 

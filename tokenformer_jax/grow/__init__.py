@@ -1,17 +1,18 @@
 """Grow a trained model without changing what it computes.
 
-plan.py     the steps from a model to a larger one; whether they can be made, and are exact
-steps/      the steps: views of the arrays of one model as those of another
-apply.py    the arrays after some steps: in one function, or one after the other
-subsets.py  the tokens to extract or to keep
-merging.py  the tokens of another run behind one's own
-groups.py   where each group of tokens comes from
-files.py    from one work directory to another, whole or not at all
-room.py     checks of memory and disk
-verify.py   the outputs of two models on the same batch
-job.py      an action's source, target and checks
-actions.py  the table of actions for the command `grow` and the methods of `Run`
-larger.py   the actions that add: grow and merge
+plan.py            the steps from a model to a larger one; whether they can be made, and are exact
+steps/             the steps: views of the arrays of one model as those of another
+apply.py           the arrays after some steps: in one function, or one after the other
+subsets.py         the tokens to extract or to keep
+merging.py         the tokens of another run behind one's own
+groups.py          where each group of tokens comes from
+grow_run.py        from one work directory to another, whole or not at all
+check_capacity.py  the memory and the disk that an action needs
+verify.py          the outputs of two models on the same batch
+diff_table.py      the printed table of changes
+job.py             an action's source, target and checks
+actions.py         the actions of the command `grow`, which are methods of `Run`
+larger.py          what the actions grow and merge need
 """
 
 from tokenformer_jax.grow.apply import grow_state

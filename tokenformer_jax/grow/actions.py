@@ -34,8 +34,8 @@ from tokenformer_jax.config.growth import (
 from tokenformer_jax.config.projections import pattentions
 from tokenformer_jax.config.section import Float, Str
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, larger, plan, subsets, verify
 from tokenformer_jax.grow import groups as groups_lib
+from tokenformer_jax.grow import grow_run, larger, plan, subsets, verify
 from tokenformer_jax.grow import job as job_lib
 from tokenformer_jax.grow.apply import Steps
 from tokenformer_jax.grow.job import Job
@@ -191,8 +191,8 @@ class Growable:
       lineage, model = subsets.extraction(meta, job.directory, numbers)
       if job.dry_run:
         return self
-      params = files.read(job.checkpoints, meta, job.mesh)['params']
-      files.write(
+      params = grow_run.read(job.checkpoints, meta, job.mesh)['params']
+      grow_run.write(
         job.target,
         {'params': subsets.extract(params, job.model, lineage[-1].model, numbers)},
         job.new_config(model, meta.config.grow),

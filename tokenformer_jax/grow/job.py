@@ -9,13 +9,12 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax.config import Config, GrowConfig, MeshConfig, ModelConfig, OptimConfig
 from tokenformer_jax.decoding import buckets
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, room, table, verify
+from tokenformer_jax.grow import check_capacity, diff_table, grow_run, verify
 from tokenformer_jax.grow.apply import Steps
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
@@ -107,10 +106,10 @@ class Job:
     The advice is about TPUs: it is printed on a TPU, or where several devices are used or planned.
     """
     config = self.meta.config
-    self.show(table.render(self.model, after, flops.length(config), config.optim))
+    self.show(diff_table.render(self.model, after, flops.length(config), config.optim))
     sizes = dataclasses.asdict(self.mesh_config).values()
     is_for_tpus = self.mesh.devices.flat[0].platform == 'tpu' or max(self.mesh.size, *sizes) > 1
-    for line in table.advice(after) if advice and is_for_tpus else ():
+    for line in diff_table.advice(after) if advice and is_for_tpus else ():
       messages.say(line)
     definition = models.define(after)
     sharding.check_divides(self.mesh, definition.abstract, definition.axes)
@@ -122,14 +121,16 @@ class Job:
     """Check the memory for the larger of both states, and the target's disk."""
     models_ = (self.model, after)
     try:
-      room.check_memory(self.mesh, models_, self.optim, ema=checkpoint.has(self.meta, 'ema'))
+      check_capacity.check_memory(
+        self.mesh, models_, self.optim, ema=checkpoint.has(self.meta, 'ema')
+      )
     except UserError as error:
       if not self.dry_run:
         raise
       messages.say(f'without --dry_run this would end here: {error}')
     if not self.dry_run:
-      kept = room.part_kept(self.model, after, self.optim, self.config.moments)
-      room.check_disk(self.target, self.meta, self.directory, kept)
+      kept = check_capacity.part_kept(self.model, after, self.optim, self.config.moments)
+      check_capacity.check_disk(self.target, self.meta, self.directory, kept)
 
   def held_out(self, examples: int, first: int = 0) -> tuple[Batch, str]:
     """Return held-out examples and their name; round their number up to what the mesh divides."""
@@ -140,12 +141,12 @@ class Job:
   def grow(
     self, plan: Steps | Callable[[Params], Steps], see: Callable[[Params], None] = lambda _: None
   ) -> State:
-    """Return the new state: see `files.read_and_grow`."""
-    return files.read_and_grow(self.checkpoints, self.meta, self.mesh, plan, self.config, see)
+    """Return the new state: see `grow_run.read_and_grow`."""
+    return grow_run.read_and_grow(self.checkpoints, self.meta, self.mesh, plan, self.config, see)
 
   def grow_and_compare(
     self, after: ModelConfig, plan: Steps | Callable[[Params], Steps], batch: Batch
-  ) -> tuple[State, list[verify.Outputs]]:
+  ) -> tuple[State, tuple[verify.Outputs, verify.Outputs]]:
     """Return the new state, and the outputs of both models on a batch."""
     programs = {
       model: verify.program(verify.exact_task(self.meta.config, model), batch, self.mesh)
@@ -154,7 +155,8 @@ class Job:
     computed = iter((programs[self.model], programs[after]))
     outputs: list[verify.Outputs] = []
     new = self.grow(plan, see=lambda params: outputs.append(next(computed)(params)))
-    return new, outputs
+    before, grown = outputs
+    return new, (before, grown)
 
   def write(
     self,
@@ -166,12 +168,12 @@ class Job:
   ) -> int:
     """Write the new state as a run; return its step. For the arguments see `rewrite`."""
     step = int(new['step'])
-    files.write(
+    grow_run.write(
       self.target,
       new,
       self.new_config(model, self.config, optim),
       self.meta.tokenizer,
-      lineage=files.descend(self.meta, self.directory, action, self.config, **details),
+      lineage=grow_run.descend(self.meta, self.directory, action, self.config, **details),
       step=step,
       seen=None if self.config.step == 'restart' else self.meta.seen,
     )
@@ -207,7 +209,7 @@ def start(
   """
   directory, step = paths.split_source(source)
   if not dry_run:
-    files.check_target(target, directory)
+    grow_run.check_target(target, directory)
   here = sharding.find_devices()
   checkpoints, meta = checkpoint.open_source(directory, step)
   checkpoint.check_is_model(meta, directory)
@@ -217,7 +219,7 @@ def start(
 
 
 def _mesh(
-  asked: MeshConfig | None, source: MeshConfig, devices: list[jax.Device]
+  asked: MeshConfig | None, source: MeshConfig, devices: list[Any]
 ) -> tuple[Mesh, MeshConfig]:
   if asked is not None:
     return sharding.make_mesh(asked, devices), asked

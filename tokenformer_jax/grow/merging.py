@@ -116,8 +116,8 @@ def _check_same_scores(ours: ModelConfig, theirs: ModelConfig, names: Sequence[s
   """Check that tokens that join a group have its score."""
   here, there = named_groups(ours), named_groups(theirs)
   for name in names:
-    scored = (PattentionConfig(score=groups[name][-1].score) for groups in (here, there))
-    for path, a, b in config_lib.differences(*scored):
+    one, other = (PattentionConfig(score=groups[name][-1].score) for groups in (here, there))
+    for path, a, b in config_lib.differences(one, other):
       raise UserError(
         f'tokens of {name} have {path}={a} in the source and {b} in the added run, and would join '
         'one group; merge tokens that grew as groups of their own'

@@ -18,7 +18,7 @@ from tokenformer_jax.config.groups import (
   without,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, groups, importance, verify
+from tokenformer_jax.grow import groups, grow_run, importance, verify
 from tokenformer_jax.grow.apply import Growth, Steps
 from tokenformer_jax.grow.steps import experts, remove
 from tokenformer_jax.model import models
@@ -128,7 +128,7 @@ def extraction(
   whole = dataclasses.replace(
     meta, config=dataclasses.replace(meta.config, model=choose(model, without(numbers)))
   )
-  lineage = files.descend(
+  lineage = grow_run.descend(
     whole,
     directory,
     'extract',
@@ -184,7 +184,7 @@ def _shapes(model: ModelConfig, counts: dict[str, int]) -> Params:
 def read_added(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> Params:
   """Read the tokens of a checkpoint from `extract`, or all of a model."""
   shapes = _shapes(meta.config.model, added_counts(meta))
-  return files.read_params(checkpoints, meta, mesh, shapes)
+  return grow_run.read_params(checkpoints, meta, mesh, shapes)
 
 
 def shrink(params: Params, task: Task, after: ModelConfig, batch: Batch) -> Steps:

@@ -60,7 +60,7 @@ def _old_experts(
   names = pattern_lib.names(model.repeats)
 
   def count(info: ParamInfo) -> int:
-    name = names[info.depth[0] - 1] if info.in_layers else ''
+    name = names[info.depth[0] - 1] if isinstance(info.depth, tuple) else ''
     if info.expert_axis is None or name not in counts:
       return NO_NEW_EXPERTS
     experts, routes = counts[name]

@@ -17,7 +17,7 @@ from tokenformer_jax.config import (
   token_counts,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import files, plan, room
+from tokenformer_jax.grow import check_capacity, grow_run, plan
 from tokenformer_jax.grow.steps import tokens
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Step
 from tokenformer_jax.model import models
@@ -42,7 +42,7 @@ def open_source(config: Config) -> tuple[checkpoint.Checkpoints, Meta, Lineage]:
   with contextlib.ExitStack() as on_error:
     on_error.callback(checkpoints.close)
     checkpoint.check_is_model(meta, directory)
-    lineage = files.descend(meta, directory, 'grow', config.grow)
+    lineage = grow_run.descend(meta, directory, 'grow', config.grow)
     on_error.pop_all()
   return checkpoints, meta, lineage
 
@@ -123,7 +123,7 @@ def grown_state(
   steps = plan.plan_growth(source, target, config.grow)
   if reason := plan.inexact(steps):
     messages.say(f'the grown model will not compute what {config.init_from} does: {reason}')
-  room.check_memory(mesh, (target,), meta.config.optim, ema=checkpoint.has(meta, 'ema'))
+  check_capacity.check_memory(mesh, (target,), meta.config.optim, ema=checkpoint.has(meta, 'ema'))
   if source != meta.config.model or other_meaning:
     changed = [
       f'{path} is {old!r} there and {new!r} in the config'
@@ -134,7 +134,7 @@ def grown_state(
     messages.say(f'adapting {config.init_from}: {", ".join(changed)}')
     seed, new_head = config.grow.seed, bool(other_meaning)
     steps = (_Adapt(meta.config.model, source, seed, new_head), *steps)
-  grown = files.read_and_grow(checkpoints, meta, mesh, steps, config.grow)
+  grown = grow_run.read_and_grow(checkpoints, meta, mesh, steps, config.grow)
   return _with_optimizer(config, meta, grown, mesh)
 
 

@@ -228,6 +228,7 @@ class AddExperts(Step):
     if array is not None and array.shape == like.shape:
       return array
     axis = info.expert_axis
+    assert axis is not None, f'{path} has no experts, and changes'
     if array is not None and array.ndim < len(like.shape):
       return jnp.broadcast_to(jnp.expand_dims(array, axis), like.shape)
     shape = _behind(like.shape, axis, array)
@@ -251,6 +252,7 @@ class AddExperts(Step):
     array = None if source is None else old(source)
     if array is not None and array.shape == like.shape:
       return array
+    assert axis is not None, f'{path} has no experts, and changes'
     if array is not None and array.ndim < len(like.shape):
       share = array / self.copies(path, order)
       return jnp.broadcast_to(jnp.expand_dims(share, axis), like.shape)
@@ -427,7 +429,9 @@ def loads(task: Task, params: Params, batch: Batch) -> Params:
   def auxiliary(biases: dict[Path, jax.Array]) -> jax.Array:
     bound = jax.tree.map_with_path(lambda path, p: biases.get(path, p), filled)
     sums = task.sums(bound, batch)
-    return sums.aux.divided(sums.counts)[0]
+    loss, _ = sums.aux.divided(sums.counts)
+    assert loss is not None, 'the model has no experts'
+    return loss
 
   excess = jax.grad(auxiliary)(biases)
   # The module of each bias is the router, which lies beside the experts.

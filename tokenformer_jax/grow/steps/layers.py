@@ -86,7 +86,7 @@ def _obstacle(layer: LayerConfig) -> str | None:
   kind = layer.wiring.kind
   if kind == 'post_norm':
     return 'wiring.kind=post_norm it is normalized again'
-  if kind == 'skipless' or (kind == 'parallel' and not layer.wiring.skip):
+  if kind == 'skipless' or (kind == 'parallel' and not getattr(layer.wiring, 'skip', True)):
     return f'wiring.kind={kind} there is no skip connection'
   if isinstance(getattr(layer.mixer, 'proj', None), NoProjectionConfig):
     return 'mixer.proj.kind=none the mixer has no output projection that could be zero'

@@ -14,14 +14,14 @@ from tokenformer_jax.config import DenseConfig, MLPConfig, ModelConfig, Pattenti
 from tokenformer_jax.config.layer import map_parts, parts
 from tokenformer_jax.config.mixers import LinearConfig, SoftmaxConfig, width_of_heads
 from tokenformer_jax.config.model import used_layers
-from tokenformer_jax.config.pattention import GELUScore, TokenGroup, token_groups, with_groups
+from tokenformer_jax.config.pattention import GELU, GELUScore, TokenGroup, token_groups, with_groups
 from tokenformer_jax.config.projections import projection_name
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Step
 from tokenformer_jax.model.mlp import hidden_width
 from tokenformer_jax.model.params import Path
 
-_ACTIVATIONS = {'gelu': 'exact', 'gelu_tanh': 'tanh'}
+_ACTIVATIONS: dict[str, GELU] = {'gelu': 'exact', 'gelu_tanh': 'tanh'}
 _KERNEL, _BESIDE = DictKey('kernel'), DictKey('beside')
 
 
@@ -81,7 +81,7 @@ def _reason(path: str, part: DenseConfig | MLPConfig, mixer: Any) -> str:
 
 def _tokens(part: DenseConfig | MLPConfig, count: int) -> PattentionConfig:
   """Return the tokens in the place of a matrix, before those beside it."""
-  form = _ACTIVATIONS[part.activation] if isinstance(part, MLPConfig) else 'exact'
+  form: GELU = _ACTIVATIONS[part.activation] if isinstance(part, MLPConfig) else 'exact'
   score = GELUScore(gelu=form)
   others = token_groups(part.beside) if isinstance(part.beside, PattentionConfig) else ()
   groups = (TokenGroup(count, count, score), *others)

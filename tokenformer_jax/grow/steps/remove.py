@@ -90,7 +90,7 @@ class ScaleGroups(Step):
     array, info = old(path), self.info(path)
     ends = np.cumsum(info.groups)
     numbers = [number for number in self.numbers if number <= len(ends)]
-    if info.role is not Role.VALUE or not numbers:
+    if info.token_axis is None or info.role is not Role.VALUE or not numbers:
       return array
     shape = [array.shape[axis] if axis == info.token_axis else 1 for axis in range(array.ndim)]
     position = jax.lax.broadcasted_iota(jnp.int32, shape, info.token_axis)

@@ -140,7 +140,7 @@ class AddTokens(_GrownTokens):
   def _inexact(self, name: str, old: PattentionConfig | None, new: PattentionConfig) -> str:
     if self.method == 'random':
       return 'the scores of random keys enter the norm of every row, and their values the output'
-    before = token_groups(old) if old else ()
+    before: tuple[TokenGroup, ...] = token_groups(old) if old else ()
     for was, now in zip(before, token_groups(new), strict=False):
       if was.reference != now.reference:
         return (
@@ -217,7 +217,8 @@ class DuplicateTokens(_GrownTokens):
   def inexact(self) -> str:
     return f'noise={self.noise} is added to the copies' if self.noise else super().inexact()
 
-  def _inexact(self, name: str, old: PattentionConfig, new: PattentionConfig) -> str:
+  def _inexact(self, name: str, old: PattentionConfig | None, new: PattentionConfig) -> str:
+    assert old is not None, f'{name} has no tokens to copy'
     before, after = token_groups(old)[0], token_groups(new)[0]
     times = new.tokens // old.tokens
     if before.reference * new.tokens != after.reference * old.tokens:

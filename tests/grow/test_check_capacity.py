@@ -10,7 +10,7 @@ from tiny import tiny_model, with_tokens
 
 from tokenformer_jax.config import AdamWConfig, Config
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import room
+from tokenformer_jax.grow import check_capacity
 from tokenformer_jax.model import models
 from tokenformer_jax.runs.checkpoint_meta import Meta
 
@@ -19,9 +19,9 @@ NEEDED = 3 * 4 * models.define(MODEL).count  # parameters and two moments, in fl
 
 
 def _fits(monkeypatch, free, mesh, held=(MODEL,), *, ema=False):
-  monkeypatch.setattr(room, 'free_host_memory', lambda: free)
+  monkeypatch.setattr(check_capacity, 'free_host_memory', lambda: free)
   try:
-    room.check_memory(mesh, held, AdamWConfig(), ema=ema)
+    check_capacity.check_memory(mesh, held, AdamWConfig(), ema=ema)
   except UserError as error:
     assert '\n' not in str(error)
     return False
@@ -52,9 +52,9 @@ def test_devices_of_one_host_share_its_memory(monkeypatch):
 
 def test_a_refusal_names_the_memory_needed_and_the_memory_there_is(monkeypatch):
   huge = with_tokens(MODEL, qkv=2_000_000_000)
-  monkeypatch.setattr(room, 'free_host_memory', lambda: 5 * 2**30)
+  monkeypatch.setattr(check_capacity, 'free_host_memory', lambda: 5 * 2**30)
   with pytest.raises(UserError, match=r'take \d,\d{3}\.\d GiB of .*, where 5\.0 GiB is free; ask'):
-    room.check_memory(mesh_of(), (huge,), AdamWConfig(), ema=False)
+    check_capacity.check_memory(mesh_of(), (huge,), AdamWConfig(), ema=False)
 
 
 class _Device:
@@ -73,21 +73,21 @@ class _Device:
   ('free', 'least'), [((7, 5, 9), 5), ((7, None), None)], ids=['all tell', 'one does not']
 )
 def test_the_fullest_accelerator_counts(free, least):
-  assert room._free_device_memory([_Device(n) for n in free]) == least
+  assert check_capacity._free_device_memory([_Device(n) for n in free]) == least
 
 
 def test_a_host_has_free_memory():
-  free = room.free_host_memory()
+  free = check_capacity.free_host_memory()
   assert 2**20 < free < 2**50, f'{free} bytes are free'
 
 
 def test_a_containers_limit_counts(monkeypatch, tmp_path):
   for name, text in (('none', 'max\n'), ('some', '12345\n')):
     (tmp_path / name).write_text(text)
-  monkeypatch.setattr(room, '_LIMITS', (tmp_path / 'none', tmp_path / 'not there'))
-  assert room.free_host_memory() > 12345, 'no limit was taken for one'
-  monkeypatch.setattr(room, '_LIMITS', (tmp_path / 'none', tmp_path / 'some'))
-  assert room.free_host_memory() == 12345, 'more than the container may have'
+  monkeypatch.setattr(check_capacity, '_LIMITS', (tmp_path / 'none', tmp_path / 'not there'))
+  assert check_capacity.free_host_memory() > 12345, 'no limit was taken for one'
+  monkeypatch.setattr(check_capacity, '_LIMITS', (tmp_path / 'none', tmp_path / 'some'))
+  assert check_capacity.free_host_memory() == 12345, 'more than the container may have'
 
 
 # The disk
@@ -108,10 +108,10 @@ def test_the_disk_must_have_room_for_what_is_copied(monkeypatch, tmp_path, sourc
   monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage(0, 0, free))
   arguments = tmp_path / 'not/yet/there', source, tmp_path / 'run', 1.0
   if fits:
-    room.check_disk(*arguments)
+    check_capacity.check_disk(*arguments)
     return
   with pytest.raises(UserError, match=r'takes at least 0\.0 MiB, and 0\.0 MiB is free on the disk'):
-    room.check_disk(*arguments)
+    check_capacity.check_disk(*arguments)
   assert not (tmp_path / 'not').exists(), 'a directory was made to look at its disk'
 
 
@@ -130,5 +130,5 @@ def test_the_disk_must_have_room_for_what_is_copied(monkeypatch, tmp_path, sourc
   ids=['larger', 'moments dropped', 'smaller'],
 )
 def test_the_part_of_a_state_that_stays(before, after, moments, part):
-  kept = room.part_kept(before, after, AdamWConfig(), moments)
+  kept = check_capacity.part_kept(before, after, AdamWConfig(), moments)
   assert part * 0.1 < kept <= part, f'{kept} of the state is said to stay'

@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -58,9 +59,9 @@ def check_disk(target: paths.Path, source: Meta, directory: paths.Path, least: f
   """
   if paths.in_bucket(target) or paths.in_bucket(directory):
     return
-  files = (directory / 'checkpoints' / str(source.step)).rglob('*')
+  files = pathlib.Path(directory, 'checkpoints', str(source.step)).rglob('*')
   needed = int(_REUSED * least * sum(path.stat().st_size for path in files if path.is_file()))
-  parent = existing_parent(target)
+  parent = existing_parent(pathlib.Path(target))
   free = shutil.disk_usage(parent).free
   if hosts.in_any(hosts.is_first() and needed > free):
     raise UserError(
@@ -103,7 +104,7 @@ def free_host_memory() -> int:
   return free
 
 
-def _free_device_memory(devices: Sequence[jax.Device]) -> int | None:
+def _free_device_memory(devices: Sequence[Any]) -> int | None:
   """Return the fewest free bytes among some accelerators, or None if they do not report it."""
   stats = [device.memory_stats() or {} for device in devices]
   if not all('bytes_limit' in device for device in stats):

@@ -3,16 +3,18 @@
 import concurrent.futures
 import contextlib
 import os
+import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax.config import Config, GrowConfig
 from tokenformer_jax.errors import TransientError, UserError
-from tokenformer_jax.grow import room
+from tokenformer_jax.grow import check_capacity
 from tokenformer_jax.grow.apply import Growth, Programs, Steps, return_freed_memory
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
@@ -39,7 +41,10 @@ def _abstract_state(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
   checkpoint.check_is_model(meta, checkpoints.directory.parent)
   definition, ema = models.define(meta.config.model), checkpoint.has(meta, 'ema')
   tx = optim.make_optimizer(meta.config.optim, optim.NO_RATE, definition.info)
-  abstract = jax.eval_shape(lambda: step_lib.initial_state(definition, tx, 0, ema=ema))
+  seed = jax.ShapeDtypeStruct((), jnp.uint32)
+  abstract = jax.eval_shape(
+    lambda seed: step_lib.initial_state(definition, tx, seed, ema=ema), seed
+  )
   shardings = step_lib.state_shardings(mesh, definition, tx, ema=ema)
   return sharding.with_even_shardings(abstract, shardings)
 
@@ -76,7 +81,8 @@ def read_and_grow(
     early = None if callable(plan) else pool.submit(compile_, plan, abstract)
     old = checkpoint.restore_source(checkpoints, meta, abstract)
     see(old['params'])
-    programs = early.result() if early else compile_(plan(old['params']), old)
+    steps = plan(old['params']) if callable(plan) else plan
+    programs = early.result() if early else compile_(steps, old)
   return_freed_memory()
   return programs.run(old, see)
 
@@ -128,7 +134,7 @@ def check_target(
     if paths.in_bucket(target):
       paths.make_writable(target)  # A bucket keeps no empty directory.
       return
-    parent = room.existing_parent(target)
+    parent = check_capacity.existing_parent(pathlib.Path(target))
     with tempfile.TemporaryDirectory(prefix='.probe-', dir=parent):
       pass
   except paths.errors(target) as error:

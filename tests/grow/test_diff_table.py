@@ -4,7 +4,7 @@ from growing import DENSE, by_name, mesh_of
 from tiny import tiny_model
 
 from tokenformer_jax.config import OPTIMIZERS, growth
-from tokenformer_jax.grow import table
+from tokenformer_jax.grow import diff_table
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps.step import bytes_on_a_device
@@ -17,7 +17,7 @@ def _rows(text):
 def test_counts_of_tokens_and_parameters():
   before = tiny_model()
   after = grown_model(before, by_name(48, 40, 96), growth(method='zero_keys'))
-  rows = _rows(table.render(before, after, 32))
+  rows = _rows(diff_table.render(before, after, 32))
   assert rows['qkv tokens'][-4:] == ['24', '48', '×', '2.00']
   assert rows['proj tokens'][-2:] == ['40', '40'], 'a factor where nothing grows'
   assert rows['qkv reference count (τ²)'][-2:] == ['24', '24']
@@ -32,7 +32,7 @@ def test_memory_is_that_of_the_optimizer():
     optim = OPTIMIZERS[name]()
     parameters, rest = bytes_on_a_device(mesh_of(), definition, optim)
     parts[name] = rest / parameters
-    rows = _rows(table.render(tiny_model(width=256), tiny_model(width=256), 32, optim))
+    rows = _rows(diff_table.render(tiny_model(width=256), tiny_model(width=256), 32, optim))
     want = f'{(parameters + rest) / 2**20:.1f}'
     assert rows[f'MiB with state of {name}'][-1] == want, 'the table has another memory'
   assert (parts['adamw'], parts['lion']) == (2, 1)
@@ -42,7 +42,9 @@ def test_memory_is_that_of_the_optimizer():
 
 def test_widths_of_a_transformer():
   rows = _rows(
-    table.render(tiny_model(**DENSE), tiny_model(**DENSE, width=64, heads=8, ffn_width=300), 32)
+    diff_table.render(
+      tiny_model(**DENSE), tiny_model(**DENSE, width=64, heads=8, ffn_width=300), 32
+    )
   )
   assert rows['width'][1:] == ['32', '64', '×', '2.00']
   assert rows['feed-forward width'][-4:] == ['128', '300', '×', '2.34']
@@ -50,7 +52,7 @@ def test_widths_of_a_transformer():
 
 
 def test_counts_that_a_tpu_would_fill_up_are_named():
-  lines = table.advice(tiny_model(tokens=by_name(128, 100, 300)))
+  lines = diff_table.advice(tiny_model(tokens=by_name(128, 100, 300)))
   assert [line.split()[0] for line in lines] == ['proj=100', 'ffn=300']
   assert '384 costs it the same time' in lines[1]
-  assert table.advice(tiny_model(**DENSE)) == []
+  assert diff_table.advice(tiny_model(**DENSE)) == []

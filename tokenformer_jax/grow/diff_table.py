@@ -39,7 +39,8 @@ def render(
       name: next((old[key] for key in former_names(name, new) if key in old), None) for name in new
     }
     for name, now in new.items():
-      rows.append(_row(f'{name} tokens', former[name].tokens if former[name] else 0, now.tokens))
+      was = former[name]
+      rows.append(_row(f'{name} tokens', was.tokens if was else 0, now.tokens))
     rows += [_groups_row(name, former[name], now) for name, now in new.items()]
   elif not after.experts or before.width != after.width:
     rows += _widths(widen.sizes(before), widen.sizes(after))
@@ -71,8 +72,8 @@ def _groups_row(
   pair = [with_groups(config, token_groups(config)) for config in (before, after)]
   if not any(config.groups for config in pair):
     return _row(f'{name} reference count (τ²)', *(config.reference for config in pair))
-  texts = (config.groups or f'{config.tokens}:{config.reference}' for config in pair)
-  return (f'{name} groups (tokens:τ²)', *texts, '')
+  old, new = (config.groups or f'{config.tokens}:{config.reference}' for config in pair)
+  return f'{name} groups (tokens:τ²)', old, new, ''
 
 
 def _experts(before: ModelConfig, after: ModelConfig) -> list[tuple[str, str, str, str]]:
@@ -106,5 +107,5 @@ def advice(model: ModelConfig) -> list[str]:
 
 def _row(name: str, before: float, after: float) -> tuple[str, str, str, str]:
   factor = '' if before == after or not before else f'× {after / before:.2f}'
-  texts = (f'{x:,}' if isinstance(x, int) else f'{x:,.1f}' for x in (before, after))
-  return (name, *texts, factor)
+  old, new = (f'{x:,}' if isinstance(x, int) else f'{x:,.1f}' for x in (before, after))
+  return name, old, new, factor
