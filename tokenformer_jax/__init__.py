@@ -7,7 +7,6 @@
   tokenformer_jax.bring('llama', 'runs/llama')         a run from a folder of transformers
   tokenformer_jax.plan('lm_pile:1_5b', 'v5p:4x4x4')    what a run needs on TPUs
   tokenformer_jax.config.defaults()                    every key of a config
-  tokenformer_jax.use_accelerator()                    the jax of this machine's GPU or TPU
 
 `help(tokenformer_jax.Run)` has the rest. Importing the package imports nothing else; each of these
 names is imported at its first use. JAX then leaves out libtpu where that is there for plans alone.
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
   from tokenformer_jax import config, plan
-  from tokenformer_jax.api.accelerator import use_accelerator
   from tokenformer_jax.api.run import Run, bring, load, train
   from tokenformer_jax.errors import UserError
 
@@ -32,13 +30,12 @@ _FROM = {
   'bring': 'api.run',
   'load': 'api.run',
   'train': 'api.run',
-  'use_accelerator': 'api.accelerator',
 }
 _MODULES = ('config', 'plan')  # `plan` can be called: see tokenformer_jax/plan/__init__.py
 
 __version__ = '0.1.0'  # pyproject.toml reads it here
 
-__all__ = ['Run', 'UserError', 'bring', 'config', 'load', 'plan', 'train', 'use_accelerator']
+__all__ = ['Run', 'UserError', 'bring', 'config', 'load', 'plan', 'train']
 
 
 def __getattr__(name: str) -> Any:

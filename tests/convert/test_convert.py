@@ -327,11 +327,11 @@ def test_what_is_assumed_is_said(tmp_path, capsys):
 
 def _convert(*arguments):
   """The command with these arguments, within this process."""
-  known = set(flags.FLAGS)
-  convert.define_flags()
+  known, argv = set(flags.FLAGS), ['convert', *map(str, arguments)]
+  convert.define_flags(argv)
   flags.FLAGS.set_gnu_getopt()  # Flags may follow the action, whatever ran in this process before.
   try:
-    convert.main(flags.FLAGS(['convert', *map(str, arguments)]))
+    convert.main(flags.FLAGS(argv))
   finally:
     for name in set(flags.FLAGS) - known:
       delattr(flags.FLAGS, name)

@@ -64,7 +64,10 @@ GENERATE = {
   'no groups to write with': ('generate --source={lm} --groups=0', '--groups is 0'),
   'more groups than there are': ('generate --source={lm} --groups=2', 'from 1 to 1'),
   'groups of a Transformer': ('generate --source={dense} --groups=1', 'Transformer'),
-  'a length of nothing': ('generate --source={lm} --length=0', '--length=0: it must be a positive'),
+  'a length of nothing': (
+    'generate --source={lm} --length=0',
+    '--length is 0; it must be at least 1',
+  ),
   'a negative seed': ('generate --source={lm} --seed=-1', 'seed is -1'),
   'a misspelt flag to write with': ('generate --source={lm} --temprature=1', '--temperature'),
   'a step that is a flag of training': ('generate --source={lm} --steps=1', '--steps is unknown'),
@@ -79,8 +82,14 @@ GENERATE = {
     'generate --source={learned} --length=32',
     'the prompt and the text to write are 33 tokens',
   ),
-  'no tokens at most': ('generate --source={lm} --max_length=0', '--max_length=0: it must be'),
-  'a negative length': ('generate --source={lm} --max_length=-5', '--max_length=-5: it must be'),
+  'no tokens at most': (
+    'generate --source={lm} --max_length=0',
+    '--max_length is 0; it must be at least 1',
+  ),
+  'a negative length': (
+    'generate --source={lm} --max_length=-5',
+    '--max_length is -5; it must be at least 1',
+  ),
   'a prompt without room for a text': (
     'generate --source={lm} --prompt=abc --max_length=4',
     'a prompt is 4 tokens',
@@ -91,7 +100,7 @@ GENERATE = {
   ),
   'a negative distance': (
     'generate --source={lm} --clip_positions=-1',
-    '--clip_positions=-1: it must be a positive integer',
+    '--clip_positions is -1; it must be at least 1',
   ),
 }
 
@@ -130,7 +139,10 @@ EVALUATE = {
     'evaluate --source={lm} --tasks=a --include_path=none',
     '--include_path=none',
   ),
-  'a stride of nothing': ('evaluate --source={lm} --text=files:x --stride=0', '--stride=0'),
+  'a stride of nothing': (
+    'evaluate --source={lm} --text=files:x --stride=0',
+    '--stride is 0; it must be at least 1',
+  ),
   'a length beyond the positions': (
     'evaluate --source={lm} --text=files:{in}/some/*.txt --stride=100000',
     'stride',
@@ -141,7 +153,7 @@ EVALUATE = {
   ),
   'no tokens of input': (
     'evaluate --source={lm} --text=files:{in}/some/*.txt --max_length=0',
-    '--max_length=0: it must be a positive integer',
+    '--max_length is 0; it must be at least 1',
   ),
   'distances of learned positions to evaluate with': (
     'evaluate --source={learned} --text=files:{in}/some/*.txt --clip_positions=8',
@@ -149,7 +161,7 @@ EVALUATE = {
   ),
   'distances of nothing': (
     'evaluate --source={lm} --text=files:{in}/some/*.txt --clip_positions=0',
-    '--clip_positions=0: it must be a positive integer',
+    '--clip_positions is 0; it must be at least 1',
   ),
   'examples of less than nothing': ('evaluate --source={lm} --tasks=a --num_fewshot=-1', '-1'),
 }
@@ -244,7 +256,7 @@ CONVERT = {
   ),
   'a folder in a type that there is not': (
     'convert to-jax --source={in}/hub/shards --target=new --dtype=float16',
-    '--dtype is float16; a run stores its parameters as float32 or bfloat16',
+    "--dtype is 'float16'; it must be one of float32, bfloat16",
   ),
   'a run to convert to a run': ('convert to-jax --source={lm} --target=new', '{lm}'),
   'an option of the other conversion': (
@@ -277,13 +289,16 @@ CONVERT = {
   'a folder in a bucket': ('convert to-hf --source={lm} --target=gs://b/x', 'gs://b/x'),
   'a type that there is not': (
     'convert to-torch --source={lm} --target=new.safetensors --dtype=float8',
-    '--dtype=float8: it must be one of',
+    "--dtype is 'float8'; it must be one of",
   ),
-  'heads of nothing': ('convert to-jax --source=a --target=b --heads=0', '--heads=0'),
+  'heads of nothing': (
+    'convert to-jax --source=a --target=b --heads=0',
+    '--heads is 0; it must be at least 1',
+  ),
   'no layout': ('convert layout --source={lm} --target=new', '--layout is missing'),
   'a layout that there is not': (
     'convert layout --source={lm} --target=new --layout=neox',
-    '--layout=neox: it must be one of',
+    "--layout is 'neox'; it must be one of",
   ),
   'the layout that it has': (
     'convert layout --source={lm} --target=new --layout=half_split',

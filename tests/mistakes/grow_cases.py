@@ -3,7 +3,10 @@
 GROW = {
   'no source to grow': ('grow --target=new', '--source is missing'),
   'no target': ('grow --source={lm} --param_tokens=ffn=128', '--target is missing'),
-  'an empty target': ('grow --source={lm} --target= --param_tokens=ffn=128', '--target= is empty'),
+  'an empty target': (
+    'grow --source={lm} --target= --param_tokens=ffn=128',
+    "--target is ''; it must not be empty",
+  ),
   'a target that is there': ('grow --source={lm} --target={in}/some', '{in}/some exists'),
   'a target that is a file': (
     'grow --source={lm} --target={in}/weights.bin --param_tokens=ffn=128',
@@ -33,7 +36,7 @@ GROW = {
   'layers said twice': ('grow --source={lm} --target=new --layers=4 --pattern=layer*4', 'one of'),
   'a place of no layers': (
     'grow --source={lm} --target=new --param_tokens=ffn=128 --place=behind',
-    '--layers=N',
+    'place=behind is for new layers, and this growth has none; leave it out',
   ),
   'layers to shrink': (
     'grow shrink --source={lm} --target=new --layers=4',
@@ -73,11 +76,14 @@ GROW = {
   ),
   'a scale to keep where there is none': (
     'grow --source={dense} --target=new --param_tokens=ffn=16 --scale=keep',
-    'scale=keep is for new tokens of a projection that has some',
+    'scale has no meaning for method=group; it has new_keys, new_values, new_score, noise',
   ),
   'tokens in words': ('grow --source={lm} --target=new --param_tokens=ffn=more', 'ffn=N'),
   'tokens of nothing': ('grow --source={lm} --target=new --param_tokens=ffn=0', 'at least 1'),
-  'empty tokens': ('grow --source={lm} --target=new --param_tokens=', '--param_tokens= is empty'),
+  'empty tokens': (
+    'grow --source={lm} --target=new --param_tokens=',
+    "--param_tokens has ''; it must be NAME=N",
+  ),
   'tokens of a kind twice': (
     'grow --source={lm} --target=new --param_tokens=ffn=128,ffn=256',
     'ffn',
@@ -88,19 +94,19 @@ GROW = {
   ),
   'a method for layers': (
     'grow --source={lm} --target=new --layers=4 --method=net2net',
-    '--method has an effect only with --param_tokens',
+    'method=net2net is for new tokens or a larger width, and this growth has none',
   ),
   'keys of new tokens for layers': (
     'grow --source={lm} --target=new --layers=4 --new_keys=trained',
-    '--new_keys has an effect only with --param_tokens',
+    'new_keys=trained is for new tokens or a larger width, and this growth has none',
   ),
   'a method for experts': (
     'grow --source={lm} --target=new --experts=4 --method=zero_keys',
-    '--method has an effect only with --param_tokens',
+    'method=zero_keys is for new tokens or a larger width, and this growth has none',
   ),
   'keys of new tokens for a method that draws none': (
     'grow --source={lm} --target=new --param_tokens=ffn=128 --method=duplicate --new_keys=trained',
-    '--new_keys has an effect only with --param_tokens',
+    'new_keys has no meaning for method=duplicate; it has scale, noise',
   ),
   'a rate that is no number': (
     'grow --source={lm} --target=new --param_tokens=ffn=128 --rate=nan',
@@ -108,7 +114,7 @@ GROW = {
   ),
   'a rate without bounds to grow with': (
     'grow --source={lm} --target=new --param_tokens=ffn=128 --rate=1e9',
-    '--rate is 1000000000.0; it must lie between 0 and 100',
+    '--rate is 1000000000.0; it must be at most 100',
   ),
   'a target to print groups into': (
     'grow groups --source={lm} --target=new',
@@ -120,7 +126,7 @@ GROW = {
   ),
   'the likeliest of the likeliest': (
     'generate --source={lm} --temperature=0 --top_k=4',
-    '--top_k has an effect only with --requests',
+    '--top_k has no effect with --temperature=0',
   ),
   'examples of tasks for a text': (
     'evaluate --source={lm} --text=files:{in}/corpus/*.txt --num_fewshot=2',
@@ -141,7 +147,7 @@ GROW = {
   ),
   'a method that there is not': (
     'grow --source={lm} --target=new --method=double',
-    '--method=double: it must be one of group',
+    "--method is 'double'; it must be one of group, zero_keys, ",
   ),
   'less noise than none': (
     'grow --source={lm} --target=new --method=duplicate --param_tokens=ffn=128 --noise=-1',
@@ -159,16 +165,25 @@ GROW = {
     'grow --source={lm} --target=new --param_tokens=ffn=128 --mesh=data=4',
     "'data'",
   ),
-  'a merge of nothing': ('grow merge --source={lm} --target=new', 'merge needs --added'),
+  'a merge of nothing': (
+    'grow merge --source={lm} --target=new',
+    '--added is missing: the run whose tokens are appended',
+  ),
   'a merge of no run': ('grow merge --source={lm} --target=new --added=none', 'none is not'),
-  'a merge of an empty name': ('grow merge --source={lm} --target=new --added=', '--added= is'),
+  'a merge of an empty name': (
+    'grow merge --source={lm} --target=new --added=',
+    "--added is ''; it must not be empty",
+  ),
   'a merge of images into text': ('grow merge --source={lm} --target=new --added={vit}', ''),
   'a group that is not there': (
     'grow remove --source={lm} --target=new --groups=2',
     '--groups names group 2',
   ),
   'the only group': ('grow remove --source={lm} --target=new --groups=1', 'must keep one'),
-  'no factor': ('grow scale --source={lm} --target=new --groups=1', 'scale needs --factor'),
+  'no factor': (
+    'grow scale --source={lm} --target=new --groups=1',
+    '--factor is missing: the factor of the values',
+  ),
   'groups to freeze that are not there': (
     'train {tiny} --config.optim.frozen_groups=2',
     'frozen_groups names group 2',

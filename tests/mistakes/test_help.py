@@ -70,6 +70,12 @@ def test_the_word_help_is_the_flag(name, server):
   assert (word.status, word.out) == (0, flag.out), word.err
 
 
+def test_each_action_has_a_help_of_its_own(server):
+  done = server.run([*COMMANDS['grow'], 'shrink', '--help'], commands_server.ROOT)
+  assert done.out.startswith('Keep the tokens that matter most'), done.out
+  assert '  --examples=16 ' in done.out and '--layers' not in done.out
+
+
 def test_help_names_the_default_and_the_choices_of_a_flag(server):
   done = server.run([*COMMANDS['grow'], '--help'], commands_server.ROOT)
   assert '  --method=group            group | zero_keys | duplicate' in done.out, done.out

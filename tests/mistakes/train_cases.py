@@ -262,8 +262,8 @@ TRAIN_KEYS = {
   'a mesh of nothing': ('train --config.mesh.fsdp=0', 'config.mesh has'),
   'a kernel of other devices': ('train --config.train.attention=splash', 'the devices are cpu'),
   'a way to grow of a run from nothing': (
-    'train {tiny} --workdir=new --config.grow.method=zero_keys',
-    "config.grow.method is 'zero_keys', which has an effect only where a run begins from config.in",
+    'train {tiny} --workdir=new --config.grow.method.kind=zero_keys',
+    "config.grow.method.kind is 'zero_keys', which has an effect only where a run begins from ",
   ),
   'a step to grow at of a run from nothing': (
     'train {tiny} --workdir=new --config.grow.step=restart',

@@ -254,7 +254,7 @@ def test_slurm_is_found_and_two_processes_generate_what_one_does(one):
 
 @slow
 @pytest.mark.parametrize('i', [0, 1])
-def test_who_starts_alone_gives_up_with_a_sentence(corpus, i):
+def test_a_process_that_starts_alone_gives_up_with_a_sentence(corpus, i):
   command, _ = train(corpus, 'alone', **CHANGES)
   port = tiny_hosts.free_port()
   done = subprocess.run(
@@ -385,7 +385,7 @@ def test_processes_end_alike_when_one_cannot_read_for_long(trained):
 
 
 @slow
-def test_what_one_process_finds_damaged_all_leave_out(trained):
+def test_all_processes_leave_out_a_checkpoint_that_one_finds_damaged(trained):
   ended, workdir = cannot_read(trained, 'damaged', 99, 'damaged')
   assert [process.status for process in ended] == [0, 0], [p.err for p in ended]
   assert (workdir / 'damaged/15').is_dir()

@@ -137,7 +137,7 @@ def test_files_that_a_replaced_process_removed_are_written_again(tmp_path, monke
   checkpoints.close()
 
 
-def test_what_is_donated_after_save_is_still_written(tmp_path):
+def test_a_state_that_is_donated_after_save_is_still_written(tmp_path):
   checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
   big = {'params': jnp.arange(2**20, dtype=jnp.float32)}
   overwrite = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0 - 1, tree), donate_argnums=0)
@@ -185,7 +185,7 @@ def test_arrays_made_when_they_are_written_are_as_others(tmp_path):
     np.testing.assert_array_equal(np.asarray(restored[name]), array, err_msg=name)
 
 
-def test_of_parameters_alone_the_rest_is_read_as_zeros(tmp_path):
+def test_the_rest_of_a_checkpoint_of_parameters_is_read_as_zeros(tmp_path):
   checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
   alone = {'params': state()['params']}
   checkpoints.save(0, alone, Config(), TOKENIZER, contents='params')
@@ -205,7 +205,7 @@ def test_of_parameters_alone_the_rest_is_read_as_zeros(tmp_path):
     checkpoints.restore(checkpoints.meta(1), abstract(state()))
 
 
-def test_arrays_go_straight_to_their_place_on_another_mesh(tmp_path):
+def test_arrays_are_read_into_the_shardings_of_another_mesh(tmp_path):
   save(tmp_path)
   mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
   everywhere = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), state())
@@ -344,7 +344,7 @@ def test_another_format_is_refused(stored, sentence, tmp_path, monkeypatch):
     checkpoint.Checkpoints(tmp_path).meta(2)
 
 
-def test_sources_that_are_none_are_named(tmp_path):
+def test_directories_without_checkpoints_are_named(tmp_path):
   with pytest.raises(UserError, match='is not the work directory of a run'):
     checkpoint.open_source(tmp_path / 'nothing', None)
   save(tmp_path)

@@ -233,7 +233,7 @@ def test_a_file_that_cannot_be_written_for_a_while_is_written_later(tmp_path, fa
 # Paths
 
 
-def test_what_cannot_be_looked_at_is_not_absent(tmp_path, fail):
+def test_a_failed_check_does_not_count_as_absence(tmp_path, fail):
   assert paths.exists(tmp_path) and not paths.exists(tmp_path / 'x')
   fail(os, 'stat', itertools.repeat(EIO), lambda path, **_: path == tmp_path)
   with pytest.raises(TransientError, match='looking for'):

@@ -73,7 +73,7 @@ def test_a_run_in_a_bucket_is_that_on_a_disk(run, make, tmp_path):
   assert [line.get('train/loss') for line in lines] == [line.get('train/loss') for line in wanted]
 
 
-def test_its_files_are_there(run, bucket):
+def test_the_files_of_a_run_are_in_the_bucket(run, bucket):
   files = objects(bucket, 'runs/one/')
   assert 'runs/one/config.json' in files
   assert sum('tensorboard/events' in name for name in files) == 2, 'one of each process'
@@ -81,7 +81,7 @@ def test_its_files_are_there(run, bucket):
   assert not [name for name in files if 'probe' in name], 'a trace of trying to write is left'
 
 
-def test_its_figures_are_drawn(run):
+def test_the_figures_of_a_run_in_a_bucket_are_drawn(run):
   url, _ = run
   found = curves.curves(url, 'tokens', 'train/loss')['train/loss']
   assert found[1] == [one['train/loss'] for one in metrics.read(url) if 'train/loss' in one]
@@ -119,7 +119,7 @@ def test_a_grown_model_is_written_there(run):
     grow_run.check_target(target)
 
 
-def test_what_cannot_be_written_leaves_nothing(run, bucket, monkeypatch):
+def test_a_failed_write_leaves_nothing(run, bucket, monkeypatch):
   target = paths.parse_path('gs://bucket/runs/failed')
   save = checkpoint.Checkpoints.save
 
@@ -299,7 +299,7 @@ def test_work_directories_that_cannot_be_written_are_refused(mistake, bucket, ma
     loop.train(make(), url)
 
 
-def test_what_reads_buckets_has_to_be_installed(monkeypatch):
+def test_buckets_need_gcsfs(monkeypatch):
   found = importlib.util.find_spec
   monkeypatch.setattr(
     importlib.util, 'find_spec', lambda name: None if name == 'gcsfs' else found(name)

@@ -99,19 +99,19 @@ NEITHER = {
 
 
 @pytest.mark.parametrize('name', TRANSIENT)
-def test_what_may_pass_is_tried_again(name):
+def test_errors_that_may_pass_are_transient(name):
   assert retry.is_transient(TRANSIENT[name]), 'a hiccup ends the run, or condemns a checkpoint'
   assert not retry.is_for_user(TRANSIENT[name])
 
 
 @pytest.mark.parametrize('name', FOR_USER)
-def test_what_the_user_has_to_mend_is_not_tried_again(name):
+def test_errors_that_the_user_has_to_mend_are_not_transient(name):
   assert retry.is_for_user(FOR_USER[name]), 'a full disk or missing rights are not told apart'
   assert not retry.is_transient(FOR_USER[name])
 
 
 @pytest.mark.parametrize('name', NEITHER)
-def test_what_is_no_error_of_storage_is_left_to_the_caller(name):
+def test_other_errors_are_left_to_the_caller(name):
   error = NEITHER[name]
   assert not retry.is_transient(error), 'damage or a bug is tried again for ever'
   assert not retry.is_for_user(error)
@@ -155,7 +155,7 @@ def test_other_errors_are_raised_at_once(pauses, error):
   assert not pauses, 'time was lost over an error that does not pass'
 
 
-def test_what_is_said_of_an_error_keeps_its_end():
+def test_a_shortened_error_keeps_its_end():
   error = ValueError(f'writing {"a/long/path" * 50}: no space left\nand more')
   said = retry.one_line(error)
   assert said.startswith('ValueError: writing a/long') and said.endswith(': no space left')

@@ -13,7 +13,7 @@ VALUES = st.dictionaries(st.text(), st.none() | st.integers() | st.text(), min_s
 
 @settings(max_examples=40, deadline=None)
 @given(VALUES)
-def test_what_was_written_is_read_and_is_json(values):
+def test_sealed_values_are_read_back_and_are_json(values):
   text = sealed.dump(values)
   assert sealed.load(text.encode()) == values
   assert json.loads(text).keys() == {*values, 'seal'}

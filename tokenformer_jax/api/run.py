@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import ml_collections
 import numpy as np
-from pydantic import Field
+from pydantic import Field, InstanceOf
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks as tasks_lib
@@ -70,7 +70,9 @@ def load(source: Path) -> Run:
 
 
 @arguments.checked
-def train(config: Config | ml_collections.ConfigDict | Path, workdir: Path, **changes: Any) -> Run:
+def train(
+  config: InstanceOf[Config] | ml_collections.ConfigDict | Path, workdir: Path, **changes: Any
+) -> Run:
   """Train a model, or resume the run in the work directory.
 
     c = tokenformer_jax.config.defaults()
@@ -101,30 +103,42 @@ def bring(
   sequence_length: Count | None = None,
   dtype: Literal['float32', 'bfloat16'] = 'float32',
   allow_nonfinite: Bool = False,
+  heads: Count | None = None,
+  rotary_fraction: Float | None = None,
+  score: Literal['l2_norm_gelu', 'gelu_l2_norm', 'softmax'] = 'l2_norm_gelu',
 ) -> Run:
-  """Make a run of a model in a folder as on the hub, which `transformers` loads.
+  """Make a run of a folder that transformers loads, or of released TokenFormer weights.
 
     run = tokenformer_jax.bring('llama', 'runs/llama')
 
   docs/transformers.md lists the families. The parameters alone are taken: training from the run
-  starts with moments of zero. Weights of a released TokenFormer are taken as well, with what
-  `tokenformer convert to-jax` assumes without flags.
+  starts with moments of zero.
 
   Args:
-    source: the folder, or a file or checkpoint of released weights.
-    target: the new work directory.
-    tokenizer: a tokenizer.json, `bytes`, or a run whose tokenizer to take; '': the folder's.
-    sequence_length: for later training; None: 2048, or the fewer positions of the model.
-    dtype: of the stored parameters, float32 or bfloat16.
-    allow_nonfinite: accept weights that are NaN or infinite.
+    source: A folder as on the hub, or a file or checkpoint of released weights.
+    target: The new work directory.
+    tokenizer: A tokenizer.json, bytes, or a run whose tokenizer to take; default: the source's.
+    sequence_length: For later training; default: 2048, or the fewer positions of a folder.
+    dtype: Of the stored parameters.
+    allow_nonfinite: Accept weights that are NaN or infinite.
+    heads: Of released weights: attention heads; default: by the width, as released.
+    rotary_fraction: Of released weights: the rotated part of each head; default: 0.25, as released.
+    score: Of released weights, which do not record the score function: norm_activation_type in
+      the config of the training.
 
   Raises:
     UserError: the model is of no known family or has an option that we do not have, a tensor is
       missing, the tokenizer does not fit, or the target exists. Nothing is written then.
   """
-  options = {'sequence_length': sequence_length, 'dtype': dtype, 'allow_nonfinite': allow_nonfinite}
-  directory = paths.parse_path(target)
-  to_run.to_jax(paths.local(source), directory, tokenizer=os.fspath(tokenizer), **options)
+  released = {'heads': heads, 'rotary_fraction': rotary_fraction, 'score': score}
+  stored = {'sequence_length': sequence_length, 'dtype': dtype, 'allow_nonfinite': allow_nonfinite}
+  to_run.to_jax(
+    paths.local(source),
+    paths.parse_path(target),
+    tokenizer=os.fspath(tokenizer),
+    **released,
+    **stored,
+  )
   return load(target)
 
 
@@ -223,7 +237,7 @@ class Run(Growable, Viewable):
 
     Args:
       prompt: a text, or several; empty: a new document.
-      length: the most tokens to write; None: 256, or what the prompt leaves of the length of
+      length: the most tokens to write; default: 256, or what the prompt leaves of the length of
         training.
       temperature: divides the logits; 0 takes the likeliest token.
       top_k: draw from the k likeliest tokens; 0: from all.
@@ -231,8 +245,8 @@ class Run(Growable, Viewable):
       seed: the seed of the draws.
       stop: a text ends before the first of these strings.
       batch_size: the number of texts to write at a time.
-      max_length: the most tokens of a prompt and its text together; None: no limit.
-      clip_positions: the largest distance in full rotary attention (ReRoPE); None: the model's.
+      max_length: the most tokens of a prompt and its text together; default: no limit.
+      clip_positions: the largest distance in full rotary attention (ReRoPE); default: the model's.
 
     Returns:
       The text without its prompt; for several prompts a list, in their order.
@@ -358,12 +372,12 @@ class Run(Growable, Viewable):
     Args:
       texts: documents, or a source of documents as in `data.source`.
       tasks: tasks of lm-evaluation-harness, which has to be installed.
-      stride: tokens that each window over the texts scores; None: a whole window.
-      max_length: the most tokens of input; None: the training's sequence length.
+      stride: tokens that each window over the texts scores; default: a whole window.
+      max_length: the most tokens of input; default: the training's sequence length.
       clip_positions: see `generate`.
-      batch_size: rows of a batch; None: enough rows for several thousand tokens.
-      num_fewshot: solved examples before each question; None: the task's own number.
-      limit: samples of each task; None: all.
+      batch_size: rows of a batch; default: enough rows for several thousand tokens.
+      num_fewshot: solved examples before each question; default: the task's own number.
+      limit: samples of each task; default: all.
       include_path: a folder with tasks of your own.
 
     Returns:

@@ -1,16 +1,11 @@
 r"""Turn released TokenFormer weights or a popular model into a run of ours, and back.
 
-  tokenformer convert to-jax --source=pytorch_model.bin --target=RUN
-      [--tokenizer=tokenizer.json|bytes|RUN] [--heads=N] [--rotary_fraction=F] [--sequence_length=N]
-      [--score=l2_norm_gelu|gelu_l2_norm|softmax] [--dtype=float32|bfloat16] [--allow_nonfinite]
-  tokenformer convert to-jax --source=FOLDER --target=RUN
-      [--tokenizer=…] [--sequence_length=N] [--dtype=float32|bfloat16] [--allow_nonfinite]
+  tokenformer convert to-jax --source=WEIGHTS --target=RUN
   tokenformer convert to-torch --source=RUN[@STEP] --target=model.safetensors
-      [--dtype=float32|float16|bfloat16] [--allow_nonfinite]
   tokenformer convert to-hf --source=RUN[@STEP] --target=FOLDER
-      [--dtype=float32|float16|bfloat16] [--allow_nonfinite]
-  tokenformer convert layout --source=RUN[@STEP] --target=RUN
-      --layout=half_split|interleaved
+  tokenformer convert layout --source=RUN[@STEP] --target=RUN --layout=interleaved
+
+`tokenformer convert ACTION --help` lists the flags of an action.
 
 The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, a directory
 with one of them, or a folder in the layout of transformers, whose config.json says what its model
@@ -36,15 +31,17 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import jax
 from absl import flags
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.cli import flag_uses, help_text, parse_flags
+from tokenformer_jax.api.run import Run, bring
+from tokenformer_jax.cli import help_text, signatures
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.cli.flag_uses import Use
 from tokenformer_jax.config import ModelConfig, RotaryConfig
+from tokenformer_jax.config.section import Bool
 from tokenformer_jax.convert import (
   hub,
   hub_folder,
@@ -57,31 +54,31 @@ from tokenformer_jax.convert import (
   vocabulary,
 )
 from tokenformer_jax.convert.to_run import to_jax
-from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
 
 _SCORE = released_torch.SCORE
-
-# The flags that have an effect in each action.
-_USES = {
-  'to-jax': (Use('heads rotary_fraction score tokenizer sequence_length dtype allow_nonfinite'),),
-  'to-torch': (Use('dtype allow_nonfinite'),),
-  'to-hf': (Use('dtype allow_nonfinite'),),
-  'layout': (Use('layout'),),
-}
+_Dtype = Literal['float32', 'float16', 'bfloat16']
+Layout = Literal['half_split', 'interleaved']
 
 
 def to_torch(
-  source: str, target: Path, *, dtype: str = 'float32', allow_nonfinite: bool = False
+  source: str, target: Path, *, dtype: _Dtype = 'float32', allow_nonfinite: Bool = False
 ) -> ModelConfig:
   """Write the parameters of a run as a safetensors file of the released model; return its model.
 
   This is the exact inverse of `to_jax`: weights that came from `dtype` return to it bit for bit.
   The tokenizer of the run becomes a `tokenizer.json` in the same directory
   (`vocabulary.written_beside`).
+
+  Args:
+    source: The run, DIR or DIR@STEP.
+    target: The new file.
+    dtype: Of the written tensors.
+    allow_nonfinite: Accept weights that are NaN or infinite.
 
   Raises:
     UserError: the target does not end in `.safetensors`, exists or cannot be written, the run
@@ -107,63 +104,52 @@ def to_torch(
   return model
 
 
-def define_flags() -> None:
-  """Define the command's flags."""
-  flags.DEFINE_string('source', None, 'Weights (to-jax) or a run (to-torch, to-hf, layout).')
-  flags.DEFINE_string('target', None, 'The new work directory, file or folder.')
-  flags.DEFINE_integer(
-    'heads', None, 'Attention heads. Default: by the width, as released.', lower_bound=1
-  )
-  flags.DEFINE_float(
-    'rotary_fraction', None, 'The rotated part of each head. Default: 0.25, as released.'
-  )
-  flags.DEFINE_enum(
-    'score',
-    _SCORE,
-    released_torch.SCORES,
-    'The score function, which weights do not record: norm_activation_type in the config of the '
-    'training.',
-  )
-  flags.DEFINE_string(
-    'tokenizer',
-    '',
-    'A tokenizer.json, bytes, or the run (DIR or DIR@STEP) whose tokenizer to take. Default: the '
-    'tokenizer.json beside the source.',
-  )
-  flags.DEFINE_integer(
-    'sequence_length',
-    None,
-    'For later training. Default: 2048, or the fewer positions of a folder.',
-    lower_bound=1,
-  )
-  flags.DEFINE_bool('allow_nonfinite', False, 'Accept weights that are NaN or infinite.')
-  flags.DEFINE_enum('dtype', 'float32', tensor_files.DTYPES, 'The dtype of what is written.')
-  flags.DEFINE_enum('layout', None, rotary_layout.LAYOUTS, 'The rotary layout to change to.')
-  flag_uses.declare(_USES)
+def change_layout(source: str, target: paths.Path, layout: Layout) -> None:
+  """Write a run that computes the same with the other rotary layout, at the source's step.
+
+  Args:
+    source: The run, DIR or DIR@STEP.
+    target: The new work directory.
+    layout: The rotary layout to change to.
+  """
+  rotary_layout.convert_run(source, target, layout)
+  messages.say(f'the model computes the same as that of {source}, with the rotary layout {layout}')
+  _say_written(target)
+
+
+_ACTIONS = signatures.Actions(
+  {'to-jax': bring, 'to-torch': to_torch, 'to-hf': Run.to_hf, 'layout': change_layout},
+  without=['source', 'target'],
+)
+
+
+def define_flags(argv: Sequence[str]) -> str:
+  """Define the flags of the action that the first word names; return its description."""
+  named = bool(argv[1:]) and not argv[1].startswith('-')
+  flags.DEFINE_string('source', None, 'Weights (to-jax) or a run, DIR or DIR@STEP.', required=named)
+  flags.DEFINE_string('target', None, 'The new work directory, file or folder.', required=named)
+  if not named:
+    return __doc__ or ''
+  name = _ACTIONS.name(argv)
+  _ACTIONS.define(name)
+  text = signatures.description(_ACTIONS.functions[name])
+  return f'{text}\n\n  tokenformer convert {name} --source=… --target=…'
 
 
 def main(argv: Sequence[str]) -> None:
   """Run the action that the first word names."""
   # Leave accelerators alone: nothing is computed, and other processes may hold them.
   jax.config.update('jax_platforms', 'cpu')
-  action, *rest = argv[1:] or ['']
-  if not action:
+  if not argv[1:]:
     raise UserError(
-      f'convert needs a word that says what to do: {" or ".join(_USES)}; for example `tokenformer '
-      'convert to-jax --source=WEIGHTS --target=DIR`'
+      f'convert needs a word that says what to do: {" or ".join(_ACTIONS.functions)}; for example '
+      '`tokenformer convert to-jax --source=WEIGHTS --target=DIR`'
     )
-  if action not in _USES or rest:
-    wrong = rest[0] if action in _USES else action
-    raise UserError(f'unknown command {wrong!r}{nearest(wrong, _USES)}')
-  values = flags.FLAGS
-  for name in ('source', 'target'):
-    if not values[name].value:
-      raise UserError(parse_flags.missing_flag(name))
-  options = {name: values[name].value for use in _USES[action] for name in use.flags.split()}
+  values, action, options = flags.FLAGS, _ACTIONS.name(argv), _ACTIONS.given(argv)
   is_local = action in ('to-torch', 'to-hf')
   target = paths.local(values.target) if is_local else paths.parse_path(values.target)
   if action == 'layout':
-    _change_layout(values.source, target, values.layout)
+    change_layout(values.source, target, **options)
     return
   if action == 'to-hf':
     _say_sizes(to_hf.convert_run(values.source, target, **options))
@@ -215,14 +201,6 @@ def _say_sizes(model: ModelConfig) -> None:
   messages.say(f'{model.depth} layers, width {model.width}, {heads} heads, {count:,} parameters')
 
 
-def _change_layout(source: str, target: paths.Path, layout: str | None) -> None:
-  if layout is None:
-    raise UserError(f'--layout is missing; it must be one of {", ".join(rotary_layout.LAYOUTS)}')
-  rotary_layout.convert_run(source, target, layout)
-  messages.say(f'the model computes the same as that of {source}, with the rotary layout {layout}')
-  _say_written(target)
-
-
 def _say_written(target: paths.Path, draws: Mapping[str, float] = MappingProxyType({})) -> None:
   """Print that a run was written, and a command that tries it; `draws` are flags of it."""
   messages.say(f'wrote {target}; to try it:')
@@ -245,5 +223,4 @@ def _say_assumed(model: ModelConfig) -> None:
 
 def run() -> None:
   """Run the command with the arguments of this process."""
-  define_flags()
-  cli.run(main, positional=True, on_all_hosts=False)
+  cli.run(main, positional=True, on_all_hosts=False, define=define_flags)

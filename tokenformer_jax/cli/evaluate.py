@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from tokenformer_jax.cli import flag_uses
+from tokenformer_jax.api.run import Run
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.cli.flag_uses import Use
+from tokenformer_jax.cli import parse_flags, signatures
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding import evaluation, length, trained
 from tokenformer_jax.errors import UserError
@@ -27,27 +27,11 @@ from tokenformer_jax.parallel import hosts
 def define_flags() -> None:
   """Define the command's flags."""
   flags.DEFINE_string('source', None, 'A run: DIR, or DIR@STEP.', required=True)
-  flags.DEFINE_list('tasks', [], 'Names of tasks or groups of tasks of lm-evaluation-harness.')
   flags.DEFINE_string('text', '', 'A text: files:GLOB, or another source as in data.source.')
-  flags.DEFINE_integer(
-    'num_fewshot', None, "Solved examples before each question (default: the task's number).", 0
-  )
-  flags.DEFINE_integer('limit', None, 'The most samples to use of each task (default: all).', 1)
-  flags.DEFINE_string('include_path', None, 'A directory with tasks of your own (YAML).')
-  flags.DEFINE_integer(
-    'stride', None, 'Tokens that each window over --text scores (default: a whole window).', 1
-  )
-  flags.DEFINE_integer(
-    'max_length', None, "The most tokens of input (default: the training's sequence length).", 1
-  )
-  flags.DEFINE_integer('clip_positions', None, length.CLIP_HELP, 1)
+  signatures.define(Run.evaluate, without=['texts'])
   flags.DEFINE_integer('groups', None, trained.GROUPS_HELP)
-  flags.DEFINE_integer(
-    'batch_size', None, 'Rows of a batch (default: enough for several thousand tokens).', 1
-  )
   flags.DEFINE_integer('token_shards', 1, 'Devices to split parameter tokens and heads over.', 1)
   flags.DEFINE_string('output', None, 'A JSON file for the results.')
-  flag_uses.declare({'': (Use('num_fewshot limit include_path', 'tasks'), Use('stride', 'text'))})
 
 
 def main(argv: Sequence[str]) -> None:
@@ -56,6 +40,8 @@ def main(argv: Sequence[str]) -> None:
   values, start = flags.FLAGS, time.monotonic()
   if not (values.tasks or values.text):
     raise UserError('nothing to evaluate on; give --tasks=NAME,…, --text=files:GLOB, or both')
+  parse_flags.needs('num_fewshot limit include_path', 'tasks=NAME')
+  parse_flags.needs('stride', 'text=files:GLOB')
   cli.output_file('output')
   # Report mistakes in the tasks before the model loads.
   tasks = evaluation.find_tasks(values.tasks, values.include_path)

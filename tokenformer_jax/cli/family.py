@@ -25,9 +25,8 @@ from collections.abc import Callable, Sequence
 import jax
 from absl import flags
 
-from tokenformer_jax.cli import config_flag, flag_uses
+from tokenformer_jax.cli import config_flag, parse_flags
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.cli.flag_uses import Use
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import forecast, make, result
 from tokenformer_jax.family import jobs as jobs_lib
@@ -42,15 +41,14 @@ _SET = {
   'train.steps': '--tokens says how long the runs are',
   'train.drop_groups': '--drop_groups says it for --method=elastic, and others have none',
 }
-_USES = {
-  '': (
-    Use('grow_at', 'method=bottom_up'),
-    Use('share distill_weight', 'method=top_down|elastic'),
-    Use('drop_groups', 'method=elastic'),
-    Use('examples', 'method=top_down'),
-    Use('topology law', 'dry_run'),
-    Use('slices', 'topology'),
-  )
+
+
+# Flags that some methods have.
+_OF_METHODS = {
+  'grow_at': ('bottom_up',),
+  'share distill_weight': ('top_down', 'elastic'),
+  'drop_groups': ('elastic',),
+  'examples': ('top_down',),
 }
 
 
@@ -88,7 +86,6 @@ def define_flags() -> None:
   flags.DEFINE_string('topology', None, 'CHIP:SHAPE as for plan: list chip-hours on it.')
   flags.DEFINE_integer('slices', 1, 'The number of slices of the topology.', lower_bound=1)
   flags.DEFINE_string('law', None, 'The JSON file of laws: list losses by it.')
-  flag_uses.declare(_USES)
 
 
 def run() -> None:
@@ -101,6 +98,11 @@ def main(argv: Sequence[str]) -> int:
   """List the runs; then make what is missing, and write the results."""
   del argv
   values = flags.FLAGS
+  for names, methods in _OF_METHODS.items():
+    why = f'has an effect only with --method={" or ".join(methods)}; leave it out'
+    parse_flags.refuse(names, why, unless=values.method in methods)
+  parse_flags.needs('topology law', 'dry_run')
+  parse_flags.needs('slices', 'topology=CHIP:SHAPE')
   _check_keys()
   cli.check_holds_no_run('out')
   family, out = _read_family(), str(paths.parse_path(values.out))

@@ -22,10 +22,10 @@ from typing import Any
 import jax
 from absl import flags
 
-from tokenformer_jax.cli import flag_uses
+from tokenformer_jax.api.run import Run
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.cli.flag_uses import Use
-from tokenformer_jax.decoding import chats, decode, length, texts, trained
+from tokenformer_jax.cli import parse_flags, signatures
+from tokenformer_jax.decoding import chats, decode, length, trained
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.decoding.writer import Writer
@@ -88,43 +88,24 @@ def define_flags() -> None:
   flags.DEFINE_string('prompt', '', 'The text to continue; empty: a new document.')
   flags.DEFINE_bool('chat', False, 'Answer the prompt, or each line of standard input, in turn.')
   flags.DEFINE_string('requests', None, 'A file of requests, one JSON object per line; see above.')
-  flags.DEFINE_integer(
-    'length',
-    None,
-    f'The most tokens to write (default: {texts.LENGTH}, or what the prompt leaves of the length '
-    'of training).',
-    lower_bound=1,
-  )
-  flags.DEFINE_integer(
-    'max_length', None, 'The most tokens of prompt and text together (default: no limit).', 1
-  )
-  flags.DEFINE_integer('clip_positions', None, length.CLIP_HELP, 1)
-  flags.DEFINE_integer('groups', None, trained.GROUPS_HELP)
-  flags.DEFINE_float('temperature', 0.8, 'Divides the logits; 0 takes the likeliest token.')
-  flags.DEFINE_integer('top_k', 0, 'Draw from the k likeliest tokens; 0: from all.')
-  flags.DEFINE_float('top_p', 0.95, 'Draw from the likeliest tokens that reach p together; 1: all.')
-  flags.DEFINE_integer('seed', 0, 'Seed of the draws.')
+  signatures.define(Run.generate, without=['prompt', 'stop'])
   flags.DEFINE_multi_string('stop', [], 'End before this string; may be repeated.')
-  flags.DEFINE_integer('batch_size', 8, 'Texts of --requests at a time.', lower_bound=1)
+  flags.DEFINE_integer('groups', None, trained.GROUPS_HELP)
   flags.DEFINE_integer('token_shards', 1, 'Devices to split parameter tokens and heads over.', 1)
-  flag_uses.declare(
-    {
-      '': (
-        Use(
-          'prompt', 'not requests', 'has no effect with --requests; put the prompt into the file'
-        ),
-        Use('batch_size', 'requests'),
-        Use('chat', 'not requests', 'has no effect with --requests; leave out one of them'),
-        Use('top_k top_p seed', 'requests or not temperature=0'),
-      )
-    }
-  )
 
 
 def main(argv: Sequence[str]) -> None:
   """Print the prompt and its continuation, or a JSON object for each request."""
   del argv
   values = flags.FLAGS
+  alone = not values.requests
+  parse_flags.refuse(
+    'prompt', 'has no effect with --requests; put the prompt into the file', unless=alone
+  )
+  parse_flags.refuse('chat', 'has no effect with --requests; leave out one of them', unless=alone)
+  parse_flags.needs('batch_size', 'requests=FILE')
+  draws = values.requests or values.temperature
+  parse_flags.refuse('top_k top_p seed', 'has no effect with --temperature=0', unless=draws)
   sampling = Sampling(values.temperature, values.top_k, values.top_p, values.seed)
   stop = tuple(filter(None, values.stop))
   default = TextRequest(values.prompt, values.length, sampling, stop, values.max_length)

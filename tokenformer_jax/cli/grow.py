@@ -6,8 +6,8 @@ r"""Make a trained model larger without changing what it computes.
   tokenformer grow --source=DIR --target=DIR --method=net2net --width=N
 
 New layers and experts add zero at first. Tokens of a Transformer are beside its matrices; the last
-form widens them. A word before the flags names another action; `tokenformer grow ACTION --help`
-lists its flags:
+form widens them. A word before the flags names another action, whose flags
+`tokenformer grow ACTION --help` lists:
 """
 
 import contextlib
@@ -76,8 +76,9 @@ def run() -> None:
 
 def main(argv: Sequence[str]) -> None:
   """Run the action that the first word names."""
+  given = _ACTIONS.given(argv)
   function = inspect.unwrap(ACTIONS[_ACTIONS.name(argv)])
-  result = function(_Source(flags.FLAGS.source), **_ACTIONS.given(argv))
+  result = function(_Source(flags.FLAGS.source), **given)
   if isinstance(result, str):
     print(result, flush=True)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from tokenformer_jax.cli import flag_uses, verbs
+from tokenformer_jax.cli import verbs
 from tokenformer_jax.errors import UserError
 
 _NAMES = 26  # columns of a flag and its default
@@ -58,8 +58,7 @@ def render(doc: str, more: str = '') -> str:
   command.
   """
   own = list(_flags(hosts=False))
-  marked = '; [a mark] says when one has an effect' if any(map(flag_uses.mark, own)) else ''
-  text = [as_typed(doc).strip(), f'\nFlags{marked}:\n']
+  text = [as_typed(doc).strip(), '\nFlags:\n']
   for flag in own:
     text.extend(_lines(flag))
   if several := [f'--{flag.name}' for flag in _flags(hosts=True)]:
@@ -99,7 +98,7 @@ def _flags(*, hosts: bool) -> Iterator[flags.Flag]:
 
 def _lines(flag: flags.Flag) -> list[str]:
   value = flag.default
-  if isinstance(value, list):
+  if isinstance(value, list | tuple):
     value = ','.join(value)
   elif isinstance(value, bool):
     value = str(value).lower()
@@ -107,7 +106,7 @@ def _lines(flag: flags.Flag) -> list[str]:
   text = re.sub(r'^<.*?>: ', '', flag.help.split(';\n')[0])  # absl puts choices before the help.
   if choices := getattr(flag.parser, 'enum_values', None):
     text = f'{" | ".join(choice or chr(39) * 2 for choice in choices)}; {text}'
-  return columns(left, f'{text}{flag_uses.mark(flag)}', _NAMES)
+  return columns(left, text, _NAMES)
 
 
 def columns(left: str, text: str, width: int) -> list[str]:

@@ -18,9 +18,8 @@ import jax
 import numpy as np
 from absl import flags
 
-from tokenformer_jax.cli import flag_uses
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.cli.flag_uses import Use
+from tokenformer_jax.cli import parse_flags
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import analysis, chains, law_figures, mixing, points, report, runs
 from tokenformer_jax.laws.analysis import Analysis
@@ -28,19 +27,6 @@ from tokenformer_jax.laws.mixing import Grown
 from tokenformer_jax.parallel import messages
 
 _MOST_DRAWS = 100_000  # of the bootstrap; more would fill the memory and say the same
-_OF_PLANS = 'is for plans of growth; give --target_loss, or leave it out'
-_USES = {
-  '': (
-    Use('active', 'parameters', 'is a part of --parameters, which is missing'),
-    Use('sizes stages', 'target_loss', _OF_PLANS),
-    Use('grown mixing', 'target_loss or chain', _OF_PLANS),
-    Use(
-      'growth_time',
-      'target_loss and stages',
-      'is in chip-hours of a plan, which --target_loss=X and --stages=FILE give; leave it out',
-    ),
-  )
-}
 
 
 def define_flags() -> None:
@@ -60,7 +46,6 @@ def define_flags() -> None:
   flags.DEFINE_list('grown', None, 'Grown runs, whose losses give the mixing exponent.')
   flags.DEFINE_float('mixing', None, 'γ, how fast a grown model forgets that it was small.')
   flags.DEFINE_float('growth_time', 0.0, 'Chip-hours of a growth itself.', lower_bound=0)
-  flag_uses.declare(_USES)
 
 
 def run() -> None:
@@ -122,6 +107,18 @@ def main(argv: Sequence[str]) -> None:
 def _check_flags(named: Sequence[str]) -> None:
   """Check flags that need or exclude each other, before anything is read."""
   values = flags.FLAGS
+  plans, chain = values.target_loss is not None, values.chain
+  of_plans = 'is for plans of growth; give --target_loss, or leave it out'
+  parse_flags.refuse(
+    'active', 'is a part of --parameters, which is missing', unless=values.parameters
+  )
+  parse_flags.refuse('sizes stages', of_plans, unless=plans)
+  parse_flags.refuse('grown mixing', of_plans, unless=plans or chain)
+  parse_flags.refuse(
+    'growth_time',
+    'is in chip-hours of a plan, which --target_loss=X and --stages=FILE give; leave it out',
+    unless=plans and values.stages,
+  )
   if bool(named) == bool(values.csv):
     problem = 'both name losses' if named else 'are both missing'
     raise UserError(f'runs and --csv {problem}; give work directories, or --csv=FILE')

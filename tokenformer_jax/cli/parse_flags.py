@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from tokenformer_jax import config
-from tokenformer_jax.cli import config_flag, flag_uses, help_text, signatures
+from tokenformer_jax.cli import config_flag, help_text, signatures
 from tokenformer_jax.errors import UserError, misspelt
 
 
@@ -15,8 +15,7 @@ def parse(argv: Sequence[str]) -> list[str]:
   """Parse the flags of `argv`, and return the other arguments.
 
   Raises:
-    UserError: a flag is unknown, missing or empty, its value does not fit, or it has no effect in
-      this call (`flag_uses`).
+    UserError: a flag is unknown, missing or empty, or its value does not fit.
   """
   if 'config' in flags.FLAGS:
     argv = [argv[0], *config_flag.take_overrides(argv[1:])]
@@ -32,8 +31,24 @@ def parse(argv: Sequence[str]) -> list[str]:
   for flag in help_text.own_flags():
     if flag.present:
       _check_value(flag)
-  flag_uses.check(rest[1:])
   return rest
+
+
+def refuse(names: str, why: str, *, unless: object) -> None:
+  """Refuse flags, by their names with spaces between, that have no effect in this call.
+
+  Raises:
+    UserError: one is given, and `unless` is false; the sentence is the flag and `why`.
+  """
+  for name in names.split():
+    if flags.FLAGS[name].present and not unless:
+      raise UserError(f'--{name} {why}')
+
+
+def needs(names: str, other: str) -> None:
+  """Refuse flags that have an effect only with another one, such as `stride` with `text=…`."""
+  given = flags.FLAGS[other.partition('=')[0]].value
+  refuse(names, f'has an effect only with --{other}; leave it out', unless=given)
 
 
 def missing_flag(name: str) -> str:

@@ -6,10 +6,8 @@ both. In a flag, a list is `A,B` and a dict of numbers is `A=1,B=2`.
 
 import inspect
 import re
-import types
-import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
 
 from absl import flags
 
@@ -25,7 +23,7 @@ class Parser(flags.ArgumentParser):
 
   def __init__(self, name: str, annotation: Any):
     self._name, self._annotation = name, annotation
-    literals = (args for kind, args in _members(annotation) if kind is Literal)
+    literals = (args for kind, args in arguments.members(annotation) if kind is Literal)
     self.enum_values = next(literals, ())  # for `--help`
 
   def parse(self, argument: Any) -> Any:
@@ -44,7 +42,7 @@ def define(function: Function, *, without: Collection[str] = ()) -> None:
   for name, parameter in _parameters(function, without).items():
     required = parameter.default is parameter.empty
     default = None if required else parameter.default
-    if bool in (kind for kind, _ in _members(hints[name])):
+    if bool in (kind for kind, _ in arguments.members(hints[name])):
       flags.DEFINE_bool(name, default, meanings[name], required=required)
     else:
       parser = Parser(name, hints[name])
@@ -100,11 +98,13 @@ class Actions:
     """Return the arguments of the action that the command line has.
 
     Raises:
-      UserError: there is a second word.
+      UserError: there is a second word, or the word comes after flags.
     """
     if len(argv) > 2:
       raise UserError(f'{argv[2]!r} after {argv[1]!r} is one word too many; name one action')
-    return given(self.functions[self.name(argv)], without=self.without)
+    if (name := self.name(argv)) != Actions.current[0]:
+      raise UserError(f'the word {name!r} comes after flags; put it before them')
+    return given(self.functions[name], without=self.without)
 
   def summaries(self) -> str:
     """Return a line for each action but the default one."""
@@ -127,30 +127,19 @@ def _meanings(function: Function) -> dict[str, str]:
   """Return the meaning of each argument from the section `Args` of a docstring."""
   section = re.search(r'\nArgs:\n((?:  .*\n?|\n)*)', inspect.getdoc(function) or '')
   entries = re.findall(r'^  (\w+): (.*(?:\n    .*)*)', section[1] if section else '', re.MULTILINE)
-  return {name: ' '.join(text.split()) for name, text in entries}
-
-
-def _members(annotation: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-  """Yield the classes of a union, each with its arguments: `(int, ())`, `(Sequence, (str,))`."""
-  origin = typing.get_origin(annotation)
-  if origin is Annotated:
-    yield from _members(typing.get_args(annotation)[0])
-  elif origin in (typing.Union, types.UnionType):
-    for member in typing.get_args(annotation):
-      yield from _members(member)
-  else:
-    yield origin or annotation, typing.get_args(annotation)
+  texts = {name: ' '.join(text.split()) for name, text in entries}
+  return {name: text[0].upper() + text[1:] for name, text in texts.items()}
 
 
 def _read(text: str, annotation: Any, where: str) -> Any:
   """Return the text of a flag as a value, in so far as it has the form of one."""
-  kinds = dict(_members(annotation))
+  kinds = dict(arguments.members(annotation))
   if Mapping in kinds and not (int in kinds and _number(int, text) is not None):
     return counts_from_text(text, where)
   if Sequence in kinds:
     words, item = [word.strip() for word in text.split(',')] if text else [], kinds[Sequence][0]
     numbers = [_number(int, word) for word in words]
-    if int in dict(_members(item)) and None in numbers:
+    if int in dict(arguments.members(item)) and None in numbers:
       raise UserError(f'{where} is {text[:40]!r}; it must be numbers, for example 2,3')
     return [_read(word, item, where) for word in words]
   for kind in (int, float):

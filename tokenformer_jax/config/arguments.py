@@ -8,6 +8,7 @@
 pydantic validates each argument. Numbers of numpy and JAX become Python's. `Any` is not checked.
 """
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -15,7 +16,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
@@ -60,11 +61,12 @@ def checked(function: _Checked) -> _Checked:
     UserError: when the function is called, a value does not fit the annotation of its argument.
     TypeError: an argument is unknown, missing, or given twice.
   """
+  checking: Any = function
   if isinstance(function, type):
     for name, member in list(vars(function).items()):
       if inspect.isfunction(member) and not name.startswith('_'):
         setattr(function, name, checked(member))
-    return function
+    return checking
   signature = inspect.signature(function)
   types_of = functools.cache(lambda: annotations(function))
 
@@ -75,8 +77,9 @@ def checked(function: _Checked) -> _Checked:
     except TypeError as error:
       raise TypeError(_signature_error(function.__name__, error, signature, kwargs)) from None
     try:
-      for name in bound.arguments.keys() & types_of().keys():
-        bound.arguments[name] = convert(types_of()[name], bound.arguments[name], name)
+      for name, annotation in types_of().items():
+        if name in bound.arguments:
+          bound.arguments[name] = convert(annotation, bound.arguments[name], name)
     except UserError as error:
       raise UserError(f'{function.__name__}: {error}') from None
     try:
@@ -86,7 +89,8 @@ def checked(function: _Checked) -> _Checked:
         raise
       raise UserError(message) from error
 
-  return call
+  checking = call
+  return checking
 
 
 def annotations(function: Callable[..., Any]) -> dict[str, Any]:
@@ -110,7 +114,7 @@ def convert(annotation: Any, value: Any, name: str) -> Any:
   try:
     return _adapter(annotation).validate_python(several)
   except ValidationError as error:
-    raise UserError(_sentence(error, value, name)) from None
+    raise UserError(_sentence(error, annotation, value, name)) from None
 
 
 @functools.cache
@@ -118,20 +122,29 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
   return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True, strict=True))
 
 
-_TYPES = {
-  'int_type': 'an integer',
-  'float_type': 'a finite number',
-  'finite_number': 'a finite number',
-  'bool_type': 'True or False',
-  'string_type': 'a text',
-  'path_type': 'a path',
-  'sequence_str': 'a list',
-  'dict_type': 'a dict by name',
-  'mapping_type': 'a dict by name',
+_NAMES = {  # one value, and several
+  int: ('an integer', 'integers'),
+  float: ('a finite number', 'finite numbers'),
+  bool: ('True or False', 'True or False'),
+  str: ('a text', 'texts'),
+  os.PathLike: ('a path', 'paths'),
+  type(None): ('None', 'None'),
 }
 
 
-def _sentence(error: ValidationError, value: Any, name: str) -> str:
+def members(annotation: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+  """Yield the classes of a union, each with its arguments: `(int, ())`, `(Sequence, (str,))`."""
+  origin = typing.get_origin(annotation)
+  if origin is Annotated:
+    yield from members(typing.get_args(annotation)[0])
+  elif origin in (typing.Union, types.UnionType):
+    for member in typing.get_args(annotation):
+      yield from members(member)
+  else:
+    yield origin or annotation, typing.get_args(annotation)
+
+
+def _sentence(error: ValidationError, annotation: Any, value: Any, name: str) -> str:
   """Return one sentence for a value that does not fit; members of unions are alternatives."""
   errors = error.errors(include_url=False)
   if keys := [one['input'] for one in errors if one['loc'][-1:] == ('[key]',)]:
@@ -142,8 +155,11 @@ def _sentence(error: ValidationError, value: Any, name: str) -> str:
   path, verb = max(by_path, key=len), ' is '
   for step in path:
     value = value[step]
+    annotation = next(inner[-1] for _, inner in members(annotation) if inner)
     name, verb = (f'{name} has {step}', '=') if isinstance(step, str) else (f'{name}[{step}]', verb)
-  return f'{name}{verb}{shown(value)}; it must {_requirement(by_path[path], value)}'
+  bounds = (_bound(one['type'], one.get('ctx', {}), one['msg']) for one in by_path[path])
+  required = next(filter(None, bounds), '') or f'be {_type_names(annotation, value)}'
+  return f'{name}{verb}{shown(value)}; it must {required}'
 
 
 def _path_in(value: Any, location: Sequence[int | str]) -> Iterator[int | str]:
@@ -154,21 +170,32 @@ def _path_in(value: Any, location: Sequence[int | str]) -> Iterator[int | str]:
       value = value[step]
 
 
-def _requirement(errors: Sequence[Any], value: Any) -> str:
-  """Return what a value must do or be, such as `be at least 1`."""
-  bounds = [text for one in errors if (text := _bound(one['type'], one.get('ctx', {}), one['msg']))]
-  if bounds:
-    return bounds[0]
-  names = dict.fromkeys(_type_name(one['type'], one.get('ctx', {})) for one in errors)
-  hint = f', for example [{shown(value)}]' if names.keys() == {'a list'} and value else ''
-  return f'be {" or ".join(names)}{hint}'
+def _type_names(annotation: Any, value: Any) -> str:
+  """Return the allowed types as text, `an integer or None`, with a hint for a single value."""
+  names, hint = [], ''
+  for kind, inner in members(annotation):
+    several = _alternatives(_names(one)[1] for one, _ in members(inner[-1])) if inner else ''
+    if kind is Sequence:
+      names.append(f'a list of {several}')
+      with contextlib.suppress(ValidationError):
+        _adapter(inner[0]).validate_python(value)
+        hint = f', for example [{shown(value)}]'
+    else:
+      names.append(f'a dict of {several} by name' if kind is Mapping else _names(kind)[0])
+  return f'{_alternatives(names)}{hint}'
 
 
-def _type_name(kind: str, context: Mapping[str, Any]) -> str:
-  if kind == 'is_instance_of':
-    name = context['class']
-    return {'Sequence': 'a list', 'Growable': 'a Run', 'Viewable': 'a Run'}.get(name, f'a {name}')
-  return _TYPES[kind]
+def _names(kind: Any) -> tuple[str, str]:
+  """Return the name of a type and its plural."""
+  name = 'Run' if kind.__name__ in ('Growable', 'Viewable') else kind.__name__
+  return _NAMES.get(kind) or (f'a {name}', f'{name}s')
+
+
+def _alternatives(names: Iterable[str]) -> str:
+  names = list(dict.fromkeys(names))
+  if {'a path', 'paths'} & {*names}:  # A path may be a text.
+    names = [name for name in names if name not in ('a text', 'texts')]
+  return ' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))
 
 
 def _bound(kind: str, context: Mapping[str, Any], message: str) -> str:

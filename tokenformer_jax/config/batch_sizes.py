@@ -10,7 +10,7 @@ from tokenformer_jax.config.mixture import shares
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.errors import UserError
 
-_POINT = re.compile(r'(\d+):(\d+)')
+_POINTS = re.compile(r'\d+:\d+( \d+:\d+)*')
 
 
 class Stage(NamedTuple):
@@ -22,11 +22,7 @@ class Stage(NamedTuple):
 
 
 def stages(data: DataConfig) -> tuple[Stage, ...]:
-  """Return the stages of a run: steps whose batches have one size. The first begins at step 0.
-
-  Raises:
-    UserError: points have another form, or lengths do not fit `data.sequence_length`.
-  """
+  """Return the stages of a run: steps whose batches have one size. The first begins at step 0."""
   rows, lengths = _points(data, 'batch_size'), _points(data, 'sequence_length')
   _check_lengths(data, lengths)
   found: list[Stage] = []
@@ -61,29 +57,25 @@ def _points(data: DataConfig, name: str) -> dict[int, int]:
   path, text = f'config.data.{name}_by_step', getattr(data, f'{name}_by_step')
   if not text:
     return {0: getattr(data, name)}
-  points = [_POINT.fullmatch(point) for point in text.split()]
-  steps = [int(point[1]) for point in points if point]
-  if None in points or sorted(set(steps)) != steps:
-    raise UserError(
-      f'{path} is {text!r}; it must be points STEP:NUMBER with ascending steps, for example '
-      '"0:512 9000:2048"'
-    )
-  if steps[:1] != [0]:
-    raise UserError(
-      f'{path} is {text!r}, which says nothing about the first steps; begin it with 0:NUMBER'
-    )
-  values = [int(point[2]) for point in points]
-  if not all(values):
-    raise UserError(f'{path} is {text!r}; every number must be greater than 0')
-  return dict(zip(steps, values, strict=True))
+  pairs = (
+    [point.split(':') for point in text.split()]
+    if _POINTS.fullmatch(' '.join(text.split()))
+    else []
+  )
+  points = {int(step): int(value) for step, value in pairs}
+  if not points or sorted(points) != [int(step) for step, _ in pairs]:
+    mistake = 'it must be points STEP:NUMBER with ascending steps, for example "0:512 9000:2048"'
+  elif 0 not in points:
+    mistake = 'it says nothing about the first steps; begin it with 0:NUMBER'
+  elif not all(points.values()):
+    mistake = 'every number must be greater than 0'
+  else:
+    return points
+  raise UserError(f'{path} is {text!r}; {mistake}')
 
 
 def _check_lengths(data: DataConfig, lengths: dict[int, int]) -> None:
-  """Check that every length is a part of `data.sequence_length`, and the longest is all of it.
-
-  Raises:
-    UserError: one is not.
-  """
+  """Check that every length is a part of `data.sequence_length`, and the longest is all of it."""
   found = f'config.data.sequence_length_by_step is {data.sequence_length_by_step!r}'
   longest = max(lengths.values())
   if longest != data.sequence_length:
@@ -100,11 +92,7 @@ def _check_lengths(data: DataConfig, lengths: dict[int, int]) -> None:
 
 
 def check(config: Config, check_sizes: Callable[[Config], None]) -> None:
-  """Check every stage by `check_sizes`, as the config of a whole run.
-
-  Raises:
-    UserError: a stage does not fit the rest of the config.
-  """
+  """Check every stage by `check_sizes`, as the config of a whole run."""
   for stage in stages(config.data):
     try:
       check_sizes(dataclasses.replace(config, data=at_stage(config.data, stage)))
@@ -114,11 +102,7 @@ def check(config: Config, check_sizes: Callable[[Config], None]) -> None:
 
 
 def _check_weights(data: DataConfig) -> None:
-  """Check that the order of a mixture whose weights change over steps does not need the stages.
-
-  Raises:
-    UserError: steps have different numbers of tokens, or begin inside a longest sequence.
-  """
+  """Check that the order of a mixture whose weights change over steps does not need the stages."""
   if not data.mixture or len(shares(data.mixture).steps) == 1:
     return
   tokens = [stage.batch_size * stage.sequence_length for stage in stages(data)]

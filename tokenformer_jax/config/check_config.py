@@ -17,12 +17,7 @@ from tokenformer_jax.errors import UserError
 
 
 def check(config: Config) -> None:
-  """Check everything that can be known before data is read or a device is touched.
-
-  Raises:
-    UserError: a value is not allowed, does not apply to this kind of model, or does not fit another
-      value.
-  """
+  """Check everything that can be known before data is read or a device is touched."""
   _check_kinds(config)
   _check_owners(config)
   check_model(config.model)
@@ -129,9 +124,6 @@ def check_decay(config: Config) -> None:
   """Check that `train.decay_from` fits the schedule, its warm-up and the length of the run.
 
   A length in epochs or examples is not checked: it has no number of steps before the data is read.
-
-  Raises:
-    UserError: it does not fit.
   """
   train, optim, start = config.train, config.optim, config.train.decay_from
   if not start:

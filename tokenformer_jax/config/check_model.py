@@ -31,11 +31,7 @@ from tokenformer_jax.errors import UserError
 
 
 def check_model(model: ModelConfig) -> None:
-  """Check that the values of a model fit together; `fields.check` has checked each one.
-
-  Raises:
-    UserError: two values do not fit together, or the pattern is not valid.
-  """
+  """Check that the values of a model fit together; its sections have checked each one."""
   if unused := [name for name in model.variants if name not in model.layers]:
     raise UserError(
       f'config.model.variants has {unused[0]!r}, which is not in model.pattern={model.pattern!r}; '
@@ -94,10 +90,9 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
     )
   if isinstance(mixer, SoftmaxConfig):
     _check_heads(model, mixer, f'{path}.mixer')
-  if isinstance(model, ViTConfig) and getattr(mixer, 'window', 0):
+  if isinstance(model, ViTConfig) and (window := getattr(mixer, 'window', 0)):
     raise UserError(
-      f'config.{path}.mixer.window is {mixer.window}, and a ViT attends to all patches; leave '
-      'it out'
+      f'config.{path}.mixer.window is {window}, and a ViT attends to all patches; leave it out'
     )
   scale = getattr(mixer, 'length_scale', None)
   if isinstance(model, ViTConfig) and isinstance(scale, PositionScaleConfig):
@@ -215,11 +210,7 @@ def _check_pool(model: ModelConfig) -> None:
 
 
 def check_stochastic_depth(model: ModelConfig, rate: float, key: str) -> None:
-  """Check that branches may be left out: that each layer passes its input on without them.
-
-  Raises:
-    UserError: the rate is not 0, and a layer has no skip connection.
-  """
+  """Check that branches may be left out: that each layer passes its input on without them."""
   for name, layer in model.layers.items():
     wiring = layer.wiring
     if rate and (
@@ -272,11 +263,7 @@ def _check_experts(experts: ExpertsConfig, path: str) -> None:
 
 
 def check_capacity(model: ModelConfig, length: int) -> None:
-  """Check that experts with a capacity have a place for at least one of an input's T tokens.
-
-  Raises:
-    UserError: an expert has no place, so that all tokens would be dropped.
-  """
+  """Check that experts with a capacity have a place for at least one of an input's T tokens."""
   for name, experts in model.experts.items():
     dispatch = experts.dispatch
     if not isinstance(dispatch, CapacityConfig):
@@ -292,11 +279,7 @@ def check_capacity(model: ModelConfig, length: int) -> None:
 
 
 def check_accumulation(model: ModelConfig, parts: int) -> None:
-  """Check that the objective of a batch is the mean over its `optim.accumulation_steps` parts.
-
-  Raises:
-    UserError: a balance loss is over the whole batch.
-  """
+  """Check that the objective of a batch is the mean over its `optim.accumulation_steps` parts."""
   for name, experts in model.experts.items():
     balance = experts.balance
     if parts == 1 or not isinstance(balance, LossBalanceConfig):

@@ -42,6 +42,8 @@ class SourceConfig:
 class Sources(Named[SourceConfig]):
   """The sources of a mixture by name."""
 
+  of = SourceConfig
+
 
 @section
 class DataConfig:

@@ -46,11 +46,11 @@ class GrowthMethod:
   kind: ClassVar[str]
   adds_tokens: ClassVar[bool] = True  # False: it widens a Transformer
   copies: ClassVar[bool] = False  # Without noise its copies differ only in what they add.
-  scale: ClassVar[str] = 'keep'
-  new_keys: ClassVar[str] = 'init'
-  new_values: ClassVar[str] = 'init'
-  new_score: ClassVar[str] = ''
-  noise: ClassVar[float] = 0.0
+  scale = 'keep'
+  new_keys = 'init'
+  new_values = 'init'
+  new_score = ''
+  noise = 0.0
 
 
 @section

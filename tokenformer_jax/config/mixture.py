@@ -70,11 +70,7 @@ class Shares(NamedTuple):
 
 
 def shares(sources: Sources) -> Shares:
-  """Return the weights of a mixture.
-
-  Raises:
-    UserError: weights have another form, are too small for a block, or do not add up to 1.
-  """
+  """Return the weights of a mixture."""
   names = tuple(sorted(sources))
   points = {name: _points(sources, name) for name in names}
   steps = sorted({step for of_source in points.values() for step in of_source})
@@ -132,11 +128,7 @@ def _at(points: dict[int, fractions.Fraction], step: int) -> fractions.Fraction:
 
 
 def check(config: Config) -> None:
-  """Check the sources of a mixture: their names, their weights, and the keys that they replace.
-
-  Raises:
-    UserError: they do not fit together.
-  """
+  """Check the sources of a mixture: their names, their weights, and the keys that they replace."""
   data, path = config.data, 'config.data.mixture'
   for name, source in data.mixture.items():
     if not source.source:

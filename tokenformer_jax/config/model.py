@@ -37,6 +37,7 @@ class InitConfig:
 class Layers(Named[LayerConfig]):
   """Layers by name; one has the values of `model.layer` that it does not set."""
 
+  of = LayerConfig
   follows: ClassVar[str] = BASE
 
 
@@ -73,11 +74,7 @@ class ModelConfig:
 
   @functools.cached_property
   def repeats(self) -> tuple[Repeat, ...]:
-    """The repeats of equal rows of layers in the pattern.
-
-    Raises:
-      UserError: the text is not a pattern, or names a layer that the model does not have.
-    """
+    """The repeats of equal rows of layers in the pattern."""
     return pattern.parse(self.pattern, (BASE, *self.variants), 'config.model.pattern')
 
   @property
@@ -107,7 +104,8 @@ class ModelConfig:
   def heads(self) -> tuple[int, ...]:
     """The distinct numbers of heads of the mixers, the smallest first."""
     mixers = (layer.mixer for layer in self.layers.values())
-    return tuple(sorted({mixer.heads for mixer in mixers if hasattr(mixer, 'heads')}))
+    counts = {getattr(mixer, 'heads', 0) for mixer in mixers} - {0}
+    return tuple(sorted(counts))
 
   @property
   def scale_length(self) -> int | None:

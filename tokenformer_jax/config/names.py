@@ -46,11 +46,7 @@ def lookup(config: Any, path: str) -> Any:
 
 
 def type_of(path: str) -> type:
-  """Return the type of the key at a dotted path, a key of any kind of its section: int, str, ….
-
-  Raises:
-    UserError: there is no such key, or it is a section; the message has the nearest name.
-  """
+  """Return the type of the key at a dotted path, a key of any kind of its section: int, str, …."""
   known: dict[str, FieldInfo | None] = dict(field_types(Config))
   field: FieldInfo | None = None
   for i, name in enumerate(parts := path.split('.')):
@@ -72,17 +68,13 @@ def type_of(path: str) -> type:
     return str  # its kind
   if known:
     raise UserError(f'config.{path} is a section of keys; set one of {", ".join(known)}')
-  if field is None or typing.get_origin(field.annotation) is Literal:
-    return str
-  return typing.get_origin(field.annotation) or field.annotation
+  annotation: Any = None if field is None else field.annotation
+  origin = typing.get_origin(annotation)
+  return str if annotation is None or origin is Literal else origin or annotation
 
 
 def check_name(section: str, name: str) -> None:
-  """Check the name of a layer in `model.variants`, or of a source in `data.mixture`.
-
-  Raises:
-    UserError: a pattern, a figure or a flag could not have this name.
-  """
+  """Check the name of a layer in `model.variants`, or of a source in `data.mixture`."""
   name = str(name)  # Python code may use any key.
   is_word = name.isidentifier() and name.isascii()
   if section == _VARIANTS and (not is_word or name == BASE):
@@ -169,5 +161,5 @@ def keys_named(name: str) -> list[str]:
   """Return the keys whose last part is `name`; if there is none, those with the nearest name."""
   last = {path: path.rpartition('.')[2] for path in _leaves()}
   if name not in last.values():
-    name = misspelt(name, last.values())
+    name = misspelt(name, last.values()) or name
   return [path for path, own in last.items() if own == name]

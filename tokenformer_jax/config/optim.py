@@ -60,7 +60,7 @@ class OptimConfig:
   """The keys of every optimizer, with a learning rate that warms up and then follows a schedule."""
 
   kind: ClassVar[str]
-  new_token_correction: ClassVar[bool] = False  # a key of AdamW
+  new_token_correction = False  # a key of AdamW
 
   learning_rate: Float = key(1e-3, 'the peak of the learning rate', above=0)
   warmup_steps: Int = key(100, 'updates in which the rate rises from 0 to the peak', least=0)
@@ -175,11 +175,7 @@ def restarts_schedule(optim: OptimConfig) -> bool:
 
 
 def old_token_rate(optim: OptimConfig) -> float:
-  """Return the factor of `optim.old_tokens` on updates of parameters older than the last growth.
-
-  Raises:
-    UserError: the value has another form.
-  """
+  """Return the factor of `optim.old_tokens` on updates of parameters older than the last growth."""
   if optim.old_tokens in ('train', 'freeze'):
     return float(optim.old_tokens == 'train')
   name, _, factor = optim.old_tokens.partition(':')

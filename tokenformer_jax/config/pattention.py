@@ -143,9 +143,6 @@ def token_groups(config: PattentionConfig, where: str = '') -> tuple[TokenGroup,
   """Return the groups of a projection in the order of its tokens; the paper's model has one.
 
   `where` is the path of the projection for messages.
-
-  Raises:
-    UserError: `groups` has another form, or its tokens do not add up to `tokens`.
   """
   if not config.groups.strip():
     return (TokenGroup(config.tokens, config.reference or config.tokens, config.score),)
@@ -176,11 +173,7 @@ def token_groups(config: PattentionConfig, where: str = '') -> tuple[TokenGroup,
 
 
 def _parse_score(kind: str, options: str, config: PattentionConfig, where: str) -> ScoreConfig:
-  """Return the score of a group; options that its text does not name are the projection's.
-
-  Raises:
-    UserError: there is no such score or option, or a value is not allowed.
-  """
+  """Return the score of a group; options that its text does not name are the projection's."""
   text = f'{where}groups={config.groups!r} has the score {kind!r}'
   if kind not in SCORES:
     raise UserError(f'{text}{nearest(kind, SCORES)}')

@@ -1,5 +1,6 @@
 """Parse a pattern, the short text that lists the layers of a trunk in order."""
 
+import collections
 import itertools
 import re
 from collections.abc import Collection, Iterable
@@ -17,7 +18,7 @@ class Repeat(NamedTuple):
   """A row of layers that runs `count` times."""
 
   layers: tuple[str, ...]  # the name of each layer of the row
-  count: int
+  count: int  # pyright: ignore[reportIncompatibleMethodOverride]
 
   @property
   def size(self) -> int:
@@ -33,13 +34,20 @@ def parse(pattern: str, known: Collection[str], where: str) -> tuple[Repeat, ...
   repeats have one kind of layer. Adjacent repeats with equal rows become one repeat.
 
   `where` names the pattern in a message, such as `config.model.pattern`.
-
-  Raises:
-    UserError: the text is not a pattern, or names an unknown layer.
   """
-  parser = _Parser(pattern, known, where)
+  try:
+    tokens = collections.deque(_TOKEN.findall(pattern))
+    items = _sequence(tokens, known, 0)
+    if tokens:
+      raise UserError("a ')' closes nothing")
+    if not items:
+      raise UserError('it names no layer')
+  except UserError as error:
+    examples = '; patterns are such as "layer*12", "local*23 full" or "(dense moe)*6"'
+    hint = '' if str(error).endswith('?') else examples
+    raise UserError(f'{where} is {pattern!r}, and {error}{hint}') from None
   repeats: list[Repeat] = []
-  for repeat in parser.repeats():
+  for repeat in items:
     if repeats and repeats[-1].layers == repeat.layers:
       repeat = Repeat(repeat.layers, repeats.pop().count + repeat.count)
     repeats.append(repeat)
@@ -62,83 +70,54 @@ def as_text(repeats: Iterable[Repeat]) -> str:
   return ' '.join(items)
 
 
-class _Parser:
-  """Reads a pattern from left to right."""
+def _sequence(tokens: collections.deque[str], known: Collection[str], depth: int) -> list[Repeat]:
+  """Parse repeats up to the end, or up to a ')' that closes a '(' before this sequence."""
+  repeats: list[Repeat] = []
+  while tokens and tokens[0] != ')':
+    repeats.extend(_item(tokens, known, depth))
+    _check_size(repeats, 1)
+  return repeats
 
-  def __init__(self, pattern: str, known: Collection[str], where: str):
-    self._pattern, self._known, self._where = pattern, known, where
-    self._tokens = [match[1] for match in _TOKEN.finditer(pattern)]
-    self._next = 0
 
-  def repeats(self) -> list[Repeat]:
-    repeats = self._sequence(0)
-    if self._peek() == ')':
-      raise self._error("a ')' closes nothing")
-    if not repeats:
-      raise self._error('it names no layer')
-    return repeats
+def _item(tokens: collections.deque[str], known: Collection[str], depth: int) -> list[Repeat]:
+  """Parse a name or a parenthesis, with its count."""
+  token = tokens.popleft()
+  if token == '(':
+    if depth == _MOST_DEEP:
+      raise UserError(f'it has more than {_MOST_DEEP} nested parentheses')
+    inner = _sequence(tokens, known, depth + 1)
+    if not tokens:
+      raise UserError("a '(' is not closed")
+    tokens.popleft()
+    if not inner:
+      raise UserError('a parenthesis is empty')
+  elif token in known:
+    inner = [Repeat((token,), 1)]
+  elif token.isidentifier():
+    raise UserError(f'{token!r} is not a layer{nearest(token, known)}')
+  elif token.isdigit():
+    raise UserError(f'{token} is not a layer; did you mean "{next(iter(known))}*{token}"?')
+  else:
+    raise UserError(f'{token!r} stands where the name of a layer is expected')
+  count = _count(tokens)
+  _check_size(inner, count)
+  if len(inner) == 1:
+    return [Repeat(inner[0].layers, inner[0].count * count)]
+  return inner if count == 1 else [Repeat(tuple(names(inner)), count)]
 
-  def _sequence(self, depth: int) -> list[Repeat]:
-    """Parse repeats up to the end, or up to a ')' that closes a '(' before this sequence."""
-    repeats: list[Repeat] = []
-    while self._peek() not in ('', ')'):
-      repeats.extend(self._item(depth))
-      self._check_size(repeats, 1)
-    return repeats
 
-  def _item(self, depth: int) -> list[Repeat]:
-    """Parse a name or a parenthesis, with its count."""
-    token = self._take()
-    if token == '(':
-      if depth == _MOST_DEEP:
-        raise self._error(f'it has more than {_MOST_DEEP} nested parentheses')
-      inner = self._sequence(depth + 1)
-      if self._take() != ')':
-        raise self._error("a '(' is not closed")
-      if not inner:
-        raise self._error('a parenthesis is empty')
-    elif token in self._known:
-      inner = [Repeat((token,), 1)]
-    elif token.isidentifier():
-      raise self._error(f'{token!r} is not a layer{nearest(token, self._known)}')
-    elif token.isdigit():
-      raise self._error(
-        f'{token} is not a layer; did you mean "{next(iter(self._known))}*{token}"?'
-      )
-    else:
-      raise self._error(f'{token!r} stands where the name of a layer is expected')
-    count = self._count()
-    self._check_size(inner, count)
-    if count == 1:
-      return inner
-    row = tuple(name for repeat in inner for name in repeat.layers * repeat.count)
-    return [
-      Repeat(row, count) if len(inner) > 1 else Repeat(inner[0].layers, inner[0].count * count)
-    ]
+def _count(tokens: collections.deque[str]) -> int:
+  """Parse a count, such as `*12`; without one it is 1."""
+  if not tokens or tokens[0] != '*':
+    return 1
+  tokens.popleft()
+  token = tokens.popleft() if tokens else ''
+  if not _COUNT.fullmatch(token):
+    given = f'not {token!r}' if token else 'and there is none'
+    raise UserError(f"after '*' comes a number from 1 to {_MOST_LAYERS:,}, {given}")
+  return int(token)
 
-  def _count(self) -> int:
-    if self._peek() != '*':
-      return 1
-    self._take()
-    token = self._take()
-    if not _COUNT.fullmatch(token):
-      found = f'not {token!r}' if token else 'and there is none'
-      raise self._error(f"after '*' comes a number from 1 to {_MOST_LAYERS:,}, {found}")
-    return int(token)
 
-  def _check_size(self, repeats: list[Repeat], count: int) -> None:
-    if count * sum(repeat.size for repeat in repeats) > _MOST_LAYERS:
-      raise self._error(f'it has more than {_MOST_LAYERS:,} layers')
-
-  def _peek(self) -> str:
-    return self._tokens[self._next] if self._next < len(self._tokens) else ''
-
-  def _take(self) -> str:
-    token = self._peek()
-    self._next += 1
-    return token
-
-  def _error(self, mistake: str) -> UserError:
-    examples = '; patterns are such as "layer*12", "local*23 full" or "(dense moe)*6"'
-    hint = '' if mistake.endswith('?') else examples
-    return UserError(f'{self._where} is {self._pattern!r}, and {mistake}{hint}')
+def _check_size(repeats: list[Repeat], count: int) -> None:
+  if count * sum(repeat.size for repeat in repeats) > _MOST_LAYERS:
+    raise UserError(f'it has more than {_MOST_LAYERS:,} layers')

@@ -139,9 +139,6 @@ def named_counts(
   In `given`, `local.ffn` names one projection; `ffn` names the feed-forward part of every layer
   that `given` does not name more exactly. `where` names the source of `given` in a message. With
   `first`, a matrix can get its first tokens.
-
-  Raises:
-    UserError: the model has no parameter tokens, or no projection of that name.
   """
   counts = dict.fromkeys(matrices(model) if first else (), 0) | token_counts(model)
   if not counts:
@@ -162,11 +159,7 @@ def named_counts(
 
 
 def counts_from_text(text: str, where: str) -> dict[str, int]:
-  """Return the numbers of a text such as 'qkv=128,ffn=512' by name; '' names a number alone.
-
-  Raises:
-    UserError: the text has another form, or a name twice.
-  """
+  """Return the numbers of a text such as 'qkv=128,ffn=512' by name; '' names a number alone."""
   numbers: dict[str, int] = {}
   for entry in text.split(','):
     name, equals, number = entry.rpartition('=')

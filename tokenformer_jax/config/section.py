@@ -53,9 +53,8 @@ def section(cls: type[_T]) -> type[_T]:
 
   A value that does not fit raises a UserError, by the constructor and by `dataclasses.replace`.
   """
-  made = pydantic.dataclasses.dataclass(
-    cls, frozen=True, config=pydantic.ConfigDict(extra='forbid')
-  )
+  forbid = pydantic.ConfigDict(extra='forbid')
+  made: Any = pydantic.dataclasses.dataclass(cls, frozen=True, config=forbid)
   validated = made.__init__
 
   @functools.wraps(validated)
@@ -126,6 +125,7 @@ def table(*kinds: type) -> dict[str, type]:
 class Named(Mapping[str, _T]):
   """Sections by a name that the user chooses: an immutable mapping with a hash."""
 
+  of: ClassVar[type]  # the type of the sections
   follows: ClassVar[str] = ''  # the section beside this one whose values a new entry starts with
 
   def __init__(self, sections: Mapping[str, _T] = types.MappingProxyType({})):
@@ -134,13 +134,8 @@ class Named(Mapping[str, _T]):
   @classmethod
   def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
     del source
-    items = core_schema.dict_schema(core_schema.str_schema(), handler(cls.section_type()))
+    items = core_schema.dict_schema(core_schema.str_schema(), handler(cls.of))
     return core_schema.no_info_after_validator_function(cls, items)
-
-  @classmethod
-  def section_type(cls) -> type:
-    """Return the type of the sections."""
-    return typing.get_args(cls.__orig_bases__[0])[0]
 
   def __getitem__(self, name: str) -> _T:
     return self._sections[name]
@@ -177,11 +172,10 @@ def kinds_of(field: FieldInfo) -> Mapping[str, type] | None:
   return next((one.kinds for one in field.metadata if isinstance(one, OneOf)), None)
 
 
-def sections_of(field: FieldInfo) -> type | None:
-  """Return the type of the sections of a field that holds sections by name, or None."""
+def named_sections(field: FieldInfo) -> type[Named[Any]] | None:
+  """Return the mapping type of a field that holds sections by name, or None."""
   annotation = field.annotation
-  is_named = isinstance(annotation, type) and issubclass(annotation, Named)
-  return annotation.section_type() if is_named else None
+  return annotation if isinstance(annotation, type) and issubclass(annotation, Named) else None
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -363,14 +357,12 @@ def fields_inside(field: FieldInfo, kind: Any = None) -> dict[str, FieldInfo]:
 
   With a valid `kind`, they are the fields of this kind alone.
   """
-  kinds = kinds_of(field) or {}
+  kinds, named = kinds_of(field) or {}, named_sections(field)
   if isinstance(kind, str) and kind in kinds:
     kinds = {kind: kinds[kind]}
+  classes: list[Any] = [*kinds.values()] or [named.of if named else field.annotation]
   return {
-    name: one
-    for cls in kinds.values() or [sections_of(field) or field.annotation]
-    if dataclasses.is_dataclass(cls)
-    for name, one in field_types(cls).items()
+    name: one for cls in classes for name, one in getattr(cls, '__pydantic_fields__', {}).items()
   }
 
 
@@ -390,11 +382,11 @@ def sentence(
   inside: Any = values
   for i, name in enumerate(location):
     inside = inside.get(name) if isinstance(inside, Mapping) else None
-    if field is not None and sections_of(field) and name not in known:
+    if field is not None and named_sections(field) and name not in known:
       continue  # the name of a layer or a source
     if name not in known and known:
       return f'{path} is unknown{nearest(name, known)}'
-    if name not in known:  # an entry of a list of names
+    if field is not None and name not in known:  # an entry of a list of names
       wrong = Key.from_field(field).wrong([value])
       return f'{prefix}{".".join(location[:i])} has {value!r}; {wrong}'
     kind = inside.get('kind') if isinstance(inside, Mapping) else None
@@ -408,5 +400,5 @@ def sentence(
   if first['type'] in ('dataclass_type', 'dict_type'):
     return f'{path} is {value!r}; it is a section of keys'
   if first['type'] == 'kind':
-    return f'{path}.kind is {value["kind"]!r}; it must be one of {", ".join(kinds_of(field))}'
+    return f'{path}.kind is {value["kind"]!r}; it must be one of {", ".join(kinds_of(field) or ())}'
   return f'{path} is {value!r}; {Key.from_field(field).wrong(value) or first["msg"]}'

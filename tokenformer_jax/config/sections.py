@@ -129,11 +129,7 @@ class TrainConfig:
 
 
 def profile_range(train: TrainConfig) -> tuple[int, int] | None:
-  """Return the first and the last step to profile, or None.
-
-  Raises:
-    UserError: the value has another form, or the run ends before these steps.
-  """
+  """Return the first and the last step to profile, or None."""
   if not train.profile_steps:
     return None
   first, _, last = train.profile_steps.partition(':')

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from tokenformer_jax.config import names
 from tokenformer_jax.config.check_config import check
 from tokenformer_jax.config.run import Config
-from tokenformer_jax.config.section import adapter, field_types, kinds_of, sections_of
+from tokenformer_jax.config.section import adapter, field_types, kinds_of, named_sections
 
 _WIDEST = 100  # columns of a line of a printed config
 
@@ -105,11 +105,7 @@ def _as_json(value: Any) -> Any:
 def resolve(
   *changes: Mapping[str, Any] | ml_collections.ConfigDict, base: Config | None = None
 ) -> Config:
-  """Return a config with changes, later ones over earlier ones, validated as a whole.
-
-  Raises:
-    UserError: an unknown key, a value of the wrong type, or values that do not fit together.
-  """
+  """Return a config with changes, later ones over earlier ones, validated as a whole."""
   resolved = from_dict(Config, *changes, base=base)
   check(resolved)
   return resolved
@@ -140,7 +136,7 @@ def _plain(value: Any) -> Any:
   return to_json(value) if is_section else value
 
 
-def _merged(cls: type, base: Mapping[str, Any], changes: Sequence[Any], path: str) -> Any:
+def _merged(cls: Any, base: Mapping[str, Any], changes: Sequence[Any], path: str) -> Any:
   """Return the values of a section with changes, or the first change that is no section.
 
   `path` is that of the section, with a dot at its end.
@@ -157,14 +153,14 @@ def _merged(cls: type, base: Mapping[str, Any], changes: Sequence[Any], path: st
         values[name] = was
     elif name not in fields:
       values[name] = own[-1]
-    elif section_type := sections_of(fields[name]):
-      follows = values.get(fields[name].annotation.follows)
-      values[name] = _merged_by_name(section_type, was or {}, follows, own, f'{path}{name}.')
+    elif named := named_sections(fields[name]):
+      follows = values.get(named.follows)
+      values[name] = _merged_by_name(named.of, was or {}, follows, own, f'{path}{name}.')
     elif kinds := kinds_of(fields[name]):
       default = _default_values(fields[name]) or {}
       values[name] = _merged_kind(kinds, default, was or {}, own, f'{path}{name}.')
-    elif dataclasses.is_dataclass(fields[name].annotation):
-      values[name] = _merged(fields[name].annotation, was or {}, own, f'{path}{name}.')
+    elif dataclasses.is_dataclass(section := fields[name].annotation):
+      values[name] = _merged(section, was or {}, own, f'{path}{name}.')
     else:
       values[name] = own[-1]
   return values
@@ -215,7 +211,7 @@ def _merged_kind(
   start = default if kind == default.get('kind') != base.get('kind') else {}
   known = {**default, **base}
 
-  def is_kept(name: str, value: Any, kind_then: str) -> bool:
+  def is_kept(name: str, value: Any, kind_then: Any) -> bool:
     repeats = name in known and _plain(value) == known[name]
     return name in own or (name != 'kind' and kind_then == kind and not repeats)
 

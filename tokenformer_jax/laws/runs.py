@@ -78,7 +78,7 @@ def measure_size(config: Config) -> Size:
 def _mean_flops(model: ModelConfig, batches: batches_lib.History, steps: int) -> float:
   """Return the mean FLOPs of a token over the tokens of the batches up to a step."""
   tokens: dict[int, float] = {}
-  for count, entry in batches_lib.parts(batches, 0, steps):
+  for count, entry in batches_lib.segments(batches, 0, steps):
     tokens[entry.length] = tokens.get(entry.length, 0) + count * entry.samples * entry.length
   whole = sum(tokens.values())
   return sum(

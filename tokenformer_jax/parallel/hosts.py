@@ -80,9 +80,6 @@ def joined(*, stops: bool = False) -> Iterator[None]:
   Only the first process prints to standard output. An error inside ends this process at once,
   because an orderly exit would wait for the other processes, which wait for this one. With `stops`,
   SIGTERM triggers a `StopRequest` instead of ending the process.
-
-  Raises:
-    UserError: the flags are incomplete, or the processes cannot be joined.
   """
   jax.config.update('jax_enable_preemption_service', stops)
   _join()
@@ -144,10 +141,7 @@ def names() -> list[str]:
 def from_first(make: Callable[[], str]) -> str:
   """Return, in all processes, the text that `make` returns in the first process.
 
-  All processes must call this function.
-
-  Raises:
-    UserError, TransientError: `make` failed. The other processes report the first one's failure.
+  All processes must call this function. If `make` fails, all raise.
   """
   if jax.process_count() == 1:
     return make()
@@ -155,21 +149,14 @@ def from_first(make: Callable[[], str]) -> str:
 
 
 def by_first(action: Callable[[], None]) -> None:
-  """Call `action` in the first process, while all others wait for it.
-
-  Raises:
-    UserError, TransientError: `action` failed. The other processes report the first one's failure.
-  """
+  """Call `action` in the first process, while all others wait; if it fails, all raise."""
   _together(lambda: action() if is_first() else None)
 
 
 def first_then_others(make: Callable[[], _T]) -> _T:
   """Call `make` in the first process, then in the others, which can use the first one's files.
 
-  `make` may take hours in any process.
-
-  Raises:
-    UserError, TransientError: `make` failed in this process or in another one.
+  `make` may take hours in any process. If it fails in one, all raise.
   """
   if jax.process_count() == 1:
     return make()
@@ -232,11 +219,7 @@ def _gather(text: str) -> list[str]:
 
 
 def check_same(values: Sequence[int], message: str) -> None:
-  """Check that all processes have the same numbers, each less than 2³¹.
-
-  Raises:
-    UserError: the numbers differ; all processes raise it with the given message.
-  """
+  """Check that all processes have the same numbers, each less than 2³¹."""
   if jax.process_count() == 1:
     return
   gathered = multihost_utils.process_allgather(np.array(values, np.int32))

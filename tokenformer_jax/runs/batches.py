@@ -20,12 +20,12 @@ def history(meta: Meta) -> History:
 
 def continued(before: History, step: int, data: DataConfig) -> History:
   """Return the batches of a run that continues after a step with the batches of its config."""
-  found = [*until(before, step)]
-  for stage in stages_after(data, step if found else 0):
+  batches = [*until(before, step)]
+  for stage in stages_after(data, step if batches else 0):
     now = Batches(*stage)
-    if not found or dataclasses.replace(now, first=found[-1].first) != found[-1]:
-      found.append(now)
-  return tuple(found)
+    if not batches or dataclasses.replace(now, first=batches[-1].first) != batches[-1]:
+      batches.append(now)
+  return tuple(batches)
 
 
 def of_run(meta: Meta | None, data: DataConfig) -> History:
@@ -38,7 +38,7 @@ def until(batches: History, step: int) -> History:
   return tuple(entry for entry in batches if entry.first < step)
 
 
-def parts(batches: History, begin: float, end: float) -> Iterator[tuple[float, Batches]]:
+def segments(batches: History, begin: float, end: float) -> Iterator[tuple[float, Batches]]:
   """Yield the steps after `begin` up to `end` as (number of steps, their batches).
 
   The last batches have no end.
@@ -52,12 +52,12 @@ def parts(batches: History, begin: float, end: float) -> Iterator[tuple[float, B
 
 def samples(batches: History, step: float) -> float:
   """Return the number of samples in the steps up to `step`."""
-  return sum(steps * entry.samples for steps, entry in parts(batches, 0, step))
+  return sum(steps * entry.samples for steps, entry in segments(batches, 0, step))
 
 
 def tokens(batches: History, step: float) -> float:
   """Return the number of tokens in the steps up to `step`."""
-  return sum(steps * entry.samples * entry.length for steps, entry in parts(batches, 0, step))
+  return sum(steps * entry.samples * entry.length for steps, entry in segments(batches, 0, step))
 
 
 def all_tokens(lineage: Lineage, batches: History, step: float) -> float:

@@ -5,7 +5,7 @@ step, the whole config, package versions, a checksum of every array) and `tokeni
 classifier, the names of its classes). These items suffice to resume, grow, evaluate and generate.
 
 A checkpoint is damaged if a checksum, a digest or a format in it is wrong. A read error does not
-mean damage: reading is tried again, and the checkpoint stays in its place.
+mean damage: reading is tried again, and the checkpoint stays where it is.
 """
 
 import contextlib
@@ -298,7 +298,7 @@ class Checkpoints:
     """
     fresh = {}
     if meta.contents == 'params':
-      fresh = {name: part for name, part in abstract.items() if name != 'params'}
+      fresh = {name: entry for name, entry in abstract.items() if name != 'params'}
       abstract = {'params': abstract['params']}
     wanted = {path for path, _ in with_paths(abstract)}
     stored = {path for path in meta.checksums if path.partition('/')[0] in abstract}
@@ -367,11 +367,7 @@ def _advice(directory: paths.Path) -> str:
 def restore_source(
   checkpoints: Checkpoints, meta: Meta, abstract: Any, *, partial: bool = False
 ) -> Any:
-  """Restore from a checkpoint of `open_source`, and report damage to the user.
-
-  Raises:
-    UserError: the checkpoint is damaged.
-  """
+  """Restore from a checkpoint of `open_source`, and report damage to the user."""
   try:
     return checkpoints.restore(meta, abstract, partial=partial)
   except DamagedError as error:
@@ -387,11 +383,7 @@ def has(meta: Meta, entry: str) -> bool:
 
 
 def check_is_model(meta: Meta, directory: paths.Path) -> None:
-  """Check that a checkpoint holds a model.
-
-  Raises:
-    UserError: the checkpoint holds something else.
-  """
+  """Check that a checkpoint holds a model."""
   if meta.contents not in ('model', 'params'):
     raise UserError(
       f'{directory} holds added tokens only; merge them into a model first (tokenformer grow merge)'
@@ -399,11 +391,7 @@ def check_is_model(meta: Meta, directory: paths.Path) -> None:
 
 
 def check_is_language_model(meta: Meta, directory: paths.Path) -> None:
-  """Check that a checkpoint holds a language model.
-
-  Raises:
-    UserError: the checkpoint holds something else.
-  """
+  """Check that a checkpoint holds a language model."""
   check_is_model(meta, directory)
   if meta.config.model.kind != 'lm':
     raise UserError(

@@ -54,12 +54,12 @@ def of_pieces(pieces: Iterable[np.ndarray]) -> int:
   for array in pieces:
     bits = np.ascontiguousarray(array).reshape(-1).view(f'uint{array.itemsize * 8}')
     for first in range(0, bits.size, _CHUNK):
-      part = bits[first : first + _CHUNK].astype(np.uint32)
+      chunk = bits[first : first + _CHUNK].astype(np.uint32)
       if array.dtype == jnp.bfloat16:
-        part <<= _LOST
-      weights = np.arange(2 * index + 1, 2 * (index + part.size), 2, dtype=np.uint64)
-      total += int(np.sum(part * weights.astype(np.uint32), dtype=np.uint32))
-      index += part.size
+        chunk <<= _LOST
+      weights = np.arange(2 * index + 1, 2 * (index + chunk.size), 2, dtype=np.uint64)
+      total += int(np.sum(chunk * weights.astype(np.uint32), dtype=np.uint32))
+      index += chunk.size
   return total % 2**32
 
 

@@ -36,7 +36,7 @@ _UNITS = {
   'mfu': 'MFU (fraction of peak)',
 }
 _FALLING = ('loss', 'perplexity', 'bits_per_byte')  # metrics that fall steeply at first
-_START = 0.1  # A curve that begins in this part of its steps gets a logarithmic x axis.
+_START = 0.1  # A curve that begins within this fraction of its steps gets a logarithmic x axis.
 # Labels of a logarithmic axis in every decade, by the largest ratio of the axis's values.
 _TICKS = (
   (2.5, ()),  # linear steps
@@ -73,15 +73,15 @@ def curves(source: str | paths.Path, x: str, y: str) -> dict[str, tuple[list[flo
   names = {name for line in lines for name in line if name != 'step'}
   if y not in names:
     raise UserError(f'{run} has no metric {y!r}; it has {", ".join(sorted(names))}')
-  found = {}
+  points_by_name = {}
   for name in (y, y.replace('train/', 'eval/')):
     points = [(along(line['step']), line[name]) for line in lines if name in line]
     if points:
       xs, ys = zip(*points, strict=True)
-      found[name] = [*xs], [value if is_number(value) else math.nan for value in ys]
-  if not any(map(is_number, found[y][1])):
+      points_by_name[name] = [*xs], [value if is_number(value) else math.nan for value in ys]
+  if not any(map(is_number, points_by_name[y][1])):
     raise UserError(f'{run} has no finite value of {y}, so there is nothing to draw')
-  return found
+  return points_by_name
 
 
 def read(run: paths.Path) -> list[dict[str, float]]:
@@ -110,7 +110,7 @@ def is_number(value: Any) -> bool:
 
 
 def _axis(run: paths.Path, x: str) -> Callable[[float], float]:
-  """Return the function from a step of a run to its place on the x axis."""
+  """Return the function from a step of a run to its value on the x axis."""
   if x == 'steps':
     return lambda step: step
   config = saved_config.read(run / 'config.json', 'use --x=steps', needed_by=f'--x={x}')
@@ -144,9 +144,6 @@ def draw(sources: Sequence[str | paths.Path], x: str, y: str) -> 'Figure':
 
   A metric that falls steeply at first, such as a loss, gets logarithmic axes, which show the whole
   curve and keep its end readable.
-
-  Raises:
-    UserError: matplotlib is not installed, or `curves` raised it.
   """
   check_installed('matplotlib', 'draws the curves', 'plot')
   from matplotlib.figure import Figure  # noqa: PLC0415
@@ -155,15 +152,15 @@ def draw(sources: Sequence[str | paths.Path], x: str, y: str) -> 'Figure':
   drawn = {name: curves(run, x, y) for name, run in zip(run_names(runs), runs, strict=True)}
   figure = Figure(figsize=(8, 4.5), dpi=150, layout='constrained')
   axes = figure.add_subplot()
-  for i, (name, found) in enumerate(drawn.items()):
+  for i, (name, by_metric) in enumerate(drawn.items()):
     colour = COLOURS[i % len(COLOURS)]
-    for metric, (xs, ys) in found.items():
+    for metric, (xs, ys) in by_metric.items():
       if metric == y:
         marker = 'o' if metric.startswith('eval/') or len(xs) == 1 else None
         axes.plot(xs, ys, color=colour, linewidth=1.6, marker=marker, markersize=4, label=name)
       else:
         axes.plot(xs, ys, color=colour, **_VALIDATION)
-  if any(len(found) > 1 for found in drawn.values()):
+  if any(len(by_metric) > 1 for by_metric in drawn.values()):
     axes.plot([], [], color='grey', label='validation', **_VALIDATION)
   _finish(axes, x, y, sorted({_counted(run) for run in runs}, reverse=True))
   return figure

@@ -23,7 +23,9 @@ def recover(workdir: paths.Path) -> list[Line]:
   """Return the lines that other files of a run have, and print where they come from, if any."""
   lines = _lines_of_events(workdir / 'tensorboard')
   losses = _losses_of_checkpoints(workdir / 'checkpoints')
-  found = [f"{counted(len(lines), 'line')} from TensorBoard's events, in float32"] if lines else []
+  origins = (
+    [f"{counted(len(lines), 'line')} from TensorBoard's events, in float32"] if lines else []
+  )
   for step, loss in losses.items():
     for line in lines:
       if line['step'] == step and 'eval/loss' in line:
@@ -33,9 +35,9 @@ def recover(workdir: paths.Path) -> list[Line]:
       lines.append({'step': step, 'eval/loss': loss})
   if losses:
     steps = ', '.join(map(str, losses))
-    found.append(f'the validation losses of the checkpoints of steps {steps}')
-  if found:
-    messages.say(f'{workdir}/metrics.jsonl is lost or empty; given back: {" and ".join(found)}')
+    origins.append(f'the validation losses of the checkpoints of steps {steps}')
+  if origins:
+    messages.say(f'{workdir}/metrics.jsonl is lost or empty; given back: {" and ".join(origins)}')
   return sorted(lines, key=lambda line: line['step'])
 
 

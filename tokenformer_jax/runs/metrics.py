@@ -68,12 +68,7 @@ class Metrics:
     self._feeds = self._feed(trackers, workdir, first_step, about) if trackers else None
 
   def write(self, step: int, figures: dict[str, float]) -> None:
-    """Write figures under flat names such as `train/loss`, and show the main ones.
-
-    Raises:
-      UserError: the user has to act, for example because the disk is full.
-      TransientError: every attempt to write failed.
-    """
+    """Write figures under flat names such as `train/loss`, and show the main ones."""
     if not self._active:
       return
     # JSON has neither NaN nor infinity.
@@ -313,9 +308,9 @@ def parse_lines(content: bytes) -> list[dict[str, Any]]:
   lines = []
   for line in content.splitlines():
     with contextlib.suppress(ValueError):  # The line is not JSON, or not UTF-8.
-      found = json.loads(line)
-      if isinstance(found, dict) and 'step' in found:
-        lines.append(found)
+      entry = json.loads(line)
+      if isinstance(entry, dict) and 'step' in entry:
+        lines.append(entry)
   return lines
 
 

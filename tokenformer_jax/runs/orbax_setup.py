@@ -77,7 +77,7 @@ class _PieceByPiece(ocp.type_handlers.NumpyHandler):
   async def _open_and_write(
     self, value: Any, tspec: dict[str, Any], ts_context: ts.Context
   ) -> None:
-    """Write the pieces of an array; Orbax calls this method with the place of the array."""
+    """Write the pieces of an array; Orbax calls this method with the array's specification."""
     store = await ts.open(ts.Spec(tspec), create=True, open=True, context=ts_context)
     for index, piece in value.pieces():
       await store[index].write(piece, can_reference_source_data_indefinitely=True)

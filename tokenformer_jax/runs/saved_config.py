@@ -32,12 +32,7 @@ class FormatError(UserError):
 
 
 def check_format(stored: Any, where: str) -> None:
-  """Check that the format in a file named `where` is today's, the only one that this version reads.
-
-  Raises:
-    FormatError: the format is older or newer.
-    UserError: the value is not a format.
-  """
+  """Check that the format in a file named `where` is the one that this version reads."""
   if type(stored) is not int or stored < 1:
     raise UserError(f'the format {stored!r} in {where} is not a number from 1 on')
   if stored != FORMAT:

@@ -51,7 +51,7 @@ def _step_range_flops(
 ) -> float:
   """Return the FLOPs of the steps after `begin` up to `end`, at the size of a model."""
   total = 0.0
-  for steps, entry in batches_lib.parts(batches, begin, end):
+  for steps, entry in batches_lib.segments(batches, begin, end):
     data = at_stage(config.data, Stage(0, 1, entry.length))
     total += (
       steps * entry.samples * flops.step_flops(dataclasses.replace(config, model=model, data=data))

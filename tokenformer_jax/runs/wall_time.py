@@ -124,6 +124,6 @@ class _Compiling:
 @functools.cache
 def _compiling() -> _Compiling:
   """Return the one listener of this process."""
-  found = _Compiling()
-  jax.monitoring.register_event_duration_secs_listener(found.add)
-  return found
+  listener = _Compiling()
+  jax.monitoring.register_event_duration_secs_listener(listener.add)
+  return listener

@@ -74,11 +74,7 @@ def _reach(url: str) -> None:
 
 
 def split_source(source: str | os.PathLike[str]) -> tuple[Path, int | None]:
-  """Split `DIR` or `DIR@STEP` into a path and a step (None: the newest).
-
-  Raises:
-    UserError: the text after the last @ is not a step, or `parse_path` raises it.
-  """
+  """Split `DIR` or `DIR@STEP` into a path and a step (None: the newest)."""
   directory, at, step = os.fspath(source).rpartition('@')
   if not at:
     return parse_path(source), None
@@ -88,11 +84,7 @@ def split_source(source: str | os.PathLike[str]) -> tuple[Path, int | None]:
 
 
 def local(path: str | os.PathLike[str]) -> pathlib.Path:
-  """Return a path that must be in a file system.
-
-  Raises:
-    UserError: the path is a URL, which would become a directory named `gs:` on this host.
-  """
+  """Return a path in a file system; refuse a URL, which would become a directory `gs:`."""
   if '://' in (text := os.fspath(path)):
     raise UserError(
       f'{text} is not a path in a file system; mount the bucket on every host, for example with '
@@ -102,11 +94,7 @@ def local(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def check_ending(path: str | os.PathLike[str], endings: Sequence[str], name: str) -> None:
-  """Check that a file to write ends in one of the kinds that can be written.
-
-  Raises:
-    UserError: it does not; `name` names the flag or the argument.
-  """
+  """Check the ending of a file to write; `name` is its flag or argument."""
   if pathlib.PurePath(path).suffix.lower() not in endings:
     allowed = ' or '.join(filter(None, (', '.join(endings[:-1]), endings[-1])))
     raise UserError(f'{name}={os.fspath(path)} must end in {allowed}')
@@ -136,11 +124,7 @@ def reason(error: BaseException) -> str:
 
 
 def exists(path: Path) -> bool:
-  """Return whether a path exists. A failed check does not count as absence.
-
-  Raises:
-    Exception: the check failed, even after retries.
-  """
+  """Return whether a path exists. A failed check does not count as absence."""
 
   def look() -> bool:
     try:
@@ -161,8 +145,8 @@ def steps(directory: Path) -> list[int]:
     with contextlib.suppress(FileNotFoundError):
       return [int(name) for name in os.listdir(directory) if name.isdigit()]
     return []
-  found = _bucket().glob(f'{os.fspath(directory)}/*/commit_success.txt')
-  names = [path.split('/')[-2] for path in found]
+  markers = _bucket().glob(f'{os.fspath(directory)}/*/commit_success.txt')
+  names = [path.split('/')[-2] for path in markers]
   return [int(name) for name in names if name.isdigit()]
 
 
@@ -179,11 +163,7 @@ def make_writable(directory: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-  """Write a file atomically: a reader sees either the old or the new content.
-
-  Raises:
-    Exception: the file cannot be written, even after retries.
-  """
+  """Write a file atomically, with retries: a reader sees either the old or the new content."""
   retry.retried(lambda: replace(path, text), f'writing {path}')
 
 
@@ -220,11 +200,7 @@ def create(path: Path, text: str) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-  """Rename a directory. In a bucket this moves object by object, so it is not atomic.
-
-  Raises:
-    Exception: the directory cannot be renamed, even after retries.
-  """
+  """Rename a directory. In a bucket this moves object by object, so it is not atomic."""
 
   def once() -> None:
     if in_bucket(source):
@@ -249,10 +225,10 @@ def objects(pattern: str) -> dict[str, tuple[Any, ...]]:
 
   ** also matches subfolders.
   """
-  found = _bucket().glob(os.fspath(parse_path(pattern)), detail=True)
+  matches = _bucket().glob(os.fspath(parse_path(pattern)), detail=True)
   return {
     _BUCKET + name: _object_identity(_BUCKET + name, info)
-    for name, info in found.items()
+    for name, info in matches.items()
     if info['type'] == 'file'
   }
 
@@ -281,10 +257,10 @@ def listed(directory: Path) -> dict[str, int | None]:
   def once() -> dict[str, int | None]:
     if in_bucket(directory):
       try:
-        found = _bucket().ls(os.fspath(directory), detail=True)
+        listing = _bucket().ls(os.fspath(directory), detail=True)
       except FileNotFoundError:
         return {}
-      names = {entry['name'].rstrip('/').rpartition('/')[2]: entry for entry in found}
+      names = {entry['name'].rstrip('/').rpartition('/')[2]: entry for entry in listing}
       return {name: e['size'] if e['type'] == 'file' else None for name, e in names.items()}
     with os.scandir(directory) as entries:
       return {e.name: e.stat().st_size if e.is_file() else None for e in entries}

@@ -198,13 +198,13 @@ def _classify_remote(error: BaseException) -> _Verdict:
 
 
 def _classify_text(text: str) -> _Verdict:
-  if found := _ERRNO_IN_TEXT.search(text):
-    return _VERDICT_BY_ERRNO.get(int(next(filter(None, found.groups()))))
-  if found := _HTTP_IN_TEXT.search(text):
-    return _VERDICT_BY_HTTP.get(int(next(filter(None, found.groups()))))
+  if match := _ERRNO_IN_TEXT.search(text):
+    return _VERDICT_BY_ERRNO.get(int(next(filter(None, match.groups()))))
+  if match := _HTTP_IN_TEXT.search(text):
+    return _VERDICT_BY_HTTP.get(int(next(filter(None, match.groups()))))
   for verdict, words in _WORDS[:2]:
     if words.search(text):
       return verdict
-  if found := _NAME_IN_TEXT.search(text):
-    return _VERDICT_BY_NAME[found[1]]
+  if match := _NAME_IN_TEXT.search(text):
+    return _VERDICT_BY_NAME[match[1]]
   return next((verdict for verdict, words in _WORDS[2:] if words.search(text)), None)

@@ -30,10 +30,10 @@ def load(data: bytes) -> dict[str, Any]:
   Raises:
     DamagedError: the file is not as `dump` made it.
   """
-  found = _SEALED.fullmatch(data.decode('utf-8', errors='replace'))
-  if not found or _digest(f'{found[1]}}}') != found[2]:
+  match = _SEALED.fullmatch(data.decode('utf-8', errors='replace'))
+  if not match or _digest(f'{match[1]}}}') != match[2]:
     raise DamagedError('the file is not as it was written')
-  return json.loads(f'{found[1]}}}')
+  return json.loads(f'{match[1]}}}')
 
 
 def _digest(text: str) -> str:

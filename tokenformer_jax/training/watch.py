@@ -87,7 +87,7 @@ class Watch:
 
   def made(self, step: int, figure: jax.Array) -> None:
     """Note that a step was started; `figure` is one of its results."""
-    # Compilation reports its first part before its longest one, and all of it before this call.
+    # Compilation reports its trace before its longest phase, and all of it before this call.
     self._compiled_before = self._wall_time.compiled
     self._pending.append((step, figure))
 
