@@ -58,7 +58,7 @@ def test_a_model_goes_back_as_it_came(tmp_path, kind):
 
 
 def test_a_model_of_parameter_tokens_is_of_no_family():
-  model = hub.ModelConfig(vocab_size=64, max_length=32)
+  model = hub.LMConfig(vocab_size=64, max_length=32)
   assert isinstance(model.layer.ffn, PattentionConfig)
   assert families.match(model) is None
 

@@ -9,6 +9,7 @@ import dataclasses
 import re
 import types
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from jax.sharding import Mesh
 
@@ -135,7 +136,7 @@ def _collectives(
 
 
 def _traffic(found: list[tuple[Visit, str, collectives.Cost]]) -> tuple[Traffic, ...]:
-  totals: dict[tuple[str, str, str], list[float]] = {}
+  totals: dict[tuple[str, str, str], list[Any]] = {}
   for v, kind, cost in found:
     total = totals.setdefault((cost.axis, kind, cost.network), [0, 0.0, 0.0])
     total[0] += v.times
