@@ -73,7 +73,7 @@ def by_products_of_keys(
   def apply(x: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     keys_NxI = keys.astype(x.dtype)
     if x.ndim == 4:
-      keys_NxI = split_heads(keys_NxI, 1, x.shape[2:], pattention._AXES)
+      keys_NxI = split_heads(keys_NxI, 1, x.shape[2:], pattention.TOKEN_AXES)
     x_BxTxI, keys_NxI = x.reshape(*x.shape[:2], -1), keys_NxI.reshape(len(keys), -1)
     gram_IxI = jnp.einsum('NI,NJ->IJ', keys_NxI, keys_NxI, preferred_element_type=jnp.float32)
     turned_BxTxI = product('BTI,IO->BTO', x_BxTxI, gram_IxI, preferred_element_type=jnp.float32)
@@ -83,7 +83,7 @@ def by_products_of_keys(
     scores = checkpoint_name(pattention.scores(x, keys), pattention.SCORES)
     weights = pattention.activate(scores.astype(jnp.float32) * inverse, group.score.gelu)
     weights = weights.astype(x.dtype)
-    return project(weights, values, pattention._AXES, contract=0, out_heads=out_heads)
+    return project(weights, values, pattention.TOKEN_AXES, contract=0, out_heads=out_heads)
 
   return pattention.keep_for_backward(apply, keep_scores, prevent_cse)(x, keys, values)
 

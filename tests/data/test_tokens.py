@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tokenformer_jax.data import shards
 from tokenformer_jax.data import tokens as tokens_lib
 from tokenformer_jax.data.tokens import ArraySlice, Tokens, write
 from tokenformer_jax.errors import UserError
@@ -101,3 +102,15 @@ def test_a_damaged_file_is_named_and_never_read_as_zeros(tmp_path, damage):
     tokens[2000:3000]
   if damage == 'bit':
     np.testing.assert_array_equal(tokens[5000:], whole[5000:], 'other blocks cannot be read')
+
+
+def test_an_array_replaces_the_files_of_another_one(tmp_path, monkeypatch):
+  monkeypatch.setattr(tokens_lib, '_FILE_TOKENS', 2**12)
+  for count in (9000, 3000):
+    write(tmp_path / f'{count}', np.arange(count, dtype=np.uint16))
+    files = shards.put_array(tmp_path / f'{count}', tmp_path / 'store/00000')
+    assert {name: size for name, (size, _) in files.items()} == shards.file_sizes(
+      tmp_path / 'store/00000'
+    )
+  tokens = Tokens([ArraySlice(tmp_path / 'store/00000', 0, 3000, 3000)], 'uint16')
+  np.testing.assert_array_equal(tokens[:], np.arange(3000))

@@ -118,7 +118,7 @@ def test_a_model_keeps_its_tokenizer_whatever_text_it_reads(make, other_text, tm
   else:
     run = begin(config, tmp_path / 'run')
   assert run.task.vocabulary() == trained, f'{how} on other text changes what the ids mean'
-  store_of_run = run.task._data.store
+  store_of_run = run.task._data.stores['']
   ids = np.asarray(store_of_run.train[:50])
   assert 'zebra' in tokenizers.from_json(trained).decode(ids), 'the text was not encoded with it'
   own = store.prepare(config.data).tokenizer  # another run, from scratch, trains one
@@ -165,11 +165,11 @@ def test_a_store_is_not_built_again_for_the_tokenizer_that_is_kept(
   save(config, tmp_path / 'run')
   first = store.prepare(config.data).path
   capsys.readouterr()
-  assert begin(config, tmp_path / 'run').task._data.store.path == first, (
+  assert begin(config, tmp_path / 'run').task._data.stores[''].path == first, (
     'a resumed run tokenizes again'
   )
   other = make(source=other_text)
-  paths = {begin(other, tmp_path / 'run').task._data.store.path for _ in range(2)}
+  paths = {begin(other, tmp_path / 'run').task._data.stores[''].path for _ in range(2)}
   assert len(paths) == 1
   assert capsys.readouterr().err.count('tokenizing') == 1, 'every start tokenizes the text'
 
@@ -256,7 +256,7 @@ def test_a_resumed_run_may_have_another_batch_size(make, tmp_path):
   assert run.position == order.Position(STEP, STEP * BATCH), 'samples are skipped or repeated'
   with contextlib.closing(run.task.train_batches(range(16), STEP, STEP + 1, run.position)) as rows:
     batch = next(rows)
-  tokens, seed, length = run.task._data.store.train, run.config.train.seed, 32
+  tokens, seed, length = run.task._data.stores[''].train, run.config.train.seed, 32
   n = store.window_count(tokens, length)
   for row, tokens_of_row in enumerate(batch):
     sample = order.sample_index(seed, STEP * BATCH + row, n)

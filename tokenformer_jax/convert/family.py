@@ -107,7 +107,7 @@ def _scaling(keys: Keys) -> RotaryScalingConfig:
 def rotary_keys(rotary: RotaryConfig) -> dict[str, Any]:
   """Return the keys of a rotation, in the newer and the older form."""
   scaling = rotary.scaling
-  values = {'rope_type': 'default' if scaling.kind == 'none' else scaling.kind}
+  values: dict[str, Any] = {'rope_type': 'default' if scaling.kind == 'none' else scaling.kind}
   if isinstance(scaling, LinearScalingConfig):
     values['factor'] = scaling.factor
   match scaling:

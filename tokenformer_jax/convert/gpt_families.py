@@ -53,14 +53,19 @@ def _gpt2(keys: Keys) -> ModelConfig:
   )
 
 
+def _mixer(model: ModelConfig) -> Any:
+  """Return the mixer of a model of these families, which is softmax attention."""
+  return model.layer.mixer
+
+
 def _gpt2_to_keys(model: ModelConfig) -> dict[str, Any]:
-  ffn = model.layer.ffn
+  ffn: Any = model.layer.ffn
   return {
     'vocab_size': model.vocab_size,
     'n_embd': model.width,
     'n_inner': ffn.width or 4 * model.width,
     'n_layer': model.depth,
-    'n_head': model.layer.mixer.heads,
+    'n_head': _mixer(model).heads,
     'n_positions': model.max_length,
     'activation_function': ACTIVATION_NAMES[ffn.activation],
     'layer_norm_epsilon': model.norm_epsilon,
@@ -102,7 +107,8 @@ def _gpt_neox(keys: Keys) -> ModelConfig:
 
 
 def _gpt_neox_to_keys(model: ModelConfig) -> dict[str, Any]:
-  mixer, ffn = model.layer.mixer, model.layer.ffn
+  layer: Any = model.layer
+  mixer, ffn = layer.mixer, layer.ffn
   return {
     'vocab_size': model.vocab_size,
     'hidden_size': model.width,

@@ -55,14 +55,14 @@ class Place(NamedTuple):
   name: str
   rule: Rule
   paths: tuple[tuple[str, ...], ...]
-  index: tuple[int, ...]  # of the layer and the expert in those arrays
+  at: tuple[int, ...]  # the layer and the expert in those arrays
   heads: int
   shape: Shape
 
   @property
   def layer(self) -> int | None:
     """Return the number of the layer in those arrays, or None if they are not stacked."""
-    return self.index[0] if self.index else None
+    return self.at[0] if self.at else None
 
 
 def is_folder(source: Path) -> bool:
@@ -229,7 +229,7 @@ def deferred(folder: Folder, dtype: str = 'float32') -> Params:
 
   def fill(path: tuple[str, ...], layer: int | None, array: np.ndarray) -> None:
     for place, part in sources[path, layer]:
-      array[place.index[1:]] = _split(folder.tensors[place.name].read(), place, part)
+      array[place.at[1:]] = _split(folder.tensors[place.name].read(), place, part)
 
   return run_tensors.deferred(folder.model, fill, dtype)
 
@@ -260,6 +260,6 @@ def tensors(
   for paths, own in groups.items():
     arrays = [read(path) for path in paths]
     for place in own:
-      yield place.name, join([array[place.index] for array in arrays], place)
+      yield place.name, join([array[place.at] for array in arrays], place)
     del arrays  # before the next ones are read
     grow_run.return_freed_memory()

@@ -68,7 +68,7 @@ class Keys:
       raise self.refusal(name, 'true or false')
     return value
 
-  def choice(self, name: str, allowed: Mapping[str, str], default: str) -> str:
+  def choice(self, name: str, allowed: Mapping[str, str], default: str) -> Any:
     """Return our name for one of the values of a key."""
     value = self.get(name, default)
     if not isinstance(value, str) or value not in allowed:

@@ -187,9 +187,15 @@ def _windowed_layers(keys: Keys, depth: int) -> list[bool]:
   return [windows and kind == names[1] for kind in kinds]
 
 
+def _mixer(model: ModelConfig) -> Any:
+  """Return the mixer of a model of these families, which is softmax attention."""
+  return model.layer.mixer
+
+
 def _llama_keys(model: ModelConfig) -> dict[str, Any]:
   """Return the keys that all families of the Llama kind name alike."""
-  mixer, ffn = model.layer.mixer, model.layer.ffn
+  layer: Any = model.layer
+  mixer, ffn = layer.mixer, layer.ffn
   mlp = ffn.expert if isinstance(ffn, ExpertsConfig) else ffn
   return {
     'vocab_size': model.vocab_size,
@@ -208,7 +214,7 @@ def _llama_keys(model: ModelConfig) -> dict[str, Any]:
 
 
 def _llama_to_keys(model: ModelConfig) -> dict[str, Any]:
-  layer = model.layer
+  layer: Any = model.layer
   return _llama_keys(model) | {
     'attention_bias': layer.mixer.qkv.bias,
     'mlp_bias': layer.ffn.bias,
@@ -216,43 +222,44 @@ def _llama_to_keys(model: ModelConfig) -> dict[str, Any]:
 
 
 def _mistral_to_keys(model: ModelConfig) -> dict[str, Any]:
-  return _llama_keys(model) | {'sliding_window': model.layer.mixer.window or None}
+  return _llama_keys(model) | {'sliding_window': _mixer(model).window or None}
 
 
 def _qwen2_to_keys(model: ModelConfig) -> dict[str, Any]:
-  windows = [layer.mixer.window for layer in model.in_order]
+  layers: list[Any] = list(model.in_order)
+  windows = [layer.mixer.window for layer in layers]
   kinds = ['sliding_attention' if window else 'full_attention' for window in windows]
   own = {'use_sliding_window': any(windows), 'sliding_window': max(windows) or None}
   return _llama_keys(model) | own | {'layer_types': kinds}
 
 
 def _qwen3_to_keys(model: ModelConfig) -> dict[str, Any]:
-  return _qwen2_to_keys(model) | {'attention_bias': model.layer.mixer.qkv.bias}
+  return _qwen2_to_keys(model) | {'attention_bias': _mixer(model).qkv.bias}
 
 
 def _qwen2_moe_to_keys(model: ModelConfig) -> dict[str, Any]:
-  ffn = model.layer.ffn
+  ffn: Any = model.layer.ffn
   return (
     _qwen2_to_keys(model)
     | _moe_keys(model)
     | {
-      'qkv_bias': model.layer.mixer.qkv.bias,
+      'qkv_bias': _mixer(model).qkv.bias,
       'shared_expert_intermediate_size': ffn.shared.width or 4 * model.width,
     }
   )
 
 
 def _gemma_to_keys(model: ModelConfig) -> dict[str, Any]:
-  return _llama_keys(model) | {'attention_bias': model.layer.mixer.qkv.bias}
+  return _llama_keys(model) | {'attention_bias': _mixer(model).qkv.bias}
 
 
 def _qwen3_moe_to_keys(model: ModelConfig) -> dict[str, Any]:
-  own = {'attention_bias': model.layer.mixer.qkv.bias}
+  own = {'attention_bias': _mixer(model).qkv.bias}
   return _llama_keys(model) | _moe_keys(model) | own
 
 
 def _moe_keys(model: ModelConfig) -> dict[str, Any]:
-  ffn = model.layer.ffn
+  ffn: Any = model.layer.ffn
   return {
     'moe_intermediate_size': ffn.expert.width or 4 * model.width,
     'num_experts': ffn.count,
@@ -264,7 +271,7 @@ def _moe_keys(model: ModelConfig) -> dict[str, Any]:
 
 
 def _mixtral_to_keys(model: ModelConfig) -> dict[str, Any]:
-  ffn = model.layer.ffn
+  ffn: Any = model.layer.ffn
   own = {'num_local_experts': ffn.count, 'num_experts_per_tok': ffn.router.top_k}
   return _mistral_to_keys(model) | own
 

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -202,7 +202,7 @@ def _pytorch(path: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor]:
 
 def _tensors(
   path: Path,
-  table: dict[str, tuple[Any, Iterable[int]]],
+  table: Mapping[str, tuple[Any, Iterable[int]]],
   to_dtype: Callable[[Any], np.dtype | None],
   rows: Callable[[str, slice | None], np.ndarray],
 ) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenformer_jax.config import DataConfig
+from tokenformer_jax.config import TextConfig
 from tokenformer_jax.convert import hub_tokenizer
 from tokenformer_jax.data import chat_template, tokenizers
 from tokenformer_jax.errors import UserError
@@ -54,7 +54,7 @@ def find(named: str, weights: Path) -> Found:
   return _open_run(named)
 
 
-def find_chat(data: DataConfig) -> dict[str, Any] | None:
+def find_chat(data: TextConfig) -> dict[str, Any] | None:
   """Return the chat template beside a tokenizer.json as a checkpoint stores it, or None.
 
   A template that cannot be used is named in a message.

@@ -292,14 +292,18 @@ def flush(file: IO[Any]) -> None:
 
 
 def put_array(temporary: Path, target: paths.Path) -> dict[str, tuple[int, str]]:
-  """Move an array into a store; return the size and the digest of each file of it."""
-  paths.remove(target)  # from a build of other text
-  sizes = file_sizes(temporary)
+  """Move an array into a store; return the size and the digest of each file of it.
+
+  A file that is there is replaced at once, because another process may write the same shard.
+  """
+  sizes, others = file_sizes(temporary), file_sizes(target)
   files = {name: (size, file_digest(temporary / name)) for name, size in sizes.items()}
   for name in sorted(files):
     if not paths.in_bucket(target):
       (target / name).parent.mkdir(parents=True, exist_ok=True)
     paths.put(temporary / name, target / name)
+  for name in others.keys() - files.keys():  # of a build of other text
+    (target / name).unlink(missing_ok=True)
   return files
 
 

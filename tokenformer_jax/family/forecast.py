@@ -42,7 +42,8 @@ class Law:
     For a mixture of experts they are those of the dense model with the same loss: N (M/N)^(γ/α).
     """
     active, whole = job.size.active, job.size.parameters
-    return active * (whole / active) ** (self.experts and self.experts / self.values['alpha'])
+    power = self.experts / self.values['alpha'] if self.experts else 0.0
+    return float(active * (whole / active) ** power)
 
 
 def read_law(path: str) -> Law:

@@ -321,10 +321,10 @@ def _elastic(maker: _Maker) -> list[Job]:
   family, factor, warmup = maker.family, maker.family.sizes[-1], maker.optim.warmup_steps
   first, begin = maker.end - max(1, round(family.share * maker.end)), maker.decay_begin
   if first > begin:
+    decay = as_wsd(maker.optim.schedule).decay_share
     raise UserError(
       f'--share={family.share:g} is less than the decay, config.optim.schedule.decay_share='
-      f'{maker.optim.schedule.decay_share:g}, and prefixes train from its begin on at the latest; '
-      'raise --share'
+      f'{decay:g}, and prefixes train from its begin on at the latest; raise --share'
     )
   if first <= warmup:
     raise UserError(

@@ -149,13 +149,13 @@ def find(
     loss = float(mixing.chain_loss(one, path, middle)[0])
     cost = float(part * costs[index] + growth_cost * bool(number))
     legs.append(Leg(counts[index], float(part), loss, cost))
-  from_scratch = [
+  best_alone, last_alone = (
     Leg(counts[i], float(alone[i]), target, float(alone[i] * costs[i]))
     for i in (scratch, chain[-1])
-  ]
+  )
   path = list(zip(chain, map(float, parts), strict=True))
   intervals = _intervals(draws, sizes, path, scratch, target, gamma, growth_cost)
-  return Chain(tuple(legs), *from_scratch, *intervals)
+  return Chain(tuple(legs), best_alone, last_alone, *intervals)
 
 
 def _intervals(
@@ -166,7 +166,7 @@ def _intervals(
   target: float,
   gamma: np.ndarray,
   growth_cost: float,
-) -> list[tuple[float, float]]:
+) -> tuple[tuple[float, float], ...]:
   """Return the intervals of a `Chain`; `path` has the index and the tokens of each size."""
   between = np.random.default_rng(0).random(len(draws['E']))
   low, high = np.array([size.cost for size in sizes]).T[:, :, None]
@@ -185,13 +185,14 @@ def _intervals(
       lambda tokens: mixing.chain_loss(draws, parts(tokens), gamma), tokens, target
     )
   paid = [part * prices[index] for (index, _), (_, part) in zip(path, parts(tokens), strict=True)]
-  cost, scratch_cost = sum(paid) + growth_cost * (len(path) - 1), alone * prices[scratch]
+  cost = np.sum(paid, axis=0) + growth_cost * (len(path) - 1)
+  scratch_cost = alone * prices[scratch]
   with np.errstate(divide='ignore', invalid='ignore'):
     saving = 1 - cost / scratch_cost
   known = saving[~np.isnan(saving)]  # The others reach the loss neither way.
   saved = interval(known) if len(known) else (-np.inf, np.inf)
   reached = interval(mixing.chain_loss(draws, parts(whole), gamma))
-  return [interval(cost), interval(scratch_cost), saved, reached]
+  return interval(cost), interval(scratch_cost), saved, reached
 
 
 def tokens_to_reach(

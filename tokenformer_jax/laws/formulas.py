@@ -7,6 +7,7 @@ the inputs are `n` (parameters that a token uses), `total` (all parameters) and 
 import dataclasses
 import itertools
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ _FLAT = 1e-6  # an exponent up to this is at its bound
 _NAMES = ('A', 'B', 'E', 'alpha', 'beta', 'gamma')
 
 Logs = Mapping[str, jax.Array]
-Values = Mapping[str, np.ndarray]  # of parameters by name; of one fit, or [draws] of a bootstrap
+Values = Mapping[str, Any]  # of parameters by name; of one fit, or [draws] of a bootstrap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +75,12 @@ def values(theta: np.ndarray) -> dict[str, np.ndarray]:
   return constants | named
 
 
-def loss(law: Values, n: np.ndarray | float, d: np.ndarray | float) -> np.ndarray:
+def loss(law: Values, n: Any, d: Any) -> Any:
   """Return the loss of dense models."""
   return law['E'] + law['A'] * n ** -law['alpha'] + law['B'] * d ** -law['beta']
 
 
-def tokens_for_loss(law: Values, n: np.ndarray | float, target: np.ndarray | float) -> np.ndarray:
+def tokens_for_loss(law: Values, n: Any, target: Any) -> np.ndarray:
   """Return the tokens that a size needs for a loss; infinite if it never reaches it."""
   left = target - law['E'] - law['A'] * n ** -law['alpha']
   with np.errstate(divide='ignore', invalid='ignore', over='ignore'):
@@ -87,7 +88,7 @@ def tokens_for_loss(law: Values, n: np.ndarray | float, target: np.ndarray | flo
   return np.where(np.isnan(needed), np.inf, needed)
 
 
-def flops(n: np.ndarray | float, d: np.ndarray | float) -> np.ndarray:
+def flops(n: Any, d: Any) -> Any:
   """Return the FLOPs of training as the law counts them, 6 N D."""
   return np.float64(6) * n * d
 

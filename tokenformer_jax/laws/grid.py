@@ -155,7 +155,8 @@ def stable_and_decay(optim: OptimConfig) -> tuple[OptimConfig, OptimConfig]:
   """Return the settings of a run at a constant rate, and of a decay from one of its checkpoints."""
   share = WSDSchedule().decay_share
   wsd = dataclasses.replace(as_wsd(optim.schedule), decay_share=share)
-  return tuple(dataclasses.replace(optim, schedule=one) for one in (ConstantSchedule(), wsd))
+  stable = dataclasses.replace(optim, schedule=ConstantSchedule())
+  return stable, dataclasses.replace(optim, schedule=wsd)
 
 
 def decay_begin(optim: OptimConfig, end: int) -> int:

@@ -245,5 +245,5 @@ def describe_progress(jobs: Sequence[Job], found: Progress) -> str:
   else:
     basis = 'by the steps measured here'
     basis += '' if found.measured == len(jobs) else ', of some sizes'
-  seconds = hours(sum(found.seconds[i] for i in left))
+  seconds = hours(sum(found.seconds[i] or 0.0 for i in left))
   return f'{text}, {seconds} ({basis}), besides compiling, evaluating and saving'

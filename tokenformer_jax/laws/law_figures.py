@@ -92,12 +92,12 @@ def draw_residuals(analysis: Analysis) -> 'Figure':
   first, second = figure.subplots(1, 2, sharey=True)
   panels = ((first, points.active, 'parameters N'), (second, points.tokens, 'tokens D'))
   for axes, x, name in panels:
-    shown = axes.scatter(x, percent, c=ratio, cmap='viridis', s=18)
+    axes.scatter(x, percent, c=ratio, cmap='viridis', s=18)
     axes.axhline(0, color='k', linewidth=0.8)
     _use_log_sizes(axes, x)
     label = 'measured loss over that of the law, % more' if axes is first else ''
     figures.finish(axes, name, label)
-  figure.colorbar(shown, ax=axes, label='log₁₀ of tokens a parameter')
+  figure.colorbar(second.collections[0], ax=second, label='log₁₀ of tokens a parameter')
   return figure
 
 

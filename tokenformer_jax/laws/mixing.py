@@ -12,7 +12,8 @@ one.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ Leg = tuple[float, float]  # a size, and the tokens trained at it
 Grown = tuple[Leg, Leg, float]  # the leg before a growth, the one after it, and the loss
 
 
-def chain_loss(values: Values, legs: Sequence[Leg], gamma: np.ndarray | float) -> np.ndarray:
+def chain_loss(values: Values, legs: Sequence[tuple[float, Any]], gamma: Any) -> Any:
   """Return the loss that a chain reaches, for every draw of the law.
 
   The last leg includes the tokens of the decay.
@@ -41,10 +42,10 @@ def chain_loss(values: Values, legs: Sequence[Leg], gamma: np.ndarray | float) -
 def grown_loss(
   values: Values,
   sizes: Sequence[float],
-  shares: Sequence,
-  tokens: np.ndarray | float,
-  gamma: np.ndarray | float,
-) -> np.ndarray:
+  shares: Iterable[Any],
+  tokens: Any,
+  gamma: Any,
+) -> Any:
   """Return the loss of chains that grow at shares of all their tokens."""
   alone = [formulas.loss(values, size, tokens) for size in sizes]
   total = alone[-1]

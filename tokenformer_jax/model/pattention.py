@@ -37,25 +37,20 @@ from tokenformer_jax.config.pattention import (
   SoftmaxScore,
 )
 from tokenformer_jax.model import groups as groups_lib
-from tokenformer_jax.model.gelu import activate, activate_scaled, twice_slope
+from tokenformer_jax.model.gelu import activate, activate_scaled
+from tokenformer_jax.model.many_tokens import (
+  EPSILON,
+  SCORES,
+  TOKEN_AXES,
+  are_many,
+  inverse_root,
+  weights_of_many,
+)
 from tokenformer_jax.model.params import Initializer, Role, param
-from tokenformer_jax.model.products import product, project
+from tokenformer_jax.model.products import project
 from tokenformer_jax.model.stack import PROJECTED, ROW_STATISTICS
-from tokenformer_jax.parallel import per_device
 from tokenformer_jax.parallel.rules import parts
 from tokenformer_jax.parallel.sharding import constrain
-
-# Keeps the result for a row of zeros finite; far below the rounding of any other row.
-EPSILON = 1e-12
-
-SCORES = 'pattention_scores'  # the name of the scores, for a policy that may save them
-
-_AXES = ('param_tokens', 'width')  # of keys and of values
-
-# From this many parameter tokens per device on, in widths D of the input, the gradient of the norm
-# goes through KᵀK. The score gradient then needs no sum over its row and no second read after it,
-# which cost more than products of D² numbers for each row (benchmarks/norm_cost.py).
-_MANY = 8
 
 
 def parameter_weights(
@@ -160,13 +155,7 @@ _rounded_gradient.defvjp(_forward, _backward)
 def _inverse_l2(square: jax.Array, reference: jax.Array, epsilon: float) -> jax.Array:
   """Return τ / (‖A‖₂ + ε), given ‖A‖₂² and τ²."""
   square = checkpoint_name(square + EPSILON, ROW_STATISTICS)
-  return _inverse_root(square, reference, epsilon)
-
-
-def _inverse_root(square: jax.Array, reference: jax.Array, epsilon: float) -> jax.Array:
-  """Return τ / (‖A‖₂ + ε), given ‖A‖₂² + `EPSILON` and τ²."""
-  inverse = 1 / (jnp.sqrt(square) + epsilon) if epsilon else jax.lax.rsqrt(square)
-  return inverse * jnp.sqrt(reference)
+  return inverse_root(square, reference, epsilon)
 
 
 def _inverse_l1(total: jax.Array, reference: jax.Array, epsilon: float) -> jax.Array:
@@ -176,88 +165,7 @@ def _inverse_l1(total: jax.Array, reference: jax.Array, epsilon: float) -> jax.A
 
 def scores(x: jax.Array, keys_NxI: jax.Array) -> jax.Array:
   """Return the scores x Kᵀ [B, T, N] of x [B, T, I], or of heads [B, T, H, K] with zero fill."""
-  return constrain(project(x, keys_NxI, _AXES, contract=1), 'batch', 'slots', 'param_tokens')
-
-
-def _are_many(keys_NxI: jax.Array, x: jax.Array) -> bool:
-  """Return whether the gradient of the scores' norm goes through KᵀK; never for heads."""
-  return x.ndim == 3 and len(keys_NxI) >= _MANY * parts('param_tokens') * x.shape[-1]
-
-
-def _weights_of_many(
-  x_BxTxI: jax.Array, keys_NxI: jax.Array, reference: int, score: L2NormGELU
-) -> jax.Array:
-  """Return the weights [B, T, N] of one group of many tokens."""
-
-  def on_device(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> jax.Array:
-    if per_device.is_split('param_tokens'):
-      x_BxTxI = per_device.varying(x_BxTxI, 'param_tokens')
-    return _weights_by_keys(x_BxTxI, keys_NxI, reference, score.gelu, score.row_epsilon)
-
-  keys_NxI = keys_NxI.astype(x_BxTxI.dtype)
-  weights_BxTxN = per_device.on_each_device(on_device, x_BxTxI, keys_NxI, _AXES, split_out=True)
-  return constrain(weights_BxTxN, 'batch', 'slots', 'param_tokens')
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _weights_by_keys(
-  x_BxTxI: jax.Array, keys_NxI: jax.Array, reference: int, gelu: str, row_epsilon: float
-) -> jax.Array:
-  """Return GELU(τ A / ‖A‖₂) of A = x Kᵀ, with the gradient of the norm by x (KᵀK) xᵀ.
-
-  So the score gradient needs no reduction over its row, and no part of the norm: with C, the
-  gradient of what GELU sees, Σ C A over a row is x · (C K), and the rest works on D numbers a row.
-  """
-  return _by_keys_forward(x_BxTxI, keys_NxI, reference, gelu, row_epsilon)[0]
-
-
-def _by_keys_forward(
-  x_BxTxI: jax.Array, keys_NxI: jax.Array, reference: int, gelu: str, row_epsilon: float
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-  scores_BxTxN = checkpoint_name(product('BTI,NI->BTN', x_BxTxI, keys_NxI), SCORES)
-  square_BxTx1 = groups_lib.on_devices(reference).total(
-    jnp.square(scores_BxTxN.astype(jnp.float32))
-  )
-  square_BxTx1 = checkpoint_name(square_BxTx1 + EPSILON, ROW_STATISTICS)
-  scale_BxTx1 = _inverse_root(square_BxTx1, jnp.float32(reference), row_epsilon)
-  weights_BxTxN = activate_scaled(scores_BxTxN.astype(jnp.float32), scale_BxTx1, gelu)
-  kept = x_BxTxI, keys_NxI, scores_BxTxN, square_BxTx1
-  return weights_BxTxN.astype(x_BxTxI.dtype), kept
-
-
-def _by_keys_backward(
-  reference: int,
-  gelu: str,
-  row_epsilon: float,
-  kept: tuple[jax.Array, ...],
-  gradient_BxTxN: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-  x_BxTxI, keys_NxI, scores_BxTxN, square_BxTx1 = kept
-  dtype, x32_BxTxI = x_BxTxI.dtype, x_BxTxI.astype(jnp.float32)
-  scale_BxTx1, to_square = jax.vjp(
-    lambda square: _inverse_root(square, jnp.float32(reference), row_epsilon), square_BxTx1
-  )
-  # Twice the gradient of what GELU sees. The half is a factor of each row below.
-  slope_BxTxN = twice_slope(scores_BxTxN.astype(jnp.float32), scale_BxTx1, gelu)
-  twice_BxTxN = (gradient_BxTxN.astype(jnp.float32) * slope_BxTxN).astype(dtype)
-  by_keys_BxTxI = product('BTN,NI->BTI', twice_BxTxN, keys_NxI, preferred_element_type=jnp.float32)
-  along_BxTx1 = 0.5 * jnp.sum(by_keys_BxTxI * x32_BxTxI, axis=-1, keepdims=True)
-  if per_device.is_split('param_tokens'):
-    along_BxTx1 = per_device.total(along_BxTx1, 'param_tokens')
-  (d_square_BxTx1,) = to_square(along_BxTx1)
-  turned_BxTxI = product(
-    'BTI,IJ->BTJ', x_BxTxI, keys_NxI.T @ keys_NxI, preferred_element_type=jnp.float32
-  )
-  d_x_BxTxI = 0.5 * scale_BxTx1 * by_keys_BxTxI + 2 * d_square_BxTx1 * turned_BxTxI
-  scaled_BxTxI = (0.5 * scale_BxTx1 * x32_BxTxI).astype(dtype)
-  _, to_keys = jax.vjp(lambda keys: product('BTI,NI->BTN', scaled_BxTxI, keys), keys_NxI)
-  of_norm_BxTxI = (2 * d_square_BxTx1 * x32_BxTxI).astype(dtype)
-  (d_keys_NxI,) = to_keys(twice_BxTxN)
-  d_keys_NxI = d_keys_NxI + keys_NxI @ jnp.einsum('BTI,BTJ->IJ', of_norm_BxTxI, x_BxTxI)
-  return d_x_BxTxI.astype(dtype), d_keys_NxI
-
-
-_weights_by_keys.defvjp(_by_keys_forward, _by_keys_backward)
+  return constrain(project(x, keys_NxI, TOKEN_AXES, contract=1), 'batch', 'slots', 'param_tokens')
 
 
 def pattention(
@@ -289,15 +197,15 @@ def pattention(
       jnp.add, [run(x, keys, values, groups=(group,)) for group, keys, values in apart]
     )
   group = groups[0]
-  are_many = len(groups) == 1 and _are_many(keys_NxI, x)
+  by_keys = len(groups) == 1 and are_many(keys_NxI, x)
 
   def apply(x: jax.Array, keys_NxI: jax.Array, values_NxO: jax.Array) -> jax.Array:
-    if are_many and isinstance(group.score, L2NormGELU):
-      weights_BxTxN = _weights_of_many(x, keys_NxI, group.reference, group.score)
+    if by_keys and isinstance(group.score, L2NormGELU):
+      weights_BxTxN = weights_of_many(x, keys_NxI, group.reference, group.score)
     else:
       scores_BxTxN = checkpoint_name(scores(x, keys_NxI), SCORES)
       weights_BxTxN = weights_of_groups(scores_BxTxN, groups)
-    return project(weights_BxTxN, values_NxO, _AXES, contract=0, out_heads=out_heads)
+    return project(weights_BxTxN, values_NxO, TOKEN_AXES, contract=0, out_heads=out_heads)
 
   return keep_for_backward(apply, keep_scores, prevent_cse)(x, keys_NxI, values_NxO)
 
@@ -342,11 +250,11 @@ class Pattention(nnx.Module):
     sizes = tuple(group.tokens for group in self.groups)
     make = functools.partial(param, rngs, groups=sizes)
     normal = nnx.initializers.normal
-    self.keys = make(normal(key_std), (config.tokens, d_in), _AXES, role=Role.KEY)
+    self.keys = make(normal(key_std), (config.tokens, d_in), TOKEN_AXES, role=Role.KEY)
     self.values = make(
       normal(value_std),
       (config.tokens, d_out),
-      _AXES,
+      TOKEN_AXES,
       role=Role.VALUE,
       adds_to_residual=adds_to_residual,
       first=first_values,

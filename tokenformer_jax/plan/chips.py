@@ -34,7 +34,7 @@ class Chip:
   hbm_rate: float  # bytes a second
   link: float  # bytes a second of one ICI link in one direction; for a GPU, of all NVLinks together
   dcn: float  # bytes a second to other slices (for GPUs, to other hosts) in one direction
-  clock: float | None  # cycles a second, or None for a GPU, because nothing is compiled for GPUs
+  clock: float  # cycles a second; 0 for a GPU, because nothing is compiled for GPUs
   cores: int = 1
   matrix_side: int = 128
   devices: int = 1  # JAX devices of one chip as it is sold
@@ -66,7 +66,7 @@ def _gpu(name: str, hbm: float, hbm_rate: float, *, link: float, network: float)
     hbm_rate=hbm_rate * _GB,
     link=link * _GB,
     dcn=network * _GBIT,
-    clock=None,
+    clock=0.0,
     torus=1,
     source='NVIDIA',
   )

@@ -9,6 +9,7 @@ import dataclasses
 import re
 import types
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from jax.sharding import Mesh
 
@@ -123,7 +124,8 @@ def _collectives(
 ) -> Iterator[tuple[Visit, str, collectives.Cost]]:
   """Yield every collective, its kind, and the cost of one run."""
   for v in _unique_collectives(visits):
-    kind = 'reduce-scatter' if _scatters(v) else collectives.parse_collective(v.instruction.opcode)
+    kind = collectives.parse_collective(v.instruction.opcode) or ''
+    kind = 'reduce-scatter' if _scatters(v) else kind
     members = collectives.parse_replica_groups(v.instruction, mesh.size)
     if members.shape[1] > 1:
       operand_bytes = v.computation.bytes_of_operands(v.instruction)
@@ -135,7 +137,7 @@ def _collectives(
 
 
 def _traffic(found: list[tuple[Visit, str, collectives.Cost]]) -> tuple[Traffic, ...]:
-  totals: dict[tuple[str, str, str], list[float]] = {}
+  totals: dict[tuple[str, str, str], list[Any]] = {}
   for v, kind, cost in found:
     total = totals.setdefault((cost.axis, kind, cost.network), [0, 0.0, 0.0])
     total[0] += v.times

@@ -70,7 +70,8 @@ class Plan:
   def mfu(self) -> tuple[float, float]:
     """Return model FLOPs over the FLOPs at the devices' peak, for both `step_seconds`."""
     peak = self.topology.chip.peak * self.topology.devices
-    return tuple(self.model_flops / peak / seconds for seconds in self.step_seconds)
+    fast, slow = (self.model_flops / peak / seconds for seconds in self.step_seconds)
+    return fast, slow
 
   @property
   def steps(self) -> int | None:
@@ -83,9 +84,17 @@ class Plan:
 
     Evaluations, checkpoints and interruptions are not included.
     """
-    if self.steps is None:
+    if (steps := self.steps) is None:
       return None
-    return tuple(self.steps * seconds / 3600 for seconds in self.step_seconds)
+    fast, slow = (steps * seconds / 3600 for seconds in self.step_seconds)
+    return fast, slow
+
+  @property
+  def known_run(self) -> tuple[int, tuple[float, float]]:
+    """Return `steps` and `hours` of a run whose length does not depend on its data."""
+    if self.steps is None or self.hours is None:
+      raise ValueError('the steps of this run follow from its data')
+    return self.steps, self.hours
 
   @property
   def summary(self) -> str:
@@ -230,7 +239,7 @@ def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: sched
     say(at_first.summary if quick else f'{at_first.summary}; its schedule is known in minutes')
     return not quick
 
-  at_first = None
+  at_first: Plan | None = None
   compiled = program.compile_step(step, mesh, tell, reader.read)
   if compiled is None:
     return at_first

@@ -27,10 +27,10 @@ class Instruction:
   operands: tuple[str, ...]  # names; for a constant or a parameter, the text in parentheses
   attributes: str
 
-  def attribute(self, name: str) -> str | None:
-    """Return the computation's name in an attribute such as `body=%name`, or None."""
+  def attribute(self, name: str) -> str:
+    """Return the computation's name in an attribute such as `body=%name`, or ''."""
     found = re.search(rf'\b{name}=%?([\w.\-]+)', self.attributes)
-    return found.group(1) if found else None
+    return found.group(1) if found else ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ def shape_bytes(shape: str) -> int:
 def _bits(dtype: str) -> int:
   if dtype in _DTYPE_BITS:
     return _DTYPE_BITS[dtype]
-  return int(re.search(r'\d+', dtype).group())
+  return int(re.findall(r'\d+', dtype)[0])
 
 
 def parse(text: str) -> Program:
@@ -103,6 +103,8 @@ def _read_computation(name: str, lines: Iterator[str]) -> Computation:
       instruction = _read_instruction(match['name'], match['rest'])
       instructions[instruction.name] = instruction
       root = instruction if match['root'] or root is None else root
+  if root is None:
+    raise ValueError(f'the computation {name} has no instructions')
   return Computation(name, instructions, root)
 
 

@@ -17,7 +17,7 @@ def hbm_bytes(program: Program, computation: Computation, instruction: Instructi
 
   A slice of an array counts as the slice, and so does the update of a slice.
   """
-  inner = program.computations.get(instruction.attribute('calls') or '')
+  inner = program.computations.get(instruction.attribute('calls'))
   total = _written(program, inner, instruction)
   for i, name in enumerate(instruction.operands):
     operand = computation.instructions.get(name)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from tokenformer_jax.plan import kernel_costs
@@ -154,7 +154,7 @@ def _operation(
   v: Visit,
   bundles: Bundles | None,
   chip: Chip,
-  inside: functools.cache,
+  inside: Callable[[str], list[tuple[Computation, Instruction]]],
   has_cycles: bool,
 ) -> Operation:
   instruction = v.instruction

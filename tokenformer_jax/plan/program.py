@@ -116,7 +116,7 @@ def compile_step(
 def memory(step: Program, mesh: Mesh, compiled: jax.stages.Compiled, capacity: float) -> Memory:
   """Return the memory of a device for a compiled step."""
   parameters, optimizer, batch = state_bytes(step, mesh)
-  found = compiled.memory_analysis()
+  found: Any = compiled.memory_analysis()
   return Memory(
     parameters=parameters,
     optimizer=optimizer,

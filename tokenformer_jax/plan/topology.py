@@ -9,6 +9,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -39,7 +40,7 @@ class Topology:
   @property
   def has_compiler(self) -> bool:
     """Return whether programs can be compiled for the topology."""
-    return self.chip.clock is not None
+    return self.chip.clock > 0
 
   @property
   def platform(self) -> str:
@@ -76,7 +77,7 @@ def devices(topology: Topology) -> list[jax.Device]:
   # By default libtpu queries a server that only Google's VMs have, and takes a lock on the TPU.
   os.environ['TPU_SKIP_MDS_QUERY'] = '1'
   os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] = '1'
-  options = {'num_slices': topology.slices}
+  options: dict[str, Any] = {'num_slices': topology.slices}
   if topology.chip.name == 'v4':
     options['chip_config_name'] = 'megacore'  # one device for each chip
   try:

@@ -64,18 +64,20 @@ def stages(records: Sequence[Record]) -> dict[str, Stage]:
   for stage in found.values():
     if stage.run is None:
       _read_figures(stage)
-    if stage.parent and stage.model and found[stage.parent].model:
-      stage.grown = _changes(found[stage.parent].model, stage.model)
+    before = found[stage.parent].model if stage.parent else None
+    if before and stage.model:
+      stage.grown = _changes(before, stage.model)
   return {stage.directory: stage for stage in _in_order(found)}
 
 
 def parents(records: Sequence[Record], found: Mapping[str, Stage]) -> dict[int, int]:
   """Return the number of the run that each run of the page begins from, by its number."""
-  return {
+  numbers = {
     stage.run: found[stage.parent].run
     for stage in found.values()
-    if stage.run is not None and stage.parent and found[stage.parent].run is not None
+    if stage.run is not None and stage.parent
   }
+  return {run: parent for run, parent in numbers.items() if parent is not None}
 
 
 def figure(found: Mapping[str, Stage]) -> Figure | None:
@@ -86,7 +88,8 @@ def figure(found: Mapping[str, Stage]) -> Figure | None:
   if not any(stage.parent for stage in found.values()):
     return None
   rows = {directory: row for row, directory in enumerate(found)}
-  drawn = [stage for stage in found.values() if stage.flops is not None]
+  spent = {key: one.flops - one.begin for key, one in found.items() if one.flops is not None}
+  drawn = [found[key] for key in spent]
   if not drawn:
     return None
   bars = {
@@ -94,7 +97,7 @@ def figure(found: Mapping[str, Stage]) -> Figure | None:
     'orientation': 'h',
     'y': [rows[stage.directory] for stage in drawn],
     'base': [stage.begin for stage in drawn],
-    'x': [stage.flops - stage.begin for stage in drawn],
+    'x': [*spent.values()],
     'width': 0.5,
     'marker': {'color': [_colour(stage) for stage in drawn]},
     'hovertext': [

@@ -114,8 +114,10 @@ def _look(
   found: dict[int, dict[str, Any]] = {}
   able = [i for i, run in enumerate(records) if looks.can_look(run.meta, run.directory)]
   for i in able[len(able) - min(models, len(able)) :]:
-    run = records[i]
-    if (count := looks.parameters(run.meta)) > looks.MOST_PARAMETERS:
+    run, meta = records[i], records[i].meta
+    if meta is None:
+      continue
+    if (count := looks.parameters(meta)) > looks.MOST_PARAMETERS:
       notes.append(
         f'{run.directory} has {tables.amount(count)} parameters, and a report looks into models of '
         f'at most {tables.amount(looks.MOST_PARAMETERS)}; tokenformer inspect shows the others'
@@ -123,7 +125,7 @@ def _look(
       continue
     try:
       try:
-        model = load(f'{run.directory}@{run.meta.step}')
+        model = load(f'{run.directory}@{meta.step}')
       except UserError:  # A run in progress has written another one, and removed this one.
         model = load(str(run.directory))
       found[i] = looks.look(model)
@@ -248,7 +250,7 @@ def _maps(records: Sequence[Record], looked: Mapping[int, dict[str, Any]]) -> li
 
 def _page(title: str, sections: Sequence[_Section], data: dict[str, Any], library: str) -> str:
   """Return the whole page."""
-  files = importlib.resources.files(__package__)
+  files = importlib.resources.files('tokenformer_jax.report')
   style, script = (files.joinpath(f'page.{kind}').read_text('utf-8') for kind in ('css', 'js'))
   content = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(',', ':'))
   links = ''.join(f'<a href="#{name}">{html.escape(title)}</a>' for name, title, _ in sections)

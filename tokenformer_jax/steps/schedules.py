@@ -10,31 +10,34 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tokenformer_jax.config import OptimConfig, WSDSchedule, restarts_schedule
+from tokenformer_jax.config import (
+  ConstantSchedule,
+  CosineSchedule,
+  OptimConfig,
+  WSDSchedule,
+  restarts_schedule,
+)
 from tokenformer_jax.steps.entries import LastGrowth
 
 
-def _constant(config: OptimConfig, length: int) -> optax.Schedule:
-  del length
-  return optax.schedules.constant_schedule(config.learning_rate)
+def _constant(peak: float, schedule: ConstantSchedule, length: int) -> optax.Schedule:
+  del schedule, length
+  return optax.schedules.constant_schedule(peak)
 
 
-def _cosine(config: OptimConfig, length: int) -> optax.Schedule:
-  return optax.schedules.cosine_decay_schedule(
-    config.learning_rate, length, alpha=config.schedule.final_fraction
-  )
+def _cosine(peak: float, schedule: CosineSchedule, length: int) -> optax.Schedule:
+  return optax.schedules.cosine_decay_schedule(peak, length, alpha=schedule.final_fraction)
 
 
-def _linear(config: OptimConfig, length: int) -> optax.Schedule:
-  peak = config.learning_rate
-  return optax.schedules.linear_schedule(peak, config.schedule.final_fraction * peak, length)
+def _linear(peak: float, schedule: CosineSchedule, length: int) -> optax.Schedule:
+  return optax.schedules.linear_schedule(peak, schedule.final_fraction * peak, length)
 
 
-def _wsd(config: OptimConfig, length: int) -> optax.Schedule:
+def _wsd(peak: float, schedule: WSDSchedule, length: int) -> optax.Schedule:
   """Return the decay of warmup-stable-decay (Hu et al. 2024, arXiv 2404.06395)."""
-  if config.schedule.decay_shape == 'linear':
-    return _linear(config, length)
-  peak, floor = config.learning_rate, config.schedule.final_fraction
+  if schedule.decay_shape == 'linear':
+    return _linear(peak, schedule, length)
+  floor = schedule.final_fraction
 
   def one_minus_sqrt(count: Any) -> jax.Array:
     return peak * (floor + (1 - floor) * (1 - jnp.sqrt(jnp.clip(count / length, 0, 1))))
@@ -42,8 +45,9 @@ def _wsd(config: OptimConfig, length: int) -> optax.Schedule:
   return one_minus_sqrt
 
 
-# By `optim.schedule.kind`: map the config and the updates of the decay to the rate from its start.
-SCHEDULES: dict[str, Callable[[OptimConfig, int], optax.Schedule]] = {
+# By `optim.schedule.kind`: map the peak, the section and the updates of the decay to the rate from
+# its start.
+SCHEDULES: dict[str, Callable[[float, Any, int], optax.Schedule]] = {
   'cosine': _cosine,
   'linear': _linear,
   'wsd': _wsd,
@@ -67,7 +71,7 @@ def learning_rate(
   if isinstance(config.schedule, WSDSchedule):
     share = config.schedule.decay_share
     begin = decay_from or max(warmup_end, steps - round(share * (steps - start)))
-  decay = SCHEDULES[config.schedule.kind](config, max(1, steps - begin))
+  decay = SCHEDULES[config.schedule.kind](peak, config.schedule, max(1, steps - begin))
   # The first update of a warm-up of W steps has the rate peak/W, the last one the peak.
   warmup = optax.schedules.linear_schedule(
     peak / max(1, config.warmup_steps), peak, max(1, config.warmup_steps - 1)

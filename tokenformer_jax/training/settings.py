@@ -1,4 +1,4 @@
-"""Compare the settings of a run with its model: what it lacks, and what is probably a mistake."""
+"""Find settings of a run that are allowed, and probably a mistake."""
 
 from tokenformer_jax.config import Config, frozen_groups, skip_window
 from tokenformer_jax.config.model import layer_path, used_layers
