@@ -42,13 +42,6 @@ _VERDICT_BY_HTTP: dict[int, _Verdict] = {
   **dict.fromkeys((408, 425, 429, 500, 502, 503, 504), 'transient'),
   **dict.fromkeys((401, 403), 'user'),
 }
-# Status names as gRPC, TensorStore and Google's APIs write them.
-_VERDICT_BY_NAME: dict[str, _Verdict] = {
-  **dict.fromkeys(('PERMISSION_DENIED', 'UNAUTHENTICATED'), 'user'),
-  **dict.fromkeys(
-    ('UNAVAILABLE', 'DEADLINE_EXCEEDED', 'ABORTED', 'RESOURCE_EXHAUSTED'), 'transient'
-  ),
-}
 _REMOTE = ('aiohttp', 'gcsfs', 'google', 'requests', 'urllib3')  # client libraries of servers
 _REMOTE_TRANSIENT = {
   *('ClientConnectionError', 'ClientPayloadError', 'ChecksumError', 'TransportError', 'RetryError'),
@@ -59,10 +52,12 @@ _HTTP_IN_TEXT = re.compile(
   r'http_response_code=\W?(\d{3})|(?:HTTP|status)(?: response| error)?(?: status)?(?: code)?:? '
   r'?(\d{3})\b|^(\d{3})$'
 )
-_NAME_IN_TEXT = re.compile(rf'\b({"|".join(_VERDICT_BY_NAME)})\b')
 _WORDS: tuple[tuple[_Verdict, re.Pattern[str]], ...] = (  # in the order of the search
   ('user', re.compile(r'no space left|quota exceeded|read-only file system', re.I)),
   ('transient', re.compile(r'curl_code=|rateLimitExceeded')),
+  # Status names as gRPC, TensorStore and Google's APIs write them.
+  ('user', re.compile(r'\b(PERMISSION_DENIED|UNAUTHENTICATED)\b')),
+  ('transient', re.compile(r'\b(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|RESOURCE_EXHAUSTED)\b')),
   ('user', re.compile(r'^forbidden|permission denied', re.I)),
   (
     'transient',
@@ -173,38 +168,29 @@ def _classify_alone(error: BaseException) -> _Verdict:
     return 'user'
   if isinstance(error, (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)):
     return None
+  if isinstance(error, jax.errors.JaxRuntimeError):
+    return None  # Devices and other processes use the same status names.
   if isinstance(error, OSError) and error.errno in _VERDICT_BY_ERRNO:
     return _VERDICT_BY_ERRNO[error.errno]
   if type(error).__module__.partition('.')[0] in _REMOTE:
-    return _classify_remote(error)
-  if isinstance(error, jax.errors.JaxRuntimeError):
-    return None  # Devices and other processes use the same status names.
-  if isinstance(error, (OSError, ValueError, RuntimeError)):
-    return _classify_text(str(error))
-  return None
-
-
-def _classify_remote(error: BaseException) -> _Verdict:
-  """Classify an error of a client library."""
-  response = getattr(error, 'response', None)
-  for holder, name in ((error, 'status'), (error, 'code'), (response, 'status_code')):
-    status = str(getattr(holder, name, None))
-    if status.isdigit():
-      return _VERDICT_BY_HTTP.get(int(status))
-  names = {base.__name__ for base in type(error).__mro__}
-  if names & _REMOTE_TRANSIENT or getattr(error, 'retryable', False) is True:
-    return 'transient'
+    response = getattr(error, 'response', None)
+    for holder, name in ((error, 'status'), (error, 'code'), (response, 'status_code')):
+      status = str(getattr(holder, name, None))
+      if status.isdigit():
+        return _VERDICT_BY_HTTP.get(int(status))
+    names = {base.__name__ for base in type(error).__mro__}
+    if names & _REMOTE_TRANSIENT or getattr(error, 'retryable', False) is True:
+      return 'transient'
+  elif not isinstance(error, (OSError, ValueError, RuntimeError)):
+    return None
   return _classify_text(str(error))
 
 
 def _classify_text(text: str) -> _Verdict:
-  if match := _ERRNO_IN_TEXT.search(text):
-    return _VERDICT_BY_ERRNO.get(int(next(filter(None, match.groups()))))
-  if match := _HTTP_IN_TEXT.search(text):
-    return _VERDICT_BY_HTTP.get(int(next(filter(None, match.groups()))))
-  for verdict, words in _WORDS[:2]:
-    if words.search(text):
-      return verdict
-  if match := _NAME_IN_TEXT.search(text):
-    return _VERDICT_BY_NAME[match[1]]
-  return next((verdict for verdict, words in _WORDS[2:] if words.search(text)), None)
+  for pattern, verdicts in (
+    (_ERRNO_IN_TEXT, _VERDICT_BY_ERRNO),
+    (_HTTP_IN_TEXT, _VERDICT_BY_HTTP),
+  ):
+    if match := pattern.search(text):
+      return verdicts.get(int(next(filter(None, match.groups()))))
+  return next((verdict for verdict, words in _WORDS if words.search(text)), None)
