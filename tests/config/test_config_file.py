@@ -217,7 +217,7 @@ def test_flags_change_a_source_of_a_file_and_add_others(load):
   [
     ('c.data.mixture.law.wieght = 1.0', r"'data\.mixture\.law\.wieght' is unknown; did you mean"),
     ('c.data.mixture.more = 3', r'config\.data\.mixture\.more is 3; it is a section'),
-    ('c.data.mixture.law.weight = 2.0', r'law\.weight is 2\.0; it must lie between 0 and 1'),
+    ('c.data.mixture.law.weight = 2.0', r'law\.weight is 2\.0; it must be at most 1'),
     (
       'c.data.mixture.more = {"weight": "1"}',
       r"more\.weight is '1', of type str; it must be float",

@@ -13,19 +13,19 @@ def _listed(word: str = '') -> list[str]:
 
 
 def test_every_key_has_a_meaning():
-  silent = [path for path, leaf in ALL.items() if not leaf.key.meaning]
+  silent = [path for path, leaf in ALL.items() if not leaf.meaning]
   assert not silent, f'`section.key` beside the field has the meaning: {silent}'
 
 
 def test_a_key_has_its_default_its_choices_and_its_meaning():
   schedule, window = ALL['optim.schedule.kind'], ALL['model.layer.mixer.window']
-  assert (schedule.value, schedule.key.choices) == (
+  assert (schedule.value, schedule.choices) == (
     'cosine',
     ('cosine', 'linear', 'wsd', 'constant'),
   )
-  assert 'warm-up' in schedule.key.meaning, 'a field has the meaning of another one'
-  assert window.key.meaning.startswith('positions that a token')
-  assert ALL['model.layer.ffn.kind'].key.choices == ('pattention', 'mlp', 'experts', 'none')
+  assert 'warm-up' in schedule.meaning, 'a field has the meaning of another one'
+  assert window.meaning.startswith('positions that a token')
+  assert ALL['model.layer.ffn.kind'].choices == ('pattention', 'mlp', 'experts', 'none')
   assert ALL['model.layer.ffn.tokens'].value == 512
 
 

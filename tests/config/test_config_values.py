@@ -73,7 +73,7 @@ FLOATS = [
   ('path', 'value'),
   [
     *((path, 0) for path in INTEGERS),
-    *((path, value) for path in FLOATS for value in (0.0, -1.0, float('nan'))),
+    *((path, value) for path in FLOATS for value in (0.0, -1.0)),
   ],
 )
 def test_a_value_that_must_be_positive_and_is_not_is_refused(path, value):
@@ -91,7 +91,6 @@ def test_a_value_that_must_be_positive_and_is_not_is_refused(path, value):
     ('data.workers', -1),
     ('optim.warmup_steps', -1),
     ('optim.weight_decay', -0.1),
-    ('optim.weight_decay', float('nan')),
     ('optim.clip_norm', -1.0),
     ('optim.z_loss', -1e-4),
     ('train.seed', -1),
@@ -108,37 +107,26 @@ def test_a_negative_value_is_refused_where_zero_is_the_least(path, value):
   assert refusal(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
 
 
-@pytest.mark.parametrize('value', [-0.1, 1.5, float('nan')])
 @pytest.mark.parametrize(
-  'path', ['model.layer.mixer.positions.fraction', 'optim.schedule.final_fraction']
-)
-def test_a_fraction_outside_of_its_bounds_is_refused(path, value):
-  want = f'config.{path} is {value}; it must lie between 0 and 1'
-  assert refusal(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
-
-
-@pytest.mark.parametrize('value', [-0.1, 1.0, float('nan')])
-@pytest.mark.parametrize('path', ['optim.beta1', 'optim.beta2'])
-def test_the_betas_are_less_than_one(path, value):
-  want = f'config.{path} is {value}; it must lie between 0 and 1 (excluded)'
-  assert refusal(**{path.replace('.', '__'): value}) == want, 'Adam divides by 1 − β'
-
-
-@pytest.mark.parametrize(
-  ('path', 'value', 'bounds'),
+  ('path', 'value', 'bound'),
   [
-    ('optim.layer_decay', 0.0, 'be greater than 0 and at most 1'),
-    ('optim.layer_decay', 1.5, 'be greater than 0 and at most 1'),
-    ('optim.layer_decay', float('nan'), 'be greater than 0 and at most 1'),
-    ('distill.weight', -1.0, 'lie between 0 and 1'),
-    ('train.ema', 1.0, 'lie between 0 and 1 (excluded)'),
+    ('model.layer.mixer.positions.fraction', -0.1, 'not be negative'),
+    ('optim.schedule.final_fraction', 1.5, 'be at most 1'),
+    ('optim.beta1', 1.0, 'be less than 1'),
+    ('optim.beta2', -0.1, 'not be negative'),
+    ('optim.layer_decay', 0.0, 'be greater than 0'),
+    ('optim.layer_decay', 1.5, 'be at most 1'),
+    *((path, float('nan'), 'be finite') for path in ('optim.layer_decay', 'optim.weight_decay')),
+    *((path, float('nan'), 'be finite') for path in FLOATS),
+    ('distill.weight', -1.0, 'not be negative'),
+    ('train.ema', 1.0, 'be less than 1'),
     ('optim.clip_norm', float('inf'), 'be finite'),
     ('optim.learning_rate', float('inf'), 'be finite'),
     ('optim.beta1', float('-inf'), 'be finite'),
   ],
 )
-def test_both_bounds_of_a_number_are_told(path, value, bounds):
-  want = f'config.{path} is {value}; it must {bounds}'
+def test_the_bound_that_a_number_violates_is_named(path, value, bound):
+  want = f'config.{path} is {value}; it must {bound}'
   assert refusal(**{path.replace('.', '__'): value}) == want, f'{path} cannot be {value}'
 
 
@@ -158,11 +146,11 @@ def test_an_integer_fits_in_32_bits(path):
   ), 'the run ends with a traceback'
 
 
-@pytest.mark.parametrize('value', [0.0, 1.0])
-def test_no_split_may_be_empty(value):
+@pytest.mark.parametrize(('value', 'bound'), [(0.0, 'be greater than 0'), (1.0, 'be less than 1')])
+def test_no_split_may_be_empty(value, bound):
   assert refusal(data__validation_fraction=value) == (
-    f'config.data.validation_fraction is {value}; it must lie between 0 and 1, both excluded'
-  ), 'one of the two splits has no document'
+    f'config.data.validation_fraction is {value}; it must {bound}'
+  )
 
 
 @pytest.mark.parametrize('value', [('wandb', 'mlflow'), ['wandb', 'mlflow']])
@@ -175,7 +163,7 @@ def test_names_may_be_a_list_or_a_tuple(value):
   [
     ('wandb', "is 'wandb'; it must be a list of names, such as ('tensorboard',)"),
     (3, "is 3; it must be a list of names, such as ('tensorboard',)"),
-    (['wandbb'], "has 'wandbb'; 'wandbb' is unknown; did you mean 'wandb'?"),
+    (['wandbb'], "has 'wandbb', which is unknown; did you mean 'wandb'?"),
     (['wandb', 'wandb'], "is ['wandb', 'wandb']; it names wandb twice; leave one out"),
   ],
 )

@@ -14,7 +14,7 @@ import released
 import tokenizers as hf
 
 from tokenformer_jax.cli import convert
-from tokenformer_jax.config import MeshConfig, PattentionConfig
+from tokenformer_jax.config import LMConfig, MeshConfig, PattentionConfig
 from tokenformer_jax.convert import families, hub, hub_generation, tensor_files, to_hf
 from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.data import chat_template, tokenizers
@@ -58,7 +58,7 @@ def test_a_model_goes_back_as_it_came(tmp_path, kind):
 
 
 def test_a_model_of_parameter_tokens_is_of_no_family():
-  model = hub.LMConfig(vocab_size=64, max_length=32)
+  model = LMConfig(vocab_size=64, max_length=32)
   assert isinstance(model.layer.ffn, PattentionConfig)
   assert families.match(model) is None
 

@@ -155,10 +155,13 @@ def test_an_mlp_is_a_group_of_gelu_tokens():
     ('16 16:8:relu', "the score 'relu'"),
     ('16 a', "'a'; a group is TOKENS"),
     ('16 16::gelu(gel=tanh)', "the score 'gelu' with the option 'gel'; did you mean 'gelu'"),
-    ('16 16::gelu(gelu=erf)', "the score 'gelu' with gelu='erf'; it must be one of exact, tanh"),
+    (
+      '16 16::gelu(gelu=erf)',
+      "the score 'gelu', and GELUScore.gelu is 'erf'; it must be one of exact, tanh",
+    ),
     (
       '16 16::softmax(row_epsilon=-1)',
-      r"'softmax' with row_epsilon=-1\.0; it must not be negative",
+      r"'softmax', and SoftmaxScore\.row_epsilon is -1\.0; it must not be negative",
     ),
     ('16 16::softmax(row_epsilon=x)', "'softmax' with 'row_epsilon=x'; row_epsilon must be a num"),
   ],

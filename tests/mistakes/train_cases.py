@@ -84,7 +84,7 @@ SOURCES = {
   ),
   'a negative weight': (
     f'{_SOURCES}mixture.a.weight=-0.1',
-    'config.data.mixture.a.weight is -0.1; it must lie between 0 and 1',
+    'config.data.mixture.a.weight is -0.1; it must not be negative',
   ),
   'a weight of no source': (
     f'{_SOURCES}mixture.b.weight=1',
@@ -162,7 +162,7 @@ TRAIN_KEYS = {
   ),
   'more than the whole weight for a teacher': (
     'train --config.distill.teacher=x --config.distill.weight=1.5',
-    'config.distill.weight is 1.5; it must lie between 0 and 1',
+    'config.distill.weight is 1.5; it must be at most 1',
   ),
   'a weight for no teacher': (
     'train --config.distill.weight=0.5',

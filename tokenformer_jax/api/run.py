@@ -151,10 +151,12 @@ class Run(Growable, Viewable):
   Attributes:
     directory: the work directory.
     meta: the metadata of the checkpoint; `meta.lineage` has the growths.
+    source: the run's name for commands, DIR@STEP.
   """
 
   def __init__(self, directory: paths.Path, meta: Meta):
     """Keep the checkpoint's name; its arrays are read when they are first needed."""
+    super().__init__(f'{directory}@{meta.step}')
     self.directory, self.meta = directory, meta
     self._loaded = Loaded(self.source)
 
@@ -165,11 +167,6 @@ class Run(Growable, Viewable):
       f'<Run {self.source}: {kind} of {model.depth} layers × {model.width}, '
       f'{self.parameter_count:,} parameters>'
     )
-
-  @property
-  def source(self) -> str:
-    """Return the run's name for commands, DIR@STEP."""
-    return f'{self.directory}@{self.step}'
 
   def _finish(self, job: Job, step: int | None) -> Run:
     return self if step is None else load(job.target)
@@ -408,7 +405,7 @@ class Run(Growable, Viewable):
       model.scorer(max_length, batch_size),
       documents=evaluation.open_documents(texts, self.config.data.text_field),
       stride=stride,
-      tasks=evaluation.find_tasks(tasks, include_path),
+      tasks=evaluation.find_tasks(tasks, include_path and os.fspath(include_path)),
       num_fewshot=num_fewshot,
       limit=limit,
     )

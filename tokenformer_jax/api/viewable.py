@@ -111,8 +111,8 @@ class Viewable(abc.ABC):
     """
     if x not in curves.X_AXES:
       raise UserError(f'plot: x is {x!r}{nearest(x, curves.X_AXES)}')
-    others = [other.directory if isinstance(other, Viewable) else other for other in beside]
-    return curves.draw([self.directory, *others], x, y)
+    others = [str(one.directory if isinstance(one, Viewable) else one) for one in beside]
+    return curves.draw([str(self.directory), *others], x, y)
 
   def report(
     self, *, beside: Sequence[Viewable | Path] = (), models: Natural = page.MODELS
@@ -133,8 +133,8 @@ class Viewable(abc.ABC):
     def load(source: str) -> Trained:
       return self._loaded.model if source == self.source else trained.load(source, evenly=False)
 
-    others = [other.directory if isinstance(other, Viewable) else other for other in beside]
-    return page.build([*others, self.directory], models=models, load=load)
+    others = [str(one.directory if isinstance(one, Viewable) else one) for one in beside]
+    return page.build([*others, str(self.directory)], models=models, load=load)
 
   def metrics(self) -> list[dict[str, float]]:
     """Return the lines of metrics.jsonl: `step`, and figures such as `train/loss`.

@@ -9,8 +9,8 @@ from tokenformer_jax.cli import help_text
 from tokenformer_jax.config.data import SourceConfig, Sources, TextConfig
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.section import (
-  Key,
   Leaf,
+  choices_of,
   field_types,
   kinds_of,
   leaves,
@@ -66,7 +66,12 @@ def _section_leaves(word: str) -> list[Leaf]:
       return []
   keys = list(leaves(section, path))
   if field is not None and kinds_of(field):
-    keys.insert(0, Leaf(f'{path}kind', section.kind, field.default.kind, Key.from_field(field)))
+    keys.insert(
+      0,
+      Leaf(
+        f'{path}kind', section.kind, field.default.kind, field.description or '', choices_of(field)
+      ),
+    )
   sections = [leaf.path.removesuffix('kind') for leaf in keys if leaf.path.endswith('.kind')]
   inner = [one for one in sections if one != path and (word or one.count('.') > 1)]
 
@@ -80,7 +85,7 @@ def _leaves_with(word: str) -> list[Leaf]:
   """Return the keys of all kinds that have a word in their paths, choices or meanings."""
 
   def texts(leaf: Leaf) -> tuple[str, ...]:
-    return (leaf.path, leaf.key.meaning, *leaf.key.choices)
+    return (leaf.path, leaf.meaning, *leaf.choices)
 
   keys = leaves_of_kinds(_SHOWN).values()
   return [leaf for leaf in keys if any(word in text.lower() for text in texts(leaf))]
@@ -88,11 +93,11 @@ def _leaves_with(word: str) -> list[Leaf]:
 
 def _described(keys: Iterator[Leaf]) -> Iterator[tuple[Leaf, str]]:
   """Yield keys with their choices and meanings, once for keys that sections of one kind repeat."""
-  seen: dict[tuple[str, Key], str] = {}
+  seen: set[tuple[str, ...]] = set()
   for leaf in keys:
-    same = (leaf.path.rpartition('.')[2], leaf.key)
+    same = (leaf.path.rpartition('.')[2], leaf.meaning, *leaf.choices)
     if same in seen:
       continue
-    seen[same] = leaf.path
-    choices = ' | '.join(choice or "''" for choice in leaf.key.choices)
-    yield leaf, '; '.join(filter(None, [choices, leaf.key.meaning]))
+    seen.add(same)
+    choices = ' | '.join(choice or "''" for choice in leaf.choices)
+    yield leaf, '; '.join(filter(None, [choices, leaf.meaning]))

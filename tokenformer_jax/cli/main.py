@@ -140,7 +140,7 @@ def check_holds_no_run(flag: str) -> None:
   Raises:
     UserError: it is.
   """
-  value = flags.FLAGS[flag].value
+  value = str(flags.FLAGS[flag].value)
   if (paths.parse_path(value) / 'config.json').exists():
     raise UserError(
       f'--{flag}={value} is the work directory of a run, and the runs of this command are below '
@@ -154,7 +154,7 @@ def check_output_folder(flag: str) -> None:
   Raises:
     UserError: it is a file or lies in one, or cannot be written.
   """
-  value = flags.FLAGS[flag].value
+  value = str(flags.FLAGS[flag].value)
   if paths.in_bucket(value) or not hosts.is_first():
     return
   folder = Path(value).absolute()
@@ -207,7 +207,7 @@ def write_output(flag: str, write: Callable[[Path], Any], *, in_all: bool = True
   """
   if in_all and not hosts.is_first():
     return
-  path = Path(flags.FLAGS[flag].value)
+  path = Path(str(flags.FLAGS[flag].value))
   try:
     write(path)
   except OSError as error:

@@ -112,20 +112,24 @@ class Actions:
     return '\n'.join(f'  {name:10}{summary(self.functions[name])}' for name in names)
 
 
+def _docstring(function: Function) -> str:
+  return inspect.getdoc(function) or ''
+
+
 def summary(function: Function) -> str:
   """Return the first line of a function's docstring, without its full stop."""
-  return inspect.getdoc(function).partition('\n')[0].rstrip('.')
+  return _docstring(function).partition('\n')[0].rstrip('.')
 
 
 def description(function: Function) -> str:
   """Return the docstring of a function without its sections and examples in Python."""
-  text = re.split(r'\n\n(?:Args|Returns|Raises):', inspect.getdoc(function))[0]
+  text = re.split(r'\n\n(?:Args|Returns|Raises):', _docstring(function))[0]
   return '\n\n'.join(part for part in text.split('\n\n') if not part.startswith('  '))
 
 
 def _meanings(function: Function) -> dict[str, str]:
   """Return the meaning of each argument from the section `Args` of a docstring."""
-  section = re.search(r'\nArgs:\n((?:  .*\n?|\n)*)', inspect.getdoc(function) or '')
+  section = re.search(r'\nArgs:\n((?:  .*\n?|\n)*)', _docstring(function))
   entries = re.findall(r'^  (\w+): (.*(?:\n    .*)*)', section[1] if section else '', re.MULTILINE)
   texts = {name: ' '.join(text.split()) for name, text in entries}
   return {name: text[0].upper() + text[1:] for name, text in texts.items()}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from absl import flags
 
-from tokenformer_jax.cli import config_flag, config_keys, help_text
+from tokenformer_jax.cli import config_flag, config_keys, heap, help_text
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.errors import FaultyDeviceError, UserError
@@ -62,6 +62,8 @@ def main(argv: Sequence[str]) -> int:
   config = config_flag.read()
   workdir = flags.FLAGS.workdir or os.path.join('runs', config_flag.name())
   cli.output_file('faulty_hosts')
+  if heap.can_keep_freed_memory():
+    heap.keep_freed_memory()
   try:
     _, stopped = loop.train_or_stop(config, workdir)
   except FaultyDeviceError as error:

@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from tokenformer_jax.config.section import Int
+from tokenformer_jax.config.section import Int, requirement
 from tokenformer_jax.errors import UserError, nearest
 
 _Checked = TypeVar('_Checked', bound=Callable[..., Any] | type)
@@ -157,7 +157,8 @@ def _sentence(error: ValidationError, annotation: Any, value: Any, name: str) ->
     value = value[step]
     annotation = next(inner[-1] for _, inner in members(annotation) if inner)
     name, verb = (f'{name} has {step}', '=') if isinstance(step, str) else (f'{name}[{step}]', verb)
-  bounds = (_bound(one['type'], one.get('ctx', {}), one['msg']) for one in by_path[path])
+  errors = [one for one in by_path[path] if one['type'] != 'finite_number']
+  bounds = (one['msg'] if one['type'] == 'filled' else requirement(one) for one in errors)
   required = next(filter(None, bounds), '') or f'be {_type_names(annotation, value)}'
   return f'{name}{verb}{shown(value)}; it must {required}'
 
@@ -196,27 +197,6 @@ def _alternatives(names: Iterable[str]) -> str:
   if {'a path', 'paths'} & {*names}:  # A path may be a text.
     names = [name for name in names if name not in ('a text', 'texts')]
   return ' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))
-
-
-def _bound(kind: str, context: Mapping[str, Any], message: str) -> str:
-  """Return the bound that a value of the right type violates; '' for another type."""
-  match kind:
-    case 'greater_than_equal':
-      return f'be at least {context["ge"]}' if context['ge'] else 'not be negative'
-    case 'greater_than':
-      return f'be greater than {context["gt"]}'
-    case 'less_than_equal':
-      return f'be at most {context["le"]}'
-    case 'less_than':
-      return f'be less than {context["lt"]}'
-    case 'bits':
-      return f'be less than {context["limit"]}'
-    case 'literal_error':
-      names = re.sub("'(.+?)'", r'\1', context['expected'].replace(' or ', ', '))
-      return f'be one of {names}'
-    case 'filled':
-      return message
-  return ''
 
 
 def _signature_error(

@@ -157,5 +157,5 @@ def check(config: Config) -> None:
     if value := getattr(getattr(config, part), key):
       raise UserError(
         f'config.{part}.{key} is {value}, and each source of {path} has epochs of its own; give '
-        f'{key.replace("epochs", "steps")} or {key.replace("epochs", "examples")}'
+        f'{key.replace("epochs", "steps")}'
       )

@@ -35,7 +35,7 @@ def _leaves() -> Mapping[str, Leaf]:
 
 def choices(path: str) -> tuple[str, ...]:
   """Return the values that a key such as `grow.moments` allows, or none if they are not listed."""
-  return _leaves()[path].key.choices
+  return _leaves()[path].choices
 
 
 def lookup(config: Any, path: str) -> Any:

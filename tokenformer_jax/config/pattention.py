@@ -10,7 +10,6 @@ from tokenformer_jax.config.section import (
   Bool,
   Float,
   Int,
-  Key,
   OneOf,
   Str,
   field_types,
@@ -187,9 +186,10 @@ def _parse_score(kind: str, options: str, config: PattentionConfig, where: str) 
       values[name] = float(value) if own[name].annotation is float else value
     except ValueError as error:
       raise UserError(f'{text} with {option!r}; {name} must be a number') from error
-    if wrong := Key.from_field(own[name]).wrong(values[name]):
-      raise UserError(f'{text} with {name}={values[name]!r}; {wrong}')
-  return dataclasses.replace(score, **values)
+  try:
+    return dataclasses.replace(score, **values)
+  except UserError as error:
+    raise UserError(f'{text}, and {error}') from None
 
 
 def score_like(score: ScoreConfig, kind: str) -> ScoreConfig:

@@ -14,7 +14,6 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-import annotated_types
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -178,106 +177,14 @@ def named_sections(field: FieldInfo) -> type[Named[Any]] | None:
   return annotation if isinstance(annotation, type) and issubclass(annotation, Named) else None
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class Key:
-  """A check of one value: its choices, or the entries of a tuple, and its bounds.
-
-  Attributes:
-    meaning: what the value is.
-    choices: the values that are allowed; empty: any.
-    above: exclusive lower bound.
-    least: inclusive lower bound.
-    most: inclusive upper bound.
-    below: exclusive upper bound.
-    bits: width of an integer, its sign included.
-  """
-
-  meaning: str = ''
-  choices: tuple[str, ...] = ()
-  above: float = -math.inf
-  least: float = -math.inf
-  most: float = math.inf
-  below: float = math.inf
-  bits: int = 32
-
-  def __repr__(self) -> str:
-    changed = [
-      f'{field.name}={value!r}'
-      for field in dataclasses.fields(self)
-      if (value := getattr(self, field.name)) != field.default
-    ]
-    return f'Key({", ".join(changed)})'
-
-  @classmethod
-  def from_field(cls, field: FieldInfo) -> 'Key':
-    """Return the description of a field."""
-    bounds: dict[str, Any] = {}
-    for one in field.metadata:
-      match one:
-        case annotated_types.Gt(gt):
-          bounds['above'] = gt
-        case annotated_types.Ge(ge):
-          bounds['least'] = ge
-        case annotated_types.Le(le):
-          bounds['most'] = le
-        case annotated_types.Lt(lt):
-          bounds['below'] = lt
-        case AfterValidator(func=_Bits() as bits):
-          bounds['bits'] = int(bits)
-    if (kinds := kinds_of(field)) is not None:
-      choices = tuple(kinds)
-    else:
-      entry = next(iter(typing.get_args(field.annotation)), None)  # of a tuple
-      literals = [one for one in (field.annotation, entry) if typing.get_origin(one) is Literal]
-      choices = typing.get_args(literals[0]) if literals else ()
-    return cls(field.description or '', tuple(choices), **bounds)
-
-  def wrong(self, value: Any) -> str:
-    """Return the requirement that a value violates, such as 'it must be finite'; '' for none."""
-    if isinstance(value, list | tuple):
-      return self._wrong_entry(value)
-    if self.choices and value not in self.choices:
-      names = ', '.join(choice or "'' (empty)" for choice in self.choices)
-      return f'it must be one of {names}'
-    if isinstance(value, bool | str):
-      return ''
-    if value in (math.inf, -math.inf):
-      return 'it must be finite'
-    # A NaN fails every comparison.
-    if not (self.above < value < self.below and self.least <= value <= self.most):
-      return f'it must {self._bounds()}'
-    limit = 2 ** (self.bits - 1)
-    if isinstance(value, int) and abs(value) >= limit:
-      return f'it must be less than {limit}'
-    return ''
-
-  def _wrong_entry(self, names: list[str] | tuple[str, ...]) -> str:
-    """Return what is wrong with the names in a tuple, each one of the choices; '' for nothing."""
-    for i, name in enumerate(names):
-      if name not in self.choices:
-        return f'{name!r} is unknown{nearest(name, self.choices)}'
-      if name in names[:i]:
-        return f'it names {name} twice; leave one out'
-    return ''
-
-  def _bounds(self) -> str:
-    """Return the bounds as the end of a sentence: "it must …"."""
-    low, high = max(self.above, self.least), min(self.most, self.below)
-    excludes_low, excludes_high = low == self.above, high == self.below
-    if math.isinf(high):
-      not_below = f'be at least {_exactly(low)}' if low else 'not be negative'
-      return f'be greater than {_exactly(low)}' if excludes_low else not_below
-    if math.isinf(low):
-      return f'be {"less than" if excludes_high else "at most"} {_exactly(high)}'
-    if excludes_low and not excludes_high:
-      return f'be greater than {_exactly(low)} and at most {_exactly(high)}'
-    ending = ', both excluded' if excludes_low else ' (excluded)' if excludes_high else ''
-    return f'lie between {_exactly(low)} and {_exactly(high)}{ending}'
-
-
-def _exactly(bound: float) -> str:
-  short = f'{bound:g}'
-  return short if float(short) == bound else str(bound)
+def choices_of(field: FieldInfo) -> tuple[str, ...]:
+  """Return the kinds or the values that a field or its entries may have; none: any."""
+  if (kinds := kinds_of(field)) is not None:
+    return tuple(kinds)
+  for one in (field.annotation, *typing.get_args(field.annotation)[:1]):
+    if typing.get_origin(one) is Literal:
+      return typing.get_args(one)
+  return ()
 
 
 class Leaf(NamedTuple):
@@ -286,25 +193,26 @@ class Leaf(NamedTuple):
   path: str  # dotted, such as `model.layer.ffn.tokens`
   value: Any  # the value in this config
   default: Any  # the default of its field
-  key: Key  # the meaning ends with the meaning of the section
+  meaning: str  # ends with the meaning of the section
+  choices: tuple[str, ...]  # empty: any value
 
 
 def leaves(config: Any, prefix: str = '') -> Iterator[Leaf]:
   """Yield every key that is not a section, in the order of the fields."""
   for name, field in field_types(type(config)).items():
-    own, path, value = Key.from_field(field), f'{prefix}{name}', getattr(config, name)
+    path, value, meaning = f'{prefix}{name}', getattr(config, name), field.description or ''
     if kinds_of(field) is not None:
-      yield Leaf(f'{path}.kind', value.kind, field.default.kind, own)
+      yield Leaf(f'{path}.kind', value.kind, field.default.kind, meaning, choices_of(field))
       yield from leaves(value, f'{path}.')
     elif isinstance(value, Mapping):
       for inner, held in value.items():
         yield from leaves(held, f'{path}.{inner}.')
     elif dataclasses.is_dataclass(value):
       for leaf in leaves(value, f'{path}.'):
-        meaning = '. '.join(filter(None, [leaf.key.meaning, own.meaning]))
-        yield leaf._replace(key=dataclasses.replace(leaf.key, meaning=meaning))
+        yield leaf._replace(meaning='. '.join(filter(None, [leaf.meaning, meaning])))
     else:
-      yield Leaf(path, value, field.get_default(call_default_factory=True), own)
+      default = field.get_default(call_default_factory=True)
+      yield Leaf(path, value, default, meaning, choices_of(field))
 
 
 def leaves_of_kinds(config: Any, prefix: str = '') -> dict[str, Leaf]:
@@ -352,6 +260,31 @@ def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference
 _TYPES = {'int_type': 'int', 'float_type': 'float', 'bool_type': 'bool', 'string_type': 'str'}
 
 
+def requirement(error: Any) -> str:
+  """Return what a value of the right type must do, such as `be at least 1`; '' for other errors.
+
+  `error` is an entry of `ValidationError.errors`.
+  """
+  context, value = error.get('ctx', {}), error['input']
+  if isinstance(value, float) and not math.isfinite(value):
+    return 'be finite'
+  match error['type']:
+    case 'greater_than_equal':
+      return f'be at least {context["ge"]:g}' if context['ge'] else 'not be negative'
+    case 'greater_than':
+      return f'be greater than {context["gt"]:g}'
+    case 'less_than_equal':
+      return f'be at most {context["le"]:.15g}'
+    case 'less_than':
+      return f'be less than {context["lt"]:.15g}'
+    case 'bits':
+      return f'be less than {context["limit"]}'
+    case 'literal_error':
+      names = context['expected'].replace(' or ', ', ').replace("''", '(empty)').replace("'", '')
+      return f'be one of {names}'
+  return ''
+
+
 def fields_inside(field: FieldInfo, kind: Any = None) -> dict[str, FieldInfo]:
   """Return the fields of the sections that a field may hold, by name; of a value: none.
 
@@ -387,8 +320,8 @@ def sentence(
     if name not in known and known:
       return f'{path} is unknown{nearest(name, known)}'
     if field is not None and name not in known:  # an entry of a list of names
-      wrong = Key.from_field(field).wrong([value])
-      return f'{prefix}{".".join(location[:i])} has {value!r}; {wrong}'
+      own = f'{prefix}{".".join(location[:i])}'
+      return f'{own} has {value!r}, which is unknown{nearest(str(value), choices_of(field))}'
     kind = inside.get('kind') if isinstance(inside, Mapping) else None
     field, known = known[name], fields_inside(known[name], kind)
   if field is None:
@@ -401,4 +334,5 @@ def sentence(
     return f'{path} is {value!r}; it is a section of keys'
   if first['type'] == 'kind':
     return f'{path}.kind is {value["kind"]!r}; it must be one of {", ".join(kinds_of(field) or ())}'
-  return f'{path} is {value!r}; {Key.from_field(field).wrong(value) or first["msg"]}'
+  must = requirement(first)
+  return f'{path} is {value!r}; {f"it must {must}" if must else first["msg"]}'

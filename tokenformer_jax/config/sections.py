@@ -39,8 +39,9 @@ Tracker = Literal['tensorboard', 'wandb', 'trackio', 'mlflow']
 
 def _once(names: tuple[str, ...]) -> tuple[str, ...]:
   """Check that no name stands twice in a list."""
-  if len(set(names)) < len(names):
-    raise PydanticCustomError('twice', 'a name twice')
+  for name in names:
+    if names.count(name) > 1:
+      raise PydanticCustomError('twice', 'it names {name} twice; leave one out', {'name': name})
   return names
 
 

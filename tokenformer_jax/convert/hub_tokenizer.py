@@ -21,7 +21,11 @@ def to_files(stored: dict[str, Any], max_length: int) -> dict[str, Any]:
   """
   own = tokenizers.from_json(stored)
   content = _bytes_as_bpe() if stored['kind'] == 'bytes' else copy.deepcopy(stored['tokenizer'])
-  to_text = hf.Tokenizer.from_str(json.dumps(content)).id_to_token
+  known = hf.Tokenizer.from_str(json.dumps(content))
+
+  def to_text(id_: int) -> str:
+    return known.id_to_token(id_) or ''
+
   text, first = to_text(own.end_of_document), ''.join(map(to_text, own.begin))
   named = {name: to_text(id_) for name, id_ in own.special_ids.items()}
   is_ours = own.begin == (own.end_of_document,)

@@ -1,7 +1,7 @@
 """Read the parameters of a run as tensors with names, array by array."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -87,13 +87,13 @@ def deferred_at(
 def read_array(checkpoints: checkpoint.Checkpoints, meta: Meta, path: Sequence[str]) -> np.ndarray:
   """Return one array of the parameters in a checkpoint."""
   mesh = sharding.make_mesh(MeshConfig(), jax.local_devices()[:1])
-  alone = at(define_lm(meta.config.model).abstract, path)
+  alone: Any = at(define_lm(meta.config.model).abstract, path)
   for key in reversed(path):
     alone = {key: alone}
   return np.asarray(at(grow_run.read_params(checkpoints, meta, mesh, alone), path))
 
 
-def at(tree: Params, path: Sequence[str]) -> jax.Array | jax.ShapeDtypeStruct:
+def at(tree: Any, path: Sequence[str]) -> Any:
   """Return the array at a path in a nested dict."""
   for key in path:
     tree = tree[key]

@@ -12,7 +12,7 @@ verify.py          the outputs of two models on the same batch
 diff_table.py      the printed table of changes
 job.py             an action's source, target and checks
 actions.py         the actions of the command `grow`, which are methods of `Run`
-larger.py          what the actions grow and merge need
+grow_action.py     what the actions grow and merge need
 """
 
 from tokenformer_jax.grow.apply import grow_state

@@ -35,7 +35,7 @@ from tokenformer_jax.config.projections import pattentions
 from tokenformer_jax.config.section import Float, Str
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import groups as groups_lib
-from tokenformer_jax.grow import grow_run, larger, plan, subsets, verify
+from tokenformer_jax.grow import grow_action, grow_run, plan, subsets, verify
 from tokenformer_jax.grow import job as job_lib
 from tokenformer_jax.grow.apply import Steps
 from tokenformer_jax.grow.job import Job
@@ -146,8 +146,8 @@ class Growable:
         counts = experts_lib.named_counts(job.model, experts, '--experts')
         more = experts_lib.Wanted(counts, expert_tokens, top_k)
       sizes = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
-      after = larger.grown_model(job.model, how, param_tokens, sizes, more, layers, pattern)
-      return self._finish(job, larger.write(job, after, rate))
+      after = grow_action.grown_model(job.model, how, param_tokens, sizes, more, layers, pattern)
+      return self._finish(job, grow_action.write(job, after, rate))
 
   def merge(
     self,
@@ -171,7 +171,7 @@ class Growable:
     """
     name = added.source if isinstance(added, Growable) else os.fspath(added)
     with self._start(target, growth('zero_keys', scale=scale, moments=moments, step=step)) as job:
-      return self._finish(job, larger.merge(job, name))
+      return self._finish(job, grow_action.merge(job, name))
 
   def extract(self, target: Path, groups: Numbers | None = None) -> Self:
     """Write only the tokens of some groups, or those that the last growth or merge added.
@@ -297,11 +297,9 @@ class Growable:
       raise UserError('--scale has an effect only with --param_tokens=NAME=N; leave it out')
     how = growth('zero_keys', scale=scale or 'keep', moments=moments, step=step)
     with self._start(target, how) as job:
-      if param_tokens is not None:
-        made = _shrink_tokens(job, param_tokens, examples)
-      else:
-        made = _shrink_experts(job, experts, examples)
-      return self._finish(job, made)
+      if experts is not None:
+        return self._finish(job, _shrink_experts(job, experts, examples))
+      return self._finish(job, _shrink_tokens(job, param_tokens or {}, examples))
 
   def scale(self, target: Path, groups: Numbers, factor: Float) -> Self:
     """Multiply the values of groups, and so what they add to each output; moments stay.

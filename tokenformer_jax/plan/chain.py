@@ -112,7 +112,9 @@ def plan_chain(config: Config, grow: list[str], on: Topology, *, quick: bool = F
     plans.append(plan(stage_config, on, before, quick=quick))
   last = plans[-1]
   # A step from scratch costs as much as one of the last stage: factors on tokens cost nothing.
-  train = dataclasses.replace(last.config.train, steps=sum(planned.steps for planned in plans))
+  train = dataclasses.replace(
+    last.config.train, steps=sum(planned.known_run[0] for planned in plans)
+  )
   alone = dataclasses.replace(last, config=dataclasses.replace(last.config, train=train))
   return Chain(tuple(plans), alone)
 
@@ -124,7 +126,7 @@ def render(chain: Chain) -> str:
   ]
   for i, planned in enumerate(chain.stages):
     rows.append(_row(f'{i + 1}: {_sizes(planned.config.model)}', planned))
-  flops = sum(planned.steps * planned.model_flops for planned in chain.stages)
+  flops = sum(planned.known_run[0] * planned.model_flops for planned in chain.stages)
   hours = [sum(bounds) for bounds in zip(*map(_chip_hours, chain.stages), strict=True)]
   steps = f'{chain.scratch.steps:,}'
   rows.append(('the chain', '', '', '', '', steps, f'{flops:.3g}', table.chip_hours(hours)))
@@ -142,4 +144,4 @@ def _row(name: str, planned: Plan) -> Row:
 
 
 def _chip_hours(planned: Plan) -> list[float]:
-  return [hours * planned.topology.chips for hours in planned.hours]
+  return [hours * planned.topology.chips for hours in planned.known_run[1]]

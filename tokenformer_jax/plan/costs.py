@@ -124,7 +124,8 @@ def _collectives(
 ) -> Iterator[tuple[Visit, str, collectives.Cost]]:
   """Yield every collective, its kind, and the cost of one run."""
   for v in _unique_collectives(visits):
-    kind = 'reduce-scatter' if _scatters(v) else collectives.parse_collective(v.instruction.opcode)
+    kind = collectives.parse_collective(v.instruction.opcode) or ''
+    kind = 'reduce-scatter' if _scatters(v) else kind
     members = collectives.parse_replica_groups(v.instruction, mesh.size)
     if members.shape[1] > 1:
       operand_bytes = v.computation.bytes_of_operands(v.instruction)

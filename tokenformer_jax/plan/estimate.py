@@ -90,6 +90,13 @@ class Plan:
     return fast, slow
 
   @property
+  def known_run(self) -> tuple[int, tuple[float, float]]:
+    """Return `steps` and `hours` of a run whose length does not depend on its data."""
+    if self.steps is None or self.hours is None:
+      raise ValueError('the steps of this run follow from its data')
+    return self.steps, self.hours
+
+  @property
   def summary(self) -> str:
     """Return a sentence with the main figures."""
     memory, (fast, _), (mfu, _) = self.memory, self.step_seconds, self.mfu

@@ -63,7 +63,7 @@ def filling(computation: Computation, instruction: Instruction, side: int) -> fl
 
 def _named_sizes(computation: Computation, instruction: Instruction) -> list[dict[str, int]]:
   """Return the sizes of the input, the kernel and the output of a convolution, by their labels."""
-  labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', instruction.attributes).groups()
+  (labels,) = re.findall(r'dim_labels=(\w+)_(\w+)->(\w+)', instruction.attributes)
   shapes = [arrays(computation.instructions[name].shape)[0][1] for name in instruction.operands]
   shapes.append(arrays(instruction.shape)[0][1])
   return [dict(zip(names, sizes, strict=True)) for names, sizes in zip(labels, shapes, strict=True)]

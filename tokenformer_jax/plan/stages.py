@@ -27,7 +27,7 @@ class StagedPlan:
   @property
   def model_flops(self) -> float:
     """Return the model FLOPs of the whole run."""
-    return sum(planned.steps * planned.model_flops for _, planned in self.stages)
+    return sum(planned.known_run[0] * planned.model_flops for _, planned in self.stages)
 
   @property
   def hours(self) -> list[float]:
@@ -88,7 +88,7 @@ def render(found: StagedPlan) -> str:
   for stage, planned in found.stages:
     rows.append((f'{stage.first:,}', _sizes(stage), *table.figures(planned)))
   stage, largest = found.largest
-  steps = sum(planned.steps for _, planned in found.stages)
+  steps = sum(planned.known_run[0] for _, planned in found.stages)
   whole = table.chip_hours(hours * largest.topology.chips for hours in found.hours)
   rows.append(('the run', '', '', '', '', f'{steps:,}', f'{found.model_flops:.3g}', whole))
   return (

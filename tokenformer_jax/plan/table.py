@@ -41,10 +41,10 @@ def render(plan: Plan) -> str:
       'documents, because kernels compute the scores between documents and mask them'
     )
   memory = plan.memory
-  gaps = (memory.allocated or 0) - memory.temporaries
-  if memory.left < gaps:
+  allocated = memory.allocated or 0.0
+  if memory.left < allocated - memory.temporaries:
     sections.append(
-      f'note: temporaries take {gib(memory.allocated)} GiB with the gaps between them, and no '
+      f'note: temporaries take {gib(allocated)} GiB with the gaps between them, and no '
       'memory is left on the device; the compiler accepts this program, but it may not fit'
     )
   if memory.host:
@@ -57,14 +57,14 @@ def render(plan: Plan) -> str:
 
 def figures(plan: Plan) -> Row:
   """Return memory, time, MFU, steps, FLOPs and chip-hours of a run, for a table of several."""
-  (fast, slow), (high, low) = plan.step_seconds, plan.mfu
+  (fast, slow), (high, low), (steps, hours) = plan.step_seconds, plan.mfu, plan.known_run
   return (
     gib(plan.memory.peak),
     f'{ms(fast)} … {ms(slow)}',
     f'{percent(low)} … {percent(high)}',
-    f'{plan.steps:,}',
-    f'{plan.steps * plan.model_flops:.3g}',
-    chip_hours(hours * plan.topology.chips for hours in plan.hours),
+    f'{steps:,}',
+    f'{steps * plan.model_flops:.3g}',
+    chip_hours(bound * plan.topology.chips for bound in hours),
   )
 
 

@@ -88,7 +88,8 @@ def figure(found: Mapping[str, Stage]) -> Figure | None:
   if not any(stage.parent for stage in found.values()):
     return None
   rows = {directory: row for row, directory in enumerate(found)}
-  drawn = [stage for stage in found.values() if stage.flops is not None]
+  spent = {key: one.flops - one.begin for key, one in found.items() if one.flops is not None}
+  drawn = [found[key] for key in spent]
   if not drawn:
     return None
   bars = {
@@ -96,7 +97,7 @@ def figure(found: Mapping[str, Stage]) -> Figure | None:
     'orientation': 'h',
     'y': [rows[stage.directory] for stage in drawn],
     'base': [stage.begin for stage in drawn],
-    'x': [stage.flops - stage.begin for stage in drawn],
+    'x': [*spent.values()],
     'width': 0.5,
     'marker': {'color': [_colour(stage) for stage in drawn]},
     'hovertext': [
