@@ -140,7 +140,7 @@ class AddTokens(_GrownTokens):
   def _inexact(self, name: str, old: PattentionConfig | None, new: PattentionConfig) -> str:
     if self.method == 'random':
       return 'the scores of random keys enter the norm of every row, and their values the output'
-    before: tuple[TokenGroup, ...] = token_groups(old) if old else ()
+    before = () if old is None else token_groups(old)
     for was, now in zip(before, token_groups(new), strict=False):
       if was.reference != now.reference:
         return (
@@ -149,13 +149,14 @@ class AddTokens(_GrownTokens):
         )
     if new.tokens == sum(group.tokens for group in before):
       return ''
-    if self.method == 'group':
+    if self.method == 'group' or old is None:
       return '' if self.zero_values else f'the values of the new tokens of {name} are not zero'
-    if before[-1].score.zero_at_zero:
+    score = token_groups(old)[-1].score
+    if score.zero_at_zero:
       return ''
     return (
-      f'the score {before[-1].score.kind} of {name} gives a new token, whose key is zero, the '
-      'weight of exp(0) and not 0; use method=group or duplicate, which are exact for it'
+      f'the score {score.kind} of {name} gives a new token, whose key is zero, the weight of '
+      'exp(0) and not 0; use method=group or duplicate, which are exact for it'
     )
 
   @functools.cached_property
