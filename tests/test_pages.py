@@ -64,7 +64,7 @@ python() {{
   TRAIN=("$PYTHON" train.py)
   train "${{@:2}}"
 }}
-pip() {{  # All is installed; `test_what_pip_is_asked_for` checks the words.
+pip() {{  # All is installed; `test_the_pages_install_known_extras` checks the words.
   echo "pip $*"
 }}
 pytest() {{
@@ -158,7 +158,7 @@ def test_the_language_of_every_block_is_known():
   assert all(BLOCKS.values())
 
 
-def test_what_pip_is_asked_for():
+def test_the_pages_install_known_extras():
   project = tomllib.loads((tiny_run.ROOT / 'pyproject.toml').read_text())['project']
   extras = {*project['optional-dependencies']}
   known = {'install -e .'}
