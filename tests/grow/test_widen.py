@@ -231,4 +231,4 @@ def test_positions_by_a_formula_are_told():
 
 def test_net2net_fill_may_widen_a_transformer_with_a_plain_final_norm():
   source, target = _models({**DENSE, 'final_norm': 'plain'}, {'width': 40, 'heads': 4})
-  assert plan.check(source, target, FILL) is None
+  assert plan.check(source, target, FILL)
