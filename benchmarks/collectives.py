@@ -25,8 +25,7 @@ import cells
 from cells import MIXTURES, MODELS, Figures, Row
 
 from tokenformer_jax.config import ModelConfig, file, from_dict
-from tokenformer_jax.plan import topology
-from tokenformer_jax.steps import exchange
+from tokenformer_jax.plan import exchange, topology
 
 HEAD = (
   'mesh', 'along', 'collective', 'expected', 'number', 'found', 'MB in, expected', 'MB in, found'

@@ -94,7 +94,7 @@ def test_mistakes_get_one_sentence_each(tmp_path):
   ],
   ids=['kept until the end', 'written at once', 'help'],
 )
-def test_what_nobody_reads_ends_quietly(run, flags):
+def test_a_closed_output_ends_the_command_quietly(run, flags):
   """As before `… | head -1`, which does not wait for the end."""
   process = subprocess.Popen(
     [sys.executable, '-c', f'from tokenformer_jax.cli import main; main.run({run})', *flags],

@@ -36,6 +36,6 @@ def test_a_misspelt_name_is_recognised(name, allowed, meant):
     ('lr', ('learning_rate', 'layer_decay')),
   ],
 )
-def test_nothing_is_suggested_that_is_not_near(name, allowed):
+def test_only_near_names_are_suggested(name, allowed):
   assert misspelt(name, allowed) is None, 'a reader is sent the wrong way'
   assert nearest(name, allowed) == f'; known names: {", ".join(sorted(allowed))}'

@@ -281,7 +281,7 @@ def test_a_command_is_run_until_it_is_finished(name, tmp_path):
   assert len((tmp_path / 'lives').read_text()) == lives
 
 
-def test_who_stops_the_loop_stops_the_command(tmp_path):
+def test_a_signal_to_the_loop_stops_the_command(tmp_path):
   """The status is the command's, which had the time that it needed."""
   up = tmp_path / 'up'
   command = f'trap "sleep 0.2; exit {STOPPED}" TERM; touch {up}; while :; do sleep 0.1; done'

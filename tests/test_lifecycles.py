@@ -86,7 +86,7 @@ def made(source, tmp_path_factory):
   return make
 
 
-def test_it_learns_and_goes_on_as_if_nothing_had_happened(name, made, source, tmp_path, one_device):
+def test_the_model_learns_and_resumes_bit_for_bit(name, made, source, tmp_path, one_device):
   run = made(name)
   losses = [line['train/loss'] for line in metrics.read(run.directory) if 'train/loss' in line]
   assert np.all(np.isfinite(losses)) and losses
@@ -112,7 +112,7 @@ def test_its_losses_are_the_same_on_a_mesh(name, made, source, tmp_path, monkeyp
   assert names.count('step') == 1, 'the training step was compiled more than once'
 
 
-def test_it_writes_is_measured_and_looked_into(name, made, one_device):
+def test_the_model_writes_and_is_evaluated_and_inspected(name, made, one_device):
   run = made(name)
   written = run.generate(['def', 'a longer prompt than that'], length=8, temperature=0)
   alone = run.generate('def', length=8, temperature=0)
@@ -134,7 +134,7 @@ def test_a_third_architecture_grows_exactly_and_trains_on(name, made, tmp_path, 
   assert trained.step == STEPS + 1, 'the grown run does not go on'
 
 
-def test_it_is_planned_and_counted(name, made):
+def test_the_planner_counts_the_model(name, made):
   config = made(name).config
   found = estimate.plan(config, topology.parse('gpu-h100:4'))
   assert found.model_flops > 0 and found.memory.peak > 0

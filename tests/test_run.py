@@ -427,6 +427,6 @@ def test_a_classifier_predicts_grows_and_trains_on(vit, home):
     (lambda vit: vit.logits(np.zeros((1, 4, 4, 1), np.uint8)), r'uint8 \[1, 4, 4, 1\]; they must'),
   ],
 )
-def test_what_is_for_text_is_not_for_images(vit, call, sentence):
+def test_arguments_of_text_are_refused_for_images(vit, call, sentence):
   with pytest.raises(UserError, match=sentence):
     call(vit)

@@ -70,7 +70,7 @@ def test_every_link_inside_the_site_leads_somewhere(site, pages):
       assert target not in pages or anchor in pages[target].anchors, f'{name}: {link}'
 
 
-def test_nothing_is_loaded_from_elsewhere(site, pages):
+def test_pages_load_only_local_files(site, pages):
   for name, page in pages.items():
     assert not [file for file in page.loads if '//' in file], name
   for file in site.glob('_static/**/*.css'):

@@ -64,7 +64,7 @@ def test_a_config_survives_being_stored(layers, rate, counts, mesh, tied, text):
   )
 
 
-def test_what_is_left_out_of_a_stored_config_has_its_default():
+def test_a_key_missing_in_a_stored_config_has_its_default():
   config = config_lib.from_dict(Config, {'model': {'width': 64}})
   assert config.model == dataclasses.replace(Config().model, width=64)
 

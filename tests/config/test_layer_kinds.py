@@ -274,7 +274,7 @@ def test_a_key_of_another_kind_may_have_its_default():
   assert ffn == MLPConfig(), 'a config file cannot list every key with its default'
 
 
-def test_what_a_run_said_of_its_former_kind_is_left_when_the_kind_changes():
+def test_keys_of_the_former_kind_go_when_the_kind_changes():
   base = _resolve(model__layer__ffn__tokens=64, model__layer__ffn__score__kind='softmax')
   assert _resolve(base, model__layer__ffn__kind='mlp').model.layer.ffn == MLPConfig()
   sentence = _sentence(base, model__layer__ffn__kind='mlp', model__layer__ffn__tokens=65)

@@ -89,7 +89,7 @@ def test_layers_run_in_the_order_that_they_are_written(pattern):
     ('(' * 5000 + 'layer', 'it has more than 20 nested parentheses'),
   ],
 )
-def test_what_is_no_pattern_is_one_sentence(pattern, mistake):
+def test_a_malformed_pattern_is_refused_in_one_sentence(pattern, mistake):
   with pytest.raises(UserError) as error:
     _parse(pattern)
   message = str(error.value)

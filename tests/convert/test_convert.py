@@ -315,7 +315,7 @@ def test_released_weights_are_one_group_and_several_groups_do_not_go_back():
   released_torch.check_can_compute(choose(grown, first(1)))
 
 
-def test_what_is_assumed_is_said(tmp_path, capsys):
+def test_assumptions_are_printed(tmp_path, capsys):
   released.write_tokenizer(tmp_path)
   source = released.write(tmp_path / 'model.bin')
   _convert('to-jax', f'--source={source}', f'--target={tmp_path}/run', '--heads=2')

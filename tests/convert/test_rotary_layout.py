@@ -116,7 +116,7 @@ def test_a_run_goes_on_as_it_would_have(make, tmp_path, one_device):
 
 
 @pytest.mark.slow
-def test_what_was_grown_can_be_taken_out_again(make, tmp_path, one_device):
+def test_growth_can_be_removed_after_the_conversion(make, tmp_path, one_device):
   """The models of a lineage have the layout, so that the way back fits the arrays."""
   loop.train(make(train__steps=2), tmp_path / 'run')
   tokenformer_jax.load(tmp_path / 'run').grow(tmp_path / 'grown', {'qkv': 64, 'ffn': 96})
@@ -166,7 +166,7 @@ GATED = dataclasses.replace(
   ],
   ids=['already', 'no rotation', 'unknown', 'gated unit'],
 )
-def test_what_cannot_be_converted_gets_a_sentence(model, layout, match):
+def test_impossible_conversions_are_refused_in_one_sentence(model, layout, match):
   with pytest.raises(UserError, match=match):
     convert_layout({}, model, layout)
 

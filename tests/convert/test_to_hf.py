@@ -354,12 +354,12 @@ def test_the_card_says_what_the_run_records(run):
     (two_kinds(window=0, layer=gated_model().layer), 'gated_unit'),
   ],
 )
-def test_what_the_files_cannot_compute_is_refused(model, match):
+def test_models_that_the_exported_files_cannot_compute_are_refused(model, match):
   with pytest.raises(UserError, match=match):
     hub_folder.check_can_load(model)
 
 
-def test_nothing_is_left_of_a_folder_that_cannot_be_written(tmp_path):
+def test_a_folder_that_cannot_be_written_leaves_no_file(tmp_path):
   model = dataclasses.replace(tiny_model(), vocab_size=256)
   _write_run(tmp_path / 'run', model, scale=np.nan)
   with pytest.raises(UserError, match='weights that are NaN or infinite'):

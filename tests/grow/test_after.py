@@ -230,7 +230,7 @@ def test_the_optimizer_is_told_of_the_last_growth():
 
 
 @pytest.mark.parametrize('action', ['shrink', 'remove', 'slice', 'as_tokens'])
-def test_what_adds_nothing_is_no_growth(action):
+def test_a_growth_without_new_parameters_is_not_the_last_growth(action):
   """A cosine run that lost tokens would warm up again."""
   assert last_growth((_born(action, 7, TARGET),), tiny_model()) is None
   growth = last_growth((_born('grow', 3), _born(action, 7, TARGET)), tiny_model())

@@ -37,7 +37,9 @@ def _fits(monkeypatch, free, mesh, held=(MODEL,), *, ema=False):
   ],
   ids=['a state', 'with an average', 'the larger of two states'],
 )
-def test_what_fits_to_the_byte_is_taken_and_no_more(monkeypatch, held, ema, needed):
+def test_a_state_that_fits_to_the_byte_is_grown_and_a_larger_one_refused(
+  monkeypatch, held, ema, needed
+):
   assert _fits(monkeypatch, needed, mesh_of(), held, ema=ema), 'refused though it fits'
   assert not _fits(monkeypatch, needed - 1, mesh_of(), held, ema=ema), 'taken without room for it'
 

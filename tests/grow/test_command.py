@@ -74,7 +74,7 @@ def _config(home, **changes):
   return tiny_run.config(text, home / 'cache', **changes)
 
 
-def test_it_writes_what_the_function_makes(home, grown):
+def test_the_command_writes_the_state_of_the_function(home, grown):
   source, meta = read(home / 'run'), meta_of(grown)
   before = meta_of(home / 'run').config.model
   target = grown_model(before, COUNTS, GrowConfig())
@@ -110,7 +110,7 @@ def test_the_target_has_a_config_to_go_on_with(home, grown):
   assert step == STEP, 'training does not go on from the growth'
 
 
-def test_nothing_else_is_left(home, grown):
+def test_the_command_leaves_only_the_target(home, grown):
   assert not list(home.glob('.*')), 'a partial target was left'
   assert {path.name for path in grown.iterdir()} == {'checkpoints', 'config.json'}
 
@@ -131,7 +131,7 @@ def test_the_command_prints_counts_and_the_check(home, tmp_path, capsys):
 
 
 @SLOW
-def test_what_is_not_exact_is_said_and_written(home, tmp_path, capsys):
+def test_an_inexact_growth_is_written_with_a_warning(home, tmp_path, capsys):
   grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER, '--method=random')
   said = capsys.readouterr().err
   assert 'not exact: the grown model will not compute what the source does, because the sc' in said
@@ -153,7 +153,7 @@ def test_a_growth_that_is_not_what_it_should_be_is_not_written(home, tmp_path, m
 
 
 @SLOW
-def test_what_is_not_finite_is_not_written(home, tmp_path, monkeypatch):
+def test_a_state_that_is_not_finite_is_not_written(home, tmp_path, monkeypatch):
   """Whether it was to be exact or not: here the new keys are not numbers."""
   right = AddTokens.param
   monkeypatch.setattr(
@@ -373,7 +373,7 @@ def test_a_write_that_fails_leaves_nothing(home, tmp_path, monkeypatch):
 
 
 @SLOW
-def test_what_a_killed_growth_left_is_removed(home, tmp_path):
+def test_the_rest_of_a_killed_growth_is_removed(home, tmp_path):
   (tmp_path / '.new.partial/checkpoints').mkdir(parents=True)
   grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER)
   assert [path.name for path in tmp_path.iterdir()] == ['new']

@@ -210,7 +210,7 @@ def test_branches_in_parallel_with_a_skip_connection():
     (tiny_vit(), {'attention/proj/values', 'ffn/values'}),
   ],
 )
-def test_what_a_layer_adds_is_in_the_metadata(model, arrays):
+def test_metadata_marks_the_residual_outputs_of_a_layer(model, arrays):
   info = jax.tree_util.tree_leaves_with_path(models.define(model).info['blocks'])
   found = {
     jax.tree_util.keystr(path, simple=True, separator='/')

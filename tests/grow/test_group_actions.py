@@ -498,7 +498,7 @@ def test_which_runs_the_tokens_come_from(meta, runs):
   assert _runs(meta) == runs
 
 
-def test_what_a_factor_or_freezing_leaves_as_it_was():
+def test_scaling_and_freezing_leave_other_arrays_unchanged():
   """The last growth is still the last: for the optimizer, and for remove and extract."""
   for action in ('scale', 'freeze'):
     meta = _meta((*GREW_TWICE, _born(action, '/two', TWICE, groups='1')), TWICE)

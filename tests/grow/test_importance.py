@@ -73,7 +73,7 @@ def test_importance_predicts_what_a_token_adds_to_the_loss():
   )
 
 
-def test_what_has_no_tokens_has_no_importance():
+def test_projections_without_tokens_have_no_importance():
   scores = _scores()
   assert scores['embedding'].shape == () and not scores['embedding'].any()
 

@@ -103,7 +103,7 @@ def test_statistics_of_old_tokens_stay_and_new_ones_begin(name, method):
 
 
 @EACH
-def test_what_does_not_grow_stays_bit_for_bit(name):
+def test_unchanged_arrays_stay_bit_for_bit(name):
   target = with_tokens(MODEL, ffn=96)
   before, after = (
     _statistics(one) for one in (_state(name), grow(_state(name), MODEL, target, KEEP))

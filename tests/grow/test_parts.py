@@ -291,7 +291,7 @@ def test_the_last_addition(tmp_path, action):
     (SOURCE, (BORN,)),  # init_from without growth
   ],
 )
-def test_nothing_was_added(tmp_path, model, lineage):
+def test_a_run_without_growth_has_nothing_to_remove(tmp_path, model, lineage):
   meta = Meta(STEP, UPDATES, Config(model=model), lineage, 'model', {}, {})
   with pytest.raises(UserError, match=r'nothing was added to .*: it is not the result'):
     subsets.last_addition(meta, tmp_path)

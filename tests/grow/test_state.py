@@ -348,7 +348,7 @@ MORE_TOKENS = with_tokens(tiny_model(), **LARGER)
     ),
   ],
 )
-def test_what_cannot_grow_is_told_in_a_sentence(source, target, config, sentence):
+def test_impossible_growths_are_refused_in_one_sentence(source, target, config, sentence):
   with pytest.raises(UserError, match=sentence):
     plan.check(source, target, config)
 

@@ -121,7 +121,7 @@ def test_growth_changes_no_logit(config, counts, score):
   assert got <= 1e-5, f'{config.method.kind} changes the logits by {got}'
 
 
-def test_what_is_old_is_kept_bit_for_bit_and_what_is_new_starts_at_zero():
+def test_old_entries_stay_bit_for_bit_and_new_moments_are_zero():
   before, after = state_of(MODEL), _grown()
   for name, old, new in (
     ('parameter', before['params'], after['params']),

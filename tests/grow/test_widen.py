@@ -149,7 +149,7 @@ def test_net2net_fill_puts_the_old_matrix_into_the_corner():
   ],
   ids=['net2net_fill', 'hypercloning with noise', 'net2net with noise'],
 )
-def test_what_is_not_exact_says_so(config):
+def test_inexact_widening_gives_a_reason(config):
   source, target = _models(DENSE, TWICE)
   params = params_of(source)
   wide = grow_params(params, source, target, config)
@@ -184,7 +184,7 @@ def test_what_is_not_exact_says_so(config):
     ({**DENSE, 'final_norm': 'none'}, TWICE, HYPER, 'tied head under final_norm=none'),
   ],
 )
-def test_what_cannot_be_widened_is_told(changes, wider, config, sentence):
+def test_impossible_widening_is_refused_in_one_sentence(changes, wider, config, sentence):
   source, target = _models(changes, wider)
   with pytest.raises(UserError, match=sentence):
     plan.check(source, target, config)
@@ -231,4 +231,4 @@ def test_positions_by_a_formula_are_told():
 
 def test_net2net_fill_may_widen_a_transformer_with_a_plain_final_norm():
   source, target = _models({**DENSE, 'final_norm': 'plain'}, {'width': 40, 'heads': 4})
-  assert plan.check(source, target, FILL) is None
+  assert plan.check(source, target, FILL)

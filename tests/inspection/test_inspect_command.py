@@ -192,7 +192,7 @@ def test_a_damaged_source_is_named(home, tmp_path):
     _inspect(f'--source={tmp_path}/run')
 
 
-def test_it_does_not_hide_pythons_own_inspect():
+def test_the_command_does_not_hide_pythons_own_inspect():
   """The folder of a file that is run by its path comes first in the search for modules."""
   code = 'import sys; sys.path.insert(0, sys.argv[1]); import inspect; print(inspect.__file__)'
   folder = str(tiny_run.ROOT / 'tokenformer_jax')

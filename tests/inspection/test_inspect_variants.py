@@ -169,7 +169,7 @@ def test_maps_and_sums_are_those_of_the_layer_asked_for(devices):
         )
 
 
-def test_what_is_dead_goes_by_the_score_of_its_own_layer():
+def test_dead_tokens_follow_the_score_of_their_own_layer():
   """All first tokens are zero; beside softmax they have a weight, and so a gradient."""
   found = usage.measure(DEFINITION, _params(), IDS, mesh_of())
   for layer, name in enumerate(NAMES):
@@ -259,7 +259,7 @@ def test_layers_and_kinds_are_chosen_by_number_and_name(home):
     (['--layer=5', '--kinds=query'], 'layer 5 has no parameter tokens of query; it has those of f'),
   ],
 )
-def test_what_a_layer_does_not_have_is_told(home, options, sentence):
+def test_a_missing_projection_is_named(home, options, sentence):
   with pytest.raises(UserError, match=sentence):
     _inspect(f'--source={home}/grown', *options)
 

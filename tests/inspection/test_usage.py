@@ -90,7 +90,7 @@ def test_nearly_unused_is_less_than_a_hundredth_of_the_mean():
   assert [found.tokens_for(f) for f in (0.4, 0.9, 0.998)] == [1, 2, 3]
 
 
-def test_nothing_is_used_where_all_values_are_zero():
+def test_tokens_with_zero_values_count_as_unused():
   zero = np.zeros(4)
   found = usage.Usage(1, zero + 1, zero + 1, zero + 1, zero, zero == 1)
   assert found.unused.all() and found.nearly_unused.all() and not found.share.any()

@@ -175,7 +175,7 @@ TRAIN_KEYS = {
   'a word for a boolean': ('train --config.data.flip=maybe', 'it must be true or false'),
   'a misspelt tracker': (
     'train --config.train.trackers=tensorboard,wandbb',
-    "has 'wandbb'; 'wandbb' is unknown; did you mean 'wandb'?",
+    "has 'wandbb', which is unknown; did you mean 'wandb'?",
   ),
   'a tracker like no other': (
     'train --config.train.trackers=neptune',

@@ -185,7 +185,7 @@ def test_without_a_loop_as_much_is_computed_again(remat):
 
 
 @pytest.mark.full_size
-def test_what_the_compiler_is_told_makes_steps_faster():
+def test_compiler_options_make_steps_faster():
   sizes = {'model__width': 1024, 'model__layer__ffn__tokens': 4096, 'data__sequence_length': 1024}
   told, untold = (
     _plan('v5p:2x2x1', **sizes, data__batch_size=128, train__compiler_options=name).costs.cycles

@@ -102,7 +102,7 @@ def test_a_fusion_that_keeps_a_slice_of_a_sum_is_a_reduce_scatter():
   assert row.gigabytes == pytest.approx(3 / 4 * 256 / 1e9), 'three of four parts of 16 × 8 come'
 
 
-def test_so_is_one_of_several_arrays():
+def test_a_collective_of_several_arrays_is_counted():
   text = SCATTER.replace(
     'bf16[16,8]{1,0} all-reduce(%filled)', '(bf16[16,8], bf16[16,8]) all-reduce(%filled, %filled)'
   ).replace('dynamic-slice(%sum', 'dynamic-slice(%first')
@@ -121,7 +121,7 @@ def test_a_sum_of_which_all_is_used_is_an_all_reduce():
   assert row.kind == 'all-reduce'
 
 
-def test_what_a_sparse_core_does_is_traffic_and_no_cycles():
+def test_the_work_of_a_sparse_core_is_traffic_without_cycles():
   text = ASYNC.replace('fusion(%a), kind=kCustom, calls=%alone', 'call-start(%a), to_apply=%alone')
   text = text.replace('channel_id=4', 'channel_id=4, "estimated_cycles":"50"')
   found = _read(text)
@@ -189,7 +189,7 @@ def test_layers_with_different_windows_cost_what_each_of_them_computes():
   assert not both.notes
 
 
-def test_what_follows_a_kernel_that_speaks_in_several_lines_is_counted():
+def test_operations_after_a_multiline_kernel_are_counted():
   kernel = (
     'f32[256] custom-call(%a), custom_call_target="tpu_custom_call", frontend_attributes={about={'
     '\n"block":"512"\n}}, metadata={}\n'

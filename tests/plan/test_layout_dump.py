@@ -50,7 +50,7 @@ class Compiler:
     return 'compiled'
 
 
-def test_it_says_what_is_settled_once_and_goes_on():
+def test_settled_figures_are_printed_once():
   compiler, told = Compiler(), []
 
   def tell(*settled):
@@ -70,7 +70,7 @@ def test_the_last_file_may_be_missing():
 
 
 @pytest.mark.slow
-def test_it_ends_when_it_need_not_go_on():
+def test_compilation_ends_when_the_layout_suffices():
   compiler = Compiler()
   assert layout_dump.run(compiler, lambda *_: False) is None
   compiler.heard.set()
@@ -87,7 +87,7 @@ def test_a_compiler_that_writes_something_else_is_waited_for():
   assert layout_dump.run(compiler, lambda *_: pytest.fail('there are no bytes')) == 'compiled'
 
 
-def test_what_is_too_large_is_never_said_to_be_settled():
+def test_a_program_that_is_too_large_is_never_settled():
   with pytest.raises(MemoryError, match='RESOURCE_EXHAUSTED'):
     layout_dump.run(Compiler(refuses=True), lambda *_: pytest.fail('it does not fit'))
 

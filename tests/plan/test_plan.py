@@ -151,7 +151,7 @@ def test_gpus_are_by_formula_and_it_says_so():
   assert dense.costs.flops * 4 == pytest.approx(dense.model_flops), 'nothing is computed again'
 
 
-def test_what_is_kept_takes_memory_by_formula():
+def test_the_memory_of_saved_values_follows_the_formula():
   for name, projections in (('pattention', {}), ('dense', tiny_run.DENSE)):
     projections = {**projections, 'train__layers': 'scan'}
     ways = [
@@ -252,7 +252,7 @@ def test_state_is_split_over_the_mesh():
   assert whole.memory.optimizer == pytest.approx(2 * whole.memory.parameters, rel=1e-3)
 
 
-def test_what_does_not_fit_says_by_how_much_and_what_to_do():
+def test_a_plan_that_does_not_fit_says_by_how_much_and_what_to_do():
   config = _config(data__batch_size=2**22, train__remat='score_inputs')
   on = topology.parse('gpu-h100:4')
   with pytest.raises(DoesNotFitError) as raised:
@@ -274,7 +274,7 @@ def test_what_does_not_fit_says_by_how_much_and_what_to_do():
     ('something new', None, None),
   ],
 )  # fmt: skip
-def test_what_the_compiler_says_of_memory(message, needed, capacity):
+def test_the_plan_reports_the_compilers_memory(message, needed, capacity):
   error = DoesNotFitError(f'RESOURCE_EXHAUSTED: {message}')
   assert error.needed == (needed and pytest.approx(needed, rel=1e-3))
   assert error.capacity == capacity

@@ -89,7 +89,7 @@ def test_a_checkpoint_that_cannot_be_read_is_a_note(tmp_path):
 
 
 @pytest.mark.parametrize(('lines', 'message'), [(None, 'is not a run'), ([], 'no figures yet')])
-def test_what_is_no_run_is_told(tmp_path, lines, message):
+def test_a_directory_without_a_run_is_named(tmp_path, lines, message):
   if lines is not None:
     written_runs.write(tmp_path / 'run', lines)
   with pytest.raises(UserError, match=message):

@@ -24,7 +24,7 @@ def sections(content):
   return re.findall(r'<section id="([\w-]+)">', content)
 
 
-def test_what_a_run_lacks_is_absent(tmp_path):
+def test_missing_records_of_a_run_are_absent_from_the_page(tmp_path):
   bare = written_runs.write(tmp_path / 'bare', [{'step': 5, 'train/loss': 3.0}], None)
   assert sections(page.build([bare]).html) == ['overview', 'curves', 'notes']
   run = written_runs.write(tmp_path / 'run', written_runs.falling(100))

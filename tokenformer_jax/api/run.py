@@ -181,9 +181,13 @@ class Run(Growable, Viewable):
     """Return the number of steps that the model has made."""
     return self.meta.step
 
-  @functools.cached_property
+  @property
   def tokenizer(self) -> tokenizers.Tokenizer:
     """Return the tokenizer of a language model."""
+    return self._tokenizer
+
+  @functools.cached_property
+  def _tokenizer(self) -> tokenizers.Tokenizer:
     self._check_is_language_model()
     return tokenizers.from_json(self.meta.tokenizer)
 
@@ -405,7 +409,7 @@ class Run(Growable, Viewable):
       model.scorer(max_length, batch_size),
       documents=evaluation.open_documents(texts, self.config.data.text_field),
       stride=stride,
-      tasks=evaluation.find_tasks(tasks, include_path and os.fspath(include_path)),
+      tasks=evaluation.find_tasks(tasks, None if include_path is None else os.fspath(include_path)),
       num_fewshot=num_fewshot,
       limit=limit,
     )

@@ -39,8 +39,12 @@ class Viewable(abc.ABC):
   directory: paths.Path
   meta: Meta
   source: str
-  tokenizer: Tokenizer
   _loaded: Loaded
+
+  @property
+  @abc.abstractmethod
+  def tokenizer(self) -> Tokenizer:
+    """Return the tokenizer of a language model."""
 
   @abc.abstractmethod
   def _rows(self, inputs: Any) -> list[np.ndarray]:

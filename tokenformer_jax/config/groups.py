@@ -128,8 +128,8 @@ def choose_frozen(optim: OptimConfig, model: ModelConfig, choice: Choice) -> str
 
   The optimizer and the model are those before the choice, which keeps the order of the groups.
   """
-  places = {old: new for new, old in enumerate(choice(most_groups(model)), start=1)}
-  return as_text([places[number] for number in frozen_groups(optim) if number in places])
+  new_numbers = {old: new for new, old in enumerate(choice(most_groups(model)), start=1)}
+  return as_text([new_numbers[number] for number in frozen_groups(optim) if number in new_numbers])
 
 
 def check_new_tokens_train(optim: OptimConfig, before: ModelConfig, after: ModelConfig) -> None:

@@ -13,7 +13,6 @@ from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.config.feed_forward import ExpertsConfig, NoFeedForwardConfig
 from tokenformer_jax.config.layer import LayerConfig
 from tokenformer_jax.config.model import BASE, Layers, ModelConfig
-from tokenformer_jax.config.pattention import NoProjectionConfig
 from tokenformer_jax.config.projections import (
   beside_matrices,
   matrices,
@@ -48,7 +47,7 @@ def old_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[in
   If the target has the source's rows, only more of each, whole rows are new.
   """
   before, after = source.repeats, target.repeats
-  found: list[int | None] = [None] * target.depth
+  numbers: list[int | None] = [None] * target.depth
   same_rows = [group.layers for group in before] == [group.layers for group in after]
   if same_rows and all(old.count <= new.count for old, new in zip(before, after, strict=True)):
     first_old = first_new = 0
@@ -57,9 +56,9 @@ def old_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[in
       rows = _places([old.layers] * old.count, [old.layers] * new.count, place) or []
       for row, at in enumerate(rows):
         for i in range(width):
-          found[first_new + at * width + i] = first_old + row * width + i
+          numbers[first_new + at * width + i] = first_old + row * width + i
       first_old, first_new = first_old + old.size, first_new + new.size
-    return tuple(found)
+    return tuple(numbers)
   at = _places(pattern_lib.names(before), pattern_lib.names(after), place)
   if at is None:
     raise UserError(
@@ -68,8 +67,8 @@ def old_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[in
       'pattern that has them all'
     )
   for layer, new in enumerate(at):
-    found[new] = layer
-  return tuple(found)
+    numbers[new] = layer
+  return tuple(numbers)
 
 
 def _places(old: Sequence[T], new: Sequence[T], place: str) -> list[int] | None:
@@ -84,19 +83,19 @@ def _places(old: Sequence[T], new: Sequence[T], place: str) -> list[int] | None:
     if at < 0:
       return None
     latest[i] = at
-  found: list[int] = []
+  numbers: list[int] = []
   for i, item in enumerate(old):
-    first = found[-1] + 1 if found else 0
+    first = numbers[-1] + 1 if numbers else 0
     best = first if place == 'behind' else i * len(new) // len(old)
     possible = (j for j in range(first, latest[i] + 1) if new[j] == item)
-    found.append(min(possible, key=lambda j: abs(j - best)))
-  return found
+    numbers.append(min(possible, key=lambda j: abs(j - best)))
+  return numbers
 
 
 def new_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[int, ...]:
   """Return the numbers of the target's new layers, from 1 on."""
-  found = old_layers(source, target, place)
-  return tuple(number for number, layer in enumerate(found, start=1) if layer is None)
+  numbers = old_layers(source, target, place)
+  return tuple(number for number, layer in enumerate(numbers, start=1) if layer is None)
 
 
 def routed(source: ModelConfig, target: ModelConfig) -> ModelConfig:
@@ -130,12 +129,6 @@ def with_first_tokens(source: ModelConfig, target: ModelConfig) -> ModelConfig:
   """Return the source with the target's tokens beside matrices that have none in the source."""
   new, bare = pattentions(target), {*matrices(source)} & {*beside_matrices(target)}
   return with_pattentions(source, {name: new[name] for name in bare})
-
-
-def without_first_tokens(source: ModelConfig, target: ModelConfig) -> ModelConfig:
-  """Return the target without tokens beside matrices that have none in the source."""
-  bare = {*matrices(source)} & {*beside_matrices(target)}
-  return with_pattentions(target, dict.fromkeys(bare, NoProjectionConfig()))
 
 
 def old_expert_counts(source: ModelConfig, target: ModelConfig) -> dict[str, tuple[int, int]]:

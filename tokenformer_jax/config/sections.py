@@ -124,7 +124,7 @@ class TrainConfig:
   )
   trackers: Annotated[tuple[Tracker, ...], AfterValidator(_once)] = key(
     ('tensorboard',),
-    'what shows the figures beside metrics.jsonl, several with commas between (docs/commands.md)',
+    'what shows the figures beside metrics.jsonl, several with commas between (docs/run.md)',
   )
   compilation_cache: Str = key('', "directory of compiled programs. '': none")
 

@@ -53,7 +53,7 @@ def history(meta: Meta, directory: paths.Path) -> History:
   runs.append(RunName(meta.run, str(paths.absolute(directory))))
   models = [ancestor.model for ancestor in meta.lineage] + [meta.config.model]
   beginning = Addition(0, (runs[0],), f'the beginning of {runs[0].path}')
-  found = {
+  histories = {
     name: [GroupHistory((beginning,))] * len(groups)
     for name, groups in named_groups(models[0]).items()
   }
@@ -62,13 +62,15 @@ def history(meta: Meta, directory: paths.Path) -> History:
     step = _Step(ancestor, models[i], models[i + 1], _addition(ancestor, runs[i + 1], len(every)))
     if ancestor.action in ('grow', 'merge') and step.adds:
       every.append(step.addition)
-    latest = max((addition.number for addition in additions(found)), default=0)
+    latest = max((addition.number for addition in additions(histories)), default=0)
     unknown = GroupHistory(tuple(every))
-    found = {
-      name: step.after_it(name, _find_projection(found, name, step.after) or [], latest, unknown)
+    histories = {
+      name: step.after_it(
+        name, _find_projection(histories, name, step.after) or [], latest, unknown
+      )
       for name in named_groups(models[i + 1])
     }
-  return found
+  return histories
 
 
 def _addition(ancestor: Ancestor, run: RunName, number: int) -> Addition:
@@ -138,10 +140,10 @@ class _Step:
     return [*in_old, *[GroupHistory((self.addition,))] * (len(now) - len(old))]
 
 
-def _find_projection(found: Mapping[str, T], name: str, model: ModelConfig) -> T | None:
+def _find_projection(by_name: Mapping[str, T], name: str, model: ModelConfig) -> T | None:
   """Return the entry of a projection of a model, also under a name that it had before experts."""
   former = former_names(name, token_counts(model))
-  return next((found[key] for key in former if key in found), None)
+  return next((by_name[key] for key in former if key in by_name), None)
 
 
 def _with(group: GroupHistory, addition: Addition) -> GroupHistory:
@@ -153,11 +155,11 @@ def _without(group: GroupHistory, number: int) -> GroupHistory:
   return dataclasses.replace(group, additions=left)
 
 
-def additions(found: History, numbers: Sequence[int] | None = None) -> list[Addition]:
+def additions(histories: History, numbers: Sequence[int] | None = None) -> list[Addition]:
   """Return the additions of the groups with these numbers, or of all, in order, each once."""
   all_ = {
     addition.number: addition
-    for groups in found.values()
+    for groups in histories.values()
     for i, group in enumerate(groups, start=1)
     if numbers is None or i in numbers
     for addition in group.additions
@@ -170,10 +172,10 @@ def render(meta: Meta, directory: paths.Path) -> str:
 
   Projections whose groups of one number have different histories are in different rows.
   """
-  found, sizes = history(meta, directory), named_groups(meta.config.model)
+  histories, sizes = history(meta, directory), named_groups(meta.config.model)
   rows: dict[tuple[int, str, str], dict[str, str]] = {}
-  for number in range(1, max(map(len, found.values())) + 1):
-    for name, groups in found.items():
+  for number in range(1, max(map(len, histories.values())) + 1):
+    for name, groups in histories.items():
       if number > len(groups):
         continue
       group, size = groups[number - 1], sizes[name][number - 1]
@@ -183,9 +185,9 @@ def render(meta: Meta, directory: paths.Path) -> str:
       row = (number, text, _state(meta, name, number))
       rows.setdefault(row, {})[name] = f'{size.tokens}:{size.reference}'
   lines = [
-    ['group', *(_heading(name, meta.config.model) for name in found), 'added by', 'training'],
+    ['group', *(_heading(name, meta.config.model) for name in histories), 'added by', 'training'],
     *(
-      [str(number), *(cells.get(name, '–') for name in found), text, state]
+      [str(number), *(cells.get(name, '–') for name in histories), text, state]
       for (number, text, state), cells in rows.items()
     ),
   ]

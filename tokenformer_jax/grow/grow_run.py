@@ -153,8 +153,8 @@ def _lies_in(path: paths.Path, directory: paths.Path) -> bool:
 
 def _check_is_new(target: paths.Path, what: str = 'directory') -> None:
   if target.exists():
-    found = ' as a file' if what == 'directory' and not target.is_dir() else ''
-    raise UserError(f'the target {target} exists{found}; name a new {what}, nothing is overwritten')
+    kind = ' as a file' if what == 'directory' and not target.is_dir() else ''
+    raise UserError(f'the target {target} exists{kind}; name a new {what}, nothing is overwritten')
 
 
 def write(

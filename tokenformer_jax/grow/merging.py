@@ -76,14 +76,14 @@ def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ..
     several = max(most_groups(ours), most_groups(added.config.model)) > 1
     several = several or pattentions(ours).keys() != there.keys()
     return {name: theirs if several else () for name, theirs in there.items()}
-  found, bases = {}, named_groups(added.lineage[-1].model)
+  appended, bases = {}, named_groups(added.lineage[-1].model)
   for name, theirs in there.items():
     base = bases.get(name, ())
-    found[name] = theirs[len(base) :]
-    inside = sum(group.tokens for group in found[name]) != counts[name]
+    appended[name] = theirs[len(base) :]
+    inside = sum(group.tokens for group in appended[name]) != counts[name]
     if inside and len(here[name]) != len(base):
-      found[name] = (theirs[-1]._replace(tokens=counts[name]),)
-  return found
+      appended[name] = (theirs[-1]._replace(tokens=counts[name]),)
+  return appended
 
 
 def merged_model(ours: ModelConfig, added: Meta, config: GrowConfig) -> ModelConfig:
@@ -175,9 +175,9 @@ def check_not_twice(
   )
 
 
-def _check_named(*found: Sequence[Sequence[RunName]]) -> None:
+def _check_named(*additions_: Sequence[Sequence[RunName]]) -> None:
   """Check that the tokens of at most one of two checkpoints come from runs without an id."""
-  nameless = [[run.path for runs in one for run in runs if not run.id] for one in found]
+  nameless = [[run.path for runs in one for run in runs if not run.id] for one in additions_]
   if all(nameless):
     a, b = (one[0] for one in nameless)
     raise UserError(

@@ -85,13 +85,13 @@ def additions(meta: Meta, directory: paths.Path) -> list[list[RunName]]:
   """
   if meta.contents == 'added_tokens':
     return [list(meta.lineage[-1].token_runs)]
-  found = groups.additions(groups.history(meta, directory))
-  return [list(addition.runs) for addition in found]
+  added = groups.additions(groups.history(meta, directory))
+  return [list(addition.runs) for addition in added]
 
 
-def as_lines(found: list[list[RunName]]) -> str:
+def as_lines(added: list[list[RunName]]) -> str:
   """Join runs of `additions` to the form of `Ancestor.tokens_of`."""
-  return '\n'.join(dict.fromkeys(run.to_line() for runs in found for run in runs))
+  return '\n'.join(dict.fromkeys(run.to_line() for runs in added for run in runs))
 
 
 def check_smaller(before: ModelConfig, after: ModelConfig) -> None:
@@ -124,7 +124,7 @@ def extraction(
     before = meta.lineage[: meta.lineage.index(born)]
     return (*before, dataclasses.replace(born, tokens_of=tokens_of)), model
   check_numbers(most_groups(model), numbers, '--groups')
-  found = groups.additions(groups.history(meta, directory), numbers)
+  added = groups.additions(groups.history(meta, directory), numbers)
   whole = dataclasses.replace(
     meta, config=dataclasses.replace(meta.config, model=choose(model, without(numbers)))
   )
@@ -133,7 +133,7 @@ def extraction(
     directory,
     'extract',
     GrowConfig(),
-    tokens_of=as_lines([list(addition.runs) for addition in found]),
+    tokens_of=as_lines([list(addition.runs) for addition in added]),
     groups=as_text(numbers),
   )
   return lineage, choose(model, at_the_end(numbers))

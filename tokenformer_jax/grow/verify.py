@@ -45,8 +45,8 @@ def loss(task: Task, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array
 def program(task: Task, batch: Batch, mesh: Mesh) -> Callable[[Params], Outputs]:
   """Return the function from parameters to outputs on a batch; compile it in the background."""
   batch = jax.device_put(batch, sharding.batch_sharding(mesh))
-  places = sharding.tree_shardings(mesh, task.definition.axes)
-  abstract = sharding.with_even_shardings(task.definition.abstract, places)
+  shardings = sharding.tree_shardings(mesh, task.definition.axes)
+  abstract = sharding.with_even_shardings(task.definition.abstract, shardings)
 
   def compile_() -> Callable[[Params, Batch], tuple[jax.Array, jax.Array]]:
     run = jax.jit(lambda params, batch: loss(task, params, batch))

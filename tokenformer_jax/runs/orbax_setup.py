@@ -6,9 +6,12 @@ checkpoints, use Orbax.
 
 import dataclasses
 import functools
+import inspect
 import logging as std_logging
 import math
 import sys
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
 from typing import Any
@@ -165,11 +168,19 @@ def quiet() -> None:
   hook = sys.unraisablehook
   if getattr(hook, 'func', None) is not _report_unraisable:
     sys.unraisablehook = functools.partial(_report_unraisable, hook)
+  # A failed save or read leaves others that never began.
+  for name in ('async_serialize', '_read_array_index'):
+    warnings.filterwarnings('ignore', f"coroutine '{name}.* was never awaited", RuntimeWarning)
 
 
 def _report_unraisable(otherwise: Callable[[Any], None], report: Any) -> None:
-  """Drop TensorStore's report of a write that failed after Orbax had closed its event loop."""
-  if str(report.exc_value) != 'Event loop is closed':
+  """Drop reports of reads and writes that Orbax abandoned after the error that it raises."""
+  codes = [frame.f_code for frame, _ in traceback.walk_tb(report.exc_traceback)][-1:]
+  if inspect.iscoroutine(report.object):  # A coroutine that never started has no frame.
+    codes.append(report.object.cr_code)
+  from_orbax = any('orbax' in code.co_filename for code in codes)
+  # TensorStore reports a closed event loop.
+  if not from_orbax and str(report.exc_value) != 'Event loop is closed':
     otherwise(report)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tokenformer_jax.config import Config, DataConfig, ModelConfig
+from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import image_order, images, order
 from tokenformer_jax.data.augment import Views
 from tokenformer_jax.data.mixing import mix
@@ -61,7 +61,8 @@ class ImageTask(Task):
 
   def __init__(self, config: Config, vocabulary: dict[str, Any] | None = None):
     super().__init__(config, vocabulary)
-    self._views = Views(config.data, config.model.channels)
+    data: Any = config.data  # its section for images
+    self._views = Views(data, config.model.channels)
     self._bad: dict[str, set[int]] = {'train': set(), 'validation': set()}
 
   @staticmethod
@@ -238,7 +239,7 @@ class ImageTask(Task):
       f'{i} is {ours[i]!r} there, and the model was trained with {theirs[i]!r}'
     )
 
-  def at_stage(self, data: DataConfig) -> Self:
+  def at_stage(self, data: Any) -> Self:
     stage = super().at_stage(data)
     stage._views = Views(data, self.config.model.channels)
     return stage

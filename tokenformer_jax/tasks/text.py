@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokenformer_jax.config import Config, DataConfig, ModelConfig
+from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.data import marks, order, tokenizers
 from tokenformer_jax.data.held_out import held_out_tokens
 from tokenformer_jax.data.mixture import Mixture, open_sources
@@ -166,7 +166,8 @@ class TextTask(Task):
 
   def prepare(self) -> None:
     """Open the token store; the first process builds it, then processes on other disks do."""
-    data, vocabulary = self.config.data, self._trained_vocabulary
+    data: Any = self.config.data  # its section for text
+    vocabulary = self._trained_vocabulary
     tokenizer = None if vocabulary is None else tokenizers.from_json(vocabulary)
     made = hosts.first_then_others(lambda: open_sources(data, self.config.train.seed, tokenizer))
     hosts.check_same(
@@ -182,7 +183,7 @@ class TextTask(Task):
   def digest(self) -> str:
     return self._data.digest
 
-  def at_stage(self, data: DataConfig) -> Self:
+  def at_stage(self, data: Any) -> Self:
     stage = super().at_stage(data)
     stage._data = self._data.at_stage(data)
     return stage
@@ -212,7 +213,8 @@ class TextTask(Task):
     length = min(self.config.data.sequence_length, _LONGEST_COMPARED) + 1
     needed = (first + count) * length
 
-    tokens, name = held_out_tokens(self.config.data, tokenizers.from_json(vocabulary), needed)
+    data: Any = self.config.data
+    tokens, name = held_out_tokens(data, tokenizers.from_json(vocabulary), needed)
     if not repeat:
       check_enough(count, first, len(tokens) // length, f'rows of {length} tokens')
     rows = np.resize(tokens, needed).reshape(-1, length)[first:]

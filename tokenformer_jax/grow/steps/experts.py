@@ -435,12 +435,12 @@ def loads(task: Task, params: Params, batch: Batch) -> Params:
 
   excess = jax.grad(auxiliary)(biases)
   # The module of each bias is the router, which lies beside the experts.
-  found = {path[:-2]: share + 1 / share.shape[-1] for path, share in excess.items()}
+  shares = {path[:-2]: share + 1 / share.shape[-1] for path, share in excess.items()}
 
   def load(path: Path, _: jax.Array) -> jax.Array:
     if lookup(info, path).expert_axis is None:
       return jnp.zeros(())
-    return next(found[path[:at]] for at in range(len(path)) if path[:at] in found)
+    return next(shares[path[:at]] for at in range(len(path)) if path[:at] in shares)
 
   return jax.tree.map_with_path(load, params)
 

@@ -64,16 +64,16 @@ def wanted(model: ModelConfig, layers: int | None, pattern: str | None) -> Model
 
 def _copied(source: ModelConfig, target: ModelConfig, place: str) -> list[int | None]:
   """Return which layer of the source each new layer copies: the last before it, or the first."""
-  found = matching.old_layers(source, target, place)
+  old = matching.old_layers(source, target, place)
   names = pattern_lib.names(target.repeats)
-  copied: list[int | None] = [None] * len(found)
+  copied: list[int | None] = [None] * len(old)
   if place not in _COPYING:
     return copied
   last: dict[str, int] = {}
-  for name, layer in reversed(list(zip(names, found, strict=True))):
+  for name, layer in reversed(list(zip(names, old, strict=True))):
     if layer is not None:
       last[name] = layer  # in the end the first layer of each name
-  for number, (name, layer) in enumerate(zip(names, found, strict=True)):
+  for number, (name, layer) in enumerate(zip(names, old, strict=True)):
     if layer is not None:
       last[name] = layer
     else:

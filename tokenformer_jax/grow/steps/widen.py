@@ -50,10 +50,10 @@ class Sizes(NamedTuple):
 
 def sizes(model: ModelConfig) -> Sizes:
   """Return the sizes of a Transformer."""
-  found = [part for layer in used_layers(model).values() for _, part in config_lib.parts(layer)]
+  modules = [part for layer in used_layers(model).values() for _, part in config_lib.parts(layer)]
   heads = {
     (part.heads, getattr(part, 'key_heads', part.heads), width_of_heads(part, model.width))
-    for part in found
+    for part in modules
     if hasattr(part, 'heads')
   }
   if len(heads) > 1:
@@ -61,7 +61,7 @@ def sizes(model: ModelConfig) -> Sizes:
       'the layers of this model have different numbers of heads, or heads of different widths; a '
       'Transformer is made wider only if all its layers have the same'
     )
-  hidden = (hidden_width(part, model) for part in found if isinstance(part, MLPConfig))
+  hidden = (hidden_width(part, model) for part in modules if isinstance(part, MLPConfig))
   return Sizes(model.width, *next(iter(heads or {(1, 1, model.width)})), tuple(hidden))
 
 
