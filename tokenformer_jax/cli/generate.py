@@ -8,7 +8,7 @@ The first command prints one text while it is drawn. The second reads one JSON o
 a `prompt` and optionally `length`, `temperature`, `top_k`, `top_p`, `seed` and `stop` (a list of
 strings), which override the flags. It writes the texts in batches and prints JSON in the same
 order. The third answers each line of standard input, or only --prompt, with a model that was
-trained on conversations (docs/data.md).
+trained on conversations (docs/chat.md).
 """
 
 import dataclasses
