@@ -190,7 +190,7 @@ def test_worker_processes_give_the_same_batches(store, config, workers):
 
 def test_unfinished_batches_do_not_keep_the_process_alive(config):
   script = f"""
-from tokenformer_jax.config import DataConfig, Sources
+from tokenformer_jax.config import Sources, TextConfig
 from tokenformer_jax.data import order, store
 config = {config!r}
 batches = order.train_batches(store.prepare(config), config, 0, range(8), 0)

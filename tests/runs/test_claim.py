@@ -459,7 +459,7 @@ def test_a_run_that_was_replaced_writes_nothing_more(make, tmp_path, monkeypatch
   assert len(asked) == when
 
   def figures(files):
-    return {path: c for path, c in grow_run.items() if not {'claim', 'checkpoints'} & {*path.parts}}
+    return {path: c for path, c in files.items() if not {'claim', 'checkpoints'} & {*path.parts}}
 
   before, after = figures(asked[-1]), figures(written)
   assert after == before, 'figures were written after the work directory was lost'
