@@ -188,7 +188,8 @@ def test_worker_processes_give_the_same_batches(store, config, workers):
   )
 
 
-def test_unfinished_batches_do_not_keep_the_process_alive(config):
+def test_unfinished_batches_do_not_keep_the_process_alive(store, config):
+  del store  # is built, so that the process prints nothing
   script = f"""
 from tokenformer_jax.config import Sources, TextConfig
 from tokenformer_jax.data import order, store
