@@ -43,7 +43,7 @@ def mend_link(folder: Path, link: re.Match[str]) -> str:
 
   A link whose text is the name of a page gets the page's title. Files outside of docs/ are at the
   address that pyproject.toml names as `Repository`; without one the site offers them for download,
-  and a folder is only named.
+  and a folder or another page is only named.
 
   Args:
     folder: where the page is.
@@ -60,7 +60,10 @@ def mend_link(folder: Path, link: re.Match[str]) -> str:
     return f'[{"" if named else text}]({file.relative_to(DOCS)}{anchor})'
   if address := PROJECT['urls'].get('Repository'):
     return f'[{text}]({address}/tree/main/{file.relative_to(ROOT)})'
-  return text if file.is_dir() else f'[{text}](../{file.relative_to(ROOT)})'
+  shown = (
+    text if file.is_dir() or file.suffix == '.md' else f'[{text}](../{file.relative_to(ROOT)})'
+  )
+  return shown
 
 
 def render_help() -> str:

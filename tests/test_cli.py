@@ -44,7 +44,7 @@ MISTAKES = {
     'cannot be written (Not a directory); choose another --workdir',
   ),
   'bucket of another kind to grow into': (
-    [*GROW, 'shrink', '--source=/nothing', '--target=s3://bucket/run'],
+    [*GROW, 'shrink', '--source=/nothing', '--target=s3://bucket/run', '--param_tokens=ffn=8'],
     's3://bucket/run is neither a path in a file system nor',
   ),
   'bucket to convert to': (

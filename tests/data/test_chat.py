@@ -382,8 +382,9 @@ def test_processes_make_the_same_store_and_a_bucket_serves_it(tmp_path, monkeypa
   two = store.make(dataclasses.replace(config, store=str(tmp_path / 'two')), workers=2)
   assert len(shards.read_index(one.path).shards) > 1, 'the test has one shard'
   assert two.digest == one.digest, 'processes give other tokens'
-  for file in one.path.iterdir():
-    bucket.buckets['bucket'][f'store/{file.name}'] = (1, file.read_bytes())
+  for file in (path for path in one.path.rglob('*') if path.is_file()):
+    name = f'store/{file.relative_to(one.path)}'
+    bucket.buckets['bucket'][name] = (1, file.read_bytes())
   there = store.prepare(dataclasses.replace(config, store='gs://bucket/store'))
   np.testing.assert_array_equal(there.train[:], one.train[:])
   np.testing.assert_array_equal(there.train[100:140], one.train[100:140])

@@ -61,7 +61,7 @@ def test_the_command_grows_and_gives_back(tmp_path, text, capsys):
     grow_command(
       'merge', f'--source={target}', f'--added={target}', f'--target={tmp_path / "merged"}'
     )
-  with pytest.raises(UserError, match='--place has an effect only with --layers=N'):
+  with pytest.raises(UserError, match='nothing would grow'):
     grow_command(f'--source={source}', f'--target={tmp_path / "no"}', '--place=behind')
 
 

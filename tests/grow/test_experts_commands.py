@@ -154,7 +154,7 @@ def test_a_run_grows_by_experts_from_python(base, tmp_path):
   assert grown.config.model.layer.ffn.count == 4
   assert grown.remove(tmp_path / 'fewer', experts=[2]).config.model.layer.ffn.count == 3
   assert grown.shrink(tmp_path / 'few', experts=2).config.model.layer.ffn.count == 2
-  with pytest.raises(UserError, match='top_k has an effect only with experts; leave it out'):
+  with pytest.raises(UserError, match='top_k has an effect only with experts=N; leave it out'):
     run.grow(tmp_path / 'no', top_k=2)
   with pytest.raises(UserError, match='either param_tokens or experts'):
     run.shrink(tmp_path / 'no')

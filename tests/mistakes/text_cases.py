@@ -3,7 +3,7 @@
 TEXTS = {
   'one object of JSON as a text': (
     'train {tiny} --config.data.source=files:{in}/object.json',
-    '{in}/object.json is one JSON object, which is neither a text nor rows; give rows as a JSON',
+    '{in}/object.json is one JSON object on several lines, which is neither a text nor rows',
   ),
   'a text that is named twice': (
     "train {tiny} '--config.data.source=files:{in}/some/*.txt + files:{in}/some/b.txt'",

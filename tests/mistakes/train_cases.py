@@ -103,7 +103,7 @@ STAGES = {
   ),
   'a first stage after the first step': (
     f'{_STAGES}batch_size_by_step=9:16',
-    "config.data.batch_size_by_step is '9:16', which says nothing about the first steps; begin it",
+    "config.data.batch_size_by_step is '9:16'; it says nothing about the first steps; begin it",
   ),
   'a stage longer than the sequences': (
     f"{_STAGES}sequence_length_by_step='0:32 9:64'",
@@ -121,8 +121,7 @@ TRAIN_KEYS = {
   **STAGES,
   'a skip around no projection': (
     'train --config.model.layer.mixer.proj.kind=none --config.model.layer.mixer.proj_skip=true',
-    'mixer.proj_skip is True, which has a meaning for model.layer.mixer.proj.kind=pattention or '
-    'dense only, and this is none; leave it out',
+    'mixer.proj_skip is True, and proj.kind=none has no projection to add the input to',
   ),
   'a norm of no feed-forward part': (
     'train --config.model.layer.ffn.kind=none --config.model.layer.ffn_norm=rms',
@@ -130,7 +129,7 @@ TRAIN_KEYS = {
   ),
   'a second norm of parallel parts': (
     'train --config.model.layer.wiring.kind=parallel --config.model.layer.ffn_norm=rms',
-    'model.layer.wiring.kind=pre_norm or post_norm or skipless only, and this is parallel; leave',
+    'ffn_norm is rms, and with wiring.kind=parallel the layer has one norm; leave it out',
   ),
   'a misspelt key': ('train --config.model.widht=64', "did you mean 'model.width'"),
   'a key of another group': ('train --config.model.steps=5', "did you mean 'train.steps'"),
@@ -138,7 +137,10 @@ TRAIN_KEYS = {
   'a misspelt group': ('train --config.optimizer.beta1=0.5', "'optimizer' is unknown"),
   'a key like no other': ('train --config.mesh.xyz=1', 'known names: experts, fsdp, replica'),
   'a key below a key': ('train --config.model.width.x=1', 'config.model.width is a single value'),
-  'a group as a value': ('train --config.model=3', 'config.model is a section of keys'),
+  'a group as a value': (
+    'train --config.model=3',
+    "config.model.kind is '3'; it must be one of lm, vit",
+  ),
   'a group as a dict': (
     'train --config.model.layer.ffn="{\'tokens\': 3}"',
     'config.model.layer.ffn.kind is "{\'tokens\': 3}"; it must be one of pattention, mlp',
@@ -154,7 +156,7 @@ TRAIN_KEYS = {
   ),
   'documents of images': (
     'train --config={repo}/configs/vit_digits.py --config.data.documents=masked',
-    "config.data.documents is 'masked', which has a meaning for model.kind=lm only",
+    "config.data.documents is 'masked', which has a meaning for data.kind=text only",
   ),
   'another word for documents': (
     'train --config.data.documents=packed',
@@ -171,7 +173,7 @@ TRAIN_KEYS = {
   ),
   'a step beyond 32 bits': ('train --config.train.steps=1e12', 'config.train.steps is'),
   'a word for a number': ('train --config.optim.learning_rate=high', 'it must be a number'),
-  'a learning rate of nan': ('train --config.optim.learning_rate=nan', 'greater than 0'),
+  'a learning rate of nan': ('train --config.optim.learning_rate=nan', 'it must be finite'),
   'a word for a boolean': ('train --config.data.flip=maybe', 'it must be true or false'),
   'a misspelt tracker': (
     'train --config.train.trackers=tensorboard,wandbb',
@@ -179,7 +181,7 @@ TRAIN_KEYS = {
   ),
   'a tracker like no other': (
     'train --config.train.trackers=neptune',
-    "'neptune' is unknown; known names: mlflow, tensorboard, trackio, wandb",
+    "has 'neptune', which is unknown; known names: mlflow, tensorboard, trackio, wandb",
   ),
   'a tracker twice': ('train --config.train.trackers=wandb,wandb', 'it names wandb twice'),
   'no steps': ('train --config.train.steps=0', 'config.train.steps is 0'),
@@ -433,5 +435,8 @@ TRAIN_FILES = {
     'train {tiny} --workdir={lm} --config.model.pattern=layer*5',
     'pattern',
   ),
-  'a text for a run of images': ('train {tiny} --workdir={vit}', 'model'),
+  'a text for a run of images': (
+    'train {tiny} --workdir={vit}',
+    'which has a meaning for data.kind=text only',
+  ),
 }

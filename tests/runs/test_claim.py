@@ -343,6 +343,8 @@ def test_a_suspended_owner_that_wakes_finds_its_successor(disk):
   owner.start()
   assert ready.wait(60)
   os.kill(owner.pid, signal.SIGSTOP)
+  while claim.process_status(owner.pid)[0] not in 'Tt':
+    time.sleep(0.01)  # its threads stop one after the other
   with hold(disk) as held:
     os.kill(owner.pid, signal.SIGCONT)
     assert f'taken over by process {os.getpid()} on' in result.get(timeout=60)
