@@ -86,7 +86,7 @@ def test_the_public_names_and_the_help_are_on_the_site(site, pages):
   assert 'tokenformer_jax.Run.generate' in anchors, 'the methods of a run'
   flags = (site / 'flags.html').read_text()
   assert {*verbs.VERBS} <= pages['flags.html'].anchors
-  assert 'optim.schedule=cosine' in flags and '--param_tokens' in flags
+  assert 'optim.schedule.kind=cosine' in flags and '--param_tokens' in flags
 
 
 def test_docstrings_show_examples_as_code_and_plain_types(site):
