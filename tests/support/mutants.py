@@ -1,4 +1,4 @@
-"""Which changes of the code the tests notice: a seeded sample of mutants, each run by itself.
+"""Count the changes of the code that the tests notice, in a seeded sample of mutants.
 
     pip install cosmic-ray pytest-cov
     python tests/support/mutants.py cover --data=/tmp/cover        # tests by line, once

@@ -56,7 +56,7 @@ class Stacks(nnx.Module):
 
 
 class LayerPath(NamedTuple):
-  """Where a layer's parameters are: in which stack ('' for the only stack), and at which row."""
+  """The path of a layer's parameters: the name of its stack ('' for the only one), and the row."""
 
   stack: str
   row: int

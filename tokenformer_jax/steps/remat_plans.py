@@ -28,7 +28,7 @@ _USABLE = 0.9
 
 
 class RematPlan(NamedTuple):
-  """What the layers of a step save, and their loop: values of `train.remat` and `train.layers`."""
+  """A value of `train.remat`, which values are saved, and one of `train.layers`, how layers run."""
 
   remat: str
   layers: str

@@ -1,5 +1,6 @@
 """Add parameter tokens, behind the old ones along the axis `param_tokens`."""
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -99,18 +100,18 @@ class _GrownTokens(_MoreTokens):
       self._check_projection(name, old, new[name])
       check_groups(name, old, new[name], self.method)
 
+  @abc.abstractmethod
   def _check_projection(self, name: str, old: PattentionConfig, new: PattentionConfig) -> None:
     """Check that the method can add the new tokens of a projection."""
-    raise NotImplementedError
 
   def inexact(self) -> str:
     old = pattentions(self.before)
     new = pattentions(self.after).items()
     return next(filter(None, (self._inexact(name, old.get(name), one) for name, one in new)), '')
 
+  @abc.abstractmethod
   def _inexact(self, name: str, old: PattentionConfig | None, new: PattentionConfig) -> str:
     """Return why a projection computes something else, or ''."""
-    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
