@@ -16,7 +16,7 @@ from tokenformer_jax.parallel import hosts, messages, sharding
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, saved_config
 from tokenformer_jax.runs import claim as claim_lib
-from tokenformer_jax.runs.checkpoint_meta import Seen
+from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
 from tokenformer_jax.runs.metrics import Metrics, Window, Work
 from tokenformer_jax.runs.wall_time import WallTime
 from tokenformer_jax.steps import fit
@@ -277,25 +277,19 @@ class Trainer:
     *,
     wait: bool,
   ) -> None:
-    seen = Seen(
-      samples=stage.seen(step),
-      digest=self.task.digest,
-      batches=batches_lib.until(origin.batches(self.config, self.run.origin), step),
-    )
-    vocabulary, lineage = self.task.vocabulary(), self.run.origin.lineage
-    self.checkpoints.save(
+    run = self.run.origin
+    batches = batches_lib.until(origin.batches(self.config, run), step)
+    meta = Meta(
       step,
-      state,
       self.config,
-      vocabulary,
-      loss,
-      lineage=lineage,
-      seen=seen,
+      self.task.vocabulary(),
+      lineage=run.lineage,
+      seen=Seen(stage.seen(step), self.task.digest, batches),
       teacher=self.run.teacher and self.run.teacher.record,
-      losses=window.losses(),
-      run=self.run.origin.run,
-      wait=wait,
+      losses=tuple(window.losses()),
+      run=run.run,
     )
+    self.checkpoints.save(meta, state, loss, wait=wait)
 
   def _evaluate(self, state: State, step: int, metrics: Metrics) -> float:
     with metrics.pause(), self.wall_time.spent_on('evaluation'):
