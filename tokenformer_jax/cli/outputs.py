@@ -62,14 +62,9 @@ def check_file(flag: str, file: PathLike | None, endings: Sequence[str] = ()) ->
     raise UserError(f'--{flag}={file} cannot be written: {reason}')
 
 
-def write_file(
-  flag: str, file: PathLike, write: Callable[[Path], Any], *, in_all: bool = True
-) -> None:
-  """Let the first process write a file that `check_file` has checked.
-
-  If not all processes call this function (`in_all`), every one that does writes.
-  """
-  if in_all and not hosts.is_first():
+def write_file(flag: str, file: PathLike, write: Callable[[Path], Any]) -> None:
+  """Let the first process write a file that `check_file` has checked."""
+  if not hosts.is_first():
     return
   try:
     write(Path(file))

@@ -58,7 +58,7 @@ def main(
   except FaultyDeviceError as error:
     if faulty_hosts:
       add = functools.partial(_add_lines, error.hosts)
-      outputs.write_file('faulty_hosts', faulty_hosts, add, in_all=error.in_all)
+      outputs.write_file('faulty_hosts', faulty_hosts, add)
     raise
   if not stopped:
     return 0
