@@ -171,9 +171,7 @@ class Trainer:
   @functools.cached_property
   def _checked_step(self) -> Callable[..., tuple[State, dict[str, jax.Array]]]:
     """The training step that also looks for faulty devices; its first argument is the number."""
-    return device_check.make(
-      self.run.program, self.mesh, lambda *arguments: self.train_step(*arguments)
-    )
+    return device_check.Repeated(lambda *arguments: self.train_step(*arguments), self.mesh)
 
   def _is_new_born(self, first: int) -> bool:
     """Return whether the model was made from another one and has not been trained since."""
