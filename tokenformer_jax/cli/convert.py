@@ -29,18 +29,18 @@ of the source.
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path as LocalPath
 from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
-from absl import flags
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.api.run import Run, bring, load
 from tokenformer_jax.cli import help_text, signatures
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import ModelConfig, PattentionConfig, RotaryConfig, SoftmaxConfig
+from tokenformer_jax.config.arguments import Path
 from tokenformer_jax.config.section import Bool
 from tokenformer_jax.convert import (
   hub,
@@ -63,7 +63,7 @@ Layout = Literal['half_split', 'interleaved']
 
 
 def to_torch(
-  source: str, target: Path, *, dtype: _Dtype = 'float32', allow_nonfinite: Bool = False
+  source: Path, target: Path, *, dtype: _Dtype = 'float32', allow_nonfinite: Bool = False
 ) -> ModelConfig:
   """Write the parameters of a run as a safetensors file of the released model; return its model.
 
@@ -82,26 +82,54 @@ def to_torch(
       cannot be read, the released code cannot compute its model, a weight is not finite, or another
       tokenizer is beside the target. Nothing of the target remains then.
   """
-  grow_run.check_target(target, what='file')
-  if target.suffix != '.safetensors':
-    raise UserError(f'the target {target} must end in .safetensors, the only format written')
+  file = paths.local(target)
+  grow_run.check_target(file, what='file')
+  if file.suffix != '.safetensors':
+    raise UserError(f'the target {file} must end in .safetensors, the only format written')
   directory, step = paths.split_source(source)
   checkpoints, meta = checkpoint.open_source(directory, step)
   with contextlib.closing(checkpoints):
     checkpoint.check_is_model(meta, directory)
     model = meta.config.model
     released_torch.check_can_compute(model)
-    vocabulary.check_beside(target, meta.tokenizer)
-    places = released_torch.layout(model)
-    shapes = {name: place.shape for name, place in places.items()}
-    found = run_tensors.NonFinite(source, allow_nonfinite)
-    stream = found.counted(run_tensors.read(checkpoints, meta, places))
-    with grow_run.alone(target), vocabulary.written_beside(target, meta.tokenizer):
-      tensor_files.write(target, dtype, shapes, stream)
+    vocabulary.check_beside(file, meta.tokenizer)
+    layout = released_torch.layout(model)
+    shapes = {name: tensor.shape for name, tensor in layout.items()}
+    counter = run_tensors.NonFinite(str(source), allow_nonfinite)
+    stream = counter.counted(run_tensors.read(checkpoints, meta, layout))
+    with grow_run.alone(file), vocabulary.written_beside(file, meta.tokenizer):
+      tensor_files.write(file, dtype, shapes, stream)
   return model
 
 
-def change_layout(source: str, target: paths.Path, layout: Layout) -> None:
+def _to_jax(source: Path, target: Path, **options: Any) -> None:
+  model = bring(source, target, **options).config.model
+  if hub.is_folder(paths.local(source)):
+    _say_sizes(model)
+    _say_written(target, hub_generation.find(paths.local(source), model.vocab_size).flags)
+  else:
+    _say_released(model)
+    _say_assumed(model, options)
+    _say_written(target)
+
+
+def _to_torch(source: Path, target: Path, **options: Any) -> None:
+  model = to_torch(source, target, **options)
+  _say_released(model)
+  messages.say(f'wrote {target}')
+  _say_lost(model)
+
+
+def _to_hf(source: Path, target: Path, **options: Any) -> None:
+  run = load(source)
+  run.to_hf(target, **options)
+  _say_sizes(run.config.model)
+  messages.say(f'wrote {target}; to load it with transformers:')
+  trust = ', trust_remote_code=True' if (LocalPath(target) / hub_folder.CODE[0]).is_file() else ''
+  print(f'AutoModelForCausalLM.from_pretrained({str(target)!r}{trust})')
+
+
+def _change_layout(source: Path, target: Path, layout: Layout) -> None:
   """Write a run that computes the same with the other rotary layout, at the source's step.
 
   Args:
@@ -109,25 +137,34 @@ def change_layout(source: str, target: paths.Path, layout: Layout) -> None:
     target: The new work directory.
     layout: The rotary layout to change to.
   """
-  rotary_layout.convert_run(source, target, layout)
+  rotary_layout.convert_run(str(source), paths.parse_path(target), layout)
   messages.say(f'the model computes the same as that of {source}, with the rotary layout {layout}')
-  _say_written(str(target))
+  _say_written(target)
 
 
+# The functions whose arguments are the flags of each action, and those that run it.
 _ACTIONS = signatures.Actions(
-  {'to-jax': bring, 'to-torch': to_torch, 'to-hf': Run.to_hf, 'layout': change_layout},
+  {'to-jax': bring, 'to-torch': to_torch, 'to-hf': Run.to_hf, 'layout': _change_layout},
   without=['source', 'target'],
 )
+_COMMANDS = {'to-jax': _to_jax, 'to-torch': _to_torch, 'to-hf': _to_hf, 'layout': _change_layout}
+
+
+def _check_both(source: Path, target: Path) -> None:
+  """Take the arguments that every action has.
+
+  Args:
+    source: Weights (to-jax) or a run, DIR or DIR@STEP.
+    target: The new work directory, file or folder.
+  """
 
 
 def define_flags(argv: Sequence[str]) -> str:
   """Define the flags of the action that the first word names; return its description."""
-  named = bool(argv[1:]) and not argv[1].startswith('-')
-  flags.DEFINE_string('source', None, 'Weights (to-jax) or a run, DIR or DIR@STEP.', required=named)
-  flags.DEFINE_string('target', None, 'The new work directory, file or folder.', required=named)
-  if not named:
+  if not argv[1:] or argv[1].startswith('-'):
     return __doc__ or ''
   name = _ACTIONS.name(argv)
+  signatures.define(_check_both)
   _ACTIONS.define(name)
   text = signatures.description(_ACTIONS.functions[name])
   return f'{text}\n\n  tokenformer convert {name} --source=… --target=…'
@@ -142,31 +179,8 @@ def main(argv: Sequence[str]) -> None:
       f'convert needs a word that says what to do: {" or ".join(_ACTIONS.functions)}; for example '
       '`tokenformer convert to-jax --source=WEIGHTS --target=DIR`'
     )
-  values, action, options = flags.FLAGS, _ACTIONS.name(argv), _ACTIONS.given(argv)
-  source, target = values.source, values.target
-  if action == 'layout':
-    change_layout(source, paths.parse_path(target), **options)
-  elif action == 'to-torch':
-    model = to_torch(source, paths.local(target), **options)
-    _say_released(model)
-    messages.say(f'wrote {target}')
-    _say_lost(model)
-  elif action == 'to-hf':
-    loaded = load(source)
-    loaded.to_hf(target, **options)
-    _say_sizes(loaded.config.model)
-    messages.say(f'wrote {target}; to load it with transformers:')
-    trust = ', trust_remote_code=True' if (Path(target) / hub_folder.CODE[0]).is_file() else ''
-    print(f'AutoModelForCausalLM.from_pretrained({str(target)!r}{trust})')
-  else:
-    model = bring(source, target, **options).config.model
-    if hub.is_folder(paths.local(source)):
-      _say_sizes(model)
-      _say_written(target, hub_generation.find(paths.local(source), model.vocab_size).flags)
-    else:
-      _say_released(model)
-      _say_assumed(model, options)
-      _say_written(target)
+  options, both = _ACTIONS.given(argv), signatures.given(_check_both)
+  _COMMANDS[_ACTIONS.name(argv)](**both, **options)
 
 
 def _say_sizes(model: ModelConfig) -> None:
@@ -175,7 +189,7 @@ def _say_sizes(model: ModelConfig) -> None:
   messages.say(f'{model.depth} layers, width {model.width}, {heads} heads, {count:,} parameters')
 
 
-def _say_written(target: Path | str, draws: Mapping[str, float] = MappingProxyType({})) -> None:
+def _say_written(target: Path, draws: Mapping[str, float] = MappingProxyType({})) -> None:
   """Print that a run was written, and a command that tries it; `draws` are flags of it."""
   messages.say(f'wrote {target}; to try it:')
   command = help_text.spell_command('generate')

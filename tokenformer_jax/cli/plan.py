@@ -22,9 +22,9 @@ from typing import Annotated, Any
 import jax
 
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.cli import outputs, signatures
+from tokenformer_jax.cli import outputs
 from tokenformer_jax.config import Config, to_json
-from tokenformer_jax.config.arguments import Count, Natural, Path, Text
+from tokenformer_jax.config.arguments import REPEATED, Count, Natural, Path, Text
 from tokenformer_jax.config.section import Bool
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import breakdown as breakdowns
@@ -46,7 +46,7 @@ def main(
   picture: Path | None = None,
   tune: Natural = 0,
   sweep: Natural = 0,
-  grow: Annotated[Sequence[Text], signatures.REPEATED] = (),
+  grow: Annotated[Sequence[Text], REPEATED] = (),
   json: Path | None = None,
 ) -> None:
   """Plan a run and print the tables.
