@@ -5,7 +5,7 @@ _GRID = 'sweep --config={repo}/configs/lm_stdlib.py --out=x'
 SWEEP = {
   'a key without its config to sweep': (
     'sweep --out=x --factors=1 --lengths=1e6 --config.train.seed=1',
-    '--config.train.seed changes a config; put --config=FILE before it',
+    '--config is missing',
   ),
   'no config to sweep': ('sweep --out=x --factors=1 --lengths=1e6', '--config is missing'),
   'no folder for a sweep': (
@@ -103,7 +103,7 @@ _LONG = f'{_FAMILY} --tokens=1e7'
 FAMILY = {
   'a key without its config to family': (
     'family --out=x --sizes=1,2 --tokens=1e6 --config.train.seed=1',
-    '--config.train.seed changes a config; put --config=FILE before it',
+    '--config is missing',
   ),
   'no config of a family': ('family --out=x --sizes=1,2 --tokens=1e6', '--config is missing'),
   'no sizes of a family': (

@@ -11,7 +11,7 @@ TRAIN_FLAGS = {
   'a flag like no other': ('train --frobnicate=3', '--frobnicate is unknown; `python'),
   'a flag without its value': ('train --workdir', '--workdir has no value'),
   'an empty work directory': ('train --workdir=', "--workdir is ''"),
-  'an empty config': ('train --config=', '--config= is empty; give it a value, or leave it out'),
+  'an empty config': ('train --config=', '--config= names no file'),
   'a status out of range': ('train --stopped_status=256', '--stopped_status is 256'),
   'a status in words': ('train --stopped_status=x', 'it must be an integer'),
   'a word that is no flag': (

@@ -28,12 +28,14 @@ of the source.
 """
 
 import contextlib
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path as LocalPath
 from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
+from absl import flags
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.api.run import Run, bring, load
@@ -161,7 +163,9 @@ def _check_both(source: Path, target: Path) -> None:
 
 def define_flags(argv: Sequence[str]) -> str:
   """Define the flags of the action that the first word names; return its description."""
-  if not argv[1:] or argv[1].startswith('-'):
+  if not argv[1:] or argv[1].startswith('-'):  # `main` asks for the word.
+    for name in inspect.signature(_check_both).parameters:
+      flags.DEFINE_string(name, None, '')
     return __doc__ or ''
   name = _ACTIONS.name(argv)
   signatures.define(_check_both)
