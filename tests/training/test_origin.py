@@ -257,7 +257,7 @@ def test_a_resumed_run_may_have_another_batch_size(make, tmp_path):
   with contextlib.closing(run.task.train_batches(range(16), STEP, STEP + 1, run.position)) as rows:
     batch = next(rows)
   tokens, seed, length = run.task._data.stores[''].train, run.config.train.seed, 32
-  n = store.window_count(tokens, length)
+  n = order.window_count(tokens, length)
   for row, tokens_of_row in enumerate(batch):
     sample = order.sample_index(seed, STEP * BATCH + row, n)
     np.testing.assert_array_equal(
