@@ -111,25 +111,14 @@ def test_only_a_gpu_that_lacks_the_piece_has_none(mesh, gpu):
   assert not fit.can_allocate(gpu, 2**47), 'more than a process can address was given'
 
 
-def test_a_way_falls_back_if_its_temporaries_are_not_free_in_one_piece(
-  mesh, gpu, plain_losses, monkeypatch, capsys
+def test_a_plan_falls_back_if_its_temporaries_are_not_free_in_one_piece(
+  mesh, compiled, monkeypatch, capsys
 ):
-  compiled = _record(monkeypatch, fit.make_train_step)
-  can_allocate, compile_lowered = fit.can_allocate, fit.compile_lowered
-  monkeypatch.setattr(  # What does not fit is not run.
-    fit, 'compile_lowered', lambda step: step if len(compiled) < 2 else compile_lowered(step)
-  )
-  monkeypatch.setattr(fit, 'compiled_bytes', lambda step: 1e6)
-  monkeypatch.setattr(fit, 'can_allocate', lambda mesh, size: can_allocate(gpu, size))
-  sizes = iter([2**47, 2**20])
-  monkeypatch.setattr(fit, 'temporary_bytes', lambda step: next(sizes))
-  losses = _make_steps(_fitted(mesh, math.inf))
+  free = iter([False, True])
+  monkeypatch.setattr(fit, 'can_allocate', lambda mesh, size: next(free))
+  _make_steps(_fitted(mesh, math.inf))
   assert compiled == list(remat_plans.PLANS[:2])
-  np.testing.assert_allclose(losses, plain_losses, rtol=1e-6, err_msg='it learns something else')
-  said = capsys.readouterr().err
-  assert (
-    f'131072.0 GiB are not free in one piece) with {remat_plans.PLANS[0].flags}; trying' in said
-  ), said
+  assert f'are not free in one piece) with {compiled[0].flags}; trying' in capsys.readouterr().err
 
 
 def _saved(remat: str, mesh) -> float:
@@ -162,14 +151,6 @@ def test_estimates_choose_the_first_way_to_try(mesh, monkeypatch):
   # Without the kernel for TPUs, `attention` saves what `full` saves.
   want = [plan for plan in remat_plans.PLANS[4:] if plan.remat != 'full']
   assert found == want, 'the first to try is not the fastest that should fit'
-
-
-def test_devices_that_exchange_something_have_room_for_it(monkeypatch):
-  monkeypatch.setattr(remat_plans, '_WORKING_SET', 0)
-  mesh, arguments = sharding.make_mesh(MeshConfig(), jax.devices()[:4]), (_first_state(), ROWS)
-  needed = remat_plans.argument_bytes(arguments) + 1.2 * _saved('dots', mesh)
-  assert next(remat_plans.affordable(_program(), mesh, arguments, needed / 0.9)).remat == 'dots'
-  assert next(remat_plans.affordable(_program(), mesh, arguments, needed)).remat != 'dots'
 
 
 def test_a_step_that_does_not_fit_falls_back_to_a_way_that_needs_less(
@@ -249,11 +230,6 @@ def test_a_program_that_would_compile_for_hours_keeps_its_loop(layers, kind):
   assert {plan.layers for plan in remat_plans.open_plans(TrainConfig(), model, kind)} == {'scan'}
   asked = remat_plans.open_plans(TrainConfig(layers='unrolled'), model, kind)
   assert {plan.layers for plan in asked} == {'unrolled'}
-
-
-def test_a_dense_model_has_no_scores_to_save():
-  dense = remat_plans.open_plans(TrainConfig(), tiny_model(dense=True), 'TPU v5')
-  assert 'score_inputs' not in {plan.remat for plan in dense}
 
 
 def test_a_cpu_does_not_choose(mesh):
