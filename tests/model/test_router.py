@@ -45,7 +45,7 @@ def _dispatch(name: str, capacity: int, order: str = 'sequence', valid=None):
     ('router_padded', 4, 'sequence'),
   ],
 )
-def test_tokens_get_the_places_of_the_reference(name, capacity, order):
+def test_tokens_get_the_slots_of_the_reference(name, capacity, order):
   valid = SWITCH['router_padded/valid'] if name == 'router_padded' else None
   taken, weights = _dispatch(name, capacity, order, valid)
   want = f'{name}/capacity_{capacity}'

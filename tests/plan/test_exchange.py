@@ -7,7 +7,6 @@ import pytest
 import tiny_run
 
 from tokenformer_jax.config import MLPConfig
-from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import estimate, exchange, table, topology, tune
 
 EXPERTS = {
@@ -124,9 +123,3 @@ def test_a_search_keeps_the_experts_of_the_mesh():
   assert (meshes[0].fsdp, meshes[0].experts) == (4, 2), 'the config comes first'
   assert {mesh.experts for mesh in meshes} == {2}
   assert all(mesh.fsdp * mesh.experts * mesh.tokens == 8 for mesh in meshes)
-
-
-def test_a_mesh_that_does_not_divide_is_none():
-  mesh = _config(mesh__experts=2).mesh
-  assert sharding.resplit(mesh, 8, 2, 8) is None
-  assert sharding.resplit(mesh, 8, 8, 1).fsdp == 1

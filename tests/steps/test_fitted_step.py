@@ -83,7 +83,7 @@ def _make_steps(step, rows=ROWS) -> list[float]:
   return losses
 
 
-def test_the_fastest_way_is_compiled_once_if_it_fits(mesh, compiled, capsys):
+def test_the_fastest_plan_is_compiled_once_if_it_fits(mesh, compiled, capsys):
   _make_steps(_fitted(mesh, math.inf))
   assert compiled == [remat_plans.PLANS[0]], (
     'the step was compiled with another plan, or more than once'
@@ -126,7 +126,7 @@ def _saved(remat: str, mesh) -> float:
   return remat_plans.saved_bytes(program, mesh, (_first_state(), ROWS))
 
 
-def test_a_way_that_saves_less_needs_less_memory(mesh):
+def test_a_plan_that_saves_less_needs_less_memory(mesh):
   remats = ('everything', 'score_inputs', 'dots', 'full')
   saved = [_saved(remat, mesh) for remat in remats]
   assert saved == sorted(saved, reverse=True) and len(set(saved)) == 4, dict(
@@ -143,7 +143,7 @@ def test_a_value_counts_that_has_the_shape_of_a_parameter(mesh):
   assert saved == sorted(saved), f'15, 16 and 17 tokens: {saved}'
 
 
-def test_estimates_choose_the_first_way_to_try(mesh, monkeypatch):
+def test_estimates_choose_the_first_plan_to_try(mesh, monkeypatch):
   monkeypatch.setattr(remat_plans, '_WORKING_SET', 0)
   arguments = (_first_state(), ROWS)
   capacity = remat_plans.argument_bytes(arguments) + 1.2 * _saved('dots', mesh)
@@ -153,7 +153,7 @@ def test_estimates_choose_the_first_way_to_try(mesh, monkeypatch):
   assert found == want, 'the first to try is not the fastest that should fit'
 
 
-def test_a_step_that_does_not_fit_falls_back_to_a_way_that_needs_less(
+def test_a_step_that_does_not_fit_falls_back_to_a_plan_that_needs_less(
   mesh, plain_losses, monkeypatch, capsys
 ):
   compiled = _record(monkeypatch, fit.make_train_step)
@@ -183,14 +183,14 @@ def test_a_compiler_without_memory_falls_back(mesh, compiled, monkeypatch):
   assert len(compiled) == 2
 
 
-def test_a_way_that_another_process_cannot_hold_is_left_by_all(mesh, compiled, monkeypatch):
+def test_a_plan_that_another_process_cannot_hold_is_left_by_all(mesh, compiled, monkeypatch):
   elsewhere = iter([True, False])
   monkeypatch.setattr(fit.hosts, 'in_any', lambda failed: failed or next(elsewhere))
   _make_steps(_fitted(mesh, math.inf))
   assert compiled == list(remat_plans.PLANS[:2]), 'the processes run different programs'
 
 
-def test_a_step_that_fits_in_no_way_is_the_users_to_change(mesh, compiled):
+def test_a_step_that_fits_in_no_plan_is_the_users_to_change(mesh, compiled):
   with pytest.raises(UserError, match=r'needs .* GiB of a device with .*config.data.batch_size'):
     _make_steps(_fitted(mesh, 1e3))
 

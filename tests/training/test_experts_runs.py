@@ -98,7 +98,7 @@ def test_muon_trains_a_mixture():
         assert 0 < np.abs(array).max() <= 0.2 + 1e-6
 
 
-def test_accumulated_parts_have_the_places_that_rows_share_in_the_whole_batch():
+def test_accumulated_parts_have_the_slots_that_rows_share_in_the_whole_batch():
   (one, whole), (other, parts) = (_steps('shared places', ONE, 2, parts=n) for n in (1, 4))
   np.testing.assert_allclose(other, one, rtol=1e-5)
   got, want = (state['params']['blocks']['ffn']['router']['kernel'] for state in (parts, whole))

@@ -123,7 +123,7 @@ def test_a_run_of_more_layers_resumes_bit_for_bit_and_its_old_layers_can_be_froz
 
 
 @pytest.mark.slow
-def test_a_growth_on_the_way_says_that_it_is_not_exact(
+def test_a_growth_of_init_from_says_that_it_is_not_exact(
   make, tmp_path, one_device, ancestor, capsys
 ):
   config = dataclasses.replace(make(train__steps=30, **LARGER), init_from=str(ancestor[0]))

@@ -249,7 +249,7 @@ def state_of(run, value=3):
   return {**state, 'skipped': jnp.zeros((), jnp.int32)}
 
 
-def test_the_place_is_that_of_the_checkpoint_that_could_be_read(make, tmp_path):
+def test_the_position_is_that_of_the_readable_checkpoint(make, tmp_path):
   config = make()
   state = state_of(begin(config, tmp_path / 'nothing'))
   digest = save(config, tmp_path / 'run', step=5, state=state).seen.digest
@@ -331,6 +331,47 @@ def test_keys_that_differ_are_said_in_one_line(make, tmp_path, capsys):
   assert line == (
     'different from step 10 on: data.batch_size: 8 -> 16; optim.learning_rate: 0.003 -> 0.0001; '
     f'train.steps: 40 -> 50; init_from={tmp_path}/nothing is ignored, because there is a checkpoint'
+  )
+
+
+def test_a_start_from_another_run_names_it_and_what_grows(make, tmp_path, capsys):
+  save(make(), tmp_path / 'run')
+
+  def line(config):
+    (first,) = said(begin(config, tmp_path / 'next'), capsys)
+    return first
+
+  start = f'starting with the model of {tmp_path}/run, step 10 (its parameters'
+  same = from_run(make(), tmp_path / 'run')
+  assert line(same) == f'{start} and optimizer state); it does not grow'
+  tuned = from_run(make(), f'{tmp_path}/run@10', step='restart', moments='drop')
+  assert line(tuned) == f'{start} alone, from step 0 on); it does not grow'
+  larger = from_run(make(model__layer__ffn__tokens=96), tmp_path / 'run')
+  assert line(larger) == (
+    f'{start} and optimizer state); it grows: model.layer.ffn.tokens: 64 -> 96; '
+    "model.layer.ffn.groups: '' -> '64:64 32:32'; 36,928 -> 41,024 parameters"
+  )
+
+
+def test_other_settings_of_a_finished_run_are_refused(make, tmp_path):
+  save(make(), tmp_path / 'run', step=40)
+
+  def check(config):
+    run = begin(config, tmp_path / 'run')
+    continuation.check_finished(run.config, run.origin)
+
+  check(make(train__steps=30, train__log_every=1))
+  many = make()
+  mesh = dataclasses.replace(many.mesh, fsdp=1)
+  check(dataclasses.replace(many, mesh=mesh))
+  with pytest.raises(UserError) as error:
+    check(make(optim__learning_rate=1e-4, init_from=str(tmp_path / 'nothing')))
+  assert str(error.value) == (
+    'the checkpoint of step 40 in this work directory has made config.train.steps=40 steps '
+    'already, so none would be made with what differs from its settings (optim.learning_rate: '
+    f'0.003 -> 0.0001; init_from={tmp_path}/nothing is ignored, because there is a checkpoint); '
+    'choose --workdir=NEW_DIR to train a new run, or raise config.train.steps to go on with this '
+    'one'
   )
 
 

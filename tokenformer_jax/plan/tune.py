@@ -1,13 +1,12 @@
 """Search meshes, batches and recomputation for the fastest combination that fits."""
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 
 from tokenformer_jax.config import Config, differences
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import rules, sharding
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.parallel.messages import aligned, say
 from tokenformer_jax.plan import topology
 from tokenformer_jax.plan.estimate import Plan, plan
@@ -38,33 +37,29 @@ def candidates(
 
   `batches` are multiples of the config's batch; the first is 1.
   """
-  whole = sharding.abstract_mesh(config.mesh, on.devices)
-  own_split = rules.parts('param_tokens', whole)
-  tokens = [
-    parts
-    for parts in (1, 2, 4, _MOST_TOKENS)
-    if all(heads % parts == 0 for heads in config.model.heads)
-  ]
-  resplit = functools.partial(
-    sharding.resplit, config.mesh, on.devices, rules.parts('experts', whole)
-  )
-  meshes = {split: mesh for split in tokens if (mesh := resplit(split)) is not None}
+  sizes = sharding.mesh_sizes(config.mesh, on.devices)
+  split = sizes['fsdp'] * sizes['tokens']  # devices that split the width or the tokens
+  meshes = {
+    tokens: dataclasses.replace(config.mesh, **{**sizes, 'fsdp': split // tokens, 'tokens': tokens})
+    for tokens in (1, 2, 4, _MOST_TOKENS)
+    if split % tokens == 0 and all(heads % tokens == 0 for heads in config.model.heads)
+  }
   own = _remat_plan(config)
   others = remat_plans.all_plans(config.model)
   if not on.has_compiler:  # By the formulas a loop takes no time.
     others = [one._replace(layers='auto') for one in others]
   # Put the config's own choice first and keep the order of the others.
-  splits = sorted(meshes, key=lambda split: split != own_split)
+  splits = sorted(meshes, key=lambda tokens: tokens != sizes['tokens'])
   plans = dict.fromkeys([own, *others])
   options = list(itertools.product(batches, splits, plans))
   first = options[0]
   options.sort(key=lambda option: sum(a != b for a, b in zip(option, first, strict=True)))
-  for factor, split, (remat, layers) in options:
+  for factor, tokens, (remat, layers) in options:
     batch = int(config.data.batch_size * factor)
     if batch % config.optim.accumulation_steps == 0:
       yield dataclasses.replace(
         config,
-        mesh=meshes[split],
+        mesh=meshes[tokens],
         data=dataclasses.replace(config.data, batch_size=batch),
         train=dataclasses.replace(config.train, remat=remat, layers=layers),
       )
