@@ -21,7 +21,7 @@ from tokenformer_jax.config import (
   SeenScaleConfig,
   SkiplessConfig,
 )
-from tokenformer_jax.decoding.buckets import batches, bucket, growing_bucket
+from tokenformer_jax.decoding.buckets import bucket, growing_bucket
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY, Sampling
 from tokenformer_jax.errors import UserError
@@ -227,14 +227,6 @@ def test_the_least_bucket_that_fits():
   assert sizes == [64, 96, 128, 192, 256, 384, 512, 768, 1024]
   for length in range(1, 1025):
     assert bucket(length) == min(size for size in sizes if size >= length)
-
-
-def test_every_request_is_in_one_batch_the_longest_first():
-  lengths = [3, 9, 1, 7, 7]
-  found = list(batches(lengths, 2))
-  assert [len(batch) for batch in found] == [2, 2, 1]
-  flat = [i for batch in found for i in batch]
-  assert [lengths[i] for i in flat] == sorted(lengths, reverse=True) and sorted(flat) == [*range(5)]
 
 
 # On several devices

@@ -55,27 +55,16 @@ SENTENCES = {
     'learned positions beyond the 512 of training are untrained',
   ),
   'rotary': (ROTARY, UNTRAINED + CLIP),
-  'rotary, gated': (gated_model(), UNTRAINED + CLIP),
   'clipped': (CLIPPED, ''),
-  'clipped too far': (with_mixer(ROTARY, positions=RotaryConfig(clip=512)), UNTRAINED + CLIP),
   'windows': (tiny_model(window=512), ''),
   'windows without positions': (tiny_model(window=16, rotary=0), ''),
   'too wide windows': (tiny_model(window=513), UNTRAINED),
   'HWFA': (_mixed('local*3 layer', BY_POSITION), ''),
   'HWFA, a factor of what is seen': (_mixed('local*3 layer', BY_SEEN), ''),
   'HWFA without a factor': (_mixed('local*3 layer', NONE), UNLIMITED),
-  'HWFA of gated units': (_mixed('local*3 layer', gated_model(rotary=0)), UNLIMITED),
   'HWFA2': (_mixed('local layer local', ROTARY), UNTRAINED + CLIP),
-  'HWFA2, clipped': (_mixed('local layer local', CLIPPED), ''),
-  'no positions, with a factor': (BY_POSITION, MASK),
   'no positions': (NONE, MASK),
   'linear': (linear(ROTARY), UNTRAINED),
-  'linear without positions, after windows': (
-    dataclasses.replace(
-      linear(NONE), pattern='local layer', variants=_mixed('local layer', NONE).variants
-    ),
-    UNLIMITED,
-  ),
   'two untrained kinds': (
     dataclasses.replace(
       ROTARY, pattern='layer other', variants=Layers({'other': linear(ROTARY).layer})

@@ -20,7 +20,6 @@ from tokenformer_jax.config import (
   MeshConfig,
   TrainConfig,
 )
-from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.training import loop
@@ -82,19 +81,6 @@ def trained(source, tmp_path_factory):
     patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     state = loop.train(tiny_run.config(source, root / 'cache', train__steps=5), root / 'run')
   return root / 'run', state
-
-
-def test_another_optimizer_cannot_go_on_with_a_run(make, one_device, tmp_path, trained):
-  config = make(train__steps=8, optim__kind='lion')
-  shutil.copytree(trained[0], tmp_path / 'run')
-  with pytest.raises(UserError) as error:
-    trainer(config, tmp_path / 'run')
-  assert str(error.value).startswith(
-    'config.optim.kind is lion, but the checkpoint of step 5 in this work directory was trained '
-    'with adamw, whose statistics mean nothing to lion; set it to adamw, or start another run'
-  )
-  with pytest.raises(UserError, match=r'or set config\.grow\.moments=drop, with which the new one'):
-    trainer(dataclasses.replace(config, init_from=str(trained[0])), tmp_path / 'new')
 
 
 def test_another_optimizer_begins_with_empty_statistics(make, one_device, tmp_path, trained):

@@ -101,6 +101,17 @@ def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
   return sizes
 
 
+def with_token_shards(config: MeshConfig, devices: int, tokens: int) -> MeshConfig | None:
+  """Return the mesh whose devices split tokens in `tokens` shards and the rest of the width.
+
+  Replicas and experts stay; None if the other devices do not divide.
+  """
+  sizes = mesh_sizes(config, devices)
+  fsdp, rest = divmod(sizes['fsdp'] * sizes['tokens'], tokens)
+  changes = {'fsdp': fsdp, 'tokens': tokens}
+  return None if rest else dataclasses.replace(config, **{**sizes, **changes})
+
+
 def tree_shardings(mesh: Mesh | AbstractMesh, axes: Any) -> Any:
   """Return the shardings for a tree of logical axes, such as `Definition.axes`."""
   return jax.tree.map(lambda a: NamedSharding(mesh, spec(a)), axes, is_leaf=is_axes)

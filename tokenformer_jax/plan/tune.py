@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tokenformer_jax.config import Config, differences
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import sharding
+from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.parallel.messages import aligned, say
 from tokenformer_jax.plan import topology
 from tokenformer_jax.plan.estimate import Plan, plan
@@ -37,19 +37,19 @@ def candidates(
 
   `batches` are multiples of the config's batch; the first is 1.
   """
-  sizes = sharding.mesh_sizes(config.mesh, on.devices)
-  split = sizes['fsdp'] * sizes['tokens']  # devices that split the width or the tokens
+  own_split = rules.parts('param_tokens', sharding.abstract_mesh(config.mesh, on.devices))
   meshes = {
-    tokens: dataclasses.replace(config.mesh, **{**sizes, 'fsdp': split // tokens, 'tokens': tokens})
+    tokens: mesh
     for tokens in (1, 2, 4, _MOST_TOKENS)
-    if split % tokens == 0 and all(heads % tokens == 0 for heads in config.model.heads)
+    if all(heads % tokens == 0 for heads in config.model.heads)
+    and (mesh := sharding.with_token_shards(config.mesh, on.devices, tokens)) is not None
   }
   own = _remat_plan(config)
   others = remat_plans.all_plans(config.model)
   if not on.has_compiler:  # By the formulas a loop takes no time.
     others = [one._replace(layers='auto') for one in others]
   # Put the config's own choice first and keep the order of the others.
-  splits = sorted(meshes, key=lambda tokens: tokens != sizes['tokens'])
+  splits = sorted(meshes, key=lambda tokens: tokens != own_split)
   plans = dict.fromkeys([own, *others])
   options = list(itertools.product(batches, splits, plans))
   first = options[0]
