@@ -99,14 +99,8 @@ def is_loss(error: BaseException | None) -> bool:
   """Return whether an exception, or one of its causes, reports the loss of another process."""
   if not jax.distributed.is_initialized() or jax.process_count() == 1:
     return False
-  seen: list[BaseException] = []  # Causes can form a circle.
-  while error is not None and error not in seen:
-    # JAX raises RuntimeErrors only; storage raises similar messages with other types.
-    if isinstance(error, RuntimeError) and _LOSS.search(str(error)):
-      return True
-    seen.append(error)
-    error = error.__cause__ or error.__context__
-  return False
+  # JAX raises RuntimeErrors only; storage raises similar messages with other types.
+  return any(isinstance(e, RuntimeError) and _LOSS.search(str(e)) for e in retry.chain(error))
 
 
 def meet(name: str) -> None:
