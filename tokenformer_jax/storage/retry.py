@@ -86,17 +86,18 @@ def retried(action: Callable[[], _T], doing: str, pauses: Sequence[float] | None
     Exception: the first error that is not transient, unchanged.
   """
   pauses = PAUSES if pauses is None else pauses
-  for pause in (*pauses, None):
+  tries = 0
+  while True:
     try:
       return action()
     except Exception as error:
       if isinstance(error, TransientError) or not is_transient(error):
         raise
-      if pause is None:
-        raise gave_up(doing, len(pauses) + 1, error) from error
-      announce(doing, pause, error)
-    time.sleep(pause)
-  raise AssertionError  # The last try returns or raises.
+      tries += 1
+      if tries > len(pauses):
+        raise gave_up(doing, tries, error) from error
+      announce(doing, pauses[tries - 1], error)
+    time.sleep(pauses[tries - 1])
 
 
 def announce(doing: str, pause: float, error: BaseException) -> None:
@@ -104,12 +105,11 @@ def announce(doing: str, pause: float, error: BaseException) -> None:
   logging.warning('%s failed (%s); trying again in %g s', doing, one_line(error), pause)
 
 
-def gave_up(doing: str, tries: int, error: BaseException | None) -> TransientError:
-  """Return the error for an action that failed on every try (None: in another process)."""
-  reason = one_line(error) if error else 'in another process, whose output says why'
+def gave_up(doing: str, tries: int, error: BaseException) -> TransientError:
+  """Return the error for an action that failed on every try."""
   return TransientError(
-    f'{doing} failed {tries} times ({reason}); this may pass by itself and nothing is lost: run '
-    'the same command again'
+    f'{doing} failed {tries} times ({one_line(error)}); this may pass by itself and nothing is '
+    'lost: run the same command again'
   )
 
 
