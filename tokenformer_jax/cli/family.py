@@ -3,7 +3,7 @@ r"""Train models of several sizes from one config, for less than each apart.
   tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e7 --dry_run
   tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e7
   tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e9 \
-    --dry_run --topology=v5e:4x4 --law=laws.json
+    --dry_run --law=laws.json
 
 A size is the config's model with a factor of its parameter tokens. --method says how sizes are
 made:
@@ -15,14 +15,13 @@ made:
   apart      train each size from scratch, for comparison
 
 The command makes what is missing, one run after the other on all devices, and goes on where it
-stopped. Methods with the same --out share runs from scratch, the file family.json and the picture
-family.png. With --dry_run, --topology adds chip-hours as `plan --quick` finds them, and --law, the
-JSON file of `laws`, adds losses and what the family costs beside its sizes apart at equal loss.
+stopped. It writes the sizes to METHOD.json in --out; methods share runs from scratch. With
+--dry_run, --law, the JSON file of `laws`, adds losses and what the family costs beside its sizes
+apart at equal loss.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import jax
 from absl import flags
 
 from tokenformer_jax.cli import config_flag, parse_flags
@@ -30,10 +29,9 @@ from tokenformer_jax.cli import main as cli
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import forecast, make, result
 from tokenformer_jax.family import jobs as jobs_lib
-from tokenformer_jax.family.jobs import Family, Job
+from tokenformer_jax.family.jobs import Family
 from tokenformer_jax.laws import grid_runs, points
 from tokenformer_jax.parallel import hosts, messages
-from tokenformer_jax.plan import topology
 from tokenformer_jax.storage import paths
 
 _MOST_EXAMPLES = 2**16
@@ -83,8 +81,6 @@ def define_flags() -> None:
   )
   config_flag.define_rate_power(plain.rate_power)
   flags.DEFINE_bool('dry_run', False, 'List runs, tokens, FLOPs and times, and make nothing.')
-  flags.DEFINE_string('topology', None, 'CHIP:SHAPE as for plan: list chip-hours on it.')
-  flags.DEFINE_integer('slices', 1, 'The number of slices of the topology.', lower_bound=1)
   flags.DEFINE_string('law', None, 'The JSON file of laws: list losses by it.')
 
 
@@ -101,60 +97,32 @@ def main(argv: Sequence[str]) -> int:
   for names, methods in _OF_METHODS.items():
     why = f'has an effect only with --method={" or ".join(methods)}; leave it out'
     parse_flags.refuse(names, why, unless=values.method in methods)
-  parse_flags.needs('topology law', 'dry_run')
-  parse_flags.needs('slices', 'topology=CHIP:SHAPE')
+  parse_flags.needs('law', 'dry_run')
   _check_keys()
   cli.check_holds_no_run('out')
   family, out = _read_family(), str(paths.parse_path(values.out))
-  forecast = _read_forecast() if values.topology or values.law else None
+  law = forecast.read_law(values.law) if values.law else None
   if not values.dry_run:
     cli.check_output_folder('out')
   base = config_flag.read()
   jobs = jobs_lib.list_jobs(base, family, out)
   separate = jobs_lib.list_apart(base, family)
   apart = sum(job.flops for job in separate)
-  result.read(out, family)  # Another family in this place is refused here.
-  found = grid_runs.progress(jobs, out, make.is_done)
+  made = grid_runs.finished(jobs, out, make.is_done)
   if hosts.is_first():
-    print(
-      f'{grid_runs.table(jobs, found)}\n\n{result.totals(jobs, family, apart)}; '
-      f'{grid_runs.describe_progress(jobs, found)}',
-      flush=True,
-    )
+    print(f'{grid_runs.table(jobs, made)}; {result.totals(jobs, family, apart)}', flush=True)
   if values.dry_run:
-    if forecast is not None and hosts.is_first():
-      print(f'\n{forecast(jobs, separate)}', flush=True)
+    if law is not None and hosts.is_first():
+      print(f'\n{forecast.describe(jobs, separate, law)}', flush=True)
     return 0
   if not grid_runs.make_missing(jobs, out, make.make, make.is_done):
     messages.say('stopped; give the same command again to go on')
     return 0
   if hosts.is_first():
-    _show(jobs, family, apart, out)
+    members = result.members(jobs, out)
+    print(f'\n{result.table(members)}', flush=True)
+    messages.say(f'wrote {result.write(out, family, apart, jobs, members)}')
   return 0
-
-
-def _read_forecast() -> Callable[[Sequence[Job], Sequence[Job]], str]:
-  """Return a function that forecasts a family, and its sizes apart, as the flags ask for."""
-  values = flags.FLAGS
-  law = forecast.read_law(values.law) if values.law else None
-  on = topology.parse(values.topology, values.slices) if values.topology else None
-  if on is not None:
-    jax.config.update('jax_platforms', 'cpu')  # The planned devices are not on this machine.
-  return lambda jobs, apart: forecast.describe(jobs, apart, on, law)
-
-
-def _show(jobs: Sequence[Job], family: Family, apart: float, out: str) -> None:
-  """Print the table of a finished family, and write its JSON file and its picture."""
-  found = result.members(jobs, out)
-  print(f'\n{result.table(found)}', flush=True)
-  content = result.write(out, family, apart, jobs, found)
-  written = f'wrote {out}/{result.FILE}'
-  try:
-    result.write_picture(content, out)
-  except UserError as error:
-    messages.say(f'{written}, and no picture: {error}')
-    return
-  messages.say(f'{written} and {out}/{result.PICTURE}')
 
 
 def _read_family() -> Family:

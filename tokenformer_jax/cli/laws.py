@@ -1,14 +1,12 @@
 r"""Fit scaling laws to runs, predict by them, and plan growth.
 
   tokenformer laws runs/law --budget=1e15 --pictures=laws
-  tokenformer laws --csv=losses.csv --json=laws.json
   tokenformer laws runs/law --parameters=3e5 --tokens=8e6
   tokenformer laws runs/law --target_loss=1.5 --sizes=2e4,1e5,4e5 --mixing=2.7
 
-The arguments are work directories of finished runs, or folders of them, as `sweep` makes. A CSV
-file has the columns parameters, tokens and loss, and may have active and name. The command prints
-Chinchilla's law with intervals, and lists what the data leave undetermined. docs/laws.md explains
-the output.
+The arguments are work directories of finished runs, or folders of them, as `sweep` makes. The
+command prints Chinchilla's law with intervals, and lists what the data leave undetermined.
+docs/laws.md explains the output.
 """
 
 from collections.abc import Sequence
@@ -31,13 +29,11 @@ _MOST_DRAWS = 100_000  # of the bootstrap; more would fill the memory and say th
 
 def define_flags() -> None:
   """Define the command's flags."""
-  flags.DEFINE_string('csv', None, 'A CSV file of losses, instead of runs.')
   flags.DEFINE_string('json', None, 'A JSON file for every figure.')
   flags.DEFINE_string('pictures', None, 'A folder for loss.png and residuals.png.')
   flags.DEFINE_integer('draws', 1000, 'Bootstrap samples of the runs.', 20, _MOST_DRAWS)
   flags.DEFINE_float('budget', None, 'FLOPs to find the best size and length for.')
   flags.DEFINE_float('parameters', None, 'N of a run whose loss to predict; needs --tokens.')
-  flags.DEFINE_float('active', None, 'The parameters that a token uses, of --parameters.')
   flags.DEFINE_float('tokens', None, 'D of a run whose loss to predict; needs --parameters.')
   flags.DEFINE_float('target_loss', None, 'Plan the growth that reaches this loss.')
   flags.DEFINE_list('sizes', None, 'N of the sizes that a chain may have; its cost is in FLOPs.')
@@ -65,12 +61,9 @@ def main(argv: Sequence[str]) -> None:
   stages = chains.read_stages(values.stages) if values.stages else None
   grown = [runs.read(run) for run in values.grown or ()]
   legs = mixing.read_grown(grown)
-  if values.csv:
-    data = points.read_csv(values.csv)
-  else:
-    finished, notes = points.read_all(named)
-    data = points.from_runs(finished, notes)
-    points.check_same_data([finished[0], *grown])
+  finished, notes = points.read_all(named)
+  data = points.from_runs(finished, notes)
+  points.check_same_data([finished[0], *grown])
   fitted = analysis.analyse(data, values.draws)
   print(f'{report.describe(fitted)}\n\n{report.law(fitted.fit)}\n\n{report.exponents(fitted)}')
   best, predictions = None, []
@@ -78,8 +71,7 @@ def main(argv: Sequence[str]) -> None:
     best = analysis.optimum(fitted, values.budget)
     print(f'\n{report.optimum(best)}')
   if values.parameters:
-    active = values.active or values.parameters
-    predictions.append(analysis.predict(fitted, values.parameters, values.tokens, active))
+    predictions.append(analysis.predict(fitted, values.parameters, values.tokens))
   gamma = _gamma(fitted, legs) if values.chain or values.target_loss is not None else None
   if values.chain:
     predictions.append(analysis.predict_chain(fitted, _legs(values.chain), gamma))
@@ -109,9 +101,6 @@ def _check_flags(named: Sequence[str]) -> None:
   values = flags.FLAGS
   plans, chain = values.target_loss is not None, values.chain
   of_plans = 'is for plans of growth; give --target_loss, or leave it out'
-  parse_flags.refuse(
-    'active', 'is a part of --parameters, which is missing', unless=values.parameters
-  )
   parse_flags.refuse('sizes stages', of_plans, unless=plans)
   parse_flags.refuse('grown mixing', of_plans, unless=plans or chain)
   parse_flags.refuse(
@@ -119,18 +108,15 @@ def _check_flags(named: Sequence[str]) -> None:
     'is in chip-hours of a plan, which --target_loss=X and --stages=FILE give; leave it out',
     unless=plans and values.stages,
   )
-  if bool(named) == bool(values.csv):
-    problem = 'both name losses' if named else 'are both missing'
-    raise UserError(f'runs and --csv {problem}; give work directories, or --csv=FILE')
-  for name in ('budget', 'parameters', 'tokens', 'active', 'target_loss'):
+  if not named:
+    raise UserError('runs are missing; give work directories, or a folder of them')
+  for name in ('budget', 'parameters', 'tokens', 'target_loss'):
     value = values[name].value
     if value is not None and not 0 < value < np.inf:
       raise UserError(f'--{name}={value:g}: it must be a number above 0')
   if (values.parameters is None) != (values.tokens is None):
     missing = 'tokens' if values.tokens is None else 'parameters'
     raise UserError(f'--{missing} is missing: a prediction needs --parameters and --tokens')
-  if values.active is not None and values.active > values.parameters:
-    raise UserError(f'--active={values.active:g} is more than --parameters={values.parameters:g}')
   if values.mixing is not None and values.grown:
     raise UserError('--mixing and --grown both say how a growth mixes; give one of them')
   if values.mixing is not None and not 0 < values.mixing <= mixing.LARGEST:
@@ -147,11 +133,6 @@ def _check_flags(named: Sequence[str]) -> None:
 def _gamma(fitted: Analysis, grown: Sequence[Grown]) -> np.ndarray:
   """Return the mixing exponent, one or one for each draw of the law, and print what it is."""
   values = flags.FLAGS
-  if not fitted.points.is_dense:
-    raise UserError(
-      'plans of growth are for dense models, and these runs have fewer active parameters than '
-      'parameters; leave out --target_loss and --chain'
-    )
   if not grown:
     gamma = np.array([mixing.TYPICAL if values.mixing is None else values.mixing])
     source = 'that of docs/growth.md' if values.mixing is None else 'as --mixing says'

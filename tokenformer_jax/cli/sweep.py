@@ -5,27 +5,23 @@ r"""Train the grid of sizes and lengths that a scaling law needs, from one confi
 
 A size is the config's model times a factor. All lengths of a size come from one stable run, which
 keeps its rate constant; each length is a decay that starts from a checkpoint of it. The command
-trains what is missing, one run after the other on all devices, and goes on where it stopped. With
---commands it trains nothing and writes a line for each size, for launch/ or another scheduler.
+trains what is missing, one run after the other on all devices, and goes on where it stopped. Sizes
+do not depend on each other: several machines can each train some of the factors.
 """
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from absl import flags
 
 from tokenformer_jax.cli import config_flag, help_text
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import grid, grid_runs, points
 from tokenformer_jax.parallel import hosts, messages
 
-# Keys that a grid sets itself, and why; the second table holds with --branches only.
-_SET = {'train.steps': '--lengths says how long the runs are'}
-_SET_BY_BRANCHES = {
-  'optim.schedule': 'a stable run keeps its rate constant, and each length is a decay from it; '
-  '--nobranches uses the schedule of the config',
+# Keys that a grid sets itself, and why.
+_SET = {
+  'train.steps': '--lengths says how long the runs are',
+  'optim.schedule': 'a stable run keeps its rate constant, and each length is a decay from it',
   'train.eval_every': 'a grid evaluates at the end of a run only',
 }
 
@@ -45,15 +41,8 @@ def define_flags() -> None:
     'What a factor multiplies: the width, with heads and parameter tokens; the parameter tokens '
     'alone; or the number of layers.',
   )
-  flags.DEFINE_bool(
-    'branches', True, 'Train one stable run for each size, and only decays for each length.'
-  )
   config_flag.define_rate_power(0.0)
-  flags.DEFINE_float(
-    'most_flops', None, 'Leave out runs that need more FLOPs than this.', lower_bound=0
-  )
   flags.DEFINE_bool('dry_run', False, 'List sizes, lengths, FLOPs and times, and train nothing.')
-  flags.DEFINE_string('commands', None, 'A file for the commands, instead of training.')
 
 
 def run() -> None:
@@ -63,39 +52,24 @@ def run() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-  """List the runs; then train what is missing, or write the commands."""
+  """List the runs; then train what is missing."""
   del argv
   values = flags.FLAGS
-  if values.dry_run and values.commands:
-    raise UserError('--dry_run writes nothing, and --commands names a file to write; give one')
-  config_flag.check_left_out(_SET | _SET_BY_BRANCHES if values.branches else _SET)
+  config_flag.check_left_out(_SET)
   cli.check_holds_no_run('out')
   wanted = grid.Grid(
     scale=values.scale,
     factors=points.positives('factors', values.factors),
     lengths=[round(length) for length in points.positives('lengths', values.lengths)],
-    branches=values.branches,
     rate_power=values.rate_power,
-    most_flops=values.most_flops,
   )
-  cli.output_file('commands')
-  if not (values.dry_run or values.commands):  # which may be for another machine
+  if not values.dry_run:
     cli.check_output_folder('out')
-  base = config_flag.read()
-  jobs = grid.jobs(base, wanted, values.out)
-  found = grid_runs.progress(jobs, values.out)
+  jobs = grid.jobs(config_flag.read(), wanted, values.out)
+  made = grid_runs.finished(jobs, values.out)
   if hosts.is_first():
-    print(grid_runs.listing(jobs, found), flush=True)
+    print(grid_runs.table(jobs, made), flush=True)
   if values.dry_run:
-    return 0
-  if values.commands:
-    left = [job for job, done in zip(jobs, found.done, strict=True) if not done]
-    given = [word for word in sys.argv[1:] if word.lstrip('-').startswith('config')]
-    train = help_text.spell_command('train')
-    lines = grid_runs.commands(left, base, given, train, values.out)
-    if hosts.is_first():
-      Path(values.commands).write_text(''.join(f'{line}\n' for line in lines))
-    messages.say(f'wrote {values.commands}: {len(lines)} lines, which may run at the same time')
     return 0
   if grid_runs.make_missing(jobs, values.out):
     messages.say(f'all runs are finished: {help_text.spell_command("laws")} {values.out}')
