@@ -10,14 +10,20 @@ do not depend on each other: several machines can each train some of the factors
 """
 
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from absl import flags
+from pydantic import Field
 
-from tokenformer_jax.cli import config_flag, help_text
+from tokenformer_jax.cli import config_flag, help_text, outputs
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.laws import grid, grid_runs, points
+from tokenformer_jax.config import Config
+from tokenformer_jax.config.arguments import FILLED, Path, Positive
+from tokenformer_jax.config.section import Bool, Float
+from tokenformer_jax.laws import grid, grid_runs
 from tokenformer_jax.parallel import hosts, messages
 
+Positives = Annotated[Sequence[Positive], FILLED]
+RatePower = Annotated[Float, Field(ge=-10, le=10)]  # realistic powers lie between −2 and 0
 # Keys that a grid sets itself, and why.
 _SET = {
   'train.steps': '--lengths says how long the runs are',
@@ -26,53 +32,44 @@ _SET = {
 }
 
 
-def define_flags() -> None:
-  """Define the command's flags."""
-  config_flag.define('The config whose model the factors multiply: FILE, FILE:VARIANT or NAME.')
-  flags.mark_flag_as_required('config')
-  flags.DEFINE_string('out', None, 'The directory for the runs.', required=True)
-  flags.DEFINE_list('factors', None, 'The sizes: factors of the sizes of the config.')
-  flags.DEFINE_list('lengths', None, 'The lengths of training in tokens, such as 1e6,2e6.')
-  flags.mark_flags_as_required(['factors', 'lengths'])
-  flags.DEFINE_enum(
-    'scale',
-    'width',
-    grid.SCALES,
-    'What a factor multiplies: the width, with heads and parameter tokens; the parameter tokens '
-    'alone; or the number of layers.',
-  )
-  config_flag.define_rate_power(0.0)
-  flags.DEFINE_bool('dry_run', False, 'List sizes, lengths, FLOPs and times, and train nothing.')
+def main(
+  config: Config,
+  out: Path,
+  factors: Positives,
+  lengths: Positives,
+  *,
+  scale: Literal['width', 'tokens', 'layers'] = 'width',
+  rate_power: RatePower = 0.0,
+  dry_run: Bool = False,
+) -> int:
+  """List the runs of a grid; then train what is missing.
+
+  Args:
+    config: The config whose model the factors multiply: FILE, FILE:VARIANT or NAME.
+    out: The directory for the runs.
+    factors: The sizes: factors of the sizes of the config.
+    lengths: The lengths of training in tokens, such as 1e6,2e6.
+    scale: What a factor multiplies: the width, with heads and parameter tokens; the parameter
+      tokens alone; or the number of layers.
+    rate_power: The power p in the learning rate of a size, that of the config times factor^p.
+    dry_run: List sizes, lengths and FLOPs, and train nothing.
+  """
+  config_flag.check_left_out(_SET)
+  outputs.check_folder_of_runs('out', out, writes=not dry_run)
+  wanted = grid.Grid(scale, factors, [round(length) for length in lengths], rate_power)
+  jobs = grid.jobs(config, wanted, str(out))
+  made = grid_runs.finished(jobs, str(out))
+  if hosts.is_first():
+    print(grid_runs.table(jobs, made), flush=True)
+  if dry_run:
+    return 0
+  if grid_runs.make_missing(jobs, str(out)):
+    messages.say(f'all runs are finished: {help_text.spell_command("laws")} {out}')
+    return 0
+  messages.say('stopped; give the same command again to go on')
+  return 0
 
 
 def run() -> None:
   """Run the command with the arguments of this process."""
-  define_flags()
-  cli.run(main, stops=True)
-
-
-def main(argv: Sequence[str]) -> int:
-  """List the runs; then train what is missing."""
-  del argv
-  values = flags.FLAGS
-  config_flag.check_left_out(_SET)
-  cli.check_holds_no_run('out')
-  wanted = grid.Grid(
-    scale=values.scale,
-    factors=points.positives('factors', values.factors),
-    lengths=[round(length) for length in points.positives('lengths', values.lengths)],
-    rate_power=values.rate_power,
-  )
-  if not values.dry_run:
-    cli.check_output_folder('out')
-  jobs = grid.jobs(config_flag.read(), wanted, values.out)
-  made = grid_runs.finished(jobs, values.out)
-  if hosts.is_first():
-    print(grid_runs.table(jobs, made), flush=True)
-  if values.dry_run:
-    return 0
-  if grid_runs.make_missing(jobs, values.out):
-    messages.say(f'all runs are finished: {help_text.spell_command("laws")} {values.out}')
-    return 0
-  messages.say('stopped; give the same command again to go on')
-  return 0
+  cli.command(main, stops=True)

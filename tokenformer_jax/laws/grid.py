@@ -28,7 +28,6 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws.runs import Size, measure_size, step_tokens
 from tokenformer_jax.training import sizes
 
-SCALES = ('width', 'tokens', 'layers')
 _MOST = 2**31  # of any number in a config
 
 

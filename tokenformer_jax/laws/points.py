@@ -141,13 +141,3 @@ def positive(text: str) -> float | None:
   except ValueError:
     return None
   return value if 0 < value < math.inf else None
-
-
-def positives(flag: str, texts: Sequence[str]) -> list[float]:
-  """Return the numbers of a flag; raise a UserError for a text that is no finite number above 0."""
-  numbers = []
-  for text in texts:
-    if (number := positive(text)) is None:
-      raise UserError(f'--{flag} has {text!r}; it must be numbers above 0, separated by commas')
-    numbers.append(number)
-  return numbers
