@@ -65,7 +65,7 @@ def test_the_last_part_of_a_lone_file_is_for_validation(
 def test_the_pieces_of_a_lone_file_are_short_and_end_where_lines_do(tmp_path, monkeypatch):
   monkeypatch.setattr(lone_text, '_PIECE_BYTES', 1000)
   source = open_source(_write(tmp_path / 'a.txt', LINES), 'text')
-  lone = source.lone()
+  lone = lone_text.LoneText(source.lone_file())
   pieces = list(lone.pieces(0, lone.size()))
   assert max(len(piece.encode()) for piece in pieces) <= 1000, 'memory is not bounded'
   assert all(piece.endswith('\n') for piece in pieces), 'a piece tears a line'

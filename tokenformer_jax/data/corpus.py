@@ -87,7 +87,8 @@ class Corpus:
 
   def _units(self, source: text.Source, split: str) -> 'list[Unit]':
     """Return the units of a source that is of one split, or is divided: ''."""
-    if not self.template and (lone := source.lone()):
+    if not self.template and (path := source.lone_file()):
+      lone = LoneText(path)
       total = lone.size()
       cut = total if split else lone.cut(self.fraction, total)
       ranges = [*_ranges(lone, split or 'train', 0, cut), *_ranges(lone, 'validation', cut, total)]
@@ -102,7 +103,7 @@ class Corpus:
 
     Only a source of few documents, for its `fraction`, has such a document.
     """
-    is_lone = not self.template and self.source.lone()
+    is_lone = not self.template and self.source.lone_file()
     if self.validation is not None or is_lone or self._share == self.fraction:
       return ''
     more = self._share > self.fraction
@@ -159,9 +160,8 @@ class Unit:
   def pieces(self, bad: text.Bad = text.refuse) -> Iterator[Piece]:
     """Yield the text of the unit; `bad` is called for each document that cannot be read."""
     if self.ranges:
-      if lone := self.sources[0].lone():
-        for one in self.ranges:
-          yield from _range_pieces(lone, one)
+      for one in self.ranges:
+        yield from _range_pieces(LoneText(self.sources[0].lone_file()), one)
       return
     for source in self.sources:
       for document in source.documents(bad):

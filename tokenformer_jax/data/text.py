@@ -3,13 +3,10 @@
 import abc
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from tokenformer_jax.data import chat_rows
 from tokenformer_jax.errors import UserError, nearest
-
-if TYPE_CHECKING:
-  from tokenformer_jax.data.lone_text import LoneText
 
 Bad = Callable[[UserError], None]  # called with what is wrong with a document
 
@@ -74,9 +71,9 @@ class Source(abc.ABC):
     """Return the sources of a list, or the source itself."""
     return (self,)
 
-  def lone(self) -> 'LoneText | None':
-    """Return the text of a source that is one text file, else None."""
-    return None
+  def lone_file(self) -> str:
+    """Return the path of a source that is one text file, else ''."""
+    return ''
 
 
 CHAT = '\0chat'  # instead of a field's name: each row is a conversation

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from tokenformer_jax.data import formats, reading
-from tokenformer_jax.data.lone_text import LoneText
 from tokenformer_jax.data.text import (
   CHAT,
   Source,
@@ -72,9 +71,9 @@ class Files(Source):
       stop = min(start + size, total)
       yield (start, stop), stop - start
 
-  def lone(self) -> LoneText | None:
+  def lone_file(self) -> str:
     path, *others = self.identities
-    return None if others or self.span or formats.has_rows(path) else LoneText(path)
+    return '' if others or self.span or formats.has_rows(path) else path
 
   def _texts(self) -> Iterator[str | UserError]:
     for path in self.identities:

@@ -52,8 +52,8 @@ class Parquet(Files):
         start, filled = end, 0
       filled += group_size
 
-  def lone(self) -> None:
-    return None
+  def lone_file(self) -> str:
+    return ''
 
   def _file_texts(self, path: str) -> Iterator[str | UserError]:
     with _open_table(path, self.identities[path][1]) as table:

@@ -46,8 +46,8 @@ class Unique(Source):
     known = [source.fingerprint() for source in self.known]
     return digest(('unique', self.source.fingerprint(), known))
 
-  def lone(self) -> LoneText | None:
-    return self.source.lone()
+  def lone_file(self) -> str:
+    return self.source.lone_file()
 
   def divide(self, size: int) -> Iterator[tuple[Source, int]]:
     """Yield shards of at most `self.size` bytes, because documents are numbered in these."""
@@ -66,7 +66,8 @@ class Unique(Source):
     say(f'looking for documents of {self.name} that repeat an earlier one')
     digests, ends = bytearray(), []
     for known in itertools.chain(*(source.members() for source in self.known)):
-      if lone := known.lone():
+      if path := known.lone_file():
+        lone = LoneText(path)
         digests += _digest(piece.encode() for piece in lone.pieces(0, lone.size()))
       else:
         _add(digests, known)
