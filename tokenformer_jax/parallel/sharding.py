@@ -102,14 +102,13 @@ def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
 
 
 def with_token_shards(config: MeshConfig, devices: int, tokens: int) -> MeshConfig | None:
-  """Return the mesh whose devices split tokens in `tokens` shards and the rest of the width.
+  """Return the mesh with another number of shards of tokens, the rest split over the width.
 
-  Replicas and experts stay; None if the other devices do not divide.
+  Replicas, experts and sequence stay; None if the devices do not divide.
   """
   sizes = mesh_sizes(config, devices)
   fsdp, rest = divmod(sizes['fsdp'] * sizes['tokens'], tokens)
-  changes = {'fsdp': fsdp, 'tokens': tokens}
-  return None if rest else dataclasses.replace(config, **{**sizes, **changes})
+  return None if rest else dataclasses.replace(config, fsdp=fsdp, tokens=tokens)
 
 
 def tree_shardings(mesh: Mesh | AbstractMesh, axes: Any) -> Any:
