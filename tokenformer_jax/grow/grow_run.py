@@ -21,7 +21,15 @@ from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.runs import batches, checkpoint, claim, saved_config, spent_flops
 from tokenformer_jax.runs.checkpoint import Checkpoints
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, Seen, branch_of
+from tokenformer_jax.runs.checkpoint_meta import (
+  Ancestor,
+  Lineage,
+  Meta,
+  Seen,
+  branch_of,
+  new_run_id,
+  with_births,
+)
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
@@ -170,6 +178,8 @@ def write(
   run: str | None = None,
 ) -> None:
   """Write a work directory with one checkpoint. For the arguments see `Checkpoints.save`."""
+  run = hosts.from_first(new_run_id) if run is None else run
+  config = with_births(config, run, str(paths.absolute(target)), lineage)
   with alone(target), _whole_or_nothing(target) as partial:
     if hosts.is_first():
       partial.mkdir(parents=True, exist_ok=True)

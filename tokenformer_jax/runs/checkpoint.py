@@ -143,6 +143,9 @@ class Checkpoints:
       UserError: this or the previous checkpoint cannot be written until the user acts.
       TransientError: writing kept failing with errors that may pass.
     """
+    run = checkpoint_meta.new_run_id() if run is None else run
+    path = str(paths.absolute(self.directory.parent))
+    config = checkpoint_meta.with_births(config, run, path, lineage)
     meta = {
       'format': saved_config.FORMAT,
       'step': step,
@@ -155,7 +158,7 @@ class Checkpoints:
       'seen': dataclasses.asdict(seen or Seen(step * config.data.batch_size)),
       'teacher': teacher and dataclasses.asdict(teacher),
       'losses': [*losses],
-      'run': checkpoint_meta.new_run_id() if run is None else run,
+      'run': run,
     }
     args = _save_args(state, meta, tokenizer)
     # Without a finite loss, a checkpoint must not count as the best.
