@@ -245,7 +245,7 @@ def test_growth_is_exact_and_says_so(run, growth):
 
 def test_a_grown_run_says_which_groups_it_has_and_what_a_step_costs(run, grown):
   last = grown.group_table().splitlines()[-1]
-  assert last.startswith('2 ') and '16:16' in last and str(run.directory) in last, last
+  assert last.startswith('2 ') and '16:16' in last and str(grown.directory) in last, last
   for one in (run, grown):
     tokens = one.config.data.batch_size * one.config.data.sequence_length
     assert one.step_flops == tokens * flops.train_flops(one.config.model, 32)

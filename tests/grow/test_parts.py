@@ -173,7 +173,7 @@ def _meta(model, run, lineage=(), contents='model', **checksums):
   """A run, whose id is the path where it was trained; tokens that nobody has were born in it."""
   paths = {f'params/blocks/{name}/keys': value for name, value in checksums.items()}
   config = Config(model=choices.with_births(model, run, run, 0))
-  return Meta(STEP, UPDATES, config, lineage, contents, paths, {}, run=run)
+  return Meta(STEP, config, {}, lineage, contents, run=run, updates=UPDATES, checksums=paths)
 
 
 def _from(source, action='grow'):
@@ -237,7 +237,7 @@ def test_tokens_that_a_run_does_not_have_may_be_merged(source, added):
 @pytest.mark.parametrize('action', ['grow', 'merge'])
 def test_the_last_addition(tmp_path, action):
   born = dataclasses.replace(BORN, action=action)
-  meta = Meta(STEP, UPDATES, Config(model=TARGET), (BORN, born), 'model', {}, {})
+  meta = Meta(STEP, Config(model=TARGET), {}, (BORN, born), updates=UPDATES)
   assert subsets.last_addition(meta, tmp_path) is born
 
 
@@ -250,7 +250,7 @@ def test_the_last_addition(tmp_path, action):
   ],
 )
 def test_a_run_without_growth_has_nothing_to_remove(tmp_path, model, lineage):
-  meta = Meta(STEP, UPDATES, Config(model=model), lineage, 'model', {}, {})
+  meta = Meta(STEP, Config(model=model), {}, lineage, updates=UPDATES)
   with pytest.raises(UserError, match=r'nothing was added to .*: it is not the result'):
     subsets.last_addition(meta, tmp_path)
 

@@ -326,9 +326,8 @@ def test_stages_of_a_chain():
   config = _config(train__steps=50)
   grown = chain.stage(chain.stage(config, 'qkv=64,ffn=128,steps=10'), 'proj=64')
   assert token_counts(grown.model) == {'qkv': 64, 'proj': 64, 'ffn': 128}
-  firsts = [
-    (token_groups(one)[0].tokens, one.reference) for one in pattentions(grown.model).values()
-  ]
+  groups = [token_groups(one)[0] for one in pattentions(grown.model).values()]
+  firsts = [(group.tokens, group.reference) for group in groups]
   assert firsts == [(32, 32), (32, 32), (64, 64)], 'the old tokens or their scale changed'
   assert grown.train.steps == 10, 'a stage is as long as the one before, if nothing is said'
   deeper = chain.stage(grown, 'ffn=256,layers=8')

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import os
 import pathlib
 import tempfile
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from tokenformer_jax.config import Config, GrowConfig
+from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.grow import check_capacity
 from tokenformer_jax.grow.apply import Growth, Programs, Steps, return_freed_memory
@@ -25,7 +26,6 @@ from tokenformer_jax.runs.checkpoint_meta import (
   Ancestor,
   Lineage,
   Meta,
-  Seen,
   branch_of,
   new_run_id,
   with_births,
@@ -165,38 +165,16 @@ def _check_is_new(target: paths.Path, what: str = 'directory') -> None:
     raise UserError(f'the target {target} exists{kind}; name a new {what}, nothing is overwritten')
 
 
-def write(
-  target: paths.Path,
-  state: Any,
-  config: Config,
-  tokenizer: dict[str, Any],
-  *,
-  lineage: Lineage,
-  contents: str = 'model',
-  step: int,
-  seen: Seen | None = None,
-  run: str | None = None,
-) -> None:
-  """Write a work directory with one checkpoint. For the arguments see `Checkpoints.save`."""
-  run = hosts.from_first(new_run_id) if run is None else run
-  config = with_births(config, run, str(paths.absolute(target)), lineage)
+def write(target: paths.Path, meta: Meta, state: Any) -> None:
+  """Write a work directory with one checkpoint."""
+  meta = dataclasses.replace(meta, run=meta.run or hosts.from_first(new_run_id))
+  meta = with_births(meta, target)
   with alone(target), _whole_or_nothing(target) as partial:
     if hosts.is_first():
       partial.mkdir(parents=True, exist_ok=True)
-      (partial / 'config.json').write_text(saved_config.to_text(config))
-    checkpoints = Checkpoints(partial, keep=1)
-    with contextlib.closing(checkpoints):
-      checkpoints.save(
-        step,
-        state,
-        config,
-        tokenizer,
-        lineage=lineage,
-        contents=contents,
-        seen=seen,
-        run=run,
-        wait=True,
-      )
+      (partial / 'config.json').write_text(saved_config.to_text(meta.config))
+    with contextlib.closing(Checkpoints(partial, keep=1)) as checkpoints:
+      checkpoints.save(meta, state, wait=True)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -20,6 +20,7 @@ from tokenformer_jax.runs import metrics, saved_config
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop, sizes
 
+AnyJob = TypeVar('AnyJob', bound=Job)
 _MFU = 0.3  # a guess, for devices whose peak is published
 
 
@@ -46,7 +47,9 @@ def is_done(job: Job, out: str) -> bool:
   return bool(last_losses(read_figures(workdir), steps))
 
 
-def progress(jobs: Sequence[Job], out: str, done: Callable[[Job, str], bool] = is_done) -> Progress:
+def progress(
+  jobs: Sequence[AnyJob], out: str, done: Callable[[AnyJob, str], bool] = is_done
+) -> Progress:
   """Compare the jobs with the runs in the directory of the grid.
 
   Steps of a size without measurement count as fast in FLOPs as those of the nearest measured size.
@@ -130,10 +133,10 @@ def train(job: Job, out: str) -> bool:
 
 
 def make_missing(
-  jobs: Sequence[Job],
+  jobs: Sequence[AnyJob],
   out: str,
-  make: Callable[[Job, str], bool] = train,
-  done: Callable[[Job, str], bool] = is_done,
+  make: Callable[[AnyJob, str], bool] = train,
+  done: Callable[[AnyJob, str], bool] = is_done,
 ) -> bool:
   """Make the jobs that are not finished, in order; return whether all are finished now.
 
