@@ -2,21 +2,18 @@
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from outcomes import assert_close
 from tiny import logits_and_gradient, tiny_model, tiny_vit, two_kinds
 
-from tokenformer_jax.config import MeshConfig, ModelConfig, NoFeedForwardConfig
+from tokenformer_jax.config import ModelConfig, NoFeedForwardConfig
 from tokenformer_jax.model import models
-from tokenformer_jax.model.layer import Context, LayerInputs
-from tokenformer_jax.model.lm import Execution, define_lm, unstack
+from tokenformer_jax.model.layer import LayerInputs
+from tokenformer_jax.model.lm import Execution, define_lm
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.parallel import sharding
 
 pytestmark = pytest.mark.slow  # because of what is compiled
 
@@ -74,42 +71,6 @@ def test_residual_branches_start_by_the_number_of_all_layers():
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ('remat', 'layers'),
-  [
-    ('full', 'scan'),
-    ('score_inputs', 'unrolled'),
-    pytest.param('everything', 'unrolled', marks=pytest.mark.full_size),
-  ],
-)
-def test_scanned_and_unrolled_layers_compute_the_same(remat, layers):
-  want, got = (
-    logits_and_gradient(MODEL)(_params(), IDS),
-    logits_and_gradient(MODEL, layers, remat)(_params(), IDS),
-  )
-  assert_close(got, want, f'layers={layers} with remat={remat} are another model')
-
-
-@pytest.mark.slow
-def test_a_list_of_layers_computes_the_same():
-  params = unstack(_params(), MODEL)
-  assert [('ffn' in layer) for layer in params['blocks'].values()] == [False, True] * 2 + [False]
-  logits, gradient = logits_and_gradient(MODEL)(_params(), IDS)
-  got, of_list = logits_and_gradient(MODEL, 'list')(params, IDS)
-  assert_close(got, logits, 'a list of layers is another model')
-  assert_close(of_list, unstack(gradient, MODEL), 'a list of layers has another gradient')
-
-
-@pytest.mark.parametrize('layers', ['scan', 'unrolled'])
-@pytest.mark.parametrize('name', GROUPS)
-def test_every_layer_of_every_stack_counts(name, layers):
-  _, gradient = logits_and_gradient(MODEL, layers)(_params(), IDS)
-  for path, leaf in jax.tree_util.tree_leaves_with_path(gradient['blocks'][name]):
-    norms = np.linalg.norm(leaf, axis=(1, 2))
-    assert np.all(norms > 0), f'{name}{jax.tree_util.keystr(path)} takes no part: {norms}'
-
-
 def _reach(model: ModelConfig) -> int:
   """Return how many of 24 tokens the last logit depends on."""
   embedding = _params(model)['embedding']
@@ -129,50 +90,6 @@ def _reach(model: ModelConfig) -> int:
 def test_each_layer_has_its_own_window(pattern, tokens):
   model = two_kinds(pattern=pattern, tied_head=False)
   assert _reach(model) == tokens, f'{pattern} with a window of 8 sees other tokens'
-
-
-@pytest.mark.parametrize('parts', [[1] * 24, [11, *[1] * 13], [5, 9, 10]])
-def test_decoding_with_caches_is_the_forward_pass(parts):
-  """A ring of 8 slots for each local layer, and all 24 slots for each of the others."""
-  definition, params = define_lm(MODEL, Execution(layers='list')), unstack(_params(), MODEL)
-  caches = definition.bind(params).init_caches(8, 24)
-  slots = [cache.keys.shape[2] for cache in caches]
-  assert slots == [8, 24, 8, 24, 8], 'a layer has the cache of another one'
-  apply = jax.jit(
-    lambda params, ids, start, caches: definition.bind(params)(ids, Context(start), caches)
-  )
-  logits = []
-  for start, size in zip(itertools.accumulate(parts, initial=0), parts, strict=False):
-    part, caches = apply(params, IDS[:, start : start + size], start, caches)
-    logits.append(part)
-  np.testing.assert_allclose(
-    np.concatenate(logits, axis=1),
-    logits_and_gradient(MODEL)(_params(), IDS)[0],
-    atol=1e-5,
-    err_msg='what is generated is not what was trained',
-  )
-
-
-@pytest.mark.parametrize(
-  'mesh',
-  [
-    pytest.param({'fsdp': 4, 'tokens': 2}, marks=pytest.mark.slow),
-    pytest.param({'replica': 2, 'fsdp': 2, 'tokens': 2}, marks=pytest.mark.slow),
-  ],
-)
-def test_logits_and_gradients_do_not_depend_on_the_devices(mesh):
-  want = logits_and_gradient(MODEL)(_params(), IDS)
-  mesh, definition = sharding.make_mesh(MeshConfig(**mesh)), define_lm(MODEL)
-  with jax.set_mesh(mesh):
-    params = jax.device_put(_params(), sharding.tree_shardings(mesh, definition.axes))
-    ids = jax.device_put(IDS, sharding.batch_sharding(mesh))
-    got = logits_and_gradient(MODEL)(params, ids)
-  for name, depths in GROUPS.items():
-    keys = params['blocks'][name]['attention']['query']['keys']
-    local = keys.addressable_shards[0].data.shape
-    split = (len(depths), 24 // mesh.shape['tokens'], 32 // mesh.shape['fsdp'])
-    assert local == split, f'{name} is not split by the rules'
-  assert_close(jax.device_get(got), want, '8 devices compute another model')
 
 
 @pytest.mark.parametrize(('name', 'first'), [('local', 0), ('layer', 1)])

@@ -90,12 +90,6 @@ def test_the_last_patch_reaches_the_class_token():
   assert np.abs(_logits(model, images=changed) - _logits(model)).max() > 1e-4, 'attention is causal'
 
 
-def test_a_dense_twin_has_biases_and_no_parameter_tokens():
-  model = tiny_vit(dense=True, bias=True, norm='affine')
-  assert _logits(model).shape == (3, 10)
-  assert 'param_tokens' not in str(define(model).axes)
-
-
 def test_bfloat16_activations_give_float32_logits():
   model = tiny_vit()
   half = _logits(model, execution=Execution(jnp.dtype('bfloat16')))
@@ -122,19 +116,3 @@ def test_an_image_whose_branches_are_all_left_out_is_its_patches():
   head = params['head']
   want = jnp.mean(embedded, axis=1) @ head['kernel'] + head['bias'][None]
   np.testing.assert_allclose(got[1], want[1], rtol=1e-4, atol=1e-4)
-
-
-def test_axes_name_every_dimension():
-  model = tiny_vit(pool='attention', position_embedding='learned')
-  definition = define(model)
-  sizes = {'width': 32, 'classes': 10, 'patch': 16, 'position': 4, 'layers': 2, 'norm': 32}
-  leaves = jax.tree_util.tree_leaves_with_path(definition.abstract)
-  named = jax.tree.leaves(definition.axes, is_leaf=lambda node: isinstance(node, tuple))
-  for (path, leaf), names in zip(leaves, named, strict=True):
-    for size, name in zip(leaf.shape, names, strict=True):
-      assert name == 'param_tokens' or sizes[name] == size, jax.tree_util.keystr(path)
-
-
-def test_a_definition_allocates_nothing_at_full_size():
-  large = tiny_vit(layers=48, width=8192, heads=64)
-  assert define(large).count > 1e8

@@ -120,7 +120,7 @@ def main(
   model = trained.load(
     source,
     token_shards,
-    check=chats.check_has_template if chat else checkpoint.check_is_language_model,
+    check=chats.find_template if chat else checkpoint.check_is_language_model,
     clip_positions=values['clip_positions'],
     groups=groups,
   )

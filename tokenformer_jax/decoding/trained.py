@@ -23,7 +23,7 @@ from tokenformer_jax.storage import paths
 
 # The help text of the flag --groups.
 
-Check = Callable[[Meta, paths.Path], None]
+Check = Callable[[Meta, paths.Path], object]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
