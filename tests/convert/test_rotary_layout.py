@@ -15,6 +15,7 @@ from tokenformer_jax.cli import convert as command
 from tokenformer_jax.config import LinearConfig, RotaryConfig
 from tokenformer_jax.convert import tensor_files
 from tokenformer_jax.convert.rotary_layout import convert_layout, convert_run
+from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.training import loop
@@ -131,7 +132,7 @@ def test_growth_can_be_removed_after_the_conversion(make, tmp_path, one_device):
 def test_converted_weights_stay_parameters_alone(tmp_path):
   released.write_tokenizer(tmp_path)
   source = released.write(tmp_path / 'model.bin')
-  command.to_jax(source, tmp_path / 'run', **released.OPTIONS)
+  to_jax(source, tmp_path / 'run', **released.OPTIONS)
   convert_run(str(tmp_path / 'run'), tmp_path / 'turned', 'interleaved')
   turned = tokenformer_jax.load(tmp_path / 'turned')
   assert turned.meta.contents == 'params', 'moments of zero were stored'

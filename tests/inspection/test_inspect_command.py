@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_run
-from absl import flags
+import typed
 from PIL import Image
 from tiny import make_optimizer
 
@@ -26,7 +26,7 @@ from tokenformer_jax.inspection.model import load, maps, measure, old_tokens
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.steps import step
 from tokenformer_jax.training import sizes
 
@@ -44,7 +44,7 @@ def _save(workdir, config, state, lineage=()):
   checkpoints = checkpoint.Checkpoints(workdir, keep=1)
   with contextlib.closing(checkpoints):
     tokenizer = tokenizers.load(config.data.tokenizer).to_json()
-    checkpoints.save(7, state, config, tokenizer, lineage=lineage)
+    checkpoints.save(Meta(7, config, tokenizer, lineage), state)
     checkpoints.wait()
 
 
@@ -70,13 +70,7 @@ def home(tmp_path_factory):
 
 def _inspect(*arguments: object) -> None:
   """The command with these arguments, within this process."""
-  known = set(flags.FLAGS)
-  command.define_flags()
-  try:
-    command.main(flags.FLAGS(['inspect', *map(str, arguments)]))
-  finally:
-    for name in set(flags.FLAGS) - known:
-      delattr(flags.FLAGS, name)
+  typed.run(command.main, *arguments)
 
 
 @pytest.fixture(scope='module')
@@ -163,20 +157,20 @@ def test_a_transformer_shows_the_hidden_units_of_its_mlps(home, tmp_path, capsys
     (['--source={home}/dense', '--kinds=query'], "--kinds names 'query'"),
     (['--source={home}/corpus'], r'corpus is not the work directory of a run'),
     (['--source={home}/run@3'], r'has no checkpoint of step 3; it has the steps 7'),
-    (['--source={home}/run', '--layer=2'], r"--layer is '2'; this model has the layers 0 to 1"),
+    (['--source={home}/run', '--layer=2'], r'--layer is 2; this model has the layers 0 to 1'),
     (['--source={home}/run', '--kinds=querry'], r"--kinds names 'querry'; did you mean 'query'"),
-    (['--source={home}/run', '--kinds='], r"--kinds names ''; known names: ffn, key"),
+    (['--source={home}/run', '--kinds='], r'--kinds is \[\]; it must not be empty'),
     (['--source={home}/run', '--out=a.jpg'], r'--out=a.jpg must end in \.png, \.pdf or'),
     (['--source={home}/run', '--text=files:none*'], r'--text is files:none\*, which matches no'),
     (['--source={home}/run', '--text=files:{home}/empty.txt'], r'there is no text in files:'),
     (
-      ['--source=', '--json={home}/none/a.json'],
+      ['--source=x', '--json={home}/none/a.json'],
       r'--json=.* written: there is no folder .*none',
     ),
-    (['--source=', '--out={home}/none/a.png'], r'--out=.* written: there is no folder .*none'),
-    (['--source=', '--json={home}'], r'--json=.* cannot be written: it is a folder'),
-    (['--source={home}/run', '--layer=²'], r"--layer is '²'; this model has the layers 0 to 1"),
-    (['--source={home}/run', '--layer=-1'], r"--layer is '-1'; this model has the layers 0 to 1"),
+    (['--source=x', '--out={home}/none/a.png'], r'--out=.* written: there is no folder .*none'),
+    (['--source=x', '--json={home}'], r'--json=.* cannot be written: it is a folder'),
+    (['--source={home}/run', '--layer=²'], r"--layer is '²'; it must be an integer"),
+    (['--source={home}/run', '--layer=-1'], r'--layer is -1; it must not be negative'),
     (['--source={home}/run@x'], r'does not end in a step'),
   ],
 )

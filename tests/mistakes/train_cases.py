@@ -9,8 +9,8 @@ TRAIN_FLAGS = {
   'a flag with a hyphen': ('train --learning-rate=3', '--config.optim.learning_rate'),
   'a misspelt flag': ('train --work_dir=x', 'did you mean --workdir'),
   'a flag without its value': ('train --workdir', '--workdir has no value'),
-  'an empty work directory': ('train --workdir=', '--workdir= is empty'),
-  'a status out of range': ('train --stopped_status=256', 'range [0, 255]'),
+  'an empty work directory': ('train --workdir=', "--workdir is ''"),
+  'a status out of range': ('train --stopped_status=256', '--stopped_status is 256'),
   'a word that is no flag': (
     'train configs/lm_pile.py',
     "unexpected argument 'configs/lm_pile.py'",

@@ -16,8 +16,6 @@ import sys
 import tempfile
 
 _LIMIT = 300  # seconds for a command
-# What `python -m` runs: imported before, it would be there twice.
-_ENTRIES = ('tokenformer_jax.decoding.harness',)
 _ALSO = ('lm_eval', 'lm_eval.evaluator', 'lm_eval.tasks', 'matplotlib.figure')
 # Trackers import much, PyTorch included where it is installed, and few commands use them.
 _WITHOUT = (
@@ -88,7 +86,7 @@ def serve(path: str) -> None:
 
   prefix = 'tokenformer_jax.'
   names = [name for _, name, _ in pkgutil.walk_packages(tokenformer_jax.__path__, prefix)]
-  names = [name for name in names if not (name in _ENTRIES or name.endswith(_WITHOUT))]
+  names = [name for name in names if not name.endswith(_WITHOUT)]
   for name in [*names, *_ALSO]:
     importlib.import_module(name)
   gc.collect()

@@ -40,7 +40,7 @@ from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import define_lm, unstack
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.plan import estimate, program, topology
+from tokenformer_jax.plan import program, topology
 from tokenformer_jax.steps import step as step_lib
 
 jax.config.update('jax_traceback_in_locations_limit', 0)  # kernels hold paths of this code
@@ -70,7 +70,7 @@ SMALL: dict[str, tuple[ModelConfig, MeshConfig, dict[str, Any]]] = {
   'default': (tiny.tiny_model(), ONE, {}),
   'dense': (tiny.tiny_model(dense=True, bias=True, norm='affine'), ONE, {}),
   'bfloat16': (tiny.tiny_model(window=7), ONE, {'dtype': 'bfloat16'}),
-  'offload': (tiny.tiny_model(layers=6), ONE, {'train.remat': 'full', 'train.layers': '2'}),
+  'offload': (tiny.tiny_model(layers=6), ONE, {'train.remat': 'full', 'train.layers': 'scan'}),
   'squared relu': (GATED(scores='squared_relu', window=7), ONE, {}),
   'gau alpha': (GATED(length_scale=config.SeenScaleConfig()), ONE, {}),
   'shaped window': (tiny.with_mixer(SHAPED, window=7), ONE, {}),
@@ -185,7 +185,7 @@ def lowered(name: str) -> dict[str, str]:
     values.model.vocab_size = values.model.vocab_size or 32768
   values.update_from_flattened_dict(changes)
   run, on = config.resolve(values), topology.parse(shape)
-  step, mesh = program.make_step(run), estimate.make_mesh(run, on)
+  step, mesh = program.make_step(run), sharding.make_mesh(run.mesh, topology.devices(on))
   function = step_lib.make_train_step(step, mesh)
   arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
   with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.

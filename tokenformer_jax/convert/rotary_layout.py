@@ -72,21 +72,17 @@ def convert_run(source: str, target: paths.Path, layout: str) -> ModelConfig:
       # The config keeps the moments and the step.
       state = grow_run.read_and_grow(checkpoints, meta, mesh, (step,), GrowConfig())
   model = step.after
-  grow_run.write(
-    target,
-    state,
-    dataclasses.replace(meta.config, model=model, init_from=''),
-    meta.tokenizer,
+  # Its id stays, because it has the same parameter tokens.
+  new = dataclasses.replace(
+    meta,
+    config=dataclasses.replace(meta.config, model=model, init_from=''),
     # Earlier models in this layout, so that `grow remove` goes back to one that fits the arrays.
     lineage=tuple(
       dataclasses.replace(ancestor, model=_with_layout(ancestor.model, layout))
       for ancestor in meta.lineage
     ),
-    contents=meta.contents,
-    step=meta.step,
-    seen=meta.seen,
-    run=meta.run,  # It has the same parameter tokens.
   )
+  grow_run.write(target, new, state)
   return model
 
 

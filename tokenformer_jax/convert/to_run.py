@@ -24,6 +24,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import messages
+from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 
 STORED = ('float32', 'bfloat16')  # dtypes of a run's parameters
@@ -85,7 +86,7 @@ def to_jax(
     messages.say(f'numbers of {" and ".join(rounded)} are rounded to {dtype}')
   state = {'params': weights.make_params(dtype)}
   stored = _of_folder(loaded, source, config) if is_folder else loaded.to_json()
-  grow_run.write(target, state, config, stored, lineage=(), contents='params', step=0)
+  grow_run.write(target, Meta(0, config, stored, contents='params'), state)
   return config
 
 
