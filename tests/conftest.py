@@ -9,10 +9,11 @@ import xla_flags
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {xla_flags.join_flags(devices=8)}'
-if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
-  # What one process has compiled, the other workers, and what tests start, need not compile again.
+if 'PYTEST_XDIST_WORKER' not in os.environ:
+  # What one process has compiled, the other workers, and what tests start, need not compile again;
+  # nor need the next run of tests, where .ci/run names a folder.
   compiled = tempfile.TemporaryDirectory(prefix='tokenformer_jax-compiled-')
-  os.environ['JAX_COMPILATION_CACHE_DIR'] = compiled.name
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = os.environ.get('COMPILED_BY_TESTS', compiled.name)
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 
 import bucket_server
@@ -27,9 +28,7 @@ from tokenformer_jax.parallel import sharding
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 # A process that a test starts finds all that others have compiled. A worker compiles thousands of
 # small programs, which it writes only if they take longer than that.
-jax.config.update(
-  'jax_persistent_cache_min_compile_time_secs', float(os.environ.get('MINC', '0.2'))
-)
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.2)
 
 # Tracing makes many objects and hardly any cycles. By Python's default the search for cycles takes
 # a fifth of the time of the tests.

@@ -69,7 +69,7 @@ INSPECT = {
   "lm.plot_maps('a', [5])": 'layers names 5',
   "vit.labels('a')": 'is not a language model',
   "lm.plot('train/los')": "has no metric 'train/los'",
-  "lm.plot(x='step')": "plot: x is 'step'; did you mean 'steps'",
+  "lm.plot(x='step')": "plot: x is 'step'; it must be one of steps",
   "lm.plot(beside='runs/a')": "plot: beside is 'runs/a'; it must be a list of Runs or paths, for",
   'lm.plot(beside=[3])': 'plot: beside[0] is 3; it must be a Run or a path',
   "lm.plot(beside=['none'])": 'none is not a run',
