@@ -329,13 +329,9 @@ PLAN = {
     'known names: gpu-a100, gpu-h100, gpu-h200, tpu7x, v4, v5e, v5p, v6e',
   ),
   'stages in a search of plans': (
-    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --sweep=2 '
+    'plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --tune '
     "--config.data.batch_size_by_step='0:8 9:16'",
-    '--sweep plans batches of one size',
-  ),
-  'a breakdown of a search': (
-    'plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --sweep=2 --breakdown',
-    '--sweep is given',
+    '--tune plans batches of one size',
   ),
   'a breakdown of a GPU': (
     'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --breakdown',
@@ -346,10 +342,6 @@ PLAN = {
     'plan --config={repo}/configs/lm_stdlib.py --topology=v5p:4x4',
     'v5p:4x4x4',
   ),
-  'a picture of a plan that is packed': (
-    'plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --picture=x.svgz',
-    '--picture=x.svgz must end in .png, .pdf or .svg',
-  ),
   'an empty topology': ('plan --config={repo}/configs/lm_stdlib.py --topology=', "is ''"),
   'no slices': ('plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --slices=0', '0'),
   'slices of GPUs': (
@@ -357,8 +349,8 @@ PLAN = {
     '--slices=2',
   ),
   'two questions': (
-    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --sweep=2 --grow=ffn=900',
-    '--sweep and --grow',
+    'plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --tune --grow=ffn=900',
+    '--tune and --grow',
   ),
   'a stage of a kind that there is not': (
     'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --grow=fnn=900',

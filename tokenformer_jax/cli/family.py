@@ -3,7 +3,7 @@ r"""Train models of several sizes from one config, for less than each apart.
   tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e7 --dry_run
   tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e7
   tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e9 \
-    --dry_run --topology=v5e:4x4 --law=laws.json
+    --dry_run --law=laws.json
 
 A size is the config's model with a factor of its parameter tokens. --method says how sizes are
 made:
@@ -15,15 +15,13 @@ made:
   apart      train each size from scratch, for comparison
 
 The command makes what is missing, one run after the other on all devices, and goes on where it
-stopped. Methods with the same --out share runs from scratch, the file family.json and the picture
-family.png. With --dry_run, --topology adds chip-hours as `plan --quick` finds them, and --law, the
-JSON file of `laws`, adds losses and what the family costs beside its sizes apart at equal loss.
+stopped. It writes the sizes to METHOD.json in --out; methods share runs from scratch. With
+--dry_run, --law, the JSON file of `laws`, adds losses and what the family costs beside its sizes
+apart at equal loss.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
-import jax
 from pydantic import Field
 
 from tokenformer_jax.cli import config_flag, outputs
@@ -31,15 +29,14 @@ from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli.parse_flags import needs_value
 from tokenformer_jax.cli.sweep import Positives, RatePower
 from tokenformer_jax.config import Config
-from tokenformer_jax.config.arguments import Count, Fraction, Path, Positive, Text
+from tokenformer_jax.config.arguments import Count, Fraction, Path, Positive
 from tokenformer_jax.config.section import Bool
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import forecast, make, result
 from tokenformer_jax.family import jobs as jobs_lib
-from tokenformer_jax.family.jobs import Family, Job
+from tokenformer_jax.family.jobs import Family
 from tokenformer_jax.laws import grid_runs
 from tokenformer_jax.parallel import hosts, messages
-from tokenformer_jax.plan import topology as topologies
 from tokenformer_jax.storage import paths
 
 _SET = {
@@ -63,8 +60,6 @@ def main(
   examples: Annotated[Count, Field(le=2**16)] | None = None,
   rate_power: RatePower = Family.rate_power,
   dry_run: Bool = False,
-  topology: Text | None = None,
-  slices: Count | None = None,
   law: Path | None = None,
 ) -> int:
   """List the runs of a family; then make what is missing, and write the results.
@@ -83,9 +78,7 @@ def main(
     drop_groups: The part of those steps that train a prefix; default: 0.5.
     examples: Sequences that measure importance; default: 16.
     rate_power: The power p in the learning rate of a size, that of the config times factor^p.
-    dry_run: List runs, tokens, FLOPs and times, and make nothing.
-    topology: CHIP:SHAPE as for plan: list chip-hours on it.
-    slices: The number of slices of the topology; default: 1.
+    dry_run: List runs, tokens and FLOPs, and make nothing.
     law: The JSON file of laws: list losses by it.
   """
   given = {
@@ -101,56 +94,35 @@ def main(
       raise UserError(
         f'--{name} has an effect only with --method={" or ".join(methods)}; leave it out'
       )
-  needs_value('dry_run', dry_run, topology=topology, law=law)
-  needs_value('topology=CHIP:SHAPE', topology, slices=slices)
+  needs_value('dry_run', dry_run, law=law)
   _check_keys()
   outputs.check_folder_of_runs('out', out, writes=not dry_run)
   options = {name: value for name, (value, _) in given.items()}
   family = Family(sizes, round(tokens), method, scale, rate_power=rate_power, **options)
   law_read = forecast.read_law(str(law)) if law else None
-  on = topologies.parse(topology, slices or 1) if topology else None
-  if on is not None:
-    jax.config.update('jax_platforms', 'cpu')  # The planned devices are not on this machine.
   folder = str(paths.parse_path(out))
   jobs, separate = jobs_lib.list_jobs(config, family, folder), jobs_lib.list_apart(config, family)
   apart = sum(job.flops for job in separate)
-  result.read(folder, family)  # Another family in this folder is refused here.
-  found = grid_runs.progress(jobs, folder, make.is_done)
+  made = grid_runs.finished(jobs, folder, make.is_done)
   if hosts.is_first():
-    print(
-      f'{grid_runs.table(jobs, found)}\n\n{result.totals(jobs, family, apart)}; '
-      f'{grid_runs.describe_progress(jobs, found)}',
-      flush=True,
-    )
+    print(f'{grid_runs.table(jobs, made)}; {result.totals(jobs, family, apart)}', flush=True)
   if dry_run:
-    if (on or law_read) and hosts.is_first():
-      print(f'\n{forecast.describe(jobs, separate, on, law_read)}', flush=True)
+    if law_read and hosts.is_first():
+      print(f'\n{forecast.describe(jobs, separate, law_read)}', flush=True)
     return 0
   if not grid_runs.make_missing(jobs, folder, make.make, make.is_done):
     messages.say('stopped; give the same command again to go on')
     return 0
   if hosts.is_first():
-    _show(jobs, family, apart, folder)
+    members = result.members(jobs, folder)
+    print(f'\n{result.table(members)}', flush=True)
+    messages.say(f'wrote {result.write(folder, family, apart, jobs, members)}')
   return 0
 
 
 def run() -> None:
   """Run the command with the arguments of this process."""
   cli.command(main, stops=True)
-
-
-def _show(jobs: Sequence[Job], family: Family, apart: float, out: str) -> None:
-  """Print the table of a finished family, and write its JSON file and its picture."""
-  found = result.members(jobs, out)
-  print(f'\n{result.table(found)}', flush=True)
-  content = result.write(out, family, apart, jobs, found)
-  written = f'wrote {out}/{result.FILE}'
-  try:
-    result.write_picture(content, out)
-  except UserError as error:
-    messages.say(f'{written}, and no picture: {error}')
-    return
-  messages.say(f'{written} and {out}/{result.PICTURE}')
 
 
 def _check_keys() -> None:

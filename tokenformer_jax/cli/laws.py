@@ -1,14 +1,12 @@
 r"""Fit scaling laws to runs, predict by them, and plan growth.
 
   tokenformer laws runs/law --budget=1e15 --pictures=laws
-  tokenformer laws --csv=losses.csv --json=laws.json
   tokenformer laws runs/law --parameters=3e5 --tokens=8e6
   tokenformer laws runs/law --target_loss=1.5 --sizes=2e4,1e5,4e5 --mixing=2.7
 
-The arguments are work directories of finished runs, or folders of them, as `sweep` makes. A CSV
-file has the columns parameters, tokens and loss, and may have active and name. The command prints
-Chinchilla's law with intervals, and lists what the data leave undetermined. docs/laws.md explains
-the output.
+The arguments are work directories of finished runs, or folders of them, as `sweep` makes. The
+command prints Chinchilla's law with intervals, and lists what the data leave undetermined.
+docs/laws.md explains the output.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,13 +36,11 @@ Texts = Annotated[Sequence[Text], FILLED]
 
 def main(
   *runs: str,
-  csv: Path | None = None,
   json: Path | None = None,
   pictures: Path | None = None,
   draws: Annotated[Int, Field(ge=20, le=100_000)] = 1000,
   budget: Positive | None = None,
   parameters: Positive | None = None,
-  active: Positive | None = None,
   tokens: Positive | None = None,
   target_loss: Positive | None = None,
   sizes: Positives | None = None,
@@ -58,13 +54,11 @@ def main(
 
   Args:
     *runs: Work directories of finished runs, or folders of them.
-    csv: A CSV file of losses, instead of runs.
     json: A JSON file for every figure.
     pictures: A folder for loss.png and residuals.png.
     draws: Bootstrap samples of the runs.
     budget: FLOPs to find the best size and length for.
     parameters: N of a run whose loss to predict; needs --tokens.
-    active: The parameters that a token uses, of --parameters.
     tokens: D of a run whose loss to predict; needs --parameters.
     target_loss: Plan the growth that reaches this loss.
     sizes: N of the sizes that a chain may have; its cost is in FLOPs.
@@ -74,18 +68,14 @@ def main(
     mixing: γ, how fast a grown model forgets that it was small.
     growth_time: Chip-hours of a growth itself.
   """
-  needs_value('parameters=N', parameters, active=active)
   needs_value('target_loss=X', target_loss, sizes=sizes, stages=stages)
   needs_value('target_loss=X or --chain', target_loss or chain, grown=grown, mixing=mixing)
   needs_value('target_loss=X and --stages', target_loss and stages, growth_time=growth_time)
-  if bool(runs) == bool(csv):
-    problem = 'both name losses' if runs else 'are both missing'
-    raise UserError(f'runs and --csv {problem}; give work directories, or --csv=FILE')
+  if not runs:
+    raise UserError('runs are missing; give work directories, or a folder of them')
   if (parameters is None) != (tokens is None):
     missing = 'tokens' if tokens is None else 'parameters'
     raise UserError(f'--{missing} is missing: a prediction needs --parameters and --tokens')
-  if active and parameters and active > parameters:
-    raise UserError(f'--active={active:g} is more than --parameters={parameters:g}')
   if mixing and grown:
     raise UserError('--mixing and --grown both say how a growth mixes; give one of them')
   if target_loss and bool(sizes) == bool(stages):
@@ -100,12 +90,9 @@ def main(
   priced = chains.read_stages(str(stages)) if stages else chains.from_sizes(sizes or ())
   grown_runs = [runs_lib.read(run) for run in grown or ()]
   growths = dict(zip(grown or (), mixing_lib.read_grown(grown_runs), strict=True))
-  if csv:
-    data = points.read_csv(str(csv))
-  else:
-    finished, notes = points.read_all(runs)
-    data = points.from_runs(finished, notes)
-    points.check_same_data([finished[0], *grown_runs])
+  finished, notes = points.read_all(runs)
+  data = points.from_runs(finished, notes)
+  points.check_same_data([finished[0], *grown_runs])
   fitted = analysis.analyse(data, draws)
   print(f'{report.describe(fitted)}\n\n{report.law(fitted.fit)}\n\n{report.exponents(fitted)}')
   best, found, gamma, predictions = None, None, None, []
@@ -113,7 +100,7 @@ def main(
     best = analysis.optimum(fitted, budget)
     print(f'\n{report.optimum(best)}')
   if parameters and tokens:
-    predictions.append(analysis.predict(fitted, parameters, tokens, active or parameters))
+    predictions.append(analysis.predict(fitted, parameters, tokens))
   if legs or target_loss:
     gamma = _gamma(fitted, growths, mixing)
     if legs:
@@ -140,11 +127,6 @@ def main(
 
 def _gamma(fitted: Analysis, grown: Mapping[str, Grown], given: float | None) -> np.ndarray:
   """Return the mixing exponent, one or one for each draw of the law, and print what it is."""
-  if not fitted.points.is_dense:
-    raise UserError(
-      'plans of growth are for dense models, and these runs have fewer active parameters than '
-      'parameters; leave out --target_loss and --chain'
-    )
   if not grown:
     gamma = np.array([given or mixing_lib.TYPICAL])
     print(f'\n{report.mixing(gamma, "as --mixing says" if given else "that of docs/growth.md")}')

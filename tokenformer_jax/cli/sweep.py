@@ -5,11 +5,10 @@ r"""Train the grid of sizes and lengths that a scaling law needs, from one confi
 
 A size is the config's model times a factor. All lengths of a size come from one stable run, which
 keeps its rate constant; each length is a decay that starts from a checkpoint of it. The command
-trains what is missing, one run after the other on all devices, and goes on where it stopped. With
---commands it trains nothing and writes a line for each size, for launch/ or another scheduler.
+trains what is missing, one run after the other on all devices, and goes on where it stopped. Sizes
+do not depend on each other: several machines can each train some of the factors.
 """
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -20,17 +19,15 @@ from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config
 from tokenformer_jax.config.arguments import FILLED, Path, Positive
 from tokenformer_jax.config.section import Bool, Float
-from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import grid, grid_runs
 from tokenformer_jax.parallel import hosts, messages
 
 Positives = Annotated[Sequence[Positive], FILLED]
 RatePower = Annotated[Float, Field(ge=-10, le=10)]  # realistic powers lie between −2 and 0
-# Keys that a grid sets itself, and why; the second table holds with branches only.
-_SET = {'train.steps': '--lengths says how long the runs are'}
-_SET_BY_BRANCHES = {
-  'optim.schedule': 'a stable run keeps its rate constant, and each length is a decay from it; '
-  '--nobranches uses the schedule of the config',
+# Keys that a grid sets itself, and why.
+_SET = {
+  'train.steps': '--lengths says how long the runs are',
+  'optim.schedule': 'a stable run keeps its rate constant, and each length is a decay from it',
   'train.eval_every': 'a grid evaluates at the end of a run only',
 }
 
@@ -42,13 +39,10 @@ def main(
   lengths: Positives,
   *,
   scale: Literal['width', 'tokens', 'layers'] = 'width',
-  branches: Bool = True,
   rate_power: RatePower = 0.0,
-  most_flops: Positive | None = None,
   dry_run: Bool = False,
-  commands: Path | None = None,
 ) -> int:
-  """List the runs of a grid; then train what is missing, or write the commands.
+  """List the runs of a grid; then train what is missing.
 
   Args:
     config: The config whose model the factors multiply: FILE, FILE:VARIANT or NAME.
@@ -57,34 +51,17 @@ def main(
     lengths: The lengths of training in tokens, such as 1e6,2e6.
     scale: What a factor multiplies: the width, with heads and parameter tokens; the parameter
       tokens alone; or the number of layers.
-    branches: Train one stable run for each size, and only decays for each length.
     rate_power: The power p in the learning rate of a size, that of the config times factor^p.
-    most_flops: Leave out runs that need more FLOPs than this.
-    dry_run: List sizes, lengths, FLOPs and times, and train nothing.
-    commands: A file for the commands, instead of training.
+    dry_run: List sizes, lengths and FLOPs, and train nothing.
   """
-  if dry_run and commands:
-    raise UserError('--dry_run writes nothing, and --commands names a file to write; give one')
-  config_flag.check_left_out(_SET | _SET_BY_BRANCHES if branches else _SET)
-  trains = not (dry_run or commands)  # else the folder may be of another machine
-  outputs.check_folder_of_runs('out', out, writes=trains)
-  outputs.check_file('commands', commands)
-  whole = [round(length) for length in lengths]
-  wanted = grid.Grid(scale, factors, whole, branches, rate_power, most_flops)
+  config_flag.check_left_out(_SET)
+  outputs.check_folder_of_runs('out', out, writes=not dry_run)
+  wanted = grid.Grid(scale, factors, [round(length) for length in lengths], rate_power)
   jobs = grid.jobs(config, wanted, str(out))
-  found = grid_runs.progress(jobs, str(out))
+  made = grid_runs.finished(jobs, str(out))
   if hosts.is_first():
-    print(grid_runs.listing(jobs, found), flush=True)
+    print(grid_runs.table(jobs, made), flush=True)
   if dry_run:
-    return 0
-  if commands:
-    left = [job for job, done in zip(jobs, found.done, strict=True) if not done]
-    given = [word for word in sys.argv[1:] if word.lstrip('-').startswith('config')]
-    train = help_text.spell_command('train')
-    lines = grid_runs.commands(left, config, given, train, str(out))
-    text = ''.join(f'{line}\n' for line in lines)
-    outputs.write_file('commands', commands, lambda path: path.write_text(text))
-    messages.say(f'wrote {commands}: {len(lines)} lines, which may run at the same time')
     return 0
   if grid_runs.make_missing(jobs, str(out)):
     messages.say(f'all runs are finished: {help_text.spell_command("laws")} {out}')

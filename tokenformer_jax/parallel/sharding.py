@@ -101,20 +101,14 @@ def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
   return sizes
 
 
-def resplit(
-  config: MeshConfig, devices: int, expert_parts: int, token_parts: int
-) -> MeshConfig | None:
-  """Return a mesh config with the same replicas, for other numbers of parts, or None.
+def with_token_shards(config: MeshConfig, devices: int, tokens: int) -> MeshConfig | None:
+  """Return the mesh with another number of shards of tokens, the rest split over the width.
 
-  The rest of the devices split the width; the result is None if they do not divide.
+  Replicas, experts and sequence stay; None if the devices do not divide.
   """
   sizes = mesh_sizes(config, devices)
-  left = sizes['fsdp'] * sizes['experts'] * sizes['tokens']
-  fsdp, rest = divmod(left, token_parts * expert_parts)
-  if rest:
-    return None
-  changes = {'fsdp': fsdp, 'experts': expert_parts, 'tokens': token_parts}
-  return dataclasses.replace(config, **{**sizes, **changes})
+  fsdp, rest = divmod(sizes['fsdp'] * sizes['tokens'], tokens)
+  return None if rest else dataclasses.replace(config, fsdp=fsdp, tokens=tokens)
 
 
 def tree_shardings(mesh: Mesh | AbstractMesh, axes: Any) -> Any:
