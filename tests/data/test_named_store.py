@@ -57,9 +57,7 @@ def test_a_named_store_of_another_tokenizer_is_refused(tmp_path):
   built = prepare(_config(tmp_path))
   trained = prepare(_config(tmp_path, tokenizer='bpe:300')).tokenizer
   config = _config(tmp_path, store=str(built.path))
-  with pytest.raises(
-    UserError, match=r'made with the tokenizer .*, and here it is the tok'
-  ):
+  with pytest.raises(UserError, match=r'made with the tokenizer .*, and here it is the tok'):
     prepare(config, trained)
 
 
