@@ -130,6 +130,7 @@ class Checkpoints:
       updates=meta.step - int(state.get('skipped', 0)),
       checksums={path: int(value) for path, value in with_paths(_checksums(state))},
     )
+    meta = checkpoint_meta.with_births(meta, self.directory.parent)
     args = _save_args(meta, state)
     # Without a finite loss, a checkpoint must not count as the best.
     metrics = None
