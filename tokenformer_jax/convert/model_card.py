@@ -78,6 +78,4 @@ def _change(entry: Ancestor) -> str:
     parts.append(f'groups {entry.groups}')
   if entry.experts:
     parts.append(f'experts {entry.experts}')
-  if entry.tokens_of:
-    parts.append(f'with the tokens of {len(entry.tokens_of.splitlines())} runs')
   return ', '.join(parts)
