@@ -25,7 +25,7 @@ from tokenformer_jax.config import (
   TextConfig,
   mixers,
 )
-from tokenformer_jax.convert import hub_folder, hub_tokenizer, model_card, tensor_files, to_hf
+from tokenformer_jax.convert import export, hub_folder, hub_tokenizer, model_card, tensor_files
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.chat_template import OURS
 from tokenformer_jax.decoding.decode import Decoder, Request
@@ -206,7 +206,7 @@ def exported(request, tmp_path_factory):
   directory = tmp_path_factory.mktemp(request.param)
   model = dataclasses.replace(MODELS[request.param], vocab_size=256)
   params = _write_run(directory / 'run', model)
-  to_hf.convert_run(str(directory / 'run'), directory / 'folder')
+  export.to_hf(str(directory / 'run'), directory / 'folder')
   return model, params, directory / 'folder'
 
 
@@ -250,9 +250,9 @@ def test_generate_writes_our_tokens_with_its_cache_and_padding(exported):
 @pytest.mark.slow
 def test_a_folder_becomes_a_run_with_the_same_parameters(exported, tmp_path):
   model, _, folder = exported
-  assert hub_folder.find_model(folder) == model
+  assert hub_folder.find(folder).model == model
   convert.to_jax(folder, tmp_path / 'run')
-  to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'again')
+  export.to_hf(str(tmp_path / 'run'), tmp_path / 'again')
   for name in ('model.safetensors', 'tokenizer.json', 'config.json'):
     assert (tmp_path / 'again' / name).read_bytes() == (folder / name).read_bytes(), name
 
@@ -268,7 +268,7 @@ def run(tmp_path_factory):
 @pytest.mark.slow
 def test_a_pipeline_writes_without_jax(run, tmp_path):
   pytest.importorskip('transformers')
-  to_hf.convert_run(str(run), tmp_path / 'folder')
+  export.to_hf(str(run), tmp_path / 'folder')
   code = (
     'import sys\n'
     'sys.modules["jax"] = sys.modules["tokenformer_jax"] = None\n'
@@ -282,8 +282,8 @@ def test_a_pipeline_writes_without_jax(run, tmp_path):
 
 
 def test_a_large_model_has_several_files_and_their_index(run, tmp_path):
-  to_hf.convert_run(str(run), tmp_path / 'one')
-  to_hf.convert_run(str(run), tmp_path / 'many', shard_bytes=20_000)
+  export.to_hf(str(run), tmp_path / 'one')
+  export.to_hf(str(run), tmp_path / 'many', shard_bytes=20_000)
   index = json.loads((tmp_path / 'many' / 'model.safetensors.index.json').read_text())
   assert len(set(index['weight_map'].values())) > 3
   one, many = (tensor_files.find(tmp_path / name) for name in ('one', 'many'))
@@ -295,7 +295,7 @@ def test_a_large_model_has_several_files_and_their_index(run, tmp_path):
 def test_a_model_with_learned_gains_is_written_in_half_precision(tmp_path):
   model = dataclasses.replace(MODELS['skipless'], vocab_size=256)
   params = _write_run(tmp_path / 'run', model)
-  to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'folder', dtype='bfloat16')
+  export.to_hf(str(tmp_path / 'run'), tmp_path / 'folder', dtype='bfloat16')
   tensor = tensor_files.find(tmp_path / 'folder')['blocks.1.mixer_gain']
   wanted = params['blocks']['mixer_gain'][1]
   assert tensor.shape == () and tensor.read() == wanted.astype(jnp.bfloat16)
@@ -329,7 +329,7 @@ def test_the_card_says_what_the_run_records(run):
   checkpoints, meta = checkpoint.open_source(run, None)
   checkpoints.close()
   card = model_card.write(meta, 'float32', 'small')
-  sizes = [math.prod(place.shape) for place in hub_folder.layout(meta.config.model).values()]
+  sizes = [math.prod(entry.shape) for entry in hub_folder.layout(meta.config.model).values()]
   assert f'| Parameters | {sum(sizes):,} |' in card and 'qkv 32' in card
   assert 'did not train' in card and 'stdlib' not in card and 'Lineage' not in card
   grown = Ancestor('grow', 'runs/small', 7, tiny_model(), config.GrowConfig(), 7, groups='2')
@@ -363,19 +363,19 @@ def test_a_folder_that_cannot_be_written_leaves_no_file(tmp_path):
   model = dataclasses.replace(tiny_model(), vocab_size=256)
   _write_run(tmp_path / 'run', model, scale=np.nan)
   with pytest.raises(UserError, match='weights that are NaN or infinite'):
-    to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'folder')
+    export.to_hf(str(tmp_path / 'run'), tmp_path / 'folder')
   assert [path.name for path in tmp_path.iterdir()] == ['run']
   with pytest.raises(UserError, match='exists'):
-    to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'run')
+    export.to_hf(str(tmp_path / 'run'), tmp_path / 'run')
 
 
 def test_a_folder_with_another_tensor_is_refused(run, tmp_path):
-  to_hf.convert_run(str(run), tmp_path / 'folder')
+  export.to_hf(str(run), tmp_path / 'folder')
   settings = json.loads((tmp_path / 'folder' / 'config.json').read_text())
   settings['tokenformer']['layer']['ffn']['groups'] = '48 9'
   settings['tokenformer']['layer']['ffn']['tokens'] = 57
   (tmp_path / 'folder' / 'config.json').write_text(json.dumps(settings))
-  with pytest.raises(UserError, match=r'shape \[56, 32\] for the tensor blocks.0.ffn.keys'):
+  with pytest.raises(UserError, match=r'blocks.0.ffn.keys has the shape \[56, 32\]'):
     convert.to_jax(tmp_path / 'folder', tmp_path / 'run')
   settings['tokenformer']['width'] = -32
   (tmp_path / 'folder' / 'config.json').write_text(json.dumps(settings))
