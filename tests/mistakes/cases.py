@@ -211,7 +211,7 @@ CONVERT = {
   'no command to convert': ('convert --source=a --target=b', 'to-jax'),
   'neither a command nor anything to convert': (
     'convert',
-    'what to do: to-jax or to-torch or to-hf or layout; for example `python -m',
+    'what to do: to-jax or to-torch or to-hf; for example `python -m',
   ),
   'no source to convert': ('convert to-jax --target=b', '--source is missing: weights (to-jax)'),
   'no target to convert': ('convert to-jax --source=a', '--target is missing: the new work dir'),
@@ -263,28 +263,17 @@ CONVERT = {
     'convert to-torch --source={lm} --target=new.safetensors --heads=4',
     '--heads has no meaning for to-torch',
   ),
-  'a file of another kind': (
-    'convert to-torch --source={lm} --target=new.bin',
-    'must end in .safetensors',
-  ),
-  'a file that is there': (
-    'convert to-torch --source={lm} --target={in}/weights.safetensors',
-    'weights.safetensors exists; name a new file',
-  ),
-  'a file in a bucket': (
-    'convert to-torch --source={lm} --target=gs://b/x.safetensors',
-    'gs://b/x.safetensors',
-  ),
+  'a released model in a bucket': ('convert to-torch --source={lm} --target=gs://b/x', 'gs://b/x'),
   'no run to convert': ('convert to-torch --source=none --target=new.safetensors', 'none is not'),
   'a run of images to convert': (
-    'convert to-torch --source={vit} --target=new.safetensors',
-    'model.',
+    'convert to-torch --source={vit} --target=new',
+    'is not a language model',
   ),
   'a folder of images': ('convert to-hf --source={vit} --target=new', 'is not a language model'),
   'a folder that is there': ('convert to-hf --source={lm} --target={in}', 'exists; name a new dir'),
   'a folder named like a file': (
     'convert to-hf --source={lm} --target=new.safetensors',
-    'new.safetensors is named like a file, and to-hf writes a folder',
+    'new.safetensors is named like a file, and is a folder',
   ),
   'a folder in a bucket': ('convert to-hf --source={lm} --target=gs://b/x', 'gs://b/x'),
   'a type that there is not': (
@@ -295,22 +284,9 @@ CONVERT = {
     'convert to-jax --source=a --target=b --heads=0',
     '--heads is 0; it must be at least 1',
   ),
-  'no layout': ('convert layout --source={lm} --target=new', '--layout is missing'),
-  'a layout that there is not': (
-    'convert layout --source={lm} --target=new --layout=neox',
-    "--layout is 'neox'; it must be one of",
-  ),
-  'the layout that it has': (
-    'convert layout --source={lm} --target=new --layout=half_split',
-    'is half_split already',
-  ),
-  'a layout without rotation': (
-    'convert layout --source={vit} --target=new --layout=interleaved',
-    'no layer of the model has rotary positions',
-  ),
-  'a layout of weights': (
-    'convert to-jax --source=a --target=b --layout=interleaved',
-    '--layout has no meaning for to-jax',
+  'a conversion of the layout': (
+    'convert layout --source={lm} --target=new',
+    "unknown command 'layout'",
   ),
 }
 
