@@ -1,7 +1,7 @@
 """Llama and the families that vary it: Mistral, Qwen, Gemma and their mixtures of experts."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tokenformer_jax.config import (
@@ -27,6 +27,7 @@ from tokenformer_jax.convert.family import (
 from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.convert.tensor_layout import Rule
 
+_COUNTS = ('num_experts', 'num_local_experts')  # transformers has both for some families
 _WINDOWED = 'local'  # the variant with a window, in models that have layers without
 
 
@@ -121,7 +122,7 @@ def _gemma(keys: Keys) -> LMConfig:
 
 
 def _mixtral(keys: Keys) -> LMConfig:
-  experts = _experts(keys, 'num_local_experts', _gated(keys), renormalize=True)
+  experts = _experts(keys, _COUNTS[::-1], _gated(keys), renormalize=True)
   return _decoder(keys, experts, window=_window(keys))
 
 
@@ -129,9 +130,8 @@ def _qwen_experts(keys: Keys) -> ExpertsConfig:
   """Return the experts of the mixtures of Qwen."""
   keys.only('decoder_sparse_step', 1)
   keys.only('mlp_only_layers', [])
-  count = 'num_experts' if keys.get('num_experts') else 'num_local_experts'
   mlp = _gated(keys, 'moe_intermediate_size')
-  return _experts(keys, count, mlp, renormalize=keys.flag('norm_topk_prob', False))
+  return _experts(keys, _COUNTS, mlp, renormalize=keys.flag('norm_topk_prob', False))
 
 
 def _qwen2_moe(keys: Keys) -> LMConfig:
@@ -149,8 +149,11 @@ def _qwen3_moe(keys: Keys) -> LMConfig:
   return _decoder(keys, _qwen_experts(keys), qk_norm='rms', **_attention_bias(keys))
 
 
-def _experts(keys: Keys, count: str, expert: MLPConfig, *, renormalize: bool) -> ExpertsConfig:
-  """Return experts in every layer; `count` is the key of their number."""
+def _experts(
+  keys: Keys, counts: Sequence[str], expert: MLPConfig, *, renormalize: bool
+) -> ExpertsConfig:
+  """Return experts in every layer; `counts` are keys of their number, the family's own first."""
+  count = next((name for name in counts if keys.get(name)), counts[0])
   top_k = keys.whole('num_experts_per_tok', 2)
   if top_k < 2 and renormalize:
     raise keys.refusal('num_experts_per_tok', 'at least 2')
