@@ -27,10 +27,10 @@ class FaultyDeviceError(Exception):
   without a traceback and exit with status 76, so that `launch/` starts the command elsewhere.
   """
 
-  def __init__(self, message: str, hosts: tuple[str, ...], *, in_all: bool = True):
-    """Keep the names of the hosts that have these devices, and whether all processes know them."""
+  def __init__(self, message: str, hosts: tuple[str, ...]):
+    """Keep the names of the hosts that have these devices."""
     super().__init__(message)
-    self.hosts, self.in_all = hosts, in_all
+    self.hosts = hosts
 
 
 def check_installed(package: str, purpose: str, extra: str) -> None:

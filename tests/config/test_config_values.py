@@ -25,7 +25,7 @@ from changing import refusal, resolved
     ('model.position_embedding', 'rotary', 'none, learned'),
     ('optim.schedule.kind', 'step', 'cosine, linear, wsd, constant'),
     ('train.remat', 'yes', 'auto, everything, score_inputs, dots, attention, full, offload'),
-    ('train.layers', 'loop', 'auto, scan, 2, 4, 8, unrolled'),
+    ('train.layers', 'loop', 'auto, scan, unrolled'),
     ('train.attention', 'flash', 'auto, xla, cudnn, splash'),
     ('dtype', 'float16', 'auto, float32, bfloat16'),
     (

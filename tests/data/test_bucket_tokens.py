@@ -1,7 +1,6 @@
 """A store in a bucket gives the batches of the same store on a disk, and no step waits for it."""
 
 import dataclasses
-import itertools
 import statistics
 import time
 
@@ -12,6 +11,7 @@ import tensorstore as ts
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import order, shards, tokens
+from tokenformer_jax.data.mixture import one_source
 from tokenformer_jax.data.store import prepare
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths, retry
@@ -50,11 +50,7 @@ def there(bucket, local, config):
 
 
 def _batches(store, config: DataConfig, count: int) -> np.ndarray:
-  batches = order.train_batches(store, config, 0, range(ROWS), 100)
-  try:
-    return np.stack(list(itertools.islice(batches, count)))
-  finally:
-    batches.close()
+  return np.stack([*one_source(store, config, 0).train_batches(range(ROWS), 100, 100 + count)])
 
 
 def _media(bucket) -> list[str]:
@@ -74,7 +70,10 @@ def test_batches_are_those_of_the_store_on_a_disk(there, local, workers):
 def test_a_step_reads_the_blocks_of_its_own_rows(bucket, there):
   train = prepare(there).train
   bucket.asked.clear()
-  order.train_rows(train, 7, [2, 5], batch_size=ROWS, sequence_length=LENGTH, seed=0)
+  batches = order.TrainBatches(
+    sources=[train], rows=[2, 5], batch_size=ROWS, sequence_length=LENGTH, seed=0
+  )
+  assert batches[7].shape == (2, LENGTH + 1)
   ranges = [call.rpartition('bytes=')[2] for call in _media(bucket)]
   blocks = [span.split('-') for span in ranges if not span.startswith('-')]  # not the index
   assert 1 <= len(blocks) <= 4, 'a host reads the windows of other hosts'
@@ -86,7 +85,7 @@ def test_a_step_reads_the_blocks_of_its_own_rows(bucket, there):
 def test_no_step_waits_for_requests_of_50_ms(bucket, there):
   store = prepare(there)
   bucket.seconds, waits = 0.05, []
-  batches = order.train_batches(store, there, 0, range(ROWS), 0)
+  batches = one_source(store, there, 0).train_batches(range(ROWS), 0)
   try:
     next(batches)
     for _ in range(30):

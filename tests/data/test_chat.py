@@ -17,7 +17,6 @@ from pyarrow import parquet
 
 from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import (
-  chat_jinja,
   chat_rows,
   chat_template,
   corpus,
@@ -152,12 +151,11 @@ def test_answers_of_weight_0_carry_no_loss(key):
     (_with(0, train=True), {}, 'train True in message 1; .* not 1 in a message that is no answer'),
     (_with(1, tool_calls=[{'id': 'c'}]), {}, "has 'tool_calls' in a message, of which T makes no"),
     (_with(0, name='Bo'), {}, "a.jsonl, line 3, a conversation .* has 'name' in a message"),
-    (TURNS, {'label': False}, 'line 3, has label False, .* leave the row out'),
+    (TURNS, {'label': False}, 'line 3, has label False, .* leave the row or the key out'),
     (TURNS, {'weight': 0}, 'line 3, has weight 0'),
     (TURNS, {'train': 'no'}, "has train 'no'"),
-    (TURNS, {'completion': 'Five.'}, r"has 'completion' \('Five.'\), which is in none of its mess"),
-    (TURNS, {'system': 'Be brief.'}, "line 3, has 'system' .* would be lost; write it into mess"),
-    (TURNS, {'tools': [{'name': 'f'}]}, "line 3, has 'tools'"),
+    (TURNS, {'completion': 'Five.'}, 'has completion .Five.., which its messages do not say'),
+    (TURNS, {'tools': [{'name': 'f'}]}, 'line 3, has tools .* would be lost; write it into mess'),
     (_with(3, weight=0)[2:], {}, 'line 3, a conversation .* has no answer to learn'),
     (QUESTION, {}, 'a.jsonl, line 3, a conversation that begins with .* has no answer to learn'),
   ],
@@ -209,37 +207,9 @@ def test_a_template_asks_for_what_it_teaches(tmp_path):
   _template(tmp_path, silent.replace("{{- '<|' ~ message.role ~ '|>\\n' }}", ''))
 
 
-@pytest.mark.parametrize(
-  'source',
-  [
-    "{{ 'a' * 2000000000 }}",
-    "{{ 'a'|center(10**10) }}",
-    *(
-      pytest.param(source, marks=pytest.mark.slow)
-      for source in (
-        '{{ 10**(10**9) }}',
-        '{% for i in range(99999) %}' * 9 + '{% endfor %}' * 9,
-        "{% set a = namespace(b='ab') %}{% for i in range(40) %}{% set a.b = a.b ~ a.b %}"
-        '{% endfor %}',
-      )
-    ),
-  ],
-)
-def test_a_template_has_limits(source, tmp_path):
-  learns = '{% generation %}{% endgeneration %}'
-  with pytest.raises(UserError, match=r'T\.jinja cannot be used: it needs more than 3 s, 1 GiB or'):
-    _template(tmp_path, learns + source)
-  compiled = {'source': source, 'learn': False, 'values': None}
-  assert chat_jinja.render(compiled, limits=False)['text'] == '', 'it is computed to compile it'
-  later = f'{WITH_NAMES}{{% if messages|length > 3 %}}{source}{{% endif %}}'.replace('m.name', '1')
-  with pytest.raises(UserError, match='it needs more than 3 s'):
-    _template(tmp_path, later).render(TURNS)
-  assert len(_learned(TURNS)) == 2, 'no template can be used after it'
-
-
 def test_a_template_needs_jinja2(monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
-  with pytest.raises(UserError, match=r'which needs jinja2; run pip install -e "\.\[chat\]"'):
+  with pytest.raises(UserError, match=r'jinja2.*chat'):
     find_template(TextConfig(rows='chat'))
 
 

@@ -14,7 +14,7 @@ from tokenformer_jax.config import DataConfig, SourceConfig, Sources
 from tokenformer_jax.config.mixture import BLOCK, shares, source_configs
 from tokenformer_jax.data import order, store
 from tokenformer_jax.data.held_out import held_out_tokens
-from tokenformer_jax.data.mixture import _MixedSteps, make_stores, open_sources
+from tokenformer_jax.data.mixture import make_stores, open_sources
 from tokenformer_jax.data.mixture_order import MixtureOrder
 from tokenformer_jax.data.order import Position, sample_index
 from tokenformer_jax.errors import UserError
@@ -159,7 +159,7 @@ def test_rows_are_samples_of_the_orders_of_their_sources(mixture, config):
   found = batches(mixture, 0, 40).reshape(-1, LENGTH + 1)
   for position, row in enumerate(found):
     source, sample = MixtureOrder(mixture.shares, BATCH).locate(position)
-    n = store.window_count(stores[source].train, LENGTH)
+    n = order.window_count(stores[source].train, LENGTH)
     start = LENGTH * sample_index(SEED, sample, n)
     expected = stores[source].train[start : start + LENGTH + 1]
     np.testing.assert_array_equal(row, expected, f'position {position} has another sample')
@@ -191,9 +191,13 @@ def test_fixed_weights_give_the_same_samples_in_batches_of_any_size(config, mixt
 
 
 def test_a_worker_maps_the_tokens_of_a_mixture_again(mixture):
-  tokens = tuple(one.train for one in mixture.stores.values())
-  steps = _MixedSteps(
-    tokens, BATCH, LENGTH, 1, SEED, MixtureOrder(mixture.shares, BATCH), (0, 5), 9, Position()
+  steps = order.TrainBatches(
+    sources=[one.train for one in mixture.stores.values()],
+    mixture=MixtureOrder(mixture.shares, BATCH),
+    rows=(0, 5),
+    batch_size=BATCH,
+    sequence_length=LENGTH,
+    seed=SEED,
   )
   data = pickle.dumps(steps)
   assert len(data) < 3000, 'the whole corpus is sent to each worker'

@@ -1,7 +1,6 @@
 """A batch is a pure function of the config and the step, on any number of hosts."""
 
 import dataclasses
-import itertools
 import os
 import pickle
 import subprocess
@@ -16,8 +15,9 @@ from hypothesis import strategies as st
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import order
-from tokenformer_jax.data.order import sample_index, train_batches, train_rows, validation_batches
-from tokenformer_jax.data.store import Store, prepare, window_count
+from tokenformer_jax.data.mixture import one_source
+from tokenformer_jax.data.order import TrainBatches, sample_index, validation_batches, window_count
+from tokenformer_jax.data.store import Store, prepare
 from tokenformer_jax.errors import UserError
 
 BATCH, LENGTH, SEED = 8, 16, 3
@@ -38,11 +38,12 @@ def store(config) -> Store:
 def _train(
   store: Store, config: DataConfig, first: int, count: int, rows=range(BATCH)
 ) -> np.ndarray:
-  batches = train_batches(store, config, SEED, rows, first)
-  try:
-    return np.stack(list(itertools.islice(batches, count)))
-  finally:
-    batches.close()
+  return np.stack([*one_source(store, config, SEED).train_batches(rows, first, first + count)])
+
+
+def _of_array(tokens: np.ndarray, size: int, **options) -> TrainBatches:
+  options = {'sequence_length': LENGTH, 'seed': SEED, **options}
+  return TrainBatches(sources=[tokens], rows=range(size), batch_size=size, **options)
 
 
 @settings(max_examples=40, deadline=None)
@@ -72,15 +73,12 @@ def test_any_batch_sizes_after_each_other_visit_each_position_once(parts, first)
 @given(step=st.integers(0, 1000), sample=st.integers(0, 10**6), size=st.integers(1, 9))
 def test_a_run_that_begins_anywhere_reads_the_samples_from_there_on(step, sample, size):
   tokens, begin = np.arange(1000, dtype=np.uint16), order.Position(step, sample)
-  options = {'sequence_length': LENGTH, 'seed': SEED}
-  found = [
-    train_rows(tokens, step + i, range(size), batch_size=size, position=begin, **options)
-    for i in range(3)
-  ]
+  batches = _of_array(tokens, size, position=begin)
+  rows = np.concatenate([batches[step + i] for i in range(3)])
   n = window_count(tokens, LENGTH)
   starts = [LENGTH * sample_index(SEED, sample + i, n) for i in range(3 * size)]
   np.testing.assert_array_equal(
-    np.concatenate(found)[:, 0], starts, 'the samples are not those after the last one seen'
+    rows[:, 0], starts, 'the samples are not those after the last one seen'
   )
 
 
@@ -103,7 +101,7 @@ def test_the_order_is_what_it_always_was():
 
 def test_a_row_holds_inputs_and_targets():
   tokens = np.arange(100, dtype=np.uint16)
-  rows = train_rows(tokens, 0, range(6), batch_size=6, sequence_length=16, seed=0)
+  rows = _of_array(tokens, 6)[0]
   assert (rows.shape, rows.dtype) == ((6, 17), np.int32), 'the model expects int32 [rows, T + 1]'
   starts = np.sort(rows[:, 0])
   np.testing.assert_array_equal(starts, np.arange(0, 96, 16), 'windows overlap or leave gaps')
@@ -122,15 +120,6 @@ def test_hosts_share_the_global_batch(store, config, hosts):
   )
 
 
-def test_batches_are_the_rows_of_their_steps(store, config):
-  batches = _train(store, config, 7, 30)
-  for step, batch in enumerate(batches, start=7):
-    expected = train_rows(
-      store.train, step, range(BATCH), batch_size=BATCH, sequence_length=LENGTH, seed=SEED
-    )
-    np.testing.assert_array_equal(batch, expected, f'reading ahead changes step {step}')
-
-
 def test_resuming_continues_the_order(store, config):
   np.testing.assert_array_equal(
     _train(store, config, 40, 10),
@@ -141,9 +130,8 @@ def test_resuming_continues_the_order(store, config):
 
 def test_a_run_may_go_on_with_another_batch_size(store, config):
   seen = order.Position(5, 5 * BATCH)
-  batches = train_batches(
-    store, dataclasses.replace(config, batch_size=2 * BATCH), SEED, range(2 * BATCH), 5, 7, seen
-  )
+  large = one_source(store, dataclasses.replace(config, batch_size=2 * BATCH), SEED)
+  batches = large.train_batches(range(2 * BATCH), 5, 7, seen)
   np.testing.assert_array_equal(
     np.concatenate(list(batches)),
     np.concatenate(_train(store, config, 5, 4)),
@@ -152,26 +140,24 @@ def test_a_run_may_go_on_with_another_batch_size(store, config):
 
 
 def test_the_last_step_ends_the_batches(store, config):
-  batches = list(train_batches(store, config, SEED, range(BATCH), 5, 7))
-  np.testing.assert_array_equal(batches, _train(store, config, 5, 2), 'these are not steps 5 and 6')
-  assert not list(train_batches(store, config, SEED, [0], 7, 7)), 'a finished run has more batches'
+  batches = one_source(store, config, SEED).train_batches([0], 7, 7)
+  assert not [*batches], 'a finished run has more batches'
 
 
 def test_seeking_reads_nothing_before_the_step(store, config, monkeypatch):
-  steps = []
-
-  def spy(tokens, step, *args, **kwargs):
-    steps.append(step)
-    return train_rows(tokens, step, *args, **kwargs)
-
-  monkeypatch.setattr(order, 'train_rows', spy)
-  _train(store, config, 1_000_000, 1)
+  steps, read = [], TrainBatches.__getitem__
+  monkeypatch.setattr(
+    TrainBatches, '__getitem__', lambda self, step: steps.append(step) or read(self, step)
+  )
+  batches = one_source(store, config, SEED).train_batches(range(BATCH), 1_000_000)
+  next(batches)
+  batches.close()
   assert min(steps) == 1_000_000, 'resuming reads the batches of earlier steps'
   assert len(steps) <= config.prefetch + 1, 'more is read ahead than config.data.prefetch'
 
 
 def test_a_worker_maps_the_tokens_again(store):
-  steps = order._TrainSteps(store.train, (0, 1), BATCH, LENGTH, SEED, 10)
+  steps = _of_array(store.train, 2)
   data = pickle.dumps(steps)
   assert len(data) < 1000, 'the whole corpus is sent to each worker'
   np.testing.assert_array_equal(pickle.loads(data)[3], steps[3], 'a worker reads other tokens')
@@ -192,9 +178,8 @@ def test_unfinished_batches_do_not_keep_the_process_alive(store, config):
   del store  # is built, so that the process prints nothing
   script = f"""
 from tokenformer_jax.config import Sources, TextConfig
-from tokenformer_jax.data import order, store
-config = {config!r}
-batches = order.train_batches(store.prepare(config), config, 0, range(8), 0)
+from tokenformer_jax.data.mixture import open_sources
+batches = open_sources({config!r}, 0).train_batches(range(8), 0)
 print(next(batches).shape)
 """
   result = subprocess.run(
@@ -243,10 +228,9 @@ def test_validation_batches_are_at_most_the_split(store, config):
 
 @pytest.mark.parametrize('split', ['training', 'validation'])
 def test_a_split_shorter_than_a_sequence_is_an_error(store, config, split):
-  config = dataclasses.replace(config, sequence_length=10**6)
-  batches = {
-    'training': lambda: train_batches(store, config, 0, range(BATCH), 0),
-    'validation': lambda: validation_batches(store, config, range(BATCH)),
-  }
-  with pytest.raises(UserError, match=f'the {split} split has .* tokens, too few'):
-    batches[split]()
+  config = dataclasses.replace(config, sequence_length=10**4)
+  long, short = np.zeros(10**5), np.zeros(9)
+  splits = {'train': short, 'validation': long} if split == 'training' else {'validation': short}
+  store = dataclasses.replace(store, **{'train': long, **splits})
+  with pytest.raises(UserError, match=f'the {split} split has .* tokens?, too few'):
+    order.check_store(store, config)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenformer_jax.data import order
-from tokenformer_jax.data.order import Position, train_rows
+from tokenformer_jax.data.order import Position, TrainBatches
 
 LONGEST, SEED = 8, 3
 COUNT = 160  # longest sequences in an epoch, more than the stages of a test read
@@ -20,9 +20,17 @@ def inputs(stages, position=order.BEGINNING) -> list[np.ndarray]:
   step, before, found = position.step, LONGEST, []
   for steps, rows, length in stages:
     position = position.in_length(before, length)
+    batches = TrainBatches(
+      sources=[TOKENS],
+      rows=range(rows),
+      batch_size=rows,
+      sequence_length=length,
+      seed=SEED,
+      position=position,
+      subsamples=LONGEST // length,
+    )
     for step in range(position.step, position.step + steps):
-      options = {'batch_size': rows, 'sequence_length': length, 'subsamples': LONGEST // length}
-      batch = train_rows(TOKENS, step, range(rows), seed=SEED, position=position, **options)
+      batch = batches[step]
       np.testing.assert_array_equal(batch[:, 1:], batch[:, :-1] + 1, 'targets are not the next ids')
       found.append(batch[:, :-1])
     end = position.step + steps

@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,13 @@ def test_files_and_blocks_do_not_show(tmp_path, monkeypatch, count):
   assert len(list((tmp_path / '0/c').iterdir())) == -(-(count + 1) // 8)
   for start, stop in itertools.product(range(count), repeat=2):
     np.testing.assert_array_equal(tokens[start:stop], whole[start:stop])
+
+
+def test_an_array_that_replaces_another_one_is_read_anew(tmp_path):
+  for count in (9000, 18_000, 5000):
+    tokens, whole = _tokens(tmp_path, [count])
+    np.testing.assert_array_equal(tokens[:], whole)
+    shutil.rmtree(tmp_path / '0')
 
 
 def test_ranges_are_read_in_the_order_that_they_are_asked_for(tmp_path):

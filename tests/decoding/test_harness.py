@@ -2,9 +2,6 @@
 
 import dataclasses
 import functools
-import os
-import subprocess
-import sys
 import unittest.mock
 from typing import Any
 
@@ -250,10 +247,6 @@ def test_repeated_requests_are_drawn_anew():
   assert len(set(_texts(settings, ['Beautiful is'] * BATCH))) == BATCH
 
 
-def test_an_empty_context_is_written_on():
-  assert len(_texts({'until': [], 'max_gen_toks': 3}, [''] * BATCH)) == BATCH
-
-
 @pytest.mark.parametrize(
   ('settings', 'sentence'),
   [
@@ -266,26 +259,7 @@ def test_settings_that_cannot_be_met_are_refused(settings, sentence):
     _texts(settings, ['Beautiful is'])
 
 
-# The harness's own interfaces
-
-
-def test_importing_registers_the_model_beside_the_harness_s_own():
-  models = lm_eval.api.registry.model_registry
-  assert harness.NAME in models and 'hf' in models
-
-
-@pytest.mark.parametrize(
-  ('arguments', 'sentence'),
-  [
-    ('max_length=12', 'the model needs the run to evaluate'),
-    ('sourc=runs/150m', "takes no argument 'sourc'; did you mean 'source'"),
-    ('source=runs/150m,max_length=long', "max_length is 'long'; it must be a number"),
-    ('source=/nothing', '/nothing is not the work directory of a run'),
-  ],
-)
-def test_wrong_model_arguments_are_named(arguments, sentence):
-  with pytest.raises(UserError, match=sentence):
-    TokenFormerLM.create_from_arg_string(arguments, {'device': 'cuda', 'batch_size': 1})
+# Tasks
 
 
 @pytest.fixture
@@ -310,11 +284,6 @@ def test_an_unknown_task_is_named_with_the_nearest_one(_find):
   )
 
 
-def test_a_path_without_tasks_is_named():
-  with pytest.raises(UserError, match='--include_path=tests/nothing is not a directory'):
-    harness.find_tasks(['piqa'], 'tests/nothing')
-
-
 def test_data_that_cannot_be_fetched_is_told_in_one_sentence(_find, monkeypatch):
   """As without the internet."""
 
@@ -326,25 +295,3 @@ def test_data_that_cannot_be_fetched_is_told_in_one_sentence(_find, monkeypatch)
     _find('local_options')
   reason = "the data of the task 'local_options' cannot be read (ConnectionError: Couldn't reach"
   assert str(error.value).startswith(reason)
-
-
-@pytest.mark.slow
-def test_the_harness_s_own_command_line_finds_the_model():
-  command = [
-    sys.executable,
-    '-m',
-    'tokenformer_jax.decoding.harness',
-    'run',
-    '--model',
-    'tokenformer_jax',
-  ]
-  arguments = ['--include_path', 'tests/tasks', '--tasks', 'local_options']
-  run = subprocess.run(
-    [*command, '--model_args', 'source=/nothing', *arguments],
-    capture_output=True,
-    text=True,
-    env={**os.environ, 'HF_DATASETS_OFFLINE': '1'},
-    timeout=300,
-  )
-  last = run.stderr.splitlines()[-1]
-  assert last.startswith('error: /nothing is not the work directory of a run'), run.stderr

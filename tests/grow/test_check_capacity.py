@@ -101,7 +101,7 @@ def source(tmp_path):
   files = tmp_path / 'run/checkpoints' / str(STEP) / 'state'
   files.mkdir(parents=True)
   (files / 'data').write_bytes(bytes(10_000))
-  return Meta(STEP, UPDATES, Config(model=MODEL), (), 'model', {}, {})
+  return Meta(STEP, Config(model=MODEL), {}, updates=UPDATES)
 
 
 @pytest.mark.parametrize(('free', 'fits'), [(10_000, True), (8_000, False)])

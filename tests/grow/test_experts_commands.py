@@ -130,7 +130,8 @@ def _write_with_bias(source, target, unused):
     'opt_state': ((nothing, adam), *others),
   }
   checkpoints = checkpoint.Checkpoints(target, keep=1)
-  checkpoints.save(STEP, jax.tree.map(jax.numpy.asarray, state), config, meta.tokenizer, seen=SEEN)
+  changed = dataclasses.replace(meta, config=config, seen=SEEN)
+  checkpoints.save(changed, jax.tree.map(jax.numpy.asarray, state))
   checkpoints.wait()
   checkpoints.close()
 

@@ -73,7 +73,7 @@ def _born(action, source, model, method='group', **details):
 
 def _meta(lineage=(), model=BASE, contents='model', **optim):
   config = Config(model=model, optim=AdamWConfig(**optim))
-  return Meta(STEP, UPDATES, config, lineage, contents, {}, {}, run='id')
+  return Meta(STEP, config, {}, lineage, contents, run='id', updates=UPDATES)
 
 
 def _runs(meta):

@@ -22,6 +22,7 @@ from tokenformer_jax.grow import grow_run
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Meta
 
 SLOW = pytest.mark.slow  # because whole commands compile two models each
 
@@ -106,13 +107,9 @@ def test_runs_that_were_moved_are_not_merged_twice(home, tmp_path):
   counts = {'qkv': 48, 'ffn': 96}
   larger = grown_model(base.config.model, counts, GrowConfig())
   with contextlib.closing(checkpoint.Checkpoints(tmp_path / 'grown', keep=1)) as checkpoints:
-    checkpoints.save(
-      STEP,
-      {'params': params_of(larger)},
-      dataclasses.replace(base.config, model=larger),
-      base.tokenizer,
-      lineage=grow_run.descend(base, tmp_path / 'base', 'grow', GrowConfig()),
-    )
+    config = dataclasses.replace(base.config, model=larger)
+    lineage = grow_run.descend(base, tmp_path / 'base', 'grow', GrowConfig())
+    checkpoints.save(Meta(STEP, config, base.tokenizer, lineage), {'params': params_of(larger)})
   moved = [(tmp_path / name).rename(tmp_path / f'moved_{name}') for name in ('base', 'grown')]
   for source, added in (moved, moved[::-1], (home / 'run', moved[1]), (moved[0], home / 'run')):
     with pytest.raises(UserError, match=r'has parameter tokens of .*, they would count twice'):

@@ -171,7 +171,8 @@ def test_another_scale_of_the_added_tokens_is_said():
 
 def _meta(lineage=(), model=SOURCE, contents='model', run='', **checksums):
   paths = {f'params/blocks/{name}/keys': value for name, value in checksums.items()}
-  return Meta(STEP, UPDATES, Config(model=model), lineage, contents, paths, {}, run=run)
+  config = Config(model=model)
+  return Meta(STEP, config, {}, lineage, contents, run=run, updates=UPDATES, checksums=paths)
 
 
 def _born(action, source, model=SOURCE, tokens_of='', run=None):
@@ -279,7 +280,7 @@ def test_tokens_that_a_run_does_not_have_may_be_merged(source, run, added, added
 @pytest.mark.parametrize('action', ['grow', 'merge'])
 def test_the_last_addition(tmp_path, action):
   born = dataclasses.replace(BORN, action=action)
-  meta = Meta(STEP, UPDATES, Config(model=TARGET), (BORN, born), 'model', {}, {})
+  meta = Meta(STEP, Config(model=TARGET), {}, (BORN, born), updates=UPDATES)
   assert subsets.last_addition(meta, tmp_path) is born
 
 
@@ -292,7 +293,7 @@ def test_the_last_addition(tmp_path, action):
   ],
 )
 def test_a_run_without_growth_has_nothing_to_remove(tmp_path, model, lineage):
-  meta = Meta(STEP, UPDATES, Config(model=model), lineage, 'model', {}, {})
+  meta = Meta(STEP, Config(model=model), {}, lineage, updates=UPDATES)
   with pytest.raises(UserError, match=r'nothing was added to .*: it is not the result'):
     subsets.last_addition(meta, tmp_path)
 

@@ -59,7 +59,7 @@ def _logits(model, state: dict) -> np.ndarray:
 def _added(seed: int) -> tuple[dict, Meta]:
   """The extracted group of a specialist, and the description of its checkpoint."""
   tokens = subsets.extract(_specialist(seed)['params'], SPECIAL, BASE)
-  return tokens, Meta(STEP, UPDATES, Config(model=SPECIAL), (BORN,), 'added_tokens', {}, {})
+  return tokens, Meta(STEP, Config(model=SPECIAL), {}, (BORN,), 'added_tokens', updates=UPDATES)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from tokenformer_jax.inspection.model import load, maps, measure, old_tokens
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.steps import step
 from tokenformer_jax.training import sizes
 
@@ -44,7 +44,7 @@ def _save(workdir, config, state, lineage=()):
   checkpoints = checkpoint.Checkpoints(workdir, keep=1)
   with contextlib.closing(checkpoints):
     tokenizer = tokenizers.load(config.data.tokenizer).to_json()
-    checkpoints.save(7, state, config, tokenizer, lineage=lineage)
+    checkpoints.save(Meta(7, config, tokenizer, lineage), state)
     checkpoints.wait()
 
 

@@ -38,7 +38,7 @@ from tokenformer_jax.model.params import Params
 from tokenformer_jax.model.pattention import parameter_weights
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.steps import step
 from tokenformer_jax.training import sizes
 
@@ -205,7 +205,7 @@ def home(tmp_path_factory):
     lineage = (Ancestor('grow', str(root / 'run'), 7, model, GrowConfig(), 7),)
     tokenizer = tokenizers.load('bytes').to_json()
     config = dataclasses.replace(config, model=larger)
-    checkpoints.save(7, state, config, tokenizer, lineage=lineage)
+    checkpoints.save(Meta(7, config, tokenizer, lineage), state)
     checkpoints.wait()
   return root
 

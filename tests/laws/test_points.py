@@ -90,7 +90,7 @@ def test_grown_runs_in_a_folder_are_left_out_and_named(monkeypatch):
 def test_distilled_elastic_and_frozen_runs_are_not_plain(tmp_path, changes, way, value):
   config = tiny_run.config('files:none', tmp_path, **changes)
   teacher = TeacherRecord('runs/t@7', 'abc') if config.distill.teacher else None
-  meta = Meta(20, 20, config, (), 'model', {}, {'kind': 'bytes'}, teacher=teacher)
+  meta = Meta(20, config, {'kind': 'bytes'}, teacher=teacher)
   data = runs._data(config, meta)
   assert re.search(value, data[way]) and [n for n in PLAIN if data[n]] == [way], data
   assert f'have {way}=' in points.from_runs(_runs({'data': data})).notes[0]
@@ -118,7 +118,8 @@ def test_a_run_counts_the_tokens_of_all_its_batches_and_only_what_is_saved(tmp_p
     seen = Seen(10 * 8 + 10 * 24, 'abc', batches)
     filled = sizes.fill_in(config)
     state = {'step': jnp.asarray(20)}
-    checkpoints.save(20, state, filled, {'kind': 'bytes'}, 3.0, seen=seen, wait=True)
+    meta = Meta(20, filled, {'kind': 'bytes'}, seen=seen)
+    checkpoints.save(meta, state, 3.0, wait=True)
   (run / 'config.json').write_text(saved_config.to_text(filled))
   found = runs.read(str(run))
   assert (found.tokens, found.steps, found.loss) == (320 * 32, 20, 3.0)

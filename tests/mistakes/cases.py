@@ -437,26 +437,6 @@ VERIFY = {
 HARNESS = {
   'a task that there is not': ('evaluate --source={lm} --tasks=lambda_openai', 'lambada_openai'),
   'a task like no other': ('evaluate --source={lm} --tasks=qqqqqqqq', 'qqqqqqqq'),
-  'a model argument that there is not': (
-    'decoding.harness run --model tokenformer_jax --model_args sorce={lm} --tasks local_choices'
-    ' --include_path {repo}/tests/tasks',
-    "did you mean 'source'",
-  ),
-  'no run for the harness': (
-    'decoding.harness run --model tokenformer_jax --model_args source=none --tasks local_choices'
-    ' --include_path {repo}/tests/tasks',
-    'none is not',
-  ),
-  'a model without its run': (
-    'decoding.harness run --model tokenformer_jax --model_args token_shards=1 --tasks local_choices'
-    ' --include_path {repo}/tests/tasks',
-    'source=DIR',
-  ),
-  'a length in words for the harness': (
-    'decoding.harness run --model tokenformer_jax --model_args source={lm},max_length=long'
-    ' --tasks local_choices --include_path {repo}/tests/tasks',
-    'max_length is',
-  ),
 }
 
 GROUPS = (

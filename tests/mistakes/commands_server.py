@@ -22,8 +22,6 @@ import xla_flags
 
 ROOT = Path(__file__).parent.parent.parent
 _LIMIT = 200  # seconds for a command
-# What `python -m` runs: imported before, it would be there twice.
-_ENTRIES = ('tokenformer_jax.decoding.harness',)
 _ALSO = ('lm_eval', 'lm_eval.evaluator', 'lm_eval.tasks', 'matplotlib.figure')
 # Trackers import much, PyTorch included where it is installed, and mistakes end before they begin.
 _WITHOUT = (
@@ -92,7 +90,7 @@ def serve() -> None:
 
   prefix = 'tokenformer_jax.'
   names = [name for _, name, _ in pkgutil.walk_packages(tokenformer_jax.__path__, prefix)]
-  names = [name for name in names if not (name in _ENTRIES or name.endswith(_WITHOUT))]
+  names = [name for name in names if not name.endswith(_WITHOUT)]
   for name in [*names, *_ALSO]:
     importlib.import_module(name)
   gc.collect()

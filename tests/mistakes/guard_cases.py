@@ -23,20 +23,6 @@ GUARDS = {
     'train --config.train.check_devices=-1',
     'config.train.check_devices is -1; it must not be negative',
   ),
-  'a checker for no checks': (
-    'train --config.train.device_checker=sdc_checker',
-    "config.train.device_checker is 'sdc_checker', which has a meaning for train.check_devices "
-    'only',
-  ),
-  'a checker that is none': (
-    'train --config.train.check_devices=9 --config.train.device_checker=twice',
-    "config.train.device_checker is 'twice'; it must be one of repeat, sdc_checker",
-  ),
-  'the checker of TPUs on a CPU': (
-    'train {tiny} --config.train.check_devices=9 --config.train.device_checker=sdc_checker',
-    'config.train.device_checker is sdc_checker, a part of the TPU compiler, and the devices are '
-    'of the platform cpu; set it to repeat',
-  ),
   'a folder that is not there for faulty hosts': (
     'train {tiny} --faulty_hosts=none/hosts',
     '--faulty_hosts=none/hosts cannot be written: there is no folder none',

@@ -13,6 +13,7 @@ from tiny import make_optimizer
 from tokenformer_jax.config import Config
 from tokenformer_jax.model import models
 from tokenformer_jax.runs import checkpoint, saved_config
+from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps import step
 from tokenformer_jax.training import sizes
 
@@ -43,7 +44,7 @@ def _write_run(workdir: Path, config: Config) -> None:
   vocabulary = {'classes': [*range(10)]} if config.model.kind == 'vit' else {'kind': 'bytes'}
   checkpoints = checkpoint.Checkpoints(workdir, keep=1)
   with contextlib.closing(checkpoints):
-    checkpoints.save(2, {**state, 'step': jnp.int32(2)}, config, vocabulary)
+    checkpoints.save(Meta(2, config, vocabulary), {**state, 'step': jnp.int32(2)})
     checkpoints.wait()
   (workdir / 'config.json').write_text(saved_config.to_text(config))
   figures = [{'step': i, 'train/loss': 5.0 - i} for i in (1, 2)]

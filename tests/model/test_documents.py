@@ -25,7 +25,6 @@ from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.execution import DEFAULT, Execution
 from tokenformer_jax.model.layer import Context, Documents
 from tokenformer_jax.model.lm import define_lm, unstack
-from tokenformer_jax.model.mixers import shaped, sums
 from tokenformer_jax.parallel import rules, sharding
 
 END, LENGTH = 0, 150  # longer than a block of queries, and than a chunk of sums
@@ -244,28 +243,6 @@ def test_documents_of_rows_stay_on_their_devices():
   np.testing.assert_allclose(got, _reference(0, starts_BxT, *arrays), atol=1e-5)
   for collective in ('all-gather', 'all-reduce', 'all-to-all', 'collective-permute'):
     assert collective not in compiled.as_text(), f'{collective} moves what every device has'
-
-
-@pytest.mark.parametrize('window', [0, 1, 7, 999])
-@pytest.mark.parametrize('length', [20, 300])
-def test_uniform_attention_is_the_mean_over_the_document(window, length):
-  starts_BxT, (value, _, _) = _starts(length), _arrays(length)
-  positions_BxT = np.arange(length)[None] - starts_BxT
-  got = jax.jit(
-    lambda v: shaped.uniform_attention(v, positions_BxT, causal=True, window=window, documents=True)
-  )(value)
-  seen = _seen(window, length, starts_BxT)
-  weights = seen / seen.sum(axis=-1, keepdims=True)
-  np.testing.assert_allclose(got, np.einsum('BTS,BSHK->BTHK', weights, value), atol=1e-5)
-
-
-def test_sums_over_documents_lose_no_digits_behind_large_ones():
-  """Differences of sums over the whole row would be wrong by the rounding of these."""
-  value = np.random.default_rng(0).normal(size=(1, 600, 1)).astype(np.float32)
-  value[:, :400] *= 1e6
-  positions = np.concatenate([np.arange(400), np.arange(200)])[None]
-  got = jax.jit(sums.document_sums)(value, positions)
-  np.testing.assert_allclose(got[0, 400:], np.cumsum(value[0, 400:], axis=0), atol=1e-4)
 
 
 def test_caches_and_images_hold_no_documents():

@@ -123,10 +123,10 @@ def test_batches_are_exactly_those_of_one_process(corpus, processes, tmp_path):
   data = config.data
   tokens = store.prepare(data).train
   length, size = data.sequence_length, data.batch_size
-  expected = [
-    order.train_rows(tokens, step, range(size), batch_size=size, sequence_length=length, seed=0)
-    for step in range(3, 6)
-  ]
+  batches = order.TrainBatches(
+    sources=[tokens], rows=range(size), batch_size=size, sequence_length=length, seed=0
+  )
+  expected = [batches[step] for step in range(3, 6)]
   np.testing.assert_array_equal(found, expected)
 
 

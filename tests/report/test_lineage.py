@@ -32,7 +32,7 @@ def family(tmp_path):
     times = [{**line, 'step': 100 * i + line['step']} for line in written_runs.hourly(100)]
     written_runs.add(path / 'times.jsonl', times)
     step = 100 * (i + 1)
-    meta = Meta(step, step, config, tuple(entries), 'model', {}, {'kind': 'bytes'})
+    meta = Meta(step, config, {'kind': 'bytes'}, tuple(entries))
     runs.append(dataclasses.replace(record.read(path, name), meta=meta))
     spent = spent_flops.count(tuple(entries), config).at(step)
     entry = Ancestor('grow', str(path), step, config.model, GrowConfig(), step, flops=spent)

@@ -5,9 +5,8 @@ import json
 import math
 
 import pytest
-from saved_states import save, state
+from saved_states import meta, save, state
 
-from tokenformer_jax.config import Config
 from tokenformer_jax.runs import checkpoint
 
 
@@ -20,7 +19,7 @@ def test_a_loss_that_is_no_number_is_never_the_best(tmp_path, loss):
 def test_the_best_checkpoint_stays_when_a_run_goes_on(tmp_path):
   save(tmp_path, [1.0, 2.0], keep=1)
   with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=1)) as checkpoints:
-    checkpoints.save(3, state(3), Config(), {'kind': 'bytes'}, 3.0, wait=True)
+    checkpoints.save(meta(3), state(3), 3.0, wait=True)
   assert checkpoint.Checkpoints(tmp_path).steps() == [1, 3], 'which one was the best is forgotten'
 
 
@@ -36,7 +35,7 @@ def test_a_loss_that_changed_on_the_disk_is_never_the_best(tmp_path, change):
     figures = {'loss': 0.5, 'diges_': figures['digest']}
   path.write_text(json.dumps(figures))
   with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=1)) as checkpoints:
-    checkpoints.save(4, state(4), Config(), {'kind': 'bytes'}, 3.0, wait=True)
+    checkpoints.save(meta(4), state(4), 3.0, wait=True)
   assert checkpoint.Checkpoints(tmp_path).steps() == [1, 4]
 
 
@@ -44,7 +43,7 @@ def test_a_loss_without_its_digest_is_never_the_best(tmp_path):
   save(tmp_path, [2.0, 1.0, 3.0])
   (tmp_path / 'checkpoints/2/metrics/metrics').write_text('{"loss": 1.0}')
   with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=1)) as checkpoints:
-    checkpoints.save(4, state(4), Config(), {'kind': 'bytes'}, 3.0, wait=True)
+    checkpoints.save(meta(4), state(4), 3.0, wait=True)
   assert checkpoint.Checkpoints(tmp_path).steps() == [1, 4]
 
 

@@ -27,7 +27,7 @@ from tokenformer_jax.config import (
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, checksum, saved_config
-from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.runs.saved_config import FORMAT
 from tokenformer_jax.storage import retry
 from tokenformer_jax.training import loop
@@ -53,7 +53,7 @@ def abstract(tree, shardings=None):
 def save(workdir, steps=(1, 2), loss=None, keep=10):
   checkpoints = checkpoint.Checkpoints(workdir, keep=keep)
   for step in steps:
-    checkpoints.save(step, state(step), Config(), TOKENIZER, loss)
+    checkpoints.save(Meta(step, Config(), TOKENIZER), state(step), loss)
   checkpoints.wait()
   checkpoints.close()
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_says_what_it_is(tmp_path):
 def test_a_checkpoint_does_not_choose_where_programs_are_loaded_from(tmp_path):
   theirs = dataclasses.replace(Config(), train=TrainConfig(compilation_cache='/tmp/theirs'))
   checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
-  checkpoints.save(1, state(), theirs, TOKENIZER)
+  checkpoints.save(Meta(1, theirs, TOKENIZER), state())
   checkpoints.wait()
   got = checkpoints.meta(1).config
   assert got == Config(), 'JAX would run what it finds in a directory that a stranger chose'
@@ -92,14 +92,8 @@ def test_a_checkpoint_says_how_its_model_came_to_be(tmp_path):
     first, action='merge', source='/runs/b', grow=growth(method='duplicate', noise=0.5)
   )
   checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
-  checkpoints.save(
-    7,
-    {**state(), 'skipped': jnp.asarray(3)},
-    Config(),
-    TOKENIZER,
-    lineage=(first, second),
-    contents='added_tokens',
-  )
+  described = Meta(7, Config(), TOKENIZER, (first, second), 'added_tokens')
+  checkpoints.save(described, {**state(), 'skipped': jnp.asarray(3)})
   checkpoints.wait()
   _, meta = checkpoint.open_source(tmp_path, None)
   assert meta.lineage == (first, second), 'the lineage is another one after reading'
@@ -132,7 +126,7 @@ def test_files_that_a_replaced_process_removed_are_written_again(tmp_path, monke
     return save(*args, **kwargs)
 
   monkeypatch.setattr(checkpoints._manager, 'save', fail_once)
-  checkpoints.save(10, state(), Config(), TOKENIZER, wait=True)
+  checkpoints.save(Meta(10, Config(), TOKENIZER), state(), wait=True)
   assert not errors and checkpoints.steps() == [10]
   checkpoints.close()
 
@@ -142,7 +136,7 @@ def test_a_state_that_is_donated_after_save_is_still_written(tmp_path):
   big = {'params': jnp.arange(2**20, dtype=jnp.float32)}
   overwrite = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0 - 1, tree), donate_argnums=0)
   expected = np.asarray(big['params']).copy()
-  checkpoints.save(1, big, Config(), TOKENIZER, None)
+  checkpoints.save(Meta(1, Config(), TOKENIZER), big)
   for _ in range(3):
     big = overwrite(big)
   checkpoints.wait()
@@ -175,8 +169,8 @@ def test_arrays_made_when_they_are_written_are_as_others(tmp_path):
     for n, a in arrays.items()
   }
   checkpoints = checkpoint.Checkpoints(tmp_path, keep=2)
-  checkpoints.save(1, {'params': jax.tree.map(jnp.asarray, arrays)}, Config(), TOKENIZER)
-  checkpoints.save(2, {'params': deferred}, Config(), TOKENIZER)
+  checkpoints.save(Meta(1, Config(), TOKENIZER), {'params': jax.tree.map(jnp.asarray, arrays)})
+  checkpoints.save(Meta(2, Config(), TOKENIZER), {'params': deferred})
   checkpoints.wait()
   first, second = checkpoints.meta(1), checkpoints.meta(2)
   assert first.checksums == second.checksums, 'another checksum than that of a jax array'
@@ -188,7 +182,7 @@ def test_arrays_made_when_they_are_written_are_as_others(tmp_path):
 def test_the_rest_of_a_checkpoint_of_parameters_is_read_as_zeros(tmp_path):
   checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
   alone = {'params': state()['params']}
-  checkpoints.save(0, alone, Config(), TOKENIZER, contents='params')
+  checkpoints.save(Meta(0, Config(), TOKENIZER, contents='params'), alone)
   checkpoints.wait()
   _, meta = checkpoint.open_source(tmp_path, None)
   checkpoint.check_is_model(meta, tmp_path)
@@ -199,7 +193,7 @@ def test_the_rest_of_a_checkpoint_of_parameters_is_read_as_zeros(tmp_path):
   assert set(restored) == set(state())
   for a, b in zip(jax.tree.leaves(rest), jax.tree.leaves(wanted), strict=True):
     assert a.dtype == b.dtype and np.array_equal(a, b), 'not a fresh state'
-  checkpoints.save(1, alone, Config(), TOKENIZER)
+  checkpoints.save(Meta(1, Config(), TOKENIZER), alone)
   checkpoints.wait()
   with pytest.raises(checkpoint.DamagedError):
     checkpoints.restore(checkpoints.meta(1), abstract(state()))

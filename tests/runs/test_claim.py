@@ -15,10 +15,12 @@ import jax
 import pytest
 import tiny_run
 
+from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, claim
+from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
 
@@ -473,10 +475,10 @@ def test_a_target_is_written_by_one_process(directory):
   target = directory.parent / 'target'
   with grow_run.alone(target):
     with pytest.raises(UserError, match=r'target is being written by .* name another --target'):
-      grow_run.write(target, {}, None, {}, lineage=(), step=0)
+      grow_run.write(target, Meta(0, Config(), {}), {})
     target.mkdir()
     (target / 'config.json').write_text('{}')
   with pytest.raises(UserError, match='target exists; name a new directory'):
-    grow_run.write(target, {}, None, {}, lineage=(), step=0)
+    grow_run.write(target, Meta(0, Config(), {}), {})
   assert names(target) == ['config.json'], 'the files of another process were touched'
   assert names(directory.parent) == ['target'], 'something is left in the folder of the target'

@@ -31,7 +31,7 @@ def _entry(model: ModelConfig, at: int, flops: float = 0, action: str = 'grow', 
 
 
 def _meta(lineage, config: Config, step: int) -> Meta:
-  return Meta(step, step, config, lineage, 'model', {}, {})
+  return Meta(step, config, {}, lineage)
 
 
 def test_a_run_that_has_not_grown_counts_its_steps():

@@ -15,10 +15,9 @@ import orbax.checkpoint as ocp
 import pytest
 import tiny_run
 from outcomes import assert_same
-from saved_states import EIO, FULL, HARM, assert_intact, restore, save, state
+from saved_states import EIO, FULL, HARM, assert_intact, meta, restore, save, state
 
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.config import Config
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.runs import checkpoint, metrics
@@ -76,7 +75,7 @@ def large(tmp_path_factory):
   workdir, rng = tmp_path_factory.mktemp('large'), np.random.default_rng(0)
   arrays = {'a': jnp.asarray(rng.normal(size=(60, 40)), jnp.float32), 'b': jnp.arange(3000)}
   with contextlib.closing(checkpoint.Checkpoints(workdir, keep=1)) as checkpoints:
-    checkpoints.save(1, {'params': arrays}, Config(), {'kind': 'bytes'}, 1.0, wait=True)
+    checkpoints.save(meta(1), {'params': arrays}, 1.0, wait=True)
   files = sorted(p.relative_to(workdir) for p in workdir.rglob('*') if p.is_file())
   return workdir, arrays, files
 
@@ -133,8 +132,8 @@ def test_a_process_waits_for_one_that_tries_again(tmp_path, monkeypatch):
 def test_all_processes_take_the_step_that_the_first_one_sees(tmp_path, monkeypatch):
   save(tmp_path, [1.0, 1.0])
   monkeypatch.setattr(hosts, 'from_first', lambda make: '[1]')
-  _, meta = checkpoint.open_source(tmp_path, None)
-  assert meta.step == 1, 'each process chooses the checkpoint by what itself sees'
+  _, chosen = checkpoint.open_source(tmp_path, None)
+  assert chosen.step == 1, 'each process chooses the checkpoint by what itself sees'
 
 
 # Writing
@@ -199,7 +198,7 @@ def test_the_last_checkpoint_stays_where_no_further_one_can_be_written(tmp_path,
   with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=1)) as checkpoints:
     fail(os, 'rename', itertools.repeat(error), is_last_rename)
     with pytest.raises(told, match=r'the last good checkpoint is step 1; ') as raised:
-      checkpoints.save(2, state(2), Config(), {'kind': 'bytes'}, wait=True)
+      checkpoints.save(meta(2), state(2), wait=True)
   assert raised.value.__cause__ is error
   assert_intact(tmp_path, 1)
 
@@ -207,9 +206,9 @@ def test_the_last_checkpoint_stays_where_no_further_one_can_be_written(tmp_path,
 def test_a_save_that_failed_in_the_background_is_asked_for_again(tmp_path, fail):
   fail(os, 'rename', [EIO, None], is_last_rename)
   with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=1)) as checkpoints:
-    checkpoints.save(1, state(1), Config(), {'kind': 'bytes'})
+    checkpoints.save(meta(1), state(1))
     assert until(checkpoints.failed), 'a save that failed is taken for a good one'
-    checkpoints.save(2, state(2), Config(), {'kind': 'bytes'})
+    checkpoints.save(meta(2), state(2))
     checkpoints.wait()
     assert not checkpoints.failed(), 'a good save is taken for one that failed'
     assert checkpoints.steps() == [2], 'what was never written is listed'

@@ -234,7 +234,6 @@ def test_a_copy_of_the_state_for_a_check_of_devices_is_kept_free(mesh, compiled)
     ({'remat': 'dots'}, RematPlan('dots', 'unrolled'), 2),
     ({'layers': 'scan'}, RematPlan('everything', 'scan'), 6),
     ({'remat': 'full', 'layers': 'unrolled'}, RematPlan('full', 'unrolled'), 1),
-    ({'layers': '4'}, RematPlan('everything', '4'), 6),
   ],
 )
 def test_values_of_the_config_limit_the_plans(train, first, count):

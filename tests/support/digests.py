@@ -70,7 +70,7 @@ SMALL: dict[str, tuple[ModelConfig, MeshConfig, dict[str, Any]]] = {
   'default': (tiny.tiny_model(), ONE, {}),
   'dense': (tiny.tiny_model(dense=True, bias=True, norm='affine'), ONE, {}),
   'bfloat16': (tiny.tiny_model(window=7), ONE, {'dtype': 'bfloat16'}),
-  'offload': (tiny.tiny_model(layers=6), ONE, {'train.remat': 'full', 'train.layers': '2'}),
+  'offload': (tiny.tiny_model(layers=6), ONE, {'train.remat': 'full', 'train.layers': 'scan'}),
   'squared relu': (GATED(scores='squared_relu', window=7), ONE, {}),
   'gau alpha': (GATED(length_scale=config.SeenScaleConfig()), ONE, {}),
   'shaped window': (tiny.with_mixer(SHAPED, window=7), ONE, {}),

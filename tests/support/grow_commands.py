@@ -32,7 +32,7 @@ def write_run(workdir: Path, text: str, cache: Path, *, seed: int = 0, **changes
   checkpoints = checkpoint.Checkpoints(workdir, keep=1)
   with contextlib.closing(checkpoints):
     state = state_of(config.model, seed)
-    checkpoints.save(STEP, state, config, tokenizer.to_json(), seen=SEEN)
+    checkpoints.save(Meta(STEP, config, tokenizer.to_json(), seen=SEEN), state)
     checkpoints.wait()
   return config
 

@@ -11,6 +11,7 @@ import numpy as np
 from tokenformer_jax.config import Config
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Meta
 
 EIO = OSError(errno.EIO, 'Input/output error')
 FULL = OSError(errno.ENOSPC, 'No space left on device')
@@ -20,11 +21,15 @@ def state(step):
   return {'params': {'keys': jnp.arange(24.0).reshape(4, 6) + step}, 'step': jnp.asarray(step)}
 
 
+def meta(step):
+  return Meta(step, Config(), {'kind': 'bytes'})
+
+
 def save(workdir, losses, keep=10):
   """Saves steps 1, 2, … with these losses on the validation split."""
   with contextlib.closing(checkpoint.Checkpoints(workdir, keep=keep)) as checkpoints:
     for step, loss in enumerate(losses, start=1):
-      checkpoints.save(step, state(step), Config(), {'kind': 'bytes'}, loss)
+      checkpoints.save(meta(step), state(step), loss)
       checkpoints.wait()
 
 

@@ -47,11 +47,9 @@ def shared() -> Iterator[None]:
       made[key] = make()
     return made[key]
 
-  def train_step(program, mesh, more_options=()):
-    options = dict(more_options)
-    more = ('step', repr(program.growth), repr(options))
-    key = _key(program.task, program.config, mesh, *more)
-    return share(key, lambda: make_step(program, mesh, options))
+  def train_step(program, mesh):
+    key = _key(program.task, program.config, mesh, 'step', repr(program.growth))
+    return share(key, lambda: make_step(program, mesh))
 
   def eval_step(task, mesh):
     return share(_key(task, task.config, mesh, 'eval'), lambda: make_eval(task, mesh))

@@ -39,15 +39,7 @@ def trained(devices: int = 1, **changes: Any) -> Trained:
   mesh = sharding.make_mesh(MESHES[devices], jax.devices()[:devices])
   return Trained(
     source='nowhere',
-    meta=Meta(
-      step=0,
-      updates=0,
-      config=whole,
-      lineage=(),
-      contents='model',
-      checksums={},
-      tokenizer=ByteTokenizer().to_json(),
-    ),
+    meta=Meta(0, whole, ByteTokenizer().to_json()),
     definition=definition,
     execution=execution,
     params=jax.device_put(

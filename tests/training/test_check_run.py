@@ -13,6 +13,7 @@ from tokenformer_jax.config import Config, values
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks.text import TextTask
 from tokenformer_jax.training.prepare import prepare
@@ -34,7 +35,7 @@ def other(make, tmp_path):
   config = dataclasses.replace(config, model=config_lib.with_references(config.model))
   with contextlib.closing(checkpoint.Checkpoints(tmp_path / 'other', keep=9)) as checkpoints:
     state = {'params': {'x': jnp.zeros(1)}}
-    checkpoints.save(STEP, state, config, tokenizer=ByteTokenizer().to_json())
+    checkpoints.save(Meta(STEP, config, ByteTokenizer().to_json()), state)
     checkpoints.wait()
   return tmp_path / 'other'
 

@@ -1,7 +1,6 @@
 """Devices that compute wrong are found and named, and healthy ones change nothing."""
 
 import contextlib
-import dataclasses
 import re
 import socket
 import subprocess
@@ -48,12 +47,6 @@ def test_one_wrong_bit_on_one_of_eight_devices_ends_the_run(make, tmp_path):
   assert raised.value.hosts == (host,)
   assert list(losses(tmp_path / 'run'))[-1] == 7, 'figures of a wrong step are written'
   assert checkpoint.Checkpoints(tmp_path / 'run').steps() == [5], 'a wrong step is saved'
-
-
-@pytest.mark.slow
-def test_a_wrong_bit_in_a_step_that_is_not_checked_stays(make, tmp_path, one_device):
-  config = make(train__check_devices=7, train__steps=6)
-  train_with_fault(config, tmp_path / 'run', call=3, device=0)
 
 
 @pytest.mark.slow
@@ -125,30 +118,7 @@ def test_all_of_two_hosts_end_and_name_the_same_device(source, tmp_path):
   assert (tmp_path / 'faulty').read_text() == f'{socket.gethostname()}\n'
 
 
-def test_faults_of_the_compilers_checker_are_reported():
-  def step(*arguments):
-    raise jax.errors.JaxRuntimeError('INTERNAL: SDC Event detected: HLO output mismatch')
-
-  with pytest.raises(FaultyDeviceError, match=r'in step 3 .*output mismatch'):
-    device_check.Instrumented(step)(3, {}, {})
-
-  def out_of_memory(*arguments):
-    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED')
-
-  with pytest.raises(jax.errors.JaxRuntimeError):
-    device_check.Instrumented(out_of_memory)(3, {}, {})
-
-
-REFUSED = {
-  'the checker of another platform': ('cpu', {'device_checker': 'sdc_checker'}, 'set it to repeat'),
-  'a GPU without an order of sums': ('gpu', {}, 'compiler_options=auto; set that to deterministic'),
-}
-
-
-@pytest.mark.parametrize('name', REFUSED)
-def test_devices_that_cannot_be_checked_are_refused(name):
-  platform, values, sentence = REFUSED[name]
-  mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
-  train = dataclasses.replace(TrainConfig(), check_devices=10, **values)
-  with pytest.raises(UserError, match=sentence):
-    device_check.check_repeats(mesh, train)
+def test_a_gpu_without_an_order_of_sums_is_refused():
+  mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform='gpu')]))
+  with pytest.raises(UserError, match='compiler_options=auto; set that to deterministic'):
+    device_check.check_repeats(mesh, TrainConfig(check_devices=10))

@@ -19,7 +19,7 @@ from tokenformer_jax.data.mixture import make_stores
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Seen
+from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
 from tokenformer_jax.steps import step
 from tokenformer_jax.tasks.text import TextTask
 from tokenformer_jax.training import continuation, loop, sizes
@@ -54,26 +54,26 @@ def other_text(tmp_path):
   return f'files:{folder}/*.txt'
 
 
-def save(config, workdir, *, step=STEP, seen='of the run', state=None, **changes):
+def save(config, workdir, *, step=STEP, seen=None, state=None, **changes):
   """Writes a checkpoint as a run leaves it; returns what it says of itself.
 
   Args:
     config: of the run.
     workdir: of the run.
     step: of the checkpoint.
-    seen: None: not known, as of old checkpoints.
+    seen: None: what its steps have seen with the batch size of the config.
     state: an array alone unless given.
-    **changes: arguments of `Checkpoints.save`.
+    **changes: fields of `Meta`.
   """
   config = sizes.fill_in(config)
   task = tasks.make(config)
   task.prepare()
-  if seen == 'of the run':
+  if seen is None:
     seen = Seen(step * config.data.batch_size, task.digest)
   with contextlib.closing(checkpoint.Checkpoints(workdir, keep=9)) as checkpoints:
     state = state or {'params': {'x': jnp.zeros(1)}}
-    arguments = {'tokenizer': task.vocabulary(), 'seen': seen, **changes}
-    checkpoints.save(step, state, config, **arguments)
+    fields = {'tokenizer': task.vocabulary(), 'seen': seen, **changes}
+    checkpoints.save(Meta(step, config, **fields), state)
     checkpoints.wait()
     return checkpoints.meta(step)
 
@@ -257,18 +257,12 @@ def test_a_resumed_run_may_have_another_batch_size(make, tmp_path):
   with contextlib.closing(run.task.train_batches(range(16), STEP, STEP + 1, run.position)) as rows:
     batch = next(rows)
   tokens, seed, length = run.task._data.stores[''].train, run.config.train.seed, 32
-  n = store.window_count(tokens, length)
+  n = order.window_count(tokens, length)
   for row, tokens_of_row in enumerate(batch):
     sample = order.sample_index(seed, STEP * BATCH + row, n)
     np.testing.assert_array_equal(
       tokens_of_row, tokens[sample * length : sample * length + length + 1], 'another sample'
     )
-
-
-def test_an_old_checkpoint_has_seen_its_steps_times_its_batch_size(make, tmp_path):
-  meta = save(make(), tmp_path / 'run', seen=None)
-  assert meta.seen == Seen(STEP * BATCH, '')
-  assert begin(make(data__batch_size=2), tmp_path / 'run').position == order.Position(10, 80)
 
 
 def state_of(run, value=3):

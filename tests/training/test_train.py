@@ -127,16 +127,14 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
 def test_every_sample_is_seen_once_whatever_the_batch_sizes(
   make, tmp_path, one_device, monkeypatch
 ):
-  positions, rows_of = {}, order.train_rows
+  positions, read = {}, order.TrainBatches.__getitem__
 
-  def spy(tokens, step, rows, *, batch_size, position=None, **options):
-    if position is None:  # a look at the data before the run
-      return rows_of(tokens, step, rows, batch_size=batch_size, **options)
-    first = position.batch_start(int(step), batch_size)
-    positions[int(step)] = [first + row for row in rows]
-    return rows_of(tokens, step, rows, batch_size=batch_size, position=position, **options)
+  def spy(self, step):
+    first = self.position.batch_start(int(step), self.batch_size)
+    positions[int(step)] = [first + row for row in self.rows]
+    return read(self, step)
 
-  monkeypatch.setattr(order, 'train_rows', spy)
+  monkeypatch.setattr(order.TrainBatches, '__getitem__', spy)
   for batch_size, steps in ((8, 5), (16, 8), (4, 12), (4, 15)):
     config = make(data__batch_size=batch_size, train__steps=steps)
     loop.train(config, tmp_path / 'run')

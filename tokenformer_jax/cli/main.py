@@ -197,15 +197,13 @@ def output_file(flag: str, endings: Sequence[str] = ()) -> Path | None:
   return path
 
 
-def write_output(flag: str, write: Callable[[Path], Any], *, in_all: bool = True) -> None:
+def write_output(flag: str, write: Callable[[Path], Any]) -> None:
   """Let the first process write the file that a flag names; see `output_file`.
-
-  If not all processes call this function (`in_all`), every one that does writes.
 
   Raises:
     UserError: the file cannot be written.
   """
-  if in_all and not hosts.is_first():
+  if not hosts.is_first():
     return
   path = Path(str(flags.FLAGS[flag].value))
   try:

@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
   except FaultyDeviceError as error:
     if flags.FLAGS.faulty_hosts:
       add = functools.partial(_add_lines, error.hosts)
-      cli.write_output('faulty_hosts', add, in_all=error.in_all)
+      cli.write_output('faulty_hosts', add)
     raise
   if not stopped:
     return 0

@@ -47,7 +47,6 @@ def check(config: Config) -> None:
 # Keys with an effect only if another key is set, or only for language models.
 _OWNERS = {
   'optim.skip_window': 'optim.skip_deviations',
-  'train.device_checker': 'train.check_devices',
   'distill.weight': 'distill.teacher',
   'distill.temperature': 'distill.teacher',
 }

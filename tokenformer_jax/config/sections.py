@@ -91,12 +91,9 @@ class TrainConfig:
   )
   check_devices: Int = key(
     0,
-    'steps between those that also look for devices that compute wrong, without an error. 0: none',
+    'steps between those that are computed twice, to find devices that compute wrong without an '
+    'error. 0: none',
     least=0,
-  )
-  device_checker: Literal['repeat', 'sdc_checker'] = key(
-    'repeat',
-    'how: compute the step twice and compare the bits; or by the SDC checker of the TPU compiler',
   )
   sample_tokens: Int = key(64, 'length of the text written at each evaluation. 0: none', least=0)
   sample_prompt: Str = key('', "the start of that text. '': a new document")
@@ -105,10 +102,8 @@ class TrainConfig:
       'auto', 'the values to save for the backward pass: see model/stack.py. auto: as many as fit'
     )
   )
-  layers: Literal['auto', 'scan', '2', '4', '8', 'unrolled'] = key(
-    'auto',
-    'a loop over layers, with one in its body (scan), or at most 2, 4 or 8; or all without a loop. '
-    'auto: the fastest that fits',
+  layers: Literal['auto', 'scan', 'unrolled'] = key(
+    'auto', 'a loop over layers, or all without a loop. auto: the fastest that fits'
   )
   attention: Literal['auto', 'xla', 'cudnn', 'splash'] = key(
     'auto', 'the kernel: see model/kernels.py'

@@ -22,6 +22,7 @@ from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
 from tokenformer_jax.parallel import messages
+from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 
 _LENGTH = 2048  # of sequences, unless the model has fewer positions
@@ -76,8 +77,8 @@ def to_jax(
   if dtype != 'float32' and (rounded := sorted(dtypes - {dtype})):
     messages.say(f'numbers of {" and ".join(rounded)} are rounded to {dtype}')
   stored = _of_folder(loaded, source, model.vocab_size, data) if is_folder else loaded.to_json()
-  state = {'params': weights.params(dtype)}
-  grow_run.write(target, state, config, stored, lineage=(), contents='params', step=0)
+  meta = Meta(0, config, stored, contents='params')
+  grow_run.write(target, meta, {'params': weights.params(dtype)})
   return config
 
 

@@ -20,15 +20,12 @@ WEIGHTS = ('weight', 'loss_weight', 'train')
 _PLAIN = ('role', 'content', 'id', 'tool_call_id')  # The last two are no text.
 _FLAGS = {'0': False, '0.0': False, 'false': False, '1': True, '1.0': True, 'true': True}
 _EMPTY = (None, '', [], {})
-# The keys of a row that say whether its answer is learned, and those that would change its text.
-_ROW_WEIGHTS = (*WEIGHTS, 'sample_weight', 'label')
-_ROW_TEXTS = (
-  *('messages', 'prompt', 'response', 'completion', 'conversation', 'conversations', 'system'),
+# The columns of a row, besides those that are read, that say what is learned or belong to the text.
+_OF_CONVERSATIONS = (
+  *(*WEIGHTS, 'label', 'messages', 'prompt', 'response', 'completion', 'conversations', 'system'),
   *('system_prompt', 'history', 'context', 'instruction', 'input', 'tools', 'tool_calls'),
-  *('functions', 'function_call', 'documents', 'chat_template_kwargs', 'mask', 'loss_mask'),
-  *('completion_mask', 'assistant_masks', 'train_on_input', 'train_on_inputs'),
+  *('functions', 'function_call', 'documents', 'mask', 'loss_mask', 'completion_mask'),
 )
-_LONGEST = 2**24  # characters; a longer text would be cut into pieces
 _ANSWERS = ('response', 'completion')
 _SHAPES = 'messages (a list of {"role", "content"}), or prompt with response or completion'
 
@@ -42,9 +39,8 @@ class Conversation(str):
 def columns(names: Iterable[str], label: str) -> list[str]:
   """Return those of some columns that are read: `conversation` uses or refuses each."""
   names = list(names)
-  more = [name for name in names if name in _ROW_WEIGHTS or name in _ROW_TEXTS]
   used = _used_names(names, label)
-  return used + [name for name in more if name not in used]
+  return used + [name for name in names if name in _OF_CONVERSATIONS and name not in used]
 
 
 def _used_names(names: Iterable[str], label: str) -> list[str]:
@@ -85,11 +81,6 @@ def conversation(row: dict[str, Any], label: str) -> Conversation:
   _check_rest({key: row[key] for key in row if key not in used}, messages, label)
   kept = [{key: value for key, value in m.items() if value is not None} for m in messages]
   text = json.dumps(kept, ensure_ascii=False)
-  if len(text) > _LONGEST:
-    raise UserError(
-      f'{label} has a conversation of more than {_LONGEST >> 20} Mi characters; divide it, or '
-      'leave the row out'
-    )
   # JSON can hold lone surrogates.
   document = Conversation(text.encode('utf-8', errors='replace').decode())
   document.label = label
@@ -98,19 +89,14 @@ def conversation(row: dict[str, Any], label: str) -> Conversation:
 
 def _check_rest(rest: dict[str, Any], messages: list[dict[str, Any]], label: str) -> None:
   """Check that the rest of a row takes nothing from its messages, and adds nothing to them."""
+  texts = [message['content'] for message in messages]
   for key, value in rest.items():
-    if value in _EMPTY:
-      continue
-    if key in _ROW_WEIGHTS:
-      learned = is_learned(value)
-      if learned is False or (learned is None and key != 'label'):  # It may name a topic.
-        raise UserError(
-          f'{label} has {key} {value!r:.40}, and a row has the weight 1 only; leave the row out'
-        )
-    elif key in _ROW_TEXTS and not any(value == message['content'] for message in messages):
+    learned = is_learned(value)
+    is_topic = key == 'label' and learned is None
+    if key in _OF_CONVERSATIONS and not (value in _EMPTY or learned or is_topic or value in texts):
       raise UserError(
-        f'{label} has {key!r} ({value!r:.40}), which is in none of its messages and would be lost; '
-        'write it into messages, or leave the key out'
+        f'{label} has {key} {value!r:.40}, which its messages do not say and would be lost; write '
+        'it into messages, or leave the row or the key out'
       )
 
 

@@ -4,13 +4,11 @@ A template is one of those that Hugging Face's `transformers` reads: `apply_chat
 gives the same text and the same marks. It encloses in {% generation %} … {% endgeneration %} what
 the model has to learn to write; a template without these marks can ask for answers only.
 `bos_token`, `eos_token` and the other tokens of the tokenizer have their values, `tools` and
-`documents` are None; `raise_exception`, `strftime_now` and `tojson` are there. Every template but
-the built-in one runs in a process with limits (`chat_jinja`).
+`documents` are None; `raise_exception`, `strftime_now` and `tojson` are there.
 """
 
 import dataclasses
 import hashlib
-import importlib.util
 import itertools
 import json
 import re
@@ -20,9 +18,9 @@ from typing import Any, NamedTuple
 
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import chat_jinja, special_tokens, tokenizers
-from tokenformer_jax.data.chat_jinja import MARKS
+from tokenformer_jax.data.chat_jinja import MARKS, RenderError
 from tokenformer_jax.data.chat_rows import ANSWER_ROLE, WEIGHTS, is_learned, more_keys
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, check_installed
 
 Messages = Sequence[dict[str, Any]]
 
@@ -92,12 +90,10 @@ class Template:
     conversation by its `label` and its beginning.
     """
     label = _label(messages, label)
-    reply = self._reply(messages, ask=ask, learn=not ask)
-    rendered = self._rendered(reply, label)
+    rendered = self._rendered(messages, label, ask=ask, learn=not ask)
     for key in dict.fromkeys(key for message in messages for key in more_keys(message)):
-      without = [{k: v for k, v in message.items() if k != key} for message in messages]
-      if self._reply(without, ask=ask, learn=False) != reply:
-        continue  # The template has a use for it.
+      if self._uses(key, messages, ask):
+        continue
       if key not in WEIGHTS:
         raise UserError(
           f'{label} has {key!r} in a message, of which {self.name} makes no text; leave the key '
@@ -135,21 +131,28 @@ class Template:
   def end_of_turn(self, messages: Messages) -> str:
     """Return the text that ends an answer to messages, or '' if it ends with its document."""
     answered = [*messages, {'role': ANSWER_ROLE, 'content': _PROBE}]
-    text, answers = self._rendered(self._reply(answered), _label(messages))
+    text, answers = self._rendered(answered, _label(messages))
     answer = text[slice(*answers[-1])] if answers else text  # A template may mark none.
     end = answer.rpartition(_PROBE)[2]
     return end.strip() or end
 
   def check(self, *, to_learn: bool) -> None:
     """Check that the template is valid, and for one `to_learn` from, that it marks answers."""
-    if not self._jinja(None)['marked'] and to_learn:
+    try:
+      marked = chat_jinja.has_marks(self.source)
+    except RenderError as error:
+      raise UserError(f'{self.name} is not a valid Jinja template ({error}); correct it') from error
+    if not to_learn:
+      return
+    if not marked:
       raise UserError(f'{self.name} does not say what the model has to learn; {_ADVICE}')
     question = [{'role': 'user', 'content': 'QUESTION'}]
-    asked = self._reply(question, ask=True)
-    answered = self._reply([*question, {'role': ANSWER_ROLE, 'content': _PROBE}])
-    if not to_learn or 'error' in asked or 'error' in answered:
+    try:
+      asked = self._marked(question, ask=True)
+      answered = self._marked([*question, {'role': ANSWER_ROLE, 'content': _PROBE}])
+    except RenderError:
       return  # It may refuse these messages, and no others.
-    asked, (text, answers) = asked['text'], _without_marks(answered['text'])
+    text, answers = _without_marks(answered)
     before = text[: answers[0][0]] if answers else ''
     if before.startswith(asked) and (header := before[len(asked) :].strip()):
       raise UserError(
@@ -158,23 +161,26 @@ class Template:
         '{% if add_generation_prompt %} and {% endif %}'
       )
 
-  def _rendered(self, reply: dict[str, Any], label: str) -> Rendered:
-    if 'error' in reply:
-      raise UserError(f'{label} cannot be written by {self.name}: {reply["error"]}')
-    return _without_marks(reply['text'])
+  def _uses(self, key: str, messages: Messages, ask: bool) -> bool:
+    """Return whether the text depends on a key of the messages."""
+    without = [{k: v for k, v in message.items() if k != key} for message in messages]
+    try:
+      return self._marked(without, ask=ask) != self._marked(messages, ask=ask)
+    except RenderError:
+      return True
 
-  def _reply(self, messages: Messages, *, ask: bool = False, learn: bool = False) -> dict[str, Any]:
+  def _rendered(
+    self, messages: Messages, label: str, *, ask: bool = False, learn: bool = False
+  ) -> Rendered:
+    try:
+      return _without_marks(self._marked(messages, ask=ask, learn=learn))
+    except RenderError as error:
+      raise UserError(f'{label} cannot be written by {self.name}: {error}') from error
+
+  def _marked(self, messages: Messages, *, ask: bool = False, learn: bool = False) -> str:
     more = {'add_generation_prompt': ask, 'tools': None, 'documents': None}
-    return self._jinja({'messages': messages, **more, **self.tokens}, learn=learn)
-
-  def _jinja(self, values: dict[str, Any] | None, *, learn: bool = False) -> dict[str, Any]:
-    request = {'source': self.source, 'learn': learn, 'values': values}
-    reply = chat_jinja.render(request, limits=self.source != OURS)
-    if reply.get('error') == chat_jinja.LIMITS:
-      raise UserError(f'{self.name} cannot be used: {chat_jinja.LIMITS}; name another template')
-    if 'invalid' in reply:
-      raise UserError(f'{self.name} is not a valid Jinja template ({reply["invalid"]}); correct it')
-    return reply
+    values = {'messages': messages, **more, **self.tokens}
+    return chat_jinja.render(self.source, values, learn=learn)
 
 
 def _label(messages: Messages, row: str = '') -> str:
@@ -187,7 +193,7 @@ def find_template(data: TextConfig, *, to_learn: bool = True) -> Template:
   It is the file `chat_template`, or that of the tokenizer: `chat_template.jinja` or the entry of
   `tokenizer_config.json` beside its `tokenizer.json`; or `OURS`.
   """
-  check_installed('config.data.rows is chat, which' if to_learn else 'a chat template')
+  check_installed('jinja2', 'renders conversations', 'chat')
   name, source = 'the built-in template', OURS
   folder = _tokenizer_folder(data.tokenizer)
   if data.chat_template:
@@ -210,12 +216,6 @@ def has_own(data: TextConfig) -> bool:
     return False
   named = _named(_tokenizer_config(file.parent).get('chat_template'))
   return bool(named) or (file.parent / 'chat_template.jinja').is_file()
-
-
-def check_installed(what: str) -> None:
-  """Check that jinja2 is there for `what`, the subject of the sentence if it is not."""
-  if importlib.util.find_spec('jinja2') is None:
-    raise UserError(f'{what} needs jinja2; run pip install -e ".[chat]"')
 
 
 def _tokenizer_folder(tokenizer: str) -> Path | None:

@@ -22,7 +22,6 @@ from tokenformer_jax.data.mixture_tokenizer import naming
 from tokenformer_jax.data.order import Position
 from tokenformer_jax.data.shards import Store
 from tokenformer_jax.data.tokenizers import Tokenizer
-from tokenformer_jax.data.tokens import Tokens
 from tokenformer_jax.storage import paths, retry
 
 
@@ -87,29 +86,31 @@ class Mixture:
   def _lengths(self) -> dict[str, int]:
     """The number of samples of the order in an epoch of each source."""
     length = self.config.sequence_length * self.subsamples
-    return {name: store.window_count(one.train, length) for name, one in self.stores.items()}
+    return {name: order.window_count(one.train, length) for name, one in self.stores.items()}
 
   def train_batches(
-    self, rows: Sequence[int], first_step: int, last_step: int | None, position: Position
+    self,
+    rows: Sequence[int],
+    first_step: int,
+    last_step: int = order.ENDLESS,
+    position: Position = order.BEGINNING,
   ) -> Generator[np.ndarray, None, None]:
-    """Return this host's rows of the training batches: see `order.train_batches`."""
-    if '' in self.stores:
-      one = self.stores['']
-      return order.train_batches(
-        one, self.config, self.seed, rows, first_step, last_step, position, self.subsamples
-      )
-    steps = _MixedSteps(
-      sources=tuple(one.train for one in self.stores.values()),
+    """Return this host's rows of the training batches `first_step` … `last_step` − 1, read ahead.
+
+    Close the generator to stop the threads or processes that read.
+    """
+    batches = order.TrainBatches(
+      sources=[one.train for one in self.stores.values()],
+      rows=rows,
       batch_size=self.config.batch_size,
       sequence_length=self.config.sequence_length,
-      subsamples=self.subsamples,
       seed=self.seed,
       mixture=self._order(position),
-      rows=tuple(rows),
-      last_step=order.ENDLESS if last_step is None else last_step,
       position=position,
+      subsamples=self.subsamples,
+      last_step=last_step,
     )
-    return order.read_ahead(steps, first_step, self.config)
+    return order.read_ahead(batches, first_step, self.config)
 
   def validation_parts(
     self, rows: Sequence[int], batches: int = 0
@@ -154,45 +155,9 @@ class Mixture:
     )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _MixedSteps:
-  """Training batches of a mixture by step, in the form of a random-access source for Grain."""
-
-  sources: tuple[Tokens, ...]
-  batch_size: int
-  sequence_length: int
-  subsamples: int
-  seed: int
-  mixture: MixtureOrder
-  rows: tuple[int, ...]
-  last_step: int
-  position: Position
-
-  def __len__(self) -> int:
-    return self.last_step
-
-  def __getitem__(self, step: int) -> np.ndarray:
-    first = self.position.batch_start(int(step), self.batch_size)
-    samples = [self._sample(first + int(row)) for row in self.rows]
-    batch = np.empty((len(samples), self.sequence_length + 1), np.int32)
-    for number, tokens in enumerate(self.sources):
-      rows = [row for row, (source, _) in enumerate(samples) if source == number]
-      windows = order.samples(
-        tokens,
-        [samples[row][1] for row in rows],
-        self.sequence_length,
-        self.seed,
-        self.subsamples,
-      )
-      for row, window in zip(rows, windows, strict=True):
-        batch[row] = window
-    return batch
-
-  def _sample(self, position: int) -> tuple[int, int]:
-    """Return the number of the source of a position, and the position in that source's order."""
-    whole, number = divmod(position, self.subsamples)
-    source, sample = self.mixture.locate(whole)
-    return source, sample * self.subsamples + number
+def one_source(made: Store, data: TextConfig, seed: int) -> Mixture:
+  """Return the text of a run without a mixture."""
+  return Mixture({'': made}, order.ONE_SOURCE.shares, data, seed)
 
 
 def open_sources(data: TextConfig, seed: int, tokenizer: Tokenizer | None = None) -> Mixture:
@@ -204,7 +169,7 @@ def open_sources(data: TextConfig, seed: int, tokenizer: Tokenizer | None = None
   if not data.mixture:
     made = store.prepare(data, tokenizer)
     order.check_store(made, data)
-    return Mixture({'': made}, Shares(('',), (0,), ((BLOCK,),)), data, seed)
+    return one_source(made, data, seed)
   weights = shares(data.mixture)
   _check_apart(data, stored=[name for name, one in data.mixture.items() if one.store])
   if tokenizer is None:

@@ -72,6 +72,9 @@ class MixtureOrder:
     return stages
 
 
+ONE_SOURCE = MixtureOrder(Shares(('',), (0,), ((BLOCK,),)), batch_size=1)
+
+
 @functools.lru_cache
 def _block(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
   """Return the source of each sample of a block, and the number of the sample in that source."""

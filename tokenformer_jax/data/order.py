@@ -24,8 +24,8 @@ from absl import flags
 from grain.experimental import index_shuffle
 
 from tokenformer_jax.config import DataConfig, TextConfig
+from tokenformer_jax.data.mixture_order import ONE_SOURCE, MixtureOrder
 from tokenformer_jax.data.shards import Store
-from tokenformer_jax.data.store import window_count
 from tokenformer_jax.data.tokens import Tokens
 from tokenformer_jax.errors import UserError, counted
 
@@ -65,73 +65,55 @@ def sample_index(seed: int, position: int, n: int) -> int:
   return index_shuffle(position, max_index=n - 1, seed=epoch_seed, rounds=4)
 
 
-def train_rows(
-  tokens: np.ndarray | Tokens,
-  step: int,
-  rows: Sequence[int],
-  *,
-  batch_size: int,
-  sequence_length: int,
-  seed: int,
-  position: Position = BEGINNING,
-  subsamples: int = 1,
-) -> np.ndarray:
-  """Return inputs and targets of some rows of the global batch of a step, int32 [len(rows), T + 1].
+def window_count(tokens: np.ndarray | Tokens, sequence_length: int) -> int:
+  """Return the number of sequences of tokens; a sequence needs one more token for its targets."""
+  return max(0, (len(tokens) - 1) // sequence_length)
 
-  Steps count from 0, and `rows` are numbers of rows in the global batch. For `subsamples` see
-  `samples`.
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TrainBatches:
+  """This host's rows of the training batches by step, a random-access source for Grain.
+
+  A batch has the inputs and targets of its rows, int32 [len(rows), T + 1].
+
+  Attributes:
+    sources: the training tokens of each source of the mixture.
+    mixture: which source a sample is of; by default there is one.
+    rows: the numbers of the rows in the global batch that this host needs.
+    last_step: the step after the last one.
+    subsamples: a sample of the order has `subsamples` · T tokens and is cut into as many here.
   """
-  _sample_count(tokens, sequence_length * subsamples, 'training')
-  first = position.batch_start(int(step), batch_size)
-  positions = [first + int(row) for row in rows]
-  return np.stack(samples(tokens, positions, sequence_length, seed, subsamples))
 
+  sources: Sequence[np.ndarray | Tokens]
+  rows: Sequence[int]
+  batch_size: int
+  sequence_length: int
+  seed: int
+  mixture: MixtureOrder = ONE_SOURCE
+  position: Position = BEGINNING
+  subsamples: int = 1
+  last_step: int = ENDLESS
 
-def samples(
-  tokens: np.ndarray | Tokens,
-  positions: Sequence[int],
-  sequence_length: int,
-  seed: int,
-  subsamples: int = 1,
-) -> list[np.ndarray]:
-  """Return the samples at some positions of the endless order of a split, int32 [T + 1] each.
+  def __len__(self) -> int:
+    return self.last_step
 
-  A sample of the order has `subsamples` · T tokens and is cut into as many samples here.
-  """
-  n = window_count(tokens, sequence_length * subsamples)
-  indices = [divmod(position, subsamples) for position in positions]
-  numbers = [sample_index(seed, whole, n) * subsamples + number for whole, number in indices]
-  return [window.astype(np.int32) for window in _windows(tokens, numbers, sequence_length)]
+  def __getitem__(self, step: int) -> np.ndarray:
+    first = self.position.batch_start(int(step), self.batch_size)
+    windows = [self._window(first + int(row)) for row in self.rows]
+    batch = np.empty((len(windows), self.sequence_length + 1), np.int32)
+    for source, tokens in enumerate(self.sources):
+      rows = [row for row, window in enumerate(windows) if window[0] == source]
+      if rows:
+        numbers = [windows[row][1] for row in rows]
+        batch[rows] = _read_windows(tokens, numbers, self.sequence_length)
+    return batch
 
-
-def train_batches(
-  store: Store,
-  config: TextConfig,
-  seed: int,
-  rows: Sequence[int],
-  first_step: int,
-  last_step: int | None = None,
-  position: Position = BEGINNING,
-  subsamples: int = 1,
-) -> Generator[np.ndarray, None, None]:
-  """Return this host's rows of the training batches, read ahead in threads or processes.
-
-  The batches are those of `first_step` … `last_step` − 1 (None: without end), in the form of
-  `train_rows`. `rows` are the numbers of the rows in the global batch that this host needs. Close
-  the generator to stop the threads or processes (`contextlib.closing`).
-  """
-  _sample_count(store.train, config.sequence_length * subsamples, 'training')
-  steps = _TrainSteps(
-    tokens=store.train,
-    rows=tuple(rows),
-    batch_size=config.batch_size,
-    sequence_length=config.sequence_length,
-    seed=seed,
-    last_step=ENDLESS if last_step is None else last_step,
-    position=position,
-    subsamples=subsamples,
-  )
-  return read_ahead(steps, first_step, config)
+  def _window(self, position: int) -> tuple[int, int]:
+    """Return the source of a position, and the number of its window of T + 1 tokens there."""
+    sample, number = divmod(position, self.subsamples)
+    source, sample = self.mixture.locate(sample)
+    n = window_count(self.sources[source], self.sequence_length * self.subsamples)
+    return source, sample_index(self.seed, sample, n) * self.subsamples + number
 
 
 def validation_batches(
@@ -143,16 +125,15 @@ def validation_batches(
   numbers of the rows in the global batch that this host needs. Rows after the last sample are
   filled with `NO_TOKEN`.
   """
-  n = _sample_count(store.validation, config.sequence_length, 'validation')
+  n = window_count(store.validation, config.sequence_length)
 
   def batch(index: int) -> np.ndarray:
     first = index * config.batch_size
     existing = [i for i, row in enumerate(rows) if first + row < n]
     numbers = [first + rows[i] for i in existing]
-    windows = _windows(store.validation, numbers, config.sequence_length)
     result = np.full((len(rows), config.sequence_length + 1), NO_TOKEN, np.int32)
-    for i, window in zip(existing, windows, strict=True):
-      result[i] = window
+    if existing:
+      result[existing] = _read_windows(store.validation, numbers, config.sequence_length)
     return result
 
   return map(batch, spread(batches, math.ceil(n / config.batch_size)))
@@ -164,54 +145,14 @@ def spread(count: int, total: int) -> tuple[int, ...]:
   return tuple(i * total // count for i in range(count))
 
 
-def _sample_count(tokens: np.ndarray | Tokens, sequence_length: int, split: str) -> int:
-  n = window_count(tokens, sequence_length)
-  if not n:
-    raise UserError(
-      f'the {split} split has {counted(len(tokens), "token")}, too few for one sequence of '
-      f'config.data.sequence_length={sequence_length} and its targets; add text or shorten the '
-      'sequence'
-    )
-  return n
-
-
-def _windows(
-  tokens: np.ndarray | Tokens, samples: Sequence[int], sequence_length: int
-) -> list[np.ndarray]:
-  """Return the windows of samples, each of T + 1 tokens."""
-  ranges = [(i * sequence_length, (i + 1) * sequence_length + 1) for i in samples]
+def _read_windows(
+  tokens: np.ndarray | Tokens, numbers: Sequence[int], sequence_length: int
+) -> np.ndarray:
+  """Return the windows with some numbers, [len(numbers), T + 1]."""
+  ranges = [(i * sequence_length, (i + 1) * sequence_length + 1) for i in numbers]
   if isinstance(tokens, Tokens):
-    return tokens.gather(ranges)
-  return [tokens[start:stop] for start, stop in ranges]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _TrainSteps:
-  """Training batches by step, in the form of a random-access source for Grain."""
-
-  tokens: Tokens
-  rows: tuple[int, ...]
-  batch_size: int
-  sequence_length: int
-  seed: int
-  last_step: int
-  position: Position = BEGINNING
-  subsamples: int = 1
-
-  def __len__(self) -> int:
-    return self.last_step
-
-  def __getitem__(self, step: int) -> np.ndarray:
-    return train_rows(
-      self.tokens,
-      step,
-      self.rows,
-      batch_size=self.batch_size,
-      sequence_length=self.sequence_length,
-      seed=self.seed,
-      position=self.position,
-      subsamples=self.subsamples,
-    )
+    return np.stack(tokens.gather(ranges))
+  return np.stack([tokens[start:stop] for start, stop in ranges])
 
 
 def describe_store(store: Store) -> str:
@@ -225,8 +166,13 @@ def describe_store(store: Store) -> str:
 
 def check_store(store: Store, data: TextConfig) -> None:
   """Check that both splits of a store have a sample, and that its documents can be told apart."""
-  _sample_count(store.train, data.sequence_length, 'training')
-  _sample_count(store.validation, data.sequence_length, 'validation')
+  for split, tokens in (('training', store.train), ('validation', store.validation)):
+    if not window_count(tokens, data.sequence_length):
+      raise UserError(
+        f'the {split} split has {counted(len(tokens), "token")}, too few for one sequence of '
+        f'config.data.sequence_length={data.sequence_length} and its targets; add text or shorten '
+        'the sequence'
+      )
   if data.documents != 'joined' and store.divided:
     raise UserError(
       f'config.data.documents is {data.documents}, and {counted(store.divided, "conversation")} of '

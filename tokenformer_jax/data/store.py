@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tqdm
 
 from tokenformer_jax.config import DataConfig, TextConfig
@@ -35,18 +34,12 @@ from tokenformer_jax.data.corpus import SPLITS, Corpus, Unit, open_corpus
 from tokenformer_jax.data.shard_writer import ShardBuild
 from tokenformer_jax.data.shards import ChangedError, Index, Shard, Store
 from tokenformer_jax.data.tokenizers import Tokenizer
-from tokenformer_jax.data.tokens import Tokens
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.runs import claim
 from tokenformer_jax.storage import paths, retry
 
 _FORMAT = 2  # version of the tokenization and of the stores in the cache
-
-
-def window_count(tokens: np.ndarray | Tokens, sequence_length: int) -> int:
-  """Return the number of sequences of tokens; a sequence needs one more token for its targets."""
-  return max(0, (len(tokens) - 1) // sequence_length)
 
 
 def prepare(

@@ -104,7 +104,8 @@ class Tokens:
   def _start_read(self, shard: int, start: int, stop: int) -> tuple[paths.Path, Any]:
     folder, first, _, total = self._slices[shard]
     if shard not in self._arrays:
-      spec = _spec(folder, total, self.dtype) | _UNCHANGING
+      # A complete store never changes, but another one may replace it at its address.
+      spec = _spec(folder, total, self.dtype) | {'recheck_cached_data': 'open'}
       array = ts.open(spec, open=True, assume_metadata=True, context=_context())
       self._arrays[shard] = array.result()
     return folder, self._arrays[shard][first + start : first + stop].read()
@@ -121,10 +122,6 @@ class Tokens:
         f'the tokens in {folder} are not as they were written ({retry.one_line(error)}); remove '
         f'{folder.parent} and make the token store again, which a run does for one in its cache'
       ) from error
-
-
-# A store never changes, so what is cached is valid; its index says what `zarr.json` would.
-_UNCHANGING = {'recheck_cached_data': False, 'recheck_cached_metadata': False}
 
 
 @functools.cache

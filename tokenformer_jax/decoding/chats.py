@@ -8,11 +8,11 @@ import numpy as np
 
 from tokenformer_jax.data import marks
 from tokenformer_jax.data.chat_rows import ANSWER_ROLE, check_messages
-from tokenformer_jax.data.chat_template import Template, check_installed
+from tokenformer_jax.data.chat_template import Template
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.decoding.decode import Request
 from tokenformer_jax.decoding.texts import TextRequest
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, check_installed
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
@@ -41,7 +41,7 @@ def find_template(meta: Meta, directory: paths.Path) -> Template:
       f'{directory} was trained on plain text, so it has no chat template; generate without chat, '
       'or train it on conversations with config.data.rows=chat'
     )
-  check_installed('a chat')
+  check_installed('jinja2', 'renders conversations', 'chat')
   return Template(**template)
 
 

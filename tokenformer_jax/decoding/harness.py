@@ -1,41 +1,24 @@
-r"""Adapt a trained model to lm-evaluation-harness (`lm_eval`), and run the harness's command line.
-
-  python -m tokenformer_jax.decoding.harness run --model tokenformer_jax --model_args source=RUN \
-    --tasks …
-
-This command is `lm_eval run …` with all of its options. The harness only knows models that are
-registered in the process, so this module must be imported first: by this command, or by
-`import tokenformer_jax.decoding.harness` before `lm_eval.simple_evaluate(model='tokenformer_jax',
-…)`.
+"""Adapt a trained model to lm-evaluation-harness (`lm_eval`).
 
 All processes of a multi-host run compute all requests together; only the first prints and writes.
 """
 
 import contextlib
 import difflib
-import logging
-import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import lm_eval.models  # Registers the harness's own models as well.
+import lm_eval
 import tqdm
-from absl import flags
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
-from lm_eval.api.registry import model_registry
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
-from lm_eval.utils import (
-  get_rolling_token_windows,
-  make_disjoint_window,
-  simple_parse_args_string,
-)
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from tokenformer_jax.decoding import length as lengths
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.decode import Decoder
 from tokenformer_jax.decoding.sampling import GREEDY, Sampling
@@ -45,14 +28,9 @@ from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import checkpoint
 
-NAME = 'tokenformer_jax'
 _RESAMPLES = 1000  # bootstrap samples for the errors of metrics that are not means
 _TEXTS = 16  # texts to write at a time, if no batch size is given
 _SETTINGS = ('until', 'max_gen_toks', 'do_sample', 'temperature', 'top_k', 'top_p')
-_ARGUMENTS = ('source', 'max_length', 'clip_positions', 'token_shards', 'batch_size')
-
-# Register the class by name: when this module runs as a command, it is imported a second time.
-model_registry.register(NAME, target='tokenformer_jax.decoding.harness:TokenFormerLM')
 
 
 class TokenFormerLM(TemplateLM):
@@ -67,39 +45,6 @@ class TokenFormerLM(TemplateLM):
     super().__init__()
     self._model, self._scorer, self._tokenizer = model, scorer, model.tokenizer
     self._decoder = Decoder(model.config.model, model.execution)
-
-  @classmethod
-  def create_from_arg_string(
-    cls, arg_string: str, additional_config: dict[str, Any] | None = None
-  ) -> 'TokenFormerLM':
-    return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
-
-  @classmethod
-  def create_from_arg_obj(
-    cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
-  ) -> 'TokenFormerLM':
-    """Load the model that `--model_args` names.
-
-    `arg_dict` has `source`, and optionally `max_length`, `clip_positions` and `token_shards` (see
-    `trained.load`). Of the other flags in `additional_config`, only `batch_size` counts: the rows
-    of a batch, or `auto`.
-    """
-    given = {'batch_size': (additional_config or {}).get('batch_size') or 'auto', **arg_dict}
-    for name in given:
-      if name not in _ARGUMENTS:
-        raise UserError(f'the model takes no argument {name!r}{nearest(name, _ARGUMENTS)}')
-    if 'source' not in given:
-      raise UserError('the model needs the run to evaluate: --model_args source=DIR, or DIR@STEP')
-    numbers = ('max_length', 'clip_positions', 'token_shards')
-    counts = {k: _count(k, given[k]) for k in numbers if k in given}
-    batch_size = str(given['batch_size'])
-    rows = None if batch_size.startswith('auto') else _count('batch_size', batch_size)
-    clip = counts.get('clip_positions')
-    model = trained.load(str(given['source']), counts.get('token_shards', 1), clip_positions=clip)
-    length = model.context_length(counts.get('max_length'))
-    lengths.say_length(model.config, length)
-    scorer = Scorer(model.definition, model.params, model.mesh, max_length=length, batch_size=rows)
-    return cls(model, scorer)
 
   @property
   def eot_token_id(self) -> int:
@@ -300,32 +245,3 @@ def _sampling(settings: dict[str, Any], i: int) -> Sampling:
   given = {name: settings[name] for name in ('temperature', 'top_k', 'top_p') if name in settings}
   # Each request has its own seed, because a task may ask for several texts of one request.
   return Sampling(**{'temperature': 1.0, 'top_p': 1.0, 'seed': i, **given})
-
-
-def _count(name: str, value: Any) -> int:
-  if not str(value).isdecimal() or int(value) == 0:
-    raise UserError(f'{name} is {value!r}; it must be a number greater than 0')
-  return int(value)
-
-
-def main() -> None:
-  """Run the harness's command line; a `UserError` becomes one line and exit status 2."""
-  from lm_eval.__main__ import cli_evaluate  # noqa: PLC0415 (slow)
-
-  # The harness estimates errors in processes, and a fork of a process with JAX's threads can hang.
-  multiprocessing.set_start_method('spawn')
-  logging.getLogger('absl').setLevel(logging.WARNING)
-  hosts.define_flags()
-  flags.FLAGS(sys.argv[:1])  # All arguments are the harness's, so JAX detects the hosts.
-  try:
-    with hosts.joined():
-      if jax.process_count() > 1:  # The harness prints in the process with LOCAL_RANK 0 only.
-        os.environ['LOCAL_RANK'] = str(jax.process_index())
-      cli_evaluate()
-  except UserError as error:
-    messages.say(f'error: {error}')
-    sys.exit(2)
-
-
-if __name__ == '__main__':
-  main()

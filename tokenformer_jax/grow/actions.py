@@ -47,6 +47,7 @@ from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, lookup
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch
 
@@ -192,15 +193,10 @@ class Growable:
       if job.dry_run:
         return self
       params = grow_run.read(job.checkpoints, meta, job.mesh)['params']
-      grow_run.write(
-        job.target,
-        {'params': subsets.extract(params, job.model, lineage[-1].model, numbers)},
-        job.new_config(model, meta.config.grow),
-        meta.tokenizer,
-        lineage=lineage,
-        contents='added_tokens',
-        step=meta.step,
-      )
+      extracted = subsets.extract(params, job.model, lineage[-1].model, numbers)
+      config = job.new_config(model, meta.config.grow)
+      made = Meta(meta.step, config, meta.tokenizer, lineage, 'added_tokens')
+      grow_run.write(job.target, made, {'params': extracted})
     which = f'groups {as_text(numbers)}' if numbers else 'the added tokens'
     messages.say(f'wrote {job.target}: {which} of {job.directory}')
     return self

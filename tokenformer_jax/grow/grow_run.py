@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from tokenformer_jax.config import Config, GrowConfig
+from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.grow import check_capacity
 from tokenformer_jax.grow.apply import Growth, Programs, Steps, return_freed_memory
@@ -21,7 +21,7 @@ from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.runs import batches, checkpoint, claim, saved_config, spent_flops
 from tokenformer_jax.runs.checkpoint import Checkpoints
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, Seen, branch_of
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, branch_of
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
@@ -157,36 +157,14 @@ def _check_is_new(target: paths.Path, what: str = 'directory') -> None:
     raise UserError(f'the target {target} exists{kind}; name a new {what}, nothing is overwritten')
 
 
-def write(
-  target: paths.Path,
-  state: Any,
-  config: Config,
-  tokenizer: dict[str, Any],
-  *,
-  lineage: Lineage,
-  contents: str = 'model',
-  step: int,
-  seen: Seen | None = None,
-  run: str | None = None,
-) -> None:
-  """Write a work directory with one checkpoint. For the arguments see `Checkpoints.save`."""
+def write(target: paths.Path, meta: Meta, state: Any) -> None:
+  """Write a work directory with one checkpoint."""
   with alone(target), _whole_or_nothing(target) as partial:
     if hosts.is_first():
       partial.mkdir(parents=True, exist_ok=True)
-      (partial / 'config.json').write_text(saved_config.to_text(config))
-    checkpoints = Checkpoints(partial, keep=1)
-    with contextlib.closing(checkpoints):
-      checkpoints.save(
-        step,
-        state,
-        config,
-        tokenizer,
-        lineage=lineage,
-        contents=contents,
-        seen=seen,
-        run=run,
-        wait=True,
-      )
+      (partial / 'config.json').write_text(saved_config.to_text(meta.config))
+    with contextlib.closing(Checkpoints(partial, keep=1)) as checkpoints:
+      checkpoints.save(meta, state, wait=True)
 
 
 @contextlib.contextmanager

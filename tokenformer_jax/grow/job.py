@@ -20,7 +20,7 @@ from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch
@@ -167,17 +167,15 @@ class Job:
     **details: Any,
   ) -> int:
     """Write the new state as a run; return its step. For the arguments see `rewrite`."""
-    step = int(new['step'])
-    grow_run.write(
-      self.target,
-      new,
+    meta = Meta(
+      int(new['step']),
       self.new_config(model, self.config, optim),
       self.meta.tokenizer,
-      lineage=grow_run.descend(self.meta, self.directory, action, self.config, **details),
-      step=step,
-      seen=None if self.config.step == 'restart' else self.meta.seen,
+      grow_run.descend(self.meta, self.directory, action, self.config, **details),
+      seen=Seen(0) if self.config.step == 'restart' else self.meta.seen,
     )
-    return step
+    grow_run.write(self.target, meta, new)
+    return meta.step
 
   def new_config(
     self, model: ModelConfig, grow: GrowConfig, optim: OptimConfig | None = None

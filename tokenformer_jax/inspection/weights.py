@@ -174,7 +174,7 @@ def run_layers(
       carry,
       list(numbers.T),
       remat='everything',  # nothing is differentiated
-      together=1,
+      unrolled=False,
     )
     outputs |= zip(stacks, found, strict=True)
     first += repeat.size

@@ -16,8 +16,8 @@ class Execution:
 
   dtype: jnp.dtype = jnp.float32  # of activations
   remat: str = 'score_inputs'  # the values kept for the backward pass: see stack.py
-  # scan: a loop over stacked layers. A number: the same with so many layers in its body. unrolled:
-  # stacked layers, one after the other. list: layers with arrays of their own, for decoding.
+  # scan: a loop over stacked layers. unrolled: stacked layers, one after the other. list: layers
+  # with arrays of their own, for decoding.
   layers: str = 'scan'
   attention: str = 'auto'  # see kernels.kernel
 

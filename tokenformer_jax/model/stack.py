@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
@@ -64,7 +63,7 @@ def scan_rows(
   per_layer: Sequence[Any],
   *,
   remat: str,
-  together: int,
+  unrolled: bool,
 ) -> tuple[jax.Array, Outputs]:
   """Apply L rows of layers one after the other: the first layer of every stack, then the second.
 
@@ -74,19 +73,15 @@ def scan_rows(
     x: the input of the first layer.
     per_layer: for each stack a pytree with a leading axis L, or None.
     remat: the name of a policy above, for the backward pass of each layer.
-    together: the rows in the body of the loop, a divisor of L; the length of the program is
-      proportional to it. A loop copies saved values into stacked arrays and back. With L rows
-      together there is none.
+    unrolled: whether each row has code of its own. A loop copies saved values into stacked arrays
+      and back, and its program is as long as one row.
 
   Returns:
     The last x, and for each stack the outputs of its layers stacked along a leading axis.
   """
   split = [nnx.split(layers) for layers in stacks]
   graphs = [graphdef for graphdef, _ in split]
-
   rows = [(state, extra) for (_, state), extra in zip(split, per_layer, strict=True)]
-  length = jax.tree.leaves(rows)[0].shape[0]
-  loop = together < length
 
   def apply_row(x: jax.Array, row: Rows) -> tuple[jax.Array, Outputs]:
     outputs = []
@@ -94,25 +89,12 @@ def scan_rows(
       run = functools.partial(_apply_layer, apply, graphdef)
       if (policy := _POLICIES[remat]) is not None:
         # In a loop XLA cannot merge the recomputation with the forward pass: no barrier is needed.
-        run = jax.checkpoint(run, prevent_cse=not loop, policy=policy)
+        run = jax.checkpoint(run, prevent_cse=unrolled, policy=policy)
       x, output = run(x, state, extra)
       outputs.append(output)
     return x, tuple(outputs)
 
-  def apply_body(x: jax.Array, body: Rows) -> tuple[jax.Array, Outputs]:
-    outputs = []
-    # Not by `jax.lax.scan`, which would stack the saved values of the body once more.
-    for i in range(together):
-      x, output = apply_row(x, jax.tree.map(lambda array, i=i: array[i], body))
-      outputs.append(output)
-    return x, jax.tree.map(lambda *arrays: jnp.stack(arrays), *outputs)
-
-  if together == 1 or not loop:
-    return jax.lax.scan(apply_row, x, rows, unroll=not loop)
-  in_bodies, whole = (length // together, together), (length,)
-  bodies = jax.tree.map(lambda array: array.reshape(*in_bodies, *array.shape[1:]), rows)
-  x, outputs = jax.lax.scan(apply_body, x, bodies)
-  return x, jax.tree.map(lambda array: array.reshape(*whole, *array.shape[2:]), outputs)
+  return jax.lax.scan(apply_row, x, rows, unroll=unrolled)
 
 
 def _apply_layer(

@@ -74,8 +74,8 @@ def make(architecture: Architecture, *, execution: Execution, rngs: nnx.Rngs) ->
     depths.setdefault(path.stack, []).append(number)
 
   def stacked(own: str, name: str, repeat: Repeat) -> nnx.Module:
-    whole = _rows_together(execution.layers, repeat) == repeat.count
-    how = dataclasses.replace(execution, layers='unrolled') if whole else execution
+    layers = 'unrolled' if _is_unrolled(execution, repeat) else 'scan'
+    how = dataclasses.replace(execution, layers=layers)
     make_layer = functools.partial(makers[name], execution=how)
     return stack(lambda rngs: make_layer(rngs=rngs), repeat.count, rngs=rngs, depths=depths[own])
 
@@ -173,7 +173,7 @@ def run(
       x_BxTxD,
       own,
       remat=execution.remat,
-      together=_rows_together(execution.layers, repeat),
+      unrolled=_is_unrolled(execution, repeat),
     )
     auxes.extend(stacked)
   return x_BxTxD, None, _combine(auxes)
@@ -196,15 +196,9 @@ def _run_list(
   return x_BxTxD, None if caches is None else tuple(written), _combine(auxes)
 
 
-def _rows_together(layers: str, repeat: Repeat) -> int:
-  """Return the rows of a repeat in the body of a loop, for a value of `Execution.layers`.
-
-  A number is the most layers of a body, which holds as many whole rows of the repeat as divide it.
-  """
-  if layers in ('scan', 'unrolled'):
-    return 1 if layers == 'scan' else repeat.count
-  most = max(1, int(layers) // len(repeat.layers))
-  return max(rows for rows in range(1, most + 1) if repeat.count % rows == 0)
+def _is_unrolled(execution: Execution, repeat: Repeat) -> bool:
+  """Return whether the rows of a repeat run without a loop."""
+  return execution.layers == 'unrolled' or repeat.count == 1
 
 
 def _inputs_of_stacks(

@@ -25,12 +25,10 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from absl import logging
 
-from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.parallel import hosts
-from tokenformer_jax.runs import checkpoint_meta, checksum, orbax_setup, saved_config
-from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta, Seen, TeacherRecord
+from tokenformer_jax.runs import checkpoint_meta, checksum, orbax_setup
+from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.runs.checkpoint_reader import (
   FORMAT_ERRORS,
   DamagedError,
@@ -102,22 +100,7 @@ class Checkpoints:
     """Return the `steps` that the first process sees. All processes must call this method."""
     return json.loads(hosts.from_first(lambda: json.dumps(self.steps())))
 
-  def save(
-    self,
-    step: int,
-    state: Any,
-    config: Config,
-    tokenizer: dict[str, Any],
-    loss: float | None = None,
-    *,
-    lineage: Lineage = (),
-    contents: str = 'model',
-    wait: bool = False,
-    seen: Seen | None = None,
-    teacher: TeacherRecord | None = None,
-    losses: Sequence[float] = (),
-    run: str | None = None,
-  ) -> None:
+  def save(self, meta: Meta, state: Any, loss: float | None = None, *, wait: bool = False) -> None:
     """Start to write a checkpoint. The state is copied, so it may be donated afterwards.
 
     In one process, writing is retried after a transient error: by this method, or, if the error
@@ -125,52 +108,36 @@ class Checkpoints:
     failure of one, the others wait for it inside Orbax.
 
     Args:
-      step: the name of the checkpoint.
+      meta: the description; its counts of updates and its checksums are computed here.
       state: a state of `step.initial_state`; for `contents` other than `model` any nested dict. Its
         arrays may be `Deferred`.
-      config: the run's config, with every size filled in.
-      tokenizer: the meaning of the model's ids, from `Task.vocabulary`.
       loss: the loss on the validation split, if it was measured.
-      lineage: the history of the model.
-      contents: see `Meta`.
       wait: whether to wait until the checkpoint is on disk, and to retry until it is.
-      seen: see `Meta`. None: `step` batches of the config's batch size.
-      teacher: see `Meta`.
-      losses: see `Meta`.
-      run: the id of the run. None: a new one.
 
     Raises:
       UserError: this or the previous checkpoint cannot be written until the user acts.
       TransientError: writing kept failing with errors that may pass.
     """
-    meta = {
-      'format': saved_config.FORMAT,
-      'step': step,
-      'updates': step - int(state.get('skipped', 0)),
-      'config': config_lib.to_json(config),
-      'lineage': [config_lib.to_json(ancestor) for ancestor in lineage],
-      'contents': contents,
-      'packages': package_versions(),
-      'checksums': {path: int(value) for path, value in with_paths(_checksums(state))},
-      'seen': dataclasses.asdict(seen or Seen(step * config.data.batch_size)),
-      'teacher': teacher and dataclasses.asdict(teacher),
-      'losses': [*losses],
-      'run': checkpoint_meta.new_run_id() if run is None else run,
-    }
-    args = _save_args(state, meta, tokenizer)
+    meta = dataclasses.replace(
+      meta,
+      run=meta.run or checkpoint_meta.new_run_id(),
+      updates=meta.step - int(state.get('skipped', 0)),
+      checksums={path: int(value) for path, value in with_paths(_checksums(state))},
+    )
+    args = _save_args(meta, state)
     # Without a finite loss, a checkpoint must not count as the best.
     metrics = None
     if loss is not None and math.isfinite(loss):
       metrics = {'loss': loss, 'digest': checksum.digest(loss)}
 
     def write() -> None:
-      self._start_write(step, args, metrics)
+      self._start_write(meta.step, args, metrics)
       if wait:
         self._settle()
 
     pauses = () if jax.process_count() > 1 else retry.PAUSES
     try:
-      retry.retried(write, f'writing the checkpoint of step {step}', pauses)
+      retry.retried(write, f'writing the checkpoint of step {meta.step}', pauses)
     except Exception as error:
       self._raise_unwritten(error)
 
@@ -400,7 +367,7 @@ def check_is_language_model(meta: Meta, directory: paths.Path) -> None:
     )
 
 
-def _save_args(state: Any, meta: dict[str, Any], tokenizer: dict[str, Any]) -> ocp.args.Composite:
+def _save_args(meta: Meta, state: Any) -> ocp.args.Composite:
   """Return the three items of a checkpoint, with the digests of the JSON ones."""
   state_args = ocp.args.PyTreeSave(
     state,
@@ -409,11 +376,14 @@ def _save_args(state: Any, meta: dict[str, Any], tokenizer: dict[str, Any]) -> o
     ),
     ocdbt_target_data_file_size=_FILE_BYTES,
   )
+  described = {**checkpoint_meta.to_json(meta), 'packages': package_versions()}
   return ocp.args.Composite(
-    state=state_args,
-    meta=ocp.args.JsonSave({**meta, 'digest': checksum.digest(meta)}),
-    tokenizer=ocp.args.JsonSave({**tokenizer, 'digest': checksum.digest(tokenizer)}),
+    state=state_args, meta=_with_digest(described), tokenizer=_with_digest(meta.tokenizer)
   )
+
+
+def _with_digest(content: dict[str, Any]) -> ocp.args.JsonSave:
+  return ocp.args.JsonSave({**content, 'digest': checksum.digest(content)})
 
 
 def _listed(steps: list[int]) -> str:

@@ -99,19 +99,33 @@ class Meta:
   """The description in a checkpoint."""
 
   step: int
-  updates: int  # updates by the optimizer: `step` minus the skipped updates
   config: config_lib.Config  # the config of the run that wrote it, with every size filled in
-  lineage: Lineage
+  tokenizer: dict[str, Any]  # the meaning of the model's ids, from `Task.vocabulary`
+  lineage: Lineage = ()
   # `model`; `params` for a model without training, so that the rest of its state is zero; or
   # `added_tokens` for the tokens of the last growth alone.
-  contents: str
-  checksums: dict[str, int]  # by path in the state
-  tokenizer: dict[str, Any]
+  contents: str = 'model'
   seen: Seen = Seen(0)
   teacher: TeacherRecord | None = None
   # The finite losses of the steps since the last line of training figures.
   losses: tuple[float, ...] = ()
-  run: str = ''  # the id of the run: see `RunName`
+  run: str = ''  # the id of the run (see `RunName`); `Checkpoints.save` makes one for ''
+  updates: int = 0  # updates by the optimizer: `step` minus the skipped updates
+  # The checksums of the arrays by path in the state, which `Checkpoints.save` computes.
+  checksums: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+def to_json(meta: Meta) -> dict[str, Any]:
+  """Return a description without its tokenizer, which is an item of its own."""
+  plain = ('step', 'contents', 'losses', 'run', 'updates', 'checksums')
+  return {
+    'format': saved_config.FORMAT,
+    'config': config_lib.to_json(meta.config),
+    'lineage': [config_lib.to_json(ancestor) for ancestor in meta.lineage],
+    'seen': dataclasses.asdict(meta.seen),
+    'teacher': meta.teacher and dataclasses.asdict(meta.teacher),
+    **{name: getattr(meta, name) for name in plain},
+  }
 
 
 def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> Meta:
@@ -122,24 +136,20 @@ def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> 
   """
   saved_config.check_format(stored['format'], where)
   config = config_lib.from_dict(config_lib.Config, stored['config'])
+  seen = stored['seen']
   return Meta(
     step=stored['step'],
-    updates=stored['updates'],
     config=saved_config.without_programs(config),
+    tokenizer=tokenizer,
     lineage=tuple(config_lib.from_dict(Ancestor, entry) for entry in stored['lineage']),
     contents=stored['contents'],
-    checksums=stored['checksums'],
-    tokenizer=tokenizer,
-    seen=_seen(stored['seen']),
+    seen=Seen(**{**seen, 'batches': tuple(Batches(**entry) for entry in seen['batches'])}),
     teacher=TeacherRecord(**stored['teacher']) if stored['teacher'] else None,
     losses=tuple(stored.get('losses', ())),
     run=stored.get('run', ''),
+    updates=stored['updates'],
+    checksums=stored['checksums'],
   )
-
-
-def _seen(stored: dict[str, Any]) -> Seen:
-  batches = tuple(Batches(**entry) for entry in stored['batches'])
-  return Seen(stored['samples'], stored['digest'], batches)
 
 
 def branch_of(meta: Meta) -> str:

@@ -5,13 +5,8 @@ checkpoints, use Orbax.
 """
 
 import dataclasses
-import functools
-import inspect
 import logging as std_logging
 import math
-import sys
-import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
 from typing import Any
@@ -86,18 +81,6 @@ class _PieceByPiece(ocp.type_handlers.NumpyHandler):
       await store[index].write(piece, can_reference_source_data_indefinitely=True)
 
 
-class _RedundantLogs(std_logging.Filter):
-  """A filter that drops Orbax's tracebacks, which `Checkpoints` raises, and expected warnings."""
-
-  def filter(self, record: std_logging.LogRecord) -> bool:
-    from_orbax = 'orbax' in record.pathname or record.name == 'asyncio'
-    known = ('read only', 'preemption', 'tracked_metric')
-    return not (from_orbax and (record.exc_info or any(k in record.getMessage() for k in known)))
-
-
-_REDUNDANT_LOGS = _RedundantLogs()  # one object, because a logger adds the same filter only once
-
-
 def make_reader() -> ocp.Checkpointer:
   """Return a reader of checkpoint items that does not synchronise with other processes.
 
@@ -162,26 +145,14 @@ def make_manager(
 
 
 def quiet() -> None:
-  """Keep Orbax from printing errors that `Checkpoints` raises."""
+  """Keep Orbax from printing its warnings, and the tracebacks of errors that it also raises."""
   for logger in (logging.get_absl_logger(), std_logging.getLogger('asyncio')):
-    logger.addFilter(_REDUNDANT_LOGS)
-  hook = sys.unraisablehook
-  if getattr(hook, 'func', None) is not _report_unraisable:
-    sys.unraisablehook = functools.partial(_report_unraisable, hook)
-  # A failed save or read leaves others that never began.
-  for name in ('async_serialize', '_read_array_index'):
-    warnings.filterwarnings('ignore', f"coroutine '{name}.* was never awaited", RuntimeWarning)
+    logger.addFilter(_is_wanted)
 
 
-def _report_unraisable(otherwise: Callable[[Any], None], report: Any) -> None:
-  """Drop reports of reads and writes that Orbax abandoned after the error that it raises."""
-  codes = [frame.f_code for frame, _ in traceback.walk_tb(report.exc_traceback)][-1:]
-  if inspect.iscoroutine(report.object):  # A coroutine that never started has no frame.
-    codes.append(report.object.cr_code)
-  from_orbax = any('orbax' in code.co_filename for code in codes)
-  # TensorStore reports a closed event loop.
-  if not from_orbax and str(report.exc_value) != 'Event loop is closed':
-    otherwise(report)
+def _is_wanted(record: std_logging.LogRecord) -> bool:
+  from_orbax = 'orbax' in record.pathname or record.name == 'asyncio'
+  return record.levelno < std_logging.WARNING or not from_orbax
 
 
 def _handlers() -> ocp.handlers.CheckpointHandlerRegistry:

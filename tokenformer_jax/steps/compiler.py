@@ -46,28 +46,6 @@ _SETS = {  # by the start of `device_kind`
 _DETERMINISTIC_GPU: dict[str, str | bool] = {'xla_gpu_deterministic_ops': True}
 
 
-# Each operation is repeated, and its results are compared by checksums; a difference ends the
-# program. The values are those of axlearn's `infer_xsc_compiler_options`. Chips of one core repeat
-# instructions, and those of two cores take turns. libtpu's documentation does not have them.
-_SDC = {
-  'xla_tpu_enable_sdc_checker': 'true',
-  'xla_tpu_sdc_check_repeat_count': '1',
-  'xla_tpu_sdc_check_halt_on_detection': 'true',
-  'xla_tpu_sdc_checker_alternate_megacore_cores': 'true',
-}
-_REPLICATES = {'xla_tpu_sdc_replicate_llo': 'true'}
-_SDC_SETS = {
-  'TPU': _SDC,
-  'TPU v5 lite': {**_SDC, **_REPLICATES},
-  'TPU v6 lite': {**_SDC, **_REPLICATES},
-}
-
-
-def sdc_options(mesh: Mesh) -> dict[str, str]:
-  """Return the options for a step in which TPUs look for silent data corruption (SDC)."""
-  return lookup_kind(_SDC_SETS, mesh.devices.flat[0].device_kind) or {}
-
-
 def options(name: str, mesh: Mesh) -> dict[str, str | bool]:
   """Return the options for the training step.
 

@@ -3,8 +3,7 @@
 import math
 import re
 import time
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -138,7 +137,6 @@ class FittedStep:
     self,
     program: Program,
     mesh: Mesh,
-    more_options: Mapping[str, str] = types.MappingProxyType({}),
     *,
     free: Callable[[Mesh, Any], float] = free_bytes,
   ):
@@ -147,11 +145,9 @@ class FittedStep:
     Args:
       program: the step, whose config leaves the plan open.
       mesh: the devices.
-      more_options: for the compiler.
       free: see `free_bytes`.
     """
-    self._program, self._mesh, self._options = program, mesh, more_options
-    self._free = free
+    self._program, self._mesh, self._free = program, mesh, free
     self._steps: dict[tuple[tuple[int, ...], ...], Step] = {}
 
   def __call__(self, state: State, batch: Any, *teacher: Any) -> tuple[State, dict[str, jax.Array]]:
@@ -164,7 +160,7 @@ class FittedStep:
   def _compile(self, arguments: tuple[Any, ...]) -> Step:
     capacity, failed = self._free(self._mesh, arguments), None
     train = self._program.config.train
-    if train.check_devices and train.device_checker == 'repeat':
+    if train.check_devices:
       capacity -= remat_plans.argument_bytes(arguments[0])  # a copy of the state
     for plan in remat_plans.affordable(self._program, self._mesh, arguments, capacity):
       if failed is not None:
@@ -180,7 +176,7 @@ class FittedStep:
 
   def _compile_with(self, plan: RematPlan, arguments: tuple[Any, ...], capacity: float) -> Step:
     """Compile the step with a remat plan."""
-    step = make_train_step(remat_plans.with_plan(self._program, plan), self._mesh, self._options)
+    step = make_train_step(remat_plans.with_plan(self._program, plan), self._mesh)
     begin, error, compiled, needed = time.monotonic(), None, None, 0.0
     try:
       compiled = compile_lowered(step.lower(*arguments))
@@ -200,9 +196,7 @@ class FittedStep:
     return compiled
 
 
-def make_fitted_step(
-  program: Program, mesh: Mesh, more_options: Mapping[str, str] = types.MappingProxyType({})
-) -> Step:
+def make_fitted_step(program: Program, mesh: Mesh) -> Step:
   """Return the step of `make_train_step` for a run.
 
   If the config leaves open how layers run, accelerators choose by their memory, when the step is
@@ -210,5 +204,5 @@ def make_fitted_step(
   """
   train, platform = program.config.train, mesh.devices.flat[0].platform
   if platform == 'cpu' or 'auto' not in (train.remat, train.layers):
-    return make_train_step(program, mesh, more_options)
-  return FittedStep(program, mesh, more_options)
+    return make_train_step(program, mesh)
+  return FittedStep(program, mesh)

@@ -40,8 +40,8 @@ class RematPlan(NamedTuple):
 
 
 # All plans, the fastest first, by `python benchmarks/ways.py` (docs/planned_speed.md). A loop
-# copies saved values into stacked arrays and back; with several layers in its body it copies as
-# much. Layers that save only their inputs need no other loop: it copies almost nothing.
+# copies saved values into stacked arrays and back. Layers that save only their inputs need a loop
+# alone: it copies almost nothing.
 PLANS = (
   RematPlan('everything', 'unrolled'),
   RematPlan('everything', 'scan'),

@@ -3,8 +3,7 @@
 import dataclasses
 import functools
 import math
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -160,16 +159,14 @@ def make_first_state(program: Program, mesh: Mesh) -> Callable[[int], State]:
   return jax.jit(program.initial_state, out_shardings=program.state_shardings(mesh))
 
 
-def make_train_step(
-  program: Program, mesh: Mesh, more_options: Mapping[str, str] = types.MappingProxyType({})
-) -> jax.stages.Wrapped:
+def make_train_step(program: Program, mesh: Mesh) -> jax.stages.Wrapped:
   """Return the compiled training step: `(state, batch) → (state, figures)`.
 
   The step donates the old state. If the task has a teacher, its parameters are a third argument,
   which the step does not donate, sharded by the rules of all parameters. The batch is the task's,
   split over the devices by rows. A step whose loss or gradient is not finite, or too large by
   `optim.skip_deviations`, changes neither parameters nor optimizer state. Random draws are a
-  function of `config.train.seed` and the step. `more_options` are for the compiler.
+  function of `config.train.seed` and the step.
   """
   config, task, rate, tx = program.config, program.task, program.rate, program.tx
   loss = task.loss
@@ -222,7 +219,7 @@ def make_train_step(
     donate_argnums=0,
     in_shardings=(shardings, sharding.batch_sharding(mesh), *fixed),
     out_shardings=(shardings, sharding.replicated(mesh)),
-    compiler_options={**options, **more_options} or None,
+    compiler_options=options or None,
   )
 
 

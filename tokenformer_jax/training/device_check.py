@@ -15,9 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from tokenformer_jax.config import TrainConfig
 from tokenformer_jax.errors import FaultyDeviceError, UserError, counted
 from tokenformer_jax.parallel import hosts, sharding
-from tokenformer_jax.steps import compiler
-from tokenformer_jax.steps.fit import make_fitted_step
-from tokenformer_jax.steps.step import Program, State, Step
+from tokenformer_jax.steps.step import State, Step
 
 _LISTED = 8  # devices that a message names
 _ELSEWHERE = (
@@ -26,29 +24,12 @@ _ELSEWHERE = (
 
 
 def check_repeats(mesh: Mesh, train: TrainConfig) -> None:
-  """Check that the devices of a mesh can be checked as the config says."""
-  platform = mesh.devices.flat[0].platform
-  if train.device_checker == 'sdc_checker' and platform != 'tpu':
-    raise UserError(
-      f'config.train.device_checker is sdc_checker, a part of the TPU compiler, and the devices '
-      f'are of the platform {platform}; set it to repeat'
-    )
-  if (
-    train.device_checker == 'repeat'
-    and platform == 'gpu'
-    and train.compiler_options != 'deterministic'
-  ):
+  """Check that healthy devices of a mesh repeat their bits."""
+  if mesh.devices.flat[0].platform == 'gpu' and train.compiler_options != 'deterministic':
     raise UserError(
       'config.train.check_devices compares the bits of two computations, which differ on a healthy '
       f'GPU with config.train.compiler_options={train.compiler_options}; set that to deterministic'
     )
-
-
-def make(program: Program, mesh: Mesh, step: Step) -> 'Repeated | Instrumented':
-  """Return the checked version of a training step, by `train.device_checker`."""
-  if program.config.train.device_checker == 'repeat':
-    return Repeated(step, mesh)
-  return Instrumented(make_fitted_step(program, mesh, compiler.sdc_options(mesh)))
 
 
 class Repeated:
@@ -78,31 +59,6 @@ class Repeated:
       raise FaultyDeviceError(*_report(number, self.passed, self._mesh, counts))
     self.passed = number
     return results
-
-
-class Instrumented:
-  """Steps of a program in which the TPU compiler has each operation repeated and compared."""
-
-  def __init__(self, step: Step):
-    """Prepare to make `step`, a step with the options `compiler.sdc_options`."""
-    self._step = step
-
-  def __call__(
-    self, number: int, state: State, *arguments: Any
-  ) -> tuple[State, dict[str, jax.Array]]:
-    """Make the step of a number, and wait for it."""
-    try:
-      return jax.block_until_ready(self._step(state, *arguments))
-    except jax.errors.JaxRuntimeError as error:
-      if 'SDC' not in str(error):
-        raise
-      reason = ' '.join(str(error).split())[:300]
-      raise FaultyDeviceError(
-        f'the SDC checker of a TPU of {hosts.own_name()} found a wrong result in step {number} '
-        f'({reason}); {_ELSEWHERE}',
-        (hosts.own_name(),),
-        in_all=False,
-      ) from error
 
 
 def _differences(mesh: Mesh, like: Any) -> Callable[[Any, Any], jax.Array]:

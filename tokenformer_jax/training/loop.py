@@ -16,7 +16,7 @@ from tokenformer_jax.parallel import hosts, messages, sharding
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, saved_config
 from tokenformer_jax.runs import claim as claim_lib
-from tokenformer_jax.runs.checkpoint_meta import Seen
+from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
 from tokenformer_jax.runs.metrics import Metrics, Window, Work
 from tokenformer_jax.runs.wall_time import WallTime
 from tokenformer_jax.steps import fit
@@ -171,9 +171,7 @@ class Trainer:
   @functools.cached_property
   def _checked_step(self) -> Callable[..., tuple[State, dict[str, jax.Array]]]:
     """The training step that also looks for faulty devices; its first argument is the number."""
-    return device_check.make(
-      self.run.program, self.mesh, lambda *arguments: self.train_step(*arguments)
-    )
+    return device_check.Repeated(lambda *arguments: self.train_step(*arguments), self.mesh)
 
   def _is_new_born(self, first: int) -> bool:
     """Return whether the model was made from another one and has not been trained since."""
@@ -279,25 +277,19 @@ class Trainer:
     *,
     wait: bool,
   ) -> None:
-    seen = Seen(
-      samples=stage.seen(step),
-      digest=self.task.digest,
-      batches=batches_lib.until(origin.batches(self.config, self.run.origin), step),
-    )
-    vocabulary, lineage = self.task.vocabulary(), self.run.origin.lineage
-    self.checkpoints.save(
+    run = self.run.origin
+    batches = batches_lib.until(origin.batches(self.config, run), step)
+    meta = Meta(
       step,
-      state,
       self.config,
-      vocabulary,
-      loss,
-      lineage=lineage,
-      seen=seen,
+      self.task.vocabulary(),
+      lineage=run.lineage,
+      seen=Seen(stage.seen(step), self.task.digest, batches),
       teacher=self.run.teacher and self.run.teacher.record,
-      losses=window.losses(),
-      run=self.run.origin.run,
-      wait=wait,
+      losses=tuple(window.losses()),
+      run=run.run,
     )
+    self.checkpoints.save(meta, state, loss, wait=wait)
 
   def _evaluate(self, state: State, step: int, metrics: Metrics) -> float:
     with metrics.pause(), self.wall_time.spent_on('evaluation'):

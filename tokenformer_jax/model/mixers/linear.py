@@ -22,7 +22,6 @@ from tokenformer_jax.config import LinearConfig, ModelConfig
 from tokenformer_jax.model import sequence
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, LayerInputs
-from tokenformer_jax.model.mixers.sums import seen_in_chunk
 from tokenformer_jax.model.positions import Rotary
 from tokenformer_jax.model.projections import projection
 from tokenformer_jax.parallel.sharding import constrain
@@ -232,8 +231,11 @@ def _attend_documents(
   `state` holds the earlier slots of the document that each row's chunk begins in, and the new state
   those of the document that it ends in. `documents_BxC` are the positions in the documents.
   """
-  seen_BxCxS, goes_on_BxC = seen_in_chunk(documents_BxC)
-  seen_BxCxS, goes_on = seen_BxCxS.astype(value.dtype), goes_on_BxC[..., None, None]
+  slots_C = jnp.arange(documents_BxC.shape[1])
+  distance_1xCxS = (slots_C[:, None] - slots_C[None])[None]
+  seen_BxCxS = (distance_1xCxS >= 0) & (distance_1xCxS <= documents_BxC[..., None])
+  seen_BxCxS = seen_BxCxS.astype(value.dtype)
+  goes_on = (documents_BxC > slots_C[None])[..., None, None]  # as far as the earlier chunks
   scores = _product('BCHK,BSHK->BHCS', mapped.turned_query, mapped.turned_key)
   mixed = _product('BHCS,BSHL->BCHL', scores.astype(value.dtype) * seen_BxCxS[:, None], value)
   query = mapped.turned_query * goes_on.astype(value.dtype)

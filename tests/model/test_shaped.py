@@ -1,4 +1,4 @@
-"""Uniform attention is the mean over what is seen, and shaped attention its three parts."""
+"""Shaped attention is the sum of its three parts: identity, attention and uniform attention."""
 
 import dataclasses
 
@@ -13,57 +13,36 @@ from tokenformer_jax.config import NoPositionsConfig, NoProjectionConfig
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import Context
-from tokenformer_jax.model.mixers.shaped import ShapedAttention, uniform_attention
-from tokenformer_jax.model.mixers.sums import prefix_sums, window_sums
+from tokenformer_jax.model.mixers.shaped import ShapedAttention, prefix_sums
 
-MASKS = {  # causal, window
-  'causal': (True, 0),
-  'window': (True, 7),
-  'window of one': (True, 1),
-  'longer window': (True, 999),
-  'bidirectional': (False, 0),
+LENGTH = 20
+STARTS = np.where(np.arange(LENGTH) < 8, 0, 8)[None].repeat(2, axis=0)
+MASKS = {  # causal, window, context
+  'causal': (True, 0, Context()),
+  'window': (True, 7, Context()),
+  'window of one': (True, 1, Context()),
+  'longer window': (True, 999, Context()),
+  'bidirectional': (False, 0, Context()),
+  'documents': (True, 0, Context(starts_BxT=jnp.asarray(STARTS))),
+  'documents, window': (True, 7, Context(starts_BxT=jnp.asarray(STARTS))),
 }
-EACH_MASK = pytest.mark.parametrize('mask', MASKS.values(), ids=MASKS)
 
 
-def _uniform_matrix(length: int, causal: bool, window: int, padding: int = 0) -> np.ndarray:
+def _uniform_matrix(causal: bool, window: int, context: Context) -> np.ndarray:
   """C [T, T] of a row: the softmax of equal scores under the mask."""
-  slots = np.arange(length)
+  slots = np.arange(LENGTH)
   distance = slots[:, None] - slots[None]
-  seen = np.ones((length, length), bool)
+  seen = np.ones((LENGTH, LENGTH), bool)
   if causal:
-    seen = (distance >= 0) & (distance < (window or length))
-  seen &= slots[None] >= padding
-  return seen / np.maximum(seen.sum(axis=1, keepdims=True), 1)
-
-
-@EACH_MASK
-@pytest.mark.parametrize('length', [1, 20, 300])
-def test_uniform_attention_is_the_mean_of_visible_values(mask, length):
-  causal, window = mask
-  value = np.random.default_rng(0).normal(size=(2, length, 3, 4)).astype(np.float32)
-  padding = np.array([0, length // 3]) * causal
-  positions = np.arange(length)[None] - padding[:, None]
-  got = jax.jit(lambda v: uniform_attention(v, positions, causal=causal, window=window))(value)
-  for row, hidden in enumerate(padding):
-    want = np.einsum('TS,SHK->THK', _uniform_matrix(length, causal, window, hidden), value[row])
-    np.testing.assert_allclose(got[row, hidden:], want[hidden:], atol=1e-5)
-
-
-def test_sums_over_windows_lose_no_digits_in_a_long_text():
-  """Differences of sums over the whole text would be wrong by the rounding of these."""
-  value = jnp.asarray(1000 + np.random.default_rng(0).normal(size=(1, 20_000, 2)), jnp.float32)
-  got = jax.jit(lambda x: window_sums(x, 5))(value)[0, -1]
-  np.testing.assert_allclose(got, np.float64(value[0, -5:]).sum(axis=0), rtol=3e-7)
+    seen = (distance >= 0) & (distance < (window or LENGTH))
+  if context.starts_BxT is not None:
+    seen &= slots[None] >= STARTS[0][:, None]
+  return seen / seen.sum(axis=1, keepdims=True)
 
 
 def test_prefix_sums_of_bfloat16_are_float32():
   sums = jax.jit(prefix_sums)(jnp.ones((1, 3000, 1), jnp.bfloat16))
   np.testing.assert_array_equal(sums[0, :, 0], 1 + np.arange(3000), err_msg='a sum is rounded')
-
-
-def _mixed(module: Attention, x: np.ndarray) -> np.ndarray:
-  return np.asarray(jax.jit(lambda x: module(x)[0])(x))
 
 
 def _shaped(causal: bool, window: int, gains: tuple[float, float, float]) -> ShapedAttention:
@@ -87,28 +66,22 @@ def _shaped(causal: bool, window: int, gains: tuple[float, float, float]) -> Sha
   return module
 
 
-@EACH_MASK
-def test_rows_of_shaped_attention_add_up_to_the_gains(mask):
-  """If all values are equal, each position gets (α + β − γ) times the value."""
-  module = _shaped(*mask, gains=(0.7, 0.4, 0.9))
-  got = _mixed(module, np.ones((2, 20, 32), np.float32))
-  np.testing.assert_allclose(got, 0.7 + 0.4 - 0.9, atol=1e-6)
-
-
-@EACH_MASK
-def test_shaped_attention_is_the_sum_of_its_three_parts(mask):
-  x = np.float32(np.random.default_rng(0).normal(size=(2, 20, 32)))
+@pytest.mark.parametrize(('causal', 'window', 'context'), MASKS.values(), ids=MASKS)
+def test_shaped_attention_is_the_sum_of_its_three_parts(causal, window, context):
+  x = np.float32(np.random.default_rng(0).normal(size=(2, LENGTH, 32)))
   parts = {
-    gains: _mixed(_shaped(*mask, gains=gains), x)
+    gains: np.asarray(
+      jax.jit(lambda x, gains=gains: _shaped(causal, window, gains)(x, context)[0])(x)
+    )
     for gains in [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0.7, 0.4, 0.9)]
   }
   np.testing.assert_allclose(parts[1, 0, 0], x, atol=1e-6, err_msg='α is not for the identity')
-  heads = np.asarray(x).reshape(2, 20, 4, 8)
-  mean = np.einsum('TS,BSHK->BTHK', _uniform_matrix(20, *mask), heads)
+  heads = np.asarray(x).reshape(2, LENGTH, 4, 8)
+  mean = np.einsum('TS,BSHK->BTHK', _uniform_matrix(causal, window, context), heads)
   np.testing.assert_allclose(parts[0, 0, 1], -mean.reshape(x.shape), atol=1e-5)
   want = 0.7 * parts[1, 0, 0] + 0.4 * parts[0, 1, 0] + 0.9 * parts[0, 0, 1]
   np.testing.assert_allclose(parts[0.7, 0.4, 0.9], want, atol=1e-5)
-  if mask != MASKS['window of one']:
+  if window != 1:
     assert np.abs(parts[0, 1, 0] + parts[0, 0, 1]).max() > 0.1, 'attention is uniform'
 
 
@@ -116,7 +89,7 @@ def test_padding_leaves_the_identity_at_the_start():
   """C is of the tokens that there are, so that A − C is 0 before training, in padded rows also."""
   module = _shaped(True, 0, (1, 1, 1))
   module.query.kernel[...] = jnp.zeros((32, 32))
-  x = jax.random.normal(jax.random.key(0), (2, 20, 32))
+  x = jax.random.normal(jax.random.key(0), (2, LENGTH, 32))
   context = Context(0, jnp.array([0, 6]))
   got = jax.jit(lambda x: module(x, context)[0])(x)
   np.testing.assert_allclose(got[0], x[0], atol=1e-6)
