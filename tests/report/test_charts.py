@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import written_runs
 from written_runs import CONFIG
 
-from tokenformer_jax.report import charts, differences, record, tables
+from tokenformer_jax.report import charts, differences, record
 
 
 def read(path, lines, config=CONFIG):
@@ -70,22 +70,6 @@ def test_bits_per_byte_come_first_where_all_runs_have_them(tmp_path):
   row = differences.overview([run])
   assert '>bits per byte<' in row and '>1.5000<' in row
   assert 'bits per byte' not in differences.overview([plain]), 'a column that no run has'
-
-
-def test_numbers_have_one_style():
-  assert [tables.amount(x) for x in (7, 41_000, 999_999, 1.5e12)] == [
-    '7',
-    '41.0 k',
-    '1,000 k',
-    '1.50 T',
-  ]
-  assert [tables.flops(x) for x in (5e9, 1.234e15)] == ['5.00e+9', '1.23e+15']
-  assert [tables.duration(x) for x in (0, 0.5, 600, 7200)] == [
-    '0 s',
-    '0.500 s',
-    '10.0 min',
-    '2.00 h',
-  ]
 
 
 def test_a_decay_begins_on_the_curve_of_its_run(tmp_path):

@@ -41,21 +41,20 @@ def family(tmp_path):
 
 
 def test_each_stage_has_its_size_loss_and_cost(family):
-  found = lineage.stages(family)
-  small, medium, large = found.values()
-  assert [stage.action for stage in found.values()] == ['', 'grow', 'grow']
-  assert medium.parent == small.directory and large.parent == medium.directory
-  assert medium.begin == small.flops and large.begin == medium.flops
+  stages = lineage.stages(family)
+  small, medium, large = stages.values()
+  assert [stage.birth.action for stage in stages.values()] == ['scratch', 'grow', 'grow']
+  assert medium.birth.parent == small.directory and large.birth.parent == medium.directory
+  assert medium.birth.flops == small.flops and large.birth.flops == medium.flops
   assert large.flops == pytest.approx(family[2].at('flops', 300))
-  assert (large.begin_tokens, large.tokens) == (4096 * 200, 4096 * 300)
-  assert large.grown == 'ffn tokens 1,024 → 2,048'
+  assert (large.birth.tokens, large.tokens) == (4096 * 200, 4096 * 300)
   assert large.loss == pytest.approx(3.1 + 9 / 300)
   assert large.seconds == 600 + 120 + 10 * 3600
-  assert lineage.parents(family, found) == {1: 0, 2: 1}
-  figure = lineage.figure(found)
+  assert lineage.parents(stages) == {1: 0, 2: 1}
+  figure = lineage.figure(stages)
   go.Figure(figure)
   assert figure['layout']['yaxis']['ticktext'] == ['small', 'medium', 'large']
-  assert 'ffn tokens 1,024 → 2,048' in lineage.table(found)
+  assert 'ffn tokens 1,024 → 2,048' in lineage.table(stages)
 
 
 def test_a_run_alone_shows_what_it_grew_from(family):
@@ -74,15 +73,15 @@ def test_an_ancestor_that_is_not_here_has_no_loss(family, tmp_path):
 
 
 @pytest.mark.parametrize(('decay_from', 'action'), [(100, 'decay'), (0, 'continue')])
-def test_a_branch_hangs_on_its_run_wherever_that_was_started(family, tmp_path, decay_from, action):
+def test_a_branch_begins_from_its_run(family, tmp_path, decay_from, action):
   train = dataclasses.replace(CONFIG.train, decay_from=decay_from)
-  config = dataclasses.replace(SIZES[0], train=train, init_from=f'{tmp_path.name}/small@100')
+  config = dataclasses.replace(SIZES[0], train=train, init_from=f'{tmp_path}/small@100')
   path = written_runs.write(tmp_path / 'branch', [{'step': 120, 'eval/loss': 2.9}], config)
   written_runs.add(path / 'times.jsonl', [{'step': 100, 'devices': '1 × cpu', 'time': 1e9}])
-  found = lineage.stages([family[0], record.read(path, 'branch')])
-  small, branch = found.values()
-  assert (branch.parent, branch.action) == (small.directory, action)
-  assert branch.begin == pytest.approx(small.flops)
+  stages = lineage.stages([family[0], record.read(path, 'branch')])
+  small, branch = stages.values()
+  assert (branch.birth.parent, branch.birth.action) == (small.directory, action)
+  assert branch.birth.flops == pytest.approx(small.flops)
 
 
 def test_runs_without_growth_have_no_tree(family):

@@ -6,7 +6,7 @@ r"""Write a page about one or more runs, which opens in any browser and needs no
 The page has what the runs have: curves to hover over and zoom, by steps, tokens, FLOPs or hours;
 the loss against FLOPs, with decays; the lineage of growths with sizes, losses and costs; speed, and
 where wall time went; the keys in which the configs differ; samples; and of the last models the
-usage of parameter tokens, their weights for the tokens of a text, and the load of experts.
+usage of parameter tokens and the load of experts.
 
 Runs are only read, so a run may be in progress. The models are read on the CPU.
 """

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenformer_jax.report.record import Line, Record, is_number, number
+from tokenformer_jax.report.record import Line, Record, digits, is_number
 from tokenformer_jax.runs import curves
 
 COLOURS = (*curves.COLOURS, '#7F7F7F', '#8C564B', '#17BECF')
@@ -25,6 +25,7 @@ _EXTREMES = ('train/loss', 'train/grad_norm', 'eval/loss')
 FLOPS_AXIS = {'tickformat': '.3~g', 'nticks': 4}  # as `tables.flops` writes them
 
 Figure = dict[str, Any]  # `data` and `layout` of plotly
+Point = tuple[float, float, int]  # x, y and step
 
 
 def tables(record: Record, runs: int) -> dict[str, dict[str, list[float | None]]]:
@@ -34,12 +35,8 @@ def tables(record: Record, runs: int) -> dict[str, dict[str, list[float | None]]
   them. `runs` is the number of runs on the page.
   """
   most = int(np.clip(_ALL_POINTS / runs, *_POINTS))
-  found = {}
-  for kind in ('train', 'eval'):
-    lines = [line for line in record.lines if _names(line, kind)]
-    if lines:
-      found[kind] = _columns(record, thinned(lines, most), kind)
-  return found
+  lines = {k: [line for line in record.lines if _names(line, k)] for k in ('train', 'eval')}
+  return {k: _columns(record, thinned(some, most), k) for k, some in lines.items() if some}
 
 
 def thinned(lines: Sequence[Line], most: int) -> list[Line]:
@@ -47,25 +44,27 @@ def thinned(lines: Sequence[Line], most: int) -> list[Line]:
   if len(lines) <= most:
     return [*lines]
   kept = {0, len(lines) - 1}
-  for part in np.array_split(np.arange(len(lines)), max(1, most // 4)):
-    kept.add(int(part[0]))
+  for stretch in np.array_split(np.arange(len(lines)), max(1, most // 4)):
+    indices = stretch.tolist()
+    kept.add(indices[0])
     for name in _EXTREMES:
-      values = [(lines[i][name], int(i)) for i in part if is_number(lines[i].get(name))]
+      values = [(lines[i][name], i) for i in indices if is_number(lines[i].get(name))]
       kept |= {min(values)[1], max(values)[1]} if values else set()
       # A loss that is not finite is a gap that must stay.
-      kept |= {int(i) for i in part if name in lines[i] and lines[i][name] is None}
+      kept |= {i for i in indices if name in lines[i] and lines[i][name] is None}
   return [lines[i] for i in sorted(kept)]
 
 
 def choices(
-  found: Sequence[Mapping[str, Mapping[str, Any]]], counted: str, main: str
+  runs: Sequence[Mapping[str, Mapping[str, Any]]], counted: str, main: str
 ) -> list[dict[str, Any]]:
-  """Return the figures to choose from, with label and names; validation is beside training.
+  """Return the figures to choose from, with label and names; training and validation are one.
 
-  `counted` is what a loss is a mean over, token or image. `main` is the figure that comes first.
+  `runs` holds the `tables` of each run. `counted` is what a loss is a mean over, token or image.
+  `main` is the figure that comes first.
   """
   first = (main.removeprefix('eval/'), *_FIRST)
-  names = {name for run in found for table in run.values() for name in table if '/' in name}
+  names = {name for run in runs for table in run.values() for name in table if '/' in name}
   by_figure: dict[str, list[str]] = {}
   for name in sorted(names, key=lambda name: (name.startswith('eval/'), name)):
     split, _, figure = name.partition('/')
@@ -93,14 +92,15 @@ def loss_by_flops(records: Sequence[Record], parents: Mapping[int, int]) -> Figu
   main = main_figure(records)
   points = [_points(record, main) for record in records]
   data = []
-  for i, (record, (xs, ys, steps)) in enumerate(zip(records, points, strict=True)):
-    if not xs:
+  for i, (record, shown) in enumerate(zip(records, points, strict=True)):
+    if not shown:
       continue
     decays = bool(record.config and record.config.train.decay_from)
-    if i in parents and points[parents[i]][0]:
-      start = _last_before(points[parents[i]], record.first_step)
-      if start and steps[0] > record.first_step:
-        xs, ys, steps = [start[0], *xs], [start[1], *ys], [record.first_step, *steps]
+    parent = points[parents[i]] if i in parents else []
+    before = [point for point in parent if point[2] <= record.first_step]
+    if before and shown[0][2] > record.first_step:
+      shown = [(*before[-1][:2], record.first_step), *shown]
+    xs, ys, steps = ([*column] for column in zip(*shown, strict=True))
     data.append(
       {
         'type': 'scatter',
@@ -153,25 +153,19 @@ def main_figure(records: Sequence[Record]) -> str:
 
 def last_value(lines: Sequence[Line], name: str, step: float) -> float | None:
   """Return the last value of a figure up to a step."""
-  found = [line[name] for line in lines if is_number(line.get(name)) and line['step'] <= step]
-  return found[-1] if found else None
+  values = [line[name] for line in lines if is_number(line.get(name)) and line['step'] <= step]
+  return values[-1] if values else None
 
 
-def _points(record: Record, name: str) -> tuple[list[float], list[float], list[float]]:
+def _points(record: Record, name: str) -> list[Point]:
   """Return FLOPs, a figure of validation and step of the evaluations of a run."""
-  if 'flops' not in record.axes:
-    return [], [], []
-  lines = [line for line in record.lines if is_number(line.get(name))]
-  lines = [line for line in thinned(lines, 400) if record.at('flops', line['step'])]
-  places = [number(record.at('flops', line['step'])) for line in lines]
-  return places, [number(line[name]) for line in lines], [line['step'] for line in lines]
-
-
-def _last_before(
-  points: tuple[list[float], list[float], list[float]], step: float
-) -> tuple[float, float] | None:
-  before = [(x, y) for x, y, at in zip(*points, strict=True) if at <= step]
-  return before[-1] if before else None
+  lines = thinned([line for line in record.lines if is_number(line.get(name))], 400)
+  flops = [digits(record.at('flops', line['step'])) for line in lines]
+  return [
+    (x, line[name], line['step'])
+    for x, line in zip(flops, lines, strict=True)
+    if x is not None and x > 0
+  ]
 
 
 def _names(line: Line, kind: str) -> list[str]:
@@ -182,12 +176,12 @@ def _names(line: Line, kind: str) -> list[str]:
 def _columns(record: Record, lines: Sequence[Line], kind: str) -> dict[str, list[float | None]]:
   steps = [line['step'] for line in lines]
   columns: dict[str, list[float | None]] = {
-    axis: [number(float(place)) for place in np.atleast_1d(along(np.array(steps, float)))]
+    axis: [digits(float(x)) for x in np.atleast_1d(along(np.array(steps, float)))]
     for axis, along in record.axes.items()
   }
   names = dict.fromkeys(name for line in lines for name in _names(line, kind))
   for name in names:
-    values = [number(line.get(name)) for line in lines]
+    values = [digits(line.get(name)) for line in lines]
     if any(value is not None for value in values):
       columns[name] = values
   return columns

@@ -6,7 +6,7 @@ action, as a branch whose rate decays, from another run's checkpoint, or from no
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePath
+from typing import NamedTuple
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import ModelConfig
@@ -21,29 +21,35 @@ from tokenformer_jax.storage import paths
 _OTHER_COLOUR = '#9aa0a6'  # of a stage that is not a run of the page
 
 
+class Birth(NamedTuple):
+  """The beginning of a stage: what it begins from, and the training before it."""
+
+  parent: str = ''  # the work directory of the stage that it begins from; '': from nothing
+  action: str = 'scratch'  # `grow` and other actions, `decay`, `continue`
+  flops: float = 0.0
+  tokens: float = 0.0
+  step: int = 0  # in the count of the parent
+
+
+_SCRATCH = Birth()
+
+
 @dataclasses.dataclass
 class Stage:
-  """A stage, as far as it is known; figures are those at its end.
+  """A stage, as far as it is known; figures are those at its end, and count all training before it.
 
   Attributes:
     directory: its work directory.
     name: its name on the page.
+    birth: how it begins.
     run: its number on the page, None if it was not given.
-    action: how it begins: `grow` and other actions, `decay`, `continue`, or '' from nothing.
-    parent: the directory of the stage that it begins from, or ''.
-    begin: the FLOPs of all training before it.
-    begin_tokens: the tokens of all training before it.
-    begin_step: its step when it begins, in the count of its parent.
+    seconds: the time of its processes.
   """
 
   directory: str
   name: str
+  birth: Birth = _SCRATCH
   run: int | None = None
-  action: str = ''
-  parent: str = ''
-  begin: float = 0.0
-  begin_tokens: float = 0.0
-  begin_step: int = 0
   model: ModelConfig | None = None
   step: int | None = None
   flops: float | None = None
@@ -51,57 +57,53 @@ class Stage:
   loss: float | None = None
   bits: float | None = None
   seconds: float | None = None
-  grown: str = ''  # what the action made larger
 
 
-def stages(records: Sequence[Record]) -> dict[str, Stage]:
-  """Return the stages of all runs by directory, each after the one that it begins from."""
-  found: dict[str, Stage] = {}
-  directories = [str(paths.absolute(run.directory)) for run in records]
-  for i, run in enumerate(records):
-    _add_ancestors(found, run)
-    _add_run(found, i, run, directories)
-  for stage in found.values():
+Stages = Mapping[str, Stage]  # by directory
+
+
+def stages(records: Sequence[Record]) -> Stages:
+  """Return the stages of all runs, each after the one that it begins from."""
+  known: dict[str, Stage] = {}
+  for number, run in enumerate(records):
+    _add_run(known, number, run)
+  for stage in known.values():
     if stage.run is None:
       _read_figures(stage)
-    before = found[stage.parent].model if stage.parent else None
-    if before and stage.model:
-      stage.grown = _changes(before, stage.model)
-  return {stage.directory: stage for stage in _in_order(found)}
+  return {stage.directory: stage for stage in _in_order(known)}
 
 
-def parents(records: Sequence[Record], found: Mapping[str, Stage]) -> dict[int, int]:
+def parents(known: Stages) -> dict[int, int]:
   """Return the number of the run that each run of the page begins from, by its number."""
-  numbers = {
-    stage.run: found[stage.parent].run
-    for stage in found.values()
-    if stage.run is not None and stage.parent
-  }
-  return {run: parent for run, parent in numbers.items() if parent is not None}
+  numbers = {}
+  for stage in known.values():
+    parent = known[stage.birth.parent].run if stage.birth.parent else None
+    if stage.run is not None and parent is not None:
+      numbers[stage.run] = parent
+  return numbers
 
 
-def figure(found: Mapping[str, Stage]) -> Figure | None:
+def figure(known: Stages) -> Figure | None:
   """Return the tree: a bar for each stage over the FLOPs, and lines to the stages it led to.
 
   None if no stage begins from another one, or FLOPs are not known.
   """
-  if not any(stage.parent for stage in found.values()):
+  spent = {key: one.flops - one.birth.flops for key, one in known.items() if one.flops is not None}
+  drawn = [known[key] for key in spent]
+  if not drawn or not any(stage.birth.parent for stage in known.values()):
     return None
-  rows = {directory: row for row, directory in enumerate(found)}
-  spent = {key: one.flops - one.begin for key, one in found.items() if one.flops is not None}
-  drawn = [found[key] for key in spent]
-  if not drawn:
-    return None
+  heights = {directory: row for row, directory in enumerate(known)}
   bars = {
     'type': 'bar',
     'orientation': 'h',
-    'y': [rows[stage.directory] for stage in drawn],
-    'base': [stage.begin for stage in drawn],
+    'y': [heights[stage.directory] for stage in drawn],
+    'base': [stage.birth.flops for stage in drawn],
     'x': [*spent.values()],
     'width': 0.5,
     'marker': {'color': [_colour(stage) for stage in drawn]},
     'hovertext': [
-      '<br>'.join(f'{a}: {b}' for a, b in zip(_HEAD, _row(s), strict=True)) for s in drawn
+      '<br>'.join(f'{name}: {cell}' for name, cell in zip(_HEAD, _row(known, stage), strict=True))
+      for stage in drawn
     ],
     'hoverinfo': 'text',
     'showlegend': False,
@@ -116,13 +118,13 @@ def figure(found: Mapping[str, Stage]) -> Figure | None:
     'y': [],
   }
   for stage in drawn:
-    if stage.parent:
-      links['x'] += [stage.begin, stage.begin, None]
-      links['y'] += [rows[stage.parent], rows[stage.directory], None]
+    if stage.birth.parent:
+      links['x'] += [stage.birth.flops, stage.birth.flops, None]
+      links['y'] += [heights[stage.birth.parent], heights[stage.directory], None]
   return {
     'data': [links, bars],
     'layout': {
-      'height': 130 + 48 * len(found),
+      'height': 130 + 48 * len(known),
       'xaxis': {
         'title': {'text': 'model FLOPs of all training'},
         'rangemode': 'tozero',
@@ -131,8 +133,8 @@ def figure(found: Mapping[str, Stage]) -> Figure | None:
       },
       'yaxis': {
         'title': {'text': 'stage'},
-        'tickvals': [*rows.values()],
-        'ticktext': [stage.name for stage in found.values()],
+        'tickvals': [*heights.values()],
+        'ticktext': [stage.name for stage in known.values()],
         'autorange': 'reversed',
         'showgrid': False,
         'zeroline': False,
@@ -149,7 +151,7 @@ def figure(found: Mapping[str, Stage]) -> Figure | None:
           'xref': 'paper',
           'x': 0,
           'xanchor': 'left',
-          'y': rows[stage.directory],
+          'y': heights[stage.directory],
           'yshift': 20,
           'borderpad': 0,
         }
@@ -157,11 +159,6 @@ def figure(found: Mapping[str, Stage]) -> Figure | None:
       ],
     },
   }
-
-
-def table(found: Mapping[str, Stage]) -> str:
-  """Return the stages as a table of HTML."""
-  return tables.table(_HEAD, [_row(stage) for stage in found.values()], texts=3)
 
 
 _HEAD = (
@@ -179,18 +176,22 @@ _HEAD = (
 )
 
 
-def _row(stage: Stage) -> tuple[str, ...]:
-  own = None if stage.flops is None else stage.flops - stage.begin
-  tokens = None if stage.tokens is None else stage.tokens - stage.begin_tokens
-  steps = tables.ABSENT if stage.step is None else f'{stage.begin_step:,} to {stage.step:,}'
+def table(known: Stages) -> str:
+  """Return the stages as a table of HTML."""
+  return tables.table(_HEAD, [_row(known, stage) for stage in known.values()], texts=3)
+
+
+def _row(known: Stages, stage: Stage) -> tuple[str, ...]:
+  birth = stage.birth
+  before = known[birth.parent].model if birth.parent else None
   return (
     stage.name,
-    stage.action or 'scratch',
-    stage.grown or tables.ABSENT,
+    birth.action,
+    (before and stage.model and _changes(before, stage.model)) or tables.ABSENT,
     tables.amount(_parameters(stage)),
-    steps,
-    tables.amount(tokens),
-    tables.flops(own),
+    tables.ABSENT if stage.step is None else f'{birth.step:,} to {stage.step:,}',
+    tables.amount(None if stage.tokens is None else stage.tokens - birth.tokens),
+    tables.flops(None if stage.flops is None else stage.flops - birth.flops),
     tables.flops(stage.flops),
     tables.duration(stage.seconds),
     tables.loss(stage.bits),
@@ -198,69 +199,40 @@ def _row(stage: Stage) -> tuple[str, ...]:
   )
 
 
-def _add_ancestors(found: dict[str, Stage], run: Record) -> None:
-  """Add the sources of the growths of a run, and the runs that these were branches of."""
-  parent = ('', '')  # directory and action
-  begin, begin_tokens, begin_step = 0.0, 0.0, 0
+def _add_run(known: dict[str, Stage], number: int, run: Record) -> None:
+  """Add a run of the page, the sources of its growths, and the runs that these were branches of."""
+
+  def add(directory: str, name: str = '') -> Stage:
+    """Return the stage in a directory, which begins by `birth` unless it is known better."""
+    stage = known.setdefault(directory, Stage(directory, directory.rstrip('/').rpartition('/')[2]))
+    if not stage.birth.parent and birth.parent != directory:
+      stage.birth = birth
+    return stage
+
+  birth = _SCRATCH
   for entry in run.lineage:
-    if entry.branch_of and entry.branch_of != parent[0]:
-      branch = found.setdefault(entry.branch_of, Stage(entry.branch_of, _name(entry.branch_of)))
+    if entry.branch_of and entry.branch_of != birth.parent:
+      branch = add(entry.branch_of)
       branch.model = branch.model or entry.model
-      _set_parent(branch, parent, begin, begin_tokens, begin_step)
-      parent = (entry.branch_of, 'decay')
-    stage = found.setdefault(entry.source, Stage(entry.source, _name(entry.source)))
-    _set_parent(stage, parent, begin, begin_tokens, begin_step)
+      birth = birth._replace(parent=entry.branch_of, action='decay')
+    stage = add(entry.source)
     if stage.flops is None or (stage.run is None and entry.flops > stage.flops):
       stage.model, stage.step = entry.model, entry.step
       stage.flops, stage.tokens = entry.flops, entry.tokens
-    parent = (entry.source, entry.action)
-    begin, begin_tokens, begin_step = entry.flops, entry.tokens, entry.first_step
-
-
-def _add_run(found: dict[str, Stage], number: int, run: Record, directories: Sequence[str]) -> None:
-  """Add a run of the page, with its own figures; `directories` are those of the runs."""
-  directory = directories[number]
-  source, action = '', ''
-  if run.lineage:
-    source, action = run.lineage[-1].source, run.lineage[-1].action
+    birth = Birth(entry.source, entry.action, entry.flops, entry.tokens, entry.first_step)
+  first, last = run.first_step, run.last_step
   if run.config and run.config.init_from:
-    named = _locate(run.config.init_from, [source, *directories])
-    if named != source:
-      source, action = named, 'decay' if run.config.train.decay_from else 'continue'
-  stage = found.setdefault(directory, Stage(directory, run.name))
-  stage.name, stage.run, stage.step = run.name, number, run.last_step
+    source = str(paths.absolute(paths.split_source(run.config.init_from)[0]))
+    if source != birth.parent:
+      add(source)
+      action = 'decay' if run.config.train.decay_from else 'continue'
+      flops, tokens = run.at('flops', first), run.at('tokens', first)
+      birth = Birth(source, action, flops or 0.0, tokens or 0.0, first)
+  stage = add(str(paths.absolute(run.directory)))
+  stage.name, stage.run, stage.step = run.name, number, last
   stage.model = run.config.model if run.config else stage.model
-  stage.flops, stage.tokens = run.at('flops', run.last_step), run.at('tokens', run.last_step)
-  _set_figures(stage, run.lines, run.last_step)
-  if run.times:
-    stage.seconds = sum(run.sessions.seconds.values())
-  if source and source != directory:
-    found.setdefault(source, Stage(source, _name(source)))
-    begin = run.at('flops', run.first_step), run.at('tokens', run.first_step)
-    _set_parent(stage, (source, action), begin[0] or 0.0, begin[1] or 0.0, run.first_step)
-
-
-def _locate(source: str, known: Sequence[str]) -> str:
-  """Return the work directory that `init_from` names.
-
-  It may be relative to the folder where the run was started. So if it is not here, it is the one of
-  the known directories that ends in the same names.
-  """
-  directory = paths.split_source(source)[0]
-  absolute = str(paths.absolute(directory))
-  if absolute in known or paths.exists(paths.parse_path(absolute)):
-    return absolute
-  tail = directory.parts
-  ends = {one for one in known if one and PurePath(one).parts[-len(tail) :] == tail}
-  return ends.pop() if len(ends) == 1 else absolute
-
-
-def _set_parent(
-  stage: Stage, parent: tuple[str, str], begin: float, tokens: float, step: int
-) -> None:
-  if parent[0] and not stage.parent and parent[0] != stage.directory:
-    stage.parent, stage.action = parent
-    stage.begin, stage.begin_tokens, stage.begin_step = begin, tokens, step
+  stage.flops, stage.tokens = run.at('flops', last), run.at('tokens', last)
+  _set_figures(stage, run.lines, run.times)
 
 
 def _read_figures(stage: Stage) -> None:
@@ -271,23 +243,26 @@ def _read_figures(stage: Stage) -> None:
     times = metrics.read_lines(directory / 'times.jsonl')
   except (UserError, OSError, ValueError):
     return
-  lines = [line for line in lines if record.is_number(line['step'])]
+  _set_figures(stage, lines, times)
+
+
+def _set_figures(stage: Stage, lines: Sequence[Line], times: Sequence[Line]) -> None:
+  """Set the last figures of validation, and the time, up to the step of a stage."""
   last = stage.step if stage.step is not None else float('inf')
-  _set_figures(stage, lines, last)
-  if times := [line for line in times if record.is_number(line['step']) and line['step'] <= last]:
+  lines, times = (
+    [one for one in some if record.is_number(one['step']) and one['step'] <= last]
+    for some in (lines, times)
+  )
+  stage.bits, stage.loss = (charts.last_value(lines, name, last) for name in charts.MAIN)
+  if times:
     stage.seconds = sum(record.sessions(times).seconds.values())
 
 
-def _set_figures(stage: Stage, lines: Sequence[Line], step: float) -> None:
-  """Set the last figures of validation up to a step."""
-  stage.bits, stage.loss = (charts.last_value(lines, name, step) for name in charts.MAIN)
-
-
-def _in_order(found: Mapping[str, Stage]) -> Iterator[Stage]:
+def _in_order(known: Stages) -> Iterator[Stage]:
   """Yield each stage after the stage it begins from."""
   children: dict[str, list[Stage]] = {}
-  for stage in found.values():
-    children.setdefault(stage.parent if stage.parent in found else '', []).append(stage)
+  for stage in known.values():
+    children.setdefault(stage.birth.parent, []).append(stage)
 
   def walk(directory: str) -> Iterator[Stage]:
     for stage in children.get(directory, ()):
@@ -300,7 +275,7 @@ def _in_order(found: Mapping[str, Stage]) -> Iterator[Stage]:
 def _changes(before: ModelConfig, after: ModelConfig) -> str:
   """Return what a stage has more or less of than the one before it."""
   old, new = (
-    {name: part.tokens for name, part in config_lib.pattentions(model).items()}
+    {name: group.tokens for name, group in config_lib.pattentions(model).items()}
     for model in (before, after)
   )
   pairs = [(f'{name} tokens', old.get(name, 0), count) for name, count in new.items()]
@@ -321,7 +296,3 @@ def _parameters(stage: Stage) -> int | None:
 
 def _colour(stage: Stage) -> str:
   return _OTHER_COLOUR if stage.run is None else charts.colour(stage.run)
-
-
-def _name(directory: str) -> str:
-  return directory.rstrip('/').rpartition('/')[2]

@@ -81,13 +81,11 @@ def build(
     load: loads the model of DIR@STEP; None: onto all devices.
   """
   library = _library()
-  places, notes = {}, []
+  by_target, notes = {}, []  # links followed
   for run in map(paths.parse_path, runs):
-    if (place := run.resolve()) in places:
+    if by_target.setdefault(run.resolve(), run) is not run:
       notes.append(f'{run} is given more than once, and shown once')
-    else:
-      places[place] = run
-  directories = [*places.values()]
+  directories = [*by_target.values()]
   names = curves.run_names(directories)
   records = [record.read(run, name) for run, name in zip(directories, names, strict=True)]
   notes += [note for one in records for note in one.notes]
@@ -111,7 +109,7 @@ def _look(
   records: Sequence[Record], models: int, load: Callable[[str], Trained], notes: list[str]
 ) -> dict[int, dict[str, Any]]:
   """Return what the models of some runs show, by the number of the run; add to the notes."""
-  found: dict[int, dict[str, Any]] = {}
+  looked: dict[int, dict[str, Any]] = {}
   able = [i for i, run in enumerate(records) if looks.can_look(run.meta, run.directory)]
   for i in able[len(able) - min(models, len(able)) :]:
     run, meta = records[i], records[i].meta
@@ -128,7 +126,7 @@ def _look(
         model = load(f'{run.directory}@{meta.step}')
       except UserError:  # A run in progress has written another one, and removed this one.
         model = load(str(run.directory))
-      found[i] = looks.look(model)
+      looked[i] = looks.look(model)
     except UserError as error:
       notes.append(str(error))
   if 0 < models < len(able):
@@ -138,7 +136,7 @@ def _look(
     )
   for note in notes:
     messages.say(note)
-  return found
+  return looked
 
 
 def _content(
@@ -149,7 +147,7 @@ def _content(
   tables_of_runs = [charts.tables(run, len(records)) for run in records]
   is_of_images = all(run.config and run.config.model.kind != 'lm' for run in records)
   figures = {
-    'flops': charts.loss_by_flops(records, lineage.parents(records, stages)),
+    'flops': charts.loss_by_flops(records, lineage.parents(stages)),
     'lineage': lineage.figure(stages),
     'times': spending.figure(records),
   }
@@ -164,7 +162,6 @@ def _content(
       tables_of_runs, 'image' if is_of_images else 'token', charts.main_figure(records)
     ),
     'samples': _samples(records),
-    'maps': _maps(records, looked),
   }
   sections = [
     _Section('overview', 'Runs', differences.overview(records)),
@@ -181,8 +178,6 @@ def _content(
   if data['samples']:
     sections.append(_Section('samples', 'Samples', _SAMPLES_BODY))
   sections += _looks(records, looked, figures)
-  if data['maps']:
-    sections.append(_Section('maps', 'Weights of parameter tokens', _MAPS))
   data['figures'] = {name: figure for name, figure in figures.items() if figure}
   return data, sections
 
@@ -204,16 +199,17 @@ def _looks(
 ) -> list[_Section]:
   """Return the sections about usage and experts, and add their figures."""
   usage, load = '', ''
-  for i, found in looked.items():
-    where = f'{records[i].name}, step {found["step"]:,}'
-    if found.get('usage'):
-      usage += f'<h3>{html.escape(where)}, on {found["measured"]:,} tokens of {found["text"]}</h3>'
-      for part, (title, figure) in enumerate(looks.usage_figures(found['usage']).items()):
-        figures[f'usage-{i}-{part}'] = figure
-        usage += f'<h4>{html.escape(title)}</h4>{_chart(f"usage-{i}-{part}")}'
-    if found.get('load'):
-      figures[f'load-{i}'] = looks.load_figure(found['load'])
-      load += f'<h3>{html.escape(where)}</h3><h4>{_LOAD_TITLE}</h4>{_chart(f"load-{i}")}'
+  for i, look in looked.items():
+    heading = html.escape(f'{records[i].name}, step {look["step"]:,}')
+    if look.get('usage'):
+      usage += f'<h3>{heading}, on {look["measured"]:,} tokens of {look["text"]}</h3>'
+      for number, (title, figure) in enumerate(looks.usage_figures(look['usage']).items()):
+        name = f'usage-{i}-{number}'
+        figures[name] = figure
+        usage += f'<h4>{html.escape(title)}</h4>{_chart(name)}'
+    if look.get('load'):
+      figures[f'load-{i}'] = looks.load_figure(look['load'])
+      load += f'<h3>{heading}</h3><h4>{_LOAD_TITLE}</h4>{_chart(f"load-{i}")}'
   sections = []
   if usage:
     body = usage + tables.paragraph(_USAGE_NOTE)
@@ -225,27 +221,13 @@ def _looks(
 
 def _samples(records: Sequence[Record]) -> list[dict[str, Any]]:
   """Return the texts of each run that has any, thinned."""
-  found = []
+  samples = []
   for run in records:
     kept = [run.samples[i] for i in record.spread(len(run.samples), _SAMPLES)]
-    texts = [{'step': one['step'], 'text': one['text']} for one in kept]
-    if texts:
-      found.append({'name': run.name, 'texts': texts})
-  return found
-
-
-def _maps(records: Sequence[Record], looked: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
-  """Return the maps of each run that has any."""
-  return [
-    {
-      'name': f'{records[i].name}, step {found["step"]:,}',
-      'labels': found['labels'],
-      'text': found['text'],
-      'layers': found['maps'],
-    }
-    for i, found in looked.items()
-    if found.get('maps')
-  ]
+    if kept:
+      texts = [{'step': one['step'], 'text': one['text']} for one in kept]
+      samples.append({'name': run.name, 'texts': texts})
+  return samples
 
 
 def _page(title: str, sections: Sequence[_Section], data: dict[str, Any], library: str) -> str:
@@ -312,18 +294,6 @@ _SAMPLES_BODY = """
 <output id="sample-at"></output>
 </form>
 <pre id="sample-text"></pre>
-"""
-_MAPS = """
-<form class="choices">
-<label>model <select id="map-run"></select></label>
-<label>layer <select id="map-layer"></select></label>
-<label>projection <select id="map-kind"></select></label>
-<button type="button" id="map-back">◀</button><button type="button" id="map-next">▶</button>
-</form>
-<div class="chart tall" id="chart-maps"></div>
-<p>A row is a token of the text, a column a parameter token, or the largest weight of several
-neighbours. Lines separate groups. The colour is the weight; colours are finer for small
-weights.</p>
 """
 _LOAD_TITLE = 'Tokens of an expert, as a multiple of the even load'
 _USAGE_NOTE = (

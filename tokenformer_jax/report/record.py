@@ -66,26 +66,26 @@ class Record:
 
     They take a number or an array. An axis that the run lacks the records for is absent.
     """
-    found: dict[str, Callable[[Any], Any]] = {'steps': lambda step: step}
+    axes: dict[str, Callable[[Any], Any]] = {'steps': lambda step: step}
     if self.config:
       batches = batches_lib.of_run(self.meta, self.config.data)
       corners = {0, self.first_step, self.last_step, *(entry.first for entry in batches)}
       steps = sorted(step for step in corners if 0 <= step <= self.last_step)
       if self.config.model.kind == 'lm':
         count = functools.partial(batches_lib.all_tokens, self.lineage, batches)
-        found['tokens'] = _between(steps, [count(step) for step in steps])
+        axes['tokens'] = _between(steps, [count(step) for step in steps])
       else:
         count = functools.partial(batches_lib.samples, batches)
-        found['images'] = _between(steps, [count(step) for step in steps])
+        axes['images'] = _between(steps, [count(step) for step in steps])
       spent = spent_flops.count(self.lineage, self.config, batches)
       trained = sorted({*(step for step in steps if step >= spent.begin), spent.begin})
-      found['flops'] = _between(trained, [spent.at(step) for step in trained])
+      axes['flops'] = _between(trained, [spent.at(step) for step in trained])
     if hours := self._hours():
-      found['hours'] = _between([*hours], [*hours.values()])
-    return found
+      axes['hours'] = _between([*hours], [*hours.values()])
+    return axes
 
   def at(self, axis: str, step: float) -> float | None:
-    """Return the place of a step on an axis, None if the run lacks it."""
+    """Return the value of a step on an axis, None if the run lacks it."""
     return float(self.axes[axis](step)) if axis in self.axes else None
 
   def _hours(self) -> dict[float, float]:
@@ -158,7 +158,7 @@ def read(run: str | paths.Path, name: str) -> Record:
   return Record(name, directory, lines, samples, times, config, meta, notes)
 
 
-def _read_lines(path: paths.Path, notes: list[str], *, is_sample: bool = False) -> list[Line]:
+def _read_lines(path: paths.Path, notes: list[str], *, is_sample: bool = False) -> Sequence[Line]:
   """Return the lines of a file that can be used; add to the notes how many others there are."""
   try:
     content = path.read_bytes()
@@ -201,7 +201,7 @@ def seconds_of(line: Line) -> dict[str, float]:
   }
 
 
-def number(value: Any) -> float | None:
+def digits(value: Any) -> float | None:
   """Return a value from a file with six digits, None for anything but a finite number."""
   return float(f'{value:.6g}') if is_number(value) else None
 

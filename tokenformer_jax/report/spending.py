@@ -32,7 +32,7 @@ def figure(records: Sequence[Record]) -> Figure | None:
   if not runs:
     return None
   assert {*_KINDS} == {*wall_time.KINDS, LOST}
-  longest = max(sum(found.seconds.values()) for _, found in runs)
+  longest = max(sum(spent.seconds.values()) for _, spent in runs)
   unit, name = next(
     (unit, name)
     for unit, name in ((3600, 'hours'), (60, 'minutes'), (1, 'seconds'))
@@ -44,13 +44,13 @@ def figure(records: Sequence[Record]) -> Figure | None:
       'orientation': 'h',
       'name': label,
       'y': [run for run, _ in runs],
-      'x': [record.number(found.seconds[kind] / unit) for _, found in runs],
-      'customdata': [found.seconds[kind] / (sum(found.seconds.values()) or 1) for _, found in runs],
+      'x': [record.digits(spent.seconds[kind] / unit) for _, spent in runs],
+      'customdata': [spent.seconds[kind] / (sum(spent.seconds.values()) or 1) for _, spent in runs],
       'marker': {'color': colour},
       'hovertemplate': f'{label}: %{{x:.3g}} {name}, %{{customdata:.1%}}<extra></extra>',
     }
     for kind, (label, colour) in _KINDS.items()
-    if any(found.seconds[kind] for _, found in runs)
+    if any(spent.seconds[kind] for _, spent in runs)
   ]
   return {
     'data': data,
@@ -72,21 +72,20 @@ def time_table(records: Sequence[Record]) -> str:
   """Return the time of each run as a table of HTML."""
   rows = []
   for run in records:
-    if not run.times:
-      continue
-    found = run.sessions
-    total = sum(found.seconds.values())
-    rows.append(
-      (
-        run.name,
-        found.devices or tables.ABSENT,
-        tables.duration(total),
-        f'{found.seconds["training"] / total:.1%}' if total else tables.ABSENT,
-        f'{max(0, found.count - 1)}',
-        tables.duration(found.seconds[LOST]),
-        tables.duration(found.pauses),
+    if run.times:
+      spent = run.sessions
+      total = sum(spent.seconds.values())
+      rows.append(
+        (
+          run.name,
+          spent.devices or tables.ABSENT,
+          tables.duration(total),
+          f'{spent.seconds["training"] / total:.1%}' if total else tables.ABSENT,
+          f'{max(0, spent.count - 1)}',
+          tables.duration(spent.seconds[LOST]),
+          tables.duration(spent.pauses),
+        )
       )
-    )
   head = ('run', 'devices', 'time of processes', 'goodput', 'restarts', 'lost to them', 'pauses')
   return tables.table(head, rows, texts=2)
 
@@ -102,20 +101,15 @@ def speed_table(records: Sequence[Record]) -> str:
     'perf/host_peak_gib': ('peak GiB of the host', tables.digits),
     'perf/device_peak_gib': ('peak GiB of a device', tables.digits),
   }
-  found = {name: [run.values(name) for run in records] for name in columns}
-  present = [name for name, runs in found.items() if any(runs)]
+  present = [name for name in columns if any(run.values(name) for run in records)]
   if not present:
     return ''
-  rows = [
-    (
-      run.name,
-      *(
-        columns[name][1](_summary(name, found[name][i])) if found[name][i] else tables.ABSENT
-        for name in present
-      ),
-    )
-    for i, run in enumerate(records)
-  ]
+
+  def cell(run: Record, name: str) -> str:
+    values = run.values(name)
+    return columns[name][1](_summary(name, values)) if values else tables.ABSENT
+
+  rows = [(run.name, *(cell(run, name) for name in present)) for run in records]
   return tables.table(('run', *(columns[name][0] for name in present)), rows)
 
 
