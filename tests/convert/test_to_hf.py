@@ -36,7 +36,7 @@ from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Batches, Seen
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Batches, Meta, Seen
 
 BYTES = {'kind': 'bytes'}
 IDS = np.random.default_rng(0).integers(0, 64, (3, 12))
@@ -179,9 +179,7 @@ def _write_run(directory, model, scale=0.3):
     lambda a: jnp.asarray(scale * rng.normal(size=a.shape) + (not a.ndim), jnp.float32), abstract
   )
   settings = Config(model=model, data=TextConfig(tokenizer='bytes', sequence_length=32))
-  grow_run.write(
-    directory, {'params': params}, settings, BYTES, lineage=(), contents='params', step=0
-  )
+  grow_run.write(directory, Meta(0, settings, BYTES, contents='params'), {'params': params})
   return params
 
 
@@ -345,40 +343,38 @@ def test_the_card_says_what_the_run_records(run):
 @pytest.mark.parametrize(
   ('model', 'match'),
   [
-    (gated_model(), "mixer.kind is 'gated_unit'; .* know only 'softmax'"),
-    (linear(tiny_model()), "mixer.kind is 'linear'"),
+    (linear(tiny_model()), "mixer.kind is 'linear'; .* know only 'softmax'"),
+    (two_kinds(window=0, layer=gated_model().layer), "mixer.kind is 'gated_unit'"),
     (
       with_mixer(tiny_model(), positions=config.RotaryConfig(clip=4)),
       r'model\.layer\.mixer\.positions\.clip is 4; .* know only 0',
     ),
-    (two_kinds(window=0, layer=gated_model().layer), 'gated_unit'),
   ],
 )
-def test_models_that_the_exported_files_cannot_compute_are_refused(model, match):
+def test_a_model_that_the_pytorch_files_cannot_compute_is_refused(model, match):
   with pytest.raises(UserError, match=match):
     hub_folder.check_can_load(model)
 
 
-def test_a_folder_that_cannot_be_written_leaves_no_file(tmp_path):
-  model = dataclasses.replace(tiny_model(), vocab_size=256)
-  _write_run(tmp_path / 'run', model, scale=np.nan)
+def test_a_model_that_is_refused_leaves_no_file(tmp_path):
+  _write_run(tmp_path / 'run', dataclasses.replace(tiny_model(), vocab_size=256), scale=np.nan)
   with pytest.raises(UserError, match='weights that are NaN or infinite'):
     export.to_hf(str(tmp_path / 'run'), tmp_path / 'folder')
   assert [path.name for path in tmp_path.iterdir()] == ['run']
-  with pytest.raises(UserError, match='exists'):
-    export.to_hf(str(tmp_path / 'run'), tmp_path / 'run')
 
 
-def test_a_folder_with_another_tensor_is_refused(run, tmp_path):
+def test_a_folder_whose_config_does_not_fit_is_refused(run, tmp_path):
   export.to_hf(str(run), tmp_path / 'folder')
-  settings = json.loads((tmp_path / 'folder' / 'config.json').read_text())
-  settings['tokenformer']['layer']['ffn']['groups'] = '48 9'
-  settings['tokenformer']['layer']['ffn']['tokens'] = 57
-  (tmp_path / 'folder' / 'config.json').write_text(json.dumps(settings))
-  with pytest.raises(UserError, match=r'blocks.0.ffn.keys has the shape \[56, 32\]'):
-    convert.to_jax(tmp_path / 'folder', tmp_path / 'run')
-  settings['tokenformer']['width'] = -32
-  (tmp_path / 'folder' / 'config.json').write_text(json.dumps(settings))
-  with pytest.raises(UserError, match=r'model\.width'):
-    convert.to_jax(tmp_path / 'folder', tmp_path / 'run')
+  file = tmp_path / 'folder' / 'config.json'
+  settings = json.loads(file.read_text())
+  model = settings['tokenformer']
+  for other, match in (
+    ({**model, 'width': -32}, r'model\.width'),
+    ({**model, 'variants': 3}, r'model\.variants'),
+    ({**model, 'final_norm': 'bias'}, 'final_norm.scale has no place'),
+    (None, 'is a section of keys'),
+  ):
+    file.write_text(json.dumps({**settings, 'tokenformer': other}))
+    with pytest.raises(UserError, match=match):
+      convert.to_jax(tmp_path / 'folder', tmp_path / 'run')
   assert not (tmp_path / 'run').exists()

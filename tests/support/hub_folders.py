@@ -61,8 +61,7 @@ def write_model(
   layout = tensor_layout.layout(model, family.rules)
   shapes = {name: entry.shape for name, entry in layout.items()}
   tensor_files.write(folder, dtype, shapes, tensor_layout.stream(layout, read))
-  values = {'architectures': [family.architecture], 'eos_token_id': 0, **keys}
-  (folder / 'config.json').write_text(json.dumps(values))
+  (folder / 'config.json').write_text(json.dumps({'eos_token_id': 0, **keys}))
 
 
 def made(params: Any) -> Any:

@@ -51,8 +51,7 @@ def to_hf(
     if matched := families.match(model):
       family, keys = matched
       layout, code = tensor_layout.layout(model, family.rules), ()
-      kind = {'architectures': [family.architecture], 'model_type': family.kind}
-      values = {**kind, **keys, **ids, 'torch_dtype': dtype}
+      values = {**keys, **ids, 'torch_dtype': dtype}
     else:
       hub_folder.check_can_load(model)
       layout, code = hub_folder.layout(model), hub_folder.CODE

@@ -27,7 +27,7 @@ _ACTIVATIONS = {'gelu': 'gelu', 'gelu_tanh': 'gelu_new', 'relu': 'relu', 'silu':
 
 
 def match(model: ModelConfig) -> tuple[Family, dict[str, Any]] | None:
-  """Return the first family that a model is exactly of and its keys of a config.json, or None.
+  """Return the first family that a model is exactly of and the keys of its config.json, or None.
 
   It is exactly of a family if the keys that the family reads make the same model.
   """
@@ -39,7 +39,8 @@ def match(model: ModelConfig) -> tuple[Family, dict[str, Any]] | None:
     except UserError:  # It has sizes that the family cannot have.
       continue
     if _without_training(same) == _without_training(model):
-      return family, {name: value for name, value in values.items() if name in keys.read}
+      kind = {'architectures': [family.architecture], 'model_type': family.kind}
+      return family, {**kind, **{k: v for k, v in values.items() if k in keys.read}}
   return None
 
 
