@@ -25,7 +25,8 @@ import cells
 from cells import MIXTURES, MODELS, Figures, Row
 
 from tokenformer_jax.config import ModelConfig, file, from_dict
-from tokenformer_jax.plan import exchange, topology
+from tokenformer_jax.plan import topology
+from tokenformer_jax.plan.formulas import count_slots
 
 HEAD = (
   'mesh', 'along', 'collective', 'expected', 'number', 'found', 'MB in, expected', 'MB in, found'
@@ -107,7 +108,9 @@ def expected_in_mixture(
     router      gathers in float32 forward and again backward, and a sum of the gradient: D E · 4
                 bytes
     gradients   reduce-scatters of A over fsdp, then of A / F over experts; of B over fsdp
-    tokens      all-to-alls over experts: `plan/exchange.py`
+    tokens      all-to-alls over experts of the slots of the other devices: rows to experts and
+                back, forward, again and for the gradients, 6 of width · 2 bytes; and the number of
+                each row's expert, forward and again, 2 of 4 bytes
 
   The model has dense projections and equal layers with experts. A device has `rows` sequences of
   `length` tokens.
@@ -120,10 +123,10 @@ def expected_in_mixture(
   router = width * ffn.count * NORM
   all_axes = '+'.join(name for name, size in (('fsdp', fsdp), ('experts', experts)) if size > 1)
   fsdp_share, experts_share, share = (1 - 1 / size for size in (fsdp, experts, devices))
-  moved = exchange.layer_exchange(ffn, width, rows, length, experts)
+  slots = count_slots(ffn, rows, length, experts) * experts_share
   number = 4 + shared
   found = [
-    Expected('experts', 'all-to-all', 'tokens', moved.number, moved.received),
+    Expected('experts', 'all-to-all', 'tokens', 8, slots * (6 * width * ACTIVATION + 2 * 4)),
     Expected(all_axes, 'all-gather', 'weights', 2 * number, 2 * others * share),
     Expected(all_axes, 'all-gather', 'routers', 2, 2 * router * share),
     Expected(all_axes, 'all-reduce', 'gradient of the router', 1, 2 * router * share),

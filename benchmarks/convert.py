@@ -24,9 +24,9 @@ import ml_dtypes
 import numpy as np
 import tokenizers as hf
 
-from tokenformer_jax.cli import convert
 from tokenformer_jax.convert import families, tensor_files, tensor_layout
 from tokenformer_jax.convert.hub_keys import Keys
+from tokenformer_jax.convert.to_run import to_jax
 
 _KEYS = {
   'vocab_size': 128256,
@@ -55,7 +55,7 @@ def _write(folder: Path, layers: int) -> None:
 
 
 def _convert(folder: Path, dtype: str) -> None:
-  convert.to_jax(folder / 'source', folder / 'run', dtype=dtype)
+  to_jax(folder / 'source', folder / 'run', dtype=dtype)
 
 
 def _grow(folder: Path) -> None:

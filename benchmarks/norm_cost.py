@@ -15,8 +15,10 @@ compiler's cycles and kernels, without collectives. Each of 16 programs takes mi
 needs `pip install -e ".[tpu]"`, but no TPU. Cells are kept in `--out`, as in pods.py.
 """
 
+import functools
 import sys
 from collections.abc import Sequence
+from typing import Any
 from unittest import mock
 
 import cells
@@ -97,7 +99,8 @@ REPLACED = {  # variant → function of model/pattention.py and its replacement
 def plan_with(variant: str) -> None:
   """Run the planner's command, with its flags, on a changed Pattention."""
 
-  def main(argv: Sequence[str]) -> None:
+  @functools.wraps(command.main)
+  def main(**given: Any) -> None:
     name, function = REPLACED[variant]
     with (
       mock.patch.object(pattention, name, side_effect=function) as counted,
@@ -106,13 +109,12 @@ def plan_with(variant: str) -> None:
         layout_dump, 'run_alone', lambda function, *arguments: function(*arguments)
       ),
     ):
-      command.main(argv)
+      command.main(**given)
     if not counted.called:
       sys.exit(f'Pattention does not call {name}: nothing was replaced')
 
   flags.DEFINE_enum('plan_with', variant, list(REPLACED), 'The variant.')
-  command.define_flags()
-  cli.run(main, on_all_hosts=False)
+  cli.command(main, on_all_hosts=False)
 
 
 def plan_cells(args, others: list[str], shape: str, on: str) -> dict[str, Figures]:

@@ -28,7 +28,7 @@ GRID = grid.Grid(
   lengths=(250_000, 500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000),
   rate_power=-0.5,
 )
-LARGER = grid.Grid('width', factors=(8, 10), lengths=(8_000_000,), branches=False, rate_power=-0.5)
+LARGER = grid.Grid('width', factors=(8, 10), lengths=(8_000_000,), rate_power=-0.5)
 PREDICTED = Path(__file__).parent / 'laws_predicted.json'
 
 
@@ -52,7 +52,7 @@ def base() -> Config:
 def train(config: Config, wanted: grid.Grid, out: str) -> None:
   """Train a grid."""
   jobs = grid.jobs(config, wanted, out)
-  print(grid_runs.listing(jobs, grid_runs.progress(jobs, out)), flush=True)
+  print(grid_runs.table(jobs, grid_runs.finished(jobs, out)), flush=True)
   if not grid_runs.make_missing(jobs, out):
     raise SystemExit('stopped; run the same command to continue')
 
@@ -70,9 +70,11 @@ def predict(out: str) -> None:
   fits = {'all 36 runs': fitted(f'{out}/grid'), 'the 24 of N > 20,000': fitted(f'{out}/grid', 2e4)}
   larger = []
   for job in grid.jobs(base(), LARGER, f'{out}/larger'):
+    if job.stage == 'stable':
+      continue
     n, d, by_fit = job.size.parameters, job.tokens, {}
     for name, law in fits.items():
-      made = analysis.predict(law, n, d, n)
+      made = analysis.predict(law, n, d)
       by_fit[name] = {'loss': made.loss, 'interval': made.interval}
     larger.append({'run': job.name, 'parameters': n, 'tokens': d, 'predicted': by_fit})
   PREDICTED.write_text(json.dumps({'larger': larger}, indent=2) + '\n')

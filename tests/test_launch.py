@@ -46,8 +46,8 @@ def test_scripts_are_without_known_mistakes():
 PARSE = """
 import sys
 from tokenformer_jax.parallel import hosts
-from tokenformer_jax.cli import parse_flags, train
-train.define_flags()
+from tokenformer_jax.cli import parse_flags, signatures, train
+signatures.define(train.main)
 hosts.define_flags()
 line = ['train.py', *train.with_config(sys.argv[1:])]
 assert parse_flags.parse(line) == ['train.py']

@@ -12,7 +12,6 @@ PACKAGE = tiny_run.ROOT / 'tokenformer_jax'
 # Lowest first: each may import those before it.
 LAYERS = (
   'errors',
-  'figures',
   'config',
   'storage',
   'parallel',

@@ -6,10 +6,10 @@ import math
 import subprocess
 import sys
 import types
+import typing
 from pathlib import Path
 
 import pytest
-from absl import flags
 
 from tokenformer_jax.cli import plot
 from tokenformer_jax.config import Config, GrowConfig, ImagesConfig, LMConfig, TextConfig, ViTConfig
@@ -113,7 +113,7 @@ def _in_picture(axes) -> list[tuple[float, float]]:
   return axes.transAxes.inverted().transform(axes.transData.transform(points)).tolist()
 
 
-@pytest.mark.parametrize('x', curves.X_AXES)
+@pytest.mark.parametrize('x', typing.get_args(curves.XAxis))
 def test_the_whole_curve_is_in_the_picture_and_its_end_can_be_read(tmp_path, x):
   run = _make_run(tmp_path / 'run', [11.0, 9.0, *[3 + 1 / i for i in range(1, 99)]])
   points = _in_picture(curves.draw([run], x, 'train/loss').axes[0])
@@ -233,15 +233,8 @@ def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
   ],
 )
 def test_mistakes_on_the_command_line_are_refused(run, tmp_path, given, out, message):
-  known = set(flags.FLAGS)
-  plot.define_flags()
-  try:
-    runs = flags.FLAGS(['plot', f'--out={tmp_path / out}', *([str(run)] if given else [])])
-    with pytest.raises(UserError, match=message):
-      plot.main(runs)
-  finally:
-    for name in set(flags.FLAGS) - known:
-      delattr(flags.FLAGS, name)
+  with pytest.raises(UserError, match=message):
+    plot.main(*([str(run)] if given else []), out=tmp_path / out)
 
 
 def test_images_are_counted_as_examples_and_not_as_tokens(run):

@@ -20,6 +20,7 @@ from tokenformer_jax.cli import convert
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.config.groups import choose, first, named_groups
 from tokenformer_jax.convert import export, released_torch, tensor_files
+from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
@@ -39,7 +40,7 @@ def run(tmp_path_factory):
   directory = tmp_path_factory.mktemp('golden')
   released.write_tokenizer(directory)
   source = released.write(directory / 'pytorch_model.bin')
-  convert.to_jax(source, directory / 'run', **released.OPTIONS)
+  to_jax(source, directory / 'run', **released.OPTIONS)
   return directory / 'run'
 
 
@@ -103,16 +104,16 @@ def test_weights_go_back_bit_for_bit(run, tmp_path, suffix):
   assert _names(weights) == _names(released.WEIGHTS), 'other bits'
   original = released.write(tmp_path / f'original{suffix}')
   tokenizer = str(run.parent / 'tokenizer.json')
-  convert.to_jax(original, tmp_path / 'again', tokenizer=tokenizer, **released.OPTIONS)
+  to_jax(original, tmp_path / 'again', tokenizer=tokenizer, **released.OPTIONS)
   export.to_torch(f'{tmp_path}/again@0', tmp_path / 'again_back')
   assert _names(_read(tmp_path / 'again_back')) == _names(weights)
 
 
 def test_the_tokenizer_goes_with_the_weights(run, tmp_path):
   export.to_torch(str(run), tmp_path / 'back')
-  convert.to_jax(tmp_path / 'back', tmp_path / 'again', **released.OPTIONS)
+  to_jax(tmp_path / 'back', tmp_path / 'again', **released.OPTIONS)
   of_run = {'tokenizer': f'{run}@0', **released.OPTIONS}
-  convert.to_jax(released.write(tmp_path / 'model.bin'), tmp_path / 'same', **of_run)
+  to_jax(released.write(tmp_path / 'model.bin'), tmp_path / 'same', **of_run)
   wanted, *got = (_restored(d)[1] for d in (run, tmp_path / 'again', tmp_path / 'same'))
   assert [meta.tokenizer for meta in got] == 2 * [wanted.tokenizer], 'another tokenizer'
   assert got[1].config.data.tokenizer == wanted.config.data.tokenizer
@@ -122,7 +123,7 @@ def test_the_tokenizer_goes_with_the_weights(run, tmp_path):
 def test_half_precision_goes_in_and_comes_back(tmp_path, dtype, suffix):
   released.write_tokenizer(tmp_path)
   source = released.write(tmp_path / f'model{suffix}', dtype=dtype)
-  convert.to_jax(source, tmp_path / 'run', **released.OPTIONS)
+  to_jax(source, tmp_path / 'run', **released.OPTIONS)
   state, _ = _restored(tmp_path / 'run')
   want = released.WEIGHTS['sequential.0.word_embeddings.weight'].astype(tensor_files.DTYPES[dtype])
   np.testing.assert_array_equal(state['params']['embedding'], want.astype(np.float32))
@@ -170,7 +171,7 @@ def test_wrong_tensors_are_named_and_nothing_is_left(tmp_path, mistake):
   released.write_tokenizer(tmp_path)
   before = sorted(os.listdir(tmp_path))
   with pytest.raises(UserError, match=match) as error:
-    convert.to_jax(source, tmp_path / 'run', **released.OPTIONS)
+    to_jax(source, tmp_path / 'run', **released.OPTIONS)
   assert len(str(error.value)) < 300, 'a list of tensors is no sentence'
   assert sorted(os.listdir(tmp_path)) == before, 'something was left'
 
@@ -195,7 +196,7 @@ def test_wrong_options_get_a_sentence(tmp_path, options, match):
   target = tmp_path / options.pop('target', 'run')
   known = {'tokenizer': str(released.write_tokenizer(tmp_path / 'elsewhere')), **released.OPTIONS}
   with pytest.raises(UserError, match=match):
-    convert.to_jax(source, target, **{**known, **options})
+    to_jax(source, target, **{**known, **options})
   assert sorted(os.listdir(tmp_path)) == ['elsewhere', 'model.bin'], 'something was left'
 
 
@@ -213,9 +214,9 @@ def test_weights_that_are_not_finite_are_refused_unless_a_flag_takes_them(tmp_pa
   source = released.write(tmp_path / 'model.bin', NONFINITE)
   before = sorted(os.listdir(tmp_path))
   with pytest.raises(UserError, match=f'{TOLD}.*--allow_nonfinite'):
-    convert.to_jax(source, tmp_path / 'run', **released.OPTIONS)
+    to_jax(source, tmp_path / 'run', **released.OPTIONS)
   assert sorted(os.listdir(tmp_path)) == before, 'something was left'
-  convert.to_jax(source, tmp_path / 'run', allow_nonfinite=True, **released.OPTIONS)
+  to_jax(source, tmp_path / 'run', allow_nonfinite=True, **released.OPTIONS)
   assert TOLD in capsys.readouterr().err, 'they were taken without a word'
   before = sorted(os.listdir(tmp_path))
   with pytest.raises(UserError, match=f'{tmp_path}/run .*has 64 weights that are NaN'):

@@ -13,10 +13,10 @@ import pytorch_file
 import safetensors.numpy
 import tokenizers as hf
 
-from tokenformer_jax.cli import convert
 from tokenformer_jax.config import LMConfig, MeshConfig, PattentionConfig
 from tokenformer_jax.convert import export, families, hub, hub_generation, tensor_files
 from tokenformer_jax.convert.hub_keys import Keys
+from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.data import chat_template, tokenizers
 from tokenformer_jax.data.chat_template import OURS
 from tokenformer_jax.decoding import chats
@@ -117,7 +117,7 @@ def test_refused_with_a_sentence(tmp_path, name):
   kind, changes, sentence = REFUSED[name]
   source = hub_folders.write(tmp_path / 'source', kind, **changes)
   with pytest.raises(UserError) as refused:
-    convert.to_jax(source, tmp_path / 'run')
+    to_jax(source, tmp_path / 'run')
   assert sentence in str(refused.value)
   assert not (tmp_path / 'run').exists()
 
@@ -125,13 +125,13 @@ def test_refused_with_a_sentence(tmp_path, name):
 def test_an_option_that_config_json_has(tmp_path):
   source = hub_folders.write(tmp_path / 'source')
   with pytest.raises(UserError, match='--heads has no meaning'):
-    convert.to_jax(source, tmp_path / 'run', heads=2)
+    to_jax(source, tmp_path / 'run', heads=2)
 
 
 def test_unknown_keys_are_named_and_sizes_fit(tmp_path, capsys):
   scaling = {'type': 'linear', 'factor': 2.0, 'other': 4}
   source = hub_folders.write(tmp_path / 'source', some_new_key=3, rope_scaling=scaling)
-  config = convert.to_jax(source, tmp_path / 'run')
+  config = to_jax(source, tmp_path / 'run')
   named = 'not read, because not known: rope_scaling.other, some_new_key\n'
   assert named in capsys.readouterr().err
   assert config.data.sequence_length == 32, 'longer than the positions of the model'
@@ -167,7 +167,7 @@ def test_gemma_s_gelu_is_the_other_one():
 @pytest.mark.slow
 def test_a_model_of_a_family_goes_out_as_it_came(tmp_path):
   source = hub_folders.write(tmp_path / 'source', 'qwen3')
-  convert.to_jax(source, tmp_path / 'run')
+  to_jax(source, tmp_path / 'run')
   export.to_hf(str(tmp_path / 'run'), tmp_path / 'out')
   wanted, got = (tensor_files.find(path) for path in (source, tmp_path / 'out'))
   assert set(got) == set(wanted), 'names changed'
@@ -175,7 +175,7 @@ def test_a_model_of_a_family_goes_out_as_it_came(tmp_path):
     np.testing.assert_array_equal(got[name].read(), tensor.read(), err_msg=name)
   assert not list((tmp_path / 'out').glob('*.py')), 'transformers needs no code for it'
   assert 'as a Qwen3ForCausalLM' in (tmp_path / 'out' / 'README.md').read_text()
-  convert.to_jax(tmp_path / 'out', tmp_path / 'again')
+  to_jax(tmp_path / 'out', tmp_path / 'again')
 
 
 def _state(directory):
@@ -187,7 +187,7 @@ def _state(directory):
 def test_parameters_that_stay_in_half_precision(tmp_path):
   source = hub_folders.write(tmp_path / 'source', 'mixtral', dtype='bfloat16')
   for dtype in ('float32', 'bfloat16'):
-    convert.to_jax(source, tmp_path / dtype, dtype=dtype)
+    to_jax(source, tmp_path / dtype, dtype=dtype)
   wide, kept = (_state(tmp_path / dtype) for dtype in ('float32', 'bfloat16'))
   assert {a.dtype.name for a in jax.tree.leaves(kept['params'])} == {'float32'}
   jax.tree.map(np.testing.assert_array_equal, kept, wide)
@@ -212,7 +212,7 @@ def test_a_changed_number_in_half_precision_is_seen(tmp_path):
 
 def test_numbers_that_are_rounded_are_named(tmp_path, capsys):
   source = hub_folders.write(tmp_path / 'source')
-  convert.to_jax(source, tmp_path / 'run', dtype='bfloat16')
+  to_jax(source, tmp_path / 'run', dtype='bfloat16')
   assert 'numbers of float32 are rounded to bfloat16' in capsys.readouterr().err
 
 
@@ -224,7 +224,7 @@ CHATML = """{%- for m in messages %}{{- '[' + m.role + ']' + m.content + '.\\n' 
 def test_a_chat_template_comes_along(tmp_path, source):
   folder = hub_folders.write(tmp_path / 'source')
   (folder / 'chat_template.jinja').write_text(source)
-  convert.to_jax(folder, tmp_path / 'run')
+  to_jax(folder, tmp_path / 'run')
   _, meta = checkpoint.open_source(tmp_path / 'run', None)
   assert meta.tokenizer['chat']['source'] == source
 
@@ -232,7 +232,7 @@ def test_a_chat_template_comes_along(tmp_path, source):
 def test_a_template_without_marks_asks_and_does_not_teach(tmp_path):
   folder = hub_folders.write(tmp_path / 'source')
   (folder / 'chat_template.jinja').write_text(CHATML)
-  convert.to_jax(folder, tmp_path / 'run')
+  to_jax(folder, tmp_path / 'run')
   _, meta = checkpoint.open_source(tmp_path / 'run', None)
   question = [{'role': 'user', 'content': 'HM?'}]
   request = chats.ask(chats.find_template(meta, tmp_path), question, TextRequest(''))
@@ -244,7 +244,7 @@ def test_a_template_without_marks_asks_and_does_not_teach(tmp_path):
 def test_a_template_that_is_broken_is_named(tmp_path, capsys):
   folder = hub_folders.write(tmp_path / 'source')
   (folder / 'chat_template.jinja').write_text('{% if %}')
-  convert.to_jax(folder, tmp_path / 'run')
+  to_jax(folder, tmp_path / 'run')
   assert 'no chat template is taken: ' in capsys.readouterr().err
 
 
@@ -264,7 +264,7 @@ def test_texts_begin_and_end_as_the_folder_says(tmp_path, capsys):
   _with_first_token(source)
   values = {'eos_token_id': [7, 0], 'do_sample': True, 'temperature': 0.6, 'num_beams': 4}
   (source / 'generation_config.json').write_text(json.dumps(values))
-  convert.to_jax(source, tmp_path / 'run')
+  to_jax(source, tmp_path / 'run')
   assert 'left out of generation_config.json: num_beams=4' in capsys.readouterr().err
   assert hub_generation.find(source, 64).flags == {'temperature': 0.6, 'top_k': 50, 'top_p': 1.0}
   _, meta = checkpoint.open_source(tmp_path / 'run', None)
@@ -285,7 +285,7 @@ def test_texts_begin_and_end_as_the_folder_says(tmp_path, capsys):
 def test_a_text_may_begin_with_nothing(tmp_path):
   """So it is for GPT-2 and Qwen. The first token of an empty text needs a token before it."""
   source = hub_folders.write(tmp_path / 'source')
-  convert.to_jax(source, tmp_path / 'run')
+  to_jax(source, tmp_path / 'run')
   _, meta = checkpoint.open_source(tmp_path / 'run', None)
   tokenizer = tokenizers.from_json(meta.tokenizer)
   assert TextRequest('AB').tokens(tokenizer).prompt == tokenizer.encode('AB').tolist()
@@ -297,7 +297,7 @@ def test_special_tokens_go_out_as_they_came(tmp_path):
   source = hub_folders.write(tmp_path / 'source')
   tokens = {'bos_token': 'B', 'eos_token': 'E', 'pad_token': 'P', 'unk_token': '<none>'}
   (source / 'special_tokens_map.json').write_text(json.dumps(tokens))
-  convert.to_jax(source, tmp_path / 'run')
+  to_jax(source, tmp_path / 'run')
   export.to_hf(str(tmp_path / 'run'), tmp_path / 'out')
   ids = {f'{name}_token_id': ord(name[0].upper()) - 32 for name in ('bos', 'eos', 'pad')}
   out = {file.stem: json.loads(file.read_text()) for file in (tmp_path / 'out').glob('*.json')}
@@ -333,4 +333,4 @@ def test_an_end_that_is_no_token_is_refused(tmp_path, end):
   source = hub_folders.write(tmp_path / 'source')
   (source / 'generation_config.json').write_text(json.dumps({'eos_token_id': end}))
   with pytest.raises(UserError, match=r'eos_token_id=.* one or several ids from 0 to 63'):
-    convert.to_jax(source, tmp_path / 'run')
+    to_jax(source, tmp_path / 'run')

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tokenizers as hf
 
-from tokenformer_jax.cli import convert
 from tokenformer_jax.convert import export, families, hub, tensor_files
 from tokenformer_jax.convert.hub_keys import Keys
+from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.data import special_tokens, tokenizers
 from tokenformer_jax.decoding import chats, decode
 from tokenformer_jax.decoding.texts import TextRequest
@@ -306,7 +306,7 @@ def test_texts_and_chats_have_the_same_tokens_here_there_and_after_the_way_back(
   settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'bos_token': first, 'eos_token': end}
   settings['chat_template'] = _TEMPLATE
   (source / 'tokenizer_config.json').write_text(json.dumps(settings))
-  convert.to_jax(source, tmp_path / 'run')
+  to_jax(source, tmp_path / 'run')
   export.to_hf(str(tmp_path / 'run'), tmp_path / 'back')
   _, meta = checkpoint.open_source(tmp_path / 'run', None)
   ours = tokenizers.from_json(meta.tokenizer)

@@ -12,8 +12,8 @@ import tokenizers as hf
 
 import tokenformer_jax
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.cli import convert
 from tokenformer_jax.convert import tensor_files
+from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.data import shards
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ TEXTS = ['SOME WORDS', 'AND OTHERS']
 def root(tmp_path_factory):
   root = tmp_path_factory.mktemp('brought')
   source = hub_folders.write(root / 'llama', num_key_value_heads=2)
-  convert.to_jax(source, root / 'run')
+  to_jax(source, root / 'run')
   (root / 'text').mkdir()
   rng = np.random.default_rng(0)
   for i in range(30):

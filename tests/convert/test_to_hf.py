@@ -17,7 +17,6 @@ from seeds import take
 from tiny import gated_model, linear, tiny_model, two_kinds, with_mixer
 
 from tokenformer_jax import config
-from tokenformer_jax.cli import convert
 from tokenformer_jax.config import (
   Config,
   ModelConfig,
@@ -26,6 +25,7 @@ from tokenformer_jax.config import (
   mixers,
 )
 from tokenformer_jax.convert import export, hub_folder, hub_tokenizer, model_card, tensor_files
+from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.chat_template import OURS
 from tokenformer_jax.decoding.decode import Decoder, Request
@@ -249,7 +249,7 @@ def test_generate_writes_our_tokens_with_its_cache_and_padding(exported):
 def test_a_folder_becomes_a_run_with_the_same_parameters(exported, tmp_path):
   model, _, folder = exported
   assert hub_folder.find(folder).model == model
-  convert.to_jax(folder, tmp_path / 'run')
+  to_jax(folder, tmp_path / 'run')
   export.to_hf(str(tmp_path / 'run'), tmp_path / 'again')
   for name in ('model.safetensors', 'tokenizer.json', 'config.json'):
     assert (tmp_path / 'again' / name).read_bytes() == (folder / name).read_bytes(), name
@@ -376,5 +376,5 @@ def test_a_folder_whose_config_does_not_fit_is_refused(run, tmp_path):
   ):
     file.write_text(json.dumps({**settings, 'tokenformer': other}))
     with pytest.raises(UserError, match=match):
-      convert.to_jax(tmp_path / 'folder', tmp_path / 'run')
+      to_jax(tmp_path / 'folder', tmp_path / 'run')
   assert not (tmp_path / 'run').exists()

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from tokenformer_jax.config import DataConfig, TextConfig
-from tokenformer_jax.data import corpus, reading, text, text_files, tokenizers
+from tokenformer_jax.data import corpus, lone_text, reading, text_files, tokenizers
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.data.store import find, prepare
 from tokenformer_jax.errors import UserError
@@ -52,7 +52,7 @@ def _texts(store) -> tuple[str, str]:
 def test_the_last_part_of_a_lone_file_is_for_validation(
   tmp_path, monkeypatch, name, content, piece
 ):
-  monkeypatch.setattr(text, '_PIECE_BYTES', piece)
+  monkeypatch.setattr(lone_text, '_PIECE_BYTES', piece)
   spec = _write(tmp_path / name, content)
   train, validation = _texts(prepare(_config(tmp_path, spec, validation_fraction=0.1)))
   assert train + validation == content, 'text is lost, repeated, or in both splits'
@@ -63,19 +63,13 @@ def test_the_last_part_of_a_lone_file_is_for_validation(
 
 
 def test_the_pieces_of_a_lone_file_are_short_and_end_where_lines_do(tmp_path, monkeypatch):
-  monkeypatch.setattr(text, '_PIECE_BYTES', 1000)
+  monkeypatch.setattr(lone_text, '_PIECE_BYTES', 1000)
   source = open_source(_write(tmp_path / 'a.txt', LINES), 'text')
-  pieces = list(source.lone().pieces())
+  lone = lone_text.LoneText(source.lone_file())
+  pieces = list(lone.pieces(0, lone.size()))
   assert max(len(piece.encode()) for piece in pieces) <= 1000, 'memory is not bounded'
   assert all(piece.endswith('\n') for piece in pieces), 'a piece tears a line'
   assert ''.join(pieces) == LINES, 'text is lost or repeated between pieces'
-
-
-def test_the_only_document_of_other_sources_is_cut_as_well(tmp_path):
-  path = tmp_path / 'a.jsonl'
-  path.write_text(json.dumps({'text': ''}) + '\n' + json.dumps({'text': LINES}))
-  train, validation = _texts(prepare(_config(tmp_path, f'files:{path}')))
-  assert train + validation == LINES and validation, 'a lone document does not train'
 
 
 @pytest.mark.parametrize('content', ['ab', 'äö', 'a\nb', '\n\n\n\n', '\ufeffab'])
@@ -97,10 +91,10 @@ def test_a_long_document_is_encoded_in_pieces_and_stays_one(tmp_path, monkeypatc
     spec = _write(tmp_path / f'{name}.txt', content).replace(f'{name}.txt', '*.txt')
   whole = prepare(_config(tmp_path, spec, validation_fraction=0.4))
   monkeypatch.setattr(corpus, '_LONGEST_WHOLE', 2000)
-  monkeypatch.setattr(text, '_PIECE_BYTES', 1000)
+  monkeypatch.setattr(corpus, '_PIECE_CHARACTERS', 1000)
   config = _config(tmp_path, spec, validation_fraction=0.4, cache_dir=str(tmp_path / 'other'))
   pieces = list(corpus.open_corpus(config).pieces())
-  assert max(len(piece.text.encode()) for piece in pieces) <= 1000, 'memory is not bounded'
+  assert max(len(piece.text) for piece in pieces) <= 1000, 'memory is not bounded'
   assert prepare(config).digest == whole.digest, 'pieces change the text, its end, or its split'
 
 
@@ -120,7 +114,7 @@ def test_a_long_lone_file_is_divided_into_units(tmp_path, monkeypatch, content):
 
 
 def test_a_byte_that_is_not_text_is_found_in_a_lone_file(tmp_path, monkeypatch):
-  monkeypatch.setattr(text, '_PIECE_BYTES', 100)
+  monkeypatch.setattr(lone_text, '_PIECE_BYTES', 100)
   (tmp_path / 'a.txt').write_bytes(b'text\n' * 100 + b'\xff')
   with pytest.raises(UserError, match=r'a\.txt is not UTF-8 \(byte 500 is 0xff\)'):
     prepare(_config(tmp_path, f'files:{tmp_path}/a.txt'))
@@ -190,7 +184,7 @@ def test_another_name_of_a_file_is_the_same_text(tmp_path, link):
 
 def test_an_object_in_a_bucket_is_known_by_its_name_without_a_call():
   def files(*names: str) -> text_files.Files:
-    return text_files.Files(tuple(f'gs://b/{name}' for name in names))
+    return text_files.Files({f'gs://b/{name}': (name, 1, 'tag') for name in names})
 
   config = TextConfig(source='files:gs://b/*', validation_source='files:gs://b/held*')
   corpus.check_apart([(config, corpus.Corpus(files('a', 'b'), files('held'), 0.0))])

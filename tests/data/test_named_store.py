@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tokenformer_jax.config import DataConfig, TextConfig
-from tokenformer_jax.data import corpus, shards, text
+from tokenformer_jax.data import corpus, lone_text, shards
 from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.data.store import prepare
 from tokenformer_jax.data.tokenizers import ByteTokenizer
@@ -84,7 +84,7 @@ def test_documents_begin_as_the_tokenizer_does(tmp_path, monkeypatch):
     *wanted, _ = _documents(plain, split)
     assert _documents(begun, split) == [*(f'\1{document}' for document in wanted), '']
     assert getattr(begun, f'{split}_bytes') == getattr(plain, f'{split}_bytes')
-  monkeypatch.setattr(text, '_PIECE_BYTES', 100)
+  monkeypatch.setattr(lone_text, '_PIECE_BYTES', 100)
   monkeypatch.setattr(corpus, 'UNIT_BYTES', 500)
   (tmp_path / 'lone.txt').write_text('\n'.join(f'this is line {i}' for i in range(200)))
   lone = prepare(_config(tmp_path, source=f'files:{tmp_path}/lone.txt'), _Begun())

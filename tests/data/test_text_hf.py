@@ -249,5 +249,5 @@ def test_the_library_that_is_missing_is_named(monkeypatch):
   monkeypatch.setattr(
     importlib.util, 'find_spec', lambda name: find_spec(name) if name != 'datasets' else None
   )
-  with pytest.raises(UserError, match=r'needs datasets; run pip install -e "\.\[data\]"'):
+  with pytest.raises(UserError, match=r'datasets, which .*, is not installed'):
     _read('owner/name')

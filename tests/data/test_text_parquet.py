@@ -174,7 +174,7 @@ def test_the_library_that_is_missing_is_named(tmp_path, monkeypatch):
   monkeypatch.setattr(
     importlib.util, 'find_spec', lambda name: find_spec(name) if name != 'pyarrow' else None
   )
-  with pytest.raises(UserError, match=r'needs pyarrow; run pip install -e "\.\[data\]"'):
+  with pytest.raises(UserError, match=r'pyarrow, which .*, is not installed'):
     _read(spec)
 
 

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 import zstandard
 
-from tokenformer_jax.data import formats, reading
+from tokenformer_jax.data import reading
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.errors import UserError
 
@@ -30,10 +30,7 @@ def _read(path, text_field='text') -> list[str]:
 
 
 @pytest.mark.parametrize('name', TABLES)
-@pytest.mark.parametrize('chunk', [2**17, 3], ids=['whole', 'torn'])
-def test_a_table_has_a_document_a_row(tmp_path, monkeypatch, name, chunk):
-  monkeypatch.setattr(reading, '_CHUNK_BYTES', chunk)
-  monkeypatch.setattr(formats, '_HEAD_BYTES', 20)
+def test_a_table_has_a_document_a_row(tmp_path, name):
   path = tmp_path / name
   path.write_bytes(TABLES[name])
   assert _read(path) == [row['text'] for row in ROWS], 'a row is lost, torn or changed'
@@ -90,17 +87,9 @@ def test_a_byte_that_is_not_text_is_found_in_a_table(tmp_path):
   (tmp_path / 'a.csv').write_bytes(b'text\na\n\xff\n')
   with pytest.raises(UserError, match=r'a\.csv is not UTF-8 \(byte 7 is 0xff\)'):
     _read(tmp_path / 'a.csv')
-  for content, position in ((b'[{"text": "\xff"}]', 11), (b'[{"text": "\xc3\xa4"}]\xc3', 16)):
-    (tmp_path / 'a.json').write_bytes(content)
-    with pytest.raises(UserError, match=rf'a\.json is not UTF-8 \(byte {position} is 0x'):
-      _read(tmp_path / 'a.json')
-
-
-def test_nul_bytes_in_a_table_are_refused(tmp_path):
-  for name, start in (('a.csv', b'text\na\n'), ('a.json', b'[{"text": "a"}, ')):
-    (tmp_path / name).write_bytes(start + bytes(10))
-    with pytest.raises(UserError, match=f'filled with NUL bytes from byte {len(start)} on'):
-      _read(tmp_path / name)
+  (tmp_path / 'a.csv').write_bytes(b'text\na\n\0\0')
+  with pytest.raises(UserError, match=r'a\.csv is not text: its byte 7 is NUL'):
+    _read(tmp_path / 'a.csv')
 
 
 @pytest.mark.parametrize('name', ['a.csv', 'a.csv.gz'])
@@ -119,11 +108,11 @@ def test_a_row_has_the_limit_of_a_document(tmp_path, monkeypatch, name):
     csv.field_size_limit(limit)
 
 
-def test_a_large_array_is_refused_with_the_command_that_makes_lines(tmp_path, monkeypatch):
+def test_a_large_array_is_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(reading, 'LONGEST_DOCUMENT', 2**20)
   path = tmp_path / 'a b.json.gz'
   path.write_bytes(gzip.compress(json.dumps([{'text': 'a' * 2**19}] * 3).encode()))
-  with pytest.raises(UserError, match=r"array of more than 1 MiB.*: zcat '.*a b.*' \| jq -c .* > "):
+  with pytest.raises(UserError, match=r'array of more than 1 MiB, .* make lines of it: jq -c'):
     _read(path)
 
 

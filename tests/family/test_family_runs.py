@@ -17,7 +17,6 @@ from tokenformer_jax.laws import grid_runs
 pytestmark = pytest.mark.slow
 
 TOKENS = 40 * 256  # 40 steps
-SIZES = [1.0, 2.0, 4.0]
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def config(tmp_path):
 
 def _make(jobs, out):
   assert grid_runs.make_missing(jobs, out, make.make, make.is_done)
-  assert all(grid_runs.progress(jobs, out, make.is_done).done)
+  assert all(grid_runs.finished(jobs, out, make.is_done))
   return result.members(jobs, out)
 
 
@@ -36,22 +35,6 @@ def _losses(out, run):
   """Return the losses on held-out text by step."""
   lines = grid_runs.read_figures(out / run)
   return {line['step']: line['eval/loss'] for line in lines if 'eval/loss' in line}
-
-
-def test_bottom_up_grows_exactly_and_goes_on(config, tmp_path):
-  out = tmp_path / 'family'
-  jobs = jobs_lib.list_jobs(config, Family(SIZES, TOKENS, 'bottom_up'), str(out))
-  assert grid_runs.make_missing(jobs[:3], str(out), make.make, make.is_done)
-  first = out / jobs[0].name / 'metrics.jsonl'
-  before = first.stat().st_mtime_ns
-  found = _make(jobs, str(out))
-  assert first.stat().st_mtime_ns == before, 'a finished run was made again'
-  assert [one.size for one in found] == [1, 2, 4]
-  for grown, old, step in ((2, 0, 15), (4, 2, 30)):
-    at_birth = _losses(out, jobs[grown].name)[step]
-    assert at_birth == pytest.approx(_losses(out, jobs[old].name)[step], rel=1e-5)
-  assert found[1].parameters - found[0].parameters == 24_576
-  assert all(one.tokens == TOKENS for one in found)
 
 
 def test_top_down_shrinks_and_distills(config, tmp_path):
@@ -79,7 +62,7 @@ def test_elastic_writes_each_prefix_and_measures_it(config, tmp_path):
   assert _make(jobs, str(out)) == found
 
 
-def test_the_command_stops_and_goes_on(tmp_path):
+def test_bottom_up_stops_goes_on_and_grows_exactly(tmp_path):
   source = tiny_run.write_corpus(tmp_path / 'corpus')
   values = {**tiny_run.CHANGES, 'data.source': source, 'data.cache_dir': str(tmp_path / 'cache')}
   del values['train.steps']
@@ -88,7 +71,7 @@ def test_the_command_stops_and_goes_on(tmp_path):
     *(sys.executable, '-m', 'tokenformer_jax', 'family'),
     f'--config={tiny_run.ROOT}/configs/lm_stdlib.py',
     *(f'--config.{name}={tiny_run.as_flag(value)}' for name, value in values.items()),
-    *(f'--out={out}', '--sizes=1,2', '--tokens=51200', '--config.train.log_every=1'),
+    *(f'--out={out}', '--sizes=1,2', f'--tokens={TOKENS}', '--config.train.log_every=1'),
   ]
   process = subprocess.Popen(
     command, stderr=subprocess.PIPE, text=True, env=tiny_run.environment(), cwd=tmp_path
@@ -102,7 +85,12 @@ def test_the_command_stops_and_goes_on(tmp_path):
   assert done.returncode == 0, done.stderr
   assert 'going on after step' in done.stderr, 'it began again'
   assert 'bottom_up/size_2/final' in done.stdout and 'FLOPs alone' in done.stdout
-  (found,) = json.loads((out / 'family.json').read_text())['methods'].values()
-  assert [one['size'] for one in found['sizes']] == [1, 2]
+  small, large = json.loads((out / 'bottom_up.json').read_text())['sizes']
+  assert (small['size'], large['size']) == (1, 2)
+  assert large['parameters'] - small['parameters'] == 24_576
+  assert small['tokens'] == large['tokens'] == TOKENS
+  trunk, grown = (_losses(out, f'bottom_up/{run}') for run in ('size_1/trunk', 'size_2/final'))
+  step = max(trunk)
+  assert grown[step] == pytest.approx(trunk[step], rel=1e-5), 'the growth is not exact'
   again = tiny_run.run([*command, '--dry_run'], cwd=tmp_path)
   assert '3 jobs are finished' in again.stdout, again.stdout

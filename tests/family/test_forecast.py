@@ -1,7 +1,6 @@
-"""A family is forecast before its runs: chip-hours on a topology, and losses by a law."""
+"""The losses of a family are forecast before its runs by a law."""
 
 import json
-import types
 
 import pytest
 import tiny_run
@@ -11,11 +10,9 @@ from tokenformer_jax.family import forecast
 from tokenformer_jax.family import jobs as jobs_lib
 from tokenformer_jax.family.jobs import Family
 from tokenformer_jax.laws import mixing
-from tokenformer_jax.laws.runs import Size
-from tokenformer_jax.plan import topology
 
 TOKENS = 51_200  # 200 steps
-LAW = {'E': 1.5, 'A': 20.0, 'B': 300.0, 'alpha': 0.3, 'beta': 0.5, 'count': 'all'}
+LAW = {'E': 1.5, 'A': 20.0, 'B': 300.0, 'alpha': 0.3, 'beta': 0.5}
 
 
 @pytest.fixture
@@ -41,33 +38,14 @@ def test_losses_of_sizes_from_scratch_and_by_growth(config, tmp_path):
   assert [*grown.values()] == pytest.approx([small, large + (small - large) / 4])
 
 
-def test_a_mixture_of_experts_counts_as_the_dense_model_with_its_loss(tmp_path):
-  law = _law(tmp_path, gamma=0.15)
-  size = Size(6000, 3000, 1.0)
-  count = law.count(types.SimpleNamespace(size=size))
-  assert count**0.3 == pytest.approx(3000**0.3 * 2**0.15)
-
-
 def test_models_that_the_law_does_not_describe_have_no_loss(config, tmp_path):
   law = _law(tmp_path)
   assert (law.gamma, law.measured) == (mixing.TYPICAL, False)
   assert not forecast.losses(_jobs(config, 'elastic'), law)
   (whole,) = forecast.losses(_jobs(config, 'top_down'), law)
   assert whole == 'scratch/size_2'
-  text = forecast.describe(_jobs(config, 'top_down'), _jobs(config, 'apart'), None, law)
-  assert 'because the law has none' in text and 'chip-hours' not in text
-
-
-def test_chip_hours_on_gpus_follow_steps_and_teachers(config):
-  on, jobs = topology.parse('gpu-h100:2'), _jobs(config, 'top_down')
-  hours = forecast.chip_hours(jobs, on)
-  whole, shrunk, small = (hours[job.name] for job in jobs)
-  assert shrunk == (0, 0) and 0 < whole[0] <= whole[1]
-  (alone,) = (forecast.chip_hours([job], on)[job.name] for job in _jobs(config, 'apart')[:1])
-  teacher = jobs[2].size.flops_per_token / _jobs(config, 'apart')[0].size.flops_per_token
-  assert small[0] == pytest.approx(alone[0] * teacher / 4), 'a quarter of the tokens'
-  text = forecast.describe(jobs, _jobs(config, 'apart'), on, None)
-  assert 'chip-hours on gpu-h100:2' in text and 'for the sizes apart' in text
+  text = forecast.describe(_jobs(config, 'top_down'), _jobs(config, 'apart'), law)
+  assert 'because the law has none' in text and 'the family costs' not in text
 
 
 def test_another_file_is_no_law(tmp_path):
@@ -85,6 +63,5 @@ def test_a_law_says_what_a_family_saves_at_equal_loss(config, tmp_path):
     for loss, job in zip(predicted, apart, strict=True)
   ]
   saved = 1 - sum(job.flops for job in jobs) / sum(needed)
-  text = forecast.describe(jobs, apart, None, law)
+  text = forecast.describe(jobs, apart, law)
   assert f'by the law the family costs {saved:.0%} less than its sizes apart' in text
-  assert 'the family costs' not in forecast.describe(_jobs(config, 'top_down'), apart, None, law)

@@ -14,11 +14,10 @@ from tiny import make_optimizer, tiny_model, two_kinds
 
 from tokenformer_jax.config import (
   OPTIMIZERS,
-  AdamWConfig,
   NoFeedForwardConfig,
   former_names,
 )
-from tokenformer_jax.config.groups import check_new_tokens_train
+from tokenformer_jax.config.groups import named_groups, with_frozen, with_records_of
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import diff_table, plan
 from tokenformer_jax.grow.steps import experts
@@ -155,12 +154,11 @@ def test_the_table_shows_experts():
   assert 'ffn experts' in diff_table.render(tiny_model(dense=True), upcycled(), 32)
 
 
-def test_tokens_of_frozen_groups_are_known_by_their_former_name():
-  source = grown_model(tiny_model(), {'ffn': 64}, PLAIN)
-  target = with_experts(source, 4, 16)
-  check_new_tokens_train(AdamWConfig(frozen_groups='2'), source, target)
-  with pytest.raises(UserError, match=r'new tokens of ffn\.expert would be in group 1'):
-    check_new_tokens_train(AdamWConfig(frozen_groups='1'), source, target)
+def test_a_frozen_group_stays_frozen_beside_experts():
+  source = with_frozen(grown_model(tiny_model(), {'ffn': 64}, PLAIN), [1])
+  groups = named_groups(with_records_of(with_experts(tiny_model(), 4, 16), source))
+  assert [group.frozen for group in groups['ffn.shared']] == [True]
+  assert [group.frozen for group in groups['ffn.expert']] == [False]
 
 
 def test_names_before_and_after():

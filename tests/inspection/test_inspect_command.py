@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_run
-from absl import flags
+import typed
 from PIL import Image
 from tiny import make_optimizer
 
@@ -70,13 +70,7 @@ def home(tmp_path_factory):
 
 def _inspect(*arguments: object) -> None:
   """The command with these arguments, within this process."""
-  known = set(flags.FLAGS)
-  command.define_flags()
-  try:
-    command.main(flags.FLAGS(['inspect', *map(str, arguments)]))
-  finally:
-    for name in set(flags.FLAGS) - known:
-      delattr(flags.FLAGS, name)
+  typed.run(command.main, *arguments)
 
 
 @pytest.fixture(scope='module')
@@ -162,12 +156,15 @@ def test_a_transformer_shows_the_hidden_units_of_its_mlps(home, tmp_path, capsys
     (['--source={home}/dense', '--kinds=query'], "--kinds names 'query'"),
     (['--source={home}/corpus'], r'corpus is not the work directory of a run'),
     (['--source={home}/run@3'], r'has no checkpoint of step 3; it has the steps 7'),
-    (['--source={home}/run', '--layer=²'], r"--layer is '²'; this model has the layers 0 to 1"),
+    (['--source={home}/run', '--layer=2'], r'--layer is 2; this model has the layers 0 to 1'),
     (['--source={home}/run', '--kinds=querry'], r"--kinds names 'querry'; did you mean 'query'"),
     (['--source={home}/run', '--out=a.jpg'], r'--out=a.jpg must end in \.png, \.pdf or'),
     (['--source={home}/run', '--text=files:none*'], r'--text is files:none\*, which matches no'),
     (['--source={home}/run', '--text=files:{home}/empty.txt'], r'there is no text in files:'),
-    (['--source=', '--json={home}/none/a.json'], r'--json=.* written: there is no folder .*none'),
+    (
+      ['--source=x', '--json={home}/none/a.json'],
+      r'--json=.* written: there is no folder .*none',
+    ),
   ],
 )
 def test_mistakes_are_refused_in_a_sentence(home, options, sentence):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_run
-from absl import flags
+import typed
 from looking import IDS, mesh_of
 from tiny import make_optimizer, tiny_model
 
@@ -213,14 +213,8 @@ def one_device(monkeypatch):
 
 def _inspect(*arguments: object) -> str:
   """The command with these arguments, within this process; returns what it prints."""
-  known = set(flags.FLAGS)
-  command.define_flags()
-  try:
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-      command.main(flags.FLAGS(['inspect', *map(str, arguments)]))
-  finally:
-    for name in set(flags.FLAGS) - known:
-      delattr(flags.FLAGS, name)
+  with contextlib.redirect_stdout(io.StringIO()) as printed:
+    typed.run(command.main, *arguments)
   return printed.getvalue()
 
 
@@ -238,7 +232,7 @@ def test_layers_and_kinds_are_chosen_by_number_and_name(home):
 @pytest.mark.parametrize(
   ('options', 'sentence'),
   [
-    (['--layer=6'], "--layer is '6'; this model has the layers 0 to 5"),
+    (['--layer=6'], '--layer is 6; this model has the layers 0 to 5'),
     (['--layer=5', '--kinds=query'], 'layer 5 has no parameter tokens of query; it has those of f'),
   ],
 )

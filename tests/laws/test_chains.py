@@ -120,9 +120,7 @@ def test_sizes_are_read_from_a_plan(tmp_path):
   assert size.cost == (pytest.approx(1e-6), pytest.approx(2e-6))
 
 
-@pytest.mark.parametrize(
-  'text', ['', '{', '[]', '{}', '{"stages": 3}', '{"stages": [{"step_seconds": [1, 2]}]}']
-)
+@pytest.mark.parametrize('text', ['{', '[]', '{"stages": [{"step_seconds": [1, 2]}]}'])
 def test_other_files_are_refused_as_plans(tmp_path, text):
   path = tmp_path / 'stages'
   path.write_text(text)
@@ -142,14 +140,14 @@ def _grown_run(share):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'growth': None}, 'which has not grown'),
-    ({'decayed': False}, 'whose learning rate has not decayed'),
-    ({'loss': np.nan}, 'whose loss is nan'),
-    ({'loss': np.inf}, 'whose loss is inf'),
+    ({'growth': None}, 'grown, which has not grown'),
+    ({'decayed': False}, 'grown, whose learning rate has not decayed'),
+    ({'loss': np.nan}, 'the loss of grown is nan'),
+    ({'size': Size(8000, 2000, 1.0)}, 'is a mixture of experts'),
   ],
 )
 def test_runs_that_say_nothing_about_growth_are_refused(change, message):
   runs = [_grown_run(share) for share in (0.5, 0.75)]
   assert mixing.exponent(ONE, mixing.read_grown(runs)) == pytest.approx(2.5, abs=0.01)
-  with pytest.raises(UserError, match=f'--grown names grown, {message}'):
+  with pytest.raises(UserError, match=message):
     mixing.read_grown([runs[0], dataclasses.replace(runs[1], **change)])

@@ -1,9 +1,7 @@
 """The laws have the limits and optima that their papers give."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import synthetic
 from synthetic import PUBLISHED
 from tiny import tiny_model
 
@@ -67,15 +65,6 @@ def test_tokens_for_a_loss_invert_the_law():
   )
 
 
-def test_experts_with_all_parameters_active_are_the_dense_law():
-  x = {name: jnp.log(jnp.array([1e8, 1e9])) for name in ('n', 'total')}
-  x['d'] = jnp.log(jnp.array([1e10, 1e11]))
-  theta = jnp.array([6.0, 6.0, 0.5, 0.34, 0.28])
-  dense = formulas.log_loss(theta, x)
-  same = formulas.log_loss(jnp.append(theta, 0.3), x)
-  assert jnp.array_equal(dense, same), 'the exponent of the total must not touch dense models'
-
-
 def _dense_training_flops(active, layers, width, tokens):
   """Return 6 N T + 12 L d T²: the training FLOPs of one sequence of T tokens, all T² scores."""
   return 6 * active * tokens + 12 * layers * width * tokens**2
@@ -101,8 +90,3 @@ def test_table_3_and_these_formulas_count_the_same():
   head = 2 * model.vocab_size * width
   half = 4 * layers * width * (length + 1) / 2
   assert flops.train_flops(model, length) == pytest.approx(3 * (2 * n + head + half), rel=0.01)
-
-
-def test_synthetic_grid_has_the_law():
-  found = synthetic.on_grid()
-  assert formulas.loss(PUBLISHED, found.active, found.tokens) == pytest.approx(found.loss)

@@ -1,15 +1,13 @@
-"""A grid has the sizes and lengths asked for, trains what is missing, and writes commands."""
+"""A grid has the sizes and lengths asked for, and trains what is missing."""
 
 import dataclasses
 import json
-import shlex
 
 import pytest
 import tiny_run
 from tiny import tiny_model
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.cli import config_flag
 from tokenformer_jax.config import PattentionConfig
 from tokenformer_jax.config.groups import named_groups
 from tokenformer_jax.errors import UserError
@@ -42,7 +40,8 @@ def test_every_group_of_tokens_scales_with_its_reference(scale):
   }
   larger = grid.scaled(config_lib.with_pattentions(model, changed), scale, 1.5)
   sizes = {
-    name: tuple(group[:2] for group in groups) for name, groups in named_groups(larger).items()
+    name: tuple((group.tokens, group.reference) for group in groups)
+    for name, groups in named_groups(larger).items()
   }
   assert sizes == {
     'qkv': ((24, 24), (12, 48)),
@@ -87,24 +86,6 @@ def test_one_stable_run_serves_all_lengths(config):
   assert sum(job.steps for job in jobs) == 160 + 20 + 40
 
 
-def test_whole_runs_have_the_schedule_of_the_config(config):
-  config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, schedule='cosine'))
-  wanted = Grid('width', (1, 2), (25_600,), branches=False, rate_power=-1.0)
-  jobs = grid.jobs(config, wanted, 'out')
-  assert [job.config.optim.schedule.kind for job in jobs] == ['cosine', 'cosine']
-  rates = [job.config.optim.learning_rate for job in jobs]
-  assert rates[1] == pytest.approx(rates[0] / 2)
-
-
-def test_runs_that_cost_too_much_are_left_out(config):
-  everything = Grid('width', (1, 2), (25_600, 51_200), branches=False)
-  costs = sorted(job.flops for job in grid.jobs(config, everything, 'out'))
-  some = dataclasses.replace(everything, most_flops=costs[1])
-  assert len(grid.jobs(config, some, 'out')) == 2
-  with pytest.raises(UserError, match='leaves out every run'):
-    grid.jobs(config, dataclasses.replace(everything, most_flops=1.0), 'out')
-
-
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
@@ -123,41 +104,24 @@ def test_a_length_within_the_warm_up_is_refused(config):
     grid.jobs(config, Grid('width', (1,), (1280,)), 'out')
 
 
-def test_images_have_no_lengths_in_tokens():
-  with pytest.raises(UserError, match='kind is vit'):
-    grid.jobs(tiny_run.vit_config(), Grid('width', (1,), (25_600,)), 'out')
-
-
-def test_a_run_of_another_config_is_refused(config, tmp_path):
-  (job,) = grid.jobs(config, Grid('width', (1,), (25_600,), branches=False), str(tmp_path))
+def test_a_run_is_finished_after_its_last_save_and_one_of_another_config_is_refused(
+  config, tmp_path
+):
+  job = grid.jobs(config, Grid('width', (1,), (25_600,)), str(tmp_path))[1]
+  assert not grid_runs.is_done(job, str(tmp_path))
   workdir = tmp_path / job.name
   workdir.mkdir(parents=True)
-  wanted = sizes.fill_in(job.config)
-  optim = dataclasses.replace(wanted.optim, learning_rate=1.0)
-  other = dataclasses.replace(wanted, optim=optim)
+  filled = sizes.fill_in(job.config)
+  (workdir / 'config.json').write_text(saved_config.to_text(filled))
+  (workdir / 'metrics.jsonl').write_text(json.dumps({'step': 100, 'eval/loss': 2.0}) + '\n')
+  assert not grid_runs.is_done(job, str(tmp_path)), 'killed before its last save, it is half done'
+  (workdir / 'checkpoints/100').mkdir(parents=True)
+  assert grid_runs.is_done(job, str(tmp_path))
+  assert '1 jobs are finished; 0 FLOPs are left' in grid_runs.table([job], [True])
+  other = dataclasses.replace(filled, optim=dataclasses.replace(filled.optim, learning_rate=1.0))
   (workdir / 'config.json').write_text(saved_config.to_text(other))
   with pytest.raises(UserError, match=r'optim.learning_rate is 1.0 there and 0.003 here'):
     grid_runs.is_done(job, str(tmp_path))
-
-
-def test_finished_runs_are_known_and_give_times(config, tmp_path):
-  (job,) = grid.jobs(config, Grid('width', (1,), (25_600,), branches=False), str(tmp_path))
-  assert not grid_runs.progress([job], str(tmp_path)).done[0]
-  workdir = tmp_path / job.name
-  workdir.mkdir(parents=True)
-  (workdir / 'config.json').write_text(saved_config.to_text(sizes.fill_in(job.config)))
-  lines = [{'step': 50, 'perf/step_seconds': 0.5}, {'step': 100, 'eval/loss': 2.0}]
-  (workdir / 'metrics.jsonl').write_text(''.join(f'{json.dumps(one)}\n' for one in lines))
-  assert not grid_runs.is_done(job, str(tmp_path)), 'killed before its last save, it is half done'
-  (workdir / 'checkpoints/100').mkdir(parents=True)
-  found = grid_runs.progress([job], str(tmp_path))
-  assert (found.done, found.seconds, found.measured) == ([True], [50.0], 1)
-  assert 'finished' in grid_runs.listing([job], found)
-  jobs = grid.jobs(config, Grid('width', (1, 2), (25_600,), branches=False), str(tmp_path))
-  found = grid_runs.progress(jobs, str(tmp_path))
-  work = jobs[1].size.flops_per_token / jobs[0].size.flops_per_token
-  assert found.seconds == [50.0, pytest.approx(50 * work)] and work > 1.5, 'of no measured size'
-  assert 'by the steps measured here, of some sizes' in grid_runs.listing(jobs, found)
 
 
 def test_a_length_before_the_end_of_the_stable_run_is_refused_unless_it_is_made(config, tmp_path):
@@ -168,55 +132,30 @@ def test_a_length_before_the_end_of_the_stable_run_is_refused_unless_it_is_made(
   (workdir / 'config.json').write_text(saved_config.to_text(sizes.fill_in(jobs[2].config)))
   said = r'--lengths has 25,600 tokens, whose decay begins at step 80, but .*width_1/stable is at '
   with pytest.raises(UserError, match=f'{said}step 160 and kept no checkpoint there'):
-    grid_runs.progress(jobs, str(tmp_path))
-  assert grid_runs.progress(jobs[2:], str(tmp_path)).done == [True, False]
+    grid_runs.finished(jobs, str(tmp_path))
+  assert grid_runs.finished(jobs[2:], str(tmp_path)) == [True, False]
   done = {short.name: True}
-  found = grid_runs.progress(jobs, str(tmp_path), lambda job, _: done.get(job.name, False))
-  assert found.done == [False, True, False, False], 'a branch that is made needs no checkpoint'
+  found = grid_runs.finished(jobs, str(tmp_path), lambda job, _: done.get(job.name, False))
+  assert found == [False, True, False, False], 'a branch that is made needs no checkpoint'
   (workdir / 'checkpoints/80').mkdir()
-  assert grid_runs.progress(jobs, str(tmp_path)).done == [True, False, True, False]
+  assert grid_runs.finished(jobs, str(tmp_path)) == [True, False, True, False]
 
 
-@pytest.mark.slow
-def test_times_are_promised_after_the_first_run(config, tmp_path, monkeypatch, capsys):
-  jobs = grid.jobs(config, Grid('width', (1, 2), (25_600,), branches=False), str(tmp_path))
-  table = grid_runs.listing(jobs, grid_runs.progress(jobs, str(tmp_path)))
-  assert table.count('not measured') == 2 and 'the first run measures how long' in table
+def test_the_time_that_is_left_follows_from_the_flops(config, monkeypatch, capsys):
+  jobs = grid.jobs(config, Grid('width', (1, 2), (25_600,)), 'out')
+  clock, made = [0.0], set()
 
-  def train(config, workdir):
-    """Leave a run of 100 steps of 0.5 s that took 60 s."""
-    (workdir / 'checkpoints/100').mkdir(parents=True)
-    (workdir / 'config.json').write_text(saved_config.to_text(sizes.fill_in(config)))
-    lines = [{'step': 50, 'perf/step_seconds': 0.5}, {'step': 100, 'eval/loss': 2.0}]
-    (workdir / 'metrics.jsonl').write_text(''.join(f'{json.dumps(one)}\n' for one in lines))
-    clock.append(clock[-1] + 60)
-    return None, False
+  def make(job, out):
+    clock[0] += 60
+    made.add(job.name)
+    return True
 
-  clock = [0.0]
-  monkeypatch.setattr(grid_runs.time, 'monotonic', lambda: clock[-1])
-  monkeypatch.setattr(grid_runs.loop, 'train_or_stop', train)
-  assert grid_runs.make_missing(jobs, str(tmp_path))
-  work = jobs[1].size.flops_per_token / jobs[0].size.flops_per_token
-  left = grid_runs.hours(10 + 50 * work)
+  monkeypatch.setattr(grid_runs.time, 'monotonic', lambda: clock[0])
+  assert grid_runs.make_missing(jobs, 'out', make, lambda job, _: job.name in made)
+  seconds = 60 * sum(job.flops for job in jobs[1:]) / jobs[0].flops
   said = capsys.readouterr().err
-  assert f'{jobs[0].name} took 0:01:00; 1 run left, about {left}' in said
-  assert said.count('left') == 1
-
-
-def test_commands_make_the_config_of_each_job(config, monkeypatch):
-  jobs = grid.jobs(config, Grid('width', (1, 2), (25_600, 51_200), rate_power=-0.5), 'out')
-  lines = grid_runs.commands(jobs, config, ['--config=base.py'], 'tokenformer train', 'out')
-  assert len(lines) == 2, 'sizes do not wait for each other'
-  for line, mine in zip(lines, (jobs[:4], jobs[4:]), strict=True):
-    for command, job in zip(line.split(' && '), mine, strict=True):
-      words = shlex.split(command)
-      assert words[:3] == ['tokenformer', 'train', '--config=base.py']
-      assert words[-1] == f'--workdir=out/{job.name}'
-      monkeypatch.setattr(config_flag, 'overrides', {})
-      config_flag.take_overrides(words[3:-1])
-      changes = config_lib.from_dotted(config_flag.overrides)
-      changed = config_lib.from_dict(config_lib.Config, changes, base=config)
-      assert changed == job.config, f'{command} trains another config'
+  assert f'3 runs left, about {grid_runs.hours(seconds)}' in said
+  assert said.count('left') == 3
 
 
 @pytest.mark.slow
@@ -228,18 +167,18 @@ def test_a_grid_trains_and_resumes(tmp_path):
   assert grid_runs.make_missing(jobs[:2], out)
   first = tmp_path / 'grid' / jobs[1].name / 'metrics.jsonl'
   before = first.stat().st_mtime_ns
-  assert grid_runs.progress(jobs, out).done == [True, True, False, False]
+  assert grid_runs.finished(jobs, out) == [True, True, False, False]
   assert grid_runs.make_missing(jobs, out)
-  assert grid_runs.progress(jobs, out).done == [True] * 4
+  assert grid_runs.finished(jobs, out) == [True] * 4
   assert first.stat().st_mtime_ns == before, 'a finished run was made again'
   found = points.from_runs(points.read_all([out])[0])
   last = tmp_path / 'grid' / jobs[-1].name / 'checkpoints' / str(jobs[-1].config.train.steps)
   last.rename(tmp_path / 'not saved')
-  assert grid_runs.progress(jobs, out).done == [True] * 3 + [False], 'its last steps are lost'
+  assert grid_runs.finished(jobs, out) == [True] * 3 + [False], 'its last steps are lost'
   assert grid_runs.make_missing(jobs, out) and last.exists()
   assert points.from_runs(points.read_all([out])[0]).loss.tolist() == found.loss.tolist()
   assert found.tokens.tolist() == [5120, 10_240]
   assert found.notes == ('1 run whose learning rate had not decayed is left out',)
   shorter = grid.jobs(config, Grid('width', (0.5,), (3840, 10_240)), out)
   with pytest.raises(UserError, match='--lengths has 3,840 tokens, whose decay begins at step 12,'):
-    grid_runs.progress(shorter, out)
+    grid_runs.finished(shorter, out)

@@ -1,8 +1,7 @@
-"""Runs and CSV files become points; what cannot be compared is refused in one sentence."""
+"""Finished runs become points; runs that cannot be compared are refused in one sentence."""
 
 import contextlib
 import dataclasses
-import json
 import math
 import re
 
@@ -30,15 +29,8 @@ def _runs(*changes) -> list[FinishedRun]:
 
 def test_a_point_has_the_counts_of_its_run():
   found = points.from_runs(_runs({}, {'steps': 200}))
-  assert found.total.tolist() == [1000, 1000] and found.tokens.tolist() == [51_200, 102_400]
+  assert found.parameters.tolist() == [1000, 1000] and found.tokens.tolist() == [51_200, 102_400]
   assert found.flops.tolist() == [6 * 1000 * 51_200, 6 * 1000 * 102_400]
-  assert found.is_dense
-
-
-def test_active_and_total_parameters_of_experts_are_apart():
-  experts = Size(8000, 2000, 12_000.0)
-  found = points.from_runs(_runs({'size': experts}))
-  assert (found.total[0], found.active[0]) == (8000, 2000) and not found.is_dense
 
 
 @pytest.mark.parametrize(
@@ -47,6 +39,7 @@ def test_active_and_total_parameters_of_experts_are_apart():
     ({'data': {**RUN.data, 'text': 'y'}}, 'other values of text'),
     ({'data': {**RUN.data, 'tokenizer': 'bpe'}}, 'other values of tokenizer'),
     ({'loss': math.nan}, 'the loss of run1 is nan'),
+    ({'size': Size(8000, 2000, 12_000.0)}, 'run1 is a mixture of experts'),
     ({'growth': Growth(SIZE, 100)}, 'run1 has grown'),
     ({'data': {**RUN.data, 'train.drop_groups': '0.5'}}, r'of train.drop_groups \(none and 0.5\)'),
   ],
@@ -84,7 +77,6 @@ def test_grown_runs_in_a_folder_are_left_out_and_named(monkeypatch):
   [
     ({'distill__teacher': 'runs/t', 'distill__weight': 0.5}, 'distill.teacher', r'runs/t@7.*0\.5'),
     ({'train__drop_groups': 0.5}, 'train.drop_groups', '0.5'),
-    ({'optim__frozen_groups': '1'}, 'optim.frozen_groups', '1'),
   ],
 )
 def test_distilled_elastic_and_frozen_runs_are_not_plain(tmp_path, changes, way, value):
@@ -147,58 +139,8 @@ def test_the_schedule_says_whether_a_rate_has_decayed(changes, decayed):
   assert runs._has_decayed(config) == decayed
 
 
-def test_an_unfinished_run_is_named(tmp_path):
-  config = tiny_run.config('files:none', tmp_path)
-  (tmp_path / 'config.json').write_text(saved_config.to_text(config))
-  (tmp_path / 'metrics.jsonl').write_text(json.dumps({'step': 5, 'train/loss': 3.0}) + '\n')
-  with pytest.raises(UserError, match='is not finished: it is at step 5 of 20'):
-    runs.read(str(tmp_path))
-
-
-def test_a_run_of_images_is_named(tmp_path):
-  (tmp_path / 'config.json').write_text(saved_config.to_text(tiny_run.vit_config()))
-  (tmp_path / 'metrics.jsonl').write_text('{"step": 20, "eval/loss": 3.0}\n')
-  with pytest.raises(UserError, match='trains on images'):
-    runs.read(str(tmp_path))
-
-
 def test_folders_without_runs_are_named(tmp_path):
   with pytest.raises(UserError, match='there is no folder'):
     points.find_runs([str(tmp_path / 'none')])
   with pytest.raises(UserError, match='holds no run'):
     points.find_runs([str(tmp_path)])
-
-
-def _csv(tmp_path, text: str) -> points.Points:
-  path = tmp_path / 'losses.csv'
-  path.write_text(text)
-  return points.read_csv(str(path))
-
-
-def test_a_csv_has_its_columns_in_any_order(tmp_path):
-  found = _csv(tmp_path, 'loss, tokens,parameters,active,name\n2.5,1e9,1e8,5e7,small\n')
-  assert (found.names, found.loss[0], found.active[0], found.total[0]) == (
-    ('small',),
-    2.5,
-    5e7,
-    1e8,
-  )
-
-
-@pytest.mark.parametrize(
-  ('text', 'message'),
-  [
-    ('', 'has no rows'),
-    ('parameters,tokens,loss\n', 'has no rows'),
-    ('parameters,tokens\n1,2\n', "has no column 'loss'"),
-    ('paramters,tokens,loss\n1,2,3\n', "did you mean 'parameters'"),
-    ('parameters,tokens,loss\n1,two,3\n', "line 2 of .* has tokens='two'"),
-    ('parameters,tokens,loss\n1,2,3\n1,2\n', 'line 3 of .* has loss=None'),
-    ('parameters,tokens,loss\n1,-2,3\n', "tokens='-2'"),
-    ('parameters,tokens,loss\n1,2,nan\n', 'is nan, and a law needs finite losses'),
-    ('parameters,tokens,loss,active\n1,2,3,4\n', 'more active parameters than parameters'),
-  ],
-)
-def test_a_malformed_csv_is_refused(tmp_path, text, message):
-  with pytest.raises(UserError, match=message):
-    _csv(tmp_path, text)

@@ -185,8 +185,8 @@ GROW = {
     '--factor is missing: the factor of the values',
   ),
   'groups to freeze that are not there': (
-    'train {tiny} --config.optim.frozen_groups=2',
-    'frozen_groups names group 2',
+    'grow freeze --source={lm} --target=new --groups=2',
+    '--groups names group 2',
   ),
   'nothing to extract': ('grow extract --source={lm} --target=new', '{lm}'),
   'nothing to take out': ('grow remove --source={lm} --target=new', '{lm}'),

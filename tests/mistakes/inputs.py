@@ -117,16 +117,6 @@ FILES = {
   'hub/no_weights/config.json': LLAMA,
   'hub/not_weights/config.json': LLAMA,
   'hub/not_weights/model.safetensors': 'these are no weights',
-  'losses/good.csv': 'parameters,tokens,loss\n'
-  + ''.join(f'{n}e8,{d}e9,{2 + 1 / n + 1 / d}\n' for n in (1, 2, 4) for d in (1, 3, 9)),
-  'losses/empty.csv': '',
-  'losses/semicolons.csv': 'parameters;tokens;loss\n1e8;1e9;3\n',
-  'losses/typo.csv': 'paramters,tokens,loss\n1e8,1e9,3\n',
-  'losses/no_loss.csv': 'parameters,tokens\n1e8,1e9\n',
-  'losses/two_losses.csv': 'parameters,tokens,loss,loss\n' + '1e8,1e9,3,4\n' * 6,
-  'losses/word.csv': 'parameters,tokens,loss\n1e8,1e9,3\n1e8,many,3\n',
-  'losses/nan.csv': 'parameters,tokens,loss\n' + '1e8,1e9,nan\n' * 6,
-  'losses/few.csv': 'parameters,tokens,loss\n1e8,1e9,3\n2e8,1e9,2\n',
   'tasks/broken.yaml': 'task: broken\ndataset_path: [\n',
 }
 

@@ -230,7 +230,7 @@ RUNS = {
   "tf.plan('lm_stdlib', 'v5e:4x4', slices=0)": 'plan: slices is 0; it must be at least 1',
   "tf.plan('lm_stdlib', 'v5e:4x4', slices=1.5)": 'plan: slices is 1.5; it must be an integer',
   "tf.plan('lm_stdlib', 'v5e:4x4', quick='yes')": "plan: quick is 'yes'; it must be True or False",
-  "tf.plan('lm_stdlib', 'gpu-h100:8', quick=True)": 'quick=True has an effect only where',
+  "tf.plan('lm_stdlib', 'gpu-h100:8', quick=True)": 'quick=True needs a compiler',
   "tf.plan('lm_pile:1_5b', 'gpu-a100:1')": 'the step needs ',
   "tf.plan('lm_stdlib')": "plan: missing a required argument: 'topology'",
 }

@@ -10,9 +10,9 @@ TRAIN_FLAGS = {
   'a misspelt flag': ('train --work_dir=x', 'did you mean --workdir'),
   'a flag like no other': ('train --frobnicate=3', '--frobnicate is unknown; `python'),
   'a flag without its value': ('train --workdir', '--workdir has no value'),
-  'an empty work directory': ('train --workdir=', '--workdir= is empty'),
+  'an empty work directory': ('train --workdir=', "--workdir is ''"),
   'an empty config': ('train --config=', '--config= is empty; give it a value, or leave it out'),
-  'a status out of range': ('train --stopped_status=256', 'range [0, 255]'),
+  'a status out of range': ('train --stopped_status=256', '--stopped_status is 256'),
   'a status in words': ('train --stopped_status=x', 'it must be an integer'),
   'a word that is no flag': (
     'train configs/lm_pile.py',

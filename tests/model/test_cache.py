@@ -58,10 +58,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize('padded', [False, True], ids=['whole rows', 'left-padded'])
-@pytest.mark.parametrize(
-  'window',
-  [0, 5, *(pytest.param(window, marks=pytest.mark.full_size) for window in (1, 8, 23, 100))],
-)
+@pytest.mark.parametrize('window', [0, 5])
 @pytest.mark.parametrize('parts', PARTS.values(), ids=PARTS)
 def test_attention_from_a_cache_is_that_of_the_whole_text(parts, window, padded):
   read = _read(window, padded)

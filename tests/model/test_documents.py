@@ -24,7 +24,7 @@ from tokenformer_jax.model import kernels, splash, trunk
 from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.execution import DEFAULT, Execution
 from tokenformer_jax.model.layer import Context, Documents
-from tokenformer_jax.model.lm import define_lm, unstack
+from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import rules, sharding
 
 END, LENGTH = 0, 150  # longer than a block of queries, and than a chunk of sums
@@ -108,27 +108,6 @@ def test_a_document_is_the_same_packed_and_alone(name):
 )
 def test_relative_positions_need_no_restart(name):
   _check_alone(MODELS[name], 'masked')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', take_third(['position scale', 'learned', 'hybrid'], 0))
-def test_positions_from_the_beginning_of_the_row_need_a_restart(name):
-  with pytest.raises(AssertionError):
-    _check_alone(MODELS[name], 'masked')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'name', take_third(['skips and norms', 'hybrid', 'gated units', 'linear'], 1)
-)
-def test_documents_are_the_same_however_layers_run(name):
-  model = MODELS[name]
-  params, ones = large_params(model), np.ones_like(IDS)
-  logits, gradient = _run(model, 'separate')(params, IDS, ones)
-  found = _run(model, 'separate', Execution(remat='full'))(params, IDS, ones)
-  assert_close(found, (logits, gradient), 'recomputation sees other documents')
-  found = _run(model, 'separate', Execution(layers='list'))(unstack(params, model), IDS, ones)
-  assert_close(found, (logits, unstack(gradient, model)), 'a list of layers is another model')
 
 
 @pytest.mark.slow

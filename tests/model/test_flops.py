@@ -5,10 +5,9 @@ import types
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from mixtures import mixture
-from tiny import gated_model, linear, tiny_model, tiny_vit, two_kinds, with_mixer, with_tokens
+from tiny import gated_model, linear, tiny_model, tiny_vit, two_kinds, with_mixer
 
 from tokenformer_jax.config import (
   CapacityConfig,
@@ -148,12 +147,6 @@ def test_forward_flops_are_exact(model, want):
   assert flops.forward_flops(model, 16) == want, 'a matrix counts too often, or not at all'
 
 
-def test_layers_count_each():
-  one, three = (flops.forward_flops(tiny_model(layers=n), 64) for n in (1, 3))
-  two = flops.forward_flops(tiny_model(layers=2), 64)
-  assert three - two == two - one, 'the count is not a line in the number of layers'
-
-
 def test_a_training_step_is_three_forward_passes():
   model = tiny_model()
   got = flops.train_flops(model, 64)
@@ -186,51 +179,24 @@ def test_token_token_flops_are_half_of_table_8(width, per_square, printed):
   assert got == per_square * 1024**2, f'Table 8 has {printed} · 10⁴ T² for this width'
 
 
-@pytest.mark.parametrize('window', [1, 100, 512, 2000])
-def test_a_window_counts_what_is_seen(window):
-  seen = np.minimum(np.arange(512) + 1, window).mean()
-  everything, part = (_attention(tiny_model(window=w), 512) for w in (0, window))
-  assert 256 * part / everything == pytest.approx(seen, rel=0.005), 'MFU is off by this'
-
-
-def test_token_token_flops_do_not_grow_with_the_parameter_tokens():
-  model = tiny_model()
-  grown = with_tokens(model, qkv=2140, proj=2140, ffn=8560)
-  assert _attention(grown, 512) == _attention(model, 512), 'growth is charged for token-token work'
-
-
 # Published: cloud.google.com/tpu/docs and NVIDIA's data sheets (dense). A chip of TPU v3 (123) and
 # of TPU7x (2307) has two TensorCores that do not work as one, and so is two devices to JAX.
 @pytest.mark.parametrize(
   ('kind', 'tera'),
   [
-    ('TPU v3', 123 / 2),
-    ('TPU v4', 275),
     ('TPU v5 lite', 197),
-    ('TPU v5e', 197),
-    ('TPU v5', 459),
     ('TPU v5p', 459),
-    ('TPU v6 lite', 918),
     ('TPU7x', 2307 / 2),
-    ('NVIDIA A100-SXM4-80GB', 312),
     ('NVIDIA H100 80GB HBM3', 989),
     ('NVIDIA H100 PCIe', 756),
-    ('NVIDIA H200', 989),
-    ('Tesla V100-SXM2-16GB', 125),
-    ('Tesla T4', 65),
-    ('NVIDIA L4', 121),
     ('NVIDIA L40S', 362),
+    ('cpu', None),
+    ('NVIDIA GeForce RTX 4090', None),
   ],
 )
-def test_peak_of_known_chips(kind, tera):
+def test_the_peak_of_a_chip_is_that_of_the_longest_prefix(kind, tera):
   device = types.SimpleNamespace(device_kind=kind)
-  assert flops.peak_flops(device) == tera * 1e12, f'MFU on {kind} is off by the ratio of these two'
-
-
-@pytest.mark.parametrize('kind', ['cpu', 'NVIDIA GeForce RTX 4090', 'AMD Instinct MI300X', 'TPU'])
-def test_no_peak_of_unknown_chips(kind):
-  device = types.SimpleNamespace(device_kind=kind)
-  assert flops.peak_flops(device) is None, f'MFU on {kind} is made up'
+  assert flops.peak_flops(device) == (tera and tera * 1e12), f'MFU on {kind} is off by their ratio'
 
 
 @pytest.mark.parametrize('pool', ['mean', 'token', 'attention'])

@@ -10,15 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from tiny import gated_model, large_params, tiny_model
+from tiny import gated_model, tiny_model
 
 from tokenformer_jax.config import (
   DenseConfig,
   GatedUnitConfig,
   LengthScaleConfig,
   MeshConfig,
-  ModelConfig,
   NoFeedForwardConfig,
   NoPositionsConfig,
   PositionScaleConfig,
@@ -29,7 +27,6 @@ from tokenformer_jax.config import (
 from tokenformer_jax.config.model import Layers
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.blocks import architecture
-from tokenformer_jax.model.cache import KV, Ring
 from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.layer import FROM_START, Context
 from tokenformer_jax.model.lm import define_lm
@@ -201,14 +198,6 @@ def test_golden_windows_and_a_full_layer(name):
   )
 
 
-def test_golden_first_layer_of_windows():
-  model = model_of(LOCAL, pattern='layer')
-  got = jax.jit(functools.partial(_run_layers, model, causal=True))(
-    _stacked('layer_0'), GOLDEN['x']
-  )
-  np.testing.assert_allclose(got, GOLDEN['hwfa/layer_0'], rtol=0, atol=3e-5)
-
-
 def test_golden_gradients_of_windows_and_a_full_layer():
   def objective(params: Params, x_BxTxD: jax.Array) -> jax.Array:
     return jnp.sum(_run_layers(HWFA['hwfa'], params, x_BxTxD, True) * GOLDEN['cotangent'])
@@ -279,11 +268,6 @@ def test_golden_logits_without_a_causal_mask():
     _whole_logits(GOLDEN['input_ids'], 0 * LENGTHS, LENGTHS, False)
 
 
-def test_padding_at_the_end_of_cached_rows_is_refused():
-  with pytest.raises(ValueError, match='a cache holds one document a row, padded at its beginning'):
-    trunk.run([], (), jnp.zeros(0), Context(ends_B=LENGTHS), (), execution=DEFAULT)
-
-
 # Properties
 
 
@@ -296,88 +280,6 @@ def test_scales_start_at_one_and_do_not_decay():
     assert roles == {'scale': Role.GAIN, 'bias': Role.BIAS}, 'scales or offsets decay'
     assert np.all(drawn[name]['scale'] == 1) and np.all(drawn[name]['bias'] == 0)
   assert 'bias' not in define_lm(gated_model()).info['blocks']['attention']['query']
-
-
-def _seen(model: ModelConfig) -> np.ndarray:
-  """Return which inputs j of the layers the output i depends on, [T, T]."""
-  blocks, x_TxD = large_params(model)['blocks'], GOLDEN['x'][0]
-
-  def outputs(x_TxD: jax.Array) -> jax.Array:
-    return _run_layers(model, blocks, x_TxD[None], True)[0]
-
-  # XLA simplifies the reverse mode wrongly if the cotangents are the identity (jaxlib 0.10.2).
-  derivative = jax.jit(jax.jacfwd(outputs))(x_TxD)
-  return np.abs(derivative).max(axis=(1, 3)) > 0
-
-
-@pytest.mark.parametrize('scores', ['softmax', 'squared_relu'])
-@pytest.mark.parametrize(('layers', 'window'), [(1, 5), (2, 5), (2, 1)])
-def test_windows_reach_as_far_as_all_of_them_together(scores, layers, window):
-  """L − 1 windows before a full layer: i sees j if and only if 0 ≤ i − j ≤ (w − 1)(L − 1)."""
-  model = gated_model(layers=layers, window=window, scores=scores)
-  distance_TxT = np.arange(24)[:, None] - np.arange(24)[None]
-  may = (distance_TxT >= 0) & (distance_TxT <= (window - 1) * layers)
-  if scores == 'softmax':
-    np.testing.assert_array_equal(_seen(model), may, err_msg='windows reach further, or less far')
-  else:  # a pair with a negative score has no weight
-    assert not np.any(_seen(model) & ~may), 'a position sees the future, or beyond its windows'
-    assert np.all(np.diag(_seen(model))), 'a position has no gate'
-
-
-def test_a_full_layer_sees_everything_before():
-  window = gated_model(window=5)
-  full = dataclasses.replace(gated_model(rotary=0).layer)
-  model = dataclasses.replace(window, pattern='layer*2 full', variants=Layers({'full': full}))
-  np.testing.assert_array_equal(
-    _seen(model), np.tri(24, dtype=bool), err_msg='the last layer does not see all before it'
-  )
-
-
-@pytest.mark.parametrize(('window', 'kind', 'slots'), [(0, KV, 64), (7, Ring, 7)])
-def test_a_cache_has_the_slots_that_can_be_seen(window, kind, slots):
-  model = gated_model(window=window)
-  layer = GatedUnit(model.layer.mixer, model, execution=DEFAULT, rngs=nnx.Rngs(0))
-  cache = layer.init_cache(3, 64, jnp.bfloat16)
-  assert isinstance(cache, kind) and isinstance(layer.cache_axes(), kind)
-  assert (cache.keys.shape, cache.values.shape) == ((3, 1, slots, 16), (3, 1, slots, 48)), (
-    'memory for slots that are not seen'
-  )
-
-
-@pytest.mark.parametrize(
-  'model',
-  [
-    gated_model(dense=True, bias=True, norm='affine', embedding_norm='rms'),
-    gated_model(window=5),
-    gated_model(scores='squared_relu', positions=RotaryConfig(clip=4)),
-  ],
-  ids=['dense', 'pattention, a window', 'pattention, clipped squared relu'],
-)
-@pytest.mark.parametrize('remat', ['score_inputs', 'full'])
-@pytest.mark.slow
-def test_logits_and_gradients_do_not_depend_on_the_devices(model, remat):
-  definition = define_lm(model, dataclasses.replace(DEFAULT, remat=remat))
-  ids = np.random.default_rng(0).integers(0, 64, (8, 24), np.int32)
-
-  def loss(params: Params, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    logits = definition.bind(params)(ids)[0]
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1)), logits
-
-  compute = jax.jit(jax.value_and_grad(loss, has_aux=True))
-  want = compute(large_params(model), ids)
-  mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
-  with jax.set_mesh(mesh):
-    params = jax.device_put(large_params(model), sharding.tree_shardings(mesh, definition.axes))
-    got = jax.device_get(compute(params, jax.device_put(ids, sharding.batch_sharding(mesh))))
-  found, wanted = (jax.tree_util.tree_leaves_with_path(tree) for tree in (got, want))
-  for (path, one), (_, other) in zip(found, wanted, strict=True):
-    np.testing.assert_allclose(
-      one,
-      other,
-      rtol=1e-4,
-      atol=1e-5 * np.abs(other).max(),
-      err_msg=f'8 devices compute another {jax.tree_util.keystr(path)}',
-    )
 
 
 @pytest.mark.parametrize('dense', [True, False], ids=['dense', 'pattention'])

@@ -10,22 +10,19 @@ import pytest
 import tiny_run
 from gradients import with_gradients
 from jax.extend import core
-from tiny import large_params, linear, tiny_model, tiny_vit
+from tiny import linear, tiny_model
 
-from tokenformer_jax.config import MeshConfig, NoPositionsConfig, RotaryConfig
-from tokenformer_jax.model import flops, models
+from tokenformer_jax.config import NoPositionsConfig, RotaryConfig
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import Context
-from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.mixers.linear import (
   LinearAttention,
   State,
   causal_attention,
   full_attention,
 )
-from tokenformer_jax.model.params import define, matrix_entries
+from tokenformer_jax.model.params import define
 from tokenformer_jax.model.positions import Rotary
-from tokenformer_jax.parallel import sharding
 
 pytestmark = pytest.mark.slow  # because of what is compiled
 
@@ -121,41 +118,6 @@ def test_very_negative_inputs_keep_their_features():
   key = jnp.zeros((1, 2, 1, 4)).at[:, 0].set(-16.0).at[:, 1].set(-15.0)
   share = float(_attend(query, key, value, rotary=NoPositionsConfig())[0, 1, 0, 0])
   assert share == pytest.approx(1 / (1 + np.exp(-1)), rel=1e-5), 'keys lose their features'
-
-
-@CAUSAL
-def test_with_equal_positions_rotary_attention_is_plain(causal):
-  """Only differences of positions matter, and then none does."""
-  arguments, positions = _inputs(150), np.full(150, 7)
-  np.testing.assert_allclose(
-    jax.jit(functools.partial(_attend, causal=causal))(*arguments, positions),
-    jax.jit(functools.partial(_attend, causal=causal, rotary=NoPositionsConfig()))(*arguments),
-    atol=1e-5,
-    err_msg='equal positions change the attention',
-  )
-
-
-@CAUSAL
-def test_a_shift_of_all_positions_changes_nothing(causal):
-  arguments, positions = _inputs(150), np.arange(150)
-  attend = jax.jit(functools.partial(_attend, causal=causal))
-  np.testing.assert_allclose(
-    attend(*arguments, 10**6 + positions),
-    attend(*arguments, positions),
-    atol=1e-5,
-    err_msg='the attention depends on more than distances',
-  )
-
-
-@pytest.mark.parametrize('changed', [0, 100, 128, 200])
-def test_later_positions_have_no_influence(changed):
-  attend, arguments = jax.jit(_attend), _inputs(300)
-  other = [x.copy() for x in arguments]
-  for x, new in zip(other, _inputs(300, seed=1), strict=True):
-    x[:, changed:] = new[:, changed:]
-  before, after = attend(*arguments), attend(*other)
-  np.testing.assert_array_equal(before[:, :changed], after[:, :changed], err_msg='not causal')
-  assert np.all(np.any(before[:, changed:] != after[:, changed:], axis=(2, 3))), 'nothing arrives'
 
 
 @CAUSAL
@@ -276,42 +238,3 @@ def test_a_layer_keeps_a_state_only_if_it_is_given_one():
   cached, state, _ = module(x, Context(0), module.init_cache(2, 64, jnp.float32))
   assert nothing is None and isinstance(state, State)
   np.testing.assert_allclose(cached, alone, rtol=1e-5, err_msg='a cache changes the output')
-
-
-def test_flops_are_those_of_the_recurrent_form():
-  model = linear(tiny_model())
-  definition = models.define(model)
-  matrices = matrix_entries(definition.bind(definition.abstract))
-  for length in (1, 128, 5000):
-    want = 2 * matrices + model.depth * 4 * 4 * 8**2
-    assert flops.forward_flops(model, length) == want, 'a token costs more in a longer text'
-
-
-def test_every_patch_of_an_image_sees_all_others():
-  module = _module(linear(tiny_vit()), causal=False)
-  x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 4, 32)), jnp.float32)
-  jacobian = jax.jit(jax.jacobian(lambda x: module(x)[0]))(x)
-  assert np.all(np.abs(jacobian).max(axis=(0, 2, 3, 5)) > 0), 'a patch does not see another one'
-
-
-@pytest.mark.slow
-def test_a_mesh_changes_nothing():
-  """Rows and heads are split over devices; the loop over chunks is on each."""
-  model = linear(tiny_model())
-  definition, params = define_lm(model), large_params(model)
-  ids = np.random.default_rng(0).integers(0, 64, (4, 200), np.int32)
-
-  def gradients(params):
-    return jax.value_and_grad(lambda p: jnp.mean(jnp.sin(definition.bind(p).hidden(ids)[0])))(
-      params
-    )
-
-  want = jax.jit(gradients)(params)
-  mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
-  with jax.set_mesh(mesh):
-    placed = jax.device_put(params, sharding.tree_shardings(mesh, definition.axes))
-    got = jax.jit(gradients)(placed)
-  for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-    np.testing.assert_allclose(
-      one, other, rtol=1e-3, atol=1e-6, err_msg='8 devices differ from one'
-    )

@@ -8,15 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from outcomes import assert_close
 from tiny import logits_and_gradient, tiny_model, tiny_vit, two_kinds
 
-from tokenformer_jax.config import MeshConfig, ModelConfig, NoFeedForwardConfig
+from tokenformer_jax.config import ModelConfig, NoFeedForwardConfig
 from tokenformer_jax.model import models
 from tokenformer_jax.model.layer import Context, LayerInputs
 from tokenformer_jax.model.lm import Execution, define_lm, unstack
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.parallel import sharding
 
 pytestmark = pytest.mark.slow  # because of what is compiled
 
@@ -74,42 +72,6 @@ def test_residual_branches_start_by_the_number_of_all_layers():
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ('remat', 'layers'),
-  [
-    ('full', 'scan'),
-    ('score_inputs', 'unrolled'),
-    pytest.param('everything', 'unrolled', marks=pytest.mark.full_size),
-  ],
-)
-def test_scanned_and_unrolled_layers_compute_the_same(remat, layers):
-  want, got = (
-    logits_and_gradient(MODEL)(_params(), IDS),
-    logits_and_gradient(MODEL, layers, remat)(_params(), IDS),
-  )
-  assert_close(got, want, f'layers={layers} with remat={remat} are another model')
-
-
-@pytest.mark.slow
-def test_a_list_of_layers_computes_the_same():
-  params = unstack(_params(), MODEL)
-  assert [('ffn' in layer) for layer in params['blocks'].values()] == [False, True] * 2 + [False]
-  logits, gradient = logits_and_gradient(MODEL)(_params(), IDS)
-  got, of_list = logits_and_gradient(MODEL, 'list')(params, IDS)
-  assert_close(got, logits, 'a list of layers is another model')
-  assert_close(of_list, unstack(gradient, MODEL), 'a list of layers has another gradient')
-
-
-@pytest.mark.parametrize('layers', ['scan', 'unrolled'])
-@pytest.mark.parametrize('name', GROUPS)
-def test_every_layer_of_every_stack_counts(name, layers):
-  _, gradient = logits_and_gradient(MODEL, layers)(_params(), IDS)
-  for path, leaf in jax.tree_util.tree_leaves_with_path(gradient['blocks'][name]):
-    norms = np.linalg.norm(leaf, axis=(1, 2))
-    assert np.all(norms > 0), f'{name}{jax.tree_util.keystr(path)} takes no part: {norms}'
-
-
 def _reach(model: ModelConfig) -> int:
   """Return how many of 24 tokens the last logit depends on."""
   embedding = _params(model)['embedding']
@@ -151,28 +113,6 @@ def test_decoding_with_caches_is_the_forward_pass(parts):
     atol=1e-5,
     err_msg='what is generated is not what was trained',
   )
-
-
-@pytest.mark.parametrize(
-  'mesh',
-  [
-    pytest.param({'fsdp': 4, 'tokens': 2}, marks=pytest.mark.slow),
-    pytest.param({'replica': 2, 'fsdp': 2, 'tokens': 2}, marks=pytest.mark.slow),
-  ],
-)
-def test_logits_and_gradients_do_not_depend_on_the_devices(mesh):
-  want = logits_and_gradient(MODEL)(_params(), IDS)
-  mesh, definition = sharding.make_mesh(MeshConfig(**mesh)), define_lm(MODEL)
-  with jax.set_mesh(mesh):
-    params = jax.device_put(_params(), sharding.tree_shardings(mesh, definition.axes))
-    ids = jax.device_put(IDS, sharding.batch_sharding(mesh))
-    got = logits_and_gradient(MODEL)(params, ids)
-  for name, depths in GROUPS.items():
-    keys = params['blocks'][name]['attention']['query']['keys']
-    local = keys.addressable_shards[0].data.shape
-    split = (len(depths), 24 // mesh.shape['tokens'], 32 // mesh.shape['fsdp'])
-    assert local == split, f'{name} is not split by the rules'
-  assert_close(jax.device_get(got), want, '8 devices compute another model')
 
 
 @pytest.mark.parametrize(('name', 'first'), [('local', 0), ('layer', 1)])

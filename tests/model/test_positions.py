@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tokenformer_jax.config import (
   LinearScalingConfig,
@@ -57,56 +55,6 @@ def test_rotations_are_the_golden_ones(layout, part, where):
     )
 
 
-@EACH_LAYOUT
-@settings(deadline=None, max_examples=30)
-@given(seed=st.integers(0, 2**32 - 1), shift=st.integers(0, 2000) | st.integers(10**6, 10**6 + 99))
-def test_scores_depend_on_distances_only(layout, seed, shift):
-  query, key, positions = _heads(seed), _heads(seed + 1), np.arange(6)
-
-  def scores(positions):
-    turned = (_rotate(x, positions, layout) for x in (query, key))
-    return jnp.einsum('BTHK,BSHK->BHTS', *turned)
-
-  np.testing.assert_allclose(
-    scores(positions + shift),
-    scores(positions),
-    atol=1e-4,
-    err_msg='a text that starts later is attended to differently',
-  )
-
-
-@EACH_LAYOUT
-@settings(deadline=None, max_examples=30)
-@given(seed=st.integers(0, 2**32 - 1), start=st.integers(0, 10**6))
-def test_rotation_keeps_lengths(layout, seed, start):
-  x = _heads(seed)
-  np.testing.assert_allclose(
-    jnp.linalg.norm(_rotate(x, start + np.arange(6), layout), axis=-1),
-    np.linalg.norm(x, axis=-1),
-    rtol=1e-5,
-    err_msg='a rotation changes the length of a vector',
-  )
-
-
-@EACH_LAYOUT
-@pytest.mark.parametrize('width', [2, 4, 6])
-def test_partial_rotation_leaves_the_rest(layout, width):
-  x = _heads(0)
-  np.testing.assert_array_equal(
-    _rotate(x, 1 + np.arange(6), layout, width)[..., width:],
-    x[..., width:],
-    err_msg=f'entries after the first {width} are rotated',
-  )
-
-
-@EACH_LAYOUT
-def test_position_0_is_not_rotated(layout):
-  x = _heads(0, length=1)
-  np.testing.assert_array_equal(
-    _rotate(x, np.arange(1), layout), x, err_msg='R₀ is not the identity'
-  )
-
-
 def test_without_positions_nothing_is_rotated():
   x = _heads(0)
   assert Rotary(NoPositionsConfig(), 8)(x, 1 + np.arange(6)[None]) is x
@@ -125,39 +73,6 @@ def _rotation(position: int, width: int, layout: str) -> np.ndarray:
     plane = np.ix_(*[_pair(i, width, layout)] * 2)
     matrix[plane] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
   return matrix
-
-
-@EACH_LAYOUT
-@pytest.mark.parametrize('width', [4, 8])
-def test_rotation_is_a_block_diagonal_matrix(layout, width):
-  x, positions = _heads(0), np.array([0, 1, 2, 30, 100, 500])
-  rotations = np.stack([_rotation(position, width, layout) for position in positions])
-  np.testing.assert_allclose(
-    _rotate(x, positions, layout, width),
-    np.einsum('TJK,BTHK->BTHJ', rotations, np.float64(x)),
-    atol=1e-5,
-    err_msg='planes or angles are not those of GPT-NeoX (half_split) or GPT-J (interleaved)',
-  )
-
-
-@EACH_LAYOUT
-def test_the_planes_are_those_of_the_layout(layout):
-  unit = np.zeros((1, 1, 1, 8), np.float32)
-  unit[..., 0] = 1
-  rotated = _rotate(unit, np.ones(1, int), layout)[0, 0, 0]
-  assert np.flatnonzero(rotated).tolist() == _pair(0, 8, layout), 'entries form other pairs'
-
-
-@pytest.mark.parametrize('width', [4, 8])
-def test_layouts_differ_by_a_permutation(width):
-  """interleaved(x) = Pᵀ half_split(P x), with P = [0, 2, 4, …, 1, 3, 5, …]."""
-  x, positions = _heads(0), 7 + np.arange(6)
-  order = [*range(0, width, 2), *range(1, width, 2), *range(width, 8)]
-  np.testing.assert_array_equal(
-    _rotate(x, positions, 'interleaved', width)[..., order],
-    _rotate(x[..., order], positions, 'half_split', width),
-    err_msg='the layouts are not the same rotation of reordered entries',
-  )
 
 
 @EACH_LAYOUT

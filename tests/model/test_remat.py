@@ -56,7 +56,6 @@ def test_the_default_remat_goes_by_the_platform(name, platform, want):
     ('auto', 'cpu', 5, 'scan'),
     ('auto', 'tpu', 4, 'scan'),
     ('scan', 'cpu', 4, 'scan'),
-    ('8', 'cpu', 4, '8'),
   ],
 )
 def test_how_layers_run_by_default_goes_by_platform_and_depth(name, platform, depth, want):

@@ -234,39 +234,6 @@ def test_an_output_projection_with_a_skip_is_its_sum_with_the_identity():
   assert not np.any(new['proj']['kernel']) and new['heads_gain'] == 1
 
 
-@pytest.mark.slow
-def test_the_norms_of_a_layer_can_differ():
-  # Without norms the source keeps an affine one before the mixer of its first block.
-  layer = dataclasses.replace(SAS, norm='affine', ffn_norm='none')
-  definition = _block(layer)
-  params = _drawn(definition)
-  assert 'attention_norm' in params and 'ffn_norm' not in params
-  block = definition.bind(params)
-  x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 8, 48)), jnp.float32)
-
-  @jax.jit
-  def both(x):
-    y = params['mixer_gain'] * block.attention(block.attention_norm(x))[0]
-    return block(x)[0], params['skip_gain'] * y + params['ffn_gain'] * block.ffn(y)
-
-  np.testing.assert_allclose(*both(x), atol=1e-5)
-
-
-@pytest.mark.parametrize('name', ['sas', 'sas_p', 'sas_p_nonorm'])
-def test_golden_outputs_of_the_first_block(name):
-  model = VARIANTS[name]
-  params = _tree(model, _weights(name))
-  block = jax.tree.map(lambda array: array[0], params['blocks']['first_0'])
-  make = functools.partial(Block, model.layers['first'], model)
-  bound = define(lambda rngs: make(execution=Execution(), rngs=rngs)).bind(block)
-  x_BxTxD = define_lm(model).bind(params).embed(jnp.asarray(GOLDEN['input_ids']))
-  mixed, whole = jax.jit(lambda x: (bound.attention(bound.attention_norm(x))[0], bound(x)[0]))(
-    x_BxTxD
-  )
-  np.testing.assert_allclose(mixed[0], GOLDEN[f'{name}/attn_out_0'], atol=1e-5)
-  np.testing.assert_allclose(whole[0], GOLDEN[f'{name}/block_out_0'], atol=1e-5)
-
-
 # SPEC: 12 d² for each of 18 blocks and 50,000 rows of d; without 2 d² a block, but for one d².
 @pytest.mark.parametrize(
   ('layer', 'count'),

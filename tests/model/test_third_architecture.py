@@ -107,14 +107,6 @@ def test_a_third_architecture_is_planned_by_formula(wanted):
   assert found.model_flops == flops.step_flops(found.config)
 
 
-@pytest.mark.full_size
-def test_a_third_architecture_is_planned_by_the_compiler(source, home):
-  pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compiler')
-  sizes = {'model__width': 256, 'data__sequence_length': 128, 'data__batch_size': 64}
-  found = estimate.plan(config(source, home / 'cache', **sizes), topology.parse('v5p:2x2x2'))
-  assert found.costs.cycles > 0 and not found.costs.notes, 'a part of the program has no cost'
-
-
 def test_a_third_architecture_trains_alike_on_a_mesh(run, source, home):
   on_mesh = config(source, home / 'cache', mesh__fsdp=4, mesh__tokens=2)
   with pytest.MonkeyPatch.context() as patch:

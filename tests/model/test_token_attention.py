@@ -64,15 +64,6 @@ def test_clipped_distances_are_the_formula(clip, causal):
   np.testing.assert_allclose(got, want, atol=1e-5, err_msg='not ReRoPE')
 
 
-@pytest.mark.parametrize('window', [0, 7])
-def test_a_clip_that_no_pair_reaches_changes_nothing(window):
-  got, want = (
-    jax.jit(lambda *x, clip=clip: _attention(clip, window)(*x, FROM_START)[0])(*_arrays())
-    for clip in (window or LENGTH, 0)
-  )
-  np.testing.assert_allclose(got, want, atol=1e-6, err_msg='near pairs are clipped')
-
-
 # Slots that are read together: a prompt, then one by one or several.
 PARTS = {'one by one': [9, *[1] * 15], 'several at a time': [9, 1, 13, 1]}
 

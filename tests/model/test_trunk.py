@@ -1,7 +1,6 @@
 """Layers of one or several kinds run as their pattern says, in every way in which they can run."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +12,10 @@ from jax.extend import core
 from mixtures import of_rows
 from tiny import large_params, tiny_model
 
-from tokenformer_jax import tasks
 from tokenformer_jax.config import (
-  AdamWConfig,
-  Config,
   MeshConfig,
-  TrainConfig,
-  choices,
 )
 from tokenformer_jax.config.pattern import Repeat
-from tokenformer_jax.decoding.decode import Decoder, Request
-from tokenformer_jax.decoding.sampling import GREEDY
 from tokenformer_jax.model import lm, trunk
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import (
@@ -31,16 +23,12 @@ from tokenformer_jax.model.layer import (
   FROM_START,
   NO_INPUTS,
   Aux,
-  Counts,
   LayerInputs,
   layer_means,
 )
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Definition, Params, Role, param
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import step as step_lib
-
-_SLOW = pytest.mark.slow
 
 IDS = np.random.default_rng(0).integers(0, 64, (4, 13), np.int32)
 
@@ -191,34 +179,6 @@ def _objective(definition: Definition, params: Params, key: jax.Array | None = N
   return jnp.mean(jnp.sin(hidden_BxTxD)) + loss, layer_means(figures)
 
 
-@functools.cache
-def _gradient(remat: str, layers: str):
-  objective = functools.partial(_objective, _definition(remat=remat, layers=layers))
-  return jax.jit(jax.value_and_grad(objective, has_aux=True))(_params(), jax.random.key(1))
-
-
-def _ways() -> list:
-  """The plans of layers; of each two without a loop, one is for the longer suite."""
-  kept = sorted({*choices('train.remat')} - {'auto'})
-  longer = {(remat, 'unrolled') for remat in kept[::2]}
-  return [
-    pytest.param(*plan, marks=[pytest.mark.full_size] * (plan in longer))
-    for plan in itertools.product(kept, ('scan', 'unrolled'))
-  ]
-
-
-@_SLOW
-@pytest.mark.parametrize(('remat', 'layers'), _ways())
-def test_losses_and_gradients_are_the_same_however_layers_run(remat, layers):
-  want, got = _gradient('score_inputs', 'scan'), _gradient(remat, layers)
-  for (path, one), other in zip(
-    jax.tree_util.tree_flatten_with_path(got)[0], jax.tree.leaves(want), strict=True
-  ):
-    np.testing.assert_allclose(
-      one, other, rtol=2e-4, atol=1e-5, err_msg=f'{jax.tree_util.keystr(path)} is another'
-    )
-
-
 def test_layers_of_a_list_compute_what_stacked_ones_do():
   unstacked = lm.unstack(_params(), third.MODEL)
   got = jax.jit(functools.partial(_objective, _definition(layers='list')))(unstacked)
@@ -232,107 +192,7 @@ def test_a_key_reaches_the_layers():
   assert len(drawn) == 3, 'nothing is drawn, or always the same'
 
 
-@functools.cache
-def _step(devices: int, parts: int = 1):
-  """The state before and after a step, and its figures."""
-  config = Config(
-    model=third.MODEL,
-    optim=AdamWConfig(accumulation_steps=parts, warmup_steps=1),
-    train=TrainConfig(steps=10),
-  )
-  mesh = sharding.make_mesh(
-    MeshConfig(fsdp=4, tokens=2) if devices == 8 else MeshConfig(), jax.devices()[:devices]
-  )
-  task = tasks.make(config)
-  program = step_lib.make_program(task, config)
-  tx = program.tx
-  rows = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
-  with jax.set_mesh(mesh):
-    places = step_lib.state_shardings(mesh, task.definition, tx)
-    state = {'params': _params(), 'opt_state': tx.init(_params()), **step_lib._counters(0)}
-    before = jax.device_put(state, places)
-    batch = jax.device_put(rows, sharding.batch_sharding(mesh))
-    sums = jax.device_get(step_lib.make_eval_step(task, mesh)(before['params'], batch))
-    after, figures = step_lib.make_train_step(program, mesh)(jax.tree.map(jnp.copy, before), batch)
-  return jax.device_get((before, after, figures)), sums, task
-
-
-@pytest.mark.full_size
-@_SLOW
-@pytest.mark.parametrize(('devices', 'parts'), [(1, 1), (8, 1), (1, 2)])
-def test_figures_of_layers_reach_the_step(devices, parts):
-  (before, after, figures), _, _ = _step(devices, parts)
-  _, _, aux = (
-    _definition()
-    .bind(_params())
-    .hidden(np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)[:, :-1])
-  )
-  loss, means = aux.divided(of_rows(8, 12))
-  assert figures['aux_loss'] == pytest.approx(float(loss), rel=1e-4), 'not the sum of layers'
-  want = float(layer_means(means)['recurrent/size'])
-  assert figures['recurrent/size'] == pytest.approx(want, rel=1e-4), (
-    'not the mean of layers or parts'
-  )
-  assert figures['skipped_steps'] == 0, 'a gradient is not finite'
-  moved = jax.tree.map(lambda old, new: bool(np.any(old != new)), before, after)
-  assert all(jax.tree.leaves(moved['params'])), f'parameters without a gradient: {moved["params"]}'
-
-
-@pytest.mark.slow
-def test_the_loss_of_layers_is_minimised_and_not_reported_as_the_loss():
-  task, key = _step(1)[2], jax.random.key(0)
-  rows = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
-  objective, figures = jax.jit(task.loss)(_params(), rows, key)
-  assert float(objective - figures['loss']) == pytest.approx(float(figures['aux_loss']), rel=1e-4)
-
-
-@_SLOW
-def test_an_evaluation_reports_means_of_what_layers_say():
-  (_, _, figures), sums, _ = _step(1)
-  more = sums._replace(
-    counts=Counts(*(3 * count for count in sums.counts)),
-    aux=jax.tree.map(lambda total: 2 * total, sums.aux),
-  )
-  assert sums.layer_figures()['recurrent/size'] == pytest.approx(
-    figures['recurrent/size'], rel=1e-5
-  )
-  together = jax.tree.map(np.add, sums, more).layer_figures()['aux_loss']
-  assert together == pytest.approx(3 / 4 * figures['aux_loss'], rel=1e-5), (
-    'batches do not count by what they hold'
-  )
-
-
 # Decoding
-
-UNEQUAL = (3, 20, 1, 40)  # lengths of prompts: shorter and longer than the window
-
-
-def _prompt(length: int) -> list[int]:
-  return np.random.default_rng(length).integers(0, 64, length).tolist()
-
-
-@functools.cache
-def _texts(devices: int) -> list[list[int]]:
-  decoder, definition = Decoder(third.MODEL, Execution()), _definition()
-  requests = [Request(_prompt(length), 12, GREEDY) for length in UNEQUAL]
-  mesh = sharding.make_mesh(
-    MeshConfig(fsdp=4, tokens=2) if devices == 8 else MeshConfig(), jax.devices()[:devices]
-  )
-  with jax.set_mesh(mesh):
-    params = jax.device_put(_params(), sharding.tree_shardings(mesh, definition.axes))
-    texts = decoder(decoder.prepare(params), requests)
-  return [text.tolist() for text in texts]
-
-
-@_SLOW
-@pytest.mark.parametrize('devices', [1, 8])
-def test_greedy_text_is_the_argmax_of_the_forward_pass(devices):
-  forward = jax.jit(lambda ids: _definition().bind(_params())(ids)[0])
-  for length, text in zip(UNEQUAL, _texts(devices), strict=True):
-    ids = np.zeros((1, 64), np.int32)
-    ids[0, : length + 12] = [*_prompt(length), *text]
-    want = forward(ids)[0, length - 1 : length + 11].argmax(axis=-1)
-    assert text == want.tolist(), 'the caches give other tokens than the forward pass'
 
 
 def test_each_layer_has_its_own_cache():

@@ -90,12 +90,6 @@ def test_the_last_patch_reaches_the_class_token():
   assert np.abs(_logits(model, images=changed) - _logits(model)).max() > 1e-4, 'attention is causal'
 
 
-def test_a_dense_twin_has_biases_and_no_parameter_tokens():
-  model = tiny_vit(dense=True, bias=True, norm='affine')
-  assert _logits(model).shape == (3, 10)
-  assert 'param_tokens' not in str(define(model).axes)
-
-
 def test_bfloat16_activations_give_float32_logits():
   model = tiny_vit()
   half = _logits(model, execution=Execution(jnp.dtype('bfloat16')))
@@ -133,8 +127,3 @@ def test_axes_name_every_dimension():
   for (path, leaf), names in zip(leaves, named, strict=True):
     for size, name in zip(leaf.shape, names, strict=True):
       assert name == 'param_tokens' or sizes[name] == size, jax.tree_util.keystr(path)
-
-
-def test_a_definition_allocates_nothing_at_full_size():
-  large = tiny_vit(layers=48, width=8192, heads=64)
-  assert define(large).count > 1e8

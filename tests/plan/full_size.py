@@ -13,8 +13,8 @@ import runpy
 import jax
 
 from tokenformer_jax import config
-from tokenformer_jax.parallel import rules
-from tokenformer_jax.plan import estimate, program, topology
+from tokenformer_jax.parallel import rules, sharding
+from tokenformer_jax.plan import program, topology
 from tokenformer_jax.steps.step import Program
 
 
@@ -56,10 +56,10 @@ def main() -> None:
     values.model.update(classes=1000, channels=3)
   run, on = config.resolve(values), topology.parse(args.topology)
   step = program.make_step(run)
-  mesh = estimate.make_mesh(run, on)
+  mesh = sharding.make_mesh(run.mesh, topology.devices(on))
   compiled = program.compile_step(step, mesh, lambda *_: True)
   text = compiled.as_text()
-  memory = program.memory(step, mesh, compiled, on.chip.hbm)
+  memory = program.compiled_memory(step, mesh, compiled, on.chip.hbm)
   print(
     json.dumps(
       {

@@ -17,9 +17,8 @@ from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import splash
 from tokenformer_jax.parallel import rules, sharding
-from tokenformer_jax.plan import costs, estimate, exchange, topology
+from tokenformer_jax.plan import costs, estimate, formulas, topology
 from tokenformer_jax.plan.chips import CHIPS
-from tokenformer_jax.steps.fit import DoesNotFitError
 
 pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compiler')
 pytestmark = pytest.mark.slow
@@ -73,7 +72,7 @@ def _moved(found, axis):
 def test_the_step_compiles(name):
   found = _plan(name)
   assert found.mesh['fsdp'] == found.topology.devices
-  assert found.costs.cycles > 0
+  assert found.costs.cycles > 0 and found.costs.scheduled_seconds
   assert not found.costs.notes, 'there is something in the program that is not understood'
   assert found.memory.temporaries > 0
   assert 1 < found.costs.flops * found.topology.devices / found.model_flops < 1.5, (
@@ -92,20 +91,16 @@ def test_the_step_compiles_with_heads_that_are_filled(tokens):
   assert not found.costs.notes, 'there is something in the program that is not understood'
 
 
-@pytest.mark.parametrize('tokens', [4, 16])
-def test_tokens_are_split(tokens):
-  found = _plan(
-    'v5e:4x4', mesh__tokens=tokens, model__width=1024, model__layer__mixer__heads=16, quick=True
-  )
-  split = {'fsdp': 16 // tokens, 'tokens': tokens}
-  assert found.mesh == {'replica': 1, 'experts': 1, 'sequence': 1, **split}
+def test_tokens_are_split():
+  found = _plan('v5e:4x4', mesh__tokens=4, model__width=1024, quick=True)
+  assert (found.mesh['fsdp'], found.mesh['tokens']) == (4, 4)
   moved = _moved(found, 'tokens')
   assert moved['all-reduce'], 'the norms of rows are not summed'
   assert moved['reduce-scatter'], 'outputs are whole on each device before they are heads'
 
 
 def test_replicas_in_two_slices_speak_over_dcn():
-  found = _plan('v5e:4x4', 2, mesh__replica=2)
+  found = _plan('v5e:4x4', 2, mesh__replica=2, quick=True)
   between = [row for row in found.costs.traffic if row.network == 'DCN']
   assert {row.axis for row in between} == {'replica'}
   crossing = sum(row.gigabytes for row in between) * 1e9 / found.memory.parameters
@@ -143,30 +138,12 @@ def test_inputs_of_layers_wait_on_the_host():
 
 
 @pytest.mark.full_size
-def test_the_step_compiles_with_inputs_of_layers_on_the_host():
-  found = _plan('v5e:2x2', train__remat='offload')
-  assert found.memory.host == 2 * (256 / 4) * 128 * 256 * 2, 'not [L, B, T, D] in bfloat16'
-  assert found.costs.cycles > 0
-
-
-@pytest.mark.full_size
 def test_layers_without_a_loop():
   sizes = {'data__batch_size': 64, 'data__sequence_length': 1024, 'train__remat': 'score_inputs'}
   loop, one_by_one = (
     _plan('v5e:2x2', **sizes, train__layers=way).compute_seconds for way in ('scan', 'unrolled')
   )
   assert one_by_one < 0.95 * loop, 'what layers keep is still copied'
-
-
-@pytest.mark.full_size
-@pytest.mark.parametrize('remat', ['score_inputs', 'dots', 'full'])
-def test_without_a_loop_as_much_is_computed_again(remat):
-  sizes = {'data__batch_size': 64, 'data__sequence_length': 1024, 'train__remat': remat}
-  loop, one_by_one = (
-    _plan('v5e:2x2', **sizes, train__layers=way, quick=True).costs.flops
-    for way in ('scan', 'unrolled')
-  )
-  assert one_by_one >= loop, 'XLA undoes recomputing, and keeps scores'
 
 
 @pytest.mark.full_size
@@ -205,16 +182,6 @@ def test_every_kernel_costs_what_its_own_window_does():
   assert found.flops == sum(map(flops, windows))
 
 
-@pytest.mark.full_size
-def test_a_window_costs_less():
-  sizes = {'model__pattern': 'layer', 'data__sequence_length': 2048, 'data__batch_size': 4}
-  all_of_them = _plan('v5e:2x2', **sizes, quick=True)
-  near = _plan('v5e:2x2', **sizes, model__layer__mixer__window=256)
-  ratio = near.costs.kernel_seconds / all_of_them.costs.kernel_seconds
-  assert ratio == pytest.approx(7 / 10), 'of 4 × 4 blocks 10 are seen, and 7 in the window'
-  assert near.model_flops < all_of_them.model_flops
-
-
 def test_a_mixture_exchanges_its_tokens_and_never_its_experts():
   experts = {
     'kind': 'experts',
@@ -234,25 +201,18 @@ def test_a_mixture_exchanges_its_tokens_and_never_its_experts():
     for layers in (2, 4)
   }
   model, rows = found[2].config.model, 256 // 4
-  wanted = exchange.layer_exchange(model.layer.ffn, 256, rows, 128, 2)
+  slots = formulas.count_slots(model.layer.ffn, rows, 128, 2) / 2  # those of the other device
+  wanted = slots * (6 * 256 * 2 + 2 * 4)  # rows there and back in three passes, numbers in two
   few, many = (_moved(one, 'experts')['all-to-all'] for one in found.values())
-  assert (many - few) / 2 == pytest.approx(wanted.received, rel=1e-6)
+  assert (many - few) / 2 == pytest.approx(wanted, rel=1e-6)
   few, many = (_moved(one, 'fsdp')['all-gather'] for one in found.values())
   own = 4 * 2 * 256 * 128 * 2  # of the 4 experts of a device, in bfloat16
   assert (many - few) / 2 == pytest.approx(2 * own / 2, rel=1e-6), 'other experts are gathered'
 
 
-def test_a_step_too_large_for_hbm_is_refused_with_the_memory_it_needs():
-  config = _config(data__batch_size=2**20, train__remat='score_inputs')
-  with pytest.raises(DoesNotFitError) as raised:
-    estimate.plan(config, topology.parse('v5e:4x4'))
-  assert raised.value.needed > raised.value.capacity, 'the message of the compiler is not read'
-
-
-@pytest.mark.parametrize('name', ['v5e:7x9', 'v5p:3x5x7'])
-def test_a_topology_that_libtpu_does_not_have_is_refused(name):
+def test_a_topology_that_libtpu_does_not_have_is_refused():
   with pytest.raises(UserError, match='libtpu cannot make --topology='):
-    topology.devices(topology.parse(name))
+    topology.devices(topology.parse('v5e:7x9'))
 
 
 MESHES = {
@@ -289,9 +249,8 @@ def _command(variant, *flags):
   return _run('-m', 'tokenformer_jax', 'plan', f'--config={config}:{variant}', *flags)
 
 
-def test_the_command_and_what_it_says_first(tmp_path):
-  sizes = {**SMALL, 'model.layer.mixer.heads': 2, 'data.batch_size': 64, 'data.tokenizer': 'bytes'}
-  del sizes['model.vocab_size']  # the config's, so that the logits are most of the memory
+def test_the_command_prints_the_layout_first_and_then_the_schedule(tmp_path):
+  sizes = {**SMALL, 'model.pattern': 'layer', 'data.batch_size': 16, 'data.tokenizer': 'bytes'}
   file = tmp_path / 'plan.json'
   flags = ['--topology=v5e:2x2', *(f'--config.{name}={value}' for name, value in sizes.items())]
   done = _command('150m', *flags, f'--json={file}')
@@ -300,21 +259,10 @@ def test_the_command_and_what_it_says_first(tmp_path):
   assert first.startswith('compiling for v5e:2x2')
   assert program.startswith('trying --config.train.remat=')
   assert 's: it fits, in ' in laid_out and 'schedule' in laid_out
-  assert '14,451,200 parameters' in done.stdout
   figures = json.loads(file.read_text())
+  assert figures['source'] == 'cycles' and figures['scheduled_seconds'] > 0
   assert figures['memory']['left'] > 0
-  assert 0.1 < figures['mfu'][0] < 1
   assert figures['notes'] == []
-
-  done = _command('150m', *flags, f'--json={file}', '--quick')
-  assert done.returncode == 0, done.stderr
-  assert 'no code is generated' in done.stdout
-  assert 's: it fits, in ' in done.stderr and 'schedule' not in done.stderr
-  quick = json.loads(file.read_text())
-  for same in ('parameters', 'flops', 'traffic', 'notes'):  # Kernels have a schedule only then.
-    assert quick[same] == figures[same], f'{same} is another before the code is written'
-  assert quick['compute_seconds'] == figures['rough_seconds']
-  assert quick['memory']['peak'] == pytest.approx(figures['memory']['peak'], rel=0.1)
 
 
 def test_a_plan_that_is_ended_leaves_no_file(tmp_path):

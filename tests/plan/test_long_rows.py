@@ -40,20 +40,6 @@ def _exchanged(found):
   return {row.kind: (row.count, row.gigabytes * 1e9) for row in rows}
 
 
-def test_formulas_count_what_attention_exchanges():
-  on = topology.parse('gpu-h100:4')
-  whole, split = (estimate.plan(_config(**changes), on) for changes in ({'mesh__fsdp': 4}, SPLIT))
-  # Queries, keys, values and outputs, in three passes; half of each stays.
-  want = {'all-to-all': (3 * 4 * LAYERS, 3 * 4 * LAYERS * ROWS * 256 * 2 / 2)}
-  assert _exchanged(split) == want
-  assert split.memory.temporaries == pytest.approx(whole.memory.temporaries, rel=0.3), (
-    'devices have as many slots as before'
-  )
-  found = _exchanged(estimate.plan(_config(**SPLIT, **WINDOW), on))
-  halo = 2 * 512  # 299 slots of keys and values, in whole blocks, of 2 rows
-  assert found == {'collective-permute': (3 * 2 * LAYERS, 3 * 2 * LAYERS * halo * 256 * 2)}
-
-
 def _lowered(**changes):
   """Return the step for TPUs as it is before the compiler."""
   step = program.make_step(_config(**SPLIT, **changes))

@@ -50,11 +50,7 @@ def read(chip, bundles, text=PRODUCT):
 
 def test_the_bundles_of_a_file_are_counted():
   assert schedule.parse(HEAD + LINES) == Bundles(3, 4 / 2, 4 / 4)
-
-
-def test_an_operation_without_bundles_has_no_schedule():
   assert schedule.parse(HEAD) is None
-  assert schedule.parse('') is None
 
 
 def test_files_are_read_when_they_are_complete_and_deleted(tmp_path):
@@ -74,17 +70,6 @@ def test_files_are_read_when_they_are_complete_and_deleted(tmp_path):
   reader.read(complete=True)
   assert reader.bundles['fusion.7'].count == 6, 'the last schedule of an operation is the one'
   assert not list(tmp_path.iterdir())
-
-
-def test_a_dump_is_removed_after_an_error():
-  with pytest.raises(KeyboardInterrupt), schedule.temporary() as name:
-    raise KeyboardInterrupt
-  assert not os.path.exists(name)
-
-
-def test_flags_of_the_user_are_kept(monkeypatch):
-  monkeypatch.setenv('LIBTPU_INIT_ARGS', '--xla_tpu_one=1')
-  assert schedule.flags('/x').startswith('--xla_tpu_one=1 --xla_jf_dump_to=/x ')
 
 
 def test_a_product_takes_the_cycles_of_its_bundles_where_the_estimate_is_wrong():

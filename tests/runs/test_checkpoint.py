@@ -23,6 +23,7 @@ from tokenformer_jax.config import (
   MeshConfig,
   TrainConfig,
   growth,
+  with_references,
 )
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
@@ -32,6 +33,7 @@ from tokenformer_jax.runs.saved_config import FORMAT
 from tokenformer_jax.storage import retry
 from tokenformer_jax.training import loop
 
+FILLED = dataclasses.replace(Config(), model=with_references(Config().model))
 TOKENIZER = {'kind': 'bytes'}
 
 
@@ -74,7 +76,7 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path):
 def test_a_checkpoint_says_what_it_is(tmp_path):
   save(tmp_path)
   meta = checkpoint.Checkpoints(tmp_path).meta(2)
-  assert (meta.step, meta.config, meta.tokenizer) == (2, Config(), TOKENIZER)
+  assert (meta.step, meta.config, meta.tokenizer) == (2, FILLED, TOKENIZER)
 
 
 def test_a_checkpoint_does_not_choose_where_programs_are_loaded_from(tmp_path):
@@ -83,7 +85,7 @@ def test_a_checkpoint_does_not_choose_where_programs_are_loaded_from(tmp_path):
   checkpoints.save(Meta(1, theirs, TOKENIZER), state())
   checkpoints.wait()
   got = checkpoints.meta(1).config
-  assert got == Config(), 'JAX would run what it finds in a directory that a stranger chose'
+  assert got == FILLED, 'JAX would run what it finds in a directory that a stranger chose'
 
 
 def test_a_checkpoint_says_how_its_model_came_to_be(tmp_path):

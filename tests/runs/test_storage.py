@@ -110,23 +110,7 @@ def test_a_directory_that_cannot_be_looked_at_is_not_taken_for_an_empty_one(tmp_
   save(tmp_path, [1.0])
   monkeypatch.setattr(os.path, 'isdir', lambda path: False)  # as it answers to EIO, and Orbax asks
   with pytest.raises(TransientError, match='could not be read'):
-    checkpoint.Checkpoints(tmp_path).steps()
-
-
-def test_a_process_waits_for_one_that_tries_again(tmp_path, monkeypatch):
-  """Of two processes the other one fails twice to read: this one reads once, and does the same."""
-  save(tmp_path, [1.0])
-  said, read, right = [], [], ocp.Checkpointer.restore
-
-  def highest(number):
-    said.append(number)
-    return max(number, 2 if len(said) <= 2 else 0)
-
-  monkeypatch.setattr(hosts, 'highest', highest)
-  monkeypatch.setattr(ocp.Checkpointer, 'restore', lambda *a, **k: read.append(1) or right(*a, **k))
-  checkpoint.Checkpoints(tmp_path).meta(1)
-  assert said == [0, 0, 0], 'it left the other one alone in what all have to call'
-  assert read == [1], 'it read again what it had read'
+    checkpoint.Checkpoints(tmp_path, keep=1).steps()
 
 
 def test_all_processes_take_the_step_that_the_first_one_sees(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import define_lm, unstack
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.plan import estimate, program, topology
+from tokenformer_jax.plan import program, topology
 from tokenformer_jax.steps import step as step_lib
 
 jax.config.update('jax_traceback_in_locations_limit', 0)  # kernels hold paths of this code
@@ -185,7 +185,7 @@ def lowered(name: str) -> dict[str, str]:
     values.model.vocab_size = values.model.vocab_size or 32768
   values.update_from_flattened_dict(changes)
   run, on = config.resolve(values), topology.parse(shape)
-  step, mesh = program.make_step(run), estimate.make_mesh(run, on)
+  step, mesh = program.make_step(run), sharding.make_mesh(run.mesh, topology.devices(on))
   function = step_lib.make_train_step(step, mesh)
   arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
   with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import released
 
-from tokenformer_jax.cli import convert
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.convert import families
 from tokenformer_jax.convert.hub_keys import Keys
+from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
 
@@ -70,5 +70,5 @@ def bring(root: Path, kind: str) -> Path:
 
   hub_folders.write_model(folder, model(kind), read)
   released.write_tokenizer(folder)
-  convert.to_jax(folder, root / 'run')
+  to_jax(folder, root / 'run')
   return root / 'run'

@@ -1,7 +1,5 @@
 """Points of a known law, with noise and outliers."""
 
-import dataclasses
-
 import numpy as np
 
 from tokenformer_jax.laws import formulas
@@ -9,20 +7,12 @@ from tokenformer_jax.laws.points import Points
 
 # Hoffmann et al. (2022), approach 3.
 PUBLISHED = {'E': 1.69, 'A': 406.4, 'B': 410.7, 'alpha': 0.34, 'beta': 0.28}
-FEW_STARTS = dataclasses.replace(formulas.CHINCHILLA, starts=formulas.CHINCHILLA.starts[7::90])
+FEW_STARTS = formulas.starts()[7::90]
 
 
-def points(
-  n: np.ndarray, d: np.ndarray, loss: np.ndarray, *, total: np.ndarray | None = None
-) -> Points:
-  """Return points; all parameters are active unless `total` says more."""
-  return Points(
-    names=tuple(f'run {i}' for i in range(len(n))),
-    total=n if total is None else total,
-    active=n,
-    tokens=d,
-    loss=loss,
-  )
+def points(n: np.ndarray, d: np.ndarray, loss: np.ndarray) -> Points:
+  """Return points with names."""
+  return Points(tuple(f'run {i}' for i in range(len(n))), n, d, loss)
 
 
 def scattered(count: int, *, noise: float = 0.002, seed: int = 0) -> Points:
@@ -40,12 +30,3 @@ def on_grid(sizes: int = 9, lengths: int = 8, noise: float = 0.0, seed: int = 0)
   n, d = np.meshgrid(np.geomspace(3e7, 3e10, sizes), np.geomspace(1e9, 3e12, lengths))
   n, d = n.ravel(), d.ravel()
   return points(n, d, formulas.loss(PUBLISHED, n, d) * np.exp(noise * rng.normal(size=n.size)))
-
-
-def with_outliers(found: Points, share: float, seed: int = 1) -> Points:
-  """Return the points with a share of losses raised by up to 20 %."""
-  rng = np.random.default_rng(seed)
-  which = rng.choice(len(found), round(share * len(found)), replace=False)
-  loss = found.loss.copy()
-  loss[which] *= 1 + 0.2 * rng.random(len(which))
-  return dataclasses.replace(found, loss=loss)

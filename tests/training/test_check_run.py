@@ -70,7 +70,6 @@ MISTAKES = {
     "config.data.tokenizer is 'bpe:300'",
   ),
   'old tokens of a new model': ({'optim__old_tokens': 'freeze'}, 'config.optim.old_tokens is'),
-  'a group that the model lacks': ({'optim__frozen_groups': '2'}, 'names group 2'),
   'one group to drop': ({'train__drop_groups': 0.5}, 'config.train.drop_groups is 0.5'),
   'a vocabulary without the ids': ({'model__vocab_size': 8}, 'config.model.vocab_size is 8'),
 }

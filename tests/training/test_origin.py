@@ -379,7 +379,7 @@ def test_a_start_from_another_run_names_it_and_what_grows(make, tmp_path, capsys
   larger = from_run(make(model__layer__ffn__tokens=96), tmp_path / 'run')
   assert line(larger) == (
     f'{start} and optimizer state); it grows: model.layer.ffn.tokens: 64 -> 96; '
-    "model.layer.ffn.groups: '' -> '64:64 32:32'; 36,928 -> 41,024 parameters"
+    'model.layer.ffn.groups: (64:64,) -> (64:64, 32:32); 36,928 -> 41,024 parameters'
   )
 
 

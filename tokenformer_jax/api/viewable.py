@@ -15,7 +15,6 @@ from tokenformer_jax.config.section import Str
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
-from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.inspection import heat_map
 from tokenformer_jax.inspection import model as inspect_model
 from tokenformer_jax.inspection import report as inspect_report
@@ -99,7 +98,11 @@ class Viewable(abc.ABC):
     return heat_map.draw(self.maps(text, layers), self.labels(text), self.old_tokens)
 
   def plot(
-    self, y: Str = 'train/loss', x: Str = 'steps', *, beside: Sequence[Viewable | Path] = ()
+    self,
+    y: Str = 'train/loss',
+    x: curves.XAxis = 'steps',
+    *,
+    beside: Sequence[Viewable | Path] = (),
   ) -> Figure:
     """Draw a metric of training against steps, examples, tokens or FLOPs.
 
@@ -113,8 +116,6 @@ class Viewable(abc.ABC):
     Raises:
       UserError: a run has no such metric, or matplotlib is not installed.
     """
-    if x not in curves.X_AXES:
-      raise UserError(f'plot: x is {x!r}{nearest(x, curves.X_AXES)}')
     others = [str(one.directory if isinstance(one, Viewable) else one) for one in beside]
     return curves.draw([str(self.directory), *others], x, y)
 

@@ -12,15 +12,14 @@ from tokenformer_jax import config
 from tokenformer_jax.config import Config, file
 from tokenformer_jax.errors import UserError
 
-_MOST_POWER = 10  # of a factor; realistic powers lie between −2 and 0
 _OVERRIDE = re.compile(r'--?(no)?config\.([^=]*)(?:=(.*))?', re.DOTALL)
 
 overrides: dict[str, Any] = {}  # the values of --config.KEY=VALUE in this command line, by key
 
 
-def define(help_text: str) -> None:
+def define(meaning: str, *, required: bool = False) -> None:
   """Define the flag; `take_overrides` reads --config.KEY=VALUE."""
-  flags.DEFINE_string('config', None, help_text)
+  flags.DEFINE_string('config', None, meaning, required=required)
   overrides.clear()
 
 
@@ -109,14 +108,3 @@ def _integer(text: str) -> int:
     if not number.is_finite() or number.adjusted() > 18 or number % 1:
       raise ValueError('not an integer') from None
     return int(number)
-
-
-def define_rate_power(default: float) -> None:
-  """Define the flag of commands that train several sizes of a config."""
-  flags.DEFINE_float(
-    'rate_power',
-    default,
-    'p: the learning rate of a size is that of the config times factor^p.',
-    -_MOST_POWER,
-    _MOST_POWER,
-  )

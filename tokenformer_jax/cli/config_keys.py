@@ -55,7 +55,8 @@ def _section_leaves(word: str) -> list[Leaf]:
 
   A section of several kinds inside it has one line, with its kinds.
   """
-  section, path, field = _SHOWN, '', None
+  section: Any = _SHOWN
+  path, field = '', None
   for name in filter(None, word.split('.')):
     fields, kinds = field_types(type(section)), (field and kinds_of(field)) or {}
     if name in kinds:

@@ -24,16 +24,18 @@ compute it. to-jax takes that folder back.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import jax
 from absl import flags
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.api.run import Run, bring
+from tokenformer_jax.api.run import Run, bring, load
 from tokenformer_jax.cli import help_text, signatures
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.config import ModelConfig, RotaryConfig
+from tokenformer_jax.config import ModelConfig, PattentionConfig, RotaryConfig, SoftmaxConfig
 from tokenformer_jax.convert import (
   export,
   hub,
@@ -41,14 +43,10 @@ from tokenformer_jax.convert import (
   hub_generation,
   released_torch,
 )
-from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths
-
-_SCORE = released_torch.SCORE
-
 
 _ACTIONS = signatures.Actions(
   {'to-jax': bring, 'to-torch': export.to_torch, 'to-hf': Run.to_hf},
@@ -79,50 +77,28 @@ def main(argv: Sequence[str]) -> None:
       '`tokenformer convert to-jax --source=WEIGHTS --target=DIR`'
     )
   values, action, options = flags.FLAGS, _ACTIONS.name(argv), _ACTIONS.given(argv)
-  is_local = action in ('to-torch', 'to-hf')
-  target = paths.local(values.target) if is_local else paths.parse_path(values.target)
-  if action == 'to-hf':
-    _say_sizes(export.to_hf(values.source, target, **options))
+  source, target = values.source, values.target
+  if action == 'to-torch':
+    model = export.to_torch(source, paths.local(target), **options)
+    _say_released(model)
+    messages.say(f'wrote {target}')
+    _say_lost(model)
+  elif action == 'to-hf':
+    loaded = load(source)
+    loaded.to_hf(target, **options)
+    _say_sizes(loaded.config.model)
     messages.say(f'wrote {target}; to load it with transformers:')
-    trust = ', trust_remote_code=True' if (target / hub_folder.CODE[0]).is_file() else ''
+    trust = ', trust_remote_code=True' if (Path(target) / hub_folder.CODE[0]).is_file() else ''
     print(f'AutoModelForCausalLM.from_pretrained({str(target)!r}{trust})')
-    return
-  if action == 'to-jax':
-    source = paths.local(values.source)
-    model = to_jax(source, target, **options).model
-    if hub.is_folder(source):
-      _say_sizes(model)
-      _say_written(target, hub_generation.find(source, model.vocab_size).flags)
-      return
   else:
-    model = export.to_torch(values.source, target, **options)
-  mixer, score = model.layer.mixer, model.layer.ffn.score.kind
-  rotary = mixer.positions
-  rotated = rotary.fraction if isinstance(rotary, RotaryConfig) else 0
-  counts, references = (
-    {name: getattr(config, size) for name, config in config_lib.pattentions(model).items()}
-    for size in ('tokens', 'reference')
-  )
-  messages.say(
-    f'{model.depth} layers, width {model.width}, {mixer.heads} heads, rotated part {rotated:g} of '
-    f'each, parameter tokens {config_lib.counts_as_text(counts)}, score {score}'
-  )
-  if action == 'to-jax':
-    _say_assumed(model)
-    _say_written(target)
-    return
-  messages.say(f'wrote {target}')
-  if score != _SCORE:
-    messages.say(
-      f'the file does not record the score {score}: set norm_activation_type to it in the config '
-      f'of the released code, where the released models have {_SCORE}'
-    )
-  if references != counts:
-    messages.say(
-      'the released code takes the scale from the number of tokens, so it will not compute what '
-      f'this model does, whose reference counts are {config_lib.counts_as_text(references)}; a '
-      'model grown with --scale=resize (as --method=duplicate is) computes the same there'
-    )
+    model = bring(source, target, **options).config.model
+    if hub.is_folder(paths.local(source)):
+      _say_sizes(model)
+      _say_written(target, hub_generation.find(paths.local(source), model.vocab_size).flags)
+    else:
+      _say_released(model)
+      _say_assumed(model, options)
+      _say_written(target)
 
 
 def _say_sizes(model: ModelConfig) -> None:
@@ -131,7 +107,7 @@ def _say_sizes(model: ModelConfig) -> None:
   messages.say(f'{model.depth} layers, width {model.width}, {heads} heads, {count:,} parameters')
 
 
-def _say_written(target: paths.Path, draws: Mapping[str, float] = MappingProxyType({})) -> None:
+def _say_written(target: Path | str, draws: Mapping[str, float] = MappingProxyType({})) -> None:
   """Print that a run was written, and a command that tries it; `draws` are flags of it."""
   messages.say(f'wrote {target}; to try it:')
   command = help_text.spell_command('generate')
@@ -139,12 +115,46 @@ def _say_written(target: paths.Path, draws: Mapping[str, float] = MappingProxyTy
   print(f"{command} --source={target} --prompt='Once upon a time'{given}")
 
 
-def _say_assumed(model: ModelConfig) -> None:
+def _unrecorded(model: ModelConfig) -> dict[str, Any]:
+  """Return what released weights do not record about their model."""
+  mixer, ffn = model.layer.mixer, model.layer.ffn
+  assert isinstance(mixer, SoftmaxConfig) and isinstance(ffn, PattentionConfig)
+  rotary = mixer.positions
+  fraction = rotary.fraction if isinstance(rotary, RotaryConfig) else 0.0
+  return {'heads': mixer.heads, 'score': ffn.score.kind, 'rotary_fraction': fraction}
+
+
+def _say_released(model: ModelConfig) -> None:
+  """Print the sizes of a model of the released code."""
+  unrecorded, counts = _unrecorded(model), config_lib.token_counts(model)
+  messages.say(
+    f'{model.depth} layers, width {model.width}, {unrecorded["heads"]} heads, rotated part '
+    f'{unrecorded["rotary_fraction"]:g} of each, parameter tokens '
+    f'{config_lib.counts_as_text(counts)}, score {unrecorded["score"]}'
+  )
+
+
+def _say_lost(model: ModelConfig) -> None:
+  """Print what the released code needs to compute a model, and what it cannot."""
+  if (score := _unrecorded(model)['score']) != released_torch.SCORE:
+    messages.say(
+      f'the file does not record the score {score}: set norm_activation_type to it in the config '
+      f'of the released code, where the released models have {released_torch.SCORE}'
+    )
+  projections = config_lib.pattentions(model)
+  references = {name: projection.reference for name, projection in projections.items()}
+  if references != config_lib.token_counts(model):
+    messages.say(
+      'the released code takes the scale from the number of tokens, so it will not compute what '
+      f'this model does, whose reference counts are {config_lib.counts_as_text(references)}; a '
+      'model grown with --scale=resize (as --method=duplicate is) computes the same there'
+    )
+
+
+def _say_assumed(model: ModelConfig, given: Mapping[str, Any]) -> None:
   """Print the assumptions about the model, as the flags that change them."""
-  named = {'heads': model.layer.mixer.heads, 'score': model.layer.ffn.score.kind}
-  if isinstance(rotary := model.layer.mixer.positions, RotaryConfig):
-    named['rotary_fraction'] = rotary.fraction
-  assumed = [f'--{name}={value}' for name, value in named.items() if not flags.FLAGS[name].present]
+  unrecorded = _unrecorded(model)
+  assumed = [f'--{name}={value}' for name, value in unrecorded.items() if name not in given]
   if assumed:
     messages.say(
       f'assumed as in the released models, because weights do not record it: {", ".join(assumed)}'

@@ -17,7 +17,7 @@ from absl import flags
 
 from tokenformer_jax.api.run import Run
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.cli import parse_flags, signatures
+from tokenformer_jax.cli import outputs, parse_flags, signatures
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding import evaluation, length, trained
 from tokenformer_jax.errors import UserError
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
     raise UserError('nothing to evaluate on; give --tasks=NAME,…, --text=files:GLOB, or both')
   parse_flags.needs('num_fewshot limit include_path', 'tasks=NAME')
   parse_flags.needs('stride', 'text=files:GLOB')
-  cli.output_file('output')
+  outputs.check_file('output', values.output)
   # Report mistakes in the tasks before the model loads.
   tasks = evaluation.find_tasks(values.tasks, values.include_path)
   if values.text:  # Report a wrong name before the model loads, which has the run's text_field.
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
   if hosts.is_first():
     print(evaluation.render(report, model.config.model))
   if values.output:
-    cli.write_json('output', report)
+    outputs.write_json('output', values.output, report)
 
 
 def run() -> None:

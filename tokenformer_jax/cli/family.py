@@ -3,7 +3,7 @@ r"""Train models of several sizes from one config, for less than each apart.
   tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e7 --dry_run
   tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e7
   tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e9 \
-    --dry_run --topology=v5e:4x4 --law=laws.json
+    --dry_run --law=laws.json
 
 A size is the config's model with a factor of its parameter tokens. --method says how sizes are
 made:
@@ -15,172 +15,118 @@ made:
   apart      train each size from scratch, for comparison
 
 The command makes what is missing, one run after the other on all devices, and goes on where it
-stopped. Methods with the same --out share runs from scratch, the file family.json and the picture
-family.png. With --dry_run, --topology adds chip-hours as `plan --quick` finds them, and --law, the
-JSON file of `laws`, adds losses and what the family costs beside its sizes apart at equal loss.
+stopped. It writes the sizes to METHOD.json in --out; methods share runs from scratch. With
+--dry_run, --law, the JSON file of `laws`, adds losses and what the family costs beside its sizes
+apart at equal loss.
 """
 
-from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
 
-import jax
-from absl import flags
+from pydantic import Field
 
-from tokenformer_jax.cli import config_flag, parse_flags
+from tokenformer_jax.cli import config_flag, outputs
 from tokenformer_jax.cli import main as cli
+from tokenformer_jax.cli.parse_flags import needs_value
+from tokenformer_jax.cli.sweep import Positives, RatePower
+from tokenformer_jax.config import Config
+from tokenformer_jax.config.arguments import Count, Fraction, Path, Positive
+from tokenformer_jax.config.section import Bool
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import forecast, make, result
 from tokenformer_jax.family import jobs as jobs_lib
-from tokenformer_jax.family.jobs import Family, Job
-from tokenformer_jax.laws import grid_runs, points
+from tokenformer_jax.family.jobs import Family
+from tokenformer_jax.laws import grid_runs
 from tokenformer_jax.parallel import hosts, messages
-from tokenformer_jax.plan import topology
 from tokenformer_jax.storage import paths
 
-_MOST_EXAMPLES = 2**16
 _SET = {
   'train.steps': '--tokens says how long the runs are',
   'train.drop_groups': '--drop_groups says it for --method=elastic, and others have none',
 }
 
 
-# Flags that some methods have.
-_OF_METHODS = {
-  'grow_at': ('bottom_up',),
-  'share distill_weight': ('top_down', 'elastic'),
-  'drop_groups': ('elastic',),
-  'examples': ('top_down',),
-}
+def main(
+  config: Config,
+  out: Path,
+  sizes: Positives,
+  tokens: Positive,
+  *,
+  method: Literal['bottom_up', 'top_down', 'elastic', 'apart'] = 'bottom_up',
+  scale: Literal['tokens', 'layers'] = 'tokens',
+  grow_at: Positives | None = None,
+  share: Fraction | None = None,
+  distill_weight: Fraction | None = None,
+  drop_groups: Fraction | None = None,
+  examples: Annotated[Count, Field(le=2**16)] | None = None,
+  rate_power: RatePower = Family.rate_power,
+  dry_run: Bool = False,
+  law: Path | None = None,
+) -> int:
+  """List the runs of a family; then make what is missing, and write the results.
 
-
-def define_flags() -> None:
-  """Define the command's flags."""
-  plain = Family((), 0, '')
-  config_flag.define('The config whose model the sizes multiply: FILE, FILE:VARIANT or NAME.')
-  flags.mark_flag_as_required('config')
-  flags.DEFINE_string('out', None, 'The directory for the runs.', required=True)
-  flags.DEFINE_list('sizes', None, 'Rising factors of the size of the config.', required=True)
-  flags.DEFINE_string('tokens', None, 'Tokens of a size from scratch, such as 2e6.', required=True)
-  flags.DEFINE_enum('method', 'bottom_up', list(jobs_lib.METHODS), 'How the sizes are made.')
-  flags.DEFINE_enum('scale', plain.scale, jobs_lib.SCALES, 'What a size multiplies.')
-  flags.DEFINE_list(
-    'grow_at', None, 'The share of the tokens before each growth; default: evenly up to 3/4.'
-  )
-  flags.DEFINE_float(
-    'share',
-    plain.share,
-    'Of the tokens: those of a shrunken model, or the last ones, in which prefixes train.',
-    0,
-    1,
-  )
-  flags.DEFINE_float(
-    'distill_weight', plain.distill_weight, "Of the teacher's probabilities; 0: no teacher.", 0, 1
-  )
-  flags.DEFINE_float(
-    'drop_groups', plain.drop_groups, 'The part of those steps that train a prefix.', 0, 1
-  )
-  flags.DEFINE_integer(
-    'examples', plain.examples, 'Sequences that measure importance.', 1, _MOST_EXAMPLES
-  )
-  config_flag.define_rate_power(plain.rate_power)
-  flags.DEFINE_bool('dry_run', False, 'List runs, tokens, FLOPs and times, and make nothing.')
-  flags.DEFINE_string('topology', None, 'CHIP:SHAPE as for plan: list chip-hours on it.')
-  flags.DEFINE_integer('slices', 1, 'The number of slices of the topology.', lower_bound=1)
-  flags.DEFINE_string('law', None, 'The JSON file of laws: list losses by it.')
+  Args:
+    config: The config whose model the sizes multiply: FILE, FILE:VARIANT or NAME.
+    out: The directory for the runs.
+    sizes: Rising factors of the size of the config.
+    tokens: Tokens of a size from scratch, such as 2e6.
+    method: How the sizes are made.
+    scale: What a size multiplies.
+    grow_at: The share of the tokens before each growth; default: evenly up to 3/4.
+    share: Of the tokens: those of a shrunken model, or the last ones, in which prefixes train;
+      default: 0.25.
+    distill_weight: Of the teacher's probabilities; 0: no teacher; default: 0.25.
+    drop_groups: The part of those steps that train a prefix; default: 0.5.
+    examples: Sequences that measure importance; default: 16.
+    rate_power: The power p in the learning rate of a size, that of the config times factor^p.
+    dry_run: List runs, tokens and FLOPs, and make nothing.
+    law: The JSON file of laws: list losses by it.
+  """
+  given = {
+    'grow_at': (grow_at, ('bottom_up',)),
+    'share': (share, ('top_down', 'elastic')),
+    'distill_weight': (distill_weight, ('top_down', 'elastic')),
+    'drop_groups': (drop_groups, ('elastic',)),
+    'examples': (examples, ('top_down',)),
+  }
+  given = {name: entry for name, entry in given.items() if entry[0] is not None}
+  for name, (_, methods) in given.items():
+    if method not in methods:
+      raise UserError(
+        f'--{name} has an effect only with --method={" or ".join(methods)}; leave it out'
+      )
+  needs_value('dry_run', dry_run, law=law)
+  _check_keys()
+  outputs.check_folder_of_runs('out', out, writes=not dry_run)
+  options = {name: value for name, (value, _) in given.items()}
+  family = Family(sizes, round(tokens), method, scale, rate_power=rate_power, **options)
+  law_read = forecast.read_law(str(law)) if law else None
+  folder = str(paths.parse_path(out))
+  jobs, separate = jobs_lib.list_jobs(config, family, folder), jobs_lib.list_apart(config, family)
+  apart = sum(job.flops for job in separate)
+  made = grid_runs.finished(jobs, folder, make.is_done)
+  if hosts.is_first():
+    print(f'{grid_runs.table(jobs, made)}; {result.totals(jobs, family, apart)}', flush=True)
+  if dry_run:
+    if law_read and hosts.is_first():
+      print(f'\n{forecast.describe(jobs, separate, law_read)}', flush=True)
+    return 0
+  if not grid_runs.make_missing(jobs, folder, make.make, make.is_done):
+    messages.say('stopped; give the same command again to go on')
+    return 0
+  if hosts.is_first():
+    members = result.members(jobs, folder)
+    print(f'\n{result.table(members)}', flush=True)
+    messages.say(f'wrote {result.write(folder, family, apart, jobs, members)}')
+  return 0
 
 
 def run() -> None:
   """Run the command with the arguments of this process."""
-  define_flags()
-  cli.run(main, stops=True)
-
-
-def main(argv: Sequence[str]) -> int:
-  """List the runs; then make what is missing, and write the results."""
-  del argv
-  values = flags.FLAGS
-  for names, methods in _OF_METHODS.items():
-    why = f'has an effect only with --method={" or ".join(methods)}; leave it out'
-    parse_flags.refuse(names, why, unless=values.method in methods)
-  parse_flags.needs('topology law', 'dry_run')
-  parse_flags.needs('slices', 'topology=CHIP:SHAPE')
-  _check_keys()
-  cli.check_holds_no_run('out')
-  family, out = _read_family(), str(paths.parse_path(values.out))
-  forecast = _read_forecast() if values.topology or values.law else None
-  if not values.dry_run:
-    cli.check_output_folder('out')
-  base = config_flag.read()
-  jobs = jobs_lib.list_jobs(base, family, out)
-  separate = jobs_lib.list_apart(base, family)
-  apart = sum(job.flops for job in separate)
-  result.read(out, family)  # Another family in this place is refused here.
-  found = grid_runs.progress(jobs, out, make.is_done)
-  if hosts.is_first():
-    print(
-      f'{grid_runs.table(jobs, found)}\n\n{result.totals(jobs, family, apart)}; '
-      f'{grid_runs.describe_progress(jobs, found)}',
-      flush=True,
-    )
-  if values.dry_run:
-    if forecast is not None and hosts.is_first():
-      print(f'\n{forecast(jobs, separate)}', flush=True)
-    return 0
-  if not grid_runs.make_missing(jobs, out, make.make, make.is_done):
-    messages.say('stopped; give the same command again to go on')
-    return 0
-  if hosts.is_first():
-    _show(jobs, family, apart, out)
-  return 0
-
-
-def _read_forecast() -> Callable[[Sequence[Job], Sequence[Job]], str]:
-  """Return a function that forecasts a family, and its sizes apart, as the flags ask for."""
-  values = flags.FLAGS
-  law = forecast.read_law(values.law) if values.law else None
-  on = topology.parse(values.topology, values.slices) if values.topology else None
-  if on is not None:
-    jax.config.update('jax_platforms', 'cpu')  # The planned devices are not on this machine.
-  return lambda jobs, apart: forecast.describe(jobs, apart, on, law)
-
-
-def _show(jobs: Sequence[Job], family: Family, apart: float, out: str) -> None:
-  """Print the table of a finished family, and write its JSON file and its picture."""
-  found = result.members(jobs, out)
-  print(f'\n{result.table(found)}', flush=True)
-  content = result.write(out, family, apart, jobs, found)
-  written = f'wrote {out}/{result.FILE}'
-  try:
-    result.write_picture(content, out)
-  except UserError as error:
-    messages.say(f'{written}, and no picture: {error}')
-    return
-  messages.say(f'{written} and {out}/{result.PICTURE}')
-
-
-def _read_family() -> Family:
-  """Return the family that the flags describe."""
-  values = flags.FLAGS
-  (tokens,) = points.positives('tokens', [values.tokens])
-  return Family(
-    sizes=points.positives('sizes', values.sizes),
-    tokens=round(tokens),
-    method=values.method,
-    scale=values.scale,
-    grow_at=points.positives('grow_at', values.grow_at or ()),
-    share=values.share,
-    drop_groups=values.drop_groups,
-    distill_weight=values.distill_weight,
-    examples=values.examples,
-    rate_power=values.rate_power,
-  )
+  cli.command(main, stops=True)
 
 
 def _check_keys() -> None:
-  """Check that no flag sets a key of the config that the runs of a family set themselves.
-
-  Raises:
-    UserError: one does.
-  """
+  """Check that no flag sets a key of the config that the runs of a family set themselves."""
   config_flag.check_left_out(_SET)
   given = config_flag.overrides
   schedule = given.get('optim.schedule', given.get('optim.schedule.kind', 'wsd'))

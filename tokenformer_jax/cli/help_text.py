@@ -111,7 +111,7 @@ def _lines(flag: flags.Flag) -> list[str]:
 
 def columns(left: str, text: str, width: int) -> list[str]:
   """Return lines with a name in a column of a given width, and its text beside or below it."""
-  wrapped = textwrap.wrap(text, _WIDTH - width - 2) or ['']
+  wrapped = textwrap.wrap(text, _WIDTH - width - 2, break_on_hyphens=False) or ['']
   if len(left) <= width:
     left, wrapped = f'{left:{width}}  {wrapped[0]}', wrapped[1:]
   return [left, *(f'{"":{width}}  {line}' for line in wrapped)]

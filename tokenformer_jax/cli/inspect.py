@@ -12,16 +12,17 @@ For a model with routed experts it prints the load of each layer's experts on th
 tokens that the busiest experts get most; the JSON file has them for all experts.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from absl import flags
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.cli import main as cli
+from tokenformer_jax.cli import outputs
+from tokenformer_jax.config import TextConfig
+from tokenformer_jax.config.arguments import FILLED, Count, Natural, Path, Text
+from tokenformer_jax.config.section import Str
 from tokenformer_jax.data import held_out
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding.trained import Trained
@@ -33,6 +34,9 @@ from tokenformer_jax.inspection.weights import names, pattentions
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths
 
+Chosen = Mapping[int, Sequence[str]]  # Pattentions by layer
+_FILES = 'files:'
+
 
 class Texts(NamedTuple):
   """Token ids and the names of their texts."""
@@ -43,69 +47,74 @@ class Texts(NamedTuple):
   corpus_name: str
 
 
-def define_flags() -> None:
-  """Define the command's flags."""
-  flags.DEFINE_string('source', None, 'A run: DIR, or DIR@STEP.', required=True)
-  flags.DEFINE_string(
-    'text', '', "A text, or files:GLOB for the text of files; empty: the run's held-out text."
-  )
-  flags.DEFINE_integer('length', 64, 'The number of tokens of the text to show.', lower_bound=1)
-  flags.DEFINE_integer(
-    'corpus_tokens',
-    32768,
-    "Tokens to measure usage on: from the files of --text, else from the run's held-out text.",
-    lower_bound=1,
-  )
-  flags.DEFINE_string('layer', 'all', 'The number of a layer, the first is 0; or all.')
-  flags.DEFINE_list('kinds', None, 'Pattentions of a layer, such as query,ffn; by default all.')
-  flags.DEFINE_integer(
-    'top_k', 5, 'Parameter tokens to list for each Pattention, and inputs of each.', lower_bound=1
-  )
-  flags.DEFINE_string('out', None, 'The heat map to write: .png, .pdf or .svg.')
-  flags.DEFINE_string('json', None, 'A JSON file for the output, with figures for every token.')
+def main(
+  source: Text,
+  *,
+  text: Str = '',
+  length: Count = 64,
+  corpus_tokens: Count = 32768,
+  layer: Natural | None = None,
+  kinds: Annotated[Sequence[Str], FILLED] | None = None,
+  top_k: Count = 5,
+  out: Path | None = None,
+  json: Path | None = None,
+) -> None:
+  """Print tables about a run, and write a heat map and a JSON file.
+
+  Args:
+    source: A run: DIR, or DIR@STEP.
+    text: A text, or files:GLOB for the text of files; empty: the run's held-out text.
+    length: The number of tokens of the text to show.
+    corpus_tokens: Tokens to measure usage on: from the files of --text, else from the run's
+      held-out text.
+    layer: The number of a layer, the first is 0; default: all.
+    kinds: Pattentions of a layer, such as query,ffn; default: all.
+    top_k: Parameter tokens to list for each Pattention, and inputs of each.
+    out: The heat map to write: .png, .pdf or .svg.
+    json: A JSON file for the output, with figures for every token.
+  """
+  outputs.check_file('out', out, paths.PICTURES)
+  outputs.check_file('json', json)
+  if text.startswith(_FILES):  # Report a wrong name before the model loads.
+    open_source(text, 'text', '--text')
+  if out:
+    heat_map.check()
+  model = load(source)
+  depth = model.config.model.depth
+  if layer is not None and layer >= depth:
+    raise UserError(f'--layer is {layer}; this model has the layers 0 to {depth - 1}')
+  layers = range(depth) if layer is None else [layer]
+  chosen = _chosen_pattentions(model, layers, kinds)
+  if not chosen and out:
+    raise UserError(f'--out is {str(out)!r}, and {_NO_TOKENS}')
+  texts = _read_text(model, text, length, corpus_tokens)
+  print(f'{source}, step {model.meta.step}: {model.definition.counts}')
+  content = {
+    'source': source,
+    'step': model.meta.step,
+    'model': config_lib.to_json(model.meta.config.model),
+    **(_show_tokens(model, chosen, texts, top_k, out) if chosen else {}),
+    'experts': _show_experts(model, layers, texts, top_k),
+  }
+  if json:
+    outputs.write_json('json', json, content)
+    messages.say(f'wrote {json}')
 
 
 def run() -> None:
   """Run the command with the arguments of this process."""
-  define_flags()
-  cli.run(main)
+  cli.command(main)
 
 
-def main(argv: Sequence[str]) -> None:
-  """Print the tables, and write the heat map and the JSON file that the flags name."""
-  del argv
-  values = flags.FLAGS
-  cli.output_file('out', paths.PICTURES)
-  cli.output_file('json')
-  if values.text.startswith('files:'):  # Report a wrong name before the model loads.
-    open_source(values.text, 'text', '--text')
-  if values.out:
-    heat_map.check()
-  model = load(values.source)
-  chosen = _chosen_pattentions(model)
-  content = {
-    'source': values.source,
-    'step': model.meta.step,
-    'model': config_lib.to_json(model.meta.config.model),
-  }
-  texts = _read_text(model)
-  print(f'{values.source}, step {model.meta.step}: {model.definition.counts}')
-  if chosen:
-    content |= _show_tokens(model, chosen, texts)
-  content['experts'] = _show_experts(model, texts)
-  if values.json:
-    written = json.dumps(content, ensure_ascii=False) + '\n'
-    _write('json', lambda path: path.write_text(written, 'utf-8'))
-
-
-def _show_tokens(model: Trained, chosen: Mapping[int, Sequence[str]], texts: Texts) -> Row:
+def _show_tokens(model: Trained, chosen: Chosen, texts: Texts, top_k: int, out: Path | None) -> Row:
   """Print and draw the parameter tokens, and return the content of the JSON file about them."""
-  values, old = flags.FLAGS, old_tokens(model)
+  old = old_tokens(model)
   labels = report.labels(model.tokenizer, texts.shown.tolist())
   found = _only(chosen, maps(model, texts.shown, list(chosen)))
-  if values.out:
-    _write('out', heat_map.draw(found, labels, old).savefig)
-  strongest = report.strongest_rows(found, values.top_k)
+  if out:
+    outputs.write_file('out', out, heat_map.draw(found, labels, old).savefig)
+    messages.say(f'wrote {out}')
+  strongest = report.strongest_rows(found, top_k)
   print(f'\nthe first {len(texts.shown)} tokens of {texts.name}\n')
   print(report.strongest_table(strongest, labels), flush=True)
   used = _only(chosen, measure(model, texts.corpus))
@@ -129,9 +138,8 @@ def _show_tokens(model: Trained, chosen: Mapping[int, Sequence[str]], texts: Tex
   }
 
 
-def _show_experts(model: Trained, texts: Texts) -> Row | None:
+def _show_experts(model: Trained, layers: Sequence[int], texts: Texts, top_k: int) -> Row | None:
   """Print the experts' load and tokens; return them for the JSON file, or None without experts."""
-  top_k, layers = flags.FLAGS.top_k, _layers(flags.FLAGS.layer, model.config.model.depth)
   found = answers(model, texts.corpus)
   found = {layer: found[layer] for layer in layers if layer in found}
   if not found:
@@ -152,82 +160,54 @@ def _show_experts(model: Trained, texts: Texts) -> Row | None:
   }
 
 
-def _read_text(model: Trained) -> Texts:
-  """Return the texts that the flags name.
-
-  Raises:
-    UserError: a text does not exist, or is empty.
-  """
-  values, config, tokenizer = flags.FLAGS, model.meta.config, model.tokenizer
-  if values.text.startswith('files:'):
-    documents = open_source(values.text, config.data.text_field, '--text').documents()
-    corpus = held_out.first_tokens(documents, tokenizer, values.corpus_tokens)
-    corpus_name = values.text
+def _read_text(model: Trained, text: str, length: int, corpus_tokens: int) -> Texts:
+  """Return the first tokens of a text, or of the files or the held-out text to measure on."""
+  config, tokenizer = model.meta.config, model.tokenizer
+  assert isinstance(config.data, TextConfig)
+  if text.startswith(_FILES):
+    documents = open_source(text, config.data.text_field, '--text').documents()
+    corpus, corpus_name = held_out.first_tokens(documents, tokenizer, corpus_tokens), text
   else:
-    corpus, corpus_name = held_out.held_out_tokens(config.data, tokenizer, values.corpus_tokens)
+    corpus, corpus_name = held_out.held_out_tokens(config.data, tokenizer, corpus_tokens)
   if not len(corpus):
     raise UserError(f'there is no text in {corpus_name}')
-  as_given = values.text and not values.text.startswith('files:')
-  ids = tokenizer.encode(values.text) if as_given else corpus
-  name = 'the text given' if as_given else corpus_name
+  ids, name = corpus, corpus_name
+  if text and not text.startswith(_FILES):
+    ids, name = tokenizer.encode(text), 'the text given'
   ids = tokenizer.start(ids).astype(np.int32)
-  length = values.length
   if config.model.position_embedding == 'learned':
     length = min(length, config.model.max_length)
   return Texts(ids[:length], name, corpus, corpus_name)
 
 
-def _chosen_pattentions(model: Trained) -> dict[int, list[str]]:
-  """Return the Pattentions that --layer and --kinds name, by layer; none in a Transformer.
+_NO_TOKENS = 'this model has experts but no parameter tokens; leave it out'
 
-  Raises:
-    UserError: there is no such layer or Pattention, or the layer has none of them.
-  """
+
+def _chosen_pattentions(
+  model: Trained, layers: Sequence[int], kinds: Sequence[str] | None
+) -> Chosen:
+  """Return the Pattentions of these layers and kinds; none in a model without parameter tokens."""
   known = pattentions(model.definition)
   if not any(known):
-    for flag in ('kinds', 'out'):
-      if given := flags.FLAGS[flag].value:
-        raise UserError(
-          f'--{flag} is {given!r}, and this model has experts but no parameter tokens; leave it out'
-        )
+    if kinds:
+      raise UserError(f'--kinds is {kinds!r}, and {_NO_TOKENS}')
     return {}
-  layers = _layers(flags.FLAGS.layer, len(known))
-  kinds = _kinds(flags.FLAGS.kinds, names(model.definition))
-  chosen = {layer: [kind for kind in kinds if kind in known[layer]] for layer in layers}
+  every = names(model.definition)
+  for kind in kinds or ():
+    if kind not in every:
+      raise UserError(f'--kinds names {kind!r}{nearest(kind, every)}')
+  wanted = kinds or every
+  chosen = {layer: [kind for kind in wanted if kind in known[layer]] for layer in layers}
   if not any(chosen.values()):
     (layer,) = layers  # All layers together have every kind, so --layer names one.
     here = ', '.join(known[layer])
     raise UserError(
-      f'layer {layer} has no parameter tokens of {", ".join(kinds)}; it has '
+      f'layer {layer} has no parameter tokens of {", ".join(wanted)}; it has '
       f'{f"those of {here}" if here else "none at all"}, so take another --layer'
     )
   return {layer: kinds for layer, kinds in chosen.items() if kinds}
 
 
-def _only(
-  chosen: Mapping[int, Sequence[str]], found: Mapping[int, Mapping[str, Any]]
-) -> dict[int, dict[str, Any]]:
+def _only(chosen: Chosen, found: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
   """Return the entries of `found` for the chosen layers and Pattentions."""
   return {layer: {kind: found[layer][kind] for kind in kinds} for layer, kinds in chosen.items()}
-
-
-def _layers(asked: str, layers: int) -> list[int]:
-  if asked == 'all':
-    return list(range(layers))
-  if asked not in map(str, range(layers)):
-    raise UserError(f'--layer is {asked!r}; this model has the layers 0 to {layers - 1}, or all')
-  return [int(asked)]
-
-
-def _kinds(asked: list[str] | None, known: Sequence[str]) -> Sequence[str]:
-  if asked is None:
-    return known
-  for kind in asked or ['']:
-    if kind not in known:
-      raise UserError(f'--kinds names {kind!r}{nearest(kind, known)}')
-  return asked
-
-
-def _write(flag: str, write: Callable[[Path], Any]) -> None:
-  cli.write_output(flag, write)
-  messages.say(f'wrote {flags.FLAGS[flag].value}')

@@ -1,25 +1,33 @@
-"""Run the `main` of a command, and check its output files."""
+"""Run the `main` of a command."""
 
 import contextlib
+import functools
 import gc
-import json
 import os
 import select
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
-from tokenformer_jax.cli import help_text, parse_flags
+from tokenformer_jax.cli import help_text, parse_flags, signatures
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts, messages
-from tokenformer_jax.storage import paths
 
 _HELP = ('--help', '-help', '-h', '--helpshort', '--help=')
 _UNREAD = 141  # a shell's exit status for a command that SIGPIPE ended
+
+
+def command(function: Callable[..., int | None], **options: Any) -> None:
+  """Run a function with the command line as its arguments: see `signatures`, and `run`."""
+  signatures.define(function)
+
+  @functools.wraps(function)
+  def main(argv: Sequence[str]) -> int | None:
+    return function(*argv[1:], **signatures.given(function))
+
+  run(main, positional=signatures.takes_words(function), **options)
 
 
 def run(
@@ -132,86 +140,3 @@ def _flags_parser(
     return parse_flags.parse(argv)
 
   return parse
-
-
-def check_holds_no_run(flag: str) -> None:
-  """Check that the folder that a flag names is not the work directory of a run.
-
-  Raises:
-    UserError: it is.
-  """
-  value = str(flags.FLAGS[flag].value)
-  if (paths.parse_path(value) / 'config.json').exists():
-    raise UserError(
-      f'--{flag}={value} is the work directory of a run, and the runs of this command are below '
-      f'--{flag}; name another one'
-    )
-
-
-def check_output_folder(flag: str) -> None:
-  """Check that the folder that a flag names exists or can be made; leave nothing behind.
-
-  Raises:
-    UserError: it is a file or lies in one, or cannot be written.
-  """
-  value = str(flags.FLAGS[flag].value)
-  if paths.in_bucket(value) or not hosts.is_first():
-    return
-  folder = Path(value).absolute()
-  found = next(parent for parent in (folder, *folder.parents) if parent.exists())
-  if not found.is_dir():
-    raise UserError(
-      f'--{flag}={value} cannot be a folder: {found} is a file; name another --{flag}'
-    )
-  try:
-    with tempfile.TemporaryDirectory(prefix='.probe-', dir=found):
-      pass
-  except OSError as error:
-    raise UserError(
-      f'--{flag}={value} cannot be written ({paths.reason(error)}); name another --{flag}'
-    ) from error
-
-
-def output_file(flag: str, endings: Sequence[str] = ()) -> Path | None:
-  """Return the output file that a flag names, or None. Call this before any long computation.
-
-  Raises:
-    UserError: the file is not in a file system, cannot be written, or has none of the endings.
-  """
-  value = flags.FLAGS[flag].value
-  if value and endings:
-    paths.check_ending(value, endings, f'--{flag}')
-  if value is None or not hosts.is_first():  # Only the first process writes.
-    return value and Path(value)
-  path = paths.local(value)
-  folder = path.absolute().parent
-  reason = ''
-  if path.is_dir():
-    reason = 'it is a folder'
-  elif not folder.is_dir():
-    reason = f'there is no folder {path.parent}'
-  elif not os.access(path if path.exists() else folder, os.W_OK):
-    reason = 'its permissions or the file system do not allow it'
-  if reason:
-    raise UserError(f'--{flag}={value} cannot be written: {reason}')
-  return path
-
-
-def write_output(flag: str, write: Callable[[Path], Any]) -> None:
-  """Let the first process write the file that a flag names; see `output_file`.
-
-  Raises:
-    UserError: the file cannot be written.
-  """
-  if not hosts.is_first():
-    return
-  path = Path(str(flags.FLAGS[flag].value))
-  try:
-    write(path)
-  except OSError as error:
-    raise UserError(f'--{flag}={path} cannot be written ({error.strerror or error})') from error
-
-
-def write_json(flag: str, content: Any) -> None:
-  """Write the JSON file that a flag names, as `write_output`."""
-  write_output(flag, lambda path: path.write_text(json.dumps(content, indent=2) + '\n', 'utf-8'))

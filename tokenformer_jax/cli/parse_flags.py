@@ -34,6 +34,13 @@ def parse(argv: Sequence[str]) -> list[str]:
   return rest
 
 
+def needs_value(other: str, value: object, **given: object) -> None:
+  """Refuse arguments that have an effect only with another one, whose value is `value`."""
+  for name, one in given.items():
+    if not value and one not in (None, False, '', (), []):
+      raise UserError(f'--{name} has an effect only with --{other}; leave it out')
+
+
 def refuse(names: str, why: str, *, unless: object) -> None:
   """Refuse flags, by their names with spaces between, that have no effect in this call.
 

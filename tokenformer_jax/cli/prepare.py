@@ -12,14 +12,15 @@ machines (--beam). docs/data.md says more.
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from typing import Literal
 
 import jax
-from absl import flags
 
-from tokenformer_jax.cli import config_flag
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.data import beam, mixture, shards, store
+from tokenformer_jax.config import Config, TextConfig
+from tokenformer_jax.config.arguments import Count, Path, Text
+from tokenformer_jax.data import beam as beam_lib
+from tokenformer_jax.data import mixture, shards, store
 from tokenformer_jax.data.shard_writer import NAMED_BAD
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.parallel.messages import say
@@ -27,54 +28,37 @@ from tokenformer_jax.parallel.messages import say
 _NAMED = 10  # documents that were left out, of those that are named
 
 
-def define_flags() -> None:
-  """Define the command's flags."""
-  config_flag.define('The config whose text to tokenize: FILE, FILE:VARIANT or NAME.')
-  flags.mark_flag_as_required('config')
-  flags.DEFINE_string(
-    'out', None, 'The folder of the store, or of the stores of a mixture, on a disk or in a bucket.'
-  )
-  flags.DEFINE_integer(
-    'workers', None, 'Processes that tokenize, one thread each; else one a core.', lower_bound=1
-  )
-  flags.DEFINE_string(
-    'beam', '', "Flags of Apache Beam, whose workers tokenize instead: '--runner=DataflowRunner …'."
-  )
-  flags.DEFINE_enum(
-    'bad',
-    'fail',
-    ['fail', 'skip'],
-    'A document that cannot be read ends the command or is left out.',
-  )
+def main(
+  config: Config,
+  *,
+  out: Path | None = None,
+  workers: Count | None = None,
+  beam: Text | None = None,
+  bad: Literal['fail', 'skip'] = 'fail',
+) -> None:
+  """Make the store of a run, or of each source of a mixture, and print its path and size.
 
-
-def run() -> None:
-  """Run the command with the arguments of this process."""
-  define_flags()
-  cli.run(main, on_all_hosts=False)
-
-
-def main(argv: Sequence[str]) -> None:
-  """Make the store that the flags describe, and print its path and size."""
-  del argv
+  Args:
+    config: The config whose text to tokenize: FILE, FILE:VARIANT or NAME.
+    out: The folder of the store, or of the stores of a mixture, on a disk or in a bucket.
+    workers: Processes that tokenize, one thread each; default: one a core.
+    beam: Flags of Apache Beam, whose workers tokenize instead: '--runner=DataflowRunner …'.
+    bad: A document that cannot be read ends the command or is left out.
+  """
   jax.config.update('jax_platforms', 'cpu')
-  values = flags.FLAGS
-  config = config_flag.read()
-  if config.model.kind != 'lm':
-    raise UserError(f'config.model.kind is {config.model.kind}, which has no token store')
-  data = config.data
-  if values.beam:
-    if values.workers:
+  data = text_of(config)
+  if beam:
+    if workers:
       raise UserError('--workers and --beam are both given; --beam has the number of its workers')
-    beam.read_options(values.beam)
-  workers = values.workers or len(os.sched_getaffinity(0))
+    beam_lib.read_options(beam)
+  workers = workers or len(os.sched_getaffinity(0))
   os.environ['RAYON_NUM_THREADS'] = str(workers)  # for text of one shard
-  options = {'workers': workers, 'beam': values.beam, 'skip_bad': values.bad == 'skip'}
+  options = {'workers': workers, 'beam': beam or '', 'skip_bad': bad == 'skip'}
   if data.mixture:
-    stores = mixture.make_stores(data, values.out, **options)
+    stores = mixture.make_stores(data, None if out is None else str(out), **options)
   else:
-    if values.out is not None:
-      data = dataclasses.replace(data, store=values.out)
+    if out is not None:
+      data = dataclasses.replace(data, store=str(out))
     stores = {'': store.make(data, **options)}
   for made in stores.values():
     _report_bad(made)
@@ -82,6 +66,18 @@ def main(argv: Sequence[str]) -> None:
       f'{made.path}: {len(made.train):,} tokens to train on and {len(made.validation):,} held out, '
       f'of {counted(made.train_documents + made.validation_documents, "document")}'
     )
+
+
+def text_of(config: Config) -> TextConfig:
+  """Return the section `data` of a language model."""
+  if not isinstance(config.data, TextConfig):
+    raise UserError(f'config.model.kind is {config.model.kind}, which has no token store')
+  return config.data
+
+
+def run() -> None:
+  """Run the command with the arguments of this process."""
+  cli.command(main, on_all_hosts=False)
 
 
 def _report_bad(made: store.Store) -> None:

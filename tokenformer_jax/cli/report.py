@@ -11,42 +11,34 @@ usage of parameter tokens and the load of experts.
 Runs are only read, so a run may be in progress. The models are read on the CPU.
 """
 
-from collections.abc import Sequence
-
 import jax
-from absl import flags
 
 from tokenformer_jax.cli import main as cli
+from tokenformer_jax.cli import outputs
+from tokenformer_jax.config.arguments import Natural, Path
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.report import page
 
 
-def define_flags() -> None:
-  """Define the command's flags."""
-  flags.DEFINE_string('out', 'report.html', 'The file to write: .html.')
-  flags.DEFINE_integer(
-    'models',
-    page.MODELS,
-    'Look into the models of at most N runs, the last ones; 0: no model is read.',
-    lower_bound=0,
-  )
+def main(*runs: str, out: Path = 'report.html', models: Natural = page.MODELS) -> None:
+  """Write a page about runs.
 
-
-def main(argv: Sequence[str]) -> None:
-  """Write the page about the runs in `argv`."""
-  values, runs = flags.FLAGS, argv[1:]
+  Args:
+    *runs: Work directories, in the order of the page.
+    out: The file to write: .html.
+    models: Look into the models of at most N runs, the last ones; 0: no model is read.
+  """
   if not runs:
     raise UserError(
       'no run is given; name one or more work directories, for example runs/lm_stdlib'
     )
-  cli.output_file('out', page.ENDINGS)
+  outputs.check_file('out', out, page.ENDINGS)
   # A run in progress may hold the accelerators.
   jax.config.update('jax_platforms', 'cpu')
-  cli.write_output('out', page.build(runs, models=values.models).write)
-  print(values.out)
+  outputs.write_file('out', out, page.build(runs, models=models).write)
+  print(out)
 
 
 def run() -> None:
   """Run the command with the arguments of this process."""
-  define_flags()
-  cli.run(main, positional=True, on_all_hosts=False)
+  cli.command(main, on_all_hosts=False)

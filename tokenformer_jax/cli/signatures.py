@@ -1,7 +1,9 @@
 """Make flags from a function: one for each argument, by its annotation, default and docstring.
 
 The function serves Python, and the command that calls it. `arguments.convert` checks the values of
-both. In a flag, a list is `A,B` and a dict of numbers is `A=1,B=2`.
+both. In a flag, a list is `A,B` and a dict of numbers is `A=1,B=2`; a list that is annotated as
+`REPEATED` has a flag for each item. An argument of the type `Config` is --config with its
+overrides, and `*arguments` are the words of the command line that are no flags.
 """
 
 import inspect
@@ -11,11 +13,13 @@ from typing import Any, Literal
 
 from absl import flags
 
-from tokenformer_jax.config import arguments
+from tokenformer_jax.cli import config_flag
+from tokenformer_jax.config import Config, arguments
 from tokenformer_jax.config.projections import counts_from_text
 from tokenformer_jax.errors import UserError, nearest
 
 Function = Callable[..., Any]
+REPEATED = 'repeated'  # marks a list whose flag is repeated, as texts with commas need
 
 
 class Parser(flags.ArgumentParser):
@@ -42,8 +46,13 @@ def define(function: Function, *, without: Collection[str] = ()) -> None:
   for name, parameter in _parameters(function, without).items():
     required = parameter.default is parameter.empty
     default = None if required else parameter.default
-    if bool in (kind for kind, _ in arguments.members(hints[name])):
+    kinds = {kind for kind, _ in arguments.members(hints[name])}
+    if Config in kinds:
+      config_flag.define(meanings[name], required=required)
+    elif bool in kinds:
       flags.DEFINE_bool(name, default, meanings[name], required=required)
+    elif REPEATED in getattr(hints[name], '__metadata__', ()):
+      flags.DEFINE_multi_string(name, list(default or ()), meanings[name])
     else:
       parser = Parser(name, hints[name])
       flags.DEFINE(parser, name, default, meanings[name], required=required)
@@ -51,13 +60,21 @@ def define(function: Function, *, without: Collection[str] = ()) -> None:
 
 def given(function: Function, *, without: Collection[str] = ()) -> dict[str, Any]:
   """Return the arguments of a function that the command line has."""
-  names = _parameters(function, without)
-  return {name: flags.FLAGS[name].value for name in names if flags.FLAGS[name].present}
+  names = [name for name in _parameters(function, without) if flags.FLAGS[name].present]
+  return {n: config_flag.read() if n == 'config' else flags.FLAGS[n].value for n in names}
+
+
+def takes_words(function: Function) -> bool:
+  """Return whether a function takes the words of a command line that are no flags."""
+  return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(function).parameters.values())
 
 
 def _parameters(function: Function, without: Collection[str]) -> dict[str, inspect.Parameter]:
-  parameters = inspect.signature(function).parameters
-  return {name: p for name, p in parameters.items() if name not in ('self', *without)}
+  return {
+    name: parameter
+    for name, parameter in inspect.signature(function).parameters.items()
+    if name not in ('self', *without) and parameter.kind is not parameter.VAR_POSITIONAL
+  }
 
 
 class Actions:

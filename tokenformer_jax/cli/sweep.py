@@ -5,100 +5,71 @@ r"""Train the grid of sizes and lengths that a scaling law needs, from one confi
 
 A size is the config's model times a factor. All lengths of a size come from one stable run, which
 keeps its rate constant; each length is a decay that starts from a checkpoint of it. The command
-trains what is missing, one run after the other on all devices, and goes on where it stopped. With
---commands it trains nothing and writes a line for each size, for launch/ or another scheduler.
+trains what is missing, one run after the other on all devices, and goes on where it stopped. Sizes
+do not depend on each other: several machines can each train some of the factors.
 """
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Annotated, Literal
 
-from absl import flags
+from pydantic import Field
 
-from tokenformer_jax.cli import config_flag, help_text
+from tokenformer_jax.cli import config_flag, help_text, outputs
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.errors import UserError
-from tokenformer_jax.laws import grid, grid_runs, points
+from tokenformer_jax.config import Config
+from tokenformer_jax.config.arguments import FILLED, Path, Positive
+from tokenformer_jax.config.section import Bool, Float
+from tokenformer_jax.laws import grid, grid_runs
 from tokenformer_jax.parallel import hosts, messages
 
-# Keys that a grid sets itself, and why; the second table holds with --branches only.
-_SET = {'train.steps': '--lengths says how long the runs are'}
-_SET_BY_BRANCHES = {
-  'optim.schedule': 'a stable run keeps its rate constant, and each length is a decay from it; '
-  '--nobranches uses the schedule of the config',
+Positives = Annotated[Sequence[Positive], FILLED]
+RatePower = Annotated[Float, Field(ge=-10, le=10)]  # realistic powers lie between −2 and 0
+# Keys that a grid sets itself, and why.
+_SET = {
+  'train.steps': '--lengths says how long the runs are',
+  'optim.schedule': 'a stable run keeps its rate constant, and each length is a decay from it',
   'train.eval_every': 'a grid evaluates at the end of a run only',
 }
 
 
-def define_flags() -> None:
-  """Define the command's flags."""
-  config_flag.define('The config whose model the factors multiply: FILE, FILE:VARIANT or NAME.')
-  flags.mark_flag_as_required('config')
-  flags.DEFINE_string('out', None, 'The directory for the runs.', required=True)
-  flags.DEFINE_list('factors', None, 'The sizes: factors of the sizes of the config.')
-  flags.DEFINE_list('lengths', None, 'The lengths of training in tokens, such as 1e6,2e6.')
-  flags.mark_flags_as_required(['factors', 'lengths'])
-  flags.DEFINE_enum(
-    'scale',
-    'width',
-    grid.SCALES,
-    'What a factor multiplies: the width, with heads and parameter tokens; the parameter tokens '
-    'alone; or the number of layers.',
-  )
-  flags.DEFINE_bool(
-    'branches', True, 'Train one stable run for each size, and only decays for each length.'
-  )
-  config_flag.define_rate_power(0.0)
-  flags.DEFINE_float(
-    'most_flops', None, 'Leave out runs that need more FLOPs than this.', lower_bound=0
-  )
-  flags.DEFINE_bool('dry_run', False, 'List sizes, lengths, FLOPs and times, and train nothing.')
-  flags.DEFINE_string('commands', None, 'A file for the commands, instead of training.')
+def main(
+  config: Config,
+  out: Path,
+  factors: Positives,
+  lengths: Positives,
+  *,
+  scale: Literal['width', 'tokens', 'layers'] = 'width',
+  rate_power: RatePower = 0.0,
+  dry_run: Bool = False,
+) -> int:
+  """List the runs of a grid; then train what is missing.
+
+  Args:
+    config: The config whose model the factors multiply: FILE, FILE:VARIANT or NAME.
+    out: The directory for the runs.
+    factors: The sizes: factors of the sizes of the config.
+    lengths: The lengths of training in tokens, such as 1e6,2e6.
+    scale: What a factor multiplies: the width, with heads and parameter tokens; the parameter
+      tokens alone; or the number of layers.
+    rate_power: The power p in the learning rate of a size, that of the config times factor^p.
+    dry_run: List sizes, lengths and FLOPs, and train nothing.
+  """
+  config_flag.check_left_out(_SET)
+  outputs.check_folder_of_runs('out', out, writes=not dry_run)
+  wanted = grid.Grid(scale, factors, [round(length) for length in lengths], rate_power)
+  jobs = grid.jobs(config, wanted, str(out))
+  made = grid_runs.finished(jobs, str(out))
+  if hosts.is_first():
+    print(grid_runs.table(jobs, made), flush=True)
+  if dry_run:
+    return 0
+  if grid_runs.make_missing(jobs, str(out)):
+    messages.say(f'all runs are finished: {help_text.spell_command("laws")} {out}')
+    return 0
+  messages.say('stopped; give the same command again to go on')
+  return 0
 
 
 def run() -> None:
   """Run the command with the arguments of this process."""
-  define_flags()
-  cli.run(main, stops=True)
-
-
-def main(argv: Sequence[str]) -> int:
-  """List the runs; then train what is missing, or write the commands."""
-  del argv
-  values = flags.FLAGS
-  if values.dry_run and values.commands:
-    raise UserError('--dry_run writes nothing, and --commands names a file to write; give one')
-  config_flag.check_left_out(_SET | _SET_BY_BRANCHES if values.branches else _SET)
-  cli.check_holds_no_run('out')
-  wanted = grid.Grid(
-    scale=values.scale,
-    factors=points.positives('factors', values.factors),
-    lengths=[round(length) for length in points.positives('lengths', values.lengths)],
-    branches=values.branches,
-    rate_power=values.rate_power,
-    most_flops=values.most_flops,
-  )
-  cli.output_file('commands')
-  if not (values.dry_run or values.commands):  # which may be for another machine
-    cli.check_output_folder('out')
-  base = config_flag.read()
-  jobs = grid.jobs(base, wanted, values.out)
-  found = grid_runs.progress(jobs, values.out)
-  if hosts.is_first():
-    print(grid_runs.listing(jobs, found), flush=True)
-  if values.dry_run:
-    return 0
-  if values.commands:
-    left = [job for job, done in zip(jobs, found.done, strict=True) if not done]
-    given = [word for word in sys.argv[1:] if word.lstrip('-').startswith('config')]
-    train = help_text.spell_command('train')
-    lines = grid_runs.commands(left, base, given, train, values.out)
-    if hosts.is_first():
-      Path(values.commands).write_text(''.join(f'{line}\n' for line in lines))
-    messages.say(f'wrote {values.commands}: {len(lines)} lines, which may run at the same time')
-    return 0
-  if grid_runs.make_missing(jobs, values.out):
-    messages.say(f'all runs are finished: {help_text.spell_command("laws")} {values.out}')
-    return 0
-  messages.say('stopped; give the same command again to go on')
-  return 0
+  cli.command(main, stops=True)

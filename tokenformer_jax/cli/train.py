@@ -13,13 +13,16 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path as LocalPath
+from typing import Annotated
 
-from absl import flags
+from pydantic import Field
 
-from tokenformer_jax.cli import config_flag, config_keys, heap, help_text
+from tokenformer_jax.cli import config_flag, config_keys, heap, help_text, outputs
 from tokenformer_jax.cli import main as cli
+from tokenformer_jax.config import Config
 from tokenformer_jax.config import file as config_file
+from tokenformer_jax.config.arguments import Natural, Path
 from tokenformer_jax.errors import FaultyDeviceError, UserError
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths
@@ -28,65 +31,50 @@ from tokenformer_jax.training import loop
 _DEFAULT = 'lm_stdlib'
 
 
-def define_flags() -> None:
-  """Define the command's flags."""
-  config_flag.define(
-    'The config: FILE, FILE:VARIANT, or the NAME of one that comes with the package (default: the '
-    f'config of the run in --workdir, if there is one, or {_DEFAULT}).'
-  )
-  flags.DEFINE_string(
-    'workdir',
-    None,
-    'The directory for checkpoints and figures (default: runs/NAME_OF_THE_CONFIG).',
-  )
-  flags.DEFINE_integer(
-    'stopped_status',
-    0,
-    'Exit status after a stop (SIGTERM, Ctrl-C) before the last step. A separate status, such as '
-    '75, tells the program that started the run to start it again.',
-    lower_bound=0,
-    upper_bound=255,
-  )
+def main(
+  config: Config,
+  *,
+  workdir: Path | None = None,
+  stopped_status: Annotated[Natural, Field(lt=256)] = 0,
+  faulty_hosts: Path | None = None,
+) -> int:
+  """Run a config in a work directory; go on where an earlier run stopped.
 
-  flags.DEFINE_string(
-    'faulty_hosts',
-    None,
-    'The file to add hosts to whose devices compute wrong (--config.train.check_devices), one a '
-    'line, for the program that starts the run again elsewhere. All hosts must share its disk.',
-  )
-
-
-def main(argv: Sequence[str]) -> int:
-  """Run the config in the work directory; go on where an earlier run stopped."""
-  del argv
-  config = config_flag.read()
-  workdir = flags.FLAGS.workdir or os.path.join('runs', config_flag.name())
-  cli.output_file('faulty_hosts')
+  Args:
+    config: The config: FILE, FILE:VARIANT, or the NAME of one that comes with the package (default:
+      the config of the run in --workdir, if there is one, or lm_stdlib).
+    workdir: The directory for checkpoints and figures (default: runs/NAME_OF_THE_CONFIG).
+    stopped_status: Exit status after a stop (SIGTERM, Ctrl-C) before the last step. A separate
+      status, such as 75, tells the program that started the run to start it again.
+    faulty_hosts: The file to add hosts to whose devices compute wrong
+      (--config.train.check_devices), one a line, for the program that starts the run again
+      elsewhere. All hosts must share its disk.
+  """
+  outputs.check_file('faulty_hosts', faulty_hosts)
   if heap.can_keep_freed_memory():
     heap.keep_freed_memory()
   try:
-    _, stopped = loop.train_or_stop(config, workdir)
+    _, stopped = loop.train_or_stop(config, workdir or os.path.join('runs', config_flag.name()))
   except FaultyDeviceError as error:
-    if flags.FLAGS.faulty_hosts:
+    if faulty_hosts:
       add = functools.partial(_add_lines, error.hosts)
-      cli.write_output('faulty_hosts', add)
+      outputs.write_file('faulty_hosts', faulty_hosts, add)
     raise
   if not stopped:
     return 0
   messages.say(f'to go on: {help_text.command()} {shlex.join(sys.argv[1:])}')
-  return flags.FLAGS.stopped_status
+  return stopped_status
 
 
-def _add_lines(lines: Sequence[str], path: Path) -> None:
+def _add_lines(lines: Sequence[str], path: LocalPath) -> None:
   with path.open('a', encoding='utf-8') as file:
     file.writelines(f'{line}\n' for line in lines)
 
 
 def run() -> None:
   """Run the command with the arguments of this process."""
-  define_flags()
   sys.argv[1:] = with_config(sys.argv[1:])
-  cli.run(main, stops=True, more_help=_help_of_keys)
+  cli.command(main, stops=True, more_help=_help_of_keys)
 
 
 def with_config(arguments: list[str]) -> list[str]:

@@ -8,53 +8,49 @@ reads all of it. It ends with status 2 if the store is damaged.
 """
 
 import os
-from collections.abc import Sequence
 
-from absl import flags
-
-from tokenformer_jax.cli import config_flag
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.data import mixture, shards, store
+from tokenformer_jax.cli.prepare import text_of
+from tokenformer_jax.config import Config
+from tokenformer_jax.config.arguments import Path
+from tokenformer_jax.data import mixture, shards
+from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths
 
 
-def define_flags() -> None:
-  """Define the command's flags."""
-  config_flag.define('The config whose token store to verify: FILE, FILE:VARIANT or NAME.')
-  flags.DEFINE_string('store', None, 'The folder of a token store, instead.')
+def main(config: Config | None = None, store: Path | None = None) -> None:
+  """Verify a token store, and print its number of tokens.
 
-
-def main(argv: Sequence[str]) -> None:
-  """Verify the store that the flags name, and print its number of tokens."""
-  del argv
-  given = flags.FLAGS.store
-  if (given is None) == (flags.FLAGS['config'].value is None):
+  Args:
+    config: The config whose token store to verify: FILE, FILE:VARIANT or NAME.
+    store: The folder of a token store, instead.
+  """
+  if config is not None and store is None:
+    folders = _folders(config)
+  elif store is not None and config is None:
+    folders = [paths.parse_path(os.path.expanduser(store))]
+  else:
     raise UserError('give either --config=FILE or --store=DIR')
-  folders = _folders() if given is None else [paths.parse_path(os.path.expanduser(given))]
   for folder in folders:
     tokens = shards.verify(folder)
     print(f'{folder}: all {tokens:,} tokens are as they were written')
 
 
-def _folders() -> list[paths.Path]:
+def _folders(config: Config) -> list[paths.Path]:
   """Return the folder of the config's store, or those of the sources of a mixture."""
-  resolved = config_flag.read()
-  if resolved.model.kind != 'lm':
-    raise UserError(f'config.model.kind is {resolved.model.kind}, which has no token store')
-  data = resolved.data
-  folders = [*mixture.store_folders(data).values()] if data.mixture else [store.store_folder(data)]
-  for folder in folders:
+  data = text_of(config)
+  stores = mixture.store_folders(data).values() if data.mixture else [store_lib.store_folder(data)]
+  for folder in stores:
     if not paths.exists(folder):
       raise UserError(
         f'the token store {folder} does not exist; a run builds it (a run that starts from a '
         'checkpoint may build another one with the tokenizer of the checkpoint: give that with '
         '--store)'
       )
-  return folders
+  return [*stores]
 
 
 def run() -> None:
   """Run the command with the arguments of this process."""
-  define_flags()
-  cli.run(main, on_all_hosts=False)
+  cli.command(main, on_all_hosts=False)

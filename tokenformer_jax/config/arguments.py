@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from tokenformer_jax.config.section import Int, requirement
+from tokenformer_jax.config.section import Float, Int, Str, requirement
 from tokenformer_jax.errors import UserError, nearest
 
 _Checked = TypeVar('_Checked', bound=Callable[..., Any] | type)
@@ -49,6 +49,9 @@ FILLED = AfterValidator(_filled)
 Path = Annotated[str | os.PathLike[str], PlainValidator(_path)]
 Count = Annotated[Int, Field(ge=1)]
 Natural = Annotated[Int, Field(ge=0)]
+Positive = Annotated[Float, Field(gt=0)]
+Fraction = Annotated[Float, Field(ge=0, le=1)]
+Text = Annotated[Str, FILLED]
 
 
 def checked(function: _Checked) -> _Checked:

@@ -17,9 +17,9 @@ from tokenformer_jax.config.pattention import (
   DenseConfig,
   NoProjectionConfig,
   PattentionConfig,
+  from_groups,
   resized,
   token_groups,
-  with_groups,
 )
 from tokenformer_jax.errors import UserError, nearest
 
@@ -114,10 +114,8 @@ def with_token_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelCon
 
 
 def with_references(model: ModelConfig) -> ModelConfig:
-  """Return the model with each reference count of 0 replaced by the number of tokens."""
-  filled = {
-    name: with_groups(config, token_groups(config)) for name, config in pattentions(model).items()
-  }
+  """Return the model with the groups of each projection; an open reference count is their size."""
+  filled = {name: from_groups(token_groups(config)) for name, config in pattentions(model).items()}
   return with_pattentions(model, filled)
 
 

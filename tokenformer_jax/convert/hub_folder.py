@@ -13,6 +13,7 @@ import jax
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import ModelConfig, pattern
+from tokenformer_jax.config.groups import without_records
 from tokenformer_jax.config.model import layer_path
 from tokenformer_jax.config.section import leaves
 from tokenformer_jax.convert import tensor_files, tensor_layout
@@ -103,7 +104,7 @@ def describe(model: ModelConfig, ids: Mapping[str, int], dtype: str) -> dict[str
     'tie_word_embeddings': False,  # A tied head has no tensor of its own.
     'format': FORMAT,
     'layers': pattern.names(model.repeats),
-    'tokenformer': config_lib.to_json(model),
+    'tokenformer': config_lib.to_json(without_records(model)),
   }
 
 

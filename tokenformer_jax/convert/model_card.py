@@ -78,6 +78,5 @@ def _change(entry: Ancestor) -> str:
     f'at step {entry.step:,}',
     f'groups {entry.groups}' if entry.groups else '',
     f'experts {entry.experts}' if entry.experts else '',
-    f'with the tokens of {len(entry.tokens_of.splitlines())} runs' if entry.tokens_of else '',
   ]
   return ', '.join(filter(None, facts))

@@ -13,13 +13,13 @@ import fractions
 import functools
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import reading, text
 from tokenformer_jax.data.chat_template import Template, find_template
+from tokenformer_jax.data.lone_text import LoneText
 from tokenformer_jax.data.sources import PLUS, open_source
 from tokenformer_jax.data.text_unique import Unique
 from tokenformer_jax.data.tokenizers import Spans
@@ -30,7 +30,7 @@ SPLITS = ('train', 'validation')
 UNIT_BYTES = 128 * 2**20  # of text, tokenized into one shard
 
 _LONGEST_WHOLE = 16 * 2**20  # characters; a longer document is encoded in pieces
-_CHUNK_CHARACTERS = 2**20
+_PIECE_CHARACTERS = 2**20
 _HASHES = 2**64
 _HELD_OUT = ('validation', 'test', 'train')  # TFDS splits in order of preference
 _T = TypeVar('_T')
@@ -87,7 +87,8 @@ class Corpus:
 
   def _units(self, source: text.Source, split: str) -> 'list[Unit]':
     """Return the units of a source that is of one split, or is divided: ''."""
-    if not self.template and (lone := source.lone(self.bad)):
+    if not self.template and (path := source.lone_file()):
+      lone = LoneText(path)
       total = lone.size()
       cut = total if split else lone.cut(self.fraction, total)
       ranges = [*_ranges(lone, split or 'train', 0, cut), *_ranges(lone, 'validation', cut, total)]
@@ -102,7 +103,7 @@ class Corpus:
 
     Only a source of few documents, for its `fraction`, has such a document.
     """
-    is_lone = not self.template and self.source.lone(self.bad)
+    is_lone = not self.template and self.source.lone_file()
     if self.validation is not None or is_lone or self._share == self.fraction:
       return ''
     more = self._share > self.fraction
@@ -159,9 +160,8 @@ class Unit:
   def pieces(self, bad: text.Bad = text.refuse) -> Iterator[Piece]:
     """Yield the text of the unit; `bad` is called for each document that cannot be read."""
     if self.ranges:
-      if lone := self.sources[0].lone(bad):
-        for one in self.ranges:
-          yield from _range_pieces(lone, one)
+      for one in self.ranges:
+        yield from _range_pieces(LoneText(self.sources[0].lone_file()), one)
       return
     for source in self.sources:
       for document in source.documents(bad):
@@ -262,7 +262,7 @@ def _hash(document: str) -> int:
   return int.from_bytes(digest, 'little')
 
 
-def _ranges(lone: text.LoneText, split: str, start: int, stop: int) -> Iterator[Range]:
+def _ranges(lone: LoneText, split: str, start: int, stop: int) -> Iterator[Range]:
   """Yield ranges of about `UNIT_BYTES` of a split of the only text."""
   for begin, end in lone.divided(start, stop, UNIT_BYTES):
     if begin < end:
@@ -292,19 +292,19 @@ def _rendered(document: str, split: str, template: Template, bad: text.Bad) -> I
 
 
 def _in_pieces(document: str, split: str) -> Iterator[Piece]:
+  """Yield a document; in pieces that end at line ends if it is very long."""
   if len(document) <= _LONGEST_WHOLE:
     yield Piece(split, document)
     return
+  start = 0
+  while start < len(document):
+    limit = start + _PIECE_CHARACTERS
+    stop = document.rfind('\n', start, limit) + 1 or limit
+    yield Piece(split, document[start:stop], begins=not start, ends=stop >= len(document))
+    start = stop
 
-  chunks = (
-    document[start : start + _CHUNK_CHARACTERS].encode()
-    for start in range(0, len(document), _CHUNK_CHARACTERS)
-  )
-  lone = text.LoneText('a document', lambda _: chunks)
-  yield from _range_pieces(lone, Range(split, 0, sys.maxsize, begins=True, ends=True))
 
-
-def _range_pieces(lone: text.LoneText, span: Range) -> Iterator[Piece]:
+def _range_pieces(lone: LoneText, span: Range) -> Iterator[Piece]:
   waiting, begins = '', span.begins
   for piece in lone.pieces(span.start, span.stop):
     if waiting:

@@ -9,7 +9,7 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any
 
 import zstandard
@@ -85,38 +85,24 @@ def is_packed(path: str) -> bool:
   return path.endswith(('.gz', '.zst'))
 
 
-def chunks(path: str, start: int = 0) -> Iterator[bytes]:
-  """Yield the unpacked content of a file from byte `start` on, in chunks of at most 32 MiB.
+@contextlib.contextmanager
+def opened(path: str, start: int = 0) -> Iterator[io.BufferedReader]:
+  """Open the unpacked content of a file from byte `start` on, to read it forwards.
 
-  Raises:
-    UserError: the file cannot be read or is damaged.
-    TransientError: the file exists, but the storage did not return it for minutes.
+  Inside, errors of reading are UserErrors, or TransientErrors if the storage failed for minutes.
   """
-  if not is_packed(path):
-    yield from _raw_chunks(path, start)
-    return
-  position = 0
-  for chunk in _unpacked(path):
-    position += len(chunk)
-    if position > start:
-      yield chunk[max(0, start - (position - len(chunk))) :]
-
-
-def _raw_chunks(path: str, start: int) -> Iterator[bytes]:
-  with SteadyFile(path, start) as file:
-    while chunk := file.read(_CHUNK_BYTES):
-      yield chunk
-
-
-def _unpacked(path: str) -> Iterator[bytes]:
-  with reading(path), SteadyFile(path) as file:
-    if path.endswith('.zst'):
-      yield from _zstd_chunks(file)
+  with reading(path), SteadyFile(path, 0 if is_packed(path) else start) as raw:
+    if not is_packed(path):
+      yield io.BufferedReader(raw, _CHUNK_BYTES)
       return
-    # gzip reads a few bytes at a time, and in a bucket each read is a call.
-    content = gzip.GzipFile(fileobj=io.BufferedReader(file, _BUFFER_BYTES))
-    while chunk := content.read(_CHUNK_BYTES):
-      yield chunk
+    content: Any = _ZstdFile(raw)
+    if path.endswith('.gz'):
+      # gzip reads a few bytes at a time, and in a bucket each read is a call.
+      content = gzip.GzipFile(fileobj=io.BufferedReader(raw, _BUFFER_BYTES))
+    file = io.BufferedReader(content, _CHUNK_BYTES)
+    while start and (skipped := len(file.read(min(start, _CHUNK_BYTES)))):
+      start -= skipped
+    yield file
 
 
 def _zstd_chunks(file: SteadyFile) -> Iterator[bytes]:
@@ -140,19 +126,18 @@ def _zstd_chunks(file: SteadyFile) -> Iterator[bytes]:
     raise EOFError('the last zstd frame has no end')
 
 
-def lines(path: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
-  """Yield the lines of a file, with their line ends, from chunks of its content."""
-  file = io.BufferedReader(_Stream(iter(chunks)), _CHUNK_BYTES)
+def lines(path: str, file: IO[bytes]) -> Iterator[bytes]:
+  """Yield the lines of a file, with their line ends."""
   while line := file.readline(LONGEST_DOCUMENT + 1):
     if len(line) > LONGEST_DOCUMENT:
       raise too_long(path)
     yield line
 
 
-def whole(path: str, chunks: Iterable[bytes]) -> bytearray:
+def whole(path: str, file: IO[bytes]) -> bytearray:
   """Return the content of a file that is one document."""
   content = bytearray()
-  for chunk in chunks:
+  while chunk := file.read(_CHUNK_BYTES):
     content += chunk
     if len(content) > LONGEST_DOCUMENT:
       raise too_long(path)
@@ -172,12 +157,12 @@ def too_long(path: str) -> TooLongError:
   )
 
 
-class _Stream(io.RawIOBase):
-  """Present chunks as a file."""
+class _ZstdFile(io.RawIOBase):
+  """The content of a zstd file."""
 
-  def __init__(self, chunks: Iterator[bytes]):
+  def __init__(self, packed: SteadyFile):
     super().__init__()
-    self._chunks, self._waiting = chunks, memoryview(b'')
+    self._chunks, self._waiting = _zstd_chunks(packed), memoryview(b'')
 
   def readable(self) -> bool:
     return True

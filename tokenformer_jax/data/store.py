@@ -39,7 +39,7 @@ from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.runs import claim
 from tokenformer_jax.storage import paths, retry
 
-_FORMAT = 2  # version of the tokenization and of the stores in the cache
+_FORMAT = 3  # version of the tokenization and of the stores in the cache
 
 
 def prepare(

@@ -8,31 +8,29 @@ a number.
 """
 
 import dataclasses
-import functools
 import glob
-import importlib.util
-import itertools
 import json
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenformer_jax.data import formats, reading
 from tokenformer_jax.data.text import Source, columns, digest, document
 from tokenformer_jax.data.text_files import Files
 from tokenformer_jax.data.text_parquet import Parquet
-from tokenformer_jax.errors import TransientError, UserError, nearest
+from tokenformer_jax.errors import TransientError, UserError, check_installed, nearest
 from tokenformer_jax.storage import paths, retry
 
 _NUMBERED = re.compile(r'-(\d{5})-of-(\d{5})(?=[^/]*$)')  # in the name of a file
 
 
-def open_hf(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -> 'Hf':
+def open_hf(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -> Source:
   """Return the source `hf:NAME`; see `sources.SOURCES`."""
-  if importlib.util.find_spec('datasets') is None:
-    raise UserError(f'{setting} is hf:{name}, which needs datasets; run pip install -e ".[data]"')
+  check_installed('datasets', f'opens {setting}=hf:{name}', 'data')
+  import datasets  # noqa: PLC0415 (from an extra, slow, and only needed here)
+
   if paths.in_bucket(name):
     raise UserError(
       f'{setting} is hf:{name}, which is in a bucket; name its Parquet files as parquet:{name}'
@@ -40,136 +38,85 @@ def open_hf(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -
   split = ''
   if not os.path.isdir(os.path.expanduser(name)) and ':' in name:
     name, _, split = name.rpartition(':')
-  return Hf(name, text_field, setting, split, splits)
+  if not sys.stderr.isatty():
+    datasets.disable_progress_bars()
+  one = _Set(name, text_field, f'{setting} is hf:{name}, which', split, splits)
+  try:
+    return one.open()
+  except (UserError, TransientError):
+    raise
+  except ConnectionError as error:  # `datasets` has tried again for half a minute.
+    raise _unreached(one, error, offline=datasets.config.HF_HUB_OFFLINE) from error
+  except Exception as error:  # `datasets` raises exceptions of many types.
+    reason = f'{type(error).__name__}: {" ".join(str(error).split()):.300}'
+    raise UserError(f'{one.which} cannot be opened: {reason}') from error
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows(Source):
-  """An open set, or a shard of one, with a document a row. `name` names it in messages."""
+  """The Arrow table of a split, or a shard of it. `name` names it in messages."""
 
   name: str
-  rows: Any  # a Dataset or an IterableDataset
+  rows: Any  # a Dataset
   text_field: str
   identity: Any  # of which the fingerprint is made
-  size: int  # bytes
-  paths: tuple[str, ...]  # of the files that have the rows
 
   def fingerprint(self) -> str:
     return digest(self.identity)
 
   def files(self) -> tuple[str, ...]:
-    return self.paths
+    return tuple(file['filename'] for file in self.rows.cache_files)
 
   def divide(self, size: int) -> Iterator[tuple[Source, int]]:
-    count = getattr(self.rows, 'num_shards', None)  # A set that is read in label has its files.
-    if count is None:
-      count = max(1, min(-(-self.size // size), self.rows.num_rows))
+    count = max(1, min(-(-self.rows.data.nbytes // size), self.rows.num_rows))
     for i in range(count):
       rows = self.rows.shard(num_shards=count, index=i, contiguous=True)
       name, identity = f'{self.name}, shard {i + 1} of {count}', (self.identity, i, count)
-      shard = dataclasses.replace(self, name=name, rows=rows, identity=identity)
-      yield shard, self.size // count
+      yield Rows(name, rows, self.text_field, identity), self.rows.data.nbytes // count
 
   def _texts(self) -> Iterator[str | UserError]:
-    rows = iter(self.rows)
-    for number in itertools.count(1):
-      label = f'{self.name}, row {number},'
-      try:
-        row = next(rows, None)
-      except Exception as error:  # `datasets` raises exceptions of many types.
-        if retry.is_transient(error):
-          raise retry.gave_up(f'reading {label[:-1]}', 1, error) from error
-        raise UserError(f'{label} cannot be read: {retry.one_line(error)}') from error
-      if row is None:
-        return
-      yield document(row, self.text_field, label)
+    for number, row in enumerate(self.rows, start=1):
+      yield document(row, self.text_field, f'{self.name}, row {number},')
 
 
-@dataclasses.dataclass(frozen=True)
-class Hf(Source):
-  """A split of a set. It is opened when it is first needed."""
+class _Set(NamedTuple):
+  """A set that a config names; `which` begins a sentence about it."""
 
   name: str
   text_field: str
-  setting: str
+  which: str
   split: str  # or '': the first existing one of `splits`
   splits: tuple[str, ...]
 
-  def fingerprint(self) -> str:
-    """Return a hash of the set's own hash, which is its commit on the hub, or of its files."""
-    return self._source.fingerprint()
-
-  def files(self) -> Iterable[str]:
-    return self._source.files()
-
-  def divide(self, size: int) -> Iterator[tuple[Source, int]]:
-    return self._source.divide(size)
-
-  def _texts(self) -> Iterator[str | UserError]:
-    return self._source._texts()
-
-  @functools.cached_property
-  def _source(self) -> Source:
-    """The reader of the split."""
-    import datasets  # noqa: PLC0415 (from an extra, slow, and only needed here)
-
-    if not sys.stderr.isatty():
-      datasets.disable_progress_bars()
-    try:
-      return self._open()
-    except (UserError, TransientError):
-      raise
-    except ConnectionError as error:  # `datasets` has tried again for half a minute.
-      raise self._unreached(error, offline=_is_offline()) from error
-    except Exception as error:  # `datasets` raises exceptions of many types.
-      reason = f'{type(error).__name__}: {" ".join(str(error).split()):.300}'
-      raise UserError(f'{self._spec} cannot be opened: {reason}') from error
-
-  @property
-  def _spec(self) -> str:
-    return f'{self.setting} is hf:{self.name}, which'
-
-  def _open(self) -> Source:
+  def open(self) -> Source:
+    """Return the reader of the split: of its files, or of the table that `datasets` makes."""
     import datasets  # noqa: PLC0415
 
     folder = os.path.expanduser(self.name)
-    if os.path.isdir(folder):
-      folder = os.path.abspath(folder)
-      if saved := self._saved(folder):
-        rows: Any = datasets.load_from_disk(saved)
-        files = [reading.identity(file['filename']) for file in rows.cache_files]
-        return self._arrow_rows(rows, (rows._fingerprint, files))
+    if os.path.isdir(folder) and (saved := self._saved(os.path.abspath(folder))):
+      rows: Any = datasets.load_from_disk(saved)
+      files = [reading.identity(file['filename']) for file in rows.cache_files]
+      return self._rows(rows, (rows._fingerprint, files))
     name, config = self._name_and_config(folder)
     builder = datasets.load_dataset_builder(name, config)
     if os.path.isdir(name):
-      return self._open_folder(builder, config)
+      split = self._choose(builder.config.data_files)
+      files = [*map(str, builder.config.data_files[split])]
+      self._check_complete(files)
+      identities = {path: reading.identity(path) for path in files}
+      if not _options(builder.config, files[0]):
+        if all(path.endswith('.parquet') for path in files):
+          return Parquet(identities, self.text_field)
+        if all(formats.has_rows(path) for path in files):
+          return Files(identities, self.text_field)
     builder.download_and_prepare()
     split = self._choose(builder.info.splits or ())
-    return self._arrow_rows(builder.as_dataset(split), (builder.hash, config, split))
+    return self._rows(builder.as_dataset(split), (builder.hash, config, split))
 
-  def _open_folder(self, builder: Any, config: str | None) -> Source:
-    """Return the reader of the files that a split has in a folder."""
-    split = self._choose(builder.config.data_files)
-    files = tuple(map(str, builder.config.data_files[split]))
-    self._check_complete(files)
-    identities = {path: reading.identity(path) for path in files}
-    if not _options(builder.config, files[0]):
-      if all(path.endswith('.parquet') for path in files):
-        return Parquet(files, self.text_field, identities)
-      if all(formats.has_rows(path) for path in files):
-        return Files(files, self.text_field, identities)
-    identity = list(identities.values())
-    size = sum(size for _, size, _ in identity)
-    return self._rows(builder.as_streaming_dataset(split), (identity, config), size, files)
-
-  def _arrow_rows(self, rows: Any, identity: Any) -> Rows:
-    files = tuple(file['filename'] for file in rows.cache_files)
-    return self._rows(rows, identity, rows.data.nbytes, files)
-
-  def _rows(self, rows: Any, identity: Any, size: int, files: tuple[str, ...]) -> Rows:
-    if rows.features is not None:  # None: the first row shows them.
-      rows = rows.select_columns(columns(rows.features, self.text_field, f'hf:{self.name}'))
-    return Rows(f'hf:{self.name}', rows, self.text_field, identity, size, files)
+  def _rows(self, rows: Any, identity: Any) -> Rows:
+    name = f'hf:{self.name}'
+    used = columns(rows.features, self.text_field, name)
+    return Rows(name, rows.select_columns(used), self.text_field, identity)
 
   def _check_complete(self, files: Iterable[str]) -> None:
     """Check that the folder of a file NAME-00000-of-00002… has the others as well."""
@@ -179,7 +126,7 @@ class Hf(Source):
       numbers = {match[1] for path in existing if (match := _NUMBERED.search(path))}
       if len(numbers) < int(count):
         raise UserError(
-          f'{self._spec} has {len(numbers)} of the {int(count)} files {name}-…-of-{count}; '
+          f'{self.which} has {len(numbers)} of the {int(count)} files {name}-…-of-{count}; '
           'download the rest, or name those to read as parquet:GLOB or files:GLOB'
         )
 
@@ -192,7 +139,7 @@ class Hf(Source):
       if not os.path.isfile(os.path.join(folder, 'state.json')):
         return ''
     if self.split:
-      raise UserError(f'{self._spec} is a set without splits; leave out :{self.split}')
+      raise UserError(f'{self.which} is a set without splits; leave out :{self.split}')
     return folder
 
   def _choose(self, existing: Iterable[str]) -> str:
@@ -201,7 +148,7 @@ class Hf(Source):
     split = next((split for split in wanted if split in existing), None)
     if split is None:
       raise UserError(
-        f'{self._spec} has no split {wanted[-1]!r}{nearest(wanted[-1], existing)}; name one as '
+        f'{self.which} has no split {wanted[-1]!r}{nearest(wanted[-1], existing)}; name one as '
         f'hf:{self.name}:{existing[0] if existing else "SPLIT"}'
       )
     return split
@@ -214,27 +161,22 @@ class Hf(Source):
     if parent and _has_metadata(os.path.join(parent, 'README.md')):
       return os.path.abspath(parent), config
     if path.startswith(('/', '.')) or path.count('/') > 2:
-      raise UserError(f'{self._spec} is no folder; check the path')
+      raise UserError(f'{self.which} is no folder; check the path')
     return (parent, config) if parent.count('/') else (path, None)
 
-  def _unreached(self, error: Exception, offline: bool) -> Exception:
-    download = f'hf download --repo-type dataset {self.name} --local-dir DIR'
-    advice = f'download it where there is a network ({download}), and name it as hf:DIR'
-    if offline:
-      return UserError(
-        f'{self._spec} is no folder and not in the cache, and HF_HUB_OFFLINE forbids the network; '
-        f'{advice}'
-      )
-    return TransientError(
-      f'{self._spec} is no folder, and the hub cannot be reached ({retry.one_line(error)}); run '
-      f'the same command again when the network is back, or {advice}'
+
+def _unreached(one: _Set, error: Exception, offline: bool) -> Exception:
+  download = f'hf download --repo-type dataset {one.name} --local-dir DIR'
+  advice = f'download it where there is a network ({download}), and name it as hf:DIR'
+  if offline:
+    return UserError(
+      f'{one.which} is no folder and not in the cache, and HF_HUB_OFFLINE forbids the network; '
+      f'{advice}'
     )
-
-
-def _is_offline() -> bool:
-  from datasets import config  # noqa: PLC0415
-
-  return config.HF_HUB_OFFLINE
+  return TransientError(
+    f'{one.which} is no folder, and the hub cannot be reached ({retry.one_line(error)}); run '
+    f'the same command again when the network is back, or {advice}'
+  )
 
 
 def _options(config: Any, path: str) -> set[str]:

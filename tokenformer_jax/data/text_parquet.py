@@ -4,14 +4,13 @@ A row group is read page by page, so the memory does not depend on its size.
 """
 
 import contextlib
-import dataclasses
-import importlib.util
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tokenformer_jax.data import reading, text_files
-from tokenformer_jax.data.text import CHAT, Source, columns, digest, document, field, with_errors
-from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.data import reading
+from tokenformer_jax.data.text import CHAT, columns, document, field
+from tokenformer_jax.data.text_files import Files, find_files
+from tokenformer_jax.errors import TransientError, UserError, check_installed
 from tokenformer_jax.storage import retry
 
 if TYPE_CHECKING:
@@ -25,11 +24,8 @@ _BUFFER_BYTES = 2**20
 def open_parquet(pattern: str, text_field: str, setting: str, splits: tuple[str, ...]) -> 'Parquet':
   """Return the source `parquet:PATTERN`; see `sources.SOURCES`."""
   del splits
-  if importlib.util.find_spec('pyarrow') is None:
-    raise UserError(
-      f'{setting} is parquet:{pattern}, which needs pyarrow; run pip install -e ".[data]"'
-    )
-  files = text_files.find_files('parquet', pattern, setting)
+  check_installed('pyarrow', f'reads {setting}=parquet:{pattern}', 'data')
+  files = find_files('parquet', pattern, setting)
   # Other files of a folder, such as README.md, do not belong to the set.
   tables = {path: files[path] for path in files if path.lower().endswith('.parquet')}
   if not tables:
@@ -37,53 +33,31 @@ def open_parquet(pattern: str, text_field: str, setting: str, splits: tuple[str,
       f'{setting} is parquet:{pattern}, which matches no file that ends in .parquet; name others '
       'as files:GLOB'
     )
-  return Parquet(tuple(tables), text_field, {p: tables[p] or reading.identity(p) for p in tables})
+  return Parquet(tables, text_field)
 
 
-@dataclasses.dataclass(frozen=True)
-class Parquet(Source):
+class Parquet(Files):
   """Parquet files with a document a row, in the column `text_field`.
 
-  Attributes:
-    identities: the `paths.identity` of each file.
-    groups: the first row group to read and the one after the last, for a chunk of a single file.
+  The `span` is the first row group to read and the one after the last.
   """
 
-  paths: tuple[str, ...]
-  text_field: str
-  identities: dict[str, tuple[Any, ...]] = dataclasses.field(compare=False)
-  groups: tuple[int, int] | None = None
+  def _spans(self, path: str, size: int) -> Iterator[tuple[tuple[int, int] | None, int]]:
+    with _open_table(path, self.identities[path][1]) as table:
+      groups = [table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)]
+    start, filled = 0, 0
+    for end, group_size in enumerate([*groups, size + 1]):
+      if end > start and filled + group_size > size:
+        yield (start, end), filled
+        start, filled = end, 0
+      filled += group_size
 
-  def fingerprint(self) -> str:
-    """Return a hash of the names, sizes and modification times (in a bucket: the objects' tags)."""
-    return digest(([self.identities[path] for path in self.paths], self.groups))
-
-  def files(self) -> tuple[str, ...]:
-    return self.paths
-
-  def divide(self, size: int) -> Iterator[tuple[Source, int]]:
-    for path in self.paths:
-      identity = self.identities[path]
-      one = dataclasses.replace(self, paths=(path,), identities={path: identity})
-      if identity[1] <= size or self.groups:
-        yield one, identity[1]
-        continue
-      with _open_table(path, identity[1]) as table:
-        groups = [table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)]
-      start, filled = 0, 0
-      for end, group_size in enumerate([*groups, size + 1]):
-        if end > start and filled + group_size > size:
-          yield dataclasses.replace(one, groups=(start, end)), filled
-          start, filled = end, 0
-        filled += group_size
-
-  def _texts(self) -> Iterator[str | UserError]:
-    for path in self.paths:
-      yield from with_errors(self._file_texts(path))
+  def lone_file(self) -> str:
+    return ''
 
   def _file_texts(self, path: str) -> Iterator[str | UserError]:
     with _open_table(path, self.identities[path][1]) as table:
-      first, end = self.groups or (0, table.num_row_groups)
+      first, end = self.span or (0, table.num_row_groups)
       sizes = (table.metadata.row_group(group).num_rows for group in range(first))
       rows = _rows(table, range(first, end), self.text_field, path)
       for number, row in enumerate(rows, start=1 + sum(sizes)):

@@ -16,7 +16,7 @@ class PythonFiles(Files):
   """Python source files in their declared encodings (PEP 263). Undecodable files are skipped."""
 
   def _texts(self) -> Iterator[str]:
-    for path in self.paths:
+    for path in self.identities:
       try:
         with reading.reading(path), tokenize.open(path) as file:
           text = file.read()
@@ -37,4 +37,4 @@ def open_stdlib(name: str, text_field: str, setting: str, splits: tuple[str, ...
     raise UserError(
       f'{setting} is stdlib, but this Python has no .py files in {root}; use files:GLOB'
     )
-  return PythonFiles(tuple(sorted(paths)))
+  return PythonFiles({path: reading.identity(path) for path in sorted(paths)})

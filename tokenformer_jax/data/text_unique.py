@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from tokenformer_jax.data.text import Bad, LoneText, Source, digest, ignore, refuse
+from tokenformer_jax.data.lone_text import LoneText
+from tokenformer_jax.data.text import Source, digest, ignore
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.parallel.messages import say
 
@@ -45,8 +46,8 @@ class Unique(Source):
     known = [source.fingerprint() for source in self.known]
     return digest(('unique', self.source.fingerprint(), known))
 
-  def lone(self, bad: Bad = refuse) -> LoneText | None:
-    return self.source.lone(bad) or super().lone(bad)
+  def lone_file(self) -> str:
+    return self.source.lone_file()
 
   def divide(self, size: int) -> Iterator[tuple[Source, int]]:
     """Yield shards of at most `self.size` bytes, because documents are numbered in these."""
@@ -65,8 +66,9 @@ class Unique(Source):
     say(f'looking for documents of {self.name} that repeat an earlier one')
     digests, ends = bytearray(), []
     for known in itertools.chain(*(source.members() for source in self.known)):
-      if lone := known.lone(ignore):
-        digests += _digest(lone.chunks(0))
+      if path := known.lone_file():
+        lone = LoneText(path)
+        digests += _digest(piece.encode() for piece in lone.pieces(0, lone.size()))
       else:
         _add(digests, known)
     first = len(digests) // _DIGEST_BYTES

@@ -26,7 +26,6 @@ from tokenformer_jax.laws.runs import measure_size
 from tokenformer_jax.model import flops
 from tokenformer_jax.training import sizes
 
-SCALES = ('tokens', 'layers')
 # The last growth by default: a share of all tokens, and of those before the decay.
 LATEST_GROWTH, BEFORE_DECAY = 0.75, 0.95
 # Fewer parameter tokens keep the size of their weights if τ² falls with their number.

@@ -1,23 +1,14 @@
-"""The figures of a family: sizes, tokens, FLOPs and losses; its table, JSON file and picture."""
+"""The figures of a family: sizes, tokens, FLOPs and losses; its table and its JSON file."""
 
 import dataclasses
-import io
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
-from tokenformer_jax import figures
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import make
 from tokenformer_jax.family.jobs import Family, Job, needed
 from tokenformer_jax.parallel.messages import aligned
-from tokenformer_jax.runs.curves import COLOURS
 from tokenformer_jax.storage import paths
-
-if TYPE_CHECKING:
-  from matplotlib.figure import Figure
-
-FILE, PICTURE = 'family.json', 'family.png'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,70 +59,16 @@ def totals(jobs: Sequence[Job], family: Family, apart: float) -> str:
   return text if family.method == 'apart' else f'{text}, {spent / apart:.1%} of {apart:.3g} apart'
 
 
-def read(out: str, family: Family) -> dict[str, Any]:
-  """Return the content of the JSON file in `out`; that of a new one if there is none."""
-  path = paths.parse_path(out) / FILE
-  new = {'sizes': list(family.sizes), 'tokens': family.tokens, 'scale': family.scale}
-  if not paths.exists(path):
-    return {**new, 'methods': {}}
-  try:
-    content = json.loads(path.read_text())
-    differing = [name for name in new if content[name] != new[name]]
-    content['methods'].values()
-  except (ValueError, TypeError, AttributeError, KeyError) as error:
-    raise UserError(
-      f'{path} is not a file that this command wrote; move it away, or choose another --out'
-    ) from error
-  for name in differing:
-    raise UserError(
-      f'{path} is of another family: {name} is {content[name]} there and {new[name]} here; choose '
-      'another --out'
-    )
-  return content
-
-
 def write(
   out: str, family: Family, apart: float, jobs: Sequence[Job], sizes: Sequence[Member]
-) -> dict[str, Any]:
-  """Add a method to the JSON file in `out`, and return all that it has."""
-  content = read(out, family)
-  settings = {
-    name: list(value) if isinstance(value, tuple | list) else value
-    for name, value in dataclasses.asdict(family).items()
-    if name not in (*content, 'method')
-  }
-  content['methods'][family.method] = {
+) -> paths.Path:
+  """Write the figures of a method to METHOD.json in `out`; `apart` is the FLOPs from scratch."""
+  path = paths.parse_path(out) / f'{family.method}.json'
+  content = {
     'flops': sum(job.flops for job in jobs),
     'flops_apart': apart,
-    'settings': settings,
+    'family': dataclasses.asdict(family),
     'sizes': [dataclasses.asdict(one) for one in sizes],
   }
-  paths.replace(paths.parse_path(out) / FILE, json.dumps(content, indent=2) + '\n')
-  return content
-
-
-def draw(content: Mapping[str, Any]) -> 'Figure':
-  """Return the picture of all methods in a family's JSON file, with a line for each."""
-  figure = figures.make()
-  axes = figure.add_subplot()
-  for colour, (method, one) in zip(COLOURS, content['methods'].items(), strict=False):
-    spent = [size['flops_alone'] for size in one['sizes']]
-    losses = [size['loss'] for size in one['sizes']]
-    label = f'{method}: {one["flops"]:.3g} FLOPs in all'
-    axes.plot(spent, losses, 'o-', color=colour, linewidth=1.6, markersize=4, label=label)
-    style = {'xytext': (4, 4), 'textcoords': 'offset points', 'fontsize': 8}
-    for size, x, y in zip(one['sizes'], spent, losses, strict=True):
-      axes.annotate(f'×{size["size"]:g}', (x, y), **style)
-  axes.set_xscale('log')
-  figures.use_log_losses(axes)
-  x_label = 'training FLOPs, if this size alone is wanted'
-  figures.finish(axes, x_label, 'loss on held-out text (nats per token)')
-  axes.legend(frameon=False, fontsize=8)
-  return figure
-
-
-def write_picture(content: Mapping[str, Any], out: str) -> None:
-  """Write the picture into `out`."""
-  image = io.BytesIO()
-  draw(content).savefig(image)
-  (paths.parse_path(out) / PICTURE).write_bytes(image.getvalue())
+  paths.replace(path, json.dumps(content, indent=2) + '\n')
+  return path

@@ -7,7 +7,6 @@ Messages name arguments as flags; `arguments.checked` names them as in Python.
 from __future__ import annotations  # so that help() shows the names of types
 
 import contextlib
-import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -325,10 +324,9 @@ class Growable:
     with self._start(target, GrowConfig()) as job:
       model = job.model
       _check_has_tokens(model)
-      text = as_text(_group_numbers(model, groups) if groups else ())
-      optim = dataclasses.replace(job.optim, frozen_groups=text)
-      none = range(0)
-      made = job.rewrite('freeze', model, (), measured=none, optim=optim, groups=text)
+      numbers = _group_numbers(model, groups) if groups else ()
+      after, none = choices.with_frozen(model, numbers), range(0)
+      made = job.rewrite('freeze', after, (), measured=none, groups=as_text(numbers))
       return self._finish(job, made)
 
   def as_tokens(self, target: Path, matrices: Text | None = None) -> Self:
@@ -358,7 +356,7 @@ class Growable:
     with contextlib.closing(checkpoints):
       checkpoint.check_is_model(meta, directory)
     _check_has_tokens(meta.config.model)
-    return groups_lib.render(meta, directory)
+    return groups_lib.render(meta)
 
 
 # The actions by their words in the command.
@@ -379,7 +377,8 @@ ACTIONS: dict[str, Callable[..., Any]] = {
 def _remove_last(job: Job) -> int | None:
   """Take out what the last growth or merge added."""
   last = subsets.last_addition(job.meta, job.directory)
-  return job.rewrite('remove', last.model, plan.plan_removal(last, job.model))
+  after = choices.with_records_of(last.model, job.model)  # as they are frozen now
+  return job.rewrite('remove', after, plan.plan_removal(last, job.model))
 
 
 def _remove_experts(job: Job, experts: Numbers) -> int | None:
@@ -392,16 +391,10 @@ def _remove_experts(job: Job, experts: Numbers) -> int | None:
 
 def _choose(job: Job, action: str, choice: Choice, gone: Sequence[int]) -> int | None:
   """Write the run with a choice of its groups; `gone` are the numbers of the others."""
-  model, optim = job.model, job.optim
-  frozen = choices.choose_frozen(optim, model, choice)
+  model = job.model
   after = choices.choose(model, choice)
-  return job.rewrite(
-    action,
-    after,
-    (TakeGroups(model, after, choice),),
-    optim=dataclasses.replace(optim, frozen_groups=frozen),
-    groups=as_text(gone),
-  )
+  steps = (TakeGroups(model, after, choice),)
+  return job.rewrite(action, after, steps, groups=as_text(gone))
 
 
 def _shrink_tokens(job: Job, param_tokens: Counts, examples: int) -> int | None:

@@ -9,11 +9,11 @@ from tokenformer_jax.config import (
   OptimConfig,
   PattentionConfig,
   former_names,
+  groups_as_text,
   pattentions,
   pattern,
   token_counts,
   token_groups,
-  with_groups,
 )
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.grow.steps import widen
@@ -67,13 +67,10 @@ def _groups_row(
   name: str, before: PattentionConfig | None, after: PattentionConfig
 ) -> tuple[str, str, str, str]:
   """Return the row of a projection's reference counts, or of its groups if there are several."""
-  if before is None:
-    return _row(f'{name} reference count (τ²)', 0, token_groups(after)[0].reference)
-  pair = [with_groups(config, token_groups(config)) for config in (before, after)]
-  if not any(config.groups for config in pair):
-    return _row(f'{name} reference count (τ²)', *(config.reference for config in pair))
-  old, new = (config.groups or f'{config.tokens}:{config.reference}' for config in pair)
-  return f'{name} groups (tokens:τ²)', old, new, ''
+  old, new = (() if config is None else token_groups(config) for config in (before, after))
+  if max(len(old), len(new)) > 1:
+    return f'{name} groups (tokens:τ²)', groups_as_text(old), groups_as_text(new), ''
+  return _row(f'{name} reference count (τ²)', old[0].reference if old else 0, new[0].reference)
 
 
 def _experts(before: ModelConfig, after: ModelConfig) -> list[tuple[str, str, str, str]]:

@@ -81,7 +81,7 @@ def write(job: Job, after: ModelConfig, rate: float) -> int | None:
   before, meta = job.model, job.meta
   steps = plan.check(before, after, job.config)
   plan.check_no_twins(steps, meta.lineage, meta.step)
-  check_new_tokens_train(job.optim, before, after)
+  check_new_tokens_train(before, after)
   job.show_table(after, advice=True)
   job.check_room(after)
   reason = plan.inexact(steps)
@@ -129,7 +129,7 @@ def merge(job: Job, added: str) -> int | None:
   merging.check_no_experts(meta, directory)
   merging.check_not_twice(job.meta, job.directory, meta, directory)
   after = merging.merged_model(job.model, meta, job.config)
-  check_new_tokens_train(job.optim, job.model, after)
+  check_new_tokens_train(job.model, after)
   with contextlib.closing(checkpoints):
     new_tokens = subsets.read_added(checkpoints, meta, job.mesh)
   own = merging.own_groups(job.model, meta)
@@ -139,6 +139,5 @@ def merge(job: Job, added: str) -> int | None:
   if chat := meta.tokenizer.get('chat'):  # Tokens that learned conversations bring their template.
     vocabulary = {'chat': chat, **job.meta.tokenizer}
     job = dataclasses.replace(job, meta=dataclasses.replace(job.meta, tokenizer=vocabulary))
-  tokens_of = subsets.as_lines(subsets.additions(meta, directory))
   steps = merging.merge(job.model, after, new_tokens)
-  return job.rewrite('merge', after, steps, measured=range(1), tokens_of=tokens_of)
+  return job.rewrite('merge', after, steps, measured=range(1))

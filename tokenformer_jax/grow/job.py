@@ -69,7 +69,6 @@ class Job:
     plan: Steps | Callable[[Params], Steps],
     *,
     measured: range = _MEASURED,
-    optim: OptimConfig | None = None,
     advice: bool = False,
     **details: Any,
   ) -> int | None:
@@ -79,8 +78,7 @@ class Job:
       action: the name of the action in the lineage.
       after: the model of the new state.
       plan: the steps, or a function from the source's parameters to them.
-      measured: the held-out examples that the loss is measured on; empty if both models are equal.
-      optim: the optimizer's settings of the new run; None: the source's.
+      measured: the held-out examples that the loss is measured on; none if no array changes.
       advice: whether to advise on the counts of tokens, where the user chooses them.
       **details: fields of the new entry of the lineage.
 
@@ -88,17 +86,17 @@ class Job:
       The step of the new run; None after a dry run.
     """
     before = self.model
-    if after != before:
+    if measured and after != before:
       self.show_table(after, advice=advice)
     self.check_room(after)
     if self.dry_run:
       return None
     if not measured:
-      return self.write(action, after, self.grow(plan), optim, **details)
+      return self.write(action, after, self.grow(plan), **details)
     batch, name = self.held_out(len(measured), first=measured.start)
     new, outputs = self.grow_and_compare(after, plan, batch)
     verify.report(*outputs, name, exact=False)
-    return self.write(action, after, new, optim, **details)
+    return self.write(action, after, new, **details)
 
   def show_table(self, after: ModelConfig, *, advice: bool = False) -> None:
     """Print the table of changes, and advice; check that the mesh divides the new model.

@@ -69,12 +69,11 @@ class Prediction:
 
 def analyse(points: Points, draws: int = 1000) -> Analysis:
   """Fit the law; `draws` is the number of bootstrap samples."""
-  law = formulas.CHINCHILLA if points.is_dense else formulas.EXPERTS
-  return Analysis(points, fit.fit(law, points.logs(), points.loss, draws))
+  return Analysis(points, fit.fit(points.logs(), points.loss, draws))
 
 
 def optimum(analysis: Analysis, flops: float) -> Optimum:
-  """Return the best dense size and length for a budget of FLOPs."""
+  """Return the best size and length for a budget of FLOPs."""
   formulas.check_falls(analysis.fit.values, f'--budget={flops:g}')
 
   def at(law: formulas.Values) -> tuple[np.ndarray, ...]:
@@ -87,11 +86,12 @@ def optimum(analysis: Analysis, flops: float) -> Optimum:
   return Optimum(flops, n, d, loss, *intervals)
 
 
-def predict(analysis: Analysis, total: float, tokens: float, active: float) -> Prediction:
+def predict(analysis: Analysis, parameters: float, tokens: float) -> Prediction:
   """Predict the loss of a run."""
-  logs = {name: np.log([x]) for name, x in (('n', active), ('total', total), ('d', tokens))}
+  logs = {'n': np.log([parameters]), 'd': np.log([tokens])}
   loss = float(np.exp(analysis.fit.log_loss(logs))[0])
-  return Prediction(((active, tokens),), loss, interval(analysis.fit.predicted(logs)[:, 0]))
+  interval_ = interval(analysis.fit.predicted(logs)[:, 0])
+  return Prediction(((parameters, tokens),), loss, interval_)
 
 
 def predict_chain(
@@ -115,7 +115,7 @@ def doubts(
   """
   points, fitted = analysis.points, analysis.fit
   sentences = list(points.notes)
-  for what, x in (('sizes', points.active), ('lengths', points.tokens)):
+  for what, x in (('sizes', points.parameters), ('lengths', points.tokens)):
     distinct, ratio = len(np.unique(np.round(np.log(x), 2))), x.max() / x.min()
     if distinct < _LEAST_DISTINCT:
       sentences.append(
@@ -127,8 +127,8 @@ def doubts(
         f'the {what} span a factor of {ratio:.3g}, below {_NARROW:g}: too narrow to tell a power '
         'from a constant'
       )
-  if len(points) > 2 and np.ptp(points.active) > 0 and np.ptp(points.tokens) > 0:
-    together = np.corrcoef(np.log(points.active), np.log(points.tokens))[0, 1]
+  if len(points) > 2 and np.ptp(points.parameters) > 0 and np.ptp(points.tokens) > 0:
+    together = np.corrcoef(np.log(points.parameters), np.log(points.tokens))[0, 1]
     if abs(together) > _TOGETHER:
       sentences.append(
         f'log N and log D have a correlation of {together:.3f}: which of the two lowers the loss '
@@ -173,7 +173,7 @@ def _structure(analysis: Analysis) -> float:
   It is adjusted for the number of points; 0 if there are too few.
   """
   r, points = analysis.fit.residuals, analysis.points
-  n, d = (np.log(x / np.exp(np.log(x).mean())) for x in (points.active, points.tokens))
+  n, d = (np.log(x / np.exp(np.log(x).mean())) for x in (points.parameters, points.tokens))
   columns = np.stack([np.ones_like(n), n, d, n * d, n * n, d * d], axis=1)
   free = len(r) - columns.shape[1]
   if free < columns.shape[1] or not np.ptp(r) > 1e-6:
@@ -185,7 +185,7 @@ def _structure(analysis: Analysis) -> float:
 def _unbounded(fitted: Fit) -> list[str]:
   """Return the parameters whose intervals are too wide to use."""
   sentences = []
-  for x, ends in zip(fitted.theta, fitted.law.bounds, strict=True):
+  for x, ends in zip(fitted.theta, formulas.BOUNDS, strict=True):
     if min(abs(x - ends[0]), abs(x - ends[1])) < 1e-6 and ends != formulas.LIMIT:
       sentences.append(
         'the best fit lies at a bound of the exponents or constants: one of N and D hardly changes '
@@ -201,7 +201,7 @@ def _unbounded(fitted: Fit) -> list[str]:
       )
     elif name == 'E' and low < 0.1 * fitted.values['E']:
       sentences.append('E is not told from zero: larger and longer runs would show the limit')
-    elif name in ('alpha', 'beta', 'gamma') and (low <= 0 or high / low > _WIDE):
+    elif name in ('alpha', 'beta') and (low <= 0 or high / low > _WIDE):
       sentences.append(
         f'{name} may be anything from {low:.3g} to {high:.3g}: the data do not fix it'
       )
@@ -213,7 +213,7 @@ def _outside(
 ) -> list[str]:
   """Return sentences on the sizes and lengths of a subject outside of those of the runs."""
   sentences = []
-  for what, x, asked in (('size', points.active, sizes), ('length', points.tokens, lengths)):
+  for what, x, asked in (('size', points.parameters, sizes), ('length', points.tokens, lengths)):
     low, high = x.min(), x.max()
     known = (low * (1 - _SAME), high * (1 + _SAME))
     far = dict.fromkeys(f'{value:.3g}' for value in asked if not known[0] <= value <= known[1])

@@ -18,7 +18,6 @@ import numpy as np
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import formulas
-from tokenformer_jax.laws.formulas import Law
 
 DELTA = 1e-3  # of the Huber loss, on logs (Hoffmann et al. 2022)
 LEVEL = 0.95  # of intervals
@@ -33,8 +32,7 @@ _TOLERANCE = 1e-14  # relative decrease of the objective that ends a run
 class Fit:
   """A fitted law."""
 
-  law: Law
-  theta: np.ndarray  # its parameters [P]
+  theta: np.ndarray  # the parameters [P]
   objective: float  # the sum of Huber losses
   residuals: np.ndarray  # log of the measured loss minus log of the law's, [n]
   draws: np.ndarray  # parameters of bootstrap samples, [draws, P]
@@ -93,22 +91,23 @@ def interval(draws: np.ndarray) -> tuple[float, float]:
 
 
 def fit(
-  law: Law,
   logs: Mapping[str, np.ndarray],
   loss: np.ndarray,
   draws: int = 1000,
+  starts: np.ndarray | None = None,
 ) -> Fit:
-  """Fit a law to the logs of its inputs and the measured losses, each [n].
+  """Fit the law to the logs of its inputs and the measured losses, each [n].
 
-  `draws` is the number of bootstrap samples of the points.
+  `draws` is the number of bootstrap samples of the points, and `starts` has other θ to start from
+  than the paper's.
   """
-  y, starts = np.log(np.asarray(loss, float)), law.starts
+  y, starts = np.log(np.asarray(loss, float)), formulas.starts() if starts is None else starts
   if len(y) < starts.shape[1]:
     raise UserError(
-      f'{law.formula} has {starts.shape[1]} parameters, and there are {len(y)} points; give at '
-      'least as many runs as parameters'
+      f'{formulas.FORMULA} has {starts.shape[1]} parameters, and there are {len(y)} points; give '
+      'at least as many runs as parameters'
     )
-  run = functools.partial(_descend_all, law, _arrays(logs), y)
+  run = functools.partial(_descend_all, _arrays(logs), y)
   everywhere = np.ones((1, len(y)))
   theta, objective = run(everywhere, starts, _FIRST)
   theta, objective = run(everywhere, theta[np.argsort(objective)[:_BEST]], _LAST)
@@ -121,7 +120,7 @@ def fit(
   drawn, reached = run(np.repeat(counts, len(near), axis=0), np.tile(near, (draws, 1)), _DRAWN)
   chosen = reached.reshape(draws, -1).argmin(axis=1)
   drawn = drawn.reshape(draws, len(near), -1)[np.arange(draws), chosen]
-  fitted = Fit(law, best, least, np.zeros_like(y), drawn, (len(starts), agreeing))
+  fitted = Fit(best, least, np.zeros_like(y), drawn, (len(starts), agreeing))
   return dataclasses.replace(fitted, residuals=y - fitted.log_loss(logs))
 
 
@@ -140,7 +139,6 @@ def _different(thetas: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def _descend_all(
-  law: Law,
   x: Mapping[str, jax.Array],
   y: np.ndarray,
   weights: np.ndarray,
@@ -157,7 +155,6 @@ def _descend_all(
     for first in range(0, len(starts), _CHUNK):  # The last chunk is filled up: one program for all.
       rows = np.minimum(np.arange(first, first + _CHUNK), len(starts) - 1)
       end, objective = _descend_chunk(
-        law.bounds,
         x,
         jnp.asarray(y),
         jnp.asarray(weights[rows], jnp.float64),
@@ -169,21 +166,18 @@ def _descend_all(
   return np.concatenate(ends)[: len(starts)], np.concatenate(objectives)[: len(starts)]
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jax.jit
 def _descend_chunk(
-  bounds: tuple[tuple[float, float], ...],
   x: Mapping[str, jax.Array],
   y: jax.Array,
   weights: jax.Array,
   starts: jax.Array,
   iterations: int,
 ) -> tuple[jax.Array, jax.Array]:
-  run = functools.partial(_descend, bounds, x, y, iterations)
-  return jax.vmap(run)(weights, starts)
+  return jax.vmap(functools.partial(_descend, x, y, iterations))(weights, starts)
 
 
 def _descend(
-  bounds: tuple[tuple[float, float], ...],
   x: Mapping[str, jax.Array],
   y: jax.Array,
   iterations: int,
@@ -191,7 +185,7 @@ def _descend(
   start: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """Return the end of one start and its objective; infinite if it is not a number."""
-  limits = jnp.asarray(bounds, start.dtype).T
+  limits = jnp.asarray(formulas.BOUNDS, start.dtype).T
 
   def evaluate(theta: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the objective, its Gauss-Newton matrix and its gradient."""

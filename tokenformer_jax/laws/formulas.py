@@ -1,10 +1,9 @@
-"""The law of the loss: Chinchilla's (Hoffmann et al. 2022), also for mixtures of experts.
+"""The law of the loss: Chinchilla's (Hoffmann et al. 2022).
 
-The law maps parameters θ [P] and logs of inputs, each [n], to the log of the loss [n]. The names of
-the inputs are `n` (parameters that a token uses), `total` (all parameters) and `d` (tokens).
+The law maps parameters θ [5] and logs of inputs, each [n], to the log of the loss [n]. The names of
+the inputs are `n` (parameters) and `d` (tokens).
 """
 
-import dataclasses
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -15,56 +14,31 @@ import numpy as np
 
 from tokenformer_jax.errors import UserError
 
+FORMULA = 'L(N, D) = E + A/N^alpha + B/D^beta'
 _EXPONENT = (0.0, 3.0)
 _LOG = (-20.0, 100.0)  # of a constant
 LIMIT = (-20.0, 10.0)  # of log E
+# Of each parameter of θ. Without bounds, exponents of hundreds can turn the power law into steps
+# through a few points.
+BOUNDS = (_LOG, _LOG, LIMIT, _EXPONENT, _EXPONENT)
 _FLAT = 1e-6  # an exponent up to this is at its bound
-_NAMES = ('A', 'B', 'E', 'alpha', 'beta', 'gamma')
+_NAMES = ('A', 'B', 'E', 'alpha', 'beta')
 
 Logs = Mapping[str, jax.Array]
 Values = Mapping[str, Any]  # of parameters by name; of one fit, or [draws] of a bootstrap
 
 
-@dataclasses.dataclass(frozen=True)
-class Law:
-  """A form of the law and how to fit it.
-
-  Attributes:
-    formula: the law as text.
-    starts: θ to start from, [S, P]: the logs of A, B and E, then the exponents.
-    bounds: of each parameter of θ. Without them, exponents of hundreds can turn the power law into
-      steps through a few points.
-  """
-
-  formula: str
-  starts: np.ndarray
-  bounds: tuple[tuple[float, float], ...]
-
-
-def _starts() -> np.ndarray:
-  """Return the 4,500 starts of the paper."""
+def starts() -> np.ndarray:
+  """Return the 4,500 θ that the paper's fit starts from: logs of A, B and E, then exponents."""
   logs, exponents = np.arange(0, 26, 5), np.arange(0, 2.1, 0.5)
   axes = logs, logs, np.arange(-1, 1.1, 0.5), exponents, exponents
   return np.array(list(itertools.product(*axes)), float)
 
 
-CHINCHILLA = Law(
-  'L(N, D) = E + A/N^alpha + B/D^beta', _starts(), (_LOG, _LOG, LIMIT, _EXPONENT, _EXPONENT)
-)
-EXPERTS = Law(
-  'L(N, M, D) = E + A/(N^alpha · (M/N)^gamma) + B/D^beta, M all parameters, N those a token uses',
-  np.concatenate([np.insert(_starts(), 5, gamma, axis=1) for gamma in (0.0, 0.2)]),
-  (*CHINCHILLA.bounds, (-1.0, 3.0)),
-)
-
-
 def log_loss(theta: jax.Array, x: Logs) -> jax.Array:
-  """Return the log of the loss; θ has five parameters for dense models, and γ for experts."""
-  a, b, e, alpha, beta, *gamma = theta
-  size_term = a - alpha * x['n']
-  if gamma:
-    size_term = size_term - gamma[0] * (x['total'] - x['n'])
-  terms = jnp.broadcast_arrays(size_term, b - beta * x['d'], e)
+  """Return the log of the loss."""
+  a, b, e, alpha, beta = theta
+  terms = jnp.broadcast_arrays(a - alpha * x['n'], b - beta * x['d'], e)
   return jax.nn.logsumexp(jnp.stack(terms), axis=0)
 
 
@@ -76,7 +50,7 @@ def values(theta: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def loss(law: Values, n: Any, d: Any) -> Any:
-  """Return the loss of dense models."""
+  """Return the loss."""
   return law['E'] + law['A'] * n ** -law['alpha'] + law['B'] * d ** -law['beta']
 
 

@@ -17,18 +17,18 @@ from tokenformer_jax.config import (
   OptimConfig,
   PattentionConfig,
   SoftmaxConfig,
+  TokenGroup,
   WSDSchedule,
   as_wsd,
+  from_groups,
   map_parts,
   token_groups,
-  with_groups,
 )
 from tokenformer_jax.config.pattern import Repeat, as_text
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws.runs import Size, measure_size, step_tokens
 from tokenformer_jax.training import sizes
 
-SCALES = ('width', 'tokens', 'layers')
 _MOST = 2**31  # of any number in a config
 
 
@@ -39,8 +39,7 @@ class Job:
   name: str  # its work directory, below that of the grid
   config: Config  # sizes that it leaves open are still open
   size: Size
-  # `stable`, a part of the run whose rate stays constant; `branch`, the decay from it; or `whole`,
-  # a run with the schedule of the config.
+  # `stable`, a part of the run whose rate stays constant; or `branch`, the decay from it.
   stage: str
   first: int = 0  # the step that it starts from
 
@@ -67,39 +66,25 @@ class Grid:
   scale: str  # the sizes that a factor multiplies: see `scaled`
   factors: Sequence[float]  # of the size of the config's model
   lengths: Sequence[int]  # in tokens
-  # Whether all lengths of a size share one stable run and differ in their decays.
-  branches: bool = True
   rate_power: float = 0.0  # p; the learning rate of a size is the config's times factor^p
-  most_flops: float | None = None  # leave out combinations that need more model FLOPs; None: none
 
 
 def jobs(config: Config, grid: Grid, out: str) -> list[Job]:
   """Return the jobs of a grid in the directory `out`, each after the job that it starts from.
 
-  The factors of the grid multiply the model of the config.
+  The factors of the grid multiply the model of the config. All lengths of a size share one stable
+  run and differ in their decays.
   """
   check_base(config, 'a law', '--lengths')
-  found = []
+  made = []
   for factor in sorted(set(grid.factors)):
     model = scaled(config.model, grid.scale, factor)
     rate = config.optim.learning_rate * factor**grid.rate_power
     optim = dataclasses.replace(config.optim, learning_rate=rate)
     changed = dataclasses.replace(config, model=model, optim=optim)
-    size = measure_size(sizes.fill_in(changed))
-    lengths = sorted(set(grid.lengths))
-    ends = [count_steps(changed, tokens, '--lengths') for tokens in lengths]
-    if grid.most_flops is not None:
-      each = step_tokens(changed) * size.flops_per_token
-      ends = [end for end in ends if end * each <= grid.most_flops]
-    folder = f'{grid.scale}_{factor:g}'
-    make = _branched if grid.branches else _whole
-    found += make(changed, size, folder, ends, out)
-  if not found:
-    raise UserError(
-      f'--most_flops={grid.most_flops:g} leaves out every run; raise it, or ask for smaller sizes '
-      'or shorter lengths'
-    )
-  return found
+    ends = [count_steps(changed, tokens, '--lengths') for tokens in sorted(set(grid.lengths))]
+    made += _size_jobs(changed, f'{grid.scale}_{factor:g}', ends, out)
+  return made
 
 
 def count_steps(config: Config, tokens: int, flag: str) -> int:
@@ -113,24 +98,18 @@ def count_steps(config: Config, tokens: int, flag: str) -> int:
   return steps
 
 
-def _whole(config: Config, size: Size, folder: str, ends: list[int], out: str) -> list[Job]:
-  del out
-  return [
-    Job(_name(folder, config, end), with_train(config, steps=end), size, 'whole') for end in ends
-  ]
-
-
-def _branched(config: Config, size: Size, folder: str, ends: list[int], out: str) -> list[Job]:
+def _size_jobs(config: Config, folder: str, ends: list[int], out: str) -> list[Job]:
   """Return the stable run in parts, each followed by the decay that starts at its end."""
+  size = measure_size(sizes.fill_in(config))
   constant, decay = stable_and_decay(config.optim)
-  found, first = [], 0
+  made, first = [], 0
   for end in ends:
     begin = decay_begin(config.optim, end)
     if begin <= max(first, config.optim.warmup_steps):
       raise UserError(
         f'--lengths has {end * step_tokens(config):,} tokens, {end} steps, whose decay would '
         f'begin at step {begin}, within the warm-up or where that of the length before begins; '
-        'take a longer or more distant length, or --nobranches'
+        'take a longer or more distant length'
       )
     stable = with_train(
       dataclasses.replace(config, optim=constant),
@@ -140,15 +119,16 @@ def _branched(config: Config, size: Size, folder: str, ends: list[int], out: str
       keep_checkpoints=max(len(ends), config.train.keep_checkpoints),
       eval_every=0,
     )
-    found.append(Job(f'{folder}/stable', stable, size, 'stable', first))
+    made.append(Job(f'{folder}/stable', stable, size, 'stable', first))
     branch = dataclasses.replace(
       with_train(config, steps=end, decay_from=begin, keep_checkpoints=1, eval_every=0),
       optim=decay,
       init_from=f'{out}/{folder}/stable@{begin}',
     )
-    found.append(Job(_name(folder, config, end), branch, size, 'branch', begin))
+    name = f'{folder}/{end * step_tokens(config)}'
+    made.append(Job(name, branch, size, 'branch', begin))
     first = begin
-  return found
+  return made
 
 
 def stable_and_decay(optim: OptimConfig) -> tuple[OptimConfig, OptimConfig]:
@@ -162,10 +142,6 @@ def stable_and_decay(optim: OptimConfig) -> tuple[OptimConfig, OptimConfig]:
 def decay_begin(optim: OptimConfig, end: int) -> int:
   """Return the step at which the rate of a run of `end` steps begins to decay."""
   return end - max(1, round(as_wsd(optim.schedule).decay_share * end))
-
-
-def _name(folder: str, config: Config, end: int) -> str:
-  return f'{folder}/{end * step_tokens(config)}'
 
 
 def with_train(config: Config, **changes: Any) -> Config:
@@ -265,15 +241,15 @@ def scaled(model: ModelConfig, scale: str, factor: float, flag: str = '--factors
 
 def _more_tokens(config: PattentionConfig, by: _Factor, name: str) -> PattentionConfig:
   """Return a projection with each group of tokens, and its τ², multiplied by a factor."""
-  if not config.groups and not config.reference:
+  if not config.groups:
     return dataclasses.replace(config, tokens=by.times(config.tokens, f'{name}.tokens'))
   groups = []
   for number, group in enumerate(token_groups(config), start=1):
-    place = f'{name}.tokens of group {number}' if config.groups else f'{name}.tokens'
+    place = f'{name}.tokens of group {number}' if len(config.groups) > 1 else f'{name}.tokens'
     reference = max(1, round(group.reference * by.value))
     tokens = by.times(group.tokens, place)
-    groups.append(group._replace(tokens=tokens, reference=reference))
-  return with_groups(config, groups)
+    groups.append(TokenGroup(tokens, reference, group.score))
+  return from_groups(groups)
 
 
 def _wider(layer: LayerConfig, by: _Factor) -> LayerConfig:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenformer_jax import figures
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, check_installed
 from tokenformer_jax.laws import formulas
 from tokenformer_jax.laws.analysis import Analysis, optimum
 from tokenformer_jax.laws.report import number
@@ -22,7 +21,7 @@ _TICKS = ((2, ()), (8, (1, 1.5, 2, 3, 5)), (30, (1, 2, 5)), (300, (1, 3)), (np.i
 
 def check_folder(folder: Path) -> None:
   """Check, before any long computation, that pictures can be drawn and written."""
-  figures.make()
+  _figure()
   if folder.exists() and not folder.is_dir():
     raise UserError(f'--pictures={folder} is a file; give the folder for the pictures')
 
@@ -41,13 +40,13 @@ def write(analysis: Analysis, folder: Path) -> list[Path]:
 
 def draw_losses(analysis: Analysis) -> 'Figure':
   """Return the loss against compute: a curve and points for each size, and the frontier."""
-  points, figure = analysis.points, figures.make()
+  points, figure = analysis.points, _figure()
   axes, spent = figure.add_subplot(), points.flops
-  sizes = np.unique(points.active)
-  if points.is_dense and len(sizes) <= _MOST_CURVES:
+  sizes = np.unique(points.parameters)
+  if len(sizes) <= _MOST_CURVES:
     _draw_sizes(axes, analysis, sizes)
   else:
-    shown = axes.scatter(spent, points.loss, c=np.log10(points.active), cmap='viridis', s=14)
+    shown = axes.scatter(spent, points.loss, c=np.log10(points.parameters), cmap='viridis', s=14)
     figure.colorbar(shown, ax=axes, label='log₁₀ of parameters N')
   least = points.loss.min()
   if not formulas.flat(analysis.fit.values):
@@ -59,9 +58,9 @@ def draw_losses(analysis: Analysis) -> 'Figure':
     axes.plot(budgets, best, 'k--', linewidth=1.4, label='frontier, with interval')
     least = min(best.min(), least)
   axes.set_xscale('log')
-  figures.use_log_losses(axes)
+  _use_log_losses(axes)
   axes.set_ylim(max(least * 0.97, 1e-3), points.loss.max() * 1.05)
-  figures.finish(axes, 'training FLOPs (6 N D)', 'loss (nats per token), at the end')
+  _finish(axes, 'training FLOPs (6 N D)', 'loss (nats per token), at the end')
   axes.legend(frameon=False, fontsize=8)
   return figure
 
@@ -70,7 +69,7 @@ def _draw_sizes(axes: 'Axes', analysis: Analysis, sizes: np.ndarray) -> None:
   """Draw the points and the law's curve of each size."""
   points = analysis.points
   for size, colour in zip(sizes, _colours(len(sizes)), strict=True):
-    mine, label = points.active == size, f'N = {number(size)}'
+    mine, label = points.parameters == size, f'N = {number(size)}'
     x, y = points.flops[mine], points.loss[mine]
     axes.plot(x, y, 'o', color=colour, markersize=4, label=label)
     curve = np.geomspace(x.min() / 1.5, x.max() * 2, 100)
@@ -86,17 +85,17 @@ def _colours(count: int) -> list[Any]:
 
 def draw_residuals(analysis: Analysis) -> 'Figure':
   """Return the residuals against size and tokens."""
-  points, figure = analysis.points, figures.make(figsize=(10, 4))
+  points, figure = analysis.points, _figure(figsize=(10, 4))
   percent = 100 * np.expm1(analysis.fit.residuals)
-  ratio = np.log10(points.tokens / points.active)
+  ratio = np.log10(points.tokens / points.parameters)
   first, second = figure.subplots(1, 2, sharey=True)
-  panels = ((first, points.active, 'parameters N'), (second, points.tokens, 'tokens D'))
+  panels = ((first, points.parameters, 'parameters N'), (second, points.tokens, 'tokens D'))
   for axes, x, name in panels:
     axes.scatter(x, percent, c=ratio, cmap='viridis', s=18)
     axes.axhline(0, color='k', linewidth=0.8)
     _use_log_sizes(axes, x)
     label = 'measured loss over that of the law, % more' if axes is first else ''
-    figures.finish(axes, name, label)
+    _finish(axes, name, label)
   figure.colorbar(second.collections[0], ax=second, label='log₁₀ of tokens a parameter')
   return figure
 
@@ -112,3 +111,30 @@ def _use_log_sizes(axes: 'Axes', values: np.ndarray) -> None:
   axes.xaxis.set_major_locator(LogLocator(subs=within_decade) if within_decade else even)
   axes.xaxis.set_major_formatter(EngFormatter(sep=''))
   axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _figure(**options: Any) -> 'Figure':
+  """Return an empty figure with the given options of matplotlib."""
+  check_installed('matplotlib', 'draws the pictures', 'plot')
+  from matplotlib.figure import Figure  # noqa: PLC0415
+
+  return Figure(**{'figsize': (8, 5), 'dpi': 150, 'layout': 'constrained', **options})
+
+
+def _finish(axes: 'Axes', x: str, y: str) -> None:
+  """Label the axes, and give them a grid."""
+  axes.set_xlabel(x)
+  axes.set_ylabel(y)
+  axes.grid(color='0.9', linewidth=0.8)
+  axes.set_axisbelow(True)
+  axes.spines[['top', 'right']].set_visible(False)
+
+
+def _use_log_losses(axes: 'Axes') -> None:
+  """Make the y axis logarithmic, with plain numbers of losses."""
+  from matplotlib.ticker import MaxNLocator, NullFormatter  # noqa: PLC0415
+
+  axes.set_yscale('log')
+  axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
+  axes.yaxis.set_major_formatter(lambda value, _: f'{value:g}')
+  axes.yaxis.set_minor_formatter(NullFormatter())

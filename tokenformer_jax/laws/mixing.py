@@ -11,7 +11,6 @@ each two closes in this way from when the chain has left the smaller one; so two
 one.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import formulas
 from tokenformer_jax.laws.formulas import Values
+from tokenformer_jax.laws.points import check_usable
 from tokenformer_jax.laws.runs import FinishedRun
 
 LARGEST = 30.0  # γ; a gap that closes faster is closed
@@ -87,12 +87,8 @@ def read_grown(grown: Sequence[FinishedRun]) -> list[Grown]:
         f'--grown names {run.name}, whose learning rate has not decayed, so its loss is above what '
         'a decay would reach; name a run that ends with its decay'
       )
-    if not (math.isfinite(run.loss) and run.loss > 0):
-      raise UserError(
-        f'--grown names {run.name}, whose loss is {run.loss:g}, and a law needs finite losses '
-        'above 0; leave this run out, or train it again'
-      )
+    check_usable(run)
     before = float(run.growth.tokens)
-    after = float(run.size.active), float(run.tokens - before)
-    legs.append(((float(run.growth.size.active), before), after, run.loss))
+    after = float(run.size.parameters), float(run.tokens - before)
+    legs.append(((float(run.growth.size.parameters), before), after, run.loss))
   return legs

@@ -1,7 +1,5 @@
-"""Read runs and CSV files as points of a law: arrays of sizes, tokens and losses."""
+"""Finished runs as points of a law: arrays of sizes, tokens and losses."""
 
-import contextlib
-import csv
 import dataclasses
 import math
 import os
@@ -10,12 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenformer_jax.errors import UserError, counted, misspelt
+from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.laws import formulas, runs
 from tokenformer_jax.laws.runs import FinishedRun
-
-_COLUMNS = ('parameters', 'tokens', 'loss', 'active', 'name')
-_NEEDED = _COLUMNS[:3]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,30 +18,23 @@ class Points:
   """Runs of several sizes and lengths; each array is [n]."""
 
   names: tuple[str, ...]  # of the runs
-  total: np.ndarray  # all parameters
-  active: np.ndarray  # the parameters that a token uses, N of the law
+  parameters: np.ndarray  # N of the law
   tokens: np.ndarray  # the tokens seen, D
   loss: np.ndarray  # the final loss, in nats a token
-  notes: tuple[str, ...] = ()  # sentences on input that was left out or is unusual
+  notes: tuple[str, ...] = ()  # sentences on runs that were left out or are unusual
 
   def __len__(self) -> int:
     """Return the number of points."""
     return len(self.names)
 
   @property
-  def is_dense(self) -> bool:
-    """Whether every token uses all parameters of every model."""
-    return bool(np.all(self.total == self.active))
-
-  @property
   def flops(self) -> np.ndarray:
     """The FLOPs of training, 6 N D."""
-    return formulas.flops(self.active, self.tokens)
+    return formulas.flops(self.parameters, self.tokens)
 
   def logs(self) -> dict[str, np.ndarray]:
     """Return the logs of the inputs of the law."""
-    inputs = {'n': self.active, 'total': self.total, 'd': self.tokens}
-    return {name: np.log(values) for name, values in inputs.items()}
+    return {'n': np.log(self.parameters), 'd': np.log(self.tokens)}
 
 
 def find_runs(arguments: Sequence[str]) -> list[str]:
@@ -80,6 +68,7 @@ def from_runs(finished: Iterable[FinishedRun], notes: Sequence[str] = ()) -> Poi
   """
   kept = sorted(finished, key=lambda run: (run.size.parameters, run.tokens))
   for run in kept:
+    check_usable(run)
     if run.growth:
       raise UserError(
         f'{run.name} has grown, and a law needs runs of one size each; name it by --grown, or '
@@ -98,16 +87,26 @@ def from_runs(finished: Iterable[FinishedRun], notes: Sequence[str] = ()) -> Poi
     listed = f'{counted(len(stable), "run")} whose learning rate had not decayed'
     notes.append(f'{listed} {"is" if len(stable) == 1 else "are"} {what}')
     kept = [run for run in kept if run.decayed] if some else kept
-  return _checked(
-    Points(
-      names=tuple(run.name for run in kept),
-      total=_array(run.size.parameters for run in kept),
-      active=_array(run.size.active for run in kept),
-      tokens=_array(run.tokens for run in kept),
-      loss=_array(run.loss for run in kept),
-      notes=tuple(notes),
-    )
+  return Points(
+    names=tuple(run.name for run in kept),
+    parameters=np.array([run.size.parameters for run in kept], float),
+    tokens=np.array([run.tokens for run in kept], float),
+    loss=np.array([run.loss for run in kept], float),
+    notes=tuple(notes),
   )
+
+
+def check_usable(run: FinishedRun) -> None:
+  """Check that a run has a finite loss and a dense model."""
+  if not (math.isfinite(run.loss) and run.loss > 0):
+    raise UserError(
+      f'the loss of {run.name} is {run.loss:g}, and a law needs finite losses above 0; leave this '
+      'run out, or train it again'
+    )
+  if run.size.active != run.size.parameters:
+    raise UserError(
+      f'{run.name} is a mixture of experts, and the law is one of dense models; leave it out'
+    )
 
 
 def read_all(arguments: Sequence[str]) -> tuple[list[FinishedRun], list[str]]:
@@ -135,85 +134,6 @@ def check_same_data(found: Sequence[FinishedRun]) -> None:
         )
 
 
-def _array(values: Iterable[float]) -> np.ndarray:
-  return np.array(list(values), float)
-
-
-def _checked(points: Points) -> Points:
-  """Return the points; raise a UserError if a loss is not a positive number."""
-  for name, loss in zip(points.names, points.loss, strict=True):
-    if not (math.isfinite(loss) and loss > 0):
-      raise UserError(
-        f'the loss of {name} is {loss:g}, and a law needs finite losses above 0; leave this run '
-        'out, or train it again'
-      )
-  return points
-
-
-def read_csv(path: str) -> Points:
-  """Read points from a CSV file.
-
-  Columns are parameters, tokens and loss, and may be active (parameters that a token uses) and
-  name.
-  """
-  try:
-    with open(path, newline='', encoding='utf-8-sig') as file:
-      reader = csv.DictReader(file, skipinitialspace=True)
-      rows = list(reader)
-      columns = [name.strip() for name in reader.fieldnames or ()]
-  except (OSError, UnicodeDecodeError, csv.Error, AttributeError) as error:
-    reason = getattr(error, 'strerror', None) or error
-    raise UserError(f'--csv={path} cannot be read ({reason})') from error
-  if not rows:
-    raise UserError(
-      f'--csv={path} has no rows; it needs a head {",".join(_NEEDED)} and a row a run'
-    )
-  check_columns(columns, _COLUMNS, f'--csv={path}')
-  for line, row in enumerate(rows, start=2):
-    if None in row:
-      raise UserError(f'line {line} of --csv={path} has more values than there are columns')
-  for name in _NEEDED:
-    if name not in columns:
-      raise UserError(f'--csv={path} has no column {name!r}; it needs {", ".join(_NEEDED)}')
-  table = {
-    name: _array(_number(path, line, row, name) for line, row in enumerate(rows, start=2))
-    for name in columns
-    if name != 'name'
-  }
-  total = table['parameters']
-  active = table.get('active', total)
-  if np.any(active > total):
-    line = int(np.argmax(active > total)) + 2
-    raise UserError(
-      f'line {line} of --csv={path} has more active parameters than parameters; active counts '
-      'those of all parameters that one token uses'
-    )
-  names = [row.get('name') or f'line {line} of {path}' for line, row in enumerate(rows, start=2)]
-  return _checked(
-    Points(
-      names=tuple(names),
-      total=total,
-      active=active,
-      tokens=table['tokens'],
-      loss=table['loss'],
-      notes=('a CSV does not say whether the learning rates had decayed, nor on which text',),
-    )
-  )
-
-
-def check_columns(columns: Iterable[str], known: Sequence[str], where: str) -> None:
-  """Raise a UserError unless the columns of the CSV file `where` are known and different."""
-  for name in (columns := list(columns)):
-    if other := next((mark for mark in ';\t|' if mark in name), ''):
-      raise UserError(f'{where} separates its columns by {other!r}; separate them by commas')
-    if columns.count(name) > 1:
-      raise UserError(f'{where} has {columns.count(name)} columns {name!r}; give each name once')
-    if name not in known:
-      near = misspelt(name, known)
-      hint = f'did you mean {near!r}?' if near else f'known columns: {", ".join(known)}'
-      raise UserError(f'{where} has a column {name!r}; {hint}')
-
-
 def positive(text: str) -> float | None:
   """Parse a text as a finite number above 0; return None for any other text."""
   try:
@@ -221,25 +141,3 @@ def positive(text: str) -> float | None:
   except ValueError:
     return None
   return value if 0 < value < math.inf else None
-
-
-def positives(flag: str, texts: Sequence[str]) -> list[float]:
-  """Return the numbers of a flag; raise a UserError for a text that is no finite number above 0."""
-  numbers = []
-  for text in texts:
-    if (number := positive(text)) is None:
-      raise UserError(f'--{flag} has {text!r}; it must be numbers above 0, separated by commas')
-    numbers.append(number)
-  return numbers
-
-
-def _number(path: str, line: int, row: dict[str, str], name: str) -> float:
-  """Return a value of a row; a loss may be NaN, and is checked later."""
-  text = next((value for key, value in row.items() if key and key.strip() == name), None)
-  if name == 'loss':
-    with contextlib.suppress(ValueError):
-      if math.isnan(float(text or '')):
-        return math.nan
-  if (value := positive(text or '')) is None:
-    raise UserError(f'line {line} of --csv={path} has {name}={text!r}; it must be a number above 0')
-  return value

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenformer_jax.laws import formulas
 from tokenformer_jax.laws.analysis import Analysis, Optimum, Prediction
 from tokenformer_jax.laws.chains import DECAY, Chain, Leg
 from tokenformer_jax.laws.fit import LEVEL, Fit, interval
@@ -31,7 +32,7 @@ def between(ends: tuple[float, float]) -> str:
 def describe(analysis: Analysis) -> str:
   """Return a line about the points, and one about the intervals."""
   points = analysis.points
-  sizes, lengths, spent = np.unique(points.active), points.tokens, points.flops
+  sizes, lengths, spent = np.unique(points.parameters), points.tokens, points.flops
   return (
     f'{len(points)} runs of {len(sizes)} sizes: N {number(sizes.min())} … {number(sizes.max())}, '
     f'D {number(lengths.min())} … {number(lengths.max())} tokens, '
@@ -49,7 +50,7 @@ def law(fit: Fit) -> str:
   total, agreeing = fit.starts
   worst = int(np.argmax(np.abs(fit.residuals)))
   return (
-    f'{fit.law.formula}\n{aligned(rows)}\n'
+    f'{formulas.FORMULA}\n{aligned(rows)}\n'
     f'  residuals: {fit.spread:.2%} (from their median), at most '
     f'{abs(np.expm1(fit.residuals[worst])):.2%}; {agreeing} of the best starts of {total:,} agree'
   )
@@ -131,15 +132,14 @@ def to_json(
     **fit.values,
     'intervals': fit.intervals,
     'level': LEVEL,
-    'law': fit.law.formula,
+    'law': formulas.FORMULA,
     'residual': fit.spread,
     'objective': fit.objective,
     'size_exponent': {'value': a, 'interval': ends},
     'points': [
       {
         'name': name,
-        'parameters': points.total[i],
-        'active': points.active[i],
+        'parameters': points.parameters[i],
         'tokens': points.tokens[i],
         'loss': points.loss[i],
         'residual': fit.residuals[i],

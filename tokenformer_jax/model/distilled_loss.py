@@ -6,14 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.model.loss import (
-  LossSums,
-  Objective,
-  chunk_sums,
-  largest,
-  logits,
-  minimized,
-)
+from tokenformer_jax.model.chunks import Objective, minimized
+from tokenformer_jax.model.loss import LossSums, chunk_sums, largest, logits
 from tokenformer_jax.parallel import per_device
 
 
@@ -49,7 +43,7 @@ def distilled_objective(
   target is not −1. Here soft is the cross-entropy to the teacher's probabilities, with both models'
   logits divided by the temperature T, nats is the cross-entropy to the targets, Z is the student's,
   and `weight` is from 0 to 1. Only [B, chunk, V] logits of each model are in memory at once. Only
-  the student gets a gradient: see `loss.minimized`.
+  the student gets a gradient: see `chunks.minimized`.
 
   Returns:
     The objective, and the sums that it consists of, without a gradient.

@@ -101,22 +101,6 @@ def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
   return sizes
 
 
-def resplit(
-  config: MeshConfig, devices: int, expert_parts: int, token_parts: int
-) -> MeshConfig | None:
-  """Return a mesh config with the same replicas, for other numbers of parts, or None.
-
-  The rest of the devices split the width; the result is None if they do not divide.
-  """
-  sizes = mesh_sizes(config, devices)
-  left = sizes['fsdp'] * sizes['experts'] * sizes['tokens']
-  fsdp, rest = divmod(left, token_parts * expert_parts)
-  if rest:
-    return None
-  changes = {'fsdp': fsdp, 'experts': expert_parts, 'tokens': token_parts}
-  return dataclasses.replace(config, **{**sizes, **changes})
-
-
 def tree_shardings(mesh: Mesh | AbstractMesh, axes: Any) -> Any:
   """Return the shardings for a tree of logical axes, such as `Definition.axes`."""
   return jax.tree.map(lambda a: NamedSharding(mesh, spec(a)), axes, is_leaf=is_axes)

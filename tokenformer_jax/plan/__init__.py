@@ -10,12 +10,12 @@ costs.py        FLOPs, operations and collectives of a step (matmuls.py, element
                 memory_traffic.py, kernel_costs.py, operations.py, equal_operations.py,
                 collectives.py)
 overlap.py      which collectives run behind computation
-formulas.py     memory and costs by formula, for GPUs
+formulas.py     memory and FLOPs by formula, for GPUs
 estimate.py     the plan: times, MFU, hours
 stages.py       a run whose batches change over steps
 table.py        the plan as text
-tune.py         search for the fastest of several configs
-breakdown.py    where the step goes, as text (breakdown_figure.py: as a picture)
+tune.py         search for the fastest of several meshes
+breakdown.py    where the step goes
 chain.py        growth chains
 """
 
@@ -47,12 +47,12 @@ def plan(
   `stages.StagedPlan` for a run whose batches change over steps.
   """
   from tokenformer_jax.plan import estimate, stages  # noqa: PLC0415
-  from tokenformer_jax.plan.topology import parse  # noqa: PLC0415
+  from tokenformer_jax.plan.topology import check_compiles, parse  # noqa: PLC0415
   from tokenformer_jax.steps.fit import DoesNotFitError  # noqa: PLC0415
 
   resolved, on = from_argument(config), parse(topology, slices)
   if quick:
-    estimate.check_quick(on, 'quick=True')
+    check_compiles(on, 'quick=True')
   if resolved.data.has_stages:
     return stages.plan_stages(resolved, on, quick=quick)
   try:

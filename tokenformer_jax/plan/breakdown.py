@@ -6,7 +6,7 @@ what is in it. A fusion of a product with other work counts as a product.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tokenformer_jax.parallel.messages import aligned
 from tokenformer_jax.plan.costs import Costs
@@ -189,19 +189,6 @@ def _collectives(costs: Costs) -> list[Row]:
         ', '.join(beside[:_BESIDE]) + more or 'nothing',
       )
     )
-  exposed = [one for one in costs.collectives if one.times * one.exposed > _shown(costs)]
-  for one in sorted(exposed, key=lambda one: -one.times * one.exposed)[:_DEAREST]:
-    rows.append(
-      (
-        f'  {one.name}',
-        one.cost.network,
-        f'{one.times:,}',
-        ms(one.times * one.seconds),
-        ms(one.times * one.between),
-        ms(one.times * one.exposed),
-        ', '.join(one.beside[:_BESIDE]) or 'nothing',
-      )
-    )
   return rows
 
 
@@ -209,19 +196,6 @@ def _exposed(ones: list[Collective]) -> float:
   return sum(one.times * one.exposed for one in ones)
 
 
-def _shown(costs: Costs) -> float:
-  """Return the seconds of waits above which a collective has a line of its own."""
-  return costs.ordered_seconds / 1000
-
-
 def to_json(costs: Costs) -> list[dict[str, float]]:
   """Return the rows for a JSON file."""
   return [dataclasses.asdict(part) for part in parts(costs)]
-
-
-def bars(costs: Costs) -> Iterator[tuple[str, float, dict[str, float]]]:
-  """Yield the name, the seconds and the bounds of each row with a thousandth of the step."""
-  for part in parts(costs):
-    if part.seconds >= _shown(costs):
-      bounds = {'matrix': part.matrix, 'vector': part.vector, 'memory': part.memory}
-      yield part.name, part.seconds, {} if part.name == WAITS else bounds

@@ -1,6 +1,7 @@
 """Plan growth chains: every stage, and the whole against the largest model from scratch."""
 
 import dataclasses
+from typing import Any
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, ModelConfig, counts_as_text, token_counts
@@ -10,18 +11,22 @@ from tokenformer_jax.grow.steps import experts
 from tokenformer_jax.grow.steps import layers as layers_lib
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.parallel.messages import aligned, say
-from tokenformer_jax.plan import table
-from tokenformer_jax.plan.estimate import Plan, count_steps, plan
-from tokenformer_jax.plan.table import Row, percent
+from tokenformer_jax.plan.estimate import count_steps, plan
+from tokenformer_jax.plan.stages import Leg, StagedPlan, with_steps
+from tokenformer_jax.plan.table import percent
 from tokenformer_jax.plan.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-  """The plans of a chain's stages, and of its last model from scratch on as many tokens."""
+  """The plans of a chain's sizes, and of its last model from scratch on as many tokens."""
 
-  stages: tuple[Plan, ...]
-  scratch: Plan
+  sizes: StagedPlan
+  scratch: Leg
+
+  def to_json(self) -> dict[str, Any]:
+    """Return the figures of each size, and of the last one from scratch."""
+    return {'stages': self.sizes.to_json()['stages'], 'scratch': self.scratch.plan.to_json()}
 
 
 _OTHERS = ('experts', 'expert_tokens', 'top_k', 'layers', 'pattern', 'steps')
@@ -100,48 +105,29 @@ def plan_chain(config: Config, grow: list[str], on: Topology, *, quick: bool = F
       `config.train.epochs` is set.
     DoesNotFitError: a stage does not fit.
   """
-  if config.train.epochs:
-    raise UserError('--grow compares tokens, and config.train.epochs is set; set train.steps')
   configs = [config]
   for text in grow:
     configs.append(stage(configs[-1], text))
-  plans: list[Plan] = []
-  for i, stage_config in enumerate(configs):
-    say(f'stage {i + 1} of {len(configs)}: {_sizes(stage_config.model)}')
-    before = plans[-1].config.model if plans else None
-    plans.append(plan(stage_config, on, before, quick=quick))
-  last = plans[-1]
+  legs: list[Leg] = []
+  for i, stage_config in enumerate(configs, start=1):
+    name = f'{i}: {_sizes(stage_config.model)}'
+    say(f'stage {name}')
+    steps, before = count_steps(stage_config), legs[-1].plan.config.model if legs else None
+    if steps is None or config.train.epochs:
+      raise UserError('--grow compares tokens, and config.train.epochs is set; set train.steps')
+    legs.append(Leg(name, plan(stage_config, on, before, quick=quick), steps))
   # A step from scratch costs as much as one of the last stage: factors on tokens cost nothing.
-  train = dataclasses.replace(
-    last.config.train, steps=sum(planned.known_run[0] for planned in plans)
-  )
-  alone = dataclasses.replace(last, config=dataclasses.replace(last.config, train=train))
-  return Chain(tuple(plans), alone)
+  steps = sum(leg.steps for leg in legs)
+  scratch = Leg('the last one from scratch', with_steps(legs[-1].plan, steps), steps)
+  return Chain(StagedPlan(tuple(legs)), scratch)
 
 
 def render(chain: Chain) -> str:
   """Return a table with a row for each stage, the total, and the largest model alone."""
-  rows: list[Row] = [
-    ('', 'parameters', 'HBM GiB', 'ms a step', 'MFU', 'steps', 'FLOPs', 'chip-hours')
-  ]
-  for i, planned in enumerate(chain.stages):
-    rows.append(_row(f'{i + 1}: {_sizes(planned.config.model)}', planned))
-  flops = sum(planned.known_run[0] * planned.model_flops for planned in chain.stages)
-  hours = [sum(bounds) for bounds in zip(*map(_chip_hours, chain.stages), strict=True)]
-  steps = f'{chain.scratch.steps:,}'
-  rows.append(('the chain', '', '', '', '', steps, f'{flops:.3g}', table.chip_hours(hours)))
-  rows.append(_row('the last one from scratch', chain.scratch))
-  whole = _chip_hours(chain.scratch)
-  saved = [1 - part / all_of_it for part, all_of_it in zip(hours, whole, strict=True)]
+  rows = [*chain.sizes.rows('the chain'), chain.scratch.row()]
+  hours = zip(chain.sizes.chip_hours, chain.scratch.chip_hours, strict=True)
+  low, high = sorted(chained / alone for chained, alone in hours)
   return (
-    f'{aligned(rows)}\n\nthe chain costs {percent(1 - max(saved))} to {percent(1 - min(saved))} of '
-    'the chip-hours of the largest model trained from scratch on as many tokens'
+    f'{aligned(rows)}\n\nthe chain costs {percent(low)} to {percent(high)} of the chip-hours of '
+    'the largest model trained from scratch on as many tokens'
   )
-
-
-def _row(name: str, planned: Plan) -> Row:
-  return (name, f'{planned.parameters:,}', *table.figures(planned))
-
-
-def _chip_hours(planned: Plan) -> list[float]:
-  return [hours * planned.topology.chips for hours in planned.known_run[1]]

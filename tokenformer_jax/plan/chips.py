@@ -6,9 +6,7 @@ Sources, by the name in `Chip.source`:
            pages of v5p, v6e and TPU7x give ICI for both directions together. The pages of v4 and
            v5e give 2400 and 1600 Gbit/s; these count here as one direction of all links, because
            v5p's page gives its 4800 Gbit/s that way.
-  NVIDIA   data sheets of A100 80GB SXM, H100 SXM and H200 SXM: memory, NVLink (half of the figure
-           for both directions); network cards per GPU as in DGX A100 (200 Gbit/s), DGX H100 and
-           DGX H200 (400 Gbit/s).
+  NVIDIA   data sheets of A100 80GB SXM, H100 SXM and H200 SXM: memory.
 
 Clocks are the peak divided by two FLOPs for every cell of the matrix units: v4 and v5p have 8 units
 of 128 × 128, v5e has 4, and v6e has four times the cells of v5e. No source gives the units of
@@ -31,10 +29,10 @@ class Chip:
   name: str  # the name in `--topology`
   kind: str  # the key in `flops.PEAK_TFLOPS`
   hbm: float  # bytes of memory
-  hbm_rate: float  # bytes a second
-  link: float  # bytes a second of one ICI link in one direction; for a GPU, of all NVLinks together
-  dcn: float  # bytes a second to other slices (for GPUs, to other hosts) in one direction
-  clock: float  # cycles a second; 0 for a GPU, because nothing is compiled for GPUs
+  hbm_rate: float = 0.0  # bytes a second
+  link: float = 0.0  # bytes a second of one ICI link in one direction
+  dcn: float = 0.0  # bytes a second to other slices in one direction
+  clock: float = 0.0  # cycles a second; 0 for a GPU, because nothing is compiled for GPUs
   cores: int = 1
   matrix_side: int = 128
   devices: int = 1  # JAX devices of one chip as it is sold
@@ -57,19 +55,8 @@ class Chip:
     return 4 * 8 * 128 * self.cores * self.clock
 
 
-def _gpu(name: str, hbm: float, hbm_rate: float, *, link: float, network: float) -> Chip:
-  """Return an NVIDIA GPU: bytes, GB a second of memory and NVLink, Gbit/s of the network."""
-  return Chip(
-    name=f'gpu-{name.lower()}',
-    kind=f'NVIDIA {name}',
-    hbm=hbm,
-    hbm_rate=hbm_rate * _GB,
-    link=link * _GB,
-    dcn=network * _GBIT,
-    clock=0.0,
-    torus=1,
-    source='NVIDIA',
-  )
+def _gpu(name: str, hbm: float) -> Chip:
+  return Chip(f'gpu-{name.lower()}', f'NVIDIA {name}', hbm, torus=1, source='NVIDIA')
 
 
 _ALL = (
@@ -104,8 +91,8 @@ _ALL = (
     has_functions=True,
     caveat='the clock of TPU7x is a guess, and so are times and MFU (docs/plan.md)',
   ),
-  _gpu('A100', 80e9, 2039, link=300, network=200),
-  _gpu('H100', 80e9, 3350, link=450, network=400),
-  _gpu('H200', 141e9, 4800, link=450, network=400),
+  _gpu('A100', 80e9),
+  _gpu('H100', 80e9),
+  _gpu('H200', 141e9),
 )
 CHIPS = {chip.name: chip for chip in _ALL}

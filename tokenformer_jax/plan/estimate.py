@@ -84,29 +84,23 @@ class Plan:
 
     Evaluations, checkpoints and interruptions are not included.
     """
-    if (steps := self.steps) is None:
-      return None
+    return None if self.steps is None else self.hours_of(self.steps)
+
+  def hours_of(self, steps: int) -> tuple[float, float]:
+    """Return the hours of a number of steps for both `step_seconds`."""
     fast, slow = (steps * seconds / 3600 for seconds in self.step_seconds)
     return fast, slow
 
   @property
-  def known_run(self) -> tuple[int, tuple[float, float]]:
-    """Return `steps` and `hours` of a run whose length does not depend on its data."""
-    if self.steps is None or self.hours is None:
-      raise ValueError('the steps of this run follow from its data')
-    return self.steps, self.hours
-
-  @property
   def summary(self) -> str:
-    """Return a sentence with the main figures."""
+    """Return a sentence with the main figures of a program that is laid out."""
     memory, (fast, _), (mfu, _) = self.memory, self.step_seconds, self.mfu
     caveat = self.topology.chip.caveat and f'; but {self.topology.chip.caveat}'
-    about, most = ('at least', 'at most ') if self.source == 'formula' else ('roughly', '')
     return (
       f'after {self.compile_seconds:.0f} s: it fits, in {memory.peak / 2**30:.2f} of '
       f'{memory.capacity / 2**30:.0f} GiB of HBM a device; a step moves '
-      f'{self.network_gigabytes:.2f} GB and takes {about} {fast * 1e3:,.0f} ms, an MFU of '
-      f'{most}{mfu:.0%}{caveat}'
+      f'{self.network_gigabytes:.2f} GB and takes roughly {fast * 1e3:,.0f} ms, an MFU of '
+      f'{mfu:.0%}{caveat}'
     )
 
   @property
@@ -118,9 +112,9 @@ class Plan:
     """Return the costs without every operation and every collective."""
     fields = (field.name for field in dataclasses.fields(self.costs))
     kept = (name for name in fields if name not in ('operations', 'collectives'))
-    found = {name: getattr(self.costs, name) for name in kept}
-    found['traffic'] = [dataclasses.asdict(row) for row in self.costs.traffic]
-    return found | {
+    return {
+      **{name: getattr(self.costs, name) for name in kept},
+      'traffic': [dataclasses.asdict(row) for row in self.costs.traffic],
       'ordered_seconds': self.ordered_seconds,
       'scheduled_seconds': self.costs.scheduled_seconds if self.source == 'cycles' else None,
     }
@@ -153,15 +147,6 @@ class Plan:
       'chip_hours': self.hours and [hours * self.topology.chips for hours in self.hours],
       'config': to_json(self.config),
     }
-
-
-def check_quick(on: Topology, flag: str) -> None:
-  """Check that programs are compiled for a topology, so that `flag` has an effect."""
-  if not on.has_compiler:
-    raise UserError(
-      f'{flag} has an effect only where programs are compiled, and {on.name} is planned by '
-      'formulas, without a compiler; leave it out'
-    )
 
 
 def count_steps(config: Config) -> int | None:
@@ -205,7 +190,7 @@ def _plan(
   if not quick:
     os.environ['LIBTPU_INIT_ARGS'] = schedule.flags(dump)
   step = program.make_step(config, before, on.platform)
-  mesh, definition = make_mesh(config, on), step.task.definition
+  mesh, definition = sharding.make_mesh(config.mesh, topology.devices(on)), step.task.definition
   sharding.check_devices(step.config, mesh)
   sharding.check_divides(mesh, definition.abstract, definition.axes)
   arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
@@ -225,32 +210,27 @@ def _plan(
 
 def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: schedule.Reader) -> Plan:
   first = time.monotonic()
+  laid_out: list[Plan] = []
 
-  def made(memory: Memory, text: str, source: str) -> Plan:
+  def plan_of(text: str, source: str, memory: Memory) -> Plan:
     has_cycles = source == 'cycles'
     bundles = reader.bundles if has_cycles else {}
-    found = costs.read(text, mesh, on.chip, bundles, has_cycles=has_cycles)
-    seconds = time.monotonic() - first
-    return _make_plan(step, on, mesh, memory, found, source, seconds)
+    step_costs = costs.read(text, mesh, on.chip, bundles, has_cycles=has_cycles)
+    return _make_plan(step, on, mesh, memory, step_costs, source, time.monotonic() - first)
 
   def tell(text: str, hbm: int, host: int) -> bool:
-    nonlocal at_first
-    at_first = made(program.layout_memory(step, mesh, hbm, host, on.chip.hbm), text, 'layout')
-    say(at_first.summary if quick else f'{at_first.summary}; its schedule is known in minutes')
+    memory = program.memory(step, mesh, on.chip.hbm, hbm, host=host)
+    laid_out.append(plan_of(text, 'layout', memory))
+    summary = laid_out[0].summary
+    say(summary if quick else f'{summary}; its schedule is known in minutes')
     return not quick
 
-  at_first: Plan | None = None
   compiled = program.compile_step(step, mesh, tell, reader.read)
   if compiled is None:
-    return at_first
+    return laid_out[0]
   reader.read(complete=True)
-  memory = program.memory(step, mesh, compiled, on.chip.hbm)
-  return made(memory, compiled.as_text(), 'cycles')
-
-
-def make_mesh(config: Config, on: Topology) -> Mesh:
-  """Return the mesh of the config over the devices of the topology."""
-  return sharding.make_mesh(config.mesh, topology.devices(on))
+  memory = program.compiled_memory(step, mesh, compiled, on.chip.hbm)
+  return plan_of(compiled.as_text() or '', 'cycles', memory)
 
 
 def _by_formula(step: Program, on: Topology) -> Plan:
@@ -259,12 +239,14 @@ def _by_formula(step: Program, on: Topology) -> Plan:
   sharding.check_kernel(step.config, on.platform)
   sharding.check_splits(step.config, mesh)
   state = program.state_bytes(step, mesh)
+  error = DoesNotFitError('')
   for remat in remat_plans.open_plans(step.config.train, step.config.model, on.chip.kind):
     chosen = remat_plans.with_plan(step, remat)
-    memory, found = formulas.memory_and_costs(chosen, mesh, state, on.chip)
+    memory, step_costs = formulas.memory_and_costs(chosen, mesh, state, on.chip)
     if memory.left >= 0:
-      return _make_plan(chosen, on, mesh, memory, found, 'formula', 0.0)
-  raise DoesNotFitError.from_bytes(memory.peak, memory.capacity)
+      return _make_plan(chosen, on, mesh, memory, step_costs, 'formula', 0.0)
+    error = DoesNotFitError.from_bytes(memory.peak, memory.capacity)
+  raise error
 
 
 def _make_plan(
@@ -272,39 +254,36 @@ def _make_plan(
   on: Topology,
   mesh: Mesh | AbstractMesh,
   memory: Memory,
-  found: Costs,
+  step_costs: Costs,
   source: str,
   seconds: float,
 ) -> Plan:
   axes, units = dict(mesh.shape), (step.task.unit, step.task.units_per_step)
-  return Plan(
-    step.config, on, axes, step.task.definition.count, units, memory, found, source, seconds
-  )
+  count = step.task.definition.count
+  return Plan(step.config, on, axes, count, units, memory, step_costs, source, seconds)
 
 
 def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
   """Return the error for a step that does not fit, with its size and possible remedies."""
-  remedies = []
-  less = 'offload' if config.train.remat == 'full' else 'full'
-  if config.train.remat not in ('auto', 'offload'):
-    remedies.append(f'--config.train.remat={less}')
-  if config.train.layers not in ('auto', 'scan'):
-    remedies.append('--config.train.layers=scan')
-  parts = 2 * config.optim.accumulation_steps
+  train, parts = config.train, 2 * config.optim.accumulation_steps
   mesh = sharding.abstract_mesh(config.mesh, on.devices)
   rows = config.data.batch_size // rules.parts('batch', mesh)
-  if rows % parts == 0:
-    remedies.append(
-      f'--config.optim.accumulation_steps={parts} (or a smaller batch: it is {rows} a device)'
-    )
-  if config.model.kind == 'lm' and config.train.loss_chunk > 128:
-    remedies.append(f'--config.train.loss_chunk={config.train.loss_chunk // 2}')
-  if rules.replicas(mesh) > on.slices:
-    remedies.append('more of the mesh in config.mesh.fsdp or tokens, and less in replica')
-  remedies.append('more devices')
+  less = 'offload' if train.remat == 'full' else 'full'
+  remedies = {
+    f'--config.train.remat={less}': train.remat not in ('auto', 'offload'),
+    '--config.train.layers=scan': train.layers not in ('auto', 'scan'),
+    f'--config.optim.accumulation_steps={parts} (or a smaller batch: it is {rows} a device)': (
+      rows % parts == 0
+    ),
+    'more of the mesh in config.mesh.fsdp or tokens, and less in replica': (
+      rules.replicas(mesh) > on.slices
+    ),
+    'more devices': True,
+  }
+  helpful = [remedy for remedy, helps in remedies.items() if helps]
   size = (
     f'needs {error.needed:.2f} GiB of HBM a device and may use {error.capacity:.2f}'
     if error.needed
     else f'does not fit ({error.reason})'
   )
-  return UserError(f'the step {size} on {on.name}; what may make it fit: {"; ".join(remedies)}')
+  return UserError(f'the step {size} on {on.name}; what may make it fit: {"; ".join(helpful)}')

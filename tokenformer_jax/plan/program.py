@@ -1,7 +1,6 @@
 """Compile the training step of a config for devices that this machine does not have."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from tokenformer_jax.plan import layout_dump
 from tokenformer_jax.steps import fit
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import growth_from
+from tokenformer_jax.steps.remat_plans import argument_bytes
 from tokenformer_jax.steps.step import Program
 from tokenformer_jax.training import sizes
 
@@ -30,10 +30,9 @@ class Memory:
   optimizer: float
   batch: float
   temporaries: float  # the peak of activations, gradients and buffers
-  code: float
   capacity: float  # as published; the compiler may use a little less
-  # Temporaries as the compiler lays them out, gaps included, or None.
-  allocated: float | None = None
+  code: float = 0.0  # known after code generation
+  allocated: float = 0.0  # temporaries as the compiler lays them out, gaps included, if known
   host: float = 0.0  # activations that the step keeps in the host's memory
 
   @property
@@ -81,16 +80,11 @@ def _filled_in(config: Config) -> Config:
 
 def state_bytes(step: Program, mesh: Mesh | AbstractMesh) -> tuple[float, float, float]:
   """Return the bytes on a device of the parameters, of the rest of the state, and of a batch."""
-  state, batch = step.abstract_state(mesh), step.abstract_batch(mesh)
-  parameters = _bytes(state['params'])
-  return parameters, _bytes(state) - parameters, _bytes(batch)
-
-
-def _bytes(tree: Any) -> float:
-  return sum(
-    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-    for leaf in jax.tree.leaves(tree)
+  state = step.abstract_state(mesh)
+  parameters, whole, batch = map(
+    argument_bytes, (state['params'], state, step.abstract_batch(mesh))
   )
+  return parameters, whole - parameters, batch
 
 
 def compile_step(
@@ -113,24 +107,23 @@ def compile_step(
   )
 
 
-def memory(step: Program, mesh: Mesh, compiled: jax.stages.Compiled, capacity: float) -> Memory:
+def memory(step: Program, mesh: Mesh, capacity: float, peak: float, **others: float) -> Memory:
+  """Return the memory of a device whose arguments and temporaries take `peak` bytes."""
+  state = state_bytes(step, mesh)
+  return Memory(*state, temporaries=peak - sum(state), capacity=capacity, **others)
+
+
+def compiled_memory(
+  step: Program, mesh: Mesh, compiled: jax.stages.Compiled, capacity: float
+) -> Memory:
   """Return the memory of a device for a compiled step."""
-  parameters, optimizer, batch = state_bytes(step, mesh)
-  found: Any = compiled.memory_analysis()
-  return Memory(
-    parameters=parameters,
-    optimizer=optimizer,
-    batch=batch,
-    temporaries=found.peak_memory_in_bytes - parameters - optimizer - batch,
-    code=found.generated_code_size_in_bytes,
-    capacity=capacity,
-    allocated=found.temp_size_in_bytes,
-    host=found.host_temp_size_in_bytes,
+  figures: Any = compiled.memory_analysis()
+  return memory(
+    step,
+    mesh,
+    capacity,
+    figures.peak_memory_in_bytes,
+    code=figures.generated_code_size_in_bytes,
+    allocated=figures.temp_size_in_bytes,
+    host=figures.host_temp_size_in_bytes,
   )
-
-
-def layout_memory(step: Program, mesh: Mesh, hbm: int, host: int, capacity: float) -> Memory:
-  """Return the memory of a device before code generation, from the bytes of `layout_dump.run`."""
-  parameters, optimizer, batch = state_bytes(step, mesh)
-  temporaries = hbm - parameters - optimizer - batch
-  return Memory(parameters, optimizer, batch, temporaries, code=0.0, capacity=capacity, host=host)

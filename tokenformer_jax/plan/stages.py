@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from tokenformer_jax.config import Config, Stage, at_stage, stages
+from tokenformer_jax.config import Config, at_stage, stages
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.messages import aligned, say
 from tokenformer_jax.plan import table
@@ -14,34 +14,74 @@ from tokenformer_jax.steps.fit import DoesNotFitError
 
 
 @dataclasses.dataclass(frozen=True)
-class StagedPlan:
-  """The plan of each stage of a run, whose `steps` are those of the stage."""
+class Leg:
+  """Steps of a run that have one program."""
 
-  stages: tuple[tuple[Stage, Plan], ...]
+  name: str
+  plan: Plan
+  steps: int
 
   @property
-  def largest(self) -> tuple[Stage, Plan]:
-    """Return the stage whose step needs the most memory."""
-    return max(self.stages, key=lambda planned: planned[1].memory.peak)
+  def model_flops(self) -> float:
+    """Return the model FLOPs of all steps."""
+    return self.steps * self.plan.model_flops
+
+  @property
+  def chip_hours(self) -> tuple[float, float]:
+    """Return the chip-hours with all collectives behind computation, and with none."""
+    fast, slow = (hours * self.plan.topology.chips for hours in self.plan.hours_of(self.steps))
+    return fast, slow
+
+  def row(self) -> Row:
+    """Return memory, time, MFU, steps, FLOPs and chip-hours."""
+    (fast, slow), (high, low) = self.plan.step_seconds, self.plan.mfu
+    return (
+      self.name,
+      f'{self.plan.parameters:,}',
+      table.gib(self.plan.memory.peak),
+      f'{table.ms(fast)} … {table.ms(slow)}',
+      f'{table.percent(low)} … {table.percent(high)}',
+      f'{self.steps:,}',
+      f'{self.model_flops:.3g}',
+      table.chip_hours(self.chip_hours),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class StagedPlan:
+  """The plan of a run whose programs run one after the other."""
+
+  legs: tuple[Leg, ...]
+
+  @property
+  def largest(self) -> Leg:
+    """Return the leg whose step needs the most memory."""
+    return max(self.legs, key=lambda leg: leg.plan.memory.peak)
 
   @property
   def model_flops(self) -> float:
     """Return the model FLOPs of the whole run."""
-    return sum(planned.known_run[0] * planned.model_flops for _, planned in self.stages)
+    return sum(leg.model_flops for leg in self.legs)
 
   @property
-  def hours(self) -> list[float]:
-    """Return the hours of the whole run, with all collectives overlapped and with none."""
-    return [
-      sum(bound) for bound in zip(*(planned.hours for _, planned in self.stages), strict=True)
-    ]
+  def chip_hours(self) -> tuple[float, float]:
+    """Return the chip-hours of the whole run, with all collectives overlapped and with none."""
+    fast, slow = map(sum, zip(*(leg.chip_hours for leg in self.legs), strict=True))
+    return fast, slow
+
+  def rows(self, name: str) -> list[Row]:
+    """Return a table with a row for each leg, and one for the whole run with the given name."""
+    head = ('', 'parameters', 'HBM GiB', 'ms a step', 'MFU', 'steps', 'FLOPs', 'chip-hours')
+    steps, hours = sum(leg.steps for leg in self.legs), table.chip_hours(self.chip_hours)
+    whole = (name, '', '', '', '', f'{steps:,}', f'{self.model_flops:.3g}', hours)
+    return [head, *(leg.row() for leg in self.legs), whole]
 
   def to_json(self) -> dict[str, Any]:
-    """Return the figures of the run, and those of each stage by the steps before it."""
+    """Return the figures of the run and of its legs, in their order."""
     return {
       'model_flops': self.model_flops,
-      'hours': self.hours,
-      'by_step': {stage.first: planned.to_json() for stage, planned in self.stages},
+      'chip_hours': self.chip_hours,
+      'stages': [leg.plan.to_json() for leg in self.legs],
     }
 
 
@@ -53,45 +93,35 @@ def plan_stages(config: Config, on: Topology, *, quick: bool = False) -> StagedP
       'config.train.epochs is set, and the stages of config.data need the number of steps; set '
       'config.train.steps'
     )
-  found, known = [], [stage for stage in stages(config.data) if stage.first < steps]
-  ends = [*(stage.first for stage in known[1:]), steps]
+  reached = [stage for stage in stages(config.data) if stage.first < steps]
+  ends = [*(stage.first for stage in reached[1:]), steps]
   plans: dict[tuple[int, int], Plan] = {}
-  for stage, end in zip(known, ends, strict=True):
-    train = dataclasses.replace(config.train, steps=end - stage.first, epochs=0.0, examples=0)
-    alone = dataclasses.replace(config, data=at_stage(config.data, stage), train=train)
-    say(f'the stage after step {stage.first:,}: {_sizes(stage)}')
-    if stage[1:] not in plans:
+  legs = []
+  for stage, end in zip(reached, ends, strict=True):
+    size = stage.batch_size, stage.sequence_length
+    name = f'after step {stage.first:,}: {stage.batch_size:,} × {stage.sequence_length:,}'
+    if size not in plans:
+      say(f'the stage {name}')
+      alone = dataclasses.replace(config, data=at_stage(config.data, stage))
       try:
-        plans[stage[1:]] = plan(alone, on, quick=quick)
+        plans[size] = plan(alone, on, quick=quick)
       except DoesNotFitError as error:
-        reason = advice(alone, error, on)
         raise UserError(
-          f'in the stage of config.data after step {stage.first}, {reason}'
+          f'in the stage of config.data {name}, {advice(alone, error, on)}'
         ) from error
-    planned = plans[stage[1:]]
-    own = dataclasses.replace(
-      planned.config, train=dataclasses.replace(planned.config.train, steps=train.steps)
-    )
-    found.append((stage, dataclasses.replace(planned, config=own)))
-  return StagedPlan(tuple(found))
+    legs.append(Leg(name, with_steps(plans[size], end - stage.first), end - stage.first))
+  return StagedPlan(tuple(legs))
 
 
-def _sizes(stage: Stage) -> str:
-  return f'{stage.batch_size:,} × {stage.sequence_length:,}'
+def with_steps(plan: Plan, steps: int) -> Plan:
+  """Return the plan of a run with as many steps."""
+  train = dataclasses.replace(plan.config.train, steps=steps, epochs=0.0, examples=0)
+  return dataclasses.replace(plan, config=dataclasses.replace(plan.config, train=train))
 
 
-def render(found: StagedPlan) -> str:
+def render(staged: StagedPlan) -> str:
   """Return a table with a row for each stage and the run, and the table of the largest stage."""
-  rows: list[Row] = [
-    ('after step', 'batch', 'HBM GiB', 'ms a step', 'MFU', 'steps', 'FLOPs', 'chip-hours')
-  ]
-  for stage, planned in found.stages:
-    rows.append((f'{stage.first:,}', _sizes(stage), *table.figures(planned)))
-  stage, largest = found.largest
-  steps = sum(planned.known_run[0] for _, planned in found.stages)
-  whole = table.chip_hours(hours * largest.topology.chips for hours in found.hours)
-  rows.append(('the run', '', '', '', '', f'{steps:,}', f'{found.model_flops:.3g}', whole))
   return (
-    f'{aligned(rows)}\n\nthe stage that needs the most memory, after step {stage.first:,}:\n\n'
-    f'{table.render(largest)}'
+    f'{aligned(staged.rows("the run"))}\n\nthe stage that needs the most memory, '
+    f'{staged.largest.name}:\n\n{table.render(staged.largest.plan)}'
   )

@@ -1,6 +1,6 @@
 """Render a plan as the text that the plan command prints."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tokenformer_jax.parallel.messages import aligned
 from tokenformer_jax.plan.estimate import Plan
@@ -16,7 +16,7 @@ def render(plan: Plan) -> str:
   how = {
     'cycles': f'compiled in {plan.compile_seconds:.0f} s',
     'layout': f'laid out in {plan.compile_seconds:.0f} s: no code is generated; times are rough',
-    'formula': 'by formula: nothing is compiled, and every time is a bound that no run reaches',
+    'formula': 'by formula: nothing is compiled; times are at the peak, without collectives',
   }[plan.source]
   sections = [
     f'{slices}{on.name}: {on.chips} chips, {on.devices} devices, {mesh}; {how}',
@@ -24,7 +24,7 @@ def render(plan: Plan) -> str:
     f'train.layers={plan.config.train.layers}',
     aligned(_memory(plan)),
     aligned(_compute(plan)),
-    aligned(_traffic(plan)) if costs.traffic else 'no collectives',
+    *_collectives(plan),
     aligned(_run(plan)),
     *(f'note: {note}' for note in (*costs.notes, on.chip.caveat) if note),
   ]
@@ -41,10 +41,9 @@ def render(plan: Plan) -> str:
       'documents, because kernels compute the scores between documents and mask them'
     )
   memory = plan.memory
-  allocated = memory.allocated or 0.0
-  if memory.left < allocated - memory.temporaries:
+  if memory.left < memory.allocated - memory.temporaries:
     sections.append(
-      f'note: temporaries take {gib(allocated)} GiB with the gaps between them, and no '
+      f'note: temporaries take {gib(memory.allocated)} GiB with the gaps between them, and no '
       'memory is left on the device; the compiler accepts this program, but it may not fit'
     )
   if memory.host:
@@ -53,19 +52,6 @@ def render(plan: Plan) -> str:
       'the times do not include the transfers there and back'
     )
   return '\n\n'.join(sections)
-
-
-def figures(plan: Plan) -> Row:
-  """Return memory, time, MFU, steps, FLOPs and chip-hours of a run, for a table of several."""
-  (fast, slow), (high, low), (steps, hours) = plan.step_seconds, plan.mfu, plan.known_run
-  return (
-    gib(plan.memory.peak),
-    f'{ms(fast)} … {ms(slow)}',
-    f'{percent(low)} … {percent(high)}',
-    f'{steps:,}',
-    f'{steps * plan.model_flops:.3g}',
-    chip_hours(bound * plan.topology.chips for bound in hours),
-  )
 
 
 def chip_hours(bounds: Iterable[float]) -> str:
@@ -132,36 +118,36 @@ def _by_compiler(plan: Plan) -> list[Row]:
   ]
 
 
-def _traffic(plan: Plan) -> list[Row]:
-  rows = [
-    (
-      f'{row.axis}: {row.kind}',
-      f'{row.count:,}',
-      row.network,
-      f'{row.gigabytes:,.3f}',
-      ms(row.seconds),
-    )
-    for row in plan.costs.traffic
-  ]
-  head = ('collectives of a step', 'number', 'over', 'GB in', 'ms')
-  return [head, *rows, ('all', '', '', f'{plan.network_gigabytes:,.3f}', ms(plan.network_seconds))]
+def _collectives(plan: Plan) -> Iterator[str]:
+  if plan.source == 'formula':
+    return
+  rows = [('collectives of a step', 'number', 'over', 'GB in', 'ms')]
+  for row in plan.costs.traffic:
+    moved, time = f'{row.gigabytes:,.3f}', ms(row.seconds)
+    rows.append((f'{row.axis}: {row.kind}', f'{row.count:,}', row.network, moved, time))
+  rows.append(('all', '', '', f'{plan.network_gigabytes:,.3f}', ms(plan.network_seconds)))
+  yield aligned(rows) if plan.costs.traffic else 'no collectives'
 
 
 def _run(plan: Plan) -> list[Row]:
   (fast, slow), (high, low) = plan.step_seconds, plan.mfu
   unit, units = plan.units
-  rows = [
+  rows: list[Row] = [
     ('', 'all overlapped', 'nothing overlapped'),
     ('ms a step', ms(fast), ms(slow)),
     ('MFU', percent(high), percent(low)),
     (f'{unit} a second', f'{units / fast:,.0f}', f'{units / slow:,.0f}'),
   ]
-  if plan.hours is None:
-    return [*rows, ('the run', 'its length is in epochs', 'of data that is not read here')]
-  hours = [f'{value:,.1f}' for value in plan.hours]
-  chip_hours = [f'{value * plan.topology.chips:,.0f}' for value in plan.hours]
-  run = f'{plan.steps:,} steps, {plan.steps * units:,} {unit}'
-  return [*rows, (f'hours of {run}', *hours), ('chip-hours', *chip_hours)]
+  if plan.steps is None or plan.hours is None:
+    rows.append(('the run', 'its length is in epochs', 'of data that is not read here'))
+  else:
+    hours = [f'{value:,.1f}' for value in plan.hours]
+    chip_hours = [f'{value * plan.topology.chips:,.0f}' for value in plan.hours]
+    run = f'{plan.steps:,} steps, {plan.steps * units:,} {unit}'
+    rows += [(f'hours of {run}', *hours), ('chip-hours', *chip_hours)]
+  if plan.source == 'formula':  # without collectives, both are one
+    return [row[:2] for row in [('', 'at the peak'), *rows[1:]]]
+  return rows
 
 
 def gib(size: float) -> str:

@@ -70,6 +70,15 @@ def parse(name: str, slices: int = 1) -> Topology:
   return Topology(chip, name, slices)
 
 
+def check_compiles(topology: Topology, flag: str) -> None:
+  """Check that programs are compiled for a topology, as `flag` needs."""
+  if not topology.has_compiler:
+    raise UserError(
+      f'{flag} needs a compiler, and topology={topology.name} is planned by formulas; give a '
+      'topology of TPUs, or leave it out'
+    )
+
+
 def devices(topology: Topology) -> list[jax.Device]:
   """Return devices to compile for; the compiler in `libtpu` makes them without a TPU."""
   if importlib.util.find_spec('libtpu') is None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
   from matplotlib.axis import Axis
   from matplotlib.figure import Figure
 
-X_AXES = ('steps', 'examples', 'tokens', 'flops')
+XAxis = Literal['steps', 'examples', 'tokens', 'flops']
 
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 _UNITS = {

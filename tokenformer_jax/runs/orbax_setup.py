@@ -107,15 +107,13 @@ def read_arrays(reader: ocp.Checkpointer, path: paths.Path, abstract: Any) -> An
 
 
 def make_manager(
-  directory: paths.Path, keep: int | None, *, metrics: bool
+  directory: paths.Path, keep: int, *, metrics: bool = True
 ) -> ocp.CheckpointManager:
-  """Return a manager that lists checkpoints and, with `keep`, writes and deletes them.
+  """Return a manager that writes checkpoints, and deletes all but those that `Checkpoints` keeps.
 
   This function does not synchronise processes, so one process can retry by itself. The directory
-  must exist; for `keep` see `Checkpoints`. With `metrics` the manager reads the losses, which
-  determine the best checkpoint.
+  must exist. With `metrics` the manager reads the losses, which determine the best checkpoint.
   """
-  writes = keep is not None
   policies = checkpoint_managers.AnyPreservationPolicy(
     [
       checkpoint_managers.LatestN(keep),
@@ -134,9 +132,7 @@ def make_manager(
       best_fn=sound_loss,  # Without it Orbax forgets the losses at the end of the run.
       best_mode='min',
       create=False,
-      read_only=not writes,
-      save_interval_steps=1 if writes else 0,
-      cleanup_tmp_directories=writes,
+      cleanup_tmp_directories=True,
       save_root_metadata=False,
       lightweight_initialize=not metrics,
     ),

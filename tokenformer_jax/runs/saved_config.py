@@ -24,7 +24,7 @@ from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths
 
-FORMAT = 6  # of a new `config.json` and of the `meta` of a new checkpoint
+FORMAT = 7  # of a new `config.json` and of the `meta` of a new checkpoint
 
 
 class FormatError(UserError):

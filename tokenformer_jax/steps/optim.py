@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tokenformer_jax.config import OptimConfig, frozen_groups, old_token_rate
+from tokenformer_jax.config import OptimConfig, old_token_rate
 from tokenformer_jax.model.params import ParamInfo, Params
 from tokenformer_jax.steps import optimizers
 from tokenformer_jax.steps.entries import (
   LastGrowth,
-  group_entries,
+  frozen_entries,
   hidden_tokens,
   hide,
   map_entries,
@@ -40,7 +40,7 @@ def make_optimizer(
   `rate` is from `schedules.schedule`, `info` is `Definition.info`.
   """
   old = None if growth is None else growth.old
-  frozen = group_entries(info, numbers) if (numbers := frozen_groups(config)) else None
+  frozen = frozen_entries(info)
   hidden = [frozen] if frozen else []
   if old is not None and old_token_rate(config) == 0:
     hidden = [old, *hidden]

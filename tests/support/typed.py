@@ -1,0 +1,22 @@
+"""Run a command in this process, with arguments as a user types them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from absl import flags
+
+from tokenformer_jax.cli import parse_flags, signatures
+
+
+def run(main: Callable[..., Any], *arguments: object) -> Any:
+  """Call the function of a command with the arguments of a command line."""
+  known = set(flags.FLAGS)
+  signatures.define(main)
+  flags.FLAGS.set_gnu_getopt(True)
+  try:
+    words = parse_flags.parse(['command', *map(str, arguments)])
+    return main(*words[1:], **signatures.given(main))
+  finally:
+    flags.FLAGS.set_gnu_getopt(False)
+    for name in set(flags.FLAGS) - known:
+      delattr(flags.FLAGS, name)
