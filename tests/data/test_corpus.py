@@ -42,7 +42,7 @@ def _texts(store) -> tuple[str, str]:
   for split in corpus.SPLITS:
     ends = np.flatnonzero(getattr(store, split)[:] == store.tokenizer.end_of_document)
     assert ends.tolist() == [len(getattr(store, split)) - 1], f'{split} is not one whole document'
-    assert getattr(store, f'{split}_documents') == 1
+    assert store.index.total(split, 'documents') == 1
   return tuple(store.tokenizer.decode(tokens[:-1]) for tokens in (store.train, store.validation))
 
 
@@ -80,7 +80,7 @@ def test_the_shortest_texts_are_cut_between_characters(tmp_path, content, fracti
   try:
     train, validation = _texts(prepare(config))
   except UserError as error:
-    assert 'split of files' in str(error), 'a short text is another error'
+    assert 'split is empty' in str(error), 'a short text is another error'
     assert content.startswith(('\ufeff', 'ä')), 'two characters are not two splits'
   else:
     assert train + validation == content.removeprefix('\ufeff'), 'a character is torn'
@@ -150,7 +150,10 @@ def test_sources_of_many_documents_are_whole_splits(tmp_path):
       _write(tmp_path / folder / f'{i}.txt', f'{folder} {i}')
   held_out = f'files:{tmp_path}/held_out'
   store = prepare(_config(tmp_path, f'files:{tmp_path}/train', validation_source=held_out))
-  assert (store.train_documents, store.validation_documents) == (20, 20), 'documents are moved'
+  assert (
+    store.index.total('train', 'documents'),
+    store.index.total('validation', 'documents'),
+  ) == (20, 20), 'documents are moved'
   assert 'held_out' not in store.tokenizer.decode(store.train[:]), 'validation text is trained on'
 
 
@@ -207,7 +210,10 @@ def test_a_small_source_has_a_document_in_each_split(
   path.write_text('\n'.join(lines))
   config = _config(tmp_path, f'files:{path}', validation_fraction=fraction, tokenizer=tokenizer)
   store = prepare(config)
-  assert (store.train_documents, store.validation_documents) == documents
+  assert (
+    store.index.total('train', 'documents'),
+    store.index.total('validation', 'documents'),
+  ) == documents
   said = capsys.readouterr().err
   assert (f'holds out {moved} document by its hash' in said) == bool(moved)
   path.write_text('\n'.join(reversed(lines)))

@@ -330,8 +330,11 @@ def test_copies_of_text_that_any_source_holds_out_are_not_trained_on(config, tmp
   found = open_sources(mixed, SEED).stores
   texts = {name: one.tokenizer.decode(one.train[:]) for name, one in found.items()}
   assert 'this held document' not in texts['b'], 'a copy of held-out text is trained on'
-  assert found['a'].validation_documents == 30
-  assert found['b'].train_documents + found['b'].validation_documents == 30
+  assert found['a'].index.total('validation', 'documents') == 30
+  assert (
+    found['b'].index.total('train', 'documents') + found['b'].index.total('validation', 'documents')
+    == 30
+  )
 
 
 def test_text_that_a_mixture_was_not_trained_on_is_that_of_the_heaviest_source(mixture, config):

@@ -72,7 +72,7 @@ def test_documents_of_every_source_begin_as_those_of_the_model(config):
   begun = type('Begun', (ByteTokenizer,), {'begin': (1,)})()
   for one in open_sources(config, 0, begun).stores.values():
     tokens = one.train[:]
-    assert (tokens == 1).sum() == (tokens == 0xFF).sum() == one.train_documents
+    assert (tokens == 1).sum() == (tokens == 0xFF).sum() == one.index.total('train', 'documents')
 
 
 def test_a_message_about_a_store_names_its_source(config, tmp_path):

@@ -124,7 +124,7 @@ def test_validation_text_is_not_trained_on(tmp_path, capsys):
 def test_a_lone_file_is_read_in_pieces_without_a_search(tmp_path, capsys):
   (tmp_path / 'a.txt').write_text('line\n' * 100)
   store = prepare(_config(tmp_path, f'files:{tmp_path}/a.txt', deduplicate=True))
-  assert store.train_bytes + store.validation_bytes == 500
+  assert store.index.total('train', 'bytes') + store.index.total('validation', 'bytes') == 500
   assert 'left out' not in capsys.readouterr().err
 
 

@@ -24,6 +24,7 @@ from tokenformer_jax.data.sources import PLUS, open_source
 from tokenformer_jax.data.text_unique import Unique
 from tokenformer_jax.data.tokenizers import Spans
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel.messages import say
 
 SPLITS = ('train', 'validation')
 
@@ -98,21 +99,6 @@ class Corpus:
     groups = _groups(source.divide(UNIT_BYTES), UNIT_BYTES)
     return [Unit(group, split, share, template=self.template) for group in groups]
 
-  def exception(self) -> str:
-    """Return a sentence about a document that is not in the split of its hash, or ''.
-
-    Only a source of few documents, for its `fraction`, has such a document.
-    """
-    is_lone = not self.template and self.source.lone_file()
-    if self.validation is not None or is_lone or self._share == self.fraction:
-      return ''
-    more = self._share > self.fraction
-    which, end, use = ('no', 'smallest', 'held out') if more else ('every', 'largest', 'trained on')
-    return (
-      f'config.data.validation_fraction={self.fraction} holds out {which} document by its hash, so '
-      f'the one with the {end} hash is {use}'
-    )
-
   @functools.cached_property
   def _share(self) -> float | fractions.Fraction:
     """The share of all hashes, from the smallest on, that is held out; it leaves no split empty.
@@ -126,12 +112,16 @@ class Corpus:
       number = _hash(document)
       lowest, highest = min(lowest, number), max(highest, number)
       if lowest < self.fraction * _HASHES <= highest:
-        break
-    else:
-      if lowest < highest:
-        is_empty = lowest >= self.fraction * _HASHES
-        return fractions.Fraction(lowest + 1 if is_empty else highest, _HASHES)
-    return self.fraction
+        return self.fraction
+    if lowest >= highest:  # No fraction divides one document.
+      return self.fraction
+    none = lowest >= self.fraction * _HASHES
+    which, end, use = ('no', 'smallest', 'held out') if none else ('every', 'largest', 'trained on')
+    say(
+      f'config.data.validation_fraction={self.fraction} holds out {which} document by its hash, so '
+      f'the one with the {end} hash is {use}'
+    )
+    return fractions.Fraction(lowest + 1 if none else highest, _HASHES)
 
 
 @dataclasses.dataclass(frozen=True)
