@@ -150,12 +150,8 @@ def test_the_table_shows_experts():
     ['ffn', 'experts', 'of', 'a', 'token', '0', '1'],
   ]
   words = [line.split() for line in text.splitlines()]
-  assert ['ffn.shared', 'tokens', '48', '48'] in words and [
-    'ffn.expert',
-    'tokens',
-    '0',
-    '24',
-  ] in words
+  for row in (['ffn.shared', 'tokens', '48', '48'], ['ffn.expert', 'tokens', '0', '16']):
+    assert row in words
   back = [line.split() for line in diff_table.render(sparse(), tiny_model(), 32).splitlines()]
   assert ['ffn', 'tokens', '48', '48'] in back
   assert 'ffn experts' in diff_table.render(tiny_model(dense=True), upcycled(), 32)
