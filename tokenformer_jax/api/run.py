@@ -31,7 +31,7 @@ from tokenformer_jax.config import (
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.config.arguments import FILLED, Count, Natural, Path
 from tokenformer_jax.config.section import Bool, Float, Long, Str
-from tokenformer_jax.convert import to_hf, to_run
+from tokenformer_jax.convert import export, to_run
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import chats, evaluation
 from tokenformer_jax.decoding.sampling import Sampling
@@ -479,7 +479,7 @@ class Run(Growable, Viewable):
         have a part of its model. Nothing is written then.
     """
     options = {'dtype': dtype, 'allow_nonfinite': allow_nonfinite}
-    to_hf.convert_run(self.source, paths.local(target), **options)
+    export.to_hf(self.source, paths.local(target), **options)
 
   def _check_is_language_model(self) -> None:
     checkpoint.check_is_language_model(self.meta, self.directory)

@@ -56,12 +56,12 @@ def make_optimizer(
   )
 
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-    gradient = updates
-    (_, adam), *_, rates = state
-    # Only Adam has a correction to undo, and only its state is a single part with a count.
-    counted = adam if config.new_token_correction else rates
+    gradient, adam_count = updates, 0
+    if config.new_token_correction:  # only of Adam, whose correction it undoes
+      (_, adam), *_ = state
+      adam_count = adam.count
     trained = zero_untrained(info, gradient)
-    updates, state = chain.update(trained, state, params, adam_count=counted.count)
+    updates, state = chain.update(trained, state, params, adam_count=adam_count)
     if frozen is not None:
       updates = map_entries(lambda is_frozen, u: jnp.where(is_frozen, 0, u), frozen, updates)
     return _with_own_updates(config, info, gradient, updates, old), state
