@@ -121,7 +121,7 @@ def digest_after_kills(config: DataConfig, workers: int, kills: int, seconds: fl
     time.sleep(_START_SECONDS + chance.uniform(0, seconds / kills))
     process.kill()
     process.join()
-  return store.make(config, workers=workers, progress=False).digest
+  return store.make(config, workers=workers).digest
 
 
 def _bytes(folder: Path) -> int:
@@ -155,7 +155,7 @@ def main() -> None:
       os.environ['RAYON_NUM_THREADS'] = str(workers)
       begin, began = _cpu_seconds(), time.monotonic()
       with _memory() as most:
-        made = store.make(config, workers=workers, progress=False)
+        made = store.make(config, workers=workers)
       seconds, tokens = _cpu_seconds() - begin, len(made.train) + len(made.validation)
       took = time.monotonic() - began
       print(

@@ -10,12 +10,14 @@ import xla_flags
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {xla_flags.join_flags(devices=8)}'
 if 'PYTEST_XDIST_WORKER' not in os.environ:
-  # What one process has compiled, the other workers, and what tests start, need not compile again.
+  # What one process has compiled, the other workers, and what tests start, need not compile again;
+  # nor need the next run of tests, where .ci/run names a folder.
   compiled = tempfile.TemporaryDirectory(prefix='tokenformer_jax-compiled-')
-  os.environ['JAX_COMPILATION_CACHE_DIR'] = compiled.name
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = os.environ.get('COMPILED_BY_TESTS', compiled.name)
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 
 import bucket_server
+import commands_server
 import jax
 import shared_programs
 import tiny_run
@@ -88,6 +90,14 @@ def shared_cache(tmp_path_factory):
 def equal_runs_share_programs():
   with shared_programs.shared():
     yield
+
+
+@pytest.fixture(scope='session')
+def server():
+  """A process that runs commands without the seconds of their imports, on one device."""
+  made = commands_server.Server(tiny_run.environment() | {'HF_HUB_OFFLINE': '1'})
+  yield made
+  made.close()
 
 
 @pytest.fixture(scope='module')

@@ -20,6 +20,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import commands_server
 import numpy as np
 import pytest
 import released
@@ -35,7 +36,7 @@ TINY = (
 
 PRELUDE = f"""
 set -euo pipefail
-PYTHON={sys.executable}
+PYTHON=({sys.executable} -S {commands_server.__file__} "$SERVER")
 exists() {{  # whether the run of a command exists, by its --workdir
   for word in "$@"; do
     if [[ $word == --workdir=* && -e ${{word#--workdir=}}/config.json ]]; then return 0; fi
@@ -53,22 +54,22 @@ train() {{
 }}
 tokenformer() {{
   if [ "$1" = train ]; then
-    TRAIN=("$PYTHON" -m tokenformer_jax train)
+    TRAIN=("${{PYTHON[@]}}" -m tokenformer_jax train)
     train "${{@:2}}"
   else
-    "$PYTHON" -m tokenformer_jax "$@"
+    "${{PYTHON[@]}}" -m tokenformer_jax "$@"
   fi
 }}
 python() {{
-  if [ "$1" != train.py ]; then "$PYTHON" "$@"; return; fi
-  TRAIN=("$PYTHON" train.py)
+  if [ "$1" != train.py ]; then "${{PYTHON[@]}}" "$@"; return; fi
+  TRAIN=("${{PYTHON[@]}}" train.py)
   train "${{@:2}}"
 }}
 pip() {{  # All is installed; `test_the_pages_install_known_extras` checks the words.
   echo "pip $*"
 }}
 pytest() {{
-  "$PYTHON" -m pytest -n 0 -q tests/test_layout.py
+  {sys.executable} -m pytest -n 0 -q tests/test_layout.py
 }}
 """
 
@@ -107,7 +108,8 @@ SMALLER = [
     '--tasks=lambada_openai,hellaswag,piqa,arc_easy,arc_challenge,winogrande',
     '--include_path=tests/tasks --tasks=local_last_word,local_choices',
   ),
-  ("--text='files:docs/*.md'", '--text=files:docs/plan.md'),
+  ("--text='files:docs/*.md'", '--text=files:docs/release.md'),
+  ('--out=heat.png', '--out=heat.png --corpus_tokens=2048'),
   # A model for TPUs, and images of which there are 1.3 million.
   (
     '--config=configs/vit_imagenet.py:b16',
@@ -211,32 +213,30 @@ def _bring(directory: Path) -> None:
   released.write_tokenizer(directory)
 
 
-def run_block(block: Block, directory: Path) -> str:
-  """Run a block to its end in a directory; return what it said on standard error."""
+def run_block(block: Block, directory: Path, server: commands_server.Server) -> None:
+  """Run a block to its end in a directory."""
+  started = time.monotonic()
   if block.language == 'sh':
     command = ['bash', '-c', PRELUDE + block.text]
+    environment = {**tiny_run.environment(), 'SERVER': server.socket}
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
   else:
     named = re.match(r'# (\w+\.py)\n', block.text)
     file = directory / (named[1] if named else 'block.py')
     file.write_text(block.text)
-    command = [sys.executable, file.name]
-  environment = tiny_run.environment()
-  environment['PYTHONPATH'] = str(directory)
-  started = time.monotonic()
-  done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+    done = server.run([file.name], directory)
   print(f'{block}: {time.monotonic() - started:.0f} s')
   assert done.returncode == 0, f'{block}:\n{block.text}{done.stdout[-500:]}\n{done.stderr[-3000:]}'
-  return done.stderr
 
 
 @pytest.mark.slow
-def test_the_pages_run_from_top_to_bottom(tmp_path):
+def test_the_pages_run_from_top_to_bottom(tmp_path, server):
   pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the planner\'s compiler')
   make_checkout(tmp_path)
   for page in PAGES:
     for block in make_smaller(page):
       if block.language:
-        run_block(block, tmp_path)
+        run_block(block, tmp_path, server)
   missing = [name for name in _named_runs() if not (tmp_path / name).is_dir()]
   assert not missing, f'these runs are named in a block, and none makes them: {missing}'
   assert os.path.getsize(tmp_path / 'texts.jsonl'), 'no texts were written'

@@ -64,7 +64,7 @@ def test_a_bad_document_is_named_and_the_build_continues(tmp_path, monkeypatch):
   with pytest.raises(UserError, match=r'a\.jsonl, the line at byte [\d,]+, is not valid JSON'):
     store.make(config, beam=_DIRECT)
   made = store.make(config, beam=_DIRECT, skip_bad=True)
-  assert made.train_documents + made.validation_documents == 200
+  assert made.index.total('train', 'documents') + made.index.total('validation', 'documents') == 200
 
 
 @needs_beam

@@ -221,8 +221,14 @@ def test_only_answers_carry_loss_in_a_store(tmp_path):
   answers = text.decode(tokens[tokens >= 0]).split('<|end|>')[:-1]
   assert sorted(answers) == sorted(row['response'] for row in ROWS)
   size = sum(len(f'{row["response"]}<|end|>') for row in ROWS)
-  assert made.train_answers + made.validation_answers == size == (tokens >= 0).sum()
-  assert made.train_bytes + made.validation_bytes == size, 'other bytes than those of answers'
+  assert (
+    made.index.total('train', 'answers') + made.index.total('validation', 'answers')
+    == size
+    == (tokens >= 0).sum()
+  )
+  assert made.index.total('train', 'bytes') + made.index.total('validation', 'bytes') == size, (
+    'other bytes than those of answers'
+  )
   assert made.bytes_per_token('train') == 1
   shards.verify(made.path)
   batch = next(order.validation_batches(made, _config(tmp_path, ''), range(4)))
@@ -237,12 +243,16 @@ def test_the_end_of_a_document_carries_the_loss_of_the_token_before(tmp_path, to
   )
   source = _write(tmp_path / 'a.jsonl')
   found = _prepare(tmp_path, source, chat_template=str(open_end))
-  assert (found.train[:] == 0xFF).sum() == found.train_documents, 'nothing teaches to stop'
+  assert (found.train[:] == 0xFF).sum() == found.index.total('train', 'documents'), (
+    'nothing teaches to stop'
+  )
   golden = tmp_path / 'inline.jinja'
   golden.write_text(GOLDEN['templates']['inline']['template'])
   found = _prepare(tmp_path, source, chat_template=str(golden), tokenizer=str(tokenizer))
   ends = marks.plain(found.train[:]) == tokenizers.load(str(tokenizer)).end_of_document
-  assert ends.sum() == found.train_documents, 'a conversation that ends itself has two ends'
+  assert ends.sum() == found.index.total('train', 'documents'), (
+    'a conversation that ends itself has two ends'
+  )
 
 
 @pytest.mark.parametrize('name', ['chatml', 'inline'])
@@ -298,11 +308,11 @@ def test_a_store_is_found_again_by_its_rows_and_template_only(tmp_path):
   config = _config(tmp_path, source, store=out)
   made = store.make(config, workers=1)
   assert store.prepare(config).digest == made.digest
-  with pytest.raises(UserError, match='a store of conversations of another template, and here it'):
+  with pytest.raises(UserError, match=r'was made with conversations by the built-in .* is plain'):
     store.prepare(dataclasses.replace(config, rows='text'))
   other = tmp_path / 'other.jinja'
   other.write_text(GOLDEN['templates']['inline']['template'])
-  with pytest.raises(UserError, match=r'store of conversations of another .*chat_template=.*other'):
+  with pytest.raises(UserError, match=r'here it is conversations by .*chat_template=.*other'):
     store.prepare(dataclasses.replace(config, chat_template=str(other)))
   cached = {
     store.store_folder(_config(tmp_path, source, **changes))
@@ -316,8 +326,10 @@ def test_bad_rows_are_counted_and_left_out(tmp_path):
   wrong_role = {'messages': [{'role': 'cat', 'content': 'meow'}, *_chat(ROWS[0])]}
   source = _write(tmp_path / 'a.jsonl', [*MESSAGES, *bad, wrong_role])
   made = store.make(_config(tmp_path, source), skip_bad=True)
-  assert made.train_documents + made.validation_documents == len(ROWS)
-  assert sum(shard.bad_documents for shard in shards.read_index(made.path).shards) == 3
+  assert made.index.total('train', 'documents') + made.index.total(
+    'validation', 'documents'
+  ) == len(ROWS)
+  assert sum(shard.bad_documents for shard in made.index.shards) == 3
 
 
 def test_masks_of_documents_need_conversations_without_an_end_inside(tmp_path, tokenizer):
@@ -350,7 +362,7 @@ def test_processes_make_the_same_store_and_a_bucket_serves_it(tmp_path, monkeypa
   config = _config(tmp_path, _write(tmp_path / 'a.jsonl'), store=str(tmp_path / 'one'))
   one = store.make(config)
   two = store.make(dataclasses.replace(config, store=str(tmp_path / 'two')), workers=2)
-  assert len(shards.read_index(one.path).shards) > 1, 'the test has one shard'
+  assert len(one.index.shards) > 1, 'the test has one shard'
   assert two.digest == one.digest, 'processes give other tokens'
   for file in (path for path in one.path.rglob('*') if path.is_file()):
     name = f'store/{file.relative_to(one.path)}'

@@ -42,7 +42,7 @@ def _texts(store) -> tuple[str, str]:
   for split in corpus.SPLITS:
     ends = np.flatnonzero(getattr(store, split)[:] == store.tokenizer.end_of_document)
     assert ends.tolist() == [len(getattr(store, split)) - 1], f'{split} is not one whole document'
-    assert getattr(store, f'{split}_documents') == 1
+    assert store.index.total(split, 'documents') == 1
   return tuple(store.tokenizer.decode(tokens[:-1]) for tokens in (store.train, store.validation))
 
 
@@ -80,7 +80,7 @@ def test_the_shortest_texts_are_cut_between_characters(tmp_path, content, fracti
   try:
     train, validation = _texts(prepare(config))
   except UserError as error:
-    assert 'split of files' in str(error), 'a short text is another error'
+    assert 'split is empty' in str(error), 'a short text is another error'
     assert content.startswith(('\ufeff', 'ä')), 'two characters are not two splits'
   else:
     assert train + validation == content.removeprefix('\ufeff'), 'a character is torn'
@@ -102,7 +102,7 @@ def test_a_long_document_is_encoded_in_pieces_and_stays_one(tmp_path, monkeypatc
 def test_a_long_lone_file_is_divided_into_units(tmp_path, monkeypatch, content):
   monkeypatch.setattr(corpus, 'UNIT_BYTES', 8000)
   spec = _write(tmp_path / 'a.txt', content)
-  units = corpus.open_corpus(_config(tmp_path, spec)).units()
+  units = corpus.open_corpus(_config(tmp_path, spec)).units
   parts = [''.join(piece.text for piece in unit.pieces()) for unit in units]
   assert len(units) > 5 and max(len(part.encode()) for part in parts) <= 12_000
   if content is LINES:
@@ -110,7 +110,7 @@ def test_a_long_lone_file_is_divided_into_units(tmp_path, monkeypatch, content):
   train, validation = _texts(prepare(_config(tmp_path, spec)))
   assert ''.join(parts) == train + validation == content, 'text is lost or repeated between units'
   packed_spec = _write(tmp_path / 'b.txt.gz', content)
-  assert len(corpus.open_corpus(_config(tmp_path, packed_spec)).units()) <= 2, 'it cannot be sought'
+  assert len(corpus.open_corpus(_config(tmp_path, packed_spec)).units) <= 2, 'it cannot be sought'
 
 
 def test_a_byte_that_is_not_text_is_found_in_a_lone_file(tmp_path, monkeypatch):
@@ -150,7 +150,10 @@ def test_sources_of_many_documents_are_whole_splits(tmp_path):
       _write(tmp_path / folder / f'{i}.txt', f'{folder} {i}')
   held_out = f'files:{tmp_path}/held_out'
   store = prepare(_config(tmp_path, f'files:{tmp_path}/train', validation_source=held_out))
-  assert (store.train_documents, store.validation_documents) == (20, 20), 'documents are moved'
+  assert (
+    store.index.total('train', 'documents'),
+    store.index.total('validation', 'documents'),
+  ) == (20, 20), 'documents are moved'
   assert 'held_out' not in store.tokenizer.decode(store.train[:]), 'validation text is trained on'
 
 
@@ -207,7 +210,10 @@ def test_a_small_source_has_a_document_in_each_split(
   path.write_text('\n'.join(lines))
   config = _config(tmp_path, f'files:{path}', validation_fraction=fraction, tokenizer=tokenizer)
   store = prepare(config)
-  assert (store.train_documents, store.validation_documents) == documents
+  assert (
+    store.index.total('train', 'documents'),
+    store.index.total('validation', 'documents'),
+  ) == documents
   said = capsys.readouterr().err
   assert (f'holds out {moved} document by its hash' in said) == bool(moved)
   path.write_text('\n'.join(reversed(lines)))

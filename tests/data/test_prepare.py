@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tokenformer_jax.config import DataConfig, TextConfig
-from tokenformer_jax.data import corpus, shards, store
+from tokenformer_jax.data import corpus, store
 from tokenformer_jax.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,7 @@ def test_bad_documents_are_left_out_by_choice_and_counted(tmp_path):
   made = store.make(config, skip_bad=True)
   np.testing.assert_array_equal(made.train[:], good.train[:])
   np.testing.assert_array_equal(made.validation[:], good.validation[:])
-  (shard,) = shards.read_index(made.path).shards
+  (shard,) = made.index.shards
   assert shard.bad_documents == 8
   lines = [line for i in range(41, 46) for line in shard.bad if f'03.jsonl, line {i}, ' in line]
   assert len(lines) == 5 and '99.txt is not UTF-8' in shard.bad[-1]

@@ -119,14 +119,6 @@ def test_log_likelihoods_are_those_of_brute_force(task, devices):
   assert [r[1] for r in found] == [r[1] for r in wanted], 'another continuation is the greedy one'
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('devices', [1, 8])
-def test_rolling_log_likelihoods_are_those_of_brute_force(devices):
-  """To 1e-4 for each window of a text; the longest has 17."""
-  found, wanted = _responses(devices, 'rolling'), _responses(0, 'rolling')
-  np.testing.assert_allclose(found, wanted, atol=TOLERANCE, rtol=1e-7)
-
-
 @pytest.mark.parametrize('devices', [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_texts_are_those_of_greedy_decoding_without_a_cache(devices):
   assert _responses(devices, 'generation') == _responses(0, 'generation')
@@ -151,12 +143,6 @@ def test_some_contexts_are_cut():
 # Consistency
 
 
-def test_a_text_is_as_likely_as_its_parts_one_after_the_other():
-  whole = _log_prob('Flat is', ' better than nested.')
-  parts = _log_prob('Flat is', ' better') + _log_prob('Flat is better', ' than nested.')
-  assert abs(whole - parts) < TOLERANCE, 'p(ab|c) ≠ p(a|c) · p(b|ac)'
-
-
 def test_an_empty_context_is_the_end_of_a_document():
   found = _log_prob('', 'Now is better than never.')
   rolling = _request('Now is better than never.', kind='loglikelihood_rolling')
@@ -167,10 +153,6 @@ def test_an_empty_context_is_the_end_of_a_document():
 def test_spaces_that_end_a_context_belong_to_the_continuation():
   """So that a tokenizer sees words with the space before them."""
   assert _log_prob('Simple is ', 'better') == _log_prob('Simple is', ' better')
-
-
-def test_a_context_of_spaces_is_the_end_of_a_document_before_them():
-  assert _log_prob(' ', 'Now is better') == _log_prob('', ' Now is better')
 
 
 @pytest.mark.parametrize(
@@ -201,29 +183,6 @@ def test_texts_begin_as_the_folder_of_the_model_says(tmp_path, begin, before, al
     settings = {'until': [], 'max_gen_toks': 1}
     lm.generate_until([_request(text, settings, kind='generate_until') for text in ('AB', '')])
   assert [call.args[1] for call in made.call_args_list] == [[*before, a, b], alone]
-
-
-def test_generated_texts_are_called_greedy():
-  """One token after each of 10 contexts, where that token is a text by itself."""
-  contexts = [sample['arguments'][0][0] for sample in _results(1)['samples']['local_last_word']]
-  texts = _texts({'until': [], 'max_gen_toks': 1}, contexts[: 2 * BATCH])
-  pairs = [pair for pair in zip(contexts, texts, strict=False) if pair[1].isascii() and pair[1]]
-  assert len(pairs) > 3, 'random bytes should be ASCII half of the time'
-  for context, text in pairs:
-    other = chr((ord(text) + 1) % 128)
-    requests = [_request(context, continuation) for continuation in (text, other)]
-    found = [greedy for _, greedy in _model().loglikelihood(requests, disable_tqdm=True)]
-    assert found == [True, False], f'after {context!r} not {text!r} but another one is likeliest'
-
-
-LEARNED = {'rotary': 0, 'position_embedding': 'learned'}
-
-
-def test_other_positions_are_scored_alike():
-  """Learned positions have no room behind the longest input."""
-  context, continuation = 'In the face of ambiguity, refuse the', ' temptation to guess'
-  wanted, _ = score(context.encode(), continuation.encode(), LENGTH, **LEARNED)
-  assert abs(_log_prob(context, continuation, **LEARNED) - wanted) < TOLERANCE
 
 
 # Generation

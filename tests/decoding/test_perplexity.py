@@ -63,11 +63,6 @@ def test_documents_begin_as_in_training():
   assert found.loss == pytest.approx(_nats(LENGTH, stream, 1) / len(stream), abs=1e-5)
 
 
-def test_windows_do_not_overlap_unless_asked():
-  found = _measure(DOCUMENTS, None)
-  assert found.stride == found.window == LENGTH and found == _measure(DOCUMENTS, LENGTH)
-
-
 @pytest.mark.parametrize('stride', [1, 7, 10])
 def test_every_token_is_scored_once_with_enough_before_it(stride):
   documents = [np.append(np.arange(i, i + 9), 99) for i in range(0, 60, 10)]

@@ -47,11 +47,6 @@ def test_top_p_keeps_the_likeliest_that_reach_p(logits, p, temperature):
   )
 
 
-def test_without_limits_every_token_is_drawn():
-  logits = np.arange(8, dtype=np.float32) / 4
-  assert _drawn(logits, Sampling(1.0, top_p=1.0)) == set(range(8)), 'a token cannot come up'
-
-
 @pytest.mark.parametrize('temperature', [0.5, 2.0])
 def test_draws_have_the_probabilities_of_the_model(temperature):
   logits = np.array([0, 1, 2], np.float32)
@@ -79,7 +74,7 @@ def test_top_p_counts_among_the_k_likeliest(logits, k, p):
   assert _drawn(logits, Sampling(1.0, top_k=k, top_p=p)) == want, 'p is not of what top_k leaves'
 
 
-def test_every_row_is_drawn_in_its_own_way():
+def test_every_row_is_drawn_by_its_own_settings():
   ways = [GREEDY, Sampling(1.0, top_p=1.0, seed=1), Sampling(2.0, 3, 0.9, 2), Sampling(0.5, 2, 1.0)]
   rows = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32)
   together = np.asarray(_compiled(rows, Draws.from_samplings(ways), np.arange(4) + 7))

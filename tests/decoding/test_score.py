@@ -76,21 +76,8 @@ def test_the_greedy_continuation_is_recognised():
   assert not wrong.is_greedy, 'one token that is not the likeliest goes unnoticed'
 
 
-def test_a_whole_is_as_likely_as_its_parts_one_after_the_other():
-  scorer, context = _scorer(), _row(6, 0).context
-  first, second = _row(0, 9).continuation, _row(0, 12).continuation
-  whole, a, b = scorer(
-    [Row(context, first + second), Row(context, first), Row(context + first, second)]
-  )
-  assert abs(whole.log_prob - a.log_prob - b.log_prob) < TOLERANCE, 'p(ab|c) ≠ p(a|c) · p(b|ac)'
-
-
 def test_an_empty_continuation_is_certain():
   assert _scorer()([Row([1, 2], [])]) == [Score(0.0, True)], 'an empty text is not certain'
-
-
-def test_no_rows_have_no_scores():
-  assert _scorer()([]) == []
 
 
 def test_a_continuation_that_does_not_fit_is_refused():
@@ -130,13 +117,3 @@ def test_a_capacity_is_that_of_the_row_alone():
   rows = [_row(3, 9), _row(20, 20)]
   for row, found in zip(rows, scorer(rows), strict=True):
     assert abs(found.log_prob - score(*row, **changes)[0]) < TOLERANCE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('kind', ['fine-grained', 'sparse'])
-def test_a_mixture_scores_a_row_as_one_forward_pass_does(kind):
-  layer = mixture(kind).layer
-  model = trained(layer=layer)
-  scorer = Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=4)
-  for sizes, found in zip(SIZES[:4], scorer([_row(*sizes) for sizes in SIZES[:4]]), strict=True):
-    assert abs(found.log_prob - score(*_row(*sizes), layer=layer)[0]) < TOLERANCE

@@ -92,7 +92,11 @@ def test_growth_and_elastic_training_have_a_group_for_each_size(config):
     jobs = jobs_lib.list_jobs(config, _family(method), 'out')
     (whole,) = (job for job in jobs if job.final and job.factor == 4)
     groups = token_groups(config_lib.pattentions(whole.config.model)['qkv'])
-    assert [group[:2] for group in groups] == [(32, 32), (32, 32), (64, 64)], method
+    assert [(group.tokens, group.reference) for group in groups] == [
+      (32, 32),
+      (32, 32),
+      (64, 64),
+    ], method
 
 
 def test_top_down_learns_from_the_largest_and_counts_the_teacher(config):

@@ -106,6 +106,20 @@ def test_kill_9_at_any_moment(runs, unbroken, seed):
   check_as_unbroken(workdir, unbroken)
 
 
+@pytest.mark.parametrize('step', [20, pytest.param(50, marks=pytest.mark.full_size)])
+def test_kill_9_while_a_checkpoint_is_written(runs, unbroken, step):
+  workdir = runs.root / f'writing_{step}'
+  process = runs.start(workdir)
+  directory, pattern = workdir / 'checkpoints', f'{step}.orbax-checkpoint-tmp*'
+  wait_until(lambda: any(directory.glob(pattern)), process)
+  assert process.is_alive(), 'the write was never seen'
+  process.kill()
+  process.join()
+  assert step not in checkpoint.Checkpoints(workdir).steps(), 'half a checkpoint counts as whole'
+  runs.finish(workdir)
+  check_as_unbroken(workdir, unbroken)
+
+
 @pytest.mark.parametrize('seed', draw_seeds(2, 10))
 def test_two_runs_in_one_work_directory(runs, unbroken, seed):
   """One trains, the other ends with a sentence; the figures are those of one run."""

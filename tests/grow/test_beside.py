@@ -22,7 +22,7 @@ from tokenformer_jax.config import (
   growth,
   pattentions,
 )
-from tokenformer_jax.config.pattention import SCORES
+from tokenformer_jax.config.pattention import SCORES, GELUScore, LinearScore
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import plan
 from tokenformer_jax.grow.steps import matrices
@@ -79,7 +79,7 @@ def grown_twice(ffn: str):
   if ffn == 'experts':
     return (model, params), (larger, new)
   second = grown(larger, new, {'qkv': 24, 'ffn': 40}, new_score='linear', seed=1)
-  assert pattentions(second[0])['qkv'].groups == '16:16 8:8:linear'
+  assert pattentions(second[0])['qkv'].groups[1] == TokenGroup(8, 8, LinearScore())
   return (model, params), (larger, new), second
 
 
@@ -287,7 +287,7 @@ def test_matrices_become_tokens_that_compute_the_same(root, base):
   with pytest.raises(UserError, match="matrices names 'kv'; known names: ffn, proj, qkv"):
     base.as_tokens(root / 'unknown', 'kv')
   tokens = base.grow(root / 'before', {'qkv': 16}).as_tokens(root / 'as_tokens')
-  assert pattentions(tokens.config.model)['qkv'].groups == '64:64 16:16:l2_norm_gelu'
+  assert pattentions(tokens.config.model)['qkv'].groups[1] == TokenGroup(16, 16)
   np.testing.assert_allclose(tokens.logits(IDS), base.logits(IDS), atol=1e-5)
   tokens.train(12)
 
@@ -304,7 +304,7 @@ def test_neurons_and_heads_become_tokens():
   params = _with_values(models.define(model).init(jax.random.key(0)))
   after = config_lib.with_references(matrices.wanted(model, None))
   assert config_lib.token_counts(after) == {'qkv': 64, 'proj': 64, 'ffn': 64}
-  assert pattentions(after)['ffn'].groups == '48:48 16:16:gelu(gelu=tanh)'
+  assert pattentions(after)['ffn'].groups[1].score == GELUScore('tanh')
   steps = (matrices.MatricesToTokens(model, after),)
   new = apply_steps({'params': params, 'opt_state': ()}, model, steps)['params']
   assert_close(logits(after, new), logits(model, params), 'tokens compute something else')

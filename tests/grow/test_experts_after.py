@@ -14,11 +14,9 @@ from tiny import make_optimizer, tiny_model, two_kinds
 
 from tokenformer_jax.config import (
   OPTIMIZERS,
-  AdamWConfig,
   NoFeedForwardConfig,
-  former_names,
 )
-from tokenformer_jax.config.groups import check_new_tokens_train
+from tokenformer_jax.config.groups import named_groups, with_frozen, with_records_of
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import diff_table, plan
 from tokenformer_jax.grow.steps import experts
@@ -151,25 +149,19 @@ def test_the_table_shows_experts():
     ['ffn', 'experts', '0', '4'],
     ['ffn', 'experts', 'of', 'a', 'token', '0', '1'],
   ]
-  assert 'ffn.shared tokens' in text and 'ffn.expert tokens' in text
+  words = [line.split() for line in text.splitlines()]
+  for row in (['ffn.shared', 'tokens', '48', '48'], ['ffn.expert', 'tokens', '0', '16']):
+    assert row in words
+  back = [line.split() for line in diff_table.render(sparse(), tiny_model(), 32).splitlines()]
+  assert ['ffn', 'tokens', '48', '48'] in back
   assert 'ffn experts' in diff_table.render(tiny_model(dense=True), upcycled(), 32)
 
 
-def test_tokens_of_frozen_groups_are_known_by_their_former_name():
-  source = grown_model(tiny_model(), {'ffn': 64}, PLAIN)
-  target = with_experts(source, 4, 16)
-  check_new_tokens_train(AdamWConfig(frozen_groups='2'), source, target)
-  with pytest.raises(UserError, match=r'new tokens of ffn\.expert would be in group 1'):
-    check_new_tokens_train(AdamWConfig(frozen_groups='1'), source, target)
-
-
-def test_names_before_and_after():
-  after = {'qkv', 'ffn.shared', 'ffn.expert'}
-  assert former_names('ffn.shared', after)[1] == 'ffn'
-  assert former_names('ffn.expert', after) == ('ffn.expert',), 'new tokens are taken for old'
-  assert former_names('local.ffn.expert', {'local.ffn.expert'})[1] == 'local.ffn'
-  assert former_names('ffn', {'ffn'}) == ('ffn', 'ffn', 'ffn.shared', 'ffn.expert')
-  assert former_names('qkv', after) == ('qkv',)
+def test_a_frozen_group_stays_frozen_beside_experts():
+  source = with_frozen(grown_model(tiny_model(), {'ffn': 64}, PLAIN), [1])
+  groups = named_groups(with_records_of(with_experts(tiny_model(), 4, 16), source))
+  assert [group.frozen for group in groups['ffn.shared']] == [True]
+  assert [group.frozen for group in groups['ffn.expert']] == [False]
 
 
 @pytest.mark.parametrize(

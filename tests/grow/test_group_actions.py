@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import json
 import pathlib
 
 import jax
@@ -34,15 +35,17 @@ from tokenformer_jax.config import (
   Config,
   GrowConfig,
   TokenGroup,
+  from_groups,
   growth,
   pattentions,
   token_counts,
   token_groups,
 )
 from tokenformer_jax.config import groups as chosen
-from tokenformer_jax.config.pattention import SCORES, ScoreConfig, SoftmaxScore, with_groups
+from tokenformer_jax.config.pattention import SCORES, ScoreConfig, SoftmaxScore
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import groups, merging, plan, subsets
+from tokenformer_jax.grow.steps import layers
 from tokenformer_jax.grow.steps.remove import ScaleGroups, TakeGroups
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import group_trees
@@ -76,8 +79,24 @@ def _meta(lineage=(), model=BASE, contents='model', **optim):
   return Meta(STEP, config, {}, lineage, contents, run='id', updates=UPDATES)
 
 
+def _saved(model, run, source=None):
+  """The model as a run saves it; it was made from `source`."""
+  model = model if source is None else chosen.with_records_of(model, source)
+  return chosen.with_births(model, run, run, 0 if run == '/base' else STEP)
+
+
+def _births(model, name='ffn'):
+  groups = token_groups(pattentions(model)[name])
+  return [[(birth.run, birth.tokens) for birth in group.born] for group in groups]
+
+
+AT_BASE = _saved(BASE, '/base')
+AT_ONE = _saved(_grown(AT_BASE, by_name(32, 40, 64)), '/one')
+AT_TWO = _saved(_grown(AT_ONE, by_name(40, 48, 80)), '/two')
+
+
 def _runs(meta):
-  return [[run.path for run in added] for added in subsets.additions(meta, HERE)]
+  return {birth.run for birth in subsets.births(meta)}
 
 
 def _sizes(model):
@@ -100,7 +119,7 @@ def _scored(first: ScoreConfig, *others: ScoreConfig, model=SPECIALIST):
   """A model whose projections have groups with these scores."""
   groups = [TokenGroup(24, 24, first), *(TokenGroup(8, 32, score) for score in others)]
   return config_lib.with_pattentions(
-    model, {name: with_groups(old, groups) for name, old in pattentions(model).items()}
+    model, {name: from_groups(groups) for name in pattentions(model)}
   )
 
 
@@ -200,20 +219,6 @@ def test_a_mask_marks_the_tokens_of_groups():
   assert masks['embedding'].shape == () and not masks['embedding']
 
 
-@pytest.mark.parametrize(
-  ('text', 'numbers'), [('', ()), ('2,3', (2, 3)), ('3 1', (1, 3)), ('2, 10', (2, 10))]
-)
-def test_numbers_of_groups(text, numbers):
-  assert chosen.parse_numbers(text, 'x') == numbers
-  assert chosen.parse_numbers(chosen.as_text(numbers), 'x') == numbers
-
-
-@pytest.mark.parametrize('text', ['0', 'two', '1-3', '1,,x', '-1', '2,2', '1e3'])
-def test_malformed_numbers_of_groups_are_refused(text):
-  with pytest.raises(UserError, match=r'^--groups (is|names group 2 twice)'):
-    chosen.parse_numbers(text, '--groups')
-
-
 # States
 
 
@@ -290,7 +295,7 @@ def _trained(seed):
 
 
 def _specialist(name):
-  return _meta((_born('grow', '/base', BASE),), SPECIALIST), pathlib.Path(name)
+  return _meta((_born('grow', '/base', AT_BASE),), _saved(SPECIALIST, name, AT_BASE)), HERE
 
 
 @functools.cache
@@ -338,14 +343,14 @@ def test_merge_then_remove_is_the_first_specialist():
   after, merged, extracted = _merged()
   lineage = (
     *_specialist('/first')[0].lineage,
-    _born('merge', '/first', SPECIALIST, tokens_of='/second'),
+    _born('merge', '/first', SPECIALIST),
   )
   last = subsets.last_addition(_meta(lineage, after), HERE)
   assert last.model == SPECIALIST
   assert_same(remove(merged, after, last.model, KEEP), _trained(1), 'merged and removed')
   without = _choose(merged, after, chosen.without([3]))
   assert_same(without, _trained(1), 'merged, and its group removed')
-  assert _runs(extracted) == [['/second']]
+  assert _runs(extracted) == {'/second'}
 
 
 @pytest.mark.parametrize('numbers', [[], [2]])
@@ -354,8 +359,8 @@ def test_extract_then_merge_is_the_grown_model(numbers):
   lineage, model = subsets.extraction(meta, directory, numbers)
   added = subsets.extract(_trained(1)['params'], SPECIALIST, lineage[-1].model, numbers)
   extracted = _meta(lineage, model, 'added_tokens')
-  assert _runs(extracted) == [['/first']]
-  base = dataclasses.replace(_meta(), run='id of /base')
+  assert _runs(extracted) == {'/first'}
+  base = _meta(model=AT_BASE)
   merging.check_not_twice(base, pathlib.Path('/base'), extracted, pathlib.Path('/added'))
   assert merging.merged_model(BASE, extracted, KEEP) == SPECIALIST
   merged = merge(_base(), added, BASE, SPECIALIST)
@@ -367,11 +372,11 @@ def test_a_group_in_the_middle_is_extracted():
     _born('grow', '/base', BASE),
     _born('grow', '/one', _grown(BASE, by_name(32, 40, 64))),
   )
-  meta, old = _meta(lineage, TWICE), state_of(TWICE)
+  meta, old = _meta(lineage, AT_TWO), state_of(TWICE)
   lineage, model = subsets.extraction(meta, HERE, [2])
   extracted = _meta(lineage, model, 'added_tokens')
   assert subsets.added_counts(extracted) == by_name(8, 8, 16)
-  assert _runs(extracted) == [['/one', '/here']], 'of one or the other projection'
+  assert _runs(extracted) == {'/one', '/two'}, 'of one or the other projection'
   added = paths(subsets.extract(old['params'], TWICE, lineage[-1].model, [2]))
   keys = paths(old['params'])['blocks/ffn/keys']
   np.testing.assert_array_equal(added['blocks/ffn/keys'], keys[:, 48:64])
@@ -449,53 +454,47 @@ def test_tokens_of_another_score_do_not_join_a_group(option, sentence):
 # The lineage
 
 
-DEEPER = tiny_model(layers=3)
 ONCE = _grown(BASE, by_name(32, 40, 64))
 GREW_TWICE = (_born('grow', '/base', BASE), _born('grow', '/one', ONCE))
 WITHOUT_2 = chosen.choose(TWICE, chosen.without([2]))
 
 
-@pytest.mark.parametrize(
-  ('meta', 'runs'),
-  [
-    (_meta(GREW_TWICE, TWICE), [['/base'], ['/one'], ['/here']]),
-    # Group 2 of proj is of the second growth, which is still there in other projections.
-    (
-      _meta((*GREW_TWICE, _born('remove', '/two', TWICE, groups='2')), WITHOUT_2),
-      [['/base'], ['/two']],
-    ),
-    (
-      _meta(
-        (*GREW_TWICE, _born('remove', '/two', TWICE, groups='3')),
-        chosen.choose(TWICE, chosen.without([3])),
-      ),
-      [['/base'], ['/one'], ['/two']],
-    ),
-    (_meta((*GREW_TWICE, _born('slice', '/two', TWICE, groups='2 3')), BASE), [['/base']]),
-    (_meta((*GREW_TWICE, _born('remove', '/two', TWICE)), ONCE), [['/base'], ['/one']]),
-    (
-      _meta((*GREW_TWICE, _born('scale', '/two', TWICE, groups='2', factor=0.5)), TWICE),
-      [['/base'], ['/one'], ['/two']],
-    ),
-    # New layers have tokens in all groups.
-    (_meta((_born('grow', '/base', BASE),), DEEPER), [['/base'], ['/here']]),
-    (
-      _meta((_born('grow', '/base', BASE), _born('remove', '/deep', DEEPER)), BASE),
-      [['/base']],
-    ),
-    # A lineage that does not fit its models: nothing is taken for gone.
-    (
-      _meta((*GREW_TWICE, _born('remove', '/two', TWICE, groups='2')), BASE),
-      [['/base'], ['/one'], ['/two']],
-    ),
-  ],
-  ids=[
-    *('grown', 'the middle', 'the last', 'sliced', 'removed', 'scaled'),
-    *('deeper', 'as deep as before', 'odd'),
-  ],
-)
-def test_which_runs_the_tokens_come_from(meta, runs):
-  assert _runs(meta) == runs
+def test_tokens_are_born_in_the_run_that_adds_them():
+  assert _births(AT_TWO) == [[('/base', 48)], [('/one', 16)], [('/two', 16)]]
+  assert _births(AT_TWO, 'proj') == [[('/base', 40)], [('/two', 8)]]
+  assert _births(_saved(chosen.choose(AT_TWO, chosen.without([2])), '/c')) == [
+    [('/base', 48)],
+    [('/two', 16)],
+  ]
+  for method, counts in (('zero_keys', by_name(32, 48, 64)), ('duplicate', by_name(48, 80, 96))):
+    larger = _saved(_grown(AT_BASE, counts, growth(method)), '/c')
+    assert _births(larger) == [[('/base', 48), ('/c', counts['ffn'] - 48)]]
+  deeper = _saved(layers.wanted(AT_TWO, 3, None), '/c')
+  assert _births(deeper) == _births(AT_TWO)
+
+
+def test_fewer_tokens_keep_every_run_that_they_may_be_from():
+  mixed = _saved(_grown(AT_BASE, by_name(32, 48, 64), growth('zero_keys')), '/c')
+  fewer = _saved(_grown(mixed, by_name(24, 40, 32), growth('zero_keys')), '/d')
+  assert _births(fewer) == [[('/base', 24), ('/c', 8)]]
+
+
+def test_a_model_from_a_config_gets_the_records_of_its_source():
+  source = chosen.with_frozen(AT_ONE, [2])
+  again = _saved(_grown(_grown(BASE, by_name(32, 40, 64)), by_name(40, 48, 80)), '/two', source)
+  assert _births(again) == _births(AT_TWO)
+  assert chosen.frozen_numbers(again) == (2,)
+  assert chosen.with_frozen(again, []) == TWICE, 'births make equal models unequal'
+  stored = json.loads(json.dumps(config_lib.to_json(Config(model=again))))
+  assert _births(config_lib.from_dict(Config, stored).model) == _births(AT_TWO)
+
+
+@pytest.mark.parametrize('method', ['group', 'zero_keys'])
+def test_merged_tokens_keep_their_birth(method):
+  grown = _saved(_grown(AT_BASE, by_name(32, 48, 64), growth(method)), '/grown')
+  lineage, model = subsets.extraction(_meta((_born('grow', '/base', AT_BASE),), grown), HERE, [])
+  merged = merging.merged_model(AT_BASE, _meta(lineage, model, 'added_tokens'), KEEP)
+  assert list(itertools.chain(*_births(merged))) == [('/base', 48), ('/grown', 16)]
 
 
 def test_scaling_and_freezing_leave_other_arrays_unchanged():
@@ -516,53 +515,42 @@ def test_a_removed_group_hides_the_last_growth():
 
 
 def test_the_table_of_groups():
-  lineage = (*GREW_TWICE, _born('scale', '/two', TWICE, groups='3', factor=0.5))
-  lines = groups.render(_meta(lineage, TWICE, frozen_groups='1'), HERE).splitlines()
+  model = chosen.with_frozen(AT_TWO, [1])
+  lines = groups.render(_meta(GREW_TWICE, model)).splitlines()
   words = [line.split() for line in lines]
   assert words[0][:3] == ['group', 'qkv', '(tokens:τ²)']
   assert words[1][:4] == ['1', '24:24', '40:40', '48:48']
-  assert '  the beginning of /base  ' in lines[1] and lines[1].endswith('  frozen')
+  assert '  /base from step 0  ' in lines[1] and lines[1].endswith('  frozen')
   assert words[2][:4] == ['2', '8:8', '–', '16:16']
-  assert f'  grow (group) at step {STEP} of /base  ' in lines[2] and lines[2].endswith('  trained')
+  assert f'  /one from step {STEP}  ' in lines[2] and lines[2].endswith('  trained')
   assert words[3][:4] == ['2', '–', '8:8', '–'], 'a group of another growth is in one row'
-  assert f'grow (group) at step {STEP} of /one, × 0.5 ' in lines[4]
   assert len(lines) == 5
 
 
 def test_the_table_of_a_model_with_one_group():
-  lines = groups.render(_meta(), HERE).splitlines()
-  assert len(lines) == 2 and '1 ' in lines[1] and 'the beginning of /here' in lines[1]
-  grown = _meta((_born('grow', '/base', BASE, 'zero_keys'),), ZERO_KEYS, old_tokens='freeze')
-  line = groups.render(grown, HERE).splitlines()[1]
-  assert f'the beginning of /base, grow (zero_keys) at step {STEP} of /base' in line
+  mixed = _saved(_grown(AT_BASE, by_name(32, 48, 64), growth('zero_keys')), '/c')
+  grown = _meta((_born('grow', '/base', AT_BASE, 'zero_keys'),), mixed, old_tokens='freeze')
+  _, line = groups.render(grown).splitlines()
+  assert f'/base from step 0, /c from step {STEP}  ' in line
   assert line.endswith('new tokens trained')
 
 
 # Frozen groups
 
 
-def test_frozen_groups_keep_their_tokens_when_others_go():
-  optim = AdamWConfig(frozen_groups='1 3')
-  assert chosen.choose_frozen(optim, TWICE, chosen.without([2])) == '1 2'
-  assert chosen.choose_frozen(optim, TWICE, chosen.first(2)) == '1'
-  assert chosen.choose_frozen(optim, TWICE, chosen.without([1])) == '2'
+def test_frozen_groups_stay_frozen_when_others_go():
+  frozen = chosen.with_frozen(TWICE, [1, 3])
+  for choice, numbers in (
+    (chosen.without([2]), (1, 2)),
+    (chosen.first(2), (1,)),
+    (chosen.without([1]), (2,)),
+  ):
+    assert chosen.frozen_numbers(chosen.choose(frozen, choice)) == numbers
 
 
 def test_new_tokens_are_not_frozen():
-  frozen = AdamWConfig(frozen_groups='2')
-  chosen.check_new_tokens_train(frozen, SPECIALIST, _grown(SPECIALIST, by_name(40, 56, 80)))
-  with pytest.raises(UserError, match=r'new tokens of qkv would be in group 2, which .* freezes'):
-    chosen.check_new_tokens_train(frozen, BASE, SPECIALIST)
-  into = _grown(SPECIALIST, by_name(40, 48, 64), growth(method='zero_keys'))
-  with pytest.raises(UserError, match=r'new tokens of qkv would be in group 2'):
-    chosen.check_new_tokens_train(frozen, SPECIALIST, into)
-
-
-def test_frozen_groups_must_exist():
-  most = define_lm(TWICE).group_count
-  assert most == chosen.most_groups(TWICE)
-  with pytest.raises(UserError, match=r'frozen_groups names group 4; .* the groups 1 to 3 at most'):
-    chosen.check_numbers(most, [4], 'config.optim.frozen_groups')
-  chosen.check_numbers(most, [1, 3], 'config.optim.frozen_groups')
-  with pytest.raises(UserError, match=r"config.optim.frozen_groups is 'one'; it must be numbers"):
-    chosen.frozen_groups(AdamWConfig(frozen_groups='one'))
+  frozen = chosen.with_frozen(SPECIALIST, [2])
+  chosen.check_new_tokens_train(frozen, _grown(frozen, by_name(40, 56, 80)))
+  into = _grown(frozen, by_name(40, 48, 64), growth(method='zero_keys'))
+  with pytest.raises(UserError, match=r'new tokens of qkv would be in group 2, which is frozen'):
+    chosen.check_new_tokens_train(frozen, into)

@@ -21,6 +21,7 @@ from outcomes import assert_close, paths
 from tiny import tiny_model, with_tokens
 
 from tokenformer_jax.config import OPTIMIZERS, GrowConfig, growth
+from tokenformer_jax.config.groups import with_frozen
 from tokenformer_jax.grow.steps import widen
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
@@ -167,9 +168,9 @@ def test_wider_transformers_keep_their_optimizer(name, method):
 )
 def test_a_frozen_group_and_its_statistics_stay_and_the_others_move(name):
   group = growth(method='group')
-  model = grown_model(MODEL, DOUBLE, group)
+  model = with_frozen(grown_model(MODEL, DOUBLE, group), [1])
   state, info = _state(name, model), define_lm(model).info
-  tx = optimizer(model, OPTIMIZERS[name](frozen_groups='1'))
+  tx = optimizer(model, OPTIMIZERS[name]())
   updates, new = jax.jit(tx.update)(params_of(model, 5), state['opt_state'], state['params'])
   held = group_masks(info, (1,))
   for path, update in paths(updates).items():

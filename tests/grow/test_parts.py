@@ -40,6 +40,7 @@ from tokenformer_jax.config import (
   TrainConfig,
   growth,
 )
+from tokenformer_jax.config import groups as choices
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import merging, subsets, verify
 from tokenformer_jax.grow.steps.tokens import grown_model
@@ -53,7 +54,6 @@ SOURCE = tiny_model()
 LARGER = by_name(32, 48, 64)
 KEEP = growth(method='zero_keys')
 TARGET = grown_model(SOURCE, LARGER, KEEP)
-MERGED = grown_model(TARGET, by_name(40, 56, 80), KEEP)
 BORN = Ancestor('grow', 'somewhere', STEP, SOURCE, KEEP, UPDATES)
 
 
@@ -169,112 +169,69 @@ def test_another_scale_of_the_added_tokens_is_said():
   assert 'qkv 32 there and 24 here, proj 48 there and 40 here' in said
 
 
-def _meta(lineage=(), model=SOURCE, contents='model', run='', **checksums):
+def _meta(model, run, lineage=(), contents='model', **checksums):
+  """A run, whose id is the path where it was trained; tokens that nobody has were born in it."""
   paths = {f'params/blocks/{name}/keys': value for name, value in checksums.items()}
-  config = Config(model=model)
+  config = Config(model=choices.with_births(model, run, run, 0))
   return Meta(STEP, config, {}, lineage, contents, run=run, updates=UPDATES, checksums=paths)
 
 
-def _born(action, source, model=SOURCE, tokens_of='', run=None):
-  """An entry of a lineage; the id of a run is the path where it was trained."""
-  runs = '\n'.join(f'{run}\t{run}' for run in tokens_of.splitlines())
-  run = source if run is None else run
-  return dataclasses.replace(
-    BORN, action=action, source=source, model=model, tokens_of=runs, run=run
-  )
+def _from(source, action='grow'):
+  """The lineage of a run made from another one."""
+  model, path = source.config.model, source.run
+  return (*source.lineage, dataclasses.replace(BORN, action=action, source=path, model=model))
 
 
-BASE, GROWN = _meta(), _meta((_born('grow', '/base'),), TARGET)
-OF_GROWN = _meta((_born('grow', '/base', SOURCE, '/grown'),), TARGET, 'added_tokens')
-OF_TWIN = _meta((_born('grow', '/base', SOURCE, '/twin'),), TARGET, 'added_tokens')
-# Copies of runs, or runs that decay from them, and one that grew from such a run.
-OF_BASE = dataclasses.replace(BASE, run='/base')
-GROWN_COPY = dataclasses.replace(GROWN, run='/grown')
-OF_COPY = _meta((_born('grow', '/copy', run='/base'),), TARGET)
-# Runs of a version that gave no ids.
-OLD, OLD_GROWN = _meta(run='old'), _meta((_born('grow', '/base', run=''),), TARGET, run='old')
-PUT_BACK = _meta((_born('merge', '/base', SOURCE, '/grown'),), TARGET)
+def _grown_from(source, run):
+  model = grown_model(source.config.model, LARGER, KEEP)
+  return _meta(model, run, _from(source))
 
 
-@pytest.mark.parametrize(
-  ('meta', 'runs'),
-  [
-    (_meta(), [['/here']]),
-    (_meta((_born('grow', '/base'),), TARGET), [['/base'], ['/here']]),
-    (_meta((_born('grow', '/base'),)), [['/base']]),  # init_from without growth
-    (
-      _meta((_born('grow', '/base'), _born('remove', '/grown', TARGET))),
-      [['/base']],
-    ),
-    (
-      _meta((_born('grow', '/base'), _born('merge', '/grown', TARGET, '/a\n/b')), MERGED),
-      [['/base'], ['/grown'], ['/a', '/b']],
-    ),
-    (_meta((_born('grow', '/base', SOURCE, '/g'),), TARGET, 'added_tokens'), [['/g']]),
-    (_meta((_born('grow', '/base'), _born('shrink', '/g', TARGET))), [['/base'], ['/g']]),
-    (GROWN_COPY, [['/base'], ['/grown']]),
-  ],
-)
-def test_where_tokens_come_from(meta, runs):
-  named = dataclasses.replace(meta, run=meta.run or '/here')
-  found = subsets.additions(named, pathlib.Path('/here'))
-  assert [[run.id for run in added] for added in found] == runs
+def _extracted(grown):
+  return dataclasses.replace(grown, contents='added_tokens')
+
+
+BASE = _meta(SOURCE, '/base')
+GROWN, TWIN = _grown_from(BASE, '/grown'), _grown_from(BASE, '/twin')
+PUT_BACK = _meta(merging.merged_model(BASE.config.model, _extracted(GROWN), KEEP), '/back')
+WITHOUT = _meta(choices.with_records_of(SOURCE, GROWN.config.model), '/less')
 
 
 @pytest.mark.parametrize(
-  ('source', 'run', 'added', 'added_run', 'sentence'),
+  ('source', 'added', 'sentence'),
   [
-    (BASE, '/base', BASE, '/base', 'has parameter tokens of /base.*shares no tokens with it'),
-    (_meta(ffn=7), '/base', _meta(ffn=7), '/copy', 'which /base has already.*shares no tokens'),
-    (BASE, '/base', GROWN, '/grown', r'twice; append only .*extract --source=/grown --target=NEW'),
-    (GROWN, '/grown', BASE, '/base', 'tokens of /base, which /grown has already'),
-    (GROWN, '/grown', GROWN, '/twin', r'of /base, which /grown has.*extract --source=/twin'),
-    (GROWN, '/grown', OF_GROWN, '/added', 'of /grown.*into a run without them, such as /base'),
-    (PUT_BACK, '/back', OF_GROWN, '/added', 'of /grown, which /back has already'),
-    (BASE, '/base', OF_BASE, '/copy', 'of /copy, which /base has already'),
-    (BASE, '/base', OF_COPY, '/b', 'of /copy, which /base has.*extract --source=/b --target'),
-    (GROWN, '/grown', OF_COPY, '/b', r'of /copy, which /grown has.*extract --source=/b'),
-    (GROWN_COPY, '/b', OF_GROWN, '/added', 'of /grown, which /b has already'),
-    (OLD, '/one', OLD, '/two', 'from /one and /two, which have no id.*merge runs that this'),
-    (OLD_GROWN, '/one', OLD, '/two', 'from /base and /two, which have no id'),
-    (OLD, '/base', OLD_GROWN, '/two', 'tokens of /base, which /base has already'),
+    (BASE, BASE, 'has parameter tokens of /base.*shares no tokens with it'),
+    (
+      _meta(SOURCE, '/base', ffn=7),
+      _meta(SOURCE, '/copy', ffn=7),
+      'which /base has already.*shares no tokens',
+    ),
+    (BASE, GROWN, r'twice; append only .*extract --source=/grown --target=NEW'),
+    (GROWN, BASE, 'tokens of /base, which /grown has already'),
+    (GROWN, TWIN, r'of /base, which /grown has.*extract --source=/twin'),
+    (GROWN, _extracted(GROWN), 'of /grown.*into a run without them, such as /base'),
+    (PUT_BACK, _extracted(GROWN), 'of /grown, which /back has already'),
   ],
-  ids=[
-    *('itself', 'a copy', 'grown', 'base', 'sibling', 'its own', 'again'),
-    *('a changed copy', 'grown from a copy', 'grown from two copies', 'in a copy'),
-    *('without ids', 'grown without ids', 'without ids in one place'),
-  ],
+  ids=['itself', 'a copy without ids', 'grown', 'base', 'sibling', 'its own', 'again'],
 )
-def test_no_tokens_are_merged_twice(source, run, added, added_run, sentence):
-  source, added = _named(source, run), _named(added, added_run)
+def test_no_tokens_are_merged_twice(source, added, sentence):
   with pytest.raises(UserError, match=sentence):
-    merging.check_not_twice(source, pathlib.Path(run), added, pathlib.Path(added_run))
-
-
-def _named(meta, run):
-  """A run with the id that the run trained there has; `old` stands for none."""
-  return dataclasses.replace(meta, run={'': run, 'old': ''}.get(meta.run, meta.run))
+    merging.check_not_twice(source, pathlib.Path(source.run), added, pathlib.Path(added.run))
 
 
 @pytest.mark.parametrize(
-  ('source', 'run', 'added', 'added_run'),
+  ('source', 'added'),
   [
-    (BASE, '/base', OF_GROWN, '/added'),
-    (_meta((_born('grow', '/base'), _born('remove', '/grown', TARGET))), '/b', OF_GROWN, '/added'),
-    (PUT_BACK, '/back', OF_TWIN, '/added'),
-    (GROWN, '/grown', OF_TWIN, '/added'),
-    (_meta(ffn=7), '/base', _meta(ffn=8), '/other'),
-    (BASE, '/base', _meta(run='other'), '/base'),
-    (OLD_GROWN, '/one', OF_TWIN, '/added'),
+    (BASE, _extracted(GROWN)),
+    (WITHOUT, _extracted(GROWN)),
+    (PUT_BACK, _extracted(TWIN)),
+    (GROWN, _extracted(TWIN)),
+    (_meta(SOURCE, '/base', ffn=7), _meta(SOURCE, '/other', ffn=8)),
   ],
-  ids=[
-    *('the base', 'removed before', 'a second specialist', 'beside its own', 'strangers'),
-    *('another run in the place of the first', 'grown without ids'),
-  ],
+  ids=['the base', 'removed before', 'a second specialist', 'beside its own', 'strangers'],
 )
-def test_tokens_that_a_run_does_not_have_may_be_merged(source, run, added, added_run):
-  source, added = _named(source, run), _named(added, added_run)
-  merging.check_not_twice(source, pathlib.Path(run), added, pathlib.Path(added_run))
+def test_tokens_that_a_run_does_not_have_may_be_merged(source, added):
+  merging.check_not_twice(source, pathlib.Path(source.run), added, pathlib.Path(added.run))
 
 
 @pytest.mark.parametrize('action', ['grow', 'merge'])

@@ -9,7 +9,7 @@ from growing import SMALL, by_name, grow_params, merge, params_of, remove
 from outcomes import assert_same, paths
 from tiny import tiny_model
 
-from tokenformer_jax.config import GrowConfig, TokenGroup, growth, with_groups
+from tokenformer_jax.config import GrowConfig, TokenGroup, from_groups, growth
 from tokenformer_jax.grow import subsets
 from tokenformer_jax.grow.steps.remove import most_important
 from tokenformer_jax.grow.steps.tokens import grown_model
@@ -22,7 +22,7 @@ TARGET = grown_model(SOURCE, LARGER, GrowConfig())
 
 def with_groups_of(*counts):
   """The source with groups of so many tokens in its feed-forward layers."""
-  ffn = with_groups(SOURCE.layer.ffn, [TokenGroup(count, count) for count in counts])
+  ffn = from_groups([TokenGroup(count, count) for count in counts])
   return dataclasses.replace(SOURCE, layer=dataclasses.replace(SOURCE.layer, ffn=ffn))
 
 

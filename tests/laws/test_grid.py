@@ -40,7 +40,8 @@ def test_every_group_of_tokens_scales_with_its_reference(scale):
   }
   larger = grid.scaled(config_lib.with_pattentions(model, changed), scale, 1.5)
   sizes = {
-    name: tuple(group[:2] for group in groups) for name, groups in named_groups(larger).items()
+    name: tuple((group.tokens, group.reference) for group in groups)
+    for name, groups in named_groups(larger).items()
   }
   assert sizes == {
     'qkv': ((24, 24), (12, 48)),

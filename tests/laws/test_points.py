@@ -77,7 +77,6 @@ def test_grown_runs_in_a_folder_are_left_out_and_named(monkeypatch):
   [
     ({'distill__teacher': 'runs/t', 'distill__weight': 0.5}, 'distill.teacher', r'runs/t@7.*0\.5'),
     ({'train__drop_groups': 0.5}, 'train.drop_groups', '0.5'),
-    ({'optim__frozen_groups': '1'}, 'optim.frozen_groups', '1'),
   ],
 )
 def test_distilled_elastic_and_frozen_runs_are_not_plain(tmp_path, changes, way, value):

@@ -20,10 +20,6 @@ CHATS = {
     "{in}/chat/tool.jsonl, line 1, a conversation that begins with 'q' cannot be written by the "
     'built-in template: the role tool is none of system, user and assistant',
   ),
-  'a conversation without an answer': (
-    f'{_CHAT}/question.jsonl',
-    "{in}/chat/question.jsonl, line 1, a conversation that begins with 'q' has no answer",
-  ),
   'a weight of an answer that is neither 0 nor 1': (
     f'{_CHAT}/weight.jsonl',
     "weight.jsonl, line 1, a conversation that begins with 'q' has weight 2 in message 2; it must",

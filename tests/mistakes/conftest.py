@@ -1,20 +1,11 @@
-"""Share with all tests of mistakes: a process of `commands_server`, files and runs."""
+"""Share files and runs with all tests of mistakes."""
 
 import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
-import commands_server
 import pytest
 import runs_to_misuse
-
-
-@pytest.fixture(scope='session')
-def server() -> Iterator[commands_server.Server]:
-  made = commands_server.Server()
-  yield made
-  made.close()
 
 
 @pytest.fixture(scope='session')

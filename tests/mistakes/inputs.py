@@ -4,7 +4,6 @@ from pathlib import Path
 
 CONFIGS = {
   'empty': '',
-  'no_function': 'from tokenformer_jax import config\n\nc = config.defaults()\n',
   'not_callable': 'get_config = 3\n',
   'syntax': 'import math\n\n\ndef get_config()\n  return math.pi\n',
   'import': 'import no_such_module_here\n\n\ndef get_config():\n  pass\n',
@@ -14,10 +13,6 @@ CONFIGS = {
   ),
   'nothing': (
     'from tokenformer_jax import config\n\n\ndef get_config():\n  c = config.defaults()\n'
-  ),
-  'dict': "def get_config():\n  return {'model': {'width': 64}}\n",
-  'dataclass': (
-    'from tokenformer_jax import config\n\n\ndef get_config():\n  return config.Config()\n'
   ),
   'variants': (
     'from tokenformer_jax import config\n\nSIZES = {"small": "layer*2"}\n\n\n'
@@ -59,8 +54,6 @@ FILES = {
   'other_keys/config.json': '{"format": 6, "modell": {}}\n',
   'empty_run/metrics.jsonl': '',
   'broken_run/metrics.jsonl': '{"step": 1, "train/loss"\n\n{"step"\n',
-  'text_run/metrics.jsonl': 'a loss of three\n',
-  'list_run/metrics.jsonl': '[1, 2]\n[3]\n',
   'no_config/metrics.jsonl': '{"step": 5, "train/loss": 3.0}\n',
   'some/a.txt': 'a text of a few words, and of a few more ' * 40,
   'some/b.txt': 'another text ' * 40,
@@ -97,14 +90,7 @@ FILES = {
   'chat/long.jinja': "{% generation %}{{ 'a' * 2000000000 }}{% endgeneration %}",
   'chat/cut.jinja': '{% for m in messages %}{{ m.content }}',
   'requests/empty.jsonl': '\n',
-  'requests/cut.jsonl': '{"prompt": "def"\n',
-  'requests/list.jsonl': '["def"]\n',
-  'requests/no_prompt.jsonl': '{"length": 3}\n',
   'requests/unknown.jsonl': '{"prompt": "a", "lenght": 3}\n',
-  'requests/type.jsonl': '{"prompt": "a", "length": "3"}\n',
-  'requests/zero.jsonl': '{"prompt": "a", "length": 0}\n',
-  'requests/stop.jsonl': '{"prompt": "a", "stop": [""]}\n',
-  'requests/temperature.jsonl': '{"prompt": "a", "temperature": -1}\n',
   'weights.bin': 'these are no weights',
   'weights.safetensors': 'these are no weights',
   'weights.onnx': 'these are no weights',

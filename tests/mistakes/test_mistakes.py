@@ -57,11 +57,13 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(name, server, material, tm
   typed, named = {**cases.CASES, **cases.SLOW_CASES}[name]
   before = files_of(material)
   done = server.run(arguments(typed, material), tmp_path, XDG_CACHE_HOME=str(tmp_path / 'cache'))
-  sentences = [line for line in done.err.splitlines() if line.startswith('error: ')]
-  assert 'Traceback' not in done.err, f'a traceback for a mistake of the user:\n{done.err}'
-  assert done.status == 2, f'exit status {done.status}, not 2:\n{done.out}{done.err}'
-  assert len(sentences) == 1, f'not one sentence:\n{done.err}'
-  assert done.err.splitlines()[-1:] == sentences, f'something follows the sentence:\n{done.err}'
+  sentences = [line for line in done.stderr.splitlines() if line.startswith('error: ')]
+  assert 'Traceback' not in done.stderr, f'a traceback for a mistake of the user:\n{done.stderr}'
+  assert done.returncode == 2, f'exit status {done.returncode}, not 2:\n{done.stdout}{done.stderr}'
+  assert len(sentences) == 1, f'not one sentence:\n{done.stderr}'
+  assert done.stderr.splitlines()[-1:] == sentences, (
+    f'something follows the sentence:\n{done.stderr}'
+  )
   wanted = filled(named, material)
   assert wanted in sentences[0], f'the sentence does not name {wanted!r}:\n{sentences[0]}'
   assert not [*tmp_path.rglob('*')], 'the command wrote into the working directory'

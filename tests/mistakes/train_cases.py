@@ -8,12 +8,9 @@ TRAIN_FLAGS = {
   ),
   'a flag with a hyphen': ('train --learning-rate=3', '--config.optim.learning_rate'),
   'a misspelt flag': ('train --work_dir=x', 'did you mean --workdir'),
-  'a flag like no other': ('train --frobnicate=3', '--frobnicate is unknown; `python'),
   'a flag without its value': ('train --workdir', '--workdir has no value'),
   'an empty work directory': ('train --workdir=', "--workdir is ''"),
-  'an empty config': ('train --config=', '--config= is empty; give it a value, or leave it out'),
   'a status out of range': ('train --stopped_status=256', '--stopped_status is 256'),
-  'a status in words': ('train --stopped_status=x', 'it must be an integer'),
   'a word that is no flag': (
     'train configs/lm_pile.py',
     "unexpected argument 'configs/lm_pile.py'",
@@ -44,7 +41,7 @@ EXPERTS = {
   ),
   'an expert of several groups': (
     f"{_MIXTURE}expert.kind=pattention --config.model.layer.ffn.expert.groups='64 64'",
-    "ffn.expert.groups is '64 64', and the tokens of each expert are one group already",
+    "ffn.expert.groups is '64:64*2', and the tokens of each expert are one group already",
   ),
   'groups of experts that do not divide': (
     f'{_MIXTURE}balance.devices=3',
@@ -68,7 +65,6 @@ EXPERTS = {
     f'{_MIXTURE}dispatch.factor=2',
     'ffn.dispatch.factor is 2.0, which has a meaning for model.layer.ffn.dispatch.kind=capacity',
   ),
-  'no experts': (f'{_MIXTURE}count=0', 'config.model.layer.ffn.count is 0'),
   'experts on devices that there are not': (
     f'{_MIXTURE}count=8 --config.mesh.experts=2',
     'tokens=1, and the product of these sizes must be the number of devices, 1',
@@ -82,16 +78,7 @@ SOURCES = {
     f'{_SOURCES}source=stdlib --config.data.mixture.a.weight=0.5',
     'the weights of config.data.mixture add up to 0.5 (a 0.5); make them add up to 1',
   ),
-  'a negative weight': (
-    f'{_SOURCES}mixture.a.weight=-0.1',
-    'config.data.mixture.a.weight is -0.1; it must not be negative',
-  ),
-  'a weight of no source': (
-    f'{_SOURCES}mixture.b.weight=1',
-    "config.data.mixture.b.source is '', which names no source",
-  ),
   'a source without a name': (f'{_SOURCES}mixture..weight=1', "names a source '', which cannot be"),
-  'sources as one value': (f'{_SOURCES}mixture=3', 'config.data.mixture is a section of sources'),
 }
 
 _STAGES = 'train {tiny} --config.data.'
@@ -104,10 +91,6 @@ STAGES = {
   'a first stage after the first step': (
     f'{_STAGES}batch_size_by_step=9:16',
     "config.data.batch_size_by_step is '9:16'; it says nothing about the first steps; begin it",
-  ),
-  'a stage longer than the sequences': (
-    f"{_STAGES}sequence_length_by_step='0:32 9:64'",
-    'config.data.sequence_length is 32, which must be the longest of them',
   ),
   'a stage in parts that do not divide': (
     f"{_STAGES}batch_size_by_step='0:8 9:6' --config.optim.accumulation_steps=4",
@@ -132,24 +115,16 @@ TRAIN_KEYS = {
     'ffn_norm is rms, and with wiring.kind=parallel the layer has one norm; leave it out',
   ),
   'a misspelt key': ('train --config.model.widht=64', "did you mean 'model.width'"),
-  'a key of another group': ('train --config.model.steps=5', "did you mean 'train.steps'"),
   'a key without its group': ('train --config.batch_size=5', "did you mean 'data.batch_size'"),
   'a misspelt group': ('train --config.optimizer.beta1=0.5', "'optimizer' is unknown"),
-  'a key like no other': ('train --config.mesh.xyz=1', 'known names: experts, fsdp, replica'),
   'a key below a key': ('train --config.model.width.x=1', 'config.model.width is a single value'),
   'a group as a value': (
     'train --config.model=3',
     "config.model.kind is '3'; it must be one of lm, vit",
   ),
-  'a group as a dict': (
-    'train --config.model.layer.ffn="{\'tokens\': 3}"',
-    'config.model.layer.ffn.kind is "{\'tokens\': 3}"; it must be one of pattention, mlp',
-  ),
   'a key without a value': ('train --config.train.steps', 'has no value'),
   'a word for an integer': ('train --config.train.steps=many', 'it must be an integer'),
   'a fraction for an integer': ('train --config.train.steps=1.5e0', 'it must be an integer'),
-  'an empty integer': ('train --config.train.steps=', 'it must be an integer'),
-  'an endless integer': ('train --config.train.steps=1e999999999', 'it must be an integer'),
   'a teacher for images': (
     'train --config={repo}/configs/vit_digits.py --config.distill.teacher=x',
     "config.distill.teacher is 'x', which has a meaning for model.kind=lm only",
@@ -173,19 +148,12 @@ TRAIN_KEYS = {
   ),
   'a step beyond 32 bits': ('train --config.train.steps=1e12', 'config.train.steps is'),
   'a word for a number': ('train --config.optim.learning_rate=high', 'it must be a number'),
-  'a learning rate of nan': ('train --config.optim.learning_rate=nan', 'it must be finite'),
-  'a word for a boolean': ('train --config.data.flip=maybe', 'it must be true or false'),
   'a misspelt tracker': (
     'train --config.train.trackers=tensorboard,wandbb',
     "has 'wandbb', which is unknown; did you mean 'wandb'?",
   ),
-  'a tracker like no other': (
-    'train --config.train.trackers=neptune',
-    "has 'neptune', which is unknown; known names: mlflow, tensorboard, trackio, wandb",
-  ),
   'a tracker twice': ('train --config.train.trackers=wandb,wandb', 'it names wandb twice'),
   'no steps': ('train --config.train.steps=0', 'config.train.steps is 0'),
-  'a negative batch': ('train --config.data.batch_size=-8', 'config.data.batch_size is -8'),
   'a seed too large': ('train --config.train.seed=3e9', 'less than 2147483648'),
   'a choice that there is not': ('train --config.train.remat=softmx', 'must be one of'),
   'a kind that there is not': (
@@ -204,22 +172,9 @@ TRAIN_KEYS = {
     'train --config.model.layer.mixer.kind=linear --config.model.layer.mixer.window=8',
     'config.model.layer.mixer.window is 8, which has a meaning for model.layer.mixer.kind=',
   ),
-  'a distance to clip for linear attention': (
-    'train --config.model.layer.mixer.kind=linear --config.model.layer.mixer.positions.clip=8',
-    'config.model.layer.mixer.positions.clip is 8',
-  ),
-  'a key of a gated unit for softmax attention': (
-    'train --config.model.layer.mixer.normalise=squared_relu',
-    'has a meaning for model.layer.mixer.kind=gated_unit only',
-  ),
   'heads of keys that do not divide those of queries': (
     'train --config.model.layer.mixer.kv_heads=2',
     'mixer.kv_heads is 2, which does not divide model.layer.mixer.heads=3',
-  ),
-  'a key of rotary positions for none': (
-    'train --config.model.layer.mixer.positions.kind=none'
-    ' --config.model.layer.mixer.positions.clip=8',
-    'has a meaning for model.layer.mixer.positions.kind=rotary only',
   ),
   'a key of a layer in the model': (
     'train --config.model.heads=8',
@@ -237,14 +192,9 @@ TRAIN_KEYS = {
     'train --config.model.variants.local.mixer.window=8',
     "config.model.variants has 'local', which is not in model.pattern='layer*",
   ),
-  'a pattern of no layer': ("train --config.model.pattern=''", 'it names no layer'),
   'a pattern of a layer that there is not': (
     'train --config.model.pattern=locl*3 --config.model.variants.local.mixer.window=8',
     "'locl' is not a layer; did you mean 'local'",
-  ),
-  'a misspelt key of a layer': (
-    'train --config.model.variants.local.mixer.windw=8',
-    "did you mean 'model.variants.local.mixer.window'",
   ),
   'layers as a value': ('train --config.model.variants=3', 'is a section of layers'),
   'a width of no whole heads': (
@@ -255,10 +205,6 @@ TRAIN_KEYS = {
     'train --config.optim.accumulation_steps=3',
     'is not a multiple of',
   ),
-  'a batch in powers of ten, of no whole parts': (
-    'train --config.data.batch_size=1e3 --config.optim.accumulation_steps=3',
-    'config.data.batch_size is 1000, which is not a multiple of',
-  ),
   'two lengths of a run': ('train --config.train.steps=5 --config.train.epochs=2', 'give one'),
   'a mesh of other devices': ('train --config.mesh.fsdp=3', 'number of devices, 1'),
   'a mesh of nothing': ('train --config.mesh.fsdp=0', 'config.mesh has'),
@@ -266,10 +212,6 @@ TRAIN_KEYS = {
   'a way to grow of a run from nothing': (
     'train {tiny} --workdir=new --config.grow.method.kind=zero_keys',
     "config.grow.method.kind is 'zero_keys', which has an effect only where a run begins from ",
-  ),
-  'a step to grow at of a run from nothing': (
-    'train {tiny} --workdir=new --config.grow.step=restart',
-    "config.grow.step is 'restart', which has an effect only where a run begins from config.init_",
   ),
   'a new order of a new run': (
     'train {tiny} --workdir=new --config.data.new_order_at=5',
@@ -279,7 +221,6 @@ TRAIN_KEYS = {
     'train {tiny} --workdir=new --config.train.steps=20 --config.train.profile_steps=30:31',
     'config.train.profile_steps is 30:31, and the run ends at step 20',
   ),
-  'a range of steps that is none': ('train --config.train.profile_steps=9', 'FIRST:LAST'),
   'a range of steps that ends before it begins': (
     'train --config.train.profile_steps=5:2',
     "profile_steps is '5:2'; it must be FIRST:LAST, two step numbers from 1 on of which the last",
@@ -308,10 +249,6 @@ TRAIN_CONFIGS = {
   'a folder for a config': ('train --config={in}/configs', 'is not a Python file'),
   'a json for a config': ('train --config={in}/config.json', 'is not a Python file'),
   'an empty config file': ('train --config={in}/configs/empty.py', 'has no function get_config'),
-  'a config without get_config': (
-    'train --config={in}/configs/no_function.py',
-    'no_function.py has no function get_config',
-  ),
   'a get_config that is a number': (
     'train --config={in}/configs/not_callable.py',
     'has no function get_config',
@@ -329,11 +266,6 @@ TRAIN_CONFIGS = {
     'train --config={in}/configs/nothing.py',
     'nothing.py, line 4, returns nothing',
   ),
-  'a config that is a dict': ('train --config={in}/configs/dict.py', 'line 1, returns a dict'),
-  'a config that is a dataclass': (
-    'train --config={in}/configs/dataclass.py',
-    'line 4, returns a Config',
-  ),
   'a variant that there is not': (
     'train --config={in}/configs/variants.py:large',
     "variants.py, line 8, fails with KeyError: 'large'",
@@ -346,16 +278,8 @@ TRAIN_CONFIGS = {
     'train --config={in}/configs/needs_variant.py',
     'line 4, needs a variant',
   ),
-  'a variant of the Pile that there is not': (
-    'train --config={repo}/configs/lm_pile.py:151m',
-    'must be one of 150m',
-  ),
   'a misspelt key in a config': (
     'train --config={in}/configs/typo.py',
-    "'model.widht' is unknown; did you mean 'model.width'",
-  ),
-  'a misspelt key in a config, and a flag': (
-    'train --config={in}/configs/typo.py --config.train.steps=5',
     "'model.widht' is unknown; did you mean 'model.width'",
   ),
   'a wrong type in a config': (
@@ -388,20 +312,13 @@ TRAIN_FILES = {
   'a work directory that is a file': ('train {tiny} --workdir={in}/some/a.txt', 'some/a.txt'),
   'a bucket of another kind': ('train {tiny} --workdir=s3://bucket/run', 'neither a path'),
   'no text': ('train {tiny} --config.data.source=files:{in}/none/*.txt', '{in}/none/*.txt'),
-  'an absolute path without text': (
-    'train {tiny} --config.data.source=files:{in}/none.txt',
-    'files:{in}/none.txt, which matches no file; check the path',
-  ),
   'a source like no other': ('train {tiny} --config.data.source=wikipedia', 'wikipedia'),
-  'a source of no files': ('train {tiny} --config.data.source=files:', 'files:'),
-  'an empty source': ('train {tiny} --config.data.source=', 'config.data.source'),
   'a dataset that is not there': ('train {tiny} --config.data.source=tfds:none', 'none'),
   'a set of rows that is not there': (
     'train {tiny} --config.data.source=hf:{in}/none',
     'config.data.source is hf:{in}/none, which is no folder; check the path',
   ),
   'a tokenizer that is not there': ('train {tiny} --config.data.tokenizer=none.json', 'none.json'),
-  'an empty tokenizer': ('train {tiny} --config.data.tokenizer=', 'config.data.tokenizer'),
   'a tokenizer that is none': (
     'train {tiny} --config.data.tokenizer={in}/tokenizer.json',
     'is not a tokenizer.json',
@@ -434,9 +351,5 @@ TRAIN_FILES = {
   'the run of another model': (
     'train {tiny} --workdir={lm} --config.model.pattern=layer*5',
     'pattern',
-  ),
-  'a text for a run of images': (
-    'train {tiny} --workdir={vit}',
-    'which has a meaning for data.kind=text only',
   ),
 }

@@ -11,12 +11,9 @@ from tiny import tiny_model
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.cache import KV, Ring
 from tokenformer_jax.model.execution import Execution
-from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.params import define
 
 LENGTH = 24
-X_BxTxD = np.random.default_rng(1).normal(size=(3, LENGTH, 32)).astype(np.float32)
-PADDING = np.array([0, 3, 11])  # less and more than the windows below
 
 
 @functools.cache
@@ -30,49 +27,6 @@ def _attention(window: int):
     lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.5, p.dtype), definition.abstract
   )
   return definition.bind(params)
-
-
-@functools.cache
-def _whole(window: int, padded: bool) -> jax.Array:
-  context = Context(0, PADDING if padded else None)
-  return jax.jit(lambda x: _attention(window)(x, context)[0])(X_BxTxD)
-
-
-@functools.cache
-def _read(window: int, padded: bool):
-  @functools.partial(jax.jit, static_argnames='first')
-  def read(cache, x, start, first):
-    context = Context(0 if first else start, PADDING if padded else None)
-    return _attention(window)(x, context, cache)
-
-  return read
-
-
-# Slots that are read together: a prompt, then one by one or several.
-PARTS = {
-  'prompt, then one by one': [9, *[1] * 15],
-  'a prompt of one': [*[1] * LENGTH],
-  'several at a time': [9, 7, 1, 7],
-  'a long prompt': [17, 7],
-}
-
-
-@pytest.mark.parametrize('padded', [False, True], ids=['whole rows', 'left-padded'])
-@pytest.mark.parametrize('window', [0, 5])
-@pytest.mark.parametrize('parts', PARTS.values(), ids=PARTS)
-def test_attention_from_a_cache_is_that_of_the_whole_text(parts, window, padded):
-  read = _read(window, padded)
-  cache, outputs = _attention(window).init_cache(3, LENGTH, jnp.float32), []
-  for start, size in zip(np.cumsum([0, *parts]), parts, strict=False):
-    out, cache, _ = read(cache, X_BxTxD[:, start : start + size], start, first=bool(start == 0))
-    outputs.append(out)
-  is_token = np.arange(LENGTH)[None] >= (PADDING[:, None] if padded else np.zeros((3, 1)))
-  np.testing.assert_allclose(
-    np.concatenate(outputs, axis=1)[is_token],
-    np.asarray(_whole(window, padded))[is_token],
-    atol=1e-4,
-    err_msg='a slot is lost, seen too long, or taken for another',
-  )
 
 
 @pytest.mark.parametrize(('window', 'kind', 'slots'), [(0, KV, 24), (5, Ring, 5), (100, Ring, 24)])

@@ -54,7 +54,7 @@ def _numbered(experts, config, training=True, gates=None, count=4):
   return run(x, experts, np.float32(gates), matrices)
 
 
-def test_the_places_of_an_expert():
+def test_a_capacity_is_the_slots_of_an_expert():
   config = CapacityConfig(factor=1.25, eval_factor=2.0, least=4)
   assert dispatch.capacity(config, 24, 1, 4, training=True) == 8  # 7.5: halves to even
   assert dispatch.capacity(config, 24, 1, 4, training=False) == 12
@@ -78,13 +78,13 @@ def test_the_largest_gates_come_first_if_asked():
   assert kept[0, :, 0].tolist() == [False, True, True, True, False, False]
 
 
-def test_without_places_experts_add_nothing():
+def test_experts_without_slots_add_nothing():
   out, kept = _numbered(np.zeros((1, 6, 1)), CapacityConfig(factor=0.01, least=0))
   assert not np.any(out) and not np.any(kept)
 
 
 @pytest.mark.slow
-def test_rows_can_share_places():
+def test_rows_can_share_slots():
   experts = np.array([[0, 0, 0, 0], [1, 1, 2, 3]])[..., None]
   alone, shared = (
     _numbered(experts, CapacityConfig(factor=1.0, least=1, rows=rows)).kept_BxTxK[..., 0]
@@ -168,7 +168,7 @@ def test_gradients_of_matrices_in_bfloat16_are_summed_in_float32():
   np.testing.assert_allclose(np.asarray(got, float), exact, rtol=4e-3)
 
 
-def test_both_ways_agree_where_nothing_is_dropped():
+def test_both_dispatches_agree_where_nothing_is_dropped():
   router = RouterConfig(top_k=2, renormalize=True)
   config = unbalanced(router=router, expert=MLPConfig(8, gated=True), balance=LossBalanceConfig())
   params, x = large(layer(config)), inputs(4, 12, 16)
@@ -253,7 +253,7 @@ def test_a_token_is_dropped_or_kept_on_every_mesh(name, sizes):
 
 
 @pytest.mark.slow
-def test_a_device_with_too_few_places_says_what_it_drops():
+def test_a_device_with_too_few_slots_reports_its_drops():
   experts = jnp.zeros((16, 12, 2), jnp.int32)
   x, sizes = inputs(16, 12, 4), {'fsdp': 1, 'experts': 4}
   _, kept = _on_mesh(sizes, GroupedConfig(device_factor=2.0), experts, x)

@@ -1,36 +1,29 @@
 """Counted FLOPs against the compiler's count and the published ones."""
 
-import dataclasses
 import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 from mixtures import mixture
-from tiny import gated_model, linear, tiny_model, tiny_vit, two_kinds, with_mixer
+from tiny import gated_model, tiny_model, tiny_vit, two_kinds
 
 from tokenformer_jax.config import (
-  CapacityConfig,
   Config,
   ExpertsConfig,
   ImagesConfig,
   MLPConfig,
   ModelConfig,
-  NoProjectionConfig,
-  ParallelConfig,
-  PattentionConfig,
   RouterConfig,
   TrainConfig,
 )
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.model.models import define
 
 # So wide that little of the work is outside of matrix products. Rotation is one that is no model's.
 WIDE = {'layers': 1, 'width': 512, 'vocab_size': 512, 'gelu': 'tanh', 'rotary': 0}
 COUNTS = {'qkv': 512, 'proj': 768, 'ffn': 2048}
 LENGTH = 128
-SLOW = pytest.mark.slow  # each compiles a model
 
 
 def _attention(model: ModelConfig, length: int) -> float:
@@ -59,46 +52,6 @@ def test_forward_flops_are_those_the_compiler_counts(changes):
   # The program computes all scores and masks half of them; the formula counts the other half.
   formula = LENGTH * (flops.forward_flops(model, LENGTH) + _attention(model, LENGTH))
   assert formula == pytest.approx(counted, rel=0.03), 'MFU is off by the ratio of these two'
-
-
-def _routed(expert: MLPConfig | PattentionConfig) -> ModelConfig:
-  """Four experts, of which a token uses two, with as many places as there are choices."""
-  places = CapacityConfig(eval_factor=1.0)
-  experts = ExpertsConfig(4, expert, MLPConfig(512), RouterConfig(top_k=2), dispatch=places)
-  sizes = {name: size for name, size in WIDE.items() if name != 'gelu'}
-  return mixture(experts, **sizes, dense=True)
-
-
-TOKENFORMER = tiny_model(**WIDE, tokens=COUNTS)
-NOTHING = NoProjectionConfig()
-
-
-@pytest.mark.parametrize(
-  ('model', 'masked'),
-  [
-    (linear(TOKENFORMER), False),
-    pytest.param(_routed(MLPConfig(1024)), True, marks=SLOW),
-    pytest.param(_routed(PattentionConfig(1024, 1024)), True, marks=SLOW),
-    pytest.param(
-      with_mixer(gated_model(**WIDE, tokens=COUNTS), width=1024, head_width=128), True, marks=SLOW
-    ),
-    pytest.param(
-      with_mixer(TOKENFORMER, shaped=True, value=NOTHING, proj=NOTHING), True, marks=SLOW
-    ),
-    pytest.param(
-      dataclasses.replace(
-        TOKENFORMER, layer=dataclasses.replace(TOKENFORMER.layer, wiring=ParallelConfig())
-      ),
-      True,
-      marks=SLOW,
-    ),
-  ],
-  ids=['linear', 'experts', 'experts of tokens', 'gated', 'shaped, no values', 'parallel'],
-)
-def test_flops_of_other_layers_are_those_the_compiler_counts(model, masked):
-  """The program computes all scores, and products inside the chunks of linear attention."""
-  formula = LENGTH * (flops.forward_flops(model, LENGTH) + masked * _attention(model, LENGTH))
-  assert formula == pytest.approx(_counted(model), rel=0.04), 'MFU is off by the ratio of these two'
 
 
 # By hand, for width 32, 2 layers, 24, 40 and 48 parameter tokens, and 64 words.
@@ -197,20 +150,6 @@ def test_token_token_flops_are_half_of_table_8(width, per_square, printed):
 def test_the_peak_of_a_chip_is_that_of_the_longest_prefix(kind, tera):
   device = types.SimpleNamespace(device_kind=kind)
   assert flops.peak_flops(device) == (tera and tera * 1e12), f'MFU on {kind} is off by their ratio'
-
-
-@pytest.mark.parametrize('pool', ['mean', 'token', 'attention'])
-def test_flops_of_an_image_are_those_the_compiler_counts(pool):
-  sizes = {'layers': 1, 'width': 256, 'gelu': 'tanh', 'patch': 8, 'channels': 3, 'pool': pool}
-  model = tiny_vit(**sizes, tokens={'qkv': 256, 'proj': 384, 'ffn': 1024})
-  definition = define(model)
-  images = jax.ShapeDtypeStruct((1, 96, 96, 3), jnp.float32)
-  lowered = jax.jit(lambda params, x: definition.bind(params)(x)[0]).lower(
-    definition.abstract, images
-  )
-  counted = lowered.compile().cost_analysis()['flops']
-  got = flops.forward_flops(model, 144)
-  assert got == pytest.approx(counted, rel=0.03), 'MFU is off by the ratio of these two'
 
 
 def test_a_step_of_images_counts_every_image_once():

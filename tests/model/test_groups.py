@@ -1,7 +1,5 @@
 """Groups of parameter tokens: each has a norm of its own, on every number of devices."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,14 +10,16 @@ from tokenformer_jax.config import (
   PattentionConfig,
   ScoreConfig,
   TokenGroup,
+  resolve,
   token_groups,
 )
 from tokenformer_jax.config.pattention import (
   SCORES,
   L2NormGELU,
+  from_groups,
+  groups_as_text,
   resized,
   score_like,
-  with_groups,
 )
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import groups
@@ -131,18 +131,16 @@ def test_groups_are_written_in_a_config_as_they_are_read():
   config = PattentionConfig(tokens=11, groups='2 3:7*3')
   found = token_groups(config)
   assert found == (TokenGroup(2, 2), *[TokenGroup(3, 7)] * 3)
-  written = with_groups(config, found)
-  assert written.groups == '2:2 3:7*3' and token_groups(written) == found
-  one = with_groups(config, found[:1])
-  assert (one.tokens, one.reference, one.groups) == (2, 2, '')
+  assert groups_as_text(found) == '2:2 3:7*3' and from_groups(found) == config
+  assert from_groups(found[:1]) == PattentionConfig(2, 2)
 
 
 @pytest.mark.parametrize(
-  ('tokens', 'want'), [(14, '2:2 3:7*2 6:7'), (6, '2:2 3:7 1:7'), (5, '2:2 3:7'), (2, '')]
+  ('tokens', 'want'), [(14, '2:2 3:7*2 6:7'), (6, '2:2 3:7 1:7'), (5, '2:2 3:7'), (2, '2:2')]
 )
 def test_more_tokens_join_the_last_group_and_fewer_are_the_first_ones(tokens, want):
   config = resized(PattentionConfig(tokens=11, groups='2 3:7*3'), tokens)
-  assert (config.tokens, config.groups) == (tokens, want)
+  assert (config.tokens, groups_as_text(token_groups(config))) == (tokens, want)
 
 
 @pytest.mark.parametrize(
@@ -157,5 +155,5 @@ def test_more_tokens_join_the_last_group_and_fewer_are_the_first_ones(tokens, wa
 )
 def test_a_mistake_is_one_sentence(changes, sentence):
   with pytest.raises(UserError) as error:
-    token_groups(dataclasses.replace(PattentionConfig(tokens=8), **changes), 'config.x.')
-  assert sentence in str(error.value) and 'config.x.' in str(error.value)
+    resolve({'model': {'layer': {'ffn': {'tokens': 8, **changes}}}})
+  assert sentence in str(error.value) and 'config.model.layer.ffn.' in str(error.value)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,8 @@ from tiny import logits_and_gradient, tiny_model, tiny_vit, two_kinds
 
 from tokenformer_jax.config import ModelConfig, NoFeedForwardConfig
 from tokenformer_jax.model import models
-from tokenformer_jax.model.layer import Context, LayerInputs
-from tokenformer_jax.model.lm import Execution, define_lm, unstack
+from tokenformer_jax.model.layer import LayerInputs
+from tokenformer_jax.model.lm import Execution, define_lm
 from tokenformer_jax.model.params import Params
 
 pytestmark = pytest.mark.slow  # because of what is compiled
@@ -91,28 +90,6 @@ def _reach(model: ModelConfig) -> int:
 def test_each_layer_has_its_own_window(pattern, tokens):
   model = two_kinds(pattern=pattern, tied_head=False)
   assert _reach(model) == tokens, f'{pattern} with a window of 8 sees other tokens'
-
-
-@pytest.mark.parametrize('parts', [[1] * 24, [11, *[1] * 13], [5, 9, 10]])
-def test_decoding_with_caches_is_the_forward_pass(parts):
-  """A ring of 8 slots for each local layer, and all 24 slots for each of the others."""
-  definition, params = define_lm(MODEL, Execution(layers='list')), unstack(_params(), MODEL)
-  caches = definition.bind(params).init_caches(8, 24)
-  slots = [cache.keys.shape[2] for cache in caches]
-  assert slots == [8, 24, 8, 24, 8], 'a layer has the cache of another one'
-  apply = jax.jit(
-    lambda params, ids, start, caches: definition.bind(params)(ids, Context(start), caches)
-  )
-  logits = []
-  for start, size in zip(itertools.accumulate(parts, initial=0), parts, strict=False):
-    part, caches = apply(params, IDS[:, start : start + size], start, caches)
-    logits.append(part)
-  np.testing.assert_allclose(
-    np.concatenate(logits, axis=1),
-    logits_and_gradient(MODEL)(_params(), IDS)[0],
-    atol=1e-5,
-    err_msg='what is generated is not what was trained',
-  )
 
 
 @pytest.mark.parametrize(('name', 'first'), [('local', 0), ('layer', 1)])

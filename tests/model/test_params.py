@@ -22,7 +22,7 @@ def _infos(definition: Definition) -> dict:
 
 
 @pytest.mark.parametrize('model', [tiny_model(), tiny_model(**DENSE)], ids=['pattention', 'dense'])
-def test_roles_are_what_arrays_are_for(model):
+def test_arrays_have_the_role_of_their_name(model):
   of_names = {
     'keys': Role.KEY,
     'values': Role.VALUE,

@@ -7,7 +7,7 @@ from tiny import tiny_model
 
 from tokenformer_jax import config
 from tokenformer_jax.config import ModelConfig
-from tokenformer_jax.model.execution import Execution, layers_on, remat_on
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm
 
 
@@ -36,30 +36,21 @@ def test_scores_are_kept_for_the_backward_pass_only_with_everything(remat, score
 
 
 @pytest.mark.parametrize(
-  ('name', 'platform', 'want'),
+  ('platform', 'depth', 'want'),
   [
-    ('auto', 'cpu', 'everything'),
-    ('auto', 'tpu', 'score_inputs'),
-    ('auto', 'gpu', 'score_inputs'),
-    ('full', 'cpu', 'full'),
-    ('score_inputs', 'cpu', 'score_inputs'),
+    ('cpu', 4, ('float32', 'everything', 'unrolled')),
+    ('cpu', 5, ('float32', 'everything', 'scan')),
+    ('tpu', 4, ('bfloat16', 'score_inputs', 'scan')),
   ],
 )
-def test_the_default_remat_goes_by_the_platform(name, platform, want):
-  assert remat_on(name, platform) == want, 'memory runs out, or something is computed twice'
-
-
-@pytest.mark.parametrize(
-  ('name', 'platform', 'depth', 'want'),
-  [
-    ('auto', 'cpu', 4, 'unrolled'),
-    ('auto', 'cpu', 5, 'scan'),
-    ('auto', 'tpu', 4, 'scan'),
-    ('scan', 'cpu', 4, 'scan'),
-  ],
-)
-def test_how_layers_run_by_default_goes_by_platform_and_depth(name, platform, depth, want):
-  assert layers_on(name, platform, depth) == want
+def test_defaults_go_by_platform_and_depth(monkeypatch, platform, depth, want):
+  monkeypatch.setattr(jax, 'default_backend', lambda: platform)
+  model = tiny_model(layers=depth)
+  found = Execution.from_config(config.Config(model=model, dtype='auto'))
+  assert (found.dtype.name, found.remat, found.layers) == want
+  train = config.TrainConfig(remat='full', layers='scan')
+  asked = Execution.from_config(config.Config(model=model, train=train))
+  assert (asked.remat, asked.layers) == ('full', 'scan')
 
 
 @pytest.mark.parametrize('projection', ['pattention', 'dense'])

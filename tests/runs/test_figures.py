@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from saved_states import EIO, HARM, save
+from saved_states import HARM, save
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import metrics
@@ -138,11 +138,3 @@ def test_lines_that_cannot_come_back_are_told(tmp_path, has_figures, capsys):
   said = capsys.readouterr().err
   assert ('those up to step 6 cannot be given back' in said) == has_figures, said
   assert metrics.read(tmp_path) == []
-
-
-def test_figures_are_written_after_a_while(tmp_path, fail):
-  figures = open_metrics(tmp_path)
-  fail(metrics, '_append', [EIO, EIO])
-  figures.write(1, {'train/loss': 1.0})
-  figures.close()
-  assert [line['step'] for line in metrics.read(tmp_path)] == [1]

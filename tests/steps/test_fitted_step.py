@@ -83,7 +83,7 @@ def _make_steps(step, rows=ROWS) -> list[float]:
   return losses
 
 
-def test_the_fastest_way_is_compiled_once_if_it_fits(mesh, compiled, capsys):
+def test_the_fastest_plan_is_compiled_once_if_it_fits(mesh, compiled, capsys):
   _make_steps(_fitted(mesh, math.inf))
   assert compiled == [remat_plans.PLANS[0]], (
     'the step was compiled with another plan, or more than once'
@@ -111,25 +111,14 @@ def test_only_a_gpu_that_lacks_the_piece_has_none(mesh, gpu):
   assert not fit.can_allocate(gpu, 2**47), 'more than a process can address was given'
 
 
-def test_a_way_falls_back_if_its_temporaries_are_not_free_in_one_piece(
-  mesh, gpu, plain_losses, monkeypatch, capsys
+def test_a_plan_falls_back_if_its_temporaries_are_not_free_in_one_piece(
+  mesh, compiled, monkeypatch, capsys
 ):
-  compiled = _record(monkeypatch, fit.make_train_step)
-  can_allocate, compile_lowered = fit.can_allocate, fit.compile_lowered
-  monkeypatch.setattr(  # What does not fit is not run.
-    fit, 'compile_lowered', lambda step: step if len(compiled) < 2 else compile_lowered(step)
-  )
-  monkeypatch.setattr(fit, 'compiled_bytes', lambda step: 1e6)
-  monkeypatch.setattr(fit, 'can_allocate', lambda mesh, size: can_allocate(gpu, size))
-  sizes = iter([2**47, 2**20])
-  monkeypatch.setattr(fit, 'temporary_bytes', lambda step: next(sizes))
-  losses = _make_steps(_fitted(mesh, math.inf))
+  free = iter([False, True])
+  monkeypatch.setattr(fit, 'can_allocate', lambda mesh, size: next(free))
+  _make_steps(_fitted(mesh, math.inf))
   assert compiled == list(remat_plans.PLANS[:2])
-  np.testing.assert_allclose(losses, plain_losses, rtol=1e-6, err_msg='it learns something else')
-  said = capsys.readouterr().err
-  assert (
-    f'131072.0 GiB are not free in one piece) with {remat_plans.PLANS[0].flags}; trying' in said
-  ), said
+  assert f'are not free in one piece) with {compiled[0].flags}; trying' in capsys.readouterr().err
 
 
 def _saved(remat: str, mesh) -> float:
@@ -137,7 +126,7 @@ def _saved(remat: str, mesh) -> float:
   return remat_plans.saved_bytes(program, mesh, (_first_state(), ROWS))
 
 
-def test_a_way_that_saves_less_needs_less_memory(mesh):
+def test_a_plan_that_saves_less_needs_less_memory(mesh):
   remats = ('everything', 'score_inputs', 'dots', 'full')
   saved = [_saved(remat, mesh) for remat in remats]
   assert saved == sorted(saved, reverse=True) and len(set(saved)) == 4, dict(
@@ -154,7 +143,7 @@ def test_a_value_counts_that_has_the_shape_of_a_parameter(mesh):
   assert saved == sorted(saved), f'15, 16 and 17 tokens: {saved}'
 
 
-def test_estimates_choose_the_first_way_to_try(mesh, monkeypatch):
+def test_estimates_choose_the_first_plan_to_try(mesh, monkeypatch):
   monkeypatch.setattr(remat_plans, '_WORKING_SET', 0)
   arguments = (_first_state(), ROWS)
   capacity = remat_plans.argument_bytes(arguments) + 1.2 * _saved('dots', mesh)
@@ -164,15 +153,7 @@ def test_estimates_choose_the_first_way_to_try(mesh, monkeypatch):
   assert found == want, 'the first to try is not the fastest that should fit'
 
 
-def test_devices_that_exchange_something_have_room_for_it(monkeypatch):
-  monkeypatch.setattr(remat_plans, '_WORKING_SET', 0)
-  mesh, arguments = sharding.make_mesh(MeshConfig(), jax.devices()[:4]), (_first_state(), ROWS)
-  needed = remat_plans.argument_bytes(arguments) + 1.2 * _saved('dots', mesh)
-  assert next(remat_plans.affordable(_program(), mesh, arguments, needed / 0.9)).remat == 'dots'
-  assert next(remat_plans.affordable(_program(), mesh, arguments, needed)).remat != 'dots'
-
-
-def test_a_step_that_does_not_fit_falls_back_to_a_way_that_needs_less(
+def test_a_step_that_does_not_fit_falls_back_to_a_plan_that_needs_less(
   mesh, plain_losses, monkeypatch, capsys
 ):
   compiled = _record(monkeypatch, fit.make_train_step)
@@ -202,14 +183,14 @@ def test_a_compiler_without_memory_falls_back(mesh, compiled, monkeypatch):
   assert len(compiled) == 2
 
 
-def test_a_way_that_another_process_cannot_hold_is_left_by_all(mesh, compiled, monkeypatch):
+def test_a_plan_that_another_process_cannot_hold_is_left_by_all(mesh, compiled, monkeypatch):
   elsewhere = iter([True, False])
   monkeypatch.setattr(fit.hosts, 'in_any', lambda failed: failed or next(elsewhere))
   _make_steps(_fitted(mesh, math.inf))
   assert compiled == list(remat_plans.PLANS[:2]), 'the processes run different programs'
 
 
-def test_a_step_that_fits_in_no_way_is_the_users_to_change(mesh, compiled):
+def test_a_step_that_fits_in_no_plan_is_the_users_to_change(mesh, compiled):
   with pytest.raises(UserError, match=r'needs .* GiB of a device with .*config.data.batch_size'):
     _make_steps(_fitted(mesh, 1e3))
 
@@ -249,11 +230,6 @@ def test_a_program_that_would_compile_for_hours_keeps_its_loop(layers, kind):
   assert {plan.layers for plan in remat_plans.open_plans(TrainConfig(), model, kind)} == {'scan'}
   asked = remat_plans.open_plans(TrainConfig(layers='unrolled'), model, kind)
   assert {plan.layers for plan in asked} == {'unrolled'}
-
-
-def test_a_dense_model_has_no_scores_to_save():
-  dense = remat_plans.open_plans(TrainConfig(), tiny_model(dense=True), 'TPU v5')
-  assert 'score_inputs' not in {plan.remat for plan in dense}
 
 
 def test_a_cpu_does_not_choose(mesh):

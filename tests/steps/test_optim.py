@@ -8,11 +8,10 @@ import numpy as np
 import optax
 import pytest
 from steady import OLD, STEADY
-from tiny import make_optimizer, tiny_model, tiny_vit
+from tiny import make_optimizer, tiny_model
 
 from tokenformer_jax.config import AdamWConfig, OptimConfig
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.model.models import define
 from tokenformer_jax.model.params import ParamInfo, Role
 from tokenformer_jax.steps.entries import LastGrowth, old_entries
 from tokenformer_jax.steps.optim import decay_mask
@@ -161,15 +160,6 @@ def test_without_a_growth_its_settings_mean_nothing():
   _assert_factors(_updates(None, **settings), _updates(None), 1, 1, 'a model that never grew')
 
 
-def test_without_a_warmup_a_growth_changes_no_rate():
-  _assert_factors(_updates(), _updates(None), 1, 1, 'old and new tokens are told apart')
-
-
-def test_old_tokens_scaled():
-  got = _updates(old_tokens='scale:0.1')
-  _assert_factors(got, _updates(), 0.1, 1, 'old_tokens=scale:0.1')
-
-
 @pytest.mark.parametrize(
   ('update', 'factor'), [(1, 1 / 5), (2, 2 / 5), (4, 4 / 5), (5, 1), (6, 1), (500, 1)]
 )
@@ -177,25 +167,6 @@ def test_new_tokens_warm_up(update, factor):
   got = _updates(update=update, new_token_warmup=4)
   want = _updates(update=update)
   _assert_factors(got, want, 1, factor, f'update {update} of a warm-up over 4')
-
-
-def test_new_tokens_are_corrected_as_by_a_fresh_adam():
-  """Old moments are those of Adam after 1000 updates; new ones are zero."""
-  got = _updates(new_token_correction=True, weight_decay=0.0, clip_norm=0.0)
-  fresh = make_optimizer(AdamWConfig(**STEADY, weight_decay=0.0, clip_norm=0.0), 10**6, GROWN_INFO)
-  want = _first_update(fresh, _normal(1), _normal(0))
-  np.testing.assert_allclose(
-    got['keys'][:, OLD:], want['keys'][:, OLD:], rtol=1e-4, err_msg='not the first step of Adam'
-  )
-  plain = _updates(weight_decay=0.0, clip_norm=0.0)
-  np.testing.assert_allclose(
-    got['keys'][:, :OLD], plain['keys'][:, :OLD], rtol=1e-6, err_msg='old tokens are corrected, too'
-  )
-
-
-def test_the_correction_goes_away():
-  got = _updates(update=2000, new_token_correction=True)
-  _assert_factors(got, _updates(update=2000), 1, 1, 'the correction after 2000 updates')
 
 
 @pytest.mark.parametrize(
@@ -237,42 +208,6 @@ def test_new_tokens_are_corrected_once_wherever_the_counts_stand(of_adam, of_sch
   )
 
 
-def _frozen(steps: int = 3, **changes):
-  """Parameters and optimizer state before and after some steps with old tokens frozen."""
-  tx = make_optimizer(
-    AdamWConfig(**{**STEADY, **changes}, old_tokens='freeze'), 10**6, GROWN_INFO, GROWTH
-  )
-  params = _normal(0)
-  state = _after(tx, params, GROWTH.updates)
-  before = (params, state)
-  update = jax.jit(tx.update)
-  for i in range(steps):
-    updates, state = update(_normal(i + 1), state, params)
-    params = jax.tree.map(jnp.add, params, updates)
-  return before, (params, state)
-
-
-def _moments(state) -> dict:
-  (adam,) = [
-    part
-    for part in jax.tree.leaves(state, is_leaf=lambda p: isinstance(p, optax.ScaleByAdamState))
-    if isinstance(part, optax.ScaleByAdamState)
-  ]
-  return {'mu': adam.mu, 'nu': adam.nu}
-
-
-def test_frozen_is_frozen_bit_for_bit():
-  (params, state), (new_params, new_state) = _frozen()
-  trees = {'params': (params, new_params)}
-  trees |= {name: (tree, _moments(new_state)[name]) for name, tree in _moments(state).items()}
-  for kind, (old, new) in trees.items():
-    for name in ('kernel', 'bias'):
-      assert np.asarray(old[name]).tobytes() == np.asarray(new[name]).tobytes(), f'{kind}/{name}'
-    kept = [np.asarray(tree['keys'][:, :OLD]).tobytes() for tree in (old, new)]
-    assert kept[0] == kept[1], f'{kind} of old tokens moved'
-    assert np.all(old['keys'][:, OLD:] != new['keys'][:, OLD:]), f'{kind} of new tokens stands'
-
-
 @pytest.mark.parametrize(('old_tokens', 'factor'), [('freeze', 0), ('scale:0.1', 0.1)])
 def test_arrays_with_an_update_of_their_own_are_old_or_new_as_well(old_tokens, factor):
   """The balance of routers: a layer is new, and in the old one the last two experts are."""
@@ -288,42 +223,6 @@ def test_arrays_with_an_update_of_their_own_are_old_or_new_as_well(old_tokens, f
   np.testing.assert_allclose(got['bias'], -0.5 * factors * excess['bias'], rtol=1e-6)
 
 
-@pytest.mark.parametrize('clip_norm', [1.0, 1e3])
-def test_clipping_sees_new_tokens_only_when_the_others_are_frozen(clip_norm):
-  """New tokens move as in an optimizer that has nothing else."""
-  (params, _), (got, _) = _frozen(clip_norm=clip_norm)
-  tx = make_optimizer(
-    AdamWConfig(**STEADY, clip_norm=clip_norm), 10**6, {'keys': GROWN_INFO['keys']}
-  )
-  alone = {'keys': params['keys'][:, OLD:]}
-  zero = jax.tree.map(np.zeros_like, alone)
-  known = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
-
-  def counted(part):
-    if isinstance(part, optax.ScaleByAdamState):
-      return optax.ScaleByAdamState(jnp.asarray(GROWTH.updates), zero, zero)
-    return part
-
-  state = jax.tree.map(counted, tx.init(alone), is_leaf=lambda p: isinstance(p, known))
-  update = jax.jit(tx.update)
-  for i in range(3):
-    updates, state = update({'keys': _normal(i + 1)['keys'][:, OLD:]}, state, alone)
-    alone = jax.tree.map(jnp.add, alone, updates)
-  np.testing.assert_allclose(
-    got['keys'][:, OLD:], alone['keys'], rtol=1e-5, err_msg='gradients of frozen tokens count'
-  )
-
-
-@pytest.mark.parametrize('setting', [{}, {'old_tokens': 'freeze'}, {'new_token_correction': True}])
-def test_the_state_has_one_structure(setting):
-  plain = make_optimizer(AdamWConfig(), 10, GROWN_INFO).init(_normal(0))
-  grown = make_optimizer(AdamWConfig(**setting), 10, GROWN_INFO, GROWTH)
-  state = grown.init(_normal(0))
-  _, after = jax.eval_shape(grown.update, _normal(1), state, _normal(0))
-  assert jax.tree.structure(state) == jax.tree.structure(plain), 'a checkpoint cannot be read'
-  assert jax.tree.structure(after) == jax.tree.structure(plain), 'the second step fails'
-
-
 def test_the_rate_of_updates_follows_the_restarted_schedule():
   changes = {'warmup_steps': 10, 'learning_rate': 0.01, 'restart_schedule': 'yes'}
   first, plain = _updates(**changes), _updates()
@@ -331,27 +230,6 @@ def test_the_rate_of_updates_follows_the_restarted_schedule():
   _assert_factors(
     _updates(**{**changes, 'restart_schedule': 'no'}), plain, 1, 1, 'a warm-up that was over'
   )
-
-
-@pytest.mark.parametrize(
-  'model', [tiny_vit(pool='token', position_embedding='learned'), tiny_model()]
-)
-def test_lower_blocks_learn_slower_by_one_factor_each(model):
-  definition = define(model)
-  params = jax.tree.map(lambda p: np.ones(p.shape, np.float32), definition.abstract)
-  plain, decayed = (
-    make_optimizer(AdamWConfig(layer_decay=decay), STEPS, definition.info) for decay in (1.0, 0.5)
-  )
-  want, got = (_first_update(tx, params, params) for tx in (plain, decayed))
-  factors = jax.tree.map(lambda a, b: np.asarray(a) / np.asarray(b), got, want)
-  for leaf in jax.tree.leaves(factors['blocks']):
-    np.testing.assert_allclose(leaf[0], 0.25, rtol=1e-5, err_msg='of the lower of two blocks')
-    np.testing.assert_allclose(leaf[1], 0.5, rtol=1e-5, err_msg='of the upper of two blocks')
-  before = {'embedding', 'positions', 'patch_embedding', 'class_token'}
-  for name in factors.keys() - {'blocks'}:
-    for leaf in jax.tree.leaves(factors[name]):
-      want_factor = 0.125 if name in before else 1
-      np.testing.assert_allclose(leaf, want_factor, rtol=1e-5, err_msg=f'of {name}')
 
 
 def test_layers_of_several_groups_count_as_one_trunk():

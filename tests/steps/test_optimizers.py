@@ -109,7 +109,12 @@ def test_muon_moves_a_group_as_if_it_were_alone(where):
 )
 def test_hidden_tokens_are_counted_by_group(frozen, old, hidden):
   counts = dict.fromkeys(GROUPED, old)
-  trees = entries.old_entries(GROUPED, counts), entries.group_entries(GROUPED, frozen)
+  numbers = range(1, 3)
+  info = {
+    key: dataclasses.replace(one, frozen=tuple(number in frozen for number in numbers))
+    for key, one in GROUPED.items()
+  }
+  trees = filter(None, (entries.old_entries(GROUPED, counts), entries.frozen_entries(info)))
   counts = jax.tree.map(entries.hidden_tokens, GROUPED, *trees)
   assert counts['keys'] == hidden
   assert counts['kernel'] == ()

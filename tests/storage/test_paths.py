@@ -20,6 +20,7 @@ from tokenformer_jax.decoding import trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
 from tokenformer_jax.runs import checkpoint, curves, metrics
+from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
 
@@ -107,7 +108,7 @@ def write(target, run):
   checkpoints, meta = checkpoint.open_source(paths.parse_path(url), None)
   checkpoints.close()
   grow_run.check_target(target)
-  grow_run.write(target, state, meta.config, meta.tokenizer, lineage=(), step=20)
+  grow_run.write(target, Meta(20, meta.config, meta.tokenizer), state)
 
 
 def test_a_grown_model_is_written_there(run):

@@ -86,7 +86,10 @@ FOR_USER = {
   'TensorStore, full, in words': ValueError('RESOURCE_EXHAUSTED: No space left on device'),
   'wrapped': from_(RuntimeError('save failed'), os_error('ENOSPC')),
 }
+CIRCLE = ValueError('one')
+CIRCLE.__cause__ = from_(ValueError('other'), CIRCLE)
 NEITHER = {
+  'errors that cause each other': CIRCLE,
   'not there': FileNotFoundError('gs://bucket/runs/503/x'),
   'gcsfs 404': of_gcsfs(404),
   'gcsfs 400': of_gcsfs(400),

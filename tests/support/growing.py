@@ -16,10 +16,9 @@ from tokenformer_jax.config import AdamWConfig, GrowConfig, MeshConfig, ModelCon
 from tokenformer_jax.grow import apply, merging, plan
 from tokenformer_jax.grow.steps.step import Step
 from tokenformer_jax.model.lm import Execution, define_lm
-from tokenformer_jax.model.params import Params, lookup
+from tokenformer_jax.model.params import ParamInfo, Params, lookup
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps.step import State
 
 IDS = np.random.default_rng(0).integers(0, 64, (2, 13), np.int32)
@@ -150,16 +149,13 @@ def merge(state: State, added: Params, model: ModelConfig, after: ModelConfig) -
 
 def group_masks(info: Params, numbers: Collection[int]) -> dict[str, np.ndarray]:
   """By path: which parameter tokens of an array are in one of the numbered groups."""
-  entries = optim.group_entries(info, numbers)
-  return paths(
-    jax.tree.map(
-      lambda info, one: one.mask(
-        tuple(sum(info.groups) if i == info.token_axis else 1 for i in range(len(info.axes)))
-      ),
-      info,
-      entries,
-    )
-  )
+
+  def mask(one: ParamInfo) -> np.ndarray:
+    chosen = [number in numbers for number in range(1, len(one.groups) + 1)]
+    shape = [-1 if axis == one.token_axis else 1 for axis in range(len(one.axes))]
+    return np.repeat(chosen, one.groups).reshape(shape) if one.groups else np.array(False)
+
+  return paths(jax.tree.map(mask, info))
 
 
 def inexact(source: ModelConfig, target: ModelConfig, config: GrowConfig) -> str:

@@ -13,13 +13,10 @@ from outcomes import assert_close
 from tiny_trained import LENGTH, trained
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.decoding import evaluation, perplexity
 from tokenformer_jax.decoding.score import Row
 from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.loss import loss_sums
-from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.training import sizes
 
 END = 0xFF
@@ -97,34 +94,6 @@ def test_the_loss_is_that_of_documents_alone_and_every_target_counts(packed, cha
   joined = _task(packed(**changes))
   other = jax.jit(joined.sums)(params, batch)
   assert abs(joined.eval_figures(jax.device_get(other))['loss'] - found) > 1e-3, 'documents is idle'
-
-
-@pytest.mark.slow
-def test_a_step_is_the_same_in_parts_and_on_every_mesh(packed):
-  found = []
-  for parts, mesh_config in [(1, {}), (2, {}), (1, {'fsdp': 4, 'tokens': 2})]:
-    task = _task(packed(data__documents='separate', optim__accumulation_steps=parts))
-    count = 8 if mesh_config else 1
-    mesh = sharding.make_mesh(MeshConfig(**mesh_config), jax.devices()[:count])
-    program = step_lib.make_program(task, task.config)
-    with jax.set_mesh(mesh):
-      places = program.state_shardings(mesh)
-      state = {**program.initial_state(0), 'params': _params(task)}
-      batch = jax.device_put(_batch(task), sharding.batch_sharding(mesh))
-      _, figures = step_lib.make_train_step(program, mesh)(jax.device_put(state, places), batch)
-    found.append({name: float(figures[name]) for name in ('loss', 'grad_norm')})
-  assert_close(found[1], found[0], 'accumulation')
-  assert_close(found[2], found[0], '8 devices')
-
-
-@pytest.mark.slow
-def test_a_teacher_reads_the_same_documents(packed):
-  config = sizes.fill_in(packed(data__documents='masked'))
-  config = dataclasses.replace(config, distill=dataclasses.replace(config.distill, teacher='x'))
-  task = _task(config, config.model)
-  batch, params = _batch(task), _params(task)
-  _, figures = jax.jit(task.loss)(params, batch, jax.random.key(0), params)
-  np.testing.assert_allclose(figures['teacher_loss'], figures['loss'], rtol=1e-6)
 
 
 def test_a_text_is_scored_as_its_documents_were_trained():

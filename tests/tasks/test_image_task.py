@@ -21,7 +21,6 @@ from tokenformer_jax.config import (
   CapacityConfig,
   Config,
   ImagesConfig,
-  InitConfig,
   RouterConfig,
 )
 from tokenformer_jax.data.order import Position
@@ -78,13 +77,7 @@ def test_smoothed_labels_weigh_every_class():
   np.testing.assert_allclose(_loss(smooth, params), want, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-  'optim',
-  [
-    {'mixup': 0.8},
-    *(pytest.param(x, marks=pytest.mark.slow) for x in ({'cutmix': 1.0}, {'drop_path': 0.5})),
-  ],
-)
+@pytest.mark.parametrize('optim', [{'mixup': 0.8, 'drop_path': 0.5}, {'cutmix': 1.0}])
 def test_draws_of_a_step_follow_from_its_key(optim):
   task = _task(**optim)
   params = _params(task)
@@ -215,8 +208,7 @@ class Failing:
 
 
 # EMFILE (files that are open) is not the storage's, but no more the image's fault.
-@pytest.mark.parametrize('error', [errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EMFILE])
-@pytest.mark.parametrize('on_bad_image', ['skip', 'fail'])
+@pytest.mark.parametrize(('error', 'on_bad_image'), [(errno.EIO, 'skip'), (errno.EMFILE, 'fail')])
 def test_images_that_cannot_be_read_for_a_while_are_read_later(
   folder, monkeypatch, capsys, tmp_path, error, on_bad_image
 ):
@@ -244,13 +236,6 @@ def test_a_disk_that_stays_away_ends_the_run_so_that_it_can_be_started_again(
   with pytest.raises(TransientError, match=r'reading .* failed 4 times'):
     list(task.train_batches(range(12), 0, 2))
   (tmp_path / 'away').rename(tmp_path / 'sets')  # Threads that read ahead are still trying.
-
-
-def test_an_image_that_is_gone_is_a_bad_one(folder, tmp_path, capsys):
-  task = folder()
-  (tmp_path / 'sets/val/bee/0.png').unlink()
-  list(task.validation_batches(range(12)))
-  assert 'bee/0.png is left out (FileNotFoundError' in capsys.readouterr().err
 
 
 def test_bad_images_are_fatal_if_they_are_to_be(folder):
@@ -310,25 +295,3 @@ def test_a_model_is_adapted_to_other_classes_and_another_resolution():
   assert np.std(new['head']['kernel']) > 0, 'the new head is not drawn'
   assert not moments['head']['kernel'].any() and not moments['positions'].any()
   assert jax.tree.all(jax.tree.map(lambda a, b: a is b, new['blocks'], params['blocks']))
-
-
-def test_a_new_head_is_drawn_as_the_target_says():
-  source = tiny_vit()
-  target = dataclasses.replace(source, classes=100, init=InitConfig(std=0.5))
-  params = models.define(source).init(jax.random.key(0))
-  adapted = image_task.ImageTask.adapted(source, target)
-  head = _adapt(params, adapted, 0)['head']['kernel']
-  np.testing.assert_allclose(np.std(head), 0.5, rtol=0.05, err_msg='drawn as in the source')
-
-
-def test_a_head_for_as_many_other_classes_is_drawn_anew():
-  model = tiny_vit()
-  params = jax.tree.map(lambda p: jnp.full(p.shape, 2.0), models.define(model).abstract)
-  for seed, value in ((0, 'a parameter'), (None, 'a moment')):
-    kept = _adapt(params, model, seed)
-    assert kept['head']['kernel'] is params['head']['kernel'], (
-      f'{value} of a head that fits is not kept'
-    )
-    new = _adapt(params, model, seed, new_head=True)
-    assert not np.any(new['head']['kernel'] == 2.0), f'{value} of the old head stays'
-    assert jax.tree.all(jax.tree.map(lambda a, b: a is b, new['blocks'], params['blocks']))

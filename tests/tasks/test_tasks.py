@@ -4,10 +4,13 @@ import contextlib
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import pytest
 import tiny_run
 
 from tokenformer_jax import tasks
+from tokenformer_jax.model.layer import Aux, Counts
+from tokenformer_jax.tasks.task import with_aux
 from tokenformer_jax.training import sizes
 
 
@@ -46,3 +49,10 @@ def test_the_size_that_only_the_data_has_is_named(task):
   config = _with_model(task, **{task.data_size_key: 0})
   assert task.fill_in_unread(config) is None, 'a plan makes a size up'
   assert tasks.task_class(config.model).data_size_key == task.data_size_key
+
+
+def test_the_loss_of_layers_is_minimised_and_not_reported_as_the_loss():
+  aux = Aux({'tokens': jnp.float32(6)}, {'size': jnp.float32(9)})
+  objective, figures = with_aux(jnp.float32(5), jnp.float32(4), aux, Counts(2, 3, 1))
+  assert (objective, figures['loss'], figures['aux_loss']) == (5 + 6 / 3, 4, 2)
+  assert figures['layers'] == {'size': 3}

@@ -80,12 +80,6 @@ def test_a_tracker_in_trouble_is_reported_once_and_left_alone(
   assert f'wandb {said}' in told and told.count('left alone') == 1, told
 
 
-def test_lines_do_not_wait_for_a_slow_tracker(tmp_path, monkeypatch):
-  fake_trackers.put(monkeypatch, fake_trackers.Slow)  # 2.5 s for these lines
-  _, of_lines = write(tmp_path)
-  assert of_lines < 1, 'the lines waited for the tracker'
-
-
 def test_a_tracker_that_falls_behind_is_left_alone_at_once(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(feed, '_MOST_WAITING', 10)
   fake_trackers.put(monkeypatch, fake_trackers.Hanging)
@@ -119,11 +113,3 @@ def test_a_missing_package_is_one_sentence(monkeypatch, name):
     f'config.train.trackers has {name}, which needs the package no_such_package; run pip install '
     f'-e ".[{name}]", or leave {name} out'
   )
-
-
-def test_a_folder_with_the_name_of_a_package_is_no_package(tmp_path, monkeypatch):
-  (tmp_path / 'folder_of_a_tracker').mkdir()
-  monkeypatch.syspath_prepend(tmp_path)
-  monkeypatch.setitem(TRACKERS, 'wandb', TRACKERS['wandb']._replace(package='folder_of_a_tracker'))
-  with pytest.raises(UserError, match='needs the package folder_of_a_tracker'):
-    feed.check_installed(('wandb',))

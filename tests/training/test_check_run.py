@@ -51,6 +51,11 @@ MISTAKES = {
     {'mesh__fsdp': 1, 'mesh__tokens': 2, 'model__layer__mixer__heads': 1},
     'heads',
   ),
+  'tokens that devices cannot share': (
+    {'mesh__fsdp': 1, 'mesh__tokens': 2, 'model__layer__ffn__tokens': 63},
+    "'param_tokens' of parameter",
+  ),
+  'another number of devices': ({'mesh__fsdp': 3}, 'number of devices, 2'),
   'another model': ({'init_from': FROM, 'model__width': 64}, 'model.width is 32 in the source'),
   'another optimizer': ({'init_from': FROM, 'optim__kind': 'lion'}, 'config.optim.kind is lion'),
   'no step left': ({'init_from': FROM, 'train__steps': STEP}, 'raise it, or set config.grow.step'),
@@ -70,7 +75,6 @@ MISTAKES = {
     "config.data.tokenizer is 'bpe:300'",
   ),
   'old tokens of a new model': ({'optim__old_tokens': 'freeze'}, 'config.optim.old_tokens is'),
-  'a group that the model lacks': ({'optim__frozen_groups': '2'}, 'names group 2'),
   'one group to drop': ({'train__drop_groups': 0.5}, 'config.train.drop_groups is 0.5'),
   'a vocabulary without the ids': ({'model__vocab_size': 8}, 'config.model.vocab_size is 8'),
 }

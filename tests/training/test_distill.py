@@ -1,17 +1,14 @@
 """Runs that learn from a teacher: what they compute, keep, and refuse."""
 
 import contextlib
-import dataclasses
 import shutil
 
 import jax
-import numpy as np
 import pytest
 import tiny_run
-from outcomes import assert_close, assert_same, losses
+from outcomes import assert_same, losses
 from trainers import trainer
 
-from tokenformer_jax import tasks
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, metrics
@@ -37,11 +34,6 @@ def begun(config, workdir):
   run = trainer(config, workdir)
   with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
     yield run
-
-
-def first_batch(run):
-  with contextlib.closing(run.batches(0, print)) as batches:
-    return next(batches)[-1]
 
 
 @pytest.fixture(scope='module')
@@ -87,13 +79,6 @@ def test_the_weight_0_is_training_without_a_teacher(make, tmp_path, one_device, 
   assert losses(tmp_path / 'run') == losses(tmp_path / 'plain')
 
 
-def test_a_teacher_without_weight_has_no_part_in_a_step(make, tmp_path, one_device, teacher):
-  config = make(distill__teacher=str(teacher), distill__weight=0.0, **SMALLER)
-  with begun(config, tmp_path / 'run') as run:
-    assert run.task.teacher is None and not run._fixed, 'a step computes what counts for nothing'
-    assert 'has the weight 0' in run.run.teacher.description(run.config)
-
-
 def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
   make, tmp_path, one_device, teacher, student
 ):
@@ -101,50 +86,6 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
   (tmp_path / 'run/checkpoints/10').rename(tmp_path / '10.lost')
   loop.train(make(distill__teacher=str(teacher), **SMALLER), tmp_path / 'run')
   assert meta_of(tmp_path / 'run').checksums == meta_of(student).checksums
-
-
-@pytest.mark.full_size
-@pytest.mark.parametrize('changes', [{}, {'optim__accumulation_steps': 2}], ids=['', 'parts'])
-def test_losses_are_the_same_on_a_mesh(make, tmp_path, teacher, monkeypatch, changes):
-  options = {'distill__temperature': 2.0, 'train__log_every': 1, 'data__batch_size': 16, **changes}
-  config = make(distill__teacher=str(teacher), **options)
-  with monkeypatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    loop.train(config, tmp_path / 'one')
-  mesh = dataclasses.replace(config.mesh, fsdp=4, tokens=2)
-  loop.train(dataclasses.replace(config, mesh=mesh), tmp_path / 'many')
-  for name in ('train/loss', 'train/distill_loss'):
-    one, many = (losses(tmp_path / run, name) for run in ('one', 'many'))
-    np.testing.assert_allclose(list(many.values()), list(one.values()), rtol=1e-4, err_msg=name)
-
-
-def test_parts_of_a_batch_have_the_gradient_of_the_whole(make, tmp_path, one_device, teacher):
-  found = []
-  for parts in (1, 4):
-    changes = {'distill__teacher': str(teacher), 'optim__accumulation_steps': parts}
-    with begun(make(**changes), tmp_path / str(parts)) as run:
-      state, _ = run.first_state()
-      state, figures = run.train_step(state, first_batch(run), *run._fixed)
-      found.append((state['params'], {name: figures[name] for name in ('loss', 'distill_loss')}))
-  assert_close(found[1], found[0], 'accumulation')
-
-
-def test_a_step_leaves_the_teacher_alone(make, tmp_path, one_device, teacher):
-  with begun(make(distill__teacher=str(teacher)), tmp_path / 'run') as run:
-    state, _ = run.first_state()
-    (params,) = run._fixed
-    before = jax.tree.map(np.asarray, params)
-    for _ in range(2):
-      state, _ = run.train_step(state, first_batch(run), params)
-    assert_same(params, before, 'the teacher after two steps')
-
-
-def test_an_evaluation_does_not_see_the_teacher(make, tmp_path, one_device, teacher):
-  with begun(make(distill__teacher=str(teacher)), tmp_path / 'run') as run:
-    state, _ = run.first_state()
-    plain = tasks.make(run.config, run.task.vocabulary())
-    found = [task.sums(state['params'], first_batch(run)) for task in (run.task, plain)]
-    assert_same(found[0].task._asdict(), found[1].task._asdict(), 'an evaluation with a teacher')
 
 
 @pytest.mark.parametrize(
@@ -179,13 +120,6 @@ def test_a_teacher_that_the_mesh_cannot_split_is_one_sentence(make, tmp_path, te
   config = make(distill__teacher=str(teacher), **options, **positions)
   said = sentence(config, tmp_path / 'run')
   assert f"{teacher}@20 cannot be split over the mesh: the axis 'heads'" in said
-
-
-def test_an_unfinished_teacher_is_allowed_and_said(make, tmp_path, one_device, teacher):
-  with begun(make(distill__teacher=f'{teacher}@15'), tmp_path / 'run') as run:
-    said = run.run.teacher.description(run.config)
-  assert said.startswith(f'learning from {teacher}@15, which has made 15 of its 20 steps: 32,832 p')
-  assert 'TFLOP a step, and ' in said
 
 
 def test_a_run_keeps_its_teacher(make, tmp_path, one_device, teacher, student):

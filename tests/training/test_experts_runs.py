@@ -47,11 +47,10 @@ FLAGS = {
 
 def _steps(name: str, mesh: MeshConfig, steps: int, optimizer: str = 'adamw', parts: int = 1):
   """Return the losses and the last state of a run on a mesh, with other rows in each step."""
-  rate = {'lion': 3e-4}.get(optimizer, 3e-3)
   config = Config(
     model=mixture((CASES | SHARED_PLACES)[name], tokens={'qkv': 32, 'proj': 32}),
     data=TextConfig(batch_size=16, sequence_length=16),
-    optim=OPTIMIZERS[optimizer](learning_rate=rate, warmup_steps=0, accumulation_steps=parts),
+    optim=OPTIMIZERS[optimizer](learning_rate=3e-3, warmup_steps=0, accumulation_steps=parts),
     train=TrainConfig(steps=100),
     mesh=mesh,
   )
@@ -79,10 +78,7 @@ _on_one = functools.cache(lambda name: _steps(name, ONE, 20))
 @pytest.mark.parametrize(
   'mesh',
   [
-    pytest.param(MeshConfig(fsdp=2, experts=4), id='experts 4', marks=_FULL_SIZE),
     pytest.param(MeshConfig(fsdp=2, experts=2, tokens=2), id='tokens 2'),
-    pytest.param(MeshConfig(fsdp=8), id='fsdp 8', marks=_FULL_SIZE),
-    pytest.param(MeshConfig(fsdp=1, experts=2, replica=4), id='experts 2', marks=_FULL_SIZE),
     pytest.param(MeshConfig(fsdp=1, experts=8), id='experts 8', marks=_FULL_SIZE),
   ],
 )
@@ -92,21 +88,17 @@ def test_twenty_steps_agree_on_every_mesh(name, mesh):
   np.testing.assert_allclose(got, want, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-  'optimizer',
-  ['muon', *(pytest.param(n, marks=_FULL_SIZE) for n in ('adamw', 'adafactor', 'lion'))],
-)
-def test_every_optimizer_trains_a_mixture(optimizer):
+def test_muon_trains_a_mixture():
   for name in ('fine-grained', 'sparse'):
-    found, state = _steps(name, ONE, 20, optimizer)
-    assert found[-4:].mean() < found[:4].mean() - 0.1, f'{optimizer} does not learn: {found}'
+    found, state = _steps(name, ONE, 20, 'muon')
+    assert found[-4:].mean() < found[:4].mean() - 0.1, f'it does not learn: {found}'
     for path, array in paths(state['params']).items():
       assert np.all(np.isfinite(array)), path
       if path.endswith('bias'):  # moved by its own update: at most 20 steps of 0.01
         assert 0 < np.abs(array).max() <= 0.2 + 1e-6
 
 
-def test_accumulated_parts_have_the_places_that_rows_share_in_the_whole_batch():
+def test_accumulated_parts_have_the_slots_that_rows_share_in_the_whole_batch():
   (one, whole), (other, parts) = (_steps('shared places', ONE, 2, parts=n) for n in (1, 4))
   np.testing.assert_allclose(other, one, rtol=1e-5)
   got, want = (state['params']['blocks']['ffn']['router']['kernel'] for state in (parts, whole))

@@ -123,7 +123,7 @@ def test_a_run_of_more_layers_resumes_bit_for_bit_and_its_old_layers_can_be_froz
 
 
 @pytest.mark.slow
-def test_a_growth_on_the_way_says_that_it_is_not_exact(
+def test_a_growth_of_init_from_says_that_it_is_not_exact(
   make, tmp_path, one_device, ancestor, capsys
 ):
   config = dataclasses.replace(make(train__steps=30, **LARGER), init_from=str(ancestor[0]))
@@ -149,20 +149,7 @@ def test_frozen_tokens_need_newer_ones(make, tmp_path, one_device, ancestor):
 
 
 @_SLOW
-def test_a_grown_run_trains_its_new_tokens_alone_if_asked(make, tmp_path, one_device, ancestor):
-  config = make(train__steps=22, optim__old_tokens='freeze', **LARGER)
-  config = dataclasses.replace(config, init_from=str(ancestor[0]))
-  after = loop.train(config, tmp_path / 'run')['params']
-  before = ancestor[1]['params']
-  np.testing.assert_array_equal(after['embedding'], before['embedding'])
-  keys = np.asarray(after['blocks']['ffn']['keys'])
-  np.testing.assert_array_equal(keys[:, :64], before['blocks']['ffn']['keys'])
-  assert keys[:, 64:].any(axis=-1).all(), 'a new key did not move'
-
-
-@pytest.mark.parametrize('here_first', [True, False])
-@_SLOW
-def test_a_growth_on_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch, ancestor, here_first):
+def test_a_growth_on_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch, ancestor):
   config = make(train__log_every=1, train__steps=40, **LARGER)
   many = dataclasses.replace(config.mesh, fsdp=4, tokens=2)
   grown = dataclasses.replace(config, init_from=str(ancestor[0]))
@@ -177,9 +164,9 @@ def test_a_growth_on_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch, an
 
   on(grown, False, tmp_path / 'stay')
   begun = dataclasses.replace(grown, train=dataclasses.replace(config.train, checkpoint_every=21))
-  on(begun, not here_first, tmp_path / 'move')
+  on(begun, True, tmp_path / 'move')
   (tmp_path / 'move/checkpoints/40').rename(tmp_path / '40.lost')
-  on(begun, here_first, tmp_path / 'move')
+  on(begun, False, tmp_path / 'move')
   stay, move = losses(tmp_path / 'stay'), losses(tmp_path / 'move')
   assert list(stay) == list(move) == list(range(21, 41))
   np.testing.assert_allclose(

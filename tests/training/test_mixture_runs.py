@@ -17,8 +17,7 @@ from tokenformer_jax.data import order
 from tokenformer_jax.data.mixture import open_sources
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.runs import metrics, saved_config
-from tokenformer_jax.storage import paths
+from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import loop
 from tokenformer_jax.training.prepare import prepare
 
@@ -91,11 +90,6 @@ def test_a_run_writes_the_figures_of_each_source(run):
   assert epochs['data/new/epochs'] > 0 and epochs['data/old/epochs'] > 0
 
 
-def test_the_checkpoint_with_the_best_mean_is_kept(run):
-  found = [line['eval/loss'] for line in metrics.read(run[0]) if 'eval/loss' in line]
-  assert min(found) == pytest.approx(found[-1]), 'the run of the test does not learn'
-
-
 @pytest.mark.parametrize('weights', [WEIGHTS, VARYING])
 def test_a_resumed_mixture_ends_bit_for_bit_where_an_unbroken_one_does(
   texts, tmp_path, one_device, weights
@@ -114,40 +108,14 @@ def test_a_resumed_mixture_ends_bit_for_bit_where_an_unbroken_one_does(
   assert last[0]['data/new/epochs'] == last[1]['data/new/epochs'], 'epochs are counted anew'
 
 
-def test_a_saved_config_has_the_mixture(run, texts):
-  saved = saved_config.read(paths.parse_path(run[0] / 'config.json'), '')
-  assert saved.data.mixture == mixed(texts).data.mixture
-
-
-@pytest.mark.parametrize(
-  ('change', 'sentence'),
-  [
-    (
-      {'new': {'weight': 0.5}, 'old': {'weight': 0.5}},
-      'config.data.mixture.new.weight is 0.5 and was 0.75 and config.data.mixture.old.weight is',
-    ),
-    (
-      {'new': {'weight_by_step': '0:0.75 9:1'}, 'old': {'weight_by_step': '0:0.25 9:0'}},
-      "config.data.mixture.new.weight_by_step is '0:0.75 9:1' and was ''",
-    ),
-  ],
-)
-def test_other_weights_are_refused_unless_they_are_asked_for(
-  texts, run, one_device, change, sentence
-):
+def test_other_weights_are_refused_unless_they_are_asked_for(texts, run, one_device):
+  change = {'new': {'weight': 0.5}, 'old': {'weight': 0.5}}
   with pytest.raises(UserError) as error:
     begin(mixed(texts, change, train__steps=30, train__ema=0.9), run[0])
-  assert sentence in str(error.value) and 'config.data.new_order_at=20' in str(error.value)
+  assert 'config.data.mixture.new.weight is 0.5 and was 0.75' in str(error.value)
+  assert 'config.data.new_order_at=20' in str(error.value)
   asked = mixed(texts, change, train__steps=30, train__ema=0.9, data__new_order_at=20)
   assert begin(asked, run[0]).position == order.Position(20, 0)
-
-
-def test_a_name_of_its_own_makes_another_order(texts, run, one_device):
-  config = mixed(texts, train__steps=30, train__ema=0.9)
-  renamed = Sources({'a': config.data.mixture['new'], 'old': config.data.mixture['old']})
-  config = dataclasses.replace(config, data=dataclasses.replace(config.data, mixture=renamed))
-  with pytest.raises(UserError, match=r"config\.data\.mixture is 'a, old' and was 'new, old'"):
-    begin(config, run[0])
 
 
 def test_another_size_of_batches_is_another_order_if_weights_change_over_steps(
@@ -158,11 +126,6 @@ def test_another_size_of_batches_is_another_order_if_weights_change_over_steps(
     begin(mixed(texts, VARYING, data__batch_size=16), tmp_path / 'run')
 
 
-def test_fixed_weights_go_on_with_batches_of_another_size(texts, run, one_device):
-  larger = mixed(texts, train__steps=30, train__ema=0.9, data__batch_size=16)
-  assert begin(larger, run[0]).position == order.Position(20, 160)
-
-
 def test_a_run_on_one_source_goes_on_with_a_mixture_as_other_data(texts, tmp_path, one_device):
   source = f'files:{texts}/old/*.txt'
   trained(tiny_run.config(source, texts / 'cache'), tmp_path / 'run', 5)
@@ -170,19 +133,6 @@ def test_a_run_on_one_source_goes_on_with_a_mixture_as_other_data(texts, tmp_pat
   found = begin(config, tmp_path / 'run')
   assert found.position == order.Position(5, 0), 'the mixture does not begin with its first sample'
   assert found.task.vocabulary() == found.origin.meta.tokenizer
-
-
-def test_text_of_a_source_that_changed_under_its_name_is_refused(texts, tmp_path, one_device):
-  config = mixed(texts)
-  trained(config, tmp_path / 'run', 5)
-  file = texts / 'new/0.txt'
-  was = file.read_text()
-  try:
-    file.write_text('other zebras ' * 50)
-    with pytest.raises(UserError, match=r'a source of config\.data\.mixture has other content'):
-      begin(config, tmp_path / 'run')
-  finally:
-    file.write_text(was)
 
 
 def test_a_source_of_weight_zero_is_evaluated_and_not_trained_on(texts, tmp_path, one_device):
@@ -195,10 +145,9 @@ def test_a_source_of_weight_zero_is_evaluated_and_not_trained_on(texts, tmp_path
   assert lines[0]['data/old/epochs'] == 0
 
 
-@pytest.mark.parametrize('processes', [1, 2, 4])
-def test_batches_of_a_mixture_are_the_same_on_any_number_of_processes(texts, processes, tmp_path):
+def test_batches_of_a_mixture_are_the_same_on_two_processes(texts, tmp_path):
   config = mixed(texts, VARYING, mesh__fsdp=4)
-  found = gather_batches(config, tmp_path, processes, 4, range(3, 9))
+  found = gather_batches(config, tmp_path, 2, 4, range(3, 9))
   mixture = open_sources(config.data, config.train.seed)
   expected = list(mixture.train_batches(range(8), 3, 9, order.BEGINNING))
   np.testing.assert_array_equal(found, expected)

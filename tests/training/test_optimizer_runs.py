@@ -1,7 +1,6 @@
 """Runs with every optimizer: they learn, resume, grow, freeze, and do so on a mesh."""
 
 import dataclasses
-import functools
 import shutil
 
 import jax
@@ -21,17 +20,14 @@ from tokenformer_jax.config import (
   MeshConfig,
   TrainConfig,
 )
-from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.training import loop
 
 pytestmark = pytest.mark.slow
 
-RATES = {'muon': 3e-3, 'adafactor': 3e-3, 'lion': 1e-3}
-FULL_SIZE = pytest.mark.full_size
 EACH = pytest.mark.parametrize(
-  'name', ['muon', *(pytest.param(name, marks=FULL_SIZE) for name in ('adafactor', 'lion'))]
+  'name', ['muon', pytest.param('adafactor', marks=pytest.mark.full_size)]
 )
 LARGER = {'model__layer__mixer__qkv__tokens': 64, 'model__layer__ffn__tokens': 128}
 KEPT = {'train__keep_checkpoints': 9, 'train__log_every': 1}
@@ -40,7 +36,7 @@ KEPT = {'train__keep_checkpoints': 9, 'train__log_every': 1}
 def _changes(name: str, **changes) -> dict:
   return {
     'optim__kind': name,
-    'optim__learning_rate': RATES[name],
+    'optim__learning_rate': 3e-3,
     'optim__schedule': 'wsd',
     **KEPT,
     **changes,
@@ -87,19 +83,6 @@ def trained(source, tmp_path_factory):
   return root / 'run', state
 
 
-def test_another_optimizer_cannot_go_on_with_a_run(make, one_device, tmp_path, trained):
-  config = make(train__steps=8, optim__kind='lion')
-  shutil.copytree(trained[0], tmp_path / 'run')
-  with pytest.raises(UserError) as error:
-    trainer(config, tmp_path / 'run')
-  assert str(error.value).startswith(
-    'config.optim.kind is lion, but the checkpoint of step 5 in this work directory was trained '
-    'with adamw, whose statistics mean nothing to lion; set it to adamw, or start another run'
-  )
-  with pytest.raises(UserError, match=r'or set config\.grow\.moments=drop, with which the new one'):
-    trainer(dataclasses.replace(config, init_from=str(trained[0])), tmp_path / 'new')
-
-
 def test_another_optimizer_begins_with_empty_statistics(make, one_device, tmp_path, trained):
   config = make(train__steps=8, optim__kind='lion', grow__moments='drop', **LARGER)
   run = trainer(dataclasses.replace(config, init_from=str(trained[0])), tmp_path / 'run')
@@ -113,7 +96,6 @@ def test_another_optimizer_begins_with_empty_statistics(make, one_device, tmp_pa
   assert not any(array.any() for array in paths(lion.mu).values())
 
 
-@functools.cache
 def _after_steps(name: str, on: MeshConfig, groups: int = 1) -> dict:
   """Parameters and statistics after three steps on a mesh."""
   model = tiny_model(tokens={'qkv': 48, 'proj': 40, 'ffn': 64})
@@ -139,14 +121,9 @@ def _after_steps(name: str, on: MeshConfig, groups: int = 1) -> dict:
   return paths({name: state[name] for name in ('params', 'opt_state')})
 
 
-@pytest.mark.parametrize(
-  ('name', 'groups'), [('muon', 3), *(pytest.param(name, 1, marks=FULL_SIZE) for name in RATES)]
-)
+@pytest.mark.parametrize(('name', 'groups'), [('muon', 3), ('adafactor', 1)])
 def test_a_mesh_computes_what_one_device_does(name, groups):
   want = _after_steps(name, MeshConfig(fsdp=1, tokens=1), groups)
   got = _after_steps(name, MeshConfig(fsdp=4, tokens=2), groups)
-  # A sum in another order may change the sign of an entry near 0, which is lion's whole update.
-  allowed = 1e-3 if name == 'lion' else 0
   for path, one in want.items():
-    far = ~np.isclose(got[path], one, rtol=1e-3, atol=1e-5)
-    assert far.mean() <= allowed, f'{name}: {path} differs in {far.mean():.2%} of its entries'
+    np.testing.assert_allclose(got[path], one, rtol=1e-3, atol=1e-5, err_msg=f'{name}: {path}')

@@ -12,31 +12,28 @@ CLIP = 'model__layer__mixer__positions__clip'
 
 
 @pytest.mark.parametrize(
-  ('changes', 'growth', 'drawn', 'said'),
+  ('changes', 'growth', 'said'),
   [
-    ({}, None, True, []),
-    ({'optim__frozen_groups': '1'}, None, True, ['freezes tokens of a new model']),
-    ({'optim__frozen_groups': '1'}, None, False, []),
-    ({'optim__warmup_steps': 20}, None, True, []),
-    ({'optim__warmup_steps': 21}, None, True, ['train.steps=20, so the rate never reaches']),
-    ({CLIP: 32}, None, False, ['positions.clip=32 limits no distance in texts of config.data.seq']),
-    ({CLIP: 31}, None, False, []),
-    ({}, GROWTH, False, ['after the last growth, at update 18, is longer than the run']),
-    ({'optim__restart_schedule': 'no'}, GROWTH, False, []),
-    ({**GUARD, 'optim__skip_window': 40}, None, True, ['by 20 good ones before it at least']),
-    ({**GUARD, 'optim__skip_window': 38}, None, True, []),
+    ({}, None, []),
+    ({'optim__warmup_steps': 20}, None, []),
+    ({'optim__warmup_steps': 21}, None, ['train.steps=20, so the rate never reaches']),
+    ({CLIP: 32}, None, ['positions.clip=32 limits no distance in texts of config.data.seq']),
+    ({CLIP: 31}, None, []),
+    ({}, GROWTH, ['after the last growth, at update 18, is longer than the run']),
+    ({'optim__restart_schedule': 'no'}, GROWTH, []),
+    ({**GUARD, 'optim__skip_window': 40}, None, ['by 20 good ones before it at least']),
+    ({**GUARD, 'optim__skip_window': 38}, None, []),
     (
       {'train__check_devices': 21},
       None,
-      True,
       ['checks no step of a run of config'],
     ),
-    ({'train__check_devices': 20}, None, True, []),
+    ({'train__check_devices': 20}, None, []),
   ],
 )
-def test_doubts_about_a_config_are_said_before_training(tmp_path, changes, growth, drawn, said):
+def test_doubts_about_a_config_are_said_before_training(tmp_path, changes, growth, said):
   config = tiny_run.config('files:corpus', tmp_path, **changes)
-  doubts = settings.doubts(config, growth, drawn=drawn)
+  doubts = settings.doubts(config, growth)
   assert len(doubts) == len(said)
   for doubt, part in zip(doubts, said, strict=True):
     assert part in doubt

@@ -116,16 +116,6 @@ def test_a_trained_vit_grows_exactly_with_its_average(whole, tmp_path, one_devic
     assert difference(np.asarray(got), np.asarray(want)) <= 1e-5, f'{name} compute something else'
 
 
-@pytest.mark.full_size
-@SLOW
-def test_an_average_may_begin_and_end_with_a_later_run(whole, tmp_path, one_device):
-  shutil.copytree(whole[0], tmp_path / 'run')
-  without = loop.train(_make(train__steps=22), tmp_path / 'run')
-  assert 'ema' not in without
-  again = loop.train(_make(train__steps=24, train__ema=0.5), tmp_path / 'run')
-  assert np.abs(again['ema']['head']['kernel'] - again['params']['head']['kernel']).max() > 0
-
-
 @SLOW
 def test_fine_tuning_takes_another_head_and_another_resolution(tmp_path, one_device):
   first = _make(model__position_embedding='learned', train__steps=5)
@@ -153,11 +143,6 @@ def test_fine_tuning_takes_another_head_and_another_resolution(tmp_path, one_dev
     moments = jax.tree.leaves(state['opt_state'])
     assert not any(np.any(leaf) for leaf in moments), 'moments of another task'
     assert math.isfinite(run.train(state, step)['params']['head']['bias'].sum())
-
-
-def test_another_number_of_classes_is_no_resume(whole, tmp_path, one_device):
-  with pytest.raises(UserError, match=r'is of another model: model\.classes is 10 there and 12'):
-    loop.train(_make(model__classes=12), whole[0])
 
 
 def test_lengths_in_epochs():

@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> None:
   model = trained.load(
     values.source,
     values.token_shards,
-    check=chats.check_has_template if values.chat else checkpoint.check_is_language_model,
+    check=chats.find_template if values.chat else checkpoint.check_is_language_model,
     clip_positions=values.clip_positions,
     groups=values.groups,
   )

@@ -20,7 +20,8 @@ from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config, TextConfig
 from tokenformer_jax.config.arguments import Count, Path, Text
 from tokenformer_jax.data import beam as beam_lib
-from tokenformer_jax.data import mixture, shards, store
+from tokenformer_jax.data import mixture, store
+from tokenformer_jax.data.corpus import SPLITS
 from tokenformer_jax.data.shard_writer import NAMED_BAD
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.parallel.messages import say
@@ -62,9 +63,10 @@ def main(
     stores = {'': store.make(data, **options)}
   for made in stores.values():
     _report_bad(made)
+    documents = sum(made.index.total(split, 'documents') for split in SPLITS)
     print(
       f'{made.path}: {len(made.train):,} tokens to train on and {len(made.validation):,} held out, '
-      f'of {counted(made.train_documents + made.validation_documents, "document")}'
+      f'of {counted(documents, "document")}'
     )
 
 
@@ -82,9 +84,9 @@ def run() -> None:
 
 def _report_bad(made: store.Store) -> None:
   """Say which documents were left out."""
-  found = shards.read_index(made.path).shards
-  named = [text for shard in found for text in shard.bad][:_NAMED]
+  written = made.index.shards
+  named = [text for shard in written for text in shard.bad][:_NAMED]
   for text in named:
     say(f'left out: {text}')
-  if more := sum(shard.bad_documents for shard in found) - len(named):
+  if more := sum(shard.bad_documents for shard in written) - len(named):
     say(f'left out: {more:,} more; {made.path}/meta.json names up to {NAMED_BAD} of a shard')

@@ -23,7 +23,6 @@ from tokenformer_jax.config.feed_forward import (
   NoFeedForwardConfig,
   RouterConfig,
 )
-from tokenformer_jax.config.groups import frozen_groups
 from tokenformer_jax.config.growth import METHODS, TOKEN_METHODS, GrowConfig, GrowthMethod, growth
 from tokenformer_jax.config.layer import (
   LayerConfig,
@@ -82,14 +81,14 @@ from tokenformer_jax.config.pattention import (
   PattentionConfig,
   ScoreConfig,
   TokenGroup,
+  from_groups,
+  groups_as_text,
   resized,
   token_groups,
-  with_groups,
 )
 from tokenformer_jax.config.projections import (
   count_names,
   counts_as_text,
-  former_names,
   is_of_experts,
   matrices,
   named_counts,

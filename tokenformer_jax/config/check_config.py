@@ -7,7 +7,6 @@ from tokenformer_jax.config.check_model import (
   check_model,
 )
 from tokenformer_jax.config.data import DataConfig, TextConfig
-from tokenformer_jax.config.groups import frozen_groups
 from tokenformer_jax.config.model import LMConfig, ModelConfig
 from tokenformer_jax.config.optim import WSDSchedule, old_token_rate
 from tokenformer_jax.config.run import Config
@@ -25,7 +24,6 @@ def check(config: Config) -> None:
     raise UserError('config.train.steps is 0; it must be greater than 0')
   profile_range(config.train)
   old_token_rate(config.optim)
-  frozen_groups(config.optim)
   if config.optim.skip_deviations and config.train.max_skipped_steps == 1:
     raise UserError(
       f'config.optim.skip_deviations is {config.optim.skip_deviations:g}, and with '

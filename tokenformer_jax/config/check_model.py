@@ -26,7 +26,12 @@ from tokenformer_jax.config.model import (
   layer_path,
   used_layers,
 )
-from tokenformer_jax.config.pattention import NoProjectionConfig, PattentionConfig, token_groups
+from tokenformer_jax.config.pattention import (
+  NoProjectionConfig,
+  PattentionConfig,
+  groups_as_text,
+  token_groups,
+)
 from tokenformer_jax.errors import UserError
 
 
@@ -74,10 +79,8 @@ def _check_vit(model: ViTConfig) -> None:
 
 def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
   for place, part in parts(layer):
-    if isinstance(part, PattentionConfig):
-      if not part.tokens:
-        raise UserError(f'config.{path}.{place}.tokens is 0; it must be greater than 0')
-      token_groups(part, f'config.{path}.{place}.')
+    if isinstance(part, PattentionConfig) and not part.tokens:
+      raise UserError(f'config.{path}.{place}.tokens is 0; it must be greater than 0')
   if isinstance(layer.ffn, ExpertsConfig):
     _check_experts(layer.ffn, f'config.{path}.ffn')
   if layer.ffn_norm != 'same':
@@ -243,10 +246,10 @@ def _check_experts(experts: ExpertsConfig, path: str) -> None:
   if isinstance(expert, MLPConfig) and expert.bias:
     raise UserError(f'{path}.expert.bias is True, and experts have no biases; set it to False')
   tokens, at = (expert.beside, '.beside') if isinstance(expert, MLPConfig) else (expert, '')
-  if isinstance(tokens, PattentionConfig) and tokens.groups:
+  if isinstance(tokens, PattentionConfig) and len(groups := token_groups(tokens)) > 1:
     raise UserError(
-      f'{path}.expert{at}.groups is {tokens.groups!r}, and the tokens of each expert are one group '
-      'already; leave it out'
+      f'{path}.expert{at}.groups is {groups_as_text(groups)!r}, and the tokens of each expert are '
+      'one group already; leave it out'
     )
   if isinstance(balance, LossBalanceConfig):
     if experts.count % balance.devices:

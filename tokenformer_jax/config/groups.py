@@ -6,46 +6,32 @@ numbers of those that stay, in their new order. The same choice is made of a mod
 arrays in `model/group_trees.py`.
 """
 
-import re
+import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Sequence
 
+from tokenformer_jax.config import matching
 from tokenformer_jax.config.model import ModelConfig
-from tokenformer_jax.config.optim import OptimConfig
 from tokenformer_jax.config.pattention import (
+  Birth,
   NoProjectionConfig,
+  PattentionConfig,
   TokenGroup,
+  births_of,
+  from_groups,
   token_groups,
-  with_groups,
 )
-from tokenformer_jax.config.projections import (
-  beside_matrices,
-  former_names,
-  pattentions,
-  with_pattentions,
-)
+from tokenformer_jax.config.projections import beside_matrices, pattentions, with_pattentions
 from tokenformer_jax.errors import UserError
 
 Choice = Callable[[int], Sequence[int]]
-_NUMBERS = re.compile(r'[1-9][0-9]{0,5}([ ,]+[1-9][0-9]{0,5})*')
-
-
-def parse_numbers(text: str, where: str, what: str = 'groups') -> tuple[int, ...]:
-  """Return the numbers of groups in a text such as '2,3' or '2 3', in rising order; '' has none.
-
-  `where` and `what` name the text and the numbered things in messages.
-  """
-  text = text.strip()
-  if not text:
-    return ()
-  if not _NUMBERS.fullmatch(text):
-    raise UserError(
-      f"{where} is {text[:40]!r}; it must be numbers of {what}, counted from 1, for example '2,3'"
-    )
-  return in_order([int(number) for number in re.split('[ ,]+', text)], where, what)
 
 
 def in_order(numbers: Collection[int], where: str, what: str = 'groups') -> tuple[int, ...]:
-  """Return numbers of groups in rising order; for `where` and `what` see `parse_numbers`."""
+  """Return numbers of groups in rising order.
+
+  `where` and `what` name the numbers and the numbered things in messages.
+  """
   if not numbers:
     raise UserError(f'{where} is empty; name {what} by their numbers, counted from 1')
   if len(set(numbers)) < len(numbers):
@@ -55,13 +41,8 @@ def in_order(numbers: Collection[int], where: str, what: str = 'groups') -> tupl
   return tuple(sorted(numbers))
 
 
-def frozen_groups(optim: OptimConfig) -> tuple[int, ...]:
-  """Return the numbers of the groups that do not train."""
-  return parse_numbers(optim.frozen_groups, 'config.optim.frozen_groups')
-
-
 def as_text(numbers: Collection[int]) -> str:
-  """Return numbers in the form of `optim.frozen_groups`: '1 2'."""
+  """Return numbers as text: '1 2'."""
   return ' '.join(map(str, sorted(numbers)))
 
 
@@ -119,31 +100,78 @@ def choose(model: ModelConfig, choice: Choice) -> ModelConfig:
         f'{name} would keep none of its groups of parameter tokens, of which it has {len(groups)}; '
         'every projection must keep one'
       )
-    changed[name] = with_groups(projection, chosen)
+    changed[name] = from_groups(chosen)
   return with_pattentions(model, changed)
 
 
-def choose_frozen(optim: OptimConfig, model: ModelConfig, choice: Choice) -> str:
-  """Return `optim.frozen_groups` with the numbers that the groups have after a choice.
+def frozen_numbers(model: ModelConfig) -> tuple[int, ...]:
+  """Return the numbers of the groups that are frozen in some projection."""
+  groups = itertools.chain.from_iterable(
+    enumerate(groups, start=1) for groups in named_groups(model).values()
+  )
+  return tuple(sorted({number for number, group in groups if group.frozen}))
 
-  The optimizer and the model are those before the choice, which keeps the order of the groups.
+
+def with_frozen(model: ModelConfig, numbers: Collection[int]) -> ModelConfig:
+  """Return the model in which these groups are frozen, and no others."""
+  changed = {
+    name: from_groups(
+      dataclasses.replace(group, frozen=number in numbers)
+      for number, group in enumerate(groups, start=1)
+    )
+    for name, groups in named_groups(model).items()
+  }
+  return with_pattentions(model, changed)
+
+
+def with_births(model: ModelConfig, run: str, path: str, step: int) -> ModelConfig:
+  """Return the model whose unborn tokens were born in a run that began at a step."""
+
+  def born(group: TokenGroup) -> TokenGroup:
+    if not group.unborn:
+      return group
+    return dataclasses.replace(group, born=(*group.born, Birth(run, path, step, group.unborn)))
+
+  changed = {name: from_groups(map(born, groups)) for name, groups in named_groups(model).items()}
+  return with_pattentions(model, changed)
+
+
+def without_records(model: ModelConfig) -> ModelConfig:
+  """Return the model as nobody trained it: without births, and with no frozen group."""
+  changed = {
+    name: from_groups(dataclasses.replace(group, born=(), frozen=False) for group in groups)
+    for name, groups in named_groups(model).items()
+  }
+  return with_pattentions(model, changed)
+
+
+def with_records_of(model: ModelConfig, source: ModelConfig) -> ModelConfig:
+  """Return a model with the births and the freezing of the groups of the one it was made from.
+
+  Groups are matched by their projection and number. One of them has the first tokens of the other.
   """
-  new_numbers = {old: new for new, old in enumerate(choice(most_groups(model)), start=1)}
-  return as_text([new_numbers[number] for number in frozen_groups(optim) if number in new_numbers])
+  old = named_groups(matching.routed(source, model))
+
+  def like(name: str, groups: tuple[TokenGroup, ...]) -> PattentionConfig:
+    known = old.get(name, ())
+    kept = [
+      dataclasses.replace(new, born=births_of([was], 0, new.tokens), frozen=was.frozen)
+      for new, was in zip(groups, known, strict=False)
+    ]
+    return from_groups([*kept, *groups[len(known) :]])
+
+  return with_pattentions(
+    model, {name: like(name, own) for name, own in named_groups(model).items()}
+  )
 
 
-def check_new_tokens_train(optim: OptimConfig, before: ModelConfig, after: ModelConfig) -> None:
-  """Check that no tokens that a growth or merge adds belong to a frozen group."""
-  old, new, frozen = named_groups(before), named_groups(after), frozen_groups(optim)
-  for name, groups in new.items():
-    was = next((old[former] for former in former_names(name, new) if former in old), ())
-    for number in frozen:
-      place = number - 1
-      if place < len(groups) and groups[place].tokens > sum(
-        group.tokens for group in was[place : place + 1]
-      ):
+def check_new_tokens_train(before: ModelConfig, after: ModelConfig) -> None:
+  """Check that no tokens that a growth or merge adds join a frozen group."""
+  old = named_groups(before)
+  for name, groups in named_groups(after).items():
+    for number, (was, now) in enumerate(zip(old.get(name, ()), groups, strict=False), start=1):
+      if was.frozen and now.tokens > was.tokens:
         raise UserError(
-          f'new tokens of {name} would be in group {number}, which config.optim.frozen_groups='
-          f'{optim.frozen_groups!r} freezes; choose other groups first '
-          '(tokenformer grow freeze --groups=…)'
+          f'new tokens of {name} would be in group {number}, which is frozen; choose other groups '
+          'first (tokenformer grow freeze --groups=…)'
         )

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
@@ -70,7 +71,9 @@ def type_of(path: str) -> type:
     raise UserError(f'config.{path} is a section of keys; set one of {", ".join(known)}')
   annotation: Any = None if field is None else field.annotation
   origin = typing.get_origin(annotation)
-  return str if annotation is None or origin is Literal else origin or annotation
+  if annotation is None or origin is Literal or isinstance(annotation, types.UnionType):
+    return str  # of groups: their short form
+  return origin or annotation
 
 
 def check_name(section: str, name: str) -> None:

@@ -91,11 +91,6 @@ class OptimConfig:
   new_token_warmup: Int = key(
     100, 'updates in which the rate of new tokens and layers rises to that of the old ones', least=0
   )
-  frozen_groups: Str = key(
-    '',
-    "numbers of the groups of parameter tokens that do not train, counted from 1, as in '1 2'. "
-    "'': none",
-  )
 
   if TYPE_CHECKING:  # A checker does not know the kind.
 

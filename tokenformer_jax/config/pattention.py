@@ -3,8 +3,11 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import WrapValidator
+from pydantic_core import PydanticCustomError
 
 from tokenformer_jax.config.section import (
   Bool,
@@ -111,9 +114,58 @@ SCORES = table(L2NormGELU, GELUL2Norm, GELUL1Norm, SoftmaxScore, ExpL2Norm, GELU
 Score = Annotated[ScoreConfig, OneOf(SCORES)]
 
 
+Modality = Literal['all']
+
+
+@section
+class Birth:
+  """The run that first trained some parameter tokens of a group."""
+
+  run: Str = key('', 'its id')
+  path: Str = key('', 'its work directory then')
+  step: Int = key(0, 'its first step', least=0)
+  tokens: Int = key(0, 'the number of these tokens', least=0)
+
+
+@section
+class TokenGroup:
+  """Parameter tokens that share a norm, a score function and what sees them.
+
+  A projection of zero tokens has one group of zero. Comparisons ignore where tokens were born.
+  """
+
+  tokens: Int = key(0, 'N, the number of parameter tokens', least=0)
+  reference: Int = key(0, 'τ² of the score', least=0)
+  score: Score = key(L2NormGELU(), 'Θ, from scores to weights')
+  modality: Modality = key('all', 'the positions that see the tokens')
+  # In the order of the tokens. Those behind them were born in the run itself, see `runs/births.py`.
+  born: tuple[Birth, ...] = dataclasses.field(default=(), compare=False)
+  frozen: Bool = key(False, 'training leaves the tokens as they are')
+
+  @property
+  def unborn(self) -> int:
+    """The number of the last tokens that no saved run has."""
+    return self.tokens - sum(birth.tokens for birth in self.born)
+
+  def __repr__(self) -> str:
+    return groups_as_text([self]) + (' (frozen)' if self.frozen else '')
+
+
+def _as_given(value: Any, validate: Callable[[Any], Any]) -> Any:
+  """Return the short text of groups as it is, and records validated."""
+  return value if isinstance(value, str) else validate(value)
+
+
+_Groups = Annotated[str | tuple[TokenGroup, ...], WrapValidator(_as_given)]
+
+
 @section
 class PattentionConfig:
-  """A projection by attention to parameter tokens."""
+  """A projection by attention to parameter tokens.
+
+  The records in `groups` are all of it, and the other keys are a short form of one group. They
+  agree after validation: `reference` is 0 beside several groups, and `score` that of the first.
+  """
 
   kind: ClassVar[str] = 'pattention'
 
@@ -122,61 +174,100 @@ class PattentionConfig:
     0, 'τ² of the score. 0: equal to tokens. Growth keeps it: see grow.method.scale', least=0
   )
   score: Score = key(L2NormGELU(), 'Θ, from scores to weights: see pattention.py')
-  groups: Str = key(
+  groups: _Groups = key(
     '',
     "tokens of each group with a norm of its own, as in '576 1728' or '64*4', or with the τ² of "
     "each, as in '576:576 1728:1728', and a score of its own, as in '576 64::gelu', with options "
     "that are not the projection's, as in '576 64::gelu(gelu=tanh)'. '': one group",
   )
 
+  def __post_init__(self) -> None:
+    try:
+      groups = self._records()
+    except UserError as error:
+      raise PydanticCustomError('groups', '{text}', {'text': str(error)}) from None
+    reference = groups[0].reference if len(groups) == 1 else 0
+    score = groups[0].score if groups else self.score
+    for name, value in (('groups', groups or ''), ('reference', reference), ('score', score)):
+      object.__setattr__(self, name, value)
 
-class TokenGroup(NamedTuple):
-  """Parameter tokens that share a norm."""
+  def _records(self) -> tuple[TokenGroup, ...]:
+    """Return the groups that the keys describe; none while the reference count is open."""
+    groups = self.groups
+    if isinstance(groups, str) and groups.strip():
+      return _parse_groups(groups, self)
+    if isinstance(groups, tuple) and len(groups) > 1:
+      text = groups_as_text(groups)
+      _check_total(groups, text, self)
+      if self.score != groups[0].score:
+        raise UserError(
+          f'score is for one group, and groups={text!r} has {len(groups)}; write '
+          'TOKENS:REFERENCE:SCORE in groups'
+        )
+      return groups
+    if not self.reference:
+      return ()
+    first, *_ = groups or (TokenGroup(self.tokens),)
+    assert isinstance(first, TokenGroup)
+    one = _resized_group(first, self.tokens)
+    return (dataclasses.replace(one, reference=self.reference, score=self.score),)
 
-  tokens: int
-  reference: int  # τ² of their score
-  score: ScoreConfig = L2NormGELU()
+
+def token_groups(config: PattentionConfig) -> tuple[TokenGroup, ...]:
+  """Return the groups of a projection in the order of its tokens; the paper's model has one."""
+  if isinstance(config.groups, tuple):
+    return config.groups
+  return (TokenGroup(config.tokens, config.tokens, config.score),)
 
 
-def token_groups(config: PattentionConfig, where: str = '') -> tuple[TokenGroup, ...]:
-  """Return the groups of a projection in the order of its tokens; the paper's model has one.
+def from_groups(groups: Iterable[TokenGroup]) -> PattentionConfig:
+  """Return the projection with these groups of tokens; none are a group of no tokens."""
+  groups = tuple(groups)
+  if not groups:
+    return PattentionConfig(tokens=0)
+  reference = groups[0].reference if len(groups) == 1 else 0
+  return PattentionConfig(sum(group.tokens for group in groups), reference, groups[0].score, groups)
 
-  `where` is the path of the projection for messages.
-  """
-  if not config.groups.strip():
-    return (TokenGroup(config.tokens, config.reference or config.tokens, config.score),)
+
+def _parse_groups(text: str, config: PattentionConfig) -> tuple[TokenGroup, ...]:
+  """Return the groups of a text; scores that it leaves out are the projection's."""
   groups = []
-  for part in config.groups.split():
-    match = _GROUP.fullmatch(part)
+  for entry in text.split():
+    match = _GROUP.fullmatch(entry)
     tokens, reference, kind, options, count = match.groups('') if match else ('0', '', '', '', '')
     if not int(tokens) or count == '0':
       raise UserError(
-        f'{where}groups={config.groups!r} has {part!r}; a group is TOKENS, TOKENS:REFERENCE or '
+        f'groups={text!r} has {entry!r}; a group is TOKENS, TOKENS:REFERENCE or '
         "TOKENS:REFERENCE:SCORE, and *N repeats it, for example '576:576 1728:1728' or '64*4'"
       )
-    score = _parse_score(kind, options, config, where) if kind else config.score
+    score = _parse_score(kind, options, text, config.score) if kind else config.score
     group = TokenGroup(int(tokens), int(reference or 0) or int(tokens), score)
     groups += [group] * int(count or 1)
-  total = sum(group.tokens for group in groups)
-  if total != config.tokens:
-    raise UserError(
-      f'{where}groups={config.groups!r} has {total} tokens, and tokens is {config.tokens}; set '
-      f'tokens={total}, or other groups'
-    )
-  if config.reference:
-    raise UserError(
-      f'{where}reference={config.reference} is for one group, and groups={config.groups!r} has '
-      f'{len(groups)}; set it to 0, and write TOKENS:REFERENCE in groups'
-    )
+  _check_total(groups, text, config)
   return tuple(groups)
 
 
-def _parse_score(kind: str, options: str, config: PattentionConfig, where: str) -> ScoreConfig:
+def _check_total(groups: Sequence[TokenGroup], text: str, config: PattentionConfig) -> None:
+  """Check that `tokens` and `reference` are right beside groups that say more."""
+  total = sum(group.tokens for group in groups)
+  if total != config.tokens:
+    raise UserError(
+      f'groups={text!r} has {total} tokens, and tokens is {config.tokens}; set tokens={total}, or '
+      'other groups'
+    )
+  if config.reference:
+    raise UserError(
+      f'reference={config.reference} is for one group, and groups={text!r} has {len(groups)}; set '
+      'it to 0, and write TOKENS:REFERENCE in groups'
+    )
+
+
+def _parse_score(kind: str, options: str, groups: str, projection: ScoreConfig) -> ScoreConfig:
   """Return the score of a group; options that its text does not name are the projection's."""
-  text = f'{where}groups={config.groups!r} has the score {kind!r}'
+  text = f'groups={groups!r} has the score {kind!r}'
   if kind not in SCORES:
     raise UserError(f'{text}{nearest(kind, SCORES)}')
-  score, values = score_like(config.score, kind), {}
+  score, values = score_like(projection, kind), {}
   own = field_types(type(score))
   for option in filter(None, options.split(',')):
     name, _, value = option.partition('=')
@@ -198,6 +289,17 @@ def score_like(score: ScoreConfig, kind: str) -> ScoreConfig:
   return SCORES[kind](**{name: getattr(score, name) for name in names})
 
 
+def groups_as_text(groups: Sequence[TokenGroup]) -> str:
+  """Return groups in the short form, beside the score of the first one."""
+  texts = []
+  for group, equal in itertools.groupby(groups):
+    count = len(list(equal))
+    numbers = f'{group.tokens}:{group.reference}'
+    own = _score_text(group.score, groups[0].score if len(groups) > 1 else L2NormGELU())
+    texts.append(':'.join(filter(None, [numbers, own])) + (f'*{count}' if count > 1 else ''))
+  return ' '.join(texts)
+
+
 def _score_text(score: ScoreConfig, projection: ScoreConfig) -> str:
   """Return the score of a group as `_parse_score` reads it; '' for the projection's."""
   if score == projection:
@@ -208,35 +310,42 @@ def _score_text(score: ScoreConfig, projection: ScoreConfig) -> str:
   return score.kind + (f'({",".join(options)})' if options else '')
 
 
-def with_groups(config: PattentionConfig, groups: Iterable[TokenGroup]) -> PattentionConfig:
-  """Return a projection with these groups of tokens."""
-  groups = tuple(groups)
-  total = sum(group.tokens for group in groups)
-  if len({group.score for group in groups}) == 1:
-    config = dataclasses.replace(config, score=groups[0].score)
-  if len(groups) == 1:
-    return dataclasses.replace(config, tokens=total, reference=groups[0].reference, groups='')
-  text = []
-  for group, equal in itertools.groupby(groups):
-    count = len(list(equal))
-    numbers = f'{group.tokens}:{group.reference}'
-    own = _score_text(group.score, config.score)
-    text.append(':'.join(filter(None, [numbers, own])) + (f'*{count}' if count > 1 else ''))
-  return dataclasses.replace(config, tokens=total, reference=0, groups=' '.join(text))
+def births_of(groups: Iterable[TokenGroup], first: int, end: int) -> tuple[Birth, ...]:
+  """Return where the tokens from number `first` to before `end` of a projection were born."""
+  born, start = [], 0
+  for birth in itertools.chain.from_iterable(group.born for group in groups):
+    count = min(end, start + birth.tokens) - max(first, start)
+    if count > 0:
+      born.append(dataclasses.replace(birth, tokens=count))
+    start += birth.tokens
+  return tuple(born)
+
+
+def _resized_group(group: TokenGroup, tokens: int) -> TokenGroup:
+  """Return a group with more unborn tokens, or with a share of those of each birth."""
+  if tokens >= group.tokens:
+    return dataclasses.replace(group, tokens=tokens)
+  ends = itertools.accumulate((birth.tokens for birth in group.born), initial=0)
+  shares = itertools.pairwise(round(end * tokens / group.tokens) for end in ends)
+  born = tuple(
+    dataclasses.replace(birth, tokens=end - first)
+    for birth, (first, end) in zip(group.born, shares, strict=True)
+  )
+  return dataclasses.replace(group, tokens=tokens, born=born)
 
 
 def resized(config: PattentionConfig, tokens: int) -> PattentionConfig:
   """Return a projection with more tokens in its last group, or with its first tokens only."""
-  if not config.groups:
+  if not isinstance(config.groups, tuple):
     return dataclasses.replace(config, tokens=tokens)
   groups, left = [], tokens
-  for group in token_groups(config):
+  for group in config.groups:
     if left > 0:
-      groups.append(group._replace(tokens=min(left, group.tokens)))
+      groups.append(_resized_group(group, min(left, group.tokens)))
     left -= group.tokens
   if left > 0:
-    groups[-1] = groups[-1]._replace(tokens=groups[-1].tokens + left)
-  return with_groups(config, groups)
+    groups[-1] = _resized_group(groups[-1], groups[-1].tokens + left)
+  return from_groups(groups)
 
 
 @section

@@ -7,7 +7,7 @@ these names.
 """
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokenformer_jax.config.feed_forward import MLPConfig
@@ -17,9 +17,9 @@ from tokenformer_jax.config.pattention import (
   DenseConfig,
   NoProjectionConfig,
   PattentionConfig,
+  from_groups,
   resized,
   token_groups,
-  with_groups,
 )
 from tokenformer_jax.errors import UserError, nearest
 
@@ -51,19 +51,6 @@ def projection_name(layer: str, path: str) -> str:
 def is_of_experts(name: str) -> bool:
   """Return whether a projection, given its name, is that of each expert."""
   return f'.{name}'.endswith('.ffn.expert')
-
-
-def former_names(name: str, present: Container[str]) -> tuple[str, ...]:
-  """Return the names that a projection can have had before experts were added or taken out.
-
-  `present` holds the names of all projections of the model.
-  """
-  ends = ('.shared', '.expert')
-  short = next((name.removesuffix(end) for end in ends if name.endswith(f'ffn{end}')), name)
-  is_new = name == f'{short}.expert' and f'{short}.shared' in present
-  if is_new or not f'.{short}'.endswith('.ffn'):
-    return (name,)
-  return (name, short, *(f'{short}{end}' for end in ends))
 
 
 def matrices(model: ModelConfig) -> tuple[str, ...]:
@@ -114,10 +101,8 @@ def with_token_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelCon
 
 
 def with_references(model: ModelConfig) -> ModelConfig:
-  """Return the model with each reference count of 0 replaced by the number of tokens."""
-  filled = {
-    name: with_groups(config, token_groups(config)) for name, config in pattentions(model).items()
-  }
+  """Return the model with the groups of each projection; an open reference count is their size."""
+  filled = {name: from_groups(token_groups(config)) for name, config in pattentions(model).items()}
   return with_pattentions(model, filled)
 
 

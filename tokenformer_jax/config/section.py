@@ -334,5 +334,7 @@ def sentence(
     return f'{path} is {value!r}; it is a section of keys'
   if first['type'] == 'kind':
     return f'{path}.kind is {value["kind"]!r}; it must be one of {", ".join(kinds_of(field) or ())}'
+  if first['type'] == 'groups':
+    return f'{path}.{first["msg"]}'
   must = requirement(first)
   return f'{path} is {value!r}; {f"it must {must}" if must else first["msg"]}'

@@ -99,6 +99,8 @@ def to_json(section: Any) -> dict[str, Any]:
 def _as_json(value: Any) -> Any:
   if isinstance(value, Mapping):
     return {name: to_json(inner) for name, inner in value.items()}
+  if isinstance(value, tuple):
+    return tuple(map(_as_json, value))
   return to_json(value) if dataclasses.is_dataclass(value) else value
 
 

@@ -61,25 +61,6 @@ def make_norm(form: str, model: Values) -> nn.Module:
   return nn.Identity() if form == 'none' else Norm(form, model)
 
 
-def token_groups(config: Values) -> list[tuple[int, float, Values]]:
-  """Return the number of tokens, τ² and the score of each group of parameter tokens.
-
-  In the config they are '576:576 512:512:gelu(gelu=tanh)' or '64*4', or '' for one group.
-  """
-  if not config['groups'].strip():
-    return [(config['tokens'], config['reference'] or config['tokens'], config['score'])]
-  groups = []
-  for text in config['groups'].split():
-    text, _, count = text.partition('*')
-    tokens, reference, own = [*text.split(':'), '', ''][:3]
-    kind, _, options = own.rstrip(')').partition('(')
-    score = config['score'] | ({'kind': kind} if kind else {})
-    score |= dict(option.split('=') for option in options.split(',') if option)
-    group = int(tokens), int(reference or 0) or int(tokens), score
-    groups += [group] * int(count or 1)
-  return groups
-
-
 def token_weights(scores: Tensor, reference: float, score: Values) -> Tensor:
   """Return the weights of a group's tokens: Θ of the scores [..., N], with τ² = `reference`."""
   tanh = score.get('gelu') == 'tanh'
@@ -119,16 +100,16 @@ class Pattention(nn.Module):
 
   def __init__(self, config: Values, d_in: int, d_out: int):
     super().__init__()
-    self.groups = token_groups(config)
+    self.groups = config['groups']
     self.keys = parameter(config['tokens'], d_in)
     self.values = parameter(config['tokens'], d_out)
 
   def forward(self, x: Tensor) -> Tensor:
-    sizes = [tokens for tokens, _, _ in self.groups]
+    sizes = [group['tokens'] for group in self.groups]
     parts = zip(self.groups, self.keys.split(sizes), self.values.split(sizes), strict=True)
     return sum(
-      token_weights(x @ keys.T, reference, score) @ values
-      for (_, reference, score), keys, values in parts
+      token_weights(x @ keys.T, group['reference'], group['score']) @ values
+      for group, keys, values in parts
     )
 
 
@@ -211,13 +192,13 @@ class ExpertTokens(nn.Module):
 
   def __init__(self, config: Values, count: int, width: int):
     super().__init__()
-    (self.group,) = token_groups(config)
+    (self.group,) = config['groups']
     self.keys = parameter(count, config['tokens'], width)
     self.values = parameter(count, config['tokens'], width)
 
   def forward(self, x: Tensor, expert: int) -> Tensor:
-    _, reference, score = self.group
-    weights = token_weights(x @ self.keys[expert].T, reference, score)
+    group = self.group
+    weights = token_weights(x @ self.keys[expert].T, group['reference'], group['score'])
     return weights @ self.values[expert]
 
 

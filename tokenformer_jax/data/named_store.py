@@ -31,36 +31,30 @@ def open_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store:
     if isinstance(error, TransientError):
       raise
     raise UserError(f'{name}, which cannot be read ({paths.reason(error)}); {made}') from error
-  for key, value in store.made_from.items():
-    if (own := getattr(config, key)) != value and (key != 'tokenizer' or tokenizers.bpe_size(own)):
-      raise UserError(
-        f'{name}, which was made with {config.setting(key)}={value}, and here it is '
-        f'{own or "empty"}; set the key to that value, or name another store'
-      )
   template = find_template(config) if config.rows == 'chat' else None
-  if (template and template.fingerprint) != (store.chat and Template(**store.chat).fingerprint):
-    kinds = {True: 'text', False: 'conversations of another template'}
-    own = template.name if template else 'config.data.rows=text'
-    raise UserError(
-      f'{name}, a store of {kinds[store.chat is None]}, and here it is {own}; name a store that '
-      'was made with the same config.data.rows and chat_template'
-    )
   if tokenizer is None and not tokenizers.bpe_size(config.tokenizer):
     tokenizer = tokenizers.load(config.tokenizer)
-  if tokenizer is not None and tokenizer.fingerprint != store.tokenizer.fingerprint:
+  differences = [  # each as it is there, and here
+    (f'{config.setting(key)}={value or "empty"}', own or 'empty')
+    for key, value in store.index.made_from.items()
+    if (own := getattr(config, key)) != value and (key != 'tokenizer' or tokenizers.bpe_size(own))
+  ]
+  chat = store.chat and Template(**store.chat)
+  if (chat and chat.fingerprint) != (template and template.fingerprint):
+    both = (f'conversations by {one.name}' if one else 'plain text' for one in (chat, template))
+    differences.append((*both,))
+  if tokenizer and tokenizer.fingerprint != store.tokenizer.fingerprint:
+    both = (f'the tokenizer {one.fingerprint}' for one in (store.tokenizer, tokenizer))
+    differences.append((*both,))
+  elif tokenizer and tokenizer.document_fingerprint != store.tokenizer.document_fingerprint:
+    ends = ([*one.opening, '…', one.end_of_document] for one in (store.tokenizer, tokenizer))
+    differences.append((*(f'documents that begin and end as {one}' for one in ends),))
+  if differences:
+    there, here = differences[0]
     raise UserError(
-      f'{name}, a store of another tokenizer (fingerprint {store.tokenizer.fingerprint}) than that '
-      f'of this run ({tokenizer.fingerprint}); name a store of the same tokenizer'
+      f'{name}, which was made with {there}, and here it is {here}; correct the config, or {made}'
     )
-  if tokenizer is None:
-    return store
-  if tokenizer.document_fingerprint != store.tokenizer.document_fingerprint:
-    here, there = ([*one.opening, '…', one.end_of_document] for one in (tokenizer, store.tokenizer))
-    raise UserError(
-      f'{name}, whose documents begin and end as {there}, and those of this run as {here}, by its '
-      f'tokenizer; {made}'
-    )
-  return dataclasses.replace(store, tokenizer=tokenizer)
+  return dataclasses.replace(store, tokenizer=tokenizer or store.tokenizer)
 
 
 def folder(config: TextConfig) -> paths.Path:

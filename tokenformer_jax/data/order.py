@@ -159,8 +159,8 @@ def describe_store(store: Store) -> str:
   """Return a short description of the training text of a store."""
   tokens, bytes_per_token = len(store.train), store.bytes_per_token('train')
   if store.chat:
-    answers = f'{store.train_answers:,} of them in answers'
-    return f'{tokens:,} tokens, {answers} ({bytes_per_token:.2f} bytes each)'
+    answers = store.index.total('train', 'answers')
+    return f'{tokens:,} tokens, {answers:,} of them in answers ({bytes_per_token:.2f} bytes each)'
   return f'{tokens:,} tokens of {bytes_per_token:.2f} bytes'
 
 

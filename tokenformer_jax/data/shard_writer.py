@@ -18,7 +18,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths, sealed
 
 NAMED_BAD = 100  # documents that cannot be read, of those that the index describes a shard's
-BATCH_CHARACTERS = 4 * 2**20  # characters of the documents that are encoded together
+BATCH_CHARACTERS = 2**19  # characters of the documents that are encoded together
 _T = TypeVar('_T')
 
 
@@ -97,7 +97,6 @@ class ShardBuild:
   key: str
   dtype: str
   skip_bad: bool = False
-  batch: int = 0  # characters that are encoded together. 0: `BATCH_CHARACTERS`
 
   def find(self, sizes: dict[str, int]) -> Shard | None:
     """Return the shard if an earlier build wrote it; `sizes` are of all files of the store."""
@@ -119,7 +118,7 @@ class ShardBuild:
     with shards.temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
       files = {s: stack.enter_context(open(temporary / s, 'w+b')) for s in SPLITS}
       writers = {split: SplitWriter(file, dtype, tokenizer) for split, file in files.items()}
-      for pieces in _read_ahead(_batches(self.unit.pieces(leave_out), self.batch)):
+      for pieces in _read_ahead(_batches(self.unit.pieces(leave_out))):
         encoded = encode(tokenizer, pieces)
         before = sum(writer.bytes for writer in writers.values())
         for piece, ids in zip(pieces, encoded, strict=True):
@@ -158,12 +157,12 @@ class _LeftOut:
       self.named.append(str(error))
 
 
-def _batches(pieces: Iterator[Piece], size: int) -> Iterator[list[Piece]]:
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
   batch, characters = [], 0
   for piece in pieces:
     batch.append(piece)
     characters += len(piece.text)
-    if characters >= (size or BATCH_CHARACTERS):
+    if characters >= BATCH_CHARACTERS:
       yield batch
       batch, characters = [], 0
   if batch:

@@ -100,50 +100,15 @@ def token_dtype(size: int, *, marked: bool) -> np.dtype:
   return np.dtype(np.uint16 if size <= 2 ** (15 if marked else 16) else np.uint32)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Store:
-  """A tokenized corpus. The tokenizer's end of document follows each document.
-
-  In a store of conversations the tokens are marked (see `marks`), and bytes are those of answers.
-
-  Attributes:
-    train, validation: the tokens of each split; uint16, or uint32 if the tokenizer has more than
-      65536 ids.
-    train_bytes, validation_bytes: the UTF-8 bytes of the documents.
-    digest: a hash of all tokens; hosts that train together must agree on it.
-    made_from: the keys of `data` that the content depends on, and their values.
-    chat: the template of its conversations (`chat_template.Template.to_json`); None: it is of text.
-    train_answers, validation_answers: the tokens of conversations that carry loss.
-    divided: the number of conversations with an end of document inside.
-  """
-
-  path: paths.Path
-  tokenizer: Tokenizer
-  train: Tokens
-  validation: Tokens
-  train_bytes: int
-  validation_bytes: int
-  train_documents: int
-  validation_documents: int
-  digest: str
-  made_from: dict[str, Any]
-  chat: dict[str, Any] | None = None
-  train_answers: int = 0
-  validation_answers: int = 0
-  divided: int = 0
-
-  def bytes_per_token(self, split: str) -> float:
-    """Return the UTF-8 bytes of text per token of a split, with ends of documents as tokens.
-
-    Of conversations only answers count.
-    """
-    tokens = getattr(self, f'{split}_answers') if self.chat else len(getattr(self, split))
-    return getattr(self, f'{split}_bytes') / tokens
-
-
 @dataclasses.dataclass(frozen=True)
 class Index:
-  """The content of `meta.json`; for `made_from` and `chat` see `Store`."""
+  """The content of `meta.json`.
+
+  Attributes:
+    made_from: the keys of `data` that the content depends on, and their values.
+    digest: a hash of all tokens; hosts that train together must agree on it.
+    chat: the template of its conversations (`chat_template.Template.to_json`); None: it is of text.
+  """
 
   made_from: dict[str, Any]
   dtype: str
@@ -154,8 +119,50 @@ class Index:
   chat: dict[str, Any] | None = None
 
   def total(self, split: str, count: str) -> int:
-    """Return the tokens, bytes or documents of a split."""
+    """Return a count of a split, such as its tokens: see `SplitCounts`."""
     return sum(getattr(shard.splits[split], count) for shard in self.shards)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Store:
+  """A tokenized corpus. The tokenizer's end of document follows each document.
+
+  In a store of conversations the tokens are marked (see `marks`), and bytes are those of answers.
+
+  Attributes:
+    train, validation: the tokens of each split; uint16, or uint32 if the tokenizer has more than
+      65536 ids.
+  """
+
+  path: paths.Path
+  index: Index
+  tokenizer: Tokenizer
+  train: Tokens
+  validation: Tokens
+
+  @property
+  def digest(self) -> str:
+    """A hash of all tokens."""
+    return self.index.digest
+
+  @property
+  def chat(self) -> dict[str, Any] | None:
+    """The template of its conversations, or None."""
+    return self.index.chat
+
+  @property
+  def divided(self) -> int:
+    """The number of conversations with an end of document inside."""
+    return sum(self.index.total(split, 'divided') for split in SPLITS)
+
+  def bytes_per_token(self, split: str) -> float:
+    """Return the UTF-8 bytes of text per token of a split, with ends of documents as tokens.
+
+    Of conversations only answers count.
+    """
+    return self.index.total(split, 'bytes') / self.index.total(
+      split, 'answers' if self.chat else 'tokens'
+    )
 
 
 def read_index(path: paths.Path) -> Index:
@@ -185,7 +192,7 @@ def open_store(path: paths.Path) -> Store:
   """
   index = read_index(path)
   _check_files(path, index)
-  fields: dict[str, Any] = {}
+  splits = {}
   for split in SPLITS:
     slices = [
       ArraySlice(path / shard.name, start, shard.splits[split].tokens, shard.tokens)
@@ -193,22 +200,12 @@ def open_store(path: paths.Path) -> Store:
       for start in [shard.splits['train'].tokens if split == 'validation' else 0]
       if shard.splits[split].tokens
     ]
-    fields[split] = Tokens(slices, index.dtype, marked=index.chat is not None)
-    for count in ('bytes', 'documents', 'answers'):
-      fields[f'{split}_{count}'] = index.total(split, count)
+    splits[split] = Tokens(slices, index.dtype, marked=index.chat is not None)
   try:
     tokenizer = tokenizers.from_json(index.tokenizer)
   except (UserError, LookupError, TypeError, AttributeError) as error:
     raise ChangedError(f'{path}/meta.json is damaged') from error
-  return Store(
-    path=path,
-    tokenizer=tokenizer,
-    digest=index.digest,
-    made_from=index.made_from,
-    chat=index.chat,
-    divided=sum(index.total(split, 'divided') for split in SPLITS),
-    **fields,
-  )
+  return Store(path, index, tokenizer, **splits)
 
 
 def _check_files(path: paths.Path, index: Index) -> None:

@@ -10,7 +10,6 @@ longest document bound the memory; a source of one text file is read in pieces.
 import contextlib
 import dataclasses
 import errno
-import functools
 import hashlib
 import os
 import re
@@ -42,13 +41,10 @@ from tokenformer_jax.storage import paths, retry
 _FORMAT = 3  # version of the tokenization and of the stores in the cache
 
 
-def prepare(
-  config: TextConfig, tokenizer: Tokenizer | None = None, *, progress: bool = True
-) -> Store:
+def prepare(config: TextConfig, tokenizer: Tokenizer | None = None) -> Store:
   """Open the token store of a corpus; build one in the cache first if it does not exist.
 
-  The tokenizer of a trained model replaces `config.tokenizer`. `progress` shows a progress bar if
-  standard error is a terminal.
+  The tokenizer of a trained model replaces `config.tokenizer`.
 
   Raises:
     UserError: the text or the tokenizer cannot be read, a split would be empty, the store cannot be
@@ -57,7 +53,7 @@ def prepare(
   """
   if config.store:
     return named_store.open_named(config, tokenizer)
-  return _build(_Builder(config, open_text(config), progress, tokenizer))
+  return _build(_Builder(config, open_text(config), tokenizer))
 
 
 def make(
@@ -67,7 +63,6 @@ def make(
   workers: int = 1,
   beam: str = '',
   skip_bad: bool = False,
-  progress: bool = True,
 ) -> Store:
   """Return the token store of a corpus; build it in `config.store`, or the cache, if it is missing.
 
@@ -78,7 +73,7 @@ def make(
   corpus = open_text(config)
   if skip_bad:
     corpus = dataclasses.replace(corpus, bad=text.ignore)
-  return _build(_Builder(config, corpus, progress, tokenizer, workers, beam))
+  return _build(_Builder(config, corpus, tokenizer, workers, beam))
 
 
 def open_text(config: TextConfig) -> Corpus:
@@ -121,7 +116,7 @@ def find(config: TextConfig, tokenizer: Tokenizer) -> Store | None:
   """Return the token store of a corpus and tokenizer if it exists, else None."""
   if config.store:
     return named_store.open_named(config, tokenizer)
-  return _Builder(config, open_corpus(config), progress=False, tokenizer=tokenizer).find()
+  return _Builder(config, open_corpus(config), tokenizer).find()
 
 
 def _open(path: paths.Path) -> Store | None:
@@ -145,7 +140,7 @@ def store_folder(config: TextConfig, tokenizer: Tokenizer | None = None) -> path
   """Return the folder of a corpus's token store, whether the store exists or not."""
   if config.store:
     return named_store.folder(config)
-  return _Builder(config, open_corpus(config), progress=False, tokenizer=tokenizer).path
+  return _Builder(config, open_corpus(config), tokenizer).path
 
 
 class _Builder:
@@ -155,14 +150,12 @@ class _Builder:
     self,
     config: TextConfig,
     corpus: Corpus,
-    progress: bool,
     tokenizer: Tokenizer | None = None,
     workers: int = 1,
     beam: str = '',
   ):
     self.config = config
     self.corpus = corpus
-    self.progress = progress
     self.workers = workers
     self.beam = beam
     self.bpe_size = tokenizers.bpe_size(config.tokenizer)
@@ -185,11 +178,6 @@ class _Builder:
         return first
     return store
 
-  @functools.cached_property
-  def units(self) -> list[Unit]:
-    """The text of each shard."""
-    return self.corpus.units()
-
   def _path(self, tokenizer: Tokenizer | None) -> Path:
     config = self.config
     identity = (
@@ -205,7 +193,7 @@ class _Builder:
 
   def build(self) -> Store:
     """Build the store, or wait for the process that is building it."""
-    _ = self.units  # Text that cannot be read is reported before anything is written.
+    _ = self.corpus.units  # Text that cannot be read is reported before anything is written.
     self.path.parent.mkdir(parents=True, exist_ok=True)
     with lock(self.path, f'the token store {self.path}') as held:
       if (store := self.find()) is not None:
@@ -237,7 +225,7 @@ class _Builder:
     skip_bad = self.corpus.bad is not text.refuse
     builds = [
       ShardBuild(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad)
-      for i, unit in enumerate(self.units)
+      for i, unit in enumerate(self.corpus.units)
     ]
     written = self._write_shards(builds, tokenizer)
     wholes = [bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS]
@@ -272,8 +260,8 @@ class _Builder:
     sizes = shards.file_sizes(self.path)
     written = {build.name: shard for build in builds if (shard := build.find(sizes))}
     missing = [build for build in builds if build.name not in written]
-    no_bar = None if self.progress else True  # None: tqdm shows the bar only on a terminal.
-    with tqdm.tqdm(desc='tokenizing', unit='B', unit_scale=True, disable=no_bar) as bar:
+    # None: the bar is shown on a terminal only.
+    with tqdm.tqdm(desc='tokenizing', unit='B', unit_scale=True, disable=None) as bar:
       for shard in self._written(missing, tokenizer, bar.update):
         written[shard.name] = shard
         bar.set_postfix(shards=f'{len(written)}/{len(builds)}', refresh=False)
@@ -286,9 +274,6 @@ class _Builder:
     if not self.beam and (self.workers == 1 or len(builds) < 2):
       yield from (build.write(tokenizer, update) for build in builds)
       return
-    builds = [
-      dataclasses.replace(build, batch=shard_writer.BATCH_CHARACTERS // 8) for build in builds
-    ]
     if self.beam:
       written = beam.write_shards(builds, tokenizer, self.beam)
     else:
@@ -304,33 +289,21 @@ class _Builder:
     return tokenizers.train_bpe(texts, size)
 
   def _check(self, index: Index) -> None:
-    """Check that both splits have a document; report one outside the split of its hash."""
+    """Check that both splits have a document."""
     documents = {split: index.total(split, 'documents') for split in SPLITS}
-    if not sum(documents.values()):
+    for split in (split for split in SPLITS if not documents[split]):
+      other, total = self.config.validation_source, sum(documents.values())
+      key = 'validation_source' if other and split == 'validation' else 'source'
+      named = f'{self.config.setting(key)} is {getattr(self.config, key)}'
+      if other or not total:
+        raise UserError(f'{named}, which holds no text; name another source')
       raise UserError(
-        f'{self.config.setting("source")} is {self.config.source}, which holds no text; name '
-        'another source'
-      )
-    for split in SPLITS:
-      if documents[split]:
-        continue
-      if other := self.config.validation_source:
-        key = {'train': 'source', 'validation': 'validation_source'}[split]
-        spec = {'train': self.config.source, 'validation': other}[split]
-        raise UserError(
-          f'{self.config.setting(key)} is {spec}, which holds no text; name another source'
-        )
-      total = counted(sum(documents.values()), 'document')
-      raise UserError(
-        f'the {split} split of {self.config.source} is empty, because splits take whole documents '
-        f'and the source has {total}; add documents (a text file is one, a line of a .jsonl file '
-        'is one), change config.data.validation_fraction from '
+        f'{named}, of which the {split} split is empty, because splits take whole documents and '
+        f'it has {counted(total, "document")}; add documents (a text file is one, a line of a '
+        '.jsonl file is one), change config.data.validation_fraction from '
         f'{self.config.validation_fraction}, or name another text in '
         f'{self.config.setting("validation_source")}'
       )
-    if exception := self.corpus.exception():
-      train, held_out = (documents[split] for split in SPLITS)
-      say(f'{exception} ({counted(train, "document")} to train on, {held_out} held out)')
 
 
 def lock(path: paths.Path, subject: str) -> contextlib.AbstractContextManager[claim.Claim]:

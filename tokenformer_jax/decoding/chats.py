@@ -45,11 +45,6 @@ def find_template(meta: Meta, directory: paths.Path) -> Template:
   return Template(**template)
 
 
-def check_has_template(meta: Meta, directory: paths.Path) -> None:
-  """Check that a model has a template of conversations: see `find_template`."""
-  find_template(meta, directory)
-
-
 def ask(
   template: Template, messages: Sequence[dict[str, Any]], request: TextRequest
 ) -> ChatRequest:

@@ -24,7 +24,7 @@ from tokenformer_jax.storage import paths
 # The help text of the flag --groups.
 GROUPS_HELP = 'Use only the first N groups of tokens of each projection (default: all).'
 
-Check = Callable[[Meta, paths.Path], None]
+Check = Callable[[Meta, paths.Path], object]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

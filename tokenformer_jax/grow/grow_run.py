@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import os
 import pathlib
 import tempfile
@@ -21,7 +22,14 @@ from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.runs import batches, checkpoint, claim, saved_config, spent_flops
 from tokenformer_jax.runs.checkpoint import Checkpoints
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, branch_of
+from tokenformer_jax.runs.checkpoint_meta import (
+  Ancestor,
+  Lineage,
+  Meta,
+  branch_of,
+  new_run_id,
+  with_births,
+)
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
@@ -159,6 +167,8 @@ def _check_is_new(target: paths.Path, what: str = 'directory') -> None:
 
 def write(target: paths.Path, meta: Meta, state: Any) -> None:
   """Write a work directory with one checkpoint."""
+  meta = dataclasses.replace(meta, run=meta.run or hosts.from_first(new_run_id))
+  meta = with_births(meta, target)
   with alone(target), _whole_or_nothing(target) as partial:
     if hosts.is_first():
       partial.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """Append the parameter tokens of another run, or of `extract`, to a model."""
 
+import dataclasses
 import functools
 import types
 from collections.abc import Mapping, Sequence
@@ -12,22 +13,22 @@ from tokenformer_jax.config import (
   ModelConfig,
   PattentionConfig,
   TokenGroup,
+  from_groups,
   growth,
   matching,
   matrices,
   pattentions,
   token_counts,
-  token_groups,
-  with_groups,
 )
-from tokenformer_jax.config.groups import most_groups, named_groups
+from tokenformer_jax.config.groups import check_new_tokens_train, most_groups, named_groups
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.apply import Steps
 from tokenformer_jax.grow.steps import tokens
-from tokenformer_jax.grow.subsets import added_counts, additions
+from tokenformer_jax.grow.subsets import added_counts, births, check_no_layers, last_births
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Role, lookup
-from tokenformer_jax.runs.checkpoint_meta import Meta, RunName
+from tokenformer_jax.parallel import messages
+from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 
 # The keys that change what parameter tokens compute. Embeddings, final norm and head are the
@@ -36,6 +37,30 @@ _READ_BY_TOKENS = (
   *('model.kind', 'model.pattern', 'model.width', 'model.norm_epsilon'),
   *('model.layer.', 'model.variants'),
 )
+
+
+def check(
+  source: Meta, directory: paths.Path, added: Meta, added_directory: paths.Path, how: GrowConfig
+) -> ModelConfig:
+  """Return the model after a merge that can be made; warn if tokens get another scale.
+
+  The directories are those of the source and of the run to add, for messages.
+  """
+  ours, theirs = source.config.model, added.config.model
+  if added.lineage and added.lineage[-1].action == 'grow':
+    check_no_layers(added.lineage[-1], theirs, added_directory)
+  check_mergeable(ours, theirs)
+  if added.contents != 'added_tokens' and theirs.experts:
+    raise UserError(
+      f'{added_directory} is a whole model with experts, and no router would choose among those of '
+      'both models; merge the tokens that a growth added to it (grow extract)'
+    )
+  check_not_twice(source, directory, added, added_directory)
+  after = merged_model(ours, added, how)
+  check_new_tokens_train(ours, after)
+  if note := other_scale(ours, theirs, own_groups(ours, added)):
+    messages.say(note)
+  return after
 
 
 def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
@@ -53,15 +78,6 @@ def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
         f'{path} is {a!r} in the source and {b!r} in the added one, whose tokens would not '
         'compute the same here; merge runs that agree in it'
       )
-
-
-def check_no_experts(added: Meta, directory: paths.Path) -> None:
-  """Check that a whole model to merge has no experts, whose router could not choose among both."""
-  if added.contents != 'added_tokens' and added.config.model.experts:
-    raise UserError(
-      f'{directory} is a whole model with experts, and no router would choose among those of both '
-      'models; merge the tokens that a growth added to it (grow extract)'
-    )
 
 
 def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ...]]:
@@ -82,13 +98,18 @@ def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ..
     appended[name] = theirs[len(base) :]
     inside = sum(group.tokens for group in appended[name]) != counts[name]
     if inside and len(here[name]) != len(base):
-      appended[name] = (theirs[-1]._replace(tokens=counts[name]),)
+      born = last_births(theirs, counts[name])
+      appended[name] = (dataclasses.replace(theirs[-1], tokens=counts[name], born=born),)
   return appended
 
 
 def merged_model(ours: ModelConfig, added: Meta, config: GrowConfig) -> ModelConfig:
   """Return the model after a merge with another run, or with the tokens from `extract`."""
-  own, counts = own_groups(ours, added), added_counts(added)
+  counts, own = added_counts(added), own_groups(ours, added)
+  own = {
+    name: [dataclasses.replace(group, frozen=False) for group in groups]
+    for name, groups in own.items()
+  }
   if config.method.scale == 'resize' and any(own.values()):
     raise UserError(
       '--scale=resize is for tokens that join a group, and these come in groups of their own, '
@@ -101,14 +122,16 @@ def merged_model(ours: ModelConfig, added: Meta, config: GrowConfig) -> ModelCon
   }
   _check_same_scores(ours, added.config.model, [name for name in joining if counts.get(name)])
   joined = tokens.grown_model(ours, joining, growth('zero_keys', scale=config.method.scale))
-  appended = {
-    name: with_groups(one, (*token_groups(one), *own.get(name, ())))
-    for name, one in pattentions(joined).items()
-  }
-  theirs = pattentions(added.config.model)
-  for name in matrices(ours):
-    if own.get(name):
-      appended[name] = with_groups(theirs[name], own[name])
+  theirs = named_groups(added.config.model)
+
+  def with_added(name: str, groups: tuple[TokenGroup, ...]) -> PattentionConfig:
+    *others, last = groups
+    born = last_births(theirs.get(name, ()), last.unborn)
+    last = dataclasses.replace(last, born=(*last.born, *born))
+    return from_groups([*others, last, *own.get(name, ())])
+
+  appended = {name: with_added(name, groups) for name, groups in named_groups(joined).items()}
+  appended |= {name: from_groups(own[name]) for name in matrices(ours) if own.get(name)}
   return config_lib.with_pattentions(joined, appended)
 
 
@@ -152,17 +175,15 @@ def check_not_twice(
   source: Meta, directory: paths.Path, added: Meta, added_directory: paths.Path
 ) -> None:
   """Check that the source has none of the tokens to append."""
-  ours, theirs = additions(source, directory), additions(added, added_directory)
-  known = {run.id or run.path for runs in ours for run in runs}
-  common = [run for runs in theirs for run in runs if (run.id or run.path) in known]
+  known, theirs = {birth.run for birth in births(source)}, births(added)
+  common = [birth for birth in theirs if birth.run in known]
   if not common and not _same_arrays(source, added):
-    _check_named(ours, theirs)
     return
   if added.contents == 'added_tokens':
     last = added.lineage[-1]
     example = '' if last.action == 'extract' else f', such as {last.source}'
     advice = f'merge them into a run without them{example}'
-  elif len(theirs) > 1 and not {*common} & {*theirs[-1]}:
+  elif common and added.run not in known and any(birth.run == added.run for birth in theirs):
     advice = (
       'append only what was added to it: tokenformer grow extract '
       f'--source={added_directory} --target=NEW_DIR, then merge with --added=NEW_DIR'
@@ -173,18 +194,6 @@ def check_not_twice(
     f'{added_directory} has parameter tokens of {common[0].path if common else directory}, which '
     f'{directory} has already; merged, they would count twice; {advice}'
   )
-
-
-def _check_named(*additions_: Sequence[Sequence[RunName]]) -> None:
-  """Check that the tokens of at most one of two checkpoints come from runs without an id."""
-  nameless = [[run.path for runs in one for run in runs if not run.id] for one in additions_]
-  if all(nameless):
-    a, b = (one[0] for one in nameless)
-    raise UserError(
-      f'tokens come from {a} and {b}, which have no id, because an earlier version wrote them; so '
-      'nothing says whether one is a copy of the other, whose tokens would count twice; merge runs '
-      'that this version began'
-    )
 
 
 def _same_arrays(ours: Meta, theirs: Meta) -> bool:

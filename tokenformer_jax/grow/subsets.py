@@ -8,23 +8,25 @@ import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import GrowConfig, ModelConfig, matching, token_counts
+from tokenformer_jax.config import GrowConfig, ModelConfig, TokenGroup, matching, token_counts
 from tokenformer_jax.config.groups import (
   as_text,
   at_the_end,
   check_numbers,
   choose,
   most_groups,
+  named_groups,
   without,
 )
+from tokenformer_jax.config.pattention import Birth, births_of
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import groups, grow_run, importance, verify
+from tokenformer_jax.grow import grow_run, importance, verify
 from tokenformer_jax.grow.apply import Growth, Steps
 from tokenformer_jax.grow.steps import experts, remove
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, lookup
 from tokenformer_jax.runs.checkpoint import Checkpoints
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta, RunName
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta
 from tokenformer_jax.steps.last_growth import changes_of_tokens
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch, Task
@@ -77,21 +79,16 @@ def added_counts(meta: Meta) -> dict[str, int]:
   return {name: count - old.get(name, 0) for name, count in counts.items()}
 
 
-def additions(meta: Meta, directory: paths.Path) -> list[list[RunName]]:
-  """Return the runs in which the parameter tokens of a checkpoint were first trained.
-
-  There is a list of runs for the first tokens, and for each later growth or merge of which the
-  model still has tokens.
-  """
-  if meta.contents == 'added_tokens':
-    return [list(meta.lineage[-1].token_runs)]
-  added = groups.additions(groups.history(meta, directory))
-  return [list(addition.runs) for addition in added]
+def births(meta: Meta) -> list[Birth]:
+  """Return where the tokens were born that a checkpoint offers: the added ones, or all."""
+  named, added = named_groups(meta.config.model), added_counts(meta)
+  return [birth for name, groups in named.items() for birth in last_births(groups, added[name])]
 
 
-def as_lines(added: list[list[RunName]]) -> str:
-  """Join runs of `additions` to the form of `Ancestor.tokens_of`."""
-  return '\n'.join(dict.fromkeys(run.to_line() for runs in added for run in runs))
+def last_births(groups: Sequence[TokenGroup], count: int) -> tuple[Birth, ...]:
+  """Return the births of the last tokens of a projection."""
+  total = sum(group.tokens for group in groups)
+  return births_of(groups, total - count, total)
 
 
 def check_smaller(before: ModelConfig, after: ModelConfig) -> None:
@@ -120,22 +117,12 @@ def extraction(
   if not numbers:
     born = last_addition(meta, directory)
     check_no_layers(born, model, directory)
-    tokens_of = as_lines(additions(meta, directory)[-1:])
-    before = meta.lineage[: meta.lineage.index(born)]
-    return (*before, dataclasses.replace(born, tokens_of=tokens_of)), model
+    return meta.lineage[: meta.lineage.index(born) + 1], model
   check_numbers(most_groups(model), numbers, '--groups')
-  added = groups.additions(groups.history(meta, directory), numbers)
   whole = dataclasses.replace(
     meta, config=dataclasses.replace(meta.config, model=choose(model, without(numbers)))
   )
-  lineage = grow_run.descend(
-    whole,
-    directory,
-    'extract',
-    GrowConfig(),
-    tokens_of=as_lines([list(addition.runs) for addition in added]),
-    groups=as_text(numbers),
-  )
+  lineage = grow_run.descend(whole, directory, 'extract', GrowConfig(), groups=as_text(numbers))
   return lineage, choose(model, at_the_end(numbers))
 
 

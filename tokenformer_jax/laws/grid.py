@@ -17,11 +17,12 @@ from tokenformer_jax.config import (
   OptimConfig,
   PattentionConfig,
   SoftmaxConfig,
+  TokenGroup,
   WSDSchedule,
   as_wsd,
+  from_groups,
   map_parts,
   token_groups,
-  with_groups,
 )
 from tokenformer_jax.config.pattern import Repeat, as_text
 from tokenformer_jax.errors import UserError
@@ -240,15 +241,15 @@ def scaled(model: ModelConfig, scale: str, factor: float, flag: str = '--factors
 
 def _more_tokens(config: PattentionConfig, by: _Factor, name: str) -> PattentionConfig:
   """Return a projection with each group of tokens, and its τ², multiplied by a factor."""
-  if not config.groups and not config.reference:
+  if not config.groups:
     return dataclasses.replace(config, tokens=by.times(config.tokens, f'{name}.tokens'))
   groups = []
   for number, group in enumerate(token_groups(config), start=1):
-    place = f'{name}.tokens of group {number}' if config.groups else f'{name}.tokens'
+    place = f'{name}.tokens of group {number}' if len(config.groups) > 1 else f'{name}.tokens'
     reference = max(1, round(group.reference * by.value))
     tokens = by.times(group.tokens, place)
-    groups.append(group._replace(tokens=tokens, reference=reference))
-  return with_groups(config, groups)
+    groups.append(TokenGroup(tokens, reference, group.score))
+  return from_groups(groups)
 
 
 def _wider(layer: LayerConfig, by: _Factor) -> LayerConfig:

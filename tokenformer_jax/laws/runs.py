@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.config.groups import as_text, frozen_numbers
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops, models
@@ -16,7 +17,7 @@ from tokenformer_jax.steps import schedules
 from tokenformer_jax.storage import paths
 
 # Keys of training that is not plain. `FinishedRun.data` has '' for a plain run.
-SPECIAL_TRAINING = ('distill.teacher', 'train.drop_groups', 'optim.frozen_groups')
+SPECIAL_TRAINING = ('distill.teacher', 'train.drop_groups', 'frozen groups')
 _DECAYED = 0.2  # a rate at or below this part of its peak counts as decayed
 
 
@@ -175,7 +176,7 @@ def _special_training(config: Config, meta: Meta) -> dict[str, str]:
   if meta.teacher:
     how = f'weight {distill.weight:g}, temperature {distill.temperature:g}'
     teacher = f'{meta.teacher.source} ({how})'
-  values = (teacher, f'{dropped:g}' if dropped else '', config.optim.frozen_groups)
+  values = (teacher, f'{dropped:g}' if dropped else '', as_text(frozen_numbers(config.model)))
   return dict(zip(SPECIAL_TRAINING, values, strict=True))
 
 

@@ -25,16 +25,22 @@ class Execution:
   def from_config(cls, config: Config) -> 'Execution':
     """Return the choices of a run; `dtype=auto` is float32 on a CPU and bfloat16 elsewhere.
 
-    For `remat=auto` see `remat_on`, for `layers=auto` `layers_on`. On accelerators the training
-    step chooses both by the memory of the devices: see `steps/remat_plans.py`.
+    `remat=auto` is `everything` on a CPU, whose memory is large, and `score_inputs` elsewhere.
+    `layers=auto` is `unrolled` for few layers on a CPU: a loop copies what it saves for its
+    backward pass, and few layers compile as fast as the loop. It is `scan` otherwise. On
+    accelerators the training step chooses both by the memory of the devices: see
+    `steps/remat_plans.py`.
     """
-    train, platform = config.train, jax.default_backend()
-    name = config.dtype
-    if name == 'auto':
-      name = 'float32' if platform == 'cpu' else 'bfloat16'
-    remat = remat_on(train.remat, platform)
-    layers = layers_on(train.layers, platform, config.model.depth)
-    return cls(jnp.dtype(name), remat, layers, train.attention)
+    train, dtype = config.train, config.dtype
+    on_cpu = jax.default_backend() == 'cpu'
+    if dtype == 'auto':
+      dtype = 'float32' if on_cpu else 'bfloat16'
+    remat, layers = train.remat, train.layers
+    if remat == 'auto':
+      remat = 'everything' if on_cpu else 'score_inputs'
+    if layers == 'auto':
+      layers = 'unrolled' if on_cpu and config.model.depth <= _FEW_LAYERS else 'scan'
+    return cls(jnp.dtype(dtype), remat, layers, train.attention)
 
   @classmethod
   def for_trained(cls, config: Config) -> 'Execution':
@@ -43,29 +49,6 @@ class Execution:
     The run's attention kernel may be for another type of device.
     """
     return cls(cls.from_config(config).dtype)
-
-
-def remat_on(name: str, platform: str) -> str:
-  """Return the policy of `stack.py` for `config.train.remat` on a platform.
-
-  `auto` is `everything` on a CPU, whose memory is large, and `score_inputs` elsewhere, where the
-  training step makes a choice of its own.
-  """
-  if name != 'auto':
-    return name
-  return 'everything' if platform == 'cpu' else 'score_inputs'
-
-
-def layers_on(name: str, platform: str, depth: int) -> str:
-  """Return the value of `Execution.layers` for `config.train.layers` and `depth` layers.
-
-  `auto` is `unrolled` for few layers on a CPU: a loop copies what it saves for its backward pass,
-  and few layers compile as fast as the loop. It is `scan` otherwise. On accelerators the training
-  step makes a choice of its own.
-  """
-  if name != 'auto':
-    return name
-  return 'unrolled' if platform == 'cpu' and depth <= _FEW_LAYERS else 'scan'
 
 
 DEFAULT = Execution()

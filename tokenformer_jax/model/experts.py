@@ -102,8 +102,8 @@ class ExpertPattentions(nnx.Module):
 
     def make(std: float, role: Role, **info: Any) -> nnx.Param:
       normal = nnx.initializers.normal(std)
-      groups = (own.tokens,)
-      return param(rngs, normal, shape, axes, role=role, active=active, groups=groups, **info)
+      groups = {'groups': (own.tokens,), 'frozen': (self.group.frozen,)}
+      return param(rngs, normal, shape, axes, role=role, active=active, **groups, **info)
 
     self.keys = make(model.init.std, Role.KEY)
     self.values = make(output_std(model), Role.VALUE, adds_to_residual=True)

@@ -59,6 +59,7 @@ class ParamInfo:
       the layers, and in layers that are not stacked, which only decode.
     active: the share of the array's entries that one token uses.
     groups: for an array of parameter tokens, the numbers of tokens that share a norm, in order.
+    frozen: for each of these groups, whether training leaves it as it is.
     adds_to_residual: whether a branch adds its products with the array to the residual stream. A
       layer adds nothing if all its arrays of this type are zero.
     first: draws the array of a new model instead of `initializer`.
@@ -71,6 +72,7 @@ class ParamInfo:
   depth: int | tuple[int, ...] | None = None
   active: float = 1.0
   groups: tuple[int, ...] = ()
+  frozen: tuple[bool, ...] = ()
   adds_to_residual: bool = False
   first: Initializer | None = None
   own_update: Callable[[jax.Array], jax.Array] | None = None

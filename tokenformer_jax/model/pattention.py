@@ -247,8 +247,11 @@ class Pattention(nnx.Module):
     `first_values` draws the values at the start and not those of growth: see `param`.
     """
     self.groups = token_groups(config)
-    sizes = tuple(group.tokens for group in self.groups)
-    make = functools.partial(param, rngs, groups=sizes)
+    groups = {
+      'groups': tuple(group.tokens for group in self.groups),
+      'frozen': tuple(group.frozen for group in self.groups),
+    }
+    make = functools.partial(param, rngs, **groups)
     normal = nnx.initializers.normal
     self.keys = make(normal(key_std), (config.tokens, d_in), TOKEN_AXES, role=Role.KEY)
     self.values = make(

@@ -9,8 +9,8 @@ layer's name and the number of the stack: `blocks/local_0/â€¦`, `blocks/full_1/â
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,19 +32,12 @@ from tokenformer_jax.model.stack import scan_rows
 from tokenformer_jax.parallel.sharding import constrain
 
 
-class Maker(Protocol):
-  """Make a layer."""
-
-  def __call__(self, *, execution: Execution, rngs: nnx.Rngs) -> nnx.Module:
-    """Return a new layer."""
-    ...
-
-
 class Architecture(NamedTuple):
   """The layers of a trunk."""
 
   repeats: tuple[Repeat, ...]  # from `pattern.parse`
-  makers: Mapping[str, Maker]  # the maker of each layer name in the repeats
+  # For each layer name in the repeats, the function of `execution` and `rngs` that makes a layer.
+  makers: Mapping[str, Callable[..., nnx.Module]]
 
 
 class Stacks(nnx.Module):

@@ -99,14 +99,8 @@ def is_loss(error: BaseException | None) -> bool:
   """Return whether an exception, or one of its causes, reports the loss of another process."""
   if not jax.distributed.is_initialized() or jax.process_count() == 1:
     return False
-  seen: list[BaseException] = []  # Causes can form a circle.
-  while error is not None and error not in seen:
-    # JAX raises RuntimeErrors only; storage raises similar messages with other types.
-    if isinstance(error, RuntimeError) and _LOSS.search(str(error)):
-      return True
-    seen.append(error)
-    error = error.__cause__ or error.__context__
-  return False
+  # JAX raises RuntimeErrors only; storage raises similar messages with other types.
+  return any(isinstance(e, RuntimeError) and _LOSS.search(str(e)) for e in retry.chain(error))
 
 
 def meet(name: str) -> None:
@@ -145,12 +139,12 @@ def from_first(make: Callable[[], str]) -> str:
   """
   if jax.process_count() == 1:
     return make()
-  return _gather(_together(lambda: make() if is_first() else ''))[0]
+  return _gather(together(lambda: make() if is_first() else ''))[0]
 
 
 def by_first(action: Callable[[], None]) -> None:
   """Call `action` in the first process, while all others wait; if it fails, all raise."""
-  _together(lambda: action() if is_first() else None)
+  together(lambda: action() if is_first() else None)
 
 
 def first_then_others(make: Callable[[], _T]) -> _T:
@@ -162,11 +156,11 @@ def first_then_others(make: Callable[[], _T]) -> _T:
     return make()
   made: list[_T] = []
   by_first(lambda: made.append(make()))
-  _together(lambda: None if is_first() else made.append(make()))
+  together(lambda: None if is_first() else made.append(make()))
   return made[0]
 
 
-def _together(action: Callable[[], _T]) -> _T:
+def together(action: Callable[[], _T]) -> _T:
   """Call `action` in all processes, and wait for all; if it fails in one, raise in all.
 
   An error that is a bug is raised at once, and ends this process and then the others.

@@ -101,6 +101,16 @@ def mesh_sizes(config: MeshConfig, devices: int) -> dict[str, int]:
   return sizes
 
 
+def with_token_shards(config: MeshConfig, devices: int, tokens: int) -> MeshConfig | None:
+  """Return the mesh with another number of shards of tokens, the rest split over the width.
+
+  Replicas, experts and sequence stay; None if the devices do not divide.
+  """
+  sizes = mesh_sizes(config, devices)
+  fsdp, rest = divmod(sizes['fsdp'] * sizes['tokens'], tokens)
+  return None if rest else dataclasses.replace(config, fsdp=fsdp, tokens=tokens)
+
+
 def tree_shardings(mesh: Mesh | AbstractMesh, axes: Any) -> Any:
   """Return the shardings for a tree of logical axes, such as `Definition.axes`."""
   return jax.tree.map(lambda a: NamedSharding(mesh, spec(a)), axes, is_leaf=is_axes)

@@ -31,14 +31,13 @@ class Tried:
 
 def meshes(config: Config, on: Topology) -> list[MeshConfig]:
   """Return the config's mesh, and others that split its parameter tokens in other numbers."""
-  sizes = sharding.mesh_sizes(config.mesh, on.devices)
-  devices = sizes['fsdp'] * sizes['tokens']
+  own = sharding.mesh_sizes(config.mesh, on.devices)['tokens']
   others = (
-    dataclasses.replace(config.mesh, fsdp=devices // split, tokens=split)
+    sharding.with_token_shards(config.mesh, on.devices, split)
     for split in _SPLITS
-    if devices % split == 0 and all(heads % split == 0 for heads in config.model.heads)
+    if split != own and all(heads % split == 0 for heads in config.model.heads)
   )
-  return [config.mesh, *(mesh for mesh in others if mesh.tokens != sizes['tokens'])]
+  return [config.mesh, *(mesh for mesh in others if mesh is not None)]
 
 
 def search(config: Config, on: Topology, *, quick: bool = False) -> list[Tried]:

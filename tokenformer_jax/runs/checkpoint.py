@@ -11,14 +11,13 @@ mean damage: reading is tried again, and the checkpoint stays where it is.
 import contextlib
 import dataclasses
 import errno
-import functools
 import importlib.metadata
 import json
 import math
 import os
 import time
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,11 +38,12 @@ from tokenformer_jax.runs.orbax_setup import Deferred
 from tokenformer_jax.storage import paths, retry
 from tokenformer_jax.storage.retry import one_line
 
-# Arrays are stored in pieces, so that writing and reading need little memory besides the arrays.
+_T = TypeVar('_T')
+# Arrays are stored in chunks, so that writing and reading need little memory besides the arrays.
 _SAVE_ARGS = ocp.SaveArgs(chunk_byte_size=64 * 2**20)
-# An array that is written layer by layer has no piece with numbers of two layers.
+# An array that is written layer by layer has no chunk with numbers of two layers.
 _BY_LAYER = dataclasses.replace(_SAVE_ARGS, shard_axes=(0,))
-_FILE_BYTES = 64 * 2**20  # size of a file of pieces, which stays in memory until it is full
+_FILE_BYTES = 64 * 2**20  # size of a file of chunks, which stays in memory until it is full
 # The messages of TensorStore and of Orbax about files that were there.
 _GONE = ('NOT_FOUND', 'Checkpoint directory does not exist')
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tokenformer_jax')
@@ -59,10 +59,35 @@ class Checkpoints:
     """
     orbax_setup.quiet()
     self.directory = paths.absolute(paths.parse_path(workdir)) / 'checkpoints'
-    self._keep = keep
     self._reader = orbax_setup.make_reader()
+    self._manager = None if keep is None else self._reach(lambda: self._open(keep))
+    self._pending = False  # whether the outcome of the last save is unknown
+    self._unwritten: int | None = None  # the step of the last save, unless it succeeded
+    self._failures, self._again_at = 0, 0.0  # failed saves in a row, and the time to try again
+
+  def _open(self, keep: int) -> ocp.CheckpointManager:
+    self.directory.mkdir(parents=True, exist_ok=True)
     try:
-      self._manager = retry.retried(self._open, f'opening {self.directory}')
+      manager = orbax_setup.make_manager(self.directory, keep)
+    except FORMAT_ERRORS as error:
+      if retry.is_transient(error):
+        raise
+      logging.warning('the best checkpoint cannot be determined: %s', one_line(error))
+      manager = orbax_setup.make_manager(self.directory, keep, metrics=False)
+    # Orbax treats an unreadable directory as absent.
+    if hidden := set(paths.steps(self.directory)) - set(manager.all_steps()):
+      raise OSError(errno.EIO, f'the checkpoints {sorted(hidden)} could not be read')
+    return manager
+
+  @property
+  def _writer(self) -> ocp.CheckpointManager:
+    assert self._manager is not None, 'the directory is open for reading only'
+    return self._manager
+
+  def _reach(self, action: Callable[[], _T]) -> _T:
+    """Return the result of an action on the directory, with retries."""
+    try:
+      return retry.retried(action, f'reading {self.directory}')
     except Exception as error:
       if not retry.is_for_user(error):
         raise
@@ -70,31 +95,12 @@ class Checkpoints:
         f'{self.directory} cannot be opened ({one_line(error)}); check its permissions and your '
         'account'
       ) from error
-    self._pending = False  # whether the outcome of the last save is unknown
-    self._unwritten: int | None = None  # the step of the last save, unless it succeeded
-    self._failures, self._again_at = 0, 0.0  # failed saves in a row, and the time to try again
-
-  def _open(self) -> ocp.CheckpointManager:
-    make = functools.partial(orbax_setup.make_manager, self.directory, self._keep)
-    if self._keep is None:
-      manager = make(metrics=False)
-    else:
-      self.directory.mkdir(parents=True, exist_ok=True)
-      try:
-        manager = make(metrics=True)
-      except FORMAT_ERRORS as error:
-        if retry.is_transient(error):
-          raise
-        logging.warning('the best checkpoint cannot be determined: %s', one_line(error))
-        manager = make(metrics=False)
-    # Orbax treats an unreadable directory as absent.
-    if hidden := set(paths.steps(self.directory)) - set(manager.all_steps()):
-      raise OSError(errno.EIO, f'the checkpoints {sorted(hidden)} could not be read')
-    return manager
 
   def steps(self) -> list[int]:
     """Return the steps of all complete checkpoints, ascending."""
-    return sorted(self._manager.all_steps())
+    if self._manager is not None:
+      return sorted(self._manager.all_steps())
+    return sorted(self._reach(lambda: paths.steps(self.directory)))
 
   def common_steps(self) -> list[int]:
     """Return the `steps` that the first process sees. All processes must call this method."""
@@ -113,10 +119,6 @@ class Checkpoints:
         arrays may be `Deferred`.
       loss: the loss on the validation split, if it was measured.
       wait: whether to wait until the checkpoint is on disk, and to retry until it is.
-
-    Raises:
-      UserError: this or the previous checkpoint cannot be written until the user acts.
-      TransientError: writing kept failing with errors that may pass.
     """
     meta = dataclasses.replace(
       meta,
@@ -124,6 +126,7 @@ class Checkpoints:
       updates=meta.step - int(state.get('skipped', 0)),
       checksums={path: int(value) for path, value in with_paths(_checksums(state))},
     )
+    meta = checkpoint_meta.with_births(meta, self.directory.parent)
     args = _save_args(meta, state)
     # Without a finite loss, a checkpoint must not count as the best.
     metrics = None
@@ -145,35 +148,25 @@ class Checkpoints:
     """Start to write a checkpoint, unless an earlier try wrote it."""
     self._settle()
     if self._failures:
-      self._manager.reload()
+      self._writer.reload()
       if step in self.steps():
         return
     self._pending, self._unwritten = True, step
     try:
-      self._manager.save(step, args=args, metrics=metrics)
+      self._writer.save(step, args=args, metrics=metrics)
     except Exception as error:
       self._fail(error)
 
   def wait(self) -> None:
-    """Wait until the checkpoint that `save` started is on disk.
-
-    Raises:
-      UserError: the checkpoint cannot be written until the user acts.
-      TransientError: the checkpoint was not written, but a later try may succeed.
-    """
+    """Wait until the checkpoint that `save` started is on disk."""
     try:
       self._settle()
     except Exception as error:
       self._raise_unwritten(error)
 
   def failed(self) -> bool:
-    """Return, without waiting, whether the last save failed and it is time to save again.
-
-    Raises:
-      UserError: the checkpoint cannot be written until the user acts.
-      TransientError: saving has failed too often, or there are several processes.
-    """
-    if self._pending and not self._manager.is_saving_in_progress():
+    """Return, without waiting, whether the last save failed and it is time to save again."""
+    if self._pending and not self._writer.is_saving_in_progress():
       try:
         self._settle()
       except Exception as error:
@@ -188,7 +181,7 @@ class Checkpoints:
   def _settle(self) -> None:
     """Wait for the end of the previous save, and raise its error, if any."""
     try:
-      self._manager.wait_until_finished()
+      self._writer.wait_until_finished()
     except Exception as error:
       self._fail(error)
     if self._pending:
@@ -199,7 +192,7 @@ class Checkpoints:
     self._pending, self._failures = False, self._failures + 1
     if not hosts.is_loss(error):
       with contextlib.suppress(Exception):  # The error of the save itself matters more.
-        self._manager.reload()  # Orbax lists a step as soon as it starts to write it.
+        self._writer.reload()  # Orbax lists a step as soon as it starts to write it.
     # Something else removed the files: a try that Orbax abandoned, which writes on for a moment, or
     # a process that this one replaced and that was suspended in the middle of the same checkpoint.
     if isinstance(error, (FileNotFoundError, FileExistsError)) or str(error).startswith(_GONE):
@@ -230,18 +223,13 @@ class Checkpoints:
     An error is only logged: `wait` has raised it already, or another error ends the run.
     """
     try:
-      self._manager.close()
+      if self._manager is not None:
+        self._manager.close()
     except Exception as error:
       logging.warning('a checkpoint was not written: %s', one_line(error))
 
   def meta(self, step: int) -> Meta:
-    """Return the description in a checkpoint.
-
-    Raises:
-      DamagedError: the content has changed since it was written.
-      UserError: it has another format than today's, or the permission to read is missing.
-      TransientError: reading kept failing with errors that may pass.
-    """
+    """Return the description in a checkpoint."""
     args = ocp.args.Composite(meta=ocp.args.JsonRestore(), tokenizer=ocp.args.JsonRestore())
     directory = self.directory / str(step)
 
@@ -257,11 +245,6 @@ class Checkpoints:
 
     `abstract` holds `jax.ShapeDtypeStruct`s with shardings: all arrays of each entry, such as
     `params`, or some of them if `partial`.
-
-    Raises:
-      DamagedError: the content has changed since it was written.
-      UserError: the permission to read is missing.
-      TransientError: reading kept failing with errors that may pass.
     """
     fresh = {}
     if meta.contents == 'params':
@@ -295,16 +278,12 @@ class Checkpoints:
       return os.fspath(target)
 
     moved = paths.parse_path(hosts.from_first(move))
-    retry.retried(self._manager.reload, f'reading {self.directory}')
+    retry.retried(self._writer.reload, f'reading {self.directory}')
     return moved
 
 
 def open_source(directory: paths.Path, step: int | None) -> tuple[Checkpoints, Meta]:
-  """Open the checkpoint of a step (None: the newest one that can be read).
-
-  Raises:
-    UserError: there is no such checkpoint, or it is damaged.
-  """
+  """Open the checkpoint of a step (None: the newest one that can be read)."""
   if not paths.exists(directory / 'checkpoints'):
     raise UserError(
       f'{directory} is not the work directory of a run: it has no checkpoints/{_advice(directory)}'
@@ -398,7 +377,7 @@ def _checksums(state: Any) -> Any:
 
   def compute(array: Any) -> Any:
     if isinstance(array, Deferred):
-      return checksum.of_pieces(piece for _, piece in array.pieces())
+      return checksum.of_chunks(chunk for _, chunk in array.chunks())
     return jax.block_until_ready(checksum.on_devices(array))
 
   return jax.tree.map(compute, state)

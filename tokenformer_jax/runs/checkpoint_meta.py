@@ -2,27 +2,13 @@
 
 import dataclasses
 import secrets
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import groups
 from tokenformer_jax.config.section import section
 from tokenformer_jax.runs import saved_config
 from tokenformer_jax.storage import paths
-
-
-class RunName(NamedTuple):
-  """A run, whose id decides whether two runs share parameter tokens, wherever they lie.
-
-  Copies of a run have its id, and so has a branch that decays from it. Runs of code that gave no
-  ids have ''.
-  """
-
-  id: str
-  path: str  # the work directory when it was named, for messages
-
-  def to_line(self) -> str:
-    """Return the name as a line of `Ancestor.tokens_of`."""
-    return f'{self.id}\t{self.path}'
 
 
 def new_run_id() -> str:
@@ -40,9 +26,6 @@ class Ancestor:
   model: config_lib.Model  # the source's model
   grow: config_lib.GrowConfig  # the options of the action
   updates: int  # the new model's count of optimizer updates when it was created
-  # After merge, and in extracted tokens: the runs that the added tokens came from, one per line:
-  # see `token_runs`.
-  tokens_of: str = ''
   # The numbers of the source's groups of parameter tokens that the action took out (remove, slice),
   # took alone (extract), multiplied (scale) or froze (freeze). Empty for actions on whole models.
   groups: str = ''
@@ -52,12 +35,7 @@ class Ancestor:
   flops: float = 0.0
   tokens: float = 0.0  # the tokens of that training; 0 for images
   branch_of: str = ''  # the work directory of `branch_of` of the source
-  run: str = ''  # the source's id: see `RunName`
-
-  @property
-  def token_runs(self) -> tuple[RunName, ...]:
-    """Return the runs in `tokens_of`; earlier code wrote their paths alone."""
-    return tuple(RunName(*line.rpartition('\t')[::2]) for line in self.tokens_of.splitlines())
+  run: str = ''  # the source's id: see `Meta.run`
 
   @property
   def first_step(self) -> int:
@@ -109,7 +87,10 @@ class Meta:
   teacher: TeacherRecord | None = None
   # The finite losses of the steps since the last line of training figures.
   losses: tuple[float, ...] = ()
-  run: str = ''  # the id of the run (see `RunName`); `Checkpoints.save` makes one for ''
+  # The id of the run, which says whether two runs share parameter tokens, wherever they lie. Copies
+  # of a run have its id, and so has a branch that decays from it. `Checkpoints.save` makes one for
+  # ''.
+  run: str = ''
   updates: int = 0  # updates by the optimizer: `step` minus the skipped updates
   # The checksums of the arrays by path in the state, which `Checkpoints.save` computes.
   checksums: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -129,11 +110,7 @@ def to_json(meta: Meta) -> dict[str, Any]:
 
 
 def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> Meta:
-  """Return the description in a checkpoint from its items `meta` (stored) and `tokenizer`.
-
-  Raises:
-    UserError: the checkpoint, named `where`, has another format than today's.
-  """
+  """Return the description in a checkpoint from its items `meta` (stored) and `tokenizer`."""
   saved_config.check_format(stored['format'], where)
   config = config_lib.from_dict(config_lib.Config, stored['config'])
   seen = stored['seen']
@@ -146,10 +123,18 @@ def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> 
     seen=Seen(**{**seen, 'batches': tuple(Batches(**entry) for entry in seen['batches'])}),
     teacher=TeacherRecord(**stored['teacher']) if stored['teacher'] else None,
     losses=tuple(stored.get('losses', ())),
-    run=stored.get('run', ''),
+    run=stored['run'],
     updates=stored['updates'],
     checksums=stored['checksums'],
   )
+
+
+def with_births(meta: Meta, directory: paths.Path) -> Meta:
+  """Return the description of a run to save: its unborn parameter tokens were born in it."""
+  step = meta.lineage[-1].first_step if meta.lineage else 0
+  path = str(paths.absolute(directory))
+  model = groups.with_births(meta.config.model, meta.run, path, step)
+  return dataclasses.replace(meta, config=dataclasses.replace(meta.config, model=model))
 
 
 def branch_of(meta: Meta) -> str:

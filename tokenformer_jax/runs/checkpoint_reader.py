@@ -1,6 +1,6 @@
 """Read checkpoints in several processes that agree on the outcome."""
 
-import time
+import errno
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,8 +11,6 @@ from tokenformer_jax.parallel import hosts
 from tokenformer_jax.storage import paths, retry
 
 _T = TypeVar('_T')
-# Outcomes of a read in a process. The highest outcome of all processes decides.
-_READ, _DAMAGED, _UNREADABLE, _MISTAKE = range(4)
 # Errors that Orbax raises for files with unexpected content.
 FORMAT_ERRORS = (
   *(ValueError, TypeError, AttributeError, LookupError, AssertionError, EOFError, RecursionError),
@@ -27,59 +25,55 @@ class DamagedError(Exception):
 def read_together(path: paths.Path, read: Callable[[], _T]) -> _T:
   """Return the value that `read` reads from the checkpoint at a path.
 
-  All processes must call this function. Each process reads by itself. Then all processes, including
-  those that failed, share their outcomes and take the same next step: continue, end, or let the
-  failed processes try again. Damage must be found twice, because a transfer may be cut short.
+  All processes must call this function. Each one reads by itself, and again after errors that may
+  pass, while the others wait. If reading fails in one, all raise the same kind of error. Damage
+  must be found twice, because a transfer may be cut short.
 
   Raises:
     DamagedError: some process found changed content.
     UserError: the permission to read is missing, or `read` raised it.
     TransientError: reading kept failing with errors that may pass.
   """
-  values: list[_T] = []
-  error, outcome, seen_damage = None, _READ, False
-  for pause in (*retry.PAUSES, None):
-    if not values:
+
+  def attempt() -> _T:
+    return retry.retried(lambda: _classified(path, read), f'reading {path}')
+
+  def read_twice() -> _T | DamagedError:
+    try:
+      return attempt()
+    except DamagedError:
       try:
-        values, error = [read()], None
-      except Exception as raised:
-        if hosts.is_loss(raised):
-          raise
-        error = raised
-    outcome = hosts.highest(_outcome(error))
-    if outcome == _READ:
-      return values[0]
-    if outcome == _MISTAKE or (outcome == _DAMAGED and seen_damage):
-      break
-    seen_damage |= outcome == _DAMAGED
-    if outcome == _UNREADABLE and pause is not None and error is not None:
-      retry.announce(f'reading {path}', pause, error)
-      time.sleep(pause)
-  if outcome == _DAMAGED:
-    reason = retry.one_line(error) if error else 'another process finds it damaged'
-    raise DamagedError(reason) from error
-  if outcome == _UNREADABLE:
-    raise retry.gave_up(f'reading {path}', len(retry.PAUSES) + 1, error) from error
-  if error is None or _outcome(error) != _MISTAKE:
-    raise UserError(f'another process cannot read {path}; its output says why') from error
-  if retry.is_for_user(error) and not isinstance(error, UserError):
-    raise UserError(
-      f'{path} cannot be read ({retry.one_line(error)}); check its permissions and your account'
-    ) from error
-  raise error
+        return attempt()
+      except DamagedError as error:
+        return error
+
+  outcome = hosts.together(read_twice)
+  if hosts.in_any(isinstance(outcome, DamagedError)):
+    raise (
+      outcome
+      if isinstance(outcome, DamagedError)
+      else DamagedError('another process finds it damaged')
+    )
+  return outcome
 
 
-def _outcome(error: Exception | None) -> int:
-  """Return the outcome of a read. Only an error about the content means damage."""
-  if error is None:
-    return _READ
-  if retry.is_for_user(error):
-    return _MISTAKE
-  if retry.is_transient(error):
-    return _UNREADABLE
-  if isinstance(retry.cause_of(error), (DamagedError, *FORMAT_ERRORS)):
-    return _DAMAGED
-  return _UNREADABLE if isinstance(retry.cause_of(error), OSError) else _MISTAKE
+def _classified(path: paths.Path, read: Callable[[], _T]) -> _T:
+  """Call `read`, and raise its error as what it means. Only one about the content means damage."""
+  try:
+    return read()
+  except Exception as error:
+    cause = retry.cause_of(error)
+    if isinstance(error, UserError) or hosts.is_loss(error) or retry.is_transient(error):
+      raise
+    if retry.is_for_user(error):
+      raise UserError(
+        f'{path} cannot be read ({retry.one_line(error)}); check its permissions and your account'
+      ) from error
+    if isinstance(cause, FORMAT_ERRORS):
+      raise DamagedError(retry.one_line(error)) from error
+    if isinstance(cause, OSError):  # An unknown one does not mean damage.
+      raise OSError(errno.EIO, retry.one_line(error)) from error
+    raise
 
 
 def with_paths(tree: Any) -> list[tuple[str, Any]]:

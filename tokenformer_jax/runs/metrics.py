@@ -21,7 +21,8 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import lost_figures
 from tokenformer_jax.storage import paths, retry
-from tokenformer_jax.trackers.feed import Feeds
+from tokenformer_jax.trackers import feed
+from tokenformer_jax.trackers.feed import Feed
 from tokenformer_jax.trackers.tracker import About, TrackedRun
 
 _GIB = 2**30
@@ -65,7 +66,8 @@ class Metrics:
     if sys.stderr.isatty():
       self._bar = tqdm.tqdm(total=steps, initial=first_step, unit='step', dynamic_ncols=True)
     self._started, self._first_step = time.monotonic(), first_step
-    self._feeds = self._feed(trackers, workdir, first_step, about) if trackers else None
+    tracked = TrackedRun(workdir, self._files.directory, first_step, about or About())
+    self._feeds = [Feed(name, tracked, self.say) for name in trackers]
 
   def write(self, step: int, figures: dict[str, float]) -> None:
     """Write figures under flat names such as `train/loss`, and show the main ones."""
@@ -75,8 +77,8 @@ class Metrics:
     finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
     with _user_errors(self._files.directory):
       _write_line(self._lines, {'step': step, **finite})
-    if self._feeds:
-      self._feeds.put('figures', step, figures)
+    for one in self._feeds:
+      one.put('figures', step, figures)
     self._last_step = step
     self._files.publish_sometimes()
     self._show(step, figures)
@@ -95,8 +97,8 @@ class Metrics:
     if not self._active:
       return
     self._add_to('samples.jsonl', {'step': step, 'name': name, 'text': text})
-    if self._feeds:
-      self._feeds.put('text', step, name, text)
+    for one in self._feeds:
+      one.put('text', step, name, text)
     self.say('\n'.join(f'  | {line}' for line in text.splitlines()))
 
   def times(self, step: int, seconds: dict[str, float | str]) -> None:
@@ -130,19 +132,11 @@ class Metrics:
     if self._bar is not None:
       self._bar.close()
       self._bar = None
-    if self._feeds:
-      self._feeds.close(finished=self._last_step == self._steps)
+    feed.close(self._feeds, finished=self._last_step == self._steps)
     self._files.close()
 
-  def _feed(
-    self, names: Sequence[str], workdir: paths.Path, first_step: int, about: About | None
-  ) -> Feeds:
-    """Begin to hand figures to the named trackers."""
-    run = TrackedRun(workdir, self._files.directory, first_step, about or About())
-    return Feeds(names, run, self.say)
-
   def _show(self, step: int, figures: dict[str, float]) -> None:
-    names = {
+    forms = {
       'train/loss': 'loss {:.4f}',
       'train/bits_per_byte': 'bits/byte {:.3f}',
       'train/grad_norm': 'grad {:.2f}',
@@ -159,8 +153,8 @@ class Metrics:
       'eval/calibration_error': 'calibration error {:.3f}',
     }
     if not figures.get('train/skipped_steps'):
-      del names['train/skipped_steps']
-    shown = '  '.join(form.format(figures[n]) for n, form in names.items() if n in figures)
+      del forms['train/skipped_steps']
+    shown = '  '.join(form.format(figures[n]) for n, form in forms.items() if n in figures)
     if self._bar is not None:
       self._bar.update(step - self._bar.n)
       if 'eval/loss' not in figures:

@@ -26,7 +26,7 @@ _RESTORE_GB = 1  # the amount that Orbax reads at a time
 
 @dataclasses.dataclass(frozen=True)
 class Deferred:
-  """An array that is created only while it is written, so that memory holds a piece of it.
+  """An array that is created only while it is written, so that memory holds a chunk of it.
 
   Attributes:
     shape: the shape of the whole array.
@@ -48,8 +48,8 @@ class Deferred:
   def nbytes(self) -> int:
     return self.size * self.dtype.itemsize
 
-  def pieces(self) -> Iterator[tuple[int | EllipsisType, np.ndarray]]:
-    """Yield the array in order, a layer at a time if it is stacked, with each piece's index."""
+  def chunks(self) -> Iterator[tuple[int | EllipsisType, np.ndarray]]:
+    """Yield the array in order, a layer at a time if it is stacked, with each chunk's index."""
     if not self.stacked:
       yield ..., self.read(None)
       return
@@ -57,8 +57,8 @@ class Deferred:
       yield layer, self.read(layer)
 
 
-class _PieceByPiece(ocp.type_handlers.NumpyHandler):
-  """A type handler that writes deferred arrays one after the other, each in its pieces."""
+class _ChunkByChunk(ocp.type_handlers.NumpyHandler):
+  """A type handler that writes deferred arrays one after the other, each in its chunks."""
 
   async def serialize(
     self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None
@@ -75,10 +75,10 @@ class _PieceByPiece(ocp.type_handlers.NumpyHandler):
   async def _open_and_write(
     self, value: Any, tspec: dict[str, Any], ts_context: ts.Context
   ) -> None:
-    """Write the pieces of an array; Orbax calls this method with the array's specification."""
+    """Write the chunks of an array; Orbax calls this method with the array's specification."""
     store = await ts.open(ts.Spec(tspec), create=True, open=True, context=ts_context)
-    for index, piece in value.pieces():
-      await store[index].write(piece, can_reference_source_data_indefinitely=True)
+    for index, chunk in value.chunks():
+      await store[index].write(chunk, can_reference_source_data_indefinitely=True)
 
 
 def make_reader() -> ocp.Checkpointer:
@@ -107,15 +107,13 @@ def read_arrays(reader: ocp.Checkpointer, path: paths.Path, abstract: Any) -> An
 
 
 def make_manager(
-  directory: paths.Path, keep: int | None, *, metrics: bool
+  directory: paths.Path, keep: int, *, metrics: bool = True
 ) -> ocp.CheckpointManager:
-  """Return a manager that lists checkpoints and, with `keep`, writes and deletes them.
+  """Return a manager that writes checkpoints, and deletes all but those that `Checkpoints` keeps.
 
   This function does not synchronise processes, so one process can retry by itself. The directory
-  must exist; for `keep` see `Checkpoints`. With `metrics` the manager reads the losses, which
-  determine the best checkpoint.
+  must exist. With `metrics` the manager reads the losses, which determine the best checkpoint.
   """
-  writes = keep is not None
   policies = checkpoint_managers.AnyPreservationPolicy(
     [
       checkpoint_managers.LatestN(keep),
@@ -134,9 +132,7 @@ def make_manager(
       best_fn=sound_loss,  # Without it Orbax forgets the losses at the end of the run.
       best_mode='min',
       create=False,
-      read_only=not writes,
-      save_interval_steps=1 if writes else 0,
-      cleanup_tmp_directories=writes,
+      cleanup_tmp_directories=True,
       save_root_metadata=False,
       lightweight_initialize=not metrics,
     ),
@@ -159,7 +155,7 @@ def _handlers() -> ocp.handlers.CheckpointHandlerRegistry:
   handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
   kinds = ocp.type_handlers.create_type_handler_registry(
     (jax.Array, ocp.type_handlers.get_type_handler(jax.Array)),
-    (Deferred, _PieceByPiece(deepcopy_host_arrays=False)),
+    (Deferred, _ChunkByChunk(deepcopy_host_arrays=False)),
   )
   arrays = ocp.PyTreeCheckpointHandler(
     type_handler_registry=kinds,

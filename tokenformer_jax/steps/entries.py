@@ -103,16 +103,14 @@ def old_entries(
   return jax.tree.map(of_array, info, tokens, *(() if experts is None else (experts,)))
 
 
-def group_entries(info: Params, numbers: Collection[int]) -> Params:
-  """Return the `Entries` of each array that are tokens of the groups with these numbers, from 1 on.
-
-  A projection may have fewer groups.
-  """
+def frozen_entries(info: Params) -> Params | None:
+  """Return the `Entries` of each array that lie in frozen groups; None without such groups."""
+  if not any(any(array.frozen) for array in jax.tree.leaves(info)):
+    return None
 
   def of_array(info: ParamInfo) -> Entries:
-    spans = enumerate(_group_ranges(info), start=1)
-    ranges = tuple(span for number, span in spans if number in numbers)
-    return Entries(info.axes, {'param_tokens': ranges})
+    spans = zip(_group_ranges(info), info.frozen, strict=False)
+    return Entries(info.axes, {'param_tokens': tuple(span for span, frozen in spans if frozen)})
 
   return jax.tree.map(of_array, info)
 

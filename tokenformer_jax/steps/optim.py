@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tokenformer_jax.config import OptimConfig, frozen_groups, old_token_rate
+from tokenformer_jax.config import OptimConfig, old_token_rate
 from tokenformer_jax.model.params import ParamInfo, Params
 from tokenformer_jax.steps import optimizers
 from tokenformer_jax.steps.entries import (
   LastGrowth,
-  group_entries,
+  frozen_entries,
   hidden_tokens,
   hide,
   map_entries,
@@ -40,7 +40,7 @@ def make_optimizer(
   `rate` is from `schedules.schedule`, `info` is `Definition.info`.
   """
   old = None if growth is None else growth.old
-  frozen = group_entries(info, numbers) if (numbers := frozen_groups(config)) else None
+  frozen = frozen_entries(info)
   hidden = [frozen] if frozen else []
   if old is not None and old_token_rate(config) == 0:
     hidden = [old, *hidden]
@@ -56,12 +56,12 @@ def make_optimizer(
   )
 
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-    gradient = updates
-    (_, adam), *_, rates = state
-    # Only Adam has a correction to undo, and only its state is a single part with a count.
-    counted = adam if config.new_token_correction else rates
+    gradient, adam_count = updates, 0
+    if config.new_token_correction:  # only of Adam, whose correction it undoes
+      (_, adam), *_ = state
+      adam_count = adam.count
     trained = zero_untrained(info, gradient)
-    updates, state = chain.update(trained, state, params, adam_count=counted.count)
+    updates, state = chain.update(trained, state, params, adam_count=adam_count)
     if frozen is not None:
       updates = map_entries(lambda is_frozen, u: jnp.where(is_frozen, 0, u), frozen, updates)
     return _with_own_updates(config, info, gradient, updates, old), state

@@ -35,13 +35,7 @@ _PUBLISH_SECONDS = 60  # between copies of growing files
 
 
 def parse_path(path: str | os.PathLike[str]) -> Path:
-  """Return the path of a work directory, in a file system or in a bucket.
-
-  Raises:
-    UserError: the path is a URL other than gs://…, the bucket cannot be reached, or gcsfs is not
-      installed.
-    TransientError: the bucket could not be reached in any of several tries.
-  """
+  """Return the path of a work directory, in a file system or in a bucket."""
   if isinstance(path, Path):
     return path  # An earlier call checked it.
   if not re.match(r'[a-z][a-z0-9+.-]*://', text := os.fspath(path)):
@@ -315,39 +309,33 @@ class Growing:
     if self._bucket and time.monotonic() - self._published > _PUBLISH_SECONDS:
       self.publish()
 
-  def publish(self) -> bool:
-    """Copy changed files to the bucket. Return whether that succeeded; log a warning if not."""
+  def publish(self, pauses: Sequence[float] = ()) -> bool:
+    """Copy changed files to the bucket. Return whether that succeeded; log a warning if not.
+
+    `pauses` are the seconds between tries.
+    """
     if not self._bucket:
       return True
     self._published = time.monotonic()
     try:
-      self._copy()
+      retry.retried(self._copy, f'copying figures to {self._bucket}', pauses)
     except Exception as error:  # Storage libraries raise exceptions of many types.
-      self._warn(error)
+      logging.warning(
+        'some files in %s are not copied to %s: %s', self.directory, self._bucket, reason(error)
+      )
       return False
     return True
 
   def close(self) -> None:
     """Copy the rest with retries, and remove the temporary directory if all was copied."""
-    if not self._bucket:
-      return
-    try:
-      retry.retried(self._copy, f'copying figures to {self._bucket}')
-    except Exception as error:  # Storage libraries raise exceptions of many types.
-      self._warn(error)
-    else:
+    if self.publish(retry.PAUSES) and self._bucket:
       shutil.rmtree(self.directory, ignore_errors=True)
 
   def _copy(self) -> None:
-    target = self._bucket or self.directory
     for path in sorted(p for p in self.directory.rglob('*') if p.is_file()):
       stat = path.stat()
       version = stat.st_size, stat.st_mtime_ns
       if self._copied.get(path) != version:
-        _bucket().put_file(os.fspath(path), f'{target}/{path.relative_to(self.directory)}')
+        target = f'{self._bucket}/{path.relative_to(self.directory)}'
+        _bucket().put_file(os.fspath(path), target)
         self._copied[path] = version
-
-  def _warn(self, error: Exception) -> None:
-    logging.warning(
-      'some files in %s are not copied to %s: %s', self.directory, self._bucket, reason(error)
-    )

@@ -23,49 +23,41 @@ _Verdict = Literal['transient', 'user'] | None
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0, 60.0)  # seconds between tries: three minutes
 
-_ERRNOS: dict[Literal['transient', 'user'], tuple[str, ...]] = {
-  'transient': (
-    *('EIO', 'EAGAIN', 'EBUSY', 'EINTR', 'EPIPE', 'ESTALE', 'ETIMEDOUT', 'EREMOTEIO', 'ENOLINK'),
-    *('ECONNRESET', 'ECONNABORTED', 'ECONNREFUSED', 'ENOTCONN', 'ESHUTDOWN', 'ENOBUFS'),
-    *('ENETDOWN', 'ENETUNREACH', 'ENETRESET', 'EHOSTDOWN', 'EHOSTUNREACH'),
-    'ENOTEMPTY',  # raised when a directory is removed during a write into it
-  ),
-  'user': ('ENOSPC', 'EDQUOT', 'EFBIG', 'EACCES', 'EPERM', 'EROFS'),
+_ERRNOS = {
+  'transient': 'EIO EAGAIN EBUSY EINTR EPIPE ESTALE ETIMEDOUT EREMOTEIO ENOLINK ECONNRESET '
+  'ECONNABORTED ECONNREFUSED ENOTCONN ESHUTDOWN ENOBUFS ENETDOWN ENETUNREACH ENETRESET EHOSTDOWN '
+  'EHOSTUNREACH ENOTEMPTY',  # ENOTEMPTY: a directory is removed during a write into it
+  'user': 'ENOSPC EDQUOT EFBIG EACCES EPERM EROFS',
 }
 _VERDICT_BY_ERRNO: dict[int, _Verdict] = {
-  getattr(errno, name): verdict
-  for verdict, names in _ERRNOS.items()
-  for name in names
-  if hasattr(errno, name)  # Some exist on Linux only.
+  code: 'user' if name in _ERRNOS['user'].split() else 'transient'
+  for code, name in errno.errorcode.items()
+  if name in ' '.join(_ERRNOS.values()).split()
 }
 _VERDICT_BY_HTTP: dict[int, _Verdict] = {
   **dict.fromkeys((408, 425, 429, 500, 502, 503, 504), 'transient'),
   **dict.fromkeys((401, 403), 'user'),
 }
 _REMOTE = ('aiohttp', 'gcsfs', 'google', 'requests', 'urllib3')  # client libraries of servers
-_REMOTE_TRANSIENT = {
-  *('ClientConnectionError', 'ClientPayloadError', 'ChecksumError', 'TransportError', 'RetryError'),
-  *('ConnectionError', 'ChunkedEncodingError', 'ContentDecodingError', 'Timeout', 'HTTPError'),
-}
+_REMOTE_TRANSIENT = re.compile(
+  'Connection|Payload|Checksum|Transport|Retry|Chunked|ContentDecoding|Timeout|HTTPError'
+)
 _ERRNO_IN_TEXT = re.compile(r'os_error_code=\W?(\d+)|\[Errno (\d+)\]|OS error (\d+)')
 _HTTP_IN_TEXT = re.compile(
   r'http_response_code=\W?(\d{3})|(?:HTTP|status)(?: response| error)?(?: status)?(?: code)?:? '
   r'?(\d{3})\b|^(\d{3})$'
 )
-_WORDS: tuple[tuple[_Verdict, re.Pattern[str]], ...] = (  # in the order of the search
-  ('user', re.compile(r'no space left|quota exceeded|read-only file system', re.I)),
-  ('transient', re.compile(r'curl_code=|rateLimitExceeded')),
-  # Status names as gRPC, TensorStore and Google's APIs write them.
-  ('user', re.compile(r'\b(PERMISSION_DENIED|UNAUTHENTICATED)\b')),
-  ('transient', re.compile(r'\b(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|RESOURCE_EXHAUSTED)\b')),
-  ('user', re.compile(r'^forbidden|permission denied', re.I)),
+# In the order of the search. Capital words are statuses of gRPC, TensorStore and Google's APIs.
+_WORDS: tuple[tuple[_Verdict, str], ...] = (
+  ('user', '(?i)no space left|quota exceeded|read-only file system'),
+  ('transient', 'curl_code=|rateLimitExceeded'),
+  ('user', r'\b(PERMISSION_DENIED|UNAUTHENTICATED)\b'),
+  ('transient', r'\b(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|RESOURCE_EXHAUSTED)\b'),
+  ('user', '(?i)^forbidden|permission denied'),
   (
     'transient',
-    re.compile(
-      r'timed out|timeout|try again|temporarily|too many requests|service unavailable|'
-      r'broken pipe|connection (?:reset|refused|closed|aborted)|server disconnected',
-      re.I,
-    ),
+    '(?i)timed out|timeout|try again|temporarily|too many requests|service unavailable|broken pipe|'
+    'connection (?:reset|refused|closed|aborted)|server disconnected',
   ),
 )
 
@@ -94,17 +86,18 @@ def retried(action: Callable[[], _T], doing: str, pauses: Sequence[float] | None
     Exception: the first error that is not transient, unchanged.
   """
   pauses = PAUSES if pauses is None else pauses
-  for pause in (*pauses, None):
+  tries = 0
+  while True:
     try:
       return action()
     except Exception as error:
       if isinstance(error, TransientError) or not is_transient(error):
         raise
-      if pause is None:
-        raise gave_up(doing, len(pauses) + 1, error) from error
-      announce(doing, pause, error)
-    time.sleep(pause)
-  raise AssertionError  # The last try returns or raises.
+      tries += 1
+      if tries > len(pauses):
+        raise gave_up(doing, tries, error) from error
+      announce(doing, pauses[tries - 1], error)
+    time.sleep(pauses[tries - 1])
 
 
 def announce(doing: str, pause: float, error: BaseException) -> None:
@@ -112,12 +105,11 @@ def announce(doing: str, pause: float, error: BaseException) -> None:
   logging.warning('%s failed (%s); trying again in %g s', doing, one_line(error), pause)
 
 
-def gave_up(doing: str, tries: int, error: BaseException | None) -> TransientError:
-  """Return the error for an action that failed on every try (None: in another process)."""
-  reason = one_line(error) if error else 'in another process, whose output says why'
+def gave_up(doing: str, tries: int, error: BaseException) -> TransientError:
+  """Return the error for an action that failed on every try."""
   return TransientError(
-    f'{doing} failed {tries} times ({reason}); this may pass by itself and nothing is lost: run '
-    'the same command again'
+    f'{doing} failed {tries} times ({one_line(error)}); this may pass by itself and nothing is '
+    'lost: run the same command again'
   )
 
 
@@ -140,23 +132,21 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def _classify(error: BaseException) -> _Verdict:
-  for cause in _chain(error):
-    if isinstance(cause, UserError):
-      return 'user'
+  for cause in chain(error):
     if verdict := _classify_alone(cause):
       return verdict
   return None
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-  """Yield an exception, the members of a group, and the causes of each."""
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+  """Yield an exception, the members of a group, and the causes of each, none of them twice."""
   seen = set()
   while error is not None and id(error) not in seen:
     seen.add(id(error))
     yield error
     if isinstance(error, BaseExceptionGroup):
       for member in error.exceptions:
-        yield from _chain(member)
+        yield from chain(member)
     error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
@@ -164,7 +154,7 @@ def _classify_alone(error: BaseException) -> _Verdict:
   # An unreachable name server looks like an unknown name (gaierror).
   if isinstance(error, (TransientError, TimeoutError, ConnectionError, socket.gaierror)):
     return 'transient'
-  if isinstance(error, PermissionError):
+  if isinstance(error, (UserError, PermissionError)):
     return 'user'
   if isinstance(error, (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)):
     return None
@@ -178,8 +168,8 @@ def _classify_alone(error: BaseException) -> _Verdict:
       status = str(getattr(holder, name, None))
       if status.isdigit():
         return _VERDICT_BY_HTTP.get(int(status))
-    names = {base.__name__ for base in type(error).__mro__}
-    if names & _REMOTE_TRANSIENT or getattr(error, 'retryable', False) is True:
+    names = ' '.join(base.__name__ for base in type(error).__mro__)
+    if _REMOTE_TRANSIENT.search(names) or getattr(error, 'retryable', False) is True:
       return 'transient'
   elif not isinstance(error, (OSError, ValueError, RuntimeError)):
     return None
@@ -193,4 +183,4 @@ def _classify_text(text: str) -> _Verdict:
   ):
     if match := pattern.search(text):
       return verdicts.get(int(next(filter(None, match.groups()))))
-  return next((verdict for verdict, words in _WORDS if words.search(text)), None)
+  return next((verdict for verdict, words in _WORDS if re.search(words, text)), None)

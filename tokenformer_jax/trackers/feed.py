@@ -54,9 +54,9 @@ def check_installed(names: Sequence[str]) -> None:
   """Check that the packages of these trackers are installed; import none of them."""
   for name in names:
     entry = TRACKERS[name]
-    found = importlib.util.find_spec(entry.package)
-    # A folder of that name in the current directory is found as well, and has no origin.
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(entry.package)
+    # A folder of that name in the current directory has a specification as well, but no origin.
+    if spec is None or spec.origin is None:
       raise UserError(
         f'config.train.trackers has {name}, which needs the package {entry.package}; run pip '
         f'install -e ".[{entry.extra}]", or leave {name} out'
@@ -64,7 +64,7 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 class Feed:
-  """The way to one tracker: a queue, and the thread that empties it."""
+  """The queue of calls to one tracker, and the thread that empties it."""
 
   def __init__(self, name: str, run: TrackedRun, say: Callable[[str], None]):
     """Start the thread, which makes the tracker. `say` prints a line and is safe to call there."""
@@ -119,22 +119,10 @@ class Feed:
     self._say(f'{self._name} {why} and is left alone; it may lack {lacks}; metrics.jsonl has them')
 
 
-class Feeds:
-  """The ways to all trackers of a run."""
-
-  def __init__(self, names: Sequence[str], run: TrackedRun, say: Callable[[str], None]):
-    """Start a thread for each of the named trackers; `say` prints a line on the terminal."""
-    self._feeds = [Feed(name, run, say) for name in names]
-
-  def put(self, method: str, step: int, *content: Any) -> None:
-    """Call a method of every tracker with a step and content, without waiting for any."""
-    for feed in self._feeds:
-      feed.put(method, step, *content)
-
-  def close(self, *, finished: bool) -> None:
-    """Close the trackers, and wait for them for at most `CLOSE_SECONDS`."""
-    for feed in self._feeds:
-      feed.end(finished=finished)
-    until = time.monotonic() + CLOSE_SECONDS
-    for feed in self._feeds:
-      feed.wait(until)
+def close(feeds: Sequence[Feed], *, finished: bool) -> None:
+  """Close trackers, and wait for them for at most `CLOSE_SECONDS`. `finished`: see `Tracker`."""
+  for feed in feeds:
+    feed.end(finished=finished)
+  until = time.monotonic() + CLOSE_SECONDS
+  for feed in feeds:
+    feed.wait(until)

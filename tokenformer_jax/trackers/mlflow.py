@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import mlflow
-from mlflow.entities import Metric, Param, RunStatus, RunTag
+from mlflow.entities import Metric, Param, Run, RunStatus, RunTag
 
 from tokenformer_jax.trackers.tracker import PROJECT, TrackedRun, Tracker
 
@@ -26,19 +26,19 @@ class MLflow(Tracker):
     self._experiment = (
       experiment.experiment_id if experiment else self._client.create_experiment(name)
     )
-    found = self._find(run.id())
-    if found is None:
+    known = self._find(run.id())
+    if known is None:
       tags = {_ID: run.id(), 'family': run.about.family, 'mlflow.note.content': run.about.notes}
       if (parent := self._find(run.parent_id())) is not None:
         tags['mlflow.parentRunId'] = parent.info.run_id
       tags |= dict.fromkeys(run.about.tags, 'yes')
-      found = self._client.create_run(self._experiment, run_name=run.name, tags=tags)
-    self._id, known = found.info.run_id, found.data.params
+      known = self._client.create_run(self._experiment, run_name=run.name, tags=tags)
+    self._id = known.info.run_id
     self._client.update_run(self._id, RunStatus.to_string(RunStatus.RUNNING))
-    self._parameters(dict(_flat(run.about.config)), known, run.first_step)
+    self._parameters(dict(_flat(run.about.config)), known.data.params, run.first_step)
     self._client.log_dict(self._id, dict(run.about.config), f'config/step_{run.first_step:08}.json')
-    place = re.sub('//[^/@]*@', '//', self._client.tracking_uri)  # without a password
-    self.where = f'run {self._id} at {place}'
+    uri = re.sub('//[^/@]*@', '//', self._client.tracking_uri)  # without a password
+    self.where = f'run {self._id} at {uri}'
 
   def figures(self, step: int, figures: Mapping[str, float]) -> None:
     now = int(time.time() * 1000)
@@ -52,12 +52,12 @@ class MLflow(Tracker):
     status = RunStatus.FINISHED if finished else RunStatus.KILLED
     self._client.set_terminated(self._id, RunStatus.to_string(status))
 
-  def _find(self, identity: str) -> mlflow.entities.Run | None:
+  def _find(self, identity: str) -> Run | None:
     """Return the run of the experiment with this id of ours, or None."""
     if not identity:
       return None
-    found = self._client.search_runs([self._experiment], f"tags.`{_ID}` = '{identity}'")
-    return found[0] if found else None
+    runs = self._client.search_runs([self._experiment], f"tags.`{_ID}` = '{identity}'")
+    return runs[0] if runs else None
 
   def _parameters(self, now: dict[str, str], known: Mapping[str, str], step: int) -> None:
     """Write new parameters. A changed one cannot be written again, so a tag has the change."""

@@ -13,6 +13,8 @@ from tensorboardX.proto import event_pb2
 from tokenformer_jax.storage import retry
 from tokenformer_jax.trackers.tracker import TrackedRun, Tracker
 
+_protos: Any = event_pb2  # Its classes are made when it is imported.
+
 
 class TensorBoard(Tracker):
   """A TensorBoard event file, `tensorboard/events…`.
@@ -27,8 +29,8 @@ class TensorBoard(Tracker):
     # The name has the time in seconds only; the suffix separates runs of the same second.
     suffix = f'.{os.getpid()}.{time.monotonic_ns():020}'
     self._writer = event_file_writer.EventsWriter(str(directory / 'events'), suffix)
-    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    self._add(run.first_step + 1, session_log=start)  # Hides events whose work a crash lost.
+    # Hides events whose work a crash lost.
+    self._add(run.first_step + 1, session_log={'status': 'START'})
     config = _as_block(json.dumps(run.about.config, indent=2))
     self._add(run.first_step, summary=summary.text('config', f'{run.about.notes}\n\n{config}'))
     self._flush()
@@ -47,7 +49,7 @@ class TensorBoard(Tracker):
     self._writer.close()
 
   def _add(self, step: int, **content: Any) -> None:
-    self._writer.write_event(event_pb2.Event(wall_time=time.time(), step=step, **content))
+    self._writer.write_event(_protos.Event(wall_time=time.time(), step=step, **content))
 
   def _flush(self) -> None:
     retry.retried(self._writer.flush, 'writing the events of TensorBoard')

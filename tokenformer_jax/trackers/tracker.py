@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenformer_jax.storage import paths
 
-PROJECT = 'tokenformer_jax'  # where runs go if no environment variable names another place
+PROJECT = 'tokenformer_jax'  # the project of runs if no environment variable names another
 _ID_FILE = 'tracked.json'  # in the work directory
 _id_lock = threading.Lock()  # trackers ask for the id on threads of their own
 

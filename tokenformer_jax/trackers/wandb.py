@@ -5,6 +5,7 @@ Keys, accounts, servers and offline modes come from their own environment variab
 
 import contextlib
 import html
+import importlib
 import os
 import sys
 from collections.abc import Mapping
@@ -75,12 +76,10 @@ class Trackio(_Alike):
   """A run of trackio, in its own directory, or where its environment variables say."""
 
   def __init__(self, run: TrackedRun):
-    import trackio  # noqa: PLC0415 (one of two packages)
-
     about = run.about
     config = {**about.config, 'notes': about.notes, 'tags': about.tags, 'parent': run.parent_id()}
-    # It finds a run by its name alone.
-    super().__init__(trackio, run, config, name=f'{run.name}-{run.id()}', embed=False)
+    name = f'{run.name}-{run.id()}'  # It finds a run by its name alone.
+    super().__init__(importlib.import_module('trackio'), run, config, name=name, embed=False)
 
   def figures(self, step: int, figures: Mapping[str, Any]) -> None:
     self._run.log(dict(figures), step=step)

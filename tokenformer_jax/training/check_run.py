@@ -10,9 +10,8 @@ import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, frozen_groups
+from tokenformer_jax.config import Config
 from tokenformer_jax.config.check_config import check_decay
-from tokenformer_jax.config.groups import check_numbers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.params import Definition
 from tokenformer_jax.parallel import sharding
@@ -75,9 +74,7 @@ def _check_old_tokens(config: Config, growth: LastGrowth | None, definition: Def
 
 
 def _check_groups(config: Config, definition: Definition) -> None:
-  """Check that the model has the groups that `optim.frozen_groups` and `train.drop_groups` need."""
-  if frozen := frozen_groups(config.optim):
-    check_numbers(definition.group_count, frozen, 'config.optim.frozen_groups')
+  """Check that the model has the groups that `train.drop_groups` needs."""
   if config.train.drop_groups and definition.group_count < 2:
     raise UserError(
       f'config.train.drop_groups is {config.train.drop_groups}, and no projection of this model '

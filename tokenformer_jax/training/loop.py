@@ -130,8 +130,7 @@ class Trainer:
       )
       return state
     continuation.say_changes(self.config, run.origin, run.position, self.task.digest)
-    drawn = run.origin.meta is None
-    for doubt in settings.doubts(self.config, run.program.growth, drawn=drawn):
+    for doubt in settings.doubts(self.config, run.program.growth):
       messages.say(doubt)
     self._check_claim()
     _make_writable(run.workdir)

@@ -51,7 +51,7 @@ class Origin:
     where: the name of the checkpoint in messages.
     lineage: the growths and other actions that made the run's model.
     damaged: the newer checkpoints of the run that cannot be read, by step.
-    run: the id of the run: see `RunName`.
+    run: the id of the run: see `Meta.run`.
   """
 
   own: Meta | None = None

@@ -1,22 +1,17 @@
 """Find settings of a run that are allowed, and probably a mistake."""
 
-from tokenformer_jax.config import Config, frozen_groups, skip_window
+from tokenformer_jax.config import Config, skip_window
 from tokenformer_jax.config.model import layer_path, used_layers
 from tokenformer_jax.steps import schedules
 from tokenformer_jax.steps.entries import LastGrowth
 
 
-def doubts(config: Config, growth: LastGrowth | None, *, drawn: bool) -> list[str]:
+def doubts(config: Config, growth: LastGrowth | None) -> list[str]:
   """Return sentences about allowed settings that are probably a mistake.
 
-  `config` has every length in steps; `drawn` says that all arrays of the model are new.
+  `config` has every length in steps.
   """
   sentences = []
-  if drawn and frozen_groups(config.optim):
-    sentences.append(
-      f'config.optim.frozen_groups={config.optim.frozen_groups!r} freezes tokens of a new model, '
-      "which keep the values that they are drawn with; '' trains all tokens"
-    )
   length = config.data.sequence_length
   for name, layer in used_layers(config.model).items():
     clip = getattr(getattr(layer.mixer, 'positions', None), 'clip', 0)

@@ -11,9 +11,12 @@ from tokenformer_jax.config import (
   GrowConfig,
   ModelConfig,
   PattentionConfig,
+  from_groups,
   pattentions,
   stages_after,
+  token_groups,
 )
+from tokenformer_jax.config.groups import with_records_of
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.training import init_from
 from tokenformer_jax.training.origin import FROM_SCRATCH, Origin
@@ -36,22 +39,23 @@ def with_references(model: ModelConfig, how: GrowConfig, origin: Origin) -> Mode
     grown = old if origin.own is not None else init_from.grown_pattentions(source, model, how)
     filled = {name: _like(new[name], old[name], grown[name]) for name in old}
     model = config_lib.with_pattentions(model, filled)
-  return config_lib.with_references(model)
+  model = config_lib.with_references(model)
+  return model if source is None else with_records_of(model, source)
 
 
 def _like(
   new: PattentionConfig, old: PattentionConfig, grown: PattentionConfig
 ) -> PattentionConfig:
-  """Return a projection with the groups and reference counts of its grown origin.
+  """Return a projection, whose groups or reference count may be open, like its grown origin.
 
-  Groups and a reference count in the config have precedence. But if the growth adds a group, a
-  reference count equal to the origin's is that of the first group. A resumed run whose config has
-  another count is refused later, so its projection stays as it is.
+  If the growth adds a group, one group with the reference count of the origin's only group is the
+  sum of both. A resumed run whose config has another count is refused later.
   """
-  says_reference = new.reference and not (grown.groups and new.reference == old.reference)
-  if new.groups or says_reference or new.tokens != grown.tokens:
+  groups = token_groups(grown)
+  is_open = not new.groups or (len(groups) > 1 and new.reference and new.reference == old.reference)
+  if not is_open or (new.tokens, new.score) != (grown.tokens, grown.score):
     return new
-  return dataclasses.replace(new, reference=grown.reference, groups=grown.groups)
+  return from_groups(groups)
 
 
 def in_steps(config: Config, examples: int, position: Position = BEGINNING) -> Config:

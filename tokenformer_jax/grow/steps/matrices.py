@@ -14,7 +14,7 @@ from tokenformer_jax.config import DenseConfig, MLPConfig, ModelConfig, Pattenti
 from tokenformer_jax.config.layer import map_parts, parts
 from tokenformer_jax.config.mixers import LinearConfig, SoftmaxConfig, width_of_heads
 from tokenformer_jax.config.model import used_layers
-from tokenformer_jax.config.pattention import GELU, GELUScore, TokenGroup, token_groups, with_groups
+from tokenformer_jax.config.pattention import GELU, GELUScore, TokenGroup, from_groups, token_groups
 from tokenformer_jax.config.projections import projection_name
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Step
@@ -85,7 +85,7 @@ def _tokens(part: DenseConfig | MLPConfig, count: int) -> PattentionConfig:
   score = GELUScore(gelu=form)
   others = token_groups(part.beside) if isinstance(part.beside, PattentionConfig) else ()
   groups = (TokenGroup(count, count, score), *others)
-  return with_groups(PattentionConfig(score=score), groups)
+  return from_groups(groups)
 
 
 class MatricesToTokens(Step):

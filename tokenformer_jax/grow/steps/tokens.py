@@ -14,11 +14,12 @@ from tokenformer_jax.config import (
   ModelConfig,
   PattentionConfig,
   TokenGroup,
+  from_groups,
+  groups_as_text,
   matrices,
   pattentions,
   token_counts,
   token_groups,
-  with_groups,
 )
 from tokenformer_jax.config.pattention import SCORES, L2NormGELU, score_like
 from tokenformer_jax.errors import UserError
@@ -44,12 +45,12 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
     if count > old.tokens and how.kind == 'group' and not config_lib.is_of_experts(name):
       added = count - old.tokens
       score = score_like(old.score, how.new_score) if how.new_score else old.score
-      return with_groups(old, (*before, TokenGroup(added, added, score)))
+      return from_groups((*before, TokenGroup(added, added, score)))
     resized = []
     for was, now in zip(before, token_groups(config_lib.resized(old, count)), strict=False):
       factor = now.tokens / was.tokens if resizing else 1
-      resized.append(now._replace(reference=round(was.reference * factor)))
-    return with_groups(old, resized)
+      resized.append(dataclasses.replace(now, reference=round(was.reference * factor)))
+    return from_groups(resized)
 
   new = {
     name: grown(name, old, counts.get(name, old.tokens)) for name, old in pattentions(model).items()
@@ -57,7 +58,7 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
   for name in matrices(model):
     if count := counts.get(name):
       score = SCORES[how.new_score]() if how.new_score else L2NormGELU()
-      new[name] = with_groups(PattentionConfig(), (TokenGroup(count, count, score),))
+      new[name] = PattentionConfig(count, count, score)
   return config_lib.with_pattentions(model, new)
 
 
@@ -299,7 +300,7 @@ def check_groups(name: str, old: PattentionConfig, new: PattentionConfig, method
   scores = [[group.score for group in groups[: len(before)]] for groups in (before, after)]
   if sizes[0] != sizes[1] or scores[0] != scores[1] or (extra and method != 'group'):
     raise UserError(
-      f'{name} has the groups {with_groups(old, before).groups or old.tokens!r} in the source and '
-      f'{with_groups(new, after).groups or new.tokens!r} in the target; growth by {method} '
+      f'{name} has the groups {groups_as_text(before)!r} in the source and '
+      f'{groups_as_text(after)!r} in the target; growth by {method} '
       + ('adds groups behind them' if method == 'group' else 'adds tokens to the last group')
     )
