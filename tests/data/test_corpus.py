@@ -102,7 +102,7 @@ def test_a_long_document_is_encoded_in_pieces_and_stays_one(tmp_path, monkeypatc
 def test_a_long_lone_file_is_divided_into_units(tmp_path, monkeypatch, content):
   monkeypatch.setattr(corpus, 'UNIT_BYTES', 8000)
   spec = _write(tmp_path / 'a.txt', content)
-  units = corpus.open_corpus(_config(tmp_path, spec)).units()
+  units = corpus.open_corpus(_config(tmp_path, spec)).units
   parts = [''.join(piece.text for piece in unit.pieces()) for unit in units]
   assert len(units) > 5 and max(len(part.encode()) for part in parts) <= 12_000
   if content is LINES:
@@ -110,7 +110,7 @@ def test_a_long_lone_file_is_divided_into_units(tmp_path, monkeypatch, content):
   train, validation = _texts(prepare(_config(tmp_path, spec)))
   assert ''.join(parts) == train + validation == content, 'text is lost or repeated between units'
   packed_spec = _write(tmp_path / 'b.txt.gz', content)
-  assert len(corpus.open_corpus(_config(tmp_path, packed_spec)).units()) <= 2, 'it cannot be sought'
+  assert len(corpus.open_corpus(_config(tmp_path, packed_spec)).units) <= 2, 'it cannot be sought'
 
 
 def test_a_byte_that_is_not_text_is_found_in_a_lone_file(tmp_path, monkeypatch):

@@ -31,14 +31,14 @@ from tokenformer_jax.config import (
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.config.arguments import FILLED, Count, Natural, Path
 from tokenformer_jax.config.section import Bool, Float, Long, Str
-from tokenformer_jax.convert import to_hf, to_run
+from tokenformer_jax.convert import export, to_run
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import chats, evaluation
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.actions import Growable
-from tokenformer_jax.grow.job import Job
+from tokenformer_jax.grow.derivation import Derivation
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.runs import checkpoint
@@ -168,8 +168,8 @@ class Run(Growable, Viewable):
       f'{self.parameter_count:,} parameters>'
     )
 
-  def _finish(self, job: Job, step: int | None) -> Run:
-    return self if step is None else load(job.target)
+  def _finish(self, derivation: Derivation, step: int | None) -> Run:
+    return self if step is None else load(derivation.target)
 
   @property
   def config(self) -> Config:
@@ -479,7 +479,7 @@ class Run(Growable, Viewable):
         have a part of its model. Nothing is written then.
     """
     options = {'dtype': dtype, 'allow_nonfinite': allow_nonfinite}
-    to_hf.convert_run(self.source, paths.local(target), **options)
+    export.to_hf(self.source, paths.local(target), **options)
 
   def _check_is_language_model(self) -> None:
     checkpoint.check_is_language_model(self.meta, self.directory)
