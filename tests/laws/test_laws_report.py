@@ -209,7 +209,7 @@ def test_the_command_fits_runs(tmp_path):
   assert done.returncode == 0, done.stderr
   for text in (
     *('9 runs of 3 sizes', 'L(N, D) = E + A/N^alpha', 'best for 1e+12', 'the chain saves'),
-    'the chain 1e+04 on 1e+05 tokens, 4e+04 on 1e+06 tokens: loss ',
+    'the chain 10,000 on 100,000 tokens, 40,000 on ',
   ):
     assert text in done.stdout, text
   content = json.loads((tmp_path / 'laws.json').read_text())

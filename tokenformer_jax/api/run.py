@@ -38,7 +38,7 @@ from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.actions import Growable
-from tokenformer_jax.grow.job import Job
+from tokenformer_jax.grow.derivation import Derivation
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.runs import checkpoint
@@ -168,8 +168,8 @@ class Run(Growable, Viewable):
       f'{self.parameter_count:,} parameters>'
     )
 
-  def _finish(self, job: Job, step: int | None) -> Run:
-    return self if step is None else load(job.target)
+  def _finish(self, derivation: Derivation, step: int | None) -> Run:
+    return self if step is None else load(derivation.target)
 
   @property
   def config(self) -> Config:

@@ -10,10 +10,10 @@ form widens them. A word before the flags names another action, whose flags
 `tokenformer grow ACTION --help` lists:
 """
 
-import contextlib
 import dataclasses
 import inspect
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Self
 
 from absl import flags
@@ -24,9 +24,8 @@ from tokenformer_jax.config import GrowConfig, MeshConfig
 from tokenformer_jax.config.arguments import Path
 from tokenformer_jax.config.projections import counts_from_text
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import job
 from tokenformer_jax.grow.actions import ACTIONS, Growable
-from tokenformer_jax.grow.job import Job
+from tokenformer_jax.grow.derivation import Derivation, start
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths
 
@@ -36,8 +35,8 @@ _ACTIONS = signatures.Actions(ACTIONS, default='grow')
 class _Source(Growable):
   """The run of --source, on the mesh of --mesh."""
 
-  def _start(self, target: Path, config: GrowConfig) -> contextlib.AbstractContextManager[Job]:
-    return job.start(
+  def _start(self, target: Path, config: GrowConfig) -> AbstractContextManager[Derivation]:
+    return start(
       self.source,
       paths.parse_path(target),
       config,
@@ -46,14 +45,14 @@ class _Source(Growable):
       show=lambda text: print(text, flush=True),
     )
 
-  def _finish(self, job: Job, step: int | None) -> Self:
+  def _finish(self, derivation: Derivation, step: int | None) -> Self:
     if step is not None:
-      messages.say(f'wrote {job.target}, step {step}; to go on training it:')
-      planned = job.meta.config.train.steps
+      messages.say(f'wrote {derivation.target}, step {step}; to go on training it:')
+      planned = derivation.meta.config.train.steps
       steps = max(planned, step) + planned
       train = help_text.spell_command('train')
-      print(f'{train} --workdir={job.target} --config.train.steps={steps}')
-    return super()._finish(job, step)
+      print(f'{train} --workdir={derivation.target} --config.train.steps={steps}')
+    return super()._finish(derivation, step)
 
 
 def define_flags(argv: Sequence[str]) -> str:
