@@ -22,7 +22,6 @@ from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 
 # The help text of the flag --groups.
-GROUPS_HELP = 'Use only the first N groups of tokens of each projection (default: all).'
 
 Check = Callable[[Meta, paths.Path], object]
 
