@@ -150,7 +150,7 @@ def beating(directory, jump):
   def beat():
     while not ended.wait(FAST.beat):
       jump()
-      paths.replace(directory / '1.beat', str(next(beats)))
+      paths.overwrite(directory / '1.beat', str(next(beats)))
       os.utime(directory / '1.beat', (0, 0))  # The clock of the storage says 1970.
 
   thread = threading.Thread(target=beat)
@@ -348,7 +348,7 @@ def test_a_suspended_owner_that_wakes_finds_its_successor(disk):
 
 
 def test_a_heartbeat_that_fails_for_a_while_ends_nothing(disk, monkeypatch):
-  write, failed = paths.replace, []
+  write, failed = paths.overwrite, []
 
   def full(path, text):
     failed.append(path)

@@ -161,7 +161,7 @@ def write(path: Path, text: str) -> None:
   retry.retried(lambda: replace(path, text), f'writing {path}')
 
 
-def replace(path: Path, text: str) -> None:
+def overwrite(path: Path, text: str) -> None:
   """Write a file atomically as `write` does, but try only once."""
   if in_bucket(path):
     path.write_text(text)
