@@ -158,7 +158,7 @@ def make_writable(directory: Path) -> None:
 
 def write(path: Path, text: str) -> None:
   """Write a file atomically, with retries: a reader sees either the old or the new content."""
-  retry.retried(lambda: replace(path, text), f'writing {path}')
+  retry.retried(lambda: overwrite(path, text), f'writing {path}')
 
 
 def overwrite(path: Path, text: str) -> None:
