@@ -355,11 +355,11 @@ def test_a_heartbeat_that_fails_for_a_while_ends_nothing(disk, monkeypatch):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
   with hold(disk) as held:
-    monkeypatch.setattr(paths, 'replace', full)
+    monkeypatch.setattr(paths, 'overwrite', full)
     while len(failed) < 3:
       held.check()
       time.sleep(0.02)
-    monkeypatch.setattr(paths, 'replace', write)
+    monkeypatch.setattr(paths, 'overwrite', write)
     before, deadline = claim.read_newest(disk), time.monotonic() + 20
     while claim.read_newest(disk) == before:
       assert time.monotonic() < deadline, 'the counter does not rise again'
