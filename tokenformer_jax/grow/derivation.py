@@ -150,10 +150,8 @@ class Derivation:
         raise
       messages.say(f'without --dry_run this would end here: {error}')
     if not self.dry_run:
-      kept = check_capacity.part_kept(
-        self.before, after, self.meta.config.optim, self.config.moments
-      )
-      check_capacity.check_disk(self.target, self.meta, self.directory, kept)
+      moments = self.config.moments
+      check_capacity.check_disk(self.target, self.meta, self.directory, after, moments)
 
   def held_out(self, examples: int, first: int = 0) -> tuple[Batch, str]:
     """Return held-out examples and their name; round their number up to what the mesh divides."""
