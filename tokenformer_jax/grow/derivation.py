@@ -99,7 +99,8 @@ class Derivation:
 
     new = grow_run.read_and_grow(self.checkpoints, self.meta, self.mesh, plan, self.config, see)
     if outputs:
-      verify.report(*outputs, name, exact=exact)
+      own, others = outputs
+      verify.report(own, others, name, exact=exact)
     meta = Meta(
       int(new['step']),
       self.new_config(after, self.config, optim(self.meta.config.optim)),
