@@ -346,7 +346,7 @@ MISTAKES = {
   'no text': (lambda run, to: run.logits([]), 'there are no inputs'),
   'ids': (lambda run, to: run.logits([[1, 256]]), 'they must be integers'),
   'a layer': (lambda run, to: run.maps('a', [2]), 'the layers 0 to 1'),
-  'an axis': (lambda run, to: run.plot(x='step'), "x is 'step'; did you mean 'steps'"),
+  'an axis': (lambda run, to: run.plot(x='step'), "x is 'step'; it must be one of steps"),
   'a metric': (lambda run, to: run.plot('train/los'), "has no metric 'train/los'"),
   'a length for no text': (lambda run, to: run.evaluate(max_length=8), 'name texts or tasks'),
   'no files': (lambda run, to: run.evaluate('files:/nothing/*'), 'texts is files:/nothing/*'),

@@ -272,8 +272,8 @@ def test_a_text_has_one_place_in_a_mixture(config, tmp_path, form):
     b=SourceConfig(*second, weight=0.5),
   )
   sentence = (
-    r'mixture\.b\.(validation_)?source is .*, and .*/(held|link|a)\.(jsonl|txt) is also '
-    r'in config\.data\.mixture\.a\.(validation_)?source=.*; leave it out of one of them'
+    r'mixture\.b\.(validation_)?source=.* has .*/(held|link|a)\.(jsonl|txt) '
+    r'and config\.data\.mixture\.a\.(validation_)?source=.* has it as well; leave it out'
   )
   for make in (
     lambda: open_sources(mixed, SEED),
@@ -288,7 +288,7 @@ def test_a_text_has_one_place_also_where_stores_are_named(config):
   new = config.mixture['new']
   for other in (new, dataclasses.replace(config.mixture['old'], validation_source=new.source)):
     stored = dataclasses.replace(new, store='nowhere', weight=0.5)
-    with pytest.raises(UserError, match=r'files:.* is also in config\.data\.mixture\.a\.source='):
+    with pytest.raises(UserError, match=r'files:.* and config\.data\.mixture\.a\.source='):
       open_sources(_of(config, a=stored, b=dataclasses.replace(other, weight=0.5)), SEED)
 
 

@@ -141,7 +141,7 @@ def test_a_file_of_a_set_cannot_be_held_out_under_another_form(tmp_path, layout)
   }[layout]
   form = {'parquet': 'parquet', 'jsonl': 'files'}.get(layout, 'hf')
   config = TextConfig(source=f'hf:{part}', validation_source=f'{form}:{held_out}')
-  with pytest.raises(UserError, match=r'/set/.* is also in config\.data\.source=hf:'):
+  with pytest.raises(UserError, match=r'/set/.* and config\.data\.source=hf:'):
     open_corpus(config)
   if layout != 'saved':
     open_corpus(dataclasses.replace(config, validation_source=f'hf:{folder}:test'))

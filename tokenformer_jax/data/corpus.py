@@ -3,7 +3,7 @@
 If validation has its own source, each source is one split. Otherwise a hash of a document's text
 selects the split, so adding or moving documents moves no other document. If that leaves a split
 empty, it gets the document with the nearest hash. A source of one document is cut at the start of a
-line, and its last part is the validation split.
+line, and its end is the validation split.
 
 A long text comes in pieces, because a BPE needs 160 times the memory of the text that it encodes.
 """
@@ -13,7 +13,7 @@ import fractions
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tokenformer_jax.config import TextConfig
@@ -211,50 +211,34 @@ def _open(
   return open_source(spec, text_field, setting, splits)
 
 
-class _NamedSource(NamedTuple):
-  """A source of a run, or one of those that a key lists."""
-
-  setting: str
-  value: str  # of the setting
-  spec: str
-  source: text.Source | None  # None: its tokens are in a store, and it is not open
-
-
-def check_apart(texts: Iterable[tuple[TextConfig, Corpus | None]]) -> None:
+def check_apart(texts: Sequence[tuple[TextConfig, Corpus | None]]) -> None:
   """Check that a run names each text once, so that no text is held out and trained on.
 
   A text is a file, whatever its name there and the form of the source. `texts` are the sources of
   the run and what they name; None: a token store is read instead.
   """
-  sources: list[_NamedSource] = []
+  named = []  # the setting, a source of it, and the files of that
   for config, corpus in texts:
     opened = (corpus.source, corpus.validation) if corpus else (None, None)
     for key, source in zip(('source', 'validation_source'), opened, strict=True):
-      value = getattr(config, key)
-      specs = value.split(PLUS) if value else ()
+      setting = f'{config.setting(key)}={getattr(config, key)}'
+      specs = [spec.strip() for spec in getattr(config, key).split(PLUS) if spec]
       members = source.members() if source else [None] * len(specs)
-      sources += [
-        _NamedSource(config.setting(key), value, spec.strip(), member)
-        for spec, member in zip(specs, members, strict=True)
-      ]
-  if len(sources) < 2:
+      named += [(setting, *one) for one in zip(specs, members, strict=True)]
+  if len(named) < 2:
     return
-  known: dict[Any, _NamedSource] = {}
-  for one in sources:
-    files = one.source.files() if one.source else ()
-    names = {reading.file_key(path): path for path in files} | {one.spec: one.spec}
-    for key, name in names.items():
-      if (other := known.get(key)) is None:
-        continue
-      if other.setting == one.setting:
+  known: dict[Any, str] = {}
+  for setting, spec, source in named:
+    files = source.files() if source else ()
+    keys = {reading.file_key(path): path for path in files} | {spec: spec}
+    for key, name in keys.items():
+      if other := known.get(key):
+        where = 'twice' if other == setting else f'and {other} has it as well'
         raise UserError(
-          f'{one.setting} is {one.value}, which names {name} twice; leave one of them out'
+          f'{setting} has {name} {where}; leave it out of one of them, because a text is trained '
+          'on once, or held out'
         )
-      raise UserError(
-        f'{one.setting} is {one.value}, and {name} is also in {other.setting}={other.value}; '
-        'leave it out of one of them, because a text is trained on once, or held out'
-      )
-    known |= dict.fromkeys(names, one)
+    known |= dict.fromkeys(keys, setting)
 
 
 def is_validation(document: str, fraction: float | fractions.Fraction) -> bool:
