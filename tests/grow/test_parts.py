@@ -22,7 +22,6 @@ from growing import (
   logits,
   merge,
   mesh_of,
-  params_of,
   remove,
   schedule_count,
   state_of,
@@ -260,37 +259,6 @@ def test_shrinking_right_after_a_growth_drops_what_it_added():
   assert_same(adam(shrunken).mu, adam(base).mu, 'the moments are of other tokens')
   got = difference(logits(after, shrunken['params']), logits(TARGET, _grown()['params']))
   assert got <= 1e-6, 'shrinking back changes the logits'
-
-
-@pytest.mark.slow
-def test_shrinking_keeps_the_most_important_tokens():
-  params = params_of(SOURCE)
-  definition = define_lm(SOURCE)
-
-  def loss(params, rows):
-    scores, _ = definition.bind(params)(rows[:, :-1])
-    chosen = jnp.take_along_axis(jax.nn.log_softmax(scores), rows[:, 1:, None], axis=-1)
-    return -jnp.mean(chosen)
-
-  gradient = jax.jit(jax.grad(loss))
-  total = 0
-  for row in IDS:
-    g = gradient(params, row[None])['blocks']['ffn']['values']
-    total = total + np.abs(np.sum(np.asarray(params['blocks']['ffn']['values'] * g), axis=-1))
-  _, shrunken = _shrunken(state_of(SOURCE), SOURCE, by_name(24, 40, 30))
-  for layer in range(2):
-    kept = np.sort(np.argsort(-total[layer])[:30])
-    for name in ('keys', 'values'):
-      np.testing.assert_array_equal(
-        shrunken['params']['blocks']['ffn'][name][layer],
-        params['blocks']['ffn'][name][layer][kept],
-        err_msg=f'other {name} were kept in layer {layer}, or in another order',
-      )
-      np.testing.assert_array_equal(
-        adam(shrunken).nu['blocks']['ffn'][name][layer],
-        adam(state_of(SOURCE)).nu['blocks']['ffn'][name][layer][kept],
-        err_msg=f'the moments of {name} are of other tokens',
-      )
 
 
 @pytest.mark.parametrize(
