@@ -101,6 +101,14 @@ def slowed(scaling: Values, turns: list[float], base: float) -> list[float]:
 class Attention(nn.Module):
   """Softmax attention; its projections, the skips around them and its shape are by the config."""
 
+  heads_gain: nn.Parameter | None
+  proj_gain: nn.Parameter | None
+  input_gain: nn.Parameter | None
+  value_gain: nn.Parameter | None
+  identity_gain: nn.Parameter | None  # with the next two, or none of them
+  attention_gain: nn.Parameter
+  uniform_gain: nn.Parameter
+
   def __init__(self, config: Values, model: Values, layer: int):
     super().__init__()
     self.config, self.layer, width = config, layer, model['width']
@@ -135,7 +143,7 @@ class Attention(nn.Module):
       return x.view(batch, length, heads, self.head_width).transpose(1, 2)
 
     query, key = split(self.query(x_BxTxD), self.heads), split(self.key(x_BxTxD), self.kv_heads)
-    value = x_BxTxD if self.value is None else gained(self.value_gain, self.value(x_BxTxD))
+    value = gained(self.value_gain, self.value(x_BxTxD))
     if self.input_gain is not None:
       value = gained(self.input_gain, x_BxTxD) + value
     own_value = value = split(value, self.kv_heads)
@@ -161,7 +169,7 @@ class Attention(nn.Module):
       alpha, beta, gamma = (gain.float()[:, None, None] for gain in gains)
       mixed = (alpha * own_value.float() + beta * mixed.float() - gamma * mean).to(x_BxTxD.dtype)
     mixed = mixed.transpose(1, 2).flatten(2)
-    projected = mixed if self.proj is None else gained(self.proj_gain, self.proj(mixed))
+    projected = gained(self.proj_gain, self.proj(mixed))
     return projected if self.heads_gain is None else gained(self.heads_gain, mixed) + projected
 
   def _scaled_by_length(self, query_BxHxTxK: Tensor, positions_BxT: Tensor) -> Tensor:
@@ -225,7 +233,7 @@ class TokenformerForCausalLM(PreTrainedModel, GenerationMixin):
 
   config_class = TokenformerConfig
   base_model_prefix = ''
-  _no_split_modules = ('Block',)
+  _no_split_modules = ['Block']  # noqa: RUF012 (as transformers declares it)
 
   def __init__(self, config: TokenformerConfig):
     super().__init__(config)
@@ -298,4 +306,5 @@ class TokenformerForCausalLM(PreTrainedModel, GenerationMixin):
     loss = None
     if labels is not None:
       loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1], **loss_options)
-    return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache})
+    named: dict[str, Any] = {CACHE: cache}
+    return CausalLMOutputWithPast(loss=loss, logits=logits, **named)

@@ -106,11 +106,12 @@ class Pattention(nn.Module):
 
   def forward(self, x: Tensor) -> Tensor:
     sizes = [group['tokens'] for group in self.groups]
-    parts = zip(self.groups, self.keys.split(sizes), self.values.split(sizes), strict=True)
-    return sum(
+    arrays = zip(self.groups, self.keys.split(sizes), self.values.split(sizes), strict=True)
+    first, *others = (
       token_weights(x @ keys.T, group['reference'], group['score']) @ values
-      for group, keys, values in parts
+      for group, keys, values in arrays
     )
+    return sum(others, start=first)
 
 
 class Dense(nn.Module):
@@ -135,10 +136,10 @@ def make_beside(config: Values, d_in: int, d_out: int) -> Pattention | None:
   return Pattention(beside, d_in, d_out) if beside['kind'] == 'pattention' else None
 
 
-def make_projection(config: Values, d_in: int, d_out: int) -> nn.Module | None:
-  """Return a Pattention or a matrix, or None if the config has neither."""
+def make_projection(config: Values, d_in: int, d_out: int) -> nn.Module:
+  """Return a Pattention or a matrix, or the identity if the config has neither."""
   if config['kind'] == 'none':
-    return None
+    return nn.Identity()
   return (Pattention if config['kind'] == 'pattention' else Dense)(config, d_in, d_out)
 
 
