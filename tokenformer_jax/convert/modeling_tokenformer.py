@@ -122,8 +122,8 @@ class Attention(nn.Module):
     self.value = make_projection(value, width, kv)
     self.proj = make_projection(config['proj'], inner, width)
     has_norm = config['qk_norm'] == 'rms'
-    self.query_norm = Norm('rms', model, self.head_width) if has_norm else None
-    self.key_norm = Norm('rms', model, self.head_width) if has_norm else None
+    self.query_norm = Norm('rms', model, self.head_width) if has_norm else nn.Identity()
+    self.key_norm = Norm('rms', model, self.head_width) if has_norm else nn.Identity()
     for names, used, shape in (
       ('heads_gain proj_gain', config['proj_skip'], ()),
       ('input_gain value_gain', config['value_skip'], ()),
@@ -147,8 +147,7 @@ class Attention(nn.Module):
     if self.input_gain is not None:
       value = gained(self.input_gain, x_BxTxD) + value
     own_value = value = split(value, self.kv_heads)
-    if self.query_norm is not None:
-      query, key = self.query_norm(query), self.key_norm(key)
+    query, key = self.query_norm(query), self.key_norm(key)
     query = self._scaled_by_length(query, positions_BxT)
     query, key = self.rotary(query, positions_BxT), self.rotary(key, positions_BxT)
     if cache is not None:

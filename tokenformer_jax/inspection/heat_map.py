@@ -66,8 +66,8 @@ def draw(
     cells = grid[number].subgridspec(
       1, len(line), width_ratios=[widths[layer][name] for name in line]
     )
-    for i, (cell, name) in enumerate(zip(cells, line, strict=True)):
-      axes, map_TxN = figure.add_subplot(cell), maps[layer][name]
+    for i, name in enumerate(line):
+      axes, map_TxN = figure.add_subplot(cells[i]), maps[layer][name]
       _panel(axes, map_TxN, round(widths[layer][name] * _COLUMNS_PER_INCH))
       axes.set_title(f'layer {layer}, {name}', fontsize=9)
       if layer == list(maps)[-1]:
