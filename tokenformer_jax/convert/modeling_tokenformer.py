@@ -1,9 +1,9 @@
 """The language models of tokenformer_jax in PyTorch, for transformers to load with their weights.
 
-`tokenformer convert to-hf` copies this file and the one beside it into the folder of a model. They
-need torch and transformers, nothing else. `config.tokenformer` is the section `model` of the run's
-config, and `config.layers` names the config of each layer. Names end in shapes: x_BxTxD is
-[B, T, D].
+`tokenformer convert to-hf` copies this file and `modeling_tokenformer_layers.py` into the folder of
+a model. They need torch and transformers, nothing else. `config.tokenformer` is the section `model`
+of the run's config, and `config.layers` names the config of each layer. Names end in shapes:
+x_BxTxD is [B, T, D].
 """
 
 import math
@@ -81,7 +81,7 @@ def slowed(scaling: Values, turns: list[float], base: float) -> list[float]:
   """Return the turns a position of planes whose i-th of n turns by base^(−i/n) / 2π."""
   if scaling['kind'] == 'none':
     return turns
-  kept = [0.0] * len(turns)  # the part of the speed that each plane keeps
+  kept = [0.0] * len(turns)  # the share of its speed that each plane keeps
   if scaling['kind'] == 'llama3':
     low, high = scaling['low_frequency'], scaling['high_frequency']
     kept = [(turn * scaling['length'] - low) / (high - low) for turn in turns]
@@ -93,9 +93,9 @@ def slowed(scaling: Values, turns: list[float], base: float) -> list[float]:
     )
     first, last = max(math.floor(fast), 0), min(math.ceil(slow), 2 * len(turns) - 1)
     kept = [1 - (plane - first) / max(last - first, 1e-3) for plane in range(len(turns))]
-  kept = [min(max(part, 0), 1) for part in kept]
-  parts = zip(turns, kept, strict=True)
-  return [turn * (part + (1 - part) / scaling['factor']) for turn, part in parts]
+  kept = [min(max(share, 0), 1) for share in kept]
+  shares = zip(turns, kept, strict=True)
+  return [turn * (share + (1 - share) / scaling['factor']) for turn, share in shares]
 
 
 class Attention(nn.Module):
@@ -185,10 +185,10 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-  """Attention and a feed-forward part, joined by a wiring.
+  """Attention and a feed-forward layer, joined by a wiring.
 
   Wirings are pre_norm, post_norm, skipless (β a(norm(x)), then α y + β' f(norm(y))) and parallel
-  (β a(norm(x)) + β' f(norm(x)), with `skip` added to x, and with `two_norms` one for each part).
+  (β a(norm(x)) + β' f(norm(x)), with `skip` added to x, and with `two_norms` a norm for each).
   """
 
   def __init__(self, config: Values, model: Values, layer: int):

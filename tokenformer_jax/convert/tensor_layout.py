@@ -153,7 +153,7 @@ class Weights(NamedTuple):
       if name not in self.layout:
         near = misspelt(name, self.layout) if len(self.layout) < 1000 else None
         hint = f'; did you mean {near!r}?' if near else ''
-        raise UserError(f'the tensor {name} has no place in {what}{hint}')
+        raise UserError(f'the tensor {name} is none of {what}{hint}')
 
   def params(self, dtype: str = 'float32') -> Params:
     """Return parameters to store in a dtype; each is read when it is written, layer by layer."""

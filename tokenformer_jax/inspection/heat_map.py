@@ -97,7 +97,7 @@ def _draw_bar(figure: 'Figure', axes: 'Axes') -> None:
   bar.minorticks_off()
   axes.set_box_aspect(0.18 / figure.get_figwidth())  # 0.18 inches high
   axes.tick_params(labelsize=7)
-  axes.set_xlabel('weight, as a part of the number above its panel', fontsize=8)
+  axes.set_xlabel('weight, as a share of the number above its panel', fontsize=8)
 
 
 def _lines(widths: Mapping[str, float], most: float) -> list[list[str]]:
