@@ -158,7 +158,7 @@ MISTAKES = {
   'first layer': (_without(QUERY), f'{QUERY} is missing'),
   'extra': (
     {**released.WEIGHTS, 'lm_head.weight': np.zeros((64, 32))},
-    'lm_head.weight is none of',
+    'lm_head.weight is none',
   ),
   'misshapen': (_reshaped(QUERY, 32, 31), rf'{QUERY} has the shape \[32, 31\];.*\[32, 32\]'),
   'one axis': (_reshaped(QUERY, 32), f'{QUERY} has the shape .*; it must have two axes'),
