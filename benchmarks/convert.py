@@ -24,7 +24,7 @@ import ml_dtypes
 import numpy as np
 import tokenizers as hf
 
-from tokenformer_jax.convert import families, hub, tensor_files
+from tokenformer_jax.convert import families, tensor_files, tensor_layout
 from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.convert.to_run import to_jax
 
@@ -43,12 +43,12 @@ def _write(folder: Path, layers: int) -> None:
   """Write the folder, a tensor at a time."""
   family = families.FAMILIES['llama']
   keys = {**_KEYS, 'num_hidden_layers': layers}
-  places = hub.layout(family.to_model(Keys(keys, 'the benchmark')), family)
+  layout = tensor_layout.layout(family.to_model(Keys(keys, 'the benchmark')), family.rules)
   some = (0.02 * np.random.default_rng(0).standard_normal(2**20)).astype(ml_dtypes.bfloat16)
-  shapes = {place.name: place.shape for place in places}
+  shapes = {name: entry.shape for name, entry in layout.items()}
   stream = ((name, np.resize(some, shape)) for name, shape in shapes.items())
   folder.mkdir(parents=True)
-  tensor_files.write(folder / 'model.safetensors', 'bfloat16', shapes, stream)
+  tensor_files.write(folder, 'bfloat16', shapes, stream)
   values = {'architectures': [family.architecture], **keys}
   (folder / 'config.json').write_text(json.dumps(values))
   hf.Tokenizer(hf.models.BPE({'<|endoftext|>': 0}, [])).save(str(folder / 'tokenizer.json'))

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import tiny_run
+import typed
 
 from tokenformer_jax import config
 from tokenformer_jax.cli import train
@@ -75,18 +76,19 @@ def test_a_url_is_not_taken_for_a_directory(url, tmp_path, monkeypatch):
 
 
 def test_train_takes_the_config_of_its_work_directory(tmp_path, monkeypatch):
-  with_config = train.with_config
-  default = f'--config={tiny_run.ROOT}/configs/lm_stdlib.py'
-  saved = f'--config={tiny_run.ROOT}/configs/saved.py:{tmp_path}'
-  here, steps = f'--workdir={tmp_path}', '--config.train.steps=30'
-  assert with_config([here, steps]) == [default, here, steps], 'there is no config there yet'
-  (tmp_path / 'config.json').write_text('{}')
-  assert with_config([here, steps]) == [saved, here, steps], 'the run has a config'
-  assert with_config(['-workdir', str(tmp_path)])[0] == saved, 'a flag in two words is a flag'
-  other = '--config=configs/other.py'
-  assert with_config([here, other]) == [here, other], 'a config that is given counts'
+  trained = []
+  monkeypatch.setattr(loop, 'train_or_stop', lambda *given: trained.append(given) or (None, False))
+  typed.run(train.main, '-workdir', tmp_path, '--config.train.steps=30')
+  own = config.resolve(trained[0][0].__class__(), {'model': {'width': 48}})
+  (tmp_path / 'config.json').write_text(saved_config.to_text(own))
+  typed.run(train.main, f'--workdir={tmp_path}', '--config.train.steps=30')
+  typed.run(train.main, f'--workdir={tmp_path}', '--config=lm_stdlib')
   monkeypatch.chdir(tmp_path)
-  assert with_config([steps]) == [default, steps], 'a config.json that nobody named was taken'
+  typed.run(train.main)
+  (first, _), (second, workdir), (third, _), (last, default) = trained
+  assert first.model.width == third.model.width == last.model.width != 48
+  assert (second.model.width, second.train.steps) == (48, 30), 'the run has a config'
+  assert (workdir, default) == (str(tmp_path), 'runs/lm_stdlib')
 
 
 def test_a_saved_config_is_what_was_saved(tmp_path):

@@ -11,16 +11,18 @@ import pytest
 import tiny
 import tiny_run
 import tiny_trained
-from absl import flags
+import typed
 from lm_eval.tasks import TaskManager
 from tiny import tiny_model
 
 from tokenformer_jax import config
+from tokenformer_jax.api.run import Run
 from tokenformer_jax.cli import evaluate
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.decoding import evaluation, harness
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
+from tokenformer_jax.runs.checkpoint_meta import Meta
 
 # Table 1 of the paper from what the harness would say, one task left out in the tests below.
 RESULTS = {
@@ -39,17 +41,14 @@ def source(tmp_path_factory) -> str:
   whole, target = tiny_trained.config(), tmp_path_factory.mktemp('runs') / 'tiny'
   whole = dataclasses.replace(whole, train=dataclasses.replace(whole.train, attention='cudnn'))
   state = {'params': tiny.large_params(whole.model)}
-  grow_run.write(
-    target, state, whole, ByteTokenizer().to_json(), lineage=(), contents='params', step=7
-  )
+  meta = Meta(7, whole, ByteTokenizer().to_json(), contents='params')
+  grow_run.write(target, meta, state)
   return str(target)
 
 
 @pytest.fixture
 def command(source, tmp_path, monkeypatch, capsys):
   """Run the command on all 8 devices; return its two outputs, and its report."""
-  known = set(flags.FLAGS)
-  evaluate.define_flags()
   monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', tmp_path / 'datasets')
   # Without the harness's own tasks, which take seconds to list.
   monkeypatch.setattr(
@@ -59,13 +58,11 @@ def command(source, tmp_path, monkeypatch, capsys):
   output = tmp_path / 'report.json'
 
   def run(*arguments: str) -> tuple[str, str, dict[str, Any]]:
-    flags.FLAGS(['evaluate', f'--source={source}', f'--output={output}', *arguments])
-    evaluate.main(['evaluate'])
+    given = [f'--source={source}', f'--output={output}', *arguments]
+    typed.run(evaluate.main, *given, like=Run.evaluate, without=['texts'])
     return *capsys.readouterr(), json.loads(output.read_text())
 
-  yield run
-  for name in set(flags.FLAGS) - known:
-    delattr(flags.FLAGS, name)
+  return run
 
 
 def _tasks(results: dict[str, dict[str, float]]) -> dict[str, Any]:

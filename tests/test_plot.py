@@ -152,8 +152,7 @@ def test_a_metric_that_is_not_positive_can_be_drawn(tmp_path):
 def test_large_counts_have_a_unit(tmp_path):
   run = _make_run(tmp_path / 'run', [3.0] * 100)  # 4.1 million tokens
   axes = curves.draw([run], 'tokens', 'train/loss').axes[0]
-  assert axes.get_xlabel() == 'training tokens (millions)'
-  assert axes.xaxis.get_major_formatter()(2e6, 0) == '2'
+  assert axes.xaxis.get_major_formatter()(2e6) == '2M'
 
 
 def test_the_command_takes_runs_before_and_after_flags(run, tmp_path, server):

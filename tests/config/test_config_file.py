@@ -56,7 +56,7 @@ def load(tmp_path, monkeypatch):
 
 def test_a_variant_is_the_argument_of_get_config(load):
   assert load(VARIANTS, variant=':large').model.depth == 8
-  assert config_flag.name() == 'mine_large', 'the default work directory is not told by its name'
+  assert config_flag.name('') == 'mine_large', 'the default work directory is not told by its name'
 
 
 @pytest.mark.parametrize(('typed', 'steps'), [('1e4', 10_000), ('20', 20), ('2.5e3', 2500)])

@@ -38,7 +38,7 @@ def test_every_key_is_in_the_list_of_its_kind():
     ('optim.muon', 'optim.momentum'),
     ('optim.schedule.wsd', 'optim.schedule.decay_share'),
     ('model.layer.mixer', 'model.layer.mixer.kv_heads'),
-    ('model.layer.mixer.linear', 'model.layer.mixer.feature'),
+    ('model.layer.mixer.linear', 'model.layer.mixer.heads'),
     ('model.layer.ffn.experts.balance.bias', 'model.layer.ffn.balance.rate'),
   ):
     assert key in _listed(section), f'{key} is not in --help={section}'

@@ -188,7 +188,8 @@ def _transformer(model: config.ModelConfig) -> config.ModelConfig:
 
 @pytest.mark.parametrize('variant', COUNTS['lm_llama'])
 def test_a_llama_is_one_for_transformers(variant):
-  assert families.match(_resolve('lm_llama', variant).model).architecture == 'LlamaForCausalLM'
+  family, _ = families.match(_resolve('lm_llama', variant).model)
+  assert family.architecture == 'LlamaForCausalLM'
 
 
 def test_the_dense_twin_of_the_default_has_as_many_parameters():

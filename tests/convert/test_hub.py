@@ -10,11 +10,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import pytorch_file
-import released
+import safetensors.numpy
 import tokenizers as hf
 
 from tokenformer_jax.config import LMConfig, MeshConfig, PattentionConfig
-from tokenformer_jax.convert import families, hub, hub_generation, tensor_files, to_hf
+from tokenformer_jax.convert import export, families, hub, hub_generation, tensor_files
 from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.data import chat_template, tokenizers
@@ -30,7 +30,7 @@ from tokenformer_jax.runs import checkpoint, checksum
 
 def _read(folder):
   """The arrays of a folder as our parameters."""
-  return hub_folders.made(hub.deferred(folder))
+  return hub_folders.made(folder.params())
 
 
 def _at(params: Params, path):
@@ -40,12 +40,12 @@ def _at(params: Params, path):
 
 
 @pytest.mark.parametrize('kind', hub_folders.KEYS)
-def test_a_model_goes_back_as_it_came(tmp_path, kind):
+def test_a_model_goes_back_as_it_came(tmp_path, kind, capsys):
   source = hub_folders.write(tmp_path / 'source', kind)
   folder = hub.find(source)
-  assert not folder.unread
-  family = families.match(folder.model)
-  assert family is folder.family, 'the model is taken for one of another family'
+  assert 'not known' not in capsys.readouterr().err
+  family, _ = families.match(folder.model)
+  assert family.kind == kind, 'the model is taken for one of another family'
   params = _read(folder)
   back = tmp_path / 'back'
   back.mkdir()
@@ -69,16 +69,8 @@ def test_names_without_prefix_and_stored_masks(tmp_path):
   wanted = _read(hub.find(source))
   file = source / 'model.safetensors'
   tensors = {n.removeprefix('transformer.'): t.read() for n, t in tensor_files.find(file).items()}
-  names = sorted([*tensors, 'h.0.attn.bias'])
-  header, blobs, end = {}, [], 0
-  for name in names:
-    blob = tensors[name].tobytes() if name in tensors else bytes(3)
-    code, shape = ('F32', tensors[name].shape) if name in tensors else ('U8', (1, 1, 3))
-    header[name] = {'dtype': code, 'shape': shape, 'data_offsets': [end, end + len(blob)]}
-    blobs.append(blob)
-    end += len(blob)
-  text = json.dumps(header).encode()
-  file.write_bytes(len(text).to_bytes(8, 'little') + text + b''.join(blobs))
+  masks = {'h.0.attn.bias': np.ones((1, 1, 3), np.uint8)}
+  safetensors.numpy.save_file(tensors | masks, file)
   jax.tree.map(np.testing.assert_array_equal, _read(hub.find(source)), wanted)
 
 
@@ -101,18 +93,13 @@ def test_a_pytorch_file_with_a_tied_head_and_tensors_that_are_no_parameters(tmp_
 REFUSED = {
   'an unknown architecture': ('llama', {'architectures': ['BertModel']}, "'BertModel'"),
   'no size': ('llama', {'hidden_size': None}, 'has no hidden_size'),
-  'a size that is none': ('llama', {'num_hidden_layers': '2'}, "num_hidden_layers='2'"),
+  'a size that is text': ('llama', {'num_hidden_layers': '2'}, "num_hidden_layers='2'"),
   'heads that do not fit': ('llama', {'num_attention_heads': 3}, 'num_attention_heads=3'),
   'code of its author': ('llama', {'auto_map': {'AutoModel': 'x.Y'}}, 'which is never run'),
   'quantized': ('llama', {'quantization_config': {'bits': 4}}, 'quantization_config='),
   'a rotation that we lack': ('llama', {'rope_scaling': {'type': 'dynamic'}}, "'dynamic'"),
   'an activation that we lack': ('llama', {'hidden_act': 'mish'}, "hidden_act='mish'"),
   'kinds of layers that we lack': ('qwen2', {'layer_types': ['linear'] * 2}, 'layer_types='),
-  'scores by layer': (
-    'gpt2',
-    {'scale_attn_by_inverse_layer_idx': True},
-    'scale_attn_by_inverse_layer_idx=True',
-  ),
   'windows in layers that no key names': (
     'qwen2_moe',
     {'use_sliding_window': True},
@@ -133,22 +120,6 @@ def test_refused_with_a_sentence(tmp_path, name):
     to_jax(source, tmp_path / 'run')
   assert sentence in str(refused.value)
   assert not (tmp_path / 'run').exists()
-
-
-def test_a_tokenizer_that_does_not_fit(tmp_path):
-  source = hub_folders.write(tmp_path / 'source')
-  released.write_tokenizer(source, 70)
-  with pytest.raises(UserError, match='has 70 token ids, and the embedding 64 rows'):
-    to_jax(source, tmp_path / 'run')
-
-
-def test_a_missing_shard(tmp_path):
-  source = hub_folders.write(tmp_path / 'source')
-  names = dict.fromkeys(tensor_files.find(source), 'gone.safetensors')
-  (source / 'model.safetensors').unlink()
-  (source / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': names}))
-  with pytest.raises(UserError, match=r'names gone.*\(1 of 1 shards are missing\); fetch'):
-    to_jax(source, tmp_path / 'run')
 
 
 def test_an_option_that_config_json_has(tmp_path):
@@ -178,20 +149,14 @@ def test_a_key_that_is_absent_is_not_null():
     _model('mistral', sliding_window=window).layer.mixer.window for window in (..., None, 5)
   ]
   assert windows == [4096, 0, 5]
-  heads = {'num_attention_heads': 16, 'head_dim': 4}
-  kv_heads = [
-    _model('mistral', **heads, num_key_value_heads=heads_of_keys).layer.mixer.key_heads
-    for heads_of_keys in (..., None)
-  ]
-  assert kv_heads == [8, 16]
 
 
-def test_of_two_tables_the_older_one_is_read(tmp_path):
+def test_of_two_tables_the_older_one_is_read(tmp_path, capsys):
   scaling, newer = {'rope_type': 'linear', 'factor': 2.0}, {'rope_type': 'linear', 'factor': 4.0}
   keys = {'rope_scaling': scaling, 'rope_parameters': newer}
   folder = hub.find(hub_folders.write(tmp_path / 'source', **keys))
   assert folder.model.layer.mixer.positions.scaling.factor == 2.0
-  assert not folder.unread
+  assert 'not known' not in capsys.readouterr().err
 
 
 def test_gemma_s_gelu_is_the_other_one():
@@ -203,7 +168,7 @@ def test_gemma_s_gelu_is_the_other_one():
 def test_a_model_of_a_family_goes_out_as_it_came(tmp_path):
   source = hub_folders.write(tmp_path / 'source', 'qwen3')
   to_jax(source, tmp_path / 'run')
-  to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'out')
+  export.to_hf(str(tmp_path / 'run'), tmp_path / 'out')
   wanted, got = (tensor_files.find(path) for path in (source, tmp_path / 'out'))
   assert set(got) == set(wanted), 'names changed'
   for name, tensor in wanted.items():
@@ -231,7 +196,7 @@ def test_parameters_that_stay_in_half_precision(tmp_path):
     for dtype in ('float32', 'bfloat16')
   ]
   assert sizes[1] < 0.8 * sizes[0], f'not stored in half precision: {sizes}'
-  to_hf.convert_run(str(tmp_path / 'bfloat16'), tmp_path / 'out', dtype='bfloat16')
+  export.to_hf(str(tmp_path / 'bfloat16'), tmp_path / 'out', dtype='bfloat16')
   got = tensor_files.find(tmp_path / 'out')
   for name, tensor in tensor_files.find(source).items():
     assert got[name].read().tobytes() == tensor.read().tobytes(), f'{name}: other bits'
@@ -240,17 +205,15 @@ def test_parameters_that_stay_in_half_precision(tmp_path):
 def test_a_changed_number_in_half_precision_is_seen(tmp_path):
   """Its checksum is that of the float32 which is read."""
   bits = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
-  assert checksum.of_pieces([bits[:100], bits[100:]]) == int(checksum.on_devices(jnp.array(bits)))
+  assert checksum.of_chunks([bits[:100], bits[100:]]) == int(checksum.on_devices(jnp.array(bits)))
   numbers = bits[np.arange(2**16) & 0x7F80 != 0x7F80]  # without infinities and NaNs
-  assert checksum.of_pieces([numbers]) == checksum.of_pieces([numbers.astype(np.float32)])
+  assert checksum.of_chunks([numbers]) == checksum.of_chunks([numbers.astype(np.float32)])
 
 
 def test_numbers_that_are_rounded_are_named(tmp_path, capsys):
   source = hub_folders.write(tmp_path / 'source')
   to_jax(source, tmp_path / 'run', dtype='bfloat16')
   assert 'numbers of float32 are rounded to bfloat16' in capsys.readouterr().err
-  with pytest.raises(UserError, match='as float32 or bfloat16'):
-    to_jax(source, tmp_path / 'other', dtype='float16')
 
 
 CHATML = """{%- for m in messages %}{{- '[' + m.role + ']' + m.content + '.\\n' }}{%- endfor %}
@@ -312,7 +275,7 @@ def test_texts_begin_and_end_as_the_folder_says(tmp_path, capsys):
   spec = str(source / 'tokenizer.json')
   tokenizers.check_same(spec, spec, tokenizer, 'the run')  # It trains on the same ids.
 
-  to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'out')
+  export.to_hf(str(tmp_path / 'run'), tmp_path / 'out')
   again = hf.Tokenizer.from_file(str(tmp_path / 'out' / 'tokenizer.json'))
   assert again.encode('AB').ids == request.prompt, 'the tokenizer begins a text in another way'
   written = json.loads((tmp_path / 'out' / 'generation_config.json').read_text())
@@ -335,7 +298,7 @@ def test_special_tokens_go_out_as_they_came(tmp_path):
   tokens = {'bos_token': 'B', 'eos_token': 'E', 'pad_token': 'P', 'unk_token': '<none>'}
   (source / 'special_tokens_map.json').write_text(json.dumps(tokens))
   to_jax(source, tmp_path / 'run')
-  to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'out')
+  export.to_hf(str(tmp_path / 'run'), tmp_path / 'out')
   ids = {f'{name}_token_id': ord(name[0].upper()) - 32 for name in ('bos', 'eos', 'pad')}
   out = {file.stem: json.loads(file.read_text()) for file in (tmp_path / 'out').glob('*.json')}
   assert ids.items() <= out['config'].items()
@@ -351,7 +314,6 @@ def test_special_tokens_go_out_as_they_came(tmp_path):
 @pytest.mark.parametrize(
   ('values', 'flags'),
   [
-    ({'do_sample': False, 'temperature': 0.0, 'top_k': -1, 'top_p': 0}, {}),
     ({'top_k': -1, 'temperature': 'x'}, {}),
     (
       {'do_sample': True, 'temperature': 0.0, 'top_k': -1},
@@ -366,16 +328,7 @@ def test_settings_of_draws_count_where_a_folder_draws(tmp_path, values, flags):
   assert (found.flags, found.unread) == (flags, [])
 
 
-def test_names_of_one_activation():
-  def found(name):
-    return _model('gpt_neox', hidden_act=name)
-
-  others = ('gelu_fast', 'gelu_accurate', 'gelu_python_tanh', 'gelu_pytorch_tanh')
-  assert all(found(name) == found('gelu_new') for name in others)
-  assert found('gelu_python') == found('gelu') != found('gelu_new')
-
-
-@pytest.mark.parametrize('end', [64, -1, 'x', [1, None], True])
+@pytest.mark.parametrize('end', [64, 'x', [1, None]])
 def test_an_end_that_is_no_token_is_refused(tmp_path, end):
   source = hub_folders.write(tmp_path / 'source')
   (source / 'generation_config.json').write_text(json.dumps({'eos_token_id': end}))

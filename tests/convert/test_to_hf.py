@@ -24,7 +24,7 @@ from tokenformer_jax.config import (
   TextConfig,
   mixers,
 )
-from tokenformer_jax.convert import hub_folder, hub_tokenizer, model_card, tensor_files, to_hf
+from tokenformer_jax.convert import export, hub_folder, hub_tokenizer, model_card, tensor_files
 from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.chat_template import OURS
@@ -36,7 +36,7 @@ from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Batches, Seen
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Batches, Meta, Seen
 
 BYTES = {'kind': 'bytes'}
 IDS = np.random.default_rng(0).integers(0, 64, (3, 12))
@@ -179,9 +179,7 @@ def _write_run(directory, model, scale=0.3):
     lambda a: jnp.asarray(scale * rng.normal(size=a.shape) + (not a.ndim), jnp.float32), abstract
   )
   settings = Config(model=model, data=TextConfig(tokenizer='bytes', sequence_length=32))
-  grow_run.write(
-    directory, {'params': params}, settings, BYTES, lineage=(), contents='params', step=0
-  )
+  grow_run.write(directory, Meta(0, settings, BYTES, contents='params'), {'params': params})
   return params
 
 
@@ -206,7 +204,7 @@ def exported(request, tmp_path_factory):
   directory = tmp_path_factory.mktemp(request.param)
   model = dataclasses.replace(MODELS[request.param], vocab_size=256)
   params = _write_run(directory / 'run', model)
-  to_hf.convert_run(str(directory / 'run'), directory / 'folder')
+  export.to_hf(str(directory / 'run'), directory / 'folder')
   return model, params, directory / 'folder'
 
 
@@ -250,9 +248,9 @@ def test_generate_writes_our_tokens_with_its_cache_and_padding(exported):
 @pytest.mark.slow
 def test_a_folder_becomes_a_run_with_the_same_parameters(exported, tmp_path):
   model, _, folder = exported
-  assert hub_folder.find_model(folder) == model
+  assert hub_folder.find(folder).model == model
   to_jax(folder, tmp_path / 'run')
-  to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'again')
+  export.to_hf(str(tmp_path / 'run'), tmp_path / 'again')
   for name in ('model.safetensors', 'tokenizer.json', 'config.json'):
     assert (tmp_path / 'again' / name).read_bytes() == (folder / name).read_bytes(), name
 
@@ -268,7 +266,7 @@ def run(tmp_path_factory):
 @pytest.mark.slow
 def test_a_pipeline_writes_without_jax(run, tmp_path):
   pytest.importorskip('transformers')
-  to_hf.convert_run(str(run), tmp_path / 'folder')
+  export.to_hf(str(run), tmp_path / 'folder')
   code = (
     'import sys\n'
     'sys.modules["jax"] = sys.modules["tokenformer_jax"] = None\n'
@@ -282,8 +280,8 @@ def test_a_pipeline_writes_without_jax(run, tmp_path):
 
 
 def test_a_large_model_has_several_files_and_their_index(run, tmp_path):
-  to_hf.convert_run(str(run), tmp_path / 'one')
-  to_hf.convert_run(str(run), tmp_path / 'many', shard_bytes=20_000)
+  export.to_hf(str(run), tmp_path / 'one')
+  export.to_hf(str(run), tmp_path / 'many', shard_bytes=20_000)
   index = json.loads((tmp_path / 'many' / 'model.safetensors.index.json').read_text())
   assert len(set(index['weight_map'].values())) > 3
   one, many = (tensor_files.find(tmp_path / name) for name in ('one', 'many'))
@@ -295,7 +293,7 @@ def test_a_large_model_has_several_files_and_their_index(run, tmp_path):
 def test_a_model_with_learned_gains_is_written_in_half_precision(tmp_path):
   model = dataclasses.replace(MODELS['skipless'], vocab_size=256)
   params = _write_run(tmp_path / 'run', model)
-  to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'folder', dtype='bfloat16')
+  export.to_hf(str(tmp_path / 'run'), tmp_path / 'folder', dtype='bfloat16')
   tensor = tensor_files.find(tmp_path / 'folder')['blocks.1.mixer_gain']
   wanted = params['blocks']['mixer_gain'][1]
   assert tensor.shape == () and tensor.read() == wanted.astype(jnp.bfloat16)
@@ -329,7 +327,7 @@ def test_the_card_says_what_the_run_records(run):
   checkpoints, meta = checkpoint.open_source(run, None)
   checkpoints.close()
   card = model_card.write(meta, 'float32', 'small')
-  sizes = [math.prod(place.shape) for place in hub_folder.layout(meta.config.model).values()]
+  sizes = [math.prod(entry.shape) for entry in hub_folder.layout(meta.config.model).values()]
   assert f'| Parameters | {sum(sizes):,} |' in card and 'qkv 32' in card
   assert 'did not train' in card and 'stdlib' not in card and 'Lineage' not in card
   grown = Ancestor('grow', 'runs/small', 7, tiny_model(), config.GrowConfig(), 7, groups='2')
@@ -345,40 +343,38 @@ def test_the_card_says_what_the_run_records(run):
 @pytest.mark.parametrize(
   ('model', 'match'),
   [
-    (gated_model(), "mixer.kind is 'gated_unit'; .* know only 'softmax'"),
-    (linear(tiny_model()), "mixer.kind is 'linear'"),
+    (linear(tiny_model()), "mixer.kind is 'linear'; .* know only 'softmax'"),
+    (two_kinds(window=0, layer=gated_model().layer), "mixer.kind is 'gated_unit'"),
     (
       with_mixer(tiny_model(), positions=config.RotaryConfig(clip=4)),
       r'model\.layer\.mixer\.positions\.clip is 4; .* know only 0',
     ),
-    (two_kinds(window=0, layer=gated_model().layer), 'gated_unit'),
   ],
 )
-def test_models_that_the_exported_files_cannot_compute_are_refused(model, match):
+def test_a_model_that_the_pytorch_files_cannot_compute_is_refused(model, match):
   with pytest.raises(UserError, match=match):
     hub_folder.check_can_load(model)
 
 
-def test_a_folder_that_cannot_be_written_leaves_no_file(tmp_path):
-  model = dataclasses.replace(tiny_model(), vocab_size=256)
-  _write_run(tmp_path / 'run', model, scale=np.nan)
+def test_a_model_that_is_refused_leaves_no_file(tmp_path):
+  _write_run(tmp_path / 'run', dataclasses.replace(tiny_model(), vocab_size=256), scale=np.nan)
   with pytest.raises(UserError, match='weights that are NaN or infinite'):
-    to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'folder')
+    export.to_hf(str(tmp_path / 'run'), tmp_path / 'folder')
   assert [path.name for path in tmp_path.iterdir()] == ['run']
-  with pytest.raises(UserError, match='exists'):
-    to_hf.convert_run(str(tmp_path / 'run'), tmp_path / 'run')
 
 
-def test_a_folder_with_another_tensor_is_refused(run, tmp_path):
-  to_hf.convert_run(str(run), tmp_path / 'folder')
-  settings = json.loads((tmp_path / 'folder' / 'config.json').read_text())
-  settings['tokenformer']['layer']['ffn']['groups'] = '48 9'
-  settings['tokenformer']['layer']['ffn']['tokens'] = 57
-  (tmp_path / 'folder' / 'config.json').write_text(json.dumps(settings))
-  with pytest.raises(UserError, match=r'shape \[56, 32\] for the tensor blocks.0.ffn.keys'):
-    to_jax(tmp_path / 'folder', tmp_path / 'run')
-  settings['tokenformer']['width'] = -32
-  (tmp_path / 'folder' / 'config.json').write_text(json.dumps(settings))
-  with pytest.raises(UserError, match=r'model\.width'):
-    to_jax(tmp_path / 'folder', tmp_path / 'run')
+def test_a_folder_whose_config_does_not_fit_is_refused(run, tmp_path):
+  export.to_hf(str(run), tmp_path / 'folder')
+  file = tmp_path / 'folder' / 'config.json'
+  settings = json.loads(file.read_text())
+  model = settings['tokenformer']
+  for other, match in (
+    ({**model, 'width': -32}, r'model\.width'),
+    ({**model, 'variants': 3}, r'model\.variants'),
+    ({**model, 'final_norm': 'bias'}, 'final_norm.scale has no place'),
+    (None, 'is a section of keys'),
+  ):
+    file.write_text(json.dumps({**settings, 'tokenformer': other}))
+    with pytest.raises(UserError, match=match):
+      to_jax(tmp_path / 'folder', tmp_path / 'run')
   assert not (tmp_path / 'run').exists()

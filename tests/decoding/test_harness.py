@@ -185,19 +185,6 @@ def test_texts_begin_as_the_folder_of_the_model_says(tmp_path, begin, before, al
   assert [call.args[1] for call in made.call_args_list] == [[*before, a, b], alone]
 
 
-def test_generated_texts_are_called_greedy():
-  """One token after each of 10 contexts, where that token is a text by itself."""
-  contexts = [sample['arguments'][0][0] for sample in _results(1)['samples']['local_last_word']]
-  texts = _texts({'until': [], 'max_gen_toks': 1}, contexts[: 2 * BATCH])
-  pairs = [pair for pair in zip(contexts, texts, strict=False) if pair[1].isascii() and pair[1]]
-  assert len(pairs) > 3, 'random bytes should be ASCII half of the time'
-  for context, text in pairs:
-    other = chr((ord(text) + 1) % 128)
-    requests = [_request(context, continuation) for continuation in (text, other)]
-    found = [greedy for _, greedy in _model().loglikelihood(requests, disable_tqdm=True)]
-    assert found == [True, False], f'after {context!r} not {text!r} but another one is likeliest'
-
-
 # Generation
 
 

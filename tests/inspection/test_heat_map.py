@@ -35,19 +35,14 @@ def test_every_layer_and_kind_has_its_panel(tmp_path):
   assert np.std(np.asarray(Image.open(tmp_path / 'heat.png').convert('L'))) > 10, 'it is blank'
 
 
-def test_small_weights_of_a_layer_are_as_visible_as_large_ones_of_another():
+def test_each_panel_has_a_scale_of_its_own():
   maps = _maps(proj=50)
   maps[1]['proj'] /= 100
-  axes = [axes for axes in heat_map.draw(maps, NAMES).axes if axes.get_title()]
-  first, second = (one.images[0].to_rgba(one.images[0].get_array()) for one in axes)
-  assert np.std(first) > 0.05, 'its panel is blank'
-  ends = [float(one.get_title(loc='right').removeprefix('±')) for one in axes]
-  for own, one in zip(ends, axes, strict=True):
-    assert own == pytest.approx(
-      np.quantile(np.abs(one.images[0].get_array().data), 0.999), rel=0.05
-    )
-    assert one.images[0].norm.vmax == pytest.approx(own, rel=0.05)
-  assert ends[0] < 0.05 < 1 < ends[1] and np.std(second) > 0.05
+  for axes in (axes for axes in heat_map.draw(maps, NAMES).axes if axes.get_title()):
+    image = axes.images[0]
+    end = float(axes.get_title(loc='right').removeprefix('±'))
+    assert end == pytest.approx(np.quantile(np.abs(image.get_array().data), 0.999), rel=0.05)
+    assert image.norm.vmax == pytest.approx(end, rel=0.05)
 
 
 def test_a_line_parts_new_tokens_from_old_ones():

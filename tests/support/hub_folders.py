@@ -10,7 +10,7 @@ import numpy as np
 import released
 
 from tokenformer_jax.config import ModelConfig
-from tokenformer_jax.convert import families, hub, tensor_files
+from tokenformer_jax.convert import families, tensor_files, tensor_layout
 from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint import Deferred
@@ -57,19 +57,18 @@ def write_model(
   dtype: str = 'float32',
 ) -> None:
   """Writes config.json and the weights of a model of a family."""
-  family = families.match(model)
-  places = hub.layout(model, family)
-  shapes = {place.name: place.shape for place in places}
-  tensor_files.write(folder / 'model.safetensors', dtype, shapes, hub.tensors(places, read))
-  values = hub.describe(model, family, {'eos_token_id': 0}, dtype)
-  (folder / 'config.json').write_text(json.dumps(values))
+  family, keys = families.match(model)
+  layout = tensor_layout.layout(model, family.rules)
+  shapes = {name: entry.shape for name, entry in layout.items()}
+  tensor_files.write(folder, dtype, shapes, tensor_layout.stream(layout, read))
+  (folder / 'config.json').write_text(json.dumps({'eos_token_id': 0, **keys}))
 
 
 def made(params: Any) -> Any:
   """Returns deferred parameters as arrays."""
 
   def whole(array: Deferred) -> np.ndarray:
-    return np.concatenate([piece.reshape(-1) for _, piece in array.pieces()]).reshape(array.shape)
+    return np.concatenate([chunk.reshape(-1) for _, chunk in array.chunks()]).reshape(array.shape)
 
   return jax.tree.map(whole, params)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytorch_file
+import safetensors.numpy
 import tokenizers as hf
 from tiny import tiny_model
 
@@ -24,8 +25,8 @@ def write(path: Path, weights=WEIGHTS, dtype: str = 'float32') -> Path:
   """Writes a file in the format of its suffix."""
   if path.suffix == '.bin':
     return pytorch_file.write(path, dtype, weights)
-  shapes = {name: array.shape for name, array in weights.items()}
-  tensor_files.write(path, dtype, shapes, weights.items())
+  cast = {name: array.astype(tensor_files.DTYPES[dtype]) for name, array in weights.items()}
+  safetensors.numpy.save_file(cast, path)
   return path
 
 

@@ -156,10 +156,10 @@ def with_mixer(model: ModelConfig, **changes: Any) -> ModelConfig:
   return dataclasses.replace(model, layer=dataclasses.replace(model.layer, mixer=mixer))
 
 
-def linear(model: ModelConfig, feature: str = 'elu') -> ModelConfig:
+def linear(model: ModelConfig) -> ModelConfig:
   """Return a model whose `model.layer` has linear attention with the same projections."""
   old = model.layer.mixer
-  mixer = config.LinearConfig(old.heads, old.positions, feature, old.qkv, old.proj)
+  mixer = config.LinearConfig(old.heads, old.positions, old.qkv, old.proj)
   return dataclasses.replace(model, layer=dataclasses.replace(model.layer, mixer=mixer))
 
 

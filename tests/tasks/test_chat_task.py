@@ -27,8 +27,6 @@ from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.tasks.task import reported
 from tokenformer_jax.training import sizes
 
-END = 0xFF
-
 
 @pytest.fixture(scope='module')
 def chats(tmp_path_factory):
@@ -103,23 +101,6 @@ def test_the_loss_is_the_mean_over_the_tokens_of_answers(chats):
   assert sums.tokens == counts.sum()
 
 
-def test_a_conversation_learns_the_same_alone_and_packed(chats):
-  """With masks of documents, each conversation's answers have the loss that they have alone."""
-  task, batch, params = _open(chats(data__documents='separate'))
-  rows = []
-  for row in batch:
-    inputs = marks.plain(row[:-1])
-    starts = sorted({0, *np.flatnonzero(inputs == END)})
-    for start, stop in zip(starts, [*starts[1:], len(inputs)], strict=True):
-      alone = np.full(len(row), -1, np.int32)  # its first token has no loss of its own
-      alone[0], alone[1 : stop - start + 1] = marks.flip(inputs[start]), row[start + 1 : stop + 1]
-      rows.append(alone)
-  rows = np.stack(rows)
-  assert (rows[:, 1:] >= 0).sum() == (batch[:, 1:] >= 0).sum(), 'the test lost a target'
-  packed, alone = (_loss(task, params, each) for each in (batch, rows))
-  assert_close(packed['loss'], alone['loss'], 'a conversation sees the one before it')
-
-
 def test_parts_of_a_batch_count_by_their_answers(chats):
   task, batch, params = _open(chats())
   batch = batch.copy()
@@ -139,9 +120,6 @@ ROUTED = {
     balance=LossBalanceConfig(1.0),
     dispatch=CapacityConfig(1.0, 1.0, least=1, rows=2),
   ),
-  'fine-grained': dataclasses.replace(
-    KINDS['fine-grained'], balance=LossBalanceConfig(1.0, devices=4, device_weight=0.5)
-  ),
   'bias': dataclasses.replace(KINDS['sparse'], router=Z_LOSS, balance=BiasBalanceConfig()),
 }
 _SLOW = pytest.mark.slow
@@ -151,10 +129,8 @@ _SLOW = pytest.mark.slow
   ('kind', 'mesh', 'distilled'),
   [
     pytest.param('switch', None, False, id='switch'),
-    pytest.param('fine-grained', None, False, id='fine-grained', marks=_SLOW),
     pytest.param('bias', None, False, id='bias', marks=_SLOW),
     pytest.param('switch', None, True, id='distilled', marks=_SLOW),
-    pytest.param('switch', MeshConfig(fsdp=2, tokens=2), False, id='mesh', marks=_SLOW),
     pytest.param('bias', MeshConfig(fsdp=2, experts=2), False, id='experts', marks=_SLOW),
   ],
 )

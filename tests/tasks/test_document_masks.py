@@ -96,16 +96,6 @@ def test_the_loss_is_that_of_documents_alone_and_every_target_counts(packed, cha
   assert abs(joined.eval_figures(jax.device_get(other))['loss'] - found) > 1e-3, 'documents is idle'
 
 
-@pytest.mark.slow
-def test_a_teacher_reads_the_same_documents(packed):
-  config = sizes.fill_in(packed(data__documents='masked'))
-  config = dataclasses.replace(config, distill=dataclasses.replace(config.distill, teacher='x'))
-  task = _task(config, config.model)
-  batch, params = _batch(task), _params(task)
-  _, figures = jax.jit(task.loss)(params, batch, jax.random.key(0), params)
-  np.testing.assert_allclose(figures['teacher_loss'], figures['loss'], rtol=1e-6)
-
-
 def test_a_text_is_scored_as_its_documents_were_trained():
   model = trained(1)
   data = dataclasses.replace(model.config.data, documents='separate')

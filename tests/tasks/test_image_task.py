@@ -21,7 +21,6 @@ from tokenformer_jax.config import (
   CapacityConfig,
   Config,
   ImagesConfig,
-  InitConfig,
   RouterConfig,
 )
 from tokenformer_jax.data.order import Position
@@ -78,13 +77,7 @@ def test_smoothed_labels_weigh_every_class():
   np.testing.assert_allclose(_loss(smooth, params), want, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-  'optim',
-  [
-    {'mixup': 0.8},
-    *(pytest.param(x, marks=pytest.mark.slow) for x in ({'cutmix': 1.0}, {'drop_path': 0.5})),
-  ],
-)
+@pytest.mark.parametrize('optim', [{'mixup': 0.8, 'drop_path': 0.5}, {'cutmix': 1.0}])
 def test_draws_of_a_step_follow_from_its_key(optim):
   task = _task(**optim)
   params = _params(task)
@@ -302,12 +295,3 @@ def test_a_model_is_adapted_to_other_classes_and_another_resolution():
   assert np.std(new['head']['kernel']) > 0, 'the new head is not drawn'
   assert not moments['head']['kernel'].any() and not moments['positions'].any()
   assert jax.tree.all(jax.tree.map(lambda a, b: a is b, new['blocks'], params['blocks']))
-
-
-def test_a_new_head_is_drawn_as_the_target_says():
-  source = tiny_vit()
-  target = dataclasses.replace(source, classes=100, init=InitConfig(std=0.5))
-  params = models.define(source).init(jax.random.key(0))
-  adapted = image_task.ImageTask.adapted(source, target)
-  head = _adapt(params, adapted, 0)['head']['kernel']
-  np.testing.assert_allclose(np.std(head), 0.5, rtol=0.05, err_msg='drawn as in the source')

@@ -1,9 +1,8 @@
 r"""Turn released TokenFormer weights or a popular model into a run of ours, and back.
 
   tokenformer convert to-jax --source=WEIGHTS --target=RUN
-  tokenformer convert to-torch --source=RUN[@STEP] --target=model.safetensors
+  tokenformer convert to-torch --source=RUN[@STEP] --target=FOLDER
   tokenformer convert to-hf --source=RUN[@STEP] --target=FOLDER
-  tokenformer convert layout --source=RUN[@STEP] --target=RUN --layout=interleaved
 
 `tokenformer convert ACTION --help` lists the flags of an action.
 
@@ -14,24 +13,20 @@ the new work directory, grow it, train on and evaluate it. It holds parameters o
 moments start at zero. --dtype=bfloat16 stores them in half the space, and every command reads them
 as float32.
 
-to-torch writes a safetensors file, which safetensors.torch.load_file reads, and the tokenizer to a
-tokenizer.json beside it, where to-jax looks for one.
+to-torch writes a folder with the tensors that the released code reads, in model.safetensors, and
+the tokenizer. to-jax takes that folder back.
 
 Released weights do not record the score function, the number of heads, or the rotated part of each
 head. The command prints its assumptions about them; flags change them.
 
 to-hf writes a language model as a folder that transformers loads, with the PyTorch files that
 compute it. to-jax takes that folder back.
-
-layout writes a run that computes the same with the other rotary layout, and continues at the step
-of the source.
 """
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from absl import flags
@@ -41,93 +36,43 @@ from tokenformer_jax.api.run import Run, bring, load
 from tokenformer_jax.cli import help_text, signatures
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import ModelConfig, PattentionConfig, RotaryConfig, SoftmaxConfig
-from tokenformer_jax.config.section import Bool
+from tokenformer_jax.config.arguments import Text
 from tokenformer_jax.convert import (
+  export,
   hub,
   hub_folder,
   hub_generation,
   released_torch,
-  rotary_layout,
-  run_tensors,
-  tensor_files,
-  vocabulary,
 )
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grow_run
+from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import messages
-from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
 
-_Dtype = Literal['float32', 'float16', 'bfloat16']
-Layout = Literal['half_split', 'interleaved']
-
-
-def to_torch(
-  source: str, target: Path, *, dtype: _Dtype = 'float32', allow_nonfinite: Bool = False
-) -> ModelConfig:
-  """Write the parameters of a run as a safetensors file of the released model; return its model.
-
-  This is the exact inverse of `to_jax`: weights that came from `dtype` return to it bit for bit.
-  The tokenizer of the run becomes a `tokenizer.json` in the same directory
-  (`vocabulary.written_beside`).
-
-  Args:
-    source: The run, DIR or DIR@STEP.
-    target: The new file.
-    dtype: Of the written tensors.
-    allow_nonfinite: Accept weights that are NaN or infinite.
-
-  Raises:
-    UserError: the target does not end in `.safetensors`, exists or cannot be written, the run
-      cannot be read, the released code cannot compute its model, a weight is not finite, or another
-      tokenizer is beside the target. Nothing of the target remains then.
-  """
-  grow_run.check_target(target, what='file')
-  if target.suffix != '.safetensors':
-    raise UserError(f'the target {target} must end in .safetensors, the only format written')
-  directory, step = paths.split_source(source)
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  with contextlib.closing(checkpoints):
-    checkpoint.check_is_model(meta, directory)
-    model = meta.config.model
-    released_torch.check_can_compute(model)
-    vocabulary.check_beside(target, meta.tokenizer)
-    places = released_torch.layout(model)
-    shapes = {name: place.shape for name, place in places.items()}
-    found = run_tensors.NonFinite(source, allow_nonfinite)
-    stream = found.counted(run_tensors.read(checkpoints, meta, places))
-    with grow_run.alone(target), vocabulary.written_beside(target, meta.tokenizer):
-      tensor_files.write(target, dtype, shapes, stream)
-  return model
-
-
-def change_layout(source: str, target: paths.Path, layout: Layout) -> None:
-  """Write a run that computes the same with the other rotary layout, at the source's step.
-
-  Args:
-    source: The run, DIR or DIR@STEP.
-    target: The new work directory.
-    layout: The rotary layout to change to.
-  """
-  rotary_layout.convert_run(source, target, layout)
-  messages.say(f'the model computes the same as that of {source}, with the rotary layout {layout}')
-  _say_written(str(target))
-
-
 _ACTIONS = signatures.Actions(
-  {'to-jax': bring, 'to-torch': to_torch, 'to-hf': Run.to_hf, 'layout': change_layout},
+  {'to-jax': bring, 'to-torch': export.to_torch, 'to-hf': Run.to_hf},
   without=['source', 'target'],
 )
 
 
+def _both(source: Text, target: Text) -> tuple[str, str]:
+  """Return the arguments of every action.
+
+  Args:
+    source: Weights (to-jax) or a run, DIR or DIR@STEP.
+    target: The new work directory or folder.
+  """
+  return source, target
+
+
 def define_flags(argv: Sequence[str]) -> str:
   """Define the flags of the action that the first word names; return its description."""
-  named = bool(argv[1:]) and not argv[1].startswith('-')
-  flags.DEFINE_string('source', None, 'Weights (to-jax) or a run, DIR or DIR@STEP.', required=named)
-  flags.DEFINE_string('target', None, 'The new work directory, file or folder.', required=named)
-  if not named:
+  if not argv[1:] or argv[1].startswith('-'):  # `main` asks for the word.
+    for name in ('source', 'target'):
+      flags.DEFINE_string(name, None, '')
     return __doc__ or ''
   name = _ACTIONS.name(argv)
+  signatures.define(_both)
   _ACTIONS.define(name)
   text = signatures.description(_ACTIONS.functions[name])
   return f'{text}\n\n  tokenformer convert {name} --source=… --target=…'
@@ -142,12 +87,10 @@ def main(argv: Sequence[str]) -> None:
       f'convert needs a word that says what to do: {" or ".join(_ACTIONS.functions)}; for example '
       '`tokenformer convert to-jax --source=WEIGHTS --target=DIR`'
     )
-  values, action, options = flags.FLAGS, _ACTIONS.name(argv), _ACTIONS.given(argv)
-  source, target = values.source, values.target
-  if action == 'layout':
-    change_layout(source, paths.parse_path(target), **options)
-  elif action == 'to-torch':
-    model = to_torch(source, paths.local(target), **options)
+  action, options = _ACTIONS.name(argv), _ACTIONS.given(argv)
+  source, target = _both(**signatures.given(_both))
+  if action == 'to-torch':
+    model = export.to_torch(source, paths.local(target), **options)
     _say_released(model)
     messages.say(f'wrote {target}')
     _say_lost(model)
@@ -171,7 +114,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _say_sizes(model: ModelConfig) -> None:
   """Print the sizes of a model of a folder."""
-  heads, count = ', '.join(map(str, model.heads)), hub_folder.count(model)
+  heads, count = ', '.join(map(str, model.heads)), define_lm(model).count
   messages.say(f'{model.depth} layers, width {model.width}, {heads} heads, {count:,} parameters')
 
 

@@ -19,13 +19,21 @@ _HELP = ('--help', '-help', '-h', '--helpshort', '--help=')
 _UNREAD = 141  # a shell's exit status for a command that SIGPIPE ended
 
 
-def command(function: Callable[..., int | None], **options: Any) -> None:
-  """Run a function with the command line as its arguments: see `signatures`, and `run`."""
-  signatures.define(function)
+def command(
+  function: Callable[..., int | None],
+  like: Callable[..., Any] | None = None,
+  without: Sequence[str] = (),
+  **options: Any,
+) -> None:
+  """Run a function with the command line as its arguments: see `signatures`, and `run`.
+
+  Its `**options` are the arguments of `like` that it does not have itself and `without` some.
+  """
+  signatures.define(function, like, without=without)
 
   @functools.wraps(function)
   def main(argv: Sequence[str]) -> int | None:
-    return function(*argv[1:], **signatures.given(function))
+    return function(*argv[1:], **signatures.given(function, like, without=without))
 
   run(main, positional=signatures.takes_words(function), **options)
 

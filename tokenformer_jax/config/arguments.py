@@ -52,6 +52,7 @@ Natural = Annotated[Int, Field(ge=0)]
 Positive = Annotated[Float, Field(gt=0)]
 Fraction = Annotated[Float, Field(ge=0, le=1)]
 Text = Annotated[Str, FILLED]
+REPEATED = 'repeated'  # marks a list that has a flag for each item, as texts with commas need
 
 
 def checked(function: _Checked) -> _Checked:

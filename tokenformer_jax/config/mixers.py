@@ -212,7 +212,6 @@ class LinearConfig:
 
   heads: Int = key(4, 'H, heads of the attention', above=0)
   positions: Positions = key(RotaryConfig(), 'how queries and keys depend on their positions')
-  feature: Literal['elu', 'relu', 'softplus'] = key('elu', 'φ: elu + 1, relu, or softplus')
   qkv: Projection = key(PattentionConfig(), 'query, key and value, each')
   proj: MaybeProjection = key(PattentionConfig(), "the attention's output")
 

@@ -1,42 +1,131 @@
 """All families of models in the hub's layout, and the family of a model."""
 
 import dataclasses
+from typing import Any
 
-from tokenformer_jax.config import ExpertsConfig, LayerConfig, ModelConfig
-from tokenformer_jax.convert.family import Family
+from tokenformer_jax.config import (
+  DenseConfig,
+  ExpertsConfig,
+  LayerConfig,
+  LMConfig,
+  MLPConfig,
+  ModelConfig,
+  ParallelConfig,
+  RotaryConfig,
+  SoftmaxConfig,
+)
+from tokenformer_jax.config.feed_forward import LossBalanceConfig
+from tokenformer_jax.config.mixers import width_of_heads
+from tokenformer_jax.convert.family import SCALINGS, Family
 from tokenformer_jax.convert.gpt_families import GPT_FAMILIES
 from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.convert.llama_families import LLAMA_FAMILIES
 from tokenformer_jax.errors import UserError
 
 FAMILIES = {family.kind: family for family in (*LLAMA_FAMILIES, *GPT_FAMILIES)}
+_ACTIVATIONS = {'gelu': 'gelu', 'gelu_tanh': 'gelu_new', 'relu': 'relu', 'silu': 'silu'}
 
 
-def match(model: ModelConfig) -> Family | None:
-  """Return the first family that a model is exactly of, or None.
+def match(model: ModelConfig) -> tuple[Family, dict[str, Any]] | None:
+  """Return the first family that a model is exactly of and the keys of its config.json, or None.
 
-  It is exactly of a family if it is the model of the keys that the family writes for it.
+  It is exactly of a family if the keys that the family reads make the same model.
   """
+  values = _all_keys(model)
   for family in FAMILIES.values():
+    keys = Keys(values, 'the model', family.defaults)
     try:
-      same = family.to_model(Keys(family.to_keys(model), 'the model'))
-    except (AttributeError, KeyError, UserError):  # It has other parts, or sizes they cannot have.
+      same = family.to_model(keys)
+    except UserError:  # It has sizes that the family cannot have.
       continue
-    if _without_balance(same) == _without_balance(model):
-      return family
+    if _without_training(same) == _without_training(model):
+      kind = {'architectures': [family.architecture], 'model_type': family.kind}
+      return family, {**kind, **{k: v for k, v in values.items() if k in keys.read}}
   return None
 
 
-def _without_balance(model: ModelConfig) -> ModelConfig:
-  """Return the model without what acts in training only, which no file records."""
+def _without_training(model: ModelConfig) -> ModelConfig:
+  """Clear the keys that act in training only; files of the hub do not store them."""
 
   def plain(name: str, layer: LayerConfig) -> LayerConfig:
     del name
-    if not isinstance(layer.ffn, ExpertsConfig):
+    if not isinstance(ffn := layer.ffn, ExpertsConfig):
       return layer
-    ffn = layer.ffn
     router = dataclasses.replace(ffn.router, jitter=0.0, z_loss=0.0)
-    kept = ExpertsConfig(count=ffn.count, expert=ffn.expert, shared=ffn.shared, router=router)
-    return dataclasses.replace(layer, ffn=dataclasses.replace(kept, dispatch=ffn.dispatch))
+    balance = LossBalanceConfig() if ffn.balance.kind != 'bias' else ffn.balance
+    return dataclasses.replace(layer, ffn=dataclasses.replace(ffn, router=router, balance=balance))
 
   return model.map_layers(plain)
+
+
+def _all_keys(model: ModelConfig) -> dict[str, Any]:
+  """Return the keys of all families for a model; empty if it is of none."""
+  mixer, ffn = model.layer.mixer, model.layer.ffn
+  mlp = ffn.expert if isinstance(ffn, ExpertsConfig) else ffn
+  if not (
+    isinstance(model, LMConfig)
+    and isinstance(mixer, SoftmaxConfig)
+    and isinstance(mixer.qkv, DenseConfig)
+    and isinstance(mlp, MLPConfig)
+  ):
+    return {}
+  windows = [getattr(layer.mixer, 'window', 0) for layer in model.in_order]
+  kinds = ['sliding_attention' if window else 'full_attention' for window in windows]
+  values = {
+    'vocab_size': model.vocab_size,
+    'hidden_size': model.width,
+    'intermediate_size': mlp.width,
+    'num_hidden_layers': model.depth,
+    'num_attention_heads': mixer.heads,
+    'num_key_value_heads': mixer.key_heads,
+    'head_dim': width_of_heads(mixer, model.width),
+    'max_position_embeddings': model.max_length,
+    'hidden_act': _ACTIVATIONS[mlp.activation],
+    'rms_norm_eps': model.norm_epsilon,
+    'layer_norm_eps': model.norm_epsilon,
+    'tie_word_embeddings': model.tied_head,
+    'attention_bias': mixer.qkv.bias,
+    'qkv_bias': mixer.qkv.bias,
+    'mlp_bias': mlp.bias,
+    'sliding_window': max(windows) or None,
+    'use_sliding_window': any(windows),
+    'layer_types': kinds,
+    'use_parallel_residual': isinstance(model.layer.wiring, ParallelConfig),
+    # GPT-2 has names of its own.
+    'n_embd': model.width,
+    'n_inner': mlp.width,
+    'n_layer': model.depth,
+    'n_head': mixer.heads,
+    'n_positions': model.max_length,
+    'activation_function': _ACTIVATIONS[mlp.activation],
+    'layer_norm_epsilon': model.norm_epsilon,
+  }
+  if isinstance(mixer.positions, RotaryConfig):
+    values |= _rotary_keys(mixer.positions)
+  if isinstance(ffn, ExpertsConfig):
+    values |= {
+      'moe_intermediate_size': mlp.width,
+      'shared_expert_intermediate_size': getattr(ffn.shared, 'width', None),
+      'num_experts': ffn.count,
+      'num_local_experts': ffn.count,
+      'num_experts_per_tok': ffn.router.top_k,
+      'norm_topk_prob': ffn.router.renormalize,
+      'decoder_sparse_step': 1,
+      'mlp_only_layers': [],
+    }
+  return values
+
+
+def _rotary_keys(rotary: RotaryConfig) -> dict[str, Any]:
+  """Return the keys of a rotation, in the newer and the older form."""
+  kind = rotary.scaling.kind
+  _, names = SCALINGS.get(kind, (None, {}))
+  given = {name: getattr(rotary.scaling, field) for field, name in names.items()}
+  table = {'rope_type': kind if given else 'default', **{k: v for k, v in given.items() if v}}
+  return {
+    'rotary_pct': rotary.fraction,
+    'rotary_emb_base': rotary.base,
+    'rope_theta': rotary.base,
+    'rope_scaling': table if given else None,
+    'rope_parameters': {'rope_theta': rotary.base, **table},
+  }

@@ -1,16 +1,25 @@
-"""Families of models in the hub's layout: maps of their keys and tensors, in both directions."""
+"""Families of models in the hub's layout: how config.json is read, and the names of tensors.
 
+A family is a function that makes a model of the keys of a config.json, and rules of its tensors.
+No function writes the keys of a family: `families.match` lists the keys that all families have for
+a model, and takes those that the function reads.
+"""
+
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
 from typing import Any, NamedTuple
 
-from tokenformer_jax.config import ModelConfig, RotaryConfig
+from tokenformer_jax.config import LayerConfig, LMConfig, RotaryConfig
 from tokenformer_jax.config.mixers import (
   LinearScalingConfig,
   Llama3ScalingConfig,
   RotaryScalingConfig,
   YarnScalingConfig,
 )
+from tokenformer_jax.config.model import Layers
 from tokenformer_jax.convert.hub_keys import Keys
+from tokenformer_jax.convert.tensor_layout import Rule
 
 ACTIVATIONS = {
   **dict.fromkeys(('gelu', 'gelu_python'), 'gelu'),
@@ -20,22 +29,29 @@ ACTIVATIONS = {
   'silu': 'silu',
   'swish': 'silu',
 }
-ACTIVATION_NAMES = {'gelu': 'gelu', 'gelu_tanh': 'gelu_new', 'relu': 'relu', 'silu': 'silu'}
-
-
-class Rule(NamedTuple):
-  """A tensor in the hub's layout and the places of its numbers among our arrays.
-
-  Attributes:
-    name: of a tensor, with {layer} and {expert} where there are several.
-    paths: those in a layer, or in the model without {layer}. Several share one tensor.
-    how: `same`; `transposed`; `row`: as a matrix of one row; `columns`: several side by side; or
-      `heads`: transposed, and of each head in turn.
-  """
-
-  name: str
-  paths: tuple[str, ...]
-  how: str = 'same'
+SCALINGS = {  # by the hub's name: our class, and the key of each of its fields
+  'linear': (LinearScalingConfig, {'factor': 'factor'}),
+  'llama3': (
+    Llama3ScalingConfig,
+    {
+      'factor': 'factor',
+      'low_frequency': 'low_freq_factor',
+      'high_frequency': 'high_freq_factor',
+      'length': 'original_max_position_embeddings',
+    },
+  ),
+  'yarn': (
+    YarnScalingConfig,
+    {
+      'factor': 'factor',
+      'fast': 'beta_fast',
+      'slow': 'beta_slow',
+      'length': 'original_max_position_embeddings',
+      'gain': 'attention_factor',
+    },
+  ),
+}
+_SCALING_DEFAULTS = {'beta_fast': 32.0, 'beta_slow': 1.0}
 
 
 class Family(NamedTuple):
@@ -47,12 +63,14 @@ class Family(NamedTuple):
 
   kind: str  # model_type
   architecture: str
-  to_model: Callable[[Keys], ModelConfig]
-  to_keys: Callable[[ModelConfig], dict[str, Any]]
+  to_model: Callable[[Keys], LMConfig]
   rules: tuple[Rule, ...]
-  prefix: str  # of all names but those of the head, absent in a file of the model without head
-  stored: tuple[str, ...] = ()  # ends of the names of tensors that hold no parameters
   defaults: Mapping[str, Any] = {}
+
+  @property
+  def prefix(self) -> str:
+    """The start of all names but those of the head, absent in a file of the model without head."""
+    return f'{self.rules[0].name.partition(".")[0]}.'
 
 
 def linear(theirs: str, ours: str, how: str = 'transposed') -> Iterator[Rule]:
@@ -67,8 +85,14 @@ def norm(theirs: str, ours: str) -> Iterator[Rule]:
   yield Rule(f'{theirs}.bias', (f'{ours}/bias',))
 
 
+def check_heads(keys: Keys, name: str, width: int, heads: int) -> None:
+  """Check that heads fill the width."""
+  if width % heads:
+    raise keys.refusal(name, f'a divisor of the width {width}')
+
+
 def rotary(keys: Keys, *, fraction: float = 1.0, base: float = 10000.0) -> RotaryConfig:
-  """Return the rotation, whose keys are in a table of their own or, in older files, beside it.
+  """Return the rotation, whose keys are in a table or, in older files, outside of it.
 
   `fraction` and `base` are for files that do not have them in the table.
   """
@@ -85,52 +109,24 @@ def rotary(keys: Keys, *, fraction: float = 1.0, base: float = 10000.0) -> Rotar
 def _scaling(keys: Keys) -> RotaryScalingConfig:
   """Return the scaling of a rotation."""
   kind = keys.get('rope_type', keys.get('type', 'default'))
-  length = keys.whole('original_max_position_embeddings') if kind in ('llama3', 'yarn') else 0
-  match kind:
-    case 'default':
-      return RotaryScalingConfig()
-    case 'linear':
-      return LinearScalingConfig(keys.number('factor'))
-    case 'llama3':
-      low, high = keys.number('low_freq_factor'), keys.number('high_freq_factor')
-      return Llama3ScalingConfig(keys.number('factor'), low, high, length)
-    case 'yarn':
-      for name, allowed in (('truncate', (True,)), ('mscale', ()), ('mscale_all_dim', ())):
-        keys.only(name, *allowed)
-      fast, slow = keys.number('beta_fast', 32.0), keys.number('beta_slow', 1.0)
-      gain = keys.number('attention_factor') if keys.get('attention_factor') else 0.0
-      return YarnScalingConfig(keys.number('factor'), fast, slow, length, gain)
-  named = 'rope_type' if keys.get('rope_type') else 'type'
-  raise keys.refusal(named, 'default, linear, llama3 or yarn')
-
-
-def rotary_keys(rotary: RotaryConfig) -> dict[str, Any]:
-  """Return the keys of a rotation, in the newer and the older form."""
-  scaling = rotary.scaling
-  values: dict[str, Any] = {'rope_type': 'default' if scaling.kind == 'none' else scaling.kind}
-  if isinstance(scaling, LinearScalingConfig):
-    values['factor'] = scaling.factor
-  match scaling:
-    case Llama3ScalingConfig():
-      values |= {
-        'low_freq_factor': scaling.low_frequency,
-        'high_freq_factor': scaling.high_frequency,
-        'original_max_position_embeddings': scaling.length,
-      }
-    case YarnScalingConfig():
-      values |= {
-        'beta_fast': scaling.fast,
-        'beta_slow': scaling.slow,
-        'original_max_position_embeddings': scaling.length,
-      } | ({'attention_factor': scaling.gain} if scaling.gain else {})
-  return {
-    'rope_theta': rotary.base,
-    'rope_scaling': values if scaling.kind != 'none' else None,
-    'rope_parameters': {'rope_theta': rotary.base, **values},
+  if kind == 'default':
+    return RotaryScalingConfig()
+  if kind not in SCALINGS:
+    named = 'rope_type' if keys.get('rope_type') else 'type'
+    raise keys.refusal(named, f'default or {" or ".join(SCALINGS)}')
+  if kind == 'yarn':
+    for name, allowed in (('truncate', (True,)), ('mscale', ()), ('mscale_all_dim', ())):
+      keys.only(name, *allowed)
+  made, names = SCALINGS[kind]
+  values: dict[str, Any] = {
+    field: keys.whole(name) if field == 'length' else keys.number(name, _SCALING_DEFAULTS.get(name))
+    for field, name in names.items()
+    if field != 'gain' or keys.get(name)
   }
+  return made(**values)
 
 
-def check_heads(keys: Keys, name: str, width: int, heads: int) -> None:
-  """Check that heads fill the width."""
-  if width % heads:
-    raise keys.refusal(name, f'a divisor of the width {width}')
+def with_kinds(model: LMConfig, names: list[str], variants: dict[str, LayerConfig]) -> LMConfig:
+  """Return the model with the layers of these names in order: `layer`, or one of the variants."""
+  pattern = ' '.join(f'{name}*{len(list(run))}' for name, run in groupby(names))
+  return dataclasses.replace(model, pattern=pattern, variants=Layers(variants))

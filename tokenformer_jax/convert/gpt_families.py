@@ -1,37 +1,31 @@
 """GPT-2 and GPT-NeoX (Pythia) in the hub's layout."""
 
-from typing import Any
-
 from tokenformer_jax.config import (
   DenseConfig,
   LayerConfig,
   LMConfig,
   MLPConfig,
-  ModelConfig,
   NoPositionsConfig,
   ParallelConfig,
   PreNormConfig,
   SoftmaxConfig,
 )
 from tokenformer_jax.convert.family import (
-  ACTIVATION_NAMES,
   ACTIVATIONS,
   Family,
-  Rule,
   check_heads,
   linear,
   norm,
   rotary,
-  rotary_keys,
 )
 from tokenformer_jax.convert.hub_keys import Keys
+from tokenformer_jax.convert.tensor_layout import Rule
 
-_PARTS = ('query', 'key', 'value')
-_KERNELS = tuple(f'attention/{part}/kernel' for part in _PARTS)
-_BIASES = tuple(f'attention/{part}/bias' for part in _PARTS)
+_KERNELS = tuple(f'attention/{name}/kernel' for name in ('query', 'key', 'value'))
+_BIASES = tuple(f'attention/{name}/bias' for name in ('query', 'key', 'value'))
 
 
-def _gpt2(keys: Keys) -> ModelConfig:
+def _gpt2(keys: Keys) -> LMConfig:
   keys.only('scale_attn_weights', True)
   keys.only('scale_attn_by_inverse_layer_idx', False)
   keys.only('add_cross_attention', False)
@@ -53,27 +47,7 @@ def _gpt2(keys: Keys) -> ModelConfig:
   )
 
 
-def _mixer(model: ModelConfig) -> Any:
-  """Return the mixer of a model of these families, which is softmax attention."""
-  return model.layer.mixer
-
-
-def _gpt2_to_keys(model: ModelConfig) -> dict[str, Any]:
-  ffn: Any = model.layer.ffn
-  return {
-    'vocab_size': model.vocab_size,
-    'n_embd': model.width,
-    'n_inner': ffn.width or 4 * model.width,
-    'n_layer': model.depth,
-    'n_head': _mixer(model).heads,
-    'n_positions': model.max_length,
-    'activation_function': ACTIVATION_NAMES[ffn.activation],
-    'layer_norm_epsilon': model.norm_epsilon,
-    'tie_word_embeddings': model.tied_head,
-  }
-
-
-def _gpt_neox(keys: Keys) -> ModelConfig:
+def _gpt_neox(keys: Keys) -> LMConfig:
   width, heads = keys.whole('hidden_size'), keys.whole('num_attention_heads')
   check_heads(keys, 'num_attention_heads', width, heads)
   positions = rotary(
@@ -83,14 +57,11 @@ def _gpt_neox(keys: Keys) -> ModelConfig:
   )
   rotated = int(width // heads * positions.fraction)
   if positions.fraction > 1 or rotated < 2 or rotated % 2:
-    raise keys.refusal('rotary_pct', f'a part of {width // heads} entries that is an even number')
+    raise keys.refusal(
+      'rotary_pct', f'a fraction of {width // heads} entries that gives an even number'
+    )
   dense = DenseConfig(bias=keys.flag('attention_bias', True))
-  mixer = SoftmaxConfig(
-    heads=heads,
-    positions=positions,
-    qkv=dense,
-    proj=dense,
-  )
+  mixer = SoftmaxConfig(heads=heads, positions=positions, qkv=dense, proj=dense)
   activation = keys.choice('hidden_act', ACTIVATIONS, 'gelu')
   mlp = MLPConfig(keys.whole('intermediate_size'), bias=True, activation=activation)
   parallel = keys.flag('use_parallel_residual', True)
@@ -106,34 +77,13 @@ def _gpt_neox(keys: Keys) -> ModelConfig:
   )
 
 
-def _gpt_neox_to_keys(model: ModelConfig) -> dict[str, Any]:
-  layer: Any = model.layer
-  mixer, ffn = layer.mixer, layer.ffn
-  return {
-    'vocab_size': model.vocab_size,
-    'hidden_size': model.width,
-    'intermediate_size': ffn.width or 4 * model.width,
-    'num_hidden_layers': model.depth,
-    'num_attention_heads': mixer.heads,
-    'max_position_embeddings': model.max_length,
-    'hidden_act': ACTIVATION_NAMES[ffn.activation],
-    'layer_norm_eps': model.norm_epsilon,
-    'tie_word_embeddings': model.tied_head,
-    'rotary_emb_base': mixer.positions.base,
-    'rotary_pct': mixer.positions.fraction,
-    **rotary_keys(mixer.positions),
-    'attention_bias': mixer.qkv.bias,
-    'use_parallel_residual': isinstance(model.layer.wiring, ParallelConfig),
-  }
-
-
 _H = 'transformer.h.{layer}'
 _GPT2_RULES = (
   Rule('transformer.wte.weight', ('embedding',)),
   Rule('transformer.wpe.weight', ('positions',)),
   *norm(f'{_H}.ln_1', 'attention_norm'),
-  Rule(f'{_H}.attn.c_attn.weight', _KERNELS, 'columns'),
-  Rule(f'{_H}.attn.c_attn.bias', _BIASES, 'columns'),
+  Rule(f'{_H}.attn.c_attn.weight', _KERNELS),
+  Rule(f'{_H}.attn.c_attn.bias', _BIASES),
   *linear(f'{_H}.attn.c_proj', 'attention/proj', 'same'),
   *norm(f'{_H}.ln_2', 'ffn_norm'),
   *linear(f'{_H}.mlp.c_fc', 'ffn/up', 'same'),
@@ -156,22 +106,6 @@ _GPT_NEOX_RULES = (
 )
 
 GPT_FAMILIES = (
-  Family(
-    'gpt2',
-    'GPT2LMHeadModel',
-    _gpt2,
-    _gpt2_to_keys,
-    _GPT2_RULES,
-    'transformer.',
-    ('.attn.bias', '.attn.masked_bias'),
-  ),
-  Family(
-    'gpt_neox',
-    'GPTNeoXForCausalLM',
-    _gpt_neox,
-    _gpt_neox_to_keys,
-    _GPT_NEOX_RULES,
-    'gpt_neox.',
-    ('.attention.bias', '.attention.masked_bias', 'rotary_emb.inv_freq'),
-  ),
+  Family('gpt2', 'GPT2LMHeadModel', _gpt2, _GPT2_RULES),
+  Family('gpt_neox', 'GPTNeoXForCausalLM', _gpt_neox, _GPT_NEOX_RULES),
 )

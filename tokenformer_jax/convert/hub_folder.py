@@ -5,8 +5,6 @@ The folder has the weights in safetensors files, the tokenizer, and the PyTorch 
 folder converts back to the same parameters.
 """
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,12 @@ from tokenformer_jax.config import ModelConfig, pattern
 from tokenformer_jax.config.groups import without_records
 from tokenformer_jax.config.model import layer_path
 from tokenformer_jax.config.section import leaves
-from tokenformer_jax.convert import run_tensors
-from tokenformer_jax.convert.run_tensors import Place, at
-from tokenformer_jax.convert.tensor_files import Tensor
+from tokenformer_jax.convert import tensor_files, tensor_layout
+from tokenformer_jax.convert.hub_keys import read_json
+from tokenformer_jax.convert.tensor_layout import Rule, Weights
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.model.params import Params
 from tokenformer_jax.runs.saved_config import FORMAT, check_format
 
 MODEL_TYPE = 'tokenformer'
@@ -72,36 +69,24 @@ def check_can_load(model: ModelConfig) -> None:
       )
 
 
-def layout(model: ModelConfig) -> dict[str, Place]:
+def layout(model: ModelConfig) -> tensor_layout.Layout:
   """Return every tensor of a model's folder by name; allocate nothing.
 
   A name is the path of the parameter, with the number of the layer: `blocks.3.ffn.keys`.
   """
-  abstract = define_lm(model).abstract
-  found: dict[str, Place] = {}
-
-  def add(prefix: str, path: tuple[str, ...], layer: int | None) -> None:
-    for keys, array in jax.tree_util.tree_leaves_with_path(at(abstract, path)):
-      inner = tuple(key.key for key in keys)
-      shape = tuple(array.shape if layer is None else array.shape[1:])
-      found['.'.join([*prefix.split(), *inner])] = Place((*path, *inner), layer, shape)
-
-  for name in abstract:
-    if name != 'blocks':
-      add(name, (name,), None)
-  for number, place in enumerate(trunk.layer_paths(model.repeats)):
-    add(f'blocks {number}', ('blocks', *filter(None, [place.stack])), place.row)
-  return found
-
-
-def deferred(model: ModelConfig, tensors: Mapping[str, Tensor], dtype: str = 'float32') -> Params:
-  """Return the parameters; each is read from its tensors only when it is written."""
-  return run_tensors.deferred_at(model, layout(model), tensors, dtype)
+  rules: dict[Rule, None] = {}
+  stacks = {path.stack for path in trunk.layer_paths(model.repeats)}
+  for path, _ in jax.tree_util.tree_leaves_with_path(define_lm(model).abstract):
+    names = tuple(key.key for key in path)
+    prefix = ''
+    if names[0] == 'blocks':
+      prefix, names = 'blocks.{layer}.', names[2 if names[1] in stacks else 1 :]
+    rules[Rule(prefix + '.'.join(names), ('/'.join(names),))] = None
+  return tensor_layout.layout(model, rules)
 
 
 def describe(model: ModelConfig, ids: Mapping[str, int], dtype: str) -> dict[str, Any]:
   """Return the content of `config.json`; `ids` are its keys of special tokens."""
-  mixers = [layer.mixer for layer in model.in_order]
   return {
     'model_type': MODEL_TYPE,
     'architectures': ['TokenformerForCausalLM'],
@@ -113,7 +98,7 @@ def describe(model: ModelConfig, ids: Mapping[str, int], dtype: str) -> dict[str
     'vocab_size': model.vocab_size,
     'hidden_size': model.width,
     'num_hidden_layers': model.depth,
-    'num_attention_heads': max(mixer.heads for mixer in mixers),
+    'num_attention_heads': max(model.heads),
     'max_position_embeddings': model.max_length,
     **ids,
     'tie_word_embeddings': False,  # A tied head has no tensor of its own.
@@ -123,40 +108,17 @@ def describe(model: ModelConfig, ids: Mapping[str, int], dtype: str) -> dict[str
   }
 
 
-def find_model(folder: Path) -> ModelConfig | None:
-  """Return the model of a folder from `to-hf`; None: this is another folder or a file."""
-  file = folder / 'config.json'
-  if not file.is_file():
+def find(source: Path) -> Weights | None:
+  """Return the model and the tensors of a folder from `to-hf`; None: this is another folder."""
+  file = source / 'config.json'
+  stored = read_json(file)
+  if stored.get('model_type') != MODEL_TYPE:
     return None
-  try:
-    stored = json.loads(file.read_text('utf-8'))
-    if not isinstance(stored, dict) or stored.get('model_type') != MODEL_TYPE:
-      return None
-    check_format(stored.get('format'), str(file))
-    model = config_lib.from_dict(config_lib.Config, {'model': stored['tokenformer']}).model
-  except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-    reason = f'{type(error).__name__}: {error}'
-    raise UserError(f'{file} is not the config of a model ({reason}); fetch it again') from error
-  # Whatever a stranger wrote is checked before anything is made of it.
+  check_format(stored.get('format'), str(file))
+  model = config_lib.from_dict(config_lib.Config, {'model': stored.get('tokenformer')}).model
+  # Check what a stranger wrote before anything is made of it.
   data = config_lib.TextConfig(sequence_length=model.max_length or 1)
   config_lib.resolve(config_lib.to_config_dict(config_lib.Config(model=model, data=data)))
-  return model
-
-
-def check_fit(model: ModelConfig, tensors: Mapping[str, Tensor], folder: Path) -> None:
-  """Check that the tensors of a folder are those of its model."""
-  expected = layout(model)
-  for name in [*expected, *tensors]:
-    found, place = tensors.get(name), expected.get(name)
-    if found is None or place is None or tuple(found.shape) != place.shape:
-      has = 'nothing' if found is None else f'the shape {list(found.shape)}'
-      wants = 'no such tensor' if place is None else f'{list(place.shape)}'
-      raise UserError(
-        f'{folder} has {has} for the tensor {name}, and its config.json {wants}; fetch the folder '
-        'again'
-      )
-
-
-def count(model: ModelConfig) -> int:
-  """Return the number of parameters."""
-  return sum(math.prod(place.shape) for place in layout(model).values())
+  weights = Weights(model, layout(model), tensor_files.find(source))
+  weights.check(f'the model of {file}')
+  return weights

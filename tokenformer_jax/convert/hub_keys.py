@@ -35,12 +35,13 @@ class Keys:
   def __init__(self, values: Mapping[str, Any], where: str, defaults: Mapping[str, Any] = {}):
     self._given = {name for name, value in values.items() if value is not None}
     self._values = {k: v for k, v in {**defaults, **values}.items() if v is not None}
-    self._where, self._read = where, set()
+    self._where = where
+    self.read: set[str] = set()  # the names of keys
     self._tables: dict[str, Keys] = {}
 
   def get(self, name: str, default: Any = None) -> Any:
     """Return the value of any type of a key."""
-    self._read.add(name)
+    self.read.add(name)
     return self._values.get(name, default)
 
   def whole(self, name: str, default: int | None = None) -> int:
@@ -100,4 +101,4 @@ class Keys:
     Keys inside of tables are named with their table: `rope_scaling.factor`.
     """
     inner = (f'{name}.{key}' for name, keys in self._tables.items() for key in keys.unread(()))
-    return sorted({*(self._given - self._read - set(ignored)), *inner})
+    return sorted({*(self._given - self.read - set(ignored)), *inner})

@@ -1,7 +1,8 @@
 """Write the README.md of a model's folder from what its run records."""
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.convert import families, hub_folder
+from tokenformer_jax.convert import families
+from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs import batches
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 
@@ -29,14 +30,13 @@ def write(meta: Meta, dtype: str, folder: str) -> str:
   model = meta.config.model
   tokens = batches.all_tokens(meta.lineage, batches.history(meta), meta.step)
   rows = {
-    'Parameters': f'{hub_folder.count(model):,}',
+    'Parameters': f'{define_lm(model).count:,}',
     'Layers': f'{model.depth} (`{model.pattern}`)',
     'Width': f'{model.width:,}',
     'Token ids': f'{model.vocab_size:,}',
     'Context of training': f'{meta.config.data.sequence_length:,} tokens',
-    'Training': f'{meta.step:,} steps, {round(tokens):,} tokens with those before growth'
-    if meta.lineage
-    else f'{meta.step:,} steps, {round(tokens):,} tokens',
+    'Training': f'{meta.step:,} steps, {round(tokens):,} tokens'
+    + (' with those before growth' if meta.lineage else ''),
     'Numbers': dtype,
   }
   if counts := config_lib.token_counts(model):
@@ -52,8 +52,9 @@ def write(meta: Meta, dtype: str, folder: str) -> str:
   if meta.lineage:
     steps = '\n'.join(f'{i}. {_change(entry)}' for i, entry in enumerate(meta.lineage, start=1))
     sections.append(f'## Lineage\n\nThe model was made from others, in this order:\n\n{steps}')
-  if family := families.match(model):
-    about, trust = f'The folder loads with `transformers` as a {family.architecture}.', ''
+  if matched := families.match(model):
+    about = f'The folder loads with `transformers` as a {matched[0].architecture}.'
+    trust = ''
   else:
     about = 'The folder loads with `transformers` and PyTorch; the model is in its .py files.'
     trust = ', trust_remote_code=True'
@@ -72,10 +73,10 @@ def _data(meta: Meta) -> str:
 
 def _change(entry: Ancestor) -> str:
   """Return one entry of the lineage as a line."""
-  parts = [f'`{entry.action}` of a model of {hub_folder.count(entry.model):,} parameters']
-  parts.append(f'at step {entry.step:,}')
-  if entry.groups:
-    parts.append(f'groups {entry.groups}')
-  if entry.experts:
-    parts.append(f'experts {entry.experts}')
-  return ', '.join(parts)
+  facts = [
+    f'`{entry.action}` of a model of {define_lm(entry.model).count:,} parameters',
+    f'at step {entry.step:,}',
+    f'groups {entry.groups}' if entry.groups else '',
+    f'experts {entry.experts}' if entry.experts else '',
+  ]
+  return ', '.join(filter(None, facts))

@@ -9,9 +9,8 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,7 +32,7 @@ _SAFETENSORS = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16'}
 _MOST_TABLE_BYTES = 2**21  # 400 tensors take about 60 kB
 _MOST_AXES = 8
 _LONGEST_NAME = 256
-_CHUNK = 2**20  # numbers
+SHARD_BYTES = 5 * 10**9  # of a file of weights; larger models have several files and an index
 
 Shape = tuple[int, ...]
 
@@ -45,25 +44,12 @@ class Tensor:
   Attributes:
     dtype: that of its numbers.
     shape: its sizes.
-    rows: reads all of the tensor, or a slice of its first axis.
+    read: returns the numbers.
   """
 
   dtype: np.dtype
   shape: Shape
-  rows: Callable[[slice | None], np.ndarray]
-
-  def read(self) -> np.ndarray:
-    """Return the tensor, in its dtype and shape."""
-    return self.rows(None)
-
-  def chunks(self) -> Iterator[np.ndarray]:
-    """Yield the tensor in chunks of its first axis."""
-    if not self.shape:
-      yield self.read()
-      return
-    step = max(1, _CHUNK // math.prod(self.shape[1:]))
-    for first in range(0, self.shape[0], step):
-      yield self.rows(slice(first, min(first + step, self.shape[0])))
+  read: Callable[[], np.ndarray]
 
 
 def find(source: Path, skipped: Callable[[str], bool] = lambda name: False) -> dict[str, Tensor]:
@@ -94,12 +80,12 @@ def _in_directory(directory: Path) -> Path:
   named = [f'{name}{end}' for name in usual for end in ('', '.index.json')]
   patterns = [f'*{suffix}{end}' for suffix in SUFFIXES[::-1] for end in ('.index.json', '')]
   for pattern in (*named, *patterns):
-    found = sorted(directory.glob(pattern))
-    if len(found) > 1:
-      names = ', '.join(path.name for path in found[:4])
+    files = sorted(directory.glob(pattern))
+    if len(files) > 1:
+      names = ', '.join(path.name for path in files[:4])
       raise UserError(f'{directory} has {names} without an index; name one file as --source')
-    if found:
-      return found[0]
+    if files:
+      return files[0]
   raise UserError(
     f'{directory} has no .bin, .safetensors or .index.json file; name another --source'
   )
@@ -131,9 +117,9 @@ def _sharded(index: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor]:
   for shard in shards:
     for name, tensor in find(index.with_name(shard), skipped).items():
       if weight_map.get(name) != shard:
-        place = f'puts into {weight_map[name]}' if name in weight_map else 'does not name'
+        stated = f'puts into {weight_map[name]}' if name in weight_map else 'does not name'
         raise UserError(
-          f'{shard} holds the tensor {name}, which {index} {place}; fetch the whole set again'
+          f'{shard} holds the tensor {name}, which {index} {stated}; fetch the whole set again'
         )
       tensors[name] = tensor
   for name, shard in weight_map.items():
@@ -165,10 +151,10 @@ def _safetensors(path: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor
     reason = torch_file.describe_format(path) or f'{damaged} ({_reason(error)})'
     raise UserError(f'{path} {reason}') from error
 
-  def rows(name: str, part: slice | None) -> np.ndarray:
+  def read(name: str) -> np.ndarray:
     try:
       with safe_open(path, framework='numpy') as file:
-        return file.get_tensor(name) if part is None else file.get_slice(name)[part]
+        return file.get_tensor(name)
     except (SafetensorError, OSError) as error:
       raise UserError(f'{path} has changed while it was read; fetch it again') from error
 
@@ -176,19 +162,16 @@ def _safetensors(path: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor
   return _tensors(
     path,
     {name: entry for name, entry in table.items() if not skipped(name)},
-    lambda code: dtypes.get(code),
-    rows,
+    dtypes.get,
+    read,
   )
 
 
 def _pytorch(path: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor]:
   named = {name: one for name, one in torch_file.load(path).items() if not skipped(str(name))}
 
-  def rows(name: str, part: slice | None) -> np.ndarray:
-    return torch_file.to_numpy(named[name] if part is None else named[name][part])
-
   table = {name: (str(one.dtype).removeprefix('torch.'), one.shape) for name, one in named.items()}
-  tensors = _tensors(path, table, DTYPES.get, rows)
+  tensors = _tensors(path, table, DTYPES.get, lambda name: torch_file.to_numpy(named[name]))
   total = sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors.values())
   # Views of one storage could claim far more memory than the file has bytes. A tied head has two.
   if total > 2 * path.stat().st_size:
@@ -204,7 +187,7 @@ def _tensors(
   path: Path,
   table: Mapping[str, tuple[Any, Iterable[int]]],
   to_dtype: Callable[[Any], np.dtype | None],
-  rows: Callable[[str, slice | None], np.ndarray],
+  read: Callable[[str], np.ndarray],
 ) -> dict[str, Tensor]:
   """Return the tensors of a file, given its dtypes and shapes by name."""
   tensors: dict[str, Tensor] = {}
@@ -221,7 +204,7 @@ def _tensors(
         f'{path}: the tensor {name} has the dtype {code!s:.20}; it must be one of '
         f'{", ".join(DTYPES)}'
       )
-    tensors[name] = Tensor(dtype, shape, functools.partial(rows, name))
+    tensors[name] = Tensor(dtype, shape, functools.partial(read, name))
   return tensors
 
 
@@ -232,80 +215,55 @@ def _checked_name(name: Any) -> None:
 
 
 def write(
-  target: Path, dtype: str, shapes: dict[str, Shape], stream: Iterable[tuple[str, np.ndarray]]
-) -> None:
-  """Write a safetensors file, under a temporary name that is renamed at the end.
-
-  `dtype` is a name in `DTYPES`, and the order of `shapes` that of the table. `stream` has every
-  tensor once, in any order and in float32; only one tensor is in memory at a time.
-  """
-  partial = target.with_name(f'.{target.name}.partial')
-  try:
-    with partial.open('wb') as file:
-      offsets = _write_table(file, dtype, shapes)
-      for name, array in stream:
-        file.seek(offsets[name])
-        file.write(_converted(name, array, dtype).reshape(-1).view(np.uint8).data)
-    os.rename(partial, target)
-  except OSError as error:
-    raise UserError(
-      f'{target} could not be written ({error.strerror or error}); nothing is left of it; free '
-      'space or choose another --target'
-    ) from error
-  finally:
-    with contextlib.suppress(OSError):
-      partial.unlink()
-
-
-def write_set(
   folder: Path,
   dtype: str,
-  shapes: dict[str, Shape],
+  shapes: Mapping[str, Shape],
   stream: Iterable[tuple[str, np.ndarray]],
-  most_bytes: int,
+  most_bytes: int = SHARD_BYTES,
 ) -> None:
   """Write `model.safetensors`, or several files of up to `most_bytes` and their index.
 
-  A tensor larger than that has a file of its own. For the other arguments see `write`. The folder
-  is new, and the caller removes it after an error.
+  A tensor larger than that has a file of its own. `dtype` is a name in `DTYPES`, and the order of
+  `shapes` that of the tables. `stream` has every tensor once, in any order and in float32; only one
+  tensor is in memory at a time. The folder is new, and the caller removes it after an error.
 
   Raises:
     OSError: a file cannot be written.
     UserError: a number is too large for the dtype.
   """
-  parts = _cut(dtype, shapes, most_bytes)
+  shards = _cut(dtype, shapes, most_bytes)
   names = ['model.safetensors']
-  if len(parts) > 1:
-    names = [f'model-{i:05}-of-{len(parts):05}.safetensors' for i in range(1, len(parts) + 1)]
+  if len(shards) > 1:
+    names = [f'model-{i:05}-of-{len(shards):05}.safetensors' for i in range(1, len(shards) + 1)]
     total = sum(math.prod(shape) for shape in shapes.values()) * DTYPES[dtype].itemsize
-    weight_map = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
+    weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
     index = {'metadata': {'total_size': total}, 'weight_map': weight_map}
     (folder / 'model.safetensors.index.json').write_text(json.dumps(index, indent=2))
   with contextlib.ExitStack() as files:
-    places: dict[str, tuple[BinaryIO, int]] = {}
-    for name, part in zip(names, parts, strict=True):
+    offsets: dict[str, tuple[BinaryIO, int]] = {}
+    for name, shard in zip(names, shards, strict=True):
       file = files.enter_context((folder / name).open('wb'))
-      places |= {key: (file, at) for key, at in _write_table(file, dtype, part).items()}
+      offsets |= {key: (file, at) for key, at in _write_table(file, dtype, shard).items()}
     for name, array in stream:
-      file, offset = places[name]
+      file, offset = offsets[name]
       file.seek(offset)
       file.write(_converted(name, array, dtype).reshape(-1).view(np.uint8).data)
 
 
-def _cut(dtype: str, shapes: dict[str, Shape], most_bytes: int) -> list[dict[str, Shape]]:
+def _cut(dtype: str, shapes: Mapping[str, Shape], most_bytes: int) -> list[dict[str, Shape]]:
   """Return the tensors of each file of a set, in order."""
-  parts, used = [{}], 0
+  shards, used = [{}], 0
   for name, shape in shapes.items():
     size = math.prod(shape) * DTYPES[dtype].itemsize
-    if parts[-1] and used + size > most_bytes:
-      parts.append({})
+    if shards[-1] and used + size > most_bytes:
+      shards.append({})
       used = 0
-    parts[-1][name] = shape
+    shards[-1][name] = shape
     used += size
-  return parts
+  return shards
 
 
-def _write_table(file: BinaryIO, dtype: str, shapes: dict[str, Shape]) -> dict[str, int]:
+def _write_table(file: BinaryIO, dtype: str, shapes: Mapping[str, Shape]) -> dict[str, int]:
   """Write the table of a safetensors file, and return the offset of each tensor in the file."""
   header: dict[str, Any] = {'__metadata__': {'format': 'pt'}}
   begins, end = {}, 0

@@ -1,6 +1,7 @@
 """The table of changes that the grow command prints."""
 
 import collections
+from collections.abc import Mapping
 
 from tokenformer_jax.config import (
   AdamWConfig,
@@ -8,7 +9,6 @@ from tokenformer_jax.config import (
   ModelConfig,
   OptimConfig,
   PattentionConfig,
-  former_names,
   groups_as_text,
   pattentions,
   pattern,
@@ -35,9 +35,7 @@ def render(
   rows += _experts(before, after)
   if new := pattentions(after):
     old = pattentions(before)
-    former = {
-      name: next((old[key] for key in former_names(name, new) if key in old), None) for name in new
-    }
+    former = {name: _former(name, old, new) for name in new}
     for name, now in new.items():
       was = former[name]
       rows.append(_row(f'{name} tokens', was.tokens if was else 0, now.tokens))
@@ -52,6 +50,17 @@ def render(
   work = (flops.train_flops(model, length) / 1e6 for model in (before, after))
   rows.append(_row(f'training MFLOP {flops.unit(before)}', *work))
   return messages.aligned(rows)
+
+
+def _former(
+  name: str, old: Mapping[str, PattentionConfig], new: Mapping[str, PattentionConfig]
+) -> PattentionConfig | None:
+  """Return what a projection was, also before experts were added beside it or of it."""
+  part, _, kind = name.rpartition('.')
+  if kind == 'expert' and f'{part}.shared' in new:
+    return old.get(name)
+  names = (name, part, f'{name}.shared', f'{name}.expert')
+  return next((old[one] for one in names if one in old), None)
 
 
 def _widths(before: widen.Sizes, after: widen.Sizes) -> list[tuple[str, str, str, str]]:

@@ -5,24 +5,20 @@ The counts are by the token at that position.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
 from tokenformer_jax.inspection.usage import batches
-from tokenformer_jax.inspection.weights import run_layers
+from tokenformer_jax.inspection.weights import compiled, run_layers, watch
 from tokenformer_jax.model import trunk
-from tokenformer_jax.model.layer import Aux, Context, Layer
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.params import Definition, Params
-from tokenformer_jax.model.router import Choice, Router
-from tokenformer_jax.parallel import sharding
+from tokenformer_jax.model.router import Router
 
 _CHOICES_AT_ONCE = 2**22  # on a device, over all layers
 
@@ -43,7 +39,7 @@ class Answers:
   def tokens(self, expert: int, most: int) -> list[tuple[int, float, float]]:
     """Return the `most` token ids that an expert gets most often.
 
-    Each comes with its part of the expert's choices, and the expert's part of the choices for it.
+    Each comes with its share of the expert's choices, and the expert's share of the choices for it.
     """
     ids, times = np.unique(self.ids[self.experts == expert], return_counts=True)
     first = np.argsort(-times, kind='stable')[:most]
@@ -70,65 +66,42 @@ def measure(
   }
   if not routers:
     return {}
-  places = list(trunk.layer_paths(model.repeats))
-  most = sum(routers[place.stack].router.top_k for place in places if place.stack in routers)
-  run = _compiled(definition, mesh)
-  parts = []
+  paths = list(trunk.layer_paths(model.repeats))
+  most = sum(routers[path.stack].router.top_k for path in paths if path.stack in routers)
+  run = compiled(_choices, definition, mesh)
   with jax.set_mesh(mesh):
-    for batch in batches(rows, max(1, _CHOICES_AT_ONCE // (rows.shape[1] * most)), mesh):
-      ids = np.asarray(jax.device_get(batch))
-      parts.append((ids, jax.device_get(run(params, batch))))
+    measured = [
+      jax.device_get((batch, run(params, batch)))
+      for batch in batches(rows, max(1, _CHOICES_AT_ONCE // (rows.shape[1] * most)), mesh)
+    ]
 
-  def answers(place: trunk.LayerPath) -> Answers:
+  def answers(path: trunk.LayerPath) -> Answers:
     ids, experts = [], []
-    for ids_BxT, choices in parts:
-      chosen_BxTxK = choices[place.stack][place.row]
+    for ids_BxT, choices in measured:
+      chosen_BxTxK = choices[path.stack][path.row]
       counted = ids_BxT >= 0
       experts.append(chosen_BxTxK[counted].ravel())
       ids.append(np.repeat(ids_BxT[counted], chosen_BxTxK.shape[-1]))
-    count = routers[place.stack].count
+    count = routers[path.stack].count
     return Answers(np.concatenate(ids), np.concatenate(experts), count)
 
-  return {number: answers(place) for number, place in enumerate(places) if place.stack in routers}
-
-
-@functools.lru_cache(maxsize=4)
-def _compiled(definition: Definition, mesh: Mesh) -> Callable[..., dict[str, jax.Array]]:
-  """Return jitted `_choices` for calls in `jax.set_mesh(mesh)`; every host gets the result."""
-  return jax.jit(
-    lambda params, ids: _choices(definition.bind(params), ids),
-    out_shardings=sharding.replicated(mesh),
-  )
+  return {number: answers(path) for number, path in enumerate(paths) if path.stack in routers}
 
 
 def _choices(model: LM, ids_BxT: jax.Array) -> dict[str, jax.Array]:
   """Return the experts of every token, [L, B, T, K] for each stack of layers with a router."""
-  context = Context.from_ids(ids_BxT)
 
-  def layer(block: Layer, x: jax.Array, _: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+  def layer(block: Any, x: jax.Array, context: Context) -> tuple[jax.Array, list[jax.Array]]:
     seen: list[jax.Array] = []
-    modules = dict(nnx.iter_modules(block))
-    for path, router in _routers(block).items():
-      setattr(modules[path[:-1]], path[-1], _Watched(router, seen.append))
+    for path in _routers(block):
+      watch(block, path, lambda x, output: seen.append(output[0].experts_BxTxK))
     return block(x, context)[0], seen
 
-  _, found = run_layers(model, layer, model.embed(jnp.maximum(ids_BxT, 0)))
-  return {stack: chosen[0] for stack, chosen in found.items() if chosen}
+  chosen = run_layers(model, ids_BxT, layer)
+  return {stack: experts[0] for stack, experts in chosen.items() if experts}
 
 
 def _routers(block: nnx.Module) -> dict[tuple[Any, ...], Router]:
   """Return the routers of a layer, or of stacked layers, by their paths."""
   modules = nnx.iter_modules(block)
   return {path: module for path, module in modules if isinstance(module, Router)}
-
-
-class _Watched:
-  """A router that passes its choice to `see`."""
-
-  def __init__(self, router: Router, see: Callable[[jax.Array], None]):
-    self._router, self._see, self.count = router, see, router.count
-
-  def __call__(self, *arguments: Any) -> tuple[Choice, Aux]:
-    choice, aux = self._router(*arguments)
-    self._see(choice.experts_BxTxK)
-    return choice, aux

@@ -21,7 +21,8 @@ from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.inspection import experts, usage
-from tokenformer_jax.inspection.weights import Found, compiled_maps, pattentions
+from tokenformer_jax.inspection import weights as weights_lib
+from tokenformer_jax.inspection.weights import TokenArrays, compiled, pattentions
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import lookup
 from tokenformer_jax.runs import checkpoint
@@ -33,7 +34,7 @@ from tokenformer_jax.storage import paths
 
 def load(source: str) -> Trained:
   """Load the model of a run, DIR or DIR@STEP, onto all devices, in the dtype of the run."""
-  return trained.load(source, check=check_has_tokens, evenly=False)
+  return trained.load(source, check=check_has_tokens)
 
 
 def check_has_tokens(meta: Meta, directory: paths.Path) -> None:
@@ -54,23 +55,22 @@ def old_tokens(model: Trained) -> dict[int, dict[str, int]] | None:
     return None
   layers = pattentions(model.definition)
   counts = {
-    number: {name: _old(growth, model.config.model, number, found) for name, found in layer.items()}
+    number: {
+      name: _old(growth, model.config.model, number, tokens) for name, tokens in layer.items()
+    }
     for number, layer in enumerate(layers)
   }
-  now = {
-    number: {name: found.tokens for name, found in layer.items()}
-    for number, layer in enumerate(layers)
-  }
-  return None if counts == now else counts
+  now = [{name: tokens.tokens for name, tokens in layer.items()} for layer in layers]
+  return None if list(counts.values()) == now else counts
 
 
-def _old(growth: LastGrowth, model: ModelConfig, layer: int, found: Found) -> int:
+def _old(growth: LastGrowth, model: ModelConfig, layer: int, tokens: TokenArrays) -> int:
   """Return the tokens of a Pattention before a growth; the hidden units of an MLP are all old."""
-  ranges = lookup(growth.old, found.keys).ranges
-  row = lookup(models.define(model).info, found.keys).depth.index(layer + 1)
+  ranges = lookup(growth.old, tokens.keys).ranges
+  row = lookup(models.define(model).info, tokens.keys).depth.index(layer + 1)
   if 'layers' in ranges and (row, row + 1) not in ranges['layers']:
     return 0
-  return found.tokens if found.is_mlp else ranges['param_tokens'][0][1]
+  return tokens.tokens if tokens.is_mlp else ranges['param_tokens'][0][1]
 
 
 def maps(
@@ -81,19 +81,20 @@ def maps(
   Layers are numbered from 0; None: all.
   """
   model.context_length(len(ids))
-  count = model.config.model.depth
-  layers = range(count) if layers is None else layers
+  known = pattentions(model.definition)
+  layers = range(len(known)) if layers is None else layers
   for layer in layers:
-    if layer not in range(count):
-      raise UserError(f'layers names {layer}; the model has the layers 0 to {count - 1}')
-  run = compiled_maps(model.definition, model.mesh)
+    if layer not in range(len(known)):
+      raise UserError(f'layers names {layer}; the model has the layers 0 to {len(known) - 1}')
   with jax.set_mesh(model.mesh):
     (batch,) = usage.batches(np.asarray(ids)[None], 1, model.mesh)
-    found = {layer: run(model.params, batch, layer) for layer in layers}
-  known = pattentions(model.definition)
+    weights = compiled(weights_lib.maps, model.definition, model.mesh)(model.params, batch)
   return {
-    layer: {name: np.asarray(weights[name, known[layer][name].tokens]) for name in known[layer]}
-    for layer, weights in found.items()
+    layer: {
+      name: np.asarray(weights[tokens.layer.stack][name][tokens.layer.row])
+      for name, tokens in known[layer].items()
+    }
+    for layer in layers
   }
 
 

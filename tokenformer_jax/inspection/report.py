@@ -56,24 +56,24 @@ def expert_rows(answers: Mapping[int, Answers]) -> list[Row]:
   return [
     {
       'layer': layer,
-      'experts': found.count,
-      'load': [float(f'{share:.6g}') for share in found.load],
-      'largest': float(found.load.max()),
-      'smallest': float(found.load.min()),
-      'max_violation': float(found.count * found.load.max() - 1),
-      'unused': int(np.sum(found.load == 0)),
+      'experts': chosen.count,
+      'load': [float(f'{share:.6g}') for share in chosen.load],
+      'largest': float(chosen.load.max()),
+      'smallest': float(chosen.load.min()),
+      'max_violation': float(chosen.count * chosen.load.max() - 1),
+      'unused': int(np.sum(chosen.load == 0)),
     }
-    for layer, found in answers.items()
+    for layer, chosen in answers.items()
   ]
 
 
 def answer_rows(answers: Mapping[int, Answers], tokenizer: Tokenizer, top_k: int) -> list[Row]:
   """Return the `top_k` tokens that each expert gets most often, a layer's busiest experts first."""
   rows = []
-  for layer, found in answers.items():
-    load = found.load
+  for layer, chosen in answers.items():
+    load = chosen.load
     for expert in np.argsort(-load, kind='stable').tolist():
-      tokens = found.tokens(expert, top_k)
+      tokens = chosen.tokens(expert, top_k)
       texts = labels(tokenizer, [token for token, _, _ in tokens])
       listed = [
         {'id': token, 'text': text, 'of_expert': of_expert, 'of_token': of_token}
@@ -89,14 +89,14 @@ def usage_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
     {
       'layer': layer,
       'kind': name,
-      'tokens': len(found.mean),
-      'dead': int(found.dead.sum()),
-      'unused': int(found.unused.sum()),
-      'nearly_unused': int(found.nearly_unused.sum()),
-      'for_90_percent': found.tokens_for(0.9),
+      'tokens': len(used.mean),
+      'dead': int(used.dead.sum()),
+      'unused': int(used.unused.sum()),
+      'nearly_unused': int(used.nearly_unused.sum()),
+      'for_90_percent': used.tokens_for(0.9),
     }
     for layer, layer_usage in usage.items()
-    for name, found in layer_usage.items()
+    for name, used in layer_usage.items()
   ]
 
 
@@ -109,11 +109,11 @@ def age_rows(
   """
   rows = []
   for layer, layer_usage in usage.items():
-    for name, found in layer_usage.items():
-      first, count = old[layer][name], len(found.mean)
+    for name, used in layer_usage.items():
+      first, count = old[layer][name], len(used.mean)
       if first == count:
         continue
-      unused = found.nearly_unused
+      unused = used.nearly_unused
       rows.append(
         {
           'layer': layer,
@@ -121,7 +121,7 @@ def age_rows(
           'old': first,
           'new': count - first,
           'new_share_of_tokens': (count - first) / count,
-          'new_share_of_contribution': float(found.share[first:].sum()),
+          'new_share_of_contribution': float(used.share[first:].sum()),
           'nearly_unused_old': int(unused[:first].sum()),
           'nearly_unused_new': int(unused[first:].sum()),
         }
@@ -139,20 +139,22 @@ def token_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
     {
       'layer': layer,
       'kind': name,
-      'mean': listed(found.mean),
-      'root_mean_square': listed(found.root_mean_square),
-      'largest': listed(found.largest),
-      'value_norm': listed(found.value_norms),
-      'contribution': listed(found.contribution),
+      'mean': listed(used.mean),
+      'root_mean_square': listed(used.root_mean_square),
+      'largest': listed(used.largest),
+      'value_norm': listed(used.value_norms),
+      'contribution': listed(used.contribution),
     }
     for layer, layer_usage in usage.items()
-    for name, found in layer_usage.items()
+    for name, used in layer_usage.items()
   ]
 
 
 def strongest_table(rows: Sequence[Row], names: Sequence[str]) -> str:
   """Format the rows of `strongest_rows`; `names` are the labels of the input tokens."""
-  lines = [('layer', 'kind', 'token', 'input tokens (position) and its weights for them')]
+  lines: list[Sequence[str]] = [
+    ('layer', 'kind', 'token', 'input tokens (position) and its weights for them')
+  ]
   for row in rows:
     inputs = (f'{names[i["position"]]} ({i["position"]}) {i["weight"]:.2f}' for i in row['inputs'])
     lines.append((str(row['layer']), row['kind'], str(row['token']), '  '.join(inputs)))
@@ -161,17 +163,16 @@ def strongest_table(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 def expert_table(rows: Sequence[Row]) -> str:
   """Format the rows of `expert_rows`."""
-  lines = [('layer', 'experts', 'largest load', 'smallest', 'max violation', 'unused')]
-  for row in rows:
-    shares = (f'{row[name]:.1%}' for name in ('largest', 'smallest'))
-    violation = f'{row["max_violation"]:.2f}'
-    lines.append((f'{row["layer"]}', f'{row["experts"]}', *shares, violation, f'{row["unused"]}'))
-  return aligned(lines, left=())
+  columns = [('layer', '{layer}'), ('experts', '{experts}'), ('largest load', '{largest:.1%}')]
+  columns += [('smallest', '{smallest:.1%}'), ('max violation', '{max_violation:.2f}')]
+  return _table(rows, [*columns, ('unused', '{unused}')])
 
 
 def answer_table(rows: Sequence[Row], top_k: int) -> str:
   """Format the rows of `answer_rows`, for the first `top_k` experts of each layer."""
-  lines = [('layer', 'expert', 'load', 'tokens: share of the expert, share of the token')]
+  lines: list[Sequence[str]] = [
+    ('layer', 'expert', 'load', 'tokens: share of the expert, share of the token')
+  ]
   listed: dict[int, int] = {}
   for row in rows:
     listed[row['layer']] = listed.get(row['layer'], 0) + 1
@@ -184,19 +185,26 @@ def answer_table(rows: Sequence[Row], top_k: int) -> str:
 
 def usage_table(rows: Sequence[Row]) -> str:
   """Format the rows of `usage_rows`."""
-  head = ('layer', 'kind', 'tokens', 'dead', 'unused', 'nearly unused', 'for 90 %')
-  lines = [
-    tuple(f'{value:,}' if type(value) is int else value for value in r.values()) for r in rows
-  ]
-  return aligned([head, *lines], left=(1,))
+  names = ('tokens', 'dead', 'unused', 'nearly_unused', 'for_90_percent')
+  heads = ('tokens', 'dead', 'unused', 'nearly unused', 'for 90 %')
+  columns = [(head, f'{{{name}:,}}') for head, name in zip(heads, names, strict=True)]
+  return _table(rows, [('layer', '{layer}'), ('kind', '{kind}'), *columns])
 
 
 def age_table(rows: Sequence[Row]) -> str:
   """Format the rows of `age_rows`."""
-  head = ('layer', 'kind', 'old', 'new', 'new: of tokens', 'of contribution')
-  lines = [(*head, 'nearly unused: old', 'new')]
-  for row in rows:
-    layer, name, old, new, tokens, contribution, *unused = row.values()
-    shares = f'{tokens:.1%}', f'{contribution:.1%}'
-    lines.append((f'{layer}', name, f'{old:,}', f'{new:,}', *shares, *(f'{n:,}' for n in unused)))
-  return aligned(lines, left=(1,))
+  columns = [
+    *(('layer', '{layer}'), ('kind', '{kind}'), ('old', '{old:,}'), ('new', '{new:,}')),
+    ('new: of tokens', '{new_share_of_tokens:.1%}'),
+    ('of contribution', '{new_share_of_contribution:.1%}'),
+    ('nearly unused: old', '{nearly_unused_old:,}'),
+    ('new', '{nearly_unused_new:,}'),
+  ]
+  return _table(rows, columns)
+
+
+def _table(rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> str:
+  """Format rows by columns: a head, and a template of the keys of a row."""
+  heads = [head for head, _ in columns]
+  lines = [[template.format_map(row) for _, template in columns] for row in rows]
+  return aligned([heads, *lines], left=[i for i, head in enumerate(heads) if head == 'kind'])

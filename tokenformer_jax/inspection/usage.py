@@ -13,19 +13,20 @@ New tokens, with either a zero value or a zero key, are unused but not dead: the
 
 Usage is not the importance that `grow shrink` uses (grow/importance.py). |⟨v, ∂loss/∂v⟩| is the
 change of the loss without the token, to first order; it needs targets and a backward pass. Usage
-is the size of a token's part in the output. Other tokens may cancel this part, or the loss may not
+is the size of what a token adds to the output. Other tokens may cancel this, or the loss may not
 depend on it.
 """
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from tokenformer_jax.inspection.weights import Found, Sums, compiled_sums, pattentions
+from tokenformer_jax.inspection.weights import Sums, TokenArrays, compiled, pattentions, sums
 from tokenformer_jax.model.params import Definition, Params, lookup
 from tokenformer_jax.parallel import rules, sharding
 
@@ -53,7 +54,7 @@ class Usage:
 
   @property
   def share(self) -> np.ndarray:
-    """Return each token's part of the total contribution; the parts add up to 1, or to 0."""
+    """Return each token's share of the total contribution; the shares add up to 1, or to 0."""
     return self.contribution / (self.contribution.sum() or 1)
 
   @property
@@ -87,44 +88,62 @@ def measure(
   number, from 0 on, and by name of the Pattention.
   """
   layers = pattentions(definition)
-  most = max(found.tokens for layer in layers for found in layer.values())
+  most = max(tokens.tokens for layer in layers for tokens in layer.values())
   at_once = max(1, _WEIGHTS_AT_ONCE // (rows.shape[1] * most))
-  run = compiled_sums(definition, mesh)
-  total = None
+  run = compiled(sums, definition, mesh)
+  stacked = {
+    (tokens.layer.stack, name): tokens for layer in layers for name, tokens in layer.items()
+  }
+  compute = jax.jit(
+    lambda params: {key: _norms_and_zeros(params, tokens) for key, tokens in stacked.items()},
+    out_shardings=sharding.replicated(mesh),
+  )
   with jax.set_mesh(mesh):
-    for batch in batches(rows, at_once, mesh):
-      new = jax.tree.map(lambda a: np.asarray(a, np.float64), run(params, batch))
-      total = (
-        new
-        if total is None
-        else jax.tree.map(_add, total, new, is_leaf=lambda node: isinstance(node, Sums))
-      )
-    arrays = {
-      (found.layer.stack, name): tuple(lookup(params, path) for path in (found.keys, found.values))
-      for layer in layers
-      for name, found in layer.items()
-    }
-    mlps = {(f.layer.stack, name) for layer in layers for name, f in layer.items() if f.is_mlp}
-    compute = functools.partial(_norms_and_zeros, mlps=mlps)
-    norms, zeros = jax.device_get(jax.jit(compute, out_shardings=sharding.replicated(mesh))(arrays))
+    total = functools.reduce(
+      _add, (run(params, batch) for batch in batches(rows, at_once, mesh)), {}
+    )
+    norms_and_zeros = jax.device_get(compute(params))
   positions = int(np.sum(rows >= 0))
 
-  def usage(name: str, found: Found) -> Usage:
-    stack, index = found.layer
-    sums = Sums(*(array[index] for array in total[stack][name]))
+  def usage(name: str, tokens: TokenArrays) -> Usage:
+    stack, index = tokens.layer
+    own = Sums(*(array[index] for array in total[stack][name]))
+    norms, zeros = (array[index] for array in norms_and_zeros[stack, name])
     return Usage(
       positions=positions,
-      mean=sums.total / positions,
-      root_mean_square=np.sqrt(sums.squares / positions),
-      largest=sums.largest,
-      value_norms=np.asarray(norms[stack, name][index], np.float64),
-      dead=zeros[stack, name][index] & np.repeat(found.zero_at_zero, found.groups),
+      mean=own.total / positions,
+      root_mean_square=np.sqrt(own.squares / positions),
+      largest=own.largest,
+      value_norms=np.asarray(norms, np.float64),
+      dead=zeros & np.repeat(tokens.zero_at_zero, tokens.groups),
     )
 
   return {
-    number: {name: usage(name, found) for name, found in layer.items()}
+    number: {name: usage(name, tokens) for name, tokens in layer.items()}
     for number, layer in enumerate(layers)
   }
+
+
+def _add(total: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+  """Add the sums of a batch to a total in float64, empty before the first batch."""
+  new = jax.tree.map(lambda array: np.asarray(array, np.float64), new)
+  if not total:
+    return new
+
+  def add(a: Sums, b: Sums) -> Sums:
+    return Sums(a.total + b.total, a.squares + b.squares, np.maximum(a.largest, b.largest))
+
+  return jax.tree.map(add, total, new, is_leaf=lambda node: isinstance(node, Sums))
+
+
+def _norms_and_zeros(params: Params, tokens: TokenArrays) -> tuple[jax.Array, jax.Array]:
+  """Return ‖v‖₂ of every token of a stack, and whether its key and its value are zero, [L, N].
+
+  The keys of hidden units of an MLP are columns.
+  """
+  keys, values = lookup(params, tokens.keys), lookup(params, tokens.values)
+  has_key = jnp.any(keys, axis=-2 if tokens.is_mlp else -1)
+  return jnp.linalg.norm(values, axis=-1), ~has_key & ~jnp.any(values, axis=-1)
 
 
 def batches(rows: np.ndarray, at_once: int, mesh: Mesh) -> list[jax.Array]:
@@ -132,12 +151,12 @@ def batches(rows: np.ndarray, at_once: int, mesh: Mesh) -> list[jax.Array]:
 
   A device gets at most `at_once` rows of a batch.
   """
-  parts = rules.parts('batch', mesh)
-  size = min(at_once, -(-len(rows) // parts)) * parts
+  shards = rules.parts('batch', mesh)
+  size = min(at_once, -(-len(rows) // shards)) * shards
   padded = np.full((-(-len(rows) // size) * size, rows.shape[1]), -1, np.int32)
   padded[: len(rows)] = rows
-  place = sharding.batch_sharding(mesh)
-  return [jax.device_put(batch, place) for batch in np.split(padded, len(padded) // size)]
+  placed = sharding.batch_sharding(mesh)
+  return [jax.device_put(batch, placed) for batch in np.split(padded, len(padded) // size)]
 
 
 def as_rows(ids: np.ndarray, length: int) -> np.ndarray:
@@ -146,22 +165,3 @@ def as_rows(ids: np.ndarray, length: int) -> np.ndarray:
   rows = np.full((-(-len(ids) // length), length), -1, np.int32)
   rows.ravel()[: len(ids)] = ids
   return rows
-
-
-def _add(a: Sums, b: Sums) -> Sums:
-  return Sums(a.total + b.total, a.squares + b.squares, np.maximum(a.largest, b.largest))
-
-
-def _norms_and_zeros(
-  keys_and_values: dict[tuple[str, str], tuple[jax.Array, jax.Array]],
-  mlps: set[tuple[str, str]],
-) -> tuple[dict[tuple[str, str], jax.Array], dict[tuple[str, str], jax.Array]]:
-  """Return ‖v‖₂ of every parameter token, and whether its key and its value are zero, [L, N].
-
-  Those of `mlps` are hidden units, whose keys are columns.
-  """
-  norms, zeros = {}, {}
-  for name, (keys, values) in keys_and_values.items():
-    norms[name] = jnp.linalg.norm(values, axis=-1)
-    zeros[name] = ~jnp.any(keys, axis=-2 if name in mlps else -1) & ~jnp.any(values, axis=-1)
-  return norms, zeros

@@ -2,11 +2,10 @@
 
 They are an attention map from the tokens of a text to the parameter tokens. An MLP is a Pattention
 here: its hidden units are parameter tokens, whose weights are the activations and whose values are
-the rows of the second matrix. `sums` and `maps` run
-inside a jit, on any mesh and in any dtype, and neither keeps the weights of all layers.
+the rows of the second matrix. `sums` and `maps` run inside a jit, on any mesh and in any dtype.
 
 The Pattentions of a layer have the names of their modules: `query` is `attention/query`. Names and
-sizes may differ from layer to layer. Equal layers at one place of a pattern form a stack (see
+sizes may differ from layer to layer. Equal layers at one position of a pattern form a stack (see
 `model/trunk.py`).
 """
 
@@ -16,39 +15,39 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
 from tokenformer_jax.model import trunk
-from tokenformer_jax.model.layer import FROM_START, Context, Layer
+from tokenformer_jax.model.layer import FROM_START, Context
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.mlp import MLP
 from tokenformer_jax.model.params import Definition, Params, Path, Role
 from tokenformer_jax.model.pattention import Pattention
-from tokenformer_jax.model.projections import Dense
 from tokenformer_jax.model.stack import scan_rows
 from tokenformer_jax.model.trunk import LayerPath
 from tokenformer_jax.parallel import sharding
+
+Names = tuple[str, ...]  # of the modules from a layer to one of its own
 
 
 class Sums(NamedTuple):
   """Sums of the absolute weight |Θ| of every parameter token over positions, float32 [L, N]."""
 
-  total: jax.Array
-  squares: jax.Array
-  largest: jax.Array
+  total: Any
+  squares: Any
+  largest: Any
 
 
-class Found(NamedTuple):
-  """A Pattention or an MLP of a layer."""
+class TokenArrays(NamedTuple):
+  """The parameter tokens of a Pattention or an MLP of a layer."""
 
   layer: LayerPath  # of the layer's parameters
   keys: Path  # of the stack's keys, [L, N, D], or an MLP's first matrices, [L, D, N]
   values: Path  # of the stack's values, [L, N, D]
   groups: tuple[int, ...]  # the number of tokens of each group
   zero_at_zero: tuple[bool, ...]  # of each group, whether a score of 0 gets the weight 0
-  is_mlp: bool = False
+  is_mlp: bool
 
   @property
   def tokens(self) -> int:
@@ -57,46 +56,44 @@ class Found(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def pattentions(definition: Definition) -> tuple[dict[str, Found], ...]:
+def pattentions(definition: Definition) -> tuple[dict[str, TokenArrays], ...]:
   """Return the Pattentions of each layer by name, in the order in which the layer applies them."""
-  arrays: dict[tuple[str, ...], dict[Role, Path]] = {}
+  arrays: dict[Names, dict[Role, Path]] = {}
   for path, info in jax.tree_util.tree_leaves_with_path(definition.info):
     arrays.setdefault(tuple(key.key for key in path[:-1]), {})[info.role] = path
 
-  def describe_mlp(place: LayerPath, path: tuple[str, ...], module: MLP) -> Found:
-    up, down = (arrays[*path, name][Role.KERNEL] for name in ('up', 'down'))
-    zero_at_zero = module.up.bias is None  # as all activations are
-    return Found(place, up, down, (_count(module),), (zero_at_zero,), is_mlp=True)
-
-  places: list[LayerPath] = []
-  stacked: dict[str, dict[str, Found]] = {}
-
-  def describe(place: LayerPath, path: tuple[str, ...], module: Pattention | MLP) -> Found:
-    path = ('blocks', *filter(None, [place.stack]), *path)
+  def describe(stack: str, path: Names, module: Pattention | MLP) -> TokenArrays:
+    path = ('blocks', *filter(None, [stack]), *path)
+    layer = LayerPath(stack, 0)
     if isinstance(module, MLP):
-      return describe_mlp(place, path, module)
+      up, down = (arrays[*path, name][Role.KERNEL] for name in ('up', 'down'))
+      zero_at_zero = module.up.bias is None  # as all activations are
+      units = module.up.kernel[...].shape[-1]
+      return TokenArrays(layer, up, down, (units,), (zero_at_zero,), is_mlp=True)
     own = arrays[path]
-    zero_at_zero = tuple(group.score.zero_at_zero for group in module.groups)
     groups = tuple(group.tokens for group in module.groups)
-    return Found(place, own[Role.KEY], own[Role.VALUE], groups, zero_at_zero)
+    zero_at_zero = tuple(group.score.zero_at_zero for group in module.groups)
+    return TokenArrays(layer, own[Role.KEY], own[Role.VALUE], groups, zero_at_zero, is_mlp=False)
+
+  stacked: dict[str, dict[str, TokenArrays]] = {}
 
   def run(params: Params, ids_BxT: jax.Array) -> jax.Array:
     model = definition.bind(params)
-    places.extend(trunk.layer_paths(model.repeats))
     x_BxTxD = model.embed(ids_BxT)
     for stacks in trunk.named_stacks(model.blocks, model.repeats):
       for stack, layers in stacks.items():
         graphdef, state = nnx.split(layers)
         block = nnx.merge(graphdef, jax.tree.map(lambda array: array[0], state))
         modules = _pattentions(block)
-        x_BxTxD, weights = _watched(block, x_BxTxD, FROM_START)
-        stacked[stack] = {name: describe(LayerPath(stack, 0), *modules[name]) for name in weights}
+        x_BxTxD, weights = _run_watched(block, x_BxTxD, FROM_START, jnp.sum)
+        stacked[stack] = {name: describe(stack, *modules[name]) for name in weights}
     return x_BxTxD
 
   jax.eval_shape(run, definition.abstract, jax.ShapeDtypeStruct((1, 1), jnp.int32))
+  paths = trunk.layer_paths(definition.bind(definition.abstract).repeats)
   return tuple(
-    {name: found._replace(layer=place) for name, found in stacked[place.stack].items()}
-    for place in places
+    {name: tokens._replace(layer=path) for name, tokens in stacked[path.stack].items()}
+    for path in paths
   )
 
 
@@ -109,157 +106,121 @@ def sums(model: LM, ids_BxT: jax.Array) -> dict[str, dict[str, Sums]]:
   """Sum over all positions of a batch, layer by layer as the model runs.
 
   The model is bound (`Definition.bind`). An id of −1 is padding at the end of a row, and is not
-  counted. Return the sums for every layer and parameter token of a stack, by stack and name.
+  counted. Return the sums for every layer and parameter token of a stack, by stack and name; the
+  weights of one layer are in memory.
   """
-  counted_BxTx1, context = (ids_BxT >= 0)[..., None], Context.from_ids(ids_BxT)
+  counted_BxTx1 = (ids_BxT >= 0)[..., None]
 
-  def layer(block: Layer, x: jax.Array, _: jax.Array) -> tuple[jax.Array, dict[str, Sums]]:
-    x, weights = _watched(block, x, context)
-    sizes = jax.tree.map(lambda w: jnp.abs(jnp.where(counted_BxTx1, w, 0)), weights)
-    return x, {
-      name: Sums(
-        total=jnp.sum(size, axis=(0, 1)),
-        squares=jnp.sum(jnp.square(size), axis=(0, 1)),
-        largest=jnp.max(size, axis=(0, 1)),
-      )
-      for name, size in sizes.items()
-    }
+  def reduce(weights_BxTxN: jax.Array) -> Sums:
+    sizes = jnp.abs(jnp.where(counted_BxTx1, weights_BxTxN, 0))
+    squares = jnp.sum(jnp.square(sizes), axis=(0, 1))
+    return Sums(jnp.sum(sizes, axis=(0, 1)), squares, jnp.max(sizes, axis=(0, 1)))
 
-  return run_layers(model, layer, model.embed(jnp.maximum(ids_BxT, 0)))[1]
+  return run_layers(model, ids_BxT, functools.partial(_run_watched, reduce=reduce))
 
 
-def maps(model: LM, ids_BxT: jax.Array, layer: jax.Array | int) -> dict[tuple[str, int], jax.Array]:
-  """Return the weights of one layer by name and number N of parameter tokens, float32 [B, T, N].
+def maps(model: LM, ids_BxT: jax.Array) -> dict[str, dict[str, jax.Array]]:
+  """Return the weights of all layers for the first row, float32 [L, T, N], by stack and name.
 
-  Weights of Pattentions that the layer does not have are zero. The model is bound
-  (`Definition.bind`). An id of −1 is padding at the end of a row, whose weights mean nothing. The
-  number of the layer, from 0 on, may be traced: all layers share one program.
+  The model is bound (`Definition.bind`). An id of −1 is padding at the end of a row, whose weights
+  mean nothing.
   """
-  context = Context.from_ids(ids_BxT)
-
-  def apply(block: Layer, carry: tuple[jax.Array, Any], number: jax.Array) -> tuple[Any, None]:
-    x, kept = carry
-    x, weights = _watched(block, x, context)
-    new = {(name, array.shape[-1]): array for name, array in weights.items()}
-    chosen = {key: jnp.where(number == layer, array, kept[key]) for key, array in new.items()}
-    return (x, kept | chosen), None
-
-  sizes = {
-    (name, _count(module))
-    for stacks in trunk.named_stacks(model.blocks, model.repeats)
-    for layers in stacks.values()
-    for name, (_, module) in _pattentions(layers).items()
-  }
-  zeros = {(name, count): jnp.zeros((*ids_BxT.shape, count)) for name, count in sizes}
-  (_, kept), _ = run_layers(model, apply, (model.embed(jnp.maximum(ids_BxT, 0)), zeros))
-  return kept
+  first_row = functools.partial(_run_watched, reduce=lambda weights_BxTxN: weights_BxTxN[0])
+  return run_layers(model, ids_BxT, first_row)
 
 
 def run_layers(
-  model: LM, apply: Callable[[Layer, Any, jax.Array], tuple[Any, Any]], carry: Any
-) -> tuple[Any, dict[str, Any]]:
+  model: LM, ids_BxT: jax.Array, apply: Callable[[Any, jax.Array, Context], tuple[jax.Array, Any]]
+) -> dict[str, Any]:
   """Apply a function to all layers, one after the other.
 
-  `apply` maps a layer, the carry and the number of the layer, from 0 on, to the next carry and an
-  output. Return the carry of the last layer, and the outputs of each stack, stacked.
+  `apply` maps a layer, its input [B, T, D] and the context of the ids to the layer's output and a
+  result. Return the results of each stack, stacked.
   """
-  outputs, first = {}, 0
-  for repeat, stacks in zip(
-    model.repeats, trunk.named_stacks(model.blocks, model.repeats), strict=True
-  ):
-    numbers = first + np.arange(repeat.size).reshape(repeat.count, len(stacks))
-    carry, found = scan_rows(
+  context, results = Context.from_ids(ids_BxT), {}
+  x_BxTxD = model.embed(jnp.maximum(ids_BxT, 0))
+  for stacks in trunk.named_stacks(model.blocks, model.repeats):
+    x_BxTxD, outputs = scan_rows(
       list(stacks.values()),
-      apply,
-      carry,
-      list(numbers.T),
+      lambda block, x, _: apply(block, x, context),
+      x_BxTxD,
+      [None] * len(stacks),
       remat='everything',  # nothing is differentiated
       unrolled=False,
     )
-    outputs |= zip(stacks, found, strict=True)
-    first += repeat.size
-  return carry, outputs
+    results |= zip(stacks, outputs, strict=True)
+  return results
 
 
-@functools.lru_cache(maxsize=4)  # A notebook asks again and again.
-def compiled_sums(
-  definition: Definition, mesh: Mesh
-) -> Callable[[Params, jax.Array], dict[str, dict[str, Sums]]]:
-  """Return jitted `sums` for calls in `jax.set_mesh(mesh)`; every host gets the whole result."""
+@functools.lru_cache(maxsize=8)  # A notebook asks again and again.
+def compiled(
+  function: Callable[[LM, jax.Array], Any], definition: Definition, mesh: Mesh
+) -> Callable[[Params, jax.Array], Any]:
+  """Return a jitted function of parameters and ids, for calls in `jax.set_mesh(mesh)`.
+
+  `function` is of a bound model and ids, as `sums` is. Every host gets the whole result.
+  """
   return jax.jit(
-    lambda params, ids: sums(definition.bind(params), ids),
+    lambda params, ids: function(definition.bind(params), ids),
     out_shardings=sharding.replicated(mesh),
   )
 
 
-@functools.lru_cache(maxsize=4)
-def compiled_maps(
-  definition: Definition, mesh: Mesh
-) -> Callable[[Params, jax.Array, int], dict[tuple[str, int], jax.Array]]:
-  """Return jitted `maps` of the first row [T, N] for calls in `jax.set_mesh(mesh)`."""
-  return jax.jit(
-    lambda params, ids, layer: jax.tree.map(
-      lambda map_BxTxN: map_BxTxN[0], maps(definition.bind(params), ids, layer)
-    ),
-    out_shardings=sharding.replicated(mesh),
-  )
+class _Watched:
+  """A module that passes its input and its output to `see`."""
+
+  def __init__(self, module: Any, see: Callable[[Any, Any], None]):
+    self._module, self._see = module, see
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._module, name)
+
+  def __call__(self, x: jax.Array, *arguments: Any) -> Any:
+    output = self._module(x, *arguments)
+    self._see(x, output)
+    return output
 
 
-class _Watched(Pattention):
-  """A Pattention that passes its weights to `see` before it computes its output.
-
-  It is a subclass because a layer passes a context to feed-forward parts of other classes.
-  """
-
-  def __init__(self, pattention: Pattention, see: Callable[[jax.Array], None]):
-    self._pattention, self._see = pattention, see
-
-  def __call__(self, x: jax.Array, *out_heads: tuple[int, int]) -> jax.Array:
-    self._see(self._pattention.weights(x).astype(jnp.float32))
-    return self._pattention(x, *out_heads)  # XLA computes the common part once.
-
-
-class _WatchedInput:
-  """A matrix that passes its input to `see`."""
-
-  def __init__(self, matrix: Dense, see: Callable[[jax.Array], None]):
-    self._matrix, self._see = matrix, see
-
-  def __call__(self, x: jax.Array) -> jax.Array:
-    self._see(x.astype(jnp.float32))
-    return self._matrix(x)
-
-
-def _watched(
-  block: Layer, x_BxTxD: jax.Array, context: Context
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Run a layer; return its output and the weights [B, T, N] of its Pattentions in their order.
-
-  This changes the layer, so it must be a new one, as in `scan_rows`.
-  """
-  weights: dict[str, jax.Array] = {}
+def watch(block: nnx.Module, path: Names, see: Callable[[Any, Any], None]) -> None:
+  """Have a module of a layer pass its input and its output to `see`; this changes the layer."""
   modules = dict(nnx.iter_modules(block))
+  setattr(modules[path[:-1]], path[-1], _Watched(modules[path], see))
+
+
+def _run_watched(
+  block: Any,
+  x_BxTxD: jax.Array,
+  context: Context,
+  reduce: Callable[[jax.Array], Any],
+) -> tuple[jax.Array, dict[str, Any]]:
+  """Run a layer; return its output, and `reduce` of the weights [B, T, N] of its Pattentions.
+
+  They are in the order in which the layer applies them. This changes the layer, so it must be a new
+  one, as in `scan_rows`.
+  """
+  weights: dict[str, Any] = {}
+
+  def see(name: str, module: Pattention | MLP, x: jax.Array, output: jax.Array) -> None:
+    del output
+    own = x if isinstance(module, MLP) else module.weights(x)  # XLA computes the common part once.
+    weights[name] = reduce(own.astype(jnp.float32))
+
   for name, (path, module) in _pattentions(block).items():
-    see = functools.partial(weights.__setitem__, name)
-    if isinstance(module, MLP):
-      module.down = _WatchedInput(module.down, see)
-    else:
-      setattr(modules[path[:-1]], path[-1], _Watched(module, see))
-  x_BxTxD, _, _ = block(x_BxTxD, context)
-  return x_BxTxD, weights
+    # The input of an MLP's second matrix is its activations.
+    watched = (*path, 'down') if isinstance(module, MLP) else path
+    watch(block, watched, functools.partial(see, name, module))
+  return block(x_BxTxD, context)[0], weights
 
 
-def _count(module: Pattention | MLP) -> int:
-  """Return the number of parameter tokens or hidden units of a layer, or of each stacked layer."""
-  return module.up.kernel[...].shape[-1] if isinstance(module, MLP) else module.keys[...].shape[-2]
-
-
-def _pattentions(block: nnx.Module) -> dict[str, tuple[tuple[str, ...], Pattention | MLP]]:
+def _pattentions(block: nnx.Module) -> dict[str, tuple[Names, Pattention | MLP]]:
   """Return the path and the module of each Pattention of a layer, or of stacked layers, by name."""
-  modules = dict(nnx.iter_modules(block))
-  found = {path: module for path, module in modules.items() if isinstance(module, Pattention | MLP)}
-  last = [path[-1] for path in found]
+  modules = {
+    tuple(map(str, path)): module
+    for path, module in nnx.iter_modules(block)
+    if isinstance(module, Pattention | MLP)
+  }
+  last = [path[-1] for path in modules]
   return {
     path[-1] if last.count(path[-1]) == 1 else '/'.join(path): (path, module)
-    for path, module in found.items()
+    for path, module in modules.items()
   }

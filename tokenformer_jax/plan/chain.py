@@ -72,8 +72,8 @@ def _parsed(model: ModelConfig, text: str) -> tuple[dict[str, int], str | None]:
   pattern = None
   names = config_lib.count_names(model, first=True)
   known = (*names, *_OTHERS)
-  for part in text.split(','):
-    name, _, number = part.partition('=')
+  for entry in text.split(','):
+    name, _, number = entry.partition('=')
     if name not in known:
       if not names:
         raise UserError(
@@ -85,7 +85,7 @@ def _parsed(model: ModelConfig, text: str) -> tuple[dict[str, int], str | None]:
       pattern = number
       continue
     if not number.isdecimal() or int(number) == 0:
-      raise UserError(f'--grow={text} has {part!r}; it must be {name}=N, with N greater than 0')
+      raise UserError(f'--grow={text} has {entry!r}; it must be {name}=N, with N greater than 0')
     numbers[name] = int(number)
   return numbers, pattern
 

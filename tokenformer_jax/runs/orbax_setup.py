@@ -26,7 +26,7 @@ _RESTORE_GB = 1  # the amount that Orbax reads at a time
 
 @dataclasses.dataclass(frozen=True)
 class Deferred:
-  """An array that is created only while it is written, so that memory holds a piece of it.
+  """An array that is created only while it is written, so that memory holds a chunk of it.
 
   Attributes:
     shape: the shape of the whole array.
@@ -48,8 +48,8 @@ class Deferred:
   def nbytes(self) -> int:
     return self.size * self.dtype.itemsize
 
-  def pieces(self) -> Iterator[tuple[int | EllipsisType, np.ndarray]]:
-    """Yield the array in order, a layer at a time if it is stacked, with each piece's index."""
+  def chunks(self) -> Iterator[tuple[int | EllipsisType, np.ndarray]]:
+    """Yield the array in order, a layer at a time if it is stacked, with each chunk's index."""
     if not self.stacked:
       yield ..., self.read(None)
       return
@@ -57,8 +57,8 @@ class Deferred:
       yield layer, self.read(layer)
 
 
-class _PieceByPiece(ocp.type_handlers.NumpyHandler):
-  """A type handler that writes deferred arrays one after the other, each in its pieces."""
+class _ChunkByChunk(ocp.type_handlers.NumpyHandler):
+  """A type handler that writes deferred arrays one after the other, each in its chunks."""
 
   async def serialize(
     self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None
@@ -75,10 +75,10 @@ class _PieceByPiece(ocp.type_handlers.NumpyHandler):
   async def _open_and_write(
     self, value: Any, tspec: dict[str, Any], ts_context: ts.Context
   ) -> None:
-    """Write the pieces of an array; Orbax calls this method with the array's specification."""
+    """Write the chunks of an array; Orbax calls this method with the array's specification."""
     store = await ts.open(ts.Spec(tspec), create=True, open=True, context=ts_context)
-    for index, piece in value.pieces():
-      await store[index].write(piece, can_reference_source_data_indefinitely=True)
+    for index, chunk in value.chunks():
+      await store[index].write(chunk, can_reference_source_data_indefinitely=True)
 
 
 def make_reader() -> ocp.Checkpointer:
@@ -155,7 +155,7 @@ def _handlers() -> ocp.handlers.CheckpointHandlerRegistry:
   handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
   kinds = ocp.type_handlers.create_type_handler_registry(
     (jax.Array, ocp.type_handlers.get_type_handler(jax.Array)),
-    (Deferred, _PieceByPiece(deepcopy_host_arrays=False)),
+    (Deferred, _ChunkByChunk(deepcopy_host_arrays=False)),
   )
   arrays = ocp.PyTreeCheckpointHandler(
     type_handler_registry=kinds,

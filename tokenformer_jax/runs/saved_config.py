@@ -53,9 +53,6 @@ def read(path: paths.Path, advice: str, needed_by: str = '') -> Config:
 
   `advice` tells the user what to do without the file. `needed_by` is the flag that needs it; '' if
   the user named the file.
-
-  Raises:
-    UserError: the file cannot be read, is not a config, or has another format than today's.
   """
   try:
     stored = json.loads(path.read_text())

@@ -1,7 +1,7 @@
 """Linear attention, whose rotation is in the numerator only.
 
-With a positive feature map φ and the rotation R_m of position m (RoFormer, arXiv 2104.09864,
-eq. 19),
+With the feature map φ(x) = elu(x) + 1 and the rotation R_m of position m (RoFormer, arXiv
+2104.09864, eq. 19),
 
   o_m = Σ_n (R_m φ(q_m))ᵀ (R_n φ(k_n)) v_n / Σ_n φ(q_m)ᵀ φ(k_n)
 
@@ -11,7 +11,6 @@ constant size, Σ R_n φ(k_n) v_nᵀ and Σ φ(k_n), so there is no T × T array
 """
 
 import functools
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -57,7 +56,7 @@ class LinearAttention(nnx.Module):
     self.key = make(config.qkv, axes=('width', 'heads'))
     self.value = make(config.qkv, axes=('width', 'heads'))
     self.proj = make(config.proj, axes=('heads', 'width'))
-    self.heads, self.causal, self.feature = config.heads, causal, config.feature
+    self.heads, self.causal = config.heads, causal
     self.head_width = model.width // config.heads
     self.rotary = Rotary(config.positions, self.head_width)
 
@@ -100,17 +99,17 @@ class LinearAttention(nnx.Module):
       for project in (self.query, self.key, self.value)
     )
     positions_BxT = context.positions(x_BxTxD.shape[1])
-    how = {'rotary': self.rotary, 'feature': self.feature}
     if self.causal:
       documents = None
       if context.starts_BxT is not None:
         documents = context.document_positions(positions_BxT)
-      attend = functools.partial(causal_attention, **how)
+      attend = causal_attention
       if cache is None and sequence.splits(query):
-        attend = functools.partial(_over_slots, how)
-      mixed, state = attend(query, key, value, positions_BxT, cache, documents)
+        attend = _over_slots
+      rest = positions_BxT, cache, documents
+      mixed, state = attend(query, key, value, *rest, rotary=self.rotary)
     else:
-      mixed, state = full_attention(query, key, value, positions_BxT, **how), None
+      mixed, state = full_attention(query, key, value, positions_BxT, rotary=self.rotary), None
     output_BxTxD = self.proj(constrain(mixed, 'batch', 'slots', 'heads', None))
     return output_BxTxD, None if cache is None else state, EMPTY_AUX
 
@@ -124,7 +123,6 @@ def causal_attention(
   documents_BxT: jax.Array | None = None,
   *,
   rotary: Rotary,
-  feature: str,
 ) -> tuple[jax.Array, State]:
   """Return the attention of each position to those up to it, and the state after the last.
 
@@ -135,8 +133,7 @@ def causal_attention(
   Queries and keys are [B, T, H, K], values [B, T, H, L]; positions are [B, T], or [1, T] for all
   rows, and negative for padding, whose keys do not count. `state` holds earlier positions, if any.
   `documents_BxT` are the positions in each of a row's documents, which do not see each other; None:
-  a row is one document. With several, the state after the last position is of no use. `feature`
-  names φ (`LinearConfig`).
+  a row is one document. With several, the state after the last position is of no use.
 
   Returns:
     [B, T, H, L] in the dtype of the values. Where the denominator is 0 the output is 0.
@@ -150,7 +147,7 @@ def causal_attention(
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def attend(state: State, chunk: tuple[jax.Array, ...]) -> tuple[State, jax.Array]:
     query, key, value, positions_BxC, *documents = chunk
-    mapped = _map(query, key, positions_BxC, rotary, feature)
+    mapped = _map(query, key, positions_BxC, rotary)
     if documents:
       return _attend_documents(state, mapped, value, *documents)
     mask_CxC = jnp.tri(query.shape[1], dtype=jnp.float32)
@@ -174,24 +171,25 @@ def causal_attention(
 
 
 def _over_slots(
-  how: Mapping[str, Any],
   query: jax.Array,
   key: jax.Array,
   value: jax.Array,
   positions_BxT: jax.Array,
   state: State | None,
   documents_BxT: jax.Array | None,
+  *,
+  rotary: Rotary,
 ) -> tuple[jax.Array, State | None]:
   """Return causal attention where devices split the slots of rows, and no state.
 
   Devices exchange the sums over their slots. Each adds up those of the devices before its own, as
-  far back as the document of its first slot goes, and begins there. `how` are the rotary
-  positions and the feature of `causal_attention`.
+  far back as the document of its first slot goes, and begins there.
   """
 
   def on_shard(query, key, value, positions_BxT, *documents):
-    sums, goes_on_B = _shard_sums(how, key, value, positions_BxT, *documents)
+    sums, goes_on_B = _shard_sums(key, value, positions_BxT, *documents, rotary=rotary)
     before = sequence.before(sums, goes_on_B)
+    how = {'rotary': rotary}
     return causal_attention(query, key, value, positions_BxT, before, *documents, **how)[0]
 
   documents = () if documents_BxT is None else (documents_BxT,)
@@ -200,11 +198,12 @@ def _over_slots(
 
 
 def _shard_sums(
-  how: Mapping[str, Any],
   key: jax.Array,
   value: jax.Array,
   positions_BxT: jax.Array,
   documents_BxT: jax.Array | None = None,
+  *,
+  rotary: Rotary,
 ) -> tuple[State, jax.Array]:
   """Return the sums over this device's slots that later slots see, and whether those see more.
 
@@ -212,7 +211,7 @@ def _shard_sums(
   document began there, bool [B].
   """
   batch, length = key.shape[:2]
-  mapped = _map(key, key, positions_BxT, **how)
+  mapped = _map(key, key, positions_BxT, rotary)
   keys, turned, goes_on_B = mapped.key, mapped.turned_key, jnp.ones(batch, bool)
   if documents_BxT is not None:
     last_Bx1 = documents_BxT[:, -1:]
@@ -255,13 +254,12 @@ def full_attention(
   positions_BxT: jax.Array,
   *,
   rotary: Rotary,
-  feature: str,
 ) -> jax.Array:
   """Return the attention of each position to all; see `causal_attention`."""
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    mapped = _map(query, key, positions_BxT, rotary, feature)
+    mapped = _map(query, key, positions_BxT, rotary)
     products = _product('BTHK,BTHL->BHKL', mapped.turned_key, value)
     sums = jnp.sum(mapped.key.astype(jnp.float32), axis=1, keepdims=True)
     mixed = _product('BTHK,BHKL->BTHL', mapped.turned_query, products)
@@ -279,11 +277,9 @@ class _Mapped(NamedTuple):
   turned_key: jax.Array
 
 
-def _map(
-  query: jax.Array, key: jax.Array, positions_BxT: jax.Array, rotary: Rotary, feature: str
-) -> _Mapped:
+def _map(query: jax.Array, key: jax.Array, positions_BxT: jax.Array, rotary: Rotary) -> _Mapped:
   """Return the features, in the dtype of the inputs; those of keys in padding are 0."""
-  query, key = (_FEATURES[feature](x.astype(jnp.float32)).astype(x.dtype) for x in (query, key))
+  query, key = (_elu_plus_one(x.astype(jnp.float32)).astype(x.dtype) for x in (query, key))
   key = key * (positions_BxT >= 0)[..., None, None].astype(key.dtype)
   return _Mapped(query, key, rotary(query, positions_BxT), rotary(key, positions_BxT))
 
@@ -291,9 +287,6 @@ def _map(
 def _elu_plus_one(x: jax.Array) -> jax.Array:
   """Return elu(x) + 1 without the cancellation of exp(x) − 1 + 1."""
   return jnp.where(x >= 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
-
-
-_FEATURES = {'elu': _elu_plus_one, 'relu': jax.nn.relu, 'softplus': jax.nn.softplus}
 
 
 def _inverse(query: jax.Array, sums: jax.Array) -> jax.Array:

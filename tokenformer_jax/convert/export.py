@@ -1,0 +1,144 @@
+"""Write the model of a run as a folder: for transformers, or as the released checkpoints are."""
+
+import contextlib
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.config.section import Bool
+from tokenformer_jax.convert import (
+  families,
+  hub_folder,
+  hub_tokenizer,
+  model_card,
+  released_torch,
+  run_tensors,
+  tensor_files,
+  tensor_layout,
+)
+from tokenformer_jax.convert.tensor_layout import Layout
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import grow_run
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.storage import paths
+
+_SUFFIXES = ('.safetensors', '.bin', '.pt', '.pth', '.gguf', '.json')
+_Texts = dict[str, Any]  # texts, or values to write as JSON, by the name of the file
+
+
+def to_hf(
+  source: str,
+  target: Path,
+  *,
+  dtype: str = 'float32',
+  allow_nonfinite: bool = False,
+  shard_bytes: int = tensor_files.SHARD_BYTES,
+) -> ModelConfig:
+  """Write a folder that transformers loads, by itself if it knows the model; return the model.
+
+  `source` is DIR or DIR@STEP. Nothing of the target remains after an error.
+  """
+
+  def describe(meta: Meta) -> tuple[Layout, _Texts]:
+    model = meta.config.model
+    ids = hub_tokenizer.special_ids(tokenizers.from_json(meta.tokenizer))
+    if matched := families.match(model):
+      family, keys = matched
+      layout, code = tensor_layout.layout(model, family.rules), ()
+      values = {**keys, **ids, 'torch_dtype': dtype}
+    else:
+      hub_folder.check_can_load(model)
+      layout, code = hub_folder.layout(model), hub_folder.CODE
+      values = hub_folder.describe(model, ids, dtype)
+    return layout, {
+      'config.json': values,
+      'generation_config.json': {**ids, 'eos_token_id': hub_tokenizer.end_ids(meta.tokenizer)},
+      **hub_tokenizer.to_files(meta.tokenizer, model.max_length),
+      'README.md': model_card.write(meta, dtype, target.name),
+      **{name: Path(__file__).with_name(name).read_text('utf-8') for name in code},
+    }
+
+  return _export(source, target, describe, dtype, allow_nonfinite, shard_bytes)
+
+
+def to_torch(
+  source: str,
+  target: Path,
+  *,
+  dtype: Literal['float32', 'float16', 'bfloat16'] = 'float32',
+  allow_nonfinite: Bool = False,
+) -> ModelConfig:
+  """Write a folder with the tensors of a released checkpoint and the tokenizer; return the model.
+
+  It is the exact inverse of `to_jax`: weights that came from `dtype` return to it bit for bit.
+
+  Args:
+    source: The run, DIR or DIR@STEP.
+    target: The new folder.
+    dtype: Of the written tensors.
+    allow_nonfinite: Accept weights that are NaN or infinite.
+  """
+
+  def describe(meta: Meta) -> tuple[Layout, _Texts]:
+    released_torch.check_can_compute(meta.config.model)
+    stored = meta.tokenizer
+    own = hub_tokenizer.to_files(stored, 0) if stored['kind'] == 'bytes' else {}
+    content = own.get('tokenizer.json', stored.get('tokenizer'))
+    return released_torch.layout(meta.config.model), {'tokenizer.json': content}
+
+  return _export(source, target, describe, dtype, allow_nonfinite)
+
+
+def _export(
+  source: str,
+  target: Path,
+  describe: Callable[[Meta], tuple[Layout, _Texts]],
+  dtype: str,
+  allow_nonfinite: bool,
+  shard_bytes: int = tensor_files.SHARD_BYTES,
+) -> ModelConfig:
+  """Write the files that `describe` makes of a checkpoint's meta, and the weights."""
+  grow_run.check_target(target)
+  directory, step = paths.split_source(source)
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  with contextlib.closing(checkpoints):
+    checkpoint.check_is_language_model(meta, directory)
+    layout, texts = describe(meta)
+    if target.suffix in _SUFFIXES:
+      raise UserError(f'the target {target} is named like a file, and is a folder; rename it')
+    read = functools.partial(run_tensors.read_array, checkpoints, meta)
+    stream = tensor_layout.stream(layout, read)
+    shapes = {name: entry.shape for name, entry in layout.items()}
+    with _new_folder(target) as folder:
+      for name, content in texts.items():
+        is_text = isinstance(content, str)
+        written = content if is_text else json.dumps(content, indent=2, ensure_ascii=False) + '\n'
+        paths.write(folder / name, written)
+      finite = run_tensors.check_finite(stream, source, allow_nonfinite)
+      tensor_files.write(folder, dtype, shapes, finite, shard_bytes)
+  return meta.config.model
+
+
+@contextlib.contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+  """Yield a folder with another name that becomes the target, or is removed if the block raises."""
+  partial = target.with_name(f'.{target.name}.partial')
+  with grow_run.alone(target):
+    try:
+      paths.remove(partial)  # left by a conversion that was killed
+      partial.mkdir(parents=True)
+      yield partial
+      os.rename(partial, target)
+    except OSError as error:
+      raise UserError(
+        f'{target} could not be written ({paths.reason(error)}); nothing is left of it; free space '
+        'or choose another --target'
+      ) from error
+    finally:
+      paths.remove(partial)
