@@ -15,6 +15,7 @@ import typed
 from lm_eval.tasks import TaskManager
 from tiny import tiny_model
 
+import tokenformer_jax
 from tokenformer_jax import config
 from tokenformer_jax.api.run import Run
 from tokenformer_jax.cli import evaluate
@@ -91,7 +92,7 @@ def test_tasks_and_text_in_one_report(command, source, tmp_path):
     '--batch_size=8',
   )
   assert (report['source'], report['step'], report['limit']) == (source, 7, 2)
-  assert report['model'] == config.to_json(tiny_trained.config().model)
+  assert report['model'] == config.to_json(tokenformer_jax.load(source).config.model)
   assert set(report['versions']) == {'tokenformer_jax', 'jax', 'lm_eval'}
   assert report['seconds'] > 0
   last_word = report['tasks']['local_last_word']
