@@ -76,7 +76,7 @@ def _groups_row(
   name: str, before: PattentionConfig | None, after: PattentionConfig
 ) -> tuple[str, str, str, str]:
   """Return the row of a projection's reference counts, or of its groups if there are several."""
-  old, new = (() if config is None else token_groups(config) for config in (before, after))
+  old, new = () if before is None else token_groups(before), token_groups(after)
   if max(len(old), len(new)) > 1:
     return f'{name} groups (tokens:τ²)', groups_as_text(old), groups_as_text(new), ''
   return _row(f'{name} reference count (τ²)', old[0].reference if old else 0, new[0].reference)
