@@ -44,15 +44,10 @@ def row(name: str, on: str, found: Figures, base: Figures | None) -> Row:
   """Return a row of the table; `base` is the TokenFormer on the same topology."""
   if 'error' in found:
     return (name, on, '', found['error'], *[''] * 4)
-  memory, (fast, slow), (high, low) = found['memory'], found['step_seconds'], found['mfu']
-  ratio = f'{fast / base["step_seconds"][0]:.2f}' if base and 'error' not in base else ''
+  shown, seconds, (high, low) = cells.columns(found), found['step_seconds'][0], found['mfu']
+  ratio = f'{seconds / base["step_seconds"][0]:.2f}' if base and 'error' not in base else ''
   return (
-    name,
-    on,
-    f'{found["parameters"]:,}',
-    f'{memory["peak"] / 2**30:.2f} of {memory["capacity"] / 2**30:.0f}',
-    f'{fast * 1e3:,.0f} … {slow * 1e3:,.0f}',
-    ratio,
+    *(name, on, f'{found["parameters"]:,}', shown['HBM peak, GiB'], shown['ms a step'], ratio),
     f'{found["model_flops"] / 1e15:.2f}',
     f'{low:.0%} … {high:.0%}',
   )

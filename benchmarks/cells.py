@@ -128,6 +128,21 @@ def choose(made: argparse.ArgumentParser) -> None:
   made.add_argument('--on', default='', help='a part of the names of the topologies to plan on')
 
 
+def columns(figures: Figures) -> dict[str, str]:
+  """Return the figures of a plan as texts for a table."""
+  memory, (fast, slow), (high, low) = figures['memory'], figures['step_seconds'], figures['mfu']
+  most, least = figures['tokens_per_second']
+  gigabytes = sum(row['gigabytes'] for row in figures['traffic'])
+  return {
+    'mesh': ' × '.join(f'{size} {axis}' for axis, size in figures['mesh'].items() if size > 1),
+    'HBM peak, GiB': f'{memory["peak"] / 2**30:.2f} of {memory["capacity"] / 2**30:.0f}',
+    'ms a step': f'{fast * 1e3:,.0f} … {slow * 1e3:,.0f}',
+    'MFU': f'{low:.1%} … {high:.1%}',
+    'tokens/s': f'{least:,.0f} … {most:,.0f}',
+    'collectives, GB in': f'{gigabytes:.2f}',
+  }
+
+
 def versions(found: Iterable[Figures]) -> str:
   """Return the versions of the programs that compiled the cells."""
   return '; '.join(sorted({', '.join(f'{k} {v}' for k, v in f['versions'].items()) for f in found}))

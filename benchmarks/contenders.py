@@ -49,27 +49,18 @@ def model_config(size: Size) -> Any:
     qkv=config.PattentionConfig(size.qkv, reference),
     proj=config.PattentionConfig(size.proj, reference),
   )
+  ffn, pattern = config.PattentionConfig(size.ffn, 4 * reference), f'layer*{size.layers}'
   if size.image:
     mixer = dataclasses.replace(mixer, positions=mixers.NoPositionsConfig())
-  model = config.LMConfig(
-    pattern=f'layer*{size.layers}',
-    width=size.width,
-    layer=config.LayerConfig(mixer, config.PattentionConfig(size.ffn, 4 * reference)),
-  )
-  if not size.image:
-    return dataclasses.replace(model, vocab_size=size.vocab_size)
-  return dataclasses.replace(
-    model,
-    kind='vit',
-    patch=PATCH,
-    channels=CHANNELS,
-    classes=size.vocab_size,
-    position_embedding='sincos',
-    tied_head=False,
-  )
+    layer = config.LayerConfig(mixer, ffn)
+    images = {'patch': PATCH, 'channels': CHANNELS, 'classes': size.vocab_size}
+    images['position_embedding'] = 'sincos'
+    return config.ViTConfig(pattern=pattern, width=size.width, layer=layer, **images)
+  layer = config.LayerConfig(mixer, ffn)
+  return config.LMConfig(pattern=pattern, width=size.width, layer=layer, vocab_size=size.vocab_size)
 
 
-def torch_model(size: Size, **options: Any) -> Any:
+def torch_model(size: Size) -> Any:
   """Return the same model in PyTorch, on the GPU if there is one."""
   import torch  # noqa: PLC0415
   from torch_tokenformer import Sizes, TokenFormer, ViT  # noqa: PLC0415
@@ -78,9 +69,9 @@ def torch_model(size: Size, **options: Any) -> Any:
   sizes = Sizes(**{name: getattr(size, name) for name in names}, max_length=size.length)
   if size.image:
     sizes = dataclasses.replace(sizes, rotary_fraction=0.0)
-    model = ViT(sizes, PATCH, CHANNELS, **options)
+    model = ViT(sizes, PATCH, CHANNELS)
   else:
-    model = TokenFormer(sizes, **options)
+    model = TokenFormer(sizes)
   return model.to('cuda' if torch.cuda.is_available() else 'cpu')
 
 

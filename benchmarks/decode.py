@@ -11,11 +11,9 @@ and tokens/s of the batch. `--clock` is that of benchmarks/train_step.py.
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from contenders import CLOCKS, SIZES, Contender, Size, model_config, torch_model
 
@@ -75,7 +73,6 @@ def main() -> None:
   parser.add_argument('--length', type=int, default=64, help='tokens to write; a multiple of 16')
   parser.add_argument('--rounds', type=int, default=5)
   parser.add_argument('--clock', choices=CLOCKS, default='wall')
-  parser.add_argument('--out', help='a JSON file for the figures')
   parser.add_argument('--serve', choices=CONTENDERS, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.length % CHUNK or args.length < 2 * CHUNK:
@@ -89,7 +86,6 @@ def main() -> None:
     return
   print(f'{args.size}, prompts of {args.prompt} tokens, {args.length} written')
   print(f'{"batch":>5} {"":8}{"median ms":>10}{"least":>8}{"most":>8}{"tokens/s":>10}')
-  figures = {}
   for batch in map(int, args.batches.split(',')):
     options = {'size': args.size, 'batches': batch, 'prompt': args.prompt, 'length': args.length}
     options['clock'] = args.clock
@@ -108,9 +104,6 @@ def main() -> None:
         f'{batch:5} {contender.name:8}{median * 1e3:10.1f}{low * 1e3:8.1f}{high * 1e3:8.1f}'
         f'{batch / median:10.1f}'
       )
-      figures[f'{contender.name}/{batch}'] = contender.seconds
-  if args.out:
-    Path(args.out).write_text(json.dumps(figures, indent=2) + '\n')
 
 
 if __name__ == '__main__':

@@ -26,20 +26,14 @@ def row(name: str, found: Figures) -> Row:
   """Return a row of the table."""
   if 'error' in found:
     return (name, '', '', found['error'], *[''] * 6)
-  memory, traffic = found['memory'], found['traffic']
-  (fast, slow), (high, low) = found['step_seconds'], found['mfu']
-  most, least = found['tokens_per_second']
-  sizes = (f'{size} {axis}' for axis, size in found['mesh'].items() if size > 1)
-  exchanged = [one for one in traffic if one['kind'] == 'all-to-all']
+  shown = cells.columns(found)
+  exchanged = [one for one in found['traffic'] if one['kind'] == 'all-to-all']
   return (
     name,
-    ' × '.join(sizes),
+    shown['mesh'],
     found['config']['train']['remat'],
-    f'{memory["peak"] / 2**30:.2f} of {memory["capacity"] / 2**30:.0f}',
-    f'{fast * 1e3:,.0f} … {slow * 1e3:,.0f}',
-    f'{low:.1%} … {high:.1%}',
-    f'{least:,.0f} … {most:,.0f}',
-    f'{sum(one["gigabytes"] for one in traffic):.1f}',
+    *(shown[key] for key in HEAD[3:7]),
+    f'{sum(one["gigabytes"] for one in found["traffic"]):.1f}',
     f'{sum(one["gigabytes"] for one in exchanged):.1f}',
     f'{1e3 * sum(one["seconds"] for one in exchanged):,.0f}',
   )
@@ -53,7 +47,7 @@ def main() -> None:
   parser.add_argument('--parts', type=int, default=4, help='devices that split a row')
   parser.add_argument('--remat', default='full', help='recomputation')
   args, others = parser.parse_known_args()
-  model, rows = 'lm_pile:1_5b', []
+  model, planned = 'lm_pile:1_5b', {}
   for name in TOPOLOGIES:
     if args.only not in model or args.on not in name:
       continue
@@ -73,9 +67,9 @@ def main() -> None:
       report=args.report,
     )
     if found:
-      rows.append((row(name, found), found))
-  print(f'{model}, rows of {args.length:,} tokens; {cells.versions(cell for _, cell in rows)}\n')
-  print(cells.table(HEAD, [line for line, _ in rows]))
+      planned[name] = found
+  print(f'{model}, rows of {args.length:,} tokens; {cells.versions(planned.values())}\n')
+  print(cells.table(HEAD, [row(*one) for one in planned.items()]))
 
 
 if __name__ == '__main__':

@@ -6,11 +6,11 @@ r"""Plan the paper's models on TPU pods, for the table in docs/planned_speed.md.
 
 The TPU's own compiler compiles every step, which takes from 6 to 40 minutes of a core for each, and
 up to 16 GB; with --quick it takes a minute. The command needs `pip install -e ".[tpu]"`, but no
-TPU. The second table has the parts of each step. Every chip has the same number of tokens on
-every topology: sequences have the config's length, and the batch is proportional to the chips. Up
-to `--fsdp` devices share one copy of the model; more devices are replicas. Cells are kept in
-`--out` by their flags, so an interrupted run can continue. After a change of the code, use another
-directory.
+TPU. The second table has the largest rows of each breakdown. Every chip has the same number of
+tokens on every topology: sequences have the config's length, and the batch is proportional to the
+chips. Up to `--fsdp` devices share one copy of the model; more devices are replicas. Cells are kept
+in `--out` by their flags, so an interrupted run can continue. After a change of the code, use
+another directory.
 """
 
 import sys
@@ -29,14 +29,12 @@ TOPOLOGIES = {  # by the name under which the slice is sold
   'tpu7x-64': 'tpu7x:4x4x4',
 }
 HEAD = (
-  'model', 'chips', 'topology', 'mesh', 'way', 'HBM peak, GiB', 'ms a step', 'MFU', 'tokens/s',
+  'model', 'chips', 'topology', 'mesh', 'plan', 'HBM peak, GiB', 'ms a step', 'MFU', 'tokens/s',
   'ms in its order', 'collectives, GB in', 'ms by the schedule',
 )  # fmt: skip
 
-PARTS_HEAD = ('cell', 'part', 'ms', 'of the step', 'matrix', 'vector', 'HBM')
-_SHOWN = 0.04  # of a step, of a part in the second table
-
-Found = dict[tuple[str, str], Figures]
+SHARES_HEAD = ('cell', 'part', 'ms', 'of the step', 'matrix', 'vector', 'HBM')
+_SHOWN = 0.04  # of a step, in a row of the second table
 
 
 def mesh(devices: int, most: int) -> tuple[int, int]:
@@ -52,61 +50,34 @@ def row(model: str, sold: str, found: Figures) -> Row:
   name = TOPOLOGIES[sold]
   if 'error' in found:
     return (model, sold, name, '', '', found['error'], *[''] * 6)
-  memory = found['memory']
-  (fast, slow), (high, low) = found['step_seconds'], found['mfu']
-  most, least = found['tokens_per_second']
-  sizes = (f'{size} {axis}' for axis, size in found['mesh'].items() if size > 1)
-  gigabytes = sum(part['gigabytes'] for part in found['traffic'])
-  scheduled = found['scheduled_seconds']  # None before code generation
+  shown, scheduled = cells.columns(found), found['scheduled_seconds']
   return (
     model,
     sold,
     name,
-    ' × '.join(sizes),
+    shown['mesh'],
     '{remat}, {layers}'.format_map(found['config']['train']),
-    f'{memory["peak"] / 2**30:.2f} of {memory["capacity"] / 2**30:.0f}',
-    f'{fast * 1e3:,.0f} … {slow * 1e3:,.0f}',
-    f'{low:.1%} … {high:.1%}',
-    f'{least:,.0f} … {most:,.0f}',
+    *(shown[key] for key in ('HBM peak, GiB', 'ms a step', 'MFU', 'tokens/s')),
     f'{found["ordered_seconds"] * 1e3:,.0f}',
-    f'{gigabytes:.2f}',
-    f'{scheduled * 1e3:,.0f}' if scheduled else '',
+    shown['collectives, GB in'],
+    f'{scheduled * 1e3:,.0f}' if scheduled else '',  # None before code generation
   )
 
 
-def parts(model: str, sold: str, found: Figures) -> list[Row]:
-  """Return a row of the second table for each large part of a step, with its bounds in ms."""
+def shares(model: str, sold: str, found: Figures) -> list[Row]:
+  """Return a row of the second table for each large share of a step, with its bounds in ms."""
   step = found['ordered_seconds']
   return [
     (
       f'{model} on {sold}',
-      part['name'],
-      f'{part["seconds"] * 1e3:,.1f}',
-      f'{part["seconds"] / step:.1%}',
-      *(f'{part[bound] * 1e3:,.1f}' for bound in ('matrix', 'vector', 'memory')),
+      share['name'],
+      f'{share["seconds"] * 1e3:,.1f}',
+      f'{share["seconds"] / step:.1%}',
+      *(f'{share[bound] * 1e3:,.1f}' for bound in ('matrix', 'vector', 'memory')),
     )
-    for part in found['breakdown']
-    if part['seconds'] >= _SHOWN * step
+    for share in found['breakdown']
+    if share['seconds'] >= _SHOWN * step
   ]
-
-
-def fit(found: Figures) -> str:
-  """Return whether a step fits, as the end of a sentence."""
-  if 'error' in found:
-    return found['error']
-  memory = found['memory']
-  return f'fits: {memory["left"] / 2**30:.2f} of {memory["capacity"] / 2**30:.0f} GiB are left'
-
-
-def larger_pod(found: Found) -> list[Row]:
-  """Return the time of a step on 512 chips of v5p over that on 64, with equal tokens per chip."""
-  rows = []
-  for model in MODELS:
-    few, many = found.get((model, 'v5p-64')), found.get((model, 'v5p-512'))
-    if few and many and not {'error'} & (few.keys() | many.keys()):
-      ratios = (b / a for a, b in zip(few['step_seconds'], many['step_seconds'], strict=True))
-      rows.append((model, *(f'{ratio:.3f}' for ratio in ratios)))
-  return rows
 
 
 def main() -> None:
@@ -145,15 +116,9 @@ def main() -> None:
   )
   print(cells.table(HEAD, [row(*key, figures) for key, figures in planned.items()]))
   if where := [
-    row for key, one in planned.items() if 'error' not in one for row in parts(*key, one)
+    row for key, one in planned.items() if 'error' not in one for row in shares(*key, one)
   ]:
-    print(f'\n{cells.table(PARTS_HEAD, where)}')
-  if grown := planned.get(('lm_openwebtext:1_4b', 'v5e-16')):
-    rows = MODELS['lm_openwebtext:1_4b'].rows(args.tokens_per_chip)
-    print(f'\nthe grown 1_4b at {rows} sequences of 1,024 a chip on v5e:4x4 {fit(grown)}')
-  if ratios := larger_pod(planned):
-    head = ('a step on v5p-512 over v5p-64', 'all overlapped', 'nothing overlapped')
-    print(f'\n{cells.table(head, ratios)}')
+    print(f'\n{cells.table(SHARES_HEAD, where)}')
   if missing := [' on '.join(key) for key, figures in found.items() if not figures]:
     print(f'\nnot planned: {", ".join(missing)}')
 

@@ -24,7 +24,6 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 NORM_EPSILON = 1e-5
 # Keeps a row of zero scores finite; smaller than the rounding of any other row.
@@ -46,15 +45,6 @@ class Sizes:
   ffn: int  # parameter tokens
   rotary_fraction: float = 0.25  # of every head
   max_length: int = 2048
-
-  def __post_init__(self) -> None:
-    if self.width % self.heads:
-      raise ValueError(f'heads={self.heads} does not divide width={self.width}.')
-    if self.rotary_size % 2 or not 0 <= self.rotary_size <= self.head_size:
-      raise ValueError(
-        f'rotary_fraction={self.rotary_fraction} of a head of {self.head_size} is '
-        f'{self.rotary_size} features; it has to be an even number within the head.'
-      )
 
   @property
   def head_size(self) -> int:
@@ -162,11 +152,9 @@ class TokenFormer(nn.Module):
   values with 2 / (L √D).
   """
 
-  def __init__(self, sizes: Sizes, *, checkpointing: bool = False):
-    """Draw the parameters; with `checkpointing` the backward pass recomputes the blocks."""
+  def __init__(self, sizes: Sizes):
     super().__init__()
     self.sizes = sizes
-    self.checkpointing = checkpointing
     self.embedding = nn.Embedding(sizes.vocab_size, sizes.width)
     self.rotary = Rotary(sizes.rotary_size, sizes.max_length)
     self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
@@ -180,7 +168,8 @@ class TokenFormer(nn.Module):
     if torch.is_autocast_enabled(x_BxTxD.device.type):
       # Autocast keeps the embedding in float32, and then every addition to the residual stream.
       x_BxTxD = x_BxTxD.to(torch.get_autocast_dtype(x_BxTxD.device.type))
-    x_BxTxD = _run(self, x_BxTxD)
+    for block in self.blocks:
+      x_BxTxD = block(x_BxTxD, self.rotary)
     return F.linear(self.final_norm(x_BxTxD), self.embedding.weight)
 
   @torch.inference_mode()
@@ -215,10 +204,10 @@ class TokenFormer(nn.Module):
 class ViT(nn.Module):
   """The vision transformer of square images, with fixed positions and a mean over the patches."""
 
-  def __init__(self, sizes: Sizes, patch: int, channels: int, *, checkpointing: bool = False):
+  def __init__(self, sizes: Sizes, patch: int, channels: int):
     """Draw the parameters; `sizes.max_length` is the number of patches, `vocab_size` of classes."""
     super().__init__()
-    self.sizes, self.patch, self.checkpointing = sizes, patch, checkpointing
+    self.sizes, self.patch = sizes, patch
     inputs, side = patch * patch * channels, math.isqrt(sizes.max_length)
     self.embedding = nn.Linear(inputs, sizes.width)
     self.register_buffer('positions', _sincos(side, sizes.width), persistent=False)
@@ -238,7 +227,9 @@ class ViT(nn.Module):
     )
     patches_BxTxP = rows_BxRxHxCxWxC.flatten(1, 2).flatten(2)
     x_BxTxD = self.embedding(patches_BxTxP)
-    x_BxTxD = _run(self, x_BxTxD + self.positions.to(x_BxTxD.dtype))
+    x_BxTxD = x_BxTxD + self.positions.to(x_BxTxD.dtype)
+    for block in self.blocks:
+      x_BxTxD = block(x_BxTxD, self.rotary)
     return self.head(self.final_norm(x_BxTxD).float().mean(dim=1))
 
   def loss(self, images_BxHxWxC: Tensor, labels_B: Tensor) -> Tensor:
@@ -246,38 +237,24 @@ class ViT(nn.Module):
     return F.cross_entropy(self(images_BxHxWxC).float(), labels_B)
 
 
-def build_optimizer(
-  model: nn.Module,
-  *,
-  learning_rate: float = 6e-4,
-  betas: tuple[float, float] = (0.9, 0.95),
-  epsilon: float = 1e-8,
-  weight_decay: float = 0.1,
-) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module) -> torch.optim.AdamW:
   """Return AdamW with decoupled decay of the matrices; norm scales and biases do not decay."""
   parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
   groups = [
-    {'params': [p for p in parameters if p.ndim >= 2], 'weight_decay': weight_decay},
+    {'params': [p for p in parameters if p.ndim >= 2], 'weight_decay': 0.1},
     {'params': [p for p in parameters if p.ndim < 2], 'weight_decay': 0.0},
   ]
   fused = all(parameter.device.type in ('cpu', 'cuda') for parameter in parameters)
-  return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused)
+  return torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), eps=1e-8, fused=fused)
 
 
 def build_train_step(
-  model: TokenFormer | ViT,
-  optimizer: torch.optim.Optimizer,
-  *,
-  clip_norm: float = 1.0,
-  bf16: bool = False,
-  compile: bool = False,
-  compile_mode: str | None = None,
+  model: TokenFormer | ViT, optimizer: torch.optim.Optimizer, *, bf16: bool, compile: bool
 ) -> TrainStep:
   """Return a function that updates the model in place by one step.
 
   The model is on the device of the batches. With `bf16` autocast uses bfloat16 for matrix products
-  and the residual stream. `compile` compiles the loss and its gradient, in a mode of
-  `torch.compile`.
+  and the residual stream. `compile` compiles the loss and its gradient.
 
   Returns:
     (input_ids [B, T], targets [B, T]) or (images, labels [B]) → the loss and the gradient's norm
@@ -287,7 +264,7 @@ def build_train_step(
   device_type = parameters[0].device.type
   loss_fn = model.loss
   if compile:
-    loss_fn = torch.compile(loss_fn, fullgraph=True, dynamic=False, mode=compile_mode)
+    loss_fn = torch.compile(loss_fn, fullgraph=True, dynamic=False)
 
   def train_step(input_ids_BxT: Tensor, targets_BxT: Tensor) -> tuple[Tensor, Tensor]:
     optimizer.zero_grad(set_to_none=True)
@@ -295,21 +272,11 @@ def build_train_step(
     with cast:
       loss = loss_fn(input_ids_BxT, targets_BxT)
     loss.backward()
-    grad_norm = nn.utils.clip_grad_norm_(parameters, clip_norm)
+    grad_norm = nn.utils.clip_grad_norm_(parameters, 1.0)
     optimizer.step()
     return loss.detach(), grad_norm
 
   return train_step
-
-
-def _run(model: TokenFormer | ViT, x_BxTxD: Tensor) -> Tensor:
-  """Apply the blocks; with checkpointing the backward pass recomputes each."""
-  for block in model.blocks:
-    if model.checkpointing and model.training:
-      x_BxTxD = checkpoint(block, x_BxTxD, model.rotary, use_reentrant=False)
-    else:
-      x_BxTxD = block(x_BxTxD, model.rotary)
-  return x_BxTxD
 
 
 def _draw_tokens(model: TokenFormer | ViT) -> None:

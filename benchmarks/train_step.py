@@ -7,7 +7,7 @@ r"""Time one training step: ours, and the same model in PyTorch, eager and compi
 Needs `pip install -e ".[benchmark]"`. Every contender has its own process. They take turns, one
 step each, so that other load on the machine affects all of them. The first steps (compilation,
 memory) do not count. The command prints seconds (median, least, most), model TFLOP/s, MFU and the
-most memory of a GPU, and writes the figures as JSON with `--out`. On a CPU it also prints the speed
+most memory of a GPU. On a CPU it also prints the speed
 of matrix products alone. `--train=remat=dots` and the like change how ours runs. On a busy machine
 `taskset -c 0 python benchmarks/train_step.py --clock=processor` compares the work of one core.
 """
@@ -15,12 +15,10 @@ of matrix products alone. `--train=remat=dots` and the like change how ours runs
 import argparse
 import ast
 import dataclasses
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from contenders import CHANNELS, CLOCKS, SIZES, Contender, Size, model_config, torch_model
 
@@ -71,14 +69,14 @@ def jax_step(size: Size, **train: str) -> Callable[[], None]:
   return run
 
 
-def torch_step(size: Size, *, compiled: bool, checkpointing: bool) -> Callable[[], None]:
+def torch_step(size: Size, *, compiled: bool) -> Callable[[], None]:
   """Return the step of the same model and optimizer in PyTorch; a call waits for its end."""
   import torch  # noqa: PLC0415
   from torch_tokenformer import build_optimizer, build_train_step  # noqa: PLC0415
 
   cuda = torch.cuda.is_available()
   device = 'cuda' if cuda else 'cpu'
-  model = torch_model(size, checkpointing=checkpointing)
+  model = torch_model(size)
   train_step = build_train_step(model, build_optimizer(model), bf16=cuda, compile=compiled)
   if size.image:
     shape = (size.batch, size.image, size.image, CHANNELS)
@@ -128,15 +126,12 @@ def most_memory(contender: str) -> float:
   return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
 
-def serve(
-  contender: str, size: Size, train: dict[str, str], *, clock: str, checkpointing: bool
-) -> None:
+def serve(contender: str, size: Size, train: dict[str, str], clock: str) -> None:
   """Answer the lines of the standard input: see `Contender`."""
   if contender == 'jax':
     run = jax_step(size, **train)
   else:
-    compiled = contender == 'torch_compiled'
-    run = torch_step(size, compiled=compiled, checkpointing=checkpointing)
+    run = torch_step(size, compiled=contender == 'torch_compiled')
   for line in sys.stdin:
     if line.strip() == 'memory':
       print(most_memory(contender), flush=True)
@@ -171,14 +166,12 @@ def main() -> None:
   parser.add_argument(
     '--train', action='append', default=[], metavar='KEY=VALUE', help='a value of config.train'
   )
-  parser.add_argument('--checkpointing', action='store_true', help='PyTorch recomputes the blocks')
   parser.add_argument('--rounds', type=int, default=15)
   parser.add_argument('--contenders', default=','.join(CONTENDERS), help='names, comma-separated')
   parser.add_argument(
     '--apart', action='store_true', help='one contender after the other, for memory of one only'
   )
   parser.add_argument('--clock', choices=CLOCKS, default='wall')
-  parser.add_argument('--out', help='a JSON file for the figures')
   parser.add_argument('--serve', choices=CONTENDERS, help=argparse.SUPPRESS)
   args = parser.parse_args()
   size = SIZES[args.size]
@@ -186,19 +179,18 @@ def main() -> None:
     size = dataclasses.replace(size, batch=args.batch)
   if args.serve:
     train = dict(value.split('=', 1) for value in args.train)
-    serve(args.serve, size, train, clock=args.clock, checkpointing=args.checkpointing)
+    serve(args.serve, size, train, args.clock)
     return
   arguments = [f'--size={args.size}', f'--batch={size.batch}', f'--clock={args.clock}']
   arguments += [f'--train={value}' for value in args.train]
-  arguments += ['--checkpointing'] * args.checkpointing
   names = args.contenders.split(',')
   groups = [[name] for name in names] if args.apart else [names]
   contenders = [c for group in groups for c in measure(group, arguments, args.rounds)]
-  report(contenders, args.size, size, args.out)
+  report(contenders, args.size, size)
 
 
-def report(contenders: list[Contender], name: str, size: Size, out: str | None) -> None:
-  """Print the table, and write the figures if asked to."""
+def report(contenders: list[Contender], name: str, size: Size) -> None:
+  """Print the table."""
   import jax  # noqa: PLC0415 (not before the measurements)
 
   from tokenformer_jax.model import flops  # noqa: PLC0415
@@ -219,7 +211,6 @@ def report(contenders: list[Contender], name: str, size: Size, out: str | None) 
       f'FLOPs of a step take {step_flops / bound:.3f} s'
     )
   print(f'{"":16}{"median s":>10}{"least":>9}{"most":>9}{"TFLOP/s":>10}{"MFU":>8}{"GiB":>8}')
-  figures = {}
   for contender in contenders:
     seconds = sorted(contender.seconds)
     median = statistics.median(seconds)
@@ -229,14 +220,6 @@ def report(contenders: list[Contender], name: str, size: Size, out: str | None) 
       f'{contender.name:16}{median:10.3f}{seconds[0]:9.3f}{seconds[-1]:9.3f}'
       f'{step_flops / median / 1e12:10.3f}{mfu:>8}{memory:>8}'
     )
-    figures[contender.name] = {
-      'median': median,
-      'least': seconds[0],
-      'most': seconds[-1],
-      'bytes': contender.most_memory,
-    }
-  if out:
-    Path(out).write_text(json.dumps({'size': dataclasses.asdict(size), **figures}, indent=2) + '\n')
 
 
 if __name__ == '__main__':

@@ -49,7 +49,7 @@ from tokenformer_jax.parallel import hosts
 from tokenformer_jax.cli import parse_flags, signatures, train
 signatures.define(train.main)
 hosts.define_flags()
-line = ['train.py', *train.with_config(sys.argv[1:])]
+line = ['train.py', *sys.argv[1:]]
 assert parse_flags.parse(line) == ['train.py']
 """
 

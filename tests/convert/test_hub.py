@@ -205,9 +205,9 @@ def test_parameters_that_stay_in_half_precision(tmp_path):
 def test_a_changed_number_in_half_precision_is_seen(tmp_path):
   """Its checksum is that of the float32 which is read."""
   bits = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
-  assert checksum.of_pieces([bits[:100], bits[100:]]) == int(checksum.on_devices(jnp.array(bits)))
+  assert checksum.of_chunks([bits[:100], bits[100:]]) == int(checksum.on_devices(jnp.array(bits)))
   numbers = bits[np.arange(2**16) & 0x7F80 != 0x7F80]  # without infinities and NaNs
-  assert checksum.of_pieces([numbers]) == checksum.of_pieces([numbers.astype(np.float32)])
+  assert checksum.of_chunks([numbers]) == checksum.of_chunks([numbers.astype(np.float32)])
 
 
 def test_numbers_that_are_rounded_are_named(tmp_path, capsys):

@@ -207,6 +207,12 @@ def test_a_template_asks_for_what_it_teaches(tmp_path):
   _template(tmp_path, silent.replace("{{- '<|' ~ message.role ~ '|>\\n' }}", ''))
 
 
+@pytest.mark.parametrize('source', ["{{ 'a' * 2000000000 }}", '{{ 10 ** (10 ** 9) }}'])
+def test_a_template_multiplies_within_limits(source):
+  with pytest.raises(UserError, match='cannot be written by T: it makes a text or number of more'):
+    _learned(TURNS, WITH_NAMES.replace('m.name', '3 * 2') + source)
+
+
 def test_a_template_needs_jinja2(monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
   with pytest.raises(UserError, match=r'jinja2.*chat'):

@@ -102,7 +102,7 @@ def test_a_long_document_is_encoded_in_pieces_and_stays_one(tmp_path, monkeypatc
 def test_a_long_lone_file_is_divided_into_units(tmp_path, monkeypatch, content):
   monkeypatch.setattr(corpus, 'UNIT_BYTES', 8000)
   spec = _write(tmp_path / 'a.txt', content)
-  units = corpus.open_corpus(_config(tmp_path, spec)).units()
+  units = corpus.open_corpus(_config(tmp_path, spec)).units
   parts = [''.join(piece.text for piece in unit.pieces()) for unit in units]
   assert len(units) > 5 and max(len(part.encode()) for part in parts) <= 12_000
   if content is LINES:
@@ -110,7 +110,7 @@ def test_a_long_lone_file_is_divided_into_units(tmp_path, monkeypatch, content):
   train, validation = _texts(prepare(_config(tmp_path, spec)))
   assert ''.join(parts) == train + validation == content, 'text is lost or repeated between units'
   packed_spec = _write(tmp_path / 'b.txt.gz', content)
-  assert len(corpus.open_corpus(_config(tmp_path, packed_spec)).units()) <= 2, 'it cannot be sought'
+  assert len(corpus.open_corpus(_config(tmp_path, packed_spec)).units) <= 2, 'it cannot be sought'
 
 
 def test_a_byte_that_is_not_text_is_found_in_a_lone_file(tmp_path, monkeypatch):
@@ -164,11 +164,11 @@ def test_a_validation_source_that_cannot_be_one(tmp_path):
     'nonsense': r"config\.data\.validation_source is 'nonsense'; it must be stdlib, files:GLOB",
     f'files:{tmp_path}/no.txt': r'validation_source is files:.*no\.txt, which matches no file',
     f'files:{tmp_path}/empty.txt': r'validation_source is files:.*empty\.txt, which holds no text',
-    f'files:{tmp_path}/../{tmp_path.name}/t*.txt': r'train\.txt is also in config\.data\.source=',
+    f'files:{tmp_path}/../{tmp_path.name}/t*.txt': r'has /.*train\.txt and config\.data\.source=',
   }.items():
     with pytest.raises(UserError, match=sentence):
       prepare(_config(tmp_path, train, validation_source=spec))
-  with pytest.raises(UserError, match=r'py is also in config\.data\.source=stdlib;'):
+  with pytest.raises(UserError, match=r'py and config\.data\.source=stdlib has it'):
     corpus.open_corpus(_config(tmp_path, 'stdlib', validation_source='stdlib'))
 
 
@@ -177,11 +177,9 @@ def test_another_name_of_a_file_is_the_same_text(tmp_path, link):
   train = _write(tmp_path / 'train.txt', LINES)
   link(tmp_path / 'train.txt', tmp_path / 'held_out.txt')
   spec = f'files:{tmp_path}/held_out.txt'
-  with pytest.raises(UserError, match=r'held_out\.txt is also in config\.data\.source='):
+  with pytest.raises(UserError, match=r'held_out\.txt and config\.data\.source='):
     corpus.open_corpus(_config(tmp_path, train, validation_source=spec))
-  with pytest.raises(
-    UserError, match=r'source is .*, which names .*held_out\.txt twice; leave one'
-  ):
+  with pytest.raises(UserError, match=r'source=.* has .*held_out\.txt twice; leave it out'):
     corpus.open_corpus(_config(tmp_path, f'{train} + {spec}'))
 
 
@@ -192,7 +190,7 @@ def test_an_object_in_a_bucket_is_known_by_its_name_without_a_call():
   config = TextConfig(source='files:gs://b/*', validation_source='files:gs://b/held*')
   corpus.check_apart([(config, corpus.Corpus(files('a', 'b'), files('held'), 0.0))])
   with pytest.raises(
-    UserError, match=r'gs://b/held is also in config\.data\.source=files:gs://b/\*;'
+    UserError, match=r'gs://b/held and config\.data\.source=files:gs://b/\* has it'
   ):
     corpus.check_apart([(config, corpus.Corpus(files('a', 'held'), files('held'), 0.0))])
 

@@ -32,21 +32,6 @@ def _index_with(store: Store, **changes) -> None:
   _meta(store).write_text(sealed.dump(meta | changes))
 
 
-@pytest.mark.parametrize('missing', ['files', 'splits', 'name'])
-def test_an_index_that_lacks_something_is_refused_and_the_store_built_again(
-  tmp_path, capsys, missing
-):
-  built = prepare(_config(tmp_path))
-  entries = json.loads(_meta(built).read_text())['shards']
-  del entries[0][missing]
-  _index_with(built, shards=entries)
-  with pytest.raises(UserError, match=r'meta\.json is damaged; remove that folder, and the next'):
-    shards.verify(built.path)
-  assert prepare(_config(tmp_path)).digest == built.digest
-  assert 'is damaged; building it again' in capsys.readouterr().err
-  assert shards.verify(built.path) == len(built.train) + len(built.validation)
-
-
 def test_a_store_of_another_format_is_refused(tmp_path):
   built = prepare(_config(tmp_path))
   _index_with(built, format=0)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import fractions
-import pickle
 
 import numbered
 import numpy as np
@@ -165,7 +164,7 @@ def test_rows_are_samples_of_the_orders_of_their_sources(mixture, config):
     np.testing.assert_array_equal(row, expected, f'position {position} has another sample')
 
 
-@pytest.mark.parametrize('hosts', [1, 2, 4])
+@pytest.mark.parametrize('hosts', [2, 4])
 def test_hosts_share_the_global_batch_of_a_mixture(mixture, hosts):
   share = BATCH // hosts
   parts = [batches(mixture, 5, 9, range(h * share, (h + 1) * share)) for h in range(hosts)]
@@ -188,20 +187,6 @@ def test_fixed_weights_give_the_same_samples_in_batches_of_any_size(config, mixt
     batches(large, 10, 15, range(2 * BATCH), seen).reshape(-1, LENGTH + 1),
     batches(mixture, 10, 20).reshape(-1, LENGTH + 1),
   )
-
-
-def test_a_worker_maps_the_tokens_of_a_mixture_again(mixture):
-  steps = order.TrainBatches(
-    sources=[one.train for one in mixture.stores.values()],
-    mixture=MixtureOrder(mixture.shares, BATCH),
-    rows=(0, 5),
-    batch_size=BATCH,
-    sequence_length=LENGTH,
-    seed=SEED,
-  )
-  data = pickle.dumps(steps)
-  assert len(data) < 3000, 'the whole corpus is sent to each worker'
-  np.testing.assert_array_equal(pickle.loads(data)[7], steps[7])
 
 
 def test_epochs_count_the_samples_of_each_source(mixture):
@@ -253,15 +238,6 @@ def test_a_bpe_is_trained_on_the_text_of_all_sources_once(config, capsys):
   assert 'training' not in capsys.readouterr().err, 'another start trains the tokenizer again'
 
 
-def test_a_source_that_is_too_short_is_named(config, tmp_path):
-  (tmp_path / 'a.txt').write_text('short\n')
-  (tmp_path / 'b.txt').write_text('text\n')
-  short = SourceConfig(source=f'files:{tmp_path}/*.txt', weight=0.25)
-  changed = Sources({**config.mixture, 'old': short})
-  with pytest.raises(UserError, match=r'config\.data\.mixture\.old: the training split has'):
-    open_sources(dataclasses.replace(config, mixture=changed), SEED)
-
-
 def test_a_source_that_does_not_exist_is_named_by_its_key(config):
   spec = 'files:/nowhere/config.data.source/config.data.store/*.txt'
   gone = dataclasses.replace(config.mixture['old'], source=spec)
@@ -276,9 +252,8 @@ def _of(config: DataConfig, **sources: SourceConfig) -> DataConfig:
   return dataclasses.replace(config, mixture=Sources(sources))
 
 
-@pytest.mark.parametrize('deduplicate', [False, True])
 @pytest.mark.parametrize('form', ['a glob', 'a link', 'a list', 'its end', 'validation of both'])
-def test_a_text_has_one_place_in_a_mixture(config, tmp_path, form, deduplicate):
+def test_a_text_has_one_place_in_a_mixture(config, tmp_path, form):
   held_out = numbered.write(tmp_path / 'held.jsonl', 20, 'held')
   other = numbered.write(tmp_path / 'b.jsonl', 20, 'b')
   (tmp_path / 'a.txt').write_text('a line\n' * 99)
@@ -292,13 +267,13 @@ def test_a_text_has_one_place_in_a_mixture(config, tmp_path, form, deduplicate):
     'validation of both': ((other, held_out), (f'files:{tmp_path}/a.txt', held_out)),
   }[form]
   mixed = _of(
-    dataclasses.replace(config, deduplicate=deduplicate),
+    config,
     a=SourceConfig(*first, weight=0.5),
     b=SourceConfig(*second, weight=0.5),
   )
   sentence = (
-    r'mixture\.b\.(validation_)?source is .*, and .*/(held|link|a)\.(jsonl|txt) is also '
-    r'in config\.data\.mixture\.a\.(validation_)?source=.*; leave it out of one of them'
+    r'mixture\.b\.(validation_)?source=.* has .*/(held|link|a)\.(jsonl|txt) '
+    r'and config\.data\.mixture\.a\.(validation_)?source=.* has it as well; leave it out'
   )
   for make in (
     lambda: open_sources(mixed, SEED),
@@ -313,7 +288,7 @@ def test_a_text_has_one_place_also_where_stores_are_named(config):
   new = config.mixture['new']
   for other in (new, dataclasses.replace(config.mixture['old'], validation_source=new.source)):
     stored = dataclasses.replace(new, store='nowhere', weight=0.5)
-    with pytest.raises(UserError, match=r'files:.* is also in config\.data\.mixture\.a\.source='):
+    with pytest.raises(UserError, match=r'files:.* and config\.data\.mixture\.a\.source='):
       open_sources(_of(config, a=stored, b=dataclasses.replace(other, weight=0.5)), SEED)
 
 

@@ -10,7 +10,6 @@ import pytest
 from tokenformer_jax.config import DataConfig, SourceConfig, Sources
 from tokenformer_jax.data import mixture_tokenizer, shards, store
 from tokenformer_jax.data.mixture import make_stores, open_sources, store_folders
-from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.errors import UserError
 
 
@@ -66,13 +65,6 @@ def test_bits_of_the_tokenizer_that_flip_are_found_and_it_is_trained_again(confi
     file.write_bytes(content)
     assert open_sources(config, 0).digest == digest, 'a run has another tokenizer'
     assert file.read_bytes() == whole, 'the damaged file stays'
-
-
-def test_documents_of_every_source_begin_as_those_of_the_model(config):
-  begun = type('Begun', (ByteTokenizer,), {'begin': (1,)})()
-  for one in open_sources(config, 0, begun).stores.values():
-    tokens = one.train[:]
-    assert (tokens == 1).sum() == (tokens == 0xFF).sum() == one.index.total('train', 'documents')
 
 
 def test_a_message_about_a_store_names_its_source(config, tmp_path):

@@ -220,12 +220,6 @@ def test_fewer_validation_batches_are_spread_over_the_split(store, config):
   np.testing.assert_array_equal(chosen, expected, 'the batches are not spread evenly')
 
 
-def test_validation_batches_are_at_most_the_split(store, config):
-  whole = list(validation_batches(store, config, range(BATCH)))
-  more = list(validation_batches(store, config, range(BATCH), batches=10**6))
-  np.testing.assert_array_equal(more, whole, 'windows are evaluated more than once')
-
-
 @pytest.mark.parametrize('split', ['training', 'validation'])
 def test_a_split_shorter_than_a_sequence_is_an_error(store, config, split):
   config = dataclasses.replace(config, sequence_length=10**4)

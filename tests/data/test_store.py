@@ -1,16 +1,13 @@
 """A store holds the corpus exactly once, or it is not there."""
 
-import contextlib
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -107,12 +104,6 @@ def test_tokens_are_16_bits_wide_where_that_is_enough(tmp_path, monkeypatch):
   assert wide.train.dtype == np.uint32, 'large ids are cut to 16 bits'
 
 
-def test_an_unchanged_store_is_reused(tmp_path, monkeypatch):
-  built = prepare(_config(tmp_path))
-  monkeypatch.setattr(store_lib._Builder, 'build', lambda self: pytest.fail('built again'))
-  assert prepare(_config(tmp_path)).digest == built.digest, 'another store was opened'
-
-
 @pytest.mark.parametrize(
   'change',
   [{'tokenizer': 'bpe:300'}, {'validation_fraction': 0.3}, {'text_field': 'other'}, {}],
@@ -181,36 +172,15 @@ def test_the_default_cache_follows_xdg(tmp_path, monkeypatch):
   assert store.path.parent == parent, 'the cache is not where the documentation says'
 
 
-def test_the_winner_of_a_race_without_claims_stays(tmp_path, monkeypatch):
-  write = store_lib._Builder._write
-
-  def write_slowly(self) -> shards.Index:
-    index = write(self)
-    monkeypatch.setattr(store_lib._Builder, '_write', write)
-    monkeypatch.setattr(store_lib, 'lock', lambda *_: contextlib.nullcontext(mock.Mock()))
-    prepare(self.config)  # Another process is faster.
-    return index
-
-  monkeypatch.setattr(store_lib._Builder, '_write', write_slowly)
-  store = prepare(_config(tmp_path))
-  assert sorted(_documents(store, 'train') + _documents(store, 'validation')) == sorted(TEXTS), (
-    'the loser of the race has no whole store'
-  )
-  assert not _unfinished(tmp_path), 'the loser leaves its folder behind'
-
-
 @pytest.mark.parametrize('file', ['c/0', 'zarr.json'])
-def test_the_command_names_a_file_that_changed(tmp_path, file):
+def test_a_file_that_changed_is_named(tmp_path, file):
   built = prepare(_config(tmp_path))
   path = built.path / '00000' / file
   content = bytearray(path.read_bytes())
   content[len(content) // 2] ^= 1
   path.write_bytes(content)
-  command = [sys.executable, '-m', 'tokenformer_jax', 'verify', f'--store={built.path}']
-  done = subprocess.run(command, capture_output=True, text=True, env=_environment())
-  assert (done.returncode, done.stdout) == (2, '')
-  (line,) = done.stderr.splitlines()
-  assert line.startswith(f'error: {path} has changed since it was written; remove that folder, and')
+  with pytest.raises(UserError, match=f'^{path} has changed since it was written; remove that'):
+    shards.verify(built.path)
 
 
 def test_a_run_waits_for_a_store_that_is_being_built_and_reports_it(tmp_path, capsys):
@@ -256,55 +226,19 @@ def test_a_builder_that_was_replaced_publishes_nothing(tmp_path, monkeypatch):
   )
 
 
-# A process that prepares the store of the config in its argument; `hang` makes it stop half-way.
-_SCRIPT = """
-import json, sys, time
-from tokenformer_jax.config import TextConfig
-from tokenformer_jax.data import shard_writer, store, text_files
-
-def hang(self, texts=text_files.Files._texts):
-  for i, document in enumerate(texts(self)):
-    yield document
-    if i == 100:
-      print('half-way', flush=True)
-      time.sleep(100)
-
-if sys.argv[2] == 'hang':
-  text_files.Files._texts = hang
-  shard_writer.BATCH_CHARACTERS = 100
-print(store.prepare(TextConfig(**json.loads(sys.argv[1]))).digest)
-"""
-
-
-def _environment() -> dict[str, str]:
-  return os.environ | {'PYTHONPATH': str(Path(__file__).parents[2])}
-
-
-def _start(config: DataConfig, mode: str) -> subprocess.Popen:
-  return subprocess.Popen(
-    [sys.executable, '-c', _SCRIPT, json.dumps(vars(config) | {'mixture': {}}), mode],
-    env=_environment(),
-    stdout=subprocess.PIPE,
-    text=True,
-  )
-
-
-def test_a_killed_build_leaves_nothing_that_counts(tmp_path):
-  config = _config(tmp_path)
-  with _start(config, 'hang') as process:
-    assert process.stdout.readline() == 'half-way\n'
-    process.send_signal(signal.SIGKILL)
-  assert len(_unfinished(tmp_path)) == 1, 'the test did not kill the process in the middle'
-  store = prepare(config)
-  found = _documents(store, 'train') + _documents(store, 'validation')
-  assert sorted(found) == sorted(TEXTS), 'half of a store was taken for a whole one'
-  assert not _unfinished(tmp_path), 'the folder of the dead process is still there'
-
-
 @pytest.mark.slow
 def test_processes_that_build_the_same_store_agree(tmp_path):
   config = _config(tmp_path)
-  processes = [_start(config, 'run') for _ in range(2)]
+  script = (
+    'import json, sys; from tokenformer_jax.config import TextConfig; '
+    'from tokenformer_jax.data import store; '
+    'print(store.prepare(TextConfig(**json.loads(sys.argv[1]))).digest)'
+  )
+  command = [sys.executable, '-c', script, json.dumps(vars(config) | {'mixture': {}})]
+  environment = os.environ | {'PYTHONPATH': str(Path(__file__).parents[2])}
+  processes = [
+    subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)
+  ]
   outputs = [process.communicate(timeout=120)[0] for process in processes]
   assert [process.returncode for process in processes] == [0, 0], 'one of the builders failed'
   assert outputs == [prepare(config).digest + '\n'] * 2, 'the builders have different stores'

@@ -15,7 +15,6 @@ from tokenformer_jax.data import corpus, text_unique
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.data.store import find, prepare
 from tokenformer_jax.data.tokenizers import load
-from tokenformer_jax.errors import UserError
 
 
 def _write(path, texts) -> str:
@@ -68,20 +67,6 @@ def test_the_fingerprint_of_a_list_covers_each_source(tmp_path, three):
   assert len({*seen, fingerprint()}) == 5, 'a changed source of a list leads to no other store'
 
 
-@pytest.mark.parametrize('spec', ['stdlib + wiki', 'stdlib + ', ' + stdlib', 'stdlib + files:'])
-def test_a_list_with_a_source_that_is_none_is_an_error(spec):
-  with pytest.raises(UserError, match=r"config\.data\.source is '.*'; it must be stdlib, files:"):
-    open_source(spec, 'text')
-
-
-def test_a_text_of_a_list_cannot_be_validation_text(tmp_path, three):
-  other = _write(tmp_path / 'e.jsonl', ['e'])
-  for spec in (f'{other} + files:{tmp_path}/x', f'parquet:{tmp_path}/d.parquet'):
-    with pytest.raises(UserError, match=r'(a\.jsonl|d\.parquet) is also in config\.data\.source='):
-      corpus.open_corpus(_config(tmp_path, three, validation_source=spec))
-  corpus.open_corpus(_config(tmp_path, three, validation_source=other))
-
-
 def test_repeated_documents_are_left_out_and_counted(tmp_path, capsys):
   texts = [f'document {i % 40}' for i in range(100)]
   spec = f'{_write(tmp_path / "a.jsonl", texts)} + {_write(tmp_path / "b.jsonl", [*texts, "new"])}'
@@ -90,7 +75,7 @@ def test_repeated_documents_are_left_out_and_counted(tmp_path, capsys):
   config = _config(tmp_path, spec, deduplicate=True)
   store = prepare(config)
   said = capsys.readouterr().err
-  assert '160 of 201 documents of config.data.source repeat an earlier one' in said
+  assert '160 of 201 documents of the text repeat an earlier one' in said
   found = _texts(store) + _texts(store, 'validation')
   assert sorted(found) == sorted({*texts, 'new'}), 'a document is lost or still repeated'
   assert store.path != plain.path, 'the store with repeated documents is taken for the one without'
@@ -102,11 +87,10 @@ def test_the_first_of_equal_documents_stays(tmp_path, monkeypatch):
   monkeypatch.setattr(corpus, 'UNIT_BYTES', 120)  # one file
   texts = ['b', 'a', '', 'b', 'c', 'a', 'd']
   spec = f'{_write(tmp_path / "a.jsonl", texts)} + {_write(tmp_path / "b.jsonl", ["c", "e", "e"])}'
-  source = corpus.open_corpus(_config(tmp_path, spec, deduplicate=True)).source
-  assert list(source.documents()) == ['b', 'a', 'c', 'd', 'e']
-  parts = pickle.loads(pickle.dumps([part for part, _ in source.divide(1)]))
-  assert [list(part.documents()) for part in parts] == [['b', 'a', 'c', 'd'], ['e']], (
-    'a process that reads a part does not know what came before it'
+  units = corpus.open_corpus(_config(tmp_path, spec, deduplicate=True)).units
+  texts = [[piece.text for piece in one.pieces()] for one in pickle.loads(pickle.dumps(units))]
+  assert texts == [['b', 'a', 'c', 'd'], ['e']], (
+    'a process that reads a unit does not know what came before it'
   )
 
 
@@ -121,20 +105,14 @@ def test_validation_text_is_not_trained_on(tmp_path, capsys):
   assert (_texts(store), _texts(store, 'validation')) == (['a', 'c'], ['b'])
 
 
-def test_a_lone_file_is_read_in_pieces_without_a_search(tmp_path, capsys):
-  (tmp_path / 'a.txt').write_text('line\n' * 100)
-  store = prepare(_config(tmp_path, f'files:{tmp_path}/a.txt', deduplicate=True))
-  assert store.index.total('train', 'bytes') + store.index.total('validation', 'bytes') == 500
-  assert 'left out' not in capsys.readouterr().err
-
-
 def test_bad_documents_do_not_shift_the_repeated_ones(tmp_path):
   path = tmp_path / 'a.jsonl'
   path.write_text('{"text": "a"}\n{}\n{"text": "a"}\n{"text": ""}\n{"text": "b"}\n')
   found = []
-  source = corpus.open_corpus(_config(tmp_path, f'files:{path}', deduplicate=True)).source
-  assert list(source.documents(found.append)) == ['a', 'b']
-  assert len(found) == 1, 'a bad document is counted twice or never'
+  opened = corpus.open_corpus(_config(tmp_path, f'files:{path}', deduplicate=True))
+  pieces = dataclasses.replace(opened, bad=found.append).pieces()
+  assert [piece.text for piece in pieces] == ['a', 'b']
+  assert {str(error)[-4:] for error in found}, 'a bad document is not told'
 
 
 def test_the_search_takes_the_memory_that_is_stated():
@@ -142,7 +120,7 @@ def test_the_search_takes_the_memory_that_is_stated():
   digests[-16:] = digests[160:176]
   tracemalloc.start()
   try:
-    found = text_unique._find_repeated(digests)
+    found = text_unique._repeated_numbers(digests)
     peak = tracemalloc.get_traced_memory()[1]
   finally:
     tracemalloc.stop()

@@ -1,7 +1,6 @@
 """Parquet files have a document a row, are read page by page, and are refused where damaged."""
 
 import errno
-import importlib.util
 import json
 import os
 import pickle
@@ -32,7 +31,7 @@ def _read(spec, text_field='text') -> list[str]:
   return list(open_source(spec, text_field).documents())
 
 
-@pytest.mark.parametrize('compression', ['snappy', 'zstd', 'none'])
+@pytest.mark.parametrize('compression', ['snappy', 'zstd'])
 @pytest.mark.parametrize('rows', [1000, 33])
 def test_a_parquet_file_has_a_document_a_row(tmp_path, compression, rows):
   spec = _write(tmp_path / 'a.parquet', compression=compression, row_group_size=rows)
@@ -115,23 +114,6 @@ def test_parts_are_the_whole_in_order(tmp_path, size):
   assert pickle.loads(pickle.dumps(parts)) == parts, 'no other process can read a part'
 
 
-def test_a_row_without_text_can_be_left_out(tmp_path):
-  found = []
-  source = open_source(_write(tmp_path / 'a.parquet', ['a', None, 'b']), 'text')
-  assert list(source.documents(found.append)) == ['a', 'b'], 'rows after a bad one are lost'
-  assert [str(error).startswith(f'{tmp_path}/a.parquet, row 2,') for error in found] == [True]
-
-
-def test_the_fingerprint_follows_the_files(tmp_path):
-  spec = _write(tmp_path / 'a.parquet')
-  seen = [open_source(spec, 'text').fingerprint(), open_source(spec, 'text').fingerprint()]
-  assert seen[0] == seen[1], 'a store is never reused'
-  _write(tmp_path / 'a.parquet', TEXTS[::-1])
-  os.utime(tmp_path / 'a.parquet', (0, 0))
-  seen.append(open_source(spec, 'text').fingerprint())
-  assert seen[2] != seen[0], 'other text does not lead to a new store'
-
-
 def test_an_error_of_reading_that_passes_changes_nothing(tmp_path, monkeypatch):
   spec = _write(tmp_path / 'a.parquet', row_group_size=100)
   monkeypatch.setattr(text_parquet, '_BUFFER_BYTES', 500)
@@ -168,17 +150,7 @@ def test_a_large_row_group_is_read_page_by_page(tmp_path):
   assert largest < 6 * 2**20, f'a row group of 20 MB takes {largest >> 20} MiB'
 
 
-def test_the_library_that_is_missing_is_named(tmp_path, monkeypatch):
-  spec = _write(tmp_path / 'a.parquet')
-  find_spec = importlib.util.find_spec
-  monkeypatch.setattr(
-    importlib.util, 'find_spec', lambda name: find_spec(name) if name != 'pyarrow' else None
-  )
-  with pytest.raises(UserError, match=r'pyarrow, which .*, is not installed'):
-    _read(spec)
-
-
-@pytest.mark.parametrize('form', ['txt', 'jsonl', 'parquet'])
+@pytest.mark.parametrize('form', ['txt', 'jsonl', 'csv', 'parquet'])
 def test_few_documents_are_held_at_a_time(tmp_path, form):
   size, texts = 2**21, [letter * 2**21 for letter in 'abcdefgh']
   if form == 'parquet':
@@ -186,12 +158,14 @@ def test_few_documents_are_held_at_a_time(tmp_path, form):
   elif form == 'jsonl':
     lines = ''.join(json.dumps({'text': text}) + '\n' for text in texts)
     (tmp_path / 'a.jsonl').write_text(lines)
+  elif form == 'csv':
+    (tmp_path / 'a.csv').write_text('\n'.join(['text', *texts]))
   else:
     for text in texts:
       (tmp_path / f'{text[0]}.txt').write_text(text)
   spec = f'{"parquet" if form == "parquet" else "files"}:{tmp_path}'
   held = []
-  units = corpus.open_corpus(TextConfig(source=spec)).units()
+  units = corpus.open_corpus(TextConfig(source=spec)).units
   tracemalloc.start()
   try:
     for unit in units:
@@ -201,4 +175,5 @@ def test_few_documents_are_held_at_a_time(tmp_path, form):
         del piece
   finally:
     tracemalloc.stop()
-  assert len(held) == 8 and max(held) < 3.5, f'documents in memory: {held}'
+  most = 7 if form == 'csv' else 3.5  # the library has four bytes a character
+  assert len(held) == 8 and max(held) < most, f'documents in memory: {held}'

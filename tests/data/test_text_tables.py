@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-import tracemalloc
 
 import pytest
 import zstandard
@@ -114,18 +113,3 @@ def test_a_large_array_is_refused(tmp_path, monkeypatch):
   path.write_bytes(gzip.compress(json.dumps([{'text': 'a' * 2**19}] * 3).encode()))
   with pytest.raises(UserError, match=r'array of more than 1 MiB, .* make lines of it: jq -c'):
     _read(path)
-
-
-def test_a_table_is_read_row_by_row(tmp_path):
-  path = tmp_path / 'a.csv'
-  with open(path, 'w') as file:
-    csv.writer(file).writerows([['text'], *([f'{i} ' * 2000] for i in range(1000))])
-  assert path.stat().st_size > 7 * 2**20
-  tracemalloc.start()
-  try:
-    count = sum(1 for _ in open_source(f'files:{path}', 'text').documents())
-    peak = tracemalloc.get_traced_memory()[1]
-  finally:
-    tracemalloc.stop()
-  assert count == 1000
-  assert peak < 2 * 2**20, f'a table of {path.stat().st_size >> 20} MiB takes {peak >> 20} MiB'

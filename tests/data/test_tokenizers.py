@@ -59,12 +59,6 @@ def test_a_spelled_out_end_of_document_is_text():
 
 
 @BOTH
-def test_batches_encode_like_single_texts(tokenizer):
-  for text, ids in zip(TEXTS, tokenizer.encode_batch(TEXTS), strict=True):
-    np.testing.assert_array_equal(ids, tokenizer.encode(text), 'a text depends on its batch')
-
-
-@BOTH
 def test_json_rebuilds_the_tokenizer(tokenizer):
   rebuilt = tokenizers.from_json(json.loads(json.dumps(tokenizer.to_json())))
   assert rebuilt.fingerprint == tokenizer.fingerprint, 'the rebuilt tokenizer has other content'
@@ -74,11 +68,6 @@ def test_json_rebuilds_the_tokenizer(tokenizer):
     tokenizer.encode(TEXTS[1] + '<|endoftext|>'),
     'a tokenizer from a checkpoint encodes differently',
   )
-
-
-def test_bytes_have_256_ids():
-  tokenizer = tokenizers.load('bytes')
-  assert (tokenizer.size, tokenizer.end_of_document) == (256, 255), 'byte checkpoints do not fit'
 
 
 def test_bpe_training_is_deterministic():

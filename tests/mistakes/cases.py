@@ -32,7 +32,7 @@ GENERATE = {
   ),
   'a prompt and requests': ('generate --source={lm} --prompt=a --requests=b', '--requests'),
   'requests that are not there': ('generate --source={lm} --requests=none.jsonl', 'none.jsonl'),
-  'empty requests': ('generate --source={lm} --requests=', '--requests= is empty'),
+  'empty requests': ('generate --source={lm} --requests=', "--requests is ''"),
   'requests of nothing': ('generate --source={lm} --requests={in}/requests/empty.jsonl', 'has no'),
   'a misspelt key of a request': (
     'generate --source={lm} --requests={in}/requests/unknown.jsonl',
@@ -46,7 +46,7 @@ GENERATE = {
   'a step that is a flag of training': ('generate --source={lm} --steps=1', '--steps is unknown'),
   'a prompt without its flag': ('generate --source={lm} hello', "unexpected argument 'hello'"),
   'more devices than there are': ('generate --source={lm} --token_shards=2', 'tokens=2'),
-  'no devices': ('generate --source={lm} --token_shards=0', '--token_shards=0'),
+  'no devices': ('generate --source={lm} --token_shards=0', '--token_shards is 0'),
   'more tokens than learned positions': (
     'generate --source={learned} --max_length=33',
     'max_length is 33, but this model has learned positions for 32 tokens',
@@ -206,7 +206,7 @@ PLAN = {
   'no config to plan': ('plan --topology=v5e:4x4', '--config is missing'),
   'a key without its config to plan': (
     'plan --topology=v5e:4x4 --config.data.batch_size=8',
-    '--config.data.batch_size changes a config; put --config=FILE before it',
+    '--config is missing',
   ),
   'no topology': (
     'plan --config={repo}/configs/lm_stdlib.py',

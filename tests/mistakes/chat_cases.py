@@ -30,11 +30,11 @@ CHATS = {
   ),
   'an answer that is labelled as bad': (
     f'{_CHAT}/label.jsonl',
-    '{in}/chat/label.jsonl, line 2, has label False, and a row has the weight 1 only',
+    '{in}/chat/label.jsonl, line 2, has label False, which its messages do not say',
   ),
   'a response beside a completion': (
     f'{_CHAT}/both.jsonl',
-    "{in}/chat/both.jsonl, line 1, has 'completion' ('b'), which is in none of its messages",
+    "{in}/chat/both.jsonl, line 1, has completion 'b', which its messages do not say",
   ),
   'conversations as text': (
     'train {tiny} --config.data.source=files:{in}/chat/question.jsonl',
@@ -55,7 +55,7 @@ CHATS = {
   ),
   'a template without end': (
     f'{_CHAT}/good.jsonl --config.data.chat_template={{in}}/chat/long.jinja',
-    'chat/long.jinja cannot be used: it needs more than 3 s, 1 GiB or 64 Mi characters of text',
+    'chat/long.jinja: it makes a text or number of more than 16 Mi characters',
   ),
   'a text as conversations': (
     'train {tiny} --config.data.rows=chat --config.data.source=files:{in}/some/a.txt',

@@ -3,19 +3,19 @@
 TEXTS = {
   'one object of JSON as a text': (
     'train {tiny} --config.data.source=files:{in}/object.json',
-    '{in}/object.json is one JSON object on several lines, which is neither a text nor rows',
+    '{in}/object.json, line 1, is not valid JSON',
   ),
   'a text that is named twice': (
     "train {tiny} '--config.data.source=files:{in}/some/*.txt + files:{in}/some/b.txt'",
-    'files:{in}/some/b.txt, which names {in}/some/b.txt twice; leave one of them out',
+    'files:{in}/some/b.txt has {in}/some/b.txt twice; leave it out of one of them',
   ),
   'a text that one source holds out and another trains on': (
     'train {tiny} --config.data.mixture.a.source=files:{in}/corpus/*.txt '
     '--config.data.mixture.a.weight=0.5 --config.data.mixture.b.weight=0.5 '
     '--config.data.mixture.a.validation_source=files:{in}/some/a.txt '
     '--config.data.mixture.b.source=files:{in}/some/*.txt',
-    'config.data.mixture.b.source is files:{in}/some/*.txt, and {in}/some/a.txt is also in '
-    'config.data.mixture.a.validation_source=files:{in}/some/a.txt; leave it out of one of them',
+    'config.data.mixture.b.source=files:{in}/some/*.txt has {in}/some/a.txt and '
+    'config.data.mixture.a.validation_source=files:{in}/some/a.txt has it as well; leave it out',
   ),
   'a folder of the user as a store': (
     'verify --store={in}/mine',

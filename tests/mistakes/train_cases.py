@@ -41,7 +41,7 @@ EXPERTS = {
   ),
   'an expert of several groups': (
     f"{_MIXTURE}expert.kind=pattention --config.model.layer.ffn.expert.groups='64 64'",
-    "ffn.expert.groups is '64 64', and the tokens of each expert are one group already",
+    "ffn.expert.groups is '64:64*2', and the tokens of each expert are one group already",
   ),
   'groups of experts that do not divide': (
     f'{_MIXTURE}balance.devices=3',

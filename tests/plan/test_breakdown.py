@@ -80,13 +80,13 @@ def found(monkeypatch):
 
 
 def test_rows_sum_to_the_step(found):
-  rows = breakdown.parts(found)
+  rows = breakdown.shares(found)
   assert sum(row.seconds for row in rows) == pytest.approx(found.ordered_seconds)
   assert sum(row.seconds for row in rows[:-1]) == pytest.approx(found.compute_seconds)
 
 
 def test_operations_are_in_rows_by_their_scopes_and_contents(found):
-  rows = {row.name: row for row in breakdown.parts(found)}
+  rows = {row.name: row for row in breakdown.shares(found)}
   assert rows['norms'].seconds == pytest.approx(3 * 10e-6)
   assert rows['scores, forward: products with GELU'].seconds == pytest.approx(3 * 20e-6)
   assert rows['scores, forward: products with GELU'].limit == 'vector'
@@ -101,7 +101,7 @@ def test_a_collective_is_exposed_by_what_no_work_runs_beside(found):
   assert gathered.exposed == 0
   assert summed.synchronous
   assert summed.exposed == pytest.approx(summed.seconds), 'the device waits for all of it'
-  waits = breakdown.parts(found)[-1]
+  waits = breakdown.shares(found)[-1]
   assert waits.seconds == pytest.approx(3 * (gathered.exposed + summed.exposed))
 
 

@@ -234,8 +234,3 @@ def test_flops_of_the_convolutions_that_products_become(attributes, left, right,
 def test_the_bytes_of_a_shape_are_read():
   shape = '(bf16[4,2048]{1,0:T(8,128)(2,1)S(1)}, s4[3], pred[], token[])'
   assert hlo.shape_bytes(shape) == 2 * 4 * 2048 + 2 + 1
-
-
-def test_a_text_that_is_no_program_is_refused():
-  with pytest.raises(ValueError, match='no entry computation'):
-    hlo.parse('HloModule nothing')

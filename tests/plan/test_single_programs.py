@@ -1,4 +1,4 @@
-"""Compile single products for five chips: their schedule and what the matrix units need.
+"""Compile single products for two chips: their schedule and what the matrix units need.
 
 Needs libtpu. The programs and their limits are those of `single_programs.py`, with libtpu 0.0.42.1.
 """
@@ -14,23 +14,10 @@ pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compile
 pytestmark = pytest.mark.slow
 
 # By topology: the limits of the slots of the matrix units that a schedule uses, over those that the
-# products need (see `operations.py`), and the most times that a program may take of that need. A v4
-# has no erf in hardware, and two vector units instead of four.
+# products need (see `operations.py`), and the most times that a program may take of that need.
 PROGRAMS = {
-  'v4:2x2x1': (0.92, 1.1, {'product:1536x6144': 1.02, 'gelu:1536x1536': 1.6}),
-  'v5e:2x2': (0.7, 1.0, {'product:1536x6144': 1.02, 'gelu:1536x1536': 1.05}),
   'v5p:2x2x1': (0.7, 1.0, {'product:1536x6144': 1.02, 'gelu:1536x1536': 1.05}),
-  'v6e:2x2': (
-    0.95,
-    1.1,
-    {
-      'product:1536x6144': 1.04,
-      'product:768x2048': 1.06,
-      'gelu:1536x1536': 1.06,
-      'norm:1536x1536': 1.2,
-    },
-  ),
-  'tpu7x:2x2x1': (0.4, 1.0, {'product:768x2048': 1.02, 'gelu:1536x1536': 1.02}),
+  'v6e:2x2': (0.95, 1.1, {'product:768x2048': 1.06, 'gelu:1536x1536': 1.06, 'norm:1536x1536': 1.2}),
 }
 
 

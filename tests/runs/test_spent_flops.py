@@ -35,8 +35,9 @@ def _meta(lineage, config: Config, step: int) -> Meta:
 
 
 def test_a_run_that_has_not_grown_counts_its_steps():
-  spent = spent_flops.count((), _config(SMALL))
-  assert (spent.at(0), spent.at(7)) == (0, 7 * step_flops(_config(SMALL)))
+  config = _config(SMALL)
+  spent = [spent_flops.until((), config, batches.of_run(None, DATA), step) for step in (0, 7)]
+  assert spent == [0, 7 * step_flops(config)]
 
 
 @pytest.mark.parametrize(('how', 'begin'), [('keep', 10), ('restart', 0)])
@@ -47,9 +48,9 @@ def test_a_chain_records_what_each_stage_cost(how, begin):
   middle = _meta((first,), large, begin + 5)
   assert spent_flops.at_checkpoint(middle) == 10 * step_flops(small) + 5 * step_flops(large)
   second = _entry(LARGE, begin + 5, spent_flops.at_checkpoint(middle))
-  spent = spent_flops.count((first, second), _config(LARGEST))
+  last = _meta((first, second), _config(LARGEST), begin + 8)
   want = spent_flops.at_checkpoint(middle) + 3 * step_flops(_config(LARGEST))
-  assert spent.at(begin + 8) == want
+  assert spent_flops.at_checkpoint(last) == want
 
 
 def test_batches_of_several_sizes_count_as_they_were():
@@ -61,9 +62,9 @@ def test_batches_of_several_sizes_count_as_they_were():
   assert history == (Batches(0, 8, 32), Batches(5, 16, 32), Batches(8, 4, 64))
   assert [batches.samples(history, at) for at in (0, 3, 5, 8, 10)] == [0, 24, 40, 88, 96]
   assert batches.tokens(history, 10) == 88 * 32 + 8 * 64
-  spent = spent_flops.count((), _config(SMALL, sequence_length=64), history)
+  spent = spent_flops.until((), _config(SMALL, sequence_length=64), history, 10)
   long = 2 * step_flops(_config(SMALL, sequence_length=64))
-  assert spent.at(10) == 22 * step_flops(_config(SMALL)) + long
+  assert spent == 22 * step_flops(_config(SMALL)) + long
   again = batches.continued(history, 6, DATA)
   assert again == (*history[:2], Batches(6, 4, 32)), 'from an earlier checkpoint on'
 

@@ -68,7 +68,7 @@ def made(params: Any) -> Any:
   """Returns deferred parameters as arrays."""
 
   def whole(array: Deferred) -> np.ndarray:
-    return np.concatenate([piece.reshape(-1) for _, piece in array.pieces()]).reshape(array.shape)
+    return np.concatenate([chunk.reshape(-1) for _, chunk in array.chunks()]).reshape(array.shape)
 
   return jax.tree.map(whole, params)
 

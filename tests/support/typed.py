@@ -8,14 +8,14 @@ from absl import flags
 from tokenformer_jax.cli import parse_flags, signatures
 
 
-def run(main: Callable[..., Any], *arguments: object) -> Any:
-  """Call the function of a command with the arguments of a command line."""
+def run(main: Callable[..., Any], *arguments: object, **options: Any) -> Any:
+  """Call the function of a command with a command line; `options` are as for `cli.command`."""
   known = set(flags.FLAGS)
-  signatures.define(main)
+  signatures.define(main, **options)
   flags.FLAGS.set_gnu_getopt(True)
   try:
     words = parse_flags.parse(['command', *map(str, arguments)])
-    return main(*words[1:], **signatures.given(main))
+    return main(*words[1:], **signatures.given(main, **options))
   finally:
     flags.FLAGS.set_gnu_getopt(False)
     for name in set(flags.FLAGS) - known:

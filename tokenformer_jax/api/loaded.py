@@ -39,7 +39,7 @@ class Loaded:
     """Return the model on all devices."""
     if self._given is not None:
       return self._given
-    return trained.load(self._source, check=checkpoint.check_is_model, evenly=False)
+    return trained.load(self._source, check=checkpoint.check_is_model)
 
   @functools.cached_property
   def writer(self) -> Writer:

@@ -29,7 +29,14 @@ from tokenformer_jax.config import (
   stages_after,
 )
 from tokenformer_jax.config import file as config_file
-from tokenformer_jax.config.arguments import FILLED, Count, Natural, Path
+from tokenformer_jax.config.arguments import (
+  FILLED,
+  REPEATED,
+  Count,
+  Natural,
+  Path,
+  Text,
+)
 from tokenformer_jax.config.section import Bool, Float, Long, Str
 from tokenformer_jax.convert import export, to_run
 from tokenformer_jax.data import tokenizers
@@ -38,7 +45,7 @@ from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.actions import Growable
-from tokenformer_jax.grow.job import Job
+from tokenformer_jax.grow.derivation import Derivation
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.runs import checkpoint
@@ -46,7 +53,6 @@ from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
 
-Text = Annotated[Str, FILLED]
 Temperature = Annotated[Float, Field(ge=0)]
 TopP = Annotated[Float, Field(gt=0, le=1)]
 Seed = Annotated[Long, Field(ge=0, lt=2**32)]
@@ -168,8 +174,8 @@ class Run(Growable, Viewable):
       f'{self.parameter_count:,} parameters>'
     )
 
-  def _finish(self, job: Job, step: int | None) -> Run:
-    return self if step is None else load(job.target)
+  def _finish(self, derivation: Derivation, step: int | None) -> Run:
+    return self if step is None else load(derivation.target)
 
   @property
   def config(self) -> Config:
@@ -226,7 +232,7 @@ class Run(Growable, Viewable):
     top_k: Natural = 0,
     top_p: TopP = 0.95,
     seed: Seed = 0,
-    stop: Sequence[Text] = (),
+    stop: Annotated[Sequence[Text], REPEATED] = (),
     batch_size: Count = 8,
     max_length: Count | None = None,
     clip_positions: Count | None = None,
@@ -244,7 +250,7 @@ class Run(Growable, Viewable):
       top_k: draw from the k likeliest tokens; 0: from all.
       top_p: draw from the likeliest tokens that reach p together; 1: all.
       seed: the seed of the draws.
-      stop: a text ends before the first of these strings.
+      stop: a text ends before the first of these strings; the flag may be repeated.
       batch_size: the number of texts to write at a time.
       max_length: the most tokens of a prompt and its text together; default: no limit.
       clip_positions: the largest distance in full rotary attention (ReRoPE); default: the model's.

@@ -23,38 +23,26 @@ def define(meaning: str, *, required: bool = False) -> None:
   overrides.clear()
 
 
-def read() -> Config:
-  """Return the config of the flag, with its overrides, validated.
-
-  Raises:
-    UserError: a value cannot be computed from others, or does not fit: see `config.resolve`.
-  """
-  return file.read(flags.FLAGS.config, overrides)
+def read(default: str = '') -> Config:
+  """Return the config of the flag, or else of a default file, with its overrides, validated."""
+  return file.read(flags.FLAGS.config or default, overrides)
 
 
-def name() -> str:
+def name(default: str) -> str:
   """Return the name of the file and its variant, joined, without folder and suffix."""
-  path, _, variant = flags.FLAGS.config.partition(':')
+  path, _, variant = (flags.FLAGS.config or default).partition(':')
   return Path(path).stem + (f'_{variant}' if variant else '')
 
 
 def check_left_out(keys: Mapping[str, str]) -> None:
-  """Check that no flag sets a key that a command sets itself; `keys` has the reasons.
-
-  Raises:
-    UserError: one does.
-  """
+  """Check that no flag sets a key that a command sets itself; `keys` has the reasons."""
   for key, why in keys.items():
     if {key, f'{key}.kind'} & overrides.keys():
       raise UserError(f'--config.{key} has no effect here, because {why}; leave it out')
 
 
 def take_overrides(arguments: Sequence[str]) -> list[str]:
-  """Return the arguments without `--config.KEY=VALUE`, whose values are kept for `read`.
-
-  Raises:
-    UserError: there is no such key, it is a section of keys, or the value has another type.
-  """
+  """Return the arguments without `--config.KEY=VALUE`, whose values are kept for `read`."""
   words, others = list(arguments), []
   while words:
     word = words.pop(0)

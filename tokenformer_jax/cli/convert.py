@@ -36,6 +36,7 @@ from tokenformer_jax.api.run import Run, bring, load
 from tokenformer_jax.cli import help_text, signatures
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import ModelConfig, PattentionConfig, RotaryConfig, SoftmaxConfig
+from tokenformer_jax.config.arguments import Text
 from tokenformer_jax.convert import (
   export,
   hub,
@@ -54,14 +55,24 @@ _ACTIONS = signatures.Actions(
 )
 
 
+def _both(source: Text, target: Text) -> tuple[str, str]:
+  """Return the arguments of every action.
+
+  Args:
+    source: Weights (to-jax) or a run, DIR or DIR@STEP.
+    target: The new work directory or folder.
+  """
+  return source, target
+
+
 def define_flags(argv: Sequence[str]) -> str:
   """Define the flags of the action that the first word names; return its description."""
-  named = bool(argv[1:]) and not argv[1].startswith('-')
-  flags.DEFINE_string('source', None, 'Weights (to-jax) or a run, DIR or DIR@STEP.', required=named)
-  flags.DEFINE_string('target', None, 'The new work directory or folder.', required=named)
-  if not named:
+  if not argv[1:] or argv[1].startswith('-'):  # `main` asks for the word.
+    for name in ('source', 'target'):
+      flags.DEFINE_string(name, None, '')
     return __doc__ or ''
   name = _ACTIONS.name(argv)
+  signatures.define(_both)
   _ACTIONS.define(name)
   text = signatures.description(_ACTIONS.functions[name])
   return f'{text}\n\n  tokenformer convert {name} --source=… --target=…'
@@ -76,8 +87,8 @@ def main(argv: Sequence[str]) -> None:
       f'convert needs a word that says what to do: {" or ".join(_ACTIONS.functions)}; for example '
       '`tokenformer convert to-jax --source=WEIGHTS --target=DIR`'
     )
-  values, action, options = flags.FLAGS, _ACTIONS.name(argv), _ACTIONS.given(argv)
-  source, target = values.source, values.target
+  action, options = _ACTIONS.name(argv), _ACTIONS.given(argv)
+  source, target = _both(**signatures.given(_both))
   if action == 'to-torch':
     model = export.to_torch(source, paths.local(target), **options)
     _say_released(model)

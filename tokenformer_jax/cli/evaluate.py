@@ -11,69 +11,74 @@ predicted like any token, and windows span document boundaries (see `perplexity.
 """
 
 import time
-from collections.abc import Sequence
-
-from absl import flags
+from typing import Any
 
 from tokenformer_jax.api.run import Run
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.cli import outputs, parse_flags, signatures
+from tokenformer_jax.cli import outputs, signatures
+from tokenformer_jax.cli.parse_flags import needs_value
+from tokenformer_jax.config.arguments import Count, Path, Text
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding import evaluation, length, trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts
 
 
-def define_flags() -> None:
-  """Define the command's flags."""
-  flags.DEFINE_string('source', None, 'A run: DIR, or DIR@STEP.', required=True)
-  flags.DEFINE_string('text', '', 'A text: files:GLOB, or another source as in data.source.')
-  signatures.define(Run.evaluate, without=['texts'])
-  flags.DEFINE_integer('groups', None, trained.GROUPS_HELP)
-  flags.DEFINE_integer('token_shards', 1, 'Devices to split parameter tokens and heads over.', 1)
-  flags.DEFINE_string('output', None, 'A JSON file for the results.')
+def main(
+  source: Text,
+  *,
+  text: Text | None = None,
+  groups: Count | None = None,
+  token_shards: Count = 1,
+  output: Path | None = None,
+  **options: Any,
+) -> None:
+  """Print the results, and write them to a JSON file.
 
-
-def main(argv: Sequence[str]) -> None:
-  """Print the results, and write them to --output."""
-  del argv
-  values, start = flags.FLAGS, time.monotonic()
-  if not (values.tasks or values.text):
+  Args:
+    source: A run: DIR, or DIR@STEP.
+    text: A text: files:GLOB, or another source as in data.source.
+    groups: Use only the first N groups of tokens of each projection; default: all.
+    token_shards: Devices to split parameter tokens and heads over.
+    output: A JSON file for the results.
+    **options: As for `Run.evaluate`.
+  """
+  start, values = time.monotonic(), signatures.with_defaults(Run.evaluate, options)
+  names = values['tasks']
+  if not (names or text):
     raise UserError('nothing to evaluate on; give --tasks=NAME,…, --text=files:GLOB, or both')
-  parse_flags.needs('num_fewshot limit include_path', 'tasks=NAME')
-  parse_flags.needs('stride', 'text=files:GLOB')
-  outputs.check_file('output', values.output)
-  # Report mistakes in the tasks before the model loads.
-  tasks = evaluation.find_tasks(values.tasks, values.include_path)
-  if values.text:  # Report a wrong name before the model loads, which has the run's text_field.
-    open_source(values.text, 'text', '--text')
-  model = trained.load(
-    values.source, values.token_shards, clip_positions=values.clip_positions, groups=values.groups
-  )
-  scorer = evaluation.make_scorer(model, values.max_length, values.batch_size)
+  few, limit, folder = (values[name] for name in ('num_fewshot', 'limit', 'include_path'))
+  needs_value('tasks=NAME', names, num_fewshot=few, limit=limit, include_path=folder)
+  needs_value('text=files:GLOB', text, stride=values['stride'])
+  outputs.check_file('output', output)
+  # Report mistakes in the tasks, and a wrong name of a text, before the model loads.
+  tasks = evaluation.find_tasks(names, None if folder is None else str(folder))
+  if text:
+    open_source(text, 'text', '--text')
+  model = trained.load(source, token_shards, clip_positions=values['clip_positions'], groups=groups)
+  scorer = evaluation.make_scorer(model, values['max_length'], values['batch_size'])
   length.say_length(model.config, scorer.max_length)
   documents = None
-  if values.text:
-    documents = open_source(values.text, model.config.data.text_field, '--text').documents()
+  if text:
+    documents = open_source(text, model.config.data.text_field, '--text').documents()
   report = evaluation.evaluate(
     model,
     scorer,
     documents=documents,
-    stride=values.stride,
+    stride=values['stride'],
     tasks=tasks,
-    num_fewshot=values.num_fewshot,
-    limit=values.limit,
+    num_fewshot=few,
+    limit=limit,
   )
   if documents is not None:
-    report['text'] = {'source': values.text, **report['text']}
+    report['text'] = {'source': text, **report['text']}
   report['seconds'] = round(time.monotonic() - start, 3)
   if hosts.is_first():
     print(evaluation.render(report, model.config.model))
-  if values.output:
-    outputs.write_json('output', values.output, report)
+  if output:
+    outputs.write_json('output', output, report)
 
 
 def run() -> None:
   """Run the command with the arguments of this process."""
-  define_flags()
-  cli.run(main)
+  cli.command(main, like=Run.evaluate, without=['texts'])

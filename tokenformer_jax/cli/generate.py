@@ -16,15 +16,17 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path as LocalPath
 from typing import Any
 
 import jax
-from absl import flags
 
 from tokenformer_jax.api.run import Run
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.cli import parse_flags, signatures
+from tokenformer_jax.cli import signatures
+from tokenformer_jax.cli.parse_flags import needs_value
+from tokenformer_jax.config.arguments import Count, Path, Text
+from tokenformer_jax.config.section import Bool, Str
 from tokenformer_jax.decoding import chats, decode, length, trained
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
@@ -34,7 +36,7 @@ from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import checkpoint
 
 
-def read_requests(path: Path, default: TextRequest) -> list[TextRequest]:
+def read_requests(path: LocalPath, default: TextRequest) -> list[TextRequest]:
   """Read the requests of a JSON-lines file, with missing values from `default`.
 
   Raises:
@@ -82,51 +84,56 @@ def _request(values: Any, default: TextRequest) -> TextRequest:
   )
 
 
-def define_flags() -> None:
-  """Define the command's flags."""
-  flags.DEFINE_string('source', None, 'A run: DIR, or DIR@STEP.', required=True)
-  flags.DEFINE_string('prompt', '', 'The text to continue; empty: a new document.')
-  flags.DEFINE_bool('chat', False, 'Answer the prompt, or each line of standard input, in turn.')
-  flags.DEFINE_string('requests', None, 'A file of requests, one JSON object per line; see above.')
-  signatures.define(Run.generate, without=['prompt', 'stop'])
-  flags.DEFINE_multi_string('stop', [], 'End before this string; may be repeated.')
-  flags.DEFINE_integer('groups', None, trained.GROUPS_HELP)
-  flags.DEFINE_integer('token_shards', 1, 'Devices to split parameter tokens and heads over.', 1)
+def main(
+  source: Text,
+  *,
+  prompt: Str = '',
+  chat: Bool = False,
+  requests: Path | None = None,
+  groups: Count | None = None,
+  token_shards: Count = 1,
+  **options: Any,
+) -> None:
+  """Print the prompt and its continuation, or a JSON object for each request.
 
-
-def main(argv: Sequence[str]) -> None:
-  """Print the prompt and its continuation, or a JSON object for each request."""
-  del argv
-  values = flags.FLAGS
-  alone = not values.requests
-  parse_flags.refuse(
-    'prompt', 'has no effect with --requests; put the prompt into the file', unless=alone
-  )
-  parse_flags.refuse('chat', 'has no effect with --requests; leave out one of them', unless=alone)
-  parse_flags.needs('batch_size', 'requests=FILE')
-  draws = values.requests or values.temperature
-  parse_flags.refuse('top_k top_p seed', 'has no effect with --temperature=0', unless=draws)
-  sampling = Sampling(values.temperature, values.top_k, values.top_p, values.seed)
-  stop = tuple(filter(None, values.stop))
-  default = TextRequest(values.prompt, values.length, sampling, stop, values.max_length)
-  requests = read_requests(Path(values.requests), default) if values.requests else [default]
+  Args:
+    source: A run: DIR, or DIR@STEP.
+    prompt: The text to continue; empty: a new document.
+    chat: Answer the prompt, or each line of standard input, in turn.
+    requests: A file of requests, one JSON object per line; see above.
+    groups: Use only the first N groups of tokens of each projection; default: all.
+    token_shards: Devices to split parameter tokens and heads over.
+    **options: As for `Run.generate`.
+  """
+  if requests and (prompt or chat):
+    name = 'prompt' if prompt else 'chat'
+    raise UserError(f'--{name} has no effect with --requests; leave out one of them')
+  needs_value('requests=FILE', requests, batch_size=options.get('batch_size'))
+  values = signatures.with_defaults(Run.generate, options)
+  for name in ('top_k', 'top_p', 'seed'):
+    if name in options and not (requests or values['temperature']):
+      raise UserError(f'--{name} has no effect with --temperature=0')
+  sampling = Sampling(values['temperature'], values['top_k'], values['top_p'], values['seed'])
+  stop, max_length = tuple(filter(None, values['stop'])), values['max_length']
+  default = TextRequest(prompt, values['length'], sampling, stop, max_length)
+  asked = read_requests(LocalPath(requests), default) if requests else [default]
   model = trained.load(
-    values.source,
-    values.token_shards,
-    check=chats.find_template if values.chat else checkpoint.check_is_language_model,
-    clip_positions=values.clip_positions,
-    groups=values.groups,
+    source,
+    token_shards,
+    check=chats.find_template if chat else checkpoint.check_is_language_model,
+    clip_positions=values['clip_positions'],
+    groups=groups,
   )
-  model.context_length(values.max_length)
-  if values.chat:
+  model.context_length(max_length)
+  if chat:
     _chat(model, default)
     return
   trained_length = model.config.data.sequence_length
-  asked = [request.tokens(model.tokenizer, trained_length) for request in requests]
-  length.say_length(model.config, max(len(request.prompt) + request.length for request in asked))
+  texts = [request.tokens(model.tokenizer, trained_length) for request in asked]
+  length.say_length(model.config, max(len(text.prompt) + text.length for text in texts))
   writer = Writer.from_trained(model)
-  if values.requests:
-    _write_all(writer, requests, values.batch_size)
+  if requests:
+    _write_all(writer, asked, values['batch_size'])
   else:
     _write_one(writer, default, default.prompt)
 
@@ -188,5 +195,4 @@ def _print(text: str) -> None:
 
 def run() -> None:
   """Run the command with the arguments of this process."""
-  define_flags()
-  cli.run(main)
+  cli.command(main, like=Run.generate)

@@ -10,60 +10,72 @@ form widens them. A word before the flags names another action, whose flags
 `tokenformer grow ACTION --help` lists:
 """
 
-import contextlib
 import dataclasses
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Self
-
-from absl import flags
 
 from tokenformer_jax.cli import help_text, signatures
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import GrowConfig, MeshConfig
-from tokenformer_jax.config.arguments import Path
-from tokenformer_jax.config.projections import counts_from_text
+from tokenformer_jax.config.arguments import Path, Text
+from tokenformer_jax.config.section import Bool, Int, Str
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import job
 from tokenformer_jax.grow.actions import ACTIONS, Growable
-from tokenformer_jax.grow.job import Job
+from tokenformer_jax.grow.derivation import Derivation, start
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths
 
+Counts = Mapping[Str, Int]
 _ACTIONS = signatures.Actions(ACTIONS, default='grow')
 
 
 class _Source(Growable):
-  """The run of --source, on the mesh of --mesh."""
+  """The run of a command line."""
 
-  def _start(self, target: Path, config: GrowConfig) -> contextlib.AbstractContextManager[Job]:
-    return job.start(
+  def __init__(self, source: Text, *, mesh: Counts | None = None, dry_run: Bool = False):
+    """Keep the run and how to read it.
+
+    Args:
+      source: The run to start from: DIR, or DIR@STEP.
+      mesh: The sizes replica=N,fsdp=N,experts=N,tokens=N; default: the source's.
+      dry_run: Print the table and stop.
+    """
+    super().__init__(source)
+    self._mesh, self._dry_run = mesh, dry_run
+
+  def _start(self, target: Path, config: GrowConfig) -> AbstractContextManager[Derivation]:
+    return start(
       self.source,
       paths.parse_path(target),
       config,
-      mesh_config=_read_mesh(),
-      dry_run=flags.FLAGS.dry_run,
+      mesh_config=self._mesh and _mesh_config(self._mesh),
+      dry_run=self._dry_run,
       show=lambda text: print(text, flush=True),
     )
 
-  def _finish(self, job: Job, step: int | None) -> Self:
+  def _finish(self, derivation: Derivation, step: int | None) -> Self:
     if step is not None:
-      messages.say(f'wrote {job.target}, step {step}; to go on training it:')
-      planned = job.meta.config.train.steps
+      messages.say(f'wrote {derivation.target}, step {step}; to go on training it:')
+      planned = derivation.meta.config.train.steps
       steps = max(planned, step) + planned
       train = help_text.spell_command('train')
-      print(f'{train} --workdir={job.target} --config.train.steps={steps}')
-    return super()._finish(job, step)
+      print(f'{train} --workdir={derivation.target} --config.train.steps={steps}')
+    return super()._finish(derivation, step)
+
+
+def _unused(name: str) -> tuple[str, ...]:
+  """Return the arguments of the source that an action does not need, which writes nothing."""
+  writes = 'target' in inspect.signature(ACTIONS[name]).parameters
+  return () if writes else ('mesh', 'dry_run')
 
 
 def define_flags(argv: Sequence[str]) -> str:
   """Define the flags of the action that the first word names; return its description."""
   name = _ACTIONS.name(argv)
-  flags.DEFINE_string('source', None, 'The run to start from: DIR, or DIR@STEP.', required=True)
+  signatures.define(_Source.__init__, without=_unused(name))
   _ACTIONS.define(name)
-  if 'target' in flags.FLAGS:
-    flags.DEFINE_string('mesh', None, "replica=N,fsdp=N,experts=N,tokens=N; default: the source's.")
-    flags.DEFINE_bool('dry_run', False, 'Print the table and stop.')
   if name == _ACTIONS.default:
     return f'{__doc__}\n{_ACTIONS.summaries()}'
   return f'{signatures.description(ACTIONS[name])}\n\n  tokenformer grow {name} --source=DIR …'
@@ -76,18 +88,15 @@ def run() -> None:
 
 def main(argv: Sequence[str]) -> None:
   """Run the action that the first word names."""
-  given = _ACTIONS.given(argv)
-  function = inspect.unwrap(ACTIONS[_ACTIONS.name(argv)])
-  result = function(_Source(flags.FLAGS.source), **given)
+  given, name = _ACTIONS.given(argv), _ACTIONS.name(argv)
+  source = _Source(**signatures.given(_Source.__init__, without=_unused(name)))
+  result = inspect.unwrap(ACTIONS[name])(source, **given)
   if isinstance(result, str):
     print(result, flush=True)
 
 
-def _read_mesh() -> MeshConfig | None:
-  if flags.FLAGS.mesh is None:
-    return None
+def _mesh_config(sizes: Mapping[str, int]) -> MeshConfig:
   names = [field.name for field in dataclasses.fields(MeshConfig)]
-  sizes = counts_from_text(flags.FLAGS.mesh, '--mesh')
   for name in sizes:
     if name not in names:
       raise UserError(f'--mesh names {name!r}{nearest(name, names)}')

@@ -19,13 +19,21 @@ _HELP = ('--help', '-help', '-h', '--helpshort', '--help=')
 _UNREAD = 141  # a shell's exit status for a command that SIGPIPE ended
 
 
-def command(function: Callable[..., int | None], **options: Any) -> None:
-  """Run a function with the command line as its arguments: see `signatures`, and `run`."""
-  signatures.define(function)
+def command(
+  function: Callable[..., int | None],
+  like: Callable[..., Any] | None = None,
+  without: Sequence[str] = (),
+  **options: Any,
+) -> None:
+  """Run a function with the command line as its arguments: see `signatures`, and `run`.
+
+  Its `**options` are the arguments of `like` that it does not have itself and `without` some.
+  """
+  signatures.define(function, like, without=without)
 
   @functools.wraps(function)
   def main(argv: Sequence[str]) -> int | None:
-    return function(*argv[1:], **signatures.given(function))
+    return function(*argv[1:], **signatures.given(function, like, without=without))
 
   run(main, positional=signatures.takes_words(function), **options)
 
@@ -73,7 +81,6 @@ def run(
       status = _until_unread(main, argv)
     return status
 
-  sys.unraisablehook = _report_unraisable
   flags.FLAGS.set_gnu_getopt(positional)
   try:
     app.run(guarded, flags_parser=_flags_parser(main, more_help, define))
@@ -105,15 +112,6 @@ def _until_unread(main: Callable[[Sequence[str]], int | None], argv: Sequence[st
 def _print_help(text: str) -> NoReturn:
   """Print a help text, and exit."""
   sys.exit(_until_unread(lambda _: print(text), sys.argv))
-
-
-def _report_unraisable(unraisable: 'sys.UnraisableHookArgs') -> None:
-  """Report an unraisable error, except for writes that TensorStore abandons after a failed write.
-
-  These find the event loop of their save closed, and the failure itself was already raised.
-  """
-  if 'Event loop is closed' not in str(unraisable.exc_value):
-    sys.__unraisablehook__(unraisable)
 
 
 def _flags_parser(

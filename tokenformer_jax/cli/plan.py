@@ -21,9 +21,9 @@ from typing import Annotated, Any
 import jax
 
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.cli import outputs, signatures
+from tokenformer_jax.cli import outputs
 from tokenformer_jax.config import Config
-from tokenformer_jax.config.arguments import Count, Path, Text
+from tokenformer_jax.config.arguments import REPEATED, Count, Path, Text
 from tokenformer_jax.config.section import Bool
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import breakdown as breakdowns
@@ -41,7 +41,7 @@ def main(
   quick: Bool = False,
   breakdown: Bool = False,
   tune: Bool = False,
-  grow: Annotated[Sequence[Text], signatures.REPEATED] = (),
+  grow: Annotated[Sequence[Text], REPEATED] = (),
   json: Path | None = None,
 ) -> None:
   """Plan a run and print the tables.

@@ -1,9 +1,8 @@
 """Make flags from a function: one for each argument, by its annotation, default and docstring.
 
 The function serves Python, and the command that calls it. `arguments.convert` checks the values of
-both. In a flag, a list is `A,B` and a dict of numbers is `A=1,B=2`; a list that is annotated as
-`REPEATED` has a flag for each item. An argument of the type `Config` is --config with its
-overrides, and `*arguments` are the words of the command line that are no flags.
+both. In a flag, a list is `A,B` and a dict of numbers is `A=1,B=2`. An argument of type `Config` is
+--config with its overrides, and `*arguments` are the words that are no flags.
 """
 
 import inspect
@@ -19,7 +18,6 @@ from tokenformer_jax.config.projections import counts_from_text
 from tokenformer_jax.errors import UserError, nearest
 
 Function = Callable[..., Any]
-REPEATED = 'repeated'  # marks a list whose flag is repeated, as texts with commas need
 
 
 class Parser(flags.ArgumentParser):
@@ -40,10 +38,16 @@ class Parser(flags.ArgumentParser):
     return 'string'
 
 
-def define(function: Function, *, without: Collection[str] = ()) -> None:
-  """Define the flags of the arguments of a function, but the first one of a method and some."""
+def define(
+  function: Function, like: Function | None = None, *, without: Collection[str] = ()
+) -> None:
+  """Define the flags of the arguments of a function, and of others that another one has.
+
+  The first argument of a method and those in `without` have none.
+  """
   meanings, hints = _meanings(function), arguments.annotations(function)
-  for name, parameter in _parameters(function, without).items():
+  own = _parameters(function, without)
+  for name, parameter in own.items():
     required = parameter.default is parameter.empty
     default = None if required else parameter.default
     kinds = {kind for kind, _ in arguments.members(hints[name])}
@@ -51,17 +55,29 @@ def define(function: Function, *, without: Collection[str] = ()) -> None:
       config_flag.define(meanings[name], required=required)
     elif bool in kinds:
       flags.DEFINE_bool(name, default, meanings[name], required=required)
-    elif REPEATED in getattr(hints[name], '__metadata__', ()):
+    elif arguments.REPEATED in getattr(hints[name], '__metadata__', ()):
       flags.DEFINE_multi_string(name, list(default or ()), meanings[name])
     else:
       parser = Parser(name, hints[name])
       flags.DEFINE(parser, name, default, meanings[name], required=required)
+  if like is not None:
+    define(like, without=[*own, *without])
 
 
-def given(function: Function, *, without: Collection[str] = ()) -> dict[str, Any]:
-  """Return the arguments of a function that the command line has."""
-  names = [name for name in _parameters(function, without) if flags.FLAGS[name].present]
-  return {n: config_flag.read() if n == 'config' else flags.FLAGS[n].value for n in names}
+def given(
+  function: Function, like: Function | None = None, *, without: Collection[str] = ()
+) -> dict[str, Any]:
+  """Return the arguments of functions that the command line has: see `define`."""
+  names = {*_parameters(function, without), *(_parameters(like, without) if like else ())}
+  present = [name for name in names if flags.FLAGS[name].present]
+  return {n: config_flag.read() if n == 'config' else flags.FLAGS[n].value for n in present}
+
+
+def with_defaults(function: Function, given: Mapping[str, Any]) -> dict[str, Any]:
+  """Return all arguments of a function with a default, some of them with other values."""
+  parameters = _parameters(function, ()).items()
+  known = {name: p.default for name, p in parameters if p.default is not p.empty}
+  return {**known, **given}
 
 
 def takes_words(function: Function) -> bool:
@@ -73,7 +89,8 @@ def _parameters(function: Function, without: Collection[str]) -> dict[str, inspe
   return {
     name: parameter
     for name, parameter in inspect.signature(function).parameters.items()
-    if name not in ('self', *without) and parameter.kind is not parameter.VAR_POSITIONAL
+    if name not in ('self', *without)
+    and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
   }
 
 

@@ -8,7 +8,6 @@ tokenformer train --workdir=DIR         an earlier run, with its own config
 """
 
 import functools
-import itertools
 import os
 import shlex
 import sys
@@ -21,7 +20,6 @@ from pydantic import Field
 from tokenformer_jax.cli import config_flag, config_keys, heap, help_text, outputs
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config
-from tokenformer_jax.config import file as config_file
 from tokenformer_jax.config.arguments import Natural, Path
 from tokenformer_jax.errors import FaultyDeviceError, UserError
 from tokenformer_jax.parallel import messages
@@ -32,7 +30,7 @@ _DEFAULT = 'lm_stdlib'
 
 
 def main(
-  config: Config,
+  config: Config | None = None,
   *,
   workdir: Path | None = None,
   stopped_status: Annotated[Natural, Field(lt=256)] = 0,
@@ -50,11 +48,14 @@ def main(
       (--config.train.check_devices), one a line, for the program that starts the run again
       elsewhere. All hosts must share its disk.
   """
+  if config is None:
+    config = config_flag.read(_default_config(workdir))
   outputs.check_file('faulty_hosts', faulty_hosts)
   if heap.can_keep_freed_memory():
     heap.keep_freed_memory()
+  workdir = workdir or os.path.join('runs', config_flag.name(_DEFAULT))
   try:
-    _, stopped = loop.train_or_stop(config, workdir or os.path.join('runs', config_flag.name()))
+    _, stopped = loop.train_or_stop(config, workdir)
   except FaultyDeviceError as error:
     if faulty_hosts:
       add = functools.partial(_add_lines, error.hosts)
@@ -73,34 +74,17 @@ def _add_lines(lines: Sequence[str], path: LocalPath) -> None:
 
 def run() -> None:
   """Run the command with the arguments of this process."""
-  sys.argv[1:] = with_config(sys.argv[1:])
   cli.command(main, stops=True, more_help=_help_of_keys)
 
 
-def with_config(arguments: list[str]) -> list[str]:
-  """Return the arguments, with a --config added if there is none.
-
-  A default of the flag itself would be loaded, with all overrides, beside the config that the user
-  names.
-  """
-  given = {}
-  for argument, following in itertools.zip_longest(arguments, arguments[1:]):
-    if argument.startswith('-'):
-      name, equals, value = argument.lstrip('-').partition('=')
-      given[name] = value if equals else following
-  if 'config' in given:
-    return arguments
-  workdir = given.get('workdir')
-  if workdir and _has_config(workdir):
-    return [f'--config={config_file.shipped("saved")}:{workdir}', *arguments]
-  return [f'--config={config_file.shipped(_DEFAULT)}', *arguments]
-
-
-def _has_config(workdir: str) -> bool:
+def _default_config(workdir: Path | None) -> str:
+  """Return the config of the run in the work directory, if there is one, or the package's first."""
   try:
-    return (paths.parse_path(workdir) / 'config.json').exists()
+    if workdir and (paths.parse_path(workdir) / 'config.json').exists():
+      return f'saved:{os.fspath(workdir)}'
   except UserError:  # The run reports the mistake.
-    return False
+    pass
+  return _DEFAULT
 
 
 def _help_of_keys(word: str) -> str:

@@ -89,7 +89,6 @@ from tokenformer_jax.config.pattention import (
 from tokenformer_jax.config.projections import (
   count_names,
   counts_as_text,
-  former_names,
   is_of_experts,
   matrices,
   named_counts,

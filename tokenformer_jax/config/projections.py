@@ -7,7 +7,7 @@ these names.
 """
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokenformer_jax.config.feed_forward import MLPConfig
@@ -51,19 +51,6 @@ def projection_name(layer: str, path: str) -> str:
 def is_of_experts(name: str) -> bool:
   """Return whether a projection, given its name, is that of each expert."""
   return f'.{name}'.endswith('.ffn.expert')
-
-
-def former_names(name: str, present: Container[str]) -> tuple[str, ...]:
-  """Return the names that a projection can have had before experts were added or taken out.
-
-  `present` holds the names of all projections of the model.
-  """
-  ends = ('.shared', '.expert')
-  short = next((name.removesuffix(end) for end in ends if name.endswith(f'ffn{end}')), name)
-  is_new = name == f'{short}.expert' and f'{short}.shared' in present
-  if is_new or not f'.{short}'.endswith('.ffn'):
-    return (name,)
-  return (name, short, *(f'{short}{end}' for end in ends))
 
 
 def matrices(model: ModelConfig) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ class Views:
     return self._pixels(self._resized(image, _centre(image.size, self.data.eval_crop)))
 
   def _resized(self, image: Image.Image, box: Box) -> Image.Image:
-    """Return a part of an image in the size and colour mode of the model."""
+    """Return a box of an image in the size and colour mode of the model."""
     mode, size = 'L' if self.channels == 1 else 'RGB', self.data.image_size
     width, height = image.size
     shrink = min(box[2] - box[0], box[3] - box[1]) / size
@@ -65,16 +65,16 @@ class Views:
     return np.array(image, np.uint8).reshape(size, size, self.channels)
 
 
-def _centre(size: tuple[int, int], part: float) -> Box:
-  """Return the centred square whose side is `part` of the shorter side."""
+def _centre(size: tuple[int, int], share: float) -> Box:
+  """Return the centred square whose side is `share` of the shorter side."""
   width, height = size
-  side = part * min(width, height)
+  side = share * min(width, height)
   left, top = (width - side) / 2, (height - side) / 2
   return left, top, left + side, top + side
 
 
 def random_crop(size: tuple[int, int], least_area: float, rng: np.random.Generator) -> Box:
-  """Draw a part of an image of at least a given area (Szegedy et al. 2014, arXiv 1409.4842).
+  """Draw a box of at least a given share of an image (Szegedy et al. 2014, arXiv 1409.4842).
 
   The aspect ratio is drawn between 3:4 and 4:3. If none of ten draws fits into the image, the
   result is the centred square.

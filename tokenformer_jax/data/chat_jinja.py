@@ -3,6 +3,7 @@
 import datetime
 import functools
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 MARKS = ('\ufdd0', '\ufdd1')
 # Without a value they are no text, as in transformers: many tokenizers have no such token.
 _TOKENS = {f'{name}_token' for name in ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')}
+
+
+_LONGEST = 2**24  # characters that a multiplication in a template may make
 
 
 class RenderError(Exception):
@@ -62,7 +66,19 @@ def _compile(source: str, learn: bool) -> tuple['jinja2.Template', bool]:
     def __str__(self) -> str:
       return '' if self._undefined_name in _TOKENS else self._fail_with_undefined_error()
 
-  environment = sandbox.ImmutableSandboxedEnvironment(
+  class Sandbox(sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which also refuses products that no text needs."""
+
+    intercepted_binops = frozenset(('*', '**'))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+      sizes = [len(one) if hasattr(one, '__len__') else one for one in (left, right)]
+      is_text = sizes != [left, right]
+      if math.prod(sizes) > _LONGEST if is_text else operator == '**' and abs(right) > 100:
+        raise RenderError(f'it makes a text or number of more than {_LONGEST >> 20} Mi characters')
+      return super().call_binop(context, operator, left, right)
+
+  environment = Sandbox(
     trim_blocks=True,
     lstrip_blocks=True,
     undefined=Needed if learn else jinja2.Undefined,

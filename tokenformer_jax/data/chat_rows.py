@@ -3,7 +3,7 @@
 A row has `messages`, a list of objects with `role` and `content`, or a `prompt` with its `response`
 or `completion`. The document of a row is its messages as JSON, from which a template makes text.
 A row with more that decides what is learned, or that belongs to the text, is refused. Columns of
-other names are no part of a conversation.
+other names are ignored.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Make text of conversations with a Jinja template, and find the parts of it that carry loss.
+"""Make text of conversations with a Jinja template, and find the ranges of it that carry loss.
 
 A template is one of those that Hugging Face's `transformers` reads: `apply_chat_template` there
 gives the same text and the same marks. It encloses in {% generation %} … {% endgeneration %} what
@@ -191,7 +191,7 @@ def find_template(data: TextConfig, *, to_learn: bool = True) -> Template:
   """Return the template of a run's conversations; one `to_learn` from marks what is learned.
 
   It is the file `chat_template`, or that of the tokenizer: `chat_template.jinja` or the entry of
-  `tokenizer_config.json` beside its `tokenizer.json`; or `OURS`.
+  `tokenizer_config.json` in the folder of its `tokenizer.json`; or `OURS`.
   """
   check_installed('jinja2', 'renders conversations', 'chat')
   name, source = 'the built-in template', OURS
@@ -210,7 +210,7 @@ def find_template(data: TextConfig, *, to_learn: bool = True) -> Template:
 
 
 def has_own(data: TextConfig) -> bool:
-  """Return whether a template is beside the tokenizer's file."""
+  """Return whether a template is in the folder of the tokenizer's file."""
   file = Path(data.tokenizer).expanduser()
   if not file.is_file():
     return False

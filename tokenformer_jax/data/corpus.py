@@ -3,7 +3,7 @@
 If validation has its own source, each source is one split. Otherwise a hash of a document's text
 selects the split, so adding or moving documents moves no other document. If that leaves a split
 empty, it gets the document with the nearest hash. A source of one document is cut at the start of a
-line, and its last part is the validation split.
+line, and its end is the validation split.
 
 A long text comes in pieces, because a BPE needs 160 times the memory of the text that it encodes.
 """
@@ -13,7 +13,7 @@ import fractions
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tokenformer_jax.config import TextConfig
@@ -21,7 +21,7 @@ from tokenformer_jax.data import reading, text
 from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.data.lone_text import LoneText
 from tokenformer_jax.data.sources import PLUS, open_source
-from tokenformer_jax.data.text_unique import Unique
+from tokenformer_jax.data.text_unique import find_repeated
 from tokenformer_jax.data.tokenizers import Spans
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.messages import say
@@ -66,27 +66,34 @@ class Corpus:
   fraction: float  # the share of `source` for validation if `validation` is None
   bad: text.Bad = text.refuse  # called for a document that cannot be read, to plan without it
   template: Template | None = None  # makes text of documents that are conversations
+  known: tuple[text.Source, ...] | None = None  # text that others hold out; None: repeats stay
 
   def fingerprint(self) -> Any:
     """Return a value that changes when the text of a source changes."""
     texts: Any = self.source.fingerprint()
     if self.validation is not None:
       texts = texts, self.validation.fingerprint()
+    if self.known is not None:
+      texts = texts, 'unique', [source.fingerprint() for source in self.known]
     return (texts, 'chat', self.template.fingerprint) if self.template else texts
 
   def pieces(self) -> Iterator[Piece]:
     """Yield the text of both splits, always in the same order."""
-    for unit in self.units():
+    for unit in self.units:
       yield from unit.pieces(self.bad)
 
+  @functools.cached_property
   def units(self) -> 'list[Unit]':
-    """Return units of about `UNIT_BYTES` of text each; the corpus is their text in this order."""
-    if self.validation is not None:
-      both = zip(SPLITS, (self.source, self.validation), strict=True)
-      return [unit for split, source in both for unit in self._units(source, split)]
-    return self._units(self.source, '')
+    """Units of about `UNIT_BYTES` of text each; the corpus is their text in this order."""
+    known = self.known or ()
+    if self.validation is None:
+      return self._units(self.source, '', known)
+    return [
+      *self._units(self.source, 'train', (self.validation, *known)),
+      *self._units(self.validation, 'validation', ()),
+    ]
 
-  def _units(self, source: text.Source, split: str) -> 'list[Unit]':
+  def _units(self, source: text.Source, split: str, known: tuple[text.Source, ...]) -> 'list[Unit]':
     """Return the units of a source that is of one split, or is divided: ''."""
     if not self.template and (path := source.lone_file()):
       lone = LoneText(path)
@@ -97,7 +104,12 @@ class Corpus:
       return [Unit((source,), ranges=group) for group in _groups(sized, UNIT_BYTES)]
     share = 0.0 if split else self._share
     groups = _groups(source.divide(UNIT_BYTES), UNIT_BYTES)
-    return [Unit(group, split, share, template=self.template) for group in groups]
+    units = [Unit(group, split, share, template=self.template) for group in groups]
+    if self.known is None:
+      return units
+    documents = (unit.documents(text.ignore) for unit in units)
+    repeated = find_repeated(documents, known, f'the {split} text' if split else 'the text')
+    return [dataclasses.replace(one, repeated=r) for one, r in zip(units, repeated, strict=True)]
 
   @functools.cached_property
   def _share(self) -> float | fractions.Fraction:
@@ -133,6 +145,7 @@ class Unit:
     share: if `split` is empty, the share of all hashes for validation.
     ranges: if the source is one document in all, the ranges of it to read, piece by piece.
     template: makes text of documents that are conversations; None: they are text.
+    repeated: the numbers of documents that repeat an earlier one, and are left out.
   """
 
   sources: tuple[text.Source, ...]
@@ -140,12 +153,18 @@ class Unit:
   share: float | fractions.Fraction = 0.0
   ranges: tuple[Range, ...] = ()
   template: Template | None = None
+  repeated: tuple[int, ...] = ()
 
   def fingerprint(self) -> str:
     """Return a hash of what the pieces depend on."""
     sources = [source.fingerprint() for source in self.sources]
     chat = (self.template.fingerprint,) if self.template else ()
-    return text.digest((sources, self.split, self.share, self.ranges, *chat))
+    return text.digest((sources, self.split, self.share, self.ranges, self.repeated, *chat))
+
+  def documents(self, bad: text.Bad) -> Iterator[str]:
+    """Yield the documents of the sources; `bad` is called for each that cannot be read."""
+    for source in self.sources:
+      yield from source.documents(bad)
 
   def pieces(self, bad: text.Bad = text.refuse) -> Iterator[Piece]:
     """Yield the text of the unit; `bad` is called for each document that cannot be read."""
@@ -153,13 +172,15 @@ class Unit:
       for one in self.ranges:
         yield from _range_pieces(LoneText(self.sources[0].lone_file()), one)
       return
-    for source in self.sources:
-      for document in source.documents(bad):
-        split = self.split or SPLITS[is_validation(document, self.share)]
-        if self.template:
-          yield from _rendered(document, split, self.template, bad)
-        else:
-          yield from _in_pieces(document, split)
+    repeated = frozenset(self.repeated)
+    for number, document in enumerate(self.documents(bad)):
+      if number in repeated:
+        continue
+      split = self.split or SPLITS[is_validation(document, self.share)]
+      if self.template:
+        yield from _rendered(document, split, self.template, bad)
+      else:
+        yield from _in_pieces(document, split)
 
 
 def open_corpus(config: TextConfig) -> Corpus:
@@ -175,18 +196,12 @@ def open_corpus(config: TextConfig) -> Corpus:
   check_apart([(config, corpus)])
   if not config.deduplicate:
     return corpus
-  of_others = [
+  known = tuple(
     _open(one.validation_source, config, one.rows, f'config.data.mixture.{other}.validation_source')
     for other, one in config.mixture.items()
     if one.validation_source
-  ]
-  known = (held_out, *of_others) if held_out else tuple(of_others)
-  unique = functools.partial(Unique, size=UNIT_BYTES)
-  return dataclasses.replace(
-    corpus,
-    source=unique(source, config.setting('source'), known),
-    validation=held_out and unique(held_out, name, ()),
   )
+  return dataclasses.replace(corpus, known=known)
 
 
 def _open(
@@ -196,50 +211,34 @@ def _open(
   return open_source(spec, text_field, setting, splits)
 
 
-class _NamedSource(NamedTuple):
-  """A source of a run, or one of those that a key lists."""
-
-  setting: str
-  value: str  # of the setting
-  spec: str
-  source: text.Source | None  # None: its tokens are in a store, and it is not open
-
-
-def check_apart(texts: Iterable[tuple[TextConfig, Corpus | None]]) -> None:
+def check_apart(texts: Sequence[tuple[TextConfig, Corpus | None]]) -> None:
   """Check that a run names each text once, so that no text is held out and trained on.
 
   A text is a file, whatever its name there and the form of the source. `texts` are the sources of
   the run and what they name; None: a token store is read instead.
   """
-  sources: list[_NamedSource] = []
+  named = []  # the setting, a source of it, and the files of that
   for config, corpus in texts:
     opened = (corpus.source, corpus.validation) if corpus else (None, None)
     for key, source in zip(('source', 'validation_source'), opened, strict=True):
-      value = getattr(config, key)
-      specs = value.split(PLUS) if value else ()
+      setting = f'{config.setting(key)}={getattr(config, key)}'
+      specs = [spec.strip() for spec in getattr(config, key).split(PLUS) if spec]
       members = source.members() if source else [None] * len(specs)
-      sources += [
-        _NamedSource(config.setting(key), value, spec.strip(), member)
-        for spec, member in zip(specs, members, strict=True)
-      ]
-  if len(sources) < 2:
+      named += [(setting, *one) for one in zip(specs, members, strict=True)]
+  if len(named) < 2:
     return
-  known: dict[Any, _NamedSource] = {}
-  for one in sources:
-    files = one.source.files() if one.source else ()
-    names = {reading.file_key(path): path for path in files} | {one.spec: one.spec}
-    for key, name in names.items():
-      if (other := known.get(key)) is None:
-        continue
-      if other.setting == one.setting:
+  known: dict[Any, str] = {}
+  for setting, spec, source in named:
+    files = source.files() if source else ()
+    keys = {reading.file_key(path): path for path in files} | {spec: spec}
+    for key, name in keys.items():
+      if other := known.get(key):
+        where = 'twice' if other == setting else f'and {other} has it as well'
         raise UserError(
-          f'{one.setting} is {one.value}, which names {name} twice; leave one of them out'
+          f'{setting} has {name} {where}; leave it out of one of them, because a text is trained '
+          'on once, or held out'
         )
-      raise UserError(
-        f'{one.setting} is {one.value}, and {name} is also in {other.setting}={other.value}; '
-        'leave it out of one of them, because a text is trained on once, or held out'
-      )
-    known |= dict.fromkeys(names, one)
+    known |= dict.fromkeys(keys, setting)
 
 
 def is_validation(document: str, fraction: float | fractions.Fraction) -> bool:

@@ -5,7 +5,6 @@ of an image. So a batch is the same on any number of hosts, and resuming at any 
 An unusable image gets the label `ABSENT`, and `bad` holds its number, which the host reports.
 """
 
-import abc
 import dataclasses
 import math
 from collections.abc import Generator, Sequence
@@ -48,23 +47,29 @@ def load(
   return pixels, label
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Steps(abc.ABC):
-  """Batches by number, in the form of a random-access source for Grain."""
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Batches:
+  """This host's rows of batches, a random-access source for Grain.
+
+  Attributes:
+    numbers: the batches; those of training are steps.
+    seed: of the order and the views of training; None, for validation: each image once, in order.
+  """
 
   split: Split
   views: Views
   classes: int
-  rows: tuple[int, ...]
-  batch_size: int
-  batches: int
+  rows: Sequence[int]
+  numbers: Sequence[int]
+  seed: int | None = None
+  position: order.Position = order.BEGINNING
   # The error after which reads stop: batches read ahead would otherwise retry for minutes again.
-  given_up: list[TransientError] = dataclasses.field(default_factory=list, kw_only=True)
+  given_up: list[TransientError] = dataclasses.field(default_factory=list)
 
   def __len__(self) -> int:
-    return self.batches
+    return len(self.numbers)
 
-  def __getitem__(self, batch: int) -> Batch:
+  def __getitem__(self, index: int) -> Batch:
     if self.given_up:
       raise self.given_up[0]
     size = self.views.data.image_size
@@ -73,8 +78,9 @@ class Steps(abc.ABC):
       'labels': np.full(len(self.rows), ABSENT, np.int32),
       'bad': np.full(len(self.rows), ABSENT, np.int64),
     }
+    first = self.position.batch_start(self.numbers[int(index)], self.views.data.batch_size)
     for i, row in enumerate(self.rows):
-      number, rng = self._image(int(batch), int(row))
+      number, rng = self._image(first + int(row))
       if number is None:
         continue
       try:
@@ -88,33 +94,13 @@ class Steps(abc.ABC):
         raise
     return result
 
-  @abc.abstractmethod
-  def _image(self, batch: int, row: int) -> tuple[int | None, np.random.Generator | None]:
-    """Return the number of a row's image and the generator of its random view, if any."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TrainSteps(Steps):
-  """Training batches by step."""
-
-  seed: int
-  position: order.Position = order.BEGINNING
-
-  def _image(self, batch: int, row: int) -> tuple[int, np.random.Generator]:
-    position, n = self.position.batch_start(batch, self.batch_size) + row, len(self.split)
+  def _image(self, position: int) -> tuple[int | None, np.random.Generator | None]:
+    """Return the number of an image, if there is one, and the generator of its random view."""
+    n = len(self.split)
+    if self.seed is None:
+      return (position if position < n else None), None
     number = order.sample_index(self.seed, position, n)
     return number, np.random.default_rng((self.seed, position // n, number))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ValidationSteps(Steps):
-  """Validation batches, each image once and in order. `chosen` lists the batches to return."""
-
-  chosen: tuple[int, ...]
-
-  def _image(self, batch: int, row: int) -> tuple[int | None, None]:
-    number = self.chosen[batch] * self.batch_size + row
-    return (number if number < len(self.split) else None), None
 
 
 def train_batches(
@@ -132,16 +118,22 @@ def train_batches(
   Every valid label is smaller than `classes`. The seed is that of the order and of the views.
   `rows` are the numbers of the rows in the global batch that this host needs.
   """
-  size = views.data.batch_size
-  steps = TrainSteps(split, views, classes, tuple(rows), size, last_step, seed, position)
-  return order.read_ahead(steps, first_step, views.data)
+  batches = Batches(
+    split=split,
+    views=views,
+    classes=classes,
+    rows=rows,
+    numbers=range(last_step),
+    seed=seed,
+    position=position,
+  )
+  return order.read_ahead(batches, first_step, views.data)
 
 
 def validation_batches(
   split: Split, views: Views, classes: int, rows: Sequence[int], batches: int = 0
 ) -> Generator[Batch, None, None]:
   """Return this host's rows of the validation batches: all, or `batches` of them spread evenly."""
-  size = views.data.batch_size
-  chosen = order.spread(batches, math.ceil(len(split) / size))
-  steps = ValidationSteps(split, views, classes, tuple(rows), size, len(chosen), chosen)
+  numbers = order.spread(batches, math.ceil(len(split) / views.data.batch_size))
+  steps = Batches(split=split, views=views, classes=classes, rows=rows, numbers=numbers)
   return order.read_ahead(steps, 0, views.data)

@@ -301,14 +301,11 @@ def _first_folder(root: Path, names: tuple[str, ...]) -> Path | None:
 def _files(root: Path, data: ImagesConfig) -> tuple[list[str], Files]:
   """Return the classes that have images below a folder, and the images."""
   classes, names, labels, others, empty = [], [], [], 0, []
-  folders = sorted(path for path in root.iterdir() if path.is_dir())
-  hidden = sum(_is_hidden(folder.name) for folder in folders)
-  for folder in folders:
-    if _is_hidden(folder.name):
-      continue
-    everything, skipped = _names_below(folder, root)
+  folders = (path for path in root.iterdir() if path.is_dir() and not _is_hidden(path.name))
+  for folder in sorted(folders):
+    everything = _names_below(folder, root)
     images = [name for name in everything if name.lower().endswith(_SUFFIXES)]
-    others, hidden = others + len(everything) - len(images), hidden + skipped
+    others += len(everything) - len(images)
     if not images:
       empty.append(folder.name)
       continue
@@ -324,13 +321,11 @@ def _files(root: Path, data: ImagesConfig) -> tuple[list[str], Files]:
     say(f'{sentence}; they are not counted as classes')
   if others:
     say(f'{root}: left out {counted(others, "file")} without an ending of {", ".join(_SUFFIXES)}')
-  if hidden:
-    say(f'{root}: left out {counted(hidden, "hidden name")} such as .ipynb_checkpoints or __MACOSX')
   return classes, Files(str(root), tuple(names), np.array(labels, np.int32))
 
 
-def _names_below(folder: Path, root: Path) -> tuple[list[str], int]:
-  """Return the sorted files below a class folder, relative to `root`, and the hidden names' number.
+def _names_below(folder: Path, root: Path) -> list[str]:
+  """Return the sorted files below a class folder, relative to `root`, but hidden ones.
 
   Links are followed. A folder that several links reach counts once, and a link to a folder above
   the class is left out. A link to a missing file stays in: reading it reports a bad image.
@@ -340,17 +335,16 @@ def _names_below(folder: Path, root: Path) -> tuple[list[str], int]:
     raise error
 
   above = Path(os.path.realpath(root))
-  names, hidden, seen = [], 0, {str(above), *map(str, above.parents)}
+  names, seen = [], {str(above), *map(str, above.parents)}
   for here, folders, files in os.walk(folder, onerror=fail, followlinks=True):
     real, below = os.path.realpath(here), os.path.relpath(here, root)
     if real in seen:
       folders.clear()  # os.walk does not enter what is not in this list.
       continue
     seen.add(real)
-    hidden += sum(map(_is_hidden, (*folders, *files)))
     folders[:] = sorted(name for name in folders if not _is_hidden(name))
     names += [os.path.join(below, name) for name in files if not _is_hidden(name)]
-  return sorted(names), hidden
+  return sorted(names)
 
 
 def _is_hidden(name: str) -> bool:

@@ -41,7 +41,7 @@ def mix(
 
 
 def _rectangle(key: jax.Array, height: int, width: int, area: jax.Array) -> jax.Array:
-  """Return a mask [H, W] of a rectangle with a part of the image's area, around a random point."""
+  """Return a mask [H, W] of a rectangle with a share of the image's area, around a random point."""
   point = jax.random.uniform(key, (2,))
   half = jnp.sqrt(area) / 2
 

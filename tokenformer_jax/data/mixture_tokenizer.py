@@ -71,8 +71,8 @@ def _weighted(data: TextConfig) -> dict[str, Corpus]:
 def _bpe_file(data: TextConfig, size: int, corpora: Mapping[str, Corpus]) -> Path:
   """Return the path of the BPE of a mixture in the cache folder."""
   weights = {name: shares(data.mixture).last[name] for name in corpora}
-  parts = [(corpus.fingerprint(), corpus.fraction) for corpus in corpora.values()]
-  identity = repr((size, data.text_field, data.deduplicate, parts, weights))
+  texts = [(corpus.fingerprint(), corpus.fraction) for corpus in corpora.values()]
+  identity = repr((size, data.text_field, data.deduplicate, texts, weights))
   name = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
   return store.cache_folder(data) / 'tokenizers' / f'{name}.json'
 

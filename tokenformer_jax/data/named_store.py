@@ -39,22 +39,28 @@ def open_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store:
     for key, value in store.index.made_from.items()
     if (own := getattr(config, key)) != value and (key != 'tokenizer' or tokenizers.bpe_size(own))
   ]
-  chat = store.chat and Template(**store.chat)
+  chat = Template(**store.chat) if store.chat else None
   if (chat and chat.fingerprint) != (template and template.fingerprint):
-    both = (f'conversations by {one.name}' if one else 'plain text' for one in (chat, template))
-    differences.append((*both,))
-  if tokenizer and tokenizer.fingerprint != store.tokenizer.fingerprint:
-    both = (f'the tokenizer {one.fingerprint}' for one in (store.tokenizer, tokenizer))
-    differences.append((*both,))
-  elif tokenizer and tokenizer.document_fingerprint != store.tokenizer.document_fingerprint:
-    ends = ([*one.opening, '…', one.end_of_document] for one in (store.tokenizer, tokenizer))
-    differences.append((*(f'documents that begin and end as {one}' for one in ends),))
+    differences.append((_rows(chat), _rows(template)))
+  stored = store.tokenizer
+  if tokenizer and tokenizer.fingerprint != stored.fingerprint:
+    differences.append((f'the tokenizer {stored.fingerprint}', tokenizer.fingerprint))
+  elif tokenizer and tokenizer.document_fingerprint != stored.document_fingerprint:
+    differences.append((_ends(stored), _ends(tokenizer)))
   if differences:
     there, here = differences[0]
     raise UserError(
       f'{name}, which was made with {there}, and here it is {here}; correct the config, or {made}'
     )
   return dataclasses.replace(store, tokenizer=tokenizer or store.tokenizer)
+
+
+def _rows(template: Template | None) -> str:
+  return f'conversations by {template.name}' if template else 'plain text'
+
+
+def _ends(tokenizer: Tokenizer) -> str:
+  return f'documents as {[*tokenizer.opening, "…", tokenizer.end_of_document]}'
 
 
 def folder(config: TextConfig) -> paths.Path:

@@ -7,8 +7,8 @@ sample `p₀` (`Position`); row `r` of its global batch of step `s` is the sampl
 resumed run may use another batch size. Resuming at any step on any number of hosts costs nothing.
 
 In a stage of shorter sequences (`data.sequence_length_by_step`) each sample of the order is cut
-into equal parts, which follow each other as samples of their own. So the order of the tokens is the
-same in all stages, and no token of an epoch comes twice.
+into equal pieces, which follow each other as samples of their own. So the order of the tokens is
+the same in all stages, and no token of an epoch comes twice.
 """
 
 import dataclasses

@@ -10,7 +10,6 @@ longest document bound the memory; a source of one text file is read in pieces.
 import contextlib
 import dataclasses
 import errno
-import functools
 import hashlib
 import os
 import re
@@ -179,11 +178,6 @@ class _Builder:
         return first
     return store
 
-  @functools.cached_property
-  def units(self) -> list[Unit]:
-    """The text of each shard."""
-    return self.corpus.units()
-
   def _path(self, tokenizer: Tokenizer | None) -> Path:
     config = self.config
     identity = (
@@ -199,7 +193,7 @@ class _Builder:
 
   def build(self) -> Store:
     """Build the store, or wait for the process that is building it."""
-    _ = self.units  # Text that cannot be read is reported before anything is written.
+    _ = self.corpus.units  # Text that cannot be read is reported before anything is written.
     self.path.parent.mkdir(parents=True, exist_ok=True)
     with lock(self.path, f'the token store {self.path}') as held:
       if (store := self.find()) is not None:
@@ -231,7 +225,7 @@ class _Builder:
     skip_bad = self.corpus.bad is not text.refuse
     builds = [
       ShardBuild(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad)
-      for i, unit in enumerate(self.units)
+      for i, unit in enumerate(self.corpus.units)
     ]
     written = self._write_shards(builds, tokenizer)
     wholes = [bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS]

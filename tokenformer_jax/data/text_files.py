@@ -119,8 +119,8 @@ def find_files(form: str, pattern: str, setting: str) -> dict[str, tuple[Any, ..
     if os.path.isdir(expanded):
       expanded = os.path.join(glob.escape(expanded), '**')
     matches = glob.glob(expanded, recursive=True)  # glob leaves out hidden files.
-    found = sorted(os.path.abspath(path) for path in matches if os.path.isfile(path))
-    files = {path: reading.identity(path) for path in found}
+    absolute = sorted(os.path.abspath(path) for path in matches if os.path.isfile(path))
+    files = {path: reading.identity(path) for path in absolute}
   if not files:
     raise UserError(
       f'{setting} is {form}:{pattern}, which matches no file{where}; '

@@ -30,6 +30,7 @@ def open_hf(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -
   """Return the source `hf:NAME`; see `sources.SOURCES`."""
   check_installed('datasets', f'opens {setting}=hf:{name}', 'data')
   import datasets  # noqa: PLC0415 (from an extra, slow, and only needed here)
+  from datasets import config  # noqa: PLC0415
 
   if paths.in_bucket(name):
     raise UserError(
@@ -46,7 +47,7 @@ def open_hf(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -
   except (UserError, TransientError):
     raise
   except ConnectionError as error:  # `datasets` has tried again for half a minute.
-    raise _unreached(one, error, offline=datasets.config.HF_HUB_OFFLINE) from error
+    raise _unreached(one, error, offline=config.HF_HUB_OFFLINE) from error
   except Exception as error:  # `datasets` raises exceptions of many types.
     reason = f'{type(error).__name__}: {" ".join(str(error).split()):.300}'
     raise UserError(f'{one.which} cannot be opened: {reason}') from error
@@ -100,8 +101,9 @@ class _Set(NamedTuple):
     name, config = self._name_and_config(folder)
     builder = datasets.load_dataset_builder(name, config)
     if os.path.isdir(name):
-      split = self._choose(builder.config.data_files)
-      files = [*map(str, builder.config.data_files[split])]
+      data_files: Any = builder.config.data_files
+      split = self._choose(data_files)
+      files = [*map(str, data_files[split])]
       self._check_complete(files)
       identities = {path: reading.identity(path) for path in files}
       if not _options(builder.config, files[0]):

@@ -95,9 +95,9 @@ class Tokenizer(abc.ABC):
   def document(
     self, ids: Sequence[int] | np.ndarray, *, begins: bool = True, ends: bool = True
   ) -> np.ndarray:
-    """Return the ids of a document in training, or of a part of one that `begins` or `ends` it."""
-    parts = self.opening * begins, ids, (self.end_of_document,) * ends
-    return np.concatenate([np.asarray(part, np.int32) for part in parts])
+    """Return the ids of a document in training, or of a piece of one that `begins` or `ends` it."""
+    pieces = self.opening * begins, ids, (self.end_of_document,) * ends
+    return np.concatenate([np.asarray(piece, np.int32) for piece in pieces])
 
   def of_folder(self, ends: Sequence[int]) -> 'Tokenizer':
     """Return the tokenizer of a folder's model, whose texts begin as the tokenizer's file says.
@@ -182,7 +182,7 @@ class HuggingFaceTokenizer(Tokenizer):
     if end_of_document is None:
       raise UserError(
         f'{name} has no token that ends a document; name it as eos_token in a '
-        f'tokenizer_config.json beside the file, or add one of {", ".join(_ENDS_OF_DOCUMENT)}'
+        f'tokenizer_config.json in its folder, or add one of {", ".join(_ENDS_OF_DOCUMENT)}'
       )
     added = tokenizer.get_added_tokens_decoder()
     parting = (added.get(self.special_ids.get(name, -1)) for name in ('bos_token', 'eos_token'))
@@ -276,7 +276,7 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
 def load(spec: str) -> Tokenizer:
   """Return the tokenizer `bytes`, or load the `tokenizer.json` file at the path `spec`.
 
-  Files of the hub beside it name its special tokens, and so how a document ends. A document begins
+  Other files of its folder name its special tokens, and so how a document ends. A document begins
   with what the tokenizer adds before a text.
   """
   if spec == 'bytes':

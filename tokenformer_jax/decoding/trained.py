@@ -22,7 +22,6 @@ from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 
 # The help text of the flag --groups.
-GROUPS_HELP = 'Use only the first N groups of tokens of each projection (default: all).'
 
 Check = Callable[[Meta, paths.Path], object]
 
@@ -72,7 +71,6 @@ def load(
   token_shards: int = 1,
   *,
   check: Check = checkpoint.check_is_language_model,
-  evenly: bool = True,
   clip_positions: int | None = None,
   groups: int | None = None,
 ) -> Trained:
@@ -81,10 +79,9 @@ def load(
   Args:
     source: `DIR`, or `DIR@STEP`.
     token_shards: the number of devices that split parameter tokens, heads and vocabulary; the
-      remaining mesh splits width and batch.
+      remaining mesh splits width and batch. Every device has a full copy of the arrays that cannot
+      be divided, which is refused if tokens are to be split.
     check: raises a UserError for a checkpoint of the wrong task, before its arrays are read.
-    evenly: whether to refuse a mesh that does not divide the model. Otherwise every device has a
-      full copy of the arrays that cannot be divided.
     clip_positions: see `length.with_clip`; None: the model's own.
     groups: use only the first groups of parameter tokens of each projection; None: all.
   """
@@ -100,7 +97,7 @@ def load(
       meta = _first_groups(meta, groups)
     model, execution = meta.config.model, Execution.for_trained(meta.config)
     definition = models.define(model, execution)
-    if evenly:
+    if token_shards > 1:
       sharding.check_divides(mesh, definition.abstract, definition.axes)
       for heads in model.heads:
         sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer of the model')

@@ -10,9 +10,8 @@ grow_run.py        from one work directory to another, whole or not at all
 check_capacity.py  the memory and the disk that an action needs
 verify.py          the outputs of two models on the same batch
 diff_table.py      the printed table of changes
-job.py             an action's source, target and checks
+derivation.py      from an open checkpoint to a new run: tables, checks, outputs, writing
 actions.py         the actions of the command `grow`, which are methods of `Run`
-grow_action.py     what the actions grow and merge need
 """
 
 from tokenformer_jax.grow.apply import grow_state

@@ -7,16 +7,25 @@ Messages name arguments as flags; `arguments.checked` names them as in Python.
 from __future__ import annotations  # so that help() shows the names of types
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, Self
 
 import jax
 import jax.numpy as jnp
 from pydantic import Field
 
-from tokenformer_jax.config import GrowConfig, ModelConfig, arguments, growth, named_counts
+from tokenformer_jax.config import (
+  GrowConfig,
+  ModelConfig,
+  OptimConfig,
+  arguments,
+  growth,
+  named_counts,
+)
 from tokenformer_jax.config import groups as choices
 from tokenformer_jax.config.arguments import FILLED, Count, Natural, Path
 from tokenformer_jax.config.groups import Choice, as_text
@@ -34,10 +43,9 @@ from tokenformer_jax.config.projections import pattentions
 from tokenformer_jax.config.section import Float, Str
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import groups as groups_lib
-from tokenformer_jax.grow import grow_action, grow_run, plan, subsets, verify
-from tokenformer_jax.grow import job as job_lib
+from tokenformer_jax.grow import grow_run, merging, plan, subsets, verify
 from tokenformer_jax.grow.apply import Steps
-from tokenformer_jax.grow.job import Job
+from tokenformer_jax.grow.derivation import Derivation, start
 from tokenformer_jax.grow.steps import experts as experts_lib
 from tokenformer_jax.grow.steps import matrices as matrices_lib
 from tokenformer_jax.grow.steps.remove import ScaleGroups, TakeGroups
@@ -64,13 +72,13 @@ class Growable:
   def __init__(self, source: str):
     self.source = source
 
-  def _start(self, target: Path, config: GrowConfig) -> contextlib.AbstractContextManager[Job]:
+  def _start(self, target: Path, config: GrowConfig) -> AbstractContextManager[Derivation]:
     """Open the run, and check that the target can be made."""
-    return job_lib.start(self.source, paths.parse_path(target), config)
+    return start(self.source, paths.parse_path(target), config)
 
-  def _finish(self, job: Job, step: int | None) -> Self:
+  def _finish(self, new: Derivation, step: int | None) -> Self:
     """Return the run that an action wrote at a step, or this one after a dry run (None)."""
-    return self if step is None else type(self)(f'{job.target}@{step}')
+    return self if step is None else type(self)(f'{new.target}@{step}')
 
   def grow(
     self,
@@ -140,14 +148,14 @@ class Growable:
     if experts is None and (expert_tokens or top_k):
       name = 'expert_tokens' if expert_tokens else 'top_k'
       raise UserError(f'--{name} has an effect only with --experts=N; leave it out')
-    with self._start(target, how) as job:
+    with self._start(target, how) as new:
       more = None
       if experts is not None:
-        counts = experts_lib.named_counts(job.model, experts, '--experts')
+        counts = experts_lib.named_counts(new.before, experts, '--experts')
         more = experts_lib.Wanted(counts, expert_tokens, top_k)
       sizes = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
-      after = grow_action.grown_model(job.model, how, param_tokens, sizes, more, layers, pattern)
-      return self._finish(job, grow_action.write(job, after, rate))
+      after = plan.larger_model(new.before, how, param_tokens, sizes, more, layers, pattern)
+      return self._finish(new, _grow(new, after, rate))
 
   def merge(
     self,
@@ -170,8 +178,8 @@ class Growable:
       step: The number of steps made.
     """
     name = added.source if isinstance(added, Growable) else os.fspath(added)
-    with self._start(target, growth('zero_keys', scale=scale, moments=moments, step=step)) as job:
-      return self._finish(job, grow_action.merge(job, name))
+    with self._start(target, growth('zero_keys', scale=scale, moments=moments, step=step)) as new:
+      return self._finish(new, _merge(new, name))
 
   def extract(self, target: Path, groups: Numbers | None = None) -> Self:
     """Write only the tokens of some groups, or those that the last growth or merge added.
@@ -185,19 +193,19 @@ class Growable:
     Returns:
       This run.
     """
-    with self._start(target, GrowConfig()) as job:
-      meta = job.meta
-      numbers = () if groups is None else _group_numbers(job.model, groups)
-      lineage, model = subsets.extraction(meta, job.directory, numbers)
-      if job.dry_run:
+    with self._start(target, GrowConfig()) as new:
+      meta = new.meta
+      numbers = () if groups is None else _group_numbers(new.before, groups)
+      lineage, model = subsets.extraction(meta, new.directory, numbers)
+      if new.dry_run:
         return self
-      params = grow_run.read(job.checkpoints, meta, job.mesh)['params']
-      extracted = subsets.extract(params, job.model, lineage[-1].model, numbers)
-      config = job.new_config(model, meta.config.grow)
+      params = grow_run.read(new.checkpoints, meta, new.mesh)['params']
+      extracted = subsets.extract(params, new.before, lineage[-1].model, numbers)
+      config = new.new_config(model, meta.config.grow)
       made = Meta(meta.step, config, meta.tokenizer, lineage, 'added_tokens')
-      grow_run.write(job.target, made, {'params': extracted})
+      grow_run.write(new.target, made, {'params': extracted})
     which = f'groups {as_text(numbers)}' if numbers else 'the added tokens'
-    messages.say(f'wrote {job.target}: {which} of {job.directory}')
+    messages.say(f'wrote {new.target}: {which} of {new.directory}')
     return self
 
   def remove(
@@ -222,15 +230,15 @@ class Growable:
     """
     if groups is not None and experts is not None:
       raise UserError('--groups and --experts both say what to take out; give one of them')
-    with self._start(target, growth(moments=moments, step=step)) as job:
+    with self._start(target, growth(moments=moments, step=step)) as new:
       if groups is not None:
-        numbers = _group_numbers(job.model, groups)
-        made = _choose(job, 'remove', choices.without(numbers), numbers)
+        numbers = _group_numbers(new.before, groups)
+        made = _choose(new, 'remove', choices.without(numbers), numbers)
       elif experts is not None:
-        made = _remove_experts(job, experts)
+        made = _remove_experts(new, experts)
       else:
-        made = _remove_last(job)
-      return self._finish(job, made)
+        made = _remove_last(new)
+      return self._finish(new, made)
 
   def slice(
     self,
@@ -250,9 +258,9 @@ class Growable:
       moments: The optimizer's moments.
       step: The number of steps made.
     """
-    with self._start(target, growth(moments=moments, step=step)) as job:
-      _check_has_tokens(job.model)
-      most = choices.most_groups(job.model)
+    with self._start(target, growth(moments=moments, step=step)) as new:
+      _check_has_tokens(new.before)
+      most = choices.most_groups(new.before)
       if most == 1:
         raise UserError('every projection of this model has one group; there is nothing to remove')
       if groups >= most:
@@ -260,7 +268,7 @@ class Growable:
           f'--groups is {groups}, the number of groups to keep; it must be from 1 to {most - 1}'
         )
       gone = range(groups + 1, most + 1)
-      return self._finish(job, _choose(job, 'slice', choices.first(groups), gone))
+      return self._finish(new, _choose(new, 'slice', choices.first(groups), gone))
 
   def shrink(
     self,
@@ -291,10 +299,10 @@ class Growable:
     if experts is not None and scale:
       raise UserError('--scale has an effect only with --param_tokens=NAME=N; leave it out')
     how = growth('zero_keys', scale=scale or 'keep', moments=moments, step=step)
-    with self._start(target, how) as job:
+    with self._start(target, how) as new:
       if experts is not None:
-        return self._finish(job, _shrink_experts(job, experts, examples))
-      return self._finish(job, _shrink_tokens(job, param_tokens or {}, examples))
+        return self._finish(new, _shrink_experts(new, experts, examples))
+      return self._finish(new, _shrink_tokens(new, param_tokens or {}, examples))
 
   def scale(self, target: Path, groups: Numbers, factor: Float) -> Self:
     """Multiply the values of groups, and so what they add to each output; moments stay.
@@ -306,11 +314,11 @@ class Growable:
       groups: The groups, as 2,3, counted from 1.
       factor: The factor of the values.
     """
-    with self._start(target, GrowConfig()) as job:
-      model = job.model
+    with self._start(target, GrowConfig()) as new:
+      model = new.before
       numbers = _group_numbers(model, groups)
       steps, text = (ScaleGroups(model, model, numbers, factor),), as_text(numbers)
-      return self._finish(job, job.rewrite('scale', model, steps, groups=text, factor=factor))
+      return self._finish(new, new.write('scale', model, steps, groups=text, factor=factor))
 
   def freeze(self, target: Path, groups: Numbers) -> Self:
     """Write a run that trains all groups of parameter tokens but these.
@@ -321,13 +329,13 @@ class Growable:
       target: The new work directory.
       groups: The groups, as 1,2, counted from 1; none: train all.
     """
-    with self._start(target, GrowConfig()) as job:
-      model = job.model
+    with self._start(target, GrowConfig()) as new:
+      model = new.before
       _check_has_tokens(model)
       numbers = _group_numbers(model, groups) if groups else ()
       after, none = choices.with_frozen(model, numbers), range(0)
-      made = job.rewrite('freeze', after, (), measured=none, groups=as_text(numbers))
-      return self._finish(job, made)
+      made = new.write('freeze', after, (), measured=none, groups=as_text(numbers))
+      return self._finish(new, made)
 
   def as_tokens(self, target: Path, matrices: Text | None = None) -> Self:
     """Turn matrices of a Transformer into parameter tokens; the same up to rounding.
@@ -338,8 +346,8 @@ class Growable:
       target: The new work directory.
       matrices: Names, as qkv,ffn; default: all without biases and gates.
     """
-    with self._start(target, GrowConfig()) as job:
-      model = job.model
+    with self._start(target, GrowConfig()) as new:
+      model = new.before
       after = matrices_lib.wanted(model, matrices)
       messages.say(
         'the same up to rounding: GELU(z) − GELU(−z) = z makes two tokens of each input of a '
@@ -347,7 +355,7 @@ class Growable:
         'zero'
       )
       steps = (matrices_lib.MatricesToTokens(model, after),)
-      return self._finish(job, job.rewrite('as_tokens', after, steps, advice=True))
+      return self._finish(new, new.write('as_tokens', after, steps, advice=True))
 
   def group_table(self) -> str:
     """Return a table of the groups of parameter tokens and of where they come from."""
@@ -374,62 +382,115 @@ ACTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _remove_last(job: Job) -> int | None:
+def _grow(new: Derivation, after: ModelConfig, rate: float) -> int | None:
+  """Write the run with a larger model, and say whether it computes what the source does."""
+  before, meta = new.before, new.meta
+  steps = plan.check(before, after, new.config)
+  plan.check_no_twins(steps, meta.lineage, meta.step)
+  reason = plan.inexact(steps)
+  messages.say(
+    f'not exact: the grown model will not compute what the source does, because {reason}'
+    if reason
+    else 'exact: the grown model computes what the source does'
+  )
+  optim = functools.partial(_with_rate, before=before, after=after, factor=rate)
+  one = range(1)
+  return new.write('grow', after, steps, measured=one, exact=not reason, optim=optim, advice=True)
+
+
+def _with_rate(
+  optim: OptimConfig, before: ModelConfig, after: ModelConfig, factor: float
+) -> OptimConfig:
+  """Return the optimizer's settings with the learning rate of the larger model; report it.
+
+  `factor` multiplies the rate; 0: by the size.
+  """
+  reason = 'as rate says'
+  if not factor:
+    factor = plan.rate_factor(before, after)
+    reason = 'because a larger model needs a lower rate (--rate=1 keeps it)'
+  if factor == 1:
+    return optim
+  rate = float(f'{optim.learning_rate * factor:.3g}')
+  messages.say(
+    f'optim.learning_rate is {optim.learning_rate:g} before and {rate:g} after, {reason}'
+  )
+  return dataclasses.replace(optim, learning_rate=rate)
+
+
+def _merge(new: Derivation, added: str) -> int | None:
+  """Append the tokens of another run, or of `extract`, to the source's."""
+  directory, step = paths.split_source(added)
+  checkpoints, meta = checkpoint.open_source(directory, step)
+  with contextlib.closing(checkpoints):
+    after = merging.check(new.meta, new.directory, meta, directory, new.config)
+    new_tokens = subsets.read_added(checkpoints, meta, new.mesh)
+  if chat := meta.tokenizer.get('chat'):  # Tokens that learned conversations bring their template.
+    vocabulary = {'chat': chat, **new.meta.tokenizer}
+    own = dataclasses.replace(new.meta, tokenizer=vocabulary)
+    new = dataclasses.replace(new, meta=own)
+  steps = merging.merge(new.before, after, new_tokens)
+  return new.write('merge', after, steps, measured=range(1))
+
+
+def _remove_last(new: Derivation) -> int | None:
   """Take out what the last growth or merge added."""
-  last = subsets.last_addition(job.meta, job.directory)
-  after = choices.with_records_of(last.model, job.model)  # as they are frozen now
-  return job.rewrite('remove', after, plan.plan_removal(last, job.model))
+  last = subsets.last_addition(new.meta, new.directory)
+  after = choices.with_records_of(last.model, new.before)  # as they are frozen now
+  return new.write('remove', after, plan.plan_removal(last, new.before))
 
 
-def _remove_experts(job: Job, experts: Numbers) -> int | None:
+def _remove_experts(new: Derivation, experts: Numbers) -> int | None:
   numbers = choices.in_order(experts, '--experts', 'experts')
-  after = experts_lib.without(job.model, numbers, '--experts')
-  kept = functools.partial(lookup, experts_lib.all_but(job.model, numbers))
-  steps = (experts_lib.TakeExperts(job.model, after, data=kept),)
-  return job.rewrite('remove', after, steps, experts=as_text(numbers))
+  after = experts_lib.without(new.before, numbers, '--experts')
+  kept = functools.partial(lookup, experts_lib.all_but(new.before, numbers))
+  steps = (experts_lib.TakeExperts(new.before, after, data=kept),)
+  return new.write('remove', after, steps, experts=as_text(numbers))
 
 
-def _choose(job: Job, action: str, choice: Choice, gone: Sequence[int]) -> int | None:
+def _choose(new: Derivation, action: str, choice: Choice, gone: Sequence[int]) -> int | None:
   """Write the run with a choice of its groups; `gone` are the numbers of the others."""
-  model = job.model
+  model = new.before
   after = choices.choose(model, choice)
   steps = (TakeGroups(model, after, choice),)
-  return job.rewrite(action, after, steps, groups=as_text(gone))
+  return new.write(action, after, steps, groups=as_text(gone))
 
 
-def _shrink_tokens(job: Job, param_tokens: Counts, examples: int) -> int | None:
+def _shrink_tokens(new: Derivation, param_tokens: Counts, examples: int) -> int | None:
   """Keep the parameter tokens that matter most."""
-  model = job.model
-  after = grown_model(model, named_counts(model, param_tokens, '--param_tokens'), job.config)
+  model = new.before
+  after = grown_model(model, named_counts(model, param_tokens, '--param_tokens'), new.config)
   subsets.check_smaller(model, after)
 
   def steps(params: Params) -> Steps:
-    batch, name = job.held_out(examples)
-    task = verify.exact_task(job.meta.config, model)
+    batch, name = new.held_out(examples)
+    task = verify.exact_task(new.meta.config, model)
     messages.say(f'importance of a token: mean over examples of |⟨value, ∂loss/∂value⟩|, on {name}')
     return subsets.shrink(params, task, after, batch)
 
   others = range(examples, 2 * examples)
-  return job.rewrite('shrink', after, steps, measured=others, advice=True)
+  return new.write('shrink', after, steps, measured=others, advice=True)
 
 
-def _shrink_experts(job: Job, experts: int | Counts, examples: int) -> int | None:
-  counts = experts_lib.named_counts(job.model, experts, '--experts', dense=False)
-  after = experts_lib.smaller(job.model, counts, '--experts=N')
+def _shrink_experts(new: Derivation, experts: int | Counts, examples: int) -> int | None:
+  counts = experts_lib.named_counts(new.before, experts, '--experts', dense=False)
+  after = experts_lib.smaller(new.before, counts, '--experts=N')
 
   def steps(params: Params) -> Steps:
-    batch, name = job.held_out(examples)
-    kept = _most_used(job, after, params, batch, name)
-    return (experts_lib.TakeExperts(job.model, after, data=functools.partial(lookup, kept)),)
+    batch, name = new.held_out(examples)
+    kept = _most_used(new, after, params, batch, name)
+    return (experts_lib.TakeExperts(new.before, after, data=functools.partial(lookup, kept)),)
 
   others = range(examples, examples + 1)
-  return job.rewrite('shrink', after, steps, measured=others)
+  return new.write('shrink', after, steps, measured=others)
 
 
-def _most_used(job: Job, after: ModelConfig, params: Params, batch: Batch, name: str) -> Params:
+def _most_used(
+  new: Derivation, after: ModelConfig, params: Params, batch: Batch, name: str
+) -> Params:
   """Return the experts to keep; report how often tokens choose the others."""
-  info = models.define(job.model).info
-  task = verify.exact_task(job.meta.config, experts_lib.balanced_by_bias(job.model))
+  info = models.define(new.before).info
+  task = verify.exact_task(new.meta.config, experts_lib.balanced_by_bias(new.before))
   loads = jax.jit(lambda params, batch: experts_lib.loads(task, params, batch))(params, batch)
   kept = experts_lib.most_used(loads, info, models.define(after).abstract)
   shares = [

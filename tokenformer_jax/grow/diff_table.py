@@ -1,6 +1,7 @@
 """The table of changes that the grow command prints."""
 
 import collections
+from collections.abc import Mapping
 
 from tokenformer_jax.config import (
   AdamWConfig,
@@ -8,7 +9,6 @@ from tokenformer_jax.config import (
   ModelConfig,
   OptimConfig,
   PattentionConfig,
-  former_names,
   groups_as_text,
   pattentions,
   pattern,
@@ -35,9 +35,7 @@ def render(
   rows += _experts(before, after)
   if new := pattentions(after):
     old = pattentions(before)
-    former = {
-      name: next((old[key] for key in former_names(name, new) if key in old), None) for name in new
-    }
+    former = {name: _former(name, old, new) for name in new}
     for name, now in new.items():
       was = former[name]
       rows.append(_row(f'{name} tokens', was.tokens if was else 0, now.tokens))
@@ -54,6 +52,17 @@ def render(
   return messages.aligned(rows)
 
 
+def _former(
+  name: str, old: Mapping[str, PattentionConfig], new: Mapping[str, PattentionConfig]
+) -> PattentionConfig | None:
+  """Return what a projection was, also before experts were added beside it or of it."""
+  part, _, kind = name.rpartition('.')
+  if kind == 'expert' and f'{part}.shared' in new:
+    return old.get(name)
+  names = (name, part, f'{name}.shared', f'{name}.expert')
+  return next((old[one] for one in names if one in old), None)
+
+
 def _widths(before: widen.Sizes, after: widen.Sizes) -> list[tuple[str, str, str, str]]:
   """Return rows of the sizes of a Transformer."""
   rows = [_row('width', before.width, after.width), _row('heads', before.heads, after.heads)]
@@ -67,7 +76,7 @@ def _groups_row(
   name: str, before: PattentionConfig | None, after: PattentionConfig
 ) -> tuple[str, str, str, str]:
   """Return the row of a projection's reference counts, or of its groups if there are several."""
-  old, new = (() if config is None else token_groups(config) for config in (before, after))
+  old, new = () if before is None else token_groups(before), token_groups(after)
   if max(len(old), len(new)) > 1:
     return f'{name} groups (tokens:τ²)', groups_as_text(old), groups_as_text(new), ''
   return _row(f'{name} reference count (τ²)', old[0].reference if old else 0, new[0].reference)

@@ -20,13 +20,14 @@ from tokenformer_jax.config import (
   pattentions,
   token_counts,
 )
-from tokenformer_jax.config.groups import most_groups, named_groups
+from tokenformer_jax.config.groups import check_new_tokens_train, most_groups, named_groups
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.apply import Steps
 from tokenformer_jax.grow.steps import tokens
-from tokenformer_jax.grow.subsets import added_counts, births, last_births
+from tokenformer_jax.grow.subsets import added_counts, births, check_no_layers, last_births
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Role, lookup
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 
@@ -36,6 +37,30 @@ _READ_BY_TOKENS = (
   *('model.kind', 'model.pattern', 'model.width', 'model.norm_epsilon'),
   *('model.layer.', 'model.variants'),
 )
+
+
+def check(
+  source: Meta, directory: paths.Path, added: Meta, added_directory: paths.Path, how: GrowConfig
+) -> ModelConfig:
+  """Return the model after a merge that can be made; warn if tokens get another scale.
+
+  The directories are those of the source and of the run to add, for messages.
+  """
+  ours, theirs = source.config.model, added.config.model
+  if added.lineage and added.lineage[-1].action == 'grow':
+    check_no_layers(added.lineage[-1], theirs, added_directory)
+  check_mergeable(ours, theirs)
+  if added.contents != 'added_tokens' and theirs.experts:
+    raise UserError(
+      f'{added_directory} is a whole model with experts, and no router would choose among those of '
+      'both models; merge the tokens that a growth added to it (grow extract)'
+    )
+  check_not_twice(source, directory, added, added_directory)
+  after = merged_model(ours, added, how)
+  check_new_tokens_train(ours, after)
+  if note := other_scale(ours, theirs, own_groups(ours, added)):
+    messages.say(note)
+  return after
 
 
 def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
@@ -53,15 +78,6 @@ def check_mergeable(ours: ModelConfig, theirs: ModelConfig) -> None:
         f'{path} is {a!r} in the source and {b!r} in the added one, whose tokens would not '
         'compute the same here; merge runs that agree in it'
       )
-
-
-def check_no_experts(added: Meta, directory: paths.Path) -> None:
-  """Check that a whole model to merge has no experts, whose router could not choose among both."""
-  if added.contents != 'added_tokens' and added.config.model.experts:
-    raise UserError(
-      f'{directory} is a whole model with experts, and no router would choose among those of both '
-      'models; merge the tokens that a growth added to it (grow extract)'
-    )
 
 
 def own_groups(ours: ModelConfig, added: Meta) -> dict[str, tuple[TokenGroup, ...]]:

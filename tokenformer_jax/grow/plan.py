@@ -1,6 +1,6 @@
 """Plan a growth: the steps from one model to a larger one, and those that take them back."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
@@ -11,8 +11,10 @@ from tokenformer_jax.config import (
   ModelConfig,
   matching,
   matrices,
+  named_counts,
   pattentions,
 )
+from tokenformer_jax.config.groups import check_new_tokens_train
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.apply import Steps
 from tokenformer_jax.grow.steps import experts, layers, tokens, widen
@@ -29,6 +31,62 @@ _CHANGES: dict[type[Step], str] = {
   experts.AddExperts: 'more_experts',
   layers.AddLayers: 'deeper',
 }
+
+
+def larger_model(
+  model: ModelConfig,
+  how: GrowConfig,
+  param_tokens: Mapping[str, int] | None,
+  sizes: Mapping[str, int | None],
+  more: experts.Wanted | None,
+  layer_count: int | None,
+  pattern: str | None,
+) -> ModelConfig:
+  """Return the larger model that the arguments of `actions.Growable.grow` describe.
+
+  `sizes` has the width, the heads and the feed-forward width; None: as before.
+  """
+  wide = {name: size for name, size in sizes.items() if size is not None}
+  deeper = not (more is layer_count is pattern is None)
+  after = _wider(model, how, param_tokens, wide, deeper=deeper)
+  after = layers.wanted(experts.wanted(after, more) if more else after, layer_count, pattern)
+  if after == model:
+    raise UserError(
+      'nothing would grow; say what is to be larger, by --param_tokens=qkv=N,proj=N,ffn=N, or by '
+      '--width=N for a Transformer, or --experts=N, or --layers=N'
+    )
+  return after
+
+
+def _wider(
+  model: ModelConfig,
+  how: GrowConfig,
+  param_tokens: Mapping[str, int] | None,
+  wide: Mapping[str, int],
+  *,
+  deeper: bool,
+) -> ModelConfig:
+  """Return the model with other sizes of its layers; `deeper`: layers or experts are added too."""
+  if not how.method.adds_tokens:
+    if param_tokens is not None:
+      raise UserError(f'--param_tokens is not for method={how.method.kind}, which takes --width=N')
+    if deeper and not wide:
+      return model
+    check_method(model, how.method.kind)
+    return widen.resized(model, **wide)
+  if not deeper:
+    check_method(model, how.method.kind)
+  if wide:
+    raise UserError(
+      f'--{next(iter(wide))} is for the methods that widen a Transformer; method={how.method.kind} '
+      'adds parameter tokens (--param_tokens=qkv=N,proj=N,ffn=N); choose net2net, net2net_fill or '
+      'hypercloning'
+    )
+  counts = {}
+  if param_tokens is not None:
+    first = how.method.kind == 'group'
+    counts = named_counts(model, param_tokens, '--param_tokens', first=first)
+  return tokens.grown_model(model, counts, how)
 
 
 def plan_growth(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> Steps:
@@ -80,6 +138,7 @@ def check(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> Steps:
   _check_keys(how, {_CHANGES[type(step)] for step in steps})
   for step in steps:
     step.check()
+  check_new_tokens_train(source, target)
   return steps
 
 

@@ -34,7 +34,7 @@ from tokenformer_jax.storage import paths
 
 def load(source: str) -> Trained:
   """Load the model of a run, DIR or DIR@STEP, onto all devices, in the dtype of the run."""
-  return trained.load(source, check=check_has_tokens, evenly=False)
+  return trained.load(source, check=check_has_tokens)
 
 
 def check_has_tokens(meta: Meta, directory: paths.Path) -> None:

@@ -14,7 +14,7 @@ from tokenformer_jax.laws.points import Points
 _LEAST_DISTINCT = 3  # sizes and lengths that a law with an exponent and a limit needs
 _NARROW = 10.0  # a range of sizes or lengths below this factor is narrow
 _WIDE = 2.0  # an interval whose ends differ by more than this factor tells little
-_FAR = 10.0  # a budget beyond the largest run by more than this factor
+_NO_LIMIT = 1.01 * math.exp(formulas.LIMIT[0])  # E at its bound
 _EXPLAINED = 0.5  # a share of the residuals that follows from size and length
 _SAME = 1e-3  # relative; sizes and lengths that differ by less are one
 _TOGETHER = 0.95  # correlation of log N and log D above which the two cannot be separated
@@ -141,20 +141,9 @@ def doubts(
       'this form: predictions outside of their range carry an error that no interval has; look at '
       'the residuals, and leave out the smallest or shortest runs'
     )
-  if len(points) < 2 * len(fitted.theta):
-    sentences.append(
-      f'{len(points)} points for {len(fitted.theta)} parameters: intervals are guesses'
-    )
   if budget is not None:
-    largest = float(points.flops.max())
-    if budget > _FAR * largest:
-      sentences.append(
-        f'a budget of {budget:.3g} FLOPs is {budget / largest:.3g} times that of the largest run: '
-        'intervals do not include the error of the law itself so far away'
-      )
-    sentences += _outside(
-      points, 'the optimum', [float(formulas.optimum(fitted.values, budget)[0])]
-    )
+    best_size = float(formulas.optimum(fitted.values, budget)[0])
+    sentences += _outside(points, 'the optimum', [best_size])
   for one in predictions:
     subject = '--chain' if len(one.legs) > 1 else 'the run'
     sentences += _outside(points, subject, [size for size, _ in one.legs], [one.tokens])
@@ -185,21 +174,14 @@ def _structure(analysis: Analysis) -> float:
 def _unbounded(fitted: Fit) -> list[str]:
   """Return the parameters whose intervals are too wide to use."""
   sentences = []
-  for x, ends in zip(fitted.theta, formulas.BOUNDS, strict=True):
-    if min(abs(x - ends[0]), abs(x - ends[1])) < 1e-6 and ends != formulas.LIMIT:
-      sentences.append(
-        'the best fit lies at a bound of the exponents or constants: one of N and D hardly changes '
-        'the loss here, so use no prediction of this law'
-      )
-      break
-  bound = math.exp(formulas.LIMIT[0])
+  ends = zip(fitted.theta, formulas.BOUNDS, strict=True)
+  if any(np.min(np.abs(x - np.array(b))) < 1e-6 for x, b in ends if b != formulas.LIMIT):
+    sentences.append(
+      'the best fit lies at a bound of the exponents or constants: one of N and D hardly changes '
+      'the loss here, so use no prediction of this law'
+    )
   for name, (low, high) in fitted.intervals.items():
-    if name == 'E' and fitted.values['E'] < 1.01 * bound:
-      sentences.append(
-        f'E is not told from zero: the best fit has it at its bound, {bound:.1g}; larger and '
-        'longer runs would show the limit'
-      )
-    elif name == 'E' and low < 0.1 * fitted.values['E']:
+    if name == 'E' and (low < 0.1 * fitted.values['E'] or fitted.values['E'] < _NO_LIMIT):
       sentences.append('E is not told from zero: larger and longer runs would show the limit')
     elif name in ('alpha', 'beta') and (low <= 0 or high / low > _WIDE):
       sentences.append(

@@ -30,7 +30,7 @@ class PricedSize:
 
 @dataclasses.dataclass(frozen=True)
 class Leg:
-  """A part of a chain: a size, the tokens trained at it, the loss after a decay, its cost."""
+  """A size of a chain, the tokens trained at it, the loss after a decay, and its cost."""
 
   parameters: float
   tokens: float
@@ -129,8 +129,8 @@ def find(
     tokens = tokens_to_reach(
       lambda tokens: mixing.grown_loss(one, chosen, shares, tokens, middle), about, target
     )
-    parts = np.diff(np.concatenate([0 * shares[:1], shares, 0 * shares[:1] + 1]), axis=0)
-    cost = costs[list(chain)] @ (parts * tokens) + growth_cost * len(shares)
+    of_legs = np.diff(np.concatenate([0 * shares[:1], shares, 0 * shares[:1] + 1]), axis=0)
+    cost = costs[list(chain)] @ (of_legs * tokens) + growth_cost * len(shares)
     at = int(np.argmin(cost))
     return float(cost[at]), chain, tuple(shares[:, at]), float(tokens[at])
 
@@ -142,18 +142,18 @@ def find(
     for chain in itertools.combinations(range(len(sizes)), growths + 1):
       best = min(best, cheapest(chain, shares))
   _, chain, chosen_shares, tokens = best
-  parts = tokens * np.diff([0.0, *chosen_shares, 1.0])
+  leg_tokens = tokens * np.diff([0.0, *chosen_shares, 1.0])
   legs = []
-  for number, (index, part) in enumerate(zip(chain, parts, strict=True)):
-    path = [(counts[i], float(x)) for i, x in zip(chain[: number + 1], parts, strict=False)]
+  for number, (index, trained) in enumerate(zip(chain, leg_tokens, strict=True)):
+    path = [(counts[i], float(x)) for i, x in zip(chain[: number + 1], leg_tokens, strict=False)]
     loss = float(mixing.chain_loss(one, path, middle)[0])
-    cost = float(part * costs[index] + growth_cost * bool(number))
-    legs.append(Leg(counts[index], float(part), loss, cost))
+    cost = float(trained * costs[index] + growth_cost * bool(number))
+    legs.append(Leg(counts[index], float(trained), loss, cost))
   best_alone, last_alone = (
     Leg(counts[i], float(alone[i]), target, float(alone[i] * costs[i]))
     for i in (scratch, chain[-1])
   )
-  path = list(zip(chain, map(float, parts), strict=True))
+  path = list(zip(chain, map(float, leg_tokens), strict=True))
   intervals = _intervals(draws, sizes, path, scratch, target, gamma, growth_cost)
   return Chain(tuple(legs), best_alone, last_alone, *intervals)
 
@@ -173,8 +173,8 @@ def _intervals(
   prices = low * (high / low) ** between  # Fast and slow hold for all sizes together.
   whole = sum(tokens for _, tokens in path)
 
-  def parts(tokens: np.ndarray | float) -> list[Any]:
-    return [(sizes[index].parameters, part / whole * tokens) for index, part in path]
+  def legs(tokens: np.ndarray | float) -> list[Any]:
+    return [(sizes[index].parameters, leg / whole * tokens) for index, leg in path]
 
   tokens, alone = (
     formulas.tokens_for_loss(draws, sizes[index].parameters, target)
@@ -182,16 +182,16 @@ def _intervals(
   )
   if len(path) > 1:
     tokens = tokens_to_reach(
-      lambda tokens: mixing.chain_loss(draws, parts(tokens), gamma), tokens, target
+      lambda tokens: mixing.chain_loss(draws, legs(tokens), gamma), tokens, target
     )
-  paid = [part * prices[index] for (index, _), (_, part) in zip(path, parts(tokens), strict=True)]
+  paid = [leg * prices[index] for (index, _), (_, leg) in zip(path, legs(tokens), strict=True)]
   cost = np.sum(paid, axis=0) + growth_cost * (len(path) - 1)
   scratch_cost = alone * prices[scratch]
   with np.errstate(divide='ignore', invalid='ignore'):
     saving = 1 - cost / scratch_cost
   known = saving[~np.isnan(saving)]  # The others reach the loss neither way.
   saved = interval(known) if len(known) else (-np.inf, np.inf)
-  reached = interval(mixing.chain_loss(draws, parts(whole), gamma))
+  reached = interval(mixing.chain_loss(draws, legs(whole), gamma))
   return interval(cost), interval(scratch_cost), saved, reached
 
 

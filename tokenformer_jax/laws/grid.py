@@ -34,12 +34,12 @@ _MOST = 2**31  # of any number in a config
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """One run of a grid, or one part of a stable run."""
+  """One run of a grid, or one stretch of a stable run."""
 
   name: str  # its work directory, below that of the grid
   config: Config  # sizes that it leaves open are still open
   size: Size
-  # `stable`, a part of the run whose rate stays constant; or `branch`, the decay from it.
+  # `stable`, a stretch of the run whose rate stays constant; or `branch`, the decay from it.
   stage: str
   first: int = 0  # the step that it starts from
 
@@ -99,7 +99,7 @@ def count_steps(config: Config, tokens: int, flag: str) -> int:
 
 
 def _size_jobs(config: Config, folder: str, ends: list[int], out: str) -> list[Job]:
-  """Return the stable run in parts, each followed by the decay that starts at its end."""
+  """Return the stretches of the stable run, each followed by the decay that starts at its end."""
   size = measure_size(sizes.fill_in(config))
   constant, decay = stable_and_decay(config.optim)
   made, first = [], 0
@@ -114,7 +114,7 @@ def _size_jobs(config: Config, folder: str, ends: list[int], out: str) -> list[J
     stable = with_train(
       dataclasses.replace(config, optim=constant),
       steps=begin,
-      # Branches need a checkpoint at the end of each part only.
+      # Branches need a checkpoint at the end of each stretch only.
       checkpoint_every=10**9,
       keep_checkpoints=max(len(ends), config.train.keep_checkpoints),
       eval_every=0,
@@ -245,9 +245,9 @@ def _more_tokens(config: PattentionConfig, by: _Factor, name: str) -> Pattention
     return dataclasses.replace(config, tokens=by.times(config.tokens, f'{name}.tokens'))
   groups = []
   for number, group in enumerate(token_groups(config), start=1):
-    place = f'{name}.tokens of group {number}' if len(config.groups) > 1 else f'{name}.tokens'
+    path = f'{name}.tokens of group {number}' if len(config.groups) > 1 else f'{name}.tokens'
     reference = max(1, round(group.reference * by.value))
-    tokens = by.times(group.tokens, place)
+    tokens = by.times(group.tokens, path)
     groups.append(TokenGroup(tokens, reference, group.score))
   return from_groups(groups)
 
@@ -255,14 +255,14 @@ def _more_tokens(config: PattentionConfig, by: _Factor, name: str) -> Pattention
 def _wider(layer: LayerConfig, by: _Factor) -> LayerConfig:
   """Return a layer with more or fewer heads, and other widths inside."""
 
-  def change(path: str, part: Any) -> Any:
-    if isinstance(part, SoftmaxConfig | LinearConfig):
-      part = dataclasses.replace(part, heads=by.times(part.heads, f'{path}.heads'))
-    if isinstance(part, SoftmaxConfig) and part.kv_heads:
-      kv_heads = by.times(part.kv_heads, f'{path}.kv_heads')
-      part = dataclasses.replace(part, kv_heads=kv_heads)
-    if isinstance(part, GatedUnitConfig | MLPConfig) and part.width:
-      return dataclasses.replace(part, width=by.times(part.width, f'{path}.width'))
-    return part
+  def change(path: str, section: Any) -> Any:
+    if isinstance(section, SoftmaxConfig | LinearConfig):
+      section = dataclasses.replace(section, heads=by.times(section.heads, f'{path}.heads'))
+    if isinstance(section, SoftmaxConfig) and section.kv_heads:
+      kv_heads = by.times(section.kv_heads, f'{path}.kv_heads')
+      section = dataclasses.replace(section, kv_heads=kv_heads)
+    if isinstance(section, GatedUnitConfig | MLPConfig) and section.width:
+      return dataclasses.replace(section, width=by.times(section.width, f'{path}.width'))
+    return section
 
   return map_parts(layer, change)

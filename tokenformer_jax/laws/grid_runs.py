@@ -66,7 +66,7 @@ def read_figures(workdir: paths.Path) -> list[dict[str, float]]:
 
 def _check_same(job: Job, stored: Config, workdir: paths.Path) -> None:
   wanted = sizes.fill_in(job.config)
-  if job.stage == 'stable':  # Its length grows from part to part.
+  if job.stage == 'stable':  # Its length grows.
     wanted = with_train(wanted, steps=stored.train.steps)
     wanted = with_train(wanted, keep_checkpoints=stored.train.keep_checkpoints)
   for path, here, there in differences(wanted, stored):
@@ -113,7 +113,7 @@ def hours(seconds: float) -> str:
 
 def table(jobs: Sequence[Job], made: Sequence[bool]) -> str:
   """Return a table of the jobs, their sizes, tokens and FLOPs, and the FLOPs that are left."""
-  rows = [('run', 'part', 'parameters', 'tokens', 'a param.', 'FLOPs', '')]
+  rows = [('run', 'stage', 'parameters', 'tokens', 'a param.', 'FLOPs', '')]
   for job, is_made in zip(jobs, made, strict=True):
     rows.append(
       (

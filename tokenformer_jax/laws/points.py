@@ -39,7 +39,7 @@ class Points:
 
 def find_runs(arguments: Sequence[str]) -> list[str]:
   """Return the work directories that the arguments name or hold."""
-  found: list[str] = []
+  directories: list[str] = []
   for argument in arguments:
     if not Path(argument).exists() and '://' not in argument:
       raise UserError(f'there is no folder {argument}; name work directories, or a folder of them')
@@ -49,8 +49,8 @@ def find_runs(arguments: Sequence[str]) -> list[str]:
         f'{argument} holds no run: no config.json is in it or below it; name work directories of '
         'training runs, or a folder of them'
       )
-    found += inside or [argument]
-  return list(dict.fromkeys(found))
+    directories += inside or [argument]
+  return list(dict.fromkeys(directories))
 
 
 def _work_directories(folder: str) -> Iterator[str]:
@@ -122,10 +122,10 @@ def read_all(arguments: Sequence[str]) -> tuple[list[FinishedRun], list[str]]:
   return [runs.read(name) for name in names if name not in grown], [text]
 
 
-def check_same_data(found: Sequence[FinishedRun]) -> None:
-  """Raise a UserError if two runs have other data, or were trained in other ways."""
-  first = found[0]
-  for other in found[1:]:
+def check_same_data(finished: Sequence[FinishedRun]) -> None:
+  """Raise a UserError if two runs have other data, or were trained differently."""
+  first = finished[0]
+  for other in finished[1:]:
     for name, value in first.data.items():
       if (others := other.data[name]) != value:
         raise UserError(

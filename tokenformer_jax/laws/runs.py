@@ -18,7 +18,7 @@ from tokenformer_jax.storage import paths
 
 # Keys of training that is not plain. `FinishedRun.data` has '' for a plain run.
 SPECIAL_TRAINING = ('distill.teacher', 'train.drop_groups', 'frozen groups')
-_DECAYED = 0.2  # a rate at or below this part of its peak counts as decayed
+_DECAYED = 0.2  # a rate at or below this share of its peak counts as decayed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Size:
   """The size of a model."""
 
   parameters: int
-  active: int  # those that one token uses; a part of `parameters` in a mixture of experts
+  active: int  # those that one token uses; fewer than `parameters` in a mixture of experts
   # Exact model FLOPs of training on one token (see `flops.train_flops`); of a run the mean over its
   # tokens, if the length of its sequences changed.
   flops_per_token: float
@@ -83,7 +83,7 @@ def _mean_flops(model: ModelConfig, batches: batches_lib.History, steps: int) ->
     tokens[entry.length] = tokens.get(entry.length, 0) + count * entry.samples * entry.length
   whole = sum(tokens.values())
   return sum(
-    part / whole * _measure(model, length).flops_per_token for length, part in tokens.items()
+    count / whole * _measure(model, length).flops_per_token for length, count in tokens.items()
   )
 
 
@@ -151,7 +151,7 @@ def _all_steps(lineage: Lineage, step: int) -> int:
 
 
 def _has_decayed(config: Config) -> bool:
-  """Return whether the rate of the last update was a small part of the peak."""
+  """Return whether the rate of the last update was a small share of the peak."""
   steps, train = config.train.steps, config.train
   rate = schedules.learning_rate(config.optim, steps, decay_from=train.decay_from)
   return schedules.fraction_of_peak(rate, config.optim, steps) <= _DECAYED

@@ -1,4 +1,4 @@
-"""GELU of scaled scores, with a derivative that takes few operations.
+"""GELU of scores that are scaled by their norm, with a derivative that takes few operations.
 
 The gradient of the scores is the one operation of Pattention that the vector unit of a TPU can
 limit (docs/planned_speed.md). So value and derivative share their factors, and constants are
@@ -12,6 +12,14 @@ import jax.numpy as jnp
 
 _HALF_ROOT = math.sqrt(0.5)
 _SLOPE = 2 / math.sqrt(math.pi)  # of erf at 0
+# Keeps the scale of a row of zeros finite; far below the rounding of any other row.
+EPSILON = 1e-12
+
+
+def inverse_root(square: jax.Array, reference: jax.Array, epsilon: float) -> jax.Array:
+  """Return τ / (‖A‖₂ + ε), the scale of scores A, given ‖A‖₂² + `EPSILON` and τ²."""
+  inverse = 1 / (jnp.sqrt(square) + epsilon) if epsilon else jax.lax.rsqrt(square)
+  return inverse * jnp.sqrt(reference)
 
 
 def activate(x: jax.Array, gelu: str) -> jax.Array:

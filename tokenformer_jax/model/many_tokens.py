@@ -12,27 +12,15 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tokenformer_jax.config.pattention import L2NormGELU
 from tokenformer_jax.model import groups as groups_lib
-from tokenformer_jax.model.gelu import activate_scaled, twice_slope
+from tokenformer_jax.model.gelu import EPSILON, activate_scaled, inverse_root, twice_slope
+from tokenformer_jax.model.params import TOKEN_AXES
 from tokenformer_jax.model.products import product
-from tokenformer_jax.model.stack import ROW_STATISTICS
+from tokenformer_jax.model.stack import ROW_STATISTICS, SCORES
 from tokenformer_jax.parallel import per_device
 from tokenformer_jax.parallel.rules import parts
 from tokenformer_jax.parallel.sharding import constrain
 
-# Keeps the result for a row of zeros finite; far below the rounding of any other row.
-EPSILON = 1e-12
-
-SCORES = 'pattention_scores'  # the name of the scores, for a policy that may save them
-
-TOKEN_AXES = ('param_tokens', 'width')  # of keys and of values
-
 MANY = 8  # parameter tokens per device, in widths D of the input
-
-
-def inverse_root(square: jax.Array, reference: jax.Array, epsilon: float) -> jax.Array:
-  """Return τ / (‖A‖₂ + ε), given ‖A‖₂² + `EPSILON` and τ²."""
-  inverse = 1 / (jnp.sqrt(square) + epsilon) if epsilon else jax.lax.rsqrt(square)
-  return inverse * jnp.sqrt(reference)
 
 
 def are_many(keys_NxI: jax.Array, x: jax.Array) -> bool:

@@ -17,6 +17,8 @@ from flax import nnx
 
 from tokenformer_jax.parallel.rules import Axes
 
+TOKEN_AXES = ('param_tokens', 'width')  # of the keys and of the values of parameter tokens
+
 Params = dict[str, Any]
 Path = tuple[Any, ...]  # of `jax.tree_util`
 Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]

@@ -37,18 +37,11 @@ from tokenformer_jax.config.pattention import (
   SoftmaxScore,
 )
 from tokenformer_jax.model import groups as groups_lib
-from tokenformer_jax.model.gelu import activate, activate_scaled
-from tokenformer_jax.model.many_tokens import (
-  EPSILON,
-  SCORES,
-  TOKEN_AXES,
-  are_many,
-  inverse_root,
-  weights_of_many,
-)
-from tokenformer_jax.model.params import Initializer, Role, param
+from tokenformer_jax.model.gelu import EPSILON, activate, activate_scaled, inverse_root
+from tokenformer_jax.model.many_tokens import are_many, weights_of_many
+from tokenformer_jax.model.params import TOKEN_AXES, Initializer, Role, param
 from tokenformer_jax.model.products import project
-from tokenformer_jax.model.stack import PROJECTED, ROW_STATISTICS
+from tokenformer_jax.model.stack import PROJECTED, ROW_STATISTICS, SCORES
 from tokenformer_jax.parallel.rules import parts
 from tokenformer_jax.parallel.sharding import constrain
 

@@ -23,6 +23,8 @@ KEEP_STATISTICS = jax.checkpoint_policies.save_only_these_names(ROW_STATISTICS)
 # The name of the output of a projection: a Pattention or a matrix product with parameters.
 PROJECTED = 'projected'
 
+SCORES = 'pattention_scores'  # the name of the scores of parameter tokens
+
 # The name of what the kernel of softmax attention for TPUs returns: heads, and a number for each
 # query. With both the backward pass need not run attention again.
 ATTENDED = 'attended'

@@ -1,12 +1,12 @@
-"""Divide a training step into rows: where its time goes, and what bounds each part.
+"""Divide a training step into rows: where its time goes, and what bounds each row.
 
-An operation belongs to a row by its JAX names, which the model's named scopes are part of, and by
+An operation belongs to a row by its JAX names, which the model's named scopes belong to, and by
 what is in it. A fusion of a product with other work counts as a product.
 """
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tokenformer_jax.parallel.messages import aligned
 from tokenformer_jax.plan.costs import Costs
@@ -16,29 +16,22 @@ from tokenformer_jax.plan.overlap import Collective
 from tokenformer_jax.plan.table import Row, ms, percent
 
 WAITS = 'collectives, exposed'
-_BESIDE = 3  # operations that are named beside a collective
+_NAMED = 3  # operations that run beside a collective and are named
 _DEAREST = 12  # operations that are listed one by one
 _BACKWARD = re.compile(r'transpose\(')
 _AGAIN = 'rematted_computation'
 
 
 def _scope(name: str) -> Callable[[Operation], bool]:
-  """Return whether an operation, or for a fusion without one its first part, has a scope."""
-  found = re.compile(rf'[/(]{name}[)/]')
-  return lambda operation: any(found.search(scope) for scope in operation.scopes[:1])
+  """Return whether an operation, or for a fusion without one its first operation, has a scope."""
+  pattern = re.compile(rf'[/(]{name}[)/]')
+  return lambda operation: any(pattern.search(scope) for scope in operation.scopes[:1])
 
 
-def _holds(*opcodes: str) -> Callable[[Operation], bool]:
-  return lambda operation: bool(set(opcodes) & operation.holds)
-
-
-_PRODUCT = re.compile(r'[/(](head_and_loss|rotary)[)/]')
-
-
-def _in_product(name: str) -> Callable[[Operation], bool]:
-  return lambda operation: any(
-    found.group(1) == name for scope in operation.products if (found := _PRODUCT.search(scope))
-  )
+def _has_product(name: str) -> Callable[[Operation], bool]:
+  """Return whether an operation, or a product in it, has a scope."""
+  own, pattern = _scope(name), re.compile(rf'[/(]{name}[)/]')
+  return lambda operation: own(operation) or any(map(pattern.search, operation.products))
 
 
 def _is_optimizer(operation: Operation) -> bool:
@@ -61,8 +54,8 @@ _COPIES = frozenset(
 _ROWS: tuple[tuple[str, Callable[[Operation], bool]], ...] = (
   ('attention', lambda o: o.opcode == 'custom-call' and 'splash' in o.name),
   ('other kernels', lambda o: o.opcode == 'custom-call'),
-  ('head and loss', lambda o: _in_product('head_and_loss')(o) or _scope('head_and_loss')(o)),
-  ('rotary positions', lambda o: _in_product('rotary')(o) or _scope('rotary')(o)),
+  ('head and loss', _has_product('head_and_loss')),
+  ('rotary positions', _has_product('rotary')),
   ('scores, backward: products with the slope of GELU', lambda o: _is_score(o) and _has_slope(o)),
   ('scores, forward: products with GELU', lambda o: _is_score(o)),
   ('other products', lambda o: bool(o.products)),
@@ -76,17 +69,17 @@ _REST = 'elementwise and the rest'
 
 
 def _is_score(operation: Operation) -> bool:
-  return bool(operation.products) and _holds('erf', 'tanh')(operation)
+  return bool(operation.products) and not operation.holds.isdisjoint(('erf', 'tanh'))
 
 
 def _has_slope(operation: Operation) -> bool:
   """Return whether a fusion differentiates GELU; the slope of the exact one has an exponential."""
   scopes = [scope for scope in operation.products if _BACKWARD.search(scope)]
-  return bool(scopes) and _AGAIN not in scopes[0] and _holds('exponential')(operation)
+  return bool(scopes) and _AGAIN not in scopes[0] and 'exponential' in operation.holds
 
 
 @dataclasses.dataclass
-class Part:
+class Share:
   """A row of the breakdown: seconds of a step on a device, and the bounds of their sum."""
 
   name: str
@@ -109,23 +102,23 @@ def row_of(operation: Operation) -> str:
   return next((name for name, belongs in _ROWS if belongs(operation)), _REST)
 
 
-def parts(costs: Costs) -> list[Part]:
+def shares(costs: Costs) -> list[Share]:
   """Return the rows, the longest first, and last the waits for collectives.
 
   Their seconds sum to `costs.ordered_seconds`.
   """
-  found: dict[str, Part] = {}
+  rows: dict[str, Share] = {}
   for operation in costs.operations:
     name, times = row_of(operation), operation.times
-    part = found.setdefault(name, Part(name))
-    part.count += times
-    part.seconds += times * operation.seconds
-    part.matrix += times * operation.matrix
-    part.vector += times * operation.vector
-    part.memory += times * operation.memory
-  waits = Part(WAITS, sum(one.times for one in costs.collectives))
-  waits.seconds = sum(one.times * one.exposed for one in costs.collectives)
-  return [*sorted(found.values(), key=lambda part: -part.seconds), waits]
+    row = rows.setdefault(name, Share(name))
+    row.count += times
+    row.seconds += times * operation.seconds
+    row.matrix += times * operation.matrix
+    row.vector += times * operation.vector
+    row.memory += times * operation.memory
+  count = sum(one.times for one in costs.collectives)
+  waits = Share(WAITS, count, _total(costs.collectives, 'exposed'))
+  return [*sorted(rows.values(), key=lambda row: -row.seconds), waits]
 
 
 def render(plan: Plan) -> str:
@@ -143,12 +136,12 @@ def _step(plan: Plan) -> list[Row]:
   rows: list[Row] = [
     ('where the step goes', 'number', 'ms', 'share', 'matrix', 'vector', 'memory', 'limit')
   ]
-  for part in parts(costs):
+  for row in shares(costs):
     bounds = ('', '', '', 'network')
-    if part.name != WAITS:
-      bounds = (ms(part.matrix), ms(part.vector), ms(part.memory), part.limit)
-    share = percent(part.seconds / whole)
-    rows.append((part.name, f'{part.count:,}', ms(part.seconds), share, *bounds))
+    if row.name != WAITS:
+      bounds = (ms(row.matrix), ms(row.vector), ms(row.memory), row.limit)
+    of_step = percent(row.seconds / whole)
+    rows.append((row.name, f'{row.count:,}', ms(row.seconds), of_step, *bounds))
   mfu = plan.model_flops / plan.topology.chip.peak / plan.topology.devices / whole
   rows.append(('a step in its order', '', ms(whole), f'MFU {percent(mfu)}', '', '', '', ''))
   return rows
@@ -175,27 +168,22 @@ def _collectives(costs: Costs) -> list[Row]:
     how = 'synchronous' if one.synchronous else 'asynchronous'
     label = f'{one.cost.axis}: {one.kind}, {how}'
     grouped.setdefault((label, one.cost.network), []).append(one)
-  for (label, network), ones in sorted(grouped.items(), key=lambda item: -_exposed(item[1])):
-    beside = sorted({name for one in ones for name in one.beside[:_BESIDE]})
-    more = f' and {len(beside) - _BESIDE} others' if len(beside) > _BESIDE else ''
-    rows.append(
-      (
-        label,
-        network,
-        f'{sum(one.times for one in ones):,}',
-        ms(sum(one.times * one.seconds for one in ones)),
-        ms(sum(one.times * one.between for one in ones)),
-        ms(_exposed(ones)),
-        ', '.join(beside[:_BESIDE]) + more or 'nothing',
-      )
-    )
+  for (label, network), ones in sorted(
+    grouped.items(), key=lambda item: -_total(item[1], 'exposed')
+  ):
+    names = sorted({name for one in ones for name in one.beside[:_NAMED]})
+    more = f' and {len(names) - _NAMED} others' if len(names) > _NAMED else ''
+    times = f'{sum(one.times for one in ones):,}'
+    seconds = (ms(_total(ones, name)) for name in ('seconds', 'between', 'exposed'))
+    rows.append((label, network, times, *seconds, ', '.join(names[:_NAMED]) + more or 'nothing'))
   return rows
 
 
-def _exposed(ones: list[Collective]) -> float:
-  return sum(one.times * one.exposed for one in ones)
+def _total(ones: Iterable[Collective], name: str) -> float:
+  """Return the sum of an attribute in seconds over all runs of collectives."""
+  return sum(one.times * getattr(one, name) for one in ones)
 
 
 def to_json(costs: Costs) -> list[dict[str, float]]:
   """Return the rows for a JSON file."""
-  return [dataclasses.asdict(part) for part in parts(costs)]
+  return [dataclasses.asdict(row) for row in shares(costs)]

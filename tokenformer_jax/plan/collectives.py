@@ -5,7 +5,6 @@ import functools
 import math
 import re
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -61,7 +60,7 @@ def parse_replica_groups(instruction: Instruction, devices: int) -> np.ndarray:
     return (ids.transpose(_numbers(order)) if order else ids).reshape(_numbers(shape))
   if match := _LISTS.search(text):
     lists = re.findall(r'\{([\d,]+)\}', match.group(1))
-    return np.array([_numbers(part) for part in lists]) if lists else np.arange(devices)[None]
+    return np.array([_numbers(members) for members in lists]) if lists else np.arange(devices)[None]
   raise ValueError(f'the groups of {instruction.name} cannot be read from {text[:300]!r}')
 
 
@@ -80,7 +79,7 @@ def cost(collective: str, operand_bytes: int, members: np.ndarray, mesh: Mesh, c
   axis = _axis(members, mesh)
   if collective == 'collective-permute':
     return _permute(axis, operand_bytes, members, mesh, chip)
-  sides = _sides(chip, _places(mesh)[members[0]], _torus(mesh))
+  sides = _sides(chip, _coordinates(mesh)[members[0]], _torus(mesh))
   moved = _received(collective, operand_bytes, members.shape[1])
   if collective == 'all-to-all':  # Data crosses a quarter of a ring, or half of a line.
     length, bandwidth, ring = max(sides)
@@ -91,25 +90,25 @@ def cost(collective: str, operand_bytes: int, members: np.ndarray, mesh: Mesh, c
 
 
 def between_slices(collective: str, sent: int, mesh: Mesh, chip: Chip) -> Cost:
-  """Return the cost of the part of a collective that crosses slices, over DCN.
+  """Return the cost of a collective between slices, over DCN.
 
   Every device contributes `sent` bytes. Each slice of the mesh is its own replica.
   """
-  slices, first = np.unique(_places(mesh)[:, 0], return_index=True)
+  slices, first = np.unique(_coordinates(mesh)[:, 0], return_index=True)
   moved = _received(collective, sent, len(slices))
   return Cost(_axis(first[None], mesh), moved, moved / chip.dcn, 'DCN')
 
 
 def parse_transfer(instruction: Instruction) -> str | None:
-  """Return the collective that a `send` belongs to as its part between slices, or None.
+  """Return the collective whose data a `send` carries between slices, or None.
 
   XLA splits a collective over several slices into a collective inside each slice and a `send` and
   a `recv` between slices, which the hosts carry out.
   """
-  found = _MEGASCALE.search(instruction.attributes)
-  if instruction.opcode != 'send' or not found:
+  match = _MEGASCALE.search(instruction.attributes)
+  if instruction.opcode != 'send' or not match:
     return None
-  return found.group(1).lower().replace('_', '-')
+  return match.group(1).lower().replace('_', '-')
 
 
 def _received(collective: str, operand_bytes: float, size: int) -> float:
@@ -125,8 +124,8 @@ def _received(collective: str, operand_bytes: float, size: int) -> float:
 
 
 def _permute(axis: str, operand_bytes: int, pairs: np.ndarray, mesh: Mesh, chip: Chip) -> Cost:
-  places, torus = _places(mesh), _torus(mesh)
-  source, target = places[pairs[:, 0]], places[pairs[:, 1]]
+  coordinates, torus = _coordinates(mesh), _torus(mesh)
+  source, target = coordinates[pairs[:, 0]], coordinates[pairs[:, 1]]
   apart = np.abs(source - target)[:, 1:]
   rings = np.array([side % chip.wraps_at == 0 for side in torus])
   hops = np.where(rings, np.minimum(apart[:, :3], torus - apart[:, :3]), apart[:, :3]).sum(axis=1)
@@ -136,36 +135,36 @@ def _permute(axis: str, operand_bytes: int, pairs: np.ndarray, mesh: Mesh, chip:
 
 def _axis(members: np.ndarray, mesh: Mesh) -> str:
   """Return the axes of the mesh along which the members of a group differ, joined by +."""
-  places = np.stack(np.unravel_index(members, mesh.devices.shape), axis=-1)
-  differ = np.any(places != places[:, :1], axis=(0, 1))
+  indices = np.stack(np.unravel_index(members, mesh.devices.shape), axis=-1)
+  differ = np.any(indices != indices[:, :1], axis=(0, 1))
   return '+'.join(name for name, varies in zip(mesh.axis_names, differ, strict=True) if varies)
 
 
 @functools.cache
-def _places(mesh: Mesh) -> np.ndarray:
+def _coordinates(mesh: Mesh) -> np.ndarray:
   """Return slice, three coordinates and core of every device, in the mesh's order."""
-
-  def place(device: jax.Device) -> list[int]:
-    coords = [*device.coords, 0, 0, 0][:3]
-    return [getattr(device, 'slice_index', None) or 0, *coords, device.core_on_chip]
-
-  return np.array([place(device) for device in mesh.devices.flat])
+  return np.array(
+    [
+      [getattr(one, 'slice_index', None) or 0, *[*one.coords, 0, 0, 0][:3], one.core_on_chip]
+      for one in mesh.devices.flat
+    ]
+  )
 
 
 @functools.cache
 def _torus(mesh: Mesh) -> np.ndarray:
   """Return the lengths of the three sides of a slice."""
-  return np.array([len(np.unique(_places(mesh)[:, i])) for i in (1, 2, 3)])
+  return np.array([len(np.unique(_coordinates(mesh)[:, i])) for i in (1, 2, 3)])
 
 
-def _sides(chip: Chip, places: np.ndarray, torus: np.ndarray) -> list[tuple[int, float, bool]]:
-  """Return length, bytes a second and whether it is a ring, of each side that places span."""
+def _sides(chip: Chip, coordinates: np.ndarray, torus: np.ndarray) -> list[tuple[int, float, bool]]:
+  """Return length, bytes a second and whether it is a ring, of each side that devices span."""
   sides = []
   for i, whole in enumerate(torus):
-    length = len(np.unique(places[:, i + 1]))
+    length = len(np.unique(coordinates[:, i + 1]))
     ring = bool(length == whole and whole % chip.wraps_at == 0)
     if length > 1:
       sides.append((length, chip.link * (2 if ring else 1), ring))
-  if len(np.unique(places[:, 4])) > 1 and not sides:
+  if len(np.unique(coordinates[:, 4])) > 1 and not sides:
     sides.append((2, _DIE_TO_DIE * chip.link, False))
   return sides

@@ -75,8 +75,8 @@ class Costs:
     if all(operation.scheduled is None for operation in self.operations):
       return None
     return sum(
-      part.times * (part.seconds if part.scheduled is None else part.scheduled)
-      for part in self.operations
+      one.times * (one.seconds if one.scheduled is None else one.scheduled)
+      for one in self.operations
     )
 
 
@@ -104,9 +104,9 @@ def read(
   seconds, ordered = overlap.follow(program, done, starts)
   return Costs(
     cycles=cycles,
-    kernel_seconds=sum(part.times * part.seconds for part in done if part.name in called),
-    flops=sum(part.times * part.flops for part in done),
-    rough_seconds=sum(part.times * part.rough for part in done),
+    kernel_seconds=sum(one.times * one.seconds for one in done if one.name in called),
+    flops=sum(one.times * one.flops for one in done),
+    rough_seconds=sum(one.times * one.rough for one in done),
     traffic=_traffic(exchanged),
     notes=tuple(_notes(program, visits, silent)),
     operations=done,
@@ -136,9 +136,9 @@ def _collectives(
       yield v, kind, collectives.between_slices(kind, sent, mesh, chip)
 
 
-def _traffic(found: list[tuple[Visit, str, collectives.Cost]]) -> tuple[Traffic, ...]:
+def _traffic(exchanged: list[tuple[Visit, str, collectives.Cost]]) -> tuple[Traffic, ...]:
   totals: dict[tuple[str, str, str], list[Any]] = {}
-  for v, kind, cost in found:
+  for v, kind, cost in exchanged:
     total = totals.setdefault((cost.axis, kind, cost.network), [0, 0.0, 0.0])
     total[0] += v.times
     total[1] += v.times * cost.moved / 1e9
@@ -176,17 +176,17 @@ def _unique_collectives(visits: list[Visit]) -> Iterator[Visit]:
   XLA spreads an asynchronous collective for TPUs over several fusions. Each has a copy of the
   collective with the same channel; the first has the custom call that starts it.
   """
-  found = [v for v in visits if collectives.parse_collective(v.instruction.opcode)]
+  copies = [v for v in visits if collectives.parse_collective(v.instruction.opcode)]
   starts = {id(v.computation) for v in visits if _ASYNC_START in v.instruction.attributes}
-  started = {_channel(v.instruction) for v in found if id(v.computation) in starts}
-  for v in found:
+  started = {_channel(v.instruction) for v in copies if id(v.computation) in starts}
+  for v in copies:
     if v.inside is None or id(v.computation) in starts or _channel(v.instruction) not in started:
       yield v
 
 
 def _channel(instruction: Instruction) -> str | None:
-  found = _CHANNEL.search(instruction.attributes)
-  return found.group(1) if found else None
+  match = _CHANNEL.search(instruction.attributes)
+  return match.group(1) if match else None
 
 
 def _notes(program: Program, visits: list[Visit], silent_kernels: int) -> Iterator[str]:

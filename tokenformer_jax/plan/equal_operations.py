@@ -7,7 +7,7 @@ from tokenformer_jax.plan.hlo import Computation, Instruction, Program
 from tokenformer_jax.plan.schedule import Bundles, window_bounds
 from tokenformer_jax.plan.trip_counts import Visit
 
-# Attributes that name other parts of the program or the source.
+# Attributes that name other operations or the source.
 _NAMES = re.compile(
   r'(?:, )?(?:metadata=\{[^}]*\}|(?:calls|to_apply)=%?[\w.\-]+|sharding=\{[^}]*\}'
   r'|frontend_attributes=\{.*?\}\}|backend_config=.*$)'
@@ -18,7 +18,7 @@ def share_bundles(
   program: Program, visits: Iterable[Visit], bundles: Mapping[str, Bundles]
 ) -> dict[str, Bundles]:
   """Return the bundles, and the same for each operation that equals one of those with bundles."""
-  found, missing, known = dict(bundles), {}, {}
+  missing, known = {}, {}
   for v in visits:
     if v.inside is not None or v.instruction.opcode in ('parameter', 'constant', 'tuple'):
       continue
@@ -27,7 +27,7 @@ def share_bundles(
       known[signature] = bundles[v.instruction.name]
     else:
       missing[v.instruction.name] = signature
-  return found | {name: known[key] for name, key in missing.items() if key in known}
+  return dict(bundles) | {name: known[key] for name, key in missing.items() if key in known}
 
 
 def _signature(program: Program, computation: Computation, instruction: Instruction) -> Hashable:
@@ -44,12 +44,12 @@ def _signature(program: Program, computation: Computation, instruction: Instruct
 
 
 def _body(program: Program, computation: Computation) -> Hashable:
-  places = {name: place for place, name in enumerate(computation.instructions)}
+  indices = {name: index for index, name in enumerate(computation.instructions)}
   return tuple(
     (
       instruction.opcode,
       instruction.shape,
-      tuple(places.get(name, name) for name in instruction.operands),
+      tuple(indices.get(name, name) for name in instruction.operands),
       _NAMES.sub('', instruction.attributes),
       _body(program, program.computations[calls])
       if (calls := instruction.attribute('calls')) in program.computations

@@ -265,15 +265,15 @@ def _make_plan(
 
 def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
   """Return the error for a step that does not fit, with its size and possible remedies."""
-  train, parts = config.train, 2 * config.optim.accumulation_steps
+  train, steps = config.train, 2 * config.optim.accumulation_steps
   mesh = sharding.abstract_mesh(config.mesh, on.devices)
   rows = config.data.batch_size // rules.parts('batch', mesh)
   less = 'offload' if train.remat == 'full' else 'full'
   remedies = {
     f'--config.train.remat={less}': train.remat not in ('auto', 'offload'),
     '--config.train.layers=scan': train.layers not in ('auto', 'scan'),
-    f'--config.optim.accumulation_steps={parts} (or a smaller batch: it is {rows} a device)': (
-      rows % parts == 0
+    f'--config.optim.accumulation_steps={steps} (or a smaller batch: it is {rows} a device)': (
+      rows % steps == 0
     ),
     'more of the mesh in config.mesh.fsdp or tokens, and less in replica': (
       rules.replicas(mesh) > on.slices

@@ -1,6 +1,6 @@
 """Parse the text of a compiled program into computations and instructions.
 
-The parser covers the parts of the text that `costs.py` needs. The text comes from XLA's
+The parser covers what `costs.py` needs. The text comes from XLA's
 `HloModule::ToString` after optimisation and scheduling, so a loop is a `while` and a collective is
 an instruction.
 """
@@ -29,8 +29,8 @@ class Instruction:
 
   def attribute(self, name: str) -> str:
     """Return the computation's name in an attribute such as `body=%name`, or ''."""
-    found = re.search(rf'\b{name}=%?([\w.\-]+)', self.attributes)
-    return found.group(1) if found else ''
+    match = re.search(rf'\b{name}=%?([\w.\-]+)', self.attributes)
+    return match.group(1) if match else ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _read_instruction(name: str, rest: str) -> Instruction:
   if opcode in ('constant', 'parameter'):
     operands = (inside,)
   else:
-    operands = tuple(part.split()[-1].lstrip('%') for part in _split(inside) if part.strip())
+    operands = tuple(one.split()[-1].lstrip('%') for one in _split(inside) if one.strip())
   return Instruction(name, shape, opcode, operands, rest[close + 1 :].lstrip(', '))
 
 
@@ -134,10 +134,10 @@ def _closing(text: str, start: int) -> int:
 
 def _split(text: str) -> list[str]:
   """Split a text at the commas outside of brackets."""
-  parts, depth, first = [], 0, 0
+  entries, depth, first = [], 0, 0
   for i, letter in enumerate(text):
     depth += (letter in '([{') - (letter in ')]}')
     if letter == ',' and depth == 0:
-      parts.append(text[first:i])
+      entries.append(text[first:i])
       first = i + 1
-  return [*parts, text[first:]]
+  return [*entries, text[first:]]

@@ -85,8 +85,8 @@ def _is_laid_out(directory: Path) -> bool:
 def _settled(directory: Path) -> tuple[str, int, int] | None:
   """Return the program's text and its bytes in HBM and on the host; None if files are missing."""
   texts = [file.read_text() for end in (_PROGRAM, _MEMORY) for file in directory.glob(f'*{end}')]
-  found = dict(_BYTES.findall(texts[-1])) if len(texts) == 2 else {}
-  return (texts[0], int(found[_HBM]), int(found.get(_HOST, 0))) if _HBM in found else None
+  sizes = dict(_BYTES.findall(texts[-1])) if len(texts) == 2 else {}
+  return (texts[0], int(sizes[_HBM]), int(sizes.get(_HOST, 0))) if _HBM in sizes else None
 
 
 def run_alone(function: Callable[..., T], *arguments: Any) -> T:

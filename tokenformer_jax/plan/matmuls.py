@@ -15,8 +15,8 @@ def _spatial_pairs(
   pairs = 0
   for k in range(kernel):
     for o in range(out):
-      place = o * stride + k * kernel_dilation - low
-      pairs += 0 <= place <= (size - 1) * dilation and place % dilation == 0
+      index = o * stride + k * kernel_dilation - low
+      pairs += 0 <= index <= (size - 1) * dilation and index % dilation == 0
   return pairs
 
 
@@ -71,7 +71,7 @@ def _named_sizes(computation: Computation, instruction: Instruction) -> list[dic
 
 def _window(attributes: str) -> dict[str, list[str]]:
   """Return the fields of `window={size=3x4 stride=1x2}` as lists of texts."""
-  found = re.search(r'window=\{([^}]*)\}', attributes)
-  if not found:
+  match = re.search(r'window=\{([^}]*)\}', attributes)
+  if not match:
     return {}
-  return {key: value.split('x') for key, value in re.findall(r'(\w+)=(\S+)', found.group(1))}
+  return {key: value.split('x') for key, value in re.findall(r'(\w+)=(\S+)', match.group(1))}

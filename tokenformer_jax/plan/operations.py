@@ -21,7 +21,7 @@ from tokenformer_jax.plan.trip_counts import Visit
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _SCOPE = re.compile(r'\bop_name="([^"]*)"')
 _COLLECTIVE_STEP = re.compile(r'async-collective-(start|done)')
-# Operations that take no time of their own: names, parts of others, and the ends of transfers.
+# Operations that take no time of their own: names, elements of others, and the ends of transfers.
 _FREE = (
   *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast'),
   *('while', 'conditional', 'call'),  # What they run is counted.
@@ -32,7 +32,7 @@ _FREE = (
 # ratio is 0.95 to 1.09 on v4 and v6e, 0.75 to 0.83 on v5e and v5p, and 0.45 to 0.8 on TPU7x: there
 # bundles wait for the units.
 _PLAUSIBLE = (0.4, 2.5)
-# Without a schedule, the part of the shorter of matrix and vector work that does not run beside the
+# Without a schedule, the share of the shorter of matrix and vector work that does not overlap the
 # longer one, where cycles do not hold. By the schedules of single fusions on v6e.
 _NOT_BESIDE = 0.3
 
@@ -74,14 +74,14 @@ class Operation:
 
 def cycles(instruction: Instruction) -> int:
   """Return the compiler's estimate of an operation's cycles, or 0."""
-  found = _CYCLES.search(instruction.attributes)
-  return int(found.group(1)) if found else 0
+  match = _CYCLES.search(instruction.attributes)
+  return int(match.group(1)) if match else 0
 
 
 def scope(instruction: Instruction) -> str:
   """Return JAX's name of an operation, or an empty text."""
-  found = _SCOPE.search(instruction.attributes)
-  return found.group(1) if found else ''
+  match = _SCOPE.search(instruction.attributes)
+  return match.group(1) if match else ''
 
 
 def read(
@@ -139,13 +139,13 @@ class _Products(NamedTuple):
   most: float
 
 
-def _products(parts: list[tuple[Computation, Instruction]], chip: Chip) -> _Products:
-  flops = [matmul_flops(where, part) for where, part in parts]
+def _products(members: list[tuple[Computation, Instruction]], chip: Chip) -> _Products:
+  flops = [matmul_flops(where, one) for where, one in members]
   filled = sum(
-    count * filling(where, part, chip.matrix_side)
-    for count, (where, part) in zip(flops, parts, strict=True)
+    count * filling(where, one, chip.matrix_side)
+    for count, (where, one) in zip(flops, members, strict=True)
   )
-  products = [part for count, (_, part) in zip(flops, parts, strict=True) if count]
+  products = [one for count, (_, one) in zip(flops, members, strict=True) if count]
   return _Products(products, sum(flops), sum(flops) / chip.peak, filled / chip.peak)
 
 
@@ -158,13 +158,13 @@ def _operation(
   has_cycles: bool,
 ) -> Operation:
   instruction = v.instruction
-  parts = [(v.computation, instruction)]
+  members = [(v.computation, instruction)]
   if instruction.opcode == 'fusion':
-    parts = inside(instruction.attribute('calls'))
+    members = inside(instruction.attribute('calls'))
   memory = hbm_bytes(program, v.computation, instruction) / chip.hbm_rate
   kernel = kernel_costs.cost(v.computation, instruction, scope(instruction), chip)
-  products = _products(parts, chip)
-  vector = sum(vector_operations(where, part, chip) for where, part in parts) / chip.vector_peak
+  products = _products(members, chip)
+  vector = sum(vector_operations(where, one, chip) for where, one in members) / chip.vector_peak
   runs = math.prod(window_bounds(instruction) or ())
   if kernel:
     least = kernel.filled / chip.peak
@@ -179,7 +179,7 @@ def _operation(
   seconds = cycles(instruction) / chip.clock if has_cycles and not kernel else rough
   if scheduled is not None and (kernel or not chip.cycles_hold):
     seconds = scheduled
-  scopes = [scope(one) for one in (instruction, *(part for _, part in parts))]
+  scopes = [scope(one) for one in (instruction, *(member for _, member in members))]
   return Operation(
     name=instruction.name,
     opcode=instruction.opcode,
@@ -192,7 +192,7 @@ def _operation(
     memory=memory,
     scopes=tuple(dict.fromkeys(filter(None, scopes))),
     products=tuple(dict.fromkeys(map(scope, products.instructions))),
-    holds=frozenset(part.opcode for _, part in parts),
+    holds=frozenset(member.opcode for _, member in members),
     slots=timed.matrix if timed else None,
     rough=rough,
   )

@@ -46,7 +46,6 @@ class Collective:
 class _Running:
   """A collective between its start and its done."""
 
-  begins: float
   ready: float
   between: float = 0.0
   beside: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -59,77 +58,65 @@ def follow(
 
   `costs` has the kind and the cost of a collective by the name of the instruction that starts it.
   """
-  follower = _Follower(program, {operation.name: operation for operation in operations}, costs)
-  seconds = follower.run(program.entry, 1)
-  return seconds, tuple(follower.found)
+  by_name = {operation.name: operation for operation in operations}
+  collectives: list[Collective] = []
 
+  def record(name: str, start: _Running, now: float, times: int, *, synchronous: bool) -> None:
+    kind, cost = costs[name]
+    beside = tuple(sorted(start.beside, key=lambda other: -start.beside[other]))
+    exposed = max(0.0, start.ready - now)
+    collectives.append(
+      Collective(
+        *(name, kind, cost, times, cost.seconds, start.between, exposed, beside),
+        synchronous=synchronous,
+      )
+    )
 
-class _Follower:
-  def __init__(
-    self,
-    program: Program,
-    operations: Mapping[str, Operation],
-    costs: Mapping[str, tuple[str, Cost]],
-  ):
-    self._program, self._operations, self._costs = program, operations, costs
-    self.found: list[Collective] = []
+  def seconds_of(computation: Computation, instruction: Instruction, times: int) -> float:
+    if operation := by_name.get(instruction.name):
+      return operation.seconds
+    if instruction.opcode not in ('while', 'conditional', 'call'):
+      return 0.0
+    return sum(
+      count * run(program.computations[name], times * count)
+      for name, count in callees(program, computation, instruction)
+    )
 
-  def run(self, computation: Computation, times: int) -> float:
+  def run(computation: Computation, times: int) -> float:
     """Return the seconds of one run of a computation, which runs `times` in a step."""
     now, free, running = 0.0, {}, {}
-    dones = _dones(computation, self._costs)
+    dones = _dones(computation, costs)
     for name, instruction in computation.instructions.items():
-      if name in self._costs:
-        _, cost = self._costs[name]
+      if name in costs:
+        _, cost = costs[name]
         ready = free[cost.network] = max(now, free.get(cost.network, 0.0)) + cost.seconds
-        running[name] = _Running(now, ready)
         if name in dones.values():
-          continue
-        self._record(name, running.pop(name), now, times, synchronous=True)
-        now = ready
+          running[name] = _Running(ready)
+        else:
+          record(name, _Running(ready), now, times, synchronous=True)
+          now = ready
       elif name in dones:
         if start := running.pop(dones[name], None):
-          self._record(dones[name], start, now, times, synchronous=False)
+          record(dones[name], start, now, times, synchronous=False)
           now = max(now, start.ready)
       else:
-        seconds = self._seconds(computation, instruction, times)
+        seconds = seconds_of(computation, instruction, times)
         now += seconds
         for other in running.values():
           other.between += seconds
           other.beside[name] = seconds
     return now
 
-  def _seconds(self, computation: Computation, instruction: Instruction, times: int) -> float:
-    if operation := self._operations.get(instruction.name):
-      return operation.seconds
-    if instruction.opcode not in ('while', 'conditional', 'call'):
-      return 0.0
-    return sum(
-      count * self.run(self._program.computations[name], times * count)
-      for name, count in callees(self._program, computation, instruction)
-    )
-
-  def _record(
-    self, name: str, start: _Running, now: float, times: int, *, synchronous: bool
-  ) -> None:
-    kind, cost = self._costs[name]
-    beside = sorted(start.beside, key=lambda other: -start.beside[other])
-    exposed = max(0.0, start.ready - now)
-    self.found.append(
-      Collective(
-        *(name, kind, cost, times, cost.seconds, start.between, exposed, tuple(beside)),
-        synchronous=synchronous,
-      )
-    )
+  return run(program.entry, 1), tuple(collectives)
 
 
 def _dones(computation: Computation, costs: Mapping[str, tuple[str, Cost]]) -> dict[str, str]:
   """Return the start of each asynchronous collective by the name of its done."""
-  found = {}
+  dones = {}
   for name, instruction in computation.instructions.items():
     start = name.replace(_FUSED_DONE, _FUSED_START)
     if instruction.opcode.endswith('-done') and instruction.operands:
       start = instruction.operands[0]
     if start != name and start in costs and re.search('-done', name + instruction.opcode):
-      found[name] = start
-  return found
+      dones[name] = start
+  return dones

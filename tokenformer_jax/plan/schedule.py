@@ -53,8 +53,8 @@ def temporary() -> Iterator[str]:
 
 def window_bounds(instruction: Instruction) -> tuple[int, ...] | None:
   """Return how often an operation runs its bundles along each dimension; None without windows."""
-  found = _BOUNDS.search(instruction.attributes)
-  return tuple(map(int, re.findall(r'\d+', found.group(1)))) if found else None
+  match = _BOUNDS.search(instruction.attributes)
+  return tuple(map(int, re.findall(r'\d+', match.group(1)))) if match else None
 
 
 def parse(text: str) -> Bundles | None:
@@ -92,6 +92,6 @@ class Reader:
       if not complete and time.time() - file.stat().st_mtime < _COMPLETE_AFTER:
         continue
       name = _NAME.match(file.name)
-      if name and (found := parse(file.read_text())):
-        self.bundles[name.group(1)] = found
+      if name and (bundles := parse(file.read_text())):
+        self.bundles[name.group(1)] = bundles
       file.unlink()

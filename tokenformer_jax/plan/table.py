@@ -61,7 +61,7 @@ def chip_hours(bounds: Iterable[float]) -> str:
 
 def _memory(plan: Plan) -> list[Row]:
   memory = plan.memory
-  parts = {
+  sizes = {
     'parameters': memory.parameters,
     'moments': memory.optimizer,
     'batch': memory.batch,
@@ -71,7 +71,7 @@ def _memory(plan: Plan) -> list[Row]:
     'capacity': memory.capacity,
     'left': memory.left,
   }
-  rows = [(name, gib(size), percent(size / memory.capacity)) for name, size in parts.items()]
+  rows = [(name, gib(size), percent(size / memory.capacity)) for name, size in sizes.items()]
   return [('HBM of a device', 'GiB', ''), *rows]
 
 

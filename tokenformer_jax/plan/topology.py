@@ -79,8 +79,8 @@ def check_compiles(topology: Topology, flag: str) -> None:
     )
 
 
-def devices(topology: Topology) -> list[jax.Device]:
-  """Return devices to compile for; the compiler in `libtpu` makes them without a TPU."""
+def devices(topology: Topology) -> list[Any]:
+  """Return JAX devices to compile for; the compiler in `libtpu` makes them without a TPU."""
   if importlib.util.find_spec('libtpu') is None:
     raise UserError('planning for TPUs needs their compiler, libtpu: pip install -e ".[tpu]"')
   # By default libtpu queries a server that only Google's VMs have, and takes a lock on the TPU.
@@ -91,14 +91,13 @@ def devices(topology: Topology) -> list[jax.Device]:
     options['chip_config_name'] = 'megacore'  # one device for each chip
   try:
     with quiet():
-      found = topologies.get_topology_desc(topology.name, 'tpu', **options).devices
+      return list(topologies.get_topology_desc(topology.name, 'tpu', **options).devices)
   except jax.errors.JaxRuntimeError as error:
     raise UserError(
       f'libtpu cannot make --topology={topology.name} '
       f'({" ".join(str(error).split())[:300]}); the shapes of slices are on '
       'cloud.google.com/tpu/docs, on the page of each generation'
     ) from error
-  return list(found)
 
 
 @contextlib.contextmanager

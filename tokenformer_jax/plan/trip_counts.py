@@ -1,8 +1,10 @@
 """Count how often every instruction of a compiled program runs, loops included."""
 
 import dataclasses
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tokenformer_jax.plan.hlo import Computation, Instruction, Program
 
@@ -13,6 +15,8 @@ _ASYNC = ('async-start', 'call-start')  # `call-start` runs on a SparseCore
 _INSIDE = ('fusion', *_ASYNC)
 # Operations that pass a number on unchanged.
 _SEE_THROUGH = ('copy', 'bitcast', 'copy-done', 'copy-start', 'convert')
+_COMPARISONS = {'LT': operator.lt, 'LE': operator.le, 'NE': operator.ne}
+_MOST_TRIPS = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,115 +60,86 @@ def callees(
     return [(name, 1)]
   if instruction.opcode == 'conditional':
     names = [a or b for a, b in _BRANCHES.findall(instruction.attributes)]
-    return [(name.strip(' %'), 1) for part in names for name in part.split(',')]
+    return [(name.strip(' %'), 1) for several in names for name in several.split(',')]
   return []
 
 
 def trip_count(program: Program, computation: Computation, loop: Instruction) -> int | None:
-  """Return how often a `while` body runs; None unless it counts to a constant."""
+  """Return how often a `while` body runs, by counting as it does; None if it cannot be told."""
   if known := re.search(r'known_trip_count[^\d}]*(\d+)', loop.attributes):
     return int(known.group(1))
   condition = program.computations[loop.attribute('condition')]
-  comparison = condition.root
-  direction = re.search(r'direction=(\w+)', comparison.attributes)
-  if comparison.opcode == 'fusion':
-    return _fused_trip_count(program, computation, loop, condition)
-  if comparison.opcode != 'compare' or direction is None or len(comparison.operands) != 2:
-    return None
-  left, right = comparison.operands
-  limit, index = _constant(condition, right), _tuple_index(condition, left)
-  return _count(program, computation, loop, limit, index, direction.group(1))
-
-
-def _fused_trip_count(
-  program: Program, computation: Computation, loop: Instruction, condition: Computation
-) -> int | None:
-  """Return the trip count of a loop whose comparison is in a fusion over counter and limit."""
-  fusion = condition.root
-  inner = program.computations[fusion.attribute('calls')]
-  direction = re.search(r'direction=(\w+)', inner.root.attributes)
-  if inner.root.opcode != 'compare' or direction is None:
-    return None
-
-  def outside(name: str) -> str:
-    parameter = inner.instructions[name]
-    if parameter.opcode != 'parameter':
-      return ''
-    return fusion.operands[int(parameter.operands[0])]
-
-  left, right = inner.root.operands
-  limit = _constant(inner, right)
-  if limit is None and outside(right):
-    limit = _constant(condition, outside(right))
-  index = _tuple_index(condition, outside(left)) if outside(left) else None
-  return _count(program, computation, loop, limit, index, direction.group(1))
-
-
-def _count(
-  program: Program,
-  computation: Computation,
-  loop: Instruction,
-  limit: int | None,
-  index: int | None,
-  direction: str,
-) -> int | None:
-  if limit is None or index is None or direction not in ('LT', 'LE'):
-    return None
-  first = _constant(computation, loop.operands[0], index)
   body = program.computations[loop.attribute('body')]
-  step = _step(body, index)
-  # XLA counts its own loops from 0 by 1: use these values for a start or step that is not found.
-  first, step = 0 if first is None else first, 1 if step is None else step
-  return max(0, -(-(limit + (direction == 'LE') - first) // step))
-
-
-def _constant(computation: Computation, name: str, index: int | None = None) -> int | None:
-  """Return the constant of an instruction, or of element `index` of its tuple; else None."""
-  instruction = computation.instructions.get(name)
-  while instruction is not None:
-    if instruction.opcode == 'constant' and index is None:
-      number = instruction.operands[0]
-      return int(number) if re.fullmatch(r'-?\d+', number) else None
-    if instruction.opcode == 'tuple' and index is not None:
-      name, index = instruction.operands[index], None
-    elif instruction.opcode in _SEE_THROUGH and index is None:
-      name = instruction.operands[0]
-    elif instruction.opcode == 'get-tuple-element' and index is None:
-      name, index = instruction.operands[0], int(instruction.attribute('index'))
-    else:
-      return None
-    instruction = computation.instructions.get(name)
+  read = _Read()
+  _number(program, condition, condition.root.name, [read])
+  state = {}
+  for index in read.indices:
+    state[index] = _element(program, computation, loop.operands[0], index, [])
+    if state[index] is None:
+      state[index] = 0  # XLA counts its own loops from 0.
+      if _element(program, body, body.root.name, index, [{index: 0}]) == 0:
+        return None  # an unknown limit
+  for count in range(_MOST_TRIPS if state else 0):
+    goes_on = _number(program, condition, condition.root.name, [state])
+    if not goes_on:
+      return None if goes_on is None else count
+    after = {i: _element(program, body, body.root.name, i, [state]) for i in state}
+    state = {i: state[i] + 1 if number is None else number for i, number in after.items()}
   return None
 
 
-def _tuple_index(computation: Computation, name: str) -> int | None:
-  """Return the index of the parameter's element that an instruction reads, or None."""
-  instruction = computation.instructions[name]
-  while instruction.opcode in _SEE_THROUGH:
-    instruction = computation.instructions[instruction.operands[0]]
-  if instruction.opcode != 'get-tuple-element':
-    return None
-  source = computation.instructions[instruction.operands[0]]
-  return int(instruction.attribute('index')) if source.opcode == 'parameter' else None
+class _Read:
+  """A loop's state that keeps the indices of the elements that are read, and has no numbers."""
+
+  def __init__(self) -> None:
+    self.indices: set[int] = set()
+
+  def get(self, index: int) -> None:
+    self.indices.add(index)
 
 
-def _step(body: Computation, index: int) -> int | None:
-  """Return the number that a loop's body adds to an element of its state, or None."""
-  if body.root.opcode != 'tuple':
+def _number(
+  program: Program, computation: Computation, name: str, arguments: Sequence[Any]
+) -> int | None:
+  """Return the number of an instruction; None if it is another one or not known.
+
+  `arguments` are those of the computation: numbers, or the numbers of a loop's state by index.
+  """
+  one = computation.instructions[name]
+  if one.opcode == 'constant':
+    return int(one.operands[0]) if re.fullmatch(r'-?\d+', one.operands[0]) else None
+  if one.opcode == 'parameter':
+    index = int(one.operands[0])
+    return arguments[index] if index < len(arguments) else None
+  if one.opcode in _SEE_THROUGH:
+    return _number(program, computation, one.operands[0], arguments)
+  if one.opcode == 'get-tuple-element':
+    index = int(one.attribute('index'))
+    return _element(program, computation, one.operands[0], index, arguments)
+  if one.opcode not in ('add', 'compare', 'fusion'):
     return None
-  step, name = 0, body.root.operands[index]
-  while _tuple_index(body, name) != index:  # An unrolled body adds several times.
-    instruction = body.instructions[name]
-    if instruction.opcode in _SEE_THROUGH:
-      name = instruction.operands[0]
-      continue
-    if instruction.opcode != 'add':
-      return None
-    left, right = instruction.operands
-    added = _constant(body, right)
-    if added is None:
-      left, added = right, _constant(body, left)
-    if added is None:
-      return None
-    step, name = step + added, left
-  return step or None
+  numbers = [_number(program, computation, operand, arguments) for operand in one.operands]
+  if one.opcode == 'fusion':
+    inner = program.computations[one.attribute('calls')]
+    return _number(program, inner, inner.root.name, numbers)
+  left, right = numbers
+  if left is None or right is None:
+    return None
+  if one.opcode == 'add':
+    return left + right
+  compare = _COMPARISONS.get(one.attribute('direction'))
+  return compare and compare(left, right)
+
+
+def _element(
+  program: Program, computation: Computation, name: str, index: int, arguments: Sequence[Any]
+) -> int | None:
+  """Return a number of a tuple; see `_number`."""
+  one = computation.instructions[name]
+  while one.opcode in _SEE_THROUGH:
+    one = computation.instructions[one.operands[0]]
+  if one.opcode == 'tuple':
+    return _number(program, computation, one.operands[index], arguments)
+  if one.opcode == 'parameter' and arguments:
+    return arguments[int(one.operands[0])].get(index)
+  return None

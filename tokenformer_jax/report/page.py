@@ -5,7 +5,6 @@ library and the data are compressed inside it.
 """
 
 import base64
-import functools
 import gzip
 import html
 import importlib.resources
@@ -89,7 +88,7 @@ def build(
   names = curves.run_names(directories)
   records = [record.read(run, name) for run, name in zip(directories, names, strict=True)]
   notes += [note for one in records for note in one.notes]
-  looked = _look(records, models, load or functools.partial(trained.load, evenly=False), notes)
+  looked = _look(records, models, load or trained.load, notes)
   data, sections = _content(records, looked)
   if notes:
     body = ''.join(f'<li>{html.escape(note)}</li>' for note in notes)

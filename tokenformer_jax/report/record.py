@@ -77,9 +77,10 @@ class Record:
       else:
         count = functools.partial(batches_lib.samples, batches)
         axes['images'] = _between(steps, [count(step) for step in steps])
-      spent = spent_flops.count(self.lineage, self.config, batches)
-      trained = sorted({*(step for step in steps if step >= spent.begin), spent.begin})
-      axes['flops'] = _between(trained, [spent.at(step) for step in trained])
+      spent = functools.partial(spent_flops.until, self.lineage, self.config, batches)
+      begin = self.lineage[-1].first_step if self.lineage else 0
+      trained = sorted({*(step for step in steps if step >= begin), begin})
+      axes['flops'] = _between(trained, [spent(step) for step in trained])
     if hours := self._hours():
       axes['hours'] = _between([*hours], [*hours.values()])
     return axes

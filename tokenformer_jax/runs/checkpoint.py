@@ -39,11 +39,11 @@ from tokenformer_jax.storage import paths, retry
 from tokenformer_jax.storage.retry import one_line
 
 _T = TypeVar('_T')
-# Arrays are stored in pieces, so that writing and reading need little memory besides the arrays.
+# Arrays are stored in chunks, so that writing and reading need little memory besides the arrays.
 _SAVE_ARGS = ocp.SaveArgs(chunk_byte_size=64 * 2**20)
-# An array that is written layer by layer has no piece with numbers of two layers.
+# An array that is written layer by layer has no chunk with numbers of two layers.
 _BY_LAYER = dataclasses.replace(_SAVE_ARGS, shard_axes=(0,))
-_FILE_BYTES = 64 * 2**20  # size of a file of pieces, which stays in memory until it is full
+_FILE_BYTES = 64 * 2**20  # size of a file of chunks, which stays in memory until it is full
 # The messages of TensorStore and of Orbax about files that were there.
 _GONE = ('NOT_FOUND', 'Checkpoint directory does not exist')
 _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tokenformer_jax')
@@ -119,10 +119,6 @@ class Checkpoints:
         arrays may be `Deferred`.
       loss: the loss on the validation split, if it was measured.
       wait: whether to wait until the checkpoint is on disk, and to retry until it is.
-
-    Raises:
-      UserError: this or the previous checkpoint cannot be written until the user acts.
-      TransientError: writing kept failing with errors that may pass.
     """
     meta = dataclasses.replace(
       meta,
@@ -162,24 +158,14 @@ class Checkpoints:
       self._fail(error)
 
   def wait(self) -> None:
-    """Wait until the checkpoint that `save` started is on disk.
-
-    Raises:
-      UserError: the checkpoint cannot be written until the user acts.
-      TransientError: the checkpoint was not written, but a later try may succeed.
-    """
+    """Wait until the checkpoint that `save` started is on disk."""
     try:
       self._settle()
     except Exception as error:
       self._raise_unwritten(error)
 
   def failed(self) -> bool:
-    """Return, without waiting, whether the last save failed and it is time to save again.
-
-    Raises:
-      UserError: the checkpoint cannot be written until the user acts.
-      TransientError: saving has failed too often, or there are several processes.
-    """
+    """Return, without waiting, whether the last save failed and it is time to save again."""
     if self._pending and not self._writer.is_saving_in_progress():
       try:
         self._settle()
@@ -243,13 +229,7 @@ class Checkpoints:
       logging.warning('a checkpoint was not written: %s', one_line(error))
 
   def meta(self, step: int) -> Meta:
-    """Return the description in a checkpoint.
-
-    Raises:
-      DamagedError: the content has changed since it was written.
-      UserError: it has another format than today's, or the permission to read is missing.
-      TransientError: reading kept failing with errors that may pass.
-    """
+    """Return the description in a checkpoint."""
     args = ocp.args.Composite(meta=ocp.args.JsonRestore(), tokenizer=ocp.args.JsonRestore())
     directory = self.directory / str(step)
 
@@ -265,11 +245,6 @@ class Checkpoints:
 
     `abstract` holds `jax.ShapeDtypeStruct`s with shardings: all arrays of each entry, such as
     `params`, or some of them if `partial`.
-
-    Raises:
-      DamagedError: the content has changed since it was written.
-      UserError: the permission to read is missing.
-      TransientError: reading kept failing with errors that may pass.
     """
     fresh = {}
     if meta.contents == 'params':
@@ -308,11 +283,7 @@ class Checkpoints:
 
 
 def open_source(directory: paths.Path, step: int | None) -> tuple[Checkpoints, Meta]:
-  """Open the checkpoint of a step (None: the newest one that can be read).
-
-  Raises:
-    UserError: there is no such checkpoint, or it is damaged.
-  """
+  """Open the checkpoint of a step (None: the newest one that can be read)."""
   if not paths.exists(directory / 'checkpoints'):
     raise UserError(
       f'{directory} is not the work directory of a run: it has no checkpoints/{_advice(directory)}'
@@ -406,7 +377,7 @@ def _checksums(state: Any) -> Any:
 
   def compute(array: Any) -> Any:
     if isinstance(array, Deferred):
-      return checksum.of_pieces(piece for _, piece in array.pieces())
+      return checksum.of_chunks(chunk for _, chunk in array.chunks())
     return jax.block_until_ready(checksum.on_devices(array))
 
   return jax.tree.map(compute, state)

@@ -110,11 +110,7 @@ def to_json(meta: Meta) -> dict[str, Any]:
 
 
 def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> Meta:
-  """Return the description in a checkpoint from its items `meta` (stored) and `tokenizer`.
-
-  Raises:
-    UserError: the checkpoint, named `where`, has another format than today's.
-  """
+  """Return the description in a checkpoint from its items `meta` (stored) and `tokenizer`."""
   saved_config.check_format(stored['format'], where)
   config = config_lib.from_dict(config_lib.Config, stored['config'])
   seen = stored['seen']

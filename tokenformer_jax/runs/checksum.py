@@ -48,18 +48,18 @@ def _sum_of_bits(array: jax.Array, first: jax.Array) -> jax.Array:
   return jnp.sum(bits * (2 * index + 1), dtype=jnp.uint32)
 
 
-def of_pieces(pieces: Iterable[np.ndarray]) -> int:
+def of_chunks(chunks: Iterable[np.ndarray]) -> int:
   """Return the checksum of an array from its numbers in order, as `on_devices` computes it."""
   index, total = 0, 0
-  for array in pieces:
-    bits = np.ascontiguousarray(array).reshape(-1).view(f'uint{array.itemsize * 8}')
-    for first in range(0, bits.size, _CHUNK):
-      chunk = bits[first : first + _CHUNK].astype(np.uint32)
+  for array in chunks:
+    all_bits = np.ascontiguousarray(array).reshape(-1).view(f'uint{array.itemsize * 8}')
+    for first in range(0, all_bits.size, _CHUNK):
+      bits = all_bits[first : first + _CHUNK].astype(np.uint32)
       if array.dtype == jnp.bfloat16:
-        chunk <<= _LOST
-      weights = np.arange(2 * index + 1, 2 * (index + chunk.size), 2, dtype=np.uint64)
-      total += int(np.sum(chunk * weights.astype(np.uint32), dtype=np.uint32))
-      index += chunk.size
+        bits <<= _LOST
+      weights = np.arange(2 * index + 1, 2 * (index + bits.size), 2, dtype=np.uint64)
+      total += int(np.sum(bits * weights.astype(np.uint32), dtype=np.uint32))
+      index += bits.size
   return total % 2**32
 
 

@@ -105,9 +105,6 @@ def hold(
     ends_process: whether to end this process as soon as another one has taken over, even during a
       background write. Otherwise the next `Claim.check` raises.
     timing: the intervals.
-
-  Raises:
-    UserError: another process owns the claim, or the directory cannot be written.
   """
   claim = Claim(paths.absolute(directory), subject, timing, ends_process)
   try:

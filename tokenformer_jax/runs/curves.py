@@ -1,5 +1,6 @@
 """Read the points of a run's metric, and draw the figure of the command `plot`."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -64,9 +65,6 @@ def curves(source: str | paths.Path, x: str, y: str) -> dict[str, tuple[list[flo
 
   Returns:
     Values along x and y by metric name; NaN for a value that was not finite.
-
-  Raises:
-    UserError: the directory is not a run, or the run has no such metric.
   """
   run = paths.parse_path(source)
   lines, along = read(run), _axis(run, x)
@@ -85,11 +83,7 @@ def curves(source: str | paths.Path, x: str, y: str) -> dict[str, tuple[list[flo
 
 
 def read(run: paths.Path) -> list[dict[str, float]]:
-  """Return the lines of a run's metrics.jsonl, at least one.
-
-  Raises:
-    UserError: the directory is not a run, or the run has no figures yet.
-  """
+  """Return the lines of a run's metrics.jsonl, at least one."""
   try:
     lines = metrics.read(run)
   except (paths.errors(run), ValueError, RecursionError) as error:
@@ -116,7 +110,7 @@ def _axis(run: paths.Path, x: str) -> Callable[[float], float]:
   config = saved_config.read(run / 'config.json', 'use --x=steps', needed_by=f'--x={x}')
   lineage, batches = _past(run, config, x)
   if x == 'flops':
-    return spent_flops.count(lineage, config, batches).at
+    return functools.partial(spent_flops.until, lineage, config, batches)
   if x == 'examples':
     return lambda step: batches_lib.samples(batches, step)
   if config.model.kind != 'lm':
@@ -180,6 +174,8 @@ def run_names(runs: Sequence[paths.Path]) -> list[str]:
 
 def _finish(axes: 'Axes', x: str, y: str, counted: Sequence[str]) -> None:
   """Set labels, scales and limits; `counted` holds the units that the losses are means over."""
+  from matplotlib.ticker import EngFormatter  # noqa: PLC0415
+
   split, _, name = y.rpartition('/')
   falls = name in _FALLING and all(value > 0 for _, ys in _points(axes) for value in ys)
   from_start = all(0 < xs[0] <= _START * xs[-1] for xs, _ in _points(axes))
@@ -187,14 +183,13 @@ def _finish(axes: 'Axes', x: str, y: str, counted: Sequence[str]) -> None:
     axes.set_xscale('log')
     axes.set_xlabel('model FLOPs of training')
   else:
-    power, unit = _unit(max(max(xs) for xs, _ in _points(axes)))
-    axes.set_xlabel(f'training {x}{unit}')
+    axes.set_xlabel(f'training {x}')
     if falls and from_start:
       axes.set_xscale('log')
-      _label_plainly(axes.xaxis, [at for xs, _ in _points(axes) for at in xs], power)
+      _label_plainly(axes.xaxis, [at for xs, _ in _points(axes) for at in xs])
     else:
       axes.set_xlim(left=0)
-      axes.xaxis.set_major_formatter(lambda value, position: f'{value / power:,g}')
+    axes.xaxis.set_major_formatter(EngFormatter(sep=''))
   if falls:
     axes.set_yscale('log')
     _label_plainly(axes.yaxis, [value for _, ys in _points(axes) for value in ys])
@@ -223,7 +218,7 @@ def _points(axes: 'Axes') -> list[tuple[list[float], list[float]]]:
   return [(points[:, 0].tolist(), points[:, 1].tolist()) for points in finite if len(points)]
 
 
-def _label_plainly(axis: 'Axis', values: list[float], power: float = 1) -> None:
+def _label_plainly(axis: 'Axis', values: list[float]) -> None:
   """Label a logarithmic axis with plain numbers, in linear steps if the values span little."""
   from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter  # noqa: PLC0415
 
@@ -231,13 +226,5 @@ def _label_plainly(axis: 'Axis', values: list[float], power: float = 1) -> None:
   within_decade = next(subs for most, subs in _TICKS if span < most)
   even = MaxNLocator(8, steps=[1, 2, 2.5, 5, 10])
   axis.set_major_locator(LogLocator(subs=within_decade) if within_decade else even)
-  axis.set_major_formatter(lambda value, position: f'{value / power:,g}')
+  axis.set_major_formatter(lambda value, position: f'{value:,g}')
   axis.set_minor_formatter(NullFormatter())
-
-
-def _unit(largest: float) -> tuple[float, str]:
-  """Return the power of ten that keeps tick labels short, and its name."""
-  for power, name in ((1e12, 'trillions'), (1e9, 'billions'), (1e6, 'millions')):
-    if largest >= power:
-      return power, f' ({name})'
-  return 1, ''

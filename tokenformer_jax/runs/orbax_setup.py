@@ -5,8 +5,13 @@ checkpoints, use Orbax.
 """
 
 import dataclasses
+import functools
+import inspect
 import logging as std_logging
 import math
+import sys
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
 from typing import Any
@@ -26,7 +31,7 @@ _RESTORE_GB = 1  # the amount that Orbax reads at a time
 
 @dataclasses.dataclass(frozen=True)
 class Deferred:
-  """An array that is created only while it is written, so that memory holds a piece of it.
+  """An array that is created only while it is written, so that memory holds a chunk of it.
 
   Attributes:
     shape: the shape of the whole array.
@@ -48,8 +53,8 @@ class Deferred:
   def nbytes(self) -> int:
     return self.size * self.dtype.itemsize
 
-  def pieces(self) -> Iterator[tuple[int | EllipsisType, np.ndarray]]:
-    """Yield the array in order, a layer at a time if it is stacked, with each piece's index."""
+  def chunks(self) -> Iterator[tuple[int | EllipsisType, np.ndarray]]:
+    """Yield the array in order, a layer at a time if it is stacked, with each chunk's index."""
     if not self.stacked:
       yield ..., self.read(None)
       return
@@ -57,8 +62,8 @@ class Deferred:
       yield layer, self.read(layer)
 
 
-class _PieceByPiece(ocp.type_handlers.NumpyHandler):
-  """A type handler that writes deferred arrays one after the other, each in its pieces."""
+class _ChunkByChunk(ocp.type_handlers.NumpyHandler):
+  """A type handler that writes deferred arrays one after the other, each in its chunks."""
 
   async def serialize(
     self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None
@@ -75,10 +80,10 @@ class _PieceByPiece(ocp.type_handlers.NumpyHandler):
   async def _open_and_write(
     self, value: Any, tspec: dict[str, Any], ts_context: ts.Context
   ) -> None:
-    """Write the pieces of an array; Orbax calls this method with the array's specification."""
+    """Write the chunks of an array; Orbax calls this method with the array's specification."""
     store = await ts.open(ts.Spec(tspec), create=True, open=True, context=ts_context)
-    for index, piece in value.pieces():
-      await store[index].write(piece, can_reference_source_data_indefinitely=True)
+    for index, chunk in value.chunks():
+      await store[index].write(chunk, can_reference_source_data_indefinitely=True)
 
 
 def make_reader() -> ocp.Checkpointer:
@@ -140,10 +145,24 @@ def make_manager(
   )
 
 
+@functools.cache
 def quiet() -> None:
-  """Keep Orbax from printing its warnings, and the tracebacks of errors that it also raises."""
+  """Keep Orbax from printing its warnings, and errors that it raises as well."""
   for logger in (logging.get_absl_logger(), std_logging.getLogger('asyncio')):
     logger.addFilter(_is_wanted)
+  # A failed save or read leaves others that never began, or that find their event loop closed.
+  warnings.filterwarnings('ignore', 'coroutine .* was never awaited', RuntimeWarning)
+  sys.unraisablehook = functools.partial(_report_unraisable, sys.unraisablehook)
+
+
+def _report_unraisable(otherwise: Callable[[Any], None], report: Any) -> None:
+  """Drop reports of reads and writes that Orbax and TensorStore abandoned."""
+  codes = [frame.f_code for frame, _ in traceback.walk_tb(report.exc_traceback)][-1:]
+  if inspect.iscoroutine(report.object):  # A coroutine that never started has no frame.
+    codes.append(report.object.cr_code)
+  from_orbax = any('orbax' in code.co_filename for code in codes)
+  if not from_orbax and str(report.exc_value) != 'Event loop is closed':
+    otherwise(report)
 
 
 def _is_wanted(record: std_logging.LogRecord) -> bool:
@@ -155,7 +174,7 @@ def _handlers() -> ocp.handlers.CheckpointHandlerRegistry:
   handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
   kinds = ocp.type_handlers.create_type_handler_registry(
     (jax.Array, ocp.type_handlers.get_type_handler(jax.Array)),
-    (Deferred, _PieceByPiece(deepcopy_host_arrays=False)),
+    (Deferred, _ChunkByChunk(deepcopy_host_arrays=False)),
   )
   arrays = ocp.PyTreeCheckpointHandler(
     type_handler_registry=kinds,

@@ -39,9 +39,9 @@ class RematPlan(NamedTuple):
     return f'--config.train.remat={self.remat} --config.train.layers={self.layers}'
 
 
-# All plans, the fastest first, by `python benchmarks/ways.py` (docs/planned_speed.md). A loop
-# copies saved values into stacked arrays and back. Layers that save only their inputs need a loop
-# alone: it copies almost nothing.
+# All plans, the fastest first, by benchmarks/remat_plans.py (docs/planned_speed.md). A loop copies
+# saved values into stacked arrays and back. Layers that save only their inputs need a loop alone:
+# it copies almost nothing.
 PLANS = (
   RematPlan('everything', 'unrolled'),
   RematPlan('everything', 'scan'),

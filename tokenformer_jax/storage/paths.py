@@ -35,13 +35,7 @@ _PUBLISH_SECONDS = 60  # between copies of growing files
 
 
 def parse_path(path: str | os.PathLike[str]) -> Path:
-  """Return the path of a work directory, in a file system or in a bucket.
-
-  Raises:
-    UserError: the path is a URL other than gs://…, the bucket cannot be reached, or gcsfs is not
-      installed.
-    TransientError: the bucket could not be reached in any of several tries.
-  """
+  """Return the path of a work directory, in a file system or in a bucket."""
   if isinstance(path, Path):
     return path  # An earlier call checked it.
   if not re.match(r'[a-z][a-z0-9+.-]*://', text := os.fspath(path)):

@@ -1,10 +1,11 @@
-"""Make one run from another: open the source, check memory and disk, write the target.
+"""Derive a run from another one: open the source, check memory and disk, write the target.
 
 The actions of growth are in `actions.py`. A target is written whole or not at all.
 """
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +22,6 @@ from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
-from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch
 
@@ -29,13 +29,13 @@ _MEASURED = range(16)  # the held-out examples that a loss is measured on
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-  """An open checkpoint, and the run to make from it.
+class Derivation:
+  """A run to make from an open checkpoint.
 
   Attributes:
     directory: the work directory of the source.
     checkpoints: its checkpoints.
-    meta: the description of the checkpoint.
+    meta: the description of the source's checkpoint.
     mesh: the mesh that the action runs on, and the new run.
     mesh_config: the sizes of the mesh.
     target: the new work directory.
@@ -55,20 +55,19 @@ class Job:
   show: Callable[[str], None]
 
   @property
-  def model(self) -> ModelConfig:
+  def before(self) -> ModelConfig:
+    """The model of the source."""
     return self.meta.config.model
 
-  @property
-  def optim(self) -> OptimConfig:
-    return self.meta.config.optim
-
-  def rewrite(
+  def write(
     self,
     action: str,
     after: ModelConfig,
     plan: Steps | Callable[[Params], Steps],
     *,
     measured: range = _MEASURED,
+    exact: bool = False,
+    optim: Callable[[OptimConfig], OptimConfig] = lambda optim: optim,
     advice: bool = False,
     **details: Any,
   ) -> int | None:
@@ -79,32 +78,57 @@ class Job:
       after: the model of the new state.
       plan: the steps, or a function from the source's parameters to them.
       measured: the held-out examples that the loss is measured on; none if no array changes.
+      exact: whether to refuse a model that computes something else.
+      optim: makes the optimizer's settings of the new run from the source's.
       advice: whether to advise on the counts of tokens, where the user chooses them.
       **details: fields of the new entry of the lineage.
 
     Returns:
       The step of the new run; None after a dry run.
     """
-    before = self.model
-    if measured and after != before:
-      self.show_table(after, advice=advice)
-    self.check_room(after)
+    if measured and after != self.before:
+      self._show_table(after, advice=advice)
+    self._check_room(after)
     if self.dry_run:
       return None
-    if not measured:
-      return self.write(action, after, self.grow(plan), **details)
-    batch, name = self.held_out(len(measured), first=measured.start)
-    new, outputs = self.grow_and_compare(after, plan, batch)
-    verify.report(*outputs, name, exact=False)
-    return self.write(action, after, new, **details)
+    programs, name = self._programs(after, measured) if measured else ((), '')
+    left, outputs = iter(programs), list[verify.Outputs]()
 
-  def show_table(self, after: ModelConfig, *, advice: bool = False) -> None:
+    def see(params: Params) -> None:
+      outputs.extend(program(params) for program in itertools.islice(left, 1))
+
+    new = grow_run.read_and_grow(self.checkpoints, self.meta, self.mesh, plan, self.config, see)
+    if outputs:
+      own, others = outputs
+      verify.report(own, others, name, exact=exact)
+    meta = Meta(
+      int(new['step']),
+      self.new_config(after, self.config, optim(self.meta.config.optim)),
+      self.meta.tokenizer,
+      grow_run.descend(self.meta, self.directory, action, self.config, **details),
+      seen=Seen(0) if self.config.step == 'restart' else self.meta.seen,
+    )
+    grow_run.write(self.target, meta, new)
+    return meta.step
+
+  def _programs(
+    self, after: ModelConfig, measured: range
+  ) -> tuple[list[Callable[[Params], verify.Outputs]], str]:
+    """Return the programs of both models on held-out examples, and the name of the examples."""
+    batch, name = self.held_out(len(measured), first=measured.start)
+    programs = {
+      model: verify.program(verify.exact_task(self.meta.config, model), batch, self.mesh)
+      for model in {self.before, after}
+    }
+    return [programs[self.before], programs[after]], name
+
+  def _show_table(self, after: ModelConfig, *, advice: bool = False) -> None:
     """Print the table of changes, and advice; check that the mesh divides the new model.
 
     The advice is about TPUs: it is printed on a TPU, or where several devices are used or planned.
     """
     config = self.meta.config
-    self.show(diff_table.render(self.model, after, flops.length(config), config.optim))
+    self.show(diff_table.render(self.before, after, flops.length(config), config.optim))
     sizes = dataclasses.asdict(self.mesh_config).values()
     is_for_tpus = self.mesh.devices.flat[0].platform == 'tpu' or max(self.mesh.size, *sizes) > 1
     for line in diff_table.advice(after) if advice and is_for_tpus else ():
@@ -115,65 +139,26 @@ class Job:
       planned = sharding.abstract_mesh(self.mesh_config, math.prod(sizes))
       sharding.check_divides(planned, definition.abstract, definition.axes)
 
-  def check_room(self, after: ModelConfig) -> None:
+  def _check_room(self, after: ModelConfig) -> None:
     """Check the memory for the larger of both states, and the target's disk."""
-    models_ = (self.model, after)
+    models_ = (self.before, after)
     try:
       check_capacity.check_memory(
-        self.mesh, models_, self.optim, ema=checkpoint.has(self.meta, 'ema')
+        self.mesh, models_, self.meta.config.optim, ema=checkpoint.has(self.meta, 'ema')
       )
     except UserError as error:
       if not self.dry_run:
         raise
       messages.say(f'without --dry_run this would end here: {error}')
     if not self.dry_run:
-      kept = check_capacity.part_kept(self.model, after, self.optim, self.config.moments)
-      check_capacity.check_disk(self.target, self.meta, self.directory, kept)
+      moments = self.config.moments
+      check_capacity.check_disk(self.target, self.meta, self.directory, after, moments)
 
   def held_out(self, examples: int, first: int = 0) -> tuple[Batch, str]:
     """Return held-out examples and their name; round their number up to what the mesh divides."""
     rounded = [buckets.rows(count, self.mesh) for count in (examples, first)]
-    task = verify.exact_task(self.meta.config, self.model)
+    task = verify.exact_task(self.meta.config, self.before)
     return task.held_out(self.meta.tokenizer, *rounded)
-
-  def grow(
-    self, plan: Steps | Callable[[Params], Steps], see: Callable[[Params], None] = lambda _: None
-  ) -> State:
-    """Return the new state: see `grow_run.read_and_grow`."""
-    return grow_run.read_and_grow(self.checkpoints, self.meta, self.mesh, plan, self.config, see)
-
-  def grow_and_compare(
-    self, after: ModelConfig, plan: Steps | Callable[[Params], Steps], batch: Batch
-  ) -> tuple[State, tuple[verify.Outputs, verify.Outputs]]:
-    """Return the new state, and the outputs of both models on a batch."""
-    programs = {
-      model: verify.program(verify.exact_task(self.meta.config, model), batch, self.mesh)
-      for model in {self.model, after}
-    }
-    computed = iter((programs[self.model], programs[after]))
-    outputs: list[verify.Outputs] = []
-    new = self.grow(plan, see=lambda params: outputs.append(next(computed)(params)))
-    before, grown = outputs
-    return new, (before, grown)
-
-  def write(
-    self,
-    action: str,
-    model: ModelConfig,
-    new: State,
-    optim: OptimConfig | None = None,
-    **details: Any,
-  ) -> int:
-    """Write the new state as a run; return its step. For the arguments see `rewrite`."""
-    meta = Meta(
-      int(new['step']),
-      self.new_config(model, self.config, optim),
-      self.meta.tokenizer,
-      grow_run.descend(self.meta, self.directory, action, self.config, **details),
-      seen=Seen(0) if self.config.step == 'restart' else self.meta.seen,
-    )
-    grow_run.write(self.target, meta, new)
-    return meta.step
 
   def new_config(
     self, model: ModelConfig, grow: GrowConfig, optim: OptimConfig | None = None
@@ -182,7 +167,7 @@ class Job:
     return dataclasses.replace(
       self.meta.config,
       model=model,
-      optim=optim or self.optim,
+      optim=optim or self.meta.config.optim,
       grow=grow,
       mesh=self.mesh_config,
       init_from='',
@@ -198,7 +183,7 @@ def start(
   mesh_config: MeshConfig | None = None,
   dry_run: bool = False,
   show: Callable[[str], None] = messages.say,
-) -> Iterator[Job]:
+) -> Iterator[Derivation]:
   """Check that the target can be made, and open the source, DIR or DIR@STEP.
 
   Without a mesh, use the source's if it fits the devices here, else all devices.
@@ -211,7 +196,7 @@ def start(
   checkpoint.check_is_model(meta, directory)
   with contextlib.closing(checkpoints):
     mesh, mesh_config = _mesh(mesh_config, meta.config.mesh, here)
-    yield Job(directory, checkpoints, meta, mesh, mesh_config, target, config, dry_run, show)
+    yield Derivation(directory, checkpoints, meta, mesh, mesh_config, target, config, dry_run, show)
 
 
 def _mesh(
