@@ -18,72 +18,14 @@ from tokenformer_jax.runs.saved_config import FORMAT
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
 
-TRAIN = [sys.executable, str(tiny_run.ROOT / 'train.py')]
-GENERATE = [sys.executable, '-m', 'tokenformer_jax', 'generate']
-GROW = [sys.executable, '-m', 'tokenformer_jax', 'grow']
-CONVERT = [sys.executable, '-m', 'tokenformer_jax', 'convert']
-
-MISTAKES = {
-  'unknown key': (
-    [*TRAIN, '--config.model.widht=64'],
-    "config key 'model.widht' is unknown; did you mean 'model.width'?",
-  ),
-  'missing config file': (
-    [*TRAIN, '--config=configs/nothing.py'],
-    '--config=configs/nothing.py: there is no file configs/nothing.py',
-  ),
-  'wrong value': (
-    [*TRAIN, '--config.model.layer.ffn.score.kind=softmx'],
-    "config.model.layer.ffn.score.kind is 'softmx'; it must be one of l2_norm_gelu,",
-  ),
-  'no such device': (
-    ['env', 'JAX_PLATFORMS=tpu', *TRAIN],
-    "no device of the kind JAX_PLATFORMS='tpu' was found",
-  ),
-  'unwritable work directory': (
-    [*TRAIN, f'--workdir={__file__}/run'],
-    'cannot be written (Not a directory); choose another --workdir',
-  ),
-  'bucket of another kind to grow into': (
-    [*GROW, 'shrink', '--source=/nothing', '--target=s3://bucket/run', '--param_tokens=ffn=8'],
-    's3://bucket/run is neither a path in a file system nor',
-  ),
-  'bucket to convert to': (
-    [*CONVERT, 'to-torch', '--source=/nothing', '--target=gs://bucket/model.safetensors'],
-    'gs://bucket/model.safetensors is not a path in a file system; mount the bucket on every host',
-  ),
-  'no text': (
-    [*TRAIN, '--config.data.source=files:/nothing/*.txt'],
-    '/nothing/*.txt',
-  ),
-  'no weights to convert': (
-    [*CONVERT, 'to-jax', '--source=/nothing.bin', '--target=new'],
-    '/nothing.bin is not a file or directory',
-  ),
-}
-
 
 @pytest.mark.slow
-def test_mistakes_get_one_sentence_each(tmp_path):
-  """Those that tests/mistakes does not have, in processes of their own, all at once."""
-  processes = {}
-  for name, (command, _) in MISTAKES.items():
-    (tmp_path / name).mkdir()
-    processes[name] = subprocess.Popen(
-      command,
-      stderr=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      text=True,
-      cwd=tmp_path / name,
-      env=tiny_run.environment(),
-    )
-  for name, process in processes.items():
-    said = process.communicate(timeout=300)[1]
-    lines = [line for line in said.splitlines() if line.startswith('error: ')]
-    assert len(lines) == 1 and MISTAKES[name][1] in lines[0], f'{name}: {said}'
-    assert 'Traceback' not in said, f'{name}: {said}'
-    assert process.returncode == 2, f'{name}: exit status {process.returncode}'
-    assert not (tmp_path / name / 'gs:').exists(), 'a bucket became a directory on this host'
+def test_a_platform_that_is_not_there_is_named(tmp_path):
+  done = tiny_run.run(
+    ['env', 'JAX_PLATFORMS=tpu', sys.executable, str(tiny_run.ROOT / 'train.py')], cwd=tmp_path
+  )
+  assert done.returncode == 2 and 'Traceback' not in done.stderr, done.stderr
+  assert "no device of the kind JAX_PLATFORMS='tpu' was found" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -198,8 +140,6 @@ def test_a_saved_run_does_not_choose_where_programs_are_loaded_from(tmp_path, ca
     f'{{"format": {FORMAT}, "model": 3}}',
     f'{{"format": {FORMAT}, "modle": {{}}}}',
     f'{{"format": {FORMAT}, "train": {{"steps": {{}}}}}}',
-    '{"format": "x"}',
-    '{"format": 0, "model": {}}',
   ],
 )
 def test_a_config_that_is_none_is_refused_in_a_sentence(tmp_path, values):
@@ -210,34 +150,18 @@ def test_a_config_that_is_none_is_refused_in_a_sentence(tmp_path, values):
 
 
 @pytest.mark.slow
-def test_a_run_grows_and_goes_on_as_the_command_says(tmp_path):
+def test_a_run_grows_and_goes_on_as_the_command_says(tmp_path, server):
   source = tiny_run.write_corpus(tmp_path / 'corpus')
-  command = tiny_run.command(source, tmp_path / 'cache', tmp_path / 'run')
-  assert tiny_run.run(command).returncode == 0
+  _, *command = tiny_run.command(source, tmp_path / 'cache', tmp_path / 'run')
+  assert server.run(command, tmp_path).returncode == 0
   asked = [f'--source={tmp_path}/run', f'--target={tmp_path}/grown', '--param_tokens=ffn=128']
-  grown = tiny_run.run([*GROW, *asked], cwd=tiny_run.ROOT)
+  grown = server.run(['-m', 'tokenformer_jax', 'grow', *asked], tiny_run.ROOT)
   assert grown.returncode == 0, grown.stderr
   to_go_on = grown.stdout.splitlines()[-1]
   here = f'--workdir={tmp_path}/grown --config.train.steps=40'
   assert to_go_on == f'python -m tokenformer_jax train {here}'
-  done = tiny_run.run([sys.executable, *to_go_on.split()[1:]], cwd=tiny_run.ROOT)
+  done = server.run(to_go_on.split()[1:], tiny_run.ROOT)
   assert done.returncode == 0, done.stderr
   assert 'going on after step 20' in done.stderr, done.stderr
   stored = json.loads((tmp_path / 'grown/config.json').read_text())
   assert stored['train']['steps'] == 40 and stored['model']['layer']['ffn']['tokens'] == 128
-
-
-@pytest.mark.full_size
-@pytest.mark.slow
-def test_a_trained_run_writes_text_and_curves(tmp_path):
-  source = tiny_run.write_corpus(tmp_path / 'corpus')
-  command = tiny_run.command(source, tmp_path / 'cache', tmp_path / 'run', train__steps=10)
-  assert tiny_run.run(command).returncode == 0
-  asked = [f'--source={tmp_path}/run@10', '--prompt=def', '--length=5', '--temperature=0']
-  drawn = [sys.executable, '-m', 'tokenformer_jax', 'plot', f'{tmp_path}/run', '--out=curves.png']
-  assert tiny_run.run(drawn, cwd=tmp_path).returncode == 0
-  assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG'), 'no picture'
-  written = [tiny_run.run([*GENERATE, *asked]) for _ in range(2)]
-  assert written[0].returncode == 0, written[0].stderr
-  assert written[0].stdout.startswith('def') and len(written[0].stdout) > 4
-  assert written[0].stdout == written[1].stdout, 'greedy text is not the same twice'

@@ -3,7 +3,6 @@
 import ast
 import importlib
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -16,10 +15,6 @@ from tokenformer_jax.config import file as config_file
 from tokenformer_jax.errors import UserError
 
 PACKAGE = tiny_run.ROOT / 'tokenformer_jax'
-
-
-def _tokenformer(*arguments: str, **options) -> subprocess.CompletedProcess:
-  return tiny_run.run([sys.executable, '-m', 'tokenformer_jax', *arguments], **options)
 
 
 def test_the_installed_command_is_this_one():
@@ -65,13 +60,6 @@ def test_the_help_of_the_command_imports_nothing_heavy():
   assert done.returncode == 0, f'`tokenformer --help` imports {done.stderr}'
 
 
-def test_a_verb_has_its_own_help_in_the_words_that_were_typed():
-  done = _tokenformer('plan', '--help')
-  assert done.returncode == 0, done.stderr
-  assert 'python -m tokenformer_jax plan --config=' in done.stdout, done.stdout
-  assert '--topology' in done.stdout
-
-
 @pytest.mark.parametrize(
   ('typed', 'train'),
   [
@@ -86,23 +74,15 @@ def test_other_verbs_are_named_as_this_one_was_typed(typed, train, monkeypatch):
 
 
 @pytest.mark.slow
-def test_train_needs_no_checkout_around_it(tmp_path):
+def test_train_needs_no_checkout_around_it(tmp_path, server):
   """A config of the package is found by its name, and a run goes on with the config it has."""
   source = tiny_run.write_corpus(tmp_path / 'corpus')
   small = tiny_run.command(source, tmp_path / 'cache', 'run', train__steps=4)[3:]
-  first = _tokenformer('train', '--config=lm_stdlib', '--workdir=run', *small, cwd=tmp_path)
+  train = ['-m', 'tokenformer_jax', 'train', '--workdir=run']
+  first = server.run([*train, '--config=lm_stdlib', *small], tmp_path)
   assert first.returncode == 0, first.stderr
-  more = _tokenformer('train', '--workdir=run', '--config.train.steps=6', cwd=tmp_path)
+  more = server.run([*train, '--config.train.steps=6'], tmp_path)
   assert more.returncode == 0 and 'going on after step 4' in more.stderr, more.stderr
-
-
-def test_a_misspelt_config_of_the_package_is_told_the_nearest(tmp_path):
-  done = _tokenformer('train', '--config=lm_plie:150m', cwd=tmp_path)
-  said = done.stderr.splitlines()[-1]
-  assert done.returncode == 2, done.stderr
-  assert said == (
-    'error: --config=lm_plie:150m: there is no file lm_plie; did you mean lm_pile?'
-  ), said
 
 
 def test_a_config_of_the_package_is_found_by_its_name(tmp_path, monkeypatch):

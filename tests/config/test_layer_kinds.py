@@ -123,7 +123,6 @@ mixers = (
     LinearConfig,
     heads,
     st.builds(RotaryConfig, *angles) | no_positions,
-    st.sampled_from(['elu', 'relu']),
     proj=outputs,
   )
 )
@@ -161,16 +160,11 @@ def configs(draw) -> Config:
 
 @settings(deadline=None, max_examples=40)
 @given(config=configs())
-def test_any_config_is_the_same_after_it_was_stored(config):
+def test_any_config_is_the_same_after_it_was_stored_and_after_flags_could_change_it(config):
   stored = config_lib.to_json(config)
   again = config_lib.from_dict(Config, stored)
   assert again == config, 'a checkpoint describes another run'
   assert config_lib.to_json(again) == stored, 'a key that takes no part in comparisons is lost'
-
-
-@settings(deadline=None, max_examples=40)
-@given(config=configs())
-def test_any_config_is_the_same_after_flags_could_change_it(config):
   values = config_lib.to_config_dict(config)
   assert config_lib.resolve(values) == config, 'configs/saved.py gives another run'
 
@@ -210,11 +204,6 @@ def test_groups_of_different_kinds_differ_in_nothing_but_their_kind():
   ], 'keys that one of the two models does not have are compared'
 
 
-def test_other_names_of_layers_are_one_difference():
-  other = dataclasses.replace(TWO, variants=Layers({'full': LOCAL}))
-  assert list(config_lib.differences(TWO, other)) == [('variants', 'local', 'full')]
-
-
 # Keys of a kind that is not chosen
 
 
@@ -236,21 +225,6 @@ def _sentence(base: Config | None = None, **changes) -> str:
       {'ffn__kind': 'mlp', 'ffn__tokens': 5},
       'ffn.tokens is 5, which has a meaning for model.layer.ffn.kind=pattention only, and this is '
       'mlp; leave it out',
-    ),
-    (
-      {'ffn__width': 64},
-      'ffn.width is 64, which has a meaning for model.layer.ffn.kind=mlp only, and this is '
-      'pattention; leave it out',
-    ),
-    (
-      {'ffn__kind': 'none', 'ffn__activation': 'relu'},
-      "ffn.activation is 'relu', which has a meaning for model.layer.ffn.kind=mlp only, and this "
-      'is none; leave it out',
-    ),
-    (
-      {'mixer__positions__kind': 'none', 'mixer__positions__fraction': 0.5},
-      'mixer.positions.fraction is 0.5, which has a meaning for '
-      'model.layer.mixer.positions.kind=rotary only, and this is none; leave it out',
     ),
     (
       {'mixer__qkv__kind': 'dense', 'mixer__qkv__score__kind': 'softmax'},
@@ -314,16 +288,6 @@ def test_a_variant_is_a_version_of_the_layer():
       'or leave it out',
     ),
     (
-      {'pattern': 'layer*2', 'variants': {'layer': {}}},
-      'config.model.variants.layer cannot be the name of a layer; take a word of letters, digits '
-      "and _ that is not 'layer'",
-    ),
-    (
-      {'pattern': 'a-b', 'variants': {'a-b': {}}},
-      'config.model.variants.a-b cannot be the name of a layer; take a word of letters, digits '
-      "and _ that is not 'layer'",
-    ),
-    (
       {'pattern': 'été', 'variants': {'été': {}}},
       'config.model.variants.été cannot be the name of a layer; take a word of letters, digits '
       "and _ that is not 'layer'",
@@ -333,18 +297,9 @@ def test_a_variant_is_a_version_of_the_layer():
       "config.model.pattern is 'locl*2', and 'locl' is not a layer; did you mean 'local'?",
     ),
     (
-      {'pattern': 'local*2'},
-      "config.model.pattern is 'local*2', and 'local' is not a layer; known names: layer; patterns "
-      'are such as "layer*12", "local*23 full" or "(dense moe)*6"',
-    ),
-    (
       {'pattern': 'a', 'variants': {'a': {'mixer': {'windw': 8}}}},
       "config key 'model.variants.a.mixer.windw' is unknown; did you mean "
       "'model.variants.a.mixer.window'?",
-    ),
-    (
-      {'pattern': 'a', 'variants': {'a': {'ffn': {'kind': 'mpl'}}}},
-      "config.model.variants.a.ffn.kind is 'mpl'; it must be one of pattention, mlp, experts, none",
     ),
     (
       {'pattern': 'a', 'variants': {'a': {'ffn': {'kind': 'mlp', 'tokens': 5}}}},
@@ -354,10 +309,6 @@ def test_a_variant_is_a_version_of_the_layer():
     (
       {'pattern': 'a layer', 'variants': {'a': {'mixer': {'heads': 3}}}},
       'config.model.width is 128, which is not a multiple of model.variants.a.mixer.heads=3',
-    ),
-    (
-      {'pattern': 'a layer', 'variants': {'a': {'mixer': {'heads': 0}}}},
-      'config.model.variants.a.mixer.heads is 0; it must be greater than 0',
     ),
   ],
 )

@@ -62,11 +62,6 @@ def _gradients():
   return small, loss_and_gradient(TARGET)(grow_params(params, source, TARGET, ZERO_KEYS))
 
 
-def test_the_loss_is_that_of_the_small_model():
-  (small, _), (large, _) = _gradients()
-  assert abs(float(large) - float(small)) <= 1e-6, 'the growth changes the loss'
-
-
 def test_old_parameters_have_the_gradient_of_the_small_model():
   (_, small), (_, large) = _gradients()
   large = paths(large)
@@ -88,42 +83,6 @@ def test_new_values_have_no_gradient_at_first_and_new_keys_do():
       assert not new.any(), f'the new tokens of {path} have a weight before the first update'
     else:
       assert np.abs(new).max(axis=-1).min() > 0, f'a new token of {path} does not learn'
-
-
-def _one_layer(new_values):
-  """Gradients of Σ G ∘ Pattention(x) by keys and values, with 3 new tokens of key zero."""
-  rng = np.random.default_rng(0)
-  x, g = rng.normal(size=(2, 2, 5, 8))
-  keys, values = rng.normal(size=(2, 6, 8))
-  reference = 6
-  all_keys, all_values = np.vstack([keys, np.zeros((3, 8))]), np.vstack([values, new_values])
-
-  def output(keys, values):
-    one = (TokenGroup(len(keys), reference),)
-    out = pattention.pattention(jnp.float32(x), keys, values, groups=one)
-    return jnp.sum(out * jnp.float32(g))
-
-  gradients = jax.jit(jax.grad(output, argnums=(0, 1)))(
-    jnp.float32(all_keys), jnp.float32(all_values)
-  )
-  norms = np.linalg.norm(x @ keys.T, axis=-1)
-  return x, g, norms, reference, [np.asarray(gradient)[6:] for gradient in gradients]
-
-
-def test_the_gradient_of_new_keys_has_the_closed_form():
-  """∂L/∂k_j = ½ τ Σ_t (g_t·v_j) / ‖A_t‖ · x_t."""
-  new_values = np.random.default_rng(1).normal(size=(3, 8))
-  x, g, norms, reference, (of_keys, of_values) = _one_layer(new_values)
-  weights = np.einsum('BTO,NO->BTN', g, new_values) / norms[..., None]
-  want = 0.5 * np.sqrt(reference) * np.einsum('BTN,BTI->NI', weights, x)
-  np.testing.assert_allclose(of_keys, want, rtol=1e-4, err_msg='new keys learn something else')
-  assert not of_values.any(), 'new values have a gradient though their weight is zero'
-
-
-def test_tokens_whose_keys_and_values_are_zero_are_dead():
-  """Why `check` refuses them."""
-  *_, (of_keys, of_values) = _one_layer(np.zeros((3, 8)))
-  assert not of_keys.any() and not of_values.any(), 'a zero token learns after all'
 
 
 # Training after a growth

@@ -32,8 +32,6 @@ from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.pattention import pattention
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.storage import paths as storage_paths
 
 IDS = np.arange(24).reshape(4, 6) * 7 % 100
 MLP = {'kind': 'mlp', 'width': 48}
@@ -137,33 +135,14 @@ def test_each_group_has_its_own_score():
     np.testing.assert_allclose(found(), want, rtol=1e-5, atol=1e-5)
 
 
-def test_an_mlp_is_a_group_of_gelu_tokens():
-  model = transformer()
-  params = models.define(model).init(jax.random.key(0))
-  mlp = params['blocks']['ffn']
-  tokens = {'keys': mlp['up']['kernel'].swapaxes(1, 2), 'values': mlp['down']['kernel']}
-  score = SCORES['gelu']()
-  layer = dataclasses.replace(model.layer, ffn=PattentionConfig(48, 48, score))
-  same = dataclasses.replace(model, layer=layer)
-  params_of_tokens = {**params, 'blocks': {**params['blocks'], 'ffn': tokens}}
-  assert_close(logits(same, params_of_tokens), logits(model, params), 'an MLP is not its tokens')
-
-
 @pytest.mark.parametrize(
   'groups, sentence',
   [
-    ('16 16:8:relu', "the score 'relu'"),
-    ('16 a', "'a'; a group is TOKENS"),
     ('16 16::gelu(gel=tanh)', "the score 'gelu' with the option 'gel'; did you mean 'gelu'"),
-    (
-      '16 16::gelu(gelu=erf)',
-      "the score 'gelu', and GELUScore.gelu is 'erf'; it must be one of exact, tanh",
-    ),
     (
       '16 16::softmax(row_epsilon=-1)',
       r"'softmax', and SoftmaxScore\.row_epsilon is -1\.0; it must not be negative",
     ),
-    ('16 16::softmax(row_epsilon=x)', "'softmax' with 'row_epsilon=x'; row_epsilon must be a num"),
   ],
 )
 def test_malformed_groups_are_refused(groups, sentence):
@@ -224,15 +203,6 @@ def two(root, base):
   return _adapter(root, base, 'two', 2, learning_rate=1e-2)
 
 
-def saved(run) -> dict[str, np.ndarray]:
-  """All arrays of the last checkpoint of a run."""
-  checkpoints, meta = checkpoint.open_source(storage_paths.parse_path(str(run.workdir)), None)
-  mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:1])
-  from tokenformer_jax.grow import grow_run  # noqa: PLC0415
-
-  return paths(grow_run.read(checkpoints, meta, mesh))
-
-
 @pytest.mark.slow
 def test_a_frozen_transformer_stays_bit_for_bit_and_comes_out_again(root, base, one):
   found, was = paths(one.parameters), paths(base.parameters)
@@ -258,14 +228,6 @@ def test_adapters_of_one_transformer_merge(root, base, one, two):
   first = both.slice(root / 'first', 1)
   assert_same(first.parameters, one.parameters, 'the first adapter is not first')
   del ours
-
-
-@pytest.mark.slow
-def test_a_grown_run_resumes_bit_for_bit(root, base):
-  whole = base.grow(root / 'whole', {'qkv': 16, 'proj': 8, 'ffn': 32})
-  parts = base.grow(root / 'parts', {'qkv': 16, 'proj': 8, 'ffn': 32})
-  parts.train(15)
-  assert_same(parts.train(20).parameters, whole.train(20).parameters, 'resumed')
 
 
 @pytest.mark.slow

@@ -176,15 +176,6 @@ def test_a_dry_run_writes_nothing(home, tmp_path, capsys, monkeypatch, devices):
   assert not list(tmp_path.iterdir()), 'a dry run wrote something'
 
 
-@SLOW
-def test_a_transformer_grows_wider(home, tmp_path, capsys):
-  target = tmp_path / 'wide'
-  grow(f'--source={home}/dense', f'--target={target}', '--method=hypercloning', '--width=64')
-  assert 'exact: ' in capsys.readouterr().err
-  model = meta_of(target).config.model
-  assert (model.width, model.layer.mixer.heads) == (64, 8), 'the width of heads is not kept'
-
-
 def test_a_refusal_makes_no_directory(home, tmp_path):
   """The parents of a target are made when something is written into it."""
   with pytest.raises(UserError, match='are fewer'):
@@ -272,14 +263,6 @@ def test_tokens_are_not_merged_twice(home, extracted, tmp_path, source, added):
 
 
 @SLOW
-def test_added_tokens_are_put_back_once(home, extracted, tmp_path):
-  arguments = 'merge', f'--added={extracted}'
-  grow(*arguments, f'--source={home}/run', f'--target={tmp_path}/once')
-  with pytest.raises(UserError, match=f'tokens of {home}/grown, which {tmp_path}/once has already'):
-    grow(*arguments, f'--source={tmp_path}/once', f'--target={tmp_path}/twice')
-
-
-@SLOW
 def test_added_tokens_alone_are_no_model(home, extracted, tmp_path):
   with pytest.raises(UserError, match=r'holds added tokens only; merge them into a model first'):
     grow(f'--source={extracted}', f'--target={tmp_path}/new', '--param_tokens=ffn=128')
@@ -335,13 +318,6 @@ def test_shrink_writes_a_smaller_run(home, grown, tmp_path, capsys):
   assert_same(adam(new).nu, adam(read(home / 'run')).nu, 'moments of the tokens that stay')
 
 
-@SLOW
-def test_moments_can_be_dropped_by_every_action(home, grown, tmp_path):
-  grow('remove', f'--source={grown}', f'--target={tmp_path}/base', '--moments=drop')
-  part = adam(read(tmp_path / 'base'))
-  assert int(part.count) == 0 and not paths(part.mu)['embedding'].any()
-
-
 # By config.init_from
 
 
@@ -377,15 +353,6 @@ def test_the_rest_of_a_killed_growth_is_removed(home, tmp_path):
   (tmp_path / '.new.partial/checkpoints').mkdir(parents=True)
   grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER)
   assert [path.name for path in tmp_path.iterdir()] == ['new']
-
-
-def test_a_damaged_source_is_named(home, tmp_path):
-  write_run(tmp_path / 'run', f'files:{home}/corpus/*.txt', home / 'cache')
-  for path in (tmp_path / 'run').rglob('d/*'):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-  with pytest.raises(UserError, match=r'the checkpoint of step 20 in .* is damaged'):
-    grow(f'--source={tmp_path}/run', f'--target={tmp_path}/new', LARGER)
-  assert not (tmp_path / 'new').exists()
 
 
 @SLOW

@@ -195,30 +195,6 @@ def test_any_groups_can_go_if_every_projection_keeps_one():
     chosen.choose(TWICE, chosen.without([1, 2]))
 
 
-def test_arrays_are_cut_as_their_model():
-  params = params_of(TWICE)
-  for choice in (chosen.first(2), chosen.without([1]), chosen.at_the_end([2])):
-    got = group_trees.take(params, define_lm(TWICE).info, choice)
-    want = define_lm(chosen.choose(TWICE, choice)).abstract
-    assert jax.tree.map(jnp.shape, got) == jax.tree.map(lambda a: a.shape, want)
-  keys = paths(group_trees.take(params, define_lm(TWICE).info, chosen.at_the_end([2])))
-  old = paths(params)['blocks/ffn/keys']
-  want = np.concatenate([old[:, :48], old[:, 64:], old[:, 48:64]], axis=1)
-  np.testing.assert_array_equal(keys['blocks/ffn/keys'], want)
-
-
-def test_a_mask_marks_the_tokens_of_groups():
-  masks = group_masks(define_lm(TWICE).info, [1, 3])
-  assert masks['blocks/ffn/keys'].shape == (1, 80, 1)
-  np.testing.assert_array_equal(
-    masks['blocks/ffn/values'].ravel(), [True] * 48 + [False] * 16 + [True] * 16
-  )
-  np.testing.assert_array_equal(
-    masks['blocks/attention/proj/keys'].ravel(), [True] * 40 + [False] * 8
-  )
-  assert masks['embedding'].shape == () and not masks['embedding']
-
-
 # States
 
 
@@ -266,14 +242,6 @@ def test_a_factor_multiplies_values_only():
       np.testing.assert_array_equal(after[path], before[path], err_msg=f'{path} of {name}')
   assert_same(new['opt_state'], old['opt_state'], 'moments')
   assert_same(_scale(old, TWICE, [2, 3], 1.0), old, 'a factor of 1')
-
-
-@SLOW
-def test_a_factor_of_zero_is_the_model_without_the_group():
-  old = state_of(SPECIALIST)
-  zero = _scale(old, SPECIALIST, [2], 0.0)
-  without = _choose(old, SPECIALIST, chosen.first(1))
-  np.testing.assert_array_equal(logits(SPECIALIST, zero['params']), logits(BASE, without['params']))
 
 
 # Merging
@@ -382,11 +350,6 @@ def test_a_group_in_the_middle_is_extracted():
   np.testing.assert_array_equal(added['blocks/ffn/keys'], keys[:, 48:64])
 
 
-def test_all_groups_cannot_be_extracted():
-  with pytest.raises(UserError, match=r'proj would keep none of its groups'):
-    subsets.extraction(_meta((), TWICE), HERE, [1, 2])
-
-
 def _whole(model):
   return _meta((), model)
 
@@ -428,22 +391,10 @@ def test_groups_are_not_resized_by_a_merge():
     merging.merged_model(SPECIALIST, _whole(BASE), growth('zero_keys', scale='resize'))
 
 
-def test_merged_groups_keep_their_scores():
-  other = _grown(tiny_model(score='softmax'), by_name(32, 48, 64))
-  assert merging.check_mergeable(SPECIALIST, other) is None
-  merged = merging.merged_model(SPECIALIST, _whole(other), KEEP)
-  assert token_groups(pattentions(merged)['qkv'])[-2:] == (
-    TokenGroup(24, 24, SoftmaxScore()),
-    TokenGroup(8, 8, SoftmaxScore()),
-  )
-
-
 @pytest.mark.parametrize(
   ('option', 'sentence'),
   [
     ({'score': 'softmax'}, r'score\.kind=l2_norm_gelu in the source and softmax in the added'),
-    ({'gelu': 'tanh'}, r'score\.gelu=exact in the source and tanh in the added'),
-    ({'row_epsilon': 1e-5}, r'score\.row_epsilon=0\.0 in the source and 1e-05 in the added'),
   ],
 )
 def test_tokens_of_another_score_do_not_join_a_group(option, sentence):

@@ -26,42 +26,11 @@ def with_groups_of(*counts):
   return dataclasses.replace(SOURCE, layer=dataclasses.replace(SOURCE.layer, ffn=ffn))
 
 
-def _counts(model):
-  definition = define_lm(model)
-  return definition.token_counts
-
-
-def test_counts_are_those_of_every_kind():
-  got = _counts(TARGET)
-  qkv, proj, ffn = ({'keys': n, 'values': n} for n in (32, 48, 64))
-  attention = {'query': qkv, 'key': qkv, 'value': qkv, 'proj': proj}
-  assert got['blocks']['attention'] == attention
-  assert got['blocks']['ffn'] == ffn
-  assert got['embedding'] == 0, 'an embedding has no parameter tokens'
-
-
-def test_extract_gives_the_tokens_behind_the_old_ones_and_nothing_else():
-  params = params_of(TARGET)
-  got, whole = paths(subsets.extract(params, TARGET, SOURCE)), paths(params)
-  assert set(got) == {path for path in whole if path.endswith(('keys', 'values'))}, (
-    'something else than parameter tokens is in it'
-  )
-  for path, old in paths(_counts(SOURCE)).items():
-    if old:
-      np.testing.assert_array_equal(got[path], whole[path][:, int(old) :], err_msg=path)
-
-
 def test_remove_and_extract_and_merge_are_inverse():
   whole = {'params': params_of(TARGET), 'opt_state': ()}
   base = remove(whole, TARGET, SOURCE)
   added = subsets.extract(whole['params'], TARGET, SOURCE)
   assert_same(merge(base, added, SOURCE, TARGET), whole, 'put together again')
-
-
-def test_remove_undoes_a_growth():
-  params, config = params_of(SOURCE), growth(method='random')
-  grown = {'params': grow_params(params, SOURCE, TARGET, config), 'opt_state': ()}
-  assert_same(remove(grown, TARGET, SOURCE)['params'], params, 'after growth and removal')
 
 
 def test_the_most_important_tokens_of_each_group_of_each_layer_are_chosen_in_their_order():

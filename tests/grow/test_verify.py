@@ -69,7 +69,7 @@ def test_a_difference_is_seen():
   params = params_of(model)
   other = {**params, 'embedding': params['embedding'].at[3].multiply(1.01)}
   task = verify.exact_task(Config(), model)
-  same, changed = (verify.outputs(task, p, rows, mesh) for p in (params, other))
+  same, changed = map(verify.program(task, rows, mesh), (params, other))
   different, allowed = verify.largest_difference(same, same)
   assert different == 0 < allowed
   different, allowed = verify.largest_difference(same, changed)

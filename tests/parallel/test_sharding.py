@@ -174,6 +174,13 @@ def test_an_activation_is_constrained_under_a_mesh():
   assert x.sharding.shard_shape(x.shape) == (1, 3, 4), 'activations are not split by the rules'
 
 
+def test_axes_that_do_not_divide_are_whole_if_asked():
+  shardings = sharding.tree_shardings(_mesh(), {'x': ('param_tokens', 'width')})
+  abstract = {'x': jax.ShapeDtypeStruct((7, 8), jnp.float32)}
+  even = sharding.with_even_shardings(abstract, shardings)['x'].sharding
+  assert even.shard_shape((7, 8)) == (7, 2)
+
+
 def test_a_program_is_for_the_platform_of_the_mesh_that_is_set():
   assert sharding.platform() == 'cpu', 'no mesh is set: it is for this process'
   elsewhere = AbstractDevice(device_kind='TPU v5', num_cores=1, platform='tpu')

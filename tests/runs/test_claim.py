@@ -114,21 +114,20 @@ def test_numbers_do_not_restart_after_a_takeover(directory, ended, capsys):
     held.check()
 
 
-def test_a_process_number_that_is_used_again_is_not_the_owner(disk):
-  write_claim(disk, process=os.getppid(), started='1')
-  with hold(disk) as held:
-    held.check()
-
-
-def test_a_zombie_is_gone(disk):
-  process = subprocess.Popen(['true'])
-  started = claim.process_status(process.pid)[1]
-  while claim.process_status(process.pid)[0] != 'Z':
+def test_a_process_number_that_is_used_again_and_a_zombie_are_gone(disk):
+  zombie = subprocess.Popen(['true'])
+  started = claim.process_status(zombie.pid)[1]
+  while claim.process_status(zombie.pid)[0] != 'Z':
     time.sleep(0.01)
-  write_claim(disk, process=process.pid, started=started)
-  with hold(disk) as held:
-    held.check()
-  process.wait()
+  for owner in (
+    {'process': os.getppid(), 'started': '1'},
+    {'process': zombie.pid, 'started': started},
+  ):
+    write_claim(disk, number=9, **owner)
+    with hold(disk, LONG) as held:
+      held.check()
+    (disk / '10.json').unlink()
+  zombie.wait()
 
 
 @pytest.mark.parametrize('content', ['', '{"id": "x"}'], ids=['empty', 'of another version'])
@@ -144,14 +143,14 @@ def test_an_owner_elsewhere_is_replaced_when_it_is_silent(disk, capsys, content)
 
 
 @contextlib.contextmanager
-def beating(directory, jump=lambda: None):
+def beating(directory, jump):
   """Raise the counter of claim 1 from a thread, as its owner on another machine does."""
   ended, beats = threading.Event(), iter(range(10**6))
 
   def beat():
     while not ended.wait(FAST.beat):
       jump()
-      paths.replace(directory / '1.beat', str(next(beats)))
+      paths.overwrite(directory / '1.beat', str(next(beats)))
       os.utime(directory / '1.beat', (0, 0))  # The clock of the storage says 1970.
 
   thread = threading.Thread(target=beat)
@@ -164,11 +163,18 @@ def beating(directory, jump=lambda: None):
 
 
 @pytest.mark.slow
-def test_an_owner_elsewhere_that_lives_is_waited_for_a_while(disk, capsys):
-  write_claim(disk, machine='elsewhere', host='far', process=42)
+def test_times_of_files_and_clocks_mean_nothing(disk, monkeypatch, capsys):
+  """An owner elsewhere that lives is waited for a while, whatever the clocks say."""
+  jumps, real = [0.0], time.time
+  monkeypatch.setattr(time, 'time', lambda: real() + jumps[0])
+  write_claim(disk, machine='elsewhere', host='far', process=42, since='2099-01-01T00:00:00+00:00')
+
+  def jump():
+    jumps[0] += 86400 if jumps[0] <= 0 else -2 * 86400
+
   began = time.monotonic()
   with (
-    beating(disk),
+    beating(disk, jump),
     pytest.raises(UserError, match='in use by process 42 on far, since'),
     hold(disk, IMPATIENT),
   ):
@@ -176,19 +182,6 @@ def test_an_owner_elsewhere_that_lives_is_waited_for_a_while(disk, capsys):
   assert time.monotonic() - began >= IMPATIENT.patience
   assert 'waiting until it ends or falls silent, at most 1 s' in capsys.readouterr().err
   assert '1.json' in names(disk), 'the claim of a living owner was removed'
-
-
-@pytest.mark.slow
-def test_times_of_files_and_clocks_mean_nothing(disk, monkeypatch):
-  jumps, real = [0.0], time.time
-  monkeypatch.setattr(time, 'time', lambda: real() + jumps[0])
-  write_claim(disk, machine='elsewhere', since='2099-01-01T00:00:00+00:00')
-
-  def jump():
-    jumps[0] += 86400 if jumps[0] <= 0 else -2 * 86400
-
-  with beating(disk, jump), pytest.raises(UserError, match='is in use by'), hold(disk, IMPATIENT):
-    pass
 
 
 @pytest.mark.slow
@@ -355,18 +348,18 @@ def test_a_suspended_owner_that_wakes_finds_its_successor(disk):
 
 
 def test_a_heartbeat_that_fails_for_a_while_ends_nothing(disk, monkeypatch):
-  write, failed = paths.replace, []
+  write, failed = paths.overwrite, []
 
   def full(path, text):
     failed.append(path)
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
   with hold(disk) as held:
-    monkeypatch.setattr(paths, 'replace', full)
+    monkeypatch.setattr(paths, 'overwrite', full)
     while len(failed) < 3:
       held.check()
       time.sleep(0.02)
-    monkeypatch.setattr(paths, 'replace', write)
+    monkeypatch.setattr(paths, 'overwrite', write)
     before, deadline = claim.read_newest(disk), time.monotonic() + 20
     while claim.read_newest(disk) == before:
       assert time.monotonic() < deadline, 'the counter does not rise again'

@@ -1,28 +1,35 @@
-"""Count the changes of the code that the tests notice, in a seeded sample of mutants.
+"""Count the changes of the code that the tests notice: mutants of the core, and guards taken out.
 
     pip install cosmic-ray pytest-cov
     python tests/support/mutants.py cover --data=/tmp/cover        # tests by line, once
     python tests/support/mutants.py run --data=/tmp/cover --out=/tmp/mutants.tsv
+    python tests/support/mutants.py guards --data=/tmp/cover --out=/tmp/guards.tsv
 
-Run it in a checkout of its own: a mutant is written into its file while its tests run. The mutants
-are cosmic-ray's: operators, comparisons, numbers, conditions and loops. A position is drawn first
-and one of its mutants then, so that a comparison with ten mutants does not weigh ten times as much.
-The tests of a mutant are those that execute its line (in each test file the fastest ones), or its
+Run it in a checkout of its own: a change is written into its file while its tests run.
+
+`run`: the mutants are cosmic-ray's: operators, comparisons, numbers, conditions and loops. A
+position is drawn first and one of its mutants then, so that a comparison with ten mutants does not
+weigh ten times as much. `guards`: each of `GUARDS`, and a sample of all `raise …Error(…)`.
+
+The tests of a change are those that execute its line (in each test file the fastest ones), or its
 module where the line runs at import.
 """
 
 import argparse
+import ast
 import collections
+import dataclasses
 import json
 import pathlib
 import random
+import re
 import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree
+from collections.abc import Iterator
+from typing import Any
 
-from cosmic_ray.commands.init import _all_work_items
-from cosmic_ray.mutating import mutate_and_test
 from coverage import CoverageData
 
 PACKAGE = pathlib.Path('tokenformer_jax')
@@ -33,17 +40,22 @@ MUTATED = (
   'data/order.py',
   'runs/checkpoint.py',
 )
-FOLDERS = ('steps', 'grow', 'model', 'data', 'runs', 'training', 'tasks', 'parallel', 'faults')
+# Guards that raise nothing where they decide: file, what is taken out, and what takes its place.
+GUARDS = (
+  ('steps/step.py', r'jnp\.isfinite\(loss\) & jnp\.isfinite\(norm\)', 'jnp.bool_(True)'),
+  ('steps/step.py', r"'skipped_in_a_row': jnp\.where\(good, 0, .*\)", "'skipped_in_a_row': 0"),
+  ('runs/checkpoint.py', r'int\(value\):', 'meta.checksums[path]:'),
+  ('runs/claim.py', r'alive is False or \(.*?\)', 'True'),
+  ('runs/claim.py', r'return newest is not None and .*', 'return True'),
+  ('runs/claim.py', r'if self\._is_overdue\(\):\n      retry', 'if False:\n      retry'),
+  ('data/shards.py', r'if file_digest\(.*\) != digest:', 'if False:'),
+  ('grow/plan.py', r'return next\(filter\(None, \(step\.inexact\(\).*', "return ''"),
+)
 # Mutants that cannot be judged, or fail by their type alone: `int ^ None`, a float `<< 2`.
 LEFT_OUT = ('Bit', 'Shift', 'Invert', 'RemoveDecorator', 'ExceptionReplacer', 'Variable')
 TESTS_OF_A_FILE = 6
-TESTS_OF_A_MUTANT = 40
+TESTS_OF_A_CHANGE = 40
 SECONDS = 400
-
-
-def modules() -> list[pathlib.Path]:
-  """Return the files that are mutated."""
-  return sorted(path for pattern in MUTATED for path in PACKAGE.glob(pattern))
 
 
 def cover(data: pathlib.Path) -> None:
@@ -53,13 +65,7 @@ def cover(data: pathlib.Path) -> None:
   config.write_text(f'[run]\ndata_file = {data}/coverage\n')
   command = [sys.executable, '-m', 'pytest', '-q', f'--junitxml={data}/times.xml']
   command += [f'--cov={PACKAGE}', f'--cov-config={config}', '--cov-context=test', '--cov-report=']
-  subprocess.run([*command, *(f'tests/{folder}' for folder in FOLDERS)], check=False)
-
-
-def durations(data: pathlib.Path) -> dict[tuple[str, str], float]:
-  """Return the seconds of each test, by (class or module, name)."""
-  cases = xml.etree.ElementTree.parse(data / 'times.xml').iter('testcase')
-  return {(case.get('classname'), case.get('name')): float(case.get('time')) for case in cases}
+  subprocess.run(command, check=False)
 
 
 class Tests:
@@ -68,9 +74,12 @@ class Tests:
   def __init__(self, data: pathlib.Path):
     self._coverage = CoverageData(str(data / 'coverage'))
     self._coverage.read()
-    self._seconds = durations(data)
+    cases = xml.etree.ElementTree.parse(data / 'times.xml').iter('testcase')
+    self._seconds = {
+      (case.get('classname'), case.get('name')): float(case.get('time') or 0) for case in cases
+    }
 
-  def of_line(self, module: pathlib.Path, first: int, last: int) -> list[str]:
+  def of_lines(self, module: pathlib.Path, first: int, last: int) -> list[str]:
     """Return tests that execute one of the lines, else tests of the module; fastest first."""
     contexts = self._coverage.contexts_by_lineno(str(module.resolve()))
     of_lines = {test for line in range(first, last + 1) for test in contexts.get(line, ())}
@@ -81,7 +90,7 @@ class Tests:
       of_file[test.partition('::')[0]].append(test)
     kept = [test for tests in of_file.values() for test in tests[:TESTS_OF_A_FILE]]
     names = (test.rpartition('|')[0] or test for test in sorted(kept, key=self._time))
-    return list(dict.fromkeys(names))[:TESTS_OF_A_MUTANT]
+    return list(dict.fromkeys(names))[:TESTS_OF_A_CHANGE]
 
   def _time(self, test: str) -> float:
     file, _, name = test.rpartition('|')[0].partition('::')
@@ -89,41 +98,96 @@ class Tests:
     return self._seconds.get((module, name), 1.0)
 
 
-def sample(seed: int, number: int) -> list:
+def _command(tests: list[str]) -> list[str]:
+  return [sys.executable, '-m', 'pytest', '-q', '-x', '-n', '0', '-p', 'no:cacheprovider', *tests]
+
+
+def mutants(seed: int, number: int) -> Iterator[Any]:
   """Draw mutants: a position of the code first, and one of its mutants then."""
+  from cosmic_ray.commands.init import _all_work_items  # noqa: PLC0415 (guards need none of it)
+
+  modules = sorted(path for pattern in MUTATED for path in PACKAGE.glob(pattern))
   at = collections.defaultdict(list)
-  for item in _all_work_items(modules(), {}):
+  for item in _all_work_items(modules, {}):
     mutation = item.mutations[0]
     if not any(kind in mutation.operator_name for kind in LEFT_OUT):
       at[str(mutation.module_path), mutation.start_pos, mutation.end_pos].append(mutation)
   draw = random.Random(seed)
-  return [draw.choice(at[position]) for position in draw.sample(sorted(at), number)]
+  yield from (draw.choice(at[position]) for position in draw.sample(sorted(at), number))
 
 
-def run(data: pathlib.Path, out: pathlib.Path, seed: int, number: int) -> None:
-  """Run a sample; one line a mutant: outcome, module, line, operator, tests, its change."""
-  tests, counts = Tests(data), collections.Counter()
-  with out.open('w') as file:
-    for mutation in sample(seed, number):
-      module = pathlib.Path(mutation.module_path)
-      names = tests.of_line(module, mutation.start_pos[0], mutation.end_pos[0])
-      outcome, change = 'no test', ''
-      if names:
-        command = [sys.executable, '-m', 'pytest', '-q', '-x', '-n', '0', '-p', 'no:cacheprovider']
-        result = mutate_and_test([mutation], shlex.join([*command, *names]), SECONDS)
-        outcome = result.test_outcome.value if result.test_outcome else 'no mutant'
-        lines = [line for line in (result.diff or '').splitlines() if line[:1] in '+-']
-        change = [line for line in lines if line[:3] not in ('+++', '---')]
-      counts[outcome] += 1
-      row = (outcome, module, mutation.start_pos[0], mutation.operator_name, len(names))
-      print(*row, json.dumps(change), sep='\t', file=file, flush=True)
-  print(dict(counts))
+def try_mutants(tests: Tests, seed: int, number: int) -> Iterator[tuple]:
+  """Run a sample; yield outcome, module, line, operator, number of tests, change."""
+  from cosmic_ray.mutating import mutate_and_test  # noqa: PLC0415
+
+  for mutation in mutants(seed, number):
+    module = pathlib.Path(mutation.module_path)
+    names = tests.of_lines(module, mutation.start_pos[0], mutation.end_pos[0])
+    outcome, change = 'no test', ''
+    if names:
+      result = mutate_and_test([mutation], shlex.join(_command(names)), SECONDS)
+      outcome = result.test_outcome.value if result.test_outcome else 'no mutant'
+      lines = [line for line in (result.diff or '').splitlines() if line[:1] in '+-']
+      change = json.dumps([line for line in lines if line[:3] not in ('+++', '---')])
+    yield outcome, module, mutation.start_pos[0], mutation.operator_name, len(names), change
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+  """A refusal or check: its lines, and the text of its file without it."""
+
+  module: pathlib.Path
+  first: int
+  last: int
+  without: str
+
+  def __str__(self) -> str:
+    return ' '.join(self.module.read_text().splitlines()[self.first - 1].split())
+
+
+def guards(seed: int, number: int) -> Iterator[Guard]:
+  """Yield those of `GUARDS`, and a sample of the statements that raise a new error."""
+  for file, pattern, other in GUARDS:
+    text = (PACKAGE / file).read_text()
+    match = re.search(pattern, text)
+    assert match, f'{file} has no {pattern}; mend GUARDS'
+    line = text.count('\n', 0, match.start()) + 1
+    yield Guard(PACKAGE / file, line, line, re.sub(pattern, other, text))
+  raised = []
+  for module in sorted(PACKAGE.rglob('*.py')):
+    lines = module.read_text().splitlines(keepends=True)
+    for node in ast.walk(ast.parse(''.join(lines))):
+      if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        first, last = node.lineno, node.end_lineno or node.lineno
+        nothing = f'{" " * node.col_offset}pass\n'
+        rest = ''.join([*lines[: first - 1], nothing, *lines[last:]])
+        raised.append(Guard(module, first, last, rest))
+  yield from random.Random(seed).sample(raised, number)
+
+
+def try_guards(tests: Tests, seed: int, number: int) -> Iterator[tuple]:
+  """Take each guard out; yield outcome, module, line, guard, number of tests, one that failed."""
+  for guard in guards(seed, number):
+    names = tests.of_lines(guard.module, guard.first, guard.last)
+    what, text = str(guard), guard.module.read_text()
+    outcome, failed = 'no test', ''
+    if names:
+      guard.module.write_text(guard.without)
+      try:
+        done = subprocess.run(_command(names), capture_output=True, text=True, timeout=SECONDS)
+        outcome = 'killed' if done.returncode else 'survived'
+        failed = ''.join(re.findall(r'^(?:FAILED|ERROR) (\S+)', done.stdout, re.MULTILINE)[:1])
+      except subprocess.TimeoutExpired:
+        outcome = 'killed (time)'
+      finally:
+        guard.module.write_text(text)
+    yield outcome, guard.module, guard.first, what, len(names), failed
 
 
 def main() -> None:
-  """Run one of the two commands."""
+  """Run one of the commands."""
   parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
-  parser.add_argument('command', choices=('cover', 'run'))
+  parser.add_argument('command', choices=('cover', 'run', 'guards'))
   parser.add_argument('--data', type=pathlib.Path, required=True)
   parser.add_argument('--out', type=pathlib.Path, default=pathlib.Path('mutants.tsv'))
   parser.add_argument('--seed', type=int, default=1)
@@ -131,8 +195,14 @@ def main() -> None:
   given = parser.parse_args()
   if given.command == 'cover':
     cover(given.data)
-  else:
-    run(given.data, given.out, given.seed, given.number)
+    return
+  attempt = try_mutants if given.command == 'run' else try_guards
+  counts: collections.Counter[str] = collections.Counter()
+  with given.out.open('w') as file:
+    for row in attempt(Tests(given.data), given.seed, given.number):
+      counts[row[0]] += 1
+      print(*row, sep='\t', file=file, flush=True)
+  print(dict(counts))
 
 
 if __name__ == '__main__':

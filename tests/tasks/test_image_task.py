@@ -111,6 +111,11 @@ def test_parts_of_a_batch_count_by_their_images():
   assert_close(parts, whole, 'the gradient or the loss depends on the parts')
 
 
+def test_an_image_that_is_mixed_with_a_bad_one_does_not_count():
+  counts = [task.counts(BATCH).targets for task in (_task(), _task(mixup=0.8))]
+  assert counts == [5, 4]
+
+
 def test_a_batch_without_any_usable_image_has_no_loss():
   task = _task()
   batch = {**BATCH, 'labels': np.full(6, -1, np.int32)}

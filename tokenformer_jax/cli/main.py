@@ -81,7 +81,6 @@ def run(
       status = _until_unread(main, argv)
     return status
 
-  sys.unraisablehook = _report_unraisable
   flags.FLAGS.set_gnu_getopt(positional)
   try:
     app.run(guarded, flags_parser=_flags_parser(main, more_help, define))
@@ -113,15 +112,6 @@ def _until_unread(main: Callable[[Sequence[str]], int | None], argv: Sequence[st
 def _print_help(text: str) -> NoReturn:
   """Print a help text, and exit."""
   sys.exit(_until_unread(lambda _: print(text), sys.argv))
-
-
-def _report_unraisable(unraisable: 'sys.UnraisableHookArgs') -> None:
-  """Report an unraisable error, except for writes that TensorStore abandons after a failed write.
-
-  These find the event loop of their save closed, and the failure itself was already raised.
-  """
-  if 'Event loop is closed' not in str(unraisable.exc_value):
-    sys.__unraisablehook__(unraisable)
 
 
 def _flags_parser(

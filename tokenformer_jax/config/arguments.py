@@ -23,7 +23,7 @@ from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, TypeAdap
 from pydantic_core import PydanticCustomError
 
 from tokenformer_jax.config.section import Float, Int, Str, requirement
-from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.errors import UserError
 
 _Checked = TypeVar('_Checked', bound=Callable[..., Any] | type)
 _LONGEST = 60  # letters of a value in a message
@@ -78,8 +78,8 @@ def checked(function: _Checked) -> _Checked:
   def call(*args: Any, **kwargs: Any) -> Any:
     try:
       bound = signature.bind(*args, **kwargs)
-    except TypeError as error:
-      raise TypeError(_signature_error(function.__name__, error, signature, kwargs)) from None
+    except TypeError:
+      return function(*args, **kwargs)  # raises the error, with the function's name
     try:
       for name, annotation in types_of().items():
         if name in bound.arguments:
@@ -201,20 +201,6 @@ def _alternatives(names: Iterable[str]) -> str:
   if {'a path', 'paths'} & {*names}:  # A path may be a text.
     names = [name for name in names if name not in ('a text', 'texts')]
   return ' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))
-
-
-def _signature_error(
-  function: str, error: TypeError, signature: inspect.Signature, kwargs: dict[str, Any]
-) -> str:
-  """Return the message for arguments that do not fit a signature."""
-  others = inspect.Parameter.VAR_KEYWORD
-  known = {name: value.kind for name, value in signature.parameters.items() if name != 'self'}
-  names = [f'**{name}' if kind is others else name for name, kind in known.items()]
-  unknown = [name for name in kwargs if name not in names]
-  if unknown:
-    return f'{function}: there is no argument {unknown[0]!r}{nearest(unknown[0], names)}'
-  taken = f'the arguments are {", ".join(names)}' if names else 'there are no arguments'
-  return f'{function}: {error}; {taken}'
 
 
 def _without_flags(message: str, bound: inspect.BoundArguments) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from tokenformer_jax.config import MeshConfig, ModelConfig, OptimConfig
+from tokenformer_jax.config import ModelConfig, OptimConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
-from tokenformer_jax.parallel import hosts, sharding
+from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.storage import paths
@@ -51,16 +51,19 @@ def check_memory(
     )
 
 
-def check_disk(target: paths.Path, source: Meta, directory: paths.Path, least: float) -> None:
+def check_disk(
+  target: paths.Path, source: Meta, directory: paths.Path, after: ModelConfig, moments: str
+) -> None:
   """Check that the target's disk has room for the arrays that are copied from the source.
 
-  `least` is the part of the source's state that the target holds at least. A bucket always has
-  room.
+  A bucket always has room. Moments that are dropped are zeros, which take no room in files: then
+  nothing is checked.
   """
-  if paths.in_bucket(target) or paths.in_bucket(directory):
+  if paths.in_bucket(target) or paths.in_bucket(directory) or moments == 'drop':
     return
+  kept = min(1.0, models.define(after).count / models.define(source.config.model).count)
   files = pathlib.Path(directory, 'checkpoints', str(source.step)).rglob('*')
-  needed = int(_REUSED * least * sum(path.stat().st_size for path in files if path.is_file()))
+  needed = int(_REUSED * kept * sum(path.stat().st_size for path in files if path.is_file()))
   parent = existing_parent(pathlib.Path(target))
   free = shutil.disk_usage(parent).free
   if hosts.in_any(hosts.is_first() and needed > free):
@@ -74,20 +77,6 @@ def existing_parent(path: pathlib.Path) -> pathlib.Path:
   """Return the nearest directory above a path that exists."""
   parents = path.absolute().parents
   return next(parent for parent in parents if os.path.lexists(parent))
-
-
-def part_kept(before: ModelConfig, after: ModelConfig, config: OptimConfig, moments: str) -> float:
-  """Return a lower bound of the part of a state that an action keeps.
-
-  With `moments` of `drop`, moments are zeros, which take no room in files.
-  """
-  definitions = [models.define(model) for model in (before, after)]
-  kept = min(1.0, definitions[1].count / definitions[0].count)
-  if moments == 'pad':
-    return kept
-  one_device = sharding.abstract_mesh(MeshConfig(), 1)
-  parameters, rest = step_lib.bytes_on_a_device(one_device, definitions[0], config)
-  return kept * parameters / (parameters + rest)
 
 
 def free_host_memory() -> int:

@@ -99,7 +99,8 @@ class Derivation:
 
     new = grow_run.read_and_grow(self.checkpoints, self.meta, self.mesh, plan, self.config, see)
     if outputs:
-      verify.report(*outputs, name, exact=exact)
+      own, others = outputs
+      verify.report(own, others, name, exact=exact)
     meta = Meta(
       int(new['step']),
       self.new_config(after, self.config, optim(self.meta.config.optim)),
@@ -150,10 +151,8 @@ class Derivation:
         raise
       messages.say(f'without --dry_run this would end here: {error}')
     if not self.dry_run:
-      kept = check_capacity.part_kept(
-        self.before, after, self.meta.config.optim, self.config.moments
-      )
-      check_capacity.check_disk(self.target, self.meta, self.directory, kept)
+      moments = self.config.moments
+      check_capacity.check_disk(self.target, self.meta, self.directory, after, moments)
 
   def held_out(self, examples: int, first: int = 0) -> tuple[Batch, str]:
     """Return held-out examples and their name; round their number up to what the mesh divides."""

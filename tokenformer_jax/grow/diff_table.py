@@ -76,7 +76,7 @@ def _groups_row(
   name: str, before: PattentionConfig | None, after: PattentionConfig
 ) -> tuple[str, str, str, str]:
   """Return the row of a projection's reference counts, or of its groups if there are several."""
-  old, new = (() if config is None else token_groups(config) for config in (before, after))
+  old, new = () if before is None else token_groups(before), token_groups(after)
   if max(len(old), len(new)) > 1:
     return f'{name} groups (tokens:τ²)', groups_as_text(old), groups_as_text(new), ''
   return _row(f'{name} reference count (τ²)', old[0].reference if old else 0, new[0].reference)
@@ -86,11 +86,11 @@ def _experts(before: ModelConfig, after: ModelConfig) -> list[tuple[str, str, st
   """Return rows of the numbers of experts, and of the experts of a token where that changes."""
   rows = []
   for name, new in after.experts.items():
-    place, old = 'ffn' if name == BASE else f'{name}.ffn', before.experts.get(name)
-    rows.append(_row(f'{place} experts', old.count if old else 0, new.count))
+    path, old = 'ffn' if name == BASE else f'{name}.ffn', before.experts.get(name)
+    rows.append(_row(f'{path} experts', old.count if old else 0, new.count))
     chose = old.router.top_k if old else 0
     if chose != new.router.top_k:
-      rows.append(_row(f'{place} experts of a token', chose, new.router.top_k))
+      rows.append(_row(f'{path} experts of a token', chose, new.router.top_k))
   return rows
 
 

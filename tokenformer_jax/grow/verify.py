@@ -64,11 +64,6 @@ def program(task: Task, batch: Batch, mesh: Mesh) -> Callable[[Params], Outputs]
   return run
 
 
-def outputs(task: Task, params: Params, batch: Batch, mesh: Mesh) -> Outputs:
-  """Run a batch through the model, with products in full precision."""
-  return program(task, batch, mesh)(params)
-
-
 def largest_difference(before: Outputs, after: Outputs) -> tuple[float, float]:
   """Return the largest difference of two logits, and the bound on it for equal functions."""
   different, size = jax.jit(

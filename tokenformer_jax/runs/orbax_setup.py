@@ -5,8 +5,13 @@ checkpoints, use Orbax.
 """
 
 import dataclasses
+import functools
+import inspect
 import logging as std_logging
 import math
+import sys
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
 from typing import Any
@@ -140,10 +145,24 @@ def make_manager(
   )
 
 
+@functools.cache
 def quiet() -> None:
-  """Keep Orbax from printing its warnings, and the tracebacks of errors that it also raises."""
+  """Keep Orbax from printing its warnings, and errors that it raises as well."""
   for logger in (logging.get_absl_logger(), std_logging.getLogger('asyncio')):
     logger.addFilter(_is_wanted)
+  # A failed save or read leaves others that never began, or that find their event loop closed.
+  warnings.filterwarnings('ignore', 'coroutine .* was never awaited', RuntimeWarning)
+  sys.unraisablehook = functools.partial(_report_unraisable, sys.unraisablehook)
+
+
+def _report_unraisable(otherwise: Callable[[Any], None], report: Any) -> None:
+  """Drop reports of reads and writes that Orbax and TensorStore abandoned."""
+  codes = [frame.f_code for frame, _ in traceback.walk_tb(report.exc_traceback)][-1:]
+  if inspect.iscoroutine(report.object):  # A coroutine that never started has no frame.
+    codes.append(report.object.cr_code)
+  from_orbax = any('orbax' in code.co_filename for code in codes)
+  if not from_orbax and str(report.exc_value) != 'Event loop is closed':
+    otherwise(report)
 
 
 def _is_wanted(record: std_logging.LogRecord) -> bool:

@@ -33,10 +33,9 @@ class FormatError(UserError):
 
 def check_format(stored: Any, where: str) -> None:
   """Check that the format in a file named `where` is the one that this version reads."""
-  if type(stored) is not int or stored < 1:
-    raise UserError(f'the format {stored!r} in {where} is not a number from 1 on')
   if stored != FORMAT:
-    remedy = 'install a newer one' if stored > FORMAT else 'use the older one that wrote it'
+    is_newer = isinstance(stored, int) and stored > FORMAT
+    remedy = 'install a newer one' if is_newer else 'use the older one that wrote it'
     raise FormatError(
       f'{where} has the format {stored}, and this version of tokenformer_jax reads format '
       f'{FORMAT} only; {remedy}'
