@@ -271,3 +271,22 @@ def test_shrinking_right_after_a_growth_drops_what_it_added():
 def test_shrinking_to_more_is_refused(counts, sentence):
   with pytest.raises(UserError, match=sentence):
     subsets.check_smaller(SOURCE, grown_model(SOURCE, counts, KEEP))
+
+
+@pytest.mark.slow
+def test_a_shrunken_model_computes_as_if_the_others_had_zero_keys():
+  """A key of zero has a score of zero, which enters neither the norm nor the output."""
+  state = state_of(SOURCE)
+  after, shrunken = _shrunken(state, SOURCE, {'ffn': 30})
+  blocks = state['params']['blocks']
+  keys, left = (one['params']['blocks']['ffn']['keys'] for one in (state, shrunken))
+  kept = np.stack([np.isin(keys[layer, :, 0], left[layer, :, 0]) for layer in range(2)])
+  assert np.all(kept.sum(axis=1) == 30)
+  ffn = {**blocks['ffn'], 'keys': jnp.where(kept[..., None], keys, 0)}
+  dropped = {**state['params'], 'blocks': {**blocks, 'ffn': ffn}}
+  assert difference(logits(SOURCE, dropped), logits(SOURCE, state['params'])) > 1e-3
+  assert difference(logits(after, shrunken['params']), logits(SOURCE, dropped)) < 1e-5
+  moments = paths(adam(shrunken).nu)['blocks/ffn/values']
+  want = paths(adam(state).nu)['blocks/ffn/values']
+  for layer in range(2):
+    np.testing.assert_array_equal(moments[layer], want[layer][kept[layer]], 'others are kept')
