@@ -28,7 +28,7 @@ To train on or to grow it: `tokenformer convert to-jax --source={folder} --targe
 def write(meta: Meta, dtype: str, folder: str) -> str:
   """Return the text of the card of the model in a checkpoint; `folder` is the folder's name."""
   model = meta.config.model
-  tokens = batches.all_tokens(meta.lineage, batches.history(meta), meta.step)
+  tokens = batches.tokens_at_checkpoint(meta)
   rows = {
     'Parameters': f'{define_lm(model).count:,}',
     'Layers': f'{model.depth} (`{model.pattern}`)',

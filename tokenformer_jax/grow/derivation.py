@@ -144,7 +144,7 @@ class Derivation:
     models_ = (self.before, after)
     try:
       check_capacity.check_memory(
-        self.mesh, models_, self.meta.config.optim, ema=checkpoint.has(self.meta, 'ema')
+        self.mesh, models_, self.meta.config.optim, ema=self.meta.has('ema')
       )
     except UserError as error:
       if not self.dry_run:

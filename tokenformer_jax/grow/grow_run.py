@@ -46,8 +46,7 @@ def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
 
 def _abstract_state(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
   """Return shapes and shardings of the state that `read` reads."""
-  checkpoint.check_is_model(meta, checkpoints.directory.parent)
-  definition, ema = models.define(meta.config.model), checkpoint.has(meta, 'ema')
+  definition, ema = models.define(meta.config.model), meta.has('ema')
   tx = optim.make_optimizer(meta.config.optim, optim.NO_RATE, definition.info)
   seed = jax.ShapeDtypeStruct((), jnp.uint32)
   abstract = jax.eval_shape(
@@ -116,19 +115,12 @@ def descend(
     grow=config,
     updates=0 if config.step == 'restart' else meta.updates,
     flops=spent_flops.at_checkpoint(meta),
-    tokens=_tokens(meta),
+    tokens=batches.tokens_at_checkpoint(meta),
     branch_of=branch_of(meta),
     run=meta.run,
     **details,
   )
   return (*meta.lineage, born)
-
-
-def _tokens(meta: Meta) -> float:
-  """Return the tokens of the training that led to a checkpoint; 0 for images."""
-  if meta.config.model.kind != 'lm':
-    return 0.0
-  return batches.all_tokens(meta.lineage, batches.history(meta), meta.step)
 
 
 def check_target(

@@ -121,6 +121,7 @@ def plan_growth(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> St
 def check(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> Steps:
   """Return the steps of a growth that can be made."""
   steps = plan_growth(source, target, how)
+  check_new_tokens_train(source, target)
   if steps and _CHANGES[type(steps[0])] in ('more_tokens', 'wider'):
     resized = steps[0].after
     seeded = matching.with_first_tokens(source, resized)
@@ -138,7 +139,6 @@ def check(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> Steps:
   _check_keys(how, {_CHANGES[type(step)] for step in steps})
   for step in steps:
     step.check()
-  check_new_tokens_train(source, target)
   return steps
 
 

@@ -49,19 +49,20 @@ def forward_flops(model: ModelConfig, length: int) -> float:
   A token costs two FLOPs for each matrix entry that it uses, including the head, plus the mixers'
   length-dependent FLOPs. For a ViT the count is for one image of `length` patches.
   """
-  if model.kind == 'vit':
-    return _image_flops(model, length)
   module = _module(model)
+  if model.kind == 'vit':
+    return _image_flops(module, length, length + (model.pool == 'token'))
   return 2 * matrix_entries(module) + trunk.length_flops(module.blocks, module.repeats, length)
 
 
-def _image_flops(model: ModelConfig, patches: int) -> float:
-  module, length = _module(model), patches + (model.pool == 'token')
+def _image_flops(module: Any, patches: int, slots: int) -> float:
+  """Count the FLOPs of an image, whose layers see `slots`: its patches and perhaps a token more."""
   before = matrix_entries(module, lambda info: info.depth == 0)
+  within = matrix_entries(module, lambda info: info.in_layers)
   after = matrix_entries(module, lambda info: info.depth is None)
-  matrices = 2 * (patches * before + length * matrix_parameters(model) + after)
-  pool = module.pool.length_flops(length) if module.pool else 0
-  return matrices + length * trunk.length_flops(module.blocks, module.repeats, length) + pool
+  pool = module.pool.length_flops(slots) if module.pool else 0
+  layers = 2 * within + trunk.length_flops(module.blocks, module.repeats, slots)
+  return 2 * (patches * before + after) + slots * layers + pool
 
 
 def _module(model: ModelConfig) -> Any:
@@ -92,5 +93,6 @@ def length(config: Config) -> int:
 
 def step_flops(config: Config) -> float:
   """Count the model FLOPs of a training step over all devices."""
-  units = 1 if config.model.kind == 'vit' else length(config)
-  return config.data.batch_size * units * train_flops(config.model, length(config))
+  whole = length(config)
+  units = 1 if config.model.kind == 'vit' else whole
+  return config.data.batch_size * units * train_flops(config.model, whole)

@@ -66,3 +66,10 @@ def all_tokens(lineage: Lineage, batches: History, step: float) -> float:
   if not lineage:
     return since
   return lineage[-1].tokens + since - tokens(batches, lineage[-1].first_step)
+
+
+def tokens_at_checkpoint(meta: Meta) -> float:
+  """Return the tokens of the training that led to a checkpoint; 0 for images."""
+  if meta.config.model.kind != 'lm':
+    return 0.0
+  return all_tokens(meta.lineage, history(meta), meta.step)

@@ -52,13 +52,13 @@ _PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'tok
 class Checkpoints:
   """The checkpoints of one work directory, `WORKDIR/checkpoints/STEP`."""
 
-  def __init__(self, workdir: str | os.PathLike[str], *, keep: int | None = None):
+  def __init__(self, workdir: paths.Path, *, keep: int | None = None):
     """Open the directory for reading or, with `keep`, for writing.
 
     The `keep` newest checkpoints stay, and the one with the lowest loss.
     """
     orbax_setup.quiet()
-    self.directory = paths.absolute(paths.parse_path(workdir)) / 'checkpoints'
+    self.directory = paths.absolute(workdir) / 'checkpoints'
     self._reader = orbax_setup.make_reader()
     self._manager = None if keep is None else self._reach(lambda: self._open(keep))
     self._pending = False  # whether the outcome of the last save is unknown
@@ -321,11 +321,6 @@ def restore_source(
       f'the checkpoint of step {meta.step} in {checkpoints.directory.parent} is damaged ({error}); '
       'name an earlier one as DIR@STEP'
     ) from error
-
-
-def has(meta: Meta, entry: str) -> bool:
-  """Return whether the state in a checkpoint has an entry such as `params`."""
-  return any(path.startswith(f'{entry}/') for path in meta.checksums)
 
 
 def check_is_model(meta: Meta, directory: paths.Path) -> None:

@@ -95,6 +95,10 @@ class Meta:
   # The checksums of the arrays by path in the state, which `Checkpoints.save` computes.
   checksums: dict[str, int] = dataclasses.field(default_factory=dict)
 
+  def has(self, entry: str) -> bool:
+    """Return whether the state in the checkpoint has an entry such as `params`."""
+    return any(path.startswith(f'{entry}/') for path in self.checksums)
+
 
 def to_json(meta: Meta) -> dict[str, Any]:
   """Return a description without its tokenizer, which is an item of its own."""

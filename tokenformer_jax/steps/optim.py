@@ -52,7 +52,7 @@ def make_optimizer(
   chain = optax.chain(
     clipped,
     optax.add_decayed_weights(config.weight_decay, mask=decay_mask(info)),
-    _scale_by_rates(config, rate, info, growth, old),
+    _scale_by_rates(config, rate, info, growth),
   )
 
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -95,11 +95,7 @@ def _with_own_updates(
 
 
 def _scale_by_rates(
-  config: OptimConfig,
-  rate: optax.Schedule,
-  info: Params,
-  growth: LastGrowth | None,
-  old: Params | None,
+  config: OptimConfig, rate: optax.Schedule, info: Params, growth: LastGrowth | None
 ) -> optax.GradientTransformationExtraArgs:
   """Multiply updates by −rate and, after a growth, by the factors of old and new entries."""
 
@@ -111,14 +107,14 @@ def _scale_by_rates(
     step = -learning_rate
     if config.layer_decay != 1:
       updates = _by_depth(config.layer_decay, info, updates)
-    if growth is None or old is None:
+    if growth is None:
       updates = jax.tree.map(lambda u: step * u, updates)
     else:
       factor_old = step * old_token_rate(config)
       since = state.count - growth.updates + 1
       factor_new = step * _new_token_factor(config, since, adam_count + 1)
       updates = map_entries(
-        lambda is_old, u: u * jnp.where(is_old, factor_old, factor_new), old, updates
+        lambda is_old, u: u * jnp.where(is_old, factor_old, factor_new), growth.old, updates
       )
     return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
 

@@ -49,15 +49,15 @@ def check_run(run: Known) -> None:
   if config.train.check_devices:
     device_check.check_repeats(mesh, config.train)
   continuation.check(config, origin)
+  if run.examples is not None:
+    continuation.check_data(config, origin, run.task)
+  continuation.check_decay_start(config, origin, run.growth)
+  _check_old_tokens(config, run.growth, definition)
+  _check_groups(config, definition)
   if run.teacher is not None:
     run.teacher.check_fits(config, mesh)
   sharding.check_divides(mesh, definition.abstract, definition.axes)
-  _check_old_tokens(config, run.growth, definition)
-  _check_groups(config, definition)
-  if run.examples is not None:
-    continuation.check_data(config, origin, run.task)
   check_decay(config)
-  continuation.check_decay_start(config, origin, run.growth)
 
 
 def _check_old_tokens(config: Config, growth: LastGrowth | None, definition: Definition) -> None:

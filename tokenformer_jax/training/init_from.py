@@ -8,17 +8,9 @@ from jax.sharding import Mesh
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
-from tokenformer_jax.config import (
-  Config,
-  GrowConfig,
-  ModelConfig,
-  PattentionConfig,
-  pattentions,
-  token_counts,
-)
+from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import check_capacity, grow_run, plan
-from tokenformer_jax.grow.steps import tokens
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Step
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Path
@@ -47,15 +39,7 @@ def open_source(config: Config) -> tuple[checkpoint.Checkpoints, Meta, Lineage]:
   return checkpoints, meta, lineage
 
 
-def grown_pattentions(
-  source: ModelConfig, model: ModelConfig, how: GrowConfig
-) -> dict[str, PattentionConfig]:
-  """Return the projections with parameter tokens of the grown source, by name."""
-  grown = tokens.grown_model(source, token_counts(model), how)
-  return pattentions(grown)
-
-
-def check_steps_left(config: Config, meta: Meta, where: str) -> None:
+def _check_steps_left(config: Config, meta: Meta, where: str) -> None:
   """Check that a run has a step to make after those of the source, unless it counts from 0.
 
   A length in epochs or examples is not checked: it has no number of steps before the data is read.
@@ -74,13 +58,13 @@ def check(config: Config, meta: Meta, where: str) -> None:
 
   `config` has every size filled in. `where` is the name of the source's checkpoint in messages.
   """
+  _check_steps_left(config, meta, where)
   source = tasks.task_class(config.model).adapted(meta.config.model, config.model)
   try:
     steps = plan.check(source, config.model, config.grow)
     plan.check_no_twins(steps, meta.lineage, meta.step)
   except UserError as error:
     raise UserError(f'{where}: {error}') from error
-  check_steps_left(config, meta, where)
 
 
 def description(config: Config, meta: Meta) -> str:
@@ -123,7 +107,7 @@ def grown_state(
   steps = plan.plan_growth(source, target, config.grow)
   if reason := plan.inexact(steps):
     messages.say(f'the grown model will not compute what {config.init_from} does: {reason}')
-  check_capacity.check_memory(mesh, (target,), meta.config.optim, ema=checkpoint.has(meta, 'ema'))
+  check_capacity.check_memory(mesh, (target,), meta.config.optim, ema=meta.has('ema'))
   if source != meta.config.model or other_meaning:
     changed = [
       f'{path} is {old!r} there and {new!r} in the config'

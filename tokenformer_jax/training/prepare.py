@@ -95,8 +95,10 @@ def prepare(
   origin = origins.find(config, workdir, damaged or {})
   hosts.meet('the work directory is as an earlier run left it')
   teacher = teachers.find(config, origin)
+  if teacher is not None:
+    config = teacher.complete(config, origin)
 
-  sized = sizes.fill_in(config if teacher is None else teacher.complete(config, origin), origin)
+  sized = sizes.fill_in(config, origin)
   origin = origins.as_branch(sized, origin)
   vocabulary = origin.vocabulary or (teacher and teacher.meta.tokenizer)
   task = tasks.make(sized, vocabulary, teacher and teacher.meta.config.model)

@@ -14,11 +14,12 @@ from tokenformer_jax.config import (
   from_groups,
   pattentions,
   stages_after,
+  token_counts,
   token_groups,
 )
 from tokenformer_jax.config.groups import with_records_of
 from tokenformer_jax.data.order import BEGINNING, Position
-from tokenformer_jax.training import init_from
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.training.origin import FROM_SCRATCH, Origin
 
 
@@ -36,7 +37,9 @@ def with_references(model: ModelConfig, how: GrowConfig, origin: Origin) -> Mode
   source = origin.model
   old, new = {} if source is None else pattentions(source), pattentions(model)
   if source is not None and old and old.keys() <= new.keys():
-    grown = old if origin.own is not None else init_from.grown_pattentions(source, model, how)
+    grown = old
+    if origin.own is None:
+      grown = pattentions(grown_model(source, token_counts(model), how))
     filled = {name: _like(new[name], old[name], grown[name]) for name in old}
     model = config_lib.with_pattentions(model, filled)
   model = config_lib.with_references(model)

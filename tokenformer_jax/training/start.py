@@ -40,8 +40,8 @@ def _resumed(run: PreparedRun, meta: Meta, checkpoints: checkpoint.Checkpoints) 
   abstract = run.program.abstract_state(run.mesh)
   same_window = run.program.window == skip_window(meta.config.optim)
   kept = {
-    'ema': checkpoint.has(meta, 'ema'),
-    'recent': same_window and checkpoint.has(meta, 'recent'),
+    'ema': meta.has('ema'),
+    'recent': same_window and meta.has('recent'),
   }
   abstract = {name: arrays for name, arrays in abstract.items() if kept.get(name, True)}
   state = checkpoints.restore(meta, abstract)
