@@ -21,7 +21,7 @@
 static char directory[PATH_MAX];
 static uint64_t seed;
 static int one_in, burst, errors[8], error_count;
-static atomic_long calls, failing, failed, room;
+static atomic_long calls, failing, room;
 
 /* Fail one call in `one_in_` (0: none), and the `burst_ - 1` calls after it; with `room_` >= 0, have
    no space left once so many bytes are written. An empty directory ends it. */
@@ -31,13 +31,10 @@ void flaky_configure(const char *directory_, uint64_t seed_, int one_in_, int bu
   if (!*directory_) return;
   seed = seed_, one_in = one_in_, burst = burst_, error_count = error_count_;
   memcpy(errors, errors_, sizeof(int) * error_count_);
-  calls = failing = failed = 0;
+  calls = failing = 0;
   room = room_;
   strncpy(directory, directory_, sizeof directory - 1);
 }
-
-/* How many calls failed since `flaky_configure`. */
-long flaky_failed(void) { return failed; }
 
 static uint64_t mixed(uint64_t x) { /* splitmix64 */
   x += 0x9e3779b97f4a7c15;
@@ -55,7 +52,6 @@ static int fails_at(const char *path) {
     failing = 0;
     return 0;
   }
-  atomic_fetch_add(&failed, 1);
   errno = errors[(drawn >> 32) % error_count];
   return 1;
 }
@@ -79,7 +75,6 @@ static int is_full(int file, size_t bytes) {
   if (strncmp(path_of(file, buffer), directory, strlen(directory))) return 0;
   if (atomic_fetch_sub(&room, (long)bytes) >= (long)bytes) return 0;
   room = 0;
-  atomic_fetch_add(&failed, 1);
   errno = ENOSPC;
   return 1;
 }

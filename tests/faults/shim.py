@@ -33,7 +33,6 @@ class Shim:
 
   def __init__(self, library: str):
     self._library = ctypes.CDLL(library)
-    self._library.flaky_failed.restype = ctypes.c_long
 
   @contextlib.contextmanager
   def failing(
@@ -69,8 +68,3 @@ class Shim:
       yield
     finally:
       set_directory(b'')
-
-  @property
-  def failed(self) -> int:
-    """How many calls have failed since the last configuration."""
-    return self._library.flaky_failed()

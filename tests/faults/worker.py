@@ -30,7 +30,6 @@ class Ended:
 
   Attributes:
     attempts: how each ended: FINISHED, AGAIN (exit status 75), or the sentence of a user's mistake.
-    failed: how many calls failed.
     checksums: of each checkpoint's arrays, by step.
     figures: of metrics.jsonl, by step: what does not depend on the time.
     damaged: the names below `damaged/`.
@@ -38,7 +37,6 @@ class Ended:
   """
 
   attempts: list[str]
-  failed: int
   checksums: dict[int, dict[str, int]] = dataclasses.field(repr=False)
   figures: dict[int, dict[str, float]] = dataclasses.field(repr=False)
   damaged: list[str]
@@ -137,8 +135,8 @@ class _Cases:
     config, workdir = self._drawn(rng, f'failing_{seed}')
     rate = {'one_in': rng.choice([20, 60, 200]), 'burst': rng.choice([1, 2, 8])}
     with self._shim.failing(self._root, seed=seed, **rate):
-      attempts, failed = self._attempts(config, workdir), self._shim.failed
-    return self._until_finished(config, workdir, attempts, failed)
+      attempts = self._attempts(config, workdir)
+    return self._until_finished(config, workdir, attempts)
 
   def failing_bucket(self, seed: int) -> Ended:
     """Fail calls of an object store while a run starts, restores and saves; then end it."""
@@ -149,19 +147,17 @@ class _Cases:
       for name in [name for name in objects if f'{seed}/checkpoints/20/' in name]:
         del objects[name]
     statuses = rng.choice([(503,), (429,), (500, 502, 504), (503, 0)])  # 0: no answer
-    with self._bucket.failing(
-      one_in=rng.choice([30, 60, 120]), statuses=statuses, seed=seed
-    ) as how:
+    with self._bucket.failing(one_in=rng.choice([30, 60, 120]), statuses=statuses, seed=seed):
       attempts = self._attempts(self._config, workdir)
-    return self._until_finished(self._config, workdir, attempts, len(how.failed))
+    return self._until_finished(self._config, workdir, attempts)
 
   def full_disk(self, seed: int) -> Ended:
     """Fill the disk at some byte; make room after the first attempt."""
     rng = random.Random(seed)
     config, workdir = self._drawn(rng, f'full_{seed}')
     with self._shim.failing(self._root, room=rng.choice([0, 1_000, 30_000, 300_000, 1_500_000])):
-      attempts, failed = [self._attempt(config, workdir)], self._shim.failed
-    return self._until_finished(config, workdir, attempts, failed)
+      attempts = [self._attempt(config, workdir)]
+    return self._until_finished(config, workdir, attempts)
 
   def jumping_clock(self, seed: int) -> Ended:
     """Have the clock of the day jump by up to a day, forward and back, now and then."""
@@ -212,15 +208,11 @@ class _Cases:
     return attempts
 
   def _until_finished(
-    self,
-    config: Any,
-    workdir: os.PathLike[str] | str,
-    attempts: Sequence[str] = (),
-    failed: int = 0,
+    self, config: Any, workdir: os.PathLike[str] | str, attempts: Sequence[str] = ()
   ) -> Ended:
-    """Train to the end, after other attempts in which so many calls failed."""
+    """Train to the end, after other attempts."""
     attempts = [*attempts, *self._attempts(config, workdir)]
-    return Ended(attempts, failed, *self._left(workdir), self._said.read_text())
+    return Ended(attempts, *self._left(workdir), self._said.read_text())
 
   def _left(self, workdir: os.PathLike[str] | str) -> tuple[Any, ...]:
     """Read checksums, figures and damaged checkpoints of a run."""

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 from synthetic import PUBLISHED
-from tiny import tiny_model
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import formulas
-from tokenformer_jax.model import flops
 
 
 def test_the_closed_form_is_the_numeric_minimum():
@@ -63,30 +61,3 @@ def test_tokens_for_a_loss_invert_the_law():
   assert np.isinf(formulas.tokens_for_loss(PUBLISHED, 1e9, np.array(limit * 0.999))), (
     'never reached'
   )
-
-
-def _dense_training_flops(active, layers, width, tokens):
-  """Return 6 N T + 12 L d T²: the training FLOPs of one sequence of T tokens, all T² scores."""
-  return 6 * active * tokens + 12 * layers * width * tokens**2
-
-
-# DeepSeekMoE (arXiv 2401.06066), tables 1 and 2: TFLOPs of 2,048 tokens, by the feed-forward parts
-# of 8 d² that a token uses. 9 layers of width 1280, 8,192 tokens in the vocabulary.
-@pytest.mark.parametrize(('ffns', 'printed'), [(1, 2.9), (2, 4.3), (3, 5.8), (16, 24.6)])
-def test_flops_of_deepseekmoe_are_those_of_its_dense_rows(ffns, printed):
-  layers, width = 9, 1280  # N counts the tied embedding.
-  active = layers * width**2 * (4 + 8 * ffns) + 8192 * width
-  found = _dense_training_flops(active, layers, width, 2048) / 1e12
-  assert round(found, 1) == printed, f'{found:.3f}'
-
-
-def test_table_3_and_these_formulas_count_the_same():
-  """SPEC 4.3: forward FLOPs 2NT + 4LdT² with all scores; `flops` counts their causal half."""
-  layers, width, length = 3, 64, 128
-  model = tiny_model(layers=layers, width=width, heads=4, tokens={'qkv': 40, 'proj': 56, 'ffn': 96})
-  n = 2 * layers * width * (3 * 40 + 56 + 96)
-  table = 6 * n * length + 12 * layers * width * length**2
-  assert _dense_training_flops(n, layers, width, length) == table
-  head = 2 * model.vocab_size * width
-  half = 4 * layers * width * (length + 1) / 2
-  assert flops.train_flops(model, length) == pytest.approx(3 * (2 * n + head + half), rel=0.01)

@@ -133,16 +133,6 @@ def test_a_chain_is_predicted_doubted_and_written():
   assert 'length 4e+12 of --chain lies outside' in analysis.doubts(made, predictions=[long])[0]
 
 
-def test_predictions_have_intervals():
-  made = _analysis(GRID)
-  best = analysis.optimum(made, 1e21)
-  n, d = formulas.optimum(made.fit.values, 1e21)
-  assert (best.parameters, best.tokens) == (pytest.approx(n), pytest.approx(d))
-  assert best.parameters_interval[0] < n < best.parameters_interval[1]
-  run = analysis.predict(made, 1e9, 2e10)
-  assert run.interval[0] < run.loss < run.interval[1]
-
-
 def test_json_has_the_parameters_by_name():
   content = report.to_json(_analysis(GRID), ['a doubt'])
   for name, value in synthetic.PUBLISHED.items():

@@ -36,22 +36,6 @@ def test_columns_have_the_figures_and_their_places(tmp_path):
   assert 'hours' not in found['train'], 'a run without times has no axis of hours'
 
 
-def test_the_choices_have_training_and_validation_together(tmp_path):
-  found = charts.choices(
-    [charts.tables(read(tmp_path / 'run', written_runs.falling(100)), 1)], 'token', 'eval/loss'
-  )
-  assert found[0] == {
-    'label': 'loss (nats per token)',
-    'group': 'training and validation',
-    'names': ['train/loss', 'eval/loss'],
-  }
-  assert [one['names'] for one in found[1:]] == [
-    ['train/grad_norm'],
-    ['perf/step_seconds'],
-    ['perf/tokens_per_second'],
-  ]
-
-
 def test_bits_per_byte_come_first_where_all_runs_have_them(tmp_path):
   lines = written_runs.falling(100)
   plain = read(tmp_path / 'plain', lines)

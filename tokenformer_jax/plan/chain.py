@@ -5,7 +5,8 @@ from typing import Any
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, ModelConfig, counts_as_text, token_counts
-from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.config.projections import counts_from_text
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.plan import plan_growth
 from tokenformer_jax.grow.steps import experts
 from tokenformer_jax.grow.steps import layers as layers_lib
@@ -29,9 +30,6 @@ class Chain:
     return {'stages': self.sizes.to_json()['stages'], 'scratch': self.scratch.plan.to_json()}
 
 
-_OTHERS = ('experts', 'expert_tokens', 'top_k', 'layers', 'pattern', 'steps')
-
-
 def stage(config: Config, text: str) -> Config:
   """Return the config grown as `--grow=qkv=N,proj=N,ffn=N[,experts=N][,layers=N][,steps=N]` says.
 
@@ -39,22 +37,28 @@ def stage(config: Config, text: str) -> Config:
   `top_k=K` need `experts=N`, as in the command grow. `config.grow` decides the groups of tokens and
   the reference counts. `steps` counts this stage alone and defaults to the steps before it.
   """
-  numbers, pattern = _parsed(config.model, text)
+  where, pattern, entries = f'--grow={text}', None, []
+  for entry in text.split(','):
+    if entry.startswith('pattern='):
+      pattern = entry.removeprefix('pattern=')
+    else:
+      entries.append(entry)
+  numbers = counts_from_text(','.join(entries), where) if entries else {}
   steps, layers = numbers.pop('steps', count_steps(config)), numbers.pop('layers', None)
   more = {name: numbers.pop(name, None) for name in ('experts', 'expert_tokens', 'top_k')}
   before = config_lib.with_references(config.model)
   old = token_counts(before)
-  new = config_lib.named_counts(before, numbers, f'--grow={text}', first=True) if numbers else old
+  new = config_lib.named_counts(before, numbers, where, first=True) if numbers else old
   grown = routed = grown_model(before, new, config.grow)
   if more['experts'] is not None:
-    counts = experts.named_counts(grown, more['experts'], f'--grow={text}')
+    counts = experts.named_counts(grown, more['experts'], where)
     routed = experts.wanted(grown, experts.Wanted(counts, more['expert_tokens'], more['top_k']))
   elif set(more.values()) != {None}:
-    raise UserError(f'--grow={text} has expert_tokens or top_k, which go with experts=N')
+    raise UserError(f'{where} has expert_tokens or top_k, which go with experts=N')
   after = layers_lib.wanted(routed, layers, pattern)
   if after == before or any(new[name] < count for name, count in old.items()):
     raise UserError(
-      f'--grow={text} must make no count smaller and one larger than {_sizes(config.model)} of the '
+      f'{where} must make no count smaller and one larger than {_sizes(config.model)} of the '
       'stage before it, or add experts or layers'
     )
   for step in plan_growth(grown, after, dataclasses.replace(config.grow, place='between')):
@@ -64,30 +68,6 @@ def stage(config: Config, text: str) -> Config:
     model=after,
     train=dataclasses.replace(config.train, steps=steps, epochs=0.0, examples=0),
   )
-
-
-def _parsed(model: ModelConfig, text: str) -> tuple[dict[str, int], str | None]:
-  """Return the numbers of a stage by name, and its pattern or None."""
-  numbers: dict[str, int] = {}
-  pattern = None
-  names = config_lib.count_names(model, first=True)
-  known = (*names, *_OTHERS)
-  for entry in text.split(','):
-    name, _, number = entry.partition('=')
-    if name not in known:
-      if not names:
-        raise UserError(
-          f'--grow={text} adds parameter tokens, and a Transformer has none; it takes layers=N and '
-          'experts=N'
-        )
-      raise UserError(f'--grow={text} names {name!r}{nearest(name, known)}')
-    if name == 'pattern':
-      pattern = number
-      continue
-    if not number.isdecimal() or int(number) == 0:
-      raise UserError(f'--grow={text} has {entry!r}; it must be {name}=N, with N greater than 0')
-    numbers[name] = int(number)
-  return numbers, pattern
 
 
 def _sizes(model: ModelConfig) -> str:

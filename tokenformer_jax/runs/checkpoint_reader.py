@@ -48,12 +48,11 @@ def read_together(path: paths.Path, read: Callable[[], _T]) -> _T:
         return error
 
   outcome = hosts.together(read_twice)
-  if hosts.in_any(isinstance(outcome, DamagedError)):
-    raise (
-      outcome
-      if isinstance(outcome, DamagedError)
-      else DamagedError('another process finds it damaged')
-    )
+  is_damaged = hosts.in_any(isinstance(outcome, DamagedError))
+  if isinstance(outcome, DamagedError):
+    raise outcome
+  if is_damaged:
+    raise DamagedError('another process finds it damaged')
   return outcome
 
 
