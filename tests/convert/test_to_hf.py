@@ -371,7 +371,7 @@ def test_a_folder_whose_config_does_not_fit_is_refused(run, tmp_path):
   for other, match in (
     ({**model, 'width': -32}, r'model\.width'),
     ({**model, 'variants': 3}, r'model\.variants'),
-    ({**model, 'final_norm': 'bias'}, 'final_norm.scale has no place'),
+    ({**model, 'final_norm': 'bias'}, 'final_norm.scale is none of'),
     (None, 'is a section of keys'),
   ):
     file.write_text(json.dumps({**settings, 'tokenformer': other}))
