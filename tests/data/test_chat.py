@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import importlib.util
 import json
 import pickle
 
@@ -19,7 +18,6 @@ from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import (
   chat_rows,
   chat_template,
-  corpus,
   marks,
   order,
   shards,
@@ -213,12 +211,6 @@ def test_a_template_multiplies_within_limits(source):
     _learned(TURNS, WITH_NAMES.replace('m.name', '3 * 2') + source)
 
 
-def test_a_template_needs_jinja2(monkeypatch):
-  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
-  with pytest.raises(UserError, match=r'jinja2.*chat'):
-    find_template(TextConfig(rows='chat'))
-
-
 def test_only_answers_carry_loss_in_a_store(tmp_path):
   made = _prepare(tmp_path, _write(tmp_path / 'a.jsonl'), validation_fraction=0.2)
   tokens = np.concatenate([made.train[:], made.validation[:]])
@@ -360,19 +352,3 @@ def test_marks_in_files_and_arrays_are_the_same(size):
   dtype = shards.token_dtype(size, marked=True)
   np.testing.assert_array_equal(marks.unpack(marks.pack(ids, dtype)), ids)
   assert dtype.itemsize == (2 if size <= 2**15 else 4), 'a store is larger than needed'
-
-
-@pytest.mark.slow
-def test_processes_make_the_same_store_and_a_bucket_serves_it(tmp_path, monkeypatch, bucket):
-  monkeypatch.setattr(corpus, 'UNIT_BYTES', 2000)
-  config = _config(tmp_path, _write(tmp_path / 'a.jsonl'), store=str(tmp_path / 'one'))
-  one = store.make(config)
-  two = store.make(dataclasses.replace(config, store=str(tmp_path / 'two')), workers=2)
-  assert len(one.index.shards) > 1, 'the test has one shard'
-  assert two.digest == one.digest, 'processes give other tokens'
-  for file in (path for path in one.path.rglob('*') if path.is_file()):
-    name = f'store/{file.relative_to(one.path)}'
-    bucket.buckets['bucket'][name] = (1, file.read_bytes())
-  there = store.prepare(dataclasses.replace(config, store='gs://bucket/store'))
-  np.testing.assert_array_equal(there.train[:], one.train[:])
-  np.testing.assert_array_equal(there.train[100:140], one.train[100:140])

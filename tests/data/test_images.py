@@ -3,7 +3,6 @@
 import errno
 import io
 import os
-import pickle
 import shutil
 from pathlib import Path
 
@@ -41,13 +40,6 @@ def test_the_digits_are_scikit_learns():
   for number in range(0, len(split), 50):
     encoded, label = split.read(number)
     assert labels[np.array(Image.open(io.BytesIO(encoded))).tobytes()] == label
-
-
-@pytest.mark.parametrize('source', ['digits', 'folder'])
-def test_a_split_reads_the_same_in_another_process(source, tmp_path):
-  found = _open(image_files.write_sets(tmp_path) if source == 'folder' else source)
-  there = pickle.loads(pickle.dumps(found.train))
-  assert there.read(7) == found.train.read(7) and there.name(7) == found.train.name(7)
 
 
 def test_a_folder_has_its_classes_in_the_order_of_their_names(tmp_path):

@@ -108,15 +108,6 @@ def test_bad_documents_are_left_out_by_choice_and_counted(tmp_path):
   assert len(lines) == 5 and '99.txt is not UTF-8' in shard.bad[-1]
 
 
-def test_a_source_of_bad_documents_alone_holds_no_text(tmp_path):
-  (tmp_path / 'a.jsonl').write_text('no JSON\nno JSON')
-  config = TextConfig(
-    source=f'files:{tmp_path}/a.jsonl', tokenizer='bytes', cache_dir=str(tmp_path / 'cache')
-  )
-  with pytest.raises(UserError, match='holds no text'):
-    store.make(config, skip_bad=True)
-
-
 @pytest.mark.slow
 def test_a_store_is_the_same_bytes_for_any_number_of_workers(tmp_path, monkeypatch):
   config = _write(tmp_path)

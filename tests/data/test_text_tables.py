@@ -41,13 +41,6 @@ def test_line_ends_of_windows_end_rows(tmp_path):
   assert _read(tmp_path / 'a.csv') == ['a\r\nb', 'c'], 'line ends are part of the text, or lost'
 
 
-@pytest.mark.parametrize('content', ['', '[]', ' [ ]\n', 'text\n'])
-def test_a_table_may_have_no_rows(tmp_path, content):
-  path = tmp_path / ('a.csv' if content in ('', 'text\n') else 'a.json')
-  path.write_text(content)
-  assert _read(path) == []
-
-
 BAD = {
   'a.csv': ('txt,n\na,1\n', r"a\.csv has no field 'text'.*did you mean 'txt'"),
   'b.csv': ('text,n\na,1\na, b,2\n', r"b\.csv, line 3, has 3 fields, but the header has 2; put"),

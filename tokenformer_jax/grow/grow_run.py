@@ -37,7 +37,7 @@ from tokenformer_jax.storage import paths
 
 
 def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
-  """Return the state of a run, read directly into its place on the mesh.
+  """Return the state of a run; each array is read directly to its devices.
 
   The mesh is the target's. An array of the source that it does not divide stays whole.
   """
@@ -67,7 +67,7 @@ def read_and_grow(
 ) -> State:
   """Return the state of a run after some steps; their programs compile while the state is read.
 
-  Arrays are made one after the other, each in its place on the mesh. An old array is freed as soon
+  Arrays are made one after the other, each on its devices. An old array is freed as soon
   as the new ones exist, so both models are never in memory at once.
 
   Args:
