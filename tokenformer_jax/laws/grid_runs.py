@@ -4,6 +4,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 
@@ -16,7 +17,7 @@ from tokenformer_jax.runs import metrics, saved_config
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop, sizes
 
-IsDone = Callable[[Job, str], bool]  # whether a job in a directory is finished
+AnyJob = TypeVar('AnyJob', bound=Job)
 
 
 def is_done(job: Job, out: str) -> bool:
@@ -33,8 +34,10 @@ def is_done(job: Job, out: str) -> bool:
   return bool(last_losses(read_figures(workdir), steps))
 
 
-def finished(jobs: Sequence[Job], out: str, done: IsDone = is_done) -> list[bool]:
-  """Return whether each job has finished in the directory of the grid."""
+def finished(
+  jobs: Sequence[AnyJob], out: str, done: Callable[[AnyJob, str], bool] = is_done
+) -> list[bool]:
+  """Return whether each job has finished in the directory of the grid, by `done`."""
   made = [done(job, out) for job in jobs]
   _check_branch_points(jobs, made, out)
   return made
@@ -83,7 +86,10 @@ def train(job: Job, out: str) -> bool:
 
 
 def make_missing(
-  jobs: Sequence[Job], out: str, make: IsDone = train, done: IsDone = is_done
+  jobs: Sequence[AnyJob],
+  out: str,
+  make: Callable[[AnyJob, str], bool] = train,
+  done: Callable[[AnyJob, str], bool] = is_done,
 ) -> bool:
   """Make the jobs that are not finished, in order; return whether all are finished now.
 
