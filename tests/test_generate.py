@@ -155,13 +155,13 @@ def test_a_line_says_what_differs_from_the_flags(tmp_path):
   [
     ('{"prompt": "a"', 'line 2 of .* is not a request: Expecting'),
     ('["a"]', 'it must be an object with a "prompt"'),
-    ('{"prompt": 3}', 'prompt is 3; it must be of type str'),
+    ('{"prompt": 3}', 'prompt is 3; it must be a text'),
     ('{"prompt": "a", "lenght": 3}', "the key 'lenght' is unknown; did you mean 'length'"),
     ('{"prompt": "a", "length": 0}', 'length is 0; it must be at least 1'),
-    ('{"prompt": "a", "top_k": true}', 'top_k is True; it must be of type int'),
-    ('{"prompt": "a", "top_p": 2}', 'top_p is 2; it must lie between'),
+    ('{"prompt": "a", "top_k": true}', 'top_k is True; it must be an integer'),
+    ('{"prompt": "a", "top_p": 2}', 'top_p is 2; it must be at most 1'),
     ('{"prompt": "\\ud800"}', 'line 2 .*the prompt is not UTF-8 text'),
-    ('{"prompt": "a", "stop": [""]}', 'it must be a list of strings that are not empty'),
+    ('{"prompt": "a", "stop": [""]}', 'it must not be empty'),
   ],
 )
 def test_a_line_that_is_no_request_is_refused(tmp_path, line, sentence):

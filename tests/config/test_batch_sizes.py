@@ -62,7 +62,7 @@ VARYING = {
       "config.data.batch_size_by_step is '0:8,9:16'; it must be points STEP:NUMBER with ascending",
     ),
     ({'data.batch_size_by_step': '0:8 9:16 9:4'}, 'with ascending steps'),
-    ({'data.batch_size_by_step': '0:8 9:-16'}, 'it must be points STEP:NUMBER'),
+    ({'data.batch_size_by_step': '0:8 9:-16'}, 'every number must be greater than 0'),
     ({'data.batch_size_by_step': '5:8 9:16'}, 'it says nothing about the first steps; begin it'),
     ({'data.batch_size_by_step': '0:8 9:0'}, 'every number must be greater than 0'),
     (

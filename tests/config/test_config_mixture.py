@@ -48,10 +48,10 @@ A, B = {'source': 'files:a', 'weight': 0.5}, {'source': 'files:b', 'weight': 0.5
     (
       {},
       {'a': A, 'b': {'source': 'files:b', 'weight_by_step': '0:0.5 9:-1'}},
-      "weight_by_step is '0:0.5 9:-1'; it must be points STEP:WEIGHT with ascending steps",
+      'a weight must be from 0 to 1',
     ),
     ({}, {'a': A, 'b': {'source': 'files:b', 'weight_by_step': '9:1 0:1'}}, 'ascending steps'),
-    ({}, {'a': {'source': 'files:a', 'weight_by_step': '0:1.5'}}, 'a weight must be at most 1'),
+    ({}, {'a': {'source': 'files:a', 'weight_by_step': '0:1.5'}}, 'a weight must be from 0 to 1'),
     ({}, {'a': {**A, 'weight': 5e-5}}, 'a.weight is 5e-05; a weight must be 0 or at least 0.0001'),
     (
       {},

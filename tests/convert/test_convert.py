@@ -156,7 +156,10 @@ def _reshaped(name, *shape):
 MISTAKES = {
   'missing': (_without('sequential.3.mlp.key_param_tokens'), r'sequential\.3\.mlp\.key_.* missing'),
   'first layer': (_without(QUERY), f'{QUERY} is missing'),
-  'extra': ({**released.WEIGHTS, 'lm_head.weight': np.zeros((64, 32))}, 'lm_head.weight has no pl'),
+  'extra': (
+    {**released.WEIGHTS, 'lm_head.weight': np.zeros((64, 32))},
+    'lm_head.weight is none',
+  ),
   'misshapen': (_reshaped(QUERY, 32, 31), rf'{QUERY} has the shape \[32, 31\];.*\[32, 32\]'),
   'one axis': (_reshaped(QUERY, 32), f'{QUERY} has the shape .*; it must have two axes'),
   'a Transformer': ({'transformer.wte.weight': np.zeros((64, 32))}, 'it has transformer.wte'),

@@ -93,10 +93,6 @@ def test_crops_lie_in_the_image_and_have_the_area_asked_for():
   assert min(areas) >= 0.199 and max(areas) > 0.8
 
 
-def test_a_crop_of_an_image_of_no_shape_to_crop_is_its_middle():
-  assert augment.random_crop((1000, 10), 1.0, _rng()) == (495, 0, 505, 10)
-
-
 @pytest.mark.parametrize('mode', ['L', 'RGB'])
 @pytest.mark.parametrize('name', sorted(rand_augment.OPERATIONS))
 def test_operations_keep_the_shape_and_change_more_the_stronger_they_are(name, mode):

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import importlib.util
 import json
 import pickle
 
@@ -19,7 +18,6 @@ from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import (
   chat_rows,
   chat_template,
-  corpus,
   marks,
   order,
   shards,
@@ -85,9 +83,9 @@ def test_text_and_marks_are_those_of_transformers(name, tokenizer):
   template = Template(name, golden['template'], GOLDEN['tokens'])
   loaded = tokenizers.load(str(tokenizer))
   for messages, expected in zip(GOLDEN['chats'], golden['rows'], strict=True):
-    found = template.render(messages)
-    assert found.text == expected['text'], 'another text'
-    (ids,) = loaded.encode_chats([found])
+    rendered = template.render(messages)
+    assert rendered.text == expected['text'], 'another text'
+    (ids,) = loaded.encode_chats([rendered])
     assert marks.plain(ids).tolist() == expected['ids'], 'other tokens'
     assert (ids >= 0).astype(int).tolist() == expected['mask'], 'the loss is on other tokens'
     assert template.render(messages[:-1], ask=True).text == expected['ask'], 'another question'
@@ -101,12 +99,12 @@ def test_the_template_is_that_of_the_config_the_tokenizer_or_the_package(tmp_pat
   entry = {'chat_template': golden['chatml']['template'], 'bos_token': {'content': '<s>'}}
   (tmp_path / 'tokenizer_config.json').write_text(json.dumps(entry))
   own = str(tmp_path / 'tokenizer.json')
-  found = find_template(TextConfig(tokenizer=own))
-  assert found.source == golden['chatml']['template']
-  assert found.tokens == GOLDEN['tokens'], 'the end of document is missing'
-  assert found.end_of_turn(QUESTION) == '<|im_end|>'
-  found = find_template(TextConfig(tokenizer=own, chat_template=str(mine)))
-  assert found.source == mine.read_text() and found.end_of_turn(QUESTION) == '<|endoftext|>'
+  template = find_template(TextConfig(tokenizer=own))
+  assert template.source == golden['chatml']['template']
+  assert template.tokens == GOLDEN['tokens'], 'the end of document is missing'
+  assert template.end_of_turn(QUESTION) == '<|im_end|>'
+  template = find_template(TextConfig(tokenizer=own, chat_template=str(mine)))
+  assert template.source == mine.read_text() and template.end_of_turn(QUESTION) == '<|endoftext|>'
   (tmp_path / 'chat_template.jinja').write_text(golden['inline']['template'])
   assert find_template(TextConfig(tokenizer=own)).source == golden['inline']['template']
   built_in = find_template(TextConfig(tokenizer='bpe:300'))
@@ -126,8 +124,8 @@ WITH_NAMES = (
 def _learned(messages, source=chat_template.OURS, **row) -> list[str]:
   """The texts that a row teaches."""
   document = chat_rows.conversation({'messages': messages, **row}, 'a.jsonl, line 3,')
-  found = Template('T', source, {}).render(json.loads(document), label=document.label)
-  return [found.text[slice(*span)] for span in found.answers]
+  rendered = Template('T', source, {}).render(json.loads(document), label=document.label)
+  return [rendered.text[slice(*span)] for span in rendered.answers]
 
 
 def _with(number: int, **keys) -> list[dict]:
@@ -213,12 +211,6 @@ def test_a_template_multiplies_within_limits(source):
     _learned(TURNS, WITH_NAMES.replace('m.name', '3 * 2') + source)
 
 
-def test_a_template_needs_jinja2(monkeypatch):
-  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
-  with pytest.raises(UserError, match=r'jinja2.*chat'):
-    find_template(TextConfig(rows='chat'))
-
-
 def test_only_answers_carry_loss_in_a_store(tmp_path):
   made = _prepare(tmp_path, _write(tmp_path / 'a.jsonl'), validation_fraction=0.2)
   tokens = np.concatenate([made.train[:], made.validation[:]])
@@ -248,15 +240,15 @@ def test_the_end_of_a_document_carries_the_loss_of_the_token_before(tmp_path, to
     '{% endgeneration %}{% endfor %}'
   )
   source = _write(tmp_path / 'a.jsonl')
-  found = _prepare(tmp_path, source, chat_template=str(open_end))
-  assert (found.train[:] == 0xFF).sum() == found.index.total('train', 'documents'), (
+  made = _prepare(tmp_path, source, chat_template=str(open_end))
+  assert (made.train[:] == 0xFF).sum() == made.index.total('train', 'documents'), (
     'nothing teaches to stop'
   )
   golden = tmp_path / 'inline.jinja'
   golden.write_text(GOLDEN['templates']['inline']['template'])
-  found = _prepare(tmp_path, source, chat_template=str(golden), tokenizer=str(tokenizer))
-  ends = marks.plain(found.train[:]) == tokenizers.load(str(tokenizer)).end_of_document
-  assert ends.sum() == found.index.total('train', 'documents'), (
+  made = _prepare(tmp_path, source, chat_template=str(golden), tokenizer=str(tokenizer))
+  ends = marks.plain(made.train[:]) == tokenizers.load(str(tokenizer)).end_of_document
+  assert ends.sum() == made.index.total('train', 'documents'), (
     'a conversation that ends itself has two ends'
   )
 
@@ -360,19 +352,3 @@ def test_marks_in_files_and_arrays_are_the_same(size):
   dtype = shards.token_dtype(size, marked=True)
   np.testing.assert_array_equal(marks.unpack(marks.pack(ids, dtype)), ids)
   assert dtype.itemsize == (2 if size <= 2**15 else 4), 'a store is larger than needed'
-
-
-@pytest.mark.slow
-def test_processes_make_the_same_store_and_a_bucket_serves_it(tmp_path, monkeypatch, bucket):
-  monkeypatch.setattr(corpus, 'UNIT_BYTES', 2000)
-  config = _config(tmp_path, _write(tmp_path / 'a.jsonl'), store=str(tmp_path / 'one'))
-  one = store.make(config)
-  two = store.make(dataclasses.replace(config, store=str(tmp_path / 'two')), workers=2)
-  assert len(one.index.shards) > 1, 'the test has one shard'
-  assert two.digest == one.digest, 'processes give other tokens'
-  for file in (path for path in one.path.rglob('*') if path.is_file()):
-    name = f'store/{file.relative_to(one.path)}'
-    bucket.buckets['bucket'][name] = (1, file.read_bytes())
-  there = store.prepare(dataclasses.replace(config, store='gs://bucket/store'))
-  np.testing.assert_array_equal(there.train[:], one.train[:])
-  np.testing.assert_array_equal(there.train[100:140], one.train[100:140])

@@ -143,20 +143,6 @@ def test_validation_may_have_a_source_of_its_own(tmp_path):
   assert prepare(config).path != before, 'changed validation text leads to no other store'
 
 
-def test_sources_of_many_documents_are_whole_splits(tmp_path):
-  for folder in ('train', 'held_out'):
-    (tmp_path / folder).mkdir()
-    for i in range(20):
-      _write(tmp_path / folder / f'{i}.txt', f'{folder} {i}')
-  held_out = f'files:{tmp_path}/held_out'
-  store = prepare(_config(tmp_path, f'files:{tmp_path}/train', validation_source=held_out))
-  assert (
-    store.index.total('train', 'documents'),
-    store.index.total('validation', 'documents'),
-  ) == (20, 20), 'documents are moved'
-  assert 'held_out' not in store.tokenizer.decode(store.train[:]), 'validation text is trained on'
-
-
 def test_a_validation_source_that_cannot_be_one(tmp_path):
   train = _write(tmp_path / 'train.txt', LINES)
   _write(tmp_path / 'empty.txt', '')

@@ -173,11 +173,6 @@ def test_validation_has_every_image_once(count, hosts):
   assert sorted(seen) == list(range(count))
 
 
-def test_some_validation_batches_are_spread_over_the_split():
-  batches = list(image_order.validation_batches(Numbered(80), VIEWS, 1000, range(BATCH), 2))
-  assert [batch['labels'][0] for batch in batches] == [0, 40]
-
-
 @pytest.mark.parametrize('classes', [1000, 13])
 def test_a_bad_image_does_not_count_and_is_reported(classes):
   split = Numbered(16, broken=(3, 9))

@@ -139,11 +139,6 @@ def test_a_run_may_go_on_with_another_batch_size(store, config):
   )
 
 
-def test_the_last_step_ends_the_batches(store, config):
-  batches = one_source(store, config, SEED).train_batches([0], 7, 7)
-  assert not [*batches], 'a finished run has more batches'
-
-
 def test_seeking_reads_nothing_before_the_step(store, config, monkeypatch):
   steps, read = [], TrainBatches.__getitem__
   monkeypatch.setattr(

@@ -10,7 +10,7 @@ import pytest
 from growing import adam, apply_steps, grow, params_of, remove, state_of
 from outcomes import assert_same
 from routed import PLAIN, by_bias, sparse, upcycled, with_experts, with_ffn
-from tiny import make_optimizer, tiny_model, two_kinds
+from tiny import make_optimizer, tiny_model
 
 from tokenformer_jax.config import (
   OPTIMIZERS,
@@ -162,31 +162,6 @@ def test_a_frozen_group_stays_frozen_beside_experts():
   groups = named_groups(with_records_of(with_experts(tiny_model(), 4, 16), source))
   assert [group.frozen for group in groups['ffn.shared']] == [True]
   assert [group.frozen for group in groups['ffn.expert']] == [False]
-
-
-@pytest.mark.parametrize(
-  ('make', 'sentence'),
-  [
-    (lambda: with_experts(tiny_model(dense=True), 4, 16), 'ffn.kind is mlp; leave it out'),
-    (lambda: with_experts(sparse(), 6, 16), '--param_tokens=ffn.expert=N --method=zero_keys'),
-    (lambda: with_experts(tiny_model(dense=True, bias=True), 4), 'experts have no biases'),
-    (lambda: with_experts(tiny_model(), 4, 16, 5), 'top_k is 5, and there are .*=4 experts'),
-    (lambda: with_experts(tiny_model(), 0), 'here is 0 for layer; it must be at least 1'),
-    (
-      lambda: experts.named_counts(two_kinds(), {'local': 4}, '--experts'),
-      "the layer 'local'",
-    ),
-    (
-      lambda: experts.named_counts(tiny_model(), 2, '--experts', dense=False),
-      'no layer .* has e',
-    ),
-    (lambda: experts.smaller(sparse(), {'layer': 6}, 'N'), 'shrink cannot make 6 of them'),
-    (lambda: experts.smaller(sparse(), {'layer': 4}, '--experts=N'), 'nothing would shrink'),
-  ],
-)
-def test_mistakes_with_experts_are_refused_in_a_sentence(make, sentence):
-  with pytest.raises(UserError, match=sentence):
-    make()
 
 
 def test_a_layer_without_a_feed_forward_part_gets_no_experts():

@@ -1,33 +1,24 @@
 """Models of several kinds of layers are looked into layer by layer."""
 
-import contextlib
 import dataclasses
 import functools
-import io
-import json
+from types import SimpleNamespace
 
-import growing
 import jax
 import numpy as np
 import pytest
-import tiny_run
-import typed
 from looking import IDS, mesh_of
-from tiny import make_optimizer, tiny_model
+from tiny import tiny_model
 
 from tokenformer_jax import grow
-from tokenformer_jax.cli import inspect as command
 from tokenformer_jax.config import (
   DenseConfig,
   GrowConfig,
   Layers,
   ModelConfig,
   NoFeedForwardConfig,
-  to_json,
 )
 from tokenformer_jax.config.pattention import SCORES
-from tokenformer_jax.data import store, tokenizers
-from tokenformer_jax.errors import UserError
 from tokenformer_jax.inspection import model as inspect_model
 from tokenformer_jax.inspection import report, usage
 from tokenformer_jax.inspection.weights import compiled, maps, names, pattentions, sums
@@ -37,10 +28,7 @@ from tokenformer_jax.model.lm import Execution, define_lm, unstack
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.model.pattention import parameter_weights
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
-from tokenformer_jax.steps import step
-from tokenformer_jax.training import sizes
+from tokenformer_jax.runs.checkpoint_meta import Ancestor
 
 pytestmark = pytest.mark.slow
 
@@ -178,76 +166,14 @@ def test_dead_tokens_follow_the_score_of_their_own_layer():
   assert counts == [count for name in NAMES for count in COUNTS[name]]
 
 
-# The command
-
-
-@pytest.fixture(scope='module')
-def home(tmp_path_factory):
-  """The run `grown`, whose `local.qkv` has grown from 16 to 24 and whose `ffn` from 64 to 80."""
-  root = tmp_path_factory.mktemp('variants')
-  text = tiny_run.write_corpus(root / 'corpus')
-  changes = {
-    'model.pattern': PATTERN,
-    'model.variants': {name: to_json(layer) for name, layer in MODEL.variants.items()},
-  }
-  config = sizes.fill_in(tiny_run.config(text, root / 'cache', **changes))
-  store.prepare(config.data)
-  model = config.model
-  tx = make_optimizer(config.optim, 20, define_lm(model).info)
-  state = jax.jit(lambda: step.initial_state(define_lm(model), tx, 0))()
-  larger = grow.grown_model(model, {'local.qkv': 24, 'ffn': 80}, GrowConfig())
-  state = growing.grow(state, model, larger, GrowConfig())
-  with contextlib.closing(checkpoint.Checkpoints(root / 'grown', keep=1)) as checkpoints:
-    lineage = (Ancestor('grow', str(root / 'run'), 7, model, GrowConfig(), 7),)
-    tokenizer = tokenizers.load('bytes').to_json()
-    config = dataclasses.replace(config, model=larger)
-    checkpoints.save(Meta(7, config, tokenizer, lineage), state)
-    checkpoints.wait()
-  return root
-
-
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-
-
-def _inspect(*arguments: object) -> str:
-  """The command with these arguments, within this process; returns what it prints."""
-  with contextlib.redirect_stdout(io.StringIO()) as printed:
-    typed.run(command.main, *arguments)
-  return printed.getvalue()
-
-
-def test_layers_and_kinds_are_chosen_by_number_and_name(home):
-  _inspect(f'--source={home}/grown', '--text=d', '--layer=5', f'--json={home}/one.json')
-  found = json.loads((home / 'one.json').read_text())
-  assert [(row['layer'], row['kind']) for row in found['usage']['layers']] == [(5, 'ffn')]
-  assert not found['growth'], 'a layer that did not grow has new tokens'
-  _inspect(f'--source={home}/grown', '--text=d', '--kinds=ffn', f'--json={home}/ffn.json')
-  found = json.loads((home / 'ffn.json').read_text())
-  rows = [(row['layer'], row['kind']) for row in found['usage']['layers']]
-  assert rows == [(1, 'ffn'), (3, 'ffn'), (5, 'ffn')]
-
-
-@pytest.mark.parametrize(
-  ('options', 'sentence'),
-  [
-    (['--layer=6'], '--layer is 6; this model has the layers 0 to 5'),
-    (['--layer=5', '--kinds=query'], 'layer 5 has no parameter tokens of query; it has those of f'),
-  ],
-)
-def test_a_missing_projection_is_named(home, options, sentence):
-  with pytest.raises(UserError, match=sentence):
-    _inspect(f'--source={home}/grown', *options)
-
-
-def test_the_library_knows_what_is_old_and_new_by_layer(home):
-  model = inspect_model.load(f'{home}/grown')
+def test_old_tokens_are_those_of_each_layer():
+  larger = grow.grown_model(MODEL, {'local.qkv': 24, 'ffn': 80}, GrowConfig())
+  lineage = (Ancestor('grow', 'runs/small', 7, MODEL, GrowConfig(), 7),)
+  model = SimpleNamespace(
+    meta=SimpleNamespace(lineage=lineage),
+    config=SimpleNamespace(model=larger),
+    definition=define_lm(larger),
+  )
   old = inspect_model.old_tokens(model)
   assert old[0] == {'query': 16, 'key': 16, 'value': 16, 'proj': 20}
-  assert (old[1]['ffn'], old[5]) == (64, {'ffn': 20})
-  found = inspect_model.maps(model, np.arange(5), [4, 5])
-  assert {layer: {k: a.shape for k, a in one.items()} for layer, one in found.items()} == {
-    4: {'query': (5, 24), 'key': (5, 24), 'value': (5, 24), 'proj': (5, 20)},
-    5: {'ffn': (5, 20)},
-  }
+  assert (old[1]['ffn'], old[5]) == (48, {'ffn': 20})

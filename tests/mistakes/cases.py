@@ -168,7 +168,7 @@ CONVERT = {
   ),
   'shards that are missing': (
     'convert to-jax --source={in}/hub/shards --target=new',
-    'names model-1.safetensors, which is not beside it',
+    'names model-1.safetensors, which is not in its folder',
   ),
   'a model without weights': (
     'convert to-jax --source={in}/hub/no_weights --target=new',

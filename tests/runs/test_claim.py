@@ -150,7 +150,7 @@ def beating(directory, jump):
   def beat():
     while not ended.wait(FAST.beat):
       jump()
-      paths.replace(directory / '1.beat', str(next(beats)))
+      paths.overwrite(directory / '1.beat', str(next(beats)))
       os.utime(directory / '1.beat', (0, 0))  # The clock of the storage says 1970.
 
   thread = threading.Thread(target=beat)
@@ -348,18 +348,18 @@ def test_a_suspended_owner_that_wakes_finds_its_successor(disk):
 
 
 def test_a_heartbeat_that_fails_for_a_while_ends_nothing(disk, monkeypatch):
-  write, failed = paths.replace, []
+  write, failed = paths.overwrite, []
 
   def full(path, text):
     failed.append(path)
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
   with hold(disk) as held:
-    monkeypatch.setattr(paths, 'replace', full)
+    monkeypatch.setattr(paths, 'overwrite', full)
     while len(failed) < 3:
       held.check()
       time.sleep(0.02)
-    monkeypatch.setattr(paths, 'replace', write)
+    monkeypatch.setattr(paths, 'overwrite', write)
     before, deadline = claim.read_newest(disk), time.monotonic() + 20
     while claim.read_newest(disk) == before:
       assert time.monotonic() < deadline, 'the counter does not rise again'

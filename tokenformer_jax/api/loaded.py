@@ -47,11 +47,7 @@ class Loaded:
     return Writer.from_trained(self.model)
 
   def clipped(self, clip: int | None) -> 'Loaded':
-    """Return the same parameters with `positions.clip` (see `length.with_clip`); None: this.
-
-    Raises:
-      UserError: the model has no positions to clip.
-    """
+    """Return the same parameters with `positions.clip` (see `length.with_clip`); None: this."""
     if clip is None:
       return self
     if clip not in self._clipped:
@@ -74,9 +70,6 @@ class Loaded:
 
     Returns:
       float32 [B, T, V], NaN after the end of a row.
-
-    Raises:
-      UserError: a row is longer than the model's learned positions.
     """
     longest, model = max(map(len, rows)), self.model.config.model
     length = buckets.bucket(longest)  # Buckets of lengths keep the number of programs small.
@@ -93,11 +86,7 @@ class Loaded:
     return found_BxTxV
 
   def image_logits(self, inputs: Any, *, exact: bool) -> np.ndarray:
-    """Return the logits of images uint8 [B, S, S, C]: float32 [B, classes].
-
-    Raises:
-      UserError: the images do not have the shape of the training images.
-    """
+    """Return the logits of images uint8 [B, S, S, C]: float32 [B, classes]."""
     config = self.model.config
     size, channels = config.data.image_size, config.model.channels
     shape = (size, size, channels)
@@ -140,11 +129,7 @@ class Loaded:
     return tasks.make(dataclasses.replace(config, train=train))
 
   def validate(self) -> dict[str, float]:
-    """Return the figures of the run's own validation data.
-
-    Raises:
-      UserError: the data is not on this machine.
-    """
+    """Return the figures of the run's own validation data."""
     task, eval_step = self._validation
     mesh = self.model.mesh
     rows = range(task.config.data.batch_size)
@@ -165,11 +150,7 @@ class Loaded:
 
 
 def rows_of_ids(inputs: Any, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> list[np.ndarray]:
-  """Return the token ids [T] of each text, or the rows of ids [B, T].
-
-  Raises:
-    UserError: there are no inputs, or they are neither texts nor ids below `vocab_size`.
-  """
+  """Return the token ids [T] of each text, or the rows of ids [B, T]."""
   texts = [inputs] if isinstance(inputs, str) else inputs
   if not np.iterable(texts) or not (several := list(texts)):
     raise UserError(

@@ -174,8 +174,8 @@ class Run(Growable, Viewable):
       f'{self.parameter_count:,} parameters>'
     )
 
-  def _finish(self, derivation: Derivation, step: int | None) -> Run:
-    return self if step is None else load(derivation.target)
+  def _finish(self, new: Derivation, step: int | None) -> Run:
+    return self if step is None else load(new.target)
 
   @property
   def config(self) -> Config:

@@ -25,6 +25,7 @@ from tokenformer_jax.api.run import Run
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli import signatures
 from tokenformer_jax.cli.parse_flags import needs_value
+from tokenformer_jax.config import arguments
 from tokenformer_jax.config.arguments import Count, Path, Text
 from tokenformer_jax.config.section import Bool, Str
 from tokenformer_jax.decoding import chats, decode, length, trained
@@ -37,11 +38,7 @@ from tokenformer_jax.runs import checkpoint
 
 
 def read_requests(path: LocalPath, default: TextRequest) -> list[TextRequest]:
-  """Read the requests of a JSON-lines file, with missing values from `default`.
-
-  Raises:
-    UserError: the file cannot be read, or a line is not a request; the message has its number.
-  """
+  """Read the requests of a JSON-lines file, with missing values from `default`."""
   try:
     lines = path.read_text('utf-8').split('\n')
   except (OSError, UnicodeDecodeError) as error:
@@ -60,26 +57,20 @@ def read_requests(path: LocalPath, default: TextRequest) -> list[TextRequest]:
 
 
 def _request(values: Any, default: TextRequest) -> TextRequest:
-  sampling_types = {field.name: field.type for field in dataclasses.fields(Sampling)}
-  types = {'prompt': str, 'length': int, 'stop': list, **sampling_types}
+  """Return a request of a file, whose values are checked as the arguments of `Run.generate`."""
+  hints, sampling = arguments.annotations(Run.generate), dataclasses.asdict(default.sampling)
+  types = {'prompt': Str, **{name: hints[name] for name in ('length', 'stop', *sampling)}}
   if not isinstance(values, dict) or 'prompt' not in values:
     raise UserError('it must be an object with a "prompt"')
-  for key, value in values.items():
+  for key in values:
     if key not in types:
       raise UserError(f'the key {key!r} is unknown{nearest(key, types)}')
-    fits = isinstance(value, (int, float) if types[key] is float else types[key])
-    if not fits or isinstance(value, bool):
-      raise UserError(f'{key} is {value!r}; it must be of type {types[key].__name__}')
-  if not all(isinstance(string, str) and string for string in values.get('stop', [])):
-    raise UserError(f'stop is {values["stop"]!r}; it must be a list of strings that are not empty')
-  if values.get('length', 1) < 1:
-    raise UserError(f'length is {values["length"]}; it must be at least 1')
-  drawn = {key: values[key] for key in sampling_types if key in values}
+  given = {key: arguments.convert(types[key], value, key) for key, value in values.items()}
   return TextRequest(
-    prompt=values['prompt'],
-    length=values.get('length', default.length),
-    sampling=dataclasses.replace(default.sampling, **drawn),
-    stop=tuple(values.get('stop', default.stop)),
+    prompt=given['prompt'],
+    length=given.get('length', default.length),
+    sampling=Sampling(**{name: given.get(name, known) for name, known in sampling.items()}),
+    stop=tuple(given.get('stop', default.stop)),
     max_length=default.max_length,
   )
 

@@ -50,19 +50,19 @@ class _Source(Growable):
       self.source,
       paths.parse_path(target),
       config,
-      mesh_config=self._mesh and _mesh_config(self._mesh),
+      mesh_config=None if self._mesh is None else _mesh_config(self._mesh),
       dry_run=self._dry_run,
       show=lambda text: print(text, flush=True),
     )
 
-  def _finish(self, derivation: Derivation, step: int | None) -> Self:
+  def _finish(self, new: Derivation, step: int | None) -> Self:
     if step is not None:
-      messages.say(f'wrote {derivation.target}, step {step}; to go on training it:')
-      planned = derivation.meta.config.train.steps
+      messages.say(f'wrote {new.target}, step {step}; to go on training it:')
+      planned = new.meta.config.train.steps
       steps = max(planned, step) + planned
       train = help_text.spell_command('train')
-      print(f'{train} --workdir={derivation.target} --config.train.steps={steps}')
-    return super()._finish(derivation, step)
+      print(f'{train} --workdir={new.target} --config.train.steps={steps}')
+    return super()._finish(new, step)
 
 
 def _unused(name: str) -> tuple[str, ...]:

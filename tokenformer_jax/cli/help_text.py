@@ -68,11 +68,7 @@ def render(doc: str, more: str = '') -> str:
 
 
 def render_matches(word: str, more: str = '') -> str:
-  """Return the flags that have a word in their name or description, and the text `more`.
-
-  Raises:
-    UserError: no flag has the word, and there is no more text.
-  """
+  """Return the flags that have a word in their name or description, and the text `more`."""
   found = [
     line
     for flag in own_flags()

@@ -111,11 +111,7 @@ class Actions:
     self.functions, self.default, self.without = functions, default, without
 
   def name(self, argv: Sequence[str]) -> str:
-    """Return the name of the action.
-
-    Raises:
-      UserError: there is no such action.
-    """
+    """Return the name of the action."""
     name = argv[1] if len(argv) > 1 and not argv[1].startswith('-') else self.default
     if name not in self.functions:
       raise UserError(f'unknown command {name!r}{nearest(name, self.functions)}')
@@ -129,11 +125,7 @@ class Actions:
     define(self.functions[name], without=self.without)
 
   def given(self, argv: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of the action that the command line has.
-
-    Raises:
-      UserError: there is a second word, or the word comes after flags.
-    """
+    """Return the arguments of the action that the command line has."""
     if len(argv) > 2:
       raise UserError(f'{argv[2]!r} after {argv[1]!r} is one word too many; name one action')
     if (name := self.name(argv)) != Actions.current[0]:

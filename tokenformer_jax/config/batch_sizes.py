@@ -1,16 +1,14 @@
 """Read and check the sizes of batches over steps: `data.batch_size_by_step` and its like for T."""
 
 import dataclasses
-import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 from tokenformer_jax.config.data import DataConfig, TextConfig
 from tokenformer_jax.config.mixture import shares
+from tokenformer_jax.config.points import parse
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.errors import UserError
-
-_POINTS = re.compile(r'\d+:\d+( \d+:\d+)*')
 
 
 class Stage(NamedTuple):
@@ -57,17 +55,10 @@ def _points(data: DataConfig, name: str) -> dict[int, int]:
   path, text = f'config.data.{name}_by_step', getattr(data, f'{name}_by_step')
   if not text:
     return {0: getattr(data, name)}
-  pairs = (
-    [point.split(':') for point in text.split()]
-    if _POINTS.fullmatch(' '.join(text.split()))
-    else []
-  )
-  points = {int(step): int(value) for step, value in pairs}
-  if not points or sorted(points) != [int(step) for step, _ in pairs]:
-    mistake = 'it must be points STEP:NUMBER with ascending steps, for example "0:512 9000:2048"'
-  elif 0 not in points:
+  points = parse(text, path, int, '0:512 9000:2048')
+  if 0 not in points:
     mistake = 'it says nothing about the first steps; begin it with 0:NUMBER'
-  elif not all(points.values()):
+  elif min(points.values()) < 1:
     mistake = 'every number must be greater than 0'
   else:
     return points

@@ -47,9 +47,6 @@ def load(path: str) -> ConfigDict:
 
   Args:
     path: FILE.py, FILE.py:VARIANT, or the name of a config of the package.
-
-  Raises:
-    UserError: there is no such file or variant, or it does not return a valid `ConfigDict`.
   """
   values = _run(path)
   _check_values(path, _computed(values, path))
@@ -60,9 +57,6 @@ def read(path: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> conf
   """Return the validated config of a file, with other values by dotted path.
 
   A value of the file that is a reference to another one follows its override.
-
-  Raises:
-    UserError: see `load`; or the values do not fit together.
   """
   values = _run(path)
   in_file = _computed(values, path)
@@ -85,11 +79,7 @@ def read(path: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> conf
 def from_argument(
   given: config.Config | ConfigDict | str | os.PathLike[str], **changes: Any
 ) -> config.Config:
-  """Return the validated config of an argument of Python code, with changes by section.
-
-  Raises:
-    UserError: see `load`; or the values do not fit together.
-  """
+  """Return the validated config of an argument of Python code, with changes by section."""
   if isinstance(given, (str, os.PathLike)):
     given = load(os.fspath(given))
   if isinstance(given, ConfigDict):

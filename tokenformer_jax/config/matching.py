@@ -53,13 +53,13 @@ def old_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[in
     first_old = first_new = 0
     for old, new in zip(before, after, strict=True):
       width = len(old.layers)
-      rows = _places([old.layers] * old.count, [old.layers] * new.count, place) or []
+      rows = _match([old.layers] * old.count, [old.layers] * new.count, place) or []
       for row, at in enumerate(rows):
         for i in range(width):
           numbers[first_new + at * width + i] = first_old + row * width + i
       first_old, first_new = first_old + old.size, first_new + new.size
     return tuple(numbers)
-  at = _places(pattern_lib.names(before), pattern_lib.names(after), place)
+  at = _match(pattern_lib.names(before), pattern_lib.names(after), place)
   if at is None:
     raise UserError(
       f'model.pattern is {source.pattern!r} in the source and {target.pattern!r} in the target, '
@@ -71,11 +71,11 @@ def old_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[in
   return tuple(numbers)
 
 
-def _places(old: Sequence[T], new: Sequence[T], place: str) -> list[int] | None:
-  """Return the place of each old item among the new ones, in order, or None if there is no way.
+def _match(old: Sequence[T], new: Sequence[T], place: str) -> list[int] | None:
+  """Return the index of each old item among the new ones, in order, or None if one is missing.
 
-  Among the ways, each item comes as early as possible with `behind`, and is otherwise as near as
-  possible to a place that spreads them evenly.
+  If several indices fit, take the first one with `behind`, and otherwise the nearest to the index
+  that spreads the items evenly.
   """
   latest, at = [0] * len(old), len(new)
   for i in reversed(range(len(old))):

@@ -6,10 +6,10 @@ all sources add up to 1 at every step.
 
 import dataclasses
 import fractions
-import re
 from typing import Any, NamedTuple
 
 from tokenformer_jax.config.data import DataConfig, Sources, TextConfig
+from tokenformer_jax.config.points import parse
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.section import Str, section
 from tokenformer_jax.errors import UserError
@@ -17,7 +17,6 @@ from tokenformer_jax.errors import UserError
 _TOLERANCE = fractions.Fraction(1, 10**6)  # of a sum of weights, for thirds in decimals
 BLOCK = 10_000  # samples of the order, of which each source has a whole number
 _OF_SOURCE = ('source', 'validation_source', 'rows', 'store')
-_POINT = re.compile(r'(\d+):(\d*\.?\d+|\d+\.)')
 
 
 @section
@@ -106,17 +105,11 @@ def _points(sources: Sources, name: str) -> dict[int, fractions.Fraction]:
     setting = f'{path}.weight_by_step is {source.weight_by_step!r}'
     if source.weight:
       raise UserError(f'{setting}, and {path}.weight is {source.weight}; give one of them')
-    matches = [_POINT.fullmatch(point) for point in source.weight_by_step.split()]
-    steps = [int(match[1]) for match in matches if match]
-    if not matches or None in matches or sorted(set(steps)) != steps:
-      raise UserError(
-        f'{setting}; it must be points STEP:WEIGHT with ascending steps, for example '
-        '"0:0.5 1000:0.9"'
-      )
-    weights = [fractions.Fraction(match[2]) for match in matches if match]
-    points = dict(zip(steps, weights, strict=True))
-  if max(points.values()) > 1:
-    raise UserError(f'{setting}; a weight must be at most 1')
+    points = parse(
+      source.weight_by_step, f'{path}.weight_by_step', fractions.Fraction, '0:0.5 1000:0.9'
+    )
+  if not 0 <= min(points.values()) <= max(points.values()) <= 1:
+    raise UserError(f'{setting}; a weight must be from 0 to 1')
   if any(0 < weight * BLOCK < 1 for weight in points.values()):
     raise UserError(f'{setting}; a weight must be 0 or at least {1 / BLOCK:g}')
   return points

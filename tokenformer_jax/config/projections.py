@@ -1,9 +1,9 @@
 """Find and replace the projections of a model that have parameter tokens, by name.
 
-The name of a projection of `model.layer` is its place: `qkv`, `proj`, `ffn`; `ffn.shared` and
-`ffn.expert` in a layer with experts. In another layer the name starts with the layer's name:
-`local.ffn`. Tokens beside a matrix have the name of its projection. Growth and the planner use
-these names.
+The name of a projection of `model.layer` is the end of its path: `qkv`, `proj`, `ffn`;
+`ffn.shared` and `ffn.expert` in a layer with experts. In another layer the name starts with the
+layer's name: `local.ffn`. Tokens beside a matrix have the name of its projection. Growth and the
+planner use these names.
 """
 
 import re
@@ -26,15 +26,15 @@ from tokenformer_jax.errors import UserError, nearest
 
 def pattentions(model: ModelConfig) -> dict[str, PattentionConfig]:
   """Return the projections of a model that have parameter tokens, by name."""
-  return {name: part for name, _, part in _places(model)}
+  return {name: part for name, _, part in _sections(model)}
 
 
 def projection_path(model: ModelConfig, name: str) -> str:
   """Return the path of the section of keys of a projection, given its name in `pattentions`."""
-  return next(path for known, path, _ in _places(model) if known == name)
+  return next(path for known, path, _ in _sections(model) if known == name)
 
 
-def _places(model: ModelConfig) -> Iterator[tuple[str, str, PattentionConfig]]:
+def _sections(model: ModelConfig) -> Iterator[tuple[str, str, PattentionConfig]]:
   """Yield the name, the path and the config of each projection with parameter tokens."""
   for layer, config in used_layers(model).items():
     for path, part in parts(config):
@@ -65,7 +65,7 @@ def matrices(model: ModelConfig) -> tuple[str, ...]:
 
 def beside_matrices(model: ModelConfig) -> tuple[str, ...]:
   """Return the names of the projections whose tokens are beside a matrix."""
-  return tuple(name for name, path, _ in _places(model) if path.endswith('.beside'))
+  return tuple(name for name, path, _ in _sections(model) if path.endswith('.beside'))
 
 
 def with_pattentions(

@@ -116,11 +116,7 @@ def resolve(
 def from_dict(
   cls: type, *changes: Mapping[str, Any] | ml_collections.ConfigDict, base: Any = None
 ) -> Any:
-  """Return a section of a class from nested dicts, merged in order over `base` or the defaults.
-
-  Raises:
-    UserError: a key is unknown, or a value does not fit.
-  """
+  """Return a section of a class from nested dicts, merged in order over `base` or the defaults."""
   start = {} if base is None else to_json(base)
   start.pop('kind', None)
   values = _merged(cls, start, [_plain(change) for change in changes], '')

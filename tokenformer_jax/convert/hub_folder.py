@@ -25,7 +25,7 @@ from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.saved_config import FORMAT, check_format
 
 MODEL_TYPE = 'tokenformer'
-CODE = ('modeling_tokenformer.py', 'modeling_tokenformer_layers.py')  # beside this file
+CODE = ('modeling_tokenformer.py', 'modeling_tokenformer_layers.py')  # in this folder
 
 # The keys of layers that the PyTorch files know.
 _KEYS = frozenset(

@@ -47,12 +47,12 @@ def find(folder: Path, vocab_size: int) -> Generation:
   return Generation(_ids(ends, vocab_size, where), _flags(keys), _unread(keys, values))
 
 
-def _ids(found: Any, vocab_size: int, where: str) -> tuple[int, ...]:
+def _ids(value: Any, vocab_size: int, where: str) -> tuple[int, ...]:
   """Return the ids of a key that holds one, several or null."""
-  ids = found if isinstance(found, list) else [] if found is None else [found]
+  ids = value if isinstance(value, list) else [] if value is None else [value]
   if any(type(id_) is not int or not 0 <= id_ < vocab_size for id_ in ids):
     raise UserError(
-      f'{where} has eos_token_id={found!r:.80}; it must be one or several ids from 0 to '
+      f'{where} has eos_token_id={value!r:.80}; it must be one or several ids from 0 to '
       f'{vocab_size - 1}'
     )
   return tuple(ids)

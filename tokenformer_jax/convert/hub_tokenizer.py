@@ -81,8 +81,8 @@ def end_ids(stored: dict[str, Any]) -> list[int]:
   ids = list(tokenizers.from_json(stored).ends)
   token = stored.get('chat', {}).get('tokens', {}).get('eos_token')
   if token and stored['kind'] != 'bytes':
-    found = hf.Tokenizer.from_str(json.dumps(stored['tokenizer'])).token_to_id(token)
-    ids += [] if found is None or found in ids else [found]
+    end = hf.Tokenizer.from_str(json.dumps(stored['tokenizer'])).token_to_id(token)
+    ids += [] if end is None or end in ids else [end]
   return ids
 
 
@@ -105,7 +105,7 @@ def _sequence(name: str, type_id: int) -> dict[str, Any]:
 def _bytes_as_bpe() -> dict[str, Any]:
   """Return the tokenizer of bytes as a BPE without merges, whose ids are the bytes.
 
-  The end of document takes the place of the byte 0xFF, which UTF-8 never uses.
+  The end of document has the id of the byte 0xFF, which UTF-8 never uses.
   """
   byte_level = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
   # The library writes printable bytes as themselves, and the n-th other byte as chr(256 + n).

@@ -39,7 +39,6 @@ def _decoder(
   qkv_bias: bool = False,
   proj_bias: bool = False,
   tied: bool = False,
-  embedding_scale: bool = False,
   **mixer: Any,
 ) -> LMConfig:
   """Return a model of equal layers, whose sizes all families of the Llama kind name alike.
@@ -71,7 +70,6 @@ def _decoder(
     final_norm=norm,
     max_length=keys.whole('max_position_embeddings', 2048),
     tied_head=keys.flag('tie_word_embeddings', tied),
-    embedding_scale=embedding_scale,
   )
 
 
@@ -84,15 +82,9 @@ def _window(keys: Keys) -> int:
   return keys.whole('sliding_window') if keys.get('sliding_window') else 0
 
 
-def _attention_bias(keys: Keys) -> dict[str, bool]:
-  """Return the biases of the attention, which one key sets."""
-  bias = keys.flag('attention_bias', False)
-  return {'qkv_bias': bias, 'proj_bias': bias}
-
-
 def _llama(keys: Keys) -> LMConfig:
-  mlp = _gated(keys, bias=keys.flag('mlp_bias', False))
-  return _decoder(keys, mlp, **_attention_bias(keys))
+  bias, mlp_bias = keys.flag('attention_bias', False), keys.flag('mlp_bias', False)
+  return _decoder(keys, _gated(keys, bias=mlp_bias), qkv_bias=bias, proj_bias=bias)
 
 
 def _mistral(keys: Keys) -> LMConfig:
@@ -104,7 +96,8 @@ def _qwen2(keys: Keys) -> LMConfig:
 
 
 def _qwen3(keys: Keys) -> LMConfig:
-  model = _decoder(keys, _gated(keys), qk_norm='rms', **_attention_bias(keys))
+  bias = keys.flag('attention_bias', False)
+  model = _decoder(keys, _gated(keys), qkv_bias=bias, proj_bias=bias, qk_norm='rms')
   return _with_windows(keys, model)
 
 
@@ -117,8 +110,9 @@ def _gemma(keys: Keys) -> LMConfig:
     activation = 'gelu_tanh'  # that Gemma was trained with, and transformers computes
   keys.get('hidden_act')
   mlp = MLPConfig(keys.whole('intermediate_size'), activation=activation, gated=True)
-  options = {'tied': True, 'embedding_scale': True, **_attention_bias(keys)}
-  return _decoder(keys, mlp, norm='rms_offset', **options)
+  bias = keys.flag('attention_bias', False)
+  model = _decoder(keys, mlp, norm='rms_offset', qkv_bias=bias, proj_bias=bias, tied=True)
+  return dataclasses.replace(model, embedding_scale=True)
 
 
 def _mixtral(keys: Keys) -> LMConfig:
@@ -146,7 +140,8 @@ def _qwen2_moe(keys: Keys) -> LMConfig:
 
 def _qwen3_moe(keys: Keys) -> LMConfig:
   keys.only('use_sliding_window', False)
-  return _decoder(keys, _qwen_experts(keys), qk_norm='rms', **_attention_bias(keys))
+  bias = keys.flag('attention_bias', False)
+  return _decoder(keys, _qwen_experts(keys), qkv_bias=bias, proj_bias=bias, qk_norm='rms')
 
 
 def _experts(

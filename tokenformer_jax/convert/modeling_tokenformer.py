@@ -1,9 +1,9 @@
 """The language models of tokenformer_jax in PyTorch, for transformers to load with their weights.
 
-`tokenformer convert to-hf` copies this file and the one beside it into the folder of a model. They
-need torch and transformers, nothing else. `config.tokenformer` is the section `model` of the run's
-config, and `config.layers` names the config of each layer. Names end in shapes: x_BxTxD is
-[B, T, D].
+`tokenformer convert to-hf` copies this file and `modeling_tokenformer_layers.py` into the folder of
+a model. They need torch and transformers, nothing else. `config.tokenformer` is the section `model`
+of the run's config, and `config.layers` names the config of each layer. Names end in shapes:
+x_BxTxD is [B, T, D].
 """
 
 import math
@@ -81,7 +81,7 @@ def slowed(scaling: Values, turns: list[float], base: float) -> list[float]:
   """Return the turns a position of planes whose i-th of n turns by base^(−i/n) / 2π."""
   if scaling['kind'] == 'none':
     return turns
-  kept = [0.0] * len(turns)  # the part of the speed that each plane keeps
+  kept = [0.0] * len(turns)  # the share of its speed that each plane keeps
   if scaling['kind'] == 'llama3':
     low, high = scaling['low_frequency'], scaling['high_frequency']
     kept = [(turn * scaling['length'] - low) / (high - low) for turn in turns]
@@ -93,13 +93,21 @@ def slowed(scaling: Values, turns: list[float], base: float) -> list[float]:
     )
     first, last = max(math.floor(fast), 0), min(math.ceil(slow), 2 * len(turns) - 1)
     kept = [1 - (plane - first) / max(last - first, 1e-3) for plane in range(len(turns))]
-  kept = [min(max(part, 0), 1) for part in kept]
-  parts = zip(turns, kept, strict=True)
-  return [turn * (part + (1 - part) / scaling['factor']) for turn, part in parts]
+  kept = [min(max(share, 0), 1) for share in kept]
+  shares = zip(turns, kept, strict=True)
+  return [turn * (share + (1 - share) / scaling['factor']) for turn, share in shares]
 
 
 class Attention(nn.Module):
   """Softmax attention; its projections, the skips around them and its shape are by the config."""
+
+  heads_gain: nn.Parameter | None
+  proj_gain: nn.Parameter | None
+  input_gain: nn.Parameter | None
+  value_gain: nn.Parameter | None
+  identity_gain: nn.Parameter | None  # with the next two, or none of them
+  attention_gain: nn.Parameter
+  uniform_gain: nn.Parameter
 
   def __init__(self, config: Values, model: Values, layer: int):
     super().__init__()
@@ -114,8 +122,8 @@ class Attention(nn.Module):
     self.value = make_projection(value, width, kv)
     self.proj = make_projection(config['proj'], inner, width)
     has_norm = config['qk_norm'] == 'rms'
-    self.query_norm = Norm('rms', model, self.head_width) if has_norm else None
-    self.key_norm = Norm('rms', model, self.head_width) if has_norm else None
+    self.query_norm = Norm('rms', model, self.head_width) if has_norm else nn.Identity()
+    self.key_norm = Norm('rms', model, self.head_width) if has_norm else nn.Identity()
     for names, used, shape in (
       ('heads_gain proj_gain', config['proj_skip'], ()),
       ('input_gain value_gain', config['value_skip'], ()),
@@ -135,12 +143,11 @@ class Attention(nn.Module):
       return x.view(batch, length, heads, self.head_width).transpose(1, 2)
 
     query, key = split(self.query(x_BxTxD), self.heads), split(self.key(x_BxTxD), self.kv_heads)
-    value = x_BxTxD if self.value is None else gained(self.value_gain, self.value(x_BxTxD))
+    value = gained(self.value_gain, self.value(x_BxTxD))
     if self.input_gain is not None:
       value = gained(self.input_gain, x_BxTxD) + value
     own_value = value = split(value, self.kv_heads)
-    if self.query_norm is not None:
-      query, key = self.query_norm(query), self.key_norm(key)
+    query, key = self.query_norm(query), self.key_norm(key)
     query = self._scaled_by_length(query, positions_BxT)
     query, key = self.rotary(query, positions_BxT), self.rotary(key, positions_BxT)
     if cache is not None:
@@ -161,7 +168,7 @@ class Attention(nn.Module):
       alpha, beta, gamma = (gain.float()[:, None, None] for gain in gains)
       mixed = (alpha * own_value.float() + beta * mixed.float() - gamma * mean).to(x_BxTxD.dtype)
     mixed = mixed.transpose(1, 2).flatten(2)
-    projected = mixed if self.proj is None else gained(self.proj_gain, self.proj(mixed))
+    projected = gained(self.proj_gain, self.proj(mixed))
     return projected if self.heads_gain is None else gained(self.heads_gain, mixed) + projected
 
   def _scaled_by_length(self, query_BxHxTxK: Tensor, positions_BxT: Tensor) -> Tensor:
@@ -178,10 +185,10 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-  """Attention and a feed-forward part, joined by a wiring.
+  """Attention and a feed-forward layer, joined by a wiring.
 
   Wirings are pre_norm, post_norm, skipless (β a(norm(x)), then α y + β' f(norm(y))) and parallel
-  (β a(norm(x)) + β' f(norm(x)), with `skip` added to x, and with `two_norms` one for each part).
+  (β a(norm(x)) + β' f(norm(x)), with `skip` added to x, and with `two_norms` a norm for each).
   """
 
   def __init__(self, config: Values, model: Values, layer: int):
@@ -225,7 +232,7 @@ class TokenformerForCausalLM(PreTrainedModel, GenerationMixin):
 
   config_class = TokenformerConfig
   base_model_prefix = ''
-  _no_split_modules = ('Block',)
+  _no_split_modules = ['Block']  # noqa: RUF012 (as transformers declares it)
 
   def __init__(self, config: TokenformerConfig):
     super().__init__(config)
@@ -298,4 +305,5 @@ class TokenformerForCausalLM(PreTrainedModel, GenerationMixin):
     loss = None
     if labels is not None:
       loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1], **loss_options)
-    return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache})
+    named: dict[str, Any] = {CACHE: cache}
+    return CausalLMOutputWithPast(loss=loss, logits=logits, **named)

@@ -1,4 +1,4 @@
-"""The parts of layers that work on each position alone, for `modeling_tokenformer.py`."""
+"""The modules of layers that work on each position alone, for `modeling_tokenformer.py`."""
 
 import math
 from typing import Any
@@ -106,11 +106,12 @@ class Pattention(nn.Module):
 
   def forward(self, x: Tensor) -> Tensor:
     sizes = [group['tokens'] for group in self.groups]
-    parts = zip(self.groups, self.keys.split(sizes), self.values.split(sizes), strict=True)
-    return sum(
+    arrays = zip(self.groups, self.keys.split(sizes), self.values.split(sizes), strict=True)
+    first, *others = (
       token_weights(x @ keys.T, group['reference'], group['score']) @ values
-      for group, keys, values in parts
+      for group, keys, values in arrays
     )
+    return sum(others, start=first)
 
 
 class Dense(nn.Module):
@@ -135,10 +136,10 @@ def make_beside(config: Values, d_in: int, d_out: int) -> Pattention | None:
   return Pattention(beside, d_in, d_out) if beside['kind'] == 'pattention' else None
 
 
-def make_projection(config: Values, d_in: int, d_out: int) -> nn.Module | None:
-  """Return a Pattention or a matrix, or None if the config has neither."""
+def make_projection(config: Values, d_in: int, d_out: int) -> nn.Module:
+  """Return a Pattention or a matrix, or the identity if the config has neither."""
   if config['kind'] == 'none':
-    return None
+    return nn.Identity()
   return (Pattention if config['kind'] == 'pattention' else Dense)(config, d_in, d_out)
 
 
@@ -224,7 +225,7 @@ class ExpertMLPs(nn.Module):
 
 
 class Experts(nn.Module):
-  """A part that all tokens use, plus the experts that a router chooses for each token."""
+  """An expert that all tokens use, plus the experts that a router chooses for each token."""
 
   def __init__(self, config: Values, model: Values):
     super().__init__()
@@ -239,7 +240,7 @@ class Experts(nn.Module):
     experts_BxTxK, gates_BxTxK = self.router(x_BxTxD)
     kept_BxTxK = is_token_BxT[..., None].expand_as(experts_BxTxK)
     if self.config['dispatch']['kind'] == 'capacity' and from_start:
-      kept_BxTxK = self._with_place(experts_BxTxK, gates_BxTxK, kept_BxTxK)
+      kept_BxTxK = self._taken(experts_BxTxK, gates_BxTxK, kept_BxTxK)
     flat_NxD, y_NxD = x_BxTxD.flatten(0, 1), torch.zeros_like(x_BxTxD).flatten(0, 1)
     for expert in range(self.config['count']):
       token, choice = torch.where(((experts_BxTxK == expert) & kept_BxTxK).flatten(0, 1))
@@ -254,12 +255,12 @@ class Experts(nn.Module):
       shared = (gate * shared.float()).to(shared.dtype)
     return y_BxTxD + shared
 
-  def _with_place(self, experts_BxTxK: Tensor, gates_BxTxK: Tensor, valid: Tensor) -> Tensor:
-    """Return which choices have a place at their expert; each row has places of its own."""
+  def _taken(self, experts_BxTxK: Tensor, gates_BxTxK: Tensor, valid: Tensor) -> Tensor:
+    """Return which choices their expert takes; each row has a capacity of its own."""
     how, count, top_k = self.config['dispatch'], self.config['count'], experts_BxTxK.shape[-1]
     tokens = valid[..., 0].sum(-1).tolist()
     even = [round(how['eval_factor'] * n * top_k / count) for n in tokens]
-    places = [min(n, max(number, how['least'])) for n, number in zip(tokens, even, strict=True)]
+    capacities = [min(n, max(number, how['least'])) for n, number in zip(tokens, even, strict=True)]
     experts, gates = experts_BxTxK.flatten(1), gates_BxTxK.flatten(1)
     order = torch.arange(experts.shape[1], device=experts.device).expand_as(experts)
     if how['order'] == 'gate':
@@ -268,12 +269,12 @@ class Experts(nn.Module):
     ranked = one_hot.gather(1, order[..., None].expand_as(one_hot)).cumsum(1) - 1
     back = order.argsort(-1)[..., None].expand_as(one_hot)
     rank = (ranked.gather(1, back) * one_hot).sum(-1)
-    has_place = rank < torch.tensor(places, device=rank.device)[:, None]
-    return valid & has_place.view_as(valid)
+    is_taken = rank < torch.tensor(capacities, device=rank.device)[:, None]
+    return valid & is_taken.view_as(valid)
 
 
 def make_ffn(config: Values, model: Values) -> nn.Module | None:
-  """Return the feed-forward part, or None if the config has none."""
+  """Return the feed-forward layer, or None if the config has none."""
   match config['kind']:
     case 'none':
       return None

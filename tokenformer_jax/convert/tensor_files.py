@@ -105,13 +105,13 @@ def _sharded(index: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor]:
     raise UserError(f'{index} is not the index of a sharded set ({_reason(error)})') from error
   if not usable:
     raise UserError(
-      f'{index} names shards that are not .bin or .safetensors files beside it; '
+      f'{index} names shards that are not .bin or .safetensors files of its folder; '
       'fetch the whole set into one directory'
     )
   if missing := [shard for shard in shards if not index.with_name(shard).is_file()]:
     raise UserError(
-      f'{index} names {missing[0]}, which is not beside it ({len(missing)} of {len(shards)} shards '
-      'are missing); fetch the whole set into one directory'
+      f'{index} names {missing[0]}, which is not in its folder ({len(missing)} of {len(shards)} '
+      'shards are missing); fetch the whole set into one directory'
     )
   tensors: dict[str, Tensor] = {}
   for shard in shards:

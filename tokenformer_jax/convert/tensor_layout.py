@@ -45,9 +45,9 @@ class Entry(NamedTuple):
   """A tensor of a model in a file, and the arrays that hold its numbers."""
 
   paths: tuple[Names, ...]
-  index: tuple[int, ...]  # of the layer and the expert in those arrays
+  indices: tuple[int, ...]  # of the layer and the expert in those arrays
   how: str  # as in `Rule`
-  shapes: tuple[Shape, ...]  # of the arrays at the index
+  shapes: tuple[Shape, ...]  # of the arrays at the indices
   heads: int
 
   @property
@@ -99,14 +99,14 @@ def layout(model: ModelConfig, rules: Iterable[Rule], first_layer: int = 0) -> L
   abstract = {tuple(key.key for key in path): leaf for path, leaf in leaves}
   entries: dict[str, Entry] = {}
 
-  def add(rule: Rule, number: int, prefix: Names, index: tuple[int, ...], heads: int) -> None:
+  def add(rule: Rule, number: int, prefix: Names, indices: tuple[int, ...], heads: int) -> None:
     paths = tuple((*prefix, *path.split('/')) for path in rule.paths)
     if paths[0] not in abstract:
       return
     has_experts = '{expert}' in rule.name
-    experts = range(abstract[paths[0]].shape[len(index)]) if has_experts else [None]
+    experts = range(abstract[paths[0]].shape[len(indices)]) if has_experts else [None]
     for expert in experts:
-      own = index if expert is None else (*index, expert)
+      own = indices if expert is None else (*indices, expert)
       shapes = tuple(abstract[path].shape[len(own) :] for path in paths)
       name = rule.name.format(layer=number, expert=expert)
       entries[name] = Entry(paths, own, rule.how, shapes, heads)
@@ -153,14 +153,14 @@ class Weights(NamedTuple):
       if name not in self.layout:
         near = misspelt(name, self.layout) if len(self.layout) < 1000 else None
         hint = f'; did you mean {near!r}?' if near else ''
-        raise UserError(f'the tensor {name} has no place in {what}{hint}')
+        raise UserError(f'the tensor {name} is none of {what}{hint}')
 
   def params(self, dtype: str = 'float32') -> Params:
     """Return parameters to store in a dtype; each is read when it is written, layer by layer."""
     sources: dict[tuple[Names, int | None], list[tuple[str, int]]] = {}
     for name, entry in self.layout.items():
       for number, path in enumerate(entry.paths):
-        layer = entry.index[0] if entry.index else None
+        layer = entry.indices[0] if entry.indices else None
         sources.setdefault((path, layer), []).append((name, number))
 
     def array(path: Path, abstract: jax.ShapeDtypeStruct, axes: Axes) -> Deferred:
@@ -171,7 +171,7 @@ class Weights(NamedTuple):
         made = np.empty(abstract.shape[int(stacked) :], DTYPES[dtype])
         for name, number in sources[names, layer]:
           entry = self.layout[name]
-          made[entry.index[1:]] = entry.split(self.tensors[name].read(), number)
+          made[entry.indices[1:]] = entry.split(self.tensors[name].read(), number)
         return made
 
       return Deferred(abstract.shape, DTYPES[dtype], read, stacked)
@@ -193,7 +193,7 @@ def stream(layout: Layout, read: Callable[[Names], np.ndarray]) -> Iterator[tupl
     for name in names:
       entry = layout[name]
       # Copy the layer: a view of it, held by the consumer, would keep all layers in memory.
-      own = [array[entry.index].copy() if entry.index else array for array in arrays]
+      own = [array[entry.indices].copy() if entry.indices else array for array in arrays]
       yield name, entry.join(own)
     del arrays  # before the next ones are read
     grow_run.return_freed_memory()

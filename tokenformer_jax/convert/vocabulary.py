@@ -26,7 +26,7 @@ def find(named: str, weights: Path) -> NamedTokenizer:
   """Return the tokenizer of weights in a file or a directory.
 
   `named` is `bytes`, the path of a `tokenizer.json`, or a run, DIR or DIR@STEP, whose tokenizer to
-  take; empty: the `tokenizer.json` beside the weights.
+  take; empty: the `tokenizer.json` in the folder of the weights.
   """
   if not named:
     file = (weights if weights.is_dir() else weights.parent) / _FILE
@@ -57,7 +57,7 @@ def find(named: str, weights: Path) -> NamedTokenizer:
 
 
 def find_chat(data: TextConfig) -> dict[str, Any] | None:
-  """Return the chat template beside a tokenizer.json as a checkpoint stores it, or None.
+  """Return the chat template in the folder of a tokenizer.json as a checkpoint stores it, or None.
 
   A template that cannot be used is named in a message.
   """

@@ -70,5 +70,5 @@ def write(
     'family': dataclasses.asdict(family),
     'sizes': [dataclasses.asdict(one) for one in sizes],
   }
-  paths.replace(path, json.dumps(content, indent=2) + '\n')
+  paths.overwrite(path, json.dumps(content, indent=2) + '\n')
   return path

@@ -86,11 +86,11 @@ def _experts(before: ModelConfig, after: ModelConfig) -> list[tuple[str, str, st
   """Return rows of the numbers of experts, and of the experts of a token where that changes."""
   rows = []
   for name, new in after.experts.items():
-    place, old = 'ffn' if name == BASE else f'{name}.ffn', before.experts.get(name)
-    rows.append(_row(f'{place} experts', old.count if old else 0, new.count))
+    path, old = 'ffn' if name == BASE else f'{name}.ffn', before.experts.get(name)
+    rows.append(_row(f'{path} experts', old.count if old else 0, new.count))
     chose = old.router.top_k if old else 0
     if chose != new.router.top_k:
-      rows.append(_row(f'{place} experts of a token', chose, new.router.top_k))
+      rows.append(_row(f'{path} experts of a token', chose, new.router.top_k))
   return rows
 
 

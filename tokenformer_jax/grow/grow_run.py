@@ -37,7 +37,7 @@ from tokenformer_jax.storage import paths
 
 
 def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
-  """Return the state of a run, read directly into its place on the mesh.
+  """Return the state of a run; each array is read directly to its devices.
 
   The mesh is the target's. An array of the source that it does not divide stays whole.
   """
@@ -67,7 +67,7 @@ def read_and_grow(
 ) -> State:
   """Return the state of a run after some steps; their programs compile while the state is read.
 
-  Arrays are made one after the other, each in its place on the mesh. An old array is freed as soon
+  Arrays are made one after the other, each on its devices. An old array is freed as soon
   as the new ones exist, so both models are never in memory at once.
 
   Args:
@@ -131,12 +131,10 @@ def _tokens(meta: Meta) -> float:
   return batches.all_tokens(meta.lineage, batches.history(meta), meta.step)
 
 
-def check_target(
-  target: paths.Path, source: paths.Path | None = None, what: str = 'directory'
-) -> None:
-  """Check that a new work directory, or a file (`what`), can be made; leave nothing behind."""
+def check_target(target: paths.Path, source: paths.Path | None = None) -> None:
+  """Check that a new work directory can be made; leave nothing behind."""
   try:
-    _check_is_new(target, what)
+    _check_is_new(target)
     if source is not None and _lies_in(target, source):
       raise UserError(f'the target {target} lies in the source; choose a --target outside of it')
     if paths.in_bucket(target):
@@ -159,10 +157,12 @@ def _lies_in(path: paths.Path, directory: paths.Path) -> bool:
   return inner.startswith(f'{outer.rstrip("/")}/')
 
 
-def _check_is_new(target: paths.Path, what: str = 'directory') -> None:
+def _check_is_new(target: paths.Path) -> None:
   if target.exists():
-    kind = ' as a file' if what == 'directory' and not target.is_dir() else ''
-    raise UserError(f'the target {target} exists{kind}; name a new {what}, nothing is overwritten')
+    kind = '' if target.is_dir() else ' as a file'
+    raise UserError(
+      f'the target {target} exists{kind}; name a new directory, nothing is overwritten'
+    )
 
 
 def write(target: paths.Path, meta: Meta, state: Any) -> None:

@@ -62,10 +62,12 @@ def draw(
     layout='constrained',
   )
   grid = figure.add_gridspec(len(rows) + 1, 1, height_ratios=[*[panel] * len(rows), _BAR_INCHES])
-  for place, (layer, line) in zip(grid, rows, strict=False):
-    cells = place.subgridspec(1, len(line), width_ratios=[widths[layer][name] for name in line])
-    for i, (cell, name) in enumerate(zip(cells, line, strict=True)):
-      axes, map_TxN = figure.add_subplot(cell), maps[layer][name]
+  for number, (layer, line) in enumerate(rows):
+    cells = grid[number].subgridspec(
+      1, len(line), width_ratios=[widths[layer][name] for name in line]
+    )
+    for i, name in enumerate(line):
+      axes, map_TxN = figure.add_subplot(cells[i]), maps[layer][name]
       _panel(axes, map_TxN, round(widths[layer][name] * _COLUMNS_PER_INCH))
       axes.set_title(f'layer {layer}, {name}', fontsize=9)
       if layer == list(maps)[-1]:
@@ -76,15 +78,15 @@ def draw(
         axes.set_yticks(range(len(names)), [_drawable(label) for label in names])
         axes.set_ylabel('input token', fontsize=8)
       axes.tick_params(labelsize=7 if row < 0.2 else 9, length=2)
-  _draw_bar(figure.add_subplot(grid[-1]))
+  _draw_bar(figure, figure.add_subplot(grid[-1]))
   return figure
 
 
-def _draw_bar(axes: 'Axes') -> None:
+def _draw_bar(figure: 'Figure', axes: 'Axes') -> None:
   """Draw the colour bar of all panels; its scale is a weight over the limit of its panel."""
   from matplotlib.cm import ScalarMappable  # noqa: PLC0415
 
-  bar = axes.figure.colorbar(
+  bar = figure.colorbar(
     ScalarMappable(_norm(1.0), _COLOURS),
     cax=axes,
     orientation='horizontal',
@@ -93,9 +95,9 @@ def _draw_bar(axes: 'Axes') -> None:
     format='{x:g}',
   )
   bar.minorticks_off()
-  axes.set_box_aspect(0.18 / axes.figure.get_figwidth())  # 0.18 inches high
+  axes.set_box_aspect(0.18 / figure.get_figwidth())  # 0.18 inches high
   axes.tick_params(labelsize=7)
-  axes.set_xlabel('weight, as a part of the number above its panel', fontsize=8)
+  axes.set_xlabel('weight, as a share of the number above its panel', fontsize=8)
 
 
 def _lines(widths: Mapping[str, float], most: float) -> list[list[str]]:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import MLPConfig, ModelConfig
+from tokenformer_jax.config import MLPConfig, ModelConfig, TextConfig
 from tokenformer_jax.data import held_out
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
@@ -115,6 +115,7 @@ def measure_text(
 ) -> dict[int, dict[str, usage.Usage]]:
   """Measure usage on at most `tokens` tokens of a text; None: a text that is not trained on."""
   if text is None:
+    assert isinstance(model.config.data, TextConfig)
     ids, _ = held_out.held_out_tokens(model.config.data, model.tokenizer, tokens)
   else:
     ids = held_out.first_tokens([text], model.tokenizer, tokens)

@@ -18,6 +18,7 @@ from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop, sizes
 
 AnyJob = TypeVar('AnyJob', bound=Job)
+IsDone = Callable[[AnyJob, str], bool]  # whether a job in a directory is finished
 
 
 def is_done(job: Job, out: str) -> bool:
@@ -34,10 +35,8 @@ def is_done(job: Job, out: str) -> bool:
   return bool(last_losses(read_figures(workdir), steps))
 
 
-def finished(
-  jobs: Sequence[AnyJob], out: str, done: Callable[[AnyJob, str], bool] = is_done
-) -> list[bool]:
-  """Return whether each job has finished in the directory of the grid, by `done`."""
+def finished(jobs: Sequence[AnyJob], out: str, done: IsDone[AnyJob] = is_done) -> list[bool]:
+  """Return whether each job has finished in the directory of the grid."""
   made = [done(job, out) for job in jobs]
   _check_branch_points(jobs, made, out)
   return made
@@ -88,8 +87,8 @@ def train(job: Job, out: str) -> bool:
 def make_missing(
   jobs: Sequence[AnyJob],
   out: str,
-  make: Callable[[AnyJob, str], bool] = train,
-  done: Callable[[AnyJob, str], bool] = is_done,
+  make: IsDone[AnyJob] = train,
+  done: IsDone[AnyJob] = is_done,
 ) -> bool:
   """Make the jobs that are not finished, in order; return whether all are finished now.
 

@@ -190,7 +190,7 @@ class Claim:
         self._path('beat').unlink(missing_ok=True)
         self._path('json').unlink(missing_ok=True)
       elif self._number and not self._lost:
-        paths.replace(self._path('beat'), _ENDED)
+        paths.overwrite(self._path('beat'), _ENDED)
     _HELD.discard(self._me.id)
     if not paths.in_bucket(self._directory):
       with contextlib.suppress(OSError):  # a directory that is not empty
@@ -262,7 +262,7 @@ class Claim:
 
   def _beat(self) -> None:
     self._beats += 1
-    paths.replace(self._path('beat'), f'{self._beats}')
+    paths.overwrite(self._path('beat'), f'{self._beats}')
 
   def _keep(self) -> None:
     """Look and raise the counter until the claim is released or lost."""

@@ -158,10 +158,10 @@ def make_writable(directory: Path) -> None:
 
 def write(path: Path, text: str) -> None:
   """Write a file atomically, with retries: a reader sees either the old or the new content."""
-  retry.retried(lambda: replace(path, text), f'writing {path}')
+  retry.retried(lambda: overwrite(path, text), f'writing {path}')
 
 
-def replace(path: Path, text: str) -> None:
+def overwrite(path: Path, text: str) -> None:
   """Write a file atomically as `write` does, but try only once."""
   if in_bucket(path):
     path.write_text(text)

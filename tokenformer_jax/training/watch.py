@@ -113,7 +113,7 @@ class Watch:
         'pid': os.getpid(),
       }
       path = self._workdir / 'heartbeat' / f'{jax.process_index()}.json'
-      paths.replace(path, json.dumps(state) + '\n')
+      paths.overwrite(path, json.dumps(state) + '\n')
 
   def _beat(self) -> None:
     pause = _BUCKET_SECONDS if paths.in_bucket(self._workdir) else 0

@@ -111,9 +111,9 @@ class Stacks:
     self._several = bool(new[0].stack)
     self._stacks: dict[str, list[trunk.LayerPath | None]] = {}
     self._numbers: dict[str, list[int]] = {}
-    for number, (place, origin) in enumerate(zip(new, origins, strict=True)):
-      self._stacks.setdefault(place.stack, []).append(None if origin is None else old[origin])
-      self._numbers.setdefault(place.stack, []).append(number)
+    for number, (layer, origin) in enumerate(zip(new, origins, strict=True)):
+      self._stacks.setdefault(layer.stack, []).append(None if origin is None else old[origin])
+      self._numbers.setdefault(layer.stack, []).append(number)
 
   def take(
     self, path: Path, old: Arrays, fresh: Callable[[int], jax.Array] | None = None
@@ -124,13 +124,13 @@ class Stacks:
     """
     rest = path[2:] if self._several else path[1:]
     first, arrays, counted = {}, [], 0
-    for stack in dict.fromkeys(place.stack for place in self._stack(path) if place is not None):
+    for stack in dict.fromkeys(layer.stack for layer in self._stack(path) if layer is not None):
       arrays.append(old((path[0], DictKey(stack), *rest) if stack else (path[0], *rest)))
       first[stack], counted = counted, counted + len(arrays[-1])
     rows, own = [], 0
-    for place in self._stack(path):
-      rows.append(counted + own if place is None else first[place.stack] + place.row)
-      own += place is None
+    for layer in self._stack(path):
+      rows.append(counted + own if layer is None else first[layer.stack] + layer.row)
+      own += layer is None
     if own and fresh is not None:
       arrays.append(fresh(own))
     whole = arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays)
