@@ -92,7 +92,8 @@ def test_tasks_and_text_in_one_report(command, source, tmp_path):
     '--batch_size=8',
   )
   assert (report['source'], report['step'], report['limit']) == (source, 7, 2)
-  assert report['model'] == config.to_json(tokenformer_jax.load(source).config.model)
+  model = tokenformer_jax.load(source).config.model
+  assert report['model'] == json.loads(json.dumps(config.to_json(model)))
   assert set(report['versions']) == {'tokenformer_jax', 'jax', 'lm_eval'}
   assert report['seconds'] > 0
   last_word = report['tasks']['local_last_word']

@@ -101,7 +101,8 @@ SMALLER = [
   # A model of `defaults()`, which is larger than the other configs'.
   (
     '--config=local.py',
-    '--config=local.py --config.model.width=64 --config.data.tokenizer=bytes',
+    '--config=local.py --config.model.width=64 --config.data.tokenizer=bytes '
+    '--config.data.batch_size=4',
   ),
   # Tasks that need no internet.
   (

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import architectures
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,7 +63,10 @@ def _grown(model):
   return config.with_pattentions(model, groups)
 
 
+SHARED = ('skipless, tokens', 'parallel, window', 'skips and norms', 'parallel with skip')
+SHARED += ('hybrid', 'few key heads')
 MODELS: dict[str, ModelConfig] = {
+  **{name: architectures.MODELS[name] for name in SHARED},
   'grown': _grown(tiny_model(final_norm='affine', gelu='tanh')),
   'scores': tiny_model(
     layer=_layer(
@@ -80,16 +84,6 @@ MODELS: dict[str, ModelConfig] = {
   'transformer': tiny_model(
     dense=True, bias=True, norm='affine', rotary=0, position_embedding='learned', tied_head=False
   ),
-  # Qwen3 and Gemma: few heads of keys, norms of heads, scaled rotation.
-  'popular': with_mixer(
-    tiny_model(
-      dense=True, norm='rms_offset', rotary=1, embedding_scale=True, final_norm='rms_offset'
-    ),
-    kv_heads=2,
-    head_width=12,
-    qk_norm='rms',
-    positions=config.RotaryConfig(1.0, scaling=mixers.Llama3ScalingConfig(4, 0.2, 0.5, length=8)),
-  ),
   'beside': tiny_model(
     layer=_layer(
       mixer=_mixer(
@@ -106,7 +100,6 @@ MODELS: dict[str, ModelConfig] = {
       ),
     )
   ),
-  'windows': two_kinds(tied_head=False),
   'post_norm': tiny_model(
     dense=True,
     layer=_layer(
@@ -119,38 +112,6 @@ MODELS: dict[str, ModelConfig] = {
       wiring=config.PostNormConfig(),
     ),
     embedding_norm='plain',
-  ),
-  'skipless': tiny_model(
-    layer=_layer(
-      mixer=_mixer(shaped=True, value=config.NoProjectionConfig(), proj_skip=True),
-      wiring=config.SkiplessConfig(),
-      ffn_norm='bias',
-    )
-  ),
-  'parallel': tiny_model(
-    layer=_layer(
-      mixer=_mixer(
-        value_skip=True,
-        shaped=True,
-        window=5,
-        proj=config.NoProjectionConfig(),
-        length_scale=config.PositionScaleConfig(4),
-      ),
-      wiring=config.ParallelConfig(skip=True),
-    )
-  ),
-  # A grown Pythia: parameter tokens beside matrices, and a norm for each branch.
-  'gpt_neox': tiny_model(
-    layer=_layer(
-      norm='affine',
-      mixer=_mixer(
-        qkv=config.DenseConfig(True, PattentionConfig(8, 8)), proj=config.DenseConfig(True)
-      ),
-      ffn=config.MLPConfig(48, bias=True, beside=PattentionConfig(12, 12)),
-      wiring=config.ParallelConfig(gains=False, skip=True, two_norms=True),
-    ),
-    final_norm='affine',
-    tied_head=False,
   ),
   'switch': tiny_model(
     layer=_layer(
@@ -195,7 +156,7 @@ def _load(folder):
 
 
 # Together they have every kind of cache and of positions.
-CACHES = ('beside', 'windows', 'skipless', 'parallel', 'gpt_neox', 'switch', 'popular')
+CACHES = ('beside', 'switch', *SHARED)
 
 
 @pytest.fixture(scope='module', params=MODELS)
@@ -291,7 +252,7 @@ def test_a_large_model_has_several_files_and_their_index(run, tmp_path):
 
 
 def test_a_model_with_learned_gains_is_written_in_half_precision(tmp_path):
-  model = dataclasses.replace(MODELS['skipless'], vocab_size=256)
+  model = tiny_model(layer=_layer(wiring=config.SkiplessConfig()), vocab_size=256)
   params = _write_run(tmp_path / 'run', model)
   export.to_hf(str(tmp_path / 'run'), tmp_path / 'folder', dtype='bfloat16')
   tensor = tensor_files.find(tmp_path / 'folder')['blocks.1.mixer_gain']

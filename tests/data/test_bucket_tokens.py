@@ -103,9 +103,9 @@ def test_errors_lose_and_repeat_no_sample(bucket, there, local, monkeypatch):
   monkeypatch.setattr(retry, 'PAUSES', (0.05,) * 8)
   store = prepare(there)
   with bucket.failing(one_in=20, statuses=(503, 429, 0), matching='store/') as faults:
-    found = _batches(store, there, 40)
+    batches = _batches(store, there, 40)
   assert len(faults.failed) >= 5, 'too few requests failed for the test to say anything'
-  np.testing.assert_array_equal(found, _batches(local, there, 40))
+  np.testing.assert_array_equal(batches, _batches(local, there, 40))
 
 
 def test_a_bucket_without_the_store_is_named(bucket, there):

@@ -83,9 +83,9 @@ def test_text_and_marks_are_those_of_transformers(name, tokenizer):
   template = Template(name, golden['template'], GOLDEN['tokens'])
   loaded = tokenizers.load(str(tokenizer))
   for messages, expected in zip(GOLDEN['chats'], golden['rows'], strict=True):
-    found = template.render(messages)
-    assert found.text == expected['text'], 'another text'
-    (ids,) = loaded.encode_chats([found])
+    rendered = template.render(messages)
+    assert rendered.text == expected['text'], 'another text'
+    (ids,) = loaded.encode_chats([rendered])
     assert marks.plain(ids).tolist() == expected['ids'], 'other tokens'
     assert (ids >= 0).astype(int).tolist() == expected['mask'], 'the loss is on other tokens'
     assert template.render(messages[:-1], ask=True).text == expected['ask'], 'another question'
@@ -99,12 +99,12 @@ def test_the_template_is_that_of_the_config_the_tokenizer_or_the_package(tmp_pat
   entry = {'chat_template': golden['chatml']['template'], 'bos_token': {'content': '<s>'}}
   (tmp_path / 'tokenizer_config.json').write_text(json.dumps(entry))
   own = str(tmp_path / 'tokenizer.json')
-  found = find_template(TextConfig(tokenizer=own))
-  assert found.source == golden['chatml']['template']
-  assert found.tokens == GOLDEN['tokens'], 'the end of document is missing'
-  assert found.end_of_turn(QUESTION) == '<|im_end|>'
-  found = find_template(TextConfig(tokenizer=own, chat_template=str(mine)))
-  assert found.source == mine.read_text() and found.end_of_turn(QUESTION) == '<|endoftext|>'
+  template = find_template(TextConfig(tokenizer=own))
+  assert template.source == golden['chatml']['template']
+  assert template.tokens == GOLDEN['tokens'], 'the end of document is missing'
+  assert template.end_of_turn(QUESTION) == '<|im_end|>'
+  template = find_template(TextConfig(tokenizer=own, chat_template=str(mine)))
+  assert template.source == mine.read_text() and template.end_of_turn(QUESTION) == '<|endoftext|>'
   (tmp_path / 'chat_template.jinja').write_text(golden['inline']['template'])
   assert find_template(TextConfig(tokenizer=own)).source == golden['inline']['template']
   built_in = find_template(TextConfig(tokenizer='bpe:300'))
@@ -124,8 +124,8 @@ WITH_NAMES = (
 def _learned(messages, source=chat_template.OURS, **row) -> list[str]:
   """The texts that a row teaches."""
   document = chat_rows.conversation({'messages': messages, **row}, 'a.jsonl, line 3,')
-  found = Template('T', source, {}).render(json.loads(document), label=document.label)
-  return [found.text[slice(*span)] for span in found.answers]
+  rendered = Template('T', source, {}).render(json.loads(document), label=document.label)
+  return [rendered.text[slice(*span)] for span in rendered.answers]
 
 
 def _with(number: int, **keys) -> list[dict]:
@@ -240,15 +240,15 @@ def test_the_end_of_a_document_carries_the_loss_of_the_token_before(tmp_path, to
     '{% endgeneration %}{% endfor %}'
   )
   source = _write(tmp_path / 'a.jsonl')
-  found = _prepare(tmp_path, source, chat_template=str(open_end))
-  assert (found.train[:] == 0xFF).sum() == found.index.total('train', 'documents'), (
+  made = _prepare(tmp_path, source, chat_template=str(open_end))
+  assert (made.train[:] == 0xFF).sum() == made.index.total('train', 'documents'), (
     'nothing teaches to stop'
   )
   golden = tmp_path / 'inline.jinja'
   golden.write_text(GOLDEN['templates']['inline']['template'])
-  found = _prepare(tmp_path, source, chat_template=str(golden), tokenizer=str(tokenizer))
-  ends = marks.plain(found.train[:]) == tokenizers.load(str(tokenizer)).end_of_document
-  assert ends.sum() == found.index.total('train', 'documents'), (
+  made = _prepare(tmp_path, source, chat_template=str(golden), tokenizer=str(tokenizer))
+  ends = marks.plain(made.train[:]) == tokenizers.load(str(tokenizer)).end_of_document
+  assert ends.sum() == made.index.total('train', 'documents'), (
     'a conversation that ends itself has two ends'
   )
 

@@ -24,10 +24,10 @@ def _open(source: str, **changes) -> images.ImageSet:
 
 
 def test_the_digits_are_split_and_every_class_is_held_out():
-  found = _open('digits')
-  assert (len(found.train), len(found.validation)) == (1438, 359)
-  assert (len(found.classes), found.channels) == (10, 1)
-  labels = [found.validation.read(i)[1] for i in range(359)]
+  image_set = _open('digits')
+  assert (len(image_set.train), len(image_set.validation)) == (1438, 359)
+  assert (len(image_set.classes), image_set.channels) == (10, 1)
+  labels = [image_set.validation.read(i)[1] for i in range(359)]
   assert np.bincount(labels).min() > 25, 'a class is nearly missing in the validation split'
 
 
@@ -43,12 +43,12 @@ def test_the_digits_are_scikit_learns():
 
 
 def test_a_folder_has_its_classes_in_the_order_of_their_names(tmp_path):
-  found = _open(image_files.write_sets(tmp_path))
-  assert found.classes == ('ant', 'bee', 'cat') and found.channels == 3
-  assert (len(found.train), len(found.validation)) == (36, 21)
-  for split in (found.train, found.validation):
+  image_set = _open(image_files.write_sets(tmp_path))
+  assert image_set.classes == ('ant', 'bee', 'cat') and image_set.channels == 3
+  assert (len(image_set.train), len(image_set.validation)) == (36, 21)
+  for split in (image_set.train, image_set.validation):
     for i in range(len(split)):
-      assert Path(split.name(i)).parent.name == found.classes[split.read(i)[1]]
+      assert Path(split.name(i)).parent.name == image_set.classes[split.read(i)[1]]
 
 
 def test_labels_of_validation_go_by_the_classes_of_training(tmp_path):
@@ -60,8 +60,8 @@ def test_labels_of_validation_go_by_the_classes_of_training(tmp_path):
 
 def test_a_folder_without_splits_holds_images_out_by_their_names(tmp_path):
   image_files.write_classes(tmp_path, ('ant', 'bee'), 60)
-  found = _open(f'folder:{tmp_path}', validation_fraction=0.3)
-  names = [{s.name(i) for i in range(len(s))} for s in (found.train, found.validation)]
+  image_set = _open(f'folder:{tmp_path}', validation_fraction=0.3)
+  names = [{s.name(i) for i in range(len(s))} for s in (image_set.train, image_set.validation)]
   assert not names[0] & names[1] and len(names[0] | names[1]) == 120
   assert 20 <= len(names[1]) <= 52
   again = _open(f'folder:{tmp_path}', validation_fraction=0.3).validation
@@ -74,13 +74,15 @@ def test_the_split_of_a_folder_does_not_depend_on_how_its_path_is_spelled(tmp_pa
   shutil.copytree(tmp_path / 'sets', tmp_path / 'copy')
   monkeypatch.chdir(tmp_path)
   spellings = ('sets', './sets/', tmp_path / 'sets', tmp_path / 'mount/../sets', 'mount', 'copy')
-  found = []
+  validation_names = []
   for spelling in spellings:
     split = _open(f'folder:{spelling}', validation_fraction=0.3).validation
-    found.append([Path(split.name(i)).parts[-2:] for i in range(len(split))])
-  assert 15 <= len(found[0]) <= 45
-  for spelling, names in zip(spellings, found, strict=True):
-    assert names == found[0], f'validation images of {spelling} were training images elsewhere'
+    validation_names.append([Path(split.name(i)).parts[-2:] for i in range(len(split))])
+  assert 15 <= len(validation_names[0]) <= 45
+  for spelling, names in zip(spellings, validation_names, strict=True):
+    assert names == validation_names[0], (
+      f'validation images of {spelling} were training images elsewhere'
+    )
 
 
 def test_the_split_of_a_tfds_set_does_not_depend_on_its_version_being_spelled(monkeypatch):
@@ -124,8 +126,10 @@ def test_a_class_without_images_is_named_and_left_out_or_fatal(tmp_path, capsys)
     _open(source, on_bad_image='fail')
 
 
-def _names(found: images.ImageSet) -> list[str]:
-  return [split.name(i) for split in (found.train, found.validation) for i in range(len(split))]
+def _names(image_set: images.ImageSet) -> list[str]:
+  return [
+    split.name(i) for split in (image_set.train, image_set.validation) for i in range(len(split))
+  ]
 
 
 def test_files_and_folders_that_systems_hide_are_no_images(tmp_path):
@@ -134,8 +138,8 @@ def test_files_and_folders_that_systems_hide_are_no_images(tmp_path):
   for folder in ('.ipynb_checkpoints', 'ant/.ipynb_checkpoints', '__MACOSX/ant', 'bee/@eaDir'):
     (tmp_path / folder).mkdir(parents=True)
     (tmp_path / folder / '0.png').write_bytes(image_files.encoded(0))
-  found = _open(f'folder:{tmp_path}')
-  assert found.classes == ('ant', 'bee') and len(_names(found)) == 40
+  image_set = _open(f'folder:{tmp_path}')
+  assert image_set.classes == ('ant', 'bee') and len(_names(image_set)) == 40
 
 
 def test_links_to_folders_are_followed_once_and_missing_files_are_bad_images(tmp_path):
@@ -148,10 +152,10 @@ def test_links_to_folders_are_followed_once_and_missing_files_are_bad_images(tmp
   (root / 'bee/up').symlink_to(root)
   (root / 'wasp').symlink_to(store / 'new')
   (root / 'bee/gone.png').symlink_to(store / 'nothing.png')
-  found = _open(f'folder:{root}')
-  names = [os.path.relpath(name, root) for name in _names(found)]
+  image_set = _open(f'folder:{root}')
+  names = [os.path.relpath(name, root) for name in _names(image_set)]
   counts = [sum(name.startswith(one) for name in names) for one in ('ant', 'bee', 'wasp')]
-  assert found.classes == ('ant', 'bee', 'wasp') and counts == [30, 11, 20]
+  assert image_set.classes == ('ant', 'bee', 'wasp') and counts == [30, 11, 20]
   assert 'bee/gone.png' in names and not any('up' in Path(name).parts for name in names)
 
 
@@ -159,9 +163,9 @@ def test_names_that_are_not_utf_8_are_read_and_hashed(tmp_path):
   image_files.write_classes(tmp_path, ('ant', 'bee'), 20)
   os.rename(tmp_path / 'bee', os.path.join(os.fsencode(tmp_path), b'b\xe9'))
   os.rename(tmp_path / 'ant/0.png', os.path.join(os.fsencode(tmp_path), b'ant', b'caf\xe9.png'))
-  found = _open(f'folder:{tmp_path}')
-  assert len(found.classes) == 2 and len(_names(found)) == 40
-  assert all(found.train.read(i)[0] for i in range(len(found.train)))
+  image_set = _open(f'folder:{tmp_path}')
+  assert len(image_set.classes) == 2 and len(_names(image_set)) == 40
+  assert all(image_set.train.read(i)[0] for i in range(len(image_set.train)))
 
 
 @pytest.mark.parametrize(

@@ -155,8 +155,8 @@ def batches(mixture, first, last, rows=range(BATCH), position=order.BEGINNING) -
 
 def test_rows_are_samples_of_the_orders_of_their_sources(mixture, config):
   stores = [store.prepare(one) for one in source_configs(config).values()]
-  found = batches(mixture, 0, 40).reshape(-1, LENGTH + 1)
-  for position, row in enumerate(found):
+  rows = batches(mixture, 0, 40).reshape(-1, LENGTH + 1)
+  for position, row in enumerate(rows):
     source, sample = MixtureOrder(mixture.shares, BATCH).locate(position)
     n = order.window_count(stores[source].train, LENGTH)
     start = LENGTH * sample_index(SEED, sample, n)
@@ -302,17 +302,18 @@ def test_copies_of_text_that_any_source_holds_out_are_not_trained_on(config, tmp
     a=SourceConfig(own, f'files:{tmp_path}/held.jsonl', weight=0.5),
     b=SourceConfig(copies, weight=0.5),
   )
-  found = open_sources(mixed, SEED).stores
-  texts = {name: one.tokenizer.decode(one.train[:]) for name, one in found.items()}
+  stores = open_sources(mixed, SEED).stores
+  texts = {name: one.tokenizer.decode(one.train[:]) for name, one in stores.items()}
   assert 'this held document' not in texts['b'], 'a copy of held-out text is trained on'
-  assert found['a'].index.total('validation', 'documents') == 30
+  assert stores['a'].index.total('validation', 'documents') == 30
   assert (
-    found['b'].index.total('train', 'documents') + found['b'].index.total('validation', 'documents')
+    stores['b'].index.total('train', 'documents')
+    + stores['b'].index.total('validation', 'documents')
     == 30
   )
 
 
 def test_text_that_a_mixture_was_not_trained_on_is_that_of_the_heaviest_source(mixture, config):
-  found, name = held_out_tokens(config, mixture.tokenizer, 50)
-  np.testing.assert_array_equal(found, mixture.stores['new'].validation[:50])
+  tokens, name = held_out_tokens(config, mixture.tokenizer, 50)
+  np.testing.assert_array_equal(tokens, mixture.stores['new'].validation[:50])
   assert name == 'held-out text of the run'

@@ -99,8 +99,8 @@ def test_a_run_keeps_its_tokenizer_whatever_store_it_finds(tmp_path):
   other = type('Other', (ByteTokenizer,), {'ends': (0xFF, 7)})()
   first = prepare(_config(tmp_path))
   for config in (_config(tmp_path), _config(tmp_path, store=str(first.path))):
-    found = prepare(config, other)
-    assert found.path == first.path and found.tokenizer is other
+    reopened = prepare(config, other)
+    assert reopened.path == first.path and reopened.tokenizer is other
 
 
 def test_a_named_store_of_documents_that_begin_otherwise_is_refused(tmp_path):

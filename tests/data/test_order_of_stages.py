@@ -17,7 +17,7 @@ TOKENS = np.arange(COUNT * LONGEST + 1, dtype=np.uint16)
 
 def inputs(stages, position=order.BEGINNING) -> list[np.ndarray]:
   """The inputs of the batches of stages, given by their steps, rows and length."""
-  step, before, found = position.step, LONGEST, []
+  step, before, read = position.step, LONGEST, []
   for steps, rows, length in stages:
     position = position.in_length(before, length)
     batches = TrainBatches(
@@ -32,10 +32,10 @@ def inputs(stages, position=order.BEGINNING) -> list[np.ndarray]:
     for step in range(position.step, position.step + steps):
       batch = batches[step]
       np.testing.assert_array_equal(batch[:, 1:], batch[:, :-1] + 1, 'targets are not the next ids')
-      found.append(batch[:, :-1])
+      read.append(batch[:, :-1])
     end = position.step + steps
     position, before = Position(end, position.batch_start(end, rows)), length
-  return found
+  return read
 
 
 SIZES = st.tuples(st.integers(0, 6), st.integers(1, 5), st.sampled_from([1, 2, 4, 8]))

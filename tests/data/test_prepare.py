@@ -139,8 +139,8 @@ def test_a_build_that_is_killed_gives_the_same_bytes(tmp_path, kills):
       process.send_signal(signal.SIGKILL)
       process.communicate()
   with _start(tmp_path, broken, 2) as process:
-    found, said = process.communicate()
-  assert (process.returncode, found) == (0, digest), said
+    printed, said = process.communicate()
+  assert (process.returncode, printed) == (0, digest), said
   assert _files(tmp_path / 'broken') == _files(tmp_path / 'unbroken')
 
 
@@ -161,8 +161,8 @@ def test_the_processes_end_with_the_command(tmp_path):
 
 
 def _children(pid: int) -> list[int]:
-  found = Path(f'/proc/{pid}/task/{pid}/children')
-  return [int(child) for child in found.read_text().split()] if found.exists() else []
+  listing = Path(f'/proc/{pid}/task/{pid}/children')
+  return [int(child) for child in listing.read_text().split()] if listing.exists() else []
 
 
 def _runs(pid: int) -> bool:

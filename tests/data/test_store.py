@@ -46,15 +46,15 @@ def _documents(store: Store, split: str) -> list[str]:
 
 
 def _unfinished(folder: Path) -> list[Path]:
-  found = (folder / 'cache' / 'stores').iterdir()
-  return [path for path in found if path.suffix != '.claim' and not (path / 'meta.json').exists()]
+  folders = (folder / 'cache' / 'stores').iterdir()
+  return [path for path in folders if path.suffix != '.claim' and not (path / 'meta.json').exists()]
 
 
 @pytest.mark.parametrize('tokenizer', ['bytes', 'bpe:300'])
 def test_every_document_is_in_one_split(tmp_path, tokenizer):
   store = prepare(_config(tmp_path, tokenizer=tokenizer))
-  found = _documents(store, 'train') + _documents(store, 'validation')
-  assert sorted(found) == sorted(TEXTS), 'the store lost, repeated or changed documents'
+  documents = _documents(store, 'train') + _documents(store, 'validation')
+  assert sorted(documents) == sorted(TEXTS), 'the store lost, repeated or changed documents'
 
 
 @pytest.mark.parametrize('characters', [1, 100])

@@ -393,8 +393,8 @@ def test_a_file_of_lines_is_divided_by_bytes(tmp_path, size, end):
   parts = [part for part, _ in source.divide(size)]
   assert len(parts) == max(1, -(-path.stat().st_size // size)), 'it is not divided'
   assert len({part.fingerprint() for part in parts}) == len(parts)
-  found = [document for part in parts for document in part.documents()]
-  assert found == list(source.documents()), 'a line is lost, torn or read twice'
+  documents = [document for part in parts for document in part.documents()]
+  assert documents == list(source.documents()), 'a line is lost, torn or read twice'
 
 
 def test_a_bad_line_of_a_divided_file_is_named_by_its_byte(tmp_path):

@@ -69,10 +69,10 @@ def test_a_bad_row_is_named(tmp_path, name):
 )
 def test_a_bad_row_can_be_left_out(tmp_path, name, content):
   (tmp_path / name).write_text(content)
-  found = []
+  bad = []
   source = open_source(f'files:{tmp_path}/{name}', 'text')
-  assert list(source.documents(found.append)) == ['a', 'c'], 'rows after a bad one are lost'
-  assert len(found) == 1 and name in str(found[0]), 'the bad row is not told'
+  assert list(source.documents(bad.append)) == ['a', 'c'], 'rows after a bad one are lost'
+  assert len(bad) == 1 and name in str(bad[0]), 'the bad row is not told'
 
 
 def test_a_byte_that_is_not_text_is_found_in_a_table(tmp_path):

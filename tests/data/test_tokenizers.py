@@ -209,10 +209,10 @@ def test_a_spelled_out_end_is_text_if_the_file_does_not_mark_it_as_special(tmp_p
 
 
 def test_a_document_begins_as_the_tokenizer_does_and_with_its_end_only_once(tmp_path):
-  def found(begin):
+  def load_beginning(begin):
     return tokenizers.load(_folder(tmp_path, {}, '</s>', '<b>', begin=begin))
 
-  none, begun, ended = map(found, ('', '<b>', '</s>'))
+  none, begun, ended = map(load_beginning, ('', '<b>', '</s>'))
   documents = [one.document(one.encode('a b')).tolist() for one in (none, begun, ended)]
   assert documents == [[1, 2, 3], [4, 1, 2, 3], [1, 2, 3]]
   assert begun.document(np.array([1]), begins=False, ends=False).tolist() == [1]

@@ -18,7 +18,7 @@ from tokenformer_jax.laws.analysis import Analysis
 from tokenformer_jax.laws.fit import Fit
 from tokenformer_jax.laws.points import Points
 from tokenformer_jax.runs import checkpoint, saved_config
-from tokenformer_jax.runs.checkpoint_meta import Batches, Seen
+from tokenformer_jax.runs.checkpoint_meta import Batches, Meta, Seen
 from tokenformer_jax.training import sizes
 
 THETA = np.array([np.log(406.4), np.log(410.7), np.log(1.69), 0.34, 0.28])
@@ -178,7 +178,7 @@ def _write_run(run, width: int, steps: int) -> None:
   with contextlib.closing(checkpoint.Checkpoints(run, keep=1)) as checkpoints:
     state = {'step': jnp.asarray(steps)}
     seen = Seen(8 * steps, 'abc', (Batches(0, 8, 32),))
-    checkpoints.save(steps, state, config, {'kind': 'bytes'}, loss, seen=seen, wait=True)
+    checkpoints.save(Meta(steps, config, {'kind': 'bytes'}, seen=seen), state, loss, wait=True)
 
 
 @pytest.mark.slow

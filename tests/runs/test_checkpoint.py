@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import resource
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -217,6 +218,16 @@ def test_another_tree_is_refused(tmp_path):
     checkpoints.restore(checkpoints.meta(2), abstract(fewer))
   some = checkpoints.restore(checkpoints.meta(2), abstract(fewer), partial=True)
   assert set(some['opt_state']) == {'count'}
+
+
+def test_arrays_of_another_checkpoint_are_noticed(tmp_path):
+  """Whole files, valid in themselves, that are not those which the description was written for."""
+  save(tmp_path, steps=(1, 2))
+  arrays = tmp_path / 'checkpoints' / '2' / 'state'
+  shutil.rmtree(arrays)
+  shutil.copytree(tmp_path / 'checkpoints' / '1' / 'state', arrays)
+  with pytest.raises(checkpoint.DamagedError, match='has changed since it was written'):
+    read(tmp_path, 2)
 
 
 def data_files(workdir, step):

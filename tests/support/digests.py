@@ -251,26 +251,24 @@ def decoded(model: ModelConfig, params: Any) -> str:
   return digest(*found, whole(params, ids))
 
 
-def main() -> None:
-  """Print the digests, or those that differ."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def compare(cases: dict[str, Callable[[], dict[str, str]]]) -> None:
+  """Be the command that prints the digests of cases, or those that differ."""
+  parser = argparse.ArgumentParser()
   parser.add_argument('cases', nargs='*', help='parts of the names of cases; default: all')
   parser.add_argument('--out', type=Path)
   parser.add_argument('--against', type=Path)
   args = parser.parse_args()
-  cases: dict[str, Callable[[str], dict[str, str]]] = {
-    **dict.fromkeys(SMALL, numbers), **dict.fromkeys(LARGE, lowered)
-  }  # fmt: skip
   found, kept = {}, json.loads(args.against.read_text()) if args.against else {}
   different = []
   for name, measure in cases.items():
     if args.cases and not any(part in name for part in args.cases):
       continue
-    found[name] = measure(name)
-    wrong = [key for key, value in kept.get(name, {}).items() if found[name].get(key) != value]
+    found[name] = measure()
+    old = kept.get(name, {})
+    wrong = [key for key in old | found[name] if old and found[name].get(key) != old.get(key)]
     if wrong:
       different.append(name)
-    print(name, found[name], f'DIFFERENT: {wrong}' if wrong else '', flush=True)
+    print(name, f'DIFFERENT: {wrong}' if wrong else digest(*found[name].values()), flush=True)
   if args.out:
     args.out.write_text(json.dumps({**kept, **found}, indent=1))
   if different:
@@ -278,4 +276,7 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  compare(
+    {name: functools.partial(numbers, name) for name in SMALL}
+    | {name: functools.partial(lowered, name) for name in LARGE}
+  )

@@ -7,21 +7,14 @@
 A change of `grow/` that should alter no draw and no moment keeps every digest.
 """
 
-import argparse
 import functools
 import hashlib
-import json
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
-import xla_flags
+from digests import compare  # before JAX: it chooses the devices
 
-os.environ['JAX_PLATFORMS'] = 'cpu'
-os.environ['XLA_FLAGS'] = xla_flags.join_flags(devices=8)
-
+# isort: split
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -200,41 +193,20 @@ def cases() -> dict[str, Made]:
   }
 
 
-def digests(made: State) -> dict[str, str]:
+def measure(make: Made, optim: OptimConfig) -> dict[str, str]:
   """Return a digest of each array, by its path."""
+  arrays = {path: (a.tobytes(), str((a.shape, a.dtype))) for path, a in paths(make(optim)).items()}
   return {
-    path: hashlib.sha256(array.tobytes() + str((array.shape, array.dtype)).encode()).hexdigest()[
-      :16
-    ]
-    for path, array in paths(made).items()
+    path: hashlib.sha256(content + kind.encode()).hexdigest()[:16]
+    for path, (content, kind) in arrays.items()
   }
-
-
-def main() -> None:
-  """Write the digests, or compare them."""
-  parser = argparse.ArgumentParser()
-  parser.add_argument('--out', type=Path)
-  parser.add_argument('--against', type=Path)
-  parser.add_argument('names', nargs='*', default=[''])
-  args = parser.parse_args()
-  found = {
-    f'{name}, {optim}': digests(make(config))
-    for name, make in cases().items()
-    if any(part in name for part in args.names)
-    for optim, config in OPTIMIZERS.items()
-  }
-  if args.out:
-    args.out.write_text(json.dumps(found))
-  kept = json.loads(args.against.read_text()) if args.against else found
-  others = [
-    f'{name}: {path}'
-    for name, own in found.items()
-    for path in kept[name] | own
-    if kept[name].get(path) != own.get(path)
-  ]
-  print('\n'.join([*others, f'{len(found)} states, {len(others)} other arrays']))
-  sys.exit(bool(others))
 
 
 if __name__ == '__main__':
-  main()
+  compare(
+    {
+      f'{name}, {optim}': functools.partial(measure, make, config)
+      for name, make in cases().items()
+      for optim, config in OPTIMIZERS.items()
+    }
+  )

@@ -123,12 +123,10 @@ def descend(
   return (*meta.lineage, born)
 
 
-def check_target(
-  target: paths.Path, source: paths.Path | None = None, what: str = 'directory'
-) -> None:
-  """Check that a new work directory, or a file (`what`), can be made; leave nothing behind."""
+def check_target(target: paths.Path, source: paths.Path | None = None) -> None:
+  """Check that a new work directory can be made; leave nothing behind."""
   try:
-    _check_is_new(target, what)
+    _check_is_new(target)
     if source is not None and _lies_in(target, source):
       raise UserError(f'the target {target} lies in the source; choose a --target outside of it')
     if paths.in_bucket(target):
@@ -151,10 +149,12 @@ def _lies_in(path: paths.Path, directory: paths.Path) -> bool:
   return inner.startswith(f'{outer.rstrip("/")}/')
 
 
-def _check_is_new(target: paths.Path, what: str = 'directory') -> None:
+def _check_is_new(target: paths.Path) -> None:
   if target.exists():
-    kind = ' as a file' if what == 'directory' and not target.is_dir() else ''
-    raise UserError(f'the target {target} exists{kind}; name a new {what}, nothing is overwritten')
+    kind = '' if target.is_dir() else ' as a file'
+    raise UserError(
+      f'the target {target} exists{kind}; name a new directory, nothing is overwritten'
+    )
 
 
 def write(target: paths.Path, meta: Meta, state: Any) -> None:
