@@ -41,10 +41,10 @@ def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
 
   The mesh is the target's. An array of the source that it does not divide stays whole.
   """
-  return checkpoint.restore_source(checkpoints, meta, _abstract_state(checkpoints, meta, mesh))
+  return checkpoint.restore_source(checkpoints, meta, _abstract_state(meta, mesh))
 
 
-def _abstract_state(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
+def _abstract_state(meta: Meta, mesh: Mesh) -> State:
   """Return shapes and shardings of the state that `read` reads."""
   definition, ema = models.define(meta.config.model), meta.has('ema')
   tx = optim.make_optimizer(meta.config.optim, optim.NO_RATE, definition.info)
@@ -77,7 +77,7 @@ def read_and_grow(
     config: see `Growth`.
     see: is called with the old parameters and, once they exist, with the new ones.
   """
-  abstract = _abstract_state(checkpoints, meta, mesh)
+  abstract = _abstract_state(meta, mesh)
   with concurrent.futures.ThreadPoolExecutor(1 + (os.cpu_count() or 1)) as pool:
 
     def compile_(steps: Steps, state: State) -> Programs:

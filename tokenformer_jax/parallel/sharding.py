@@ -180,13 +180,12 @@ def check_devices(config: Config, mesh: Mesh) -> None:
 
   `check_divides` checks the parameters.
   """
-  check_kernel(config, mesh.devices.flat[0].platform)
+  check_kernel(config.train.attention, mesh.devices.flat[0].platform)
   check_splits(config, mesh)
 
 
-def check_kernel(config: Config, platform: str) -> None:
+def check_kernel(kernel: str, platform: str) -> None:
   """Check that the attention kernel is one of a platform."""
-  kernel = config.train.attention
   needed = {'splash': 'tpu', 'cudnn': 'gpu'}.get(kernel, platform)
   if needed != platform:
     raise UserError(

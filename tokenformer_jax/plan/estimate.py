@@ -236,7 +236,7 @@ def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: sched
 def _by_formula(step: Program, on: Topology) -> Plan:
   mesh = sharding.abstract_mesh(step.config.mesh, on.devices)
   sharding.check_divides(mesh, step.task.definition.abstract, step.task.definition.axes)
-  sharding.check_kernel(step.config, on.platform)
+  sharding.check_kernel(step.config.train.attention, on.platform)
   sharding.check_splits(step.config, mesh)
   state = program.state_bytes(step, mesh)
   error = DoesNotFitError('')

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config
+from tokenformer_jax.config import Config, OptimConfig, TrainConfig
 from tokenformer_jax.config.check_config import check_decay
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.params import Definition
@@ -52,32 +52,34 @@ def check_run(run: Known) -> None:
   if run.examples is not None:
     continuation.check_data(config, origin, run.task)
   continuation.check_decay_start(config, origin, run.growth)
-  _check_old_tokens(config, run.growth, definition)
-  _check_groups(config, definition)
+  _check_old_tokens(config.optim, run.growth, definition)
+  _check_groups(config.train, definition)
   if run.teacher is not None:
     run.teacher.check_fits(config, mesh)
   sharding.check_divides(mesh, definition.abstract, definition.axes)
   check_decay(config)
 
 
-def _check_old_tokens(config: Config, growth: LastGrowth | None, definition: Definition) -> None:
+def _check_old_tokens(
+  optim: OptimConfig, growth: LastGrowth | None, definition: Definition
+) -> None:
   """Check that the model has newer tokens, experts or layers if `optim.old_tokens` needs them."""
-  if config.optim.old_tokens == 'train':
+  if optim.old_tokens == 'train':
     return
   if growth is None or jax.tree.all(
     jax.tree.map(lambda old, array: old.are_all(array.shape), growth.old, definition.abstract)
   ):
     raise UserError(
-      f'config.optim.old_tokens is {config.optim.old_tokens!r}, but this model has no tokens newer '
+      f'config.optim.old_tokens is {optim.old_tokens!r}, but this model has no tokens newer '
       'than the others, and no newer experts or layers; grow it first, or set it to train'
     )
 
 
-def _check_groups(config: Config, definition: Definition) -> None:
+def _check_groups(train: TrainConfig, definition: Definition) -> None:
   """Check that the model has the groups that `train.drop_groups` needs."""
-  if config.train.drop_groups and definition.group_count < 2:
+  if train.drop_groups and definition.group_count < 2:
     raise UserError(
-      f'config.train.drop_groups is {config.train.drop_groups}, and no projection of this model '
+      f'config.train.drop_groups is {train.drop_groups}, and no projection of this model '
       'has several groups of tokens; grow it by method=group, give it groups '
       '(model.layer.ffn.groups), or set it to 0'
     )

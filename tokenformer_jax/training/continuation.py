@@ -7,7 +7,7 @@ import re
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, DataConfig, GrowConfig, lookup
+from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig, lookup
 from tokenformer_jax.data.order import Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
@@ -40,14 +40,14 @@ def check(config: Config, origin: Origin) -> None:
 
   `config` has every size filled in.
   """
-  _check_growth_used(config, origin)
+  _check_growth_used(config.grow, origin)
   meta = origin.meta
   if meta is not None:
     if origin.own is not None:
-      check_same_model(config, origin.own.config, origin.where)
+      _check_same_model(config.model, origin.own.config.model, origin.where)
     else:
       init_from.check(config, meta, origin.where)
-    check_same_optimizer(config, meta, origin.where, resumes=origin.own is not None)
+    _check_same_optimizer(config, meta, origin.where, resumes=origin.own is not None)
     check_order(config, origin)
   _check_new_order_used(config, origin)
   _check_finished_data(config, origin)
@@ -63,12 +63,12 @@ def _check_finished_data(config: Config, origin: Origin) -> None:
     check_finished(config, origin, 'data.')
 
 
-def _check_growth_used(config: Config, origin: Origin) -> None:
+def _check_growth_used(how: GrowConfig, origin: Origin) -> None:
   """Check that a run grows if keys of the group `grow` are set, or has grown by these values."""
   if origin.other is not None:
     return
   known = origin.own.config.grow if origin.own else GrowConfig()
-  for one in config_lib.differences(config.grow, known, 'grow.'):
+  for one in config_lib.differences(how, known, 'grow.'):
     if one.ours != lookup(Config(), one.path):
       raise UserError(
         f'config.{one.path} is {one.ours!r}, which has an effect only where a run begins from '
@@ -88,9 +88,9 @@ def _check_new_order_used(config: Config, origin: Origin) -> None:
     )
 
 
-def check_same_model(config: Config, theirs: Config, where: str) -> None:
+def _check_same_model(model: ModelConfig, theirs: ModelConfig, where: str) -> None:
   """Check that a checkpoint has the run's model."""
-  differences = list(config_lib.differences(config.model, theirs.model, 'model.'))
+  differences = list(config_lib.differences(model, theirs, 'model.'))
   if not differences:
     return
   advice, keys = (
@@ -98,9 +98,9 @@ def check_same_model(config: Config, theirs: Config, where: str) -> None:
     [d.path for d in differences],
   )
   if all(key.endswith(('.tokens', '.reference', '.groups', 'model.pattern')) for key in keys):
-    counts = config_lib.counts_as_text(config_lib.token_counts(config.model))
+    counts = config_lib.counts_as_text(config_lib.token_counts(model))
     sizes = [f'--param_tokens={counts}'] if keys != ['model.pattern'] else []
-    sizes += [f"--pattern='{config.model.pattern}'"] if 'model.pattern' in keys else []
+    sizes += [f"--pattern='{model.pattern}'"] if 'model.pattern' in keys else []
     advice += (
       f' (to have it grow: tokenformer grow --source=DIR --target=NEW_DIR {" ".join(sizes)})'
     )
@@ -108,7 +108,7 @@ def check_same_model(config: Config, theirs: Config, where: str) -> None:
   raise UserError(f'{where} is of another model: {"; ".join(differing)}; {advice}')
 
 
-def check_same_optimizer(config: Config, meta: Meta, where: str, *, resumes: bool = True) -> None:
+def _check_same_optimizer(config: Config, meta: Meta, where: str, *, resumes: bool) -> None:
   """Check that a checkpoint has the statistics of the run's optimizer, if the run keeps them."""
   ours, theirs = config.optim.kind, meta.config.optim.kind
   if ours == theirs or meta.contents != 'model' or (not resumes and config.grow.moments == 'drop'):
