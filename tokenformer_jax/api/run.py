@@ -69,8 +69,7 @@ def load(source: Path) -> Run:
     UserError: the run or the step does not exist, or the checkpoint does not hold a model.
   """
   directory, step = paths.split_source(source)
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  checkpoints.close()
+  _, meta = checkpoint.open_source(directory, step)
   checkpoint.check_is_model(meta, directory)
   return Run(directory, meta)
 

@@ -13,7 +13,6 @@ form widens them. A word before the flags names another action, whose flags
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Self
 
 from tokenformer_jax.cli import help_text, signatures
@@ -45,7 +44,7 @@ class _Source(Growable):
     super().__init__(source)
     self._mesh, self._dry_run = mesh, dry_run
 
-  def _start(self, target: Path, config: GrowConfig) -> AbstractContextManager[Derivation]:
+  def _start(self, target: Path, config: GrowConfig) -> Derivation:
     return start(
       self.source,
       paths.parse_path(target),

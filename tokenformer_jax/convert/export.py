@@ -107,21 +107,20 @@ def _export(
   grow_run.check_target(target)
   directory, step = paths.split_source(source)
   checkpoints, meta = checkpoint.open_source(directory, step)
-  with contextlib.closing(checkpoints):
-    checkpoint.check_is_language_model(meta, directory)
-    layout, texts = describe(meta)
-    if target.suffix in _SUFFIXES:
-      raise UserError(f'the target {target} is named like a file, and is a folder; rename it')
-    read = functools.partial(run_tensors.read_array, checkpoints, meta)
-    stream = tensor_layout.stream(layout, read)
-    shapes = {name: entry.shape for name, entry in layout.items()}
-    with _new_folder(target) as folder:
-      for name, content in texts.items():
-        is_text = isinstance(content, str)
-        written = content if is_text else json.dumps(content, indent=2, ensure_ascii=False) + '\n'
-        paths.write(folder / name, written)
-      finite = run_tensors.check_finite(stream, source, allow_nonfinite)
-      tensor_files.write(folder, dtype, shapes, finite, shard_bytes)
+  checkpoint.check_is_language_model(meta, directory)
+  layout, texts = describe(meta)
+  if target.suffix in _SUFFIXES:
+    raise UserError(f'the target {target} is named like a file, and is a folder; rename it')
+  read = functools.partial(run_tensors.read_array, checkpoints, meta)
+  stream = tensor_layout.stream(layout, read)
+  shapes = {name: entry.shape for name, entry in layout.items()}
+  with _new_folder(target) as folder:
+    for name, content in texts.items():
+      is_text = isinstance(content, str)
+      written = content if is_text else json.dumps(content, indent=2, ensure_ascii=False) + '\n'
+      paths.write(folder / name, written)
+    finite = run_tensors.check_finite(stream, source, allow_nonfinite)
+    tensor_files.write(folder, dtype, shapes, finite, shard_bytes)
   return meta.config.model
 
 

@@ -1,6 +1,5 @@
 """Find the tokenizer of weights: in their folder, in a file, or in a run."""
 
-import contextlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,9 +49,8 @@ def find(named: str, weights: Path) -> NamedTokenizer:
       f'({tokenizers.WHERE_TO_GET}), or a run whose tokenizer to take'
     )
   directory, step = paths.split_source(named)
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  with contextlib.closing(checkpoints):
-    checkpoint.check_is_language_model(meta, directory)
+  _, meta = checkpoint.open_source(directory, step)
+  checkpoint.check_is_language_model(meta, directory)
   return NamedTokenizer(meta.config.data.tokenizer, tokenizers.from_json(meta.tokenizer))
 
 

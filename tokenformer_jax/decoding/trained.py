@@ -1,6 +1,5 @@
 """Load a trained model for use from the run that `DIR` or `DIR@STEP` names."""
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -88,24 +87,23 @@ def load(
   directory, step = paths.split_source(source)
   mesh = sharding.make_mesh(MeshConfig(tokens=token_shards), sharding.find_devices())
   checkpoints, meta = checkpoint.open_source(directory, step)
-  with contextlib.closing(checkpoints):
-    check(meta, directory)
-    if clip_positions is not None:
-      meta = _clipped(meta, clip_positions)
-    whole = models.define(meta.config.model)
-    if groups is not None:
-      meta = _first_groups(meta, groups)
-    model, execution = meta.config.model, Execution.for_trained(meta.config)
-    definition = models.define(model, execution)
-    if token_shards > 1:
-      sharding.check_divides(mesh, definition.abstract, definition.axes)
-      for heads in model.heads:
-        sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer of the model')
-    shardings = sharding.tree_shardings(mesh, definition.axes)
-    abstract = {'params': sharding.with_even_shardings(whole.abstract, shardings)}
-    params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
-    if groups is not None:
-      params = _cut(params, whole, definition, groups, shardings)
+  check(meta, directory)
+  if clip_positions is not None:
+    meta = _clipped(meta, clip_positions)
+  whole = models.define(meta.config.model)
+  if groups is not None:
+    meta = _first_groups(meta, groups)
+  model, execution = meta.config.model, Execution.for_trained(meta.config)
+  definition = models.define(model, execution)
+  if token_shards > 1:
+    sharding.check_divides(mesh, definition.abstract, definition.axes)
+    for heads in model.heads:
+      sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer of the model')
+  shardings = sharding.tree_shardings(mesh, definition.axes)
+  abstract = {'params': sharding.with_even_shardings(whole.abstract, shardings)}
+  params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
+  if groups is not None:
+    params = _cut(params, whole, definition, groups, shardings)
   return Trained(source, meta, definition, execution, params, mesh)
 
 

@@ -6,12 +6,10 @@ Messages name arguments as flags; `arguments.checked` names them as in Python.
 
 from __future__ import annotations  # so that help() shows the names of types
 
-import contextlib
 import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Annotated, Any, Self
 
 import jax
@@ -72,7 +70,7 @@ class Growable:
   def __init__(self, source: str):
     self.source = source
 
-  def _start(self, target: Path, config: GrowConfig) -> AbstractContextManager[Derivation]:
+  def _start(self, target: Path, config: GrowConfig) -> Derivation:
     """Open the run, and check that the target can be made."""
     return start(self.source, paths.parse_path(target), config)
 
@@ -148,14 +146,14 @@ class Growable:
     if experts is None and (expert_tokens or top_k):
       name = 'expert_tokens' if expert_tokens else 'top_k'
       raise UserError(f'--{name} has an effect only with --experts=N; leave it out')
-    with self._start(target, how) as new:
-      more = None
-      if experts is not None:
-        counts = experts_lib.named_counts(new.before, experts, '--experts')
-        more = experts_lib.Wanted(counts, expert_tokens, top_k)
-      sizes = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
-      after = plan.larger_model(new.before, how, param_tokens, sizes, more, layers, pattern)
-      return self._finish(new, _grow(new, after, rate))
+    new = self._start(target, how)
+    more = None
+    if experts is not None:
+      counts = experts_lib.named_counts(new.before, experts, '--experts')
+      more = experts_lib.Wanted(counts, expert_tokens, top_k)
+    sizes = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
+    after = plan.larger_model(new.before, how, param_tokens, sizes, more, layers, pattern)
+    return self._finish(new, _grow(new, after, rate))
 
   def merge(
     self,
@@ -178,8 +176,8 @@ class Growable:
       step: The number of steps made.
     """
     name = added.source if isinstance(added, Growable) else os.fspath(added)
-    with self._start(target, growth('zero_keys', scale=scale, moments=moments, step=step)) as new:
-      return self._finish(new, _merge(new, name))
+    new = self._start(target, growth('zero_keys', scale=scale, moments=moments, step=step))
+    return self._finish(new, _merge(new, name))
 
   def extract(self, target: Path, groups: Numbers | None = None) -> Self:
     """Write only the tokens of some groups, or those that the last growth or merge added.
@@ -193,17 +191,17 @@ class Growable:
     Returns:
       This run.
     """
-    with self._start(target, GrowConfig()) as new:
-      meta = new.meta
-      numbers = () if groups is None else _group_numbers(new.before, groups)
-      lineage, model = subsets.extraction(meta, new.directory, numbers)
-      if new.dry_run:
-        return self
-      params = grow_run.read(new.checkpoints, meta, new.mesh)['params']
-      extracted = subsets.extract(params, new.before, lineage[-1].model, numbers)
-      config = new.new_config(model, meta.config.grow)
-      made = Meta(meta.step, config, meta.tokenizer, lineage, 'added_tokens')
-      grow_run.write(new.target, made, {'params': extracted})
+    new = self._start(target, GrowConfig())
+    meta = new.meta
+    numbers = () if groups is None else _group_numbers(new.before, groups)
+    lineage, model = subsets.extraction(meta, new.directory, numbers)
+    if new.dry_run:
+      return self
+    params = grow_run.read(new.checkpoints, meta, new.mesh)['params']
+    extracted = subsets.extract(params, new.before, lineage[-1].model, numbers)
+    config = new.new_config(model, meta.config.grow)
+    made = Meta(meta.step, config, meta.tokenizer, lineage, 'added_tokens')
+    grow_run.write(new.target, made, {'params': extracted})
     which = f'groups {as_text(numbers)}' if numbers else 'the added tokens'
     messages.say(f'wrote {new.target}: {which} of {new.directory}')
     return self
@@ -230,15 +228,15 @@ class Growable:
     """
     if groups is not None and experts is not None:
       raise UserError('--groups and --experts both say what to take out; give one of them')
-    with self._start(target, growth(moments=moments, step=step)) as new:
-      if groups is not None:
-        numbers = _group_numbers(new.before, groups)
-        made = _choose(new, 'remove', choices.without(numbers), numbers)
-      elif experts is not None:
-        made = _remove_experts(new, experts)
-      else:
-        made = _remove_last(new)
-      return self._finish(new, made)
+    new = self._start(target, growth(moments=moments, step=step))
+    if groups is not None:
+      numbers = _group_numbers(new.before, groups)
+      made = _choose(new, 'remove', choices.without(numbers), numbers)
+    elif experts is not None:
+      made = _remove_experts(new, experts)
+    else:
+      made = _remove_last(new)
+    return self._finish(new, made)
 
   def slice(
     self,
@@ -258,17 +256,17 @@ class Growable:
       moments: The optimizer's moments.
       step: The number of steps made.
     """
-    with self._start(target, growth(moments=moments, step=step)) as new:
-      _check_has_tokens(new.before)
-      most = choices.most_groups(new.before)
-      if most == 1:
-        raise UserError('every projection of this model has one group; there is nothing to remove')
-      if groups >= most:
-        raise UserError(
-          f'--groups is {groups}, the number of groups to keep; it must be from 1 to {most - 1}'
-        )
-      gone = range(groups + 1, most + 1)
-      return self._finish(new, _choose(new, 'slice', choices.first(groups), gone))
+    new = self._start(target, growth(moments=moments, step=step))
+    _check_has_tokens(new.before)
+    most = choices.most_groups(new.before)
+    if most == 1:
+      raise UserError('every projection of this model has one group; there is nothing to remove')
+    if groups >= most:
+      raise UserError(
+        f'--groups is {groups}, the number of groups to keep; it must be from 1 to {most - 1}'
+      )
+    gone = range(groups + 1, most + 1)
+    return self._finish(new, _choose(new, 'slice', choices.first(groups), gone))
 
   def shrink(
     self,
@@ -299,10 +297,10 @@ class Growable:
     if experts is not None and scale:
       raise UserError('--scale has an effect only with --param_tokens=NAME=N; leave it out')
     how = growth('zero_keys', scale=scale or 'keep', moments=moments, step=step)
-    with self._start(target, how) as new:
-      if experts is not None:
-        return self._finish(new, _shrink_experts(new, experts, examples))
-      return self._finish(new, _shrink_tokens(new, param_tokens or {}, examples))
+    new = self._start(target, how)
+    if experts is not None:
+      return self._finish(new, _shrink_experts(new, experts, examples))
+    return self._finish(new, _shrink_tokens(new, param_tokens or {}, examples))
 
   def scale(self, target: Path, groups: Numbers, factor: Float) -> Self:
     """Multiply the values of groups, and so what they add to each output; moments stay.
@@ -314,11 +312,11 @@ class Growable:
       groups: The groups, as 2,3, counted from 1.
       factor: The factor of the values.
     """
-    with self._start(target, GrowConfig()) as new:
-      model = new.before
-      numbers = _group_numbers(model, groups)
-      steps, text = (ScaleGroups(model, model, numbers, factor),), as_text(numbers)
-      return self._finish(new, new.write('scale', model, steps, groups=text, factor=factor))
+    new = self._start(target, GrowConfig())
+    model = new.before
+    numbers = _group_numbers(model, groups)
+    steps, text = (ScaleGroups(model, model, numbers, factor),), as_text(numbers)
+    return self._finish(new, new.write('scale', model, steps, groups=text, factor=factor))
 
   def freeze(self, target: Path, groups: Numbers) -> Self:
     """Write a run that trains all groups of parameter tokens but these.
@@ -329,13 +327,13 @@ class Growable:
       target: The new work directory.
       groups: The groups, as 1,2, counted from 1; none: train all.
     """
-    with self._start(target, GrowConfig()) as new:
-      model = new.before
-      _check_has_tokens(model)
-      numbers = _group_numbers(model, groups) if groups else ()
-      after, none = choices.with_frozen(model, numbers), range(0)
-      made = new.write('freeze', after, (), measured=none, groups=as_text(numbers))
-      return self._finish(new, made)
+    new = self._start(target, GrowConfig())
+    model = new.before
+    _check_has_tokens(model)
+    numbers = _group_numbers(model, groups) if groups else ()
+    after, none = choices.with_frozen(model, numbers), range(0)
+    made = new.write('freeze', after, (), measured=none, groups=as_text(numbers))
+    return self._finish(new, made)
 
   def as_tokens(self, target: Path, matrices: Text | None = None) -> Self:
     """Turn matrices of a Transformer into parameter tokens; the same up to rounding.
@@ -346,23 +344,22 @@ class Growable:
       target: The new work directory.
       matrices: Names, as qkv,ffn; default: all without biases and gates.
     """
-    with self._start(target, GrowConfig()) as new:
-      model = new.before
-      after = matrices_lib.wanted(model, matrices)
-      messages.say(
-        'the same up to rounding: GELU(z) − GELU(−z) = z makes two tokens of each input of a '
-        "matrix, and a neuron of an MLP is a token; the optimizer's moments of the pairs start at "
-        'zero'
-      )
-      steps = (matrices_lib.MatricesToTokens(model, after),)
-      return self._finish(new, new.write('as_tokens', after, steps, advice=True))
+    new = self._start(target, GrowConfig())
+    model = new.before
+    after = matrices_lib.wanted(model, matrices)
+    messages.say(
+      'the same up to rounding: GELU(z) − GELU(−z) = z makes two tokens of each input of a '
+      "matrix, and a neuron of an MLP is a token; the optimizer's moments of the pairs start at "
+      'zero'
+    )
+    steps = (matrices_lib.MatricesToTokens(model, after),)
+    return self._finish(new, new.write('as_tokens', after, steps, advice=True))
 
   def group_table(self) -> str:
     """Return a table of the groups of parameter tokens and of where they come from."""
     directory, step = paths.split_source(self.source)
-    checkpoints, meta = checkpoint.open_source(directory, step)
-    with contextlib.closing(checkpoints):
-      checkpoint.check_is_model(meta, directory)
+    _, meta = checkpoint.open_source(directory, step)
+    checkpoint.check_is_model(meta, directory)
     _check_has_tokens(meta.config.model)
     return groups_lib.render(meta)
 
@@ -422,9 +419,8 @@ def _merge(new: Derivation, added: str) -> int | None:
   """Append the tokens of another run, or of `extract`, to the source's."""
   directory, step = paths.split_source(added)
   checkpoints, meta = checkpoint.open_source(directory, step)
-  with contextlib.closing(checkpoints):
-    after = merging.check(new.meta, new.directory, meta, directory, new.config)
-    new_tokens = subsets.read_added(checkpoints, meta, new.mesh)
+  after = merging.check(new.meta, new.directory, meta, directory, new.config)
+  new_tokens = subsets.read_added(checkpoints, meta, new.mesh)
   if chat := meta.tokenizer.get('chat'):  # Tokens that learned conversations bring their template.
     vocabulary = {'chat': chat, **new.meta.tokenizer}
     own = dataclasses.replace(new.meta, tokenizer=vocabulary)

@@ -3,11 +3,10 @@
 The actions of growth are in `actions.py`. A target is written whole or not at all.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from jax.sharding import Mesh
@@ -174,7 +173,6 @@ class Derivation:
     )
 
 
-@contextlib.contextmanager
 def start(
   source: str,
   target: paths.Path,
@@ -183,7 +181,7 @@ def start(
   mesh_config: MeshConfig | None = None,
   dry_run: bool = False,
   show: Callable[[str], None] = messages.say,
-) -> Iterator[Derivation]:
+) -> Derivation:
   """Check that the target can be made, and open the source, DIR or DIR@STEP.
 
   Without a mesh, use the source's if it fits the devices here, else all devices.
@@ -194,9 +192,8 @@ def start(
   here = sharding.find_devices()
   checkpoints, meta = checkpoint.open_source(directory, step)
   checkpoint.check_is_model(meta, directory)
-  with contextlib.closing(checkpoints):
-    mesh, mesh_config = _mesh(mesh_config, meta.config.mesh, here)
-    yield Derivation(directory, checkpoints, meta, mesh, mesh_config, target, config, dry_run, show)
+  mesh, mesh_config = _mesh(mesh_config, meta.config.mesh, here)
+  return Derivation(directory, checkpoints, meta, mesh, mesh_config, target, config, dry_run, show)
 
 
 def _mesh(

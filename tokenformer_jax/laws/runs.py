@@ -137,8 +137,7 @@ def last_losses(lines: Sequence[dict[str, float]], steps: int) -> list[float | N
 
 
 def _meta(path: paths.Path) -> Meta:
-  checkpoints, meta = checkpoint.open_source(path, None)
-  checkpoints.close()
+  _, meta = checkpoint.open_source(path, None)
   return meta
 
 

@@ -218,7 +218,7 @@ class Checkpoints:
     ) from cause
 
   def close(self) -> None:
-    """Wait for writes in progress, and end the background threads.
+    """Wait for writes in progress, and end the background threads; for reading there are none.
 
     An error is only logged: `wait` has raised it already, or another error ends the run.
     """

@@ -1,6 +1,5 @@
 """Begin a run from another run's checkpoint (`config.init_from`), grown to the run's model."""
 
-import contextlib
 import dataclasses
 
 import jax
@@ -31,12 +30,8 @@ def open_source(config: Config) -> tuple[checkpoint.Checkpoints, Meta, Lineage]:
   """
   directory, step = paths.split_source(config.init_from)
   checkpoints, meta = checkpoint.open_source(directory, step)
-  with contextlib.ExitStack() as on_error:
-    on_error.callback(checkpoints.close)
-    checkpoint.check_is_model(meta, directory)
-    lineage = grow_run.descend(meta, directory, 'grow', config.grow)
-    on_error.pop_all()
-  return checkpoints, meta, lineage
+  checkpoint.check_is_model(meta, directory)
+  return checkpoints, meta, grow_run.descend(meta, directory, 'grow', config.grow)
 
 
 def _check_steps_left(config: Config, meta: Meta, where: str) -> None:

@@ -4,7 +4,6 @@ A model is its parameters and the meaning of its ids, so a run keeps the tokeniz
 the checkpoint that it continues from. `continuation.py` checks that it may continue from it.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -106,18 +105,18 @@ def find(config: Config, workdir: paths.Path, damaged: Damaged) -> Origin:
 def _newest(workdir: paths.Path, damaged: Damaged) -> Origin | None:
   """Return the newest checkpoint that can be read, or None if there is no checkpoint."""
   unreadable = {}
-  with contextlib.closing(checkpoint.Checkpoints(workdir)) as checkpoints:
-    for step in reversed(checkpoints.common_steps()):
-      try:
-        if step in damaged:
-          raise damaged[step]
-        meta = checkpoints.meta(step)
-      except checkpoint.DamagedError as error:
-        unreadable[step] = error
-        continue
-      checkpoint.check_is_model(meta, workdir)
-      where = f'the checkpoint of step {step} in this work directory'
-      return Origin(meta, where=where, lineage=meta.lineage, damaged=unreadable, run=meta.run)
+  checkpoints = checkpoint.Checkpoints(workdir)
+  for step in reversed(checkpoints.common_steps()):
+    try:
+      if step in damaged:
+        raise damaged[step]
+      meta = checkpoints.meta(step)
+    except checkpoint.DamagedError as error:
+      unreadable[step] = error
+      continue
+    checkpoint.check_is_model(meta, workdir)
+    where = f'the checkpoint of step {step} in this work directory'
+    return Origin(meta, where=where, lineage=meta.lineage, damaged=unreadable, run=meta.run)
   if unreadable:
     reasons = '; '.join(f'step {step}: {error}' for step, error in unreadable.items())
     raise UserError(

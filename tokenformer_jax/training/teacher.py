@@ -4,7 +4,6 @@ A run keeps its teacher: a checkpoint records the teacher's run, step and a dige
 parameters, and a run that goes on from there must have the same parameters as its teacher.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -45,8 +44,7 @@ class Teacher:
     """Read the parameters once, sharded over the mesh by the rules of all parameters."""
     shardings = sharding.tree_shardings(mesh, self.definition.axes)
     abstract = {'params': sharding.with_shardings(self.definition.abstract, shardings)}
-    with contextlib.closing(self.checkpoints):
-      return checkpoint.restore_source(self.checkpoints, self.meta, abstract)['params']
+    return checkpoint.restore_source(self.checkpoints, self.meta, abstract)['params']
 
   def step_flops(self, config: Config) -> float:
     """Count the FLOPs of the teacher's forward pass in a step of a run over all devices."""
