@@ -160,6 +160,11 @@ def test_a_value_of_the_wrong_type_is_refused(path, value, sentence):
       'config.model.max_length is 128, less than data.sequence_length=256; learned positions must '
       'reach that far',
     ),
+    (
+      {'optim__skip_window': 64},
+      'config.optim.skip_window is 64, which has a meaning for optim.skip_deviations only, and '
+      'that is not set; leave it out',
+    ),
   ],
 )
 def test_values_that_do_not_fit_together_are_refused(changes, sentence):

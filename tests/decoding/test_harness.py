@@ -243,6 +243,11 @@ def test_an_unknown_task_is_named_with_the_nearest_one(_find):
   )
 
 
+def test_a_folder_of_tasks_that_is_not_there_is_refused():
+  with pytest.raises(UserError, match='--include_path=none is not a directory'):
+    harness.find_tasks(['local_options'], 'none')
+
+
 def test_data_that_cannot_be_fetched_is_told_in_one_sentence(_find, monkeypatch):
   """As without the internet."""
 

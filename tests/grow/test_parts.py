@@ -27,7 +27,7 @@ from growing import (
   state_of,
 )
 from outcomes import assert_same, paths
-from routed import by_bias, sparse
+from routed import by_bias, sparse, with_experts
 from tiny import tiny_model, tiny_vit
 
 from tokenformer_jax import tasks
@@ -80,6 +80,19 @@ def _trained(source: ModelConfig = SOURCE, target: ModelConfig = TARGET):
     for _ in range(3):
       state, _ = step(state, jnp.asarray(np.tile(IDS, (2, 1))))
   return state
+
+
+@pytest.mark.parametrize(
+  ('base', 'model', 'added'),
+  [
+    (ROUTED, with_experts(ROUTED, 6), 'added experts'),
+    (SOURCE, tiny_model(pattern='layer*4'), 'added layers'),
+  ],
+)
+def test_experts_and_layers_can_be_neither_extracted_nor_merged(base, model, added):
+  born = dataclasses.replace(BORN, model=base)
+  with pytest.raises(UserError, match=f'{added}.* cannot be extracted or merged'):
+    subsets.check_no_layers(born, model, pathlib.Path('here'))
 
 
 @SLOW

@@ -177,22 +177,25 @@ def test_splash_takes_few_key_heads():
 
 
 REFUSED = {
-  'kv_heads is 3, which does not divide': {'kv_heads': 3},
-  'shaped=True needs a value for each of the 8 heads': {'shaped': True},
-  'proj.kind=none needs heads that fill model.width=32': {'proj': NoProjectionConfig()},
-  'low_frequency=8 is not less than high_frequency=4': {
-    'positions': RotaryConfig(scaling=Llama3ScalingConfig(8.0, low_frequency=8.0))
-  },
-  'yarn, which multiplies what is rotated, and clip=5': {
-    'positions': RotaryConfig(clip=5, scaling=YarnScalingConfig(8.0))
-  },
+  'kv_heads is 3, which does not divide': _model(kv_heads=3),
+  'shaped=True needs a value for each of the 8 heads': _model(shaped=True),
+  'proj.kind=none needs heads that fill model.width=32': _model(proj=NoProjectionConfig()),
+  'low_frequency=8 is not less than high_frequency=4': _model(
+    positions=RotaryConfig(scaling=Llama3ScalingConfig(8.0, low_frequency=8.0))
+  ),
+  'yarn, which multiplies what is rotated, and clip=5': _model(
+    positions=RotaryConfig(clip=5, scaling=YarnScalingConfig(8.0))
+  ),
+  'shared_gate is True, and shared.kind=none': mixtures.mixture(
+    dataclasses.replace(mixtures.KINDS['switch'], shared_gate=True)
+  ),
 }
 
 
 @pytest.mark.parametrize('sentence', REFUSED)
 def test_settings_without_meaning_are_refused(sentence):
   with pytest.raises(UserError) as error:
-    check_model(_model(**REFUSED[sentence]))
+    check_model(REFUSED[sentence])
   assert sentence in str(error.value)
 
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures('short_pauses')
 # Reading
 
 
-@pytest.mark.parametrize('error', [OSError('503'), EIO, TimeoutError()], ids=repr)
+@pytest.mark.parametrize('error', [OSError('503'), EIO, TimeoutError(), OSError('odd')], ids=repr)
 def test_reading_is_tried_again(tmp_path, fail, error):
   save(tmp_path, [1.0])
   fail(ocp.Checkpointer, 'restore', [error] * 3)

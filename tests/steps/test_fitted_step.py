@@ -183,6 +183,21 @@ def test_a_compiler_without_memory_falls_back(mesh, compiled, monkeypatch):
   assert len(compiled) == 2
 
 
+@pytest.mark.parametrize(
+  ('said', 'kind'),
+  [
+    ('RESOURCE_EXHAUSTED: Used 19.5G of 15.7G hbm', fit.DoesNotFitError),
+    ('INTERNAL: a mistake of the compiler', jax.errors.JaxRuntimeError),
+  ],
+)
+def test_only_a_lack_of_memory_means_that_a_step_does_not_fit(said, kind):
+  def fail():
+    raise jax.errors.JaxRuntimeError(said)
+
+  with pytest.raises(kind):
+    fit.compile_lowered(types.SimpleNamespace(compile=fail))
+
+
 def test_a_plan_that_another_process_cannot_hold_is_left_by_all(mesh, compiled, monkeypatch):
   elsewhere = iter([True, False])
   monkeypatch.setattr(fit.hosts, 'in_any', lambda failed: failed or next(elsewhere))
