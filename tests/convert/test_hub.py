@@ -94,7 +94,7 @@ REFUSED = {
   'an unknown architecture': ('llama', {'architectures': ['BertModel']}, "'BertModel'"),
   'no size': ('llama', {'hidden_size': None}, 'has no hidden_size'),
   'a size that is text': ('llama', {'num_hidden_layers': '2'}, "num_hidden_layers='2'"),
-  'heads that do not fit': ('llama', {'num_attention_heads': 3}, 'num_attention_heads=3'),
+  'heads that do not fit': ('gpt_neox', {'num_attention_heads': 3}, 'num_attention_heads=3'),
   'code of its author': ('llama', {'auto_map': {'AutoModel': 'x.Y'}}, 'which is never run'),
   'quantized': ('llama', {'quantization_config': {'bits': 4}}, 'quantization_config='),
   'a rotation that we lack': ('llama', {'rope_scaling': {'type': 'dynamic'}}, "'dynamic'"),
