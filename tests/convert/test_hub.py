@@ -195,7 +195,8 @@ def test_parameters_that_stay_in_half_precision(tmp_path):
     sum(file.stat().st_size for file in (tmp_path / dtype).rglob('d/*'))
     for dtype in ('float32', 'bfloat16')
   ]
-  assert sizes[1] < 0.8 * sizes[0], f'not stored in half precision: {sizes}'
+  count = sum(array.size for array in jax.tree.leaves(kept['params']))
+  assert sizes[0] - sizes[1] > 1.9 * count, f'not stored in half precision: {sizes}'
   export.to_hf(str(tmp_path / 'bfloat16'), tmp_path / 'out', dtype='bfloat16')
   got = tensor_files.find(tmp_path / 'out')
   for name, tensor in tensor_files.find(source).items():
