@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import pytorch_file
+import released
 import safetensors.numpy
 import tokenizers as hf
 
@@ -84,7 +84,7 @@ def test_a_pytorch_file_with_a_tied_head_and_tensors_that_are_no_parameters(tmp_
   file.unlink()
   skipped = 'transformer.h.0.attn.bias' if kind == 'gpt2' else 'model.layers.0.rotary_emb.inv_freq'
   weights |= {'lm_head.weight': wanted, skipped: np.ones(3, np.float32)}
-  pytorch_file.write(source / 'pytorch_model.bin', 'float32', weights)
+  released.write_pytorch(source / 'pytorch_model.bin', 'float32', weights)
   folder = hub.find(source)
   np.testing.assert_array_equal(_read(folder)['embedding'], wanted)
   assert folder.model.tied_head

@@ -1,4 +1,4 @@
-"""A page in a headless Chromium, without a driver: its content, its console, a picture."""
+"""A page in a headless Chromium, without a driver: its content and its console."""
 
 import dataclasses
 import json
@@ -63,13 +63,6 @@ def open_page(page: Path) -> Opened:
   ]
   requests = sorted(url for url in asked if not _OWN.match(url) and url != page.as_uri())
   return Opened(done.stdout, console, requests)
-
-
-def picture(page: Path, target: Path, width: int, height: int, scale: float = 1) -> None:
-  """Draws the upper part of a page."""
-  with tempfile.TemporaryDirectory() as folder:
-    size = f'--window-size={width},{height}'
-    _run(page, folder, size, f'--force-device-scale-factor={scale}', f'--screenshot={target}')
 
 
 def _run(page: Path, folder: str, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-import pytorch_file
+import pytest
 import safetensors.numpy
 import tokenizers as hf
 from tiny import tiny_model
@@ -24,9 +24,17 @@ OPTIONS = {'heads': 2, 'rotary_fraction': 0.5, 'sequence_length': 32}
 def write(path: Path, weights=WEIGHTS, dtype: str = 'float32') -> Path:
   """Writes a file in the format of its suffix."""
   if path.suffix == '.bin':
-    return pytorch_file.write(path, dtype, weights)
+    return write_pytorch(path, dtype, weights)
   cast = {name: array.astype(tensor_files.DTYPES[dtype]) for name, array in weights.items()}
   safetensors.numpy.save_file(cast, path)
+  return path
+
+
+def write_pytorch(path: Path, dtype: str, weights: dict[str, np.ndarray]) -> Path:
+  """Write the weights in a dtype of `tensor_files.DTYPES`; the same array is stored once."""
+  torch = pytest.importorskip('torch')
+  made = {id(array): torch.tensor(array).to(getattr(torch, dtype)) for array in weights.values()}
+  torch.save({name: made[id(array)] for name, array in weights.items()}, path)
   return path
 
 
