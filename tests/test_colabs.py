@@ -2,15 +2,10 @@
 
 import functools
 import re
-import shutil
-import subprocess
 import tomllib
-from importlib import metadata
-from pathlib import Path
 
 import nbclient
 import nbformat
-import packages
 import pytest
 import tiny_run
 import xla_flags
@@ -157,42 +152,3 @@ def test_a_hosted_session_keeps_what_it_may_have_loaded():
   kept = {need.name.lower(): need.specifier for need in map(requirements.Requirement, needs)}
   replaced = [name for name in LOADED if hosted[name] not in kept[name]]
   assert not replaced, 'the first cell would ask for a restart'
-
-
-USES = """
-from tokenformer_jax.config import file
-print(tokenformer_jax.__file__, numpy.__version__, file.shipped('lm_stdlib'))
-"""
-
-
-@pytest.mark.slow
-def test_the_first_cells_in_a_bare_session(tmp_path):
-  """Without the package, with an uploaded wheel, and with the package installed."""
-  (tmp_path / 'files').mkdir()
-  (tmp_path / 'session').mkdir()
-  wheel, _ = packages.build(packages.copy_checkout(tmp_path / 'checkout'), tmp_path / 'files')
-  python = packages.make_environment(tmp_path / 'bare')
-  cells = _cells('grow')
-  file = tmp_path / 'session' / 'cells.ipy'
-  file.write_text('\n'.join([cells['install'], cells['see-device'], USES]))
-  environment = {**tiny_run.environment(), 'PIP_NO_INDEX': '1'}
-  for name in ('PYTHONPATH', 'VIRTUAL_ENV'):  # IPython would take packages from the latter
-    environment.pop(name, None)
-
-  def start() -> subprocess.CompletedProcess:
-    command = [str(python), '-m', 'IPython', file.name]
-    return subprocess.run(command, cwd=file.parent, env=environment, capture_output=True, text=True)
-
-  done = start()
-  assert 'No matching distribution found for tokenformer_jax' in done.stderr, done.stderr
-  assert "No module named 'tokenformer_jax'" in done.stdout, done.stdout
-  uploaded = Path(shutil.copy(wheel, file.parent))
-  for state in ('uploaded', 'installed'):
-    done = start()
-    said = f'{state}: {done.stdout}{done.stderr}'
-    assert done.stdout.strip().endswith('.py'), said
-    package, version, config = done.stdout.splitlines()[-1].split()
-    assert str(python.parent.parent) in package, f'not from this environment: {said}'
-    assert version == metadata.version('numpy'), f'numpy was replaced: {said}'
-    assert Path(config).exists(), f'no configs: {said}'
-    uploaded.unlink(missing_ok=True)

@@ -1,17 +1,24 @@
 """The wheel and the sdist: what is in them, and all commands from them, without the checkout."""
 
+import contextlib
 import email
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
+import nbformat
 import packages
 import pytest
 import tiny_run
 import yaml
+from setuptools import build_meta
 
 import tokenformer_jax
 from tokenformer_jax.cli import verbs
@@ -19,12 +26,71 @@ from tokenformer_jax.cli import verbs
 VERSION = tokenformer_jax.__version__
 
 
+def build(checkout: Path, files: Path) -> tuple[Path, Path]:
+  """Build an sdist, and a wheel of the unpacked sdist, as `python -m build` does.
+
+  Args:
+    checkout: a copy, in which the build leaves files.
+    files: the folder for the results.
+
+  Returns:
+    The paths of the wheel and of the sdist.
+  """
+  with _building(checkout):
+    sdist = files / build_meta.build_sdist(str(files))
+  unpacked = checkout.parent / 'unpacked'
+  shutil.unpack_archive(sdist, unpacked, filter='data')
+  (source,) = unpacked.iterdir()
+  with _building(source):
+    wheel = files / build_meta.build_wheel(str(files))
+  return wheel, sdist
+
+
+@contextlib.contextmanager
+def _building(folder: Path):
+  """Build in a folder, without the lines that setuptools prints."""
+  with (
+    contextlib.chdir(folder),
+    open(os.devnull, 'w') as nothing,
+    contextlib.redirect_stdout(nothing),
+  ):
+    yield
+
+
+def make_environment(folder: Path) -> Path:
+  """Make a virtual environment with the dependencies of the package, but without itself.
+
+  The dependencies are links to those of this Python.
+
+  Returns:
+    The environment's Python.
+  """
+  venv.create(folder / 'venv', with_pip=True)
+  ours = ('tokenformer_jax', '__editable__', 'pip', '__pycache__')
+  (folder / 'dependencies').mkdir()
+  for folder_of_packages in (Path(p) for p in sys.path if p.endswith('site-packages')):
+    for file in folder_of_packages.iterdir():
+      if not file.name.startswith(ours) and file.suffix != '.pth':
+        link = folder / 'dependencies' / file.name
+        with contextlib.suppress(FileExistsError):  # as on sys.path: the first one counts
+          link.symlink_to(file)
+  (site,) = folder.glob('venv/lib/*/site-packages')
+  (site / 'dependencies.pth').write_text(f'{folder}/dependencies\n')
+  return folder / 'venv' / 'bin' / 'python'
+
+
+def install(python: Path, file: Path) -> None:
+  """Install a wheel into an environment of `make_environment`."""
+  pip = [str(python), '-m', 'pip', 'install', '--quiet', '--no-index']
+  subprocess.run([*pip, str(file)], check=True)
+
+
 @pytest.fixture(scope='module')
 def built(tmp_path_factory):
   """The paths of a wheel and of an sdist."""
   folder = tmp_path_factory.mktemp('package')
   (folder / 'files').mkdir()
-  return packages.build(packages.copy_checkout(folder / 'checkout'), folder / 'files')
+  return build(packages.copy_checkout(folder / 'checkout'), folder / 'files')
 
 
 def sources(folder: str) -> set[str]:
@@ -87,12 +153,50 @@ def test_an_index_accepts_the_files(built):
   assert done.returncode == 0, done.stdout + done.stderr
 
 
+USES = """
+from tokenformer_jax.config import file
+print(tokenformer_jax.__file__, numpy.__version__, file.shipped('lm_stdlib'))
+"""
+
+
+@pytest.mark.slow
+def test_the_first_cells_of_a_notebook_in_a_bare_session(built, tmp_path):
+  """Without the package, with an uploaded wheel, and with the package installed."""
+  (tmp_path / 'session').mkdir()
+  python = make_environment(tmp_path / 'bare')
+  notebook = nbformat.read(tiny_run.ROOT / 'colabs/grow.ipynb', as_version=4)
+  cells = {cell.id: cell.source for cell in notebook.cells}
+  file = tmp_path / 'session' / 'cells.ipy'
+  file.write_text('\n'.join([cells['install'], cells['see-device'], USES]))
+  environment = {**tiny_run.environment(), 'PIP_NO_INDEX': '1'}
+  for name in ('PYTHONPATH', 'VIRTUAL_ENV'):  # IPython would take packages from the latter
+    environment.pop(name, None)
+
+  def start() -> subprocess.CompletedProcess:
+    command = [str(python), '-m', 'IPython', file.name]
+    return subprocess.run(command, cwd=file.parent, env=environment, capture_output=True, text=True)
+
+  done = start()
+  assert 'No matching distribution found for tokenformer_jax' in done.stderr, done.stderr
+  assert "No module named 'tokenformer_jax'" in done.stdout, done.stdout
+  uploaded = Path(shutil.copy(built[0], file.parent))
+  for state in ('uploaded', 'installed'):
+    done = start()
+    said = f'{state}: {done.stdout}{done.stderr}'
+    assert done.stdout.strip().endswith('.py'), said
+    package, version, config = done.stdout.splitlines()[-1].split()
+    assert str(python.parent.parent) in package, f'not from this environment: {said}'
+    assert version == metadata.version('numpy'), f'numpy was replaced: {said}'
+    assert Path(config).exists(), f'no configs: {said}'
+    uploaded.unlink(missing_ok=True)
+
+
 @pytest.fixture(scope='module')
 def installed(built, tmp_path_factory):
   """A function that runs `tokenformer ARGUMENTS` from the wheel, far from the checkout."""
   folder = tmp_path_factory.mktemp('installed')
-  python = packages.make_environment(folder)
-  packages.install(python, built[0])
+  python = make_environment(folder)
+  install(python, built[0])
 
   def run(*arguments: str) -> str:
     command = [str(python.parent / 'tokenformer'), *arguments]

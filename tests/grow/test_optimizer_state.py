@@ -18,9 +18,9 @@ from growing import (
   schedule_count,
 )
 from outcomes import assert_close, paths
-from tiny import tiny_model, with_tokens
+from tiny import tiny_model
 
-from tokenformer_jax.config import OPTIMIZERS, GrowConfig, growth
+from tokenformer_jax.config import OPTIMIZERS, GrowConfig, growth, with_token_counts
 from tokenformer_jax.config.groups import with_frozen
 from tokenformer_jax.grow.steps import widen
 from tokenformer_jax.grow.steps.tokens import grown_model
@@ -105,7 +105,7 @@ def test_statistics_of_old_tokens_stay_and_new_ones_begin(name, method):
 
 @EACH
 def test_unchanged_arrays_stay_bit_for_bit(name):
-  target = with_tokens(MODEL, ffn=96)
+  target = with_token_counts(MODEL, {'ffn': 96})
   before, after = (
     _statistics(one) for one in (_state(name), grow(_state(name), MODEL, target, KEEP))
   )
@@ -117,7 +117,7 @@ def test_unchanged_arrays_stay_bit_for_bit(name):
 
 @EACH
 def test_dropped_statistics_are_zero_and_their_counts_too(name):
-  target, config = with_tokens(MODEL, ffn=96), GrowConfig(moments='drop')
+  target, config = with_token_counts(MODEL, {'ffn': 96}), GrowConfig(moments='drop')
   new = grow(_state(name), MODEL, target, config)
   _assert_fits(new, name, target)
   assert not any(array.any() for array in _statistics(new).values()), 'something is kept'
@@ -134,7 +134,7 @@ def test_dropped_statistics_are_zero_and_their_counts_too(name):
 
 @EACH
 def test_a_removal_undoes_a_growth(name):
-  target = with_tokens(MODEL, **DOUBLE)
+  target = with_token_counts(MODEL, DOUBLE)
   state = _state(name)
   back = remove(grow(state, MODEL, target, KEEP), target, MODEL, KEEP)
   _assert_fits(back, name, MODEL)
@@ -145,8 +145,8 @@ def test_a_removal_undoes_a_growth(name):
 
 @EACH
 def test_a_merge_adds_tokens_without_a_momentum(name):
-  added = with_tokens(MODEL, qkv=4, proj=4, ffn=8)
-  total = with_tokens(MODEL, qkv=28, proj=44, ffn=56)
+  added = with_token_counts(MODEL, {'qkv': 4, 'proj': 4, 'ffn': 8})
+  total = with_token_counts(MODEL, {'qkv': 28, 'proj': 44, 'ffn': 56})
   tokens = {'blocks': params_of(added)['blocks']}
   merged = merge(_state(name), tokens, MODEL, total)
   _assert_fits(merged, name, total)

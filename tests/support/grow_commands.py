@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 import tiny_run
-from absl import flags
+import typed
 from growing import STEP, mesh_of, state_of
 from trainers import trainer
 
@@ -39,15 +39,10 @@ def write_run(workdir: Path, text: str, cache: Path, *, seed: int = 0, **changes
 
 def grow(*arguments: object) -> None:
   """`python -m tokenformer_jax grow` with these arguments, within this process."""
-  known, argv = set(flags.FLAGS), ['grow', *map(str, arguments)]
-  try:
+  argv = ['grow', *map(str, arguments)]
+  with typed.own_flags():
     command.define_flags(argv)
-    flags.FLAGS.set_gnu_getopt(True)
     command.main(parse_flags.parse(argv))
-  finally:
-    for name in set(flags.FLAGS) - known:
-      delattr(flags.FLAGS, name)
-    flags.FLAGS.set_gnu_getopt(False)
 
 
 def command_line(*arguments: object) -> list[str]:

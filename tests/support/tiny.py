@@ -163,11 +163,6 @@ def linear(model: ModelConfig) -> ModelConfig:
   return dataclasses.replace(model, layer=dataclasses.replace(model.layer, mixer=mixer))
 
 
-def with_tokens(model: ModelConfig, **counts: int) -> ModelConfig:
-  """Return a model with other numbers of parameter tokens, and the same reference counts."""
-  return config.with_token_counts(model, counts)
-
-
 def normal_params(definition: Definition, std: float = 1.0, seed: int = 0) -> Params:
   """Return parameters of a definition by a normal distribution, whatever starts at 0 or 1."""
   rng = np.random.default_rng(seed)

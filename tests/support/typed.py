@@ -1,6 +1,7 @@
 """Run a command in this process, with arguments as a user types them."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import flags
@@ -8,15 +9,22 @@ from absl import flags
 from tokenformer_jax.cli import parse_flags, signatures
 
 
-def run(main: Callable[..., Any], *arguments: object, **options: Any) -> Any:
-  """Call the function of a command with a command line; `options` are as for `cli.command`."""
+@contextlib.contextmanager
+def own_flags() -> Iterator[None]:
+  """Parse flags as a command does, and forget those that are defined inside."""
   known = set(flags.FLAGS)
-  signatures.define(main, **options)
   flags.FLAGS.set_gnu_getopt(True)
   try:
-    words = parse_flags.parse(['command', *map(str, arguments)])
-    return main(*words[1:], **signatures.given(main, **options))
+    yield
   finally:
     flags.FLAGS.set_gnu_getopt(False)
     for name in set(flags.FLAGS) - known:
       delattr(flags.FLAGS, name)
+
+
+def run(main: Callable[..., Any], *arguments: object, **options: Any) -> Any:
+  """Call the function of a command with a command line; `options` are as for `cli.command`."""
+  with own_flags():
+    signatures.define(main, **options)
+    words = parse_flags.parse(['command', *map(str, arguments)])
+    return main(*words[1:], **signatures.given(main, **options))
