@@ -25,6 +25,11 @@ from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
 
 pytestmark = pytest.mark.slow
+NO_PERMISSION = {
+  'statuses': (403,),
+  'methods': ('POST', 'PUT'),
+  'matching': 'b/bucket/',
+}  # to write
 
 
 @pytest.fixture(scope='module')
@@ -228,36 +233,24 @@ def test_text_is_read_there(bucket, tmp_path):
 
 
 @pytest.mark.parametrize('form', ['files', 'parquet'])
-def test_a_folder_of_many_files_costs_one_listing(bucket, monkeypatch, form):
-  answer, asked = bucket_server._Handler._do, []
-
-  def count(self, method, target, headers, body):
-    asked.append(f'{method} {target}')
-    return answer(self, method, target, headers, body)
-
+def test_a_folder_of_many_files_costs_one_listing(bucket, form):
   for i in range(10_000):
     name = f'many/{i:05}.{"jsonl" if form == "files" else "parquet"}'
     bucket.buckets['bucket'][name] = (next(bucket.generations), b'{"text": "a"}')
-  monkeypatch.setattr(bucket_server._Handler, '_do', count)
+  bucket.asked.clear()
   source = open_source(f'{form}:gs://bucket/many/*', 'text')
   source.fingerprint()
   assert len(list(source.divide(2**27))) == 10_000
-  assert len(asked) <= 4, f'10,000 files cost {len(asked)} calls, such as {asked[-1]}'
+  assert len(bucket.asked) <= 4, f'10,000 files cost the calls {bucket.asked}'
 
 
-def test_a_packed_file_is_read_in_few_calls(bucket, monkeypatch):
+def test_a_packed_file_is_read_in_few_calls(bucket):
   content = os.urandom(300_000).hex().encode()
   bucket.buckets['bucket']['packed/a.txt.gz'] = (next(bucket.generations), gzip.compress(content))
   source = open_source('files:gs://bucket/packed', 'text')
-  answer, asked = bucket_server._Handler._do, []
-
-  def count(self, method, target, headers, body):
-    asked.append(f'{method} {target}')
-    return answer(self, method, target, headers, body)
-
-  monkeypatch.setattr(bucket_server._Handler, '_do', count)
+  bucket.asked.clear()
   assert list(source.documents()) == [content.decode()]
-  assert len(asked) <= 6, f'a packed file of 300 kB costs {len(asked)} calls'
+  assert 0 < len(bucket.asked) <= 6, f'a packed file of 300 kB costs the calls {bucket.asked}'
 
 
 def test_a_parquet_file_is_read_there(bucket):
@@ -274,11 +267,8 @@ def test_a_parquet_file_is_read_there(bucket):
 def test_figures_that_cannot_be_copied_are_kept_and_copied_later(bucket, caplog):
   growing = paths.Growing(paths.parse_path('gs://bucket/runs/figures'))
   (growing.directory / 'metrics.jsonl').write_text('1\n')
-  bucket.broken = True
-  try:
+  with bucket.failing(**NO_PERMISSION):
     assert not growing.publish()
-  finally:
-    bucket.broken = False
   assert 'are not copied to gs://bucket/runs/figures' in caplog.text
   growing.close()
   assert bucket.buckets['bucket']['runs/figures/metrics.jsonl'][1] == b'1\n'
@@ -287,16 +277,15 @@ def test_figures_that_cannot_be_copied_are_kept_and_copied_later(bucket, caplog)
 
 MISTAKES = {
   'no such bucket': ('gs://other/run', r'gs://other/run cannot be written \(it does not exist\)'),
-  'no permission': ('gs://bucket/run', 'gs://bucket/run cannot be written .*no permission'),
+  'no permission': ('gs://bucket/run', 'gs://bucket/run cannot be written .*made to fail'),
   'another store': ('s3://bucket/run', 's3://bucket/run is neither a path in a file system nor gs'),
 }
 
 
 @pytest.mark.parametrize('mistake', MISTAKES)
-def test_work_directories_that_cannot_be_written_are_refused(mistake, bucket, make, monkeypatch):
+def test_work_directories_that_cannot_be_written_are_refused(mistake, bucket, make):
   url, said = MISTAKES[mistake]
-  monkeypatch.setattr(bucket, 'broken', mistake == 'no permission')
-  with pytest.raises(UserError, match=said):
+  with bucket.failing(**NO_PERMISSION), pytest.raises(UserError, match=said):
     loop.train(make(), url)
 
 

@@ -71,7 +71,6 @@ class Server(http.server.ThreadingHTTPServer):
     self.buckets: dict[str, dict[str, tuple[int, bytes]]] = {bucket: {}}
     self.lock = threading.RLock()
     self.generations, self.uploads = itertools.count(1), {}
-    self.broken = False  # every write fails
     self.faults: Faults | None = None
     self.seconds = 0.0  # until an answer
     self.asked: list[str] = []  # METHOD PATH RANGE of calls
@@ -164,8 +163,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     path = re.sub(r'^/+', '/', path)
     if path.startswith('/batch/'):
       return self._batch(headers, body)
-    if self.server.broken and method != 'GET':
-      return _json({'error': {'code': 403, 'message': 'no permission to write'}}, 403)
     if found := _MOVE.fullmatch(path):
       bucket, name, new_name = map(urllib.parse.unquote, found.groups())
       if name not in self.server.buckets.get(bucket, {}):
