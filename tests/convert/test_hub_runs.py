@@ -23,7 +23,7 @@ TEXTS = ['SOME WORDS', 'AND OTHERS']
 @pytest.fixture(scope='module')
 def root(tmp_path_factory):
   root = tmp_path_factory.mktemp('brought')
-  source = hub_folders.write(root / 'llama', num_key_value_heads=2)
+  source = hub_folders.write(root / 'llama')
   to_jax(source, root / 'run')
   (root / 'text').mkdir()
   rng = np.random.default_rng(0)

@@ -5,8 +5,9 @@ import importlib.util
 import json
 
 import pytest
+from byte_text import byte_config
 
-from tokenformer_jax.config import DataConfig, TextConfig
+from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import beam, corpus, store
 from tokenformer_jax.errors import UserError
 
@@ -26,9 +27,7 @@ _FLAGS = {
 def _config(folder) -> DataConfig:
   lines = [json.dumps({'text': f'document {i}, naïve'}) for i in range(200)]
   (folder / 'a.jsonl').write_text('\n'.join(lines))
-  return TextConfig(
-    source=f'files:{folder}/a.jsonl', tokenizer='bytes', cache_dir=str(folder / 'cache')
-  )
+  return byte_config(folder, f'files:{folder}/a.jsonl')
 
 
 def _files(made: store.Store) -> dict[str, bytes]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import tiny_run
 import tokenizers as hf
+from byte_text import byte_config
 from pyarrow import parquet
 
 from tokenformer_jax.config import DataConfig, TextConfig
@@ -52,17 +53,8 @@ def _write(path, rows=MESSAGES) -> str:
 
 
 def _config(tmp_path, source, **changes) -> DataConfig:
-  return TextConfig(
-    **{
-      'source': source,
-      'rows': 'chat',
-      'tokenizer': 'bytes',
-      'sequence_length': 32,
-      'batch_size': 4,
-      'cache_dir': str(tmp_path / 'cache'),
-      **changes,
-    }
-  )
+  sizes = {'sequence_length': 32, 'batch_size': 4}
+  return byte_config(tmp_path, source, **{'rows': 'chat', **sizes, **changes})
 
 
 def _prepare(tmp_path, source, **changes) -> store.Store:

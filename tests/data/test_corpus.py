@@ -8,8 +8,9 @@ import os
 import numpy as np
 import pytest
 import zstandard
+from byte_text import byte_config
 
-from tokenformer_jax.config import DataConfig, TextConfig
+from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import corpus, lone_text, reading, text_files, tokenizers
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.data.store import find, prepare
@@ -18,12 +19,6 @@ from tokenformer_jax.errors import UserError
 LINES = ''.join(f'line {i}, naïve {"x" * (i % 70)}\n' for i in range(2000))
 NO_LINES = 'ä€🙂' * 7000
 TITLE = f'Title\n{NO_LINES}'
-
-
-def _config(folder, spec, **changes) -> DataConfig:
-  return dataclasses.replace(
-    TextConfig(source=spec, tokenizer='bytes', cache_dir=str(folder / 'cache')), **changes
-  )
 
 
 def _write(path, content) -> str:
@@ -54,7 +49,7 @@ def test_the_last_part_of_a_lone_file_is_for_validation(
 ):
   monkeypatch.setattr(lone_text, '_PIECE_BYTES', piece)
   spec = _write(tmp_path / name, content)
-  train, validation = _texts(prepare(_config(tmp_path, spec, validation_fraction=0.1)))
+  train, validation = _texts(prepare(byte_config(tmp_path, spec, validation_fraction=0.1)))
   assert train + validation == content, 'text is lost, repeated, or in both splits'
   share = len(validation.encode()) / len(content.encode())
   assert 0.1 <= share < 0.16, 'the validation split is of another size than asked for'
@@ -76,7 +71,7 @@ def test_the_pieces_of_a_lone_file_are_short_and_end_where_lines_do(tmp_path, mo
 @pytest.mark.parametrize('fraction', [0.01, 0.5, 0.99])
 def test_the_shortest_texts_are_cut_between_characters(tmp_path, content, fraction):
   spec = _write(tmp_path / 'a.txt', content)
-  config = _config(tmp_path, spec, validation_fraction=fraction)
+  config = byte_config(tmp_path, spec, validation_fraction=fraction)
   try:
     train, validation = _texts(prepare(config))
   except UserError as error:
@@ -89,10 +84,10 @@ def test_the_shortest_texts_are_cut_between_characters(tmp_path, content, fracti
 def test_a_long_document_is_encoded_in_pieces_and_stays_one(tmp_path, monkeypatch):
   for name, content in {'a': LINES, 'b': NO_LINES, 'c': 'c', 'd': 'd', 'e': 'e'}.items():
     spec = _write(tmp_path / f'{name}.txt', content).replace(f'{name}.txt', '*.txt')
-  whole = prepare(_config(tmp_path, spec, validation_fraction=0.4))
+  whole = prepare(byte_config(tmp_path, spec, validation_fraction=0.4))
   monkeypatch.setattr(corpus, '_LONGEST_WHOLE', 2000)
   monkeypatch.setattr(corpus, '_PIECE_CHARACTERS', 1000)
-  config = _config(tmp_path, spec, validation_fraction=0.4, cache_dir=str(tmp_path / 'other'))
+  config = byte_config(tmp_path, spec, validation_fraction=0.4, cache_dir=str(tmp_path / 'other'))
   pieces = list(corpus.open_corpus(config).pieces())
   assert max(len(piece.text) for piece in pieces) <= 1000, 'memory is not bounded'
   assert prepare(config).digest == whole.digest, 'pieces change the text, its end, or its split'
@@ -102,27 +97,29 @@ def test_a_long_document_is_encoded_in_pieces_and_stays_one(tmp_path, monkeypatc
 def test_a_long_lone_file_is_divided_into_units(tmp_path, monkeypatch, content):
   monkeypatch.setattr(corpus, 'UNIT_BYTES', 8000)
   spec = _write(tmp_path / 'a.txt', content)
-  units = corpus.open_corpus(_config(tmp_path, spec)).units
+  units = corpus.open_corpus(byte_config(tmp_path, spec)).units
   parts = [''.join(piece.text for piece in unit.pieces()) for unit in units]
   assert len(units) > 5 and max(len(part.encode()) for part in parts) <= 12_000
   if content is LINES:
     assert all(part.endswith('\n') for part in parts), 'a unit tears a line'
-  train, validation = _texts(prepare(_config(tmp_path, spec)))
+  train, validation = _texts(prepare(byte_config(tmp_path, spec)))
   assert ''.join(parts) == train + validation == content, 'text is lost or repeated between units'
   packed_spec = _write(tmp_path / 'b.txt.gz', content)
-  assert len(corpus.open_corpus(_config(tmp_path, packed_spec)).units) <= 2, 'it cannot be sought'
+  assert len(corpus.open_corpus(byte_config(tmp_path, packed_spec)).units) <= 2, (
+    'it cannot be sought'
+  )
 
 
 def test_a_byte_that_is_not_text_is_found_in_a_lone_file(tmp_path, monkeypatch):
   monkeypatch.setattr(lone_text, '_PIECE_BYTES', 100)
   (tmp_path / 'a.txt').write_bytes(b'text\n' * 100 + b'\xff')
   with pytest.raises(UserError, match=r'a\.txt is not UTF-8 \(byte 500 is 0xff\)'):
-    prepare(_config(tmp_path, f'files:{tmp_path}/a.txt'))
+    prepare(byte_config(tmp_path, f'files:{tmp_path}/a.txt'))
 
 
 def test_a_tokenizer_is_trained_on_the_training_part_of_a_lone_file(tmp_path):
   spec = _write(tmp_path / 'a.txt', 'ab' * 5000 + '\n' + 'qz' * 2000)
-  store = prepare(_config(tmp_path, spec, tokenizer='bpe:300', validation_fraction=0.3))
+  store = prepare(byte_config(tmp_path, spec, tokenizer='bpe:300', validation_fraction=0.3))
   assert store.bytes_per_token('train') > 4 > 1.1 > store.bytes_per_token('validation'), (
     'the tokenizer has seen the validation text'
   )
@@ -131,7 +128,7 @@ def test_a_tokenizer_is_trained_on_the_training_part_of_a_lone_file(tmp_path):
 def test_validation_may_have_a_source_of_its_own(tmp_path):
   train = _write(tmp_path / 'train.txt', LINES)
   held_out = _write(tmp_path / 'held_out.txt', NO_LINES)
-  config = _config(tmp_path, train, validation_source=held_out)
+  config = byte_config(tmp_path, train, validation_source=held_out)
   assert _texts(prepare(config)) == (LINES, NO_LINES), 'a source is not a split as it is'
   assert find(config, tokenizers.load('bytes')).path == prepare(config).path, (
     'the store is not found again'
@@ -153,9 +150,9 @@ def test_a_validation_source_that_cannot_be_one(tmp_path):
     f'files:{tmp_path}/../{tmp_path.name}/t*.txt': r'has /.*train\.txt and config\.data\.source=',
   }.items():
     with pytest.raises(UserError, match=sentence):
-      prepare(_config(tmp_path, train, validation_source=spec))
+      prepare(byte_config(tmp_path, train, validation_source=spec))
   with pytest.raises(UserError, match=r'py and config\.data\.source=stdlib has it'):
-    corpus.open_corpus(_config(tmp_path, 'stdlib', validation_source='stdlib'))
+    corpus.open_corpus(byte_config(tmp_path, 'stdlib', validation_source='stdlib'))
 
 
 @pytest.mark.parametrize('link', [os.symlink, os.link])
@@ -164,9 +161,9 @@ def test_another_name_of_a_file_is_the_same_text(tmp_path, link):
   link(tmp_path / 'train.txt', tmp_path / 'held_out.txt')
   spec = f'files:{tmp_path}/held_out.txt'
   with pytest.raises(UserError, match=r'held_out\.txt and config\.data\.source='):
-    corpus.open_corpus(_config(tmp_path, train, validation_source=spec))
+    corpus.open_corpus(byte_config(tmp_path, train, validation_source=spec))
   with pytest.raises(UserError, match=r'source=.* has .*held_out\.txt twice; leave it out'):
-    corpus.open_corpus(_config(tmp_path, f'{train} + {spec}'))
+    corpus.open_corpus(byte_config(tmp_path, f'{train} + {spec}'))
 
 
 def test_an_object_in_a_bucket_is_known_by_its_name_without_a_call():
@@ -192,7 +189,7 @@ def test_a_small_source_has_a_document_in_each_split(
   lines = [json.dumps({'text': f'document {i} {i * i} '}) for i in range(14)]
   path = tmp_path / 'a.jsonl'
   path.write_text('\n'.join(lines))
-  config = _config(tmp_path, f'files:{path}', validation_fraction=fraction, tokenizer=tokenizer)
+  config = byte_config(tmp_path, f'files:{path}', validation_fraction=fraction, tokenizer=tokenizer)
   store = prepare(config)
   assert (
     store.index.total('train', 'documents'),
@@ -211,10 +208,10 @@ def test_equal_documents_cannot_be_split(tmp_path):
   path = tmp_path / 'a.jsonl'
   path.write_text('{"text": "the same"}\n' * 3)
   with pytest.raises(UserError, match='has 3 documents; add documents'):
-    prepare(_config(tmp_path, f'files:{path}'))
+    prepare(byte_config(tmp_path, f'files:{path}'))
 
 
 def test_a_lone_file_may_be_longer_than_a_document(tmp_path, monkeypatch):
   monkeypatch.setattr(reading, 'LONGEST_DOCUMENT', 1000)
-  train, validation = _texts(prepare(_config(tmp_path, _write(tmp_path / 'a.txt', LINES))))
+  train, validation = _texts(prepare(byte_config(tmp_path, _write(tmp_path / 'a.txt', LINES))))
   assert train + validation == LINES

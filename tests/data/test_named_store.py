@@ -1,12 +1,12 @@
 """A run reads the store of its text and tokenizer, also one that `data.store` names."""
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+from byte_text import byte_config
 
-from tokenformer_jax.config import DataConfig, TextConfig
+from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import corpus, lone_text
 from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.data.store import prepare
@@ -18,24 +18,16 @@ def _config(folder: Path, **changes) -> DataConfig:
   path = folder / 'corpus.jsonl'
   if not path.exists():
     path.write_text(''.join(json.dumps({'text': f'document {i}'}) + '\n' for i in range(50)))
-  config = TextConfig(**_fields(folder), cache_dir=str(folder / 'cache'))
-  return dataclasses.replace(config, **changes)
+  return byte_config(folder, f'files:{path}', **{'validation_fraction': 0.2, **changes})
 
 
 def test_a_run_reads_the_store_that_its_config_names(tmp_path):
   built = prepare(_config(tmp_path))
+  config = _config(tmp_path, store=str(built.path), cache_dir=str(tmp_path / 'other'))
   (tmp_path / 'corpus.jsonl').unlink()
-  config = TextConfig(
-    **{**_fields(tmp_path), 'store': str(built.path), 'cache_dir': str(tmp_path / 'other')}
-  )
   assert prepare(config).digest == built.digest
   assert store_lib.find(config, built.tokenizer).digest == built.digest
   assert not (tmp_path / 'other').exists(), 'a store is built beside the one that is named'
-
-
-def _fields(folder: Path) -> dict:
-  corpus_file = folder / 'corpus.jsonl'
-  return {'source': f'files:{corpus_file}', 'tokenizer': 'bytes', 'validation_fraction': 0.2}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +42,7 @@ def _fields(folder: Path) -> dict:
 def test_a_named_store_of_another_text_is_refused(tmp_path, changes, message):
   built = prepare(_config(tmp_path))
   with pytest.raises(UserError, match=message):
-    prepare(TextConfig(**{**_fields(tmp_path), 'store': str(built.path), **changes}))
+    prepare(_config(tmp_path, **{'store': str(built.path), **changes}))
 
 
 def test_a_named_store_of_another_tokenizer_is_refused(tmp_path):

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from byte_text import byte_config
 
-from tokenformer_jax.config import DataConfig, TextConfig
+from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import corpus, store
 from tokenformer_jax.errors import UserError
 
@@ -35,12 +36,7 @@ def _write(folder: Path, files: int = 12, documents: int = 40) -> DataConfig:
   for i in range(files):
     lines = [json.dumps({'text': f'document {j} of {i}: naïve {i * j}'}) for j in range(documents)]
     (folder / f'corpus/{i:02}.jsonl').write_text('\n'.join(lines))
-  return TextConfig(
-    source=f'files:{folder}/corpus',
-    tokenizer='bpe:300',
-    validation_fraction=0.2,
-    cache_dir=str(folder / 'cache'),
-  )
+  return byte_config(folder, f'files:{folder}/corpus', tokenizer='bpe:300', validation_fraction=0.2)
 
 
 def _files(folder: Path) -> dict[str, bytes]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from byte_text import byte_config
 
-from tokenformer_jax.config import DataConfig, TextConfig
+from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import corpus, shard_writer, shards, tokenizers, tokens
 from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.data.store import Store, prepare
@@ -28,13 +29,7 @@ def _config(folder: Path, texts: list[str] = TEXTS, **changes) -> DataConfig:
     path.write_text(
       ''.join(json.dumps({'text': text, 'other': text.upper()}) + '\n' for text in texts)
     )
-  config = TextConfig(
-    source=f'files:{path}',
-    tokenizer='bytes',
-    validation_fraction=0.2,
-    cache_dir=str(folder / 'cache'),
-  )
-  return dataclasses.replace(config, **changes)
+  return byte_config(folder, f'files:{path}', **{'validation_fraction': 0.2, **changes})
 
 
 def _documents(store: Store, split: str) -> list[str]:

@@ -8,9 +8,9 @@ import tracemalloc
 import numpy as np
 import pyarrow as pa
 import pytest
+from byte_text import byte_config
 from pyarrow import parquet
 
-from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import corpus, text_unique
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.data.store import find, prepare
@@ -24,11 +24,6 @@ def _write(path, texts) -> str:
     return f'parquet:{path}'
   path.write_text(''.join(json.dumps({'text': text}) + '\n' for text in texts))
   return f'files:{path}'
-
-
-def _config(folder, spec, **changes) -> DataConfig:
-  config = TextConfig(source=spec, tokenizer='bytes', cache_dir=str(folder / 'cache'))
-  return dataclasses.replace(config, **changes)
 
 
 def _texts(store, split='train') -> list[str]:
@@ -50,7 +45,7 @@ def test_sources_of_a_list_follow_one_another(tmp_path, three):
   assert list(source.documents()) == ['a', 'b', 'c', 'd'], 'a source is lost, or out of order'
   parts = [part for part, _ in source.divide(10**6)]
   assert [text for part in parts for text in part.documents()] == ['a', 'b', 'c', 'd']
-  store = prepare(_config(tmp_path, three, validation_fraction=0.3))
+  store = prepare(byte_config(tmp_path, three, validation_fraction=0.3))
   assert sorted(_texts(store) + _texts(store, 'validation')) == ['a', 'b', 'c', 'd']
 
 
@@ -70,9 +65,9 @@ def test_the_fingerprint_of_a_list_covers_each_source(tmp_path, three):
 def test_repeated_documents_are_left_out_and_counted(tmp_path, capsys):
   texts = [f'document {i % 40}' for i in range(100)]
   spec = f'{_write(tmp_path / "a.jsonl", texts)} + {_write(tmp_path / "b.jsonl", [*texts, "new"])}'
-  plain = prepare(_config(tmp_path, spec))
+  plain = prepare(byte_config(tmp_path, spec))
   assert 'left out' not in capsys.readouterr().err
-  config = _config(tmp_path, spec, deduplicate=True)
+  config = byte_config(tmp_path, spec, deduplicate=True)
   store = prepare(config)
   said = capsys.readouterr().err
   assert '160 of 201 documents of the text repeat an earlier one' in said
@@ -87,7 +82,7 @@ def test_the_first_of_equal_documents_stays(tmp_path, monkeypatch):
   monkeypatch.setattr(corpus, 'UNIT_BYTES', 120)  # one file
   texts = ['b', 'a', '', 'b', 'c', 'a', 'd']
   spec = f'{_write(tmp_path / "a.jsonl", texts)} + {_write(tmp_path / "b.jsonl", ["c", "e", "e"])}'
-  units = corpus.open_corpus(_config(tmp_path, spec, deduplicate=True)).units
+  units = corpus.open_corpus(byte_config(tmp_path, spec, deduplicate=True)).units
   texts = [[piece.text for piece in one.pieces()] for one in pickle.loads(pickle.dumps(units))]
   assert texts == [['b', 'a', 'c', 'd'], ['e']], (
     'a process that reads a unit does not know what came before it'
@@ -97,11 +92,11 @@ def test_the_first_of_equal_documents_stays(tmp_path, monkeypatch):
 def test_validation_text_is_not_trained_on(tmp_path, capsys):
   train = _write(tmp_path / 'train.jsonl', ['a', 'b', 'c', 'a'])
   held_out = _write(tmp_path / 'held_out.jsonl', ['c', 'd', 'd'])
-  store = prepare(_config(tmp_path, train, validation_source=held_out, deduplicate=True))
+  store = prepare(byte_config(tmp_path, train, validation_source=held_out, deduplicate=True))
   assert (_texts(store), _texts(store, 'validation')) == (['a', 'b'], ['c', 'd'])
   (tmp_path / 'lone.txt').write_text('b')
   lone = f'files:{tmp_path}/lone.txt'
-  store = prepare(_config(tmp_path, train, validation_source=lone, deduplicate=True))
+  store = prepare(byte_config(tmp_path, train, validation_source=lone, deduplicate=True))
   assert (_texts(store), _texts(store, 'validation')) == (['a', 'c'], ['b'])
 
 
@@ -109,7 +104,7 @@ def test_bad_documents_do_not_shift_the_repeated_ones(tmp_path):
   path = tmp_path / 'a.jsonl'
   path.write_text('{"text": "a"}\n{}\n{"text": "a"}\n{"text": ""}\n{"text": "b"}\n')
   bad = []
-  opened = corpus.open_corpus(_config(tmp_path, f'files:{path}', deduplicate=True))
+  opened = corpus.open_corpus(byte_config(tmp_path, f'files:{path}', deduplicate=True))
   pieces = dataclasses.replace(opened, bad=bad.append).pieces()
   assert [piece.text for piece in pieces] == ['a', 'b']
   assert len({str(error) for error in bad}) == 1, 'a bad document is not told'

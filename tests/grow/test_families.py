@@ -2,7 +2,7 @@
 
 import dataclasses
 
-import hub_models
+import hub_folders
 import jax
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from seeds import take
 import tokenformer_jax
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import GrowConfig, MLPConfig, growth, matrices
+from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.decoding import sampling
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.grow import plan
@@ -37,10 +38,10 @@ PLAIN = GrowConfig()
 
 def _families(in_ci):
   """Of the families that compile what others compile as well, some are for the longer suite."""
-  return pytest.mark.parametrize('kind', take(hub_models.KEYS, in_ci))
+  return pytest.mark.parametrize('kind', take(hub_folders.KEYS, in_ci))
 
 
-EACH = _families(in_ci=hub_models.KEYS.keys() - {'mistral', 'qwen2', 'qwen3_moe'})
+EACH = _families(in_ci=hub_folders.KEYS.keys() - {'mistral', 'qwen2', 'qwen3_moe'})
 FEW = _families(in_ci={'gemma', 'gpt_neox', 'qwen2_moe'})
 TRAINED = _families(in_ci={'qwen2_moe'})
 
@@ -69,7 +70,7 @@ def filled(params):
 
 @EACH
 def test_tokens_beside_all_matrices_change_no_logit(kind):
-  source, params = hub_models.model(kind), hub_models.params(kind)
+  source, params = hub_folders.model(kind), hub_folders.params(kind)
   target = beside_all(source)
   assert not matrices(target), 'a matrix has no tokens beside it'
   new, before = grown(source, target, params), logits(source, params)
@@ -82,7 +83,7 @@ def test_tokens_beside_all_matrices_change_no_logit(kind):
 
 @EACH
 def test_layers_and_experts_change_no_logit(kind):
-  source, params = hub_models.model(kind), hub_models.params(kind)
+  source, params = hub_folders.model(kind), hub_folders.params(kind)
   deeper = (None, 'layer*2 local*2') if source.variants else (4, None)
   target = layers.wanted(source, *deeper)
   ffn = source.layer.ffn
@@ -96,8 +97,8 @@ def test_layers_and_experts_change_no_logit(kind):
 
 @FEW
 def test_the_grown_model_on_several_devices_and_token_by_token(kind):
-  target = beside_all(hub_models.model(kind))
-  params = filled(grown(hub_models.model(kind), target, hub_models.params(kind)))
+  target = beside_all(hub_folders.model(kind))
+  params = filled(grown(hub_folders.model(kind), target, hub_folders.params(kind)))
   alone = logits(target, params)
   with jax.set_mesh(mesh_of(fsdp=4, tokens=2)):
     assert_close(logits(target, params), alone, 'the logits depend on the mesh')
@@ -116,7 +117,7 @@ def test_the_grown_model_on_several_devices_and_token_by_token(kind):
   'method', ['net2net', pytest.param('hypercloning', marks=pytest.mark.full_size)]
 )
 def test_a_wider_model_computes_the_same(kind, method):
-  source, params = hub_models.model(kind), hub_models.params(kind)
+  source, params = hub_folders.model(kind), hub_folders.params(kind)
   several = len({*widen.sizes(source).hidden}) > 1
   more = {} if several or method == 'hypercloning' else {'ffn_width': 70}
   target, config = widen.resized(source, 32, **more), growth(method=method)
@@ -128,7 +129,7 @@ def test_a_wider_model_computes_the_same(kind, method):
 
 @pytest.mark.parametrize('kind', ['gemma', 'qwen2_moe'])
 def test_moments_are_those_of_the_wider_models_gradient(kind):
-  source, params = hub_models.model(kind), hub_models.params(kind)
+  source, params = hub_folders.model(kind), hub_folders.params(kind)
   target, config = widen.resized(source, 32), growth(method='net2net')
   _, small = loss_and_gradient(source)(params)
   _, wide = loss_and_gradient(target)(grow_params(params, source, target, config))
@@ -150,7 +151,8 @@ def text(tmp_path_factory):
 
 @TRAINED
 def test_a_grown_run_resumes_bit_for_bit(kind, text, tmp_path):
-  run = tokenformer_jax.load(hub_models.bring(tmp_path / 'brought', kind))
+  to_jax(hub_folders.write(tmp_path / 'folder', kind), tmp_path / 'brought')
+  run = tokenformer_jax.load(tmp_path / 'brought')
   larger = dataclasses.replace(run.config, model=beside_all(run.config.model))
   how = {
     'model': config_lib.to_config_dict(larger).model,

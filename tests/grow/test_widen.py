@@ -1,6 +1,6 @@
 """A wider Transformer computes what the narrow one did, and its moments are those it would have."""
 
-import hub_models
+import hub_folders
 import jax
 import numpy as np
 import pytest
@@ -215,10 +215,10 @@ def _with_other_layer(base, **changes):
 
 
 def test_heads_of_queries_that_no_head_of_keys_serves_are_told():
-  model = hub_models.model('llama')
+  model = hub_folders.model('llama')
   with pytest.raises(UserError, match='serves 2 heads of queries, and 9 is not a multiple of 2'):
     widen.resized(model, width=36, heads=9)
-  model = hub_models.model('mistral')
+  model = hub_folders.model('mistral')
   with pytest.raises(UserError, match=r'6 heads of queries with 3 of keys .* 4 with 2.* heads=8'):
     plan.check(model, widen.resized(model, width=32, heads=6), NET2NET)
 

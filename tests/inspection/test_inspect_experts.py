@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from looking import mesh_of
+from growing import mesh_of
 from mixtures import KINDS, mixture
 from tiny import large_params, two_kinds
 

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from looking import IDS, mesh_of
+from growing import mesh_of
+from looking import IDS
 from tiny import tiny_model
 
 from tokenformer_jax import grow

@@ -7,7 +7,8 @@ import itertools
 import growing
 import numpy as np
 import pytest
-from looking import IDS, KINDS, MODEL, changed, mesh_of, of_kind, params_of, reference_maps
+from growing import mesh_of
+from looking import IDS, KINDS, MODEL, changed, of_kind, params_of, reference_maps
 from tiny import tiny_model
 
 from tokenformer_jax import grow

@@ -4,9 +4,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from tiny import tiny_model
+from tiny import normal_params, tiny_model
 
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.cache import KV, Ring
@@ -22,11 +21,7 @@ def _attention(window: int):
   definition = define(
     lambda rngs: Attention(model.layer.mixer, model, execution=Execution(), rngs=rngs)
   )
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.5, p.dtype), definition.abstract
-  )
-  return definition.bind(params)
+  return definition.bind(normal_params(definition, 0.5))
 
 
 @pytest.mark.parametrize(('window', 'kind', 'slots'), [(0, KV, 24), (5, Ring, 5), (100, Ring, 24)])

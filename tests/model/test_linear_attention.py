@@ -10,7 +10,7 @@ import pytest
 import tiny_run
 from gradients import with_gradients
 from jax.extend import core
-from tiny import linear, tiny_model
+from tiny import linear, normal_params, tiny_model
 
 from tokenformer_jax.config import NoPositionsConfig, RotaryConfig
 from tokenformer_jax.model.execution import Execution
@@ -197,11 +197,7 @@ def _module(model, causal: bool = True) -> LinearAttention:
       model.layer.mixer, model, causal=causal, execution=Execution(), rngs=rngs
     )
   )
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), definition.abstract
-  )
-  return definition.bind(params)
+  return definition.bind(normal_params(definition))
 
 
 def test_the_state_has_a_constant_size():

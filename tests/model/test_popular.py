@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import mixtures
 import numpy as np
 import pytest
-from tiny import tiny_model
+from tiny import normal_params, tiny_model
 
 from tokenformer_jax.config import (
   DenseConfig,
@@ -56,17 +56,10 @@ def _attention(model: ModelConfig):
   return define(lambda rngs: Attention(model.layer.mixer, model, execution=Execution(), rngs=rngs))
 
 
-def _drawn(definition):
-  rng = np.random.default_rng(0)
-  return jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.5, p.dtype), definition.abstract
-  )
-
-
 @pytest.mark.parametrize(('qkv', 'window'), [*((qkv, 0) for qkv in QKV), ('dense', 5)])
 def test_few_key_heads_are_equal_ones_for_their_queries(qkv, window):
   few = _model(qkv, window=window, qk_norm='rms')
-  params = _drawn(_attention(few))
+  params = normal_params(_attention(few), 0.5)
   assert (
     params['query']['kernel' if qkv == 'dense' else 'values'].shape[1]
     == params['proj']['kernel'].shape[0]
@@ -96,7 +89,7 @@ def test_few_key_heads_are_equal_ones_for_their_queries(qkv, window):
 @pytest.mark.parametrize('window', [0, 5])
 def test_a_cache_holds_the_heads_of_keys(window):
   model = _model(window=window, qk_norm='rms')
-  layer = _attention(model).bind(_drawn(_attention(model)))
+  layer = _attention(model).bind(normal_params(_attention(model), 0.5))
   want = jax.jit(lambda x: layer(x, Context(padding_B=PADDING))[0])(X_BxTxD)
   cache = layer.init_cache(3, LENGTH, jnp.float32)
   assert cache.keys.shape == (3, KEY_HEADS, window or LENGTH, WIDTH)
@@ -112,7 +105,7 @@ def test_a_cache_holds_the_heads_of_keys(window):
 
 def test_queries_and_keys_of_a_norm_have_its_scale():
   model = _model(qk_norm='rms', kv_heads=0)
-  params = _drawn(_attention(model))
+  params = normal_params(_attention(model), 0.5)
   flat = {**params, 'query_norm': {'scale': np.zeros(WIDTH, np.float32)}}
 
   @jax.jit

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import tiny_vit
+from tiny import normal_params, tiny_vit
 
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model import vit
@@ -20,10 +20,7 @@ IMAGES = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
 
 @functools.cache
 def _params(model: ModelConfig):
-  rng = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.3, p.dtype), define(model).abstract
-  )
+  return normal_params(define(model), 0.3, seed=1)
 
 
 def _logits(model, params=None, images=IMAGES, scales=None, execution=Execution()):  # noqa: B008

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 from outcomes import paths
-from tiny import COUNTS, make_optimizer
+from tiny import COUNTS, make_optimizer, normal_params
 
 from tokenformer_jax.config import AdamWConfig, GrowConfig, MeshConfig, ModelConfig, OptimConfig
 from tokenformer_jax.grow import apply, merging, plan
@@ -37,10 +37,7 @@ def by_name(qkv: int, proj: int, ffn: int) -> dict[str, int]:
 
 def params_of(model: ModelConfig, seed: int = 0) -> Params:
   """Normal parameters of standard deviation 0.2, so that scores, weights and norms differ."""
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.2, p.dtype), define_lm(model).abstract
-  )
+  return normal_params(define_lm(model), 0.2, seed)
 
 
 def optimizer(model: ModelConfig, config: OptimConfig = PLAIN, growth=None):

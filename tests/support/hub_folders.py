@@ -1,5 +1,6 @@
-"""Tiny folders in the hub's layout, written without transformers."""
+"""A tiny model of every family of the hub, and its folder, written without transformers."""
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 import released
+from tiny import normal_params
 
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.convert import families, tensor_files, tensor_layout
 from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.model.params import Params
 from tokenformer_jax.runs.checkpoint import Deferred
 
 _NEOX = {
@@ -20,34 +23,39 @@ _NEOX = {
   'hidden_size': 16,
   'intermediate_size': 24,
   'num_hidden_layers': 2,
-  'num_attention_heads': 2,
+  'num_attention_heads': 4,
   'max_position_embeddings': 32,
 }
 _LLAMA = {**_NEOX, 'num_key_value_heads': 2}
-_GPT2 = {'vocab_size': 64, 'n_embd': 16, 'n_layer': 2, 'n_head': 2, 'n_positions': 32}
+_SCALED = {'factor': 8.0, 'original_max_position_embeddings': 16}
+_LLAMA3 = {'rope_type': 'llama3', 'low_freq_factor': 1.0, 'high_freq_factor': 4.0, **_SCALED}
+_YARN = {'rope_type': 'yarn', **_SCALED}
+_EXPERTS = {'num_experts': 4, 'moe_intermediate_size': 8, 'num_experts_per_tok': 2}
+_WINDOWS = {'use_sliding_window': True, 'sliding_window': 5, 'max_window_layers': 1}
 KEYS = {
-  'llama': _NEOX,
-  'mistral': {**_LLAMA, 'sliding_window': 5},
-  'qwen2': {
-    **_LLAMA,
-    'use_sliding_window': True,
-    'sliding_window': 5,
-    'max_window_layers': 1,
-    'tie_word_embeddings': True,
-  },
-  'qwen3': {**_LLAMA, 'num_key_value_heads': 1, 'head_dim': 6, 'attention_bias': True},
-  'qwen3_moe': {**_LLAMA, 'num_experts': 3, 'moe_intermediate_size': 8, 'norm_topk_prob': True},
-  'qwen2_moe': {
-    **_LLAMA,
-    'num_experts': 3,
-    'moe_intermediate_size': 8,
-    'shared_expert_intermediate_size': 12,
-  },
+  'llama': {**_LLAMA, 'rope_scaling': _LLAMA3},
+  'mistral': {**_LLAMA, 'sliding_window': 5, 'head_dim': 6},
+  'qwen2': {**_LLAMA, **_WINDOWS, 'tie_word_embeddings': True},
+  'qwen3': {**_LLAMA, 'head_dim': 6, 'attention_bias': True, 'rope_scaling': _YARN},
   'gemma': {**_LLAMA, 'num_key_value_heads': 1, 'head_dim': 8, 'hidden_act': 'gelu'},
-  'mixtral': {**_LLAMA, 'num_local_experts': 3},
-  'gpt2': _GPT2,
+  'mixtral': {**_LLAMA, 'num_local_experts': 4},
+  'qwen2_moe': {**_LLAMA, **_EXPERTS, 'shared_expert_intermediate_size': 12},
+  'qwen3_moe': {**_LLAMA, **_EXPERTS, 'head_dim': 6, 'norm_topk_prob': True},
+  'gpt2': {'vocab_size': 64, 'n_embd': 16, 'n_layer': 2, 'n_head': 4, 'n_positions': 32},
   'gpt_neox': {**_NEOX, 'rotary_pct': 0.5},
 }
+
+
+def model(kind: str) -> ModelConfig:
+  """The model of a family."""
+  family = families.FAMILIES[kind]
+  return family.to_model(Keys(KEYS[kind], 'the test', family.defaults))
+
+
+@functools.cache
+def params(kind: str) -> Params:
+  """Parameters so large that every part matters."""
+  return normal_params(define_lm(model(kind)), 0.2)
 
 
 def write_model(
@@ -76,14 +84,12 @@ def made(params: Any) -> Any:
 def write(folder: Path, kind: str = 'llama', *, dtype: str = 'float32', **changes: Any) -> Path:
   """Writes a folder of random parameters, with changes of its config.json; None drops a key."""
   family = families.FAMILIES[kind]
-  model = family.to_model(Keys(KEYS[kind], 'the test', family.defaults))
-  rng = np.random.default_rng(0)
   arrays = {
-    tuple(key.key for key in path): rng.normal(size=leaf.shape).astype(np.float32)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(define_lm(model).abstract)
+    tuple(key.key for key in path): np.asarray(leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params(kind))
   }
   folder.mkdir(parents=True)
-  write_model(folder, model, arrays.__getitem__, dtype)
+  write_model(folder, model(kind), arrays.__getitem__, dtype)
   released.write_tokenizer(folder)
   values = {'architectures': [family.architecture], 'model_type': kind, **KEYS[kind], **changes}
   values = {key: value for key, value in values.items() if value is not None}

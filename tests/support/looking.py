@@ -3,16 +3,13 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from scipy.special import erf
-from tiny import tiny_model
+from tiny import normal_params, tiny_model
 
-from tokenformer_jax.config import MeshConfig, ModelConfig, pattentions
+from tokenformer_jax.config import ModelConfig, pattentions
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.parallel import sharding
 
 # The Pattentions of a layer as its forward pass meets them.
 KINDS = ('query', 'key', 'value', 'proj', 'ffn')
@@ -23,19 +20,12 @@ IDS = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
 @functools.cache
 def params_of(model: ModelConfig = MODEL) -> Params:
   """Normal parameters, large enough that scores differ."""
-  rng = np.random.default_rng(0)
-  return jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.2, p.dtype), define_lm(model).abstract
-  )
+  return normal_params(define_lm(model), 0.2)
 
 
 def of_kind(blocks: Params, kind: str) -> Params:
   """The keys and values of one kind, in the parameters of the blocks."""
   return blocks[kind] if kind == 'ffn' else blocks['attention'][kind]
-
-
-def mesh_of(fsdp: int = 1, tokens: int = 1) -> Mesh:
-  return sharding.make_mesh(MeshConfig(fsdp=fsdp, tokens=tokens), jax.devices()[: fsdp * tokens])
 
 
 def changed(params: Params, kind: str, **arrays: jax.Array) -> Params:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tiny import tiny_model
+from tiny import normal_params, tiny_model
 
 from tokenformer_jax.config import (
   CapacityConfig,
@@ -60,8 +60,7 @@ def unbalanced(**changes: Any) -> ExpertsConfig:
 
 def large(definition: Definition, seed: int = 0) -> Params:
   """Return parameters so large that every choice of an expert matters."""
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), definition.abstract)
+  return normal_params(definition, seed=seed)
 
 
 def of_rows(rows: int, length: int) -> Counts:

@@ -24,7 +24,7 @@ from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.config.section import field_types
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.model.params import Params
+from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.steps import optim, schedules
 
 COUNTS = {'qkv': 24, 'proj': 40, 'ffn': 48}
@@ -166,6 +166,14 @@ def linear(model: ModelConfig) -> ModelConfig:
 def with_tokens(model: ModelConfig, **counts: int) -> ModelConfig:
   """Return a model with other numbers of parameter tokens, and the same reference counts."""
   return config.with_token_counts(model, counts)
+
+
+def normal_params(definition: Definition, std: float = 1.0, seed: int = 0) -> Params:
+  """Return parameters of a definition by a normal distribution, whatever starts at 0 or 1."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape) * std, p.dtype), definition.abstract
+  )
 
 
 @functools.cache

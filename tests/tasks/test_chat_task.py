@@ -12,6 +12,7 @@ import pytest
 import tiny_run
 from mixtures import KINDS
 from outcomes import assert_close
+from tiny import normal_params
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import (
@@ -67,11 +68,7 @@ def _open(config) -> tuple[tasks.Task, np.ndarray, dict]:
   task.prepare()
   with contextlib.closing(task.train_batches(range(config.data.batch_size), 0, 1)) as batches:
     batch = next(batches)
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.2, p.dtype), task.definition.abstract
-  )
-  return task, batch, params
+  return task, batch, normal_params(task.definition, 0.2)
 
 
 def _loss(task, params, batch) -> dict:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny_run
 from outcomes import assert_close
+from tiny import normal_params
 from tiny_trained import LENGTH, trained
 
 from tokenformer_jax import tasks
@@ -48,13 +49,6 @@ def _batch(task: tasks.Task) -> np.ndarray:
     return next(batches)
 
 
-def _params(task: tasks.Task):
-  rng = np.random.default_rng(0)
-  return jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.2, p.dtype), task.definition.abstract
-  )
-
-
 def _alone(batch: np.ndarray) -> np.ndarray:
   """Return the inputs and targets of each document in a row of its own, [N, 2, T]."""
   rows = []
@@ -80,7 +74,7 @@ def _loss_alone(task: tasks.Task, params, rows_Nx2xT: np.ndarray) -> jax.Array:
 @pytest.mark.parametrize('changes', [{}, tiny_run.LEARNED], ids=['rotary', 'learned'])
 def test_the_loss_is_that_of_documents_alone_and_every_target_counts(packed, changes):
   task = _task(packed(data__documents='separate', **changes))
-  batch, params = _batch(task), _params(task)
+  batch, params = _batch(task), normal_params(task.definition, 0.2)
   rows = _alone(batch)
   assert len(rows) > 2 * len(batch), 'rows hold no documents'
 

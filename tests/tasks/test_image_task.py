@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mixtures import unbalanced
 from outcomes import assert_close
-from tiny import tiny_vit
+from tiny import normal_params, tiny_vit
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
@@ -46,9 +46,7 @@ def _task(drop_path: float = 0.0, **data) -> image_task.ImageTask:
 
 
 def _params(task):
-  rng = np.random.default_rng(1)
-  abstract = task.definition.abstract
-  return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape) * 0.3, p.dtype), abstract)
+  return normal_params(task.definition, 0.3, seed=1)
 
 
 def _log_probabilities(task, params):
