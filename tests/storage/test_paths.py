@@ -25,11 +25,7 @@ from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
 
 pytestmark = pytest.mark.slow
-NO_PERMISSION = {
-  'statuses': (403,),
-  'methods': ('POST', 'PUT'),
-  'matching': 'b/bucket/',
-}  # to write
+NO_PERMISSION = {'statuses': (403,), 'methods': ('POST', 'PUT'), 'matching': 'b/bucket/'}
 
 
 @pytest.fixture(scope='module')
