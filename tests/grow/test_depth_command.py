@@ -133,6 +133,8 @@ def test_copies_without_training_are_not_copied_as_layers(tmp_path, text):
     )
   old = meta_of(copied).config
   deeper = dataclasses.replace(old.model, pattern='layer*4')
-  config = dataclasses.replace(old, init_from=str(copied), model=deeper, grow=COPIES)
+  changes = {'init_from': str(copied), 'model': deeper, 'grow': COPIES}
+  train = dataclasses.replace(old.train, steps=STEP + 1)
+  config = dataclasses.replace(old, train=train, **changes)
   with pytest.raises(UserError, match=f'config.init_from={copied}: .*{sentence}'):
     first_state(config, tmp_path / 'to')
