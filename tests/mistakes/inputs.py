@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tokenformer_jax.runs.saved_config import FORMAT
+
 CONFIGS = {
   'empty': '',
   'not_callable': 'get_config = 3\n',
@@ -51,7 +53,7 @@ FILES = {
   'config.json': '{"model": {}}\n',
   'a_list/config.json': '[]\n',
   'cut/config.json': '{"model": {"layers"\n',
-  'other_keys/config.json': '{"format": 6, "modell": {}}\n',
+  'other_keys/config.json': f'{{"format": {FORMAT}, "modell": {{}}}}\n',
   'empty_run/metrics.jsonl': '',
   'broken_run/metrics.jsonl': '{"step": 1, "train/loss"\n\n{"step"\n',
   'no_config/metrics.jsonl': '{"step": 5, "train/loss": 3.0}\n',
