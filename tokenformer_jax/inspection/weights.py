@@ -28,7 +28,7 @@ from tokenformer_jax.model.stack import scan_rows
 from tokenformer_jax.model.trunk import LayerPath
 from tokenformer_jax.parallel import sharding
 
-Names = tuple[str, ...]  # of the modules from a layer to one of its own
+Names = tuple[str, ...]  # the attribute names that lead from a layer to one of its modules
 
 
 class Sums(NamedTuple):
