@@ -112,37 +112,36 @@ def frozen_numbers(model: ModelConfig) -> tuple[int, ...]:
   return tuple(sorted({number for number, group in groups if group.frozen}))
 
 
-def with_frozen(model: ModelConfig, numbers: Collection[int]) -> ModelConfig:
-  """Return the model in which these groups are frozen, and no others."""
+def _map_groups(model: ModelConfig, change: Callable[[int, TokenGroup], TokenGroup]) -> ModelConfig:
+  """Return the model with each group of tokens changed, given its number."""
   changed = {
-    name: from_groups(
-      dataclasses.replace(group, frozen=number in numbers)
-      for number, group in enumerate(groups, start=1)
-    )
+    name: from_groups(itertools.starmap(change, enumerate(groups, start=1)))
     for name, groups in named_groups(model).items()
   }
   return with_pattentions(model, changed)
+
+
+def with_frozen(model: ModelConfig, numbers: Collection[int]) -> ModelConfig:
+  """Return the model in which these groups are frozen, and no others."""
+  return _map_groups(
+    model, lambda number, group: dataclasses.replace(group, frozen=number in numbers)
+  )
 
 
 def with_births(model: ModelConfig, run: str, path: str, step: int) -> ModelConfig:
   """Return the model whose unborn tokens were born in a run that began at a step."""
 
-  def born(group: TokenGroup) -> TokenGroup:
+  def born(_: int, group: TokenGroup) -> TokenGroup:
     if not group.unborn:
       return group
     return dataclasses.replace(group, born=(*group.born, Birth(run, path, step, group.unborn)))
 
-  changed = {name: from_groups(map(born, groups)) for name, groups in named_groups(model).items()}
-  return with_pattentions(model, changed)
+  return _map_groups(model, born)
 
 
 def without_records(model: ModelConfig) -> ModelConfig:
   """Return the model as nobody trained it: without births, and with no frozen group."""
-  changed = {
-    name: from_groups(dataclasses.replace(group, born=(), frozen=False) for group in groups)
-    for name, groups in named_groups(model).items()
-  }
-  return with_pattentions(model, changed)
+  return _map_groups(model, lambda _, group: dataclasses.replace(group, born=(), frozen=False))
 
 
 def with_records_of(model: ModelConfig, source: ModelConfig) -> ModelConfig:
