@@ -208,12 +208,11 @@ def rename(source: Path, target: Path) -> None:
 def remove(directory: Path) -> None:
   """Remove a directory and its content as far as possible; ignore errors."""
   if not in_bucket(directory):
-    shutil.rmtree(directory, ignore_errors=True)
     for _ in range(10):  # A write that Orbax has abandoned goes on for a moment.
-      if not os.path.lexists(directory):
-        break
-      time.sleep(0.1)
       shutil.rmtree(directory, ignore_errors=True)
+      if not os.path.lexists(directory):
+        return
+      time.sleep(0.1)
     return
   with contextlib.suppress(Exception):
     epath.Path(directory).rmtree()

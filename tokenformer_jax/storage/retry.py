@@ -23,16 +23,17 @@ _Verdict = Literal['transient', 'user'] | None
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0, 60.0)  # seconds between tries: three minutes
 
-_ERRNOS = {
+_ERRNOS: dict[_Verdict, str] = {
   'transient': 'EIO EAGAIN EBUSY EINTR EPIPE ESTALE ETIMEDOUT EREMOTEIO ENOLINK ECONNRESET '
   'ECONNABORTED ECONNREFUSED ENOTCONN ESHUTDOWN ENOBUFS ENETDOWN ENETUNREACH ENETRESET EHOSTDOWN '
   'EHOSTUNREACH ENOTEMPTY',  # ENOTEMPTY: a directory is removed during a write into it
   'user': 'ENOSPC EDQUOT EFBIG EACCES EPERM EROFS',
 }
 _VERDICT_BY_ERRNO: dict[int, _Verdict] = {
-  code: 'user' if name in _ERRNOS['user'].split() else 'transient'
-  for code, name in errno.errorcode.items()
-  if name in ' '.join(_ERRNOS.values()).split()
+  getattr(errno, name): verdict
+  for verdict, names in _ERRNOS.items()
+  for name in names.split()
+  if hasattr(errno, name)  # No system has all.
 }
 _VERDICT_BY_HTTP: dict[int, _Verdict] = {
   **dict.fromkeys((408, 425, 429, 500, 502, 503, 504), 'transient'),
