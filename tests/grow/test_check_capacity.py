@@ -12,6 +12,7 @@ from tokenformer_jax.config import AdamWConfig, Config
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import check_capacity
 from tokenformer_jax.model import models
+from tokenformer_jax.runs.checkpoint import Checkpoints, Source
 from tokenformer_jax.runs.checkpoint_meta import Meta
 
 MODEL = tiny_model()
@@ -89,7 +90,8 @@ def source(tmp_path):
   files = tmp_path / 'run/checkpoints' / str(STEP) / 'state'
   files.mkdir(parents=True)
   (files / 'data').write_bytes(bytes(10_000))
-  return Meta(STEP, Config(model=MODEL), {}, updates=UPDATES)
+  meta = Meta(STEP, Config(model=MODEL), {}, updates=UPDATES)
+  return Source(Checkpoints(tmp_path / 'run'), meta)
 
 
 SHALLOW, DEEP = (dataclasses.replace(MODEL, pattern=f'layer*{depth}') for depth in (1, 4))
@@ -105,7 +107,7 @@ def test_the_disk_must_have_room_for_what_is_copied(
   monkeypatch, tmp_path, source, after, moments, needed
 ):
   usage = collections.namedtuple('usage', 'total used free')
-  arguments = tmp_path / 'not/yet/there', source, tmp_path / 'run', after, moments
+  arguments = tmp_path / 'not/yet/there', source, after, moments
   monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage(0, 0, needed + 1))
   check_capacity.check_disk(*arguments)
   if needed:

@@ -444,10 +444,10 @@ def test_a_full_disk_leaves_no_target(home, tmp_path):
 
 def test_a_target_holds_arrays_of_the_target_on_every_device(home, grown):
   """`grow_run.read` puts arrays straight into their places on another mesh."""
-  checkpoints, meta = checkpoint.open_source(grown, None)
-  state = grow_run.read(checkpoints, meta, mesh_of(fsdp=2, tokens=4))
+  source = checkpoint.open_source(grown)
+  state = grow_run.read(source, mesh_of(fsdp=2, tokens=4))
   keys = state['params']['blocks']['ffn']['keys']
   assert {s.data.shape for s in keys.addressable_shards} == {(2, 96 // 4, 32 // 2)}
   assert jax.tree.map(lambda a: a.shape, state['params']) == jax.tree.map(
-    lambda a: a.shape, define_lm(meta.config.model).abstract
+    lambda a: a.shape, define_lm(source.meta.config.model).abstract
   )

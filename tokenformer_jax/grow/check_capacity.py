@@ -17,7 +17,7 @@ from tokenformer_jax.config import ModelConfig, OptimConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.parallel import hosts
-from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.runs.checkpoint import Source
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.storage import paths
 
@@ -51,18 +51,17 @@ def check_memory(
     )
 
 
-def check_disk(
-  target: paths.Path, source: Meta, directory: paths.Path, after: ModelConfig, moments: str
-) -> None:
+def check_disk(target: paths.Path, source: Source, after: ModelConfig, moments: str) -> None:
   """Check that the target's disk has room for the arrays that are copied from the source.
 
   A bucket always has room. Moments that are dropped are zeros, which take no room in files: then
   nothing is checked.
   """
-  if paths.in_bucket(target) or paths.in_bucket(directory) or moments == 'drop':
+  if paths.in_bucket(target) or paths.in_bucket(source.directory) or moments == 'drop':
     return
-  kept = min(1.0, models.define(after).count / models.define(source.config.model).count)
-  files = pathlib.Path(directory, 'checkpoints', str(source.step)).rglob('*')
+  meta = source.meta
+  kept = min(1.0, models.define(after).count / models.define(meta.config.model).count)
+  files = pathlib.Path(source.directory, 'checkpoints', str(meta.step)).rglob('*')
   needed = int(_REUSED * kept * sum(path.stat().st_size for path in files if path.is_file()))
   parent = existing_parent(pathlib.Path(target))
   free = shutil.disk_usage(parent).free

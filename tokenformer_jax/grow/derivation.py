@@ -32,9 +32,7 @@ class Derivation:
   """A run to make from an open checkpoint.
 
   Attributes:
-    directory: the work directory of the source.
-    checkpoints: its checkpoints.
-    meta: the description of the source's checkpoint.
+    source: the checkpoint.
     mesh: the mesh that the action runs on, and the new run.
     mesh_config: the sizes of the mesh.
     target: the new work directory.
@@ -43,15 +41,18 @@ class Derivation:
     show: prints the table of changes.
   """
 
-  directory: paths.Path
-  checkpoints: checkpoint.Checkpoints
-  meta: Meta
+  source: checkpoint.Source
   mesh: Mesh
   mesh_config: MeshConfig
   target: paths.Path
   config: GrowConfig
   dry_run: bool
   show: Callable[[str], None]
+
+  @property
+  def meta(self) -> Meta:
+    """The description of the source's checkpoint."""
+    return self.source.meta
 
   @property
   def before(self) -> ModelConfig:
@@ -96,7 +97,7 @@ class Derivation:
     def see(params: Params) -> None:
       outputs.extend(program(params) for program in itertools.islice(left, 1))
 
-    new = grow_run.read_and_grow(self.checkpoints, self.meta, self.mesh, plan, self.config, see)
+    new = grow_run.read_and_grow(self.source, self.mesh, plan, self.config, see)
     if outputs:
       own, others = outputs
       verify.report(own, others, name, exact=exact)
@@ -104,7 +105,7 @@ class Derivation:
       int(new['step']),
       self.new_config(after, self.config, optim(self.meta.config.optim)),
       self.meta.tokenizer,
-      grow_run.descend(self.meta, self.directory, action, self.config, **details),
+      grow_run.descend(self.meta, self.source.directory, action, self.config, **details),
       seen=Seen(0) if self.config.step == 'restart' else self.meta.seen,
     )
     grow_run.write(self.target, meta, new)
@@ -151,7 +152,7 @@ class Derivation:
       messages.say(f'without --dry_run this would end here: {error}')
     if not self.dry_run:
       moments = self.config.moments
-      check_capacity.check_disk(self.target, self.meta, self.directory, after, moments)
+      check_capacity.check_disk(self.target, self.source, after, moments)
 
   def held_out(self, examples: int, first: int = 0) -> tuple[Batch, str]:
     """Return held-out examples and their name; round their number up to what the mesh divides."""
@@ -186,14 +187,12 @@ def start(
 
   Without a mesh, use the source's if it fits the devices here, else all devices.
   """
-  directory, step = paths.split_source(source)
-  if not dry_run:
-    grow_run.check_target(target, directory)
   here = sharding.find_devices()
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  checkpoint.check_is_model(meta, directory)
-  mesh, mesh_config = _mesh(mesh_config, meta.config.mesh, here)
-  return Derivation(directory, checkpoints, meta, mesh, mesh_config, target, config, dry_run, show)
+  opened = checkpoint.open_source(source)
+  if not dry_run:
+    grow_run.check_target(target, opened.directory)
+  mesh, mesh_config = _mesh(mesh_config, opened.meta.config.mesh, here)
+  return Derivation(opened, mesh, mesh_config, target, config, dry_run, show)
 
 
 def _mesh(

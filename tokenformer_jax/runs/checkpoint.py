@@ -17,7 +17,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ class Checkpoints:
     The `keep` newest checkpoints stay, and the one with the lowest loss.
     """
     orbax_setup.quiet()
-    self.directory = paths.absolute(workdir) / 'checkpoints'
+    self.workdir, self.directory = workdir, paths.absolute(workdir) / 'checkpoints'
     self._reader = orbax_setup.make_reader()
     self._manager = None if keep is None else self._reach(lambda: self._open(keep))
     self._pending = False  # whether the outcome of the last save is unknown
@@ -282,7 +282,58 @@ class Checkpoints:
     return moved
 
 
-def open_source(directory: paths.Path, step: int | None) -> tuple[Checkpoints, Meta]:
+class Source(NamedTuple):
+  """A checkpoint to read: the checkpoints of its work directory, and its own description."""
+
+  checkpoints: Checkpoints
+  meta: Meta
+
+  @property
+  def directory(self) -> paths.Path:
+    """The work directory."""
+    return self.checkpoints.workdir
+
+  def restore(self, abstract: Any, *, partial: bool = False) -> Any:
+    """Read the arrays (see `Checkpoints.restore`), and report damage to the user."""
+    try:
+      return self.checkpoints.restore(self.meta, abstract, partial=partial)
+    except DamagedError as error:
+      raise UserError(
+        f'the checkpoint of step {self.meta.step} in {self.directory} is damaged ({error}); name '
+        'an earlier one as DIR@STEP'
+      ) from error
+
+
+def check_is_model(source: Source) -> None:
+  """Check that a checkpoint holds a model."""
+  if source.meta.contents not in ('model', 'params'):
+    raise UserError(
+      f'{source.directory} holds added tokens only; merge them into a model first (tokenformer '
+      'grow merge)'
+    )
+
+
+def check_is_language_model(source: Source) -> None:
+  """Check that a checkpoint holds a language model."""
+  check_is_model(source)
+  if (kind := source.meta.config.model.kind) != 'lm':
+    raise UserError(
+      f'{source.directory} is not a language model: its model.kind is {kind}; name the work '
+      'directory of a language model'
+    )
+
+
+def open_source(
+  source: str | paths.Path, check: Callable[[Source], None] | None = check_is_model
+) -> Source:
+  """Open the checkpoint that `DIR` (the newest one) or `DIR@STEP` names, and check its contents."""
+  opened = open_directory(*paths.split_source(source))
+  if check is not None:
+    check(opened)
+  return opened
+
+
+def open_directory(directory: paths.Path, step: int | None = None) -> Source:
   """Open the checkpoint of a step (None: the newest one that can be read)."""
   if not paths.exists(directory / 'checkpoints'):
     raise UserError(
@@ -294,7 +345,7 @@ def open_source(directory: paths.Path, step: int | None) -> tuple[Checkpoints, M
     raise UserError(f'{directory} has no checkpoint of step {step}; it has {_listed(steps)}')
   for candidate in [step] if step is not None else reversed(steps):
     try:
-      return checkpoints, checkpoints.meta(candidate)
+      return Source(checkpoints, checkpoints.meta(candidate))
     except DamagedError as error:
       logging.warning('checkpoint %s of %s is damaged: %s', candidate, directory, error)
   raise UserError(f'no checkpoint of {directory} can be read; it has {_listed(steps)}')
@@ -308,37 +359,6 @@ def _advice(directory: paths.Path) -> str:
   if not any(name.endswith(('.safetensors', '.bin')) for name in names):
     return ''
   return f'; `tokenformer convert to-jax --source={directory} --target=RUN` makes a run of weights'
-
-
-def restore_source(
-  checkpoints: Checkpoints, meta: Meta, abstract: Any, *, partial: bool = False
-) -> Any:
-  """Restore from a checkpoint of `open_source`, and report damage to the user."""
-  try:
-    return checkpoints.restore(meta, abstract, partial=partial)
-  except DamagedError as error:
-    raise UserError(
-      f'the checkpoint of step {meta.step} in {checkpoints.directory.parent} is damaged ({error}); '
-      'name an earlier one as DIR@STEP'
-    ) from error
-
-
-def check_is_model(meta: Meta, directory: paths.Path) -> None:
-  """Check that a checkpoint holds a model."""
-  if meta.contents not in ('model', 'params'):
-    raise UserError(
-      f'{directory} holds added tokens only; merge them into a model first (tokenformer grow merge)'
-    )
-
-
-def check_is_language_model(meta: Meta, directory: paths.Path) -> None:
-  """Check that a checkpoint holds a language model."""
-  check_is_model(meta, directory)
-  if meta.config.model.kind != 'lm':
-    raise UserError(
-      f'{directory} is not a language model: its model.kind is {meta.config.model.kind}; name the '
-      'work directory of a language model'
-    )
 
 
 def _save_args(meta: Meta, state: Any) -> ocp.args.Composite:
