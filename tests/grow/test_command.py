@@ -165,13 +165,10 @@ def test_a_state_that_is_not_finite_is_not_written(home, tmp_path, monkeypatch):
   assert not list(tmp_path.iterdir()), 'it was written'
 
 
-@pytest.mark.parametrize('devices', [1, 8])
-def test_a_dry_run_writes_nothing(home, tmp_path, capsys, monkeypatch, devices):
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:devices])
+def test_a_dry_run_writes_nothing(home, tmp_path, capsys):
   grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER, '--dry_run')
   said = capsys.readouterr()
   assert 'ffn tokens' in said.out
-  assert ("a TPU's matrix unit" in said.err) == (devices > 1), 'advice for TPUs on one CPU'
   assert not list(tmp_path.iterdir()), 'a dry run wrote something'
 
 

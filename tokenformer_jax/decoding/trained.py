@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax
 from jax.sharding import Mesh
@@ -18,10 +17,6 @@ from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
-
-# The help text of the flag --groups.
-
-Check = Callable[[checkpoint.Source], None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,7 +63,7 @@ def load(
   source: str,
   token_shards: int = 1,
   *,
-  check: Check = checkpoint.check_is_language_model,
+  check: checkpoint.Check = checkpoint.check_is_language_model,
   clip_positions: int | None = None,
   groups: int | None = None,
 ) -> Trained:

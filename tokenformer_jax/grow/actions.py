@@ -353,7 +353,7 @@ class Growable:
       'zero'
     )
     steps = (matrices_lib.MatricesToTokens(model, after),)
-    return self._finish(new, new.write('as_tokens', after, steps, advice=True))
+    return self._finish(new, new.write('as_tokens', after, steps))
 
   def group_table(self) -> str:
     """Return a table of the groups of parameter tokens and of where they come from."""
@@ -383,14 +383,16 @@ def _grow(new: Derivation, after: ModelConfig, rate: float) -> int | None:
   steps = plan.check(before, after, new.config)
   plan.check_no_twins(steps, meta.lineage, meta.step)
   reason = plan.inexact(steps)
-  messages.say(
-    f'not exact: the grown model will not compute what the source does, because {reason}'
-    if reason
-    else 'exact: the grown model computes what the source does'
-  )
+  if reason:
+    messages.say(
+      f'not exact: the grown model will not compute what the source does, because {reason}'
+    )
   optim = functools.partial(_with_rate, before=before, after=after, factor=rate)
   one = range(1)
-  return new.write('grow', after, steps, measured=one, exact=not reason, optim=optim, advice=True)
+  made = new.write('grow', after, steps, measured=one, exact=not reason, optim=optim)
+  if not reason:
+    messages.say('exact: the grown model computes what the source does')
+  return made
 
 
 def _with_rate(
@@ -461,7 +463,7 @@ def _shrink_tokens(new: Derivation, param_tokens: Counts, examples: int) -> int 
     return subsets.shrink(params, task, after, batch)
 
   others = range(examples, 2 * examples)
-  return new.write('shrink', after, steps, measured=others, advice=True)
+  return new.write('shrink', after, steps, measured=others)
 
 
 def _shrink_experts(new: Derivation, experts: int | Counts, examples: int) -> int | None:

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.errors import TransientError, UserError
-from tokenformer_jax.grow import check_capacity
 from tokenformer_jax.grow.apply import Growth, Programs, Steps, return_freed_memory
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
@@ -30,7 +28,6 @@ from tokenformer_jax.runs.checkpoint_meta import (
   new_run_id,
   with_births,
 )
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
@@ -46,14 +43,8 @@ def read(source: Source, mesh: Mesh) -> State:
 
 def _abstract_state(meta: Meta, mesh: Mesh) -> State:
   """Return shapes and shardings of the state that `read` reads."""
-  definition, ema = models.define(meta.config.model), meta.has('ema')
-  tx = optim.make_optimizer(meta.config.optim, optim.NO_RATE, definition.info)
-  seed = jax.ShapeDtypeStruct((), jnp.uint32)
-  abstract = jax.eval_shape(
-    lambda seed: step_lib.initial_state(definition, tx, seed, ema=ema), seed
-  )
-  shardings = step_lib.state_shardings(mesh, definition, tx, ema=ema)
-  return sharding.with_even_shardings(abstract, shardings)
+  config, definition = meta.config, models.define(meta.config.model)
+  return step_lib.abstract_state(mesh, definition, config.optim, ema=meta.has('ema'))
 
 
 def read_and_grow(
@@ -129,7 +120,8 @@ def check_target(target: paths.Path, source: paths.Path | None = None) -> None:
     if paths.in_bucket(target):
       paths.make_writable(target)  # A bucket keeps no empty directory.
       return
-    parent = check_capacity.existing_parent(pathlib.Path(target))
+    parents = pathlib.Path(target).absolute().parents
+    parent = next(parent for parent in parents if os.path.lexists(parent))
     with tempfile.TemporaryDirectory(prefix='.probe-', dir=parent):
       pass
   except paths.errors(target) as error:

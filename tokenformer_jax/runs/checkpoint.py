@@ -39,6 +39,7 @@ from tokenformer_jax.storage import paths, retry
 from tokenformer_jax.storage.retry import one_line
 
 _T = TypeVar('_T')
+Check = Callable[[Meta, paths.Path], object]  # raises a UserError for other contents
 # Arrays are stored in chunks, so that writing and reading need little memory besides the arrays.
 _SAVE_ARGS = ocp.SaveArgs(chunk_byte_size=64 * 2**20)
 # An array that is written layer by layer has no chunk with numbers of two layers.
@@ -304,32 +305,29 @@ class Source(NamedTuple):
       ) from error
 
 
-def check_is_model(source: Source) -> None:
+def check_is_model(meta: Meta, directory: paths.Path) -> None:
   """Check that a checkpoint holds a model."""
-  if source.meta.contents not in ('model', 'params'):
+  if meta.contents not in ('model', 'params'):
     raise UserError(
-      f'{source.directory} holds added tokens only; merge them into a model first (tokenformer '
-      'grow merge)'
+      f'{directory} holds added tokens only; merge them into a model first (tokenformer grow merge)'
     )
 
 
-def check_is_language_model(source: Source) -> None:
+def check_is_language_model(meta: Meta, directory: paths.Path) -> None:
   """Check that a checkpoint holds a language model."""
-  check_is_model(source)
-  if (kind := source.meta.config.model.kind) != 'lm':
+  check_is_model(meta, directory)
+  if meta.config.model.kind != 'lm':
     raise UserError(
-      f'{source.directory} is not a language model: its model.kind is {kind}; name the work '
-      'directory of a language model'
+      f'{directory} is not a language model: its model.kind is {meta.config.model.kind}; name the '
+      'work directory of a language model'
     )
 
 
-def open_source(
-  source: str | paths.Path, check: Callable[[Source], None] | None = check_is_model
-) -> Source:
+def open_source(source: str | paths.Path, check: Check | None = check_is_model) -> Source:
   """Open the checkpoint that `DIR` (the newest one) or `DIR@STEP` names, and check its contents."""
   opened = open_directory(*paths.split_source(source))
   if check is not None:
-    check(opened)
+    check(opened.meta, opened.directory)
   return opened
 
 

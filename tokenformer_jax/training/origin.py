@@ -107,7 +107,7 @@ def _newest(workdir: paths.Path, damaged: Damaged) -> Origin | None:
     except checkpoint.DamagedError as error:
       unreadable[step] = error
       continue
-    checkpoint.check_is_model(checkpoint.Source(checkpoints, meta))
+    checkpoint.check_is_model(meta, workdir)
     where = f'the checkpoint of step {step} in this work directory'
     return Origin(meta, where=where, lineage=meta.lineage, damaged=unreadable, run=meta.run)
   if unreadable:
