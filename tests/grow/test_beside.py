@@ -141,7 +141,7 @@ def test_each_group_has_its_own_score():
     ('16 16::gelu(gel=tanh)', "the score 'gelu' with the option 'gel'; did you mean 'gelu'"),
     (
       '16 16::softmax(row_epsilon=-1)',
-      r"'softmax', and SoftmaxScore\.row_epsilon is -1\.0; it must not be negative",
+      r"'softmax', and SoftmaxScore\.row_epsilon is -1\.0; it must be greater than or equal to 0",
     ),
   ],
 )

@@ -6,10 +6,9 @@ A command starts with the verb; {in} is the folder of `inputs.py`, {lm}, {dense}
 
 from chat_cases import CHATS
 from grow_cases import GROW
-from guard_cases import GUARDS
 from law_cases import FAMILY, LAWS, SWEEP
 from text_cases import TEXTS
-from train_cases import TRAIN_CONFIGS, TRAIN_FILES, TRAIN_FLAGS, TRAIN_KEYS
+from train_cases import TRAIN_CONFIGS, TRAIN_FILES, TRAIN_FLAGS, TRAIN_KEYS, TRAIN_VALUES
 
 GENERATE = {
   'no source': ('generate', '--source is missing'),
@@ -61,7 +60,7 @@ GENERATE = {
   ),
   'a negative distance': (
     'generate --source={lm} --clip_positions=-1',
-    '--clip_positions is -1; it must be at least 1',
+    '--clip_positions is -1; it must be greater than or equal to 1',
   ),
 }
 
@@ -198,7 +197,7 @@ CONVERT = {
   'a folder in a bucket': ('convert to-hf --source={lm} --target=gs://b/x', 'gs://b/x'),
   'a type that there is not': (
     'convert to-torch --source={lm} --target=new.safetensors --dtype=float8',
-    "--dtype is 'float8'; it must be one of",
+    "--dtype is 'float8'; it must be 'float32'",
   ),
 }
 
@@ -273,7 +272,7 @@ VERIFY = {
   ),
   'bad documents kept': (
     'prepare --config={repo}/configs/lm_stdlib.py --bad=keep',
-    'one of fail, skip',
+    "it must be 'fail' or 'skip'",
   ),
   'a store among other files': (
     'prepare --config={repo}/configs/lm_stdlib.py --out={in}/some',
@@ -302,9 +301,11 @@ HARNESS = {
 }
 
 GROUPS = (
-  *(TRAIN_FLAGS, TRAIN_KEYS, TRAIN_CONFIGS, TRAIN_FILES, CHATS, GUARDS, GENERATE, EVALUATE, PLOT),
+  *(TRAIN_FLAGS, TRAIN_VALUES, TRAIN_FILES, CHATS, GENERATE, EVALUATE, PLOT),
   INSPECT,
   *(GROW, CONVERT, PLAN, VERIFY, SWEEP, FAMILY, LAWS, TEXTS),
 )
 CASES = {name: case for group in GROUPS for name, case in group.items()}
 SLOW_CASES = HARNESS
+CONFIG_CASES = {**TRAIN_KEYS, **TRAIN_CONFIGS}
+CASES |= {name: CONFIG_CASES[name] for name in ('a misspelt key', 'a config that raises')}
