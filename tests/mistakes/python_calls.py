@@ -84,7 +84,7 @@ RUNS = {
   "tf.train('lm_stdlib', to, train={'steps': np.float32(2)})": 'config.train.steps is',
   "tf.train('lm_stdlib', to, train={'stps': 2})": "did you mean 'train.steps'",
   "tf.train('lm_stdlib', to, train={3: 4})": "config key 'train.3' is unknown",
-  "lm.train(30, train=[('steps', 3)])": "config.train is [('steps', 3)]; it must be a section of keys",
+  "lm.train(30, train=[('steps', 3)])": "is [('steps', 3)]; it must be a section of keys",
   'lm.train(30, optimizer={})': "config key 'optimizer' is unknown",
   "tf.plan(3, 'v5e:4x4')": 'config is 3; it must be a config',
   "tf.plan('none', 'v5e:4x4')": 'there is no file none',
