@@ -120,13 +120,13 @@ def _show_tokens(model: Trained, chosen: Chosen, texts: Texts, top_k: int, out: 
   used = _only(chosen, measure(model, texts.corpus))
   counted = report.usage_rows(used)
   print(f'\nusage on {len(texts.corpus):,} tokens of {texts.corpus_name}\n')
-  print(report.usage_table(counted))
+  print(report.table(counted, report.USAGE))
   growth = None
   if old is not None and (aged := report.age_rows(used, old)):
     last = model.meta.lineage[-1]
     growth = {'action': last.action, 'source': last.source, 'step': last.step, 'layers': aged}
     print(f'\nold and new tokens: {last.action} at step {last.step} of {last.source}\n')
-    print(report.age_table(aged))
+    print(report.table(aged, report.AGE))
   print(f'\n{report.DEFINITIONS}')
   return {
     'text': {'name': texts.name, 'ids': texts.shown.tolist(), 'labels': labels},
@@ -147,7 +147,7 @@ def _show_experts(model: Trained, layers: Sequence[int], texts: Texts, top_k: in
   load = report.expert_rows(found)
   answered = report.answer_rows(found, model.tokenizer, top_k)
   print(f'\nexperts on {len(texts.corpus):,} tokens of {texts.corpus_name}\n')
-  print(report.expert_table(load))
+  print(report.table(load, report.LOAD))
   print(f'\nthe busiest experts of each layer and the tokens that they get most, at most {top_k}\n')
   print(report.answer_table(answered, top_k))
   print(f'\n{report.EXPERT_DEFINITIONS}')
