@@ -123,10 +123,8 @@ PLOT = {
 INSPECT = {
   'no run to look into': ('inspect --source=none', 'none is not'),
   'no source to look into': ('inspect', '--source is missing'),
-  'matrices to look into': ('inspect --source={dense} --kinds=query', "--kinds names 'query'"),
   'a run of images to look into': ('inspect --source={vit}', '{vit}'),
   'a layer beyond the last': ('inspect --source={lm} --layer=7', '--layer is 7'),
-  'a kind that there is not': ('inspect --source={lm} --kinds=qery', "did you mean 'query'"),
   'a map of another kind': ('inspect --source={lm} --out=x.gif', '--out=x.gif must end in'),
   'a map in no folder': ('inspect --source={lm} --out=none/x.png', 'there is no folder none'),
   'no text to look at': ('inspect --source={lm} --text=files:{in}/none', '{in}/none'),
