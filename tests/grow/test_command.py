@@ -217,7 +217,7 @@ REFUSALS = {
     ['shrink', '--source={home}/dense', '--param_tokens=ffn=32'],
     '--param_tokens counts parameter tokens, and this model has none',
   ),
-  'a count of zero': (['--param_tokens=ffn=0'], 'has ffn=0; it must be at least 1'),
+  'a count of zero': (['--param_tokens=ffn=0'], 'has ffn=0; it must be greater than or equal to 1'),
   'nothing': ([], 'nothing would grow; say what is to be larger'),
   'a smaller count': (
     ['--param_tokens=ffn=32'],
