@@ -138,10 +138,11 @@ class Growable:
       UserError: the target exists, a size is not allowed, or a growth that must be exact changes
         the outputs. Nothing is written then.
     """
-    keys = {'scale': scale, 'new_keys': new_keys, 'new_values': new_values, 'noise': noise}
+    keys = {
+      **{'scale': scale, 'new_keys': new_keys, 'new_values': new_values},
+      **{'new_score': new_score, 'noise': noise},
+    }
     given = {key: value for key, value in keys.items() if value is not None}
-    if new_score is not None:
-      given['new_score'] = new_score
     how = growth(method, moments=moments, step=step, seed=seed, place=place, **given)
     if experts is None and (expert_tokens or top_k):
       name = 'expert_tokens' if expert_tokens else 'top_k'
@@ -500,8 +501,10 @@ def _most_used(
 def _group_numbers(model: ModelConfig, groups: Numbers) -> tuple[int, ...]:
   """Return numbers of groups of a model, at least one, in rising order."""
   _check_has_tokens(model)
-  numbers = choices.in_order(groups, '--groups')
-  choices.check_numbers(choices.most_groups(model), numbers, '--groups')
+  numbers, most = choices.in_order(groups, '--groups'), choices.most_groups(model)
+  if numbers[-1] > most:
+    known = 'one group' if most == 1 else f'the groups 1 to {most}'
+    raise UserError(f'--groups names group {numbers[-1]}; each projection has {known} at most')
   return numbers
 
 

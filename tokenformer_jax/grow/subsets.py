@@ -12,7 +12,6 @@ from tokenformer_jax.config import GrowConfig, ModelConfig, TokenGroup, matching
 from tokenformer_jax.config.groups import (
   as_text,
   at_the_end,
-  check_numbers,
   choose,
   most_groups,
   named_groups,
@@ -118,7 +117,6 @@ def extraction(
     born = last_addition(meta, directory)
     check_no_layers(born, model, directory)
     return meta.lineage[: meta.lineage.index(born) + 1], model
-  check_numbers(most_groups(model), numbers, '--groups')
   whole = dataclasses.replace(
     meta, config=dataclasses.replace(meta.config, model=choose(model, without(numbers)))
   )
