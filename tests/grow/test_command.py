@@ -128,7 +128,7 @@ def test_the_command_leaves_only_the_target(home, grown):
 
 def test_the_command_prints_the_table_and_the_check(home, printed):
   lines, out = printed
-  assert 'the logits differ by at most' in lines[-3]
+  assert 'the logits differ by at most' in lines[0]
   assert lines[-2] == 'exact: the grown model computes what the source does'
   assert lines[-1].startswith(f'wrote {home}/grown, step {STEP}')
   assert f'python train.py --workdir={home}/grown --config.train.steps=' in out
@@ -342,11 +342,9 @@ def test_a_write_that_fails_leaves_nothing(home, tmp_path, monkeypatch):
     raise UserError('a checkpoint could not be written') from OSError('no room')
 
   monkeypatch.setattr(checkpoint.Checkpoints, 'save', fail)
-  before = contents(home / 'run')
   with pytest.raises(UserError, match=r'could not be written \(OSError: no room\); nothing is lef'):
-    grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER)
+    grow_run.write(tmp_path / 'new', meta_of(home / 'run'), read(home / 'run'))
   assert not list(tmp_path.iterdir()), 'a part of the target is left'
-  assert contents(home / 'run') == before, 'the source was touched'
 
 
 @SLOW

@@ -81,14 +81,12 @@ def test_a_difference_is_seen():
   assert abs(same.loss - want) < 1e-5, 'the loss is not the mean cross-entropy'
 
 
-@pytest.mark.parametrize('wrong', [0.5, np.nan])
-def test_outputs_that_differ_or_are_not_finite_are_refused(wrong):
+def test_outputs_that_are_not_finite_are_refused():
   model = tiny_model()
   rows = np.zeros((1, 5), np.int32)
   comparison = verify.Comparison(Config(), (model, model), rows, 'zeros', mesh_of())
   params = params_of(model)
   comparison.see(params)
-  comparison.see({**params, 'embedding': params['embedding'] + wrong})
-  sentence = 'are not finite' if np.isnan(wrong) else 'computes something else: its logits'
-  with pytest.raises(UserError, match=f'{sentence}.*nothing was written'):
-    comparison.report(exact=not np.isnan(wrong))
+  comparison.see({**params, 'embedding': params['embedding'] * np.nan})
+  with pytest.raises(UserError, match=r'are not finite.*nothing was written'):
+    comparison.report(exact=False)

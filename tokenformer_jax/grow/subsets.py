@@ -140,14 +140,8 @@ def extract(
       remove.TakeGroups(model, ordered, at_the_end(numbers)),
       remove.TakeLastTokens(ordered, ordered, base),
     )
-  growth = Growth(model, steps, GrowConfig())
-
-  def cut(params: Params) -> Params:
-    return growth.map_tree(
-      lambda one: growth.make(one, growth.inputs(one, params)), '', params, _shapes(model, added)
-    )
-
-  return jax.jit(cut)(params)
+  growth, shapes = Growth(model, steps, GrowConfig()), _shapes(model, added)
+  return jax.jit(lambda params: growth.make_tree('', params, shapes))(params)
 
 
 def _shapes(model: ModelConfig, counts: dict[str, int]) -> Params:
