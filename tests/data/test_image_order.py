@@ -22,7 +22,7 @@ VIEWS = Views(DATA, 3)
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbered(images.Split):
+class Numbered:
   """Images whose label is their number, some of them broken."""
 
   count: int
@@ -36,9 +36,6 @@ class Numbered(images.Split):
     return data[: len(data) // 2] if number in self.broken else data, number
 
   def name(self, number):
-    return str(number)
-
-  def key(self, number):
     return str(number)
 
 
