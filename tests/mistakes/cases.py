@@ -6,10 +6,9 @@ A command starts with the verb; {in} is the folder of `inputs.py`, {lm}, {dense}
 
 from chat_cases import CHATS
 from grow_cases import GROW
-from guard_cases import GUARDS
 from law_cases import FAMILY, LAWS, SWEEP
 from text_cases import TEXTS
-from train_cases import TRAIN_CONFIGS, TRAIN_FILES, TRAIN_FLAGS, TRAIN_KEYS
+from train_cases import TRAIN_CONFIGS, TRAIN_FILES, TRAIN_FLAGS, TRAIN_KEYS, TRAIN_VALUES
 
 GENERATE = {
   'no source': ('generate', '--source is missing'),
@@ -61,7 +60,7 @@ GENERATE = {
   ),
   'a negative distance': (
     'generate --source={lm} --clip_positions=-1',
-    '--clip_positions is -1; it must be at least 1',
+    '--clip_positions is -1; it must be greater than or equal to 1',
   ),
 }
 
@@ -124,10 +123,8 @@ PLOT = {
 INSPECT = {
   'no run to look into': ('inspect --source=none', 'none is not'),
   'no source to look into': ('inspect', '--source is missing'),
-  'matrices to look into': ('inspect --source={dense} --kinds=query', "--kinds names 'query'"),
   'a run of images to look into': ('inspect --source={vit}', '{vit}'),
   'a layer beyond the last': ('inspect --source={lm} --layer=7', '--layer is 7'),
-  'a kind that there is not': ('inspect --source={lm} --kinds=qery', "did you mean 'query'"),
   'a map of another kind': ('inspect --source={lm} --out=x.gif', '--out=x.gif must end in'),
   'a map in no folder': ('inspect --source={lm} --out=none/x.png', 'there is no folder none'),
   'no text to look at': ('inspect --source={lm} --text=files:{in}/none', '{in}/none'),
@@ -198,7 +195,7 @@ CONVERT = {
   'a folder in a bucket': ('convert to-hf --source={lm} --target=gs://b/x', 'gs://b/x'),
   'a type that there is not': (
     'convert to-torch --source={lm} --target=new.safetensors --dtype=float8',
-    "--dtype is 'float8'; it must be one of",
+    "--dtype is 'float8'; it must be 'float32'",
   ),
 }
 
@@ -273,7 +270,7 @@ VERIFY = {
   ),
   'bad documents kept': (
     'prepare --config={repo}/configs/lm_stdlib.py --bad=keep',
-    'one of fail, skip',
+    "it must be 'fail' or 'skip'",
   ),
   'a store among other files': (
     'prepare --config={repo}/configs/lm_stdlib.py --out={in}/some',
@@ -302,9 +299,11 @@ HARNESS = {
 }
 
 GROUPS = (
-  *(TRAIN_FLAGS, TRAIN_KEYS, TRAIN_CONFIGS, TRAIN_FILES, CHATS, GUARDS, GENERATE, EVALUATE, PLOT),
+  *(TRAIN_FLAGS, TRAIN_VALUES, TRAIN_FILES, CHATS, GENERATE, EVALUATE, PLOT),
   INSPECT,
   *(GROW, CONVERT, PLAN, VERIFY, SWEEP, FAMILY, LAWS, TEXTS),
 )
 CASES = {name: case for group in GROUPS for name, case in group.items()}
 SLOW_CASES = HARNESS
+CONFIG_CASES = {**TRAIN_KEYS, **TRAIN_CONFIGS}
+CASES |= {name: CONFIG_CASES[name] for name in ('a misspelt key', 'a config that raises')}

@@ -43,7 +43,7 @@ CHATS = {
   ),
   'a field of text for conversations': (
     f'{_CHAT}/good.jsonl --config.data.text_field=response',
-    'config.data.text_field is response, and rows of config.data.rows=chat have no such field',
+    "config.data.text_field is 'response', which has no effect with data.rows=chat",
   ),
   'a template with a name that is not there': (
     f'{_CHAT}/good.jsonl --config.data.chat_template={{in}}/chat/name.jinja',
@@ -79,6 +79,6 @@ CHATS = {
   ),
   'a template for text': (
     'train {tiny} --config.data.chat_template=none.jinja',
-    'config.data.chat_template is none.jinja, which has a meaning for config.data.rows=chat',
+    "config.data.chat_template is 'none.jinja', which has no effect with data.rows=text",
   ),
 }

@@ -12,7 +12,7 @@ SWEEP = {
   ),
   'a way to scale that there is not': (
     f'{_GRID} --factors=1 --lengths=1e6 --scale=depth',
-    "--scale is 'depth'; it must be one of width, tokens, layers",
+    "--scale is 'depth'; it must be 'width', 'tokens' or 'layers'",
   ),
   'images to sweep': (
     'sweep --config={repo}/configs/vit_digits.py --out=x --factors=1 --lengths=1e6',

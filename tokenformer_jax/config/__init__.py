@@ -62,7 +62,7 @@ from tokenformer_jax.config.model import (
   draws,
   rows_together,
 )
-from tokenformer_jax.config.names import choices, keys_named, lookup, type_of
+from tokenformer_jax.config.names import keys_named, lookup, type_of
 from tokenformer_jax.config.optim import (
   OPTIMIZERS,
   AdamWConfig,
