@@ -51,7 +51,7 @@ def _unknown(name: str) -> str:
     return f'--{name} is unknown; did you mean {named}?'
   if near := misspelt(name, known):
     return f'--{name} is unknown; did you mean --{near}?'
-  return f'--{name} is unknown; `{help_text.command()} --help` lists the flags'
+  return f'--{name} is unknown; --help lists the flags'
 
 
 def _sentence(error: Exception) -> str:
