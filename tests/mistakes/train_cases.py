@@ -117,7 +117,7 @@ TRAIN_CONFIGS = {
   ),
   'a config that returns nothing': (
     'train --config={in}/configs/nothing.py',
-    'nothing.py, line 4, returns nothing',
+    'nothing.py returns nothing',
   ),
   'a variant that there is not': (
     'train --config={in}/configs/variants.py:large',
@@ -125,11 +125,11 @@ TRAIN_CONFIGS = {
   ),
   'a variant for a config of none': (
     'train --config={in}/configs/typo.py:large',
-    'line 4, takes no variant',
+    'typo.py fails with TypeError: get_config() takes 0 positional arguments',
   ),
   'no variant for a config of some': (
     'train --config={in}/configs/needs_variant.py',
-    'line 4, needs a variant',
+    "needs_variant.py fails with TypeError: get_config() missing 1 required positional argument: 'v",
   ),
   'a misspelt key in a config': (
     'train --config={in}/configs/typo.py',

@@ -22,13 +22,6 @@ def parse(argv: Sequence[str]) -> list[str]:
     raise UserError(_sentence(error)) from error
 
 
-def needs_value(other: str, value: object, **given: object) -> None:
-  """Refuse arguments that have an effect only with another one, whose value is `value`."""
-  for name, one in given.items():
-    if not value and one not in (None, False, '', (), []):
-      raise UserError(f'--{name} has an effect only with --{other}; leave it out')
-
-
 def missing_flag(name: str) -> str:
   """Return the sentence for a flag that has no value, from its help."""
   meaning = flags.FLAGS[name].help.rstrip('.')
