@@ -129,7 +129,7 @@ TRAIN_CONFIGS = {
   ),
   'no variant for a config of some': (
     'train --config={in}/configs/needs_variant.py',
-    "needs_variant.py fails with TypeError: get_config() missing 1 required positional argument: 'v",
+    'needs_variant.py fails with TypeError: get_config() missing 1 required positional argument',
   ),
   'a misspelt key in a config': (
     'train --config={in}/configs/typo.py',

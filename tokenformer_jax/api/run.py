@@ -285,7 +285,11 @@ class Run(Growable, Viewable):
 
     Args:
       messages: the turns so far, with `role` and `content`; the last is not the assistant's.
-      length, temperature, top_k, top_p, seed: as for `generate`.
+      length: as for `generate`, like the next four.
+      temperature: see there.
+      top_k: see there.
+      top_p: see there.
+      seed: see there.
       stop: more strings that end the answer, besides the template's own end of a turn.
 
     Raises:
