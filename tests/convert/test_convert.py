@@ -46,9 +46,9 @@ def run(tmp_path_factory):
 
 def _restored(workdir):
   """The whole state that training would go on from, and what it is of."""
-  checkpoints, meta = checkpoint.open_source(workdir, None)
+  source = checkpoint.open_source(workdir, None)
   mesh = sharding.make_mesh(MeshConfig())
-  return grow_run.read(checkpoints, meta, mesh), meta
+  return grow_run.read(source, mesh), source.meta
 
 
 def _names(weights):

@@ -68,10 +68,8 @@ def load(source: Path) -> Run:
   Raises:
     UserError: the run or the step does not exist, or the checkpoint does not hold a model.
   """
-  directory, step = paths.split_source(source)
-  _, meta = checkpoint.open_source(directory, step)
-  checkpoint.check_is_model(meta, directory)
-  return Run(directory, meta)
+  opened = checkpoint.open_source(source)
+  return Run(opened.directory, opened.meta)
 
 
 @arguments.checked
