@@ -97,8 +97,8 @@ class ModelConfig:
   @property
   def experts(self) -> dict[str, ExpertsConfig]:
     """The routed experts of the layers that have some, by the name of the layer."""
-    found = {name: layer.ffn for name, layer in self.layers.items()}
-    return {name: ffn for name, ffn in found.items() if isinstance(ffn, ExpertsConfig)}
+    ffns = {name: layer.ffn for name, layer in self.layers.items()}
+    return {name: ffn for name, ffn in ffns.items() if isinstance(ffn, ExpertsConfig)}
 
   @property
   def heads(self) -> tuple[int, ...]:
@@ -110,8 +110,8 @@ class ModelConfig:
   @property
   def scale_length(self) -> int | None:
     """The first length of a `length_scale` of kind `position`, or None without one."""
-    found = (part for layer in self.layers.values() for _, part in parts(layer))
-    lengths = (part.length for part in found if isinstance(part, PositionScaleConfig))
+    sections = (one for layer in self.layers.values() for _, one in parts(layer))
+    lengths = (one.length for one in sections if isinstance(one, PositionScaleConfig))
     return next(lengths, None)
 
   def with_scale_length(self, length: int) -> 'ModelConfig':
@@ -194,7 +194,7 @@ def layer_path(name: str) -> str:
 
 
 def rows_together(model: ModelConfig) -> int:
-  """Return the rows of a batch that must stay side by side: those that share experts' places."""
+  """Return the rows of a batch that must stay side by side: those that share experts' capacity."""
   dispatches = [experts.dispatch for experts in model.experts.values()]
   return math.lcm(*(part.rows for part in dispatches if isinstance(part, CapacityConfig)))
 
