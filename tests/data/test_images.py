@@ -23,22 +23,18 @@ def _open(source: str, **changes) -> images.ImageSet:
   return images.open_images(ImagesConfig(source=source, **changes))
 
 
-def test_the_digits_are_split_and_every_class_is_held_out():
-  image_set = _open('digits')
-  assert (len(image_set.train), len(image_set.validation)) == (1438, 359)
-  assert (len(image_set.classes), image_set.channels) == (10, 1)
-  labels = [image_set.validation.read(i)[1] for i in range(359)]
-  assert np.bincount(labels).min() > 25, 'a class is nearly missing in the validation split'
-
-
-def test_the_digits_are_scikit_learns():
+def test_the_digits_are_scikit_learns_and_every_class_is_held_out():
   from sklearn import datasets  # noqa: PLC0415 (a second for all who collect this file)
 
-  split, theirs = _open('digits').train, datasets.load_digits()
+  image_set, theirs = _open('digits'), datasets.load_digits()
+  assert (len(image_set.train), len(image_set.validation)) == (1438, 359)
+  assert (len(image_set.classes), image_set.channels) == (10, 1)
+  held_out = [image_set.validation.read(i)[1] for i in range(359)]
+  assert np.bincount(held_out).min() > 25, 'a class is nearly missing in the validation split'
   pixels = np.round(theirs.images * 255 / 16).astype(np.uint8)
   labels = {image.tobytes(): label for image, label in zip(pixels, theirs.target, strict=True)}
-  for number in range(0, len(split), 50):
-    encoded, label = split.read(number)
+  for number in range(0, 1438, 50):
+    encoded, label = image_set.train.read(number)
     assert labels[np.array(Image.open(io.BytesIO(encoded))).tobytes()] == label
 
 
@@ -58,16 +54,6 @@ def test_labels_of_validation_go_by_the_classes_of_training(tmp_path):
   assert {validation.read(i)[1] for i in range(len(validation))} == {1, 2}
 
 
-def test_a_folder_without_splits_holds_images_out_by_their_names(tmp_path):
-  image_files.write_classes(tmp_path, ('ant', 'bee'), 60)
-  image_set = _open(f'folder:{tmp_path}', validation_fraction=0.3)
-  names = [{s.name(i) for i in range(len(s))} for s in (image_set.train, image_set.validation)]
-  assert not names[0] & names[1] and len(names[0] | names[1]) == 120
-  assert 20 <= len(names[1]) <= 52
-  again = _open(f'folder:{tmp_path}', validation_fraction=0.3).validation
-  assert names[1] == {again.name(i) for i in range(len(again))}
-
-
 def test_the_split_of_a_folder_does_not_depend_on_how_its_path_is_spelled(tmp_path, monkeypatch):
   image_files.write_classes(tmp_path / 'sets', ('ant', 'bee'), 50)
   (tmp_path / 'mount').symlink_to(tmp_path / 'sets')
@@ -78,7 +64,10 @@ def test_the_split_of_a_folder_does_not_depend_on_how_its_path_is_spelled(tmp_pa
   for spelling in spellings:
     split = _open(f'folder:{spelling}', validation_fraction=0.3).validation
     validation_names.append([Path(split.name(i)).parts[-2:] for i in range(len(split))])
-  assert 15 <= len(validation_names[0]) <= 45
+  train = _open('folder:sets', validation_fraction=0.3).train
+  train_names = {Path(train.name(i)).parts[-2:] for i in range(len(train))}
+  assert 15 <= len(validation_names[0]) <= 45 and len(train_names) + len(validation_names[0]) == 100
+  assert not train_names & set(validation_names[0])
   for spelling, names in zip(spellings, validation_names, strict=True):
     assert names == validation_names[0], (
       f'validation images of {spelling} were training images elsewhere'
