@@ -226,13 +226,13 @@ class _Builder:
       for i, unit in enumerate(self.corpus.units)
     ]
     written = self._write_shards(builds, tokenizer)
-    wholes = [bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS]
+    wholes = (bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS)
     return Index(
       made_from={key: getattr(self.config, key) for key in shards.MADE_FROM},
       dtype=dtype.name,
       tokenizer=tokenizer.to_json(),
       shards=tuple(written),
-      digest=shards.combine(wholes),
+      digest=hashlib.blake2b(b''.join(wholes), digest_size=16).hexdigest(),
       chat=template and template.to_json(),
     )
 
