@@ -261,8 +261,7 @@ class _Builder:
     if self.beam:
       new = beam.write_shards(missing, tokenizer, self.beam)
     elif self.workers > 1 and len(missing) > 1:
-      writes = [build.write for build in missing]
-      new = processes.write_shards(writes, tokenizer, min(self.workers, len(missing)))
+      new = processes.write_shards(missing, tokenizer, min(self.workers, len(missing)))
     else:
       new = (build.write(tokenizer) for build in missing)
     # None: the bar is shown on a terminal only.
