@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
+from tiny_imagenet import tiny_imagenet
 
 from tokenformer_jax.config import ImagesConfig
 from tokenformer_jax.data import images
@@ -74,17 +75,20 @@ def test_the_split_of_a_folder_does_not_depend_on_how_its_path_is_spelled(tmp_pa
     )
 
 
-def test_the_split_of_a_tfds_set_does_not_depend_on_its_version_being_spelled(monkeypatch):
+def test_the_split_of_a_tfds_set_does_not_depend_on_its_version_being_spelled(
+  tmp_path, monkeypatch
+):
   def numbers(spec):
     return _open(spec, validation_fraction=0.3).validation.numbers.tolist()
 
-  builder = images._digits(ImagesConfig())
+  builder = tiny_imagenet.TinyImagenet(data_dir=tmp_path, file_format='array_record')
+  builder.download_and_prepare()
   monkeypatch.setattr(tfds, 'builder', lambda name, **_: builder)
   monkeypatch.setattr(images, '_VALIDATION_SPLITS', ())
-  versioned = numbers('tfds:digits:1.0.0')
-  assert numbers('tfds:digits') == versioned, 'a version moves images between the splits'
-  name = _open('tfds:digits:1.0.0').validation.name(0)
-  assert name.startswith('tfds:digits:1.0.0, train, example '), 'a message names another source'
+  versioned = numbers('tfds:tiny_imagenet:5.1.0')
+  assert numbers('tfds:tiny_imagenet') == versioned, 'a version moves images between the splits'
+  name = _open('tfds:tiny_imagenet:5.1.0').validation.name(0)
+  assert name.startswith('tfds:tiny_imagenet:5.1.0, train, example '), 'another source is named'
 
 
 def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):

@@ -103,7 +103,7 @@ def _build(builder: '_Builder') -> Store:
 
 
 def cache_folder(config: DataConfig) -> Path:
-  """Return the folder for token stores and prepared datasets."""
+  """Return the folder for token stores and tokenizers."""
   cache = config.cache_dir or Path(
     os.environ.get('XDG_CACHE_HOME') or '~/.cache', 'tokenformer_jax'
   )
