@@ -83,7 +83,7 @@ FAMILY = {
   ),
   'prefixes by a key': (
     f'{_LONG} --config.train.drop_groups=0.5',
-    '--config.train.drop_groups has no effect here, because --drop_groups says it',
+    '--config.train.drop_groups has no effect here, because --method=elastic says it',
   ),
   'a teacher of a family': (
     f'{_LONG} --config.distill.teacher={{lm}}',
