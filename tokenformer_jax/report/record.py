@@ -133,7 +133,7 @@ def read(run: str | paths.Path, name: str) -> Record:
   if not _read_lines(directory / 'metrics.jsonl', notes):
     notes.append(f'{directory}/metrics.jsonl is lost; its figures are those that other files have')
   try:
-    _, meta = checkpoint.open_source(directory, None)
+    meta = checkpoint.open_directory(directory).meta
   except UserError as error:
     if paths.exists(directory / 'checkpoints') and paths.steps(directory / 'checkpoints'):
       notes.append(str(error))
