@@ -330,8 +330,6 @@ def test_projections_are_named_by_their_place_and_their_layer():
     'proj': 128,
     'ffn': 512,
   }, 'a projection has another name, or a matrix is counted'
-  assert config_lib.projection_path(TWO, 'local.qkv') == 'model.variants.local.mixer.qkv'
-  assert config_lib.projection_path(TWO, 'ffn') == 'model.layer.ffn'
 
 
 def test_a_pool_by_attention_has_the_parameters_of_the_layer():

@@ -87,13 +87,11 @@ from tokenformer_jax.config.pattention import (
   token_groups,
 )
 from tokenformer_jax.config.projections import (
-  count_names,
   counts_as_text,
   is_of_experts,
   matrices,
   named_counts,
   pattentions,
-  projection_path,
   token_counts,
   with_pattentions,
   with_references,
