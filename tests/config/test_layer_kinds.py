@@ -340,11 +340,6 @@ def test_projections_are_named_by_their_place_and_their_layer():
   assert config_lib.projection_path(TWO, 'ffn') == 'model.layer.ffn'
 
 
-def test_a_pool_by_attention_has_the_parameters_of_the_layer():
-  vit = tiny.tiny_vit(pool='attention', pattern='a', variants=Layers({'a': tiny.tiny_vit().layer}))
-  assert set(config_lib.token_counts(vit)) >= {'qkv', 'a.qkv'}, 'the pool does not grow'
-
-
 @pytest.mark.parametrize(
   ('given', 'want'),
   [

@@ -46,9 +46,8 @@ def test_an_untied_head_is_one_and_the_embedding_is_looked_up_only():
   [
     tiny_model(tied_head=False, **LEARNED),
     tiny_vit(pool='token', **LEARNED),
-    tiny_vit(pool='attention'),
   ],
-  ids=['lm', 'class token', 'attention pool'],
+  ids=['lm', 'class token'],
 )
 def test_depth_says_what_stands_before_and_after_the_layers(model: ModelConfig):
   before = {'embedding', 'positions', 'patch_embedding', 'class_token'}

@@ -38,7 +38,7 @@ def _dispatch(name: str, capacity: int, order: str = 'sequence', valid=None):
 @pytest.mark.parametrize(
   ('name', 'capacity', 'order'),
   [
-    *(('router', capacity, 'sequence') for capacity in (2, 4, 8, 24)),
+    *(('router', capacity, 'sequence') for capacity in (2, 8)),
     ('router_bpr', 4, 'gate'),
     ('router_padded', 4, 'sequence'),
   ],
@@ -117,11 +117,10 @@ def test_equal_gates_go_by_number():
   assert found.tolist() == [[[4, 0, 1]]]
 
 
-@pytest.mark.parametrize('size', [1, 2, 4])
-def test_the_loss_of_groups_has_the_mean_share_and_the_sum_of_gates(size):
-  gates, weight = _gates(inputs(3, 10, 8)), jnp.ones((3, 10))
+def test_the_loss_of_groups_has_the_mean_share_and_the_sum_of_gates():
+  size, gates, weight = 2, _gates(inputs(3, 10, 8)), jnp.ones((3, 10))
   chosen = jax.nn.one_hot(jnp.argmax(gates, -1), 8)
-  # DeepSeekMoE, eq. 15 to 17; groups of one expert are eq. 12.
+  # DeepSeekMoE, eq. 15 to 17.
   f, p = 8 * np.asarray(chosen).mean(1), np.asarray(gates).mean(1)
   f, p = f.reshape(3, -1, size).mean(-1), p.reshape(3, -1, size).sum(-1)
   want = (f * p).sum()

@@ -67,7 +67,7 @@ def test_attention_sees_every_position():
 
 @pytest.mark.parametrize(
   ('pool', 'positions'),
-  [('mean', 'sincos'), ('token', 'learned'), ('attention', 'none')],
+  [('mean', 'sincos'), ('token', 'learned'), ('mean', 'none')],
 )
 def test_logits_depend_on_where_patches_are_just_if_there_are_positions(pool, positions):
   model = tiny_vit(pool=pool, position_embedding=positions)
@@ -116,7 +116,7 @@ def test_an_image_whose_branches_are_all_left_out_is_its_patches():
 
 
 def test_axes_name_every_dimension():
-  model = tiny_vit(pool='attention', position_embedding='learned')
+  model = tiny_vit(pool='token', position_embedding='learned')
   definition = define(model)
   sizes = {'width': 32, 'classes': 10, 'patch': 16, 'position': 4, 'layers': 2, 'norm': 32}
   leaves = jax.tree_util.tree_leaves_with_path(definition.abstract)

@@ -49,7 +49,6 @@ from tokenformer_jax.config.mixers import (
   SoftmaxConfig,
   YarnScalingConfig,
   has_own_values,
-  is_plain,
   width_of_heads,
 )
 from tokenformer_jax.config.model import (

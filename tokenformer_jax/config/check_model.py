@@ -16,15 +16,12 @@ from tokenformer_jax.config.mixers import (
   RotaryConfig,
   SoftmaxConfig,
   YarnScalingConfig,
-  is_plain,
   width_of_heads,
 )
 from tokenformer_jax.config.model import (
   ModelConfig,
   ViTConfig,
-  has_attention_pool,
   layer_path,
-  used_layers,
 )
 from tokenformer_jax.config.pattention import (
   NoProjectionConfig,
@@ -44,10 +41,8 @@ def check_model(model: ModelConfig) -> None:
     )
   if isinstance(model, ViTConfig):
     _check_vit(model)
-  for name, layer in used_layers(model).items():
+  for name, layer in model.layers.items():
     _check_layer(model, layer, layer_path(name))
-  if has_attention_pool(model):
-    _check_pool(model)
   around = (getattr(model, 'embedding_norm', 'none'), model.final_norm)
   layers = model.layers.values()
   norms = {*around, *(norm for layer in layers for norm in (layer.norm, layer.norm_of_ffn))}
@@ -195,20 +190,6 @@ def _check_rotary(model: ModelConfig, rotary: RotaryConfig, head: int, path: str
     raise UserError(
       f'config.{path}.positions.fraction is {rotary.fraction} of heads {head} wide, which rotates '
       f'nothing; at least two entries must turn, or set {path}.positions.kind=none'
-    )
-
-
-def _check_pool(model: ModelConfig) -> None:
-  if isinstance(model.layer.ffn, ExpertsConfig):
-    raise UserError(
-      'config.model.pool is attention, which is made as model.layer, and its feed-forward part has '
-      'experts, which one query has no use for; set pool to mean or token'
-    )
-  if not is_plain(model.layer.mixer):
-    raise UserError(
-      'config.model.pool is attention, which is made as model.layer, and its mixer is not plain '
-      'softmax attention with a value and an output projection, and without kv_heads, head_width '
-      'and qk_norm; set pool to mean or token'
     )
 
 

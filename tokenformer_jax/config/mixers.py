@@ -227,13 +227,6 @@ def width_of_heads(mixer: Any, width: int) -> int:
   return own or (_UNIT_HEAD if isinstance(mixer, GatedUnitConfig) else width // mixer.heads)
 
 
-def is_plain(mixer: Any) -> bool:
-  """Return whether a mixer is softmax attention with projections of the model's width alone."""
-  if not has_own_values(mixer):
-    return False
-  return mixer.key_heads == mixer.heads and not mixer.head_width and mixer.qk_norm == 'none'
-
-
 def has_own_values(mixer: Any) -> bool:
   """Return whether a mixer is softmax attention whose values and output are projections alone."""
   if not isinstance(mixer, SoftmaxConfig) or mixer.shaped or mixer.value_skip or mixer.proj_skip:

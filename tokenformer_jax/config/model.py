@@ -162,9 +162,7 @@ class ViTConfig(ModelConfig):
   patch: Int = key(16, "pixels of a patch's side", above=0)
   channels: Int = key(0, 'channels of an image. 0: as in the data', least=0)
   classes: Int = key(0, 'outputs of the head. 0: as in the data', least=0)
-  pool: Literal['mean', 'token', 'attention'] = key(
-    'mean', 'over patches; or a class token; or attention by a learned query, made as model.layer'
-  )
+  pool: Literal['mean', 'token'] = key('mean', 'over patches; or a class token')
   drop_path: Annotated[
     Float,
     Field(ge=0, lt=1, description='probability of dropping a branch of the last block in training'),
@@ -173,19 +171,6 @@ class ViTConfig(ModelConfig):
 
 MODELS = table(LMConfig, ViTConfig)
 Model = Annotated[ModelConfig, OneOf(MODELS)]
-
-
-def used_layers(model: ModelConfig) -> dict[str, LayerConfig]:
-  """Return the layers that have parameters in a model, by name.
-
-  They are the layers of the pattern, and `model.layer` if an attention pool uses its config.
-  """
-  return model.layers | ({BASE: model.layer} if has_attention_pool(model) else {})
-
-
-def has_attention_pool(model: ModelConfig) -> bool:
-  """Return whether a model pools by attention, which has the config of `model.layer`."""
-  return isinstance(model, ViTConfig) and model.pool == 'attention'
 
 
 def layer_path(name: str) -> str:

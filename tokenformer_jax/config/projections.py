@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenformer_jax.config.feed_forward import MLPConfig
 from tokenformer_jax.config.layer import LayerConfig, map_parts, parts
-from tokenformer_jax.config.model import BASE, ModelConfig, layer_path, used_layers
+from tokenformer_jax.config.model import BASE, ModelConfig, layer_path
 from tokenformer_jax.config.pattention import (
   DenseConfig,
   NoProjectionConfig,
@@ -36,7 +36,7 @@ def projection_path(model: ModelConfig, name: str) -> str:
 
 def _sections(model: ModelConfig) -> Iterator[tuple[str, str, PattentionConfig]]:
   """Yield the name, the path and the config of each projection with parameter tokens."""
-  for layer, config in used_layers(model).items():
+  for layer, config in model.layers.items():
     for path, part in parts(config):
       if isinstance(part, PattentionConfig):
         yield projection_name(layer, path), f'{layer_path(layer)}.{path}', part
@@ -57,7 +57,7 @@ def matrices(model: ModelConfig) -> tuple[str, ...]:
   """Return the names of the projections by matrices that have no tokens beside them."""
   return tuple(
     projection_name(layer, path)
-    for layer, config in used_layers(model).items()
+    for layer, config in model.layers.items()
     for path, part in parts(config)
     if isinstance(part, DenseConfig | MLPConfig) and isinstance(part.beside, NoProjectionConfig)
   )
@@ -168,7 +168,7 @@ def _short_names(model: ModelConfig) -> dict[str, str]:
   """Return the name of each projection without its layer, by its name."""
   return {
     projection_name(layer, path): projection_name(BASE, path)
-    for layer, config in used_layers(model).items()
+    for layer, config in model.layers.items()
     for path, part in parts(config)
     if isinstance(part, PattentionConfig | DenseConfig | MLPConfig)
   }

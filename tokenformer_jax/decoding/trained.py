@@ -20,8 +20,6 @@ from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 
-# The help text of the flag --groups.
-
 Check = Callable[[Meta, paths.Path], object]
 
 

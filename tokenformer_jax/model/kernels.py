@@ -227,15 +227,6 @@ def _document_mask(starts_BxT: jax.Array, keys_S: jax.Array) -> jax.Array:
   return (keys_S[None, None, :] >= starts_BxT[:, :, None])[:, None]
 
 
-def sees_view(view: caches.CacheView, context: Context, length: int, window: int) -> jax.Array:
-  """Return the mask [B, 1, T, S], or [1, 1, T, S], of the keys that the next queries see."""
-  queries_T = context.start + jnp.arange(length)
-  seen = _sees(queries_T, view.slots_S, window)[None, None]
-  if context.padding_B is None:
-    return seen
-  return seen & (view.slots_S[None, :] >= context.padding_B[:, None])[:, None, None]
-
-
 def attend_view(
   query: Any,
   view: caches.CacheView,
@@ -252,6 +243,8 @@ def attend_view(
   length = jax.tree.leaves(query)[0].shape[1]
   queries_T = context.start + jnp.arange(length)
   scores_BxHxTxS = score(query, view.keys, queries_T, view.slots_S, 'BTHK,BHSK->BHTS')
-  seen = sees_view(view, context, length, window)
+  seen = _sees(queries_T, view.slots_S, window)[None, None]
+  if context.padding_B is not None:
+    seen &= (view.slots_S[None, :] >= context.padding_B[:, None])[:, None, None]
   weights_BxHxTxS = weigh(scores_BxHxTxS, seen).astype(view.values.dtype)
   return _by_head('BHTS,BHSK->BTHK', weights_BxHxTxS, view.values)

@@ -90,16 +90,12 @@ def halo(key_BxTxHxK: jax.Array, window: int) -> int:
   The number is rounded up to whole blocks of a kernel. It is 0 where whole rows cost less: the
   kernel also computes these slots as queries, in vain.
   """
-  if not splits(key_BxTxHxK):
+  if not window or not splits(key_BxTxHxK):
     return 0
-  return halo_of(key_BxTxHxK.shape[1] // parts('slots'), window)
-
-
-def halo_of(own: int, window: int) -> int:
-  """Return `halo` for a device with `own` slots of a row."""
+  own = key_BxTxHxK.shape[1] // parts('slots')
   block = math.gcd(own, SHORT_BLOCK)
   slots = -(-(window - 1) // block) * block
-  return slots if window and _WORTH * slots <= own else 0
+  return slots if _WORTH * slots <= own else 0
 
 
 def in_window(
@@ -146,17 +142,15 @@ def before(own: Any, goes_on_B: jax.Array) -> Any:
   (along,) = mesh_axes('slots')
   everywhere, goes_on_SxB = jax.lax.all_gather((own, goes_on_B), along)
   sums = jax.tree.map(jnp.zeros_like, own)
-  for i in range(parts('slots')):
+
+  def add(i: int, sums: jax.Array, all_sums: jax.Array) -> jax.Array:
+    goes_on = goes_on_SxB[i].reshape(-1, *[1] * (sums.ndim - 1)).astype(sums.dtype)
     is_before = i < jax.lax.axis_index(along)
-    add = functools.partial(_add, is_before, goes_on_SxB[i], i)
-    sums = jax.tree.map(add, sums, everywhere)
+    return jnp.where(is_before, all_sums[i] + sums * goes_on, sums)
+
+  for i in range(parts('slots')):
+    sums = jax.tree.map(functools.partial(add, i), sums, everywhere)
   return sums
-
-
-def _add(is_before: jax.Array, goes_on_B: jax.Array, i: int, sums: jax.Array, new: jax.Array):
-  """Return the sums of one device added to those of the devices before it, if `is_before`."""
-  goes_on = goes_on_B.reshape(-1, *[1] * (sums.ndim - 1)).astype(sums.dtype)
-  return jnp.where(is_before, new[i] + sums * goes_on, sums)
 
 
 def _exchange(x: jax.Array, old: Split, new: Split, own: int | None = None) -> jax.Array:
