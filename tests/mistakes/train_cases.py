@@ -103,8 +103,8 @@ TRAIN_KEYS = {
   **SOURCES,
   **STAGES,
   'a skip around no projection': (
-    'train --config.model.layer.mixer.proj.kind=none --config.model.layer.mixer.proj_skip=true',
-    'mixer.proj_skip is True, and proj.kind=none has no projection to add the input to',
+    'train --config.model.layer.mixer.value.kind=none --config.model.layer.mixer.value_skip=true',
+    'mixer.value_skip is True, and value.kind=none has no projection to add the input to',
   ),
   'a norm of no feed-forward part': (
     'train --config.model.layer.ffn.kind=none --config.model.layer.ffn_norm=rms',

@@ -54,7 +54,7 @@ def test_each_group_has_the_weights_that_it_has_alone(sizes, pieces, score):
 
   @jax.jit
   def weights(scores):
-    same = score_like(L2NormGELU(row_epsilon=1e-5), score)
+    same = score_like(L2NormGELU(gelu='tanh'), score)
     each = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     alone = [
       parameter_weights(scores[..., own], same, groups.make((group,)))

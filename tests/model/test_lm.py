@@ -267,17 +267,12 @@ def test_equal_models_are_each_drawn_as_its_own_config_says():
 
 
 @pytest.mark.parametrize('kind', ['tokenformer', 'transformer'])
-def test_norms_and_biases_start_as_no_change(kind):
+def test_norms_and_biases_start_as_no_change_and_no_two_matrices_alike(kind):
+  matrices = []
   for path, leaf in _initial(kind).items():
     if path.endswith(('scale', 'bias')):
       assert jnp.all(leaf == path.endswith('scale')), f'{path} changes what it gets'
-
-
-@pytest.mark.parametrize('kind', ['tokenformer', 'transformer'])
-def test_no_two_matrices_start_alike(kind):
-  matrices = []
-  for path, leaf in _initial(kind).items():
-    if not path.endswith(('scale', 'bias')):
+    else:
       matrices += list(np.asarray(leaf)) if path.startswith('blocks') else [np.asarray(leaf)]
   firsts = {round(float(matrix[0, 0] / matrix.std()), 3) for matrix in matrices}
   assert len(firsts) == len(matrices), 'two matrices are drawn from the same random numbers'
@@ -341,17 +336,13 @@ def test_gradients_in_bfloat16_are_summed_in_float32(changes):
   assert abs(row[1] / row[0] - 1) < 0.01, 'a frequent token learns at another rate'
 
 
-def test_logits_are_float32():
+def test_logits_and_parameters_are_float32_whatever_the_activations_are():
   definition = define_lm(tiny_model(), Execution(dtype=jnp.bfloat16))
   ids = jax.ShapeDtypeStruct((1, 4), jnp.int32)
   logits = jax.eval_shape(
     lambda params, ids: definition.bind(params)(ids)[0], definition.abstract, ids
   )
   assert logits.dtype == jnp.float32, 'the loss of a large vocabulary needs float32 logits'
-
-
-def test_parameters_are_float32_whatever_the_activations_are():
-  definition = define_lm(tiny_model(), Execution(dtype=jnp.bfloat16))
   dtypes = {leaf.dtype for leaf in jax.tree.leaves(definition.abstract)}
   assert dtypes == {jnp.dtype('float32')}, 'small updates are lost in bfloat16 parameters'
 

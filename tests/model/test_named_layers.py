@@ -42,19 +42,6 @@ def _params(model: ModelConfig = MODEL) -> Params:
 # Two kinds of layers
 
 
-def test_every_stack_has_the_parameters_of_its_own_layer():
-  shapes = jax.tree.map(jnp.shape, define_lm(MODEL).abstract['blocks'])
-  for name, depths in GROUPS.items():
-    count = len(depths)
-    qkv = {key: (count, 24, 32) for key in ('keys', 'values')}
-    proj = {key: (count, 40, 32) for key in ('keys', 'values')}
-    own = {'attention': {'query': qkv, 'key': qkv, 'value': qkv, 'proj': proj}}
-    if name == 'layer_1':
-      own['ffn'] = {key: (count, 48, 32) for key in ('keys', 'values')}
-    assert shapes.pop(name) == own, f'{name} is made as another layer'
-  assert not shapes, f'{shapes} are in no group of the pattern'
-
-
 def test_every_array_knows_how_deep_its_layers_are():
   for name, stack in define_lm(MODEL).info['blocks'].items():
     for info in jax.tree.leaves(stack):

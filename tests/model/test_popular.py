@@ -168,7 +168,6 @@ def test_splash_takes_few_key_heads():
 
 
 REFUSED = {
-  'kv_heads is 3, which does not divide': _model(kv_heads=3),
   'shaped=True needs a value for each of the 8 heads': _model(shaped=True),
   'proj.kind=none needs heads that fill model.width=32': _model(proj=NoProjectionConfig()),
   'low_frequency=8 is not less than high_frequency=4': _model(

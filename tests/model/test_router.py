@@ -10,7 +10,7 @@ from mixtures import inputs, of_rows, unbalanced
 
 from tokenformer_jax.config import BiasBalanceConfig, LMConfig, RouterConfig
 from tokenformer_jax.model import dispatch, router
-from tokenformer_jax.model.layer import LOAD, MAX_VIOLATION, layer_means
+from tokenformer_jax.model.layer import MAX_VIOLATION, layer_means
 from tokenformer_jax.model.params import define
 
 pytestmark = pytest.mark.slow  # because of what is compiled
@@ -196,11 +196,3 @@ def test_figures_of_an_even_and_of_a_collapsed_router():
   one = figures(collapsed, jnp.ones((2, 6, 16)))
   assert one[MAX_VIOLATION] == pytest.approx(3)
   assert one['router/entropy'] == pytest.approx(0, abs=1e-6)
-
-
-def test_a_padded_token_chooses_no_expert():
-  definition, params = _router()
-  valid = jnp.array([[False, False, True, True]])
-  choice, aux = definition.bind(params)(inputs(1, 4, 16), valid)
-  assert choice.experts_BxTxK[0, :2, 0].tolist() == [4, 4]
-  assert float(jnp.sum(aux.figures[LOAD])) == 2, 'padding counts'

@@ -24,10 +24,8 @@ from tokenformer_jax.config import (
   SkiplessConfig,
   SoftmaxConfig,
 )
-from tokenformer_jax.model.blocks import Block
-from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.model.params import Params, Role, define
+from tokenformer_jax.model.params import Params, Role
 from tokenformer_jax.steps import optim
 
 GOLDEN = dict(np.load(Path(__file__).parents[1] / 'golden' / 'sas.npz'))
@@ -182,37 +180,6 @@ def _gradient(model: ModelConfig, tree: Params, path: str) -> np.ndarray:
   prefix, _, kind = path.rpartition('qk_attn.')
   ours = {'weight': 'kernel', 'bias': 'bias'}[kind]
   return np.concatenate([at(f'{prefix}{part}/{ours}') for part in ('query', 'key')], axis=-1)
-
-
-def _block(layer: LayerConfig):
-  model = _model(layer)
-  return define(lambda rngs: Block(layer, model, execution=Execution(), rngs=rngs))
-
-
-def _drawn(definition, seed: int = 0) -> Params:
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) / p.size**0.25, p.dtype), definition.abstract
-  )
-
-
-@pytest.mark.slow
-def test_an_output_projection_with_a_skip_is_its_sum_with_the_identity():
-  # The last block of the source can have W_P = g ΔW + s I, as the first has W_V.
-  plain = _layer(SkiplessConfig(), shaped=True, value=NoProjectionConfig())
-  skip = dataclasses.replace(plain, mixer=dataclasses.replace(plain.mixer, proj_skip=True))
-  ours, folded = _block(skip), _block(plain)
-  params = _drawn(ours)
-  mixer = dict(params['attention'])
-  g, s = mixer.pop('proj_gain'), mixer.pop('heads_gain')
-  kernel = g * mixer['proj']['kernel'] + s * jnp.eye(48)
-  x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 8, 48)), jnp.float32)
-  want = folded.bind({**params, 'attention': {**mixer, 'proj': {'kernel': kernel}}})(x)[0]
-  np.testing.assert_allclose(ours.bind(params)(x)[0], want, atol=1e-4)
-  roles = {name: ours.info['attention'][name].role for name in ('proj_gain', 'heads_gain')}
-  assert set(roles.values()) == {ours.info['mixer_gain'].role}, 'gains of another role'
-  new = ours.init(jax.random.key(0))['attention']
-  assert not np.any(new['proj']['kernel']) and new['heads_gain'] == 1
 
 
 # SPEC: 12 d² for each of 18 blocks and 50,000 rows of d; without 2 d² a block, but for one d².

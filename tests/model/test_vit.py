@@ -11,7 +11,6 @@ from tiny import normal_params, tiny_vit
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model import vit
 from tokenformer_jax.model.execution import Execution
-from tokenformer_jax.model.kernels import full_attention
 from tokenformer_jax.model.layer import LayerInputs
 from tokenformer_jax.model.models import define
 
@@ -56,13 +55,6 @@ def test_resampled_positions_keep_constants_and_slopes():
   np.testing.assert_allclose(grid[..., 0], 3, rtol=1e-5)
   assert np.all(np.diff(grid[..., 1], axis=0) > 0) and np.all(np.diff(grid[..., 2], axis=1) > 0)
   np.testing.assert_allclose(grid[..., 1], grid[:, :1, 1].repeat(8, 1), atol=1e-5)
-
-
-def test_attention_sees_every_position():
-  rng = np.random.default_rng(0)
-  query, key, value = rng.normal(size=(3, 2, 7, 4, 8)).astype(np.float32)
-  want = jax.nn.dot_product_attention(query, key, value)
-  np.testing.assert_allclose(full_attention(query, key, value), want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -125,9 +125,7 @@ _SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
   ('kind', 'mesh', 'distilled'),
   [
-    pytest.param('switch', None, False, id='switch'),
-    pytest.param('bias', None, False, id='bias', marks=_SLOW),
-    pytest.param('switch', None, True, id='distilled', marks=_SLOW),
+    pytest.param('switch', None, True, id='distilled'),
     pytest.param('bias', MeshConfig(fsdp=2, experts=2), False, id='experts', marks=_SLOW),
   ],
 )

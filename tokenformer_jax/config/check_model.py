@@ -129,21 +129,18 @@ def _check_heads(model: ModelConfig, mixer: SoftmaxConfig, path: str) -> None:
       f'config.{path}.kv_heads is {mixer.kv_heads}, which does not divide {path}.heads='
       f'{mixer.heads}; each head of keys serves equally many heads of queries'
     )
-  without = {
-    name: isinstance(getattr(mixer, name), NoProjectionConfig) for name in ('value', 'proj')
-  }
-  for name in without:
-    if without[name] and getattr(mixer, f'{name}_skip'):
-      raise UserError(
-        f'config.{path}.{name}_skip is True, and {name}.kind=none has no projection to add the '
-        'input to; set it to False'
-      )
+  has_no_values = isinstance(mixer.value, NoProjectionConfig)
+  if has_no_values and mixer.value_skip:
+    raise UserError(
+      f'config.{path}.value_skip is True, and value.kind=none has no projection to add the input '
+      'to; set it to False'
+    )
   own = {
-    'value.kind=none': without['value'],
+    'value.kind=none': has_no_values,
     'value_skip=True': mixer.value_skip,
     'shaped=True': mixer.shaped,
   }
-  whole = {**own, 'proj.kind=none': without['proj'], 'proj_skip=True': mixer.proj_skip}
+  whole = {**own, 'proj.kind=none': isinstance(mixer.proj, NoProjectionConfig)}
   if mixer.key_heads != mixer.heads and any(own.values()):
     raise UserError(
       f'config.{path}.kv_heads is {mixer.kv_heads}, and {_set(own)} needs a value for each of the '

@@ -153,9 +153,6 @@ class SoftmaxConfig:
   value_skip: Bool = key(
     False, 'add the input to the value, each with a learned gain; the projection starts at zero'
   )
-  proj_skip: Bool = key(
-    False, 'add the heads to their projection by proj, each with a learned gain; it starts at zero'
-  )
   length_scale: LengthScale = key(
     LengthScaleConfig(), 'a factor of scores that grows with the length'
   )
@@ -229,6 +226,6 @@ def width_of_heads(mixer: Any, width: int) -> int:
 
 def has_own_values(mixer: Any) -> bool:
   """Return whether a mixer is softmax attention whose values and output are projections alone."""
-  if not isinstance(mixer, SoftmaxConfig) or mixer.shaped or mixer.value_skip or mixer.proj_skip:
+  if not isinstance(mixer, SoftmaxConfig) or mixer.shaped or mixer.value_skip:
     return False
   return not any(isinstance(part, NoProjectionConfig) for part in (mixer.value, mixer.proj))

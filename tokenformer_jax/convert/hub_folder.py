@@ -31,8 +31,8 @@ CODE = ('modeling_tokenformer.py', 'modeling_tokenformer_layers.py')  # in this 
 _KEYS = frozenset(
   (
     *('kind', 'norm', 'ffn_norm', 'heads', 'kv_heads', 'head_width', 'qk_norm', 'window'),
-    *('fraction', 'base', 'layout', 'value_skip', 'proj_skip', 'shaped', 'least', 'length'),
-    *('bias', 'tokens', 'reference', 'row_epsilon', 'gelu', 'groups', 'width', 'activation'),
+    *('fraction', 'base', 'layout', 'value_skip', 'shaped', 'least', 'length'),
+    *('bias', 'tokens', 'reference', 'gelu', 'groups', 'width', 'activation'),
     *('gated', 'count', 'gates', 'top_k', 'renormalize', 'dtype', 'eval_factor', 'order'),
     *('shared_gate', 'gains', 'skip', 'two_norms', 'low_frequency', 'high_frequency', 'fast'),
     *('slow', 'gain'),

@@ -64,16 +64,15 @@ def make_norm(form: str, model: Values) -> nn.Module:
 def token_weights(scores: Tensor, reference: float, score: Values) -> Tensor:
   """Return the weights of a group's tokens: Θ of the scores [..., N], with τ² = `reference`."""
   tanh = score.get('gelu') == 'tanh'
-  row_epsilon, root = float(score.get('row_epsilon', 0.0)), math.sqrt(reference)
 
   def gelu(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate='tanh' if tanh else 'none')
 
   def inverse_l2(x: Tensor) -> Tensor:
-    return root / ((x.square().sum(-1, keepdim=True) + EPSILON).sqrt() + row_epsilon)
+    return math.sqrt(reference) / (x.square().sum(-1, keepdim=True) + EPSILON).sqrt()
 
   def inverse_l1(x: Tensor) -> Tensor:
-    return reference / (x.abs().sum(-1, keepdim=True) + (row_epsilon or EPSILON))
+    return reference / (x.abs().sum(-1, keepdim=True) + EPSILON)
 
   x, kind = scores.float(), score['kind']
   match kind:
