@@ -181,21 +181,6 @@ def _alone(part, params, x):
   return np.asarray(jax.jit(lambda params, x: definition.bind(params)(x))(params, x))
 
 
-def test_whole_experts_without_shared_ones_are_a_plain_mixture():
-  # GShard's layer (Lepikhin et al. 2020) with top-2, and DeepSeekMoE's with m = 1 and K_s = 0.
-  config = unbalanced(router=RouterConfig(top_k=2, renormalize=True))
-  params, x = large(layer(config)), inputs(2, 12, 16)
-  gates = np.asarray(jax.nn.softmax(x @ params['router']['kernel']))
-  kept = np.where(gates >= np.sort(gates, -1)[..., -2:-1], gates, 0)
-  kept /= kept.sum(-1, keepdims=True)
-  every = [
-    _alone(config.expert, {n: {'kernel': one[i]} for n, one in params['experts'].items()}, x)
-    for i in range(4)
-  ]
-  want = sum(kept[..., i : i + 1] * every[i] for i in range(4))
-  np.testing.assert_allclose(_output(config, params, x), want, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.slow
 def test_groups_of_parameter_tokens_each_have_a_norm_of_their_own():
   shared = PattentionConfig(tokens=16, reference=16)

@@ -170,28 +170,22 @@ OF_HWFA = {'layer_0': _stacked('layer_0', 'layer_1'), 'last_1': _stacked('layer_
 
 @pytest.mark.parametrize('name', HWFA)
 def test_golden_windows_and_a_full_layer(name):
-  run = jax.jit(functools.partial(_run_layers, HWFA[name], causal=True))
-  np.testing.assert_allclose(
-    run(OF_HWFA, GOLDEN['x']), GOLDEN[f'{name}/y'], rtol=0, atol=3e-5, err_msg=f'not the {name}'
-  )
+  def objective(params: Params, x_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y_BxTxD = _run_layers(HWFA[name], params, x_BxTxD, True)
+    return jnp.sum(y_BxTxD * GOLDEN['cotangent']), y_BxTxD
 
-
-def test_golden_gradients_of_windows_and_a_full_layer():
-  def objective(params: Params, x_BxTxD: jax.Array) -> jax.Array:
-    return jnp.sum(_run_layers(HWFA['hwfa'], params, x_BxTxD, True) * GOLDEN['cotangent'])
-
-  of_params, of_x = jax.jit(jax.grad(objective, argnums=(0, 1)))(OF_HWFA, GOLDEN['x'])
+  run = jax.jit(jax.grad(objective, argnums=(0, 1), has_aux=True))
+  (of_params, of_x), y = run(OF_HWFA, GOLDEN['x'])
+  np.testing.assert_allclose(y, GOLDEN[f'{name}/y'], rtol=0, atol=3e-5, err_msg=f'not the {name}')
+  if name != 'hwfa':
+    return
   norms = {'x': np.linalg.norm(of_x)}
   for number, (stack, index) in enumerate([('layer_0', 0), ('layer_0', 1), ('last_1', 0)]):
     for path, array in jax.tree_util.tree_leaves_with_path(of_params[stack]['attention']):
       ours = '/'.join(key.key for key in path)
       norms[f'layer_{number}/gau/{PATHS[ours]}'] = np.linalg.norm(array[index])
-  np.testing.assert_allclose(
-    [norms[name] for name in META['hwfa']['grad_norm_order']],
-    GOLDEN['hwfa/grad_norm'],
-    rtol=1e-4,
-    err_msg='gradients through windows and a full layer are others',
-  )
+  got = [norms[path] for path in META['hwfa']['grad_norm_order']]
+  np.testing.assert_allclose(got, GOLDEN['hwfa/grad_norm'], rtol=1e-4, err_msg='gradients')
 
 
 WHOLE = model_of(unit(), pattern='layer*3')

@@ -11,7 +11,7 @@ from tiny import large_params, tiny_model
 
 from tokenformer_jax.config import InitConfig, MeshConfig, ModelConfig
 from tokenformer_jax.model.lm import Execution, define_lm
-from tokenformer_jax.model.loss import loss_sums, objective
+from tokenformer_jax.model.loss import objective
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
 
@@ -158,32 +158,6 @@ def test_a_logit_sees_no_later_token_and_its_own(model):
   assert jnp.all(same), 'a logit before position 7 depends on the token there'
   moved = jnp.max(jnp.abs(after - before), axis=-1)[:, 7:]
   assert jnp.all(moved > 1e-4), 'a logit from position 7 on ignores the token there'
-
-
-@functools.partial(jax.jit, static_argnames='chunk')
-def _sums(hidden, embedding, targets, chunk):
-  return loss_sums(hidden, embedding, targets, chunk=chunk)
-
-
-def test_loss_sums_are_those_of_the_logits_at_targets():
-  rng = np.random.default_rng(0)
-  hidden, embedding = rng.normal(size=(2, 5, 8)), rng.normal(size=(64, 8))
-  targets = _ids(2, 5)
-  targets[0, 0] = np.argmax(hidden[0, 0] @ embedding.T)  # so that one of them is right
-  targets[1, 3:] = -1
-  counts = targets >= 0
-  logits = hidden @ embedding.T
-  log_z = np.log(np.sum(np.exp(logits), axis=-1))
-  at_target = np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-  want = {
-    'nats': np.sum((log_z - at_target)[counts]),
-    'log_z_squared': np.sum(log_z[counts] ** 2),
-    'tokens': 8,
-    'correct': np.sum(np.argmax(logits, axis=-1) == targets),
-  }
-  got = _sums(np.float32(hidden), np.float32(embedding), targets, 2)
-  for name, value in want.items():
-    np.testing.assert_allclose(getattr(got, name), value, rtol=1e-5, err_msg=f'{name} is wrong')
 
 
 @pytest.mark.parametrize(

@@ -82,14 +82,6 @@ def test_weights_are_the_formula(score, gelu):
   )
 
 
-def test_pattention_is_weights_times_values():
-  x, keys, values = (np.float64(a) for a in _example(0))
-  want = _reference(x @ keys.T, 'l2_norm_gelu', 'exact', 12) @ values
-  np.testing.assert_allclose(
-    _pattention(*_example(0)), want, rtol=1e-5, atol=1e-5, err_msg='Pattention is not Θ(x Kᵀ) V'
-  )
-
-
 def _of_so_many_tokens(tokens: int, heads: tuple[int, int] | None) -> list[np.ndarray]:
   x, keys, values = _normal(0, (8, 4, 16), (tokens, 16), (tokens, 8))
   if heads:

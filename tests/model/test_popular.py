@@ -102,29 +102,6 @@ def test_a_cache_holds_the_heads_of_keys(window):
   np.testing.assert_allclose(np.concatenate(read, 1)[tokens], np.asarray(want)[tokens], atol=2e-5)
 
 
-def test_queries_and_keys_of_a_norm_have_its_scale():
-  model = _model(qk_norm='rms', kv_heads=0)
-  params = normal_params(_attention(model), 0.5)
-  flat = {**params, 'query_norm': {'scale': np.zeros(WIDTH, np.float32)}}
-
-  @jax.jit
-  def run(params):
-    return _attention(model).bind(params)(X_BxTxD)[0]
-
-  @jax.jit
-  def means(params):
-    value = _attention(model).bind(params).value(X_BxTxD, (HEADS, WIDTH))
-    mean = jnp.cumsum(value, axis=1) / (1 + np.arange(LENGTH))[None, :, None, None]
-    return _attention(model).bind(params).proj(mean)
-
-  np.testing.assert_allclose(
-    run(flat), means(flat), atol=1e-5, err_msg='the scale does not multiply queries'
-  )
-  big = {**params, 'key': jax.tree.map(lambda p: 100 * p, params['key'])}
-  one, other = run(params), run(big)
-  np.testing.assert_allclose(one, other, atol=1e-4, err_msg='keys are not normalized')
-
-
 @pytest.mark.slow
 def test_key_heads_on_a_mesh_are_those_of_one_device():
   """Four devices split eight heads of queries; each has both heads of keys."""

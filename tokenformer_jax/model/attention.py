@@ -14,7 +14,7 @@ from tokenformer_jax.model.layer import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, C
 from tokenformer_jax.model.norm import Norm, apply_norm
 from tokenformer_jax.model.projections import projection
 from tokenformer_jax.model.token_attention import KernelAttention, make_positions
-from tokenformer_jax.parallel.rules import parts
+from tokenformer_jax.parallel.rules import shard_count
 from tokenformer_jax.parallel.sharding import constrain
 
 
@@ -92,7 +92,7 @@ class Attention(nnx.Module):
   @property
   def key_axes(self) -> caches.PairAxes:
     """The logical axes of cached keys and of cached values."""
-    return caches.HEADS if self.key_heads % parts('row_heads') == 0 else caches.WHOLE
+    return caches.HEADS if self.key_heads % shard_count('row_heads') == 0 else caches.WHOLE
 
   def __call__(
     self,
@@ -117,7 +117,7 @@ class Attention(nnx.Module):
     query = apply_norm(self.query_norm, self.query(x_BxTxD, (self.heads, width)))
     key = apply_norm(self.key_norm, self.key(x_BxTxD, (self.key_heads, width)))
     value = self.values(x_BxTxD, width)
-    key_axis = 'heads' if self.key_heads % parts('heads') == 0 else None
+    key_axis = 'heads' if self.key_heads % shard_count('heads') == 0 else None
     query = constrain(query, 'batch', 'slots', 'heads', None)
     key, value = (constrain(x, 'batch', 'slots', key_axis, None) for x in (key, value))
     mixed, cache = self.mix(query, key, value, context, cache)

@@ -19,7 +19,7 @@ from tokenformer_jax.model import grouped
 from tokenformer_jax.model.grouped import rows_at, sources
 from tokenformer_jax.model.router import Choice
 from tokenformer_jax.parallel import per_device
-from tokenformer_jax.parallel.rules import Axes, parts
+from tokenformer_jax.parallel.rules import Axes, shard_count
 
 # (rows of several experts, the product of such rows with a matrix for each expert) → their results
 Apply = Callable[..., jax.Array]
@@ -82,7 +82,7 @@ def run(
     for m, names in zip(matrices, axes, strict=True)
     for pair in zip(m.shape, names, strict=True)
   ]
-  if math.prod(sizes.values()) == 1 or any(size % parts(name) for size, name in lengths):
+  if math.prod(sizes.values()) == 1 or any(size % shard_count(name) for size, name in lengths):
     return on_device(x_BxTxD, choice, *matrices)
   batch = per_device.split_spec(('batch', 'slots'))
 

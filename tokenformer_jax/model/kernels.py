@@ -11,7 +11,7 @@ from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model import splash
 from tokenformer_jax.model.layer import Context
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.parallel.rules import parts
+from tokenformer_jax.parallel.rules import shard_count
 
 _QUERY_BLOCK = 128  # query positions per block, raised so that there are at most …
 _MOST_BLOCKS = 16
@@ -192,7 +192,7 @@ def attend(
   batch, length, heads, _ = query.shape
   name = usable_kernel(implementation, query.dtype, batch, length, heads)
   window = window if window < length else 0
-  if name != 'xla' and not sharding.on_one_shard() and key.shape[2] % parts('row_heads'):
+  if name != 'xla' and not sharding.on_one_shard() and key.shape[2] % shard_count('row_heads'):
     # Kernels need equal parts of the heads of queries and keys on each device.
     key, value = (
       sharding.constrain(

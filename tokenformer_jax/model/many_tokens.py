@@ -17,7 +17,7 @@ from tokenformer_jax.model.params import TOKEN_AXES
 from tokenformer_jax.model.products import product
 from tokenformer_jax.model.stack import ROW_STATISTICS, SCORES
 from tokenformer_jax.parallel import per_device
-from tokenformer_jax.parallel.rules import parts
+from tokenformer_jax.parallel.rules import shard_count
 from tokenformer_jax.parallel.sharding import constrain
 
 MANY = 8  # parameter tokens per device, in widths D of the input
@@ -25,7 +25,7 @@ MANY = 8  # parameter tokens per device, in widths D of the input
 
 def are_many(keys_NxI: jax.Array, x: jax.Array) -> bool:
   """Return whether the gradient of the scores' norm should go through KᵀK; never for heads."""
-  return x.ndim == 3 and len(keys_NxI) >= MANY * parts('param_tokens') * x.shape[-1]
+  return x.ndim == 3 and len(keys_NxI) >= MANY * shard_count('param_tokens') * x.shape[-1]
 
 
 def weights_of_many(

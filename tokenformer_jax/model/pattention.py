@@ -42,7 +42,7 @@ from tokenformer_jax.model.many_tokens import are_many, weights_of_many
 from tokenformer_jax.model.params import TOKEN_AXES, Initializer, Role, param
 from tokenformer_jax.model.products import project
 from tokenformer_jax.model.stack import PROJECTED, ROW_STATISTICS, SCORES
-from tokenformer_jax.parallel.rules import parts
+from tokenformer_jax.parallel.rules import shard_count
 from tokenformer_jax.parallel.sharding import constrain
 
 
@@ -177,7 +177,7 @@ def pattention(
   with `out_heads` (H, K) heads [B, T, H, K] filled with zeros. The groups are in the order of their
   tokens. The rest is as in `keep_for_backward`.
   """
-  if len(groups) > 1 and parts('param_tokens') == 1:
+  if len(groups) > 1 and shard_count('param_tokens') == 1:
     cuts = list(itertools.accumulate(group.tokens for group in groups))[:-1]
     apart = zip(groups, jnp.split(keys_NxI, cuts), jnp.split(values_NxO, cuts), strict=True)
     run = functools.partial(

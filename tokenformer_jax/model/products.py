@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from tokenformer_jax.parallel import per_device
-from tokenformer_jax.parallel.rules import Axes, parts
+from tokenformer_jax.parallel.rules import Axes, shard_count
 from tokenformer_jax.parallel.sharding import constrain, platform
 
 # From this many rows on, a product may take a turned matrix. For one row XLA would copy the matrix,
@@ -120,7 +120,7 @@ def project(
       return jnp.moveaxis(summed_HxBxTxK, 0, 2)
     return per_device.total(multiply(x, shard), split)
 
-  if heads and heads[0] % parts('heads'):
+  if heads and heads[0] % shard_count('heads'):
     return multiply(x, matrix)
   is_in_split, is_out_split = not from_width or x.ndim == 4, from_width or bool(out_heads)
   return per_device.on_each_device(

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.parallel.rules import mesh_axes, parts, spec
+from tokenformer_jax.parallel.rules import mesh_axes, shard_count, spec
 from tokenformer_jax.parallel.sharding import constrain
 
 Split = tuple[str | None, ...]
@@ -38,7 +38,7 @@ def whole_rows(
   fill queries up to the same number of heads for each device. The arrays are unchanged if devices
   do not split slots.
   """
-  if parts('slots') == 1:
+  if shard_count('slots') == 1:
     return query, key, value
   key, value = (_enough(x, query.shape[2]) for x in (key, value))
   query, key, value = (_exchange(x, _SLOTS, _ROWS) for x in (query, key, value))
@@ -47,7 +47,7 @@ def whole_rows(
 
 def _enough(x: jax.Array, heads: int) -> jax.Array:
   """Return keys or values whose heads devices can split; each serves equally many of `heads`."""
-  own, pieces = x.shape[2], parts('row_heads')
+  own, pieces = x.shape[2], shard_count('row_heads')
   possible = (n for n in range(1, heads // own + 1) if heads % (n * own) == 0)
   times = next((n for n in possible if n * own % pieces == 0), heads // own)
   return x if times == 1 else constrain(jnp.repeat(x, times, axis=2), *_SLOTS)
@@ -55,15 +55,15 @@ def _enough(x: jax.Array, heads: int) -> jax.Array:
 
 def split_rows(heads_BxTxHxK: jax.Array, heads: int) -> jax.Array:
   """Return all of `heads` heads of some slots on each device: the inverse of `whole_rows`."""
-  if parts('slots') == 1:
+  if shard_count('slots') == 1:
     return heads_BxTxHxK
-  return _exchange(heads_BxTxHxK, _ROWS, _SLOTS, heads // parts('heads'))
+  return _exchange(heads_BxTxHxK, _ROWS, _SLOTS, heads // shard_count('heads'))
 
 
 def splits(heads_BxTxHxK: jax.Array) -> bool:
   """Return whether devices split the slots of these heads, evenly as everything else."""
   sizes = zip(heads_BxTxHxK.shape, ('batch', 'slots', 'heads'), strict=False)
-  return parts('slots') > 1 and all(size % parts(name) == 0 for size, name in sizes)
+  return shard_count('slots') > 1 and all(size % shard_count(name) == 0 for size, name in sizes)
 
 
 def on_slots(
@@ -92,7 +92,7 @@ def halo(key_BxTxHxK: jax.Array, window: int) -> int:
   """
   if not window or not splits(key_BxTxHxK):
     return 0
-  own = key_BxTxHxK.shape[1] // parts('slots')
+  own = key_BxTxHxK.shape[1] // shard_count('slots')
   block = math.gcd(own, SHORT_BLOCK)
   slots = -(-(window - 1) // block) * block
   return slots if _WORTH * slots <= own else 0
@@ -111,7 +111,7 @@ def in_window(
   The number comes from `halo`. `attend` is `kernels.attend`; for `starts_BxT` see `Context`.
   """
   (along,) = mesh_axes('slots')
-  steps = [(i, i + 1) for i in range(parts('slots') - 1)]
+  steps = [(i, i + 1) for i in range(shard_count('slots') - 1)]
 
   def with_halo(x: jax.Array) -> jax.Array:
     """Return an array with the slots before; they are zero on the first device."""
@@ -148,7 +148,7 @@ def before(own: Any, goes_on_B: jax.Array) -> Any:
     is_before = i < jax.lax.axis_index(along)
     return jnp.where(is_before, all_sums[i] + sums * goes_on, sums)
 
-  for i in range(parts('slots')):
+  for i in range(shard_count('slots')):
     sums = jax.tree.map(functools.partial(add, i), sums, everywhere)
   return sums
 
@@ -162,7 +162,7 @@ def _exchange(x: jax.Array, old: Split, new: Split, own: int | None = None) -> j
   def on_shard(shard: jax.Array) -> jax.Array:
     if old == _ROWS:
       return jax.lax.all_to_all(shard, along, 1, 2, tiled=True)[:, :, :own]
-    fill = -shard.shape[2] % parts('slots')
+    fill = -shard.shape[2] % shard_count('slots')
     if fill:
       shard = jnp.pad(shard, ((0, 0), (0, 0), (0, fill), (0, 0)))
     return jax.lax.all_to_all(shard, along, 2, 1, tiled=True)

@@ -46,13 +46,13 @@ def memory_and_costs(
   """
   config = step.config
   model = config.model
-  rows = config.data.batch_size / config.optim.accumulation_steps / rules.parts('batch', mesh)
+  rows = config.data.batch_size / config.optim.accumulation_steps / rules.shard_count('batch', mesh)
   whole = flops.length(config)
-  length = whole // rules.parts('slots', mesh)  # the positions of a row on a device
+  length = whole // rules.shard_count('slots', mesh)  # the positions of a row on a device
   remat, depth = config.train.remat, model.depth
   # Sums over all layers, for each position.
-  inner = _outputs(model, 'hidden', Role.KERNEL) / rules.parts('hidden', mesh)
-  scores = _outputs(model, 'param_tokens', Role.KEY) / rules.parts('param_tokens', mesh)
+  inner = _outputs(model, 'hidden', Role.KERNEL) / rules.shard_count('hidden', mesh)
+  scores = _outputs(model, 'param_tokens', Role.KEY) / rules.shard_count('param_tokens', mesh)
   widths, inners, all_scores = _KEPT[remat]
   inputs = depth * model.width
   layer = 12 * model.width + (2 * inner + 3 * scores) / depth
@@ -61,7 +61,7 @@ def memory_and_costs(
   at_experts, kept_at_experts = _expert_activations(model, mesh, int(rows), length)
   chunk = min(config.train.loss_chunk, length) if model.kind == 'lm' else 1
   outputs = model.vocab_size if model.kind == 'lm' else model.classes
-  head = 2 * 4 * chunk * outputs / rules.parts('vocab', mesh)
+  head = 2 * 4 * chunk * outputs / rules.shard_count('vocab', mesh)
   parameters, optimizer, batch = state
   kept *= remat_plans.GAPS.get(config.train.layers, 1)
   temporaries = rows * (length * (kept + layer) * _ACTIVATION + head) + parameters
@@ -100,8 +100,8 @@ def _expert_activations(
   most, kept = 0.0, 0.0
   names = pattern.names(model.repeats)
   for name, experts in model.experts.items():
-    slots = count_slots(experts, rows, length, rules.parts('experts', mesh))
-    inner = slots * _inner_width(experts, model) / rules.parts('expert_hidden', mesh)
+    slots = count_slots(experts, rows, length, rules.shard_count('experts', mesh))
+    inner = slots * _inner_width(experts, model) / rules.shard_count('expert_hidden', mesh)
     # Rows there and back, on both sides of an exchange; gate, product and gradient inside.
     most = max(most, 4 * slots * model.width + 3 * inner)
     kept += names.count(name) * inner
