@@ -122,9 +122,7 @@ def test_greedy_text_is_the_argmax_of_the_forward_pass(model):
     assert text == want.tolist(), 'not the likeliest tokens'
 
 
-FEW_PLACES = mixture(
-  unbalanced(dispatch=CapacityConfig(eval_factor=0.5, least=1, rows=2)), tied_head=False
-)
+FEW_PLACES = mixture(unbalanced(dispatch=CapacityConfig(eval_factor=0.5, least=1)), tied_head=False)
 
 
 @pytest.mark.slow

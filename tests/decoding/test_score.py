@@ -103,7 +103,7 @@ def test_rows_fill_a_batch(monkeypatch):
 
 
 def test_a_capacity_is_that_of_the_row_alone():
-  few = CapacityConfig(eval_factor=0.5, least=1, rows=2)
+  few = CapacityConfig(eval_factor=0.5, least=1)
   changes = {'pattern': 'layer', 'layer': mixture(unbalanced(dispatch=few)).layer}
   model = trained(**changes)
   scorer = Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=2)

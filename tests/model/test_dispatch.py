@@ -16,7 +16,6 @@ from tokenformer_jax.config import (
   MLPConfig,
   RouterConfig,
 )
-from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import dispatch, grouped
 from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.router import Choice
@@ -64,31 +63,13 @@ def test_an_expert_that_all_choose_takes_the_first_tokens_only():
   np.testing.assert_array_equal(kept[..., 0], [want > 0] * 2)
 
 
-def test_the_largest_gates_come_first_if_asked():
-  gates = np.array([0.1, 0.9, 0.3, 0.8, 0.3, 0.2])[None, :, None]
-  config = CapacityConfig(factor=2.0, least=1, order='gate')
-  _, kept = _numbered(np.zeros((1, 6, 1)), config, gates=gates)
-  assert kept[0, :, 0].tolist() == [False, True, True, True, False, False]
-
-
 def test_experts_without_slots_add_nothing():
   out, kept = _numbered(np.zeros((1, 6, 1)), CapacityConfig(factor=0.01, least=0))
   assert not np.any(out) and not np.any(kept)
 
 
-@pytest.mark.slow
-def test_rows_can_share_slots():
-  experts = np.array([[0, 0, 0, 0], [1, 1, 2, 3]])[..., None]
-  alone, shared = (
-    _numbered(experts, CapacityConfig(factor=1.0, least=1, rows=rows)).kept_BxTxK[..., 0]
-    for rows in (1, 2)
-  )
-  assert alone.tolist() == [[True, False, False, False], [True, False, True, True]]
-  assert shared.tolist() == [[True, True, False, False], [True, True, True, True]]
-
-
 def test_neither_padding_nor_other_rows_change_what_a_row_keeps():
-  config = CapacityConfig(eval_factor=1.0, least=1, rows=2)
+  config = CapacityConfig(eval_factor=1.0, least=1)
   definition = layer(unbalanced(dispatch=config, balance=LossBalanceConfig()))
   params, x, count = large(definition), inputs(2, 12, 16), 5
 
@@ -107,12 +88,6 @@ def test_neither_padding_nor_other_rows_change_what_a_row_keeps():
     np.testing.assert_allclose(beside.losses[name], total, rtol=1e-6, err_msg='empty rows count')
   for name in ('router/entropy', 'router/dropped'):
     assert beside.figures[name] == pytest.approx(aux.figures[name])
-
-
-def test_rows_that_do_not_divide_the_sequences_of_a_device_are_told():
-  experts = np.zeros((2, 4, 1), np.int32)
-  with pytest.raises(UserError, match='rows=4, and a device has 2 sequences'):
-    _numbered(experts, CapacityConfig(rows=4))
 
 
 @pytest.mark.parametrize('config', [PLENTY, GroupedConfig()], ids=['capacity', 'grouped'])
@@ -217,11 +192,7 @@ def _on_mesh(sizes, config, experts, x):
     return jax.jit(f, in_shardings=(places, places, None))(x, experts, matrix)
 
 
-SOME_DROP = {
-  'shared by two rows': CapacityConfig(factor=1.0, least=1, rows=2),
-  'by gate': CapacityConfig(factor=1.0, least=1, order='gate'),
-  'grouped': GroupedConfig(),
-}
+SOME_DROP = {'capacity': CapacityConfig(factor=1.0, least=1), 'grouped': GroupedConfig()}
 
 
 @pytest.mark.slow

@@ -59,7 +59,6 @@ from tokenformer_jax.config.model import (
   ModelConfig,
   ViTConfig,
   draws,
-  rows_together,
 )
 from tokenformer_jax.config.names import choices, keys_named, lookup, type_of
 from tokenformer_jax.config.optim import (

@@ -249,7 +249,7 @@ def check_capacity(model: ModelConfig, length: int) -> None:
     dispatch = experts.dispatch
     if not isinstance(dispatch, CapacityConfig):
       continue
-    tokens = dispatch.rows * length * experts.router.top_k / experts.count
+    tokens = length * experts.router.top_k / experts.count
     for key in ('factor', 'eval_factor'):
       factor = getattr(dispatch, key)
       if max(round(factor * tokens), dispatch.least) < 1:

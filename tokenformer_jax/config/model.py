@@ -2,14 +2,13 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from tokenformer_jax.config import pattern
-from tokenformer_jax.config.feed_forward import CapacityConfig, ExpertsConfig
+from tokenformer_jax.config.feed_forward import ExpertsConfig
 from tokenformer_jax.config.layer import LayerConfig, Norm, map_parts, parts
 from tokenformer_jax.config.mixers import PositionScaleConfig
 from tokenformer_jax.config.pattern import Repeat
@@ -176,12 +175,6 @@ Model = Annotated[ModelConfig, OneOf(MODELS)]
 def layer_path(name: str) -> str:
   """Return the path of the section of keys of a layer, given its name in a pattern."""
   return f'model.{BASE}' if name == BASE else f'model.variants.{name}'
-
-
-def rows_together(model: ModelConfig) -> int:
-  """Return the rows of a batch that must stay side by side: those that share experts' places."""
-  dispatches = [experts.dispatch for experts in model.experts.values()]
-  return math.lcm(*(part.rows for part in dispatches if isinstance(part, CapacityConfig)))
 
 
 def draws(model: ModelConfig) -> bool:

@@ -33,7 +33,7 @@ _KEYS = frozenset(
     *('kind', 'norm', 'ffn_norm', 'heads', 'kv_heads', 'head_width', 'qk_norm', 'window'),
     *('fraction', 'base', 'layout', 'value_skip', 'shaped', 'least', 'length'),
     *('bias', 'tokens', 'reference', 'gelu', 'groups', 'width', 'activation'),
-    *('gated', 'count', 'gates', 'top_k', 'renormalize', 'dtype', 'eval_factor', 'order'),
+    *('gated', 'count', 'gates', 'top_k', 'renormalize', 'dtype', 'eval_factor'),
     *('shared_gate', 'gains', 'skip', 'two_norms', 'low_frequency', 'high_frequency', 'fast'),
     *('slow', 'gain'),
   )
@@ -41,8 +41,8 @@ _KEYS = frozenset(
 # Keys that matter in training or on several devices only.
 _TRAINING = frozenset(
   (
-    *('jitter', 'z_loss', 'weight', 'over', 'devices', 'device_weight', 'rate', 'by', 'factor'),
-    *('rows', 'device_factor'),
+    *('jitter', 'z_loss', 'weight', 'over', 'devices', 'device_weight', 'rate', 'factor'),
+    'device_factor',
   )
 )
 # The values of keys with others that the files do not know, by the end of the key's path.

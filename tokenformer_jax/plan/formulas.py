@@ -119,9 +119,8 @@ def count_slots(experts: ExpertsConfig, rows: int, length: int, devices: int) ->
       return rows * length * top_k
     local = experts.count // devices
     return devices * dispatch.device_slots(how, rows * length * top_k, top_k, local, devices)
-  shared = math.gcd(rows, how.rows)
-  slots = dispatch.capacity(how, shared * length, top_k, experts.count, training=True)
-  return experts.count * (rows // shared) * slots
+  slots = dispatch.capacity(how, length, top_k, experts.count, training=True)
+  return experts.count * rows * slots
 
 
 def _inner_width(experts: ExpertsConfig, model: ModelConfig) -> int:
