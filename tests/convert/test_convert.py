@@ -46,9 +46,9 @@ def run(tmp_path_factory):
 
 def _restored(workdir):
   """The whole state that training would go on from, and what it is of."""
-  checkpoints, meta = checkpoint.open_source(workdir, None)
+  source = checkpoint.open_source(workdir, None)
   mesh = sharding.make_mesh(MeshConfig())
-  return grow_run.read(checkpoints, meta, mesh), meta
+  return grow_run.read(source, mesh), source.meta
 
 
 def _names(weights):
@@ -324,7 +324,7 @@ def test_a_converted_model_generates_trains_grows_evaluates_and_converts_back(tm
   asked = ['--heads=4', '--rotary_fraction=0.5', '--tokenizer=bytes', '--sequence_length=32']
   source, target = f'--source={tmp_path}/model.safetensors', f'--target={tmp_path}/run'
   said = python('-m', 'tokenformer_jax', 'convert', 'to-jax', source, target, *asked)
-  assert said.stdout.startswith('python -m tokenformer_jax generate --source=')
+  assert said.stdout.startswith('tokenformer generate --source=')
   options = ['--prompt=def', '--length=5', '--temperature=0']
   written = python('-m', 'tokenformer_jax', 'generate', f'--source={tmp_path}/run', *options)
   assert written.stdout.startswith('def')

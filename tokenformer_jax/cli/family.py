@@ -26,10 +26,9 @@ from pydantic import Field
 
 from tokenformer_jax.cli import config_flag, outputs
 from tokenformer_jax.cli import main as cli
-from tokenformer_jax.cli.parse_flags import needs_value
 from tokenformer_jax.cli.sweep import Positives, RatePower
 from tokenformer_jax.config import Config
-from tokenformer_jax.config.arguments import Count, Fraction, Path, Positive
+from tokenformer_jax.config.arguments import Count, Fraction, Path, Positive, needs_value
 from tokenformer_jax.config.section import Bool
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import forecast, make, result

@@ -137,7 +137,7 @@ def last_losses(lines: Sequence[dict[str, float]], steps: int) -> list[float | N
 
 
 def _meta(path: paths.Path) -> Meta:
-  _, meta = checkpoint.open_source(path, None)
+  meta = checkpoint.open_directory(path).meta
   return meta
 
 
