@@ -168,7 +168,6 @@ def token_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
       'layer': layer,
       'kind': name,
       'mean': listed(used.mean),
-      'root_mean_square': listed(used.root_mean_square),
       'largest': listed(used.largest),
       'value_norm': listed(used.value_norms),
       'contribution': listed(used.contribution),
