@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
@@ -331,11 +332,11 @@ def test_each_process_tells_its_own_mistake(monkeypatch, capsys):
   assert capsys.readouterr().err == 'error (process 1 of 2): config.mesh has a mistake\n'
 
 
-def test_flags_that_join_go_together():
-  command = [sys.executable, '-m', 'tokenformer_jax', 'generate', '--source=x', '--process_id=1']
-  done = tiny_run.run(command)
-  assert done.returncode == 2
-  assert '--coordinator=HOST:PORT, --num_processes=N and --process_id=I go together' in done.stderr
+def test_flags_that_join_go_together(monkeypatch):
+  values = types.SimpleNamespace(coordinator=None, num_processes=None, process_id=1)
+  monkeypatch.setattr(hosts.flags, 'FLAGS', values)
+  with pytest.raises(UserError, match='--num_processes=N and --process_id=I go together'):
+    hosts._join()
 
 
 ENVIRONMENTS = {

@@ -66,8 +66,6 @@ def test_a_checkpoint_only_names_the_teacher(teacher, student):
   figures = next(line for line in lines if 'train/teacher_loss' in line)
   assert figures['train/teacher_loss'] == pytest.approx(own, abs=0.3), 'the teacher is not read'
   assert figures['train/distill_loss'] > 0
-  tflops = figures['perf/teacher_tflops_per_second'] / figures['perf/model_tflops_per_second']
-  assert 0.3 < tflops < 0.5, 'its forward pass is not a little over a third of the FLOPs of a step'
   meta, plain = meta_of(student), meta_of(teacher)
   assert meta.checksums.keys() == plain.checksums.keys(), 'the teacher is in the checkpoint'
   assert meta.teacher.source == meta.config.distill.teacher == f'{teacher}@15'
