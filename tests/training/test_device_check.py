@@ -18,12 +18,12 @@ from trainers import trainer
 
 from tokenformer_jax.config import TrainConfig
 from tokenformer_jax.errors import FaultyDeviceError, UserError
-from tokenformer_jax.parallel import hosts
+from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.training import device_check, loop
 
 EVERY = 4
-MESH = {'mesh__fsdp': 4, 'mesh__tokens': 2}
+MESH = {'mesh__fsdp': 2, 'mesh__tokens': 2}
 
 
 def train_with_fault(config, workdir, call, device):
@@ -33,14 +33,15 @@ def train_with_fault(config, workdir, call, device):
     return run.train(*run.first_state())
 
 
-def test_one_wrong_bit_on_one_of_eight_devices_ends_the_run(make, tmp_path):
+def test_one_wrong_bit_on_one_of_four_devices_ends_the_run(make, tmp_path, monkeypatch):
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:4])
   config = make(train__check_devices=EVERY, train__log_every=1, **MESH)
   # Steps 4 and 8 are computed twice: call 10 is the second of step 8.
   with pytest.raises(FaultyDeviceError) as raised:
-    train_with_fault(config, tmp_path / 'run', call=10, device=5)
+    train_with_fault(config, tmp_path / 'run', call=10, device=3)
   host = socket.gethostname()
   assert str(raised.value).startswith(
-    'step 8 was computed twice, and the results differ on 1 of 8 devices: device 5 (cpu) of '
+    'step 8 was computed twice, and the results differ on 1 of 4 devices: device 3 (cpu) of '
     f'process 0 on {host} in 1 number; the check of step 4 passed; start the run again on other '
   )
   assert raised.value.hosts == (host,)

@@ -28,6 +28,10 @@ def heartbeat(workdir: Path):
   return json.loads((workdir / 'heartbeat/0.json').read_text())
 
 
+def stalls(workdir: Path) -> list[Path]:
+  return sorted((workdir / 'stalls').glob('*.txt')) if (workdir / 'stalls').exists() else []
+
+
 class Run:
   """A run by a clock that stands still between the calls of `wait`, and its watch."""
 
@@ -172,6 +176,14 @@ def test_the_heartbeat_tells_progress_from_life(tmp_path, fast):
   assert heartbeat(tmp_path)['doing'] == 'ended'
 
 
+def test_a_stall_is_written_to_a_file_on_disks(run, tmp_path):
+  run.make_steps(20, seconds=2)
+  run.wait(1000)
+  assert not stalls(tmp_path), 'the thread that watches touches storage'
+  run.watch.write('training')
+  assert 'step 21 has taken' in stalls(tmp_path)[0].read_text()
+
+
 def test_storage_that_fails_does_not_matter(tmp_path, fast, capfd):
   (tmp_path / 'heartbeat').write_text('a file where the folder should be')
   with watched(tmp_path):
@@ -186,6 +198,7 @@ def test_a_run_has_a_heartbeat_and_the_result_of_one_without(
   ended = loop.train(make(), tmp_path / 'run')
   last = heartbeat(tmp_path / 'run')
   assert (last['step'], last['steps'], last['doing']) == (20, 20, 'ended')
+  assert not (tmp_path / 'run/stalls').exists()
   monkeypatch.setattr(watch.Watch, '__enter__', lambda self: self)
   monkeypatch.setattr(watch.Watch, '__exit__', lambda self, *exception: None)
   assert_same(ended, loop.train(make(), tmp_path / 'plain'), 'a run that is watched')

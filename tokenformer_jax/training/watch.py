@@ -59,6 +59,7 @@ class Watch:
     self._steps, self._now = steps, now
     self._pending: collections.deque[tuple[int, Any]] = collections.deque()
     self._took: collections.deque[float] = collections.deque(maxlen=128)
+    self._stacks: collections.deque[tuple[int, str]] = collections.deque()  # to be written
     self._step, self._phase = first, wall_time.doing
     self._progress = self._looked = now()
     self._progress_time, self._written = time.time(), 0.0
@@ -91,10 +92,14 @@ class Watch:
     self._pending.append((step, figure))
 
   def write(self, doing: str) -> None:
-    """Write the heartbeat; leave it out where storage fails."""
+    """Write the heartbeat, and on disks the stacks; leave them out where storage fails."""
     with contextlib.suppress(paths.errors(self._workdir)):
       if not paths.in_bucket(self._workdir):
         (self._workdir / 'heartbeat').mkdir(exist_ok=True)
+        while self._stacks:
+          (self._workdir / 'stalls').mkdir(exist_ok=True)
+          step, text = self._stacks.popleft()
+          (self._workdir / 'stalls' / f'{step}-{jax.process_index()}.txt').write_text(text)
       state = {
         'time': round(time.time(), 1),
         'progress': round(self._progress_time, 1),
@@ -155,12 +160,12 @@ class Watch:
       faulthandler.dump_traceback(file, all_threads=True)
       file.seek(0)
       stacks = file.read()
-    print(
+    text = (
       f'process {jax.process_index()} on {hosts.own_name()}: {what} has taken {elapsed:.0f} s, and '
-      f'the median is {typical:.1f} s; the stacks of all threads:\n{stacks}',
-      file=sys.stderr,
-      flush=True,
+      f'the median is {typical:.1f} s; the stacks of all threads:\n{stacks}'
     )
+    print(text, file=sys.stderr, flush=True)
+    self._stacks.append((self._step, text))
 
 
 def _is_ready(array: Any) -> bool:
