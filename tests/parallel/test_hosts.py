@@ -143,10 +143,14 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 
 @pytest.fixture(scope='module')
 def resumed(corpus, one, processes):
-  """The work directory of a run that went on from `one`, and how a SIGTERM to the last ended it."""
+  """The work directory of a run that went on from `one`, and how a SIGTERM to the last ended it.
+
+  On another mesh, on which each process has a part of every row.
+  """
   command, workdir = train(corpus, f'resumed_{processes}')
   shutil.copytree(one, workdir)
-  script = [sys.executable, '-c', CANNOT_READ, *command[1:]]
+  mesh = ['--config.mesh.fsdp=1', '--config.mesh.sequence=2']
+  script = [sys.executable, '-c', CANNOT_READ, *command[1:], *mesh]
   with tiny_hosts.started(script, processes, DEVICES // processes) as running:
     wait_for_step(workdir, running, 25)
     running[-1].send_signal(signal.SIGTERM)

@@ -1,12 +1,10 @@
 """Runs whose rows are split over devices: they learn, evaluate, write, resume and move."""
 
 import shutil
-import sys
 
 import jax
 import numpy as np
 import pytest
-import tiny_hosts
 import tiny_run
 from outcomes import assert_same, losses
 from trainers import trainer
@@ -59,9 +57,9 @@ def test_a_run_with_split_rows_is_that_of_one_device(split, one):
     assert_same_losses(split[0], one, figure)
 
 
-def broken(run, tmp_path):
-  """A copy of a run that has lost everything after step 10."""
-  shutil.copytree(run[0], tmp_path / 'run')
+def broken(split, tmp_path):
+  """A copy of the run that has lost everything after step 10."""
+  shutil.copytree(split[0], tmp_path / 'run')
   for step in (15, 20):
     shutil.rmtree(tmp_path / f'run/checkpoints/{step}')
   return tmp_path / 'run'
@@ -76,13 +74,3 @@ def test_a_run_with_split_rows_resumes_on_another_mesh(split, one, tmp_path, one
   workdir = broken(split, tmp_path)
   loop.train(one[1], workdir)
   assert_same_losses(workdir, one)
-
-
-def test_rows_that_cross_hosts_are_those_of_one(one, tmp_path):
-  """Each host reads the rows that its devices have a part of, with the config in the directory."""
-  workdir = broken(one, tmp_path)
-  command = [sys.executable, str(tiny_run.ROOT / 'train.py'), f'--workdir={workdir}']
-  command += ['--config.mesh.fsdp=1', '--config.mesh.sequence=4']
-  tiny_hosts.run(command, 2, devices=2)
-  for figure in ('train/loss', 'eval/loss'):
-    assert_same_losses(workdir, one, figure)
