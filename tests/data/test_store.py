@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -219,25 +217,6 @@ def test_a_builder_that_was_replaced_publishes_nothing(tmp_path, monkeypatch):
   assert (claim.directory_for(folders[0]) / '2.json').exists(), (
     'the claim of the successor was removed'
   )
-
-
-@pytest.mark.slow
-def test_processes_that_build_the_same_store_agree(tmp_path):
-  config = _config(tmp_path)
-  script = (
-    'import json, sys; from tokenformer_jax.config import TextConfig; '
-    'from tokenformer_jax.data import store; '
-    'print(store.prepare(TextConfig(**json.loads(sys.argv[1]))).digest)'
-  )
-  command = [sys.executable, '-c', script, json.dumps(vars(config) | {'mixture': {}})]
-  environment = os.environ | {'PYTHONPATH': str(Path(__file__).parents[2])}
-  processes = [
-    subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)
-  ]
-  outputs = [process.communicate(timeout=120)[0] for process in processes]
-  assert [process.returncode for process in processes] == [0, 0], 'one of the builders failed'
-  assert outputs == [prepare(config).digest + '\n'] * 2, 'the builders have different stores'
-  assert not _unfinished(tmp_path), 'a builder leaves its folder behind'
 
 
 def _many_shards(folder: Path, monkeypatch) -> DataConfig:

@@ -79,7 +79,10 @@ def test_a_column_that_is_not_there_is_named(tmp_path):
   [
     (pa.array(['a', None]), r'a\.parquet, row 2, has a NoneType in the field'),
     (pa.array([['a'], ['b']]), r'a\.parquet, row 1, has a list in the field'),
-    (pa.array([b'a', b'\xff']).cast(pa.binary()).view(pa.string()), r'row 2, .* is not UTF-8'),
+    (
+      pa.array([b'a', b'\xff']).view(pa.string()),
+      r'a\.parquet is damaged or is not a Parquet file',
+    ),
   ],
   ids=['null', 'list', 'bytes'],
 )

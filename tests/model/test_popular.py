@@ -171,16 +171,13 @@ def test_splash_takes_few_key_heads():
 
 REFUSED = {
   'kv_heads is 3, which does not divide': _model(kv_heads=3),
-  'shaped=True needs a value for each of the 8 heads': _model(shaped=True),
-  'proj.kind=none needs heads that fill model.width=32': _model(proj=NoProjectionConfig()),
+  'and neither shaped, value_skip nor proj_skip; set both to 0': _model(shaped=True),
+  'which need a projection of the value and of the output': _model(proj=NoProjectionConfig()),
   'low_frequency=8 is not less than high_frequency=4': _model(
     positions=RotaryConfig(scaling=Llama3ScalingConfig(8.0, low_frequency=8.0))
   ),
   'yarn, which multiplies what is rotated, and clip=5': _model(
     positions=RotaryConfig(clip=5, scaling=YarnScalingConfig(8.0))
-  ),
-  'shared_gate is True, and shared.kind=none': mixtures.mixture(
-    dataclasses.replace(mixtures.KINDS['switch'], shared_gate=True)
   ),
 }
 

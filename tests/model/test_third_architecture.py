@@ -12,7 +12,6 @@ from outcomes import assert_same
 import tokenformer_jax
 from tokenformer_jax.model import flops, models, params
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.plan import estimate, topology
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import loop
 
@@ -99,12 +98,6 @@ def test_its_flops_are_counted(run):
   assert flops.forward_flops(model, length) == 2 * matrices + of_length, (
     'a mixer is not asked for what depends on the length'
   )
-
-
-def test_a_third_architecture_is_planned_by_formula(wanted):
-  found = estimate.plan(wanted, topology.parse('gpu-h100:4'))
-  assert found.parameters == models.define(found.config.model).count
-  assert found.model_flops == flops.step_flops(found.config)
 
 
 def test_a_third_architecture_trains_alike_on_a_mesh(run, source, home):

@@ -33,8 +33,8 @@ from absl import flags
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.api.run import Run, bring, load
-from tokenformer_jax.cli import help_text, signatures
 from tokenformer_jax.cli import main as cli
+from tokenformer_jax.cli import signatures
 from tokenformer_jax.config import ModelConfig, PattentionConfig, RotaryConfig, SoftmaxConfig
 from tokenformer_jax.config.arguments import Text
 from tokenformer_jax.convert import (
@@ -121,9 +121,8 @@ def _say_sizes(model: ModelConfig) -> None:
 def _say_written(target: Path | str, draws: Mapping[str, float] = MappingProxyType({})) -> None:
   """Print that a run was written, and a command that tries it; `draws` are flags of it."""
   messages.say(f'wrote {target}; to try it:')
-  command = help_text.spell_command('generate')
   given = ''.join(f' --{name}={value:g}' for name, value in draws.items())
-  print(f"{command} --source={target} --prompt='Once upon a time'{given}")
+  print(f"tokenformer generate --source={target} --prompt='Once upon a time'{given}")
 
 
 def _unrecorded(model: ModelConfig) -> dict[str, Any]:

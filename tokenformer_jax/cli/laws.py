@@ -19,9 +19,8 @@ from pydantic import Field
 
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli import outputs
-from tokenformer_jax.cli.parse_flags import needs_value
 from tokenformer_jax.cli.sweep import Positives
-from tokenformer_jax.config.arguments import FILLED, Path, Positive, Text
+from tokenformer_jax.config.arguments import FILLED, Path, Positive, Text, needs_value
 from tokenformer_jax.config.section import Float, Int
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import analysis, chains, law_figures, points, report

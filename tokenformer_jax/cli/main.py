@@ -90,7 +90,7 @@ def run(
     reported = hosts.as_reported(error)
     if reported is None:
       raise
-    messages.say(f'error: {help_text.as_typed(str(reported))}')
+    messages.say(f'error: {reported}')
     sys.exit(hosts.exit_status(reported))
 
 

@@ -62,7 +62,7 @@ from tokenformer_jax.config.model import (
   draws,
   rows_together,
 )
-from tokenformer_jax.config.names import choices, keys_named, lookup, type_of
+from tokenformer_jax.config.names import keys_named, lookup, type_of
 from tokenformer_jax.config.optim import (
   OPTIMIZERS,
   AdamWConfig,
@@ -87,13 +87,11 @@ from tokenformer_jax.config.pattention import (
   token_groups,
 )
 from tokenformer_jax.config.projections import (
-  count_names,
   counts_as_text,
   is_of_experts,
   matrices,
   named_counts,
   pattentions,
-  projection_path,
   token_counts,
   with_pattentions,
   with_references,

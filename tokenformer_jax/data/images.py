@@ -4,7 +4,6 @@ A split returns encoded images and labels by number, in any order and from any p
 decodes the images. TensorFlow is not needed.
 """
 
-import abc
 import contextlib
 import dataclasses
 import errno
@@ -44,40 +43,8 @@ class KnownSet(NamedTuple):
 KNOWN_SETS = {'tfds:imagenet2012': KnownSet(classes=1000, channels=3, examples=1_281_167)}
 
 
-class Split(abc.ABC):
-  """Encoded images with labels, read by number. A split can be pickled for another process."""
-
-  @abc.abstractmethod
-  def __len__(self) -> int: ...
-
-  @abc.abstractmethod
-  def read(self, number: int) -> tuple[bytes, int]:
-    """Return an encoded image and its label. Read errors pass through unchanged."""
-
-  @abc.abstractmethod
-  def name(self, number: int) -> str:
-    """Return the name of an image for messages to the user."""
-
-  @abc.abstractmethod
-  def key(self, number: int) -> str:
-    """Return a name of an image that does not depend on the source's spelling or location."""
-
-  def chosen(self, validation: bool, fraction: float) -> 'Split':
-    """Return the validation images, or the training images, as a hash of the key divides them.
-
-    An image stays on its side when the source is spelled differently, copied or mounted elsewhere.
-    """
-
-    def is_validation(number: int) -> bool:
-      digest = hashlib.blake2b(os.fsencode(self.key(number)), digest_size=8).digest()
-      return int.from_bytes(digest, 'little') < fraction * 2**64
-
-    numbers = [i for i in range(len(self)) if is_validation(i) == validation]
-    return Subset(self, np.array(numbers, np.int64))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Files(Split):
+class Files:
   """Image files with a label each. The names are relative to `root`."""
 
   root: str
@@ -106,7 +73,7 @@ class Files(Split):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Records(Split):
+class Records:
   """The examples of one split of a TFDS dataset."""
 
   source: str  # the source as the config spells it, and the split
@@ -130,23 +97,22 @@ class Records(Split):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Subset(Split):
-  """A selection of the images of another split."""
+class Split:
+  """Some of the images of a source, by their numbers there. It can be pickled."""
 
-  whole: Split
-  numbers: np.ndarray
+  images: Files | Records
+  numbers: range | np.ndarray
 
   def __len__(self) -> int:
     return len(self.numbers)
 
   def read(self, number: int) -> tuple[bytes, int]:
-    return self.whole.read(int(self.numbers[number]))
+    """Return an encoded image and its label. Read errors pass through unchanged."""
+    return self.images.read(int(self.numbers[number]))
 
   def name(self, number: int) -> str:
-    return self.whole.name(int(self.numbers[number]))
-
-  def key(self, number: int) -> str:
-    return self.whole.key(int(self.numbers[number]))
+    """Return the name of an image for messages to the user."""
+    return self.images.name(int(self.numbers[number]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -250,11 +216,26 @@ def _records(builder: Any, name: str, dataset: str, data: ImagesConfig) -> Image
   )
 
 
-def _splits(train: Split, validation: Split | None, data: ImagesConfig) -> dict[str, Split]:
+def _splits(
+  train: Files | Records, validation: Files | Records | None, data: ImagesConfig
+) -> dict[str, Split]:
+  """Return the splits; without images for validation, a hash of the keys holds some out.
+
+  A key does not depend on how the source is spelled or where it is mounted.
+  """
   if validation is not None:
-    return {'train': train, 'validation': validation}
-  fraction = data.validation_fraction
-  return {'train': train.chosen(False, fraction), 'validation': train.chosen(True, fraction)}
+    return {
+      'train': Split(train, range(len(train))),
+      'validation': Split(validation, range(len(validation))),
+    }
+  keys = (os.fsencode(train.key(number)) for number in range(len(train)))
+  hashes = [hashlib.blake2b(key, digest_size=8).digest() for key in keys]
+  bound = data.validation_fraction * 2**64
+  held_out = np.array([int.from_bytes(one, 'little') < bound for one in hashes], bool)
+  return {
+    'train': Split(train, np.flatnonzero(~held_out)),
+    'validation': Split(train, np.flatnonzero(held_out)),
+  }
 
 
 def _open_folder(name: str, data: ImagesConfig) -> ImageSet:

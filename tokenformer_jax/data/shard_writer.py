@@ -5,8 +5,8 @@ import contextlib
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
@@ -111,19 +111,17 @@ class ShardBuild:
     except (ValueError, LookupError, TypeError, AttributeError):
       return None  # A power cut can leave a file without content.
 
-  def write(self, tokenizer: Tokenizer, update: Callable[[int], Any] = lambda _: None) -> Shard:
-    """Write the shard and its record; `update` is called with the bytes of each batch."""
-    bad, dtype = _LeftOut(), np.dtype(self.dtype)
-    leave_out = bad.add if self.skip_bad else text.refuse
+  def write(self, tokenizer: Tokenizer) -> Shard:
+    """Write the shard and its record."""
+    bad: list[UserError] = []
+    leave_out, dtype = bad.append if self.skip_bad else text.refuse, np.dtype(self.dtype)
     with shards.temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
       files = {s: stack.enter_context(open(temporary / s, 'w+b')) for s in SPLITS}
       writers = {split: SplitWriter(file, dtype, tokenizer) for split, file in files.items()}
       for pieces in _read_ahead(_batches(self.unit.pieces(leave_out))):
         encoded = encode(tokenizer, pieces)
-        before = sum(writer.bytes for writer in writers.values())
         for piece, ids in zip(pieces, encoded, strict=True):
           writers[piece.split].add(piece, ids)
-        update(sum(writer.bytes for writer in writers.values()) - before)
       train, validation = files.values()
       validation.seek(0)
       shutil.copyfileobj(validation, train)
@@ -133,7 +131,8 @@ class ShardBuild:
         tokens.write(temporary / 'array', np.memmap(train.name, dtype, 'r'))
         array_files = shards.put_array(temporary / 'array', self.folder / self.name)
     splits = {split: writer.result() for split, writer in writers.items()}
-    shard = Shard(self.name, splits, array_files, tuple(bad.named), bad.count)
+    named = tuple(map(str, bad[:NAMED_BAD]))
+    shard = Shard(self.name, splits, array_files, named, len(bad))
     record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
     shards.put_json(self.folder, record_name(self.name), record)
     return shard
@@ -142,19 +141,6 @@ class ShardBuild:
 def record_name(shard: str) -> str:
   """Return the name of the file that is written when a shard is complete."""
   return f'{shard}.json'
-
-
-class _LeftOut:
-  """The documents of a shard that cannot be read: how many, and what is wrong with the first."""
-
-  def __init__(self) -> None:
-    self.count, self.named = 0, []
-
-  def add(self, error: UserError) -> None:
-    """Count a document."""
-    self.count += 1
-    if len(self.named) < NAMED_BAD:
-      self.named.append(str(error))
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:

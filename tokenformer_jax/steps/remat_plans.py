@@ -19,7 +19,7 @@ from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.steps.step import Program
 
 # Temporaries of a step over the values that its layers save. Without a loop, gaps are between them.
-GAPS = {'unrolled': 1.16}
+_GAPS = {'unrolled': 1.16}
 # Working set of one layer, in units of its saved values.
 _WORKING_SET = 1.2
 # The share of the memory that a plan may fill if devices exchange data. In a step that fills more,
@@ -109,7 +109,7 @@ def affordable(
     return saved_bytes(with_plan(program, RematPlan(remat, 'scan')), mesh, arguments)
 
   def needed(plan: RematPlan) -> float:
-    gaps = GAPS.get(plan.layers, 1)
+    gaps = _GAPS.get(plan.layers, 1)
     return given + gaps * saved(plan.remat) + _WORKING_SET * saved(plans[0].remat) / model.depth
 
   usable, least = capacity * (_USABLE if mesh.size > 1 else 1), math.inf

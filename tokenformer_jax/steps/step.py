@@ -63,6 +63,15 @@ def state_shardings(
   }
 
 
+def abstract_state(
+  mesh: Mesh | AbstractMesh, definition: Definition, config: OptimConfig, *, ema: bool = False
+) -> State:
+  """Return shapes and shardings of a state; an array that the mesh does not divide stays whole."""
+  tx = optim.make_optimizer(config, optim.NO_RATE, definition.info)
+  state = jax.eval_shape(lambda seed: initial_state(definition, tx, seed, ema=ema), jnp.uint32(0))
+  return sharding.with_even_shardings(state, state_shardings(mesh, definition, tx, ema=ema))
+
+
 def bytes_on_a_device(
   mesh: Mesh | AbstractMesh, definition: Definition, config: OptimConfig, *, ema: bool = False
 ) -> tuple[int, int]:
@@ -70,20 +79,16 @@ def bytes_on_a_device(
 
   Counters are left out.
   """
-  tx = optim.make_optimizer(config, optim.NO_RATE, definition.info)
-  state = {'params': definition.abstract, 'opt_state': jax.eval_shape(tx.init, definition.abstract)}
-  shardings = state_shardings(mesh, definition, tx)
+  state = abstract_state(mesh, definition, config, ema=ema)
 
   def size(name: str) -> int:
-    arrays = jax.tree.leaves(sharding.with_even_shardings(state[name], shardings[name]))
     return sum(
       math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
-      for array in arrays
+      for array in jax.tree.leaves(state.get(name))
       if array.ndim
     )
 
-  parameters = size('params')
-  return parameters, size('opt_state') + ema * parameters
+  return size('params'), size('opt_state') + size('ema')
 
 
 def recent(window: int) -> State:
