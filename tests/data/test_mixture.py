@@ -59,7 +59,7 @@ def exact(mixture: MixtureOrder, samples: int) -> list[fractions.Fraction]:
   return sums
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(mixture=mixtures())
 def test_each_source_gives_its_samples_one_after_the_other(mixture):
   taken = [0] * len(mixture.shares.names)
@@ -70,8 +70,8 @@ def test_each_source_gives_its_samples_one_after_the_other(mixture):
     taken[source] += 1
 
 
-@settings(max_examples=40, deadline=None)
-@given(mixture=mixtures(), samples=st.integers(0, 600))
+@settings(max_examples=20, deadline=None)
+@given(mixture=mixtures(), samples=st.integers(0, 400))
 def test_weights_are_met_to_within_a_sample_of_each_stage(mixture, samples):
   most = max(1, len(mixture.shares.names) / 2) * len(mixture.shares.steps)
   differences = np.subtract(mixture.taken(samples), exact(mixture, samples))
@@ -105,9 +105,7 @@ def test_a_block_has_whole_counts(numbers):
   assert order.taken(3 * BLOCK) == [3 * count for count in counts]
 
 
-@pytest.mark.parametrize(
-  'weights', [('0.9', '0.1'), ('0.7', '0.2', '0.1'), ('0:1 9:0.5', '0:0 9:0.5')]
-)
+@pytest.mark.parametrize('weights', [('0.7', '0.2', '0.1'), ('0:1 9:0.5', '0:0 9:0.5')])
 def test_a_trillionth_sample_is_exact(weights):
   mixture = mixed(*weights)
   for position in (10**12, 10**12 + 1, 10**12 - 12345):
@@ -164,9 +162,8 @@ def test_rows_are_samples_of_the_orders_of_their_sources(mixture, config):
     np.testing.assert_array_equal(row, expected, f'position {position} has another sample')
 
 
-@pytest.mark.parametrize('hosts', [2, 4])
-def test_hosts_share_the_global_batch_of_a_mixture(mixture, hosts):
-  share = BATCH // hosts
+def test_hosts_share_the_global_batch_of_a_mixture(mixture):
+  hosts, share = 2, BATCH // 2
   parts = [batches(mixture, 5, 9, range(h * share, (h + 1) * share)) for h in range(hosts)]
   np.testing.assert_array_equal(
     np.concatenate(parts, axis=1), batches(mixture, 5, 9), f'{hosts} hosts train on other data'

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mixtures import KINDS, mixture
 from outcomes import assert_same, losses, paths
+from seeds import take
 from tiny_run import vit_config
 
 from tokenformer_jax import tasks
@@ -71,7 +72,7 @@ ONE = MeshConfig(fsdp=1)
 _on_one = functools.cache(lambda name: _steps(name, ONE, 20))
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', take(CASES, ('switch', 'sparse')))
 @pytest.mark.parametrize(
   'mesh',
   [
@@ -86,13 +87,12 @@ def test_twenty_steps_agree_on_every_mesh(name, mesh):
 
 
 def test_muon_trains_a_mixture():
-  for name in ('fine-grained', 'sparse'):
-    found, state = _steps(name, ONE, 20, 'muon')
-    assert found[-4:].mean() < found[:4].mean() - 0.1, f'it does not learn: {found}'
-    for path, array in paths(state['params']).items():
-      assert np.all(np.isfinite(array)), path
-      if path.endswith('bias'):  # moved by its own update: at most 20 steps of 0.01
-        assert 0 < np.abs(array).max() <= 0.2 + 1e-6
+  losses_of_steps, state = _steps('sparse', ONE, 20, 'muon')
+  assert losses_of_steps[-4:].mean() < losses_of_steps[:4].mean() - 0.1, 'it does not learn'
+  for path, array in paths(state['params']).items():
+    assert np.all(np.isfinite(array)), path
+    if path.endswith('bias'):  # moved by its own update: at most 20 steps of 0.01
+      assert 0 < np.abs(array).max() <= 0.2 + 1e-6
 
 
 def test_accumulated_gradients_move_the_bias_by_the_mean_load():

@@ -78,8 +78,7 @@ class Mixture:
       return self.stores[''].digest
     contents = [(name, one.digest) for name, one in self.stores.items()]
     weights = [[str(fractions.Fraction(n, BLOCK)) for n in row] for row in self.shares.counts]
-    stages = [] if self.is_fixed else ['stages']  # Earlier code had lines between the points.
-    identity = json.dumps([contents, self.shares.steps, weights, *stages])
+    identity = json.dumps([contents, self.shares.steps, weights])
     return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
   @functools.cached_property

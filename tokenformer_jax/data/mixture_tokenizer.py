@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from tokenformer_jax.data.corpus import Corpus
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.messages import say
-from tokenformer_jax.storage import retry, sealed
+from tokenformer_jax.storage import paths, retry, sealed
 
 
 @contextlib.contextmanager
@@ -96,9 +95,7 @@ def _trained_bpe(data: TextConfig, size: int) -> Tokenizer:
   )
   with contextlib.suppress(OSError):  # Another start then trains it again.
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f'.{os.getpid()}')
-    temporary.write_text(sealed.dump(made.to_json()), 'utf-8')
-    temporary.replace(path)
+    paths.overwrite(path, sealed.dump(made.to_json()))
   return made
 
 
