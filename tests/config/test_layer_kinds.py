@@ -76,12 +76,7 @@ def test_kinds_of_one_group_agree_about_their_keys(name):
 
 scores = st.sampled_from(list(SCORES.values())).flatmap(
   lambda cls: st.builds(
-    cls,
-    **{
-      name: st.sampled_from(values)
-      for name, values in {'row_epsilon': [0.0, 1e-5], 'gelu': ['exact', 'tanh']}.items()
-      if hasattr(cls(), name)
-    },
+    cls, **({'gelu': st.sampled_from(['exact', 'tanh'])} if hasattr(cls(), 'gelu') else {})
   )
 )
 counts = st.integers(1, 10**6)
@@ -106,7 +101,6 @@ mixers = (
     heads,
     value=projections | st.builds(AsKeyConfig),
     value_skip=st.booleans(),
-    proj_skip=st.booleans(),
     length_scale=length_scales,
     shaped=st.booleans(),
   )
@@ -296,11 +290,6 @@ def test_projections_are_named_by_their_place_and_their_layer():
     'proj': 128,
     'ffn': 512,
   }, 'a projection has another name, or a matrix is counted'
-
-
-def test_a_pool_by_attention_has_the_parameters_of_the_layer():
-  vit = tiny.tiny_vit(pool='attention', pattern='a', variants=Layers({'a': tiny.tiny_vit().layer}))
-  assert set(config_lib.token_counts(vit)) >= {'qkv', 'a.qkv'}, 'the pool does not grow'
 
 
 @pytest.mark.parametrize(
