@@ -75,3 +75,8 @@ def test_examples_are_counted_in_64_bits():
 @pytest.mark.parametrize('value', [('wandb', 'mlflow'), ['wandb', 'mlflow']])
 def test_names_may_be_a_list_or_a_tuple(value):
   assert resolved(train__trackers=value).train.trackers == ('wandb', 'mlflow')
+
+
+def test_the_values_of_a_growth_are_checked():
+  with pytest.raises(UserError, match=r'^noise is -1\.0; it must be greater than or equal to 0$'):
+    config_lib.growth(noise=-1.0)

@@ -11,7 +11,6 @@ from pydantic_core import PydanticCustomError
 
 from tokenformer_jax.config.section import (
   Bool,
-  Float,
   Int,
   OneOf,
   Str,
@@ -38,19 +37,12 @@ class ScoreConfig:
   zero_at_zero: ClassVar[bool] = False
 
 
-@section
-class _NormedScore(ScoreConfig):
-  row_epsilon: Float = key(
-    0.0, 'added to the norm of scores; the released TPU code has 1e-5', least=0
-  )
-
-
 GELU = Literal['exact', 'tanh']
 _GELU = 'the exact function or its approximation by tanh'
 
 
 @section
-class _GELUNormScore(_NormedScore):
+class _GELUNormScore(ScoreConfig):
   zero_at_zero = True
 
   gelu: GELU = key('exact', _GELU)
@@ -78,14 +70,14 @@ class GELUL1Norm(_GELUNormScore):
 
 
 @section
-class SoftmaxScore(_NormedScore):
+class SoftmaxScore(ScoreConfig):
   """τ² exp(A) / ‖exp(A)‖₁ (TokenFormer, Table 4)."""
 
   kind = 'softmax'
 
 
 @section
-class ExpL2Norm(_NormedScore):
+class ExpL2Norm(ScoreConfig):
   """τ exp(A) / ‖exp(A)‖₂."""
 
   kind = 'exp_l2_norm'
