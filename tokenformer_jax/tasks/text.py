@@ -233,9 +233,8 @@ class TextTask(Task):
 
   def train_figures(self, loss: float) -> dict[str, float]:
     figures = {'train/perplexity': perplexity(loss)}
-    if (
-      len(self._data.shares.steps) == 1
-    ):  # else no number of bytes belongs to the tokens of all steps
+    # With weights by step no number of bytes belongs to the tokens of all steps.
+    if len(self._data.shares.steps) == 1:
       figures['train/bits_per_byte'] = self._bits_per_byte(loss, 'train')
     return figures
 
