@@ -161,8 +161,8 @@ def test_the_time_that_is_left_follows_from_the_flops(config, monkeypatch, capsy
 @pytest.mark.slow
 def test_a_grid_trains_and_resumes(tmp_path):
   source = tiny_run.write_corpus(tmp_path / 'corpus')
-  smaller = {'optim__schedule': 'wsd', 'model__pattern': 'layer', 'train__eval_batches': 1}
-  config = tiny_run.config(source, tmp_path / 'cache', **smaller)
+  smaller = {'model__pattern': 'layer', 'train__eval_batches': 1, 'train__checkpoint_every': 100}
+  config = tiny_run.config(source, tmp_path / 'cache', optim__schedule='wsd', **smaller)
   out = str(tmp_path / 'grid')
   jobs = grid.jobs(config, Grid('width', (0.5,), (5120, 10_240)), out)
   assert grid_runs.make_missing(jobs[:2], out)
