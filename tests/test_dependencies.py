@@ -1,8 +1,7 @@
 """A change of dependencies is tried with the newest Python before it counts as tested."""
 
-import importlib.metadata
+import importlib.util
 import json
-import sys
 
 import dependencies
 from tiny_run import ROOT
@@ -39,12 +38,7 @@ def test_a_comment_or_another_order_is_no_change():
 
 def test_no_script_hides_a_package():
   """A script's folder is first on Python's path, so a file there hides a package of its name."""
-  lines = (ROOT / 'constraints.txt').read_text().splitlines()
-  packages = {
-    line.partition('==')[0].replace('-', '_') for line in lines if not line.startswith('#')
-  }
-  packages |= sys.stdlib_module_names | set(importlib.metadata.packages_distributions())
-  scripts = {
-    p.stem for folder in ('benchmarks', 'experiments') for p in ROOT.glob(f'{folder}/*.py')
-  }
-  assert not scripts & packages
+  files = (path for folder in ('benchmarks', 'experiments') for path in ROOT.glob(f'{folder}/*.py'))
+  specs = (importlib.util.find_spec(path.stem) for path in files)
+  hidden = [spec.origin for spec in specs if spec and spec.origin]
+  assert not [origin for origin in hidden if not origin.startswith(f'{ROOT}/tests/')]

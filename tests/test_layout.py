@@ -1,6 +1,7 @@
 """The folders of the package are layers: no import runs back up."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -44,13 +45,21 @@ SLOW = {
 }
 
 
+@functools.cache
+def _nodes(path):
+  return [*ast.walk(ast.parse(path.read_text()))]
+
+
+@functools.cache
 def _imports(path):
-  """Yield what a file imports from the package, for types or at run time, without its name."""
-  for node in ast.walk(ast.parse(path.read_text())):
+  """Return what a file imports from the package, for types or at run time, without its name."""
+  names = []
+  for node in _nodes(path):
     if isinstance(node, ast.ImportFrom) and node.module:
       package, *inner = node.module.split('.')
       if package == PACKAGE.name:
-        yield from ('.'.join([*inner, alias.name]) for alias in node.names)
+        names += ('.'.join([*inner, alias.name]) for alias in node.names)
+  return names
 
 
 def test_every_folder_and_module_at_the_top_has_a_layer():
@@ -92,8 +101,8 @@ def test_only_commands_print_to_standard_output():
   printing = [
     str(path.relative_to(PACKAGE))
     for path in sorted(PACKAGE.rglob('*.py'))
-    for node in ast.walk(ast.parse(path.read_text()))
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == 'print'
+    for node in _nodes(path)
+    if isinstance(node, ast.Call) and getattr(node.func, 'id', '') == 'print'
     if not any(keyword.arg == 'file' for keyword in node.keywords)
     if path.relative_to(PACKAGE).parts[0] != 'cli'
   ]
