@@ -91,7 +91,6 @@ def serve(path: str) -> None:
     importlib.import_module(name)
   gc.collect()
   gc.freeze()  # A collection in a fork would write to, and so copy, shared memory.
-  gc.set_threshold(100_000, 20, 100)  # as in tests/conftest.py
   with socket.socket(socket.AF_UNIX) as listening:
     listening.bind(path)
     listening.listen()
