@@ -48,6 +48,7 @@ def make_first(variant: str, directory: Path) -> None:
   from tokenformer_jax.grow import grow_run  # noqa: PLC0415
   from tokenformer_jax.model.lm import define_lm  # noqa: PLC0415
   from tokenformer_jax.parallel import sharding  # noqa: PLC0415
+  from tokenformer_jax.runs.checkpoint_meta import Meta  # noqa: PLC0415
   from tokenformer_jax.steps import optim, step  # noqa: PLC0415
 
   config = model_config(variant)
@@ -63,7 +64,7 @@ def make_first(variant: str, directory: Path) -> None:
     return {**state, 'opt_state': jax.tree.map(noise, state['opt_state'])}
 
   state = jax.device_put(new(), step.state_shardings(mesh, definition, tx))
-  grow_run.write(directory, state, config, ByteTokenizer().to_json(), lineage=(), step=0)
+  grow_run.write(directory, Meta(0, config, ByteTokenizer().to_json()), state)
 
 
 def time_reading_and_writing(source: Path, target: Path) -> tuple[float, float]:
@@ -77,14 +78,13 @@ def time_reading_and_writing(source: Path, target: Path) -> tuple[float, float]:
 
   mesh = sharding.make_mesh(MeshConfig())
   start = time.perf_counter()
-  checkpoints, meta = checkpoint.open_source(source, None)
-  jax.block_until_ready(grow_run.read(checkpoints, meta, mesh))
+  jax.block_until_ready(grow_run.read(checkpoint.open_source(source), mesh))
   reading = time.perf_counter() - start
-  checkpoints, meta = checkpoint.open_source(target, None)
-  state = grow_run.read(checkpoints, meta, mesh)
+  origin = checkpoint.open_source(target)
+  state = grow_run.read(origin, mesh)
   again = target.with_name(f'{target.name}_again')
   start = time.perf_counter()
-  grow_run.write(again, state, meta.config, meta.tokenizer, lineage=(), step=0)
+  grow_run.write(again, origin.meta, state)
   writing = time.perf_counter() - start
   shutil.rmtree(again)
   return reading, writing

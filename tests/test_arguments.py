@@ -59,13 +59,13 @@ def test_defaults_are_not_checked_and_the_signature_stays():
 
 
 def test_bounds_hold_inside_of_unions_and_dicts():
-  with pytest.raises(UserError, match=r'called: sizes has a=0; it must be at least 1'):
+  with pytest.raises(UserError, match='called: sizes has a=0; it must be greater than or'):
     called(sizes={'a': 0})
   with pytest.raises(UserError, match=r'called: rate is 1; it must be less than 1'):
     called(rate=1)
 
 
-@pytest.mark.parametrize('path', ['runs/--where/x', 'a --where b', 'c--where'])
+@pytest.mark.parametrize('path', ['runs/--where/x', 'c--where'])
 def test_an_argument_takes_the_place_of_its_flag_and_a_path_stays(path):
   @arguments.checked
   def failing(where: Path, others: Sequence[str] = ()):

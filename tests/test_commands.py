@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tiny_run
 
-from tokenformer_jax.cli import help_text, verbs
+from tokenformer_jax.cli import verbs
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.errors import UserError
 
@@ -58,19 +58,6 @@ def test_the_help_of_the_command_imports_nothing_heavy():
   )
   done = tiny_run.run([sys.executable, '-c', code])
   assert done.returncode == 0, f'`tokenformer --help` imports {done.stderr}'
-
-
-@pytest.mark.parametrize(
-  ('typed', 'train'),
-  [
-    ('tokenformer grow', 'tokenformer train'),
-    ('python -m tokenformer_jax grow', 'python -m tokenformer_jax train'),
-    ('/my tokenformer/train.py', 'python train.py'),
-  ],
-)
-def test_other_verbs_are_named_as_this_one_was_typed(typed, train, monkeypatch):
-  monkeypatch.setattr(sys, 'argv', [typed])
-  assert help_text.spell_command('train') == train
 
 
 def test_a_config_of_the_package_is_found_by_its_name(tmp_path, monkeypatch):

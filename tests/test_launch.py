@@ -382,20 +382,16 @@ def child(process):
 
 
 @slow
-def test_two_hosts_that_are_stopped_and_killed_finish(tmp_path, monkeypatch):
+def test_two_hosts_of_which_one_is_killed_finish(tmp_path, monkeypatch):
+  """Both processes end and start again; tests/parallel has the other ends of one of several."""
   monkeypatch.setenv('RESTART_PAUSE', '1')
   command, workdir = train(tmp_path)
   with tiny_hosts.started([str(LAUNCH / 'restart.sh'), *command], 2, devices=1) as loops:
-    wait_for(lambda: progress(workdir) >= 3, loops)
-    os.kill(child(loops[1]), signal.SIGTERM)  # a preemption of one host
     wait_for(lambda: checkpoint.Checkpoints(workdir).steps(), loops)
-    stopped = max(checkpoint.Checkpoints(workdir).steps())
-    wait_for(lambda: progress(workdir) >= stopped + 3, loops)
-    os.kill(child(loops[0]), signal.SIGKILL)  # a crash of the other
+    os.kill(child(loops[0]), signal.SIGKILL)
     first, second = tiny_hosts.ends(loops, timeout=280)
   assert (first.status, second.status) == (0, 0), first.err + second.err
-  ended = re.findall(r'ended with status (\d+)', first.err)
-  assert ended == [str(STOPPED), '137'], first.err
+  assert re.findall(r'ended with status (\d+)', first.err) == ['137'], first.err
   assert checkpoint.Checkpoints(workdir).steps()[-1] == STEPS
 
 

@@ -59,8 +59,8 @@ def test_a_grown_run_counts_the_steps_before_it_at_their_size(run, monkeypatch):
   small = dataclasses.replace(CONFIG.model, pattern='layer*2')
   before = 10 * flops.step_flops(dataclasses.replace(CONFIG, model=small))
   lineage = (Ancestor('grow', '/runs/small', 10, small, GrowConfig(), 10, flops=before),)
-  opened = types.SimpleNamespace(close=lambda: None), Meta(30, CONFIG, {}, lineage)
-  monkeypatch.setattr(curves.checkpoint, 'open_source', lambda *_: opened)
+  opened = types.SimpleNamespace(meta=Meta(30, CONFIG, {}, lineage))
+  monkeypatch.setattr(curves.checkpoint, 'open_directory', lambda _: opened)
   xs, _ = curves.curves(run, 'flops', 'train/loss')['train/loss']
   assert xs == [before + steps * flops.step_flops(CONFIG) for steps in (0, 10, 20)]
 

@@ -100,7 +100,7 @@ VARYING = {
         **LENGTHS,
         'data.sequence_length_by_step': '0:512 9:2048',
       },
-      'which has a meaning for data.kind=text only',
+      'which has no effect with data.kind=images',
     ),
   ],
 )

@@ -16,12 +16,6 @@ def test_the_defaults_are_a_config():
   )
 
 
-@pytest.mark.parametrize('value', [1, 0])
-def test_an_integer_passes_for_a_float(value):
-  got = resolved(optim__weight_decay=value).optim.weight_decay
-  assert (got, type(got)) == (value, float), '--config.optim.weight_decay=0 is refused'
-
-
 def test_a_key_missing_in_a_stored_config_has_its_default():
   config = config_lib.from_dict(Config, {'model': {'width': 64}})
   assert config.model == dataclasses.replace(Config().model, width=64)
@@ -101,38 +95,6 @@ def test_models_that_are_drawn_otherwise_are_equal():
   assert a == b and hash(a) == hash(b), 'the same function is taken for another model'
 
 
-# Wrong types
-
-
-@pytest.mark.parametrize(
-  ('path', 'value', 'sentence'),
-  [
-    ('model.width', 2.0, 'config.model.width is 2.0, of type float; it must be int'),
-    ('model.kind', 3, 'config.model.kind is 3; it must be one of lm, vit'),
-    (
-      'optim.learning_rate',
-      '1e-3',
-      "config.optim.learning_rate is '1e-3', of type str; it must be float",
-    ),
-    ('train.seed', None, 'config.train.seed is None, of type NoneType; it must be int'),
-    ('model.layer.ffn', 8, 'config.model.layer.ffn is 8; it is a section of keys'),
-    ('model.variants.local', 8, 'config.model.variants.local is 8; it is a section of keys'),
-    (
-      'model.layer.ffn.kind',
-      ['mlp'],
-      "config.model.layer.ffn.kind is ['mlp']; it must be one of pattention, mlp, experts, none",
-    ),
-  ],
-)
-def test_a_value_of_the_wrong_type_is_refused(path, value, sentence):
-  # Not by way of a ConfigDict, which converts or refuses some values itself.
-  for name in reversed(path.split('.')):
-    value = {name: value}
-  with pytest.raises(UserError) as error:
-    config_lib.from_dict(Config, value)
-  assert str(error.value) == sentence, 'the sentence does not say what is allowed'
-
-
 # Values that do not fit together
 
 
@@ -148,10 +110,6 @@ def test_a_value_of_the_wrong_type_is_refused(path, value, sentence):
       'config.data.batch_size is 6, which is not a multiple of optim.accumulation_steps=4',
     ),
     (
-      {'model__layer__ffn__kind': 'mlp', 'model__layer__ffn__width': -1},
-      'config.model.layer.ffn.width is -1; it must not be negative',
-    ),
-    (
       {
         'model__position_embedding': 'learned',
         'model__max_length': 128,
@@ -160,15 +118,48 @@ def test_a_value_of_the_wrong_type_is_refused(path, value, sentence):
       'config.model.max_length is 128, less than data.sequence_length=256; learned positions must '
       'reach that far',
     ),
-    (
-      {'optim__skip_window': 64},
-      'config.optim.skip_window is 64, which has a meaning for optim.skip_deviations only, and '
-      'that is not set; leave it out',
-    ),
   ],
 )
 def test_values_that_do_not_fit_together_are_refused(changes, sentence):
   assert refusal(**changes) == sentence, 'the sentence does not name both values'
+
+
+MIXER, FFN = 'model__layer__mixer__', 'model__layer__ffn__'
+
+
+@pytest.mark.parametrize(
+  ('path', 'value', 'cause', 'others'),
+  [
+    ('optim__skip_window', 64, 'optim.skip_deviations=0', {}),
+    ('distill__weight', 0.5, 'distill.teacher=', {}),
+    ('train__decay_from', 5, 'optim.schedule.kind=cosine', {}),
+    (
+      'optim__schedule__decay_share',
+      0.3,
+      'train.decay_from=500',
+      {'optim__schedule__kind': 'wsd', 'train__decay_from': 500},
+    ),
+    ('model__norm_epsilon_outside', True, 'model.layer.norm=plain', {}),
+    (f'{MIXER}positions__clip', 5, 'model.layer.mixer.kind=linear', {f'{MIXER}kind': 'linear'}),
+    ('model__layer__ffn_norm', 'rms', 'model.layer.ffn.kind=none', {f'{FFN}kind': 'none'}),
+    (
+      'model__layer__ffn_norm',
+      'rms',
+      'model.layer.wiring.kind=parallel',
+      {'model__layer__wiring__kind': 'parallel'},
+    ),
+    (f'{FFN}shared_gate', True, 'model.layer.ffn.shared.kind=none', {f'{FFN}kind': 'experts'}),
+    (
+      f'{FFN}balance__device_weight',
+      0.1,
+      'model.layer.ffn.balance.devices=1',
+      {f'{FFN}kind': 'experts'},
+    ),
+  ],
+)
+def test_a_key_without_effect_is_refused(path, value, cause, others):
+  want = f'config.{path.replace("__", ".")} is {value!r}, which has no effect with {cause}; leave'
+  assert refusal(**others, **{path: value}).startswith(want)
 
 
 @pytest.mark.parametrize('value', ['10', 'a:b', '0:3', '5:4'])
@@ -187,29 +178,9 @@ def test_the_rate_of_old_tokens(value, rate):
   assert got == rate, 'old tokens move at another rate'
 
 
-@pytest.mark.parametrize('value', ['half', 'scale:x', 'scale:0', 'scale:inf', 'scale:nan'])
+@pytest.mark.parametrize('value', ['half', 'scale:x', 'scale:0', 'scale:nan'])
 def test_rates_of_old_tokens_that_cannot_be(value):
   assert refusal(optim__old_tokens=value) == (
     f"config.optim.old_tokens is {value!r}; it must be 'train', 'freeze' or 'scale:X' with a "
     'factor X greater than 0, for example scale:0.1'
   ), 'the sentence does not show the form'
-
-
-@pytest.mark.parametrize(
-  ('key', 'value', 'needed', 'chosen'),
-  [
-    ('schedule.decay_share', 0.3, 'optim.schedule.kind=wsd', {'schedule': 'cosine'}),
-    ('momentum', 0.9, 'optim.kind=muon', {'kind': 'adamw'}),
-    ('beta2', 0.99, 'optim.kind=adamw or muon or lion', {'kind': 'adafactor'}),
-  ],
-)
-def test_a_key_without_a_meaning_for_what_was_chosen(key, value, needed, chosen):
-  ((choice, name),) = chosen.items()
-  changes = {f'optim.{choice}': name, f'optim.{key}': value}
-  want = (
-    f'config.optim.{key} is {value!r}, which has a meaning for {needed} only, and this is {name}; '
-    'leave it out'
-  )
-  with pytest.raises(UserError) as error:
-    config_lib.resolve(config_lib.from_dotted(changes))
-  assert str(error.value) == want

@@ -156,23 +156,8 @@ def test_a_flag_that_chooses_another_kind_leaves_what_the_file_said_of_the_forme
 def test_a_flag_for_a_kind_that_another_flag_takes_away_is_a_mistake(load):
   for group in ('layer', 'variants.local'):
     kind, tokens = f'--config.model.{group}.ffn.kind=mlp', f'--config.model.{group}.ffn.tokens=5'
-    with pytest.raises(UserError, match=rf'config\.model\.{group}\.ffn\.tokens is 5, which has a'):
+    with pytest.raises(UserError, match=rf'config\.model\.{group}\.ffn\.tokens is 5, which has no'):
       load(LAYERS, kind, tokens)
-
-
-@pytest.mark.parametrize(
-  ('line', 'sentence'),
-  [
-    (
-      'c.model.variants.local = {"mixer": {"windw": 3}}',
-      "'model.variants.local.mixer.windw' is unknown; did you mean 'model.variants.local.mixer.win",
-    ),
-    ('c.model.variants.more = 3', 'config.model.variants.more is 3; it is a section'),
-  ],
-)
-def test_a_mistake_in_a_layer_of_a_file_is_named(line, sentence, load):
-  with pytest.raises(UserError, match=sentence):
-    load(LAYERS.replace('  return c', f'  {line}\n  return c'))
 
 
 # Sources by name
@@ -210,11 +195,10 @@ def test_flags_change_a_source_of_a_file_and_add_others(load):
   ('line', 'sentence'),
   [
     ('c.data.mixture.law.wieght = 1.0', r"'data\.mixture\.law\.wieght' is unknown; did you mean"),
-    ('c.data.mixture.more = 3', r'config\.data\.mixture\.more is 3; it is a section'),
-    ('c.data.mixture.law.weight = 2.0', r'law\.weight is 2\.0; it must be at most 1'),
+    ('c.data.mixture.more = 3', r'config\.data\.mixture\.more is 3; it must be a section'),
     (
       'c.data.mixture.more = {"weight": "1"}',
-      r"more\.weight is '1', of type str; it must be float",
+      r"more\.weight is '1'; it must be a valid number",
     ),
   ],
 )

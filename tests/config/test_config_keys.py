@@ -1,10 +1,9 @@
 """The config's keys in `train.py --help`."""
 
 from tokenformer_jax.cli import config_keys as keys
-from tokenformer_jax.config import Config
-from tokenformer_jax.config.section import leaves_of_kinds
+from tokenformer_jax.config import names
 
-ALL = leaves_of_kinds(Config())
+ALL = names.keys()
 
 
 def _listed(word: str = '') -> list[str]:

@@ -179,8 +179,8 @@ def test_a_model_of_a_family_goes_out_as_it_came(tmp_path):
 
 
 def _state(directory):
-  checkpoints, meta = checkpoint.open_source(directory, None)
-  return grow_run.read(checkpoints, meta, sharding.make_mesh(MeshConfig()))
+  source = checkpoint.open_source(directory, None)
+  return grow_run.read(source, sharding.make_mesh(MeshConfig()))
 
 
 @pytest.mark.slow

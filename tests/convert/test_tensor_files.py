@@ -227,7 +227,7 @@ def test_a_sharded_set_is_whole_or_refused(tmp_path, suffix):
   _assert_same(_read(tmp_path), weights)
   for changes, match in (
     ({'d': f'model-0{suffix}'}, 'puts the tensor d into model-0.*, which does not hold it'),
-    ({'b': f'model-0{suffix}'}, 'tensor b'),
+    ({'b': f'model-0{suffix}'}, 'puts the tensor b into model-0'),
     ({'b': f'model-9{suffix}'}, r'names model-9.*\(1 of 4 shards are missing\); fetch'),
     ({'b': f'../model-1{suffix}'}, 'names shards that are not'),
   ):

@@ -135,20 +135,11 @@ def test_each_group_has_its_own_score():
     np.testing.assert_allclose(found(), want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  'groups, sentence',
-  [
-    ('16 16::gelu(gel=tanh)', "the score 'gelu' with the option 'gel'; did you mean 'gelu'"),
-    (
-      '16 16::softmax(row_epsilon=-1)',
-      r"'softmax', and SoftmaxScore\.row_epsilon is -1\.0; it must not be negative",
-    ),
-  ],
-)
-def test_malformed_groups_are_refused(groups, sentence):
+def test_malformed_groups_are_refused():
   c = config_lib.defaults()
   c.model.layer.ffn = {'kind': 'mlp', 'beside': {'kind': 'pattention', 'tokens': 32}}
-  c.model.layer.ffn.beside.groups = groups
+  c.model.layer.ffn.beside.groups = '16 16::gellu'
+  sentence = "has the score 'gellu'; did you mean 'gelu'"
   with pytest.raises(UserError, match=rf'model\.layer\.ffn\.beside\.groups=.*{sentence}'):
     config_lib.resolve(c)
 

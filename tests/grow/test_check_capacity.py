@@ -1,18 +1,13 @@
 """A growth that does not fit is refused before anything is read, and one that fits is not."""
 
-import collections
-import dataclasses
-import shutil
-
 import pytest
-from growing import STEP, UPDATES, mesh_of
+from growing import mesh_of
 from tiny import tiny_model
 
-from tokenformer_jax.config import AdamWConfig, Config
+from tokenformer_jax.config import AdamWConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import check_capacity
 from tokenformer_jax.model import models
-from tokenformer_jax.runs.checkpoint_meta import Meta
 
 MODEL = tiny_model()
 NEEDED = 3 * 4 * models.define(MODEL).count  # parameters and two moments, in float32
@@ -78,38 +73,3 @@ def test_a_containers_limit_counts(monkeypatch, tmp_path):
   assert check_capacity.free_host_memory() > 12345, 'no limit was taken for one'
   monkeypatch.setattr(check_capacity, '_LIMITS', (tmp_path / 'none', tmp_path / 'some'))
   assert check_capacity.free_host_memory() == 12345, 'more than the container may have'
-
-
-# The disk
-
-
-@pytest.fixture
-def source(tmp_path):
-  """A checkpoint of 10,000 bytes."""
-  files = tmp_path / 'run/checkpoints' / str(STEP) / 'state'
-  files.mkdir(parents=True)
-  (files / 'data').write_bytes(bytes(10_000))
-  return Meta(STEP, Config(model=MODEL), {}, updates=UPDATES)
-
-
-SHALLOW, DEEP = (dataclasses.replace(MODEL, pattern=f'layer*{depth}') for depth in (1, 4))
-PART = models.define(SHALLOW).count / models.define(MODEL).count
-
-
-@pytest.mark.parametrize(
-  ('after', 'moments', 'needed'),
-  [(MODEL, 'pad', 9000), (DEEP, 'pad', 9000), (MODEL, 'drop', 0), (SHALLOW, 'pad', 9000 * PART)],
-  ids=['as large', 'larger', 'moments dropped', 'smaller'],
-)
-def test_the_disk_must_have_room_for_what_is_copied(
-  monkeypatch, tmp_path, source, after, moments, needed
-):
-  usage = collections.namedtuple('usage', 'total used free')
-  arguments = tmp_path / 'not/yet/there', source, tmp_path / 'run', after, moments
-  monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage(0, 0, needed + 1))
-  check_capacity.check_disk(*arguments)
-  if needed:
-    monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage(0, 0, needed - 2))
-    with pytest.raises(UserError, match=r'takes at least 0\.0 MiB, and 0\.0 MiB is free on the d'):
-      check_capacity.check_disk(*arguments)
-  assert not (tmp_path / 'not').exists(), 'a directory was made to look at its disk'

@@ -165,13 +165,10 @@ def test_a_state_that_is_not_finite_is_not_written(home, tmp_path, monkeypatch):
   assert not list(tmp_path.iterdir()), 'it was written'
 
 
-@pytest.mark.parametrize('devices', [1, 8])
-def test_a_dry_run_writes_nothing(home, tmp_path, capsys, monkeypatch, devices):
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:devices])
+def test_a_dry_run_writes_nothing(home, tmp_path, capsys):
   grow(f'--source={home}/run', f'--target={tmp_path}/new', LARGER, '--dry_run')
   said = capsys.readouterr()
   assert 'ffn tokens' in said.out
-  assert ("a TPU's matrix unit" in said.err) == (devices > 1), 'advice for TPUs on one CPU'
   assert not list(tmp_path.iterdir()), 'a dry run wrote something'
 
 
@@ -220,7 +217,7 @@ REFUSALS = {
     ['shrink', '--source={home}/dense', '--param_tokens=ffn=32'],
     '--param_tokens counts parameter tokens, and this model has none',
   ),
-  'a count of zero': (['--param_tokens=ffn=0'], 'has ffn=0; it must be at least 1'),
+  'a count of zero': (['--param_tokens=ffn=0'], 'has ffn=0; it must be greater than or equal to 1'),
   'nothing': ([], 'nothing would grow; say what is to be larger'),
   'a smaller count': (
     ['--param_tokens=ffn=32'],
@@ -444,10 +441,10 @@ def test_a_full_disk_leaves_no_target(home, tmp_path):
 
 def test_a_target_holds_arrays_of_the_target_on_every_device(home, grown):
   """`grow_run.read` puts arrays straight into their places on another mesh."""
-  checkpoints, meta = checkpoint.open_source(grown, None)
-  state = grow_run.read(checkpoints, meta, mesh_of(fsdp=2, tokens=4))
+  source = checkpoint.open_source(grown)
+  state = grow_run.read(source, mesh_of(fsdp=2, tokens=4))
   keys = state['params']['blocks']['ffn']['keys']
   assert {s.data.shape for s in keys.addressable_shards} == {(2, 96 // 4, 32 // 2)}
   assert jax.tree.map(lambda a: a.shape, state['params']) == jax.tree.map(
-    lambda a: a.shape, define_lm(meta.config.model).abstract
+    lambda a: a.shape, define_lm(source.meta.config.model).abstract
   )

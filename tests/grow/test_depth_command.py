@@ -67,13 +67,13 @@ def test_the_command_grows_and_gives_back(tmp_path, text, capsys):
 def test_old_arrays_are_freed_once_all_new_ones_are_made_from_them(tmp_path, text, monkeypatch):
   source, kept = tmp_path / 'source', []
   write_run(source, text, tmp_path / 'cache', model__pattern='layer*3')
-  restore = checkpoint.restore_source
+  restore = checkpoint.Source.restore
 
   def seen(*arguments):
     kept.append(restore(*arguments))
     return kept[-1]
 
-  monkeypatch.setattr(checkpoint, 'restore_source', seen)
+  monkeypatch.setattr(checkpoint.Source, 'restore', seen)
   grow_command(f'--source={source}', f'--target={tmp_path / "to"}', '--pattern=layer*4')
   old = jax.tree_util.tree_leaves_with_path(kept[0]['params']['blocks'])
   assert old and all(array.is_deleted() for _, array in old), 'both models are in memory'

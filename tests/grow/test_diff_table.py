@@ -49,10 +49,3 @@ def test_widths_of_a_transformer():
   assert rows['width'][1:] == ['32', '64', '×', '2.00']
   assert rows['feed-forward width'][-4:] == ['128', '300', '×', '2.34']
   assert not [name for name in rows if 'token' in name and 'MFLOP' not in name]
-
-
-def test_counts_that_a_tpu_would_fill_up_are_named():
-  lines = diff_table.advice(tiny_model(tokens=by_name(128, 100, 300)))
-  assert [line.split()[0] for line in lines] == ['proj=100', 'ffn=300']
-  assert '384 costs it the same time' in lines[1]
-  assert diff_table.advice(tiny_model(**DENSE)) == []

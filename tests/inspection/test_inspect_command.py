@@ -133,13 +133,12 @@ def test_text_of_files_is_shown_and_measured(home, capsys):
     f'--text=files:{home}/own.txt',
     '--length=4',
     '--layer=1',
-    '--kinds=ffn',
     f'--json={home}/own.json',
   )
   found = json.loads((home / 'own.json').read_text())
   assert found['text']['labels'] == ['⟨end⟩', 'a', '·', 't']
   assert found['usage']['positions'] == 8, 'the file and the end of its document'
-  assert [(r['layer'], r['kind']) for r in found['usage']['layers']] == [(1, 'ffn')]
+  assert [row['kind'] for row in found['usage']['layers']] == list(KINDS)
   assert found['growth'] is None and 'old and new' not in capsys.readouterr().out
 
 
@@ -153,11 +152,9 @@ def test_a_transformer_shows_the_hidden_units_of_its_mlps(home, tmp_path, capsys
 @pytest.mark.parametrize(
   ('options', 'sentence'),
   [
-    (['--source={home}/dense', '--kinds=query'], "--kinds names 'query'"),
     (['--source={home}/corpus'], r'corpus is not the work directory of a run'),
     (['--source={home}/run@3'], r'has no checkpoint of step 3; it has the steps 7'),
     (['--source={home}/run', '--layer=2'], r'--layer is 2; this model has the layers 0 to 1'),
-    (['--source={home}/run', '--kinds=querry'], r"--kinds names 'querry'; did you mean 'query'"),
     (['--source={home}/run', '--out=a.jpg'], r'--out=a.jpg must end in \.png, \.pdf or'),
     (['--source={home}/run', '--text=files:none*'], r'--text is files:none\*, which matches no'),
     (['--source={home}/run', '--text=files:{home}/empty.txt'], r'there is no text in files:'),

@@ -39,7 +39,6 @@ def test_figures_are_means_over_positions():
   # The second layer reads what the changed ffn of the first one made.
   assert got.positions == IDS.size
   np.testing.assert_allclose(got.mean, sizes[0].mean(axis=0), rtol=1e-4)
-  np.testing.assert_allclose(got.root_mean_square, np.sqrt((sizes[0] ** 2).mean(axis=0)), rtol=1e-4)
   np.testing.assert_allclose(got.largest, sizes[0].max(axis=0), rtol=1e-4)
   norms = np.linalg.norm(of_kind(params_of()['blocks'], 'query')['values'][0], axis=-1)
   np.testing.assert_allclose(got.contribution, got.mean * norms, rtol=1e-5)
@@ -80,7 +79,6 @@ def test_nearly_unused_is_less_than_a_hundredth_of_the_mean():
   found = usage.Usage(
     positions=1,
     mean=np.array([1.0, 1.0, 0.011, 0.004]),
-    root_mean_square=ones,
     largest=np.array([2.0, 2.0, 2.0, 0.1]),
     value_norms=ones,
     dead=ones == 0,
@@ -93,7 +91,7 @@ def test_nearly_unused_is_less_than_a_hundredth_of_the_mean():
 
 def test_tokens_with_zero_values_count_as_unused():
   zero = np.zeros(4)
-  found = usage.Usage(1, zero + 1, zero + 1, zero + 1, zero, zero == 1)
+  found = usage.Usage(1, zero + 1, zero + 1, zero, zero == 1)
   assert found.unused.all() and found.nearly_unused.all() and not found.share.any()
 
 
@@ -106,7 +104,7 @@ def test_rows_may_come_in_any_number_at_once(monkeypatch):
   thrice = _measure(params_of(), rows=rows)
   for layer, kind in itertools.product(range(2), KINDS):
     assert thrice[layer][kind].positions == 100
-    for field in ('mean', 'root_mean_square', 'largest'):
+    for field in ('mean', 'largest'):
       one, other = (getattr(found[layer][kind], field) for found in (once, thrice))
       np.testing.assert_allclose(one, other, rtol=1e-5, err_msg=f'{field} depends on the batch')
 

@@ -9,7 +9,9 @@ import pytest
 import tiny_run
 from inputs import files_of
 
-from tokenformer_jax.cli import verbs
+from tokenformer_jax.cli import config_flag
+from tokenformer_jax.config import file
+from tokenformer_jax.errors import UserError
 
 MODEL = [f'--config.{name}={tiny_run.as_flag(value)}' for name, value in tiny_run.CHANGES.items()]
 TEXT = '--config.data.source=files:{}/corpus/*.txt'
@@ -32,13 +34,7 @@ def filled(text: str, material: Path) -> str:
 def arguments(typed: str, material: Path) -> list[str]:
   """The arguments of python for what is typed."""
   verb, *rest = shlex.split(filled(typed, material))
-  if verb == 'tokenformer':
-    return ['-m', 'tokenformer_jax', *rest]
-  if verb == 'train':
-    return [str(tiny_run.ROOT / 'train.py'), *rest]
-  if verb in verbs.VERBS:
-    return ['-m', 'tokenformer_jax', verb, *rest]
-  return ['-m', f'tokenformer_jax.{verb}', *rest]
+  return ['-m', 'tokenformer_jax', verb, *rest]
 
 
 def _names() -> list:
@@ -68,3 +64,14 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(name, server, material, tm
   assert wanted in sentences[0], f'the sentence does not name {wanted!r}:\n{sentences[0]}'
   assert not [*tmp_path.rglob('*')], 'the command wrote into the working directory'
   assert files_of(material) == before, 'the command changed files of the user'
+
+
+@pytest.mark.parametrize('name', cases.CONFIG_CASES)
+def test_a_mistake_in_a_config_is_refused_before_anything_else(name, material):
+  typed, named = cases.CONFIG_CASES[name]
+  config_flag.overrides.clear()
+  with pytest.raises(UserError) as error:
+    words = config_flag.take_overrides(shlex.split(filled(typed, material))[1:])
+    given = dict(word.split('=', 1) for word in words)
+    file.read(given.get('--config', 'lm_stdlib'), config_flag.overrides)
+  assert filled(named, material) in str(error.value)

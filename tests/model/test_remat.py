@@ -6,7 +6,7 @@ import pytest
 from tiny import tiny_model
 
 from tokenformer_jax import config
-from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.config import ModelConfig, names
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm
 
@@ -23,7 +23,7 @@ def _kept_for_backward(remat: str, model: ModelConfig) -> list[tuple[tuple[int, 
 @pytest.mark.parametrize(
   ('remat', 'score'),
   [
-    *((way, 'l2_norm_gelu') for way in sorted({*config.choices('train.remat')} - {'auto'})),
+    *((way, 'l2_norm_gelu') for way in sorted({*names.keys()['train.remat'].choices} - {'auto'})),
     *((way, score) for way in ('everything', 'dots') for score in ('gelu_l2_norm', 'softmax')),
   ],
 )

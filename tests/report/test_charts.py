@@ -28,7 +28,7 @@ def test_a_long_run_keeps_its_spikes_and_gaps():
 
 def test_columns_have_the_figures_and_their_places(tmp_path):
   run = read(tmp_path / 'run', [*written_runs.falling(100), {'step': 100, 'train/loss': None}])
-  found = charts.tables(run, 1)
+  found = charts.data([run])['runs'][0]['tables']
   assert found['train']['steps'] == [*range(10, 101, 10), 100]
   assert found['train']['train/loss'][-1] is None, 'a loss that was not finite is a gap'
   assert found['train']['tokens'][0] == 10 * 16 * 256
@@ -46,7 +46,7 @@ def test_bits_per_byte_come_first_where_all_runs_have_them(tmp_path):
   run = read(tmp_path / 'run', with_bits)
   assert charts.main_figure([run, plain]) == charts.main_figure([plain]) == 'eval/loss'
   assert charts.main_figure([run]) == 'eval/bits_per_byte'
-  first = charts.choices([charts.tables(run, 1)], 'token', 'eval/bits_per_byte')[0]
+  first = charts.data([run])['choices'][0]
   assert first['names'] == ['train/bits_per_byte', 'eval/bits_per_byte']
   drawn = charts.loss_by_flops([run, run], {})
   assert drawn['layout']['yaxis']['title']['text'] == 'validation: bits per byte'

@@ -1,45 +1,42 @@
-"""A look into a model has the usage of every group of parameter tokens; plain MLPs as well."""
+"""A look into a model has the tables of `inspect`, about parameter tokens and experts."""
 
 import dataclasses
+import re
+import types
 
 import pytest
 import tiny_trained
-from tiny import tiny_model
 
-from tokenformer_jax.config import MLPConfig, ViTConfig
+from tokenformer_jax.config import ViTConfig
 from tokenformer_jax.report import looks
 
-TOKENS = ('query', 'key', 'value', 'proj', 'ffn')
+
+def record_of(directory, meta):
+  """A run as `record.read` returns it, of which only the checkpoint counts."""
+  return types.SimpleNamespace(name='a<b', directory=directory, meta=meta)
 
 
-def dense_feed_forward():
-  layer = tiny_model().layer
-  return dataclasses.replace(layer, ffn=MLPConfig(width=48, activation='gelu'))
-
-
-@pytest.mark.parametrize(
-  'changes', [{}, pytest.param({'layer': dense_feed_forward()}, marks=pytest.mark.slow)]
-)
-def test_a_look_has_the_usage_of_every_projection(changes, tmp_path):
-  model = tiny_trained.trained(**changes)
-  assert looks.can_look(model.meta, tmp_path)
-  seen = looks.look(model)
-  layers = [*range(model.config.model.depth)]
-  assert [(row['layer'], row['kind']) for row in seen['usage']] == [
-    (layer, kind) for layer in layers for kind in TOKENS
-  ]
-  assert all(row['share'] == pytest.approx(1) and row['group'] == '' for row in seen['usage'])
-  assert 'load' not in seen
-
-
-def test_groups_are_numbered_and_a_grown_group_is_old_and_new():
-  assert looks._groups([4, 2], 4) == [('1', 0, 4), ('2', 4, 6)]
-  assert looks._groups([6], 4) == [('old', 0, 4), ('new', 4, 6)]
-  assert looks._groups([6], 0) == looks._groups([6], 6) == [('', 0, 6)]
+def test_a_look_has_the_usage_of_every_projection(tmp_path):
+  model = tiny_trained.trained()
+  run = record_of(tmp_path, model.meta)
+  body, notes = looks.look([run, run], 1, lambda source: model)
+  rows = re.findall(r'<tr><td>(\d)</td><td>(\w+)</td>', body)
+  kinds = ('query', 'key', 'value', 'proj', 'ffn')
+  assert rows == [(str(i), kind) for i in range(model.config.model.depth) for kind in kinds]
+  assert 'a&lt;b, step' in body and 'nearly unused' in body and 'experts</h4>' not in body
+  (note,) = notes
+  assert 'looks into the 1 model of the last runs, and has 2' in note
 
 
 def test_there_is_nothing_to_look_into_without_a_checkpoint_or_in_a_classifier(tmp_path):
   meta = tiny_trained.trained().meta
   config = dataclasses.replace(meta.config, model=ViTConfig(channels=3, classes=10))
-  assert not looks.can_look(None, tmp_path)
-  assert not looks.can_look(dataclasses.replace(meta, config=config), tmp_path)
+  runs = [record_of(tmp_path, m) for m in (None, dataclasses.replace(meta, config=config))]
+  assert looks.look(runs, 3, lambda source: pytest.fail('loaded')) == ('', [])
+
+
+def test_a_large_model_is_named_instead(tmp_path, monkeypatch):
+  monkeypatch.setattr(looks, '_MOST_PARAMETERS', 10)
+  run = record_of(tmp_path, tiny_trained.trained().meta)
+  body, (note,) = looks.look([run], 3, lambda source: pytest.fail('loaded'))
+  assert not body and 'a report looks into models of at most 10' in note

@@ -69,8 +69,8 @@ def test_lines_that_are_cut_or_of_another_kind_are_left_out(tmp_path):
 def test_figures_that_end_before_the_checkpoint_or_are_lost_are_a_note(tmp_path, monkeypatch):
   run = written_runs.write(tmp_path / 'run', written_runs.falling(20))
   meta = Meta(30, CONFIG, {'kind': 'bytes'})
-  opened = types.SimpleNamespace(close=lambda: None), meta
-  monkeypatch.setattr(record.checkpoint, 'open_source', lambda *_: opened)
+  opened = types.SimpleNamespace(meta=meta)
+  monkeypatch.setattr(record.checkpoint, 'open_directory', lambda _: opened)
   said = f'{run}/metrics.jsonl ends at step 20, and the newest checkpoint is of step 30'
   assert said in read(run).notes
   written_runs.add(run / 'metrics.jsonl', [{'step': 30, 'train/loss': 3.0}])

@@ -11,7 +11,7 @@ import pytest
 import written_runs
 
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.report import looks, page
+from tokenformer_jax.report import page
 
 
 def data_of(content):
@@ -71,24 +71,3 @@ def test_without_plotly_the_extra_is_named(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'plotly', None)
   with pytest.raises(UserError, match=r'pip install -e "\.\[report\]"'):
     page.build([tmp_path])
-
-
-def test_usage_and_load_are_heat_maps_of_layers():
-  row = {'tokens': 64, 'nearly_unused': 16, 'share': 0.5}
-  row |= {'for_90_percent': 0.7, 'relative': 1.5}
-  rows = [
-    {**row, 'layer': layer, 'kind': kind, 'group': group}
-    for layer in (0, 1)
-    for kind in ('key', 'ffn')
-    for group in ('1', '2')
-  ]
-  titled = looks.usage_figures(rows)
-  assert next(iter(titled)) == 'Tokens in use'
-  used, _, relative = titled.values()
-  assert used['data'][0]['z'] == [[0.75] * 4] * 2
-  assert used['data'][0]['x'] == ['key 1', 'key 2', 'ffn 1', 'ffn 2']
-  assert relative['data'][0]['text'][0][0] == '1.50'
-  load = looks.load_figure({1: [0.5, 0.25, 0.25], 3: [0.5, 0.5]})
-  assert load['data'][0]['z'] == [[1.5, 0.75, 0.75], [1.0, 1.0, None]]
-  for figure in (used, relative, load):
-    go.Figure(figure)

@@ -170,8 +170,7 @@ def test_the_rest_of_a_checkpoint_of_parameters_is_read_as_zeros(tmp_path):
   alone = {'params': state()['params']}
   checkpoints.save(Meta(0, Config(), TOKENIZER, contents='params'), alone)
   checkpoints.wait()
-  _, meta = checkpoint.open_source(tmp_path, None)
-  checkpoint.check_is_model(meta, tmp_path)
+  meta = checkpoint.open_source(tmp_path).meta
   restored = checkpoints.restore(meta, abstract(state()))
   np.testing.assert_array_equal(restored['params']['keys'], state()['params']['keys'])
   rest = {name: part for name, part in restored.items() if name != 'params'}
@@ -345,6 +344,6 @@ def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
       break
   said += process.communicate(timeout=120)[1]
   assert process.returncode == 0, said
-  assert 'to go on: python ' in said, said
+  assert 'to go on: tokenformer train ' in said, said
   saved = checkpoint.Checkpoints(tmp_path / 'run').steps()
   assert f'saving step {saved[-1]}' in said and saved[-1] >= 20, said

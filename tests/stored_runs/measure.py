@@ -1,6 +1,5 @@
 """Measure a stored run: the losses of its next steps, and its logits."""
 
-import contextlib
 import dataclasses
 import json
 import runpy
@@ -22,8 +21,6 @@ from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Meta
-from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
 
 HERE = Path(__file__).parent
@@ -77,7 +74,7 @@ def next_losses(run: Path) -> dict[str, float]:
   """
   saved = runpy.run_path(str(tiny_run.ROOT / 'configs/saved.py'))['get_config'](str(run))
   saved.update_from_flattened_dict(FLAGS.get(run.name, {}))
-  before = _newest(run)[0].step
+  before = checkpoint.open_source(str(run)).meta.step
   loop.train(config.resolve(saved), run)
   lines = map(json.loads, (run / 'metrics.jsonl').read_text().splitlines())
   return {
@@ -89,16 +86,15 @@ def next_losses(run: Path) -> dict[str, float]:
 
 def logits(run: Path) -> list[float]:
   """Some of the logits of a run's newest checkpoint for a fixed input."""
-  meta, mesh, checkpoints = _newest(run)
-  with contextlib.closing(checkpoints):
-    params = grow_run.read(checkpoints, meta, mesh)['params']
-  return _logits(meta.config.model, params)
+  source = checkpoint.open_source(str(run))
+  params = grow_run.read(source, _mesh())['params']
+  return _logits(source.meta.config.model, params)
 
 
 def grown_logits(run: Path) -> list[float]:
   """The same of the run grown to a larger model by a method that is exact."""
-  meta, mesh, checkpoints = _newest(run)
-  source = meta.config.model
+  origin = checkpoint.open_source(str(run))
+  source = origin.meta.config.model
   if not (counts := config.token_counts(source)):
     how = growth(method='hypercloning')
     wider = tiny.with_mixer(source, heads=2 * source.layer.mixer.heads)
@@ -107,10 +103,8 @@ def grown_logits(run: Path) -> list[float]:
     how = GrowConfig()
     more = {'qkv': counts['qkv'] + 8, 'proj': counts['proj'] + 4, 'ffn': 2 * counts['ffn']}
     target = grow_lib.grown_model(source, more, how)
-  with contextlib.closing(checkpoints):
-    state = grow_run.read_and_grow(
-      checkpoints, meta, mesh, plan.plan_growth(source, target, how), how
-    )
+  steps = plan.plan_growth(source, target, how)
+  state = grow_run.read_and_grow(origin, _mesh(), steps, how)
   return _logits(target, state['params'])
 
 
@@ -125,13 +119,13 @@ def history(run: Path) -> list[dict[str, Any]]:
       'method': ancestor.grow.method.kind,
       'parameters': _parameters(ancestor.model),
     }
-    for ancestor in _newest(run)[0].lineage
+    for ancestor in checkpoint.open_source(str(run)).meta.lineage
   ]
 
 
 def facts(run: Path) -> dict[str, int | str]:
   """Return other facts that the newest checkpoint records about its run."""
-  meta = _newest(run)[0]
+  meta = checkpoint.open_source(str(run)).meta
   return {
     'step': meta.step,
     'updates': meta.updates,
@@ -142,9 +136,8 @@ def facts(run: Path) -> dict[str, int | str]:
   }
 
 
-def _newest(run: Path) -> tuple[Meta, jax.sharding.Mesh, checkpoint.Checkpoints]:
-  checkpoints, meta = checkpoint.open_source(paths.parse_path(run), None)
-  return meta, sharding.make_mesh(MeshConfig(), jax.devices()[:1]), checkpoints
+def _mesh() -> jax.sharding.Mesh:
+  return sharding.make_mesh(MeshConfig(), jax.devices()[:1])
 
 
 def _parameters(model: ModelConfig) -> int:

@@ -59,9 +59,9 @@ def meta_of(workdir: Path) -> Meta:
 
 def read(workdir: Path) -> State:
   """The whole state of the newest checkpoint, its checksums compared."""
-  checkpoints, meta = checkpoint.open_source(workdir, None)
-  with contextlib.closing(checkpoints):
-    return grow_run.read(checkpoints, meta, mesh_of())
+  source = checkpoint.open_source(workdir, None)
+  with contextlib.closing(source.checkpoints):
+    return grow_run.read(source, mesh_of())
 
 
 def first_state(config: Config, workdir: Path) -> tuple[State, int]:

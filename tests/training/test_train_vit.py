@@ -94,9 +94,9 @@ def test_the_average_follows_the_parameters(whole):
 
 def _read(workdir, step):
   """The state of a checkpoint."""
-  checkpoints, meta = checkpoint.open_source(workdir, step)
-  with contextlib.closing(checkpoints):
-    return jax.tree.map(np.asarray, grow_run.read(checkpoints, meta, mesh_of()))
+  source = checkpoint.open_directory(workdir, step)
+  with contextlib.closing(source.checkpoints):
+    return jax.tree.map(np.asarray, grow_run.read(source, mesh_of()))
 
 
 def test_a_trained_vit_grows_exactly_with_its_average(whole, tmp_path, one_device):

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from tokenformer_jax.cli import help_text
-from tokenformer_jax.config.data import SourceConfig, Sources, TextConfig
-from tokenformer_jax.config.run import Config
+from tokenformer_jax.config.names import SHOWN, keys
 from tokenformer_jax.config.section import (
   Leaf,
   choices_of,
   field_types,
   kinds_of,
   leaves,
-  leaves_of_kinds,
 )
 
 _WIDEST = 42  # columns of a key and its default
@@ -22,8 +20,6 @@ _NOTE = """\
 KEY.kind is a section of several kinds; --help=model.layer.mixer lists the keys of the default one,
 and --help=model.layer.mixer.linear those of another one. A layer model.variants.NAME has the keys
 of model.layer."""
-
-_SHOWN = Config(data=TextConfig(mixture=Sources({'NAME': SourceConfig()})))
 
 
 def render(word: str = '') -> str:
@@ -55,7 +51,7 @@ def _section_leaves(word: str) -> list[Leaf]:
 
   A section of several kinds inside it has one line, with its kinds.
   """
-  section: Any = _SHOWN
+  section: Any = SHOWN
   path, field = '', None
   for name in filter(None, word.split('.')):
     fields, kinds = field_types(type(section)), (field and kinds_of(field)) or {}
@@ -65,21 +61,26 @@ def _section_leaves(word: str) -> list[Leaf]:
       section, field, path = getattr(section, name), fields[name], f'{path}{name}.'
     else:
       return []
-  keys = list(leaves(section, path))
+  inside = list(leaves(section, path))
   if field is not None and kinds_of(field):
-    keys.insert(
+    inside.insert(
       0,
       Leaf(
-        f'{path}kind', section.kind, field.default.kind, field.description or '', choices_of(field)
+        f'{path}kind',
+        section.kind,
+        field.default.kind,
+        field.description or '',
+        choices_of(field),
+        str,
       ),
     )
-  sections = [leaf.path.removesuffix('kind') for leaf in keys if leaf.path.endswith('.kind')]
+  sections = [leaf.path.removesuffix('kind') for leaf in inside if leaf.path.endswith('.kind')]
   inner = [one for one in sections if one != path and (word or one.count('.') > 1)]
 
   def is_inside(leaf: Leaf) -> bool:
     return any(leaf.path.startswith(one) and leaf.path != f'{one}kind' for one in inner)
 
-  return [leaf for leaf in keys if not is_inside(leaf)]
+  return [leaf for leaf in inside if not is_inside(leaf)]
 
 
 def _leaves_with(word: str) -> list[Leaf]:
@@ -88,14 +89,13 @@ def _leaves_with(word: str) -> list[Leaf]:
   def texts(leaf: Leaf) -> tuple[str, ...]:
     return (leaf.path, leaf.meaning, *leaf.choices)
 
-  keys = leaves_of_kinds(_SHOWN).values()
-  return [leaf for leaf in keys if any(word in text.lower() for text in texts(leaf))]
+  return [leaf for leaf in keys().values() if any(word in text.lower() for text in texts(leaf))]
 
 
-def _described(keys: Iterator[Leaf]) -> Iterator[tuple[Leaf, str]]:
+def _described(listed: Iterator[Leaf]) -> Iterator[tuple[Leaf, str]]:
   """Yield keys with their choices and meanings, once for keys that sections of one kind repeat."""
   seen: set[tuple[str, ...]] = set()
-  for leaf in keys:
+  for leaf in listed:
     same = (leaf.path.rpartition('.')[2], leaf.meaning, *leaf.choices)
     if same in seen:
       continue

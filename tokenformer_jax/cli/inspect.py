@@ -12,8 +12,8 @@ For a model with routed experts it prints the load of each layer's experts on th
 tokens that the busiest experts get most; the JSON file has them for all experts.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,20 +21,19 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli import outputs
 from tokenformer_jax.config import TextConfig
-from tokenformer_jax.config.arguments import FILLED, Count, Natural, Path, Text
+from tokenformer_jax.config.arguments import Count, Natural, Path, Text
 from tokenformer_jax.config.section import Str
 from tokenformer_jax.data import held_out
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding.trained import Trained
-from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.inspection import heat_map, report
 from tokenformer_jax.inspection.model import answers, load, maps, measure, old_tokens
 from tokenformer_jax.inspection.report import Row
-from tokenformer_jax.inspection.weights import names, pattentions
+from tokenformer_jax.inspection.weights import pattentions
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths
 
-Chosen = Mapping[int, Sequence[str]]  # Pattentions by layer
 _FILES = 'files:'
 
 
@@ -54,7 +53,6 @@ def main(
   length: Count = 64,
   corpus_tokens: Count = 32768,
   layer: Natural | None = None,
-  kinds: Annotated[Sequence[Str], FILLED] | None = None,
   top_k: Count = 5,
   out: Path | None = None,
   json: Path | None = None,
@@ -68,7 +66,6 @@ def main(
     corpus_tokens: Tokens to measure usage on: from the files of --text, else from the run's
       held-out text.
     layer: The number of a layer, the first is 0; default: all.
-    kinds: Pattentions of a layer, such as query,ffn; default: all.
     top_k: Parameter tokens to list for each Pattention, and inputs of each.
     out: The heat map to write: .png, .pdf or .svg.
     json: A JSON file for the output, with figures for every token.
@@ -84,16 +81,16 @@ def main(
   if layer is not None and layer >= depth:
     raise UserError(f'--layer is {layer}; this model has the layers 0 to {depth - 1}')
   layers = range(depth) if layer is None else [layer]
-  chosen = _chosen_pattentions(model, layers, kinds)
-  if not chosen and out:
-    raise UserError(f'--out is {str(out)!r}, and {_NO_TOKENS}')
+  has_tokens = any(pattentions(model.definition)[one] for one in layers)
+  if out and not has_tokens:
+    raise UserError(f'--out is {str(out)!r}, and there are no parameter tokens here; leave it out')
   texts = _read_text(model, text, length, corpus_tokens)
   print(f'{source}, step {model.meta.step}: {model.definition.counts}')
   content = {
     'source': source,
     'step': model.meta.step,
     'model': config_lib.to_json(model.meta.config.model),
-    **(_show_tokens(model, chosen, texts, top_k, out) if chosen else {}),
+    **(_show_tokens(model, layers, texts, top_k, out) if has_tokens else {}),
     'experts': _show_experts(model, layers, texts, top_k),
   }
   if json:
@@ -106,27 +103,30 @@ def run() -> None:
   cli.command(main)
 
 
-def _show_tokens(model: Trained, chosen: Chosen, texts: Texts, top_k: int, out: Path | None) -> Row:
+def _show_tokens(
+  model: Trained, layers: Sequence[int], texts: Texts, top_k: int, out: Path | None
+) -> Row:
   """Print and draw the parameter tokens, and return the content of the JSON file about them."""
   old = old_tokens(model)
   labels = report.labels(model.tokenizer, texts.shown.tolist())
-  found = _only(chosen, maps(model, texts.shown, list(chosen)))
+  weights = {layer: one for layer, one in maps(model, texts.shown, layers).items() if one}
   if out:
-    outputs.write_file('out', out, heat_map.draw(found, labels, old).savefig)
+    outputs.write_file('out', out, heat_map.draw(weights, labels, old).savefig)
     messages.say(f'wrote {out}')
-  strongest = report.strongest_rows(found, top_k)
+  strongest = report.strongest_rows(weights, top_k)
   print(f'\nthe first {len(texts.shown)} tokens of {texts.name}\n')
   print(report.strongest_table(strongest, labels), flush=True)
-  used = _only(chosen, measure(model, texts.corpus))
+  used = measure(model, texts.corpus)
+  used = {layer: used[layer] for layer in layers if layer in used}
   counted = report.usage_rows(used)
   print(f'\nusage on {len(texts.corpus):,} tokens of {texts.corpus_name}\n')
-  print(report.usage_table(counted))
+  print(report.table(counted, report.USAGE))
   growth = None
   if old is not None and (aged := report.age_rows(used, old)):
     last = model.meta.lineage[-1]
     growth = {'action': last.action, 'source': last.source, 'step': last.step, 'layers': aged}
     print(f'\nold and new tokens: {last.action} at step {last.step} of {last.source}\n')
-    print(report.age_table(aged))
+    print(report.table(aged, report.AGE))
   print(f'\n{report.DEFINITIONS}')
   return {
     'text': {'name': texts.name, 'ids': texts.shown.tolist(), 'labels': labels},
@@ -140,14 +140,14 @@ def _show_tokens(model: Trained, chosen: Chosen, texts: Texts, top_k: int, out: 
 
 def _show_experts(model: Trained, layers: Sequence[int], texts: Texts, top_k: int) -> Row | None:
   """Print the experts' load and tokens; return them for the JSON file, or None without experts."""
-  found = answers(model, texts.corpus)
-  found = {layer: found[layer] for layer in layers if layer in found}
-  if not found:
+  chosen = answers(model, texts.corpus)
+  chosen = {layer: chosen[layer] for layer in layers if layer in chosen}
+  if not chosen:
     return None
-  load = report.expert_rows(found)
-  answered = report.answer_rows(found, model.tokenizer, top_k)
+  load = report.expert_rows(chosen)
+  answered = report.answer_rows(chosen, model.tokenizer, top_k)
   print(f'\nexperts on {len(texts.corpus):,} tokens of {texts.corpus_name}\n')
-  print(report.expert_table(load))
+  print(report.table(load, report.LOAD))
   print(f'\nthe busiest experts of each layer and the tokens that they get most, at most {top_k}\n')
   print(report.answer_table(answered, top_k))
   print(f'\n{report.EXPERT_DEFINITIONS}')
@@ -178,36 +178,3 @@ def _read_text(model: Trained, text: str, length: int, corpus_tokens: int) -> Te
   if config.model.position_embedding == 'learned':
     length = min(length, config.model.max_length)
   return Texts(ids[:length], name, corpus, corpus_name)
-
-
-_NO_TOKENS = 'this model has experts but no parameter tokens; leave it out'
-
-
-def _chosen_pattentions(
-  model: Trained, layers: Sequence[int], kinds: Sequence[str] | None
-) -> Chosen:
-  """Return the Pattentions of these layers and kinds; none in a model without parameter tokens."""
-  known = pattentions(model.definition)
-  if not any(known):
-    if kinds:
-      raise UserError(f'--kinds is {kinds!r}, and {_NO_TOKENS}')
-    return {}
-  every = names(model.definition)
-  for kind in kinds or ():
-    if kind not in every:
-      raise UserError(f'--kinds names {kind!r}{nearest(kind, every)}')
-  wanted = kinds or every
-  chosen = {layer: [kind for kind in wanted if kind in known[layer]] for layer in layers}
-  if not any(chosen.values()):
-    (layer,) = layers  # All layers together have every kind, so --layer names one.
-    here = ', '.join(known[layer])
-    raise UserError(
-      f'layer {layer} has no parameter tokens of {", ".join(wanted)}; it has '
-      f'{f"those of {here}" if here else "none at all"}, so take another --layer'
-    )
-  return {layer: kinds for layer, kinds in chosen.items() if kinds}
-
-
-def _only(chosen: Chosen, found: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-  """Return the entries of `found` for the chosen layers and Pattentions."""
-  return {layer: {kind: found[layer][kind] for kind in kinds} for layer, kinds in chosen.items()}

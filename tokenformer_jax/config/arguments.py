@@ -8,10 +8,8 @@
 pydantic validates each argument. Numbers of numpy and JAX become Python's. `Any` is not checked.
 """
 
-import contextlib
 import functools
 import inspect
-import itertools
 import os
 import re
 import types
@@ -42,7 +40,7 @@ def _filled(value: Any) -> Any:
 def _path(value: Any) -> str | os.PathLike[str]:
   if isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str):
     return _filled(value)
-  raise PydanticCustomError('path_type', 'no path')
+  raise PydanticCustomError('path_type', 'be a path')
 
 
 FILLED = AfterValidator(_filled)
@@ -89,12 +87,17 @@ def checked(function: _Checked) -> _Checked:
     try:
       return function(*bound.args, **bound.kwargs)
     except UserError as error:
-      if (message := _without_flags(str(error), bound)) == str(error):
-        raise
-      raise UserError(message) from error
+      raise UserError(_without_flags(str(error), signature.parameters)) from error
 
   checking = call
   return checking
+
+
+def needs_value(other: str, value: object, **given: object) -> None:
+  """Refuse arguments that have an effect only with another one, whose value is `value`."""
+  for name, one in given.items():
+    if not value and one not in (None, False, '', (), []):
+      raise UserError(f'--{name} has an effect only with --{other}; leave it out')
 
 
 def annotations(function: Callable[..., Any]) -> dict[str, Any]:
@@ -118,22 +121,12 @@ def convert(annotation: Any, value: Any, name: str) -> Any:
   try:
     return _adapter(annotation).validate_python(several)
   except ValidationError as error:
-    raise UserError(_sentence(error, annotation, value, name)) from None
+    raise UserError(_sentence(error, value, name)) from None
 
 
 @functools.cache
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
   return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True, strict=True))
-
-
-_NAMES = {  # one value, and several
-  int: ('an integer', 'integers'),
-  float: ('a finite number', 'finite numbers'),
-  bool: ('True or False', 'True or False'),
-  str: ('a text', 'texts'),
-  os.PathLike: ('a path', 'paths'),
-  type(None): ('None', 'None'),
-}
 
 
 def members(annotation: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -148,7 +141,7 @@ def members(annotation: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     yield origin or annotation, typing.get_args(annotation)
 
 
-def _sentence(error: ValidationError, annotation: Any, value: Any, name: str) -> str:
+def _sentence(error: ValidationError, value: Any, name: str) -> str:
   """Return one sentence for a value that does not fit; members of unions are alternatives."""
   errors = error.errors(include_url=False)
   if keys := [one['input'] for one in errors if one['loc'][-1:] == ('[key]',)]:
@@ -159,12 +152,8 @@ def _sentence(error: ValidationError, annotation: Any, value: Any, name: str) ->
   path, verb = max(by_path, key=len), ' is '
   for step in path:
     value = value[step]
-    annotation = next(inner[-1] for _, inner in members(annotation) if inner)
     name, verb = (f'{name} has {step}', '=') if isinstance(step, str) else (f'{name}[{step}]', verb)
-  errors = [one for one in by_path[path] if one['type'] != 'finite_number']
-  bounds = (one['msg'] if one['type'] == 'filled' else requirement(one) for one in errors)
-  required = next(filter(None, bounds), '') or f'be {_type_names(annotation, value)}'
-  return f'{name}{verb}{shown(value)}; it must {required}'
+  return f'{name}{verb}{shown(value)}; it must {requirement(by_path[path])}'
 
 
 def _path_in(value: Any, location: Sequence[int | str]) -> Iterator[int | str]:
@@ -175,46 +164,13 @@ def _path_in(value: Any, location: Sequence[int | str]) -> Iterator[int | str]:
       value = value[step]
 
 
-def _type_names(annotation: Any, value: Any) -> str:
-  """Return the allowed types as text, `an integer or None`, with a hint for a single value."""
-  names, hint = [], ''
-  for kind, inner in members(annotation):
-    several = _alternatives(_names(one)[1] for one, _ in members(inner[-1])) if inner else ''
-    if kind is Sequence:
-      names.append(f'a list of {several}')
-      with contextlib.suppress(ValidationError):
-        _adapter(inner[0]).validate_python(value)
-        hint = f', for example [{shown(value)}]'
-    else:
-      names.append(f'a dict of {several} by name' if kind is Mapping else _names(kind)[0])
-  return f'{_alternatives(names)}{hint}'
+def _without_flags(message: str, names: Iterable[str]) -> str:
+  """Return a message with arguments in the place of flags: `groups` for `--groups`.
 
-
-def _names(kind: Any) -> tuple[str, str]:
-  """Return the name of a type and its plural."""
-  name = 'Run' if kind.__name__ in ('Growable', 'Viewable') else kind.__name__
-  return _NAMES.get(kind) or (f'a {name}', f'{name}s')
-
-
-def _alternatives(names: Iterable[str]) -> str:
-  names = list(dict.fromkeys(names))
-  if {'a path', 'paths'} & {*names}:  # A path may be a text.
-    names = [name for name in names if name not in ('a text', 'texts')]
-  return ' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))
-
-
-def _without_flags(message: str, bound: inspect.BoundArguments) -> str:
-  """Return a message with arguments in the place of the command's flags: `groups` for `--groups`.
-
-  A message with a whole command line stays, and so do texts and paths that were given.
+  A message with a whole command line stays.
   """
-  if 'tokenformer ' in message:
-    return message
-  values = [v if isinstance(v, list | tuple) else [v] for v in bound.arguments.values()]
-  texts = {os.fspath(v) for v in itertools.chain(*values) if isinstance(v, (str, os.PathLike))}
-  given = [re.escape(text) for text in sorted(texts, key=len, reverse=True) if '--' in text]
-  flag = rf'(?<![\w/.-])--(?=(?:{"|".join(bound.signature.parameters)})\b)'
-  return re.sub(f'({"|".join(given) or "(?!)"})|{flag}', lambda match: match[1] or '', message)
+  flag = rf'(?<![\w/.-])--(?=(?:{"|".join(names)})\b)'
+  return message if 'tokenformer ' in message else re.sub(flag, '', message)
 
 
 def shown(value: Any) -> str:

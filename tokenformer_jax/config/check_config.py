@@ -1,5 +1,7 @@
 """Check that values of several sections of a run's config fit together."""
 
+from collections.abc import Iterator
+
 from tokenformer_jax.config import batch_sizes, mixture, names
 from tokenformer_jax.config.check_model import (
   check_accumulation,
@@ -7,7 +9,14 @@ from tokenformer_jax.config.check_model import (
   check_model,
 )
 from tokenformer_jax.config.data import DataConfig, TextConfig
-from tokenformer_jax.config.model import LMConfig, ModelConfig
+from tokenformer_jax.config.feed_forward import (
+  ExpertsConfig,
+  LossBalanceConfig,
+  NoFeedForwardConfig,
+)
+from tokenformer_jax.config.layer import LayerConfig, ParallelConfig
+from tokenformer_jax.config.mixers import LinearConfig, RotaryConfig
+from tokenformer_jax.config.model import LMConfig, ModelConfig, layer_path
 from tokenformer_jax.config.optim import WSDSchedule, old_token_rate
 from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.section import leaves
@@ -18,8 +27,8 @@ from tokenformer_jax.errors import UserError
 def check(config: Config) -> None:
   """Check everything that can be known before data is read or a device is touched."""
   _check_kinds(config)
-  _check_owners(config)
   check_model(config.model)
+  _check_idle_keys(config)
   if not config.train.steps:
     raise UserError('config.train.steps is 0; it must be greater than 0')
   profile_range(config.train)
@@ -30,8 +39,8 @@ def check(config: Config) -> None:
       'config.train.max_skipped_steps=1 no outlier would be skipped; set that to 2 or more, or '
       'skip_deviations to 0'
     )
-  if isinstance(config.data, TextConfig):
-    _check_text(config)
+  if config.data.mixture:
+    mixture.check(config.data)
   _check_lengths(config)
   check_decay(config)
   _check_positions(config.model, config.data)
@@ -40,21 +49,6 @@ def check(config: Config) -> None:
     batch_sizes.check(config, _check_sizes)
   else:
     _check_sizes(config)
-
-
-# Keys with an effect only if another key is set, or only for language models.
-_OWNERS = {
-  'optim.skip_window': 'optim.skip_deviations',
-  'distill.weight': 'distill.teacher',
-  'distill.temperature': 'distill.teacher',
-}
-_OF_LM = (
-  'optim.z_loss',
-  'train.sample_tokens',
-  'train.sample_prompt',
-  'train.loss_chunk',
-  'distill.teacher',
-)
 
 
 def _check_kinds(config: Config) -> None:
@@ -67,32 +61,77 @@ def _check_kinds(config: Config) -> None:
     )
 
 
-def _check_owners(config: Config) -> None:
-  """Check that no key is set without the key that gives it an effect."""
+def _check_idle_keys(config: Config) -> None:
+  """Check that no key is set that has no effect beside the others."""
   keys = {leaf.path: leaf for leaf in leaves(config)}
-  for path, owner in _OWNERS.items():
-    if keys[path].value != keys[path].default and not keys[owner].value:
-      raise names.needs(path, keys[path].value, owner, '')
-  for path in _OF_LM:
-    if keys[path].value != keys[path].default and not isinstance(config.model, LMConfig):
-      raise names.needs(path, keys[path].value, 'model.kind=lm', config.model.kind)
+  for path, cause in _idle_keys(config):
+    if keys[path].value != keys[path].default:
+      raise names.idle(path, keys[path].value, cause)
 
 
-def _check_text(config: Config) -> None:
-  """Check the keys of text, and those of a mixture."""
-  data = config.data
-  if data.chat_template and not data.has_chat:
-    raise UserError(
-      f'config.data.chat_template is {data.chat_template}, which has a meaning for '
-      'config.data.rows=chat and here no source has it; leave it out, or set rows'
-    )
-  if data.text_field != 'text' and not data.has_text:
-    raise UserError(
-      f'config.data.text_field is {data.text_field}, and rows of config.data.rows=chat have '
-      'no such field, but messages, or a prompt with its response; leave it out'
-    )
-  if data.mixture:
-    mixture.check(config)
+def _idle_keys(config: Config) -> Iterator[tuple[str, str]]:
+  """Yield each key that has no effect in a config, with the key that takes it away."""
+  model, data, optim = config.model, config.data, config.optim
+  if not optim.skip_deviations:
+    yield 'optim.skip_window', 'optim.skip_deviations=0'
+  if not config.distill.teacher:
+    yield 'distill.weight', 'distill.teacher='
+    yield 'distill.temperature', 'distill.teacher='
+  if not isinstance(optim.schedule, WSDSchedule):
+    yield 'train.decay_from', f'optim.schedule.kind={optim.schedule.kind}'
+  elif config.train.decay_from:
+    yield 'optim.schedule.decay_share', f'train.decay_from={config.train.decay_from}'
+  if isinstance(data, TextConfig):
+    yield from _idle_keys_of_text(data)
+  if not isinstance(model, LMConfig):
+    for path in _OF_LM:
+      yield path, f'model.kind={model.kind}'
+  around = (getattr(model, 'embedding_norm', 'none'), model.final_norm)
+  norms = {*around, *(norm for one in model.layers.values() for norm in (one.norm, one.ffn_norm))}
+  if not any(norm.startswith('rms') for norm in norms):
+    yield 'model.norm_epsilon_outside', f'model.layer.norm={model.layer.norm}'
+  for name, layer in model.layers.items():
+    path = layer_path(name)
+    if not isinstance(model, LMConfig) and hasattr(layer.mixer, 'window'):
+      yield f'{path}.mixer.window', f'model.kind={model.kind}'
+    for key, cause in _idle_keys_of_layer(layer):
+      yield f'{path}.{key}', f'{path}.{cause}'
+
+
+_OF_LM = (
+  'model.init.embedding_std',
+  'optim.z_loss',
+  'train.sample_tokens',
+  'train.sample_prompt',
+  'train.loss_chunk',
+  'distill.teacher',
+)
+
+
+def _idle_keys_of_text(data: TextConfig) -> Iterator[tuple[str, str]]:
+  if not data.has_chat:
+    yield 'data.chat_template', 'data.rows=text'
+  if not data.has_text:
+    yield 'data.text_field', 'data.rows=chat'
+  if data.mixture:  # Each source has its own.
+    for key in ('data.rows', 'data.store', 'train.epochs', 'optim.warmup_epochs'):
+      yield key, 'data.mixture, whose sources have their own'
+
+
+def _idle_keys_of_layer(layer: LayerConfig) -> Iterator[tuple[str, str]]:
+  """Yield the same for a layer; paths begin in its section."""
+  mixer, ffn = layer.mixer, layer.ffn
+  if isinstance(mixer, LinearConfig) and isinstance(mixer.positions, RotaryConfig):
+    yield 'mixer.positions.clip', 'mixer.kind=linear'
+  if isinstance(ffn, NoFeedForwardConfig):
+    yield 'ffn_norm', 'ffn.kind=none'
+  if isinstance(layer.wiring, ParallelConfig):
+    yield 'ffn_norm', 'wiring.kind=parallel'
+  if isinstance(ffn, ExpertsConfig):
+    if isinstance(ffn.shared, NoFeedForwardConfig):
+      yield 'ffn.shared_gate', 'ffn.shared.kind=none'
+    if isinstance(ffn.balance, LossBalanceConfig) and ffn.balance.devices == 1:
+      yield 'ffn.balance.device_weight', 'ffn.balance.devices=1'
 
 
 def _check_sizes(config: Config) -> None:
@@ -118,33 +157,22 @@ def _check_lengths(config: Config) -> None:
 
 
 def check_decay(config: Config) -> None:
-  """Check that `train.decay_from` fits the schedule, its warm-up and the length of the run.
+  """Check that `train.decay_from` is after the warm-up and before the end of the run.
 
   A length in epochs or examples is not checked: it has no number of steps before the data is read.
   """
   train, optim, start = config.train, config.optim, config.train.decay_from
   if not start:
     return
-  found = f'config.train.decay_from is {start}'
-  if not isinstance(optim.schedule, WSDSchedule):
-    raise UserError(
-      f'{found}, and optim.schedule={optim.schedule.kind} has no decay of its own; set '
-      'config.optim.schedule=wsd, which is constant until the decay'
-    )
-  if (share := optim.schedule.decay_share) != WSDSchedule().decay_share:
-    raise UserError(
-      f'{found} and config.optim.schedule.decay_share is {share}, which both say where the '
-      'decay begins; give one of them'
-    )
+  setting = f'config.train.decay_from is {start}'
   if not (train.epochs or train.examples) and start >= train.steps:
     raise UserError(
-      f'{found}, but the run ends at train.steps={train.steps}; raise train.steps, which is where '
-      'the decay ends'
+      f'{setting}, but the run and its decay end at train.steps={train.steps}; raise train.steps'
     )
   if not optim.warmup_epochs and start < optim.warmup_steps:
     raise UserError(
-      f'{found}, which is inside the warm-up of optim.warmup_steps={optim.warmup_steps}; set it to '
-      f'{optim.warmup_steps} or more'
+      f'{setting}, which is inside the warm-up of optim.warmup_steps={optim.warmup_steps}; set it '
+      f'to {optim.warmup_steps} or more'
     )
 
 

@@ -5,26 +5,22 @@ from tokenformer_jax.config.feed_forward import (
   ExpertsConfig,
   LossBalanceConfig,
   MLPConfig,
-  NoFeedForwardConfig,
 )
 from tokenformer_jax.config.layer import LayerConfig, ParallelConfig, SkiplessConfig, parts
 from tokenformer_jax.config.mixers import (
-  LinearConfig,
   Llama3ScalingConfig,
   NoPositionsConfig,
   PositionScaleConfig,
   RotaryConfig,
   SoftmaxConfig,
   YarnScalingConfig,
-  is_plain,
+  has_own_values,
   width_of_heads,
 )
 from tokenformer_jax.config.model import (
   ModelConfig,
   ViTConfig,
-  has_attention_pool,
   layer_path,
-  used_layers,
 )
 from tokenformer_jax.config.pattention import (
   NoProjectionConfig,
@@ -44,27 +40,20 @@ def check_model(model: ModelConfig) -> None:
     )
   if isinstance(model, ViTConfig):
     _check_vit(model)
-  for name, layer in used_layers(model).items():
+  for name, layer in model.layers.items():
     _check_layer(model, layer, layer_path(name))
-  if has_attention_pool(model):
-    _check_pool(model)
-  around = (getattr(model, 'embedding_norm', 'none'), model.final_norm)
-  layers = model.layers.values()
-  norms = {*around, *(norm for layer in layers for norm in (layer.norm, layer.norm_of_ffn))}
-  if model.norm_epsilon_outside and not norms & {'rms', 'rms_plain', 'rms_offset'}:
-    raise UserError(
-      'config.model.norm_epsilon_outside is True, and no norm of the model is an RMSNorm; leave it '
-      'out, or set model.layer.norm=rms'
-    )
 
 
 def _check_vit(model: ViTConfig) -> None:
-  check_stochastic_depth(model, model.drop_path, 'model.drop_path')
-  if model.init.embedding_std:
-    raise UserError(
-      f'config.model.init.embedding_std is {model.init.embedding_std}, and a ViT embeds no tokens; '
-      'leave it out'
-    )
+  for name, layer in model.layers.items() if model.drop_path else ():
+    wiring = layer.wiring
+    if isinstance(wiring, SkiplessConfig) or (
+      isinstance(wiring, ParallelConfig) and not wiring.skip
+    ):
+      raise UserError(
+        f'config.model.drop_path is {model.drop_path}, and {layer_path(name)}.wiring.kind='
+        f'{wiring.kind} has no skip connection that would be left without its branches; set it to 0'
+      )
   if model.position_embedding == 'sincos' and model.width % 4:
     raise UserError(
       f'config.model.width is {model.width}; it must be a multiple of 4 for '
@@ -78,13 +67,11 @@ def _check_vit(model: ViTConfig) -> None:
 
 
 def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
-  for place, part in parts(layer):
-    if isinstance(part, PattentionConfig) and not part.tokens:
-      raise UserError(f'config.{path}.{place}.tokens is 0; it must be greater than 0')
+  for inside, section in parts(layer):
+    if isinstance(section, PattentionConfig) and not section.tokens:
+      raise UserError(f'config.{path}.{inside}.tokens is 0; it must be greater than 0')
   if isinstance(layer.ffn, ExpertsConfig):
     _check_experts(layer.ffn, f'config.{path}.ffn')
-  if layer.ffn_norm != 'same':
-    _check_ffn_norm(layer, f'config.{path}')
   mixer = layer.mixer
   heads = getattr(mixer, 'heads', 1)
   if model.width % heads and not getattr(mixer, 'head_width', 0):
@@ -93,38 +80,15 @@ def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
     )
   if isinstance(mixer, SoftmaxConfig):
     _check_heads(model, mixer, f'{path}.mixer')
-  if isinstance(model, ViTConfig) and (window := getattr(mixer, 'window', 0)):
-    raise UserError(
-      f'config.{path}.mixer.window is {window}, and a ViT attends to all patches; leave it out'
-    )
   scale = getattr(mixer, 'length_scale', None)
   if isinstance(model, ViTConfig) and isinstance(scale, PositionScaleConfig):
     raise UserError(
       f'config.{path}.mixer.length_scale.kind is position, and the patches of a ViT are in no '
       'order; set it to seen or none'
     )
-  if isinstance(scale, PositionScaleConfig) and scale.length == 1:
-    raise UserError(
-      f'config.{path}.mixer.length_scale.length is 1, whose logarithm is 0; it must be at least 2, '
-      'or 0 for data.sequence_length'
-    )
   rotary = getattr(mixer, 'positions', NoPositionsConfig())
   if isinstance(rotary, RotaryConfig):
     _check_rotary(model, rotary, width_of_heads(mixer, model.width), f'{path}.mixer')
-    if rotary.clip and isinstance(mixer, LinearConfig):
-      raise UserError(
-        f'config.{path}.mixer.positions.clip is {rotary.clip}, and linear attention has no scores '
-        'of single pairs to clip distances in; leave it out'
-      )
-
-
-def _check_ffn_norm(layer: LayerConfig, path: str) -> None:
-  if isinstance(layer.ffn, NoFeedForwardConfig) or isinstance(layer.wiring, ParallelConfig):
-    other = 'ffn' if isinstance(layer.ffn, NoFeedForwardConfig) else 'wiring'
-    raise UserError(
-      f'{path}.ffn_norm is {layer.ffn_norm}, and with {other}.kind={getattr(layer, other).kind} '
-      'the layer has one norm; leave it out'
-    )
 
 
 def _check_heads(model: ModelConfig, mixer: SoftmaxConfig, path: str) -> None:
@@ -134,36 +98,18 @@ def _check_heads(model: ModelConfig, mixer: SoftmaxConfig, path: str) -> None:
       f'config.{path}.kv_heads is {mixer.kv_heads}, which does not divide {path}.heads='
       f'{mixer.heads}; each head of keys serves equally many heads of queries'
     )
-  without = {
-    name: isinstance(getattr(mixer, name), NoProjectionConfig) for name in ('value', 'proj')
-  }
-  for name in without:
-    if without[name] and getattr(mixer, f'{name}_skip'):
-      raise UserError(
-        f'config.{path}.{name}_skip is True, and {name}.kind=none has no projection to add the '
-        'input to; set it to False'
-      )
-  own = {
-    'value.kind=none': without['value'],
-    'value_skip=True': mixer.value_skip,
-    'shaped=True': mixer.shaped,
-  }
-  whole = {**own, 'proj.kind=none': without['proj'], 'proj_skip=True': mixer.proj_skip}
-  if mixer.key_heads != mixer.heads and any(own.values()):
+  if isinstance(mixer.value, NoProjectionConfig) and mixer.value_skip:
     raise UserError(
-      f'config.{path}.kv_heads is {mixer.kv_heads}, and {_set(own)} needs a value for each of the '
-      f'{mixer.heads} heads; set kv_heads=0'
+      f'config.{path}.value_skip is True, and value.kind=none has no projection to add the input '
+      'to; set it to False'
     )
-  if mixer.head_width * mixer.heads not in (0, model.width) and any(whole.values()):
+  fills = mixer.head_width * mixer.heads in (0, model.width)
+  if not (has_own_values(mixer) or (mixer.key_heads == mixer.heads and fills)):
     raise UserError(
-      f'config.{path}.head_width is {mixer.head_width} of {mixer.heads} heads, and {_set(whole)} '
-      f'needs heads that fill model.width={model.width}; set head_width=0'
+      f'config.{path} has kv_heads={mixer.kv_heads} and head_width={mixer.head_width}, which need '
+      'a projection of the value and of the output, and neither shaped nor value_skip; set both '
+      'to 0'
     )
-
-
-def _set(named: dict[str, bool]) -> str:
-  """Return the first name whose value is true."""
-  return next(name for name, value in named.items() if value)
 
 
 def _check_scaling(rotary: RotaryConfig, path: str) -> None:
@@ -198,33 +144,6 @@ def _check_rotary(model: ModelConfig, rotary: RotaryConfig, head: int, path: str
     )
 
 
-def _check_pool(model: ModelConfig) -> None:
-  if isinstance(model.layer.ffn, ExpertsConfig):
-    raise UserError(
-      'config.model.pool is attention, which is made as model.layer, and its feed-forward part has '
-      'experts, which one query has no use for; set pool to mean or token'
-    )
-  if not is_plain(model.layer.mixer):
-    raise UserError(
-      'config.model.pool is attention, which is made as model.layer, and its mixer is not plain '
-      'softmax attention with a value and an output projection, and without kv_heads, head_width '
-      'and qk_norm; set pool to mean or token'
-    )
-
-
-def check_stochastic_depth(model: ModelConfig, rate: float, key: str) -> None:
-  """Check that branches may be left out: that each layer passes its input on without them."""
-  for name, layer in model.layers.items():
-    wiring = layer.wiring
-    if rate and (
-      isinstance(wiring, SkiplessConfig) or (isinstance(wiring, ParallelConfig) and not wiring.skip)
-    ):
-      raise UserError(
-        f'config.{key} is {rate}, and {layer_path(name)}.wiring.kind={wiring.kind} has no skip '
-        'connection that would be left without its branches; set it to 0'
-      )
-
-
 def _check_experts(experts: ExpertsConfig, path: str) -> None:
   """Check that the values of routed experts fit together."""
   router, balance, expert = experts.router, experts.balance, experts.expert
@@ -238,11 +157,6 @@ def _check_experts(experts: ExpertsConfig, path: str) -> None:
       f'{path}.router.renormalize is True with router.top_k=1, whose one gate would always be 1, '
       'so that the router could not learn; set it to False, or top_k to at least 2'
     )
-  if experts.shared_gate and isinstance(experts.shared, NoFeedForwardConfig):
-    raise UserError(
-      f'{path}.shared_gate is True, and shared.kind=none has no part for all tokens; set it to '
-      'False'
-    )
   if isinstance(expert, MLPConfig) and expert.bias:
     raise UserError(f'{path}.expert.bias is True, and experts have no biases; set it to False')
   tokens, at = (expert.beside, '.beside') if isinstance(expert, MLPConfig) else (expert, '')
@@ -251,18 +165,11 @@ def _check_experts(experts: ExpertsConfig, path: str) -> None:
       f'{path}.expert{at}.groups is {groups_as_text(groups)!r}, and the tokens of each expert are '
       'one group already; leave it out'
     )
-  if isinstance(balance, LossBalanceConfig):
-    if experts.count % balance.devices:
-      raise UserError(
-        f'{path}.balance.devices is {balance.devices}, which does not divide the '
-        f'{experts.count} experts; take a divisor'
-      )
-    if balance.device_weight and balance.devices == 1:
-      raise UserError(
-        f'{path}.balance.device_weight is {balance.device_weight}, and with balance.devices=1 '
-        'there is nothing to balance between; set devices to the parts of the experts, or leave '
-        'it out'
-      )
+  if isinstance(balance, LossBalanceConfig) and experts.count % balance.devices:
+    raise UserError(
+      f'{path}.balance.devices is {balance.devices}, which does not divide the '
+      f'{experts.count} experts; take a divisor'
+    )
 
 
 def check_capacity(model: ModelConfig, length: int) -> None:
@@ -271,7 +178,7 @@ def check_capacity(model: ModelConfig, length: int) -> None:
     dispatch = experts.dispatch
     if not isinstance(dispatch, CapacityConfig):
       continue
-    tokens = dispatch.rows * length * experts.router.top_k / experts.count
+    tokens = length * experts.router.top_k / experts.count
     for key in ('factor', 'eval_factor'):
       factor = getattr(dispatch, key)
       if max(round(factor * tokens), dispatch.least) < 1:

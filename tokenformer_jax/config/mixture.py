@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from tokenformer_jax.config.data import DataConfig, Sources, TextConfig
 from tokenformer_jax.config.points import parse
-from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.section import Str, section
 from tokenformer_jax.errors import UserError
 
@@ -120,9 +119,9 @@ def _at(points: dict[int, fractions.Fraction], step: int) -> fractions.Fraction:
   return points[max((known for known in points if known <= step), default=min(points))]
 
 
-def check(config: Config) -> None:
-  """Check the sources of a mixture: their names, their weights, and the keys that they replace."""
-  data, path = config.data, 'config.data.mixture'
+def check(data: DataConfig) -> None:
+  """Check the sources of a mixture and their weights, and that no other source is named."""
+  path = 'config.data.mixture'
   for name, source in data.mixture.items():
     if not source.source:
       raise UserError(
@@ -135,20 +134,4 @@ def check(config: Config) -> None:
       raise UserError(
         f'config.data.{key} is {value}, which is not in {path} and would not be read; add it '
         f'there, or set config.data.{key}={default or repr(default)}'
-      )
-  if data.rows != 'text':
-    raise UserError(
-      f'config.data.rows is {data.rows}, and each source of {path} has rows of its own; set '
-      f'{path}.NAME.rows'
-    )
-  if data.store:
-    raise UserError(
-      f'config.data.store is {data.store}, one token store, and each source of {path} has its own; '
-      f'name each in {path}.NAME.store'
-    )
-  for part, key in (('train', 'epochs'), ('optim', 'warmup_epochs')):
-    if value := getattr(getattr(config, part), key):
-      raise UserError(
-        f'config.{part}.{key} is {value}, and each source of {path} has epochs of its own; give '
-        f'{key.replace("epochs", "steps")}'
       )

@@ -3,19 +3,18 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import WrapValidator
+from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
 from tokenformer_jax.config.section import (
   Bool,
-  Float,
   Int,
   OneOf,
   Str,
-  field_types,
+  adapter,
   key,
   section,
   table,
@@ -24,7 +23,7 @@ from tokenformer_jax.errors import UserError, nearest
 
 _GROUP = re.compile(
   r'([0-9]{1,13})(?::([0-9]{0,13}))?'  # tokens and τ²
-  r'(?::([a-z0-9_]{1,40})(?:\(([a-z0-9_=.,+-]{1,99})\))?)?'  # a score and its options
+  r'(?::([a-z0-9_]{1,40}))?'  # the kind of a score
   r'(?:\*([0-9]{1,4}))?'  # the number of such groups
 )
 
@@ -39,19 +38,12 @@ class ScoreConfig:
   zero_at_zero: ClassVar[bool] = False
 
 
-@section
-class _NormedScore(ScoreConfig):
-  row_epsilon: Float = key(
-    0.0, 'added to the norm of scores; the released TPU code has 1e-5', least=0
-  )
-
-
 GELU = Literal['exact', 'tanh']
 _GELU = 'the exact function or its approximation by tanh'
 
 
 @section
-class _GELUNormScore(_NormedScore):
+class _GELUNormScore(ScoreConfig):
   zero_at_zero = True
 
   gelu: GELU = key('exact', _GELU)
@@ -79,14 +71,14 @@ class GELUL1Norm(_GELUNormScore):
 
 
 @section
-class SoftmaxScore(_NormedScore):
+class SoftmaxScore(ScoreConfig):
   """τ² exp(A) / ‖exp(A)‖₁ (TokenFormer, Table 4)."""
 
   kind = 'softmax'
 
 
 @section
-class ExpL2Norm(_NormedScore):
+class ExpL2Norm(ScoreConfig):
   """τ exp(A) / ‖exp(A)‖₂."""
 
   kind = 'exp_l2_norm'
@@ -151,12 +143,13 @@ class TokenGroup:
     return groups_as_text([self]) + (' (frozen)' if self.frozen else '')
 
 
-def _as_given(value: Any, validate: Callable[[Any], Any]) -> Any:
+def _as_given(value: Any) -> Any:
   """Return the short text of groups as it is, and records validated."""
-  return value if isinstance(value, str) else validate(value)
+  return value if isinstance(value, str) else adapter(_Records).validate_python(value)
 
 
-_Groups = Annotated[str | tuple[TokenGroup, ...], WrapValidator(_as_given)]
+_Records = tuple[TokenGroup, ...]
+_Groups = Annotated[str | _Records, PlainValidator(_as_given)]
 
 
 @section
@@ -177,8 +170,8 @@ class PattentionConfig:
   groups: _Groups = key(
     '',
     "tokens of each group with a norm of its own, as in '576 1728' or '64*4', or with the τ² of "
-    "each, as in '576:576 1728:1728', and a score of its own, as in '576 64::gelu', with options "
-    "that are not the projection's, as in '576 64::gelu(gelu=tanh)'. '': one group",
+    "each, as in '576:576 1728:1728', and a score of its own kind, as in '576 64::gelu'. '': one "
+    'group',
   )
 
   def __post_init__(self) -> None:
@@ -234,13 +227,15 @@ def _parse_groups(text: str, config: PattentionConfig) -> tuple[TokenGroup, ...]
   groups = []
   for entry in text.split():
     match = _GROUP.fullmatch(entry)
-    tokens, reference, kind, options, count = match.groups('') if match else ('0', '', '', '', '')
+    tokens, reference, kind, count = match.groups('') if match else ('0', '', '', '')
     if not int(tokens) or count == '0':
       raise UserError(
         f'groups={text!r} has {entry!r}; a group is TOKENS, TOKENS:REFERENCE or '
         "TOKENS:REFERENCE:SCORE, and *N repeats it, for example '576:576 1728:1728' or '64*4'"
       )
-    score = _parse_score(kind, options, text, config.score) if kind else config.score
+    if kind and kind not in SCORES:
+      raise UserError(f'groups={text!r} has the score {kind!r}{nearest(kind, SCORES)}')
+    score = score_like(config.score, kind or config.score.kind)
     group = TokenGroup(int(tokens), int(reference or 0) or int(tokens), score)
     groups += [group] * int(count or 1)
   _check_total(groups, text, config)
@@ -262,27 +257,6 @@ def _check_total(groups: Sequence[TokenGroup], text: str, config: PattentionConf
     )
 
 
-def _parse_score(kind: str, options: str, groups: str, projection: ScoreConfig) -> ScoreConfig:
-  """Return the score of a group; options that its text does not name are the projection's."""
-  text = f'groups={groups!r} has the score {kind!r}'
-  if kind not in SCORES:
-    raise UserError(f'{text}{nearest(kind, SCORES)}')
-  score, values = score_like(projection, kind), {}
-  own = field_types(type(score))
-  for option in filter(None, options.split(',')):
-    name, _, value = option.partition('=')
-    if name not in own:
-      raise UserError(f'{text} with the option {name!r}{nearest(name, own)}')
-    try:
-      values[name] = float(value) if own[name].annotation is float else value
-    except ValueError as error:
-      raise UserError(f'{text} with {option!r}; {name} must be a number') from error
-  try:
-    return dataclasses.replace(score, **values)
-  except UserError as error:
-    raise UserError(f'{text}, and {error}') from None
-
-
 def score_like(score: ScoreConfig, kind: str) -> ScoreConfig:
   """Return a score of another kind with the options that both kinds have."""
   names = [field.name for field in dataclasses.fields(SCORES[kind]) if hasattr(score, field.name)]
@@ -290,24 +264,15 @@ def score_like(score: ScoreConfig, kind: str) -> ScoreConfig:
 
 
 def groups_as_text(groups: Sequence[TokenGroup]) -> str:
-  """Return groups in the short form, beside the score of the first one."""
+  """Return groups in the short form, with the kinds of scores that are not the first one's."""
+  first = groups[0].score if len(groups) > 1 else L2NormGELU()
   texts = []
   for group, equal in itertools.groupby(groups):
+    own = [group.score.kind] if group.score != first else []
+    text = ':'.join([str(group.tokens), str(group.reference), *own])
     count = len(list(equal))
-    numbers = f'{group.tokens}:{group.reference}'
-    own = _score_text(group.score, groups[0].score if len(groups) > 1 else L2NormGELU())
-    texts.append(':'.join(filter(None, [numbers, own])) + (f'*{count}' if count > 1 else ''))
+    texts.append(f'{text}*{count}' if count > 1 else text)
   return ' '.join(texts)
-
-
-def _score_text(score: ScoreConfig, projection: ScoreConfig) -> str:
-  """Return the score of a group as `_parse_score` reads it; '' for the projection's."""
-  if score == projection:
-    return ''
-  like = score_like(projection, score.kind)
-  names = [field.name for field in dataclasses.fields(score)]
-  options = [f'{n}={getattr(score, n)}' for n in names if getattr(score, n) != getattr(like, n)]
-  return score.kind + (f'({",".join(options)})' if options else '')
 
 
 def births_of(groups: Iterable[TokenGroup], first: int, end: int) -> tuple[Birth, ...]:

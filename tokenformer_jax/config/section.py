@@ -8,10 +8,9 @@ attribute `kind`. In nested dicts such a section is its keys and `kind`.
 
 import dataclasses
 import functools
-import math
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import pydantic
@@ -19,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.errors import UserError
 
 _T = TypeVar('_T')
 
@@ -34,7 +33,7 @@ class _Bits(int):
 
   def __call__(self, value: int) -> int:
     if abs(value) >= 2 ** (self - 1):
-      raise PydanticCustomError('bits', 'too large', {'limit': 2 ** (self - 1)})
+      raise PydanticCustomError('bits', 'be less than {limit}', {'limit': 2 ** (self - 1)})
     return value
 
 
@@ -61,7 +60,7 @@ def section(cls: type[_T]) -> type[_T]:
     try:
       validated(self, *args, **kwargs)
     except ValidationError as error:
-      raise UserError(sentence(error, made, f'{made.__name__}.')) from None
+      raise UserError(sentence(error, f'{made.__name__}.')) from None
 
   made.__init__ = init
   return made
@@ -108,10 +107,10 @@ class OneOf:
     if isinstance(value, str):
       value = {'kind': value}
     if not isinstance(value, Mapping):
-      raise PydanticCustomError('dataclass_type', 'not a section')
+      raise PydanticCustomError('dataclass_type', 'be a section of keys')
     kind = value.get('kind')
     if not isinstance(kind, str) or kind not in self.kinds:
-      raise PydanticCustomError('kind', 'unknown kind')
+      raise PydanticCustomError('kind', 'be one of {kinds}', {'kinds': ', '.join(self.kinds)})
     own = {name: inner for name, inner in value.items() if name != 'kind'}
     return adapter(self.kinds[kind]).validate_python(own)
 
@@ -153,8 +152,8 @@ class Named(Mapping[str, _T]):
 
 
 @functools.cache
-def adapter(cls: type) -> TypeAdapter[Any]:
-  """Return the validator of a section."""
+def adapter(cls: Any) -> TypeAdapter[Any]:
+  """Return the validator of a section or of another type."""
   return TypeAdapter(cls)
 
 
@@ -195,6 +194,7 @@ class Leaf(NamedTuple):
   default: Any  # the default of its field
   meaning: str  # ends with the meaning of the section
   choices: tuple[str, ...]  # empty: any value
+  type: type  # of the text of a flag: bool, int, float, str or tuple
 
 
 def leaves(config: Any, prefix: str = '') -> Iterator[Leaf]:
@@ -202,7 +202,7 @@ def leaves(config: Any, prefix: str = '') -> Iterator[Leaf]:
   for name, field in field_types(type(config)).items():
     path, value, meaning = f'{prefix}{name}', getattr(config, name), field.description or ''
     if kinds_of(field) is not None:
-      yield Leaf(f'{path}.kind', value.kind, field.default.kind, meaning, choices_of(field))
+      yield Leaf(f'{path}.kind', value.kind, field.default.kind, meaning, choices_of(field), str)
       yield from leaves(value, f'{path}.')
     elif isinstance(value, Mapping):
       for inner, held in value.items():
@@ -212,7 +212,9 @@ def leaves(config: Any, prefix: str = '') -> Iterator[Leaf]:
         yield leaf._replace(meaning='. '.join(filter(None, [leaf.meaning, meaning])))
     else:
       default = field.get_default(call_default_factory=True)
-      yield Leaf(path, value, default, meaning, choices_of(field))
+      plain = typing.get_origin(field.annotation) or field.annotation
+      kind = plain if plain in (bool, int, float, tuple) else str
+      yield Leaf(path, value, default, meaning, choices_of(field), kind)
 
 
 def leaves_of_kinds(config: Any, prefix: str = '') -> dict[str, Leaf]:
@@ -257,84 +259,35 @@ def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference
       yield from differences(a, b, f'{path}.')
 
 
-_TYPES = {'int_type': 'int', 'float_type': 'float', 'bool_type': 'bool', 'string_type': 'str'}
+def requirement(errors: Sequence[Any]) -> str:
+  """Return what a value must be, such as `be greater than 0`.
 
-
-def requirement(error: Any) -> str:
-  """Return what a value of the right type must do, such as `be at least 1`; '' for other errors.
-
-  `error` is an entry of `ValidationError.errors`.
+  `errors` are entries of `ValidationError.errors`; those of members of a union are alternatives,
+  and a violated bound says more than another type.
   """
-  context, value = error.get('ctx', {}), error['input']
-  if isinstance(value, float) and not math.isfinite(value):
-    return 'be finite'
-  match error['type']:
-    case 'greater_than_equal':
-      return f'be at least {context["ge"]:g}' if context['ge'] else 'not be negative'
-    case 'greater_than':
-      return f'be greater than {context["gt"]:g}'
-    case 'less_than_equal':
-      return f'be at most {context["le"]:.15g}'
-    case 'less_than':
-      return f'be less than {context["lt"]:.15g}'
-    case 'bits':
-      return f'be less than {context["limit"]}'
-    case 'literal_error':
-      names = context['expected'].replace(' or ', ', ').replace("''", '(empty)').replace("'", '')
-      return f'be one of {names}'
-  return ''
+  errors = [one for one in errors if not one['type'].endswith(('_type', '_of'))] or errors
+  texts: list[str] = [
+    _FORMS.get(one['type'], one['msg'].removeprefix('Input should ')) for one in errors
+  ]
+  return ' or '.join(dict.fromkeys(texts)).replace('an instance of Sequence', 'a list')
 
 
-def fields_inside(field: FieldInfo, kind: Any = None) -> dict[str, FieldInfo]:
-  """Return the fields of the sections that a field may hold, by name; of a value: none.
-
-  With a valid `kind`, they are the fields of this kind alone.
-  """
-  kinds, named = kinds_of(field) or {}, named_sections(field)
-  if isinstance(kind, str) and kind in kinds:
-    kinds = {kind: kinds[kind]}
-  classes: list[Any] = [*kinds.values()] or [named.of if named else field.annotation]
-  return {
-    name: one for cls in classes for name, one in getattr(cls, '__pydantic_fields__', {}).items()
-  }
+_FORMS = {
+  'dataclass_type': 'be a section of keys',
+  'tuple_type': 'be a list',
+  'sequence_str': 'be a list',
+}
 
 
-def sentence(
-  error: ValidationError,
-  cls: type,
-  prefix: str = 'config.',
-  values: Mapping[str, Any] = types.MappingProxyType({}),
-) -> str:
-  """Return the first error of a section as one sentence: path, value and what is allowed.
-
-  `values` are the nested dicts of the section, if it was made from some.
-  """
+def sentence(error: ValidationError, prefix: str = 'config.') -> str:
+  """Return the first error of a section as one sentence: path, value and what is allowed."""
   first = error.errors(include_url=False)[0]
-  location, value = [str(name) for name in first['loc']], first['input']
-  path, known, field = f'{prefix}{".".join(location)}', dict(field_types(cls)), None
-  inside: Any = values
-  for i, name in enumerate(location):
-    inside = inside.get(name) if isinstance(inside, Mapping) else None
-    if field is not None and named_sections(field) and name not in known:
-      continue  # the name of a layer or a source
-    if name not in known and known:
-      return f'{path} is unknown{nearest(name, known)}'
-    if field is not None and name not in known:  # an entry of a list of names
-      own = f'{prefix}{".".join(location[:i])}'
-      return f'{own} has {value!r}, which is unknown{nearest(str(value), choices_of(field))}'
-    kind = inside.get('kind') if isinstance(inside, Mapping) else None
-    field, known = known[name], fields_inside(known[name], kind)
-  if field is None:
-    return f'{prefix}{first["msg"]}'
-  if expected := _TYPES.get(first['type']):
-    return f'{path} is {value!r}, of type {type(value).__name__}; it must be {expected}'
-  if first['type'] == 'tuple_type':
-    return f'{path} is {value!r}; it must be a list of names, such as {field.default!r}'
-  if first['type'] in ('dataclass_type', 'dict_type'):
-    return f'{path} is {value!r}; it is a section of keys'
-  if first['type'] == 'kind':
-    return f'{path}.kind is {value["kind"]!r}; it must be one of {", ".join(kinds_of(field) or ())}'
-  if first['type'] == 'groups':
-    return f'{path}.{first["msg"]}'
-  must = requirement(first)
-  return f'{path} is {value!r}; {f"it must {must}" if must else first["msg"]}'
+  path, value = f'{prefix}{".".join(map(str, first["loc"]))}', first['input']
+  match first['type']:
+    case 'unexpected_keyword_argument':
+      return f'{path} is unknown'
+    case 'groups':
+      return f'{path}.{first["msg"]}'
+    case 'kind':
+      path, value = f'{path}.kind', value.get('kind') if isinstance(value, Mapping) else value
+  return f'{path} is {value!r}; it must {requirement([first])}'

@@ -41,7 +41,7 @@ def _once(names: tuple[str, ...]) -> tuple[str, ...]:
   """Check that no name stands twice in a list."""
   for name in names:
     if names.count(name) > 1:
-      raise PydanticCustomError('twice', 'it names {name} twice; leave one out', {'name': name})
+      raise PydanticCustomError('twice', 'name {name} once', {'name': name})
   return names
 
 

@@ -8,6 +8,7 @@ both have keep their values.
 
 import dataclasses
 import itertools
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,15 +36,8 @@ def _lines(values: Mapping[str, Any], indent: str) -> Iterator[str]:
   texts = {name: f'{name}: {_in_line(value)}' for name, value in values.items()}
   long = [name for name in texts if len(texts[name]) > _WIDEST // 2 and values[name]]
   long = [name for name in long if isinstance(values[name], Mapping)]
-  line = ''
-  for name in sorted(texts.keys() - long, key=_kind_first):
-    joined = f'{line}, {texts[name]}' if line else indent + texts[name]
-    if len(joined) >= _WIDEST:  # with a comma
-      yield f'{line},'
-      joined = indent + texts[name]
-    line = joined
-  if line:
-    yield line
+  short = ', '.join(texts[name] for name in sorted(texts.keys() - long, key=_kind_first))
+  yield from textwrap.wrap(short, _WIDEST, initial_indent=indent, subsequent_indent=indent)
   for name in sorted(long):
     yield f'{indent}{name}:'
     yield from _lines(values[name], f'{indent}  ')

@@ -50,18 +50,18 @@ def to_hf(
     ids = hub_tokenizer.special_ids(tokenizers.from_json(meta.tokenizer))
     if matched := families.match(model):
       family, keys = matched
-      layout, code = tensor_layout.layout(model, family.rules), ()
+      layout, code = tensor_layout.layout(model, family.rules), {}
       values = {**keys, **ids, 'torch_dtype': dtype}
     else:
       hub_folder.check_can_load(model)
-      layout, code = hub_folder.layout(model), hub_folder.CODE
+      layout, code = hub_folder.layout(model), hub_folder.read_code()
       values = hub_folder.describe(model, ids, dtype)
     return layout, {
       'config.json': values,
       'generation_config.json': {**ids, 'eos_token_id': hub_tokenizer.end_ids(meta.tokenizer)},
       **hub_tokenizer.to_files(meta.tokenizer, model.max_length),
       'README.md': model_card.write(meta, dtype, target.name),
-      **{name: Path(__file__).with_name(name).read_text('utf-8') for name in code},
+      **code,
     }
 
   return _export(source, target, describe, dtype, allow_nonfinite, shard_bytes)
@@ -105,13 +105,11 @@ def _export(
 ) -> ModelConfig:
   """Write the files that `describe` makes of a checkpoint's meta, and the weights."""
   grow_run.check_target(target)
-  directory, step = paths.split_source(source)
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  checkpoint.check_is_language_model(meta, directory)
-  layout, texts = describe(meta)
+  origin = checkpoint.open_source(source, checkpoint.check_is_language_model)
+  layout, texts = describe(origin.meta)
   if target.suffix in _SUFFIXES:
     raise UserError(f'the target {target} is named like a file, and is a folder; rename it')
-  read = functools.partial(run_tensors.read_array, checkpoints, meta)
+  read = functools.partial(run_tensors.read_array, origin)
   stream = tensor_layout.stream(layout, read)
   shapes = {name: entry.shape for name, entry in layout.items()}
   with _new_folder(target) as folder:
@@ -121,7 +119,7 @@ def _export(
       paths.write(folder / name, written)
     finite = run_tensors.check_finite(stream, source, allow_nonfinite)
     tensor_files.write(folder, dtype, shapes, finite, shard_bytes)
-  return meta.config.model
+  return origin.meta.config.model
 
 
 @contextlib.contextmanager

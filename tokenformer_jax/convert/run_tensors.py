@@ -11,19 +11,18 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import messages, sharding
-from tokenformer_jax.runs.checkpoint import Checkpoints
-from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.runs.checkpoint import Source
 
 
-def read_array(checkpoints: Checkpoints, meta: Meta, path: Names) -> np.ndarray:
+def read_array(source: Source, path: Names) -> np.ndarray:
   """Return one array of the parameters in a checkpoint."""
-  tree = define_lm(meta.config.model).abstract
+  tree = define_lm(source.meta.config.model).abstract
   for key in path:
     tree = tree[key]
   for key in reversed(path):
     tree = {key: tree}
   mesh = sharding.make_mesh(MeshConfig(), jax.local_devices()[:1])
-  (array,) = jax.tree.leaves(grow_run.read_params(checkpoints, meta, mesh, tree))
+  (array,) = jax.tree.leaves(grow_run.read_params(source, mesh, tree))
   return np.asarray(array)
 
 

@@ -48,9 +48,7 @@ def find(named: str, weights: Path) -> NamedTokenizer:
       f'--tokenizer={named} is not a file or a run; it must be bytes, the path of a {_FILE} '
       f'({tokenizers.WHERE_TO_GET}), or a run whose tokenizer to take'
     )
-  directory, step = paths.split_source(named)
-  _, meta = checkpoint.open_source(directory, step)
-  checkpoint.check_is_language_model(meta, directory)
+  meta = checkpoint.open_source(named, checkpoint.check_is_language_model).meta
   return NamedTokenizer(meta.config.data.tokenizer, tokenizers.from_json(meta.tokenizer))
 
 

@@ -13,11 +13,12 @@ import fractions
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tokenformer_jax.config import TextConfig
-from tokenformer_jax.data import reading, text
+from tokenformer_jax.data import text
 from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.data.lone_text import LoneText
 from tokenformer_jax.data.sources import PLUS, open_source
@@ -25,6 +26,7 @@ from tokenformer_jax.data.text_unique import find_repeated
 from tokenformer_jax.data.tokenizers import Spans
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.messages import say
+from tokenformer_jax.storage import paths
 
 SPLITS = ('train', 'validation')
 
@@ -230,7 +232,7 @@ def check_apart(texts: Sequence[tuple[TextConfig, Corpus | None]]) -> None:
   known: dict[Any, str] = {}
   for setting, spec, source in named:
     files = source.files() if source else ()
-    keys = {reading.file_key(path): path for path in files} | {spec: spec}
+    keys = {_real_path(path): path for path in files} | {spec: spec}
     for key, name in keys.items():
       if other := known.get(key):
         where = 'twice' if other == setting else f'and {other} has it as well'
@@ -239,6 +241,10 @@ def check_apart(texts: Sequence[tuple[TextConfig, Corpus | None]]) -> None:
           'on once, or held out'
         )
     known |= dict.fromkeys(keys, setting)
+
+
+def _real_path(path: str) -> str:
+  return path if paths.in_bucket(path) else os.path.realpath(path)
 
 
 def is_validation(document: str, fraction: float | fractions.Fraction) -> bool:

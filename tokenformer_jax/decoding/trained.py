@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax
 from jax.sharding import Mesh
@@ -18,11 +17,6 @@ from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
-from tokenformer_jax.storage import paths
-
-# The help text of the flag --groups.
-
-Check = Callable[[Meta, paths.Path], object]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,7 +63,7 @@ def load(
   source: str,
   token_shards: int = 1,
   *,
-  check: Check = checkpoint.check_is_language_model,
+  check: checkpoint.Check = checkpoint.check_is_language_model,
   clip_positions: int | None = None,
   groups: int | None = None,
 ) -> Trained:
@@ -84,10 +78,9 @@ def load(
     clip_positions: see `length.with_clip`; None: the model's own.
     groups: use only the first groups of parameter tokens of each projection; None: all.
   """
-  directory, step = paths.split_source(source)
   mesh = sharding.make_mesh(MeshConfig(tokens=token_shards), sharding.find_devices())
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  check(meta, directory)
+  opened = checkpoint.open_source(source, check)
+  meta = opened.meta
   if clip_positions is not None:
     meta = _clipped(meta, clip_positions)
   whole = models.define(meta.config.model)
@@ -101,7 +94,7 @@ def load(
       sharding.check_divisible(mesh, 'heads', heads, 'heads of a layer of the model')
   shardings = sharding.tree_shardings(mesh, definition.axes)
   abstract = {'params': sharding.with_even_shardings(whole.abstract, shardings)}
-  params = checkpoint.restore_source(checkpoints, meta, abstract)['params']
+  params = opened.restore(abstract)['params']
   if groups is not None:
     params = _cut(params, whole, definition, groups, shardings)
   return Trained(source, meta, definition, execution, params, mesh)

@@ -194,16 +194,16 @@ class Growable:
     new = self._start(target, GrowConfig())
     meta = new.meta
     numbers = () if groups is None else _group_numbers(new.before, groups)
-    lineage, model = subsets.extraction(meta, new.directory, numbers)
+    lineage, model = subsets.extraction(meta, new.source.directory, numbers)
     if new.dry_run:
       return self
-    params = grow_run.read(new.checkpoints, meta, new.mesh)['params']
+    params = grow_run.read(new.source, new.mesh)['params']
     extracted = subsets.extract(params, new.before, lineage[-1].model, numbers)
     config = new.new_config(model, meta.config.grow)
     made = Meta(meta.step, config, meta.tokenizer, lineage, 'added_tokens')
     grow_run.write(new.target, made, {'params': extracted})
     which = f'groups {as_text(numbers)}' if numbers else 'the added tokens'
-    messages.say(f'wrote {new.target}: {which} of {new.directory}')
+    messages.say(f'wrote {new.target}: {which} of {new.source.directory}')
     return self
 
   def remove(
@@ -353,13 +353,11 @@ class Growable:
       'zero'
     )
     steps = (matrices_lib.MatricesToTokens(model, after),)
-    return self._finish(new, new.write('as_tokens', after, steps, advice=True))
+    return self._finish(new, new.write('as_tokens', after, steps))
 
   def group_table(self) -> str:
     """Return a table of the groups of parameter tokens and of where they come from."""
-    directory, step = paths.split_source(self.source)
-    _, meta = checkpoint.open_source(directory, step)
-    checkpoint.check_is_model(meta, directory)
+    meta = checkpoint.open_source(self.source).meta
     _check_has_tokens(meta.config.model)
     return groups_lib.render(meta)
 
@@ -385,14 +383,16 @@ def _grow(new: Derivation, after: ModelConfig, rate: float) -> int | None:
   steps = plan.check(before, after, new.config)
   plan.check_no_twins(steps, meta.lineage, meta.step)
   reason = plan.inexact(steps)
-  messages.say(
-    f'not exact: the grown model will not compute what the source does, because {reason}'
-    if reason
-    else 'exact: the grown model computes what the source does'
-  )
+  if reason:
+    messages.say(
+      f'not exact: the grown model will not compute what the source does, because {reason}'
+    )
   optim = functools.partial(_with_rate, before=before, after=after, factor=rate)
   one = range(1)
-  return new.write('grow', after, steps, measured=one, exact=not reason, optim=optim, advice=True)
+  made = new.write('grow', after, steps, measured=one, exact=not reason, optim=optim)
+  if not reason:
+    messages.say('exact: the grown model computes what the source does')
+  return made
 
 
 def _with_rate(
@@ -417,21 +417,19 @@ def _with_rate(
 
 def _merge(new: Derivation, added: str) -> int | None:
   """Append the tokens of another run, or of `extract`, to the source's."""
-  directory, step = paths.split_source(added)
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  after = merging.check(new.meta, new.directory, meta, directory, new.config)
-  new_tokens = subsets.read_added(checkpoints, meta, new.mesh)
-  if chat := meta.tokenizer.get('chat'):  # Tokens that learned conversations bring their template.
-    vocabulary = {'chat': chat, **new.meta.tokenizer}
-    own = dataclasses.replace(new.meta, tokenizer=vocabulary)
-    new = dataclasses.replace(new, meta=own)
+  origin = checkpoint.open_source(added, check=None)
+  after = merging.check(new.source, origin, new.config)
+  new_tokens = subsets.read_added(origin, new.mesh)
+  if chat := origin.meta.tokenizer.get('chat'):  # The template of conversations that they learned
+    own = dataclasses.replace(new.meta, tokenizer={'chat': chat, **new.meta.tokenizer})
+    new = dataclasses.replace(new, source=new.source._replace(meta=own))
   steps = merging.merge(new.before, after, new_tokens)
   return new.write('merge', after, steps, measured=range(1))
 
 
 def _remove_last(new: Derivation) -> int | None:
   """Take out what the last growth or merge added."""
-  last = subsets.last_addition(new.meta, new.directory)
+  last = subsets.last_addition(new.meta, new.source.directory)
   after = choices.with_records_of(last.model, new.before)  # as they are frozen now
   return new.write('remove', after, plan.plan_removal(last, new.before))
 
@@ -465,7 +463,7 @@ def _shrink_tokens(new: Derivation, param_tokens: Counts, examples: int) -> int 
     return subsets.shrink(params, task, after, batch)
 
   others = range(examples, 2 * examples)
-  return new.write('shrink', after, steps, measured=others, advice=True)
+  return new.write('shrink', after, steps, measured=others)
 
 
 def _shrink_experts(new: Derivation, experts: int | Counts, examples: int) -> int | None:

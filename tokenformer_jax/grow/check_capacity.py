@@ -1,12 +1,11 @@
-"""Check, before any array is read, that a grown model fits into memory and on the target's disk.
+"""Check, before any array is read, that a grown model fits into memory.
 
-The checks compare the free bytes with a lower bound of the bytes needed, so they never refuse a
+The check compares the free bytes with a lower bound of the bytes needed, so it never refuses a
 model that fits.
 """
 
 import os
 import pathlib
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,11 +16,8 @@ from tokenformer_jax.config import ModelConfig, OptimConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.parallel import hosts
-from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps import step as step_lib
-from tokenformer_jax.storage import paths
 
-_REUSED = 0.9  # Arrays take at least this part of their bytes in the source in the target again.
 # Files with a container's limit in bytes, one for each version of control groups; `max` is none.
 _LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
 
@@ -49,34 +45,6 @@ def check_memory(
       f'{"" if free is None or needed > free else " (too little on another host)"}; ask for fewer '
       'tokens or a smaller width, or use more devices or a host with more memory'
     )
-
-
-def check_disk(
-  target: paths.Path, source: Meta, directory: paths.Path, after: ModelConfig, moments: str
-) -> None:
-  """Check that the target's disk has room for the arrays that are copied from the source.
-
-  A bucket always has room. Moments that are dropped are zeros, which take no room in files: then
-  nothing is checked.
-  """
-  if paths.in_bucket(target) or paths.in_bucket(directory) or moments == 'drop':
-    return
-  kept = min(1.0, models.define(after).count / models.define(source.config.model).count)
-  files = pathlib.Path(directory, 'checkpoints', str(source.step)).rglob('*')
-  needed = int(_REUSED * kept * sum(path.stat().st_size for path in files if path.is_file()))
-  parent = existing_parent(pathlib.Path(target))
-  free = shutil.disk_usage(parent).free
-  if hosts.in_any(hosts.is_first() and needed > free):
-    raise UserError(
-      f'{target} takes at least {_gib(needed)}, and {_gib(free)} is free on the disk of {parent}; '
-      'make room or choose another --target'
-    )
-
-
-def existing_parent(path: pathlib.Path) -> pathlib.Path:
-  """Return the nearest directory above a path that exists."""
-  parents = path.absolute().parents
-  return next(parent for parent in parents if os.path.lexists(parent))
 
 
 def free_host_memory() -> int:

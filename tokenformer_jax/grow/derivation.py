@@ -1,10 +1,9 @@
-"""Derive a run from another one: open the source, check memory and disk, write the target.
+"""Derive a run from another one: open the source, check the memory, write the target.
 
 The actions of growth are in `actions.py`. A target is written whole or not at all.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -32,9 +31,7 @@ class Derivation:
   """A run to make from an open checkpoint.
 
   Attributes:
-    directory: the work directory of the source.
-    checkpoints: its checkpoints.
-    meta: the description of the source's checkpoint.
+    source: the checkpoint.
     mesh: the mesh that the action runs on, and the new run.
     mesh_config: the sizes of the mesh.
     target: the new work directory.
@@ -43,15 +40,18 @@ class Derivation:
     show: prints the table of changes.
   """
 
-  directory: paths.Path
-  checkpoints: checkpoint.Checkpoints
-  meta: Meta
+  source: checkpoint.Source
   mesh: Mesh
   mesh_config: MeshConfig
   target: paths.Path
   config: GrowConfig
   dry_run: bool
   show: Callable[[str], None]
+
+  @property
+  def meta(self) -> Meta:
+    """The description of the source's checkpoint."""
+    return self.source.meta
 
   @property
   def before(self) -> ModelConfig:
@@ -67,7 +67,6 @@ class Derivation:
     measured: range = _MEASURED,
     exact: bool = False,
     optim: Callable[[OptimConfig], OptimConfig] = lambda optim: optim,
-    advice: bool = False,
     **details: Any,
   ) -> int | None:
     """Write a run whose state is made by steps from the source's; report changes and the loss.
@@ -79,79 +78,56 @@ class Derivation:
       measured: the held-out examples that the loss is measured on; none if no array changes.
       exact: whether to refuse a model that computes something else.
       optim: makes the optimizer's settings of the new run from the source's.
-      advice: whether to advise on the counts of tokens, where the user chooses them.
       **details: fields of the new entry of the lineage.
 
     Returns:
       The step of the new run; None after a dry run.
     """
     if measured and after != self.before:
-      self._show_table(after, advice=advice)
-    self._check_room(after)
+      self._show_table(after)
+    self._check_memory(after)
     if self.dry_run:
       return None
-    programs, name = self._programs(after, measured) if measured else ((), '')
-    left, outputs = iter(programs), list[verify.Outputs]()
-
-    def see(params: Params) -> None:
-      outputs.extend(program(params) for program in itertools.islice(left, 1))
-
-    new = grow_run.read_and_grow(self.checkpoints, self.meta, self.mesh, plan, self.config, see)
-    if outputs:
-      own, others = outputs
-      verify.report(own, others, name, exact=exact)
+    comparison = self._comparison(after, measured) if measured else None
+    see = comparison.see if comparison else lambda params: None
+    new = grow_run.read_and_grow(self.source, self.mesh, plan, self.config, see)
+    if comparison:
+      comparison.report(exact=exact)
     meta = Meta(
       int(new['step']),
       self.new_config(after, self.config, optim(self.meta.config.optim)),
       self.meta.tokenizer,
-      grow_run.descend(self.meta, self.directory, action, self.config, **details),
+      grow_run.descend(self.meta, self.source.directory, action, self.config, **details),
       seen=Seen(0) if self.config.step == 'restart' else self.meta.seen,
     )
     grow_run.write(self.target, meta, new)
     return meta.step
 
-  def _programs(
-    self, after: ModelConfig, measured: range
-  ) -> tuple[list[Callable[[Params], verify.Outputs]], str]:
-    """Return the programs of both models on held-out examples, and the name of the examples."""
+  def _comparison(self, after: ModelConfig, measured: range) -> verify.Comparison:
+    """Return the comparison of the two models on held-out examples."""
     batch, name = self.held_out(len(measured), first=measured.start)
-    programs = {
-      model: verify.program(verify.exact_task(self.meta.config, model), batch, self.mesh)
-      for model in {self.before, after}
-    }
-    return [programs[self.before], programs[after]], name
+    return verify.Comparison(self.meta.config, (self.before, after), batch, name, self.mesh)
 
-  def _show_table(self, after: ModelConfig, *, advice: bool = False) -> None:
-    """Print the table of changes, and advice; check that the mesh divides the new model.
-
-    The advice is about TPUs: it is printed on a TPU, or where several devices are used or planned.
-    """
+  def _show_table(self, after: ModelConfig) -> None:
+    """Print the table of changes, and check that the mesh divides the new model."""
     config = self.meta.config
     self.show(diff_table.render(self.before, after, flops.length(config), config.optim))
     sizes = dataclasses.asdict(self.mesh_config).values()
-    is_for_tpus = self.mesh.devices.flat[0].platform == 'tpu' or max(self.mesh.size, *sizes) > 1
-    for line in diff_table.advice(after) if advice and is_for_tpus else ():
-      messages.say(line)
     definition = models.define(after)
     sharding.check_divides(self.mesh, definition.abstract, definition.axes)
     if -1 not in sizes:
       planned = sharding.abstract_mesh(self.mesh_config, math.prod(sizes))
       sharding.check_divides(planned, definition.abstract, definition.axes)
 
-  def _check_room(self, after: ModelConfig) -> None:
-    """Check the memory for the larger of both states, and the target's disk."""
-    models_ = (self.before, after)
+  def _check_memory(self, after: ModelConfig) -> None:
+    """Check the memory for the larger of both states; a dry run reports what is missing."""
+    both, optim = (self.before, after), self.meta.config.optim
     try:
-      check_capacity.check_memory(
-        self.mesh, models_, self.meta.config.optim, ema=self.meta.has('ema')
-      )
+      check_capacity.check_memory(self.mesh, both, optim, ema=self.meta.has('ema'))
     except UserError as error:
       if not self.dry_run:
         raise
       messages.say(f'without --dry_run this would end here: {error}')
-    if not self.dry_run:
-      moments = self.config.moments
-      check_capacity.check_disk(self.target, self.meta, self.directory, after, moments)
 
   def held_out(self, examples: int, first: int = 0) -> tuple[Batch, str]:
     """Return held-out examples and their name; round their number up to what the mesh divides."""
@@ -186,14 +162,12 @@ def start(
 
   Without a mesh, use the source's if it fits the devices here, else all devices.
   """
-  directory, step = paths.split_source(source)
-  if not dry_run:
-    grow_run.check_target(target, directory)
   here = sharding.find_devices()
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  checkpoint.check_is_model(meta, directory)
-  mesh, mesh_config = _mesh(mesh_config, meta.config.mesh, here)
-  return Derivation(directory, checkpoints, meta, mesh, mesh_config, target, config, dry_run, show)
+  opened = checkpoint.open_source(source)
+  if not dry_run:
+    grow_run.check_target(target, opened.directory)
+  mesh, mesh_config = _mesh(mesh_config, opened.meta.config.mesh, here)
+  return Derivation(opened, mesh, mesh_config, target, config, dry_run, show)
 
 
 def _mesh(

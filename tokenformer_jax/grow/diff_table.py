@@ -12,7 +12,6 @@ from tokenformer_jax.config import (
   groups_as_text,
   pattentions,
   pattern,
-  token_counts,
   token_groups,
 )
 from tokenformer_jax.config.model import BASE
@@ -22,7 +21,6 @@ from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.steps.step import bytes_on_a_device
 
 _PLAIN = AdamWConfig()
-_TILE = 128  # the width of a TPU's matrix unit
 
 
 def render(
@@ -99,16 +97,6 @@ def _layers(before: ModelConfig, after: ModelConfig) -> list[tuple[str, str, str
   old, new = (collections.Counter(pattern.names(model.repeats)) for model in (before, after))
   named = [_row(f'{name} layers', old[name], count) for name, count in new.items()]
   return [_row('layers', before.depth, after.depth), *(named if len(new) > 1 else [])]
-
-
-def advice(model: ModelConfig) -> list[str]:
-  """Return a sentence for every count of tokens that does not fill a TPU's matrix unit."""
-  return [
-    f"{name}={count} is not a multiple of {_TILE}, the width of a TPU's matrix unit; "
-    f'{-(-count // _TILE) * _TILE} costs it the same time'
-    for name, count in token_counts(model).items()
-    if count % _TILE
-  ]
 
 
 def _row(name: str, before: float, after: float) -> tuple[str, str, str, str]:

@@ -10,18 +10,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.errors import TransientError, UserError
-from tokenformer_jax.grow import check_capacity
 from tokenformer_jax.grow.apply import Growth, Programs, Steps, return_freed_memory
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.runs import batches, checkpoint, claim, saved_config, spent_flops
-from tokenformer_jax.runs.checkpoint import Checkpoints
+from tokenformer_jax.runs.checkpoint import Checkpoints, Source
 from tokenformer_jax.runs.checkpoint_meta import (
   Ancestor,
   Lineage,
@@ -30,35 +28,27 @@ from tokenformer_jax.runs.checkpoint_meta import (
   new_run_id,
   with_births,
 )
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 
 
-def read(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> State:
+def read(source: Source, mesh: Mesh) -> State:
   """Return the state of a run; each array is read directly to its devices.
 
   The mesh is the target's. An array of the source that it does not divide stays whole.
   """
-  return checkpoint.restore_source(checkpoints, meta, _abstract_state(meta, mesh))
+  return source.restore(_abstract_state(source.meta, mesh))
 
 
 def _abstract_state(meta: Meta, mesh: Mesh) -> State:
   """Return shapes and shardings of the state that `read` reads."""
-  definition, ema = models.define(meta.config.model), meta.has('ema')
-  tx = optim.make_optimizer(meta.config.optim, optim.NO_RATE, definition.info)
-  seed = jax.ShapeDtypeStruct((), jnp.uint32)
-  abstract = jax.eval_shape(
-    lambda seed: step_lib.initial_state(definition, tx, seed, ema=ema), seed
-  )
-  shardings = step_lib.state_shardings(mesh, definition, tx, ema=ema)
-  return sharding.with_even_shardings(abstract, shardings)
+  config, definition = meta.config, models.define(meta.config.model)
+  return step_lib.abstract_state(mesh, definition, config.optim, ema=meta.has('ema'))
 
 
 def read_and_grow(
-  checkpoints: Checkpoints,
-  meta: Meta,
+  source: Source,
   mesh: Mesh,
   plan: Steps | Callable[[Params], Steps],
   config: GrowConfig,
@@ -70,23 +60,22 @@ def read_and_grow(
   as the new ones exist, so both models are never in memory at once.
 
   Args:
-    checkpoints: the run's.
-    meta: of the checkpoint to read.
+    source: the checkpoint to read.
     mesh: of the new state.
     plan: the steps, or a function from the old parameters to them.
     config: see `Growth`.
     see: is called with the old parameters and, once they exist, with the new ones.
   """
-  abstract = _abstract_state(meta, mesh)
+  abstract = _abstract_state(source.meta, mesh)
   with concurrent.futures.ThreadPoolExecutor(1 + (os.cpu_count() or 1)) as pool:
 
     def compile_(steps: Steps, state: State) -> Programs:
-      programs = Programs(Growth(meta.config.model, steps, config), mesh, pool)
+      programs = Programs(Growth(source.meta.config.model, steps, config), mesh, pool)
       programs.compile(state)
       return programs
 
     early = None if callable(plan) else pool.submit(compile_, plan, abstract)
-    old = checkpoint.restore_source(checkpoints, meta, abstract)
+    old = source.restore(abstract)
     see(old['params'])
     steps = plan(old['params']) if callable(plan) else plan
     programs = early.result() if early else compile_(steps, old)
@@ -94,13 +83,12 @@ def read_and_grow(
   return programs.run(old, see)
 
 
-def read_params(checkpoints: Checkpoints, meta: Meta, mesh: Mesh, abstract: Params) -> Params:
+def read_params(source: Source, mesh: Mesh, abstract: Params) -> Params:
   """Return the parameters of a checkpoint that `abstract` lists, each whole on every device."""
   placed = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding.replicated(mesh)), abstract
   )
-  entries = checkpoint.restore_source(checkpoints, meta, {'params': placed}, partial=True)
-  return entries['params']
+  return source.restore({'params': placed}, partial=True)['params']
 
 
 def descend(
@@ -132,7 +120,8 @@ def check_target(target: paths.Path, source: paths.Path | None = None) -> None:
     if paths.in_bucket(target):
       paths.make_writable(target)  # A bucket keeps no empty directory.
       return
-    parent = check_capacity.existing_parent(pathlib.Path(target))
+    parents = pathlib.Path(target).absolute().parents
+    parent = next(parent for parent in parents if os.path.lexists(parent))
     with tempfile.TemporaryDirectory(prefix='.probe-', dir=parent):
       pass
   except paths.errors(target) as error:

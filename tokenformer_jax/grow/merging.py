@@ -28,6 +28,7 @@ from tokenformer_jax.grow.subsets import added_counts, births, check_no_layers, 
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Role, lookup
 from tokenformer_jax.parallel import messages
+from tokenformer_jax.runs.checkpoint import Source
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 
@@ -39,26 +40,21 @@ _READ_BY_TOKENS = (
 )
 
 
-def check(
-  source: Meta, directory: paths.Path, added: Meta, added_directory: paths.Path, how: GrowConfig
-) -> ModelConfig:
-  """Return the model after a merge that can be made; warn if tokens get another scale.
-
-  The directories are those of the source and of the run to add, for messages.
-  """
-  ours, theirs = source.config.model, added.config.model
-  if added.lineage and added.lineage[-1].action == 'grow':
-    check_no_layers(added.lineage[-1], theirs, added_directory)
+def check(source: Source, added: Source, how: GrowConfig) -> ModelConfig:
+  """Return the model after a merge that can be made; warn if tokens get another scale."""
+  ours, theirs, lineage = source.meta.config.model, added.meta.config.model, added.meta.lineage
+  if lineage and lineage[-1].action == 'grow':
+    check_no_layers(lineage[-1], theirs, added.directory)
   check_mergeable(ours, theirs)
-  if added.contents != 'added_tokens' and theirs.experts:
+  if added.meta.contents != 'added_tokens' and theirs.experts:
     raise UserError(
-      f'{added_directory} is a whole model with experts, and no router would choose among those of '
+      f'{added.directory} is a whole model with experts, and no router would choose among those of '
       'both models; merge the tokens that a growth added to it (grow extract)'
     )
-  check_not_twice(source, directory, added, added_directory)
-  after = merged_model(ours, added, how)
+  check_not_twice(source.meta, source.directory, added.meta, added.directory)
+  after = merged_model(ours, added.meta, how)
   check_new_tokens_train(ours, after)
-  if note := other_scale(ours, theirs, own_groups(ours, added)):
+  if note := other_scale(ours, theirs, own_groups(ours, added.meta)):
     messages.say(note)
   return after
 

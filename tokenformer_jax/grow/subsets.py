@@ -25,7 +25,7 @@ from tokenformer_jax.grow.apply import Growth, Steps
 from tokenformer_jax.grow.steps import experts, remove
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, lookup
-from tokenformer_jax.runs.checkpoint import Checkpoints
+from tokenformer_jax.runs.checkpoint import Source
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta
 from tokenformer_jax.steps.last_growth import changes_of_tokens
 from tokenformer_jax.storage import paths
@@ -168,10 +168,10 @@ def _shapes(model: ModelConfig, counts: dict[str, int]) -> Params:
   return of_tree(definition.info, definition.abstract)
 
 
-def read_added(checkpoints: Checkpoints, meta: Meta, mesh: Mesh) -> Params:
+def read_added(source: Source, mesh: Mesh) -> Params:
   """Read the tokens of a checkpoint from `extract`, or all of a model."""
-  shapes = _shapes(meta.config.model, added_counts(meta))
-  return grow_run.read_params(checkpoints, meta, mesh, shapes)
+  shapes = _shapes(source.meta.config.model, added_counts(source.meta))
+  return grow_run.read_params(source, mesh, shapes)
 
 
 def shrink(params: Params, task: Task, after: ModelConfig, batch: Batch) -> Steps:

@@ -72,20 +72,48 @@ def largest_difference(before: Outputs, after: Outputs) -> tuple[float, float]:
   return float(different), TOLERANCE * float(size)
 
 
-def report(before: Outputs, after: Outputs, name: str, *, exact: bool) -> None:
-  """Report how far the outputs before and after a change differ on the batch `name`."""
-  different, allowed = largest_difference(before, after)
-  messages.say(
-    f'{name}: the logits differ by at most {different:.2g}, the loss is {before.loss:.6f} before '
-    f'and {after.loss:.6f} after'
-  )
-  if not math.isfinite(different):
-    raise UserError(
-      'the logits before or after are not finite, so that the result could not be trained; nothing '
-      'was written'
+class Comparison:
+  """Compares the outputs of the models before and after a change.
+
+  Args:
+    config: of the run.
+    models: the two models, whose programs compile in the background.
+    batch: the examples.
+    name: of the examples.
+    mesh: of the parameters.
+  """
+
+  def __init__(
+    self,
+    config: Config,
+    models: tuple[ModelConfig, ModelConfig],
+    batch: Batch,
+    name: str,
+    mesh: Mesh,
+  ):
+    programs = {model: program(exact_task(config, model), batch, mesh) for model in {*models}}
+    self._programs = [programs[model] for model in models]
+    self._name, self._outputs = name, list[Outputs]()
+
+  def see(self, params: Params) -> None:
+    """Compute the outputs of the model before; in the second call those of the model after."""
+    self._outputs.append(self._programs[len(self._outputs)](params))
+
+  def report(self, *, exact: bool) -> None:
+    """Report how far the outputs differ; refuse those that are not finite, or not `exact`."""
+    before, after = self._outputs
+    different, allowed = largest_difference(before, after)
+    messages.say(
+      f'{self._name}: the logits differ by at most {different:.2g}, the loss is '
+      f'{before.loss:.6f} before and {after.loss:.6f} after'
     )
-  if exact and different > allowed:
-    raise UserError(
-      f'the grown model computes something else: its logits differ by {different:.2g}, and '
-      f'{allowed:.2g} is what float32 explains; nothing was written'
-    )
+    if not math.isfinite(different):
+      raise UserError(
+        'the logits before or after are not finite, so that the result could not be trained; '
+        'nothing was written'
+      )
+    if exact and different > allowed:
+      raise UserError(
+        f'the grown model computes something else: its logits differ by {different:.2g}, and '
+        f'{allowed:.2g} is what float32 explains; nothing was written'
+      )

@@ -24,6 +24,34 @@ max violation  the largest load over that at even load, less 1"""
 
 _VISIBLE = str.maketrans({' ': '·', '\n': '⏎', '\t': '⇥', '\r': '␍'})
 Row = dict[str, Any]
+Columns = Sequence[tuple[str, str]]  # the head of each, and a template of the keys of a row
+USAGE = (
+  ('layer', '{layer}'),
+  ('kind', '{kind}'),
+  ('tokens', '{tokens:,}'),
+  ('dead', '{dead:,}'),
+  ('unused', '{unused:,}'),
+  ('nearly unused', '{nearly_unused:,}'),
+  ('for 90 %', '{for_90_percent:,}'),
+)
+AGE = (
+  ('layer', '{layer}'),
+  ('kind', '{kind}'),
+  ('old', '{old:,}'),
+  ('new', '{new:,}'),
+  ('new: of tokens', '{new_share_of_tokens:.1%}'),
+  ('of contribution', '{new_share_of_contribution:.1%}'),
+  ('nearly unused: old', '{nearly_unused_old:,}'),
+  ('new', '{nearly_unused_new:,}'),
+)
+LOAD = (
+  ('layer', '{layer}'),
+  ('experts', '{experts}'),
+  ('largest load', '{largest:.1%}'),
+  ('smallest', '{smallest:.1%}'),
+  ('max violation', '{max_violation:.2f}'),
+  ('unused', '{unused}'),
+)
 
 
 def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
@@ -140,7 +168,6 @@ def token_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
       'layer': layer,
       'kind': name,
       'mean': listed(used.mean),
-      'root_mean_square': listed(used.root_mean_square),
       'largest': listed(used.largest),
       'value_norm': listed(used.value_norms),
       'contribution': listed(used.contribution),
@@ -161,13 +188,6 @@ def strongest_table(rows: Sequence[Row], names: Sequence[str]) -> str:
   return aligned(lines, left=(1, 3))
 
 
-def expert_table(rows: Sequence[Row]) -> str:
-  """Format the rows of `expert_rows`."""
-  columns = [('layer', '{layer}'), ('experts', '{experts}'), ('largest load', '{largest:.1%}')]
-  columns += [('smallest', '{smallest:.1%}'), ('max violation', '{max_violation:.2f}')]
-  return _table(rows, [*columns, ('unused', '{unused}')])
-
-
 def answer_table(rows: Sequence[Row], top_k: int) -> str:
   """Format the rows of `answer_rows`, for the first `top_k` experts of each layer."""
   lines: list[Sequence[str]] = [
@@ -183,28 +203,13 @@ def answer_table(rows: Sequence[Row], top_k: int) -> str:
   return aligned(lines, left=(3,))
 
 
-def usage_table(rows: Sequence[Row]) -> str:
-  """Format the rows of `usage_rows`."""
-  names = ('tokens', 'dead', 'unused', 'nearly_unused', 'for_90_percent')
-  heads = ('tokens', 'dead', 'unused', 'nearly unused', 'for 90 %')
-  columns = [(head, f'{{{name}:,}}') for head, name in zip(heads, names, strict=True)]
-  return _table(rows, [('layer', '{layer}'), ('kind', '{kind}'), *columns])
-
-
-def age_table(rows: Sequence[Row]) -> str:
-  """Format the rows of `age_rows`."""
-  columns = [
-    *(('layer', '{layer}'), ('kind', '{kind}'), ('old', '{old:,}'), ('new', '{new:,}')),
-    ('new: of tokens', '{new_share_of_tokens:.1%}'),
-    ('of contribution', '{new_share_of_contribution:.1%}'),
-    ('nearly unused: old', '{nearly_unused_old:,}'),
-    ('new', '{nearly_unused_new:,}'),
-  ]
-  return _table(rows, columns)
-
-
-def _table(rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> str:
-  """Format rows by columns: a head, and a template of the keys of a row."""
-  heads = [head for head, _ in columns]
-  lines = [[template.format_map(row) for _, template in columns] for row in rows]
+def table(rows: Sequence[Row], columns: Columns) -> str:
+  """Format rows by the columns that have a head and a template."""
+  heads, *lines = cells(rows, columns)
   return aligned([heads, *lines], left=[i for i, head in enumerate(heads) if head == 'kind'])
+
+
+def cells(rows: Sequence[Row], columns: Columns) -> list[list[str]]:
+  """Return the heads of columns, and the text of each row in them."""
+  heads = [head for head, _ in columns]
+  return [heads, *([template.format_map(row) for _, template in columns] for row in rows)]

@@ -42,7 +42,6 @@ class Usage:
 
   positions: int  # of the text
   mean: np.ndarray  # of |w|
-  root_mean_square: np.ndarray  # of w
   largest: np.ndarray  # |w|
   value_norms: np.ndarray  # ‖v‖₂
   dead: np.ndarray  # whether a token is dead: see this module
@@ -112,7 +111,6 @@ def measure(
     return Usage(
       positions=positions,
       mean=own.total / positions,
-      root_mean_square=np.sqrt(own.squares / positions),
       largest=own.largest,
       value_norms=np.asarray(norms, np.float64),
       dead=zeros & np.repeat(tokens.zero_at_zero, tokens.groups),
@@ -131,7 +129,7 @@ def _add(total: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return new
 
   def add(a: Sums, b: Sums) -> Sums:
-    return Sums(a.total + b.total, a.squares + b.squares, np.maximum(a.largest, b.largest))
+    return Sums(a.total + b.total, np.maximum(a.largest, b.largest))
 
   return jax.tree.map(add, total, new, is_leaf=lambda node: isinstance(node, Sums))
 
@@ -151,7 +149,7 @@ def batches(rows: np.ndarray, at_once: int, mesh: Mesh) -> list[jax.Array]:
 
   A device gets at most `at_once` rows of a batch.
   """
-  shards = rules.parts('batch', mesh)
+  shards = rules.shard_count('batch', mesh)
   size = min(at_once, -(-len(rows) // shards)) * shards
   padded = np.full((-(-len(rows) // size) * size, rows.shape[1]), -1, np.int32)
   padded[: len(rows)] = rows

@@ -32,10 +32,9 @@ Names = tuple[str, ...]  # the attribute names that lead from a layer to one of 
 
 
 class Sums(NamedTuple):
-  """Sums of the absolute weight |Θ| of every parameter token over positions, float32 [L, N]."""
+  """The sum over positions and the largest of |Θ| of every parameter token, float32 [L, N]."""
 
   total: Any
-  squares: Any
   largest: Any
 
 
@@ -113,8 +112,7 @@ def sums(model: LM, ids_BxT: jax.Array) -> dict[str, dict[str, Sums]]:
 
   def reduce(weights_BxTxN: jax.Array) -> Sums:
     sizes = jnp.abs(jnp.where(counted_BxTx1, weights_BxTxN, 0))
-    squares = jnp.sum(jnp.square(sizes), axis=(0, 1))
-    return Sums(jnp.sum(sizes, axis=(0, 1)), squares, jnp.max(sizes, axis=(0, 1)))
+    return Sums(jnp.sum(sizes, axis=(0, 1)), jnp.max(sizes, axis=(0, 1)))
 
   return run_layers(model, ids_BxT, functools.partial(_run_watched, reduce=reduce))
 

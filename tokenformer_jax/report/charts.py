@@ -8,8 +8,8 @@ import numpy as np
 from tokenformer_jax.report.record import Line, Record, digits, is_number
 from tokenformer_jax.runs import curves
 
-COLOURS = (*curves.COLOURS, '#7F7F7F', '#8C564B', '#17BECF')
-AXES = {  # the label of each axis, in the order of the choice
+_COLOURS = (*curves.COLOURS, '#7F7F7F', '#8C564B', '#17BECF')
+_AXES = {  # the label of each axis, in the order of the choice
   'steps': 'training step',
   'tokens': 'tokens of training',
   'images': 'images of training',
@@ -22,13 +22,27 @@ _FIRST = ('loss', 'bits_per_byte', 'perplexity', 'accuracy')  # of the choices, 
 MAIN = {'eval/bits_per_byte': 'bits per byte', 'eval/loss': 'loss (nats)'}  # see `main_figure`
 _EXTREMES = ('train/loss', 'train/grad_norm', 'eval/loss')
 
-FLOPS_AXIS = {'tickformat': '.3~g', 'nticks': 4}  # as `tables.flops` writes them
+_FLOPS_AXIS = {'tickformat': '.3~g', 'nticks': 4}  # as `tables.flops` writes them
 
 Figure = dict[str, Any]  # `data` and `layout` of plotly
 Point = tuple[float, float, int]  # x, y and step
 
 
-def tables(record: Record, runs: int) -> dict[str, dict[str, list[float | None]]]:
+def data(records: Sequence[Record]) -> dict[str, Any]:
+  """Return the curves of runs, their axes and the figures to choose from, for `page.js`."""
+  tables = [_tables(run, len(records)) for run in records]
+  is_of_images = all(run.config and run.config.model.kind != 'lm' for run in records)
+  return {
+    'runs': [
+      {'name': run.name, 'colour': _colour(i), 'tables': tables[i]} for i, run in enumerate(records)
+    ],
+    'axes': _AXES,
+    'flops_axis': _FLOPS_AXIS,
+    'choices': choices(tables, 'image' if is_of_images else 'token', main_figure(records)),
+  }
+
+
+def _tables(record: Record, runs: int) -> dict[str, dict[str, list[float | None]]]:
   """Return the columns of a run's figures: those of training and speed, and those of validation.
 
   Of a long run only some lines remain, those of the extremes of the loss and of the gradient among
@@ -60,7 +74,7 @@ def choices(
 ) -> list[dict[str, Any]]:
   """Return the figures to choose from, with label and names; training and validation are one.
 
-  `runs` holds the `tables` of each run. `counted` is what a loss is a mean over, token or image.
+  `runs` holds the tables of each run. `counted` is what a loss is a mean over, token or image.
   `main` is the figure that comes first.
   """
   first = (main.removeprefix('eval/'), *_FIRST)
@@ -110,7 +124,7 @@ def loss_by_flops(records: Sequence[Record], parents: Mapping[int, int]) -> Figu
         'customdata': steps,
         'mode': 'lines+markers',
         'line': {
-          'color': colour(i),
+          'color': _colour(i),
           'width': 1.5 if decays else 2,
           'dash': 'dash' if decays else 'solid',
         },
@@ -124,16 +138,15 @@ def loss_by_flops(records: Sequence[Record], parents: Mapping[int, int]) -> Figu
     'data': data,
     'layout': {
       'height': 440,
-      'xaxis': {'title': {'text': AXES['flops']}, 'type': 'log', **FLOPS_AXIS},
+      'xaxis': {'title': {'text': _AXES['flops']}, 'type': 'log', **_FLOPS_AXIS},
       'yaxis': {'title': {'text': f'validation: {MAIN[main]}'}},
       'hovermode': 'closest',
     },
   }
 
 
-def colour(run: int) -> str:
-  """Return the colour of a run by its number on the page."""
-  return COLOURS[run % len(COLOURS)]
+def _colour(run: int) -> str:
+  return _COLOURS[run % len(_COLOURS)]
 
 
 def main_figure(records: Sequence[Record]) -> str:

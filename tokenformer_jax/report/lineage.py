@@ -1,4 +1,4 @@
-"""Draw the stages that models grew through as a tree, with their sizes, losses and costs.
+"""List the stages that models grew through, with their sizes, losses and costs.
 
 A stage is the training of one model in one work directory. It begins from a growth or another
 action, as a branch whose rate decays, from another run's checkpoint, or from nothing.
@@ -13,12 +13,9 @@ from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.report import charts, record, tables
-from tokenformer_jax.report.charts import Figure
 from tokenformer_jax.report.record import Line, Record
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.storage import paths
-
-_OTHER_COLOUR = '#9aa0a6'  # of a stage that is not a run of the page
 
 
 class Birth(NamedTuple):
@@ -83,87 +80,10 @@ def parents(known: Stages) -> dict[int, int]:
   return numbers
 
 
-def figure(known: Stages) -> Figure | None:
-  """Return the tree: a bar for each stage over the FLOPs, and lines to the stages it led to.
-
-  None if no stage begins from another one, or FLOPs are not known.
-  """
-  spent = {key: one.flops - one.birth.flops for key, one in known.items() if one.flops is not None}
-  drawn = [known[key] for key in spent]
-  if not drawn or not any(stage.birth.parent for stage in known.values()):
-    return None
-  heights = {directory: row for row, directory in enumerate(known)}
-  bars = {
-    'type': 'bar',
-    'orientation': 'h',
-    'y': [heights[stage.directory] for stage in drawn],
-    'base': [stage.birth.flops for stage in drawn],
-    'x': [*spent.values()],
-    'width': 0.5,
-    'marker': {'color': [_colour(stage) for stage in drawn]},
-    'hovertext': [
-      '<br>'.join(f'{name}: {cell}' for name, cell in zip(_HEAD, _row(known, stage), strict=True))
-      for stage in drawn
-    ],
-    'hoverinfo': 'text',
-    'showlegend': False,
-  }
-  links = {
-    'type': 'scatter',
-    'mode': 'lines',
-    'line': {'color': '#5f6368', 'width': 1.2, 'dash': 'dot'},
-    'hoverinfo': 'skip',
-    'showlegend': False,
-    'x': [],
-    'y': [],
-  }
-  for stage in drawn:
-    if stage.birth.parent:
-      links['x'] += [stage.birth.flops, stage.birth.flops, None]
-      links['y'] += [heights[stage.birth.parent], heights[stage.directory], None]
-  return {
-    'data': [links, bars],
-    'layout': {
-      'height': 130 + 48 * len(known),
-      'xaxis': {
-        'title': {'text': 'model FLOPs of all training'},
-        'rangemode': 'tozero',
-        **charts.FLOPS_AXIS,
-        'nticks': 6,
-      },
-      'yaxis': {
-        'title': {'text': 'stage'},
-        'tickvals': [*heights.values()],
-        'ticktext': [stage.name for stage in known.values()],
-        'autorange': 'reversed',
-        'showgrid': False,
-        'zeroline': False,
-      },
-      'hovermode': 'closest',
-      'bargap': 0.3,
-      # A text above each bar, which has the whole width of the chart also on a phone.
-      'annotations': [
-        {
-          'text': _bar_text(stage),
-          'showarrow': False,
-          'font': {'size': 11},
-          'bgcolor': 'rgba(255, 255, 255, 0.8)',
-          'xref': 'paper',
-          'x': 0,
-          'xanchor': 'left',
-          'y': heights[stage.directory],
-          'yshift': 20,
-          'borderpad': 0,
-        }
-        for stage in drawn
-      ],
-    },
-  }
-
-
 _HEAD = (
   'stage',
   'begins by',
+  'from',
   'change',
   'parameters',
   'steps',
@@ -177,18 +97,21 @@ _HEAD = (
 
 
 def table(known: Stages) -> str:
-  """Return the stages as a table of HTML."""
-  return tables.table(_HEAD, [_row(known, stage) for stage in known.values()], texts=3)
+  """Return the stages as a table of HTML, '' if none begins from another one."""
+  if not any(stage.birth.parent for stage in known.values()):
+    return ''
+  return tables.table(_HEAD, [_row(known, stage) for stage in known.values()], texts=4)
 
 
 def _row(known: Stages, stage: Stage) -> tuple[str, ...]:
-  birth = stage.birth
-  before = known[birth.parent].model if birth.parent else None
+  birth, model = stage.birth, stage.model
+  before = known[birth.parent] if birth.parent else None
   return (
     stage.name,
     birth.action,
-    (before and stage.model and _changes(before, stage.model)) or tables.ABSENT,
-    tables.amount(_parameters(stage)),
+    before.name if before else tables.ABSENT,
+    (before and before.model and model and _changes(before.model, model)) or tables.ABSENT,
+    tables.amount(models.define(model).count if model else None),
     tables.ABSENT if stage.step is None else f'{birth.step:,} to {stage.step:,}',
     tables.amount(None if stage.tokens is None else stage.tokens - birth.tokens),
     tables.flops(None if stage.flops is None else stage.flops - birth.flops),
@@ -281,18 +204,3 @@ def _changes(before: ModelConfig, after: ModelConfig) -> str:
   pairs = [(f'{name} tokens', old.get(name, 0), count) for name, count in new.items()]
   pairs += [('layers', before.depth, after.depth), ('width', before.width, after.width)]
   return ', '.join(f'{name} {a:,} → {b:,}' for name, a, b in pairs if a != b)
-
-
-def _bar_text(stage: Stage) -> str:
-  text = f'{tables.amount(_parameters(stage))} parameters'
-  if stage.bits is not None:
-    return f'{text}, {tables.loss(stage.bits)} bits per byte'
-  return text if stage.loss is None else f'{text}, loss {tables.loss(stage.loss)}'
-
-
-def _parameters(stage: Stage) -> int | None:
-  return models.define(stage.model).count if stage.model else None
-
-
-def _colour(stage: Stage) -> str:
-  return _OTHER_COLOUR if stage.run is None else charts.colour(stage.run)

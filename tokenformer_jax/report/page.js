@@ -32,11 +32,9 @@ const plain = (text) => text.replaceAll('&', '&amp;').replaceAll('<', '&lt;');
 
 function draw(name, traces, layout) {
   const whole = {...LAYOUT, ...layout};
-  for (const key of ['xaxis', 'yaxis', ...Object.keys(layout)]) {
-    if (!/^[xy]axis/.test(key)) continue;
+  for (const key of ['xaxis', 'yaxis']) {
     whole[key] = {...AXIS, ...layout[key]};
-    if (whole[key].title) whole[key].title.standoff = 12;
-    if (whole[key].ticktext) whole[key].ticktext = whole[key].ticktext.map(plain);
+    whole[key].title.standoff = 12;
   }
   return Plotly.react(find(`chart-${name}`), traces, whole, CONFIG);
 }

@@ -10,14 +10,16 @@ import html
 import importlib.resources
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from tokenformer_jax.config import arguments
 from tokenformer_jax.config.arguments import Path
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
-from tokenformer_jax.errors import UserError, check_installed, counted
+from tokenformer_jax.errors import UserError, check_installed
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.report import charts, differences, lineage, looks, record, spending, tables
 from tokenformer_jax.report.record import Record
@@ -25,7 +27,7 @@ from tokenformer_jax.runs import curves
 from tokenformer_jax.storage import paths
 
 ENDINGS = ('.html', '.htm')
-MODELS = 3  # that a report looks into unless more are asked for
+MODELS = looks.MODELS
 _SAMPLES = 40  # of a run
 _POLICY = (
   "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -60,12 +62,6 @@ class Page:
       raise UserError(f'write: path={path} cannot be written ({paths.reason(error)})') from error
 
 
-class _Section(NamedTuple):
-  name: str  # of its anchor
-  title: str
-  body: str  # HTML
-
-
 def build(
   runs: Sequence[str | paths.Path],
   *,
@@ -77,7 +73,7 @@ def build(
   Args:
     runs: work directories; one that is given again is shown once.
     models: look into the models of at most so many runs, the last ones.
-    load: loads the model of DIR@STEP; None: onto all devices.
+    load: loads the newest model of a work directory; None: onto all devices.
   """
   library = _library()
   by_target, notes = {}, []  # links followed
@@ -88,12 +84,37 @@ def build(
   names = curves.run_names(directories)
   records = [record.read(run, name) for run, name in zip(directories, names, strict=True)]
   notes += [note for one in records for note in one.notes]
-  looked = _look(records, models, load or trained.load, notes)
-  data, sections = _content(records, looked)
-  if notes:
-    body = ''.join(f'<li>{html.escape(note)}</li>' for note in notes)
-    sections.append(_Section('notes', 'Notes', f'<ul>{body}</ul>'))
-  return Page(_page(f'Report on {", ".join(names)}', sections, data, library))
+  stages = lineage.stages(records)
+  flops, times = charts.loss_by_flops(records, lineage.parents(stages)), spending.figure(records)
+  samples = _samples(records)
+  looked, unseen = looks.look(records, models, load or trained.load)
+  notes += unseen
+  for note in notes:
+    messages.say(note)
+  listed = ''.join(f'<li>{html.escape(note)}</li>' for note in notes)
+  sections = (  # those without a body are left out
+    ('overview', 'Runs', differences.overview(records)),
+    ('curves', 'Curves', _CURVES),
+    ('flops', 'Loss against FLOPs', _chart('flops') + _FLOPS_NOTE if flops else ''),
+    ('lineage', 'Lineage', lineage.table(stages)),
+    ('speed', 'Speed', spending.speed_table(records)),
+    (
+      'times',
+      'Where wall time went',
+      _chart('times') + spending.time_table(records) if times else '',
+    ),
+    ('config', 'Differences between the configs', differences.table(records)),
+    ('samples', 'Samples', _SAMPLES_BODY if samples else ''),
+    ('looks', 'Parameter tokens and experts', looked),
+    ('notes', 'Notes', f'<ul>{listed}</ul>' if notes else ''),
+  )
+  data = {
+    **charts.data(records),
+    'samples': samples,
+    'figures': {name: one for name, one in (('flops', flops), ('times', times)) if one},
+  }
+  shown = [section for section in sections if section[-1]]
+  return Page(_page(f'Report on {", ".join(names)}', shown, data, library))
 
 
 def _library() -> str:
@@ -104,133 +125,21 @@ def _library() -> str:
   return offline.get_plotlyjs()
 
 
-def _look(
-  records: Sequence[Record], models: int, load: Callable[[str], Trained], notes: list[str]
-) -> dict[int, dict[str, Any]]:
-  """Return what the models of some runs show, by the number of the run; add to the notes."""
-  looked: dict[int, dict[str, Any]] = {}
-  able = [i for i, run in enumerate(records) if looks.can_look(run.meta, run.directory)]
-  for i in able[len(able) - min(models, len(able)) :]:
-    run, meta = records[i], records[i].meta
-    if meta is None:
-      continue
-    if (count := looks.parameters(meta)) > looks.MOST_PARAMETERS:
-      notes.append(
-        f'{run.directory} has {tables.amount(count)} parameters, and a report looks into models of '
-        f'at most {tables.amount(looks.MOST_PARAMETERS)}; tokenformer inspect shows the others'
-      )
-      continue
-    try:
-      try:
-        model = load(f'{run.directory}@{meta.step}')
-      except UserError:  # A run in progress has written another one, and removed this one.
-        model = load(str(run.directory))
-      looked[i] = looks.look(model)
-    except UserError as error:
-      notes.append(str(error))
-  if 0 < models < len(able):
-    notes.append(
-      f'This page looks into the {counted(models, "model")} of the last runs, and has '
-      f'{len(able)} with parameter tokens; --models=N takes more.'
-    )
-  for note in notes:
-    messages.say(note)
-  return looked
-
-
-def _content(
-  records: Sequence[Record], looked: Mapping[int, dict[str, Any]]
-) -> tuple[dict[str, Any], list[_Section]]:
-  """Return the data of the charts, and the sections that have something to show."""
-  stages = lineage.stages(records)
-  tables_of_runs = [charts.tables(run, len(records)) for run in records]
-  is_of_images = all(run.config and run.config.model.kind != 'lm' for run in records)
-  figures = {
-    'flops': charts.loss_by_flops(records, lineage.parents(stages)),
-    'lineage': lineage.figure(stages),
-    'times': spending.figure(records),
-  }
-  data: dict[str, Any] = {
-    'runs': [
-      {'name': run.name, 'colour': charts.colour(i), 'tables': tables_of_runs[i]}
-      for i, run in enumerate(records)
-    ],
-    'axes': charts.AXES,
-    'flops_axis': charts.FLOPS_AXIS,
-    'choices': charts.choices(
-      tables_of_runs, 'image' if is_of_images else 'token', charts.main_figure(records)
-    ),
-    'samples': _samples(records),
-  }
-  sections = [
-    _Section('overview', 'Runs', differences.overview(records)),
-    _Section('curves', 'Curves', _CURVES),
-  ]
-  if figures['flops']:
-    sections.append(_Section('flops', 'Loss against FLOPs', _chart('flops') + _FLOPS_NOTE))
-  if figures['lineage']:
-    body = _chart('lineage') + lineage.table(stages)
-    sections.append(_Section('lineage', 'Lineage', body))
-  sections += _costs(records, bool(figures['times']))
-  if compared := differences.table(records):
-    sections.append(_Section('config', 'Differences between the configs', compared))
-  if data['samples']:
-    sections.append(_Section('samples', 'Samples', _SAMPLES_BODY))
-  sections += _looks(records, looked, figures)
-  data['figures'] = {name: figure for name, figure in figures.items() if figure}
-  return data, sections
-
-
-def _costs(records: Sequence[Record], has_times: bool) -> list[_Section]:
-  """Return the sections about speed and wall time."""
-  sections = []
-  if speeds := spending.speed_table(records):
-    note = tables.paragraph('Medians over the log points; the curves have every one of them.')
-    sections.append(_Section('speed', 'Speed', speeds + note))
-  if has_times:
-    body = _chart('times') + spending.time_table(records) + tables.paragraph(spending.DEFINITIONS)
-    sections.append(_Section('times', 'Where wall time went', body))
-  return sections
-
-
-def _looks(
-  records: Sequence[Record], looked: Mapping[int, dict[str, Any]], figures: dict[str, Any]
-) -> list[_Section]:
-  """Return the sections about usage and experts, and add their figures."""
-  usage, load = '', ''
-  for i, look in looked.items():
-    heading = html.escape(f'{records[i].name}, step {look["step"]:,}')
-    if look.get('usage'):
-      usage += f'<h3>{heading}, on {look["measured"]:,} tokens of {look["text"]}</h3>'
-      for number, (title, figure) in enumerate(looks.usage_figures(look['usage']).items()):
-        name = f'usage-{i}-{number}'
-        figures[name] = figure
-        usage += f'<h4>{html.escape(title)}</h4>{_chart(name)}'
-    if look.get('load'):
-      figures[f'load-{i}'] = looks.load_figure(look['load'])
-      load += f'<h3>{heading}</h3><h4>{_LOAD_TITLE}</h4>{_chart(f"load-{i}")}'
-  sections = []
-  if usage:
-    body = usage + tables.paragraph(_USAGE_NOTE)
-    sections.append(_Section('usage', 'Usage of parameter tokens', body))
-  if load:
-    sections.append(_Section('load', 'Load of experts', load))
-  return sections
-
-
 def _samples(records: Sequence[Record]) -> list[dict[str, Any]]:
   """Return the texts of each run that has any, thinned."""
   samples = []
   for run in records:
-    kept = [run.samples[i] for i in record.spread(len(run.samples), _SAMPLES)]
-    if kept:
-      texts = [{'step': one['step'], 'text': one['text']} for one in kept]
+    if count := len(run.samples):
+      kept = np.unique(np.linspace(0, count - 1, min(count, _SAMPLES)).round().astype(int)).tolist()
+      texts = [{'step': run.samples[i]['step'], 'text': run.samples[i]['text']} for i in kept]
       samples.append({'name': run.name, 'texts': texts})
   return samples
 
 
-def _page(title: str, sections: Sequence[_Section], data: dict[str, Any], library: str) -> str:
-  """Return the whole page."""
+def _page(
+  title: str, sections: Sequence[tuple[str, str, str]], data: dict[str, Any], library: str
+) -> str:
+  """Return the whole page, with sections of a name, a title and a body of HTML."""
   files = importlib.resources.files('tokenformer_jax.report')
   style, script = (files.joinpath(f'page.{kind}').read_text('utf-8') for kind in ('css', 'js'))
   content = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(',', ':'))
@@ -294,9 +203,3 @@ _SAMPLES_BODY = """
 </form>
 <pre id="sample-text"></pre>
 """
-_LOAD_TITLE = 'Tokens of an expert, as a multiple of the even load'
-_USAGE_NOTE = (
-  'A token that contributes less than 1/100 of the mean of its projection, |weight| · ‖value‖ over '
-  'the text, is not in use. The contribution of a token is relative to that mean: a group at 1 '
-  'contributes in proportion to its size. Query 2 is the second group of the projection query.'
-)

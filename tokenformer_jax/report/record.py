@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -133,7 +133,7 @@ def read(run: str | paths.Path, name: str) -> Record:
   if not _read_lines(directory / 'metrics.jsonl', notes):
     notes.append(f'{directory}/metrics.jsonl is lost; its figures are those that other files have')
   try:
-    _, meta = checkpoint.open_source(directory, None)
+    meta = checkpoint.open_directory(directory).meta
   except UserError as error:
     if paths.exists(directory / 'checkpoints') and paths.steps(directory / 'checkpoints'):
       notes.append(str(error))
@@ -204,14 +204,6 @@ def seconds_of(line: Line) -> dict[str, float]:
 def digits(value: Any) -> float | None:
   """Return a value from a file with six digits, None for anything but a finite number."""
   return float(f'{value:.6g}') if is_number(value) else None
-
-
-def spread(count: int, most: int) -> Iterator[int]:
-  """Yield at most `most` of the indices of `count` things, evenly, the last one included."""
-  if count <= most:
-    yield from range(count)
-    return
-  yield from sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
 
 
 def _between(steps: Sequence[float], values: Sequence[float]) -> Callable[[Any], Any]:

@@ -18,7 +18,7 @@ _KINDS = {  # name and colour, in the order of a bar
   'starting': ('starting', '#999999'),
   LOST: ('lost to restarts', '#D55E00'),
 }
-DEFINITIONS = (
+_DEFINITIONS = tables.paragraph(
   'Goodput is the share of training in the time of all processes. Lost to restarts is the time of '
   'steps that a crash undid and that were made again; pauses lie between the processes of a run, '
   'and are not in the bars. Waiting for data is a lower bound of the time that the devices had no '
@@ -87,7 +87,7 @@ def time_table(records: Sequence[Record]) -> str:
         )
       )
   head = ('run', 'devices', 'time of processes', 'goodput', 'restarts', 'lost to them', 'pauses')
-  return tables.table(head, rows, texts=2)
+  return tables.table(head, rows, texts=2) + _DEFINITIONS
 
 
 def speed_table(records: Sequence[Record]) -> str:
@@ -101,16 +101,16 @@ def speed_table(records: Sequence[Record]) -> str:
     'perf/host_peak_gib': ('peak GiB of the host', tables.digits),
     'perf/device_peak_gib': ('peak GiB of a device', tables.digits),
   }
-  present = [name for name in columns if any(run.values(name) for run in records)]
-  if not present:
-    return ''
 
   def cell(run: Record, name: str) -> str:
     values = run.values(name)
     return columns[name][1](_summary(name, values)) if values else tables.ABSENT
 
-  rows = [(run.name, *(cell(run, name) for name in present)) for run in records]
-  return tables.table(('run', *(columns[name][0] for name in present)), rows)
+  rows = [(run.name, *(cell(run, name) for name in columns)) for run in records]
+  if all(one == tables.ABSENT for _, *speeds in rows for one in speeds):
+    return ''
+  note = tables.paragraph('Medians over the log points; the curves have every one of them.')
+  return tables.table(('run', *(head for head, _ in columns.values())), rows) + note
 
 
 def _summary(name: str, values: Sequence[float]) -> float:

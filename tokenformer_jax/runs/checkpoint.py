@@ -17,7 +17,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ from tokenformer_jax.storage import paths, retry
 from tokenformer_jax.storage.retry import one_line
 
 _T = TypeVar('_T')
+Check = Callable[[Meta, paths.Path], object]  # raises a UserError for other contents
 # Arrays are stored in chunks, so that writing and reading need little memory besides the arrays.
 _SAVE_ARGS = ocp.SaveArgs(chunk_byte_size=64 * 2**20)
 # An array that is written layer by layer has no chunk with numbers of two layers.
@@ -58,7 +59,7 @@ class Checkpoints:
     The `keep` newest checkpoints stay, and the one with the lowest loss.
     """
     orbax_setup.quiet()
-    self.directory = paths.absolute(workdir) / 'checkpoints'
+    self.workdir, self.directory = workdir, paths.absolute(workdir) / 'checkpoints'
     self._reader = orbax_setup.make_reader()
     self._manager = None if keep is None else self._reach(lambda: self._open(keep))
     self._pending = False  # whether the outcome of the last save is unknown
@@ -282,45 +283,26 @@ class Checkpoints:
     return moved
 
 
-def open_source(directory: paths.Path, step: int | None) -> tuple[Checkpoints, Meta]:
-  """Open the checkpoint of a step (None: the newest one that can be read)."""
-  if not paths.exists(directory / 'checkpoints'):
-    raise UserError(
-      f'{directory} is not the work directory of a run: it has no checkpoints/{_advice(directory)}'
-    )
-  checkpoints = Checkpoints(directory)
-  steps = checkpoints.common_steps()
-  if step is not None and step not in steps:
-    raise UserError(f'{directory} has no checkpoint of step {step}; it has {_listed(steps)}')
-  for candidate in [step] if step is not None else reversed(steps):
+class Source(NamedTuple):
+  """A checkpoint to read: the checkpoints of its work directory, and its own description."""
+
+  checkpoints: Checkpoints
+  meta: Meta
+
+  @property
+  def directory(self) -> paths.Path:
+    """The work directory."""
+    return self.checkpoints.workdir
+
+  def restore(self, abstract: Any, *, partial: bool = False) -> Any:
+    """Read the arrays (see `Checkpoints.restore`), and report damage to the user."""
     try:
-      return checkpoints, checkpoints.meta(candidate)
+      return self.checkpoints.restore(self.meta, abstract, partial=partial)
     except DamagedError as error:
-      logging.warning('checkpoint %s of %s is damaged: %s', candidate, directory, error)
-  raise UserError(f'no checkpoint of {directory} can be read; it has {_listed(steps)}')
-
-
-def _advice(directory: paths.Path) -> str:
-  """Return how to make a run of the weights in a folder or file; '': it has none."""
-  names = [directory.name]
-  with contextlib.suppress(paths.errors(directory)):
-    names += paths.listed(directory)
-  if not any(name.endswith(('.safetensors', '.bin')) for name in names):
-    return ''
-  return f'; `tokenformer convert to-jax --source={directory} --target=RUN` makes a run of weights'
-
-
-def restore_source(
-  checkpoints: Checkpoints, meta: Meta, abstract: Any, *, partial: bool = False
-) -> Any:
-  """Restore from a checkpoint of `open_source`, and report damage to the user."""
-  try:
-    return checkpoints.restore(meta, abstract, partial=partial)
-  except DamagedError as error:
-    raise UserError(
-      f'the checkpoint of step {meta.step} in {checkpoints.directory.parent} is damaged ({error}); '
-      'name an earlier one as DIR@STEP'
-    ) from error
+      raise UserError(
+        f'the checkpoint of step {self.meta.step} in {self.directory} is damaged ({error}); name '
+        'an earlier one as DIR@STEP'
+      ) from error
 
 
 def check_is_model(meta: Meta, directory: paths.Path) -> None:
@@ -339,6 +321,42 @@ def check_is_language_model(meta: Meta, directory: paths.Path) -> None:
       f'{directory} is not a language model: its model.kind is {meta.config.model.kind}; name the '
       'work directory of a language model'
     )
+
+
+def open_source(source: str | paths.Path, check: Check | None = check_is_model) -> Source:
+  """Open the checkpoint that `DIR` (the newest one) or `DIR@STEP` names, and check its contents."""
+  opened = open_directory(*paths.split_source(source))
+  if check is not None:
+    check(opened.meta, opened.directory)
+  return opened
+
+
+def open_directory(directory: paths.Path, step: int | None = None) -> Source:
+  """Open the checkpoint of a step (None: the newest one that can be read)."""
+  if not paths.exists(directory / 'checkpoints'):
+    raise UserError(
+      f'{directory} is not the work directory of a run: it has no checkpoints/{_advice(directory)}'
+    )
+  checkpoints = Checkpoints(directory)
+  steps = checkpoints.common_steps()
+  if step is not None and step not in steps:
+    raise UserError(f'{directory} has no checkpoint of step {step}; it has {_listed(steps)}')
+  for candidate in [step] if step is not None else reversed(steps):
+    try:
+      return Source(checkpoints, checkpoints.meta(candidate))
+    except DamagedError as error:
+      logging.warning('checkpoint %s of %s is damaged: %s', candidate, directory, error)
+  raise UserError(f'no checkpoint of {directory} can be read; it has {_listed(steps)}')
+
+
+def _advice(directory: paths.Path) -> str:
+  """Return how to make a run of the weights in a folder or file; '': it has none."""
+  names = [directory.name]
+  with contextlib.suppress(paths.errors(directory)):
+    names += paths.listed(directory)
+  if not any(name.endswith(('.safetensors', '.bin')) for name in names):
+    return ''
+  return f'; `tokenformer convert to-jax --source={directory} --target=RUN` makes a run of weights'
 
 
 def _save_args(meta: Meta, state: Any) -> ocp.args.Composite:

@@ -121,7 +121,7 @@ def _axis(run: paths.Path, x: str) -> Callable[[float], float]:
 def _past(run: paths.Path, config: Config, x: str) -> tuple[Lineage, batches_lib.History]:
   """Return the lineage and the batches of a run by its newest checkpoint; print assumptions."""
   try:
-    _, meta = checkpoint.open_source(run, None)
+    meta = checkpoint.open_directory(run).meta
   except UserError:
     if config.init_from and x == 'flops':
       messages.say(

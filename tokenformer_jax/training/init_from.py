@@ -14,24 +14,12 @@ from tokenformer_jax.grow.steps.step import Arrays, Keys, Step
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Path
 from tokenformer_jax.parallel import messages
-from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
+from tokenformer_jax.runs.checkpoint import Source
+from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
-
-
-def open_source(config: Config) -> tuple[checkpoint.Checkpoints, Meta, Lineage]:
-  """Open the checkpoint that `config.init_from` names.
-
-  Returns:
-    The run's checkpoints, the metadata of the named one, and the lineage of a model grown from it.
-  """
-  directory, step = paths.split_source(config.init_from)
-  checkpoints, meta = checkpoint.open_source(directory, step)
-  checkpoint.check_is_model(meta, directory)
-  return checkpoints, meta, grow_run.descend(meta, directory, 'grow', config.grow)
 
 
 def _check_steps_left(config: Config, meta: Meta, where: str) -> None:
@@ -84,20 +72,13 @@ def description(config: Config, meta: Meta) -> str:
   return f'starting with the model of {directory}, step {meta.step} ({takes}); {grows}'
 
 
-def grown_state(
-  config: Config,
-  checkpoints: checkpoint.Checkpoints,
-  meta: Meta,
-  mesh: Mesh,
-  other_meaning: str = '',
-) -> State:
+def grown_state(config: Config, origin: Source, mesh: Mesh, other_meaning: str = '') -> State:
   """Read the state of the source and grow it to the run's model, on the mesh.
 
   Before the growth, let the task adapt parts of the model, such as the head to other classes. The
-  config has passed `check`; the source is from `open_source`. If `Task.other_meaning` is not empty,
-  draw the head anew.
+  config has passed `check`. If `Task.other_meaning` is not empty, draw the head anew.
   """
-  target = config.model
+  target, meta = config.model, origin.meta
   source = tasks.task_class(target).adapted(meta.config.model, target)
   steps = plan.plan_growth(source, target, config.grow)
   if reason := plan.inexact(steps):
@@ -113,7 +94,7 @@ def grown_state(
     messages.say(f'adapting {config.init_from}: {", ".join(changed)}')
     seed, new_head = config.grow.seed, bool(other_meaning)
     steps = (_Adapt(meta.config.model, source, seed, new_head), *steps)
-  grown = grow_run.read_and_grow(checkpoints, meta, mesh, steps, config.grow)
+  grown = grow_run.read_and_grow(origin, mesh, steps, config.grow)
   return _with_optimizer(config, meta, grown, mesh)
 
 

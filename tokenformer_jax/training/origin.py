@@ -6,18 +6,18 @@ the checkpoint that it continues from. `continuation.py` checks that it may cont
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, ModelConfig, stages_after
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import grow_run
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta, new_run_id
 from tokenformer_jax.storage import paths
-from tokenformer_jax.training import init_from
 
 Damaged = Mapping[int, checkpoint.DamagedError]
 
@@ -33,20 +33,13 @@ _DATA_KEYS = (
 )
 
 
-class OtherRun(NamedTuple):
-  """The checkpoint of `config.init_from`."""
-
-  checkpoints: checkpoint.Checkpoints
-  meta: Meta
-
-
 @dataclasses.dataclass(frozen=True)
 class Origin:
   """The start of a run: its own checkpoint, another run's, or neither for a new model.
 
   Attributes:
     own: the metadata of the newest readable checkpoint in the work directory.
-    other: the checkpoint of the run to begin from.
+    other: the checkpoint of `config.init_from`.
     where: the name of the checkpoint in messages.
     lineage: the growths and other actions that made the run's model.
     damaged: the newer checkpoints of the run that cannot be read, by step.
@@ -54,7 +47,7 @@ class Origin:
   """
 
   own: Meta | None = None
-  other: OtherRun | None = None
+  other: checkpoint.Source | None = None
   where: str = ''
   lineage: Lineage = ()
   damaged: Damaged = dataclasses.field(default_factory=dict)
@@ -97,9 +90,9 @@ def find(config: Config, workdir: paths.Path, damaged: Damaged) -> Origin:
   run = hosts.from_first(new_run_id)
   if not config.init_from:
     return Origin(run=run)
-  checkpoints, meta, lineage = init_from.open_source(config)
-  where = f'config.init_from={config.init_from}'
-  return Origin(other=OtherRun(checkpoints, meta), where=where, lineage=lineage, run=run)
+  other = checkpoint.open_source(config.init_from)
+  lineage = grow_run.descend(other.meta, other.directory, 'grow', config.grow)
+  return Origin(other=other, where=f'config.init_from={config.init_from}', lineage=lineage, run=run)
 
 
 def _newest(workdir: paths.Path, damaged: Damaged) -> Origin | None:

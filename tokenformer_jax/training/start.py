@@ -30,7 +30,7 @@ def first_state(
   if origin.own is not None:
     return _with_optional(run, _resumed(run, origin.own, checkpoints())), origin.own.step
   if origin.other is not None:
-    grown = init_from.grown_state(config, *origin.other, run.mesh, run.task.other_meaning)
+    grown = init_from.grown_state(config, origin.other, run.mesh, run.task.other_meaning)
     return _with_optional(run, grown), int(grown['step'])
   return step_lib.make_first_state(run.program, run.mesh)(config.train.seed), 0
 

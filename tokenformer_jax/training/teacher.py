@@ -32,8 +32,12 @@ class Teacher:
   """A checkpoint that a run learns from."""
 
   record: TeacherRecord  # for the run's checkpoints
-  meta: Meta
-  checkpoints: checkpoint.Checkpoints  # of the teacher's run
+  source: checkpoint.Source
+
+  @property
+  def meta(self) -> Meta:
+    """The description of the teacher's checkpoint."""
+    return self.source.meta
 
   @property
   def definition(self) -> Definition:
@@ -44,7 +48,7 @@ class Teacher:
     """Read the parameters once, sharded over the mesh by the rules of all parameters."""
     shardings = sharding.tree_shardings(mesh, self.definition.axes)
     abstract = {'params': sharding.with_shardings(self.definition.abstract, shardings)}
-    return checkpoint.restore_source(self.checkpoints, self.meta, abstract)['params']
+    return self.source.restore(abstract)['params']
 
   def step_flops(self, config: Config) -> float:
     """Count the FLOPs of the teacher's forward pass in a step of a run over all devices."""
@@ -111,21 +115,21 @@ def find(config: Config, origin: Origin) -> Teacher | None:
     )
   try:
     directory, step = paths.split_source(source)
-    if kept and step is None and kept.source.rpartition('@')[0] == str(directory):
-      step = int(kept.source.rpartition('@')[2])  # A later checkpoint of it is another teacher.
-    checkpoints, meta = checkpoint.open_source(directory, step)
-    checkpoint.check_is_language_model(meta, directory)
+    same = kept is not None and step is None and kept.source.startswith(f'{directory}@')
+    # A later checkpoint of the teacher is another teacher.
+    named = kept.source if same else source
+    opened = checkpoint.open_source(named, checkpoint.check_is_language_model)
   except UserError as error:
     needed = f'; {origin.where} was trained with it: put it back, {_ANOTHER}' if kept else ''
     raise UserError(f'config.distill.teacher={source}: {error}{needed}') from error
-  record = TeacherRecord(f'{directory}@{meta.step}', _digest(meta))
+  record = TeacherRecord(f'{directory}@{opened.meta.step}', _digest(opened.meta))
   if kept and kept.digest != record.digest:
     raise UserError(
       f'config.distill.teacher={source} has other parameters than {kept.source}, the teacher that '
       f'{origin.where} was trained with; name that one, {_ANOTHER}'
     )
-  _check_tokenizer(config, origin, meta)
-  return Teacher(record, meta, checkpoints)
+  _check_tokenizer(config, origin, opened.meta)
+  return Teacher(record, opened)
 
 
 def _digest(meta: Meta) -> str:

@@ -12,7 +12,7 @@ behind the old ones.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +33,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.check_model import check_model
 from tokenformer_jax.config.matching import copies_dense, named_layers
-from tokenformer_jax.config.model import layer_path, used_layers
+from tokenformer_jax.config.model import layer_path
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Selection, Step
 from tokenformer_jax.model import models
@@ -111,7 +111,7 @@ def named_counts(
   With `dense`, layers without experts count as well. `where` is the source of `given` in a message.
   """
   none = (NoFeedForwardConfig,) if dense else (NoFeedForwardConfig, MLPConfig, PattentionConfig)
-  names = [name for name, layer in used_layers(model).items() if not isinstance(layer.ffn, none)]
+  names = [name for name, layer in model.layers.items() if not isinstance(layer.ffn, none)]
   if not names:
     what = 'a feed-forward part' if dense else 'experts'
     raise UserError(f'{where} counts experts, and no layer of this model has {what}')
@@ -181,8 +181,8 @@ class AddExperts(Step):
 
   def _layers(self) -> Iterator[tuple[str, Any, ExpertsConfig]]:
     """Yield the path and the old and new feed-forward part of each layer that gets experts."""
-    after = used_layers(self.after)
-    for name, layer in used_layers(self.before).items():
+    after = self.after.layers
+    for name, layer in self.before.layers.items():
       old, new = layer.ffn, after[name].ffn
       if old != new and isinstance(new, ExpertsConfig):
         yield f'{layer_path(name)}.ffn', old, new
@@ -223,23 +223,16 @@ class AddExperts(Step):
     Routers are drawn. New experts are drawn as in a new model, but add zero. A bias for the choice
     is so low for new experts that tokens choose the old ones, as long as no bias moves.
     """
-    source, info, like = self._source(path), self.info(path), self.like(path)
-    array = None if source is None else old(source)
-    if array is not None and array.shape == like.shape:
-      return array
-    axis = info.expert_axis
-    assert axis is not None, f'{path} has no experts, and changes'
-    if array is not None and array.ndim < len(like.shape):
-      return jnp.broadcast_to(jnp.expand_dims(array, axis), like.shape)
-    shape = _behind(like.shape, axis, array)
-    if info.adds_to_residual:
-      fresh = jnp.zeros(shape, like.dtype)
-    elif info.role is Role.BALANCE and array is not None:
-      fresh = jnp.broadcast_to(jnp.min(array, axis, keepdims=True) - 1, shape)
-    else:
-      key = jax.random.fold_in(keys(path), 3)
-      fresh = (info.first or info.initializer)(key, shape, like.dtype)
-    return fresh if array is None else jnp.concatenate([array, fresh], axis)
+    info, dtype = self.info(path), self.like(path).dtype
+
+    def fresh(shape: tuple[int, ...], array: jax.Array | None) -> jax.Array:
+      if info.adds_to_residual:
+        return jnp.zeros(shape, dtype)
+      if info.role is Role.BALANCE and array is not None:
+        return jnp.broadcast_to(jnp.min(array, info.expert_axis, keepdims=True) - 1, shape)
+      return (info.first or info.initializer)(jax.random.fold_in(keys(path), 3), shape, dtype)
+
+    return self._extended(path, old, fresh)
 
   def moment(self, path: Path, old: Arrays, order: int) -> jax.Array:
     """Return a mean of gradients (order 1) or of their squares (2); zero for new experts.
@@ -248,16 +241,28 @@ class AddExperts(Step):
     mean. A copy gets K/E of the tokens with a gate of about 1/K, and the squares of terms of random
     signs add up, so it has 1/(E K) of the mean square.
     """
-    source, axis, like = self._source(path), self.info(path).expert_axis, self.like(path)
+    return self._extended(path, old, lambda shape, _: jnp.zeros(shape), order)
+
+  def _extended(
+    self,
+    path: Path,
+    old: Arrays,
+    fresh: Callable[[tuple[int, ...], jax.Array | None], jax.Array],
+    order: int = 0,
+  ) -> jax.Array:
+    """Return the old array, the shares of its copies, or `fresh` entries behind the old ones."""
+    source, axis, shape = self._source(path), self.info(path).expert_axis, self.like(path).shape
     array = None if source is None else old(source)
-    if array is not None and array.shape == like.shape:
+    if array is not None and array.shape == shape:
       return array
     assert axis is not None, f'{path} has no experts, and changes'
-    if array is not None and array.ndim < len(like.shape):
-      share = array / self.copies(path, order)
-      return jnp.broadcast_to(jnp.expand_dims(share, axis), like.shape)
-    fresh = jnp.zeros(_behind(like.shape, axis, array), like.dtype)
-    return fresh if array is None else jnp.concatenate([array, fresh], axis)
+    if array is None:
+      return fresh(shape, None)
+    if array.ndim < len(shape):
+      share = array / self.copies(path, order) if order else array
+      return jnp.broadcast_to(jnp.expand_dims(share, axis), shape)
+    added = (*shape[:axis], shape[axis] - array.shape[axis], *shape[axis + 1 :])
+    return jnp.concatenate([array, fresh(added, array)], axis)
 
   def copies(self, path: Path, order: int) -> int:
     """Return the number that a moment is divided by for each copy."""
@@ -272,13 +277,6 @@ class AddExperts(Step):
     """The path after the step of each array of the model before."""
     paths = (p for p, _ in jax.tree_util.tree_leaves_with_path(models.define(self.after).abstract))
     return {source: path for path in paths if (source := self._source(path)) is not None}
-
-
-def _behind(shape: tuple[int, ...], axis: int, old: jax.Array | None) -> tuple[int, ...]:
-  """Return the shape of the new entries, behind those of the old array if there is one."""
-  if old is None:
-    return shape
-  return (*shape[:axis], shape[axis] - old.shape[axis], *shape[axis + 1 :])
 
 
 @dataclasses.dataclass(frozen=True)
