@@ -25,8 +25,8 @@ import cells
 from cells import MIXTURES, MODELS, Figures, Row
 
 from tokenformer_jax.config import ModelConfig, file, from_dict
+from tokenformer_jax.model import dispatch
 from tokenformer_jax.plan import topology
-from tokenformer_jax.plan.formulas import count_slots
 
 HEAD = (
   'mesh', 'along', 'collective', 'expected', 'number', 'found', 'MB in, expected', 'MB in, found'
@@ -123,7 +123,10 @@ def expected_in_mixture(
   router = width * ffn.count * NORM
   all_axes = '+'.join(name for name, size in (('fsdp', fsdp), ('experts', experts)) if size > 1)
   fsdp_share, experts_share, share = (1 - 1 / size for size in (fsdp, experts, devices))
-  slots = count_slots(ffn, rows, length, experts) * experts_share
+  top_k, local = ffn.router.top_k, ffn.count // experts
+  choices = rows * length * top_k
+  # The slots of the other devices along `experts`.
+  slots = (experts - 1) * dispatch.device_slots(ffn.dispatch, choices, top_k, local, experts)
   number = 4 + shared
   found = [
     Expected('experts', 'all-to-all', 'tokens', 8, slots * (6 * width * ACTIVATION + 2 * 4)),

@@ -72,7 +72,7 @@ MODELS: dict[str, ModelConfig] = {
     layer=_layer(
       mixer=_mixer(
         qkv=PattentionConfig(24, 9, config.pattention.GELUL2Norm()),
-        proj=PattentionConfig(40, 40, config.pattention.SoftmaxScore(row_epsilon=1e-5)),
+        proj=PattentionConfig(40, 40, config.pattention.SoftmaxScore()),
         value=PattentionConfig(20, 20, config.pattention.ExpL2Norm()),
       ),
       ffn=PattentionConfig(48, 48, config.pattention.GELUL1Norm()),

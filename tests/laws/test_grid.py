@@ -161,7 +161,8 @@ def test_the_time_that_is_left_follows_from_the_flops(config, monkeypatch, capsy
 @pytest.mark.slow
 def test_a_grid_trains_and_resumes(tmp_path):
   source = tiny_run.write_corpus(tmp_path / 'corpus')
-  config = tiny_run.config(source, tmp_path / 'cache', optim__schedule='wsd')
+  smaller = {'optim__schedule': 'wsd', 'model__pattern': 'layer', 'train__eval_batches': 1}
+  config = tiny_run.config(source, tmp_path / 'cache', **smaller)
   out = str(tmp_path / 'grid')
   jobs = grid.jobs(config, Grid('width', (0.5,), (5120, 10_240)), out)
   assert grid_runs.make_missing(jobs[:2], out)
@@ -172,11 +173,6 @@ def test_a_grid_trains_and_resumes(tmp_path):
   assert grid_runs.finished(jobs, out) == [True] * 4
   assert first.stat().st_mtime_ns == before, 'a finished run was made again'
   found = points.from_runs(points.read_all([out])[0])
-  last = tmp_path / 'grid' / jobs[-1].name / 'checkpoints' / str(jobs[-1].config.train.steps)
-  last.rename(tmp_path / 'not saved')
-  assert grid_runs.finished(jobs, out) == [True] * 3 + [False], 'its last steps are lost'
-  assert grid_runs.make_missing(jobs, out) and last.exists()
-  assert points.from_runs(points.read_all([out])[0]).loss.tolist() == found.loss.tolist()
   assert found.tokens.tolist() == [5120, 10_240]
   assert found.notes == ('1 run whose learning rate had not decayed is left out',)
   shorter = grid.jobs(config, Grid('width', (0.5,), (3840, 10_240)), out)

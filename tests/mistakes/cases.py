@@ -150,41 +150,33 @@ PLAN = {
     '--topology is missing: CHIP:SHAPE, such',
   ),
   'a chip that there is not': (
-    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-4090:1',
-    'known names: gpu-a100, gpu-h100, gpu-h200, tpu7x, v4, v5e, v5p, v6e',
+    'plan --config={repo}/configs/lm_stdlib.py --topology=h100:1',
+    'known names: tpu7x, v4, v5e, v5p, v6e',
   ),
   'stages in a search of plans': (
     'plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --tune '
     "--config.data.batch_size_by_step='0:8 9:16'",
     '--tune plans batches of one size',
   ),
-  'a breakdown of a GPU': (
-    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --breakdown',
-    'give a topology of TPUs',
-  ),
   'a chip of no shape': ('plan --config={repo}/configs/lm_stdlib.py --topology=v5e', 'v5e:4x4'),
   'a shape of another chip': (
     'plan --config={repo}/configs/lm_stdlib.py --topology=v5p:4x4',
     'v5p:4x4x4',
-  ),
-  'slices of GPUs': (
-    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:8 --slices=2',
-    '--slices=2',
   ),
   'two questions': (
     'plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --tune --grow=ffn=900',
     '--tune and --grow',
   ),
   'a stage of a kind that there is not': (
-    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --grow=fnn=900',
+    'plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --grow=fnn=900',
     "did you mean 'ffn'",
   ),
   'a stage of fewer tokens': (
-    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --grow=ffn=9',
+    'plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --grow=ffn=9',
     '--grow=ffn=9',
   ),
   'figures in no folder': (
-    'plan --config={repo}/configs/lm_stdlib.py --topology=gpu-h100:1 --json=none/x.json',
+    'plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --json=none/x.json',
     'there is no folder none',
   ),
 }

@@ -56,7 +56,7 @@ FAMILY = {
   ),
   'prefixes by a key': (
     f'{_LONG} --config.train.drop_groups=0.5',
-    '--config.train.drop_groups has no effect here, because --drop_groups says it',
+    '--config.train.drop_groups has no effect here, because --method=elastic says it',
   ),
   'a family of images': (
     'family --config={repo}/configs/vit_digits.py --out=x --sizes=1,2 --tokens=1e6',

@@ -90,8 +90,6 @@ RUNS = {
   "tf.plan('none', 'v5e:4x4')": 'there is no file none',
   "tf.plan('lm_stdlib', 'h100:8')": "'h100' is not a known chip",
   "tf.plan('lm_stdlib', 'v5e')": 'topology=v5e has the shape',
-  "tf.plan('lm_stdlib', 'gpu-h100:8', quick=True)": 'quick=True needs a compiler',
-  "tf.plan('lm_pile:1_5b', 'gpu-a100:1')": 'the step needs ',
 }
 
 GROW = {

@@ -20,15 +20,13 @@ stopped. It writes the sizes to METHOD.json in --out; methods share runs from sc
 apart at equal loss.
 """
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from tokenformer_jax.cli import config_flag, outputs
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli.sweep import Positives, RatePower
 from tokenformer_jax.config import Config
-from tokenformer_jax.config.arguments import Count, Fraction, Path, Positive, needs_value
+from tokenformer_jax.config.arguments import Fraction, Path, Positive, needs_value
 from tokenformer_jax.config.section import Bool
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import forecast, make, result
@@ -40,7 +38,7 @@ from tokenformer_jax.storage import paths
 
 _SET = {
   'train.steps': '--tokens says how long the runs are',
-  'train.drop_groups': '--drop_groups says it for --method=elastic, and others have none',
+  'train.drop_groups': '--method=elastic says it, and others have none',
 }
 
 
@@ -55,8 +53,6 @@ def main(
   grow_at: Positives | None = None,
   share: Fraction | None = None,
   distill_weight: Fraction | None = None,
-  drop_groups: Fraction | None = None,
-  examples: Annotated[Count, Field(le=2**16)] | None = None,
   rate_power: RatePower = Family.rate_power,
   dry_run: Bool = False,
   law: Path | None = None,
@@ -74,8 +70,6 @@ def main(
     share: Of the tokens: those of a shrunken model, or the last ones, in which prefixes train;
       default: 0.25.
     distill_weight: Of the teacher's probabilities; 0: no teacher; default: 0.25.
-    drop_groups: The part of those steps that train a prefix; default: 0.5.
-    examples: Sequences that measure importance; default: 16.
     rate_power: The power p in the learning rate of a size, that of the config times factor^p.
     dry_run: List runs, tokens and FLOPs, and make nothing.
     law: The JSON file of laws: list losses by it.
@@ -84,8 +78,6 @@ def main(
     'grow_at': (grow_at, ('bottom_up',)),
     'share': (share, ('top_down', 'elastic')),
     'distill_weight': (distill_weight, ('top_down', 'elastic')),
-    'drop_groups': (drop_groups, ('elastic',)),
-    'examples': (examples, ('top_down',)),
   }
   given = {name: entry for name, entry in given.items() if entry[0] is not None}
   for name, (_, methods) in given.items():

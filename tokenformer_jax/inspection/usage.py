@@ -122,7 +122,7 @@ def batches(rows: np.ndarray, at_once: int, mesh: Mesh) -> list[jax.Array]:
 
   A device gets at most `at_once` rows of a batch.
   """
-  shards = rules.parts('batch', mesh)
+  shards = rules.shard_count('batch', mesh)
   size = min(at_once, -(-len(rows) // shards)) * shards
   padded = np.full((-(-len(rows) // size) * size, rows.shape[1]), -1, np.int32)
   padded[: len(rows)] = rows
