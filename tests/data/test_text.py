@@ -126,19 +126,6 @@ def test_a_file_that_is_not_text_is_named(tmp_path, name):
     _read(path)
 
 
-def test_text_is_text_whatever_it_looks_like(tmp_path):
-  contents = {
-    'a.txt': 'text,n\na,1\n',
-    'b.txt': '["a"]',
-    'd.txt': 'PAR1 is how a Parquet file begins; PK is not\n',
-    'e.csv': '',
-    'f.md': '\f\x1b[1mbold\x1b[0m\b',
-  }
-  for name, content in contents.items():
-    (tmp_path / name).write_text(content)
-  assert _read(tmp_path) == [text for text in contents.values() if text], 'text is refused'
-
-
 @pytest.mark.parametrize('name', ['a.ndjson', 'a.json', 'A.JSON', 'c4-train.00000.json.gz'])
 def test_json_lines_may_have_any_ending_of_json(tmp_path, name):
   (tmp_path / name).write_bytes(_pack(JSONL, name[-3:]))

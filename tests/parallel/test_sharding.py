@@ -180,7 +180,7 @@ def test_a_new_axis_of_the_mesh_is_a_size_and_a_rule(monkeypatch):
     'tokens': 2,
     'stages': 2,
   }
-  assert (rules.parts('batch', mesh), rules.parts('stages', mesh)) == (4, 2)
+  assert (rules.shard_count('batch', mesh), rules.shard_count('stages', mesh)) == (4, 2)
   place = sharding.tree_shardings(mesh, {'x': ('stages', 'param_tokens', 'width')})['x']
   assert place.shard_shape((4, 24, 32)) == (2, 12, 16), 'stages are not split by their rule'
   jax.tree.map(
@@ -196,10 +196,10 @@ def test_a_new_axis_of_the_mesh_is_a_size_and_a_rule(monkeypatch):
 def test_an_axis_has_as_many_parts_as_its_mesh_axes(axis):
   want = {'batch': 4, 'width': 2, 'heads': 2, 'layers': 1}[axis]
   mesh = sharding.make_mesh(MeshConfig(replica=2, fsdp=2, tokens=2))
-  assert rules.parts(axis, mesh) == want
-  assert rules.parts(axis) == 1, 'without a mesh nothing is split'
+  assert rules.shard_count(axis, mesh) == want
+  assert rules.shard_count(axis) == 1, 'without a mesh nothing is split'
   with jax.set_mesh(mesh):
-    assert rules.parts(axis) == want, 'the mesh that is set does not count'
+    assert rules.shard_count(axis) == want, 'the mesh that is set does not count'
 
 
 def test_no_other_file_names_an_axis_of_the_mesh():

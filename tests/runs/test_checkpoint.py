@@ -317,6 +317,6 @@ def test_sigterm_saves_and_says_how_to_go_on(tmp_path):
       break
   said += process.communicate(timeout=120)[1]
   assert process.returncode == 0, said
-  assert 'to go on: python ' in said, said
+  assert 'to go on: tokenformer train ' in said, said
   saved = checkpoint.Checkpoints(tmp_path / 'run').steps()
   assert f'saving step {saved[-1]}' in said and saved[-1] >= 20, said

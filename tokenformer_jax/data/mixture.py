@@ -201,7 +201,9 @@ def make_stores(data: TextConfig, out: str | None, **options: Any) -> dict[str, 
 def store_folders(data: TextConfig) -> dict[str, paths.Path]:
   """Return the folder of the token store of each source, whether the store exists or not."""
   sources = source_configs(data)
-  tokenizer = None if all(one.store for one in sources.values()) else mixture_tokenizer.known(data)
+  tokenizer = None
+  if not all(one.store for one in sources.values()):
+    tokenizer = mixture_tokenizer.stored(data) or mixture_tokenizer.find(data)
   folders = {}
   for name, one in sources.items():
     with naming(name):
