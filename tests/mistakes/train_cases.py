@@ -13,7 +13,6 @@ TRAIN_FLAGS = {
     'train configs/lm_pile.py',
     "unexpected argument 'configs/lm_pile.py'",
   ),
-  'a value for --no': ('train --noconfig.data.flip=3', 'noconfig.data.flip'),
   'half of the flags of several hosts': ('train --num_processes=2', '--coordinator=HOST:PORT'),
   'a process beyond the last': (
     'train --coordinator=localhost:1 --num_processes=2 --process_id=5',
@@ -65,8 +64,8 @@ TRAIN_KEYS = {
     'skip_deviations to 0',
   ),
   'a skip around no projection': (
-    'train --config.model.layer.mixer.proj.kind=none --config.model.layer.mixer.proj_skip=true',
-    'mixer.proj_skip is True, and proj.kind=none has no projection to add the input to',
+    'train --config.model.layer.mixer.value.kind=none --config.model.layer.mixer.value_skip=true',
+    'mixer.value_skip is True, and value.kind=none has no projection to add the input to',
   ),
   'a misspelt key': ('train --config.model.widht=64', "did you mean 'model.width'"),
   'a key without its group': ('train --config.batch_size=5', "did you mean 'data.batch_size'"),

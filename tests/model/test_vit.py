@@ -11,7 +11,6 @@ from tiny import normal_params, tiny_vit
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model import vit
 from tokenformer_jax.model.execution import Execution
-from tokenformer_jax.model.kernels import full_attention
 from tokenformer_jax.model.layer import LayerInputs
 from tokenformer_jax.model.models import define
 
@@ -58,16 +57,9 @@ def test_resampled_positions_keep_constants_and_slopes():
   np.testing.assert_allclose(grid[..., 1], grid[:, :1, 1].repeat(8, 1), atol=1e-5)
 
 
-def test_attention_sees_every_position():
-  rng = np.random.default_rng(0)
-  query, key, value = rng.normal(size=(3, 2, 7, 4, 8)).astype(np.float32)
-  want = jax.nn.dot_product_attention(query, key, value)
-  np.testing.assert_allclose(full_attention(query, key, value), want, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(
   ('pool', 'positions'),
-  [('mean', 'sincos'), ('token', 'learned'), ('attention', 'none')],
+  [('mean', 'sincos'), ('token', 'learned'), ('mean', 'none')],
 )
 def test_logits_depend_on_where_patches_are_just_if_there_are_positions(pool, positions):
   model = tiny_vit(pool=pool, position_embedding=positions)
@@ -116,7 +108,7 @@ def test_an_image_whose_branches_are_all_left_out_is_its_patches():
 
 
 def test_axes_name_every_dimension():
-  model = tiny_vit(pool='attention', position_embedding='learned')
+  model = tiny_vit(pool='token', position_embedding='learned')
   definition = define(model)
   sizes = {'width': 32, 'classes': 10, 'patch': 16, 'position': 4, 'layers': 2, 'norm': 32}
   leaves = jax.tree_util.tree_leaves_with_path(definition.abstract)

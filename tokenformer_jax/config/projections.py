@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenformer_jax.config.feed_forward import MLPConfig
 from tokenformer_jax.config.layer import LayerConfig, map_parts, parts
-from tokenformer_jax.config.model import BASE, ModelConfig, used_layers
+from tokenformer_jax.config.model import BASE, ModelConfig
 from tokenformer_jax.config.pattention import (
   DenseConfig,
   NoProjectionConfig,
@@ -29,7 +29,7 @@ def _projections(model: ModelConfig) -> Iterator[tuple[str, str, Any]]:
 
   Tokens beside a matrix come after it, with the same name.
   """
-  for layer, config in used_layers(model).items():
+  for layer, config in model.layers.items():
     for path, part in parts(config):
       if isinstance(part, PattentionConfig | DenseConfig | MLPConfig):
         yield projection_name(layer, path), projection_name(BASE, path), part

@@ -78,8 +78,7 @@ class Mixture:
       return self.stores[''].digest
     contents = [(name, one.digest) for name, one in self.stores.items()]
     weights = [[str(fractions.Fraction(n, BLOCK)) for n in row] for row in self.shares.counts]
-    stages = [] if self.is_fixed else ['stages']  # Earlier code had lines between the points.
-    identity = json.dumps([contents, self.shares.steps, weights, *stages])
+    identity = json.dumps([contents, self.shares.steps, weights])
     return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
   @functools.cached_property
@@ -202,7 +201,9 @@ def make_stores(data: TextConfig, out: str | None, **options: Any) -> dict[str, 
 def store_folders(data: TextConfig) -> dict[str, paths.Path]:
   """Return the folder of the token store of each source, whether the store exists or not."""
   sources = source_configs(data)
-  tokenizer = None if all(one.store for one in sources.values()) else mixture_tokenizer.known(data)
+  tokenizer = None
+  if not all(one.store for one in sources.values()):
+    tokenizer = mixture_tokenizer.stored(data) or mixture_tokenizer.find(data)
   folders = {}
   for name, one in sources.items():
     with naming(name):

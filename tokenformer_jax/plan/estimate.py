@@ -235,7 +235,7 @@ def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
   """Return the error for a step that does not fit, with its size and possible remedies."""
   train, steps = config.train, 2 * config.optim.accumulation_steps
   mesh = sharding.abstract_mesh(config.mesh, on.devices)
-  rows = config.data.batch_size // rules.parts('batch', mesh)
+  rows = config.data.batch_size // rules.shard_count('batch', mesh)
   less = 'offload' if train.remat == 'full' else 'full'
   remedies = {
     f'--config.train.remat={less}': train.remat not in ('auto', 'offload'),

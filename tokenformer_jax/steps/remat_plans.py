@@ -153,8 +153,8 @@ def saved_bytes(program: Program, mesh: Mesh, arguments: tuple[Any, ...]) -> flo
     traced = jax.make_jaxpr(saved)(like[0], microbatch, key, *like[1:]).jaxpr
   given = {id(value) for value in traced.invars}
   kept = [value.aval for value in traced.outvars if id(value) not in given]
-  rows = rules.parts('batch', mesh) * rules.parts('slots', mesh)
-  split = rules.parts('param_tokens', mesh)
+  rows = rules.shard_count('batch', mesh) * rules.shard_count('slots', mesh)
+  split = rules.shard_count('param_tokens', mesh)
   whole = (program.config.model.width,)
   return sum(
     value.size * value.dtype.itemsize / rows / (1 if value.shape[-1:] == whole else split)
