@@ -152,8 +152,8 @@ class Named(Mapping[str, _T]):
 
 
 @functools.cache
-def adapter(cls: type) -> TypeAdapter[Any]:
-  """Return the validator of a section."""
+def adapter(cls: Any) -> TypeAdapter[Any]:
+  """Return the validator of a section or of another type."""
   return TypeAdapter(cls)
 
 
@@ -289,5 +289,5 @@ def sentence(error: ValidationError, prefix: str = 'config.') -> str:
     case 'groups':
       return f'{path}.{first["msg"]}'
     case 'kind':
-      path, value = f'{path}.kind', value['kind']
+      path, value = f'{path}.kind', value.get('kind') if isinstance(value, Mapping) else value
   return f'{path} is {value!r}; it must {requirement([first])}'
