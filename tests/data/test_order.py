@@ -127,17 +127,6 @@ def test_resuming_continues_the_order(store, config):
   )
 
 
-def test_a_run_may_go_on_with_another_batch_size(store, config):
-  seen = order.Position(5, 5 * BATCH)
-  large = one_source(store, dataclasses.replace(config, batch_size=2 * BATCH), SEED)
-  batches = large.train_batches(range(2 * BATCH), 5, 7, seen)
-  np.testing.assert_array_equal(
-    np.concatenate(list(batches)),
-    np.concatenate(_train(store, config, 5, 4)),
-    'the samples are not those that the smaller batches would have had',
-  )
-
-
 def test_seeking_reads_nothing_before_the_step(store, config, monkeypatch):
   steps, read = [], TrainBatches.__getitem__
   monkeypatch.setattr(

@@ -32,10 +32,6 @@ CHATS = {
     f'{_CHAT}/good.jsonl --config.data.chat_template={{in}}/chat/no_prompt.jinja',
     "chat/no_prompt.jinja writes '<|assistant|>' before an answer, which is neither learned nor",
   ),
-  'a template without end': (
-    f'{_CHAT}/good.jsonl --config.data.chat_template={{in}}/chat/long.jinja',
-    'chat/long.jinja: it makes a text or number of more than 16 Mi characters',
-  ),
   'a text as conversations': (
     'train {tiny} --config.data.rows=chat --config.data.source=files:{in}/some/a.txt',
     '{in}/some/a.txt is one text, and config.data.rows=chat needs rows',

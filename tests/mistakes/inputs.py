@@ -70,7 +70,6 @@ FILES = {
     '{% for m in messages %}<|{{ m.role }}|>{% if m.role == "assistant" %}{% generation %}'
     '{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}'
   ),
-  'chat/long.jinja': "{% generation %}{{ 'a' * 2000000000 }}{% endgeneration %}",
   'chat/cut.jinja': '{% for m in messages %}{{ m.content }}',
   'requests/empty.jsonl': '\n',
   'weights.bin': 'these are no weights',

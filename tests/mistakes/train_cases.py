@@ -13,7 +13,6 @@ TRAIN_FLAGS = {
     'train configs/lm_pile.py',
     "unexpected argument 'configs/lm_pile.py'",
   ),
-  'a value for --no': ('train --noconfig.data.flip=3', 'noconfig.data.flip'),
   'half of the flags of several hosts': ('train --num_processes=2', '--coordinator=HOST:PORT'),
   'a process beyond the last': (
     'train --coordinator=localhost:1 --num_processes=2 --process_id=5',

@@ -68,7 +68,7 @@ def load(source: Path) -> Run:
   Raises:
     UserError: the run or the step does not exist, or the checkpoint does not hold a model.
   """
-  opened = checkpoint.open_source(source)
+  opened = checkpoint.open_source(os.fspath(source))
   return Run(opened.directory, opened.meta)
 
 
@@ -263,8 +263,10 @@ class Run(Growable, Viewable):
     prompts = [prompt] if isinstance(prompt, str) else prompt
     requests = [TextRequest(text, length, sampling, tuple(stop), max_length) for text in prompts]
     self._loaded.model.context_length(max_length)
-    found = self._loaded.clipped(clip_positions).writer.write(requests, batch_size)
-    return found[0][0] if isinstance(prompt, str) else [text for text, _ in found]
+    texts = [
+      text for text, _ in self._loaded.clipped(clip_positions).writer.write(requests, batch_size)
+    ]
+    return texts[0] if isinstance(prompt, str) else texts
 
   def chat(
     self,

@@ -91,7 +91,7 @@ def _help_of_keys(word: str) -> str:
   """Return the part of --help about the config's keys: see `keys.render`."""
   title = '\nKeys, with the defaults that config files start from: --config.KEY=VALUE\n'
   if word:
-    found = config_keys.render(word)
-    return found and title + found
+    keys = config_keys.render(word)
+    return keys and title + keys
   narrower = '--help=optim lists the keys of a group, --help=WORD those that have a word.\n'
   return f'{title}{narrower}\n{config_keys.render()}'

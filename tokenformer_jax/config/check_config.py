@@ -164,16 +164,15 @@ def check_decay(config: Config) -> None:
   train, optim, start = config.train, config.optim, config.train.decay_from
   if not start:
     return
-  found = f'config.train.decay_from is {start}'
+  setting = f'config.train.decay_from is {start}'
   if not (train.epochs or train.examples) and start >= train.steps:
     raise UserError(
-      f'{found}, but the run ends at train.steps={train.steps}; raise train.steps, which is where '
-      'the decay ends'
+      f'{setting}, but the run and its decay end at train.steps={train.steps}; raise train.steps'
     )
   if not optim.warmup_epochs and start < optim.warmup_steps:
     raise UserError(
-      f'{found}, which is inside the warm-up of optim.warmup_steps={optim.warmup_steps}; set it to '
-      f'{optim.warmup_steps} or more'
+      f'{setting}, which is inside the warm-up of optim.warmup_steps={optim.warmup_steps}; set it '
+      f'to {optim.warmup_steps} or more'
     )
 
 

@@ -67,9 +67,9 @@ def _check_vit(model: ViTConfig) -> None:
 
 
 def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
-  for place, part in parts(layer):
-    if isinstance(part, PattentionConfig) and not part.tokens:
-      raise UserError(f'config.{path}.{place}.tokens is 0; it must be greater than 0')
+  for inside, section in parts(layer):
+    if isinstance(section, PattentionConfig) and not section.tokens:
+      raise UserError(f'config.{path}.{inside}.tokens is 0; it must be greater than 0')
   if isinstance(layer.ffn, ExpertsConfig):
     _check_experts(layer.ffn, f'config.{path}.ffn')
   mixer = layer.mixer

@@ -41,24 +41,13 @@ def _located(file: str) -> str:
   return str(shipped(name[1])) if name and not is_users and shipped(name[1]).exists() else file
 
 
-def load(path: str) -> ConfigDict:
-  """Return the `ConfigDict` from `get_config` of a file.
-
-  Args:
-    path: FILE.py, FILE.py:VARIANT, or the name of a config of the package.
-  """
-  values = _run(path)
-  _check_values(path, _computed(values, path))
-  return values
-
-
 def read(path: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> config.Config:
   """Return the validated config of a file, with other values by dotted path.
 
   A value of the file that is a reference to another one follows its override.
   """
-  values = _run(path)
-  in_file = _computed(values, path)
+  values = load(path)
+  in_file = _computed(values)
   with values.unlocked(), values.ignore_type():
     for key, value in overrides.items():
       *sections, name = key.split('.')
@@ -67,12 +56,8 @@ def read(path: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> conf
         inside = inside[section] if isinstance(inside, ConfigDict) and section in inside else None
       if name != 'kind' and isinstance(inside, ConfigDict) and name in inside:
         inside[name] = value
-  try:
-    computed = _changed(in_file, _computed(values, path))
-    return config.resolve(in_file, computed, config.from_dotted(overrides))
-  except UserError:
-    _check_values(path, in_file)
-    raise
+  computed = _changed(in_file, _computed(values))
+  return config.resolve(in_file, computed, config.from_dotted(overrides))
 
 
 def from_argument(
@@ -82,7 +67,7 @@ def from_argument(
   if isinstance(given, (str, os.PathLike)):
     given = load(os.fspath(given))
   if isinstance(given, ConfigDict):
-    return config.resolve(given.copy_and_resolve_references(), changes)
+    return config.resolve(_computed(given), changes)
   if not isinstance(given, config.Config):
     raise UserError(
       f'config is {arguments.shown(given)}; it must be a config, from config.defaults() or of a '
@@ -91,8 +76,12 @@ def from_argument(
   return config.resolve(changes, base=given)
 
 
-def _run(path: str) -> ConfigDict:
-  """Return what `get_config` of a file returns."""
+def load(path: str) -> ConfigDict:
+  """Return the `ConfigDict` from `get_config` of a file.
+
+  Args:
+    path: FILE.py, FILE.py:VARIANT, or the name of a config of the package.
+  """
   file, colon, variant = path.partition(':')
   file = _located(file)
   _check_file(path, file)
@@ -117,22 +106,13 @@ def _run(path: str) -> ConfigDict:
   return values
 
 
-def _check_values(path: str, values: Mapping[str, Any]) -> None:
-  """Check that the values of a file are a config."""
-  try:
-    config.from_dict(config.Config, values)
-  except UserError as error:
-    file = _located(path.partition(':')[0])
-    raise UserError(f'get_config of {file} returns an invalid config: {error}') from None
-
-
-def _computed(values: ConfigDict, path: str) -> dict[str, Any]:
+def _computed(values: ConfigDict) -> dict[str, Any]:
   """Return the values as nested dicts, references to others replaced by values."""
   try:
     return values.copy_and_resolve_references().to_dict()
   except Exception as error:  # The file's own code may run here.
     raise UserError(
-      f'--config={path}: a value that depends on others cannot be computed ({message_of(error)})'
+      f'a value of the config that depends on others cannot be computed ({message_of(error)})'
     ) from error
 
 

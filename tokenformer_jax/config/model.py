@@ -96,8 +96,8 @@ class ModelConfig:
   @property
   def experts(self) -> dict[str, ExpertsConfig]:
     """The routed experts of the layers that have some, by the name of the layer."""
-    found = {name: layer.ffn for name, layer in self.layers.items()}
-    return {name: ffn for name, ffn in found.items() if isinstance(ffn, ExpertsConfig)}
+    ffns = {name: layer.ffn for name, layer in self.layers.items()}
+    return {name: ffn for name, ffn in ffns.items() if isinstance(ffn, ExpertsConfig)}
 
   @property
   def heads(self) -> tuple[int, ...]:
@@ -109,8 +109,8 @@ class ModelConfig:
   @property
   def scale_length(self) -> int | None:
     """The first length of a `length_scale` of kind `position`, or None without one."""
-    found = (part for layer in self.layers.values() for _, part in parts(layer))
-    lengths = (part.length for part in found if isinstance(part, PositionScaleConfig))
+    sections = (one for layer in self.layers.values() for _, one in parts(layer))
+    lengths = (one.length for one in sections if isinstance(one, PositionScaleConfig))
     return next(lengths, None)
 
   def with_scale_length(self, length: int) -> 'ModelConfig':

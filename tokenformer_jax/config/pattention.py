@@ -3,10 +3,10 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import WrapValidator
+from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
 from tokenformer_jax.config.section import (
@@ -14,6 +14,7 @@ from tokenformer_jax.config.section import (
   Int,
   OneOf,
   Str,
+  adapter,
   key,
   section,
   table,
@@ -142,12 +143,13 @@ class TokenGroup:
     return groups_as_text([self]) + (' (frozen)' if self.frozen else '')
 
 
-def _as_given(value: Any, validate: Callable[[Any], Any]) -> Any:
+def _as_given(value: Any) -> Any:
   """Return the short text of groups as it is, and records validated."""
-  return value if isinstance(value, str) else validate(value)
+  return value if isinstance(value, str) else adapter(_Records).validate_python(value)
 
 
-_Groups = Annotated[str | tuple[TokenGroup, ...], WrapValidator(_as_given)]
+_Records = tuple[TokenGroup, ...]
+_Groups = Annotated[str | _Records, PlainValidator(_as_given)]
 
 
 @section
