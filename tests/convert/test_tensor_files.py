@@ -43,13 +43,6 @@ def _assert_same(got, want, dtype='float32'):
     assert got[name].tobytes() == array.tobytes(), f'{name}: other bits'
 
 
-@EACH_FORMAT
-@EACH_DTYPE
-def test_files_of_both_formats_are_read(tmp_path, suffix, dtype):
-  path = _write(tmp_path / f'model{suffix}', dtype=dtype)
-  _assert_same(_read(path), _weights(), dtype)
-
-
 @EACH_DTYPE
 @pytest.mark.parametrize('most_bytes', [10**9, 40])
 def test_the_safetensors_library_reads_what_is_written(tmp_path, dtype, most_bytes):
