@@ -325,10 +325,11 @@ def test_masks_of_documents_need_conversations_without_an_end_inside(tmp_path, t
     open_sources(dataclasses.replace(config, documents='masked'), 0)
 
 
-@pytest.mark.parametrize('size', [200, 2**15, 2**15 + 1, 2**17])
+@pytest.mark.parametrize('size', [200, 2**15, 2**15 + 1, 2**16, 2**16 + 1])
 def test_marks_in_files_and_arrays_are_the_same(size):
   ids = np.array([0, size - 1, 5, 0, size - 1], np.int32)
   ids[2:] = marks.flip(ids[2:])
   dtype = shards.token_dtype(size, marked=True)
   np.testing.assert_array_equal(marks.unpack(marks.pack(ids, dtype)), ids)
   assert dtype.itemsize == (2 if size <= 2**15 else 4), 'a store is larger than needed'
+  assert shards.token_dtype(size, marked=False).itemsize == (2 if size <= 2**16 else 4)

@@ -236,16 +236,6 @@ def test_a_reason_is_given_exactly_when_logits_differ(model, counts, config):
     assert different > 1e-4, f'said not to be exact ({reason}), but the logits are the same'
 
 
-@SLOW
-@pytest.mark.parametrize('config', [ZERO_KEYS, DUPLICATE], ids=['zero_keys', 'duplicate'])
-def test_beside_an_epsilon_copies_count_otherwise_and_zero_keys_do_not(config):
-  different, reason = _grown_and_said(tiny_model(row_epsilon=0.5), DOUBLE, config)
-  if config is ZERO_KEYS:
-    assert not reason and different <= 1e-5
-  else:
-    assert 'row_epsilon=0.5' in reason and different > 1e-4
-
-
 @pytest.mark.parametrize(
   ('counts', 'config', 'references'),
   [

@@ -4,12 +4,10 @@ A split returns encoded images and labels by number, in any order and from any p
 decodes the images. TensorFlow is not needed.
 """
 
-import contextlib
 import dataclasses
 import errno
 import functools
 import hashlib
-import io
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenformer_jax.config import ImagesConfig
-from tokenformer_jax.data import records, store
+from tokenformer_jax.data import digits, records
 from tokenformer_jax.errors import TransientError, UserError, counted
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.storage import paths
@@ -74,7 +72,7 @@ class Files:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Records:
-  """The examples of one split of a TFDS dataset."""
+  """Examples with an encoded image and a label, such as those of a split of a TFDS dataset."""
 
   source: str  # the source as the config spells it, and the split
   dataset: str  # the dataset without configuration and version, and the split
@@ -144,33 +142,13 @@ def open_images(data: ImagesConfig) -> ImageSet:
   return images
 
 
-def _built_in(name: str, data: ImagesConfig) -> ImageSet:
+def _digits(name: str, data: ImagesConfig) -> ImageSet:
   del name
-  return _records(_digits(data), 'digits', 'digits', data)
-
-
-def _digits(data: ImagesConfig) -> Any:
-  """Return the TFDS builder of the built-in digits; prepare the digits if they do not exist yet."""
-  import tensorflow_datasets as tfds  # noqa: PLC0415 (slow, and only needed here)
-
-  from tokenformer_jax.data.digits import digits  # noqa: PLC0415 (imports it as well)
-
-  tfds.disable_progress_bar()
-  folder = store.cache_folder(data) / 'tfds'
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-    make = functools.partial(digits.Digits, data_dir=folder, file_format='array_record')
-    builder, target = make(), folder / 'digits'
-    if not builder.data_path.exists():
-      with store.lock(target, f'{target}'), contextlib.redirect_stdout(io.StringIO()):
-        builder = make()  # Another process may have prepared them since.
-        builder.download_and_prepare()
-  except OSError as error:
-    raise UserError(
-      f'the digits cannot be written to {folder} ({error.strerror}); set config.data.cache_dir to '
-      'a writable folder'
-    ) from error
-  return builder
+  train, test = (
+    Records(f'digits, {split}', f'digits, {split}', examples, 'image', 'label')
+    for split, examples in digits.load().items()
+  )
+  return ImageSet(tuple('0123456789'), 1, **_splits(train, test, data))
 
 
 def _tfds(name: str, data: ImagesConfig) -> ImageSet:
@@ -333,4 +311,4 @@ def _is_hidden(name: str) -> bool:
 
 
 # The function that opens a form of source, by the word before the colon of `data.source`.
-SOURCES = {'digits': _built_in, 'tfds': _tfds, 'folder': _open_folder}
+SOURCES = {'digits': _digits, 'tfds': _tfds, 'folder': _open_folder}

@@ -1,12 +1,11 @@
 """Encode pieces of text, and write the shards of a token store."""
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from tokenformer_jax.storage import paths, sealed
 
 NAMED_BAD = 100  # documents that cannot be read, of those that the index describes a shard's
 BATCH_CHARACTERS = 2**19  # characters of the documents that are encoded together
-_T = TypeVar('_T')
 
 
 def encode(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[np.ndarray]:
@@ -113,12 +111,16 @@ class ShardBuild:
 
   def write(self, tokenizer: Tokenizer) -> Shard:
     """Write the shard and its record."""
-    bad: list[UserError] = []
-    leave_out, dtype = bad.append if self.skip_bad else text.refuse, np.dtype(self.dtype)
+    bad: list[str] = []  # An error itself would keep its row in memory.
+    dtype = np.dtype(self.dtype)
+
+    def leave_out(error: UserError) -> None:
+      bad.append(str(error))
+
     with shards.temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
       files = {s: stack.enter_context(open(temporary / s, 'w+b')) for s in SPLITS}
       writers = {split: SplitWriter(file, dtype, tokenizer) for split, file in files.items()}
-      for pieces in _read_ahead(_batches(self.unit.pieces(leave_out))):
+      for pieces in _batches(self.unit.pieces(leave_out if self.skip_bad else text.refuse)):
         encoded = encode(tokenizer, pieces)
         for piece, ids in zip(pieces, encoded, strict=True):
           writers[piece.split].add(piece, ids)
@@ -131,8 +133,7 @@ class ShardBuild:
         tokens.write(temporary / 'array', np.memmap(train.name, dtype, 'r'))
         array_files = shards.put_array(temporary / 'array', self.folder / self.name)
     splits = {split: writer.result() for split, writer in writers.items()}
-    named = tuple(map(str, bad[:NAMED_BAD]))
-    shard = Shard(self.name, splits, array_files, named, len(bad))
+    shard = Shard(self.name, splits, array_files, tuple(bad[:NAMED_BAD]), len(bad))
     record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
     shards.put_json(self.folder, record_name(self.name), record)
     return shard
@@ -153,12 +154,3 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
       batch, characters = [], 0
   if batch:
     yield batch
-
-
-def _read_ahead(items: Iterator[_T]) -> Iterator[_T]:
-  """Yield items, and compute the next item in a thread while the caller works on this one."""
-  with concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool:
-    future = pool.submit(next, items, None)
-    while (item := future.result()) is not None:
-      future = pool.submit(next, items, None)
-      yield item

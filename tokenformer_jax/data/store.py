@@ -103,7 +103,7 @@ def _build(builder: '_Builder') -> Store:
 
 
 def cache_folder(config: DataConfig) -> Path:
-  """Return the folder for token stores and prepared datasets."""
+  """Return the folder for token stores and tokenizers."""
   cache = config.cache_dir or Path(
     os.environ.get('XDG_CACHE_HOME') or '~/.cache', 'tokenformer_jax'
   )
@@ -226,13 +226,13 @@ class _Builder:
       for i, unit in enumerate(self.corpus.units)
     ]
     written = self._write_shards(builds, tokenizer)
-    wholes = [bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS]
+    wholes = (bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS)
     return Index(
       made_from={key: getattr(self.config, key) for key in shards.MADE_FROM},
       dtype=dtype.name,
       tokenizer=tokenizer.to_json(),
       shards=tuple(written),
-      digest=shards.combine(wholes),
+      digest=hashlib.blake2b(b''.join(wholes), digest_size=16).hexdigest(),
       chat=template and template.to_json(),
     )
 
@@ -261,8 +261,7 @@ class _Builder:
     if self.beam:
       new = beam.write_shards(missing, tokenizer, self.beam)
     elif self.workers > 1 and len(missing) > 1:
-      writes = [build.write for build in missing]
-      new = processes.write_shards(writes, tokenizer, min(self.workers, len(missing)))
+      new = processes.write_shards(missing, tokenizer, min(self.workers, len(missing)))
     else:
       new = (build.write(tokenizer) for build in missing)
     # None: the bar is shown on a terminal only.

@@ -21,14 +21,6 @@ def ignore(error: UserError) -> None:
   del error
 
 
-def with_errors(texts: Iterator[str | UserError]) -> Iterator[str | UserError]:
-  """Yield the documents of a file; if the rest cannot be read, what is wrong with it comes last."""
-  try:
-    yield from texts
-  except UserError as error:
-    yield error
-
-
 class Source(abc.ABC):
   """Documents in a fixed order."""
 
