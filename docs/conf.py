@@ -72,8 +72,7 @@ def render_help() -> str:
   for verb in verbs.VERBS:
     command = [sys.executable, '-m', 'tokenformer_jax', verb, '--help']
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    printed = done.stdout.replace('python -m tokenformer_jax', 'tokenformer')
-    sections.append(f'\n## {verb}\n\n```text\n{printed}```\n')
+    sections.append(f'\n## {verb}\n\n```text\n{done.stdout}```\n')
   return ''.join(sections)
 
 

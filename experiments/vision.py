@@ -149,11 +149,13 @@ class Plan:
     base = self.arm('TokenFormer', seed)
     rate, steps = self.rate('TokenFormer'), STEPS
     small = self.config('TokenFormer', seed, steps, rate)
+    counts = config_lib.token_counts(small.model)
     twice = {
-      f'{config_lib.projection_path(small.model, name)}.tokens'.replace('.', '__'): 2 * count
-      for name, count in config_lib.token_counts(small.model).items()
+      'model__layer__mixer__qkv__tokens': 2 * counts['qkv'],
+      'model__layer__mixer__proj__tokens': 2 * counts['proj'],
+      'model__layer__ffn__tokens': 2 * counts['ffn'],
+      'grow__method__kind': 'zero_keys',
     }
-    twice['grow__method__kind'] = 'zero_keys'
     grown = self.config('grown', seed, steps + steps // 2, rate, init_from=str(base), **twice)
     self.run(f'grown/{seed}', grown)
     small_step, large_step = (flops.step_flops(sizes.fill_in(c)) for c in (small, grown))

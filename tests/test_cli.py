@@ -159,8 +159,8 @@ def test_a_run_grows_and_goes_on_as_the_command_says(tmp_path, server):
   assert grown.returncode == 0, grown.stderr
   to_go_on = grown.stdout.splitlines()[-1]
   here = f'--workdir={tmp_path}/grown --config.train.steps=40'
-  assert to_go_on == f'python -m tokenformer_jax train {here}'
-  done = server.run(to_go_on.split()[1:], tiny_run.ROOT)
+  assert to_go_on == f'tokenformer train {here}'
+  done = server.run(['-m', 'tokenformer_jax', *to_go_on.split()[1:]], tiny_run.ROOT)
   assert done.returncode == 0, done.stderr
   assert 'going on after step 20' in done.stderr, done.stderr
   stored = json.loads((tmp_path / 'grown/config.json').read_text())

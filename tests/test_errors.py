@@ -4,7 +4,7 @@ import pytest
 
 from tokenformer_jax.errors import misspelt, nearest
 
-CHIPS = ('v4', 'v5e', 'v5p', 'v6e', 'tpu7x', 'gpu-a100', 'gpu-h100', 'gpu-h200')
+CHIPS = ('v4', 'v5e', 'v5p', 'v6e', 'tpu7x')
 FLAGS = ('config', 'workdir', 'stopped_status')
 
 
@@ -30,7 +30,7 @@ def test_a_misspelt_name_is_recognised(name, allowed, meant):
   ('name', 'allowed'),
   [
     ('steps', FLAGS),
-    ('gpu-4090', CHIPS),
+    ('h100', CHIPS),
     ('xyz', ('replica', 'fsdp', 'tokens')),
     ('a', ('b', 'c')),
     ('lr', ('learning_rate', 'layer_decay')),

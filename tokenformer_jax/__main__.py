@@ -2,4 +2,4 @@
 
 from tokenformer_jax.cli import verbs
 
-verbs.main('python -m tokenformer_jax')
+verbs.main()

@@ -160,21 +160,6 @@ def test_a_flag_for_a_kind_that_another_flag_takes_away_is_a_mistake(load):
       load(LAYERS, kind, tokens)
 
 
-@pytest.mark.parametrize(
-  ('line', 'sentence'),
-  [
-    (
-      'c.model.variants.local = {"mixer": {"windw": 3}}',
-      "'model.variants.local.mixer.windw' is unknown; did you mean 'model.variants.local.mixer.win",
-    ),
-    ('c.model.variants.more = 3', 'config.model.variants.more is 3; it must be a section'),
-  ],
-)
-def test_a_mistake_in_a_layer_of_a_file_is_named(line, sentence, load):
-  with pytest.raises(UserError, match=sentence):
-    load(LAYERS.replace('  return c', f'  {line}\n  return c'))
-
-
 # Sources by name
 
 SOURCES = """

@@ -50,6 +50,7 @@ def test_the_entry_of_a_list_that_is_unknown_is_named():
     ('model.layer.ffn', 8, 'be a section of keys'),
     ('model.variants.local', 8, 'be a section of keys'),
     ('model.layer.ffn.kind', ['mlp'], 'be one of pattention, mlp, experts, none'),
+    ('model.layer.ffn.groups', 8, 'be a list'),
   ],
 )
 def test_a_value_of_the_wrong_type_is_refused(path, value, needed):
@@ -75,3 +76,19 @@ def test_examples_are_counted_in_64_bits():
 @pytest.mark.parametrize('value', [('wandb', 'mlflow'), ['wandb', 'mlflow']])
 def test_names_may_be_a_list_or_a_tuple(value):
   assert resolved(train__trackers=value).train.trackers == ('wandb', 'mlflow')
+
+
+def test_a_mistake_in_a_record_of_groups_is_named():
+  for record, sentence in (
+    ({'tokens': 'a'}, "groups.0.tokens is 'a'; it must be a valid integer"),
+    ({'tokenz': 3}, 'groups.0.tokenz is unknown'),
+    ({'tokens': 3, 'score': 'softmx'}, "groups.0.score.kind is 'softmx'; it must be one of "),
+  ):
+    with pytest.raises(UserError) as error:
+      config_lib.from_dict(Config, {'model': {'layer': {'ffn': {'groups': [record]}}}})
+    assert str(error.value).startswith(f'config.model.layer.ffn.{sentence}')
+
+
+def test_the_values_of_a_growth_are_checked():
+  with pytest.raises(UserError, match=r'^noise is -1\.0; it must be greater than or equal to 0$'):
+    config_lib.growth(noise=-1.0)

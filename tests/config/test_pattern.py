@@ -25,11 +25,10 @@ def _parse(pattern: str) -> tuple[Repeat, ...]:
     ('(dense moe)*6', [('dense moe', 6)]),
     ('(local*3 full)*4', [('local local local full', 4)]),
     ('full (dense moe)*2 full', [('full', 1), ('dense moe', 2), ('full', 1)]),
-    ('((dense moe)*2 full)*3', [('dense moe dense moe full', 3)]),
     # Only a repetition of several layers has a row of several layers.
     ('(layer)*3', [('layer', 3)]),
     ('(layer*2)*3', [('layer', 6)]),
-    ('((dense moe)*2)*3', [('dense moe', 6)]),
+    ('(dense moe*2 moe)*3', [('dense moe moe moe', 3)]),
     ('(dense moe)', [('dense', 1), ('moe', 1)]),
     ('layer layer layer*2', [('layer', 4)]),
     ('(dense moe)*2 (dense moe)*3', [('dense moe', 5)]),
@@ -44,19 +43,21 @@ def _run(repeats: tuple[Repeat, ...]) -> list[str]:
   return [name for repeat in repeats for name in repeat.layers * repeat.count]
 
 
-PATTERNS = st.recursive(
-  st.sampled_from(NAMES).map(lambda name: (name, [name])),
-  lambda inner: st.tuples(st.lists(inner, min_size=1, max_size=3), st.integers(1, 3)).map(
-    lambda drawn: (
-      f'({" ".join(text for text, _ in drawn[0])})*{drawn[1]}',
-      [name for _, names in drawn[0] for name in names] * drawn[1],
-    )
-  ),
-  max_leaves=8,
-)
+LAYERS = st.tuples(st.sampled_from(NAMES), st.integers(1, 3))
+ROWS = st.tuples(st.lists(LAYERS, min_size=1, max_size=4), st.integers(1, 3))
 
 
-@given(PATTERNS)
+@st.composite
+def written(draw) -> tuple[str, list[str]]:
+  """Draw a pattern and the names of its layers in order."""
+  texts, names = [], []
+  for row, times in draw(st.lists(ROWS, min_size=1, max_size=4)):
+    texts.append(f'({" ".join(f"{name}*{count}" for name, count in row)})*{times}')
+    names += [name for name, count in row for _ in range(count)] * times
+  return ' '.join(texts), names
+
+
+@given(written())
 def test_layers_run_in_the_order_that_they_are_written(pattern):
   text, names = pattern
   repeats = _parse(text)
@@ -67,18 +68,18 @@ def test_layers_run_in_the_order_that_they_are_written(pattern):
 @pytest.mark.parametrize(
   ('pattern', 'mistake'),
   [
-    ('', 'it names no layer'),
+    ('', 'names no layer'),
     ('layr*2', "'layr' is not a layer; did you mean 'layer'?"),
-    ('(dense moe', "a '(' is not closed"),
-    ('dense moe)*2', "a ')' closes nothing"),
-    ('()*2', 'a parenthesis is empty'),
+    ('(dense moe', "'(' stands where"),
+    ('dense moe)*2', "')' stands where"),
+    ('((dense moe)*2 full)*2', "'(' stands where"),
+    ('()*2', 'a parenthesis in it, names no layer'),
     ('layer*0', "after '*' comes a number from 1 to 10,000, not '0'"),
-    ('layer*-1', "not '-'"),
+    ('layer*-1', 'and there is none'),
     ('layer*2*2', "'*' stands where the name of a layer is expected"),
     ('2', '2 is not a layer; did you mean "dense*2"?'),
     ('layer*10001', 'it has more than 10,000 layers'),
-    ('((layer*9999 full)*9999 full)*9999', 'it has more than 10,000 layers'),
-    ('(' * 5000 + 'layer', 'it has more than 20 nested parentheses'),
+    ('(layer*9999 full)*9999', 'it has more than 10,000 layers'),
   ],
 )
 def test_a_malformed_pattern_is_refused_in_one_sentence(pattern, mistake):

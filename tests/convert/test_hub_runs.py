@@ -11,7 +11,6 @@ import tiny_run
 import tokenizers as hf
 
 import tokenformer_jax
-from tokenformer_jax import config as config_lib
 from tokenformer_jax.convert import tensor_files
 from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.data import shards
@@ -91,27 +90,15 @@ def test_a_run_is_trained_on_documents_as_it_is_asked(root, training, tmp_path):
   assert trained.evaluate(texts)['loss'] == pytest.approx(logged, abs=1e-4)
 
 
-def test_growth_keeps_the_logits_and_trains(root, training, tmp_path):
+def test_a_grown_run_computes_the_same_and_learns_from_a_wider_one(root, training, tmp_path):
   run = tokenformer_jax.load(root / 'run')
-  wider = run.grow(tmp_path / 'tokens', {'qkv': 8, 'ffn': 16})
-  np.testing.assert_allclose(wider.logits(TEXTS), run.logits(TEXTS), atol=1e-5)
-  deeper = wider.grow(tmp_path / 'layers', layers=3)
-  np.testing.assert_allclose(deeper.logits(TEXTS), run.logits(TEXTS), atol=1e-5)
-  trained = deeper.train(3, workdir=tmp_path / 'trained', **training)
-  assert np.abs(trained.logits(TEXTS) - run.logits(TEXTS)).max() > 0, 'nothing was learned'
-
-
-def test_a_widened_run_teaches_a_tokenformer_which_teaches_the_run(root, training, tmp_path):
-  run = tokenformer_jax.load(root / 'run')
+  tokens = run.grow(tmp_path / 'tokens', {'qkv': 8, 'ffn': 16})
+  deeper = tokens.grow(tmp_path / 'layers', layers=3)
   teacher = run.grow(tmp_path / 'teacher', width=32, method='hypercloning')
-  np.testing.assert_allclose(teacher.logits(TEXTS), run.logits(TEXTS), atol=1e-4)
-  config = config_lib.defaults()
-  config.update_from_flattened_dict(tiny_run.CHANGES | {'train.steps': 2})
-  config.data.update(training['data'], tokenizer=run.config.data.tokenizer)
-  config.distill.teacher = str(teacher.directory)
-  student = tokenformer_jax.train(config, tmp_path / 'student')
-  taught = run.train(
-    2, workdir=tmp_path / 'taught', distill={'teacher': str(student.directory)}, **training
-  )
-  for learned in (student, taught):
-    assert np.isfinite(outcomes.losses(learned.directory, 'train/distill_loss')[2])
+  wanted = run.logits(TEXTS)
+  np.testing.assert_allclose(deeper.logits(TEXTS), wanted, atol=1e-5)
+  np.testing.assert_allclose(teacher.logits(TEXTS), wanted, atol=1e-4)
+  distill = {'teacher': str(teacher.directory)}
+  trained = deeper.train(2, workdir=tmp_path / 'trained', distill=distill, **training)
+  assert np.isfinite(outcomes.losses(trained.directory, 'train/distill_loss')[2])
+  assert np.abs(trained.logits(TEXTS) - wanted).max() > 0, 'nothing was learned'

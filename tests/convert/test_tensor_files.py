@@ -43,13 +43,6 @@ def _assert_same(got, want, dtype='float32'):
     assert got[name].tobytes() == array.tobytes(), f'{name}: other bits'
 
 
-@EACH_FORMAT
-@EACH_DTYPE
-def test_files_of_both_formats_are_read(tmp_path, suffix, dtype):
-  path = _write(tmp_path / f'model{suffix}', dtype=dtype)
-  _assert_same(_read(path), _weights(), dtype)
-
-
 @EACH_DTYPE
 @pytest.mark.parametrize('most_bytes', [10**9, 40])
 def test_the_safetensors_library_reads_what_is_written(tmp_path, dtype, most_bytes):
@@ -227,7 +220,7 @@ def test_a_sharded_set_is_whole_or_refused(tmp_path, suffix):
   _assert_same(_read(tmp_path), weights)
   for changes, match in (
     ({'d': f'model-0{suffix}'}, 'puts the tensor d into model-0.*, which does not hold it'),
-    ({'b': f'model-0{suffix}'}, 'tensor b'),
+    ({'b': f'model-0{suffix}'}, 'puts the tensor b into model-0'),
     ({'b': f'model-9{suffix}'}, r'names model-9.*\(1 of 4 shards are missing\); fetch'),
     ({'b': f'../model-1{suffix}'}, 'names shards that are not'),
   ):

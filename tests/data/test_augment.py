@@ -73,7 +73,7 @@ def test_a_grey_image_of_16_bits_looks_like_the_same_of_8_bits(channels):
 
 
 def test_a_large_jpeg_decoded_at_a_part_of_its_size_looks_the_same():
-  smooth = Image.fromarray(_rng().integers(0, 256, (6, 8, 3), np.uint8)).resize((1600, 1200))
+  smooth = Image.fromarray(_rng().integers(0, 256, (6, 8, 3), np.uint8)).resize((800, 600))
   jpeg, png = io.BytesIO(), io.BytesIO()
   smooth.save(jpeg, 'jpeg', quality=95)
   smooth.save(png, 'png')
@@ -85,12 +85,12 @@ def test_a_large_jpeg_decoded_at_a_part_of_its_size_looks_the_same():
 
 def test_crops_lie_in_the_image_and_have_the_area_asked_for():
   areas = []
-  for seed in range(300):
+  for seed in range(100):
     left, top, right, bottom = augment.random_crop((90, 60), 0.2, _rng(seed))
     assert 0 <= left < right <= 90 and 0 <= top < bottom <= 60
     assert 0.74 < (right - left) / (bottom - top) < 1.34
     areas.append((right - left) * (bottom - top) / 5400)
-  assert min(areas) >= 0.199 and max(areas) > 0.8
+  assert min(areas) >= 0.199 and max(areas) > 0.75
 
 
 @pytest.mark.parametrize('mode', ['L', 'RGB'])
@@ -114,8 +114,8 @@ def test_two_operations_each_every_other_time(monkeypatch):
   calls = []
   counted = {name: lambda image, s: calls.append(s) or image for name in rand_augment.OPERATIONS}
   monkeypatch.setattr(rand_augment, 'OPERATIONS', counted)
-  for seed in range(400):
+  for seed in range(200):
     rand_augment.apply(_gradient('L'), 9, _rng(seed))
-  assert 330 < len(calls) < 470
+  assert 160 < len(calls) < 240
   np.testing.assert_allclose(np.mean(np.abs(calls)), 0.9, atol=0.01)
   assert 0.01 < np.std(np.abs(calls)) < 0.06 and min(calls) < 0 < max(calls)

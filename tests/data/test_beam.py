@@ -78,10 +78,5 @@ def test_flags_of_clusters_are_understood_and_mistakes_are_named():
   ):
     options = beam.read_options(flags).get_all_options(drop_default=True)
     assert len(options) == len(flags.split()), 'a flag of docs/data.md is lost'
-  for flags, message in {
-    '--runner=Flinck': 'Unexpected pipeline runner: Flinck',
-    '--direct_workers=2': '--direct_workers is not a flag of the DirectRunner',
-    'DirectRunner': 'DirectRunner is not a flag',
-  }.items():
-    with pytest.raises(UserError, match=message):
-      beam.read_options(flags)
+  with pytest.raises(UserError, match='Unexpected pipeline runner: Flinck'):
+    beam.read_options('--runner=Flinck')

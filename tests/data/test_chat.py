@@ -173,16 +173,10 @@ def test_tables_have_the_columns_that_decide(tmp_path):
     store.prepare(config)
 
 
-def test_a_name_without_a_value_is_not_learned_as_nothing():
-  with pytest.raises(
-    UserError, match=r"cannot be written by T: UndefinedError: .*attribute 'name'"
-  ):
-    _learned(TURNS, WITH_NAMES)
-  asked = Template('T', WITH_NAMES, {}).render(QUESTION, ask=True)
-  assert asked.text == f': {QUESTION[0]["content"]}', 'a folder answers otherwise than transformers'
+def test_a_name_without_a_value_is_empty_as_in_transformers():
   tests = "{{ tools is none and documents is none }}{{ bos_token }}{{ '!' if more is defined }}"
-  template = Template('T', f'{tests}{WITH_NAMES}'.replace('{{ m.name }}', ''), {})
-  assert template.render(TURNS).text.startswith('True: What is')
+  rendered = Template('T', f'{tests}{WITH_NAMES}', {}).render(TURNS)
+  assert rendered.text.startswith('True: What is')
 
 
 def _template(tmp_path, source: str) -> Template:
@@ -195,12 +189,6 @@ def test_a_template_asks_for_what_it_teaches(tmp_path):
   with pytest.raises(UserError, match=r"T.jinja writes '<\|assistant\|>' before an answer, which"):
     _template(tmp_path, silent)
   _template(tmp_path, silent.replace("{{- '<|' ~ message.role ~ '|>\\n' }}", ''))
-
-
-@pytest.mark.parametrize('source', ["{{ 'a' * 2000000000 }}", '{{ 10 ** (10 ** 9) }}'])
-def test_a_template_multiplies_within_limits(source):
-  with pytest.raises(UserError, match='cannot be written by T: it makes a text or number of more'):
-    _learned(TURNS, WITH_NAMES.replace('m.name', '3 * 2') + source)
 
 
 def test_only_answers_carry_loss_in_a_store(tmp_path):
@@ -337,10 +325,11 @@ def test_masks_of_documents_need_conversations_without_an_end_inside(tmp_path, t
     open_sources(dataclasses.replace(config, documents='masked'), 0)
 
 
-@pytest.mark.parametrize('size', [200, 2**15, 2**15 + 1, 2**17])
+@pytest.mark.parametrize('size', [200, 2**15, 2**15 + 1, 2**16, 2**16 + 1])
 def test_marks_in_files_and_arrays_are_the_same(size):
   ids = np.array([0, size - 1, 5, 0, size - 1], np.int32)
   ids[2:] = marks.flip(ids[2:])
   dtype = shards.token_dtype(size, marked=True)
   np.testing.assert_array_equal(marks.unpack(marks.pack(ids, dtype)), ids)
   assert dtype.itemsize == (2 if size <= 2**15 else 4), 'a store is larger than needed'
+  assert shards.token_dtype(size, marked=False).itemsize == (2 if size <= 2**16 else 4)

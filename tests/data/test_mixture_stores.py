@@ -32,8 +32,6 @@ def _name_stores(config: DataConfig, folder: str) -> DataConfig:
 
 
 def test_a_run_finds_the_stores_that_were_made_for_its_mixture(config, monkeypatch):
-  with pytest.raises(UserError, match=r'bpe:280 of config\.data\.mixture was not trained yet'):
-    store_folders(config)
   made = make_stores(config, None)
   assert {name: one.path for name, one in made.items()} == store_folders(config)
   monkeypatch.setattr(store._Builder, 'build', lambda self: pytest.fail('it is made again'))

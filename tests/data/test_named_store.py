@@ -56,7 +56,9 @@ def test_a_named_store_of_another_tokenizer_is_refused(tmp_path):
 def test_a_named_store_that_changed_is_not_built_again(tmp_path):
   built = prepare(_config(tmp_path))
   (built.path / '00000/c/0').unlink()
-  with pytest.raises(UserError, match=r'config\.data\.store is .*00000/c/0 is missing; remove'):
+  with pytest.raises(
+    UserError, match=r'config\.data\.store is .*00000/c/0 is missing; make it .* in a new'
+  ):
     prepare(_config(tmp_path, store=str(built.path)))
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -46,13 +45,14 @@ def _of_array(tokens: np.ndarray, size: int, **options) -> TrainBatches:
   return TrainBatches(sources=[tokens], rows=range(size), batch_size=size, **options)
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**40), epoch=st.integers(0, 10**9), n=st.integers(1, 200))
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**40), epoch=st.integers(0, 10**9), n=st.integers(1, 100))
 def test_an_epoch_visits_each_sample_once(seed, epoch, n):
   visited = [sample_index(seed, epoch * n + i, n) for i in range(n)]
   assert sorted(visited) == list(range(n)), 'samples are repeated or left out within an epoch'
 
 
+@settings(max_examples=30, deadline=None)
 @given(
   parts=st.lists(st.tuples(st.integers(1, 50), st.integers(0, 20)), min_size=1, max_size=6),
   first=st.integers(0, 10**6),
@@ -69,7 +69,7 @@ def test_any_batch_sizes_after_each_other_visit_each_position_once(parts, first)
   assert visited == list(range(len(visited))), 'a resumed run repeats or skips samples'
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(step=st.integers(0, 1000), sample=st.integers(0, 10**6), size=st.integers(1, 9))
 def test_a_run_that_begins_anywhere_reads_the_samples_from_there_on(step, sample, size):
   tokens, begin = np.arange(1000, dtype=np.uint16), order.Position(step, sample)
@@ -83,7 +83,7 @@ def test_a_run_that_begins_anywhere_reads_the_samples_from_there_on(step, sample
 
 
 def test_epochs_and_seeds_have_orders_of_their_own():
-  n = 1000
+  n = 100
   orders = [
     tuple(sample_index(seed, epoch * n + i, n) for i in range(n))
     for seed in range(3)
@@ -108,9 +108,8 @@ def test_a_row_holds_inputs_and_targets():
   np.testing.assert_array_equal(np.diff(rows, axis=1), 1, 'a window is not contiguous')
 
 
-@pytest.mark.parametrize('hosts', [1, 2, 8])
-def test_hosts_share_the_global_batch(store, config, hosts):
-  share = BATCH // hosts
+def test_hosts_share_the_global_batch(store, config):
+  hosts, share = 2, BATCH // 2
   parts = [
     _train(store, config, 5, 4, range(host * share, (host + 1) * share)) for host in range(hosts)
   ]
@@ -128,17 +127,6 @@ def test_resuming_continues_the_order(store, config):
   )
 
 
-def test_a_run_may_go_on_with_another_batch_size(store, config):
-  seen = order.Position(5, 5 * BATCH)
-  large = one_source(store, dataclasses.replace(config, batch_size=2 * BATCH), SEED)
-  batches = large.train_batches(range(2 * BATCH), 5, 7, seen)
-  np.testing.assert_array_equal(
-    np.concatenate(list(batches)),
-    np.concatenate(_train(store, config, 5, 4)),
-    'the samples are not those that the smaller batches would have had',
-  )
-
-
 def test_seeking_reads_nothing_before_the_step(store, config, monkeypatch):
   steps, read = [], TrainBatches.__getitem__
   monkeypatch.setattr(
@@ -151,17 +139,9 @@ def test_seeking_reads_nothing_before_the_step(store, config, monkeypatch):
   assert len(steps) <= config.prefetch + 1, 'more is read ahead than config.data.prefetch'
 
 
-def test_a_worker_maps_the_tokens_again(store):
-  steps = _of_array(store.train, 2)
-  data = pickle.dumps(steps)
-  assert len(data) < 1000, 'the whole corpus is sent to each worker'
-  np.testing.assert_array_equal(pickle.loads(data)[3], steps[3], 'a worker reads other tokens')
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('workers', [1, 2])
-def test_worker_processes_give_the_same_batches(store, config, workers):
-  parallel = dataclasses.replace(config, workers=workers)
+def test_worker_processes_give_the_same_batches(store, config):
+  parallel = dataclasses.replace(config, workers=2)
   np.testing.assert_array_equal(
     _train(store, parallel, 1_000_000, 20),
     _train(store, config, 1_000_000, 20),
@@ -169,6 +149,7 @@ def test_worker_processes_give_the_same_batches(store, config, workers):
   )
 
 
+@pytest.mark.slow
 def test_unfinished_batches_do_not_keep_the_process_alive(store, config):
   del store  # is built, so that the process prints nothing
   script = f"""
@@ -189,7 +170,7 @@ print(next(batches).shape)
   assert (result.returncode, result.stderr) == (0, ''), 'leaving the loop early is not clean'
 
 
-@pytest.mark.parametrize('batch_size', [1, 7, 8, 1000])
+@pytest.mark.parametrize('batch_size', [7, 1000])
 def test_validation_visits_every_window_once(store, config, batch_size):
   config = dataclasses.replace(config, batch_size=batch_size)
   rows = np.concatenate(list(validation_batches(store, config, range(batch_size))))

@@ -41,7 +41,7 @@ def inputs(stages, position=order.BEGINNING) -> list[np.ndarray]:
 SIZES = st.tuples(st.integers(0, 6), st.integers(1, 5), st.sampled_from([1, 2, 4, 8]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(SIZES, min_size=1, max_size=5))
 def test_no_token_of_an_epoch_comes_twice_and_few_are_left_out(stages):
   seen = np.concatenate([batch.ravel() for batch in [np.array([], int), *inputs(stages)]])
@@ -56,7 +56,7 @@ def order_of_tokens() -> np.ndarray:
   return np.concatenate([batch.ravel() for batch in inputs([(COUNT, 1, LONGEST)])])
 
 
-@pytest.mark.parametrize('length', [1, 2, 4])
+@pytest.mark.parametrize('length', [1, 4])
 def test_short_sequences_are_the_parts_of_the_longest_in_turn(length):
   short = np.concatenate([batch.ravel() for batch in inputs([(80 // length, 4, length)])])
   np.testing.assert_array_equal(short, order_of_tokens()[: len(short)])

@@ -26,15 +26,15 @@ from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import corpus, store
 
 if __name__ == '__main__':
-  corpus.UNIT_BYTES = 4000
-  print(store.make(TextConfig(**json.loads(sys.argv[1])), workers=int(sys.argv[2])).digest)
+  corpus.UNIT_BYTES = 2000
+  store.make(TextConfig(**json.loads(sys.argv[1])), workers=2)
 """
 
 
-def _write(folder: Path, files: int = 12, documents: int = 40) -> DataConfig:
+def _write(folder: Path, files: int = 12) -> DataConfig:
   (folder / 'corpus').mkdir()
   for i in range(files):
-    lines = [json.dumps({'text': f'document {j} of {i}: naïve {i * j}'}) for j in range(documents)]
+    lines = [json.dumps({'text': f'document {j} of {i}: naïve {i * j}'}) for j in range(40)]
     (folder / f'corpus/{i:02}.jsonl').write_text('\n'.join(lines))
   return byte_config(folder, f'files:{folder}/corpus', tokenizer='bpe:300', validation_fraction=0.2)
 
@@ -44,15 +44,12 @@ def _files(folder: Path) -> dict[str, bytes]:
   return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def _start(folder: Path, config: DataConfig, workers: int) -> subprocess.Popen:
+def _start(folder: Path, config: DataConfig) -> subprocess.Popen:
   script = folder / 'make.py'
   script.write_text(_MAKE)
   return subprocess.Popen(
-    [sys.executable, str(script), json.dumps(vars(config) | {'mixture': {}}), str(workers)],
+    [sys.executable, str(script), json.dumps(vars(config) | {'mixture': {}})],
     env=os.environ | {'PYTHONPATH': str(ROOT)},
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
   )
 
 
@@ -105,55 +102,31 @@ def test_bad_documents_are_left_out_by_choice_and_counted(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_store_is_the_same_bytes_for_any_number_of_workers(tmp_path, monkeypatch):
-  config = _write(tmp_path)
+@pytest.mark.parametrize('kills', [1, pytest.param(10, marks=pytest.mark.full_size)])
+def test_a_build_by_processes_that_is_killed_gives_the_same_bytes(tmp_path, monkeypatch, kills):
+  config = _write(tmp_path, files=100)
+  monkeypatch.setattr(corpus, 'UNIT_BYTES', 2000)
   lines = [json.dumps({'text': f'document {i} of a long file'}) for i in range(400)]
   (tmp_path / 'corpus/long.jsonl').write_text('\n'.join(lines))
-  monkeypatch.setattr(corpus, 'UNIT_BYTES', 4000)
-  one = _files(store.make(config).path)
-  assert len([name for name in one if name.endswith('/c/0')]) > 9
-  for workers in (2, 3):
-    other = dataclasses.replace(config, cache_dir=str(tmp_path / f'cache{workers}'))
-    assert _files(store.make(other, workers=workers).path) == one
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('kills', [3, pytest.param(10, marks=pytest.mark.full_size)])
-def test_a_build_that_is_killed_gives_the_same_bytes(tmp_path, kills):
-  config = _write(tmp_path, files=200, documents=100)
-  unbroken = dataclasses.replace(config, store=str(tmp_path / 'unbroken'))
-  with _start(tmp_path, unbroken, 2) as process:
-    digest, said = process.communicate()
-  assert process.returncode == 0, said
+  unbroken = _files(store.make(config).path)
   broken, chance = dataclasses.replace(config, store=str(tmp_path / 'broken')), random.Random(0)
   written = 0
   for _ in range(kills):
-    with _start(tmp_path, broken, 2) as process:
+    with _start(tmp_path, broken) as process:
       written += chance.randrange(8)
-      while len(list((tmp_path / 'broken').glob('0*.json'))) <= written:
+      # The children are two processes, and the tracker of resources of Python.
+      while (
+        len(list((tmp_path / 'broken').glob('0*.json'))) <= written
+        or len(children := _children(process.pid)) < 3
+      ):
         assert process.poll() is None, 'the build was too fast to be killed'
       process.send_signal(signal.SIGKILL)
-      process.communicate()
-  with _start(tmp_path, broken, 2) as process:
-    printed, said = process.communicate()
-  assert (process.returncode, printed) == (0, digest), said
-  assert _files(tmp_path / 'broken') == _files(tmp_path / 'unbroken')
-
-
-@pytest.mark.slow
-def test_the_processes_end_with_the_command(tmp_path):
-  config = _write(tmp_path, files=200, documents=2000)
-  with _start(tmp_path, config, 2) as process:
     deadline = time.monotonic() + 60
-    while len(children := _children(process.pid)) < 3:  # two, and Python's tracker of resources
-      assert time.monotonic() < deadline and process.poll() is None, 'no processes are started'
+    while any(_runs(child) for child in children):
+      assert time.monotonic() < deadline, 'processes stay behind a killed command'
       time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-  deadline = time.monotonic() + 20
-  while any(_runs(child) for child in children):
-    assert time.monotonic() < deadline, 'processes stay behind a killed command'
-    time.sleep(0.05)
+  assert len(unbroken) > 200 and not (tmp_path / 'broken/meta.json').exists()
+  assert _files(store.make(broken, workers=2).path) == unbroken
 
 
 def _children(pid: int) -> list[int]:
@@ -189,25 +162,15 @@ def test_a_store_is_made_in_a_bucket(tmp_path, bucket, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_command_makes_a_store_that_a_run_trains_on(tmp_path):
+def test_the_command_makes_a_store_and_counts_what_it_leaves_out(tmp_path, server):
   config = _write(tmp_path)
   with (tmp_path / 'corpus/03.jsonl').open('a') as file:
     file.write('\nno JSON')
-  flags = [
-    '--config=configs/lm_stdlib.py',
-    f'--config.data.source={config.source}',
-    '--config.data.tokenizer=bpe:300',
-  ]
-  command = [sys.executable, '-m', 'tokenformer_jax', 'prepare', *flags, f'--out={tmp_path}/out']
-
-  def run(arguments: list[str]) -> subprocess.CompletedProcess:
-    environment = os.environ | {'PYTHONPATH': str(ROOT)}
-    return subprocess.run(arguments, capture_output=True, text=True, env=environment, cwd=ROOT)
-
-  done = run(command)
-  assert done.returncode == 2 and 'error: ' in done.stderr, done.stderr
-  assert '03.jsonl, line 41, is not valid JSON' in done.stderr
-  done = run([*command, '--bad=skip', '--workers=2'])
+  flags = [f'--config.data.source={config.source}', '--config.data.tokenizer=bpe:300']
+  command = ['-m', 'tokenformer_jax', 'prepare', '--config=configs/lm_stdlib.py', *flags]
+  done = server.run([*command, f'--out={tmp_path}/out'], ROOT)
+  assert done.returncode == 2 and '03.jsonl, line 41, is not valid JSON' in done.stderr
+  done = server.run([*command, f'--out={tmp_path}/out', '--bad=skip', '--workers=1'], ROOT)
   assert done.returncode == 0, done.stderr
   assert f'left out: {tmp_path}/corpus/03.jsonl, line 41, is not valid JSON' in done.stderr
   assert done.stdout.startswith(f'{tmp_path}/out: ') and 'of 480 documents' in done.stdout

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -52,10 +50,9 @@ def test_every_document_is_in_one_split(tmp_path, tokenizer):
   assert sorted(documents) == sorted(TEXTS), 'the store lost, repeated or changed documents'
 
 
-@pytest.mark.parametrize('characters', [1, 100])
-def test_the_store_does_not_depend_on_the_batches(tmp_path, monkeypatch, characters):
+def test_the_store_does_not_depend_on_the_batches(tmp_path, monkeypatch):
   whole = prepare(_config(tmp_path))
-  monkeypatch.setattr(shard_writer, 'BATCH_CHARACTERS', characters)
+  monkeypatch.setattr(shard_writer, 'BATCH_CHARACTERS', 100)
   batched = prepare(_config(tmp_path, cache_dir=str(tmp_path / 'other')))
   assert batched.digest == whole.digest, 'tokens depend on what is encoded together'
 
@@ -71,32 +68,11 @@ def test_counts_describe_the_files(tmp_path):
     assert store.bytes_per_token(split) == expected, 'bits per byte will be wrong'
 
 
-def test_splits_do_not_depend_on_other_documents(tmp_path):
-  (tmp_path / 'part').mkdir()
-  all_texts = prepare(_config(tmp_path))
-  part = prepare(_config(tmp_path / 'part', texts=TEXTS[::-3]))
-  expected = [text for text in _documents(all_texts, 'validation') if text in TEXTS[::-3]]
-  assert sorted(_documents(part, 'validation')) == sorted(expected), (
-    'adding or reordering documents moves others between training and validation'
-  )
-
-
 def test_the_split_is_the_same_on_every_machine():
   chosen = [i for i in range(40) if corpus.is_validation(TEXTS[i], 0.2)]
   assert chosen == [12, 14, 15, 18, 20, 30, 33, 34, 38], (
     'the hash of the split changed: validation text of old runs is trained on'
   )
-
-
-def test_tokens_are_16_bits_wide_where_that_is_enough(tmp_path, monkeypatch):
-  assert prepare(_config(tmp_path)).train.dtype == np.uint16, 'the store is larger than needed'
-
-  class Large(tokenizers.ByteTokenizer):
-    size = 2**16 + 1
-
-  monkeypatch.setattr(tokenizers, 'load', lambda spec: Large())
-  wide = prepare(_config(tmp_path, cache_dir=str(tmp_path / 'other')))
-  assert wide.train.dtype == np.uint32, 'large ids are cut to 16 bits'
 
 
 @pytest.mark.parametrize(
@@ -113,11 +89,10 @@ def test_a_change_leads_to_another_store(tmp_path, change):
   assert changed.path != built.path, 'a run trains on the tokens of another config'
 
 
-@pytest.mark.parametrize('file', ['00000/c/0', '00000/zarr.json', 'meta.json'])
 @pytest.mark.parametrize('missing', [False, True], ids=['cut', 'missing'])
-def test_a_damaged_store_is_built_again(tmp_path, file, missing):
+def test_a_damaged_store_is_built_again(tmp_path, missing):
   built = prepare(_config(tmp_path))
-  path, tokens = built.path / file, built.train[:].tolist()
+  path, tokens = built.path / '00000/c/0', built.train[:].tolist()
   path.unlink() if missing else path.write_bytes(path.read_bytes()[:-2])
   assert prepare(_config(tmp_path)).train[:].tolist() == tokens, 'a run trains on a damaged store'
 
@@ -167,14 +142,13 @@ def test_the_default_cache_follows_xdg(tmp_path, monkeypatch):
   assert store.path.parent == parent, 'the cache is not where the documentation says'
 
 
-@pytest.mark.parametrize('file', ['c/0', 'zarr.json'])
-def test_a_file_that_changed_is_named(tmp_path, file):
+def test_a_file_that_changed_is_named(tmp_path):
   built = prepare(_config(tmp_path))
-  path = built.path / '00000' / file
+  path = built.path / '00000/zarr.json'
   content = bytearray(path.read_bytes())
   content[len(content) // 2] ^= 1
   path.write_bytes(content)
-  with pytest.raises(UserError, match=f'^{path} has changed since it was written; remove that'):
+  with pytest.raises(UserError, match=f'^{path} has changed since it was written; if .* remove it'):
     shards.verify(built.path)
 
 
@@ -219,25 +193,6 @@ def test_a_builder_that_was_replaced_publishes_nothing(tmp_path, monkeypatch):
   assert (claim.directory_for(folders[0]) / '2.json').exists(), (
     'the claim of the successor was removed'
   )
-
-
-@pytest.mark.slow
-def test_processes_that_build_the_same_store_agree(tmp_path):
-  config = _config(tmp_path)
-  script = (
-    'import json, sys; from tokenformer_jax.config import TextConfig; '
-    'from tokenformer_jax.data import store; '
-    'print(store.prepare(TextConfig(**json.loads(sys.argv[1]))).digest)'
-  )
-  command = [sys.executable, '-c', script, json.dumps(vars(config) | {'mixture': {}})]
-  environment = os.environ | {'PYTHONPATH': str(Path(__file__).parents[2])}
-  processes = [
-    subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)
-  ]
-  outputs = [process.communicate(timeout=120)[0] for process in processes]
-  assert [process.returncode for process in processes] == [0, 0], 'one of the builders failed'
-  assert outputs == [prepare(config).digest + '\n'] * 2, 'the builders have different stores'
-  assert not _unfinished(tmp_path), 'a builder leaves its folder behind'
 
 
 def _many_shards(folder: Path, monkeypatch) -> DataConfig:

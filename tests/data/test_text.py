@@ -4,14 +4,14 @@ import errno
 import gzip
 import json
 import os
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import tensorflow_datasets as tfds
 import zstandard
+from tiny_text import tiny_text
 
 from tokenformer_jax.data import reading, text_stdlib, text_tfds
 from tokenformer_jax.data.sources import open_source
@@ -46,19 +46,9 @@ def test_a_jsonl_file_has_a_document_a_line(tmp_path, suffix):
   assert _read(path) == DOCUMENTS, f'documents of a .jsonl{suffix} file are lost or changed'
 
 
-@pytest.mark.parametrize('suffix', ['', '.gz', '.zst'])
-def test_a_text_file_is_one_document(tmp_path, suffix):
-  path = tmp_path / f'a.txt{suffix}'
-  path.write_bytes(_pack('ä\r\nb\n'.encode(), suffix))
-  assert _read(path) == ['ä\r\nb\n'], f'the text of a .txt{suffix} file is changed'
-
-
-def test_files_are_sorted_and_globs_reach_into_folders(tmp_path):
-  for name in ('b/c.txt', 'b/a.txt', 'a.txt', 'c.md'):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(name)
-  assert _read(f'{tmp_path}/**/*.txt') == ['a.txt', 'b/a.txt', 'b/c.txt'], 'files are out of order'
+def test_a_text_file_is_one_document(tmp_path):
+  (tmp_path / 'a.txt').write_bytes('ä\r\nb\n'.encode())
+  assert _read(tmp_path / 'a.txt') == ['ä\r\nb\n'], 'the text is changed'
 
 
 def test_halves_of_surrogate_pairs_are_replaced(tmp_path):
@@ -85,12 +75,11 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     _read(path)
 
 
-@pytest.mark.parametrize('name', ['a.jsonl', 'a.txt'])
 @pytest.mark.parametrize('suffix', ['.gz', '.zst'])
 @pytest.mark.parametrize('damage', ['cut short', 'garbage'])
-def test_a_damaged_archive_is_an_error(tmp_path, name, suffix, damage):
+def test_a_damaged_archive_is_an_error(tmp_path, suffix, damage):
   packed = _pack(JSONL, suffix)
-  path = tmp_path / (name + suffix)
+  path = tmp_path / f'a.jsonl{suffix}'
   path.write_bytes(packed[:-5] if damage == 'cut short' else b'garbage' + packed[7:])
   with pytest.raises(UserError, match=f'^{path} is damaged or cut short'):
     _read(path)
@@ -101,21 +90,17 @@ def test_a_folder_stands_for_its_files(tmp_path):
     path = tmp_path / 'x[1]' / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text('' if name == 'empty' else name)
-  for spec in (f'{tmp_path}/x[1]', f'{tmp_path}/x[1]/'):
+  for spec in (f'{tmp_path}/x[1]', f'{tmp_path}/x[[]1]/**/*'):
     assert _read(spec) == ['a.txt', 'b/[d].md', 'b/c.txt'], (
       'a folder is not all of its text files, or hidden ones are trained on'
     )
 
 
 OTHERS = {
-  'b.txt': (b'PAR1\x15\x04\x15\0', 'is a Parquet table; name it as parquet:/.*b.txt$'),
-  'd': (b'ARROW1\0\0\xff\xff', 'is an Arrow or Feather table; write it as Parquet'),
-  'f.zip': (b'PK\x03\x04\x14\0', 'is packed with zip; unpack it'),
-  'i.txt': (gzip.compress(b'text'), r'is packed with gzip; rename it to end in \.gz'),
-  'j.txt': (zstandard.compress(b'text'), r'packed with zstd; rename it to end in \.zst'),
-  'k.txt': ('text'.encode('utf-16'), 'is text in UTF-16; .*: iconv -f UTF-16 -t UTF-8'),
-  'l.md': (b'\x89PNG\r\n\x1a\n\0', 'is not text: its byte 8 is NUL'),
-  'n.txt': (b'text\n' * 40_000 + bytes(3000), 'its byte 200000 is NUL, as a crash or a full disk'),
+  'b.parquet': (b'PAR1\x15\x04\x15\0', 'its byte 7 is NUL; .* name Parquet tables as parquet:GLOB'),
+  'i.txt': (gzip.compress(b'text'), 'its byte 3 is NUL'),
+  'j.txt': (zstandard.compress(b'text'), 'its byte 7 is NUL'),
+  'k.txt': ('text'.encode('utf-16'), 'its byte 3 is NUL'),
   'o.jsonl': (JSONL + bytes(10), 'line 4, is not valid JSON .*; a line must be a JSON object'),
   'p.json': (
     b'{\n  "text": "a"\n}\n',
@@ -131,19 +116,6 @@ def test_a_file_that_is_not_text_is_named(tmp_path, name):
   path.write_bytes(content)
   with pytest.raises(UserError, match=f'^{path},? .*({sentence})'):
     _read(path)
-
-
-def test_text_is_text_whatever_it_looks_like(tmp_path):
-  contents = {
-    'a.txt': 'text,n\na,1\n',
-    'b.txt': '["a"]',
-    'd.txt': 'PAR1 is how a Parquet file begins; PK is not\n',
-    'e.csv': '',
-    'f.md': '\f\x1b[1mbold\x1b[0m\b',
-  }
-  for name, content in contents.items():
-    (tmp_path / name).write_text(content)
-  assert _read(tmp_path) == [text for text in contents.values() if text], 'text is refused'
 
 
 @pytest.mark.parametrize('name', ['a.ndjson', 'a.json', 'A.JSON', 'c4-train.00000.json.gz'])
@@ -171,23 +143,21 @@ def test_a_dotted_name_is_a_field_inside_another(tmp_path):
       _read(path, name)
 
 
-@pytest.mark.parametrize('name', ['a.txt.zst', 'a.jsonl.zst'])
-@pytest.mark.parametrize('window_log', [31, 20])
-def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch, name, window_log):
-  monkeypatch.setattr(reading, 'LONGEST_DOCUMENT', 2**26)
-  frame = b'\x28\xb5\x2f\xfd\0' + bytes([(window_log - 10) << 3])
+def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(reading, 'LONGEST_DOCUMENT', 2**25)
+  frame = b'\x28\xb5\x2f\xfd\0' + bytes([(31 - 10) << 3])
   for last in [False] * 3999 + [True]:  # blocks that repeat a byte 2 ** 17 times
     frame += (2**17 << 3 | 1 << 1 | last).to_bytes(3, 'little') + b'a'
-  path = tmp_path / name
+  path = tmp_path / 'a.jsonl.zst'
   path.write_bytes(frame)  # 16 KB, of 500 MiB
   tracemalloc.start()
   try:
-    with pytest.raises(UserError, match='document of more than 64 MiB'):
+    with pytest.raises(UserError, match='document of more than 32 MiB'):
       _read(path)
     peak = tracemalloc.get_traced_memory()[1]
   finally:
     tracemalloc.stop()
-  assert peak < 300 * 2**20, f'a file of 16 KB takes {peak >> 20} MiB of memory'
+  assert peak < 150 * 2**20, f'a file of 16 KB takes {peak >> 20} MiB of memory'
 
 
 def test_a_file_of_a_wide_window_is_read(tmp_path):
@@ -198,11 +168,11 @@ def test_a_file_of_a_wide_window_is_read(tmp_path):
   assert _read(tmp_path / 'a.txt.zst') == [block.decode()], 'what `zstd --long=31` made is lost'
 
 
-@pytest.mark.parametrize('name', ['a.txt', 'a.jsonl', 'a.txt.gz'])
+@pytest.mark.parametrize('name', ['a.txt', 'a.jsonl'])
 def test_a_document_has_a_limit(tmp_path, monkeypatch, name):
   monkeypatch.setattr(reading, 'LONGEST_DOCUMENT', 2**20)
   content = b'{"text": "' + b'a' * 2**20 + b'"}\n'
-  (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
+  (tmp_path / name).write_bytes(content)
   with pytest.raises(UserError, match=r'has a document of more than 1 MiB, the limit .* \.jsonl'):
     _read(tmp_path / name)
 
@@ -295,75 +265,36 @@ def test_python_files_are_read_as_they_declare(tmp_path):
   assert list(source.documents()) == expected, 'a file is misread, or one without text is kept'
 
 
-_TFDS_SCRIPT = """
-import json, sys
-from tokenformer_jax.data.sources import open_source
-from tokenformer_jax.errors import UserError
-
-def read(spec, field='text', splits=('train',)):
-  try:
-    source = open_source(spec, field, 'config.data.source', splits)
-    return [source.fingerprint(), sorted(source.documents())]
-  except UserError as error:
-    return str(error)
-
-result = {'unprepared': read('tfds:tiny_text'), 'known': read('tfds:lm1b')}
-from tiny_text.tiny_text import TinyText
-TinyText(file_format='array_record').download_and_prepare()
-result |= {
-  'prepared': read('tfds:tiny_text'),
-  'version': read('tfds:tiny_text:1.0.0'),
-  'field': read('tfds:tiny_text', 'txt'),
-  'number': read('tfds:tiny_text', 'number'),
-  'held out': read('tfds:tiny_text', splits=('validation', 'test', 'train')),
-  'files': open_source('tfds:tiny_text', 'text').files(),
-  'tensorflow': 'tensorflow' in sys.modules,
-}
-print(json.dumps(result))
-"""
-
-
 @pytest.fixture(scope='module')
-def tfds_results(tmp_path_factory) -> dict:
-  """What a process with an empty TFDS_DATA_DIR sees before and after it prepares a dataset."""
-  here = Path(__file__).parent
-  environment = os.environ | {
-    'TFDS_DATA_DIR': str(tmp_path_factory.mktemp('tfds')),
-    'PYTHONPATH': os.pathsep.join([str(here), str(here.parents[1])]),
-  }
-  output = subprocess.run(
-    [sys.executable, '-c', _TFDS_SCRIPT],
-    env=environment,
-    stdout=subprocess.PIPE,
-    check=True,
-    timeout=120,
-    text=True,
-  ).stdout
-  return json.loads(output.splitlines()[-1])
+def tiny_set(tmp_path_factory):
+  """The set tfds:tiny_text of six documents, one of them empty, and its test split."""
+  folder = tmp_path_factory.mktemp('tfds')
+  tfds.core.add_data_dir(folder)
+  tiny_text.TinyText(data_dir=folder, file_format='array_record').download_and_prepare()
+  return 'tfds:tiny_text'
 
 
-def test_a_tfds_dataset_is_read_without_tensorflow(tfds_results):
-  fingerprint, documents = tfds_results['prepared']
-  assert documents == [f'döc {i}' for i in range(5)], 'documents of a TFDS dataset are lost'
-  assert tfds_results['version'] == tfds_results['prepared'], 'NAME:VERSION is another dataset'
-  held_out, documents = tfds_results['held out']
-  assert documents == ['döc 0', 'döc 1'], 'validation text is taken from another split'
-  assert held_out != fingerprint, 'splits of a set pass for the same text'
-  assert all(Path(path).is_file() and 'train' in path for path in tfds_results['files'])
-  assert not tfds_results['tensorflow'], 'reading a TFDS dataset imports TensorFlow'
+def test_a_tfds_dataset_is_read(tiny_set):
+  source = open_source(tiny_set, 'text')
+  assert sorted(source.documents()) == [f'döc {i}' for i in range(5)], 'documents are lost'
+  assert open_source(f'{tiny_set}:1.0.0', 'text').fingerprint() == source.fingerprint()
+  held_out = open_source(tiny_set, 'text', splits=('validation', 'test', 'train'))
+  assert sorted(held_out.documents()) == ['döc 0', 'döc 1'], 'validation is another split'
+  assert held_out.fingerprint() != source.fingerprint(), 'splits of a set pass for the same text'
+  assert all(Path(path).is_file() and 'train' in path for path in source.files())
 
 
 @pytest.mark.parametrize(
-  ('case', 'message'),
+  ('spec', 'field', 'message'),
   [
-    ('unprepared', 'tfds build'),
-    ('known', 'tfds build'),
-    ('field', "did you mean 'text'"),
-    ('number', 'it must be text'),
+    ('tfds:no_such_set', 'text', 'tfds build'),
+    ('tfds:tiny_text', 'txt', "did you mean 'text'"),
+    ('tfds:tiny_text', 'number', 'it must be text'),
   ],
 )
-def test_a_tfds_dataset_that_has_no_text_is_an_error(tfds_results, case, message):
-  assert message in tfds_results[case] and '\n' not in tfds_results[case]
+def test_a_tfds_dataset_that_has_no_text_is_an_error(tiny_set, spec, field, message):
+  with pytest.raises(UserError, match=message):
+    list(open_source(spec, field).documents())
 
 
 def test_a_tfds_example_that_cannot_be_read_for_a_moment_is_read_later(monkeypatch):

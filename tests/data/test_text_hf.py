@@ -85,7 +85,7 @@ def test_options_of_a_configuration_are_those_of_the_library(tmp_path):
   assert _read(tmp_path / 'set') == ['a, b'], 'the separator of the README is ignored'
 
 
-@pytest.mark.parametrize('layout', LAYOUTS[1:])
+@pytest.mark.parametrize('layout', ['dictionary', 'parquet'])
 def test_a_split_is_named_or_chosen(tmp_path, layout):
   folder = _make(tmp_path / 'set', layout)
   assert _read(f'{folder}:test') == TEST, 'the name of a split is ignored'
@@ -95,13 +95,12 @@ def test_a_split_is_named_or_chosen(tmp_path, layout):
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-@pytest.mark.parametrize('size', [1000, 10**9])
-def test_parts_are_the_whole_in_order(tmp_path, layout, size):
+def test_divided_sets_are_the_whole_in_order(tmp_path, layout):
   source = open_source(f'hf:{_make(tmp_path / "set", layout)}', 'text')
-  parts = pickle.loads(pickle.dumps([part for part, _ in source.divide(size)]))
+  parts = pickle.loads(pickle.dumps([part for part, _ in source.divide(1000)]))
   assert [text for part in parts for text in part.documents()] == DOCUMENTS
   assert len({part.fingerprint() for part in parts}) == len(parts), 'parts are taken for another'
-  if layout != 'jsonl' and size == 1000:
+  if layout != 'jsonl':
     assert len(parts) >= 3, 'a large set is not divided'
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import pickle
-import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +10,7 @@ import pytest
 from byte_text import byte_config
 from pyarrow import parquet
 
-from tokenformer_jax.data import corpus, text_unique
+from tokenformer_jax.data import corpus
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.data.store import find, prepare
 from tokenformer_jax.data.tokenizers import load
@@ -108,16 +107,3 @@ def test_bad_documents_do_not_shift_the_repeated_ones(tmp_path):
   pieces = dataclasses.replace(opened, bad=bad.append).pieces()
   assert [piece.text for piece in pieces] == ['a', 'b']
   assert len({str(error) for error in bad}) == 1, 'a bad document is not told'
-
-
-def test_the_search_takes_the_memory_that_is_stated():
-  digests = bytearray(np.random.default_rng(0).bytes(16 * 10**5))
-  digests[-16:] = digests[160:176]
-  tracemalloc.start()
-  try:
-    numbers = text_unique._repeated_numbers(digests)
-    peak = tracemalloc.get_traced_memory()[1]
-  finally:
-    tracemalloc.stop()
-  assert numbers.tolist() == [10**5 - 1], 'a repeated document is not found'
-  assert peak / 10**5 + 16 < 55, f'comparing takes {peak / 10**5 + 16:.0f} bytes a document'

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import tokenizers as hf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenformer_jax.data import tokenizers
@@ -35,21 +35,17 @@ def _words(*extra: str) -> hf.Tokenizer:
 
 
 @BOTH
+@settings(max_examples=40, deadline=None)
 @given(text=ANY_TEXT)
-def test_decoding_undoes_encoding(tokenizer, text):
-  assert tokenizer.decode(tokenizer.encode(text)) == text, 'the tokenizer changes text'
+def test_decoding_undoes_encoding_and_text_has_no_end_of_document(tokenizer, text):
+  ids = tokenizer.encode(text)
+  assert tokenizer.decode(ids) == text, 'the tokenizer changes text'
+  assert tokenizer.end_of_document not in ids, 'a document looks like two'
 
 
 @BOTH
-@given(ids=st.lists(st.integers(-1, 400)))
-def test_any_ids_decode(tokenizer, ids):
-  assert isinstance(tokenizer.decode(ids), str), 'a sample of an untrained model has no text'
-
-
-@BOTH
-@given(text=ANY_TEXT)
-def test_text_never_contains_the_end_of_document(tokenizer, text):
-  assert tokenizer.end_of_document not in tokenizer.encode(text), 'a document looks like two'
+def test_any_ids_decode(tokenizer):
+  assert isinstance(tokenizer.decode(range(-1, 400)), str), 'an untrained model writes no text'
 
 
 def test_a_spelled_out_end_of_document_is_text():
@@ -72,9 +68,6 @@ def test_json_rebuilds_the_tokenizer(tokenizer):
 
 def test_bpe_training_is_deterministic():
   assert tokenizers.train_bpe(TEXTS, 300).to_json() == BPE.to_json(), 'hosts train other tokenizers'
-
-
-def test_bpe_learns_merges_within_its_size():
   assert (BPE.size, BPE.end_of_document) == (300, 0), 'the vocabulary is not what was asked for'
 
 
@@ -104,10 +97,9 @@ def test_no_end_of_document_is_an_error(tmp_path):
     tokenizers.load(_save(_words(), tmp_path))
 
 
-@pytest.mark.parametrize('content', ['', '{', '{"model": 1}'])
-def test_a_broken_file_is_an_error(tmp_path, content):
+def test_a_broken_file_is_an_error(tmp_path):
   path = tmp_path / 'tokenizer.json'
-  path.write_text(content)
+  path.write_text('{"model": 1}')
   with pytest.raises(UserError, match=r'tokenizer\.json'):
     tokenizers.load(str(path))
 
@@ -124,7 +116,7 @@ def test_the_size_of_bpe_is_read_from_the_name_of_a_tokenizer(spec, size):
   assert tokenizers.bpe_size(spec) == size, f'{spec} is misread'
 
 
-@pytest.mark.parametrize('spec', ['bpe:', 'bpe:x', 'bpe:256', 'bpe:65537', 'bpe:-300', 'bpe:4e3'])
+@pytest.mark.parametrize('spec', ['bpe:x', 'bpe:256', 'bpe:65537'])
 def test_a_bad_bpe_size_is_an_error(spec):
   with pytest.raises(UserError, match='from 257 to 65536'):
     tokenizers.bpe_size(spec)

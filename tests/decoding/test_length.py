@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 
 import jax
 import numpy as np
@@ -16,9 +15,8 @@ from tokenformer_jax.config import (
   ModelConfig,
   PositionScaleConfig,
   RotaryConfig,
-  SeenScaleConfig,
 )
-from tokenformer_jax.decoding.length import describe_length, say_length, with_clip
+from tokenformer_jax.decoding.length import describe_length, with_clip
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.decoding.writer import Writer
 from tokenformer_jax.errors import UserError
@@ -39,7 +37,6 @@ def _mixed(pattern: str, full: ModelConfig, *, window: int = 16, **local) -> Mod
 ROTARY, NONE = tiny_model(), tiny_model(rotary=0)
 CLIPPED = with_mixer(ROTARY, positions=RotaryConfig(clip=256))
 BY_POSITION = with_mixer(NONE, length_scale=PositionScaleConfig(length=512))
-BY_SEEN = with_mixer(NONE, length_scale=SeenScaleConfig())
 UNTRAINED = 'rotary positions beyond the 512 of training are untrained'
 CLIP = '; --clip_positions=W below 512 limits distances as ReRoPE does'
 MASK = 'only the causal mask tells positions, and those beyond 512 are untrained'
@@ -56,15 +53,11 @@ SENTENCES = {
   ),
   'rotary': (ROTARY, UNTRAINED + CLIP),
   'clipped': (CLIPPED, ''),
-  'windows': (tiny_model(window=512), ''),
   'windows without positions': (tiny_model(window=16, rotary=0), ''),
   'too wide windows': (tiny_model(window=513), UNTRAINED),
   'HWFA': (_mixed('local*3 layer', BY_POSITION), ''),
-  'HWFA, a factor of what is seen': (_mixed('local*3 layer', BY_SEEN), ''),
   'HWFA without a factor': (_mixed('local*3 layer', NONE), UNLIMITED),
-  'HWFA2': (_mixed('local layer local', ROTARY), UNTRAINED + CLIP),
   'no positions': (NONE, MASK),
-  'linear': (linear(ROTARY), UNTRAINED),
   'two untrained kinds': (
     dataclasses.replace(
       ROTARY, pattern='layer other', variants=Layers({'other': linear(ROTARY).layer})
@@ -79,15 +72,6 @@ def test_the_warning_names_each_untrained_kind_of_layer(name):
   model, sentence = SENTENCES[name]
   assert describe_length(model, 512, 1024) == sentence
   assert describe_length(model, 512, 512) == '', 'a length of training needs a sentence'
-
-
-def test_the_sentence_is_one_line_on_standard_error(capsys):
-  config = tiny_trained.config()
-  say_length(config, tiny_trained.LENGTH)
-  assert capsys.readouterr() == ('', ''), 'a sentence about a length of training'
-  say_length(config, tiny_trained.LENGTH + 1)
-  said = capsys.readouterr()
-  assert said.out == '' and re.fullmatch(r'rotary positions beyond the 48 .*\n', said.err)
 
 
 # Clipped distances
@@ -139,14 +123,6 @@ def test_a_model_in_memory_is_clipped_with_its_parameters():
   assert clipped.config.model.layer.mixer.positions.clip == 12
   assert model.config.model.layer.mixer.positions.clip == 0
   assert clipped.params is model.params
-  # A definition of the same config computes the same.
-  want = define_lm(clipped.config.model, model.execution)
-  ids = np.array([PROMPT])
-  got, expected = (
-    jax.jit(lambda p, one=one: one.bind(p)(ids)[0])(model.params)
-    for one in (clipped.definition, want)
-  )
-  np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize('model', [NONE, hybrid()], ids=['no positions', 'HWFA'])

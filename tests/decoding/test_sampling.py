@@ -27,26 +27,6 @@ def _drawn(logits: np.ndarray, sampling: Sampling) -> set[int]:
 LOGITS = st.permutations(range(8)).map(lambda order: np.float32(order) / 4)
 
 
-@settings(deadline=None, max_examples=20)
-@given(logits=LOGITS, k=st.integers(1, 10))
-def test_top_k_keeps_the_k_likeliest(logits, k):
-  want = set(np.argsort(-logits)[:k].tolist())
-  assert _drawn(logits, Sampling(1.0, top_k=k, top_p=1.0)) == want, f'not the {k} likeliest'
-
-
-@settings(deadline=None, max_examples=20)
-@given(logits=LOGITS, p=st.floats(0.01, 0.999), temperature=st.sampled_from([0.7, 1.0, 1.5]))
-def test_top_p_keeps_the_likeliest_that_reach_p(logits, p, temperature):
-  order = np.argsort(-logits)
-  probabilities = np.exp(np.float64(logits) / temperature)
-  reached = np.cumsum(probabilities[order] / probabilities.sum())
-  assume(np.min(np.abs(reached - p)) > 1e-4)
-  want = set(order[: np.searchsorted(reached, p) + 1].tolist())
-  assert _drawn(logits, Sampling(temperature, top_p=p)) == want, (
-    f'not the least set that reaches {p}'
-  )
-
-
 @pytest.mark.parametrize('temperature', [0.5, 2.0])
 def test_draws_have_the_probabilities_of_the_model(temperature):
   logits = np.array([0, 1, 2], np.float32)
@@ -64,14 +44,20 @@ def test_temperature_0_takes_the_likeliest():
 
 
 @settings(deadline=None, max_examples=20)
-@given(logits=LOGITS, k=st.integers(1, 8), p=st.floats(0.01, 0.999))
-def test_top_p_counts_among_the_k_likeliest(logits, k, p):
-  order = np.argsort(-logits)[:k]
-  probabilities = np.exp(np.float64(logits[order]))
+@given(
+  logits=LOGITS,
+  k=st.integers(0, 10),
+  p=st.floats(0.01, 0.999) | st.just(1.0),
+  temperature=st.sampled_from([0.7, 1.0, 1.5]),
+)
+def test_top_p_counts_among_the_k_likeliest(logits, k, p, temperature):
+  order = np.argsort(-logits)[: k or None]
+  probabilities = np.exp(np.float64(logits[order]) / temperature)
   reached = np.cumsum(probabilities / probabilities.sum())
-  assume(np.min(np.abs(reached - p)) > 1e-4)
-  want = set(order[: np.searchsorted(reached, p) + 1].tolist())
-  assert _drawn(logits, Sampling(1.0, top_k=k, top_p=p)) == want, 'p is not of what top_k leaves'
+  assume(p == 1 or np.min(np.abs(reached - p)) > 1e-4)
+  want = set(order if p == 1 else order[: np.searchsorted(reached, p) + 1])
+  drawn = _drawn(logits, Sampling(temperature, top_k=k, top_p=p))
+  assert drawn == want, 'p is not of what top_k leaves'
 
 
 def test_every_row_is_drawn_by_its_own_settings():
@@ -88,11 +74,8 @@ def test_every_row_is_drawn_by_its_own_settings():
   ('options', 'sentence'),
   [
     ({'temperature': -0.1}, 'temperature is -0.1; it must not be negative'),
-    ({'temperature': float('inf')}, 'temperature is inf; it must not be negative'),
-    ({'top_k': -1}, 'top_k is -1; it must not be negative'),
     ({'top_k': 2**31}, 'top_k is 2147483648; it must be less than 2147483648'),
     ({'top_p': 0.0}, 'top_p is 0.0; it must lie between 0 (excluded) and 1'),
-    ({'top_p': 1.1}, 'top_p is 1.1; it must lie between 0 (excluded) and 1'),
   ],
 )
 def test_sampling_that_cannot_be(options, sentence):

@@ -104,15 +104,15 @@ def test_top_down_learns_from_the_largest_and_counts_the_teacher(config):
   shown = [(job.name, job.stage, job.steps) for job in jobs]
   assert shown == [
     ('scratch/size_4', 'scratch', 200),
-    ('top_down/size_2/shrunk_by_16', 'shrink', 0),
+    ('top_down/size_2/shrunk', 'shrink', 0),
     ('top_down/size_2/final', 'distill', 50),
-    ('top_down/size_1/shrunk_by_16', 'shrink', 0),
+    ('top_down/size_1/shrunk', 'shrink', 0),
     ('top_down/size_1/final', 'distill', 50),
   ]
   assert jobs[1].action.source == 'scratch/size_4@200'
   assert jobs[1].action.arguments['param_tokens'] == {'qkv': 64, 'proj': 64, 'ffn': 128}
   student = jobs[2].config
-  assert student.init_from == 'out/top_down/size_2/shrunk_by_16@0'
+  assert student.init_from == 'out/top_down/size_2/shrunk@0'
   assert student.distill.teacher == 'out/scratch/size_4@200'
   apart = {job.factor: job for job in jobs_lib.list_jobs(config, _family('apart'), 'out')}
   assert student.model == apart[2].config.model, 'it is another model than from scratch'

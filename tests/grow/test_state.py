@@ -211,12 +211,6 @@ def test_a_reason_is_given_exactly_when_logits_differ(model, counts, config):
     assert different > 1e-4, f'said not to be exact ({reason}), but the logits are the same'
 
 
-@SLOW
-def test_with_an_epsilon_copies_change_the_weights():
-  different, reason = _grown_and_said(tiny_model(row_epsilon=0.5), DOUBLE, DUPLICATE)
-  assert 'row_epsilon=0.5' in reason and different > 1e-4
-
-
 @pytest.mark.parametrize(
   ('counts', 'config', 'references'),
   [

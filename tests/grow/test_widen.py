@@ -180,28 +180,23 @@ def test_impossible_widening_is_refused_in_one_sentence(changes, wider, config, 
     plan.check(source, target, config)
 
 
-@pytest.mark.parametrize('base', ['layer', 'pool'])
-def test_layers_of_other_heads_are_not_widened(base):
-  """The pool of a ViT is made as `model.layer`, whether or not the pattern has that."""
-  model = _with_other_layer(base, heads=2)
+def test_layers_of_other_heads_are_not_widened():
+  model = _with_other_layer(heads=2)
   with pytest.raises(UserError, match='different numbers of heads, or heads of different widths'):
     widen.resized(model, width=64)
 
 
-@pytest.mark.parametrize('base', ['layer', 'pool'])
-def test_mlps_of_other_widths_are_kept_or_told(base):
-  model = _with_other_layer(base, ffn_width=64)
+def test_mlps_of_other_widths_are_kept_or_told():
+  model = _with_other_layer(ffn_width=64)
   with pytest.raises(UserError, match=r'MLPs of this model have different widths.*leave it out'):
     widen.resized(model, width=64, ffn_width=256)
   assert widen.resized(model, width=64).variants['own'].ffn.width == 64
 
 
-def _with_other_layer(base, **changes):
-  """A model with a layer `own` beside `model.layer`, or with `model.layer` in its pool alone."""
-  own = {'pattern': 'own layer'} if base == 'layer' else {'pattern': 'own', 'pool': 'attention'}
-  make = tiny_model if base == 'layer' else tiny_vit
-  variants = Layers({'own': make(**DENSE, **changes).layer})
-  return make(**DENSE, **own, variants=variants)
+def _with_other_layer(**changes):
+  """A model with a layer `own` beside `model.layer`."""
+  variants = Layers({'own': tiny_model(**DENSE, **changes).layer})
+  return tiny_model(**DENSE, pattern='own layer', variants=variants)
 
 
 def test_heads_of_queries_that_no_head_of_keys_serves_are_told():

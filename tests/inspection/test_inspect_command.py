@@ -82,13 +82,9 @@ def seen(home):
   return printed.getvalue(), json.loads((home / 'all.json').read_text())
 
 
-@pytest.mark.slow
-def test_the_picture_is_not_blank(home, seen):
+def test_everything_is_in_the_json_and_the_picture_is_not_blank(home, seen):
   image = np.asarray(Image.open(home / 'heat.png').convert('L'))
   assert min(image.shape) > 200 and np.std(image) > 10
-
-
-def test_everything_is_in_the_json(home, seen):
   found = seen[1]
   assert found['source'] == f'{home}/grown' and found['step'] == 7
   assert found['text']['labels'] == ['⟨end⟩', *'def·grow(x)']

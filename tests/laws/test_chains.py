@@ -132,9 +132,8 @@ def _grown_run(share):
   sizes = [Size(int(n), int(n), 6 * n) for n in SIZES[:2]]
   legs = [(SIZES[0], share * 1e10), (SIZES[1], (1 - share) * 1e10)]
   loss = float(mixing.chain_loss(ONE, legs, GAMMA)[0])
-  return FinishedRun(
-    'grown', sizes[1], 10**10, 1.0, loss, True, {}, Growth(sizes[0], round(share * 1e10))
-  )
+  growth = Growth(sizes[0], round(share * 1e10))
+  return FinishedRun('grown', sizes[1], 10**10, loss, True, {}, growth)
 
 
 @pytest.mark.parametrize(

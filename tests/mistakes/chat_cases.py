@@ -15,27 +15,6 @@ CHATS = {
     f'{_CHAT}/empty.jsonl',
     "{in}/chat/empty.jsonl, line 1, has an empty answer (' '); leave the row out",
   ),
-  'a role that the template does not know': (
-    f'{_CHAT}/tool.jsonl',
-    "{in}/chat/tool.jsonl, line 1, a conversation that begins with 'q' cannot be written by the "
-    'built-in template: the role tool is none of system, user and assistant',
-  ),
-  'a weight of an answer that is neither 0 nor 1': (
-    f'{_CHAT}/weight.jsonl',
-    "weight.jsonl, line 1, a conversation that begins with 'q' has weight 2 in message 2; it must",
-  ),
-  'calls of tools that the template does not write': (
-    f'{_CHAT}/calls.jsonl',
-    "has 'tool_calls' in a message, of which the built-in template makes no text; leave the key",
-  ),
-  'an answer that is labelled as bad': (
-    f'{_CHAT}/label.jsonl',
-    '{in}/chat/label.jsonl, line 2, has label False, which its messages do not say',
-  ),
-  'a response beside a completion': (
-    f'{_CHAT}/both.jsonl',
-    "{in}/chat/both.jsonl, line 1, has completion 'b', which its messages do not say",
-  ),
   'conversations as text': (
     'train {tiny} --config.data.source=files:{in}/chat/question.jsonl',
     "{in}/chat/question.jsonl, line 1, has no field 'text' (config.data.text_field); for "
@@ -52,10 +31,6 @@ CHATS = {
   'a template that does not ask for answers': (
     f'{_CHAT}/good.jsonl --config.data.chat_template={{in}}/chat/no_prompt.jinja',
     "chat/no_prompt.jinja writes '<|assistant|>' before an answer, which is neither learned nor",
-  ),
-  'a template without end': (
-    f'{_CHAT}/good.jsonl --config.data.chat_template={{in}}/chat/long.jinja',
-    'chat/long.jinja: it makes a text or number of more than 16 Mi characters',
   ),
   'a text as conversations': (
     'train {tiny} --config.data.rows=chat --config.data.source=files:{in}/some/a.txt',

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from tokenformer_jax.runs.saved_config import FORMAT
-
 CONFIGS = {
   'empty': '',
   'not_callable': 'get_config = 3\n',
@@ -53,33 +51,16 @@ FILES = {
   'config.json': '{"model": {}}\n',
   'a_list/config.json': '[]\n',
   'cut/config.json': '{"model": {"layers"\n',
-  'other_keys/config.json': f'{{"format": {FORMAT}, "modell": {{}}}}\n',
   'empty_run/metrics.jsonl': '',
-  'broken_run/metrics.jsonl': '{"step": 1, "train/loss"\n\n{"step"\n',
   'no_config/metrics.jsonl': '{"step": 5, "train/loss": 3.0}\n',
   'some/a.txt': 'a text of a few words, and of a few more ' * 40,
   'some/b.txt': 'another text ' * 40,
   'mine/meta.json': '{"mine": 1}\n',
   'mine/a.txt': 'a text',
-  'object.json': '{\n  "text": "a text of a few words"\n}\n',
-  'tokenizer.json': '{"model": "none"}\n',
   'chat/good.jsonl': '{"prompt": "q", "response": "a"}\n',
   'chat/no_role.jsonl': '{"messages": [{"content": "q"}]}\n',
   'chat/text.jsonl': '{"text": "q"}\n',
   'chat/empty.jsonl': '{"prompt": "q", "response": " "}\n',
-  'chat/tool.jsonl': (
-    '{"messages": [{"role": "user", "content": "q"}, {"role": "tool", "content": "4"}]}\n'
-  ),
-  'chat/weight.jsonl': (
-    '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", '
-    '"weight": 2}]}\n'
-  ),
-  'chat/calls.jsonl': (
-    '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", '
-    '"tool_calls": [{"id": "c"}]}]}\n'
-  ),
-  'chat/label.jsonl': '\n{"prompt": "q", "completion": "a", "label": false}\n',
-  'chat/both.jsonl': '{"prompt": "q", "response": "a", "completion": "b"}\n',
   'chat/question.jsonl': '{"messages": [{"role": "user", "content": "q"}]}\n',
   'chat/plain.jinja': '{% for m in messages %}{{ m.content }}{% endfor %}',
   'chat/name.jinja': (
@@ -89,10 +70,8 @@ FILES = {
     '{% for m in messages %}<|{{ m.role }}|>{% if m.role == "assistant" %}{% generation %}'
     '{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}'
   ),
-  'chat/long.jinja': "{% generation %}{{ 'a' * 2000000000 }}{% endgeneration %}",
   'chat/cut.jinja': '{% for m in messages %}{{ m.content }}',
   'requests/empty.jsonl': '\n',
-  'requests/unknown.jsonl': '{"prompt": "a", "lenght": 3}\n',
   'weights.bin': 'these are no weights',
   'weights.safetensors': 'these are no weights',
   'weights.onnx': 'these are no weights',
@@ -105,7 +84,6 @@ FILES = {
   'hub/no_weights/config.json': LLAMA,
   'hub/not_weights/config.json': LLAMA,
   'hub/not_weights/model.safetensors': 'these are no weights',
-  'tasks/broken.yaml': 'task: broken\ndataset_path: [\n',
 }
 
 

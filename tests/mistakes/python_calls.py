@@ -39,9 +39,9 @@ EVALUATE = {
   "lm.evaluate('files:/nothing/*')": 'texts is files:/nothing/*',
   "lm.evaluate(['a'], stride=100)": 'stride',
   "learned.evaluate(['a'], max_length=33)": 'max_length is 33, but this model has learned',
-  "lm.evaluate(['a'], num_fewshot=2)": 'evaluate: num_fewshot is 2, which has a meaning for tasks',
-  "lm.evaluate(tasks=['a'], stride=2)": 'evaluate: stride is 2, which has a meaning for texts',
-  'lm.evaluate(max_length=8)': 'evaluate: max_length is 8; name texts or tasks',
+  "lm.evaluate(['a'], num_fewshot=2)": 'num_fewshot has an effect only with tasks; leave it out',
+  "lm.evaluate(tasks=['a'], stride=2)": 'stride has an effect only with texts; leave it out',
+  'lm.evaluate(max_length=8)': 'max_length has an effect only with texts or tasks; leave it out',
   "vit.evaluate(['a'])": 'is not a language model',
 }
 
@@ -90,8 +90,6 @@ RUNS = {
   "tf.plan('none', 'v5e:4x4')": 'there is no file none',
   "tf.plan('lm_stdlib', 'h100:8')": "'h100' is not a known chip",
   "tf.plan('lm_stdlib', 'v5e')": 'topology=v5e has the shape',
-  "tf.plan('lm_stdlib', 'gpu-h100:8', quick=True)": 'quick=True needs a compiler',
-  "tf.plan('lm_pile:1_5b', 'gpu-a100:1')": 'the step needs ',
 }
 
 GROW = {

@@ -9,7 +9,7 @@ import pytest
 import tiny_run
 from inputs import files_of
 
-from tokenformer_jax.cli import config_flag, verbs
+from tokenformer_jax.cli import config_flag
 from tokenformer_jax.config import file
 from tokenformer_jax.errors import UserError
 
@@ -34,13 +34,7 @@ def filled(text: str, material: Path) -> str:
 def arguments(typed: str, material: Path) -> list[str]:
   """The arguments of python for what is typed."""
   verb, *rest = shlex.split(filled(typed, material))
-  if verb == 'tokenformer':
-    return ['-m', 'tokenformer_jax', *rest]
-  if verb == 'train':
-    return [str(tiny_run.ROOT / 'train.py'), *rest]
-  if verb in verbs.VERBS:
-    return ['-m', 'tokenformer_jax', verb, *rest]
-  return ['-m', f'tokenformer_jax.{verb}', *rest]
+  return ['-m', 'tokenformer_jax', verb, *rest]
 
 
 def _names() -> list:

@@ -33,7 +33,7 @@ def _softmax_attention(
 # Queries come in blocks of 128. One position, less than a block, its edges, and more than one.
 @pytest.mark.parametrize(
   ('length', 'window'),
-  [(1, 0), (128, 0), (300, 0), *((300, window) for window in (1, 5, 127, 128, 129, 200, 1000))],
+  [(1, 0), (128, 0), (300, 0), *((300, window) for window in (1, 128, 129, 1000))],
 )
 def test_attention_is_the_formula(length, window):
   arguments = [_heads(seed, length) for seed in range(3)]
@@ -45,8 +45,8 @@ def test_attention_is_the_formula(length, window):
   )
 
 
-@pytest.mark.parametrize('window', [5, 128])
-def test_gradients_of_attention_in_a_window(window):
+def test_gradients_of_attention_in_a_window():
+  window = 128
   arguments = [jnp.asarray(_heads(seed, 300)) for seed in range(3)]
 
   def plain(query, key, value):

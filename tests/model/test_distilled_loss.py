@@ -62,11 +62,9 @@ def _made(chunk: int, weight: float, temperature: float, z_loss: float = Z_LOSS)
 @pytest.mark.parametrize(
   ('chunk', 'mesh', 'weight', 'temperature'),
   [
-    (4, None, 0.25, 1.0),
     (5, None, 0.7, 3.0),  # does not divide the length
     (256, None, 0.7, 3.0),
     (5, {'fsdp': 4, 'tokens': 2}, 0.25, 1.0),
-    (5, {'fsdp': 4, 'tokens': 2}, 0.7, 3.0),
     (4, {'replica': 2, 'fsdp': 1, 'tokens': 4}, 0.7, 3.0),
   ],
 )
@@ -97,7 +95,7 @@ def test_the_sums_are_those_of_both_models():
 
 
 def test_no_gradient_reaches_the_teacher():
-  gradient = jax.grad(lambda teacher: _made(5, 0.25, 2.0)(_draw(WIDTH, 0), teacher)[0])(
+  gradient = jax.jit(jax.grad(lambda teacher: _made(5, 0.25, 2.0)(_draw(WIDTH, 0), teacher)[0]))(
     jax.tree.map(jnp.asarray, _draw(TEACHER_WIDTH, 1))
   )
   assert not any(np.any(one) for one in gradient), 'the teacher would be trained'

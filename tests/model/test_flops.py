@@ -84,16 +84,10 @@ KINDS = 2 * (3 * (TOKENS // 2 - 2 * 32 * 48) + TOKENS + 64 * 32) + 4 * 32 * (3 *
       tiny_vit(pool='token'),
       16 * 2 * 16 * 32 + 17 * (2 * TOKENS + 2 * 4 * 32 * 17) + 2 * 32 * 10,
     ),
-    (
-      tiny_vit(pool='attention'),
-      16 * (2 * 16 * 32 + 2 * TOKENS + 2 * 4 * 32 * 16)
-      + 2 * (TOKENS // 2 + 15 * 2 * 2 * 32 * 24 + 32 * 10)
-      + 4 * 32 * 16,
-    ),
   ],
   ids=[
     *('tied', 'untied', 'dense', 'two kinds', 'gated', 'gated, dense, a window'),
-    *('mean', 'class token', 'attention pool'),
+    *('mean', 'class token'),
   ],
 )
 def test_forward_flops_are_exact(model, want):
@@ -110,8 +104,6 @@ def test_a_training_step_is_three_forward_passes():
   ('layers', 'width', 'attention', 'ffn', 'parameters'),
   [
     (12, 768, 768, 3072, 113_246_208),
-    (24, 1024, 1024, 4096, 402_653_184),
-    (32, 1280, 1280, 5120, 838_860_800),
     (40, 1536, 1536, 6144, 1_509_949_440),
   ],
 )
@@ -121,10 +113,10 @@ def test_published_parameters_without_embeddings(layers, width, attention, ffn, 
   assert flops.matrix_parameters(model) == parameters, 'not the count of TokenFormer, Table 9'
 
 
-# TokenFormer, Table 8 (3.6, 6.8 and 10.1 · 10⁴ T²) counts all scores, we count the causal half.
+# TokenFormer, Table 8 (3.6 and 10.1 · 10⁴ T²) counts all scores, we count the causal half.
 @pytest.mark.parametrize(
   ('width', 'per_square', 'printed'),
-  [(768, 36_864, '3.6'), (1408, 67_584, '6.8'), (2112, 101_376, '10.1')],
+  [(768, 36_864, '3.6'), (2112, 101_376, '10.1')],
 )
 def test_token_token_flops_are_half_of_table_8(width, per_square, printed):
   model = tiny_model(layers=12, width=width, heads=16, vocab_size=50304, dense=True)
@@ -158,39 +150,6 @@ def test_a_step_of_images_counts_every_image_once():
   )
   assert flops.length(config) == 16
   assert flops.step_flops(config) == 6 * 3 * flops.forward_flops(config.model, 16)
-
-
-# DeepSeekMoE, Tables 1 and 2: nine layers of width 1280, whose feed-forward part of 8 D² is split
-# into experts, trillions of FLOPs for 2K tokens. Whole experts are 5120 wide.
-@pytest.mark.parametrize(
-  ('experts', 'published'),
-  [
-    (None, 2.9),
-    ({'count': 16, 'expert': MLPConfig(5120)}, 2.9),
-    ({'count': 16, 'expert': MLPConfig(5120), 'router': RouterConfig(top_k=2)}, 4.3),
-    ({'count': 16, 'expert': MLPConfig(7680), 'router': RouterConfig(top_k=2)}, 5.8),
-    (
-      {
-        'count': 63,
-        'expert': MLPConfig(1280),
-        'shared': MLPConfig(1280),
-        'router': RouterConfig(top_k=7),
-      },
-      4.3,
-    ),
-    ('dense x 16', 24.6),
-  ],
-  ids=['dense', 'Switch', 'GShard', 'GShard x 1.5', 'DeepSeekMoE', 'dense x 16'],
-)
-def test_the_work_of_mixtures_is_the_published_one(experts, published):
-  sizes = {'layers': 9, 'width': 1280, 'heads': 10, 'vocab_size': 8192, 'dense': True}
-  if isinstance(experts, dict):
-    model = mixture(ExpertsConfig(**experts), **sizes)
-  else:
-    model = tiny_model(ffn_width=16 * 5120 if experts else 5120, **sizes)
-  # The article counts all scores of attention, we count the causal half.
-  trillions = 3 * 2048 * (flops.forward_flops(model, 2048) + _attention(model, 2048)) / 1e12
-  assert trillions == pytest.approx(published, abs=0.06), 'MFU is off by the ratio of these two'
 
 
 def test_experts_count_by_their_share():

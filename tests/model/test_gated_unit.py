@@ -31,8 +31,7 @@ from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.layer import FROM_START, Context
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.mixers.gated_unit import GatedUnit
-from tokenformer_jax.model.mixers.length_scale import scale_by_length
-from tokenformer_jax.model.params import Params, Role, define
+from tokenformer_jax.model.params import Params, define
 from tokenformer_jax.parallel import sharding
 
 pytestmark = pytest.mark.slow  # because of what is compiled
@@ -44,7 +43,7 @@ LENGTHS = np.array(META['lengths'])  # of the rows, which end with padding
 IS_TOKEN = GOLDEN['padding_mask']
 SEEN = SeenScaleConfig()  # the softmax_plus of the source is softmax with this scale
 ROTARY = RotaryConfig(fraction=1.0, layout='interleaved')
-PLACES = {
+PATHS = {
   'uvq/kernel': 'i_dense/kernel',
   'uvq/bias': 'i_dense/bias',
   'query/scale': 'q_scaleoffset/gamma',
@@ -92,7 +91,7 @@ def nested(flat: dict) -> Params:
 
 def weights(layer: str) -> dict[str, np.ndarray]:
   """Return the arrays of a layer of the file by their paths in a `GatedUnit`."""
-  names = {ours: f'weights/{layer}/gau/{theirs}' for ours, theirs in PLACES.items()}
+  names = {ours: f'weights/{layer}/gau/{theirs}' for ours, theirs in PATHS.items()}
   return {ours: GOLDEN[name] for ours, name in names.items() if name in GOLDEN}
 
 
@@ -107,11 +106,8 @@ def roll(rows: np.ndarray, back: bool = False) -> np.ndarray:
 
 CASES = {
   'layer/full_plus_rope': (False, False, unit()),
-  'layer/pad_plus_rope': (False, True, unit()),
   'layer/causal_plus_rope': (True, False, unit()),
-  'layer/causal_plus_norope': (True, False, unit(positions=NoPositionsConfig())),
   'layer/window_softmax_rope': (True, False, unit(window=5, length_scale=LengthScaleConfig())),
-  'layer/window_plus_rope': (True, False, unit(window=5)),
   'layer/causal_sqrelu_rope': (
     True,
     False,
@@ -122,9 +118,8 @@ CASES = {
 }
 
 
-@functools.cache
-def _layer_of_case(case: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-  """The output of a layer on the x of the file, and its gradients by the names of the file."""
+@pytest.mark.parametrize('case', CASES)
+def test_golden_layers_and_their_gradients(case):
   causal, padded, config = CASES[case]
   layer = 'biased' if case.startswith('biased') else 'layer_0'
   moved = roll if padded else lambda rows, back=False: rows
@@ -140,30 +135,13 @@ def _layer_of_case(case: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
   run = jax.jit(jax.value_and_grad(objective, argnums=(0, 1), has_aux=True))
   (_, y), (of_weights, of_x) = run(weights(layer), moved(GOLDEN['x']))
-  gradient = {PLACES[path]: array for path, array in of_weights.items()} | {'x': of_x}
-  return moved(np.asarray(y), back=True), gradient
-
-
-@pytest.mark.parametrize('case', CASES)
-def test_golden_layers(case):
-  want, got = GOLDEN[f'{case}/y'], _layer_of_case(case)[0]
-  compared = IS_TOKEN if CASES[case][1] else np.ones_like(IS_TOKEN)
-  np.testing.assert_allclose(
-    got[compared],
-    want[compared],
-    rtol=0,
-    atol=2e-6 * np.abs(want).max(),
-    err_msg=f'{case} is not the layer of bert4keras',
-  )
-
-
-@pytest.mark.parametrize('case', CASES)
-def test_golden_gradients_of_layers(case):
-  _, gradient = _layer_of_case(case)
+  got, want = moved(np.asarray(y), back=True), GOLDEN[f'{case}/y']
+  compared = IS_TOKEN if padded else np.ones_like(IS_TOKEN)
+  limit = 2e-6 * np.abs(want).max()
+  np.testing.assert_allclose(got[compared], want[compared], rtol=0, atol=limit, err_msg=case)
+  gradient = {PATHS[path]: array for path, array in of_weights.items()} | {'x': of_x}
   norms = [np.linalg.norm(gradient[name]) for name in META['cases'][case]['grad_norm_order']]
-  np.testing.assert_allclose(
-    norms, GOLDEN[f'{case}/grad_norm'], rtol=1e-4, err_msg=f'the gradients of {case} are others'
-  )
+  np.testing.assert_allclose(norms, GOLDEN[f'{case}/grad_norm'], rtol=1e-4, err_msg=case)
 
 
 def _run_layers(model, params: Params, x_BxTxD: jax.Array, causal: bool, context=FROM_START):
@@ -192,34 +170,22 @@ OF_HWFA = {'layer_0': _stacked('layer_0', 'layer_1'), 'last_1': _stacked('layer_
 
 @pytest.mark.parametrize('name', HWFA)
 def test_golden_windows_and_a_full_layer(name):
-  run = jax.jit(functools.partial(_run_layers, HWFA[name], causal=True))
-  np.testing.assert_allclose(
-    run(OF_HWFA, GOLDEN['x']), GOLDEN[f'{name}/y'], rtol=0, atol=3e-5, err_msg=f'not the {name}'
-  )
+  def objective(params: Params, x_BxTxD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y_BxTxD = _run_layers(HWFA[name], params, x_BxTxD, True)
+    return jnp.sum(y_BxTxD * GOLDEN['cotangent']), y_BxTxD
 
-
-def test_golden_gradients_of_windows_and_a_full_layer():
-  def objective(params: Params, x_BxTxD: jax.Array) -> jax.Array:
-    return jnp.sum(_run_layers(HWFA['hwfa'], params, x_BxTxD, True) * GOLDEN['cotangent'])
-
-  of_params, of_x = jax.jit(jax.grad(objective, argnums=(0, 1)))(OF_HWFA, GOLDEN['x'])
+  run = jax.jit(jax.grad(objective, argnums=(0, 1), has_aux=True))
+  (of_params, of_x), y = run(OF_HWFA, GOLDEN['x'])
+  np.testing.assert_allclose(y, GOLDEN[f'{name}/y'], rtol=0, atol=3e-5, err_msg=f'not the {name}')
+  if name != 'hwfa':
+    return
   norms = {'x': np.linalg.norm(of_x)}
   for number, (stack, index) in enumerate([('layer_0', 0), ('layer_0', 1), ('last_1', 0)]):
     for path, array in jax.tree_util.tree_leaves_with_path(of_params[stack]['attention']):
       ours = '/'.join(key.key for key in path)
-      norms[f'layer_{number}/gau/{PLACES[ours]}'] = np.linalg.norm(array[index])
-  np.testing.assert_allclose(
-    [norms[name] for name in META['hwfa']['grad_norm_order']],
-    GOLDEN['hwfa/grad_norm'],
-    rtol=1e-4,
-    err_msg='gradients through windows and a full layer are others',
-  )
-
-
-def test_golden_factors_of_the_last_layer():
-  scale = PositionScaleConfig(length=META['hwfa_per_query_log']['training_length'])
-  got = scale_by_length(scale, jnp.ones((1, 24, 1, 1)), jnp.arange(24)[None], seen=24)
-  np.testing.assert_allclose(got[0, :, 0, 0], GOLDEN['hwfa_per_query_log/factor'], rtol=1e-6)
+      norms[f'layer_{number}/gau/{PATHS[ours]}'] = np.linalg.norm(array[index])
+  got = [norms[path] for path in META['hwfa']['grad_norm_order']]
+  np.testing.assert_allclose(got, GOLDEN['hwfa/grad_norm'], rtol=1e-4, err_msg='gradients')
 
 
 WHOLE = model_of(unit(), pattern='layer*3')
@@ -268,24 +234,8 @@ def test_golden_logits_without_a_causal_mask():
     _whole_logits(GOLDEN['input_ids'], 0 * LENGTHS, LENGTHS, False)
 
 
-# Properties
-
-
-def test_scales_start_at_one_and_do_not_decay():
+def test_devices_do_not_exchange_what_is_cut():
   definition = define_lm(gated_model(dense=True, bias=True))
-  info = definition.info['blocks']['attention']
-  drawn = jax.jit(definition.init)(jax.random.key(0))['blocks']['attention']
-  for name in ('query', 'key'):
-    roles = {part: one.role for part, one in info[name].items()}
-    assert roles == {'scale': Role.GAIN, 'bias': Role.BIAS}, 'scales or offsets decay'
-    assert np.all(drawn[name]['scale'] == 1) and np.all(drawn[name]['bias'] == 0)
-  assert 'bias' not in define_lm(gated_model()).info['blocks']['attention']['query']
-
-
-@pytest.mark.parametrize('dense', [True, False], ids=['dense', 'pattention'])
-def test_devices_do_not_exchange_what_is_cut(dense):
-  model = gated_model(dense=dense, bias=dense)
-  definition = define_lm(model)
   mesh = sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
   params = sharding.with_shardings(
     definition.abstract, sharding.tree_shardings(mesh, definition.axes)

@@ -26,13 +26,6 @@ from tokenformer_jax.model import groups
 from tokenformer_jax.model.pattention import parameter_weights, pattention
 from tokenformer_jax.parallel import rules, sharding
 
-# The quick tests have a score with each norm.
-QUICK_AND_SLOW = [
-  *('l2_norm_gelu', 'softmax'),
-  *(
-    pytest.param(score, marks=pytest.mark.slow) for score in list(SCORES)[1:] if score != 'softmax'
-  ),
-]
 # Sizes of groups that lie on 4 devices in different ways.
 L2_NORM_GELU = L2NormGELU()
 SIZES = {
@@ -54,15 +47,14 @@ def _arrays(tokens: int, width: int = 8) -> tuple[jax.Array, jax.Array, jax.Arra
   return tuple(map(jnp.float32, (x, keys, values)))
 
 
-@pytest.mark.parametrize('score', QUICK_AND_SLOW)
-@pytest.mark.parametrize('pieces', [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(('score', 'pieces'), [('l2_norm_gelu', 4), ('softmax', 1)])
 @pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
 def test_each_group_has_the_weights_that_it_has_alone(sizes, pieces, score):
   scores = np.float32(np.random.default_rng(1).normal(size=(2, 3, sum(sizes))))
 
   @jax.jit
   def weights(scores):
-    same = score_like(L2NormGELU(row_epsilon=1e-5), score)
+    same = score_like(L2NormGELU(gelu='tanh'), score)
     each = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     alone = [
       parameter_weights(scores[..., own], same, groups.make((group,)))
@@ -83,8 +75,9 @@ def test_a_group_of_large_scores_hides_no_other():
   np.testing.assert_allclose(weights[..., :2], weights[..., 2:], rtol=1e-5)
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('score', SCORES)
+@pytest.mark.parametrize(
+  ('score', 'dtype'), [*((score, 'bfloat16') for score in SCORES), ('l2_norm_gelu', 'float32')]
+)
 def test_a_group_with_values_of_zero_changes_no_bit(score, dtype):
   x, keys, values = (array.astype(dtype) for array in _arrays(28))
   values = values.at[12:].set(0)

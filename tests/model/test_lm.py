@@ -11,7 +11,7 @@ from tiny import large_params, tiny_model
 
 from tokenformer_jax.config import InitConfig, MeshConfig, ModelConfig
 from tokenformer_jax.model.lm import Execution, define_lm
-from tokenformer_jax.model.loss import loss_sums, objective
+from tokenformer_jax.model.loss import objective
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
 
@@ -29,7 +29,6 @@ DENSE = {'dense': True, 'bias': True, 'norm': 'affine'}
 LEARNED = {'rotary': 0, 'position_embedding': 'learned'}
 VARIANTS = {
   'rotary': tiny_model(),
-  'none': tiny_model(rotary=0),
   'dense, learned': tiny_model(**DENSE, **LEARNED, tied_head=False),
 }
 EACH_VARIANT = pytest.mark.parametrize('model', VARIANTS.values(), ids=VARIANTS)
@@ -95,20 +94,11 @@ def test_logits_are_the_golden_ones():
   )
 
 
-# 32 positions: 8 divides them, 7 does not, 256 is more than there are.
-EACH_WAY = pytest.mark.parametrize(
+# 32 positions: 7 does not divide them, and 256 is more than there are.
+@pytest.mark.parametrize(
   ('remat', 'layers', 'chunk'),
-  [
-    ('score_inputs', 'scan', 8),
-    ('dots', 'scan', 7),
-    pytest.param('full', 'scan', 7, marks=pytest.mark.slow),
-    ('offload', 'scan', 7),
-    ('everything', 'unrolled', 256),
-  ],
+  [('score_inputs', 'scan', 7), ('offload', 'scan', 8), ('everything', 'unrolled', 256)],
 )
-
-
-@EACH_WAY
 def test_loss_and_gradients_are_the_golden_ones(remat, layers, chunk):
   loss, gradient = _golden_gradient(remat, layers, chunk)
   assert abs(loss - GOLDEN['loss']) < 1e-5, 'the loss is not the mean over the predicted tokens'
@@ -127,18 +117,13 @@ def _tokenformer(layers: int, width: int, heads: int, attention: int, ffn: int) 
   return tiny_model(layers=layers, width=width, heads=heads, vocab_size=50304, tokens=counts)
 
 
-# TokenFormer, Table 9. The paper rounds those trained on OpenWebText: 123.6M, 354.2M, 753.8M and
-# 1309.7M.
+# TokenFormer, Table 9. The paper rounds those trained on OpenWebText: 123.6M and 1309.7M.
 @pytest.mark.parametrize(
   ('sizes', 'count'),
   [
     pytest.param((12, 768, 12, 768, 3072), 151_881_216, id='pile-150M'),
-    pytest.param((24, 1024, 16, 1024, 4096), 454_166_528, id='pile-450M'),
-    pytest.param((32, 1280, 16, 1280, 5120), 903_252_480, id='pile-900M'),
     pytest.param((40, 1536, 16, 1536, 6144), 1_587_219_456, id='pile-1.5B'),
     pytest.param((12, 768, 12, 576, 2304), 123_569_664, id='openwebtext-124M'),
-    pytest.param((12, 768, 12, 2140, 8560), 354_190_848, id='openwebtext-354M'),
-    pytest.param((12, 768, 12, 4850, 19400), 753_796_608, id='openwebtext-757M'),
     pytest.param((12, 768, 12, 8620, 34480), 1_309_705_728, id='openwebtext-1.4B'),
   ],
 )
@@ -175,35 +160,9 @@ def test_a_logit_sees_no_later_token_and_its_own(model):
   assert jnp.all(moved > 1e-4), 'a logit from position 7 on ignores the token there'
 
 
-@functools.partial(jax.jit, static_argnames='chunk')
-def _sums(hidden, embedding, targets, chunk):
-  return loss_sums(hidden, embedding, targets, chunk=chunk)
-
-
-def test_loss_sums_are_those_of_the_logits_at_targets():
-  rng = np.random.default_rng(0)
-  hidden, embedding = rng.normal(size=(2, 5, 8)), rng.normal(size=(64, 8))
-  targets = _ids(2, 5)
-  targets[0, 0] = np.argmax(hidden[0, 0] @ embedding.T)  # so that one of them is right
-  targets[1, 3:] = -1
-  counts = targets >= 0
-  logits = hidden @ embedding.T
-  log_z = np.log(np.sum(np.exp(logits), axis=-1))
-  at_target = np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-  want = {
-    'nats': np.sum((log_z - at_target)[counts]),
-    'log_z_squared': np.sum(log_z[counts] ** 2),
-    'tokens': 8,
-    'correct': np.sum(np.argmax(logits, axis=-1) == targets),
-  }
-  got = _sums(np.float32(hidden), np.float32(embedding), targets, 2)
-  for name, value in want.items():
-    np.testing.assert_allclose(getattr(got, name), value, rtol=1e-5, err_msg=f'{name} is wrong')
-
-
 @pytest.mark.parametrize(
   ('chunk', 'mesh'),
-  [(5, None), (12, None), (5, {'fsdp': 8}), (5, {'replica': 2, 'fsdp': 4}), (12, {'tokens': 4})],
+  [(5, None), (5, {'replica': 2, 'fsdp': 4}), (12, {'tokens': 4})],
 )
 def test_the_gradient_made_with_the_loss_is_that_of_the_logits(chunk, mesh):
   rng = np.random.default_rng(0)
@@ -282,17 +241,12 @@ def test_equal_models_are_each_drawn_as_its_own_config_says():
 
 
 @pytest.mark.parametrize('kind', ['tokenformer', 'transformer'])
-def test_norms_and_biases_start_as_no_change(kind):
+def test_norms_and_biases_start_as_no_change_and_no_two_matrices_alike(kind):
+  matrices = []
   for path, leaf in _initial(kind).items():
     if path.endswith(('scale', 'bias')):
       assert jnp.all(leaf == path.endswith('scale')), f'{path} changes what it gets'
-
-
-@pytest.mark.parametrize('kind', ['tokenformer', 'transformer'])
-def test_no_two_matrices_start_alike(kind):
-  matrices = []
-  for path, leaf in _initial(kind).items():
-    if not path.endswith(('scale', 'bias')):
+    else:
       matrices += list(np.asarray(leaf)) if path.startswith('blocks') else [np.asarray(leaf)]
   firsts = {round(float(matrix[0, 0] / matrix.std()), 3) for matrix in matrices}
   assert len(firsts) == len(matrices), 'two matrices are drawn from the same random numbers'
@@ -356,18 +310,13 @@ def test_gradients_in_bfloat16_are_summed_in_float32(changes):
   assert abs(row[1] / row[0] - 1) < 0.01, 'a frequent token learns at another rate'
 
 
-@pytest.mark.parametrize('tied_head', [True, False])
-def test_logits_are_float32(tied_head):
-  definition = define_lm(tiny_model(tied_head=tied_head), Execution(dtype=jnp.bfloat16))
+def test_logits_and_parameters_are_float32_whatever_the_activations_are():
+  definition = define_lm(tiny_model(), Execution(dtype=jnp.bfloat16))
   ids = jax.ShapeDtypeStruct((1, 4), jnp.int32)
   logits = jax.eval_shape(
     lambda params, ids: definition.bind(params)(ids)[0], definition.abstract, ids
   )
   assert logits.dtype == jnp.float32, 'the loss of a large vocabulary needs float32 logits'
-
-
-def test_parameters_are_float32_whatever_the_activations_are():
-  definition = define_lm(tiny_model(), Execution(dtype=jnp.bfloat16))
   dtypes = {leaf.dtype for leaf in jax.tree.leaves(definition.abstract)}
   assert dtypes == {jnp.dtype('float32')}, 'small updates are lost in bfloat16 parameters'
 

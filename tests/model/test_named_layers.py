@@ -42,19 +42,6 @@ def _params(model: ModelConfig = MODEL) -> Params:
 # Two kinds of layers
 
 
-def test_every_stack_has_the_parameters_of_its_own_layer():
-  shapes = jax.tree.map(jnp.shape, define_lm(MODEL).abstract['blocks'])
-  for name, depths in GROUPS.items():
-    count = len(depths)
-    qkv = {key: (count, 24, 32) for key in ('keys', 'values')}
-    proj = {key: (count, 40, 32) for key in ('keys', 'values')}
-    own = {'attention': {'query': qkv, 'key': qkv, 'value': qkv, 'proj': proj}}
-    if name == 'layer_1':
-      own['ffn'] = {key: (count, 48, 32) for key in ('keys', 'values')}
-    assert shapes.pop(name) == own, f'{name} is made as another layer'
-  assert not shapes, f'{shapes} are in no group of the pattern'
-
-
 def test_every_array_knows_how_deep_its_layers_are():
   for name, stack in define_lm(MODEL).info['blocks'].items():
     for info in jax.tree.leaves(stack):
@@ -84,16 +71,13 @@ def _reach(model: ModelConfig) -> int:
   return int(np.sum(np.abs(derivative).max(axis=(0, 1, 3)) > 0))
 
 
-@pytest.mark.parametrize(
-  ('pattern', 'tokens'), [('local', 8), ('local*2', 15), ('layer', 24), ('local*2 layer', 24)]
-)
+@pytest.mark.parametrize(('pattern', 'tokens'), [('local*2', 15), ('local*2 layer', 24)])
 def test_each_layer_has_its_own_window(pattern, tokens):
   model = two_kinds(pattern=pattern, tied_head=False)
   assert _reach(model) == tokens, f'{pattern} with a window of 8 sees other tokens'
 
 
-@pytest.mark.parametrize(('name', 'first'), [('local', 0), ('layer', 1)])
-def test_branches_of_images_are_left_out_of_the_layers_that_are_meant(name, first):
+def test_branches_of_images_are_left_out_of_the_layers_that_are_meant():
   """Leaving them out is the same as values of 0 in the stacks with this name."""
   lm = two_kinds(window=0, rotary=0)  # patches know neither a window nor rotary positions
   model = dataclasses.replace(tiny_vit(), pattern=lm.pattern, variants=lm.variants)
@@ -101,10 +85,10 @@ def test_branches_of_images_are_left_out_of_the_layers_that_are_meant(name, firs
   definition, params = models.define(model), _params(model)
   run = jax.jit(lambda p, x, s: definition.bind(p)(x, inputs=LayerInputs(branch_scales_Bx2=s))[0])
   scales = np.ones((5, 3, 2), np.float32)
-  scales[first::2, 1] = 0
+  scales[1::2, 1] = 0
   got, whole = (np.asarray(run(params, images, s)) for s in (scales, None))
   blocks = {
-    stack: jax.tree.map(jnp.zeros_like, part) if stack.startswith(name) else part
+    stack: jax.tree.map(jnp.zeros_like, part) if stack.startswith('layer') else part
     for stack, part in params['blocks'].items()
   }
   without = np.asarray(run({**params, 'blocks': blocks}, images, None))
@@ -116,10 +100,9 @@ def test_branches_of_images_are_left_out_of_the_layers_that_are_meant(name, firs
 # Layers that are a mixer alone
 
 
-@pytest.mark.parametrize('norm', ['plain', 'affine'])
-def test_a_layer_without_a_feed_forward_part_is_the_residual_and_its_mixer(norm):
+def test_a_layer_without_a_feed_forward_part_is_the_residual_and_its_mixer():
   """It is one whose feed-forward part adds nothing, without that part and its norm."""
-  whole = tiny_model(norm=norm, tied_head=False)
+  whole = tiny_model(norm='affine', tied_head=False)
   params = _params(whole)
   blocks = dict(params['blocks'])
   blocks['ffn'] = jax.tree.map(jnp.zeros_like, blocks['ffn'])
@@ -131,12 +114,3 @@ def test_a_layer_without_a_feed_forward_part_is_the_residual_and_its_mixer(norm)
   assert jax.tree.structure(own) == jax.tree.structure(abstract), 'it has parameters of no use'
   got, _ = logits_and_gradient(alone)(own, IDS)
   np.testing.assert_allclose(got, want, atol=1e-5, err_msg='it computes something else')
-
-
-def test_the_pool_of_a_vit_without_feed_forward_parts_has_none():
-  model = _mixers_alone(tiny_vit(pool='attention', norm='affine'))
-  pool = models.define(model).abstract['pool']
-  assert set(pool) == {'query', 'key', 'value', 'proj', 'probe'}, 'it has parameters of no use'
-  images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
-  logits, _ = jax.jit(lambda p, x: models.define(model).bind(p)(x))(_params(model), images)
-  assert logits.shape == (3, 10) and np.all(np.isfinite(logits))

@@ -32,10 +32,7 @@ def test_a_row_takes_the_matrix_as_it_is(equation, width):
 @pytest.mark.parametrize(
   ('equation', 'x', 'matrix'),
   [
-    ('BTI,IO->BTO', (2, 3, 6), (6, 5)),
-    ('BTI,NI->BTN', (2, 3, 5), (7, 5)),
     ('BTI,NI->BTN', (2, 64, 5), (7, 5)),
-    ('BTN,NHK->BTHK', (2, 3, 6), (6, 2, 4)),
     ('BTHK,NHK->BTN', (2, 3, 2, 4), (6, 2, 4)),
   ],
 )
@@ -64,12 +61,7 @@ PROJECTIONS = {
   'down': ('BTI,IO->BTO', DOWN, 0, None),
   'down of heads': ('BTHK,HKO->BTO', DOWN, 0, None),
 }
-MESHES = [
-  {'fsdp': 8},
-  {'replica': 2, 'fsdp': 4},
-  {'fsdp': 4, 'tokens': 2},
-  {'fsdp': 1, 'tokens': 8},
-]
+MESHES = [{'replica': 2, 'fsdp': 2, 'tokens': 2}, {'fsdp': 1, 'tokens': 8}]
 
 
 def _projection(name: str, batch: int = 8):
@@ -97,9 +89,7 @@ def _written(name: str, batch: int) -> tuple[jax.Array, ...]:
   return jax.jit(with_gradients, static_argnums=0)(written, x, matrix)
 
 
-@pytest.mark.parametrize(
-  ('mesh', 'batch'), [(None, 8), *((mesh, 8) for mesh in MESHES), (None, 3), (MESHES[2], 3)]
-)
+@pytest.mark.parametrize(('mesh', 'batch'), [(None, 8), *((mesh, 8) for mesh in MESHES)])
 @pytest.mark.parametrize('name', PROJECTIONS)
 def test_a_projection_is_the_product_and_so_are_its_gradients(monkeypatch, name, mesh, batch):
   _trace_for(monkeypatch, 'tpu' if mesh else 'cpu')
@@ -129,15 +119,14 @@ def test_a_matrix_that_the_mesh_does_not_divide_is_multiplied_all_the_same(token
   np.testing.assert_allclose(got[:, 0], x @ keys.T, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('name', PROJECTIONS)
 @pytest.mark.parametrize(
-  ('platform', 'mesh', 'scatters'),
-  [('tpu', {'fsdp': 8}, 2), ('tpu', {'replica': 2, 'fsdp': 4}, 2), ('gpu', {'fsdp': 8}, 1)],
+  ('name', 'platform', 'scatters'),
+  [*((name, 'tpu', 2) for name in PROJECTIONS), ('scores of heads', 'gpu', 1)],
 )
-def test_no_device_gets_the_whole_gradient_of_a_matrix(monkeypatch, name, platform, mesh, scatters):
+def test_no_device_gets_the_whole_gradient_of_a_matrix(monkeypatch, name, platform, scatters):
   _trace_for(monkeypatch, platform)
   x, matrix, project, _ = _projection(name)
-  mesh = sharding.make_mesh(MeshConfig(**mesh))
+  mesh = sharding.make_mesh(MeshConfig(**({'replica': 2, 'fsdp': 4} if scatters == 2 else {})))
   place = jax.NamedSharding(mesh, rules.spec(PROJECTIONS[name][1]))
   with jax.set_mesh(mesh):
     x, matrix = jax.device_put(x, sharding.batch_sharding(mesh)), jax.device_put(matrix, place)
@@ -171,10 +160,7 @@ def _looked_up(table, ids_BxT, change_BxTxD):
   return rows, backward(change_BxTxD)[0]
 
 
-LOOK_UP_MESHES = [{'fsdp': 8}, {'replica': 2, 'fsdp': 4}, {'replica': 2, 'fsdp': 2, 'tokens': 2}]
-
-
-@pytest.mark.parametrize('mesh', [None, *LOOK_UP_MESHES, {'fsdp': 1, 'tokens': 8}])
+@pytest.mark.parametrize('mesh', [None, *MESHES])
 def test_all_gradients_of_a_frequent_row_are_summed(monkeypatch, mesh):
   _trace_for(monkeypatch, 'tpu' if mesh else 'cpu')
   table, ids, change = _many_of_few(256, 16)
@@ -195,10 +181,9 @@ def test_all_gradients_of_a_frequent_row_are_summed(monkeypatch, mesh):
   assert error < 1e-4, f'the gradient of a table is off by {error:.1%}: was it summed in bfloat16?'
 
 
-@pytest.mark.parametrize('mesh', LOOK_UP_MESHES)
-def test_no_device_gets_the_whole_gradient_of_a_table(monkeypatch, mesh):
+def test_no_device_gets_the_whole_gradient_of_a_table(monkeypatch):
   _trace_for(monkeypatch, 'gpu')
-  mesh = sharding.make_mesh(MeshConfig(**mesh))
+  mesh = sharding.make_mesh(MeshConfig(**MESHES[0]))
   place = jax.NamedSharding(mesh, rules.spec(TABLE))
   table, ids, change = _many_of_few(256, 16)
   with jax.set_mesh(mesh):

@@ -1,7 +1,6 @@
 """Rows split over devices: losses, gradients and evaluations are those of one device."""
 
 import dataclasses
-import functools
 
 import architectures
 import jax
@@ -25,45 +24,28 @@ from tokenformer_jax.parallel import sharding
 
 LENGTH = 80  # 20 slots on each of 4 devices
 ONE = MeshConfig(fsdp=1)
-TWO = MeshConfig(fsdp=1, sequence=2)
 FOUR = MeshConfig(fsdp=1, sequence=4)
 MIXED = MeshConfig(fsdp=2, sequence=2, tokens=2)
-REPLICAS = MeshConfig(replica=2, fsdp=1, sequence=4)
 EIGHT = MeshConfig(fsdp=1, sequence=8)
 EXPERTS = MeshConfig(fsdp=1, experts=2, sequence=4)
 
-_WINDOW = tiny_model(window=20)
 _NARROW = tiny_model(window=4)  # see `sequence.halo`
-_GATED = gated_model(scores='squared_relu')
-# A model, the documents of its rows, and meshes; the first mesh is in CI, but for those of _LIKE.
+# A model, the documents of its rows, and a mesh.
 CASES = {
-  'full': (tiny_model(heads=8), 'joined', (MIXED, EIGHT, REPLICAS, TWO)),
-  'documents': (tiny_model(heads=8), 'separate', (EIGHT, MIXED)),
-  'window': (_WINDOW, 'joined', (FOUR, MIXED)),
-  'window, documents': (_WINDOW, 'masked', (MIXED, FOUR)),
-  'halo': (_NARROW, 'joined', (FOUR, MIXED)),
-  'halo, documents': (with_mixer(_NARROW, kv_heads=2), 'masked', (MIXED, FOUR)),
-  'few key heads': (with_mixer(tiny_model(heads=8), kv_heads=2), 'joined', (EIGHT, MIXED)),
-  'fewer heads than parts': (tiny_model(), 'separate', (EIGHT,)),
-  'uneven heads': (
+  'documents': (tiny_model(heads=8), 'separate', EIGHT),
+  'halo, documents': (with_mixer(_NARROW, kv_heads=2), 'masked', MIXED),
+  'few key heads': (with_mixer(tiny_model(heads=8), kv_heads=2), 'joined', EIGHT),
+  'fewer heads than parts': (tiny_model(), 'separate', EIGHT),
+  'uneven heads, shaped': (
     with_mixer(architectures.MODELS['skips and norms'], heads=2),
     'joined',
-    (FOUR, MIXED),
+    FOUR,
   ),
-  'linear': (linear(tiny_model(heads=8)), 'joined', (EIGHT, MIXED)),
-  'linear, documents': (linear(tiny_model()), 'separate', (MIXED, FOUR)),
-  'hybrid': (architectures.MODELS['hybrid'], 'joined', (MIXED, FOUR)),
-  'shaped': (architectures.MODELS['skips and norms'], 'joined', (FOUR, MIXED)),
-  'shaped, window': (architectures.MODELS['parallel, window'], 'joined', (MIXED,)),
-  'shaped, documents': (architectures.MODELS['skipless, tokens'], 'masked', (MIXED,)),
-  'clipped': (architectures.MODELS['clipped'], 'joined', (MIXED, FOUR)),
-  'gated units': (_GATED, 'joined', (MIXED, FOUR)),
-  'gated units, documents': (_GATED, 'separate', (FOUR,)),
-  'experts': (architectures.MODELS['experts'], 'joined', (EXPERTS, MIXED)),
+  'linear, documents': (linear(tiny_model()), 'separate', MIXED),
+  'clipped': (architectures.MODELS['clipped'], 'joined', MIXED),
+  'gated units, documents': (gated_model(scores='squared_relu'), 'separate', FOUR),
+  'experts': (architectures.MODELS['experts'], 'joined', EXPERTS),
 }
-
-# Other cases compute the same parts, with documents or in other company.
-_LIKE = ('window', 'linear', 'shaped', 'shaped, window', 'gated units')
 
 
 def _config(model, documents: str = 'joined', on: MeshConfig = ONE) -> Config:
@@ -77,8 +59,7 @@ def _config(model, documents: str = 'joined', on: MeshConfig = ONE) -> Config:
   )
 
 
-@functools.cache
-def _found(name: str, on: MeshConfig):
+def _run(name: str, on: MeshConfig):
   """Return the loss, its gradient, and the sums of an evaluation on a mesh."""
   model, documents, _ = CASES[name]
   config = _config(model, documents, on)
@@ -102,9 +83,11 @@ def _found(name: str, on: MeshConfig):
     return jax.device_get(jax.jit(run)(params, batch))
 
 
-def _check(name: str, on: MeshConfig) -> None:
-  (want, gradient), sums = _found(name, ONE)
-  (loss, got), got_sums = _found(name, on)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', CASES)
+def test_rows_on_several_devices_are_those_on_one(name):
+  (want, gradient), sums = _run(name, ONE)
+  (loss, got), got_sums = _run(name, CASES[name][-1])
   np.testing.assert_allclose(loss, want, rtol=1e-5, err_msg='the mesh changes the loss')
   largest = max(np.abs(array).max() for array in paths(gradient).values())
   for path, array in paths(gradient).items():
@@ -113,27 +96,6 @@ def _check(name: str, on: MeshConfig) -> None:
     limit = 1e-5 * max(np.abs(array).max(), least * largest)
     np.testing.assert_allclose(paths(got)[path], array, rtol=0, atol=limit, err_msg=path)
   np.testing.assert_allclose(got_sums, sums, rtol=1e-5, err_msg='the mesh changes evaluations')
-
-
-@pytest.mark.slow
-def test_rows_on_several_devices_are_those_on_one():
-  _check('full', MIXED)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ('name', 'on'),
-  [
-    pytest.param(
-      name, on, id=f'{name}, {i}', marks=[pytest.mark.full_size] * (i > 0 or name in _LIKE)
-    )
-    for name, (_, _, meshes) in CASES.items()
-    for i, on in enumerate(meshes)
-    if (name, on) != ('full', MIXED)
-  ],
-)
-def test_every_mixer_sees_whole_rows(name, on):
-  _check(name, on)
 
 
 @pytest.mark.parametrize(

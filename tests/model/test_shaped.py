@@ -1,6 +1,7 @@
 """Shaped attention is the sum of its three parts: identity, attention and uniform attention."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from tokenformer_jax.config import NoPositionsConfig, NoProjectionConfig
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import Context
-from tokenformer_jax.model.mixers.shaped import ShapedAttention, prefix_sums
+from tokenformer_jax.model.mixers.shaped import ShapedAttention
 
 LENGTH = 20
 STARTS = np.where(np.arange(LENGTH) < 8, 0, 8)[None].repeat(2, axis=0)
@@ -40,13 +41,8 @@ def _uniform_matrix(causal: bool, window: int, context: Context) -> np.ndarray:
   return seen / seen.sum(axis=1, keepdims=True)
 
 
-def test_prefix_sums_of_bfloat16_are_float32():
-  sums = jax.jit(prefix_sums)(jnp.ones((1, 3000, 1), jnp.bfloat16))
-  np.testing.assert_array_equal(sums[0, :, 0], 1 + np.arange(3000), err_msg='a sum is rounded')
-
-
-def _shaped(causal: bool, window: int, gains: tuple[float, float, float]) -> ShapedAttention:
-  """Shaped attention without values and positions, with the same gains in all heads."""
+def _new(causal: bool = True, window: int = 0) -> ShapedAttention:
+  """Shaped attention without values and positions."""
   nothing = NoProjectionConfig()
   model = with_mixer(
     tiny_model(dense=True, window=window),
@@ -56,23 +52,26 @@ def _shaped(causal: bool, window: int, gains: tuple[float, float, float]) -> Sha
     shaped=True,
   )
   how = {'causal': causal, 'execution': Execution(), 'rngs': nnx.Rngs(0)}
-  module = ShapedAttention(model.layer.mixer, model, **how)
-  rng = np.random.default_rng(1)
+  return ShapedAttention(model.layer.mixer, model, **how)
+
+
+def _apply(causal: bool, window: int, x: jax.Array, gains: jax.Array, context: Context = Context()):  # noqa: B008
+  """Apply shaped attention with large queries, and with the same gains in all heads."""
+  module, rng = _new(causal, window), np.random.default_rng(1)
   module.query.kernel[...] = jnp.asarray(rng.normal(size=(32, 32)) / 4, jnp.float32)
   for gain, value in zip(
     (module.identity_gain, module.attention_gain, module.uniform_gain), gains, strict=True
   ):
     gain[...] = jnp.full(4, value)
-  return module
+  return module(x, context)[0]
 
 
 @pytest.mark.parametrize(('causal', 'window', 'context'), MASKS.values(), ids=MASKS)
 def test_shaped_attention_is_the_sum_of_its_three_parts(causal, window, context):
   x = np.float32(np.random.default_rng(0).normal(size=(2, LENGTH, 32)))
+  run = jax.jit(lambda x, gains: _apply(causal, window, x, gains, context))
   parts = {
-    gains: np.asarray(
-      jax.jit(lambda x, gains=gains: _shaped(causal, window, gains)(x, context)[0])(x)
-    )
+    gains: np.asarray(run(x, np.float32(gains)))
     for gains in [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0.7, 0.4, 0.9)]
   }
   np.testing.assert_allclose(parts[1, 0, 0], x, atol=1e-6, err_msg='α is not for the identity')
@@ -85,13 +84,17 @@ def test_shaped_attention_is_the_sum_of_its_three_parts(causal, window, context)
     assert np.abs(parts[0, 1, 0] + parts[0, 0, 1]).max() > 0.1, 'attention is uniform'
 
 
-def test_padding_leaves_the_identity_at_the_start():
-  """C is of the tokens that there are, so that A − C is 0 before training, in padded rows also."""
-  module = _shaped(True, 0, (1, 1, 1))
-  module.query.kernel[...] = jnp.zeros((32, 32))
+def test_the_mean_of_bfloat16_values_is_summed_in_float32():
+  ones, gains = jnp.ones((1, 1024, 32), jnp.bfloat16), jnp.array([0.0, 0.0, 1.0])
+  got = jax.jit(functools.partial(_apply, True, 0))(ones, gains)
+  np.testing.assert_array_equal(np.float32(got), -1, err_msg='a sum is rounded')
+
+
+def test_a_new_layer_is_the_identity_also_with_padding():
+  """C is of the tokens that there are, so that A − C is 0 before training."""
   x = jax.random.normal(jax.random.key(0), (2, LENGTH, 32))
   context = Context(0, jnp.array([0, 6]))
-  got = jax.jit(lambda x: module(x, context)[0])(x)
+  got = jax.jit(lambda x: _new()(x, context)[0])(x)
   np.testing.assert_allclose(got[0], x[0], atol=1e-6)
   np.testing.assert_allclose(got[1, 6:], x[1, 6:], atol=1e-6)
 

@@ -24,10 +24,8 @@ from tokenformer_jax.config import (
   SkiplessConfig,
   SoftmaxConfig,
 )
-from tokenformer_jax.model.blocks import Block
-from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.model.params import Params, Role, define
+from tokenformer_jax.model.params import Params, Role
 from tokenformer_jax.steps import optim
 
 GOLDEN = dict(np.load(Path(__file__).parents[1] / 'golden' / 'sas.npz'))
@@ -97,7 +95,6 @@ VARIANTS = {
   'parallel': _model(_layer(ParallelConfig(gains=False, skip=True), shaped=False)),
   'v_skipinit': _model(_layer(SkiplessConfig(), shaped=True)),
 }
-EACH = pytest.mark.parametrize('name', VARIANTS)
 
 
 def _place(model: ModelConfig, path: str) -> tuple[str, int | None]:
@@ -140,98 +137,49 @@ def _weights(name: str) -> dict[str, np.ndarray]:
   return {one: GOLDEN[f'weights/{one}'] for one in META['variants'][name]['weights']}
 
 
-@functools.cache
-def _computed(name: str):
-  """Logits, loss and gradients of a variant."""
-  model = VARIANTS[name]
+@pytest.mark.parametrize('name', VARIANTS)
+def test_logits_loss_and_gradients_are_the_golden_ones(name):
+  model, meta = VARIANTS[name], META['variants'][name]
   definition, ids = define_lm(model), jnp.asarray(GOLDEN['input_ids'])
 
-  def loss(params: Params) -> tuple[jax.Array, jax.Array]:
+  def objective(params: Params) -> tuple[jax.Array, jax.Array]:
     logits = definition.bind(params)(ids)[0]
     log_probs = jax.nn.log_softmax(logits[:, :-1])
     picked = jnp.take_along_axis(log_probs, ids[:, 1:, None], axis=-1)
     return -jnp.mean(picked), logits
 
-  (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
-    _tree(model, _weights(name))
-  )
-  return logits, value, jax.tree.map(np.float64, gradient)
-
-
-@EACH
-def test_logits_and_loss_are_the_golden_ones(name):
-  logits, loss, _ = _computed(name)
+  run = jax.jit(jax.value_and_grad(objective, has_aux=True))
+  (loss, logits), tree = run(_tree(model, _weights(name)))
   np.testing.assert_allclose(logits, GOLDEN[f'{name}/logits'], atol=5e-5)
   assert abs(loss - GOLDEN[f'{name}/loss']) < 1e-5
+  gradient = functools.partial(_gradient, model, jax.tree.map(np.float64, tree))
+  for path, want in zip(meta['weights'], GOLDEN[f'{name}/grad_norm'], strict=True):
+    got = np.linalg.norm(gradient(path))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-9, err_msg=path)
+  for path, want in zip(meta['scalars'], GOLDEN[f'{name}/grad_scalars'], strict=True):
+    np.testing.assert_allclose(np.sum(gradient(path)), want, rtol=1e-4, atol=1e-7, err_msg=path)
+  for block, of_gains in enumerate(GOLDEN.get(f'{name}/grad_head_gains', ())):
+    for kind, want in zip(('skip', 'resid', 'centre'), of_gains, strict=True):
+      end = 'centre_attn_gain' if kind == 'centre' else f'attn_mat_{kind}_gain'
+      path = f'transformer.h.{block}.attn.{end}'
+      # An entry of 0.001 beside others of 0.3 is a sum that cancels: its rounding is the CPU's.
+      np.testing.assert_allclose(gradient(path), want, rtol=1e-4, atol=1e-6, err_msg=path)
 
 
-def _gradient(name: str, path: str) -> np.ndarray:
+def _gradient(model: ModelConfig, tree: Params, path: str) -> np.ndarray:
   """Return our gradient of an array of the file."""
-  model, gradient = VARIANTS[name], _computed(name)[2]
 
   def at(path: str) -> np.ndarray:
-    place, index = _place(model, path)
-    tree = gradient
-    for part in place.replace('attn.', 'attention/').split('/'):
-      tree = tree[int(part)] if part.isdigit() else tree[part]
-    return tree if index is None else tree[index]
+    ours, index = _place(model, path)
+    names = ours.replace('attn.', 'attention/').split('/')
+    array = functools.reduce(lambda node, name: node[name], names, tree)
+    return array if index is None else array[index]
 
   if 'qk_attn' not in path:
     return at(path)
   prefix, _, kind = path.rpartition('qk_attn.')
   ours = {'weight': 'kernel', 'bias': 'bias'}[kind]
   return np.concatenate([at(f'{prefix}{part}/{ours}') for part in ('query', 'key')], axis=-1)
-
-
-@EACH
-def test_gradients_are_the_golden_ones(name):
-  meta = META['variants'][name]
-  for path, want in zip(meta['weights'], GOLDEN[f'{name}/grad_norm'], strict=True):
-    got = np.linalg.norm(_gradient(name, path))
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-9, err_msg=path)
-  for path, want in zip(meta['scalars'], GOLDEN[f'{name}/grad_scalars'], strict=True):
-    np.testing.assert_allclose(
-      np.sum(_gradient(name, path)), want, rtol=1e-4, atol=1e-7, err_msg=path
-    )
-  if f'{name}/grad_head_gains' not in GOLDEN:
-    return
-  for block, of_gains in enumerate(GOLDEN[f'{name}/grad_head_gains']):
-    for kind, want in zip(('skip', 'resid', 'centre'), of_gains, strict=True):
-      end = 'centre_attn_gain' if kind == 'centre' else f'attn_mat_{kind}_gain'
-      path = f'transformer.h.{block}.attn.{end}'
-      # An entry of 0.001 beside others of 0.3 is a sum that cancels: its rounding is the CPU's.
-      np.testing.assert_allclose(_gradient(name, path), want, rtol=1e-4, atol=1e-6, err_msg=path)
-
-
-def _block(layer: LayerConfig):
-  model = _model(layer)
-  return define(lambda rngs: Block(layer, model, execution=Execution(), rngs=rngs))
-
-
-def _drawn(definition, seed: int = 0) -> Params:
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) / p.size**0.25, p.dtype), definition.abstract
-  )
-
-
-@pytest.mark.slow
-def test_an_output_projection_with_a_skip_is_its_sum_with_the_identity():
-  # The last block of the source can have W_P = g ΔW + s I, as the first has W_V.
-  plain = _layer(SkiplessConfig(), shaped=True, value=NoProjectionConfig())
-  skip = dataclasses.replace(plain, mixer=dataclasses.replace(plain.mixer, proj_skip=True))
-  ours, folded = _block(skip), _block(plain)
-  params = _drawn(ours)
-  mixer = dict(params['attention'])
-  g, s = mixer.pop('proj_gain'), mixer.pop('heads_gain')
-  kernel = g * mixer['proj']['kernel'] + s * jnp.eye(48)
-  x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 8, 48)), jnp.float32)
-  want = folded.bind({**params, 'attention': {**mixer, 'proj': {'kernel': kernel}}})(x)[0]
-  np.testing.assert_allclose(ours.bind(params)(x)[0], want, atol=1e-4)
-  roles = {name: ours.info['attention'][name].role for name in ('proj_gain', 'heads_gain')}
-  assert set(roles.values()) == {ours.info['mixer_gain'].role}, 'gains of another role'
-  new = ours.init(jax.random.key(0))['attention']
-  assert not np.any(new['proj']['kernel']) and new['heads_gain'] == 1
 
 
 # SPEC: 12 d² for each of 18 blocks and 50,000 rows of d; without 2 d² a block, but for one d².
@@ -255,30 +203,6 @@ def test_published_parameter_counts(layer, count):
     if info.role is Role.GAIN and 'norm' not in info.axes
   )
   assert definition.count - gains == count
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['sas', 'sas_p'])
-def test_a_new_simplified_model_passes_normalised_values_on(name):
-  """Every attention is the identity at the start, so that both wirings compute the same."""
-  model = dataclasses.replace(VARIANTS[name], norm_epsilon=1e-12)
-  definition = define_lm(model)
-  params = jax.jit(definition.init)(jax.random.key(0))
-  ids = jnp.asarray(GOLDEN['input_ids'])
-  bound = definition.bind(params)
-  x_BxTxD = bound.embed(ids)
-  stacks = {'first_0': 1, 'layer_1': 2}
-  for stack, count in stacks.items():
-    layer = model.layers[stack.partition('_')[0]]
-    make = define(lambda rngs, layer=layer: Block(layer, model, execution=Execution(), rngs=rngs))
-    for i in range(count):
-      block = make.bind(jax.tree.map(lambda array, i=i: array[i], params['blocks'][stack]))
-      normed = block.attention_norm(x_BxTxD)
-      mixed, _, _ = block.attention(normed)
-      np.testing.assert_allclose(mixed, normed, atol=1e-6, err_msg='attention is not the identity')
-      want = normed + block.ffn_gain[...] * block.ffn(normed)
-      x_BxTxD, _, _ = block(x_BxTxD)
-      np.testing.assert_allclose(x_BxTxD, want, atol=1e-5, err_msg='SAS and SAS-P begin apart')
 
 
 def test_gains_do_not_decay():

@@ -16,8 +16,6 @@ from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.kernels import causal_attention, full_attention, kernel
 from tokenformer_jax.parallel import rules, sharding
 
-PLAIN = {True: causal_attention, False: full_attention}
-
 
 def _inputs(batch: int, length: int, heads: int) -> list[jax.Array]:
   keys = jax.random.split(jax.random.key(0), 3)
@@ -32,28 +30,15 @@ def _value_and_gradients(attend, inputs: list[jax.Array]):
   return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(*inputs)
 
 
-@pytest.mark.parametrize('causal', [True, False])
-def test_splash_is_softmax_attention(causal):
-  inputs = _inputs(batch=2, length=256, heads=2)
+# In a window of 130 the first keys of three blocks of 128 are seen by the last queries by one.
+@pytest.mark.parametrize(('causal', 'window'), [(True, 0), (False, 0), (True, 100), (True, 130)])
+def test_splash_is_softmax_attention(causal, window):
+  inputs = _inputs(batch=2, length=384 if window else 256, heads=2)
   (_, got), got_gradients = _value_and_gradients(
-    lambda *x: splash.attention(*x, causal=causal, interpret=True), inputs
+    lambda *x: splash.attention(*x, causal=causal, window=window, interpret=True), inputs
   )
-  (_, want), gradients = _value_and_gradients(PLAIN[causal], inputs)
-  np.testing.assert_allclose(got, want, atol=1e-5)
-  for name, one, other in zip('qkv', got_gradients, gradients, strict=True):
-    np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f'the gradient of {name}')
-
-
-# In three blocks of 128 the first keys are out of reach of the last queries, or in it by one.
-@pytest.mark.parametrize('window', [100, 130])
-def test_splash_in_a_window_is_softmax_attention(window):
-  inputs = _inputs(batch=1, length=384, heads=1)
-  (_, got), got_gradients = _value_and_gradients(
-    lambda *x: splash.attention(*x, causal=True, window=window, interpret=True), inputs
-  )
-  (_, want), gradients = _value_and_gradients(
-    lambda *x: causal_attention(*x, window=window), inputs
-  )
+  plain = functools.partial(causal_attention, window=window) if causal else full_attention
+  (_, want), gradients = _value_and_gradients(plain, inputs)
   np.testing.assert_allclose(got, want, atol=1e-5)
   for name, one, other in zip('qkv', got_gradients, gradients, strict=True):
     np.testing.assert_allclose(one, other, atol=1e-5, err_msg=f'the gradient of {name}')

@@ -1,29 +1,42 @@
 """Several processes joined by JAX, as on a pod: they do what one does, and end together."""
 
+import json
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
 import pytest
 import tiny_hosts
 import tiny_run
-from gathered import gather_batches
 
-from tokenformer_jax.data import order, store
+import tokenformer_jax
 from tokenformer_jax.errors import FaultyDeviceError, TransientError, UserError
-from tokenformer_jax.parallel import hosts
-from tokenformer_jax.runs import checkpoint, metrics
+from tokenformer_jax.parallel import hosts, sharding
+from tokenformer_jax.runs import checkpoint, claim, metrics
 from tokenformer_jax.runs.saved_config import FormatError
+from tokenformer_jax.training import loop
 
-MESH = {'mesh__fsdp': 2, 'mesh__tokens': 2}  # both axes cross processes where each has one device
-CHANGES = {**MESH, 'train__checkpoint_every': 10, 'train__eval_every': 10}
-ENDLESS = {**MESH, 'train__steps': 10**6, 'train__checkpoint_every': 20}
-
+CHANGES = {
+  'mesh__fsdp': 2,  # crosses processes
+  'mesh__tokens': 2,  # crosses processes where each has one device
+  'optim__schedule': 'constant',  # Runs of any length then have the same losses.
+  'train__checkpoint_every': 10,
+  'train__eval_every': 10,
+  # As in the config that a command begins with.
+  'train__eval_batches': 28,
+  'model__init__std': 0.1,
+  'model__layer__mixer__positions__fraction': 1.0,
+}
+ENDLESS = {**CHANGES, 'train__steps': 10**6}
 DEVICES = 4  # of all processes together
+LONG = (
+  900  # seconds of silence until a process counts as lost: longer than a test waits for its end
+)
 
 slow = pytest.mark.slow
 
@@ -39,113 +52,114 @@ def corpus(tmp_path_factory):
   return root, tiny_run.write_corpus(root / 'corpus')
 
 
-def train(corpus, name, **changes):
-  """The command, and the work directory."""
+def train(corpus, name):
+  """The command of an endless run, and the work directory."""
   root, source = corpus
-  return tiny_run.command(source, root / 'cache', root / name, **changes), root / name
+  return tiny_run.command(source, root / 'cache', root / name, **ENDLESS), root / name
 
 
-def run_together(arguments, processes):
-  return tiny_hosts.run(arguments, processes, DEVICES // processes)
-
-
-def start_together(arguments, processes):
-  return tiny_hosts.started(arguments, processes, DEVICES // processes)
-
-
-def run_alone(arguments):
-  done = subprocess.run(
-    arguments, capture_output=True, text=True, env=tiny_hosts.environment(DEVICES), timeout=300
-  )
-  assert done.returncode == 0, done.stderr
-  return done.stdout
+def train_alone(corpus, workdir, steps):
+  """Train to a step in this process, on as many devices."""
+  root, source = corpus
+  config = tiny_run.config(source, root / 'cache', **CHANGES, train__steps=steps)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:DEVICES])
+    loop.train(config, workdir)
 
 
 @pytest.fixture(scope='module')
 def one(corpus):
-  """The work directory of a run in one process."""
-  command, workdir = train(corpus, 'one', **CHANGES)
-  run_alone(command)
+  """The work directory of a run of 20 steps in one process."""
+  workdir = corpus[0] / 'one'
+  train_alone(corpus, workdir, 20)
   return workdir
 
 
-@pytest.fixture(scope='module')
-def joined(corpus, processes):
-  """The work directory of a run in several processes, and how they ended."""
-  command, workdir = train(corpus, f'joined_{processes}', **CHANGES)
-  return workdir, run_together(command, processes)
-
-
-def losses(workdir):
-  """By step and name; each step once."""
-  lines = metrics.read(workdir)
+def losses(workdir, last):
+  """The losses of the steps up to a last one, by step and name."""
+  lines = [line for line in metrics.read(workdir) if line['step'] <= last]
   names = ('train/loss', 'eval/loss')
-  found = [(line['step'], name, line[name]) for line in lines for name in names if name in line]
-  assert len({row[:2] for row in found}) == len(found), 'a step is there twice: two wrote figures'
-  return {row[:2]: row[2] for row in found}
+  rows = [(line['step'], name, line[name]) for line in lines for name in names if name in line]
+  assert len({row[:2] for row in rows}) == len(rows), 'a step is there twice: two wrote figures'
+  return {row[:2]: row[2] for row in rows}
 
 
-def assert_same_losses(ours, theirs):
+def assert_same_losses(workdir, other, last=20):
+  ours, theirs = losses(workdir, last), losses(other, last)
   assert ours.keys() == theirs.keys()
   np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-4)
 
 
-@slow
-def test_losses_are_those_of_one_process_and_only_the_first_speaks(one, joined):
-  assert_same_losses(losses(joined[0]), losses(one))
-  first, *others = joined[1]
-  assert 'saved' in first.err
-  assert [other.out + other.err for other in others] == [''] * len(others)
-
-
-@slow
-def test_resuming_with_other_processes_ends_with_the_same_losses(corpus, one, joined, processes):
-  others = {2: 4, 4: 2}[processes]
-  command, workdir = train(corpus, f'resumed_{others}', **CHANGES)
-  shutil.copytree(joined[0], workdir)
-  shutil.rmtree(workdir / 'checkpoints' / '20')
-  first = run_together(command, others)[0]
-  assert 'going on after step 10' in first.err
-  assert_same_losses(losses(workdir), losses(one))
-
-
-@slow
-@pytest.mark.parametrize('processes', [2, 4])
-def test_batches_are_exactly_those_of_one_process(corpus, processes, tmp_path):
-  root, source = corpus
-  config = tiny_run.config(source, root / 'cache', mesh__fsdp=4)
-  found = gather_batches(config, tmp_path, processes, DEVICES, range(3, 6))
-  data = config.data
-  tokens = store.prepare(data).train
-  length, size = data.sequence_length, data.batch_size
-  batches = order.TrainBatches(
-    sources=[tokens], rows=range(size), batch_size=size, sequence_length=length, seed=0
-  )
-  expected = [batches[step] for step in range(3, 6)]
-  np.testing.assert_array_equal(found, expected)
-
-
-def wait_for_steps(workdir, running, count):
-  """Waits until so many lines of figures are written."""
+def wait_for_step(workdir, running, step):
+  """Wait until the figures of a step are written."""
   path = workdir / 'metrics.jsonl'
-  deadline = time.monotonic() + 200
-  while not path.exists() or len(path.read_text().splitlines()) < count:
+  deadline = time.monotonic() + 500
+  while not path.exists() or not any(n >= step for n in map(_step, path.read_text().splitlines())):
     assert all(process.poll() is None for process in running), tiny_hosts.ends(running)
     assert time.monotonic() < deadline, 'the run makes no progress'
     time.sleep(0.05)
 
 
+def _step(line):
+  return json.loads(line)['step'] if line.endswith('}') else 0
+
+
 @pytest.fixture(scope='module')
 def killed(corpus, processes):
-  """A work directory with a checkpoint, and how processes ended when the last was killed."""
-  command, workdir = train(corpus, f'killed_{processes}', **ENDLESS)
-  with start_together(command, processes) as running:
-    wait_for_steps(workdir, running, 6)
+  """The work directory of a new run, and how processes ended when the last was killed."""
+  command, workdir = train(corpus, f'killed_{processes}')
+  devices = DEVICES // processes
+  with tiny_hosts.started(command, processes, devices, heartbeat=LONG) as running:
+    wait_for_step(workdir, running, 25)
     running[-1].kill()
-    started = time.monotonic()
-    ended = tiny_hosts.ends(running, timeout=2 * tiny_hosts.HEARTBEAT)
-    seconds = time.monotonic() - started
-  return workdir, ended[:-1], seconds
+    return workdir, tiny_hosts.ends(running)[:-1]
+
+
+# Process 1 finds the checkpoint of step 20 damaged, and fails three times to read that of step 10.
+CANNOT_READ = """
+import runpy
+import sys
+
+import jax
+import orbax.checkpoint as ocp
+
+from tokenformer_jax.storage import retry
+
+retry.PAUSES = (0.1,) * 4
+right, busy = ocp.Checkpointer.restore, [OSError('503')] * 3
+
+def restore(reader, path, **named):
+  if jax.process_index() == 1 and path.name == '20':
+    raise ValueError('DATA_LOSS: checksum')
+  if jax.process_index() == 1 and path.name == '10' and busy:
+    raise busy.pop()
+  return right(reader, path, **named)
+
+ocp.Checkpointer.restore = restore
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
+
+
+@pytest.fixture(scope='module')
+def resumed(corpus, one, processes):
+  """The work directory of a run that went on from `one`, and how a SIGTERM to the last ended it.
+
+  On another mesh, on which each process has a part of every row.
+  """
+  command, workdir = train(corpus, f'resumed_{processes}')
+  shutil.copytree(one, workdir)
+  mesh = ['--config.mesh.fsdp=1', '--config.mesh.sequence=2']
+  script = [sys.executable, '-c', CANNOT_READ, *command[1:], *mesh]
+  with tiny_hosts.started(script, processes, DEVICES // processes) as running:
+    wait_for_step(workdir, running, 25)
+    running[-1].send_signal(signal.SIGTERM)
+    return workdir, tiny_hosts.ends(running)
+
+
+@slow
+def test_losses_are_those_of_one_process(one, killed):
+  assert_same_losses(killed[0], one)
 
 
 def assert_ended_by_a_loss(process):
@@ -159,49 +173,58 @@ def assert_ended_by_a_loss(process):
 
 @slow
 def test_a_killed_process_ends_the_others(killed):
-  _, others, seconds = killed
-  for other in others:
+  """Long before its silence would."""
+  for other in killed[1]:
     assert_ended_by_a_loss(other)
     assert 'Traceback' not in other.err
-  assert seconds < tiny_hosts.HEARTBEAT
 
 
 @slow
-def test_a_killed_coordinator_ends_the_others(corpus, processes):
-  command, workdir = train(corpus, f'killed_first_{processes}', **ENDLESS)
-  with start_together(command, processes) as running:
-    wait_for_steps(workdir, running, 1)
-    running[0].kill()
-    for other in tiny_hosts.ends(running, timeout=tiny_hosts.HEARTBEAT)[1:]:
-      assert_ended_by_a_loss(other)
+def test_all_processes_leave_out_a_checkpoint_that_one_finds_damaged(resumed):
+  workdir, ended = resumed
+  assert (workdir / 'damaged/20').is_dir()
+  assert 'going on from step 10' in ended[0].err
 
 
 @slow
-def test_sigterm_to_one_makes_all_save_the_same_step(corpus, killed, processes):
-  """The run goes on where the one that lost a process left a checkpoint."""
-  workdir = killed[0]
-  command, _ = train(corpus, workdir.name, **ENDLESS)
-  before = checkpoint.Checkpoints(workdir).steps()[-1]
-  (workdir / 'metrics.jsonl').unlink()  # so that a line is one of this start
-  with start_together(command, processes) as running:
-    wait_for_steps(workdir, running, 2)
-    running[-1].send_signal(signal.SIGTERM)
-    ended = tiny_hosts.ends(running)
-  assert [process.status for process in ended] == [0] * processes, [p.err for p in ended]
-  first = ended[0]
-  assert f'going on after step {before}' in first.err
+def test_processes_wait_for_one_that_cannot_read_for_a_while(resumed):
+  assert not (resumed[0] / 'damaged/10').exists(), 'an intact checkpoint was thrown away'
+
+
+@slow
+def test_a_run_of_one_process_goes_on_in_several_and_back_with_the_same_losses(
+  corpus, one, resumed, tmp_path
+):
+  workdir, (first, *others) = resumed
+  assert_same_losses(workdir, one)
+  assert 'going on after step 10' in first.err, 'the first process does not speak'
+  assert not [line for other in others for line in _lines(other) if 'SIGTERM caught' not in line]
+  shutil.copytree(workdir, tmp_path / 'run')
   last = checkpoint.Checkpoints(workdir).steps()[-1]
-  assert last > before
-  assert f'asked to stop: saving step {last}' in first.err
+  train_alone(corpus, tmp_path / 'run', last + 5)
+  assert last + 5 in {step for step, _ in losses(tmp_path / 'run', last + 5)}
+
+
+def _lines(ended):
+  return [*ended.out.splitlines(), *ended.err.splitlines()]
 
 
 @slow
-def test_growing_by_several_processes_is_growing_by_one(joined, processes, tmp_path):
-  command = [sys.executable, '-m', 'tokenformer_jax', 'grow', f'--source={joined[0]}@20']
-  command.append('--param_tokens=qkv=48,ffn=96')
-  printed = run_alone([*command, f'--target={tmp_path}/alone'])
-  first, *others = run_together([*command, f'--target={tmp_path}/all'], processes)
-  assert first.out == printed.replace('/alone', '/all')
+def test_sigterm_to_one_makes_all_save_the_same_step(resumed):
+  workdir, ended = resumed
+  assert [process.status for process in ended] == [0] * len(ended), [p.err for p in ended]
+  last = checkpoint.Checkpoints(workdir).steps()[-1]
+  assert f'asked to stop: saving step {last}' in ended[0].err
+  assert not (workdir / 'claim').exists()
+
+
+@slow
+def test_growing_by_several_processes_is_growing_by_one(one, processes, tmp_path):
+  tokenformer_jax.load(f'{one}@20').grow(tmp_path / 'alone', {'qkv': 48, 'ffn': 96})
+  command = [sys.executable, '-m', 'tokenformer_jax', 'grow', f'--source={one}@20']
+  command += ['--param_tokens=qkv=48,ffn=96', f'--target={tmp_path}/all']
+  first, *others = tiny_hosts.run(command, processes, DEVICES // processes)
+  assert 'all' in first.out
   assert [other.out for other in others] == [''] * len(others)
   metas = [checkpoint.Checkpoints(tmp_path / name).meta(20) for name in ('alone', 'all')]
   assert metas[0].checksums == metas[1].checksums
@@ -209,66 +232,115 @@ def test_growing_by_several_processes_is_growing_by_one(joined, processes, tmp_p
 
 @pytest.mark.full_size
 @slow
-def test_slurm_is_found_and_two_processes_generate_what_one_does(one):
+def test_two_processes_generate_what_one_does(one):
   command = [sys.executable, '-m', 'tokenformer_jax', 'generate', f'--source={one}']
   command += ['--prompt=def ', '--length=20', '--temperature=0']
-  port = tiny_hosts.free_port()
+  first, second = tiny_hosts.run(command, 2, 2)
+  assert (first.out, second.out) == (tiny_run.run(command).stdout, '')
+
+
+# Two pieces of work: files that the first process makes for the others, and a claim.
+WORK = """
+import pathlib
+import sys
+import time
+
+from tokenformer_jax.cli import main as cli
+from tokenformer_jax.parallel import hosts
+from tokenformer_jax.runs import claim
+
+def make():
+  print('at work', file=sys.stderr, flush=True)
+  if hosts.is_first():
+    time.sleep(float(sys.argv[1]))
+  return 7
+
+def main(argv):
+  assert hosts.first_then_others(make) == 7
+  with claim.hold(pathlib.Path(argv[2]), 'the folder', 'go elsewhere', together=True):
+    print('not reached', file=sys.stderr)
+
+cli.run(main, positional=True)
+"""
+
+
+def work(seconds, folder):
+  return [sys.executable, '-c', WORK, str(seconds), str(folder)]
+
+
+@slow
+def test_processes_of_slurm_wait_for_the_first_one_and_end_as_it_does(tmp_path, monkeypatch):
+  """The first one claims a folder for all, and this process has it."""
   slurm = {
     'SLURM_JOB_ID': '1',
     'SLURM_STEP_NODELIST': 'localhost',
     'SLURM_NTASKS': '2',
-    'JAX_COORDINATOR_PORT': str(port),
+    'JAX_COORDINATOR_PORT': str(tiny_hosts.free_port()),
   }
+  with claim.hold(tmp_path / 'claim', 'the folder', 'go elsewhere'):
+    running = [
+      subprocess.Popen(
+        work(3, tmp_path / 'claim'),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**tiny_hosts.environment(1), **slurm, 'SLURM_PROCID': f'{i}', 'SLURM_LOCALID': f'{i}'},
+      )
+      for i in range(2)
+    ]
+    first, second = tiny_hosts.ends(running)
+  assert (first.status, second.status) == (2, 2), first.err + second.err
+  assert first.err.startswith('at work\nerror: the folder is in use by process ')
+  assert second.err.startswith('at work\nerror (process 1 of 2): process 0 could not go on; its ')
+
+
+@slow
+def test_a_first_process_that_is_killed_at_work_ends_the_others(tmp_path):
+  with tiny_hosts.started(work(600, tmp_path / 'claim'), 2, 1) as running:
+    assert running[0].stderr.readline() == 'at work\n'
+    time.sleep(1)  # The other process waits for it.
+    running[0].kill()
+    _, second = tiny_hosts.ends(running)
+  assert_ended_by_a_loss(second)
+
+
+@slow
+def test_a_process_that_starts_alone_gives_up_with_a_sentence(tmp_path):
+  ports = [tiny_hosts.free_port() for _ in range(2)]
   running = [
     subprocess.Popen(
-      command,
+      [*work(0, tmp_path / 'claim'), *tiny_hosts.flags(2, i, port, start_timeout=3)],
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
-      env={**tiny_hosts.environment(2), **slurm, 'SLURM_PROCID': str(i), 'SLURM_LOCALID': str(i)},
+      env=tiny_hosts.environment(1),
     )
-    for i in range(2)
+    for i, port in enumerate(ports)
   ]
-  first, second = tiny_hosts.ends(running)
-  assert (first.status, second.status) == (0, 0), first.err + second.err
-  assert first.out == run_alone(command)
-  assert second.out == ''
+  for i, end in enumerate(tiny_hosts.ends(running)):
+    assert end.status == 2
+    (line,) = end.err.splitlines()
+    assert f'waited 3 s (--start_timeout) at localhost:{ports[i]} as process {i} of 2' in line
+    assert 'start the same command on every host' in line
+    assert '--worker=all' in line
 
 
-@slow
-@pytest.mark.parametrize('i', [0, 1])
-def test_a_process_that_starts_alone_gives_up_with_a_sentence(corpus, i):
-  command, _ = train(corpus, 'alone', **CHANGES)
-  port = tiny_hosts.free_port()
-  done = subprocess.run(
-    [*command, *tiny_hosts.flags(2, i, port, start_timeout=3)],
-    capture_output=True,
-    text=True,
-    env=tiny_hosts.environment(1),
-    timeout=60,
-  )
-  assert done.returncode == 2
-  (line,) = done.stderr.splitlines()
-  assert f'waited 3 s (--start_timeout) at localhost:{port} as process {i} of 2' in line
-  assert 'start the same command on every host' in line
-  assert '--worker=all' in line
+def test_each_process_tells_its_own_mistake(monkeypatch, capsys):
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  monkeypatch.setattr(hosts, 'is_first', lambda: False)
+  monkeypatch.setattr(hosts.os, '_exit', sys.exit)
+  with pytest.raises(SystemExit) as ended:
+    hosts._end(UserError('config.mesh has a mistake'))
+  assert ended.value.code == 2
+  assert capsys.readouterr().err == 'error (process 1 of 2): config.mesh has a mistake\n'
 
 
-@slow
-def test_a_mistake_is_told_by_every_process(corpus):
-  command, _ = train(corpus, 'mistake', mesh__fsdp=3)
-  with start_together(command, 2) as running:
-    first, second = tiny_hosts.ends(running, timeout=60)
-  assert (first.status, second.status) == (2, 2)
-  assert first.err.startswith('error: config.mesh has')
-  assert second.err.startswith('error (process 1 of 2): config.mesh has')
-
-
-def test_flags_that_join_go_together():
-  command = [sys.executable, '-m', 'tokenformer_jax', 'generate', '--source=x', '--process_id=1']
-  done = tiny_run.run(command)
-  assert done.returncode == 2
-  assert '--coordinator=HOST:PORT, --num_processes=N and --process_id=I go together' in done.stderr
+def test_flags_that_join_go_together(monkeypatch):
+  values = types.SimpleNamespace(coordinator=None, num_processes=None, process_id=1)
+  monkeypatch.setattr(hosts.flags, 'FLAGS', values)
+  with pytest.raises(UserError, match='--num_processes=N and --process_id=I go together'):
+    hosts._join()
 
 
 ENVIRONMENTS = {
@@ -292,125 +364,6 @@ ENVIRONMENTS = {
 def test_jax_is_asked_only_where_there_may_be_others(name):
   environment, expected = ENVIRONMENTS[name]
   assert hosts._may_have_others(environment) == expected
-
-
-# Fails to read the checkpoint of step 15 in process 1 so many times, with an error of some kind.
-CANNOT_READ = """
-import runpy
-import sys
-
-import jax
-import orbax.checkpoint as ocp
-
-from tokenformer_jax.storage import retry
-
-retry.PAUSES = (0.1,) * 4
-_, times, kind, *sys.argv = sys.argv
-left, right = [int(times)], ocp.Checkpointer.restore
-errors = {'busy': OSError('503'), 'damaged': ValueError('DATA_LOSS: checksum')}
-
-def restore(reader, path, **named):
-  if jax.process_index() == 1 and left[0] and path.name == '15':
-    left[0] -= 1
-    raise errors[kind]
-  return right(reader, path, **named)
-
-ocp.Checkpointer.restore = restore
-runpy.run_path(sys.argv[0], run_name='__main__')
-"""
-
-
-@pytest.fixture(scope='module')
-def trained(corpus):
-  """The work directory of two processes that made 20 steps, and how to copy it without the last."""
-  command, workdir = train(corpus, 'trained', mesh__fsdp=2, train__keep_checkpoints=9)
-  with tiny_hosts.started(command, 2, 1) as running:
-    ended = tiny_hosts.ends(running, timeout=400)
-  assert [process.status for process in ended] == [0, 0], [p.err for p in ended]
-
-  def copy(name):
-    again, copied = train(corpus, name, mesh__fsdp=2, train__keep_checkpoints=9)
-    shutil.copytree(workdir, copied)
-    shutil.rmtree(copied / 'checkpoints' / '20')
-    return again, copied
-
-  return workdir, copy
-
-
-def cannot_read(trained, name, times, kind):
-  """How two processes end, and in which work directory, if the second cannot read."""
-  command, workdir = trained[1](name)
-  script = [sys.executable, '-c', CANNOT_READ, str(times), kind, *command[1:]]
-  with tiny_hosts.started(script, 2, 1) as running:
-    return tiny_hosts.ends(running, timeout=400), workdir
-
-
-@pytest.mark.full_size
-@slow
-def test_processes_wait_for_one_that_cannot_read_for_a_while(trained):
-  ended, workdir = cannot_read(trained, 'busy', 3, 'busy')
-  assert [process.status for process in ended] == [0, 0], [p.err for p in ended]
-  assert 'going on after step 15' in ended[0].err, 'the newest checkpoint was not taken'
-  assert not (workdir / 'damaged').exists(), 'an intact checkpoint was thrown away'
-  metas = [checkpoint.Checkpoints(path).meta(20) for path in (workdir, trained[0])]
-  assert metas[0].checksums == metas[1].checksums, 'the run is another one'
-
-
-@slow
-def test_all_processes_leave_out_a_checkpoint_that_one_finds_damaged(trained):
-  ended, workdir = cannot_read(trained, 'damaged', 99, 'damaged')
-  assert [process.status for process in ended] == [0, 0], [p.err for p in ended]
-  assert (workdir / 'damaged/15').is_dir()
-  assert 'going on from step 10' in ended[0].err
-
-
-WAIT = """
-import sys
-import time
-
-from tokenformer_jax.cli import main as cli
-from tokenformer_jax.parallel import hosts
-
-def make():
-  print('at work', file=sys.stderr, flush=True)
-  if hosts.is_first():
-    time.sleep(float(sys.argv[1]))
-    if sys.argv[2] == 'fail':
-      raise OSError('503')
-  return 7
-
-cli.run(lambda argv: hosts.first_then_others(make) - 7, positional=True)
-"""
-
-
-def waiting(seconds, how):
-  return tiny_hosts.started([sys.executable, '-c', WAIT, str(seconds), how], 2, 1)
-
-
-@slow
-def test_processes_wait_for_the_first_one_and_follow_it():
-  with waiting(4, 'well') as running:
-    first, second = tiny_hosts.ends(running)
-  assert (first.status, second.status) == (0, 0), first.err + second.err
-  assert (first.err, second.err) == ('at work\n', 'at work\n')
-
-
-@slow
-def test_all_end_alike_when_the_first_one_gives_up():
-  with waiting(0, 'fail') as running:
-    first, second = tiny_hosts.ends(running)
-  assert (first.status, second.status) == (75, 75), first.err + second.err
-  assert 'process 0 could not go on; its output says why' in second.err
-
-
-@slow
-def test_a_first_process_that_is_killed_at_work_ends_the_others():
-  with waiting(600, 'well') as running:
-    assert running[0].stderr.readline() == 'at work\n'
-    time.sleep(1)  # The other process waits for it.
-    running[0].kill()
-    _, second = tiny_hosts.ends(running, timeout=3 * tiny_hosts.HEARTBEAT)
-  assert_ended_by_a_loss(second)
 
 
 STORAGE_OR_PEER = {

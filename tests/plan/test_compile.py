@@ -17,7 +17,7 @@ from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import splash
 from tokenformer_jax.parallel import rules, sharding
-from tokenformer_jax.plan import costs, estimate, formulas, topology
+from tokenformer_jax.plan import costs, estimate, topology
 from tokenformer_jax.plan.chips import CHIPS
 
 pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compiler')
@@ -50,53 +50,50 @@ def _plan(name, slices=1, quick=False, **changes):
   return estimate.plan(_config(**changes), on, quick=quick)
 
 
-def _moved(found, axis):
+def _moved(plan, axis):
   """Return the bytes that a device receives along an axis, by the kind of collective."""
   moved = collections.Counter()
-  for row in found.costs.traffic:
+  for row in plan.costs.traffic:
     if row.axis == axis:
       moved[row.kind] += row.gigabytes * 1e9
   return moved
 
 
-@pytest.mark.parametrize(
-  'name',
-  [
-    'v5p:4x4x4',
-    *(
-      pytest.param(name, marks=pytest.mark.full_size)
-      for name in ('v4:2x2x1', 'v5e:4x4', 'v6e:4x4', 'tpu7x:2x2x1')
-    ),
-  ],
-)
+@pytest.mark.full_size
+@pytest.mark.parametrize('name', ['v4:2x2x1', 'v5p:4x4x4', 'v5e:4x4', 'v6e:4x4', 'tpu7x:2x2x1'])
 def test_the_step_compiles(name):
-  found = _plan(name)
-  assert found.mesh['fsdp'] == found.topology.devices
-  assert found.costs.cycles > 0 and found.costs.scheduled_seconds
-  assert not found.costs.notes, 'there is something in the program that is not understood'
-  assert found.memory.temporaries > 0
-  assert 1 < found.costs.flops * found.topology.devices / found.model_flops < 1.5, (
+  plan = _plan(name)
+  assert plan.costs.cycles > 0 and plan.costs.scheduled_seconds
+  assert not plan.costs.notes, 'there is something in the program that is not understood'
+
+
+def test_gradients_are_scattered_over_64_chips():
+  plan = _plan('v5p:4x4x4', quick=True)
+  assert plan.mesh['fsdp'] == plan.topology.devices
+  assert not plan.costs.notes, 'there is something in the program that is not understood'
+  assert plan.memory.temporaries > 0
+  assert 1 < plan.costs.flops * plan.topology.devices / plan.model_flops < 1.5, (
     'full recomputation adds at most one of three forward passes, and attention that is masked'
   )
-  moved = _moved(found, 'fsdp')
+  moved = _moved(plan, 'fsdp')
   assert moved['all-gather'], 'weights are split, and never put together'
   # On 64 chips the parts are 4 wide, and the second step of some gradients may be an all-reduce.
   assert moved['all-reduce'] < 0.3 * moved['reduce-scatter'], 'gradients are summed whole'
 
 
 def test_tokens_are_split():
-  found = _plan('v5e:4x4', mesh__tokens=4, model__width=1024, quick=True)
-  assert (found.mesh['fsdp'], found.mesh['tokens']) == (4, 4)
-  moved = _moved(found, 'tokens')
+  plan = _plan('v5e:4x4', mesh__tokens=4, model__width=1024, quick=True)
+  assert (plan.mesh['fsdp'], plan.mesh['tokens']) == (4, 4)
+  moved = _moved(plan, 'tokens')
   assert moved['all-reduce'], 'the norms of rows are not summed'
   assert moved['reduce-scatter'], 'outputs are whole on each device before they are heads'
 
 
 def test_replicas_in_two_slices_speak_over_dcn():
-  found = _plan('v5e:4x4', 2, mesh__replica=2, quick=True)
-  between = [row for row in found.costs.traffic if row.network == 'DCN']
+  plan = _plan('v5e:4x4', 2, mesh__replica=2, quick=True)
+  between = [row for row in plan.costs.traffic if row.network == 'DCN']
   assert {row.axis for row in between} == {'replica'}
-  crossing = sum(row.gigabytes for row in between) * 1e9 / found.memory.parameters
+  crossing = sum(row.gigabytes for row in between) * 1e9 / plan.memory.parameters
   assert 0.5 <= crossing <= 1.1, 'each device exchanges its part of the gradients, some in bfloat16'
 
 
@@ -105,16 +102,6 @@ def test_slices_do_not_share_a_replica():
     UserError, match=r'config\.mesh\.replica is 1, and the devices are in 2 slice'
   ):
     _plan('v5e:4x4', 2)
-
-
-@pytest.mark.full_size
-def test_more_layers_cost_what_a_layer_costs():
-  two, four, six = (
-    _plan('v5p:2x2x1', model__pattern=f'layer*{n}', data__batch_size=16).costs for n in (2, 4, 6)
-  )
-  assert four.flops - two.flops == six.flops - four.flops, 'the scan is not multiplied out'
-  # The share of a layer's collectives that overlaps with its products varies with the depth.
-  assert six.cycles - four.cycles == pytest.approx(four.cycles - two.cycles, rel=0.5)
 
 
 @pytest.mark.full_size
@@ -130,25 +117,6 @@ def test_inputs_of_layers_wait_on_the_host():
   assert offload.temporaries < full.temporaries, 'nothing of HBM is saved'
 
 
-@pytest.mark.full_size
-def test_layers_without_a_loop():
-  sizes = {'data__batch_size': 64, 'data__sequence_length': 1024, 'train__remat': 'score_inputs'}
-  loop, one_by_one = (
-    _plan('v5e:2x2', **sizes, train__layers=way).compute_seconds for way in ('scan', 'unrolled')
-  )
-  assert one_by_one < 0.95 * loop, 'what layers keep is still copied'
-
-
-@pytest.mark.full_size
-def test_compiler_options_make_steps_faster():
-  sizes = {'model__width': 1024, 'model__layer__ffn__tokens': 4096, 'data__sequence_length': 1024}
-  told, untold = (
-    _plan('v5p:2x2x1', **sizes, data__batch_size=128, train__compiler_options=name).costs.cycles
-    for name in ('auto', 'none')
-  )
-  assert told < 0.95 * untold, 'products are cut into small blocks'
-
-
 def test_every_kernel_costs_what_its_own_window_does():
   windows, shape = (256, 0, 512), (4, 2048, 2, 128)
   mesh = sharding.make_mesh(MeshConfig(), topology.devices(topology.parse('v5e:2x2')))
@@ -162,8 +130,8 @@ def test_every_kernel_costs_what_its_own_window_does():
 
   with jax.set_mesh(mesh):
     lowered = jax.jit(jax.grad(objective)).lower(x)
-  found = costs.read(lowered.compile().as_text(), mesh, CHIPS['v5e'])
-  assert not found.notes, 'a kernel has lost its window'
+  read = costs.read(lowered.compile().as_text(), mesh, CHIPS['v5e'])
+  assert not read.notes, 'a kernel has lost its window'
 
   def flops(window: int) -> int:
     block = splash.block_size(shape[1], window)
@@ -172,7 +140,7 @@ def test_every_kernel_costs_what_its_own_window_does():
     products = 2 + 5 if block == 1024 else 2 + 4 + 3
     return products * 2 * scores * shape[3]
 
-  assert found.flops == sum(map(flops, windows))
+  assert read.flops == sum(map(flops, windows))
 
 
 def test_a_mixture_exchanges_its_tokens_and_never_its_experts():
@@ -183,24 +151,14 @@ def test_a_mixture_exchanges_its_tokens_and_never_its_experts():
     'router': {'top_k': 2},
     'dispatch': {'kind': 'grouped', 'device_factor': 1.25},
   }
-  found = {
-    layers: _plan(
-      'v5p:2x2x1',
-      quick=True,
-      model__layer__ffn=experts,
-      model__pattern=f'layer*{layers}',
-      mesh__experts=2,
-    )
-    for layers in (1, 2)
-  }
-  model, rows = found[1].config.model, 256 // 4
-  slots = formulas.count_slots(model.layer.ffn, rows, 128, 2) / 2  # those of the other device
+  sizes = {'model__layer__ffn': experts, 'model__pattern': 'layer', 'mesh__experts': 2}
+  plan = _plan('v5p:2x2x1', quick=True, **sizes)
+  slots = 1.25 * (256 // 4) * 128 * 2 / 2  # those of the other device
   wanted = slots * (6 * 256 * 2 + 2 * 4)  # rows there and back in three passes, numbers in two
-  few, many = (_moved(one, 'experts')['all-to-all'] for one in found.values())
-  assert many - few == pytest.approx(wanted, rel=1e-6)
-  few, many = (_moved(one, 'fsdp')['all-gather'] for one in found.values())
+  assert _moved(plan, 'experts')['all-to-all'] == pytest.approx(wanted, rel=1e-6)
   own = 4 * 2 * 256 * 128 * 2  # of the 4 experts of a device, in bfloat16
-  assert many - few == pytest.approx(2 * own / 2, rel=1e-6), 'other experts are gathered'
+  gathered = _moved(plan, 'fsdp')['all-gather']
+  assert gathered == pytest.approx(2 * own / 2, rel=1e-6), 'other experts are gathered'
 
 
 def test_a_topology_that_libtpu_does_not_have_is_refused():
@@ -237,29 +195,31 @@ def _run(*command):
   )  # fmt: skip
 
 
-def _command(*flags):
-  return _run('-m', 'tokenformer_jax', 'plan', '--config=lm_pile:150m', *flags)
+def _flags(**changes):
+  sizes = {**SMALL, 'model.pattern': 'layer', 'data.batch_size': 16, 'data.tokenizer': 'bytes'}
+  sizes |= {name.replace('__', '.'): value for name, value in changes.items()}
+  return [
+    *('-m', 'tokenformer_jax', 'plan', '--config=lm_pile:150m', '--topology=v5e:2x2'),
+    *(f'--config.{name}={value}' for name, value in sizes.items()),
+  ]
 
 
 def test_the_command_prints_the_layout_first_and_then_the_schedule(tmp_path):
-  sizes = {**SMALL, 'model.pattern': 'layer', 'data.batch_size': 16, 'data.tokenizer': 'bytes'}
   file = tmp_path / 'plan.json'
-  flags = ['--topology=v5e:2x2', *(f'--config.{name}={value}' for name, value in sizes.items())]
-  done = _command(*flags, f'--json={file}')
+  done = _run(*_flags(), f'--json={file}')
   assert done.returncode == 0, done.stderr
   first, program, laid_out = done.stderr.splitlines()  # No message of libtpu is among them.
   assert first.startswith('compiling for v5e:2x2')
   assert program.startswith('trying --config.train.remat=')
   assert 's: it fits, in ' in laid_out and 'schedule' in laid_out
   figures = json.loads(file.read_text())
-  assert figures['source'] == 'cycles' and figures['scheduled_seconds'] > 0
-  assert figures['memory']['left'] > 0
+  assert figures['has_cycles'] and figures['scheduled_seconds'] > 0
+  assert figures['cycles'] > 0 and figures['memory']['left'] > 0
   assert figures['notes'] == []
 
 
 def test_a_plan_that_is_ended_leaves_no_file(tmp_path):
-  flags = ('--config=lm_pile:150m', '--topology=v5e:2x2', '--config.train.layers=scan')
-  command = [sys.executable, '-m', 'tokenformer_jax', 'plan', *flags, '--config.data.batch_size=16']
+  command = [sys.executable, *_flags(model__pattern='layer*4', train__layers='unrolled')]
   environment = {**os.environ, 'TMPDIR': str(tmp_path)}
   with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
     said = iter(process.stderr.readline, '')
@@ -296,11 +256,7 @@ def test_other_commands_say_nothing_of_a_tpu_that_is_not_there():
 
 
 def test_the_command_says_what_does_not_fit():
-  done = _command(
-    '--topology=v5e:2x2',
-    '--config.train.remat=score_inputs',
-    '--config.data.batch_size=4096',
-  )
+  done = _run(*_flags(data__batch_size=2**22))
   assert done.returncode == 2, done.stderr
   last = done.stderr.splitlines()[-1]
   assert last.startswith('error: the step needs ')

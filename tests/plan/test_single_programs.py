@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 # By topology: the limits of the slots of the matrix units that a schedule uses, over those that the
 # products need (see `operations.py`), and the most times that a program may take of that need.
 PROGRAMS = {
-  'v5p:2x2x1': (0.7, 1.0, {'product:1536x6144': 1.02, 'gelu:1536x1536': 1.05}),
-  'v6e:2x2': (0.95, 1.1, {'product:768x2048': 1.06, 'gelu:1536x1536': 1.06, 'norm:1536x1536': 1.2}),
+  'v5p:2x2x1': (0.7, 1.0, {'product:1536x6144': 1.02}),
+  'v6e:2x2': (0.95, 1.1, {'gelu:1536x1536': 1.06, 'norm:1536x1536': 1.2}),
 }
 
 
@@ -33,8 +33,8 @@ def _compile(topology, programs):
 @pytest.mark.parametrize('topology', PROGRAMS)
 def test_products_take_what_the_matrix_units_need_and_little_more(topology):
   low, high, limits = PROGRAMS[topology]
-  for name, found in _compile(topology, limits).items():
-    ratio = found['scheduled'] / found['matrix']
+  for name, figures in _compile(topology, limits).items():
+    ratio = figures['scheduled'] / figures['matrix']
     assert 1 <= ratio <= limits[name], f'{name} takes {ratio:.2f} times the need of its products'
-    slots = found['slots'] / found['matrix']
+    slots = figures['slots'] / figures['matrix']
     assert low <= slots <= high, f'the slots of {name} are {slots:.2f} of its products'

@@ -23,7 +23,7 @@ def test_a_look_has_the_usage_of_every_projection(tmp_path):
   rows = re.findall(r'<tr><td>(\d)</td><td>(\w+)</td>', body)
   kinds = ('query', 'key', 'value', 'proj', 'ffn')
   assert rows == [(str(i), kind) for i in range(model.config.model.depth) for kind in kinds]
-  assert 'a&lt;b, step' in body and 'nearly unused' in body and 'experts</h4>' not in body
+  assert 'a&lt;b, step' in body and 'dead' in body and 'experts</h4>' not in body
   (note,) = notes
   assert 'looks into the 1 model of the last runs, and has 2' in note
 

@@ -68,9 +68,6 @@ def _adamw(config: OptimConfig, params: dict, gradients: list[dict]) -> dict:
   'changes',
   [
     pytest.param({'clip_norm': 0.0, 'weight_decay': 0.0}, id='adam'),
-    pytest.param({'clip_norm': 0.0, 'weight_decay': 0.1}, id='decay'),
-    pytest.param({'clip_norm': 1.0, 'weight_decay': 0.0}, id='clipping'),
-    pytest.param({'clip_norm': 100.0, 'weight_decay': 0.0}, id='clipping that is not needed'),
     pytest.param({'clip_norm': 1.0, 'weight_decay': 0.1, 'epsilon': 0.1}, id='everything'),
   ],
 )
@@ -160,9 +157,7 @@ def test_without_a_growth_its_settings_mean_nothing():
   _assert_factors(_updates(None, **settings), _updates(None), 1, 1, 'a model that never grew')
 
 
-@pytest.mark.parametrize(
-  ('update', 'factor'), [(1, 1 / 5), (2, 2 / 5), (4, 4 / 5), (5, 1), (6, 1), (500, 1)]
-)
+@pytest.mark.parametrize(('update', 'factor'), [(1, 1 / 5), (4, 4 / 5), (5, 1), (500, 1)])
 def test_new_tokens_warm_up(update, factor):
   got = _updates(update=update, new_token_warmup=4)
   want = _updates(update=update)
@@ -173,7 +168,6 @@ def test_new_tokens_warm_up(update, factor):
   ('of_adam', 'of_schedule', 'why'),
   [
     (0, 0, 'a converted model has made no update, so that Adam corrects everything'),
-    (0, 1000, 'moments were dropped, so that Adam corrects everything'),
     (1000, 0, 'the steps were restarted, and Adam has its moments'),
     (5, 5, 'the model grew after five updates'),
   ],
@@ -184,19 +178,16 @@ def test_new_tokens_are_corrected_once_wherever_the_counts_stand(of_adam, of_sch
   settings = {**STEADY, 'weight_decay': 0.0, 'clip_norm': 0.0, 'new_token_correction': True}
   tx = make_optimizer(AdamWConfig(**settings), 10**6, GROWN_INFO, growth)
 
-  def at_the_growth(part):
-    if isinstance(part, optax.ScaleByAdamState):
-      return part._replace(count=jnp.asarray(of_adam))
-    if isinstance(part, optax.ScaleByScheduleState):
-      return part._replace(count=jnp.asarray(of_schedule))
-    return part
+  counts = {optax.ScaleByAdamState: of_adam, optax.ScaleByScheduleState: of_schedule}
 
-  known = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
+  def at_the_growth(part):
+    known = counts.get(type(part))
+    return part if known is None else part._replace(count=jnp.asarray(known))
 
   @jax.jit
   def updates(gradient, params):
-    state = tx.init(params)
-    state = jax.tree.map(at_the_growth, state, is_leaf=lambda part: isinstance(part, known))
+    is_leaf = lambda part: type(part) in counts  # noqa: E731
+    state = jax.tree.map(at_the_growth, tx.init(params), is_leaf=is_leaf)
     return tx.update(gradient, state, params)[0]
 
   got = updates(_normal(1), _normal(0))

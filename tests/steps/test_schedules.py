@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from tokenformer_jax.config import AdamWConfig, OptimConfig, choices
-from tokenformer_jax.steps import schedules
+from tokenformer_jax.config import AdamWConfig, OptimConfig
 from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.steps.schedules import learning_rate, schedule
 
@@ -47,10 +46,9 @@ def test_constant_keeps_the_peak_after_the_warmup(update, rate):
   np.testing.assert_allclose(got, rate, rtol=1e-5, err_msg='not constant after the warm-up')
 
 
-@pytest.mark.parametrize('kind', ['cosine', 'constant'])
 @pytest.mark.parametrize('warmup', [0, 1])
-def test_without_a_warmup_the_first_update_has_the_peak(kind, warmup):
-  config = AdamWConfig(learning_rate=PEAK, warmup_steps=warmup, schedule=kind)
+def test_without_a_warmup_the_first_update_has_the_peak(warmup):
+  config = AdamWConfig(learning_rate=PEAK, warmup_steps=warmup)
   got = float(learning_rate(config, STEPS)(0))
   np.testing.assert_allclose(got, PEAK, rtol=1e-5, err_msg='something is warmed up')
 
@@ -92,7 +90,6 @@ def test_wsd_begins_its_decay_at_decay_from_or_by_its_share(decay_from, share, b
   ('name', 'restart', 'start'),
   [
     ('cosine', '', 60),
-    ('linear', '', 60),
     ('wsd', '', 0),
     ('constant', '', 0),
     ('wsd', 'yes', 60),
@@ -105,28 +102,5 @@ def test_a_growth_in_a_stable_phase_needs_no_warmup(name, restart, start):
   got, want = schedule(config, STEPS, GROWTH), learning_rate(config, STEPS, start)
   for update in (60, 65, 80, 109):
     assert float(got(update)) == float(want(update)), f'the rate of update {update}'
-
-
-@pytest.mark.parametrize('update', [0, 4, WARMUP, 60, STEPS])
-def test_a_schedule_that_starts_later_is_shifted(update):
-  config = AdamWConfig(learning_rate=PEAK, warmup_steps=WARMUP)
-  later = learning_rate(config, STEPS + 1000, start=1000)
-  np.testing.assert_allclose(
-    later(update + 1000), learning_rate(config, STEPS)(update), rtol=1e-5, err_msg='not shifted'
-  )
-
-
-@pytest.mark.parametrize(('restart', 'start'), [('', 1000), ('yes', 1000), ('no', 0)])
-def test_the_schedule_restarts_at_the_growth_if_asked(restart, start):
-  growth = LastGrowth(updates=1000, old={})
-  config = AdamWConfig(learning_rate=PEAK, warmup_steps=WARMUP, restart_schedule=restart)
-  got, want = schedule(config, 2000, growth), learning_rate(config, 2000, start)
-  for update in (1000, 1005, 1500, 2000):
-    assert float(got(update)) == float(want(update)), f'the rate of update {update}'
-  assert float(schedule(config, 2000)(1000)) == float(learning_rate(config, 2000)(1000)), (
-    'a schedule restarts without a growth'
-  )
-
-
-def test_every_schedule_of_the_config_has_a_function():
-  assert set(schedules.SCHEDULES) == set(choices('optim.schedule.kind'))
+  plain = learning_rate(config, STEPS)
+  assert float(schedule(config, STEPS)(60)) == float(plain(60)), 'it restarts without a growth'

@@ -4,9 +4,9 @@ import gzip
 import importlib.util
 import io
 import os
-import sys
 
 import bucket_server
+import jax
 import pyarrow as pa
 import pytest
 import tiny_hosts
@@ -19,6 +19,7 @@ from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
+from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, curves, metrics
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
@@ -36,10 +37,11 @@ def source(tmp_path_factory):
 @pytest.fixture(scope='module')
 def make(source, tmp_path_factory):
   cache = tmp_path_factory.mktemp('cache')
-  mesh = {'mesh__fsdp': 2, 'mesh__tokens': 4}
-  return lambda **changes: tiny_run.config(
-    source, cache, **mesh, **{'train__checkpoint_every': 10, **changes}
-  )
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:2])
+    yield lambda **changes: tiny_run.config(
+      source, cache, **{'train__checkpoint_every': 10, **changes}
+    )
 
 
 @pytest.fixture(scope='module')
@@ -186,15 +188,6 @@ def test_a_damaged_checkpoint_is_moved_aside(run, bucket, copy, make):
   of_bucket['runs/copy/checkpoints/20/meta/metadata'] = (10**6, b'{}')
   assert_same(loop.train(make(), url), run[1], 'it did not go on from the one before')
   assert objects(bucket, 'runs/copy/damaged/20/meta/'), 'what may be mended is gone'
-
-
-def test_a_command_of_its_own(run, bucket):
-  """With flags alone, as a user has it: the config is read from the bucket, too."""
-  url, _ = run
-  arguments = ['train.py', f'--workdir={url}', '--config.mesh.fsdp=1', '--config.mesh.tokens=1']
-  done = tiny_run.run([sys.executable, *arguments], cwd=tiny_run.ROOT)
-  assert done.returncode == 0, done.stderr
-  assert f'{url} is trained to step 20 already' in done.stderr
 
 
 @pytest.mark.full_size

@@ -80,7 +80,7 @@ MODELS = {
     tiny_model(tied_head=False), wiring=ParallelConfig(gains=False, skip=True, two_norms=True)
   ),
   'skips and norms': _with_layer(
-    with_mixer(tiny_model(tied_head=False), shaped=True, value_skip=True, proj_skip=True),
+    with_mixer(tiny_model(tied_head=False), shaped=True, value_skip=True),
     ffn_norm='rms',
   ),
   'hybrid': hybrid(),

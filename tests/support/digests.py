@@ -108,7 +108,6 @@ SMALL: dict[str, tuple[ModelConfig, MeshConfig, dict[str, Any]]] = {
     for pool, positions, mesh in (
       ('mean', 'sincos', ONE),
       ('token', 'sincos', EIGHT),
-      ('attention', 'learned', ONE),
     )
   },
 }

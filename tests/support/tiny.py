@@ -40,7 +40,6 @@ def tiny_model(
   reference: Mapping[str, int] | None = None,
   score: str = 'l2_norm_gelu',
   gelu: str = 'exact',
-  row_epsilon: float = 0.0,
   dense: bool = False,
   bias: bool = False,
   ffn_width: int = 0,
@@ -61,7 +60,6 @@ def tiny_model(
     reference: the reference counts, by projection.
     score: of all projections.
     gelu: of all scores, or of an MLP.
-    row_epsilon: of all scores.
     dense: whether it is a Transformer.
     bias: of a Transformer's projections.
     ffn_width: of a Transformer.
@@ -71,7 +69,7 @@ def tiny_model(
   counts = {**COUNTS, **tokens}
   references = {**counts, **(reference or {})}
   has_gelu = {'gelu': gelu} if SCORES[score].zero_at_zero else {}
-  of_score = SCORES[score](row_epsilon=row_epsilon, **has_gelu)
+  of_score = SCORES[score](**has_gelu)
   parts: dict[str, Any] = {
     name: PattentionConfig(count, references[name], of_score) for name, count in counts.items()
   }

@@ -47,7 +47,7 @@ def environment(devices: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def started(
-  arguments: Sequence[str], processes: int, devices: int
+  arguments: Sequence[str], processes: int, devices: int, *, heartbeat: int = HEARTBEAT
 ) -> Iterator[list[subprocess.Popen]]:
   """Starts them; those that are left at the end are killed."""
   port, running = free_port(), []
@@ -55,7 +55,7 @@ def started(
     for i in range(processes):
       running.append(
         subprocess.Popen(
-          [*arguments, *flags(processes, i, port)],
+          [*arguments, *flags(processes, i, port, heartbeat_timeout=heartbeat)],
           stdout=subprocess.PIPE,
           stderr=subprocess.PIPE,
           text=True,
@@ -69,7 +69,7 @@ def started(
       process.wait()
 
 
-def ends(running: Sequence[subprocess.Popen], timeout: float = 120) -> list[Ended]:
+def ends(running: Sequence[subprocess.Popen], timeout: float = 500) -> list[Ended]:
   """Waits for all of them."""
   ended = []
   for process in running:

@@ -71,9 +71,8 @@ def _loss_alone(task: tasks.Task, params, rows_Nx2xT: np.ndarray) -> jax.Array:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('changes', [{}, tiny_run.LEARNED], ids=['rotary', 'learned'])
-def test_the_loss_is_that_of_documents_alone_and_every_target_counts(packed, changes):
-  task = _task(packed(data__documents='separate', **changes))
+def test_the_loss_is_that_of_documents_alone_and_every_target_counts(packed):
+  task = _task(packed(data__documents='separate'))
   batch, params = _batch(task), normal_params(task.definition, 0.2)
   rows = _alone(batch)
   assert len(rows) > 2 * len(batch), 'rows hold no documents'
@@ -85,7 +84,7 @@ def test_the_loss_is_that_of_documents_alone_and_every_target_counts(packed, cha
   assert sums.counts.targets == batch[:, 1:].size, 'a target does not count'
   found = task.eval_figures(jax.device_get(sums))['loss']
   np.testing.assert_allclose(found, want(params)[0], rtol=1e-5, err_msg='evaluation')
-  joined = _task(packed(**changes))
+  joined = _task(packed())
   other = jax.jit(joined.sums)(params, batch)
   assert abs(joined.eval_figures(jax.device_get(other))['loss'] - found) > 1e-3, 'documents is idle'
 

@@ -101,9 +101,7 @@ def test_parts_of_a_batch_count_by_their_images():
   task = _task()
   batch = {**BATCH, 'labels': np.array([-1, 0, -1, 1, 2, 3])}  # parts of one image and of three
   whole, parts = (
-    jax.jit(step_lib._gradient(task.loss, n, 1, task.counts))(
-      _params(task), batch, jax.random.key(0)
-    )
+    jax.jit(step_lib._gradient(task.loss, n, task.counts))(_params(task), batch, jax.random.key(0))
     for n in (1, 2)
   )
   assert_close(parts, whole, 'the gradient or the loss depends on the parts')

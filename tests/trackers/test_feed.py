@@ -11,7 +11,7 @@ from tokenformer_jax.trackers import feed
 from tokenformer_jax.trackers.feed import TRACKERS, TrackerEntry
 from tokenformer_jax.trackers.tracker import Tracker
 
-LINES = 50
+LINES = 30
 hanging = threading.Event()  # a test sets it at its end, so that no thread stays
 
 

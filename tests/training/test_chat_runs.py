@@ -1,5 +1,6 @@
 """A run on conversations answers; as a growth of a frozen model it comes out again bit for bit."""
 
+import io
 import json
 import sys
 
@@ -8,6 +9,7 @@ import tiny_run
 from outcomes import assert_same
 
 import tokenformer_jax
+from tokenformer_jax.cli import generate
 from tokenformer_jax.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -59,10 +61,10 @@ def test_a_tuned_model_answers_and_stops(tuned):
   assert tuned.chat(turns[:1], temperature=0, stop=['n']) == ANSWERS[0].partition('n')[0]
 
 
-def test_the_command_answers_line_by_line(tuned):
-  command = [sys.executable, '-m', 'tokenformer_jax', 'generate', f'--source={tuned.source}']
-  done = tiny_run.run([*command, '--chat', '--temperature=0'], input='I am kf.\n\nHow are you?\n')
-  assert done.stdout.splitlines() == ANSWERS, done.stderr
+def test_the_command_answers_line_by_line(tuned, monkeypatch, capsys):
+  monkeypatch.setattr(sys, 'stdin', io.StringIO('I am kf.\n\nHow are you?\n'))
+  generate.main(tuned.source, chat=True, temperature=0.0)
+  assert capsys.readouterr().out.splitlines() == ANSWERS
 
 
 def test_the_base_comes_out_again_and_the_answers_go_in_again(root, base, tuned):

@@ -100,11 +100,10 @@ def test_a_decay_does_not_begin_in_the_warmup_after_a_growth(make, tmp_path, one
 @pytest.mark.parametrize(
   ('changes', 'said'),
   [
-    ({'optim__schedule': 'cosine'}, 'schedule=cosine has no decay of its own; set config.optim.s'),
-    ({'optim__schedule': 'constant'}, 'schedule=constant has no decay of its own; set config.opt'),
-    ({'train__steps': 8}, 'the run ends at train.steps=8; raise train.steps'),
+    ({'optim__schedule': 'cosine'}, 'which has no effect with optim.schedule.kind=cosine'),
+    ({'train__steps': 8}, 'the run and its decay end at train.steps=8; raise'),
     ({'optim__warmup_steps': 9}, 'inside the warm-up of optim.warmup_steps=9; set it to 9 or more'),
-    ({'optim__schedule__decay_share': 0.5}, 'which both say where the decay begins'),
+    ({'optim__schedule__decay_share': 0.5}, 'which has no effect with train.decay_from='),
   ],
 )
 def test_a_decay_that_does_not_fit_the_run_is_refused(make, changes, said):

@@ -38,11 +38,12 @@ def begun(config, workdir):
 
 @pytest.fixture(scope='module')
 def student(source, teacher, tmp_path_factory):
-  """The work directory of a run of 10 steps with that teacher."""
+  """The work directory of a run of 10 steps that learned from step 15 of that teacher."""
   root = tmp_path_factory.mktemp('student')
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    config = tiny_run.config(source, root / 'cache', distill__teacher=str(teacher), **SMALLER)
+    changes = {'distill__teacher': f'{teacher}@15', **SMALLER}
+    config = tiny_run.config(source, root / 'cache', **changes)
     loop.train(config, root / 'run')
   return root / 'run'
 
@@ -65,16 +66,15 @@ def test_a_checkpoint_only_names_the_teacher(teacher, student):
   figures = next(line for line in lines if 'train/teacher_loss' in line)
   assert figures['train/teacher_loss'] == pytest.approx(own, abs=0.3), 'the teacher is not read'
   assert figures['train/distill_loss'] > 0
-  tflops = figures['perf/teacher_tflops_per_second'] / figures['perf/model_tflops_per_second']
-  assert 0.3 < tflops < 0.5, 'its forward pass is not a little over a third of the FLOPs of a step'
   meta, plain = meta_of(student), meta_of(teacher)
   assert meta.checksums.keys() == plain.checksums.keys(), 'the teacher is in the checkpoint'
-  assert meta.teacher.source == meta.config.distill.teacher == f'{teacher}@20'
+  assert meta.teacher.source == meta.config.distill.teacher == f'{teacher}@15'
 
 
 def test_the_weight_0_is_training_without_a_teacher(make, tmp_path, one_device, teacher):
-  plain = loop.train(make(**SMALLER), tmp_path / 'plain')
-  config = make(distill__teacher=str(teacher), distill__weight=0.0, **SMALLER)
+  changes = {**SMALLER, 'train__steps': 5}
+  plain = loop.train(make(**changes), tmp_path / 'plain')
+  config = make(distill__teacher=str(teacher), distill__weight=0.0, **changes)
   assert_same(loop.train(config, tmp_path / 'run'), plain, 'weight 0')
   assert losses(tmp_path / 'run') == losses(tmp_path / 'plain')
 
@@ -82,6 +82,7 @@ def test_the_weight_0_is_training_without_a_teacher(make, tmp_path, one_device, 
 def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
   make, tmp_path, one_device, teacher, student
 ):
+  """With the checkpoint that it had, though the teacher has a later one."""
   shutil.copytree(student, tmp_path / 'run')
   (tmp_path / 'run/checkpoints/10').rename(tmp_path / '10.lost')
   loop.train(make(distill__teacher=str(teacher), **SMALLER), tmp_path / 'run')
@@ -124,24 +125,15 @@ def test_a_teacher_that_the_mesh_cannot_split_is_one_sentence(make, tmp_path, te
 
 def test_a_run_keeps_its_teacher(make, tmp_path, one_device, teacher, student):
   shutil.copytree(student, tmp_path / 'run')
-  kept, moved = f'{teacher}@20', tmp_path / 'moved'
-  other = sentence(make(distill__teacher=f'{teacher}@15', **SMALLER), tmp_path / 'run')
+  kept, moved = f'{teacher}@15', tmp_path / 'moved'
+  other = sentence(make(distill__teacher=f'{teacher}@20', **SMALLER), tmp_path / 'run')
   assert f'has other parameters than {kept}' in other
   assert f'was trained with the teacher {kept}' in sentence(make(**SMALLER), tmp_path / 'run')
   missing = sentence(make(distill__teacher=str(moved), **SMALLER), tmp_path / 'run')
   assert 'is not the work directory of a run' in missing and 'put it back' in missing
   shutil.copytree(teacher, moved)
-  with begun(make(distill__teacher=str(moved), **SMALLER), tmp_path / 'run') as run:
-    assert run.run.teacher.record.source == f'{moved}@20', 'a teacher cannot be moved'
-
-
-def test_a_teacher_that_trains_on_is_the_one_it_was(make, tmp_path, one_device, teacher):
-  shutil.copytree(teacher, tmp_path / 'teacher')
-  config = make(distill__teacher=f'{tmp_path}/teacher', **SMALLER)
-  loop.train(config, tmp_path / 'run')
-  loop.train(make(train__steps=21, train__keep_checkpoints=9), tmp_path / 'teacher')
-  with begun(config, tmp_path / 'run') as run:
-    assert run.run.teacher.record.source == f'{tmp_path}/teacher@20', 'a later checkpoint is taken'
+  with begun(make(distill__teacher=f'{moved}@15', **SMALLER), tmp_path / 'run') as run:
+    assert run.run.teacher.record.source == f'{moved}@15', 'a teacher cannot be moved'
 
 
 def test_a_student_has_the_trained_tokenizer_of_its_teacher(tmp_path, one_device):

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from mixtures import KINDS, mixture
 from outcomes import assert_same, losses, paths
+from seeds import take
 from tiny_run import vit_config
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import (
   OPTIMIZERS,
   BiasBalanceConfig,
-  CapacityConfig,
   Config,
   MeshConfig,
   TextConfig,
@@ -31,8 +31,6 @@ _FULL_SIZE = pytest.mark.full_size
 
 BIASED = dataclasses.replace(KINDS['sparse'], balance=BiasBalanceConfig(0.01))
 CASES = {'switch': KINDS['switch'], 'fine-grained': KINDS['fine-grained'], 'sparse': BIASED}
-SHARED = CapacityConfig(1.0, 1.0, least=1, rows=2)
-SHARED_PLACES = {'shared places': dataclasses.replace(KINDS['switch'], dispatch=SHARED)}
 # Flags of a run with experts; `tokens` has its default, because others have no meaning for experts.
 FLAGS = {
   'model__layer__ffn__kind': 'experts',
@@ -48,7 +46,7 @@ FLAGS = {
 def _steps(name: str, mesh: MeshConfig, steps: int, optimizer: str = 'adamw', parts: int = 1):
   """Return the losses and the last state of a run on a mesh, with other rows in each step."""
   config = Config(
-    model=mixture((CASES | SHARED_PLACES)[name], tokens={'qkv': 32, 'proj': 32}),
+    model=mixture(CASES[name], tokens={'qkv': 32, 'proj': 32}),
     data=TextConfig(batch_size=16, sequence_length=16),
     optim=OPTIMIZERS[optimizer](learning_rate=3e-3, warmup_steps=0, accumulation_steps=parts),
     train=TrainConfig(steps=100),
@@ -74,7 +72,7 @@ ONE = MeshConfig(fsdp=1)
 _on_one = functools.cache(lambda name: _steps(name, ONE, 20))
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', take(CASES, ('switch', 'sparse')))
 @pytest.mark.parametrize(
   'mesh',
   [
@@ -89,20 +87,12 @@ def test_twenty_steps_agree_on_every_mesh(name, mesh):
 
 
 def test_muon_trains_a_mixture():
-  for name in ('fine-grained', 'sparse'):
-    found, state = _steps(name, ONE, 20, 'muon')
-    assert found[-4:].mean() < found[:4].mean() - 0.1, f'it does not learn: {found}'
-    for path, array in paths(state['params']).items():
-      assert np.all(np.isfinite(array)), path
-      if path.endswith('bias'):  # moved by its own update: at most 20 steps of 0.01
-        assert 0 < np.abs(array).max() <= 0.2 + 1e-6
-
-
-def test_accumulated_parts_have_the_slots_that_rows_share_in_the_whole_batch():
-  (one, whole), (other, parts) = (_steps('shared places', ONE, 2, parts=n) for n in (1, 4))
-  np.testing.assert_allclose(other, one, rtol=1e-5)
-  got, want = (state['params']['blocks']['ffn']['router']['kernel'] for state in (parts, whole))
-  np.testing.assert_allclose(got, want, atol=1e-4)
+  losses_of_steps, state = _steps('sparse', ONE, 20, 'muon')
+  assert losses_of_steps[-4:].mean() < losses_of_steps[:4].mean() - 0.1, 'it does not learn'
+  for path, array in paths(state['params']).items():
+    assert np.all(np.isfinite(array)), path
+    if path.endswith('bias'):  # moved by its own update: at most 20 steps of 0.01
+      assert 0 < np.abs(array).max() <= 0.2 + 1e-6
 
 
 def test_accumulated_gradients_move_the_bias_by_the_mean_load():

@@ -76,10 +76,11 @@ def test_init_from_refuses_another_model_and_a_missing_run(make, tmp_path, one_d
 
 
 @pytest.mark.slow
-def test_a_run_that_grew_goes_on_without_its_source(make, tmp_path, one_device, ancestor):
-  """With init_from still in its config; and it says how its model came to be."""
+def test_a_grown_run_goes_on_bit_for_bit_without_its_source(make, tmp_path, one_device, ancestor):
+  """With init_from still in its config, more tokens and layers, and the old ones frozen."""
   shutil.copytree(ancestor[0], tmp_path / 'source')
-  config = make(train__steps=30, train__keep_checkpoints=9, **LARGER)
+  changes = {'model__pattern': 'layer*4', 'optim__old_tokens': 'freeze', **LARGER}
+  config = make(train__steps=30, train__keep_checkpoints=9, **changes)
   config = dataclasses.replace(config, init_from=str(tmp_path / 'source'))
   whole = loop.train(config, tmp_path / 'run')
   assert sorted(losses(tmp_path / 'run')) == [25, 30], 'the steps of the source are made again'
@@ -88,38 +89,22 @@ def test_a_run_that_grew_goes_on_without_its_source(make, tmp_path, one_device, 
   resumed = loop.train(config, tmp_path / 'run')
   assert_same(resumed, whole, 'after a resume')
 
+  old, new = (state['params']['blocks']['ffn']['values'] for state in (ancestor[1], whole))
+  np.testing.assert_array_equal(new[::2, :64], old, 'frozen layers moved')
+  assert np.all(np.any(np.asarray(new[1::2]), axis=-1)), 'a token of a new layer is still zero'
+  np.testing.assert_array_equal(whole['params']['embedding'], ancestor[1]['params']['embedding'])
+
   checkpoints, meta = checkpoint.open_source(tmp_path / 'run', None)
   checkpoints.close()
   (born,) = meta.lineage
-  assert (born.action, born.source, born.step, born.updates) == (
-    'grow',
-    str(tmp_path / 'source'),
-    20,
-    20,
-  )
+  origin = (str(tmp_path / 'source'), 20, 20)
+  assert (born.source, born.step, born.updates, born.action) == (*origin, 'grow')
   counts = config_lib.token_counts(born.model)
   assert counts == {'qkv': 32, 'proj': 32, 'ffn': 64}
   groups = {
     n: config_lib.token_groups(p) for n, p in config_lib.pattentions(meta.config.model).items()
   }
   assert {n: first.reference for n, (first, *_) in groups.items()} == counts, 'τ is not kept'
-
-
-@pytest.mark.slow
-def test_a_run_of_more_layers_resumes_bit_for_bit_and_its_old_layers_can_be_frozen(
-  make, tmp_path, one_device, ancestor
-):
-  changes = {'model__pattern': 'layer*4', 'optim__old_tokens': 'freeze', **LARGER}
-  config = make(train__steps=30, train__keep_checkpoints=9, **changes)
-  config = dataclasses.replace(config, init_from=str(ancestor[0]))
-  whole = loop.train(config, tmp_path / 'run')
-  (tmp_path / 'run/checkpoints/30').rename(tmp_path / '30.lost')  # as a crash would
-  assert_same(loop.train(config, tmp_path / 'run'), whole, 'after a resume')
-
-  old, new = (state['params']['blocks']['ffn']['values'] for state in (ancestor[1], whole))
-  np.testing.assert_array_equal(new[::2, :64], old, 'frozen layers moved')
-  assert np.all(np.any(np.asarray(new[1::2]), axis=-1)), 'a token of a new layer is still zero'
-  np.testing.assert_array_equal(whole['params']['embedding'], ancestor[1]['params']['embedding'])
 
 
 @pytest.mark.slow

@@ -5,16 +5,13 @@ import math
 import shutil
 
 import jax
-import numpy as np
 import pytest
 import tiny_run
-from gathered import gather_batches
 from outcomes import assert_same
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import SourceConfig, Sources
 from tokenformer_jax.data import order
-from tokenformer_jax.data.mixture import open_sources
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import metrics
@@ -23,6 +20,7 @@ from tokenformer_jax.training.prepare import prepare
 
 pytestmark = pytest.mark.slow  # because almost every test trains a run
 WEIGHTS = {'new': {'weight': 0.75}, 'old': {'weight': 0.25}}
+SEVEN = {'train__checkpoint_every': 7, 'train__keep_checkpoints': 9}
 VARYING = {'new': {'weight_by_step': '0:0.25 9:1'}, 'old': {'weight_by_step': '0:0.75 9:0'}}
 
 
@@ -69,12 +67,6 @@ def begin(config, workdir):
   return prepare(config, workdir, sharding.find_devices())
 
 
-def trained(config, workdir, steps):
-  """Trains some first steps of a run."""
-  shorter = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
-  return loop.train(shorter, workdir)
-
-
 def test_a_run_writes_the_figures_of_each_source(run):
   lines = metrics.read(run[0])
   last = [line for line in lines if 'eval/loss' in line][-1]
@@ -90,21 +82,24 @@ def test_a_run_writes_the_figures_of_each_source(run):
   assert epochs['data/new/epochs'] > 0 and epochs['data/old/epochs'] > 0
 
 
-@pytest.mark.parametrize('weights', [WEIGHTS, VARYING])
+@pytest.fixture(scope='module')
+def varying(texts, tmp_path_factory):
+  """The same of a run whose weights change between checkpoints."""
+  workdir = tmp_path_factory.mktemp('varying') / 'run'
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
+    return workdir, loop.train(mixed(texts, VARYING, **SEVEN), workdir)
+
+
 def test_a_resumed_mixture_ends_bit_for_bit_where_an_unbroken_one_does(
-  texts, tmp_path, one_device, weights
+  texts, tmp_path, one_device, varying
 ):
-  config = mixed(texts, weights)
-  config = dataclasses.replace(
-    config, train=dataclasses.replace(config.train, checkpoint_every=7, keep_checkpoints=9)
-  )
-  whole = loop.train(config, tmp_path / 'whole')
-  shutil.copytree(tmp_path / 'whole', tmp_path / 'broken')
+  workdir, whole = varying
+  shutil.copytree(workdir, tmp_path / 'broken')
   for step in (14, 20):  # forget the last ones, as a crash would
     shutil.rmtree(tmp_path / f'broken/checkpoints/{step}')
-  resumed = loop.train(config, tmp_path / 'broken')
-  assert_same(whole, resumed, 'after a resume')
-  last = [metrics.read(tmp_path / name)[-2] for name in ('whole', 'broken')]
+  assert_same(loop.train(mixed(texts, VARYING, **SEVEN), tmp_path / 'broken'), whole, 'resumed')
+  last = [metrics.read(path)[-2] for path in (workdir, tmp_path / 'broken')]
   assert last[0]['data/new/epochs'] == last[1]['data/new/epochs'], 'epochs are counted anew'
 
 
@@ -119,16 +114,15 @@ def test_other_weights_are_refused_unless_they_are_asked_for(texts, run, one_dev
 
 
 def test_another_size_of_batches_is_another_order_if_weights_change_over_steps(
-  texts, tmp_path, one_device
+  texts, varying, one_device
 ):
-  trained(mixed(texts, VARYING), tmp_path / 'run', 5)
   with pytest.raises(UserError, match=r'config\.data\.batch_size is 16 and was 8'):
-    begin(mixed(texts, VARYING, data__batch_size=16), tmp_path / 'run')
+    begin(mixed(texts, VARYING, data__batch_size=16, train__steps=30), varying[0])
 
 
 def test_a_run_on_one_source_goes_on_with_a_mixture_as_other_data(texts, tmp_path, one_device):
   source = f'files:{texts}/old/*.txt'
-  trained(tiny_run.config(source, texts / 'cache'), tmp_path / 'run', 5)
+  loop.train(tiny_run.config(source, texts / 'cache', train__steps=5), tmp_path / 'run')
   config = mixed(texts)
   found = begin(config, tmp_path / 'run')
   assert found.position == order.Position(5, 0), 'the mixture does not begin with its first sample'
@@ -143,11 +137,3 @@ def test_a_source_of_weight_zero_is_evaluated_and_not_trained_on(texts, tmp_path
   assert last['eval/loss'] == pytest.approx(last['eval/new/loss'])
   assert last['eval/old/loss'] > 0
   assert lines[0]['data/old/epochs'] == 0
-
-
-def test_batches_of_a_mixture_are_the_same_on_two_processes(texts, tmp_path):
-  config = mixed(texts, VARYING, mesh__fsdp=4)
-  found = gather_batches(config, tmp_path, 2, 4, range(3, 9))
-  mixture = open_sources(config.data, config.train.seed)
-  expected = list(mixture.train_batches(range(8), 3, 9, order.BEGINNING))
-  np.testing.assert_array_equal(found, expected)

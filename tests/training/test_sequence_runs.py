@@ -1,11 +1,10 @@
-"""Runs whose rows are split over devices: they learn, evaluate, write, resume, move and grow."""
+"""Runs whose rows are split over devices: they learn, evaluate, write, resume and move."""
 
-import dataclasses
+import shutil
 
 import jax
 import numpy as np
 import pytest
-import tiny_hosts
 import tiny_run
 from outcomes import assert_same, losses
 from trainers import trainer
@@ -16,59 +15,62 @@ from tokenformer_jax.training import loop
 
 pytestmark = pytest.mark.slow
 SPLIT = {'mesh__fsdp': 2, 'mesh__sequence': 2, 'mesh__tokens': 2}
-FIGURES = ('train/loss', 'eval/loss')
+CHANGES = {
+  'train__eval_every': 10,
+  'train__log_every': 1,
+  'train__sample_tokens': 4,
+  'train__keep_checkpoints': 9,
+}
 
 
-def test_a_run_with_split_rows_is_that_of_one_device(make, tmp_path, monkeypatch):
-  changes = {'train__eval_every': 10, 'train__log_every': 1, 'train__sample_tokens': 4}
-  run = trainer(make(**SPLIT, **changes), tmp_path / 'split')
+@pytest.fixture(scope='module')
+def split(source, tmp_path_factory):
+  """The work directory of a run with split rows, its config, and its last state."""
+  root = tmp_path_factory.mktemp('split')
+  config = tiny_run.config(source, root / 'cache', **SPLIT, **CHANGES)
+  run = trainer(config, root / 'run')
   with jax.set_mesh(run.mesh):
-    run.train(*run.first_state())
+    state = run.train(*run.first_state())
   assert run.train_step._cache_size() == 1, 'the training step was compiled more than once'
-  assert metrics.read_lines(tmp_path / 'split/samples.jsonl')[-1]['text'], 'it writes no text'
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-  loop.train(make(**changes), tmp_path / 'one')
-  for figure in FIGURES:
-    one, split = (losses(tmp_path / name, figure) for name in ('one', 'split'))
-    np.testing.assert_allclose(list(split.values()), list(one.values()), rtol=1e-4, err_msg=figure)
+  return root / 'run', config, state
 
 
-def test_a_run_with_split_rows_resumes_bit_for_bit_and_on_another_mesh(make, tmp_path):
-  config = make(**SPLIT, train__keep_checkpoints=9)
-  whole = loop.train(config, tmp_path / 'run')
-  straight = losses(tmp_path / 'run')
+@pytest.fixture(scope='module')
+def one(source, tmp_path_factory):
+  """The same of one device."""
+  root = tmp_path_factory.mktemp('one')
+  config = tiny_run.config(source, root / 'cache', **CHANGES)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
+    return root / 'run', config, loop.train(config, root / 'run')
+
+
+def assert_same_losses(workdir, one, figure='train/loss'):
+  ours, theirs = losses(workdir, figure), losses(one[0], figure)
+  assert ours.keys() == theirs.keys()
+  np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-4, err_msg=figure)
+
+
+def test_a_run_with_split_rows_is_that_of_one_device(split, one):
+  assert metrics.read_lines(split[0] / 'samples.jsonl')[-1]['text'], 'it writes no text'
+  for figure in ('train/loss', 'eval/loss'):
+    assert_same_losses(split[0], one, figure)
+
+
+def broken(split, tmp_path):
+  """A copy of the run that has lost everything after step 10."""
+  shutil.copytree(split[0], tmp_path / 'run')
   for step in (15, 20):
-    (tmp_path / f'run/checkpoints/{step}').rename(tmp_path / f'{step}.lost')
-  resumed = loop.train(config, tmp_path / 'run')
-  assert_same(whole, resumed, 'after a resume')
-  for step in (15, 20):
-    (tmp_path / f'run/checkpoints/{step}').rename(tmp_path / f'{step}.again')
-  mesh = dataclasses.replace(config.mesh, fsdp=8, sequence=1, tokens=1)
-  loop.train(dataclasses.replace(config, mesh=mesh), tmp_path / 'run')
-  np.testing.assert_allclose(
-    list(losses(tmp_path / 'run').values()), list(straight.values()), rtol=1e-4
-  )
+    shutil.rmtree(tmp_path / f'run/checkpoints/{step}')
+  return tmp_path / 'run'
 
 
-def test_a_run_of_another_mesh_grows_into_split_rows(make, tmp_path):
-  loop.train(make(train__steps=10), tmp_path / 'small')
-  changes = {'train__steps': 15, 'model__layer__ffn__tokens': 96, 'train__log_every': 1}
-  for name, split in (('whole', {}), ('split', SPLIT)):
-    config = make(**changes, **split)
-    loop.train(dataclasses.replace(config, init_from=str(tmp_path / 'small')), tmp_path / name)
-  whole, split = losses(tmp_path / 'whole'), losses(tmp_path / 'split')
-  assert whole.keys() == split.keys() and len(split) == 5
-  np.testing.assert_allclose(list(split.values()), list(whole.values()), rtol=1e-4)
+def test_a_run_with_split_rows_resumes_bit_for_bit(split, tmp_path):
+  resumed = loop.train(split[1], broken(split, tmp_path))
+  assert_same(resumed, split[2], 'after a resume')
 
 
-def test_rows_that_cross_hosts_are_those_of_one(source, tmp_path):
-  """Each host reads the rows that its devices have a part of."""
-  few = {'train__steps': 2, 'train__log_every': 1, 'train__eval_batches': 1}
-  for count, split in ((1, {}), (2, {'mesh__fsdp': 1, 'mesh__sequence': 4})):
-    command = tiny_run.command(source, tmp_path / 'cache', tmp_path / str(count), **few, **split)
-    with tiny_hosts.started(command, count, devices=4 // count) as running:
-      ended = tiny_hosts.ends(running, timeout=300)
-    assert not any(process.status for process in ended), [process.err for process in ended]
-  for figure in FIGURES:
-    one, two = (losses(tmp_path / name, figure) for name in '12')
-    np.testing.assert_allclose(list(two.values()), list(one.values()), rtol=1e-4, err_msg=figure)
+def test_a_run_with_split_rows_resumes_on_another_mesh(split, one, tmp_path, one_device):
+  workdir = broken(split, tmp_path)
+  loop.train(one[1], workdir)
+  assert_same_losses(workdir, one)

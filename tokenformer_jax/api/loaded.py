@@ -80,10 +80,10 @@ class Loaded:
     batch = np.full((len(rows), length + 1), -1, np.int32)
     for row, ids in zip(batch, rows, strict=True):
       row[: len(ids)] = ids
-    found_BxTxV = self._logits(batch, exact)[:, :longest]
-    for found_TxV, ids in zip(found_BxTxV, rows, strict=True):
-      found_TxV[len(ids) :] = np.nan
-    return found_BxTxV
+    logits_BxTxV = self._logits(batch, exact)[:, :longest]
+    for logits_TxV, ids in zip(logits_BxTxV, rows, strict=True):
+      logits_TxV[len(ids) :] = np.nan
+    return logits_BxTxV
 
   def image_logits(self, inputs: Any, *, exact: bool) -> np.ndarray:
     """Return the logits of images uint8 [B, S, S, C]: float32 [B, classes]."""
@@ -116,9 +116,9 @@ class Loaded:
       padded = jax.tree.map(
         lambda a: np.concatenate([a, np.zeros((rows - count, *a.shape[1:]), a.dtype)]), batch
       )
-      placed = jax.device_put(padded, sharding.batch_sharding(mesh))
-      found = self._programs[exact](self.model.params, placed)
-    return np.array(found[:count], np.float32)
+      sharded = jax.device_put(padded, sharding.batch_sharding(mesh))
+      logits = self._programs[exact](self.model.params, sharded)
+    return np.array(logits[:count], np.float32)
 
   def _task(self, exact: bool = False) -> Task:
     config = self.model.config

@@ -68,7 +68,7 @@ def load(source: Path) -> Run:
   Raises:
     UserError: the run or the step does not exist, or the checkpoint does not hold a model.
   """
-  opened = checkpoint.open_source(source)
+  opened = checkpoint.open_source(os.fspath(source))
   return Run(opened.directory, opened.meta)
 
 
@@ -133,14 +133,16 @@ def bring(
     UserError: the model is of no known family or has an option that we do not have, a tensor is
       missing, the tokenizer does not fit, or the target exists. Nothing is written then.
   """
-  released = {'heads': heads, 'rotary_fraction': rotary_fraction, 'score': score}
-  stored = {'sequence_length': sequence_length, 'dtype': dtype, 'allow_nonfinite': allow_nonfinite}
   to_run.to_jax(
     paths.local(source),
     paths.parse_path(target),
     tokenizer=os.fspath(tokenizer),
-    **released,
-    **stored,
+    sequence_length=sequence_length,
+    dtype=dtype,
+    allow_nonfinite=allow_nonfinite,
+    heads=heads,
+    rotary_fraction=rotary_fraction,
+    score=score,
   )
   return load(target)
 
@@ -263,8 +265,10 @@ class Run(Growable, Viewable):
     prompts = [prompt] if isinstance(prompt, str) else prompt
     requests = [TextRequest(text, length, sampling, tuple(stop), max_length) for text in prompts]
     self._loaded.model.context_length(max_length)
-    found = self._loaded.clipped(clip_positions).writer.write(requests, batch_size)
-    return found[0][0] if isinstance(prompt, str) else [text for text, _ in found]
+    texts = [
+      text for text, _ in self._loaded.clipped(clip_positions).writer.write(requests, batch_size)
+    ]
+    return texts[0] if isinstance(prompt, str) else texts
 
   def chat(
     self,
@@ -276,8 +280,6 @@ class Run(Growable, Viewable):
     top_p: TopP = 0.95,
     seed: Seed = 0,
     stop: Sequence[Text] = (),
-    max_length: Count | None = None,
-    clip_positions: Count | None = None,
   ) -> str:
     """Return the answer to messages, of a model that was trained on conversations.
 
@@ -285,24 +287,20 @@ class Run(Growable, Viewable):
 
     Args:
       messages: the turns so far, with `role` and `content`; the last is not the assistant's.
-      length: the most tokens to write; None: as for `generate`.
-      temperature: see `generate`, as for the others.
+      length: as for `generate`, like the next four.
+      temperature: see there.
       top_k: see there.
       top_p: see there.
       seed: see there.
       stop: more strings that end the answer, besides the template's own end of a turn.
-      max_length: see there.
-      clip_positions: see there.
 
     Raises:
       UserError: the run was not trained on conversations, or its template refuses the messages.
     """
     template = chats.find_template(self.meta, self.directory)
     sampling = Sampling(temperature, top_k, top_p, seed)
-    request = TextRequest('', length, sampling, tuple(stop), max_length)
-    self._loaded.model.context_length(max_length)
-    writer = self._loaded.clipped(clip_positions).writer
-    return writer.write([chats.ask(template, messages, request)])[0][0]
+    request = TextRequest('', length, sampling, tuple(stop))
+    return self._loaded.writer.write([chats.ask(template, messages, request)])[0][0]
 
   def logits(
     self, inputs: Any, *, exact: Bool = False, clip_positions: Count | None = None
@@ -392,22 +390,17 @@ class Run(Growable, Viewable):
       UserError: a text or task does not exist, or the run is not a language model; or there are
         neither, and a length, a batch or a limit is given.
     """
-    task_options = {'num_fewshot': num_fewshot, 'limit': limit, 'include_path': include_path}
+    either = texts is not None or tasks
+    arguments.needs_value('texts or tasks', either, max_length=max_length, batch_size=batch_size)
+    arguments.needs_value('texts', texts is not None, stride=stride)
+    arguments.needs_value(
+      'tasks', tasks, num_fewshot=num_fewshot, limit=limit, include_path=include_path
+    )
     model = self._loaded.clipped(clip_positions)
-    if texts is None and not tasks:
-      sizes = {'stride': stride, 'max_length': max_length, 'batch_size': batch_size}
-      if given := _given(**sizes, **task_options):
-        raise UserError(
-          f'evaluate: {given}; name texts or tasks; without them, evaluate uses the lengths and '
-          'batches of validation'
-        )
+    if not either:
       return model.validate()
-    if not tasks and (given := _given(**task_options)):
-      raise UserError(f'evaluate: {given}, which has a meaning for tasks; name tasks, or drop it')
-    if texts is None and (given := _given(stride=stride)):
-      raise UserError(f'evaluate: {given}, which has a meaning for texts; name texts, or drop it')
     self._check_is_language_model()
-    found = evaluation.evaluate(
+    report = evaluation.evaluate(
       model.model,
       model.scorer(max_length, batch_size),
       documents=evaluation.open_documents(texts, self.config.data.text_field),
@@ -416,7 +409,7 @@ class Run(Growable, Viewable):
       num_fewshot=num_fewshot,
       limit=limit,
     )
-    return evaluation.flat_figures(found)
+    return evaluation.flat_figures(report)
 
   # Make other runs from this one, besides the methods of `Growable`.
 
@@ -481,8 +474,7 @@ class Run(Growable, Viewable):
       UserError: the target exists, the run is not a language model, or the PyTorch files do not
         have a part of its model. Nothing is written then.
     """
-    options = {'dtype': dtype, 'allow_nonfinite': allow_nonfinite}
-    export.to_hf(self.source, paths.local(target), **options)
+    export.to_hf(self.source, paths.local(target), dtype=dtype, allow_nonfinite=allow_nonfinite)
 
   def _check_is_language_model(self) -> None:
     checkpoint.check_is_language_model(self.meta, self.directory)
@@ -490,9 +482,3 @@ class Run(Growable, Viewable):
   def _rows(self, inputs: Any) -> list[np.ndarray]:
     self._check_is_language_model()
     return rows_of_ids(inputs, self.tokenizer, self.config.model.vocab_size)
-
-
-def _given(**arguments: Any) -> str:
-  """Return the first argument that is not None as `NAME is VALUE`, or an empty string."""
-  given = (f'{name} is {value!r}' for name, value in arguments.items() if value is not None)
-  return next(given, '')

@@ -80,7 +80,7 @@ class Viewable(abc.ABC):
   def usage(self, text: Str | None = None, tokens: Count = 32768) -> dict[int, dict[str, Usage]]:
     """Return how much each parameter token is used, by layer and kind of projection.
 
-      run.usage()[0]['ffn'].nearly_unused      [N]
+      run.usage()[0]['ffn'].unused      [N]
 
     Args:
       text: the text to measure on; None: text that the run was not trained on.

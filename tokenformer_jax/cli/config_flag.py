@@ -12,7 +12,7 @@ from tokenformer_jax import config
 from tokenformer_jax.config import Config, file
 from tokenformer_jax.errors import UserError
 
-_OVERRIDE = re.compile(r'--?(no)?config\.([^=]*)(?:=(.*))?', re.DOTALL)
+_OVERRIDE = re.compile(r'--?config\.([^=]*)(?:=(.*))?', re.DOTALL)
 
 overrides: dict[str, Any] = {}  # the values of --config.KEY=VALUE in this command line, by key
 
@@ -51,12 +51,10 @@ def take_overrides(arguments: Sequence[str]) -> list[str]:
     if not (match := _OVERRIDE.fullmatch(word)):
       others.append(word)
       continue
-    negated, key, value = match.groups()
+    key, value = match.groups()
     kind = config.type_of(key)
     if kind is bool and value is None:
-      value = 'false' if negated else 'true'
-    elif negated:
-      raise UserError(f'{word} is for a key that is true or false; give --config.{key}=VALUE')
+      value = 'true'
     elif value is None and not words:
       raise UserError(f'--config.{key} has no value; give --config.{key}=VALUE')
     overrides[key] = _parse(key, words.pop(0) if value is None else value, kind)
@@ -80,7 +78,7 @@ def _parse(key: str, text: str, kind: type) -> Any:
     raise UserError(f'--config.{key}={text}: it must be {allowed}') from None
 
 
-_BOOLEANS = {'true': True, 't': True, '1': True, 'false': False, 'f': False, '0': False}
+_BOOLEANS = {'true': True, '1': True, 'false': False, '0': False}
 
 
 def _integer(text: str) -> int:

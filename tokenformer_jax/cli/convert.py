@@ -25,7 +25,6 @@ compute it. to-jax takes that folder back.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -33,8 +32,8 @@ from absl import flags
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.api.run import Run, bring, load
-from tokenformer_jax.cli import help_text, signatures
 from tokenformer_jax.cli import main as cli
+from tokenformer_jax.cli import signatures
 from tokenformer_jax.config import ModelConfig, PattentionConfig, RotaryConfig, SoftmaxConfig
 from tokenformer_jax.config.arguments import Text
 from tokenformer_jax.convert import (
@@ -91,7 +90,7 @@ def main(argv: Sequence[str]) -> None:
   source, target = _both(**signatures.given(_both))
   if action == 'to-torch':
     model = export.to_torch(source, paths.local(target), **options)
-    _say_released(model)
+    _say_sizes(model)
     messages.say(f'wrote {target}')
     _say_lost(model)
   elif action == 'to-hf':
@@ -103,27 +102,21 @@ def main(argv: Sequence[str]) -> None:
     print(f'AutoModelForCausalLM.from_pretrained({str(target)!r}{trust})')
   else:
     model = bring(source, target, **options).config.model
+    _say_sizes(model)
+    draws = {}
     if hub.is_folder(paths.local(source)):
-      _say_sizes(model)
-      _say_written(target, hub_generation.find(paths.local(source), model.vocab_size).flags)
+      draws = hub_generation.find(paths.local(source), model.vocab_size).flags
     else:
-      _say_released(model)
       _say_assumed(model, options)
-      _say_written(target)
+    messages.say(f'wrote {target}; to try it:')
+    given = ''.join(f' --{name}={value:g}' for name, value in draws.items())
+    print(f"tokenformer generate --source={target} --prompt='Once upon a time'{given}")
 
 
 def _say_sizes(model: ModelConfig) -> None:
-  """Print the sizes of a model of a folder."""
+  """Print the sizes of a model."""
   heads, count = ', '.join(map(str, model.heads)), define_lm(model).count
   messages.say(f'{model.depth} layers, width {model.width}, {heads} heads, {count:,} parameters')
-
-
-def _say_written(target: Path | str, draws: Mapping[str, float] = MappingProxyType({})) -> None:
-  """Print that a run was written, and a command that tries it; `draws` are flags of it."""
-  messages.say(f'wrote {target}; to try it:')
-  command = help_text.spell_command('generate')
-  given = ''.join(f' --{name}={value:g}' for name, value in draws.items())
-  print(f"{command} --source={target} --prompt='Once upon a time'{given}")
 
 
 def _unrecorded(model: ModelConfig) -> dict[str, Any]:
@@ -133,16 +126,6 @@ def _unrecorded(model: ModelConfig) -> dict[str, Any]:
   rotary = mixer.positions
   fraction = rotary.fraction if isinstance(rotary, RotaryConfig) else 0.0
   return {'heads': mixer.heads, 'score': ffn.score.kind, 'rotary_fraction': fraction}
-
-
-def _say_released(model: ModelConfig) -> None:
-  """Print the sizes of a model of the released code."""
-  unrecorded, counts = _unrecorded(model), config_lib.token_counts(model)
-  messages.say(
-    f'{model.depth} layers, width {model.width}, {unrecorded["heads"]} heads, rotated part '
-    f'{unrecorded["rotary_fraction"]:g} of each, parameter tokens '
-    f'{config_lib.counts_as_text(counts)}, score {unrecorded["score"]}'
-  )
 
 
 def _say_lost(model: ModelConfig) -> None:

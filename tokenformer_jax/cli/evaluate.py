@@ -16,8 +16,7 @@ from typing import Any
 from tokenformer_jax.api.run import Run
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli import outputs, signatures
-from tokenformer_jax.cli.parse_flags import needs_value
-from tokenformer_jax.config.arguments import Count, Path, Text
+from tokenformer_jax.config.arguments import Count, Path, Text, needs_value
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding import evaluation, length, trained
 from tokenformer_jax.errors import UserError

@@ -24,9 +24,8 @@ import jax
 from tokenformer_jax.api.run import Run
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli import signatures
-from tokenformer_jax.cli.parse_flags import needs_value
 from tokenformer_jax.config import arguments
-from tokenformer_jax.config.arguments import Count, Path, Text
+from tokenformer_jax.config.arguments import Count, Path, Text, needs_value
 from tokenformer_jax.config.section import Bool, Str
 from tokenformer_jax.decoding import chats, decode, length, trained
 from tokenformer_jax.decoding.sampling import Sampling

@@ -15,8 +15,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from tokenformer_jax.cli import help_text, signatures
 from tokenformer_jax.cli import main as cli
+from tokenformer_jax.cli import signatures
 from tokenformer_jax.config import GrowConfig, MeshConfig
 from tokenformer_jax.config.arguments import Path, Text
 from tokenformer_jax.config.section import Bool, Int, Str
@@ -59,8 +59,7 @@ class _Source(Growable):
       messages.say(f'wrote {new.target}, step {step}; to go on training it:')
       planned = new.meta.config.train.steps
       steps = max(planned, step) + planned
-      train = help_text.spell_command('train')
-      print(f'{train} --workdir={new.target} --config.train.steps={steps}')
+      print(f'tokenformer train --workdir={new.target} --config.train.steps={steps}')
     return super()._finish(new, step)
 
 

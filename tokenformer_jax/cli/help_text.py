@@ -1,49 +1,17 @@
 """Build the text of `--help`: a command's docstring and its own flags, without library flags."""
 
 import re
-import shlex
 import sys
 import textwrap
 from collections.abc import Iterator
 
 from absl import flags
 
-from tokenformer_jax.cli import verbs
 from tokenformer_jax.errors import UserError
 
 _NAMES = 26  # columns of a flag and its default
 _WIDTH = 100
 _HOSTS = 'tokenformer_jax.parallel.hosts'
-_EXAMPLE = re.compile(rf'\btokenformer ({"|".join(verbs.VERBS)})\b')
-_PROGRAMS = ('tokenformer', 'python -m tokenformer_jax')
-
-
-def command() -> str:
-  """Return the command as the user typed it, such as `tokenformer plan` or `python train.py`."""
-  if _program():
-    return sys.argv[0]
-  spec = getattr(sys.modules['__main__'], '__spec__', None)
-  if spec is None or not spec.name:
-    return f'python {shlex.quote(sys.argv[0])}'
-  return f'python -m {spec.name.removesuffix(".__main__")}'
-
-
-def spell_command(verb: str) -> str:
-  """Return the command line for a verb, in the form in which the user typed this command."""
-  program = _program()
-  if program is None:
-    return 'python train.py' if verb == 'train' else f'{_PROGRAMS[1]} {verb}'
-  return f'{program} {verb}'
-
-
-def as_typed(text: str) -> str:
-  """Return a text whose commands `tokenformer VERB` are in the form of this command line."""
-  return _EXAMPLE.sub(lambda found: spell_command(found[1]), text)
-
-
-def _program() -> str | None:
-  """Return the program that runs this verb, or None if the verb runs as a module or a script."""
-  return next((p for p in _PROGRAMS if sys.argv[0].startswith(f'{p} ')), None)
 
 
 def own_flags() -> list[flags.Flag]:
@@ -52,13 +20,9 @@ def own_flags() -> list[flags.Flag]:
 
 
 def render(doc: str, more: str = '') -> str:
-  """Return the text of `--help`: a description, the flags, and the text `more`.
-
-  Examples in `doc` begin with `tokenformer VERB`, and get the form in which the user typed this
-  command.
-  """
+  """Return the text of `--help`: a description, the flags, and the text `more`."""
   own = list(_flags(hosts=False))
-  text = [as_typed(doc).strip(), '\nFlags:\n']
+  text = [doc.strip(), '\nFlags:\n']
   for flag in own:
     text.extend(_lines(flag))
   if several := [f'--{flag.name}' for flag in _flags(hosts=True)]:
@@ -69,18 +33,17 @@ def render(doc: str, more: str = '') -> str:
 
 def render_matches(word: str, more: str = '') -> str:
   """Return the flags that have a word in their name or description, and the text `more`."""
-  found = [
+  lines = [
     line
     for flag in own_flags()
     if word.lower() in f'{flag.name} {flag.help}'.lower()
     for line in _lines(flag)
   ]
-  if not found and not more:
+  if not lines and not more:
     raise UserError(
-      f'--help={word}: no flag or key has this in its name or meaning; `{command()} --help` lists '
-      'all'
+      f'--help={word}: no flag or key has this in its name or meaning; --help lists all'
     )
-  listed = ['Flags:\n', *found] if found else []
+  listed = ['Flags:\n', *lines] if lines else []
   return '\n'.join([*listed, more]).strip('\n')
 
 

@@ -19,9 +19,8 @@ from pydantic import Field
 
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli import outputs
-from tokenformer_jax.cli.parse_flags import needs_value
 from tokenformer_jax.cli.sweep import Positives
-from tokenformer_jax.config.arguments import FILLED, Path, Positive, Text
+from tokenformer_jax.config.arguments import FILLED, Path, Positive, Text, needs_value
 from tokenformer_jax.config.section import Float, Int
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import analysis, chains, law_figures, points, report
@@ -95,7 +94,7 @@ def main(
   points.check_same_data([finished[0], *grown_runs])
   fitted = analysis.analyse(data, draws)
   print(f'{report.describe(fitted)}\n\n{report.law(fitted.fit)}\n\n{report.exponents(fitted)}')
-  best, found, gamma, predictions = None, None, None, []
+  best, cheapest, gamma, predictions = None, None, None, []
   if budget:
     best = analysis.optimum(fitted, budget)
     print(f'\n{report.optimum(best)}')
@@ -109,18 +108,18 @@ def main(
     print(f'\n{report.prediction(predicted)}')
   if target_loss and gamma is not None:
     law, sizes_of_chain, unit = fitted.fit, *priced
-    found = chains.find(
+    cheapest = chains.find(
       law.values, law.drawn, sizes_of_chain, target_loss, gamma, growth_time or 0.0
     )
-    print(f'\n{report.chain(found, target_loss, unit)}')
-  doubts = analysis.doubts(fitted, budget, predictions, found)
+    print(f'\n{report.chain(cheapest, target_loss, unit)}')
+  doubts = analysis.doubts(fitted, budget, predictions, cheapest)
   if doubts:
     print('\nwhat the data leave undetermined\n' + '\n'.join(f'  {doubt}' for doubt in doubts))
   if pictures:
     written = law_figures.write(fitted, LocalPath(pictures))
     messages.say(f'wrote {", ".join(map(str, written))}')
   if json:
-    content = report.to_json(fitted, doubts, predictions, best, found, gamma)
+    content = report.to_json(fitted, doubts, predictions, best, cheapest, gamma)
     outputs.write_json('json', json, content)
     messages.say(f'wrote {json}')
 

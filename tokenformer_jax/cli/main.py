@@ -90,7 +90,7 @@ def run(
     reported = hosts.as_reported(error)
     if reported is None:
       raise
-    messages.say(f'error: {help_text.as_typed(str(reported))}')
+    messages.say(f'error: {reported}')
     sys.exit(hosts.exit_status(reported))
 
 
@@ -125,11 +125,8 @@ def _flags_parser(
   """
 
   def parse(argv: Sequence[str]) -> list[str]:
-    asks = list(argv[1:]) == ['help']
-    doc = sys.modules[main.__module__].__doc__ or ''
-    if define is not None:
-      doc = define(argv[:1] if asks else argv)
-    if asks or any(argument in _HELP for argument in argv[1:]):
+    doc = sys.modules[main.__module__].__doc__ or '' if define is None else define(argv)
+    if any(argument in _HELP for argument in argv[1:]):
       _print_help(help_text.render(doc, more_help('') if more_help else ''))
     for argument in argv[1:]:
       name, _, word = argument.lstrip('-').partition('=')

@@ -27,13 +27,13 @@ def check_folder_of_runs(flag: str, folder: PathLike, *, writes: bool = True) ->
   if not writes or paths.in_bucket(folder) or not hosts.is_first():
     return
   whole = Path(folder).absolute()
-  found = next(parent for parent in (whole, *whole.parents) if parent.exists())
-  if not found.is_dir():
+  parent = next(one for one in (whole, *whole.parents) if one.exists())
+  if not parent.is_dir():
     raise UserError(
-      f'--{flag}={folder} cannot be a folder: {found} is a file; name another --{flag}'
+      f'--{flag}={folder} cannot be a folder: {parent} is a file; name another --{flag}'
     )
   try:
-    with tempfile.TemporaryDirectory(prefix='.probe-', dir=found):
+    with tempfile.TemporaryDirectory(prefix='.probe-', dir=parent):
       pass
   except OSError as error:
     raise UserError(

@@ -22,13 +22,6 @@ def parse(argv: Sequence[str]) -> list[str]:
     raise UserError(_sentence(error)) from error
 
 
-def needs_value(other: str, value: object, **given: object) -> None:
-  """Refuse arguments that have an effect only with another one, whose value is `value`."""
-  for name, one in given.items():
-    if not value and one not in (None, False, '', (), []):
-      raise UserError(f'--{name} has an effect only with --{other}; leave it out')
-
-
 def missing_flag(name: str) -> str:
   """Return the sentence for a flag that has no value, from its help."""
   meaning = flags.FLAGS[name].help.rstrip('.')
@@ -51,7 +44,7 @@ def _unknown(name: str) -> str:
     return f'--{name} is unknown; did you mean {named}?'
   if near := misspelt(name, known):
     return f'--{name} is unknown; did you mean --{near}?'
-  return f'--{name} is unknown; `{help_text.command()} --help` lists the flags'
+  return f'--{name} is unknown; --help lists the flags'
 
 
 def _sentence(error: Exception) -> str:

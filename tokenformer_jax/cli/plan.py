@@ -3,8 +3,7 @@ r"""Plan a run on a TPU topology without a TPU: whether it fits, and how fast it
   tokenformer plan --config=configs/lm_pile.py:1_5b --topology=v5p:4x4x4
 
 compiles the real training step with the TPU's own compiler and prints its memory, its time and the
-data that the chips exchange. `--topology=gpu-h100:8` uses formulas only. docs/plan.md explains the
-output.
+data that the chips exchange. docs/plan.md explains the output.
 
   --quick                               stop before code is generated: much faster, with rough times
   --breakdown                           where the step goes, and what bounds each part
@@ -64,9 +63,6 @@ def main(
   jax.config.update('jax_platforms', 'cpu')  # The planned devices are not on this machine.
   outputs.check_file('json', json)
   on = topologies.parse(topology, slices)
-  for name, value in {'quick': quick, 'breakdown': breakdown, 'tune': tune}.items():
-    if value:
-      topologies.check_compiles(on, f'--{name}')
   if asked and config.data.has_stages:
     raise UserError(
       f'{asked[0]} plans batches of one size, and the config has batch_size_by_step or '

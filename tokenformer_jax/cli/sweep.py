@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tokenformer_jax.cli import config_flag, help_text, outputs
+from tokenformer_jax.cli import config_flag, outputs
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config
 from tokenformer_jax.config.arguments import FILLED, Path, Positive
@@ -64,7 +64,7 @@ def main(
   if dry_run:
     return 0
   if grid_runs.make_missing(jobs, str(out)):
-    messages.say(f'all runs are finished: {help_text.spell_command("laws")} {out}')
+    messages.say(f'all runs are finished: tokenformer laws {out}')
     return 0
   messages.say('stopped; give the same command again to go on')
   return 0

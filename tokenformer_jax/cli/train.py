@@ -17,7 +17,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tokenformer_jax.cli import config_flag, config_keys, heap, help_text, outputs
+from tokenformer_jax.cli import config_flag, config_keys, heap, outputs
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config
 from tokenformer_jax.config.arguments import Natural, Path
@@ -63,7 +63,7 @@ def main(
     raise
   if not stopped:
     return 0
-  messages.say(f'to go on: {help_text.command()} {shlex.join(sys.argv[1:])}')
+  messages.say(f'to go on: tokenformer train {shlex.join(sys.argv[1:])}')
   return stopped_status
 
 
@@ -91,7 +91,7 @@ def _help_of_keys(word: str) -> str:
   """Return the part of --help about the config's keys: see `keys.render`."""
   title = '\nKeys, with the defaults that config files start from: --config.KEY=VALUE\n'
   if word:
-    found = config_keys.render(word)
-    return found and title + found
+    keys = config_keys.render(word)
+    return keys and title + keys
   narrower = '--help=optim lists the keys of a group, --help=WORD those that have a word.\n'
   return f'{title}{narrower}\n{config_keys.render()}'

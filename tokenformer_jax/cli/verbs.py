@@ -28,30 +28,30 @@ VERBS = {
 }
 
 
-def main(program: str = 'tokenformer') -> None:
-  """Run the verb that the first argument names; `program` is this command as it was typed."""
+def main() -> None:
+  """Run the verb that the first argument names."""
   verb, *rest = sys.argv[1:] or ['--help']
   if verb in _HELP:
-    print(_render(program))
+    print(_render())
     return
   if verb == '--version':
     print(f'tokenformer_jax {tokenformer_jax.__version__}')
     return
   if verb not in VERBS:
-    print(f'error: {verb!r} is not a command of {program}{nearest(verb, VERBS)}', file=sys.stderr)
+    print(f'error: {verb!r} is not a command of tokenformer{nearest(verb, VERBS)}', file=sys.stderr)
     sys.exit(2)
-  sys.argv = [f'{program} {verb}', *rest]
+  sys.argv = [f'tokenformer {verb}', *rest]
   importlib.import_module(f'tokenformer_jax.cli.{verb}').run()
 
 
-def _render(program: str) -> str:
+def _render() -> str:
   """Return the help, with a line for each verb."""
   lines = [f'  {name:10}{summary}' for name, summary in VERBS.items()]
   return '\n'.join(
     [
       'Train TokenFormers and grow them without changing what they compute.\n',
       *lines,
-      f'\n{program} VERB --help lists the flags of a verb.',
-      f'{program} --version prints the version.',
+      '\ntokenformer VERB --help lists the flags of a verb.',
+      'tokenformer --version prints the version.',
     ]
   )

@@ -49,7 +49,6 @@ from tokenformer_jax.config.mixers import (
   SoftmaxConfig,
   YarnScalingConfig,
   has_own_values,
-  is_plain,
   width_of_heads,
 )
 from tokenformer_jax.config.model import (
@@ -60,7 +59,6 @@ from tokenformer_jax.config.model import (
   ModelConfig,
   ViTConfig,
   draws,
-  rows_together,
 )
 from tokenformer_jax.config.names import keys_named, lookup, type_of
 from tokenformer_jax.config.optim import (
@@ -87,13 +85,11 @@ from tokenformer_jax.config.pattention import (
   token_groups,
 )
 from tokenformer_jax.config.projections import (
-  count_names,
   counts_as_text,
   is_of_experts,
   matrices,
   named_counts,
   pattentions,
-  projection_path,
   token_counts,
   with_pattentions,
   with_references,

@@ -93,6 +93,13 @@ def checked(function: _Checked) -> _Checked:
   return checking
 
 
+def needs_value(other: str, value: object, **given: object) -> None:
+  """Refuse arguments that have an effect only with another one, whose value is `value`."""
+  for name, one in given.items():
+    if not value and one not in (None, False, '', (), []):
+      raise UserError(f'--{name} has an effect only with --{other}; leave it out')
+
+
 def annotations(function: Callable[..., Any]) -> dict[str, Any]:
   """Return the annotations of the arguments that are checked, by name."""
   function = inspect.unwrap(function)

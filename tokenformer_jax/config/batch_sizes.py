@@ -23,21 +23,21 @@ def stages(data: DataConfig) -> tuple[Stage, ...]:
   """Return the stages of a run: steps whose batches have one size. The first begins at step 0."""
   rows, lengths = _points(data, 'batch_size'), _points(data, 'sequence_length')
   _check_lengths(data, lengths)
-  found: list[Stage] = []
+  changes: list[Stage] = []
   for step in sorted({*rows, *lengths}):
     stage = Stage(
       step, *(points[max(s for s in points if s <= step)] for points in (rows, lengths))
     )
-    if not found or stage[1:] != found[-1][1:]:
-      found.append(stage)
-  return tuple(found)
+    if not changes or stage[1:] != changes[-1][1:]:
+      changes.append(stage)
+  return tuple(changes)
 
 
 def stages_after(data: DataConfig, step: int) -> tuple[Stage, ...]:
   """Return the stages of the steps after one; the first of them begins there."""
-  found = stages(data)
-  passed = sum(stage.first <= step for stage in found)
-  return (found[passed - 1]._replace(first=step), *found[passed:])
+  every = stages(data)
+  begun = sum(stage.first <= step for stage in every)
+  return (every[begun - 1]._replace(first=step), *every[begun:])
 
 
 def at_stage(data: DataConfig, stage: Stage) -> DataConfig:
@@ -67,18 +67,18 @@ def _points(data: DataConfig, name: str) -> dict[int, int]:
 
 def _check_lengths(data: DataConfig, lengths: dict[int, int]) -> None:
   """Check that every length is a part of `data.sequence_length`, and the longest is all of it."""
-  found = f'config.data.sequence_length_by_step is {data.sequence_length_by_step!r}'
+  setting = f'config.data.sequence_length_by_step is {data.sequence_length_by_step!r}'
   longest = max(lengths.values())
   if longest != data.sequence_length:
     raise UserError(
-      f'{found} and config.data.sequence_length is {data.sequence_length}, which must be the '
+      f'{setting} and config.data.sequence_length is {data.sequence_length}, which must be the '
       f'longest of them, because the model and evaluations have it; set it to {longest}'
     )
   for length in lengths.values():
     if longest % length:
       raise UserError(
-        f'{found}, and {length} does not divide {longest}, so that sequences would not have equal '
-        'parts; take a divisor'
+        f'{setting}, and {length} does not divide {longest}; take a divisor, so that sequences are '
+        'cut into equal ones'
       )
 
 

@@ -15,15 +15,12 @@ from tokenformer_jax.config.mixers import (
   SoftmaxConfig,
   YarnScalingConfig,
   has_own_values,
-  is_plain,
   width_of_heads,
 )
 from tokenformer_jax.config.model import (
   ModelConfig,
   ViTConfig,
-  has_attention_pool,
   layer_path,
-  used_layers,
 )
 from tokenformer_jax.config.pattention import (
   NoProjectionConfig,
@@ -43,10 +40,8 @@ def check_model(model: ModelConfig) -> None:
     )
   if isinstance(model, ViTConfig):
     _check_vit(model)
-  for name, layer in used_layers(model).items():
+  for name, layer in model.layers.items():
     _check_layer(model, layer, layer_path(name))
-  if has_attention_pool(model):
-    _check_pool(model)
 
 
 def _check_vit(model: ViTConfig) -> None:
@@ -72,9 +67,9 @@ def _check_vit(model: ViTConfig) -> None:
 
 
 def _check_layer(model: ModelConfig, layer: LayerConfig, path: str) -> None:
-  for place, part in parts(layer):
-    if isinstance(part, PattentionConfig) and not part.tokens:
-      raise UserError(f'config.{path}.{place}.tokens is 0; it must be greater than 0')
+  for inside, section in parts(layer):
+    if isinstance(section, PattentionConfig) and not section.tokens:
+      raise UserError(f'config.{path}.{inside}.tokens is 0; it must be greater than 0')
   if isinstance(layer.ffn, ExpertsConfig):
     _check_experts(layer.ffn, f'config.{path}.ffn')
   mixer = layer.mixer
@@ -103,18 +98,17 @@ def _check_heads(model: ModelConfig, mixer: SoftmaxConfig, path: str) -> None:
       f'config.{path}.kv_heads is {mixer.kv_heads}, which does not divide {path}.heads='
       f'{mixer.heads}; each head of keys serves equally many heads of queries'
     )
-  for name in ('value', 'proj'):
-    if isinstance(getattr(mixer, name), NoProjectionConfig) and getattr(mixer, f'{name}_skip'):
-      raise UserError(
-        f'config.{path}.{name}_skip is True, and {name}.kind=none has no projection to add the '
-        'input to; set it to False'
-      )
+  if isinstance(mixer.value, NoProjectionConfig) and mixer.value_skip:
+    raise UserError(
+      f'config.{path}.value_skip is True, and value.kind=none has no projection to add the input '
+      'to; set it to False'
+    )
   fills = mixer.head_width * mixer.heads in (0, model.width)
   if not (has_own_values(mixer) or (mixer.key_heads == mixer.heads and fills)):
     raise UserError(
       f'config.{path} has kv_heads={mixer.kv_heads} and head_width={mixer.head_width}, which need '
-      'a projection of the value and of the output, and neither shaped, value_skip nor proj_skip; '
-      'set both to 0'
+      'a projection of the value and of the output, and neither shaped nor value_skip; set both '
+      'to 0'
     )
 
 
@@ -147,20 +141,6 @@ def _check_rotary(model: ModelConfig, rotary: RotaryConfig, head: int, path: str
     raise UserError(
       f'config.{path}.positions.fraction is {rotary.fraction} of heads {head} wide, which rotates '
       f'nothing; at least two entries must turn, or set {path}.positions.kind=none'
-    )
-
-
-def _check_pool(model: ModelConfig) -> None:
-  if isinstance(model.layer.ffn, ExpertsConfig):
-    raise UserError(
-      'config.model.pool is attention, which is made as model.layer, and its feed-forward part has '
-      'experts, which one query has no use for; set pool to mean or token'
-    )
-  if not is_plain(model.layer.mixer):
-    raise UserError(
-      'config.model.pool is attention, which is made as model.layer, and its mixer is not plain '
-      'softmax attention with a value and an output projection, and without kv_heads, head_width '
-      'and qk_norm; set pool to mean or token'
     )
 
 
@@ -198,7 +178,7 @@ def check_capacity(model: ModelConfig, length: int) -> None:
     dispatch = experts.dispatch
     if not isinstance(dispatch, CapacityConfig):
       continue
-    tokens = dispatch.rows * length * experts.router.top_k / experts.count
+    tokens = length * experts.router.top_k / experts.count
     for key in ('factor', 'eval_factor'):
       factor = getattr(dispatch, key)
       if max(round(factor * tokens), dispatch.least) < 1:

@@ -90,10 +90,7 @@ class BiasBalanceConfig:
 
   kind: ClassVar[str] = 'bias'
 
-  rate: Float = key(0.001, 'u, the step', above=0)
-  by: Literal['sign', 'error'] = key(
-    'sign', 'move by u · sign(e), or by u · e, where e is the mean load minus that of the expert'
-  )
+  rate: Float = key(0.001, 'u, by which the bias moves against the sign of the excess', above=0)
 
 
 BALANCES = table(LossBalanceConfig, BiasBalanceConfig, NoBalanceConfig)
@@ -104,8 +101,8 @@ Balance = Annotated[LossBalanceConfig | BiasBalanceConfig | NoBalanceConfig, One
 class CapacityConfig:
   """Each expert has places for a number of tokens of a sequence; it skips the others.
 
-  Switch Transformer, eq. 3. Whether a token has a place does not depend on the mesh, on padding or,
-  outside of training, on other sequences. Decoding token by token drops none.
+  Switch Transformer, eq. 3. Whether a token has a place does not depend on the mesh, on padding or
+  on other sequences. Decoding token by token drops none.
   """
 
   kind: ClassVar[str] = 'capacity'
@@ -113,14 +110,6 @@ class CapacityConfig:
   factor: Float = key(1.25, 'places of an expert, in K · tokens / E, in training', above=0)
   eval_factor: Float = key(2.0, 'the same in evaluation', above=0)
   least: Int = key(4, 'the least number of places', least=0)
-  rows: Int = key(
-    1, 'sequences of a device that share the places in training; else each has its own', above=0
-  )
-  order: Literal['sequence', 'gate'] = key(
-    'sequence',
-    'tokens get places in their order, or those with the largest gates first, by which later '
-    'tokens of a sequence act on earlier ones',
-  )
 
 
 @section

@@ -1,6 +1,5 @@
 """Load a config file, which has a function `get_config`, and report a mistake in one sentence."""
 
-import inspect
 import os
 import re
 import sys
@@ -42,24 +41,13 @@ def _located(file: str) -> str:
   return str(shipped(name[1])) if name and not is_users and shipped(name[1]).exists() else file
 
 
-def load(path: str) -> ConfigDict:
-  """Return the `ConfigDict` from `get_config` of a file.
-
-  Args:
-    path: FILE.py, FILE.py:VARIANT, or the name of a config of the package.
-  """
-  values = _run(path)
-  _check_values(path, _computed(values, path))
-  return values
-
-
 def read(path: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> config.Config:
   """Return the validated config of a file, with other values by dotted path.
 
   A value of the file that is a reference to another one follows its override.
   """
-  values = _run(path)
-  in_file = _computed(values, path)
+  values = load(path)
+  in_file = _computed(values)
   with values.unlocked(), values.ignore_type():
     for key, value in overrides.items():
       *sections, name = key.split('.')
@@ -68,12 +56,8 @@ def read(path: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> conf
         inside = inside[section] if isinstance(inside, ConfigDict) and section in inside else None
       if name != 'kind' and isinstance(inside, ConfigDict) and name in inside:
         inside[name] = value
-  try:
-    computed = _changed(in_file, _computed(values, path))
-    return config.resolve(in_file, computed, config.from_dotted(overrides))
-  except UserError:
-    _check_values(path, in_file)
-    raise
+  computed = _changed(in_file, _computed(values))
+  return config.resolve(in_file, computed, config.from_dotted(overrides))
 
 
 def from_argument(
@@ -83,7 +67,7 @@ def from_argument(
   if isinstance(given, (str, os.PathLike)):
     given = load(os.fspath(given))
   if isinstance(given, ConfigDict):
-    return config.resolve(given.copy_and_resolve_references(), changes)
+    return config.resolve(_computed(given), changes)
   if not isinstance(given, config.Config):
     raise UserError(
       f'config is {arguments.shown(given)}; it must be a config, from config.defaults() or of a '
@@ -92,8 +76,12 @@ def from_argument(
   return config.resolve(changes, base=given)
 
 
-def _run(path: str) -> ConfigDict:
-  """Return what `get_config` of a file returns."""
+def load(path: str) -> ConfigDict:
+  """Return the `ConfigDict` from `get_config` of a file.
+
+  Args:
+    path: FILE.py, FILE.py:VARIANT, or the name of a config of the package.
+  """
   file, colon, variant = path.partition(':')
   file = _located(file)
   _check_file(path, file)
@@ -104,11 +92,7 @@ def _run(path: str) -> ConfigDict:
         f'{file} has no function get_config; a config file defines get_config(), which changes '
         'config.defaults() and returns it'
       )
-    code = getattr(get_config, '__code__', None)
-    where = f'{file}, line {code.co_firstlineno},' if code else file
-    variants = [variant] if colon else []
-    _check_variant(get_config, variants, file, where)
-    values = get_config(*variants)
+    values = get_config(*([variant] if colon else []))
   except UserError:
     raise
   except Exception as error:  # whatever the user's own code raises
@@ -116,28 +100,19 @@ def _run(path: str) -> ConfigDict:
   if not isinstance(values, ConfigDict):
     returned = 'nothing' if values is None else f'a {type(values).__name__}'
     raise UserError(
-      f'get_config of {where} returns {returned}; it must return the ConfigDict of '
+      f'get_config of {file} returns {returned}; it must return the ConfigDict of '
       'config.defaults(), changed'
     )
   return values
 
 
-def _check_values(path: str, values: Mapping[str, Any]) -> None:
-  """Check that the values of a file are a config."""
-  try:
-    config.from_dict(config.Config, values)
-  except UserError as error:
-    file = _located(path.partition(':')[0])
-    raise UserError(f'get_config of {file} returns an invalid config: {error}') from None
-
-
-def _computed(values: ConfigDict, path: str) -> dict[str, Any]:
+def _computed(values: ConfigDict) -> dict[str, Any]:
   """Return the values as nested dicts, references to others replaced by values."""
   try:
     return values.copy_and_resolve_references().to_dict()
   except Exception as error:  # The file's own code may run here.
     raise UserError(
-      f'--config={path}: a value that depends on others cannot be computed ({message_of(error)})'
+      f'a value of the config that depends on others cannot be computed ({message_of(error)})'
     ) from error
 
 
@@ -181,22 +156,8 @@ def _module(file: str) -> types.ModuleType:
   return module
 
 
-def _check_variant(function: Any, variants: list[str], file: str, where: str) -> None:
-  try:
-    inspect.signature(function).bind(*variants)
-  except TypeError:
-    if variants:
-      raise UserError(
-        f'get_config of {where} takes no variant, and --config={file}:{variants[0]} names one; '
-        f'leave out :{variants[0]}'
-      ) from None
-    raise UserError(
-      f'get_config of {where} needs a variant; give --config={file}:VARIANT'
-    ) from None
-
-
 def _locate(error: Exception, file: str) -> str:
-  """Return the line of the config file that an exception comes from, and its message."""
+  """Return the line of the config file that raises an exception, and its message."""
   if isinstance(error, SyntaxError) and error.filename and error.lineno:
     return f'{error.filename}, line {error.lineno}, is not Python ({error.msg})'
   frames = traceback.extract_tb(error.__traceback__)

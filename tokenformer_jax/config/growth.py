@@ -188,4 +188,4 @@ def _made(cls: type, values: Mapping[str, Any]) -> Any:
   try:
     return adapter(cls).validate_python(values)
   except ValidationError as error:
-    raise UserError(sentence(error, cls, '')) from None
+    raise UserError(sentence(error, '')) from None

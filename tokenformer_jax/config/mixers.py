@@ -153,9 +153,6 @@ class SoftmaxConfig:
   value_skip: Bool = key(
     False, 'add the input to the value, each with a learned gain; the projection starts at zero'
   )
-  proj_skip: Bool = key(
-    False, 'add the heads to their projection by proj, each with a learned gain; it starts at zero'
-  )
   length_scale: LengthScale = key(
     LengthScaleConfig(), 'a factor of scores that grows with the length'
   )
@@ -227,15 +224,8 @@ def width_of_heads(mixer: Any, width: int) -> int:
   return own or (_UNIT_HEAD if isinstance(mixer, GatedUnitConfig) else width // mixer.heads)
 
 
-def is_plain(mixer: Any) -> bool:
-  """Return whether a mixer is softmax attention with projections of the model's width alone."""
-  if not has_own_values(mixer):
-    return False
-  return mixer.key_heads == mixer.heads and not mixer.head_width and mixer.qk_norm == 'none'
-
-
 def has_own_values(mixer: Any) -> bool:
   """Return whether a mixer is softmax attention whose values and output are projections alone."""
-  if not isinstance(mixer, SoftmaxConfig) or mixer.shaped or mixer.value_skip or mixer.proj_skip:
+  if not isinstance(mixer, SoftmaxConfig) or mixer.shaped or mixer.value_skip:
     return False
   return not any(isinstance(part, NoProjectionConfig) for part in (mixer.value, mixer.proj))

@@ -2,14 +2,13 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from tokenformer_jax.config import pattern
-from tokenformer_jax.config.feed_forward import CapacityConfig, ExpertsConfig
+from tokenformer_jax.config.feed_forward import ExpertsConfig
 from tokenformer_jax.config.layer import LayerConfig, Norm, map_parts, parts
 from tokenformer_jax.config.mixers import PositionScaleConfig
 from tokenformer_jax.config.pattern import Repeat
@@ -97,8 +96,8 @@ class ModelConfig:
   @property
   def experts(self) -> dict[str, ExpertsConfig]:
     """The routed experts of the layers that have some, by the name of the layer."""
-    found = {name: layer.ffn for name, layer in self.layers.items()}
-    return {name: ffn for name, ffn in found.items() if isinstance(ffn, ExpertsConfig)}
+    ffns = {name: layer.ffn for name, layer in self.layers.items()}
+    return {name: ffn for name, ffn in ffns.items() if isinstance(ffn, ExpertsConfig)}
 
   @property
   def heads(self) -> tuple[int, ...]:
@@ -110,8 +109,8 @@ class ModelConfig:
   @property
   def scale_length(self) -> int | None:
     """The first length of a `length_scale` of kind `position`, or None without one."""
-    found = (part for layer in self.layers.values() for _, part in parts(layer))
-    lengths = (part.length for part in found if isinstance(part, PositionScaleConfig))
+    sections = (one for layer in self.layers.values() for _, one in parts(layer))
+    lengths = (one.length for one in sections if isinstance(one, PositionScaleConfig))
     return next(lengths, None)
 
   def with_scale_length(self, length: int) -> 'ModelConfig':
@@ -162,9 +161,7 @@ class ViTConfig(ModelConfig):
   patch: Int = key(16, "pixels of a patch's side", above=0)
   channels: Int = key(0, 'channels of an image. 0: as in the data', least=0)
   classes: Int = key(0, 'outputs of the head. 0: as in the data', least=0)
-  pool: Literal['mean', 'token', 'attention'] = key(
-    'mean', 'over patches; or a class token; or attention by a learned query, made as model.layer'
-  )
+  pool: Literal['mean', 'token'] = key('mean', 'over patches; or a class token')
   drop_path: Annotated[
     Float,
     Field(ge=0, lt=1, description='probability of dropping a branch of the last block in training'),
@@ -175,28 +172,9 @@ MODELS = table(LMConfig, ViTConfig)
 Model = Annotated[ModelConfig, OneOf(MODELS)]
 
 
-def used_layers(model: ModelConfig) -> dict[str, LayerConfig]:
-  """Return the layers that have parameters in a model, by name.
-
-  They are the layers of the pattern, and `model.layer` if an attention pool uses its config.
-  """
-  return model.layers | ({BASE: model.layer} if has_attention_pool(model) else {})
-
-
-def has_attention_pool(model: ModelConfig) -> bool:
-  """Return whether a model pools by attention, which has the config of `model.layer`."""
-  return isinstance(model, ViTConfig) and model.pool == 'attention'
-
-
 def layer_path(name: str) -> str:
   """Return the path of the section of keys of a layer, given its name in a pattern."""
   return f'model.{BASE}' if name == BASE else f'model.variants.{name}'
-
-
-def rows_together(model: ModelConfig) -> int:
-  """Return the rows of a batch that must stay side by side: those that share experts' places."""
-  dispatches = [experts.dispatch for experts in model.experts.values()]
-  return math.lcm(*(part.rows for part in dispatches if isinstance(part, CapacityConfig)))
 
 
 def draws(model: ModelConfig) -> bool:

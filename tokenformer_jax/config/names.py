@@ -80,7 +80,9 @@ def mistake(error: ValidationError, cls: type, values: Mapping[str, Any]) -> Use
     return UserError(sentence(error))
   *sections, name = map(str, first['loc'])
   section, inside = '.'.join(sections), values
-  if name not in _names_in(section):
+  if not (names := _names_in(section)):  # of a record in a list
+    return UserError(sentence(error))
+  if name not in names:
     return unknown('.'.join([*sections, name]))
   for one in sections:
     inside = inside[one]

@@ -3,18 +3,18 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import WrapValidator
+from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
 from tokenformer_jax.config.section import (
   Bool,
-  Float,
   Int,
   OneOf,
   Str,
+  adapter,
   key,
   section,
   table,
@@ -38,19 +38,12 @@ class ScoreConfig:
   zero_at_zero: ClassVar[bool] = False
 
 
-@section
-class _NormedScore(ScoreConfig):
-  row_epsilon: Float = key(
-    0.0, 'added to the norm of scores; the released TPU code has 1e-5', least=0
-  )
-
-
 GELU = Literal['exact', 'tanh']
 _GELU = 'the exact function or its approximation by tanh'
 
 
 @section
-class _GELUNormScore(_NormedScore):
+class _GELUNormScore(ScoreConfig):
   zero_at_zero = True
 
   gelu: GELU = key('exact', _GELU)
@@ -78,14 +71,14 @@ class GELUL1Norm(_GELUNormScore):
 
 
 @section
-class SoftmaxScore(_NormedScore):
+class SoftmaxScore(ScoreConfig):
   """τ² exp(A) / ‖exp(A)‖₁ (TokenFormer, Table 4)."""
 
   kind = 'softmax'
 
 
 @section
-class ExpL2Norm(_NormedScore):
+class ExpL2Norm(ScoreConfig):
   """τ exp(A) / ‖exp(A)‖₂."""
 
   kind = 'exp_l2_norm'
@@ -150,12 +143,13 @@ class TokenGroup:
     return groups_as_text([self]) + (' (frozen)' if self.frozen else '')
 
 
-def _as_given(value: Any, validate: Callable[[Any], Any]) -> Any:
+def _as_given(value: Any) -> Any:
   """Return the short text of groups as it is, and records validated."""
-  return value if isinstance(value, str) else validate(value)
+  return value if isinstance(value, str) else adapter(_Records).validate_python(value)
 
 
-_Groups = Annotated[str | tuple[TokenGroup, ...], WrapValidator(_as_given)]
+_Records = tuple[TokenGroup, ...]
+_Groups = Annotated[str | _Records, PlainValidator(_as_given)]
 
 
 @section

@@ -1,6 +1,5 @@
 """Parse a pattern, the short text that lists the layers of a trunk in order."""
 
-import collections
 import itertools
 import re
 from collections.abc import Collection, Iterable
@@ -8,9 +7,7 @@ from typing import NamedTuple
 
 from tokenformer_jax.errors import UserError, nearest
 
-_TOKEN = re.compile(r'\s*([A-Za-z_]\w*|[0-9]+|\S)')
-_COUNT = re.compile(r'0*[1-9][0-9]{0,4}')
-_MOST_DEEP = 20  # nested parentheses
+_ITEM = re.compile(r'(?:\(([^()]*)\)|(\w+))\s*(?:\*\s*(\w*))?\s*')
 _MOST_LAYERS = 10_000  # more layers are taken for a typing mistake
 
 
@@ -29,28 +26,19 @@ class Repeat(NamedTuple):
 def parse(pattern: str, known: Collection[str], where: str) -> tuple[Repeat, ...]:
   """Return the repeats of a pattern such as `layer*12`, `local*23 full` or `(dense moe)*6`.
 
-  A name is a layer, `*N` repeats the item before it, and parentheses make several layers one item.
-  A repeated parenthesis is one repeat, whose row has every layer of the parenthesis. All other
-  repeats have one kind of layer. Adjacent repeats with equal rows become one repeat.
+  A name is a layer, `*N` repeats the item before it, and parentheses, which are not nested, make
+  several layers one item. A repeated parenthesis is one repeat, whose row has every layer of the
+  parenthesis. All other repeats have one kind of layer. Adjacent repeats with equal rows become one
+  repeat.
 
   `where` names the pattern in a message, such as `config.model.pattern`.
   """
   try:
-    tokens = collections.deque(_TOKEN.findall(pattern))
-    items = _sequence(tokens, known, 0)
-    if tokens:
-      raise UserError("a ')' closes nothing")
-    if not items:
-      raise UserError('it names no layer')
+    repeats = _repeats(pattern, known)
   except UserError as error:
     examples = '; patterns are such as "layer*12", "local*23 full" or "(dense moe)*6"'
     hint = '' if str(error).endswith('?') else examples
     raise UserError(f'{where} is {pattern!r}, and {error}{hint}') from None
-  repeats: list[Repeat] = []
-  for repeat in items:
-    if repeats and repeats[-1].layers == repeat.layers:
-      repeat = Repeat(repeat.layers, repeats.pop().count + repeat.count)
-    repeats.append(repeat)
   return tuple(repeats)
 
 
@@ -70,52 +58,50 @@ def as_text(repeats: Iterable[Repeat]) -> str:
   return ' '.join(items)
 
 
-def _sequence(tokens: collections.deque[str], known: Collection[str], depth: int) -> list[Repeat]:
-  """Parse repeats up to the end, or up to a ')' that closes a '(' before this sequence."""
+def _repeats(text: str, known: Collection[str]) -> list[Repeat]:
+  """Parse items up to the end of a text."""
   repeats: list[Repeat] = []
-  while tokens and tokens[0] != ')':
-    repeats.extend(_item(tokens, known, depth))
+  text = text.strip()
+  if not text:
+    raise UserError('it, or a parenthesis in it, names no layer')
+  while text:
+    match = _ITEM.match(text)
+    if match is None:
+      raise UserError(f'{text[0]!r} stands where the name of a layer is expected')
+    row, name, count = match.groups()
+    text = text[match.end() :]
+    inner = [Repeat((_known(name, known),), 1)] if row is None else _repeats(row, known)
+    for repeat in _repeated(inner, 1 if count is None else _count(count)):
+      if repeats and repeats[-1].layers == repeat.layers:
+        repeat = Repeat(repeat.layers, repeats.pop().count + repeat.count)
+      repeats.append(repeat)
     _check_size(repeats, 1)
   return repeats
 
 
-def _item(tokens: collections.deque[str], known: Collection[str], depth: int) -> list[Repeat]:
-  """Parse a name or a parenthesis, with its count."""
-  token = tokens.popleft()
-  if token == '(':
-    if depth == _MOST_DEEP:
-      raise UserError(f'it has more than {_MOST_DEEP} nested parentheses')
-    inner = _sequence(tokens, known, depth + 1)
-    if not tokens:
-      raise UserError("a '(' is not closed")
-    tokens.popleft()
-    if not inner:
-      raise UserError('a parenthesis is empty')
-  elif token in known:
-    inner = [Repeat((token,), 1)]
-  elif token.isidentifier():
-    raise UserError(f'{token!r} is not a layer{nearest(token, known)}')
-  elif token.isdigit():
-    raise UserError(f'{token} is not a layer; did you mean "{next(iter(known))}*{token}"?')
-  else:
-    raise UserError(f'{token!r} stands where the name of a layer is expected')
-  count = _count(tokens)
-  _check_size(inner, count)
-  if len(inner) == 1:
-    return [Repeat(inner[0].layers, inner[0].count * count)]
-  return inner if count == 1 else [Repeat(tuple(names(inner)), count)]
+def _repeated(repeats: list[Repeat], count: int) -> list[Repeat]:
+  """Return an item `count` times."""
+  _check_size(repeats, count)
+  if len(repeats) == 1:
+    return [Repeat(repeats[0].layers, repeats[0].count * count)]
+  return repeats if count == 1 else [Repeat(tuple(names(repeats)), count)]
 
 
-def _count(tokens: collections.deque[str]) -> int:
-  """Parse a count, such as `*12`; without one it is 1."""
-  if not tokens or tokens[0] != '*':
-    return 1
-  tokens.popleft()
-  token = tokens.popleft() if tokens else ''
-  if not _COUNT.fullmatch(token):
-    given = f'not {token!r}' if token else 'and there is none'
+def _known(name: str, known: Collection[str]) -> str:
+  """Return the name of a layer, checked."""
+  if name.isdigit():
+    raise UserError(f'{name} is not a layer; did you mean "{next(iter(known))}*{name}"?')
+  if name not in known:
+    raise UserError(f'{name!r} is not a layer{nearest(name, known)}')
+  return name
+
+
+def _count(text: str) -> int:
+  """Parse a count, such as the 12 of `*12`."""
+  if not re.fullmatch('0*[1-9][0-9]{0,4}', text):
+    given = f'not {text!r}' if text else 'and there is none'
     raise UserError(f"after '*' comes a number from 1 to {_MOST_LAYERS:,}, {given}")
-  return int(token)
+  return int(text)
 
 
 def _check_size(repeats: list[Repeat], count: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenformer_jax.config.feed_forward import MLPConfig
 from tokenformer_jax.config.layer import LayerConfig, map_parts, parts
-from tokenformer_jax.config.model import BASE, ModelConfig, layer_path, used_layers
+from tokenformer_jax.config.model import BASE, ModelConfig
 from tokenformer_jax.config.pattention import (
   DenseConfig,
   NoProjectionConfig,
@@ -24,22 +24,20 @@ from tokenformer_jax.config.pattention import (
 from tokenformer_jax.errors import UserError, nearest
 
 
+def _projections(model: ModelConfig) -> Iterator[tuple[str, str, Any]]:
+  """Yield the name, the name without the layer, and the config of each projection and MLP.
+
+  Tokens beside a matrix come after it, with the same name.
+  """
+  for layer, config in model.layers.items():
+    for path, part in parts(config):
+      if isinstance(part, PattentionConfig | DenseConfig | MLPConfig):
+        yield projection_name(layer, path), projection_name(BASE, path), part
+
+
 def pattentions(model: ModelConfig) -> dict[str, PattentionConfig]:
   """Return the projections of a model that have parameter tokens, by name."""
-  return {name: part for name, _, part in _sections(model)}
-
-
-def projection_path(model: ModelConfig, name: str) -> str:
-  """Return the path of the section of keys of a projection, given its name in `pattentions`."""
-  return next(path for known, path, _ in _sections(model) if known == name)
-
-
-def _sections(model: ModelConfig) -> Iterator[tuple[str, str, PattentionConfig]]:
-  """Yield the name, the path and the config of each projection with parameter tokens."""
-  for layer, config in used_layers(model).items():
-    for path, part in parts(config):
-      if isinstance(part, PattentionConfig):
-        yield projection_name(layer, path), f'{layer_path(layer)}.{path}', part
+  return {name: one for name, _, one in _projections(model) if isinstance(one, PattentionConfig)}
 
 
 def projection_name(layer: str, path: str) -> str:
@@ -56,16 +54,19 @@ def is_of_experts(name: str) -> bool:
 def matrices(model: ModelConfig) -> tuple[str, ...]:
   """Return the names of the projections by matrices that have no tokens beside them."""
   return tuple(
-    projection_name(layer, path)
-    for layer, config in used_layers(model).items()
-    for path, part in parts(config)
-    if isinstance(part, DenseConfig | MLPConfig) and isinstance(part.beside, NoProjectionConfig)
+    name
+    for name, _, one in _projections(model)
+    if isinstance(one, DenseConfig | MLPConfig) and isinstance(one.beside, NoProjectionConfig)
   )
 
 
 def beside_matrices(model: ModelConfig) -> tuple[str, ...]:
   """Return the names of the projections whose tokens are beside a matrix."""
-  return tuple(name for name, path, _ in _sections(model) if path.endswith('.beside'))
+  return tuple(
+    name
+    for name, _, one in _projections(model)
+    if isinstance(one, DenseConfig | MLPConfig) and isinstance(one.beside, PattentionConfig)
+  )
 
 
 def with_pattentions(
@@ -128,11 +129,11 @@ def named_counts(
   counts = dict.fromkeys(matrices(model) if first else (), 0) | token_counts(model)
   if not counts:
     raise UserError(f'{where} counts parameter tokens, and this model has none')
-  short = _short_names(model)
+  short = {name: own for name, own, _ in _projections(model)}
   for name in sorted(given, key=lambda name: name.count('.')):  # the exact names last
     matches = [known for known in counts if name in (known, short[known])]
     if not matches:
-      known = count_names(model, first=first)
+      known = list(dict.fromkeys([*(short[name] for name in counts), *counts]))
       if not name:
         raise UserError(
           f'{where} is {given[name]} without a name; write NAME={given[name]} with one of the '
@@ -155,20 +156,3 @@ def counts_from_text(text: str, where: str) -> dict[str, int]:
       raise UserError(f'{where} names {name} twice, as {text!r}; give every name once')
     numbers[name] = int(number)
   return numbers
-
-
-def count_names(model: ModelConfig, *, first: bool = False) -> list[str]:
-  """Return the names that `named_counts` accepts, before others those for every layer."""
-  known = {*token_counts(model), *(matrices(model) if first else ())}
-  short = {name: own for name, own in _short_names(model).items() if name in known}
-  return list(dict.fromkeys([*short.values(), *short]))
-
-
-def _short_names(model: ModelConfig) -> dict[str, str]:
-  """Return the name of each projection without its layer, by its name."""
-  return {
-    projection_name(layer, path): projection_name(BASE, path)
-    for layer, config in used_layers(model).items()
-    for path, part in parts(config)
-    if isinstance(part, PattentionConfig | DenseConfig | MLPConfig)
-  }

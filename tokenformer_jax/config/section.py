@@ -152,8 +152,8 @@ class Named(Mapping[str, _T]):
 
 
 @functools.cache
-def adapter(cls: type) -> TypeAdapter[Any]:
-  """Return the validator of a section."""
+def adapter(cls: Any) -> TypeAdapter[Any]:
+  """Return the validator of a section or of another type."""
   return TypeAdapter(cls)
 
 
@@ -266,7 +266,7 @@ def requirement(errors: Sequence[Any]) -> str:
   and a violated bound says more than another type.
   """
   errors = [one for one in errors if not one['type'].endswith(('_type', '_of'))] or errors
-  texts = (_FORMS.get(one['type'], one['msg'].removeprefix('Input should ')) for one in errors)
+  texts = [_FORMS.get(one['type']) or one['msg'].removeprefix('Input should ') for one in errors]
   return ' or '.join(dict.fromkeys(texts)).replace('an instance of Sequence', 'a list')
 
 
@@ -287,5 +287,5 @@ def sentence(error: ValidationError, prefix: str = 'config.') -> str:
     case 'groups':
       return f'{path}.{first["msg"]}'
     case 'kind':
-      path, value = f'{path}.kind', value['kind']
+      path, value = f'{path}.kind', value.get('kind') if isinstance(value, Mapping) else value
   return f'{path} is {value!r}; it must {requirement([first])}'

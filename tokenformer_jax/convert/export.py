@@ -50,18 +50,18 @@ def to_hf(
     ids = hub_tokenizer.special_ids(tokenizers.from_json(meta.tokenizer))
     if matched := families.match(model):
       family, keys = matched
-      layout, code = tensor_layout.layout(model, family.rules), ()
+      layout, code = tensor_layout.layout(model, family.rules), {}
       values = {**keys, **ids, 'torch_dtype': dtype}
     else:
       hub_folder.check_can_load(model)
-      layout, code = hub_folder.layout(model), hub_folder.CODE
+      layout, code = hub_folder.layout(model), hub_folder.read_code()
       values = hub_folder.describe(model, ids, dtype)
     return layout, {
       'config.json': values,
       'generation_config.json': {**ids, 'eos_token_id': hub_tokenizer.end_ids(meta.tokenizer)},
       **hub_tokenizer.to_files(meta.tokenizer, model.max_length),
       'README.md': model_card.write(meta, dtype, target.name),
-      **{name: Path(__file__).with_name(name).read_text('utf-8') for name in code},
+      **code,
     }
 
   return _export(source, target, describe, dtype, allow_nonfinite, shard_bytes)

@@ -14,7 +14,12 @@ from tokenformer_jax.config import (
   RotaryConfig,
   SoftmaxConfig,
 )
-from tokenformer_jax.config.feed_forward import LossBalanceConfig
+from tokenformer_jax.config.feed_forward import (
+  BiasBalanceConfig,
+  CapacityConfig,
+  GroupedConfig,
+  LossBalanceConfig,
+)
 from tokenformer_jax.config.mixers import width_of_heads
 from tokenformer_jax.convert.family import SCALINGS, Family
 from tokenformer_jax.convert.gpt_families import GPT_FAMILIES
@@ -38,22 +43,27 @@ def match(model: ModelConfig) -> tuple[Family, dict[str, Any]] | None:
       same = family.to_model(keys)
     except UserError:  # It has sizes that the family cannot have.
       continue
-    if _without_training(same) == _without_training(model):
+    if without_training(same) == without_training(model):
       kind = {'architectures': [family.architecture], 'model_type': family.kind}
       return family, {**kind, **{k: v for k, v in values.items() if k in keys.read}}
   return None
 
 
-def _without_training(model: ModelConfig) -> ModelConfig:
-  """Clear the keys that act in training only; files of the hub do not store them."""
+def without_training(model: ModelConfig) -> ModelConfig:
+  """Clear the keys that act in training or on several devices only; the hub has no use for them."""
 
   def plain(name: str, layer: LayerConfig) -> LayerConfig:
     del name
     if not isinstance(ffn := layer.ffn, ExpertsConfig):
       return layer
     router = dataclasses.replace(ffn.router, jitter=0.0, z_loss=0.0)
-    balance = LossBalanceConfig() if ffn.balance.kind != 'bias' else ffn.balance
-    return dataclasses.replace(layer, ffn=dataclasses.replace(ffn, router=router, balance=balance))
+    balance = BiasBalanceConfig() if ffn.balance.kind == 'bias' else LossBalanceConfig()
+    how = ffn.dispatch
+    dispatch = GroupedConfig()
+    if isinstance(how, CapacityConfig):
+      dispatch = CapacityConfig(eval_factor=how.eval_factor, least=how.least, order=how.order)
+    ffn = dataclasses.replace(ffn, router=router, balance=balance, dispatch=dispatch)
+    return dataclasses.replace(layer, ffn=ffn)
 
   return model.map_layers(plain)
 

@@ -5,6 +5,7 @@ The folder has the weights in safetensors files, the tokenizer, and the PyTorch 
 folder converts back to the same parameters.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tokenformer_jax.config import ModelConfig, pattern
 from tokenformer_jax.config.groups import without_records
 from tokenformer_jax.config.model import layer_path
 from tokenformer_jax.config.section import leaves
-from tokenformer_jax.convert import tensor_files, tensor_layout
+from tokenformer_jax.convert import families, tensor_files, tensor_layout
 from tokenformer_jax.convert.hub_keys import read_json
 from tokenformer_jax.convert.tensor_layout import Rule, Weights
 from tokenformer_jax.errors import UserError
@@ -27,24 +28,6 @@ from tokenformer_jax.runs.saved_config import FORMAT, check_format
 MODEL_TYPE = 'tokenformer'
 CODE = ('modeling_tokenformer.py', 'modeling_tokenformer_layers.py')  # in this folder
 
-# The keys of layers that the PyTorch files know.
-_KEYS = frozenset(
-  (
-    *('kind', 'norm', 'ffn_norm', 'heads', 'kv_heads', 'head_width', 'qk_norm', 'window'),
-    *('fraction', 'base', 'layout', 'value_skip', 'proj_skip', 'shaped', 'least', 'length'),
-    *('bias', 'tokens', 'reference', 'row_epsilon', 'gelu', 'groups', 'width', 'activation'),
-    *('gated', 'count', 'gates', 'top_k', 'renormalize', 'dtype', 'eval_factor', 'order'),
-    *('shared_gate', 'gains', 'skip', 'two_norms', 'low_frequency', 'high_frequency', 'fast'),
-    *('slow', 'gain'),
-  )
-)
-# Keys that matter in training or on several devices only.
-_TRAINING = frozenset(
-  (
-    *('jitter', 'z_loss', 'weight', 'over', 'devices', 'device_weight', 'rate', 'by', 'factor'),
-    *('rows', 'device_factor'),
-  )
-)
 # The values of keys with others that the files do not know, by the end of the key's path.
 _VALUES = {
   'mixer.kind': ('softmax',),
@@ -53,14 +36,22 @@ _VALUES = {
 }
 
 
+def read_code() -> dict[str, str]:
+  """Return the PyTorch files by name."""
+  return {name: Path(__file__).with_name(name).read_text('utf-8') for name in CODE}
+
+
 def check_can_load(model: ModelConfig) -> None:
-  """Check that the PyTorch files compute what a language model does."""
-  for name, layer in model.layers.items():
+  """Check that the PyTorch files compute what a language model does.
+
+  They know a key of a layer if they name it.
+  """
+  known = {key for text in read_code().values() for key in re.findall(r"'(\w+)'", text)}
+  for name, layer in families.without_training(model).layers.items():
     for leaf in leaves(layer):
       key = leaf.path.rpartition('.')[2]
       allowed = next((v for end, v in _VALUES.items() if f'.{leaf.path}'.endswith(f'.{end}')), None)
-      is_known = key in _KEYS | _TRAINING or leaf.value == leaf.default
-      if is_known and (allowed is None or leaf.value in allowed):
+      if (key in known or leaf.value == leaf.default) and (not allowed or leaf.value in allowed):
         continue
       which = f'only {", ".join(map(repr, allowed))}' if allowed else f'only {leaf.default!r}'
       raise UserError(

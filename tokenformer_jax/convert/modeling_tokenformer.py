@@ -101,8 +101,6 @@ def slowed(scaling: Values, turns: list[float], base: float) -> list[float]:
 class Attention(nn.Module):
   """Softmax attention; its projections, the skips around them and its shape are by the config."""
 
-  heads_gain: nn.Parameter | None
-  proj_gain: nn.Parameter | None
   input_gain: nn.Parameter | None
   value_gain: nn.Parameter | None
   identity_gain: nn.Parameter | None  # with the next two, or none of them
@@ -125,7 +123,6 @@ class Attention(nn.Module):
     self.query_norm = Norm('rms', model, self.head_width) if has_norm else nn.Identity()
     self.key_norm = Norm('rms', model, self.head_width) if has_norm else nn.Identity()
     for names, used, shape in (
-      ('heads_gain proj_gain', config['proj_skip'], ()),
       ('input_gain value_gain', config['value_skip'], ()),
       ('identity_gain attention_gain uniform_gain', config['shaped'], (self.heads,)),
     ):
@@ -167,9 +164,7 @@ class Attention(nn.Module):
       gains = self.identity_gain, self.attention_gain, self.uniform_gain
       alpha, beta, gamma = (gain.float()[:, None, None] for gain in gains)
       mixed = (alpha * own_value.float() + beta * mixed.float() - gamma * mean).to(x_BxTxD.dtype)
-    mixed = mixed.transpose(1, 2).flatten(2)
-    projected = gained(self.proj_gain, self.proj(mixed))
-    return projected if self.heads_gain is None else gained(self.heads_gain, mixed) + projected
+    return self.proj(mixed.transpose(1, 2).flatten(2))
 
   def _scaled_by_length(self, query_BxHxTxK: Tensor, positions_BxT: Tensor) -> Tensor:
     """Return queries times the factor of scores that grows with the length."""

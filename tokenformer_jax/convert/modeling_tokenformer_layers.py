@@ -64,16 +64,15 @@ def make_norm(form: str, model: Values) -> nn.Module:
 def token_weights(scores: Tensor, reference: float, score: Values) -> Tensor:
   """Return the weights of a group's tokens: Θ of the scores [..., N], with τ² = `reference`."""
   tanh = score.get('gelu') == 'tanh'
-  row_epsilon, root = float(score.get('row_epsilon', 0.0)), math.sqrt(reference)
 
   def gelu(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate='tanh' if tanh else 'none')
 
   def inverse_l2(x: Tensor) -> Tensor:
-    return root / ((x.square().sum(-1, keepdim=True) + EPSILON).sqrt() + row_epsilon)
+    return math.sqrt(reference) / (x.square().sum(-1, keepdim=True) + EPSILON).sqrt()
 
   def inverse_l1(x: Tensor) -> Tensor:
-    return reference / (x.abs().sum(-1, keepdim=True) + (row_epsilon or EPSILON))
+    return reference / (x.abs().sum(-1, keepdim=True) + EPSILON)
 
   x, kind = scores.float(), score['kind']
   match kind:
@@ -240,7 +239,7 @@ class Experts(nn.Module):
     experts_BxTxK, gates_BxTxK = self.router(x_BxTxD)
     kept_BxTxK = is_token_BxT[..., None].expand_as(experts_BxTxK)
     if self.config['dispatch']['kind'] == 'capacity' and from_start:
-      kept_BxTxK = self._taken(experts_BxTxK, gates_BxTxK, kept_BxTxK)
+      kept_BxTxK = self._taken(experts_BxTxK, kept_BxTxK)
     flat_NxD, y_NxD = x_BxTxD.flatten(0, 1), torch.zeros_like(x_BxTxD).flatten(0, 1)
     for expert in range(self.config['count']):
       token, choice = torch.where(((experts_BxTxK == expert) & kept_BxTxK).flatten(0, 1))
@@ -255,20 +254,14 @@ class Experts(nn.Module):
       shared = (gate * shared.float()).to(shared.dtype)
     return y_BxTxD + shared
 
-  def _taken(self, experts_BxTxK: Tensor, gates_BxTxK: Tensor, valid: Tensor) -> Tensor:
+  def _taken(self, experts_BxTxK: Tensor, valid: Tensor) -> Tensor:
     """Return which choices their expert takes; each row has a capacity of its own."""
     how, count, top_k = self.config['dispatch'], self.config['count'], experts_BxTxK.shape[-1]
     tokens = valid[..., 0].sum(-1).tolist()
     even = [round(how['eval_factor'] * n * top_k / count) for n in tokens]
     capacities = [min(n, max(number, how['least'])) for n, number in zip(tokens, even, strict=True)]
-    experts, gates = experts_BxTxK.flatten(1), gates_BxTxK.flatten(1)
-    order = torch.arange(experts.shape[1], device=experts.device).expand_as(experts)
-    if how['order'] == 'gate':
-      order = (-gates).sort(stable=True, dim=-1).indices
-    one_hot = functional.one_hot(experts, count) * valid.flatten(1)[..., None]
-    ranked = one_hot.gather(1, order[..., None].expand_as(one_hot)).cumsum(1) - 1
-    back = order.argsort(-1)[..., None].expand_as(one_hot)
-    rank = (ranked.gather(1, back) * one_hot).sum(-1)
+    one_hot = functional.one_hot(experts_BxTxK.flatten(1), count) * valid.flatten(1)[..., None]
+    rank = ((one_hot.cumsum(1) - 1) * one_hot).sum(-1)
     is_taken = rank < torch.tensor(capacities, device=rank.device)[:, None]
     return valid & is_taken.view_as(valid)
 

@@ -113,22 +113,16 @@ def _sharded(index: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor]:
       f'{index} names {missing[0]}, which is not in its folder ({len(missing)} of {len(shards)} '
       'shards are missing); fetch the whole set into one directory'
     )
-  tensors: dict[str, Tensor] = {}
-  for shard in shards:
-    for name, tensor in find(index.with_name(shard), skipped).items():
-      if weight_map.get(name) != shard:
-        stated = f'puts into {weight_map[name]}' if name in weight_map else 'does not name'
-        raise UserError(
-          f'{shard} holds the tensor {name}, which {index} {stated}; fetch the whole set again'
-        )
-      tensors[name] = tensor
+  tensors = {shard: find(index.with_name(shard), skipped) for shard in shards}
   for name, shard in weight_map.items():
-    if name not in tensors and not skipped(name):
+    if name not in tensors[shard] and not skipped(name):
       raise UserError(
         f'{index} puts the tensor {name} into {shard}, which does not hold it; fetch the whole set '
         'again'
       )
-  return tensors
+  return {
+    name: tensors[shard][name] for name, shard in weight_map.items() if name in tensors[shard]
+  }
 
 
 # Errors that reading a value of an unexpected type raises.

@@ -23,8 +23,6 @@ from tokenformer_jax.storage import paths, retry
 if TYPE_CHECKING:
   from apache_beam.options.pipeline_options import PipelineOptions
 
-_WITH_SERVER = ('FlinkRunner', 'SparkRunner', 'PortableRunner', 'PrismRunner')
-
 
 def read_options(flags: str) -> 'PipelineOptions':
   """Return the options that Beam's flags stand for."""
@@ -36,22 +34,12 @@ def read_options(flags: str) -> 'PipelineOptions':
   from apache_beam import runners  # noqa: PLC0415 (from an extra, and only needed here)
   from apache_beam.options import pipeline_options  # noqa: PLC0415
 
-  words = shlex.split(flags)
-  options = pipeline_options.PipelineOptions(words)
+  options = pipeline_options.PipelineOptions(shlex.split(flags))
   runner = options.view_as(pipeline_options.StandardOptions).runner or 'DirectRunner'
   try:
     runners.create_runner(runner)
   except ValueError as error:
     raise UserError(f'--beam is {flags!r}: {retry.one_line(error)}') from error
-  unknown = [word for word in words if not word.startswith('--')]
-  if runner not in _WITH_SERVER:  # A server of jobs knows flags of its own.
-    given = options.get_all_options(drop_default=True, retain_unknown_options=True)
-    unknown += [f'--{name}' for name in given if name not in options.get_all_options()]
-  if unknown:
-    raise UserError(
-      f'--beam is {flags!r}, and {unknown[0]} is not a flag of the {runner}; write flags as '
-      '--NAME=VALUE, and see docs/data.md'
-    )
   return options
 
 

@@ -3,7 +3,6 @@
 import datetime
 import functools
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,11 +10,6 @@ if TYPE_CHECKING:
 
 # The marks of a template in its text; Unicode keeps both out of any text.
 MARKS = ('\ufdd0', '\ufdd1')
-# Without a value they are no text, as in transformers: many tokenizers have no such token.
-_TOKENS = {f'{name}_token' for name in ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')}
-
-
-_LONGEST = 2**24  # characters that a multiplication in a template may make
 
 
 class RenderError(Exception):
@@ -24,15 +18,12 @@ class RenderError(Exception):
 
 def has_marks(source: str) -> bool:
   """Return whether a template marks what is learned. Raise a `RenderError` if it is not valid."""
-  return _compile(source, False)[1]
+  return _compile(source)[1]
 
 
-def render(source: str, values: dict[str, Any], *, learn: bool) -> str:
-  """Return what a template makes of values, with marks.
-
-  With `learn`, names without a value are refused, which else are empty.
-  """
-  template, _ = _compile(source, learn)
+def render(source: str, values: dict[str, Any]) -> str:
+  """Return what a template makes of values, with marks."""
+  template, _ = _compile(source)
   try:
     return template.render(values)
   except RenderError:
@@ -42,7 +33,7 @@ def render(source: str, values: dict[str, Any], *, learn: bool) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _compile(source: str, learn: bool) -> tuple['jinja2.Template', bool]:
+def _compile(source: str) -> tuple['jinja2.Template', bool]:
   """Compile a template, and return whether it has marks."""
   import jinja2  # noqa: PLC0415 (from an extra, and only for chat)
   from jinja2 import ext, nodes, sandbox  # noqa: PLC0415
@@ -60,32 +51,15 @@ def _compile(source: str, learn: bool) -> tuple['jinja2.Template', bool]:
     def mark(self, caller: Any) -> str:
       return caller().join(MARKS)
 
-  class Needed(jinja2.Undefined):
-    """A name without a value, which may be asked for, but has no text."""
-
-    def __str__(self) -> str:
-      return '' if self._undefined_name in _TOKENS else self._fail_with_undefined_error()
-
-  class Sandbox(sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, which also refuses products that no text needs."""
-
-    intercepted_binops = frozenset(('*', '**'))
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-      sizes = [len(one) if hasattr(one, '__len__') else one for one in (left, right)]
-      is_text = sizes != [left, right]
-      if math.prod(sizes) > _LONGEST if is_text else operator == '**' and abs(right) > 100:
-        raise RenderError(f'it makes a text or number of more than {_LONGEST >> 20} Mi characters')
-      return super().call_binop(context, operator, left, right)
-
-  environment = Sandbox(
-    trim_blocks=True,
-    lstrip_blocks=True,
-    undefined=Needed if learn else jinja2.Undefined,
-    extensions=[Marks, ext.loopcontrols],
+  environment = sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[Marks, ext.loopcontrols]
   )
-  environment.globals |= {'raise_exception': _refuse, 'strftime_now': _strftime_now}
-  environment.filters['tojson'] = _to_json
+  environment.globals |= {
+    'raise_exception': _refuse,
+    'strftime_now': lambda form: datetime.datetime.now().strftime(form),
+  }
+  # Jinja's own writes < and & as HTML does.
+  environment.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
   try:
     used = environment.parse(source).find_all(nodes.ExtensionAttribute)
     marked = any(node.identifier == Marks.identifier for node in used)
@@ -98,19 +72,3 @@ def _compile(source: str, learn: bool) -> tuple['jinja2.Template', bool]:
 
 def _refuse(message: str) -> None:
   raise RenderError(message)
-
-
-def _strftime_now(form: str) -> str:
-  return datetime.datetime.now().strftime(form)
-
-
-def _to_json(
-  value: Any,
-  ensure_ascii: bool = False,
-  indent: int | None = None,
-  separators: tuple[str, str] | None = None,
-  sort_keys: bool = False,
-) -> str:
-  return json.dumps(
-    value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-  )

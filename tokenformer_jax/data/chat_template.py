@@ -90,7 +90,7 @@ class Template:
     conversation by its `label` and its beginning.
     """
     label = _label(messages, label)
-    rendered = self._rendered(messages, label, ask=ask, learn=not ask)
+    rendered = self._rendered(messages, label, ask=ask)
     for key in dict.fromkeys(key for message in messages for key in more_keys(message)):
       if self._uses(key, messages, ask):
         continue
@@ -169,18 +169,16 @@ class Template:
     except RenderError:
       return True
 
-  def _rendered(
-    self, messages: Messages, label: str, *, ask: bool = False, learn: bool = False
-  ) -> Rendered:
+  def _rendered(self, messages: Messages, label: str, *, ask: bool = False) -> Rendered:
     try:
-      return _without_marks(self._marked(messages, ask=ask, learn=learn))
+      return _without_marks(self._marked(messages, ask=ask))
     except RenderError as error:
       raise UserError(f'{label} cannot be written by {self.name}: {error}') from error
 
-  def _marked(self, messages: Messages, *, ask: bool = False, learn: bool = False) -> str:
+  def _marked(self, messages: Messages, *, ask: bool = False) -> str:
     more = {'add_generation_prompt': ask, 'tools': None, 'documents': None}
     values = {'messages': messages, **more, **self.tokens}
-    return chat_jinja.render(self.source, values, learn=learn)
+    return chat_jinja.render(self.source, values)
 
 
 def _label(messages: Messages, row: str = '') -> str:
@@ -199,11 +197,8 @@ def find_template(data: TextConfig, *, to_learn: bool = True) -> Template:
   if data.chat_template:
     name = f'config.data.chat_template={data.chat_template}'
     source = _read(Path(data.chat_template).expanduser(), name)
-  elif folder and (folder / 'chat_template.jinja').is_file():
-    name = str(folder / 'chat_template.jinja')
-    source = _read(folder / 'chat_template.jinja', name)
-  elif own := _named(_tokenizer_config(folder).get('chat_template')):
-    name, source = f'the chat_template of {folder}/tokenizer_config.json', own
+  elif folder and (own := _own_template(folder)):
+    name, source = own
   template = Template(name, source, _special_tokens(data.tokenizer, folder))
   template.check(to_learn=to_learn)
   return template
@@ -212,10 +207,20 @@ def find_template(data: TextConfig, *, to_learn: bool = True) -> Template:
 def has_own(data: TextConfig) -> bool:
   """Return whether a template is in the folder of the tokenizer's file."""
   file = Path(data.tokenizer).expanduser()
-  if not file.is_file():
-    return False
-  named = _named(_tokenizer_config(file.parent).get('chat_template'))
-  return bool(named) or (file.parent / 'chat_template.jinja').is_file()
+  return file.is_file() and _own_template(file.parent) is not None
+
+
+def _own_template(folder: Path) -> tuple[str, str] | None:
+  """Return the name and the source of the template in a folder."""
+  file = folder / 'chat_template.jinja'
+  if file.is_file():
+    return str(file), _read(file, str(file))
+  entry = special_tokens.read_json(folder / 'tokenizer_config.json').get('chat_template')
+  if isinstance(entry, list):  # several, with names
+    entry = next((one['template'] for one in entry if one.get('name') == 'default'), None)
+  if not isinstance(entry, str) or not entry:
+    return None
+  return f'the chat_template of {folder}/tokenizer_config.json', entry
 
 
 def _tokenizer_folder(tokenizer: str) -> Path | None:
@@ -234,17 +239,6 @@ def _read(path: Path, name: str) -> str:
   except (OSError, UnicodeDecodeError) as error:
     reason = getattr(error, 'strerror', None) or error
     raise UserError(f'{name} cannot be read ({reason}); name a .jinja file') from error
-
-
-def _tokenizer_config(folder: Path | None) -> dict[str, Any]:
-  return special_tokens.read_json(folder / 'tokenizer_config.json') if folder else {}
-
-
-def _named(entry: Any) -> str:
-  """Return the template of a tokenizer's config, which may have several with names, or ''."""
-  if isinstance(entry, list):
-    entry = next((one['template'] for one in entry if one.get('name') == 'default'), '')
-  return entry if isinstance(entry, str) else ''
 
 
 def _special_tokens(tokenizer: str, folder: Path | None) -> dict[str, str]:

@@ -13,11 +13,12 @@ import fractions
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tokenformer_jax.config import TextConfig
-from tokenformer_jax.data import reading, text
+from tokenformer_jax.data import text
 from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.data.lone_text import LoneText
 from tokenformer_jax.data.sources import PLUS, open_source
@@ -230,7 +231,7 @@ def check_apart(texts: Sequence[tuple[TextConfig, Corpus | None]]) -> None:
   known: dict[Any, str] = {}
   for setting, spec, source in named:
     files = source.files() if source else ()
-    keys = {reading.file_key(path): path for path in files} | {spec: spec}
+    keys = {os.path.realpath(path): path for path in files} | {spec: spec}
     for key, name in keys.items():
       if other := known.get(key):
         where = 'twice' if other == setting else f'and {other} has it as well'

@@ -1,25 +1,11 @@
-"""Tell the layout of a text file by its name, and refuse files that are not text."""
+"""Tell the layout of a text file by its name and its first character."""
 
 import codecs
 from typing import Literal
 
-from tokenformer_jax.errors import UserError
-
 Layout = Literal['text', 'lines', 'array', 'table']
 
 _DELIMITERS = {'.csv': ',', '.tsv': '\t'}
-# What files are that begin with these bytes, and what to do with them.
-_BINARY = {
-  b'PAR1': 'a Parquet table; name it as parquet:{path}',
-  b'ARROW1': 'an Arrow or Feather table; write it as Parquet, and name it as parquet:FILE',
-  b'PK\x03\x04': 'packed with zip; unpack it',
-  b'BZh': 'packed with bzip2; unpack it',
-  b'\xfd7zXZ\x00': 'packed with xz; unpack it',
-  b'\x1f\x8b': 'packed with gzip; rename it to end in .gz',
-  b'\x28\xb5\x2f\xfd': 'packed with zstd; rename it to end in .zst',
-  b'\xff\xfe': 'text in UTF-16; convert it to UTF-8: iconv -f UTF-16 -t UTF-8',
-  b'\xfe\xff': 'text in UTF-16; convert it to UTF-8: iconv -f UTF-16 -t UTF-8',
-}
 
 
 def delimiter(path: str) -> str:
@@ -41,22 +27,9 @@ def layout(path: str, head: bytes) -> Layout:
 
   'lines': each line is a JSON object with a document. 'array': each element of a JSON array is.
   'table': each row of a CSV or TSV file has one. 'text': the file is one document.
-
-  Raises:
-    UserError: the file is a table or an archive that is read in another form.
   """
-  form = next((_BINARY[start] for start in _BINARY if head.startswith(start)), '')
-  if form and _is_binary(head):
-    raise UserError(f'{path} is {form.format(path=path)}')
   if delimiter(path):
     return 'table'
   if not has_rows(path):
     return 'text'
   return 'array' if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b'[') else 'lines'
-
-
-def _is_binary(head: bytes) -> bool:
-  try:  # The last character may be cut.
-    return '\0' in codecs.getincrementaldecoder('utf-8')().decode(head)
-  except UnicodeDecodeError:
-    return True

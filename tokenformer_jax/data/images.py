@@ -4,13 +4,10 @@ A split returns encoded images and labels by number, in any order and from any p
 decodes the images. TensorFlow is not needed.
 """
 
-import abc
-import contextlib
 import dataclasses
 import errno
 import functools
 import hashlib
-import io
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenformer_jax.config import ImagesConfig
-from tokenformer_jax.data import records, store
+from tokenformer_jax.data import digits, records
 from tokenformer_jax.errors import TransientError, UserError, counted
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.storage import paths
@@ -44,40 +41,8 @@ class KnownSet(NamedTuple):
 KNOWN_SETS = {'tfds:imagenet2012': KnownSet(classes=1000, channels=3, examples=1_281_167)}
 
 
-class Split(abc.ABC):
-  """Encoded images with labels, read by number. A split can be pickled for another process."""
-
-  @abc.abstractmethod
-  def __len__(self) -> int: ...
-
-  @abc.abstractmethod
-  def read(self, number: int) -> tuple[bytes, int]:
-    """Return an encoded image and its label. Read errors pass through unchanged."""
-
-  @abc.abstractmethod
-  def name(self, number: int) -> str:
-    """Return the name of an image for messages to the user."""
-
-  @abc.abstractmethod
-  def key(self, number: int) -> str:
-    """Return a name of an image that does not depend on the source's spelling or location."""
-
-  def chosen(self, validation: bool, fraction: float) -> 'Split':
-    """Return the validation images, or the training images, as a hash of the key divides them.
-
-    An image stays on its side when the source is spelled differently, copied or mounted elsewhere.
-    """
-
-    def is_validation(number: int) -> bool:
-      digest = hashlib.blake2b(os.fsencode(self.key(number)), digest_size=8).digest()
-      return int.from_bytes(digest, 'little') < fraction * 2**64
-
-    numbers = [i for i in range(len(self)) if is_validation(i) == validation]
-    return Subset(self, np.array(numbers, np.int64))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Files(Split):
+class Files:
   """Image files with a label each. The names are relative to `root`."""
 
   root: str
@@ -106,8 +71,8 @@ class Files(Split):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Records(Split):
-  """The examples of one split of a TFDS dataset."""
+class Records:
+  """Examples with an encoded image and a label, such as those of a split of a TFDS dataset."""
 
   source: str  # the source as the config spells it, and the split
   dataset: str  # the dataset without configuration and version, and the split
@@ -130,23 +95,22 @@ class Records(Split):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Subset(Split):
-  """A selection of the images of another split."""
+class Split:
+  """Some of the images of a source, by their numbers there. It can be pickled."""
 
-  whole: Split
-  numbers: np.ndarray
+  images: Files | Records
+  numbers: range | np.ndarray
 
   def __len__(self) -> int:
     return len(self.numbers)
 
   def read(self, number: int) -> tuple[bytes, int]:
-    return self.whole.read(int(self.numbers[number]))
+    """Return an encoded image and its label. Read errors pass through unchanged."""
+    return self.images.read(int(self.numbers[number]))
 
   def name(self, number: int) -> str:
-    return self.whole.name(int(self.numbers[number]))
-
-  def key(self, number: int) -> str:
-    return self.whole.key(int(self.numbers[number]))
+    """Return the name of an image for messages to the user."""
+    return self.images.name(int(self.numbers[number]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -178,33 +142,13 @@ def open_images(data: ImagesConfig) -> ImageSet:
   return images
 
 
-def _built_in(name: str, data: ImagesConfig) -> ImageSet:
+def _digits(name: str, data: ImagesConfig) -> ImageSet:
   del name
-  return _records(_digits(data), 'digits', 'digits', data)
-
-
-def _digits(data: ImagesConfig) -> Any:
-  """Return the TFDS builder of the built-in digits; prepare the digits if they do not exist yet."""
-  import tensorflow_datasets as tfds  # noqa: PLC0415 (slow, and only needed here)
-
-  from tokenformer_jax.data.digits import digits  # noqa: PLC0415 (imports it as well)
-
-  tfds.disable_progress_bar()
-  folder = store.cache_folder(data) / 'tfds'
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-    make = functools.partial(digits.Digits, data_dir=folder, file_format='array_record')
-    builder, target = make(), folder / 'digits'
-    if not builder.data_path.exists():
-      with store.lock(target, f'{target}'), contextlib.redirect_stdout(io.StringIO()):
-        builder = make()  # Another process may have prepared them since.
-        builder.download_and_prepare()
-  except OSError as error:
-    raise UserError(
-      f'the digits cannot be written to {folder} ({error.strerror}); set config.data.cache_dir to '
-      'a writable folder'
-    ) from error
-  return builder
+  train, test = (
+    Records(f'digits, {split}', f'digits, {split}', examples, 'image', 'label')
+    for split, examples in digits.load().items()
+  )
+  return ImageSet(tuple('0123456789'), 1, **_splits(train, test, data))
 
 
 def _tfds(name: str, data: ImagesConfig) -> ImageSet:
@@ -250,11 +194,26 @@ def _records(builder: Any, name: str, dataset: str, data: ImagesConfig) -> Image
   )
 
 
-def _splits(train: Split, validation: Split | None, data: ImagesConfig) -> dict[str, Split]:
+def _splits(
+  train: Files | Records, validation: Files | Records | None, data: ImagesConfig
+) -> dict[str, Split]:
+  """Return the splits; without images for validation, a hash of the keys holds some out.
+
+  A key does not depend on how the source is spelled or where it is mounted.
+  """
   if validation is not None:
-    return {'train': train, 'validation': validation}
-  fraction = data.validation_fraction
-  return {'train': train.chosen(False, fraction), 'validation': train.chosen(True, fraction)}
+    return {
+      'train': Split(train, range(len(train))),
+      'validation': Split(validation, range(len(validation))),
+    }
+  keys = (os.fsencode(train.key(number)) for number in range(len(train)))
+  hashes = [hashlib.blake2b(key, digest_size=8).digest() for key in keys]
+  bound = data.validation_fraction * 2**64
+  held_out = np.array([int.from_bytes(one, 'little') < bound for one in hashes], bool)
+  return {
+    'train': Split(train, np.flatnonzero(~held_out)),
+    'validation': Split(train, np.flatnonzero(held_out)),
+  }
 
 
 def _open_folder(name: str, data: ImagesConfig) -> ImageSet:
@@ -352,4 +311,4 @@ def _is_hidden(name: str) -> bool:
 
 
 # The function that opens a form of source, by the word before the colon of `data.source`.
-SOURCES = {'digits': _built_in, 'tfds': _tfds, 'folder': _open_folder}
+SOURCES = {'digits': _digits, 'tfds': _tfds, 'folder': _open_folder}

@@ -57,16 +57,6 @@ class Mixture:
     return next((one.chat for one in self.stores.values() if one.chat), None)
 
   @property
-  def is_fixed(self) -> bool:
-    """Whether the sources have the same weights at all steps."""
-    return len(self.shares.steps) == 1
-
-  @property
-  def weights(self) -> dict[str, float]:
-    """The weight of each source in the figures of the whole."""
-    return self.shares.last
-
-  @property
   def examples(self) -> int:
     """The number of samples in an epoch of each source, in all."""
     return sum(self._lengths.values())
@@ -78,8 +68,7 @@ class Mixture:
       return self.stores[''].digest
     contents = [(name, one.digest) for name, one in self.stores.items()]
     weights = [[str(fractions.Fraction(n, BLOCK)) for n in row] for row in self.shares.counts]
-    stages = [] if self.is_fixed else ['stages']  # Earlier code had lines between the points.
-    identity = json.dumps([contents, self.shares.steps, weights, *stages])
+    identity = json.dumps([contents, self.shares.steps, weights])
     return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
   @functools.cached_property
@@ -125,7 +114,7 @@ class Mixture:
     """Return the UTF-8 bytes of text per token of a source; '': of all, by their last weights."""
     if name:
       return self.stores[name].bytes_per_token(split)
-    return sum(w * self.stores[n].bytes_per_token(split) for n, w in self.weights.items())
+    return sum(w * self.stores[n].bytes_per_token(split) for n, w in self.shares.last.items())
 
   def figures(self, step: int, position: Position) -> dict[str, float]:
     """Return the epochs of each source after a step, as figures by their full names."""
@@ -151,7 +140,7 @@ class Mixture:
       return order.describe_store(self.stores[''])
     return ', '.join(
       f'{weight:.3g} {name} ({order.describe_store(self.stores[name])})'
-      for name, weight in self.weights.items()
+      for name, weight in self.shares.last.items()
     )
 
 
@@ -202,7 +191,9 @@ def make_stores(data: TextConfig, out: str | None, **options: Any) -> dict[str, 
 def store_folders(data: TextConfig) -> dict[str, paths.Path]:
   """Return the folder of the token store of each source, whether the store exists or not."""
   sources = source_configs(data)
-  tokenizer = None if all(one.store for one in sources.values()) else mixture_tokenizer.known(data)
+  tokenizer = None
+  if not all(one.store for one in sources.values()):
+    tokenizer = mixture_tokenizer.stored(data) or mixture_tokenizer.find(data)
   folders = {}
   for name, one in sources.items():
     with naming(name):

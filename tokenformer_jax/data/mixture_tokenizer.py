@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from tokenformer_jax.data.corpus import Corpus
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.messages import say
-from tokenformer_jax.storage import retry, sealed
+from tokenformer_jax.storage import paths, retry, sealed
 
 
 @contextlib.contextmanager
@@ -45,18 +44,6 @@ def find(data: TextConfig) -> Tokenizer:
   return _trained_bpe(data, size) if size else tokenizers.load(data.tokenizer)
 
 
-def known(data: TextConfig) -> Tokenizer:
-  """Return the tokenizer of a mixture, without training it."""
-  if not (size := tokenizers.bpe_size(data.tokenizer)):
-    return tokenizers.load(data.tokenizer)
-  if tokenizer := stored(data) or _read_bpe(_bpe_file(data, size, _weighted(data))):
-    return tokenizer
-  raise UserError(
-    f'the tokenizer {data.tokenizer} of config.data.mixture was not trained yet, so there are no '
-    'token stores; a run trains it, and so does `tokenformer prepare`'
-  )
-
-
 def _weighted(data: TextConfig) -> dict[str, Corpus]:
   """Return the text of the sources that have a weight."""
   weights = {name: weight for name, weight in shares(data.mixture).last.items() if weight}
@@ -77,18 +64,12 @@ def _bpe_file(data: TextConfig, size: int, corpora: Mapping[str, Corpus]) -> Pat
   return store.cache_folder(data) / 'tokenizers' / f'{name}.json'
 
 
-def _read_bpe(path: Path) -> Tokenizer | None:
-  with contextlib.suppress(OSError, ValueError, LookupError, UserError):
-    return tokenizers.from_json(sealed.load(path.read_bytes()))
-  return None
-
-
 def _trained_bpe(data: TextConfig, size: int) -> Tokenizer:
   """Return the BPE of a mixture, from the cache folder, or trained."""
   corpora = _weighted(data)
   path = _bpe_file(data, size, corpora)
-  if known := _read_bpe(path):
-    return known
+  with contextlib.suppress(OSError, ValueError, LookupError, UserError):
+    return tokenizers.from_json(sealed.load(path.read_bytes()))
   weights = shares(data.mixture).last
   say(f'training the tokenizer {data.tokenizer} on {", ".join(corpora)}')
   made = retry.retried(
@@ -96,9 +77,7 @@ def _trained_bpe(data: TextConfig, size: int) -> Tokenizer:
   )
   with contextlib.suppress(OSError):  # Another start then trains it again.
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f'.{os.getpid()}')
-    temporary.write_text(sealed.dump(made.to_json()), 'utf-8')
-    temporary.replace(path)
+    paths.overwrite(path, sealed.dump(made.to_json()))
   return made
 
 

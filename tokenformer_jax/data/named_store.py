@@ -25,8 +25,7 @@ def open_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store:
   except FileNotFoundError as error:
     raise UserError(f'{name}, where there is no complete token store; {made}') from error
   except ChangedError as error:
-    advice = shards.repair(path, f'remove that folder and {made}')
-    raise UserError(f'{name}, and {error}; {advice}') from error
+    raise UserError(f'{name}, and {error}; {made}, in a new folder') from error
   except paths.errors(path) as error:
     if isinstance(error, TransientError):
       raise

@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tokenformer_jax.data import tokenizers
+from tokenformer_jax.data.shard_writer import ShardBuild
 from tokenformer_jax.data.shards import Shard
 from tokenformer_jax.errors import UserError
 
@@ -17,15 +18,13 @@ _tokenizer: tokenizers.Tokenizer  # of a worker process
 
 
 def write_shards(
-  writes: Sequence[Callable[[tokenizers.Tokenizer], Shard]],
-  tokenizer: tokenizers.Tokenizer,
-  workers: int,
+  builds: Sequence[ShardBuild], tokenizer: tokenizers.Tokenizer, workers: int
 ) -> Iterator[Shard]:
-  """Yield the shards that functions write, in their order. The functions can be pickled."""
+  """Yield the shards of builds, in their order."""
   context = multiprocessing.get_context('spawn')  # A fork would copy locks of other threads.
   pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start, (tokenizer.to_json(),))
   try:
-    yield from pool.map(_write, writes)
+    yield from pool.map(_write, builds)
   except concurrent.futures.process.BrokenProcessPool as error:
     raise UserError(
       'a process that tokenized was killed, as the system does when memory runs out; run the same '
@@ -52,5 +51,5 @@ def _end_with_parent() -> None:
   os._exit(1)
 
 
-def _write(write: Callable[[tokenizers.Tokenizer], Shard]) -> Shard:
-  return write(_tokenizer)
+def _write(build: ShardBuild) -> Shard:
+  return build.write(_tokenizer)

@@ -7,7 +7,6 @@ gigabytes, so it is unpacked in chunks of at most 32 MiB, and reading ends at th
 import contextlib
 import gzip
 import io
-import os
 import zlib
 from collections.abc import Iterator
 from typing import IO, Any
@@ -23,8 +22,8 @@ LONGEST_DOCUMENT = 2**30  # bytes; decoding holds up to four copies in memory
 _BUFFER_BYTES = 2**20
 _CHUNK_BYTES = 128 * 2**10
 _ZSTD_WINDOW = 2**31  # bytes, as `zstd --long=31` needs
-# A block of four bytes unpacks to at most 128 KiB, so this slice unpacks to at most 32 MiB.
-_ZSTD_SLICE_BYTES = 2**10
+# A block of four bytes unpacks to at most 128 KiB, so these unpack to at most 32 MiB.
+_ZSTD_READ_BYTES = 2**10
 
 
 class SteadyFile(io.RawIOBase):
@@ -95,33 +94,28 @@ def opened(path: str, start: int = 0) -> Iterator[io.BufferedReader]:
     if not is_packed(path):
       yield io.BufferedReader(raw, _CHUNK_BYTES)
       return
-    content: Any = _ZstdFile(raw)
-    if path.endswith('.gz'):
-      # gzip reads a few bytes at a time, and in a bucket each read is a call.
-      content = gzip.GzipFile(fileobj=io.BufferedReader(raw, _BUFFER_BYTES))
+    packed = io.BufferedReader(raw, _BUFFER_BYTES)  # In a bucket each read is a call.
+    content: Any = gzip.GzipFile(fileobj=packed) if path.endswith('.gz') else _ZstdFile(packed)
     file = io.BufferedReader(content, _CHUNK_BYTES)
     while start and (skipped := len(file.read(min(start, _CHUNK_BYTES)))):
       start -= skipped
     yield file
 
 
-def _zstd_chunks(file: SteadyFile) -> Iterator[bytes]:
+def _zstd_chunks(file: IO[bytes]) -> Iterator[bytes]:
   """Yield the content of a zstd file of any number of frames.
 
   The library's own stream reader ends silently at a frame that is cut short.
   """
-  decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-  frame = None
-  while data := file.read(_CHUNK_BYTES):
-    for start in range(0, len(data), _ZSTD_SLICE_BYTES):
-      waiting = data[start : start + _ZSTD_SLICE_BYTES]
-      while waiting:
-        frame = frame or decompressor.decompressobj(write_size=_CHUNK_BYTES)
-        if content := frame.decompress(waiting):
-          yield content
-        waiting = frame.unused_data
-        if frame.eof:
-          frame = None
+  decompressor, frame = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW), None
+  while waiting := file.read(_ZSTD_READ_BYTES):
+    while waiting:
+      frame = frame or decompressor.decompressobj(write_size=_CHUNK_BYTES)
+      if content := frame.decompress(waiting):
+        yield content
+      waiting = frame.unused_data
+      if frame.eof:
+        frame = None
   if frame:
     raise EOFError('the last zstd frame has no end')
 
@@ -160,7 +154,7 @@ def too_long(path: str) -> TooLongError:
 class _ZstdFile(io.RawIOBase):
   """The content of a zstd file."""
 
-  def __init__(self, packed: SteadyFile):
+  def __init__(self, packed: IO[bytes]):
     super().__init__()
     self._chunks, self._waiting = _zstd_chunks(packed), memoryview(b'')
 
@@ -180,15 +174,6 @@ def identity(path: str) -> tuple[Any, ...]:
   """Return name, size and modification time of a file (in a bucket: the object's tag)."""
   with reading(path):
     return retried(lambda: paths.identity(path), f'looking at {path}')
-
-
-def file_key(path: str) -> Any:
-  """Return a value that is equal for all names of a file; an object in a bucket has one name."""
-  if paths.in_bucket(path):
-    return path
-  with reading(path):
-    stat = retried(lambda: os.stat(path), f'looking at {path}')
-  return stat.st_dev, stat.st_ino
 
 
 @contextlib.contextmanager

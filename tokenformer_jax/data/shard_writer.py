@@ -1,12 +1,11 @@
 """Encode pieces of text, and write the shards of a token store."""
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from tokenformer_jax.storage import paths, sealed
 
 NAMED_BAD = 100  # documents that cannot be read, of those that the index describes a shard's
 BATCH_CHARACTERS = 2**19  # characters of the documents that are encoded together
-_T = TypeVar('_T')
 
 
 def encode(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[np.ndarray]:
@@ -111,19 +109,21 @@ class ShardBuild:
     except (ValueError, LookupError, TypeError, AttributeError):
       return None  # A power cut can leave a file without content.
 
-  def write(self, tokenizer: Tokenizer, update: Callable[[int], Any] = lambda _: None) -> Shard:
-    """Write the shard and its record; `update` is called with the bytes of each batch."""
-    bad, dtype = _LeftOut(), np.dtype(self.dtype)
-    leave_out = bad.add if self.skip_bad else text.refuse
+  def write(self, tokenizer: Tokenizer) -> Shard:
+    """Write the shard and its record."""
+    bad: list[str] = []  # An error itself would keep its row in memory.
+    dtype = np.dtype(self.dtype)
+
+    def leave_out(error: UserError) -> None:
+      bad.append(str(error))
+
     with shards.temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
       files = {s: stack.enter_context(open(temporary / s, 'w+b')) for s in SPLITS}
       writers = {split: SplitWriter(file, dtype, tokenizer) for split, file in files.items()}
-      for pieces in _read_ahead(_batches(self.unit.pieces(leave_out))):
+      for pieces in _batches(self.unit.pieces(leave_out if self.skip_bad else text.refuse)):
         encoded = encode(tokenizer, pieces)
-        before = sum(writer.bytes for writer in writers.values())
         for piece, ids in zip(pieces, encoded, strict=True):
           writers[piece.split].add(piece, ids)
-        update(sum(writer.bytes for writer in writers.values()) - before)
       train, validation = files.values()
       validation.seek(0)
       shutil.copyfileobj(validation, train)
@@ -133,7 +133,7 @@ class ShardBuild:
         tokens.write(temporary / 'array', np.memmap(train.name, dtype, 'r'))
         array_files = shards.put_array(temporary / 'array', self.folder / self.name)
     splits = {split: writer.result() for split, writer in writers.items()}
-    shard = Shard(self.name, splits, array_files, tuple(bad.named), bad.count)
+    shard = Shard(self.name, splits, array_files, tuple(bad[:NAMED_BAD]), len(bad))
     record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
     shards.put_json(self.folder, record_name(self.name), record)
     return shard
@@ -142,19 +142,6 @@ class ShardBuild:
 def record_name(shard: str) -> str:
   """Return the name of the file that is written when a shard is complete."""
   return f'{shard}.json'
-
-
-class _LeftOut:
-  """The documents of a shard that cannot be read: how many, and what is wrong with the first."""
-
-  def __init__(self) -> None:
-    self.count, self.named = 0, []
-
-  def add(self, error: UserError) -> None:
-    """Count a document."""
-    self.count += 1
-    if len(self.named) < NAMED_BAD:
-      self.named.append(str(error))
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
@@ -167,12 +154,3 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
       batch, characters = [], 0
   if batch:
     yield batch
-
-
-def _read_ahead(items: Iterator[_T]) -> Iterator[_T]:
-  """Yield items, and compute the next item in a thread while the caller works on this one."""
-  with concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool:
-    future = pool.submit(next, items, None)
-    while (item := future.result()) is not None:
-      future = pool.submit(next, items, None)
-      yield item

@@ -15,9 +15,9 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +34,6 @@ MADE_FROM = (
   *('source', 'validation_source', 'text_field', 'validation_fraction', 'deduplicate'),
   'tokenizer',
 )
-_REPAIR = 'remove that folder, and the next run builds the store again from its source'
 
 TEMPORARY = '.tmp-'  # begins the name of a folder inside a store for files that are being written
 _OF_STORE = re.compile(rf'meta\.json|\d{{5,}}(\.json)?|{re.escape(TEMPORARY)}.*')
@@ -243,7 +242,10 @@ def verify(path: paths.Path) -> int:
           raise ChangedError(f'{path / shard.name / file} has changed since it was written')
     return sum(shard.tokens for shard in index.shards)
   except ChangedError as error:
-    raise UserError(f'{error}; {repair(path, _REPAIR)}') from error
+    raise UserError(
+      f'{error}; if {path} is a token store, remove it, and the next run builds it again from its '
+      'source'
+    ) from error
   except FileNotFoundError as error:
     raise UserError(
       f'{path} is not a complete token store: {error.filename or error} is missing; name another '
@@ -270,24 +272,6 @@ def foreign(path: paths.Path) -> str:
   return next((name for name in names if not _OF_STORE.fullmatch(name)), '')
 
 
-def repair(path: paths.Path, advice: str) -> str:
-  """Return the advice to remove a damaged store, or another one if a folder may be no store."""
-  if other := foreign(path):
-    return f'{other} is there as well, which belongs to no token store; name the folder of a store'
-  return advice
-
-
-def combine(wholes: Iterable[bytes]) -> str:
-  """Return the digest of a store from those of its files: both splits of a shard after another."""
-  return hashlib.blake2b(b''.join(wholes), digest_size=16).hexdigest()
-
-
-def flush(file: IO[Any]) -> None:
-  """Wait until a file is on disk, so that a power cut leaves no renamed file of zeros."""
-  file.flush()
-  os.fsync(file.fileno())
-
-
 def put_array(temporary: Path, target: paths.Path) -> dict[str, tuple[int, str]]:
   """Move an array into a store; return the size and the digest of each file of it.
 
@@ -307,9 +291,7 @@ def put_array(temporary: Path, target: paths.Path) -> dict[str, tuple[int, str]]
 def put_json(folder: paths.Path, name: str, values: dict[str, Any]) -> None:
   """Write a sealed file into a store, where it appears as a whole."""
   with temporary_folder(folder) as temporary:
-    with open(temporary / name, 'w', encoding='utf-8') as file:
-      file.write(sealed.dump(values))
-      flush(file)
+    paths.create(temporary / name, sealed.dump(values))
     paths.put(temporary / name, folder / name)
 
 

@@ -9,17 +9,17 @@ from tokenformer_jax.data.text_files import open_files
 from tokenformer_jax.data.text_hf import open_hf
 from tokenformer_jax.data.text_parquet import open_parquet
 from tokenformer_jax.data.text_stdlib import open_stdlib
-from tokenformer_jax.data.text_tfds import open_tfds
+from tokenformer_jax.data.text_tfds import Tfds
 from tokenformer_jax.errors import UserError
 
-# The function that opens a source, by the word before the colon. It takes the rest of the spec and
+# What opens a source, by the word before the colon. It takes the rest of the spec and
 # the other arguments of `open_source`.
 SOURCES = {
   'stdlib': open_stdlib,
   'files': open_files,
   'parquet': open_parquet,
   'hf': open_hf,
-  'tfds': open_tfds,
+  'tfds': Tfds,
 }
 PLUS = ' + '  # between the sources of a list
 _WITHOUT_CHAT = ('stdlib', 'tfds')

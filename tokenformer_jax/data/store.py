@@ -13,9 +13,7 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import tqdm
 
@@ -105,7 +103,7 @@ def _build(builder: '_Builder') -> Store:
 
 
 def cache_folder(config: DataConfig) -> Path:
-  """Return the folder for token stores and prepared datasets."""
+  """Return the folder for token stores and tokenizers."""
   cache = config.cache_dir or Path(
     os.environ.get('XDG_CACHE_HOME') or '~/.cache', 'tokenformer_jax'
   )
@@ -228,13 +226,13 @@ class _Builder:
       for i, unit in enumerate(self.corpus.units)
     ]
     written = self._write_shards(builds, tokenizer)
-    wholes = [bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS]
+    wholes = (bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS)
     return Index(
       made_from={key: getattr(self.config, key) for key in shards.MADE_FROM},
       dtype=dtype.name,
       tokenizer=tokenizer.to_json(),
       shards=tuple(written),
-      digest=shards.combine(wholes),
+      digest=hashlib.blake2b(b''.join(wholes), digest_size=16).hexdigest(),
       chat=template and template.to_json(),
     )
 
@@ -260,28 +258,16 @@ class _Builder:
     sizes = shards.file_sizes(self.path)
     written = {build.name: shard for build in builds if (shard := build.find(sizes))}
     missing = [build for build in builds if build.name not in written]
-    # None: the bar is shown on a terminal only.
-    with tqdm.tqdm(desc='tokenizing', unit='B', unit_scale=True, disable=None) as bar:
-      for shard in self._written(missing, tokenizer, bar.update):
-        written[shard.name] = shard
-        bar.set_postfix(shards=f'{len(written)}/{len(builds)}', refresh=False)
-    return [written[build.name] for build in builds]
-
-  def _written(
-    self, builds: list[ShardBuild], tokenizer: Tokenizer, update: Callable[[int], Any]
-  ) -> Iterator[Shard]:
-    """Yield shards while they are written; `update` is called with the bytes of text."""
-    if not self.beam and (self.workers == 1 or len(builds) < 2):
-      yield from (build.write(tokenizer, update) for build in builds)
-      return
     if self.beam:
-      written = beam.write_shards(builds, tokenizer, self.beam)
+      new = beam.write_shards(missing, tokenizer, self.beam)
+    elif self.workers > 1 and len(missing) > 1:
+      new = processes.write_shards(missing, tokenizer, min(self.workers, len(missing)))
     else:
-      writes = [build.write for build in builds]
-      written = processes.write_shards(writes, tokenizer, min(self.workers, len(builds)))
-    for shard in written:
-      update(sum(split.bytes for split in shard.splits.values()))
-      yield shard
+      new = (build.write(tokenizer) for build in missing)
+    # None: the bar is shown on a terminal only.
+    for shard in tqdm.tqdm(new, 'tokenizing', len(builds), initial=len(written), disable=None):
+      written[shard.name] = shard
+    return [written[build.name] for build in builds]
 
   def _train_tokenizer(self, size: int) -> Tokenizer:
     say(f'training the tokenizer {self.config.tokenizer}')

@@ -21,14 +21,6 @@ def ignore(error: UserError) -> None:
   del error
 
 
-def with_errors(texts: Iterator[str | UserError]) -> Iterator[str | UserError]:
-  """Yield the documents of a file; if the rest cannot be read, what is wrong with it comes last."""
-  try:
-    yield from texts
-  except UserError as error:
-    yield error
-
-
 class Source(abc.ABC):
   """Documents in a fixed order."""
 
@@ -151,7 +143,7 @@ def decode_text(data: bytes | bytearray, label: str, offset: int = 0) -> str:
   """Decode UTF-8 as `decode` does, and refuse the bytes that a crash or a full disk can leave."""
   if (nul := data.find(b'\0')) >= 0:
     raise UserError(
-      f'{label} is not text: its byte {offset + nul} is NUL, as a crash or a full disk can leave '
-      'it; copy it again, or leave it out of the source'
+      f'{label} is not text: its byte {offset + nul} is NUL; copy it again if a crash or a full '
+      'disk left it, name Parquet tables as parquet:GLOB, or leave it out of the source'
     )
   return decode(data, label, offset)

@@ -17,7 +17,6 @@ from tokenformer_jax.data.text import (
   decode_text,
   digest,
   document,
-  with_errors,
 )
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths
@@ -77,7 +76,10 @@ class Files(Source):
 
   def _texts(self) -> Iterator[str | UserError]:
     for path in self.identities:
-      yield from with_errors(self._file_texts(path))
+      try:
+        yield from self._file_texts(path)
+      except UserError as error:  # The rest of the file cannot be read.
+        yield error
 
   def _file_texts(self, path: str) -> Iterator[str | UserError]:
     """Yield the documents of a file, and for a row that cannot be read what is wrong with it."""
@@ -193,28 +195,25 @@ def _table_rows(path: str, file: IO[bytes], text_field: str) -> Iterator[str | U
   delimiter = formats.delimiter(path)
   rows = csv.reader(_decoded_lines(path, file), delimiter=delimiter, strict=True)
   header: list[str] = []
-  while True:
-    try:
-      row = next(rows, None)
-    except csv.Error as error:
-      if 'field larger' in str(error):
-        raise reading.too_long(path) from error
-      raise UserError(f'{path}, line {rows.line_num}, is not valid CSV ({error})') from error
-    if row is None:
-      return
-    if not row:  # The line is blank.
-      continue
-    if not header:
-      header = row
-      columns(header, text_field, path)
-    elif len(row) != len(header):
-      yield UserError(
-        f'{path}, line {rows.line_num}, has {len(row)} fields, but the header has {len(header)}; '
-        f'put text that has a {delimiter!r} or a line end in double quotes'
-      )
-    else:
-      values = dict(zip(header, row, strict=True))
-      yield document(values, text_field, f'{path}, line {rows.line_num},')
+  try:
+    for row in rows:
+      if not row:  # The line is blank.
+        continue
+      if not header:
+        header = row
+        columns(header, text_field, path)
+      elif len(row) != len(header):
+        yield UserError(
+          f'{path}, line {rows.line_num}, has {len(row)} fields, but the header has {len(header)}; '
+          f'put text that has a {delimiter!r} or a line end in double quotes'
+        )
+      else:
+        values = dict(zip(header, row, strict=True))
+        yield document(values, text_field, f'{path}, line {rows.line_num},')
+  except csv.Error as error:
+    if 'field larger' in str(error):
+      raise reading.too_long(path) from error
+    raise UserError(f'{path}, line {rows.line_num}, is not valid CSV ({error})') from error
 
 
 def _decoded_lines(path: str, file: IO[bytes]) -> Iterator[str]:

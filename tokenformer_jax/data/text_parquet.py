@@ -4,17 +4,16 @@ A row group is read page by page, so the memory does not depend on its size.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from tokenformer_jax.data import reading
-from tokenformer_jax.data.text import CHAT, columns, document, field
+from tokenformer_jax.data.text import CHAT, columns, document
 from tokenformer_jax.data.text_files import Files, find_files
 from tokenformer_jax.errors import TransientError, UserError, check_installed
 from tokenformer_jax.storage import retry
 
 if TYPE_CHECKING:
-  import pyarrow as pa
   from pyarrow import parquet
 
 _BATCH_ROWS = 64
@@ -59,7 +58,12 @@ class Parquet(Files):
     with _open_table(path, self.identities[path][1]) as table:
       first, end = self.span or (0, table.num_row_groups)
       sizes = (table.metadata.row_group(group).num_rows for group in range(first))
-      rows = _rows(table, range(first, end), self.text_field, path)
+      names = columns(table.schema_arrow.names, self.text_field, path)
+      if self.text_field != CHAT:
+        names = [self.text_field]  # of a struct the one field, not the whole column
+      batches = table.iter_batches(_BATCH_ROWS, range(first, end), names, use_threads=False)
+      # One document at a time: in Python a batch takes a multiple of the memory.
+      rows = (batch.slice(i, 1).to_pylist()[0] for batch in batches for i in range(batch.num_rows))
       for number, row in enumerate(rows, start=1 + sum(sizes)):
         yield document(row, self.text_field, f'{path}, row {number},')
 
@@ -77,55 +81,11 @@ def _open_table(path: str, size: int) -> 'Iterator[parquet.ParquetFile]':
     )
   except (UserError, TransientError):
     raise
-  except (pyarrow.ArrowException, OSError) as error:  # OSError: a page cannot be unpacked.
+  # OSError: a page cannot be unpacked. UnicodeDecodeError: a text is not UTF-8.
+  except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
     raise UserError(
       f'{path} is damaged or is not a Parquet file ({retry.one_line(error)}); copy it again, or '
       'leave it out of the source'
     ) from error
   finally:
     file.close()
-
-
-def _rows(
-  table: 'parquet.ParquetFile', groups: Sequence[int], text_field: str, path: str
-) -> Iterator[dict[str, Any]]:
-  """Yield rows with the columns that a document needs; a lone text as UTF-8, maybe invalid."""
-  if text_field == CHAT:
-    names = columns(table.schema_arrow.names, CHAT, path)
-    for batch in table.iter_batches(_BATCH_ROWS, groups, names, use_threads=False):
-      yield from batch.to_pylist()
-    return
-  keys = _column(table.schema_arrow, text_field, path)
-  for batch in table.iter_batches(_BATCH_ROWS, groups, [text_field], use_threads=False):
-    for value in _leaf(batch.column(0), keys[1:]):
-      yield {text_field: value.as_py()}
-
-
-def _column(schema: 'pa.Schema', text_field: str, path: str) -> list[str]:
-  """Return the names from the outermost to the innermost field of a text."""
-  if text_field in schema.names:
-    return [text_field]
-  keys, type_ = text_field.split('.'), schema
-  for key in keys:
-    get_index = getattr(type_, 'get_field_index', lambda _: -1)
-    if (index := get_index(key)) < 0:
-      field(dict.fromkeys(schema.names, ''), text_field, path)  # It raises what is missing.
-    type_ = type_.field(index).type
-  return keys
-
-
-def _leaf(values: 'pa.Array', keys: Sequence[str]) -> 'pa.Array':
-  """Return a field inside a column, text as bytes."""
-  import pyarrow  # noqa: PLC0415
-  from pyarrow import compute  # noqa: PLC0415
-
-  if keys:
-    field_of = compute.struct_field  # pyright: ignore[reportAttributeAccessIssue] (generated)
-    values = field_of(values, list(keys))
-  if pyarrow.types.is_dictionary(values.type):
-    values = values.dictionary_decode()
-  if pyarrow.types.is_string(values.type):
-    return values.cast(pyarrow.binary())
-  if pyarrow.types.is_large_string(values.type):
-    return values.cast(pyarrow.large_binary())
-  return values

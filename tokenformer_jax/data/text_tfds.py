@@ -11,19 +11,14 @@ from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.storage.retry import retried
 
 
-def open_tfds(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -> 'Tfds':
-  """Return the source `tfds:NAME`; see `sources.SOURCES`."""
-  return Tfds(name, text_field, setting, splits)
-
-
 @dataclasses.dataclass(frozen=True)
 class Tfds(Source):
-  """A split of a prepared TFDS dataset, read without TensorFlow."""
+  """A split of a prepared TFDS dataset, read without TensorFlow: see `sources.open_source`."""
 
   name: str
-  text_field: str = 'text'
-  setting: str = 'config.data.source'
-  splits: tuple[str, ...] = ('train',)  # in order of preference; the first existing one is read
+  text_field: str
+  setting: str
+  splits: tuple[str, ...]
 
   @functools.cached_property
   def _examples(self) -> Any:

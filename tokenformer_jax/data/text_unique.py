@@ -1,22 +1,17 @@
 """Find documents that repeat an earlier one exactly (`data.deduplicate`).
 
 All documents are read once to find the repeated ones, whose numbers are kept, so that processes can
-then read the text in units. The first of equal documents stays. The hashes take 16 bytes a document
-while the text is read, and about 50 bytes a document while they are compared.
+then read the text in units. The first of equal documents stays. The hashes take some 100 bytes a
+document.
 """
 
 import hashlib
-import itertools
 from collections.abc import Iterable
-
-import numpy as np
 
 from tokenformer_jax.data.lone_text import LoneText
 from tokenformer_jax.data.text import Source, ignore
 from tokenformer_jax.errors import counted
 from tokenformer_jax.parallel.messages import say
-
-_DIGEST_BYTES = 16
 
 
 def find_repeated(
@@ -27,50 +22,35 @@ def find_repeated(
   Documents of the `known` sources count as earlier ones. Messages call the units `name`.
   """
   say(f'looking for documents of {name} that repeat an earlier one')
-  digests, ends = bytearray(), []
-  for source in itertools.chain(*(source.members() for source in known)):
-    if path := source.lone_file():
-      lone = LoneText(path)
-      digests += _digest(piece.encode() for piece in lone.pieces(0, lone.size()))
-    else:
-      _add(digests, source.documents(ignore))
-  first = len(digests) // _DIGEST_BYTES
+  hashes = {digest for source in known for digest in _digests(source)}
+  held_out, total, repeated = bool(hashes), 0, []
   for documents in units:
-    ends.append(_add(digests, documents))
-  repeated = _repeated_numbers(digests)
-  bounds = np.searchsorted(repeated, [first, *ends])
+    numbers = []
+    for number, document in enumerate(documents):
+      total += 1
+      if (digest := _digest([document])) in hashes:
+        numbers.append(number)
+      hashes.add(digest)
+    repeated.append(tuple(numbers))
   say(
-    f'{len(repeated) - bounds[0]} of {counted(ends[-1] - first, "document")} of {name} repeat an '
-    f'earlier one and are left out{" (of the validation text as well)" if first else ""}'
+    f'{sum(map(len, repeated))} of {counted(total, "document")} of {name} repeat an earlier one '
+    f'and are left out{" (of the validation text as well)" if held_out else ""}'
   )
-  return [
-    tuple((repeated[low:high] - start).tolist())
-    for low, high, start in zip(bounds[:-1], bounds[1:], [first, *ends[:-1]], strict=True)
-  ]
+  return repeated
 
 
-def _add(digests: bytearray, documents: Iterable[str]) -> int:
-  """Append the digests of documents, and return the number of all digests."""
-  for document in documents:
-    digests += _digest([document.encode()])
-  return len(digests) // _DIGEST_BYTES
+def _digests(source: Source) -> Iterable[bytes]:
+  """Yield the hashes of the documents of a source that can be read."""
+  for member in source.members():
+    if path := member.lone_file():
+      lone = LoneText(path)
+      yield _digest(lone.pieces(0, lone.size()))
+    else:
+      yield from (_digest([document]) for document in member.documents(ignore))
 
 
-def _digest(pieces: Iterable[bytes]) -> bytes:
-  hashed = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+def _digest(pieces: Iterable[str]) -> bytes:
+  hashed = hashlib.blake2b(digest_size=16)
   for piece in pieces:
-    hashed.update(piece)
+    hashed.update(piece.encode())
   return hashed.digest()
-
-
-def _repeated_numbers(digests: bytearray) -> np.ndarray:
-  """Return the ascending numbers of the digests that repeat an earlier one."""
-  if not digests:
-    return np.zeros(0, np.int64)
-  halves = np.frombuffer(digests, np.uint64).reshape(-1, 2)
-  order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: the first of equal ones comes first
-  equal = np.ones(len(order) - 1, bool)
-  for i in (0, 1):
-    ordered = halves[order, i]
-    equal &= ordered[1:] == ordered[:-1]
-  return np.sort(order[1:][equal])

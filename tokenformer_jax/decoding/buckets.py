@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from jax.sharding import Mesh
 
-from tokenformer_jax.parallel.rules import parts
+from tokenformer_jax.parallel.rules import shard_count
 
 _SMALLEST = 64
 _SMALLEST_GROWING = 256
@@ -38,5 +38,5 @@ def batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
 
 def rows(count: int, mesh: Mesh | None = None) -> int:
   """Round a number of rows up to a multiple that a mesh (default: the current one) can split."""
-  multiple = parts('batch', mesh)
+  multiple = shard_count('batch', mesh)
   return -(-count // multiple) * multiple

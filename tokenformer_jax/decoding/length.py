@@ -15,11 +15,6 @@ from tokenformer_jax.config import (
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
 
-CLIP_HELP = (
-  'The largest distance that full attention with rotary positions distinguishes, as in ReRoPE '
-  "(default: the model's)."
-)  # of the flag --clip_positions
-
 
 def say_length(config: Config, asked: int) -> None:
   """Print the warning of `describe_length` for a run on standard error, if there is one."""

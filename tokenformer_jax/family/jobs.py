@@ -28,6 +28,8 @@ from tokenformer_jax.training import sizes
 
 # The last growth by default: a share of all tokens, and of those before the decay.
 LATEST_GROWTH, BEFORE_DECAY = 0.75, 0.95
+_DROP_GROUPS = 0.5  # elastic: the probability that a step of the last share trains a prefix
+_EXAMPLES = 16  # top-down: the sequences on which the importance of tokens is measured
 # Fewer parameter tokens keep the size of their weights if τ² falls with their number.
 _SHRUNKEN = {'scale': 'resize', 'moments': 'drop', 'step': 'restart'}
 
@@ -45,9 +47,7 @@ class Family:
       quarters.
     share: top-down, the share of the tokens that a shrunken model learns from; elastic, the last
       share, in which prefixes train.
-    drop_groups: elastic, the probability that a step of this share trains a prefix.
     distill_weight: top-down and elastic, the weight of the teacher's probabilities; 0: no teacher.
-    examples: top-down, the sequences on which the importance of tokens is measured.
     rate_power: p; the learning rate of a size is the config's times factor^p.
   """
 
@@ -57,9 +57,7 @@ class Family:
   scale: str = 'tokens'
   grow_at: Sequence[float] = ()
   share: float = 0.25
-  drop_groups: float = 0.5
   distill_weight: float = 0.25
-  examples: int = 16
   rate_power: float = -0.75  # as for a growth: see `grow.plan.rate_factor`
 
 
@@ -302,8 +300,8 @@ def _top_down(maker: _Maker) -> list[Job]:
   for factor in reversed(family.sizes[:-1]):
     folder, counts = f'top_down/size_{factor:g}', config_lib.token_counts(maker.model(factor))
     model = grown_model(large, counts, config_lib.growth('zero_keys', **_SHRUNKEN))
-    arguments = {'param_tokens': counts, 'examples': family.examples, **_SHRUNKEN}
-    name = f'{folder}/shrunk_by_{family.examples}'
+    arguments = {'param_tokens': counts, 'examples': _EXAMPLES, **_SHRUNKEN}
+    name = f'{folder}/shrunk'
     action = Action('shrink', teacher, arguments)
     shrunk = maker.config(factor, model, steps=0)
     jobs.append(maker.job(name, shrunk, 'shrink', factor, needs=(whole.name,), action=action))
@@ -333,7 +331,7 @@ def _elastic(maker: _Maker) -> list[Job]:
   *smaller, model = maker.grown_models()
   own, trunk = maker.config(factor, model), 'elastic/trunk'
   last = maker.decayed(maker.starting(own, f'{trunk}@{first}'), maker.end, begin)
-  last = maker.taught(grid.with_train(last, drop_groups=family.drop_groups), f'{trunk}@{first}')
+  last = maker.taught(grid.with_train(last, drop_groups=_DROP_GROUPS), f'{trunk}@{first}')
   whole = f'elastic/size_{factor:g}'
   fields = {'teacher': model, 'first': first, 'needs': (trunk,), 'final': True}
   jobs = [

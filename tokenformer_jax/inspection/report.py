@@ -12,8 +12,7 @@ from tokenformer_jax.parallel.messages import aligned
 
 DEFINITIONS = """\
 contribution   |weight| · ‖value‖₂ of a parameter token, averaged over the positions of the text
-nearly unused  contributes less than 1/100 of the mean contribution in its Pattention
-unused         contributes at most 1/1000 of that mean at every position; also nearly unused
+unused         contributes less than 1/100 of the mean contribution in its Pattention
 dead           key, value and weight are zero, so the token has no gradient and stays dead
 of an MLP      the hidden units count as parameter tokens: the weight is the activation, the value
                a row of the second matrix
@@ -31,7 +30,6 @@ USAGE = (
   ('tokens', '{tokens:,}'),
   ('dead', '{dead:,}'),
   ('unused', '{unused:,}'),
-  ('nearly unused', '{nearly_unused:,}'),
   ('for 90 %', '{for_90_percent:,}'),
 )
 AGE = (
@@ -41,8 +39,8 @@ AGE = (
   ('new', '{new:,}'),
   ('new: of tokens', '{new_share_of_tokens:.1%}'),
   ('of contribution', '{new_share_of_contribution:.1%}'),
-  ('nearly unused: old', '{nearly_unused_old:,}'),
-  ('new', '{nearly_unused_new:,}'),
+  ('unused: old', '{unused_old:,}'),
+  ('new', '{unused_new:,}'),
 )
 LOAD = (
   ('layer', '{layer}'),
@@ -120,7 +118,6 @@ def usage_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
       'tokens': len(used.mean),
       'dead': int(used.dead.sum()),
       'unused': int(used.unused.sum()),
-      'nearly_unused': int(used.nearly_unused.sum()),
       'for_90_percent': used.tokens_for(0.9),
     }
     for layer, layer_usage in usage.items()
@@ -141,7 +138,6 @@ def age_rows(
       first, count = old[layer][name], len(used.mean)
       if first == count:
         continue
-      unused = used.nearly_unused
       rows.append(
         {
           'layer': layer,
@@ -150,8 +146,8 @@ def age_rows(
           'new': count - first,
           'new_share_of_tokens': (count - first) / count,
           'new_share_of_contribution': float(used.share[first:].sum()),
-          'nearly_unused_old': int(unused[:first].sum()),
-          'nearly_unused_new': int(unused[first:].sum()),
+          'unused_old': int(used.unused[:first].sum()),
+          'unused_new': int(used.unused[first:].sum()),
         }
       )
   return rows
@@ -168,8 +164,6 @@ def token_rows(usage: Mapping[int, Mapping[str, Usage]]) -> list[Row]:
       'layer': layer,
       'kind': name,
       'mean': listed(used.mean),
-      'root_mean_square': listed(used.root_mean_square),
-      'largest': listed(used.largest),
       'value_norm': listed(used.value_norms),
       'contribution': listed(used.contribution),
     }

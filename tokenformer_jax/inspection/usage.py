@@ -4,12 +4,11 @@ At a position, a parameter token with the weight w adds w v to the output. Its *
 |w| ‖v‖₂, averaged over the positions of a text. Compared with the mean contribution of the
 parameter tokens of its Pattention, a token is
 
-  dead           if its key and its value are zero and the score function gives a score of 0 the
-                 weight 0: it adds nothing, and has no gradient, so it never will
-  unused         if at no position |w| ‖v‖₂ is more than 1/1000 of the mean contribution
-  nearly unused  if its contribution is less than 1/100 of the mean (unused tokens also are)
+  dead    if its key and its value are zero and the score function gives a score of 0 the weight 0:
+          it adds nothing, and has no gradient, so it never will
+  unused  if its contribution is less than 1/100 of the mean
 
-New tokens, with either a zero value or a zero key, are unused but not dead: they learn.
+New tokens, with a zero value, are unused but not dead: they learn.
 
 Usage is not the importance that `grow shrink` uses (grow/importance.py). |⟨v, ∂loss/∂v⟩| is the
 change of the loss without the token, to first order; it needs targets and a backward pass. Usage
@@ -18,20 +17,17 @@ depend on it.
 """
 
 import dataclasses
-import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from tokenformer_jax.inspection.weights import Sums, TokenArrays, compiled, pattentions, sums
+from tokenformer_jax.inspection.weights import TokenArrays, compiled, pattentions, sums
 from tokenformer_jax.model.params import Definition, Params, lookup
 from tokenformer_jax.parallel import rules, sharding
 
-UNUSED = 1e-3  # of the mean contribution, at every position
-NEARLY_UNUSED = 1e-2  # of the mean contribution, on average
+UNUSED = 1e-2  # of the mean contribution
 
 _WEIGHTS_AT_ONCE = 2**24  # on a device: 64 MiB in float32
 
@@ -42,8 +38,6 @@ class Usage:
 
   positions: int  # of the text
   mean: np.ndarray  # of |w|
-  root_mean_square: np.ndarray  # of w
-  largest: np.ndarray  # |w|
   value_norms: np.ndarray  # ‖v‖₂
   dead: np.ndarray  # whether a token is dead: see this module
 
@@ -60,22 +54,12 @@ class Usage:
   @property
   def unused(self) -> np.ndarray:
     """Return which tokens are unused: see this module."""
-    return self.largest * self.value_norms <= UNUSED * self.contribution.mean()
-
-  @property
-  def nearly_unused(self) -> np.ndarray:
-    """Return which tokens are nearly unused: see this module."""
-    return self.contribution <= NEARLY_UNUSED * self.contribution.mean()
+    return self.contribution <= UNUSED * self.contribution.mean()
 
   def tokens_for(self, fraction: float) -> int:
     """Return the least number of tokens that make this fraction of the contribution."""
-    return tokens_for(fraction, self.share)
-
-
-def tokens_for(fraction: float, shares: np.ndarray) -> int:
-  """Return the least number of tokens that make this fraction of the sum of some shares."""
-  reached = np.cumsum(np.sort(shares)[::-1])
-  return min(int(np.sum(reached < fraction * reached[-1])) + 1, len(shares))
+    reached = np.cumsum(np.sort(self.share)[::-1])
+    return min(int(np.sum(reached < fraction * reached[-1])) + 1, len(reached))
 
 
 def measure(
@@ -99,21 +83,20 @@ def measure(
     out_shardings=sharding.replicated(mesh),
   )
   with jax.set_mesh(mesh):
-    total = functools.reduce(
-      _add, (run(params, batch) for batch in batches(rows, at_once, mesh)), {}
-    )
+    measured = [
+      jax.tree.map(lambda sums: np.asarray(sums, np.float64), run(params, batch))
+      for batch in batches(rows, at_once, mesh)
+    ]
+    total = jax.tree.map(lambda *sums: sum(sums), *measured)
     norms_and_zeros = jax.device_get(compute(params))
   positions = int(np.sum(rows >= 0))
 
   def usage(name: str, tokens: TokenArrays) -> Usage:
     stack, index = tokens.layer
-    own = Sums(*(array[index] for array in total[stack][name]))
     norms, zeros = (array[index] for array in norms_and_zeros[stack, name])
     return Usage(
       positions=positions,
-      mean=own.total / positions,
-      root_mean_square=np.sqrt(own.squares / positions),
-      largest=own.largest,
+      mean=total[stack][name][index] / positions,
       value_norms=np.asarray(norms, np.float64),
       dead=zeros & np.repeat(tokens.zero_at_zero, tokens.groups),
     )
@@ -122,18 +105,6 @@ def measure(
     number: {name: usage(name, tokens) for name, tokens in layer.items()}
     for number, layer in enumerate(layers)
   }
-
-
-def _add(total: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-  """Add the sums of a batch to a total in float64, empty before the first batch."""
-  new = jax.tree.map(lambda array: np.asarray(array, np.float64), new)
-  if not total:
-    return new
-
-  def add(a: Sums, b: Sums) -> Sums:
-    return Sums(a.total + b.total, a.squares + b.squares, np.maximum(a.largest, b.largest))
-
-  return jax.tree.map(add, total, new, is_leaf=lambda node: isinstance(node, Sums))
 
 
 def _norms_and_zeros(params: Params, tokens: TokenArrays) -> tuple[jax.Array, jax.Array]:
@@ -151,7 +122,7 @@ def batches(rows: np.ndarray, at_once: int, mesh: Mesh) -> list[jax.Array]:
 
   A device gets at most `at_once` rows of a batch.
   """
-  shards = rules.parts('batch', mesh)
+  shards = rules.shard_count('batch', mesh)
   size = min(at_once, -(-len(rows) // shards)) * shards
   padded = np.full((-(-len(rows) // size) * size, rows.shape[1]), -1, np.int32)
   padded[: len(rows)] = rows

@@ -31,14 +31,6 @@ from tokenformer_jax.parallel import sharding
 Names = tuple[str, ...]  # the attribute names that lead from a layer to one of its modules
 
 
-class Sums(NamedTuple):
-  """Sums of the absolute weight |Θ| of every parameter token over positions, float32 [L, N]."""
-
-  total: Any
-  squares: Any
-  largest: Any
-
-
 class TokenArrays(NamedTuple):
   """The parameter tokens of a Pattention or an MLP of a layer."""
 
@@ -97,24 +89,17 @@ def pattentions(definition: Definition) -> tuple[dict[str, TokenArrays], ...]:
   )
 
 
-def names(definition: Definition) -> tuple[str, ...]:
-  """Return the names of the Pattentions of all layers, each once, in the order of the layers."""
-  return tuple(dict.fromkeys(name for layer in pattentions(definition) for name in layer))
-
-
-def sums(model: LM, ids_BxT: jax.Array) -> dict[str, dict[str, Sums]]:
-  """Sum over all positions of a batch, layer by layer as the model runs.
+def sums(model: LM, ids_BxT: jax.Array) -> dict[str, dict[str, jax.Array]]:
+  """Sum absolute weights |Θ| over all positions of a batch, layer by layer as the model runs.
 
   The model is bound (`Definition.bind`). An id of −1 is padding at the end of a row, and is not
-  counted. Return the sums for every layer and parameter token of a stack, by stack and name; the
-  weights of one layer are in memory.
+  counted. Return float32 [L, N] for every layer and parameter token of a stack, by stack and name;
+  the weights of one layer are in memory.
   """
   counted_BxTx1 = (ids_BxT >= 0)[..., None]
 
-  def reduce(weights_BxTxN: jax.Array) -> Sums:
-    sizes = jnp.abs(jnp.where(counted_BxTx1, weights_BxTxN, 0))
-    squares = jnp.sum(jnp.square(sizes), axis=(0, 1))
-    return Sums(jnp.sum(sizes, axis=(0, 1)), squares, jnp.max(sizes, axis=(0, 1)))
+  def reduce(weights_BxTxN: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.abs(jnp.where(counted_BxTx1, weights_BxTxN, 0)), axis=(0, 1))
 
   return run_layers(model, ids_BxT, functools.partial(_run_watched, reduce=reduce))
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
 _MOST_CURVES = 12  # sizes in one picture
-# Numbers of a logarithmic axis in every decade, by the largest ratio of its values.
-_TICKS = ((2, ()), (8, (1, 1.5, 2, 3, 5)), (30, (1, 2, 5)), (300, (1, 3)), (np.inf, (1,)))
 
 
 def check_folder(folder: Path) -> None:
@@ -93,24 +91,11 @@ def draw_residuals(analysis: Analysis) -> 'Figure':
   for axes, x, name in panels:
     axes.scatter(x, percent, c=ratio, cmap='viridis', s=18)
     axes.axhline(0, color='k', linewidth=0.8)
-    _use_log_sizes(axes, x)
+    axes.set_xscale('log')
     label = 'measured loss over that of the law, % more' if axes is first else ''
     _finish(axes, name, label)
   figure.colorbar(second.collections[0], ax=second, label='log₁₀ of tokens a parameter')
   return figure
-
-
-def _use_log_sizes(axes: 'Axes', values: np.ndarray) -> None:
-  """Make the x axis logarithmic, with several numbers such as 30M however little it spans."""
-  from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter  # noqa: PLC0415
-
-  axes.set_xscale('log')
-  span = values.max() / values.min()
-  within_decade = next(subs for most, subs in _TICKS if span < most)
-  even = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
-  axes.xaxis.set_major_locator(LogLocator(subs=within_decade) if within_decade else even)
-  axes.xaxis.set_major_formatter(EngFormatter(sep=''))
-  axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _figure(**options: Any) -> 'Figure':

@@ -12,7 +12,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, curves, saved_config
-from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
+from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps import schedules
 from tokenformer_jax.storage import paths
 
@@ -27,9 +27,7 @@ class Size:
 
   parameters: int
   active: int  # those that one token uses; fewer than `parameters` in a mixture of experts
-  # Exact model FLOPs of training on one token (see `flops.train_flops`); of a run the mean over its
-  # tokens, if the length of its sequences changed.
-  flops_per_token: float
+  flops_per_token: float  # exact model FLOPs of training on one token: see `flops.train_flops`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,18 +36,12 @@ class FinishedRun:
 
   name: str  # its work directory
   size: Size
-  steps: int  # the number of its updates, those before a growth or of a stable run included
-  batch_tokens: float  # the number of tokens of a step; a mean if the batch size changed
+  tokens: int  # those that the model has seen, before a growth and in a stable run included
   loss: float  # the last loss on the validation text, in nats a token; NaN if it was not finite
   decayed: bool  # whether the rate had decayed at the end
   # The conditions of its loss besides the model and the plain training, by name.
   data: dict[str, str]
   growth: 'Growth | None' = None  # the last one
-
-  @property
-  def tokens(self) -> int:
-    """The number of tokens that the model has seen."""
-    return round(self.steps * self.batch_tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,17 +68,6 @@ def measure_size(config: Config) -> Size:
   return _measure(config.model, config.data.sequence_length)
 
 
-def _mean_flops(model: ModelConfig, batches: batches_lib.History, steps: int) -> float:
-  """Return the mean FLOPs of a token over the tokens of the batches up to a step."""
-  tokens: dict[int, float] = {}
-  for count, entry in batches_lib.segments(batches, 0, steps):
-    tokens[entry.length] = tokens.get(entry.length, 0) + count * entry.samples * entry.length
-  whole = sum(tokens.values())
-  return sum(
-    count / whole * _measure(model, length).flops_per_token for length, count in tokens.items()
-  )
-
-
 def read(workdir: str) -> FinishedRun:
   """Return a finished run."""
   path = paths.parse_path(workdir)
@@ -103,27 +84,15 @@ def read(workdir: str) -> FinishedRun:
     )
   meta, loss = _meta(path), losses[-1]
   batches = batches_lib.of_run(meta, config.data)
-  done = _all_steps(meta.lineage, steps)
   return FinishedRun(
     name=workdir,
-    size=dataclasses.replace(
-      measure_size(config), flops_per_token=_mean_flops(config.model, batches, steps)
-    ),
-    steps=done,
-    batch_tokens=batches_lib.all_tokens(meta.lineage, batches, steps) / done,
+    size=measure_size(config),
+    tokens=round(batches_lib.all_tokens(meta.lineage, batches, steps)),
     loss=math.nan if loss is None else loss,
     decayed=_has_decayed(config),
     data=_data(config, meta),
     growth=_growth(meta),
   )
-
-
-def has_grown(workdir: str) -> bool:
-  """Return whether a directory has a checkpoint, and the newest one is of a grown model."""
-  try:
-    return bool(_meta(paths.parse_path(workdir)).lineage)
-  except UserError:  # `read` reports it.
-    return False
 
 
 def is_finished(workdir: paths.Path, steps: int) -> bool:
@@ -139,14 +108,6 @@ def last_losses(lines: Sequence[dict[str, float]], steps: int) -> list[float | N
 def _meta(path: paths.Path) -> Meta:
   meta = checkpoint.open_directory(path).meta
   return meta
-
-
-def _all_steps(lineage: Lineage, step: int) -> int:
-  """Return the number of steps that led to a step of a run, those before its growths included."""
-  steps, begin = 0, 0
-  for entry in lineage:
-    steps, begin = steps + entry.step - begin, entry.first_step
-  return steps + step - begin
 
 
 def _has_decayed(config: Config) -> bool:

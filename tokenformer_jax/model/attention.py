@@ -14,7 +14,7 @@ from tokenformer_jax.model.layer import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, C
 from tokenformer_jax.model.norm import Norm, apply_norm
 from tokenformer_jax.model.projections import projection
 from tokenformer_jax.model.token_attention import KernelAttention, make_positions
-from tokenformer_jax.parallel.rules import parts
+from tokenformer_jax.parallel.rules import shard_count
 from tokenformer_jax.parallel.sharding import constrain
 
 
@@ -39,9 +39,7 @@ class Attention(nnx.Module):
     queries, keys = self.heads * self.head_width, self.key_heads * self.head_width
     make = functools.partial(projection, model=model, execution=execution, rngs=rngs)
     into_heads = functools.partial(make, axes=('width', 'heads'))
-    query_zero, value_zero, proj_zero = (
-      name in self.zero_at_start(config) for name in ('query', 'value', 'proj')
-    )
+    query_zero, value_zero = (name in self.zero_at_start(config) for name in ('query', 'value'))
     orthogonal = model.init.attention_kernels == 'orthogonal'
     self.query = into_heads(config.qkv, widths=(model.width, queries), starts_at_zero=query_zero)
     self.key = into_heads(config.qkv, widths=(model.width, keys))
@@ -55,7 +53,6 @@ class Attention(nnx.Module):
       config.proj,
       axes=('heads', 'width'),
       widths=(queries, model.width),
-      starts_at_zero=proj_zero,
       orthogonal=orthogonal,
     )
     norm = functools.partial(Norm, config.qk_norm, model, head_width=self.head_width, rngs=rngs)
@@ -95,7 +92,7 @@ class Attention(nnx.Module):
   @property
   def key_axes(self) -> caches.PairAxes:
     """The logical axes of cached keys and of cached values."""
-    return caches.HEADS if self.key_heads % parts('row_heads') == 0 else caches.WHOLE
+    return caches.HEADS if self.key_heads % shard_count('row_heads') == 0 else caches.WHOLE
 
   def __call__(
     self,
@@ -120,11 +117,11 @@ class Attention(nnx.Module):
     query = apply_norm(self.query_norm, self.query(x_BxTxD, (self.heads, width)))
     key = apply_norm(self.key_norm, self.key(x_BxTxD, (self.key_heads, width)))
     value = self.values(x_BxTxD, width)
-    key_axis = 'heads' if self.key_heads % parts('heads') == 0 else None
+    key_axis = 'heads' if self.key_heads % shard_count('heads') == 0 else None
     query = constrain(query, 'batch', 'slots', 'heads', None)
     key, value = (constrain(x, 'batch', 'slots', key_axis, None) for x in (key, value))
     mixed, cache = self.mix(query, key, value, context, cache)
-    return self.output(constrain(mixed, 'batch', 'slots', 'heads', None)), cache, EMPTY_AUX
+    return self.proj(constrain(mixed, 'batch', 'slots', 'heads', None)), cache, EMPTY_AUX
 
   def values(self, x_BxTxD: jax.Array, width: int) -> jax.Array:
     """Return the values [B, T, G, `width`], filled with zeros."""
@@ -135,7 +132,3 @@ class Attention(nnx.Module):
   ) -> tuple[jax.Array, Any]:
     """Return the values mixed by attention [B, T, H, K], and the cache with the new slots."""
     return self.attend(query, key, value, context, cache, self.key_axes)
-
-  def output(self, heads_BxTxHxK: jax.Array) -> jax.Array:
-    """Return the output [B, T, D] of heads, which zeros may fill."""
-    return self.proj(heads_BxTxHxK)

@@ -41,7 +41,7 @@ def softmax_attention(config: SoftmaxConfig, *args: Any, **how: Any) -> Attentio
   """Make the class of softmax attention that computes what the config asks for."""
   if config.shaped:
     return ShapedAttention(config, *args, **how)
-  if config.value_skip or config.proj_skip:
+  if config.value_skip:
     return SkipAttention(config, *args, **how)
   return Attention(config, *args, **how)
 

@@ -1,6 +1,6 @@
 """Send tokens to experts and combine the results, on one device or several.
 
-With a capacity, every expert has a number of slots for the tokens of a set of sequences (Switch
+With a capacity, every expert has a number of slots for the tokens of a sequence (Switch
 Transformer; Lepikhin et al. 2020, arXiv 2006.16668). Otherwise tokens are sorted by expert. Devices
 that split the experts exchange tokens, never experts.
 """
@@ -14,12 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tokenformer_jax.config import CapacityConfig, GroupedConfig
-from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import grouped
 from tokenformer_jax.model.grouped import rows_at, sources
 from tokenformer_jax.model.router import Choice
 from tokenformer_jax.parallel import per_device
-from tokenformer_jax.parallel.rules import Axes, parts
+from tokenformer_jax.parallel.rules import Axes, shard_count
 
 # (rows of several experts, the product of such rows with a matrix for each expert) → their results
 Apply = Callable[..., jax.Array]
@@ -27,18 +26,13 @@ Apply = Callable[..., jax.Array]
 WITHOUT_DROPS = GroupedConfig()
 
 
-def capacity(config: CapacityConfig, tokens: int, top_k: int, count: int, training: bool) -> int:
-  """Return the number of an expert's slots for a set of `tokens`, at most `tokens`.
-
-  Halves are rounded to even.
-  """
-  return int(_capacities(config, tokens, top_k, count, training)[tokens])
-
-
-def _capacities(
+def capacities(
   config: CapacityConfig, most: int, top_k: int, count: int, training: bool
 ) -> np.ndarray:
-  """Return the number of an expert's slots for a set of 0, 1, … `most` tokens, int32."""
+  """Return the number of an expert's slots for sequences of 0, 1, … `most` tokens, int32.
+
+  Halves are rounded to even, and there are at most as many slots as tokens.
+  """
   factor, tokens = config.factor if training else config.eval_factor, np.arange(most + 1)
   even = np.round(factor * tokens * top_k / count)
   return np.minimum(tokens, np.maximum(even, config.least)).astype(np.int32)
@@ -82,7 +76,7 @@ def run(
     for m, names in zip(matrices, axes, strict=True)
     for pair in zip(m.shape, names, strict=True)
   ]
-  if math.prod(sizes.values()) == 1 or any(size % parts(name) for size, name in lengths):
+  if math.prod(sizes.values()) == 1 or any(size % shard_count(name) for size, name in lengths):
     return on_device(x_BxTxD, choice, *matrices)
   batch = per_device.split_spec(('batch', 'slots'))
 
@@ -117,52 +111,34 @@ def _with_capacity(
   count: int,
   training: bool,
 ) -> Routed:
-  """Return the result of experts with a limited number of slots for each set of sequences.
+  """Return the result of experts with a limited number of slots for each sequence.
 
-  The number depends on the tokens of the set, so padding does not change it.
+  The number depends on the tokens of the sequence, so padding does not change it.
   """
   batch, length, width = x_BxTxD.shape
-  top_k, rows = choice.experts_BxTxK.shape[-1], config.rows if training else 1
-  if batch % rows:
-    raise UserError(
-      f'config.model has ffn.dispatch.rows={config.rows}, and a device has {batch} sequences of a '
-      'batch, or of each part of it with optim.accumulation_steps; make rows a divisor of that'
-    )
-  sets = batch // rows
-  capacities = _capacities(config, rows * length, top_k, count, training)
-  slots = int(capacities[-1])
+  top_k = choice.experts_BxTxK.shape[-1]
+  slots_by_tokens = capacities(config, length, top_k, count, training)
+  slots = int(slots_by_tokens[-1])
   if not slots:
     return Routed(0 * x_BxTxD, choice.experts_BxTxK < 0)
-  experts_GxM, gates_GxM = (array.reshape(sets, -1) for array in choice)
-  tokens_G = jnp.sum(experts_GxM[:, ::top_k] < count, axis=1)
-  own_slots_Gx1 = jnp.asarray(capacities)[tokens_G][:, None]
-  rank_GxM = jax.vmap(lambda e, g: rank(e, g, count, config.order))(experts_GxM, gates_GxM)
-  kept_GxM = (rank_GxM < own_slots_Gx1) & (experts_GxM < count)
-  # The slots of all sets, expert by expert.
-  set_Gx1 = jnp.arange(sets, dtype=jnp.int32)[:, None]
-  at_GxM = (experts_GxM * sets + set_Gx1) * slots + rank_GxM
-  at_M = jnp.where(kept_GxM, at_GxM, count * sets * slots).reshape(-1)
+  experts_BxM = choice.experts_BxTxK.reshape(batch, -1)
+  tokens_B = jnp.sum(experts_BxM[:, ::top_k] < count, axis=1)
+  own_slots_Bx1 = jnp.asarray(slots_by_tokens)[tokens_B][:, None]
+  rank_BxM = jax.vmap(lambda experts_M: grouped.rank(experts_M, count).rank_M)(experts_BxM)
+  kept_BxM = (rank_BxM < own_slots_Bx1) & (experts_BxM < count)
+  # The slots of all sequences, expert by expert.
+  row_Bx1 = jnp.arange(batch, dtype=jnp.int32)[:, None]
+  at_BxM = (experts_BxM * batch + row_Bx1) * slots + rank_BxM
+  at_M = jnp.where(kept_BxM, at_BxM, count * batch * slots).reshape(-1)
   # Choice k of token t has the number K t + k, and M // K is no token's number.
-  source = sources(at_M, count * sets * slots)
+  source = sources(at_M, count * batch * slots)
   flat_NxD = x_BxTxD.reshape(-1, width)
   slots_PxD = rows_at(flat_NxD, source // top_k)
-  slots_ExSxD = slots_PxD.reshape(count, sets * slots, width)
+  slots_ExSxD = slots_PxD.reshape(count, batch * slots, width)
   results = _at_experts(apply, slots_ExSxD, matrices).reshape(-1, width)
   rows_MxD = rows_at(results, at_M)
-  kept_BxTxK = kept_GxM.reshape(batch, length, top_k)
+  kept_BxTxK = kept_BxM.reshape(batch, length, top_k)
   return Routed(_combine(rows_MxD, choice.gates_BxTxK, kept_BxTxK), kept_BxTxK)
-
-
-def rank(experts_M: jax.Array, gates_M: jax.Array, count: int, order: str) -> jax.Array:
-  """Return the rank of each choice of a set of sequences at its expert, from 0 on.
-
-  Choice k of token t is at K t + k, and `count` stands for none. For `order` see `CapacityConfig`.
-  """
-  if order == 'sequence':
-    return grouped.rank(experts_M, count).rank_M
-  first = jnp.argsort(-gates_M, stable=True)
-  ranks = grouped.rank(experts_M[first], count).rank_M
-  return jnp.zeros_like(ranks).at[first].set(ranks, unique_indices=True)
 
 
 def _at_experts(apply: Apply, slots_ExSxD: jax.Array, matrices: Sequence[jax.Array]) -> jax.Array:

@@ -60,9 +60,8 @@ def _image_flops(module: Any, patches: int, slots: int) -> float:
   before = matrix_entries(module, lambda info: info.depth == 0)
   within = matrix_entries(module, lambda info: info.in_layers)
   after = matrix_entries(module, lambda info: info.depth is None)
-  pool = module.pool.length_flops(slots) if module.pool else 0
   layers = 2 * within + trunk.length_flops(module.blocks, module.repeats, slots)
-  return 2 * (patches * before + after) + slots * layers + pool
+  return 2 * (patches * before + after) + slots * layers
 
 
 def _module(model: ModelConfig) -> Any:

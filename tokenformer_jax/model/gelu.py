@@ -16,10 +16,9 @@ _SLOPE = 2 / math.sqrt(math.pi)  # of erf at 0
 EPSILON = 1e-12
 
 
-def inverse_root(square: jax.Array, reference: jax.Array, epsilon: float) -> jax.Array:
-  """Return τ / (‖A‖₂ + ε), the scale of scores A, given ‖A‖₂² + `EPSILON` and τ²."""
-  inverse = 1 / (jnp.sqrt(square) + epsilon) if epsilon else jax.lax.rsqrt(square)
-  return inverse * jnp.sqrt(reference)
+def inverse_root(square: jax.Array, reference: jax.Array) -> jax.Array:
+  """Return τ / ‖A‖₂, the scale of scores A, given ‖A‖₂² + `EPSILON` and τ²."""
+  return jax.lax.rsqrt(square) * jnp.sqrt(reference)
 
 
 def activate(x: jax.Array, gelu: str) -> jax.Array:

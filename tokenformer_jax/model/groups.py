@@ -17,7 +17,7 @@ import numpy as np
 
 from tokenformer_jax.config import TokenGroup
 from tokenformer_jax.parallel import per_device
-from tokenformer_jax.parallel.rules import parts
+from tokenformer_jax.parallel.rules import shard_count
 from tokenformer_jax.parallel.sharding import constrain
 
 
@@ -111,7 +111,7 @@ def make(groups: Sequence[TokenGroup], count: int | None = None) -> OneGroup | G
   """
   if len(groups) == 1:
     return OneGroup(groups[0].reference)
-  return _cut_parts(tuple(groups), parts('param_tokens') if count is None else count)
+  return _cut_parts(tuple(groups), shard_count('param_tokens') if count is None else count)
 
 
 def on_devices(reference: int) -> OneGroup:

@@ -11,7 +11,7 @@ from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model import splash
 from tokenformer_jax.model.layer import Context
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.parallel.rules import parts
+from tokenformer_jax.parallel.rules import shard_count
 
 _QUERY_BLOCK = 128  # query positions per block, raised so that there are at most …
 _MOST_BLOCKS = 16
@@ -192,7 +192,7 @@ def attend(
   batch, length, heads, _ = query.shape
   name = usable_kernel(implementation, query.dtype, batch, length, heads)
   window = window if window < length else 0
-  if name != 'xla' and not sharding.on_one_shard() and key.shape[2] % parts('row_heads'):
+  if name != 'xla' and not sharding.on_one_shard() and key.shape[2] % shard_count('row_heads'):
     # Kernels need equal parts of the heads of queries and keys on each device.
     key, value = (
       sharding.constrain(
@@ -227,15 +227,6 @@ def _document_mask(starts_BxT: jax.Array, keys_S: jax.Array) -> jax.Array:
   return (keys_S[None, None, :] >= starts_BxT[:, :, None])[:, None]
 
 
-def sees_view(view: caches.CacheView, context: Context, length: int, window: int) -> jax.Array:
-  """Return the mask [B, 1, T, S], or [1, 1, T, S], of the keys that the next queries see."""
-  queries_T = context.start + jnp.arange(length)
-  seen = _sees(queries_T, view.slots_S, window)[None, None]
-  if context.padding_B is None:
-    return seen
-  return seen & (view.slots_S[None, :] >= context.padding_B[:, None])[:, None, None]
-
-
 def attend_view(
   query: Any,
   view: caches.CacheView,
@@ -252,6 +243,8 @@ def attend_view(
   length = jax.tree.leaves(query)[0].shape[1]
   queries_T = context.start + jnp.arange(length)
   scores_BxHxTxS = score(query, view.keys, queries_T, view.slots_S, 'BTHK,BHSK->BHTS')
-  seen = sees_view(view, context, length, window)
+  seen = _sees(queries_T, view.slots_S, window)[None, None]
+  if context.padding_B is not None:
+    seen &= (view.slots_S[None, :] >= context.padding_B[:, None])[:, None, None]
   weights_BxHxTxS = weigh(scores_BxHxTxS, seen).astype(view.values.dtype)
   return _by_head('BHTS,BHSK->BTHK', weights_BxHxTxS, view.values)

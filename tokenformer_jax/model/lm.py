@@ -4,7 +4,6 @@ With Pattentions it is a TokenFormer. With dense projections, biases and affine 
 baseline, the Transformer of GPT-2 and Pythia.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +11,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tokenformer_jax.config import InitConfig, ModelConfig
+from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.execution import DEFAULT, Execution
 from tokenformer_jax.model.layer import FROM_START, NO_INPUTS, Aux, Context, LayerInputs
 from tokenformer_jax.model.loss import logits
 from tokenformer_jax.model.norm import apply_norm, make_norm
-from tokenformer_jax.model.params import Definition, Params, Role, define, param
+from tokenformer_jax.model.params import Definition, Params, Role, define_model, param
 from tokenformer_jax.model.products import look_up, repeat
 from tokenformer_jax.parallel.sharding import constrain
 
@@ -105,13 +104,7 @@ class LM(nnx.Module):
 
 def define_lm(config: ModelConfig, execution: Execution = DEFAULT) -> Definition:
   """Return the model's parameters and functions; `config` has every size filled in (no zeros)."""
-  return _define(config, config.init, execution)
-
-
-@functools.cache
-def _define(config: ModelConfig, init: InitConfig, execution: Execution) -> Definition:
-  del init  # Equality of configs ignores the initialization, so the cache's key holds it as well.
-  return define(lambda rngs: LM(config, execution, rngs=rngs))
+  return define_model(LM, config, execution)
 
 
 def unstack(params: Params, config: ModelConfig) -> Params:

@@ -17,7 +17,7 @@ from tokenformer_jax.model.params import TOKEN_AXES
 from tokenformer_jax.model.products import product
 from tokenformer_jax.model.stack import ROW_STATISTICS, SCORES
 from tokenformer_jax.parallel import per_device
-from tokenformer_jax.parallel.rules import parts
+from tokenformer_jax.parallel.rules import shard_count
 from tokenformer_jax.parallel.sharding import constrain
 
 MANY = 8  # parameter tokens per device, in widths D of the input
@@ -25,7 +25,7 @@ MANY = 8  # parameter tokens per device, in widths D of the input
 
 def are_many(keys_NxI: jax.Array, x: jax.Array) -> bool:
   """Return whether the gradient of the scores' norm should go through KᵀK; never for heads."""
-  return x.ndim == 3 and len(keys_NxI) >= MANY * parts('param_tokens') * x.shape[-1]
+  return x.ndim == 3 and len(keys_NxI) >= MANY * shard_count('param_tokens') * x.shape[-1]
 
 
 def weights_of_many(
@@ -36,7 +36,7 @@ def weights_of_many(
   def on_device(x_BxTxI: jax.Array, keys_NxI: jax.Array) -> jax.Array:
     if per_device.is_split('param_tokens'):
       x_BxTxI = per_device.varying(x_BxTxI, 'param_tokens')
-    return _weights_by_keys(x_BxTxI, keys_NxI, reference, score.gelu, score.row_epsilon)
+    return _weights_by_keys(x_BxTxI, keys_NxI, reference, score.gelu)
 
   keys_NxI = keys_NxI.astype(x_BxTxI.dtype)
   weights_BxTxN = per_device.on_each_device(
@@ -45,27 +45,27 @@ def weights_of_many(
   return constrain(weights_BxTxN, 'batch', 'slots', 'param_tokens')
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _weights_by_keys(
-  x_BxTxI: jax.Array, keys_NxI: jax.Array, reference: int, gelu: str, row_epsilon: float
+  x_BxTxI: jax.Array, keys_NxI: jax.Array, reference: int, gelu: str
 ) -> jax.Array:
   """Return GELU(τ A / ‖A‖₂) of A = x Kᵀ, with the gradient of the norm by x (KᵀK) xᵀ.
 
   So the score gradient needs no reduction over its row, and no part of the norm: with C, the
   gradient of what GELU sees, Σ C A over a row is x · (C K), and the rest works on D numbers a row.
   """
-  return _by_keys_forward(x_BxTxI, keys_NxI, reference, gelu, row_epsilon)[0]
+  return _by_keys_forward(x_BxTxI, keys_NxI, reference, gelu)[0]
 
 
 def _by_keys_forward(
-  x_BxTxI: jax.Array, keys_NxI: jax.Array, reference: int, gelu: str, row_epsilon: float
+  x_BxTxI: jax.Array, keys_NxI: jax.Array, reference: int, gelu: str
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
   scores_BxTxN = checkpoint_name(product('BTI,NI->BTN', x_BxTxI, keys_NxI), SCORES)
   square_BxTx1 = groups_lib.on_devices(reference).total(
     jnp.square(scores_BxTxN.astype(jnp.float32))
   )
   square_BxTx1 = checkpoint_name(square_BxTx1 + EPSILON, ROW_STATISTICS)
-  scale_BxTx1 = inverse_root(square_BxTx1, jnp.float32(reference), row_epsilon)
+  scale_BxTx1 = inverse_root(square_BxTx1, jnp.float32(reference))
   weights_BxTxN = activate_scaled(scores_BxTxN.astype(jnp.float32), scale_BxTx1, gelu)
   kept = x_BxTxI, keys_NxI, scores_BxTxN, square_BxTx1
   return weights_BxTxN.astype(x_BxTxI.dtype), kept
@@ -74,14 +74,13 @@ def _by_keys_forward(
 def _by_keys_backward(
   reference: int,
   gelu: str,
-  row_epsilon: float,
   kept: tuple[jax.Array, ...],
   gradient_BxTxN: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   x_BxTxI, keys_NxI, scores_BxTxN, square_BxTx1 = kept
   dtype, x32_BxTxI = x_BxTxI.dtype, x_BxTxI.astype(jnp.float32)
   scale_BxTx1, to_square = jax.vjp(
-    lambda square: inverse_root(square, jnp.float32(reference), row_epsilon), square_BxTx1
+    lambda square: inverse_root(square, jnp.float32(reference)), square_BxTx1
   )
   # Twice the gradient of what GELU sees. The half is a factor of each row below.
   slope_BxTxN = twice_slope(scores_BxTxN.astype(jnp.float32), scale_BxTx1, gelu)

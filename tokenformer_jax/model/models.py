@@ -2,13 +2,13 @@
 
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model.execution import DEFAULT, Execution
-from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.model.params import Definition
-from tokenformer_jax.model.vit import define_vit
+from tokenformer_jax.model.lm import LM
+from tokenformer_jax.model.params import Definition, define_model
+from tokenformer_jax.model.vit import ViT
 
-DEFINE = {'lm': define_lm, 'vit': define_vit}
+MODELS = {'lm': LM, 'vit': ViT}  # by `model.kind`
 
 
 def define(config: ModelConfig, execution: Execution = DEFAULT) -> Definition:
   """Return the parameters and functions of a model; `config` has every size filled in."""
-  return DEFINE[config.kind](config, execution)
+  return define_model(MODELS[config.kind], config, execution)

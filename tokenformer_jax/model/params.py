@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from tokenformer_jax.config import InitConfig, ModelConfig
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.parallel.rules import Axes
 
 TOKEN_AXES = ('param_tokens', 'width')  # of the keys and of the values of parameter tokens
@@ -194,6 +196,21 @@ def define(make: Callable[[nnx.Rngs], nnx.Module]) -> Definition:
     abstract=nnx.to_pure_dict(state),
     info=nnx.to_pure_dict(_map_variables(lambda v: v.get_metadata('info'), state)),
   )
+
+
+def define_model(
+  module: Callable[..., nnx.Module], config: ModelConfig, execution: Execution
+) -> Definition:
+  """Return the definition of `module(config, execution, rngs=…)`; every size is filled in."""
+  return _define_model(module, config, config.init, execution)
+
+
+@functools.cache
+def _define_model(
+  module: Callable[..., nnx.Module], config: ModelConfig, init: InitConfig, execution: Execution
+) -> Definition:
+  del init  # Equality of configs ignores the initialization, so the cache's key holds it as well.
+  return define(lambda rngs: module(config, execution, rngs=rngs))
 
 
 def stack(

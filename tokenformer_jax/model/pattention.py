@@ -42,7 +42,7 @@ from tokenformer_jax.model.many_tokens import are_many, weights_of_many
 from tokenformer_jax.model.params import TOKEN_AXES, Initializer, Role, param
 from tokenformer_jax.model.products import project
 from tokenformer_jax.model.stack import PROJECTED, ROW_STATISTICS, SCORES
-from tokenformer_jax.parallel.rules import parts
+from tokenformer_jax.parallel.rules import shard_count
 from tokenformer_jax.parallel.sharding import constrain
 
 
@@ -68,8 +68,7 @@ def parameter_weights(
   unchanged (exactly for the forms with GELU, where a zero score has weight 0).
 
   Intermediate values are float32; the weights have the dtype of the scores. The form of GELU is
-  that of `activate`, and `groups` come from `groups.make`. `row_epsilon` is added to every norm, as
-  in the released TPU code (1e-5).
+  that of `activate`, and `groups` come from `groups.make`.
   """
   match score:
     case LinearScore():
@@ -88,9 +87,8 @@ def _normed_weights(
 ) -> jax.Array:
   """Compute the weights of a score with a norm over each group."""
   dtype, scores_BxTxN = scores_BxTxN.dtype, scores_BxTxN.astype(jnp.float32)
-  epsilon = score.row_epsilon
   if isinstance(score, L2NormGELU):
-    inverse = _inverse_l2(groups.total(jnp.square(scores_BxTxN)), groups.reference, epsilon)
+    inverse = _inverse_l2(groups.total(jnp.square(scores_BxTxN)), groups.reference)
     waiting_BxTxN = _gradient_waits(scores_BxTxN, dtype)
     return activate_scaled(waiting_BxTxN, groups.spread(inverse), score.gelu).astype(dtype)
   if isinstance(score, GELUL2Norm | GELUL1Norm):
@@ -100,9 +98,9 @@ def _normed_weights(
     largest = groups.spread(groups.largest(jax.lax.stop_gradient(scores_BxTxN)))
     weights = jnp.exp(scores_BxTxN - largest)
   if isinstance(score, GELUL1Norm | SoftmaxScore):
-    scale = _inverse_l1(groups.total(jnp.abs(weights)), groups.reference, epsilon)
+    scale = _inverse_l1(groups.total(jnp.abs(weights)), groups.reference)
   else:
-    scale = _inverse_l2(groups.total(jnp.square(weights)), groups.reference, epsilon)
+    scale = _inverse_l2(groups.total(jnp.square(weights)), groups.reference)
   return (_gradient_waits(weights, dtype) * groups.spread(scale)).astype(dtype)
 
 
@@ -145,15 +143,14 @@ def _backward(dtype: jnp.dtype, _: None, gradient: jax.Array) -> tuple[jax.Array
 _rounded_gradient.defvjp(_forward, _backward)
 
 
-def _inverse_l2(square: jax.Array, reference: jax.Array, epsilon: float) -> jax.Array:
-  """Return τ / (‖A‖₂ + ε), given ‖A‖₂² and τ²."""
-  square = checkpoint_name(square + EPSILON, ROW_STATISTICS)
-  return inverse_root(square, reference, epsilon)
+def _inverse_l2(square: jax.Array, reference: jax.Array) -> jax.Array:
+  """Return τ / ‖A‖₂, given ‖A‖₂² and τ²."""
+  return inverse_root(checkpoint_name(square + EPSILON, ROW_STATISTICS), reference)
 
 
-def _inverse_l1(total: jax.Array, reference: jax.Array, epsilon: float) -> jax.Array:
-  """Return τ² / (‖A‖₁ + ε), given ‖A‖₁ and τ²."""
-  return reference / checkpoint_name(total + (epsilon or EPSILON), ROW_STATISTICS)
+def _inverse_l1(total: jax.Array, reference: jax.Array) -> jax.Array:
+  """Return τ² / ‖A‖₁, given ‖A‖₁ and τ²."""
+  return reference / checkpoint_name(total + EPSILON, ROW_STATISTICS)
 
 
 def scores(x: jax.Array, keys_NxI: jax.Array) -> jax.Array:
@@ -180,7 +177,7 @@ def pattention(
   with `out_heads` (H, K) heads [B, T, H, K] filled with zeros. The groups are in the order of their
   tokens. The rest is as in `keep_for_backward`.
   """
-  if len(groups) > 1 and parts('param_tokens') == 1:
+  if len(groups) > 1 and shard_count('param_tokens') == 1:
     cuts = list(itertools.accumulate(group.tokens for group in groups))[:-1]
     apart = zip(groups, jnp.split(keys_NxI, cuts), jnp.split(values_NxO, cuts), strict=True)
     run = functools.partial(

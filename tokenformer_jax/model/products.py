@@ -1,6 +1,5 @@
 """Products of activations with matrices of parameters, and lookups in tables."""
 
-import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from tokenformer_jax.parallel import per_device
-from tokenformer_jax.parallel.rules import Axes, parts
+from tokenformer_jax.parallel.rules import Axes, shard_count
 from tokenformer_jax.parallel.sharding import constrain, platform
 
 # From this many rows on, a product may take a turned matrix. For one row XLA would copy the matrix,
@@ -89,77 +88,44 @@ def project(
   """
   matrix = matrix.astype(x.dtype)
   x_axes, out_axes = ('BTHK' if x.ndim == 4 else 'BTI'), ('BTHK' if out_heads else 'BTO')
+  stored = [x_axes.replace('BT', ''), out_axes.replace('BT', '')]
+  if contract == 1:
+    stored.reverse()
   heads = out_heads or (x.shape[2:] if x.ndim == 4 else None)
-  on_shard = _ShardProduct(x_axes, out_axes, axes, contract, heads, matrix.shape)
-  if heads and heads[0] % parts('heads'):
-    return on_shard.product(x, matrix)
-  if axes[contract] == 'width':
-    case = on_shard.from_heads if x.ndim == 4 else on_shard.from_width
-  else:
-    case = on_shard.to_heads if out_heads else on_shard.to_width
-  return per_device.on_each_device(
-    lambda x, shard: (case if per_device.is_split(on_shard.split) else on_shard.product)(x, shard),
-    x,
-    matrix,
-    axes,
-    split_in=case != on_shard.from_width,
-    split_out=case != on_shard.to_width,
-  )
+  from_width = axes[contract] == 'width'
+  split = axes[1 - axes.index('width')]
 
-
-@dataclasses.dataclass(frozen=True)
-class _ShardProduct:
-  """The product of `project` with a device's shard of the matrix, in four cases."""
-
-  x_axes: str  # BTI or BTHK
-  out_axes: str  # BTO or BTHK
-  axes: Axes  # as in `project`
-  contract: int  # as in `project`
-  heads: tuple[int, ...] | None  # number and width of the heads of x or of the result
-  shape: tuple[int, ...]  # of the whole matrix
-
-  @property
-  def split(self) -> str:
-    """Return the logical axis of the matrix that devices split."""
-    return next(axis for axis in self.axes if axis != 'width')
-
-  def product(
-    self, x: jax.Array, shard: jax.Array, *, x_axes: str = '', out_axes: str = ''
+  def multiply(
+    x: jax.Array, shard: jax.Array, x_axes: str = x_axes, out_axes: str = out_axes
   ) -> jax.Array:
-    """Multiply x with the matrix or a shard of it, which has its whole width.
-
-    `x_axes` and `out_axes` replace `self.x_axes` and `self.out_axes`.
-    """
-    x_axes, out_axes = x_axes or self.x_axes, out_axes or self.out_axes
-    stored = [side.replace('BT', '') for side in (self.x_axes, self.out_axes)]
-    if self.contract == 1:
-      stored.reverse()
-    if self.heads is not None:
+    """Multiply x with the matrix or a shard of it, which has its whole width."""
+    if heads is not None:
       at = stored.index('HK')
-      number = self.heads[0] * shard.shape[at] // self.shape[at]
-      axes = tuple(None if axis == 'width' else axis for axis in self.axes)
-      shard = split_heads(shard, at, (number, self.heads[1]), axes)
+      number = heads[0] * shard.shape[at] // matrix.shape[at]
+      whole_width = tuple(None if axis == 'width' else axis for axis in axes)
+      shard = split_heads(shard, at, (number, heads[1]), whole_width)
     return product(f'{x_axes},{"".join(stored)}->{out_axes}', x, shard)
 
-  def from_width(self, x: jax.Array, shard: jax.Array) -> jax.Array:
-    """Multiply a whole x into a shard of the result, without any exchange."""
-    return self.product(x, shard)
+  def on_shard(x: jax.Array, shard: jax.Array) -> jax.Array:
+    # Heads that devices exchange are moved to the first axis, as `per_device.scatter` needs.
+    if not per_device.is_split(split):
+      return multiply(x, shard)
+    if from_width and x.ndim == 4:
+      whole_HxBxTxK: Any = per_device.gather(jnp.moveaxis(x, 2, 0), 'heads', 0)
+      return multiply(whole_HxBxTxK, shard, x_axes='HBTK')
+    if from_width:
+      return multiply(x, shard)
+    if out_heads:
+      summed_HxBxTxK: Any = per_device.scatter(multiply(x, shard, out_axes='HBTK'), 'heads')
+      return jnp.moveaxis(summed_HxBxTxK, 0, 2)
+    return per_device.total(multiply(x, shard), split)
 
-  def to_width(self, x: jax.Array, shard: jax.Array) -> jax.Array:
-    """Multiply a shard of x, and sum over devices into the whole result."""
-    return per_device.total(self.product(x, shard), self.split)
-
-  # Exchanged heads are moved to the first axis, as `per_device.scatter` needs.
-
-  def from_heads(self, x: jax.Array, shard: jax.Array) -> jax.Array:
-    """Gather x from the heads of all devices, and multiply it into a shard of the result."""
-    whole_HxBxTxK: Any = per_device.gather(jnp.moveaxis(x, 2, 0), 'heads', 0)
-    return self.product(whole_HxBxTxK, shard, x_axes='HBTK')
-
-  def to_heads(self, x: jax.Array, shard: jax.Array) -> jax.Array:
-    """Multiply a shard of x, sum over devices, and return each device's heads of the result."""
-    summed_HxBxTxK: Any = per_device.scatter(self.product(x, shard, out_axes='HBTK'), 'heads')
-    return jnp.moveaxis(summed_HxBxTxK, 0, 2)
+  if heads and heads[0] % shard_count('heads'):
+    return multiply(x, matrix)
+  is_in_split, is_out_split = not from_width or x.ndim == 4, from_width or bool(out_heads)
+  return per_device.on_each_device(
+    on_shard, x, matrix, axes, split_in=is_in_split, split_out=is_out_split
+  )
 
 
 def look_up(table: jax.Array, ids_BxT: jax.Array, axes: Axes, dtype: jnp.dtype) -> jax.Array:

@@ -22,7 +22,7 @@ from tokenformer_jax.model.params import Initializer, Role, param
 from tokenformer_jax.model.pattention import Pattention
 from tokenformer_jax.model.products import project, repeat, split_heads
 from tokenformer_jax.model.stack import PROJECTED
-from tokenformer_jax.parallel.rules import Axes, parts
+from tokenformer_jax.parallel.rules import Axes, shard_count
 from tokenformer_jax.parallel.sharding import constrain
 
 _ZEROS = nnx.initializers.zeros
@@ -64,20 +64,20 @@ class Dense(nnx.Module):
     out = self._apply(x, self.kernel[...], bias, out_heads)
     return out if self.beside is None else out + self.beside(x, out_heads)
 
-  def in_parts(self, x: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
-    """Return the output in parts of these widths: see `in_parts`.
+  def split_output(self, x: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
+    """Return the output, split into these widths: see `split_output`.
 
-    On several devices each part has a product of its own with its columns of the matrix. Moving
+    On several devices each width has a product of its own with its columns of the matrix. Moving
     columns between devices costs far less than moving the output.
     """
-    if parts(self.axes[-1]) == 1:
+    if shard_count(self.axes[-1]) == 1:
       return _cut(self(x), widths)
     biases = [None for _ in widths] if self.bias is None else _cut(self.bias[...], widths)
     kernels = _cut(self.kernel[...], widths)
     outputs = [self._apply(x, *columns) for columns in zip(kernels, biases, strict=True)]
     if self.beside is None:
       return outputs
-    added = in_parts(self.beside, x, widths)
+    added = split_output(self.beside, x, widths)
     return [output + more for output, more in zip(outputs, added, strict=True)]
 
   def _apply(
@@ -95,21 +95,21 @@ class Dense(nnx.Module):
     return checkpoint_name(out, PROJECTED)
 
 
-def in_parts(
+def split_output(
   projection: 'Projection', x_BxTxI: jax.Array, widths: Sequence[int]
 ) -> list[jax.Array]:
-  """Return the output of a projection in parts [B, T, W] of these widths, W in turn.
+  """Split the output of a projection into arrays [B, T, W] of these widths W.
 
-  Devices may then split each part: to cut an output that is already split, they would exchange most
-  of it.
+  Devices may then split each array: to cut an output that is already split, they would exchange
+  most of it.
   """
   if isinstance(projection, Dense):
-    return projection.in_parts(x_BxTxI, widths)
-  return [constrain(part, 'batch', 'slots', None) for part in _cut(projection(x_BxTxI), widths)]
+    return projection.split_output(x_BxTxI, widths)
+  return [constrain(x, 'batch', 'slots', None) for x in _cut(projection(x_BxTxI), widths)]
 
 
 def _cut(x: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
-  """Return parts of the last axis."""
+  """Split the last axis."""
   return jnp.split(x, list(itertools.accumulate(widths))[:-1], axis=-1)
 
 

@@ -73,7 +73,8 @@ def _bias(config: ExpertsConfig, rngs: nnx.Rngs) -> nnx.Param | None:
   """Return the bias of the choice, moved by its own update; None for other balances."""
   if not isinstance(config.balance, BiasBalanceConfig):
     return None
-  how = {'role': Role.BALANCE, 'own_update': _mover(config.balance)}
+  rate = config.balance.rate
+  how = {'role': Role.BALANCE, 'own_update': lambda excess: -rate * jnp.sign(excess)}
   return param(rngs, nnx.initializers.zeros, (config.count,), ('routes',), **how)
 
 
@@ -196,10 +197,3 @@ def _as_gradient(bias_E: jax.Array, excess_E: jax.Array) -> jax.Array:
   So the loads of a batch, or of all its parts, reach the bias's own update like a gradient.
   """
   return jnp.sum(jax.lax.stop_gradient(excess_E) * (bias_E - jax.lax.stop_gradient(bias_E)))
-
-
-def _mover(config: BiasBalanceConfig) -> Any:
-  """Return the function from the excess of the load to the change of the bias."""
-  if config.by == 'sign':
-    return lambda excess: -config.rate * jnp.sign(excess)
-  return lambda excess: -config.rate * excess

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.parallel.rules import mesh_axes, parts, spec
+from tokenformer_jax.parallel.rules import mesh_axes, shard_count, spec
 from tokenformer_jax.parallel.sharding import constrain
 
 Split = tuple[str | None, ...]
@@ -38,7 +38,7 @@ def whole_rows(
   fill queries up to the same number of heads for each device. The arrays are unchanged if devices
   do not split slots.
   """
-  if parts('slots') == 1:
+  if shard_count('slots') == 1:
     return query, key, value
   key, value = (_enough(x, query.shape[2]) for x in (key, value))
   query, key, value = (_exchange(x, _SLOTS, _ROWS) for x in (query, key, value))
@@ -47,7 +47,7 @@ def whole_rows(
 
 def _enough(x: jax.Array, heads: int) -> jax.Array:
   """Return keys or values whose heads devices can split; each serves equally many of `heads`."""
-  own, pieces = x.shape[2], parts('row_heads')
+  own, pieces = x.shape[2], shard_count('row_heads')
   possible = (n for n in range(1, heads // own + 1) if heads % (n * own) == 0)
   times = next((n for n in possible if n * own % pieces == 0), heads // own)
   return x if times == 1 else constrain(jnp.repeat(x, times, axis=2), *_SLOTS)
@@ -55,15 +55,15 @@ def _enough(x: jax.Array, heads: int) -> jax.Array:
 
 def split_rows(heads_BxTxHxK: jax.Array, heads: int) -> jax.Array:
   """Return all of `heads` heads of some slots on each device: the inverse of `whole_rows`."""
-  if parts('slots') == 1:
+  if shard_count('slots') == 1:
     return heads_BxTxHxK
-  return _exchange(heads_BxTxHxK, _ROWS, _SLOTS, heads // parts('heads'))
+  return _exchange(heads_BxTxHxK, _ROWS, _SLOTS, heads // shard_count('heads'))
 
 
 def splits(heads_BxTxHxK: jax.Array) -> bool:
   """Return whether devices split the slots of these heads, evenly as everything else."""
   sizes = zip(heads_BxTxHxK.shape, ('batch', 'slots', 'heads'), strict=False)
-  return parts('slots') > 1 and all(size % parts(name) == 0 for size, name in sizes)
+  return shard_count('slots') > 1 and all(size % shard_count(name) == 0 for size, name in sizes)
 
 
 def on_slots(
@@ -90,16 +90,12 @@ def halo(key_BxTxHxK: jax.Array, window: int) -> int:
   The number is rounded up to whole blocks of a kernel. It is 0 where whole rows cost less: the
   kernel also computes these slots as queries, in vain.
   """
-  if not splits(key_BxTxHxK):
+  if not window or not splits(key_BxTxHxK):
     return 0
-  return halo_of(key_BxTxHxK.shape[1] // parts('slots'), window)
-
-
-def halo_of(own: int, window: int) -> int:
-  """Return `halo` for a device with `own` slots of a row."""
+  own = key_BxTxHxK.shape[1] // shard_count('slots')
   block = math.gcd(own, SHORT_BLOCK)
   slots = -(-(window - 1) // block) * block
-  return slots if window and _WORTH * slots <= own else 0
+  return slots if _WORTH * slots <= own else 0
 
 
 def in_window(
@@ -115,7 +111,7 @@ def in_window(
   The number comes from `halo`. `attend` is `kernels.attend`; for `starts_BxT` see `Context`.
   """
   (along,) = mesh_axes('slots')
-  steps = [(i, i + 1) for i in range(parts('slots') - 1)]
+  steps = [(i, i + 1) for i in range(shard_count('slots') - 1)]
 
   def with_halo(x: jax.Array) -> jax.Array:
     """Return an array with the slots before; they are zero on the first device."""
@@ -146,17 +142,15 @@ def before(own: Any, goes_on_B: jax.Array) -> Any:
   (along,) = mesh_axes('slots')
   everywhere, goes_on_SxB = jax.lax.all_gather((own, goes_on_B), along)
   sums = jax.tree.map(jnp.zeros_like, own)
-  for i in range(parts('slots')):
+
+  def add(i: int, sums: jax.Array, all_sums: jax.Array) -> jax.Array:
+    goes_on = goes_on_SxB[i].reshape(-1, *[1] * (sums.ndim - 1)).astype(sums.dtype)
     is_before = i < jax.lax.axis_index(along)
-    add = functools.partial(_add, is_before, goes_on_SxB[i], i)
-    sums = jax.tree.map(add, sums, everywhere)
+    return jnp.where(is_before, all_sums[i] + sums * goes_on, sums)
+
+  for i in range(shard_count('slots')):
+    sums = jax.tree.map(functools.partial(add, i), sums, everywhere)
   return sums
-
-
-def _add(is_before: jax.Array, goes_on_B: jax.Array, i: int, sums: jax.Array, new: jax.Array):
-  """Return the sums of one device added to those of the devices before it, if `is_before`."""
-  goes_on = goes_on_B.reshape(-1, *[1] * (sums.ndim - 1)).astype(sums.dtype)
-  return jnp.where(is_before, new[i] + sums * goes_on, sums)
 
 
 def _exchange(x: jax.Array, old: Split, new: Split, own: int | None = None) -> jax.Array:
@@ -168,7 +162,7 @@ def _exchange(x: jax.Array, old: Split, new: Split, own: int | None = None) -> j
   def on_shard(shard: jax.Array) -> jax.Array:
     if old == _ROWS:
       return jax.lax.all_to_all(shard, along, 1, 2, tiled=True)[:, :, :own]
-    fill = -shard.shape[2] % parts('slots')
+    fill = -shard.shape[2] % shard_count('slots')
     if fill:
       shard = jnp.pad(shard, ((0, 0), (0, 0), (0, fill), (0, 0)))
     return jax.lax.all_to_all(shard, along, 2, 1, tiled=True)

@@ -11,7 +11,7 @@ import jax
 
 from tokenformer_jax.model.sequence import SHORT_BLOCK
 from tokenformer_jax.model.stack import ATTENDED
-from tokenformer_jax.parallel.rules import parts, spec
+from tokenformer_jax.parallel.rules import shard_count, spec
 from tokenformer_jax.parallel.sharding import on_one_shard
 
 LANES = 128  # lanes of a vector unit; the number of positions must be a multiple
@@ -24,7 +24,7 @@ SCOPE = 'splash_window_{}'
 
 def fits(batch: int, heads: int, length: int) -> bool:
   """Return whether the kernel can compute [B, T, H, K] of these sizes on the current mesh."""
-  divides = batch % parts('batch') == 0 and heads % parts('row_heads') == 0
+  divides = batch % shard_count('batch') == 0 and heads % shard_count('row_heads') == 0
   return length % LANES == 0 and (divides or on_one_shard())
 
 
@@ -128,12 +128,12 @@ def _kernel(heads: int, length: int, causal: bool, window: int, interpret: bool)
   names = ['block_q', 'block_kv', 'block_q_dkv', 'block_kv_dkv']
   if not (fused := is_fused(length, block)):
     names += ['block_q_dq', 'block_kv_dq']
-  # Larger blocks are computed in parts, because the scores of a part stay in registers and VMEM.
-  in_parts = dict.fromkeys(('block_kv_compute', 'block_kv_dkv_compute'), math.gcd(block, _SMALL))
+  # Larger blocks are computed piece by piece, because scores of a piece stay in registers and VMEM.
+  computed = dict.fromkeys(('block_kv_compute', 'block_kv_dkv_compute'), math.gcd(block, _SMALL))
   attend = library.make_splash_mha(
     masks.MultiHeadMask((mask,) * heads),
     block_sizes=library.BlockSizes(
-      **dict.fromkeys(names, block), **in_parts, use_fused_bwd_kernel=fused
+      **dict.fromkeys(names, block), **computed, use_fused_bwd_kernel=fused
     ),
     head_shards=1,
     q_seq_shards=1,

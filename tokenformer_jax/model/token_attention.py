@@ -42,8 +42,7 @@ def make_positions(
 class TokenAttention:
   """Attention of queries to keys, by XLA's own operations, on devices that have whole rows.
 
-  Arrays are [B, T, H, K], and caches [B, H, S, K]; values may differ in K. The steps of a call are
-  `encode`, then `over_rows` or `over_cache`.
+  Arrays are [B, T, H, K], and caches [B, H, S, K]; values may differ in K.
   """
 
   positions: Rotary | LengthScaled
@@ -68,18 +67,12 @@ class TokenAttention:
     Returns:
       The attention [B, T, H, K], and the cache with the new slots.
     """
-    query, key = self.encode(query, key, context)
-    if cache is None:
-      return self.over_rows(query, key, value, context), None
-    return self.over_cache(query, key, value, context, cache, axes)[:2]
-
-  def encode(
-    self, query: jax.Array, key: jax.Array, context: Context
-  ) -> tuple[jax.Array, jax.Array]:
-    """Return the queries and keys of the next T slots with their positions."""
     positions_BxT = context.positions(query.shape[1])
     query = self.positions.query(query, positions_BxT, context)
-    return query, self.positions.key(key, positions_BxT)
+    key = self.positions.key(key, positions_BxT)
+    if cache is None:
+      return self.over_rows(query, key, value, context), None
+    return self._over_cache(query, key, value, context, cache, axes)
 
   def over_rows(
     self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context
@@ -93,7 +86,7 @@ class TokenAttention:
     how |= {'window': self.window, 'starts_BxT': context.starts_BxT}
     return kernels.causal_attention(*pair, value, context.padding_B, **how)
 
-  def over_cache(
+  def _over_cache(
     self,
     query: jax.Array,
     key: jax.Array,
@@ -101,18 +94,13 @@ class TokenAttention:
     context: Context,
     cache: Cache,
     axes: caches.PairAxes,
-  ) -> tuple[jax.Array, Cache, caches.CacheView | None]:
-    """Return the attention of encoded queries to a cache and the new keys.
-
-    Returns:
-      The attention, the cache with the new slots, and the view of it that the queries see; None for
-      a text from its beginning.
-    """
+  ) -> tuple[jax.Array, Cache]:
+    """Return the attention of encoded queries to a cache and the new keys, and the new cache."""
     new = caches.KV(key.swapaxes(1, 2), value.swapaxes(1, 2))
     if context.is_beginning:
       # Not by a kernel of a subclass: prompts are padded and of any length.
       mixed = TokenAttention.over_rows(self, query, key, value, context)
-      return mixed, cache.write(new, 0, axes), None
+      return mixed, cache.write(new, 0, axes)
     kept, view = cache.extend(new, context.start, axes)
     padding_Bx1 = 0 if context.padding_B is None else context.padding_B[:, None]
     query, key = self.positions.pairs(
@@ -124,7 +112,7 @@ class TokenAttention:
     keys = jax.tree.map(lambda x: x.swapaxes(1, 2), key)
     how = {'score': self.positions.score, 'weigh': self.weigh}
     mixed = kernels.attend_view(query, view._replace(keys=keys), context, self.window, **how)
-    return mixed, kept, view
+    return mixed, kept
 
   def mean_seen(self, length: int) -> float:
     """Return the number of positions that one of `length` sees, on average."""
@@ -174,19 +162,15 @@ class KernelAttention(TokenAttention):
 
     Devices exchange slots for heads, or take the slots before their own for a narrow window.
     """
-    if self.fits_kernel(context) and (halo := sequence.halo(key, self.window)):
-      return sequence.in_window(self._kernel, query, key, value, context.starts_BxT, halo)
-    heads = query.shape[2]
+    fits, heads = self.fits_kernel(context), query.shape[2]
+    if fits and (slots := sequence.halo(key, self.window)):
+      return sequence.in_window(self._kernel, query, key, value, context.starts_BxT, slots)
     query, key, value = sequence.whole_rows(query, key, value)
-    return sequence.split_rows(self.over_whole_rows(query, key, value, context), heads)
-
-  def over_whole_rows(
-    self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context
-  ) -> jax.Array:
-    """Return the attention of whole rows, for some heads on each device."""
-    if not self.fits_kernel(context):
-      return super().over_rows(query, key, value, context)
-    return self._kernel(query, key, value, starts_BxT=context.starts_BxT)
+    if fits:
+      mixed = self._kernel(query, key, value, starts_BxT=context.starts_BxT)
+    else:
+      mixed = super().over_rows(query, key, value, context)
+    return sequence.split_rows(mixed, heads)
 
   @property
   def _kernel(self) -> Any:

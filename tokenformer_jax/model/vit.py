@@ -8,23 +8,21 @@ parameters of the 86 million that it reports. The rest fits a convolution (0.6) 
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from tokenformer_jax.config import InitConfig, ModelConfig
+from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.blocks import architecture
-from tokenformer_jax.model.execution import DEFAULT, Execution
-from tokenformer_jax.model.feed_forward import apply, feed_forward
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import FROM_START, NO_INPUTS, Aux, Context, LayerInputs
 from tokenformer_jax.model.norm import apply_norm, make_norm
-from tokenformer_jax.model.params import Definition, Role, define, matrix_entries, param
+from tokenformer_jax.model.params import Role, param
 from tokenformer_jax.model.products import repeat
-from tokenformer_jax.model.projections import Dense, projection
+from tokenformer_jax.model.projections import Dense
 from tokenformer_jax.parallel.sharding import constrain
 
 _BASE = 10000.0  # of the sin-cos positions
@@ -69,55 +67,12 @@ def branch_scales(key: jax.Array, layers: int, batch: int, rate: float) -> jax.A
   return jax.random.bernoulli(key, kept_Lx1x1, (layers, batch, 2)) / kept_Lx1x1
 
 
-class AttentionPool(nnx.Module):
-  """Pooling by attention of one learned query, then a feed-forward layer (arXiv 2106.04560)."""
-
-  def __init__(self, config: ModelConfig, *, execution: Execution, rngs: nnx.Rngs):
-    layer = config.layer
-    mixer: Any = layer.mixer  # one with plain heads: see `config.mixers.is_plain`
-    make = functools.partial(projection, model=config, execution=execution, rngs=rngs)
-    into_heads, out_of_heads = ('width', 'heads'), ('heads', 'width')
-    self.query, self.key, self.value = (make(mixer.qkv, axes=into_heads) for _ in range(3))
-    self.proj = make(mixer.proj, axes=out_of_heads)
-    self.probe = param(
-      rngs, nnx.initializers.normal(1.0), (config.width,), ('norm',), role=Role.VECTOR
-    )
-    has_ffn = layer.ffn.kind != 'none'
-    self.norm = make_norm(layer.norm_of_ffn, config, rngs=rngs) if has_ffn else None
-    self.ffn = feed_forward(layer.ffn, config, execution=execution, rngs=rngs)
-    self.heads = mixer.heads
-
-  def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
-    """Pool the positions: [B, T, D] → [B, 1, D]."""
-    batch, _, width = x_BxTxD.shape
-    probe_Bx1xD = repeat(self.probe[...], (batch, 1, width), x_BxTxD.dtype)
-    heads = (self.heads, width // self.heads)
-    query, key, value = (
-      self.query(probe_Bx1xD, heads),
-      self.key(x_BxTxD, heads),
-      self.value(x_BxTxD, heads),
-    )
-    pooled_Bx1xD = self.proj(jax.nn.dot_product_attention(query, key, value, implementation='xla'))
-    if self.ffn is None:
-      return pooled_Bx1xD
-    fed_Bx1xD, _ = apply(self.ffn, apply_norm(self.norm, pooled_Bx1xD), FROM_START, NO_INPUTS)
-    return pooled_Bx1xD + fed_Bx1xD
-
-  def length_flops(self, length: int) -> int:
-    """Count the FLOPs for `length` positions beyond one use of every matrix.
-
-    Only keys and values are computed at every position; everything else is for the one query.
-    """
-    each = 2 * (matrix_entries(self.key) + matrix_entries(self.value))
-    return (length - 1) * each + 4 * self.probe.size * length
-
-
 class ViT(nnx.Module):
   """A classifier of images [B, H, W, C] with pixel values around 0."""
 
   def __init__(self, config: ModelConfig, execution: Execution, *, rngs: nnx.Rngs):
     self.execution, self.patch = execution, config.patch
-    self.position_embedding, self.pooling = config.position_embedding, config.pool
+    self.position_embedding, self.pool = config.position_embedding, config.pool
 
     # The kernel of a convolution of stride and size `patch`, with its first three axes merged.
     inputs = config.patch**2 * config.channels
@@ -138,9 +93,6 @@ class ViT(nnx.Module):
     self.repeats = layers.repeats
     self.blocks = trunk.make(layers, execution=execution, rngs=rngs)
     self.final_norm = make_norm(config.final_norm, config, rngs=rngs)
-    self.pool = (
-      AttentionPool(config, execution=execution, rngs=rngs) if config.pool == 'attention' else None
-    )
     self.head = Dense(
       config.width,
       config.classes,
@@ -171,10 +123,10 @@ class ViT(nnx.Module):
       execution=self.execution,
     )
     x_BxTxD = apply_norm(self.final_norm, x_BxTxD)
-    if self.pooling == 'mean':
+    if self.pool == 'mean':
       pooled_Bx1xD = jnp.mean(x_BxTxD.astype(jnp.float32), axis=1, keepdims=True)
     else:
-      pooled_Bx1xD = x_BxTxD[:, :1] if self.pool is None else self.pool(x_BxTxD)
+      pooled_Bx1xD = x_BxTxD[:, :1]
     return self.head(pooled_Bx1xD.astype(jnp.float32))[:, 0], aux
 
   def _embed(self, images_BxHxWxC: jax.Array) -> jax.Array:
@@ -190,14 +142,3 @@ class ViT(nnx.Module):
       token_Bx1xD = repeat(self.class_token[...], (batch, 1, width), x_BxTxD.dtype)
       x_BxTxD = jnp.concatenate([token_Bx1xD, x_BxTxD], axis=1)
     return x_BxTxD
-
-
-def define_vit(config: ModelConfig, execution: Execution = DEFAULT) -> Definition:
-  """Return the model's parameters and functions; `config` has every size filled in (no zeros)."""
-  return _define(config, config.init, execution)
-
-
-@functools.cache
-def _define(config: ModelConfig, init: InitConfig, execution: Execution) -> Definition:
-  del init  # Equality of configs ignores the initialization, so the cache's key holds it as well.
-  return define(lambda rngs: ViT(config, execution, rngs=rngs))

@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 
-from tokenformer_jax.parallel.rules import Axes, mesh_axes, parts, spec
+from tokenformer_jax.parallel.rules import Axes, mesh_axes, shard_count, spec
 from tokenformer_jax.parallel.sharding import platform
 
 _TWO_STEPS = 16  # the least number of devices over which heads are scattered in two steps
@@ -62,7 +62,7 @@ def on_each_device(
     return f(rows, *matrices)
   at_width, splits = axes.index('width'), [split_axes(axis) for axis in axes]
   counts = [math.prod(sizes[name] for name in names) for names in splits]
-  counts = parts('batch'), parts('slots'), *counts
+  counts = shard_count('batch'), shard_count('slots'), *counts
   shapes = [(*jax.tree.leaves(rows)[0].shape[:2], *array.shape) for array in matrices]
   if any(size % count for shape in shapes for size, count in zip(shape, counts, strict=True)):
     return f(rows, *matrices)
@@ -216,13 +216,13 @@ def _scatter(x: jax.Array, axis: str) -> jax.Array:
   """
   along = split_axes(axis)
   if platform() != 'tpu':
-    return jax.lax.psum_scatter(x.reshape(parts(axis), -1, *x.shape[1:]), along)
+    return jax.lax.psum_scatter(x.reshape(shard_count(axis), -1, *x.shape[1:]), along)
   for name in along:
-    x = _scattersplit_axes(x, axis, name)
+    x = _scatter_along(x, axis, name)
   return x
 
 
-def _scattersplit_axes(x: jax.Array, axis: str, name: str) -> jax.Array:
+def _scatter_along(x: jax.Array, axis: str, name: str) -> jax.Array:
   """Apply `_scatter` on TPUs along one of the mesh axes of a logical axis."""
   devices = jax.sharding.get_abstract_mesh().shape[name]
   inner = max(d for d in range(1, math.isqrt(devices) + 1) if devices % d == 0)

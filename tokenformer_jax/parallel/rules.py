@@ -1,8 +1,8 @@
 """The one table of sharding rules: which mesh axes split a logical axis.
 
-No other file names a mesh axis. Other files use logical axes: `parts` returns in how many parts an
-axis is split, `sharding.constrain` fixes the sharding of an array, `per_device` exchanges data. A
-new mesh axis needs a size in `config.MeshConfig` and a name in `RULES`.
+No other file names a mesh axis. Other files use logical axes: `shard_count` returns how many
+shards an axis has, `sharding.constrain` fixes the sharding of an array, `per_device` exchanges
+data. A new mesh axis needs a size in `config.MeshConfig` and a name in `RULES`.
 """
 
 import math
@@ -50,10 +50,10 @@ def mesh_axes(axis: str) -> tuple[str, ...]:
   return (names,) if isinstance(names, str) else names
 
 
-def parts(axis: str, mesh: Mesh | AbstractMesh | None = None) -> int:
-  """Return in how many parts a mesh (default: the current one) splits a logical axis.
+def shard_count(axis: str, mesh: Mesh | AbstractMesh | None = None) -> int:
+  """Return in how many shards a mesh (default: the current one) splits a logical axis.
 
-  A batch must have a multiple of `parts('batch')` rows. Without a mesh the result is 1.
+  A batch must have a multiple of `shard_count('batch')` rows. Without a mesh the result is 1.
   """
   sizes = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape
   return math.prod(sizes.get(name, 1) for name in mesh_axes(axis))

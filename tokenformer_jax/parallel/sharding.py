@@ -25,7 +25,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.model import layer_path
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel.rules import is_axes, mesh_axes, parts, spec
+from tokenformer_jax.parallel.rules import is_axes, mesh_axes, shard_count, spec
 
 
 def find_devices() -> list[Any]:
@@ -170,7 +170,7 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
   """
   if jax.sharding.get_abstract_mesh().empty or on_one_shard():
     return x
-  if 'slots' in axes and x.shape[axes.index('slots')] % parts('slots'):
+  if 'slots' in axes and x.shape[axes.index('slots')] % shard_count('slots'):
     axes = tuple(None if axis == 'slots' else axis for axis in axes)
   return jax.lax.with_sharding_constraint(x, spec(axes))
 
@@ -198,7 +198,7 @@ def check_splits(config: Config, mesh: Mesh | AbstractMesh) -> None:
   """Check that heads and batch can be split over the mesh."""
   check_model(config.model, mesh, ' of config.model')
   data, steps, sizes = config.data, config.optim.accumulation_steps, stages(config.data)
-  if parts('slots', mesh) > 1:
+  if shard_count('slots', mesh) > 1:
     for stage in sizes:
       length = stage.sequence_length
       check_divisible(mesh, 'slots', length, 'of a row of config.data.sequence_length tokens')
@@ -217,7 +217,7 @@ def check_model(model: ModelConfig, mesh: Mesh | AbstractMesh, where: str = '') 
   """
   for heads in model.heads:
     check_divisible(mesh, 'heads', heads, f'heads of a layer{where}')
-  if parts('slots', mesh) == 1:
+  if shard_count('slots', mesh) == 1:
     return
   (axis,) = mesh_axes('slots')
   whole = f'and config.mesh.{axis}={mesh.shape[axis]} splits rows; set it to 1, or'
@@ -246,9 +246,9 @@ def check_divisible(mesh: Mesh | AbstractMesh, name: str, size: int, owner: str)
 
   `owner` names the array in the message: 'of parameter NAME'.
   """
-  if size % parts(name, mesh):
+  if size % (count := shard_count(name, mesh)):
     split = [axis for axis in mesh_axes(name) if mesh.shape[axis] > 1]
     raise UserError(
       f'the axis {name!r} {owner} has the size {size}, which is not a multiple of '
-      f'{" × ".join(split)} = {parts(name, mesh)} of the mesh; change that size or config.mesh'
+      f'{" × ".join(split)} = {count} of the mesh; change that size or config.mesh'
     )

@@ -10,7 +10,6 @@ costs.py        FLOPs, operations and collectives of a step (matmuls.py, element
                 memory_traffic.py, kernel_costs.py, operations.py, equal_operations.py,
                 collectives.py)
 overlap.py      which collectives run behind computation
-formulas.py     memory and FLOPs by formula, for GPUs
 estimate.py     the plan: times, MFU, hours
 stages.py       a run whose batches change over steps
 table.py        the plan as text
@@ -41,18 +40,16 @@ def plan(
 
     print(tokenformer_jax.plan('lm_pile:1_5b', 'v5p:4x4x4', quick=True).summary)
 
-  `config` is as for `tokenformer_jax.train`, `topology` is CHIP:SHAPE, such as `v5e:4x4` or
-  `gpu-h100:8`. `quick` stops before code is generated: much faster, without the schedule. The
-  result has memory in bytes, times in seconds and MFU: see `estimate.Plan`, or
-  `stages.StagedPlan` for a run whose batches change over steps.
+  `config` is as for `tokenformer_jax.train`, `topology` is CHIP:SHAPE, such as `v5e:4x4`. `quick`
+  stops before code is generated: much faster, without the schedule. The result has memory in bytes,
+  times in seconds and MFU: see `estimate.Plan`, or `stages.StagedPlan` for a run whose batches
+  change over steps.
   """
   from tokenformer_jax.plan import estimate, stages  # noqa: PLC0415
-  from tokenformer_jax.plan.topology import check_compiles, parse  # noqa: PLC0415
+  from tokenformer_jax.plan.topology import parse  # noqa: PLC0415
   from tokenformer_jax.steps.fit import DoesNotFitError  # noqa: PLC0415
 
   resolved, on = from_argument(config), parse(topology, slices)
-  if quick:
-    check_compiles(on, 'quick=True')
   if resolved.data.has_stages:
     return stages.plan_stages(resolved, on, quick=quick)
   try:

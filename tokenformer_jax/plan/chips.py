@@ -1,12 +1,9 @@
 """Published memory, clock and links of each chip. The peak FLOP/s are in `model/flops.py`.
 
-Sources, by the name in `Chip.source`:
-
-  Google   cloud.google.com/tpu/docs, the page of each generation: HBM, ICI and DCN of a chip. The
-           pages of v5p, v6e and TPU7x give ICI for both directions together. The pages of v4 and
-           v5e give 2400 and 1600 Gbit/s; these count here as one direction of all links, because
-           v5p's page gives its 4800 Gbit/s that way.
-  NVIDIA   data sheets of A100 80GB SXM, H100 SXM and H200 SXM: memory.
+Source: cloud.google.com/tpu/docs, the page of each generation: HBM, ICI and DCN of a chip. The
+pages of v5p, v6e and TPU7x give ICI for both directions together. The pages of v4 and v5e give 2400
+and 1600 Gbit/s; these count here as one direction of all links, because v5p's page gives its 4800
+Gbit/s that way.
 
 Clocks are the peak divided by two FLOPs for every cell of the matrix units: v4 and v5p have 8 units
 of 128 × 128, v5e has 4, and v6e has four times the cells of v5e. No source gives the units of
@@ -29,16 +26,15 @@ class Chip:
   name: str  # the name in `--topology`
   kind: str  # the key in `flops.PEAK_TFLOPS`
   hbm: float  # bytes of memory
-  hbm_rate: float = 0.0  # bytes a second
-  link: float = 0.0  # bytes a second of one ICI link in one direction
-  dcn: float = 0.0  # bytes a second to other slices in one direction
-  clock: float = 0.0  # cycles a second; 0 for a GPU, because nothing is compiled for GPUs
+  hbm_rate: float  # bytes a second
+  link: float  # bytes a second of one ICI link in one direction
+  dcn: float  # bytes a second to other slices in one direction
+  clock: float  # cycles a second
   cores: int = 1
   matrix_side: int = 128
   devices: int = 1  # JAX devices of one chip as it is sold
-  torus: int = 3  # sides of a slice; 1 for GPUs, whose topology is a count
+  torus: int = 3  # sides of a slice
   wraps_at: int = 4  # a side of a slice is a ring if its length is a multiple of this number
-  source: str = 'Google'  # see the module's docstring
   # Whether the compiler's cycles are near its own schedule (docs/plan.md).
   cycles_hold: bool = True
   has_functions: bool = False  # erf and the like in hardware
@@ -53,10 +49,6 @@ class Chip:
   def vector_peak(self) -> float:
     """Return operations a second of the vector units: four on each of 8 × 128 lanes of a core."""
     return 4 * 8 * 128 * self.cores * self.clock
-
-
-def _gpu(name: str, hbm: float) -> Chip:
-  return Chip(f'gpu-{name.lower()}', f'NVIDIA {name}', hbm, torus=1, source='NVIDIA')
 
 
 _ALL = (
@@ -91,8 +83,5 @@ _ALL = (
     has_functions=True,
     caveat='the clock of TPU7x is a guess, and so are times and MFU (docs/plan.md)',
   ),
-  _gpu('A100', 80e9),
-  _gpu('H100', 80e9),
-  _gpu('H200', 141e9),
 )
 CHIPS = {chip.name: chip for chip in _ALL}

@@ -6,7 +6,7 @@ import tempfile
 import time
 from typing import Any
 
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig, to_json
@@ -14,7 +14,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.parallel.messages import say
-from tokenformer_jax.plan import costs, formulas, layout_dump, program, schedule, topology
+from tokenformer_jax.plan import costs, layout_dump, program, schedule, topology
 from tokenformer_jax.plan.costs import Costs
 from tokenformer_jax.plan.program import Memory
 from tokenformer_jax.plan.topology import Topology
@@ -35,9 +35,7 @@ class Plan:
   units: tuple[str, int]  # the unit in which a step is counted, and the number of units in a step
   memory: Memory  # of one device
   costs: Costs  # of one step on one device
-  # Of memory and costs: `cycles` for the compiler, `layout` for the compiler before code generation
-  # (no cycles), `formula` for no compiler.
-  source: str
+  has_cycles: bool  # False before code generation: times are rough
   compile_seconds: float  # on this machine
 
   @property
@@ -48,7 +46,7 @@ class Plan:
   @property
   def compute_seconds(self) -> float:
     """Return the time of computation in a step: of its operations, or the rough estimate."""
-    return self.costs.compute_seconds if self.source == 'cycles' else self.costs.rough_seconds
+    return self.costs.compute_seconds if self.has_cycles else self.costs.rough_seconds
 
   @property
   def network_gigabytes(self) -> float:
@@ -103,11 +101,6 @@ class Plan:
       f'{mfu:.0%}{caveat}'
     )
 
-  @property
-  def ordered_seconds(self) -> float | None:
-    """Return the time of a step in the program's order, or None without a program."""
-    return self.costs.ordered_seconds if self.costs.operations else None
-
   def _costs_to_json(self) -> dict[str, Any]:
     """Return the costs without every operation and every collective."""
     fields = (field.name for field in dataclasses.fields(self.costs))
@@ -115,8 +108,7 @@ class Plan:
     return {
       **{name: getattr(self.costs, name) for name in kept},
       'traffic': [dataclasses.asdict(row) for row in self.costs.traffic],
-      'ordered_seconds': self.ordered_seconds,
-      'scheduled_seconds': self.costs.scheduled_seconds if self.source == 'cycles' else None,
+      'scheduled_seconds': self.costs.scheduled_seconds if self.has_cycles else None,
     }
 
   def to_json(self) -> dict[str, Any]:
@@ -130,7 +122,7 @@ class Plan:
       'chips': self.topology.chips,
       'chip': chip | {'peak': self.topology.chip.peak},
       'mesh': self.mesh,
-      'source': self.source,
+      'has_cycles': self.has_cycles,
       'compile_seconds': self.compile_seconds,
       'parameters': self.parameters,
       'memory': dataclasses.asdict(self.memory)
@@ -165,15 +157,13 @@ def plan(
 ) -> Plan:
   """Compile the training step for the topology and return its plan.
 
-  The config comes from `config.resolve`. For GPUs, formulas replace the compiler. `before` is the
-  model before the growth, or None. `quick` stops when the program is laid out.
+  The config comes from `config.resolve`. `before` is the model before the growth, or None. `quick`
+  stops when the program is laid out.
 
   Raises:
     UserError: sizes do not divide by the mesh, or libtpu is missing.
     DoesNotFitError: the step needs more memory than a device has.
   """
-  if not on.has_compiler:
-    return _by_formula(program.make_step(config, before, on.platform), on)
   say(f'{"laying out" if quick else "compiling"} for {on.name}, which takes seconds to minutes')
   # In a process of its own, which libtpu ends when it fails, and in which it loads with the flags
   # of the dump.
@@ -189,7 +179,7 @@ def _plan(
   dump = tempfile.mkdtemp()
   if not quick:
     os.environ['LIBTPU_INIT_ARGS'] = schedule.flags(dump)
-  step = program.make_step(config, before, on.platform)
+  step = program.make_step(config, before)
   mesh, definition = sharding.make_mesh(config.mesh, topology.devices(on)), step.task.definition
   sharding.check_devices(step.config, mesh)
   sharding.check_divides(mesh, definition.abstract, definition.axes)
@@ -212,15 +202,23 @@ def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: sched
   first = time.monotonic()
   laid_out: list[Plan] = []
 
-  def plan_of(text: str, source: str, memory: Memory) -> Plan:
-    has_cycles = source == 'cycles'
+  def plan_of(text: str, memory: Memory, has_cycles: bool) -> Plan:
     bundles = reader.bundles if has_cycles else {}
-    step_costs = costs.read(text, mesh, on.chip, bundles, has_cycles=has_cycles)
-    return _make_plan(step, on, mesh, memory, step_costs, source, time.monotonic() - first)
+    return Plan(
+      config=step.config,
+      topology=on,
+      mesh=dict(mesh.shape),
+      parameters=step.task.definition.count,
+      units=(step.task.unit, step.task.units_per_step),
+      memory=memory,
+      costs=costs.read(text, mesh, on.chip, bundles, has_cycles=has_cycles),
+      has_cycles=has_cycles,
+      compile_seconds=time.monotonic() - first,
+    )
 
   def tell(text: str, hbm: int, host: int) -> bool:
     memory = program.memory(step, mesh, on.chip.hbm, hbm, host=host)
-    laid_out.append(plan_of(text, 'layout', memory))
+    laid_out.append(plan_of(text, memory, has_cycles=False))
     summary = laid_out[0].summary
     say(summary if quick else f'{summary}; its schedule is known in minutes')
     return not quick
@@ -230,44 +228,14 @@ def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: sched
     return laid_out[0]
   reader.read(complete=True)
   memory = program.compiled_memory(step, mesh, compiled, on.chip.hbm)
-  return plan_of(compiled.as_text() or '', 'cycles', memory)
-
-
-def _by_formula(step: Program, on: Topology) -> Plan:
-  mesh = sharding.abstract_mesh(step.config.mesh, on.devices)
-  sharding.check_divides(mesh, step.task.definition.abstract, step.task.definition.axes)
-  sharding.check_kernel(step.config.train.attention, on.platform)
-  sharding.check_splits(step.config, mesh)
-  state = program.state_bytes(step, mesh)
-  error = DoesNotFitError('')
-  for remat in remat_plans.open_plans(step.config.train, step.config.model, on.chip.kind):
-    chosen = remat_plans.with_plan(step, remat)
-    memory, step_costs = formulas.memory_and_costs(chosen, mesh, state, on.chip)
-    if memory.left >= 0:
-      return _make_plan(chosen, on, mesh, memory, step_costs, 'formula', 0.0)
-    error = DoesNotFitError.from_bytes(memory.peak, memory.capacity)
-  raise error
-
-
-def _make_plan(
-  step: Program,
-  on: Topology,
-  mesh: Mesh | AbstractMesh,
-  memory: Memory,
-  step_costs: Costs,
-  source: str,
-  seconds: float,
-) -> Plan:
-  axes, units = dict(mesh.shape), (step.task.unit, step.task.units_per_step)
-  count = step.task.definition.count
-  return Plan(step.config, on, axes, count, units, memory, step_costs, source, seconds)
+  return plan_of(compiled.as_text() or '', memory, has_cycles=True)
 
 
 def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
   """Return the error for a step that does not fit, with its size and possible remedies."""
   train, steps = config.train, 2 * config.optim.accumulation_steps
   mesh = sharding.abstract_mesh(config.mesh, on.devices)
-  rows = config.data.batch_size // rules.parts('batch', mesh)
+  rows = config.data.batch_size // rules.shard_count('batch', mesh)
   less = 'offload' if train.remat == 'full' else 'full'
   remedies = {
     f'--config.train.remat={less}': train.remat not in ('auto', 'offload'),

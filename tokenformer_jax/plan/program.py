@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig, with_references
@@ -44,8 +44,8 @@ class Memory:
     return self.capacity - self.peak
 
 
-def make_step(config: Config, before: ModelConfig | None = None, platform: str = 'tpu') -> Program:
-  """Return the step of a resolved config on `tpu` or `gpu`, with `dtype=auto` as bfloat16.
+def make_step(config: Config, before: ModelConfig | None = None) -> Program:
+  """Return the step of a resolved config on TPUs, with `dtype=auto` as bfloat16.
 
   `before` is the model before the growth, or None. If the config has every size, no data is read.
   """
@@ -53,11 +53,8 @@ def make_step(config: Config, before: ModelConfig | None = None, platform: str =
   # Resolve the automatic values here: elsewhere they depend on this machine's devices.
   if config.dtype == 'auto':
     config = dataclasses.replace(config, dtype='bfloat16')
-  train = dataclasses.replace(
-    config.train,
-    attention=kernels.kernel(config.train.attention, jnp.dtype(config.dtype), platform),
-  )
-  config = dataclasses.replace(config, train=train)
+  attention = kernels.kernel(config.train.attention, jnp.dtype(config.dtype), 'tpu')
+  config = dataclasses.replace(config, train=dataclasses.replace(config.train, attention=attention))
   growth = None if before is None else growth_from(before, config.model)
   return step_lib.make_program(tasks.make(config), config, growth)
 
@@ -78,7 +75,7 @@ def _filled_in(config: Config) -> Config:
     ) from error
 
 
-def state_bytes(step: Program, mesh: Mesh | AbstractMesh) -> tuple[float, float, float]:
+def _state_bytes(step: Program, mesh: Mesh) -> tuple[float, float, float]:
   """Return the bytes on a device of the parameters, of the rest of the state, and of a batch."""
   state = step.abstract_state(mesh)
   parameters, whole, batch = map(
@@ -109,7 +106,7 @@ def compile_step(
 
 def memory(step: Program, mesh: Mesh, capacity: float, peak: float, **others: float) -> Memory:
   """Return the memory of a device whose arguments and temporaries take `peak` bytes."""
-  state = state_bytes(step, mesh)
+  state = _state_bytes(step, mesh)
   return Memory(*state, temporaries=peak - sum(state), capacity=capacity, **others)
 
 

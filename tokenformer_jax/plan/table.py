@@ -1,6 +1,6 @@
 """Render a plan as the text that the plan command prints."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from tokenformer_jax.parallel.messages import aligned
 from tokenformer_jax.plan.estimate import Plan
@@ -13,18 +13,16 @@ def render(plan: Plan) -> str:
   on, costs = plan.topology, plan.costs
   mesh = ' × '.join(f'{size} {axis}' for axis, size in plan.mesh.items())
   slices = f'{on.slices} × ' if on.slices > 1 else ''
-  how = {
-    'cycles': f'compiled in {plan.compile_seconds:.0f} s',
-    'layout': f'laid out in {plan.compile_seconds:.0f} s: no code is generated; times are rough',
-    'formula': 'by formula: nothing is compiled; times are at the peak, without collectives',
-  }[plan.source]
+  how = f'compiled in {plan.compile_seconds:.0f} s'
+  if not plan.has_cycles:
+    how = f'laid out in {plan.compile_seconds:.0f} s: no code is generated; times are rough'
   sections = [
     f'{slices}{on.name}: {on.chips} chips, {on.devices} devices, {mesh}; {how}',
     f'{plan.parameters:,} parameters; the layers run with train.remat={plan.config.train.remat}, '
     f'train.layers={plan.config.train.layers}',
     aligned(_memory(plan)),
     aligned(_compute(plan)),
-    *_collectives(plan),
+    _collectives(plan),
     aligned(_run(plan)),
     *(f'note: {note}' for note in (*costs.notes, on.chip.caveat) if note),
   ]
@@ -88,13 +86,13 @@ def _compute(plan: Plan) -> list[Row]:
       f'{costs.flops / model:.2f} × model',
     ),
   ]
-  if plan.source == 'cycles':
+  if plan.has_cycles:
     rows += _by_compiler(plan)
-  if plan.source == 'layout':
+  else:
     rough = ms(costs.rough_seconds - costs.kernel_seconds)
     rows.append(('products and single elements, at the peaks', '', rough, ''))
   if costs.kernel_seconds:
-    how = 'their schedule or their own estimate' if plan.source == 'cycles' else 'formula'
+    how = 'their schedule or their own estimate' if plan.has_cycles else 'formula'
     rows.append((f'kernels, by {how}', '', ms(costs.kernel_seconds), ''))
   return rows
 
@@ -118,15 +116,13 @@ def _by_compiler(plan: Plan) -> list[Row]:
   ]
 
 
-def _collectives(plan: Plan) -> Iterator[str]:
-  if plan.source == 'formula':
-    return
+def _collectives(plan: Plan) -> str:
   rows = [('collectives of a step', 'number', 'over', 'GB in', 'ms')]
   for row in plan.costs.traffic:
     moved, time = f'{row.gigabytes:,.3f}', ms(row.seconds)
     rows.append((f'{row.axis}: {row.kind}', f'{row.count:,}', row.network, moved, time))
   rows.append(('all', '', '', f'{plan.network_gigabytes:,.3f}', ms(plan.network_seconds)))
-  yield aligned(rows) if plan.costs.traffic else 'no collectives'
+  return aligned(rows) if plan.costs.traffic else 'no collectives'
 
 
 def _run(plan: Plan) -> list[Row]:
@@ -145,8 +141,6 @@ def _run(plan: Plan) -> list[Row]:
     chip_hours = [f'{value * plan.topology.chips:,.0f}' for value in plan.hours]
     run = f'{plan.steps:,} steps, {plan.steps * units:,} {unit}'
     rows += [(f'hours of {run}', *hours), ('chip-hours', *chip_hours)]
-  if plan.source == 'formula':  # without collectives, both are one
-    return [row[:2] for row in [('', 'at the peak'), *rows[1:]]]
   return rows
 
 

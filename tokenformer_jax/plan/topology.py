@@ -37,16 +37,6 @@ class Topology:
     """Return the number of chips in all slices."""
     return self.devices // self.chip.devices
 
-  @property
-  def has_compiler(self) -> bool:
-    """Return whether programs can be compiled for the topology."""
-    return self.chip.clock > 0
-
-  @property
-  def platform(self) -> str:
-    """Return JAX's name of the platform."""
-    return 'tpu' if self.has_compiler else 'gpu'
-
 
 def parse(name: str, slices: int = 1) -> Topology:
   """Return the topology of `--topology` and `--slices`."""
@@ -57,7 +47,6 @@ def parse(name: str, slices: int = 1) -> Topology:
     raise UserError(f'--topology={name}: {chip_name!r} is not a known chip{hint}')
   chip = CHIPS[chip_name]
   pattern, example = {
-    1: (r'\d+', '8'),
     2: (r'\d+x\d+', '4x4'),
     3: (r'\d+x\d+x\d+', '4x4x4'),
   }[chip.torus]
@@ -65,18 +54,7 @@ def parse(name: str, slices: int = 1) -> Topology:
     raise UserError(
       f'--topology={name} has the shape {shape!r}; give a shape as in {chip_name}:{example}'
     )
-  if chip_name.startswith('gpu') and slices > 1:
-    raise UserError(f'--slices={slices} is for TPUs; give all GPUs in --topology={chip_name}:N')
   return Topology(chip, name, slices)
-
-
-def check_compiles(topology: Topology, flag: str) -> None:
-  """Check that programs are compiled for a topology, as `flag` needs."""
-  if not topology.has_compiler:
-    raise UserError(
-      f'{flag} needs a compiler, and topology={topology.name} is planned by formulas; give a '
-      'topology of TPUs, or leave it out'
-    )
 
 
 def devices(topology: Topology) -> list[Any]:

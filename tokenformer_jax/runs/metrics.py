@@ -174,11 +174,7 @@ class Work(NamedTuple):
   """The work of a step over all devices."""
 
   units: float  # such as tokens
-  flops: float  # model FLOPs
-  teacher_flops: float = 0.0  # of a teacher's forward pass, which are reported apart
-
-  def plus(self, other: 'Work') -> 'Work':
-    return Work(*(a + b for a, b in zip(self, other, strict=True)))
+  flops: float  # model FLOPs, without those of a teacher
 
 
 class Window:
@@ -217,7 +213,7 @@ class Window:
     """Add the figures of a step without waiting for the device."""
     self._pending.append(figures)
     self._timed_steps += 1
-    self._work = self._work.plus(work)
+    self._work = Work(self._work.units + work.units, self._work.flops + work.flops)
 
   def restart_clock(self) -> None:
     """Restart the clock, so that the time since the last step does not count as training."""
@@ -249,8 +245,6 @@ class Window:
       'perf/model_tflops_per_second': work.flops / seconds / 1e12,
       **_memory(),
     }
-    if work.teacher_flops:
-      figures['perf/teacher_tflops_per_second'] = work.teacher_flops / seconds / 1e12
     if self._peak_flops:
       figures['perf/mfu'] = work.flops / seconds / self._peak_flops
     return figures

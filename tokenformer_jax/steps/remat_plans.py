@@ -19,7 +19,7 @@ from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.steps.step import Program
 
 # Temporaries of a step over the values that its layers save. Without a loop, gaps are between them.
-GAPS = {'unrolled': 1.16}
+_GAPS = {'unrolled': 1.16}
 # Working set of one layer, in units of its saved values.
 _WORKING_SET = 1.2
 # The share of the memory that a plan may fill if devices exchange data. In a step that fills more,
@@ -109,7 +109,7 @@ def affordable(
     return saved_bytes(with_plan(program, RematPlan(remat, 'scan')), mesh, arguments)
 
   def needed(plan: RematPlan) -> float:
-    gaps = GAPS.get(plan.layers, 1)
+    gaps = _GAPS.get(plan.layers, 1)
     return given + gaps * saved(plan.remat) + _WORKING_SET * saved(plans[0].remat) / model.depth
 
   usable, least = capacity * (_USABLE if mesh.size > 1 else 1), math.inf
@@ -153,8 +153,8 @@ def saved_bytes(program: Program, mesh: Mesh, arguments: tuple[Any, ...]) -> flo
     traced = jax.make_jaxpr(saved)(like[0], microbatch, key, *like[1:]).jaxpr
   given = {id(value) for value in traced.invars}
   kept = [value.aval for value in traced.outvars if id(value) not in given]
-  rows = rules.parts('batch', mesh) * rules.parts('slots', mesh)
-  split = rules.parts('param_tokens', mesh)
+  rows = rules.shard_count('batch', mesh) * rules.shard_count('slots', mesh)
+  split = rules.shard_count('param_tokens', mesh)
   whole = (program.config.model.width,)
   return sum(
     value.size * value.dtype.itemsize / rows / (1 if value.shape[-1:] == whole else split)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from tokenformer_jax.config import Config, OptimConfig, rows_together, skip_window
+from tokenformer_jax.config import Config, OptimConfig, skip_window
 from tokenformer_jax.model.layer import Counts
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
@@ -177,9 +177,7 @@ def make_train_step(program: Program, mesh: Mesh) -> jax.stages.Wrapped:
   loss = task.loss
   if config.train.drop_groups:
     loss = elastic.with_dropped_groups(loss, task.definition, config.train.drop_groups)
-  gradient = _gradient(
-    loss, config.optim.accumulation_steps, rows_together(config.model), task.counts
-  )
+  gradient = _gradient(loss, config.optim.accumulation_steps, task.counts)
   accept_step = _accept_step(config)
 
   def step(state: State, batch: Batch, *teacher: Params) -> tuple[State, dict[str, jax.Array]]:
@@ -253,14 +251,12 @@ def _accept_step(config: Config) -> Callable[..., tuple[jax.Array, State]]:
 def _gradient(
   loss: Callable[..., tuple[jax.Array, Figures]],
   microbatches: int,
-  together: int,
   counts: Callable[[Batch], Counts],
 ) -> Callable[..., tuple[Params, Figures]]:
   """Return the function for the loss gradient and figures of a batch, summed over microbatches.
 
   Its arguments are those of the loss: parameters, batch, key, and the teacher's parameters. Each
-  run of `together` adjacent rows stays in one microbatch. Each microbatch divides its sums by the
-  `counts` of the whole batch, so that the results add up.
+  microbatch divides its sums by the `counts` of the whole batch, so that the results add up.
   """
   gradient = jax.grad(loss, has_aux=True)
   if microbatches == 1:
@@ -269,9 +265,7 @@ def _gradient(
   # Each device divides its own rows, so no row moves to another device.
   def divide(x_Bx: jax.Array) -> jax.Array:
     rows = x_Bx.shape[0] // microbatches
-    run = math.gcd(rows, together)
-    runs = x_Bx.reshape(rows // run, microbatches, run, *x_Bx.shape[1:]).swapaxes(0, 1)
-    return runs.reshape(microbatches, rows, *x_Bx.shape[1:])
+    return x_Bx.reshape(rows, microbatches, *x_Bx.shape[1:]).swapaxes(0, 1)
 
   def accumulated(
     params: Params, batch: Batch, key: jax.Array, *teacher: Params

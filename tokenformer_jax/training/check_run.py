@@ -1,10 +1,8 @@
 """Check a resolved run, in one function that `prepare` calls twice.
 
-The first call comes before any slow work. Its `examples` are None and lengths may be in epochs or
-examples, which leaves out only the comparisons that need the data. The second call knows all.
+The first call comes before any slow work. Lengths may be in epochs or examples, and only the
+comparisons that need the data are left out. The second call knows all.
 """
-
-from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -21,41 +19,38 @@ from tokenformer_jax.training.origin import Origin
 from tokenformer_jax.training.teacher import Teacher
 
 
-class Known(NamedTuple):
-  """A run as far as it is known.
+def check_run(
+  config: Config,
+  mesh: Mesh,
+  origin: Origin,
+  teacher: Teacher | None,
+  task: tasks.Task,
+  growth: LastGrowth | None,
+  *,
+  knows_data: bool,
+) -> None:
+  """Check that devices, origin, teacher, model, data and lengths of a run fit together.
 
-  Attributes:
-    config: the config, with every size filled in; with every length in steps if the data is read.
+  Args:
+    config: the config, with every size filled in; with every length in steps if the data is known.
     mesh: the devices.
     origin: the checkpoint that the run continues from, if any.
     teacher: the model that the run learns from besides its targets, if any.
-    task: model and loss; its data is open if `examples` are known.
+    task: model and loss; its data is open if the data is known.
     growth: the last growth of the model.
-    examples: in an epoch; None: the data is not read yet.
+    knows_data: whether the data is read already.
   """
-
-  config: Config
-  mesh: Mesh
-  origin: Origin
-  teacher: Teacher | None
-  task: tasks.Task
-  growth: LastGrowth | None
-  examples: int | None = None
-
-
-def check_run(run: Known) -> None:
-  """Check that devices, origin, teacher, model, data and lengths of a run fit together."""
-  config, mesh, origin, definition = run.config, run.mesh, run.origin, run.task.definition
+  definition = task.definition
   if config.train.check_devices:
     device_check.check_repeats(mesh, config.train)
   continuation.check(config, origin)
-  if run.examples is not None:
-    continuation.check_data(config, origin, run.task)
-  continuation.check_decay_start(config, origin, run.growth)
-  _check_old_tokens(config.optim, run.growth, definition)
+  if knows_data:
+    continuation.check_data(config, origin, task)
+  continuation.check_decay_start(config, origin, growth)
+  _check_old_tokens(config.optim, growth, definition)
   _check_groups(config.train, definition)
-  if run.teacher is not None:
-    run.teacher.check_fits(config, mesh)
+  if teacher is not None:
+    teacher.check_fits(config, mesh)
   sharding.check_divides(mesh, definition.abstract, definition.axes)
   check_decay(config)
 

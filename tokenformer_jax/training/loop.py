@@ -40,18 +40,18 @@ def train(config: Config, workdir: str | os.PathLike[str]) -> State:
   Returns:
     The last state: see `step.initial_state`.
   """
-  return _train(config, paths.parse_path(workdir), ends_process=False)[0]
+  return train_or_stop(config, workdir, ends_process=False)[0]
 
 
-def train_or_stop(config: Config, workdir: str | os.PathLike[str]) -> tuple[State, bool]:
-  """Train as `train` does, for a command; also return whether a signal stopped it early.
+def train_or_stop(
+  config: Config, workdir: str | os.PathLike[str], *, ends_process: bool = True
+) -> tuple[State, bool]:
+  """Train as `train` does; also return whether a signal stopped it early.
 
-  If another process has taken over the work directory, end this process at once with status 2.
+  With `ends_process`, for commands, this process ends at once with status 2 if another one has
+  taken over the work directory.
   """
-  return _train(config, paths.parse_path(workdir), ends_process=True)
-
-
-def _train(config: Config, workdir: paths.Path, *, ends_process: bool) -> tuple[State, bool]:
+  workdir = paths.parse_path(workdir)
   if config.train.compilation_cache:  # JAX reads it once, before the first program.
     jax.config.update('jax_compilation_cache_dir', config.train.compilation_cache)
   wall_time = WallTime()
@@ -257,9 +257,7 @@ class Trainer:
         new = '' if shape in compiled else '; compiling the step for them'
         say(f'from step {begin + 1:,} on, batches are {shape}{new}')
         compiled.add(shape)
-      teacher = self.run.teacher if self.task.teacher else None
-      teacher_flops = teacher.step_flops(config) if teacher else 0.0
-      work = Work(stage.task.units_per_step, flops.step_flops(config), teacher_flops)
+      work = Work(stage.task.units_per_step, flops.step_flops(config))
       rows = local_rows(shards, size)
       batches = stage.task.train_batches(rows, begin, stage.end, stage.position)
       with contextlib.closing(batches):

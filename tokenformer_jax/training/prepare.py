@@ -23,7 +23,7 @@ from tokenformer_jax.storage import paths
 from tokenformer_jax.training import origin as origins
 from tokenformer_jax.training import sizes
 from tokenformer_jax.training import teacher as teachers
-from tokenformer_jax.training.check_run import Known, check_run
+from tokenformer_jax.training.check_run import check_run
 from tokenformer_jax.training.origin import Damaged, Origin
 from tokenformer_jax.training.teacher import Teacher
 
@@ -103,13 +103,13 @@ def prepare(
   vocabulary = origin.vocabulary or (teacher and teacher.meta.tokenizer)
   task = tasks.make(sized, vocabulary, teacher and teacher.meta.config.model)
   growth = last_growth(origin.lineage, sized.model)
-  known = Known(sized, mesh, origin, teacher, task, growth)
-  check_run(known)
+  known = (mesh, origin, teacher, task, growth)
+  check_run(sized, *known, knows_data=False)
 
   task.prepare()
   position = origins.position(sized, origin, task.digest)
   resolved = sizes.in_steps(sized, task.examples, position)
-  check_run(known._replace(config=resolved, examples=task.examples))
+  check_run(resolved, *known, knows_data=True)
   program = make_program(task, resolved, growth)
   stages = _stages(resolved, task, position)
   return PreparedRun(resolved, workdir, mesh, origin, teacher, task, position, program, stages)

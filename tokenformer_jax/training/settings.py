@@ -1,7 +1,7 @@
 """Find settings of a run that are allowed, and probably a mistake."""
 
 from tokenformer_jax.config import Config, skip_window
-from tokenformer_jax.config.model import layer_path, used_layers
+from tokenformer_jax.config.model import layer_path
 from tokenformer_jax.steps import schedules
 from tokenformer_jax.steps.entries import LastGrowth
 
@@ -13,7 +13,7 @@ def doubts(config: Config, growth: LastGrowth | None) -> list[str]:
   """
   sentences = []
   length = config.data.sequence_length
-  for name, layer in used_layers(config.model).items():
+  for name, layer in config.model.layers.items():
     clip = getattr(getattr(layer.mixer, 'positions', None), 'clip', 0)
     if config.model.kind == 'lm' and clip >= length:
       sentences.append(

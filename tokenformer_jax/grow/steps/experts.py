@@ -33,7 +33,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.check_model import check_model
 from tokenformer_jax.config.matching import copies_dense, named_layers, new_experts
-from tokenformer_jax.config.model import layer_path, used_layers
+from tokenformer_jax.config.model import layer_path
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Selection, Step
 from tokenformer_jax.model import models
@@ -111,7 +111,7 @@ def named_counts(
   With `dense`, layers without experts count as well. `where` is the source of `given` in a message.
   """
   none = (NoFeedForwardConfig,) if dense else (NoFeedForwardConfig, MLPConfig, PattentionConfig)
-  names = [name for name, layer in used_layers(model).items() if not isinstance(layer.ffn, none)]
+  names = [name for name, layer in model.layers.items() if not isinstance(layer.ffn, none)]
   if not names:
     what = 'a feed-forward part' if dense else 'experts'
     raise UserError(f'{where} counts experts, and no layer of this model has {what}')
@@ -180,7 +180,7 @@ class AddExperts(Step):
 
   def _layers(self) -> Iterator[tuple[str, Any, ExpertsConfig]]:
     """Yield the path and the old and new feed-forward part of each layer that gets experts."""
-    used = used_layers(self.after)
+    used = self.after.layers
     for name, old, new in new_experts(self.before, self.after):
       if name in used:
         yield f'{layer_path(name)}.ffn', old, new

@@ -90,8 +90,6 @@ def _obstacle(layer: LayerConfig) -> str | None:
     return f'wiring.kind={kind} there is no skip connection'
   if isinstance(getattr(layer.mixer, 'proj', None), NoProjectionConfig):
     return 'mixer.proj.kind=none the mixer has no output projection that could be zero'
-  if getattr(layer.mixer, 'proj_skip', False):
-    return 'mixer.proj_skip=True the output has the heads as they are'
   return None
 
 

@@ -13,7 +13,6 @@ from jax.tree_util import DictKey
 from tokenformer_jax.config import DenseConfig, MLPConfig, ModelConfig, PattentionConfig
 from tokenformer_jax.config.layer import map_parts, parts
 from tokenformer_jax.config.mixers import LinearConfig, SoftmaxConfig, width_of_heads
-from tokenformer_jax.config.model import used_layers
 from tokenformer_jax.config.pattention import GELU, GELUScore, TokenGroup, from_groups, token_groups
 from tokenformer_jax.config.projections import projection_name
 from tokenformer_jax.errors import UserError, nearest
@@ -32,7 +31,7 @@ def wanted(model: ModelConfig, names: str | None) -> ModelConfig:
   """
   reasons = {
     projection_name(layer, path): _reason(path, part, config.mixer)
-    for layer, config in used_layers(model).items()
+    for layer, config in model.layers.items()
     for path, part in parts(config)
     if isinstance(part, DenseConfig | MLPConfig)
   }

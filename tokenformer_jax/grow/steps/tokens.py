@@ -230,13 +230,7 @@ class DuplicateTokens(_GrownTokens):
         f'{before.reference} to {after.reference} instead of {before.reference * times}; use '
         'scale=resize'
       )
-    epsilon = getattr(before.score, 'row_epsilon', 0)
-    if times == 1 or not epsilon:
-      return ''
-    return (
-      f'row_epsilon={epsilon} of {name} is smaller against the norm of {times} times as many '
-      'scores; use method=zero_keys, which is exact with it'
-    )
+    return ''
 
   def inverse(self) -> None:
     """Return None: the copies have shares of the values, so the first ones are not the base."""

@@ -24,7 +24,6 @@ import numpy as np
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import MLPConfig, ModelConfig
 from tokenformer_jax.config.mixers import width_of_heads
-from tokenformer_jax.config.model import used_layers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Step, owners, with_noise
 from tokenformer_jax.model import models
@@ -50,7 +49,7 @@ class Sizes(NamedTuple):
 
 def sizes(model: ModelConfig) -> Sizes:
   """Return the sizes of a Transformer."""
-  modules = [part for layer in used_layers(model).values() for _, part in config_lib.parts(layer)]
+  modules = [part for layer in model.layers.values() for _, part in config_lib.parts(layer)]
   heads = {
     (part.heads, getattr(part, 'key_heads', part.heads), width_of_heads(part, model.width))
     for part in modules

@@ -16,9 +16,9 @@ from tokenformer_jax.model import kernels
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, LayerInputs
 from tokenformer_jax.model.params import Role, param
-from tokenformer_jax.model.projections import in_parts, projection
+from tokenformer_jax.model.projections import projection, split_output
 from tokenformer_jax.model.token_attention import Cache, TokenAttention, make_positions
-from tokenformer_jax.parallel.rules import parts
+from tokenformer_jax.parallel.rules import shard_count
 from tokenformer_jax.parallel.sharding import constrain
 
 
@@ -97,12 +97,12 @@ class GatedUnit(nnx.Module):
   @property
   def _split(self) -> str | None:
     """The logical axis of U and V, or None if the devices cannot split it evenly."""
-    return 'hidden' if self.width % parts('hidden') == 0 else None
+    return 'hidden' if self.width % shard_count('hidden') == 0 else None
 
   @property
   def _row_split(self) -> str | None:
     """The logical axis of the values of whole rows."""
-    return 'row_hidden' if self.width % parts('row_hidden') == 0 else self._split
+    return 'row_hidden' if self.width % shard_count('row_hidden') == 0 else self._split
 
   def __call__(
     self,
@@ -114,7 +114,7 @@ class GatedUnit(nnx.Module):
     """Attend from the next T slots to all visible slots: see `Attention.__call__`."""
     del inputs
     widths = (self.width, self.width, self.head_width)
-    gate, value, shared = map(jax.nn.silu, in_parts(self.uvq, x_BxTxD, widths))
+    gate, value, shared = map(jax.nn.silu, split_output(self.uvq, x_BxTxD, widths))
     gate = constrain(gate, 'batch', 'slots', self._split)
     value = constrain(value, 'batch', None, self._row_split)[:, :, None]
     # Every device computes all scores, which are narrow, and its shard of the wide values.

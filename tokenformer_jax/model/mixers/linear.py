@@ -147,20 +147,7 @@ def causal_attention(
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def attend(state: State, chunk: tuple[jax.Array, ...]) -> tuple[State, jax.Array]:
     query, key, value, positions_BxC, *documents = chunk
-    mapped = _map(query, key, positions_BxC, rotary)
-    if documents:
-      return _attend_documents(state, mapped, value, *documents)
-    mask_CxC = jnp.tri(query.shape[1], dtype=jnp.float32)
-    scores = (
-      _product('BCHK,BSHK->BHCS', mapped.turned_query, mapped.turned_key) * mask_CxC[None, None]
-    )
-    mixed = _product('BHCS,BSHL->BCHL', scores.astype(value.dtype), value)
-    mixed += _product('BCHK,BHKL->BCHL', mapped.turned_query, state.products)
-    sums = _product('CS,BSHK->BCHK', mask_CxC.astype(key.dtype), mapped.key)
-    sums += state.keys[:, None]
-    products = state.products + _product('BSHK,BSHL->BHKL', mapped.turned_key, value)
-    state = _constrained(State(products, sums[:, -1]))
-    return state, (mixed * _inverse(mapped.query, sums)).astype(value.dtype)
+    return _attend_chunk(state, _map(query, key, positions_BxC, rotary), value, *documents)
 
   chunks.append(_split(positions_BxT, count, filling=-1))
   if documents_BxT is not None:
@@ -222,26 +209,28 @@ def _shard_sums(
   return State(products, jnp.sum(keys.astype(jnp.float32), axis=1)), goes_on_B
 
 
-def _attend_documents(
-  state: State, mapped: '_Mapped', value: jax.Array, documents_BxC: jax.Array
+def _attend_chunk(
+  state: State, mapped: '_Mapped', value: jax.Array, documents_BxC: jax.Array | None = None
 ) -> tuple[State, jax.Array]:
   """Return the state after a chunk, and its mixed values; its rows may hold several documents.
 
   `state` holds the earlier slots of the document that each row's chunk begins in, and the new state
   those of the document that it ends in. `documents_BxC` are the positions in the documents.
   """
-  slots_C = jnp.arange(documents_BxC.shape[1])
+  slots_C = jnp.arange(value.shape[1])
   distance_1xCxS = (slots_C[:, None] - slots_C[None])[None]
-  seen_BxCxS = (distance_1xCxS >= 0) & (distance_1xCxS <= documents_BxC[..., None])
-  seen_BxCxS = seen_BxCxS.astype(value.dtype)
-  goes_on = (documents_BxC > slots_C[None])[..., None, None]  # as far as the earlier chunks
+  seen, goes_on = distance_1xCxS >= 0, jnp.ones((1, len(slots_C), 1, 1), bool)
+  if documents_BxC is not None:
+    seen &= distance_1xCxS <= documents_BxC[..., None]
+    goes_on = (documents_BxC > slots_C[None])[..., None, None]  # as far as the earlier chunks
+  seen = seen.astype(value.dtype)
   scores = _product('BCHK,BSHK->BHCS', mapped.turned_query, mapped.turned_key)
-  mixed = _product('BHCS,BSHL->BCHL', scores.astype(value.dtype) * seen_BxCxS[:, None], value)
+  mixed = _product('BHCS,BSHL->BCHL', scores.astype(value.dtype) * seen[:, None], value)
   query = mapped.turned_query * goes_on.astype(value.dtype)
   mixed += _product('BCHK,BHKL->BCHL', query, state.products)
-  sums = _product('BCS,BSHK->BCHK', seen_BxCxS, mapped.key)
+  sums = _product('BCS,BSHK->BCHK', seen, mapped.key)
   sums += state.keys[:, None] * goes_on
-  key = mapped.turned_key * seen_BxCxS[:, -1, :, None, None]
+  key = mapped.turned_key * seen[:, -1, :, None, None]
   products = state.products * goes_on[:, -1, :, None] + _product('BSHK,BSHL->BHKL', key, value)
   state = _constrained(State(products, sums[:, -1]))
   return state, (mixed * _inverse(mapped.query, sums)).astype(value.dtype)

@@ -1,1 +1,0 @@
-"""Handwritten digits as a TFDS dataset. TFDS requires a package for each dataset."""
