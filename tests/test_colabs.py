@@ -16,18 +16,19 @@ PICTURES = {'chat': 1, 'grow': 1, 'inspect': 4, 'transformers': 1, 'vit': 2}
 NEEDS = {'transformers': ('torch', 'transformers')}
 SMALLER = {  # text of a notebook, and what runs in its place
   'chat': [
-    ('steps=600, log_every=200', 'steps=20, log_every=10'),
-    ('  600,\n', '  20,\n'),
-    ('warmup_steps=50', 'warmup_steps=5'),
+    ('steps=600, log_every=200', 'steps=4, log_every=2'),
+    ('  600,\n', '  4,\n'),
+    ('warmup_steps=50', 'warmup_steps=1'),
+    ('for country in CAPITALS}\nright', "for country in ['Chile', 'Peru']}\nright"),
   ],
   'grow': [
     (
       'steps=2000, log_every=500, eval_every=200, eval_batches=64',
-      'steps=40, log_every=20, eval_every=20, eval_batches=2',
+      'steps=10, log_every=5, eval_every=5, eval_batches=2',
     ),
-    ('medium.train(3000)', 'medium.train(60)'),
-    ('.train(4000)', '.train(80)'),
-    ('warmup_steps=50', 'warmup_steps=5'),
+    ('medium.train(3000)', 'medium.train(15)'),
+    ('.train(4000)', '.train(20)'),
+    ('warmup_steps=50', 'warmup_steps=1'),
   ],
   'inspect': [
     (
@@ -39,16 +40,17 @@ SMALLER = {  # text of a notebook, and what runs in its place
     ('warmup_steps=30', 'warmup_steps=5'),
   ],
   'transformers': [
-    ('steps=600, log_every=200', 'steps=20, log_every=10'),
-    ('    600,\n', '    20,\n'),
-    ('  200,\n', '  10,\n'),
-    ("'log_every': 100", "'log_every': 10"),
-    ('warmup_steps=50', 'warmup_steps=5'),
-    ("'warmup_steps': 50", "'warmup_steps': 5"),
-    ("{'warmup_steps': 10}", "{'warmup_steps': 2}"),
+    ('steps=600, log_every=200', 'steps=4, log_every=2'),
+    ('    600,\n', '    4,\n'),
+    ('  200,\n', '  6,\n'),
+    ("'log_every': 100", "'log_every': 2"),
+    ('warmup_steps=50', 'warmup_steps=1'),
+    ("'warmup_steps': 50", "'warmup_steps': 1"),
+    ("{'warmup_steps': 10}", "{'warmup_steps': 1}"),
     ('length=24', 'length=4'),
     ('max_new_tokens=24', 'max_new_tokens=4'),
     ('  for name in facts:\n', '  for name in [*facts][:2]:\n'),
+    ('in facts.items())\n    for subject', 'in [*facts.items()][:2])\n    for subject'),
   ],
   'vit': [
     ('steps=300, log_every=50, eval_every=100', 'steps=20, log_every=10, eval_every=10'),

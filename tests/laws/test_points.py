@@ -57,7 +57,6 @@ def test_grown_runs_in_a_folder_are_left_out_and_named(monkeypatch):
   names = ['f/a', 'f/grown', 'f/b', 'g']
   grown = {'f/grown': Growth(SIZE, 100), 'g': Growth(SIZE, 100)}
   monkeypatch.setattr(points, 'find_runs', lambda arguments: names)
-  monkeypatch.setattr(runs, 'has_grown', grown.__contains__)
   monkeypatch.setattr(
     runs, 'read', lambda name: dataclasses.replace(RUN, name=name, growth=grown.get(name))
   )

@@ -93,7 +93,7 @@ def assert_same_losses(workdir, other, last=20):
 def wait_for_step(workdir, running, step):
   """Wait until the figures of a step are written."""
   path = workdir / 'metrics.jsonl'
-  deadline = time.monotonic() + 240
+  deadline = time.monotonic() + 500
   while not path.exists() or not any(n >= step for n in map(_step, path.read_text().splitlines())):
     assert all(process.poll() is None for process in running), tiny_hosts.ends(running)
     assert time.monotonic() < deadline, 'the run makes no progress'
@@ -112,7 +112,7 @@ def killed(corpus, processes):
   with tiny_hosts.started(command, processes, devices, heartbeat=LONG) as running:
     wait_for_step(workdir, running, 25)
     running[-1].kill()
-    return workdir, tiny_hosts.ends(running, timeout=240)[:-1]
+    return workdir, tiny_hosts.ends(running)[:-1]
 
 
 # Process 1 finds the checkpoint of step 20 damaged, and fails three times to read that of step 10.
@@ -154,7 +154,7 @@ def resumed(corpus, one, processes):
   with tiny_hosts.started(script, processes, DEVICES // processes) as running:
     wait_for_step(workdir, running, 25)
     running[-1].send_signal(signal.SIGTERM)
-    return workdir, tiny_hosts.ends(running, timeout=240)
+    return workdir, tiny_hosts.ends(running)
 
 
 @slow
@@ -300,7 +300,7 @@ def test_a_first_process_that_is_killed_at_work_ends_the_others(tmp_path):
     assert running[0].stderr.readline() == 'at work\n'
     time.sleep(1)  # The other process waits for it.
     running[0].kill()
-    _, second = tiny_hosts.ends(running, timeout=240)
+    _, second = tiny_hosts.ends(running)
   assert_ended_by_a_loss(second)
 
 

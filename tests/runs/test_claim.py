@@ -11,9 +11,11 @@ import subprocess
 import threading
 import time
 
+import claimants
 import jax
 import pytest
 import tiny_run
+from claimants import FAST, SLOW_BEAT, hold
 
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError
@@ -24,11 +26,9 @@ from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop
 
-FAST = claim.Timing(beat=0.1, silence=0.6, patience=20)
 IMPATIENT = claim.Timing(beat=0.1, silence=0.6, patience=1.2)
 # A process that waits for silence waits for a minute.
 LONG = claim.Timing(beat=0.1, silence=60, patience=90)
-SLOW_BEAT = claim.Timing(beat=60, silence=0.6, patience=20)
 
 
 @pytest.fixture
@@ -43,10 +43,6 @@ def directory(request, disk):
   server = request.getfixturevalue('bucket')
   server.buckets['bucket'].clear()
   return paths.parse_path('gs://bucket/run') / 'claim'
-
-
-def hold(directory, timing=FAST, **options):
-  return claim.hold(directory, 'the folder', 'go elsewhere', timing=timing, **options)
 
 
 def write_claim(directory, number=1, beat='7', **changes):
@@ -284,25 +280,6 @@ def test_one_of_many_successors_wins(directory, ended):
   assert (len(won), len(refused)) == (1, 5), 'two processes own one claim, or none does'
 
 
-def _succeed(root, rounds, together, owners):
-  """Claim the directory of each round at the same instant as the other processes.
-
-  The owner of an odd round stays until the others have tried.
-  """
-  for number in range(rounds):
-    together.wait()
-    waited = False
-    with contextlib.suppress(UserError), hold(root / str(number), claim.Timing(0.1, 30, 60)) as own:
-      with owners.get_lock():
-        owners[number] += 1
-      if number % 2:
-        together.wait()
-        waited = True
-      own.check()
-    if not waited:
-      together.wait()
-
-
 @pytest.mark.slow
 def test_sixty_takeovers_have_one_owner_each(tmp_path, ended):
   """Processes take over at the same instant. Those that end at once may follow each other."""
@@ -311,7 +288,7 @@ def test_sixty_takeovers_have_one_owner_each(tmp_path, ended):
     write_claim(tmp_path / str(number), process=ended)
   together, owners = context.Barrier(processes), context.Array('i', rounds)
   arguments = (tmp_path, rounds, together, owners)
-  running = [context.Process(target=_succeed, args=arguments) for _ in range(processes)]
+  running = [context.Process(target=claimants.succeed, args=arguments) for _ in range(processes)]
   for process in running:
     process.start()
   for process in running:
@@ -324,22 +301,11 @@ def test_sixty_takeovers_have_one_owner_each(tmp_path, ended):
   assert set(owners[1::2]) == {1}
 
 
-def _own(directory, ready, result):
-  try:
-    with hold(directory, SLOW_BEAT) as held:
-      ready.set()
-      while True:
-        time.sleep(0.05)
-        held.check()
-  except UserError as error:
-    result.put(str(error))
-
-
 @pytest.mark.slow
 def test_a_suspended_owner_that_wakes_finds_its_successor(disk):
   context = multiprocessing.get_context('spawn')
   ready, result = context.Event(), context.Queue()
-  owner = context.Process(target=_own, args=(disk, ready, result), daemon=True)
+  owner = context.Process(target=claimants.own, args=(disk, ready, result), daemon=True)
   owner.start()
   assert ready.wait(60)
   os.kill(owner.pid, signal.SIGSTOP)

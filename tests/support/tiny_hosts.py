@@ -69,7 +69,7 @@ def started(
       process.wait()
 
 
-def ends(running: Sequence[subprocess.Popen], timeout: float = 120) -> list[Ended]:
+def ends(running: Sequence[subprocess.Popen], timeout: float = 500) -> list[Ended]:
   """Waits for all of them."""
   ended = []
   for process in running:

@@ -1,4 +1,4 @@
-"""A run is checked before its data is read, and its config is made few times on the way."""
+"""A run is checked before its data is read."""
 
 import contextlib
 import dataclasses
@@ -9,7 +9,6 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, values
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import checkpoint
@@ -98,21 +97,3 @@ def test_a_finished_run_is_not_given_other_data(make, other, monkeypatch):
   config = make(train__steps=STEP, data__deduplicate=True)
   with pytest.raises(UserError, match='so none would be made with what differs'):
     _begin(config, other)
-
-
-def test_a_config_is_made_three_times_on_the_way_to_a_run(make, tmp_path, monkeypatch):
-  """It is validated after the merge; sizes are filled in; lengths become steps."""
-  made, init, adapter = [], Config.__init__, values.adapter
-
-  def validated(cls):
-    made.append(f'{cls.__name__} validated')
-    return adapter(cls)
-
-  def replaced(self, *args, **kwargs):
-    made.append('Config replaced')
-    init(self, *args, **kwargs)
-
-  monkeypatch.setattr(values, 'adapter', validated)
-  monkeypatch.setattr(Config, '__init__', replaced)
-  _begin(make(train__epochs=2.0, train__steps=1000), tmp_path / 'run')
-  assert made == ['Config validated', 'Config replaced', 'Config replaced']

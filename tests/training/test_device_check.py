@@ -101,7 +101,7 @@ def test_all_of_two_hosts_end_with_the_status_and_name_the_same_device(
 ):
   monkeypatch.setenv('NODE_NAME', 'node-7')
   with tiny_hosts.started(command(source, tmp_path, 2, mesh__fsdp=4), 2, devices=2) as running:
-    ends = tiny_hosts.ends(running, timeout=280)
+    ends = tiny_hosts.ends(running)
   assert [end.status for end in ends] == [hosts.FAULTY_STATUS] * 2, ends[0].err + ends[1].err
   for end in ends:
     (sentence,) = (line for line in end.err.splitlines() if line.startswith('error'))

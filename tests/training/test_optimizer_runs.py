@@ -94,15 +94,14 @@ def test_another_optimizer_begins_with_empty_statistics(make, one_device, tmp_pa
   assert not any(array.any() for array in paths(lion.mu).values())
 
 
-def _after_steps(name: str, on: MeshConfig, groups: int = 1) -> dict:
+def _after_steps(on: MeshConfig) -> dict:
   """Parameters and statistics after three steps on a mesh."""
   model = tiny_model(tokens={'qkv': 48, 'proj': 40, 'ffn': 64})
-  for i in range(1, groups):  # With 3 groups some begin inside the part of a device.
-    counts = {'qkv': 48 + 16 * i, 'proj': 40 + 8 * i, 'ffn': 64 + 16 * i}
-    model = grow.grown_model(model, counts, GrowConfig())
+  # The second group begins inside the part of a device.
+  model = grow.grown_model(model, {'qkv': 64, 'proj': 48, 'ffn': 80}, GrowConfig())
   config = Config(
     model=model,
-    optim=OPTIMIZERS[name](learning_rate=1e-3, warmup_steps=0),
+    optim=OPTIMIZERS['muon'](learning_rate=1e-3, warmup_steps=0),
     train=TrainConfig(steps=10),
     mesh=on,
   )
@@ -119,9 +118,8 @@ def _after_steps(name: str, on: MeshConfig, groups: int = 1) -> dict:
   return paths({name: state[name] for name in ('params', 'opt_state')})
 
 
-@pytest.mark.parametrize(('name', 'groups'), [('muon', 3), ('adafactor', 1)])
-def test_a_mesh_computes_what_one_device_does(name, groups):
-  want = _after_steps(name, MeshConfig(fsdp=1, tokens=1), groups)
-  got = _after_steps(name, MeshConfig(fsdp=4, tokens=2), groups)
+def test_muon_on_a_mesh_computes_what_it_does_on_one_device():
+  want = _after_steps(MeshConfig(fsdp=1, tokens=1))
+  got = _after_steps(MeshConfig(fsdp=2, tokens=2))
   for path, one in want.items():
-    np.testing.assert_allclose(got[path], one, rtol=1e-3, atol=1e-5, err_msg=f'{name}: {path}')
+    np.testing.assert_allclose(got[path], one, rtol=1e-3, atol=1e-5, err_msg=path)

@@ -233,7 +233,8 @@ class TextTask(Task):
 
   def train_figures(self, loss: float) -> dict[str, float]:
     figures = {'train/perplexity': perplexity(loss)}
-    if self._data.is_fixed:  # else no number of bytes belongs to the tokens of all steps
+    # With weights by step no number of bytes belongs to the tokens of all steps.
+    if len(self._data.shares.steps) == 1:
       figures['train/bits_per_byte'] = self._bits_per_byte(loss, 'train')
     return figures
 
@@ -245,7 +246,7 @@ class TextTask(Task):
     if set(sums) == {''}:
       return self.eval_figures(sums[''])
     parts = {name: self._eval_figures(one, name) for name, one in sums.items()}
-    weights = self._data.weights
+    weights = self._data.shares.last
     whole = {
       figure: sum(weights[name] * part[figure] for name, part in parts.items())
       for figure in next(iter(parts.values()))

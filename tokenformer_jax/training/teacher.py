@@ -115,9 +115,10 @@ def find(config: Config, origin: Origin) -> Teacher | None:
     )
   try:
     directory, step = paths.split_source(source)
-    same = kept is not None and step is None and kept.source.startswith(f'{directory}@')
-    # A later checkpoint of the teacher is another teacher.
-    named = kept.source if same else source
+    if kept and step is None and kept.source.startswith(f'{directory}@'):
+      named = kept.source  # A later checkpoint of it is another teacher.
+    else:
+      named = source
     opened = checkpoint.open_source(named, checkpoint.check_is_language_model)
   except UserError as error:
     needed = f'; {origin.where} was trained with it: put it back, {_ANOTHER}' if kept else ''
