@@ -12,7 +12,7 @@ import pytest
 import released
 import tiny_run
 from absl import flags
-from tiny import make_optimizer, tiny_model
+from tiny import make_optimizer, tiny_model, two_kinds
 
 import tokenformer_jax
 from tokenformer_jax import config
@@ -285,12 +285,16 @@ def _convert(*arguments):
     ({'dense': True}, r"mixer\.qkv\.kind is 'dense'; .* 'pattention' only"),
     ({'rotary': 0}, r"mixer\.positions\.kind is 'none'; .* 'rotary' only"),
     ({'window': 8}, r'mixer\.window is 8; .* 0 only'),
-    ({'pattern': '(layer layer)*2'}, r'model\.pattern is .* several kinds of layers has no place'),
   ],
 )
 def test_a_model_that_the_released_code_cannot_compute_is_refused(changes, match):
   with pytest.raises(UserError, match=match):
     released_torch.check_can_compute(tiny_model(**changes))
+
+
+def test_a_model_of_several_kinds_of_layers_is_refused():
+  with pytest.raises(UserError, match=r'model\.pattern is .* several kinds of layers has no place'):
+    released_torch.check_can_compute(two_kinds())
 
 
 def test_a_target_that_exists_or_is_named_like_a_file_is_refused(run, tmp_path):
