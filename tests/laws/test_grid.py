@@ -135,8 +135,8 @@ def test_a_length_before_the_end_of_the_stable_run_is_refused_unless_it_is_made(
     grid_runs.finished(jobs, str(tmp_path))
   assert grid_runs.finished(jobs[2:], str(tmp_path)) == [True, False]
   done = {short.name: True}
-  found = grid_runs.finished(jobs, str(tmp_path), lambda job, _: done.get(job.name, False))
-  assert found == [False, True, False, False], 'a branch that is made needs no checkpoint'
+  finished = grid_runs.finished(jobs, str(tmp_path), lambda job, _: done.get(job.name, False))
+  assert finished == [False, True, False, False], 'a branch that is made needs no checkpoint'
   (workdir / 'checkpoints/80').mkdir()
   assert grid_runs.finished(jobs, str(tmp_path)) == [True, False, True, False]
 
@@ -172,9 +172,9 @@ def test_a_grid_trains_and_resumes(tmp_path):
   assert grid_runs.make_missing(jobs[:3], out), 'the stable run does not go on'
   assert grid_runs.finished(jobs, out) == [True, True, True, False]
   assert first.stat().st_mtime_ns == before, 'a finished run was made again'
-  found = points.from_runs(points.read_all([out])[0])
-  assert found.tokens.tolist() == [5120]
-  assert found.notes == ('1 run whose learning rate had not decayed is left out',)
+  law_points = points.from_runs(points.read_all([out])[0])
+  assert law_points.tokens.tolist() == [5120]
+  assert law_points.notes == ('1 run whose learning rate had not decayed is left out',)
   shorter = grid.jobs(config, Grid('width', (0.5,), (3840, 10_240)), out)
   with pytest.raises(UserError, match='--lengths has 3,840 tokens, whose decay begins at step 12,'):
     grid_runs.finished(shorter, out)

@@ -128,9 +128,9 @@ def test_cycles_of_nested_loops_are_multiplied_by_their_trips():
 
 def test_a_loop_whose_length_is_unknown_is_told():
   text = NESTED.replace('constant(17)', 'parameter(1)')
-  found = _read(text)
-  assert found.cycles == 100 + 4 * 7, 'the body of a loop of unknown length counts once'
-  assert '1 loops of unknown length are counted once: outer' in found.notes[0]
+  counted = _read(text)
+  assert counted.cycles == 100 + 4 * 7, 'the body of a loop of unknown length counts once'
+  assert '1 loops of unknown length are counted once: outer' in counted.notes[0]
 
 
 def test_loops_of_a_compiled_program():
@@ -139,9 +139,9 @@ def test_loops_of_a_compiled_program():
 
   w = jnp.ones((16, 16))
   program = jax.jit(lambda x: jax.lax.scan(step, x, None, length=5)[0])
-  found = _read(program.lower(jnp.ones((8, 16))).compile().as_text())
-  assert not found.notes
-  assert found.flops == 15 * 2 * 8 * 16 * 16, 'the product runs 3 · 5 times'
+  counted = _read(program.lower(jnp.ones((8, 16))).compile().as_text())
+  assert not counted.notes
+  assert counted.flops == 15 * 2 * 8 * 16 * 16, 'the product runs 3 · 5 times'
 
 
 def test_the_rough_time_has_products_and_what_is_computed_element_by_element():
@@ -151,18 +151,18 @@ def test_the_rough_time_has_products_and_what_is_computed_element_by_element():
   program = jax.jit(lambda x, w: jax.lax.scan(step, x, None, length=100)[0] @ w)
   text = program.lower(jnp.ones((8, 16)), jnp.ones((16, 32))).compile().as_text()
   chip = dataclasses.replace(V5P, hbm_rate=1e30)
-  found = costs.read(text, grid(2, 2, fsdp=4), chip, has_cycles=False)
+  counted = costs.read(text, grid(2, 2, fsdp=4), chip, has_cycles=False)
   elements = 100 * 8 * 16 * (1 + 25 + 1 + 1)  # without the loop's counter
   products = 2 * 8 * 16 * 32
   expected = products / V5P.peak + elements / V5P.vector_peak
-  assert found.rough_seconds == pytest.approx(expected, rel=0.01)
-  assert found.ordered_seconds == found.rough_seconds, 'before there are cycles'
+  assert counted.rough_seconds == pytest.approx(expected, rel=0.01)
+  assert counted.ordered_seconds == counted.rough_seconds, 'before there are cycles'
 
 
 def test_memory_bounds_the_rough_time():
   program = jax.jit(lambda x: x + 1)
-  found = _read(program.lower(jnp.ones((1024, 1024))).compile().as_text())
-  assert found.rough_seconds == pytest.approx(2 * 4 * 1024**2 / V5P.hbm_rate)
+  counted = _read(program.lower(jnp.ones((1024, 1024))).compile().as_text())
+  assert counted.rough_seconds == pytest.approx(2 * 4 * 1024**2 / V5P.hbm_rate)
 
 
 @pytest.mark.parametrize(('axis', 'size'), [('fsdp', 4), ('tokens', 2)])
@@ -219,9 +219,9 @@ def test_a_sum_of_which_all_is_used_is_an_all_reduce():
 def test_the_work_of_a_sparse_core_is_traffic_without_cycles():
   text = ASYNC.replace('fusion(%a), kind=kCustom, calls=%alone', 'call-start(%a), to_apply=%alone')
   text = text.replace('channel_id=4', 'channel_id=4, "estimated_cycles":"50"')
-  found = _read(text)
-  assert found.traffic[0].count == 2
-  assert found.cycles == 0, 'the matrix unit does not wait for it'
+  counted = _read(text)
+  assert counted.traffic[0].count == 2
+  assert counted.cycles == 0, 'the matrix unit does not wait for it'
 
 
 def test_collectives_that_nothing_calls_are_told():
@@ -249,9 +249,9 @@ def test_kernels_cost_what_they_say():
     '{"custom_call_config":{"cost_estimate":{"flops":"4590000000","transcendentals":"0",'
     '"bytes_accessed":"10"}}}'
   )
-  found = _read(with_line(line))
-  assert found.flops == 4.59e9
-  assert found.kernel_seconds == pytest.approx(1e-5), '4.59 GFLOP at 459 TFLOP/s'
+  counted = _read(with_line(line))
+  assert counted.flops == 4.59e9
+  assert counted.kernel_seconds == pytest.approx(1e-5), '4.59 GFLOP at 459 TFLOP/s'
 
 
 def _kernels(*windows):
