@@ -15,7 +15,6 @@ import pytest
 import tiny_run
 import typed
 from PIL import Image
-from tiny import make_optimizer
 
 from tokenformer_jax import grow
 from tokenformer_jax.cli import inspect as command
@@ -27,7 +26,6 @@ from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
-from tokenformer_jax.steps import step
 from tokenformer_jax.training import sizes
 
 KINDS = ['query', 'key', 'value', 'proj', 'ffn']
@@ -40,11 +38,12 @@ def one_device():
     yield
 
 
-def _save(workdir, config, state, lineage=()):
+def _save(workdir, config, params, lineage=()):
   checkpoints = checkpoint.Checkpoints(workdir, keep=1)
   with contextlib.closing(checkpoints):
     tokenizer = tokenizers.load(config.data.tokenizer).to_json()
-    checkpoints.save(Meta(7, config, tokenizer, lineage), state)
+    meta = Meta(7, config, tokenizer, lineage, contents='params')
+    checkpoints.save(meta, {'params': params})
     checkpoints.wait()
 
 
@@ -55,16 +54,15 @@ def home(tmp_path_factory):
   text = tiny_run.write_corpus(root / 'corpus')
   config = sizes.fill_in(tiny_run.config(text, root / 'cache'))
   store.prepare(config.data)
-  definition, model = define_lm(config.model), config.model
-  tx = make_optimizer(config.optim, 20, definition.info)
-  state = jax.jit(lambda: step.initial_state(definition, tx, 0))()
-  _save(root / 'run', config, state)
+  model = config.model
+  params = define_lm(model).init(jax.random.key(0))
+  _save(root / 'run', config, params)
   larger = grow.grown_model(model, {'qkv': 48, 'proj': 32, 'ffn': 96}, GrowConfig())
-  state = growing.grow(state, model, larger, GrowConfig())
+  grown = growing.grow_params(params, model, larger, GrowConfig())
   lineage = (Ancestor('grow', str(root / 'run'), 7, model, GrowConfig(), 7),)
-  _save(root / 'grown', dataclasses.replace(config, model=larger), state, lineage)
+  _save(root / 'grown', dataclasses.replace(config, model=larger), grown, lineage)
   dense = sizes.fill_in(tiny_run.config(text, root / 'cache', **tiny_run.DENSE))
-  _save(root / 'dense', dense, {'params': define_lm(dense.model).init(jax.random.key(0))})
+  _save(root / 'dense', dense, define_lm(dense.model).init(jax.random.key(0)))
   return root
 
 

@@ -22,7 +22,7 @@ from tokenformer_jax.cli import config_flag, outputs
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli.sweep import Positives, RatePower
 from tokenformer_jax.config import Config
-from tokenformer_jax.config.arguments import Fraction, Path, Positive
+from tokenformer_jax.config.arguments import Fraction, Path, Positive, needs_value
 from tokenformer_jax.config.section import Bool
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import jobs as jobs_lib
@@ -68,21 +68,14 @@ def main(
     rate_power: The power p in the learning rate of a size, that of the config times factor^p.
     dry_run: List runs, tokens and FLOPs, and make nothing.
   """
-  given = {
-    'grow_at': (grow_at, ('bottom_up',)),
-    'share': (share, ('top_down', 'elastic')),
-    'distill_weight': (distill_weight, ('top_down', 'elastic')),
-  }
-  given = {name: entry for name, entry in given.items() if entry[0] is not None}
-  for name, (_, methods) in given.items():
-    if method not in methods:
-      raise UserError(
-        f'--{name} has an effect only with --method={" or ".join(methods)}; leave it out'
-      )
+  shrinks = method in ('top_down', 'elastic')
+  needs_value('method=bottom_up', method == 'bottom_up', grow_at=grow_at)
+  needs_value('method=top_down or elastic', shrinks, share=share, distill_weight=distill_weight)
   _check_keys()
   outputs.check_folder_of_runs('out', out, writes=not dry_run)
-  options = {name: value for name, (value, _) in given.items()}
-  family = Family(sizes, round(tokens), method, scale, rate_power=rate_power, **options)
+  options = {'grow_at': grow_at, 'share': share, 'distill_weight': distill_weight}
+  given = {name: value for name, value in options.items() if value is not None}
+  family = Family(sizes, round(tokens), method, scale, rate_power=rate_power, **given)
   folder = str(paths.parse_path(out))
   jobs = jobs_lib.list_jobs(config, family, folder)
   apart = sum(job.flops for job in jobs_lib.list_apart(config, family))
