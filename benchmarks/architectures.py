@@ -40,15 +40,15 @@ HEAD = (
 )  # fmt: skip
 
 
-def row(name: str, on: str, found: Figures, base: Figures | None) -> Row:
+def row(name: str, on: str, figures: Figures, base: Figures | None) -> Row:
   """Return a row of the table; `base` is the TokenFormer on the same topology."""
-  if 'error' in found:
-    return (name, on, '', found['error'], *[''] * 4)
-  shown, seconds, (high, low) = cells.columns(found), found['step_seconds'][0], found['mfu']
+  if 'error' in figures:
+    return (name, on, '', figures['error'], *[''] * 4)
+  shown, seconds, (high, low) = cells.columns(figures), figures['step_seconds'][0], figures['mfu']
   ratio = f'{seconds / base["step_seconds"][0]:.2f}' if base and 'error' not in base else ''
   return (
-    *(name, on, f'{found["parameters"]:,}', shown['HBM peak, GiB'], shown['ms a step'], ratio),
-    f'{found["model_flops"] / 1e15:.2f}',
+    *(name, on, f'{figures["parameters"]:,}', shown['HBM peak, GiB'], shown['ms a step'], ratio),
+    f'{figures["model_flops"] / 1e15:.2f}',
     f'{low:.0%} … {high:.0%}',
   )
 
@@ -58,19 +58,19 @@ def main() -> None:
   parser = cells.parser(__doc__, 'runs/architectures_tpu')
   cells.choose(parser)
   args, others = parser.parse_known_args()
-  found = {}
+  kept = {}
   for on in TOPOLOGIES:
     for name, model in MODELS.items():
       if args.only in name and args.on in on:
         batch = model.rows(args.tokens_per_chip) * CHIPS
         flags = model.on(on, batch, f'--config.mesh.fsdp={CHIPS}', '--quick', *others)
         label = f'{name}-{on}'.replace(' ', '_').replace('*', 'x')
-        found[name, on] = cells.planned(label, flags, args.out, report=args.report)
-  planned = {key: figures for key, figures in found.items() if figures}
+        kept[name, on] = cells.planned(label, flags, args.out, report=args.report)
+  planned = {key: figures for key, figures in kept.items() if figures}
   print(f'{args.tokens_per_chip:,} tokens a chip; {cells.versions(planned.values())}\n')
   rows = [row(*key, made, planned.get(('TokenFormer', key[1]))) for key, made in planned.items()]
   print(cells.table(HEAD, rows))
-  if missing := [' on '.join(key) for key, figures in found.items() if not figures]:
+  if missing := [' on '.join(key) for key, figures in kept.items() if not figures]:
     print(f'\nnot planned: {", ".join(missing)}')
 
 

@@ -107,19 +107,19 @@ def planned(
   )  # fmt: skip
   last = (done.stderr.strip().splitlines() or ['no message'])[-1]
   if done.returncode == 0:
-    found = json.loads(new.read_text())
+    figures = json.loads(new.read_text())
   elif done.returncode == 2 and last.startswith('error: the step '):
-    found = {'error': last.removeprefix('error: the step ').partition('; what may')[0]}
+    figures = {'error': last.removeprefix('error: the step ').partition('; what may')[0]}
   elif done.returncode == -signal.SIGABRT:
-    found = {'error': 'is too much for libtpu, which aborts'}
+    figures = {'error': 'is too much for libtpu, which aborts'}
   else:  # Keep nothing after a mistake, and let the benchmark plan the other cells.
     print(f'{label}: exit status {done.returncode}: {last}', file=sys.stderr, flush=True)
     return None
   versions = {name: metadata.version(name) for name in ('jax', 'libtpu')}
-  found = {'label': label, 'flags': flags, 'versions': versions} | found
-  new.write_text(json.dumps(found, indent=2) + '\n')
+  figures = {'label': label, 'flags': flags, 'versions': versions} | figures
+  new.write_text(json.dumps(figures, indent=2) + '\n')
   new.rename(file)
-  return found
+  return figures
 
 
 def choose(made: argparse.ArgumentParser) -> None:
@@ -143,9 +143,9 @@ def columns(figures: Figures) -> dict[str, str]:
   }
 
 
-def versions(found: Iterable[Figures]) -> str:
+def versions(plans: Iterable[Figures]) -> str:
   """Return the versions of the programs that compiled the cells."""
-  return '; '.join(sorted({', '.join(f'{k} {v}' for k, v in f['versions'].items()) for f in found}))
+  return '; '.join(sorted({', '.join(f'{k} {v}' for k, v in f['versions'].items()) for f in plans}))
 
 
 def table(head: Row, rows: list[Row]) -> str:

@@ -29,8 +29,9 @@ from tokenformer_jax.model import dispatch
 from tokenformer_jax.plan import topology
 
 HEAD = (
-  'mesh', 'along', 'collective', 'expected', 'number', 'found', 'MB in, expected', 'MB in, found'
-)  # fmt: skip
+  *('mesh', 'along', 'collective', 'expected', 'number', 'compiled'),
+  *('MB in, expected', 'MB in, compiled'),
+)
 ACTIVATION, NORM = 2, 4  # bytes of bfloat16 and float32
 
 
@@ -128,7 +129,7 @@ def expected_in_mixture(
   # The slots of the other devices along `experts`.
   slots = (experts - 1) * dispatch.device_slots(ffn.dispatch, choices, top_k, local, experts)
   number = 4 + shared
-  found = [
+  collectives = [
     Expected('experts', 'all-to-all', 'tokens', 8, slots * (6 * width * ACTIVATION + 2 * 4)),
     Expected(all_axes, 'all-gather', 'weights', 2 * number, 2 * others * share),
     Expected(all_axes, 'all-gather', 'routers', 2, 2 * router * share),
@@ -138,7 +139,7 @@ def expected_in_mixture(
     Expected('fsdp', 'reduce-scatter', 'gradients of experts', inner, own * fsdp_share),
     Expected('experts', 'reduce-scatter', 'gradients', number, others / fsdp * experts_share),
   ]
-  return [equal for equal in found if equal.received]
+  return [equal for equal in collectives if equal.received]
 
 
 def in_groups(model: dict[str, Any], groups: int) -> list[str]:
@@ -175,13 +176,13 @@ def per_layer(shallow: Figures, deep: Figures) -> dict[tuple[str, str], tuple[fl
   return {key: total for key, total in totals.items() if any(total)}
 
 
-def rows(mesh: str, wanted: list[Expected], found: dict[tuple[str, str], Any]) -> list[Row]:
+def rows(mesh: str, wanted: list[Expected], compiled: dict[tuple[str, str], Any]) -> list[Row]:
   """Return the rows of a mesh: one for each collective, and the sum of every axis."""
   lines = []
-  kinds = dict.fromkeys([(equal.axis, equal.kind) for equal in wanted] + sorted(found))
+  kinds = dict.fromkeys([(equal.axis, equal.kind) for equal in wanted] + sorted(compiled))
   for key in kinds:
     ours = [equal for equal in wanted if (equal.axis, equal.kind) == key]
-    number, received = found.get(key, (0.0, 0.0))
+    number, received = compiled.get(key, (0.0, 0.0))
     lines.append(
       (
         mesh,
@@ -195,7 +196,7 @@ def rows(mesh: str, wanted: list[Expected], found: dict[tuple[str, str], Any]) -
     )
   for axis in dict.fromkeys(axis for axis, _ in kinds):
     should = sum(equal.received for equal in wanted if equal.axis == axis)
-    is_there = sum(received for (along, _), (_, received) in found.items() if along == axis)
+    is_there = sum(received for (along, _), (_, received) in compiled.items() if along == axis)
     ratio = f'{is_there / should:.2f} × expected' if should else ''
     total = f'{should / 1e6:,.1f}', f'{is_there / 1e6:,.1f}'
     lines.append((mesh, axis, '**all**', ratio, '', '', *total))
@@ -225,8 +226,8 @@ def cases(args: argparse.Namespace, devices: int, sequences: int) -> Iterator[Ca
     if groups:
       flags += in_groups(file.load(f'configs/{model.file}').model.to_dict(), groups)
 
-    def wanted(found: Figures, fsdp=fsdp, tokens=tokens, groups=groups) -> list[Expected]:
-      return expected(found['config']['model'], fsdp, tokens, sequences * model.length, groups)
+    def wanted(figures: Figures, fsdp=fsdp, tokens=tokens, groups=groups) -> list[Expected]:
+      return expected(figures['config']['model'], fsdp, tokens, sequences * model.length, groups)
 
     mesh = f'{fsdp} fsdp × {tokens} tokens' + (f', {groups} groups' if groups else '')
     yield Case(mesh, f'tokens{tokens}-groups{groups}', fsdp, tuple(flags), wanted)
@@ -239,8 +240,8 @@ def mixture_cases(args: argparse.Namespace, devices: int, sequences: int) -> Ite
     if rest:
       sys.exit(f'--experts={experts} does not divide {devices} devices')
 
-    def wanted(found: Figures, fsdp=fsdp, experts=experts) -> list[Expected]:
-      model = from_dict(ModelConfig, found['config']['model'])
+    def wanted(figures: Figures, fsdp=fsdp, experts=experts) -> list[Expected]:
+      model = from_dict(ModelConfig, figures['config']['model'])
       return expected_in_mixture(model, fsdp, experts, sequences, MIXTURES[args.model].length)
 
     flags = (f'--config.mesh.experts={experts}',)
@@ -262,7 +263,7 @@ def main() -> None:
   sequences = model.rows(args.tokens_per_chip)  # for the devices that share rows
   yield_cases = mixture_cases if args.model in MIXTURES else cases
   for case in yield_cases(args, devices, sequences):
-    found = []
+    plans = []
     for layers in args.depths.split(','):
       flags = model.on(
         args.topology,
@@ -274,13 +275,13 @@ def main() -> None:
         *others,
       )
       label = f'{args.model}-{args.topology}-{case.label}-layers{layers}'
-      found.append(cells.planned(label, flags, args.out, report=args.report))
-    if not all(found) or any('error' in figures for figures in found):
-      reasons = [figures['error'] for figures in found if figures and 'error' in figures]
+      plans.append(cells.planned(label, flags, args.out, report=args.report))
+    if not all(plans) or any('error' in figures for figures in plans):
+      reasons = [figures['error'] for figures in plans if figures and 'error' in figures]
       print(f'{case.mesh}: {"; ".join(reasons) or "not planned"}', file=sys.stderr)
       continue
-    used += found
-    lines += rows(case.mesh, case.wanted(found[0]), per_layer(*found))
+    used += plans
+    lines += rows(case.mesh, case.wanted(plans[0]), per_layer(*plans))
   print(
     f'a layer of {args.model} on {args.topology}, {args.tokens_per_chip:,} positions on a device; '
     f'{cells.versions(used)}\n'

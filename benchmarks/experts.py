@@ -171,8 +171,8 @@ def step_cycles(regions: list[Region], chip: Chip) -> float:
 def dense_cycles(text: str, regions: list[Region], chip: Chip) -> float:
   """Return the cycles of a dense product; the cores share its iterations."""
   bounds = [
-    math.prod(int(size) for size in re.findall(r'\d+', found))
-    for found in re.findall(r'"iteration_bounds":\[([^\]]*)\]', text)
+    math.prod(int(size) for size in re.findall(r'\d+', bounds_text))
+    for bounds_text in re.findall(r'"iteration_bounds":\[([^\]]*)\]', text)
   ]
   return max(bounds) * step_cycles(regions, chip) / chip.cores
 
@@ -198,7 +198,7 @@ def grouped_cycles(
 
 def compare(chip: str, shape: Shape) -> list[cells.Row]:
   """Return the rows of the table for a matrix on a chip."""
-  on, found = SLICES[chip], {}
+  on, cycles = SLICES[chip], {}
   for program in programs(shape):
     print(f'compiling for {on}, {program}', file=sys.stderr, flush=True)
     one = json.dumps([on, program, *dataclasses.astuple(shape)])
@@ -208,11 +208,11 @@ def compare(chip: str, shape: Shape) -> list[cells.Row]:
     )  # fmt: skip
     if done.returncode:
       sys.exit(f'{program} on {on}: {(done.stderr.strip().splitlines() or ["no message"])[-1]}')
-    found[program] = json.loads(done.stdout)
+    cycles[program] = json.loads(done.stdout)
   peak = shape.flops / topology.parse(on).chip.peak * topology.parse(on).chip.clock
   lines, totals = [], np.zeros(4)
   for what in WHAT:
-    dense, grouped = found[f'dense: {what}'], found[f'grouped: {what}']
+    dense, grouped = cycles[f'dense: {what}'], cycles[f'grouped: {what}']
     numbers = np.array([peak, dense['cycles'], grouped['cycles'], grouped['others']])
     totals += numbers
     lines.append((what, numbers))

@@ -97,9 +97,9 @@ def main() -> None:
     for name, block in blocks.items():
       seconds[name].append(block(args.steps))
   print(f'{"":10}{"median ms":>10}{"least":>9}{"most":>9}{"of plain":>10}')
-  for name, found in seconds.items():
-    ratios = [a / b for a, b in zip(found, seconds['plain'], strict=True)]
-    median, least, most = (1000 * f(found) for f in (statistics.median, min, max))
+  for name, times in seconds.items():
+    ratios = [a / b for a, b in zip(times, seconds['plain'], strict=True)]
+    median, least, most = (1000 * f(times) for f in (statistics.median, min, max))
     print(f'{name:10}{median:10.1f}{least:9.1f}{most:9.1f}{statistics.median(ratios):10.3f}')
 
 

@@ -46,13 +46,13 @@ def decoders() -> dict[str, Callable[[bytes], object]]:
   """Return functions that decode, crop at random and resize, for each installed library."""
   rng = np.random.default_rng(0)
   data = config_lib.ImagesConfig(crop_area=0.08)
-  found: dict[str, Callable[[bytes], object]] = {
+  decoders: dict[str, Callable[[bytes], object]] = {
     'decode + crop, Pillow (ours)': lambda file: Views(data, 3).train(file, rng)
   }
   try:
     import cv2  # noqa: PLC0415
   except ImportError:
-    return found
+    return decoders
   cv2.setNumThreads(1)
 
   def crop(pixels: np.ndarray) -> np.ndarray:
@@ -64,23 +64,23 @@ def decoders() -> dict[str, Callable[[bytes], object]]:
   def opencv(file: bytes) -> np.ndarray:
     return crop(cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR_RGB))
 
-  found['decode + crop, OpenCV'] = opencv
+  decoders['decode + crop, OpenCV'] = opencv
   try:
     import simplejpeg  # noqa: PLC0415
   except ImportError:
-    return found
-  found['decode + crop, simplejpeg'] = lambda file: crop(simplejpeg.decode_jpeg(file))
-  return found
+    return decoders
+  decoders['decode + crop, simplejpeg'] = lambda file: crop(simplejpeg.decode_jpeg(file))
+  return decoders
 
 
 def pipelines() -> dict[str, Callable[[bytes], object]]:
   """Return functions for whole views of an image: ours, and tf.data's without RandAugment."""
   rng, data = np.random.default_rng(0), recipe().data
-  found: dict[str, Callable[[bytes], object]] = {
+  decoders: dict[str, Callable[[bytes], object]] = {
     'training view, ours': lambda file: Views(data, 3).train(file, rng),
     'evaluation view, ours': lambda file: Views(data, 3).evaluation(file),
   }
-  return found | tf_data()
+  return decoders | tf_data()
 
 
 def tf_data() -> dict[str, Callable[[bytes], object]]:

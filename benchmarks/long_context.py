@@ -22,18 +22,18 @@ HEAD = (
 )  # fmt: skip
 
 
-def row(name: str, found: Figures) -> Row:
+def row(name: str, figures: Figures) -> Row:
   """Return a row of the table."""
-  if 'error' in found:
-    return (name, '', '', found['error'], *[''] * 6)
-  shown = cells.columns(found)
-  exchanged = [one for one in found['traffic'] if one['kind'] == 'all-to-all']
+  if 'error' in figures:
+    return (name, '', '', figures['error'], *[''] * 6)
+  shown = cells.columns(figures)
+  exchanged = [one for one in figures['traffic'] if one['kind'] == 'all-to-all']
   return (
     name,
     shown['mesh'],
-    found['config']['train']['remat'],
+    figures['config']['train']['remat'],
     *(shown[key] for key in HEAD[3:7]),
-    f'{sum(one["gigabytes"] for one in found["traffic"]):.1f}',
+    f'{sum(one["gigabytes"] for one in figures["traffic"]):.1f}',
     f'{sum(one["gigabytes"] for one in exchanged):.1f}',
     f'{1e3 * sum(one["seconds"] for one in exchanged):,.0f}',
   )
@@ -52,7 +52,7 @@ def main() -> None:
     if args.only not in model or args.on not in name:
       continue
     on = topology.parse(name)
-    found = cells.planned(
+    figures = cells.planned(
       f'{model}-{name}',
       MODELS[model].on(
         name,
@@ -66,8 +66,8 @@ def main() -> None:
       args.out,
       report=args.report,
     )
-    if found:
-      planned[name] = found
+    if figures:
+      planned[name] = figures
   print(f'{model}, rows of {args.length:,} tokens; {cells.versions(planned.values())}\n')
   print(cells.table(HEAD, [row(*one) for one in planned.items()]))
 

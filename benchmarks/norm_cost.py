@@ -120,11 +120,11 @@ def plan_with(variant: str) -> None:
 def plan_cells(args, others: list[str], shape: str, on: str) -> dict[str, Figures]:
   """Return the figures of every planned variant."""
   model = SHAPES[shape]
-  found = {}
+  by_variant = {}
   for variant in (AS_IT_IS, *REPLACED, TANH):
     program = ('benchmarks/norm_cost.py', f'--plan_with={variant}')
     gelu = 'tanh' if variant == TANH else 'exact'
-    found[variant] = cells.planned(
+    by_variant[variant] = cells.planned(
       f'{model.file}-{on}-{variant.replace(" ", "_")}',
       model.on(
         on,
@@ -137,13 +137,13 @@ def plan_cells(args, others: list[str], shape: str, on: str) -> dict[str, Figure
       report=args.report,
       command=program if variant in REPLACED else cells.PLAN,
     )
-  return {variant: figures for variant, figures in found.items() if figures}
+  return {variant: figures for variant, figures in by_variant.items() if figures}
 
 
-def rows(found: dict[str, Figures]) -> list[Row]:
+def rows(by_variant: dict[str, Figures]) -> list[Row]:
   """Return a row for each variant, with the time of the unchanged step over the variant's."""
-  lines, whole = [], found.get(AS_IT_IS, {}).get('compute_seconds')
-  for variant, figures in found.items():
+  lines, whole = [], by_variant.get(AS_IT_IS, {}).get('compute_seconds')
+  for variant, figures in by_variant.items():
     if 'error' in figures:
       lines.append((variant, figures['error'], ''))
       continue
@@ -164,13 +164,13 @@ def main() -> None:
     for on in TOPOLOGIES:
       if args.only not in shape or args.on not in on:
         continue
-      found = plan_cells(args, others, shape, on)
-      if found:
+      by_variant = plan_cells(args, others, shape, on)
+      if by_variant:
         print(
           f'{shape} on {on}, {args.tokens_per_chip:,} tokens a chip; '
-          f'{cells.versions(found.values())}. Ratio: as it is over this\n'
+          f'{cells.versions(by_variant.values())}. Ratio: as it is over this\n'
         )
-        print(cells.table(HEAD, rows(found)) + '\n')
+        print(cells.table(HEAD, rows(by_variant)) + '\n')
 
 
 if __name__ == '__main__':

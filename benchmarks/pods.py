@@ -45,28 +45,28 @@ def mesh(devices: int, most: int) -> tuple[int, int]:
   return replica, min(most, devices)
 
 
-def row(model: str, sold: str, found: Figures) -> Row:
+def row(model: str, sold: str, figures: Figures) -> Row:
   """Return a row of the table."""
   name = TOPOLOGIES[sold]
-  if 'error' in found:
-    return (model, sold, name, '', '', found['error'], *[''] * 6)
-  shown, scheduled = cells.columns(found), found['scheduled_seconds']
+  if 'error' in figures:
+    return (model, sold, name, '', '', figures['error'], *[''] * 6)
+  shown, scheduled = cells.columns(figures), figures['scheduled_seconds']
   return (
     model,
     sold,
     name,
     shown['mesh'],
-    '{remat}, {layers}'.format_map(found['config']['train']),
+    '{remat}, {layers}'.format_map(figures['config']['train']),
     *(shown[key] for key in ('HBM peak, GiB', 'ms a step', 'MFU', 'tokens/s')),
-    f'{found["ordered_seconds"] * 1e3:,.0f}',
+    f'{figures["ordered_seconds"] * 1e3:,.0f}',
     shown['collectives, GB in'],
     f'{scheduled * 1e3:,.0f}' if scheduled else '',  # None before code generation
   )
 
 
-def shares(model: str, sold: str, found: Figures) -> list[Row]:
+def shares(model: str, sold: str, figures: Figures) -> list[Row]:
   """Return a row of the second table for each large share of a step, with its bounds in ms."""
-  step = found['ordered_seconds']
+  step = figures['ordered_seconds']
   return [
     (
       f'{model} on {sold}',
@@ -75,7 +75,7 @@ def shares(model: str, sold: str, found: Figures) -> list[Row]:
       f'{share["seconds"] / step:.1%}',
       *(f'{share[bound] * 1e3:,.1f}' for bound in ('matrix', 'vector', 'memory')),
     )
-    for share in found['breakdown']
+    for share in figures['breakdown']
     if share['seconds'] >= _SHOWN * step
   ]
 
@@ -87,7 +87,7 @@ def main() -> None:
   parser.add_argument('--remat', default='auto', help='a value of train.remat')
   parser.add_argument('--fsdp', type=int, default=64, help='devices that share a copy, at most')
   args, others = parser.parse_known_args()
-  found = {}
+  kept = {}
   for model in MODELS:
     for sold, name in TOPOLOGIES.items():
       if args.only not in model or args.on not in f'{sold} {name}':
@@ -95,7 +95,7 @@ def main() -> None:
       on = topology.parse(name)
       replica, fsdp = mesh(on.devices, args.fsdp)
       batch = MODELS[model].rows(args.tokens_per_chip) * on.chips
-      found[model, sold] = cells.planned(
+      kept[model, sold] = cells.planned(
         f'{model}-{sold}',
         MODELS[model].on(
           name,
@@ -109,7 +109,7 @@ def main() -> None:
         args.out,
         report=args.report,
       )
-  planned = {key: figures for key, figures in found.items() if figures}
+  planned = {key: figures for key, figures in kept.items() if figures}
   print(
     f'{args.tokens_per_chip:,} tokens a chip, recomputation {args.remat}; '
     f'{cells.versions(planned.values())}\n'
@@ -119,7 +119,7 @@ def main() -> None:
     row for key, one in planned.items() if 'error' not in one for row in shares(*key, one)
   ]:
     print(f'\n{cells.table(SHARES_HEAD, where)}')
-  if missing := [' on '.join(key) for key, figures in found.items() if not figures]:
+  if missing := [' on '.join(key) for key, figures in kept.items() if not figures]:
     print(f'\nnot planned: {", ".join(missing)}')
 
 

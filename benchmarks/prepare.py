@@ -62,8 +62,8 @@ def library_rate(folder: Path, processes: int) -> float:
   files = sorted((folder / 'text').iterdir())
   with concurrent.futures.ProcessPoolExecutor(processes, context) as pool:
     used = [files[i % len(files)] for i in range(processes)]
-    found = list(pool.map(_encode, used, [folder / 'tokenizer.json'] * processes))
-  tokens, seconds = map(sum, zip(*found, strict=True))
+    encoded = list(pool.map(_encode, used, [folder / 'tokenizer.json'] * processes))
+  tokens, seconds = map(sum, zip(*encoded, strict=True))
   return tokens / seconds
 
 

@@ -20,20 +20,20 @@ from tokenformer_jax.steps.remat_plans import PLANS, RematPlan
 HEAD = ('remat', 'layers', 'HBM, GiB', 'ms a step', 'over the fastest', 'compiled in, s')
 
 
-def rows(found: dict[RematPlan, Figures]) -> list[Row]:
+def rows(by_plan: dict[RematPlan, Figures]) -> list[Row]:
   """Return the rows of a table, the fastest plan first."""
-  times = {plan: one['step_seconds'][0] for plan, one in found.items() if 'error' not in one}
+  times = {plan: one['step_seconds'][0] for plan, one in by_plan.items() if 'error' not in one}
   fastest = min(times.values(), default=0.0)
   return [
     (
       *plan,
-      f'{found[plan]["memory"]["peak"] / 2**30:.2f}',
+      f'{by_plan[plan]["memory"]["peak"] / 2**30:.2f}',
       f'{times[plan] * 1e3:,.1f}',
       f'{times[plan] / fastest:.3f}',
-      f'{found[plan]["compile_seconds"]:,.0f}',
+      f'{by_plan[plan]["compile_seconds"]:,.0f}',
     )
     for plan in sorted(times, key=times.__getitem__)
-  ] + [(*plan, one['error'], '', '', '') for plan, one in found.items() if 'error' in one]
+  ] + [(*plan, one['error'], '', '', '') for plan, one in by_plan.items() if 'error' in one]
 
 
 def main() -> None:
@@ -47,16 +47,16 @@ def main() -> None:
       if args.only not in model or args.on not in f'{sold} {name}':
         continue
       batch = MODELS[model].rows(args.tokens_per_chip) * topology.parse(name).chips
-      found = {}
+      by_plan = {}
       for plan in PLANS:
         flags = (*plan.flags.split(), f'--config.model.pattern=layer*{args.depth}', *others)
         label = f'{model}-{sold}-{plan.remat}-{plan.layers}'
         cell = MODELS[model].on(name, batch, *flags)
         if figures := cells.planned(label, cell, args.out, report=args.report):
-          found[plan] = figures
-      if found:
-        print(f'\n{model}, {args.depth} layers, {name}; {cells.versions(found.values())}\n')
-        print(cells.table(HEAD, rows(found)))
+          by_plan[plan] = figures
+      if by_plan:
+        print(f'\n{model}, {args.depth} layers, {name}; {cells.versions(by_plan.values())}\n')
+        print(cells.table(HEAD, rows(by_plan)))
 
 
 if __name__ == '__main__':

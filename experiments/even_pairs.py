@@ -101,10 +101,10 @@ def train_and_test(name: str, seed: int, steps: int) -> dict[str, Any]:
   model = config.model.with_scale_length(LENGTH)
   definition = define_lm(model)
   params, losses = train(definition, config)
-  found = {'accuracy': test(definition, params), 'losses': losses}
+  results = {'accuracy': test(definition, params), 'losses': losses}
   if name == 'HWFA':
-    found['unscaled'] = test(define_lm(without_scale(model)), params)
-  return found
+    results['unscaled'] = test(define_lm(without_scale(model)), params)
+  return results
 
 
 def train(definition: Definition, config: Config) -> tuple[Params, list[tuple[int, float]]]:
@@ -113,8 +113,8 @@ def train(definition: Definition, config: Config) -> tuple[Params, list[tuple[in
   tx = optim.make_optimizer(config.optim, schedule(config.optim, steps), definition.info)
 
   def loss(params: Params, ids: jax.Array, answers: jax.Array) -> jax.Array:
-    found = scores(definition, params, ids)
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(found, answers))
+    logits = scores(definition, params, ids)
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, answers))
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))
   def step(params: Params, state: Any, *batch: jax.Array) -> tuple[Params, Any, jax.Array]:
@@ -136,12 +136,12 @@ def train(definition: Definition, config: Config) -> tuple[Params, list[tuple[in
 
 def test(definition: Definition, params: Params) -> dict[str, float]:
   """Return the accuracy by length of string; every model has the same strings."""
-  rng, found = np.random.default_rng(1234), {}
+  rng, accuracy = np.random.default_rng(1234), {}
   guess = jax.jit(functools.partial(scores, definition))
   for length in TESTS:
     right = 0
     for _ in range(4):
       ids, answers = draw(rng, ROWS // 4, length)
       right += int(np.sum(np.argmax(guess(params, ids), axis=-1)[:, -1] == answers[:, -1]))
-    found[str(length)] = right / ROWS
-  return found
+    accuracy[str(length)] = right / ROWS
+  return accuracy

@@ -40,12 +40,12 @@ def measure(run: Path, clip: int = 0) -> dict[str, dict[str, dict[str, float]]]:
     hidden_BxTxD, _, _ = bound.hidden(jnp.maximum(batch[:, :-1], 0))
     return loss_sums(hidden_BxTxD, bound.output_embedding, batch[:, 1:], chunk=short)
 
-  found = {'text': {}, 'repeats': {}}
+  results = {'text': {}, 'repeats': {}}
   with jax.set_mesh(loaded.mesh):
     batches = list(_texts(loaded, short * TIMES[-1]))
     for times in TIMES:
       length = short * times
-      for kind, by_length in found.items():
+      for kind, by_length in results.items():
         made = _cut if kind == 'text' else _repeated
         parts = [sums(loaded.params, made(batch, short, length)) for batch in batches]
         total = jax.tree.map(lambda *xs: float(sum(xs)), *parts)
@@ -53,7 +53,7 @@ def measure(run: Path, clip: int = 0) -> dict[str, dict[str, dict[str, float]]]:
           'loss': total.nats / total.tokens,
           'accuracy': total.correct / total.tokens,
         }
-  return found
+  return results
 
 
 def _texts(loaded: trained.Trained, length: int) -> Iterator[np.ndarray]:

@@ -155,12 +155,12 @@ def find(out: Path, text: str, name: str, seeds: Sequence[int]) -> Found:
   return Found(rate, {n: [new for new, _ in pairs] for n, pairs in reached.items()}, old, forgotten)
 
 
-def draw(found: dict[str, Found], path: str) -> None:
+def draw(arms: dict[str, Found], path: str) -> None:
   """Draw what is forgotten, and the FLOPs, against what is learned."""
   from matplotlib import pyplot  # noqa: PLC0415 (needed for the picture only)
 
   figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4.4), layout='constrained')
-  for (name, arm), marker in zip(found.items(), 'o^sDv*<>P', strict=False):
+  for (name, arm), marker in zip(arms.items(), 'o^sDv*<>P', strict=False):
     new = arm.new[SECOND]
     spread = [statistics.stdev(x) if len(x) > 1 else 0 for x in (new, arm.forgotten)]
     at = statistics.mean(new), statistics.mean(arm.forgotten)
@@ -186,9 +186,9 @@ def main() -> None:
   parser.add_argument('--picture', default='', help='the PNG to write')
   args, out, parts, seeds = trials.begin(parser, list(ARMS))
   text = f'files:{trials.write_second_corpus(out)}/*.txt'
-  found = {name: find(out, text, name, seeds) for name in parts}
+  arms = {name: find(out, text, name, seeds) for name in parts}
   (small, step), rows = size(Arm()), []
-  for name, arm in found.items():
+  for name, arm in arms.items():
     count, flops_of_step = size(ARMS[name])
     lengths = [trials.spread(arm.new[n]) for n in LENGTHS]
     figures = *lengths, trials.spread(arm.old), trials.spread(arm.forgotten)
@@ -198,7 +198,7 @@ def main() -> None:
   head = ['', 'new parameters', 'FLOPs', *learned, 'old text', 'forgotten', 'rate', 'seeds']
   trials.table([head, *rows])
   if args.picture:
-    draw(found, args.picture)
+    draw(arms, args.picture)
 
 
 if __name__ == '__main__':

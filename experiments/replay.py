@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
   del argv
   out = Path(_OUT.value)
   new_text = f'files:{trials.write_second_corpus(out)}/*.txt'
-  found: dict[float, list[tuple[float, float]]] = {share: [] for share in REPLAYED}
+  losses: dict[float, list[tuple[float, float]]] = {share: [] for share in REPLAYED}
   before = []
   for seed in range(_SEEDS.value):
     old, base = base_config(seed), out / f'base_{seed}'
@@ -71,9 +71,9 @@ def main(argv: list[str]) -> None:
       workdir = out / f'replay_{share}_{seed}'
       loop.train(grown_config(old, base, new_text, share), workdir)
       last = metrics.read(workdir)[-1]
-      found[share].append(tuple(last[f'eval/{name}/bits_per_byte'] for name in ('new', 'old')))
+      losses[share].append(tuple(last[f'eval/{name}/bits_per_byte'] for name in ('new', 'old')))
   print('| replay | new text | old text | forgotten | seeds |\n| --- | --- | --- | --- | --- |')
-  for share, pairs in found.items():
+  for share, pairs in losses.items():
     new, after = zip(*pairs, strict=True)
     lost = [a - b for a, b in zip(after, before, strict=True)]
     shown = ' | '.join(map(trials.spread, (new, after, lost)))

@@ -26,11 +26,11 @@ def once(out: Path, name: str, config: Config) -> Path:
 
 def parser(description: str, parts: Sequence[str]) -> argparse.ArgumentParser:
   """Return the parser of an experiment's command line, with the flags that all have."""
-  found = argparse.ArgumentParser(description=description)
-  found.add_argument('--out', required=True)
-  found.add_argument('--parts', default=','.join(parts))
-  found.add_argument('--seeds', default='0,1,2')
-  return found
+  made = argparse.ArgumentParser(description=description)
+  made.add_argument('--out', required=True)
+  made.add_argument('--parts', default=','.join(parts))
+  made.add_argument('--seeds', default='0,1,2')
+  return made
 
 
 def begin(

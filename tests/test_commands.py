@@ -60,18 +60,6 @@ def test_the_help_of_the_command_imports_nothing_heavy():
   assert done.returncode == 0, f'`tokenformer --help` imports {done.stderr}'
 
 
-@pytest.mark.slow
-def test_train_needs_no_checkout_around_it(tmp_path, server):
-  """A config of the package is found by its name, and a run goes on with the config it has."""
-  source = tiny_run.write_corpus(tmp_path / 'corpus')
-  small = tiny_run.command(source, tmp_path / 'cache', 'run', train__steps=4)[3:]
-  train = ['-m', 'tokenformer_jax', 'train', '--workdir=run']
-  first = server.run([*train, '--config=lm_stdlib', *small], tmp_path)
-  assert first.returncode == 0, first.stderr
-  more = server.run([*train, '--config.train.steps=6'], tmp_path)
-  assert more.returncode == 0 and 'going on after step 4' in more.stderr, more.stderr
-
-
 def test_a_config_of_the_package_is_found_by_its_name(tmp_path, monkeypatch):
   """A folder or file of the same name does not hide it; a Python file does."""
   monkeypatch.chdir(tmp_path)

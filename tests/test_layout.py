@@ -1,6 +1,7 @@
 """The folders of the package are layers: no import runs back up."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -44,13 +45,18 @@ SLOW = {
 }
 
 
-def _imports(path):
-  """Yield what a file imports from the package, for types or at run time, without its name."""
+@functools.cache
+def _read(path):
+  """Return what a file imports from the package, without its name, and whether the file prints."""
+  imports, prints = [], False
   for node in ast.walk(ast.parse(path.read_text())):
     if isinstance(node, ast.ImportFrom) and node.module:
       package, *inner = node.module.split('.')
       if package == PACKAGE.name:
-        yield from ('.'.join([*inner, alias.name]) for alias in node.names)
+        imports += ('.'.join([*inner, alias.name]) for alias in node.names)
+    elif isinstance(node, ast.Call) and getattr(node.func, 'id', '') == 'print':
+      prints |= 'file' not in (keyword.arg for keyword in node.keywords)
+  return imports, prints
 
 
 def test_every_folder_and_module_at_the_top_has_a_layer():
@@ -67,7 +73,7 @@ def test_no_import_runs_back_up():
       may = LAYERS[: rank + 1]
       up += [
         f'{path.relative_to(PACKAGE)} → {name}'
-        for name in _imports(path)
+        for name in _read(path)[0]
         if name.split('.')[0] not in may
       ]
   assert not up, f'these files import what is built on them: {up}'
@@ -79,7 +85,7 @@ def test_no_imports_make_a_circle():
     for path in PACKAGE.rglob('*.py')
   }
   graph = {
-    module: {name if name in files else name.rpartition('.')[0] for name in _imports(path)}
+    module: {name if name in files else name.rpartition('.')[0] for name in _read(path)[0]}
     for module, path in files.items()
   }
   try:
@@ -89,14 +95,8 @@ def test_no_imports_make_a_circle():
 
 
 def test_only_commands_print_to_standard_output():
-  printing = [
-    str(path.relative_to(PACKAGE))
-    for path in sorted(PACKAGE.rglob('*.py'))
-    for node in ast.walk(ast.parse(path.read_text()))
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == 'print'
-    if not any(keyword.arg == 'file' for keyword in node.keywords)
-    if path.relative_to(PACKAGE).parts[0] != 'cli'
-  ]
+  files = [path.relative_to(PACKAGE) for path in PACKAGE.rglob('*.py') if _read(path)[1]]
+  printing = [str(file) for file in files if file.parts[0] != 'cli']
   assert not printing, f'these files print, and are no commands: {printing}'
 
 

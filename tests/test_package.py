@@ -57,7 +57,7 @@ def _building(folder: Path):
     yield
 
 
-def make_environment(folder: Path) -> Path:
+def make_environment(folder: Path, *, with_pip: bool) -> Path:
   """Make a virtual environment with the dependencies of the package, but without itself.
 
   The dependencies are links to those of this Python.
@@ -65,7 +65,7 @@ def make_environment(folder: Path) -> Path:
   Returns:
     The environment's Python.
   """
-  venv.create(folder / 'venv', with_pip=True)
+  venv.create(folder / 'venv', with_pip=with_pip)
   ours = ('tokenformer_jax', '__editable__', 'pip', '__pycache__')
   (folder / 'dependencies').mkdir()
   for folder_of_packages in (Path(p) for p in sys.path if p.endswith('site-packages')):
@@ -77,12 +77,6 @@ def make_environment(folder: Path) -> Path:
   (site,) = folder.glob('venv/lib/*/site-packages')
   (site / 'dependencies.pth').write_text(f'{folder}/dependencies\n')
   return folder / 'venv' / 'bin' / 'python'
-
-
-def install(python: Path, file: Path) -> None:
-  """Install a wheel into an environment of `make_environment`."""
-  pip = [str(python), '-m', 'pip', 'install', '--quiet', '--no-index']
-  subprocess.run([*pip, str(file)], check=True)
 
 
 @pytest.fixture(scope='module')
@@ -145,14 +139,6 @@ def test_the_version_is_printed(capsys, monkeypatch):
   assert capsys.readouterr().out == f'tokenformer_jax {VERSION}\n'
 
 
-@pytest.mark.slow
-def test_an_index_accepts_the_files(built):
-  pytest.importorskip('twine', reason='pip install -e ".[release]" brings twine')
-  command = [sys.executable, '-m', 'twine', 'check', '--strict', *map(str, built)]
-  done = subprocess.run(command, capture_output=True, text=True)
-  assert done.returncode == 0, done.stdout + done.stderr
-
-
 USES = """
 from tokenformer_jax.config import file
 print(tokenformer_jax.__file__, numpy.__version__, file.shipped('lm_stdlib'))
@@ -163,7 +149,7 @@ print(tokenformer_jax.__file__, numpy.__version__, file.shipped('lm_stdlib'))
 def test_the_first_cells_of_a_notebook_in_a_bare_session(built, tmp_path):
   """Without the package, with an uploaded wheel, and with the package installed."""
   (tmp_path / 'session').mkdir()
-  python = make_environment(tmp_path / 'bare')
+  python = make_environment(tmp_path / 'bare', with_pip=True)
   notebook = nbformat.read(tiny_run.ROOT / 'colabs/grow.ipynb', as_version=4)
   cells = {cell.id: cell.source for cell in notebook.cells}
   file = tmp_path / 'session' / 'cells.ipy'
@@ -191,43 +177,23 @@ def test_the_first_cells_of_a_notebook_in_a_bare_session(built, tmp_path):
     uploaded.unlink(missing_ok=True)
 
 
-@pytest.fixture(scope='module')
-def installed(built, tmp_path_factory):
-  """A function that runs `tokenformer ARGUMENTS` from the wheel, far from the checkout."""
-  folder = tmp_path_factory.mktemp('installed')
-  python = make_environment(folder)
-  install(python, built[0])
+@pytest.mark.slow
+def test_the_main_job_runs_from_the_wheel(built, tmp_path):
+  """Commands of README.md, for fewer steps; no file of the checkout is in reach."""
+  python = make_environment(tmp_path, with_pip=False)
+  pip = [sys.executable, '-m', 'pip', '--python', str(python), 'install', '--quiet', '--no-index']
+  subprocess.run([*pip, str(built[0])], check=True)
+  environment = tiny_run.environment()
+  environment.pop('PYTHONPATH', None)
 
   def run(*arguments: str) -> str:
     command = [str(python.parent / 'tokenformer'), *arguments]
-    environment = tiny_run.environment()
-    environment.pop('PYTHONPATH', None)
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f'tokenformer {" ".join(arguments)}:\n{done.stderr}'
     return done.stdout
 
-  return run
-
-
-# One that reads a config, one with other files than Python's, and one without JAX.
-SOME = ('train', 'report', 'laws')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'verb',
-  [pytest.param(verb, marks=[pytest.mark.full_size] * (verb not in SOME)) for verb in verbs.VERBS],
-)
-def test_an_installed_verb_has_help(verb, installed):
-  assert f'tokenformer {verb}' in installed(verb, '--help')
-
-
-@pytest.mark.slow
-def test_the_main_job_runs_from_the_wheel(installed):
-  """Commands of README.md, for fewer steps; no file of the checkout is in reach."""
   few = ['--config.train.steps=4', '--config.train.eval_every=0', '--config.train.eval_batches=2']
-  installed('train', '--workdir=runs/lm', *few, '--config.optim.warmup_steps=1')
-  assert installed('generate', '--source=runs/lm', '--prompt=def main(', '--length=8')
-  installed(
-    *('train', '--config=vit_digits', '--workdir=runs/vit', *few, '--config.optim.warmup_epochs=0'),
-  )
+  run('train', '--workdir=runs/lm', *few, '--config.optim.warmup_steps=1')
+  assert run('generate', '--source=runs/lm', '--prompt=def main(', '--length=8')
+  run('report', 'runs/lm', '--models=0', '--out=report.html')  # It reads files beside the code.
+  assert (tmp_path / 'report.html').exists()

@@ -5,6 +5,7 @@ command is never left out. What differs from the page is in this file alone:
 
 - `PRELUDE`: bash functions in the place of `pip` and `pytest`; and `TINY`, flags for `train` that
   the page's own flags override, for runs that do not exist yet.
+- `PREPARED`: runs that are like another one; they are prepared, and make no step.
 - `SMALLER`: text of the page, and what runs in its place. A text that the page does not have fails.
 - `_bring`: the files that a reader has from elsewhere.
 """
@@ -34,6 +35,33 @@ TINY = (
   '--config.optim.warmup_steps=1'
 )
 
+# Texts of the commands that train them: tracing a step is the cost of a command.
+PREPARED = (
+  'train --workdir=runs/branch',
+  'train --workdir=runs/local_flags',
+  'train --config=lm_sparse_tokenformer',
+  'train --workdir=runs/mixture',
+  'train --workdir=runs/wider',
+  'train --workdir=runs/on_docs',
+  'train --workdir=runs/prose',
+  'train --config=configs/vit_imagenet.py:b16',
+)
+PREPARE = """
+from tokenformer_jax.cli import train
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.storage import paths
+from tokenformer_jax.training import loop, prepare
+
+
+def prepare_run(config, workdir):
+  prepare.prepare(config, paths.parse_path(workdir), sharding.find_devices())
+  return None, False
+
+
+loop.train_or_stop = prepare_run
+train.run()
+"""
+
 PRELUDE = f"""
 set -euo pipefail
 PYTHON=({sys.executable} -S {commands_server.__file__} "$SERVER")
@@ -55,6 +83,9 @@ train() {{
 tokenformer() {{
   if [ "$1" = train ]; then
     TRAIN=("${{PYTHON[@]}}" -m tokenformer_jax train)
+    train "${{@:2}}"
+  elif [ "$1" = prepare ]; then
+    TRAIN=("${{PYTHON[@]}}" prepare.py)
     train "${{@:2}}"
   else
     "${{PYTHON[@]}}" -m tokenformer_jax "$@"
@@ -185,14 +216,15 @@ def test_the_extras_that_python_needs_are_named_before_it():
 def make_smaller(page: str) -> list[Block]:
   """The blocks of a page with the texts of `SMALLER` in their place."""
   blocks = BLOCKS[page]
-  for text, smaller in SMALLER:
+  for text, smaller in [*SMALLER, *((text, text.replace('train', 'prepare')) for text in PREPARED)]:
     blocks = [dataclasses.replace(b, text=b.text.replace(text, smaller)) for b in blocks]
   return blocks
 
 
 def test_shortened_commands_are_on_the_pages():
   blocks = [block.text for page in BLOCKS.values() for block in page]
-  missing = [text for text, _ in SMALLER if not any(text in block for block in blocks)]
+  shortened = [*PREPARED, *(text for text, _ in SMALLER)]
+  missing = [text for text in shortened if not any(text in block for block in blocks)]
   assert not missing
 
 
@@ -201,6 +233,7 @@ def make_checkout(directory: Path) -> None:
   for path in tiny_run.ROOT.iterdir():
     if path.name != 'runs' and not path.name.startswith('.'):
       (directory / path.name).symlink_to(path)
+  (directory / 'prepare.py').write_text(PREPARE)
   _bring(directory)
 
 
@@ -244,6 +277,6 @@ def test_the_pages_run_from_top_to_bottom(tmp_path, server):
 
 
 def _named_runs() -> set[str]:
-  blocks = [block.text for page in BLOCKS.values() for block in page if block.language]
+  blocks = [block.text for page in PAGES for block in make_smaller(page) if block.language]
   blocks = [text for text in blocks if '--dry_run' not in text]  # which makes nothing
-  return set(re.findall(r'runs/\w+', '\n'.join(blocks)))
+  return set(re.findall(r'(?<!prepare --workdir=)runs/\w+', '\n'.join(blocks)))

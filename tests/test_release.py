@@ -13,7 +13,7 @@ import pytest
 import tiny_run
 import yaml
 
-ADDRESS = 'https://host/owner/name'
+ADDRESS = 'https://github.com/owner/name'
 CHANGED = ('CHANGELOG.md', 'CITATION.cff', 'README.md')
 
 
@@ -29,6 +29,8 @@ def release(checkout, *arguments):
 
 
 def test_a_release_is_the_same_in_all_files(checkout):
+  before = (checkout / 'README.md').read_text()
+  assert '\npip install -e . && python train.py ' in before, 'it lies before the release'
   done = release(checkout, 'prepare', '1.2.3', ADDRESS)
   assert done.returncode == 0, done.stderr
   today = datetime.datetime.now(datetime.UTC).date()
@@ -39,27 +41,6 @@ def test_a_release_is_the_same_in_all_files(checkout):
   assert project['urls']['Repository'] == ADDRESS
   assert "__version__ = '1.2.3'" in (checkout / 'tokenformer_jax/__init__.py').read_text()
   assert f'\n## [1.2.3] - {today}\n' in (checkout / 'CHANGELOG.md').read_text()
-
-
-def test_a_notebook_has_one_badge_that_opens_it_in_colab(checkout):
-  for version in ('1.2.3', '1.3.0'):
-    done = release(checkout, 'prepare', version, 'https://github.com/owner/name')
-    assert done.returncode == 0, done.stderr
-    text = (checkout / 'CHANGELOG.md').read_text().replace('## [', '## [Unreleased]\n\n## [', 1)
-    (checkout / 'CHANGELOG.md').write_text(text)
-  for path in (checkout / 'colabs').glob('*.ipynb'):
-    title, empty, badge, *rest = nbformat.read(path, as_version=4).cells[0].source.splitlines()
-    assert (title[:2], empty, rest[0]) == ('# ', '', '')
-    assert badge.endswith(
-      f'(https://colab.research.google.com/github/owner/name/blob/main/colabs/{path.name})'
-    )
-    assert path.read_text().count('Open in Colab') == 1
-
-
-def test_the_readme_installs_the_package_from_the_first_release_on(checkout):
-  before = (checkout / 'README.md').read_text()
-  assert '\npip install -e . && python train.py ' in before, 'it lies before the release'
-  release(checkout, 'prepare', '1.2.3', ADDRESS)
   after = (checkout / 'README.md').read_text()
   assert '\npip install tokenformer_jax && tokenformer train ' in after
   assert 'until there is a release' not in after
@@ -67,16 +48,27 @@ def test_the_readme_installs_the_package_from_the_first_release_on(checkout):
 
 def test_a_second_release_changes_no_more_than_version_and_date(checkout):
   release(checkout, 'prepare', '1.2.3', ADDRESS)
-  first = {name: (checkout / name).read_text() for name in ('README.md', 'pyproject.toml')}
+  unchanged = [
+    checkout / 'README.md',
+    checkout / 'pyproject.toml',
+    *checkout.glob('colabs/*.ipynb'),
+  ]
+  first = {path: path.read_text() for path in unchanged}
   changes = (checkout / 'CHANGELOG.md').read_text().replace('## [', '## [Unreleased]\n\n## [', 1)
   (checkout / 'CHANGELOG.md').write_text(changes)
   done = release(checkout, 'prepare', '1.3.0', ADDRESS)
   assert done.returncode == 0, done.stderr
-  assert {name: (checkout / name).read_text() for name in first} == first
+  assert {path: path.read_text() for path in unchanged} == first
   citation = (checkout / 'CITATION.cff').read_text()
   assert citation.count('date-released') == citation.count('repository-code') == 1
   versions = re.findall(r'^## \[(.*?)\]', (checkout / 'CHANGELOG.md').read_text(), re.MULTILINE)
   assert versions == ['1.3.0', '1.2.3']
+  for path in checkout.glob('colabs/*.ipynb'):
+    title, empty, badge, *rest = nbformat.read(path, as_version=4).cells[0].source.splitlines()
+    assert (title[:2], empty, rest[0]) == ('# ', '', '')
+    assert badge.endswith(
+      f'(https://colab.research.google.com/github/owner/name/blob/main/colabs/{path.name})'
+    )
 
 
 @pytest.mark.parametrize('arguments', [('1.2', ADDRESS), ('1.2.3', 'host/owner/name')])

@@ -133,6 +133,10 @@ MIXER, FFN = 'model__layer__mixer__', 'model__layer__ffn__'
     ('optim__skip_window', 64, 'optim.skip_deviations=0', {}),
     ('distill__weight', 0.5, 'distill.teacher=', {}),
     ('train__decay_from', 5, 'optim.schedule.kind=cosine', {}),
+    ('train__steps', 5, 'train.epochs=2', {'train__epochs': 2}),
+    ('train__steps', 5, 'train.examples=99', {'train__examples': 99}),
+    ('optim__warmup_steps', 5, 'optim.warmup_epochs=2', {'optim__warmup_epochs': 2}),
+    ('optim__skip_deviations', 6.0, 'train.max_skipped_steps=1', {'train__max_skipped_steps': 1}),
     (
       'optim__schedule__decay_share',
       0.3,

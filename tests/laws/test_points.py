@@ -27,9 +27,9 @@ def _runs(*changes) -> list[FinishedRun]:
 
 
 def test_a_point_has_the_counts_of_its_run():
-  found = points.from_runs(_runs({}, {'tokens': 102_400}))
-  assert found.parameters.tolist() == [1000, 1000] and found.tokens.tolist() == [51_200, 102_400]
-  assert found.flops.tolist() == [6 * 1000 * 51_200, 6 * 1000 * 102_400]
+  two = points.from_runs(_runs({}, {'tokens': 102_400}))
+  assert two.parameters.tolist() == [1000, 1000] and two.tokens.tolist() == [51_200, 102_400]
+  assert two.flops.tolist() == [6 * 1000 * 51_200, 6 * 1000 * 102_400]
 
 
 @pytest.mark.parametrize(
@@ -49,23 +49,22 @@ def test_runs_that_do_not_fit_together(other, message):
 
 
 def _read(*arguments):
-  found, notes = points.read_all(arguments)
-  return points.from_runs(found, notes)
+  finished, notes = points.read_all(arguments)
+  return points.from_runs(finished, notes)
 
 
 def test_grown_runs_in_a_folder_are_left_out_and_named(monkeypatch):
   names = ['f/a', 'f/grown', 'f/b', 'g']
   grown = {'f/grown': Growth(SIZE, 100), 'g': Growth(SIZE, 100)}
   monkeypatch.setattr(points, 'find_runs', lambda arguments: names)
-  monkeypatch.setattr(runs, 'has_grown', grown.__contains__)
   monkeypatch.setattr(
     runs, 'read', lambda name: dataclasses.replace(RUN, name=name, growth=grown.get(name))
   )
   with pytest.raises(UserError, match='g has grown'):
     _read('f', 'g')
   names.remove('g')
-  found = _read('f')
-  assert found.names == ('f/a', 'f/b') and found.notes[0] == '1 grown run left out: f/grown'
+  kept = _read('f')
+  assert kept.names == ('f/a', 'f/b') and kept.notes[0] == '1 grown run left out: f/grown'
   names[:] = ['f/grown']
   with pytest.raises(UserError, match='f/grown has grown'):
     _read('f')
@@ -104,8 +103,8 @@ def test_a_run_counts_the_tokens_of_all_its_batches_and_only_what_is_saved(tmp_p
     meta = Meta(20, filled, {'kind': 'bytes'}, seen=seen)
     checkpoints.save(meta, state, 3.0, wait=True)
   (run / 'config.json').write_text(saved_config.to_text(filled))
-  found = runs.read(str(run))
-  assert (found.tokens, found.loss) == (320 * 32, 3.0)
+  finished = runs.read(str(run))
+  assert (finished.tokens, finished.loss) == (320 * 32, 3.0)
   assert curves.curves(run, 'tokens', 'eval/loss')['eval/loss'][0] == [320 * 32]
 
 

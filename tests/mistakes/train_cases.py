@@ -58,11 +58,6 @@ EXPERTS = {
 
 TRAIN_KEYS = {
   **EXPERTS,
-  'a guard that may skip no step': (
-    'train --config.optim.skip_deviations=6 --config.train.max_skipped_steps=1',
-    'with config.train.max_skipped_steps=1 no outlier would be skipped; set that to 2 or more, or '
-    'skip_deviations to 0',
-  ),
   'a skip around no projection': (
     'train --config.model.layer.mixer.value.kind=none --config.model.layer.mixer.value_skip=true',
     'mixer.value_skip is True, and value.kind=none has no projection to add the input to',
@@ -85,7 +80,6 @@ TRAIN_KEYS = {
     'did you mean "layer*12"?',
   ),
   'layers as a value': ('train --config.model.variants=3', 'is a section of layers'),
-  'two lengths of a run': ('train --config.train.steps=5 --config.train.epochs=2', 'give one'),
   'steps to profile behind the end': (
     'train {tiny} --workdir=new --config.train.steps=20 --config.train.profile_steps=30:31',
     'config.train.profile_steps is 30:31, and the run ends at step 20',

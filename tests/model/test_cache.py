@@ -6,7 +6,7 @@ import pytest
 from tokenformer_jax.model.cache import KV, Ring
 
 
-@pytest.mark.parametrize(('start', 'length'), [(0, 3), (0, 9), (3, 1), (7, 4), (6, 12)])
+@pytest.mark.parametrize(('start', 'length'), [(0, 9), (7, 1), (6, 12)])
 def test_a_ring_keeps_the_last_slots(start, length):
   ring = Ring(*[jnp.full((1, 1, 5, 1), -1.0)] * 2)
   slots = jnp.arange(start + length, dtype=jnp.float32).reshape(1, 1, -1, 1)

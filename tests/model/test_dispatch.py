@@ -48,11 +48,12 @@ def _numbered(experts, config, training=True, gates=None, count=4):
 
 def test_a_capacity_is_the_slots_of_an_expert():
   config = CapacityConfig(factor=1.25, eval_factor=2.0, least=4)
-  assert dispatch.capacity(config, 24, 1, 4, training=True) == 8  # 7.5: halves to even
-  assert dispatch.capacity(config, 24, 1, 4, training=False) == 12
-  assert dispatch.capacity(config, 24, 2, 4, training=True) == 15
-  assert dispatch.capacity(config, 24, 1, 64, training=True) == 4, 'the least'
-  assert dispatch.capacity(config, 3, 1, 64, training=True) == 3, 'more places than tokens'
+  assert dispatch.capacities(config, 24, 1, 4, training=True)[24] == 8  # 7.5: halves to even
+  assert dispatch.capacities(config, 24, 1, 4, training=False)[24] == 12
+  assert dispatch.capacities(config, 24, 2, 4, training=True)[24] == 15
+  few = dispatch.capacities(config, 24, 1, 64, training=True)
+  assert few[24] == 4, 'the least'
+  assert few[3] == 3, 'more places than tokens'
 
 
 def test_an_expert_that_all_choose_takes_the_first_tokens_only():

@@ -95,7 +95,7 @@ def test_the_sums_are_those_of_both_models():
 
 
 def test_no_gradient_reaches_the_teacher():
-  gradient = jax.grad(lambda teacher: _made(5, 0.25, 2.0)(_draw(WIDTH, 0), teacher)[0])(
+  gradient = jax.jit(jax.grad(lambda teacher: _made(5, 0.25, 2.0)(_draw(WIDTH, 0), teacher)[0]))(
     jax.tree.map(jnp.asarray, _draw(TEACHER_WIDTH, 1))
   )
   assert not any(np.any(one) for one in gradient), 'the teacher would be trained'

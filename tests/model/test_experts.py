@@ -84,7 +84,7 @@ def test_a_switch_layer_is_that_of_the_reference(factor):
   np.testing.assert_allclose(y, golden['y'], atol=5e-6)
   want = 0.01 * golden['aux_loss'] + 0.001 * golden['z_loss']
   np.testing.assert_allclose(aux.loss, want, rtol=1e-6)
-  assert dispatch.capacity(config.dispatch, 24, 1, 4, training=True) == meta['capacity']
+  assert dispatch.capacities(config.dispatch, 24, 1, 4, training=True)[24] == meta['capacity']
   dropped = float(aux.figures['router/dropped'])
   assert dropped == pytest.approx(meta['fraction_dropped'], abs=1e-6)
   router = golden['grad/router']

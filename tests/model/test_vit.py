@@ -22,10 +22,14 @@ def _params(model: ModelConfig):
   return normal_params(define(model), 0.3, seed=1)
 
 
-def _logits(model, params=None, images=IMAGES, scales=None, execution=Execution()):  # noqa: B008
+@functools.cache
+def _run(model: ModelConfig, execution: Execution):
   definition = define(model, execution)
-  run = jax.jit(lambda p, x, s: definition.bind(p)(x, inputs=LayerInputs(branch_scales_Bx2=s))[0])
-  return np.asarray(run(_params(model) if params is None else params, images, scales))
+  return jax.jit(lambda p, x, s: definition.bind(p)(x, inputs=LayerInputs(branch_scales_Bx2=s))[0])
+
+
+def _logits(model, images=IMAGES, scales=None, execution=Execution()):  # noqa: B008
+  return np.asarray(_run(model, execution)(_params(model), images, scales))
 
 
 def test_patches_and_their_embedding_are_a_convolution():

@@ -58,7 +58,7 @@ def main() -> None:
   parser.add_argument('programs', nargs='+', help='PROGRAM:INxOUT')
   args = parser.parse_args()
   jax.config.update('jax_platforms', 'cpu')
-  found = {}
+  figures = {}
   with schedule.temporary() as directory:
     os.environ['LIBTPU_INIT_ARGS'] = schedule.flags(directory)
     on = topology.parse(args.topology)
@@ -78,13 +78,13 @@ def main() -> None:
       reader.read(complete=True)
       read = costs.read(compiled.as_text(), mesh, on.chip, reader.bundles)
       products = [operation for operation in read.operations if operation.products]
-      found[name] = {
+      figures[name] = {
         key: sum(one.times * getattr(one, key) for one in products)
         for key in ('scheduled', 'matrix', 'slots')
       }
-      found[name]['cycles'] = read.cycles / on.chip.clock
-      found[name]['program'] = read.scheduled_seconds
-  print(json.dumps(found))
+      figures[name]['cycles'] = read.cycles / on.chip.clock
+      figures[name]['program'] = read.scheduled_seconds
+  print(json.dumps(figures))
 
 
 if __name__ == '__main__':

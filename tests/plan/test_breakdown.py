@@ -74,19 +74,19 @@ BUNDLES = {
 
 
 @pytest.fixture
-def found(monkeypatch):
+def step(monkeypatch):
   monkeypatch.setattr('tokenformer_jax.plan.operations._PLAUSIBLE', (0.0, np.inf))
   return costs.read(STEP, grid(2, 2, fsdp=4), V6E, BUNDLES)
 
 
-def test_rows_sum_to_the_step(found):
-  rows = breakdown.shares(found)
-  assert sum(row.seconds for row in rows) == pytest.approx(found.ordered_seconds)
-  assert sum(row.seconds for row in rows[:-1]) == pytest.approx(found.compute_seconds)
+def test_rows_sum_to_the_step(step):
+  rows = breakdown.shares(step)
+  assert sum(row.seconds for row in rows) == pytest.approx(step.ordered_seconds)
+  assert sum(row.seconds for row in rows[:-1]) == pytest.approx(step.compute_seconds)
 
 
-def test_operations_are_in_rows_by_their_scopes_and_contents(found):
-  rows = {row.name: row for row in breakdown.shares(found)}
+def test_operations_are_in_rows_by_their_scopes_and_contents(step):
+  rows = {row.name: row for row in breakdown.shares(step)}
   assert rows['norms'].seconds == pytest.approx(3 * 10e-6)
   assert rows['scores, forward: products with GELU'].seconds == pytest.approx(3 * 20e-6)
   assert rows['scores, forward: products with GELU'].limit == 'vector'
@@ -94,24 +94,24 @@ def test_operations_are_in_rows_by_their_scopes_and_contents(found):
   assert rows['optimizer'].seconds == pytest.approx(1e-6), 'what no gradient belongs to'
 
 
-def test_a_collective_is_exposed_by_what_no_work_runs_beside(found):
-  gathered, summed = found.collectives
+def test_a_collective_is_exposed_by_what_no_work_runs_beside(step):
+  gathered, summed = step.collectives
   assert (gathered.kind, gathered.beside) == ('all-gather', ('norm',))
   assert gathered.between == pytest.approx(10e-6)
   assert gathered.exposed == 0
   assert summed.synchronous
   assert summed.exposed == pytest.approx(summed.seconds), 'the device waits for all of it'
-  waits = breakdown.shares(found)[-1]
+  waits = breakdown.shares(step)[-1]
   assert waits.seconds == pytest.approx(3 * (gathered.exposed + summed.exposed))
 
 
-def test_transfers_over_one_network_wait_for_each_other(found):
-  cost = dataclasses.replace(found.collectives[0].cost, seconds=30e-6)
+def test_transfers_over_one_network_wait_for_each_other(step):
+  cost = dataclasses.replace(step.collectives[0].cost, seconds=30e-6)
   program = costs.parse(STEP)
   starts = {'gather': ('all-gather', cost), 'sum': ('all-reduce', cost)}
-  seconds, (gathered, _) = overlap.follow(program, found.operations, starts)
+  seconds, (gathered, _) = overlap.follow(program, step.operations, starts)
   assert gathered.exposed == pytest.approx(20e-6), '10 of 30 µs run beside the norm'
-  assert seconds == pytest.approx(found.compute_seconds + 3 * 50e-6)
+  assert seconds == pytest.approx(step.compute_seconds + 3 * 50e-6)
 
 
 @pytest.mark.parametrize(

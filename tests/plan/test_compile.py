@@ -50,10 +50,10 @@ def _plan(name, slices=1, quick=False, **changes):
   return estimate.plan(_config(**changes), on, quick=quick)
 
 
-def _moved(found, axis):
+def _moved(plan, axis):
   """Return the bytes that a device receives along an axis, by the kind of collective."""
   moved = collections.Counter()
-  for row in found.costs.traffic:
+  for row in plan.costs.traffic:
     if row.axis == axis:
       moved[row.kind] += row.gigabytes * 1e9
   return moved
@@ -68,32 +68,32 @@ def test_the_step_compiles(name):
 
 
 def test_gradients_are_scattered_over_64_chips():
-  found = _plan('v5p:4x4x4', quick=True)
-  assert found.mesh['fsdp'] == found.topology.devices
-  assert not found.costs.notes, 'there is something in the program that is not understood'
-  assert found.memory.temporaries > 0
-  assert 1 < found.costs.flops * found.topology.devices / found.model_flops < 1.5, (
+  plan = _plan('v5p:4x4x4', quick=True)
+  assert plan.mesh['fsdp'] == plan.topology.devices
+  assert not plan.costs.notes, 'there is something in the program that is not understood'
+  assert plan.memory.temporaries > 0
+  assert 1 < plan.costs.flops * plan.topology.devices / plan.model_flops < 1.5, (
     'full recomputation adds at most one of three forward passes, and attention that is masked'
   )
-  moved = _moved(found, 'fsdp')
+  moved = _moved(plan, 'fsdp')
   assert moved['all-gather'], 'weights are split, and never put together'
   # On 64 chips the parts are 4 wide, and the second step of some gradients may be an all-reduce.
   assert moved['all-reduce'] < 0.3 * moved['reduce-scatter'], 'gradients are summed whole'
 
 
 def test_tokens_are_split():
-  found = _plan('v5e:4x4', mesh__tokens=4, model__width=1024, quick=True)
-  assert (found.mesh['fsdp'], found.mesh['tokens']) == (4, 4)
-  moved = _moved(found, 'tokens')
+  plan = _plan('v5e:4x4', mesh__tokens=4, model__width=1024, quick=True)
+  assert (plan.mesh['fsdp'], plan.mesh['tokens']) == (4, 4)
+  moved = _moved(plan, 'tokens')
   assert moved['all-reduce'], 'the norms of rows are not summed'
   assert moved['reduce-scatter'], 'outputs are whole on each device before they are heads'
 
 
 def test_replicas_in_two_slices_speak_over_dcn():
-  found = _plan('v5e:4x4', 2, mesh__replica=2, quick=True)
-  between = [row for row in found.costs.traffic if row.network == 'DCN']
+  plan = _plan('v5e:4x4', 2, mesh__replica=2, quick=True)
+  between = [row for row in plan.costs.traffic if row.network == 'DCN']
   assert {row.axis for row in between} == {'replica'}
-  crossing = sum(row.gigabytes for row in between) * 1e9 / found.memory.parameters
+  crossing = sum(row.gigabytes for row in between) * 1e9 / plan.memory.parameters
   assert 0.5 <= crossing <= 1.1, 'each device exchanges its part of the gradients, some in bfloat16'
 
 
@@ -102,16 +102,6 @@ def test_slices_do_not_share_a_replica():
     UserError, match=r'config\.mesh\.replica is 1, and the devices are in 2 slice'
   ):
     _plan('v5e:4x4', 2)
-
-
-@pytest.mark.full_size
-def test_more_layers_cost_what_a_layer_costs():
-  two, four, six = (
-    _plan('v5p:2x2x1', model__pattern=f'layer*{n}', data__batch_size=16).costs for n in (2, 4, 6)
-  )
-  assert four.flops - two.flops == six.flops - four.flops, 'the scan is not multiplied out'
-  # The share of a layer's collectives that overlaps with its products varies with the depth.
-  assert six.cycles - four.cycles == pytest.approx(four.cycles - two.cycles, rel=0.5)
 
 
 @pytest.mark.full_size
@@ -127,25 +117,6 @@ def test_inputs_of_layers_wait_on_the_host():
   assert offload.temporaries < full.temporaries, 'nothing of HBM is saved'
 
 
-@pytest.mark.full_size
-def test_layers_without_a_loop():
-  sizes = {'data__batch_size': 64, 'data__sequence_length': 1024, 'train__remat': 'score_inputs'}
-  loop, one_by_one = (
-    _plan('v5e:2x2', **sizes, train__layers=way).compute_seconds for way in ('scan', 'unrolled')
-  )
-  assert one_by_one < 0.95 * loop, 'what layers keep is still copied'
-
-
-@pytest.mark.full_size
-def test_compiler_options_make_steps_faster():
-  sizes = {'model__width': 1024, 'model__layer__ffn__tokens': 4096, 'data__sequence_length': 1024}
-  told, untold = (
-    _plan('v5p:2x2x1', **sizes, data__batch_size=128, train__compiler_options=name).costs.cycles
-    for name in ('auto', 'none')
-  )
-  assert told < 0.95 * untold, 'products are cut into small blocks'
-
-
 def test_every_kernel_costs_what_its_own_window_does():
   windows, shape = (256, 0, 512), (4, 2048, 2, 128)
   mesh = sharding.make_mesh(MeshConfig(), topology.devices(topology.parse('v5e:2x2')))
@@ -159,8 +130,8 @@ def test_every_kernel_costs_what_its_own_window_does():
 
   with jax.set_mesh(mesh):
     lowered = jax.jit(jax.grad(objective)).lower(x)
-  found = costs.read(lowered.compile().as_text(), mesh, CHIPS['v5e'])
-  assert not found.notes, 'a kernel has lost its window'
+  read = costs.read(lowered.compile().as_text(), mesh, CHIPS['v5e'])
+  assert not read.notes, 'a kernel has lost its window'
 
   def flops(window: int) -> int:
     block = splash.block_size(shape[1], window)
@@ -169,7 +140,7 @@ def test_every_kernel_costs_what_its_own_window_does():
     products = 2 + 5 if block == 1024 else 2 + 4 + 3
     return products * 2 * scores * shape[3]
 
-  assert found.flops == sum(map(flops, windows))
+  assert read.flops == sum(map(flops, windows))
 
 
 def test_a_mixture_exchanges_its_tokens_and_never_its_experts():

@@ -25,7 +25,7 @@ def test_the_cost_counts_the_blocks_that_are_computed():
 
 def test_a_mask_of_which_the_program_says_nothing_has_no_cost():
   queries, table = ('bf16', (3, 2, 2048, 96)), ('s8', (1, 4, 4))
-  found = kernel_costs.splash_cost(
+  cost = kernel_costs.splash_cost(
     'splash_mha_dkv.3', [table, queries], side=128, scope='jit(f)/pallas_call'
   )
-  assert found is None, 'a window is made up'
+  assert cost is None, 'a window is made up'

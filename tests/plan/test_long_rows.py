@@ -34,9 +34,9 @@ def _config(**changes):
   return tiny_run.config('files:/nothing/*.txt', '/nothing', **{**SMALL, **changes})
 
 
-def _exchanged(found):
+def _exchanged(plan):
   """Return the number and the bytes of the collectives along `sequence`, by kind."""
-  rows = [row for row in found.costs.traffic if row.axis == 'sequence']
+  rows = [row for row in plan.costs.traffic if row.axis == 'sequence']
   return {row.kind: (row.count, row.gigabytes * 1e9) for row in rows}
 
 
@@ -68,7 +68,7 @@ def test_no_array_has_the_length_twice(changes):
   assert 'splash' in text, 'attention is not by the kernel'
   longest = LENGTH // 2  # also of a device's part
   shapes = {
-    tuple(map(int, found.split('x')[:-1])) for found in re.findall(r'tensor<([\dx]+)', text)
+    tuple(map(int, sizes.split('x')[:-1])) for sizes in re.findall(r'tensor<([\dx]+)', text)
   }
   large = [shape for shape in shapes if sum(size >= longest for size in shape) > 1]
   assert not large, f'arrays of T × T: {large}'
@@ -78,10 +78,10 @@ def test_no_array_has_the_length_twice(changes):
 def test_the_compiler_exchanges_slots_for_heads_and_nothing_else():
   pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compiler')
   on = topology.parse('v5p:2x2x1')
-  found = _exchanged(estimate.plan(_config(**SPLIT), on, quick=True))
-  count, moved = found['all-to-all']
+  exchanged = _exchanged(estimate.plan(_config(**SPLIT), on, quick=True))
+  count, moved = exchanged['all-to-all']
   assert count == 3 * 4 * LAYERS
   assert moved == pytest.approx(3 * 4 * LAYERS * ROWS * 256 * 2 / 2, rel=0.01)
   # The gradients of weights are scattered along one axis of the mesh after the other.
-  assert 'all-gather' not in found, f'devices gather slots: {found}'
-  assert sum(moved for _, moved in found.values()) < 1.1 * moved, f'and more: {found}'
+  assert 'all-gather' not in exchanged, f'devices gather slots: {exchanged}'
+  assert sum(moved for _, moved in exchanged.values()) < 1.1 * moved, f'and more: {exchanged}'

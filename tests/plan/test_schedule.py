@@ -43,9 +43,9 @@ BUNDLES = Bundles(12729, 12277.0, 4000.0)
 
 
 def read(chip, bundles, text=PRODUCT):
-  found = costs.read(text, None, chip, {'fusion': bundles})
-  (operation,) = found.operations
-  return found, operation
+  step = costs.read(text, None, chip, {'fusion': bundles})
+  (operation,) = step.operations
+  return step, operation
 
 
 def test_the_bundles_of_a_file_are_counted():
@@ -73,21 +73,21 @@ def test_files_are_read_when_they_are_complete_and_deleted(tmp_path):
 
 
 def test_a_product_takes_the_cycles_of_its_bundles_where_the_estimate_is_wrong():
-  found, operation = read(V6E, BUNDLES)
+  step, operation = read(V6E, BUNDLES)
   assert operation.seconds == pytest.approx(12729 * 96 / V6E.clock)
   assert 1.0 < operation.seconds / operation.matrix < 1.05, '1.03 by the schedule, 1.57 by cycles'
   assert operation.vector == pytest.approx(4000 * 96 / V6E.clock)
-  assert found.compute_seconds == found.scheduled_seconds == operation.seconds
+  assert step.compute_seconds == step.scheduled_seconds == operation.seconds
   assert operation.rough == pytest.approx(operation.matrix), 'no vector work is beside it'
-  assert found.cycles == 1847584, 'the estimate is there for comparison'
+  assert step.cycles == 1847584, 'the estimate is there for comparison'
 
 
 def test_where_the_estimate_holds_the_schedule_is_a_check():
   bundles = Bundles(14201, 13960.0, 4000.0)  # of the same product on v5p, in 256 steps
-  found, operation = read(V5P, bundles, PRODUCT.replace('["2","48","1"]', '["2","128","1"]'))
+  step, operation = read(V5P, bundles, PRODUCT.replace('["2","48","1"]', '["2","128","1"]'))
   assert operation.seconds == pytest.approx(1847584 / V5P.clock)
   assert operation.scheduled == operation.matrix, 'bundles do not wait for the matrix units'
-  assert found.scheduled_seconds == operation.scheduled
+  assert step.scheduled_seconds == operation.scheduled
 
 
 def test_memory_bounds_an_operation_whose_bundles_do_not_wait_for_it():
@@ -120,8 +120,8 @@ def test_an_operation_that_equals_another_has_its_schedule():
   line = next(line for line in text.splitlines() if '%fusion = ' in line)
   text = text.replace(line, f'{line}\n  ROOT {line.strip().replace("%fusion", "%again", 1)}')
   text = text.replace('calls=%inside, metadata={op_name="jit(f)/dot_general"}', 'calls=%inside', 1)
-  found = costs.read(text, None, V6E, {'fusion': BUNDLES})
-  first, second = found.operations
+  step = costs.read(text, None, V6E, {'fusion': BUNDLES})
+  first, second = step.operations
   assert (first.name, second.name) == ('fusion', 'again')
   assert second.scheduled == first.scheduled is not None
 

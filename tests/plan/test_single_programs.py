@@ -33,8 +33,8 @@ def _compile(topology, programs):
 @pytest.mark.parametrize('topology', PROGRAMS)
 def test_products_take_what_the_matrix_units_need_and_little_more(topology):
   low, high, limits = PROGRAMS[topology]
-  for name, found in _compile(topology, limits).items():
-    ratio = found['scheduled'] / found['matrix']
+  for name, figures in _compile(topology, limits).items():
+    ratio = figures['scheduled'] / figures['matrix']
     assert 1 <= ratio <= limits[name], f'{name} takes {ratio:.2f} times the need of its products'
-    slots = found['slots'] / found['matrix']
+    slots = figures['slots'] / figures['matrix']
     assert low <= slots <= high, f'the slots of {name} are {slots:.2f} of its products'

@@ -111,14 +111,24 @@ def test_only_a_gpu_that_lacks_the_piece_has_none(mesh, gpu):
   assert not fit.can_allocate(gpu, 2**47), 'more than a process can address was given'
 
 
-def test_a_plan_falls_back_if_its_temporaries_are_not_free_in_one_piece(
-  mesh, compiled, monkeypatch, capsys
-):
-  free = iter([False, True])
-  monkeypatch.setattr(fit, 'can_allocate', lambda mesh, size: next(free))
+@pytest.mark.parametrize('failing', ['allocation', 'compiler', 'another process'])
+def test_a_plan_that_a_device_cannot_hold_falls_back(mesh, compiled, monkeypatch, capsys, failing):
+  def refuse(lowered):
+    if len(compiled) == 1:
+      raise fit.DoesNotFitError('RESOURCE_EXHAUSTED: Used 19.5G of 15.7G hbm')
+    return lowered
+
+  results = iter([False, True])
+  match failing:
+    case 'allocation':
+      monkeypatch.setattr(fit, 'can_allocate', lambda mesh, size: next(results))
+    case 'compiler':
+      monkeypatch.setattr(fit, 'compile_lowered', refuse)
+    case _:
+      monkeypatch.setattr(fit.hosts, 'in_any', lambda failed: failed or not next(results))
   _make_steps(_fitted(mesh, math.inf))
-  assert compiled == list(remat_plans.PLANS[:2])
-  assert f'are not free in one piece) with {compiled[0].flags}; trying' in capsys.readouterr().err
+  assert compiled == list(remat_plans.PLANS[:2]), 'the processes run different programs'
+  assert f'with {compiled[0].flags}; trying' in capsys.readouterr().err
 
 
 def _saved(remat: str, mesh) -> float:
@@ -170,19 +180,6 @@ def test_a_step_that_does_not_fit_falls_back_to_a_plan_that_needs_less(
   assert 'needs 2.8 of 0.9 GiB of a device with --config.train.remat=everything' in said, said
 
 
-def test_a_compiler_without_memory_falls_back(mesh, compiled, monkeypatch):
-  compile_lowered = fit.compile_lowered
-
-  def refuse(lowered):
-    if len(compiled) == 1:
-      raise fit.DoesNotFitError('RESOURCE_EXHAUSTED: Used 19.5G of 15.7G hbm')
-    return compile_lowered(lowered)
-
-  monkeypatch.setattr(fit, 'compile_lowered', refuse)
-  _make_steps(_fitted(mesh, math.inf))
-  assert len(compiled) == 2
-
-
 @pytest.mark.parametrize(
   ('said', 'kind'),
   [
@@ -196,13 +193,6 @@ def test_only_a_lack_of_memory_means_that_a_step_does_not_fit(said, kind):
 
   with pytest.raises(kind):
     fit.compile_lowered(types.SimpleNamespace(compile=fail))
-
-
-def test_a_plan_that_another_process_cannot_hold_is_left_by_all(mesh, compiled, monkeypatch):
-  elsewhere = iter([True, False])
-  monkeypatch.setattr(fit.hosts, 'in_any', lambda failed: failed or next(elsewhere))
-  _make_steps(_fitted(mesh, math.inf))
-  assert compiled == list(remat_plans.PLANS[:2]), 'the processes run different programs'
 
 
 def test_a_step_that_fits_in_no_plan_is_the_users_to_change(mesh, compiled):

@@ -178,19 +178,16 @@ def test_new_tokens_are_corrected_once_wherever_the_counts_stand(of_adam, of_sch
   settings = {**STEADY, 'weight_decay': 0.0, 'clip_norm': 0.0, 'new_token_correction': True}
   tx = make_optimizer(AdamWConfig(**settings), 10**6, GROWN_INFO, growth)
 
-  def at_the_growth(part):
-    if isinstance(part, optax.ScaleByAdamState):
-      return part._replace(count=jnp.asarray(of_adam))
-    if isinstance(part, optax.ScaleByScheduleState):
-      return part._replace(count=jnp.asarray(of_schedule))
-    return part
+  counts = {optax.ScaleByAdamState: of_adam, optax.ScaleByScheduleState: of_schedule}
 
-  known = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
+  def at_the_growth(part):
+    known = counts.get(type(part))
+    return part if known is None else part._replace(count=jnp.asarray(known))
 
   @jax.jit
   def updates(gradient, params):
-    state = tx.init(params)
-    state = jax.tree.map(at_the_growth, state, is_leaf=lambda part: isinstance(part, known))
+    is_leaf = lambda part: type(part) in counts  # noqa: E731
+    state = jax.tree.map(at_the_growth, tx.init(params), is_leaf=is_leaf)
     return tx.update(gradient, state, params)[0]
 
   got = updates(_normal(1), _normal(0))

@@ -133,14 +133,16 @@ def bring(
     UserError: the model is of no known family or has an option that we do not have, a tensor is
       missing, the tokenizer does not fit, or the target exists. Nothing is written then.
   """
-  released = {'heads': heads, 'rotary_fraction': rotary_fraction, 'score': score}
-  stored = {'sequence_length': sequence_length, 'dtype': dtype, 'allow_nonfinite': allow_nonfinite}
   to_run.to_jax(
     paths.local(source),
     paths.parse_path(target),
     tokenizer=os.fspath(tokenizer),
-    **released,
-    **stored,
+    sequence_length=sequence_length,
+    dtype=dtype,
+    allow_nonfinite=allow_nonfinite,
+    heads=heads,
+    rotary_fraction=rotary_fraction,
+    score=score,
   )
   return load(target)
 
@@ -472,8 +474,7 @@ class Run(Growable, Viewable):
       UserError: the target exists, the run is not a language model, or the PyTorch files do not
         have a part of its model. Nothing is written then.
     """
-    options = {'dtype': dtype, 'allow_nonfinite': allow_nonfinite}
-    export.to_hf(self.source, paths.local(target), **options)
+    export.to_hf(self.source, paths.local(target), dtype=dtype, allow_nonfinite=allow_nonfinite)
 
   def _check_is_language_model(self) -> None:
     checkpoint.check_is_language_model(self.meta, self.directory)

@@ -2,8 +2,6 @@ r"""Train models of several sizes from one config, for less than each apart.
 
   tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e7 --dry_run
   tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e7
-  tokenformer family --config=lm_stdlib --out=sizes --sizes=1,2 --tokens=1e9 \
-    --dry_run --law=laws.json
 
 A size is the config's model with a factor of its parameter tokens. --method says how sizes are
 made:
@@ -15,9 +13,7 @@ made:
   apart      train each size from scratch, for comparison
 
 The command makes what is missing, one run after the other on all devices, and goes on where it
-stopped. It writes the sizes to METHOD.json in --out; methods share runs from scratch. With
---dry_run, --law, the JSON file of `laws`, adds losses and what the family costs beside its sizes
-apart at equal loss.
+stopped. It writes the sizes to METHOD.json in --out; methods share runs from scratch.
 """
 
 from typing import Literal
@@ -29,8 +25,8 @@ from tokenformer_jax.config import Config
 from tokenformer_jax.config.arguments import Fraction, Path, Positive, needs_value
 from tokenformer_jax.config.section import Bool
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.family import forecast, make, result
 from tokenformer_jax.family import jobs as jobs_lib
+from tokenformer_jax.family import make, result
 from tokenformer_jax.family.jobs import Family
 from tokenformer_jax.laws import grid_runs
 from tokenformer_jax.parallel import hosts, messages
@@ -55,7 +51,6 @@ def main(
   distill_weight: Fraction | None = None,
   rate_power: RatePower = Family.rate_power,
   dry_run: Bool = False,
-  law: Path | None = None,
 ) -> int:
   """List the runs of a family; then make what is missing, and write the results.
 
@@ -72,34 +67,22 @@ def main(
     distill_weight: Of the teacher's probabilities; 0: no teacher; default: 0.25.
     rate_power: The power p in the learning rate of a size, that of the config times factor^p.
     dry_run: List runs, tokens and FLOPs, and make nothing.
-    law: The JSON file of laws: list losses by it.
   """
-  given = {
-    'grow_at': (grow_at, ('bottom_up',)),
-    'share': (share, ('top_down', 'elastic')),
-    'distill_weight': (distill_weight, ('top_down', 'elastic')),
-  }
-  given = {name: entry for name, entry in given.items() if entry[0] is not None}
-  for name, (_, methods) in given.items():
-    if method not in methods:
-      raise UserError(
-        f'--{name} has an effect only with --method={" or ".join(methods)}; leave it out'
-      )
-  needs_value('dry_run', dry_run, law=law)
+  shrinks = method in ('top_down', 'elastic')
+  needs_value('method=bottom_up', method == 'bottom_up', grow_at=grow_at)
+  needs_value('method=top_down or elastic', shrinks, share=share, distill_weight=distill_weight)
   _check_keys()
   outputs.check_folder_of_runs('out', out, writes=not dry_run)
-  options = {name: value for name, (value, _) in given.items()}
-  family = Family(sizes, round(tokens), method, scale, rate_power=rate_power, **options)
-  law_read = forecast.read_law(str(law)) if law else None
+  options = {'grow_at': grow_at, 'share': share, 'distill_weight': distill_weight}
+  given = {name: value for name, value in options.items() if value is not None}
+  family = Family(sizes, round(tokens), method, scale, rate_power=rate_power, **given)
   folder = str(paths.parse_path(out))
-  jobs, separate = jobs_lib.list_jobs(config, family, folder), jobs_lib.list_apart(config, family)
-  apart = sum(job.flops for job in separate)
+  jobs = jobs_lib.list_jobs(config, family, folder)
+  apart = sum(job.flops for job in jobs_lib.list_apart(config, family))
   made = grid_runs.finished(jobs, folder, make.is_done)
   if hosts.is_first():
     print(f'{grid_runs.table(jobs, made)}; {result.totals(jobs, family, apart)}', flush=True)
   if dry_run:
-    if law_read and hosts.is_first():
-      print(f'\n{forecast.describe(jobs, separate, law_read)}', flush=True)
     return 0
   if not grid_runs.make_missing(jobs, folder, make.make, make.is_done):
     messages.say('stopped; give the same command again to go on')

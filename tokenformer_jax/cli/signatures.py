@@ -167,11 +167,8 @@ def _read(text: str, annotation: Any, where: str) -> Any:
   if Mapping in kinds and not (int in kinds and _number(int, text) is not None):
     return counts_from_text(text, where)
   if Sequence in kinds:
-    words, item = [word.strip() for word in text.split(',')] if text else [], kinds[Sequence][0]
-    numbers = [_number(int, word) for word in words]
-    if int in dict(arguments.members(item)) and None in numbers:
-      raise UserError(f'{where} is {text[:40]!r}; it must be numbers, for example 2,3')
-    return [_read(word, item, where) for word in words]
+    words = [word.strip() for word in text.split(',')] if text else []
+    return [_read(word, kinds[Sequence][0], where) for word in words]
   for kind in (int, float):
     if kind in kinds and (number := _number(kind, text)) is not None:
       return number

@@ -33,15 +33,8 @@ def check(config: Config) -> None:
     raise UserError('config.train.steps is 0; it must be greater than 0')
   profile_range(config.train)
   old_token_rate(config.optim)
-  if config.optim.skip_deviations and config.train.max_skipped_steps == 1:
-    raise UserError(
-      f'config.optim.skip_deviations is {config.optim.skip_deviations:g}, and with '
-      'config.train.max_skipped_steps=1 no outlier would be skipped; set that to 2 or more, or '
-      'skip_deviations to 0'
-    )
   if config.data.mixture:
     mixture.check(config.data)
-  _check_lengths(config)
   check_decay(config)
   _check_positions(config.model, config.data)
   check_accumulation(config.model, config.optim.accumulation_steps)
@@ -71,7 +64,16 @@ def _check_idle_keys(config: Config) -> None:
 
 def _idle_keys(config: Config) -> Iterator[tuple[str, str]]:
   """Yield each key that has no effect in a config, with the key that takes it away."""
-  model, data, optim = config.model, config.data, config.optim
+  model, data, optim, train = config.model, config.data, config.optim, config.train
+  if train.epochs or train.examples:
+    unit = 'epochs' if train.epochs else 'examples'
+    for other in ('steps', 'examples', 'epochs'):
+      if other != unit:
+        yield f'train.{other}', f'train.{unit}={getattr(train, unit):g}'
+  if optim.warmup_epochs:
+    yield 'optim.warmup_steps', f'optim.warmup_epochs={optim.warmup_epochs:g}'
+  if train.max_skipped_steps == 1:  # the step that would be the last one is made
+    yield 'optim.skip_deviations', 'train.max_skipped_steps=1'
   if not optim.skip_deviations:
     yield 'optim.skip_window', 'optim.skip_deviations=0'
   if not config.distill.teacher:
@@ -79,8 +81,8 @@ def _idle_keys(config: Config) -> Iterator[tuple[str, str]]:
     yield 'distill.temperature', 'distill.teacher='
   if not isinstance(optim.schedule, WSDSchedule):
     yield 'train.decay_from', f'optim.schedule.kind={optim.schedule.kind}'
-  elif config.train.decay_from:
-    yield 'optim.schedule.decay_share', f'train.decay_from={config.train.decay_from}'
+  elif train.decay_from:
+    yield 'optim.schedule.decay_share', f'train.decay_from={train.decay_from}'
   if isinstance(data, TextConfig):
     yield from _idle_keys_of_text(data)
   if not isinstance(model, LMConfig):
@@ -142,18 +144,6 @@ def _check_sizes(config: Config) -> None:
       f'config.data.batch_size is {config.data.batch_size}, which is not a multiple of '
       f'optim.accumulation_steps={config.optim.accumulation_steps}'
     )
-
-
-def _check_lengths(config: Config) -> None:
-  """Check that each length is set in one unit only."""
-  for section, name in (('train', ''), ('optim', 'warmup_')):
-    values = getattr(config, section)
-    defaults = {leaf.path: leaf.default for leaf in leaves(values)}
-    units = [f'{name}{unit}' for unit in ('steps', 'epochs', 'examples')]
-    given = [n for n in units if n in defaults and getattr(values, n) != defaults[n]]
-    if len(given) > 1:
-      lengths = ' and '.join(f'config.{section}.{n}={getattr(values, n)}' for n in given)
-      raise UserError(f'{lengths} set one length in several units; give one of them')
 
 
 def check_decay(config: Config) -> None:

@@ -266,9 +266,7 @@ def requirement(errors: Sequence[Any]) -> str:
   and a violated bound says more than another type.
   """
   errors = [one for one in errors if not one['type'].endswith(('_type', '_of'))] or errors
-  texts: list[str] = [
-    _FORMS.get(one['type'], one['msg'].removeprefix('Input should ')) for one in errors
-  ]
+  texts = [_FORMS.get(one['type']) or one['msg'].removeprefix('Input should ') for one in errors]
   return ' or '.join(dict.fromkeys(texts)).replace('an instance of Sequence', 'a list')
 
 

@@ -26,7 +26,6 @@ from tokenformer_jax.data.text_unique import find_repeated
 from tokenformer_jax.data.tokenizers import Spans
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel.messages import say
-from tokenformer_jax.storage import paths
 
 SPLITS = ('train', 'validation')
 
@@ -232,7 +231,7 @@ def check_apart(texts: Sequence[tuple[TextConfig, Corpus | None]]) -> None:
   known: dict[Any, str] = {}
   for setting, spec, source in named:
     files = source.files() if source else ()
-    keys = {_real_path(path): path for path in files} | {spec: spec}
+    keys = {os.path.realpath(path): path for path in files} | {spec: spec}
     for key, name in keys.items():
       if other := known.get(key):
         where = 'twice' if other == setting else f'and {other} has it as well'
@@ -241,10 +240,6 @@ def check_apart(texts: Sequence[tuple[TextConfig, Corpus | None]]) -> None:
           'on once, or held out'
         )
     known |= dict.fromkeys(keys, setting)
-
-
-def _real_path(path: str) -> str:
-  return path if paths.in_bucket(path) else os.path.realpath(path)
 
 
 def is_validation(document: str, fraction: float | fractions.Fraction) -> bool:

@@ -57,16 +57,6 @@ class Mixture:
     return next((one.chat for one in self.stores.values() if one.chat), None)
 
   @property
-  def is_fixed(self) -> bool:
-    """Whether the sources have the same weights at all steps."""
-    return len(self.shares.steps) == 1
-
-  @property
-  def weights(self) -> dict[str, float]:
-    """The weight of each source in the figures of the whole."""
-    return self.shares.last
-
-  @property
   def examples(self) -> int:
     """The number of samples in an epoch of each source, in all."""
     return sum(self._lengths.values())
@@ -124,7 +114,7 @@ class Mixture:
     """Return the UTF-8 bytes of text per token of a source; '': of all, by their last weights."""
     if name:
       return self.stores[name].bytes_per_token(split)
-    return sum(w * self.stores[n].bytes_per_token(split) for n, w in self.weights.items())
+    return sum(w * self.stores[n].bytes_per_token(split) for n, w in self.shares.last.items())
 
   def figures(self, step: int, position: Position) -> dict[str, float]:
     """Return the epochs of each source after a step, as figures by their full names."""
@@ -150,7 +140,7 @@ class Mixture:
       return order.describe_store(self.stores[''])
     return ', '.join(
       f'{weight:.3g} {name} ({order.describe_store(self.stores[name])})'
-      for name, weight in self.weights.items()
+      for name, weight in self.shares.last.items()
     )
 
 

@@ -2,6 +2,5 @@
 
 jobs.py         the runs of each method as data
 make.py         make a run that is missing: train, shrink, slice, and measure
-forecast.py     losses of a family before its runs, by a law
 result.py       sizes, tokens, FLOPs and losses of a finished family; its JSON file
 """

@@ -114,12 +114,12 @@ def read_all(arguments: Sequence[str]) -> tuple[list[FinishedRun], list[str]]:
 
   Grown runs below a folder are left out, unless all have grown.
   """
-  names = find_runs(arguments)
-  grown = [name for name in names if name not in arguments and runs.has_grown(name)]
-  if not grown or len(grown) == len(names):
-    return [runs.read(name) for name in names], []
+  finished = [runs.read(name) for name in find_runs(arguments)]
+  grown = [run.name for run in finished if run.growth and run.name not in arguments]
+  if not grown or len(grown) == len(finished):
+    return finished, []
   text = f'{counted(len(grown), "grown run")} left out: {", ".join(grown)}'
-  return [runs.read(name) for name in names if name not in grown], [text]
+  return [run for run in finished if run.name not in grown], [text]
 
 
 def check_same_data(finished: Sequence[FinishedRun]) -> None:

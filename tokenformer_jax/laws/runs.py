@@ -95,14 +95,6 @@ def read(workdir: str) -> FinishedRun:
   )
 
 
-def has_grown(workdir: str) -> bool:
-  """Return whether a directory has a checkpoint, and the newest one is of a grown model."""
-  try:
-    return bool(_meta(paths.parse_path(workdir)).lineage)
-  except UserError:  # `read` reports it.
-    return False
-
-
 def is_finished(workdir: paths.Path, steps: int) -> bool:
   """Return whether a run has saved its last step."""
   return paths.exists(workdir / 'checkpoints' / str(steps))

@@ -26,18 +26,13 @@ Apply = Callable[..., jax.Array]
 WITHOUT_DROPS = GroupedConfig()
 
 
-def capacity(config: CapacityConfig, tokens: int, top_k: int, count: int, training: bool) -> int:
-  """Return the number of an expert's slots for a sequence of `tokens`, at most `tokens`.
-
-  Halves are rounded to even.
-  """
-  return int(_capacities(config, tokens, top_k, count, training)[tokens])
-
-
-def _capacities(
+def capacities(
   config: CapacityConfig, most: int, top_k: int, count: int, training: bool
 ) -> np.ndarray:
-  """Return the number of an expert's slots for sequences of 0, 1, … `most` tokens, int32."""
+  """Return the number of an expert's slots for sequences of 0, 1, … `most` tokens, int32.
+
+  Halves are rounded to even, and there are at most as many slots as tokens.
+  """
   factor, tokens = config.factor if training else config.eval_factor, np.arange(most + 1)
   even = np.round(factor * tokens * top_k / count)
   return np.minimum(tokens, np.maximum(even, config.least)).astype(np.int32)
@@ -122,13 +117,13 @@ def _with_capacity(
   """
   batch, length, width = x_BxTxD.shape
   top_k = choice.experts_BxTxK.shape[-1]
-  capacities = _capacities(config, length, top_k, count, training)
-  slots = int(capacities[-1])
+  slots_by_tokens = capacities(config, length, top_k, count, training)
+  slots = int(slots_by_tokens[-1])
   if not slots:
     return Routed(0 * x_BxTxD, choice.experts_BxTxK < 0)
   experts_BxM = choice.experts_BxTxK.reshape(batch, -1)
   tokens_B = jnp.sum(experts_BxM[:, ::top_k] < count, axis=1)
-  own_slots_Bx1 = jnp.asarray(capacities)[tokens_B][:, None]
+  own_slots_Bx1 = jnp.asarray(slots_by_tokens)[tokens_B][:, None]
   rank_BxM = jax.vmap(lambda experts_M: grouped.rank(experts_M, count).rank_M)(experts_BxM)
   kept_BxM = (rank_BxM < own_slots_Bx1) & (experts_BxM < count)
   # The slots of all sequences, expert by expert.

@@ -218,11 +218,11 @@ def _scatter(x: jax.Array, axis: str) -> jax.Array:
   if platform() != 'tpu':
     return jax.lax.psum_scatter(x.reshape(shard_count(axis), -1, *x.shape[1:]), along)
   for name in along:
-    x = _scattersplit_axes(x, axis, name)
+    x = _scatter_along(x, axis, name)
   return x
 
 
-def _scattersplit_axes(x: jax.Array, axis: str, name: str) -> jax.Array:
+def _scatter_along(x: jax.Array, axis: str, name: str) -> jax.Array:
   """Apply `_scatter` on TPUs along one of the mesh axes of a logical axis."""
   devices = jax.sharding.get_abstract_mesh().shape[name]
   inner = max(d for d in range(1, math.isqrt(devices) + 1) if devices % d == 0)
