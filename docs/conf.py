@@ -1,8 +1,9 @@
 """The site of these pages: `sphinx-build -W docs build/site` makes it (the extra [docs])."""
 
+import contextlib
 import inspect
+import io
 import re
-import subprocess
 import sys
 import tomllib
 import types
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import sphinx.application
+from absl import flags
 
 import tokenformer_jax
 from tokenformer_jax.cli import verbs
@@ -70,9 +72,13 @@ def render_help() -> str:
   """Return a section for each verb, with what its `--help` prints."""
   sections = []
   for verb in verbs.VERBS:
-    command = [sys.executable, '-m', 'tokenformer_jax', verb, '--help']
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    sections.append(f'\n## {verb}\n\n```text\n{done.stdout}```\n')
+    others = {*flags.FLAGS}
+    sys.argv = ['tokenformer', verb, '--help']
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+      verbs.main()
+    for name in {*flags.FLAGS} - others:
+      delattr(flags.FLAGS, name)
+    sections.append(f'\n## {verb}\n\n```text\n{printed.getvalue()}```\n')
   return ''.join(sections)
 
 

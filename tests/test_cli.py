@@ -32,7 +32,7 @@ def test_a_platform_that_is_not_there_is_named(tmp_path):
   ('run', 'flags'),
   [
     ('lambda argv: print("x" * 10)', []),
-    ('lambda argv: print("x" * 1_000_000)', []),
+    pytest.param('lambda argv: print("x" * 1_000_000)', [], marks=pytest.mark.slow),
     pytest.param('print, more_help=lambda word: "x" * 10', ['--help'], marks=pytest.mark.slow),
   ],
   ids=['kept until the end', 'written at once', 'help'],

@@ -30,15 +30,6 @@ SMALLER = {  # text of a notebook, and what runs in its place
     ('.train(4000)', '.train(20)'),
     ('warmup_steps=50', 'warmup_steps=1'),
   ],
-  'inspect': [
-    (
-      'steps=300, log_every=50, eval_every=0, eval_batches=16',
-      'steps=20, log_every=10, eval_every=0, eval_batches=2',
-    ),
-    ('born.train(600,', 'born.train(40,'),
-    ('tokens=8192', 'tokens=1024'),
-    ('warmup_steps=30', 'warmup_steps=5'),
-  ],
   'transformers': [
     ('steps=600, log_every=200', 'steps=4, log_every=2'),
     ('    600,\n', '    4,\n'),
@@ -52,14 +43,6 @@ SMALLER = {  # text of a notebook, and what runs in its place
     ('  for name in facts:\n', '  for name in [*facts][:2]:\n'),
     ('in facts.items())\n    for subject', 'in [*facts.items()][:2])\n    for subject'),
   ],
-  'vit': [
-    ('steps=300, log_every=50, eval_every=100', 'steps=20, log_every=10, eval_every=10'),
-    ('grown.train(450,', 'grown.train(30,'),
-    ("'eval_every': 150", "'eval_every': 10"),
-    ('warmup_steps=30', 'warmup_steps=5'),
-    ('  60,\n', '  12,\n'),
-    ("{'log_every': 20, 'eval_every': 30}", "{'log_every': 4, 'eval_every': 6}"),
-  ],
 }
 
 
@@ -72,31 +55,32 @@ def _shorten(notebook, smaller: list[tuple[str, str]]) -> None:
       cell.source = cell.source.replace(text, replacement)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('steps', ['few', pytest.param('all', marks=pytest.mark.full_size)])
-@pytest.mark.parametrize(
-  'path',
-  [
-    pytest.param(
-      path, id=path.stem, marks=[pytest.mark.full_size] * (path.stem in ('vit', 'inspect'))
-    )
-    for path in COLABS
-  ],
-)
-def test_notebook_runs(path, steps, tmp_path, monkeypatch):
-  for package in NEEDS.get(path.stem, ()):
+def _run(name: str, smaller: list[tuple[str, str]], folder, monkeypatch) -> None:
+  for package in NEEDS.get(name, ()):
     pytest.importorskip(package)
   monkeypatch.setenv('XLA_FLAGS', xla_flags.join_flags(devices=1))  # as on a laptop
-  notebook = nbformat.read(path, as_version=4)
-  if steps == 'few':
-    _shorten(notebook, SMALLER[path.stem])
+  notebook = nbformat.read(tiny_run.ROOT / 'colabs' / f'{name}.ipynb', as_version=4)
+  _shorten(notebook, smaller)
   client = nbclient.NotebookClient(
-    notebook, timeout=1200, resources={'metadata': {'path': str(tmp_path)}}
+    notebook, timeout=1200, resources={'metadata': {'path': str(folder)}}
   )
   client.execute()
   shown = [len([o for o in cell.get('outputs', []) if _is_picture(o)]) for cell in notebook.cells]
   assert max(shown) == 1, f'a cell shows its picture {max(shown)} times'
-  assert sum(shown) == PICTURES[path.stem], 'a picture is not in the notebook'
+  assert sum(shown) == PICTURES[name], 'a picture is not in the notebook'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', SMALLER)
+def test_a_notebook_runs_with_few_steps(name, tmp_path, monkeypatch):
+  _run(name, SMALLER[name], tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.full_size
+@pytest.mark.parametrize('name', PICTURES)
+def test_a_whole_notebook_runs(name, tmp_path, monkeypatch):
+  _run(name, [], tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize('path', COLABS, ids=lambda path: path.stem)

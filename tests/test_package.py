@@ -139,14 +139,6 @@ def test_the_version_is_printed(capsys, monkeypatch):
   assert capsys.readouterr().out == f'tokenformer_jax {VERSION}\n'
 
 
-@pytest.mark.slow
-def test_an_index_accepts_the_files(built):
-  pytest.importorskip('twine', reason='pip install -e ".[release]" brings twine')
-  command = [sys.executable, '-m', 'twine', 'check', '--strict', *map(str, built)]
-  done = subprocess.run(command, capture_output=True, text=True)
-  assert done.returncode == 0, done.stdout + done.stderr
-
-
 USES = """
 from tokenformer_jax.config import file
 print(tokenformer_jax.__file__, numpy.__version__, file.shipped('lm_stdlib'))

@@ -1,6 +1,7 @@
 """Released weights in and out: the golden model, the released sizes, and what is refused."""
 
 import dataclasses
+import functools
 import os
 import runpy
 import tracemalloc
@@ -11,7 +12,7 @@ import pytest
 import released
 import tiny_run
 from absl import flags
-from tiny import make_optimizer, tiny_model
+from tiny import make_optimizer, tiny_model, two_kinds
 
 import tokenformer_jax
 from tokenformer_jax import config
@@ -42,11 +43,16 @@ def run(tmp_path_factory):
   return directory / 'run'
 
 
+@functools.cache
 def _restored(workdir):
   """The whole state that training would go on from, and what it is of."""
   source = checkpoint.open_source(workdir, None)
   mesh = sharding.make_mesh(MeshConfig())
   return grow_run.read(source, mesh), source.meta
+
+
+def _meta(workdir):
+  return checkpoint.open_source(workdir, None)[1]
 
 
 def _names(weights):
@@ -69,7 +75,7 @@ def test_golden_logits(run):
 
 
 def test_the_run_is_described_by_what_was_read(run):
-  _, meta = _restored(run)
+  meta = _meta(run)
   assert (meta.step, meta.updates, meta.lineage) == (0, 0, ())
   assert meta.config.model == dataclasses.replace(released.MODEL, max_length=32)
   assert tokenizers.from_json(meta.tokenizer).size == 64, 'another tokenizer'
@@ -106,7 +112,7 @@ def test_the_tokenizer_goes_with_the_weights(run, tmp_path):
   to_jax(tmp_path / 'back', tmp_path / 'again', **released.OPTIONS)
   of_run = {'tokenizer': f'{run}@0', **released.OPTIONS}
   to_jax(released.write(tmp_path / 'model.safetensors'), tmp_path / 'same', **of_run)
-  wanted, *got = (_restored(d)[1] for d in (run, tmp_path / 'again', tmp_path / 'same'))
+  wanted, *got = (_meta(d) for d in (run, tmp_path / 'again', tmp_path / 'same'))
   assert [meta.tokenizer for meta in got] == 2 * [wanted.tokenizer], 'another tokenizer'
   assert got[1].config.data.tokenizer == wanted.config.data.tokenizer
 
@@ -229,7 +235,7 @@ def test_the_score_of_the_weights_is_named_by_a_flag(tmp_path, capsys):
   _convert('to-jax', *asked, '--score=softmax')
   said = capsys.readouterr().err
   assert 'assumed' not in said, said
-  model = _restored(tmp_path / 'run')[1].config.model
+  model = _meta(tmp_path / 'run').config.model
   assert {one.score.kind for one in config.pattentions(model).values()} == {'softmax'}
   _convert('to-torch', f'--source={tmp_path}/run', f'--target={tmp_path}/back')
   said = capsys.readouterr().err
@@ -279,12 +285,16 @@ def _convert(*arguments):
     ({'dense': True}, r"mixer\.qkv\.kind is 'dense'; .* 'pattention' only"),
     ({'rotary': 0}, r"mixer\.positions\.kind is 'none'; .* 'rotary' only"),
     ({'window': 8}, r'mixer\.window is 8; .* 0 only'),
-    ({'pattern': '(layer layer)*2'}, r'model\.pattern is .* several kinds of layers has no place'),
   ],
 )
 def test_a_model_that_the_released_code_cannot_compute_is_refused(changes, match):
   with pytest.raises(UserError, match=match):
     released_torch.check_can_compute(tiny_model(**changes))
+
+
+def test_a_model_of_several_kinds_of_layers_is_refused():
+  with pytest.raises(UserError, match=r'model\.pattern is .* several kinds of layers has no place'):
+    released_torch.check_can_compute(two_kinds())
 
 
 def test_a_target_that_exists_or_is_named_like_a_file_is_refused(run, tmp_path):

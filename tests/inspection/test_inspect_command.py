@@ -15,7 +15,6 @@ import pytest
 import tiny_run
 import typed
 from PIL import Image
-from tiny import make_optimizer
 
 from tokenformer_jax import grow
 from tokenformer_jax.cli import inspect as command
@@ -27,7 +26,6 @@ from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
-from tokenformer_jax.steps import step
 from tokenformer_jax.training import sizes
 
 KINDS = ['query', 'key', 'value', 'proj', 'ffn']
@@ -40,11 +38,12 @@ def one_device():
     yield
 
 
-def _save(workdir, config, state, lineage=()):
+def _save(workdir, config, params, lineage=()):
   checkpoints = checkpoint.Checkpoints(workdir, keep=1)
   with contextlib.closing(checkpoints):
     tokenizer = tokenizers.load(config.data.tokenizer).to_json()
-    checkpoints.save(Meta(7, config, tokenizer, lineage), state)
+    meta = Meta(7, config, tokenizer, lineage, contents='params')
+    checkpoints.save(meta, {'params': params})
     checkpoints.wait()
 
 
@@ -55,16 +54,15 @@ def home(tmp_path_factory):
   text = tiny_run.write_corpus(root / 'corpus')
   config = sizes.fill_in(tiny_run.config(text, root / 'cache'))
   store.prepare(config.data)
-  definition, model = define_lm(config.model), config.model
-  tx = make_optimizer(config.optim, 20, definition.info)
-  state = jax.jit(lambda: step.initial_state(definition, tx, 0))()
-  _save(root / 'run', config, state)
+  model = config.model
+  params = define_lm(model).init(jax.random.key(0))
+  _save(root / 'run', config, params)
   larger = grow.grown_model(model, {'qkv': 48, 'proj': 32, 'ffn': 96}, GrowConfig())
-  state = growing.grow(state, model, larger, GrowConfig())
+  grown = growing.grow_params(params, model, larger, GrowConfig())
   lineage = (Ancestor('grow', str(root / 'run'), 7, model, GrowConfig(), 7),)
-  _save(root / 'grown', dataclasses.replace(config, model=larger), state, lineage)
+  _save(root / 'grown', dataclasses.replace(config, model=larger), grown, lineage)
   dense = sizes.fill_in(tiny_run.config(text, root / 'cache', **tiny_run.DENSE))
-  _save(root / 'dense', dense, {'params': define_lm(dense.model).init(jax.random.key(0))})
+  _save(root / 'dense', dense, define_lm(dense.model).init(jax.random.key(0)))
   return root
 
 
@@ -85,17 +83,17 @@ def seen(home):
 def test_everything_is_in_the_json_and_the_picture_is_not_blank(home, seen):
   image = np.asarray(Image.open(home / 'heat.png').convert('L'))
   assert min(image.shape) > 200 and np.std(image) > 10
-  found = seen[1]
-  assert found['source'] == f'{home}/grown' and found['step'] == 7
-  assert found['text']['labels'] == ['⟨end⟩', *'def·grow(x)']
-  assert found['usage']['positions'] == 500
-  assert found['usage']['text'] == 'held-out text of the run'
+  content = seen[1]
+  assert content['source'] == f'{home}/grown' and content['step'] == 7
+  assert content['text']['labels'] == ['⟨end⟩', *'def·grow(x)']
+  assert content['usage']['positions'] == 500
+  assert content['usage']['text'] == 'held-out text of the run'
   both = [(layer, kind) for layer in range(2) for kind in KINDS]
-  assert [(r['layer'], r['kind']) for r in found['usage']['layers']] == both
-  assert [(r['layer'], r['kind']) for r in found['tokens']] == both
-  assert [len(r['contribution']) for r in found['tokens']] == 2 * [48, 48, 48, 32, 96]
-  assert len(found['strongest']) == 2 * 5 * 2 and found['definitions']
-  growth = found['growth']
+  assert [(r['layer'], r['kind']) for r in content['usage']['layers']] == both
+  assert [(r['layer'], r['kind']) for r in content['tokens']] == both
+  assert [len(r['contribution']) for r in content['tokens']] == 2 * [48, 48, 48, 32, 96]
+  assert len(content['strongest']) == 2 * 5 * 2 and content['definitions']
+  growth = content['growth']
   assert (growth['action'], growth['source'], growth['step']) == ('grow', f'{home}/run', 7)
   grew = [(r['kind'], r['old'], r['new']) for r in growth['layers'] if r['layer'] == 0]
   assert grew == [('query', 32, 16), ('key', 32, 16), ('value', 32, 16), ('ffn', 64, 32)]
@@ -131,17 +129,17 @@ def test_text_of_files_is_shown_and_measured(home, capsys):
     '--layer=1',
     f'--json={home}/own.json',
   )
-  found = json.loads((home / 'own.json').read_text())
-  assert found['text']['labels'] == ['⟨end⟩', 'a', '·', 't']
-  assert found['usage']['positions'] == 8, 'the file and the end of its document'
-  assert [row['kind'] for row in found['usage']['layers']] == list(KINDS)
-  assert found['growth'] is None and 'old and new' not in capsys.readouterr().out
+  content = json.loads((home / 'own.json').read_text())
+  assert content['text']['labels'] == ['⟨end⟩', 'a', '·', 't']
+  assert content['usage']['positions'] == 8, 'the file and the end of its document'
+  assert [row['kind'] for row in content['usage']['layers']] == list(KINDS)
+  assert content['growth'] is None and 'old and new' not in capsys.readouterr().out
 
 
 def test_a_transformer_shows_the_hidden_units_of_its_mlps(home, tmp_path, capsys):
   _inspect(f'--source={home}/dense', '--corpus_tokens=200', f'--json={tmp_path}/a.json')
-  found = json.loads((tmp_path / 'a.json').read_text())
-  assert {row['kind'] for row in found['usage']['layers']} == {'ffn'}
+  content = json.loads((tmp_path / 'a.json').read_text())
+  assert {row['kind'] for row in content['usage']['layers']} == {'ffn'}
   assert 'hidden units count as parameter tokens' in capsys.readouterr().out
 
 

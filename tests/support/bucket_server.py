@@ -13,7 +13,6 @@ import json
 import random
 import re
 import threading
-import time
 import urllib.parse
 from collections.abc import Iterator
 
@@ -72,7 +71,6 @@ class Server(http.server.ThreadingHTTPServer):
     self.lock = threading.RLock()
     self.generations, self.uploads = itertools.count(1), {}
     self.faults: Faults | None = None
-    self.seconds = 0.0  # until an answer
     self.asked: list[str] = []  # METHOD PATH RANGE of calls
 
   def handle_error(self, *arguments):
@@ -136,7 +134,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def _answer(self, method: str) -> None:
     body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
-    time.sleep(self.server.seconds)
     with self.server.lock:
       self.server.asked.append(f'{method} {self.path} {self.headers.get("Range", "")}'.strip())
       faults = self.server.faults

@@ -61,7 +61,7 @@ def without_training(model: ModelConfig) -> ModelConfig:
     how = ffn.dispatch
     dispatch = GroupedConfig()
     if isinstance(how, CapacityConfig):
-      dispatch = CapacityConfig(eval_factor=how.eval_factor, least=how.least, order=how.order)
+      dispatch = CapacityConfig(eval_factor=how.eval_factor, least=how.least)
     ffn = dataclasses.replace(ffn, router=router, balance=balance, dispatch=dispatch)
     return dataclasses.replace(layer, ffn=ffn)
 

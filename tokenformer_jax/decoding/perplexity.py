@@ -93,9 +93,9 @@ def measure(
   nats, tokens = 0.0, 0
   begin = int(tokenizer.start(np.array([], np.int32))[-1])
   rows = windows(encoded(), length, stride, begin)
-  while part := list(itertools.islice(rows, _ROWS)):
-    nats -= math.fsum(score.log_prob for score in scorer(part, progress))
-    tokens += sum(len(row.continuation) for row in part)
+  while batch := list(itertools.islice(rows, _ROWS)):
+    nats -= math.fsum(score.log_prob for score in scorer(batch, progress))
+    tokens += sum(len(row.continuation) for row in batch)
   if not counts['bytes']:
     raise UserError('the text has no documents, or only empty ones')
   return Figures(

@@ -15,7 +15,7 @@ from tokenformer_jax.model.loss import LossSums, row_loss_sums
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
 
-# Limits for each part that the mesh splits a batch into.
+# Limits for each shard of a batch.
 _BATCH_TOKENS = 8192  # rows times length, if no batch size is given
 _LOGIT_ROWS = 2048  # rows of logits in memory at once
 

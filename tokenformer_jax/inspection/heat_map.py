@@ -61,8 +61,7 @@ def draw(
         axes.remove()
         continue
       map_TxN = maps[layer][kind]
-      image = _panel(axes, map_TxN)
-      end = image.norm.vmax
+      image, end = _panel(axes, map_TxN)
       bar = figure.colorbar(image, ax=axes, ticks=[-end, -end / 5, 0, end / 5, end])
       bar.ax.set_yticklabels([f'{tick:.2g}' for tick in bar.get_ticks()], fontsize=7)
       axes.set_title(f'layer {layer}, {kind}', fontsize=9)
@@ -75,8 +74,8 @@ def draw(
   return figure
 
 
-def _panel(axes: 'Axes', map_TxN: np.ndarray) -> 'AxesImage':
-  """Draw the weights of a panel, without labels; return their image."""
+def _panel(axes: 'Axes', map_TxN: np.ndarray) -> tuple['AxesImage', float]:
+  """Draw the weights of a panel, without labels; return their image and the end of its scale."""
   from matplotlib.colors import AsinhNorm  # noqa: PLC0415
 
   pools, count = pooled(map_TxN, _SHOWN)
@@ -93,7 +92,7 @@ def _panel(axes: 'Axes', map_TxN: np.ndarray) -> 'AxesImage':
   axes.set_xlim(right=map_TxN.shape[1] - 0.5)
   axes.set_yticks([])
   axes.tick_params(labelsize=7, length=2)
-  return image
+  return image, end
 
 
 def _mark_new(axes: 'Axes', map_TxN: np.ndarray, old: int) -> None:

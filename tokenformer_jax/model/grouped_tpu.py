@@ -114,14 +114,14 @@ def product_tiles(tile: int, inputs: int, outputs: int, size: int) -> tuple[int,
   Two cores of a chip share the tiles of outputs, so there are at least two. `size` is the bytes of
   a number.
   """
-  part = _contracted(inputs)
+  inner = _contracted(inputs)
   for pieces in range(_cores(), outputs + 1):
     out = _piece(outputs, pieces)
     # Blocks are in memory twice; the sum is in float32.
-    blocks = 2 * size * (tile * part + part * out + tile * out) + 4 * tile * out
+    blocks = 2 * size * (tile * inner + inner * out + tile * out) + 4 * tile * out
     if blocks <= _vmem() or out <= _LANES:
-      return tile, part, out
-  return tile, part, outputs
+      return tile, inner, out
+  return tile, inner, outputs
 
 
 def gradient_tiles(tile: int, inputs: int, outputs: int, size: int) -> tuple[int, int, int]:
@@ -132,10 +132,10 @@ def gradient_tiles(tile: int, inputs: int, outputs: int, size: int) -> tuple[int
   for pieces in range(_cores(), outputs + 1):
     out = _piece(outputs, pieces)
     for cuts in range(1, 5):
-      part = _piece(inputs, cuts)
-      blocks = 2 * size * (tile * part + tile * out + part * out) + 4 * part * out
-      if blocks <= _vmem() or max(part, out) <= _LANES:
-        return tile, part, out
+      inner = _piece(inputs, cuts)
+      blocks = 2 * size * (tile * inner + tile * out + inner * out) + 4 * inner * out
+      if blocks <= _vmem() or max(inner, out) <= _LANES:
+        return tile, inner, out
   return tile, min(inputs, _LANES), min(outputs, _LANES)
 
 
@@ -147,7 +147,7 @@ def _piece(length: int, pieces: int) -> int:
 
 def _contracted(inputs: int) -> int:
   """Return the largest number of lanes that divides the inputs, or the inputs themselves."""
-  whole = [part for part in range(_LANES, _CONTRACTED + 1, _LANES) if inputs % part == 0]
+  whole = [inner for inner in range(_LANES, _CONTRACTED + 1, _LANES) if inputs % inner == 0]
   return max(whole) if whole and inputs > _CONTRACTED else inputs
 
 

@@ -47,9 +47,9 @@ def whole_rows(
 
 def _enough(x: jax.Array, heads: int) -> jax.Array:
   """Return keys or values whose heads devices can split; each serves equally many of `heads`."""
-  own, pieces = x.shape[2], shard_count('row_heads')
+  own, shards = x.shape[2], shard_count('row_heads')
   possible = (n for n in range(1, heads // own + 1) if heads % (n * own) == 0)
-  times = next((n for n in possible if n * own % pieces == 0), heads // own)
+  times = next((n for n in possible if n * own % shards == 0), heads // own)
   return x if times == 1 else constrain(jnp.repeat(x, times, axis=2), *_SLOTS)
 
 

@@ -1,7 +1,7 @@
 """Look into the models of runs: the tables of `inspect` about parameter tokens and experts."""
 
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import held_out
@@ -77,6 +77,6 @@ def _look_into(run: Record, load: Callable[[str], Trained]) -> str:
   return body
 
 
-def _table(rows: Sequence[Mapping[str, object]], columns: report.Columns) -> str:
+def _table(rows: Sequence[report.Row], columns: report.Columns) -> str:
   heads, *lines = report.cells(rows, columns)
   return tables.table(heads, lines, texts=2 if 'kind' in heads else 1)

@@ -44,13 +44,13 @@ def map_state(map_statistic: StatisticMap, map_count: CountMap, *states: Any) ->
     raise TypeError(f'{type(first)} is neither a statistic of `ORDERS` nor a count')
   fields = getattr(first, '_fields', [''] * len(first))
   new = []
-  for name, *parts in zip(fields, *states, strict=True):
+  for name, *values in zip(fields, *states, strict=True):
     if name in ORDERS:
-      new.append(map_statistic(name, *parts))
+      new.append(map_statistic(name, *values))
     elif name == 'count':
-      new.append(map_count(first, *parts))
+      new.append(map_count(first, *values))
     else:
-      new.append(map_state(map_statistic, map_count, *parts))
+      new.append(map_state(map_statistic, map_count, *values))
   return type(first)(*new) if hasattr(first, '_fields') else tuple(new)
 
 

@@ -245,16 +245,18 @@ class TextTask(Task):
     """Return the figures of each source of a mixture, and their means by its last weights."""
     if set(sums) == {''}:
       return self.eval_figures(sums[''])
-    parts = {name: self._eval_figures(one, name) for name, one in sums.items()}
+    sources = {name: self._eval_figures(one, name) for name, one in sums.items()}
     weights = self._data.shares.last
     whole = {
-      figure: sum(weights[name] * part[figure] for name, part in parts.items())
-      for figure in next(iter(parts.values()))
+      figure: sum(weights[name] * figures[figure] for name, figures in sources.items())
+      for figure in next(iter(sources.values()))
     }
     whole['perplexity'] = perplexity(whole['loss'])
     whole['bits_per_byte'] = self._bits_per_byte(whole['loss'], 'validation')
     shown = ('loss', 'perplexity', 'bits_per_byte', 'accuracy')
-    return whole | {f'{name}/{key}': part[key] for name, part in parts.items() for key in shown}
+    return whole | {
+      f'{name}/{key}': figures[key] for name, figures in sources.items() for key in shown
+    }
 
   def eval_figures(self, sums: EvalSums) -> dict[str, float]:
     return self._eval_figures(sums)
