@@ -171,7 +171,7 @@ def base(root):
   source = tiny_run.write_corpus(root / 'texts')
   values = config_lib.defaults()
   kept = {k: v for k, v in tiny_run.CHANGES.items() if not k.endswith('.tokens')}
-  values.update_from_flattened_dict({'data.source': source, 'train.steps': 4, **kept})
+  values.update_from_flattened_dict({'data.source': source, **kept})
   values.data.cache_dir = str(root / 'cache')
   layer = values.model.layer
   layer.mixer.qkv, layer.mixer.proj = {'kind': 'dense'}, {'kind': 'dense', 'bias': True}
@@ -181,7 +181,7 @@ def base(root):
 
 def _adapter(root, base, name, seed, **optim):
   larger = base.grow(root / name, {'qkv': 16, 'ffn': 32}, seed=seed)
-  return larger.train(12, optim={'old_tokens': 'freeze', 'new_token_warmup': 2, **optim})
+  return larger.train(24, optim={'old_tokens': 'freeze', 'new_token_warmup': 2, **optim})
 
 
 @pytest.fixture(scope='module')
