@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_run
 from growing import difference, mesh_of
-from outcomes import assert_same
+from outcomes import assert_same, losses
 from trainers import trainer
 
 from tokenformer_jax.errors import UserError
@@ -44,10 +44,6 @@ def whole(tmp_path_factory):
   return workdir, jax.tree.map(np.asarray, state)
 
 
-def _losses(workdir):
-  return {x['step']: x['train/loss'] for x in metrics.read(workdir) if 'train/loss' in x}
-
-
 def test_a_run_leaves_the_figures_of_images(whole):
   names = set().union(*metrics.read(whole[0]))
   assert names >= {
@@ -78,7 +74,7 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(whole, tmp_pa
 def test_losses_are_the_same_on_4_x_2_devices(whole, tmp_path):
   config = _make(mesh__fsdp=4, mesh__tokens=2, train__log_every=1, train__eval_batches=0)
   loop.train(config, tmp_path / 'many')
-  one, many = _losses(whole[0]), _losses(tmp_path / 'many')
+  one, many = losses(whole[0]), losses(tmp_path / 'many')
   assert len(many) == 20
   np.testing.assert_allclose(
     list(many.values()), list(one.values()), rtol=1e-4, err_msg='the mesh changes the losses'
