@@ -76,22 +76,22 @@ def flags_of_train(words):
 def on_host(directory, printed):
   """The flags of train.py on each host, from what is printed where `tpu_host.sh` is called."""
   (directory / 'tokenformer_jax').symlink_to(tiny_run.ROOT)  # the copy that a host gets
-  found = []
+  trained = []
   for words in lines(printed):
     if 'ssh' in words:
       (remote,) = [word for word in words if word.startswith('--command=')]
       call = remote.removeprefix('--command=').rpartition('&& ')[2]
       host = dry_run(directory, 'bash', '-c', call)
-      found.append(flags_of_train(lines(host)[-1]))
-  return found
+      trained.append(flags_of_train(lines(host)[-1]))
+  return trained
 
 
 def manifest(directory, **variables):
   return yaml.safe_load(dry_run(directory, LAUNCH / 'jobset.sh', 'name', *FLAGS, **variables))
 
 
-def slice_job(found):
-  (jobs,) = found['spec']['replicatedJobs']
+def slice_job(jobset):
+  (jobs,) = jobset['spec']['replicatedJobs']
   return jobs, jobs['template']['spec']
 
 
@@ -209,9 +209,9 @@ def test_a_host_mounts_the_bucket_and_has_systemd_run_the_loop(tmp_path):
 
 @pytest.mark.parametrize('slices', [1, 2])
 def test_the_jobset_has_a_job_for_each_slice_and_a_pod_for_each_host(tmp_path, slices):
-  found = manifest(tmp_path, SLICES=slices, TOPOLOGY='4x4x8')
-  assert (found['apiVersion'], found['kind']) == ('jobset.x-k8s.io/v1alpha2', 'JobSet')
-  jobs, job = slice_job(found)
+  jobset = manifest(tmp_path, SLICES=slices, TOPOLOGY='4x4x8')
+  assert (jobset['apiVersion'], jobset['kind']) == ('jobset.x-k8s.io/v1alpha2', 'JobSet')
+  jobs, job = slice_job(jobset)
   assert jobs['replicas'] == slices
   assert job['completionMode'] == 'Indexed'
   assert job['completions'] == job['parallelism'] == 4 * 4 * 8 // 4
@@ -222,7 +222,7 @@ def test_the_jobset_has_a_job_for_each_slice_and_a_pod_for_each_host(tmp_path, s
   assert trainer(job)['resources']['limits'] == {'google.com/tpu': 4}
   named = {'fieldRef': {'fieldPath': 'spec.nodeName'}}  # in messages about a faulty TPU
   assert {'name': 'NODE_NAME', 'valueFrom': named} in trainer(job)['env']
-  nodes = found['metadata']['annotations']['alpha.jobset.sigs.k8s.io/exclusive-topology']
+  nodes = jobset['metadata']['annotations']['alpha.jobset.sigs.k8s.io/exclusive-topology']
   assert nodes == 'cloud.google.com/gke-nodepool', 'slices may share a node pool'
   replicas = [flag for flag in trainer(job)['command'] if 'mesh.replica' in flag]
   assert replicas == ['--config.mesh.replica=2'][: slices - 1]
@@ -230,14 +230,14 @@ def test_the_jobset_has_a_job_for_each_slice_and_a_pod_for_each_host(tmp_path, s
 
 @pytest.mark.parametrize('slices', [1, 2])
 def test_the_jobset_is_made_of_what_kubernetes_knows(tmp_path, slices):
-  found = manifest(tmp_path, SLICES=slices)
-  jobs, job = slice_job(found)
+  jobset = manifest(tmp_path, SLICES=slices)
+  jobs, job = slice_job(jobset)
   # What lacks or has another type is refused here; what is unknown is left out.
   assert JobSpec.from_dict(job).to_dict() == job, 'a field of a Job is unknown'
-  policy = found['spec']['failurePolicy']
+  policy = jobset['spec']['failurePolicy']
   names = {
-    'manifest': (found, {'apiVersion', 'kind', 'metadata', 'spec'}),
-    'spec': (found['spec'], {'failurePolicy', 'replicatedJobs'}),
+    'manifest': (jobset, {'apiVersion', 'kind', 'metadata', 'spec'}),
+    'spec': (jobset['spec'], {'failurePolicy', 'replicatedJobs'}),
     'policy': (policy, {'maxRestarts', 'restartStrategy', 'rules'}),
     'rule': (policy['rules'][0], {'name', 'action', 'onJobFailureReasons'}),
     'jobs': (jobs, {'name', 'replicas', 'template'}),
@@ -254,10 +254,10 @@ def test_replicas_that_are_asked_for_stay(tmp_path):
 
 
 def test_the_jobset_starts_again_except_after_a_mistake(tmp_path):
-  found = manifest(tmp_path)
-  _, job = slice_job(found)
-  assert found['spec']['failurePolicy']['maxRestarts'] > 0
-  (rule,) = found['spec']['failurePolicy']['rules']
+  jobset = manifest(tmp_path)
+  _, job = slice_job(jobset)
+  assert jobset['spec']['failurePolicy']['maxRestarts'] > 0
+  (rule,) = jobset['spec']['failurePolicy']['rules']
   assert (rule['action'], rule['onJobFailureReasons']) == ('FailJobSet', ['PodFailurePolicy'])
   assert job['backoffLimit'] == 0, 'one host would be started again without the others'
   assert job['template']['spec']['restartPolicy'] == 'Never'

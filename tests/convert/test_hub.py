@@ -325,8 +325,8 @@ def test_special_tokens_go_out_as_they_came(tmp_path):
 def test_settings_of_draws_count_where_a_folder_draws(tmp_path, values, flags):
   (tmp_path / 'config.json').write_text('{}')
   (tmp_path / 'generation_config.json').write_text(json.dumps(values))
-  found = hub_generation.find(tmp_path, 64)
-  assert (found.flags, found.unread) == (flags, [])
+  generation = hub_generation.find(tmp_path, 64)
+  assert (generation.flags, generation.unread) == (flags, [])
 
 
 @pytest.mark.parametrize('end', [64, 'x', [1, None]])

@@ -83,17 +83,17 @@ def seen(home):
 def test_everything_is_in_the_json_and_the_picture_is_not_blank(home, seen):
   image = np.asarray(Image.open(home / 'heat.png').convert('L'))
   assert min(image.shape) > 200 and np.std(image) > 10
-  found = seen[1]
-  assert found['source'] == f'{home}/grown' and found['step'] == 7
-  assert found['text']['labels'] == ['⟨end⟩', *'def·grow(x)']
-  assert found['usage']['positions'] == 500
-  assert found['usage']['text'] == 'held-out text of the run'
+  content = seen[1]
+  assert content['source'] == f'{home}/grown' and content['step'] == 7
+  assert content['text']['labels'] == ['⟨end⟩', *'def·grow(x)']
+  assert content['usage']['positions'] == 500
+  assert content['usage']['text'] == 'held-out text of the run'
   both = [(layer, kind) for layer in range(2) for kind in KINDS]
-  assert [(r['layer'], r['kind']) for r in found['usage']['layers']] == both
-  assert [(r['layer'], r['kind']) for r in found['tokens']] == both
-  assert [len(r['contribution']) for r in found['tokens']] == 2 * [48, 48, 48, 32, 96]
-  assert len(found['strongest']) == 2 * 5 * 2 and found['definitions']
-  growth = found['growth']
+  assert [(r['layer'], r['kind']) for r in content['usage']['layers']] == both
+  assert [(r['layer'], r['kind']) for r in content['tokens']] == both
+  assert [len(r['contribution']) for r in content['tokens']] == 2 * [48, 48, 48, 32, 96]
+  assert len(content['strongest']) == 2 * 5 * 2 and content['definitions']
+  growth = content['growth']
   assert (growth['action'], growth['source'], growth['step']) == ('grow', f'{home}/run', 7)
   grew = [(r['kind'], r['old'], r['new']) for r in growth['layers'] if r['layer'] == 0]
   assert grew == [('query', 32, 16), ('key', 32, 16), ('value', 32, 16), ('ffn', 64, 32)]
@@ -129,17 +129,17 @@ def test_text_of_files_is_shown_and_measured(home, capsys):
     '--layer=1',
     f'--json={home}/own.json',
   )
-  found = json.loads((home / 'own.json').read_text())
-  assert found['text']['labels'] == ['⟨end⟩', 'a', '·', 't']
-  assert found['usage']['positions'] == 8, 'the file and the end of its document'
-  assert [row['kind'] for row in found['usage']['layers']] == list(KINDS)
-  assert found['growth'] is None and 'old and new' not in capsys.readouterr().out
+  content = json.loads((home / 'own.json').read_text())
+  assert content['text']['labels'] == ['⟨end⟩', 'a', '·', 't']
+  assert content['usage']['positions'] == 8, 'the file and the end of its document'
+  assert [row['kind'] for row in content['usage']['layers']] == list(KINDS)
+  assert content['growth'] is None and 'old and new' not in capsys.readouterr().out
 
 
 def test_a_transformer_shows_the_hidden_units_of_its_mlps(home, tmp_path, capsys):
   _inspect(f'--source={home}/dense', '--corpus_tokens=200', f'--json={tmp_path}/a.json')
-  found = json.loads((tmp_path / 'a.json').read_text())
-  assert {row['kind'] for row in found['usage']['layers']} == {'ffn'}
+  content = json.loads((tmp_path / 'a.json').read_text())
+  assert {row['kind'] for row in content['usage']['layers']} == {'ffn'}
   assert 'hidden units count as parameter tokens' in capsys.readouterr().out
 
 

@@ -31,18 +31,18 @@ def model():
 
 @pytest.mark.slow
 def test_the_load_is_that_of_the_model(model):
-  found = _measure(model)
-  assert list(found) == [1, 3], 'the layers with a router, from 0 on'
+  answers = _measure(model)
+  assert list(answers) == [1, 3], 'the layers with a router, from 0 on'
   definition = define_lm(model)
   counts = Counts(targets=IDS.size, tokens=IDS.size, sequences=len(IDS))
   means = jax.jit(lambda p, ids: definition.bind(p).hidden(ids)[2].divided(counts)[1])(
     large_params(model), IDS
   )
   figures = layer_means(means)
-  mean = np.mean([one.load for one in found.values()], axis=0)
+  mean = np.mean([one.load for one in answers.values()], axis=0)
   want = [figures[f'router/load/{i}'] for i in range(8)]
   np.testing.assert_allclose(mean, want, atol=1e-6)
-  for one in found.values():
+  for one in answers.values():
     assert len(one.ids) == len(one.experts) == IDS.size * 3
 
 
@@ -56,15 +56,15 @@ def test_padding_counts_in_no_load(model):
 
 
 def test_the_tokens_of_an_expert_are_counted():
-  found = experts.Answers(
+  answers = experts.Answers(
     ids=np.array([5, 5, 5, 9, 9, 7]), experts=np.array([0, 0, 2, 0, 2, 2]), count=4
   )
-  assert found.load.tolist() == [0.5, 0, 0.5, 0]
-  assert found.tokens(0, 5) == [(5, 2 / 3, 2 / 3), (9, 1 / 3, 1 / 2)]
-  assert found.tokens(2, 1) == [(5, 1 / 3, 1 / 3)] and found.tokens(1, 3) == []
-  (row,) = report.expert_rows({4: found})
+  assert answers.load.tolist() == [0.5, 0, 0.5, 0]
+  assert answers.tokens(0, 5) == [(5, 2 / 3, 2 / 3), (9, 1 / 3, 1 / 2)]
+  assert answers.tokens(2, 1) == [(5, 1 / 3, 1 / 3)] and answers.tokens(1, 3) == []
+  (row,) = report.expert_rows({4: answers})
   assert (row['layer'], row['unused'], row['max_violation']) == (4, 2, 1)
-  rows = report.answer_rows({4: found}, ByteTokenizer(), 1)
+  rows = report.answer_rows({4: answers}, ByteTokenizer(), 1)
   assert [one['expert'] for one in rows] == [0, 2, 1, 3], 'not the busiest first'
   table = report.answer_table(rows, 2)
   assert len(table.splitlines()) == 3 and '67%, 67%' in table

@@ -91,7 +91,7 @@ def _reference() -> list[dict[str, np.ndarray]]:
   """The weights [B, T, N] by layer and kind, from layers that are run one by one."""
   model = define_lm(MODEL, Execution(attention='xla', layers='list'))
   bound = model.bind(unstack(_params(), MODEL))
-  x, found = bound.embed(IDS), []
+  x, by_layer = bound.embed(IDS), []
   for block, name in zip(bound.blocks, NAMES, strict=True):
     normed = block.attention_norm(x)
     score = SCORES['softmax' if name == 'local' else 'l2_norm_gelu']()
@@ -113,18 +113,18 @@ def _reference() -> list[dict[str, np.ndarray]]:
       normed = block.ffn_norm(x)
       own['ffn'] = weights(block.ffn, normed)
       x = x + block.ffn(normed)
-    found.append({kind: np.asarray(array) for kind, array in own.items()})
-  return found
+    by_layer.append({kind: np.asarray(array) for kind, array in own.items()})
+  return by_layer
 
 
 def test_every_layer_has_its_own_pattentions_in_their_order():
-  found = pattentions(DEFINITION)
-  assert tuple(tuple(layer) for layer in found) == KINDS
-  for layer, name in zip(found, NAMES, strict=True):
+  layers = pattentions(DEFINITION)
+  assert tuple(tuple(layer) for layer in layers) == KINDS
+  for layer, name in zip(layers, NAMES, strict=True):
     assert tuple(one.tokens for one in layer.values()) == COUNTS[name]
     assert {one.zero_at_zero for one in layer.values()} == {(name != 'local',)}
-  places = [next(iter(layer.values())).layer for layer in found]
-  assert places == [
+  paths = [next(iter(layer.values())).layer for layer in layers]
+  assert paths == [
     ('local_0', 0),
     ('layer_1', 0),
     ('local_0', 1),
@@ -132,7 +132,7 @@ def test_every_layer_has_its_own_pattentions_in_their_order():
     ('local_2', 0),
     ('bare_3', 0),
   ]
-  path = jax.tree_util.keystr(found[5]['ffn'].values, simple=True, separator='/')
+  path = jax.tree_util.keystr(layers[5]['ffn'].values, simple=True, separator='/')
   assert path == 'blocks/bare_3/ffn/values'
 
 
@@ -155,14 +155,14 @@ def test_maps_and_sums_are_those_of_each_layer():
 
 def test_dead_tokens_follow_the_score_of_their_own_layer():
   """All first tokens are zero; beside softmax they have a weight, and so a gradient."""
-  found = usage.measure(DEFINITION, _params(), IDS, mesh_of())
+  measured = usage.measure(DEFINITION, _params(), IDS, mesh_of())
   for layer, name in enumerate(NAMES):
-    assert tuple(found[layer]) == KINDS[layer]
-    for kind, one in found[layer].items():
+    assert tuple(measured[layer]) == KINDS[layer]
+    for kind, one in measured[layer].items():
       dead = [] if name == 'local' else [0]
       assert np.flatnonzero(one.dead).tolist() == dead, f'{kind} of layer {layer}'
       assert one.positions == IDS.size
-  counts = [row['tokens'] for row in report.usage_rows(found)]
+  counts = [row['tokens'] for row in report.usage_rows(measured)]
   assert counts == [count for name in NAMES for count in COUNTS[name]]
 
 

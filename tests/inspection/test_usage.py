@@ -48,9 +48,9 @@ def test_a_zero_key_or_a_zero_value_is_unused():
 
 def test_only_a_zero_key_with_a_zero_value_is_dead():
   dead = {
-    (layer, kind): np.flatnonzero(found.dead).tolist()
+    (layer, kind): np.flatnonzero(measured.dead).tolist()
     for layer, of_layer in _measured().items()
-    for kind, found in of_layer.items()
+    for kind, measured in of_layer.items()
   }
   assert {place: tokens for place, tokens in dead.items() if tokens} == {(0, 'ffn'): [2]}
 

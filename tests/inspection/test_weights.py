@@ -27,11 +27,11 @@ def test_names_are_those_of_the_modules_in_the_order_of_the_forward_pass():
     assert tuple(layer) == KINDS, 'reports and pictures have another order'
     assert {one.layer.row for one in layer.values()} == {index}, 'of another layer'
     for name in ('keys', 'values'):
-      found = {
+      paths = {
         kind: jax.tree_util.keystr(getattr(one, name), simple=True, separator='/')
         for kind, one in layer.items()
       }
-      assert found == {kind: f'blocks/{inner[kind]}/{name}' for kind in KINDS}
+      assert paths == {kind: f'blocks/{inner[kind]}/{name}' for kind in KINDS}
 
 
 @functools.cache
@@ -104,12 +104,12 @@ def test_hidden_units_of_an_mlp_are_tokens():
     'down': {'kernel': ffn['values']},
   }
   twins = {**params, 'blocks': {**params['blocks'], 'ffn': matrices}}
-  found = [
+  measured = [
     usage.measure(define_lm(model, Execution(attention='xla')), own, IDS, mesh_of())
     for model, own in ((tokens, params), (dense, twins))
   ]
   for layer in range(tokens.depth):
-    assert tuple(found[1][layer]) == KINDS
+    assert tuple(measured[1][layer]) == KINDS
     for field in ('mean', 'value_norms', 'dead'):
-      wanted, got = (getattr(one[layer]['ffn'], field) for one in found)
+      wanted, got = (getattr(one[layer]['ffn'], field) for one in measured)
       np.testing.assert_allclose(got, wanted, rtol=1e-4, err_msg=field)

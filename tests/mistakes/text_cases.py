@@ -7,6 +7,6 @@ TEXTS = {
   ),
   'a folder of the user as a store': (
     'verify --store={in}/mine',
-    '{in}/mine/meta.json is damaged; a.txt is there as well, which belongs to no token store; name',
+    '{in}/mine/meta.json is damaged; if {in}/mine is a token store, remove it',
   ),
 }

@@ -138,5 +138,5 @@ def test_no_label_is_cut_on_a_phone(family, tmp_path):
 def test_runs_in_progress_and_without_records_are_drawn(family, tmp_path):
   bare = written_runs.write(tmp_path / 'bare', [{'step': 5, 'train/loss': 3.0}], None)
   begun = written_runs.write(tmp_path / 'begun', written_runs.falling(30))
-  found = titles(open_page(page.build([bare, begun]).html, tmp_path))
-  assert found == {'curves': ['training step', 'loss (nats per token)']}
+  axes = titles(open_page(page.build([bare, begun]).html, tmp_path))
+  assert axes == {'curves': ['training step', 'loss (nats per token)']}

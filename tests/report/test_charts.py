@@ -28,12 +28,12 @@ def test_a_long_run_keeps_its_spikes_and_gaps():
 
 def test_columns_have_the_figures_and_their_places(tmp_path):
   run = read(tmp_path / 'run', [*written_runs.falling(100), {'step': 100, 'train/loss': None}])
-  found = charts.data([run])['runs'][0]['tables']
-  assert found['train']['steps'] == [*range(10, 101, 10), 100]
-  assert found['train']['train/loss'][-1] is None, 'a loss that was not finite is a gap'
-  assert found['train']['tokens'][0] == 10 * 16 * 256
-  assert found['eval']['steps'] == [50, 100] and 'train/loss' not in found['eval']
-  assert 'hours' not in found['train'], 'a run without times has no axis of hours'
+  tables = charts.data([run])['runs'][0]['tables']
+  assert tables['train']['steps'] == [*range(10, 101, 10), 100]
+  assert tables['train']['train/loss'][-1] is None, 'a loss that was not finite is a gap'
+  assert tables['train']['tokens'][0] == 10 * 16 * 256
+  assert tables['eval']['steps'] == [50, 100] and 'train/loss' not in tables['eval']
+  assert 'hours' not in tables['train'], 'a run without times has no axis of hours'
 
 
 def test_bits_per_byte_come_first_where_all_runs_have_them(tmp_path):
@@ -63,9 +63,9 @@ def test_a_decay_begins_on_the_curve_of_its_run(tmp_path):
   branch = read(tmp_path / 'branch', [{'step': 60, 'eval/loss': 2.9}], config)
   written_runs.add(tmp_path / 'branch/times.jsonl', [{'step': 50, 'devices': '1 × cpu'}])
   branch = record.read(tmp_path / 'branch', 'branch')
-  found = charts.loss_by_flops([stable, branch], {1: 0})
-  go.Figure(found)  # It refuses what plotly does not know.
-  main, decay = found['data']
+  figure = charts.loss_by_flops([stable, branch], {1: 0})
+  go.Figure(figure)  # It refuses what plotly does not know.
+  main, decay = figure['data']
   assert (decay['x'][0], decay['y'][0]) == (main['x'][0], main['y'][0]), 'not at step 50 of it'
   assert decay['y'][1] == 2.9 and decay['line']['dash'] == 'dash'
   assert charts.loss_by_flops([stable], {}) is None, 'one plain run is in the curves already'

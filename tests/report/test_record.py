@@ -22,13 +22,13 @@ def read(path):
 def test_steps_have_a_place_on_every_axis(tmp_path):
   run = written_runs.write(tmp_path / 'run', written_runs.falling(100))
   written_runs.add(run / 'times.jsonl', written_runs.hourly(100))
-  found = read(run)
-  assert [*found.axes] == ['steps', 'tokens', 'flops', 'hours']
-  assert found.at('tokens', 30) == 30 * 16 * 256
-  assert found.at('flops', 30) == pytest.approx(30 * flops.step_flops(CONFIG))
-  assert found.at('hours', 30) == pytest.approx(3.2)
-  assert (found.first_step, found.last_step) == (0, 100)
-  assert found.notes == [f'{run} has no checkpoint, so its growths and its model are not shown']
+  recorded = read(run)
+  assert [*recorded.axes] == ['steps', 'tokens', 'flops', 'hours']
+  assert recorded.at('tokens', 30) == 30 * 16 * 256
+  assert recorded.at('flops', 30) == pytest.approx(30 * flops.step_flops(CONFIG))
+  assert recorded.at('hours', 30) == pytest.approx(3.2)
+  assert (recorded.first_step, recorded.last_step) == (0, 100)
+  assert recorded.notes == [f'{run} has no checkpoint, so its growths and its model are not shown']
 
 
 def test_images_are_counted_as_images(tmp_path):
@@ -44,9 +44,9 @@ def test_a_run_without_its_config_has_steps_and_says_so(tmp_path, config):
   run = written_runs.write(tmp_path / 'run', written_runs.falling(20), None)
   if config:
     (run / 'config.json').write_text(config)
-  found = read(run)
-  assert [*found.axes] == ['steps']
-  assert any('config.json' in note for note in found.notes)
+  recorded = read(run)
+  assert [*recorded.axes] == ['steps']
+  assert any('config.json' in note for note in recorded.notes)
 
 
 def test_lines_that_are_cut_or_of_another_kind_are_left_out(tmp_path):
@@ -57,13 +57,13 @@ def test_lines_that_are_cut_or_of_another_kind_are_left_out(tmp_path):
   written_runs.add(
     run / 'samples.jsonl', [{}, {'step': 9, 'text': 'good'}, {'step': 'a', 'text': ''}]
   )
-  found = read(run)
-  assert len(found.values('train/loss')) == 2
-  assert [one['text'] for one in found.samples] == ['good']
-  assert sum(record.sessions(found.times).seconds.values()) == 0
+  recorded = read(run)
+  assert len(recorded.values('train/loss')) == 2
+  assert [one['text'] for one in recorded.samples] == ['good']
+  assert sum(record.sessions(recorded.times).seconds.values()) == 0
   counts = {'metrics': 1, 'samples': 3, 'times': 1}
   for name, count in counts.items():
-    assert any(f'{name}.jsonl: {count} line' in note for note in found.notes), found.notes
+    assert any(f'{name}.jsonl: {count} line' in note for note in recorded.notes), recorded.notes
 
 
 def test_figures_that_end_before_the_checkpoint_or_are_lost_are_a_note(tmp_path, monkeypatch):
@@ -83,8 +83,8 @@ def test_figures_that_end_before_the_checkpoint_or_are_lost_are_a_note(tmp_path,
 def test_a_checkpoint_that_cannot_be_read_is_a_note(tmp_path):
   run = written_runs.write(tmp_path / 'run', written_runs.falling(20))
   (run / 'checkpoints' / '20').mkdir(parents=True)
-  found = read(run)
-  assert found.meta is None and 'no checkpoint of' in found.notes[0]
+  recorded = read(run)
+  assert recorded.meta is None and 'no checkpoint of' in recorded.notes[0]
 
 
 @pytest.mark.parametrize(('lines', 'message'), [(None, 'is not a run'), ([], 'no figures yet')])
@@ -105,8 +105,8 @@ def test_time_of_steps_that_were_made_again_is_lost():
     {'step': 10, 'devices': '2 × cpu', 'time': 1939.0, 'starting': 9.0},
     {'step': 20, 'time': 1949.0, 'training': 10.0},
   ]
-  found = record.sessions(times)
-  assert found.seconds == {
+  sessions = record.sessions(times)
+  assert sessions.seconds == {
     'training': 20.0,
     'data': 0.0,
     'evaluation': 0.0,
@@ -115,4 +115,4 @@ def test_time_of_steps_that_were_made_again_is_lost():
     'starting': 16.0,
     record.LOST: 20.0,
   }
-  assert (found.count, found.pauses, found.devices) == (2, 1800.0, '2 × cpu')
+  assert (sessions.count, sessions.pauses, sessions.devices) == (2, 1800.0, '2 × cpu')

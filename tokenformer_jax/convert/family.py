@@ -3,6 +3,9 @@
 A family is a function that makes a model of the keys of a config.json, and rules of its tensors.
 No function writes the keys of a family: `families.match` lists the keys that all families have for
 a model, and takes those that the function reads.
+
+A new family is such a function, a row in `llama_families.py` or `gpt_families.py`, and a tiny
+config in `tests/support/hub_folders.py`, by which the tests of all families run.
 """
 
 import dataclasses

@@ -60,9 +60,9 @@ class Costs:
   rough_seconds: float
   traffic: tuple[Traffic, ...]
   notes: tuple[str, ...]
-  operations: tuple[Operation, ...] = ()
-  collectives: tuple[Collective, ...] = ()
-  ordered_seconds: float = 0.0
+  operations: tuple[Operation, ...]
+  collectives: tuple[Collective, ...]
+  ordered_seconds: float
 
   @property
   def compute_seconds(self) -> float:

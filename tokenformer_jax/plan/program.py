@@ -75,15 +75,6 @@ def _filled_in(config: Config) -> Config:
     ) from error
 
 
-def _state_bytes(step: Program, mesh: Mesh) -> tuple[float, float, float]:
-  """Return the bytes on a device of the parameters, of the rest of the state, and of a batch."""
-  state = step.abstract_state(mesh)
-  parameters, whole, batch = map(
-    argument_bytes, (state['params'], state, step.abstract_batch(mesh))
-  )
-  return parameters, whole - parameters, batch
-
-
 def compile_step(
   step: Program,
   mesh: Mesh,
@@ -106,8 +97,10 @@ def compile_step(
 
 def memory(step: Program, mesh: Mesh, capacity: float, peak: float, **others: float) -> Memory:
   """Return the memory of a device whose arguments and temporaries take `peak` bytes."""
-  state = _state_bytes(step, mesh)
-  return Memory(*state, temporaries=peak - sum(state), capacity=capacity, **others)
+  state, arrays = step.abstract_state(mesh), step.abstract_batch(mesh)
+  parameters, whole, batch = map(argument_bytes, (state['params'], state, arrays))
+  temporaries = peak - whole - batch
+  return Memory(parameters, whole - parameters, batch, temporaries, capacity, **others)
 
 
 def compiled_memory(
