@@ -43,7 +43,6 @@ from tokenformer_jax.config import (
   growth,
   matching,
 )
-from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import diff_table, plan
 from tokenformer_jax.grow.steps import layers as layers_lib
@@ -112,14 +111,6 @@ def test_patterns_whose_layers_are_not_the_sources_are_refused():
     _layers('local layer', 'layer*2 local')
 
 
-@pytest.mark.parametrize(
-  'text', ['layer', 'layer*12', '(local layer)*6', 'local*5 layer', '(local*5 layer)*2 local']
-)
-def test_a_pattern_is_written_as_it_is_read(text):
-  groups = pattern_lib.parse(text, ('layer', 'local'), 'here')
-  assert pattern_lib.as_text(groups) == text
-
-
 def test_impossible_numbers_of_layers_are_refused():
   assert layers_lib.wanted(SOURCE, 6, None).pattern == 'layer*6'
   rows = dataclasses.replace(KINDS, pattern='(local layer)*2')
@@ -162,7 +153,6 @@ def _assert_exact(source, target, config=PLAIN, *, within=0.0, compute=logits):
   ('source', 'target', 'config'),
   [
     (SOURCE, tiny_model(layers=5), BEHIND),
-    (KINDS, MORE_KINDS, PLAIN),
     (KINDS, MORE_KINDS, COPIES),
     (
       dataclasses.replace(KINDS, pattern='layer*2'),
@@ -170,12 +160,10 @@ def _assert_exact(source, target, config=PLAIN, *, within=0.0, compute=logits):
       PLAIN,
     ),
     (tiny_model(**DENSE), tiny_model(**DENSE, layers=4), COPIES),
-    (tiny_model(layers=1), tiny_model(layers=3), PLAIN),
   ],
 )
 def test_new_layers_change_no_logit(source, target, config):
   _assert_exact(source, target, config, compute=_one_by_one)
-  _assert_exact(source, target, config, within=1e-6)
 
 
 @pytest.mark.parametrize('config', [PLAIN, COPIES])
@@ -357,8 +345,7 @@ def _train(state, model, config, steps, growth):
 
 
 @SLOW
-@pytest.mark.parametrize('old_tokens', ['train', 'freeze'])
-@pytest.mark.parametrize('place', ['between', 'copies'])
+@pytest.mark.parametrize(('old_tokens', 'place'), [('freeze', 'between'), ('train', 'copies')])
 def test_all_new_arrays_learn_and_frozen_layers_do_not(old_tokens, place):
   how = GrowConfig(place=place)
   target = dataclasses.replace(grown_model(SOURCE, {'ffn': 64}, how), pattern='layer*4')
@@ -399,11 +386,10 @@ def test_all_new_arrays_learn_and_frozen_layers_do_not(old_tokens, place):
       BEHIND,
       marks=SLOW,
     ),
-    pytest.param(KINDS, MORE_KINDS, COPIES, marks=SLOW),
     pytest.param(
       KINDS,
       dataclasses.replace(KINDS, pattern='local layer*2 local*2 layer local'),
-      PLAIN,
+      COPIES,
       marks=SLOW,
     ),
   ],

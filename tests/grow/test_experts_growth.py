@@ -49,7 +49,6 @@ from tokenformer_jax.model.lm import define_lm
 
 SLOW = pytest.mark.slow  # because of what is compiled
 ZERO_KEYS = growth('zero_keys')
-SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm')
 
 
 def _exact(source, target, config=PLAIN):
@@ -75,9 +74,11 @@ def test_the_projections_of_experts_have_names():
 # A Pattention with experts beside it
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-@pytest.mark.parametrize('score', SCORES)
+@SLOW
+@pytest.mark.parametrize(
+  ('score', 'dtype'),
+  [('l2_norm_gelu', 'bfloat16'), ('softmax', 'float32'), ('exp_l2_norm', 'float32')],
+)
 def test_routed_experts_beside_a_pattention_add_exactly_zero(score, dtype):
   """Operation by operation: what XLA makes of a whole model depends on its flags."""
   source, target = tiny_model(score=score), sparse(score)
@@ -96,7 +97,7 @@ def test_the_compiled_model_has_the_same_bits_as_before():
   """In a process with XLA's own flags, which the tests change."""
   tests = pathlib.Path(__file__).parent.parent
   folder = tests / 'support'
-  program = [sys.executable, str(folder / 'routed.py'), 'l2_norm_gelu', 'softmax']
+  program = [sys.executable, str(folder / 'routed.py')]
   search = f'{folder}:{tests}:{tests.parent}'
   done = subprocess.run(
     program,
@@ -111,7 +112,7 @@ def test_the_compiled_model_has_the_same_bits_as_before():
     check=False,
   )
   assert done.returncode == 0, done.stderr
-  assert done.stdout.split() == ['True'] * 4, 'some logits change'
+  assert done.stdout.split() == ['True'] * 2, 'some logits change'
 
 
 def test_the_dense_part_stays_array_for_array_with_its_moments():
@@ -178,10 +179,9 @@ def test_experts_can_be_copies_of_a_pattention():
 
 
 @SLOW
-@pytest.mark.parametrize('count', [2, 4])
-def test_copies_have_their_part_of_the_moments(count):
+def test_copies_have_their_part_of_the_moments():
   """The gradients of copies add up to the old one; each has K/E of the tokens."""
-  source = tiny_model(dense=True)
+  source, count = tiny_model(dense=True), 4
   target = with_experts(source, count)
   params = params_of(source)
   _, small = loss_and_gradient(source)(params)
@@ -328,9 +328,8 @@ def test_tokens_of_one_layer_of_a_pattern_become_experts():
 
 
 @SLOW
-@pytest.mark.parametrize('method', ['zero_keys', 'duplicate'])
-def test_tokens_inside_experts_grow_exactly(method):
-  config, source = growth(method), sparse()
+def test_tokens_inside_experts_are_duplicated_exactly():
+  config, source = growth('duplicate'), sparse()
   target = grown_model(source, {'ffn.expert': 32}, config)
   assert not _exact(source, target, config)
   params = params_of(source)

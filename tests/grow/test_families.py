@@ -1,4 +1,4 @@
-"""Every family of the hub grows without a change of its logits, trains on, and resumes."""
+"""Families of the hub grow without a change of their logits."""
 
 import dataclasses
 
@@ -18,13 +18,9 @@ from growing import (
   mesh_of,
   moments_and_gradient,
 )
-from outcomes import assert_close, assert_same, losses, paths
-from seeds import take
+from outcomes import assert_close, assert_same
 
-import tokenformer_jax
-from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import GrowConfig, MLPConfig, growth, matrices
-from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.decoding import sampling
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.grow import plan
@@ -36,14 +32,8 @@ pytestmark = pytest.mark.slow
 PLAIN = GrowConfig()
 
 
-def _families(in_ci):
-  """Of the families that compile what others compile as well, some are for the longer suite."""
-  return pytest.mark.parametrize('kind', take(hub_folders.KEYS, in_ci))
-
-
-EACH = _families(in_ci=hub_folders.KEYS.keys() - {'mistral', 'qwen2', 'qwen3_moe'})
-FEW = _families(in_ci={'gemma', 'gpt_neox', 'qwen2_moe'})
-TRAINED = _families(in_ci={'qwen2_moe'})
+def _families(*names):
+  return pytest.mark.parametrize('kind', names)
 
 
 def beside_all(model):
@@ -68,7 +58,7 @@ def filled(params):
   return jax.tree.unflatten(tree, more)
 
 
-@EACH
+@_families('gemma', 'gpt2', 'gpt_neox', 'qwen2_moe', 'qwen3')
 def test_tokens_beside_all_matrices_change_no_logit(kind):
   source, params = hub_folders.model(kind), hub_folders.params(kind)
   target = beside_all(source)
@@ -76,12 +66,9 @@ def test_tokens_beside_all_matrices_change_no_logit(kind):
   new, before = grown(source, target, params), logits(source, params)
   assert np.std(before) > 0.1, 'the model computes almost nothing'
   assert_same(logits(target, new), before, 'a logit changes')
-  before = logits(source, params, 'bfloat16')
-  rounding = 2**-8 * np.abs(before).max()
-  np.testing.assert_allclose(logits(target, new, 'bfloat16'), before, rtol=0, atol=rounding)
 
 
-@EACH
+@_families('gpt_neox', 'llama', 'mixtral', 'qwen2')
 def test_layers_and_experts_change_no_logit(kind):
   source, params = hub_folders.model(kind), hub_folders.params(kind)
   deeper = (None, 'layer*2 local*2') if source.variants else (4, None)
@@ -95,7 +82,7 @@ def test_layers_and_experts_change_no_logit(kind):
   np.testing.assert_allclose(logits(target, new), logits(source, params), atol=1e-6)
 
 
-@FEW
+@_families('gpt_neox', 'qwen2_moe')
 def test_the_grown_model_on_several_devices_and_token_by_token(kind):
   target = beside_all(hub_folders.model(kind))
   params = filled(grown(hub_folders.model(kind), target, hub_folders.params(kind)))
@@ -112,24 +99,20 @@ def test_the_grown_model_on_several_devices_and_token_by_token(kind):
     assert written.tolist() == likeliest[start:-1].tolist(), 'the cache changes the text'
 
 
-@EACH
-@pytest.mark.parametrize(
-  'method', ['net2net', pytest.param('hypercloning', marks=pytest.mark.full_size)]
-)
-def test_a_wider_model_computes_the_same(kind, method):
+@_families('gemma', 'gpt2', 'qwen2_moe', 'qwen3')
+def test_a_wider_model_computes_the_same(kind):
   source, params = hub_folders.model(kind), hub_folders.params(kind)
   several = len({*widen.sizes(source).hidden}) > 1
-  more = {} if several or method == 'hypercloning' else {'ffn_width': 70}
-  target, config = widen.resized(source, 32, **more), growth(method=method)
+  more = {} if several else {'ffn_width': 70}
+  target, config = widen.resized(source, 32, **more), growth(method='net2net')
   plan.check(source, target, config)
   assert not inexact(source, target, config)
   wide = grow_params(params, source, target, config)
   assert difference(logits(target, wide), logits(source, params)) < 1e-5, 'a logit changes'
 
 
-@pytest.mark.parametrize('kind', ['gemma', 'qwen2_moe'])
-def test_moments_are_those_of_the_wider_models_gradient(kind):
-  source, params = hub_folders.model(kind), hub_folders.params(kind)
+def test_moments_are_those_of_the_wider_models_gradient():
+  source, params = hub_folders.model('qwen2_moe'), hub_folders.params('qwen2_moe')
   target, config = widen.resized(source, 32), growth(method='net2net')
   _, small = loss_and_gradient(source)(params)
   _, wide = loss_and_gradient(target)(grow_params(params, source, target, config))
@@ -137,32 +120,3 @@ def test_moments_are_those_of_the_wider_models_gradient(kind):
   for path, (first, second, want) in moments_and_gradient(step, small, wide).items():
     if np.max(np.abs(want)) > 1e-6:
       assert_shared(first, second, want, path)
-
-
-@pytest.fixture(scope='module')
-def text(tmp_path_factory):
-  """A source of text in the letters of the tokenizer."""
-  folder = tmp_path_factory.mktemp('text')
-  rng = np.random.default_rng(0)
-  for number in range(30):
-    (folder / f'{number}.txt').write_text(''.join(map(chr, rng.integers(33, 90, 300))))
-  return f'files:{folder}/*.txt'
-
-
-@TRAINED
-def test_a_grown_run_resumes_bit_for_bit(kind, text, tmp_path):
-  to_jax(hub_folders.write(tmp_path / 'folder', kind), tmp_path / 'brought')
-  run = tokenformer_jax.load(tmp_path / 'brought')
-  larger = dataclasses.replace(run.config, model=beside_all(run.config.model))
-  how = {
-    'model': config_lib.to_config_dict(larger).model,
-    'mesh': {'fsdp': 4, 'tokens': 2},
-    'data': {'source': text, 'cache_dir': str(tmp_path / 'cache'), 'batch_size': 8},
-    'train': {'log_every': 1, 'eval_every': 0, 'checkpoint_every': 2, 'sample_tokens': 0},
-  }
-  whole = run.train(4, workdir=tmp_path / 'whole', **how)
-  half = run.train(2, workdir=tmp_path / 'parts', **how)
-  assert_same(half.train(4).parameters, whole.parameters, 'the resumed run differs')
-  old, new = paths(run.parameters), paths(whole.parameters)
-  assert np.isfinite(losses(whole.directory)[4])
-  assert all((new[path] != array).any() for path, array in old.items())

@@ -60,13 +60,16 @@ def test_the_command_prints_the_table(home, capsys):
   assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-@SLOW
 def test_freeze_writes_the_same_run_with_another_config(home, tmp_path):
-  command('freeze', '--groups=1', f'--source={home}/two', f'--target={tmp_path}/frozen')
+  command('freeze', '--groups=2', f'--source={home}/two', f'--target={tmp_path}/frozen')
   meta = meta_of(tmp_path / 'frozen')
-  assert frozen_numbers(meta.config.model) == (1,)
-  assert (meta.lineage[-1].action, meta.lineage[-1].groups) == ('freeze', '1')
+  assert frozen_numbers(meta.config.model) == (2,)
+  assert (meta.lineage[-1].action, meta.lineage[-1].groups) == ('freeze', '2')
   assert_same(read(tmp_path / 'frozen'), read(home / 'two'), 'frozen')
+  with pytest.raises(UserError, match=r'new tokens of ffn would be in group 2, which is frozen'):
+    flags = '--param_tokens=ffn=96', '--method=zero_keys'
+    command(f'--source={tmp_path}/frozen', f'--target={tmp_path}/new', *flags)
+  assert not (tmp_path / 'new').exists()
   command('freeze', '--groups=', f'--source={tmp_path}/frozen', f'--target={tmp_path}/free')
   assert meta_of(tmp_path / 'free').config.model == meta_of(home / 'two').config.model
 
@@ -86,19 +89,6 @@ def test_remove_slice_and_scale_write_runs(home, tmp_path, capsys):
   assert not paths(read(tmp_path / 'scaled')['params'])['blocks/ffn/values'][:, 32:].any()
   said = capsys.readouterr().err
   assert len(re.findall(r'16 × 32 tokens of .* the loss is .* before and ', said)) == 3
-
-
-def test_a_growth_into_a_frozen_group_is_refused(home, tmp_path):
-  frozen = tmp_path / 'frozen'
-  command('freeze', '--groups=2', f'--source={home}/two', f'--target={frozen}')
-  with pytest.raises(UserError, match=r'new tokens of ffn would be in group 2, which is frozen'):
-    command(
-      f'--source={frozen}',
-      f'--target={tmp_path}/new',
-      '--param_tokens=ffn=96',
-      '--method=zero_keys',
-    )
-  assert not (tmp_path / 'new').exists()
 
 
 def test_runs_that_were_moved_are_not_merged_twice(home, tmp_path):
@@ -131,8 +121,6 @@ def test_two_runs_grown_by_a_group_merge(home, tmp_path, capsys):
     command(*merge, f'--source={tmp_path}/both', f'--target={tmp_path}/again')
   command('remove', f'--source={tmp_path}/both', f'--target={tmp_path}/a_again')
   assert_same(read(tmp_path / 'a_again'), read(tmp_path / 'a'), 'merged and removed')
-  command(*merge, f'--source={home}/run', f'--target={tmp_path}/b_again')
-  assert_same(read(tmp_path / 'b_again')['params'], read(tmp_path / 'b')['params'], 'put back')
   capsys.readouterr()
   command('groups', f'--source={tmp_path}/both')
   assert f'{tmp_path}/b from step {STEP}' in capsys.readouterr().out.splitlines()[-1]
@@ -161,32 +149,9 @@ def test_first_groups_on_several_devices(home, monkeypatch):
   assert {s.data.shape for s in keys.addressable_shards} == {(2, 32 // 2, 32 // 4)}
 
 
-MISTAKES = {
-  'no such group': (['remove', '--groups=3'], '--groups names group 3; .* groups 1 to 2 at most'),
-  'all groups': (['remove', '--groups=1,2'], 'qkv would keep none of its groups'),
-  'a group twice': (['remove', '--groups=2,2'], 'name every group once'),
-  'an empty list': (['remove', '--groups='], '--groups is empty; name groups by their numbers'),
-  'no factor': (['scale', '--groups=2'], '--factor is missing: the factor of'),
-  'nothing sliced': (['slice', '--groups=2'], r'--groups is 2, .*it must be from 1 to 1'),
-  'a slice of one': (
-    ['slice', '--groups=1', '--source={home}/run'],
-    'every projection of this model has one group; there is nothing to remove',
-  ),
-  'groups to grow by': (['--groups=2'], '--groups has no meaning for grow'),
-  'a Transformer': (
-    ['freeze', '--groups=1', '--source={home}/dense'],
-    'is a Transformer, which has no groups of parameter tokens',
-  ),
-}
-
-
-@pytest.mark.parametrize('name', MISTAKES)
-def test_a_mistake_is_one_sentence_and_nothing_is_written(home, tmp_path, name):
-  arguments, sentence = MISTAKES[name]
-  arguments = [argument.format(home=home) for argument in arguments]
-  for flag, value in {'source': home / 'two', 'target': tmp_path / 'new'}.items():
-    if not any(argument.startswith(f'--{flag}=') for argument in arguments):
-      arguments.append(f'--{flag}={value}')
-  with pytest.raises(UserError, match=sentence) as error:
-    command(*arguments)
-  assert '\n' not in str(error.value) and not list(tmp_path.iterdir())
+def test_choices_of_groups_that_a_model_lacks_are_refused(home, tmp_path):
+  with pytest.raises(UserError, match=r'--groups is 2, .*it must be from 1 to 1'):
+    command('slice', '--groups=2', f'--source={home}/two', f'--target={tmp_path}/new')
+  with pytest.raises(UserError, match='is a Transformer, which has no groups of parameter tokens'):
+    command('freeze', '--groups=1', f'--source={home}/dense', f'--target={tmp_path}/new')
+  assert not list(tmp_path.iterdir())

@@ -50,11 +50,6 @@ def test_importance_is_the_gradient_against_the_value_sequence_by_sequence():
   np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-6, err_msg='another importance')
 
 
-def test_projections_without_tokens_have_no_importance():
-  scores = _scores()
-  assert scores['embedding'].shape == () and not scores['embedding'].any()
-
-
 def test_keys_go_with_the_values_of_their_module_whatever_the_names():
   def info(role: Role) -> ParamInfo:
     return ParamInfo(('param_tokens', 'width'), role, jax.nn.initializers.zeros)

@@ -12,7 +12,7 @@ from outcomes import assert_same
 
 pytestmark = pytest.mark.slow
 
-KILLS = 4
+KILLS = 2
 
 
 def _start(command):
@@ -22,7 +22,7 @@ def _start(command):
 
 
 def test_kills_at_random_moments(tmp_path):
-  """Half of them anywhere, half of them after the first file of the target is seen."""
+  """One of them anywhere, one of them after the first file of the target is seen."""
   text = tiny_run.write_corpus(tmp_path / 'corpus')
   write_run(tmp_path / 'run', text, tmp_path / 'cache')
   source = contents(tmp_path / 'run')
@@ -62,7 +62,7 @@ def test_kills_at_random_moments(tmp_path):
   assert (True, False) in outcomes, f'no kill was while the target was written: {outcomes}'
 
   for i, (_, there) in enumerate(outcomes):
-    if not there and i in (0, KILLS - 1):
+    if not there and i == KILLS - 1:
       done = tiny_run.run(command(i))
       assert done.returncode == 0, done.stderr
       assert_same(read(home / f'{i}'), whole, f'run again after kill {i}')

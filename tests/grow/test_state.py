@@ -50,11 +50,9 @@ from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import step as step_lib
 
 SLOW = pytest.mark.slow  # because each case compiles two models
-FULL_SIZE = pytest.mark.full_size
 ZERO_KEYS, DUPLICATE = growth(method='zero_keys'), growth(method='duplicate')
 GROUP = growth(method='group')
 SCORES = ('l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm')
-WITH_GELU = SCORES[:3]
 LARGER = by_name(32, 48, 64)
 CHAINS = {
   'zero_keys': [
@@ -66,11 +64,6 @@ CHAINS = {
     (DUPLICATE, DOUBLE),
     (DUPLICATE, DOUBLE | {'proj': 160}),
     (DUPLICATE, by_name(144, 160, 192)),
-  ],
-  'doubled': [
-    (DUPLICATE, DOUBLE),
-    (DUPLICATE, by_name(48, 160, 96)),
-    (DUPLICATE, by_name(96, 160, 192)),
   ],
   'group': [
     (GROUP, LARGER),
@@ -114,13 +107,8 @@ def _chain(name, model):
     ('zero_keys', 'l2_norm_gelu', True),
     pytest.param('duplicate', 'softmax', False, marks=SLOW),
     pytest.param('mixed', 'gelu_l1_norm', False, marks=SLOW),
-    pytest.param('group', 'exp_l2_norm', False, marks=SLOW),
-    *(pytest.param('group', score, True, marks=FULL_SIZE) for score in SCORES),
-    *(pytest.param('group and others', score, True, marks=SLOW) for score in WITH_GELU),
-    *(pytest.param('zero_keys', score, True, marks=SLOW) for score in WITH_GELU[1:]),
-    *(pytest.param('duplicate', score, True, marks=FULL_SIZE) for score in SCORES),
-    pytest.param('zero_keys', 'l2_norm_gelu', False, marks=SLOW),
-    pytest.param('mixed', 'l2_norm_gelu', True, marks=SLOW),
+    pytest.param('group', 'exp_l2_norm', True, marks=SLOW),
+    pytest.param('group and others', 'gelu_l2_norm', True, marks=SLOW),
   ],
 )
 def test_a_chain_of_three_growths_changes_no_logit(chain, score, tied):
@@ -138,19 +126,18 @@ def test_a_chain_of_three_growths_changes_no_logit(chain, score, tied):
   assert got <= allowed, f'three growths by {chain} change the logits by {got}'
 
 
-# Against float64, the rounding of the source alone is 4e-7 with softmax, 1.3e-6 with squares.
-@pytest.mark.parametrize(('scores', 'rounding'), [('softmax', 1e-6), ('squared_relu', 3e-6)])
-@pytest.mark.slow
-def test_a_gated_attention_unit_grows_exactly(scores, rounding):
-  source = gated_model(scores=scores, window=5)
+@SLOW
+def test_a_gated_attention_unit_grows_exactly():
+  source = gated_model(scores='squared_relu', window=5)
   assert token_counts(source) == {'uvq': 24, 'out': 40}
   different, reason = _grown_and_said(source, {'uvq': 32, 'out': 56}, ZERO_KEYS)
   assert not reason, 'the growth is exact and said not to be'
-  assert different <= rounding, f'growth changes the logits by {different}'
+  # Against float64, the rounding of the source alone is 1.3e-6.
+  assert different <= 3e-6, f'growth changes the logits by {different}'
 
 
 @SLOW
-@pytest.mark.parametrize('chain', ['zero_keys', 'doubled', 'duplicate', 'group'])
+@pytest.mark.parametrize('chain', ['duplicate', 'group'])
 def test_bfloat16_activations_add_at_most_one_rounding(chain):
   source = tiny_model()
   target, run = _chain(chain, source)
@@ -162,11 +149,10 @@ def test_bfloat16_activations_add_at_most_one_rounding(chain):
 
 
 @SLOW
-@pytest.mark.parametrize(('chain', 'allowed'), [('mixed', 1e-5), ('group', 1e-6)])
-def test_growth_on_a_mesh_is_growth(chain, allowed):
+def test_growth_on_a_mesh_is_growth():
   """Under jit, straight into the target's shardings, of parameters and moments."""
   source = tiny_model()
-  target, run = _chain(chain, source)
+  target, run = _chain('group and others', source)
   old = state_of(source)
   alone = jax.jit(run)(old)
   mesh = mesh_of(fsdp=4, tokens=2)
@@ -177,7 +163,7 @@ def test_growth_on_a_mesh_is_growth(chain, allowed):
     new = jax.jit(run, out_shardings=places[1])(jax.device_put(old, places[0]))
     got = np.asarray(forward(target)(new['params'], np.repeat(IDS[:, :-1], 2, axis=0)))[::2]
   assert_same(new, alone, 'on a mesh other tokens are drawn')
-  assert difference(got, logits(source, old['params'])) <= allowed, 'not exact on a mesh'
+  assert difference(got, logits(source, old['params'])) <= 1e-5, 'not exact on a mesh'
   elsewhere = [
     path
     for (path, a), s in zip(
@@ -207,21 +193,10 @@ def _grown_and_said(
     *(
       pytest.param(*case, marks=SLOW)
       for case in [
-        *(
-          ({'score': score}, LARGER, growth('zero_keys', scale=scale))
-          for score in SCORES
-          for scale in ('keep', 'resize')
-        ),
-        *(
-          ({'score': score}, DOUBLE, growth(method='duplicate', scale=scale, noise=noise))
-          for score in ('l2_norm_gelu', 'softmax')
-          for scale in ('keep', 'resize')
-          for noise in (0.0, 0.1)
-        ),
-        ({}, LARGER, growth(method='random', scale='keep')),
-        ({}, LARGER, growth(method='random')),
+        *(({'score': score}, LARGER, ZERO_KEYS) for score in SCORES[1:]),
+        ({'score': 'softmax'}, DOUBLE, growth(method='duplicate', scale='keep')),
+        ({'score': 'softmax'}, DOUBLE, growth(method='duplicate', noise=0.1)),
         ({}, LARGER, growth(method='random', new_values='zero')),
-        ({}, SMALL | {'ffn': 64}, growth('zero_keys', scale='resize')),
         ({}, SMALL, growth('zero_keys', scale='resize')),
         ({'reference': by_name(20, 30, 40)}, DOUBLE, DUPLICATE),
       ]

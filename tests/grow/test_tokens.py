@@ -5,15 +5,18 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from growing import SMALL, by_name, grow_params, merge, params_of, remove
-from outcomes import assert_same, paths
+import pytest
+from growing import SMALL, by_name, grow_params, params_of
+from outcomes import paths
 from tiny import tiny_model
 
 from tokenformer_jax.config import GrowConfig, TokenGroup, from_groups, growth
-from tokenformer_jax.grow import subsets
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import plan
 from tokenformer_jax.grow.steps.remove import most_important
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.runs.checkpoint_meta import Ancestor
 
 SOURCE = tiny_model()
 LARGER = by_name(32, 48, 64)
@@ -26,11 +29,11 @@ def with_groups_of(*counts):
   return dataclasses.replace(SOURCE, layer=dataclasses.replace(SOURCE.layer, ffn=ffn))
 
 
-def test_remove_and_extract_and_merge_are_inverse():
-  whole = {'params': params_of(TARGET), 'opt_state': ()}
-  base = remove(whole, TARGET, SOURCE)
-  added = subsets.extract(whole['params'], TARGET, SOURCE)
-  assert_same(merge(base, added, SOURCE, TARGET), whole, 'put together again')
+def test_copies_cannot_be_removed():
+  how = growth(method='duplicate')
+  last = Ancestor('grow', '/base', 0, SOURCE, how, 0)
+  with pytest.raises(UserError, match='taking the copies out would not give back'):
+    plan.plan_removal(last, grown_model(SOURCE, SMALL | {'ffn': 96}, how))
 
 
 def test_the_most_important_tokens_of_each_group_of_each_layer_are_chosen_in_their_order():

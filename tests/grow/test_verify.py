@@ -8,6 +8,7 @@ from tiny import tiny_model
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, TextConfig
 from tokenformer_jax.data import store, tokenizers
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import verify
 from tokenformer_jax.training import sizes
 
@@ -78,3 +79,14 @@ def test_a_difference_is_seen():
   probabilities -= np.log(np.sum(np.exp(probabilities), axis=-1, keepdims=True))
   want = -np.mean(np.take_along_axis(probabilities, rows[:, 1:, None], axis=-1))
   assert abs(same.loss - want) < 1e-5, 'the loss is not the mean cross-entropy'
+
+
+def test_outputs_that_are_not_finite_are_refused():
+  model = tiny_model()
+  rows = np.zeros((1, 5), np.int32)
+  comparison = verify.Comparison(Config(), (model, model), rows, 'zeros', mesh_of())
+  params = params_of(model)
+  comparison.see(params)
+  comparison.see({**params, 'embedding': params['embedding'] * np.nan})
+  with pytest.raises(UserError, match=r'are not finite.*nothing was written'):
+    comparison.report(exact=False)

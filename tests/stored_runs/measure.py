@@ -14,9 +14,9 @@ import tiny
 import tiny_run
 
 from tokenformer_jax import config
-from tokenformer_jax import grow as grow_lib
 from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, growth
 from tokenformer_jax.grow import grow_run, plan
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
@@ -102,7 +102,7 @@ def grown_logits(run: Path) -> list[float]:
   else:
     how = GrowConfig()
     more = {'qkv': counts['qkv'] + 8, 'proj': counts['proj'] + 4, 'ffn': 2 * counts['ffn']}
-    target = grow_lib.grown_model(source, more, how)
+    target = grown_model(source, more, how)
   steps = plan.plan_growth(source, target, how)
   state = grow_run.read_and_grow(origin, _mesh(), steps, how)
   return _logits(target, state['params'])

@@ -56,16 +56,6 @@ def most_groups(model: ModelConfig) -> int:
   return max(map(len, named_groups(model).values()), default=0)
 
 
-def check_numbers(most: int, numbers: Collection[int], where: str) -> None:
-  """Check that a model whose projections have `most` groups has groups of these numbers."""
-  if numbers and not most:
-    raise UserError(f'{where} names groups of parameter tokens, and this model has none')
-  for number in numbers:
-    if not 1 <= number <= most:
-      known = 'one group' if most == 1 else f'the groups 1 to {most}'
-      raise UserError(f'{where} names group {number}; each projection has {known} at most')
-
-
 def first(count: int) -> Choice:
   """Return the choice of the first `count` groups of each projection, or all that it has."""
   return lambda groups: range(1, min(count, groups) + 1)

@@ -6,8 +6,8 @@ matched by their numbers: new ones lie behind the old ones.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.config.feed_forward import ExpertsConfig, NoFeedForwardConfig
@@ -131,6 +131,22 @@ def with_first_tokens(source: ModelConfig, target: ModelConfig) -> ModelConfig:
   return with_pattentions(source, {name: new[name] for name in bare})
 
 
+def new_experts(
+  source: ModelConfig, target: ModelConfig
+) -> Iterator[tuple[str, Any, ExpertsConfig]]:
+  """Yield each layer of the target that gets experts: its name, its old and new feed-forward part.
+
+  A layer that the source lacks, or whose part it lacks, gets none.
+  """
+  before = named_layers(source)
+  for name, layer in named_layers(target).items():
+    old, new = before[name].ffn if name in before else layer.ffn, layer.ffn
+    if not isinstance(new, ExpertsConfig) or isinstance(old, NoFeedForwardConfig):
+      continue
+    if not isinstance(old, ExpertsConfig) or old.count != new.count:
+      yield name, old, new
+
+
 def old_expert_counts(source: ModelConfig, target: ModelConfig) -> dict[str, tuple[int, int]]:
   """Count the old experts, and the old routes to them, of each layer that gets new experts.
 
@@ -140,13 +156,7 @@ def old_expert_counts(source: ModelConfig, target: ModelConfig) -> dict[str, tup
   Returns:
     Both counts by the name of the layer in the target.
   """
-  before, counts = named_layers(source), {}
-  for name, layer in named_layers(target).items():
-    old, new = before[name].ffn if name in before else layer.ffn, layer.ffn
-    if not isinstance(new, ExpertsConfig) or isinstance(old, NoFeedForwardConfig):
-      continue
-    if not isinstance(old, ExpertsConfig):
-      counts[name] = (int(copies_dense(new)), 0)
-    elif old.count != new.count:
-      counts[name] = (old.count, old.count)
-  return counts
+  return {
+    name: (old.count, old.count) if isinstance(old, ExpertsConfig) else (int(copies_dense(new)), 0)
+    for name, old, new in new_experts(source, target)
+  }

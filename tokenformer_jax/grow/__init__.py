@@ -13,9 +13,3 @@ diff_table.py      the printed table of changes
 derivation.py      from an open checkpoint to a new run: tables, checks, outputs, writing
 actions.py         the actions of the command `grow`, which are methods of `Run`
 """
-
-from tokenformer_jax.grow.apply import grow_state
-from tokenformer_jax.grow.plan import check, inexact, plan_growth
-from tokenformer_jax.grow.steps.tokens import grown_model
-
-__all__ = ['check', 'grow_state', 'grown_model', 'inexact', 'plan_growth']

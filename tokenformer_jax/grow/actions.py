@@ -138,10 +138,11 @@ class Growable:
       UserError: the target exists, a size is not allowed, or a growth that must be exact changes
         the outputs. Nothing is written then.
     """
-    keys = {'scale': scale, 'new_keys': new_keys, 'new_values': new_values, 'noise': noise}
+    keys = {
+      **{'scale': scale, 'new_keys': new_keys, 'new_values': new_values},
+      **{'new_score': new_score, 'noise': noise},
+    }
     given = {key: value for key, value in keys.items() if value is not None}
-    if new_score is not None:
-      given['new_score'] = new_score
     how = growth(method, moments=moments, step=step, seed=seed, place=place, **given)
     if experts is None and (expert_tokens or top_k):
       name = 'expert_tokens' if expert_tokens else 'top_k'
@@ -153,7 +154,18 @@ class Growable:
       more = experts_lib.Wanted(counts, expert_tokens, top_k)
     sizes = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
     after = plan.larger_model(new.before, how, param_tokens, sizes, more, layers, pattern)
-    return self._finish(new, _grow(new, after, rate))
+    steps = plan.check(new.before, after, how)
+    plan.check_no_twins(steps, new.meta.lineage, new.meta.step)
+    reason, one = plan.inexact(steps), range(1)
+    if reason:
+      messages.say(
+        f'not exact: the grown model will not compute what the source does, because {reason}'
+      )
+    optim = functools.partial(_with_rate, before=new.before, after=after, factor=rate)
+    made = new.write('grow', after, steps, measured=one, exact=not reason, optim=optim)
+    if not reason:
+      messages.say('exact: the grown model computes what the source does')
+    return self._finish(new, made)
 
   def merge(
     self,
@@ -177,7 +189,14 @@ class Growable:
     """
     name = added.source if isinstance(added, Growable) else os.fspath(added)
     new = self._start(target, growth('zero_keys', scale=scale, moments=moments, step=step))
-    return self._finish(new, _merge(new, name))
+    origin = checkpoint.open_source(name, check=None)
+    after = merging.check(new.source, origin, new.config)
+    new_tokens = subsets.read_added(origin, new.mesh)
+    if chat := origin.meta.tokenizer.get('chat'):  # the template of what the tokens learned
+      own = dataclasses.replace(new.meta, tokenizer={'chat': chat, **new.meta.tokenizer})
+      new = dataclasses.replace(new, source=new.source._replace(meta=own))
+    steps = merging.merge(new.before, after, new_tokens)
+    return self._finish(new, new.write('merge', after, steps, measured=range(1)))
 
   def extract(self, target: Path, groups: Numbers | None = None) -> Self:
     """Write only the tokens of some groups, or those that the last growth or merge added.
@@ -377,24 +396,6 @@ ACTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _grow(new: Derivation, after: ModelConfig, rate: float) -> int | None:
-  """Write the run with a larger model, and say whether it computes what the source does."""
-  before, meta = new.before, new.meta
-  steps = plan.check(before, after, new.config)
-  plan.check_no_twins(steps, meta.lineage, meta.step)
-  reason = plan.inexact(steps)
-  if reason:
-    messages.say(
-      f'not exact: the grown model will not compute what the source does, because {reason}'
-    )
-  optim = functools.partial(_with_rate, before=before, after=after, factor=rate)
-  one = range(1)
-  made = new.write('grow', after, steps, measured=one, exact=not reason, optim=optim)
-  if not reason:
-    messages.say('exact: the grown model computes what the source does')
-  return made
-
-
 def _with_rate(
   optim: OptimConfig, before: ModelConfig, after: ModelConfig, factor: float
 ) -> OptimConfig:
@@ -413,18 +414,6 @@ def _with_rate(
     f'optim.learning_rate is {optim.learning_rate:g} before and {rate:g} after, {reason}'
   )
   return dataclasses.replace(optim, learning_rate=rate)
-
-
-def _merge(new: Derivation, added: str) -> int | None:
-  """Append the tokens of another run, or of `extract`, to the source's."""
-  origin = checkpoint.open_source(added, check=None)
-  after = merging.check(new.source, origin, new.config)
-  new_tokens = subsets.read_added(origin, new.mesh)
-  if chat := origin.meta.tokenizer.get('chat'):  # The template of conversations that they learned
-    own = dataclasses.replace(new.meta, tokenizer={'chat': chat, **new.meta.tokenizer})
-    new = dataclasses.replace(new, source=new.source._replace(meta=own))
-  steps = merging.merge(new.before, after, new_tokens)
-  return new.write('merge', after, steps, measured=range(1))
 
 
 def _remove_last(new: Derivation) -> int | None:
@@ -500,8 +489,10 @@ def _most_used(
 def _group_numbers(model: ModelConfig, groups: Numbers) -> tuple[int, ...]:
   """Return numbers of groups of a model, at least one, in rising order."""
   _check_has_tokens(model)
-  numbers = choices.in_order(groups, '--groups')
-  choices.check_numbers(choices.most_groups(model), numbers, '--groups')
+  numbers, most = choices.in_order(groups, '--groups'), choices.most_groups(model)
+  if numbers[-1] > most:
+    known = 'one group' if most == 1 else f'the groups 1 to {most}'
+    raise UserError(f'--groups names group {numbers[-1]}; each projection has {known} at most')
   return numbers
 
 

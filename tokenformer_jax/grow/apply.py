@@ -172,6 +172,10 @@ class Growth:
 
     return jax.tree.map_with_path(of_array, self.after.abstract if shapes is None else shapes)
 
+  def make_tree(self, name: str, tree: Params, shapes: Params | None = None) -> Params:
+    """Return the new tree of arrays: see `map_tree`. The function is pure."""
+    return self.map_tree(lambda one: self.make(one, self.inputs(one, tree)), name, tree, shapes)
+
   def _is_masked(self, name: str, path: Path, tree: Params) -> bool:
     """Return whether a statistic is not kept: as for the old arrays, or as for those like it."""
     if sources := self.recipe('', path).reads:
@@ -214,11 +218,7 @@ def grow_state(state: State, model: ModelConfig, steps: Steps, how: GrowConfig) 
     how: see `Growth`.
   """
   growth = Growth(model, steps, how)
-
-  def grown(name: str, tree: Params) -> Params:
-    return growth.map_tree(lambda one: growth.make(one, growth.inputs(one, tree)), name, tree)
-
-  return growth.map_state(grown, state)
+  return growth.map_state(growth.make_tree, state)
 
 
 class Programs:

@@ -12,7 +12,6 @@ from tokenformer_jax.config import GrowConfig, ModelConfig, TokenGroup, matching
 from tokenformer_jax.config.groups import (
   as_text,
   at_the_end,
-  check_numbers,
   choose,
   most_groups,
   named_groups,
@@ -118,7 +117,6 @@ def extraction(
     born = last_addition(meta, directory)
     check_no_layers(born, model, directory)
     return meta.lineage[: meta.lineage.index(born) + 1], model
-  check_numbers(most_groups(model), numbers, '--groups')
   whole = dataclasses.replace(
     meta, config=dataclasses.replace(meta.config, model=choose(model, without(numbers)))
   )
@@ -142,14 +140,8 @@ def extract(
       remove.TakeGroups(model, ordered, at_the_end(numbers)),
       remove.TakeLastTokens(ordered, ordered, base),
     )
-  growth = Growth(model, steps, GrowConfig())
-
-  def cut(params: Params) -> Params:
-    return growth.map_tree(
-      lambda one: growth.make(one, growth.inputs(one, params)), '', params, _shapes(model, added)
-    )
-
-  return jax.jit(cut)(params)
+  growth, shapes = Growth(model, steps, GrowConfig()), _shapes(model, added)
+  return jax.jit(lambda params: growth.make_tree('', params, shapes))(params)
 
 
 def _shapes(model: ModelConfig, counts: dict[str, int]) -> Params:

@@ -32,7 +32,7 @@ from tokenformer_jax.config import (
   RouterConfig,
 )
 from tokenformer_jax.config.check_model import check_model
-from tokenformer_jax.config.matching import copies_dense, named_layers
+from tokenformer_jax.config.matching import copies_dense, named_layers, new_experts
 from tokenformer_jax.config.model import layer_path
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Selection, Step
@@ -63,14 +63,14 @@ def wanted(model: ModelConfig, more: Wanted) -> ModelConfig:
   A Pattention becomes `shared`, with experts beside it. An MLP becomes experts; each token uses two
   of them, whose gates add up to 1.
   """
-
-  def grown(name: str, layer: LayerConfig) -> LayerConfig:
-    if name not in more.counts:
-      return layer
-    new = _with_experts(layer.ffn, more.counts[name], more, f'{layer_path(name)}.ffn')
-    return dataclasses.replace(layer, ffn=new)
-
-  after = model.map_layers(grown)
+  layers = named_layers(model)
+  after = _with_parts(
+    model,
+    {
+      name: _with_experts(layers[name].ffn, count, more, f'{layer_path(name)}.ffn')
+      for name, count in more.counts.items()
+    },
+  )
   check_model(after)
   return after
 
@@ -126,13 +126,9 @@ def named_counts(
 
 def with_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelConfig:
   """Return a model with fewer experts in the named layers."""
-
-  def changed(name: str, layer: LayerConfig) -> LayerConfig:
-    if name not in counts:
-      return layer
-    return dataclasses.replace(layer, ffn=dataclasses.replace(layer.ffn, count=counts[name]))
-
-  after = model.map_layers(changed)
+  layers = named_layers(model)
+  fewer = {n: dataclasses.replace(layers[n].ffn, count=count) for n, count in counts.items()}
+  after = _with_parts(model, fewer)
   check_model(after)
   return after
 
@@ -144,23 +140,26 @@ def expert_counts(model: ModelConfig) -> dict[str, int]:
 
 def narrow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
   """Return the target with the source's experts: the model before experts are added."""
-  before = named_layers(source)
 
-  def narrowed(name: str, layer: LayerConfig) -> LayerConfig:
-    old, new = before[name].ffn if name in before else layer.ffn, layer.ffn
-    if not isinstance(new, ExpertsConfig) or isinstance(old, NoFeedForwardConfig):
-      return layer
+  def without_new(old: Any, new: ExpertsConfig) -> Any:
     if not isinstance(old, ExpertsConfig):
-      part = new.expert if copies_dense(new) else new.shared
-      ffn = old if _equal_widths(old, part, source) else part
-    elif old.count == new.count:
-      return layer
-    else:
-      router = dataclasses.replace(new.router, top_k=old.router.top_k)
-      ffn = dataclasses.replace(new, count=old.count, router=router)
-    return dataclasses.replace(layer, ffn=ffn)
+      dense = new.expert if copies_dense(new) else new.shared
+      return old if _equal_widths(old, dense, source) else dense
+    router = dataclasses.replace(new.router, top_k=old.router.top_k)
+    return dataclasses.replace(new, count=old.count, router=router)
 
-  return target.map_layers(narrowed)
+  return _with_parts(
+    target, {name: without_new(old, new) for name, old, new in new_experts(source, target)}
+  )
+
+
+def _with_parts(model: ModelConfig, parts: Mapping[str, Any]) -> ModelConfig:
+  """Return a model with other feed-forward parts of the named layers."""
+
+  def changed(name: str, layer: LayerConfig) -> LayerConfig:
+    return dataclasses.replace(layer, ffn=parts.get(name, layer.ffn))
+
+  return model.map_layers(changed)
 
 
 def _equal_widths(a: Any, b: Any, model: ModelConfig) -> bool:
@@ -181,10 +180,9 @@ class AddExperts(Step):
 
   def _layers(self) -> Iterator[tuple[str, Any, ExpertsConfig]]:
     """Yield the path and the old and new feed-forward part of each layer that gets experts."""
-    after = self.after.layers
-    for name, layer in self.before.layers.items():
-      old, new = layer.ffn, after[name].ffn
-      if old != new and isinstance(new, ExpertsConfig):
+    used = self.after.layers
+    for name, old, new in new_experts(self.before, self.after):
+      if name in used:
         yield f'{layer_path(name)}.ffn', old, new
 
   def check(self) -> None:
@@ -365,15 +363,13 @@ def _dropped(path: str, ffn: ExpertsConfig) -> str:
 
 def balanced_by_bias(model: ModelConfig) -> ModelConfig:
   """Return the model with balance by a bias in every router, from which `loads` measures."""
-
-  def changed(name: str, layer: LayerConfig) -> LayerConfig:
-    del name
-    ffn = layer.ffn
-    if not isinstance(ffn, ExpertsConfig) or isinstance(ffn.balance, BiasBalanceConfig):
-      return layer
-    return dataclasses.replace(layer, ffn=dataclasses.replace(ffn, balance=BiasBalanceConfig()))
-
-  return model.map_layers(changed)
+  parts = {name: layer.ffn for name, layer in named_layers(model).items()}
+  balanced = {
+    name: dataclasses.replace(ffn, balance=BiasBalanceConfig())
+    for name, ffn in parts.items()
+    if isinstance(ffn, ExpertsConfig) and not isinstance(ffn.balance, BiasBalanceConfig)
+  }
+  return _with_parts(model, balanced)
 
 
 def without(model: ModelConfig, numbers: Sequence[int], where: str) -> ModelConfig:
