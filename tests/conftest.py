@@ -44,16 +44,6 @@ class _ByFile(LoadFileScheduling):
     )
 
 
-QUICK_MINUTES = 'four minutes on two idle cores'
-
-
-def pytest_report_header(config):
-  """Say how long all quick tests take; nothing about chosen files and other marks."""
-  if not config.option.file_or_dir and 'not slow' in config.option.markexpr:
-    return f'the quick tests: {QUICK_MINUTES}'
-  return None
-
-
 def pytest_xdist_make_scheduler(config, log):
   return _ByFile(config, log) if config.getvalue('dist') == 'loadfile' else None
 

@@ -62,15 +62,6 @@ def test_links_lead_to_files_and_headings(page):
     assert not anchor or anchor in find_anchors(target), link
 
 
-def test_readme_and_pytest_say_how_long_the_quick_tests_take(pytestconfig):
-  (said,) = {
-    plugin.QUICK_MINUTES
-    for plugin in pytestconfig.pluginmanager.get_plugins()
-    if hasattr(plugin, 'QUICK_MINUTES')
-  }
-  assert f'# the quick tests, {said}\n' in (tiny_run.ROOT / 'README.md').read_text()
-
-
 def test_the_page_of_the_interface_has_every_public_name():
   page = (tiny_run.ROOT / 'docs/api.md').read_text()
   named = set(re.findall(r'^\.\. auto\w+:: tokenformer_jax\.(\w+)', page, re.MULTILINE))

@@ -310,6 +310,17 @@ def test_a_model_that_the_pytorch_files_cannot_compute_is_refused(model, match):
     hub_folder.check_can_load(model)
 
 
+def test_keys_of_training_and_of_several_devices_do_not_matter():
+  experts = config.ExpertsConfig(
+    4,
+    PattentionConfig(12, 12),
+    router=config.RouterConfig(jitter=0.1, z_loss=0.1),
+    balance=config.BiasBalanceConfig(rate=0.5),
+    dispatch=config.CapacityConfig(factor=3.0, eval_factor=4.0),
+  )
+  hub_folder.check_can_load(tiny_model(layer=_layer(ffn=experts)))
+
+
 def test_a_folder_whose_config_does_not_fit_is_refused(run, tmp_path):
   export.to_hf(str(run), tmp_path / 'folder')
   file = tmp_path / 'folder' / 'config.json'

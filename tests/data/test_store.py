@@ -255,3 +255,16 @@ def test_a_build_continues_after_its_last_shard(tmp_path, monkeypatch):
     for root in (folder, whole.path)
   ]
   assert contents[0] == contents[1], 'something is left behind or differs'
+
+
+def test_a_shard_of_other_text_is_written_again(tmp_path, monkeypatch):
+  config = dataclasses.replace(_many_shards(tmp_path, monkeypatch), store=str(tmp_path / 'named'))
+  with monkeypatch.context() as patch:
+    patch.setattr(store_lib._Builder, '_publish', lambda *_: pytest.fail('interrupted'))
+    with pytest.raises(pytest.fail.Exception):
+      store_lib.make(config)
+  file = tmp_path / 'corpus/0.jsonl'
+  file.write_text(file.read_text().replace('document 0:', 'DOCUMENT 0:'))
+  made = store_lib.make(config)
+  documents = _documents(made, 'train') + _documents(made, 'validation')
+  assert 'DOCUMENT 0: naïve 0' in documents, 'a build continues with shards of other text'

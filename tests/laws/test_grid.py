@@ -90,7 +90,7 @@ def test_one_stable_run_serves_all_lengths(config):
   ('changes', 'message'),
   [
     ({'init_from': 'runs/other'}, 'config.init_from'),
-    ({'train': {'epochs': 2.0}}, 'config.train.epochs'),
+    ({'train': {'steps': 1000, 'epochs': 2.0}}, 'config.train.epochs'),
     ({'train': {'drop_groups': 0.5}}, 'config.train.drop_groups'),
   ],
 )
