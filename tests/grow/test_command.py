@@ -131,7 +131,7 @@ def test_the_command_prints_the_table_and_the_check(home, printed):
   assert 'the logits differ by at most' in lines[0]
   assert lines[-2] == 'exact: the grown model computes what the source does'
   assert lines[-1].startswith(f'wrote {home}/grown, step {STEP}')
-  assert f'python train.py --workdir={home}/grown --config.train.steps=' in out
+  assert f'tokenformer train --workdir={home}/grown --config.train.steps=' in out
   assert 'ffn tokens' in out and '× 1.50' in out, 'no table'
 
 
