@@ -13,8 +13,7 @@ import tiny_run
 from compilations import compilations
 
 import tokenformer_jax
-from tokenformer_jax import config as config_lib
-from tokenformer_jax import grow, plan
+from tokenformer_jax import plan
 from tokenformer_jax.cli.generate import read_requests
 from tokenformer_jax.config.groups import frozen_numbers
 from tokenformer_jax.decoding.sampling import Sampling
@@ -301,13 +300,6 @@ def test_a_run_gets_layers_and_loses_them_again(run, home, capsys):
   assert removed.config.model == run.config.model
   values = removed.parameters['blocks']['ffn']['values']
   np.testing.assert_array_equal(values, run.parameters['blocks']['ffn']['values'])
-
-
-def test_growth_by_python_is_growth_by_the_function(run, grown):
-  model, target = run.config.model, grown.config.model
-  assert not grow.inexact(grow.plan_growth(model, target, grown.config.grow))
-  counts = grow.grown_model(model, config_lib.token_counts(target), grown.config.grow)
-  assert counts == target
 
 
 # Looking at it

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_run
-from grow_commands import SEEN, meta_of, read, write_run
+from grow_commands import SEEN, first_state, meta_of, read, write_run
 from grow_commands import grow as command
 from growing import STEP
 from outcomes import assert_same
@@ -47,7 +47,7 @@ def mixture(tmp_path_factory, source):
 
 
 @SLOW
-def test_a_dense_run_gets_routed_experts_and_loses_them_again(base, tmp_path, capsys):
+def test_a_dense_run_gets_routed_experts_and_loses_them_again(base, source, tmp_path, capsys):
   command(f'--source={base}', f'--target={tmp_path / "grown"}', *SPARSE, '--top_k=2')
   said = ''.join(capsys.readouterr())
   assert 'exact: the grown model computes what the source does' in said
@@ -66,6 +66,14 @@ def test_a_dense_run_gets_routed_experts_and_loses_them_again(base, tmp_path, ca
   command('remove', f'--source={tmp_path / "grown"}', f'--target={tmp_path / "back"}')
   assert_same(read(tmp_path / 'back'), read(base), 'what was there before the growth')
   assert meta_of(tmp_path / 'back').config.model == meta_of(base).config.model
+
+  changes = {'init_from': str(base), 'train__steps': STEP + 1, **MIXTURE}
+  changes['model__layer__ffn__router__top_k'] = 2
+  config = tiny_run.config(source, tmp_path / 'cache', **changes)
+  state, step = first_state(config, tmp_path / 'run')
+  assert step == STEP
+  grown = read(tmp_path / 'grown')['params']
+  assert_same(state['params'], grown, 'a config with init_from grows in another way')
 
 
 @SLOW

@@ -33,6 +33,7 @@ from tokenformer_jax import tasks
 from tokenformer_jax.config import (
   AdamWConfig,
   Config,
+  ModelConfig,
   TrainConfig,
   growth,
 )
@@ -61,16 +62,16 @@ ROUTED = by_bias(sparse())  # experts whose balance is a bias
 
 
 @functools.cache
-def _trained():
+def _trained(source: ModelConfig = SOURCE, target: ModelConfig = TARGET):
   """Grown, then three steps with everything old frozen."""
   config = Config(
-    model=TARGET,
+    model=target,
     optim=AdamWConfig(warmup_steps=0, old_tokens='freeze'),
     train=TrainConfig(steps=1000),
   )
-  growth = last_growth((BORN,), TARGET)
+  growth = last_growth((dataclasses.replace(BORN, model=source),), target)
   mesh = mesh_of()
-  state = grow(state_of(SOURCE), SOURCE, TARGET, KEEP)
+  state = grow(state_of(source), source, target, KEEP)
   with jax.set_mesh(mesh):
     program = step_lib.make_program(tasks.make(config), config, growth)
     step = step_lib.make_train_step(program, mesh)
@@ -112,9 +113,14 @@ def test_merged_tokens_have_no_moments_and_the_others_keep_theirs():
 
 
 @SLOW
-def test_remove_after_frozen_training_gives_the_base():
-  removed = remove(_trained(), TARGET, SOURCE, KEEP)
-  base = state_of(SOURCE)
+@pytest.mark.parametrize(
+  ('source', 'target'),
+  [(SOURCE, TARGET), (ROUTED, grown_model(ROUTED, {'qkv': 32, 'ffn.shared': 64}, KEEP))],
+  ids=['plain', 'with experts'],
+)
+def test_remove_after_frozen_training_gives_the_base(source, target):
+  removed = remove(_trained(source, target), target, source, KEEP)
+  base = state_of(source)
   assert_same(removed['params'], base['params'], 'parameters after the removal')
   for name in ('mu', 'nu'):
     assert_same(

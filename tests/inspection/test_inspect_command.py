@@ -16,11 +16,11 @@ import tiny_run
 import typed
 from PIL import Image
 
-from tokenformer_jax import grow
 from tokenformer_jax.cli import inspect as command
 from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.data import held_out, store, tokenizers
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.inspection.model import load, maps, measure, old_tokens
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
@@ -57,7 +57,7 @@ def home(tmp_path_factory):
   model = config.model
   params = define_lm(model).init(jax.random.key(0))
   _save(root / 'run', config, params)
-  larger = grow.grown_model(model, {'qkv': 48, 'proj': 32, 'ffn': 96}, GrowConfig())
+  larger = grown_model(model, {'qkv': 48, 'proj': 32, 'ffn': 96}, GrowConfig())
   grown = growing.grow_params(params, model, larger, GrowConfig())
   lineage = (Ancestor('grow', str(root / 'run'), 7, model, GrowConfig(), 7),)
   _save(root / 'grown', dataclasses.replace(config, model=larger), grown, lineage)

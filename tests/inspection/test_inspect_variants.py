@@ -11,7 +11,6 @@ from growing import mesh_of
 from looking import IDS
 from tiny import tiny_model
 
-from tokenformer_jax import grow
 from tokenformer_jax.config import (
   DenseConfig,
   GrowConfig,
@@ -20,6 +19,7 @@ from tokenformer_jax.config import (
   NoFeedForwardConfig,
 )
 from tokenformer_jax.config.pattention import SCORES
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.inspection import model as inspect_model
 from tokenformer_jax.inspection import report, usage
 from tokenformer_jax.inspection.weights import compiled, maps, pattentions, sums
@@ -167,7 +167,7 @@ def test_dead_tokens_follow_the_score_of_their_own_layer():
 
 
 def test_old_tokens_are_those_of_each_layer():
-  larger = grow.grown_model(MODEL, {'local.qkv': 24, 'ffn': 80}, GrowConfig())
+  larger = grown_model(MODEL, {'local.qkv': 24, 'ffn': 80}, GrowConfig())
   lineage = (Ancestor('grow', 'runs/small', 7, MODEL, GrowConfig(), 7),)
   model = SimpleNamespace(
     meta=SimpleNamespace(lineage=lineage),

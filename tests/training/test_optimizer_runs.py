@@ -12,7 +12,7 @@ from outcomes import assert_same, losses, paths
 from tiny import tiny_model
 from trainers import trainer
 
-from tokenformer_jax import grow, tasks
+from tokenformer_jax import tasks
 from tokenformer_jax.config import (
   OPTIMIZERS,
   Config,
@@ -20,6 +20,7 @@ from tokenformer_jax.config import (
   MeshConfig,
   TrainConfig,
 )
+from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.training import loop
@@ -98,7 +99,7 @@ def _after_steps(on: MeshConfig) -> dict:
   """Parameters and statistics after three steps on a mesh."""
   model = tiny_model(tokens={'qkv': 48, 'proj': 40, 'ffn': 64})
   # The second group begins inside the part of a device.
-  model = grow.grown_model(model, {'qkv': 64, 'proj': 48, 'ffn': 80}, GrowConfig())
+  model = grown_model(model, {'qkv': 64, 'proj': 48, 'ffn': 80}, GrowConfig())
   config = Config(
     model=model,
     optim=OPTIMIZERS['muon'](learning_rate=1e-3, warmup_steps=0),

@@ -284,6 +284,8 @@ def sentence(error: ValidationError, prefix: str = 'config.') -> str:
   match first['type']:
     case 'unexpected_keyword_argument':
       return f'{path} is unknown'
+    case 'unexpected_positional_argument':
+      return f'{prefix[:-1]} has fewer keys than values were given; give the values by key=value'
     case 'groups':
       return f'{path}.{first["msg"]}'
     case 'kind':
