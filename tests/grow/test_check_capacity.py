@@ -1,13 +1,19 @@
 """A growth that does not fit is refused before anything is read, and one that fits is not."""
 
+import collections
+import shutil
+import types
+
 import pytest
-from growing import mesh_of
+from growing import STEP, UPDATES, mesh_of
 from tiny import tiny_model
 
-from tokenformer_jax.config import AdamWConfig
+from tokenformer_jax.config import AdamWConfig, Config
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import check_capacity
 from tokenformer_jax.model import models
+from tokenformer_jax.runs.checkpoint import Source
+from tokenformer_jax.runs.checkpoint_meta import Meta
 
 MODEL = tiny_model()
 NEEDED = 3 * 4 * models.define(MODEL).count  # parameters and two moments, in float32
@@ -73,3 +79,23 @@ def test_a_containers_limit_counts(monkeypatch, tmp_path):
   assert check_capacity.free_host_memory() > 12345, 'no limit was taken for one'
   monkeypatch.setattr(check_capacity, '_LIMITS', (tmp_path / 'none', tmp_path / 'some'))
   assert check_capacity.free_host_memory() == 12345, 'more than the container may have'
+
+
+@pytest.mark.parametrize(
+  ('layers', 'moments', 'needed'), [(2, 'pad', 9000), (4, 'pad', 9000), (2, 'drop', 0)]
+)
+def test_the_disk_must_have_room_for_what_is_copied(monkeypatch, tmp_path, layers, moments, needed):
+  directory = tmp_path / 'run/checkpoints'
+  (directory / str(STEP) / 'state').mkdir(parents=True)
+  (directory / str(STEP) / 'state/data').write_bytes(bytes(10_000))
+  checkpoints = types.SimpleNamespace(workdir=tmp_path / 'run', directory=directory)
+  source = Source(checkpoints, Meta(STEP, Config(model=MODEL), {}, updates=UPDATES))
+  usage = collections.namedtuple('usage', 'free')
+  arguments = tmp_path / 'not/yet/there', source, tiny_model(layers=layers), moments
+  monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage(needed + 1))
+  check_capacity.check_disk(*arguments)
+  if needed:
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage(needed - 2))
+    with pytest.raises(UserError, match=r'takes at least 0\.0 MiB, and 0\.0 MiB is free on the d'):
+      check_capacity.check_disk(*arguments)
+  assert not (tmp_path / 'not').exists(), 'a directory was made to look at its disk'

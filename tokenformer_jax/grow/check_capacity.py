@@ -1,11 +1,12 @@
-"""Check, before any array is read, that a grown model fits into memory.
+"""Check, before any array is read, that a grown model fits into memory and on the target's disk.
 
-The check compares the free bytes with a lower bound of the bytes needed, so it never refuses a
+The checks compare the free bytes with a lower bound of the bytes needed, so they never refuse a
 model that fits.
 """
 
 import os
 import pathlib
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,11 @@ from tokenformer_jax.config import ModelConfig, OptimConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.parallel import hosts
+from tokenformer_jax.runs.checkpoint import Source
 from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.storage import paths
 
+_REUSED = 0.9  # Arrays take at least this part of their bytes in the source in the target again.
 # Files with a container's limit in bytes, one for each version of control groups; `max` is none.
 _LIMITS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
 
@@ -44,6 +48,28 @@ def check_memory(
       f'{_gib(free) if free is not None else "an unknown amount"} is free'
       f'{"" if free is None or needed > free else " (too little on another host)"}; ask for fewer '
       'tokens or a smaller width, or use more devices or a host with more memory'
+    )
+
+
+def check_disk(target: paths.Path, source: Source, after: ModelConfig, moments: str) -> None:
+  """Check that the target's disk has room for the arrays that are copied from the source.
+
+  A bucket always has room. Moments that are dropped are zeros, which take no room in files: then
+  nothing is checked.
+  """
+  if paths.in_bucket(target) or paths.in_bucket(source.directory) or moments == 'drop':
+    return
+  before = source.meta.config.model
+  kept = min(1.0, models.define(after).count / models.define(before).count)
+  files = pathlib.Path(source.checkpoints.directory, str(source.meta.step)).rglob('*')
+  needed = int(_REUSED * kept * sum(path.stat().st_size for path in files if path.is_file()))
+  parents = pathlib.Path(target).absolute().parents
+  parent = next(parent for parent in parents if os.path.lexists(parent))
+  free = shutil.disk_usage(parent).free
+  if hosts.in_any(hosts.is_first() and needed > free):
+    raise UserError(
+      f'{target} takes at least {_gib(needed)}, and {_gib(free)} is free on the disk of {parent}; '
+      'make room or choose another --target'
     )
 
 

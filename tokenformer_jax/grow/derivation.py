@@ -1,4 +1,4 @@
-"""Derive a run from another one: open the source, check the memory, write the target.
+"""Derive a run from another one: open the source, check memory and disk, write the target.
 
 The actions of growth are in `actions.py`. A target is written whole or not at all.
 """
@@ -85,7 +85,7 @@ class Derivation:
     """
     if measured and after != self.before:
       self._show_table(after)
-    self._check_memory(after)
+    self._check_room(after)
     if self.dry_run:
       return None
     comparison = self._comparison(after, measured) if measured else None
@@ -119,8 +119,8 @@ class Derivation:
       planned = sharding.abstract_mesh(self.mesh_config, math.prod(sizes))
       sharding.check_divides(planned, definition.abstract, definition.axes)
 
-  def _check_memory(self, after: ModelConfig) -> None:
-    """Check the memory for the larger of both states; a dry run reports what is missing."""
+  def _check_room(self, after: ModelConfig) -> None:
+    """Check the memory for the larger of both states, and the target's disk."""
     both, optim = (self.before, after), self.meta.config.optim
     try:
       check_capacity.check_memory(self.mesh, both, optim, ema=self.meta.has('ema'))
@@ -128,6 +128,8 @@ class Derivation:
       if not self.dry_run:
         raise
       messages.say(f'without --dry_run this would end here: {error}')
+    if not self.dry_run:
+      check_capacity.check_disk(self.target, self.source, after, self.config.moments)
 
   def held_out(self, examples: int, first: int = 0) -> tuple[Batch, str]:
     """Return held-out examples and their name; round their number up to what the mesh divides."""
