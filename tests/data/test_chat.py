@@ -173,10 +173,16 @@ def test_tables_have_the_columns_that_decide(tmp_path):
     store.prepare(config)
 
 
-def test_a_name_without_a_value_is_empty_as_in_transformers():
+def test_a_name_without_a_value_is_not_learned_as_nothing():
+  with pytest.raises(
+    UserError, match=r"cannot be written by T: UndefinedError: .*attribute 'name'"
+  ):
+    _learned(TURNS, WITH_NAMES)
+  asked = Template('T', WITH_NAMES, {}).render(QUESTION, ask=True)
+  assert asked.text == f': {QUESTION[0]["content"]}', 'a folder answers otherwise than transformers'
   tests = "{{ tools is none and documents is none }}{{ bos_token }}{{ '!' if more is defined }}"
-  rendered = Template('T', f'{tests}{WITH_NAMES}', {}).render(TURNS)
-  assert rendered.text.startswith('True: What is')
+  template = Template('T', f'{tests}{WITH_NAMES}'.replace('{{ m.name }}', ''), {})
+  assert template.render(TURNS).text.startswith('True: What is')
 
 
 def _template(tmp_path, source: str) -> Template:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 # The marks of a template in its text; Unicode keeps both out of any text.
 MARKS = ('\ufdd0', '\ufdd1')
+# Without a value they are no text, as in transformers: many tokenizers have no such token.
+_TOKENS = {f'{name}_token' for name in ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')}
 
 
 class RenderError(Exception):
@@ -18,12 +20,15 @@ class RenderError(Exception):
 
 def has_marks(source: str) -> bool:
   """Return whether a template marks what is learned. Raise a `RenderError` if it is not valid."""
-  return _compile(source)[1]
+  return _compile(source, False)[1]
 
 
-def render(source: str, values: dict[str, Any]) -> str:
-  """Return what a template makes of values, with marks."""
-  template, _ = _compile(source)
+def render(source: str, values: dict[str, Any], *, learn: bool) -> str:
+  """Return what a template makes of values, with marks.
+
+  With `learn`, names without a value are refused, which else are empty, as in transformers.
+  """
+  template, _ = _compile(source, learn)
   try:
     return template.render(values)
   except RenderError:
@@ -33,7 +38,7 @@ def render(source: str, values: dict[str, Any]) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _compile(source: str) -> tuple['jinja2.Template', bool]:
+def _compile(source: str, learn: bool) -> tuple['jinja2.Template', bool]:
   """Compile a template, and return whether it has marks."""
   import jinja2  # noqa: PLC0415 (from an extra, and only for chat)
   from jinja2 import ext, nodes, sandbox  # noqa: PLC0415
@@ -51,8 +56,17 @@ def _compile(source: str) -> tuple['jinja2.Template', bool]:
     def mark(self, caller: Any) -> str:
       return caller().join(MARKS)
 
+  class Needed(jinja2.Undefined):
+    """A name without a value, which may be asked for, but has no text."""
+
+    def __str__(self) -> str:
+      return '' if self._undefined_name in _TOKENS else self._fail_with_undefined_error()
+
   environment = sandbox.ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[Marks, ext.loopcontrols]
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=Needed if learn else jinja2.Undefined,
+    extensions=[Marks, ext.loopcontrols],
   )
   environment.globals |= {
     'raise_exception': _refuse,

@@ -90,7 +90,7 @@ class Template:
     conversation by its `label` and its beginning.
     """
     label = _label(messages, label)
-    rendered = self._rendered(messages, label, ask=ask)
+    rendered = self._rendered(messages, label, ask=ask, learn=not ask)
     for key in dict.fromkeys(key for message in messages for key in more_keys(message)):
       if self._uses(key, messages, ask):
         continue
@@ -169,16 +169,18 @@ class Template:
     except RenderError:
       return True
 
-  def _rendered(self, messages: Messages, label: str, *, ask: bool = False) -> Rendered:
+  def _rendered(
+    self, messages: Messages, label: str, *, ask: bool = False, learn: bool = False
+  ) -> Rendered:
     try:
-      return _without_marks(self._marked(messages, ask=ask))
+      return _without_marks(self._marked(messages, ask=ask, learn=learn))
     except RenderError as error:
       raise UserError(f'{label} cannot be written by {self.name}: {error}') from error
 
-  def _marked(self, messages: Messages, *, ask: bool = False) -> str:
+  def _marked(self, messages: Messages, *, ask: bool = False, learn: bool = False) -> str:
     more = {'add_generation_prompt': ask, 'tools': None, 'documents': None}
     values = {'messages': messages, **more, **self.tokens}
-    return chat_jinja.render(self.source, values)
+    return chat_jinja.render(self.source, values, learn=learn)
 
 
 def _label(messages: Messages, row: str = '') -> str:
