@@ -16,6 +16,10 @@ GROW = {
     'grow shrink --source={lm} --target=new --layers=4',
     'no meaning for shrink',
   ),
+  'noise for tokens that are not copies': (
+    'grow --source={lm} --target=new --param_tokens=ffn=128 --noise=0.1',
+    'noise=0.1 is for copies',
+  ),
   'tokens of no name': (
     'grow --source={lm} --target=new --param_tokens=384',
     '--param_tokens is 384 without a name; write NAME=384 with one of the names qkv, proj, ffn',

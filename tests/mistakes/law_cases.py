@@ -5,6 +5,7 @@ _GRID = 'sweep --config={repo}/configs/lm_stdlib.py --out=x'
 SWEEP = {
   'no lengths to sweep': (f'{_GRID} --factors=1', '--lengths is missing'),
   'half a head': (f'{_GRID} --factors=0.5 --lengths=1e6', 'makes 1.5 of mixer.heads=3'),
+  'a factor without a model': (f'{_GRID} --factors=1e9 --lengths=1e6', 'a size must be less than'),
   'lengths that are too near': (
     f'{_GRID} --factors=1 --lengths=1e6,1000100',
     'where that of the length before begins',
@@ -16,6 +17,10 @@ SWEEP = {
   'a folder for a sweep that is a file': (
     'sweep --config={repo}/configs/lm_stdlib.py --factors=1 --lengths=1e6 --out={in}/some/a.txt',
     '--out={in}/some/a.txt cannot be a folder: {in}/some/a.txt is a file; name another --out',
+  ),
+  'a run for a folder of runs': (
+    'sweep --config={repo}/configs/lm_stdlib.py --factors=1 --lengths=1e6 --out={lm}',
+    '--out={lm} is the work directory of a run, and the runs of this command are below --out',
   ),
   'a folder for a sweep that cannot be made': (
     'sweep --config={repo}/configs/lm_stdlib.py --factors=1 --lengths=1e6 --out=/proc/x',

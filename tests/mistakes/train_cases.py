@@ -87,6 +87,11 @@ TRAIN_KEYS = {
 }
 
 TRAIN_CONFIGS = {
+  'branches to drop without a skip': (
+    'train --config={repo}/configs/vit_digits.py --config.model.drop_path=0.1'
+    ' --config.model.layer.wiring=skipless',
+    'model.layer.wiring.kind=skipless has no skip connection that would be left',
+  ),
   'a config that is not there': ('train --config={in}/configs/none.py', 'there is no file'),
   'a misspelt config': (
     'train --config={in}/configs/nothin.py',

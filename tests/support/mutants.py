@@ -12,7 +12,8 @@ position is drawn first and one of its mutants then, so that a comparison with t
 weigh ten times as much. `guards`: each of `GUARDS`, and a sample of all `raise …Error(…)`.
 
 The tests of a change are those that execute its line (in each test file the fastest ones), or its
-module where the line runs at import.
+module where the line runs at import. If none of them fails, their files run whole: a fixture that
+several tests share runs a line for the first of them alone.
 """
 
 import argparse
@@ -98,6 +99,12 @@ class Tests:
     return self._seconds.get((module, name), 1.0)
 
 
+def _commands(tests: list[str]) -> list[list[str]]:
+  """Return the commands that try a change in turn: the tests, and their files whole."""
+  files = list(dict.fromkeys(test.partition('::')[0] for test in tests))
+  return [_command(tests), _command(files)]
+
+
 def _command(tests: list[str]) -> list[str]:
   return [sys.executable, '-m', 'pytest', '-q', '-x', '-n', '0', '-p', 'no:cacheprovider', *tests]
 
@@ -125,8 +132,11 @@ def try_mutants(tests: Tests, seed: int, number: int) -> Iterator[tuple]:
     names = tests.of_lines(module, mutation.start_pos[0], mutation.end_pos[0])
     outcome, change = 'no test', ''
     if names:
-      result = mutate_and_test([mutation], shlex.join(_command(names)), SECONDS)
-      outcome = result.test_outcome.value if result.test_outcome else 'no mutant'
+      for command in _commands(names):
+        result = mutate_and_test([mutation], shlex.join(command), SECONDS)
+        outcome = result.test_outcome.value if result.test_outcome else 'no mutant'
+        if outcome != 'survived':
+          break
       lines = [line for line in (result.diff or '').splitlines() if line[:1] in '+-']
       change = json.dumps([line for line in lines if line[:3] not in ('+++', '---')])
     yield outcome, module, mutation.start_pos[0], mutation.operator_name, len(names), change
@@ -174,9 +184,12 @@ def try_guards(tests: Tests, seed: int, number: int) -> Iterator[tuple]:
     if names:
       guard.module.write_text(guard.without)
       try:
-        done = subprocess.run(_command(names), capture_output=True, text=True, timeout=SECONDS)
-        outcome = {0: 'survived', 5: 'no test'}.get(done.returncode, 'killed')  # 5: none ran
-        failed = ''.join(re.findall(r'^(?:FAILED|ERROR) (\S+)', done.stdout, re.MULTILINE)[:1])
+        for command in _commands(names):
+          done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+          outcome = {0: 'survived', 5: 'no test'}.get(done.returncode, 'killed')  # 5: none ran
+          failed = ''.join(re.findall(r'^(?:FAILED|ERROR) (\S+)', done.stdout, re.MULTILINE)[:1])
+          if outcome != 'survived':
+            break
       except subprocess.TimeoutExpired:
         outcome = 'killed (time)'
       finally:
