@@ -17,6 +17,7 @@ from tokenformer_jax.config import (
   NoFeedForwardConfig,
 )
 from tokenformer_jax.config.groups import named_groups, with_frozen, with_records_of
+from tokenformer_jax.config.model import Layers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import diff_table, plan
 from tokenformer_jax.grow.steps import experts
@@ -102,6 +103,17 @@ def test_only_what_is_new_counts_as_new():
   assert ffn['router']['kernel'].ranges == {'routes': ((0, 4),)}
   kernel = growth_from(source, tiny_model(layers=4)).old['blocks']['ffn']['keys']
   assert 'experts' not in kernel.ranges
+
+
+def test_only_the_layers_with_new_experts_have_old_ones():
+  model = sparse()
+  two = dataclasses.replace(model, pattern='layer own', variants=Layers({'own': model.layer}))
+  blocks = growth_from(two, with_experts(two, {'own': 6})).old['blocks']
+  routers = {name: blocks[name]['ffn']['router']['kernel'] for name in blocks}
+  assert {name: router.ranges for name, router in routers.items()} == {
+    'layer_0': {},
+    'own_1': {'routes': ((0, 4),)},
+  }
 
 
 @SLOW
