@@ -8,6 +8,7 @@ import pytest
 import tiny_trained
 
 from tokenformer_jax.config import ViTConfig
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.report import looks
 
 
@@ -40,3 +41,14 @@ def test_a_large_model_is_named_instead(tmp_path, monkeypatch):
   run = record_of(tmp_path, tiny_trained.trained().meta)
   body, (note,) = looks.look([run], 3, lambda source: pytest.fail('loaded'))
   assert not body and 'a report looks into models of at most 10' in note
+
+
+def test_the_checkpoint_of_the_record_is_looked_into_or_the_newest_one(tmp_path):
+  run, sources = record_of(tmp_path, tiny_trained.trained().meta), []
+
+  def load(source):
+    sources.append(source)
+    raise UserError('it was removed')
+
+  assert looks.look([run], 3, load) == ('', ['it was removed'])
+  assert sources == [f'{run.directory}@{run.meta.step}', str(run.directory)]

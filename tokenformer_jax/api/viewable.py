@@ -136,7 +136,7 @@ class Viewable(abc.ABC):
     """
 
     def load(source: str) -> Trained:
-      return self._loaded.model if source == str(self.directory) else trained.load(source)
+      return self._loaded.model if source == self.source else trained.load(source)
 
     others = [str(one.directory if isinstance(one, Viewable) else one) for one in beside]
     return page.build([*others, str(self.directory)], models=models, load=load)

@@ -59,7 +59,10 @@ def _look_into(run: Record, load: Callable[[str], Trained]) -> str:
       f'{run.directory} has {tables.amount(count)} parameters, and a report looks into models of '
       f'at most {tables.amount(_MOST_PARAMETERS)}; tokenformer inspect shows the others'
     )
-  model = load(str(run.directory))
+  try:
+    model = load(f'{run.directory}@{run.meta.step}')
+  except UserError:  # A run in progress has written another one, and removed this one.
+    model = load(str(run.directory))
   config = model.config
   assert isinstance(config.data, TextConfig)
   corpus, name = held_out.held_out_tokens(config.data, model.tokenizer, _MEASURED)

@@ -73,7 +73,7 @@ def build(
   Args:
     runs: work directories; one that is given again is shown once.
     models: look into the models of at most so many runs, the last ones.
-    load: loads the newest model of a work directory; None: onto all devices.
+    load: loads the model of DIR or DIR@STEP; None: onto all devices.
   """
   library = _library()
   by_target, notes = {}, []  # links followed
