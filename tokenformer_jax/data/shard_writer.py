@@ -111,11 +111,13 @@ class ShardBuild:
 
   def write(self, tokenizer: Tokenizer) -> Shard:
     """Write the shard and its record."""
-    bad: list[str] = []  # An error itself would keep its row in memory.
-    dtype = np.dtype(self.dtype)
+    bad, named, dtype = 0, list[str](), np.dtype(self.dtype)
 
     def leave_out(error: UserError) -> None:
-      bad.append(str(error))
+      nonlocal bad
+      bad += 1
+      if len(named) < NAMED_BAD:
+        named.append(str(error))
 
     with shards.temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
       files = {s: stack.enter_context(open(temporary / s, 'w+b')) for s in SPLITS}
@@ -133,7 +135,7 @@ class ShardBuild:
         tokens.write(temporary / 'array', np.memmap(train.name, dtype, 'r'))
         array_files = shards.put_array(temporary / 'array', self.folder / self.name)
     splits = {split: writer.result() for split, writer in writers.items()}
-    shard = Shard(self.name, splits, array_files, tuple(bad[:NAMED_BAD]), len(bad))
+    shard = Shard(self.name, splits, array_files, tuple(named), bad)
     record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
     shards.put_json(self.folder, record_name(self.name), record)
     return shard

@@ -7,7 +7,7 @@ subsets.py         the tokens to extract or to keep
 merging.py         the tokens of another run behind one's own
 groups.py          where each group of tokens comes from
 grow_run.py        from one work directory to another, whole or not at all
-check_capacity.py  the memory that an action needs
+check_capacity.py  the memory and the disk that an action needs
 verify.py          the outputs of two models on the same batch
 diff_table.py      the printed table of changes
 derivation.py      from an open checkpoint to a new run: tables, checks, outputs, writing

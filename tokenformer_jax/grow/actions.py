@@ -139,8 +139,11 @@ class Growable:
         the outputs. Nothing is written then.
     """
     keys = {
-      **{'scale': scale, 'new_keys': new_keys, 'new_values': new_values},
-      **{'new_score': new_score, 'noise': noise},
+      'scale': scale,
+      'new_keys': new_keys,
+      'new_values': new_values,
+      'new_score': new_score,
+      'noise': noise,
     }
     given = {key: value for key, value in keys.items() if value is not None}
     how = growth(method, moments=moments, step=step, seed=seed, place=place, **given)

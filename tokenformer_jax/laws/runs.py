@@ -82,7 +82,7 @@ def read(workdir: str) -> FinishedRun:
       f'{workdir} is not finished: it is at {at}; finish it by `train --workdir={workdir}`, or '
       'leave it out'
     )
-  meta, loss = _meta(path), losses[-1]
+  meta, loss = checkpoint.open_directory(path).meta, losses[-1]
   batches = batches_lib.of_run(meta, config.data)
   return FinishedRun(
     name=workdir,
@@ -103,11 +103,6 @@ def is_finished(workdir: paths.Path, steps: int) -> bool:
 def last_losses(lines: Sequence[dict[str, float]], steps: int) -> list[float | None]:
   """Return the losses of the last step among a run's figures."""
   return [line['eval/loss'] for line in lines if line['step'] == steps and 'eval/loss' in line]
-
-
-def _meta(path: paths.Path) -> Meta:
-  meta = checkpoint.open_directory(path).meta
-  return meta
 
 
 def _has_decayed(config: Config) -> bool:
