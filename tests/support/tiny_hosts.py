@@ -47,7 +47,7 @@ def environment(devices: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def started(
-  arguments: Sequence[str], processes: int, devices: int, *, heartbeat: int = HEARTBEAT
+  arguments: Sequence[str], processes: int, devices: int
 ) -> Iterator[list[subprocess.Popen]]:
   """Starts them; those that are left at the end are killed."""
   port, running = free_port(), []
@@ -55,7 +55,7 @@ def started(
     for i in range(processes):
       running.append(
         subprocess.Popen(
-          [*arguments, *flags(processes, i, port, heartbeat_timeout=heartbeat)],
+          [*arguments, *flags(processes, i, port)],
           stdout=subprocess.PIPE,
           stderr=subprocess.PIPE,
           text=True,
