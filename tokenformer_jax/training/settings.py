@@ -24,10 +24,11 @@ def doubts(config: Config, growth: LastGrowth | None) -> list[str]:
         f'config.data.sequence_length={length}; take less than {length}, or 0 and '
         f'--clip_positions={clip} when longer texts are written'
       )
-    if getattr(layer.mixer, 'score_cap', 0) and kernel == 'cudnn':
+    cap = getattr(layer.mixer, 'score_cap', 0)
+    if cap and kernel == 'cudnn':
       sentences.append(
-        f'config.{layer_path(name)}.mixer.score_cap={layer.mixer.score_cap:g} is not known to '
-        'cuDNN, so that XLA computes this attention, more slowly and with more memory'
+        f'config.{layer_path(name)}.mixer.score_cap={cap:g} is unknown to cuDNN, so XLA computes '
+        'this attention, more slowly and with more memory'
       )
   steps, warmup = config.train.steps, config.optim.warmup_steps
   begin = schedules.first_update(config.optim, growth)
