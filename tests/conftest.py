@@ -114,3 +114,11 @@ def make(source, tmp_path):
 def one_device(monkeypatch):
   """Runs see one device, so that they compile faster."""
   monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
+
+
+@pytest.fixture(scope='module')
+def one_device_in_module():
+  """Runs of a module, its fixtures too, see one device."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
+    yield
