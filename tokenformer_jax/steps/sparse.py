@@ -4,6 +4,8 @@ For each array of parameter tokens an array [..., N] of 1 and 0, uint8, says whi
 state of a run has them as `trained`: they are stored, sharded and restored as its other arrays are.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -26,7 +28,7 @@ def axes(definition: Definition) -> Params:
   )
 
 
-def keep(trained: Params, info: Params, tree: Params) -> Params:
+def keep(trained: Params, info: Params, tree: Any) -> Any:
   """Return a tree like the parameters, with zeros in the place of all that does not train."""
 
   def kept(info: ParamInfo, trained: jax.Array, array: jax.Array) -> jax.Array:
