@@ -20,6 +20,7 @@ from tokenformer_jax.config import (
   PositionScaleConfig,
   PostNormConfig,
   RotaryConfig,
+  SandwichConfig,
   SkiplessConfig,
 )
 
@@ -95,4 +96,13 @@ MODELS = {
   'experts': mixture('fine-grained', dense=True, tied_head=False),
   'experts of tokens': mixture('sparse', tied_head=False),
   'few key heads': few_key_heads(),
+  'sandwich': _with_layer(
+    with_mixer(
+      tiny_model(tied_head=False, norm='rms_offset', window=5, logit_cap=2.0),
+      qk_norm='rms_offset',
+      score_cap=1.5,
+      score_width=3.0,
+    ),
+    wiring=SandwichConfig(),
+  ),
 }

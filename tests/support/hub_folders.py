@@ -37,6 +37,8 @@ KEYS = {
   'mistral': {**_LLAMA, 'sliding_window': 5, 'head_dim': 6},
   'qwen2': {**_LLAMA, **_WINDOWS, 'tie_word_embeddings': True},
   'qwen3': {**_LLAMA, 'head_dim': 6, 'attention_bias': True, 'rope_scaling': _YARN},
+  'smollm3': {**_LLAMA, 'no_rope_layer_interval': 2, 'attention_bias': True},
+  'phi3': {**_LLAMA, 'partial_rotary_factor': 0.5, 'sliding_window': 5},
   'gemma': {**_LLAMA, 'num_key_value_heads': 1, 'head_dim': 8, 'hidden_act': 'gelu'},
   'mixtral': {**_LLAMA, 'num_local_experts': 4},
   'qwen2_moe': {**_LLAMA, **_EXPERTS, 'shared_expert_intermediate_size': 12},
@@ -69,7 +71,7 @@ def write_model(
   layout = tensor_layout.layout(model, family.rules)
   shapes = {name: entry.shape for name, entry in layout.items()}
   tensor_files.write(folder, dtype, shapes, tensor_layout.stream(layout, read))
-  (folder / 'config.json').write_text(json.dumps({'eos_token_id': 0, **keys}))
+  (folder / 'config.json').write_text(json.dumps({'eos_token_id': 0, 'pad_token_id': 0, **keys}))
 
 
 def made(params: Any) -> Any:

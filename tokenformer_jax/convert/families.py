@@ -21,6 +21,7 @@ from tokenformer_jax.config.feed_forward import (
   LossBalanceConfig,
 )
 from tokenformer_jax.config.mixers import width_of_heads
+from tokenformer_jax.config.model import BASE, Layers
 from tokenformer_jax.convert.family import SCALINGS, Family
 from tokenformer_jax.convert.gpt_families import GPT_FAMILIES
 from tokenformer_jax.convert.hub_keys import Keys
@@ -36,17 +37,24 @@ def match(model: ModelConfig) -> tuple[Family, dict[str, Any]] | None:
 
   It is exactly of a family if the keys that the family reads make the same model.
   """
-  values = _all_keys(model)
+  values, wanted = _all_keys(model), _computed(model)
   for family in FAMILIES.values():
     keys = Keys(values, 'the model', family.defaults)
     try:
       same = family.to_model(keys)
     except UserError:  # It has sizes that the family cannot have.
       continue
-    if without_training(same) == without_training(model):
+    if _computed(same) == wanted:
       kind = {'architectures': [family.architecture], 'model_type': family.kind}
       return family, {**kind, **{k: v for k, v in values.items() if k in keys.read}}
   return None
+
+
+def _computed(model: ModelConfig) -> tuple[ModelConfig, list[LayerConfig]]:
+  """Return what decides whether models are equal, whatever the names of their layers."""
+  plain = without_training(model)
+  unnamed = dataclasses.replace(plain, pattern=BASE, layer=LayerConfig(), variants=Layers())
+  return unnamed, plain.in_order
 
 
 def without_training(model: ModelConfig) -> ModelConfig:
@@ -70,7 +78,8 @@ def without_training(model: ModelConfig) -> ModelConfig:
 
 def _all_keys(model: ModelConfig) -> dict[str, Any]:
   """Return the keys of all families for a model; empty if it is of none."""
-  mixer, ffn = model.layer.mixer, model.layer.ffn
+  layers = model.in_order
+  mixer, ffn = layers[0].mixer, layers[0].ffn
   mlp = ffn.expert if isinstance(ffn, ExpertsConfig) else ffn
   if not (
     isinstance(model, LMConfig)
@@ -79,7 +88,7 @@ def _all_keys(model: ModelConfig) -> dict[str, Any]:
     and isinstance(mlp, MLPConfig)
   ):
     return {}
-  windows = [getattr(layer.mixer, 'window', 0) for layer in model.in_order]
+  windows = [getattr(layer.mixer, 'window', 0) for layer in layers]
   kinds = ['sliding_attention' if window else 'full_attention' for window in windows]
   values = {
     'vocab_size': model.vocab_size,
@@ -100,7 +109,7 @@ def _all_keys(model: ModelConfig) -> dict[str, Any]:
     'sliding_window': max(windows) or None,
     'use_sliding_window': any(windows),
     'layer_types': kinds,
-    'use_parallel_residual': isinstance(model.layer.wiring, ParallelConfig),
+    'use_parallel_residual': isinstance(layers[0].wiring, ParallelConfig),
     # GPT-2 has names of its own.
     'n_embd': model.width,
     'n_inner': mlp.width,
@@ -110,8 +119,11 @@ def _all_keys(model: ModelConfig) -> dict[str, Any]:
     'activation_function': _ACTIVATIONS[mlp.activation],
     'layer_norm_epsilon': model.norm_epsilon,
   }
-  if isinstance(mixer.positions, RotaryConfig):
-    values |= _rotary_keys(mixer.positions)
+  positions = [getattr(layer.mixer, 'positions', None) for layer in layers]
+  rotations = [own for own in positions if isinstance(own, RotaryConfig)]
+  values['no_rope_layers'] = [int(own in rotations) for own in positions]
+  if rotations:
+    values |= _rotary_keys(rotations[0])
   if isinstance(ffn, ExpertsConfig):
     values |= {
       'moe_intermediate_size': mlp.width,
@@ -138,4 +150,5 @@ def _rotary_keys(rotary: RotaryConfig) -> dict[str, Any]:
     'rope_theta': rotary.base,
     'rope_scaling': table if given else None,
     'rope_parameters': {'rope_theta': rotary.base, **table},
+    **({'partial_rotary_factor': rotary.fraction} if rotary.fraction != 1 else {}),
   }

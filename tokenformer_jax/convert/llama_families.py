@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from tokenformer_jax.config import (
@@ -10,15 +11,19 @@ from tokenformer_jax.config import (
   LayerConfig,
   LMConfig,
   MLPConfig,
+  NoPositionsConfig,
+  RotaryConfig,
   RouterConfig,
   SoftmaxConfig,
 )
 from tokenformer_jax.config.layer import Norm
+from tokenformer_jax.config.mixers import width_of_heads
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.convert.family import (
   ACTIVATIONS,
   Family,
   check_heads,
+  check_rotated,
   linear,
   norm,
   rotary,
@@ -29,6 +34,7 @@ from tokenformer_jax.convert.tensor_layout import Rule
 
 _COUNTS = ('num_experts', 'num_local_experts')  # transformers has both for some families
 _WINDOWED = 'local'  # the variant with a window, in models that have layers without
+_UNROTATED = 'unrotated'  # the variant without positions, in models that have layers with them
 
 
 def _decoder(
@@ -36,6 +42,7 @@ def _decoder(
   ffn: MLPConfig | ExpertsConfig,
   *,
   norm: Norm = 'rms',
+  positions: RotaryConfig | None = None,
   qkv_bias: bool = False,
   proj_bias: bool = False,
   tied: bool = False,
@@ -56,7 +63,7 @@ def _decoder(
     heads=heads,
     kv_heads=0 if kv_heads == heads else kv_heads,
     head_width=0 if head_width * heads == width else head_width,
-    positions=rotary(keys),
+    positions=positions or rotary(keys),
     qkv=DenseConfig(bias=qkv_bias),
     proj=DenseConfig(bias=proj_bias),
     **mixer,
@@ -99,6 +106,41 @@ def _qwen3(keys: Keys) -> LMConfig:
   bias = keys.flag('attention_bias', False)
   model = _decoder(keys, _gated(keys), qkv_bias=bias, proj_bias=bias, qk_norm='rms')
   return _with_windows(keys, model)
+
+
+def _smollm3(keys: Keys) -> LMConfig:
+  model = _llama(keys)
+  depth, rotated = model.depth, keys.get('no_rope_layers')
+  if rotated is None:
+    interval = keys.whole('no_rope_layer_interval', 4)
+    rotated = [int((layer + 1) % interval != 0) for layer in range(depth)]
+  if not isinstance(rotated, list) or len(rotated) < depth or not set(rotated) <= {0, 1}:
+    raise keys.refusal('no_rope_layers', f'{depth} of 0 or 1, 1 for a layer with rotation')
+  window = _window(keys) if keys.flag('use_sliding_window', False) else 0
+  windowed = [bool(window) and not is_rotated for is_rotated in rotated]
+  if keys.get('layer_types') is not None:
+    windowed = _windowed_layers(keys, depth)
+  variants = {
+    _WINDOWED: _with(model.layer, window=window),
+    _UNROTATED: _with(model.layer, positions=NoPositionsConfig()),
+    f'{_UNROTATED}_{_WINDOWED}': _with(model.layer, positions=NoPositionsConfig(), window=window),
+  }
+  names = [
+    '_'.join([_UNROTATED] * (not is_rotated) + [_WINDOWED] * has_window) or BASE
+    for is_rotated, has_window in zip(rotated, windowed, strict=False)
+  ]
+  return with_kinds(model, names, variants)
+
+
+def _phi3(keys: Keys) -> LMConfig:
+  # Which of the two tables of a `longrope` is used depends on the length of each text.
+  positions = rotary(keys, fraction=keys.number('partial_rotary_factor', 1.0), scalings=())
+  model = _decoder(keys, _gated(keys), positions=positions, window=_window(keys))
+  head_width = width_of_heads(model.layer.mixer, model.width)
+  check_rotated(keys, 'partial_rotary_factor', head_width, positions.fraction)
+  keys.get('original_max_position_embeddings')  # of `longrope`
+  keys.only('attention_bias', False)
+  return model
 
 
 def _gemma(keys: Keys) -> LMConfig:
@@ -161,12 +203,14 @@ def _with_windows(keys: Keys, model: LMConfig) -> LMConfig:
   windowed = _windowed_layers(keys, model.depth)
   if not any(windowed):
     return model
-  mixer = dataclasses.replace(model.layer.mixer, window=keys.whole('sliding_window'))
-  local = dataclasses.replace(model.layer, mixer=mixer)
-  if all(windowed):
-    return dataclasses.replace(model, layer=local)
+  local = _with(model.layer, window=keys.whole('sliding_window'))
   names = [_WINDOWED if is_windowed else BASE for is_windowed in windowed]
   return with_kinds(model, names, {_WINDOWED: local})
+
+
+def _with(layer: LayerConfig, **mixer: Any) -> LayerConfig:
+  """Return the layer with other keys of its attention."""
+  return dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, **mixer))
 
 
 def _windowed_layers(keys: Keys, depth: int) -> list[bool]:
@@ -181,6 +225,8 @@ def _windowed_layers(keys: Keys, depth: int) -> list[bool]:
   names = ('full_attention', 'sliding_attention')
   if not isinstance(kinds, list) or len(kinds) != depth or any(k not in names for k in kinds):
     raise keys.refusal('layer_types', f'{depth} of {" or ".join(names)}')
+  if not windows and names[1] in kinds:
+    raise keys.refusal('layer_types', f'{names[0]} alone without use_sliding_window')
   return [windows and kind == names[1] for kind in kinds]
 
 
@@ -212,6 +258,14 @@ _ATTENTION = (
 )
 _END = (*norm('model.norm', 'final_norm'), Rule('lm_head.weight', ('head',)))
 _LLAMA_RULES = (*_ATTENTION, *_mlp_rules(f'{_L}.mlp', 'ffn'), *_END)
+_FUSED = {  # by the name of a matrix that holds others side by side
+  'self_attn.qkv_proj': [f'attention/{name}/kernel' for name in ('query', 'key', 'value')],
+  'mlp.gate_up_proj': ['ffn/gate/kernel', 'ffn/up/kernel'],
+}
+_PHI3_RULES = (
+  *(rule for rule in _LLAMA_RULES if rule.paths[0] not in chain(*_FUSED.values())),
+  *(Rule(f'{_L}.{name}.weight', tuple(ours), 'transposed') for name, ours in _FUSED.items()),
+)
 _MIXTRAL_RULES = (
   *_ATTENTION,
   *_experts_rules(f'{_L}.block_sparse_moe', gate='w1', down='w2', up='w3'),
@@ -239,6 +293,25 @@ LLAMA_FAMILIES = (
     _qwen3,
     _LLAMA_RULES,
     {**_QWEN, 'num_key_value_heads': 32, 'head_dim': 128},
+  ),
+  Family(
+    'smollm3',
+    'SmolLM3ForCausalLM',
+    _smollm3,
+    _LLAMA_RULES,
+    {
+      'max_position_embeddings': 32768,
+      'num_key_value_heads': 4,
+      'rope_theta': 2e6,
+      'tie_word_embeddings': True,
+    },
+  ),
+  Family(
+    'phi3',
+    'Phi3ForCausalLM',
+    _phi3,
+    _PHI3_RULES,
+    {'max_position_embeddings': 4096, 'rms_norm_eps': 1e-5},
   ),
   Family(
     'gemma',
