@@ -78,8 +78,7 @@ def serving() -> Iterator[Server]:
 
 def use(patch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
   """Has `huggingface_hub` in this process take a server for the hub, with an empty cache."""
-  import huggingface_hub  # noqa: PLC0415 (slow)
-  from huggingface_hub import constants  # noqa: PLC0415
+  from huggingface_hub import constants  # noqa: PLC0415 (slow)
 
   patch.setattr(constants, 'ENDPOINT', url)
   template = f'{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}'
@@ -87,7 +86,6 @@ def use(patch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
   patch.setattr(constants, 'HF_HUB_CACHE', str(cache / 'hub'))
   patch.setattr(constants, 'HF_TOKEN_PATH', str(cache / 'token'))
   patch.setattr(constants, 'HF_HUB_OFFLINE', False)
-  patch.setattr(huggingface_hub.hf_api.api, 'endpoint', url)
   patch.delenv('HF_TOKEN', raising=False)
   patch.setenv('no_proxy', '127.0.0.1')
 

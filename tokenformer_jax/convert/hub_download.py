@@ -36,13 +36,13 @@ def find(source: str | os.PathLike[str], tokenizer: str = '') -> Path:
   path, named = paths.local(source), _NAME.fullmatch(os.fspath(source))
   if path.exists() or not named or path.suffix in (*tensor_files.SUFFIXES, '.json'):
     return path
-  import huggingface_hub  # noqa: PLC0415 (slow, and only needed here)
+  from huggingface_hub import snapshot_download, utils  # noqa: PLC0415 (slow)
 
   if not sys.stderr.isatty():
-    huggingface_hub.utils.disable_progress_bars()
-  download = functools.partial(huggingface_hub.snapshot_download, named[1], revision=named[2])
+    utils.disable_progress_bars()
+  download = functools.partial(snapshot_download, named[1], revision=named[2])
   try:
-    huggingface_hub.utils.validate_repo_id(named[1])
+    utils.validate_repo_id(named[1])
     folder = _fetch(named[1], named[2], download, tokenizer)
   except (UserError, TransientError):
     raise
@@ -54,11 +54,10 @@ def find(source: str | os.PathLike[str], tokenizer: str = '') -> Path:
 
 def _fetch(name: str, revision: str | None, download: Callable[..., str], tokenizer: str) -> Path:
   """Return the folder with all that a conversion reads."""
-  import huggingface_hub  # noqa: PLC0415
-  from huggingface_hub import errors  # noqa: PLC0415
+  from huggingface_hub import HfApi, errors  # noqa: PLC0415
 
   try:
-    listed = huggingface_hub.HfApi().model_info(name, revision=revision).siblings or ()
+    listed = HfApi().model_info(name, revision=revision).siblings or ()
     files = [one.rfilename for one in listed if '/' not in one.rfilename]
   except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
     raise
