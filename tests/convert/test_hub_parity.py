@@ -138,8 +138,9 @@ def test_logits(both, torch):
   np.testing.assert_allclose(got, wanted, atol=1e-5, err_msg='the converted model is another one')
 
 
-# A plain cache, windows, learned positions, layers without rotation, and rotation in part.
-_CACHES = ('llama', 'mistral', 'gpt2', 'smollm3, other options', 'phi3')
+# A plain cache, windows, learned positions, layers without rotation, rotation in
+# part, and a norm of all keys.
+_CACHES = ('llama', 'mistral', 'gpt2', 'smollm3, other options', 'phi3', 'olmo2')
 
 
 @pytest.mark.parametrize('both', take(MODELS, _CACHES), indirect=True)

@@ -96,7 +96,9 @@ MODELS = {
   'experts': mixture('fine-grained', dense=True, tied_head=False),
   'experts of tokens': mixture('sparse', tied_head=False),
   'few key heads': few_key_heads(),
-  'sandwich': _with_layer(
-    tiny_model(tied_head=False, norm='rms_offset', window=5), wiring=SandwichConfig()
+  'sandwich': with_mixer(
+    _with_layer(tiny_model(tied_head=False, norm='rms_offset', window=5), wiring=SandwichConfig()),
+    kv_heads=2,
+    qk_norm='rms_joint',
   ),
 }

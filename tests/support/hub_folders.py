@@ -39,6 +39,7 @@ KEYS = {
   'qwen3': {**_LLAMA, 'head_dim': 6, 'attention_bias': True, 'rope_scaling': _YARN},
   'smollm3': {**_LLAMA, 'no_rope_layer_interval': 2, 'attention_bias': True},
   'phi3': {**_LLAMA, 'partial_rotary_factor': 0.5, 'sliding_window': 5},
+  'olmo2': {**_LLAMA, 'head_dim': 6, 'attention_bias': True},
   'gemma': {**_LLAMA, 'num_key_value_heads': 1, 'head_dim': 8, 'hidden_act': 'gelu'},
   'mixtral': {**_LLAMA, 'num_local_experts': 4},
   'qwen2_moe': {**_LLAMA, **_EXPERTS, 'shared_expert_intermediate_size': 12},

@@ -165,9 +165,10 @@ class SoftmaxConfig:
     0, 'G, heads of keys and values, each for H / G heads of queries. 0: heads', least=0
   )
   head_width: Int = key(0, 'K, the width of a head. 0: model.width / heads', least=0)
-  qk_norm: Literal['none', 'rms'] = key(
+  qk_norm: Literal['none', 'rms', 'rms_joint'] = key(
     'none',
-    'RMSNorm of the queries and keys of each head, with a scale for all heads, before rotation',
+    'RMSNorm of the queries and keys of each head, with a scale for all heads, before rotation; or '
+    'of all heads together, with a scale for each entry, as in OLMo 2',
   )
 
   @property

@@ -14,6 +14,7 @@ from tokenformer_jax.config import (
   NoPositionsConfig,
   RotaryConfig,
   RouterConfig,
+  SandwichConfig,
   SoftmaxConfig,
 )
 from tokenformer_jax.config.layer import Norm
@@ -143,6 +144,12 @@ def _phi3(keys: Keys) -> LMConfig:
   return model
 
 
+def _olmo2(keys: Keys) -> LMConfig:
+  bias, wiring = keys.flag('attention_bias', False), SandwichConfig(before=False)
+  model = _decoder(keys, _gated(keys), qkv_bias=bias, proj_bias=bias, qk_norm='rms_joint')
+  return dataclasses.replace(model, layer=dataclasses.replace(model.layer, wiring=wiring))
+
+
 def _gemma(keys: Keys) -> LMConfig:
   keys.only('use_bidirectional_attention', False)
   # Files of the first Gemma have a hidden_act that this newer key corrects.
@@ -266,6 +273,11 @@ _PHI3_RULES = (
   *(rule for rule in _LLAMA_RULES if rule.paths[0] not in chain(*_FUSED.values())),
   *(Rule(f'{_L}.{name}.weight', tuple(ours), 'transposed') for name, ours in _FUSED.items()),
 )
+_OLMO2_RULES = (
+  *(rule for rule in _LLAMA_RULES if not rule.paths[0].startswith(('attention_norm', 'ffn_norm'))),
+  *norm(f'{_L}.post_attention_layernorm', 'attention_after_norm'),
+  *norm(f'{_L}.post_feedforward_layernorm', 'ffn_after_norm'),
+)
 _MIXTRAL_RULES = (
   *_ATTENTION,
   *_experts_rules(f'{_L}.block_sparse_moe', gate='w1', down='w2', up='w3'),
@@ -313,6 +325,7 @@ LLAMA_FAMILIES = (
     _PHI3_RULES,
     {'max_position_embeddings': 4096, 'rms_norm_eps': 1e-5},
   ),
+  Family('olmo2', 'Olmo2ForCausalLM', _olmo2, _OLMO2_RULES, {'rms_norm_eps': 1e-5}),
   Family(
     'gemma',
     'GemmaForCausalLM',
