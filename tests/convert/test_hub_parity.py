@@ -51,6 +51,38 @@ MODELS = {  # the family, and changes of its tiny model
       'rope_scaling': {'rope_type': 'linear', 'rope_theta': 1e4, 'factor': 2.0},
     },
   ),
+  'gemma2, other options': (
+    'gemma2',
+    {
+      'hidden_activation': 'gelu',
+      'layer_types': ['full_attention', 'sliding_attention'],
+      'attn_logit_softcapping': None,
+      'final_logit_softcapping': None,
+      'attention_bias': True,
+      'tie_word_embeddings': False,
+      'query_pre_attn_scalar': 6,
+      'rope_scaling': {'rope_type': 'linear', 'rope_theta': 5e5, 'factor': 2.0},
+    },
+  ),
+  'gemma3_text, other options': (
+    'gemma3_text',
+    {
+      'layer_types': ['full_attention', 'sliding_attention', 'sliding_attention'],
+      'num_hidden_layers': 3,
+      'final_logit_softcapping': 1.5,
+      'attention_bias': True,
+      'rope_scaling': None,
+      'rope_parameters': {
+        'full_attention': {
+          'rope_type': 'yarn',
+          'rope_theta': 1e4,
+          'factor': 8.0,
+          'original_max_position_embeddings': 16,
+        },
+        'sliding_attention': {'rope_type': 'linear', 'rope_theta': 50.0, 'factor': 2.0},
+      },
+    },
+  ),
   'gpt2, other options': (
     'gpt2',
     {'n_inner': 24, 'activation_function': 'relu', 'tie_word_embeddings': False},
@@ -138,8 +170,10 @@ def test_logits(both, torch):
   np.testing.assert_allclose(got, wanted, atol=1e-5, err_msg='the converted model is another one')
 
 
-# A plain cache, windows, learned positions, layers without rotation, and rotation in part.
-_CACHES = ('llama', 'mistral', 'gpt2', 'smollm3, other options', 'phi3')
+# A plain cache, windows, learned positions, layers without rotation, rotation in part, a norm of
+# all keys, a cap of scores, and two rotations.
+_CACHES = ('llama', 'mistral', 'gpt2', 'smollm3, other options', 'phi3', 'olmo2', 'gemma2')
+_CACHES += ('gemma3_text',)
 
 
 @pytest.mark.parametrize('both', take(MODELS, _CACHES), indirect=True)
@@ -203,7 +237,7 @@ FOLDERS = {
     'llama',
   ),
   **{kind: ({}, kind) for kind in ('gemma', 'gpt2', 'gpt_neox', 'qwen2', 'qwen3', 'qwen2_moe')},
-  **{kind: ({}, kind) for kind in ('olmo2', 'smollm3')},
+  **{kind: ({}, kind) for kind in ('olmo2', 'smollm3', 'gemma2', 'gemma3_text')},
 }
 
 

@@ -72,7 +72,7 @@ def test_tokens_beside_all_matrices_change_no_logit(kind):
 _DEEPER = {'qwen2': 'layer*2 local*2', 'smollm3': '(layer unrotated)*2'}
 
 
-@_families('gpt_neox', 'llama', 'mixtral', *_DEEPER)
+@_families('gpt_neox', 'llama', 'mixtral', 'olmo2', *_DEEPER)
 def test_layers_and_experts_change_no_logit(kind):
   source, params = hub_folders.model(kind), hub_folders.params(kind)
   target = layers.wanted(source, None if kind in _DEEPER else 4, _DEEPER.get(kind))
@@ -135,7 +135,7 @@ def test_the_grown_model_on_several_devices_and_token_by_token(kind):
     assert written.tolist() == likeliest[start:-1].tolist(), 'the cache changes the text'
 
 
-@_families('gemma', 'gpt2', 'qwen2_moe', 'qwen3', 'smollm3')
+@_families('gemma', 'gpt2', 'olmo2', 'qwen2_moe', 'qwen3', 'smollm3')
 def test_a_wider_model_computes_the_same(kind):
   source, params = hub_folders.model(kind), hub_folders.params(kind)
   several = len({*widen.sizes(source).hidden}) > 1

@@ -29,6 +29,7 @@ from tokenformer_jax.convert.llama_families import LLAMA_FAMILIES
 from tokenformer_jax.errors import UserError
 
 FAMILIES = {family.kind: family for family in (*LLAMA_FAMILIES, *GPT_FAMILIES)}
+_KINDS = ('full_attention', 'sliding_attention')  # of layers without and with a window
 _ACTIVATIONS = {'gelu': 'gelu', 'gelu_tanh': 'gelu_new', 'relu': 'relu', 'silu': 'silu'}
 
 
@@ -89,7 +90,7 @@ def _all_keys(model: ModelConfig) -> dict[str, Any]:
   ):
     return {}
   windows = [getattr(layer.mixer, 'window', 0) for layer in layers]
-  kinds = ['sliding_attention' if window else 'full_attention' for window in windows]
+  kinds = [_KINDS[bool(window)] for window in windows]
   values = {
     'vocab_size': model.vocab_size,
     'hidden_size': model.width,
@@ -100,6 +101,7 @@ def _all_keys(model: ModelConfig) -> dict[str, Any]:
     'head_dim': width_of_heads(mixer, model.width),
     'max_position_embeddings': model.max_length,
     'hidden_act': _ACTIVATIONS[mlp.activation],
+    'hidden_activation': _ACTIVATIONS[mlp.activation],
     'rms_norm_eps': model.norm_epsilon,
     'layer_norm_eps': model.norm_epsilon,
     'tie_word_embeddings': model.tied_head,
@@ -109,6 +111,9 @@ def _all_keys(model: ModelConfig) -> dict[str, Any]:
     'sliding_window': max(windows) or None,
     'use_sliding_window': any(windows),
     'layer_types': kinds,
+    'query_pre_attn_scalar': int(mixer.score_width) or width_of_heads(mixer, model.width),
+    'attn_logit_softcapping': mixer.score_cap or None,
+    'final_logit_softcapping': model.logit_cap or None,
     'use_parallel_residual': isinstance(layers[0].wiring, ParallelConfig),
     # GPT-2 has names of its own.
     'n_embd': model.width,
@@ -124,6 +129,11 @@ def _all_keys(model: ModelConfig) -> dict[str, Any]:
   values['no_rope_layers'] = [int(own in rotations) for own in positions]
   if rotations:
     values |= _rotary_keys(rotations[0])
+  by_kind = dict(zip(kinds, positions, strict=True))
+  if mixer.qk_norm == 'rms_offset' and len(rotations) == len(layers):  # a table each, in Gemma 3
+    full, local = (by_kind.get(kind, mixer.positions) for kind in _KINDS)
+    tables = {kind: _rotary_keys(own)['rope_parameters'] for kind, own in by_kind.items()}
+    values |= {**_rotary_keys(full), 'rope_local_base_freq': local.base, 'rope_parameters': tables}
   if isinstance(ffn, ExpertsConfig):
     values |= {
       'moe_intermediate_size': mlp.width,

@@ -119,6 +119,27 @@ def rotary(
   )
 
 
+def rotary_by_kind(keys: Keys) -> list[RotaryConfig]:
+  """Return the rotation of layers without a window, and that of the others: Gemma 3.
+
+  Each has a table in `rope_parameters`. In older files `rope_scaling` is of the first kind alone,
+  and wins.
+  """
+  tables, made = keys.table('rope_parameters'), []
+  for kind, name, base in (
+    ('full_attention', 'rope_theta', 1e6),
+    ('sliding_attention', 'rope_local_base_freq', 1e4),
+  ):
+    table = tables.table(kind)
+    base = table.number('rope_theta', keys.number(name, base))
+    if not made and keys.get('rope_scaling'):
+      table = keys.table('rope_scaling')
+      base = table.number('rope_theta', base)
+    table.only('partial_rotary_factor', 1)
+    made.append(RotaryConfig(1.0, base, scaling=_scaling(table, tuple(SCALINGS))))
+  return made
+
+
 def check_rotated(keys: Keys, name: str, head_width: int, fraction: float) -> None:
   """Check that an even number of the entries of a head is rotated."""
   rotated = int(head_width * fraction)

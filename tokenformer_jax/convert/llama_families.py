@@ -1,7 +1,7 @@
 """Llama and the families that vary it: Mistral, Qwen, Gemma and their mixtures of experts."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,6 +14,7 @@ from tokenformer_jax.config import (
   NoPositionsConfig,
   RotaryConfig,
   RouterConfig,
+  SandwichConfig,
   SoftmaxConfig,
 )
 from tokenformer_jax.config.layer import Norm
@@ -27,6 +28,7 @@ from tokenformer_jax.convert.family import (
   linear,
   norm,
   rotary,
+  rotary_by_kind,
   with_kinds,
 )
 from tokenformer_jax.convert.hub_keys import Keys
@@ -143,18 +145,68 @@ def _phi3(keys: Keys) -> LMConfig:
   return model
 
 
+def _olmo2(keys: Keys) -> LMConfig:
+  bias, wiring = keys.flag('attention_bias', False), SandwichConfig(before=False)
+  model = _decoder(keys, _gated(keys), qkv_bias=bias, proj_bias=bias, qk_norm='rms_joint')
+  return dataclasses.replace(model, layer=dataclasses.replace(model.layer, wiring=wiring))
+
+
 def _gemma(keys: Keys) -> LMConfig:
-  keys.only('use_bidirectional_attention', False)
   # Files of the first Gemma have a hidden_act that this newer key corrects.
   name = 'hidden_activation' if keys.get('hidden_activation') else 'hidden_act'
   activation = keys.choice(name, ACTIVATIONS, 'gelu_pytorch_tanh')
   if name == 'hidden_act' and activation == 'gelu':
     activation = 'gelu_tanh'  # that Gemma was trained with, and transformers computes
+  return _gemma_decoder(keys, activation)
+
+
+def _gemma2(keys: Keys) -> LMConfig:
+  return _sandwich(keys, 2, score_cap=_cap(keys, 'attn_logit_softcapping'))
+
+
+def _gemma3(keys: Keys) -> LMConfig:
+  keys.only('attn_logit_softcapping')  # which transformers does not apply
+  every = keys.whole('sliding_window_pattern', 6)
+  keys.get('_sliding_window_pattern')  # a copy that transformers saves
+  full, local = rotary_by_kind(keys)
+  return _sandwich(keys, every, {'positions': local}, positions=full, qk_norm='rms_offset')
+
+
+def _gemma_decoder(keys: Keys, activation: str, **mixer: Any) -> LMConfig:
+  """Return what all Gemmas have; `mixer` has other keys of the attention."""
+  keys.only('use_bidirectional_attention', False)
   keys.get('hidden_act')
   mlp = MLPConfig(keys.whole('intermediate_size'), activation=activation, gated=True)
   bias = keys.flag('attention_bias', False)
-  model = _decoder(keys, mlp, norm='rms_offset', qkv_bias=bias, proj_bias=bias, tied=True)
-  return dataclasses.replace(model, embedding_scale=True)
+  how = {'norm': 'rms_offset', 'qkv_bias': bias, 'proj_bias': bias, 'tied': True}
+  return dataclasses.replace(_decoder(keys, mlp, **how, **mixer), embedding_scale=True)
+
+
+def _sandwich(keys: Keys, every: int, local: Mapping[str, Any] = {}, **mixer: Any) -> LMConfig:
+  """Return Gemma 2 or 3, where every so many layers one has no window.
+
+  `local` has the keys of the attention of layers with a window, besides `mixer`.
+  """
+  activation = keys.choice('hidden_activation', ACTIVATIONS, 'gelu_pytorch_tanh')
+  model = _gemma_decoder(keys, activation, **mixer)
+  heads, depth = model.layer.mixer.heads, model.depth
+  check_heads(keys, 'num_attention_heads', model.width, heads)
+  width = keys.whole('query_pre_attn_scalar', 256)
+  same = width == width_of_heads(model.layer.mixer, model.width)
+  full = _with(model.layer, score_width=0.0 if same else float(width))
+  full = dataclasses.replace(full, wiring=SandwichConfig())
+  windowed = _layers_with_windows(keys, depth)
+  if windowed is None:
+    windowed = [(layer + 1) % every != 0 for layer in range(depth)]
+  window = keys.whole('sliding_window') if any(windowed) else 0
+  keys.get('sliding_window')
+  model = dataclasses.replace(model, layer=full, logit_cap=_cap(keys, 'final_logit_softcapping'))
+  names = [_WINDOWED if is_windowed else BASE for is_windowed in windowed]
+  return with_kinds(model, names, {_WINDOWED: _with(full, window=window, **local)})
+
+
+def _cap(keys: Keys, name: str) -> float:
+  return 0.0 if keys.get(name) is None else keys.number(name)
 
 
 def _mixtral(keys: Keys) -> LMConfig:
@@ -217,17 +269,24 @@ def _windowed_layers(keys: Keys, depth: int) -> list[bool]:
   """Return whether each layer has a window, by `layer_types` or by the older keys."""
   first = keys.get('max_window_layers', depth)
   windows = keys.flag('use_sliding_window', False) and bool(keys.get('sliding_window'))
-  kinds = keys.get('layer_types')
-  if kinds is None:
+  windowed = _layers_with_windows(keys, depth)
+  if windowed is None:
     if type(first) is not int:
       raise keys.refusal('max_window_layers', 'an integer')
     return [windows and layer >= first for layer in range(depth)]
-  names = ('full_attention', 'sliding_attention')
+  if not windows and any(windowed):
+    raise keys.refusal('layer_types', 'full_attention alone without use_sliding_window')
+  return windowed
+
+
+def _layers_with_windows(keys: Keys, depth: int) -> list[bool] | None:
+  """Return whether each layer has a window by `layer_types`; None: the file has no such key."""
+  kinds, names = keys.get('layer_types'), ('full_attention', 'sliding_attention')
+  if kinds is None:
+    return None
   if not isinstance(kinds, list) or len(kinds) != depth or any(k not in names for k in kinds):
     raise keys.refusal('layer_types', f'{depth} of {" or ".join(names)}')
-  if not windows and names[1] in kinds:
-    raise keys.refusal('layer_types', f'{names[0]} alone without use_sliding_window')
-  return [windows and kind == names[1] for kind in kinds]
+  return [kind == names[1] for kind in kinds]
 
 
 def _mlp_rules(theirs: str, ours: str) -> Iterator[Rule]:
@@ -266,6 +325,12 @@ _PHI3_RULES = (
   *(rule for rule in _LLAMA_RULES if rule.paths[0] not in chain(*_FUSED.values())),
   *(Rule(f'{_L}.{name}.weight', tuple(ours), 'transposed') for name, ours in _FUSED.items()),
 )
+_SANDWICH_RULES = (
+  *(rule for rule in _LLAMA_RULES if rule.paths != ('ffn_norm/scale',)),
+  *norm(f'{_L}.post_attention_layernorm', 'attention_after_norm'),
+  *norm(f'{_L}.pre_feedforward_layernorm', 'ffn_norm'),
+  *norm(f'{_L}.post_feedforward_layernorm', 'ffn_after_norm'),
+)
 _MIXTRAL_RULES = (
   *_ATTENTION,
   *_experts_rules(f'{_L}.block_sparse_moe', gate='w1', down='w2', up='w3'),
@@ -280,6 +345,7 @@ _QWEN_MOE_RULES = (
 )
 
 _QWEN = {'max_position_embeddings': 32768, 'sliding_window': 4096, 'max_window_layers': 28}
+_GEMMA = {'head_dim': 256, 'query_pre_attn_scalar': 256, 'sliding_window': 4096}
 _MISTRAL = {'max_position_embeddings': 131072, 'num_key_value_heads': 8}
 LLAMA_FAMILIES = (
   Family('llama', 'LlamaForCausalLM', _llama, _LLAMA_RULES),
@@ -313,12 +379,33 @@ LLAMA_FAMILIES = (
     _PHI3_RULES,
     {'max_position_embeddings': 4096, 'rms_norm_eps': 1e-5},
   ),
+  Family('olmo2', 'Olmo2ForCausalLM', _olmo2, _SANDWICH_RULES, {'rms_norm_eps': 1e-5}),
   Family(
     'gemma',
     'GemmaForCausalLM',
     _gemma,
     _LLAMA_RULES,
     {'max_position_embeddings': 8192, 'num_key_value_heads': 16, 'head_dim': 256},
+  ),
+  Family(
+    'gemma2',
+    'Gemma2ForCausalLM',
+    _gemma2,
+    _SANDWICH_RULES,
+    {
+      **_GEMMA,
+      'max_position_embeddings': 8192,
+      'num_key_value_heads': 4,
+      'attn_logit_softcapping': 50.0,
+      'final_logit_softcapping': 30.0,
+    },
+  ),
+  Family(
+    'gemma3_text',
+    'Gemma3ForCausalLM',
+    _gemma3,
+    _SANDWICH_RULES,
+    {**_GEMMA, 'max_position_embeddings': 131072, 'num_key_value_heads': 4},
   ),
   Family(
     'mixtral',
