@@ -170,9 +170,10 @@ def test_logits(both, torch):
   np.testing.assert_allclose(got, wanted, atol=1e-5, err_msg='the converted model is another one')
 
 
-# A plain cache, windows, learned positions, layers without rotation, rotation in part, a cap of
-# scores, and two rotations.
-_CACHES = ('llama', 'mistral', 'gpt2', 'smollm3, other options', 'phi3', 'gemma2', 'gemma3_text')
+# A plain cache, windows, learned positions, layers without rotation, rotation in part, a norm of
+# all keys, a cap of scores, and two rotations.
+_CACHES = ('llama', 'mistral', 'gpt2', 'smollm3, other options', 'phi3', 'olmo2', 'gemma2')
+_CACHES += ('gemma3_text',)
 
 
 @pytest.mark.parametrize('both', take(MODELS, _CACHES), indirect=True)
