@@ -38,7 +38,7 @@ from tokenformer_jax.config.arguments import (
   Text,
 )
 from tokenformer_jax.config.section import Bool, Float, Long, Str
-from tokenformer_jax.convert import export, to_run
+from tokenformer_jax.convert import export, hub_download, to_run
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import answers, evaluation
 from tokenformer_jax.decoding import chats as chats_lib
@@ -114,12 +114,13 @@ def bring(
   """Make a run of a folder that transformers loads, or of released TokenFormer weights.
 
     run = tokenformer_jax.bring('llama', 'runs/llama')
+    run = tokenformer_jax.bring('ORG/NAME', 'runs/llama')  # or ORG/NAME@REVISION, from the hub
 
   docs/transformers.md lists the families. The parameters alone are taken: training from the run
   starts with moments of zero.
 
   Args:
-    source: A folder as on the hub, or a file or checkpoint of released weights.
+    source: A folder as on the hub, ORG/NAME[@REVISION] of the hub, or released weights.
     target: The new work directory.
     tokenizer: A tokenizer.json, bytes, or a run whose tokenizer to take; default: the source's.
     sequence_length: For later training; default: 2048, or the fewer positions of a folder.
@@ -135,7 +136,7 @@ def bring(
       missing, the tokenizer does not fit, or the target exists. Nothing is written then.
   """
   to_run.to_jax(
-    paths.local(source),
+    hub_download.find(source, os.fspath(tokenizer)),
     paths.parse_path(target),
     tokenizer=os.fspath(tokenizer),
     sequence_length=sequence_length,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenformer_jax.config import LMConfig
 from tokenformer_jax.convert import families, tensor_files, tensor_layout
 from tokenformer_jax.convert.family import Family
 from tokenformer_jax.convert.hub_keys import Keys, read_json
@@ -21,8 +22,8 @@ _IGNORED = """
   summary_type summary_use_proj task_specific_params gradient_checkpointing pretraining_tp n_ctx
   reorder_and_upcast_attn output_attentions output_hidden_states output_router_logits return_dict
   router_aux_loss_coef router_jitter_noise id2label label2id problem_type chunk_size_feed_forward
-  finetuning_task intermediate_size max_window_layers sliding_window rope_theta is_decoder
-  tie_encoder_decoder
+  auto_map finetuning_task intermediate_size max_window_layers sliding_window rope_theta is_decoder
+  tie_encoder_decoder cache_implementation sliding_window_size
 """
 # Ends of the names of tensors that hold no parameters: masks and frequencies.
 _NO_PARAMETERS = (
@@ -37,8 +38,8 @@ def is_folder(source: Path) -> bool:
   return file.is_file() and bool({'model_type', 'architectures'} & set(read_json(file)))
 
 
-def find(source: Path) -> Weights:
-  """Return the model and the tensors of a folder; a message names its keys that are not known."""
+def find_model(source: Path) -> tuple[Family, LMConfig, list[str]]:
+  """Return the family and the model of a folder, and the keys of its config that are not known."""
   file = source / _CONFIG
   values = read_json(file)
   family = _family(values, file)
@@ -46,7 +47,12 @@ def find(source: Path) -> Weights:
   keys.only('quantization_config')
   keys.only('is_encoder_decoder', False)
   model = family.to_model(keys)
-  unread = keys.unread(_IGNORED.split())
+  return family, model, keys.unread(_IGNORED.split())
+
+
+def find(source: Path) -> Weights:
+  """Return the model and the tensors of a folder; a message names its keys that are not known."""
+  family, model, unread = find_model(source)
   messages.say(
     f'{source} is a {family.architecture}'
     + (f'; not read, because not known: {", ".join(unread)}' if unread else '')
@@ -64,14 +70,17 @@ def find(source: Path) -> Weights:
 
 
 def _family(values: Mapping[str, Any], file: Path) -> Family:
-  if values.get('auto_map'):
+  named, code = values.get('architectures'), values.get('auto_map')
+  architecture = named[0] if isinstance(named, list) and named else ''
+  known = {family.architecture: family for family in families.FAMILIES.values()}
+  theirs = code.get('AutoModelForCausalLM') if isinstance(code, dict) else None
+  # Of two classes of one name transformers takes its own, unless it is told to trust the author's.
+  has_own = architecture in known and f'{theirs}'.endswith(f'.{architecture}')
+  if code and not has_own:
     raise UserError(
       f'{file} has auto_map: its model is computed by Python code of its author, which is never '
       'run here; convert a model of a family that transformers has itself'
     )
-  named = values.get('architectures')
-  architecture = named[0] if isinstance(named, list) and named else ''
-  known = {family.architecture: family for family in families.FAMILIES.values()}
   # Files of older models have model_type alone.
   family = known.get(architecture) if architecture else None
   if not architecture and isinstance(values.get('model_type'), str):
