@@ -45,8 +45,7 @@ def is_folder(source: Path) -> bool:
 def find_model(source: Path) -> tuple[Family, LMConfig, list[str]]:
   """Return the family and the model of a folder, and the keys of its config that are not known."""
   file = source / _CONFIG
-  given = read_json(file)
-  values = _text_model(given, file)
+  values = _text_model(read_json(file), file)
   family = _family(values, file)
   keys = Keys(values, str(file), family.defaults)
   keys.only('quantization_config')
@@ -58,15 +57,14 @@ def find_model(source: Path) -> tuple[Family, LMConfig, list[str]]:
 def find(source: Path) -> Weights:
   """Return the model and the tensors of a folder; a message names its keys that are not known."""
   family, model, unread = find_model(source)
+  tensors = tensor_files.find(source, skipped=lambda name: name.endswith(_NO_PARAMETERS))
+  of_text = {name.removeprefix(_TEXT): t for name, t in tensors.items() if name.startswith(_TEXT)}
   messages.say(
     f'{source} is a {family.architecture}'
-    + ('' if values is given else ' with parts for images, which are left out')
+    + (' with parts for images, which are left out' if of_text else '')
     + (f'; not read, because not known: {", ".join(unread)}' if unread else '')
   )
-  tensors = tensor_files.find(source, skipped=lambda name: name.endswith(_NO_PARAMETERS))
-  if values is not given:
-    own = {name: tensor for name, tensor in tensors.items() if name.startswith(_TEXT)}
-    tensors = {name.removeprefix(_TEXT): tensor for name, tensor in own.items()}
+  tensors = of_text or tensors
   if not any(name.startswith(family.prefix) for name in tensors):  # a model without its head
     tensors = {f'{family.prefix}{name}': tensor for name, tensor in tensors.items()}
   layout = tensor_layout.layout(model, family.rules)
