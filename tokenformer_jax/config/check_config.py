@@ -113,6 +113,7 @@ _OF_LM = (
 def _idle_keys_of_text(data: TextConfig) -> Iterator[tuple[str, str]]:
   if not data.has_chat:
     yield 'data.chat_template', 'data.rows=text'
+    yield 'data.packing', 'data.rows=text'
   if not data.has_text:
     yield 'data.text_field', 'data.rows=chat'
   if data.mixture:  # Each source has its own.
