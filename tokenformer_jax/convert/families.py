@@ -30,7 +30,8 @@ from tokenformer_jax.errors import UserError
 
 FAMILIES = {family.kind: family for family in (*LLAMA_FAMILIES, *GPT_FAMILIES)}
 _KINDS = ('full_attention', 'sliding_attention')  # of layers without and with a window
-_ACTIVATIONS = {'gelu': 'gelu', 'gelu_tanh': 'gelu_new', 'relu': 'relu', 'silu': 'silu'}
+# vLLM's Gemmas know the tanh form by this name alone.
+_ACTIVATIONS = {'gelu': 'gelu', 'gelu_tanh': 'gelu_pytorch_tanh', 'relu': 'relu', 'silu': 'silu'}
 
 
 def match(model: ModelConfig) -> tuple[Family, dict[str, Any]] | None:
@@ -121,7 +122,7 @@ def _all_keys(model: ModelConfig) -> dict[str, Any]:
     'n_layer': model.depth,
     'n_head': mixer.heads,
     'n_positions': model.max_length,
-    'activation_function': _ACTIVATIONS[mlp.activation],
+    'activation_function': _ACTIVATIONS[mlp.activation].replace('gelu_pytorch_tanh', 'gelu_new'),
     'layer_norm_epsilon': model.norm_epsilon,
   }
   positions = [getattr(layer.mixer, 'positions', None) for layer in layers]
