@@ -79,6 +79,7 @@ def _idle_keys(config: Config) -> Iterator[tuple[str, str]]:
   if not config.distill.teacher:
     yield 'distill.weight', 'distill.teacher='
     yield 'distill.temperature', 'distill.teacher='
+  yield from _idle_keys_of_pairs(config)
   if not isinstance(optim.schedule, WSDSchedule):
     yield 'train.decay_from', f'optim.schedule.kind={optim.schedule.kind}'
   elif train.decay_from:
@@ -110,11 +111,26 @@ _OF_LM = (
 )
 
 
+def _idle_keys_of_pairs(config: Config) -> Iterator[tuple[str, str]]:
+  rows = f'data.rows={config.data.rows}' if config.data.kind == 'text' else 'data.kind=images'
+  if not config.data.has_pairs:
+    yield 'preference.loss', rows
+    yield 'preference.beta', rows
+    return
+  for key in (
+    *('data.documents', 'data.sequence_length_by_step', 'optim.z_loss', 'train.drop_groups'),
+    *('distill.weight', 'distill.temperature'),
+  ):
+    yield key, rows
+  if config.preference.loss == 'orpo':
+    yield 'distill.teacher', 'preference.loss=orpo, which has no reference'
+
+
 def _idle_keys_of_text(data: TextConfig) -> Iterator[tuple[str, str]]:
   if not data.has_chat:
     yield 'data.chat_template', 'data.rows=text'
   if not data.has_text:
-    yield 'data.text_field', 'data.rows=chat'
+    yield 'data.text_field', 'data.rows=preference' if data.has_pairs else 'data.rows=chat'
   if data.mixture:  # Each source has its own.
     for key in ('data.rows', 'data.store', 'train.epochs', 'optim.warmup_epochs'):
       yield key, 'data.mixture, whose sources have their own'

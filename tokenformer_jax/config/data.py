@@ -57,7 +57,7 @@ class DataConfig:
     '(docs/data.md); for images digits, tfds:NAME or folder:DIR',
   )
   batch_size: Int = key(
-    16, 'sequences or images in one optimizer update, over all devices', above=0
+    16, 'sequences, pairs or images in one optimizer update, over all devices', above=0
   )
   batch_size_by_step: Str = key(
     '',
@@ -94,6 +94,11 @@ class DataConfig:
     """Return whether batches have sizes over steps."""
     return bool(self.batch_size_by_step or self.sequence_length_by_step)
 
+  @property
+  def has_pairs(self) -> bool:
+    """Return whether a sample is two sequences, a chosen and a rejected answer."""
+    return False
+
 
 @section
 class TextConfig(DataConfig):
@@ -106,10 +111,10 @@ class TextConfig(DataConfig):
   )
   mixture: Sources = dataclasses.field(default_factory=Sources)
   deduplicate: Bool = key(False, 'leave out documents that repeat an earlier one exactly')
-  rows: Literal['text', 'chat'] = key(
+  rows: Literal['text', 'chat', 'preference'] = key(
     'text',
     'the documents of source: text; or chat, rows of messages, or of prompt and response, of which '
-    'only the answers carry loss',
+    'only the answers carry loss; or preference, rows of a chosen and a rejected answer',
   )
   chat_template: Str = key(
     '',
@@ -138,7 +143,18 @@ class TextConfig(DataConfig):
   @property
   def has_chat(self) -> bool:
     """Return whether a source has conversations."""
-    return any(one.rows == 'chat' for one in (self, *self.mixture.values()))
+    return self.has_pairs or any(one.rows == 'chat' for one in (self, *self.mixture.values()))
+
+  @property
+  def has_pairs(self) -> bool:
+    return self.rows == 'preference'
+
+  @property
+  def windows(self) -> 'TextConfig':
+    """Return the config whose sequences are samples of the order: both answers of a pair."""
+    if not self.has_pairs:
+      return self
+    return dataclasses.replace(self, sequence_length=2 * self.sequence_length)
 
   @property
   def has_text(self) -> bool:

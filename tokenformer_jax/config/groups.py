@@ -94,6 +94,16 @@ def choose(model: ModelConfig, choice: Choice) -> ModelConfig:
   return with_pattentions(model, changed)
 
 
+def adds_groups(before: ModelConfig, after: ModelConfig) -> bool:
+  """Return whether a model is another one with more groups of parameter tokens, and no more."""
+  old = named_groups(before)
+  known = {
+    name: from_groups(groups[: len(old[name])]) if name in old else NoProjectionConfig()
+    for name, groups in named_groups(after).items()
+  }
+  return without_records(with_pattentions(after, known)) == without_records(before)
+
+
 def frozen_numbers(model: ModelConfig) -> tuple[int, ...]:
   """Return the numbers of the groups that are frozen in some projection."""
   groups = itertools.chain.from_iterable(

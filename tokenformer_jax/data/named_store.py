@@ -4,7 +4,7 @@ import dataclasses
 
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import shards, tokenizers
-from tokenformer_jax.data.chat_template import Template, find_template
+from tokenformer_jax.data.chat_template import Template, template_of_rows
 from tokenformer_jax.data.shards import ChangedError, Store
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import TransientError, UserError
@@ -30,7 +30,7 @@ def open_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store:
     if isinstance(error, TransientError):
       raise
     raise UserError(f'{name}, which cannot be read ({paths.reason(error)}); {made}') from error
-  template = find_template(config) if config.rows == 'chat' else None
+  template = template_of_rows(config)
   if tokenizer is None and not tokenizers.bpe_size(config.tokenizer):
     tokenizer = tokenizers.load(config.tokenizer)
   differences = [  # each as it is there, and here
@@ -55,7 +55,10 @@ def open_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store:
 
 
 def _rows(template: Template | None) -> str:
-  return f'conversations by {template.name}' if template else 'plain text'
+  if not template:
+    return 'plain text'
+  pairs = f'pairs of {template.pair_length} tokens'
+  return f'{pairs if template.pair_length else "conversations"} by {template.name}'
 
 
 def _ends(tokenizer: Tokenizer) -> str:

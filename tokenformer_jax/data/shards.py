@@ -199,6 +199,8 @@ def open_store(path: paths.Path) -> Store:
       for start in [shard.splits['train'].tokens if split == 'validation' else 0]
       if shard.splits[split].tokens
     ]
+    if (index.chat or {}).get('pair_length'):  # A window ends with the first token of the next one.
+      slices += [first._replace(length=1) for first in slices[:1]]
     splits[split] = Tokens(slices, index.dtype, marked=index.chat is not None)
   try:
     tokenizer = tokenizers.from_json(index.tokenizer)

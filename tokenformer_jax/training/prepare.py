@@ -21,7 +21,7 @@ from tokenformer_jax.steps.last_growth import last_growth
 from tokenformer_jax.steps.step import Program, make_program
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import origin as origins
-from tokenformer_jax.training import sizes
+from tokenformer_jax.training import reference, sizes
 from tokenformer_jax.training import teacher as teachers
 from tokenformer_jax.training.check_run import check_run
 from tokenformer_jax.training.origin import Damaged, Origin
@@ -101,7 +101,9 @@ def prepare(
   sized = sizes.fill_in(config, origin)
   origin = origins.as_branch(sized, origin)
   vocabulary = origin.vocabulary or (teacher and teacher.meta.tokenizer)
-  task = tasks.make(sized, vocabulary, teacher and teacher.meta.config.model)
+  before = reference.model_before(sized, origin.lineage)
+  reference.check(sized, before)
+  task = tasks.make(sized, vocabulary, teacher and teacher.meta.config.model, before)
   growth = last_growth(origin.lineage, sized.model)
   known = (mesh, origin, teacher, task, growth)
   check_run(sized, *known, knows_data=False)
