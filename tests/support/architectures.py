@@ -20,6 +20,7 @@ from tokenformer_jax.config import (
   PositionScaleConfig,
   PostNormConfig,
   RotaryConfig,
+  SandwichConfig,
   SkiplessConfig,
 )
 
@@ -95,4 +96,7 @@ MODELS = {
   'experts': mixture('fine-grained', dense=True, tied_head=False),
   'experts of tokens': mixture('sparse', tied_head=False),
   'few key heads': few_key_heads(),
+  'sandwich': _with_layer(
+    tiny_model(tied_head=False, norm='rms_offset', window=5), wiring=SandwichConfig()
+  ),
 }

@@ -182,8 +182,9 @@ class Attention(nn.Module):
 class Block(nn.Module):
   """Attention and a feed-forward layer, joined by a wiring.
 
-  Wirings are pre_norm, post_norm, skipless (β a(norm(x)), then α y + β' f(norm(y))) and parallel
-  (β a(norm(x)) + β' f(norm(x)), with `skip` added to x, and with `two_norms` a norm for each).
+  Wirings are pre_norm, post_norm, skipless (β a(norm(x)), then α y + β' f(norm(y))), parallel
+  (β a(norm(x)) + β' f(norm(x)), with `skip` added to x, and with `two_norms` a norm for each), and
+  sandwich, x + norm(a(norm(x))), with `before` false x + norm(a(x)).
   """
 
   def __init__(self, config: Values, model: Values, layer: int):
@@ -191,10 +192,14 @@ class Block(nn.Module):
     wiring, has_ffn = config['wiring'], config['ffn']['kind'] != 'none'
     self.kind, self.skip, gains = wiring['kind'], wiring.get('skip'), wiring.get('gains')
     self.two_norms = wiring.get('two_norms')
-    self.attention_norm = make_norm(config['norm'], model)
-    form = config['norm'] if config['ffn_norm'] == 'same' else config['ffn_norm']
-    has_norm = has_ffn and (self.kind != 'parallel' or self.two_norms)
-    self.ffn_norm = make_norm(form, model) if has_norm else nn.Identity()
+    norm, before = config['norm'], wiring.get('before', True)
+    form = norm if config['ffn_norm'] == 'same' else config['ffn_norm']
+    has_norm = has_ffn and before and (self.kind != 'parallel' or self.two_norms)
+    is_sandwich = self.kind == 'sandwich'
+    self.attention_norm = make_norm(norm if before else 'none', model)
+    self.ffn_norm = make_norm(form if has_norm else 'none', model)
+    self.attention_after_norm = make_norm(norm if is_sandwich else 'none', model)
+    self.ffn_after_norm = make_norm(form if is_sandwich and has_ffn else 'none', model)
     self.attention = Attention(config['mixer'], model, layer)
     self.ffn = make_ffn(config['ffn'], model)
     self.mixer_gain = parameter() if gains else None
@@ -206,8 +211,9 @@ class Block(nn.Module):
   ) -> Tensor:
     post, parallel = self.kind == 'post_norm', self.kind == 'parallel'
     normed = x if post else self.attention_norm(x)
-    y = gained(self.mixer_gain, self.attention(normed, seen, positions, cache))
-    if self.kind in ('pre_norm', 'post_norm') or (parallel and self.skip):
+    y = self.attention_after_norm(self.attention(normed, seen, positions, cache))
+    y = gained(self.mixer_gain, y)
+    if self.kind in ('pre_norm', 'post_norm', 'sandwich') or (parallel and self.skip):
       y = x + y
     y = self.attention_norm(y) if post else y
     if self.ffn is None:
@@ -218,7 +224,8 @@ class Block(nn.Module):
       normed = y if post else self.ffn_norm(y)
     from_start = seen.shape[-1] == x.shape[1]
     more = (is_token, from_start) if isinstance(self.ffn, Experts) else ()
-    y = gained(self.skip_gain, y) + gained(self.ffn_gain, self.ffn(normed, *more))
+    fed = self.ffn_after_norm(self.ffn(normed, *more))
+    y = gained(self.skip_gain, y) + gained(self.ffn_gain, fed)
     return self.ffn_norm(y) if post else y
 
 

@@ -12,13 +12,13 @@ import dataclasses
 import fractions
 import functools
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import preference_rows, text
+from tokenformer_jax.data.chat_rows import Chat
 from tokenformer_jax.data.chat_template import Template, template_of_rows
 from tokenformer_jax.data.lone_text import LoneText
 from tokenformer_jax.data.sources import PLUS, open_source
@@ -282,7 +282,7 @@ def _rendered(document: str, split: str, template: Template, bad: text.Bad) -> I
     if template.pair_length:
       texts = preference_rows.render(document, template, label)
     else:
-      texts = [template.render(json.loads(document), label=label)]
+      texts = [template.render(*Chat.from_json(document), label=label)]
   except UserError as error:
     bad(error)
   else:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from tokenformer_jax.data import formats, reading
+from tokenformer_jax.data.chat_rows import without_nulls
 from tokenformer_jax.data.text import Source, columns, digest, document
 from tokenformer_jax.data.text_files import Files
 from tokenformer_jax.data.text_parquet import Parquet
@@ -77,7 +78,7 @@ class Rows(Source):
 
   def _texts(self) -> Iterator[str | UserError]:
     for number, row in enumerate(self.rows, start=1):
-      yield document(row, self.text_field, f'{self.name}, row {number},')
+      yield document(without_nulls(row), self.text_field, f'{self.name}, row {number},')
 
 
 class _Set(NamedTuple):

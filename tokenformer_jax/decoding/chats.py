@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tokenformer_jax.data import marks
-from tokenformer_jax.data.chat_rows import ANSWER_ROLE, check_messages
+from tokenformer_jax.data.chat_rows import ANSWER_ROLE, read_messages
 from tokenformer_jax.data.chat_template import Template
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.decoding.decode import Request
@@ -49,7 +49,7 @@ def ask(
   template: Template, messages: Sequence[dict[str, Any]], request: TextRequest
 ) -> ChatRequest:
   """Return the request for the answer to messages; `request` has all but the prompt."""
-  check_messages(messages, 'messages:')
+  messages = read_messages(messages, 'messages:')
   if messages[-1]['role'] == ANSWER_ROLE:
     raise UserError('messages end with an answer of the assistant; end them with a question')
   end = template.end_of_turn(messages)

@@ -65,7 +65,9 @@ class ParamInfo:
     groups: for an array of parameter tokens, the numbers of tokens that share a norm, in order.
     frozen: for each of these groups, whether training leaves it as it is.
     adds_to_residual: whether a branch adds its products with the array to the residual stream. A
-      layer adds nothing if all its arrays of this type are zero.
+      layer adds nothing if all its arrays of this type are zero; behind a norm with a scale, if the
+      norm's are.
+    zero: the entries of an array that counts as zero: −1 for a scale of 1 + w.
     first: draws the array of a new model instead of `initializer`.
     own_update: maps the gradient of an array that no optimizer moves to its change in a step.
   """
@@ -78,6 +80,7 @@ class ParamInfo:
   groups: tuple[int, ...] = ()
   frozen: tuple[bool, ...] = ()
   adds_to_residual: bool = False
+  zero: float = 0.0
   first: Initializer | None = None
   own_update: Callable[[jax.Array], jax.Array] | None = None
 

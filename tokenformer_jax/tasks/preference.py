@@ -26,8 +26,8 @@ _LARGEST_LOG_PROB = -1e-6  # for finite odds
 class PairSums(NamedTuple):
   """Sums over pairs.
 
-  The log-probability of an answer is that of all its tokens for DPO, and the mean of them for ORPO. A
-  reward is β times it, less that by the reference.
+  The log-probability of an answer is that of all its tokens for DPO, and the mean of them for ORPO.
+  A reward is β times it, less that by the reference.
   """
 
   loss: jax.Array
@@ -40,8 +40,8 @@ class PairSums(NamedTuple):
 class PreferenceTask(TextTask):
   """The preference of one answer over another one.
 
-  Batches are int32 [B, 2 T + 1], marked as those of `TextTask`: in the first T the chosen answer with
-  its prompt, in the next the rejected one.
+  Batches are int32 [B, 2 T + 1], marked as those of `TextTask`: in the first T the chosen answer
+  with its prompt, in the next the rejected one.
   """
 
   def __init__(
