@@ -22,6 +22,8 @@ from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.tasks import Batch, Task, validation
+from tokenformer_jax.training import reference
+from tokenformer_jax.training.teacher import Teacher
 
 
 class Loaded:
@@ -134,7 +136,22 @@ class Loaded:
     mesh = self.model.mesh
     rows = range(task.config.data.batch_size)
     with jax.set_mesh(mesh):
-      return validation.figures(task, eval_step, {'': self.model.params}, rows, mesh)
+      teacher = [self._teacher.read(mesh)] if task.teacher and self._teacher else []
+      return validation.figures(
+        task,
+        lambda params, batch: eval_step(params, batch, *teacher),
+        {'': self.model.params},
+        rows,
+        mesh,
+      )
+
+  @functools.cached_property
+  def _teacher(self) -> Teacher | None:
+    """Return the reference of DPO if it is another run."""
+    meta = self.model.meta
+    if not (meta.config.data.has_pairs and meta.teacher):
+      return None
+    return Teacher(meta.teacher, checkpoint.open_source(meta.teacher.source))
 
   @functools.cached_property
   def _validation(self) -> tuple[Task, Callable[[Params, Batch], Any]]:
@@ -144,7 +161,10 @@ class Loaded:
     with jax.set_mesh(model.mesh):
       rows = buckets.rows(config.data.batch_size)
     data = dataclasses.replace(config.data, batch_size=rows)
-    task = tasks.make(dataclasses.replace(config, data=data), model.meta.tokenizer)
+    teacher = self._teacher and self._teacher.meta.config.model
+    before = reference.model_before(config, model.meta.lineage)
+    config = dataclasses.replace(config, data=data)
+    task = tasks.make(config, model.meta.tokenizer, teacher, before)
     task.prepare()
     return task, step_lib.make_eval_step(task, model.mesh)
 
