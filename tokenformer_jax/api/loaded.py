@@ -21,8 +21,8 @@ from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.last_growth import frozen_base, last_growth
 from tokenformer_jax.tasks import Batch, Task, validation
-from tokenformer_jax.training import reference
 from tokenformer_jax.training.teacher import Teacher
 
 
@@ -162,7 +162,7 @@ class Loaded:
       rows = buckets.rows(config.data.batch_size)
     data = dataclasses.replace(config.data, batch_size=rows)
     teacher = self._teacher and self._teacher.meta.config.model
-    before = reference.model_before(config, model.meta.lineage)
+    before = frozen_base(last_growth(model.meta.lineage, config.model), config)
     config = dataclasses.replace(config, data=data)
     task = tasks.make(config, model.meta.tokenizer, teacher, before)
     task.prepare()

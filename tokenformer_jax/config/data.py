@@ -94,11 +94,6 @@ class DataConfig:
     """Return whether batches have sizes over steps."""
     return bool(self.batch_size_by_step or self.sequence_length_by_step)
 
-  @property
-  def has_pairs(self) -> bool:
-    """Return whether a sample is two sequences, a chosen and a rejected answer."""
-    return False
-
 
 @section
 class TextConfig(DataConfig):
@@ -147,6 +142,7 @@ class TextConfig(DataConfig):
 
   @property
   def has_pairs(self) -> bool:
+    """Return whether a sample is two sequences, a chosen and a rejected answer."""
     return self.rows == 'preference'
 
   @property
@@ -172,6 +168,7 @@ class ImagesConfig(DataConfig):
   sequence_length_by_step: ClassVar[str] = ''
   mixture: ClassVar[Sources] = Sources()
   documents: ClassVar[str] = 'joined'
+  has_pairs: ClassVar[bool] = False
 
   image_size: Int = key(224, 'pixels of a side', above=0)
   crop_area: Float = key(

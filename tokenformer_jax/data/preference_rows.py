@@ -79,7 +79,7 @@ def _shared(pair: Sequence[Any]) -> int:
 
 
 def _check(is_pair: bool, pair: Sequence[Any], label: str) -> None:
-  if not is_pair:
+  if pair[0] == pair[1] or not is_pair:
     what = (
       'are the same' if pair[0] == pair[1] else 'have no prompt in common, or no answer after it'
     )

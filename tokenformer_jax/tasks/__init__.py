@@ -34,7 +34,7 @@ def make(
 
   `vocabulary` is that of the checkpoint that the run continues from: see `Task.vocabulary`.
   `teacher` is the model that training learns from; None for other uses. `before` is the model
-  before the last growth, if it can be a reference: see `PreferenceTask`.
+  before its last growth, if it can be a reference: see `PreferenceTask`.
   """
   if config.data.has_pairs:
     return PreferenceTask(config, vocabulary, teacher, before)

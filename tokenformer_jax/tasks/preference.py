@@ -15,11 +15,6 @@ from tokenformer_jax.model.params import Definition, Params, lookup
 from tokenformer_jax.tasks.task import EvalSums, Figures, with_aux
 from tokenformer_jax.tasks.text import TextTask
 
-NO_REFERENCE = (
-  'config.preference.loss is dpo, which compares the model with a reference, and the run has none; '
-  'grow the model by a group of parameter tokens and set config.optim.old_tokens=freeze, name a '
-  'reference in config.distill.teacher, or set preference.loss=orpo'
-)
 _LARGEST_LOG_PROB = -1e-6  # for finite odds
 
 
@@ -44,6 +39,8 @@ class PreferenceTask(TextTask):
   with its prompt, in the next the rejected one.
   """
 
+  _before: Definition | None = None
+
   def __init__(
     self,
     config: Config,
@@ -57,15 +54,18 @@ class PreferenceTask(TextTask):
     of tokens, which has the first tokens of each array.
     """
     super().__init__(config, vocabulary)
-    self.teacher = self._before = None
     if config.preference.loss == 'dpo':
-      self.teacher, self._before = (
-        one and models.define(one, Execution.from_config(config)) for one in (teacher, before)
-      )
+      execution = Execution.from_config(config)
+      self.teacher = teacher and models.define(teacher, execution)
+      self._before = before and models.define(before, execution)
 
   def abstract_batch(self) -> jax.ShapeDtypeStruct:
     data = self.config.data
     return jax.ShapeDtypeStruct((data.batch_size, 2 * data.sequence_length + 1), jnp.int32)
+
+  def prepare(self) -> None:
+    self._check_reference()
+    super().prepare()
 
   def loss(
     self,
@@ -126,19 +126,31 @@ class PreferenceTask(TextTask):
   def _reference_nats(
     self, params: Params, ids_BxT: jax.Array, targets_BxT: jax.Array, *teacher: Params
   ) -> jax.Array | float:
-    """Return Σ −log p of each answer by the reference of DPO [B], without a gradient; ORPO: 0."""
-    if self.config.preference.loss == 'orpo':
-      return 0.0
+    """Return Σ −log p of each answer by the reference [B], without a gradient; 0 without one."""
+    self._check_reference()
     if self.teacher is not None:
       model = self.teacher.bind(*teacher)
-    elif self._before is not None:
-      model = self._before.bind(first_tokens(jax.lax.stop_gradient(params), self._before))
-    else:
-      raise UserError(NO_REFERENCE)
+    elif (before := self._before) is not None:
+      old = jax.tree.map_with_path(
+        lambda path, like: lookup(params, path)[tuple(map(slice, like.shape))], before.abstract
+      )
+      model = before.bind(jax.lax.stop_gradient(old))
+    else:  # by ORPO, or in a plan, which leaves a teacher out
+      return 0.0
     hidden_BxTxD, _ = self.hidden(model, ids_BxT, None)
     chunk = self.config.train.loss_chunk
     rows = row_loss_sums(hidden_BxTxD, model.output_embedding, targets_BxT, chunk=chunk)
     return jax.lax.stop_gradient(rows.nats)
+
+  def _check_reference(self) -> None:
+    needed = self.config.preference.loss == 'dpo' and not self.config.distill.teacher
+    if needed and self._before is None:
+      raise UserError(
+        'config.preference.loss is dpo, which compares the model with a reference, and the run has '
+        'none; grow the model by a group of parameter tokens and set '
+        'config.optim.old_tokens=freeze, name a run in config.distill.teacher, or set '
+        'preference.loss=orpo'
+      )
 
   def _compare(self, rows: LossSums, reference_B: jax.Array | float) -> PairSums:
     """Return the sums over the pairs of two rows; a pair without tokens counts nowhere."""
@@ -173,15 +185,6 @@ class PreferenceTask(TextTask):
   def eval_figures(self, sums: EvalSums) -> dict[str, float]:
     means = {name: value / sums.counts.targets for name, value in sums.task._asdict().items()}
     return {**means, **sums.layer_figures()}
-
-
-def first_tokens(params: Params, before: Definition) -> Params:
-  """Return the parameters that a model had before it grew by groups of parameter tokens."""
-
-  def first(path: Any, array: jax.ShapeDtypeStruct) -> jax.Array:
-    return lookup(params, path)[tuple(map(slice, array.shape))]
-
-  return jax.tree_util.tree_map_with_path(first, before.abstract)
 
 
 def _difference(x_Px2: jax.Array) -> jax.Array:
