@@ -37,6 +37,52 @@ MODELS = {  # the family, and changes of its tiny model
     },
   ),
   'mixtral': ('mixtral', {'sliding_window': 6}),
+  'smollm3, other options': (
+    'smollm3',
+    {
+      'num_hidden_layers': 6,
+      'no_rope_layers': [1, 0, 0, 1, 1, 0],
+      'use_sliding_window': True,
+      'sliding_window': 5,
+      'layer_types': ['sliding_attention', 'full_attention', 'sliding_attention'] * 2,
+      'mlp_bias': True,
+      'head_dim': 6,
+      'tie_word_embeddings': False,
+      'rope_scaling': {'rope_type': 'linear', 'rope_theta': 1e4, 'factor': 2.0},
+    },
+  ),
+  'gemma2, other options': (
+    'gemma2',
+    {
+      'hidden_activation': 'gelu',
+      'layer_types': ['full_attention', 'sliding_attention'],
+      'attn_logit_softcapping': None,
+      'final_logit_softcapping': None,
+      'attention_bias': True,
+      'tie_word_embeddings': False,
+      'query_pre_attn_scalar': 6,
+      'rope_scaling': {'rope_type': 'linear', 'rope_theta': 5e5, 'factor': 2.0},
+    },
+  ),
+  'gemma3_text, other options': (
+    'gemma3_text',
+    {
+      'layer_types': ['full_attention', 'sliding_attention', 'sliding_attention'],
+      'num_hidden_layers': 3,
+      'final_logit_softcapping': 1.5,
+      'attention_bias': True,
+      'rope_scaling': None,
+      'rope_parameters': {
+        'full_attention': {
+          'rope_type': 'yarn',
+          'rope_theta': 1e4,
+          'factor': 8.0,
+          'original_max_position_embeddings': 16,
+        },
+        'sliding_attention': {'rope_type': 'linear', 'rope_theta': 50.0, 'factor': 2.0},
+      },
+    },
+  ),
   'gpt2, other options': (
     'gpt2',
     {'n_inner': 24, 'activation_function': 'relu', 'tie_word_embeddings': False},
@@ -124,8 +170,13 @@ def test_logits(both, torch):
   np.testing.assert_allclose(got, wanted, atol=1e-5, err_msg='the converted model is another one')
 
 
-# A plain cache, windows and learned positions: no other model has another cache.
-@pytest.mark.parametrize('both', take(MODELS, ('llama', 'mistral', 'gpt2')), indirect=True)
+# A plain cache, windows, learned positions, layers without rotation, rotation in part, a norm of
+# all keys, a cap of scores, and two rotations.
+_CACHES = ('llama', 'mistral', 'gpt2', 'smollm3, other options', 'phi3', 'olmo2', 'gemma2')
+_CACHES += ('gemma3_text',)
+
+
+@pytest.mark.parametrize('both', take(MODELS, _CACHES), indirect=True)
 def test_texts_of_a_batch_with_left_padding(both, torch):
   theirs, _, folder, params = both
   rng = np.random.default_rng(1)
@@ -179,12 +230,14 @@ FOLDERS = {
   'no class': ({}, 'llama'),
   'null': ({'tokenizer_config': {'tokenizer_class': 'LlamaTokenizer', 'bos_token': None}}, 'llama'),
   'no class of this kind': ({'tokenizer_config': {'tokenizer_class': 'LlamaTokenizer'}}, 'mistral'),
+  'no class of phi3': ({'tokenizer_config': {'tokenizer_class': 'LlamaTokenizer'}}, 'phi3'),
   'another class': ({'tokenizer_config': {'tokenizer_class': 'GemmaTokenizerFast'}}, 'qwen3'),
   'tokens of its own': (
     {'tokenizer_config': {'eos_token': '<e>', 'image_token': '<s>', 'add_bos_token': True}},
     'llama',
   ),
   **{kind: ({}, kind) for kind in ('gemma', 'gpt2', 'gpt_neox', 'qwen2', 'qwen3', 'qwen2_moe')},
+  **{kind: ({}, kind) for kind in ('olmo2', 'smollm3', 'gemma2', 'gemma3_text')},
 }
 
 

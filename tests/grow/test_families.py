@@ -68,11 +68,13 @@ def test_tokens_beside_all_matrices_change_no_logit(kind):
   assert_same(logits(target, new), before, 'a logit changes')
 
 
-@_families('gpt_neox', 'llama', 'mixtral', 'qwen2')
+_DEEPER = {'qwen2': 'layer*2 local*2', 'smollm3': '(layer unrotated)*2'}
+
+
+@_families('gpt_neox', 'llama', 'mixtral', 'olmo2', *_DEEPER)
 def test_layers_and_experts_change_no_logit(kind):
   source, params = hub_folders.model(kind), hub_folders.params(kind)
-  deeper = (None, 'layer*2 local*2') if source.variants else (4, None)
-  target = layers.wanted(source, *deeper)
+  target = layers.wanted(source, None if kind in _DEEPER else 4, _DEEPER.get(kind))
   ffn = source.layer.ffn
   if isinstance(ffn, MLPConfig) and not ffn.bias:
     names = experts.named_counts(source, 3, 'the test')
@@ -99,7 +101,7 @@ def test_the_grown_model_on_several_devices_and_token_by_token(kind):
     assert written.tolist() == likeliest[start:-1].tolist(), 'the cache changes the text'
 
 
-@_families('gemma', 'gpt2', 'qwen2_moe', 'qwen3')
+@_families('gemma', 'gpt2', 'olmo2', 'qwen2_moe', 'qwen3', 'smollm3')
 def test_a_wider_model_computes_the_same(kind):
   source, params = hub_folders.model(kind), hub_folders.params(kind)
   several = len({*widen.sizes(source).hidden}) > 1

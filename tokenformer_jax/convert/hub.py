@@ -21,8 +21,8 @@ _IGNORED = """
   summary_type summary_use_proj task_specific_params gradient_checkpointing pretraining_tp n_ctx
   reorder_and_upcast_attn output_attentions output_hidden_states output_router_logits return_dict
   router_aux_loss_coef router_jitter_noise id2label label2id problem_type chunk_size_feed_forward
-  finetuning_task intermediate_size max_window_layers sliding_window rope_theta is_decoder
-  tie_encoder_decoder
+  auto_map finetuning_task intermediate_size max_window_layers sliding_window rope_theta is_decoder
+  tie_encoder_decoder cache_implementation sliding_window_size
 """
 # Ends of the names of tensors that hold no parameters: masks and frequencies.
 _NO_PARAMETERS = (
@@ -64,14 +64,17 @@ def find(source: Path) -> Weights:
 
 
 def _family(values: Mapping[str, Any], file: Path) -> Family:
-  if values.get('auto_map'):
+  named, code = values.get('architectures'), values.get('auto_map')
+  architecture = named[0] if isinstance(named, list) and named else ''
+  known = {family.architecture: family for family in families.FAMILIES.values()}
+  theirs = code.get('AutoModelForCausalLM') if isinstance(code, dict) else None
+  # Of two classes of one name transformers takes its own, unless it is told to trust the author's.
+  has_own = architecture in known and f'{theirs}'.endswith(f'.{architecture}')
+  if code and not has_own:
     raise UserError(
       f'{file} has auto_map: its model is computed by Python code of its author, which is never '
       'run here; convert a model of a family that transformers has itself'
     )
-  named = values.get('architectures')
-  architecture = named[0] if isinstance(named, list) and named else ''
-  known = {family.architecture: family for family in families.FAMILIES.values()}
   # Files of older models have model_type alone.
   family = known.get(architecture) if architecture else None
   if not architecture and isinstance(values.get('model_type'), str):

@@ -101,6 +101,10 @@ class ParamInfo:
     return isinstance(self.depth, tuple)
 
 
+class _Shapes(nnx.Rngs):
+  """Stands for random keys where a module is made for its shapes: nothing is traced or drawn."""
+
+
 def param(
   rngs: nnx.Rngs, init: Initializer, shape: tuple[int, ...], axes: Axes, *, role: Role, **more: Any
 ) -> nnx.Param:
@@ -111,6 +115,8 @@ def param(
   if len(shape) != len(axes):
     raise ValueError(f'{len(axes)} axis names {axes} for the shape {shape}')
   info = ParamInfo(axes, role, init, **more)
+  if isinstance(rngs, _Shapes):
+    return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), info=info)
   return nnx.Param((info.first or init)(rngs.params(), shape, jnp.float32), info=info)
 
 
@@ -183,7 +189,7 @@ class Definition:
 
 def define(make: Callable[[nnx.Rngs], nnx.Module]) -> Definition:
   """Take the module that `make` builds apart, without allocating arrays."""
-  graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+  graphdef, state = nnx.split(make(_Shapes()))
 
   def init(key: jax.Array) -> Params:
     return nnx.to_pure_dict(nnx.state(make(nnx.Rngs(params=key)), nnx.Param))
@@ -227,7 +233,7 @@ def stack(
 
   `depths` are the modules' numbers among all layers of the model, from 1 on; None: 1 … `layers`.
   """
-  graphdef, _ = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+  graphdef, state = nnx.split(make(_Shapes()))
 
   def init(key: jax.Array) -> nnx.State:
     return nnx.state(make(nnx.Rngs(params=key)), nnx.Param)
@@ -241,7 +247,13 @@ def stack(
       depth=tuple(depths or range(1, layers + 1)),
     )
 
-  state = jax.vmap(init)(jax.random.split(rngs.params(), layers))
+  def shape(one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((layers, *one.shape), one.dtype)
+
+  if isinstance(rngs, _Shapes):
+    state = jax.tree.map(shape, state)
+  else:
+    state = jax.vmap(init)(jax.random.split(rngs.params(), layers))
   named = _map_variables(lambda v: v.replace(info=stacked(v.get_metadata('info'))), state)
   return nnx.merge(graphdef, named)
 

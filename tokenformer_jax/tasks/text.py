@@ -139,8 +139,8 @@ class TextTask(Task):
     model = self.definition.bind(params)
     ids_BxT, targets_BxT = self.inputs_and_targets(batch)
     hidden_BxTxD, aux = self.hidden(model, ids_BxT, key)
-    chunk = self.config.train.loss_chunk
-    return f(hidden_BxTxD, model.output_embedding, targets_BxT, chunk=chunk), aux
+    how = {'chunk': self.config.train.loss_chunk, 'cap': model.logit_cap}
+    return f(hidden_BxTxD, model.output_embedding, targets_BxT, **how), aux
 
   def hidden(self, model: LM, ids_BxT: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Aux]:
     """Return the input of the head [B, T, D], and the `Aux` of the layers.
