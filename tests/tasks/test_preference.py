@@ -19,6 +19,7 @@ from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import frozen_base, growth_from
 from tokenformer_jax.training import sizes
+from tokenformer_jax.training.prepare import prepare
 
 BETA = 0.5
 KEY = jax.random.key(0)
@@ -174,9 +175,9 @@ def test_only_frozen_models_that_got_groups_are_references():
   assert frozen_base(growth_from(before, zero_keys), joined) is None
 
 
-def test_a_run_without_a_reference_is_refused_before_its_data_is_read():
+def test_a_run_without_a_reference_is_refused_before_its_data_is_read(tmp_path):
   with pytest.raises(UserError, match=r'loss is dpo, which compares .* and the run has none; grow'):
-    tasks.make(_config()[0]).prepare()
+    prepare(_config()[0], tmp_path, jax.devices()[:1])
 
 
 @pytest.mark.parametrize(

@@ -136,37 +136,29 @@ class Loaded:
     mesh = self.model.mesh
     rows = range(task.config.data.batch_size)
     with jax.set_mesh(mesh):
-      teacher = [self._teacher.read(mesh)] if task.teacher and self._teacher else []
-      return validation.figures(
-        task,
-        lambda params, batch: eval_step(params, batch, *teacher),
-        {'': self.model.params},
-        rows,
-        mesh,
-      )
-
-  @functools.cached_property
-  def _teacher(self) -> Teacher | None:
-    """Return the reference of DPO if it is another run."""
-    meta = self.model.meta
-    if not (meta.config.data.has_pairs and meta.teacher):
-      return None
-    return Teacher(meta.teacher, checkpoint.open_source(meta.teacher.source))
+      return validation.figures(task, eval_step, {'': self.model.params}, rows, mesh)
 
   @functools.cached_property
   def _validation(self) -> tuple[Task, Callable[[Params, Batch], Any]]:
-    """Return the task with its data open, and its compiled evaluation step."""
+    """Return the task with its data open, and its compiled evaluation step.
+
+    The task has the reference of DPO.
+    """
     model = self.model
     config = self._task().config
     with jax.set_mesh(model.mesh):
       rows = buckets.rows(config.data.batch_size)
     data = dataclasses.replace(config.data, batch_size=rows)
-    teacher = self._teacher and self._teacher.meta.config.model
-    before = frozen_base(last_growth(model.meta.lineage, config.model), config)
     config = dataclasses.replace(config, data=data)
-    task = tasks.make(config, model.meta.tokenizer, teacher, before)
+    before = frozen_base(last_growth(model.meta.lineage, config.model), config)
+    record = model.meta.teacher if data.has_pairs else None
+    teacher = record and Teacher(record, checkpoint.open_source(record.source))
+    task = tasks.make(config, model.meta.tokenizer, teacher and teacher.meta.config.model, before)
     task.prepare()
-    return task, step_lib.make_eval_step(task, model.mesh)
+    step, fixed = step_lib.make_eval_step(task, model.mesh), []
+    if teacher:
+      fixed = [teacher.read(model.mesh)]
+    return task, lambda params, batch: step(params, batch, *fixed)
 
 
 def rows_of_ids(inputs: Any, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> list[np.ndarray]:

@@ -79,7 +79,8 @@ def _idle_keys(config: Config) -> Iterator[tuple[str, str]]:
   if not config.distill.teacher:
     yield 'distill.weight', 'distill.teacher='
     yield 'distill.temperature', 'distill.teacher='
-  yield from _idle_keys_of_pairs(config)
+  if config.preference.loss == 'orpo':
+    yield 'distill.teacher', 'preference.loss=orpo, which has no reference'
   if not isinstance(optim.schedule, WSDSchedule):
     yield 'train.decay_from', f'optim.schedule.kind={optim.schedule.kind}'
   elif train.decay_from:
@@ -101,6 +102,11 @@ def _idle_keys(config: Config) -> Iterator[tuple[str, str]]:
       yield f'{path}.{key}', f'{path}.{cause}'
 
 
+_OF_PAIRS = ('preference.loss', 'preference.beta')
+_NOT_OF_PAIRS = (
+  *('data.documents', 'data.sequence_length_by_step', 'optim.z_loss', 'train.drop_groups'),
+  *('distill.weight', 'distill.temperature'),
+)
 _OF_LM = (
   'model.init.embedding_std',
   'optim.z_loss',
@@ -108,25 +114,13 @@ _OF_LM = (
   'train.sample_prompt',
   'train.loss_chunk',
   'distill.teacher',
+  *_OF_PAIRS,
 )
 
 
-def _idle_keys_of_pairs(config: Config) -> Iterator[tuple[str, str]]:
-  rows = f'data.rows={config.data.rows}' if config.data.kind == 'text' else 'data.kind=images'
-  if not config.data.has_pairs:
-    yield 'preference.loss', rows
-    yield 'preference.beta', rows
-    return
-  for key in (
-    *('data.documents', 'data.sequence_length_by_step', 'optim.z_loss', 'train.drop_groups'),
-    *('distill.weight', 'distill.temperature'),
-  ):
-    yield key, rows
-  if config.preference.loss == 'orpo':
-    yield 'distill.teacher', 'preference.loss=orpo, which has no reference'
-
-
 def _idle_keys_of_text(data: TextConfig) -> Iterator[tuple[str, str]]:
+  for key in _NOT_OF_PAIRS if data.has_pairs else _OF_PAIRS:
+    yield key, f'data.rows={data.rows}'
   if not data.has_chat:
     yield 'data.chat_template', 'data.rows=text'
   if not data.has_text:

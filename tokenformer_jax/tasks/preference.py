@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from tokenformer_jax.config import Config, ModelConfig
-from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import Counts
@@ -62,10 +61,6 @@ class PreferenceTask(TextTask):
   def abstract_batch(self) -> jax.ShapeDtypeStruct:
     data = self.config.data
     return jax.ShapeDtypeStruct((data.batch_size, 2 * data.sequence_length + 1), jnp.int32)
-
-  def prepare(self) -> None:
-    self._check_reference()
-    super().prepare()
 
   def loss(
     self,
@@ -127,7 +122,6 @@ class PreferenceTask(TextTask):
     self, params: Params, ids_BxT: jax.Array, targets_BxT: jax.Array, *teacher: Params
   ) -> jax.Array | float:
     """Return Σ −log p of each answer by the reference [B], without a gradient; 0 without one."""
-    self._check_reference()
     if self.teacher is not None:
       model = self.teacher.bind(*teacher)
     elif (before := self._before) is not None:
@@ -135,22 +129,12 @@ class PreferenceTask(TextTask):
         lambda path, like: lookup(params, path)[tuple(map(slice, like.shape))], before.abstract
       )
       model = before.bind(jax.lax.stop_gradient(old))
-    else:  # by ORPO, or in a plan, which leaves a teacher out
+    else:  # by ORPO; and in a plan, which leaves a teacher out
       return 0.0
     hidden_BxTxD, _ = self.hidden(model, ids_BxT, None)
     chunk = self.config.train.loss_chunk
     rows = row_loss_sums(hidden_BxTxD, model.output_embedding, targets_BxT, chunk=chunk)
     return jax.lax.stop_gradient(rows.nats)
-
-  def _check_reference(self) -> None:
-    needed = self.config.preference.loss == 'dpo' and not self.config.distill.teacher
-    if needed and self._before is None:
-      raise UserError(
-        'config.preference.loss is dpo, which compares the model with a reference, and the run has '
-        'none; grow the model by a group of parameter tokens and set '
-        'config.optim.old_tokens=freeze, name a run in config.distill.teacher, or set '
-        'preference.loss=orpo'
-      )
 
   def _compare(self, rows: LossSums, reference_B: jax.Array | float) -> PairSums:
     """Return the sums over the pairs of two rows; a pair without tokens counts nowhere."""

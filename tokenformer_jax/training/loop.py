@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Generator
+from typing import Any
 
 import jax
 
@@ -191,14 +192,11 @@ class Trainer:
     If the run keeps an average of the parameters, its figures have names such as `eval/ema_loss`.
     """
     versions = {prefix: state[name] for prefix, name in _EVALUATED.items() if name in state}
-    figures = validation.figures(
-      self.task,
-      lambda params, batch: self.eval_step(params, batch, *self._fixed),
-      versions,
-      self.rows,
-      self.mesh,
-    )
+    figures = validation.figures(self.task, self._sums, versions, self.rows, self.mesh)
     return {f'eval/{name}': value for name, value in figures.items()}
+
+  def _sums(self, params: Params, batch: tasks.Batch) -> Any:
+    return self.eval_step(params, batch, *self._fixed)
 
   def _loop(self, state: State, first: int, metrics: Metrics, stop: hosts.StopRequest) -> State:
     config, steps = self.config.train, self.config.train.steps
