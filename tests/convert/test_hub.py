@@ -280,7 +280,9 @@ def test_a_template_without_marks_asks_and_does_not_teach(tmp_path):
   to_jax(folder, tmp_path / 'run')
   _, meta = checkpoint.open_source(tmp_path / 'run', None)
   question = [{'role': 'user', 'content': 'HM?'}]
-  request = chats.ask(chats.find_template(meta, tmp_path), question, TextRequest(''))
+  request = chats.ask(
+    chats.find_template(meta, tmp_path), chats.question(question), TextRequest('')
+  )
   assert (request.prompt, request.stop) == ('[user]HM?.\n[assistant]', ('.',))
   with pytest.raises(UserError, match=r'generation %}.* a copy that config\.data\.chat_template'):
     chat_template.find_template(meta.config.data)

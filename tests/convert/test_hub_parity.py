@@ -290,7 +290,7 @@ def test_texts_and_chats_have_the_same_tokens_here_there_and_after_the_way_back(
   _, meta = checkpoint.open_source(tmp_path / 'run', None)
   ours = tokenizers.from_json(meta.tokenizer)
   question = [{'role': 'user', 'content': 'HM'}]
-  asked = chats.ask(chats.find_template(meta, tmp_path), question, TextRequest(''))
+  asked = chats.ask(chats.find_template(meta, tmp_path), chats.question(question), TextRequest(''))
   for folder in (source, tmp_path / 'back'):
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     assert theirs('AB')['input_ids'] == list(TextRequest('AB').tokens(ours).prompt)

@@ -123,6 +123,7 @@ def _idle_keys_of_text(data: TextConfig) -> Iterator[tuple[str, str]]:
     yield key, f'data.rows={data.rows}'
   if not data.has_chat:
     yield 'data.chat_template', 'data.rows=text'
+    yield 'data.packing', 'data.rows=text'
   if not data.has_text:
     yield 'data.text_field', 'data.rows=preference' if data.has_pairs else 'data.rows=chat'
   if data.mixture:  # Each source has its own.

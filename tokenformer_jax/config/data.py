@@ -118,6 +118,11 @@ class TextConfig(DataConfig):
   )
   text_field: Str = key('text', 'the field or column with the text of a row')
   tokenizer: Str = key('bpe:4096', 'bpe:SIZE, bytes, or a path to a Hugging Face tokenizer.json')
+  packing: Literal['cut', 'best_fit'] = key(
+    'cut',
+    'how conversations become sequences: cut, one after another, cut where a sequence ends; '
+    'best_fit, whole if they fit, together with those that fill it up',
+  )
   documents: Literal['joined', 'masked', 'separate'] = key(
     'joined',
     'those in one sequence: joined, a token also sees the documents before its own; masked, only '
@@ -147,10 +152,15 @@ class TextConfig(DataConfig):
 
   @property
   def windows(self) -> 'TextConfig':
-    """Return the config whose sequences are samples of the order: both answers of a pair."""
+    """Return the config whose sequences are rows of a store: of pairs, those of both answers."""
     if not self.has_pairs:
       return self
-    return dataclasses.replace(self, sequence_length=2 * self.sequence_length)
+    return dataclasses.replace(self, sequence_length=2 * self.sequence_length + 1)
+
+  @property
+  def is_packed(self) -> bool:
+    """Return whether the conversations of the source are packed into sequences."""
+    return self.has_pairs or (self.packing != 'cut' and self.rows == 'chat')
 
   @property
   def has_text(self) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenformer_jax.config import LMConfig
 from tokenformer_jax.convert import families, tensor_files, tensor_layout
 from tokenformer_jax.convert.family import Family
 from tokenformer_jax.convert.hub_keys import Keys, read_json
@@ -37,8 +38,8 @@ def is_folder(source: Path) -> bool:
   return file.is_file() and bool({'model_type', 'architectures'} & set(read_json(file)))
 
 
-def find(source: Path) -> Weights:
-  """Return the model and the tensors of a folder; a message names its keys that are not known."""
+def find_model(source: Path) -> tuple[Family, LMConfig, list[str]]:
+  """Return the family and the model of a folder, and the keys of its config that are not known."""
   file = source / _CONFIG
   values = read_json(file)
   family = _family(values, file)
@@ -46,7 +47,12 @@ def find(source: Path) -> Weights:
   keys.only('quantization_config')
   keys.only('is_encoder_decoder', False)
   model = family.to_model(keys)
-  unread = keys.unread(_IGNORED.split())
+  return family, model, keys.unread(_IGNORED.split())
+
+
+def find(source: Path) -> Weights:
+  """Return the model and the tensors of a folder; a message names its keys that are not known."""
+  family, model, unread = find_model(source)
   messages.say(
     f'{source} is a {family.architecture}'
     + (f'; not read, because not known: {", ".join(unread)}' if unread else '')

@@ -103,7 +103,7 @@ def parse_row(row: dict[str, Any], label: str) -> Chat:
   Answers inside of a prompt have the weight 0, unless they have one: a prompt is not learned.
   """
   form = _find_form(row, label)
-  tools, used = read_objects(row.get('tools')), {*form, 'tools'}
+  used = {*form, 'tools'}
   if len(form) == 1:
     messages = read_messages(row[form[0]], label)
   else:
@@ -123,11 +123,17 @@ def parse_row(row: dict[str, Any], label: str) -> Chat:
     if is_answer and not (content := message['content']).strip():
       raise UserError(f'{label} has an empty answer ({content!r}); leave the row out')
   _check_rest({key: row[key] for key in row if key not in used}, messages, label)
+  return Chat(messages, read_tools(row.get('tools'), label))
+
+
+def read_tools(values: Any, label: str) -> list[dict[str, Any]] | None:
+  """Return the tools of a list of objects, or of JSON text of one; None: there are none."""
+  tools = read_objects(values)
   if tools in _EMPTY:
-    return Chat(messages)
-  if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+    return None
+  if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in tools):
     raise UserError(f'{label} has {tools!r:.60} as its tools; they must be a list of JSON objects')
-  return Chat(messages, tools)
+  return [*tools]
 
 
 def read_messages(values: Any, label: str) -> list[dict[str, Any]]:

@@ -67,20 +67,16 @@ class Template:
     name: says in messages where the template is from.
     source: the Jinja template.
     tokens: the text of special tokens by their names, such as `eos_token`.
-    pair_length: of a store of pairs, the number of tokens of each answer with its prompt; 0: it has
-      conversations.
   """
 
   name: str
   source: str
   tokens: dict[str, str]
-  pair_length: int = 0
 
   @property
   def fingerprint(self) -> str:
     """Return a hash of all that the text depends on."""
-    pairs = [self.pair_length] if self.pair_length else []
-    content = json.dumps([self.source, self.tokens, *pairs], sort_keys=True).encode()
+    content = json.dumps([self.source, self.tokens], sort_keys=True).encode()
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
   def to_json(self) -> dict[str, Any]:
@@ -196,14 +192,6 @@ class Template:
 
 def _label(messages: Messages, row: str = '') -> str:
   return f'{row} a conversation that begins with {messages[0].get("content")!r:.80}'.lstrip()
-
-
-def template_of_rows(data: TextConfig) -> Template | None:
-  """Return the template of the rows of a source, or None if they are text."""
-  if data.rows == 'text':
-    return None
-  length = data.sequence_length if data.has_pairs else 0
-  return dataclasses.replace(find_template(data), pair_length=length)
 
 
 def find_template(data: TextConfig, *, to_learn: bool = True) -> Template:

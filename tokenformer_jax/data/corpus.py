@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import preference_rows, text
 from tokenformer_jax.data.chat_rows import Chat
-from tokenformer_jax.data.chat_template import Template, template_of_rows
+from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.data.lone_text import LoneText
 from tokenformer_jax.data.sources import PLUS, open_source
 from tokenformer_jax.data.text_unique import find_repeated
@@ -56,7 +56,7 @@ class Piece(NamedTuple):
   begins: bool = True  # whether the document begins here
   ends: bool = True  # and ends here
   answers: Spans | None = None  # of a conversation: the characters that carry loss
-  label: str = ''  # of a pair: the row
+  label: str = ''  # of a conversation: names its row in errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Unit:
 
 def open_corpus(config: TextConfig) -> Corpus:
   """Open the text sources of a run, without reading them."""
-  template = template_of_rows(config)
+  template = None if config.rows == 'text' else find_template(config)
   source = _open(config.source, config, config.rows, config.setting('source'), ('train',))
   name, held_out = config.setting('validation_source'), None
   if config.validation_source:
@@ -273,14 +273,11 @@ def _groups(sized: Iterable[tuple[_T, int]], size: int) -> Iterator[tuple[_T, ..
 
 
 def _rendered(document: str, split: str, template: Template, bad: text.Bad) -> Iterator[Piece]:
-  """Yield the text of a conversation, unless it cannot be written: then `bad` is called.
-
-  Of a pair it is the text of both.
-  """
+  """Yield the text of a conversation, or both of a pair; `bad` is called if they have none."""
   label = getattr(document, 'label', '')
   try:
-    if template.pair_length:
-      texts = preference_rows.render(document, template, label)
+    if isinstance(document, preference_rows.Pair):
+      texts = preference_rows.render(document, template)
     else:
       texts = [template.render(*Chat.from_json(document), label=label)]
   except UserError as error:

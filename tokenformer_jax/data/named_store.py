@@ -4,7 +4,7 @@ import dataclasses
 
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import shards, tokenizers
-from tokenformer_jax.data.chat_template import Template, template_of_rows
+from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.data.shards import ChangedError, Store
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import TransientError, UserError
@@ -30,12 +30,12 @@ def open_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store:
     if isinstance(error, TransientError):
       raise
     raise UserError(f'{name}, which cannot be read ({paths.reason(error)}); {made}') from error
-  template = template_of_rows(config)
+  template = None if config.rows == 'text' else find_template(config)
   if tokenizer is None and not tokenizers.bpe_size(config.tokenizer):
     tokenizer = tokenizers.load(config.tokenizer)
   differences = [  # each as it is there, and here
     (f'{config.setting(key)}={value or "empty"}', own or 'empty')
-    for key, value in store.index.made_from.items()
+    for key, value in ({'packing': 'cut'} | store.index.made_from).items()
     if (own := getattr(config, key)) != value and (key != 'tokenizer' or tokenizers.bpe_size(own))
   ]
   chat = Template(**store.chat) if store.chat else None
@@ -55,10 +55,7 @@ def open_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store:
 
 
 def _rows(template: Template | None) -> str:
-  if not template:
-    return 'plain text'
-  pairs = f'pairs of {template.pair_length} tokens'
-  return f'{pairs if template.pair_length else "conversations"} by {template.name}'
+  return f'conversations by {template.name}' if template else 'plain text'
 
 
 def _ends(tokenizer: Tokenizer) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tokenformer_jax.data import marks, shards, text, tokens
 from tokenformer_jax.data.corpus import SPLITS, Piece, Unit
+from tokenformer_jax.data.packing import Packer
 from tokenformer_jax.data.shards import Shard, SplitCounts
 from tokenformer_jax.data.tokenizers import Spans, Tokenizer
 from tokenformer_jax.errors import UserError
@@ -30,17 +31,20 @@ def encode(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[np.ndarray]:
 class SplitWriter:
   """Writer of the tokens of a split in a shard, which also counts documents, bytes and tokens."""
 
-  def __init__(self, file: BinaryIO, dtype: np.dtype, tokenizer: Tokenizer):
+  def __init__(self, file: BinaryIO, dtype: np.dtype, tokenizer: Tokenizer, row: int = 0):
+    """Write to a file; `row` is the tokens of a row of packed conversations, or 0."""
     self.tokens = self.bytes = self.documents = self.answers = self.divided = 0
     self._hash = hashlib.blake2b(digest_size=16)
     self._file = file
     self._dtype = dtype
     self._tokenizer = tokenizer
+    lead = [] if tokenizer.opening else [marks.flip(tokenizer.end_of_document)]
+    self._packer = Packer(row, np.array(lead, np.int32), self._put) if row else None
 
   def add(self, piece: Piece, ids: np.ndarray) -> None:
     """Append the ids of a piece, and those that begin or end its document where it does."""
     if piece.answers is not None:
-      self._add_chat(piece, piece.answers, ids)
+      self._add_chat(piece.text, piece.answers, ids)
       return
     ids = self._tokenizer.document(ids, begins=piece.begins, ends=piece.ends)
     self._check(ids)
@@ -48,15 +52,16 @@ class SplitWriter:
     self.bytes += len(piece.text.encode())
     self.documents += piece.ends
 
-  def _add_chat(self, piece: Piece, answers: Spans, ids: np.ndarray) -> None:
-    """Append a conversation as a document."""
-    ids = _as_document(ids, self._tokenizer)
+  def _add_chat(self, text: str, answers: Spans, ids: np.ndarray) -> None:
+    """Append a conversation, with the ids that begin and end a document."""
+    opening = self._tokenizer.opening
+    ids = self._tokenizer.conversation(ids, opening)
     self._check(marks.plain(ids))
-    self._write(marks.pack(ids, self._dtype))
-    self.bytes += sum(len(piece.text[start:stop].encode()) for start, stop in answers)
-    self.documents += piece.ends
+    (self._packer.add if self._packer else self._put)(ids)
+    self.bytes += sum(len(text[start:stop].encode()) for start, stop in answers)
+    self.documents += 1
     self.answers += int((ids >= 0).sum())
-    inside = marks.plain(ids)[1 : None if self._tokenizer.opening else -1]
+    inside = marks.plain(ids)[1 : None if len(opening) else -1]
     self.divided += bool((inside == self._tokenizer.boundary).any())
 
   def _check(self, ids: np.ndarray) -> None:
@@ -66,6 +71,9 @@ class SplitWriter:
         f'vocabulary has {self._tokenizer.size} ids; repair its vocabulary'
       )
 
+  def _put(self, ids: np.ndarray) -> None:
+    self._write(marks.pack(ids, self._dtype))
+
   def _write(self, ids: np.ndarray) -> None:
     data = ids.tobytes()
     self._file.write(data)
@@ -73,49 +81,11 @@ class SplitWriter:
     self.tokens += len(ids)
 
   def result(self) -> SplitCounts:
-    """Return the counts and the digest of what was written."""
+    """Write what waits, and return the counts and the digest of what was written."""
+    if self._packer:
+      self._packer.flush()
     counts = self.tokens, self.bytes, self.documents
     return SplitCounts(*counts, self._hash.hexdigest(), self.answers, self.divided)
-
-
-def _as_document(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-  """Return the ids of a conversation, and unless it has them those that begin and end a document.
-
-  Those at the beginning carry no loss, and the end that of the last token.
-  """
-  end, opening = tokenizer.end_of_document, np.array(tokenizer.opening, np.int32)
-  if not np.array_equal(marks.plain(ids)[: len(opening)], opening):
-    ids = np.concatenate([marks.flip(opening), ids])
-  return (
-    ids if marks.plain(ids)[-1] == end else np.append(ids, end if ids[-1] >= 0 else marks.flip(end))
-  )
-
-
-def _with_length(
-  encoded: Iterator[tuple[Piece, np.ndarray]], tokenizer: Tokenizer, length: int, bad: text.Bad
-) -> Iterator[tuple[Piece, np.ndarray]]:
-  """Yield both pieces of each pair, as documents that ends without loss fill up to `length` ids.
-
-  `bad` is called for a pair with more. The first id carries no loss: it is the last target of the
-  window before.
-  """
-  for pair in zip(encoded, encoded, strict=True):
-    rows = [(piece, _as_document(ids, tokenizer)) for piece, ids in pair]
-    longest = max(len(ids) for _, ids in rows)
-    if longest > length:
-      bad(
-        UserError(
-          f'{rows[0][0].label} has an answer that takes {longest:,} tokens with its prompt, and '
-          f'config.data.sequence_length is {length:,}; raise it, or leave the row out '
-          '(tokenformer prepare --bad=skip)'
-        )
-      )
-      continue
-    for piece, ids in rows:
-      row = np.full(length, marks.flip(tokenizer.end_of_document), np.int32)
-      row[: len(ids)] = ids
-      row[0] = min(row[0], marks.flip(row[0]))
-      yield piece, row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +98,7 @@ class ShardBuild:
   key: str
   dtype: str
   skip_bad: bool = False
+  row: int = 0  # tokens of a row of packed conversations, or 0
 
   def find(self, sizes: dict[str, int]) -> Shard | None:
     """Return the shard if an earlier build wrote it; `sizes` are of all files of the store."""
@@ -154,17 +125,14 @@ class ShardBuild:
 
     with shards.temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
       files = {s: stack.enter_context(open(temporary / s, 'w+b')) for s in SPLITS}
-      writers = {split: SplitWriter(file, dtype, tokenizer) for split, file in files.items()}
-      bad_rows: text.Bad = leave_out if self.skip_bad else text.refuse
-      encoded = (
-        (piece, ids)
-        for pieces in _batches(self.unit.pieces(bad_rows))
-        for piece, ids in zip(pieces, encode(tokenizer, pieces), strict=True)
-      )
-      if length := self.unit.template and self.unit.template.pair_length:
-        encoded = _with_length(encoded, tokenizer, length, bad_rows)
-      for piece, ids in encoded:
-        writers[piece.split].add(piece, ids)
+      writers = {
+        split: SplitWriter(file, dtype, tokenizer, self.row) for split, file in files.items()
+      }
+      for pieces in _batches(self.unit.pieces(leave_out if self.skip_bad else text.refuse)):
+        encoded = encode(tokenizer, pieces)
+        for piece, ids in zip(pieces, encoded, strict=True):
+          writers[piece.split].add(piece, ids)
+      splits = {split: writer.result() for split, writer in writers.items()}
       train, validation = files.values()
       validation.seek(0)
       shutil.copyfileobj(validation, train)
@@ -173,7 +141,6 @@ class ShardBuild:
       if train.tell():
         tokens.write(temporary / 'array', np.memmap(train.name, dtype, 'r'))
         array_files = shards.put_array(temporary / 'array', self.folder / self.name)
-    splits = {split: writer.result() for split, writer in writers.items()}
     shard = Shard(self.name, splits, array_files, tuple(named), bad)
     record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
     shards.put_json(self.folder, record_name(self.name), record)

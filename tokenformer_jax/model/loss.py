@@ -83,14 +83,21 @@ def weighted_objective(
   weights_B: jax.Array,
   *,
   chunk: int,
+  cap: float = 0.0,
 ) -> jax.Array:
   """Return the sum over rows of their weight · Σ −log p(target), in float32.
 
   It has a gradient by the input and the matrix of the head, none by the weights: see `objective`.
   """
+  sums = functools.partial(_plain_sums, cap) if cap else _training_sums
+
+  def weighted(head_VxD: jax.Array, *chunks: jax.Array) -> jax.Array:
+    *inputs, weights_BxC = chunks
+    return weights_BxC[:, 0] * sums(head_VxD, *inputs).nats
+
   weights_BxT = jnp.broadcast_to(weights_B[:, None], targets_BxT.shape)
   rows = hidden_BxTxD, targets_BxT, weights_BxT
-  return minimized(Objective(_weighted_rows, jnp.sum), rows, embedding_VxD, chunk=chunk)[0]
+  return minimized(Objective(weighted, jnp.sum), rows, embedding_VxD, chunk=chunk)[0]
 
 
 def loss_sums(
@@ -138,12 +145,6 @@ def _training_sums(
   nats, at_target, rival = _compare(hidden_BxCxD, head_VxD, ids_BxC)
   is_correct = (jax.lax.stop_gradient(rival) <= 1).astype(jnp.float32)
   return _counted(nats, at_target + nats, is_correct, targets_BxC)
-
-
-def _weighted_rows(
-  head_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: jax.Array, weights_BxC: jax.Array
-) -> jax.Array:
-  return weights_BxC[:, 0] * _training_sums(head_VxD, hidden_BxCxD, targets_BxC).nats
 
 
 @jax.custom_vjp

@@ -77,10 +77,11 @@ class PreferenceTask(TextTask):
     """
     counts = counts or self.counts(batch)
     ids_BxT, targets_BxT = self.inputs_and_targets(batch)
-    model, chunk = self.definition.bind(params), self.config.train.loss_chunk
+    model = self.definition.bind(params)
     hidden_BxTxD, aux = self.hidden(model, ids_BxT, key)
     inputs = hidden_BxTxD, model.output_embedding, targets_BxT
-    rows = row_loss_sums(*jax.lax.stop_gradient(inputs), chunk=chunk)
+    how = {'chunk': self.config.train.loss_chunk, 'cap': model.logit_cap}
+    rows = row_loss_sums(*jax.lax.stop_gradient(inputs), **how)
     reference_B = self._reference_nats(params, ids_BxT, targets_BxT, *teacher)
 
     def total(nats_B: jax.Array) -> tuple[jax.Array, PairSums]:
@@ -88,7 +89,7 @@ class PreferenceTask(TextTask):
       return sums.loss, sums
 
     slopes_B, sums = jax.grad(total, has_aux=True)(rows.nats)
-    linear = weighted_objective(*inputs, slopes_B, chunk=chunk)
+    linear = weighted_objective(*inputs, slopes_B, **how)
     objective = sums.loss + linear - jax.lax.stop_gradient(linear)
     pairs = jnp.maximum(counts.targets, 1)
     means = {name: value / pairs for name, value in sums._asdict().items()}
@@ -132,8 +133,8 @@ class PreferenceTask(TextTask):
     else:  # by ORPO; and in a plan, which leaves a teacher out
       return 0.0
     hidden_BxTxD, _ = self.hidden(model, ids_BxT, None)
-    chunk = self.config.train.loss_chunk
-    rows = row_loss_sums(hidden_BxTxD, model.output_embedding, targets_BxT, chunk=chunk)
+    how = {'chunk': self.config.train.loss_chunk, 'cap': model.logit_cap}
+    rows = row_loss_sums(hidden_BxTxD, model.output_embedding, targets_BxT, **how)
     return jax.lax.stop_gradient(rows.nats)
 
   def _compare(self, rows: LossSums, reference_B: jax.Array | float) -> PairSums:
@@ -161,6 +162,9 @@ class PreferenceTask(TextTask):
 
   def describe_data(self) -> str:
     return f'{self.examples:,} pairs of up to {self.config.data.sequence_length:,} tokens each'
+
+  def doubts(self) -> list[str]:
+    return []
 
   def train_figures(self, loss: float) -> dict[str, float]:
     del loss
