@@ -129,6 +129,22 @@ REFUSED = {
     {'use_sliding_window': True},
     'use_sliding_window=True, which cannot be converted; it must be False in a file without',
   ),
+  'a cap that transformers ignores': (
+    'gemma3_text',
+    {'attn_logit_softcapping': 2.0},
+    'attn_logit_softcapping=2.0, which cannot be converted; it must be absent',
+  ),
+  'attention in both directions': (
+    'gemma2',
+    {'use_bidirectional_attention': True},
+    'use_bidirectional_attention=True',
+  ),
+  'local layers without a window': ('gemma2', {'sliding_window': 0}, 'sliding_window=0'),
+  'images without a text model': (
+    'gemma3_text',
+    {'architectures': ['Gemma3ForConditionalGeneration']},
+    'has no table text_config',
+  ),
   'no such rotation': ('gpt_neox', {'rotary_pct': 0.1}, 'rotary_pct=0.1'),
   'more layers than tensors': ('llama', {'num_hidden_layers': 3}, 'layers.2.'),
   'fewer layers than tensors': ('llama', {'num_hidden_layers': 1}, 'layers.1.'),

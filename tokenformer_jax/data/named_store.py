@@ -33,9 +33,10 @@ def open_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store:
   template = None if config.rows == 'text' else find_template(config)
   if tokenizer is None and not tokenizers.bpe_size(config.tokenizer):
     tokenizer = tokenizers.load(config.tokenizer)
+  absent = {'packing': 'cut', **({'rows': 'chat'} if config.has_pairs else {})}
   differences = [  # each as it is there, and here
     (f'{config.setting(key)}={value or "empty"}', own or 'empty')
-    for key, value in ({'packing': 'cut'} | store.index.made_from).items()
+    for key, value in (absent | store.index.made_from).items()
     if (own := getattr(config, key)) != value and (key != 'tokenizer' or tokenizers.bpe_size(own))
   ]
   chat = Template(**store.chat) if store.chat else None

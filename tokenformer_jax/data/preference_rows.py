@@ -20,6 +20,10 @@ _PAIR = ('chosen', 'rejected')
 _IGNORED = ('messages', 'conversations', 'conversation', 'response', 'completion', 'output')
 
 
+class Pair(Conversation):
+  """Both conversations of a row as JSON: see `render`."""
+
+
 def columns(names: Iterable[str], label: str) -> list[str]:
   """Return those of some columns that are read: `conversation` uses or refuses each."""
   names = list(names)
@@ -32,8 +36,8 @@ def columns(names: Iterable[str], label: str) -> list[str]:
   return [*_PAIR, *(name for name in known if name not in _IGNORED)]
 
 
-def conversation(row: dict[str, Any], label: str) -> Conversation:
-  """Return both conversations of a row as JSON: see `render`."""
+def conversation(row: dict[str, Any], label: str) -> Pair:
+  """Return the pair of a row."""
   rest = {name: row[name] for name in columns(row, label) if name not in (*_PAIR, 'prompt')}
   answers, prompt = [chat_rows.read_objects(row[name]) for name in _PAIR], row.get('prompt')
   if not prompt and all(isinstance(one, str) for one in answers):
@@ -56,17 +60,17 @@ def conversation(row: dict[str, Any], label: str) -> Conversation:
       if message['role'] == ANSWER_ROLE:
         message['weight'] = 0  # as a part of the prompt
   text = json.dumps(pair, ensure_ascii=False).encode('utf-8', errors='replace').decode()
-  document = Conversation(text)
+  document = Pair(text)
   document.label = label
   return document
 
 
-def render(document: str, template: Template, label: str) -> list[Rendered]:
+def render(document: Pair, template: Template) -> list[Rendered]:
   """Return the text of the chosen and of the rejected conversation, with the marks of answers."""
   return [
     Rendered(first, ((second, len(first)),))
     if isinstance(first, str)
-    else template.render(first, second, label=label)
+    else template.render(first, second, label=document.label)
     for first, second in json.loads(document)
   ]
 

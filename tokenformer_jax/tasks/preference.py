@@ -34,8 +34,8 @@ class PairSums(NamedTuple):
 class PreferenceTask(TextTask):
   """The preference of one answer over another one.
 
-  Batches are int32 [B, 2 T + 1], marked as those of `TextTask`: in the first T the chosen answer
-  with its prompt, in the next the rejected one.
+  Batches are int32 [B, 2 T + 2], marked as those of `TextTask`: in the first half of a row is the
+  chosen answer with its prompt, in the second half the rejected one.
   """
 
   _before: Definition | None = None
@@ -60,7 +60,7 @@ class PreferenceTask(TextTask):
 
   def abstract_batch(self) -> jax.ShapeDtypeStruct:
     data = self.config.data
-    return jax.ShapeDtypeStruct((data.batch_size, 2 * data.sequence_length + 1), jnp.int32)
+    return jax.ShapeDtypeStruct((data.batch_size, 2 * data.sequence_length + 2), jnp.int32)
 
   def loss(
     self,
@@ -109,15 +109,8 @@ class PreferenceTask(TextTask):
     return super().counts(batch)._replace(targets=pairs)
 
   def inputs_and_targets(self, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the ids and targets [2 B, T] of the answers; those of a pair follow each other.
-
-    Ids after the last target are padding.
-    """
-    length = batch.shape[1] // 2
-    both = jnp.stack([batch[:, : length + 1], batch[:, length:]], axis=1)
-    ids_BxT, targets_BxT = super().inputs_and_targets(both.reshape(-1, length + 1))
-    later_BxT = jnp.cumsum(targets_BxT[:, ::-1] >= 0, axis=1)[:, ::-1]
-    return jnp.where(later_BxT > 0, ids_BxT, -1), targets_BxT
+    """Return the ids and targets [2 B, T] of the answers; those of a pair follow each other."""
+    return super().inputs_and_targets(batch.reshape(-1, batch.shape[1] // 2))
 
   def _reference_nats(
     self, params: Params, ids_BxT: jax.Array, targets_BxT: jax.Array, *teacher: Params
