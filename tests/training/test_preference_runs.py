@@ -60,8 +60,6 @@ def test_a_group_learns_the_preference_and_resumes_bit_for_bit(root, base, pairs
 
 
 def test_a_copy_of_the_base_is_a_reference_for_all_parameters(root, base, pairs):
-  start = base.branch if hasattr(base, 'branch') else None
-  del start
   config = tiny_run.config(
     pairs['source'],
     root / 'cache',
