@@ -289,6 +289,7 @@ class Trainer:
       teacher=self.run.teacher and self.run.teacher.record,
       losses=tuple(window.losses()),
       run=run.run,
+      family=run.meta.family if run.meta else '',
     )
     self.checkpoints.save(meta, state, loss, wait=wait)
 
