@@ -307,8 +307,8 @@ def _ema_decay(decay: float, updates: jax.Array) -> jax.Array:
   return jnp.minimum(decay, (1 + updates) / (10 + updates))
 
 
-def make_eval_step(task: Task, mesh: Mesh) -> Callable[[Params, Batch], Any]:
-  """Return the compiled evaluation step: the task's sums over a validation batch."""
+def make_eval_step(task: Task, mesh: Mesh) -> Callable[..., Any]:
+  """Return the compiled evaluation step: `Task.sums` of a validation batch."""
   options = compiler.eval_options(task.config.train.compiler_options, mesh)
   return jax.jit(
     task.sums, out_shardings=sharding.replicated(mesh), compiler_options=options or None
