@@ -170,9 +170,10 @@ def test_logits(both, torch):
   np.testing.assert_allclose(got, wanted, atol=1e-5, err_msg='the converted model is another one')
 
 
-# A plain cache, windows, learned positions, layers without rotation, rotation in part, a cap of
-# scores, and two rotations.
-_CACHES = ('llama', 'mistral', 'gpt2', 'smollm3, other options', 'phi3', 'gemma2', 'gemma3_text')
+# A plain cache, windows, learned positions, layers without rotation, rotation in part, a norm of
+# all keys, a cap of scores, and two rotations.
+_CACHES = ('llama', 'mistral', 'gpt2', 'smollm3, other options', 'phi3', 'olmo2', 'gemma2')
+_CACHES += ('gemma3_text',)
 
 
 @pytest.mark.parametrize('both', take(MODELS, _CACHES), indirect=True)
@@ -212,6 +213,26 @@ def test_back_bit_for_bit(both, tmp_path, torch, transformers):
   with torch.no_grad():
     difference = (loaded.eval()(ids).logits - theirs(ids).logits).abs().max()
   assert difference < 1e-5, 'config.json describes another model'
+
+
+def test_the_text_model_of_one_for_images(tmp_path, torch, transformers):
+  vision = {'hidden_size': 8, 'intermediate_size': 8, 'num_attention_heads': 2, 'image_size': 28}
+  config = transformers.Gemma3Config(
+    text_config=hub_folders.KEYS['gemma3_text'],
+    vision_config=vision | {'num_hidden_layers': 1, 'patch_size': 14},
+    mm_tokens_per_image=4,
+    image_token_index=63,
+  )
+  torch.manual_seed(0)
+  theirs = transformers.Gemma3ForConditionalGeneration(config).eval()
+  theirs.save_pretrained(tmp_path)
+  folder = hub.find(tmp_path)
+  ids = np.random.default_rng(0).integers(0, 63, (2, 12))
+  with torch.no_grad():
+    wanted = theirs(torch.tensor(ids)).logits.numpy()
+  got, _ = define_lm(folder.model).bind(hub_folders.made(folder.params()))(ids)
+  np.testing.assert_allclose(got, wanted, atol=1e-5)
+  assert families.match(folder.model)[0].kind == 'gemma3_text'
 
 
 _MAP = {'bos_token': {'content': '<s>', 'lstrip': False}, 'eos_token': '</s>'}
@@ -289,7 +310,7 @@ def test_texts_and_chats_have_the_same_tokens_here_there_and_after_the_way_back(
   _, meta = checkpoint.open_source(tmp_path / 'run', None)
   ours = tokenizers.from_json(meta.tokenizer)
   question = [{'role': 'user', 'content': 'HM'}]
-  asked = chats.ask(chats.find_template(meta, tmp_path), question, TextRequest(''))
+  asked = chats.ask(chats.find_template(meta, tmp_path), chats.question(question), TextRequest(''))
   for folder in (source, tmp_path / 'back'):
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     assert theirs('AB')['input_ids'] == list(TextRequest('AB').tokens(ours).prompt)

@@ -38,9 +38,10 @@ from tokenformer_jax.config.arguments import (
   Text,
 )
 from tokenformer_jax.config.section import Bool, Float, Long, Str
-from tokenformer_jax.convert import export, to_run
+from tokenformer_jax.convert import export, hub_download, to_run
 from tokenformer_jax.data import tokenizers
-from tokenformer_jax.decoding import chats, evaluation
+from tokenformer_jax.decoding import answers, evaluation
+from tokenformer_jax.decoding import chats as chats_lib
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
@@ -113,12 +114,13 @@ def bring(
   """Make a run of a folder that transformers loads, or of released TokenFormer weights.
 
     run = tokenformer_jax.bring('llama', 'runs/llama')
+    run = tokenformer_jax.bring('ORG/NAME', 'runs/llama')  # or ORG/NAME@REVISION, from the hub
 
   docs/transformers.md lists the families. The parameters alone are taken: training from the run
   starts with moments of zero.
 
   Args:
-    source: A folder as on the hub, or a file or checkpoint of released weights.
+    source: A folder as on the hub, ORG/NAME[@REVISION] of the hub, or released weights.
     target: The new work directory.
     tokenizer: A tokenizer.json, bytes, or a run whose tokenizer to take; default: the source's.
     sequence_length: For later training; default: 2048, or the fewer positions of a folder.
@@ -134,7 +136,7 @@ def bring(
       missing, the tokenizer does not fit, or the target exists. Nothing is written then.
   """
   to_run.to_jax(
-    paths.local(source),
+    hub_download.find(source, os.fspath(tokenizer)),
     paths.parse_path(target),
     tokenizer=os.fspath(tokenizer),
     sequence_length=sequence_length,
@@ -274,6 +276,7 @@ class Run(Growable, Viewable):
     self,
     messages: Annotated[Sequence[dict[str, Any]], FILLED],
     *,
+    tools: Sequence[dict[str, Any]] | None = None,
     length: Count | None = None,
     temperature: Temperature = 0.8,
     top_k: Natural = 0,
@@ -287,6 +290,7 @@ class Run(Growable, Viewable):
 
     Args:
       messages: the turns so far, with `role` and `content`; the last is not the assistant's.
+      tools: schemas of the tools that the answer may call, for a template that writes them.
       length: as for `generate`, like the next four.
       temperature: see there.
       top_k: see there.
@@ -297,10 +301,11 @@ class Run(Growable, Viewable):
     Raises:
       UserError: the run was not trained on conversations, or its template refuses the messages.
     """
-    template = chats.find_template(self.meta, self.directory)
+    template = chats_lib.find_template(self.meta, self.directory)
     sampling = Sampling(temperature, top_k, top_p, seed)
     request = TextRequest('', length, sampling, tuple(stop))
-    return self._loaded.writer.write([chats.ask(template, messages, request)])[0][0]
+    asked = chats_lib.ask(template, chats_lib.question(messages, tools), request)
+    return self._loaded.writer.write([asked])[0][0]
 
   def logits(
     self, inputs: Any, *, exact: Bool = False, clip_positions: Count | None = None
@@ -357,6 +362,7 @@ class Run(Growable, Viewable):
     texts: Str | Annotated[Sequence[str], FILLED] | None = None,
     tasks: Sequence[Str] = (),
     *,
+    chats: Str | Annotated[Sequence[dict[str, Any]], FILLED] | None = None,
     stride: Count | None = None,
     max_length: Count | None = None,
     clip_positions: Count | None = None,
@@ -369,11 +375,13 @@ class Run(Growable, Viewable):
 
       run.evaluate()['loss']                              on the run's own validation data
       run.evaluate('files:docs/*.md')['bits_per_byte']
+      run.evaluate(chats='files:held_out.jsonl')['exact']
       run.evaluate(tasks=['piqa'])['piqa/acc']
 
     Args:
       texts: documents, or a source of documents as in `data.source`.
       tasks: tasks of lm-evaluation-harness, which has to be installed.
+      chats: conversations, as rows of the forms of docs/chat.md, or a source of them.
       stride: tokens that each window over the texts scores; default: a whole window.
       max_length: the most tokens of input; default: the training's sequence length.
       clip_positions: see `generate`.
@@ -383,15 +391,18 @@ class Run(Growable, Viewable):
       include_path: a folder with tasks of your own.
 
     Returns:
-      Figures by name: the fields of `perplexity.Figures` for texts, `TASK/METRIC` and
+      Figures by name: the fields of `perplexity.Figures` for texts, those of `answers.Figures` for
+      conversations, `TASK/METRIC` and
       `TASK/METRIC_stderr` for tasks, and the figures of training for the validation data.
 
     Raises:
       UserError: a text or task does not exist, or the run is not a language model; or there are
         neither, and a length, a batch or a limit is given.
     """
-    either = texts is not None or tasks
-    arguments.needs_value('texts or tasks', either, max_length=max_length, batch_size=batch_size)
+    either = texts is not None or chats is not None or tasks
+    arguments.needs_value(
+      'texts, chats or tasks', either, max_length=max_length, batch_size=batch_size
+    )
     arguments.needs_value('texts', texts is not None, stride=stride)
     arguments.needs_value(
       'tasks', tasks, num_fewshot=num_fewshot, limit=limit, include_path=include_path
@@ -405,6 +416,7 @@ class Run(Growable, Viewable):
       model.scorer(max_length, batch_size),
       documents=evaluation.open_documents(texts, self.config.data.text_field),
       stride=stride,
+      chats=None if chats is None else answers.open_chats(chats, 'chats'),
       tasks=evaluation.find_tasks(tasks, None if include_path is None else os.fspath(include_path)),
       num_fewshot=num_fewshot,
       limit=limit,

@@ -74,11 +74,17 @@ def _idle_keys(config: Config) -> Iterator[tuple[str, str]]:
     yield 'optim.warmup_steps', f'optim.warmup_epochs={optim.warmup_epochs:g}'
   if train.max_skipped_steps == 1:  # the step that would be the last one is made
     yield 'optim.skip_deviations', 'train.max_skipped_steps=1'
+  if optim.sparse_tokens:
+    yield 'optim.old_tokens', f'optim.sparse_tokens={optim.sparse_tokens:g}'
+  else:
+    yield 'optim.background', 'optim.sparse_tokens=0'
   if not optim.skip_deviations:
     yield 'optim.skip_window', 'optim.skip_deviations=0'
   if not config.distill.teacher:
     yield 'distill.weight', 'distill.teacher='
     yield 'distill.temperature', 'distill.teacher='
+  if config.preference.loss == 'orpo':
+    yield 'distill.teacher', 'preference.loss=orpo, which has no reference'
   if not isinstance(optim.schedule, WSDSchedule):
     yield 'train.decay_from', f'optim.schedule.kind={optim.schedule.kind}'
   elif train.decay_from:
@@ -100,21 +106,31 @@ def _idle_keys(config: Config) -> Iterator[tuple[str, str]]:
       yield f'{path}.{key}', f'{path}.{cause}'
 
 
+_OF_PAIRS = ('preference.loss', 'preference.beta')
+_NOT_OF_PAIRS = (
+  *('data.documents', 'data.sequence_length_by_step', 'optim.z_loss', 'train.drop_groups'),
+  *('distill.weight', 'distill.temperature'),
+)
 _OF_LM = (
   'model.init.embedding_std',
   'optim.z_loss',
+  'optim.sparse_tokens',
   'train.sample_tokens',
   'train.sample_prompt',
   'train.loss_chunk',
   'distill.teacher',
+  *_OF_PAIRS,
 )
 
 
 def _idle_keys_of_text(data: TextConfig) -> Iterator[tuple[str, str]]:
+  for key in _NOT_OF_PAIRS if data.has_pairs else _OF_PAIRS:
+    yield key, f'data.rows={data.rows}'
   if not data.has_chat:
     yield 'data.chat_template', 'data.rows=text'
+    yield 'data.packing', 'data.rows=text'
   if not data.has_text:
-    yield 'data.text_field', 'data.rows=chat'
+    yield 'data.text_field', 'data.rows=preference' if data.has_pairs else 'data.rows=chat'
   if data.mixture:  # Each source has its own.
     for key in ('data.rows', 'data.store', 'train.epochs', 'optim.warmup_epochs'):
       yield key, 'data.mixture, whose sources have their own'

@@ -145,6 +145,12 @@ def _phi3(keys: Keys) -> LMConfig:
   return model
 
 
+def _olmo2(keys: Keys) -> LMConfig:
+  bias, wiring = keys.flag('attention_bias', False), SandwichConfig(before=False)
+  model = _decoder(keys, _gated(keys), qkv_bias=bias, proj_bias=bias, qk_norm='rms_joint')
+  return dataclasses.replace(model, layer=dataclasses.replace(model.layer, wiring=wiring))
+
+
 def _gemma(keys: Keys) -> LMConfig:
   # Files of the first Gemma have a hidden_act that this newer key corrects.
   name = 'hidden_activation' if keys.get('hidden_activation') else 'hidden_act'
@@ -319,7 +325,7 @@ _PHI3_RULES = (
   *(rule for rule in _LLAMA_RULES if rule.paths[0] not in chain(*_FUSED.values())),
   *(Rule(f'{_L}.{name}.weight', tuple(ours), 'transposed') for name, ours in _FUSED.items()),
 )
-_GEMMA2_RULES = (
+_SANDWICH_RULES = (
   *(rule for rule in _LLAMA_RULES if rule.paths != ('ffn_norm/scale',)),
   *norm(f'{_L}.post_attention_layernorm', 'attention_after_norm'),
   *norm(f'{_L}.pre_feedforward_layernorm', 'ffn_norm'),
@@ -373,6 +379,7 @@ LLAMA_FAMILIES = (
     _PHI3_RULES,
     {'max_position_embeddings': 4096, 'rms_norm_eps': 1e-5},
   ),
+  Family('olmo2', 'Olmo2ForCausalLM', _olmo2, _SANDWICH_RULES, {'rms_norm_eps': 1e-5}),
   Family(
     'gemma',
     'GemmaForCausalLM',
@@ -384,7 +391,7 @@ LLAMA_FAMILIES = (
     'gemma2',
     'Gemma2ForCausalLM',
     _gemma2,
-    _GEMMA2_RULES,
+    _SANDWICH_RULES,
     {
       **_GEMMA,
       'max_position_embeddings': 8192,
@@ -397,8 +404,14 @@ LLAMA_FAMILIES = (
     'gemma3_text',
     'Gemma3ForCausalLM',
     _gemma3,
-    _GEMMA2_RULES,
-    {**_GEMMA, 'max_position_embeddings': 131072, 'num_key_value_heads': 4},
+    _SANDWICH_RULES,
+    {
+      **_GEMMA,
+      'vocab_size': 262208,
+      'max_position_embeddings': 131072,
+      'num_attention_heads': 8,
+      'num_key_value_heads': 4,
+    },
   ),
   Family(
     'mixtral',

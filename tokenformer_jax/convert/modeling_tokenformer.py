@@ -118,9 +118,10 @@ class Attention(nn.Module):
     self.key = make_projection(config['qkv'], width, kv)
     self.value = make_projection(value, width, kv)
     self.proj = make_projection(config['proj'], inner, width)
-    norm = config['qk_norm']
-    self.query_norm = make_norm(norm, model, self.head_width)
-    self.key_norm = make_norm(norm, model, self.head_width)
+    form, self.has_joint_norm = config['qk_norm'], config['qk_norm'] == 'rms_joint'
+    widths = (inner, kv) if self.has_joint_norm else (self.head_width, self.head_width)
+    form = form.removesuffix('_joint')
+    self.query_norm, self.key_norm = (make_norm(form, model, own) for own in widths)
     self.score_scale = (config['score_width'] or self.head_width) ** -0.5
     for names, used, shape in (
       ('input_gain value_gain', config['value_skip'], ()),
@@ -139,12 +140,16 @@ class Attention(nn.Module):
     def split(x: Tensor, heads: int) -> Tensor:
       return x.view(batch, length, heads, self.head_width).transpose(1, 2)
 
-    query, key = split(self.query(x_BxTxD), self.heads), split(self.key(x_BxTxD), self.kv_heads)
+    query, key = self.query(x_BxTxD), self.key(x_BxTxD)
+    if self.has_joint_norm:
+      query, key = self.query_norm(query), self.key_norm(key)
+    query, key = split(query, self.heads), split(key, self.kv_heads)
     value = gained(self.value_gain, self.value(x_BxTxD))
     if self.input_gain is not None:
       value = gained(self.input_gain, x_BxTxD) + value
     own_value = value = split(value, self.kv_heads)
-    query, key = self.query_norm(query), self.key_norm(key)
+    if not self.has_joint_norm:
+      query, key = self.query_norm(query), self.key_norm(key)
     query = self._scaled_by_length(query, positions_BxT)
     query, key = self.rotary(query, positions_BxT), self.rotary(key, positions_BxT)
     if cache is not None:

@@ -43,6 +43,7 @@ class Mixture:
 
   def at_stage(self, data: TextConfig) -> 'Mixture':
     """Return the text with batches of the sizes of a stage: see `config.at_stage`."""
+    data = data.windows
     subsamples = self.config.sequence_length // data.sequence_length
     return dataclasses.replace(self, config=data, subsamples=subsamples)
 
@@ -55,6 +56,11 @@ class Mixture:
   def chat(self) -> dict[str, Any] | None:
     """The template of conversations, as `Store.chat`."""
     return next((one.chat for one in self.stores.values() if one.chat), None)
+
+  @property
+  def learned(self) -> float:
+    """The share of the targets that carry loss, by the last weights."""
+    return sum(weight * self.stores[name].learned for name, weight in self.shares.last.items())
 
   @property
   def examples(self) -> int:
@@ -158,7 +164,7 @@ def open_sources(data: TextConfig, seed: int, tokenizer: Tokenizer | None = None
   if not data.mixture:
     made = store.prepare(data, tokenizer)
     order.check_store(made, data)
-    return one_source(made, data, seed)
+    return one_source(made, data.windows, seed)
   weights = shares(data.mixture)
   _check_apart(data, stored=[name for name, one in data.mixture.items() if one.store])
   if tokenizer is None:

@@ -13,7 +13,7 @@ from tokenformer_jax.model import cache as caches
 from tokenformer_jax.model import kernels
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, LayerInputs
-from tokenformer_jax.model.norm import Norm, apply_norm
+from tokenformer_jax.model.norm import apply_norm, make_norm
 from tokenformer_jax.model.projections import projection
 from tokenformer_jax.model.token_attention import KernelAttention, make_positions
 from tokenformer_jax.parallel.rules import shard_count
@@ -57,9 +57,11 @@ class Attention(nnx.Module):
       widths=(queries, model.width),
       orthogonal=orthogonal,
     )
-    norm = functools.partial(Norm, config.qk_norm, model, head_width=self.head_width, rngs=rngs)
-    has_norm = config.qk_norm != 'none'
-    self.query_norm, self.key_norm = (norm(), norm()) if has_norm else (None, None)
+    form, is_joint = config.qk_norm.removesuffix('_joint'), config.qk_norm.endswith('_joint')
+    self.query_norm, self.key_norm = (
+      make_norm(form, model, head_width=self.head_width, heads=heads if is_joint else 0, rngs=rngs)
+      for heads in (self.heads, self.key_heads)
+    )
     # Kernels divide scores by the square root of the width of a head.
     self.query_scale = math.sqrt(self.head_width / (config.score_width or self.head_width))
     self.attend = KernelAttention(

@@ -31,17 +31,22 @@ class Norm(nnx.Module):
     model: ModelConfig,
     *,
     head_width: int = 0,
+    heads: int = 0,
     depth: int | None = None,
     ends_branch: bool = False,
     rngs: nnx.Rngs,
   ):
-    """Make a norm over the model's width, or over the width of heads [B, T, H, K].
+    """Make a norm over the model's width, or over the width of each head [B, T, H, K].
 
-    With `ends_branch` its output is added to the residual stream.
+    With `heads`, their number, it is a norm over all heads together. With `ends_branch` its output
+    is added to the residual stream.
     """
     self.is_rms, self.has_offset = form in _RMS, form == 'rms_offset'
     self.epsilon, self.outside = model.norm_epsilon, model.norm_epsilon_outside
     shape, axes = ((head_width,), ('head_width',)) if head_width else ((model.width,), ('norm',))
+    if heads:
+      shape, axes = (heads * head_width,), ('heads',)
+    self.is_over_heads = heads > 0
     how = {'shape': shape, 'axes': axes, 'depth': depth, 'adds_to_residual': ends_branch}
     make = functools.partial(param, rngs, **how)
     first = nnx.initializers.zeros if self.has_offset else nnx.initializers.ones
@@ -51,7 +56,14 @@ class Norm(nnx.Module):
 
   @jax.named_scope('norm')
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
-    """Normalize each position [B, T, D], or each head of it."""
+    """Normalize each position [B, T, D], or each head of it, or its heads together."""
+    if self.is_over_heads:
+      joint_BxTxD = x_BxTxD.reshape(*x_BxTxD.shape[:2], -1)
+      return self._normalize(joint_BxTxD).reshape(x_BxTxD.shape)
+    return self._normalize(x_BxTxD)
+
+  def _normalize(self, x_BxTxD: jax.Array) -> jax.Array:
+    """Normalize the last axis."""
     scale = None if self.scale is None else self.scale[...]
     if self.has_offset and scale is not None:
       scale = 1 + scale

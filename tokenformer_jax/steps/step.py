@@ -15,7 +15,7 @@ from tokenformer_jax.config import Config, OptimConfig, skip_window
 from tokenformer_jax.model.layer import Counts
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import compiler, elastic, optim, outliers, schedules, statistics
+from tokenformer_jax.steps import compiler, elastic, optim, outliers, schedules, sparse, statistics
 from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.tasks import Batch, Task
 from tokenformer_jax.tasks.task import Figures, reported
@@ -138,14 +138,19 @@ class Program:
     return skip_window(self.config.optim)
 
   def initial_state(self, seed: jax.Array) -> State:
-    """Return a new state: see `initial_state`."""
+    """Return a new state: see `initial_state`; of sparse tokens (`sparse.py`) none trains yet."""
     optional = {'ema': self.ema, 'window': self.window}
-    return initial_state(self.task.definition, self.tx, seed, **optional)
+    return initial_state(self.task.definition, self.tx, seed, **optional) | self._trained()
 
   def state_shardings(self, mesh: Mesh | AbstractMesh) -> State:
     """Return the sharding of every array of the state."""
     optional = {'ema': self.ema, 'window': self.window}
-    return state_shardings(mesh, self.task.definition, self.tx, **optional)
+    trained = jax.tree.map(lambda _: sharding.replicated(mesh), jax.eval_shape(self._trained))
+    return state_shardings(mesh, self.task.definition, self.tx, **optional) | trained
+
+  def _trained(self) -> State:
+    only_some = self.config.optim.sparse_tokens > 0
+    return {'trained': sparse.no_tokens(self.task.definition)} if only_some else {}
 
   def abstract_state(self, mesh: Mesh | AbstractMesh) -> State:
     """Return shapes, dtypes and shardings of the state."""
@@ -192,9 +197,11 @@ def make_train_step(program: Program, mesh: Mesh) -> jax.stages.Wrapped:
     params, opt_state = state['params'], state['opt_state']
     key = jax.random.fold_in(jax.random.key(config.train.seed), state['step'])
     grads, figures = gradient(params, batch, key, *teacher)
-    figures = reported(figures)
-    grad_norm = optax.tree.norm(optim.zero_untrained(task.definition.info, grads))
+    figures, info = reported(figures), task.definition.info
+    grads = sparse.keep(state, info, grads)
+    grad_norm = optax.tree.norm(optim.zero_untrained(info, grads))
     updates, new_opt_state = tx.update(grads, opt_state, params)
+    updates = sparse.keep(state, info, updates)
     new = (optax.apply_updates(params, updates), new_opt_state)
     good, recent_after = accept_step(state, figures['loss'], grad_norm)
     params, opt_state = jax.tree.map(
@@ -210,7 +217,14 @@ def make_train_step(program: Program, mesh: Mesh) -> jax.stages.Wrapped:
     if config.train.ema:
       rate_of_old = jnp.where(good, _ema_decay(config.train.ema, updates_made), 1)
       average = {'ema': optax.incremental_update(params, state['ema'], 1 - rate_of_old)}
-    state = {'params': params, **average, 'opt_state': opt_state, **counters, **recent_after}
+    state = {
+      **state,
+      'params': params,
+      **average,
+      'opt_state': opt_state,
+      **counters,
+      **recent_after,
+    }
     figures |= {
       'grad_norm': grad_norm,
       'update_norm': optax.tree.norm(updates),
@@ -301,8 +315,8 @@ def _ema_decay(decay: float, updates: jax.Array) -> jax.Array:
   return jnp.minimum(decay, (1 + updates) / (10 + updates))
 
 
-def make_eval_step(task: Task, mesh: Mesh) -> Callable[[Params, Batch], Any]:
-  """Return the compiled evaluation step: the task's sums over a validation batch."""
+def make_eval_step(task: Task, mesh: Mesh) -> Callable[..., Any]:
+  """Return the compiled evaluation step: `Task.sums` of a validation batch."""
   options = compiler.eval_options(task.config.train.compiler_options, mesh)
   return jax.jit(
     task.sums, out_shardings=sharding.replicated(mesh), compiler_options=options or None

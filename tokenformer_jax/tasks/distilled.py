@@ -59,4 +59,4 @@ class DistilledTextTask(TextTask):
     objective, figures = with_aux(total / targets, sums.student.nats / targets, aux, counts)
     figures['distill_loss'] = sums.soft_nats / targets
     figures['teacher_loss'] = sums.teacher.nats / targets
-    return objective, figures
+    return objective, figures | self.learned_figures(sums.student.tokens)
