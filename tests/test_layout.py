@@ -41,7 +41,7 @@ LAYERS = (
 SLOW = {
   *('apache_beam', 'datasets', 'jinja2', 'lm_eval', 'matplotlib', 'mlflow', 'pandas', 'plotly'),
   *('pyarrow', 'sklearn', 'tensorboardX', 'tensorflow', 'tensorflow_datasets', 'torch', 'trackio'),
-  *('transformers', 'wandb'),
+  *('huggingface_hub', 'transformers', 'wandb'),
 }
 
 

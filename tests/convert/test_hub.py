@@ -1,5 +1,6 @@
 """Folders in the hub's layout without transformers: there and back, and what is refused."""
 
+import dataclasses
 import hashlib
 import json
 
@@ -14,6 +15,7 @@ import safetensors.numpy
 import tokenizers as hf
 
 from tokenformer_jax.config import LMConfig, MeshConfig, PattentionConfig
+from tokenformer_jax.config.model import Layers
 from tokenformer_jax.convert import export, families, hub, hub_generation, tensor_files
 from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.convert.to_run import to_jax
@@ -96,14 +98,52 @@ REFUSED = {
   'a size that is text': ('llama', {'num_hidden_layers': '2'}, "num_hidden_layers='2'"),
   'heads that do not fit': ('gpt_neox', {'num_attention_heads': 3}, 'num_attention_heads=3'),
   'code of its author': ('llama', {'auto_map': {'AutoModel': 'x.Y'}}, 'which is never run'),
+  "a class of its author with the library's name elsewhere": (
+    'phi3',
+    {'auto_map': {'AutoModelForCausalLM': 'x.MyPhi3ForCausalLM'}},
+    'which is never run',
+  ),
   'quantized': ('llama', {'quantization_config': {'bits': 4}}, 'quantization_config='),
   'a rotation that we lack': ('llama', {'rope_scaling': {'type': 'dynamic'}}, "'dynamic'"),
+  'a rotation that depends on the length of a text': (
+    'phi3',
+    {'rope_scaling': {'type': 'longrope', 'short_factor': [1.0], 'long_factor': [2.0]}},
+    "rope_scaling has type='longrope', which cannot be converted; it must be default",
+  ),
+  'a rotation in part that transformers ignores': (
+    'llama',
+    {'partial_rotary_factor': 0.5},
+    'partial_rotary_factor=0.5, which cannot be converted; it must be 1',
+  ),
+  'half a rotated plane': ('phi3', {'partial_rotary_factor': 0.25}, 'partial_rotary_factor=0.25'),
+  'layers without a mark of rotation': ('smollm3', {'no_rope_layers': [1]}, 'no_rope_layers=[1]'),
+  'windows that kernels of transformers do not agree about': (
+    'smollm3',
+    {'layer_types': ['full_attention', 'sliding_attention'], 'sliding_window': 5},
+    'it must be full_attention alone without use_sliding_window',
+  ),
   'an activation that we lack': ('llama', {'hidden_act': 'mish'}, "hidden_act='mish'"),
   'kinds of layers that we lack': ('qwen2', {'layer_types': ['linear'] * 2}, 'layer_types='),
   'windows in layers that no key names': (
     'qwen2_moe',
     {'use_sliding_window': True},
     'use_sliding_window=True, which cannot be converted; it must be False in a file without',
+  ),
+  'a cap that transformers ignores': (
+    'gemma3_text',
+    {'attn_logit_softcapping': 2.0},
+    'attn_logit_softcapping=2.0, which cannot be converted; it must be absent',
+  ),
+  'attention in both directions': (
+    'gemma2',
+    {'use_bidirectional_attention': True},
+    'use_bidirectional_attention=True',
+  ),
+  'local layers without a window': ('gemma2', {'sliding_window': 0}, 'sliding_window=0'),
+  'images without a text model': (
+    'gemma3_text',
+    {'architectures': ['Gemma3ForConditionalGeneration']},
+    'has no table text_config',
   ),
   'no such rotation': ('gpt_neox', {'rotary_pct': 0.1}, 'rotary_pct=0.1'),
   'more layers than tensors': ('llama', {'num_hidden_layers': 3}, 'layers.2.'),
@@ -157,6 +197,26 @@ def test_of_two_tables_the_older_one_is_read(tmp_path, capsys):
   folder = hub.find(hub_folders.write(tmp_path / 'source', **keys))
   assert folder.model.layer.mixer.positions.scaling.factor == 2.0
   assert 'not known' not in capsys.readouterr().err
+
+
+def test_a_class_that_transformers_has_itself_needs_no_code_of_its_author(tmp_path, capsys):
+  code = {'AutoConfig': 'configuration_phi3.Phi3Config'}
+  code['AutoModelForCausalLM'] = 'modeling_phi3.Phi3ForCausalLM'
+  folder = hub.find(hub_folders.write(tmp_path / 'source', 'phi3', auto_map=code))
+  assert folder.model.layer.mixer.positions.fraction == 0.5
+  assert 'not known' not in capsys.readouterr().err
+
+
+def test_rows_of_layers_that_repeat_are_one_loop():
+  """SmolLM3 has 36 layers, of which each fourth has no rotation; with an odd one at the end."""
+  model = _model('smollm3', num_hidden_layers=37, no_rope_layer_interval=4)
+  assert model.pattern == '(layer*3 unrotated)*9 layer'
+  renamed = model.pattern.replace('unrotated', 'nope')
+  other = {'nope': model.variants['unrotated'], 'unused': model.layer}
+  model = dataclasses.replace(model, pattern=renamed, variants=Layers(other))
+  family, keys = families.match(model)
+  assert family.kind == 'smollm3', 'a model depends on the names of its layers'
+  assert keys['no_rope_layers'] == [*[1, 1, 1, 0] * 9, 1]
 
 
 def test_gemma_s_gelu_is_the_other_one():
@@ -236,7 +296,9 @@ def test_a_template_without_marks_asks_and_does_not_teach(tmp_path):
   to_jax(folder, tmp_path / 'run')
   _, meta = checkpoint.open_source(tmp_path / 'run', None)
   question = [{'role': 'user', 'content': 'HM?'}]
-  request = chats.ask(chats.find_template(meta, tmp_path), question, TextRequest(''))
+  request = chats.ask(
+    chats.find_template(meta, tmp_path), chats.question(question), TextRequest('')
+  )
   assert (request.prompt, request.stop) == ('[user]HM?.\n[assistant]', ('.',))
   with pytest.raises(UserError, match=r'generation %}.* a copy that config\.data\.chat_template'):
     chat_template.find_template(meta.config.data)

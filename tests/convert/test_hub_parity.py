@@ -37,6 +37,52 @@ MODELS = {  # the family, and changes of its tiny model
     },
   ),
   'mixtral': ('mixtral', {'sliding_window': 6}),
+  'smollm3, other options': (
+    'smollm3',
+    {
+      'num_hidden_layers': 6,
+      'no_rope_layers': [1, 0, 0, 1, 1, 0],
+      'use_sliding_window': True,
+      'sliding_window': 5,
+      'layer_types': ['sliding_attention', 'full_attention', 'sliding_attention'] * 2,
+      'mlp_bias': True,
+      'head_dim': 6,
+      'tie_word_embeddings': False,
+      'rope_scaling': {'rope_type': 'linear', 'rope_theta': 1e4, 'factor': 2.0},
+    },
+  ),
+  'gemma2, other options': (
+    'gemma2',
+    {
+      'hidden_activation': 'gelu',
+      'layer_types': ['full_attention', 'sliding_attention'],
+      'attn_logit_softcapping': None,
+      'final_logit_softcapping': None,
+      'attention_bias': True,
+      'tie_word_embeddings': False,
+      'query_pre_attn_scalar': 6,
+      'rope_scaling': {'rope_type': 'linear', 'rope_theta': 5e5, 'factor': 2.0},
+    },
+  ),
+  'gemma3_text, other options': (
+    'gemma3_text',
+    {
+      'layer_types': ['full_attention', 'sliding_attention', 'sliding_attention'],
+      'num_hidden_layers': 3,
+      'final_logit_softcapping': 1.5,
+      'attention_bias': True,
+      'rope_scaling': None,
+      'rope_parameters': {
+        'full_attention': {
+          'rope_type': 'yarn',
+          'rope_theta': 1e4,
+          'factor': 8.0,
+          'original_max_position_embeddings': 16,
+        },
+        'sliding_attention': {'rope_type': 'linear', 'rope_theta': 50.0, 'factor': 2.0},
+      },
+    },
+  ),
   'gpt2, other options': (
     'gpt2',
     {'n_inner': 24, 'activation_function': 'relu', 'tie_word_embeddings': False},
@@ -124,8 +170,13 @@ def test_logits(both, torch):
   np.testing.assert_allclose(got, wanted, atol=1e-5, err_msg='the converted model is another one')
 
 
-# A plain cache, windows and learned positions: no other model has another cache.
-@pytest.mark.parametrize('both', take(MODELS, ('llama', 'mistral', 'gpt2')), indirect=True)
+# A plain cache, windows, learned positions, layers without rotation, rotation in part, a norm of
+# all keys, a cap of scores, and two rotations.
+_CACHES = ('llama', 'mistral', 'gpt2', 'smollm3, other options', 'phi3', 'olmo2', 'gemma2')
+_CACHES += ('gemma3_text',)
+
+
+@pytest.mark.parametrize('both', take(MODELS, _CACHES), indirect=True)
 def test_texts_of_a_batch_with_left_padding(both, torch):
   theirs, _, folder, params = both
   rng = np.random.default_rng(1)
@@ -164,6 +215,26 @@ def test_back_bit_for_bit(both, tmp_path, torch, transformers):
   assert difference < 1e-5, 'config.json describes another model'
 
 
+def test_the_text_model_of_one_for_images(tmp_path, torch, transformers):
+  vision = {'hidden_size': 8, 'intermediate_size': 8, 'num_attention_heads': 2, 'image_size': 28}
+  config = transformers.Gemma3Config(
+    text_config=hub_folders.KEYS['gemma3_text'],
+    vision_config=vision | {'num_hidden_layers': 1, 'patch_size': 14},
+    mm_tokens_per_image=4,
+    image_token_index=63,
+  )
+  torch.manual_seed(0)
+  theirs = transformers.Gemma3ForConditionalGeneration(config).eval()
+  theirs.save_pretrained(tmp_path)
+  folder = hub.find(tmp_path)
+  ids = np.random.default_rng(0).integers(0, 63, (2, 12))
+  with torch.no_grad():
+    wanted = theirs(torch.tensor(ids)).logits.numpy()
+  got, _ = define_lm(folder.model).bind(hub_folders.made(folder.params()))(ids)
+  np.testing.assert_allclose(got, wanted, atol=1e-5)
+  assert families.match(folder.model)[0].kind == 'gemma3_text'
+
+
 _MAP = {'bos_token': {'content': '<s>', 'lstrip': False}, 'eos_token': '</s>'}
 FOLDERS = {
   'settings': ({'tokenizer_config': {'bos_token': '<s>', 'eos_token': '<e>'}}, 'llama'),
@@ -179,12 +250,14 @@ FOLDERS = {
   'no class': ({}, 'llama'),
   'null': ({'tokenizer_config': {'tokenizer_class': 'LlamaTokenizer', 'bos_token': None}}, 'llama'),
   'no class of this kind': ({'tokenizer_config': {'tokenizer_class': 'LlamaTokenizer'}}, 'mistral'),
+  'no class of phi3': ({'tokenizer_config': {'tokenizer_class': 'LlamaTokenizer'}}, 'phi3'),
   'another class': ({'tokenizer_config': {'tokenizer_class': 'GemmaTokenizerFast'}}, 'qwen3'),
   'tokens of its own': (
     {'tokenizer_config': {'eos_token': '<e>', 'image_token': '<s>', 'add_bos_token': True}},
     'llama',
   ),
   **{kind: ({}, kind) for kind in ('gemma', 'gpt2', 'gpt_neox', 'qwen2', 'qwen3', 'qwen2_moe')},
+  **{kind: ({}, kind) for kind in ('olmo2', 'smollm3', 'gemma2', 'gemma3_text')},
 }
 
 
@@ -237,7 +310,7 @@ def test_texts_and_chats_have_the_same_tokens_here_there_and_after_the_way_back(
   _, meta = checkpoint.open_source(tmp_path / 'run', None)
   ours = tokenizers.from_json(meta.tokenizer)
   question = [{'role': 'user', 'content': 'HM'}]
-  asked = chats.ask(chats.find_template(meta, tmp_path), question, TextRequest(''))
+  asked = chats.ask(chats.find_template(meta, tmp_path), chats.question(question), TextRequest(''))
   for folder in (source, tmp_path / 'back'):
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     assert theirs('AB')['input_ids'] == list(TextRequest('AB').tokens(ours).prompt)

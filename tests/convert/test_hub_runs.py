@@ -1,6 +1,8 @@
 """Uses of a run that came from a folder of the hub: text, figures, growth, training, teaching."""
 
+import dataclasses
 import json
+import re
 import shutil
 
 import hub_folders
@@ -11,7 +13,8 @@ import tiny_run
 import tokenizers as hf
 
 import tokenformer_jax
-from tokenformer_jax.convert import tensor_files
+from tokenformer_jax.config import PattentionConfig, RotaryConfig
+from tokenformer_jax.convert import export, tensor_files
 from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.data import shards
 
@@ -88,6 +91,45 @@ def test_a_run_is_trained_on_documents_as_it_is_asked(root, training, tmp_path):
   assert tokens[0] == 5 and (tokens[begins] == 5).all(), 'a document has no beginning'
   logged = outcomes.losses(trained.directory, 'eval/loss')[2]
   assert trained.evaluate(texts)['loss'] == pytest.approx(logged, abs=1e-4)
+
+
+def test_a_llama_with_more_layers_and_neurons_goes_out_as_a_llama(root, tmp_path):
+  torch, transformers = map(pytest.importorskip, ('torch', 'transformers'))
+  run = tokenformer_jax.load(root / 'run')
+  grown = run.grow(tmp_path / 'grown', layers=3, ffn_width=48, method='neurons')
+  grown.to_hf(tmp_path / 'folder')
+  assert not [*(tmp_path / 'folder').glob('*.py')], 'it needs code of ours'
+  theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'folder')
+  assert type(theirs) is transformers.LlamaForCausalLM
+  assert (theirs.config.num_hidden_layers, theirs.config.intermediate_size) == (3, 48)
+  ids = np.random.default_rng(0).integers(0, 64, (2, 12))
+  with torch.no_grad():
+    want = theirs(torch.tensor(ids)).logits.numpy()
+  np.testing.assert_allclose(grown.logits(ids), want, atol=1e-5)
+  np.testing.assert_array_equal(grown.logits(ids), run.logits(ids))
+
+
+WAYS = {
+  'as it came': ({}, r'as a LlamaForCausalLM, which transformers and vLLM load'),
+  'neurons': ({'width': 48}, r'as a LlamaForCausalLM, which'),
+  'tokens': (
+    {'beside': PattentionConfig(8)},
+    r'PyTorch files of ours, .* it is a LlamaForCausalLM',
+  ),
+  'other': ({'activation': 'relu', 'gated': False}, r'trust_remote_code=True in transformers$'),
+}
+
+
+@pytest.mark.parametrize('name', WAYS)
+def test_the_way_out_is_said(name):
+  changes, sentence = WAYS[name]
+  model = hub_folders.model('llama')
+  ffn = dataclasses.replace(model.layer.ffn, **changes)
+  model = dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
+  assert re.search(sentence, export.way_out(model))
+  scaled = dataclasses.replace(model.layer.mixer, positions=RotaryConfig(clip=4))
+  odd = dataclasses.replace(model, layer=dataclasses.replace(model.layer, mixer=scaled))
+  assert 'can be used in JAX only' in export.way_out(odd)
 
 
 def test_a_grown_run_computes_the_same_and_learns_from_a_wider_one(root, training, tmp_path):

@@ -286,7 +286,7 @@ def test_a_group_that_was_trained_here(tmp_path, torch, theirs):
   changes = tiny_run.CHANGES.items()
   train = {n.removeprefix('train.'): value for n, value in changes if n.startswith('train.')}
   how = {'data': data, 'train': train, 'optim': {'old_tokens': 'freeze', 'warmup_steps': 0}}
-  run = run.train(3, workdir=tmp_path / 'trained', **how)
+  run = run.train(3, **how)
   run.to_peft(tmp_path / 'all', base)
   model = loaded(theirs, base, tmp_path / 'all')
   wanted = run.logits(IDS)
@@ -296,6 +296,6 @@ def test_a_group_that_was_trained_here(tmp_path, torch, theirs):
   assert len(fused) == 9, 'three tokens of each of the three matrices'
   run.to_peft(tmp_path / 'first', base, groups=[1])
   outcomes.assert_same(read(tmp_path / 'first'), read(old), 'a frozen adapter changed')
-  free = run.train(4, workdir=tmp_path / 'free', optim={'old_tokens': 'train'})
+  free = run.train(4, optim={'old_tokens': 'train'})
   with pytest.raises(UserError, match=r'train new groups with optim\.old_tokens=freeze'):
     free.to_peft(tmp_path / 'none', base)

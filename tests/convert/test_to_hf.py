@@ -64,7 +64,7 @@ def _grown(model):
 
 
 SHARED = ('skipless, tokens', 'parallel, window', 'skips and norms', 'parallel with skip')
-SHARED += ('hybrid', 'few key heads')
+SHARED += ('hybrid', 'few key heads', 'sandwich')
 MODELS: dict[str, ModelConfig] = {
   **{name: architectures.MODELS[name] for name in SHARED},
   'grown': _grown(tiny_model(final_norm='affine', gelu='tanh')),

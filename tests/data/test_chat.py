@@ -116,7 +116,8 @@ WITH_NAMES = (
 def _learned(messages, source=chat_template.OURS, **row) -> list[str]:
   """The texts that a row teaches."""
   document = chat_rows.conversation({'messages': messages, **row}, 'a.jsonl, line 3,')
-  rendered = Template('T', source, {}).render(json.loads(document), label=document.label)
+  chat = chat_rows.Chat.from_json(document)
+  rendered = Template('T', source, {}).render(*chat, label=document.label)
   return [rendered.text[slice(*span)] for span in rendered.answers]
 
 
@@ -145,7 +146,8 @@ def test_answers_of_weight_0_carry_no_loss(key):
     (TURNS, {'weight': 0}, 'line 3, has weight 0'),
     (TURNS, {'train': 'no'}, "has train 'no'"),
     (TURNS, {'completion': 'Five.'}, 'has completion .Five.., which its messages do not say'),
-    (TURNS, {'tools': [{'name': 'f'}]}, 'line 3, has tools .* would be lost; write it into mess'),
+    (TURNS, {'history': [['q', 'a']]}, 'line 3, has history .* would be lost; write it into mess'),
+    (TURNS, {'tools': [{'name': 'f'}]}, 'line 3, a conversation .* has tools, of which T makes no'),
     (_with(3, weight=0)[2:], {}, 'line 3, a conversation .* has no answer to learn'),
     (QUESTION, {}, 'a.jsonl, line 3, a conversation that begins with .* has no answer to learn'),
   ],

@@ -129,7 +129,8 @@ def test_the_command_leaves_only_the_target(home, grown):
 def test_the_command_prints_the_table_and_the_check(home, printed):
   lines, out = printed
   assert 'the logits differ by at most' in lines[0]
-  assert lines[-2] == 'exact: the grown model computes what the source does'
+  assert lines[-3] == 'exact: the grown model computes what the source does'
+  assert lines[-2].startswith('`tokenformer convert to-hf` writes this model with PyTorch files of')
   assert lines[-1].startswith(f'wrote {home}/grown, step {STEP}')
   assert f'tokenformer train --workdir={home}/grown --config.train.steps=' in out
   assert 'ffn tokens' in out and '× 1.50' in out, 'no table'

@@ -38,6 +38,7 @@ from tokenformer_jax.config import (
   ParallelConfig,
   PostNormConfig,
   PreNormConfig,
+  SandwichConfig,
   SkiplessConfig,
   TrainConfig,
   growth,
@@ -206,6 +207,26 @@ def test_metadata_marks_the_residual_outputs_of_a_layer(model, arrays):
     if one.adds_to_residual
   }
   assert found == arrays
+
+
+@SLOW
+@pytest.mark.parametrize(
+  ('norm', 'before', 'config'),
+  [('rms_offset', True, COPIES), ('affine', False, COPIES), ('rms_plain', True, PLAIN)],
+)
+def test_branches_that_end_with_a_norm(norm, before, config):
+  """The scale of the norm is zero, so that small steps change little."""
+  models = [
+    _with_wiring(tiny_model(**DENSE | {'norm': norm}, layers=layers), SandwichConfig(before))
+    for layers in (2, 4)
+  ]
+  grown = _assert_exact(*models, config, compute=_one_by_one)
+  block, has_scale = grown['blocks'], norm != 'rms_plain'
+  assert np.any(block['ffn']['down']['kernel'][-1]) == has_scale
+  if has_scale:
+    np.testing.assert_array_equal(
+      block['ffn_after_norm']['scale'][-1], -1 if norm == 'rms_offset' else 0
+    )
 
 
 @SLOW

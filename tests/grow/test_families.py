@@ -18,9 +18,10 @@ from growing import (
   mesh_of,
   moments_and_gradient,
 )
-from outcomes import assert_close, assert_same
+from outcomes import assert_close, assert_same, paths
 
 from tokenformer_jax.config import GrowConfig, MLPConfig, growth, matrices
+from tokenformer_jax.convert import families
 from tokenformer_jax.decoding import sampling
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.grow import plan
@@ -29,7 +30,7 @@ from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.execution import DEFAULT
 
 pytestmark = pytest.mark.slow
-PLAIN = GrowConfig()
+PLAIN, NEURONS = GrowConfig(), growth(method='neurons')
 
 
 def _families(*names):
@@ -43,11 +44,11 @@ def beside_all(model):
   return grown_model(model, counts, PLAIN)
 
 
-def grown(source, target, params):
+def grown(source, target, params, config=PLAIN):
   """The parameters of the larger model; the growth must be exact."""
-  plan.check(source, target, PLAIN)
-  assert not inexact(source, target, PLAIN), 'an exact growth is said not to be'
-  return grow_params(params, source, target, PLAIN)
+  plan.check(source, target, config)
+  assert not inexact(source, target, config), 'an exact growth is said not to be'
+  return grow_params(params, source, target, config)
 
 
 def filled(params):
@@ -68,11 +69,13 @@ def test_tokens_beside_all_matrices_change_no_logit(kind):
   assert_same(logits(target, new), before, 'a logit changes')
 
 
-@_families('gpt_neox', 'llama', 'mixtral', 'qwen2')
+_DEEPER = {'qwen2': 'layer*2 local*2', 'smollm3': '(layer unrotated)*2'}
+
+
+@_families('gpt_neox', 'llama', 'mixtral', 'olmo2', *_DEEPER)
 def test_layers_and_experts_change_no_logit(kind):
   source, params = hub_folders.model(kind), hub_folders.params(kind)
-  deeper = (None, 'layer*2 local*2') if source.variants else (4, None)
-  target = layers.wanted(source, *deeper)
+  target = layers.wanted(source, None if kind in _DEEPER else 4, _DEEPER.get(kind))
   ffn = source.layer.ffn
   if isinstance(ffn, MLPConfig) and not ffn.bias:
     names = experts.named_counts(source, 3, 'the test')
@@ -80,6 +83,39 @@ def test_layers_and_experts_change_no_logit(kind):
     assert target.experts, 'no part became experts'
   new = grown(source, target, params)
   np.testing.assert_allclose(logits(target, new), logits(source, params), atol=1e-6)
+
+
+@_families('gpt2', 'llama', 'qwen2_moe')
+def test_new_neurons_change_no_bit_and_learn(kind):
+  source, params = hub_folders.model(kind), hub_folders.params(kind)
+  parts = {'ffn_width': 96} if len({*widen.sizes(source).hidden}) == 1 else {}
+  target = widen.resized(source, **parts) if parts else _with_wider_experts(source)
+  new = grown(source, target, params, NEURONS)
+  assert_same(logits(target, new), logits(source, params), 'a logit changes')
+  assert families.match(target)[0].kind == kind, 'the family is lost'
+  rows = {
+    path: (before.shape, array.shape)
+    for (path, before), array in zip(paths(params).items(), paths(new).values(), strict=True)
+    if before.shape != array.shape
+  }
+  assert len(rows) >= 3, 'no neuron is new'
+  gradients = paths(loss_and_gradient(target)(new)[1])
+  learned = jax.tree.map(lambda x, g: x - 0.1 * g, new, loss_and_gradient(target)(new)[1])
+  later = paths(loss_and_gradient(target)(learned)[1])
+  for path, (small, large) in rows.items():
+    axis = next(i for i, sizes in enumerate(zip(small, large, strict=True)) if len({*sizes}) > 1)
+    fresh = [np.moveaxis(g[path], axis, 0)[small[axis] :] for g in (gradients, later)]
+    units = [np.abs(g).reshape(len(g), -1).max(1) for g in fresh]
+    first = 'down' in path
+    assert (units[0] > 0).all() == first, f'{path}: no output of a new neuron has a gradient'
+    assert (units[1] > 0).all(), f'{path}: a new neuron never learns'
+    assert len({*units[1].tolist()}) == len(units[1]), f'{path}: new neurons are equal'
+
+
+def _with_wider_experts(model):
+  expert = dataclasses.replace(model.layer.ffn.expert, width=20)
+  ffn = dataclasses.replace(model.layer.ffn, expert=expert)
+  return dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
 
 
 @_families('gpt_neox', 'qwen2_moe')
@@ -99,7 +135,7 @@ def test_the_grown_model_on_several_devices_and_token_by_token(kind):
     assert written.tolist() == likeliest[start:-1].tolist(), 'the cache changes the text'
 
 
-@_families('gemma', 'gpt2', 'qwen2_moe', 'qwen3')
+@_families('gemma', 'gpt2', 'olmo2', 'qwen2_moe', 'qwen3', 'smollm3')
 def test_a_wider_model_computes_the_same(kind):
   source, params = hub_folders.model(kind), hub_folders.params(kind)
   several = len({*widen.sizes(source).hidden}) > 1

@@ -31,7 +31,7 @@ from tokenformer_jax.steps import step as step_lib
 
 pytestmark = pytest.mark.slow  # because of what is compiled
 HYPER, NET2NET = growth(method='hypercloning'), growth(method='net2net')
-FILL = growth(method='net2net_fill')
+FILL, NEURONS = growth(method='net2net_fill'), growth(method='neurons')
 TWICE = {'width': 64, 'heads': 8}
 ODD = {**TWICE, 'ffn_width': 300}  # no multiple of the 128 units there are
 LEARNED = {'position_embedding': 'learned', 'rotary': 0}
@@ -172,6 +172,8 @@ def test_inexact_widening_gives_a_reason(config):
       'tied head under final_norm=plain cannot be widened exactly.*net2net_fill',
     ),
     ({**DENSE, 'final_norm': 'none'}, TWICE, HYPER, 'tied head under final_norm=none'),
+    (DENSE, ODD, NEURONS, 'changes neither --width nor --heads; give --ffn_width=N alone'),
+    (DENSE, {'ffn_width': 64}, NEURONS, 'ffn_width=128, and 64 is smaller'),
   ],
 )
 def test_impossible_widening_is_refused_in_one_sentence(changes, wider, config, sentence):

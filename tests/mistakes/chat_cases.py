@@ -11,6 +11,19 @@ CHATS = {
     f'{_CHAT}/text.jsonl',
     '{in}/chat/text.jsonl, line 1, is no conversation (config.data.rows=chat): it needs messages',
   ),
+  'a conversation from nobody': (
+    f'{_CHAT}/cat.jsonl',
+    "{in}/chat/cat.jsonl, line 1, message 1 is from 'cat'; it must be from one of human, user",
+  ),
+  'packing of text': (
+    'train {tiny} --config.data.packing=best_fit',
+    "config.data.packing is 'best_fit', which has no effect with data.rows=text",
+  ),
+  'packing into sequences of several lengths': (
+    f'{_CHAT}/good.jsonl --config.data.packing=best_fit --config.data.sequence_length=32 '
+    "--config.data.sequence_length_by_step='0:16 9:32'",
+    'and config.data.packing=best_fit fills sequences of one length; leave out one of them',
+  ),
   'an empty answer': (
     f'{_CHAT}/empty.jsonl',
     "{in}/chat/empty.jsonl, line 1, has an empty answer (' '); leave the row out",

@@ -59,6 +59,7 @@ FILES = {
   'mine/a.txt': 'a text',
   'chat/good.jsonl': '{"prompt": "q", "response": "a"}\n',
   'chat/no_role.jsonl': '{"messages": [{"content": "q"}]}\n',
+  'chat/cat.jsonl': '{"conversations": [{"from": "cat", "value": "meow"}]}\n',
   'chat/text.jsonl': '{"text": "q"}\n',
   'chat/empty.jsonl': '{"prompt": "q", "response": " "}\n',
   'chat/question.jsonl': '{"messages": [{"role": "user", "content": "q"}]}\n',

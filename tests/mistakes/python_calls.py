@@ -41,7 +41,7 @@ EVALUATE = {
   "learned.evaluate(['a'], max_length=33)": 'max_length is 33, but this model has learned',
   "lm.evaluate(['a'], num_fewshot=2)": 'num_fewshot has an effect only with tasks; leave it out',
   "lm.evaluate(tasks=['a'], stride=2)": 'stride has an effect only with texts; leave it out',
-  'lm.evaluate(max_length=8)': 'max_length has an effect only with texts or tasks; leave it out',
+  'lm.evaluate(max_length=8)': 'max_length has an effect only with texts, chats or tasks; leave',
   "vit.evaluate(['a'])": 'is not a language model',
 }
 

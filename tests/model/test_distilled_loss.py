@@ -107,3 +107,16 @@ def test_logits_of_all_positions_are_never_in_memory_at_once():
   assert f'f32[{BATCH},4,{VOCAB}]' in program, 'the logits of a chunk have another shape'
   assert f'[{BATCH},{LENGTH},{VOCAB}]' not in program
   assert f'[{LENGTH // 4},{BATCH},4,{VOCAB}]' not in program, 'the scan stacks the logits'
+
+
+def test_caps_are_those_of_each_models_logits():
+  """The head is the unit matrix, so that the input is the logits."""
+  student, teacher = (_draw(VOCAB, seed).hidden_BxTxD for seed in (0, 1))
+  how = {'weight': 0.7, 'temperature': 2.0, 'z_loss': Z_LOSS, 'chunk': 5}
+
+  def value(student, teacher, **caps):
+    heads = (Heads(x, jnp.eye(VOCAB)) for x in (student, teacher))
+    return distilled_objective(*heads, _targets(), **how, **caps)[0]
+
+  want = value(1.5 * np.tanh(student / 1.5), 0.5 * np.tanh(teacher / 0.5))
+  np.testing.assert_allclose(value(student, teacher, caps=(1.5, 0.5)), want, rtol=1e-6)

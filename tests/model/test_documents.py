@@ -193,6 +193,14 @@ def test_cudnn_is_not_asked_for_a_mask_of_odd_sides(monkeypatch):
   np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+def test_cudnn_is_not_asked_for_a_cap_of_scores(monkeypatch):
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', None)
+  how, arrays = {'weigh': kernels.Softmax(1.5), 'window': 9}, _arrays(32)
+  attend = functools.partial(kernels.attend, causal=True, implementation='cudnn', **how)
+  want = jax.jit(functools.partial(kernels.causal_attention, **how))(*arrays)
+  np.testing.assert_array_equal(jax.jit(attend)(*arrays), want)
+
+
 def test_caches_and_images_hold_no_documents():
   with pytest.raises(ValueError, match='a cache holds one document a row'):
     trunk.run([], (), jnp.zeros(0), _context(), (), execution=DEFAULT)

@@ -105,7 +105,7 @@ def test_a_cache_holds_the_heads_of_keys(window):
 @pytest.mark.slow
 def test_key_heads_on_a_mesh_are_those_of_one_device():
   """Four devices split eight heads of queries; each has both heads of keys."""
-  model = _model(head_width=8, qk_norm='rms')
+  model = _model(head_width=8, qk_norm='rms_joint')
   definition, decoder = define_lm(model), define_lm(model, Execution(layers='list'))
   params = definition.init(0)
   ids = np.random.default_rng(0).integers(0, 64, (4, 12))

@@ -13,7 +13,7 @@ from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.model import splash, stack
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.execution import Execution
-from tokenformer_jax.model.kernels import causal_attention, full_attention, kernel
+from tokenformer_jax.model.kernels import Softmax, causal_attention, full_attention, kernel
 from tokenformer_jax.parallel import rules, sharding
 
 
@@ -31,13 +31,17 @@ def _value_and_gradients(attend, inputs: list[jax.Array]):
 
 
 # In a window of 130 the first keys of three blocks of 128 are seen by the last queries by one.
-@pytest.mark.parametrize(('causal', 'window'), [(True, 0), (False, 0), (True, 100), (True, 130)])
-def test_splash_is_softmax_attention(causal, window):
+@pytest.mark.parametrize(
+  ('causal', 'window', 'cap'),
+  [(True, 0, 0), (False, 0, 1.5), (True, 100, 1.5), (True, 130, 0)],
+)
+def test_splash_is_softmax_attention(causal, window, cap):
   inputs = _inputs(batch=2, length=384 if window else 256, heads=2)
   (_, got), got_gradients = _value_and_gradients(
-    lambda *x: splash.attention(*x, causal=causal, window=window, interpret=True), inputs
+    lambda *x: splash.attention(*x, causal=causal, window=window, cap=cap, interpret=True), inputs
   )
   plain = functools.partial(causal_attention, window=window) if causal else full_attention
+  plain = functools.partial(plain, weigh=Softmax(cap))
   (_, want), gradients = _value_and_gradients(plain, inputs)
   np.testing.assert_allclose(got, want, atol=1e-5)
   for name, one, other in zip('qkv', got_gradients, gradients, strict=True):

@@ -20,6 +20,7 @@ from tokenformer_jax.config import (
   PositionScaleConfig,
   PostNormConfig,
   RotaryConfig,
+  SandwichConfig,
   SkiplessConfig,
 )
 
@@ -60,12 +61,16 @@ def post_norm() -> ModelConfig:
 
 
 def few_key_heads() -> ModelConfig:
-  """Return what Qwen3, Llama 3.1, Gemma and Qwen2-MoE have together, in wide heads."""
+  """Return what OLMo 2, Llama 3.1, Gemma and Qwen2-MoE have together, in wide heads."""
   model = mixture('fine-grained', dense=True, tied_head=False, norm='rms_offset')
   model = _with_layer(model, ffn=dataclasses.replace(model.layer.ffn, shared_gate=True))
   slowed = Llama3ScalingConfig(8.0, length=12)
   model = with_mixer(
-    model, kv_heads=2, head_width=12, qk_norm='rms', positions=RotaryConfig(1.0, scaling=slowed)
+    model,
+    kv_heads=2,
+    head_width=12,
+    qk_norm='rms_joint',
+    positions=RotaryConfig(1.0, scaling=slowed),
   )
   return dataclasses.replace(model, embedding_scale=True)
 
@@ -95,4 +100,13 @@ MODELS = {
   'experts': mixture('fine-grained', dense=True, tied_head=False),
   'experts of tokens': mixture('sparse', tied_head=False),
   'few key heads': few_key_heads(),
+  'sandwich': _with_layer(
+    with_mixer(
+      tiny_model(tied_head=False, norm='rms_offset', window=5, logit_cap=2.0),
+      qk_norm='rms_offset',
+      score_cap=1.5,
+      score_width=3.0,
+    ),
+    wiring=SandwichConfig(),
+  ),
 }

@@ -32,12 +32,26 @@ _LLAMA3 = {'rope_type': 'llama3', 'low_freq_factor': 1.0, 'high_freq_factor': 4.
 _YARN = {'rope_type': 'yarn', **_SCALED}
 _EXPERTS = {'num_experts': 4, 'moe_intermediate_size': 8, 'num_experts_per_tok': 2}
 _WINDOWS = {'use_sliding_window': True, 'sliding_window': 5, 'max_window_layers': 1}
+_GEMMA2 = {'head_dim': 6, 'query_pre_attn_scalar': 5, 'sliding_window': 5}
 KEYS = {
   'llama': {**_LLAMA, 'rope_scaling': _LLAMA3},
   'mistral': {**_LLAMA, 'sliding_window': 5, 'head_dim': 6},
   'qwen2': {**_LLAMA, **_WINDOWS, 'tie_word_embeddings': True},
   'qwen3': {**_LLAMA, 'head_dim': 6, 'attention_bias': True, 'rope_scaling': _YARN},
+  'smollm3': {**_LLAMA, 'no_rope_layer_interval': 2, 'attention_bias': True},
+  'phi3': {**_LLAMA, 'partial_rotary_factor': 0.5, 'sliding_window': 5},
+  'olmo2': {**_LLAMA, 'head_dim': 6, 'attention_bias': True},
   'gemma': {**_LLAMA, 'num_key_value_heads': 1, 'head_dim': 8, 'hidden_act': 'gelu'},
+  'gemma2': {**_LLAMA, **_GEMMA2, 'final_logit_softcapping': 2.0, 'attn_logit_softcapping': 0.5},
+  'gemma3_text': {
+    **_LLAMA,
+    **_GEMMA2,
+    'num_hidden_layers': 5,
+    'sliding_window_pattern': 3,
+    'rope_theta': 1e4,
+    'rope_local_base_freq': 100.0,
+    'rope_scaling': {'rope_type': 'linear', 'factor': 8.0},
+  },
   'mixtral': {**_LLAMA, 'num_local_experts': 4},
   'qwen2_moe': {**_LLAMA, **_EXPERTS, 'shared_expert_intermediate_size': 12},
   'qwen3_moe': {**_LLAMA, **_EXPERTS, 'head_dim': 6, 'norm_topk_prob': True},
@@ -69,7 +83,7 @@ def write_model(
   layout = tensor_layout.layout(model, family.rules)
   shapes = {name: entry.shape for name, entry in layout.items()}
   tensor_files.write(folder, dtype, shapes, tensor_layout.stream(layout, read))
-  (folder / 'config.json').write_text(json.dumps({'eos_token_id': 0, **keys}))
+  (folder / 'config.json').write_text(json.dumps({'eos_token_id': 0, 'pad_token_id': 0, **keys}))
 
 
 def made(params: Any) -> Any:

@@ -2,15 +2,21 @@
 
 import io
 import json
+import re
+import shutil
 import sys
 
+import jax
 import pytest
 import tiny_run
 from outcomes import assert_same
 
 import tokenformer_jax
-from tokenformer_jax.cli import generate
+from tokenformer_jax.cli import evaluate, generate
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs import metrics
+from tokenformer_jax.training import loop
 
 pytestmark = pytest.mark.slow
 
@@ -61,10 +67,60 @@ def test_a_tuned_model_answers_and_stops(tuned):
   assert tuned.chat(turns[:1], temperature=0, stop=['n']) == ANSWERS[0].partition('n')[0]
 
 
+def test_a_packed_run_resumes_bit_for_bit_and_says_what_it_learns(root, tuned, capsys, monkeypatch):
+  del tuned  # It writes the rows.
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
+  changes = {'data__rows': 'chat', 'data__packing': 'best_fit', 'data__documents': 'separate'}
+  sizes = {'data__sequence_length': 120, 'train__steps': 6, 'train__checkpoint_every': 3}
+  config = tiny_run.config(f'files:{root}/rows.jsonl', root / 'cache', **changes, **sizes)
+  whole = loop.train(config, root / 'packed')
+  line = [line for line in metrics.read(root / 'packed') if 'train/loss' in line][-1]
+  assert 0.21 < line['train/learned_share'] < 0.22
+  shutil.rmtree(root / 'packed/checkpoints/6')  # as a crash would
+  capsys.readouterr()
+  assert_same(loop.train(config, root / 'packed'), whole, 'a resumed run')
+  assert re.search(r'\n?2[12]% of the targets of a batch are learned', capsys.readouterr().err)
+
+
 def test_the_command_answers_line_by_line(tuned, monkeypatch, capsys):
   monkeypatch.setattr(sys, 'stdin', io.StringIO('I am kf.\n\nHow are you?\n'))
   generate.main(tuned.source, chat=True, temperature=0.0)
   assert capsys.readouterr().out.splitlines() == ANSWERS
+
+
+def test_lines_of_messages_are_answered_in_batches_beside_prompts(root, tuned, capsys):
+  turns = _turns('kf')
+  lines = [
+    {'messages': turns[:1]},
+    {'prompt': 'I am', 'length': 3},
+    {'messages': {'from': ['human', 'gpt', 'human'], 'value': [m['content'] for m in turns[:3]]}},
+  ]
+  (root / 'lines.jsonl').write_text('\n'.join(map(json.dumps, lines)))
+  generate.main(tuned.source, requests=root / 'lines.jsonl', temperature=0.0)
+  first, text, second = map(json.loads, capsys.readouterr().out.splitlines())
+  assert [first['text'], second['text']] == ANSWERS and second['messages'] == turns[:3]
+  assert text['prompt'] == 'I am' and text['tokens'] == 3
+
+
+def test_answers_are_measured_by_their_loss_and_as_greedy_decoding_writes_them(root, tuned, capsys):
+  wrong = {'prompt': 'I am kf.', 'response': 'Late.'}
+  rows = [{'messages': _turns('kf')}, {'messages': _turns('al')}, wrong]
+  figures = tuned.evaluate(chats=rows)
+  assert (figures['conversations'], figures['answers'], figures['exact']) == (3, 5, 0.8)
+  alone = tuned.evaluate(chats=[wrong])
+  assert alone['exact'] == 0 and alone['answer_loss'] > 1
+  assert alone['answer_tokens'] == len('Late.<|end|>')
+  total = figures['answer_loss'] * figures['answer_tokens']
+  good = tuned.evaluate(chats=rows[:2])
+  parts = [one['answer_loss'] * one['answer_tokens'] for one in (alone, good)]
+  assert total == pytest.approx(sum(parts), rel=1e-4)
+  in_training = tuned.metrics()[-1]['eval/loss']
+  assert good['answer_loss'] == pytest.approx(in_training, rel=0.01), 'answers are read otherwise'
+  (root / 'held_out.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  evaluate.main(tuned.source, chats=f'files:{root}/held_out.jsonl', output=root / 'report.json')
+  assert 'exact' in capsys.readouterr().out
+  report = json.loads((root / 'report.json').read_text())
+  assert report['chats']['exact'] == 0.8
 
 
 def test_the_base_comes_out_again_and_the_answers_go_in_again(root, base, tuned):
@@ -79,6 +135,10 @@ def test_the_base_comes_out_again_and_the_answers_go_in_again(root, base, tuned)
 def test_bad_messages_and_runs_are_refused(base, tuned):
   with pytest.raises(UserError, match='base was trained on plain text, so it has no chat template'):
     base.chat(QUESTION)
+  with pytest.raises(UserError, match='base@5 was trained on plain text, so it has no chat templ'):
+    base.evaluate(chats=[{'messages': QUESTION}])
+  with pytest.raises(UserError, match='chats, row 1, has an empty answer'):
+    tuned.evaluate(chats=[{'prompt': 'x', 'completion': ''}])
   for messages, sentence in (
     ([{'role': 'assistant', 'content': 'x'}], 'messages end with an answer of the assistant'),
     ([{'content': 'x'}], 'messages: message 1 has no role'),

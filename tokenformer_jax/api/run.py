@@ -38,9 +38,10 @@ from tokenformer_jax.config.arguments import (
   Text,
 )
 from tokenformer_jax.config.section import Bool, Float, Long, Str
-from tokenformer_jax.convert import export, peft, to_run
+from tokenformer_jax.convert import export, hub_download, peft, to_run
 from tokenformer_jax.data import tokenizers
-from tokenformer_jax.decoding import chats, evaluation
+from tokenformer_jax.decoding import answers, evaluation
+from tokenformer_jax.decoding import chats as chats_lib
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
@@ -115,12 +116,13 @@ def bring(
   """Make a run of a folder that transformers loads, or of released TokenFormer weights.
 
     run = tokenformer_jax.bring('llama', 'runs/llama')
+    run = tokenformer_jax.bring('ORG/NAME', 'runs/llama')  # or ORG/NAME@REVISION, from the hub
 
   docs/transformers.md lists the families. The parameters alone are taken: training from the run
   starts with moments of zero.
 
   Args:
-    source: A folder as on the hub, or a file or checkpoint of released weights.
+    source: A folder as on the hub, ORG/NAME[@REVISION] of the hub, or released weights.
     target: The new work directory.
     tokenizer: A tokenizer.json, bytes, or a run whose tokenizer to take; default: the source's.
     sequence_length: For later training; default: 2048, or the fewer positions of a folder.
@@ -139,7 +141,7 @@ def bring(
   """
   arguments.needs_value('adapters', adapters, merge_adapters=merge_adapters or None)
   to_run.to_jax(
-    paths.local(source),
+    hub_download.find(source, os.fspath(tokenizer)),
     paths.parse_path(target),
     tokenizer=os.fspath(tokenizer),
     sequence_length=sequence_length,
@@ -281,6 +283,7 @@ class Run(Growable, Viewable):
     self,
     messages: Annotated[Sequence[dict[str, Any]], FILLED],
     *,
+    tools: Sequence[dict[str, Any]] | None = None,
     length: Count | None = None,
     temperature: Temperature = 0.8,
     top_k: Natural = 0,
@@ -294,6 +297,7 @@ class Run(Growable, Viewable):
 
     Args:
       messages: the turns so far, with `role` and `content`; the last is not the assistant's.
+      tools: schemas of the tools that the answer may call, for a template that writes them.
       length: as for `generate`, like the next four.
       temperature: see there.
       top_k: see there.
@@ -304,10 +308,11 @@ class Run(Growable, Viewable):
     Raises:
       UserError: the run was not trained on conversations, or its template refuses the messages.
     """
-    template = chats.find_template(self.meta, self.directory)
+    template = chats_lib.find_template(self.meta, self.directory)
     sampling = Sampling(temperature, top_k, top_p, seed)
     request = TextRequest('', length, sampling, tuple(stop))
-    return self._loaded.writer.write([chats.ask(template, messages, request)])[0][0]
+    asked = chats_lib.ask(template, chats_lib.question(messages, tools), request)
+    return self._loaded.writer.write([asked])[0][0]
 
   def logits(
     self, inputs: Any, *, exact: Bool = False, clip_positions: Count | None = None
@@ -364,6 +369,7 @@ class Run(Growable, Viewable):
     texts: Str | Annotated[Sequence[str], FILLED] | None = None,
     tasks: Sequence[Str] = (),
     *,
+    chats: Str | Annotated[Sequence[dict[str, Any]], FILLED] | None = None,
     stride: Count | None = None,
     max_length: Count | None = None,
     clip_positions: Count | None = None,
@@ -376,11 +382,13 @@ class Run(Growable, Viewable):
 
       run.evaluate()['loss']                              on the run's own validation data
       run.evaluate('files:docs/*.md')['bits_per_byte']
+      run.evaluate(chats='files:held_out.jsonl')['exact']
       run.evaluate(tasks=['piqa'])['piqa/acc']
 
     Args:
       texts: documents, or a source of documents as in `data.source`.
       tasks: tasks of lm-evaluation-harness, which has to be installed.
+      chats: conversations, as rows of the forms of docs/chat.md, or a source of them.
       stride: tokens that each window over the texts scores; default: a whole window.
       max_length: the most tokens of input; default: the training's sequence length.
       clip_positions: see `generate`.
@@ -390,15 +398,18 @@ class Run(Growable, Viewable):
       include_path: a folder with tasks of your own.
 
     Returns:
-      Figures by name: the fields of `perplexity.Figures` for texts, `TASK/METRIC` and
+      Figures by name: the fields of `perplexity.Figures` for texts, those of `answers.Figures` for
+      conversations, `TASK/METRIC` and
       `TASK/METRIC_stderr` for tasks, and the figures of training for the validation data.
 
     Raises:
       UserError: a text or task does not exist, or the run is not a language model; or there are
         neither, and a length, a batch or a limit is given.
     """
-    either = texts is not None or tasks
-    arguments.needs_value('texts or tasks', either, max_length=max_length, batch_size=batch_size)
+    either = texts is not None or chats is not None or tasks
+    arguments.needs_value(
+      'texts, chats or tasks', either, max_length=max_length, batch_size=batch_size
+    )
     arguments.needs_value('texts', texts is not None, stride=stride)
     arguments.needs_value(
       'tasks', tasks, num_fewshot=num_fewshot, limit=limit, include_path=include_path
@@ -412,6 +423,7 @@ class Run(Growable, Viewable):
       model.scorer(max_length, batch_size),
       documents=evaluation.open_documents(texts, self.config.data.text_field),
       stride=stride,
+      chats=None if chats is None else answers.open_chats(chats, 'chats'),
       tasks=evaluation.find_tasks(tasks, None if include_path is None else os.fspath(include_path)),
       num_fewshot=num_fewshot,
       limit=limit,
@@ -500,7 +512,8 @@ class Run(Growable, Viewable):
 
     Args:
       target: the new folder.
-      base: the folder that the run was brought from, whose tensors the run must still have.
+      base: the folder, or ORG/NAME of the hub, that the run was brought from; its tensors must be
+        those of the run.
       groups: the groups, as 2,3, counted from 1; default: all.
       allow_nonfinite: accept weights that are NaN or infinite.
 
@@ -509,7 +522,7 @@ class Run(Growable, Viewable):
         groups. Nothing is written then.
     """
     numbers = group_numbers(self.config.model, groups) if groups is not None else ()
-    where = (self.source, paths.local(target), paths.local(base))
+    where = (self.source, paths.local(target), os.fspath(base))
     peft.to_peft(*where, numbers, allow_nonfinite=allow_nonfinite)
 
   def _check_is_language_model(self) -> None:

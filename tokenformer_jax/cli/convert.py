@@ -9,7 +9,8 @@ r"""Turn released TokenFormer weights or a popular model into a run of ours, and
 
 The source of to-jax is a .bin or .safetensors file, the .index.json of a sharded set, a directory
 with one of them, or a folder in the layout of transformers, whose config.json says what its model
-computes: docs/transformers.md lists the families. PyTorch reads .bin files. You can generate from
+computes: docs/transformers.md lists the families. ORG/NAME or ORG/NAME@REVISION fetches such a
+folder from the hub. PyTorch reads .bin files. You can generate from
 the new work directory, grow it, train on and evaluate it. It holds parameters only; the optimizer's
 moments start at zero. --dtype=bfloat16 stores them in half the space, and every command reads them
 as float32.
@@ -43,6 +44,7 @@ from tokenformer_jax.config.arguments import Text
 from tokenformer_jax.convert import (
   export,
   hub,
+  hub_download,
   hub_folder,
   hub_generation,
   released_torch,
@@ -62,7 +64,7 @@ def _both(source: Text, target: Text) -> tuple[str, str]:
   """Return the arguments of every action.
 
   Args:
-    source: Weights (to-jax) or a run, DIR or DIR@STEP.
+    source: Weights or ORG/NAME of the hub (to-jax), or a run, DIR or DIR@STEP.
     target: The new work directory or folder.
   """
   return source, target
@@ -110,11 +112,12 @@ def main(argv: Sequence[str]) -> None:
     base = f'AutoModelForCausalLM.from_pretrained({str(options["base"])!r})'
     print(f'PeftModel.from_pretrained({base}, {str(target)!r})')
   else:
-    model = bring(source, target, **options).config.model
+    weights = hub_download.find(source, str(options.get('tokenizer', '')))
+    model = bring(weights, target, **options).config.model
     _say_sizes(model)
     draws = {}
-    if hub.is_folder(paths.local(source)):
-      draws = hub_generation.find(paths.local(source), model.vocab_size).flags
+    if hub.is_folder(weights):
+      draws = hub_generation.find(weights, model.vocab_size).flags
     else:
       _say_assumed(model, options)
     messages.say(f'wrote {target}; to try it:')

@@ -5,10 +5,10 @@ r"""Write text with a trained language model.
   tokenformer generate --source=runs/chat --chat
 
 The first command prints one text while it is drawn. The second reads one JSON object per line, with
-a `prompt` and optionally `length`, `temperature`, `top_k`, `top_p`, `seed` and `stop` (a list of
-strings), which override the flags. It writes the texts in batches and prints JSON in the same
-order. The third answers each line of standard input, or only --prompt, with a model that was
-trained on conversations (docs/chat.md).
+a `prompt`, or `messages` to answer and maybe `tools`, and optionally `length`, `temperature`,
+`top_k`, `top_p`, `seed` and `stop` (a list of strings), which override the flags. It writes the
+texts in batches and prints JSON in the same order. The third answers each line of standard input,
+or only --prompt, with a model that was trained on conversations (docs/chat.md).
 """
 
 import dataclasses
@@ -59,14 +59,20 @@ def _request(values: Any, default: TextRequest) -> TextRequest:
   """Return a request of a file, whose values are checked as the arguments of `Run.generate`."""
   hints, sampling = arguments.annotations(Run.generate), dataclasses.asdict(default.sampling)
   types = {'prompt': Str, **{name: hints[name] for name in ('length', 'stop', *sampling)}}
-  if not isinstance(values, dict) or 'prompt' not in values:
-    raise UserError('it must be an object with a "prompt"')
+  types |= {'messages': Any, 'tools': Any}
+  if not isinstance(values, dict) or ('prompt' in values) == ('messages' in values):
+    raise UserError('it must be an object with a "prompt", or with "messages"')
   for key in values:
     if key not in types:
       raise UserError(f'the key {key!r} is unknown{nearest(key, types)}')
   given = {key: arguments.convert(types[key], value, key) for key, value in values.items()}
-  return TextRequest(
-    prompt=given['prompt'],
+  own: dict[str, Any] = {'prompt': given.get('prompt', '')}
+  if 'messages' not in given and 'tools' in given:
+    raise UserError('the key \'tools\' has an effect only with "messages"; leave it out')
+  if 'messages' in given:
+    own['chat'] = chats.question(given['messages'], given.get('tools'))
+  return (chats.Question if 'chat' in own else TextRequest)(
+    **own,
     length=given.get('length', default.length),
     sampling=Sampling(**{name: given.get(name, known) for name, known in sampling.items()}),
     stop=tuple(given.get('stop', default.stop)),
@@ -107,10 +113,11 @@ def main(
   stop, max_length = tuple(filter(None, values['stop'])), values['max_length']
   default = TextRequest(prompt, values['length'], sampling, stop, max_length)
   asked = read_requests(LocalPath(requests), default) if requests else [default]
+  is_chat = chat or any(isinstance(one, chats.Question) for one in asked)
   model = trained.load(
     source,
     token_shards,
-    check=chats.find_template if chat else checkpoint.check_is_language_model,
+    check=chats.find_template if is_chat else checkpoint.check_is_language_model,
     clip_positions=values['clip_positions'],
     groups=groups,
   )
@@ -118,12 +125,18 @@ def main(
   if chat:
     _chat(model, default)
     return
-  trained_length = model.config.data.sequence_length
+  questions, trained_length = asked, model.config.data.sequence_length
+  if is_chat:
+    template = chats.Template(**model.meta.tokenizer['chat'])
+    asked = [
+      chats.ask(template, one.chat, one) if isinstance(one, chats.Question) else one
+      for one in questions
+    ]
   texts = [request.tokens(model.tokenizer, trained_length) for request in asked]
   length.say_length(model.config, max(len(text.prompt) + text.length for text in texts))
   writer = Writer.from_trained(model)
   if requests:
-    _write_all(writer, asked, values['batch_size'])
+    _write_all(writer, asked, values['batch_size'], questions)
   else:
     _write_one(writer, default, default.prompt)
 
@@ -138,7 +151,7 @@ def _chat(model: trained.Trained, default: TextRequest) -> None:
     if not line.strip():
       continue
     turns.append({'role': 'user', 'content': line.strip()})
-    request = chats.ask(template, turns, default)
+    request = chats.ask(template, chats.question(turns), default)
     trained_length = model.config.data.sequence_length
     asked = request.tokens(model.tokenizer, trained_length)
     length.say_length(model.config, len(asked.prompt) + asked.length)
@@ -163,11 +176,18 @@ def _write_one(writer: Writer, request: TextRequest, start: str = '') -> str:
   return ''.join(written)
 
 
-def _write_all(writer: Writer, requests: Sequence[TextRequest], batch_size: int) -> None:
-  """Write a JSON object for each request to standard output."""
+def _write_all(
+  writer: Writer,
+  requests: Sequence[TextRequest],
+  batch_size: int,
+  questions: Sequence[TextRequest],
+) -> None:
+  """Write a JSON object for each request, which is of a line, to standard output."""
   start, total = time.perf_counter(), 0
-  for request, (text, tokens) in zip(requests, writer.write(requests, batch_size), strict=True):
-    _print(json.dumps({'prompt': request.prompt, 'text': text, 'tokens': tokens}) + '\n')
+  for one, (text, tokens) in zip(questions, writer.write(requests, batch_size), strict=True):
+    is_chat = isinstance(one, chats.Question)
+    asked = {'messages': one.chat.messages} if is_chat else {'prompt': one.prompt}
+    _print(json.dumps({**asked, 'text': text, 'tokens': tokens}) + '\n')
     total += tokens
   seconds = time.perf_counter() - start
   messages.say(

@@ -20,10 +20,12 @@ from tokenformer_jax.cli import signatures
 from tokenformer_jax.config import GrowConfig, MeshConfig
 from tokenformer_jax.config.arguments import Path, Text
 from tokenformer_jax.config.section import Bool, Int, Str
+from tokenformer_jax.convert import export
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow.actions import ACTIONS, Growable
 from tokenformer_jax.grow.derivation import Derivation, start
 from tokenformer_jax.parallel import messages
+from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
 
 Counts = Mapping[Str, Int]
@@ -56,6 +58,9 @@ class _Source(Growable):
 
   def _finish(self, new: Derivation, step: int | None) -> Self:
     if step is not None:
+      made = checkpoint.open_source(f'{new.target}@{step}').meta.config.model
+      if made.kind == 'lm':
+        messages.say(export.way_out(made))
       messages.say(f'wrote {new.target}, step {step}; to go on training it:')
       planned = new.meta.config.train.steps
       steps = max(planned, step) + planned

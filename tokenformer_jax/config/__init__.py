@@ -29,6 +29,7 @@ from tokenformer_jax.config.layer import (
   ParallelConfig,
   PostNormConfig,
   PreNormConfig,
+  SandwichConfig,
   SkiplessConfig,
   map_parts,
   parts,

@@ -74,6 +74,11 @@ def _check_lengths(data: DataConfig, lengths: dict[int, int]) -> None:
       f'{setting} and config.data.sequence_length is {data.sequence_length}, which must be the '
       f'longest of them, because the model and evaluations have it; set it to {longest}'
     )
+  if len({*lengths.values()}) > 1 and data.packing != 'cut':
+    raise UserError(
+      f'{setting}, and config.data.packing={data.packing} fills sequences of one length; leave out '
+      'one of them'
+    )
   for length in lengths.values():
     if longest % length:
       raise UserError(

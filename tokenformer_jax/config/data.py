@@ -118,6 +118,11 @@ class TextConfig(DataConfig):
   )
   text_field: Str = key('text', 'the field or column with the text of a row')
   tokenizer: Str = key('bpe:4096', 'bpe:SIZE, bytes, or a path to a Hugging Face tokenizer.json')
+  packing: Literal['cut', 'best_fit'] = key(
+    'cut',
+    'how conversations become sequences: cut, one after another, cut where a sequence ends; '
+    'best_fit, whole if they fit, together with those that fill it up',
+  )
   documents: Literal['joined', 'masked', 'separate'] = key(
     'joined',
     'those in one sequence: joined, a token also sees the documents before its own; masked, only '
@@ -139,6 +144,11 @@ class TextConfig(DataConfig):
   def has_chat(self) -> bool:
     """Return whether a source has conversations."""
     return any(one.rows == 'chat' for one in (self, *self.mixture.values()))
+
+  @property
+  def is_packed(self) -> bool:
+    """Return whether the conversations of the source are packed into sequences."""
+    return self.packing != 'cut' and self.rows == 'chat'
 
   @property
   def has_text(self) -> bool:

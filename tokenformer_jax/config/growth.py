@@ -19,7 +19,7 @@ from tokenformer_jax.config.section import (
 from tokenformer_jax.errors import UserError
 
 MethodName = Literal[
-  'group', 'zero_keys', 'duplicate', 'random', 'net2net', 'net2net_fill', 'hypercloning'
+  'group', 'zero_keys', 'duplicate', 'random', 'neurons', 'net2net', 'net2net_fill', 'hypercloning'
 ]
 Scale = Literal['keep', 'resize']
 NewKeys = Literal['init', 'trained', 'copies']
@@ -102,6 +102,14 @@ class RandomMethod(GrowthMethod):
 
 
 @section
+class NeuronsMethod(GrowthMethod):
+  """A Transformer with more neurons in its MLPs, drawn, whose outputs are zero at first."""
+
+  kind: ClassVar[str] = 'neurons'
+  adds_tokens: ClassVar[bool] = False
+
+
+@section
 class Net2NetMethod(GrowthMethod):
   """A wider Transformer whose new units are copies (arXiv 1511.05641)."""
 
@@ -136,6 +144,7 @@ METHODS = table(
   ZeroKeysMethod,
   DuplicateMethod,
   RandomMethod,
+  NeuronsMethod,
   Net2NetMethod,
   Net2NetFillMethod,
   HyperCloningMethod,

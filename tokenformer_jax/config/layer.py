@@ -49,8 +49,19 @@ class ParallelConfig:
   two_norms: Bool = key(False, 'the feed-forward part has a norm of its own, of x (GPT-NeoX)')
 
 
-WIRINGS = table(PreNormConfig, PostNormConfig, SkiplessConfig, ParallelConfig)
-Wiring = Annotated[PreNormConfig | PostNormConfig | SkiplessConfig | ParallelConfig, OneOf(WIRINGS)]
+@section
+class SandwichConfig:
+  """x + norm(mixer(norm(x))), then x + norm(ffn(norm(x))), as in Gemma 2."""
+
+  kind: ClassVar[str] = 'sandwich'
+
+  before: Bool = key(True, 'a norm before each part as well; without: x + norm(mixer(x)) (OLMo 2)')
+
+
+WIRINGS = table(PreNormConfig, PostNormConfig, SkiplessConfig, ParallelConfig, SandwichConfig)
+Wiring = Annotated[
+  PreNormConfig | PostNormConfig | SkiplessConfig | ParallelConfig | SandwichConfig, OneOf(WIRINGS)
+]
 Norm = Literal['plain', 'bias', 'affine', 'rms', 'rms_plain', 'rms_offset', 'none']
 
 

@@ -165,9 +165,14 @@ class SoftmaxConfig:
     0, 'G, heads of keys and values, each for H / G heads of queries. 0: heads', least=0
   )
   head_width: Int = key(0, 'K, the width of a head. 0: model.width / heads', least=0)
-  qk_norm: Literal['none', 'rms'] = key(
+  qk_norm: Literal['none', 'rms', 'rms_offset', 'rms_joint'] = key(
     'none',
-    'RMSNorm of the queries and keys of each head, with a scale for all heads, before rotation',
+    'RMSNorm of the queries and keys of each head, with a scale for all heads, before rotation; '
+    'rms_offset with a scale of 1 + w; rms_joint of all heads together, with a scale of each entry',
+  )
+  score_width: Float = key(0.0, 's, scores are q · k / √s. 0: the width of a head', least=0)
+  score_cap: Float = key(
+    0.0, 'c, scores become c · tanh(score / c), as in Gemma 2; not by cuDNN. 0: no cap', least=0
   )
 
   @property

@@ -43,6 +43,8 @@ def source_configs(data: DataConfig) -> dict[str, MixedConfig]:
     own = {key: getattr(data.mixture[name], key) for key in _OF_SOURCE}
     others = Sources({key: one for key, one in data.mixture.items() if key != name})
     values: dict[str, Any] = fields | own | {'mixture': others}
+    if own['rows'] == 'text':
+      values['packing'] = 'cut'
     configs[name] = MixedConfig(**values, name=name)
   return configs
 

@@ -146,6 +146,9 @@ class LMConfig(ModelConfig):
   embedding_scale: Bool = key(False, 'multiply embeddings of tokens by √width, as in Gemma')
   tied_head: Bool = key(True, 'the output embedding is the input embedding')
   scaled_logits: Bool = key(False, 'logits / √width, as in the released TPU code')
+  logit_cap: Float = key(
+    0.0, 'c, logits become c · tanh(logit / c), as in Gemma 2. 0: no cap', least=0
+  )
 
 
 @section

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.config import ModelConfig, NoProjectionConfig, with_pattentions
+from tokenformer_jax.config.projections import beside_matrices
 from tokenformer_jax.config.section import Bool
 from tokenformer_jax.convert import (
   families,
@@ -51,7 +52,7 @@ def to_hf(
     if matched := families.match(model):
       family, keys = matched
       layout, code = tensor_layout.layout(model, family.rules), {}
-      values = {**keys, **ids, 'torch_dtype': dtype}
+      values = {**keys, **ids, 'dtype': dtype}
     else:
       hub_folder.check_can_load(model)
       layout, code = hub_folder.layout(model), hub_folder.read_code()
@@ -65,6 +66,21 @@ def to_hf(
     }
 
   return _export(source, target, describe, dtype, allow_nonfinite, shard_bytes)
+
+
+def way_out(model: ModelConfig) -> str:
+  """Return a sentence that says how `to_hf` writes a language model, or why it cannot."""
+  begin = '`tokenformer convert to-hf` writes this model '
+  if matched := families.match(model):
+    return f'{begin}as a {matched[0].architecture}, which transformers and vLLM load by themselves'
+  try:
+    hub_folder.check_can_load(model)
+  except UserError as error:
+    return str(error)
+  alone = {name: NoProjectionConfig() for name in beside_matrices(model)}
+  base = families.match(with_pattentions(model, alone)) if alone else None
+  without = f'; without its parameter tokens it is a {base[0].architecture}' if base else ''
+  return f'{begin}with PyTorch files of ours, for trust_remote_code=True in transformers{without}'
 
 
 def to_torch(

@@ -21,6 +21,7 @@ from tokenformer_jax.config.feed_forward import (
   LossBalanceConfig,
 )
 from tokenformer_jax.config.mixers import width_of_heads
+from tokenformer_jax.config.model import BASE, Layers
 from tokenformer_jax.convert.family import SCALINGS, Family
 from tokenformer_jax.convert.gpt_families import GPT_FAMILIES
 from tokenformer_jax.convert.hub_keys import Keys
@@ -28,6 +29,7 @@ from tokenformer_jax.convert.llama_families import LLAMA_FAMILIES
 from tokenformer_jax.errors import UserError
 
 FAMILIES = {family.kind: family for family in (*LLAMA_FAMILIES, *GPT_FAMILIES)}
+_KINDS = ('full_attention', 'sliding_attention')  # of layers without and with a window
 _ACTIVATIONS = {'gelu': 'gelu', 'gelu_tanh': 'gelu_new', 'relu': 'relu', 'silu': 'silu'}
 
 
@@ -36,17 +38,24 @@ def match(model: ModelConfig) -> tuple[Family, dict[str, Any]] | None:
 
   It is exactly of a family if the keys that the family reads make the same model.
   """
-  values = _all_keys(model)
+  values, wanted = _all_keys(model), _computed(model)
   for family in FAMILIES.values():
     keys = Keys(values, 'the model', family.defaults)
     try:
       same = family.to_model(keys)
     except UserError:  # It has sizes that the family cannot have.
       continue
-    if without_training(same) == without_training(model):
+    if _computed(same) == wanted:
       kind = {'architectures': [family.architecture], 'model_type': family.kind}
       return family, {**kind, **{k: v for k, v in values.items() if k in keys.read}}
   return None
+
+
+def _computed(model: ModelConfig) -> tuple[ModelConfig, list[LayerConfig]]:
+  """Return what decides whether models are equal, whatever the names of their layers."""
+  plain = without_training(model)
+  unnamed = dataclasses.replace(plain, pattern=BASE, layer=LayerConfig(), variants=Layers())
+  return unnamed, plain.in_order
 
 
 def without_training(model: ModelConfig) -> ModelConfig:
@@ -70,7 +79,8 @@ def without_training(model: ModelConfig) -> ModelConfig:
 
 def _all_keys(model: ModelConfig) -> dict[str, Any]:
   """Return the keys of all families for a model; empty if it is of none."""
-  mixer, ffn = model.layer.mixer, model.layer.ffn
+  layers = model.in_order
+  mixer, ffn = layers[0].mixer, layers[0].ffn
   mlp = ffn.expert if isinstance(ffn, ExpertsConfig) else ffn
   if not (
     isinstance(model, LMConfig)
@@ -79,8 +89,8 @@ def _all_keys(model: ModelConfig) -> dict[str, Any]:
     and isinstance(mlp, MLPConfig)
   ):
     return {}
-  windows = [getattr(layer.mixer, 'window', 0) for layer in model.in_order]
-  kinds = ['sliding_attention' if window else 'full_attention' for window in windows]
+  windows = [getattr(layer.mixer, 'window', 0) for layer in layers]
+  kinds = [_KINDS[bool(window)] for window in windows]
   values = {
     'vocab_size': model.vocab_size,
     'hidden_size': model.width,
@@ -91,6 +101,7 @@ def _all_keys(model: ModelConfig) -> dict[str, Any]:
     'head_dim': width_of_heads(mixer, model.width),
     'max_position_embeddings': model.max_length,
     'hidden_act': _ACTIVATIONS[mlp.activation],
+    'hidden_activation': _ACTIVATIONS[mlp.activation],
     'rms_norm_eps': model.norm_epsilon,
     'layer_norm_eps': model.norm_epsilon,
     'tie_word_embeddings': model.tied_head,
@@ -100,7 +111,10 @@ def _all_keys(model: ModelConfig) -> dict[str, Any]:
     'sliding_window': max(windows) or None,
     'use_sliding_window': any(windows),
     'layer_types': kinds,
-    'use_parallel_residual': isinstance(model.layer.wiring, ParallelConfig),
+    'query_pre_attn_scalar': int(mixer.score_width) or width_of_heads(mixer, model.width),
+    'attn_logit_softcapping': mixer.score_cap or None,
+    'final_logit_softcapping': model.logit_cap or None,
+    'use_parallel_residual': isinstance(layers[0].wiring, ParallelConfig),
     # GPT-2 has names of its own.
     'n_embd': model.width,
     'n_inner': mlp.width,
@@ -110,8 +124,16 @@ def _all_keys(model: ModelConfig) -> dict[str, Any]:
     'activation_function': _ACTIVATIONS[mlp.activation],
     'layer_norm_epsilon': model.norm_epsilon,
   }
-  if isinstance(mixer.positions, RotaryConfig):
-    values |= _rotary_keys(mixer.positions)
+  positions = [getattr(layer.mixer, 'positions', None) for layer in layers]
+  rotations = [own for own in positions if isinstance(own, RotaryConfig)]
+  values['no_rope_layers'] = [int(own in rotations) for own in positions]
+  if rotations:
+    values |= _rotary_keys(rotations[0])
+  by_kind = dict(zip(kinds, positions, strict=True))
+  if mixer.qk_norm == 'rms_offset' and len(rotations) == len(layers):  # a table each, in Gemma 3
+    full, local = (by_kind.get(kind, mixer.positions) for kind in _KINDS)
+    tables = {kind: _rotary_keys(own)['rope_parameters'] for kind, own in by_kind.items()}
+    values |= {**_rotary_keys(full), 'rope_local_base_freq': local.base, 'rope_parameters': tables}
   if isinstance(ffn, ExpertsConfig):
     values |= {
       'moe_intermediate_size': mlp.width,
@@ -138,4 +160,5 @@ def _rotary_keys(rotary: RotaryConfig) -> dict[str, Any]:
     'rope_theta': rotary.base,
     'rope_scaling': table if given else None,
     'rope_parameters': {'rope_theta': rotary.base, **table},
+    **({'partial_rotary_factor': rotary.fraction} if rotary.fraction != 1 else {}),
   }

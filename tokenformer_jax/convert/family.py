@@ -9,11 +9,11 @@ config in `tests/support/hub_folders.py`, by which the tests of all families run
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from tokenformer_jax.config import LayerConfig, LMConfig, RotaryConfig
+from tokenformer_jax.config import LayerConfig, LMConfig, RotaryConfig, pattern
 from tokenformer_jax.config.mixers import (
   LinearScalingConfig,
   Llama3ScalingConfig,
@@ -94,29 +94,67 @@ def check_heads(keys: Keys, name: str, width: int, heads: int) -> None:
     raise keys.refusal(name, f'a divisor of the width {width}')
 
 
-def rotary(keys: Keys, *, fraction: float = 1.0, base: float = 10000.0) -> RotaryConfig:
+def rotary(
+  keys: Keys,
+  *,
+  fraction: float = 0.0,
+  base: float = 10000.0,
+  scalings: Collection[str] = tuple(SCALINGS),
+) -> RotaryConfig:
   """Return the rotation, whose keys are in a table or, in older files, outside of it.
 
-  `fraction` and `base` are for files that do not have them in the table.
+  `fraction` and `base` are for files that do not have them in the table. Families whose heads
+  rotate in part have a `fraction`, and `scalings` are those of the family.
   """
   newer = keys.get('rope_parameters')
   # In a file with both tables, transformers reads the older one.
   inner = keys.table('rope_scaling' if keys.get('rope_scaling') or not newer else 'rope_parameters')
+  if not fraction:
+    for table in (keys, inner):
+      table.only('partial_rotary_factor', 1)
   return RotaryConfig(
-    fraction=inner.number('partial_rotary_factor', fraction),
+    fraction=inner.number('partial_rotary_factor', fraction) if fraction else 1.0,
     base=inner.number('rope_theta', keys.number('rope_theta', base)),
-    scaling=_scaling(inner),
+    scaling=_scaling(inner, scalings),
   )
 
 
-def _scaling(keys: Keys) -> RotaryScalingConfig:
+def rotary_by_kind(keys: Keys) -> list[RotaryConfig]:
+  """Return the rotation of layers without a window, and that of the others: Gemma 3.
+
+  Each has a table in `rope_parameters`. In older files `rope_scaling` is of the first kind alone,
+  and wins.
+  """
+  tables, made = keys.table('rope_parameters'), []
+  for kind, name, base in (
+    ('full_attention', 'rope_theta', 1e6),
+    ('sliding_attention', 'rope_local_base_freq', 1e4),
+  ):
+    table = tables.table(kind)
+    base = table.number('rope_theta', keys.number(name, base))
+    if not made and keys.get('rope_scaling'):
+      table = keys.table('rope_scaling')
+      base = table.number('rope_theta', base)
+    table.only('partial_rotary_factor', 1)
+    made.append(RotaryConfig(1.0, base, scaling=_scaling(table, tuple(SCALINGS))))
+  return made
+
+
+def check_rotated(keys: Keys, name: str, head_width: int, fraction: float) -> None:
+  """Check that an even number of the entries of a head is rotated."""
+  rotated = int(head_width * fraction)
+  if fraction > 1 or rotated < 2 or rotated % 2:
+    raise keys.refusal(name, f'a fraction of {head_width} entries that gives an even number')
+
+
+def _scaling(keys: Keys, known: Collection[str]) -> RotaryScalingConfig:
   """Return the scaling of a rotation."""
   kind = keys.get('rope_type', keys.get('type', 'default'))
   if kind == 'default':
     return RotaryScalingConfig()
-  if kind not in SCALINGS:
+  if kind not in known:
     named = 'rope_type' if keys.get('rope_type') else 'type'
-    raise keys.refusal(named, f'default or {" or ".join(SCALINGS)}')
+    raise keys.refusal(named, ' or '.join(('default', *known)))
   if kind == 'yarn':
     for name, allowed in (('truncate', (True,)), ('mscale', ()), ('mscale_all_dim', ())):
       keys.only(name, *allowed)
@@ -131,5 +169,23 @@ def _scaling(keys: Keys) -> RotaryScalingConfig:
 
 def with_kinds(model: LMConfig, names: list[str], variants: dict[str, LayerConfig]) -> LMConfig:
   """Return the model with the layers of these names in order: `layer`, or one of the variants."""
-  pattern = ' '.join(f'{name}*{len(list(run))}' for name, run in groupby(names))
-  return dataclasses.replace(model, pattern=pattern, variants=Layers(variants))
+  if len(set(names)) == 1:
+    return dataclasses.replace(model, layer=variants.get(names[0], model.layer))
+  variants = {name: layer for name, layer in variants.items() if name in names}
+  repeats = pattern.as_text(_repeats(names))
+  return dataclasses.replace(model, pattern=repeats, variants=Layers(variants))
+
+
+def _repeats(names: list[str]) -> list[pattern.Repeat]:
+  """Return the shortest row of layers that repeats, each repeat of which is one loop, and the rest.
+
+  Without such a row, runs of equal layers are loops.
+  """
+  depth = len(names)
+  whole, rest = [], names
+  for size in range(2, depth // 2 + 1):
+    count = depth // size
+    if names[: size * count] == names[:size] * count:
+      whole, rest = [pattern.Repeat(tuple(names[:size]), count)], names[size * count :]
+      break
+  return [*whole, *(pattern.Repeat((name,), len(list(run))) for name, run in groupby(rest))]

@@ -14,6 +14,7 @@ from tokenformer_jax.convert.family import (
   ACTIVATIONS,
   Family,
   check_heads,
+  check_rotated,
   linear,
   norm,
   rotary,
@@ -55,11 +56,7 @@ def _gpt_neox(keys: Keys) -> LMConfig:
     fraction=keys.number('rotary_pct', keys.number('partial_rotary_factor', 0.25)),
     base=keys.number('rotary_emb_base', 10000.0),
   )
-  rotated = int(width // heads * positions.fraction)
-  if positions.fraction > 1 or rotated < 2 or rotated % 2:
-    raise keys.refusal(
-      'rotary_pct', f'a fraction of {width // heads} entries that gives an even number'
-    )
+  check_rotated(keys, 'rotary_pct', width // heads, positions.fraction)
   dense = DenseConfig(bias=keys.flag('attention_bias', True))
   mixer = SoftmaxConfig(heads=heads, positions=positions, qkv=dense, proj=dense)
   activation = keys.choice('hidden_act', ACTIVATIONS, 'gelu')

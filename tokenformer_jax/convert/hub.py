@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenformer_jax.config import LMConfig
 from tokenformer_jax.convert import families, tensor_files, tensor_layout
 from tokenformer_jax.convert.family import Family
 from tokenformer_jax.convert.hub_keys import Keys, read_json
@@ -21,14 +22,18 @@ _IGNORED = """
   summary_type summary_use_proj task_specific_params gradient_checkpointing pretraining_tp n_ctx
   reorder_and_upcast_attn output_attentions output_hidden_states output_router_logits return_dict
   router_aux_loss_coef router_jitter_noise id2label label2id problem_type chunk_size_feed_forward
-  finetuning_task intermediate_size max_window_layers sliding_window rope_theta is_decoder
-  tie_encoder_decoder
+  auto_map finetuning_task intermediate_size max_window_layers sliding_window rope_theta is_decoder
+  tie_encoder_decoder cache_implementation sliding_window_size
 """
 # Ends of the names of tensors that hold no parameters: masks and frequencies.
 _NO_PARAMETERS = (
   *('.attn.bias', '.attn.masked_bias', '.attention.bias', '.attention.masked_bias'),
   'rotary_emb.inv_freq',
 )
+# Models of images and text by their architecture: that of their text model, which alone is
+# converted. Its keys are in `text_config`, and the names of its tensors begin with `_TEXT`.
+_TEXT_MODELS = {'Gemma3ForConditionalGeneration': 'Gemma3ForCausalLM'}
+_TEXT = 'language_model.'
 
 
 def is_folder(source: Path) -> bool:
@@ -37,21 +42,29 @@ def is_folder(source: Path) -> bool:
   return file.is_file() and bool({'model_type', 'architectures'} & set(read_json(file)))
 
 
-def find(source: Path) -> Weights:
-  """Return the model and the tensors of a folder; a message names its keys that are not known."""
+def find_model(source: Path) -> tuple[Family, LMConfig, list[str]]:
+  """Return the family and the model of a folder, and the keys of its config that are not known."""
   file = source / _CONFIG
-  values = read_json(file)
+  values = _text_model(read_json(file), file)
   family = _family(values, file)
   keys = Keys(values, str(file), family.defaults)
   keys.only('quantization_config')
   keys.only('is_encoder_decoder', False)
   model = family.to_model(keys)
-  unread = keys.unread(_IGNORED.split())
+  return family, model, keys.unread(_IGNORED.split())
+
+
+def find(source: Path) -> Weights:
+  """Return the model and the tensors of a folder; a message names its keys that are not known."""
+  family, model, unread = find_model(source)
+  tensors = tensor_files.find(source, skipped=lambda name: name.endswith(_NO_PARAMETERS))
+  of_text = {name.removeprefix(_TEXT): t for name, t in tensors.items() if name.startswith(_TEXT)}
   messages.say(
     f'{source} is a {family.architecture}'
+    + (' with parts for images, which are left out' if of_text else '')
     + (f'; not read, because not known: {", ".join(unread)}' if unread else '')
   )
-  tensors = tensor_files.find(source, skipped=lambda name: name.endswith(_NO_PARAMETERS))
+  tensors = of_text or tensors
   if not any(name.startswith(family.prefix) for name in tensors):  # a model without its head
     tensors = {f'{family.prefix}{name}': tensor for name, tensor in tensors.items()}
   layout = tensor_layout.layout(model, family.rules)
@@ -63,15 +76,31 @@ def find(source: Path) -> Weights:
   return weights
 
 
+def _text_model(values: dict[str, Any], file: Path) -> dict[str, Any]:
+  """Return the keys of the text model if there are several; else the values themselves."""
+  named = values.get('architectures')
+  text_model = _TEXT_MODELS.get(named[0]) if isinstance(named, list) and named else None
+  if text_model is None:
+    return values
+  text = values.get('text_config')
+  if not isinstance(text, dict):
+    raise UserError(f'{file} has no table text_config, the keys of its text model; fetch it again')
+  own = {name: values.get(name) for name in ('tie_word_embeddings', 'quantization_config')}
+  return {**text, **own, 'architectures': [text_model]}
+
+
 def _family(values: Mapping[str, Any], file: Path) -> Family:
-  if values.get('auto_map'):
+  named, code = values.get('architectures'), values.get('auto_map')
+  architecture = named[0] if isinstance(named, list) and named else ''
+  known = {family.architecture: family for family in families.FAMILIES.values()}
+  theirs = code.get('AutoModelForCausalLM') if isinstance(code, dict) else None
+  # Of two classes of one name transformers takes its own, unless it is told to trust the author's.
+  has_own = architecture in known and f'{theirs}'.endswith(f'.{architecture}')
+  if code and not has_own:
     raise UserError(
       f'{file} has auto_map: its model is computed by Python code of its author, which is never '
       'run here; convert a model of a family that transformers has itself'
     )
-  named = values.get('architectures')
-  architecture = named[0] if isinstance(named, list) and named else ''
-  known = {family.architecture: family for family in families.FAMILIES.values()}
   # Files of older models have model_type alone.
   family = known.get(architecture) if architecture else None
   if not architecture and isinstance(values.get('model_type'), str):

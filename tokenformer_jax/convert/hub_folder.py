@@ -99,12 +99,17 @@ def describe(model: ModelConfig, ids: Mapping[str, int], dtype: str) -> dict[str
   }
 
 
+def is_ours(source: Path) -> bool:
+  """Return whether a folder with a config.json is one of `to-hf` with our PyTorch files."""
+  return read_json(source / 'config.json').get('model_type') == MODEL_TYPE
+
+
 def find(source: Path) -> Weights | None:
   """Return the model and the tensors of a folder from `to-hf`; None: this is another folder."""
   file = source / 'config.json'
-  stored = read_json(file)
-  if stored.get('model_type') != MODEL_TYPE:
+  if not is_ours(source):
     return None
+  stored = read_json(file)
   check_format(stored.get('format'), str(file))
   model = config_lib.from_dict(config_lib.Config, {'model': stored.get('tokenformer')}).model
   # Check what a stranger wrote before anything is made of it.

@@ -1,7 +1,8 @@
 """Llama and the families that vary it: Mistral, Qwen, Gemma and their mixtures of experts."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from tokenformer_jax.config import (
@@ -10,18 +11,24 @@ from tokenformer_jax.config import (
   LayerConfig,
   LMConfig,
   MLPConfig,
+  NoPositionsConfig,
+  RotaryConfig,
   RouterConfig,
+  SandwichConfig,
   SoftmaxConfig,
 )
 from tokenformer_jax.config.layer import Norm
+from tokenformer_jax.config.mixers import width_of_heads
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.convert.family import (
   ACTIVATIONS,
   Family,
   check_heads,
+  check_rotated,
   linear,
   norm,
   rotary,
+  rotary_by_kind,
   with_kinds,
 )
 from tokenformer_jax.convert.hub_keys import Keys
@@ -29,6 +36,7 @@ from tokenformer_jax.convert.tensor_layout import Rule
 
 _COUNTS = ('num_experts', 'num_local_experts')  # transformers has both for some families
 _WINDOWED = 'local'  # the variant with a window, in models that have layers without
+_UNROTATED = 'unrotated'  # the variant without positions, in models that have layers with them
 
 
 def _decoder(
@@ -36,6 +44,7 @@ def _decoder(
   ffn: MLPConfig | ExpertsConfig,
   *,
   norm: Norm = 'rms',
+  positions: RotaryConfig | None = None,
   qkv_bias: bool = False,
   proj_bias: bool = False,
   tied: bool = False,
@@ -56,7 +65,7 @@ def _decoder(
     heads=heads,
     kv_heads=0 if kv_heads == heads else kv_heads,
     head_width=0 if head_width * heads == width else head_width,
-    positions=rotary(keys),
+    positions=positions or rotary(keys),
     qkv=DenseConfig(bias=qkv_bias),
     proj=DenseConfig(bias=proj_bias),
     **mixer,
@@ -101,18 +110,103 @@ def _qwen3(keys: Keys) -> LMConfig:
   return _with_windows(keys, model)
 
 
+def _smollm3(keys: Keys) -> LMConfig:
+  model = _llama(keys)
+  depth, rotated = model.depth, keys.get('no_rope_layers')
+  if rotated is None:
+    interval = keys.whole('no_rope_layer_interval', 4)
+    rotated = [int((layer + 1) % interval != 0) for layer in range(depth)]
+  if not isinstance(rotated, list) or len(rotated) < depth or not set(rotated) <= {0, 1}:
+    raise keys.refusal('no_rope_layers', f'{depth} of 0 or 1, 1 for a layer with rotation')
+  window = _window(keys) if keys.flag('use_sliding_window', False) else 0
+  windowed = [bool(window) and not is_rotated for is_rotated in rotated]
+  if keys.get('layer_types') is not None:
+    windowed = _windowed_layers(keys, depth)
+  variants = {
+    _WINDOWED: _with(model.layer, window=window),
+    _UNROTATED: _with(model.layer, positions=NoPositionsConfig()),
+    f'{_UNROTATED}_{_WINDOWED}': _with(model.layer, positions=NoPositionsConfig(), window=window),
+  }
+  names = [
+    '_'.join([_UNROTATED] * (not is_rotated) + [_WINDOWED] * has_window) or BASE
+    for is_rotated, has_window in zip(rotated, windowed, strict=False)
+  ]
+  return with_kinds(model, names, variants)
+
+
+def _phi3(keys: Keys) -> LMConfig:
+  # Which of the two tables of a `longrope` is used depends on the length of each text.
+  positions = rotary(keys, fraction=keys.number('partial_rotary_factor', 1.0), scalings=())
+  model = _decoder(keys, _gated(keys), positions=positions, window=_window(keys))
+  head_width = width_of_heads(model.layer.mixer, model.width)
+  check_rotated(keys, 'partial_rotary_factor', head_width, positions.fraction)
+  keys.get('original_max_position_embeddings')  # of `longrope`
+  keys.only('attention_bias', False)
+  return model
+
+
+def _olmo2(keys: Keys) -> LMConfig:
+  bias, wiring = keys.flag('attention_bias', False), SandwichConfig(before=False)
+  model = _decoder(keys, _gated(keys), qkv_bias=bias, proj_bias=bias, qk_norm='rms_joint')
+  return dataclasses.replace(model, layer=dataclasses.replace(model.layer, wiring=wiring))
+
+
 def _gemma(keys: Keys) -> LMConfig:
-  keys.only('use_bidirectional_attention', False)
   # Files of the first Gemma have a hidden_act that this newer key corrects.
   name = 'hidden_activation' if keys.get('hidden_activation') else 'hidden_act'
   activation = keys.choice(name, ACTIVATIONS, 'gelu_pytorch_tanh')
   if name == 'hidden_act' and activation == 'gelu':
     activation = 'gelu_tanh'  # that Gemma was trained with, and transformers computes
+  return _gemma_decoder(keys, activation)
+
+
+def _gemma2(keys: Keys) -> LMConfig:
+  return _sandwich(keys, 2, score_cap=_cap(keys, 'attn_logit_softcapping'))
+
+
+def _gemma3(keys: Keys) -> LMConfig:
+  keys.only('attn_logit_softcapping')  # which transformers does not apply
+  every = keys.whole('sliding_window_pattern', 6)
+  keys.get('_sliding_window_pattern')  # a copy that transformers saves
+  full, local = rotary_by_kind(keys)
+  return _sandwich(keys, every, {'positions': local}, positions=full, qk_norm='rms_offset')
+
+
+def _gemma_decoder(keys: Keys, activation: str, **mixer: Any) -> LMConfig:
+  """Return what all Gemmas have; `mixer` has other keys of the attention."""
+  keys.only('use_bidirectional_attention', False)
   keys.get('hidden_act')
   mlp = MLPConfig(keys.whole('intermediate_size'), activation=activation, gated=True)
   bias = keys.flag('attention_bias', False)
-  model = _decoder(keys, mlp, norm='rms_offset', qkv_bias=bias, proj_bias=bias, tied=True)
-  return dataclasses.replace(model, embedding_scale=True)
+  how = {'norm': 'rms_offset', 'qkv_bias': bias, 'proj_bias': bias, 'tied': True}
+  return dataclasses.replace(_decoder(keys, mlp, **how, **mixer), embedding_scale=True)
+
+
+def _sandwich(keys: Keys, every: int, local: Mapping[str, Any] = {}, **mixer: Any) -> LMConfig:
+  """Return Gemma 2 or 3, where every so many layers one has no window.
+
+  `local` has the keys of the attention of layers with a window, besides `mixer`.
+  """
+  activation = keys.choice('hidden_activation', ACTIVATIONS, 'gelu_pytorch_tanh')
+  model = _gemma_decoder(keys, activation, **mixer)
+  heads, depth = model.layer.mixer.heads, model.depth
+  check_heads(keys, 'num_attention_heads', model.width, heads)
+  width = keys.whole('query_pre_attn_scalar', 256)
+  same = width == width_of_heads(model.layer.mixer, model.width)
+  full = _with(model.layer, score_width=0.0 if same else float(width))
+  full = dataclasses.replace(full, wiring=SandwichConfig())
+  windowed = _layers_with_windows(keys, depth)
+  if windowed is None:
+    windowed = [(layer + 1) % every != 0 for layer in range(depth)]
+  window = keys.whole('sliding_window') if any(windowed) else 0
+  keys.get('sliding_window')
+  model = dataclasses.replace(model, layer=full, logit_cap=_cap(keys, 'final_logit_softcapping'))
+  names = [_WINDOWED if is_windowed else BASE for is_windowed in windowed]
+  return with_kinds(model, names, {_WINDOWED: _with(full, window=window, **local)})
+
+
+def _cap(keys: Keys, name: str) -> float:
+  return 0.0 if keys.get(name) is None else keys.number(name)
 
 
 def _mixtral(keys: Keys) -> LMConfig:
@@ -161,27 +255,38 @@ def _with_windows(keys: Keys, model: LMConfig) -> LMConfig:
   windowed = _windowed_layers(keys, model.depth)
   if not any(windowed):
     return model
-  mixer = dataclasses.replace(model.layer.mixer, window=keys.whole('sliding_window'))
-  local = dataclasses.replace(model.layer, mixer=mixer)
-  if all(windowed):
-    return dataclasses.replace(model, layer=local)
+  local = _with(model.layer, window=keys.whole('sliding_window'))
   names = [_WINDOWED if is_windowed else BASE for is_windowed in windowed]
   return with_kinds(model, names, {_WINDOWED: local})
+
+
+def _with(layer: LayerConfig, **mixer: Any) -> LayerConfig:
+  """Return the layer with other keys of its attention."""
+  return dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, **mixer))
 
 
 def _windowed_layers(keys: Keys, depth: int) -> list[bool]:
   """Return whether each layer has a window, by `layer_types` or by the older keys."""
   first = keys.get('max_window_layers', depth)
   windows = keys.flag('use_sliding_window', False) and bool(keys.get('sliding_window'))
-  kinds = keys.get('layer_types')
-  if kinds is None:
+  windowed = _layers_with_windows(keys, depth)
+  if windowed is None:
     if type(first) is not int:
       raise keys.refusal('max_window_layers', 'an integer')
     return [windows and layer >= first for layer in range(depth)]
-  names = ('full_attention', 'sliding_attention')
+  if not windows and any(windowed):
+    raise keys.refusal('layer_types', 'full_attention alone without use_sliding_window')
+  return windowed
+
+
+def _layers_with_windows(keys: Keys, depth: int) -> list[bool] | None:
+  """Return whether each layer has a window by `layer_types`; None: the file has no such key."""
+  kinds, names = keys.get('layer_types'), ('full_attention', 'sliding_attention')
+  if kinds is None:
+    return None
   if not isinstance(kinds, list) or len(kinds) != depth or any(k not in names for k in kinds):
     raise keys.refusal('layer_types', f'{depth} of {" or ".join(names)}')
-  return [windows and kind == names[1] for kind in kinds]
+  return [kind == names[1] for kind in kinds]
 
 
 def _mlp_rules(theirs: str, ours: str) -> Iterator[Rule]:
@@ -212,6 +317,20 @@ _ATTENTION = (
 )
 _END = (*norm('model.norm', 'final_norm'), Rule('lm_head.weight', ('head',)))
 _LLAMA_RULES = (*_ATTENTION, *_mlp_rules(f'{_L}.mlp', 'ffn'), *_END)
+_FUSED = {  # by the name of a matrix that holds others side by side
+  'self_attn.qkv_proj': [f'attention/{name}/kernel' for name in ('query', 'key', 'value')],
+  'mlp.gate_up_proj': ['ffn/gate/kernel', 'ffn/up/kernel'],
+}
+_PHI3_RULES = (
+  *(rule for rule in _LLAMA_RULES if rule.paths[0] not in chain(*_FUSED.values())),
+  *(Rule(f'{_L}.{name}.weight', tuple(ours), 'transposed') for name, ours in _FUSED.items()),
+)
+_SANDWICH_RULES = (
+  *(rule for rule in _LLAMA_RULES if rule.paths != ('ffn_norm/scale',)),
+  *norm(f'{_L}.post_attention_layernorm', 'attention_after_norm'),
+  *norm(f'{_L}.pre_feedforward_layernorm', 'ffn_norm'),
+  *norm(f'{_L}.post_feedforward_layernorm', 'ffn_after_norm'),
+)
 _MIXTRAL_RULES = (
   *_ATTENTION,
   *_experts_rules(f'{_L}.block_sparse_moe', gate='w1', down='w2', up='w3'),
@@ -226,6 +345,7 @@ _QWEN_MOE_RULES = (
 )
 
 _QWEN = {'max_position_embeddings': 32768, 'sliding_window': 4096, 'max_window_layers': 28}
+_GEMMA = {'head_dim': 256, 'query_pre_attn_scalar': 256, 'sliding_window': 4096}
 _MISTRAL = {'max_position_embeddings': 131072, 'num_key_value_heads': 8}
 LLAMA_FAMILIES = (
   Family('llama', 'LlamaForCausalLM', _llama, _LLAMA_RULES),
@@ -241,11 +361,57 @@ LLAMA_FAMILIES = (
     {**_QWEN, 'num_key_value_heads': 32, 'head_dim': 128},
   ),
   Family(
+    'smollm3',
+    'SmolLM3ForCausalLM',
+    _smollm3,
+    _LLAMA_RULES,
+    {
+      'max_position_embeddings': 32768,
+      'num_key_value_heads': 4,
+      'rope_theta': 2e6,
+      'tie_word_embeddings': True,
+    },
+  ),
+  Family(
+    'phi3',
+    'Phi3ForCausalLM',
+    _phi3,
+    _PHI3_RULES,
+    {'max_position_embeddings': 4096, 'rms_norm_eps': 1e-5},
+  ),
+  Family('olmo2', 'Olmo2ForCausalLM', _olmo2, _SANDWICH_RULES, {'rms_norm_eps': 1e-5}),
+  Family(
     'gemma',
     'GemmaForCausalLM',
     _gemma,
     _LLAMA_RULES,
     {'max_position_embeddings': 8192, 'num_key_value_heads': 16, 'head_dim': 256},
+  ),
+  Family(
+    'gemma2',
+    'Gemma2ForCausalLM',
+    _gemma2,
+    _SANDWICH_RULES,
+    {
+      **_GEMMA,
+      'max_position_embeddings': 8192,
+      'num_key_value_heads': 4,
+      'attn_logit_softcapping': 50.0,
+      'final_logit_softcapping': 30.0,
+    },
+  ),
+  Family(
+    'gemma3_text',
+    'Gemma3ForCausalLM',
+    _gemma3,
+    _SANDWICH_RULES,
+    {
+      **_GEMMA,
+      'vocab_size': 262208,
+      'max_position_embeddings': 131072,
+      'num_attention_heads': 8,
+      'num_key_value_heads': 4,
+    },
   ),
   Family(
     'mixtral',

@@ -18,7 +18,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .modeling_tokenformer_layers import (
   Experts,
-  Norm,
   Values,
   gained,
   make_ffn,
@@ -119,9 +118,11 @@ class Attention(nn.Module):
     self.key = make_projection(config['qkv'], width, kv)
     self.value = make_projection(value, width, kv)
     self.proj = make_projection(config['proj'], inner, width)
-    has_norm = config['qk_norm'] == 'rms'
-    self.query_norm = Norm('rms', model, self.head_width) if has_norm else nn.Identity()
-    self.key_norm = Norm('rms', model, self.head_width) if has_norm else nn.Identity()
+    form, self.has_joint_norm = config['qk_norm'], config['qk_norm'] == 'rms_joint'
+    widths = (inner, kv) if self.has_joint_norm else (self.head_width, self.head_width)
+    form = form.removesuffix('_joint')
+    self.query_norm, self.key_norm = (make_norm(form, model, own) for own in widths)
+    self.score_scale = (config['score_width'] or self.head_width) ** -0.5
     for names, used, shape in (
       ('input_gain value_gain', config['value_skip'], ()),
       ('identity_gain attention_gain uniform_gain', config['shaped'], (self.heads,)),
@@ -139,12 +140,16 @@ class Attention(nn.Module):
     def split(x: Tensor, heads: int) -> Tensor:
       return x.view(batch, length, heads, self.head_width).transpose(1, 2)
 
-    query, key = split(self.query(x_BxTxD), self.heads), split(self.key(x_BxTxD), self.kv_heads)
+    query, key = self.query(x_BxTxD), self.key(x_BxTxD)
+    if self.has_joint_norm:
+      query, key = self.query_norm(query), self.key_norm(key)
+    query, key = split(query, self.heads), split(key, self.kv_heads)
     value = gained(self.value_gain, self.value(x_BxTxD))
     if self.input_gain is not None:
       value = gained(self.input_gain, x_BxTxD) + value
     own_value = value = split(value, self.kv_heads)
-    query, key = self.query_norm(query), self.key_norm(key)
+    if not self.has_joint_norm:
+      query, key = self.query_norm(query), self.key_norm(key)
     query = self._scaled_by_length(query, positions_BxT)
     query, key = self.rotary(query, positions_BxT), self.rotary(key, positions_BxT)
     if cache is not None:
@@ -158,7 +163,14 @@ class Attention(nn.Module):
     # A slot of padding sees itself, which keeps its meaningless output finite.
     itself = torch.eye(length, key.shape[2], dtype=torch.bool, device=key.device)
     mask = seen_Bx1xTxS | itself.roll(key.shape[2] - length, 1)
-    mixed = functional.scaled_dot_product_attention(query, key, value, mask)
+    if cap := self.config['score_cap']:
+      scores = self.score_scale * (query.float() @ key.float().transpose(2, 3))
+      scores = (cap * (scores / cap).tanh()).masked_fill(~mask, -math.inf)
+      mixed = scores.softmax(-1).to(value.dtype) @ value
+    else:
+      mixed = functional.scaled_dot_product_attention(
+        query, key, value, mask, scale=self.score_scale
+      )
     if self.identity_gain is not None:
       mean = (mask.float() / mask.sum(-1, keepdim=True)) @ value.float()
       gains = self.identity_gain, self.attention_gain, self.uniform_gain
@@ -182,8 +194,9 @@ class Attention(nn.Module):
 class Block(nn.Module):
   """Attention and a feed-forward layer, joined by a wiring.
 
-  Wirings are pre_norm, post_norm, skipless (β a(norm(x)), then α y + β' f(norm(y))) and parallel
-  (β a(norm(x)) + β' f(norm(x)), with `skip` added to x, and with `two_norms` a norm for each).
+  Wirings are pre_norm, post_norm, skipless (β a(norm(x)), then α y + β' f(norm(y))), parallel
+  (β a(norm(x)) + β' f(norm(x)), with `skip` added to x, and with `two_norms` a norm for each), and
+  sandwich, x + norm(a(norm(x))), with `before` false x + norm(a(x)).
   """
 
   def __init__(self, config: Values, model: Values, layer: int):
@@ -191,10 +204,14 @@ class Block(nn.Module):
     wiring, has_ffn = config['wiring'], config['ffn']['kind'] != 'none'
     self.kind, self.skip, gains = wiring['kind'], wiring.get('skip'), wiring.get('gains')
     self.two_norms = wiring.get('two_norms')
-    self.attention_norm = make_norm(config['norm'], model)
-    form = config['norm'] if config['ffn_norm'] == 'same' else config['ffn_norm']
-    has_norm = has_ffn and (self.kind != 'parallel' or self.two_norms)
-    self.ffn_norm = make_norm(form, model) if has_norm else nn.Identity()
+    norm, before = config['norm'], wiring.get('before', True)
+    form = norm if config['ffn_norm'] == 'same' else config['ffn_norm']
+    has_norm = has_ffn and before and (self.kind != 'parallel' or self.two_norms)
+    is_sandwich = self.kind == 'sandwich'
+    self.attention_norm = make_norm(norm if before else 'none', model)
+    self.ffn_norm = make_norm(form if has_norm else 'none', model)
+    self.attention_after_norm = make_norm(norm if is_sandwich else 'none', model)
+    self.ffn_after_norm = make_norm(form if is_sandwich and has_ffn else 'none', model)
     self.attention = Attention(config['mixer'], model, layer)
     self.ffn = make_ffn(config['ffn'], model)
     self.mixer_gain = parameter() if gains else None
@@ -206,8 +223,9 @@ class Block(nn.Module):
   ) -> Tensor:
     post, parallel = self.kind == 'post_norm', self.kind == 'parallel'
     normed = x if post else self.attention_norm(x)
-    y = gained(self.mixer_gain, self.attention(normed, seen, positions, cache))
-    if self.kind in ('pre_norm', 'post_norm') or (parallel and self.skip):
+    y = self.attention_after_norm(self.attention(normed, seen, positions, cache))
+    y = gained(self.mixer_gain, y)
+    if self.kind in ('pre_norm', 'post_norm', 'sandwich') or (parallel and self.skip):
       y = x + y
     y = self.attention_norm(y) if post else y
     if self.ffn is None:
@@ -218,7 +236,8 @@ class Block(nn.Module):
       normed = y if post else self.ffn_norm(y)
     from_start = seen.shape[-1] == x.shape[1]
     more = (is_token, from_start) if isinstance(self.ffn, Experts) else ()
-    y = gained(self.skip_gain, y) + gained(self.ffn_gain, self.ffn(normed, *more))
+    fed = self.ffn_after_norm(self.ffn(normed, *more))
+    y = gained(self.skip_gain, y) + gained(self.ffn_gain, fed)
     return self.ffn_norm(y) if post else y
 
 
@@ -245,6 +264,7 @@ class TokenformerForCausalLM(PreTrainedModel, GenerationMixin):
     self.head = None if model['tied_head'] else parameter(vocabulary, width)
     self.input_scale = math.sqrt(width) if model['embedding_scale'] else None
     self.head_scale = width**-0.5 if model['scaled_logits'] else None
+    self.logit_cap = model['logit_cap']
     self.post_init()
 
   def _init_weights(self, module: nn.Module) -> None:
@@ -297,6 +317,8 @@ class TokenformerForCausalLM(PreTrainedModel, GenerationMixin):
     if self.head_scale is not None:
       x_BxTxD = x_BxTxD * self.head_scale
     logits = (x_BxTxD @ (self.embedding if self.head is None else self.head).T).float()
+    if self.logit_cap:
+      logits = self.logit_cap * (logits / self.logit_cap).tanh()
     loss = None
     if labels is not None:
       loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1], **loss_options)

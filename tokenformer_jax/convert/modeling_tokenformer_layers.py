@@ -56,9 +56,9 @@ class Norm(nn.Module):
     return x.to(x_BxTxD.dtype)
 
 
-def make_norm(form: str, model: Values) -> nn.Module:
-  """Return a norm; the form `none` is the identity."""
-  return nn.Identity() if form == 'none' else Norm(form, model)
+def make_norm(form: str, model: Values, *width: int) -> nn.Module:
+  """Return a norm over the model's width, or another one; the form `none` is the identity."""
+  return nn.Identity() if form == 'none' else Norm(form, model, *width)
 
 
 def token_weights(scores: Tensor, reference: float, score: Values) -> Tensor:

@@ -24,7 +24,15 @@ from tokenformer_jax.config import ModelConfig, pattern
 from tokenformer_jax.config.groups import choose, most_groups, named_groups, without
 from tokenformer_jax.config.pattention import Birth, LinearScore, TokenGroup, from_groups
 from tokenformer_jax.config.projections import beside_matrices, matrices, projection_name
-from tokenformer_jax.convert import export, families, hub, run_tensors, tensor_files, tensor_layout
+from tokenformer_jax.convert import (
+  export,
+  families,
+  hub,
+  hub_download,
+  run_tensors,
+  tensor_files,
+  tensor_layout,
+)
 from tokenformer_jax.convert.hub_keys import Keys, read_json
 from tokenformer_jax.convert.tensor_files import Tensor
 from tokenformer_jax.convert.tensor_layout import Entry, Layout, Names, Weights
@@ -230,18 +238,19 @@ def _of_module(table: Mapping[str, Any], default: Any, module: str) -> Any:
 def to_peft(
   source: str,
   target: Path,
-  base: Path,
+  base: str,
   groups: Sequence[int] = (),
   *,
   allow_nonfinite: bool = False,
 ) -> None:
   """Write groups of a run, by default all, as one adapter with a scale of 1.
 
-  All other parameters must be those of the folder `base`, bit for bit.
+  All other parameters must be those of `base`, a folder or a name of the hub, bit for bit.
   """
   grow_run.check_target(target)
   origin = checkpoint.open_source(source, checkpoint.check_is_language_model)
-  model, weights = origin.meta.config.model, hub.find(base)
+  model, folder = origin.meta.config.model, hub_download.find(base)
+  weights = hub.find(folder)
   named, counts = _matrices(weights.model, weights.layout), named_groups(model)
   projections = {matrix.projection for matrix in named.values()}
   for name, own in counts.items():
@@ -274,10 +283,11 @@ def to_peft(
     raise UserError(f'{source} has no groups to write, or all of their tokens are zero')
   for _ in run_tensors.check_finite(iter(tensors.items()), source, allow_nonfinite):
     pass
-  described = _describe(ranks, weights.layout, str(base))
-  with export.new_folder(target) as folder:
-    paths.write(folder / _CONFIG, json.dumps(described, indent=2) + '\n')
-    safetensors.numpy.save_file(tensors, folder / _WEIGHTS, {'format': 'pt'})
+  name = base if folder == Path(base) else base.partition('@')[0]
+  described = _describe(ranks, weights.layout, name)
+  with export.new_folder(target) as made:
+    paths.write(made / _CONFIG, json.dumps(described, indent=2) + '\n')
+    safetensors.numpy.save_file(tensors, made / _WEIGHTS, {'format': 'pt'})
 
 
 def _check_is_lora(
@@ -295,7 +305,7 @@ def _check_is_lora(
     )
 
 
-def _check_is_base(model: ModelConfig, base: ModelConfig, folder: Path) -> None:
+def _check_is_base(model: ModelConfig, base: ModelConfig, folder: str) -> None:
   """Check that a model is that of a folder, and groups."""
   bare = choose(model, without(range(1, most_groups(model) + 1)))
   ours, theirs = map(families.without_training, (bare, base))

@@ -6,11 +6,12 @@ in memory, so `write` here writes tensors one at a time.
 
 import contextlib
 import dataclasses
+import fnmatch
 import functools
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -60,12 +61,11 @@ def find(source: Path, skipped: Callable[[str], bool] = lambda name: False) -> d
   `skipped` are left out, whatever their dtype.
   """
   if source.is_dir():
-    source = _in_directory(source)
+    source /= choose([path.name for path in source.glob('*')], source)
   if not source.is_file():
     raise UserError(
-      f'{source} is not a file or directory here; name a .bin or .safetensors file or the folder '
-      'of a model; `hf download NAME --local-dir FOLDER` (pip install huggingface_hub) fetches one '
-      'of the hub'
+      f'{source} is not a file or directory here; name a .bin or .safetensors file, the folder of '
+      'a model, or a model of the hub as ORG/NAME or ORG/NAME@REVISION'
     )
   if source.name.endswith('.index.json'):
     return _sharded(source, skipped)
@@ -75,28 +75,28 @@ def find(source: Path, skipped: Callable[[str], bool] = lambda name: False) -> d
     raise UserError(f'{source} cannot be read ({error.strerror or error})') from error
 
 
-def _in_directory(directory: Path) -> Path:
+def choose(files: Collection[str], source: Any) -> str:
+  """Return the file of weights that is read, given the names of all files of `source`."""
   usual = ('model.safetensors', 'pytorch_model.bin')
   named = [f'{name}{end}' for name in usual for end in ('', '.index.json')]
   patterns = [f'*{suffix}{end}' for suffix in SUFFIXES[::-1] for end in ('.index.json', '')]
   for pattern in (*named, *patterns):
-    files = sorted(directory.glob(pattern))
-    if len(files) > 1:
-      names = ', '.join(path.name for path in files[:4])
-      raise UserError(f'{directory} has {names} without an index; name one file as --source')
-    if files:
-      return files[0]
-  raise UserError(
-    f'{directory} has no .bin, .safetensors or .index.json file; name another --source'
-  )
+    found = sorted(fnmatch.filter(files, pattern))
+    if len(found) > 1:
+      names = ', '.join(found[:4])
+      raise UserError(f'{source} has {names} without an index; name one file as --source')
+    if found:
+      return found[0]
+  raise UserError(f'{source} has no .bin, .safetensors or .index.json file; name another --source')
 
 
-def _sharded(index: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor]:
+def read_index(index: Path) -> dict[str, str]:
+  """Return the shard in which each tensor of a sharded set is, by its name."""
   try:
     if index.stat().st_size > _MOST_TABLE_BYTES:
       raise ValueError(f'more than {_MOST_TABLE_BYTES} bytes')
     weight_map = json.loads(index.read_text('utf-8'))['weight_map']
-    shards = sorted(set(weight_map.values()))
+    shards = {*weight_map.values()}
     for name in (*weight_map, *shards):
       _checked_name(name)
     # Shards must be in the directory of the index, so no path may lead out of it.
@@ -108,6 +108,12 @@ def _sharded(index: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor]:
       f'{index} names shards that are not .bin or .safetensors files of its folder; '
       'fetch the whole set into one directory'
     )
+  return weight_map
+
+
+def _sharded(index: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor]:
+  weight_map = read_index(index)
+  shards = sorted({*weight_map.values()})
   if missing := [shard for shard in shards if not index.with_name(shard).is_file()]:
     raise UserError(
       f'{index} names {missing[0]}, which is not in its folder ({len(missing)} of {len(shards)} '

@@ -1,14 +1,14 @@
-"""Read conversations from rows: their columns, their shapes, and what is wrong with them.
+"""Read conversations from rows: the forms that rows have, and what is wrong with them.
 
-A row has `messages`, a list of objects with `role` and `content`, or a `prompt` with its `response`
-or `completion`. The document of a row is its messages as JSON, from which a template makes text.
-A row with more that decides what is learned, or that belongs to the text, is refused. Columns of
-other names are ignored.
+`_FORMS` has the forms by their keys, and `parse_row` makes messages of each as `transformers` takes
+them: `role` and `content`, with `tool_calls` in a message and `tools` in a row. The document of a
+row is its messages as JSON, from which a template makes text. A row with more that decides what is
+learned, or that belongs to the text, is refused. Columns of other names are ignored.
 """
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenformer_jax.data.chat_jinja import MARKS
 from tokenformer_jax.errors import UserError
@@ -20,14 +20,31 @@ WEIGHTS = ('weight', 'loss_weight', 'train')
 _PLAIN = ('role', 'content', 'id', 'tool_call_id')  # The last two are no text.
 _FLAGS = {'0': False, '0.0': False, 'false': False, '1': True, '1.0': True, 'true': True}
 _EMPTY = (None, '', [], {})
-# The columns of a row, besides those that are read, that say what is learned or belong to the text.
-_OF_CONVERSATIONS = (
-  *(*WEIGHTS, 'label', 'messages', 'prompt', 'response', 'completion', 'conversations', 'system'),
-  *('system_prompt', 'history', 'context', 'instruction', 'input', 'tools', 'tool_calls'),
-  *('functions', 'function_call', 'documents', 'mask', 'loss_mask', 'completion_mask'),
+# A list of messages; or what is asked, and what is answered: texts, or lists of messages.
+_FORMS = (
+  *(('messages',), ('conversations',), ('conversation',)),
+  *(('prompt', 'response'), ('prompt', 'completion')),
+  *(('instruction', 'output'), ('instruction', 'response')),
 )
-_ANSWERS = ('response', 'completion')
-_SHAPES = 'messages (a list of {"role", "content"}), or prompt with response or completion'
+_SYSTEM = ('system', 'system_prompt')
+# The columns of a row that are read, say what is learned, or belong to the text.
+_OF_CONVERSATIONS = {
+  *(key for form in _FORMS for key in form),
+  *(*WEIGHTS, *_SYSTEM, 'label', 'history', 'context', 'input', 'tools', 'tool_calls'),
+  *('functions', 'function_call', 'documents', 'mask', 'loss_mask', 'completion_mask'),
+}
+_SHAPES = (
+  'messages (a list of {"role", "content"}), conversations (of {"from", "value"}), prompt with '
+  'response or completion, or instruction with output'
+)
+# The roles of ShareGPT, by what follows `from`.
+_ROLES = {
+  **dict.fromkeys(('human', 'user'), 'user'),
+  **dict.fromkeys(('gpt', 'assistant', 'chatgpt', 'bing', 'bard', 'model'), ANSWER_ROLE),
+  'system': 'system',
+  **dict.fromkeys(('tool', 'observation', 'function_response'), 'tool'),
+  'function_call': ANSWER_ROLE,
+}
 
 
 class Conversation(str):
@@ -36,24 +53,28 @@ class Conversation(str):
   label = ''
 
 
+class Chat(NamedTuple):
+  """What a template makes text of: the messages, and the tools that they may call."""
+
+  messages: list[dict[str, Any]]
+  tools: list[dict[str, Any]] | None = None
+
+  def to_json(self) -> str:
+    """Return the messages as JSON, with the tools if there are any."""
+    return json.dumps(self._asdict() if self.tools else self.messages, ensure_ascii=False)
+
+  @classmethod
+  def from_json(cls, text: str) -> 'Chat':
+    """Return what `to_json` wrote."""
+    values = json.loads(text)
+    return cls(**values) if isinstance(values, dict) else cls(values)
+
+
 def columns(names: Iterable[str], label: str) -> list[str]:
   """Return those of some columns that are read: `conversation` uses or refuses each."""
   names = list(names)
-  used = _used_names(names, label)
-  return used + [name for name in names if name in _OF_CONVERSATIONS and name not in used]
-
-
-def _used_names(names: Iterable[str], label: str) -> list[str]:
-  """Return the names that a conversation is made of."""
-  answer = next((name for name in _ANSWERS if name in names), None)
-  if 'messages' in names:
-    return ['messages']
-  if 'prompt' in names and answer:
-    return ['prompt', answer]
-  listed = ', '.join(names) or 'nothing'
-  raise UserError(
-    f'{label} is no conversation (config.data.rows=chat): it needs {_SHAPES}, and has {listed:.200}'
-  )
+  _find_form(dict.fromkeys(names, ' '), label)
+  return [name for name in names if name in _OF_CONVERSATIONS]
 
 
 def is_learned(weight: Any) -> bool | None:
@@ -63,33 +84,172 @@ def is_learned(weight: Any) -> bool | None:
 
 def more_keys(message: dict[str, Any]) -> list[str]:
   """Return the keys of a message, besides role and content, that have a value."""
-  return [key for key, value in message.items() if key not in _PLAIN and value not in _EMPTY]
+  plain = (*_PLAIN, 'name') if message['role'] == 'tool' else _PLAIN
+  return [key for key, value in message.items() if key not in plain and value not in _EMPTY]
 
 
 def conversation(row: dict[str, Any], label: str) -> Conversation:
   """Return the messages of a row as JSON."""
-  first, *answer = used = _used_names(list(row), label)
-  messages = row[first]
-  if answer:
-    messages = [
-      {'role': 'user', 'content': row[first]},
-      {'role': ANSWER_ROLE, 'content': row[answer[0]]},
-    ]
-  check_messages(messages, label)
-  if blank := [m for m in messages if m['role'] == ANSWER_ROLE and not m['content'].strip()]:
-    raise UserError(f'{label} has an empty answer ({blank[0]["content"]!r}); leave the row out')
-  _check_rest({key: row[key] for key in row if key not in used}, messages, label)
-  kept = [{key: value for key, value in m.items() if value is not None} for m in messages]
-  text = json.dumps(kept, ensure_ascii=False)
   # JSON can hold lone surrogates.
-  document = Conversation(text.encode('utf-8', errors='replace').decode())
+  text = parse_row(row, label).to_json().encode('utf-8', errors='replace').decode()
+  document = Conversation(text)
   document.label = label
   return document
 
 
+def parse_row(row: dict[str, Any], label: str) -> Chat:
+  """Return the messages and the tools of a row of any form; `label` names it in errors.
+
+  Answers inside of a prompt have the weight 0, unless they have one: a prompt is not learned.
+  """
+  form = _find_form(row, label)
+  used = {*form, 'tools'}
+  if len(form) == 1:
+    messages = read_messages(row[form[0]], label)
+  else:
+    asked = row[form[0]]
+    if form[0] == 'instruction' and row.get('input') not in _EMPTY:
+      asked, used = f'{asked}\n\n{row["input"]}', used | {'input'}
+    prompt = _turns(asked, 'user')
+    messages = read_messages([*prompt, *_turns(row[form[1]], ANSWER_ROLE)], label)
+    for message in messages[: len(prompt)]:
+      if message['role'] == ANSWER_ROLE and not {*WEIGHTS} & {*message}:
+        message['weight'] = 0
+  if messages[0]['role'] != 'system':
+    systems = [row[key] for key in _SYSTEM if isinstance(row.get(key), str) and row[key]]
+    messages = [*({'role': 'system', 'content': text} for text in systems[:1]), *messages]
+  for message in messages:
+    is_answer = message['role'] == ANSWER_ROLE and not message.get('tool_calls')
+    if is_answer and not (content := message['content']).strip():
+      raise UserError(f'{label} has an empty answer ({content!r}); leave the row out')
+  _check_rest({key: row[key] for key in row if key not in used}, messages, label)
+  return Chat(messages, read_tools(row.get('tools'), label))
+
+
+def read_tools(values: Any, label: str) -> list[dict[str, Any]] | None:
+  """Return the tools of a list of objects, or of JSON text of one; None: there are none."""
+  tools = _objects(values)
+  if tools in _EMPTY:
+    return None
+  if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in tools):
+    raise UserError(f'{label} has {tools!r:.60} as its tools; they must be a list of JSON objects')
+  return [*tools]
+
+
+def read_messages(values: Any, label: str) -> list[dict[str, Any]]:
+  """Return the messages of a list of objects, of an object of lists, or of JSON text of either."""
+  messages = _objects(values)
+  if not isinstance(messages, list | tuple) or not messages:
+    value = f'{values!r:.100}' if values else 'none'
+    raise UserError(
+      f'{label} has no list of messages ({value}); it must be a list of {{"role", "content"}}'
+    )
+  return [_message(one, f'{label} message {i}') for i, one in enumerate(messages, start=1)]
+
+
+def without_nulls(row: dict[str, Any]) -> dict[str, Any]:
+  """Return a row of an Arrow table without the null keys inside: there, all rows have all keys."""
+  return {key: _without_nulls(value) for key, value in row.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+  if isinstance(value, dict):
+    return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+  return [*map(_without_nulls, value)] if isinstance(value, list) else value
+
+
+def _find_form(row: dict[str, Any], label: str) -> tuple[str, ...]:
+  """Return the keys of the form of a row: of several forms, the first that is filled."""
+  forms = [form for form in _FORMS if all(key in row for key in form)]
+  filled = [form for form in forms if all(row[key] not in _EMPTY for key in form)]
+  if not forms:
+    listed = ', '.join(row) or 'nothing'
+    raise UserError(
+      f'{label} is no conversation (config.data.rows=chat): it needs {_SHAPES}, and has '
+      f'{listed:.200}'
+    )
+  return (filled or forms)[0]
+
+
+def _objects(values: Any) -> Any:
+  """Return a list of objects that is given as JSON text or as an object of lists, or the value."""
+  if isinstance(values, str) and values.strip()[:1] in ('[', '{'):
+    try:
+      values = json.loads(values)
+    except (ValueError, RecursionError):
+      return values
+  if isinstance(values, dict) and values:
+    lists = [*values.values()]
+    if all(isinstance(one, list) and len(one) == len(lists[0]) for one in lists):
+      return [dict(zip(values, one, strict=True)) for one in zip(*lists, strict=True)]
+  return values
+
+
+def _turns(value: Any, role: str) -> list[Any]:
+  """Return a text as a message of a role, or the messages of a list."""
+  turns = _objects(value)
+  is_list = isinstance(turns, list) and bool(turns)
+  if is_list and all(isinstance(one, dict) and {'role', 'from'} & {*one} for one in turns):
+    return turns
+  return [{'role': role, 'content': value}]
+
+
+def _message(values: Any, label: str) -> dict[str, Any]:
+  """Return a message with the keys that a template reads, checked."""
+  if not isinstance(values, dict):
+    raise UserError(f'{label} is {values!r:.100}; it must be an object with role and content')
+  message = {key: value for key, value in values.items() if value is not None}
+  if {'from', 'value'} & {*message}:
+    message = _from_sharegpt(message, label)
+  if 'tool_calls' in message:
+    message['tool_calls'] = _objects(message['tool_calls'])
+  if isinstance(message.get('content'), list | dict):
+    message['content'] = _join_parts(message['content'], label)
+  needed = ('role',) if message.get('tool_calls') and 'content' not in message else _PLAIN[:2]
+  for key in needed:
+    if not isinstance(message.get(key), str):
+      has = f'{message[key]!r:.60} as its {key}' if key in message else f'no {key}'
+      raise UserError(f'{label} has {has}; {key} must be text')
+  if not message['role'] or any(m in json.dumps(message, ensure_ascii=False) for m in MARKS):
+    wrong = 'characters U+FDD0 or U+FDD1, which are no text' if message['role'] else 'no role'
+    raise UserError(f'{label} has {wrong}; correct the row, or leave it out')
+  return message
+
+
+def _from_sharegpt(message: dict[str, Any], label: str) -> dict[str, Any]:
+  """Return a message of `from` and `value` as one of `role` and `content`."""
+  if {'role', 'content'} & {*message}:
+    raise UserError(
+      f'{label} has {", ".join(message)}; it must have either role and content, or from and value'
+    )
+  given, value = message.pop('from', None), message.pop('value', None)
+  if given not in _ROLES:
+    raise UserError(f'{label} is from {given!r:.60}; it must be from one of {", ".join(_ROLES)}')
+  message = {'role': _ROLES[given], 'content': value, **message}
+  if given == 'function_call' and isinstance(calls := _objects(value), dict | list):
+    calls = calls if isinstance(calls, list) else [calls]
+    tool_calls = [{'type': 'function', 'function': call} for call in calls]
+    message |= {'content': '', 'tool_calls': tool_calls}
+  return message
+
+
+def _join_parts(content: Any, label: str) -> str:
+  """Return the text of a content that is a list of parts."""
+  texts = []
+  for part in _objects(content):
+    kind = part.get('type') if isinstance(part, dict) else part
+    if kind != 'text' or not isinstance(part.get('text'), str):
+      raise UserError(
+        f'{label} has a part of the type {kind!r:.60}; only {{"type": "text", "text": …}} is read; '
+        'leave the row out'
+      )
+    texts.append(part['text'])
+  return ''.join(texts)
+
+
 def _check_rest(rest: dict[str, Any], messages: list[dict[str, Any]], label: str) -> None:
   """Check that the rest of a row takes nothing from its messages, and adds nothing to them."""
-  texts = [message['content'] for message in messages]
+  texts = [message.get('content') for message in messages]
   for key, value in rest.items():
     learned = is_learned(value)
     is_topic = key == 'label' and learned is None
@@ -98,24 +258,3 @@ def _check_rest(rest: dict[str, Any], messages: list[dict[str, Any]], label: str
         f'{label} has {key} {value!r:.40}, which its messages do not say and would be lost; write '
         'it into messages, or leave the row or the key out'
       )
-
-
-def check_messages(messages: Any, label: str) -> None:
-  """Check the form of messages."""
-  if not isinstance(messages, list | tuple) or not messages:
-    value = f'{messages!r:.100}' if messages else 'none'
-    raise UserError(
-      f'{label} has no list of messages ({value}); it must be a list of {{"role", "content"}}'
-    )
-  for number, message in enumerate(messages, start=1):
-    if not isinstance(message, dict):
-      raise UserError(
-        f'{label} message {number} is {message!r:.100}; it must be an object with role and content'
-      )
-    for key in ('role', 'content'):
-      if not isinstance(message.get(key), str):
-        has = f'{message[key]!r:.60} as its {key}' if message.get(key) is not None else f'no {key}'
-        raise UserError(f'{label} message {number} has {has}; {key} must be text')
-    if not message['role'] or any(mark in message['content'] for mark in MARKS):
-      wrong = 'characters U+FDD0 or U+FDD1, which are no text' if message['role'] else 'no role'
-      raise UserError(f'{label} message {number} has {wrong}; correct the row, or leave it out')

@@ -3,8 +3,8 @@
 A template is one of those that Hugging Face's `transformers` reads: `apply_chat_template` there
 gives the same text and the same marks. It encloses in {% generation %} … {% endgeneration %} what
 the model has to learn to write; a template without these marks can ask for answers only.
-`bos_token`, `eos_token` and the other tokens of the tokenizer have their values, `tools` and
-`documents` are None; `raise_exception`, `strftime_now` and `tojson` are there.
+`bos_token`, `eos_token` and the other tokens of the tokenizer have their values, `tools` those of
+the row, `documents` is None; `raise_exception`, `strftime_now` and `tojson` are there.
 """
 
 import dataclasses
@@ -83,16 +83,24 @@ class Template:
     """Return the template for stores and checkpoints; `Template(**…)` makes it again."""
     return dataclasses.asdict(self)
 
-  def render(self, messages: Messages, *, ask: bool = False, label: str = '') -> Rendered:
-    """Return the text of messages; with `ask`, up to where the model answers.
+  def render(
+    self, messages: Messages, tools: Any = None, *, ask: bool = False, label: str = ''
+  ) -> Rendered:
+    """Return the text of messages and of tools; with `ask`, up to where the model answers.
 
     An answer with a weight of 0 (see `chat_rows.WEIGHTS`) carries no loss. Errors name the
     conversation by its `label` and its beginning.
     """
     label = _label(messages, label)
-    rendered = self._rendered(messages, label, ask=ask, learn=not ask)
+    rendered = whole = self._rendered(messages, label, ask=ask, learn=not ask, tools=tools)
+    if tools and self._is_same(whole, messages, ask=ask):
+      raise UserError(
+        f'{label} has tools, of which {self.name} makes no text; leave them out, or name a '
+        'template that writes them in config.data.chat_template'
+      )
     for key in dict.fromkeys(key for message in messages for key in more_keys(message)):
-      if self._uses(key, messages, ask):
+      without = [{k: v for k, v in message.items() if k != key} for message in messages]
+      if not self._is_same(whole, without, ask=ask, tools=tools):
         continue
       if key not in WEIGHTS:
         raise UserError(
@@ -161,30 +169,29 @@ class Template:
         '{% if add_generation_prompt %} and {% endif %}'
       )
 
-  def _uses(self, key: str, messages: Messages, ask: bool) -> bool:
-    """Return whether the text depends on a key of the messages."""
-    without = [{k: v for k, v in message.items() if k != key} for message in messages]
+  def _is_same(self, rendered: Rendered, messages: Messages, **values: Any) -> bool:
+    """Return whether a text is also that of some messages, which lack a key or the tools."""
     try:
-      return self._marked(without, ask=ask) != self._marked(messages, ask=ask)
+      return _without_marks(self._marked(messages, **values)) == rendered
     except RenderError:
-      return True
+      return False
 
-  def _rendered(
-    self, messages: Messages, label: str, *, ask: bool = False, learn: bool = False
-  ) -> Rendered:
+  def _rendered(self, messages: Messages, label: str, **values: Any) -> Rendered:
     try:
-      return _without_marks(self._marked(messages, ask=ask, learn=learn))
+      return _without_marks(self._marked(messages, **values))
     except RenderError as error:
       raise UserError(f'{label} cannot be written by {self.name}: {error}') from error
 
-  def _marked(self, messages: Messages, *, ask: bool = False, learn: bool = False) -> str:
-    more = {'add_generation_prompt': ask, 'tools': None, 'documents': None}
+  def _marked(
+    self, messages: Messages, *, ask: bool = False, learn: bool = False, tools: Any = None
+  ) -> str:
+    more = {'add_generation_prompt': ask, 'tools': tools, 'documents': None}
     values = {'messages': messages, **more, **self.tokens}
     return chat_jinja.render(self.source, values, learn=learn)
 
 
 def _label(messages: Messages, row: str = '') -> str:
-  return f'{row} a conversation that begins with {messages[0]["content"]!r:.80}'.lstrip()
+  return f'{row} a conversation that begins with {messages[0].get("content")!r:.80}'.lstrip()
 
 
 def find_template(data: TextConfig, *, to_learn: bool = True) -> Template:

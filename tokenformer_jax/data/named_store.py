@@ -35,7 +35,7 @@ def open_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store:
     tokenizer = tokenizers.load(config.tokenizer)
   differences = [  # each as it is there, and here
     (f'{config.setting(key)}={value or "empty"}', own or 'empty')
-    for key, value in store.index.made_from.items()
+    for key, value in ({'packing': 'cut'} | store.index.made_from).items()
     if (own := getattr(config, key)) != value and (key != 'tokenizer' or tokenizers.bpe_size(own))
   ]
   chat = Template(**store.chat) if store.chat else None

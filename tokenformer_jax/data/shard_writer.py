@@ -11,6 +11,7 @@ import numpy as np
 
 from tokenformer_jax.data import marks, shards, text, tokens
 from tokenformer_jax.data.corpus import SPLITS, Piece, Unit
+from tokenformer_jax.data.packing import Packer
 from tokenformer_jax.data.shards import Shard, SplitCounts
 from tokenformer_jax.data.tokenizers import Spans, Tokenizer
 from tokenformer_jax.errors import UserError
@@ -30,12 +31,15 @@ def encode(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[np.ndarray]:
 class SplitWriter:
   """Writer of the tokens of a split in a shard, which also counts documents, bytes and tokens."""
 
-  def __init__(self, file: BinaryIO, dtype: np.dtype, tokenizer: Tokenizer):
+  def __init__(self, file: BinaryIO, dtype: np.dtype, tokenizer: Tokenizer, row: int = 0):
+    """Write to a file; `row` is the tokens of a row of packed conversations, or 0."""
     self.tokens = self.bytes = self.documents = self.answers = self.divided = 0
     self._hash = hashlib.blake2b(digest_size=16)
     self._file = file
     self._dtype = dtype
     self._tokenizer = tokenizer
+    lead = [] if tokenizer.opening else [marks.flip(tokenizer.end_of_document)]
+    self._packer = Packer(row, np.array(lead, np.int32), self._put) if row else None
 
   def add(self, piece: Piece, ids: np.ndarray) -> None:
     """Append the ids of a piece, and those that begin or end its document where it does."""
@@ -49,17 +53,11 @@ class SplitWriter:
     self.documents += piece.ends
 
   def _add_chat(self, text: str, answers: Spans, ids: np.ndarray) -> None:
-    """Append a conversation, and unless it has them the ids that begin and end a document.
-
-    Those at the beginning carry no loss, and the end that of the last token.
-    """
-    end, opening = self._tokenizer.end_of_document, np.array(self._tokenizer.opening, np.int32)
-    if not np.array_equal(marks.plain(ids)[: len(opening)], opening):
-      ids = np.concatenate([marks.flip(opening), ids])
-    if marks.plain(ids)[-1] != end:
-      ids = np.append(ids, end if ids[-1] >= 0 else marks.flip(end))
+    """Append a conversation, with the ids that begin and end a document."""
+    opening = self._tokenizer.opening
+    ids = self._tokenizer.conversation(ids, opening)
     self._check(marks.plain(ids))
-    self._write(marks.pack(ids, self._dtype))
+    (self._packer.add if self._packer else self._put)(ids)
     self.bytes += sum(len(text[start:stop].encode()) for start, stop in answers)
     self.documents += 1
     self.answers += int((ids >= 0).sum())
@@ -73,6 +71,9 @@ class SplitWriter:
         f'vocabulary has {self._tokenizer.size} ids; repair its vocabulary'
       )
 
+  def _put(self, ids: np.ndarray) -> None:
+    self._write(marks.pack(ids, self._dtype))
+
   def _write(self, ids: np.ndarray) -> None:
     data = ids.tobytes()
     self._file.write(data)
@@ -80,7 +81,9 @@ class SplitWriter:
     self.tokens += len(ids)
 
   def result(self) -> SplitCounts:
-    """Return the counts and the digest of what was written."""
+    """Write what waits, and return the counts and the digest of what was written."""
+    if self._packer:
+      self._packer.flush()
     counts = self.tokens, self.bytes, self.documents
     return SplitCounts(*counts, self._hash.hexdigest(), self.answers, self.divided)
 
@@ -95,6 +98,7 @@ class ShardBuild:
   key: str
   dtype: str
   skip_bad: bool = False
+  row: int = 0  # tokens of a row of packed conversations, or 0
 
   def find(self, sizes: dict[str, int]) -> Shard | None:
     """Return the shard if an earlier build wrote it; `sizes` are of all files of the store."""
@@ -121,11 +125,14 @@ class ShardBuild:
 
     with shards.temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
       files = {s: stack.enter_context(open(temporary / s, 'w+b')) for s in SPLITS}
-      writers = {split: SplitWriter(file, dtype, tokenizer) for split, file in files.items()}
+      writers = {
+        split: SplitWriter(file, dtype, tokenizer, self.row) for split, file in files.items()
+      }
       for pieces in _batches(self.unit.pieces(leave_out if self.skip_bad else text.refuse)):
         encoded = encode(tokenizer, pieces)
         for piece, ids in zip(pieces, encoded, strict=True):
           writers[piece.split].add(piece, ids)
+      splits = {split: writer.result() for split, writer in writers.items()}
       train, validation = files.values()
       validation.seek(0)
       shutil.copyfileobj(validation, train)
@@ -134,7 +141,6 @@ class ShardBuild:
       if train.tell():
         tokens.write(temporary / 'array', np.memmap(train.name, dtype, 'r'))
         array_files = shards.put_array(temporary / 'array', self.folder / self.name)
-    splits = {split: writer.result() for split, writer in writers.items()}
     shard = Shard(self.name, splits, array_files, tuple(named), bad)
     record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
     shards.put_json(self.folder, record_name(self.name), record)

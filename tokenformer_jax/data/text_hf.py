@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from tokenformer_jax.data import formats, reading
+from tokenformer_jax.data.chat_rows import without_nulls
 from tokenformer_jax.data.text import Source, columns, digest, document
 from tokenformer_jax.data.text_files import Files
 from tokenformer_jax.data.text_parquet import Parquet
@@ -46,9 +47,9 @@ def open_hf(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -
     return one.open()
   except (UserError, TransientError):
     raise
-  except ConnectionError as error:  # `datasets` has tried again for half a minute.
-    raise _unreached(one, error, offline=config.HF_HUB_OFFLINE) from error
   except Exception as error:  # `datasets` raises exceptions of many types.
+    if retry.is_transient(error) and not os.path.exists(name):
+      raise _unreached(one, error, offline=config.HF_HUB_OFFLINE) from error
     reason = f'{type(error).__name__}: {" ".join(str(error).split()):.300}'
     raise UserError(f'{one.which} cannot be opened: {reason}') from error
 
@@ -77,7 +78,7 @@ class Rows(Source):
 
   def _texts(self) -> Iterator[str | UserError]:
     for number, row in enumerate(self.rows, start=1):
-      yield document(row, self.text_field, f'{self.name}, row {number},')
+      yield document(without_nulls(row), self.text_field, f'{self.name}, row {number},')
 
 
 class _Set(NamedTuple):

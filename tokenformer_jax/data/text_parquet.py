@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tokenformer_jax.data import reading
+from tokenformer_jax.data.chat_rows import without_nulls
 from tokenformer_jax.data.text import CHAT, columns, document
 from tokenformer_jax.data.text_files import Files, find_files
 from tokenformer_jax.errors import TransientError, UserError, check_installed
@@ -65,7 +66,7 @@ class Parquet(Files):
       # One document at a time: in Python a batch takes a multiple of the memory.
       rows = (batch.slice(i, 1).to_pylist()[0] for batch in batches for i in range(batch.num_rows))
       for number, row in enumerate(rows, start=1 + sum(sizes)):
-        yield document(row, self.text_field, f'{path}, row {number},')
+        yield document(without_nulls(row), self.text_field, f'{path}, row {number},')
 
 
 @contextlib.contextmanager

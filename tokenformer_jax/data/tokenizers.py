@@ -99,6 +99,18 @@ class Tokenizer(abc.ABC):
     pieces = self.opening * begins, ids, (self.end_of_document,) * ends
     return np.concatenate([np.asarray(piece, np.int32) for piece in pieces])
 
+  def conversation(self, ids: np.ndarray, begin: Sequence[int]) -> np.ndarray:
+    """Return the marked ids of a conversation after `begin`, with an end, unless it has them.
+
+    Those at the beginning carry no loss, and the end that of the last token.
+    """
+    end, opening = self.end_of_document, np.array(begin, np.int32)
+    if not np.array_equal(marks.plain(ids)[: len(opening)], opening):
+      ids = np.concatenate([marks.flip(opening), ids])
+    if marks.plain(ids)[-1] != end:
+      ids = np.append(ids, end if ids[-1] >= 0 else marks.flip(end))
+    return ids
+
   def of_folder(self, ends: Sequence[int]) -> 'Tokenizer':
     """Return the tokenizer of a folder's model, whose texts begin as the tokenizer's file says.
 

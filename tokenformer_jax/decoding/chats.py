@@ -1,13 +1,12 @@
 """Ask a language model that was trained on conversations for the next answer."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tokenformer_jax.data import marks
-from tokenformer_jax.data.chat_rows import ANSWER_ROLE, check_messages
+from tokenformer_jax.data.chat_rows import ANSWER_ROLE, Chat, read_messages, read_tools
 from tokenformer_jax.data.chat_template import Template
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.decoding.decode import Request
@@ -45,15 +44,25 @@ def find_template(meta: Meta, directory: paths.Path) -> Template:
   return Template(**template)
 
 
-def ask(
-  template: Template, messages: Sequence[dict[str, Any]], request: TextRequest
-) -> ChatRequest:
-  """Return the request for the answer to messages; `request` has all but the prompt."""
-  check_messages(messages, 'messages:')
-  if messages[-1]['role'] == ANSWER_ROLE:
+@dataclasses.dataclass(frozen=True)
+class Question(TextRequest):
+  """A request for the answer to messages, of which no template has made a prompt yet."""
+
+  chat: Chat = dataclasses.field(kw_only=True)
+
+
+def question(messages: Any, tools: Any = None) -> Chat:
+  """Return messages to answer, and the tools that the answer may call, checked."""
+  chat = Chat(read_messages(messages, 'messages:'), read_tools(tools, 'the request'))
+  if chat.messages[-1]['role'] == ANSWER_ROLE:
     raise UserError('messages end with an answer of the assistant; end them with a question')
-  end = template.end_of_turn(messages)
+  return chat
+
+
+def ask(template: Template, chat: Chat, request: TextRequest) -> ChatRequest:
+  """Return the request for the answer to a `question`; `request` has all but the prompt."""
+  end = template.end_of_turn(chat.messages)
   stop = (*request.stop, end) if end else request.stop
-  fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
-  prompt = template.render(messages, ask=True).text
+  fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(TextRequest)}
+  prompt = template.render(*chat, ask=True).text
   return ChatRequest(**{**fields, 'prompt': prompt, 'stop': stop})

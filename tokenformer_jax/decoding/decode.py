@@ -104,7 +104,8 @@ class Decoder:
       module = definition.bind(params)
       caches = module.init_caches(ids_BxT.shape[0], space)
       hidden_BxTxD, caches, _ = module.hidden(ids_BxT, Context(0, rows.padding_B), caches)
-      last_BxV = logits(hidden_BxTxD[:, -1:], module.output_embedding)[:, 0]
+      last_Bx1xD = hidden_BxTxD[:, -1:]
+      last_BxV = logits(last_Bx1xD, module.output_embedding, module.logit_cap)[:, 0]
       return _State(caches, last_BxV, jnp.int32(ids_BxT.shape[1]), left_B).placed(module)
 
     @functools.partial(jax.jit, static_argnames=('need', 'chunk'), donate_argnames='state')

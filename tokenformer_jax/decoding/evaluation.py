@@ -10,14 +10,17 @@ import tqdm
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import ModelConfig, token_counts
+from tokenformer_jax.data.chat_rows import Conversation
 from tokenformer_jax.data.sources import open_source
-from tokenformer_jax.decoding import perplexity
+from tokenformer_jax.decoding import answers, perplexity
+from tokenformer_jax.decoding.chats import find_template
 from tokenformer_jax.decoding.score import Scorer
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.layer import Documents
 from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.storage import paths
 
 # Table 1 of arXiv 2410.23168: task, metric, and the factor from the harness to the table.
 _COLUMNS = {
@@ -113,19 +116,22 @@ def evaluate(
   *,
   documents: Iterable[str] | None = None,
   stride: int | None = None,
+  chats: Iterable[Conversation] | None = None,
   tasks: Sequence[Any] = (),
   num_fewshot: int | None = None,
   limit: int | None = None,
 ) -> dict[str, Any]:
-  """Measure a language model on the documents of a text, and on tasks from `find_tasks`.
+  """Measure a language model on the documents of a text, on conversations, and on tasks.
 
-  The scorer comes from `make_scorer`. `stride` is the tokens that each window over the text scores;
+  The scorer comes from `make_scorer`, `chats` from `answers.open_chats`, `tasks` from `find_tasks`.
+  `stride` is the tokens that each window over the text scores;
   None: a whole window. `num_fewshot` is the solved examples before each question; None: the task's
   own number. `limit` is the samples of each task; None: all.
 
   Returns:
     A report as JSON: source, step, model, dtype, max_length, versions; `text` has the figures of
-    `perplexity.Figures`, `tasks` has the figures of each task (see `harness.evaluate`).
+    `perplexity.Figures`, `chats` those of `answers.Figures`, `tasks` has the figures of each task
+    (see `harness.evaluate`).
   """
   report = {
     'source': model.source,
@@ -140,8 +146,13 @@ def evaluate(
     adapter = harness.TokenFormerLM(model, scorer)
     report['tasks'] = harness.evaluate(adapter, tasks, num_fewshot, limit)
     report['limit'] = limit
+  no_bar = None if hosts.is_first() else True  # None shows the bar on a terminal only.
+  if chats is not None:
+    template = find_template(model.meta, paths.parse_path(model.source))
+    with tqdm.tqdm(desc='answers', disable=no_bar) as bar:
+      measured = answers.measure(scorer, model.tokenizer, template, chats, bar.update)
+    report['chats'] = dataclasses.asdict(measured)
   if documents is not None:
-    no_bar = None if hosts.is_first() else True  # None shows the bar on a terminal only.
     with tqdm.tqdm(desc='windows', disable=no_bar) as bar:
       figures = perplexity.measure(scorer, model.tokenizer, documents, stride, bar.update)
     report['text'] = dataclasses.asdict(figures)
@@ -161,9 +172,10 @@ def open_documents(texts: str | Iterable[str] | None, field: str) -> Iterable[st
 def flat_figures(report: Mapping[str, Any]) -> dict[str, float]:
   """Return the figures of a report from `evaluate` by name.
 
-  They are the fields of `perplexity.Figures`, and `TASK/METRIC` and `TASK/METRIC_stderr`.
+  They are the fields of `perplexity.Figures` and `answers.Figures`, and `TASK/METRIC` and
+  `TASK/METRIC_stderr`.
   """
-  figures = dict(report.get('text', {}))
+  figures = {**report.get('text', {}), **report.get('chats', {})}
   for task, result in report.get('tasks', {}).items():
     for name, figure in result['metrics'].items():
       figures[f'{task}/{name}'] = figure['value']
@@ -184,7 +196,7 @@ def render(report: Mapping[str, Any], model: ModelConfig) -> str:
     blocks.append(messages.aligned(rows, left=(0, 1)))
     if columns := table_1(tasks):
       blocks.append(_render_table_1(f'{report["source"]}, step {report["step"]}', columns, model))
-  if figures := report.get('text'):
+  for figures in filter(None, map(report.get, ('chats', 'text'))):
     rows = [(key.replace('_', ' '), _number(value)) for key, value in figures.items()]
     blocks.append(messages.aligned(rows))
   return '\n\n'.join(blocks)

@@ -63,7 +63,8 @@ class Scorer:
       context = Context.from_ids(ids_BxT, documents)
       hidden_BxTxD, _, _ = model.hidden(jnp.maximum(ids_BxT, 0), context)
       chunk = max(1, _LOGIT_ROWS * buckets.rows(1) // batch_Bx2xT.shape[0])
-      return row_loss_sums(hidden_BxTxD, model.output_embedding, batch_Bx2xT[:, 1], chunk=chunk)
+      head, targets_BxT = model.output_embedding, batch_Bx2xT[:, 1]
+      return row_loss_sums(hidden_BxTxD, head, targets_BxT, chunk=chunk, cap=model.logit_cap)
 
     # Every host needs all sums.
     self._sums = jax.jit(sums, out_shardings=sharding.replicated(mesh))

@@ -116,7 +116,7 @@ class Growable:
         them or behind them; whole_copies is not exact.
       width: For a Transformer: the new width.
       heads: For a Transformer: the new number of heads.
-      ffn_width: For a Transformer: the new feed-forward width.
+      ffn_width: For a Transformer: the new feed-forward width; method=neurons adds zero at first.
       experts: The new number of experts of all layers, or NAME=N by layer.
       expert_tokens: Tokens of each new expert; default: as the Pattention has.
       top_k: The experts of a token; default: as before, or 1 or 2.

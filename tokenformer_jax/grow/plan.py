@@ -28,6 +28,7 @@ _CHANGES: dict[type[Step], str] = {
   tokens.DuplicateTokens: 'more_tokens',
   widen.CopyUnits: 'wider',
   widen.FillBlocks: 'wider',
+  widen.AddNeurons: 'wider',
   experts.AddExperts: 'more_experts',
   layers.AddLayers: 'deeper',
 }
@@ -79,8 +80,8 @@ def _wider(
   if wide:
     raise UserError(
       f'--{next(iter(wide))} is for the methods that widen a Transformer; method={how.method.kind} '
-      'adds parameter tokens (--param_tokens=qkv=N,proj=N,ffn=N); choose net2net, net2net_fill or '
-      'hypercloning'
+      'adds parameter tokens (--param_tokens=qkv=N,proj=N,ffn=N); choose neurons for --ffn_width, '
+      'or net2net, net2net_fill or hypercloning'
     )
   counts = {}
   if param_tokens is not None:
@@ -106,6 +107,8 @@ def plan_growth(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> St
       zero_values = method.new_values == 'zero'
       added = method.kind, method.new_keys, zero_values, method.noise
       steps.append(tokens.AddTokens(*pair, *added))
+    elif method.kind == 'neurons':
+      steps.append(widen.AddNeurons(*pair))
     elif method.kind == 'net2net_fill':
       steps.append(widen.FillBlocks(*pair))
     else:

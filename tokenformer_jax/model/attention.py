@@ -1,6 +1,7 @@
 """Softmax attention: the mixer of TokenFormers and Transformers."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -9,9 +10,10 @@ from flax import nnx
 
 from tokenformer_jax.config import AsKeyConfig, ModelConfig, SoftmaxConfig, width_of_heads
 from tokenformer_jax.model import cache as caches
+from tokenformer_jax.model import kernels
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, LayerInputs
-from tokenformer_jax.model.norm import Norm, apply_norm
+from tokenformer_jax.model.norm import apply_norm, make_norm
 from tokenformer_jax.model.projections import projection
 from tokenformer_jax.model.token_attention import KernelAttention, make_positions
 from tokenformer_jax.parallel.rules import shard_count
@@ -55,13 +57,18 @@ class Attention(nnx.Module):
       widths=(queries, model.width),
       orthogonal=orthogonal,
     )
-    norm = functools.partial(Norm, config.qk_norm, model, head_width=self.head_width, rngs=rngs)
-    has_norm = config.qk_norm != 'none'
-    self.query_norm, self.key_norm = (norm(), norm()) if has_norm else (None, None)
+    form, is_joint = config.qk_norm.removesuffix('_joint'), config.qk_norm.endswith('_joint')
+    self.query_norm, self.key_norm = (
+      make_norm(form, model, head_width=self.head_width, heads=heads if is_joint else 0, rngs=rngs)
+      for heads in (self.heads, self.key_heads)
+    )
+    # Kernels divide scores by the square root of the width of a head.
+    self.query_scale = math.sqrt(self.head_width / (config.score_width or self.head_width))
     self.attend = KernelAttention(
       make_positions(config, self.head_width, causal),
       causal,
       config.window,
+      weigh=kernels.Softmax(config.score_cap),
       head_width=self.head_width,
       implementation=execution.attention,
     )
@@ -115,6 +122,7 @@ class Attention(nnx.Module):
     if cache is None and self.query_norm is None:
       width = self.attend.filled_width(x_BxTxD, self.heads, context)
     query = apply_norm(self.query_norm, self.query(x_BxTxD, (self.heads, width)))
+    query = query if self.query_scale == 1 else query * self.query_scale
     key = apply_norm(self.key_norm, self.key(x_BxTxD, (self.key_heads, width)))
     value = self.values(x_BxTxD, width)
     key_axis = 'heads' if self.key_heads % shard_count('heads') == 0 else None

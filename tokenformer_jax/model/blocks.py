@@ -13,6 +13,7 @@ from tokenformer_jax.config import (
   LayerConfig,
   ModelConfig,
   ParallelConfig,
+  SandwichConfig,
   SkiplessConfig,
   SoftmaxConfig,
 )
@@ -60,7 +61,10 @@ Branch = Callable[[jax.Array], jax.Array]  # a part of a layer, from its input t
 
 
 def pre_norm(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | None) -> jax.Array:
-  """Return y = x + mix(norm(x)), then y + feed(norm(y)): TokenFormer, eq. 6-7."""
+  """Return y = x + mix(norm(x)), then y + feed(norm(y)): TokenFormer, eq. 6-7.
+
+  In a `sandwich` the branches end with a norm, and may begin with none.
+  """
   y_BxTxD = _sharded(x_BxTxD + mix(apply_norm(block.attention_norm, x_BxTxD)))
   if feed is None:
     return y_BxTxD
@@ -97,7 +101,8 @@ def parallel(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | Non
 
 # By kind in `config.WIRINGS`: how a block joins its norms, its mixer and its feed-forward part.
 WIRINGS = {
-  'pre_norm': pre_norm, 'post_norm': post_norm, 'skipless': skipless, 'parallel': parallel
+  'pre_norm': pre_norm, 'post_norm': post_norm, 'skipless': skipless, 'parallel': parallel,
+  'sandwich': pre_norm,
 }  # fmt: skip
 
 
@@ -122,9 +127,15 @@ class Block(nnx.Module):
     self.has_skip = isinstance(wiring, ParallelConfig) and wiring.skip
     has_ffn = config.ffn.kind != 'none'
     norm = functools.partial(make_norm, model=model, rngs=rngs)
-    self.attention_norm = norm(config.norm)
+    of_mixer, of_ffn = config.norm, config.norm_of_ffn if has_ffn else 'none'
+    is_sandwich = isinstance(wiring, SandwichConfig)
+    has_before = not is_sandwich or wiring.before
     shares_norm = isinstance(wiring, ParallelConfig) and not wiring.two_norms
-    self.ffn_norm = norm(config.norm_of_ffn) if has_ffn and not shares_norm else None
+    self.attention_norm = norm(of_mixer if has_before else 'none')
+    self.ffn_norm = norm(of_ffn if has_before and not shares_norm else 'none')
+    self.attention_after_norm, self.ffn_after_norm = (
+      norm(form if is_sandwich else 'none', ends_branch=True) for form in (of_mixer, of_ffn)
+    )
     make_mixer = MIXERS[config.mixer.kind]
     self.attention = make_mixer(config.mixer, model, causal=causal, execution=execution, rngs=rngs)
     self.ffn = feed_forward(config.ffn, model, execution=execution, rngs=rngs)
@@ -166,6 +177,7 @@ class Block(nnx.Module):
     def mix(x_BxTxD: jax.Array) -> jax.Array:
       nonlocal cache, aux
       mixed_BxTxD, cache, aux = self.attention(x_BxTxD, context, cache, inputs)
+      mixed_BxTxD = apply_norm(self.attention_after_norm, mixed_BxTxD)
       return apply_gain(self.mixer_gain, _scaled(mixed_BxTxD, inputs, 0))
 
     def feed(x_BxTxD: jax.Array) -> jax.Array:
@@ -173,6 +185,7 @@ class Block(nnx.Module):
       assert self.ffn is not None
       fed_BxTxD, ffn_aux = apply(self.ffn, x_BxTxD, context, inputs)
       aux = add_aux(aux, ffn_aux)
+      fed_BxTxD = apply_norm(self.ffn_after_norm, fed_BxTxD)
       return apply_gain(self.ffn_gain, _scaled(fed_BxTxD, inputs, 1))
 
     aux = EMPTY_AUX

@@ -36,14 +36,16 @@ def distilled_objective(
   temperature: float,
   z_loss: float,
   chunk: int,
+  caps: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[jax.Array, DistilledSums]:
   """Return the training objective of a batch with a teacher, in float32.
 
   It is Σ weight · T² · soft + (1 − weight) · nats + z_loss · (log Z)² over the positions whose
   target is not −1. Here soft is the cross-entropy to the teacher's probabilities, with both models'
   logits divided by the temperature T, nats is the cross-entropy to the targets, Z is the student's,
-  and `weight` is from 0 to 1. Only [B, chunk, V] logits of each model are in memory at once. Only
-  the student gets a gradient: see `chunks.minimized`.
+  and `weight` is from 0 to 1. `caps` are those of the student's and of the teacher's logits. Only
+  [B, chunk, V] logits of each model are in memory at once. Only the student gets a gradient: see
+  `chunks.minimized`.
 
   Returns:
     The objective, and the sums that it consists of, without a gradient.
@@ -57,7 +59,7 @@ def distilled_objective(
 
   fixed = jax.lax.stop_gradient(teacher)
   return minimized(
-    Objective(functools.partial(_chunk_sums, temperature), weigh),
+    Objective(functools.partial(_chunk_sums, temperature, caps), weigh),
     (student.hidden_BxTxD, targets_BxT, fixed.hidden_BxTxD),
     student.embedding_VxD,
     (fixed.embedding_VxD,),
@@ -67,14 +69,15 @@ def distilled_objective(
 
 def _chunk_sums(
   temperature: float,
+  caps: tuple[float, float],
   head_VxD: jax.Array,
   teacher_head_VxE: jax.Array,
   hidden_BxCxD: jax.Array,
   targets_BxC: jax.Array,
   teacher_hidden_BxCxE: jax.Array,
 ) -> DistilledSums:
-  student = logits(hidden_BxCxD, head_VxD)
-  teacher = jax.lax.stop_gradient(logits(teacher_hidden_BxCxE, teacher_head_VxE))
+  student = logits(hidden_BxCxD, head_VxD, caps[0])
+  teacher = jax.lax.stop_gradient(logits(teacher_hidden_BxCxE, teacher_head_VxE, caps[1]))
   tops = largest(student), largest(teacher)
   soft_BxC = _cross_entropy(student, teacher, tops, temperature)
   return DistilledSums(

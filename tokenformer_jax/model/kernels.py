@@ -1,5 +1,6 @@
 """Token-token attention of queries, keys and values: masks, and the choice of a kernel."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -33,9 +34,23 @@ def dot_product(
   return _by_head(letters, query, key, preferred_element_type=jnp.float32)
 
 
-def softmax(scores: jax.Array, seen: jax.Array | None) -> jax.Array:
-  """Return exp(a) / Σ exp(a): a `Weigh`."""
-  return jax.nn.softmax(scores if seen is None else jnp.where(seen, scores, _MASKED))
+@dataclasses.dataclass(frozen=True)
+class Softmax:
+  """exp(a) / Σ exp(a) of scores a, or of cap · tanh(a / cap): a `Weigh`."""
+
+  cap: float = 0.0
+
+  def __call__(self, scores: jax.Array, seen: jax.Array | None) -> jax.Array:
+    scores = soft_cap(scores, self.cap)
+    return jax.nn.softmax(scores if seen is None else jnp.where(seen, scores, _MASKED))
+
+
+softmax = Softmax()
+
+
+def soft_cap(x: jax.Array, cap: float) -> jax.Array:
+  """Return cap · tanh(x / cap), which keeps small numbers (Gemma 2); x itself for a cap of 0."""
+  return cap * jnp.tanh(x / cap) if cap else x
 
 
 def causal_attention(
@@ -181,11 +196,13 @@ def attend(
   causal: bool,
   window: int = 0,
   starts_BxT: jax.Array | None = None,
+  weigh: Softmax = softmax,
   implementation: str,
 ) -> jax.Array:
   """Return softmax attention on [B, T, H, K] each, computed by the `usable_kernel`.
 
-  Keys and values may have fewer heads, as in `causal_attention`.
+  Keys and values may have fewer heads, as in `causal_attention`. XLA computes what cuDNN does not
+  have: a cap of scores, and documents in rows of an odd length.
   `window` and `starts_BxT`, which is that of `Context`, need causal attention. `head_width` is that
   of `splash.attention`, the only kernel that takes heads filled with zeros.
   """
@@ -201,7 +218,7 @@ def attend(
       for x in (key, value)
     )
   # cuDNN takes the mask of documents as a bias, which needs an even length.
-  if name == 'cudnn' and (starts_BxT is None or length % 2 == 0):
+  if name == 'cudnn' and not weigh.cap and (starts_BxT is None or length % 2 == 0):
     # JAX counts the positions left and right of a query without the query's own.
     local = (window - 1, 0) if window else None
     return jax.nn.dot_product_attention(
@@ -215,11 +232,18 @@ def attend(
     )
   if name == 'splash':
     return splash.attention(
-      query, key, value, head_width=head_width, causal=causal, window=window, starts_BxT=starts_BxT
+      query,
+      key,
+      value,
+      head_width=head_width,
+      causal=causal,
+      window=window,
+      starts_BxT=starts_BxT,
+      cap=weigh.cap,
     )
   if causal:
-    return causal_attention(query, key, value, window=window, starts_BxT=starts_BxT)
-  return full_attention(query, key, value)
+    return causal_attention(query, key, value, window=window, starts_BxT=starts_BxT, weigh=weigh)
+  return full_attention(query, key, value, weigh=weigh)
 
 
 def _document_mask(starts_BxT: jax.Array, keys_S: jax.Array) -> jax.Array:

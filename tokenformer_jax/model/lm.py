@@ -30,6 +30,7 @@ class LM(nnx.Module):
     self.execution = execution
     self.embedding_scale = config.width**0.5 if config.embedding_scale else None
     self.head_scale = config.width**-0.5 if config.scaled_logits else None
+    self.logit_cap = config.logit_cap
 
     def table(rows: int, axis: str, role: Role) -> nnx.Param:
       normal = nnx.initializers.normal(config.init.embedding_std or config.init.std)
@@ -86,7 +87,7 @@ class LM(nnx.Module):
   ) -> tuple[jax.Array, tuple[Any, ...] | None]:
     """Return float32 logits [B, T, V] of the next token at every position, and the caches."""
     hidden_BxTxD, caches, _ = self.hidden(ids_BxT, context, caches)
-    return logits(hidden_BxTxD, self.output_embedding), caches
+    return logits(hidden_BxTxD, self.output_embedding, self.logit_cap), caches
 
   def init_caches(self, batch: int, length: int) -> tuple[Any, ...]:
     """Return empty caches for texts of up to `length` slots; needs `Execution.layers='list'`."""

@@ -1,12 +1,13 @@
 """Logits, and cross-entropy over a large vocabulary: its sums, and their gradient."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from tokenformer_jax.model.chunks import Objective, Rows, in_chunks, minimized, sum_chunks
+from tokenformer_jax.model.kernels import soft_cap
 from tokenformer_jax.model.products import product
 from tokenformer_jax.parallel import per_device
 from tokenformer_jax.parallel.sharding import constrain
@@ -15,13 +16,14 @@ _MOST = 70.0  # exp of it, times the size of a vocabulary, is a finite float32
 
 
 @jax.named_scope('head_and_loss')
-def logits(hidden_BxTxD: jax.Array, embedding_VxD: jax.Array) -> jax.Array:
-  """Return the scores of all tokens [B, T, V], in float32.
+def logits(hidden_BxTxD: jax.Array, embedding_VxD: jax.Array, cap: float = 0.0) -> jax.Array:
+  """Return the scores of all tokens [B, T, V], in float32; `cap` is `LMConfig.logit_cap`.
 
   Their gradient is rounded to the dtype of the input, as a matrix unit would round it. Otherwise a
   GPU multiplies float32 with float32, at half the speed.
   """
-  return constrain(_scores(hidden_BxTxD, embedding_VxD), 'batch', 'slots', 'vocab')
+  scores_BxTxV = _scores(hidden_BxTxD, embedding_VxD)
+  return constrain(soft_cap(scores_BxTxV, cap), 'batch', 'slots', 'vocab')
 
 
 @jax.custom_vjp
@@ -58,35 +60,43 @@ def objective(
   *,
   z_loss: float,
   chunk: int,
+  cap: float = 0.0,
 ) -> tuple[jax.Array, LossSums]:
   """Return the training objective of a batch, Σ −log p(target) + z_loss (log Z)², in float32.
 
   It has a gradient by the input and the matrix of the head: see `minimized`. The target −1 marks a
-  position that does not count. `chunk` is the number of positions of each sequence in a chunk.
+  position that does not count. `chunk` is the number of positions of each sequence in a chunk,
+  and `cap` is that of `logits`.
 
   Returns:
     The objective, and the sums that it consists of, without a gradient.
   """
-  plain = Objective(_training_sums, functools.partial(_weighted, z_loss))
+  sums = functools.partial(_plain_sums, cap) if cap else _training_sums
+  plain = Objective(sums, functools.partial(_weighted, z_loss))
   return minimized(plain, (hidden_BxTxD, targets_BxT), embedding_VxD, chunk=chunk)
 
 
 def loss_sums(
-  hidden_BxTxD: jax.Array, embedding_VxD: jax.Array, targets_BxT: jax.Array, *, chunk: int
+  hidden_BxTxD: jax.Array, embedding_VxD: jax.Array, targets_BxT: jax.Array, **how: Any
 ) -> LossSums:
-  """Return the cross-entropy in nats of a whole batch; for the arguments see `objective`."""
-  rows = row_loss_sums(hidden_BxTxD, embedding_VxD, targets_BxT, chunk=chunk)
+  """Return the cross-entropy in nats of a whole batch; for the arguments see `row_loss_sums`."""
+  rows = row_loss_sums(hidden_BxTxD, embedding_VxD, targets_BxT, **how)
   return jax.tree.map(jnp.sum, rows)
 
 
 def row_loss_sums(
-  hidden_BxTxD: jax.Array, embedding_VxD: jax.Array, targets_BxT: jax.Array, *, chunk: int
+  hidden_BxTxD: jax.Array,
+  embedding_VxD: jax.Array,
+  targets_BxT: jax.Array,
+  *,
+  chunk: int,
+  cap: float = 0.0,
 ) -> LossSums:
   """Return the cross-entropy in nats of every sequence; for the arguments see `objective`.
 
   The sums are float32 [B]. Only [B, chunk, V] logits are in memory at once.
   """
-  on_rows = functools.partial(sum_chunks, _plain_sums)
+  on_rows = functools.partial(sum_chunks, functools.partial(_plain_sums, cap))
   return in_chunks(on_rows, (hidden_BxTxD, targets_BxT), embedding_VxD, (), chunk)
 
 
@@ -94,8 +104,10 @@ def _weighted(z_loss: float, sums: LossSums) -> jax.Array:
   return jnp.sum(sums.nats + z_loss * sums.log_z_squared)
 
 
-def _plain_sums(head_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: jax.Array) -> LossSums:
-  logits_BxCxV = logits(hidden_BxCxD, head_VxD)
+def _plain_sums(
+  cap: float, head_VxD: jax.Array, hidden_BxCxD: jax.Array, targets_BxC: jax.Array
+) -> LossSums:
+  logits_BxCxV = logits(hidden_BxCxD, head_VxD, cap)
   return chunk_sums(logits_BxCxV, largest(logits_BxCxV), targets_BxC)
 
 

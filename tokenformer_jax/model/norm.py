@@ -1,6 +1,7 @@
 """Norms over the width of a hidden state, and learned gains, computed in float32."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,21 +31,39 @@ class Norm(nnx.Module):
     model: ModelConfig,
     *,
     head_width: int = 0,
+    heads: int = 0,
     depth: int | None = None,
+    ends_branch: bool = False,
     rngs: nnx.Rngs,
   ):
-    """Make a norm over the model's width, or over the width of heads [B, T, H, K]."""
+    """Make a norm over the model's width, or over the width of each head [B, T, H, K].
+
+    With `heads`, their number, it is a norm over all heads together. With `ends_branch` its output
+    is added to the residual stream.
+    """
     self.is_rms, self.has_offset = form in _RMS, form == 'rms_offset'
     self.epsilon, self.outside = model.norm_epsilon, model.norm_epsilon_outside
     shape, axes = ((head_width,), ('head_width',)) if head_width else ((model.width,), ('norm',))
-    make = functools.partial(param, rngs, shape=shape, axes=axes, depth=depth)
+    if heads:
+      shape, axes = (heads * head_width,), ('heads',)
+    self.is_over_heads = heads > 0
+    how = {'shape': shape, 'axes': axes, 'depth': depth, 'adds_to_residual': ends_branch}
+    make = functools.partial(param, rngs, **how)
     first = nnx.initializers.zeros if self.has_offset else nnx.initializers.ones
-    self.scale = make(first, role=Role.GAIN) if form in WITH_SCALE else None
+    zero = -1.0 if self.has_offset else 0.0
+    self.scale = make(first, role=Role.GAIN, zero=zero) if form in WITH_SCALE else None
     self.bias = make(nnx.initializers.zeros, role=Role.BIAS) if form in _WITH_BIAS else None
 
   @jax.named_scope('norm')
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
-    """Normalize each position [B, T, D], or each head of it."""
+    """Normalize each position [B, T, D], or each head of it, or its heads together."""
+    if self.is_over_heads:
+      joint_BxTxD = x_BxTxD.reshape(*x_BxTxD.shape[:2], -1)
+      return self._normalize(joint_BxTxD).reshape(x_BxTxD.shape)
+    return self._normalize(x_BxTxD)
+
+  def _normalize(self, x_BxTxD: jax.Array) -> jax.Array:
+    """Normalize the last axis."""
     scale = None if self.scale is None else self.scale[...]
     if self.has_offset and scale is not None:
       scale = 1 + scale
@@ -53,11 +72,9 @@ class Norm(nnx.Module):
     return _layer_norm(x_BxTxD, scale, None if self.bias is None else self.bias[...], self.epsilon)
 
 
-def make_norm(
-  form: str, model: ModelConfig, *, depth: int | None = None, rngs: nnx.Rngs
-) -> Norm | None:
-  """Return a norm, or None for the form `none`."""
-  return None if form == 'none' else Norm(form, model, depth=depth, rngs=rngs)
+def make_norm(form: str, model: ModelConfig, *, rngs: nnx.Rngs, **how: Any) -> Norm | None:
+  """Return a norm, or None for the form `none`; `how` are arguments of `Norm`."""
+  return None if form == 'none' else Norm(form, model, rngs=rngs, **how)
 
 
 def apply_norm(norm: Norm | None, x_BxTxD: jax.Array) -> jax.Array:

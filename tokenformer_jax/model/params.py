@@ -65,7 +65,9 @@ class ParamInfo:
     groups: for an array of parameter tokens, the numbers of tokens that share a norm, in order.
     frozen: for each of these groups, whether training leaves it as it is.
     adds_to_residual: whether a branch adds its products with the array to the residual stream. A
-      layer adds nothing if all its arrays of this type are zero.
+      layer adds nothing if all its arrays of this type are zero; behind a norm with a scale, if the
+      norm's are.
+    zero: the entries of an array that counts as zero: −1 for a scale of 1 + w.
     first: draws the array of a new model instead of `initializer`.
     own_update: maps the gradient of an array that no optimizer moves to its change in a step.
   """
@@ -78,6 +80,7 @@ class ParamInfo:
   groups: tuple[int, ...] = ()
   frozen: tuple[bool, ...] = ()
   adds_to_residual: bool = False
+  zero: float = 0.0
   first: Initializer | None = None
   own_update: Callable[[jax.Array], jax.Array] | None = None
 
@@ -98,6 +101,10 @@ class ParamInfo:
     return isinstance(self.depth, tuple)
 
 
+class _Shapes(nnx.Rngs):
+  """Stands for random keys where a module is made for its shapes: nothing is traced or drawn."""
+
+
 def param(
   rngs: nnx.Rngs, init: Initializer, shape: tuple[int, ...], axes: Axes, *, role: Role, **more: Any
 ) -> nnx.Param:
@@ -108,6 +115,8 @@ def param(
   if len(shape) != len(axes):
     raise ValueError(f'{len(axes)} axis names {axes} for the shape {shape}')
   info = ParamInfo(axes, role, init, **more)
+  if isinstance(rngs, _Shapes):
+    return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), info=info)
   return nnx.Param((info.first or init)(rngs.params(), shape, jnp.float32), info=info)
 
 
@@ -180,7 +189,7 @@ class Definition:
 
 def define(make: Callable[[nnx.Rngs], nnx.Module]) -> Definition:
   """Take the module that `make` builds apart, without allocating arrays."""
-  graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+  graphdef, state = nnx.split(make(_Shapes()))
 
   def init(key: jax.Array) -> Params:
     return nnx.to_pure_dict(nnx.state(make(nnx.Rngs(params=key)), nnx.Param))
@@ -224,7 +233,7 @@ def stack(
 
   `depths` are the modules' numbers among all layers of the model, from 1 on; None: 1 … `layers`.
   """
-  graphdef, _ = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+  graphdef, state = nnx.split(make(_Shapes()))
 
   def init(key: jax.Array) -> nnx.State:
     return nnx.state(make(nnx.Rngs(params=key)), nnx.Param)
@@ -238,7 +247,13 @@ def stack(
       depth=tuple(depths or range(1, layers + 1)),
     )
 
-  state = jax.vmap(init)(jax.random.split(rngs.params(), layers))
+  def shape(one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((layers, *one.shape), one.dtype)
+
+  if isinstance(rngs, _Shapes):
+    state = jax.tree.map(shape, state)
+  else:
+    state = jax.vmap(init)(jax.random.split(rngs.params(), layers))
   named = _map_variables(lambda v: v.replace(info=stacked(v.get_metadata('info'))), state)
   return nnx.merge(graphdef, named)
 

@@ -77,6 +77,7 @@ def attention(
   causal: bool,
   window: int = 0,
   starts_BxT: jax.Array | None = None,
+  cap: float = 0.0,
   interpret: bool = False,
 ) -> jax.Array:
   """Return the softmax attention of queries, keys and values [B, T, H, K].
@@ -85,8 +86,8 @@ def attention(
   T is a multiple of `LANES`. Scores are divided by the square root of `head_width`, which is less
   than K if zeros fill the heads; None: K. With `causal` a query sees the keys up to its own, or
   the last `window` of them; 0: all. With `starts_BxT` a query sees only keys with the same value,
-  those of its document (`Context`); no block of scores is skipped for it. `interpret` runs the
-  kernel without a TPU, slowly, for tests.
+  those of its document (`Context`); no block of scores is skipped for it. `cap` is that of
+  `kernels.Softmax`. `interpret` runs the kernel without a TPU, slowly, for tests.
   """
   query = query * (head_width or query.shape[-1]) ** -0.5
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
@@ -95,7 +96,7 @@ def attention(
     query_BxHxTxK: jax.Array, key: jax.Array, value: jax.Array, *starts_BxT: jax.Array
   ) -> jax.Array:
     _, heads, length, _ = query_BxHxTxK.shape
-    attend = _kernel(heads, length, causal, window, interpret)
+    attend = _kernel(heads, length, causal, window, cap, interpret)
     with jax.named_scope(SCOPE.format(window)):
       return jax.vmap(attend)(query_BxHxTxK, key, value, *starts_BxT)
 
@@ -108,7 +109,9 @@ def attention(
   return on_device(query, key, value, *starts).swapaxes(1, 2)
 
 
-def _kernel(heads: int, length: int, causal: bool, window: int, interpret: bool) -> Callable:
+def _kernel(
+  heads: int, length: int, causal: bool, window: int, cap: float, interpret: bool
+) -> Callable:
   """Return the library's function of [H, T, K] and, for documents, of their ids [T] as well."""
   # Pallas is large, and only runs on TPUs need it.
   from jax.experimental.pallas.ops.tpu.splash_attention import (  # noqa: PLC0415
@@ -138,6 +141,7 @@ def _kernel(heads: int, length: int, causal: bool, window: int, interpret: bool)
     head_shards=1,
     q_seq_shards=1,
     residual_checkpoint_name=ATTENDED,
+    attn_logits_soft_cap=cap or None,
     interpret=interpret,
   )
 

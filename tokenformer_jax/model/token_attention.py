@@ -140,6 +140,7 @@ class TokenAttention:
 class KernelAttention(TokenAttention):
   """Softmax attention by the fastest kernel for whole texts, on devices that may split slots."""
 
+  weigh: kernels.Softmax = kernels.softmax
   head_width: int  # K without zeros that fill heads
   implementation: str  # see `kernels.kernel`
 
@@ -179,5 +180,6 @@ class KernelAttention(TokenAttention):
       head_width=self.head_width,
       causal=self.causal,
       window=self.window,
+      weigh=self.weigh,
       implementation=self.implementation,
     )

@@ -53,9 +53,10 @@ class DistilledTextTask(TextTask):
       temperature=distill.temperature,
       z_loss=self.config.optim.z_loss,
       chunk=self.config.train.loss_chunk,
+      caps=(model.logit_cap, teacher_model.logit_cap),
     )
     targets = jnp.maximum(counts.targets, 1)
     objective, figures = with_aux(total / targets, sums.student.nats / targets, aux, counts)
     figures['distill_loss'] = sums.soft_nats / targets
     figures['teacher_loss'] = sums.teacher.nats / targets
-    return objective, figures
+    return objective, figures | self.learned_figures(sums.student.tokens)

@@ -36,6 +36,7 @@ from tokenformer_jax.tasks.task import (
   with_aux,
 )
 
+_LEARNED = 0.7  # the share of targets below which a run says so
 _LONGEST_COMPARED = 64  # the most tokens of a sequence for comparing two models
 
 
@@ -109,7 +110,14 @@ class TextTask(Task):
     f = functools.partial(objective, z_loss=self.config.optim.z_loss)
     (total, sums), aux = self._apply_to_targets(f, params, batch, key)
     targets = jnp.maximum(counts.targets, 1)  # A batch of chat may have no answer at all.
-    return with_aux(total / targets, sums.nats / targets, aux, counts)
+    total, figures = with_aux(total / targets, sums.nats / targets, aux, counts)
+    return total, figures | self.learned_figures(sums.tokens)
+
+  def learned_figures(self, tokens: jax.Array) -> Figures:
+    """Return the share of the targets of a batch that carry loss, if there are conversations."""
+    data = self.config.data
+    total = data.batch_size * data.sequence_length
+    return {'learned_share': tokens / total} if data.has_chat else {}
 
   def counts(self, batch: jax.Array) -> Counts:
     ids_BxT, targets_BxT = self.inputs_and_targets(batch)
@@ -138,8 +146,8 @@ class TextTask(Task):
     model = self.definition.bind(params)
     ids_BxT, targets_BxT = self.inputs_and_targets(batch)
     hidden_BxTxD, aux = self.hidden(model, ids_BxT, key)
-    chunk = self.config.train.loss_chunk
-    return f(hidden_BxTxD, model.output_embedding, targets_BxT, chunk=chunk), aux
+    how = {'chunk': self.config.train.loss_chunk, 'cap': model.logit_cap}
+    return f(hidden_BxTxD, model.output_embedding, targets_BxT, **how), aux
 
   def hidden(self, model: LM, ids_BxT: jax.Array, key: jax.Array | None) -> tuple[jax.Array, Aux]:
     """Return the input of the head [B, T, D], and the `Aux` of the layers.
@@ -230,6 +238,17 @@ class TextTask(Task):
 
   def describe_data(self) -> str:
     return self._data.describe()
+
+  def doubts(self) -> list[str]:
+    data, share = self.config.data, self._data.learned
+    if share >= _LEARNED:
+      return []
+    return [
+      f'{share:.0%} of the targets of a batch are learned, and the rest is what answers follow on; '
+      f'set config.data.batch_size={math.ceil(data.batch_size / share)} for a step of as many '
+      f'learned tokens as config.data.batch_size={data.batch_size} promises, or shorten prompts '
+      'that repeat'
+    ]
 
   def train_figures(self, loss: float) -> dict[str, float]:
     figures = {'train/perplexity': perplexity(loss)}

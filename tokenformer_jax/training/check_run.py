@@ -14,7 +14,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.params import Definition
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps.entries import LastGrowth
-from tokenformer_jax.training import continuation, device_check
+from tokenformer_jax.training import continuation, device_check, sparse
 from tokenformer_jax.training.origin import Origin
 from tokenformer_jax.training.teacher import Teacher
 
@@ -48,6 +48,7 @@ def check_run(
     continuation.check_data(config, origin, task)
   continuation.check_decay_start(config, origin, growth)
   _check_old_tokens(config.optim, growth, definition)
+  sparse.check(config.optim, definition, is_trained=origin.meta is not None)
   _check_groups(config.train, definition)
   if teacher is not None:
     teacher.check_fits(config, mesh)

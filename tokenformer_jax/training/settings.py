@@ -2,6 +2,8 @@
 
 from tokenformer_jax.config import Config, skip_window
 from tokenformer_jax.config.model import layer_path
+from tokenformer_jax.model import kernels
+from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.steps import schedules
 from tokenformer_jax.steps.entries import LastGrowth
 
@@ -13,6 +15,7 @@ def doubts(config: Config, growth: LastGrowth | None) -> list[str]:
   """
   sentences = []
   length = config.data.sequence_length
+  kernel = kernels.kernel(config.train.attention, Execution.from_config(config).dtype)
   for name, layer in config.model.layers.items():
     clip = getattr(getattr(layer.mixer, 'positions', None), 'clip', 0)
     if config.model.kind == 'lm' and clip >= length:
@@ -20,6 +23,12 @@ def doubts(config: Config, growth: LastGrowth | None) -> list[str]:
         f'config.{layer_path(name)}.mixer.positions.clip={clip} limits no distance in texts of '
         f'config.data.sequence_length={length}; take less than {length}, or 0 and '
         f'--clip_positions={clip} when longer texts are written'
+      )
+    cap = getattr(layer.mixer, 'score_cap', 0)
+    if cap and kernel == 'cudnn':
+      sentences.append(
+        f'config.{layer_path(name)}.mixer.score_cap={cap:g} is unknown to cuDNN, so XLA computes '
+        'this attention, more slowly and with more memory'
       )
   steps, warmup = config.train.steps, config.optim.warmup_steps
   begin = schedules.first_update(config.optim, growth)

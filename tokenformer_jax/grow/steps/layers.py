@@ -2,8 +2,10 @@
 
 The arrays of a new layer that add to the residual stream (`ParamInfo.adds_to_residual`) are zero
 at first, so that the layer passes its input on unchanged, bit for bit. These arrays have a gradient
-at once, and its other arrays one update later. Zero-initialized outputs of added layers are those
-of LLaMA Pro (Wu et al. 2024, arXiv 2401.02415), which copies the other arrays.
+at once, and its other arrays one update later. If a branch ends with a norm, the scale of the norm
+is zero and not the projection before it, because the norm would scale the projection's first update
+up to full size. Zero-initialized outputs of added layers are those of LLaMA Pro (Wu et al. 2024,
+arXiv 2401.02415), which copies the other arrays.
 
 Layers are matched by their names in the pattern, in order: every layer of the larger model is one
 of the smaller model, or new. So two patterns and `grow.place` say which layers are new.
@@ -120,7 +122,7 @@ class Stacks:
 
     `fresh` makes the entries [n, …] of the layers that are made from none.
     """
-    rest = path[2:] if self._several else path[1:]
+    _, rest = self.split(path)
     first, arrays, counted = {}, [], 0
     for stack in dict.fromkeys(layer.stack for layer in self._stack(path) if layer is not None):
       arrays.append(old((path[0], DictKey(stack), *rest) if stack else (path[0], *rest)))
@@ -133,6 +135,11 @@ class Stacks:
       arrays.append(fresh(own))
     whole = arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays)
     return whole if rows == list(range(len(whole))) else jnp.take(whole, np.array(rows), axis=0)
+
+  def split(self, path: Path) -> tuple[Path, Path]:
+    """Return the path of the layer of the array at `path`, and the array's path in the layer."""
+    at = 2 if self._several else 1
+    return path[:at], path[at:]
 
   def of_layers(self, path: Path, values: Sequence[bool]) -> np.ndarray:
     """Return the values of the layers of the array at `path`, given those of all layers."""
@@ -195,28 +202,36 @@ class AddLayers(Step):
     The arrays whose products new layers add are zero. In copies, the tokens that the same growth
     adds to the old layers are drawn: with zero keys, as there, and zero values they would be dead.
     """
-    info, like = self.info(path), self.like(path)
+    info, like, is_zero = self.info(path), self.like(path), self._is_zero(path)
     if not info.in_layers:
       return old(path)
 
     def fresh(count: int) -> jax.Array:
       shape = (count, *like.shape[1:])
-      if info.adds_to_residual:
-        return jnp.zeros(shape, like.dtype)
+      if is_zero:
+        return jnp.full(shape, info.zero, like.dtype)
       key = jax.random.fold_in(keys(path), 2)
       return (info.first or info.initializer)(key, shape, like.dtype)
 
     new = self._stacks.take(path, old, fresh)
     if self.place != 'copies':
       return new
-    if info.adds_to_residual:
-      return self._with_new(path, new, 0)
+    if is_zero:
+      return self._with_new(path, new, info.zero)
     axis, count = info.token_axis, lookup(self._base_counts, path)
     if axis is None or count == new.shape[axis]:
       return new
     kept, _ = jnp.split(new, [count], axis)
     _, drawn = jnp.split(fresh(len(new)), [count], axis)
     return self._with_new(path, new, jnp.concatenate([kept, drawn], axis))
+
+  def _is_zero(self, path: Path) -> bool:
+    """Return whether the array at `path` is zero in a new layer."""
+    if not self.info(path).adds_to_residual:
+      return False
+    block, (part, *_) = self._stacks.split(path)
+    own = lookup(models.define(self.after).info, block)
+    return 'scale' not in own.get(f'{part.key}_after_norm', {})
 
   @functools.cached_property
   def _base_counts(self) -> Params:
@@ -233,7 +248,7 @@ class AddLayers(Step):
     )
     return self._with_new(path, new, 0) if self.place == 'copies' else new
 
-  def _with_new(self, path: Path, array: jax.Array, new: jax.Array | int) -> jax.Array:
+  def _with_new(self, path: Path, array: jax.Array, new: jax.Array | float) -> jax.Array:
     """Return the array with other values in its new layers."""
     is_new = self._stacks.of_layers(path, [layer is None for layer in self._old_layers])
     if not is_new.any():

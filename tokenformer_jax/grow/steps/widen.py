@@ -1,10 +1,13 @@
-"""Widen a trained Transformer: the baselines for the growth of parameter tokens.
+"""Widen a trained Transformer: its MLPs alone, or all of it as a baseline for parameter tokens.
 
+  neurons       drawn neurons in the MLPs, whose outputs are zero at first
   hypercloning  every unit c times, in order (Samragh et al. 2024, arXiv 2409.12903, symmetric)
   net2net       copies of units drawn at random (Chen et al. 2016, arXiv 1511.05641, Net2WiderNet)
   net2net_fill  [[W, new], [new, new]], the form of the TokenFormer paper (eq. 13); not exact
 
-The first two keep the function: each weight reads one of the c copies of a unit, drawn at random
+The first keeps the function because new neurons add zero. Their outputs have a gradient at once,
+and their inputs one update later, as in added layers (`layers.py`).
+The next two keep the function: each weight reads one of the c copies of a unit, drawn at random
 (the paper divides the weight by c). So no weight is rounded and no two copies have the same
 gradient; copies with equal gradients would stay equal for ever. LayerNorm sees the same mean and
 variance only if all units of the residual stream have equally many copies, so the width must be a
@@ -25,7 +28,7 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import MLPConfig, ModelConfig
 from tokenformer_jax.config.mixers import width_of_heads
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow.steps.step import Arrays, Keys, Step, owners, with_noise
+from tokenformer_jax.grow.steps.step import Arrays, Keys, Step, owners, with_noise, with_zeros
 from tokenformer_jax.model import models
 from tokenformer_jax.model.mlp import hidden_width
 from tokenformer_jax.model.norm import WITH_SCALE
@@ -339,6 +342,33 @@ class FillBlocks(_Wider):
     array = old(path)
     zeros = jnp.zeros(self.like(path).shape, array.dtype)
     return zeros.at[tuple(slice(size) for size in array.shape)].set(array)
+
+
+class AddNeurons(FillBlocks):
+  """Adds drawn neurons to MLPs, whose outputs are zero."""
+
+  method = 'neurons'
+
+  def check(self) -> None:
+    super().check()
+    before, after = self.sizes
+    if before._replace(hidden=()) != after._replace(hidden=()):
+      raise UserError(
+        'method=neurons adds neurons to MLPs, and changes neither --width nor --heads; give '
+        '--ffn_width=N alone, or choose net2net or hypercloning'
+      )
+
+  def inexact(self) -> str:
+    return ''
+
+  def param(self, path: Path, old: Arrays, keys: Keys) -> jax.Array:
+    shape, like = old(path).shape, self.like(path).shape
+    if shape == like:
+      return old(path)
+    axis = _reading_axis(self.info(path))
+    if axis is not None and shape[axis] != like[axis]:
+      return with_zeros(old(path), like[axis] - shape[axis], axis)
+    return super().param(path, old, keys)
 
 
 def _balanced(rng: np.random.Generator, old: int, new: int, *, tile: bool) -> np.ndarray:

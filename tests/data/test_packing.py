@@ -1,0 +1,175 @@
+"""Conversations are packed whole into sequences, the same ones on every host and in every run."""
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+from byte_text import byte_config
+
+from tokenformer_jax.config import TextConfig
+from tokenformer_jax.config.data import SourceConfig, Sources
+from tokenformer_jax.data import marks, order, packing, shards, store, tokenizers
+from tokenformer_jax.data.mixture import open_sources
+from tokenformer_jax.data.order import TrainBatches, window_count
+from tokenformer_jax.errors import UserError
+
+LENGTH = 64
+END = tokenizers.ByteTokenizer.end_of_document
+LEAD = np.array([marks.flip(END)], np.int32)
+
+
+@pytest.fixture(scope='module')
+def source(tmp_path_factory):
+  rng = np.random.default_rng(0)
+
+  def text(most: int) -> str:
+    return ''.join(rng.choice(list('abcdefgh'), rng.integers(1, most)))
+
+  rows = [{'prompt': text(10), 'response': text(30)} for _ in range(300)]
+  rows.append({'prompt': 'long', 'response': 'x' * 200})
+  path = tmp_path_factory.mktemp('rows') / 'a.jsonl'
+  path.write_text('\n'.join(map(json.dumps, rows)))
+  (path.parent / 'T.jinja').write_text(
+    '{% for m in messages %}{% if m.role == "user" %}?{{ m.content }}!{% else %}'
+    '{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}'
+  )
+  return path
+
+
+def _config(tmp_path, source, **changes) -> TextConfig:
+  values = {'rows': 'chat', 'packing': 'best_fit', 'chat_template': f'{source.parent}/T.jinja'}
+  sizes = {'sequence_length': LENGTH, 'batch_size': 4}
+  return byte_config(tmp_path, f'files:{source}', **{**values, **sizes, **changes})
+
+
+def _documents(tokens) -> list[list[int]]:
+  """The documents of rows, with marks; a cut one in pieces."""
+  found = []
+  for row in tokens[:].reshape(-1, LENGTH + 1):
+    ids = row[row != marks.NO_TOKEN]
+    assert (row[: len(ids)] == ids).all(), 'padding inside'
+    ids = ids[1:]  # the lead, or the last token of the row before
+    ends = np.flatnonzero(marks.plain(ids) == END) + 1
+    found += [part.tolist() for part in np.split(ids, ends) if len(part)]
+  return found
+
+
+def test_rows_have_every_conversation_once_and_whole(tmp_path, source):
+  made = store.prepare(_config(tmp_path, source))
+  cut = store.prepare(_config(tmp_path, source, packing='cut'))
+  for split in ('train', 'validation'):
+    packed, plain = getattr(made, split), getattr(cut, split)[:]
+    ends = np.flatnonzero(marks.plain(plain) == END) + 1
+    whole = [part.tolist() for part in np.split(plain, ends) if len(part)]
+    documents = _documents(packed)
+    fits = sorted(one for one in whole if len(one) <= LENGTH)
+    assert sorted(one for one in documents if one in fits) == fits, 'a document is cut'
+    (rest,) = [one for one in whole if len(one) > LENGTH] or [[]]
+    pieces = [one for one in documents if one not in fits]
+    assert sorted(itertools.chain(*pieces)) == sorted(rest), 'a long document is not all there'
+    assert sum(map(len, documents)) == len(plain)
+  filled = (made.train[:] != marks.NO_TOKEN).mean()
+  assert filled > 0.97, filled
+  shards.verify(made.path)
+  assert (made.train[:] >= 0).sum() >= made.index.total('train', 'answers')
+
+
+def test_batches_are_rows_by_the_step_whoever_reads_them(tmp_path, source):
+  config = _config(tmp_path, source)
+  made = store.prepare(config)
+  rows = made.train[:].reshape(-1, LENGTH + 1)
+  assert window_count(made.train, LENGTH) == len(rows)
+
+  def batch(step: int, hosts: tuple = (range(4),)) -> np.ndarray:
+    sources, sizes = [made.train], {'batch_size': 4, 'sequence_length': LENGTH, 'seed': 7}
+    parts = [TrainBatches(sources=sources, rows=host, **sizes)[step] for host in hosts]
+    return np.concatenate(parts)
+
+  for step in (0, 5, 10**9):
+    expected = rows[[order.sample_index(7, step * 4 + r, len(rows)) for r in range(4)]]
+    np.testing.assert_array_equal(batch(step), expected)
+    np.testing.assert_array_equal(batch(step, (range(2), range(2, 4))), expected)
+  validation = np.concatenate([*order.validation_batches(made, config, range(4))])
+  kept = validation[(validation != marks.NO_TOKEN).any(axis=1)]
+  np.testing.assert_array_equal(kept.ravel(), made.validation[:])
+
+
+def test_a_store_of_rows_is_for_their_length_and_other_stores_stay(tmp_path, source):
+  config = _config(tmp_path, source)
+  made = store.make(dataclasses.replace(config, store=str(tmp_path / 'rows')), workers=2)
+  assert made.digest == store.prepare(config).digest
+  named = dataclasses.replace(config, store=str(tmp_path / 'rows'))
+  with pytest.raises(
+    UserError, match=r'made with config.data.sequence_length=64, and here it is 32'
+  ):
+    store.prepare(dataclasses.replace(named, sequence_length=32))
+  with pytest.raises(
+    UserError, match=r'made with config.data.packing=best_fit, and here it is cut'
+  ):
+    store.prepare(dataclasses.replace(named, packing='cut'))
+  plain = dataclasses.replace(named, packing='cut', store=str(tmp_path / 'plain'))
+  assert 'sequence_length' not in store.make(plain).index.made_from
+  with pytest.raises(
+    UserError, match=r'made with config.data.packing=cut, and here it is best_fit'
+  ):
+    store.prepare(dataclasses.replace(plain, packing='best_fit'))
+
+
+def test_a_mixture_packs_conversations_and_says_what_is_learned(tmp_path, source):
+  text = tmp_path / 'text.txt'
+  text.write_text('some words and more\n' * 200)
+  sources = {
+    'chat': SourceConfig(source=f'files:{source}', rows='chat', weight=0.5),
+    'text': SourceConfig(source=f'files:{text}', weight=0.5),
+  }
+  config = dataclasses.replace(_config(tmp_path, source, rows='text'), mixture=Sources(sources))
+  mixture = open_sources(config, 0)
+  assert [one.index.packed for one in mixture.stores.values()] == [True, False]
+  chat = mixture.stores['chat']
+  assert mixture.learned == pytest.approx(0.5 + 0.5 * (chat.train[:] >= 0).mean(), rel=0.02)
+
+
+def _random(sizes) -> list[np.ndarray]:
+  rng = np.random.default_rng(1)
+  return [np.append(rng.integers(0, 200, size - 1), END).astype(np.int32) for size in sizes]
+
+
+def test_the_best_fit_is_taken(tmp_path):
+  documents = _random([3, 6, 5, 4, 9])  # in rows of nine and a lead: 9, 6 + 3, 5 + 4
+  rows = packing.pack(documents, 10, LEAD)
+  assert [*map(len, rows)] == [10] * 3 and all((row != marks.NO_TOKEN).all() for row in rows)
+  expected = [np.concatenate(p) for p in ([documents[4]], documents[:2], documents[2:4])]
+  np.testing.assert_array_equal([row[1:] for row in rows], expected)
+
+
+def test_a_long_document_is_cut_into_rows_that_share_a_token_and_the_rest_is_filled_up():
+  long, short = _random([24, 3])
+  rows = packing.pack([long, short], 10, LEAD)
+  led = np.concatenate([LEAD, long])
+  for start, row in zip((0, 9), rows, strict=False):
+    np.testing.assert_array_equal(row, led[start : start + 10])
+  assert rows[2].tolist() == [*led[18:], *short], 'the rest is not filled up'
+  assert len(rows) == 3
+
+
+def test_blocks_bound_the_memory_and_lose_nothing(monkeypatch):
+  monkeypatch.setattr(packing, '_BLOCK_TOKENS', 100)
+  monkeypatch.setattr(packing, '_BLOCK_ROWS', 1)
+  documents, rows = _random(np.random.default_rng(2).integers(2, 30, 200)), []
+  packer = packing.Packer(33, LEAD, rows.append)
+  for document in documents:
+    packer.add(document)
+    assert packer._waiting < 100 + 30
+  packer.flush()
+  ids = np.concatenate([row[1:] for row in rows])
+  expected = np.concatenate(documents)
+  assert sorted(ids[ids != marks.NO_TOKEN]) == sorted(expected)
+
+
+@pytest.mark.parametrize('size', [2**15 - 1, 2**15])
+def test_padding_is_no_id_of_the_tokenizer(size):
+  dtype = shards.token_dtype(size + 1, marked=True)
+  ids = np.array([0, size - 1, marks.flip(size - 1), marks.NO_TOKEN], np.int32)
+  np.testing.assert_array_equal(marks.unpack(marks.pack(ids, dtype), padded=True), ids)
