@@ -295,7 +295,8 @@ def test_a_group_that_was_trained_here(tmp_path, torch, theirs):
   fused = read(tmp_path / 'all')['base_model.model.transformer.h.0.attn.c_attn.lora_A.weight']
   assert len(fused) == 9, 'three tokens of each of the three matrices'
   run.to_peft(tmp_path / 'first', base, groups=[1])
-  outcomes.assert_same(read(tmp_path / 'first'), read(old), 'a frozen adapter changed')
+  first = {name: t for name, t in read(tmp_path / 'first').items() if '.c_attn.' in name}
+  outcomes.assert_same(first, read(old), 'a frozen adapter changed')
   free = run.train(4, optim={'old_tokens': 'train'})
   with pytest.raises(UserError, match=r'train new groups with optim\.old_tokens=freeze'):
     free.to_peft(tmp_path / 'none', base)
