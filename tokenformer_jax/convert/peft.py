@@ -127,7 +127,7 @@ def with_adapters(
         layout[own] = Entry((matrix.tokens(i, end),), matrix.entry.indices, 'same', (shape,), 0)
         tensors[own] = Tensor(_FLOAT, shape, read)
   if merged:
-    return Weights(weights.model, layout, tensors), []
+    return weights._replace(tensors=tensors), []
   births = [Birth(new_run_id(), str(folder.absolute())) for folder in folders]
 
   def group(number: int, tokens: int) -> TokenGroup:
@@ -139,7 +139,7 @@ def with_adapters(
     groups = {name: itertools.starmap(group, enumerate(n[:count])) for name, n in counts.items()}
     some = {name: from_groups(own) for name, own in groups.items()}
     models.append(config_lib.with_pattentions(weights.model, some))
-  return Weights(models.pop(), layout, tensors), models
+  return weights._replace(model=models.pop(), layout=layout, tensors=tensors), models
 
 
 def _merged(matrix: Tensor, pairs: Sequence[Pair | None], inputs_first: bool) -> np.ndarray:
