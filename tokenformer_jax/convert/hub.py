@@ -71,7 +71,7 @@ def find(source: Path) -> Weights:
   if model.tied_head:  # Files of PyTorch may hold it all the same.
     heads = [rule.name for rule in family.rules if rule.paths == ('head',)]
     tensors = {name: tensor for name, tensor in tensors.items() if name not in heads}
-  weights = Weights(model, layout, tensors)
+  weights = Weights(model, layout, tensors, family.kind)
   weights.check(f'a {family.architecture} of this {_CONFIG}')
   return weights
 
