@@ -128,7 +128,7 @@ def parse_row(row: dict[str, Any], label: str) -> Chat:
 
 def read_tools(values: Any, label: str) -> list[dict[str, Any]] | None:
   """Return the tools of a list of objects, or of JSON text of one; None: there are none."""
-  tools = _objects(values)
+  tools = read_objects(values)
   if tools in _EMPTY:
     return None
   if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in tools):
@@ -138,7 +138,7 @@ def read_tools(values: Any, label: str) -> list[dict[str, Any]] | None:
 
 def read_messages(values: Any, label: str) -> list[dict[str, Any]]:
   """Return the messages of a list of objects, of an object of lists, or of JSON text of either."""
-  messages = _objects(values)
+  messages = read_objects(values)
   if not isinstance(messages, list | tuple) or not messages:
     value = f'{values!r:.100}' if values else 'none'
     raise UserError(
@@ -171,7 +171,7 @@ def _find_form(row: dict[str, Any], label: str) -> tuple[str, ...]:
   return (filled or forms)[0]
 
 
-def _objects(values: Any) -> Any:
+def read_objects(values: Any) -> Any:
   """Return a list of objects that is given as JSON text or as an object of lists, or the value."""
   if isinstance(values, str) and values.strip()[:1] in ('[', '{'):
     try:
@@ -187,7 +187,7 @@ def _objects(values: Any) -> Any:
 
 def _turns(value: Any, role: str) -> list[Any]:
   """Return a text as a message of a role, or the messages of a list."""
-  turns = _objects(value)
+  turns = read_objects(value)
   is_list = isinstance(turns, list) and bool(turns)
   if is_list and all(isinstance(one, dict) and {'role', 'from'} & {*one} for one in turns):
     return turns
@@ -202,7 +202,7 @@ def _message(values: Any, label: str) -> dict[str, Any]:
   if {'from', 'value'} & {*message}:
     message = _from_sharegpt(message, label)
   if 'tool_calls' in message:
-    message['tool_calls'] = _objects(message['tool_calls'])
+    message['tool_calls'] = read_objects(message['tool_calls'])
   if isinstance(message.get('content'), list | dict):
     message['content'] = _join_parts(message['content'], label)
   needed = ('role',) if message.get('tool_calls') and 'content' not in message else _PLAIN[:2]
@@ -226,7 +226,7 @@ def _from_sharegpt(message: dict[str, Any], label: str) -> dict[str, Any]:
   if given not in _ROLES:
     raise UserError(f'{label} is from {given!r:.60}; it must be from one of {", ".join(_ROLES)}')
   message = {'role': _ROLES[given], 'content': value, **message}
-  if given == 'function_call' and isinstance(calls := _objects(value), dict | list):
+  if given == 'function_call' and isinstance(calls := read_objects(value), dict | list):
     calls = calls if isinstance(calls, list) else [calls]
     tool_calls = [{'type': 'function', 'function': call} for call in calls]
     message |= {'content': '', 'tool_calls': tool_calls}
@@ -236,7 +236,7 @@ def _from_sharegpt(message: dict[str, Any], label: str) -> dict[str, Any]:
 def _join_parts(content: Any, label: str) -> str:
   """Return the text of a content that is a list of parts."""
   texts = []
-  for part in _objects(content):
+  for part in read_objects(content):
     kind = part.get('type') if isinstance(part, dict) else part
     if kind != 'text' or not isinstance(part.get('text'), str):
       raise UserError(

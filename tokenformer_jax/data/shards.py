@@ -97,7 +97,8 @@ class Shard:
 
 def made_from(config: TextConfig) -> dict[str, Any]:
   """Return the keys of `data` that a store depends on, with their values."""
-  keys = (*MADE_FROM, *(('packing', 'sequence_length') * config.is_packed))
+  packed = ('packing', 'sequence_length') * config.is_packed
+  keys = (*MADE_FROM, *packed, *(('rows',) * config.has_pairs))
   return {key: getattr(config, key) for key in keys}
 
 

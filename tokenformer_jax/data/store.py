@@ -222,10 +222,12 @@ class _Builder:
     template = self.corpus.template
     packed = self.config.is_packed  # One more value means no token.
     dtype = shards.token_dtype(tokenizer.size + packed, marked=template is not None)
-    row = (self.config.sequence_length + 1) * packed
+    row, pairs = (self.config.sequence_length + 1) * packed, self.config.has_pairs
     skip_bad = self.corpus.bad is not text.refuse
     builds = [
-      ShardBuild(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad, row)
+      ShardBuild(
+        self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad, row, pairs
+      )
       for i, unit in enumerate(self.corpus.units)
     ]
     written = self._write_shards(builds, tokenizer)
@@ -258,9 +260,10 @@ class _Builder:
     return text.digest((*identity, *self._rows))
 
   @property
-  def _rows(self) -> tuple[int, ...]:
-    """The length of sequences, if conversations are packed into them."""
-    return (self.config.sequence_length,) * self.config.is_packed
+  def _rows(self) -> tuple[int | str, ...]:
+    """The length of sequences, if conversations are packed into them, and if they are pairs."""
+    config = self.config
+    return (config.sequence_length,) * config.is_packed + (config.rows,) * config.has_pairs
 
   def _write_shards(self, builds: list[ShardBuild], tokenizer: Tokenizer) -> list[Shard]:
     """Write the shards that are not there yet, and return all."""
