@@ -164,9 +164,10 @@ def _find_form(row: dict[str, Any], label: str) -> tuple[str, ...]:
   filled = [form for form in forms if all(row[key] not in _EMPTY for key in form)]
   if not forms:
     listed = ', '.join(row) or 'nothing'
+    pairs = '; for pairs set config.data.rows=preference' if 'chosen' in row else ''
     raise UserError(
       f'{label} is no conversation (config.data.rows=chat): it needs {_SHAPES}, and has '
-      f'{listed:.200}'
+      f'{listed:.200}{pairs}'
     )
   return (filled or forms)[0]
 
