@@ -146,9 +146,9 @@ class TextConfig(DataConfig):
     return any(one.rows == 'chat' for one in (self, *self.mixture.values()))
 
   @property
-  def is_packed(self) -> bool:
-    """Return whether the conversations of the source are packed into sequences."""
-    return self.packing != 'cut' and self.rows == 'chat'
+  def row(self) -> int:
+    """Return the tokens of the sequences that conversations are packed into; 0: they are not."""
+    return self.sequence_length if self.packing != 'cut' and self.rows == 'chat' else 0
 
   @property
   def has_text(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import text
-from tokenformer_jax.data.chat_rows import Chat
+from tokenformer_jax.data.chat_rows import parse_document
 from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.data.lone_text import LoneText
 from tokenformer_jax.data.sources import PLUS, open_source
@@ -274,7 +274,7 @@ def _groups(sized: Iterable[tuple[_T, int]], size: int) -> Iterator[tuple[_T, ..
 def _rendered(document: str, split: str, template: Template, bad: text.Bad) -> Iterator[Piece]:
   """Yield the text of a conversation, unless it cannot be written: then `bad` is called."""
   try:
-    rendered = template.render(*Chat.from_json(document), label=getattr(document, 'label', ''))
+    rendered = template.render(*parse_document(document), label=getattr(document, 'label', ''))
   except UserError as error:
     bad(error)
   else:

@@ -1,7 +1,6 @@
 """Order the data: a batch is a pure function of the config and the step.
 
-Sample `i` of a split is the window `tokens[i·T : i·T + T + 1]`: T inputs and their targets; or row
-`i` if conversations are packed into rows of T + 1 tokens (see `packing`). A run
+Sample `i` of a split is the window `tokens[i·T : i·T + T + 1]`: T inputs and their targets. A run
 visits the samples in an endless order, shuffled anew in each epoch. It begins at step `s₀` and
 sample `p₀` (`Position`); row `r` of its global batch of step `s` is the sample at the position
 `p₀ + (s − s₀) · batch_size + r` of that order. A checkpoint stores the number of samples seen, so a
@@ -25,14 +24,15 @@ from absl import flags
 from grain.experimental import index_shuffle
 
 from tokenformer_jax.config import DataConfig, TextConfig
-from tokenformer_jax.data.marks import NO_TOKEN
 from tokenformer_jax.data.mixture_order import ONE_SOURCE, MixtureOrder
 from tokenformer_jax.data.shards import Store
 from tokenformer_jax.data.tokens import Tokens
 from tokenformer_jax.errors import UserError, counted
 
+NO_TOKEN = -1  # padding id of rows of the last validation batch that have no sample
 ENDLESS = 2**62  # more steps than any run has
 _READ_THREADS = 4
+_LEARNED = 0.7  # the share of targets below which a run says what to do
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +68,7 @@ def sample_index(seed: int, position: int, n: int) -> int:
 
 def window_count(tokens: np.ndarray | Tokens, sequence_length: int) -> int:
   """Return the number of sequences of tokens; a sequence needs one more token for its targets."""
-  shared = 1 - _is_packed(tokens)  # tokens of a sequence that the next one has as well
-  return max(0, (len(tokens) - shared) // (sequence_length + 1 - shared))
-
-
-def _is_packed(tokens: np.ndarray | Tokens) -> bool:
-  return isinstance(tokens, Tokens) and tokens.packed
+  return max(0, (len(tokens) - 1) // sequence_length)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -155,8 +150,7 @@ def _read_windows(
   tokens: np.ndarray | Tokens, numbers: Sequence[int], sequence_length: int
 ) -> np.ndarray:
   """Return the windows with some numbers, [len(numbers), T + 1]."""
-  stride = sequence_length + _is_packed(tokens)
-  ranges = [(i * stride, i * stride + sequence_length + 1) for i in numbers]
+  ranges = [(i * sequence_length, (i + 1) * sequence_length + 1) for i in numbers]
   if isinstance(tokens, Tokens):
     return np.stack(tokens.gather(ranges))
   return np.stack([tokens[start:stop] for start, stop in ranges])
@@ -167,7 +161,13 @@ def describe_store(store: Store) -> str:
   tokens, bytes_per_token = len(store.train), store.bytes_per_token('train')
   if store.chat:
     answers = store.index.total('train', 'answers')
-    return f'{tokens:,} tokens, {answers:,} of them in answers ({bytes_per_token:.2f} bytes each)'
+    words = f'{tokens:,} tokens, {answers:,} of them in answers ({bytes_per_token:.2f} bytes each)'
+    if (share := answers / tokens) >= _LEARNED:
+      return words
+    return (
+      f'{words}, so only {share:.0%} of the targets are learned: raise config.data.batch_size, or '
+      'shorten prompts that repeat'
+    )
   return f'{tokens:,} tokens of {bytes_per_token:.2f} bytes'
 
 

@@ -9,9 +9,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tokenformer_jax.data import marks, shards, text, tokens
+from tokenformer_jax.data import marks, packing, shards, text, tokens
 from tokenformer_jax.data.corpus import SPLITS, Piece, Unit
-from tokenformer_jax.data.packing import Packer
 from tokenformer_jax.data.shards import Shard, SplitCounts
 from tokenformer_jax.data.tokenizers import Spans, Tokenizer
 from tokenformer_jax.errors import UserError
@@ -32,14 +31,14 @@ class SplitWriter:
   """Writer of the tokens of a split in a shard, which also counts documents, bytes and tokens."""
 
   def __init__(self, file: BinaryIO, dtype: np.dtype, tokenizer: Tokenizer, row: int = 0):
-    """Write to a file; `row` is the tokens of a row of packed conversations, or 0."""
+    """Write to a file; for `row` see `TextConfig.row`."""
     self.tokens = self.bytes = self.documents = self.answers = self.divided = 0
     self._hash = hashlib.blake2b(digest_size=16)
     self._file = file
     self._dtype = dtype
     self._tokenizer = tokenizer
-    lead = [] if tokenizer.opening else [marks.flip(tokenizer.end_of_document)]
-    self._packer = Packer(row, np.array(lead, np.int32), self._put) if row else None
+    self._row, self._waiting = row, list[np.ndarray]()  # conversations to pack
+    self._room = self._block = max(packing.BLOCK, 64 * row) if row else 0  # tokens
 
   def add(self, piece: Piece, ids: np.ndarray) -> None:
     """Append the ids of a piece, and those that begin or end its document where it does."""
@@ -57,7 +56,10 @@ class SplitWriter:
     opening = self._tokenizer.opening
     ids = self._tokenizer.conversation(ids, opening)
     self._check(marks.plain(ids))
-    (self._packer.add if self._packer else self._put)(ids)
+    self._waiting.append(ids)
+    self._room -= len(ids)
+    if self._room <= 0:
+      self._write_chats()
     self.bytes += sum(len(text[start:stop].encode()) for start, stop in answers)
     self.documents += 1
     self.answers += int((ids >= 0).sum())
@@ -71,8 +73,11 @@ class SplitWriter:
         f'vocabulary has {self._tokenizer.size} ids; repair its vocabulary'
       )
 
-  def _put(self, ids: np.ndarray) -> None:
-    self._write(marks.pack(ids, self._dtype))
+  def _write_chats(self) -> None:
+    """Write the conversations that wait, in rows if they are packed."""
+    chats, self._waiting, self._room = self._waiting, [], self._block
+    for ids in packing.pack(chats, self._row, self._tokenizer) if self._row else chats:
+      self._write(marks.pack(ids, self._dtype))
 
   def _write(self, ids: np.ndarray) -> None:
     data = ids.tobytes()
@@ -82,8 +87,7 @@ class SplitWriter:
 
   def result(self) -> SplitCounts:
     """Write what waits, and return the counts and the digest of what was written."""
-    if self._packer:
-      self._packer.flush()
+    self._write_chats()
     counts = self.tokens, self.bytes, self.documents
     return SplitCounts(*counts, self._hash.hexdigest(), self.answers, self.divided)
 
@@ -98,7 +102,7 @@ class ShardBuild:
   key: str
   dtype: str
   skip_bad: bool = False
-  row: int = 0  # tokens of a row of packed conversations, or 0
+  row: int = 0
 
   def find(self, sizes: dict[str, int]) -> Shard | None:
     """Return the shard if an earlier build wrote it; `sizes` are of all files of the store."""

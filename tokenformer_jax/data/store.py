@@ -184,7 +184,7 @@ class _Builder:
       config.text_field,
       tokenizer.document_fingerprint if tokenizer else config.tokenizer,
       self.corpus.fraction,
-      *self._rows,
+      *filter(None, [config.row]),
     )
     digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
     name = re.sub(r'[^A-Za-z0-9]+', '-', config.source).strip('-')[:40]
@@ -220,9 +220,9 @@ class _Builder:
     tokenizer = self.tokenizer or self._train_tokenizer(self.bpe_size or 0)
     say(f'tokenizing {self.config.source} into the token store {self.path}')
     template = self.corpus.template
-    packed = self.config.is_packed  # One more value means no token.
-    dtype = shards.token_dtype(tokenizer.size + packed, marked=template is not None)
-    row = (self.config.sequence_length + 1) * packed
+    row = self.config.row
+    packed = ('packing', 'sequence_length') if row else ()
+    dtype = shards.token_dtype(tokenizer.size, marked=template is not None)
     skip_bad = self.corpus.bad is not text.refuse
     builds = [
       ShardBuild(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad, row)
@@ -231,7 +231,7 @@ class _Builder:
     written = self._write_shards(builds, tokenizer)
     wholes = (bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS)
     return Index(
-      made_from=shards.made_from(self.config),
+      made_from={key: getattr(self.config, key) for key in shards.MADE_FROM + packed},
       dtype=dtype.name,
       tokenizer=tokenizer.to_json(),
       shards=tuple(written),
@@ -254,13 +254,8 @@ class _Builder:
   def _key(self, unit: Unit, tokenizer: Tokenizer) -> str:
     """Return a hash of everything that determines a shard."""
     fingerprint = tokenizer.document_fingerprint
-    identity = (_FORMAT, unit.fingerprint(), self.config.text_field, fingerprint)
-    return text.digest((*identity, *self._rows))
-
-  @property
-  def _rows(self) -> tuple[int, ...]:
-    """The length of sequences, if conversations are packed into them."""
-    return (self.config.sequence_length,) * self.config.is_packed
+    row = filter(None, [self.config.row])
+    return text.digest((_FORMAT, unit.fingerprint(), self.config.text_field, fingerprint, *row))
 
   def _write_shards(self, builds: list[ShardBuild], tokenizer: Tokenizer) -> list[Shard]:
     """Write the shards that are not there yet, and return all."""
