@@ -129,6 +129,22 @@ REFUSED = {
     {'use_sliding_window': True},
     'use_sliding_window=True, which cannot be converted; it must be False in a file without',
   ),
+  'a cap that transformers ignores': (
+    'gemma3_text',
+    {'attn_logit_softcapping': 2.0},
+    'attn_logit_softcapping=2.0, which cannot be converted; it must be absent',
+  ),
+  'attention in both directions': (
+    'gemma2',
+    {'use_bidirectional_attention': True},
+    'use_bidirectional_attention=True',
+  ),
+  'local layers without a window': ('gemma2', {'sliding_window': 0}, 'sliding_window=0'),
+  'images without a text model': (
+    'gemma3_text',
+    {'architectures': ['Gemma3ForConditionalGeneration']},
+    'has no table text_config',
+  ),
   'no such rotation': ('gpt_neox', {'rotary_pct': 0.1}, 'rotary_pct=0.1'),
   'more layers than tensors': ('llama', {'num_hidden_layers': 3}, 'layers.2.'),
   'fewer layers than tensors': ('llama', {'num_hidden_layers': 1}, 'layers.1.'),
@@ -209,8 +225,15 @@ def test_gemma_s_gelu_is_the_other_one():
 
 
 @pytest.mark.slow
-def test_a_model_of_a_family_goes_out_as_it_came(tmp_path):
-  source = hub_folders.write(tmp_path / 'source', 'qwen3')
+@pytest.mark.parametrize(
+  ('kind', 'changes', 'architecture'),
+  [
+    ('qwen3', {}, 'Qwen3ForCausalLM'),
+    ('phi3', {'partial_rotary_factor': 1.0}, 'Phi3ForCausalLM'),  # what a Mistral computes
+  ],
+)
+def test_a_model_of_a_family_goes_out_as_it_came(tmp_path, kind, changes, architecture):
+  source = hub_folders.write(tmp_path / 'source', kind, **changes)
   to_jax(source, tmp_path / 'run')
   export.to_hf(str(tmp_path / 'run'), tmp_path / 'out')
   wanted, got = (tensor_files.find(path) for path in (source, tmp_path / 'out'))
@@ -218,7 +241,7 @@ def test_a_model_of_a_family_goes_out_as_it_came(tmp_path):
   for name, tensor in wanted.items():
     np.testing.assert_array_equal(got[name].read(), tensor.read(), err_msg=name)
   assert not list((tmp_path / 'out').glob('*.py')), 'transformers needs no code for it'
-  assert 'as a Qwen3ForCausalLM' in (tmp_path / 'out' / 'README.md').read_text()
+  assert f'as a {architecture}' in (tmp_path / 'out' / 'README.md').read_text()
   to_jax(tmp_path / 'out', tmp_path / 'again')
 
 

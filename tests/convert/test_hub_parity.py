@@ -215,6 +215,26 @@ def test_back_bit_for_bit(both, tmp_path, torch, transformers):
   assert difference < 1e-5, 'config.json describes another model'
 
 
+def test_the_text_model_of_one_for_images(tmp_path, torch, transformers):
+  vision = {'hidden_size': 8, 'intermediate_size': 8, 'num_attention_heads': 2, 'image_size': 28}
+  config = transformers.Gemma3Config(
+    text_config=hub_folders.KEYS['gemma3_text'],
+    vision_config=vision | {'num_hidden_layers': 1, 'patch_size': 14},
+    mm_tokens_per_image=4,
+    image_token_index=63,
+  )
+  torch.manual_seed(0)
+  theirs = transformers.Gemma3ForConditionalGeneration(config).eval()
+  theirs.save_pretrained(tmp_path)
+  folder = hub.find(tmp_path)
+  ids = np.random.default_rng(0).integers(0, 63, (2, 12))
+  with torch.no_grad():
+    wanted = theirs(torch.tensor(ids)).logits.numpy()
+  got, _ = define_lm(folder.model).bind(hub_folders.made(folder.params()))(ids)
+  np.testing.assert_allclose(got, wanted, atol=1e-5)
+  assert families.match(folder.model)[0].kind == 'gemma3_text'
+
+
 _MAP = {'bos_token': {'content': '<s>', 'lstrip': False}, 'eos_token': '</s>'}
 FOLDERS = {
   'settings': ({'tokenizer_config': {'bos_token': '<s>', 'eos_token': '<e>'}}, 'llama'),

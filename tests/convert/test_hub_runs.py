@@ -144,3 +144,4 @@ def test_a_grown_run_computes_the_same_and_learns_from_a_wider_one(root, trainin
   trained = deeper.train(2, workdir=tmp_path / 'trained', distill=distill, **training)
   assert np.isfinite(outcomes.losses(trained.directory, 'train/distill_loss')[2])
   assert np.abs(trained.logits(TEXTS) - wanted).max() > 0, 'nothing was learned'
+  assert trained.meta.family == 'llama', 'the run does not know what it came as'

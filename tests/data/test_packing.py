@@ -1,7 +1,7 @@
 """Conversations are packed whole into sequences, the same ones on every host and in every run."""
 
 import dataclasses
-import io
+import itertools
 import json
 
 import numpy as np
@@ -11,14 +11,13 @@ from byte_text import byte_config
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.config.data import SourceConfig, Sources
 from tokenformer_jax.data import marks, order, packing, shards, store, tokenizers
-from tokenformer_jax.data.corpus import Piece
 from tokenformer_jax.data.mixture import open_sources
 from tokenformer_jax.data.order import TrainBatches, window_count
-from tokenformer_jax.data.shard_writer import SplitWriter
 from tokenformer_jax.errors import UserError
 
 LENGTH = 64
 END = tokenizers.ByteTokenizer.end_of_document
+LEAD = np.array([marks.flip(END)], np.int32)
 
 
 @pytest.fixture(scope='module')
@@ -45,47 +44,56 @@ def _config(tmp_path, source, **changes) -> TextConfig:
   return byte_config(tmp_path, f'files:{source}', **{**values, **sizes, **changes})
 
 
-def _documents(tokens: np.ndarray) -> list[tuple[int, ...]]:
-  """The documents of a text with marks, each with its end; ends alone are left out."""
-  ends = np.flatnonzero(marks.plain(tokens) == END) + 1
-  parts = (tuple(part.tolist()) for part in np.split(tokens, ends))
-  return [part for part in parts if len(part) > 1]
+def _documents(tokens) -> list[list[int]]:
+  """The documents of rows, with marks; a cut one in pieces."""
+  found = []
+  for row in tokens[:].reshape(-1, LENGTH + 1):
+    ids = row[row != marks.NO_TOKEN]
+    assert (row[: len(ids)] == ids).all(), 'padding inside'
+    ids = ids[1:]  # the lead, or the last token of the row before
+    ends = np.flatnonzero(marks.plain(ids) == END) + 1
+    found += [part.tolist() for part in np.split(ids, ends) if len(part)]
+  return found
 
 
 def test_rows_have_every_conversation_once_and_whole(tmp_path, source):
   made = store.prepare(_config(tmp_path, source))
   cut = store.prepare(_config(tmp_path, source, packing='cut'))
   for split in ('train', 'validation'):
-    rows, plain = (getattr(one, split)[:] for one in (made, cut))
-    rows, expected = rows.reshape(-1, LENGTH), _documents(plain)
-    fit = [one for one in expected if len(one) < LENGTH]
-    assert len(fit) >= len(expected) - 1, 'there are several long ones'
-    assert sorted(_documents(rows.ravel())) == sorted(expected)
-    inside = [one for row in rows for one in _documents(row)]
-    assert not {*fit} - {*inside}, 'a document that fits is cut'
-    goes_on = (rows[:, 0] >= 0).sum()
-    assert goes_on == sum(len(one) // LENGTH for one in expected), 'a row begins with an answer'
-    assert (rows >= 0).sum() == (plain >= 0).sum() == made.index.total(split, 'answers')
-  size = sum(map(len, _documents(cut.train[:])))
-  assert size / len(made.train) > 0.95
+    packed, plain = getattr(made, split), getattr(cut, split)[:]
+    ends = np.flatnonzero(marks.plain(plain) == END) + 1
+    whole = [part.tolist() for part in np.split(plain, ends) if len(part)]
+    documents = _documents(packed)
+    fits = sorted(one for one in whole if len(one) <= LENGTH)
+    assert sorted(one for one in documents if one in fits) == fits, 'a document is cut'
+    (rest,) = [one for one in whole if len(one) > LENGTH] or [[]]
+    pieces = [one for one in documents if one not in fits]
+    assert sorted(itertools.chain(*pieces)) == sorted(rest), 'a long document is not all there'
+    assert sum(map(len, documents)) == len(plain)
+  filled = (made.train[:] != marks.NO_TOKEN).mean()
+  assert filled > 0.97, filled
   shards.verify(made.path)
+  assert (made.train[:] >= 0).sum() >= made.index.total('train', 'answers')
 
 
 def test_batches_are_rows_by_the_step_whoever_reads_them(tmp_path, source):
-  made = store.prepare(_config(tmp_path, source))
-  rows = made.train[:].reshape(-1, LENGTH)
-  count = window_count(made.train, LENGTH)
-  assert count == len(rows) - 1
+  config = _config(tmp_path, source)
+  made = store.prepare(config)
+  rows = made.train[:].reshape(-1, LENGTH + 1)
+  assert window_count(made.train, LENGTH) == len(rows)
 
-  def batch(step: int, *hosts: range) -> np.ndarray:
+  def batch(step: int, hosts: tuple = (range(4),)) -> np.ndarray:
     sources, sizes = [made.train], {'batch_size': 4, 'sequence_length': LENGTH, 'seed': 7}
     parts = [TrainBatches(sources=sources, rows=host, **sizes)[step] for host in hosts]
     return np.concatenate(parts)
 
   for step in (0, 5, 10**9):
-    expected = rows[[order.sample_index(7, step * 4 + r, count) for r in range(4)]]
-    np.testing.assert_array_equal(batch(step, range(4))[:, :-1], expected)
-    np.testing.assert_array_equal(batch(step, range(2), range(2, 4))[:, :-1], expected)
+    expected = rows[[order.sample_index(7, step * 4 + r, len(rows)) for r in range(4)]]
+    np.testing.assert_array_equal(batch(step), expected)
+    np.testing.assert_array_equal(batch(step, (range(2), range(2, 4))), expected)
+  validation = np.concatenate([*order.validation_batches(made, config, range(4))])
+  kept = validation[(validation != marks.NO_TOKEN).any(axis=1)]
+  np.testing.assert_array_equal(kept.ravel(), made.validation[:])
 
 
 def test_a_store_of_rows_is_for_their_length_and_other_stores_stay(tmp_path, source):
@@ -109,7 +117,7 @@ def test_a_store_of_rows_is_for_their_length_and_other_stores_stay(tmp_path, sou
     store.prepare(dataclasses.replace(plain, packing='best_fit'))
 
 
-def test_a_mixture_packs_conversations_alone(tmp_path, source):
+def test_a_mixture_packs_its_conversations(tmp_path, source):
   text = tmp_path / 'text.txt'
   text.write_text('some words and more\n' * 200)
   sources = {
@@ -117,48 +125,49 @@ def test_a_mixture_packs_conversations_alone(tmp_path, source):
     'text': SourceConfig(source=f'files:{text}', weight=0.5),
   }
   config = dataclasses.replace(_config(tmp_path, source, rows='text'), mixture=Sources(sources))
-  stores = open_sources(config, 0).stores
-  packed = {name: 'packing' in one.index.made_from for name, one in stores.items()}
-  assert packed == {'chat': True, 'text': False}
-  assert stores['chat'].digest == store.prepare(_config(tmp_path, source)).digest
+  mixture = open_sources(config, 0)
+  assert [one.index.packed for one in mixture.stores.values()] == [True, False]
 
 
-def _pack(documents, size: int) -> list[list[int]]:
-  rows = packing.pack(documents, size, tokenizers.ByteTokenizer())
-  return [row.tolist() for row in rows]
-
-
-def _random(*sizes: int) -> list[np.ndarray]:
+def _random(sizes) -> list[np.ndarray]:
   rng = np.random.default_rng(1)
   return [np.append(rng.integers(0, 200, size - 1), END).astype(np.int32) for size in sizes]
 
 
-LEAD = marks.flip(END)
+def test_the_best_fit_is_taken(tmp_path):
+  documents = _random([3, 6, 5, 4, 9])  # in rows of nine and a lead: 9, 6 + 3, 5 + 4
+  rows = packing.pack(documents, 10, LEAD)
+  assert [*map(len, rows)] == [10] * 3 and all((row != marks.NO_TOKEN).all() for row in rows)
+  expected = [np.concatenate(p) for p in ([documents[4]], documents[:2], documents[2:4])]
+  np.testing.assert_array_equal([row[1:] for row in rows], expected)
 
 
-def test_the_best_fit_is_taken():
-  three, six, five, four, nine = _random(3, 6, 5, 4, 9)
-  rows = _pack([three, six, five, four, nine], 10)
-  assert rows == [[LEAD, *nine], [LEAD, *six, *three], [LEAD, *five, *four]]
-
-
-def test_a_long_document_is_cut_into_rows_of_which_the_last_is_filled_up():
-  short, long, other = _random(3, 24, 2)
-  rows = _pack([short, long, other], 10)
-  led = [LEAD, *long]
-  assert rows == [led[:10], led[10:20], [*led[20:], *short, *other]]
-  assert _pack([short], 6) == [[LEAD, *short, LEAD, LEAD]], 'the rest is not filled up'
+def test_a_long_document_is_cut_into_rows_that_share_a_token_and_the_rest_is_filled_up():
+  long, short = _random([24, 3])
+  rows = packing.pack([long, short], 10, LEAD)
+  led = np.concatenate([LEAD, long])
+  for start, row in zip((0, 9), rows, strict=False):
+    np.testing.assert_array_equal(row, led[start : start + 10])
+  assert rows[2].tolist() == [*led[18:], *short], 'the rest is not filled up'
+  assert len(rows) == 3
 
 
 def test_blocks_bound_the_memory_and_lose_nothing(monkeypatch):
-  monkeypatch.setattr(packing, 'BLOCK', 1000)
-  tokenizer, file = tokenizers.ByteTokenizer(), io.BytesIO()
-  writer = SplitWriter(file, np.dtype(np.uint16), tokenizer, row=10)
-  documents = _random(*np.random.default_rng(2).integers(2, 30, 300))
-  for ids in documents:
-    writer.add(Piece('train', '', answers=()), ids)
-    assert sum(map(len, writer._waiting)) < 1000
-  counts = writer.result()
-  tokens = marks.unpack(np.frombuffer(file.getvalue(), np.uint16))
-  assert counts.tokens == len(tokens) and len(tokens) % 10 == 0
-  assert sorted(_documents(tokens)) == sorted(tuple(one.tolist()) for one in documents)
+  monkeypatch.setattr(packing, '_BLOCK_TOKENS', 100)
+  monkeypatch.setattr(packing, '_BLOCK_ROWS', 1)
+  documents, rows = _random(np.random.default_rng(2).integers(2, 30, 200)), []
+  packer = packing.Packer(33, LEAD, rows.append)
+  for document in documents:
+    packer.add(document)
+    assert packer._waiting < 100 + 30
+  packer.flush()
+  ids = np.concatenate([row[1:] for row in rows])
+  expected = np.concatenate(documents)
+  assert sorted(ids[ids != marks.NO_TOKEN]) == sorted(expected)
+
+
+@pytest.mark.parametrize('size', [2**15 - 1, 2**15])
+def test_padding_is_no_id_of_the_tokenizer(size):
+  dtype = shards.token_dtype(size + 1, marked=True)
+  ids = np.array([0, size - 1, marks.flip(size - 1), marks.NO_TOKEN], np.int32)
+  np.testing.assert_array_equal(marks.unpack(marks.pack(ids, dtype), padded=True), ids)

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
-_API = re.compile(r'/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+))?')
+_API = re.compile(
+  r'/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+))?(?:/(.+))?'
+)
 _FILE = re.compile(r'/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)')
 
 
@@ -112,10 +114,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self.server.asked.append(asked.strip())
     path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
     if found := _API.fullmatch(path):
-      kind, name, action, revision = found.groups()
+      kind, name, action, revision, folder = found.groups()
       repository = self._repository(kind == 'datasets', name, revision)
       if repository:
-        self._send(200, _described(repository, name, action, body))
+        asked = _asked(body) if action == 'paths-info' else None
+        recursive = 'recursive=true' in self.path.lower()
+        is_tree = action in ('tree', 'paths-info')
+        tree = _tree(repository, folder, recursive=recursive or bool(asked))
+        picked = [entry for entry in tree if asked is None or entry['path'] in asked]
+        self._send(200, picked if is_tree else _described(repository, name))
     elif found := _FILE.fullmatch(path):
       is_data, name, revision, file = found.groups()
       repository = self._repository(bool(is_data), name, revision)
@@ -168,17 +175,27 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self.close_connection = True
 
 
-def _described(repository: Repository, name: str, action: str | None, body: bytes):
-  """What the API says of a repository: its tree, some of its files, or what it is."""
-  entries = [
-    {'type': 'file', 'path': file, 'size': len(data), 'oid': hashlib.sha1(data).hexdigest()}
-    for file, data in repository.files.items()
-  ]
-  if action == 'tree':
-    return entries
-  if action == 'paths-info':
-    form = urllib.parse.parse_qs(body.decode())
-    asked = form['paths'] if form else json.loads(body)['paths']
-    return [entry for entry in entries if entry['path'] in asked]
+def _asked(body: bytes) -> list[str]:
+  """The paths that a call asks about."""
+  form = urllib.parse.parse_qs(body.decode())
+  return form['paths'] if form else json.loads(body)['paths']
+
+
+def _tree(repository: Repository, folder: str | None, *, recursive: bool) -> list[dict]:
+  """The files in a folder; with `recursive` those in its folders as well, else these folders."""
+  prefix, entries = f'{folder}/' if folder else '', {}
+  for path, data in repository.files.items():
+    rest = path.removeprefix(prefix)
+    if path.startswith(prefix) and (recursive or '/' not in rest):
+      oid = hashlib.sha1(data).hexdigest()
+      entries[path] = {'type': 'file', 'path': path, 'size': len(data), 'oid': oid}
+    elif path.startswith(prefix):
+      inner = prefix + rest.partition('/')[0]
+      entries[inner] = {'type': 'directory', 'path': inner, 'size': 0, 'oid': repository.commit}
+  return [*entries.values()]
+
+
+def _described(repository: Repository, name: str) -> dict:
+  """What the API says of a repository."""
   siblings = [{'rfilename': file} for file in repository.files]
   return {'id': name, 'sha': repository.commit, 'private': False, 'siblings': siblings}

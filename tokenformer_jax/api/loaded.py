@@ -21,7 +21,9 @@ from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.last_growth import frozen_base, last_growth
 from tokenformer_jax.tasks import Batch, Task, validation
+from tokenformer_jax.training.teacher import Teacher
 
 
 class Loaded:
@@ -138,15 +140,25 @@ class Loaded:
 
   @functools.cached_property
   def _validation(self) -> tuple[Task, Callable[[Params, Batch], Any]]:
-    """Return the task with its data open, and its compiled evaluation step."""
+    """Return the task with its data open, and its compiled evaluation step.
+
+    The task has the reference of DPO.
+    """
     model = self.model
     config = self._task().config
     with jax.set_mesh(model.mesh):
       rows = buckets.rows(config.data.batch_size)
     data = dataclasses.replace(config.data, batch_size=rows)
-    task = tasks.make(dataclasses.replace(config, data=data), model.meta.tokenizer)
+    config = dataclasses.replace(config, data=data)
+    before = frozen_base(last_growth(model.meta.lineage, config.model), config)
+    record = model.meta.teacher if data.has_pairs else None
+    teacher = record and Teacher(record, checkpoint.open_source(record.source))
+    task = tasks.make(config, model.meta.tokenizer, teacher and teacher.meta.config.model, before)
     task.prepare()
-    return task, step_lib.make_eval_step(task, model.mesh)
+    step, fixed = step_lib.make_eval_step(task, model.mesh), []
+    if teacher:
+      fixed = [teacher.read(model.mesh)]
+    return task, lambda params, batch: step(params, batch, *fixed)
 
 
 def rows_of_ids(inputs: Any, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> list[np.ndarray]:

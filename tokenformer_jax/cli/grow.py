@@ -58,9 +58,9 @@ class _Source(Growable):
 
   def _finish(self, new: Derivation, step: int | None) -> Self:
     if step is not None:
-      made = checkpoint.open_source(f'{new.target}@{step}').meta.config.model
-      if made.kind == 'lm':
-        messages.say(export.way_out(made))
+      made = checkpoint.open_source(f'{new.target}@{step}').meta
+      if made.config.model.kind == 'lm':
+        messages.say(export.way_out(made.config.model, made.family))
       messages.say(f'wrote {new.target}, step {step}; to go on training it:')
       planned = new.meta.config.train.steps
       steps = max(planned, step) + planned

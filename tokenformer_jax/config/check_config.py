@@ -33,6 +33,7 @@ def check(config: Config) -> None:
     raise UserError('config.train.steps is 0; it must be greater than 0')
   profile_range(config.train)
   old_token_rate(config.optim)
+  _check_sparse_tokens(config)
   if config.data.mixture:
     mixture.check(config.data)
   check_decay(config)
@@ -74,11 +75,17 @@ def _idle_keys(config: Config) -> Iterator[tuple[str, str]]:
     yield 'optim.warmup_steps', f'optim.warmup_epochs={optim.warmup_epochs:g}'
   if train.max_skipped_steps == 1:  # the step that would be the last one is made
     yield 'optim.skip_deviations', 'train.max_skipped_steps=1'
+  if optim.sparse_tokens:
+    yield 'optim.old_tokens', f'optim.sparse_tokens={optim.sparse_tokens:g}'
+  else:
+    yield 'optim.background', 'optim.sparse_tokens=0'
   if not optim.skip_deviations:
     yield 'optim.skip_window', 'optim.skip_deviations=0'
   if not config.distill.teacher:
     yield 'distill.weight', 'distill.teacher='
     yield 'distill.temperature', 'distill.teacher='
+  if config.preference.loss == 'orpo':
+    yield 'distill.teacher', 'preference.loss=orpo, which has no reference'
   if not isinstance(optim.schedule, WSDSchedule):
     yield 'train.decay_from', f'optim.schedule.kind={optim.schedule.kind}'
   elif train.decay_from:
@@ -100,22 +107,31 @@ def _idle_keys(config: Config) -> Iterator[tuple[str, str]]:
       yield f'{path}.{key}', f'{path}.{cause}'
 
 
+_OF_PAIRS = ('preference.loss', 'preference.beta')
+_NOT_OF_PAIRS = (
+  *('data.documents', 'data.sequence_length_by_step', 'optim.z_loss', 'train.drop_groups'),
+  *('distill.weight', 'distill.temperature'),
+)
 _OF_LM = (
   'model.init.embedding_std',
   'optim.z_loss',
+  'optim.sparse_tokens',
   'train.sample_tokens',
   'train.sample_prompt',
   'train.loss_chunk',
   'distill.teacher',
+  *_OF_PAIRS,
 )
 
 
 def _idle_keys_of_text(data: TextConfig) -> Iterator[tuple[str, str]]:
+  for key in _NOT_OF_PAIRS if data.has_pairs else _OF_PAIRS:
+    yield key, f'data.rows={data.rows}'
   if not data.has_chat:
     yield 'data.chat_template', 'data.rows=text'
     yield 'data.packing', 'data.rows=text'
   if not data.has_text:
-    yield 'data.text_field', 'data.rows=chat'
+    yield 'data.text_field', 'data.rows=preference' if data.has_pairs else 'data.rows=chat'
   if data.mixture:  # Each source has its own.
     for key in ('data.rows', 'data.store', 'train.epochs', 'optim.warmup_epochs'):
       yield key, 'data.mixture, whose sources have their own'
@@ -164,6 +180,27 @@ def check_decay(config: Config) -> None:
     raise UserError(
       f'{setting}, which is inside the warm-up of optim.warmup_steps={optim.warmup_steps}; set it '
       f'to {optim.warmup_steps} or more'
+    )
+
+
+def _check_sparse_tokens(config: Config) -> None:
+  """Check that the tokens that train have a number, a background text and an optimizer."""
+  optim, data = config.optim, config.data
+  if not optim.sparse_tokens:
+    return
+  setting = f'config.optim.sparse_tokens is {optim.sparse_tokens:g}'
+  if optim.sparse_tokens > 1 and not optim.sparse_tokens.is_integer():
+    raise UserError(f'{setting}; take a whole number of tokens, or a share below 1')
+  if optim.background not in data.mixture:
+    raise UserError(
+      f'{setting}, and config.optim.background is {optim.background!r}, which names no source of '
+      'config.data.mixture; add the old text there, with weight=0 if it is not trained on, and '
+      'name it'
+    )
+  if optim.kind not in ('adamw', 'lion'):
+    raise UserError(
+      f'{setting}, and the update of a token by optim.kind={optim.kind} depends on the others; '
+      'set optim.kind to adamw or lion'
     )
 
 

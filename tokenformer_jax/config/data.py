@@ -57,7 +57,7 @@ class DataConfig:
     '(docs/data.md); for images digits, tfds:NAME or folder:DIR',
   )
   batch_size: Int = key(
-    16, 'sequences or images in one optimizer update, over all devices', above=0
+    16, 'sequences, pairs or images in one optimizer update, over all devices', above=0
   )
   batch_size_by_step: Str = key(
     '',
@@ -106,10 +106,10 @@ class TextConfig(DataConfig):
   )
   mixture: Sources = dataclasses.field(default_factory=Sources)
   deduplicate: Bool = key(False, 'leave out documents that repeat an earlier one exactly')
-  rows: Literal['text', 'chat'] = key(
+  rows: Literal['text', 'chat', 'preference'] = key(
     'text',
     'the documents of source: text; or chat, rows of messages, or of prompt and response, of which '
-    'only the answers carry loss',
+    'only the answers carry loss; or preference, rows of a chosen and a rejected answer',
   )
   chat_template: Str = key(
     '',
@@ -143,12 +143,24 @@ class TextConfig(DataConfig):
   @property
   def has_chat(self) -> bool:
     """Return whether a source has conversations."""
-    return any(one.rows == 'chat' for one in (self, *self.mixture.values()))
+    return self.has_pairs or any(one.rows == 'chat' for one in (self, *self.mixture.values()))
 
   @property
-  def row(self) -> int:
-    """Return the tokens of the sequences that conversations are packed into; 0: they are not."""
-    return self.sequence_length if self.packing != 'cut' and self.rows == 'chat' else 0
+  def has_pairs(self) -> bool:
+    """Return whether a sample is two sequences, a chosen and a rejected answer."""
+    return self.rows == 'preference'
+
+  @property
+  def windows(self) -> 'TextConfig':
+    """Return the config whose sequences are rows of a store: of pairs, those of both answers."""
+    if not self.has_pairs:
+      return self
+    return dataclasses.replace(self, sequence_length=2 * self.sequence_length + 1)
+
+  @property
+  def is_packed(self) -> bool:
+    """Return whether the conversations of the source are packed into sequences."""
+    return self.has_pairs or (self.packing != 'cut' and self.rows == 'chat')
 
   @property
   def has_text(self) -> bool:
@@ -166,6 +178,7 @@ class ImagesConfig(DataConfig):
   sequence_length_by_step: ClassVar[str] = ''
   mixture: ClassVar[Sources] = Sources()
   documents: ClassVar[str] = 'joined'
+  has_pairs: ClassVar[bool] = False
 
   image_size: Int = key(224, 'pixels of a side', above=0)
   crop_area: Float = key(

@@ -21,7 +21,12 @@ from tokenformer_jax.config.pattention import (
   from_groups,
   token_groups,
 )
-from tokenformer_jax.config.projections import beside_matrices, pattentions, with_pattentions
+from tokenformer_jax.config.projections import (
+  beside_matrices,
+  pattentions,
+  token_counts,
+  with_pattentions,
+)
 from tokenformer_jax.errors import UserError
 
 Choice = Callable[[int], Sequence[int]]
@@ -92,6 +97,17 @@ def choose(model: ModelConfig, choice: Choice) -> ModelConfig:
       )
     changed[name] = from_groups(chosen)
   return with_pattentions(model, changed)
+
+
+def adds_groups(before: ModelConfig, after: ModelConfig) -> bool:
+  """Return whether a model is another one and more groups of parameter tokens."""
+  old = named_groups(before)
+  known = {
+    name: from_groups(groups[: len(old[name])]) if name in old else NoProjectionConfig()
+    for name, groups in named_groups(after).items()
+  }
+  same = without_records(with_pattentions(after, known)) == without_records(before)
+  return same and token_counts(before) != token_counts(after)
 
 
 def frozen_numbers(model: ModelConfig) -> tuple[int, ...]:

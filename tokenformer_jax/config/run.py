@@ -10,6 +10,7 @@ from tokenformer_jax.config.section import Str, key, section
 from tokenformer_jax.config.sections import (
   DistillConfig,
   MeshConfig,
+  PreferenceConfig,
   TrainConfig,
 )
 
@@ -29,3 +30,4 @@ class Config:
   init_from: Str = key('', "another run's directory, DIR or DIR@STEP, grown to this model")
   grow: GrowConfig = GrowConfig()
   distill: DistillConfig = DistillConfig()
+  preference: PreferenceConfig = PreferenceConfig()

@@ -143,6 +143,20 @@ def profile_range(train: TrainConfig) -> tuple[int, int] | None:
 
 
 @section
+class PreferenceConfig:
+  """The loss of pairs of a chosen and a rejected answer (`data.rows=preference`).
+
+  `dpo` is −log σ(β · margin), where the margin is how much more than a reference the model prefers
+  the chosen answer, in log-probabilities (arXiv 2305.18290). `orpo` needs no reference: it is the
+  mean −log p of the chosen answer's tokens, plus −β log σ(log of the ratio of odds), of the mean
+  log-probabilities of both (arXiv 2403.07691, where β is λ).
+  """
+
+  loss: Literal['dpo', 'orpo'] = key('dpo', 'of a pair of answers')
+  beta: Float = key(0.1, 'β, the scale of rewards, or the weight of the odds ratio', above=0)
+
+
+@section
 class DistillConfig:
   """A trained language model whose probabilities a run learns besides the targets.
 

@@ -49,7 +49,7 @@ def to_hf(
   def describe(meta: Meta) -> tuple[Layout, _Texts]:
     model = meta.config.model
     ids = hub_tokenizer.special_ids(tokenizers.from_json(meta.tokenizer))
-    if matched := families.match(model):
+    if matched := families.match(model, meta.family):
       family, keys = matched
       layout, code = tensor_layout.layout(model, family.rules), {}
       values = {**keys, **ids, 'dtype': dtype}
@@ -68,17 +68,20 @@ def to_hf(
   return _export(source, target, describe, dtype, allow_nonfinite, shard_bytes)
 
 
-def way_out(model: ModelConfig) -> str:
-  """Return a sentence that says how `to_hf` writes a language model, or why it cannot."""
+def way_out(model: ModelConfig, family: str = '') -> str:
+  """Return a sentence that says how `to_hf` writes a language model, or why it cannot.
+
+  `family` is that of `Meta`.
+  """
   begin = '`tokenformer convert to-hf` writes this model '
-  if matched := families.match(model):
+  if matched := families.match(model, family):
     return f'{begin}as a {matched[0].architecture}, which transformers and vLLM load by themselves'
   try:
     hub_folder.check_can_load(model)
   except UserError as error:
     return str(error)
   alone = {name: NoProjectionConfig() for name in beside_matrices(model)}
-  base = families.match(with_pattentions(model, alone)) if alone else None
+  base = families.match(with_pattentions(model, alone), family) if alone else None
   without = f'; without its parameter tokens it is a {base[0].architecture}' if base else ''
   return f'{begin}with PyTorch files of ours, for trust_remote_code=True in transformers{without}'
 

@@ -30,16 +30,18 @@ from tokenformer_jax.errors import UserError
 
 FAMILIES = {family.kind: family for family in (*LLAMA_FAMILIES, *GPT_FAMILIES)}
 _KINDS = ('full_attention', 'sliding_attention')  # of layers without and with a window
-_ACTIVATIONS = {'gelu': 'gelu', 'gelu_tanh': 'gelu_new', 'relu': 'relu', 'silu': 'silu'}
+# vLLM's Gemmas know the tanh form by this name alone.
+_ACTIVATIONS = {'gelu': 'gelu', 'gelu_tanh': 'gelu_pytorch_tanh', 'relu': 'relu', 'silu': 'silu'}
 
 
-def match(model: ModelConfig) -> tuple[Family, dict[str, Any]] | None:
+def match(model: ModelConfig, first: str = '') -> tuple[Family, dict[str, Any]] | None:
   """Return the first family that a model is exactly of and the keys of its config.json, or None.
 
-  It is exactly of a family if the keys that the family reads make the same model.
+  It is exactly of a family if the keys that the family reads make the same model. Several families
+  may have it; the one of the kind `first` is tried before the others.
   """
   values, wanted = _all_keys(model), _computed(model)
-  for family in FAMILIES.values():
+  for family in sorted(FAMILIES.values(), key=lambda family: family.kind != first):
     keys = Keys(values, 'the model', family.defaults)
     try:
       same = family.to_model(keys)
@@ -121,7 +123,7 @@ def _all_keys(model: ModelConfig) -> dict[str, Any]:
     'n_layer': model.depth,
     'n_head': mixer.heads,
     'n_positions': model.max_length,
-    'activation_function': _ACTIVATIONS[mlp.activation],
+    'activation_function': _ACTIVATIONS[mlp.activation].replace('gelu_pytorch_tanh', 'gelu_new'),
     'layer_norm_epsilon': model.norm_epsilon,
   }
   positions = [getattr(layer.mixer, 'positions', None) for layer in layers]

@@ -30,6 +30,10 @@ _NO_PARAMETERS = (
   *('.attn.bias', '.attn.masked_bias', '.attention.bias', '.attention.masked_bias'),
   'rotary_emb.inv_freq',
 )
+# Models of images and text by their architecture: that of their text model, which alone is
+# converted. Its keys are in `text_config`, and the names of its tensors begin with `_TEXT`.
+_TEXT_MODELS = {'Gemma3ForConditionalGeneration': 'Gemma3ForCausalLM'}
+_TEXT = 'language_model.'
 
 
 def is_folder(source: Path) -> bool:
@@ -41,7 +45,7 @@ def is_folder(source: Path) -> bool:
 def find_model(source: Path) -> tuple[Family, LMConfig, list[str]]:
   """Return the family and the model of a folder, and the keys of its config that are not known."""
   file = source / _CONFIG
-  values = read_json(file)
+  values = _text_model(read_json(file), file)
   family = _family(values, file)
   keys = Keys(values, str(file), family.defaults)
   keys.only('quantization_config')
@@ -53,20 +57,36 @@ def find_model(source: Path) -> tuple[Family, LMConfig, list[str]]:
 def find(source: Path) -> Weights:
   """Return the model and the tensors of a folder; a message names its keys that are not known."""
   family, model, unread = find_model(source)
+  tensors = tensor_files.find(source, skipped=lambda name: name.endswith(_NO_PARAMETERS))
+  of_text = {name.removeprefix(_TEXT): t for name, t in tensors.items() if name.startswith(_TEXT)}
   messages.say(
     f'{source} is a {family.architecture}'
+    + (' with parts for images, which are left out' if of_text else '')
     + (f'; not read, because not known: {", ".join(unread)}' if unread else '')
   )
-  tensors = tensor_files.find(source, skipped=lambda name: name.endswith(_NO_PARAMETERS))
+  tensors = of_text or tensors
   if not any(name.startswith(family.prefix) for name in tensors):  # a model without its head
     tensors = {f'{family.prefix}{name}': tensor for name, tensor in tensors.items()}
   layout = tensor_layout.layout(model, family.rules)
   if model.tied_head:  # Files of PyTorch may hold it all the same.
     heads = [rule.name for rule in family.rules if rule.paths == ('head',)]
     tensors = {name: tensor for name, tensor in tensors.items() if name not in heads}
-  weights = Weights(model, layout, tensors)
+  weights = Weights(model, layout, tensors, family.kind)
   weights.check(f'a {family.architecture} of this {_CONFIG}')
   return weights
+
+
+def _text_model(values: dict[str, Any], file: Path) -> dict[str, Any]:
+  """Return the keys of the text model if there are several; else the values themselves."""
+  named = values.get('architectures')
+  text_model = _TEXT_MODELS.get(named[0]) if isinstance(named, list) and named else None
+  if text_model is None:
+    return values
+  text = values.get('text_config')
+  if not isinstance(text, dict):
+    raise UserError(f'{file} has no table text_config, the keys of its text model; fetch it again')
+  own = {name: values.get(name) for name in ('tie_word_embeddings', 'quantization_config')}
+  return {**text, **own, 'architectures': [text_model]}
 
 
 def _family(values: Mapping[str, Any], file: Path) -> Family:

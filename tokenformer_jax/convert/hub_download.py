@@ -111,7 +111,7 @@ def _told(error: Exception, source: str, name: str) -> Exception:
       )
   if retry.is_for_user(error):
     return UserError(
-      f'{source} could not be fetched ({retry.one_line(error)}); make room for it, or set HF_HOME'
+      f'{source} could not be fetched ({retry.one_line(error)}); make room, or check your login'
     )
   return TransientError(
     f'{absent}, and could not be fetched from the hub ({retry.one_line(error)}); run the same '

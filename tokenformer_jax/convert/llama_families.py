@@ -405,7 +405,13 @@ LLAMA_FAMILIES = (
     'Gemma3ForCausalLM',
     _gemma3,
     _SANDWICH_RULES,
-    {**_GEMMA, 'max_position_embeddings': 131072, 'num_key_value_heads': 4},
+    {
+      **_GEMMA,
+      'vocab_size': 262208,
+      'max_position_embeddings': 131072,
+      'num_attention_heads': 8,
+      'num_key_value_heads': 4,
+    },
   ),
   Family(
     'mixtral',

@@ -52,7 +52,7 @@ def write(meta: Meta, dtype: str, folder: str) -> str:
   if meta.lineage:
     steps = '\n'.join(f'{i}. {_change(entry)}' for i, entry in enumerate(meta.lineage, start=1))
     sections.append(f'## Lineage\n\nThe model was made from others, in this order:\n\n{steps}')
-  if matched := families.match(model):
+  if matched := families.match(model, meta.family):
     about = f'The folder loads with `transformers` as a {matched[0].architecture}.'
     trust = ''
   else:

@@ -134,6 +134,7 @@ class Weights(NamedTuple):
   model: ModelConfig
   layout: Layout
   tensors: Mapping[str, Tensor]
+  family: str = ''  # the kind of a `Family`
 
   def check(self, what: str) -> None:
     """Check that the tensors are those of the layout; `what` is the model in the sentence."""

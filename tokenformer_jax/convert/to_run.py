@@ -77,7 +77,7 @@ def to_jax(
   if dtype != 'float32' and (rounded := sorted(dtypes - {dtype})):
     messages.say(f'numbers of {" and ".join(rounded)} are rounded to {dtype}')
   stored = _of_folder(loaded, source, model.vocab_size, data) if is_folder else loaded.to_json()
-  meta = Meta(0, config, stored, contents='params')
+  meta = Meta(0, config, stored, contents='params', family=weights.family)
   grow_run.write(target, meta, {'params': weights.params(dtype)})
   return config
 

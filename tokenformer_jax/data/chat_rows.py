@@ -122,7 +122,7 @@ def parse_row(row: dict[str, Any], label: str) -> Chat:
 
 def read_tools(values: Any, label: str) -> list[dict[str, Any]] | None:
   """Return the tools of a list of objects, or of JSON text of one; None: there are none."""
-  tools = _objects(values)
+  tools = read_objects(values)
   if tools in _EMPTY:
     return None
   if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in tools):
@@ -132,7 +132,7 @@ def read_tools(values: Any, label: str) -> list[dict[str, Any]] | None:
 
 def read_messages(values: Any, label: str) -> list[dict[str, Any]]:
   """Return the messages of a list of objects, of an object of lists, or of JSON text of either."""
-  messages = _objects(values)
+  messages = read_objects(values)
   if not isinstance(messages, list | tuple) or not messages:
     value = f'{values!r:.100}' if values else 'none'
     raise UserError(
@@ -161,7 +161,7 @@ def _find_form(row: dict[str, Any], label: str) -> tuple[str, ...]:
   return next((form for form in forms if all(row[key] not in _EMPTY for key in form)), forms[0])
 
 
-def _objects(values: Any) -> Any:
+def read_objects(values: Any) -> Any:
   """Return a list of objects that is given as JSON text or as an object of lists, or the value."""
   if isinstance(values, str) and values.strip()[:1] in ('[', '{'):
     try:
@@ -177,7 +177,7 @@ def _objects(values: Any) -> Any:
 
 def _turns(value: Any, role: str) -> list[Any]:
   """Return a text as a message of a role, or the messages of a list."""
-  turns = _objects(value)
+  turns = read_objects(value)
   is_list = isinstance(turns, list) and bool(turns)
   if is_list and all(isinstance(one, dict) and {'role', 'from'} & {*one} for one in turns):
     return turns
@@ -192,7 +192,7 @@ def _message(values: Any, label: str) -> dict[str, Any]:
   if {'from', 'value'} & {*message}:
     message = _from_sharegpt(message, label)
   if 'tool_calls' in message:
-    message['tool_calls'] = _objects(message['tool_calls'])
+    message['tool_calls'] = read_objects(message['tool_calls'])
   if isinstance(message.get('content'), list | dict):
     message['content'] = _join_parts(message['content'], label)
   for key in _PLAIN[: 1 if message.get('tool_calls') and 'content' not in message else 2]:
@@ -214,7 +214,7 @@ def _from_sharegpt(message: dict[str, Any], label: str) -> dict[str, Any]:
   given, value = message.pop('from', None), message.pop('value', None)
   if given not in _ROLES:
     raise UserError(f'{label} is from {given!r:.60}; it must be from one of {", ".join(_ROLES)}')
-  if given == 'function_call' and isinstance(call := _objects(value), dict | list):
+  if given == 'function_call' and isinstance(call := read_objects(value), dict | list):
     calls = call if isinstance(call, list) else [call]
     message['tool_calls'] = [{'type': 'function', 'function': one} for one in calls]
     value = ''
@@ -223,7 +223,7 @@ def _from_sharegpt(message: dict[str, Any], label: str) -> dict[str, Any]:
 
 def _join_parts(content: Any, label: str) -> str:
   """Return the text of a content that is a list of parts."""
-  parts = [part if isinstance(part, dict) else {'type': part} for part in _objects(content)]
+  parts = [part if isinstance(part, dict) else {'type': part} for part in read_objects(content)]
   for part in parts:
     if part.get('type') != 'text' or not isinstance(part.get('text'), str):
       raise UserError(

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tokenformer_jax.config import TextConfig
-from tokenformer_jax.data import text
+from tokenformer_jax.data import preference_rows, text
 from tokenformer_jax.data.chat_rows import parse_document
 from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.data.lone_text import LoneText
@@ -56,6 +56,7 @@ class Piece(NamedTuple):
   begins: bool = True  # whether the document begins here
   ends: bool = True  # and ends here
   answers: Spans | None = None  # of a conversation: the characters that carry loss
+  label: str = ''  # of a conversation: names its row in errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +187,7 @@ class Unit:
 
 def open_corpus(config: TextConfig) -> Corpus:
   """Open the text sources of a run, without reading them."""
-  template = find_template(config) if config.rows == 'chat' else None
+  template = None if config.rows == 'text' else find_template(config)
   source = _open(config.source, config, config.rows, config.setting('source'), ('train',))
   name, held_out = config.setting('validation_source'), None
   if config.validation_source:
@@ -208,7 +209,7 @@ def open_corpus(config: TextConfig) -> Corpus:
 def _open(
   spec: str, config: TextConfig, rows: str, setting: str, splits: tuple[str, ...] = _HELD_OUT
 ) -> text.Source:
-  text_field = text.CHAT if rows == 'chat' else config.text_field
+  text_field = {'chat': text.CHAT, 'preference': text.PAIRS}.get(rows, config.text_field)
   return open_source(spec, text_field, setting, splits)
 
 
@@ -272,13 +273,18 @@ def _groups(sized: Iterable[tuple[_T, int]], size: int) -> Iterator[tuple[_T, ..
 
 
 def _rendered(document: str, split: str, template: Template, bad: text.Bad) -> Iterator[Piece]:
-  """Yield the text of a conversation, unless it cannot be written: then `bad` is called."""
+  """Yield the text of a conversation, or both of a pair; `bad` is called if they have none."""
+  label = getattr(document, 'label', '')
   try:
-    rendered = template.render(*parse_document(document), label=getattr(document, 'label', ''))
+    if isinstance(document, preference_rows.Pair):
+      texts = preference_rows.render(document, template)
+    else:
+      texts = [template.render(*parse_document(document), label=label)]
   except UserError as error:
     bad(error)
   else:
-    yield Piece(split, rendered.text, answers=rendered.answers)
+    for one in texts:
+      yield Piece(split, one.text, ends=one is texts[-1], answers=one.answers, label=label)
 
 
 def _in_pieces(document: str, split: str) -> Iterator[Piece]:

@@ -26,7 +26,7 @@ def held_out_tokens(
       existing = None
     if existing is not None:
       ids = np.asarray(existing.validation[:needed], np.int32)
-      return marks.plain(ids), 'held-out text of the run'
+      return marks.plain(ids[ids != marks.NO_TOKEN]), 'held-out text of the run'
   documents = open_source('stdlib', '').documents()
   return first_tokens(documents, tokenizer, needed), 'text of the Python standard library'
 

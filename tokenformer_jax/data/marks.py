@@ -2,12 +2,15 @@
 
 Text has no marks: all of its tokens carry loss. In a store of conversations, only those of answers
 do. An array has the token `id` without loss as −2 − id (−1 is no token), which keeps a window one
-array and a batch of text what it was. A file has ids with loss with their highest bit set.
+array and a batch of text what it was. A file has ids with loss with their highest bit set,
+and all bits set where a row of packed conversations has no token.
 """
 
 from typing import Any
 
 import numpy as np
+
+NO_TOKEN = -1
 
 
 def flip(ids: Any) -> Any:
@@ -25,11 +28,12 @@ def pack(ids: np.ndarray, dtype: np.dtype) -> np.ndarray:
   return (plain(ids).astype(np.int64) + (ids >= 0) * _bit(dtype)).astype(dtype)
 
 
-def unpack(stored: np.ndarray) -> np.ndarray:
-  """Return marked ids, int32, from a file."""
+def unpack(stored: np.ndarray, *, padded: bool = False) -> np.ndarray:
+  """Return marked ids, int32, from a file, which may be `padded`."""
   bit = stored.dtype.type(_bit(stored.dtype))
   ids = (stored & ~bit).astype(np.int32)
-  return np.where(stored & bit, ids, flip(ids))
+  ids = np.where(stored & bit, ids, flip(ids))
+  return np.where(padded & (stored == np.iinfo(stored.dtype).max), NO_TOKEN, ids)
 
 
 def _bit(dtype: np.dtype) -> int:

@@ -43,6 +43,7 @@ class Mixture:
 
   def at_stage(self, data: TextConfig) -> 'Mixture':
     """Return the text with batches of the sizes of a stage: see `config.at_stage`."""
+    data = data.windows
     subsamples = self.config.sequence_length // data.sequence_length
     return dataclasses.replace(self, config=data, subsamples=subsamples)
 
@@ -158,7 +159,7 @@ def open_sources(data: TextConfig, seed: int, tokenizer: Tokenizer | None = None
   if not data.mixture:
     made = store.prepare(data, tokenizer)
     order.check_store(made, data)
-    return one_source(made, data, seed)
+    return one_source(made, data.windows, seed)
   weights = shares(data.mixture)
   _check_apart(data, stored=[name for name, one in data.mixture.items() if one.store])
   if tokenizer is None:

@@ -30,12 +30,13 @@ def open_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store:
     if isinstance(error, TransientError):
       raise
     raise UserError(f'{name}, which cannot be read ({paths.reason(error)}); {made}') from error
-  template = find_template(config) if config.rows == 'chat' else None
+  template = None if config.rows == 'text' else find_template(config)
   if tokenizer is None and not tokenizers.bpe_size(config.tokenizer):
     tokenizer = tokenizers.load(config.tokenizer)
+  absent = {'packing': 'cut', **({'rows': 'chat'} if config.has_pairs else {})}
   differences = [  # each as it is there, and here
     (f'{config.setting(key)}={value or "empty"}', own or 'empty')
-    for key, value in ({'packing': 'cut'} | store.index.made_from).items()
+    for key, value in (absent | store.index.made_from).items()
     if (own := getattr(config, key)) != value and (key != 'tokenizer' or tokenizers.bpe_size(own))
   ]
   chat = Template(**store.chat) if store.chat else None

@@ -1,6 +1,7 @@
 """Order the data: a batch is a pure function of the config and the step.
 
-Sample `i` of a split is the window `tokens[i·T : i·T + T + 1]`: T inputs and their targets. A run
+Sample `i` of a split is the window `tokens[i·T : i·T + T + 1]`: T inputs and their targets; or row
+`i` if conversations are packed into rows of T + 1 tokens (see `packing`). A run
 visits the samples in an endless order, shuffled anew in each epoch. It begins at step `s₀` and
 sample `p₀` (`Position`); row `r` of its global batch of step `s` is the sample at the position
 `p₀ + (s − s₀) · batch_size + r` of that order. A checkpoint stores the number of samples seen, so a
@@ -24,12 +25,12 @@ from absl import flags
 from grain.experimental import index_shuffle
 
 from tokenformer_jax.config import DataConfig, TextConfig
+from tokenformer_jax.data.marks import NO_TOKEN
 from tokenformer_jax.data.mixture_order import ONE_SOURCE, MixtureOrder
 from tokenformer_jax.data.shards import Store
 from tokenformer_jax.data.tokens import Tokens
 from tokenformer_jax.errors import UserError, counted
 
-NO_TOKEN = -1  # padding id of rows of the last validation batch that have no sample
 ENDLESS = 2**62  # more steps than any run has
 _READ_THREADS = 4
 _LEARNED = 0.7  # the share of targets below which a run says what to do
@@ -68,7 +69,12 @@ def sample_index(seed: int, position: int, n: int) -> int:
 
 def window_count(tokens: np.ndarray | Tokens, sequence_length: int) -> int:
   """Return the number of sequences of tokens; a sequence needs one more token for its targets."""
-  return max(0, (len(tokens) - 1) // sequence_length)
+  shared = 1 - _is_packed(tokens)  # tokens of a sequence that the next one has as well
+  return max(0, (len(tokens) - shared) // (sequence_length + 1 - shared))
+
+
+def _is_packed(tokens: np.ndarray | Tokens) -> bool:
+  return isinstance(tokens, Tokens) and tokens.packed
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -150,7 +156,8 @@ def _read_windows(
   tokens: np.ndarray | Tokens, numbers: Sequence[int], sequence_length: int
 ) -> np.ndarray:
   """Return the windows with some numbers, [len(numbers), T + 1]."""
-  ranges = [(i * sequence_length, (i + 1) * sequence_length + 1) for i in numbers]
+  stride = sequence_length + _is_packed(tokens)
+  ranges = [(i * stride, i * stride + sequence_length + 1) for i in numbers]
   if isinstance(tokens, Tokens):
     return np.stack(tokens.gather(ranges))
   return np.stack([tokens[start:stop] for start, stop in ranges])

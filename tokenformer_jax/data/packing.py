@@ -1,44 +1,70 @@
-"""Pack conversations into rows of T tokens: whole, each where it leaves the least room.
+"""Pack conversations into sequences: whole, each into the one that it leaves the least room in.
 
-This is best fit decreasing, as in Ding et al. 2024 (arXiv 2404.10830). A row begins with the end of
-a document, if documents have no beginning, and is filled up with ends, which carry no loss. A
-document longer than a row is cut at the ends of rows that follow each other, and the last of them
-is filled up. So rows are the windows of `order`: their last target, the first token of the next
-row, carries loss only if it goes on with the document.
+This is best fit decreasing, as in Ding et al. 2024 (arXiv 2404.10830), in blocks of documents that
+follow each other, which bound the memory. A sequence is a row of T + 1 tokens. It begins with the
+end of a document, unless documents have a beginning, and ends with padding. A longer document is
+cut into rows: each begins with the last token of the row before it, and the rest of the last one is
+filled up. So the tokens of a store are rows, and `order` is a function of the step as ever.
 """
 
 import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from tokenformer_jax.data import marks
-from tokenformer_jax.data.tokenizers import Tokenizer
 
-BLOCK = 2**20  # tokens of documents that are packed together
+_BLOCK_TOKENS = 2**20
+_BLOCK_ROWS = 64  # at least
 
 
-def pack(documents: Iterable[np.ndarray], size: int, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-  """Yield rows of `size` tokens with the marked ids of documents, which all end with an end."""
-  end = np.array([marks.flip(tokenizer.end_of_document)], np.int32)
-  lead = end[: not tokenizer.opening]
-  rows: list[list[np.ndarray]] = []
+class Packer:
+  """A writer of rows of `size` tokens, which packs the documents that `add` takes."""
+
+  def __init__(self, size: int, lead: np.ndarray, write: Callable[[np.ndarray], None]):
+    """Write rows by `write`; `lead` are the tokens before a document at the start of a row."""
+    self._size, self._lead, self._write = size, lead, write
+    self._documents: list[np.ndarray] = []
+    self._waiting = 0  # tokens
+
+  def add(self, ids: np.ndarray) -> None:
+    """Add a document."""
+    self._documents.append(ids)
+    self._waiting += len(ids)
+    if self._waiting >= max(_BLOCK_TOKENS, _BLOCK_ROWS * self._size):
+      self.flush()
+
+  def flush(self) -> None:
+    """Write the rows of the documents that wait."""
+    for row in pack(self._documents, self._size, self._lead):
+      self._write(row)
+    self._documents, self._waiting = [], 0
+
+
+def pack(documents: Iterable[np.ndarray], size: int, lead: np.ndarray) -> list[np.ndarray]:
+  """Return rows of `size` tokens with all documents; for `lead` see `Packer`."""
+  starts: list[np.ndarray] = []  # of rows
   whole: list[np.ndarray] = []
-  for ids in documents:
-    led = np.concatenate([lead, ids])
+  for document in documents:
+    led = np.concatenate([lead, document])
     if len(led) <= size:
-      whole.append(ids)
+      whole.append(document)
     else:
-      rows += [[piece] for piece in np.split(led, range(size, len(led), size))]
-  rooms = sorted((size - len(piece), row) for row, (piece,) in enumerate(rows))
-  for ids in sorted(whole, key=len, reverse=True):
-    found = bisect.bisect_left(rooms, (len(ids), 0))
+      starts += [led[i : i + size] for i in range(0, len(led) - 1, size - 1)]
+  inside: list[list[int]] = [[] for _ in starts]  # numbers of whole documents in each row
+  rooms = sorted((size - len(start), row) for row, start in enumerate(starts))
+  for number in sorted(range(len(whole)), key=lambda i: -len(whole[i])):
+    needed = len(whole[number])
+    found = bisect.bisect_left(rooms, (needed, 0))
     if found == len(rooms):
-      rooms.append((size - len(lead), len(rows)))
-      rows.append([lead])
+      rooms.append((size - len(lead), len(starts)))
+      starts.append(lead)
+      inside.append([])
     room, row = rooms.pop(found)
-    rows[row].append(ids)
-    bisect.insort(rooms, (room - len(ids), row))
-  for row in rows:
-    ids = np.concatenate(row)
-    yield np.append(ids, np.repeat(end, size - len(ids)))
+    inside[row].append(number)
+    bisect.insort(rooms, (room - needed, row))
+  rows = np.full((len(starts), size), marks.NO_TOKEN, np.int32)
+  for row, start, numbers in zip(rows, starts, inside, strict=True):
+    ids = np.concatenate([start, *(whole[number] for number in sorted(numbers))])
+    row[: len(ids)] = ids
+  return [*rows]

@@ -9,8 +9,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tokenformer_jax.data import marks, packing, shards, text, tokens
+from tokenformer_jax.data import marks, shards, text, tokens
 from tokenformer_jax.data.corpus import SPLITS, Piece, Unit
+from tokenformer_jax.data.packing import Packer
 from tokenformer_jax.data.shards import Shard, SplitCounts
 from tokenformer_jax.data.tokenizers import Spans, Tokenizer
 from tokenformer_jax.errors import UserError
@@ -30,20 +31,32 @@ def encode(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[np.ndarray]:
 class SplitWriter:
   """Writer of the tokens of a split in a shard, which also counts documents, bytes and tokens."""
 
-  def __init__(self, file: BinaryIO, dtype: np.dtype, tokenizer: Tokenizer, row: int = 0):
-    """Write to a file; for `row` see `TextConfig.row`."""
+  def __init__(
+    self,
+    file: BinaryIO,
+    dtype: np.dtype,
+    tokenizer: Tokenizer,
+    row: int = 0,
+    *,
+    pairs: bool = False,
+  ):
+    """Write to a file; `row` is the tokens of a row of packed conversations, or 0.
+
+    Each conversation of `pairs` has a row of its own.
+    """
     self.tokens = self.bytes = self.documents = self.answers = self.divided = 0
     self._hash = hashlib.blake2b(digest_size=16)
     self._file = file
     self._dtype = dtype
     self._tokenizer = tokenizer
-    self._row, self._waiting = row, list[np.ndarray]()  # conversations to pack
-    self._room = self._block = max(packing.BLOCK, 64 * row) if row else 0  # tokens
+    self._pairs = pairs
+    lead = [] if tokenizer.opening or pairs else [marks.flip(tokenizer.end_of_document)]
+    self._packer = Packer(row, np.array(lead, np.int32), self._put) if row else None
 
   def add(self, piece: Piece, ids: np.ndarray) -> None:
     """Append the ids of a piece, and those that begin or end its document where it does."""
     if piece.answers is not None:
-      self._add_chat(piece.text, piece.answers, ids)
+      self._add_chat(piece, piece.answers, ids)
       return
     ids = self._tokenizer.document(ids, begins=piece.begins, ends=piece.ends)
     self._check(ids)
@@ -51,17 +64,16 @@ class SplitWriter:
     self.bytes += len(piece.text.encode())
     self.documents += piece.ends
 
-  def _add_chat(self, text: str, answers: Spans, ids: np.ndarray) -> None:
+  def _add_chat(self, piece: Piece, answers: Spans, ids: np.ndarray) -> None:
     """Append a conversation, with the ids that begin and end a document."""
     opening = self._tokenizer.opening
     ids = self._tokenizer.conversation(ids, opening)
     self._check(marks.plain(ids))
-    self._waiting.append(ids)
-    self._room -= len(ids)
-    if self._room <= 0:
-      self._write_chats()
-    self.bytes += sum(len(text[start:stop].encode()) for start, stop in answers)
-    self.documents += 1
+    (self._packer.add if self._packer else self._put)(ids)
+    if self._packer and self._pairs:
+      self._packer.flush()
+    self.bytes += sum(len(piece.text[start:stop].encode()) for start, stop in answers)
+    self.documents += piece.ends
     self.answers += int((ids >= 0).sum())
     inside = marks.plain(ids)[1 : None if len(opening) else -1]
     self.divided += bool((inside == self._tokenizer.boundary).any())
@@ -73,11 +85,8 @@ class SplitWriter:
         f'vocabulary has {self._tokenizer.size} ids; repair its vocabulary'
       )
 
-  def _write_chats(self) -> None:
-    """Write the conversations that wait, in rows if they are packed."""
-    chats, self._waiting, self._room = self._waiting, [], self._block
-    for ids in packing.pack(chats, self._row, self._tokenizer) if self._row else chats:
-      self._write(marks.pack(ids, self._dtype))
+  def _put(self, ids: np.ndarray) -> None:
+    self._write(marks.pack(ids, self._dtype))
 
   def _write(self, ids: np.ndarray) -> None:
     data = ids.tobytes()
@@ -87,7 +96,8 @@ class SplitWriter:
 
   def result(self) -> SplitCounts:
     """Write what waits, and return the counts and the digest of what was written."""
-    self._write_chats()
+    if self._packer:
+      self._packer.flush()
     counts = self.tokens, self.bytes, self.documents
     return SplitCounts(*counts, self._hash.hexdigest(), self.answers, self.divided)
 
@@ -102,7 +112,8 @@ class ShardBuild:
   key: str
   dtype: str
   skip_bad: bool = False
-  row: int = 0
+  row: int = 0  # tokens of a row of packed conversations, or 0
+  pairs: bool = False  # whether each has a row of its own, after the other one of its pair
 
   def find(self, sizes: dict[str, int]) -> Shard | None:
     """Return the shard if an earlier build wrote it; `sizes` are of all files of the store."""
@@ -130,12 +141,17 @@ class ShardBuild:
     with shards.temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
       files = {s: stack.enter_context(open(temporary / s, 'w+b')) for s in SPLITS}
       writers = {
-        split: SplitWriter(file, dtype, tokenizer, self.row) for split, file in files.items()
+        split: SplitWriter(file, dtype, tokenizer, self.row, pairs=self.pairs)
+        for split, file in files.items()
       }
-      for pieces in _batches(self.unit.pieces(leave_out if self.skip_bad else text.refuse)):
-        encoded = encode(tokenizer, pieces)
-        for piece, ids in zip(pieces, encoded, strict=True):
-          writers[piece.split].add(piece, ids)
+      bad_rows: text.Bad = leave_out if self.skip_bad else text.refuse
+      encoded = (
+        (piece, ids)
+        for pieces in _batches(self.unit.pieces(bad_rows))
+        for piece, ids in zip(pieces, encode(tokenizer, pieces), strict=True)
+      )
+      for piece, ids in _fitting(encoded, tokenizer, self.row, bad_rows) if self.pairs else encoded:
+        writers[piece.split].add(piece, ids)
       splits = {split: writer.result() for split, writer in writers.items()}
       train, validation = files.values()
       validation.seek(0)
@@ -149,6 +165,24 @@ class ShardBuild:
     record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
     shards.put_json(self.folder, record_name(self.name), record)
     return shard
+
+
+def _fitting(
+  encoded: Iterator[tuple[Piece, np.ndarray]], tokenizer: Tokenizer, row: int, bad: text.Bad
+) -> Iterator[tuple[Piece, np.ndarray]]:
+  """Yield both pieces of each pair; `bad` is called for a pair with one longer than a row."""
+  for pair in zip(encoded, encoded, strict=True):
+    longest = max(len(tokenizer.conversation(ids, tokenizer.opening)) for _, ids in pair)
+    if longest <= row:
+      yield from pair
+    else:
+      bad(
+        UserError(
+          f'{pair[0][0].label} has an answer that takes {longest:,} tokens with its prompt; set '
+          f'config.data.sequence_length to {longest - 1:,} or more, or leave the row out '
+          '(tokenformer prepare --bad=skip)'
+        )
+      )
 
 
 def record_name(shard: str) -> str:

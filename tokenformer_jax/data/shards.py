@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.corpus import SPLITS
 from tokenformer_jax.data.tokenizers import Tokenizer
@@ -94,6 +95,13 @@ class Shard:
     return cls(**{**values, 'splits': splits, 'files': files, 'bad': tuple(values['bad'])})
 
 
+def made_from(config: TextConfig) -> dict[str, Any]:
+  """Return the keys of `data` that a store depends on, with their values."""
+  packed = ('packing', 'sequence_length') * config.is_packed
+  keys = (*MADE_FROM, *packed, *(('rows',) * config.has_pairs))
+  return {key: getattr(config, key) for key in keys}
+
+
 def token_dtype(size: int, *, marked: bool) -> np.dtype:
   """Return the dtype of a store's files for a number of ids; see `marks` for marked ones."""
   return np.dtype(np.uint16 if size <= 2 ** (15 if marked else 16) else np.uint32)
@@ -116,6 +124,11 @@ class Index:
   digest: str
   format: int = FORMAT
   chat: dict[str, Any] | None = None
+
+  @property
+  def packed(self) -> bool:
+    """Whether the tokens are rows: see `packing`."""
+    return 'packing' in self.made_from
 
   def total(self, split: str, count: str) -> int:
     """Return a count of a split, such as its tokens: see `SplitCounts`."""
@@ -199,7 +212,8 @@ def open_store(path: paths.Path) -> Store:
       for start in [shard.splits['train'].tokens if split == 'validation' else 0]
       if shard.splits[split].tokens
     ]
-    splits[split] = Tokens(slices, index.dtype, marked=index.chat is not None)
+    marked = index.chat is not None
+    splits[split] = Tokens(slices, index.dtype, marked=marked, packed=index.packed)
   try:
     tokenizer = tokenizers.from_json(index.tokenizer)
   except (UserError, LookupError, TypeError, AttributeError) as error:

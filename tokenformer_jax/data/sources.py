@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-from tokenformer_jax.data.text import CHAT, Source, digest
+from tokenformer_jax.data.text import ROWS, Source, digest
 from tokenformer_jax.data.text_files import open_files
 from tokenformer_jax.data.text_hf import open_hf
 from tokenformer_jax.data.text_parquet import open_parquet
@@ -35,8 +35,8 @@ def open_source(
 
   Several are separated by ' + ', and their documents come one source after another.
   The document is in the field `text_field` of a row or an example; for `CHAT` the row is a
-  conversation. Messages call the source `setting`. `splits` are splits of a set in order of
-  preference; the first existing one is read.
+  conversation, for `PAIRS` two. Messages call the source `setting`. `splits` are splits of a set in
+  order of preference; the first existing one is read.
   """
   if PLUS in spec:
     one = functools.partial(open_source, text_field=text_field, setting=setting, splits=splits)
@@ -46,9 +46,9 @@ def open_source(
     raise UserError(
       f'{setting} is {spec!r}; it must be stdlib, files:GLOB, parquet:GLOB, hf:NAME or tfds:NAME'
     )
-  if text_field == CHAT and form in _WITHOUT_CHAT:
+  if text_field in ROWS and form in _WITHOUT_CHAT:
     raise UserError(
-      f'{setting} is {spec}, which has no rows of chat (config.data.rows=chat); name JSON lines or '
+      f'{setting} is {spec}, which has no rows of chat (config.data.rows); name JSON lines or '
       'arrays as files:GLOB, Parquet files as parquet:GLOB, or a set as hf:NAME'
     )
   return SOURCES[form](name, text_field, setting, splits)

@@ -21,7 +21,7 @@ _DEFAULTS = {
 _QWEN = dict.fromkeys(('qwen2', 'qwen2_moe', 'qwen3', 'qwen3_moe'), 'Qwen2Tokenizer')
 # The class of a `model_type` whose folder names none, and where the name is not heeded.
 _CLASSES = {'gemma': 'GemmaTokenizer', 'gpt2': 'GPT2Tokenizer', 'gpt_neox': 'GPTNeoXTokenizer'}
-_CLASSES |= _QWEN | dict.fromkeys(('gemma2', 'gemma3_text'), 'GemmaTokenizer')
+_CLASSES |= _QWEN | dict.fromkeys(('gemma2', 'gemma3', 'gemma3_text'), 'GemmaTokenizer')
 _FIXED = {'mistral': '', 'mixtral': '', 'phi3': '', 'qwen2': 'Qwen2Tokenizer'}
 
 

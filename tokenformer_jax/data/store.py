@@ -184,7 +184,7 @@ class _Builder:
       config.text_field,
       tokenizer.document_fingerprint if tokenizer else config.tokenizer,
       self.corpus.fraction,
-      *filter(None, [config.row]),
+      *self._rows,
     )
     digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
     name = re.sub(r'[^A-Za-z0-9]+', '-', config.source).strip('-')[:40]
@@ -220,18 +220,20 @@ class _Builder:
     tokenizer = self.tokenizer or self._train_tokenizer(self.bpe_size or 0)
     say(f'tokenizing {self.config.source} into the token store {self.path}')
     template = self.corpus.template
-    row = self.config.row
-    packed = ('packing', 'sequence_length') if row else ()
-    dtype = shards.token_dtype(tokenizer.size, marked=template is not None)
+    packed = self.config.is_packed  # One more value means no token.
+    dtype = shards.token_dtype(tokenizer.size + packed, marked=template is not None)
+    row, pairs = (self.config.sequence_length + 1) * packed, self.config.has_pairs
     skip_bad = self.corpus.bad is not text.refuse
     builds = [
-      ShardBuild(self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad, row)
+      ShardBuild(
+        self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad, row, pairs
+      )
       for i, unit in enumerate(self.corpus.units)
     ]
     written = self._write_shards(builds, tokenizer)
     wholes = (bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS)
     return Index(
-      made_from={key: getattr(self.config, key) for key in shards.MADE_FROM + packed},
+      made_from=shards.made_from(self.config),
       dtype=dtype.name,
       tokenizer=tokenizer.to_json(),
       shards=tuple(written),
@@ -254,8 +256,14 @@ class _Builder:
   def _key(self, unit: Unit, tokenizer: Tokenizer) -> str:
     """Return a hash of everything that determines a shard."""
     fingerprint = tokenizer.document_fingerprint
-    row = filter(None, [self.config.row])
-    return text.digest((_FORMAT, unit.fingerprint(), self.config.text_field, fingerprint, *row))
+    identity = (_FORMAT, unit.fingerprint(), self.config.text_field, fingerprint)
+    return text.digest((*identity, *self._rows))
+
+  @property
+  def _rows(self) -> tuple[int | str, ...]:
+    """The length of sequences, if conversations are packed into them, and if they are pairs."""
+    config = self.config
+    return (config.sequence_length,) * config.is_packed + (config.rows,) * config.has_pairs
 
   def _write_shards(self, builds: list[ShardBuild], tokenizer: Tokenizer) -> list[Shard]:
     """Write the shards that are not there yet, and return all."""

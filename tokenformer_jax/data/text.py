@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
-from tokenformer_jax.data import chat_rows
+from tokenformer_jax.data import chat_rows, preference_rows
 from tokenformer_jax.errors import UserError, nearest
 
 Bad = Callable[[UserError], None]  # called with what is wrong with a document
@@ -69,14 +69,17 @@ class Source(abc.ABC):
 
 
 CHAT = '\0chat'  # instead of a field's name: each row is a conversation
+PAIRS = '\0pairs'  # or two of them
+# What reads such rows: it selects their columns, and makes a document of a row.
+ROWS = {CHAT: chat_rows, PAIRS: preference_rows}
 _CHAT_FIELDS = {'messages', 'prompt', 'conversations', 'conversation'}
 
 
 def columns(names: Iterable[str], text_field: str, label: str) -> list[str]:
   """Return the columns of a table that `document` needs; `label` names the table in messages."""
   names = list(names)
-  if text_field == CHAT:
-    return chat_rows.columns(names, label)
+  if text_field in ROWS:
+    return ROWS[text_field].columns(names, label)
   outer = text_field.partition('.')[0]
   if text_field not in names and outer in names:
     return [outer]
@@ -121,8 +124,8 @@ def document(values: Any, text_field: str, label: str) -> str | UserError:
   if not isinstance(values, dict):
     return UserError(f'{label} is a JSON {type(values).__name__}; it must be an object')
   try:
-    if text_field == CHAT:
-      return chat_rows.conversation(values, label)
+    if text_field in ROWS:
+      return ROWS[text_field].conversation(values, label)
     return field(values, text_field, label)
   except UserError as error:
     return error

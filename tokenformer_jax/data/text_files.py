@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from tokenformer_jax.data import formats, reading
 from tokenformer_jax.data.text import (
-  CHAT,
+  ROWS,
   Source,
   columns,
   decode,
@@ -96,7 +96,7 @@ class Files(Source):
         case 'array':
           yield from _array_rows(path, file, self.text_field)
         case 'text':
-          if self.text_field == CHAT:
+          if self.text_field in ROWS:
             raise UserError(
               f'{path} is one text, and config.data.rows=chat needs rows; name JSON lines (.jsonl) '
               'or a JSON array, or leave it out of the source'

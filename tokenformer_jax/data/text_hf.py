@@ -47,9 +47,9 @@ def open_hf(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -
     return one.open()
   except (UserError, TransientError):
     raise
-  except ConnectionError as error:  # `datasets` has tried again for half a minute.
-    raise _unreached(one, error, offline=config.HF_HUB_OFFLINE) from error
   except Exception as error:  # `datasets` raises exceptions of many types.
+    if retry.is_transient(error) and not os.path.exists(name):
+      raise _unreached(one, error, offline=config.HF_HUB_OFFLINE) from error
     reason = f'{type(error).__name__}: {" ".join(str(error).split()):.300}'
     raise UserError(f'{one.which} cannot be opened: {reason}') from error
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tokenformer_jax.data import reading
 from tokenformer_jax.data.chat_rows import without_nulls
-from tokenformer_jax.data.text import CHAT, columns, document
+from tokenformer_jax.data.text import ROWS, columns, document
 from tokenformer_jax.data.text_files import Files, find_files
 from tokenformer_jax.errors import TransientError, UserError, check_installed
 from tokenformer_jax.storage import retry
@@ -60,7 +60,7 @@ class Parquet(Files):
       first, end = self.span or (0, table.num_row_groups)
       sizes = (table.metadata.row_group(group).num_rows for group in range(first))
       names = columns(table.schema_arrow.names, self.text_field, path)
-      if self.text_field != CHAT:
+      if self.text_field not in ROWS:
         names = [self.text_field]  # of a struct the one field, not the whole column
       batches = table.iter_batches(_BATCH_ROWS, range(first, end), names, use_threads=False)
       # One document at a time: in Python a batch takes a multiple of the memory.

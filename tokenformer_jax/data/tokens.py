@@ -57,11 +57,19 @@ class Tokens:
   """The tokens of a split, over all shards: `len(x)`, and `x[a:b]` as an array of ids.
 
   Positions are Python's integers and 64 bits wide, so they are exact for any store. Pickling copies
-  no tokens. If they are `marked`, the ids say which of them carry loss: see `marks`.
+  no tokens. If they are `marked`, the ids say which of them carry loss: see `marks`. If they are
+  `packed`, they are rows: see `packing`.
   """
 
-  def __init__(self, slices: Sequence[ArraySlice], dtype: str, *, marked: bool = False):
-    self.dtype, self._marked = np.dtype(dtype), marked
+  def __init__(
+    self,
+    slices: Sequence[ArraySlice],
+    dtype: str,
+    *,
+    marked: bool = False,
+    packed: bool = False,
+  ):
+    self.dtype, self._marked, self.packed = np.dtype(dtype), marked, packed
     self._slices = tuple(slices)
     lengths = [one.length for one in slices]
     self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -86,7 +94,9 @@ class Tokens:
       return [np.concatenate([nothing, *(self._result(*r) for r in window)]) for window in reads]
 
     windows = retry.retried(once, 'reading tokens')
-    return [marks.unpack(window) for window in windows] if self._marked else windows
+    if not self._marked:
+      return windows
+    return [marks.unpack(window, padded=self.packed) for window in windows]
 
   def __getstate__(self) -> dict[str, Any]:
     return self.__dict__ | {'_arrays': {}}

@@ -99,6 +99,7 @@ class Derivation:
       self.meta.tokenizer,
       grow_run.descend(self.meta, self.source.directory, action, self.config, **details),
       seen=Seen(0) if self.config.step == 'restart' else self.meta.seen,
+      family=self.meta.family,
     )
     grow_run.write(self.target, meta, new)
     return meta.step

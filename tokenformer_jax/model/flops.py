@@ -94,4 +94,5 @@ def step_flops(config: Config) -> float:
   """Count the model FLOPs of a training step over all devices."""
   whole = length(config)
   units = 1 if config.model.kind == 'vit' else whole
-  return config.data.batch_size * units * train_flops(config.model, whole)
+  sequences = config.data.batch_size * (1 + config.data.has_pairs)
+  return sequences * units * train_flops(config.model, whole)

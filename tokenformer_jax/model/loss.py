@@ -76,6 +76,30 @@ def objective(
   return minimized(plain, (hidden_BxTxD, targets_BxT), embedding_VxD, chunk=chunk)
 
 
+def weighted_objective(
+  hidden_BxTxD: jax.Array,
+  embedding_VxD: jax.Array,
+  targets_BxT: jax.Array,
+  weights_B: jax.Array,
+  *,
+  chunk: int,
+  cap: float = 0.0,
+) -> jax.Array:
+  """Return the sum over rows of their weight · Σ −log p(target), in float32.
+
+  It has a gradient by the input and the matrix of the head, none by the weights: see `objective`.
+  """
+  sums = functools.partial(_plain_sums, cap) if cap else _training_sums
+
+  def weighted(head_VxD: jax.Array, *chunks: jax.Array) -> jax.Array:
+    *inputs, weights_BxC = chunks
+    return weights_BxC[:, 0] * sums(head_VxD, *inputs).nats
+
+  weights_BxT = jnp.broadcast_to(weights_B[:, None], targets_BxT.shape)
+  rows = hidden_BxTxD, targets_BxT, weights_BxT
+  return minimized(Objective(weighted, jnp.sum), rows, embedding_VxD, chunk=chunk)[0]
+
+
 def loss_sums(
   hidden_BxTxD: jax.Array, embedding_VxD: jax.Array, targets_BxT: jax.Array, **how: Any
 ) -> LossSums:

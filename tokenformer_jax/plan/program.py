@@ -15,7 +15,7 @@ from tokenformer_jax.model import kernels
 from tokenformer_jax.plan import layout_dump
 from tokenformer_jax.steps import fit
 from tokenformer_jax.steps import step as step_lib
-from tokenformer_jax.steps.last_growth import growth_from
+from tokenformer_jax.steps.last_growth import frozen_base, growth_from
 from tokenformer_jax.steps.remat_plans import argument_bytes
 from tokenformer_jax.steps.step import Program
 from tokenformer_jax.training import sizes
@@ -56,7 +56,9 @@ def make_step(config: Config, before: ModelConfig | None = None) -> Program:
   attention = kernels.kernel(config.train.attention, jnp.dtype(config.dtype), 'tpu')
   config = dataclasses.replace(config, train=dataclasses.replace(config.train, attention=attention))
   growth = None if before is None else growth_from(before, config.model)
-  return step_lib.make_program(tasks.make(config), config, growth)
+  return step_lib.make_program(
+    tasks.make(config, before=frozen_base(growth, config)), config, growth
+  )
 
 
 def _filled_in(config: Config) -> Config:

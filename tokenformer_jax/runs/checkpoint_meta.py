@@ -91,6 +91,8 @@ class Meta:
   # of a run have its id, and so has a branch that decays from it. `Checkpoints.save` makes one for
   # ''.
   run: str = ''
+  # The `model_type` of the folder of transformers that the model, or its ancestor, came from.
+  family: str = ''
   updates: int = 0  # updates by the optimizer: `step` minus the skipped updates
   # The checksums of the arrays by path in the state, which `Checkpoints.save` computes.
   checksums: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -102,7 +104,7 @@ class Meta:
 
 def to_json(meta: Meta) -> dict[str, Any]:
   """Return a description without its tokenizer, which is an item of its own."""
-  plain = ('step', 'contents', 'losses', 'run', 'updates', 'checksums')
+  plain = ('step', 'contents', 'losses', 'run', 'family', 'updates', 'checksums')
   return {
     'format': saved_config.FORMAT,
     'config': config_lib.to_json(meta.config),
@@ -128,6 +130,7 @@ def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> 
     teacher=TeacherRecord(**stored['teacher']) if stored['teacher'] else None,
     losses=tuple(stored.get('losses', ())),
     run=stored['run'],
+    family=stored.get('family', ''),
     updates=stored['updates'],
     checksums=stored['checksums'],
   )

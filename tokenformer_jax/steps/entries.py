@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.model.params import ParamInfo, Params
 from tokenformer_jax.parallel.rules import Axes
 from tokenformer_jax.steps.statistics import is_masked, kept_axes, map_state
@@ -67,10 +68,12 @@ class LastGrowth:
   Attributes:
     updates: the count of updates at the growth.
     old: a tree like the parameters, with the `Entries` that each array had before the growth.
+    before: the model before the growth, if it is known.
   """
 
   updates: int
   old: Params
+  before: ModelConfig | None = None
 
 
 def old_entries(

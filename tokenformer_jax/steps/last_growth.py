@@ -5,8 +5,9 @@ This module compares configs and array shapes. It needs none of the code that gr
 
 import jax
 
-from tokenformer_jax.config import ModelConfig, matching
+from tokenformer_jax.config import Config, ModelConfig, matching
 from tokenformer_jax.config import pattern as pattern_lib
+from tokenformer_jax.config.groups import adds_groups
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Definition, ParamInfo, Params
 from tokenformer_jax.runs.checkpoint_meta import Lineage
@@ -50,7 +51,14 @@ def growth_from(
   counts = matching.old_expert_counts(before, model)
   experts = _old_experts(definition, model, counts) if counts else None
   tokens = definition.counts_in(old)
-  return LastGrowth(updates, old_entries(definition.info, tokens, new, experts))
+  return LastGrowth(updates, old_entries(definition.info, tokens, new, experts), before)
+
+
+def frozen_base(growth: LastGrowth | None, config: Config) -> ModelConfig | None:
+  """Return the model before a growth if the run trains only the groups of tokens that it added."""
+  if growth is None or growth.before is None or config.optim.old_tokens != 'freeze':
+    return None
+  return growth.before if adds_groups(growth.before, config.model) else None
 
 
 def _old_experts(

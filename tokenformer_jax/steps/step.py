@@ -15,7 +15,15 @@ from tokenformer_jax.config import Config, OptimConfig, skip_window
 from tokenformer_jax.model.layer import Counts
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import compiler, elastic, optim, outliers, schedules, statistics
+from tokenformer_jax.steps import (
+  compiler,
+  elastic,
+  optim,
+  outliers,
+  schedules,
+  sparse,
+  statistics,
+)
 from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.tasks import Batch, Task
 from tokenformer_jax.tasks.task import Figures, reported
@@ -31,17 +39,21 @@ def initial_state(
   *,
   ema: bool = False,
   window: int = 0,
+  trained: bool = False,
 ) -> State:
   """Return new parameters, with the optimizer's state and the counters of the run.
 
   `step` counts batches, `skipped` counts steps that changed nothing, and `skipped_in_a_row` counts
   these since the last good step. The optional `ema` is a moving average of `params`. With a
-  `window`, `recent` has the statistics of that many good steps: see `outliers.initial`. Under jit
-  with `state_shardings`, no host or device holds more than its part.
+  `window`, `recent` has the statistics of that many good steps: see `outliers.initial`. With
+  `trained`, the entry of this name says which parameter tokens train (`sparse.py`), first none.
+  Under jit with `state_shardings`, no host or device holds more than its part.
   """
   params = definition.init(jax.random.key(seed))
-  average = {'ema': params} if ema else {}
-  return {'params': params, **average, 'opt_state': tx.init(params), **_counters(window)}
+  optional = {'ema': params} if ema else {}
+  if trained:
+    optional['trained'] = sparse.no_tokens(definition)
+  return {'params': params, **optional, 'opt_state': tx.init(params), **_counters(window)}
 
 
 def state_shardings(
@@ -51,6 +63,7 @@ def state_shardings(
   *,
   ema: bool = False,
   window: int = 0,
+  trained: bool = False,
 ) -> State:
   """Return the sharding of every array of the state; for the arguments see `initial_state`."""
   opt_state = statistics.shardings(mesh, tx, definition.abstract, definition.axes)
@@ -58,6 +71,7 @@ def state_shardings(
   return {
     'params': params,
     **({'ema': params} if ema else {}),
+    **({'trained': sharding.tree_shardings(mesh, sparse.axes(definition))} if trained else {}),
     'opt_state': opt_state,
     **jax.tree.map(lambda _: sharding.replicated(mesh), _counters(window)),
   }
@@ -129,15 +143,18 @@ class Program:
     """The number of good steps whose statistics the state has; 0: none."""
     return skip_window(self.config.optim)
 
+  @property
+  def _optional(self) -> dict[str, Any]:
+    sparse = self.config.optim.sparse_tokens > 0
+    return {'ema': self.ema, 'window': self.window, 'trained': sparse}
+
   def initial_state(self, seed: jax.Array) -> State:
     """Return a new state: see `initial_state`."""
-    optional = {'ema': self.ema, 'window': self.window}
-    return initial_state(self.task.definition, self.tx, seed, **optional)
+    return initial_state(self.task.definition, self.tx, seed, **self._optional)
 
   def state_shardings(self, mesh: Mesh | AbstractMesh) -> State:
     """Return the sharding of every array of the state."""
-    optional = {'ema': self.ema, 'window': self.window}
-    return state_shardings(mesh, self.task.definition, self.tx, **optional)
+    return state_shardings(mesh, self.task.definition, self.tx, **self._optional)
 
   def abstract_state(self, mesh: Mesh | AbstractMesh) -> State:
     """Return shapes, dtypes and shardings of the state."""
@@ -185,8 +202,14 @@ def make_train_step(program: Program, mesh: Mesh) -> jax.stages.Wrapped:
     key = jax.random.fold_in(jax.random.key(config.train.seed), state['step'])
     grads, figures = gradient(params, batch, key, *teacher)
     figures = reported(figures)
-    grad_norm = optax.tree.norm(optim.zero_untrained(task.definition.info, grads))
+    trained = {'trained': state['trained']} if 'trained' in state else {}
+    info = task.definition.info
+    if trained:
+      grads = sparse.keep(trained['trained'], info, grads)
+    grad_norm = optax.tree.norm(optim.zero_untrained(info, grads))
     updates, new_opt_state = tx.update(grads, opt_state, params)
+    if trained:
+      updates = sparse.keep(trained['trained'], info, updates)
     new = (optax.apply_updates(params, updates), new_opt_state)
     good, recent_after = accept_step(state, figures['loss'], grad_norm)
     params, opt_state = jax.tree.map(
@@ -202,7 +225,8 @@ def make_train_step(program: Program, mesh: Mesh) -> jax.stages.Wrapped:
     if config.train.ema:
       rate_of_old = jnp.where(good, _ema_decay(config.train.ema, updates_made), 1)
       average = {'ema': optax.incremental_update(params, state['ema'], 1 - rate_of_old)}
-    state = {'params': params, **average, 'opt_state': opt_state, **counters, **recent_after}
+    optional = {**average, **trained, **recent_after}
+    state = {'params': params, 'opt_state': opt_state, **optional, **counters}
     figures |= {
       'grad_norm': grad_norm,
       'update_norm': optax.tree.norm(updates),
@@ -293,8 +317,8 @@ def _ema_decay(decay: float, updates: jax.Array) -> jax.Array:
   return jnp.minimum(decay, (1 + updates) / (10 + updates))
 
 
-def make_eval_step(task: Task, mesh: Mesh) -> Callable[[Params, Batch], Any]:
-  """Return the compiled evaluation step: the task's sums over a validation batch."""
+def make_eval_step(task: Task, mesh: Mesh) -> Callable[..., Any]:
+  """Return the compiled evaluation step: `Task.sums` of a validation batch."""
   options = compiler.eval_options(task.config.train.compiler_options, mesh)
   return jax.jit(
     task.sums, out_shardings=sharding.replicated(mesh), compiler_options=options or None

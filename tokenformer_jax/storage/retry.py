@@ -39,7 +39,9 @@ _VERDICT_BY_HTTP: dict[int, _Verdict] = {
   **dict.fromkeys((408, 425, 429, 500, 502, 503, 504), 'transient'),
   **dict.fromkeys((401, 403), 'user'),
 }
-_REMOTE = ('aiohttp', 'gcsfs', 'google', 'requests', 'urllib3')  # client libraries of servers
+_REMOTE = (  # client libraries of servers
+  *('aiohttp', 'gcsfs', 'google', 'httpx', 'httpx2', 'huggingface_hub', 'requests', 'urllib3'),
+)
 _REMOTE_TRANSIENT = re.compile(
   'Connection|Payload|Checksum|Transport|Retry|Chunked|ContentDecoding|Timeout|HTTPError'
 )

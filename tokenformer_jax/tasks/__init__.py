@@ -3,6 +3,7 @@
 task.py       the interface for the loop, the step and growth
 text.py       language models on text
 distilled.py  language models on text, with a teacher
+preference.py language models on pairs of answers
 images.py     vision transformers on images
 """
 
@@ -11,6 +12,7 @@ from typing import Any
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.tasks.distilled import DistilledTextTask
 from tokenformer_jax.tasks.images import ImageTask
+from tokenformer_jax.tasks.preference import PreferenceTask
 from tokenformer_jax.tasks.task import Batch, Task
 from tokenformer_jax.tasks.text import TextTask
 
@@ -26,12 +28,16 @@ def make(
   config: Config,
   vocabulary: dict[str, Any] | None = None,
   teacher: ModelConfig | None = None,
+  before: ModelConfig | None = None,
 ) -> Task:
   """Return the task of a run; `config` has every size filled in.
 
   `vocabulary` is that of the checkpoint that the run continues from: see `Task.vocabulary`.
-  `teacher` is the model that training learns from; None for other uses.
+  `teacher` is the model that training learns from; None for other uses. `before` is the model
+  before its last growth, if it can be a reference: see `PreferenceTask`.
   """
+  if config.data.has_pairs:
+    return PreferenceTask(config, vocabulary, teacher, before)
   if teacher is not None and config.distill.weight:
     return DistilledTextTask(config, vocabulary, teacher)
   return task_class(config.model)(config, vocabulary)

@@ -180,7 +180,8 @@ class ImageTask(Task):
     tokens = (size // model.patch) ** 2 + (model.pool == 'token')
     return Counts(images, *map(jnp.int32, (rows * tokens, rows)))
 
-  def sums(self, params: Params, batch: Batch) -> EvalSums:
+  def sums(self, params: Params, batch: Batch, *teacher: Params) -> EvalSums:
+    del teacher
     logits_BxC, aux = self.definition.bind(params)(_around_zero(batch['images']))
     labels_B = batch['labels']
     counts_B = (labels_B >= 0).astype(jnp.float32)

@@ -183,8 +183,8 @@ class Task(abc.ABC):
     """Return the divisors of the sums of a training batch, int32."""
 
   @abc.abstractmethod
-  def sums(self, params: Params, batch: Batch) -> EvalSums:
-    """Return the sums over a validation batch."""
+  def sums(self, params: Params, batch: Batch, *teacher: Params) -> EvalSums:
+    """Return the sums over a validation batch; `teacher` as for `loss`."""
 
   @abc.abstractmethod
   def logits(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:

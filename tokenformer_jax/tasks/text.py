@@ -134,7 +134,8 @@ class TextTask(Task):
     )
     return ids_BxT, targets_BxT
 
-  def sums(self, params: Params, batch: jax.Array) -> EvalSums:
+  def sums(self, params: Params, batch: jax.Array, *teacher: Params) -> EvalSums:
+    del teacher
     sums, aux = self._apply_to_targets(loss_sums, params, batch)
     return EvalSums(sums, aux, self.counts(batch))
 

@@ -14,7 +14,8 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.params import Definition
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps.entries import LastGrowth
-from tokenformer_jax.training import continuation, device_check
+from tokenformer_jax.steps.last_growth import frozen_base
+from tokenformer_jax.training import continuation, device_check, sparse
 from tokenformer_jax.training.origin import Origin
 from tokenformer_jax.training.teacher import Teacher
 
@@ -48,7 +49,9 @@ def check_run(
     continuation.check_data(config, origin, task)
   continuation.check_decay_start(config, origin, growth)
   _check_old_tokens(config.optim, growth, definition)
+  sparse.check(config.optim, definition, is_trained=origin.meta is not None)
   _check_groups(config.train, definition)
+  _check_reference(config, growth)
   if teacher is not None:
     teacher.check_fits(config, mesh)
   sharding.check_divides(mesh, definition.abstract, definition.axes)
@@ -67,6 +70,17 @@ def _check_old_tokens(
     raise UserError(
       f'config.optim.old_tokens is {optim.old_tokens!r}, but this model has no tokens newer '
       'than the others, and no newer experts or layers; grow it first, or set it to train'
+    )
+
+
+def _check_reference(config: Config, growth: LastGrowth | None) -> None:
+  """Check that a run on pairs by DPO has a reference."""
+  needed = config.data.has_pairs and config.preference.loss == 'dpo'
+  if needed and not config.distill.teacher and frozen_base(growth, config) is None:
+    raise UserError(
+      'config.preference.loss is dpo, which compares the model with a reference, and the run has '
+      'none; grow the model by a group of parameter tokens and set config.optim.old_tokens=freeze, '
+      'name a run in config.distill.teacher, or set preference.loss=orpo'
     )
 
 

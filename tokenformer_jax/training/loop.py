@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Generator
+from typing import Any
 
 import jax
 
@@ -163,7 +164,7 @@ class Trainer:
 
   @functools.cached_property
   def _fixed(self) -> tuple[Params, ...]:
-    """The fixed arguments of every training step: the parameters of the step's teacher, if any."""
+    """The fixed arguments of every step: the parameters of its teacher, if any."""
     teacher = self.run.teacher if self.task.teacher else None
     return () if teacher is None else (teacher.read(self.mesh),)
 
@@ -191,8 +192,11 @@ class Trainer:
     If the run keeps an average of the parameters, its figures have names such as `eval/ema_loss`.
     """
     versions = {prefix: state[name] for prefix, name in _EVALUATED.items() if name in state}
-    figures = validation.figures(self.task, self.eval_step, versions, self.rows, self.mesh)
+    figures = validation.figures(self.task, self._sums, versions, self.rows, self.mesh)
     return {f'eval/{name}': value for name, value in figures.items()}
+
+  def _sums(self, params: Params, batch: tasks.Batch) -> Any:
+    return self.eval_step(params, batch, *self._fixed)
 
   def _loop(self, state: State, first: int, metrics: Metrics, stop: hosts.StopRequest) -> State:
     config, steps = self.config.train, self.config.train.steps
@@ -285,6 +289,7 @@ class Trainer:
       teacher=self.run.teacher and self.run.teacher.record,
       losses=tuple(window.losses()),
       run=run.run,
+      family=run.meta.family if run.meta else '',
     )
     self.checkpoints.save(meta, state, loss, wait=wait)
 

@@ -17,7 +17,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.data.order import Position
 from tokenformer_jax.parallel import hosts, sharding
-from tokenformer_jax.steps.last_growth import last_growth
+from tokenformer_jax.steps.last_growth import frozen_base, last_growth
 from tokenformer_jax.steps.step import Program, make_program
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training import origin as origins
@@ -101,8 +101,9 @@ def prepare(
   sized = sizes.fill_in(config, origin)
   origin = origins.as_branch(sized, origin)
   vocabulary = origin.vocabulary or (teacher and teacher.meta.tokenizer)
-  task = tasks.make(sized, vocabulary, teacher and teacher.meta.config.model)
   growth = last_growth(origin.lineage, sized.model)
+  before = frozen_base(growth, sized)
+  task = tasks.make(sized, vocabulary, teacher and teacher.meta.config.model, before)
   known = (mesh, origin, teacher, task, growth)
   check_run(sized, *known, knows_data=False)
 

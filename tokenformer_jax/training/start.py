@@ -6,13 +6,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.config import skip_window
+from tokenformer_jax.config import Config, skip_window
 from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
-from tokenformer_jax.training import init_from
+from tokenformer_jax.training import init_from, sparse
 from tokenformer_jax.training.prepare import PreparedRun
 
 
@@ -42,6 +42,7 @@ def _resumed(run: PreparedRun, meta: Meta, checkpoints: checkpoint.Checkpoints) 
   kept = {
     'ema': meta.has('ema'),
     'recent': same_window and meta.has('recent'),
+    'trained': _sparse(run.config) == _sparse(meta.config) and meta.has('trained'),
   }
   abstract = {name: arrays for name, arrays in abstract.items() if kept.get(name, True)}
   state = checkpoints.restore(meta, abstract)
@@ -57,7 +58,8 @@ def _resumed(run: PreparedRun, meta: Meta, checkpoints: checkpoint.Checkpoints) 
 def _with_optional(run: PreparedRun, state: State) -> State:
   """Add or remove the optional entries of a state, as the config says.
 
-  A new moving average starts from the parameters, and new statistics of good steps are empty.
+  A new moving average starts from the parameters, and new statistics of good steps are empty. The
+  tokens that train are chosen where the run begins, or where it gets `optim.sparse_tokens`.
   """
   wanted, kept = run.program, dict(state)
   if not wanted.ema:
@@ -67,4 +69,11 @@ def _with_optional(run: PreparedRun, state: State) -> State:
   if wanted.window and 'recent' not in kept:
     make = functools.partial(step_lib.recent, wanted.window)
     kept |= jax.jit(make, out_shardings=sharding.replicated(run.mesh))()
+  optim = run.config.optim
+  if optim.sparse_tokens and 'trained' not in kept:
+    kept['trained'] = sparse.choose(run.task, optim, state['params'], run.mesh)
   return kept
+
+
+def _sparse(config: Config) -> tuple[float, str]:
+  return config.optim.sparse_tokens, config.optim.background

@@ -53,7 +53,8 @@ class Teacher:
   def step_flops(self, config: Config) -> float:
     """Count the FLOPs of the teacher's forward pass in a step of a run over all devices."""
     length = config.data.sequence_length
-    return config.data.batch_size * length * flops.forward_flops(self.meta.config.model, length)
+    sequences = config.data.batch_size * (1 + config.data.has_pairs)
+    return sequences * length * flops.forward_flops(self.meta.config.model, length)
 
   def description(self, config: Config) -> str:
     """Return a line about the teacher for the start of a run."""
@@ -63,8 +64,9 @@ class Teacher:
     if not config.distill.weight:
       return f'the teacher {self.record.source}{own} has the weight 0: no step computes it'
     teacher, student = self.step_flops(config) / 1e12, flops.step_flops(config) / 1e12
+    use = 'comparing with' if config.data.has_pairs else 'learning from'
     return (
-      f'learning from {self.record.source}{own}: {self.definition.count:,} parameters, '
+      f'{use} {self.record.source}{own}: {self.definition.count:,} parameters, '
       f'{teacher:,.3g} TFLOP a step, and {student:,.3g} of the student'
     )
 

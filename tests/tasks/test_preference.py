@@ -1,0 +1,183 @@
+"""Losses and gradients of pairs are those of the papers; the reference is the base to the bit."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_run
+from outcomes import assert_close, assert_same
+from tiny import normal_params
+
+from tokenformer_jax import tasks
+from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.data import marks
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow.steps.tokens import grown_model
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.last_growth import frozen_base, growth_from
+from tokenformer_jax.training import sizes
+from tokenformer_jax.training.prepare import prepare
+
+BETA = 0.5
+KEY = jax.random.key(0)
+_SLOW = pytest.mark.slow
+
+
+@functools.cache
+def _config(loss: str = 'dpo', **changes):
+  """A model of a layer with two groups of tokens, and the model before the second one."""
+  changes = {'model__pattern': 'layer', 'data__rows': 'preference', **changes}
+  config = sizes.fill_in(tiny_run.config('files:x.jsonl', '/none', train__loss_chunk=13, **changes))
+  before = config.model
+  model = grown_model(before, {'qkv': 40, 'proj': 40, 'ffn': 80}, GrowConfig())
+  preference = dataclasses.replace(config.preference, loss=loss, beta=BETA)
+  return dataclasses.replace(config, model=model, preference=preference), before
+
+
+def _batch(pairs: int = 4, length: int = 32) -> np.ndarray:
+  """Answers of several lengths after their prompts, and padding."""
+  rng = np.random.default_rng(1)
+  answers = marks.flip(rng.integers(0, 256, (2 * pairs, length + 1), np.int32))
+  for row in answers:
+    first, last = rng.integers(2, 9), rng.integers(9, length)
+    row[first:last], row[last:] = marks.flip(row[first:last]), marks.NO_TOKEN
+  return answers.reshape(pairs, -1)
+
+
+@functools.cache
+def _params():
+  config, before = _config()
+  params = normal_params(tasks.make(config).definition, 0.2)
+  old = tasks.make(dataclasses.replace(config, model=before)).definition.abstract
+  return params, jax.tree.map(lambda one, like: one[tuple(map(slice, like.shape))], params, old)
+
+
+def _log_probs(model, params, batch) -> tuple[jax.Array, jax.Array]:
+  """Σ log p of each answer by all logits at once, and the number of its tokens [pairs, 2]."""
+  task = tasks.make(dataclasses.replace(_config()[0], model=model))
+  sums = []
+  for row in np.split(batch, 2, axis=1):
+    logits = task.definition.bind(params)(np.maximum(marks.plain(row), 0)[:, :-1])[0]
+    at_target = jnp.take_along_axis(
+      jax.nn.log_softmax(logits), jnp.maximum(row, 0)[:, 1:, None], axis=-1
+    )
+    learned = row[:, 1:] >= 0
+    sums.append((jnp.sum(at_target[..., 0] * learned, axis=1), learned.sum(axis=1)))
+  return tuple(jnp.stack(one, axis=1) for one in zip(*sums, strict=True))
+
+
+def _dpo(params, batch) -> jax.Array:
+  """Equation 7 of arXiv 2305.18290, as TRL computes it with `loss_type='sigmoid'`."""
+  config, before = _config()
+  policy = _log_probs(config.model, params, batch)[0]
+  reference = _log_probs(before, _params()[1], batch)[0]
+  chosen, rejected = (policy - reference).T
+  return jnp.mean(jnp.log1p(jnp.exp(-BETA * (chosen - rejected))))
+
+
+def _orpo(params, batch) -> jax.Array:
+  """Equations 6 and 7 of arXiv 2403.07691, with the mean log-probability as log P(y|x)."""
+  log_probs, tokens = _log_probs(_config()[0].model, params, batch)
+  chosen, rejected = (log_probs / tokens).T
+  odds = [jnp.exp(one) / (1 - jnp.exp(one)) for one in (chosen, rejected)]
+  ratio = jnp.log(jax.nn.sigmoid(jnp.log(odds[0] / odds[1])))
+  return jnp.mean(-chosen - BETA * ratio)
+
+
+@_SLOW
+@pytest.mark.parametrize('formula', [_dpo, _orpo])
+def test_losses_and_gradients_are_those_of_the_papers(formula):
+  config, before = _config(formula.__name__.strip('_'))
+  task, batch = tasks.make(config, before=before), _batch()
+  (value, figures), gradient = jax.jit(jax.value_and_grad(task.loss, has_aux=True))(
+    _params()[0], batch, KEY
+  )
+  expected, slope = jax.jit(jax.value_and_grad(lambda params: formula(params, batch)))(_params()[0])
+  np.testing.assert_allclose([value, figures['loss']], [expected] * 2, rtol=1e-5)
+  for own, one in zip(jax.tree.leaves(gradient), jax.tree.leaves(slope), strict=True):
+    assert np.linalg.norm(own - one) <= 1e-5 * np.linalg.norm(one)
+
+
+@_SLOW
+def test_figures_are_means_over_pairs_in_training_and_evaluation():
+  config, before = _config()
+  task, batch = tasks.make(config, before=before), _batch()
+  policy = _log_probs(config.model, _params()[0], batch)[0]
+  margins = policy - _log_probs(before, _params()[1], batch)[0]
+  margins = BETA * (margins[:, 0] - margins[:, 1])
+  expected = {
+    'accuracy': jnp.mean(margins > 0),
+    'reward_margin': jnp.mean(margins),
+    'chosen_log_prob': jnp.mean(policy[:, 0]),
+    'rejected_log_prob': jnp.mean(policy[:, 1]),
+  }
+  assert 0 < expected['accuracy'] < 1
+  trained = jax.jit(task.loss)(_params()[0], batch, KEY)[1]
+  padded = np.concatenate([batch, np.full_like(batch[:2], -1)])  # of the last batch
+  evaluated = task.eval_figures(jax.device_get(jax.jit(task.sums)(_params()[0], padded)))
+  for figures in (trained, evaluated):
+    assert_close({name: figures[name] for name in expected}, expected, 'a figure is not the mean')
+
+
+@_SLOW
+def test_the_reference_is_a_copy_of_the_base_to_the_bit():
+  config, before = _config()
+  params, copy = _params()
+  distill = dataclasses.replace(config.distill, teacher='base')
+  inside = tasks.make(config, before=before)
+  outside = tasks.make(dataclasses.replace(config, distill=distill), teacher=before)
+  batch = _batch()
+
+  def run(task, *teacher):
+    gradient = jax.value_and_grad(task.loss, has_aux=True)
+    return jax.jit(gradient)(params, batch, KEY, *teacher)
+
+  assert_same(run(inside), run(outside, copy), 'the group is not off in the reference')
+  sums = jax.jit(inside.sums)(params, batch), jax.jit(outside.sums)(params, batch, copy)
+  assert_same(*sums, 'the group is not off in the reference of an evaluation')
+
+
+@_SLOW
+def test_the_parts_of_a_batch_add_up_to_it():
+  config, _ = _config('orpo')
+  task, batch = tasks.make(config), _batch()
+  whole, parts = (
+    jax.jit(step_lib._gradient(task.loss, parts, task.counts))(_params()[0], batch, KEY)
+    for parts in (1, 2)
+  )
+  assert_close(parts, whole, 'pairs are torn apart')
+
+
+def test_only_frozen_models_that_got_groups_are_references():
+  config, before = _config()
+  frozen = dataclasses.replace(config, optim=dataclasses.replace(config.optim, old_tokens='freeze'))
+  zero_keys = grown_model(before, {'ffn': 80}, GrowConfig(method='zero_keys'))
+  assert frozen_base(growth_from(before, config.model), frozen) == before
+  assert frozen_base(growth_from(before, config.model), config) is None
+  assert frozen_base(growth_from(config.model, config.model), frozen) is None
+  joined = dataclasses.replace(frozen, model=zero_keys)
+  assert frozen_base(growth_from(before, zero_keys), joined) is None
+
+
+def test_a_run_without_a_reference_is_refused_before_its_data_is_read(tmp_path):
+  with pytest.raises(UserError, match=r'loss is dpo, which compares .* and the run has none; grow'):
+    prepare(_config()[0], tmp_path, jax.devices()[:1])
+
+
+@pytest.mark.parametrize(
+  ('changes', 'sentence'),
+  [
+    ({'data__rows': 'chat', 'preference__beta': 1.0}, 'no effect with data.rows=chat'),
+    ({'data__documents': 'separate'}, 'no effect with data.rows=preference'),
+    ({'data__sequence_length_by_step': '0:16 5:32'}, 'no effect with data.rows=preference'),
+    ({'optim__z_loss': 0.1}, 'no effect with data.rows=preference'),
+    ({'train__drop_groups': 0.5}, 'no effect with data.rows=preference'),
+    ({'preference__loss': 'orpo', 'distill__teacher': 'x'}, 'loss=orpo, which has no reference'),
+  ],
+)
+def test_keys_that_pairs_do_not_use_are_refused(changes, sentence):
+  with pytest.raises(UserError, match=sentence):
+    tiny_run.config('files:x.jsonl', '/none', **{'data__rows': 'preference', **changes})
