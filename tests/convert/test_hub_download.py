@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 import tokenformer_jax
-from tokenformer_jax.convert import hub_download
+from tokenformer_jax.convert import hub_download, model_card
 from tokenformer_jax.errors import TransientError, UserError
 
 NEEDED = ('config.json', 'tokenizer.json')
@@ -167,4 +167,5 @@ def test_what_is_no_name_asks_no_hub(hub, name):
 
 def test_bring(hub):
   run = tokenformer_jax.bring('org/llama@main', 'run')
-  assert hub.repositories['org/llama'].commit in run.config.data.tokenizer, 'no trace of the commit'
+  card, commit = model_card.write(run.meta, 'float32', 'out'), hub.repositories['org/llama'].commit
+  assert 'base_model: org/llama\n---' in card and f'| org/llama, commit {commit} |' in card

@@ -98,9 +98,8 @@ CONVERT = {
   'two conversions': ('convert to-jax to-torch --source=a --target=b', "'to-torch'"),
   'no weights': ('convert to-jax --source=none.bin --target=new', 'none.bin'),
   'a name of the hub to convert': (
-    'convert to-jax --source=meta-llama/Llama-3.2-1B --target=new',
-    'meta-llama/Llama-3.2-1B is not a file or directory here; name a .bin or .safetensors file or '
-    'the folder of a model; `hf download NAME --local-dir FOLDER`',
+    'convert to-jax --source=org/none@v1 --target=new',
+    'org/none@v1 is no file or folder here and not whole in the cache of the hub',
   ),
   'weights that are none': ('convert to-jax --source={in}/weights.bin --target=new', 'weights.bin'),
   'safetensors that are none': (

@@ -78,6 +78,7 @@ GROW = {
     '--num_fewshot has an effect only with --tasks',
   ),
   'a width for tokens': ('grow --source={lm} --target=new --width=64', '--width'),
+  'neurons by tokens': ('grow --source={dense} --target=new --ffn_width=256', 'choose neurons'),
   'tokens for a Transformer': (
     'grow --source={dense} --target=new --method=net2net --param_tokens=ffn=128',
     '--param_tokens',

@@ -11,15 +11,21 @@ import tiny_run
 from outcomes import assert_same, losses, paths
 from tiny import tiny_model
 
-from tokenformer_jax.config import AdamWConfig, growth
+from tokenformer_jax.config import (
+  AdamWConfig,
+  Config,
+  SourceConfig,
+  Sources,
+  TextConfig,
+  growth,
+)
 from tokenformer_jax.config.groups import with_frozen
+from tokenformer_jax.config.optim import MuonConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.training import loop, sparse
-
-SHARE = 0.25
 
 
 def scores(definition, seed):
@@ -33,6 +39,13 @@ def scores(definition, seed):
   )
 
 
+def config_of(kind=AdamWConfig, sparse_tokens=0.1, background='old'):
+  """The config of a run whose old text is `old`."""
+  sources = Sources({'old': SourceConfig(source='stdlib')})
+  optim = kind(sparse_tokens=sparse_tokens, background=background)
+  return Config(data=TextConfig(mixture=sources), optim=optim)
+
+
 def values(tree):
   """The arrays of values by path."""
   return {path: array for path, array in paths(tree).items() if path.endswith('values')}
@@ -41,7 +54,7 @@ def values(tree):
 def test_the_tokens_with_the_largest_part_of_the_divergence_are_chosen():
   definition = define_lm(tiny_model())
   new, old = scores(definition, 0), scores(definition, 1)
-  chosen = sparse.choose_tokens(definition, AdamWConfig(sparse_tokens=30), new, old)
+  chosen = sparse.choose_tokens(definition.info, 30, new, old)
 
   ranks = {}
   for path, importance in values(new).items():
@@ -64,52 +77,53 @@ def test_tokens_of_frozen_groups_are_not_chosen():
   model = with_frozen(grown_model(tiny_model(), {'ffn': 64}, growth(method='group')), [1])
   definition = define_lm(model)
   new, old = scores(definition, 0), scores(definition, 1)
-  optim = AdamWConfig(sparse_tokens=0.5)
-  chosen = values(sparse.choose_tokens(definition, optim, new, old))
+  chosen = values(sparse.choose_tokens(definition.info, 16, new, old))
   assert sum(mask.sum() for mask in chosen.values()) == 16
   assert chosen['blocks/ffn/values'][:, 48:].sum() == 16, 'frozen tokens would train'
-  with pytest.raises(UserError, match='33 of 32 parameter tokens'):
-    sparse.check(AdamWConfig(sparse_tokens=33), definition, is_trained=True)
 
 
-CHECKED = {
-  'a Transformer': ({'dense': True}, 0.1, True, 'this model has no parameter tokens that train'),
-  'a new model': ({}, 0.1, False, 'a new model uses no token yet; set config.init_from=DIR'),
-  'a share of no token': ({}, 1e-4, True, 'makes 0 of 320 parameter tokens; take a number from 1'),
-  'more than there are': ({}, 321.0, True, 'makes 321 of 320 parameter tokens'),
+TOO_FEW = 'no number of the 320 parameter tokens, and no share below 1 of them'
+NO_SOURCE = 'is no source of config.data.mixture; add it'
+REFUSED = {
+  'a Transformer': ({}, {'dense': True}, 'this model has no parameter tokens'),
+  'a share of no token': ({'sparse_tokens': 1e-4}, {}, f'sparse_tokens is 0.0001: it is {TOO_FEW}'),
+  'part of a token': ({'sparse_tokens': 1.5}, {}, TOO_FEW),
+  'more than there are': ({'sparse_tokens': 321}, {}, TOO_FEW),
+  'no background text': ({'background': ''}, {}, NO_SOURCE),
+  'another background text': ({'background': 'odl'}, {}, f'background=odl {NO_SOURCE}'),
+  'whole matrices': ({'kind': MuonConfig}, {}, 'set config.optim.kind to adamw or lion'),
 }
 
 
-@pytest.mark.parametrize('model, wanted, is_trained, message', CHECKED.values(), ids=CHECKED)
-def test_a_number_that_the_model_cannot_train_is_refused(model, wanted, is_trained, message):
+@pytest.mark.parametrize('optim, model, message', REFUSED.values(), ids=REFUSED)
+def test_tokens_that_cannot_be_chosen_are_refused(optim, model, message):
   definition = define_lm(tiny_model(**model))
-  sparse.check(AdamWConfig(), definition, is_trained=is_trained)
   with pytest.raises(UserError, match=re.escape(message)):
-    sparse.check(AdamWConfig(sparse_tokens=wanted), definition, is_trained=is_trained)
+    sparse.check(config_of(**optim), definition, is_trained=True)
 
 
-SPARSE = {'optim__sparse_tokens': SHARE, 'optim__background': 'old'}
-CONFIGS = {
-  'no background text': ({'optim__sparse_tokens': 8.0}, "background is '', which names no source"),
-  'no such source': (SPARSE | {'optim__background': 'odl'}, "background is 'odl', which names no"),
+def test_a_new_model_has_no_use_of_its_tokens():
+  with pytest.raises(UserError, match=r'a new model uses no token yet; set config.init_from=DIR'):
+    sparse.check(config_of(), define_lm(tiny_model()), is_trained=False)
+
+
+IDLE = {
   'a background without sparse tokens': (
-    {'optim__background': 'old'},
-    'which has no effect with optim.sparse_tokens=0',
+    {'background': 'old'},
+    'effect with optim.sparse_tokens=0',
   ),
-  'part of a token': (SPARSE | {'optim__sparse_tokens': 1.5}, 'sparse_tokens is 1.5; take a whole'),
-  'a negative share': (SPARSE | {'optim__sparse_tokens': -0.5}, 'sparse_tokens is -0.5'),
   'old tokens': (
-    SPARSE | {'optim__old_tokens': 'freeze'},
-    "old_tokens is 'freeze', which has no effect with optim.sparse_tokens=0.25",
+    {'background': 'old', 'sparse_tokens': 0.5, 'old_tokens': 'freeze'},
+    "old_tokens is 'freeze', which has no effect with optim.sparse_tokens=0.5",
   ),
-  'an optimizer of whole matrices': (SPARSE | {'optim__kind': 'muon'}, 'set optim.kind to adamw'),
+  'a negative share': ({'sparse_tokens': -0.5}, 'sparse_tokens is -0.5'),
 }
 
 
-@pytest.mark.parametrize('changes, message', CONFIGS.values(), ids=CONFIGS)
-def test_a_config_that_cannot_say_which_tokens_train_is_refused(changes, message):
+@pytest.mark.parametrize('optim, message', IDLE.values(), ids=IDLE)
+def test_keys_that_do_not_go_together_are_refused(optim, message):
   with pytest.raises(UserError, match=re.escape(message)):
-    mixed('nowhere', **changes)
+    mixed('nowhere', **{f'optim__{key}': value for key, value in optim.items()})
 
 
 def test_images_have_no_text_to_compare():
@@ -151,7 +165,8 @@ def base(texts):
 def config(texts, base):
   """The config of a run that trains a quarter of the tokens of a trained model."""
   start = {'init_from': f'{texts}/base', 'grow__step': 'restart', 'grow__moments': 'drop'}
-  return mixed(texts, train__checkpoint_every=10, **start, **SPARSE)
+  sparse_keys = {'optim__sparse_tokens': 0.25, 'optim__background': 'old'}
+  return mixed(texts, train__checkpoint_every=10, **start, **sparse_keys)
 
 
 @pytest.fixture(scope='module')

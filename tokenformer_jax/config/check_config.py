@@ -33,7 +33,6 @@ def check(config: Config) -> None:
     raise UserError('config.train.steps is 0; it must be greater than 0')
   profile_range(config.train)
   old_token_rate(config.optim)
-  _check_sparse_tokens(config)
   if config.data.mixture:
     mixture.check(config.data)
   check_decay(config)
@@ -180,27 +179,6 @@ def check_decay(config: Config) -> None:
     raise UserError(
       f'{setting}, which is inside the warm-up of optim.warmup_steps={optim.warmup_steps}; set it '
       f'to {optim.warmup_steps} or more'
-    )
-
-
-def _check_sparse_tokens(config: Config) -> None:
-  """Check that the tokens that train have a number, a background text and an optimizer."""
-  optim, data = config.optim, config.data
-  if not optim.sparse_tokens:
-    return
-  setting = f'config.optim.sparse_tokens is {optim.sparse_tokens:g}'
-  if optim.sparse_tokens > 1 and not optim.sparse_tokens.is_integer():
-    raise UserError(f'{setting}; take a whole number of tokens, or a share below 1')
-  if optim.background not in data.mixture:
-    raise UserError(
-      f'{setting}, and config.optim.background is {optim.background!r}, which names no source of '
-      'config.data.mixture; add the old text there, with weight=0 if it is not trained on, and '
-      'name it'
-    )
-  if optim.kind not in ('adamw', 'lion'):
-    raise UserError(
-      f'{setting}, and the update of a token by optim.kind={optim.kind} depends on the others; '
-      'set optim.kind to adamw or lion'
     )
 
 

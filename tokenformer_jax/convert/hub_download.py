@@ -52,6 +52,12 @@ def find(source: str | os.PathLike[str], tokenizer: str = '') -> Path:
   return folder
 
 
+def origin(file: str) -> tuple[str, str] | None:
+  """Return the name and the commit of the model that a file in the library's cache is of."""
+  found = re.search(r'/models--(\w[^/]*?)--([^/]+)/snapshots/(\w+)/[^/]+$', file)
+  return (f'{found[1]}/{found[2]}', found[3]) if found else None
+
+
 def _fetch(name: str, revision: str | None, download: Callable[..., str], tokenizer: str) -> Path:
   """Return the folder with all that a conversion reads."""
   from huggingface_hub import HfApi, errors  # noqa: PLC0415
@@ -89,7 +95,7 @@ def _told(error: Exception, source: str, name: str) -> Exception:
   page, login = f'{constants.ENDPOINT}/{name}', 'log in by `hf auth login`'
   match error:
     case errors.HFValidationError():
-      return UserError(f'{absent}, and no name of a model: {retry.one_line(error)}')
+      return UserError(f'{absent}, and no name of a model: {error}')
     case errors.GatedRepoError():
       return UserError(
         f'{name} is gated, and you may not read it yet; ask for access at {page}, and {login}'

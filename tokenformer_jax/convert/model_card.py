@@ -1,7 +1,7 @@
 """Write the README.md of a model's folder from what its run records."""
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.convert import families
+from tokenformer_jax.convert import families, hub_download
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs import batches
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
@@ -41,9 +41,13 @@ def write(meta: Meta, dtype: str, folder: str) -> str:
   }
   if counts := config_lib.token_counts(model):
     rows['Parameter tokens'] = ', '.join(f'{name} {n:,}' for name, n in counts.items())
+  base = hub_download.origin(meta.config.data.tokenizer)
+  if base:
+    rows['Brought from'] = f'{base[0]}, commit {base[1]}'
   table = '\n'.join(f'| {name} | {value} |' for name, value in rows.items())
   sections = [
-    '---\nlibrary_name: transformers\npipeline_tag: text-generation\n---',
+    '---\nlibrary_name: transformers\npipeline_tag: text-generation\n'
+    + (f'base_model: {base[0]}\n---' if base else '---'),
     f'# {folder}',
     'A language model that was trained with tokenformer_jax.',
     f'| | |\n|---|---|\n{table}',

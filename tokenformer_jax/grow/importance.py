@@ -45,10 +45,10 @@ def score_tokens(
   start = jax.tree.map(zero, info, params)
   total, _ = jax.lax.scan(add, start, batch)
   count = len(jax.tree.leaves(batch)[0])
-  return share_with_keys(info, jax.tree.map(lambda t: t / count, total))
+  return _share_with_keys(info, jax.tree.map(lambda t: t / count, total))
 
 
-def share_with_keys(info: Params, scores: Params) -> Params:
+def _share_with_keys(info: Params, scores: Params) -> Params:
   """Give each key the importance of the value in its module."""
   infos = jax.tree_util.tree_leaves_with_path(info)
   by_module = {

@@ -15,15 +15,7 @@ from tokenformer_jax.config import Config, OptimConfig, skip_window
 from tokenformer_jax.model.layer import Counts
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import (
-  compiler,
-  elastic,
-  optim,
-  outliers,
-  schedules,
-  sparse,
-  statistics,
-)
+from tokenformer_jax.steps import compiler, elastic, optim, outliers, schedules, sparse, statistics
 from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.tasks import Batch, Task
 from tokenformer_jax.tasks.task import Figures, reported
@@ -39,21 +31,25 @@ def initial_state(
   *,
   ema: bool = False,
   window: int = 0,
-  trained: bool = False,
 ) -> State:
   """Return new parameters, with the optimizer's state and the counters of the run.
 
   `step` counts batches, `skipped` counts steps that changed nothing, and `skipped_in_a_row` counts
   these since the last good step. The optional `ema` is a moving average of `params`. With a
-  `window`, `recent` has the statistics of that many good steps: see `outliers.initial`. With
-  `trained`, the entry of this name says which parameter tokens train (`sparse.py`), first none.
-  Under jit with `state_shardings`, no host or device holds more than its part.
+  `window`, `recent` has the statistics of that many good steps: see `outliers.initial`. Under jit
+  with `state_shardings`, no host or device holds more than its part.
   """
-  params = definition.init(jax.random.key(seed))
-  optional = {'ema': params} if ema else {}
-  if trained:
-    optional['trained'] = sparse.no_tokens(definition)
-  return {'params': params, **optional, 'opt_state': tx.init(params), **_counters(window)}
+  return _state_of(definition.init(jax.random.key(seed)), tx, ema=ema, window=window)
+
+
+def _state_of(params: Params, tx: optax.GradientTransformation, *, ema: bool, window: int) -> State:
+  average = {'ema': params} if ema else {}
+  return {'params': params, **average, 'opt_state': tx.init(params), **_counters(window)}
+
+
+def _shapes(definition: Definition, tx: optax.GradientTransformation, **optional: Any) -> State:
+  """Return shapes and dtypes of a new state; nothing that draws is traced."""
+  return jax.eval_shape(lambda params: _state_of(params, tx, **optional), definition.abstract)
 
 
 def state_shardings(
@@ -63,7 +59,6 @@ def state_shardings(
   *,
   ema: bool = False,
   window: int = 0,
-  trained: bool = False,
 ) -> State:
   """Return the sharding of every array of the state; for the arguments see `initial_state`."""
   opt_state = statistics.shardings(mesh, tx, definition.abstract, definition.axes)
@@ -71,7 +66,6 @@ def state_shardings(
   return {
     'params': params,
     **({'ema': params} if ema else {}),
-    **({'trained': sharding.tree_shardings(mesh, sparse.axes(definition))} if trained else {}),
     'opt_state': opt_state,
     **jax.tree.map(lambda _: sharding.replicated(mesh), _counters(window)),
   }
@@ -82,7 +76,7 @@ def abstract_state(
 ) -> State:
   """Return shapes and shardings of a state; an array that the mesh does not divide stays whole."""
   tx = optim.make_optimizer(config, optim.NO_RATE, definition.info)
-  state = jax.eval_shape(lambda seed: initial_state(definition, tx, seed, ema=ema), jnp.uint32(0))
+  state = _shapes(definition, tx, ema=ema, window=0)
   return sharding.with_even_shardings(state, state_shardings(mesh, definition, tx, ema=ema))
 
 
@@ -143,22 +137,24 @@ class Program:
     """The number of good steps whose statistics the state has; 0: none."""
     return skip_window(self.config.optim)
 
-  @property
-  def _optional(self) -> dict[str, Any]:
-    sparse = self.config.optim.sparse_tokens > 0
-    return {'ema': self.ema, 'window': self.window, 'trained': sparse}
-
   def initial_state(self, seed: jax.Array) -> State:
-    """Return a new state: see `initial_state`."""
-    return initial_state(self.task.definition, self.tx, seed, **self._optional)
+    """Return a new state: see `initial_state`; of sparse tokens (`sparse.py`) none trains yet."""
+    optional = {'ema': self.ema, 'window': self.window}
+    return initial_state(self.task.definition, self.tx, seed, **optional) | self._trained()
 
   def state_shardings(self, mesh: Mesh | AbstractMesh) -> State:
     """Return the sharding of every array of the state."""
-    return state_shardings(mesh, self.task.definition, self.tx, **self._optional)
+    optional = {'ema': self.ema, 'window': self.window}
+    trained = jax.tree.map(lambda _: sharding.replicated(mesh), jax.eval_shape(self._trained))
+    return state_shardings(mesh, self.task.definition, self.tx, **optional) | trained
+
+  def _trained(self) -> State:
+    only_some = self.config.optim.sparse_tokens > 0
+    return {'trained': sparse.no_tokens(self.task.definition)} if only_some else {}
 
   def abstract_state(self, mesh: Mesh | AbstractMesh) -> State:
     """Return shapes, dtypes and shardings of the state."""
-    state = jax.eval_shape(self.initial_state, 0)
+    state = _shapes(self.task.definition, self.tx, ema=self.ema, window=self.window)
     return sharding.with_shardings(state, self.state_shardings(mesh))
 
   def abstract_batch(self, mesh: Mesh | AbstractMesh) -> Any:
@@ -201,15 +197,11 @@ def make_train_step(program: Program, mesh: Mesh) -> jax.stages.Wrapped:
     params, opt_state = state['params'], state['opt_state']
     key = jax.random.fold_in(jax.random.key(config.train.seed), state['step'])
     grads, figures = gradient(params, batch, key, *teacher)
-    figures = reported(figures)
-    trained = {'trained': state['trained']} if 'trained' in state else {}
-    info = task.definition.info
-    if trained:
-      grads = sparse.keep(trained['trained'], info, grads)
+    figures, info = reported(figures), task.definition.info
+    grads = sparse.keep(state, info, grads)
     grad_norm = optax.tree.norm(optim.zero_untrained(info, grads))
     updates, new_opt_state = tx.update(grads, opt_state, params)
-    if trained:
-      updates = sparse.keep(trained['trained'], info, updates)
+    updates = sparse.keep(state, info, updates)
     new = (optax.apply_updates(params, updates), new_opt_state)
     good, recent_after = accept_step(state, figures['loss'], grad_norm)
     params, opt_state = jax.tree.map(
@@ -225,8 +217,14 @@ def make_train_step(program: Program, mesh: Mesh) -> jax.stages.Wrapped:
     if config.train.ema:
       rate_of_old = jnp.where(good, _ema_decay(config.train.ema, updates_made), 1)
       average = {'ema': optax.incremental_update(params, state['ema'], 1 - rate_of_old)}
-    optional = {**average, **trained, **recent_after}
-    state = {'params': params, 'opt_state': opt_state, **optional, **counters}
+    state = {
+      **state,
+      'params': params,
+      **average,
+      'opt_state': opt_state,
+      **counters,
+      **recent_after,
+    }
     figures |= {
       'grad_norm': grad_norm,
       'update_norm': optax.tree.norm(updates),

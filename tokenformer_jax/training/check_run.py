@@ -49,7 +49,7 @@ def check_run(
     continuation.check_data(config, origin, task)
   continuation.check_decay_start(config, origin, growth)
   _check_old_tokens(config.optim, growth, definition)
-  sparse.check(config.optim, definition, is_trained=origin.meta is not None)
+  sparse.check(config, definition, is_trained=origin.meta is not None)
   _check_groups(config.train, definition)
   _check_reference(config, growth)
   if teacher is not None:

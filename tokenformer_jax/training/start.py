@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.config import Config, skip_window
+from tokenformer_jax.config import skip_window
 from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
@@ -38,11 +38,13 @@ def first_state(
 def _resumed(run: PreparedRun, meta: Meta, checkpoints: checkpoint.Checkpoints) -> State:
   """Return the state in the run's own checkpoint, and move newer ones that are damaged away."""
   abstract = run.program.abstract_state(run.mesh)
+  was, now = meta.config.optim, run.config.optim
+  same_tokens = (was.sparse_tokens, was.background) == (now.sparse_tokens, now.background)
   same_window = run.program.window == skip_window(meta.config.optim)
   kept = {
     'ema': meta.has('ema'),
     'recent': same_window and meta.has('recent'),
-    'trained': _sparse(run.config) == _sparse(meta.config) and meta.has('trained'),
+    'trained': same_tokens and meta.has('trained'),
   }
   abstract = {name: arrays for name, arrays in abstract.items() if kept.get(name, True)}
   state = checkpoints.restore(meta, abstract)
@@ -58,8 +60,8 @@ def _resumed(run: PreparedRun, meta: Meta, checkpoints: checkpoint.Checkpoints) 
 def _with_optional(run: PreparedRun, state: State) -> State:
   """Add or remove the optional entries of a state, as the config says.
 
-  A new moving average starts from the parameters, and new statistics of good steps are empty. The
-  tokens that train are chosen where the run begins, or where it gets `optim.sparse_tokens`.
+  A new moving average starts from the parameters, and new statistics of good steps are empty.
+  Sparse tokens are chosen where `optim.sparse_tokens` is new.
   """
   wanted, kept = run.program, dict(state)
   if not wanted.ema:
@@ -69,11 +71,6 @@ def _with_optional(run: PreparedRun, state: State) -> State:
   if wanted.window and 'recent' not in kept:
     make = functools.partial(step_lib.recent, wanted.window)
     kept |= jax.jit(make, out_shardings=sharding.replicated(run.mesh))()
-  optim = run.config.optim
-  if optim.sparse_tokens and 'trained' not in kept:
-    kept['trained'] = sparse.choose(run.task, optim, state['params'], run.mesh)
+  if run.config.optim.sparse_tokens and 'trained' not in kept:
+    kept['trained'] = sparse.choose(run.task, run.config.optim, state['params'], run.mesh)
   return kept
-
-
-def _sparse(config: Config) -> tuple[float, str]:
-  return config.optim.sparse_tokens, config.optim.background
