@@ -147,6 +147,12 @@ REFUSED = {
     {'partial_rotary_factor': 0.5},
     'partial_rotary_factor=0.5, which cannot be converted; it must be 1',
   ),
+  'a length outside of the table, which transformers prefers': (
+    'llama',
+    {'original_max_position_embeddings': 8},
+    'original_max_position_embeddings=8, which cannot be converted; it must be 16',
+  ),
+  'attention to later tokens': ('llama', {'is_causal': False}, 'is_causal=False'),
   'half a rotated plane': ('phi3', {'partial_rotary_factor': 0.25}, 'partial_rotary_factor=0.25'),
   'layers without a mark of rotation': ('smollm3', {'no_rope_layers': [1]}, 'no_rope_layers=[1]'),
   'windows that kernels of transformers do not agree about': (
