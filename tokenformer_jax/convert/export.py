@@ -131,7 +131,7 @@ def _export(
   read = functools.partial(run_tensors.read_array, origin)
   stream = tensor_layout.stream(layout, read)
   shapes = {name: entry.shape for name, entry in layout.items()}
-  with _new_folder(target) as folder:
+  with new_folder(target) as folder:
     for name, content in texts.items():
       is_text = isinstance(content, str)
       written = content if is_text else json.dumps(content, indent=2, ensure_ascii=False) + '\n'
@@ -142,7 +142,7 @@ def _export(
 
 
 @contextlib.contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path) -> Iterator[Path]:
   """Yield a folder with another name that becomes the target, or is removed if the block raises."""
   partial = target.with_name(f'.{target.name}.partial')
   with grow_run.alone(target):
