@@ -398,9 +398,9 @@ class Run(Growable, Viewable):
       include_path: a folder with tasks of your own.
 
     Returns:
-      Figures by name: the fields of `perplexity.Figures` for texts, those of `answers.Figures` for
-      conversations, `TASK/METRIC` and
-      `TASK/METRIC_stderr` for tasks, and the figures of training for the validation data.
+      Figures by name: the fields of `perplexity.Figures` for texts, those of `answers.measure` for
+      conversations, `TASK/METRIC` and `TASK/METRIC_stderr` for tasks, and the figures of training
+      for the validation data.
 
     Raises:
       UserError: a text or task does not exist, or the run is not a language model; or there are
