@@ -119,7 +119,7 @@ WAYS = {
   ),
   'LoRA': (
     {'each': PattentionConfig(8, 8, LinearScore())},
-    r'without its parameter tokens it is a LlamaForCausalLM, and they go out as LoRA for it .to-peft.$',
+    r'without its parameter tokens it is a LlamaForCausalLM, and they go out as LoRA for it',
   ),
   'other': ({'activation': 'relu', 'gated': False}, r'trust_remote_code=True in transformers$'),
 }
