@@ -89,4 +89,4 @@ def main(
 
 def run() -> None:
   """Run the command with the arguments of this process."""
-  cli.command(main, like=Run.evaluate, without=['texts', 'chats'])
+  cli.command(main, like=Run.evaluate, without=['texts'])
