@@ -11,6 +11,8 @@ command is never left out. What differs from the page is in this file alone:
 """
 
 import dataclasses
+import functools
+import json
 import os
 import re
 import subprocess
@@ -22,13 +24,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import commands_server
+import hub_folders
+import hub_server
 import numpy as np
 import pytest
 import released
 import tiny_run
-from tiny import tiny_model
+from tiny import normal_params, tiny_model
 
-from tokenformer_jax.convert import released_torch
+from tokenformer_jax.convert import families, released_torch
+from tokenformer_jax.convert.hub_keys import Keys
+from tokenformer_jax.model.lm import define_lm
 
 TINY = (
   '--config.train.steps=4 --config.train.eval_every=0 --config.train.eval_batches=2 '
@@ -112,9 +118,14 @@ PAGES = (
   'docs/growth.md',
   'docs/look.md',
   'docs/commands.md',
+  'docs/downloaded.md',
 )
+MODEL = 'Qwen/Qwen3-0.6B'  # of a page: a tiny one of a stand-in for the hub
 
 SMALLER = [
+  ('--layers=32', '--layers=3'),
+  ('--ffn_width=4096', '--ffn_width=32'),
+  ('.sequence_length=1024', '.sequence_length=64'),
   ('--config.train.steps=6500', '--config.train.steps=6'),
   ('.train(3000)', '.train(6)'),
   ('--config.train.steps=200', '--config.train.steps=4 --config.optim.warmup_steps=1'),
@@ -247,6 +258,21 @@ def _bring(directory: Path) -> None:
   released.write_tokenizer(directory)
 
 
+def write_model(folder: Path) -> Path:
+  """Write a Qwen3 as of the hub, with the tokenizer of the tests of conversations."""
+  family = families.FAMILIES['qwen3']
+  keys = {**hub_folders.KEYS['qwen3'], 'vocab_size': 320}
+  model = family.to_model(Keys(keys, 'the test', family.defaults))
+  params = normal_params(define_lm(model), 0.2)
+  folder.mkdir()
+  hub_folders.write_model(
+    folder, model, lambda path: functools.reduce(dict.__getitem__, path, params)
+  )
+  tokenizer = json.loads((tiny_run.ROOT / 'tests/golden/chat.json').read_text())['tokenizer']
+  (folder / 'tokenizer.json').write_text(json.dumps(tokenizer))
+  return folder
+
+
 def run_block(block: Block, directory: Path, server: commands_server.Server) -> None:
   """Run a block to its end in a directory."""
   started = time.monotonic()
@@ -263,14 +289,27 @@ def run_block(block: Block, directory: Path, server: commands_server.Server) -> 
   assert done.returncode == 0, f'{block}:\n{block.text}{done.stdout[-500:]}\n{done.stderr[-3000:]}'
 
 
+@pytest.fixture
+def hub_commands(tmp_path_factory):
+  """A process that runs commands, for which the hub is a stand-in with one model."""
+  folder = write_model(tmp_path_factory.mktemp('hub') / 'qwen')
+  with hub_server.serving() as hub:
+    hub.repositories[MODEL] = hub_server.Repository.of(folder)
+    own = {'HF_ENDPOINT': hub.url, 'HF_HOME': str(folder / 'cache'), 'no_proxy': '127.0.0.1'}
+    made = commands_server.Server(tiny_run.environment() | own)
+    yield made
+    made.close()
+
+
 @pytest.mark.slow
-def test_the_pages_run_from_top_to_bottom(tmp_path, server):
+def test_the_pages_run_from_top_to_bottom(tmp_path, hub_commands):
   pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the planner\'s compiler')
+  pytest.importorskip('transformers')
   make_checkout(tmp_path)
   for page in PAGES:
     for block in make_smaller(page):
       if block.language:
-        run_block(block, tmp_path, server)
+        run_block(block, tmp_path, hub_commands)
   missing = [name for name in _named_runs() if not (tmp_path / name).is_dir()]
   assert not missing, f'these runs are named in a block, and none makes them: {missing}'
   assert os.path.getsize(tmp_path / 'texts.jsonl'), 'no texts were written'

@@ -21,6 +21,7 @@ from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
 
+pytestmark = pytest.mark.usefixtures('one_device_in_module')
 LARGER = {'qkv': 48, 'ffn': 96}
 
 

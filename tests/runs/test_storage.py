@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -164,6 +165,28 @@ def test_a_save_that_failed_in_the_background_is_asked_for_again(tmp_path, fail)
     assert not checkpoints.failed(), 'a good save is taken for one that failed'
     assert checkpoints.steps() == [2], 'what was never written is listed'
   assert_intact(tmp_path, 2)
+
+
+def test_a_failed_save_is_asked_for_again_after_its_pause_and_not_before(
+  tmp_path, fail, monkeypatch
+):
+  now, pauses = [100.0], []
+  monkeypatch.setattr(checkpoint, 'time', types.SimpleNamespace(monotonic=lambda: now[0]))
+  monkeypatch.setattr(retry, 'PAUSES', (5.0, 20.0))
+  monkeypatch.setattr(retry, 'announce', lambda doing, pause, error: pauses.append(pause))
+  fail(os, 'rename', [EIO, EIO], is_last_rename)
+  with contextlib.closing(checkpoint.Checkpoints(tmp_path, keep=1)) as checkpoints:
+    for number, pause in enumerate((5.0, 20.0), start=1):
+      checkpoints.save(meta(number), state(1))
+      assert until(lambda number=number: checkpoints.failed() or len(pauses) == number)
+      assert pauses[-1] == pause and not checkpoints.failed(), 'it is asked for at once'
+      now[0] += pause - 1
+      assert not checkpoints.failed(), 'it is asked for before the end of the pause'
+      now[0] += 1
+      assert checkpoints.failed(), 'it is not asked for after the pause'
+    checkpoints.save(meta(3), state(3), wait=True)
+    assert not checkpoints.failed()
+  assert_intact(tmp_path, 3)
 
 
 def until(condition):

@@ -38,14 +38,14 @@ from tokenformer_jax.config.arguments import (
   Text,
 )
 from tokenformer_jax.config.section import Bool, Float, Long, Str
-from tokenformer_jax.convert import export, hub_download, to_run
+from tokenformer_jax.convert import export, hub_download, peft, to_run
 from tokenformer_jax.data import tokenizers
-from tokenformer_jax.decoding import answers, evaluation
 from tokenformer_jax.decoding import chats as chats_lib
+from tokenformer_jax.decoding import evaluation
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow.actions import Growable
+from tokenformer_jax.grow.actions import Growable, group_numbers
 from tokenformer_jax.grow.derivation import Derivation
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
@@ -107,6 +107,8 @@ def bring(
   sequence_length: Count | None = None,
   dtype: Literal['float32', 'bfloat16'] = 'float32',
   allow_nonfinite: Bool = False,
+  adapters: Sequence[Path] = (),
+  merge_adapters: Bool = False,
   heads: Count | None = None,
   rotary_fraction: Float | None = None,
   score: Literal['l2_norm_gelu', 'gelu_l2_norm', 'softmax'] = 'l2_norm_gelu',
@@ -126,6 +128,8 @@ def bring(
     sequence_length: For later training; default: 2048, or the fewer positions of a folder.
     dtype: Of the stored parameters.
     allow_nonfinite: Accept weights that are NaN or infinite.
+    adapters: Folders with LoRA adapters of PEFT for this model, each of which becomes a group.
+    merge_adapters: Add the adapters to the matrices instead: the model stays of its family.
     heads: Of released weights: attention heads; default: by the width, as released.
     rotary_fraction: Of released weights: the rotated part of each head; default: 0.25, as released.
     score: Of released weights, which do not record the score function: norm_activation_type in
@@ -135,6 +139,7 @@ def bring(
     UserError: the model is of no known family or has an option that we do not have, a tensor is
       missing, the tokenizer does not fit, or the target exists. Nothing is written then.
   """
+  arguments.needs_value('adapters', adapters, merge_adapters=merge_adapters or None)
   to_run.to_jax(
     hub_download.find(source, os.fspath(tokenizer)),
     paths.parse_path(target),
@@ -142,6 +147,8 @@ def bring(
     sequence_length=sequence_length,
     dtype=dtype,
     allow_nonfinite=allow_nonfinite,
+    adapters=[paths.local(folder) for folder in adapters],
+    merge_adapters=merge_adapters,
     heads=heads,
     rotary_fraction=rotary_fraction,
     score=score,
@@ -391,9 +398,9 @@ class Run(Growable, Viewable):
       include_path: a folder with tasks of your own.
 
     Returns:
-      Figures by name: the fields of `perplexity.Figures` for texts, those of `answers.Figures` for
-      conversations, `TASK/METRIC` and
-      `TASK/METRIC_stderr` for tasks, and the figures of training for the validation data.
+      Figures by name: the fields of `perplexity.Figures` for texts, the figures of
+      `perplexity.measure_answers` for conversations, `TASK/METRIC` and `TASK/METRIC_stderr` for
+      tasks, and the figures of training for the validation data.
 
     Raises:
       UserError: a text or task does not exist, or the run is not a language model; or there are
@@ -416,7 +423,7 @@ class Run(Growable, Viewable):
       model.scorer(max_length, batch_size),
       documents=evaluation.open_documents(texts, self.config.data.text_field),
       stride=stride,
-      chats=None if chats is None else answers.open_chats(chats, 'chats'),
+      chats=evaluation.open_chats(chats),
       tasks=evaluation.find_tasks(tasks, None if include_path is None else os.fspath(include_path)),
       num_fewshot=num_fewshot,
       limit=limit,
@@ -487,6 +494,36 @@ class Run(Growable, Viewable):
         have a part of its model. Nothing is written then.
     """
     export.to_hf(self.source, paths.local(target), dtype=dtype, allow_nonfinite=allow_nonfinite)
+
+  def to_peft(
+    self,
+    target: Path,
+    base: Path,
+    *,
+    groups: Sequence[Count] | None = None,
+    allow_nonfinite: Bool = False,
+  ) -> None:
+    """Write groups of parameter tokens that are LoRA as an adapter that `peft` loads.
+
+      run.to_peft('adapter', 'llama')
+
+    The base with the adapter computes what the run does. Groups are LoRA if their score is
+    `linear`, and they are beside matrices.
+
+    Args:
+      target: the new folder.
+      base: the folder, or ORG/NAME of the hub, that the run was brought from; its tensors must be
+        those of the run.
+      groups: the groups, as 2,3, counted from 1; default: all.
+      allow_nonfinite: accept weights that are NaN or infinite.
+
+    Raises:
+      UserError: the target exists, a group is not LoRA, or the run is not the base with such
+        groups. Nothing is written then.
+    """
+    numbers = group_numbers(self.config.model, groups) if groups is not None else ()
+    where = (self.source, paths.local(target), os.fspath(base))
+    peft.to_peft(*where, numbers, allow_nonfinite=allow_nonfinite)
 
   def _check_is_language_model(self) -> None:
     checkpoint.check_is_language_model(self.meta, self.directory)

@@ -3,6 +3,7 @@ r"""Turn released TokenFormer weights or a popular model into a run of ours, and
   tokenformer convert to-jax --source=WEIGHTS --target=RUN
   tokenformer convert to-torch --source=RUN[@STEP] --target=FOLDER
   tokenformer convert to-hf --source=RUN[@STEP] --target=FOLDER
+  tokenformer convert to-peft --source=RUN[@STEP] --target=FOLDER --base=FOLDER
 
 `tokenformer convert ACTION --help` lists the flags of an action.
 
@@ -22,6 +23,9 @@ head. The command prints its assumptions about them; flags change them.
 
 to-hf writes a language model as a folder that transformers loads, with the PyTorch files that
 compute it. to-jax takes that folder back.
+
+to-peft writes groups of parameter tokens with the score linear as a LoRA adapter of PEFT, for the
+base that the run was brought from. to-jax --adapters takes adapters back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +55,7 @@ from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths
 
 _ACTIONS = signatures.Actions(
-  {'to-jax': bring, 'to-torch': export.to_torch, 'to-hf': Run.to_hf},
+  {'to-jax': bring, 'to-torch': export.to_torch, 'to-hf': Run.to_hf, 'to-peft': Run.to_peft},
   without=['source', 'target'],
 )
 
@@ -102,6 +106,11 @@ def main(argv: Sequence[str]) -> None:
     messages.say(f'wrote {target}; to load it with transformers:')
     trust = ', trust_remote_code=True' if (Path(target) / hub_folder.CODE[0]).is_file() else ''
     print(f'AutoModelForCausalLM.from_pretrained({str(target)!r}{trust})')
+  elif action == 'to-peft':
+    load(source).to_peft(target, **options)
+    messages.say(f'wrote {target}; to load it with transformers and peft:')
+    base = f'AutoModelForCausalLM.from_pretrained({str(options["base"])!r})'
+    print(f'PeftModel.from_pretrained({base}, {str(target)!r})')
   else:
     weights = hub_download.find(source, str(options.get('tokenizer', '')))
     model = bring(weights, target, **options).config.model

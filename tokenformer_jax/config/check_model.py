@@ -159,6 +159,11 @@ def _check_experts(experts: ExpertsConfig, path: str) -> None:
     )
   if isinstance(expert, MLPConfig) and expert.bias:
     raise UserError(f'{path}.expert.bias is True, and experts have no biases; set it to False')
+  if isinstance(expert, MLPConfig) and isinstance(expert.each, PattentionConfig):
+    raise UserError(
+      f'{path}.expert.each has parameter tokens, and matrices of experts have none of their own; '
+      'set them in expert.beside'
+    )
   tokens, at = (expert.beside, '.beside') if isinstance(expert, MLPConfig) else (expert, '')
   if isinstance(tokens, PattentionConfig) and len(groups := token_groups(tokens)) > 1:
     raise UserError(

@@ -13,7 +13,7 @@ from tokenformer_jax.config.section import Bool, Float, Int, OneOf, key, section
 class MLPConfig:
   """φ(x W₁) W₂: the Transformer's, with GELU as φ; or, gated, (φ(x W₃) ⊙ x W₁) W₂.
 
-  Parameter tokens can be beside it: Σ_g Θ_g(x K_gᵀ) V_g is added.
+  Parameter tokens can be beside it, and beside each of its matrices: Σ_g Θ_g(x K_gᵀ) V_g is added.
   """
 
   kind: ClassVar[str] = 'mlp'
@@ -26,6 +26,9 @@ class MLPConfig:
   gated: Bool = key(False, 'multiply by a gate φ(x W₃); with SiLU this is SwiGLU')
   beside: AddedTokens = key(
     NoProjectionConfig(), 'parameter tokens whose output is added to that of the MLP'
+  )
+  each: AddedTokens = key(
+    NoProjectionConfig(), 'parameter tokens beside each matrix, whose output is added to its own'
   )
 
 

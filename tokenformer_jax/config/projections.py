@@ -2,19 +2,17 @@
 
 The name of a projection of `model.layer` is the end of its path: `qkv`, `proj`, `ffn`;
 `ffn.shared` and `ffn.expert` in a layer with experts. In another layer the name starts with the
-layer's name: `local.ffn`. Tokens beside a matrix have the name of its projection. Growth and the
-planner use these names.
+layer's name: `local.ffn`. Tokens beside a matrix have the name of its projection, and those beside
+each matrix of an MLP that of the MLP and `.each`. Growth and the planner use these names.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tokenformer_jax.config.feed_forward import MLPConfig
 from tokenformer_jax.config.layer import LayerConfig, map_parts, parts
 from tokenformer_jax.config.model import BASE, ModelConfig
 from tokenformer_jax.config.pattention import (
-  DenseConfig,
   NoProjectionConfig,
   PattentionConfig,
   from_groups,
@@ -23,21 +21,25 @@ from tokenformer_jax.config.pattention import (
 )
 from tokenformer_jax.errors import UserError, nearest
 
+_BESIDE = ('.beside', '.each')  # ends of the paths of tokens that add to matrices
 
-def _projections(model: ModelConfig) -> Iterator[tuple[str, str, Any]]:
-  """Yield the name, the name without the layer, and the config of each projection and MLP.
 
-  Tokens beside a matrix come after it, with the same name.
+def _projections(model: ModelConfig) -> Iterator[tuple[str, str, Any, bool]]:
+  """Yield the name, the name without the layer, the config, and whether it is beside a matrix.
+
+  These are all projections that have parameter tokens, and matrices that can get them.
   """
   for layer, config in model.layers.items():
     for path, part in parts(config):
-      if isinstance(part, PattentionConfig | DenseConfig | MLPConfig):
-        yield projection_name(layer, path), projection_name(BASE, path), part
+      beside = path.endswith(_BESIDE) and not path.endswith('.expert.each')
+      if isinstance(part, PattentionConfig) or (beside and isinstance(part, NoProjectionConfig)):
+        yield projection_name(layer, path), projection_name(BASE, path), part, beside
 
 
 def pattentions(model: ModelConfig) -> dict[str, PattentionConfig]:
   """Return the projections of a model that have parameter tokens, by name."""
-  return {name: one for name, _, one in _projections(model) if isinstance(one, PattentionConfig)}
+  named = _projections(model)
+  return {name: one for name, _, one, _ in named if isinstance(one, PattentionConfig)}
 
 
 def projection_name(layer: str, path: str) -> str:
@@ -53,20 +55,13 @@ def is_of_experts(name: str) -> bool:
 
 def matrices(model: ModelConfig) -> tuple[str, ...]:
   """Return the names of the projections by matrices that have no tokens beside them."""
-  return tuple(
-    name
-    for name, _, one in _projections(model)
-    if isinstance(one, DenseConfig | MLPConfig) and isinstance(one.beside, NoProjectionConfig)
-  )
+  return tuple(name for name, _, one, _ in _projections(model) if one == NoProjectionConfig())
 
 
 def beside_matrices(model: ModelConfig) -> tuple[str, ...]:
   """Return the names of the projections whose tokens are beside a matrix."""
-  return tuple(
-    name
-    for name, _, one in _projections(model)
-    if isinstance(one, DenseConfig | MLPConfig) and isinstance(one.beside, PattentionConfig)
-  )
+  named = _projections(model)
+  return tuple(n for n, _, one, beside in named if beside and isinstance(one, PattentionConfig))
 
 
 def with_pattentions(
@@ -79,7 +74,7 @@ def with_pattentions(
 
   def replaced(name: str, layer: LayerConfig) -> LayerConfig:
     def other(path: str, part: Any) -> Any:
-      is_beside = path.endswith('.beside') and isinstance(part, NoProjectionConfig)
+      is_beside = path.endswith(_BESIDE) and isinstance(part, NoProjectionConfig)
       if not (isinstance(part, PattentionConfig) or is_beside):
         return part
       return changed.get(projection_name(name, path), part)
@@ -129,7 +124,7 @@ def named_counts(
   counts = dict.fromkeys(matrices(model) if first else (), 0) | token_counts(model)
   if not counts:
     raise UserError(f'{where} counts parameter tokens, and this model has none')
-  short = {name: own for name, own, _ in _projections(model)}
+  short = {name: own for name, own, *_ in _projections(model)}
   for name in sorted(given, key=lambda name: name.count('.')):  # the exact names last
     matches = [known for known in counts if name in (known, short[known])]
     if not matches:

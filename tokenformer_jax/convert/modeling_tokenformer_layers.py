@@ -149,7 +149,7 @@ class MLP(nn.Module):
     super().__init__()
     width = model['width']
     hidden = config['width'] or 4 * width
-    dense = {'bias': config['bias'], 'beside': {'kind': 'none'}}
+    dense = {'bias': config['bias'], 'beside': config['each']}
     self.up = Dense(dense, width, hidden)
     self.gate = Dense(dense, width, hidden) if config['gated'] else None
     self.down = Dense(dense, hidden, width)

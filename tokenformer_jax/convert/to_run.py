@@ -1,18 +1,19 @@
 """Make a run of ours from weights: a folder of the hub, or those of the released TokenFormers."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, TextConfig
+from tokenformer_jax.config import Config, GrowConfig, ModelConfig, TextConfig
 from tokenformer_jax.convert import (
   hub,
   hub_folder,
   hub_generation,
+  peft,
   released_torch,
   run_tensors,
   vocabulary,
@@ -39,6 +40,8 @@ def to_jax(
   sequence_length: int | None = None,
   dtype: str = 'float32',
   allow_nonfinite: bool = False,
+  adapters: Sequence[Path] = (),
+  merge_adapters: bool = False,
 ) -> Config:
   """Make a work directory, with a checkpoint of step 0, from weights; return its config.
 
@@ -47,7 +50,7 @@ def to_jax(
   `vocabulary.find` explains `tokenizer`. The model does not depend on `sequence_length`, by default
   2048 or the fewer positions of a folder. `dtype` is float32 or bfloat16, in which the arrays are
   stored; whoever reads them widens them. `allow_nonfinite` accepts weights that are NaN or
-  infinite, with a message.
+  infinite, with a message. `adapters` are folders of PEFT: see `peft.with_adapters`.
   """
   grow_run.check_target(target)
   if is_folder := hub.is_folder(source):
@@ -56,6 +59,11 @@ def to_jax(
     weights = hub_folder.find(source) or hub.find(source)
   else:
     weights = released_torch.find(source, heads=heads, rotary_fraction=rotary_fraction, score=score)
+  before: list[ModelConfig] = []
+  if adapters:
+    if not is_folder:
+      raise UserError(f'{source} has no config.json, and adapters are for models of transformers')
+    weights, before = peft.with_adapters(weights, adapters, source, merged=merge_adapters)
   model = weights.model
   spec, loaded = vocabulary.find(tokenizer, source)
   if loaded.size > model.vocab_size:
@@ -78,6 +86,10 @@ def to_jax(
     messages.say(f'numbers of {" and ".join(rounded)} are rounded to {dtype}')
   stored = _of_folder(loaded, source, model.vocab_size, data) if is_folder else loaded.to_json()
   meta = Meta(0, config, stored, contents='params', family=weights.family)
+  for folder, one in zip(adapters, before, strict=False):  # each a growth of its own
+    base = dataclasses.replace(meta, config=dataclasses.replace(config, model=one))
+    lineage = grow_run.descend(base, paths.parse_path(folder), 'merge', GrowConfig())
+    meta = dataclasses.replace(meta, lineage=lineage)
   grow_run.write(target, meta, {'params': weights.params(dtype)})
   return config
 

@@ -215,7 +215,7 @@ class Growable:
     """
     new = self._start(target, GrowConfig())
     meta = new.meta
-    numbers = () if groups is None else _group_numbers(new.before, groups)
+    numbers = () if groups is None else group_numbers(new.before, groups)
     lineage, model = subsets.extraction(meta, new.source.directory, numbers)
     if new.dry_run:
       return self
@@ -252,7 +252,7 @@ class Growable:
       raise UserError('--groups and --experts both say what to take out; give one of them')
     new = self._start(target, growth(moments=moments, step=step))
     if groups is not None:
-      numbers = _group_numbers(new.before, groups)
+      numbers = group_numbers(new.before, groups)
       made = _choose(new, 'remove', choices.without(numbers), numbers)
     elif experts is not None:
       made = _remove_experts(new, experts)
@@ -336,7 +336,7 @@ class Growable:
     """
     new = self._start(target, GrowConfig())
     model = new.before
-    numbers = _group_numbers(model, groups)
+    numbers = group_numbers(model, groups)
     steps, text = (ScaleGroups(model, model, numbers, factor),), as_text(numbers)
     return self._finish(new, new.write('scale', model, steps, groups=text, factor=factor))
 
@@ -352,7 +352,7 @@ class Growable:
     new = self._start(target, GrowConfig())
     model = new.before
     _check_has_tokens(model)
-    numbers = _group_numbers(model, groups) if groups else ()
+    numbers = group_numbers(model, groups) if groups else ()
     after, none = choices.with_frozen(model, numbers), range(0)
     made = new.write('freeze', after, (), measured=none, groups=as_text(numbers))
     return self._finish(new, made)
@@ -489,7 +489,7 @@ def _most_used(
   return kept
 
 
-def _group_numbers(model: ModelConfig, groups: Numbers) -> tuple[int, ...]:
+def group_numbers(model: ModelConfig, groups: Numbers) -> tuple[int, ...]:
   """Return numbers of groups of a model, at least one, in rising order."""
   _check_has_tokens(model)
   numbers, most = choices.in_order(groups, '--groups'), choices.most_groups(model)

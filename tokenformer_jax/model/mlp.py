@@ -9,6 +9,7 @@ from tokenformer_jax.config import MLPConfig, ModelConfig
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.gelu import activate
 from tokenformer_jax.model.projections import Dense, output_std, tokens_beside
+from tokenformer_jax.parallel.rules import Axes
 from tokenformer_jax.parallel.sharding import constrain
 
 ACTIVATIONS = {
@@ -22,19 +23,23 @@ ACTIVATIONS = {
 class MLP(nnx.Module):
   """The Transformer's feed-forward layer: φ(x W₁) W₂ or, gated, (φ(x W₃) ⊙ x W₁) W₂.
 
-  The output of parameter tokens can be added (`beside`).
+  The output of parameter tokens can be added (`beside`), also to each product (`each`).
   """
 
   def __init__(
     self, config: MLPConfig, model: ModelConfig, *, execution: Execution, rngs: nnx.Rngs
   ):
     hidden = hidden_width(config, model)
-    make = functools.partial(Dense, bias=config.bias, rngs=rngs)
-    into = functools.partial(make, model.width, hidden, ('width', 'hidden'), std=model.init.std)
+
+    def make(axes: Axes, widths: tuple[int, int], std: float, *, adds: bool = False) -> Dense:
+      how = {'adds_to_residual': adds, 'rngs': rngs}
+      own = tokens_beside(config.each, model, widths, execution=execution, **how)
+      return Dense(*widths, axes, std=std, bias=config.bias, beside=own, **how)
+
+    into = functools.partial(make, ('width', 'hidden'), (model.width, hidden), model.init.std)
     self.up = into()
     self.gate = into() if config.gated else None
-    std = output_std(model)
-    self.down = make(hidden, model.width, ('hidden', 'width'), std=std, adds_to_residual=True)
+    self.down = make(('hidden', 'width'), (hidden, model.width), output_std(model), adds=True)
     self.activation = config.activation
     how = {'adds_to_residual': True, 'execution': execution, 'rngs': rngs}
     self.beside = tokens_beside(config.beside, model, **how)

@@ -39,9 +39,17 @@ def initial_state(
   `window`, `recent` has the statistics of that many good steps: see `outliers.initial`. Under jit
   with `state_shardings`, no host or device holds more than its part.
   """
-  params = definition.init(jax.random.key(seed))
+  return _state_of(definition.init(jax.random.key(seed)), tx, ema=ema, window=window)
+
+
+def _state_of(params: Params, tx: optax.GradientTransformation, *, ema: bool, window: int) -> State:
   average = {'ema': params} if ema else {}
   return {'params': params, **average, 'opt_state': tx.init(params), **_counters(window)}
+
+
+def _shapes(definition: Definition, tx: optax.GradientTransformation, **optional: Any) -> State:
+  """Return shapes and dtypes of a new state; nothing that draws is traced."""
+  return jax.eval_shape(lambda params: _state_of(params, tx, **optional), definition.abstract)
 
 
 def state_shardings(
@@ -68,7 +76,7 @@ def abstract_state(
 ) -> State:
   """Return shapes and shardings of a state; an array that the mesh does not divide stays whole."""
   tx = optim.make_optimizer(config, optim.NO_RATE, definition.info)
-  state = jax.eval_shape(lambda seed: initial_state(definition, tx, seed, ema=ema), jnp.uint32(0))
+  state = _shapes(definition, tx, ema=ema, window=0)
   return sharding.with_even_shardings(state, state_shardings(mesh, definition, tx, ema=ema))
 
 
@@ -146,7 +154,7 @@ class Program:
 
   def abstract_state(self, mesh: Mesh | AbstractMesh) -> State:
     """Return shapes, dtypes and shardings of the state."""
-    state = jax.eval_shape(self.initial_state, 0)
+    state = _shapes(self.task.definition, self.tx, ema=self.ema, window=self.window)
     return sharding.with_shardings(state, self.state_shardings(mesh))
 
   def abstract_batch(self, mesh: Mesh | AbstractMesh) -> Any:

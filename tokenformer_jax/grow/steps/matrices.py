@@ -71,6 +71,8 @@ def _reason(path: str, part: DenseConfig | MLPConfig, mixer: Any) -> str:
     return 'it belongs to experts'
   if part.bias:
     return 'it has a bias'
+  if isinstance(part, MLPConfig) and isinstance(part.each, PattentionConfig):
+    return 'it has parameter tokens beside each matrix'
   if isinstance(part, MLPConfig) and part.gated:
     return 'a gate multiplies two products, and a token has one'
   if isinstance(part, MLPConfig) and part.activation not in _ACTIVATIONS:

@@ -1,0 +1,302 @@
+"""Adapters of PEFT as groups of parameter tokens, and groups as adapters."""
+
+import dataclasses
+import json
+import warnings
+
+import hub_folders
+import jax
+import jax.numpy as jnp
+import numpy as np
+import outcomes
+import pytest
+import safetensors.numpy
+import tiny_run
+
+import tokenformer_jax
+from tokenformer_jax import config
+from tokenformer_jax.config.pattention import LinearScore
+from tokenformer_jax.convert import families, peft
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import grow_run
+from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.runs.checkpoint_meta import Meta
+
+IDS = np.random.default_rng(0).integers(0, 64, (2, 12))
+Q, V, DOWN = 'self_attn.q_proj', 'self_attn.v_proj', 'mlp.down_proj'
+
+
+def write_adapter(folder, shapes, rank=2, seed=0, **changes):
+  """Writes an adapter of random tensors; `shapes` are [D_out, D_in] by module."""
+  rng = np.random.default_rng(seed)
+  tensors = {}
+  for module, (outputs, inputs) in shapes.items():
+    name = f'base_model.model.{module}.lora_'
+    tensors[f'{name}A.weight'] = rng.normal(size=(rank, inputs)).astype(np.float32)
+    tensors[f'{name}B.weight'] = rng.normal(size=(outputs, rank)).astype(np.float32)
+  folder.mkdir(parents=True)
+  targets = sorted({module.rpartition('.')[2] for module in shapes})
+  values = {'peft_type': 'LORA', 'r': rank, 'lora_alpha': rank, 'target_modules': targets}
+  (folder / 'adapter_config.json').write_text(json.dumps(values | changes))
+  safetensors.numpy.save_file(tensors, folder / 'adapter_model.safetensors')
+  return folder
+
+
+def in_layers(shapes, layers=(0, 1)):
+  return {f'model.layers.{i}.{name}': shape for i in layers for name, shape in shapes.items()}
+
+
+LLAMA = in_layers({Q: (16, 16), V: (8, 16), DOWN: (16, 24)})
+
+
+def read(folder):
+  return safetensors.numpy.load_file(folder / 'adapter_model.safetensors')
+
+
+@pytest.fixture(scope='module')
+def base(tmp_path_factory):
+  return hub_folders.write(tmp_path_factory.mktemp('base') / 'llama')
+
+
+@pytest.fixture(scope='module')
+def run(base, tmp_path_factory):
+  """The base with two adapters: one of rank 2, and one of rank 3 in one layer with scale 4."""
+  root = tmp_path_factory.mktemp('adapters')
+  one = write_adapter(root / 'one', LLAMA)
+  two = write_adapter(root / 'two', in_layers({V: (8, 16)}, [1]), 3, seed=1, lora_alpha=12)
+  return tokenformer_jax.bring(base, root / 'run', adapters=[one, two]), one, two
+
+
+def test_tensors_come_back_bit_for_bit(run, base, tmp_path):
+  brought, one, two = run
+  for number, folder, factor in ((1, one, 1), (2, two, 4)):
+    brought.to_peft(tmp_path / str(number), base, groups=[number])
+    wanted = {n: t * (factor if 'lora_B' in n else 1) for n, t in read(folder).items()}
+    outcomes.assert_same(read(tmp_path / str(number)), wanted, 'another adapter')
+  written = json.loads((tmp_path / '2' / 'adapter_config.json').read_text())
+  assert written['r'] == written['lora_alpha'] == 3
+  assert written['target_modules'] == ['model.layers.1.self_attn.v_proj'], 'layer 0 has none'
+  assert written['base_model_name_or_path'] == str(base)
+
+
+def test_adapters_together_have_ranks_of_their_own(run, base, tmp_path):
+  brought, *_ = run
+  brought.to_peft(tmp_path / 'both', base)
+  written = json.loads((tmp_path / 'both' / 'adapter_config.json').read_text())
+  assert written['target_modules'] == ['down_proj', 'q_proj', 'v_proj']
+  assert (written['r'], written['rank_pattern']) == (2, {'model.layers.1.self_attn.v_proj': 5})
+
+
+def test_each_adapter_is_a_growth_of_the_base(run):
+  brought, one, two = run
+  assert [entry.source for entry in brought.meta.lineage] == [str(one), str(two)]
+  assert families.match(brought.meta.lineage[0].model)[0].kind == 'llama'
+  table = brought.group_table().splitlines()
+  assert str(one) in table[1] and str(two) in table[2]
+
+
+def test_a_merged_adapter_leaves_a_llama(base, run, tmp_path):
+  brought, *adapters = run
+  merged = tokenformer_jax.bring(base, tmp_path / 'run', adapters=adapters, merge_adapters=True)
+  assert families.match(merged.config.model)[0].kind == 'llama'
+  alone, own = (one.parameters['blocks']['attention']['value'] for one in (merged, brought))
+  added = np.einsum('lni,lno->lio', own['beside']['keys'], own['beside']['values'])
+  np.testing.assert_allclose(alone['kernel'], own['kernel'] + added, atol=1e-5)
+
+
+def changed(name, **arrays):
+  def change(folder):
+    file = folder / 'adapter_model.safetensors'
+    tensors = read(folder)
+    tensors |= {f'base_model.model.{name}.{end}.weight': array for end, array in arrays.items()}
+    safetensors.numpy.save_file(tensors, file)
+
+  return change
+
+
+_ONES = np.ones((2, 16), np.float32)
+REFUSED = {
+  'DoRA': ({'use_dora': True}, None, 'use_dora=True'),
+  'whole modules': ({'modules_to_save': ['lm_head']}, None, "modules_to_save=['lm_head']"),
+  'biases': ({'bias': 'all'}, None, "bias='all', which cannot be converted; it must be 'none'"),
+  'another method': ({'peft_type': 'IA3'}, None, "peft_type='IA3'"),
+  'a beginning that changes matrices': ({'init_lora_weights': 'pissa'}, None, "'pissa'"),
+  'another rank': ({'r': 3}, None, 'and must be [3, 24] by the rank 3'),
+  'a rank by a pattern': ({'rank_pattern': {'q_proj': 4}}, None, 'must be [4, 16] by the rank 4'),
+  'no pattern': ({'rank_pattern': {'(': 4}}, None, 'are not those of PEFT'),
+  'another width': ({}, changed('model.layers.0.mlp.up_proj', lora_A=_ONES[:, :8]), '[2, 8]'),
+  'half of a pair': ({}, changed('model.layers.0.mlp.up_proj', lora_A=_ONES), 'is none'),
+  'more layers': ({}, changed('model.layers.7.mlp.up_proj', lora_A=_ONES), 'layers.7.mlp.up_proj'),
+  'the head': ({}, changed('lm_head', lora_A=_ONES), 'tensor base_model.model.lm_head'),
+  'no target': ({'target_modules': ['q_proj']}, None, 'do not name, so that PEFT leaves them out'),
+  'a base of another name': (
+    {'base_model_name_or_path': 'org/other'},
+    lambda folder: None,
+    'is an adapter of org/other, and',
+  ),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_refused_with_a_sentence(name, tmp_path):
+  changes, change, sentence = REFUSED[name]
+  llama = hub_folders.write(tmp_path / 'llama', _name_or_path='org/llama')
+  targets = ['up_proj', 'down_proj', 'q_proj', 'v_proj', 'lm_head']
+  adapter = write_adapter(tmp_path / 'adapter', LLAMA, **{'target_modules': targets} | changes)
+  if change:
+    change(adapter)
+  with pytest.raises(UserError) as refused:
+    tokenformer_jax.bring(llama, tmp_path / 'run', adapters=[adapter])
+  assert sentence in str(refused.value)
+  assert not (tmp_path / 'run').exists()
+
+
+def test_targets_are_those_of_peft():
+  name = 'model.layers.1.self_attn.q_proj'
+  for targets in ('all-linear', r'.*\.1\..*q_proj', ['q_proj'], ['attn.q_proj', 'k'], [name]):
+    assert peft._is_target(targets, name) == (targets != ['attn.q_proj', 'k'])
+
+
+def test_what_is_not_lora_is_refused(base, run, tmp_path):
+  brought, *_ = run
+  llama = hub_folders.model('llama')
+
+  def written(name, changes=None, **others):
+    """A run with these tokens, and zeros as parameters."""
+    model = dataclasses.replace(config.with_pattentions(llama, changes or {}), **others)
+    params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), define_lm(model).abstract)
+    meta = Meta(0, config.Config(model=model), {'kind': 'bytes'}, contents='params')
+    grow_run.write(tmp_path / name, meta, {'params': params})
+    return tokenformer_jax.load(tmp_path / name)
+
+  lora = config.PattentionConfig(4, 4, LinearScore())
+  other = hub_folders.write(tmp_path / 'other', rms_norm_eps=1e-3)
+  for one, folder, sentence in (
+    (
+      written('tokens', {'qkv': config.PattentionConfig(4, 4)}),
+      base,
+      'group 1 of qkv is not LoRA: its score is l2_norm_gelu and not linear',
+    ),
+    (written('whole', {'ffn': lora}), base, 'group 1 of ffn is not LoRA: it is not beside a'),
+    (written('deep', {'qkv': lora}, pattern='layer*4'), base, "model.pattern is 'layer*4' in the"),
+    (written('plain'), base, 'is not what'),
+    (brought, other, 'model.norm_epsilon is 1e-06 in the run and 0.001 in'),
+  ):
+    with pytest.raises(UserError) as refused:
+      one.to_peft(tmp_path / 'adapter', folder)
+    assert sentence in str(refused.value)
+    assert not (tmp_path / 'adapter').exists()
+
+
+# The same computation as in PEFT.
+
+
+@pytest.fixture(scope='module')
+def torch():
+  return pytest.importorskip('torch')
+
+
+@pytest.fixture(scope='module')
+def theirs():
+  return pytest.importorskip('peft')
+
+
+ADAPTERS = {  # the family, and the adapters on one base
+  'some matrices': ('llama', [{'r': 4, 'lora_alpha': 8, 'target_modules': ['q_proj', 'v_proj']}]),
+  'two adapters': (
+    'qwen3',
+    [
+      {'r': 3, 'use_rslora': True, 'target_modules': 'all-linear'},
+      {
+        'r': 4,
+        'rank_pattern': {'k_proj': 2},
+        'alpha_pattern': {'o_proj': 3},
+        'target_modules': ['k_proj', 'o_proj'],
+        'layers_to_transform': [1],
+      },
+    ],
+  ),
+  'matrices in one tensor': ('gpt2', [{'r': 4, 'target_modules': 'all-linear'}]),
+  'heads in turn': ('gpt_neox', [{'r': 4, 'target_modules': 'all-linear'}]),
+  'kinds of layers': ('qwen2', [{'r': 4, 'target_modules': r'.*layers\.1\..*(q_proj|up_proj)'}]),
+}
+EVERY, OTHERS = list(ADAPTERS)[:3], list(ADAPTERS)[3:]
+
+
+def logits(model, torch):
+  with torch.no_grad():
+    return model(torch.tensor(IDS)).logits.numpy()
+
+
+def stock(folder):
+  from transformers import AutoModelForCausalLM  # noqa: PLC0415 (takes seconds)
+
+  return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def loaded(theirs, base, folder):
+  """The stock base with an adapter; a tensor that is missing is an error."""
+  with warnings.catch_warnings():
+    warnings.filterwarnings('error', message='.*missing adapter keys.*')
+    return theirs.PeftModel.from_pretrained(stock(base), folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'name', [*EVERY, *(pytest.param(name, marks=pytest.mark.full_size) for name in OTHERS)]
+)
+def test_logits_of_peft_both_ways(name, tmp_path, torch, theirs):
+  kind, configs = ADAPTERS[name]
+  base = hub_folders.write(tmp_path / 'base', kind)
+  names = ['first', 'second'][: len(configs)]
+  model = stock(base)
+  for adapter, values in zip(names, configs, strict=True):
+    how = theirs.LoraConfig(**values)
+    if adapter == 'first':
+      model = theirs.get_peft_model(model, how, adapter)
+    else:
+      model.add_adapter(adapter, how)
+  torch.manual_seed(0)
+  with torch.no_grad():
+    for parameter, values in model.named_parameters():
+      if '.lora_' in parameter:
+        values.copy_(0.5 * torch.randn_like(values))
+  model.base_model.set_adapter(names)
+  model.save_pretrained(tmp_path)
+  wanted = logits(model, torch)
+  assert np.abs(wanted - logits(stock(base), torch)).max() > 0.05, 'the adapter adds nothing'
+  run = tokenformer_jax.bring(base, tmp_path / 'run', adapters=[tmp_path / name for name in names])
+  np.testing.assert_allclose(run.logits(IDS), wanted, atol=1e-5)
+  run.to_peft(tmp_path / 'back', base)
+  back = loaded(theirs, base, tmp_path / 'back')
+  np.testing.assert_allclose(logits(back, torch), wanted, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_group_that_was_trained_here(tmp_path, torch, theirs):
+  """Keys of queries, keys and values differ then, and GPT-2 has them in one tensor."""
+  base = hub_folders.write(tmp_path / 'base', 'gpt2')
+  shapes = {'transformer.h.1.attn.c_attn': (48, 16)}
+  old = write_adapter(tmp_path / 'old', shapes, r=2, target_modules=['c_attn'])
+  run = tokenformer_jax.bring(base, tmp_path / 'brought', adapters=[old])
+  run = run.grow(tmp_path / 'grown', {'qkv': 5, 'ffn.each': 4}, new_score='linear')
+  source = tiny_run.write_corpus(tmp_path / 'text')
+  data = {'source': source, 'batch_size': 8, 'cache_dir': str(tmp_path / 'cache')}
+  data |= {'sequence_length': 16, 'validation_fraction': 0.3}
+  changes = tiny_run.CHANGES.items()
+  train = {n.removeprefix('train.'): value for n, value in changes if n.startswith('train.')}
+  how = {'data': data, 'train': train, 'optim': {'old_tokens': 'freeze', 'warmup_steps': 0}}
+  run = run.train(3, **how)
+  run.to_peft(tmp_path / 'all', base)
+  model = loaded(theirs, base, tmp_path / 'all')
+  wanted = run.logits(IDS)
+  np.testing.assert_allclose(logits(model, torch), wanted, atol=1e-5)
+  assert np.abs(wanted - logits(stock(base), torch)).max() > 1e-3, 'nothing was learned'
+  fused = read(tmp_path / 'all')['base_model.model.transformer.h.0.attn.c_attn.lora_A.weight']
+  assert len(fused) == 9, 'three tokens of each of the three matrices'
+  run.to_peft(tmp_path / 'first', base, groups=[1])
+  first = {name: t for name, t in read(tmp_path / 'first').items() if '.c_attn.' in name}
+  outcomes.assert_same(first, read(old), 'a frozen adapter changed')
+  free = run.train(4, optim={'old_tokens': 'train'})
+  with pytest.raises(UserError, match=r'train new groups with optim\.old_tokens=freeze'):
+    free.to_peft(tmp_path / 'none', base)

@@ -1,0 +1,356 @@
+"""Read adapters of the library PEFT as groups of parameter tokens, and write groups as adapters.
+
+LoRA adds s B A x to the product of a matrix (arXiv 2106.09685). A group with the score `linear`
+beside the matrix adds the same, with A [r, D_in] as keys and s Bᵀ [r, D_out] as values. The layout
+of the base (`tensor_layout`) names its matrices, and knows those that hold several of ours.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.numpy
+
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.config import ModelConfig, pattern
+from tokenformer_jax.config.groups import choose, most_groups, named_groups, without
+from tokenformer_jax.config.pattention import Birth, LinearScore, TokenGroup, from_groups
+from tokenformer_jax.config.projections import beside_matrices, matrices, projection_name
+from tokenformer_jax.convert import (
+  export,
+  families,
+  hub,
+  hub_download,
+  run_tensors,
+  tensor_files,
+  tensor_layout,
+)
+from tokenformer_jax.convert.hub_keys import Keys, read_json
+from tokenformer_jax.convert.tensor_files import Tensor
+from tokenformer_jax.convert.tensor_layout import Entry, Layout, Names, Weights
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import grow_run
+from tokenformer_jax.model import trunk
+from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.runs.checkpoint_meta import new_run_id
+from tokenformer_jax.storage import paths
+
+_CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
+_TENSOR = re.compile(r'base_model\.model\.(.+)\.lora_([AB])\.weight')
+_ALLOWED = {
+  'peft_type': ('LORA',),
+  'bias': ('none',),
+  # The other ways to begin change the matrices of the base.
+  'init_lora_weights': (True, False, 'gaussian', 'eva', 'orthogonal'),
+}
+# Keys that do not change what a trained adapter computes; all others that are set are refused.
+_IGNORED = """
+  task_type auto_mapping peft_version revision inference_mode lora_dropout fan_in_fan_out
+  exclude_modules layers_to_transform layers_pattern megatron_core qalora_group_size
+"""
+_FLOAT = np.dtype(np.float32)
+_HUB_NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')
+
+
+class _Matrix(NamedTuple):
+  """A matrix of the base: the projection that it belongs to, and its tensor."""
+
+  projection: str
+  entry: Entry
+
+  def of_rank(self, rank: int) -> Entry:
+    """Return the layout of B [D_out, r], which holds values [r, D_out] as the tensor does ours."""
+    how = 'transposed' if self.entry.how == 'same' else self.entry.how
+    return self.entry._replace(how=how, shapes=tuple((rank, d) for _, d in self.entry.shapes))
+
+  def tokens(self, number: int, end: str) -> Names:
+    """Return the path of the keys or values beside one of our matrices."""
+    return (*self.entry.paths[number][:-1], 'beside', end)
+
+
+Pair = tuple[Tensor, Tensor]  # A [r, D_in] and s B [D_out, r] of a matrix
+
+
+def _matrices(model: ModelConfig, layout: Layout) -> dict[str, _Matrix]:
+  """Return the matrices of layers that can have tokens beside them, by the hub's module names."""
+  layers = dict(zip(trunk.layer_paths(model.repeats), pattern.names(model.repeats), strict=True))
+  known, named = {*matrices(model), *beside_matrices(model)}, {}
+  for name, entry in layout.items():
+    if entry.paths[0][-1] != 'kernel':
+      continue
+    names = list(entry.paths[0][1:-1])
+    stack = names.pop(0) if next(iter(layers)).stack else ''
+    own = '.'.join([*names[:-1], 'each'])
+    if names[0] == 'attention':
+      own = 'proj' if names[1] == 'proj' else 'qkv'
+    projection = projection_name(layers[trunk.LayerPath(stack, entry.indices[0])], own)
+    if projection in known:
+      named[name.removesuffix('.weight')] = _Matrix(projection, entry)
+  return named
+
+
+def with_adapters(
+  weights: Weights, folders: Sequence[Path], base: Path, *, merged: bool
+) -> tuple[Weights, list[ModelConfig]]:
+  """Return a base with adapters as groups, and the model before each; or added to its matrices.
+
+  Every projection that an adapter targets has a group for each of them, so that groups of one
+  number belong together. Where an adapter has no tensors or a smaller rank, tokens are zero: they
+  add nothing, get no gradient, and `to_peft` leaves them out.
+  """
+  named = _matrices(weights.model, weights.layout)
+  adapters = [_read(folder, named, base) for folder in folders]
+  counts: dict[str, list[int]] = {}  # tokens of each adapter, by projection
+  for i, adapter in enumerate(adapters):
+    for module, (a, _) in adapter.items():
+      sizes = counts.setdefault(named[module].projection, [1] * len(adapters))
+      sizes[i] = max(sizes[i], a.shape[0])
+  layout, tensors = dict(weights.layout), dict(weights.tensors)
+  for module, matrix in named.items():
+    pairs, name = [adapter.get(module) for adapter in adapters], f'{module}.weight'
+    sizes = counts.get(matrix.projection, [])
+    if merged and sizes:
+      read = functools.partial(_merged, tensors[name], pairs, layout[name].how == 'same')
+      tensors[name] = Tensor(_FLOAT, tensors[name].shape, read)
+    for i, end in itertools.product(range(len(matrix.entry.paths)), ('keys', 'values')):
+      if sizes and not merged:
+        read = functools.partial(_tokens, pairs, sizes, matrix, i, end)
+        own, shape = f'{name}.{i}.{end}', (sum(sizes), matrix.entry.shapes[i][end == 'values'])
+        layout[own] = Entry((matrix.tokens(i, end),), matrix.entry.indices, 'same', (shape,), 0)
+        tensors[own] = Tensor(_FLOAT, shape, read)
+  if merged:
+    return weights._replace(tensors=tensors), []
+  births = [Birth(new_run_id(), str(folder.absolute())) for folder in folders]
+
+  def group(number: int, tokens: int) -> TokenGroup:
+    born = (dataclasses.replace(births[number], tokens=tokens),)
+    return TokenGroup(tokens, tokens, LinearScore(), born=born)
+
+  models = [weights.model]
+  for count in range(1, len(folders) + 1):
+    groups = {name: itertools.starmap(group, enumerate(n[:count])) for name, n in counts.items()}
+    some = {name: from_groups(own) for name, own in groups.items()}
+    models.append(config_lib.with_pattentions(weights.model, some))
+  return weights._replace(model=models.pop(), layout=layout, tensors=tensors), models
+
+
+def _merged(matrix: Tensor, pairs: Sequence[Pair | None], inputs_first: bool) -> np.ndarray:
+  """Return a matrix in the hub's layout plus its adapters."""
+  made = matrix.read().astype(np.float32)
+  for a, b in filter(None, pairs):
+    product = b.read() @ a.read().astype(np.float32)
+    made += product.T if inputs_first else product
+  return made
+
+
+def _tokens(
+  pairs: Sequence[Pair | None], sizes: Sequence[int], matrix: _Matrix, number: int, end: str
+) -> np.ndarray:
+  """Return the keys or values of all groups beside one of our matrices."""
+  made = np.zeros((sum(sizes), matrix.entry.shapes[number][end == 'values']), np.float32)
+  for pair, first in zip(pairs, itertools.accumulate(sizes, initial=0), strict=False):
+    if pair:
+      (a, b), rank = pair, pair[0].shape[0]
+      own = a.read() if end == 'keys' else matrix.of_rank(rank).split(b.read(), number)
+      made[first : first + rank] = own
+  return made
+
+
+def _read(folder: Path, named: Mapping[str, _Matrix], base: Path) -> dict[str, Pair]:
+  """Return the adapter in a folder by module, after a check that it is LoRA and fits the base."""
+  if not (file := folder / _CONFIG).is_file():
+    raise UserError(f'{folder} has no {_CONFIG}; name a folder that save_pretrained of peft wrote')
+  keys = Keys(read_json(file), str(file))
+  for name, allowed in _ALLOWED.items():
+    keys.only(name, *allowed)
+  names = keys.get('base_model_name_or_path'), read_json(base / 'config.json').get('_name_or_path')
+  if names[0] != names[1] and all(_HUB_NAME.fullmatch(str(name)) for name in names):
+    raise UserError(
+      f'{folder} is an adapter of {names[0]}, and {base} is {names[1]}; name the model that it was '
+      f'made for, or correct base_model_name_or_path in {file}'
+    )
+  r, alpha, rooted = keys.whole('r'), keys.number('lora_alpha', 8), keys.flag('use_rslora', False)
+  ranks, alphas = keys.get('rank_pattern', {}), keys.get('alpha_pattern', {})
+  targets = keys.get('target_modules')
+  for name in keys.unread(_IGNORED.split()):
+    if keys.get(name):
+      raise keys.refusal(name, 'absent, null or false')
+  weights = folder / _WEIGHTS
+  weights = weights if weights.is_file() else weights.with_suffix('.bin')
+  tensors: dict[str, dict[str, Tensor]] = {}
+  for name, tensor in tensor_files.find(weights).items():
+    match = _TENSOR.fullmatch(name)
+    if not match or match[1] not in named:
+      raise UserError(
+        f'{weights}: the tensor {name} is not of LoRA beside a matrix of a layer of {base}; name '
+        'the model that it was made for'
+      )
+    tensors.setdefault(match[1], {})[match[2]] = tensor
+  adapter: dict[str, Pair] = {}
+  for module, pair in tensors.items():
+    try:
+      is_target = _is_target(targets, module)
+      rank, own = _of_module(ranks, r, module), _of_module(alphas, alpha, module)
+      scale = np.float32(own / (math.sqrt(rank) if rooted else rank))
+    except (re.error, AttributeError, TypeError, ArithmeticError) as error:
+      raise UserError(f'{file}: its targets or patterns are not those of PEFT ({error})') from error
+    if not is_target:
+      raise UserError(
+        f'{weights} has tensors of {module}, which the target_modules of {_CONFIG} do not name, so '
+        'that PEFT leaves them out; correct one of the files'
+      )
+    shapes = named[module].entry.shapes
+    for letter, shape in (('A', [rank, shapes[0][0]]), ('B', [sum(d for _, d in shapes), rank])):
+      if (has := list(pair[letter].shape) if letter in pair else 'none') != shape:
+        raise UserError(
+          f'{weights}: the shape of lora_{letter} of {module} is {has}, and must be {shape} by the '
+          f'rank {rank} of {_CONFIG} and the matrix of {base}; name the model it was made for'
+        )
+    scaled = functools.partial(_scaled, pair['B'], scale)
+    adapter[module] = pair['A'], dataclasses.replace(pair['B'], read=scaled)
+  return adapter
+
+
+def _scaled(tensor: Tensor, scale: np.float32) -> np.ndarray:
+  return scale * tensor.read().astype(np.float32)
+
+
+def _is_target(targets: Any, module: str) -> bool:
+  """Return whether PEFT finds a module by target_modules."""
+  if isinstance(targets, str):
+    return targets.lower() == 'all-linear' or bool(re.fullmatch(targets, module))
+  return any(f'.{module}'.endswith(f'.{end}') for end in targets or ())
+
+
+def _of_module(table: Mapping[str, Any], default: Any, module: str) -> Any:
+  """Return the value of the first pattern that the end of a module's name matches."""
+  return next((v for key, v in table.items() if re.match(rf'(.*\.)?({key})$', module)), default)
+
+
+def to_peft(
+  source: str,
+  target: Path,
+  base: str,
+  groups: Sequence[int] = (),
+  *,
+  allow_nonfinite: bool = False,
+) -> None:
+  """Write groups of a run, by default all, as one adapter with a scale of 1.
+
+  All other parameters must be those of `base`, a folder or a name of the hub, bit for bit.
+  """
+  grow_run.check_target(target)
+  origin = checkpoint.open_source(source, checkpoint.check_is_language_model)
+  model, folder = origin.meta.config.model, hub_download.find(base)
+  weights = hub.find(folder)
+  named, counts = _matrices(weights.model, weights.layout), named_groups(model)
+  projections = {matrix.projection for matrix in named.values()}
+  for name, own in counts.items():
+    for number, group in enumerate(own, start=1):
+      _check_is_lora(group, number, name, name in projections, not groups or number in groups)
+  _check_is_base(model, weights.model, base)
+  read = functools.partial(run_tensors.read_array, origin)
+  for name, array in tensor_layout.stream(weights.layout, read):
+    if not np.array_equal(array, weights.tensors[name].read().astype(np.float32)):
+      raise UserError(
+        f'{name} of {base} is not what {source} has in its place, and an adapter changes no '
+        'matrix; train new groups with optim.old_tokens=freeze, or write the whole model (to-hf)'
+      )
+  read, tensors, ranks = functools.cache(read), {}, {}
+  for module, matrix in named.items():
+    sizes = [group.tokens for group in counts.get(matrix.projection, ())]
+    chosen = np.repeat([not groups or i + 1 in groups for i in range(len(sizes))], sizes)
+    if not chosen.any():
+      continue
+    (row,), numbers = matrix.entry.indices, range(len(matrix.entry.paths))
+    keys, values = (
+      [read(matrix.tokens(number, end))[row][chosen] for number in numbers]
+      for end in ('keys', 'values')
+    )
+    if len(a := _join(keys, values)):
+      ranks[module], b = len(a), matrix.of_rank(len(a)).join(values)
+      tensors[f'base_model.model.{module}.lora_A.weight'] = np.ascontiguousarray(a)
+      tensors[f'base_model.model.{module}.lora_B.weight'] = np.ascontiguousarray(b)
+  if not ranks:
+    raise UserError(f'{source} has no groups to write, or all of their tokens are zero')
+  for _ in run_tensors.check_finite(iter(tensors.items()), source, allow_nonfinite):
+    pass
+  name = base if folder == Path(base) else base.partition('@')[0]
+  described = _describe(ranks, weights.layout, name)
+  with export.new_folder(target) as made:
+    paths.write(made / _CONFIG, json.dumps(described, indent=2) + '\n')
+    safetensors.numpy.save_file(tensors, made / _WEIGHTS, {'format': 'pt'})
+
+
+def _check_is_lora(
+  group: TokenGroup, number: int, name: str, is_beside: bool, chosen: bool
+) -> None:
+  """Check that PEFT can compute a group of a projection, if it is chosen."""
+  reason = ''
+  if not is_beside:
+    reason = 'it is not beside a matrix (tokens of ffn.each are beside those of an MLP)'
+  elif not isinstance(group.score, LinearScore):
+    reason = f'its score is {group.score.kind} and not linear (grow --new_score=linear)'
+  if chosen and reason:
+    raise UserError(
+      f'group {number} of {name} is not LoRA: {reason}; to-hf writes it with code of its own'
+    )
+
+
+def _check_is_base(model: ModelConfig, base: ModelConfig, folder: str) -> None:
+  """Check that a model is that of a folder, and groups."""
+  bare = choose(model, without(range(1, most_groups(model) + 1)))
+  ours, theirs = map(families.without_training, (bare, base))
+  for path, one, other in config_lib.differences(ours, theirs, 'model.'):
+    raise UserError(
+      f'{path} is {one!r} in the run and {other!r} in {folder}, and an adapter changes products '
+      'with matrices alone; name the folder that was brought, or write the whole model (to-hf)'
+    )
+
+
+def _join(keys: list[np.ndarray], values: list[np.ndarray]) -> np.ndarray:
+  """Return A [r, D_in] of matrices in one tensor, and give their values [r, D_out] this rank.
+
+  Keys that differ lie one behind the other, each with zeros in the values of the other matrices.
+  Tokens that are zero are left out.
+  """
+  if all(np.array_equal(keys[0], other) for other in keys):
+    keys = keys[:1]
+  else:
+    ends = [(i * len(v), (len(keys) - 1 - i) * len(v)) for i, v in enumerate(values)]
+    values[:] = [np.pad(v, (end, (0, 0))) for v, end in zip(values, ends, strict=True)]
+  a = np.concatenate(keys)
+  used = np.any([array.any(axis=1) for array in (a, *values)], axis=0)
+  values[:] = [array[used] for array in values]
+  return a[used]
+
+
+def _describe(ranks: Mapping[str, int], layout: Layout, base: str) -> dict[str, Any]:
+  """Return the config of an adapter, given the rank of each module; all scales are 1."""
+  r = Counter(ranks.values()).most_common(1)[0][0]
+  others = {module: rank for module, rank in ranks.items() if rank != r}
+  ends = {module.rpartition('.')[2] for module in ranks}
+  modules = [name.removesuffix('.weight') for name in layout]
+  targeted = {module for module in modules if module.rpartition('.')[2] in ends}
+  return {
+    'peft_type': 'LORA',
+    'task_type': 'CAUSAL_LM',
+    'base_model_name_or_path': base,
+    'inference_mode': True,
+    'r': r,
+    'lora_alpha': r,
+    'rank_pattern': others,
+    'alpha_pattern': others,
+    'target_modules': sorted(ends if targeted == set(ranks) else ranks),
+    'lora_dropout': 0.0,
+    'bias': 'none',
+    'fan_in_fan_out': any(layout[f'{module}.weight'].how == 'same' for module in ranks),
+  }
