@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenformer_jax.config import ModelConfig, NoProjectionConfig, with_pattentions
+from tokenformer_jax.config.groups import named_groups
+from tokenformer_jax.config.pattention import LinearScore
 from tokenformer_jax.config.projections import beside_matrices
 from tokenformer_jax.config.section import Bool
 from tokenformer_jax.convert import (
@@ -83,6 +85,9 @@ def way_out(model: ModelConfig, family: str = '') -> str:
   alone = {name: NoProjectionConfig() for name in beside_matrices(model)}
   base = families.match(with_pattentions(model, alone), family) if alone else None
   without = f'; without its parameter tokens it is a {base[0].architecture}' if base else ''
+  scores = {group.score for own in named_groups(model).values() for group in own}
+  if base and scores == {LinearScore()} and not any(name.endswith('ffn') for name in alone):
+    without += ', and `convert to-peft` writes them as a LoRA adapter for it'
   return f'{begin}with PyTorch files of ours, for trust_remote_code=True in transformers{without}'
 
 
