@@ -155,7 +155,7 @@ def test_a_row_of_each_form_is_its_conversation(name):
 @pytest.mark.parametrize('name', WITH_CALLS)
 def test_tools_and_calls_reach_the_template(name):
   document = chat_rows.conversation(WITH_CALLS[name], LABEL)
-  rendered = Template('T', WITH_TOOLS, {}).render(*chat_rows.Chat.from_json(document))
+  rendered = Template('T', WITH_TOOLS, {}).render(*chat_rows.parse_document(document))
   learned = [rendered.text[slice(*span)] for span in rendered.answers]
   call = json.dumps(CALL['function'], ensure_ascii=False)
   assert learned == [f'<tool_call>{call}</tool_call><|im_end|>', 'Yes.<|im_end|>']
@@ -165,7 +165,7 @@ def test_tools_and_calls_reach_the_template(name):
 REFUSED = {
   'an unknown role': (
     {'conversations': [{'from': 'cat', 'value': 'meow'}]},
-    r"line 3, message 1 is from 'cat'; it must be from one of human, user, gpt",
+    r"line 3, message 1 is from 'cat'; it must be from one of human, gpt, system",
   ),
   'both names of a role': (
     {'messages': [{'role': 'user', 'from': 'human', 'value': 'x'}]},
@@ -211,7 +211,7 @@ def test_tools_without_text_are_refused():
 
 
 def _documents(source: str) -> list[chat_rows.Chat]:
-  return [chat_rows.Chat.from_json(one) for one in open_source(source, CHAT).documents()]
+  return [chat_rows.parse_document(one) for one in open_source(source, CHAT).documents()]
 
 
 def test_tables_have_conversations_as_lists_of_objects_and_as_json_text(tmp_path):

@@ -131,9 +131,9 @@ def _all_keys(model: ModelConfig) -> dict[str, Any]:
   values['no_rope_layers'] = [int(own in rotations) for own in positions]
   if rotations:
     values |= _rotary_keys(rotations[0])
-  by_kind = dict(zip(kinds, positions, strict=True))
   if mixer.qk_norm == 'rms_offset' and len(rotations) == len(layers):  # a table each, in Gemma 3
-    full, local = (by_kind.get(kind, mixer.positions) for kind in _KINDS)
+    by_kind = dict(zip(kinds, rotations, strict=True))
+    full, local = (by_kind.get(kind, rotations[0]) for kind in _KINDS)
     tables = {kind: _rotary_keys(own)['rope_parameters'] for kind, own in by_kind.items()}
     values |= {**_rotary_keys(full), 'rope_local_base_freq': local.base, 'rope_parameters': tables}
   if isinstance(ffn, ExpertsConfig):

@@ -109,6 +109,8 @@ def rotary(
   newer = keys.get('rope_parameters')
   # In a file with both tables, transformers reads the older one.
   inner = keys.table('rope_scaling' if keys.get('rope_scaling') or not newer else 'rope_parameters')
+  if length := inner.get('original_max_position_embeddings'):
+    keys.only('original_max_position_embeddings', length)  # wins in transformers
   if not fraction:
     for table in (keys, inner):
       table.only('partial_rotary_factor', 1)

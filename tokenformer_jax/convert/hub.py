@@ -50,6 +50,7 @@ def find_model(source: Path) -> tuple[Family, LMConfig, list[str]]:
   keys = Keys(values, str(file), family.defaults)
   keys.only('quantization_config')
   keys.only('is_encoder_decoder', False)
+  keys.only('is_causal', True)
   model = family.to_model(keys)
   return family, model, keys.unread(_IGNORED.split())
 

@@ -172,7 +172,7 @@ def _gemma3(keys: Keys) -> LMConfig:
   return _sandwich(keys, every, {'positions': local}, positions=full, qk_norm='rms_offset')
 
 
-def _gemma_decoder(keys: Keys, activation: str, **mixer: Any) -> LMConfig:
+def _gemma_decoder(keys: Keys, activation: Any, **mixer: Any) -> LMConfig:
   """Return what all Gemmas have; `mixer` has other keys of the attention."""
   keys.only('use_bidirectional_attention', False)
   keys.get('hidden_act')
@@ -189,8 +189,8 @@ def _sandwich(keys: Keys, every: int, local: Mapping[str, Any] = {}, **mixer: An
   """
   activation = keys.choice('hidden_activation', ACTIVATIONS, 'gelu_pytorch_tanh')
   model = _gemma_decoder(keys, activation, **mixer)
-  heads, depth = model.layer.mixer.heads, model.depth
-  check_heads(keys, 'num_attention_heads', model.width, heads)
+  depth = model.depth
+  check_heads(keys, 'num_attention_heads', model.width, keys.whole('num_attention_heads'))
   width = keys.whole('query_pre_attn_scalar', 256)
   same = width == width_of_heads(model.layer.mixer, model.width)
   full = _with(model.layer, score_width=0.0 if same else float(width))

@@ -140,7 +140,7 @@ class TokenAttention:
 class KernelAttention(TokenAttention):
   """Softmax attention by the fastest kernel for whole texts, on devices that may split slots."""
 
-  weigh: kernels.Softmax = kernels.softmax
+  weigh: kernels.Softmax = kernels.softmax  # pyright: ignore[reportIncompatibleMethodOverride]
   head_width: int  # K without zeros that fill heads
   implementation: str  # see `kernels.kernel`
 
