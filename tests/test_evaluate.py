@@ -60,7 +60,7 @@ def command(source, tmp_path, monkeypatch, capsys):
 
   def run(*arguments: str) -> tuple[str, str, dict[str, Any]]:
     given = [f'--source={source}', f'--output={output}', *arguments]
-    typed.run(evaluate.main, *given, like=Run.evaluate, without=['texts', 'chats'])
+    typed.run(evaluate.main, *given, like=Run.evaluate, without=['texts'])
     return *capsys.readouterr(), json.loads(output.read_text())
 
   return run

@@ -156,7 +156,7 @@ def test_a_line_says_what_differs_from_the_flags(tmp_path):
     ('{"prompt": "a"', 'line 2 of .* is not a request: Expecting'),
     ('["a"]', 'it must be an object with a "prompt", or with "messages"'),
     ('{"prompt": "a", "messages": []}', 'it must be an object with a "prompt", or with "messages"'),
-    ('{"prompt": "a", "tools": []}', 'the key \'tools\' has an effect only with "messages"'),
+    ('{"prompt": "a", "tools": [{}]}', 'tools has an effect only with --messages; leave it out'),
     ('{"messages": "a"}', "line 2 .* messages: has no list of messages \\('a'\\)"),
     ('{"messages": [{"from": "cat", "value": "x"}]}', "messages: message 1 is from 'cat'; it must"),
     ('{"messages": [{"role": "assistant", "content": "x"}]}', 'messages end with an answer of the'),

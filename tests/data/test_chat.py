@@ -116,7 +116,7 @@ WITH_NAMES = (
 def _learned(messages, source=chat_template.OURS, **row) -> list[str]:
   """The texts that a row teaches."""
   document = chat_rows.conversation({'messages': messages, **row}, 'a.jsonl, line 3,')
-  chat = chat_rows.Chat.from_json(document)
+  chat = chat_rows.parse_document(document)
   rendered = Template('T', source, {}).render(*chat, label=document.label)
   return [rendered.text[slice(*span)] for span in rendered.answers]
 

@@ -1,6 +1,7 @@
 """Rows of every form that people have give the text and the marks of their conversation."""
 
 import csv
+import datetime
 import json
 
 import numpy as np
@@ -97,6 +98,10 @@ FORMS = {
   'lists of a struct': ({'messages': _lists(CHAT_ROW)}, CHAT_ROW),
   'lists of from and value': ({'conversations': _lists(_sharegpt(CHAT_ROW))}, CHAT_ROW),
   'json text': ({'messages': json.dumps(CHAT_ROW)}, CHAT_ROW),
+  'a part': (
+    {'messages': [QUESTION | {'content': {'type': 'text', 'text': 'Hi'}}, ANSWER]},
+    [QUESTION | {'content': 'Hi'}, ANSWER],
+  ),
   'parts': ({'messages': [*map(_parts, CHAT_ROW)]}, CHAT_ROW),
   'lists of parts': (
     {'messages': [_parts(m) | {'content': _lists(_parts(m)['content'])} for m in PAIR]},
@@ -155,7 +160,7 @@ def test_a_row_of_each_form_is_its_conversation(name):
 @pytest.mark.parametrize('name', WITH_CALLS)
 def test_tools_and_calls_reach_the_template(name):
   document = chat_rows.conversation(WITH_CALLS[name], LABEL)
-  rendered = Template('T', WITH_TOOLS, {}).render(*chat_rows.Chat.from_json(document))
+  rendered = Template('T', WITH_TOOLS, {}).render(*chat_rows.parse_document(document))
   learned = [rendered.text[slice(*span)] for span in rendered.answers]
   call = json.dumps(CALL['function'], ensure_ascii=False)
   assert learned == [f'<tool_call>{call}</tool_call><|im_end|>', 'Yes.<|im_end|>']
@@ -165,7 +170,23 @@ def test_tools_and_calls_reach_the_template(name):
 REFUSED = {
   'an unknown role': (
     {'conversations': [{'from': 'cat', 'value': 'meow'}]},
-    r"line 3, message 1 is from 'cat'; it must be from one of human, user, gpt",
+    r"line 3, message 1 is from 'cat'; it must be from one of human, gpt, system",
+  ),
+  'a list of roles': (
+    {'conversations': [{'from': ['gpt'], 'value': 'x'}]},
+    r"is from \['gpt'\]; it",
+  ),
+  'a part of no type': (
+    {'messages': [{'role': 'user', 'content': {'image': 'x.png'}}, ANSWER]},
+    'line 3, message 1 has a part of the type None',
+  ),
+  'parts of texts': (
+    {'messages': [{'role': 'user', 'content': ['What?']}, ANSWER]},
+    "line 3, message 1 has a part of the type 'What",
+  ),
+  'an input beside messages': (
+    {'instruction': [QUESTION], 'input': 'x', 'output': 'Four.'},
+    "line 3, has input 'x', which its messages do not say",
   ),
   'both names of a role': (
     {'messages': [{'role': 'user', 'from': 'human', 'value': 'x'}]},
@@ -205,13 +226,18 @@ def test_another_row_is_refused_in_a_sentence(name):
     chat_rows.parse_row(row, LABEL)
 
 
+def test_a_value_that_json_lacks_is_text():
+  dated = {'messages': [QUESTION | {'at': datetime.date(2026, 1, 2)}, ANSWER]}
+  assert '"at": "2026-01-02"' in chat_rows.conversation(dated, LABEL)
+
+
 def test_tools_without_text_are_refused():
   with pytest.raises(UserError, match=r'line 3, a conversation .* has tools, of which T makes no'):
     Template('T', chat_template.OURS, {}).render(PAIR, TOOLS, label=LABEL)
 
 
 def _documents(source: str) -> list[chat_rows.Chat]:
-  return [chat_rows.Chat.from_json(one) for one in open_source(source, CHAT).documents()]
+  return [chat_rows.parse_document(one) for one in open_source(source, CHAT).documents()]
 
 
 def test_tables_have_conversations_as_lists_of_objects_and_as_json_text(tmp_path):

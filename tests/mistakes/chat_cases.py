@@ -13,7 +13,7 @@ CHATS = {
   ),
   'a conversation from nobody': (
     f'{_CHAT}/cat.jsonl',
-    "{in}/chat/cat.jsonl, line 1, message 1 is from 'cat'; it must be from one of human, user",
+    "{in}/chat/cat.jsonl, line 1, message 1 is from 'cat'; it must be from one of human, gpt",
   ),
   'packing of text': (
     'train {tiny} --config.data.packing=best_fit',

@@ -22,11 +22,8 @@ from tokenformer_jax.cli import outputs, signatures
 from tokenformer_jax.config.arguments import Count, Path, Text, needs_value
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding import evaluation, length, trained
-from tokenformer_jax.decoding.answers import open_chats
-from tokenformer_jax.decoding.chats import find_template
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts
-from tokenformer_jax.runs import checkpoint
 
 
 def main(
@@ -53,9 +50,7 @@ def main(
   start, values = time.monotonic(), signatures.with_defaults(Run.evaluate, options)
   names = values['tasks']
   if not (names or text or chats):
-    raise UserError(
-      'nothing to evaluate on; give --tasks=NAME,…, --text=files:GLOB, or --chats=files:GLOB'
-    )
+    raise UserError('nothing to evaluate on; give --tasks=NAME,…, --text=files:GLOB or --chats=…')
   few, limit, folder = (values[name] for name in ('num_fewshot', 'limit', 'include_path'))
   needs_value('tasks=NAME', names, num_fewshot=few, limit=limit, include_path=folder)
   needs_value('text=files:GLOB', text, stride=values['stride'])
@@ -64,14 +59,8 @@ def main(
   tasks = evaluation.find_tasks(names, None if folder is None else str(folder))
   if text:
     open_source(text, 'text', '--text')
-  conversations = open_chats(chats, '--chats') if chats else None
-  model = trained.load(
-    source,
-    token_shards,
-    check=find_template if chats else checkpoint.check_is_language_model,
-    clip_positions=values['clip_positions'],
-    groups=groups,
-  )
+  conversations = evaluation.open_chats(chats, '--chats')
+  model = trained.load(source, token_shards, clip_positions=values['clip_positions'], groups=groups)
   scorer = evaluation.make_scorer(model, values['max_length'], values['batch_size'])
   length.say_length(model.config, scorer.max_length)
   documents = None
@@ -100,4 +89,4 @@ def main(
 
 def run() -> None:
   """Run the command with the arguments of this process."""
-  cli.command(main, like=Run.evaluate, without=['texts', 'chats'])
+  cli.command(main, like=Run.evaluate, without=['texts'])

@@ -66,17 +66,15 @@ def _request(values: Any, default: TextRequest) -> TextRequest:
     if key not in types:
       raise UserError(f'the key {key!r} is unknown{nearest(key, types)}')
   given = {key: arguments.convert(types[key], value, key) for key, value in values.items()}
-  own: dict[str, Any] = {'prompt': given.get('prompt', '')}
-  if 'messages' not in given and 'tools' in given:
-    raise UserError('the key \'tools\' has an effect only with "messages"; leave it out')
-  if 'messages' in given:
-    own['chat'] = chats.question(given['messages'], given.get('tools'))
-  return (chats.Question if 'chat' in own else TextRequest)(
-    **own,
+  asked, tools = given.get('messages'), given.get('tools')
+  arguments.needs_value('messages', asked, tools=tools)
+  return TextRequest(
+    prompt=given.get('prompt', ''),
     length=given.get('length', default.length),
     sampling=Sampling(**{name: given.get(name, known) for name, known in sampling.items()}),
     stop=tuple(given.get('stop', default.stop)),
     max_length=default.max_length,
+    chat=chats.question(asked, tools) if 'messages' in given else None,
   )
 
 
@@ -113,7 +111,7 @@ def main(
   stop, max_length = tuple(filter(None, values['stop'])), values['max_length']
   default = TextRequest(prompt, values['length'], sampling, stop, max_length)
   asked = read_requests(LocalPath(requests), default) if requests else [default]
-  is_chat = chat or any(isinstance(one, chats.Question) for one in asked)
+  is_chat = chat or any(one.chat for one in asked)
   model = trained.load(
     source,
     token_shards,
@@ -125,18 +123,15 @@ def main(
   if chat:
     _chat(model, default)
     return
-  questions, trained_length = asked, model.config.data.sequence_length
+  trained_length = model.config.data.sequence_length
   if is_chat:
     template = chats.Template(**model.meta.tokenizer['chat'])
-    asked = [
-      chats.ask(template, one.chat, one) if isinstance(one, chats.Question) else one
-      for one in questions
-    ]
+    asked = [chats.ask(template, one.chat, one) if one.chat else one for one in asked]
   texts = [request.tokens(model.tokenizer, trained_length) for request in asked]
   length.say_length(model.config, max(len(text.prompt) + text.length for text in texts))
   writer = Writer.from_trained(model)
   if requests:
-    _write_all(writer, asked, values['batch_size'], questions)
+    _write_all(writer, asked, values['batch_size'])
   else:
     _write_one(writer, default, default.prompt)
 
@@ -176,17 +171,12 @@ def _write_one(writer: Writer, request: TextRequest, start: str = '') -> str:
   return ''.join(written)
 
 
-def _write_all(
-  writer: Writer,
-  requests: Sequence[TextRequest],
-  batch_size: int,
-  questions: Sequence[TextRequest],
-) -> None:
-  """Write a JSON object for each request, which is of a line, to standard output."""
+def _write_all(writer: Writer, requests: Sequence[TextRequest], batch_size: int) -> None:
+  """Write a JSON object for each request to standard output."""
   start, total = time.perf_counter(), 0
-  for one, (text, tokens) in zip(questions, writer.write(requests, batch_size), strict=True):
-    is_chat = isinstance(one, chats.Question)
-    asked = {'messages': one.chat.messages} if is_chat else {'prompt': one.prompt}
+  for request, (text, tokens) in zip(requests, writer.write(requests, batch_size), strict=True):
+    chat = request.chat
+    asked = {'messages': chat.messages} if chat else {'prompt': request.prompt}
     _print(json.dumps({**asked, 'text': text, 'tokens': tokens}) + '\n')
     total += tokens
   seconds = time.perf_counter() - start

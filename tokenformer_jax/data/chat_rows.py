@@ -20,11 +20,10 @@ WEIGHTS = ('weight', 'loss_weight', 'train')
 _PLAIN = ('role', 'content', 'id', 'tool_call_id')  # The last two are no text.
 _FLAGS = {'0': False, '0.0': False, 'false': False, '1': True, '1.0': True, 'true': True}
 _EMPTY = (None, '', [], {})
-# A list of messages; or what is asked, and what is answered: texts, or lists of messages.
+# A list of messages; or what is asked and what is answered: texts, or lists of messages.
 _FORMS = (
-  *(('messages',), ('conversations',), ('conversation',)),
-  *(('prompt', 'response'), ('prompt', 'completion')),
-  *(('instruction', 'output'), ('instruction', 'response')),
+  *(('messages',), ('conversations',), ('conversation',), ('prompt', 'response')),
+  *(('prompt', 'completion'), ('instruction', 'output'), ('instruction', 'response')),
 )
 _SYSTEM = ('system', 'system_prompt')
 # The columns of a row that are read, say what is learned, or belong to the text.
@@ -37,13 +36,11 @@ _SHAPES = (
   'messages (a list of {"role", "content"}), conversations (of {"from", "value"}), prompt with '
   'response or completion, or instruction with output'
 )
-# The roles of ShareGPT, by what follows `from`.
+# The roles of ShareGPT, which a message is `from`.
 _ROLES = {
-  **dict.fromkeys(('human', 'user'), 'user'),
-  **dict.fromkeys(('gpt', 'assistant', 'chatgpt', 'bing', 'bard', 'model'), ANSWER_ROLE),
-  'system': 'system',
-  **dict.fromkeys(('tool', 'observation', 'function_response'), 'tool'),
-  'function_call': ANSWER_ROLE,
+  **{'human': 'user', 'gpt': ANSWER_ROLE, 'system': 'system', 'tool': 'tool'},
+  **{'user': 'user', 'assistant': ANSWER_ROLE, 'chatgpt': ANSWER_ROLE, 'model': ANSWER_ROLE},
+  **{'function_call': ANSWER_ROLE, 'observation': 'tool'},
 }
 
 
@@ -59,21 +56,11 @@ class Chat(NamedTuple):
   messages: list[dict[str, Any]]
   tools: list[dict[str, Any]] | None = None
 
-  def to_json(self) -> str:
-    """Return the messages as JSON, with the tools if there are any."""
-    return json.dumps(self._asdict() if self.tools else self.messages, ensure_ascii=False)
-
-  @classmethod
-  def from_json(cls, text: str) -> 'Chat':
-    """Return what `to_json` wrote."""
-    values = json.loads(text)
-    return cls(**values) if isinstance(values, dict) else cls(values)
-
 
 def columns(names: Iterable[str], label: str) -> list[str]:
   """Return those of some columns that are read: `conversation` uses or refuses each."""
   names = list(names)
-  _find_form(dict.fromkeys(names, ' '), label)
+  _find_form(dict.fromkeys(names), label)
   return [name for name in names if name in _OF_CONVERSATIONS]
 
 
@@ -89,12 +76,23 @@ def more_keys(message: dict[str, Any]) -> list[str]:
 
 
 def conversation(row: dict[str, Any], label: str) -> Conversation:
-  """Return the messages of a row as JSON."""
+  """Return the messages of a row as JSON, in an object with its tools if there are any."""
+  chat = parse_row(row, label)
+  text = _json(chat._asdict() if chat.tools else chat.messages)
   # JSON can hold lone surrogates.
-  text = parse_row(row, label).to_json().encode('utf-8', errors='replace').decode()
-  document = Conversation(text)
+  document = Conversation(text.encode('utf-8', errors='replace').decode())
   document.label = label
   return document
+
+
+def _json(values: Any) -> str:
+  return json.dumps(values, ensure_ascii=False, default=str)  # Tables have dates.
+
+
+def parse_document(document: str) -> Chat:
+  """Return what `conversation` wrote."""
+  values = json.loads(document)
+  return Chat(**values) if isinstance(values, dict) else Chat(values)
 
 
 def parse_row(row: dict[str, Any], label: str) -> Chat:
@@ -107,17 +105,17 @@ def parse_row(row: dict[str, Any], label: str) -> Chat:
   if len(form) == 1:
     messages = read_messages(row[form[0]], label)
   else:
-    asked = row[form[0]]
-    if form[0] == 'instruction' and row.get('input') not in _EMPTY:
-      asked, used = f'{asked}\n\n{row["input"]}', used | {'input'}
+    asked, given = row[form[0]], row.get('input')
+    if form[0] == 'instruction' and given and isinstance(asked, str) and isinstance(given, str):
+      asked, used = f'{asked}\n\n{given}', used | {'input'}
     prompt = _turns(asked, 'user')
     messages = read_messages([*prompt, *_turns(row[form[1]], ANSWER_ROLE)], label)
     for message in messages[: len(prompt)]:
       if message['role'] == ANSWER_ROLE and not {*WEIGHTS} & {*message}:
         message['weight'] = 0
-  if messages[0]['role'] != 'system':
-    systems = [row[key] for key in _SYSTEM if isinstance(row.get(key), str) and row[key]]
-    messages = [*({'role': 'system', 'content': text} for text in systems[:1]), *messages]
+  system = next((row[key] for key in _SYSTEM if row.get(key)), None)
+  if system and messages[0]['role'] != 'system':
+    messages = read_messages([{'role': 'system', 'content': system}, *messages], label)
   for message in messages:
     is_answer = message['role'] == ANSWER_ROLE and not message.get('tool_calls')
     if is_answer and not (content := message['content']).strip():
@@ -147,28 +145,25 @@ def read_messages(values: Any, label: str) -> list[dict[str, Any]]:
   return [_message(one, f'{label} message {i}') for i, one in enumerate(messages, start=1)]
 
 
-def without_nulls(row: dict[str, Any]) -> dict[str, Any]:
-  """Return a row of an Arrow table without the null keys inside: there, all rows have all keys."""
-  return {key: _without_nulls(value) for key, value in row.items()}
-
-
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any, *, inside: bool = False) -> Any:
+  """Return a row of an Arrow table without null keys inside: there, all rows have all keys."""
   if isinstance(value, dict):
-    return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-  return [*map(_without_nulls, value)] if isinstance(value, list) else value
+    kept = {key: one for key, one in value.items() if not inside or one is not None}
+    return {key: without_nulls(one, inside=True) for key, one in kept.items()}
+  return [without_nulls(one, inside=True) for one in value] if isinstance(value, list) else value
 
 
 def _find_form(row: dict[str, Any], label: str) -> tuple[str, ...]:
   """Return the keys of the form of a row: of several forms, the first that is filled."""
   forms = [form for form in _FORMS if all(key in row for key in form)]
-  filled = [form for form in forms if all(row[key] not in _EMPTY for key in form)]
   if not forms:
     listed = ', '.join(row) or 'nothing'
+    pairs = '; for pairs set config.data.rows=preference' if 'chosen' in row else ''
     raise UserError(
       f'{label} is no conversation (config.data.rows=chat): it needs {_SHAPES}, and has '
-      f'{listed:.200}'
+      f'{listed:.200}{pairs}'
     )
-  return (filled or forms)[0]
+  return next((form for form in forms if all(row[key] not in _EMPTY for key in form)), forms[0])
 
 
 def read_objects(values: Any) -> Any:
@@ -205,12 +200,11 @@ def _message(values: Any, label: str) -> dict[str, Any]:
     message['tool_calls'] = read_objects(message['tool_calls'])
   if isinstance(message.get('content'), list | dict):
     message['content'] = _join_parts(message['content'], label)
-  needed = ('role',) if message.get('tool_calls') and 'content' not in message else _PLAIN[:2]
-  for key in needed:
+  for key in _PLAIN[: 1 if message.get('tool_calls') and 'content' not in message else 2]:
     if not isinstance(message.get(key), str):
       has = f'{message[key]!r:.60} as its {key}' if key in message else f'no {key}'
       raise UserError(f'{label} has {has}; {key} must be text')
-  if not message['role'] or any(m in json.dumps(message, ensure_ascii=False) for m in MARKS):
+  if not message['role'] or any(mark in _json(message) for mark in MARKS):
     wrong = 'characters U+FDD0 or U+FDD1, which are no text' if message['role'] else 'no role'
     raise UserError(f'{label} has {wrong}; correct the row, or leave it out')
   return message
@@ -223,28 +217,26 @@ def _from_sharegpt(message: dict[str, Any], label: str) -> dict[str, Any]:
       f'{label} has {", ".join(message)}; it must have either role and content, or from and value'
     )
   given, value = message.pop('from', None), message.pop('value', None)
-  if given not in _ROLES:
+  if str(given) not in _ROLES:
     raise UserError(f'{label} is from {given!r:.60}; it must be from one of {", ".join(_ROLES)}')
-  message = {'role': _ROLES[given], 'content': value, **message}
-  if given == 'function_call' and isinstance(calls := read_objects(value), dict | list):
-    calls = calls if isinstance(calls, list) else [calls]
-    tool_calls = [{'type': 'function', 'function': call} for call in calls]
-    message |= {'content': '', 'tool_calls': tool_calls}
-  return message
+  if given == 'function_call' and isinstance(call := read_objects(value), dict | list):
+    calls = call if isinstance(call, list) else [call]
+    message['tool_calls'] = [{'type': 'function', 'function': one} for one in calls]
+    value = ''
+  return {'role': _ROLES[given], 'content': value, **message}
 
 
 def _join_parts(content: Any, label: str) -> str:
   """Return the text of a content that is a list of parts."""
-  texts = []
-  for part in read_objects(content):
-    kind = part.get('type') if isinstance(part, dict) else part
-    if kind != 'text' or not isinstance(part.get('text'), str):
+  parts = read_objects(content)
+  parts = [parts] if isinstance(parts, dict) else parts
+  for part in [part if isinstance(part, dict) else {'type': part} for part in parts]:
+    if part.get('type') != 'text' or not isinstance(part.get('text'), str):
       raise UserError(
-        f'{label} has a part of the type {kind!r:.60}; only {{"type": "text", "text": …}} is read; '
-        'leave the row out'
+        f'{label} has a part of the type {part.get("type")!r:.60}; only {{"type": "text", "text": '
+        '…} is read; leave the row out'
       )
-    texts.append(part['text'])
-  return ''.join(texts)
+  return ''.join(part['text'] for part in parts)
 
 
 def _check_rest(rest: dict[str, Any], messages: list[dict[str, Any]], label: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import preference_rows, text
-from tokenformer_jax.data.chat_rows import Chat
+from tokenformer_jax.data.chat_rows import parse_document
 from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.data.lone_text import LoneText
 from tokenformer_jax.data.sources import PLUS, open_source
@@ -279,7 +279,7 @@ def _rendered(document: str, split: str, template: Template, bad: text.Bad) -> I
     if isinstance(document, preference_rows.Pair):
       texts = preference_rows.render(document, template)
     else:
-      texts = [template.render(*Chat.from_json(document), label=label)]
+      texts = [template.render(*parse_document(document), label=label)]
   except UserError as error:
     bad(error)
   else:

@@ -58,11 +58,6 @@ class Mixture:
     return next((one.chat for one in self.stores.values() if one.chat), None)
 
   @property
-  def learned(self) -> float:
-    """The share of the targets that carry loss, by the last weights."""
-    return sum(weight * self.stores[name].learned for name, weight in self.shares.last.items())
-
-  @property
   def examples(self) -> int:
     """The number of samples in an epoch of each source, in all."""
     return sum(self._lengths.values())

@@ -33,6 +33,7 @@ from tokenformer_jax.errors import UserError, counted
 
 ENDLESS = 2**62  # more steps than any run has
 _READ_THREADS = 4
+_LEARNED = 0.7  # the share of targets below which a run says what to do
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +168,14 @@ def describe_store(store: Store) -> str:
   tokens, bytes_per_token = len(store.train), store.bytes_per_token('train')
   if store.chat:
     answers = store.index.total('train', 'answers')
-    return f'{tokens:,} tokens, {answers:,} of them in answers ({bytes_per_token:.2f} bytes each)'
+    share = answers / tokens
+    doubt = (
+      f'; only {share:.0%} of the targets are learned: raise config.data.batch_size, or shorten '
+      'prompts that repeat'
+    ) * (share < _LEARNED)
+    return (
+      f'{tokens:,} tokens, {answers:,} of them in answers ({bytes_per_token:.2f} bytes each{doubt})'
+    )
   return f'{tokens:,} tokens of {bytes_per_token:.2f} bytes'
 
 

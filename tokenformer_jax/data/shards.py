@@ -163,11 +163,6 @@ class Store:
     return self.index.chat
 
   @property
-  def learned(self) -> float:
-    """The share of the tokens for training that carry loss."""
-    return self.index.total('train', 'answers') / len(self.train) if self.chat else 1.0
-
-  @property
   def divided(self) -> int:
     """The number of conversations with an end of document inside."""
     return sum(self.index.total(split, 'divided') for split in SPLITS)

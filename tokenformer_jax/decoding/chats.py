@@ -44,13 +44,6 @@ def find_template(meta: Meta, directory: paths.Path) -> Template:
   return Template(**template)
 
 
-@dataclasses.dataclass(frozen=True)
-class Question(TextRequest):
-  """A request for the answer to messages, of which no template has made a prompt yet."""
-
-  chat: Chat = dataclasses.field(kw_only=True)
-
-
 def question(messages: Any, tools: Any = None) -> Chat:
   """Return messages to answer, and the tools that the answer may call, checked."""
   chat = Chat(read_messages(messages, 'messages:'), read_tools(tools, 'the request'))
@@ -63,6 +56,6 @@ def ask(template: Template, chat: Chat, request: TextRequest) -> ChatRequest:
   """Return the request for the answer to a `question`; `request` has all but the prompt."""
   end = template.end_of_turn(chat.messages)
   stop = (*request.stop, end) if end else request.stop
-  fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(TextRequest)}
+  fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
   prompt = template.render(*chat, ask=True).text
   return ChatRequest(**{**fields, 'prompt': prompt, 'stop': stop})

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from tokenformer_jax.data import tokenizers
+from tokenformer_jax.data.chat_rows import Chat
 from tokenformer_jax.decoding.decode import Request
 from tokenformer_jax.decoding.sampling import DEFAULT, Sampling
 from tokenformer_jax.errors import UserError
@@ -27,6 +28,7 @@ class TextRequest:
   sampling: Sampling = DEFAULT
   stop: tuple[str, ...] = ()
   max_length: int | None = None
+  chat: Chat | None = None  # to answer, of which `chats.ask` makes the prompt
 
   def __post_init__(self):
     """Check the prompt and the length."""

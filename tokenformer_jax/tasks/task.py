@@ -276,10 +276,6 @@ class Task(abc.ABC):
   def describe_data(self) -> str:
     """Return a short description of the training data."""
 
-  def doubts(self) -> list[str]:
-    """Return sentences about the data that is allowed, and probably a mistake."""
-    return []
-
   @abc.abstractmethod
   def train_figures(self, loss: float) -> dict[str, float]:
     """Return the training figures that the step does not compute, by their full names."""

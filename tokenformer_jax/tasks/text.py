@@ -36,7 +36,6 @@ from tokenformer_jax.tasks.task import (
   with_aux,
 )
 
-_LEARNED = 0.7  # the share of targets below which a run says so
 _LONGEST_COMPARED = 64  # the most tokens of a sequence for comparing two models
 
 
@@ -239,17 +238,6 @@ class TextTask(Task):
 
   def describe_data(self) -> str:
     return self._data.describe()
-
-  def doubts(self) -> list[str]:
-    data, share = self.config.data, self._data.learned
-    if share >= _LEARNED:
-      return []
-    return [
-      f'{share:.0%} of the targets of a batch are learned, and the rest is what answers follow on; '
-      f'set config.data.batch_size={math.ceil(data.batch_size / share)} for a step of as many '
-      f'learned tokens as config.data.batch_size={data.batch_size} promises, or shorten prompts '
-      'that repeat'
-    ]
 
   def train_figures(self, loss: float) -> dict[str, float]:
     figures = {'train/perplexity': perplexity(loss)}

@@ -131,7 +131,7 @@ class Trainer:
       )
       return state
     continuation.say_changes(self.config, run.origin, run.position, self.task.digest)
-    for doubt in [*settings.doubts(self.config, run.program.growth), *self.task.doubts()]:
+    for doubt in settings.doubts(self.config, run.program.growth):
       messages.say(doubt)
     self._check_claim()
     _make_writable(run.workdir)
