@@ -25,6 +25,7 @@ from tokenformer_jax.decoding import chats
 from tokenformer_jax.decoding.texts import TextRequest, decode_text
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
+from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, checksum
@@ -57,6 +58,37 @@ def test_a_model_goes_back_as_it_came(tmp_path, kind, capsys):
   ]
   assert digests[0] == digests[1], 'tensors changed'
   assert hub.find(back).model == folder.model, 'config.json describes another model'
+
+
+_LINEAR = {'rope_scaling': {'factor': 8.0, 'rope_type': 'linear'}}
+PUBLISHED = {  # sizes of config.json, which leave out what `transformers` takes for the family
+  '2b': (
+    {'architectures': ['Gemma2ForCausalLM'], 'vocab_size': 256000, 'num_attention_heads': 8},
+    {'hidden_size': 2304, 'intermediate_size': 9216, 'num_hidden_layers': 26},
+    ('(local layer)*13', 2_614_341_888),
+  ),
+  '1b': (
+    {'architectures': ['Gemma3ForCausalLM'], 'vocab_size': 262144, 'num_attention_heads': 4},
+    {'hidden_size': 1152, 'intermediate_size': 6912, 'num_hidden_layers': 26}
+    | {'num_key_value_heads': 1, 'sliding_window': 512},
+    ('(local*5 layer)*4 local*2', 999_885_952),
+  ),
+  '4b': (
+    {'architectures': ['Gemma3ForConditionalGeneration']},
+    {'hidden_size': 2560, 'intermediate_size': 10240, 'num_hidden_layers': 34, **_LINEAR},
+    ('(local*5 layer)*5 local*4', 3_880_263_168),
+  ),
+}
+
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_published_gemmas_have_their_number_of_parameters(name, tmp_path):
+  given, sizes, wanted = PUBLISHED[name]
+  values = {**given, 'text_config': sizes} if len(given) == 1 else {**given, **sizes}
+  (tmp_path / 'config.json').write_text(json.dumps(values))
+  _, model, unread = hub.find_model(tmp_path)
+  assert not unread
+  assert (model.pattern, define_lm(model).count) == wanted
 
 
 def test_a_model_of_parameter_tokens_is_of_no_family():

@@ -14,8 +14,15 @@ pytestmark = pytest.mark.slow
 DEEPER = {'gemma2': '(local layer)*2', 'gemma3_text': '(local*2 layer)*2 local'}
 
 
-@pytest.mark.parametrize('kind', DEEPER)
-@pytest.mark.parametrize('how', ['deeper', 'more inner units', 'wider'])
+@pytest.mark.parametrize(
+  ('kind', 'how'),
+  [
+    ('gemma2', 'deeper'),
+    ('gemma2', 'wider'),
+    ('gemma3_text', 'deeper'),
+    ('gemma3_text', 'more inner units'),
+  ],
+)
 def test_a_gemma_grows_and_stays_one(kind, how):
   source = hub_folders.model(kind)
   target, config, within = {

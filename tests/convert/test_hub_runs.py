@@ -14,6 +14,7 @@ import tokenizers as hf
 
 import tokenformer_jax
 from tokenformer_jax.config import PattentionConfig, RotaryConfig
+from tokenformer_jax.config.pattention import LinearScore
 from tokenformer_jax.convert import export, tensor_files
 from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.data import shards
@@ -114,7 +115,11 @@ WAYS = {
   'neurons': ({'width': 48}, r'as a LlamaForCausalLM, which'),
   'tokens': (
     {'beside': PattentionConfig(8)},
-    r'PyTorch files of ours, .* it is a LlamaForCausalLM',
+    r'PyTorch files of ours, .* it is a LlamaForCausalLM$',
+  ),
+  'LoRA': (
+    {'each': PattentionConfig(8, 8, LinearScore())},
+    r'without its parameter tokens it is a LlamaForCausalLM, and they go out as LoRA for it',
   ),
   'other': ({'activation': 'relu', 'gated': False}, r'trust_remote_code=True in transformers$'),
 }

@@ -134,17 +134,21 @@ def _random(sizes) -> list[np.ndarray]:
   return [np.append(rng.integers(0, 200, size - 1), END).astype(np.int32) for size in sizes]
 
 
+def _pack(*arguments) -> list[np.ndarray]:
+  return [*packing.pack(*arguments)]
+
+
 def test_the_best_fit_is_taken(tmp_path):
   documents = _random([3, 6, 5, 4, 9])  # in rows of nine and a lead: 9, 6 + 3, 5 + 4
-  rows = packing.pack(documents, 10, LEAD)
+  rows = _pack(documents, 10, LEAD)
   assert [*map(len, rows)] == [10] * 3 and all((row != marks.NO_TOKEN).all() for row in rows)
-  expected = [np.concatenate(p) for p in ([documents[4]], documents[:2], documents[2:4])]
+  expected = [np.concatenate(p) for p in ([documents[4]], documents[1::-1], documents[2:4])]
   np.testing.assert_array_equal([row[1:] for row in rows], expected)
 
 
 def test_a_long_document_is_cut_into_rows_that_share_a_token_and_the_rest_is_filled_up():
   long, short = _random([24, 3])
-  rows = packing.pack([long, short], 10, LEAD)
+  rows = _pack([long, short], 10, LEAD)
   led = np.concatenate([LEAD, long])
   for start, row in zip((0, 9), rows, strict=False):
     np.testing.assert_array_equal(row, led[start : start + 10])

@@ -20,9 +20,10 @@ from growing import (
   mesh_of,
   optimizer,
   params_of,
+  remove,
   state_of,
 )
-from outcomes import paths
+from outcomes import assert_same, paths
 from tiny import tiny_model
 
 from tokenformer_jax import tasks
@@ -225,6 +226,26 @@ def test_frozen_training_moves_new_tokens_only():
       if shapes[path] != olds[path]:
         new = (last[path] != array)[:, olds[path][1] :]
         assert new.any(axis=-1).all(), f'a new {name} of {path} did not move'
+
+
+@SLOW
+def test_frozen_training_moves_new_neurons_only_and_remove_gives_the_base_back():
+  source, target = DENSE_MODEL, tiny_model(**DENSE, ffn_width=160)
+  how = growth(method='neurons')
+  born = _born('grow', model=source, method='neurons')
+  assert _old(last_growth((born,), target), 'ffn', 'down', 'kernel') == {'hidden': ((0, 128),)}
+  config = Config(
+    optim=AdamWConfig(warmup_steps=0, old_tokens='freeze'), train=TrainConfig(steps=1000)
+  )
+  base = jax.tree.map(np.asarray, state_of(source))
+  first = grow(jax.tree.map(jnp.asarray, base), source, target, how)
+  start = paths(jax.tree.map(np.asarray, first['params']))
+  after = _train(first, target, config, 3, last_growth((born,), target))
+  moved = {path for path, array in paths(after['params']).items() if (array != start[path]).any()}
+  assert moved == {f'blocks/ffn/{name}' for name in ('up/kernel', 'up/bias', 'down/kernel')}
+  back = remove(after, target, source, how)
+  assert_same(back['params'], base['params'], 'remove does not give the base back')
+  assert_same(adam(back).mu, adam(base).mu, 'a moment of the base moved')
 
 
 def test_the_structure_of_the_optimizer_does_not_depend_on_what_is_frozen():

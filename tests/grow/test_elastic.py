@@ -25,7 +25,7 @@ LARGE = grown_model(MIDDLE, by_name(48, 48, 100), GROUP)
 @pytest.mark.parametrize(('count', 'model'), [(1, SMALL), (2, MIDDLE), (3, LARGE), (9, LARGE)])
 def test_the_first_groups_compute_what_the_smaller_model_does(count, model):
   params, definition = params_of(LARGE), define_lm(LARGE)
-  steps = (remove.KeepFirstTokens(LARGE, model),)
+  steps = (remove.KeepFirst(LARGE, model),)
   smaller = apply_steps({'params': params, 'opt_state': ()}, LARGE, steps)['params']
   got = logits(LARGE, elastic.keep_first(params, definition.info, count))
   np.testing.assert_allclose(got, logits(model, smaller), rtol=1e-5, atol=1e-5)

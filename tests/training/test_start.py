@@ -9,6 +9,7 @@ from tokenformer_jax.training import settings
 GROWTH = LastGrowth(18, {})
 GUARD = {'optim__skip_deviations': 6.0}
 CLIP = 'model__layer__mixer__positions__clip'
+CAP = 'model__layer__mixer__score_cap'
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,8 @@ CLIP = 'model__layer__mixer__positions__clip'
     ({'optim__warmup_steps': 21}, None, ['train.steps=20, so the rate never reaches']),
     ({CLIP: 32}, None, ['positions.clip=32 limits no distance in texts of config.data.seq']),
     ({CLIP: 31}, None, []),
+    ({CAP: 30.0, 'train__attention': 'cudnn'}, None, ['score_cap=30 is unknown to cuDNN']),
+    ({CAP: 30.0}, None, []),
     ({}, GROWTH, ['after the last growth, at update 18, is longer than the run']),
     ({'optim__restart_schedule': 'no'}, GROWTH, []),
     ({**GUARD, 'optim__skip_window': 40}, None, ['by 20 good ones before it at least']),

@@ -40,8 +40,8 @@ from tokenformer_jax.config.arguments import (
 from tokenformer_jax.config.section import Bool, Float, Long, Str
 from tokenformer_jax.convert import export, hub_download, peft, to_run
 from tokenformer_jax.data import tokenizers
-from tokenformer_jax.decoding import answers, evaluation
 from tokenformer_jax.decoding import chats as chats_lib
+from tokenformer_jax.decoding import evaluation
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
@@ -398,9 +398,9 @@ class Run(Growable, Viewable):
       include_path: a folder with tasks of your own.
 
     Returns:
-      Figures by name: the fields of `perplexity.Figures` for texts, those of `answers.measure` for
-      conversations, `TASK/METRIC` and `TASK/METRIC_stderr` for tasks, and the figures of training
-      for the validation data.
+      Figures by name: the fields of `perplexity.Figures` for texts, the figures of
+      `perplexity.measure_answers` for conversations, `TASK/METRIC` and `TASK/METRIC_stderr` for
+      tasks, and the figures of training for the validation data.
 
     Raises:
       UserError: a text or task does not exist, or the run is not a language model; or there are
@@ -423,7 +423,7 @@ class Run(Growable, Viewable):
       model.scorer(max_length, batch_size),
       documents=evaluation.open_documents(texts, self.config.data.text_field),
       stride=stride,
-      chats=None if chats is None else answers.open_chats(chats, 'chats'),
+      chats=evaluation.open_chats(chats),
       tasks=evaluation.find_tasks(tasks, None if include_path is None else os.fspath(include_path)),
       num_fewshot=num_fewshot,
       limit=limit,

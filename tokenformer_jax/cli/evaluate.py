@@ -22,7 +22,6 @@ from tokenformer_jax.cli import outputs, signatures
 from tokenformer_jax.config.arguments import Count, Path, Text, needs_value
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding import evaluation, length, trained
-from tokenformer_jax.decoding.answers import open_chats
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts
 
@@ -60,7 +59,7 @@ def main(
   tasks = evaluation.find_tasks(names, None if folder is None else str(folder))
   if text:
     open_source(text, 'text', '--text')
-  conversations = open_chats(chats, '--chats') if chats else None
+  conversations = evaluation.open_chats(chats, '--chats')
   model = trained.load(source, token_shards, clip_positions=values['clip_positions'], groups=groups)
   scorer = evaluation.make_scorer(model, values['max_length'], values['batch_size'])
   length.say_length(model.config, scorer.max_length)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenformer_jax.config import ModelConfig, NoProjectionConfig, with_pattentions
+from tokenformer_jax.config.groups import named_groups
 from tokenformer_jax.config.projections import beside_matrices
 from tokenformer_jax.config.section import Bool
 from tokenformer_jax.convert import (
@@ -30,6 +31,7 @@ from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 
 _SUFFIXES = ('.safetensors', '.bin', '.pt', '.pth', '.gguf', '.json')
+_BESIDE_ONE = ('qkv', 'value', 'proj', '.each')  # ends of the names of tokens beside one matrix
 _Texts = dict[str, Any]  # texts, or values to write as JSON, by the name of the file
 
 
@@ -83,6 +85,12 @@ def way_out(model: ModelConfig, family: str = '') -> str:
   alone = {name: NoProjectionConfig() for name in beside_matrices(model)}
   base = families.match(with_pattentions(model, alone), family) if alone else None
   without = f'; without its parameter tokens it is a {base[0].architecture}' if base else ''
+  is_lora = all(
+    name.endswith(_BESIDE_ONE) and all(group.score.kind == 'linear' for group in groups)
+    for name, groups in named_groups(model).items()
+  )
+  if base and is_lora:
+    without += ', and they go out as LoRA for it (to-peft)'
   return f'{begin}with PyTorch files of ours, for trust_remote_code=True in transformers{without}'
 
 

@@ -154,9 +154,10 @@ def _find_form(row: dict[str, Any], label: str) -> tuple[str, ...]:
   forms = [form for form in _FORMS if all(key in row for key in form)]
   if not forms:
     listed = ', '.join(row) or 'nothing'
+    pairs = '; for pairs set config.data.rows=preference' if 'chosen' in row else ''
     raise UserError(
       f'{label} is no conversation (config.data.rows=chat): it needs {_SHAPES}, and has '
-      f'{listed:.200}'
+      f'{listed:.200}{pairs}'
     )
   return next((form for form in forms if all(row[key] not in _EMPTY for key in form)), forms[0])
 

@@ -8,7 +8,7 @@ filled up. So the tokens of a store are rows, and `order` is a function of the s
 """
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -41,30 +41,24 @@ class Packer:
     self._documents, self._waiting = [], 0
 
 
-def pack(documents: Iterable[np.ndarray], size: int, lead: np.ndarray) -> list[np.ndarray]:
-  """Return rows of `size` tokens with all documents; for `lead` see `Packer`."""
-  starts: list[np.ndarray] = []  # of rows
+def pack(documents: Iterable[np.ndarray], size: int, lead: np.ndarray) -> Iterator[np.ndarray]:
+  """Yield rows of `size` tokens with all documents; for `lead` see `Packer`."""
+  rows: list[list[np.ndarray]] = []
   whole: list[np.ndarray] = []
   for document in documents:
     led = np.concatenate([lead, document])
     if len(led) <= size:
       whole.append(document)
     else:
-      starts += [led[i : i + size] for i in range(0, len(led) - 1, size - 1)]
-  inside: list[list[int]] = [[] for _ in starts]  # numbers of whole documents in each row
-  rooms = sorted((size - len(start), row) for row, start in enumerate(starts))
-  for number in sorted(range(len(whole)), key=lambda i: -len(whole[i])):
-    needed = len(whole[number])
-    found = bisect.bisect_left(rooms, (needed, 0))
+      rows += [[led[i : i + size]] for i in range(0, len(led) - 1, size - 1)]
+  rooms = sorted((size - len(start), row) for row, (start,) in enumerate(rows))
+  for document in sorted(whole, key=len, reverse=True):
+    found = bisect.bisect_left(rooms, (len(document), 0))
     if found == len(rooms):
-      rooms.append((size - len(lead), len(starts)))
-      starts.append(lead)
-      inside.append([])
+      rooms.append((size - len(lead), len(rows)))
+      rows.append([lead])
     room, row = rooms.pop(found)
-    inside[row].append(number)
-    bisect.insort(rooms, (room - needed, row))
-  rows = np.full((len(starts), size), marks.NO_TOKEN, np.int32)
-  for row, start, numbers in zip(rows, starts, inside, strict=True):
-    ids = np.concatenate([start, *(whole[number] for number in sorted(numbers))])
-    row[: len(ids)] = ids
-  return [*rows]
+    rows[row].append(document)
+    bisect.insort(rooms, (room - len(document), row))
+  for row in map(np.concatenate, rows):
+    yield np.append(row, np.full(size - len(row), marks.NO_TOKEN, np.int32))

@@ -10,8 +10,10 @@ import tqdm
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import ModelConfig, token_counts
+from tokenformer_jax.data.chat_rows import conversation
 from tokenformer_jax.data.sources import open_source
-from tokenformer_jax.decoding import answers, perplexity
+from tokenformer_jax.data.text import CHAT
+from tokenformer_jax.decoding import perplexity
 from tokenformer_jax.decoding.chats import find_template
 from tokenformer_jax.decoding.score import Scorer
 from tokenformer_jax.decoding.trained import Trained
@@ -122,14 +124,14 @@ def evaluate(
 ) -> dict[str, Any]:
   """Measure a language model on the documents of a text, on conversations, and on tasks.
 
-  The scorer comes from `make_scorer`, `chats` from `answers.open_chats`, `tasks` from `find_tasks`.
+  The scorer comes from `make_scorer`, `chats` from `open_chats`, `tasks` from `find_tasks`.
   `stride` is the tokens that each window over the text scores; None: a whole window. `num_fewshot`
   is the solved examples before each question; None: the task's own number. `limit` is the samples
   of each task; None: all.
 
   Returns:
     A report as JSON: source, step, model, dtype, max_length, versions; `text` has the figures of
-    `perplexity.Figures`, `chats` those of `answers.measure`, `tasks` has the figures of each task
+    `perplexity.Figures`, `chats` those of `perplexity.measure_answers`, `tasks` those of each task
     (see `harness.evaluate`).
   """
   report = {
@@ -149,7 +151,9 @@ def evaluate(
   if chats is not None:
     template = find_template(model.meta, paths.parse_path(model.source))
     with tqdm.tqdm(desc='answers', disable=no_bar) as bar:
-      report['chats'] = answers.measure(scorer, model.tokenizer, template, chats, bar.update)
+      report['chats'] = perplexity.measure_answers(
+        scorer, model.tokenizer, template, chats, bar.update
+      )
   if documents is not None:
     with tqdm.tqdm(desc='windows', disable=no_bar) as bar:
       figures = perplexity.measure(scorer, model.tokenizer, documents, stride, bar.update)
@@ -167,10 +171,21 @@ def open_documents(texts: str | Iterable[str] | None, field: str) -> Iterable[st
   return open_source(texts, field, 'texts').documents()
 
 
+def open_chats(
+  chats: str | Iterable[dict[str, Any]] | None, setting: str = 'chats'
+) -> Iterable[str] | None:
+  """Return the conversations of rows, or of a source; None for None."""
+  if chats is None:
+    return None
+  if isinstance(chats, str):
+    return open_source(chats, CHAT, setting).documents()
+  return [conversation(row, f'{setting}, row {i},') for i, row in enumerate(chats, start=1)]
+
+
 def flat_figures(report: Mapping[str, Any]) -> dict[str, float]:
   """Return the figures of a report from `evaluate` by name.
 
-  They are the fields of `perplexity.Figures` and `answers.measure`, and `TASK/METRIC` and
+  They are those of `perplexity.Figures` and `perplexity.measure_answers`, `TASK/METRIC` and
   `TASK/METRIC_stderr`.
   """
   figures = {**report.get('text', {}), **report.get('chats', {})}

@@ -1,4 +1,4 @@
-"""Measure how well a model predicts a text: loss, perplexity and bits per byte."""
+"""Measure how well a model predicts a text: loss, perplexity and bits per byte; or answers."""
 
 import dataclasses
 import itertools
@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tokenformer_jax.data import marks
+from tokenformer_jax.data.chat_rows import parse_document
+from tokenformer_jax.data.chat_template import Template
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.decoding.score import Row, Scorer
 from tokenformer_jax.errors import UserError
@@ -108,3 +111,46 @@ def measure(
     window=length,
     stride=stride,
   )
+
+
+def measure_answers(
+  scorer: Scorer,
+  tokenizer: Tokenizer,
+  template: Template,
+  chats: Iterable[str],
+  progress: Callable[[int], Any] = lambda done: None,
+) -> dict[str, float]:
+  """Score each answer of conversations (see `chat_rows.conversation`) after the turns before it.
+
+  `progress` gets the number of answers done since its last call.
+
+  Returns:
+    conversations and answers: how many; an answer is what a template marks in one piece.
+    answer_tokens: predicted tokens: those of answers, with what ends them.
+    answer_loss: nats per token.
+    exact: the share of answers that greedy decoding after the turns before writes, token by token.
+  """
+  template.check(to_learn=True)
+  counts = dict.fromkeys(('conversations', 'answers', 'answer_tokens'), 0)
+  nats, exact = 0.0, 0
+
+  def rows() -> Iterator[Row]:
+    for counts['conversations'], one in enumerate(chats, start=1):
+      rendered = template.render(*parse_document(one), label=getattr(one, 'label', ''))
+      (ids,) = tokenizer.encode_chats([rendered])
+      ids = tokenizer.conversation(ids, tokenizer.begin or (tokenizer.end_of_document,))
+      edges = np.flatnonzero(np.diff(np.concatenate([[-1], ids, [-1]]) >= 0))
+      for start, stop in edges.reshape(-1, 2):
+        yield Row(marks.plain(ids[:start]), ids[start:stop])
+
+  left = rows()
+  while batch := list(itertools.islice(left, _ROWS)):
+    scores = scorer(batch, progress)
+    nats -= math.fsum(score.log_prob for score in scores)
+    exact += sum(score.is_greedy for score in scores)
+    counts['answers'] += len(batch)
+    counts['answer_tokens'] += sum(len(row.continuation) for row in batch)
+  if not counts['answers']:
+    raise UserError('there are no conversations to evaluate on')
+  loss, share = nats / counts['answer_tokens'], exact / counts['answers']
+  return {**counts, 'answer_loss': loss, 'exact': share}

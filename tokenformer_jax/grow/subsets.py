@@ -36,7 +36,7 @@ def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
   changes = changes_of_tokens(meta.lineage)
   if changes and changes[-1].action in ('grow', 'merge'):
     last = changes[-1]
-    if _adds(last.model, meta.config.model):
+    if last.grow.method.kind == 'neurons' or _adds(last.model, meta.config.model):
       return last
   advice = '; --groups=N,… names groups of its tokens' if most_groups(meta.config.model) > 1 else ''
   raise UserError(
@@ -56,6 +56,11 @@ def _adds(before: ModelConfig, after: ModelConfig) -> bool:
 
 def check_no_layers(last: Ancestor, model: ModelConfig, directory: paths.Path) -> None:
   """Check that the last growth added tokens alone."""
+  if last.grow.method.kind == 'neurons':
+    raise UserError(
+      f'the last growth of {directory} added neurons, which are part of its matrices and cannot be '
+      'extracted or merged; write the whole model (convert to-hf)'
+    )
   if experts.narrow(last.model, model) != model:
     raise UserError(
       f'the last growth of {directory} added experts, which cannot be extracted or merged, because '

@@ -65,12 +65,13 @@ def old_tokens(model: Trained) -> dict[int, dict[str, int]] | None:
 
 
 def _old(growth: LastGrowth, model: ModelConfig, layer: int, tokens: TokenArrays) -> int:
-  """Return the tokens of a Pattention before a growth; the hidden units of an MLP are all old."""
+  """Return the tokens of a Pattention before a growth, or the neurons of an MLP."""
   ranges = lookup(growth.old, tokens.keys).ranges
   row = lookup(models.define(model).info, tokens.keys).depth.index(layer + 1)
   if 'layers' in ranges and (row, row + 1) not in ranges['layers']:
     return 0
-  return tokens.tokens if tokens.is_mlp else ranges['param_tokens'][0][1]
+  first = ranges.get('hidden' if tokens.is_mlp else 'param_tokens')
+  return first[0][1] if first else tokens.tokens
 
 
 def maps(

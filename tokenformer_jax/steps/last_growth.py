@@ -3,6 +3,9 @@
 This module compares configs and array shapes. It needs none of the code that grows a model.
 """
 
+import dataclasses
+from typing import Any
+
 import jax
 
 from tokenformer_jax.config import Config, ModelConfig, matching
@@ -11,7 +14,7 @@ from tokenformer_jax.config.groups import adds_groups
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Definition, ParamInfo, Params
 from tokenformer_jax.runs.checkpoint_meta import Lineage
-from tokenformer_jax.steps.entries import NO_NEW_EXPERTS, LastGrowth, old_entries
+from tokenformer_jax.steps.entries import NO_NEW_EXPERTS, Entries, LastGrowth, old_entries
 
 
 def changes_of_tokens(lineage: Lineage) -> Lineage:
@@ -36,7 +39,8 @@ def last_growth(lineage: Lineage, model: ModelConfig) -> LastGrowth | None:
     return None
   growth, later = changes[last], changes[last + 1 :]
   if not later:
-    return growth_from(growth.model, model, growth.grow.place, growth.updates)
+    made = growth_from(growth.model, model, growth.grow.place, growth.updates)
+    return _with_old_neurons(made, model) if growth.grow.method.kind == 'neurons' else made
   restarted = any(entry.grow.step == 'restart' for entry in later)
   return growth_from(model, model, updates=0 if restarted else growth.updates)
 
@@ -52,6 +56,20 @@ def growth_from(
   experts = _old_experts(definition, model, counts) if counts else None
   tokens = definition.counts_in(old)
   return LastGrowth(updates, old_entries(definition.info, tokens, new, experts), before)
+
+
+def _with_old_neurons(growth: LastGrowth, model: ModelConfig) -> LastGrowth:
+  """Return a growth that also added neurons, behind the old ones of each MLP."""
+  assert growth.before is not None, 'the model before is not known'
+  old = models.define(matching.as_deep(matching.routed(growth.before, model), model))
+
+  def limited(entries: Entries, array: Any, before: Any) -> Entries:
+    sizes = zip(entries.axes, array.shape, before.shape, strict=True)
+    ranges = {axis: ((0, size),) for axis, now, size in sizes if 'hidden' in axis and size < now}
+    return dataclasses.replace(entries, ranges={**entries.ranges, **ranges})
+
+  arrays = models.define(model).abstract, old.abstract
+  return dataclasses.replace(growth, old=jax.tree.map(limited, growth.old, *arrays))
 
 
 def frozen_base(growth: LastGrowth | None, config: Config) -> ModelConfig | None:

@@ -69,7 +69,7 @@ def _check_old_tokens(
   ):
     raise UserError(
       f'config.optim.old_tokens is {optim.old_tokens!r}, but this model has no tokens newer '
-      'than the others, and no newer experts or layers; grow it first, or set it to train'
+      'than the others, and no newer experts, layers or neurons; grow it first, or set it to train'
     )
 
 

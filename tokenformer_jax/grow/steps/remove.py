@@ -14,14 +14,12 @@ from tokenformer_jax.model import group_trees, models
 from tokenformer_jax.model.params import Params, Path, Role, lookup
 
 
-class KeepFirstTokens(Selection):
-  """Keeps the first tokens of each projection: the inverse of steps that append tokens."""
+class KeepFirst(Selection):
+  """Keeps the first tokens or neurons: the inverse of steps that put others behind them."""
 
   def select(self, path: Path, old: Arrays) -> jax.Array:
-    array, axis = old(path), self.info(path).token_axis
-    if axis is None or array.shape[axis] == self.like(path).shape[axis]:
-      return array
-    return jax.lax.slice_in_dim(array, 0, self.like(path).shape[axis], axis=axis)
+    array, shape = old(path), self.like(path).shape
+    return array if array.shape == shape else jax.lax.slice(array, [0] * len(shape), shape)
 
 
 @dataclasses.dataclass(frozen=True)

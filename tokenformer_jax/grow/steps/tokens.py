@@ -23,7 +23,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.pattention import SCORES, L2NormGELU, score_like
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow.steps.remove import KeepFirstTokens
+from tokenformer_jax.grow.steps.remove import KeepFirst
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Step, owners, with_noise, with_zeros
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Path, Role, lookup
@@ -82,7 +82,7 @@ class _MoreTokens(Step):
     return old(path) if axis is None else with_zeros(old(path), count, axis)
 
   def inverse(self) -> Step | None:
-    return KeepFirstTokens(self.after, self.before)
+    return KeepFirst(self.after, self.before)
 
 
 class _GrownTokens(_MoreTokens):

@@ -28,6 +28,7 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import MLPConfig, ModelConfig
 from tokenformer_jax.config.mixers import width_of_heads
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow.steps.remove import KeepFirst
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Step, owners, with_noise, with_zeros
 from tokenformer_jax.model import models
 from tokenformer_jax.model.mlp import hidden_width
@@ -369,6 +370,9 @@ class AddNeurons(FillBlocks):
     if axis is not None and shape[axis] != like[axis]:
       return with_zeros(old(path), like[axis] - shape[axis], axis)
     return super().param(path, old, keys)
+
+  def inverse(self) -> Step:
+    return KeepFirst(self.after, self.before)
 
 
 def _balanced(rng: np.random.Generator, old: int, new: int, *, tile: bool) -> np.ndarray:
