@@ -30,7 +30,7 @@ class _ByFile(LoadFileScheduling):
 def pytest_configure(config):
   """Import JAX and the package where tests run, and not where workers are started."""
   if hasattr(config, 'workerinput') or config.getvalue('dist') == 'no':
-    config.pluginmanager.import_plugin('fixtures')
+    config.pluginmanager.import_plugin('for_all_tests')
 
 
 def pytest_xdist_make_scheduler(config, log):

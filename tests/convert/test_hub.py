@@ -152,6 +152,11 @@ REFUSED = {
     {'original_max_position_embeddings': 8},
     'original_max_position_embeddings=8, which cannot be converted; it must be 16',
   ),
+  'a Ministral': (
+    'mistral',
+    {'layer_types': ['full_attention', 'sliding_attention']},
+    'which cannot be converted; it must be absent',
+  ),
   'attention to later tokens': ('llama', {'is_causal': False}, 'is_causal=False'),
   'half a rotated plane': ('phi3', {'partial_rotary_factor': 0.25}, 'partial_rotary_factor=0.25'),
   'layers without a mark of rotation': ('smollm3', {'no_rope_layers': [1]}, 'no_rope_layers=[1]'),

@@ -298,5 +298,7 @@ def test_a_group_that_was_trained_here(tmp_path, torch, theirs):
   first = {name: t for name, t in read(tmp_path / 'first').items() if '.c_attn.' in name}
   outcomes.assert_same(first, read(old), 'a frozen adapter changed')
   free = run.train(4, optim={'old_tokens': 'train'})
+  query = free.parameters['blocks']['attention']['query']['beside']
+  assert not query['keys'][0, :2].any() and not query['values'][0, :2].any(), 'no adapter here'
   with pytest.raises(UserError, match=r'train new groups with optim\.old_tokens=freeze'):
     free.to_peft(tmp_path / 'none', base)

@@ -94,7 +94,9 @@ MODELS: dict[str, ModelConfig] = {
       ffn=config.ExpertsConfig(
         4,
         config.MLPConfig(16, beside=PattentionConfig(12, 12)),
-        config.MLPConfig(24, beside=PattentionConfig(20, 0, groups='12:12:gelu 8')),
+        config.MLPConfig(
+          24, beside=PattentionConfig(20, 0, groups='12:12:gelu 8'), each=PattentionConfig(8, 8)
+        ),
         config.RouterConfig(top_k=2),
         shared_gate=True,
       ),

@@ -69,9 +69,19 @@ def test_a_set_that_is_not_there_or_gated(hub):
     _read('org/texts')
 
 
-def test_no_network(hub, monkeypatch):
-  for place in (constants, datasets.config):
-    name = 'ENDPOINT' if place is constants else 'HF_ENDPOINT'
+def _hang_up(monkeypatch):
+  """Has the libraries look for the hub where nobody answers."""
+  for place, name in ((constants, 'ENDPOINT'), (datasets.config, 'HF_ENDPOINT')):
     monkeypatch.setattr(place, name, 'http://127.0.0.1:9')
+
+
+def test_without_a_network_the_cache_is_read(hub, monkeypatch):
+  assert _read('org/texts:test') == ['test']
+  _hang_up(monkeypatch)
+  assert _read('org/texts:test') == ['test']
+
+
+def test_without_a_network_and_a_cache(hub, monkeypatch):
+  _hang_up(monkeypatch)
   with pytest.raises(TransientError, match=r'hub cannot be reached .*run the same command again'):
     _read('org/texts')

@@ -42,6 +42,23 @@ def _first_state() -> step_lib.State:
   return jax.jit(_program().initial_state)(0)
 
 
+@pytest.fixture(scope='module', autouse=True)
+def _estimates_once():
+  """What a plan of one model saves for a batch is traced once for all tests."""
+  saved_bytes, made = remat_plans.saved_bytes, {}
+
+  def remembered(program, mesh, arguments):
+    config, shapes = program.config, jax.tree.map(jnp.shape, arguments[1:])
+    key = config.model, config.train.remat, config.train.layers, mesh, str(shapes)
+    if key not in made:
+      made[key] = saved_bytes(program, mesh, arguments)
+    return made[key]
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(remat_plans, 'saved_bytes', remembered)
+    yield
+
+
 def _fitted(mesh, capacity: float, **train) -> fit.FittedStep:
   return fit.FittedStep(_program(**train), mesh, free=lambda mesh, arguments: capacity)
 

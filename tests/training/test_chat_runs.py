@@ -79,7 +79,7 @@ def test_a_packed_run_resumes_bit_for_bit_and_says_what_it_learns(root, tuned, c
   shutil.rmtree(root / 'packed/checkpoints/6')  # as a crash would
   capsys.readouterr()
   assert_same(loop.train(config, root / 'packed'), whole, 'a resumed run')
-  assert re.search('so only 2[12]% of the targets are learned: raise', capsys.readouterr().err)
+  assert re.search('only 2[12]% of the targets are learned: raise', capsys.readouterr().err)
 
 
 def test_the_command_answers_line_by_line(tuned, monkeypatch, capsys):

@@ -140,10 +140,7 @@ class Loaded:
 
   @functools.cached_property
   def _validation(self) -> tuple[Task, Callable[[Params, Batch], Any]]:
-    """Return the task with its data open, and its compiled evaluation step.
-
-    The task has the reference of DPO.
-    """
+    """Return the task with its data open, and its compiled evaluation step."""
     model = self.model
     config = self._task().config
     with jax.set_mesh(model.mesh):
@@ -155,9 +152,8 @@ class Loaded:
     teacher = record and Teacher(record, checkpoint.open_source(record.source))
     task = tasks.make(config, model.meta.tokenizer, teacher and teacher.meta.config.model, before)
     task.prepare()
-    step, fixed = step_lib.make_eval_step(task, model.mesh), []
-    if teacher:
-      fixed = [teacher.read(model.mesh)]
+    step = step_lib.make_eval_step(task, model.mesh)
+    fixed = [teacher.read(model.mesh)] if teacher else []
     return task, lambda params, batch: step(params, batch, *fixed)
 
 

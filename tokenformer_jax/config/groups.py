@@ -100,7 +100,7 @@ def choose(model: ModelConfig, choice: Choice) -> ModelConfig:
 
 
 def adds_groups(before: ModelConfig, after: ModelConfig) -> bool:
-  """Return whether a model is another one and more groups of parameter tokens."""
+  """Return whether a model differs from another one by more groups of parameter tokens alone."""
   old = named_groups(before)
   known = {
     name: from_groups(groups[: len(old[name])]) if name in old else NoProjectionConfig()

@@ -138,7 +138,9 @@ def _merged(cls: Any, base: Mapping[str, Any], changes: Sequence[Any], path: str
   fields, values = field_types(cls), dict(base)
   given = dict.fromkeys(itertools.chain.from_iterable(changes))
   for name in [*fields, *(name for name in given if name not in fields)]:
-    was = values.get(name, _default_values(fields[name])) if name in fields else None
+    was = values.get(name)
+    if name in fields and name not in values:
+      was = _default_values(fields[name])
     own = [_plain(change[name]) for change in changes if name in change]
     if not own:
       if was is not None:

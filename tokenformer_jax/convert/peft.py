@@ -287,7 +287,7 @@ def to_peft(
   described = _describe(ranks, weights.layout, name)
   with export.new_folder(target) as made:
     paths.write(made / _CONFIG, json.dumps(described, indent=2) + '\n')
-    safetensors.numpy.save_file(tensors, made / _WEIGHTS, {'format': 'pt'})
+    (made / _WEIGHTS).write_bytes(safetensors.numpy.save(tensors, {'format': 'pt'}))
 
 
 def _check_is_lora(

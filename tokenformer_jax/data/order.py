@@ -168,12 +168,13 @@ def describe_store(store: Store) -> str:
   tokens, bytes_per_token = len(store.train), store.bytes_per_token('train')
   if store.chat:
     answers = store.index.total('train', 'answers')
-    words = f'{tokens:,} tokens, {answers:,} of them in answers ({bytes_per_token:.2f} bytes each)'
-    if (share := answers / tokens) >= _LEARNED:
-      return words
+    share = answers / tokens
+    doubt = (
+      f'; only {share:.0%} of the targets are learned: raise config.data.batch_size, or shorten '
+      'prompts that repeat'
+    ) * (share < _LEARNED)
     return (
-      f'{words}, so only {share:.0%} of the targets are learned: raise config.data.batch_size, or '
-      'shorten prompts that repeat'
+      f'{tokens:,} tokens, {answers:,} of them in answers ({bytes_per_token:.2f} bytes each{doubt})'
     )
   return f'{tokens:,} tokens of {bytes_per_token:.2f} bytes'
 
