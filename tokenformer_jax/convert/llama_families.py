@@ -97,7 +97,6 @@ def _llama(keys: Keys) -> LMConfig:
 
 
 def _mistral(keys: Keys) -> LMConfig:
-  keys.only('layer_types')  # that of a Ministral, to transformers
   return _decoder(keys, _gated(keys), window=_window(keys))
 
 
