@@ -1,6 +1,6 @@
 r"""Teach a trained TokenFormer other text in the ways that shall forget little, and measure both.
 
-  python experiments/forgetting.py --out=runs/forgetting --csv=runs/forgetting.csv   # an hour
+  python experiments/forgetting.py --out=runs/forgetting --csv=runs/forgetting.csv  # an hour
   python experiments/forgetting.py --csv=experiments/forgetting.csv --picture=docs/forgetting.png
 
 A byte TokenFormer of 2 layers learns the text of the Python standard library, then Python's
@@ -201,7 +201,7 @@ def report(runs: list[Run]) -> None:
     learned = statistics.mean(run.new for run in best)
     losses, lost = [run.new for run in full], [run.forgotten for run in full]
     known = np.interp(learned, [*losses, full[0].new_before], [*lost, 0])
-    same = '–' if learned < losses[0] else f'{known:.3f}'
+    same = '–' if name == FULL or learned < losses[0] else f'{known:.3f}'
     figures = (trials.spread(run.new for run in best), trials.spread(r.forgotten for r in best))
     rows.append([name, *figures, same, f'{best[0].rate:g}', str(best[0].steps), str(len(best))])
   new, old = runs[0].new_before, runs[0].old_before
@@ -225,6 +225,10 @@ def draw(runs: list[Run], path: str) -> None:
     axes.errorbar(
       *at, xerr=spread[0], yerr=spread[1], fmt=marker, color=color, capsize=2, label=name
     )
+  full = by_rate(runs, FULL)[0]
+  axes.plot([full.new, full.new_before], [full.forgotten, 0], 'k:', alpha=0.4)
+  axes.set_xlim(right=3.0)
+  axes.set_ylim(0, 0.6)  # the largest rates of half of the tokens leave the picture
   axes.set_xlabel('new text, bits per byte')
   axes.set_ylabel('forgotten of the old text, bits per byte')
   axes.grid(alpha=0.3)

@@ -152,6 +152,16 @@ REFUSED = {
     {'original_max_position_embeddings': 8},
     'original_max_position_embeddings=8, which cannot be converted; it must be 16',
   ),
+  'an older name that Gemma 3 does not read': (
+    'gemma3_text',
+    {'rope_scaling': {'type': 'linear', 'factor': 8.0}},
+    "rope_scaling has type='linear', which cannot be converted; it must be 'default'",
+  ),
+  'a Ministral': (
+    'mistral',
+    {'layer_types': ['full_attention', 'sliding_attention']},
+    'which cannot be converted; it must be absent',
+  ),
   'attention to later tokens': ('llama', {'is_causal': False}, 'is_causal=False'),
   'half a rotated plane': ('phi3', {'partial_rotary_factor': 0.25}, 'partial_rotary_factor=0.25'),
   'layers without a mark of rotation': ('smollm3', {'no_rope_layers': [1]}, 'no_rope_layers=[1]'),

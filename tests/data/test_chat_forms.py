@@ -1,6 +1,7 @@
 """Rows of every form that people have give the text and the marks of their conversation."""
 
 import csv
+import datetime
 import json
 
 import numpy as np
@@ -97,6 +98,10 @@ FORMS = {
   'lists of a struct': ({'messages': _lists(CHAT_ROW)}, CHAT_ROW),
   'lists of from and value': ({'conversations': _lists(_sharegpt(CHAT_ROW))}, CHAT_ROW),
   'json text': ({'messages': json.dumps(CHAT_ROW)}, CHAT_ROW),
+  'a part': (
+    {'messages': [QUESTION | {'content': {'type': 'text', 'text': 'Hi'}}, ANSWER]},
+    [QUESTION | {'content': 'Hi'}, ANSWER],
+  ),
   'parts': ({'messages': [*map(_parts, CHAT_ROW)]}, CHAT_ROW),
   'lists of parts': (
     {'messages': [_parts(m) | {'content': _lists(_parts(m)['content'])} for m in PAIR]},
@@ -167,6 +172,22 @@ REFUSED = {
     {'conversations': [{'from': 'cat', 'value': 'meow'}]},
     r"line 3, message 1 is from 'cat'; it must be from one of human, gpt, system",
   ),
+  'a list of roles': (
+    {'conversations': [{'from': ['gpt'], 'value': 'x'}]},
+    r"is from \['gpt'\]; it",
+  ),
+  'a part of no type': (
+    {'messages': [{'role': 'user', 'content': {'image': 'x.png'}}, ANSWER]},
+    'line 3, message 1 has a part of the type None',
+  ),
+  'parts of texts': (
+    {'messages': [{'role': 'user', 'content': ['What?']}, ANSWER]},
+    "line 3, message 1 has a part of the type 'What",
+  ),
+  'an input beside messages': (
+    {'instruction': [QUESTION], 'input': 'x', 'output': 'Four.'},
+    "line 3, has input 'x', which its messages do not say",
+  ),
   'both names of a role': (
     {'messages': [{'role': 'user', 'from': 'human', 'value': 'x'}]},
     'line 3, message 1 has role, from, value; it must have either role and content, or from and',
@@ -203,6 +224,11 @@ def test_another_row_is_refused_in_a_sentence(name):
   row, sentence = REFUSED[name]
   with pytest.raises(UserError, match=sentence):
     chat_rows.parse_row(row, LABEL)
+
+
+def test_a_value_that_json_lacks_is_text():
+  dated = {'messages': [QUESTION | {'at': datetime.date(2026, 1, 2)}, ANSWER]}
+  assert '"at": "2026-01-02"' in chat_rows.conversation(dated, LABEL)
 
 
 def test_tools_without_text_are_refused():

@@ -156,6 +156,15 @@ def test_a_long_document_is_cut_into_rows_that_share_a_token_and_the_rest_is_fil
   assert len(rows) == 3
 
 
+def test_documents_with_a_beginning_fill_a_row_from_its_start():
+  documents = _random([10, 6, 4])
+  rows = _pack(documents, 10, LEAD[:0])
+  assert [row.tolist() for row in rows] == [
+    documents[0].tolist(),
+    [*documents[1].tolist(), *documents[2].tolist()],
+  ]
+
+
 def test_blocks_bound_the_memory_and_lose_nothing(monkeypatch):
   monkeypatch.setattr(packing, '_BLOCK_TOKENS', 100)
   monkeypatch.setattr(packing, '_BLOCK_ROWS', 1)

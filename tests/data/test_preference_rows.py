@@ -1,6 +1,7 @@
 """Rows of a chosen and a rejected answer become windows of both, in every form of TRL."""
 
 import contextlib
+import dataclasses
 import json
 
 import numpy as np
@@ -116,6 +117,9 @@ def test_an_epoch_has_each_pair_once_and_whole(tmp_path):
   assert trained[0].shape == task.abstract_batch().shape[1:]
   answers = sorted([answer for _, answer in _texts(task, row)] for row in [*trained, *held_out])
   assert answers == sorted([row['chosen'] + '<|end|>', 'no<|end|>'] for row in rows)
+  stage = task.at_stage(dataclasses.replace(config.data, batch_size=2))
+  with contextlib.closing(stage.train_batches(range(2), 0, 1)) as batches:
+    np.testing.assert_array_equal(next(batches), trained[:2], 'a stage reads other pairs')
   prompts = {text.partition('<|end|>')[0] for row in trained for text, _ in _texts(task, row)}
   assert len(prompts) == len(trained), 'the answers of a row have other prompts'
 

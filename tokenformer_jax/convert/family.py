@@ -138,6 +138,8 @@ def rotary_by_kind(keys: Keys) -> list[RotaryConfig]:
       table = keys.table('rope_scaling')
       base = table.number('rope_theta', base)
     table.only('partial_rotary_factor', 1)
+    if not table.get('rope_type'):
+      table.only('type', 'default')  # an older name, which transformers does not read here
     made.append(RotaryConfig(1.0, base, scaling=_scaling(table, tuple(SCALINGS))))
   return made
 

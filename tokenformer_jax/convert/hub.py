@@ -25,6 +25,8 @@ _IGNORED = """
   auto_map finetuning_task intermediate_size max_window_layers sliding_window rope_theta is_decoder
   tie_encoder_decoder cache_implementation sliding_window_size
 """
+# Keys that make it another model: with the first, transformers takes a Mistral for a Ministral.
+_REFUSED = {'mistral': ('layer_types',), 'gpt_neox': ('head_dim',)}
 # Ends of the names of tensors that hold no parameters: masks and frequencies.
 _NO_PARAMETERS = (
   *('.attn.bias', '.attn.masked_bias', '.attention.bias', '.attention.masked_bias'),
@@ -51,6 +53,8 @@ def find_model(source: Path) -> tuple[Family, LMConfig, list[str]]:
   keys.only('quantization_config')
   keys.only('is_encoder_decoder', False)
   keys.only('is_causal', True)
+  for name in _REFUSED.get(family.kind, ()):
+    keys.only(name)
   model = family.to_model(keys)
   return family, model, keys.unread(_IGNORED.split())
 

@@ -1,4 +1,4 @@
-"""Llama and the families that vary it: Mistral, Qwen, Gemma and their mixtures of experts."""
+"""Llama and its variants: Mistral, Qwen, SmolLM3, Phi-3, OLMo 2, Gemma and mixtures."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence

@@ -78,11 +78,15 @@ def more_keys(message: dict[str, Any]) -> list[str]:
 def conversation(row: dict[str, Any], label: str) -> Conversation:
   """Return the messages of a row as JSON, in an object with its tools if there are any."""
   chat = parse_row(row, label)
-  text = json.dumps(chat._asdict() if chat.tools else chat.messages, ensure_ascii=False)
+  text = _json(chat._asdict() if chat.tools else chat.messages)
   # JSON can hold lone surrogates.
   document = Conversation(text.encode('utf-8', errors='replace').decode())
   document.label = label
   return document
+
+
+def _json(values: Any) -> str:
+  return json.dumps(values, ensure_ascii=False, default=str)  # Tables have dates.
 
 
 def parse_document(document: str) -> Chat:
@@ -101,9 +105,9 @@ def parse_row(row: dict[str, Any], label: str) -> Chat:
   if len(form) == 1:
     messages = read_messages(row[form[0]], label)
   else:
-    asked = row[form[0]]
-    if form[0] == 'instruction' and row.get('input') not in _EMPTY:
-      asked, used = f'{asked}\n\n{row["input"]}', used | {'input'}
+    asked, given = row[form[0]], row.get('input')
+    if form[0] == 'instruction' and given and isinstance(asked, str) and isinstance(given, str):
+      asked, used = f'{asked}\n\n{given}', used | {'input'}
     prompt = _turns(asked, 'user')
     messages = read_messages([*prompt, *_turns(row[form[1]], ANSWER_ROLE)], label)
     for message in messages[: len(prompt)]:
@@ -200,7 +204,7 @@ def _message(values: Any, label: str) -> dict[str, Any]:
     if not isinstance(message.get(key), str):
       has = f'{message[key]!r:.60} as its {key}' if key in message else f'no {key}'
       raise UserError(f'{label} has {has}; {key} must be text')
-  if not message['role'] or any(m in json.dumps(message, ensure_ascii=False) for m in MARKS):
+  if not message['role'] or any(mark in _json(message) for mark in MARKS):
     wrong = 'characters U+FDD0 or U+FDD1, which are no text' if message['role'] else 'no role'
     raise UserError(f'{label} has {wrong}; correct the row, or leave it out')
   return message
@@ -213,7 +217,7 @@ def _from_sharegpt(message: dict[str, Any], label: str) -> dict[str, Any]:
       f'{label} has {", ".join(message)}; it must have either role and content, or from and value'
     )
   given, value = message.pop('from', None), message.pop('value', None)
-  if given not in _ROLES:
+  if str(given) not in _ROLES:
     raise UserError(f'{label} is from {given!r:.60}; it must be from one of {", ".join(_ROLES)}')
   if given == 'function_call' and isinstance(call := read_objects(value), dict | list):
     calls = call if isinstance(call, list) else [call]
@@ -224,8 +228,9 @@ def _from_sharegpt(message: dict[str, Any], label: str) -> dict[str, Any]:
 
 def _join_parts(content: Any, label: str) -> str:
   """Return the text of a content that is a list of parts."""
-  parts = [part if isinstance(part, dict) else {'type': part} for part in read_objects(content)]
-  for part in parts:
+  parts = read_objects(content)
+  parts = [parts] if isinstance(parts, dict) else parts
+  for part in [part if isinstance(part, dict) else {'type': part} for part in parts]:
     if part.get('type') != 'text' or not isinstance(part.get('text'), str):
       raise UserError(
         f'{label} has a part of the type {part.get("type")!r:.60}; only {{"type": "text", "text": '
