@@ -13,7 +13,7 @@ from packaging import requirements
 
 COLABS = sorted((tiny_run.ROOT / 'colabs').glob('*.ipynb'))
 PICTURES = {'chat': 1, 'grow': 1, 'inspect': 4, 'transformers': 1, 'vit': 2}
-NEEDS = {'transformers': ('torch', 'transformers')}
+NEEDS = {'transformers': ('torch', 'transformers', 'peft')}
 SMALLER = {  # text of a notebook, and what runs in its place
   'chat': [
     ('steps=600, log_every=200', 'steps=4, log_every=2'),
@@ -41,7 +41,7 @@ SMALLER = {  # text of a notebook, and what runs in its place
     ('length=24', 'length=4'),
     ('max_new_tokens=24', 'max_new_tokens=4'),
     ('  for name in facts:\n', '  for name in [*facts][:2]:\n'),
-    ('in facts.items())\n    for subject', 'in [*facts.items()][:2])\n    for subject'),
+    ('in facts.items()\n  ]', 'in [*facts.items()][:2]\n  ]'),
   ],
 }
 

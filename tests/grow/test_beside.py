@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
+from flax import nnx
 from growing import apply_steps, grow_params, inexact
 from outcomes import assert_close, assert_same, paths
 
@@ -17,6 +18,7 @@ from tokenformer_jax.config import (
   GrowConfig,
   MeshConfig,
   ModelConfig,
+  NoProjectionConfig,
   PattentionConfig,
   TokenGroup,
   growth,
@@ -27,7 +29,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import plan
 from tokenformer_jax.grow.steps import matrices
 from tokenformer_jax.grow.steps.tokens import grown_model
-from tokenformer_jax.model import models
+from tokenformer_jax.model import mlp, models
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.pattention import pattention
@@ -250,3 +252,17 @@ def test_neurons_and_heads_become_tokens():
   steps = (matrices.MatricesToTokens(model, after),)
   new = apply_steps({'params': params, 'opt_state': ()}, model, steps)['params']
   assert_close(logits(after, new), logits(model, params), 'tokens compute something else')
+
+
+def test_tokens_beside_each_matrix_of_an_mlp_add_to_its_product():
+  tokens = PattentionConfig(3, 3, LinearScore())
+  config = dataclasses.replace(transformer('gated').layer.ffn, each=tokens)
+  model, x = transformer('gated'), jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 32)))
+  bare = dataclasses.replace(config, each=NoProjectionConfig())
+  how = {'execution': Execution(dtype=jnp.float32), 'rngs': nnx.Rngs(0)}
+  beside, alone = (mlp.MLP(one, model, **how) for one in (config, bare))
+  for name in ('up', 'gate', 'down'):
+    whole, own = getattr(alone, name), getattr(beside, name)
+    added = own.beside.keys[...].T @ own.beside.values[...]
+    whole.kernel[...], whole.bias[...] = own.kernel[...] + added, own.bias[...]
+  np.testing.assert_allclose(beside(x), alone(x), atol=1e-6)

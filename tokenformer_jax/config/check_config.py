@@ -109,7 +109,7 @@ def _idle_keys(config: Config) -> Iterator[tuple[str, str]]:
 _OF_PAIRS = ('preference.loss', 'preference.beta')
 _NOT_OF_PAIRS = (
   *('data.documents', 'data.sequence_length_by_step', 'optim.z_loss', 'train.drop_groups'),
-  *('distill.weight', 'distill.temperature'),
+  *('data.packing', 'distill.weight', 'distill.temperature'),
 )
 _OF_LM = (
   'model.init.embedding_std',

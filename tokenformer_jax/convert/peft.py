@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +54,7 @@ _ALLOWED = {
 # Keys that do not change what a trained adapter computes; all others that are set are refused.
 _IGNORED = """
   task_type auto_mapping peft_version revision inference_mode lora_dropout fan_in_fan_out
-  exclude_modules layers_to_transform layers_pattern megatron_core qalora_group_size
+  exclude_modules layers_to_transform layers_pattern eva_config megatron_core qalora_group_size
 """
 _FLOAT = np.dtype(np.float32)
 _HUB_NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')
@@ -252,11 +252,7 @@ def to_peft(
   model, folder = origin.meta.config.model, hub_download.find(base)
   weights = hub.find(folder)
   named, counts = _matrices(weights.model, weights.layout), named_groups(model)
-  projections = {matrix.projection for matrix in named.values()}
-  for name, own in counts.items():
-    for number, group in enumerate(own, start=1):
-      _check_is_lora(group, number, name, name in projections, not groups or number in groups)
-  _check_is_base(model, weights.model, base)
+  _check(model, weights.model, {matrix.projection for matrix in named.values()}, groups, base)
   read = functools.partial(run_tensors.read_array, origin)
   for name, array in tensor_layout.stream(weights.layout, read):
     if not np.array_equal(array, weights.tensors[name].read().astype(np.float32)):
@@ -290,23 +286,20 @@ def to_peft(
     (made / _WEIGHTS).write_bytes(safetensors.numpy.save(tensors, {'format': 'pt'}))
 
 
-def _check_is_lora(
-  group: TokenGroup, number: int, name: str, is_beside: bool, chosen: bool
+def _check(
+  model: ModelConfig, base: ModelConfig, names: Collection[str], groups: Sequence[int], folder: str
 ) -> None:
-  """Check that PEFT can compute a group of a projection, if it is chosen."""
-  reason = ''
-  if not is_beside:
-    reason = 'it is not beside a matrix (tokens of ffn.each are beside those of an MLP)'
-  elif not isinstance(group.score, LinearScore):
-    reason = f'its score is {group.score.kind} and not linear (grow --new_score=linear)'
-  if chosen and reason:
-    raise UserError(
-      f'group {number} of {name} is not LoRA: {reason}; to-hf writes it with code of its own'
-    )
-
-
-def _check_is_base(model: ModelConfig, base: ModelConfig, folder: str) -> None:
-  """Check that a model is that of a folder, and groups."""
+  """Check that a model is a base and groups, and that those to write are LoRA beside matrices."""
+  for name, own in named_groups(model).items():
+    for number, group in enumerate(own, start=1):
+      reason = f'its score is {group.score.kind} and not linear (grow --new_score=linear)'
+      if name not in names:
+        reason = 'it is not beside a matrix (tokens of ffn.each are beside those of an MLP)'
+      is_lora = name in names and isinstance(group.score, LinearScore)
+      if not is_lora and (not groups or number in groups):
+        raise UserError(
+          f'group {number} of {name} is not LoRA: {reason}; to-hf writes it with code of its own'
+        )
   bare = choose(model, without(range(1, most_groups(model) + 1)))
   ours, theirs = map(families.without_training, (bare, base))
   for path, one, other in config_lib.differences(ours, theirs, 'model.'):
