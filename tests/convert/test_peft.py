@@ -217,6 +217,7 @@ ADAPTERS = {  # the family, and the adapters on one base
     ],
   ),
   'matrices in one tensor': ('gpt2', [{'r': 4, 'target_modules': 'all-linear'}]),
+  'rows in one tensor': ('phi3', [{'r': 4, 'target_modules': 'all-linear'}]),
   'heads in turn': ('gpt_neox', [{'r': 4, 'target_modules': 'all-linear'}]),
   'kinds of layers': ('qwen2', [{'r': 4, 'target_modules': r'.*layers\.1\..*(q_proj|up_proj)'}]),
 }

@@ -39,7 +39,7 @@ KEYS = {
   'qwen2': {**_LLAMA, **_WINDOWS, 'tie_word_embeddings': True},
   'qwen3': {**_LLAMA, 'head_dim': 6, 'attention_bias': True, 'rope_scaling': _YARN},
   'smollm3': {**_LLAMA, 'no_rope_layer_interval': 2, 'attention_bias': True},
-  'phi3': {**_LLAMA, 'partial_rotary_factor': 0.5, 'sliding_window': 5},
+  'phi3': {**_LLAMA, 'partial_rotary_factor': 0.5, 'sliding_window': 5, 'pad_token_id': 0},
   'olmo2': {**_LLAMA, 'head_dim': 6, 'attention_bias': True},
   'gemma': {**_LLAMA, 'num_key_value_heads': 1, 'head_dim': 8, 'hidden_act': 'gelu'},
   'gemma2': {**_LLAMA, **_GEMMA2, 'final_logit_softcapping': 2.0, 'attn_logit_softcapping': 0.5},
