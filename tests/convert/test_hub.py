@@ -269,7 +269,11 @@ def test_rows_of_layers_that_repeat_are_one_loop():
 
 def test_gemma_s_gelu_is_the_other_one():
   """Its first files have hidden_act=gelu, and were trained with the tanh form."""
-  assert _model('gemma', hidden_act='gelu') == _model('gemma', hidden_act='gelu_pytorch_tanh')
+  tanh = _model('gemma', hidden_act='gelu_pytorch_tanh', hidden_activation='gelu')
+  assert _model('gemma', hidden_act='gelu') == tanh
+  mlp = dataclasses.replace(tanh.layer.ffn, activation='gelu')
+  exact = dataclasses.replace(tanh, layer=dataclasses.replace(tanh.layer, ffn=mlp))
+  assert families.match(exact) is None, 'transformers would compute the tanh form'
 
 
 @pytest.mark.slow

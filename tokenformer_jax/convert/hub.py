@@ -23,7 +23,7 @@ _IGNORED = """
   reorder_and_upcast_attn output_attentions output_hidden_states output_router_logits return_dict
   router_aux_loss_coef router_jitter_noise id2label label2id problem_type chunk_size_feed_forward
   auto_map finetuning_task intermediate_size max_window_layers sliding_window rope_theta is_decoder
-  tie_encoder_decoder cache_implementation sliding_window_size
+  tie_encoder_decoder cache_implementation sliding_window_size hidden_activation
 """
 # Keys that make it another model: with the first, transformers takes a Mistral for a Ministral.
 _REFUSED = {'mistral': ('layer_types',), 'gpt_neox': ('head_dim',)}

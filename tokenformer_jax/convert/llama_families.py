@@ -152,10 +152,8 @@ def _olmo2(keys: Keys) -> LMConfig:
 
 
 def _gemma(keys: Keys) -> LMConfig:
-  # Files of the first Gemma have a hidden_act that this newer key corrects.
-  name = 'hidden_activation' if keys.get('hidden_activation') else 'hidden_act'
-  activation = keys.choice(name, ACTIVATIONS, 'gelu_pytorch_tanh')
-  if name == 'hidden_act' and activation == 'gelu':
+  activation = keys.choice('hidden_act', ACTIVATIONS, 'gelu_pytorch_tanh')
+  if activation == 'gelu':
     activation = 'gelu_tanh'  # that Gemma was trained with, and transformers computes
   return _gemma_decoder(keys, activation)
 

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from tokenformer_jax.model.params import Definition, ParamInfo, Params
 
 
-def no_tokens(definition: Definition) -> Params:
-  """Return the entry `trained` in which no token trains."""
+def shapes(definition: Definition) -> Params:
+  """Return shapes and dtypes of the entry `trained`."""
 
-  def zeros(info: ParamInfo, array: jax.Array) -> jax.Array:
-    return jnp.zeros(() if info.token_axis is None else array.shape[:-1], jnp.uint8)
+  def shape(info: ParamInfo, array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(() if info.token_axis is None else array.shape[:-1], jnp.uint8)
 
-  return jax.tree.map(zeros, definition.info, definition.abstract)
+  return jax.tree.map(shape, definition.info, definition.abstract)
 
 
 def keep(state: dict[str, Any], info: Params, tree: Any) -> Any:

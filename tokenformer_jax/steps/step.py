@@ -138,24 +138,25 @@ class Program:
     return skip_window(self.config.optim)
 
   def initial_state(self, seed: jax.Array) -> State:
-    """Return a new state: see `initial_state`; of sparse tokens (`sparse.py`) none trains yet."""
+    """Return a new state: see `initial_state`."""
     optional = {'ema': self.ema, 'window': self.window}
-    return initial_state(self.task.definition, self.tx, seed, **optional) | self._trained()
+    return initial_state(self.task.definition, self.tx, seed, **optional)
 
   def state_shardings(self, mesh: Mesh | AbstractMesh) -> State:
     """Return the sharding of every array of the state."""
     optional = {'ema': self.ema, 'window': self.window}
-    trained = jax.tree.map(lambda _: sharding.replicated(mesh), jax.eval_shape(self._trained))
+    trained = jax.tree.map(lambda _: sharding.replicated(mesh), self._trained)
     return state_shardings(mesh, self.task.definition, self.tx, **optional) | trained
 
+  @property
   def _trained(self) -> State:
-    only_some = self.config.optim.sparse_tokens > 0
-    return {'trained': sparse.no_tokens(self.task.definition)} if only_some else {}
+    is_sparse = self.config.optim.sparse_tokens > 0
+    return {'trained': sparse.shapes(self.task.definition)} if is_sparse else {}
 
   def abstract_state(self, mesh: Mesh | AbstractMesh) -> State:
     """Return shapes, dtypes and shardings of the state."""
     state = _shapes(self.task.definition, self.tx, ema=self.ema, window=self.window)
-    return sharding.with_shardings(state, self.state_shardings(mesh))
+    return sharding.with_shardings(state | self._trained, self.state_shardings(mesh))
 
   def abstract_batch(self, mesh: Mesh | AbstractMesh) -> Any:
     """Return shapes, dtypes and shardings of a batch."""

@@ -11,6 +11,7 @@ their part of the divergence between the uses on the two texts.
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterable
 
@@ -52,23 +53,20 @@ def check(config: Config, definition: Definition, *, is_trained: bool) -> None:
 def choose(task: Task, optim: OptimConfig, params: Params, mesh: Mesh) -> Params:
   """Return which parameter tokens train, the entry `trained` of the state, on the mesh.
 
-  The new text is that of the first training batches of a task whose data is open, the old one the
-  held-out part of the source `optim.background`.
+  Uses are those in the first training batches and in the held-out part of `optim.background`.
   """
   definition, rows = task.definition, range(task.config.data.batch_size)
 
   def nats(params: Params, example: Batch) -> jax.Array:
     return task.sums(params, example).task.nats
 
-  def score(params: Params, batch: Batch) -> Params:
-    return importance.score_tokens(nats, params, definition.info, batch)
-
+  score = functools.partial(importance.score_tokens, nats, info=definition.info)
   program = jax.jit(score, out_shardings=sharding.replicated(mesh))
 
   def measure(batches: Iterable[Batch]) -> Params:
     batch = np.concatenate(list(itertools.islice(batches, _BATCHES)))
     on_devices = validation.to_devices(batch, len(batch), range(len(batch)), mesh)
-    return jax.device_get(program(params, on_devices))
+    return jax.device_get(program(params, batch=on_devices))
 
   with contextlib.closing(task.train_batches(rows, 0, _BATCHES)) as new:
     uses = measure(new), measure(task.validation_parts(rows)[optim.background])
