@@ -166,6 +166,7 @@ def test_what_is_no_name_asks_no_hub(hub, name):
 
 
 def test_bring(hub):
-  run = tokenformer_jax.bring('org/llama@main', 'run')
+  run = tokenformer_jax.bring('org/llama@main')
+  assert Path(run.source.partition('@')[0]) == Path('runs/llama')
   card, commit = model_card.write(run.meta, 'float32', 'out'), hub.repositories['org/llama'].commit
   assert 'base_model: org/llama\n---' in card and f'| org/llama, commit {commit} |' in card

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import warnings
 
 import hub_folders
@@ -16,7 +17,7 @@ import tiny_run
 import tokenformer_jax
 from tokenformer_jax import config
 from tokenformer_jax.config.pattention import LinearScore
-from tokenformer_jax.convert import families, peft
+from tokenformer_jax.convert import families, hub_download, peft
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model.lm import define_lm
@@ -79,6 +80,14 @@ def test_tensors_come_back_bit_for_bit(run, base, tmp_path):
   assert written['base_model_name_or_path'] == str(base)
 
 
+def test_a_base_of_the_hub_has_its_name_there(run, base, tmp_path, monkeypatch):
+  cached = shutil.copytree(base, tmp_path / 'models--org--llama' / 'snapshots' / '1')
+  monkeypatch.setattr(hub_download, 'find', lambda name: cached)
+  run[0].to_peft(tmp_path / 'named', 'org/llama@main')
+  written = json.loads((tmp_path / 'named' / 'adapter_config.json').read_text())
+  assert written['base_model_name_or_path'] == 'org/llama'
+
+
 def test_adapters_together_have_ranks_of_their_own(run, base, tmp_path):
   brought, *_ = run
   brought.to_peft(tmp_path / 'both', base)
@@ -131,8 +140,8 @@ REFUSED = {
   'no target': ({'target_modules': ['q_proj']}, None, 'do not name, so that PEFT leaves them out'),
   'a base of another name': (
     {'base_model_name_or_path': 'org/other'},
-    lambda folder: None,
-    'is an adapter of org/other, and',
+    None,
+    'is an adapter of org/other, and the base is org/llama',
   ),
 }
 
@@ -140,7 +149,7 @@ REFUSED = {
 @pytest.mark.parametrize('name', REFUSED)
 def test_refused_with_a_sentence(name, tmp_path):
   changes, change, sentence = REFUSED[name]
-  llama = hub_folders.write(tmp_path / 'llama', _name_or_path='org/llama')
+  llama = hub_folders.write(tmp_path / 'models--org--llama' / 'snapshots' / '1')  # in the cache
   targets = ['up_proj', 'down_proj', 'q_proj', 'v_proj', 'lm_head']
   adapter = write_adapter(tmp_path / 'adapter', LLAMA, **{'target_modules': targets} | changes)
   if change:

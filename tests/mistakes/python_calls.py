@@ -109,7 +109,7 @@ GROW = {
   'lm.grow(to, top_k=2)': 'top_k',
   'lm.grow(to, expert_tokens=2)': 'expert_tokens',
   "dense.grow(to, {'ffn': 96}, method='zero_keys')": 'and this model has none; choose group',
-  'dense.grow(to, width=33)': 'choose net2net',
+  'dense.grow(to, width=33)': 'or net2net',
   "dense.grow(to, width=33, method='net2net')": 'width',
 }
 

@@ -101,7 +101,7 @@ def train(
 @arguments.checked
 def bring(
   source: Path,
-  target: Path,
+  target: Path | None = None,
   *,
   tokenizer: Str | Path = '',
   sequence_length: Count | None = None,
@@ -115,15 +115,15 @@ def bring(
 ) -> Run:
   """Make a run of a folder that transformers loads, or of released TokenFormer weights.
 
+    run = tokenformer_jax.bring('ORG/NAME')  # or ORG/NAME@REVISION, from the hub
     run = tokenformer_jax.bring('llama', 'runs/llama')
-    run = tokenformer_jax.bring('ORG/NAME', 'runs/llama')  # or ORG/NAME@REVISION, from the hub
 
   docs/transformers.md lists the families. The parameters alone are taken: training from the run
   starts with moments of zero.
 
   Args:
     source: A folder as on the hub, ORG/NAME[@REVISION] of the hub, or released weights.
-    target: The new work directory.
+    target: The new work directory; default: runs/NAME, by the name of the source.
     tokenizer: A tokenizer.json, bytes, or a run whose tokenizer to take; default: the source's.
     sequence_length: For later training; default: 2048, or the fewer positions of a folder.
     dtype: Of the stored parameters.
@@ -140,6 +140,7 @@ def bring(
       missing, the tokenizer does not fit, or the target exists. Nothing is written then.
   """
   arguments.needs_value('adapters', adapters, merge_adapters=merge_adapters or None)
+  target = target or os.path.join('runs', os.path.basename(source).partition('@')[0])
   to_run.to_jax(
     hub_download.find(source, os.fspath(tokenizer)),
     paths.parse_path(target),

@@ -57,7 +57,6 @@ _IGNORED = """
   exclude_modules layers_to_transform layers_pattern eva_config megatron_core qalora_group_size
 """
 _FLOAT = np.dtype(np.float32)
-_HUB_NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')
 
 
 class _Matrix(NamedTuple):
@@ -171,11 +170,11 @@ def _read(folder: Path, named: Mapping[str, _Matrix], base: Path) -> dict[str, P
   keys = Keys(read_json(file), str(file))
   for name, allowed in _ALLOWED.items():
     keys.only(name, *allowed)
-  names = keys.get('base_model_name_or_path'), read_json(base / 'config.json').get('_name_or_path')
-  if names[0] != names[1] and all(_HUB_NAME.fullmatch(str(name)) for name in names):
+  asked, own = keys.get('base_model_name_or_path'), _name(base)
+  if own and asked != own and re.fullmatch(r'\w[\w.-]*/\w[\w.-]*', str(asked)):
     raise UserError(
-      f'{folder} is an adapter of {names[0]}, and {base} is {names[1]}; name the model that it was '
-      f'made for, or correct base_model_name_or_path in {file}'
+      f'{folder} is an adapter of {asked}, and the base is {own}; name the model that it was made '
+      f'for, or correct base_model_name_or_path in {file}'
     )
   r, alpha, rooted = keys.whole('r'), keys.number('lora_alpha', 8), keys.flag('use_rslora', False)
   ranks, alphas = keys.get('rank_pattern', {}), keys.get('alpha_pattern', {})
@@ -221,6 +220,11 @@ def _read(folder: Path, named: Mapping[str, _Matrix], base: Path) -> dict[str, P
 
 def _scaled(tensor: Tensor, scale: np.float32) -> np.ndarray:
   return scale * tensor.read().astype(np.float32)
+
+
+def _name(base: Path) -> str:
+  """Return ORG/NAME of a folder that came from the hub by name, or ''."""
+  return (hub_download.origin(str(base / 'config.json')) or ('', ''))[0]
 
 
 def _is_target(targets: Any, module: str) -> bool:
@@ -279,8 +283,7 @@ def to_peft(
     raise UserError(f'{source} has no groups to write, or all of their tokens are zero')
   for _ in run_tensors.check_finite(iter(tensors.items()), source, allow_nonfinite):
     pass
-  name = base if folder == Path(base) else base.partition('@')[0]
-  described = _describe(ranks, weights.layout, name)
+  described = _describe(ranks, weights.layout, _name(folder) or base)
   with export.new_folder(target) as made:
     paths.write(made / _CONFIG, json.dumps(described, indent=2) + '\n')
     (made / _WEIGHTS).write_bytes(safetensors.numpy.save(tensors, {'format': 'pt'}))
