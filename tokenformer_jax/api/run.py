@@ -108,7 +108,6 @@ def bring(
   dtype: Literal['float32', 'bfloat16'] = 'float32',
   allow_nonfinite: Bool = False,
   adapters: Sequence[Path] = (),
-  merge_adapters: Bool = False,
   heads: Count | None = None,
   rotary_fraction: Float | None = None,
   score: Literal['l2_norm_gelu', 'gelu_l2_norm', 'softmax'] = 'l2_norm_gelu',
@@ -129,7 +128,6 @@ def bring(
     dtype: Of the stored parameters.
     allow_nonfinite: Accept weights that are NaN or infinite.
     adapters: Folders with LoRA adapters of PEFT for this model, each of which becomes a group.
-    merge_adapters: Add the adapters to the matrices instead: the model stays of its family.
     heads: Of released weights: attention heads; default: by the width, as released.
     rotary_fraction: Of released weights: the rotated part of each head; default: 0.25, as released.
     score: Of released weights, which do not record the score function: norm_activation_type in
@@ -139,7 +137,6 @@ def bring(
     UserError: the model is of no known family or has an option that we do not have, a tensor is
       missing, the tokenizer does not fit, or the target exists. Nothing is written then.
   """
-  arguments.needs_value('adapters', adapters, merge_adapters=merge_adapters or None)
   target = target or os.path.join('runs', os.path.basename(source).partition('@')[0])
   to_run.to_jax(
     hub_download.find(source, os.fspath(tokenizer)),
@@ -149,7 +146,6 @@ def bring(
     dtype=dtype,
     allow_nonfinite=allow_nonfinite,
     adapters=[paths.local(folder) for folder in adapters],
-    merge_adapters=merge_adapters,
     heads=heads,
     rotary_fraction=rotary_fraction,
     score=score,

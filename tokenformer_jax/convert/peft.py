@@ -97,9 +97,9 @@ def _matrices(model: ModelConfig, layout: Layout) -> dict[str, _Matrix]:
 
 
 def with_adapters(
-  weights: Weights, folders: Sequence[Path], base: Path, *, merged: bool
+  weights: Weights, folders: Sequence[Path], base: Path
 ) -> tuple[Weights, list[ModelConfig]]:
-  """Return a base with adapters as groups, and the model before each; or added to its matrices.
+  """Return a base with adapters as groups, and the model before each.
 
   Every projection that an adapter targets has a group for each of them, so that groups of one
   number belong together. Where an adapter has no tensors or a smaller rank, tokens are zero: they
@@ -116,17 +116,12 @@ def with_adapters(
   for module, matrix in named.items():
     pairs, name = [adapter.get(module) for adapter in adapters], f'{module}.weight'
     sizes = counts.get(matrix.projection, [])
-    if merged and sizes:
-      read = functools.partial(_merged, tensors[name], pairs, layout[name].how == 'same')
-      tensors[name] = Tensor(_FLOAT, tensors[name].shape, read)
     for i, end in itertools.product(range(len(matrix.entry.paths)), ('keys', 'values')):
-      if sizes and not merged:
+      if sizes:
         read = functools.partial(_tokens, pairs, sizes, matrix, i, end)
         own, shape = f'{name}.{i}.{end}', (sum(sizes), matrix.entry.shapes[i][end == 'values'])
         layout[own] = Entry((matrix.tokens(i, end),), matrix.entry.indices, 'same', (shape,), 0)
         tensors[own] = Tensor(_FLOAT, shape, read)
-  if merged:
-    return weights._replace(tensors=tensors), []
   births = [Birth(new_run_id(), str(folder.absolute())) for folder in folders]
 
   def group(number: int, tokens: int) -> TokenGroup:
@@ -139,15 +134,6 @@ def with_adapters(
     some = {name: from_groups(own) for name, own in groups.items()}
     models.append(config_lib.with_pattentions(weights.model, some))
   return weights._replace(model=models.pop(), layout=layout, tensors=tensors), models
-
-
-def _merged(matrix: Tensor, pairs: Sequence[Pair | None], inputs_first: bool) -> np.ndarray:
-  """Return a matrix in the hub's layout plus its adapters."""
-  made = matrix.read().astype(np.float32)
-  for a, b in filter(None, pairs):
-    product = b.read() @ a.read().astype(np.float32)
-    made += product.T if inputs_first else product
-  return made
 
 
 def _tokens(

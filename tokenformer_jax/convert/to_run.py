@@ -41,7 +41,6 @@ def to_jax(
   dtype: str = 'float32',
   allow_nonfinite: bool = False,
   adapters: Sequence[Path] = (),
-  merge_adapters: bool = False,
 ) -> Config:
   """Make a work directory, with a checkpoint of step 0, from weights; return its config.
 
@@ -63,7 +62,7 @@ def to_jax(
   if adapters:
     if not is_folder:
       raise UserError(f'{source} has no config.json, and adapters are for models of transformers')
-    weights, before = peft.with_adapters(weights, adapters, source, merged=merge_adapters)
+    weights, before = peft.with_adapters(weights, adapters, source)
   model = weights.model
   spec, loaded = vocabulary.find(tokenizer, source)
   if loaded.size > model.vocab_size:
