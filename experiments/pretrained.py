@@ -35,6 +35,7 @@ class Arm:
 
   Attributes:
     tokens: beside each matrix of attention; four times as many beside the MLP.
+    each: beside each matrix of the MLP instead.
     score: of the tokens; `linear` makes them LoRA.
     frozen: whether the Transformer stays what it was.
     factor: of the Transformer's width.
@@ -43,6 +44,7 @@ class Arm:
   """
 
   tokens: int = 0
+  each: int = 0
   score: str = 'l2_norm_gelu'
   frozen: bool = False
   factor: int = 1
@@ -52,9 +54,13 @@ class Arm:
 
 ARMS = {
   'fine-tuning': Arm(),
-  'frozen base and LoRA': Arm(TOKENS, 'linear', frozen=True),
+  'frozen base and LoRA': Arm(TOKENS, score='linear', frozen=True),
+  # As PEFT begins and places it, with about as many parameters.
+  'frozen base and LoRA of PEFT': Arm(
+    TOKENS, each=6, score='linear', frozen=True, grow={'model.init.std': (3 * WIDTH) ** -0.5}
+  ),
   'frozen base and tokens': Arm(TOKENS, frozen=True),
-  'frozen base and GELU tokens': Arm(TOKENS, 'gelu', frozen=True),
+  'frozen base and GELU tokens': Arm(TOKENS, score='gelu', frozen=True),
   'frozen base and many tokens': Arm(8 * TOKENS, frozen=True),
   'many tokens': Arm(8 * TOKENS),
   'net2net': Arm(factor=2, grow={'grow.method.kind': 'net2net', 'grow.method.noise': 0.01}),
@@ -75,12 +81,13 @@ def make_config(arm: Arm, seed: int, changes: dict[str, Any], text: str = '') ->
   c.model.pattern, c.model.width = f'layer*{2 * arm.layers}', WIDTH * arm.factor
   mixer.heads, mixer.positions.fraction, layer.norm = 4 * arm.factor, 1.0, 'affine'
 
-  def beside(tokens: int) -> dict[str, Any]:
+  def beside(tokens: int, where: str = 'beside') -> dict[str, Any]:
     tokens_beside = {'kind': 'pattention', 'tokens': tokens, 'score': {'kind': arm.score}}
-    return {'beside': tokens_beside} if tokens else {}
+    return {where: tokens_beside} if tokens else {}
 
   mixer.qkv = mixer.proj = {'kind': 'dense', **beside(arm.tokens)}
-  layer.ffn = {'kind': 'mlp', **beside(4 * arm.tokens)}
+  of_mlp = beside(arm.each, 'each') if arm.each else beside(4 * arm.tokens)
+  layer.ffn = {'kind': 'mlp', **of_mlp}
   c.data.update(source='stdlib', tokenizer='bytes', sequence_length=128, batch_size=8)
   c.optim.update(learning_rate=3e-3, warmup_steps=50, new_token_warmup=50)
   c.optim.schedule = {'kind': 'constant'}
