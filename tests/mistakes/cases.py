@@ -91,7 +91,7 @@ CONVERT = {
   'no command to convert': ('convert --source=a --target=b', 'to-jax'),
   'neither a command nor anything to convert': (
     'convert',
-    'what to do: to-jax or to-torch or to-hf; for example `tokenformer',
+    'what to do: to-jax or to-torch or to-hf or to-peft; for example `tokenformer',
   ),
   'no target to convert': ('convert to-jax --source=a', '--target is missing: the new work dir'),
   'an unknown conversion': ('convert to-tf --source=a --target=b', "unknown command 'to-tf'"),
