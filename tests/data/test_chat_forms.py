@@ -257,7 +257,7 @@ def test_tables_have_conversations_as_lists_of_objects_and_as_json_text(tmp_path
 
 @pytest.mark.slow
 def test_forms_have_the_ids_and_marks_of_transformers(tmp_path):
-  """Of transformers of today, with the tokenizer of the golden values."""
+  """By the installed transformers, with the tokenizer of the golden values."""
   transformers = pytest.importorskip('transformers')
   golden = json.loads((tiny_run.ROOT / 'tests/golden/chat.json').read_text('utf-8'))
   path = tmp_path / 'tokenizer.json'

@@ -44,7 +44,7 @@ def _first_state() -> step_lib.State:
 
 @pytest.fixture(scope='module', autouse=True)
 def _estimates_once():
-  """What a plan of one model saves for a batch is traced once for all tests."""
+  """Trace only once what each plan of a model saves for a batch."""
   saved_bytes, made = remat_plans.saved_bytes, {}
 
   def remembered(program, mesh, arguments):

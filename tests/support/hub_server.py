@@ -196,6 +196,6 @@ def _tree(repository: Repository, folder: str | None, *, recursive: bool) -> lis
 
 
 def _described(repository: Repository, name: str) -> dict:
-  """What the API says of a repository."""
+  """Return the API's description of a repository."""
   siblings = [{'rfilename': file} for file in repository.files]
   return {'id': name, 'sha': repository.commit, 'private': False, 'siblings': siblings}

@@ -44,6 +44,16 @@ def write_corpus(directory: Path) -> str:
   return f'files:{directory}/*.txt'
 
 
+def write_two_corpora(directory: Path) -> Path:
+  """Writes `old`, as `write_corpus`, and `new`, 40 documents of other words."""
+  write_corpus(directory / 'old')
+  (directory / 'new').mkdir()
+  for i in range(40):
+    text = f'zebras {i} jump over quick foxes, {i * i} jumping zebras. '
+    (directory / f'new/{i}.txt').write_text(text * 9)
+  return directory
+
+
 def config(source: str, cache: Path, **changes) -> config_lib.Config:
   """The resolved config; keys of `changes` have two underscores for a dot."""
   base = {**CHANGES, 'data.source': source, 'data.cache_dir': str(cache)}

@@ -27,13 +27,7 @@ VARYING = {'new': {'weight_by_step': '0:0.25 9:1'}, 'old': {'weight_by_step': '0
 @pytest.fixture(scope='module')
 def texts(tmp_path_factory):
   """The folder of two corpora."""
-  root = tmp_path_factory.mktemp('mixture')
-  tiny_run.write_corpus(root / 'old')
-  (root / 'new').mkdir()
-  for i in range(40):
-    text = f'zebras {i} jump over quick foxes, {i * i} jumping zebras. '
-    (root / f'new/{i}.txt').write_text(text * 9)
-  return root
+  return tiny_run.write_two_corpora(tmp_path_factory.mktemp('mixture'))
 
 
 def mixed(texts, weights=WEIGHTS, **changes) -> config_lib.Config:

@@ -82,8 +82,8 @@ def test_tokens_of_frozen_groups_are_not_chosen():
   assert chosen['blocks/ffn/values'][:, 48:].sum() == 16, 'frozen tokens would train'
 
 
-TOO_FEW = 'no number of the 320 parameter tokens, and no share below 1 of them'
-NO_SOURCE = 'is no source of config.data.mixture; add it'
+TOO_FEW = 'neither a number of the 320 parameter tokens nor a share below 1'
+NO_SOURCE = 'is not a source of config.data.mixture; add it'
 REFUSED = {
   'a Transformer': ({}, {'dense': True}, 'this model has no parameter tokens'),
   'a share of no token': ({'sparse_tokens': 1e-4}, {}, f'sparse_tokens is 0.0001: it is {TOO_FEW}'),
@@ -144,13 +144,7 @@ def mixed(texts, **changes):
 @pytest.fixture(scope='module')
 def texts(tmp_path_factory):
   """The folder of two corpora."""
-  root = tmp_path_factory.mktemp('sparse')
-  tiny_run.write_corpus(root / 'old')
-  (root / 'new').mkdir()
-  for i in range(40):
-    text = f'zebras {i} jump over quick foxes, {i * i} jumping zebras. '
-    (root / f'new/{i}.txt').write_text(text * 9)
-  return root
+  return tiny_run.write_two_corpora(tmp_path_factory.mktemp('sparse'))
 
 
 @pytest.fixture(scope='module')

@@ -9,6 +9,7 @@ from __future__ import annotations  # so that help() shows the names of types
 import dataclasses
 import functools
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -137,7 +138,7 @@ def bring(
     UserError: the model is of no known family or has an option that we do not have, a tensor is
       missing, the tokenizer does not fit, or the target exists. Nothing is written then.
   """
-  target = target or os.path.join('runs', os.path.basename(source).partition('@')[0])
+  target = target or pathlib.Path('runs', pathlib.Path(os.fspath(source).partition('@')[0]).name)
   to_run.to_jax(
     hub_download.find(source, os.fspath(tokenizer)),
     paths.parse_path(target),

@@ -99,7 +99,7 @@ def _family(values: Mapping[str, Any], file: Path) -> Family:
   architecture = named[0] if isinstance(named, list) and named else ''
   known = {family.architecture: family for family in families.FAMILIES.values()}
   theirs = code.get('AutoModelForCausalLM') if isinstance(code, dict) else None
-  # Of two classes of one name transformers takes its own, unless it is told to trust the author's.
+  # Where transformers has a class of this name, it uses its own unless told to trust the author's.
   has_own = architecture in known and f'{theirs}'.endswith(f'.{architecture}')
   if code and not has_own:
     raise UserError(

@@ -51,7 +51,7 @@ class Conversation(str):
 
 
 class Chat(NamedTuple):
-  """What a template makes text of: the messages, and the tools that they may call."""
+  """The messages that a template renders, and the tools that they may call."""
 
   messages: list[dict[str, Any]]
   tools: list[dict[str, Any]] | None = None

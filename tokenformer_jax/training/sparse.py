@@ -41,9 +41,9 @@ def check(config: Config, definition: Definition, *, is_trained: bool) -> None:
   elif not is_trained:
     reason = 'a new model uses no token yet; set config.init_from=DIR'
   elif not 1 <= count <= total or (wanted > 1 and wanted % 1):
-    reason = f'it is no number of the {total:,} parameter tokens, and no share below 1 of them'
+    reason = f'it is neither a number of the {total:,} parameter tokens nor a share below 1'
   elif background not in config.data.mixture:
-    reason = f'config.optim.background={background} is no source of config.data.mixture; add it'
+    reason = f'config.optim.background={background} is not a source of config.data.mixture; add it'
   elif config.optim.kind not in ('adamw', 'lion'):
     reason = 'set config.optim.kind to adamw or lion, by which each token has its own update'
   if wanted and reason:
