@@ -63,7 +63,6 @@ def _made(chunk: int, weight: float, temperature: float, z_loss: float = Z_LOSS)
   ('chunk', 'mesh', 'weight', 'temperature'),
   [
     (5, None, 0.7, 3.0),  # does not divide the length
-    (256, None, 0.7, 3.0),
     (5, {'fsdp': 4, 'tokens': 2}, 0.25, 1.0),
     (4, {'replica': 2, 'fsdp': 1, 'tokens': 4}, 0.7, 3.0),
   ],
@@ -96,7 +95,7 @@ def test_the_sums_are_those_of_both_models():
 
 def test_no_gradient_reaches_the_teacher():
   gradient = jax.jit(jax.grad(lambda teacher: _made(5, 0.25, 2.0)(_draw(WIDTH, 0), teacher)[0]))(
-    jax.tree.map(jnp.asarray, _draw(TEACHER_WIDTH, 1))
+    _draw(TEACHER_WIDTH, 1)
   )
   assert not any(np.any(one) for one in gradient), 'the teacher would be trained'
 
@@ -116,7 +115,7 @@ def test_caps_are_those_of_each_models_logits():
 
   def value(student, teacher, **caps):
     heads = (Heads(x, jnp.eye(VOCAB)) for x in (student, teacher))
-    return distilled_objective(*heads, _targets(), **how, **caps)[0]
+    return jax.jit(lambda: distilled_objective(*heads, _targets(), **how, **caps)[0])()
 
   want = value(1.5 * np.tanh(student / 1.5), 0.5 * np.tanh(teacher / 0.5))
   np.testing.assert_allclose(value(student, teacher, caps=(1.5, 0.5)), want, rtol=1e-6)
