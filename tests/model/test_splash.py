@@ -33,8 +33,7 @@ def _value_and_gradients(attend, inputs: list[np.ndarray]):
 
 # In a window of 130 the first keys of three blocks of 128 are seen by the last queries by one.
 @pytest.mark.parametrize(
-  ('causal', 'window', 'cap', 'key_heads'),
-  [(True, 0, 0, 1), (False, 0, 1.5, 2), (True, 130, 1.5, 2)],
+  ('causal', 'window', 'cap', 'key_heads'), [(False, 0, 0, 2), (True, 130, 1.5, 1)]
 )
 def test_splash_is_softmax_attention(causal, window, cap, key_heads):
   inputs = _inputs(2, 384 if window else 256, 2, key_heads)
