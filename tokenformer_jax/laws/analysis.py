@@ -86,18 +86,10 @@ def optimum(analysis: Analysis, flops: float) -> Optimum:
   return Optimum(flops, n, d, loss, *intervals)
 
 
-def predict(analysis: Analysis, parameters: float, tokens: float) -> Prediction:
-  """Predict the loss of a run."""
-  logs = {'n': np.log([parameters]), 'd': np.log([tokens])}
-  loss = float(np.exp(analysis.fit.log_loss(logs))[0])
-  interval_ = interval(analysis.fit.predicted(logs)[:, 0])
-  return Prediction(((parameters, tokens),), loss, interval_)
-
-
-def predict_chain(
-  analysis: Analysis, legs: Sequence[mixing.Leg], gamma: np.ndarray | float
+def predict(
+  analysis: Analysis, legs: Sequence[mixing.Leg], gamma: np.ndarray | float = 0.0
 ) -> Prediction:
-  """Predict the loss of a run that grows, with one mixing exponent or one for each draw."""
+  """Predict the loss of a run; one that grows has a mixing exponent, or one for each draw."""
   loss = float(mixing.chain_loss(analysis.fit.values, legs, float(np.median(gamma))))
   drawn = mixing.chain_loss(analysis.fit.drawn, legs, gamma)
   return Prediction(tuple(legs), loss, interval(analysis.fit.scattered(np.log(drawn))))
