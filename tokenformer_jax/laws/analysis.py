@@ -61,11 +61,6 @@ class Prediction:
   loss: float
   interval: tuple[float, float]
 
-  @property
-  def tokens(self) -> float:
-    """The length of the run."""
-    return sum(tokens for _, tokens in self.legs)
-
 
 def analyse(points: Points, draws: int = 1000) -> Analysis:
   """Fit the law; `draws` is the number of bootstrap samples."""
@@ -138,7 +133,8 @@ def doubts(
     sentences += _outside(points, 'the optimum', [best_size])
   for one in predictions:
     subject = '--chain' if len(one.legs) > 1 else 'the run'
-    sentences += _outside(points, subject, [size for size, _ in one.legs], [one.tokens])
+    sizes, lengths = zip(*one.legs, strict=True)
+    sentences += _outside(points, subject, sizes, [sum(lengths)])
   if chain is not None:
     # The last size ends with the loss that it reaches from scratch after this many tokens.
     lengths = [chain.legs[0].tokens, chain.scratch_last.tokens]

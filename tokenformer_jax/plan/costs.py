@@ -96,7 +96,10 @@ def read(
   visits = list(visit(program))
   cycles = sum(v.times * operations.cycles(v.instruction) for v in visits if v.inside is None)
   kernels = [v for v in visits if kernel_costs.is_kernel(v.instruction)]
-  silent = sum(_kernel_cost(v, chip) is None for v in kernels)
+  silent = sum(
+    kernel_costs.cost(v.computation, v.instruction, operations.scope(v.instruction), chip) is None
+    for v in kernels
+  )
   done = operations.read(program, visits, bundles, chip, has_cycles)
   called = {v.instruction.name for v in kernels}
   exchanged = list(_collectives(visits, mesh, chip))
@@ -113,10 +116,6 @@ def read(
     collectives=ordered,
     ordered_seconds=seconds,
   )
-
-
-def _kernel_cost(v: Visit, chip: Chip) -> kernel_costs.KernelCost | None:
-  return kernel_costs.cost(v.computation, v.instruction, operations.scope(v.instruction), chip)
 
 
 def _collectives(
