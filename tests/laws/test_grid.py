@@ -63,7 +63,6 @@ def test_tokens_and_layers_scale_alone():
 @pytest.mark.parametrize(
   ('model', 'scale', 'factor', 'message'),
   [
-    (tiny_model(), 'width', 0.3, 'makes 7.2 of qkv.tokens=24; it must make a whole number'),
     (tiny_model(), 'layers', 0.25, 'makes 0.5 of'),
     (tiny_model(dense=True), 'tokens', 2, 'this model is a Transformer'),
   ],

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import splash
 from tokenformer_jax.parallel import rules, sharding
-from tokenformer_jax.plan import costs, estimate, topology
+from tokenformer_jax.plan import costs, estimate, program, topology
 from tokenformer_jax.plan.chips import CHIPS
+from tokenformer_jax.steps import step as step_lib
 
 pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compiler')
 pytestmark = pytest.mark.slow
@@ -157,6 +159,54 @@ def test_a_mixture_exchanges_its_tokens_and_never_its_experts():
   own = 4 * 2 * 256 * 128 * 2  # of the 4 experts of a device, in bfloat16
   gathered = _moved(plan, 'fsdp')['all-gather']
   assert gathered == pytest.approx(2 * own / 2, rel=1e-6), 'other experts are gathered'
+
+
+LONG = {
+  'data__sequence_length': 4096,
+  'data__batch_size': 4,
+  'mesh__fsdp': 2,
+  'mesh__sequence': 2,
+}
+WINDOW = {
+  'model__pattern': 'layer local',
+  'model__variants__local': {'mixer': {'window': 300}},
+}
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    WINDOW,
+    {**WINDOW, 'data__documents': 'separate'},
+    {'model__layer__mixer__shaped': True, 'data__documents': 'masked'},
+  ],
+  ids=['window', 'documents', 'shaped'],
+)
+def test_no_array_of_a_split_row_has_the_length_twice(changes):
+  step = program.make_step(_config(**LONG, **changes))
+  mesh = sharding.make_mesh(step.config.mesh, topology.devices(topology.parse('v5p:2x2x1')))
+  arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
+  with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.
+    text = step_lib.make_train_step(step, mesh).lower(*arguments).as_text()
+  assert 'splash' in text, 'attention is not by the kernel'
+  longest = 4096 // 2  # also of a device's part
+  shapes = {
+    tuple(map(int, sizes.split('x')[:-1])) for sizes in re.findall(r'tensor<([\dx]+)', text)
+  }
+  large = [shape for shape in shapes if sum(size >= longest for size in shape) > 1]
+  assert not large, f'arrays of T × T: {large}'
+
+
+def test_devices_of_a_split_row_exchange_slots_for_heads_and_nothing_else():
+  plan = _plan('v5p:2x2x1', quick=True, **LONG)
+  rows = [row for row in plan.costs.traffic if row.axis == 'sequence']
+  exchanged = {row.kind: (row.count, row.gigabytes * 1e9) for row in rows}
+  count, moved = exchanged['all-to-all']
+  assert count == 3 * 4 * 2
+  assert moved == pytest.approx(3 * 4 * 2 * 4096 * 256 * 2 / 2, rel=0.01)
+  # The gradients of weights are scattered along one axis of the mesh after the other.
+  assert 'all-gather' not in exchanged, f'devices gather slots: {exchanged}'
+  assert sum(moved for _, moved in exchanged.values()) < 1.1 * moved, f'and more: {exchanged}'
 
 
 def test_a_topology_that_libtpu_does_not_have_is_refused():
