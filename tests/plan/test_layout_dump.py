@@ -30,21 +30,21 @@ MODULE = 'module_0000.jit_step.after_optimizations'
 class Compiler:
   """A compiler that writes its files, waits until `heard` is set, and returns."""
 
-  def __init__(self, *, settles=True, refuses=False, report=REPORT, last=True):
-    self.settles, self.refuses, self.report, self.last = settles, refuses, report, last
+  def __init__(self, *, settles=True, refuses=False, last=True):
+    self.settles, self.refuses, self.last = settles, refuses, last
     self.heard = threading.Event()
 
   def __call__(self, options):
     directory = Path(options['xla_dump_to'])
     if self.settles:
       (directory / f'{MODULE}.txt').write_text('HloModule jit_step')
-      (directory / f'{MODULE}-memory-usage-report.txt').write_text(self.report)
+      (directory / f'{MODULE}-memory-usage-report.txt').write_text(REPORT)
       if self.last:
         (directory / f'{MODULE}_after_buffer_assignment.txt').write_text('')
     if self.refuses:
       raise MemoryError('RESOURCE_EXHAUSTED')
     if self.settles:
-      self.heard.wait(None if self.report else 2)
+      self.heard.wait()
     return 'compiled'
 
 
