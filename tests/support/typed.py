@@ -1,12 +1,16 @@
 """Run a command in this process, with arguments as a user types them."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from absl import flags
+import pytest
+from absl import app, flags
 
-from tokenformer_jax.cli import parse_flags, signatures
+from tokenformer_jax.cli import parse_flags, signatures, verbs
 
 
 @contextlib.contextmanager
@@ -28,3 +32,26 @@ def run(main: Callable[..., Any], *arguments: object, **options: Any) -> Any:
     signatures.define(main, **options)
     words = parse_flags.parse(['command', *map(str, arguments)])
     return main(*words[1:], **signatures.given(main, **options))
+
+
+def command(words: Sequence[str]) -> subprocess.CompletedProcess:
+  """Be `tokenformer WORDS`, but for what absl sets up in a process; return its status and text."""
+
+  def run_app(main: Callable[..., Any], flags_parser: Callable[..., list[str]]) -> None:
+    sys.exit(main(flags_parser(sys.argv)))
+
+  said = io.StringIO(), io.StringIO()
+  with (
+    pytest.MonkeyPatch.context() as patch,
+    own_flags(),
+    contextlib.redirect_stdout(said[0]),
+    contextlib.redirect_stderr(said[1]),
+  ):
+    patch.setattr(app, 'run', run_app)
+    patch.setattr(sys, 'argv', ['tokenformer', *words])
+    status: Any = 0
+    try:
+      verbs.main()
+    except SystemExit as ended:
+      status = ended.code or 0
+  return subprocess.CompletedProcess([*words], status, *(text.getvalue() for text in said))
