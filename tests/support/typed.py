@@ -36,22 +36,23 @@ def run(main: Callable[..., Any], *arguments: object, **options: Any) -> Any:
 
 def command(words: Sequence[str]) -> subprocess.CompletedProcess:
   """Be `tokenformer WORDS`, but for what absl sets up in a process; return its status and text."""
+  said = io.StringIO(), io.StringIO()
+  with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]):
+    status = as_process(verbs.main, words)
+  return subprocess.CompletedProcess([*words], status, *(text.getvalue() for text in said))
+
+
+def as_process(main: Callable[[], None], words: Sequence[str]) -> int:
+  """Call the `main` of a console command with a command line; return its exit status."""
 
   def run_app(main: Callable[..., Any], flags_parser: Callable[..., list[str]]) -> None:
     sys.exit(main(flags_parser(sys.argv)))
 
-  said = io.StringIO(), io.StringIO()
-  with (
-    pytest.MonkeyPatch.context() as patch,
-    own_flags(),
-    contextlib.redirect_stdout(said[0]),
-    contextlib.redirect_stderr(said[1]),
-  ):
+  with pytest.MonkeyPatch.context() as patch, own_flags():
     patch.setattr(app, 'run', run_app)
     patch.setattr(sys, 'argv', ['tokenformer', *words])
-    status: Any = 0
     try:
-      verbs.main()
+      main()
     except SystemExit as ended:
-      status = ended.code or 0
-  return subprocess.CompletedProcess([*words], status, *(text.getvalue() for text in said))
+      return ended.code or 0
+  return 0
