@@ -24,7 +24,7 @@ TEXTS = ['SOME WORDS', 'AND OTHERS']
 
 
 @pytest.fixture(scope='module')
-def root(tmp_path_factory):
+def root(tmp_path_factory, one_device_in_module):
   root = tmp_path_factory.mktemp('brought')
   source = hub_folders.write(root / 'llama')
   to_jax(source, root / 'run')
