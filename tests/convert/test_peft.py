@@ -182,7 +182,7 @@ def test_a_model_that_is_not_the_base_and_lora_is_refused(name, base, tmp_path, 
 
 def test_other_numbers_than_those_of_the_base_are_refused(run, tmp_path):
   half = hub_folders.write(tmp_path / 'half', dtype='bfloat16')
-  with pytest.raises(UserError, match=f'of {half} is not what '):
+  with pytest.raises(UserError, match=f'of {half} is not what .*optim.old_tokens=freeze'):
     run[0].to_peft(tmp_path / 'adapter', half)
   assert not (tmp_path / 'adapter').exists()
 
@@ -245,7 +245,7 @@ def loaded(theirs, base, folder):
 @pytest.mark.parametrize(
   'name', [*EVERY, *(pytest.param(name, marks=pytest.mark.full_size) for name in OTHERS)]
 )
-def test_logits_of_peft_both_ways(name, tmp_path, torch, theirs):
+def test_logits_of_peft_both_ways(name, tmp_path, torch, theirs, one_device):
   kind, configs = ADAPTERS[name]
   base = hub_folders.write(tmp_path / 'base', kind)
   names = ['first', 'second'][: len(configs)]
@@ -273,7 +273,7 @@ def test_logits_of_peft_both_ways(name, tmp_path, torch, theirs):
 
 
 @pytest.mark.slow
-def test_a_group_that_was_trained_here(tmp_path, torch, theirs):
+def test_a_group_that_was_trained_here(tmp_path, torch, theirs, one_device):
   """Keys of queries, keys and values differ then, and GPT-2 has them in one tensor."""
   base = hub_folders.write(tmp_path / 'base', 'gpt2')
   shapes = {'transformer.h.1.attn.c_attn': (48, 16)}
@@ -285,8 +285,8 @@ def test_a_group_that_was_trained_here(tmp_path, torch, theirs):
   data |= {'sequence_length': 16, 'validation_fraction': 0.3}
   changes = tiny_run.CHANGES.items()
   train = {n.removeprefix('train.'): value for n, value in changes if n.startswith('train.')}
-  how = {'data': data, 'train': train, 'optim': {'old_tokens': 'freeze', 'warmup_steps': 0}}
-  run = run.train(3, **how)
+  optim = {'old_tokens': 'freeze', 'warmup_steps': 0}
+  run = run.train(3, data=data, train=train, optim=optim)
   run.to_peft(tmp_path / 'all', base)
   model = loaded(theirs, base, tmp_path / 'all')
   wanted = run.logits(IDS)
@@ -297,8 +297,3 @@ def test_a_group_that_was_trained_here(tmp_path, torch, theirs):
   run.to_peft(tmp_path / 'first', base, groups=[1])
   first = {name: t for name, t in read(tmp_path / 'first').items() if '.c_attn.' in name}
   outcomes.assert_same(first, read(old), 'a frozen adapter changed')
-  free = run.train(4, optim={'old_tokens': 'train'})
-  query = free.parameters['blocks']['attention']['query']['beside']
-  assert not query['keys'][0, :2].any() and not query['values'][0, :2].any(), 'no adapter here'
-  with pytest.raises(UserError, match=r'train new groups with optim\.old_tokens=freeze'):
-    free.to_peft(tmp_path / 'none', base)
