@@ -124,19 +124,12 @@ def _instructions(
 
 
 class _Products(NamedTuple):
-  """The matrix products of an operation.
-
-  Attributes:
-    instructions: the products.
-    flops: their FLOPs.
-    least: the seconds that they need at the peak of the matrix units.
-    most: the same with narrow matrices filled up to the side of a unit.
-  """
+  """The matrix products of an operation."""
 
   instructions: list[Instruction]
   flops: float
-  least: float
-  most: float
+  least: float  # the seconds that they need at the peak of the matrix units
+  most: float  # the same with narrow matrices filled up to the side of a unit
 
 
 def _products(members: list[tuple[Computation, Instruction]], chip: Chip) -> _Products:
