@@ -33,7 +33,7 @@ _SCRATCH = Birth()
 
 @dataclasses.dataclass
 class Stage:
-  """A stage, as far as it is known; figures are those at its end, and count all training before it."""
+  """A stage as far as it is known; figures are those at its end, with all training before it."""
 
   directory: str
   name: str  # on the page
