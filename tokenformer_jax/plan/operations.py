@@ -57,9 +57,7 @@ class Operation:
   scopes: tuple[str, ...]  # JAX's names of the operation and of those in it, its own first
   products: tuple[str, ...]  # JAX's names of the products in it
   holds: frozenset[str] = frozenset()  # the opcodes in it
-  slots: float | None = (
-    None  # for which the schedule fills the matrix units, to compare with matrix
-  )
+  slots: float | None = None  # for which it fills the matrix units, to compare with `matrix`
   rough: float = 0.0  # an estimate by the bounds, which needs no schedule
 
 
