@@ -1,8 +1,8 @@
 """A run reads the store of its text and tokenizer, also one that `data.store` names."""
 
-import json
 from pathlib import Path
 
+import numbered
 import pytest
 from byte_text import byte_config
 
@@ -16,9 +16,8 @@ from tokenformer_jax.errors import UserError
 
 def _config(folder: Path, **changes) -> DataConfig:
   path = folder / 'corpus.jsonl'
-  if not path.exists():
-    path.write_text(''.join(json.dumps({'text': f'document {i}'}) + '\n' for i in range(50)))
-  return byte_config(folder, f'files:{path}', **{'validation_fraction': 0.2, **changes})
+  source = f'files:{path}' if path.exists() else numbered.write(path, 50)
+  return byte_config(folder, source, **{'validation_fraction': 0.2, **changes})
 
 
 def test_a_run_reads_the_store_that_its_config_names(tmp_path):
