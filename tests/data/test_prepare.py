@@ -126,7 +126,7 @@ def test_a_build_by_processes_that_is_killed_gives_the_same_bytes(tmp_path, monk
       assert time.monotonic() < deadline, 'processes stay behind a killed command'
       time.sleep(0.05)
   assert len(unbroken) > 200 and not (tmp_path / 'broken/meta.json').exists()
-  assert _files(store.make(broken, workers=2).path) == unbroken
+  assert _files(store.make(broken).path) == unbroken
 
 
 def _children(pid: int) -> list[int]:

@@ -22,7 +22,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.config.section import field_types
-from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.execution import DEFAULT, Execution
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.steps import optim, schedules
@@ -180,9 +180,16 @@ def large_params(model: ModelConfig) -> Params:
 
 
 @functools.cache
-def logits_and_gradient(model: ModelConfig, layers: str = 'scan', remat: str = 'score_inputs'):
+def logits_of(model: ModelConfig, execution: Execution = DEFAULT):
+  """Return a compiled function of parameters and ids: the logits."""
+  definition = define_lm(model, execution)
+  return jax.jit(lambda params, ids: definition.bind(params)(ids)[0])
+
+
+@functools.cache
+def logits_and_gradient(model: ModelConfig):
   """Return a function of parameters and ids: logits, and the gradient of a function of them."""
-  definition = define_lm(model, Execution(remat=remat, layers=layers))
+  definition = define_lm(model, Execution(remat='everything'))
 
   def loss(params: Params, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     logits = definition.bind(params)(ids)[0]

@@ -2,11 +2,9 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
@@ -71,26 +69,24 @@ def _open(config) -> tuple[tasks.Task, np.ndarray, dict]:
   return task, batch, normal_params(task.definition, 0.2)
 
 
-def _loss(task, params, batch) -> dict:
-  return jax.jit(task.loss)(params, batch, jax.random.key(0))[1]
-
-
-def _nats(task, params, ids) -> jax.Array:
-  logits = task.logits(params, ids)[0]
-  return -jnp.take_along_axis(jax.nn.log_softmax(logits), ids[:, 1:, None], axis=-1)[..., 0]
-
-
 def test_the_loss_is_the_mean_over_the_tokens_of_answers(chats):
   task, batch, params = _open(chats())
   counts = batch[:, 1:] >= 0
   assert 0.2 < counts.mean() < 0.9, 'the batch does not have both'
-  figures = _loss(task, params, batch)
-  sums = jax.jit(task.sums)(params, batch).task
-  nats = jax.jit(functools.partial(_nats, task))(params, marks.plain(batch))
-  expected = (np.asarray(nats) * counts).sum() / counts.sum()
+  gradient = jax.jit(step_lib._gradient(task.loss, 1, task.counts))
+  _, figures = gradient(params, batch, jax.random.key(0))
+  ids = marks.plain(batch)
+  sums, (logits, _) = jax.jit(lambda p: (task.sums(p, batch).task, task.logits(p, ids)))(params)
+  nats = np.logaddexp.reduce(logits, axis=-1)
+  nats -= np.take_along_axis(np.asarray(logits), ids[:, 1:, None], axis=-1)[..., 0]
+  expected = (nats * counts).sum() / counts.sum()
   assert_close(figures['loss'], expected, 'training counts other tokens')
   assert_close(sums.nats / sums.tokens, expected, 'evaluation counts other tokens')
   assert sums.tokens == counts.sum()
+  nothing = marks.flip(ids)
+  slope, figures = jax.device_get(gradient(params, nothing, jax.random.key(0)))
+  assert figures['loss'] == 0
+  assert not any(leaf.any() for leaf in jax.tree.leaves(slope)), 'a batch without answers teaches'
 
 
 Z_LOSS = RouterConfig(z_loss=0.1)
@@ -103,59 +99,52 @@ ROUTED = {
   ),
   'bias': dataclasses.replace(KINDS['sparse'], router=Z_LOSS, balance=BiasBalanceConfig()),
 }
-_SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-  ('kind', 'mesh', 'distilled'),
-  [
-    pytest.param('switch', None, False, id='switch'),
-    pytest.param('switch', None, True, id='distilled', marks=_SLOW),
-    pytest.param('bias', MeshConfig(fsdp=2, experts=2), False, id='experts', marks=_SLOW),
-  ],
-)
-def test_routers_have_the_losses_and_loads_of_the_whole_batch(chats, kind, mesh, distilled):
+def _routed(chats, kind: str) -> tuple[tasks.Task, np.ndarray, dict]:
+  """Return a task, parameters and a batch with all kinds of rows in its first half."""
   config = chats()
   layer = dataclasses.replace(config.model.layer, ffn=ROUTED[kind])
-  model = dataclasses.replace(config.model, layer=layer, pattern='layer')
+  model = dataclasses.replace(config.model, layer=layer)
   task, batch, params = _open(dataclasses.replace(config, model=model))
   batch = batch.copy()
   batch[:4] = marks.flip(marks.plain(batch[:4]))  # rows without answers,
   batch[3, 9:] = batch[4] = -1  # a short one, and one without tokens
-  teacher = ()
-  if distilled:
-    task = tasks.make(task.config, None, task.config.model)
-    teacher = (jax.tree.map(lambda p: p[..., ::-1], params),)
-
-  def run(parts: int):
-    gradient = step_lib._gradient(task.loss, parts, task.counts)
-
-    def step(params, batch):
-      gradients, figures = gradient(params, batch, jax.random.key(0), *teacher)
-      return gradients, reported(figures)
-
-    return jax.device_get(jax.jit(step)(params, batch))
-
-  whole, figures = run(1)
-  if mesh:
-    devices = sharding.make_mesh(mesh, jax.devices()[: mesh.fsdp * mesh.experts * mesh.tokens])
-    batch = jax.device_put(batch, sharding.batch_sharding(devices))
-    with jax.set_mesh(devices):
-      parts, summed = run(2)
-  else:
-    parts, summed = run(4)
-  assert figures['aux_loss'] > 0.1 or kind == 'bias'
-  assert_close(summed, figures, 'a figure depends on the parts')
-  assert_close(parts, whole, 'the gradient depends on the parts')
+  return task, batch, params
 
 
-def test_a_batch_without_answers_changes_nothing(chats):
-  task, batch, params = _open(chats())
-  nothing = marks.flip(marks.plain(batch))
-  run = jax.jit(step_lib._gradient(task.loss, 1, task.counts))
-  gradient, figures = run(params, nothing, jax.random.key(0))
-  assert figures['loss'] == 0
-  assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient)), 'nothing has a gradient'
+def test_routers_have_the_losses_and_loads_of_the_whole_batch(chats):
+  task, batch, params = _routed(chats, 'switch')
+  task = tasks.make(task.config, None, task.config.model)
+  teacher = jax.tree.map(lambda p: p[..., ::-1], params)
+
+  @jax.jit
+  def run(parts):
+    counts = task.counts(batch)
+    key = jax.random.key(0)
+    found = jax.lax.map(lambda rows: task.loss(params, rows, key, teacher, counts=counts), parts)
+    objective, figures = jax.tree.map(lambda x: x.sum(axis=0), found)
+    return objective, reported(figures)
+
+  whole, parts = (jax.device_get(run(batch.reshape(n, -1, batch.shape[1]))) for n in (1, 4))
+  assert whole[1]['aux_loss'] > 0.1 and whole[1]['distill_loss'] > 0.1
+  assert_close(parts, whole, 'the loss or a figure depends on the parts')
+
+
+@pytest.mark.slow
+def test_routers_have_the_gradient_of_the_whole_batch_on_a_mesh(chats):
+  task, batch, params = _routed(chats, 'bias')
+
+  def run(parts: int, batch):
+    gradient = jax.jit(step_lib._gradient(task.loss, parts, task.counts))
+    gradients, figures = jax.device_get(gradient(params, batch, jax.random.key(0)))
+    return gradients, reported(figures)
+
+  whole = run(1, batch)
+  devices = sharding.make_mesh(MeshConfig(fsdp=2, experts=2), jax.devices()[:4])
+  with jax.set_mesh(devices):
+    parts = run(2, jax.device_put(batch, sharding.batch_sharding(devices)))
+  assert_close(parts, whole, 'the gradient or a figure depends on the parts')
 
 
 def test_a_mixture_has_conversations_beside_text(chats):
