@@ -74,7 +74,7 @@ def predict(out: str) -> None:
       continue
     n, d, by_fit = job.size.parameters, job.tokens, {}
     for name, law in fits.items():
-      made = analysis.predict(law, n, d)
+      made = analysis.predict(law, [(n, d)])
       by_fit[name] = {'loss': made.loss, 'interval': made.interval}
     larger.append({'run': job.name, 'parameters': n, 'tokens': d, 'predicted': by_fit})
   PREDICTED.write_text(json.dumps({'larger': larger}, indent=2) + '\n')

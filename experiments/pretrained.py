@@ -20,7 +20,6 @@ import trials
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.model import flops, models
-from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import sizes
 
 FIRST, SECOND = 3000, 600  # steps on the old text, and on the new one
@@ -99,11 +98,6 @@ def make_config(arm: Arm, seed: int, changes: dict[str, Any], text: str = '') ->
   return config_lib.resolve(c, config_lib.from_dotted(changes))
 
 
-def last_of(workdir: Path) -> dict[str, Any]:
-  """Return the last figures on held-out text of a run."""
-  return [line for line in metrics.read(workdir) if 'eval/bits_per_byte' in line][-1]
-
-
 def learn(
   out: Path, text: str, name: str, rate: float, seed: int, steps: int = SECOND
 ) -> tuple[float, float]:
@@ -120,7 +114,7 @@ def learn(
     **arm.grow,
   }
   run = f'{name}/{rate:g}/{seed}' + (f'-{steps}' if steps != SECOND else '')
-  last = last_of(trials.once(out, run, make_config(arm, seed, changes, text)))
+  last = trials.evaluations(trials.once(out, run, make_config(arm, seed, changes, text)))[-1]
   return last['eval/new/bits_per_byte'], last['eval/old/bits_per_byte']
 
 
@@ -156,9 +150,9 @@ def find(out: Path, text: str, name: str, seeds: Sequence[int]) -> Found:
   """Run an arm at all rates, with all seeds, and at all lengths."""
   rate = min(RATES, key=lambda rate: learn(out, text, name, rate, 0)[0])
   reached = {n: [learn(out, text, name, rate, seed, n) for seed in seeds] for n in LENGTHS}
-  before = [last_of(out / f'base/{seed}')['eval/bits_per_byte'] for seed in seeds]
+  bases = [trials.evaluations(out / f'base/{seed}')[-1] for seed in seeds]
   old = [old for _, old in reached[SECOND]]
-  forgotten = [a - b for a, b in zip(old, before, strict=True)]
+  forgotten = [a - base['eval/bits_per_byte'] for a, base in zip(old, bases, strict=True)]
   return Found(rate, {n: [new for new, _ in pairs] for n, pairs in reached.items()}, old, forgotten)
 
 

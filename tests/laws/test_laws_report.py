@@ -81,7 +81,7 @@ def test_the_report_doubts_a_budget_far_from_the_runs():
 
 def test_doubts_about_a_prediction_and_a_chain_outside_of_the_runs():
   made = _analysis(GRID)
-  run = analysis.predict(made, 1e9, 2e13)
+  run = analysis.predict(made, [(1e9, 2e13)])
   said = '\n'.join(analysis.doubts(made, predictions=[run]))
   assert said == 'length 2e+13 of the run lies outside of the lengths of the runs, 1e+09 to 3e+12'
 
@@ -115,11 +115,8 @@ def test_a_fit_with_exponents_of_zero_is_reported_and_has_no_plan(zeros):
 
 def test_a_chain_is_predicted_doubted_and_written():
   made = _analysis(GRID)
-  alone = analysis.predict_chain(made, [(1e9, 2e10)], 2.0)
-  run = analysis.predict(made, 1e9, 2e10)
-  assert (alone.loss, alone.interval) == (pytest.approx(run.loss), pytest.approx(run.interval))
   legs = [(1e9, 1e10), (1e11, 1e10)]
-  chain = analysis.predict_chain(made, legs, np.linspace(1.9, 2.1, 200))
+  chain = analysis.predict(made, legs, np.linspace(1.9, 2.1, 200))
   assert chain.interval[0] < chain.loss < chain.interval[1]
   (doubt,) = analysis.doubts(made, predictions=[chain])
   assert doubt.startswith('size 1e+11 of --chain lies outside of the sizes of the runs')

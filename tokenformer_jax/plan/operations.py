@@ -173,8 +173,10 @@ def _operation(
     if kernel.blocks:
       vector = kernel.seconds - least
   matrix = products.flops / chip.peak
-  timed = _scheduled(bundles, runs, products, chip)
-  scheduled = max(timed.seconds, products.least, memory) if timed else None
+  step = runs / chip.cores / chip.clock  # The cores share the runs of the bundles.
+  if bundles and not _is_plausible(bundles.matrix * step, products):
+    bundles = None
+  scheduled = max(bundles.count * step, products.least, memory) if bundles else None
   rough = kernel.seconds if kernel else _rough(matrix, vector, memory, chip)
   seconds = cycles(instruction) / chip.clock if has_cycles and not kernel else rough
   if scheduled is not None and (kernel or not chip.cycles_hold):
@@ -188,12 +190,12 @@ def _operation(
     scheduled=scheduled,
     flops=products.flops,
     matrix=matrix,
-    vector=timed.vector if timed else vector,
+    vector=bundles.vector * step if bundles else vector,
     memory=memory,
     scopes=tuple(dict.fromkeys(filter(None, scopes))),
     products=tuple(dict.fromkeys(map(scope, products.instructions))),
     holds=frozenset(member.opcode for _, member in members),
-    slots=timed.matrix if timed else None,
+    slots=bundles.matrix * step if bundles else None,
     rough=rough,
   )
 
@@ -204,27 +206,8 @@ def _rough(matrix: float, vector: float, memory: float, chip: Chip) -> float:
   return max(max(matrix, vector) + beside, memory)
 
 
-class _Scheduled(NamedTuple):
-  """Seconds of one run: of the bundles, and of the slots of units that they fill."""
-
-  seconds: float
-  matrix: float
-  vector: float
-
-
-def _scheduled(
-  bundles: Bundles | None, runs: int, products: _Products, chip: Chip
-) -> _Scheduled | None:
-  """Return the times of a schedule of `runs` steps, which the cores of a device share.
-
-  None without bundles, and for bundles that are not those of the operation's products.
-  """
-  if bundles is None:
-    return None
-  step = runs / chip.cores / chip.clock
-  timed = _Scheduled(bundles.count * step, bundles.matrix * step, bundles.vector * step)
+def _is_plausible(slots: float, products: _Products) -> bool:
+  """Return whether a schedule that fills slots of the matrix units so long is of the products."""
   low, high = _PLAUSIBLE
   most = max(products.least, products.most)
-  if products.least and not low * products.least <= timed.matrix <= high * most:
-    return None
-  return timed
+  return not products.least or low * products.least <= slots <= high * most

@@ -6,15 +6,12 @@ network run one after the other, at the speeds in `collectives.py`.
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping
 
 from tokenformer_jax.plan.collectives import Cost
 from tokenformer_jax.plan.hlo import Computation, Instruction, Program
 from tokenformer_jax.plan.operations import Operation
 from tokenformer_jax.plan.trip_counts import callees
-
-_FUSED_START, _FUSED_DONE = 'async-collective-start', 'async-collective-done'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +111,9 @@ def _dones(computation: Computation, costs: Mapping[str, tuple[str, Cost]]) -> d
   """Return the start of each asynchronous collective by the name of its done."""
   dones = {}
   for name, instruction in computation.instructions.items():
-    start = name.replace(_FUSED_DONE, _FUSED_START)
+    start = name.replace('async-collective-done', 'async-collective-start')
     if instruction.opcode.endswith('-done') and instruction.operands:
       start = instruction.operands[0]
-    if start != name and start in costs and re.search('-done', name + instruction.opcode):
+    if start != name and start in costs and '-done' in name + instruction.opcode:
       dones[name] = start
   return dones

@@ -7,13 +7,10 @@ slots of every unit the bundle uses. An operation runs its bundles once for each
 waits, neither for memory nor for a matrix unit that is still busy.
 """
 
-import contextlib
 import dataclasses
 import os
 import re
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from tokenformer_jax.plan.hlo import Instruction
@@ -42,13 +39,6 @@ def flags(directory: str) -> str:
     f'{os.environ.get("LIBTPU_INIT_ARGS", "")} --xla_jf_dump_to={directory} '
     '--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=.*final_hlo-static.*'
   ).strip()
-
-
-@contextlib.contextmanager
-def temporary() -> Iterator[str]:
-  """Make a directory for a dump and remove it at the end, also after an error."""
-  with tempfile.TemporaryDirectory(prefix='tokenformer-plan-', ignore_cleanup_errors=True) as name:
-    yield name
 
 
 def window_bounds(instruction: Instruction) -> tuple[int, ...] | None:
