@@ -101,7 +101,10 @@ def configs(draw) -> Config:
   return dataclasses.replace(Config(), model=model, optim=draw(OPTIM))
 
 
-@settings(deadline=None, max_examples=30)
+CONFIGS = settings(deadline=None, max_examples=20)
+
+
+@CONFIGS
 @given(config=configs())
 def test_any_config_is_the_same_after_it_was_stored_and_after_flags_could_change_it(config):
   stored = config_lib.to_json(config)
@@ -112,7 +115,7 @@ def test_any_config_is_the_same_after_it_was_stored_and_after_flags_could_change
   assert config_lib.from_dict(Config, values) == config, 'configs/saved.py gives another run'
 
 
-@settings(deadline=None, max_examples=30)
+@CONFIGS
 @given(a=configs(), b=configs())
 def test_configs_differ_where_they_are_not_equal(a, b):
   found = list(config_lib.differences(a.model, b.model, 'model.'))

@@ -144,9 +144,7 @@ def test_the_plan_reports_the_compilers_memory(message, needed, capacity):
 @pytest.mark.parametrize(
   ('name', 'says'),
   [
-    ('v5q:4x4', "'v5q' is not a known chip; did you mean 'v5e'?"),
     ('V6e-256', "'V6e-256' is not a known chip; did you mean 'v6e'?"),
-    ('v5p', "has the shape ''; give a shape as in v5p:4x4x4"),
     ('v5e:4x0', "has the shape '4x0'; give a shape as in v5e:4x4"),
   ],
 )
@@ -210,9 +208,7 @@ def test_a_stage_has_the_groups_that_its_growth_makes():
 @pytest.mark.parametrize(
   ('text', 'says'),
   [
-    ('qvk=64', "names 'qvk'; did you mean 'qkv'?"),
     ('qkv=x', "has 'qkv=x'; it must be qkv=N"),
-    ('qkv=16', 'must make no count smaller'),
     ('layers=1', 'at least as many'),
     ('pattern=layr', "--pattern is 'layr', and 'layr' is not a layer"),
     ('steps=5', 'must make no count smaller and one larger'),

@@ -38,7 +38,7 @@ def source(tmp_path_factory):
 def make(source, tmp_path_factory):
   cache = tmp_path_factory.mktemp('cache')
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:2])
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     yield lambda **changes: tiny_run.config(
       source, cache, **{'train__checkpoint_every': 10, **changes}
     )

@@ -18,6 +18,7 @@ from tokenformer_jax.steps import step as step_lib
 # Keys of a config that no program depends on.
 _DATA = {'source': '', 'cache_dir': ''}
 _TRAIN = {
+  'check_devices': 0,
   'log_every': 1,
   'eval_every': 0,
   'eval_batches': 1,
@@ -35,7 +36,8 @@ def _key(task, config, mesh, *more) -> Hashable | None:
   data = dataclasses.replace(config.data, **_DATA)
   train = dataclasses.replace(config.train, **_TRAIN)
   end = getattr(task, '_boundary', 0)
-  return repr(dataclasses.replace(config, data=data, train=train)), type(task), end, mesh, more
+  config = dataclasses.replace(config, data=data, train=train, init_from='')
+  return repr(config), type(task), end, mesh, more
 
 
 @contextlib.contextmanager

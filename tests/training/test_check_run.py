@@ -56,6 +56,12 @@ MISTAKES = {
   ),
   'another number of devices': ({'mesh__fsdp': 3}, 'number of devices, 2'),
   'another model': ({'init_from': FROM, 'model__width': 64}, 'model.width is 32 in the source'),
+  'fewer tokens': (
+    {'init_from': FROM, 'model__layer__ffn__tokens': 32},
+    'ffn has 64 parameter tokens in the source, and 32 are fewer',
+  ),
+  'no run': ({'init_from': f'{FROM}/no'}, 'other/no is not the work directory of a run'),
+  'no checkpoint of the step': ({'init_from': f'{FROM}@7'}, 'has no checkpoint of step 7'),
   'another optimizer': ({'init_from': FROM, 'optim__kind': 'lion'}, 'config.optim.kind is lion'),
   'no step left': ({'init_from': FROM, 'train__steps': STEP}, 'raise it, or set config.grow.step'),
   'a decay in the past': (
@@ -67,6 +73,10 @@ MISTAKES = {
     | {'train__decay_from': STEP - 2},
     'the decay would have begun in the past',
   ),
+  'a decay within another one': (
+    {'init_from': FROM, **WSD, 'train__decay_from': STEP + 2},
+    'has begun to decay already (optim.schedule=cosine of 10 steps)',
+  ),
   'an order at another step': ({'data__new_order_at': 4}, 'config.data.new_order_at is 4'),
   'keys of a growth without one': ({'grow__seed': 4}, 'config.grow.seed is 4'),
   'a tokenizer of another size': (
@@ -74,6 +84,10 @@ MISTAKES = {
     "config.data.tokenizer is 'bpe:300'",
   ),
   'old tokens of a new model': ({'optim__old_tokens': 'freeze'}, 'config.optim.old_tokens is'),
+  'old tokens of a model that has not grown': (
+    {'init_from': FROM, 'optim__old_tokens': 'freeze'},
+    "old_tokens is 'freeze', but this model has no tokens newer",
+  ),
   'one group to drop': ({'train__drop_groups': 0.5}, 'config.train.drop_groups is 0.5'),
   'a vocabulary without the ids': ({'model__vocab_size': 8}, 'config.model.vocab_size is 8'),
 }
@@ -85,9 +99,10 @@ def test_a_mistake_that_needs_no_data_is_reported_before_any_is_read(
 ):
   changes, sentence = MISTAKES[name]
   monkeypatch.setattr(TextTask, 'prepare', lambda self: pytest.fail('the text was read'))
-  texts = {key: str(other) if value == FROM else value for key, value in changes.items()}
+  if 'init_from' in changes:
+    changes = {**changes, 'init_from': changes['init_from'].format(other=other)}
   with pytest.raises(UserError) as error:
-    _begin(make(**texts), tmp_path / 'run')
+    _begin(make(**changes), tmp_path / 'run')
   assert sentence in str(error.value)
   assert not (tmp_path / 'cache').exists(), 'tokens were written'
 

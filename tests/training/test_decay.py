@@ -81,13 +81,6 @@ def test_a_decay_cannot_begin_in_the_past(make, tmp_path, one_device, stable):
   assert said.startswith('config.train.decay_from is 8, but the checkpoint of step 12 in this work')
 
 
-def test_a_decay_does_not_begin_within_another_one(make, tmp_path, one_device, stable):
-  loop.train(_branch(make, stable, train__steps=10), tmp_path / 'branch')
-  decayed = _branch(make, tmp_path / 'branch', step=10, train__decay_from=12)
-  said = _sentence(decayed, tmp_path / 'again')
-  assert 'has begun to decay already (optim.schedule=wsd of 10 steps)' in said
-
-
 def test_a_decay_does_not_begin_in_the_warmup_after_a_growth(make, tmp_path, one_device, stable):
   changes = {'train__decay_from': 16, 'train__steps': 30, 'model__layer__ffn__tokens': 96}
   config = _branch(make, stable, step=12, **changes, optim__restart_schedule='yes')

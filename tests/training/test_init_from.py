@@ -12,12 +12,11 @@ from outcomes import assert_same, losses
 from trainers import trainer
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.training import loop
 
-_SLOW = pytest.mark.slow
+pytestmark = pytest.mark.slow  # because a run is trained first
 
 
 @pytest.fixture(scope='module')
@@ -40,14 +39,6 @@ def begin(config, workdir):
     return run.first_state()
 
 
-def test_init_from_goes_on_with_the_state_of_another_run(make, tmp_path, one_device, ancestor):
-  config = dataclasses.replace(make(train__steps=30), init_from=str(ancestor[0]))
-  state, step = begin(config, tmp_path / 'target')
-  assert_same(state, ancestor[1], 'init_from')
-  assert step == 20, 'the steps of the source are forgotten'
-
-
-@pytest.mark.slow
 def test_init_from_can_start_at_step_0(make, tmp_path, one_device, ancestor):
   config = make(optim__learning_rate=1e-30, optim__weight_decay=0.0, train__steps=1)
   grow = dataclasses.replace(config.grow, step='restart')
@@ -57,25 +48,6 @@ def test_init_from_can_start_at_step_0(make, tmp_path, one_device, ancestor):
   assert int(started['step']) == 1, 'the step of the source was taken over'
 
 
-def test_init_from_refuses_another_model_and_a_missing_run(make, tmp_path, one_device, ancestor):
-  def sentence(init_from, **changes):
-    config = dataclasses.replace(make(train__steps=30, **changes), init_from=str(init_from))
-    with pytest.raises(UserError) as error:
-      loop.train(config, tmp_path / 'target')
-    return str(error.value)
-
-  wider = sentence(ancestor[0], model__width=64)
-  assert wider.startswith(f'config.init_from={ancestor[0]}: model.width is 32 in the source and 64')
-  smaller = sentence(ancestor[0], model__layer__ffn__tokens=32)
-  assert 'ffn has 64 parameter tokens in the source, and 32 are fewer' in smaller
-  assert 'is not the work directory of a run' in sentence(tmp_path / 'nothing')
-  assert 'has no checkpoint of step 7' in sentence(f'{ancestor[0]}@7')
-  config = dataclasses.replace(make(), init_from=str(ancestor[0]))
-  with pytest.raises(UserError, match=r'is at step 20,.*config\.train\.steps is 20; raise it'):
-    loop.train(config, tmp_path / 'target')
-
-
-@pytest.mark.slow
 def test_a_grown_run_goes_on_bit_for_bit_without_its_source(make, tmp_path, one_device, ancestor):
   """With init_from still in its config, more tokens and layers, and the old ones frozen."""
   shutil.copytree(ancestor[0], tmp_path / 'source')
@@ -107,7 +79,6 @@ def test_a_grown_run_goes_on_bit_for_bit_without_its_source(make, tmp_path, one_
   assert {n: first.reference for n, (first, *_) in groups.items()} == counts, 'τ is not kept'
 
 
-@pytest.mark.slow
 def test_a_growth_of_init_from_says_that_it_is_not_exact(
   make, tmp_path, one_device, ancestor, capsys
 ):
@@ -120,20 +91,6 @@ def test_a_growth_of_init_from_says_that_it_is_not_exact(
   assert f'the grown model will not compute what {ancestor[0]} does: the scores of random' in said
 
 
-def test_frozen_tokens_need_newer_ones(make, tmp_path, one_device, ancestor):
-  for name, changes, init_from in (
-    ('new', {}, ''),
-    ('same', {}, str(ancestor[0])),
-  ):
-    config = make(train__steps=30, optim__old_tokens='freeze', **changes)
-    config = dataclasses.replace(config, init_from=init_from)
-    with pytest.raises(
-      UserError, match="old_tokens is 'freeze', but this model has no tokens newe"
-    ):
-      trainer(config, tmp_path / name)
-
-
-@_SLOW
 def test_a_growth_on_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch, ancestor):
   config = make(train__log_every=1, train__steps=40, **LARGER)
   many = dataclasses.replace(config.mesh, fsdp=4, tokens=2)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
+from outcomes import assert_same
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import SourceConfig, Sources
@@ -20,7 +21,6 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
-from tokenformer_jax.steps import step
 from tokenformer_jax.tasks.text import TextTask
 from tokenformer_jax.training import continuation, loop, sizes
 from tokenformer_jax.training.prepare import prepare
@@ -242,11 +242,20 @@ def test_a_resumed_run_may_have_another_batch_size(make, tmp_path):
     )
 
 
-def state_of(run, value=3):
-  """A whole state of a run, all of whose entries are one value."""
-  abstract = jax.eval_shape(lambda: step.initial_state(run.task.definition, run.program.tx, 0))
-  state = jax.tree.map(lambda a: jnp.full(a.shape, value, a.dtype), abstract)
-  return {**state, 'skipped': jnp.zeros((), jnp.int32)}
+def state_of(run):
+  """A whole state of a run, of random numbers."""
+  abstract, rng = run.program.abstract_state(run.mesh), np.random.default_rng(0)
+  state = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), abstract)
+  return {**state, 'step': jnp.asarray(STEP), 'skipped': jnp.asarray(0)}
+
+
+def test_a_start_from_another_run_has_its_state(make, tmp_path):
+  state = state_of(begin(make(), tmp_path / 'nothing'))
+  save(make(), tmp_path / 'run', state=state)
+  run, got, first = loop.begin(from_run(make(), tmp_path / 'run'), tmp_path / 'next')
+  run.checkpoints.close()
+  assert_same(got, state, 'init_from')
+  assert first == STEP, 'the steps of the source are forgotten'
 
 
 def test_the_position_is_that_of_the_readable_checkpoint(make, tmp_path):
@@ -441,7 +450,8 @@ def test_a_classifier_gets_a_new_head_for_as_many_other_classes(sets, tmp_path, 
     heads.append(np.asarray(state['params']['head']['kernel']))
     blocks = (state['params']['blocks'], old['params']['blocks'])
     assert all(map(np.array_equal, *map(jax.tree.leaves, blocks))), 'more than the head is new'
-  np.testing.assert_array_equal(heads[0], 3, 'the head is new though the classes are the same')
-  assert np.all(heads[1] != 3), 'the head of other classes is kept'
+  kept = np.asarray(old['params']['head']['kernel'])
+  np.testing.assert_array_equal(heads[0], kept, 'the head is new though the classes are the same')
+  assert np.all(heads[1] != kept), 'the head of other classes is kept'
   err = capsys.readouterr().err
   assert err.count('adapting') == 1 and 'a new head, because 2 of its 3 classes' in err

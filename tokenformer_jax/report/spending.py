@@ -103,16 +103,13 @@ def speed_table(records: Sequence[Record]) -> str:
   }
 
   def cell(run: Record, name: str) -> str:
-    values = run.values(name)
-    return columns[name][1](_summary(name, values)) if values else tables.ABSENT
+    if not (values := run.values(name)):
+      return tables.ABSENT
+    summary = max if name.endswith('peak_gib') else np.median
+    return columns[name][1](float(summary(values)))
 
   rows = [(run.name, *(cell(run, name) for name in columns)) for run in records]
   if all(one == tables.ABSENT for _, *speeds in rows for one in speeds):
     return ''
   note = tables.paragraph('Medians over the log points; the curves have every one of them.')
   return tables.table(('run', *(head for head, _ in columns.values())), rows) + note
-
-
-def _summary(name: str, values: Sequence[float]) -> float:
-  """Return the median of a speed, or the largest of peaks."""
-  return max(values) if name.endswith('peak_gib') else float(np.median(values))
