@@ -69,18 +69,6 @@ def test_a_batch_does_not_depend_on_hosts_or_on_where_training_began():
     np.testing.assert_array_equal(_joined(whole[5:], name), _joined(resumed, name))
 
 
-def test_a_run_may_go_on_with_another_batch_size():
-  split, whole = Numbered(20), _train(Numbered(20), last=8)
-  data = dataclasses.replace(DATA, batch_size=2 * BATCH)
-  rows, seen = range(2 * BATCH), order.Position(4, 4 * BATCH)
-  batches = image_order.train_batches(split, Views(data, 3), 1000, 0, rows, 4, 6, seen)
-  batches = list(batches)
-  for name in ('images', 'labels'):
-    np.testing.assert_array_equal(
-      _joined(batches, name), _joined(whole[4:], name), f'other {name} than smaller batches have'
-    )
-
-
 def test_views_of_an_image_differ_from_epoch_to_epoch_and_by_seed():
   split = Numbered(BATCH)
   first, second = _train(split, last=2)

@@ -324,10 +324,6 @@ class ImageTask(Task):
       figures['top5_accuracy'] = own.correct_top5 / n
     return figures
 
-  def sample(self, params: Params) -> str:
-    del params
-    return ''
-
   def _report_bad(
     self, name: str, split: images.Split, batches: Generator[image_order.Batch, None, None]
   ) -> Generator[Batch, None, None]:
