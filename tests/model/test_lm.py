@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from outcomes import paths
 from tiny import large_params, logits_of, tiny_model
 
 from tokenformer_jax.config import InitConfig, MeshConfig, ModelConfig, PattentionConfig
@@ -73,11 +74,6 @@ def _ids(batch: int, length: int) -> np.ndarray:
   return np.random.default_rng(0).integers(0, 64, (batch, length), np.int32)
 
 
-def _paths(tree: Params) -> dict[str, jax.Array]:
-  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-  return {'/'.join(key.key for key in path): leaf for path, leaf in leaves}
-
-
 def test_logits_are_the_golden_ones():
   got = logits_of(GOLDEN_MODEL)(_from_golden('weights'), GOLDEN['input_ids'])
   np.testing.assert_allclose(
@@ -92,9 +88,9 @@ def test_loss_and_gradients_are_the_golden_ones(remat, chunk):
   assert abs(loss - GOLDEN['loss']) < 1e-5, 'the loss is not the mean over the predicted tokens'
   norms = {
     path: np.sqrt(np.sum(np.square(g), axis=tuple(range(path.startswith('blocks'), g.ndim))))
-    for path, g in _paths(gradient).items()
+    for path, g in paths(gradient).items()
   }
-  for path, want in _paths(_from_golden('grad_norm')).items():
+  for path, want in paths(_from_golden('grad_norm')).items():
     np.testing.assert_allclose(
       norms[path], want, rtol=1e-4, err_msg=f'the gradient of {path} is wrong'
     )
@@ -139,12 +135,9 @@ LARGER = {'layers': 3, 'width': 64, 'vocab_size': 512, 'init': InitConfig(std=0.
 
 @functools.cache
 def _initial(kind: str) -> dict[str, np.ndarray]:
-  changes = {
-    'tokenformer': {},
-    'transformer': {**DENSE, **LEARNED, 'tied_head': False},
-  }
-  definition = define_lm(tiny_model(**LARGER, **changes[kind]))
-  return _paths(jax.device_get(jax.jit(definition.init)(jax.random.key(0))))
+  changes = {**DENSE, **LEARNED, 'tied_head': False} if kind == 'transformer' else {}
+  definition = define_lm(tiny_model(**LARGER, **changes))
+  return paths(jax.jit(definition.init)(jax.random.key(0)))
 
 
 TO_RESIDUAL = 2 / (3 * 64**0.5)
@@ -245,7 +238,7 @@ def _gradient_of_text(model: ModelConfig, dtype: str) -> dict[str, np.ndarray]:
     return total / sums.tokens
 
   gradient = jax.jit(jax.grad(loss))(large_params(model))
-  return {path: np.asarray(leaf, np.float64) for path, leaf in _paths(gradient).items()}
+  return {path: leaf.astype(np.float64) for path, leaf in paths(gradient).items()}
 
 
 @pytest.mark.slow
