@@ -21,23 +21,9 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks as tasks_lib
 from tokenformer_jax.api.loaded import Loaded, rows_of_ids
 from tokenformer_jax.api.viewable import Viewable
-from tokenformer_jax.config import (
-  Config,
-  GrowConfig,
-  ViTConfig,
-  arguments,
-  at_stage,
-  stages_after,
-)
+from tokenformer_jax.config import Config, GrowConfig, ViTConfig, arguments, at_stage, stages_after
 from tokenformer_jax.config import file as config_file
-from tokenformer_jax.config.arguments import (
-  FILLED,
-  REPEATED,
-  Count,
-  Natural,
-  Path,
-  Text,
-)
+from tokenformer_jax.config.arguments import FILLED, REPEATED, Count, Natural, Path, Text
 from tokenformer_jax.config.section import Bool, Float, Long, Str
 from tokenformer_jax.convert import export, hub_download, peft, to_run
 from tokenformer_jax.data import tokenizers
