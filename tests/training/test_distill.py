@@ -7,10 +7,10 @@ import jax
 import pytest
 import tiny_run
 from outcomes import assert_same, losses
-from trainers import trainer
+from saved_states import save_run
+from trainers import train_on_one_device, trainer
 
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, metrics
 from tokenformer_jax.training import loop
 
@@ -22,9 +22,7 @@ SMALLER = {'model__layer__ffn__tokens': 32, 'train__steps': 10}
 def teacher(source, tmp_path_factory):
   """The work directory of a run of 20 steps with checkpoints of steps 15 and 20."""
   root = tmp_path_factory.mktemp('teacher')
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    loop.train(tiny_run.config(source, root / 'cache'), root / 'run')
+  train_on_one_device(tiny_run.config(source, root / 'cache'), root / 'run')
   return root / 'run'
 
 
@@ -40,17 +38,13 @@ def begun(config, workdir):
 def student(source, teacher, tmp_path_factory):
   """The work directory of a run of 10 steps that learned from step 15 of that teacher."""
   root = tmp_path_factory.mktemp('student')
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    changes = {'distill__teacher': f'{teacher}@15', **SMALLER}
-    config = tiny_run.config(source, root / 'cache', **changes)
-    loop.train(config, root / 'run')
+  config = tiny_run.config(source, root / 'cache', distill__teacher=f'{teacher}@15', **SMALLER)
+  train_on_one_device(config, root / 'run')
   return root / 'run'
 
 
 def meta_of(workdir):
-  checkpoints, meta = checkpoint.open_source(workdir, None)
-  checkpoints.close()
+  meta = checkpoint.open_source(workdir).meta
   return meta
 
 
@@ -138,21 +132,13 @@ def test_a_run_keeps_its_teacher(make, tmp_path, one_device, teacher, student):
 
 def test_a_student_has_the_trained_tokenizer_of_its_teacher(tmp_path, one_device):
   """`bpe:SIZE` on other text would be another tokenizer."""
-  source = tiny_run.write_corpus(tmp_path / 'text')
-  other = tmp_path / 'other'
-  other.mkdir()
-  for i in range(40):
-    (other / f'{i}.txt').write_text(f'zebras {i} jump over quick foxes, {i * i} zebras. ' * 9)
+  texts = tiny_run.write_two_corpora(tmp_path / 'texts')
 
   def config(text, **changes):
-    changes = {'data__tokenizer': 'bpe:280', 'train__steps': 1, **changes}
-    return tiny_run.config(text, tmp_path / 'cache', **changes)
+    source = f'files:{texts}/{text}/*.txt'
+    return tiny_run.config(source, tmp_path / 'cache', data__tokenizer='bpe:280', **changes)
 
-  loop.train(config(source), tmp_path / 'teacher')
-  student = config(f'files:{other}/*.txt', distill__teacher=str(tmp_path / 'teacher'))
+  kept = save_run(config('old'), tmp_path / 'teacher', 1).tokenizer
+  student = config('new', distill__teacher=str(tmp_path / 'teacher'))
   with begun(student, tmp_path / 'run') as run:
-    assert run.task.vocabulary() == {
-      name: value
-      for name, value in meta_of(tmp_path / 'teacher').tokenizer.items()
-      if name != 'digest'
-    }
+    assert run.task.vocabulary() == kept

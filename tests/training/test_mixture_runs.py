@@ -4,10 +4,11 @@ import dataclasses
 import math
 import shutil
 
-import jax
 import pytest
 import tiny_run
 from outcomes import assert_same
+from saved_states import save_run
+from trainers import train_on_one_device
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import SourceConfig, Sources
@@ -41,19 +42,11 @@ def mixed(texts, weights=WEIGHTS, **changes) -> config_lib.Config:
   )
 
 
-@pytest.fixture
-def one_device(monkeypatch):
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-
-
 @pytest.fixture(scope='module')
 def run(texts, tmp_path_factory):
   """The work directory of a whole run, and its last state."""
   workdir = tmp_path_factory.mktemp('run') / 'run'
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    state = loop.train(mixed(texts, train__ema=0.9), workdir)
-  return workdir, state
+  return workdir, train_on_one_device(mixed(texts, train__ema=0.9), workdir)
 
 
 def begin(config, workdir):
@@ -80,9 +73,7 @@ def test_a_run_writes_the_figures_of_each_source(run):
 def varying(texts, tmp_path_factory):
   """The same of a run whose weights change between checkpoints."""
   workdir = tmp_path_factory.mktemp('varying') / 'run'
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    return workdir, loop.train(mixed(texts, VARYING, **SEVEN), workdir)
+  return workdir, train_on_one_device(mixed(texts, VARYING, **SEVEN), workdir)
 
 
 def test_a_resumed_mixture_ends_bit_for_bit_where_an_unbroken_one_does(
@@ -116,7 +107,7 @@ def test_another_size_of_batches_is_another_order_if_weights_change_over_steps(
 
 def test_a_run_on_one_source_goes_on_with_a_mixture_as_other_data(texts, tmp_path, one_device):
   source = f'files:{texts}/old/*.txt'
-  loop.train(tiny_run.config(source, texts / 'cache', train__steps=5), tmp_path / 'run')
+  save_run(tiny_run.config(source, texts / 'cache'), tmp_path / 'run', 5)
   config = mixed(texts)
   found = begin(config, tmp_path / 'run')
   assert found.position == order.Position(5, 0), 'the mixture does not begin with its first sample'
@@ -125,7 +116,7 @@ def test_a_run_on_one_source_goes_on_with_a_mixture_as_other_data(texts, tmp_pat
 
 def test_a_source_of_weight_zero_is_evaluated_and_not_trained_on(texts, tmp_path, one_device):
   only = {'new': {'weight': 1.0}, 'old': {'weight': 0.0}}
-  loop.train(mixed(texts, only, train__steps=5), tmp_path / 'run')
+  loop.train(mixed(texts, only, train__checkpoint_every=20), tmp_path / 'run')
   lines = metrics.read(tmp_path / 'run')
   last = lines[-1]
   assert last['eval/loss'] == pytest.approx(last['eval/new/loss'])

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import tiny_run
 from outcomes import assert_same, losses
-from trainers import trainer
+from trainers import train_on_one_device, trainer
 
-from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import loop
 
@@ -40,9 +39,7 @@ def one(source, tmp_path_factory):
   """The same of one device."""
   root = tmp_path_factory.mktemp('one')
   config = tiny_run.config(source, root / 'cache', **CHANGES)
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    return root / 'run', config, loop.train(config, root / 'run')
+  return root / 'run', config, train_on_one_device(config, root / 'run')
 
 
 def assert_same_losses(workdir, one, figure='train/loss'):

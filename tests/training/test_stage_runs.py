@@ -12,6 +12,7 @@ import tiny_run
 from compilations import compilations
 from gathered import gather_batches
 from outcomes import assert_same
+from trainers import train_on_one_device
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import SourceConfig, Sources, at_stage, stages
@@ -25,7 +26,8 @@ from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop, sizes
 from tokenformer_jax.training.prepare import prepare
 
-pytestmark = pytest.mark.slow  # because almost every test trains a run
+# Almost every test trains a run.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 
 CHANGE, STEPS = 7, 14
 VARYING = {'a': {'weight_by_step': '0:0.25 7:1'}, 'b': {'weight_by_step': '0:0.75 7:0'}}
@@ -68,20 +70,14 @@ def texts(tmp_path_factory):
   return root
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-
-
 @pytest.fixture(scope='module')
 def whole(texts, tmp_path_factory):
   """The work directory of an unbroken run, its last state, what it compiled and what it said."""
   workdir = tmp_path_factory.mktemp('run') / 'run'
   said = []
   with pytest.MonkeyPatch.context() as patch, compilations() as compiled:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     patch.setattr(metrics.Metrics, 'say', lambda self, text: said.append(text))
-    state = loop.train(staged(texts), workdir)
+    state = train_on_one_device(staged(texts), workdir)
   return workdir, state, list(compiled), said
 
 

@@ -10,11 +10,10 @@ import pytest
 import tiny_run
 from growing import mesh_of
 from outcomes import assert_same, losses, paths
-from trainers import trainer
+from trainers import train_on_one_device, trainer
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
-from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, metrics
 from tokenformer_jax.training import loop, sizes
 
@@ -41,9 +40,7 @@ def _make(**changes):
 def whole(tmp_path_factory):
   """A run on one device with an average, and its last state."""
   workdir = tmp_path_factory.mktemp('whole') / 'run'
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    state = loop.train(_make(**KEPT), workdir)
+  state = train_on_one_device(_make(**KEPT), workdir)
   return workdir, jax.tree.map(np.asarray, state)
 
 
