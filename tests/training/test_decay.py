@@ -6,7 +6,7 @@ import shutil
 import pytest
 import tiny_run
 from outcomes import assert_same, losses
-from trainers import train_on_one_device, trainer
+from trainers import broken, train_on_one_device, trainer
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import checkpoint
@@ -46,17 +46,16 @@ def test_a_branch_is_the_run_that_decays_from_there(make, tmp_path, one_device, 
     step: loss for step, loss in losses(tmp_path / 'whole', 'train/loss').items() if step > 8
   }, 'the branch does not see the batches that follow'
 
-  shutil.rmtree(tmp_path / 'branch/checkpoints/14')  # as a crash would
-  assert_same(loop.train(_branch(make, stable), tmp_path / 'branch'), whole, 'a resumed branch')
-  meta = checkpoint.open_source(tmp_path / 'branch').meta
+  again = broken(tmp_path / 'branch', tmp_path / 'again', 12)
+  assert_same(loop.train(_branch(make, stable), again), whole, 'a resumed branch')
+  meta = checkpoint.open_source(again).meta
   assert not meta.lineage, 'a branch counts as a growth'
   of_stable = checkpoint.open_source(stable).meta
   assert meta.run == of_stable.run != '', 'the tokens of a branch are not those of its run'
 
-  shutil.copytree(stable, tmp_path / 'place')
-  shutil.rmtree(tmp_path / 'place/checkpoints/12')
-  assert_same(loop.train(make(**DECAY), tmp_path / 'place'), whole, 'in place')
-  rates = losses(tmp_path / 'place', 'train/learning_rate')
+  place = broken(stable, tmp_path / 'place', 8)
+  assert_same(loop.train(make(**DECAY), place), whole, 'in place')
+  rates = losses(place, 'train/learning_rate')
   peak = rates[8]
   assert [rates[step] / peak for step in (9, 12, 14)] == pytest.approx([1, 0.55, 0.25])
 

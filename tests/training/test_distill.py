@@ -1,14 +1,12 @@
 """Runs that learn from a teacher: what they compute, keep, and refuse."""
 
-import contextlib
 import shutil
 
-import jax
 import pytest
 import tiny_run
 from outcomes import assert_same, losses
 from saved_states import save_run
-from trainers import train_on_one_device, trainer
+from trainers import broken, prepared, train_on_one_device
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import checkpoint, metrics
@@ -24,14 +22,6 @@ def teacher(source, tmp_path_factory):
   root = tmp_path_factory.mktemp('teacher')
   train_on_one_device(tiny_run.config(source, root / 'cache'), root / 'run')
   return root / 'run'
-
-
-@contextlib.contextmanager
-def begun(config, workdir):
-  """A run that has not begun, inside its mesh."""
-  run = trainer(config, workdir)
-  with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
-    yield run
 
 
 @pytest.fixture(scope='module')
@@ -50,7 +40,7 @@ def meta_of(workdir):
 
 def sentence(config, workdir):
   with pytest.raises(UserError) as error:
-    trainer(config, workdir)
+    prepared(config, workdir)
   return str(error.value)
 
 
@@ -77,10 +67,9 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
   make, tmp_path, one_device, teacher, student
 ):
   """With the checkpoint that it had, though the teacher has a later one."""
-  shutil.copytree(student, tmp_path / 'run')
-  (tmp_path / 'run/checkpoints/10').rename(tmp_path / '10.lost')
-  loop.train(make(distill__teacher=str(teacher), **SMALLER), tmp_path / 'run')
-  assert meta_of(tmp_path / 'run').checksums == meta_of(student).checksums
+  again = broken(student, tmp_path / 'run', 5)
+  loop.train(make(distill__teacher=str(teacher), **SMALLER), again)
+  assert meta_of(again).checksums == meta_of(student).checksums
 
 
 @pytest.mark.parametrize(
@@ -126,8 +115,8 @@ def test_a_run_keeps_its_teacher(make, tmp_path, one_device, teacher, student):
   missing = sentence(make(distill__teacher=str(moved), **SMALLER), tmp_path / 'run')
   assert 'is not the work directory of a run' in missing and 'put it back' in missing
   shutil.copytree(teacher, moved)
-  with begun(make(distill__teacher=f'{moved}@15', **SMALLER), tmp_path / 'run') as run:
-    assert run.run.teacher.record.source == f'{moved}@15', 'a teacher cannot be moved'
+  run = prepared(make(distill__teacher=f'{moved}@15', **SMALLER), tmp_path / 'run')
+  assert run.teacher.record.source == f'{moved}@15', 'a teacher cannot be moved'
 
 
 def test_a_student_has_the_trained_tokenizer_of_its_teacher(tmp_path, one_device):
@@ -140,5 +129,4 @@ def test_a_student_has_the_trained_tokenizer_of_its_teacher(tmp_path, one_device
 
   kept = save_run(config('old'), tmp_path / 'teacher', 1).tokenizer
   student = config('new', distill__teacher=str(tmp_path / 'teacher'))
-  with begun(student, tmp_path / 'run') as run:
-    assert run.task.vocabulary() == kept
+  assert prepared(student, tmp_path / 'run').task.vocabulary() == kept

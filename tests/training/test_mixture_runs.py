@@ -2,22 +2,19 @@
 
 import dataclasses
 import math
-import shutil
 
 import pytest
 import tiny_run
 from outcomes import assert_same
 from saved_states import save_run
-from trainers import train_on_one_device
+from trainers import broken, prepared, train_on_one_device
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import SourceConfig, Sources
 from tokenformer_jax.data import order
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import loop
-from tokenformer_jax.training.prepare import prepare
 
 pytestmark = pytest.mark.slow  # because almost every test trains a run
 WEIGHTS = {'new': {'weight': 0.75}, 'old': {'weight': 0.25}}
@@ -49,11 +46,6 @@ def run(texts, tmp_path_factory):
   return workdir, train_on_one_device(mixed(texts, train__ema=0.9), workdir)
 
 
-def begin(config, workdir):
-  """The run before its first state is read."""
-  return prepare(config, workdir, sharding.find_devices())
-
-
 def test_a_run_writes_the_figures_of_each_source(run):
   lines = metrics.read(run[0])
   last = [line for line in lines if 'eval/loss' in line][-1]
@@ -80,36 +72,34 @@ def test_a_resumed_mixture_ends_bit_for_bit_where_an_unbroken_one_does(
   texts, tmp_path, one_device, varying
 ):
   workdir, whole = varying
-  shutil.copytree(workdir, tmp_path / 'broken')
-  for step in (14, 20):  # forget the last ones, as a crash would
-    shutil.rmtree(tmp_path / f'broken/checkpoints/{step}')
-  assert_same(loop.train(mixed(texts, VARYING, **SEVEN), tmp_path / 'broken'), whole, 'resumed')
-  last = [metrics.read(path)[-2] for path in (workdir, tmp_path / 'broken')]
+  again = broken(workdir, tmp_path / 'again', 7)
+  assert_same(loop.train(mixed(texts, VARYING, **SEVEN), again), whole, 'resumed')
+  last = [metrics.read(path)[-2] for path in (workdir, again)]
   assert last[0]['data/new/epochs'] == last[1]['data/new/epochs'], 'epochs are counted anew'
 
 
 def test_other_weights_are_refused_unless_they_are_asked_for(texts, run, one_device):
   change = {'new': {'weight': 0.5}, 'old': {'weight': 0.5}}
   with pytest.raises(UserError) as error:
-    begin(mixed(texts, change, train__steps=30, train__ema=0.9), run[0])
+    prepared(mixed(texts, change, train__steps=30, train__ema=0.9), run[0])
   assert 'config.data.mixture.new.weight is 0.5 and was 0.75' in str(error.value)
   assert 'config.data.new_order_at=20' in str(error.value)
   asked = mixed(texts, change, train__steps=30, train__ema=0.9, data__new_order_at=20)
-  assert begin(asked, run[0]).position == order.Position(20, 0)
+  assert prepared(asked, run[0]).position == order.Position(20, 0)
 
 
 def test_another_size_of_batches_is_another_order_if_weights_change_over_steps(
   texts, varying, one_device
 ):
   with pytest.raises(UserError, match=r'config\.data\.batch_size is 16 and was 8'):
-    begin(mixed(texts, VARYING, data__batch_size=16, train__steps=30), varying[0])
+    prepared(mixed(texts, VARYING, data__batch_size=16, train__steps=30), varying[0])
 
 
 def test_a_run_on_one_source_goes_on_with_a_mixture_as_other_data(texts, tmp_path, one_device):
   source = f'files:{texts}/old/*.txt'
   save_run(tiny_run.config(source, texts / 'cache'), tmp_path / 'run', 5)
   config = mixed(texts)
-  found = begin(config, tmp_path / 'run')
+  found = prepared(config, tmp_path / 'run')
   assert found.position == order.Position(5, 0), 'the mixture does not begin with its first sample'
   assert found.task.vocabulary() == found.origin.meta.tokenizer
 

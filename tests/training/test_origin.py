@@ -12,6 +12,7 @@ import pytest
 import tiny_run
 from outcomes import assert_same
 from saved_states import save_run
+from trainers import begun, prepared
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import SourceConfig, Sources
@@ -19,11 +20,9 @@ from tokenformer_jax.config.mixture import source_configs
 from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.data.mixture import make_stores
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.tasks.text import TextTask
-from tokenformer_jax.training import continuation, loop, sizes
-from tokenformer_jax.training.prepare import prepare
+from tokenformer_jax.training import continuation, sizes
 
 pytestmark = pytest.mark.usefixtures('one_device')
 
@@ -53,11 +52,6 @@ def other_text(texts):
   return source_of(texts, 'new')
 
 
-def begin(config, workdir):
-  """The run before its first state is read."""
-  return prepare(config, workdir, sharding.find_devices())
-
-
 def from_run(config, workdir, **grow):
   """The config, to start from a run."""
   grown = dataclasses.replace(config.grow, **grow)
@@ -66,7 +60,7 @@ def from_run(config, workdir, **grow):
 
 def refusal(config, workdir):
   with pytest.raises(UserError) as error:
-    begin(config, workdir)
+    prepared(config, workdir)
   return str(error.value)
 
 
@@ -75,9 +69,9 @@ def refusal(config, workdir):
 
 def test_a_run_keeps_its_id_and_another_run_gets_its_own(make, tmp_path):
   saved = save_run(make(), tmp_path / 'run')
-  assert begin(make(), tmp_path / 'run').origin.run == saved.run
-  others = {begin(make(), tmp_path / 'new').origin.run for _ in range(2)}
-  others.add(begin(from_run(make(), tmp_path / 'run'), tmp_path / 'next').origin.run)
+  assert prepared(make(), tmp_path / 'run').origin.run == saved.run
+  others = {prepared(make(), tmp_path / 'new').origin.run for _ in range(2)}
+  others.add(prepared(from_run(make(), tmp_path / 'run'), tmp_path / 'next').origin.run)
   assert len(others - {saved.run, ''}) == 3
 
 
@@ -87,8 +81,8 @@ def test_a_run_keeps_its_id_and_another_run_gets_its_own(make, tmp_path):
 def test_a_model_keeps_its_tokenizer_whatever_text_it_reads(make, other_text, tmp_path):
   trained = save_run(make(), tmp_path / 'run').tokenizer
   config = make(source=other_text)
-  resumed = begin(config, tmp_path / 'run')
-  for run in (resumed, begin(from_run(config, tmp_path / 'run'), tmp_path / 'next')):
+  resumed = prepared(config, tmp_path / 'run')
+  for run in (resumed, prepared(from_run(config, tmp_path / 'run'), tmp_path / 'next')):
     assert run.task.vocabulary() == trained, 'other text changes what the ids mean'
   store_of_run = resumed.task._data.stores['']
   ids = np.asarray(store_of_run.train[:50])
@@ -116,11 +110,11 @@ def test_a_tokenizer_from_a_file_is_known_by_its_content(make, tmp_path):
   shutil.copy(file, copy)
   config = make(data__tokenizer=str(file))
   trained = save_run(config, tmp_path / 'run').tokenizer
-  assert begin(make(data__tokenizer=str(copy)), tmp_path / 'run').task.vocabulary() == trained
+  assert prepared(make(data__tokenizer=str(copy)), tmp_path / 'run').task.vocabulary() == trained
   file.write_text(tokenizers.train_bpe(['other words'] * 9, 270)._tokenizer.to_str())
   assert 'move the file away' in refusal(config, tmp_path / 'run'), 'a changed file is taken'
   file.unlink()
-  assert begin(config, tmp_path / 'run').task.vocabulary() == trained, (
+  assert prepared(config, tmp_path / 'run').task.vocabulary() == trained, (
     'a run needs the file, though its checkpoint holds the tokenizer'
   )
 
@@ -132,11 +126,11 @@ def test_a_store_is_not_built_again_for_the_tokenizer_that_is_kept(
   save_run(config, tmp_path / 'run')
   first = store.prepare(config.data).path
   capsys.readouterr()
-  assert begin(config, tmp_path / 'run').task._data.stores[''].path == first, (
+  assert prepared(config, tmp_path / 'run').task._data.stores[''].path == first, (
     'a resumed run tokenizes again'
   )
   other = make(source=other_text, cache=tmp_path / 'cache')
-  paths = {begin(other, tmp_path / 'run').task._data.stores[''].path for _ in range(2)}
+  paths = {prepared(other, tmp_path / 'run').task._data.stores[''].path for _ in range(2)}
   assert len(paths) == 1
   assert capsys.readouterr().err.count('tokenizing') == 1, 'every start tokenizes the text'
 
@@ -158,7 +152,7 @@ def test_models_are_compared_on_text_in_their_own_tokens(make, other_text, tmp_p
 def test_the_vocabulary_and_the_positions_are_those_of_the_model(make, tmp_path):
   save_run(make(model__vocab_size=512, model__max_length=100), tmp_path / 'run')
   config = make(data__sequence_length=16)
-  model = begin(from_run(config, tmp_path / 'run'), tmp_path / 'next').config.model
+  model = prepared(from_run(config, tmp_path / 'run'), tmp_path / 'next').config.model
   assert (model.vocab_size, model.max_length) == (512, 100), 'the sizes are made up anew'
   learned = {
     'model__position_embedding': 'learned',
@@ -181,7 +175,7 @@ def test_another_model_is_refused_before_any_text_is_read(make, tmp_path, monkey
 
 def test_a_model_that_would_be_drawn_otherwise_is_the_same_model(make, tmp_path):
   save_run(make(), tmp_path / 'run')
-  begin(make(model__init__std=0.5), tmp_path / 'run')
+  prepared(make(model__init__std=0.5), tmp_path / 'run')
 
 
 # The place in the data.
@@ -189,7 +183,7 @@ def test_a_model_that_would_be_drawn_otherwise_is_the_same_model(make, tmp_path)
 
 def test_a_resumed_run_may_have_another_batch_size(make, tmp_path):
   save_run(make(), tmp_path / 'run')
-  run = begin(make(data__batch_size=16), tmp_path / 'run')
+  run = prepared(make(data__batch_size=16), tmp_path / 'run')
   assert run.position == order.Position(STEP, STEP * BATCH), 'samples are skipped or repeated'
   with contextlib.closing(run.task.train_batches(range(16), STEP, STEP + 1, run.position)) as rows:
     batch = next(rows)
@@ -210,11 +204,10 @@ def state_of(run):
 
 
 def test_a_start_from_another_run_has_its_state(make, tmp_path):
-  state = state_of(begin(make(), tmp_path / 'nothing'))
+  state = state_of(prepared(make(), tmp_path / 'nothing'))
   save_run(make(), tmp_path / 'run', state=state)
   for how, wanted in (('keep', STEP), ('restart', 0)):
-    run, got, first = loop.begin(from_run(make(), tmp_path / 'run', step=how), tmp_path / how)
-    run.checkpoints.close()
+    _, got, first = begun(from_run(make(), tmp_path / 'run', step=how), tmp_path / how)
     assert_same(got['params'], state['params'], how)
     assert (first, int(got['step'])) == (wanted, wanted)
     if how == 'keep':
@@ -223,13 +216,12 @@ def test_a_start_from_another_run_has_its_state(make, tmp_path):
 
 def test_the_position_is_that_of_the_readable_checkpoint(make, tmp_path):
   config = make()
-  state = state_of(begin(config, tmp_path / 'nothing'))
+  state = state_of(prepared(config, tmp_path / 'nothing'))
   digest = save_run(config, tmp_path / 'run', step=5, state=state).seen.digest
   save_run(config, tmp_path / 'run', step=8, state=state, seen=Seen(88, digest))
   shutil.rmtree(tmp_path / 'run/checkpoints/8/state')
-  run, _, first = loop.begin(config, tmp_path / 'run')
-  run.checkpoints.close()
-  assert (first, run.run.position) == (5, order.Position(5, 40)), 'samples are skipped'
+  run, _, first = begun(config, tmp_path / 'run')
+  assert (first, run.position) == (5, order.Position(5, 40)), 'samples are skipped'
 
 
 def test_a_run_that_starts_from_another_goes_on_in_its_data(make, other_text, tmp_path):
@@ -239,7 +231,7 @@ def test_a_run_that_starts_from_another_goes_on_in_its_data(make, other_text, tm
   )  # of two batch sizes
 
   def position(config, **grow):
-    return begin(from_run(config, tmp_path / 'run', **grow), tmp_path / 'next').position
+    return prepared(from_run(config, tmp_path / 'run', **grow), tmp_path / 'next').position
 
   assert position(make(data__batch_size=4)) == order.Position(20, 200)
   assert position(make(), step='restart') == order.Position(0, 0)
@@ -257,7 +249,7 @@ def test_another_order_of_the_data_is_refused_unless_it_is_asked_for(make, tmp_p
       sentence = refusal(make(**changed), tmp_path / 'run')
     assert f'config.{key} is {new} and was {old}' in sentence
     assert 'has seen 80 samples' in sentence and 'set config.data.new_order_at=10' in sentence
-    run = begin(make(**changed, data__new_order_at=10), tmp_path / 'run')
+    run = prepared(make(**changed, data__new_order_at=10), tmp_path / 'run')
     assert run.position == order.Position(10, 0), 'a new order does not begin with its first sample'
   assert 'new_order_at=10' in refusal(make(train__seed=1, data__new_order_at=9), tmp_path / 'run')
 
@@ -268,20 +260,20 @@ def test_text_that_changed_under_its_name_is_refused_unless_it_is_asked_for(text
   (tmp_path / 'own/old/0.txt').write_text('def grow ' * 200)
   sentence = refusal(make(source=own), tmp_path / 'run')
   assert 'has other content than it had' in sentence and 'config.data.new_order_at=10' in sentence
-  asked = begin(make(source=own, data__new_order_at=10), tmp_path / 'run')
+  asked = prepared(make(source=own, data__new_order_at=10), tmp_path / 'run')
   assert asked.position == order.Position(10, 0)
   # The checkpoints that follow are of the new order, which is not begun a second time.
   save_run(make(source=own), tmp_path / 'run', step=15, seen=Seen(40, asked.task.digest))
-  again = begin(make(source=own, data__new_order_at=10), tmp_path / 'run')
+  again = prepared(make(source=own, data__new_order_at=10), tmp_path / 'run')
   assert again.position == order.Position(15, 40)
 
 
 def test_another_source_is_asked_for_by_its_name(texts, make, other_text, tmp_path):
   save_run(make(), tmp_path / 'run')
   config = make(source=other_text)
-  assert begin(config, tmp_path / 'run').position == order.Position(10, 0)
+  assert prepared(config, tmp_path / 'run').position == order.Position(10, 0)
   moved = make(source=source_of(shutil.copytree(texts, tmp_path / 'moved')))
-  assert begin(moved, tmp_path / 'run').position == order.Position(10, 80), (
+  assert prepared(moved, tmp_path / 'run').position == order.Position(10, 80), (
     'the same text at another place is not known again'
   )
 
@@ -298,11 +290,11 @@ def said(run, capsys):
 def test_keys_that_differ_are_said_in_one_line(make, tmp_path, capsys):
   config = make()
   save_run(config, tmp_path / 'run')
-  assert said(begin(config, tmp_path / 'run'), capsys) == [], 'a plain resume is not silent'
+  assert said(prepared(config, tmp_path / 'run'), capsys) == [], 'a plain resume is not silent'
   changes = {'optim__learning_rate': 1e-4, 'data__batch_size': 16, 'train__steps': 50}
   silent = {'train__log_every': 1, 'data__prefetch': 2, 'train__checkpoint_every': 7}
   changed = make(**changes, **silent, init_from=str(tmp_path / 'nothing'))
-  (line,) = said(begin(changed, tmp_path / 'run'), capsys)
+  (line,) = said(prepared(changed, tmp_path / 'run'), capsys)
   assert line == (
     'different from step 10 on: data.batch_size: 8 -> 16; optim.learning_rate: 0.003 -> 0.0001; '
     f'train.steps: 40 -> 50; init_from={tmp_path}/nothing is ignored, because there is a checkpoint'
@@ -313,7 +305,7 @@ def test_a_start_from_another_run_names_it_and_what_grows(make, tmp_path, capsys
   save_run(make(), tmp_path / 'run')
 
   def line(config):
-    (first,) = said(begin(config, tmp_path / 'next'), capsys)
+    (first,) = said(prepared(config, tmp_path / 'next'), capsys)
     return first
 
   start = f'starting with the model of {tmp_path}/run, step 10 (its parameters'
@@ -332,7 +324,7 @@ def test_other_settings_of_a_finished_run_are_refused(make, tmp_path):
   save_run(make(), tmp_path / 'run', step=40)
 
   def check(config):
-    run = begin(config, tmp_path / 'run')
+    run = prepared(config, tmp_path / 'run')
     continuation.check_finished(run.config, run.origin)
 
   check(make(train__steps=30, train__log_every=1))
@@ -376,10 +368,10 @@ def test_a_store_of_a_mixture_is_known_by_its_content(texts, make, tmp_path, con
     assert 'a source of config.data.mixture has other content than it had' in found
     return
   config, reached = mixed(other_text, **moved), order.Position(STEP, STEP * BATCH)
-  run = begin(config, tmp_path / 'run')
+  run = prepared(config, tmp_path / 'run')
   assert run.position == reached, 'a store that was moved is other data'
   assert said(run, capsys) == [], 'its path is called a setting that differs'
-  assert begin(from_run(config, tmp_path / 'run'), tmp_path / 'next').position == reached
+  assert prepared(from_run(config, tmp_path / 'run'), tmp_path / 'next').position == reached
 
 
 # The classes of images.
@@ -407,14 +399,13 @@ def test_a_classifier_is_not_resumed_on_other_classes(sets, tmp_path):
 @pytest.mark.slow
 def test_a_classifier_gets_a_new_head_for_as_many_other_classes(sets, tmp_path, capsys):
   config = tiny_run.vit_config(data__source=sets[0])
-  run = begin(config, tmp_path / 'nothing')
+  run = prepared(config, tmp_path / 'nothing')
   old = state_of(run)
   save_run(config, tmp_path / 'run', step=3, state=old)
   heads = []
   for source in sets:
     changed = tiny_run.vit_config(data__source=source, init_from=str(tmp_path / 'run'))
-    run, state, _ = loop.begin(changed, tmp_path / 'next')
-    run.checkpoints.close()
+    _, state, _ = begun(changed, tmp_path / 'next')
     heads.append(np.asarray(state['params']['head']['kernel']))
     blocks = (state['params']['blocks'], old['params']['blocks'])
     assert all(map(np.array_equal, *map(jax.tree.leaves, blocks))), 'more than the head is new'

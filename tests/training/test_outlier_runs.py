@@ -2,14 +2,13 @@
 
 import contextlib
 import dataclasses
-import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from outcomes import assert_same, losses
-from trainers import trainer
+from trainers import begun, broken, trainer
 
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.training import loop
@@ -69,9 +68,7 @@ def test_a_poisoned_batch_is_skipped_as_if_it_had_not_been_there(make, tmp_path,
 def test_a_run_that_is_resumed_skips_the_same_steps(make, tmp_path, one_device):
   config = make(train__keep_checkpoints=9, **GUARD)
   whole = train(config, tmp_path / 'run', (12, BAD))
-  for step in (15, 20):
-    (tmp_path / f'run/checkpoints/{step}').rename(tmp_path / f'{step}.lost')
-  resumed = train(config, tmp_path / 'run', (12, BAD))
+  resumed = train(config, broken(tmp_path / 'run', tmp_path / 'again', 10), (12, BAD))
   assert int(resumed['recent']['outliers']) == 2
   assert_same(resumed, whole, 'after a resume between good steps')
 
@@ -81,19 +78,17 @@ def test_the_guard_can_be_turned_on_and_off_between_starts(make, tmp_path, one_d
   plain = loop.train(make(), tmp_path / 'plain')
   guarded = loop.train(make(**GUARD), tmp_path / 'guarded')
 
-  def begun(workdir, **changes):
-    run, state, _ = loop.begin(make(train__steps=30, **changes), workdir)
-    run.checkpoints.close()
-    return state
+  def first_state(workdir, **changes):
+    return begun(make(train__steps=30, **changes), workdir)[1]
 
-  assert_same(begun(tmp_path / 'guarded'), plain, 'a run whose guard is turned off')
-  kept = begun(tmp_path / 'guarded', **GUARD)
+  assert_same(first_state(tmp_path / 'guarded'), plain, 'a run whose guard is turned off')
+  kept = first_state(tmp_path / 'guarded', **GUARD)
   assert_same(kept, guarded, 'a run that goes on')
   source = {'init_from': str(tmp_path / 'guarded'), 'model__layer__ffn__tokens': 96}
   for empty, size in (
-    (begun(tmp_path / 'guarded', **{**GUARD, 'optim__skip_window': 6}), 6),
-    (begun(tmp_path / 'plain', **GUARD), 8),
-    (begun(tmp_path / 'grown', **GUARD, **source), 8),
+    (first_state(tmp_path / 'guarded', **{**GUARD, 'optim__skip_window': 6}), 6),
+    (first_state(tmp_path / 'plain', **GUARD), 8),
+    (first_state(tmp_path / 'grown', **GUARD, **source), 8),
   ):
     recent = empty['recent']
     assert (int(recent['good']), recent['loss'].size) == (0, size), 'the statistics are not empty'
@@ -106,10 +101,7 @@ def test_a_run_is_the_same_on_a_mesh_and_after_a_move_to_another(make, tmp_path,
   train(dataclasses.replace(config, mesh=sizes), tmp_path / 'many')
   monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
   train(config, tmp_path / 'one')
-  shutil.copytree(tmp_path / 'many', tmp_path / 'moved')
-  for step in (15, 20):
-    shutil.rmtree(tmp_path / f'moved/checkpoints/{step}')
-  train(config, tmp_path / 'moved')
+  train(config, broken(tmp_path / 'many', tmp_path / 'moved', 10))
   one = losses(tmp_path / 'one')
   assert list(one) == list(range(1, 21))
   for name in ('many', 'moved'):

@@ -1,13 +1,11 @@
 """Runs whose rows are split over devices: they learn, evaluate, write, resume and move."""
 
-import shutil
-
 import jax
 import numpy as np
 import pytest
 import tiny_run
 from outcomes import assert_same, losses
-from trainers import train_on_one_device, trainer
+from trainers import broken, train_on_one_device, trainer
 
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import loop
@@ -54,20 +52,12 @@ def test_a_run_with_split_rows_is_that_of_one_device(split, one):
     assert_same_losses(split[0], one, figure)
 
 
-def broken(split, tmp_path):
-  """A copy of the run that has lost everything after step 10."""
-  shutil.copytree(split[0], tmp_path / 'run')
-  for step in (15, 20):
-    shutil.rmtree(tmp_path / f'run/checkpoints/{step}')
-  return tmp_path / 'run'
-
-
 def test_a_run_with_split_rows_resumes_bit_for_bit(split, tmp_path):
-  resumed = loop.train(split[1], broken(split, tmp_path))
+  resumed = loop.train(split[1], broken(split[0], tmp_path / 'run', 10))
   assert_same(resumed, split[2], 'after a resume')
 
 
 def test_a_run_with_split_rows_resumes_on_another_mesh(split, one, tmp_path, one_device):
-  workdir = broken(split, tmp_path)
+  workdir = broken(split[0], tmp_path / 'run', 10)
   loop.train(one[1], workdir)
   assert_same_losses(workdir, one)

@@ -10,7 +10,7 @@ import pytest
 import tiny_run
 from outcomes import assert_same, paths
 from tiny import tiny_model
-from trainers import train_on_one_device
+from trainers import begun, broken, train_on_one_device
 
 from tokenformer_jax.config import (
   AdamWConfig,
@@ -189,9 +189,8 @@ def test_all_other_tokens_and_arrays_stay_bit_for_bit(base, run):
 
 @pytest.mark.slow
 def test_a_resumed_run_has_the_same_tokens(texts, config, run, tmp_path, one_device):
-  shutil.copytree(run[0], tmp_path / 'broken')
-  shutil.rmtree(tmp_path / 'broken/checkpoints/20')
-  assert_same(loop.train(config, tmp_path / 'broken'), run[1], 'resumed')
+  again = broken(run[0], tmp_path / 'broken', 10)
+  assert_same(loop.train(config, again), run[1], 'resumed')
 
 
 @pytest.mark.slow
@@ -201,17 +200,14 @@ def test_the_tokens_can_be_chosen_anew_and_set_free(config, run, tmp_path, one_d
   more = dataclasses.replace(config.optim, sparse_tokens=200.0)
   every = dataclasses.replace(config.optim, sparse_tokens=0.0, background='')
   longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=21))
-  chosen = {}
-  for name, optim in (('more', more), ('all', every)):
-    trainer, chosen[name], _ = loop.begin(dataclasses.replace(longer, optim=optim), tmp_path / name)
-    trainer.checkpoints.close()
-  assert sum(mask.sum() for mask in values(chosen['more']['trained']).values()) == 200
-  assert 'trained' not in chosen['all']
+  _, state, _ = begun(dataclasses.replace(longer, optim=more), tmp_path / 'more')
+  assert sum(mask.sum() for mask in values(state['trained']).values()) == 200
+  _, state, _ = begun(dataclasses.replace(longer, optim=every), tmp_path / 'all')
+  assert 'trained' not in state
 
 
 @pytest.mark.slow
 def test_a_mesh_trains_the_same_tokens(config, run, tmp_path):
   mesh = dataclasses.replace(config.mesh, fsdp=4, tokens=2)
-  trainer, state, _ = loop.begin(dataclasses.replace(config, mesh=mesh), tmp_path / 'many')
-  trainer.checkpoints.close()
+  _, state, _ = begun(dataclasses.replace(config, mesh=mesh), tmp_path / 'many')
   assert_same(state['trained'], run[1]['trained'], 'on a mesh')
