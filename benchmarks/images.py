@@ -150,8 +150,7 @@ class Photographs(images.Split):
   def name(self, number: int) -> str:
     return str(number)
 
-  def key(self, number: int) -> str:
-    return str(number)
+  key = name
 
 
 def time_workers(files: list[bytes], workers: int) -> None:

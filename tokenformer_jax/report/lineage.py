@@ -33,27 +33,19 @@ _SCRATCH = Birth()
 
 @dataclasses.dataclass
 class Stage:
-  """A stage, as far as it is known; figures are those at its end, and count all training before it.
-
-  Attributes:
-    directory: its work directory.
-    name: its name on the page.
-    birth: how it begins.
-    run: its number on the page, None if it was not given.
-    seconds: the time of its processes.
-  """
+  """A stage as far as it is known; figures are those at its end, with all training before it."""
 
   directory: str
-  name: str
+  name: str  # on the page
   birth: Birth = _SCRATCH
-  run: int | None = None
+  run: int | None = None  # its number on the page, None if it was not given
   model: ModelConfig | None = None
   step: int | None = None
   flops: float | None = None
   tokens: float | None = None
   loss: float | None = None
   bits: float | None = None
-  seconds: float | None = None
+  seconds: float | None = None  # of its processes
 
 
 Stages = Mapping[str, Stage]  # by directory
