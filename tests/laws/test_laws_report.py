@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import synthetic
 import tiny_run
 
+from tokenformer_jax.cli import laws as command
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import analysis, chains, formulas, law_figures, report
 from tokenformer_jax.laws.analysis import Analysis
@@ -81,7 +81,7 @@ def test_the_report_doubts_a_budget_far_from_the_runs():
 
 def test_doubts_about_a_prediction_and_a_chain_outside_of_the_runs():
   made = _analysis(GRID)
-  run = analysis.predict(made, 1e9, 2e13)
+  run = analysis.predict(made, [(1e9, 2e13)])
   said = '\n'.join(analysis.doubts(made, predictions=[run]))
   assert said == 'length 2e+13 of the run lies outside of the lengths of the runs, 1e+09 to 3e+12'
 
@@ -115,11 +115,8 @@ def test_a_fit_with_exponents_of_zero_is_reported_and_has_no_plan(zeros):
 
 def test_a_chain_is_predicted_doubted_and_written():
   made = _analysis(GRID)
-  alone = analysis.predict_chain(made, [(1e9, 2e10)], 2.0)
-  run = analysis.predict(made, 1e9, 2e10)
-  assert (alone.loss, alone.interval) == (pytest.approx(run.loss), pytest.approx(run.interval))
   legs = [(1e9, 1e10), (1e11, 1e10)]
-  chain = analysis.predict_chain(made, legs, np.linspace(1.9, 2.1, 200))
+  chain = analysis.predict(made, legs, np.linspace(1.9, 2.1, 200))
   assert chain.interval[0] < chain.loss < chain.interval[1]
   (doubt,) = analysis.doubts(made, predictions=[chain])
   assert doubt.startswith('size 1e+11 of --chain lies outside of the sizes of the runs')
@@ -165,24 +162,20 @@ def _write_run(run, width: int, steps: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_fits_runs(tmp_path):
+def test_the_command_fits_runs(monkeypatch, tmp_path, capsys):
   for width, steps in itertools.product((8, 24, 80), (50, 500, 5000)):
     _write_run(tmp_path / f'law/{width}_{steps}', width, steps)
-  done = tiny_run.run(
-    [
-      *(sys.executable, '-m', 'tokenformer_jax', 'laws', 'law', '--json=laws.json'),
-      *('--budget=1e12', '--parameters=3e4', '--tokens=1e6', '--pictures=pictures'),
-      *('--target_loss=5', '--sizes=1e4,4e4,1.6e5', '--mixing=2.5', '--draws=20'),
-      '--chain=1e4:1e5,4e4:1e6',
-    ],
-    cwd=tmp_path,
-  )
-  assert done.returncode == 0, done.stderr
+  monkeypatch.chdir(tmp_path)
+  run = {'parameters': 3e4, 'tokens': 1e6, 'chain': ['1e4:1e5', '4e4:1e6']}
+  chain = {'target_loss': 5.0, 'sizes': [1e4, 4e4, 1.6e5], 'mixing': 2.5}
+  files = {'json': 'laws.json', 'pictures': 'pictures'}
+  command.main('law', budget=1e12, draws=20, **run, **chain, **files)
+  printed = capsys.readouterr().out
   for text in (
     *('9 runs of 3 sizes', 'L(N, D) = E + A/N^alpha', 'best for 1e+12', 'the chain saves'),
     'the chain 10,000 on 100,000 tokens, 40,000 on ',
   ):
-    assert text in done.stdout, text
+    assert text in printed, text
   content = json.loads((tmp_path / 'laws.json').read_text())
   assert content['beta'] == pytest.approx(0.5, abs=0.05)
   assert content['mixing']['value'] == 2.5

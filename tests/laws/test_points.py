@@ -127,10 +127,3 @@ def test_runs_without_a_decay_are_left_out_unless_none_has_one():
 def test_the_schedule_says_whether_a_rate_has_decayed(changes, decayed):
   config = Config(optim=AdamWConfig(**changes), train=TrainConfig(steps=500))
   assert runs._has_decayed(config) == decayed
-
-
-def test_folders_without_runs_are_named(tmp_path):
-  with pytest.raises(UserError, match='there is no folder'):
-    points.find_runs([str(tmp_path / 'none')])
-  with pytest.raises(UserError, match='holds no run'):
-    points.find_runs([str(tmp_path)])
