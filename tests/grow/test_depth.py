@@ -26,7 +26,7 @@ from growing import (
   trained,
 )
 from outcomes import assert_same, paths
-from tiny import gated_model, linear, normal_params, tiny_model, tiny_vit, two_kinds
+from tiny import gated_model, linear, tiny_model, tiny_vit, two_kinds
 
 from tokenformer_jax.config import (
   GrowConfig,
@@ -227,27 +227,6 @@ def test_branches_that_end_with_a_norm(norm, before, config):
     np.testing.assert_array_equal(
       block['ffn_after_norm']['scale'][-1], -1 if norm == 'rms_offset' else 0
     )
-
-
-@SLOW
-@pytest.mark.parametrize(
-  'model', [linear(tiny_model()), _with_wiring(gated_model(), PreNormConfig())]
-)
-def test_other_mixers_grow_in_depth(model):
-  target = dataclasses.replace(model, pattern=f'layer*{2 * model.depth}')
-  _assert_exact(model, target, compute=_one_by_one)
-
-
-@SLOW
-def test_a_vision_transformer_grows_in_depth():
-  source, target = tiny_vit(), tiny_vit(layers=4)
-  params, images = normal_params(models.define(source), 0.2), np.ones((2, 8, 8, 1), np.float32)
-  grown = grow_params(params, source, target, PLAIN)
-  before, after = (
-    jax.jit(lambda params, model=model: models.define(model).bind(params)(images)[0])(own)
-    for model, own in ((source, params), (target, grown))
-  )
-  np.testing.assert_allclose(after, before, rtol=0, atol=1e-6)
 
 
 def test_whole_copies_are_not_exact_and_compute_what_their_layers_compute():
