@@ -193,7 +193,6 @@ REFUSALS = {
   ),
   'the wrong model': (['--width=64', '--method=net2net'], 'method net2net is for Transformers'),
   'a flag of another action': (['extract', LARGER], '--param_tokens has no meaning for extract'),
-  'another width': (['merge', '--added={home}/dense'], r"qkv\.kind is 'pattention' in the source"),
 }
 
 
@@ -262,14 +261,6 @@ def test_added_tokens_are_written_alone_put_back_and_removed(home, grown, extrac
   assert base.config.model == meta_of(home / 'run').config.model
   assert [ancestor.action for ancestor in base.lineage] == ['grow', 'remove']
   assert_same(read(tmp_path / 'base'), read(home / 'run'), 'grown and removed')
-
-
-@SLOW
-@pytest.mark.parametrize(('source', 'added'), [('run', 'grown'), ('grown', 'added')])
-def test_tokens_are_not_merged_twice(home, extracted, tmp_path, source, added):
-  with pytest.raises(UserError, match='merged, they would count twice'):
-    grow('merge', f'--source={home}/{source}', f'--added={home}/{added}', f'--target={tmp_path}/m')
-  assert not list(tmp_path.iterdir())
 
 
 @SLOW
