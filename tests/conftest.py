@@ -37,9 +37,14 @@ def pytest_xdist_make_scheduler(config, log):
   return _ByFile(config, log) if config.getvalue('dist') == 'loadfile' else None
 
 
+# The slow tests that take longest.
+LONGEST = ('test_pages.py', 'test_colabs.py', 'test_hosts.py', 'test_chat_runs.py')
+
+
 def pytest_collection_modifyitems(items):
-  """The commands of the pages, one after another, take longest: they begin first."""
-  items.sort(key=lambda item: item.path.name != 'test_pages.py')
+  """Begin with the longest, so that workers end together."""
+  items.sort(key=lambda item: item.path.name not in LONGEST)
+  items.sort(key=lambda item: item.path.name != LONGEST[0])
 
 
 @pytest.hookimpl(trylast=True)

@@ -27,8 +27,8 @@ SMALLER = {  # text of a notebook, and what runs in its place
       'steps=5, log_every=5, eval_every=5, eval_batches=2',
     ),
     ('medium.train(3000)', 'medium.train(10)'),
-    ('.train(4000)', '.train(10)'),  # There it is already.
-    ('for run in stable]\n', 'for run in stable[-1:]]\n'),
+    ('.train(4000)', '.train(15)'),
+    ("decayed') for run in stable]", "decayed') for run in stable[-1:]]"),
     ('warmup_steps=50', 'warmup_steps=1'),
   ],
   'transformers': [
@@ -63,6 +63,7 @@ import sys
 
 gc.set_threshold(100_000, 20, 100)
 sys.path.append('{tiny_run.ROOT}/tests/support')
+
 import shared_programs
 
 sharing = shared_programs.shared()

@@ -179,7 +179,7 @@ def test_the_first_cells_of_a_notebook_in_a_bare_session(built, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_and_its_report_are_made_from_the_wheel(built, tmp_path):
-  """The first job of README.md, for fewer steps; no file of the checkout is in reach."""
+  """A command of README.md, for fewer steps; no file of the checkout is in reach."""
   python = make_environment(tmp_path)
   pip = [python, '-m', 'pip', 'install', '--quiet', '--no-index', '--no-deps', '--no-compile']
   subprocess.run([*pip, built[0]], check=True)
@@ -191,12 +191,9 @@ def test_a_run_and_its_report_are_made_from_the_wheel(built, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f'tokenformer {" ".join(arguments)}:\n{done.stderr}'
 
-  few = ['--config.train.steps=4', '--config.train.eval_every=0', '--config.train.eval_batches=2']
-  small = [
-    '--config.model.width=48',
-    '--config.data.batch_size=2',
-    '--config.train.sample_tokens=0',
-  ]
-  run('train', '--workdir=runs/lm', *few, *small, '--config.optim.warmup_steps=1')
-  run('report', 'runs/lm', '--models=0', '--out=report.html')  # It reads files beside the code.
+  few = ['--config.train.steps=2', '--config.optim.warmup_steps=1', '--config.train.eval_batches=2']
+  run('train', '--config=lm_bytes', *few)
+  run(
+    'report', 'runs/lm_bytes', '--models=0', '--out=report.html'
+  )  # It reads files beside the code.
   assert (tmp_path / 'report.html').exists()

@@ -3,8 +3,8 @@
 Every block of a page runs, one after the other, in one directory that stands for a checkout. A
 command is never left out. What differs from the page is in this file alone:
 
-- `PRELUDE`: bash functions in the place of `pip` and `pytest`, which .ci/run runs; and `TINY`, flags
-  for `train` that the page's own flags override, for runs that do not exist yet.
+- `PRELUDE`: bash functions in the place of `pip` and `pytest`, which .ci/run runs; and `TINY`,
+  flags for `train` that the page's own flags override, for runs that do not exist yet.
 - `PREPARED`: runs that are like another one; they are prepared, and make no step.
 - `SMALLER`: text of the page, and what runs in its place. A text that the page does not have fails.
 - `_bring`: the files that a reader has from elsewhere.
@@ -47,7 +47,6 @@ PREPARED = (
   'train --workdir=runs/grown',
   'train --workdir=runs/tuned',
   'train --workdir=runs/branch',
-  'train --workdir=runs/student',
   'train --config=local.py',
   'train --workdir=runs/local_flags',
   'train --config=lm_switch',

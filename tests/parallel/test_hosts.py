@@ -178,14 +178,10 @@ def test_a_killed_process_ends_the_others(killed):
 
 @slow
 def test_all_processes_leave_out_a_checkpoint_that_one_finds_damaged(resumed):
+  """And they wait for the one that cannot read the checkpoint before it for a while."""
   workdir, ended = resumed
-  assert (workdir / 'damaged/8').is_dir()
+  assert [path.name for path in (workdir / 'damaged').iterdir()] == ['8']
   assert 'going on from step 4' in ended[0].err
-
-
-@slow
-def test_processes_wait_for_one_that_cannot_read_for_a_while(resumed):
-  assert not (resumed[0] / 'damaged/4').exists(), 'an intact checkpoint was thrown away'
 
 
 @slow
