@@ -25,6 +25,7 @@ CHANGES = {
   'mesh__fsdp': 2,  # crosses processes
   'mesh__tokens': 2,  # crosses processes where each has one device
   'optim__schedule': 'constant',  # Runs of any length then have the same losses.
+  'train__log_every': 4,
   'train__checkpoint_every': 4,
   'train__eval_every': 4,
   'train__eval_batches': 2,
@@ -107,7 +108,7 @@ def killed(corpus, processes):
   command, workdir = train(corpus, f'killed_{processes}')
   devices = DEVICES // processes
   with tiny_hosts.started(command, processes, devices) as running:
-    wait_for_step(workdir, running, 10)
+    wait_for_step(workdir, running, 12)
     running[-1].kill()
     return workdir, tiny_hosts.ends(running)[:-1]
 
@@ -149,7 +150,7 @@ def resumed(corpus, one, processes):
   mesh = ['--config.mesh.fsdp=1', '--config.mesh.sequence=2']
   script = [sys.executable, '-c', CANNOT_READ, *command[1:], *mesh]
   with tiny_hosts.started(script, processes, DEVICES // processes) as running:
-    wait_for_step(workdir, running, 10)
+    wait_for_step(workdir, running, 12)
     running[-1].send_signal(signal.SIGTERM)
     return workdir, tiny_hosts.ends(running)
 
