@@ -123,8 +123,9 @@ def compile_one(name: str, program: str, shape: Shape, directory: str) -> dict[s
     lowered = jax.jit(programs(shape)[program]).lower(*arguments)
   with topology.quiet():
     text = lowered.compile().as_text()
-  (file,) = [path for path in Path(directory).glob('*final_bundles.txt') if has_products(path)]
-  regions = read_regions(file.read_text(), on.chip)
+  dumped = (path.read_text() for path in Path(directory).glob('*final_bundles.txt'))
+  (bundles,) = (one for one in dumped if 'vmatmul' in one)  # that of the matrix units
+  regions = read_regions(bundles, on.chip)
   others = costs.read(text, mesh, on.chip).cycles
   if program.startswith('dense'):
     return {'cycles': dense_cycles(text, regions, on.chip), 'others': 0.0}
@@ -137,11 +138,6 @@ def step_tiles(program: str, shape: Shape) -> tuple[int, int, int]:
   if program.endswith(WHAT[2]):
     return grouped_tpu.gradient_tiles(tile, *sizes, 2)
   return grouped_tpu.product_tiles(tile, *(sizes if program.endswith(WHAT[0]) else sizes[::-1]), 2)
-
-
-def has_products(file: Path) -> bool:
-  """Return whether an operation uses the matrix units."""
-  return 'vmatmul' in file.read_text()
 
 
 def read_regions(text: str, chip: Chip) -> list[Region]:

@@ -10,6 +10,7 @@ not run (`pip install opencv-python-headless simplejpeg tensorflow-cpu`).
 """
 
 import argparse
+import dataclasses
 import io
 import runpy
 import statistics
@@ -22,7 +23,7 @@ from PIL import Image
 from sklearn import datasets
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.data import image_order, images
+from tokenformer_jax.data import image_order, images, order
 from tokenformer_jax.data.augment import Views, random_crop
 from tokenformer_jax.model import flops
 
@@ -109,9 +110,10 @@ def tf_data() -> dict[str, Callable[[bytes], object]]:
   return {'decode + crop + flip, tf.data': lambda file: view(file).numpy()}
 
 
-def recipe() -> config_lib.Config:
-  """Return the config configs/vit_imagenet.py:b16."""
+def recipe(**data: int) -> config_lib.Config:
+  """Return the config configs/vit_imagenet.py:b16 with some values of its data."""
   values = runpy.run_path(str(CONFIG))['get_config']('b16')
+  values.data.update(data)
   return config_lib.resolve(values.copy_and_resolve_references())
 
 
@@ -148,18 +150,21 @@ class Photographs(images.Split):
   def name(self, number: int) -> str:
     return str(number)
 
-  def key(self, number: int) -> str:
-    return str(number)
+  key = name
 
 
 def time_workers(files: list[bytes], workers: int) -> None:
   """Print images a second of whole batches from worker processes."""
-  values = runpy.run_path(str(CONFIG))['get_config']('b16')
-  values.data.update(batch_size=64, workers=workers, prefetch=2 * workers)
-  data = config_lib.resolve(values.copy_and_resolve_references()).data
-  batches = image_order.train_batches(
-    Photographs(files), Views(data, 3), 10, 0, range(64), 0, 10**6
+  data = recipe(batch_size=64, workers=workers, prefetch=2 * workers).data
+  steps = image_order.Batches(
+    split=Photographs(files),
+    views=Views(data, 3),
+    classes=10,
+    rows=range(64),
+    numbers=range(10**6),
+    seed=0,
   )
+  batches = order.read_ahead(steps, 0, data)
   for _ in range(2 * workers):  # start-up
     next(batches)
   start, count = time.perf_counter(), 6 * workers
@@ -180,10 +185,8 @@ def main() -> None:
     time_workers(files, args.workers)
     return
   rate, config = time_views(files), recipe()
-  model = config.model
-  per_image = flops.train_flops(
-    type(model)(**{**vars(model), 'classes': 1000, 'channels': 3}), flops.length(config)
-  )
+  model = dataclasses.replace(config.model, classes=1000, channels=3)
+  per_image = flops.train_flops(model, flops.length(config))
   print(f'\nA step of b16 takes {per_image / 1e9:.0f} GFLOP an image. At {MFU:.0%} MFU:\n')
   print('| chip | images/s needed | cores like this one that deliver them |')
   print('|---|---|---|')

@@ -48,7 +48,6 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.runs import metrics
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.training import sizes
 
@@ -171,37 +170,21 @@ class Plan:
     )
     return config_lib.resolve(values)
 
+  def blocks(self, seed: int, part: str) -> None:
+    """Train the blocks of a part: all, a few with many layers, or all at other rates."""
+    for name in DEEP if part == 'depth' else BLOCKS:
+      if part == 'rates':
+        for factor in RATE_FACTORS:
+          self.train_block(name, seed, f'rates/{factor:.2g}', factor)
+      else:
+        self.train_block(name, seed, part)
+
   def train_block(self, name: str, seed: int, part: str = 'blocks', factor: float = 1.0) -> Path:
     """Return the run of a block, at its rate times a factor."""
     rate = factor * (SKIPINIT_RATE if name == 'v_skipinit' else RATE)
     layers = DEEP_LAYERS if part == 'depth' else LAYERS
     config = self.block(name, seed, rate, layers, learned=part == 'learned')
     return trials.once(self.out, f'{part}/{name}/{seed}', config)
-
-
-def blocks(plan: Plan, seed: int) -> None:
-  """Train each block."""
-  for name in BLOCKS:
-    plan.train_block(name, seed)
-
-
-def learned(plan: Plan, seed: int) -> None:
-  """Train each block with learned positions."""
-  for name in BLOCKS:
-    plan.train_block(name, seed, 'learned')
-
-
-def depth(plan: Plan, seed: int) -> None:
-  """Train a few blocks with many layers."""
-  for name in DEEP:
-    plan.train_block(name, seed, 'depth')
-
-
-def rates(plan: Plan, seed: int) -> None:
-  """Train each block at other rates."""
-  for name in BLOCKS:
-    for factor in RATE_FACTORS:
-      plan.train_block(name, seed, f'rates/{factor:.2g}', factor)
 
 
 def speed(plan: Plan, seed: int) -> None:
@@ -255,21 +238,15 @@ def growth(plan: Plan, seed: int) -> None:
     trained = plan.steps(BLOCK_STEPS if name in BLOCKS else MODEL_STEPS)
     steps = trained + plan.steps(GROWTH_STEPS)
     for arm, tokens in (('not grown', {}), ('grown', counts)):
-      continued = continue_from(base, config, steps, tokens)
+      continued = dataclasses.replace(
+        config,
+        model=config_lib.with_token_counts(config.model, tokens),
+        init_from=str(base),
+        grow=config_lib.growth('zero_keys'),
+        train=dataclasses.replace(config.train, steps=steps, eval_every=20),
+        optim=dataclasses.replace(config.optim, warmup_steps=10),
+      )
       trials.once(plan.out, f'growth/{name}/{arm}/{seed}', continued)
-
-
-def continue_from(base: Path, config: Config, steps: int, counts: dict[str, int]) -> Config:
-  """Return the config that continues from a run, with other counts of parameter tokens."""
-  model = config_lib.with_token_counts(config.model, counts)
-  return dataclasses.replace(
-    config,
-    model=model,
-    init_from=str(base),
-    grow=config_lib.growth('zero_keys'),
-    train=dataclasses.replace(config.train, steps=steps, eval_every=20),
-    optim=dataclasses.replace(config.optim, warmup_steps=10),
-  )
 
 
 def write(file: Path, content: Any) -> None:
@@ -284,7 +261,7 @@ def measure_steps(configs: dict[Hashable, Config]) -> dict[Hashable, dict[str, f
   """Return by key the parameters, and the median seconds of a step over the rounds.
 
   `cpu` is the time that this process has spent on the processor. On a single core it is the time of
-  a step on a free machine, also while other programs run. `wall` is the smallest time by the clock.
+  a step on a free machine, also while other programs run.
   """
   mesh = sharding.make_mesh(next(iter(configs.values())).mesh, sharding.find_devices())
   with jax.set_mesh(mesh):
@@ -292,20 +269,19 @@ def measure_steps(configs: dict[Hashable, Config]) -> dict[Hashable, dict[str, f
     times = {name: [] for name in configs}
     for _ in range(SPEED_ROUNDS):
       for name, (step, state, batch, _) in made.items():
-        clock, cpu = time.perf_counter(), time.process_time()
+        begin = time.process_time()
         for _ in range(SPEED_STEPS):
           state, figures = step(state, batch)
         jax.block_until_ready(figures)
-        times[name].append((time.process_time() - cpu, time.perf_counter() - clock))
+        times[name].append((time.process_time() - begin) / SPEED_STEPS)
         made[name] = (step, state, *made[name][2:])
   return {
     name: {
       'parameters': made[name][3],
       'tokens': configs[name].data.batch_size * configs[name].data.sequence_length,
-      'cpu': statistics.median(cpu for cpu, _ in pairs) / SPEED_STEPS,
-      'wall': min(wall for _, wall in pairs) / SPEED_STEPS,
+      'cpu': statistics.median(seconds),
     }
-    for name, pairs in times.items()
+    for name, seconds in times.items()
   }
 
 
@@ -325,11 +301,10 @@ def make_step(config: Config, mesh: jax.sharding.Mesh) -> tuple[Any, Any, np.nda
 
 def read_curves(folder: Path) -> list[Curve]:
   """Return the evaluations of all finished seeds under a folder."""
-  curves = []
-  for done in sorted(folder.glob('*/done')):
-    lines = [line for line in metrics.read(done.parent) if 'eval/bits_per_byte' in line]
-    curves.append({line['step']: line['eval/bits_per_byte'] for line in lines})
-  return curves
+  return [
+    {line['step']: line['eval/bits_per_byte'] for line in trials.evaluations(run)}
+    for run in trials.finished(folder)
+  ]
 
 
 def read_all(folder: Path, pattern: str) -> list[Any]:
@@ -339,12 +314,7 @@ def read_all(folder: Path, pattern: str) -> list[Any]:
 
 def at(curve: Curve, step: float) -> float:
   """Return the loss at a step, linear between evaluations."""
-  before = max((s for s in curve if s <= step), default=min(curve))
-  after = min((s for s in curve if s >= step), default=max(curve))
-  if before == after:
-    return curve[before]
-  share = (step - before) / (after - before)
-  return curve[before] * (1 - share) + curve[after] * share
+  return float(np.interp(step, list(curve), list(curve.values())))
 
 
 def mean(curves: Sequence[Curve]) -> Curve:
@@ -511,19 +481,18 @@ def finish(axes: Any, figure: Any, path: Path) -> None:
 def report(out: Path, pictures: Path | None) -> None:
   """Report on every part that has runs."""
   pictures = pictures or out
-  if (out / 'blocks').exists():
-    report_blocks(out, pictures)
-  if (out / 'rates').exists():
-    report_rates(out)
-  for part in ('learned', 'depth'):
+  reports = {
+    'blocks': lambda: report_blocks(out, pictures),
+    'rates': lambda: report_rates(out),
+    'learned': lambda: report_blocks(out, pictures, 'learned'),
+    'depth': lambda: report_blocks(out, pictures, 'depth'),
+    'length': lambda: report_length(out, pictures),
+    'pairs': lambda: report_pairs(out, pictures),
+    'growth': lambda: report_growth(out),
+  }
+  for part, show in reports.items():
     if (out / part).exists():
-      report_blocks(out, pictures, part)
-  if (out / 'length').exists():
-    report_length(out, pictures)
-  if (out / 'pairs').exists():
-    report_pairs(out, pictures)
-  if (out / 'growth').exists():
-    report_growth(out)
+      show()
 
 
 def main() -> None:
@@ -539,11 +508,14 @@ def main() -> None:
     parser.error(f'{out} has runs with {kept.read_text().strip()}; choose another --out')
   write(kept, form)
   plan = Plan(out, args.scale, args.width)
-  by_name = {f.__name__: f for f in (blocks, speed, length, pairs, growth, learned, rates, depth)}
+  others = {made.__name__: made for made in (speed, length, pairs, growth)}
   # Finish one seed after the other, so that an interrupted experiment has complete seeds.
   for seed in seeds:
     for part in parts:
-      by_name[part](plan, seed)
+      if part in others:
+        others[part](plan, seed)
+      else:
+        plan.blocks(seed, part)
   report(out, args.pictures)
 
 

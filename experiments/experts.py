@@ -132,14 +132,9 @@ INIT = {f's = {scale}': _SWITCH | _initial(scale) for scale in (1.0, 0.1)}
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-  """The runs of one seed.
+  """The runs of one seed."""
 
-  Attributes:
-    out: the folder of all runs.
-    seed: the seed.
-  """
-
-  out: Path
+  out: Path  # the folder of all runs
   seed: int
 
   def config(self, changes: Changes, steps: int = STEPS, **more: Any) -> Config:
@@ -223,17 +218,13 @@ Lines = list[dict[str, float]]
 
 def runs(folder: Path) -> list[Lines]:
   """Return the figures of each finished seed of a trial."""
-  return [list(metrics.read(done.parent)) for done in sorted(folder.glob('*/done'))]
+  return [metrics.read(run) for run in trials.finished(folder)]
 
 
-def last(lines: Lines, name: str) -> float:
-  """Return the last value of a figure."""
-  return [line[name] for line in lines if line.get(name) is not None][-1]
-
-
-def final_losses(finished: list[Lines]) -> list[float]:
-  """Return the final losses on held-out text."""
-  return [last(lines, 'eval/bits_per_byte') for lines in finished]
+def last(finished: list[Lines], name: str = 'eval/bits_per_byte') -> list[float]:
+  """Return the last value of a figure of each run that has it."""
+  values = ([line[name] for line in lines if line.get(name) is not None] for lines in finished)
+  return [each[-1] for each in values if each]
 
 
 def size(changes: Changes) -> list[str]:
@@ -249,22 +240,10 @@ def plain(out: Path, part: str) -> None:
   rows = [['', 'parameters', 'of one token', 'kFLOP a token', 'bits a byte', 'dropped', 'seeds']]
   for name, changes in PARTS[part].items():
     if finished := runs(out / part / name):
-      dropped = [
-        100 * line['eval/router/dropped'] for line in map(_final, finished) if _routed(line)
-      ]
-      share = f'{statistics.mean(dropped):.1f} %' if dropped else ''
-      rows.append(
-        [name, *size(changes), trials.spread(final_losses(finished)), share, str(len(finished))]
-      )
+      dropped = last(finished, 'eval/router/dropped')
+      share = f'{100 * statistics.mean(dropped):.1f} %' if dropped else ''
+      rows.append([name, *size(changes), trials.spread(last(finished)), share, str(len(finished))])
   trials.table(rows)
-
-
-def _final(lines: Lines) -> dict[str, float]:
-  return [line for line in lines if 'eval/bits_per_byte' in line][-1]
-
-
-def _routed(line: dict[str, float]) -> bool:
-  return 'eval/router/dropped' in line
 
 
 def balance(out: Path) -> None:
@@ -277,17 +256,8 @@ def balance(out: Path) -> None:
       for step in steps:
         here = [line for lines in finished for line in lines if line['step'] == step]
         at.append([x['train/router/max_violation'] for x in here if 'train/loss' in x])
-      entropy = [last(lines, 'train/router/entropy') for lines in finished]
-      values = [trials.spread(runs, 2) for runs in at]
-      rows.append(
-        [
-          name,
-          *values,
-          trials.spread(entropy, 2),
-          trials.spread(final_losses(finished)),
-          str(len(finished)),
-        ]
-      )
+      values = [trials.spread(runs, 2) for runs in (*at, last(finished, 'train/router/entropy'))]
+      rows.append([name, *values, trials.spread(last(finished)), str(len(finished))])
   trials.table(rows)
 
 
@@ -316,15 +286,15 @@ def report_growth(out: Path) -> None:
   rows = [['', 'parameters', 'of one token', 'kFLOP a token', 'bits a byte', 'seeds']]
   for name, changes in grown().items():
     if finished := runs(out / 'growth' / name):
-      rows.append([name, *size(changes), trials.spread(final_losses(finished)), str(len(finished))])
+      rows.append([name, *size(changes), trials.spread(last(finished)), str(len(finished))])
   trials.table(rows)
 
 
 def report_distillation(out: Path) -> None:
   """Print the losses of students, and how much of the teacher's lead they keep."""
   rows = [['', 'bits a byte', 'share of the lead kept', 'seeds']]
-  of = {name: final_losses(runs(out / 'distillation' / name)) for name in STUDENTS}
-  teacher = final_losses(runs(out / 'distillation' / 'teacher'))
+  of = {name: last(runs(out / 'distillation' / name)) for name in STUDENTS}
+  teacher = last(runs(out / 'distillation' / 'teacher'))
   if not teacher:
     return
   rows.append(['the teacher', trials.spread(teacher), '', str(len(teacher))])

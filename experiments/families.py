@@ -259,8 +259,8 @@ def main() -> None:
   parser.add_argument('--methods', default=';'.join(METHODS), help='separated by ;')
   parser.add_argument('--methods_csv', type=Path, default=METHODS_CSV)
   args = parser.parse_args()
-  rows = growth.read(args.csv) if args.csv and args.csv.exists() else []
-  sizes = growth.read(args.methods_csv, Size) if args.methods_csv.exists() else []
+  rows = trials.read(args.csv, Row) if args.csv and args.csv.exists() else []
+  sizes = trials.read(args.methods_csv, Size) if args.methods_csv.exists() else []
   for maker in growth.makers(args) if args.out else ():
     for part in args.parts.split(','):
       for shape in BY_TOKENS if part == 'methods' else FAMILY:
@@ -268,11 +268,11 @@ def main() -> None:
       if part == 'methods':
         for name in args.methods.split(';'):
           sizes += make_method(maker, name)
-        growth.write(list(dict.fromkeys(sizes)), args.methods_csv)
+        trials.write(list(dict.fromkeys(sizes)), args.methods_csv)
       else:
         rows += make_family(maker, part)
     if args.csv:
-      growth.write(list(dict.fromkeys(rows)), args.csv)
+      trials.write(list(dict.fromkeys(rows)), args.csv)
   for runs in growth.runs_by_scale(rows):
     if all(runs.best(shape, MAIN)[1] for shape in FAMILY):
       report_families(runs)

@@ -23,7 +23,6 @@ a frozen embedding, head and norms.
 """
 
 import argparse
-import csv
 import dataclasses
 import statistics
 from pathlib import Path
@@ -35,7 +34,6 @@ import trials
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.model import flops
-from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import sizes
 
 FIRST, SECOND = 4000, 250  # steps on the old text, and on the new one by full fine-tuning
@@ -45,21 +43,13 @@ LOW, HIGH = (3e-4, 1e-3, 3e-3), (3e-3, 1e-2, 3e-2)  # rates
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """A way to learn other text.
+  """A way to learn other text."""
 
-  Attributes:
-    rates: those that it tries.
-    new: tokens, or ranks, beside those of each projection, all of which are frozen; 0: none.
-    score: of these tokens; `linear` makes them LoRA.
-    sparse: the share or number of the tokens that train, chosen by their use; 0: everything trains.
-    replayed: the share of the old text in the new one.
-  """
-
-  rates: tuple[float, ...] = HIGH
-  new: int = 0
-  score: str = ''
-  sparse: float = 0.0
-  replayed: float = 0.0
+  rates: tuple[float, ...] = HIGH  # that it tries
+  new: int = 0  # tokens, or ranks, beside those of each projection, which are frozen; 0: none
+  score: str = ''  # of these tokens; `linear` makes them LoRA
+  sparse: float = 0.0  # share or number of the tokens that train, by their use; 0: all trains
+  replayed: float = 0.0  # the share of the old text in the new one
 
 
 FULL = 'full fine-tuning'
@@ -145,7 +135,7 @@ def learn(out: Path, text: str, name: str, rate: float, seed: int) -> Run:
     weights = {'new': round(1 - arm.replayed, 3), 'old': arm.replayed}
     changes |= {f'data.mixture.{text}.weight': weight for text, weight in weights.items()}
   workdir = trials.once(out, f'{name}/{rate:g}/{seed}', make_config(arm.new, changes, text))
-  lines = [line for line in metrics.read(workdir) if 'eval/loss' in line]
+  lines = trials.evaluations(workdir)
   ends = lines[0], lines[-1]
   figures = (line[f'eval/{text}/bits_per_byte'] for text in ('new', 'old') for line in ends)
   return Run(name, rate, seed, steps, *figures)
@@ -159,24 +149,6 @@ def train(out: Path, seeds: tuple[int, ...]) -> list[Run]:
     best = min(tried, key=lambda run: run.new)
     runs += tried + [learn(out, text, name, best.rate, seed) for seed in seeds[1:]]
   return runs
-
-
-def write(runs: list[Run], path: str) -> None:
-  """Write runs as a CSV file."""
-  with open(path, 'w', newline='') as file:
-    rows = csv.writer(file, lineterminator='\n')
-    rows.writerow(field.name for field in dataclasses.fields(Run))
-    rows.writerows(
-      [f'{value:.4f}' if isinstance(value, float) and value > 0.1 else value for value in row]
-      for row in map(dataclasses.astuple, runs)
-    )
-
-
-def read(path: str) -> list[Run]:
-  """Read runs from a CSV file."""
-  types = {field.name: field.type for field in dataclasses.fields(Run)}
-  with open(path) as file:
-    return [Run(**{k: types[k](v) for k, v in row.items()}) for row in csv.DictReader(file)]
 
 
 def best_of(runs: list[Run], name: str) -> list[Run]:
@@ -240,14 +212,16 @@ def main() -> None:
   """Make the runs or read them; print a table."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--out', default='', help='the folder of the runs; none: read the CSV file')
-  parser.add_argument('--csv', default='experiments/forgetting.csv', help='the runs as a table')
+  parser.add_argument(
+    '--csv', type=Path, default='experiments/forgetting.csv', help='the runs as a table'
+  )
   parser.add_argument('--picture', default='', help='the PNG to write')
   parser.add_argument('--seeds', default='0,1,2,3,4')
   args = parser.parse_args()
   if args.out:
     trials.keep_programs(Path(args.out))
-    write(train(Path(args.out), tuple(map(int, args.seeds.split(',')))), args.csv)
-  runs = read(args.csv)
+    trials.write(train(Path(args.out), tuple(map(int, args.seeds.split(',')))), args.csv)
+  runs = trials.read(args.csv, Run)
   report(runs)
   if args.picture:
     draw(runs, args.picture)

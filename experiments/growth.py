@@ -16,7 +16,6 @@ samples of the seeds, in which all models of a seed stay together.
 """
 
 import argparse
-import csv
 import dataclasses
 import functools
 import itertools
@@ -32,7 +31,6 @@ import trials
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.model import flops
-from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import sizes
 
 MAIN = 20  # tokens a parameter, at which arms are compared
@@ -189,8 +187,8 @@ class Maker:
     changes = {'init_from': source, 'train__decay_from': begin, 'train__seed': seed, **grown}
     changes['optim__learning_rate'] = self.scale.rate * rate
     workdir = trials.once(self.out, name, config(self.name, shape, end, **changes))
-    lines = [line for line in metrics.read(workdir) if 'eval/bits_per_byte' in line]
-    return Row(self.name, '', length, 0.0, rate, seed, lines[-1]['eval/bits_per_byte'])
+    loss = trials.evaluations(workdir)[-1]['eval/bits_per_byte']
+    return Row(self.name, '', length, 0.0, rate, seed, loss)
 
   def scratch(self, shape: str, lengths: Sequence[float]) -> Iterator[Row]:
     """Yield a size from scratch at all lengths."""
@@ -226,22 +224,6 @@ def shares(point: float, arm: Arm) -> list[float]:
   """Return the shares of the tokens at which the shapes of an arm begin."""
   growths = len(arm.shapes) - 1
   return [point * number / growths for number in range(growths + 1)]
-
-
-def write(rows: Sequence[Any], path: Path) -> None:
-  """Write rows as CSV."""
-  with path.open('w', newline='') as file:
-    writer = csv.writer(file, lineterminator='\n')
-    writer.writerow([field.name for field in dataclasses.fields(rows[0])])
-    for row in rows:
-      writer.writerow([f'{x:.6g}' if isinstance(x, float) else x for x in vars(row).values()])
-
-
-def read(path: Path, kind: Any = Row) -> list[Any]:
-  """Return the rows of a CSV file."""
-  types = {field.name: field.type for field in dataclasses.fields(kind)}
-  with path.open() as file:
-    return [kind(**{k: types[k](v) for k, v in line.items()}) for line in csv.DictReader(file)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,14 +332,10 @@ def ahead_of_small(runs: Runs, arm: str, point: float) -> list[float]:
   return [loss_at(*runs.frontier([seed], small), equal) - losses[seed] for seed in seeds]
 
 
-def percent(value: float) -> str:
-  """Return a share in words."""
-  return f'{100 * value:.0f} %'
-
-
 def saving(value: float, interval: Sequence[float]) -> str:
   """Return a saving with its interval."""
-  return f'{percent(value)} ({percent(interval[0])} … {percent(interval[1])})'
+  percent, low, high = (f'{100 * share:.0f} %' for share in (value, *interval))
+  return f'{percent} ({low} … {high})'
 
 
 def report(all_runs: Sequence[Runs]) -> None:
@@ -448,7 +426,7 @@ def main() -> None:
   parser.add_argument('--points', default=','.join(map(str, POINTS)))
   parser.add_argument('--picture', type=Path)
   args = parser.parse_args()
-  rows = read(args.csv) if args.csv and args.csv.exists() else []
+  rows = trials.read(args.csv, Row) if args.csv and args.csv.exists() else []
   if args.out:
     arms, points = args.arms.split(';'), list(map(float, args.points.split(',')))
     for maker in makers(args):
@@ -458,7 +436,7 @@ def main() -> None:
         rows += maker.grown(arm, points)
     rows = list(dict.fromkeys(rows))
     if args.csv:
-      write(rows, args.csv)
+      trials.write(rows, args.csv)
   report(runs_by_scale(rows))
   if args.picture:
     draw(runs_by_scale(rows), args.picture)

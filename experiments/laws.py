@@ -74,7 +74,7 @@ def predict(out: str) -> None:
       continue
     n, d, by_fit = job.size.parameters, job.tokens, {}
     for name, law in fits.items():
-      made = analysis.predict(law, n, d)
+      made = analysis.predict(law, [(n, d)])
       by_fit[name] = {'loss': made.loss, 'interval': made.interval}
     larger.append({'run': job.name, 'parameters': n, 'tokens': d, 'predicted': by_fit})
   PREDICTED.write_text(json.dumps({'larger': larger}, indent=2) + '\n')
@@ -96,8 +96,7 @@ def main() -> None:
   """Run the parts."""
   parser = trials.parser(__doc__.splitlines()[0], ['sweep', 'predict', 'larger'])
   parser.set_defaults(parts='sweep,larger')
-  args, *_ = trials.begin(parser, ['sweep', 'predict', 'larger'])
-  parts = args.parts.split(',')
+  args, _, parts, _ = trials.begin(parser, ['sweep', 'predict', 'larger'])
   if 'sweep' in parts:
     train(base(), GRID, f'{args.out}/grid')
   if 'predict' in parts:

@@ -20,7 +20,6 @@ import trials
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.model import flops, models
-from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import sizes
 
 FIRST, SECOND = 3000, 600  # steps on the old text, and on the new one
@@ -31,25 +30,15 @@ RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """A way to learn other text.
+  """A way to learn other text."""
 
-  Attributes:
-    tokens: beside each matrix of attention; four times as many beside the MLP.
-    each: beside each matrix of the MLP instead.
-    score: of the tokens; `linear` makes them LoRA.
-    frozen: whether the Transformer stays what it was.
-    factor: of the Transformer's width.
-    layers: factor of its layers.
-    grow: changes to the config.
-  """
-
-  tokens: int = 0
-  each: int = 0
-  score: str = 'l2_norm_gelu'
-  frozen: bool = False
-  factor: int = 1
-  layers: int = 1
-  grow: dict[str, Any] = dataclasses.field(default_factory=dict)
+  tokens: int = 0  # beside each matrix of attention; four times as many beside the MLP
+  each: int = 0  # beside each matrix of the MLP instead
+  score: str = 'l2_norm_gelu'  # of the tokens; `linear` makes them LoRA
+  frozen: bool = False  # whether the Transformer stays what it was
+  factor: int = 1  # of its width
+  layers: int = 1  # the factor of its layers
+  grow: dict[str, Any] = dataclasses.field(default_factory=dict)  # changes to the config
 
 
 ARMS = {
@@ -99,11 +88,6 @@ def make_config(arm: Arm, seed: int, changes: dict[str, Any], text: str = '') ->
   return config_lib.resolve(c, config_lib.from_dotted(changes))
 
 
-def last_of(workdir: Path) -> dict[str, Any]:
-  """Return the last figures on held-out text of a run."""
-  return [line for line in metrics.read(workdir) if 'eval/bits_per_byte' in line][-1]
-
-
 def learn(
   out: Path, text: str, name: str, rate: float, seed: int, steps: int = SECOND
 ) -> tuple[float, float]:
@@ -120,7 +104,7 @@ def learn(
     **arm.grow,
   }
   run = f'{name}/{rate:g}/{seed}' + (f'-{steps}' if steps != SECOND else '')
-  last = last_of(trials.once(out, run, make_config(arm, seed, changes, text)))
+  last = trials.evaluations(trials.once(out, run, make_config(arm, seed, changes, text)))[-1]
   return last['eval/new/bits_per_byte'], last['eval/old/bits_per_byte']
 
 
@@ -137,28 +121,21 @@ def size(arm: Arm) -> tuple[int, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """The results of an arm.
+  """The results of an arm, in bits per byte for each seed."""
 
-  Attributes:
-    rate: the best of RATES.
-    new: bits per byte of the new text, for each number of steps and each seed.
-    old: of the old text, for each seed.
-    forgotten: those of the old text, minus those of the base.
-  """
-
-  rate: float
-  new: dict[int, list[float]]
-  old: list[float]
-  forgotten: list[float]
+  rate: float  # the best of RATES
+  new: dict[int, list[float]]  # the new text, for each number of steps
+  old: list[float]  # the old text
+  forgotten: list[float]  # the same, minus the base's
 
 
 def find(out: Path, text: str, name: str, seeds: Sequence[int]) -> Found:
   """Run an arm at all rates, with all seeds, and at all lengths."""
   rate = min(RATES, key=lambda rate: learn(out, text, name, rate, 0)[0])
   reached = {n: [learn(out, text, name, rate, seed, n) for seed in seeds] for n in LENGTHS}
-  before = [last_of(out / f'base/{seed}')['eval/bits_per_byte'] for seed in seeds]
+  bases = [trials.evaluations(out / f'base/{seed}')[-1] for seed in seeds]
   old = [old for _, old in reached[SECOND]]
-  forgotten = [a - b for a, b in zip(old, before, strict=True)]
+  forgotten = [a - base['eval/bits_per_byte'] for a, base in zip(old, bases, strict=True)]
   return Found(rate, {n: [new for new, _ in pairs] for n, pairs in reached.items()}, old, forgotten)
 
 

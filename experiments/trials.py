@@ -1,14 +1,18 @@
 """Run trainings once and print Markdown tables, for the experiments."""
 
 import argparse
+import csv
+import dataclasses
 import shutil
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from tokenformer_jax.config import Config
+from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import loop
 
 
@@ -22,6 +26,32 @@ def once(out: Path, name: str, config: Config) -> Path:
       raise SystemExit('stopped; run the same command to continue')
     (workdir / 'done').touch()
   return workdir
+
+
+def finished(folder: Path) -> list[Path]:
+  """Return the runs in a folder that are done, one for each seed."""
+  return [done.parent for done in sorted(folder.glob('*/done'))]
+
+
+def evaluations(run: Path) -> list[dict[str, Any]]:
+  """Return the figures of a run's evaluations."""
+  return [line for line in metrics.read(run) if 'eval/loss' in line]
+
+
+def write(rows: Sequence[Any], path: Path) -> None:
+  """Write records of one kind as CSV."""
+  with path.open('w', newline='') as file:
+    writer = csv.writer(file, lineterminator='\n')
+    writer.writerow([field.name for field in dataclasses.fields(rows[0])])
+    for row in rows:
+      writer.writerow([f'{x:.6g}' if isinstance(x, float) else x for x in vars(row).values()])
+
+
+def read(path: Path, kind: Any) -> list[Any]:
+  """Return the records of a CSV file."""
+  types = {field.name: field.type for field in dataclasses.fields(kind)}
+  with path.open() as file:
+    return [kind(**{k: types[k](v) for k, v in line.items()}) for line in csv.DictReader(file)]
 
 
 def parser(description: str, parts: Sequence[str]) -> argparse.ArgumentParser:

@@ -32,7 +32,7 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.model import flops
-from tokenformer_jax.runs import metrics, saved_config
+from tokenformer_jax.runs import saved_config
 from tokenformer_jax.training import sizes
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
@@ -133,7 +133,8 @@ class Plan:
     while True:
       for rate in tried:
         config = self.config(name, 0, RATE_STEPS[self.data], rate)
-        losses[rate] = last(self.run(f'rates/{name}/{rate:g}', config))['eval/loss']
+        run = self.run(f'rates/{name}/{rate:g}', config)
+        losses[rate] = trials.evaluations(run)[-1]['eval/loss']
       best = min(losses, key=losses.get)
       tried = [rate for rate in (best / 2, 2 * best) if rate not in losses]
       if not tried:
@@ -163,17 +164,9 @@ class Plan:
     self.run(f'from scratch/{seed}', self.config('from scratch', seed, equal, rate, **twice))
 
 
-def last(workdir: Path) -> dict[str, float]:
-  """Return the figures of the last evaluation."""
-  return [line for line in metrics.read(workdir) if 'eval/loss' in line][-1]
-
-
-Figures = dict[str, float]  # the figures of one run
-
-
-def evaluations(folder: Path) -> list[Figures]:
+def evaluations(folder: Path) -> list[dict[str, float]]:
   """Return the last evaluation of every finished seed."""
-  return [last(done.parent) for done in sorted(folder.glob('*/done'))]
+  return [trials.evaluations(run)[-1] for run in trials.finished(folder)]
 
 
 def training_flops(out: Path, data: str, name: str) -> float:
@@ -198,7 +191,7 @@ def report_rates(out: Path, data: str) -> None:
   by_arm = {}
   for done in (out / data / 'rates').glob('*/*/done'):
     rate, arm = float(done.parent.name), done.parent.parent.name
-    by_arm.setdefault(arm, {})[rate] = last(done.parent)['eval/loss']
+    by_arm.setdefault(arm, {})[rate] = trials.evaluations(done.parent)[-1]['eval/loss']
   tried = sorted({rate for losses in by_arm.values() for rate in losses})
   rows = [['', *(f'{rate:g}' for rate in tried)]]
   for arm, losses in sorted(by_arm.items()):

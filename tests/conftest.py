@@ -6,7 +6,6 @@ import tempfile
 
 import pytest
 import xla_flags
-from xdist.scheduler import LoadFileScheduling
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {xla_flags.join_flags(devices=8)}'
@@ -18,23 +17,10 @@ if 'PYTEST_XDIST_WORKER' not in os.environ:
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 
 
-class _ByFile(LoadFileScheduling):
-  """Give a worker whole files, and one worker both files that run commands in one server."""
-
-  def _split_scope(self, nodeid):
-    return super()._split_scope(
-      nodeid.replace('mistakes/test_help.py', 'mistakes/test_mistakes.py')
-    )
-
-
 def pytest_configure(config):
   """Import JAX and the package where tests run, and not where workers are started."""
   if hasattr(config, 'workerinput') or config.getvalue('dist') == 'no':
     config.pluginmanager.import_plugin('for_all_tests')
-
-
-def pytest_xdist_make_scheduler(config, log):
-  return _ByFile(config, log) if config.getvalue('dist') == 'loadfile' else None
 
 
 # The slow tests that take longest.

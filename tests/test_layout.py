@@ -3,6 +3,7 @@
 import ast
 import functools
 import graphlib
+import re
 import subprocess
 import sys
 
@@ -45,18 +46,28 @@ SLOW = {
 }
 
 
+IMPORT = re.compile(r'^ *from tokenformer_jax\.?([\w.]*) import (\([^)]*\)|.*)', re.MULTILINE)
+
+
 @functools.cache
-def _read(path):
-  """Return what a file imports from the package, without its name, and whether the file prints."""
-  imports, prints = [], False
-  for node in ast.walk(ast.parse(path.read_text())):
-    if isinstance(node, ast.ImportFrom) and node.module:
-      package, *inner = node.module.split('.')
-      if package == PACKAGE.name:
-        imports += ('.'.join([*inner, alias.name]) for alias in node.names)
-    elif isinstance(node, ast.Call) and getattr(node.func, 'id', '') == 'print':
-      prints |= 'file' not in (keyword.arg for keyword in node.keywords)
-  return imports, prints
+def _imports(path):
+  """Return what a file imports from the package, without its name."""
+  return [
+    f'{package}.{name}'.lstrip('.')
+    for package, names in IMPORT.findall(path.read_text())
+    for name in re.findall(r'(\w+)(?: as \w+)?', re.sub('#.*', '', names))
+  ]
+
+
+def _prints(path):
+  """Return whether a file prints to standard output."""
+  text = path.read_text()
+  return 'print(' in text and any(
+    isinstance(node, ast.Call)
+    and getattr(node.func, 'id', '') == 'print'
+    and 'file' not in (keyword.arg for keyword in node.keywords)
+    for node in ast.walk(ast.parse(text))
+  )
 
 
 def test_every_folder_and_module_at_the_top_has_a_layer():
@@ -73,7 +84,7 @@ def test_no_import_runs_back_up():
       may = LAYERS[: rank + 1]
       up += [
         f'{path.relative_to(PACKAGE)} → {name}'
-        for name in _read(path)[0]
+        for name in _imports(path)
         if name.split('.')[0] not in may
       ]
   assert not up, f'these files import what is built on them: {up}'
@@ -85,7 +96,7 @@ def test_no_imports_make_a_circle():
     for path in PACKAGE.rglob('*.py')
   }
   graph = {
-    module: {name if name in files else name.rpartition('.')[0] for name in _read(path)[0]}
+    module: {name if name in files else name.rpartition('.')[0] for name in _imports(path)}
     for module, path in files.items()
   }
   try:
@@ -95,7 +106,7 @@ def test_no_imports_make_a_circle():
 
 
 def test_only_commands_print_to_standard_output():
-  files = [path.relative_to(PACKAGE) for path in PACKAGE.rglob('*.py') if _read(path)[1]]
+  files = [path.relative_to(PACKAGE) for path in PACKAGE.rglob('*.py') if _prints(path)]
   printing = [str(file) for file in files if file.parts[0] != 'cli']
   assert not printing, f'these files print, and are no commands: {printing}'
 
@@ -108,8 +119,7 @@ def test_a_fresh_run_imports_only_what_it_needs(tmp_path):
     'from tokenformer_jax.training import loop\n'
     'folder = pathlib.Path(sys.argv[1])\n'
     'source = tiny_run.write_corpus(folder / "text")\n'
-    'config = tiny_run.config(source, folder / "cache", train__steps=2)\n'
-    'loop.train(config, folder / "run")\n'
+    'loop.train(tiny_run.config(source, folder / "cache"), folder / "run")\n'
     'print(*sys.modules)\n'
   )
   here = f'{PACKAGE.parent}:{PACKAGE.parent}/tests/support'

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import pytest
 import tiny
+from changing import refusal, resolved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
@@ -101,7 +102,10 @@ def configs(draw) -> Config:
   return dataclasses.replace(Config(), model=model, optim=draw(OPTIM))
 
 
-@settings(deadline=None, max_examples=30)
+CONFIGS = settings(deadline=None, max_examples=20)
+
+
+@CONFIGS
 @given(config=configs())
 def test_any_config_is_the_same_after_it_was_stored_and_after_flags_could_change_it(config):
   stored = config_lib.to_json(config)
@@ -112,7 +116,7 @@ def test_any_config_is_the_same_after_it_was_stored_and_after_flags_could_change
   assert config_lib.from_dict(Config, values) == config, 'configs/saved.py gives another run'
 
 
-@settings(deadline=None, max_examples=30)
+@CONFIGS
 @given(a=configs(), b=configs())
 def test_configs_differ_where_they_are_not_equal(a, b):
   found = list(config_lib.differences(a.model, b.model, 'model.'))
@@ -150,32 +154,21 @@ def test_groups_of_different_kinds_differ_in_nothing_but_their_kind():
 # Keys of a kind that is not chosen
 
 
-def _resolve(base: Config | None = None, **changes) -> Config:
-  dotted = {k.replace('__', '.'): v for k, v in changes.items()}
-  return config_lib.resolve(config_lib.from_dotted(dotted), base=base)
-
-
-def _sentence(base: Config | None = None, **changes) -> str:
-  with pytest.raises(UserError) as error:
-    _resolve(base, **changes)
-  return str(error.value)
-
-
 def test_a_key_of_another_kind_may_have_its_default():
-  ffn = _resolve(model__layer__ffn__kind='mlp', model__layer__ffn__tokens=512).model.layer.ffn
+  ffn = resolved(model__layer__ffn__kind='mlp', model__layer__ffn__tokens=512).model.layer.ffn
   assert ffn == MLPConfig(), 'a config file cannot list every key with its default'
 
 
 def test_keys_of_the_former_kind_go_when_the_kind_changes():
-  base = _resolve(model__layer__ffn__tokens=64, model__layer__ffn__score__kind='softmax')
-  assert _resolve(base, model__layer__ffn__kind='mlp').model.layer.ffn == MLPConfig()
-  sentence = _sentence(base, model__layer__ffn__kind='mlp', model__layer__ffn__tokens=65)
+  base = resolved(model__layer__ffn__tokens=64, model__layer__ffn__score__kind='softmax')
+  assert resolved(base, model__layer__ffn__kind='mlp').model.layer.ffn == MLPConfig()
+  sentence = refusal(base, model__layer__ffn__kind='mlp', model__layer__ffn__tokens=65)
   assert 'ffn.tokens is 65, which has no effect' in sentence, 'a new value without effect is taken'
 
 
 def test_a_kind_that_comes_back_has_its_default_again():
-  base = _resolve(model__layer__ffn__kind='mlp', model__layer__ffn__width=64)
-  ffn = _resolve(base, model__layer__ffn__kind='pattention').model.layer.ffn
+  base = resolved(model__layer__ffn__kind='mlp', model__layer__ffn__width=64)
+  ffn = resolved(base, model__layer__ffn__kind='pattention').model.layer.ffn
   assert ffn == LayerConfig().ffn, 'a flag makes another feed-forward part than a file'
 
 

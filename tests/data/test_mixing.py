@@ -1,15 +1,13 @@
 """Mixup and cutmix: what of each image is left, and that labels have the same weights."""
 
-import functools
-
 import jax
-import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tokenformer_jax.data.mixing import mix
 
 # Row i is i everywhere, so that a pixel tells the weight of its two images.
-IMAGES = jnp.broadcast_to(jnp.arange(4.0)[:, None, None, None], (4, 16, 16, 2))
+IMAGES = np.broadcast_to(np.arange(4, dtype=np.float32)[:, None, None, None], (4, 16, 16, 2))
 
 
 def _many(**alphas):
@@ -18,24 +16,39 @@ def _many(**alphas):
   return list(zip(np.asarray(images), np.asarray(own).tolist(), strict=True))
 
 
-@functools.cache
-def _both():
-  """Return batches of both kinds, apart: those that are mixed up, and those that are cut."""
+@pytest.fixture(scope='module')
+def drawn():
+  """The parameters of the beta distributions, for which uniform ones stand that compile sooner."""
+  alphas = []
+
+  def beta(key, a, b):
+    alphas.append((a, b))
+    return jax.random.uniform(key)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(jax.random, 'beta', beta)
+    yield alphas
+
+
+@pytest.fixture(scope='module')
+def both(drawn):
+  """Batches of both kinds, apart: those that are mixed up, and those that are cut."""
   results = _many(mixup=0.8, cutmix=1.0)
   cut = [set(np.unique(images[0])) <= {0, 3} for images, _ in results]
   apart = ([one for one, is_cut in zip(results, cut, strict=True) if is_cut == k] for k in (0, 1))
+  assert drawn == [(0.8, 0.8), (1.0, 1.0)], 'weights are of other distributions'
   return tuple(apart)
 
 
-def test_mixup_has_the_weight_of_the_labels_everywhere():
-  for images, own in _both()[0]:
+def test_mixup_has_the_weight_of_the_labels_everywhere(both):
+  for images, own in both[0]:
     want = own * IMAGES + (1 - own) * IMAGES[::-1]
     np.testing.assert_allclose(images, want, atol=1e-5)
 
 
-def test_cutmix_pastes_a_rectangle_of_the_weight_of_the_labels():
+def test_cutmix_pastes_a_rectangle_of_the_weight_of_the_labels(both):
   weights = []
-  for images, own in _both()[1]:
+  for images, own in both[1]:
     pasted = images[0, :, :, 0] == 3
     assert np.all(pasted | (images[0, :, :, 0] == 0)), 'a pixel is of neither image'
     np.testing.assert_allclose(1 - pasted.mean(), own, atol=1e-6)
@@ -45,10 +58,11 @@ def test_cutmix_pastes_a_rectangle_of_the_weight_of_the_labels():
   assert min(weights) < 0.6 and max(weights) > 0.9
 
 
-def test_with_both_half_of_the_batches_have_each():
-  assert 15 < len(_both()[1]) < 45
+def test_with_both_half_of_the_batches_have_each(both):
+  assert 15 < len(both[1]) < 45
 
 
+@pytest.mark.usefixtures('drawn')
 def test_one_alone_or_none_is_what_it_says():
   for images, own in _many(mixup=0.8, cutmix=0.0):
     np.testing.assert_allclose(images[0], 3 * (1 - own), atol=1e-5)

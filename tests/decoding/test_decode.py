@@ -30,20 +30,21 @@ from tokenformer_jax.model.lm import Execution, define_lm, unstack
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
 
-MODEL = tiny_model(tied_head=False)  # A tied head mostly repeats the last token.
-LEARNED = tiny_model(tied_head=False, rotary=0, position_embedding='learned', max_length=100)
-DENSE = tiny_model(tied_head=False, dense=True, bias=True, norm='affine', rotary=0)
-KINDS = two_kinds(tied_head=False)
-TWO_LAYERS = two_kinds(tied_head=False, pattern='local layer')
-LINEAR = linear(tiny_model(tied_head=False))
-GATED = gated_model(tied_head=False, window=7, length_scale=SeenScaleConfig())
+# A tied head mostly repeats the last token.
+MODEL = tiny_model(layers=1, tied_head=False, position_embedding='learned', max_length=96)
+DENSE = tiny_model(layers=1, tied_head=False, dense=True, bias=True, norm='affine', rotary=0)
+KINDS = two_kinds(tied_head=False, pattern='local layer')
+LINEAR = linear(tiny_model(layers=1, tied_head=False))
+GATED = gated_model(layers=1, tied_head=False, window=7, length_scale=SeenScaleConfig())
 CLIPPED = gated_model(
+  layers=1,
   tied_head=False,
   positions=RotaryConfig(fraction=1.0, clip=5),
   length_scale=PositionScaleConfig(length=8),
 )
 DRAWN = Sampling(temperature=2.0, top_k=20, top_p=0.9, seed=1)
 UNEQUAL = (5, 63, 1, 64, 40)  # lengths of prompts
+LENGTH = 32  # of texts, two chunks
 
 
 @functools.cache
@@ -65,24 +66,41 @@ def _write(requests: list[Request], model: ModelConfig = MODEL, **options) -> li
   return [text.tolist() for text in texts]
 
 
+def _batch(*ways: Sampling, **changes) -> list[Request]:
+  """Requests after prompts of unequal lengths; all batches of one model share programs."""
+  return [Request(_prompt(n), LENGTH, way, **changes) for n, way in zip(UNEQUAL, ways, strict=True)]
+
+
+MIXED = _batch(GREEDY, DRAWN, GREEDY, DRAWN, GREEDY)
+
+
+@functools.cache
+def _texts(model: ModelConfig = MODEL) -> list[list[int]]:
+  return _write(MIXED, model)
+
+
 @functools.cache
 def _forward(model: ModelConfig):
-  """Logits of 80 positions, without a cache."""
+  """Logits of 96 positions, without a cache."""
   definition = define_lm(model)
   return jax.jit(lambda params, ids: definition.bind(params)(ids)[0])
 
 
 def _logits(model: ModelConfig, ids: list[int]) -> np.ndarray:
-  padded = np.zeros((1, 80), np.int32)
+  padded = np.zeros((1, 96), np.int32)
   padded[0, : len(ids)] = ids
   return np.asarray(_forward(model)(large_params(model), padded)[0, : len(ids)])
+
+
+def _likeliest(model: ModelConfig, prompt: list[int], text: list[int]) -> list[int]:
+  return _logits(model, [*prompt, *text])[len(prompt) - 1 : -1].argmax(axis=-1).tolist()
 
 
 @pytest.mark.parametrize(
   'model',
   [
     *(KINDS, LINEAR),
-    *(pytest.param(model, marks=pytest.mark.slow) for model in (LEARNED, GATED, CLIPPED)),
+    *(pytest.param(model, marks=pytest.mark.slow) for model in (MODEL, GATED, CLIPPED)),
   ],
   ids=['kinds', 'linear', 'learned', 'gated, a window', 'gated, clipped distances'],
 )
@@ -90,7 +108,7 @@ def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
   """The prompts in one batch, left-padded, then three tokens one by one."""
   definition, params = define_lm(model, Execution(layers='list')), _prepared(model)
   rows = [_prompt(length + 3) for length in UNEQUAL]
-  padding = jnp.array([64 - length for length in UNEQUAL])
+  padding = np.array([64 - length for length in UNEQUAL], np.int32)
   ids = np.zeros((len(rows), 64 + 3), np.int32)
   for row, tokens in zip(ids, rows, strict=True):
     row[-len(tokens) :] = tokens
@@ -115,15 +133,15 @@ def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
     )
 
 
-@pytest.mark.parametrize('model', [LEARNED, TWO_LAYERS], ids=['learned', 'kinds'])
-def test_greedy_text_is_the_argmax_of_the_forward_pass(model):
-  requests = [Request(_prompt(length), 12, GREEDY) for length in UNEQUAL]
-  for request, text in zip(requests, _write(requests, model), strict=True):
-    want = _logits(model, [*request.prompt, *text])[len(request.prompt) - 1 : -1].argmax(axis=-1)
-    assert text == want.tolist(), 'not the likeliest tokens'
+def test_greedy_text_is_the_argmax_of_the_forward_pass():
+  for request, text in zip(MIXED, _texts(), strict=True):
+    if request.sampling == GREEDY:
+      assert text == _likeliest(MODEL, request.prompt, text), 'not the likeliest tokens'
 
 
-FEW_PLACES = mixture(unbalanced(dispatch=CapacityConfig(eval_factor=0.5, least=1)), tied_head=False)
+FEW_PLACES = mixture(
+  unbalanced(dispatch=CapacityConfig(eval_factor=0.5, least=1)), layers=1, tied_head=False
+)
 
 
 @pytest.mark.slow
@@ -142,67 +160,53 @@ def test_a_text_does_not_depend_on_its_batch():
 
 def test_a_seed_gives_one_text_and_another_seed_another():
   other = dataclasses.replace(DRAWN, seed=2)
-  texts = _write([Request(_prompt(5), 16, way) for way in (DRAWN, DRAWN, other)])
-  assert texts[0] == texts[1], 'a text cannot be written again'
-  assert texts[0] != texts[2], 'the seed has no effect'
+  again = _write(_batch(GREEDY, DRAWN, GREEDY, other, GREEDY))
+  assert again[1] == _texts()[1], 'a text cannot be written again'
+  assert again[3] != _texts()[3], 'the seed has no effect'
 
 
-def test_streaming_writes_the_same_text():
-  request = Request(_prompt(5), 10, DRAWN)
-  streamed = list(_decoder(MODEL).stream(_prepared(MODEL), request))
-  assert streamed == _write([request])[0], 'a streamed text is another one'
-
-
-def test_a_stop_token_ends_its_own_row_only():
-  (free,) = _write([Request(_prompt(5), 32, DRAWN)])
-  stop = free[20]
-  first = free.index(stop)
-  requests = [Request(_prompt(5), 32, DRAWN, stop=(63, stop)), Request(_prompt(5), 32, DRAWN)]
-  assert _write(requests) == [free[: first + 1], free], 'a text does not end with its stop token'
-
-
-def test_a_text_that_is_long_enough_for_its_caller_ends():
-  (free,) = _write([Request(_prompt(5), 32, DRAWN)])
-  asked = []
+def test_a_text_ends_with_its_stop_token_or_once_its_caller_has_enough():
+  free, asked = _texts(), []
+  first = next(i for i, token in enumerate(free[3]) if i and token not in free[3][:i])
+  stop = free[3][first]
 
   def ended(text: list[int]) -> bool:
     asked.append(len(text))
     return len(text) >= 10
 
-  ending, other = _write(
-    [Request(_prompt(5), 32, DRAWN, ended=ended), Request(_prompt(5), 32, DRAWN)]
-  )
-  assert other == free, 'another row ends with it'
-  assert free[: len(ending)] == ending and 10 <= len(ending) < 32, 'it goes on to its full length'
-  assert asked == sorted(asked) and asked[-1] == len(ending), 'not asked about the text so far'
+  stopping = dataclasses.replace(MIXED[3], stop=(63, stop))
+  ending = dataclasses.replace(MIXED[1], ended=ended)
+  texts = _write([MIXED[0], ending, MIXED[2], stopping, MIXED[4]])
+  assert texts[3] == free[3][: first + 1], 'a text does not end with its stop token'
+  text = texts[1]
+  assert free[1][: len(text)] == text and 10 <= len(text) < LENGTH, 'it goes on to its full length'
+  assert asked == sorted(asked) and asked[-1] == len(text), 'not asked about the text so far'
+  assert texts[::2] == free[::2], 'another row ends with it'
 
 
-def test_a_bucket_of_lengths_is_compiled_once():
-  model = dataclasses.replace(MODEL, pattern='layer')
-  decoder, params = Decoder(model, Execution()), _prepared(model)
+def _compiled(names: list[str]) -> list[str]:
+  return [name for name in names if name in ('prefill', 'advance')]
 
-  def compiled(prompt: int, length: int) -> list[str]:
-    with compilations() as names:
+
+def test_a_bucket_of_lengths_is_compiled_once_and_streaming_writes_the_same_text():
+  decoder, params = Decoder(MODEL, Execution()), _prepared(MODEL)
+  with compilations() as names:
+    (text,) = decoder(params, MIXED[1:2])  # prompts to 64, all to 96
+    for prompt, length in [(1, 16), (64, 1), (30, 31)]:
       decoder(params, [Request(_prompt(prompt), length, DRAWN, stop=(1,))])
-    return [name for name in names if name in ('prefill', 'advance')]
-
-  assert compiled(5, 20) == ['prefill', 'advance']
-  for prompt, length in [(1, 32), (64, 1), (30, 31)]:  # prompts to 64, all to 96
-    assert not compiled(prompt, length), 'a length that fits is compiled again'
-  assert compiled(65, 20) == ['prefill', 'advance'], 'a longer prompt cannot have fitted'
+  assert _compiled(names) == ['prefill', 'advance'], 'a length that fits is compiled again'
+  assert list(decoder.stream(params, MIXED[1])) == text.tolist() == _texts()[1]
 
 
 def test_the_turns_of_a_conversation_are_compiled_once():
-  model = TWO_LAYERS
-  decoder, params, prompt = Decoder(model, Execution()), _prepared(model), _prompt(20)
+  decoder, params, prompt = Decoder(KINDS, Execution()), _prepared(KINDS), _prompt(20)
   with compilations() as names:
     for length in (12, 9, 6):  # after 20, 47 and 71 tokens, which are in two buckets else
       (text,) = decoder(params, [Request(prompt, length, GREEDY, grows=True)])
-      want = _logits(model, [*prompt, *text])[len(prompt) - 1 : -1].argmax(axis=-1)
-      assert text.tolist() == want.tolist(), 'the larger bucket changes the text'
+      text = text.tolist()
+      assert text == _likeliest(KINDS, prompt, text), 'the larger bucket changes the text'
       prompt = [*prompt, *text, *_prompt(15)]
-  compiled = [name for name in names if name in ('prefill', 'advance')]
-  assert compiled == ['prefill', 'advance'], 'a turn is compiled anew'
+  assert _compiled(names) == ['prefill', 'advance'], 'a turn is compiled anew'
   assert sorted({growing_bucket(length) for length in range(1, 4097)}) == [256, 1024, 4096]
 
 
@@ -221,28 +225,26 @@ def test_the_least_bucket_that_fits():
 )
 def test_texts_do_not_depend_on_the_devices_and_a_bucket_is_compiled_once(model):
   """Two chunks of tokens, twice."""
-  requests = [Request(_prompt(n), 20, (GREEDY, DRAWN)[i % 2]) for i, n in enumerate(UNEQUAL)]
   decoder, mesh = Decoder(model, Execution()), sharding.make_mesh(MeshConfig(fsdp=4, tokens=2))
   shardings = sharding.tree_shardings(mesh, define_lm(model).axes)
   params = jax.device_put(large_params(model), shardings)
   with jax.set_mesh(mesh), compilations() as names:
     params = decoder.prepare(params)
-    decoder(params, requests)
-    texts = decoder(params, requests)
-  compiled = [name for name in names if name in ('prefill', 'advance')]
-  assert compiled == ['prefill', 'advance'], 'a state comes out otherwise than it went in'
-  assert [text.tolist() for text in texts] == _write(requests, model), '8 devices write other texts'
+    decoder(params, MIXED)
+    texts = decoder(params, MIXED)
+  assert _compiled(names) == ['prefill', 'advance'], 'a state comes out otherwise than it went in'
+  assert [text.tolist() for text in texts] == _texts(model), '8 devices write other texts'
 
 
 # What is refused, and what is cast
 
 
 def test_learned_positions_have_an_end():
-  assert len(_write([Request(_prompt(96), 4, GREEDY)], LEARNED)[0]) == 4
+  """The prompt of 64 tokens and its text, above, take all 96."""
   with pytest.raises(UserError) as error:
-    _write([Request(_prompt(96), 5, GREEDY)], LEARNED)
+    _write([Request(_prompt(64), LENGTH + 1, GREEDY)])
   assert str(error.value) == (
-    'the prompt and the text to write are 101 tokens; this model has learned positions for 100; '
+    'the prompt and the text to write are 97 tokens; this model has learned positions for 96; '
     'ask for fewer'
   ), 'the sentence does not say how many positions there are'
 
@@ -250,9 +252,9 @@ def test_learned_positions_have_an_end():
 @pytest.mark.parametrize(
   'model',
   [
-    LEARNED,
+    MODEL,
     DENSE,
-    mixture(tied_head=False),
+    mixture(unbalanced(), layers=1, tied_head=False),
     pytest.param(architectures.simplified(SkiplessConfig(), dense=False), marks=pytest.mark.slow),
   ],
   ids=['pattention', 'dense', 'experts', 'shaped'],

@@ -19,14 +19,16 @@ from tiny_trained import LENGTH, log_probs, score, trained
 
 from tokenformer_jax.data.tokenizers import HuggingFaceTokenizer
 from tokenformer_jax.decoding import harness
+from tokenformer_jax.decoding.decode import Request
 from tokenformer_jax.decoding.harness import TokenFormerLM
+from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.score import Scorer
 from tokenformer_jax.errors import UserError
 
 TASKS = ('last_word', 'choices', 'options', 'rolling', 'generation')
 TOLERANCE = 1e-4
 END = 0xFF  # of a document, in bytes
-BATCH = 5  # rows; requests for text come in multiples of it, so that they share programs
+BATCH = 5  # rows
 
 
 class BruteForce(LM):
@@ -70,10 +72,14 @@ def _written(context: str, settings: dict[str, Any]) -> str:
 
 
 @functools.cache
-def _model(devices: int = 1, **changes: Any) -> TokenFormerLM:
-  model = trained(devices, **changes)
-  scorer = Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=BATCH)
-  return TokenFormerLM(model, scorer)
+def _scorer() -> Scorer:
+  model = trained()
+  return Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=BATCH)
+
+
+@functools.cache
+def _model() -> TokenFormerLM:
+  return TokenFormerLM(trained(), _scorer())
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -81,49 +87,58 @@ def _local_data(tmp_path_factory):
   """The harness's data sets are read where the tests are, and kept nowhere else."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(datasets.config, 'HF_DATASETS_CACHE', tmp_path_factory.mktemp('datasets'))
+    patch.setattr('lm_eval.evaluator.add_env_info', lambda results: None)  # It takes seconds.
     patch.chdir(tiny_run.ROOT)
     yield
 
 
 @functools.cache
-def _results(devices: int) -> dict[str, Any]:
-  """By the model on so many devices; 0: by brute force."""
+def _results(*, brute_force: bool) -> dict[str, Any]:
   manager = TaskManager(include_path='tests/tasks', include_defaults=False)
   return lm_eval.simple_evaluate(
-    model=_model(devices) if devices else BruteForce(),
+    model=BruteForce() if brute_force else _model(),
     tasks=[f'local_{task}' for task in TASKS],
     task_manager=manager,
     bootstrap_iters=0,
+    torch_random_seed=None,
   )
 
 
-def _responses(devices: int, task: str) -> list[Any]:
-  samples = sorted(_results(devices)['samples'][f'local_{task}'], key=lambda s: s['doc_id'])
-  return [response for sample in samples for (response,) in sample['resps']]
+def _found_and_wanted(task: str) -> list[list[Any]]:
+  """The responses of the model, and those by brute force."""
+  return [
+    [
+      response
+      for sample in sorted(results['samples'][f'local_{task}'], key=lambda s: s['doc_id'])
+      for (response,) in sample['resps']
+    ]
+    for results in (_results(brute_force=False), _results(brute_force=True))
+  ]
 
 
 def _request(*arguments: Any, kind: str = 'loglikelihood') -> Instance:
   return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)
 
 
-def _log_prob(context: str, continuation: str, **changes: Any) -> float:
-  return _model(**changes).loglikelihood([_request(context, continuation)], disable_tqdm=True)[0][0]
+def _log_prob(context: str, continuation: str) -> float:
+  return _model().loglikelihood([_request(context, continuation)], disable_tqdm=True)[0][0]
 
 
 @pytest.mark.parametrize('task', ['last_word', 'choices', 'options'])
 def test_log_likelihoods_are_those_of_brute_force(task):
-  found, wanted = _responses(1, task), _responses(0, task)
+  found, wanted = _found_and_wanted(task)
   np.testing.assert_allclose([r[0] for r in found], [r[0] for r in wanted], atol=TOLERANCE, rtol=0)
   assert [r[1] for r in found] == [r[1] for r in wanted], 'another continuation is the greedy one'
 
 
 def test_texts_are_those_of_greedy_decoding_without_a_cache():
-  assert _responses(1, 'generation') == _responses(0, 'generation')
+  found, wanted = _found_and_wanted('generation')
+  assert found == wanted
 
 
 @pytest.mark.parametrize('task', TASKS)
 def test_metrics_are_those_of_brute_force(task):
-  found, wanted = (_results(devices)['results'][f'local_{task}'] for devices in (1, 0))
+  found, wanted = (_results(brute_force=b)['results'][f'local_{task}'] for b in (False, True))
   names = [name for name in wanted if ',' in name and isinstance(wanted[name], float)]
   assert names, f'the harness reports nothing on {task}'
   for name in names:
@@ -132,7 +147,7 @@ def test_metrics_are_those_of_brute_force(task):
 
 def test_some_contexts_are_cut():
   """Else the tests above say nothing of rows that are longer than the input."""
-  samples = _results(1)['samples']['local_choices']
+  samples = _results(brute_force=False)['samples']['local_choices']
   lengths = [len(''.join(s['arguments'][i])) for s in samples for i in range(4)]
   assert max(lengths) > LENGTH + 1
 
@@ -165,9 +180,7 @@ def test_texts_begin_as_the_folder_of_the_model_says(tmp_path, begin, before, al
   file = hf.Tokenizer.from_file(str(released.write_tokenizer(tmp_path)))
   stored = HuggingFaceTokenizer(file, begin=begin).to_json()
   meta = dataclasses.replace(trained().meta, tokenizer=stored)
-  model = dataclasses.replace(trained(), meta=meta)
-  scorer = Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=BATCH)
-  lm = TokenFormerLM(model, scorer)
+  lm = TokenFormerLM(dataclasses.replace(trained(), meta=meta), _scorer())
   a, b, c = (ord(letter) - 32 for letter in 'ABC')
   requests = [_request('A', 'BC'), _request('', 'BC')]
   found = lm.loglikelihood(requests, disable_tqdm=True)
@@ -176,31 +189,34 @@ def test_texts_begin_as_the_folder_of_the_model_says(tmp_path, begin, before, al
   rolling = _request('BC', kind='loglikelihood_rolling')
   (rolled,) = lm.loglikelihood_rolling([rolling], disable_tqdm=True)
   assert abs(rolled - wanted[1][0]) < TOLERANCE, 'a second beginning is scored'
-  with unittest.mock.patch.object(harness, 'make_request', wraps=harness.make_request) as made:
-    settings = {'until': [], 'max_gen_toks': 1}
-    lm.generate_until([_request(text, settings, kind='generate_until') for text in ('AB', '')])
-  assert [call.args[1] for call in made.call_args_list] == [[*before, a, b], alone]
+  asked = _asked({'until': [], 'max_gen_toks': 1}, ['AB', ''], lm)
+  assert [request.prompt for request in asked] == [[*before, a, b], alone]
 
 
 # Generation
 
 
-def _texts(settings: dict[str, Any], contexts: list[str]) -> list[str]:
+def _asked(settings: dict[str, Any], contexts: list[str], lm: TokenFormerLM) -> list[Request]:
+  """What the decoder is asked for, which writes nothing here."""
   requests = [_request(context, settings, kind='generate_until') for context in contexts]
-  return _model().generate_until(requests)
+  with unittest.mock.patch.object(lm, '_decoder') as decoder:
+    decoder.return_value = [np.array([], np.int32)] * len(requests)
+    lm.generate_until(requests)
+  return decoder.call_args.args[1]
 
 
 def test_a_context_leaves_room_for_the_text():
   """Of a context that is too long, the end counts: all but 12 of the 48 tokens."""
-  settings = {'until': [], 'max_gen_toks': 12}
   end = 'b' * (LENGTH - 12)
-  first, *others = _texts(settings, ['a' * 99 + end, *[end] * (BATCH - 1)])
-  assert others == [first] * (BATCH - 1) and first
+  asked = _asked({'until': [], 'max_gen_toks': 12}, ['a' * 99 + end, end], _model())
+  assert [(request.prompt, request.length) for request in asked] == 2 * [([*end.encode()], 12)]
 
 
 def test_repeated_requests_are_drawn_anew():
-  settings = {'until': [], 'max_gen_toks': 12, 'do_sample': True, 'temperature': 1.0}
-  assert len(set(_texts(settings, ['Beautiful is'] * BATCH))) == BATCH
+  settings = {'until': [], 'max_gen_toks': 12, 'do_sample': True, 'temperature': 1.5}
+  asked = _asked(settings, ['Beautiful is'] * 3, _model())
+  wanted = [Sampling(temperature=1.5, top_p=1.0, seed=seed) for seed in range(3)]
+  assert [request.sampling for request in asked] == wanted
 
 
 @pytest.mark.parametrize(
@@ -212,7 +228,7 @@ def test_repeated_requests_are_drawn_anew():
 )
 def test_settings_that_cannot_be_met_are_refused(settings, sentence):
   with pytest.raises(UserError, match=sentence):
-    _texts(settings, ['Beautiful is'])
+    _asked(settings, ['Beautiful is'], _model())
 
 
 # Tasks

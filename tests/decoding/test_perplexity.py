@@ -1,5 +1,6 @@
 """Every token of a text counts once, with the context that the stride leaves it."""
 
+import functools
 import math
 
 import numpy as np
@@ -12,14 +13,21 @@ from tokenformer_jax.decoding.score import Scorer
 from tokenformer_jax.errors import UserError
 
 END = 0xFF
+BYTES = ByteTokenizer()
 DOCUMENTS = ['Beautiful is better than ugly. ' * 5, 'naïve', 'Now is better\n than never.  ' * 3]
 STREAM = [byte for text in DOCUMENTS for byte in [*text.encode(), END]]
 
 
-def _measure(documents: list[str], stride: int | None, devices: int = 1) -> perplexity.Figures:
-  model = trained(devices)
-  scorer = Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=4)
-  return perplexity.measure(scorer, model.tokenizer, documents, stride)
+@functools.cache
+def _scorer() -> Scorer:
+  model = trained()
+  return Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=4)
+
+
+def _measure(
+  documents: list[str], stride: int | None, tokenizer: ByteTokenizer = BYTES
+) -> perplexity.Figures:
+  return perplexity.measure(_scorer(), tokenizer, documents, stride)
 
 
 def _nats(stride: int, stream: list[int] = STREAM, begin: int = END) -> float:
@@ -36,7 +44,7 @@ def _nats(stride: int, stream: list[int] = STREAM, begin: int = END) -> float:
 
 @pytest.mark.parametrize('stride', [7, LENGTH])
 def test_the_loss_is_that_of_one_window_after_the_other(stride):
-  found = _measure(DOCUMENTS, stride, devices=8)
+  found = _measure(DOCUMENTS, stride)
   assert found.loss == pytest.approx(_nats(stride) / len(STREAM), abs=1e-5)
 
 
@@ -54,9 +62,7 @@ def test_the_rest_follows_from_the_loss():
 def test_documents_begin_as_in_training():
   """The first one begins before the text: a token is predicted after others only."""
   begun = type('Begun', (ByteTokenizer,), {'begin': (1,)})()
-  model = trained(1)
-  scorer = Scorer(model.definition, model.params, model.mesh, max_length=LENGTH, batch_size=4)
-  found = perplexity.measure(scorer, begun, DOCUMENTS, LENGTH)
+  found = _measure(DOCUMENTS, LENGTH, begun)
   _, *stream = (int(id_) for text in DOCUMENTS for id_ in begun.document(begun.encode(text)))
   assert found.tokens == len(stream) == len(STREAM) + len(DOCUMENTS) - 1
   assert found.loss == pytest.approx(_nats(LENGTH, stream, 1) / len(stream), abs=1e-5)

@@ -20,7 +20,7 @@ TOKENS = 40 * 256  # 40 steps
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(tmp_path, one_device):
   source = tiny_run.write_corpus(tmp_path / 'corpus')
   smaller = {'model__pattern': 'layer', 'optim__warmup_steps': 2}
   smaller |= {'train__eval_batches': 1, 'train__checkpoint_every': 100}

@@ -45,13 +45,15 @@ DENSE = tiny_run.DENSE | {
 }
 
 
+pytestmark = pytest.mark.usefixtures('one_device_in_module')
+
+
 @pytest.fixture(scope='module')
-def home(tmp_path_factory):
+def home(one_device_in_module, tmp_path_factory):
   """A directory with the runs `run` and `dense`, of 32, 32 and 64 tokens and of width 32."""
   root = tmp_path_factory.mktemp('grow')
   text = tiny_run.write_corpus(root / 'corpus')
   write_run(root / 'run', text, root / 'cache')
-  write_run(root / 'other', text, root / 'cache', seed=3)
   write_run(root / 'dense', text, root / 'cache', **DENSE)
   return root
 
@@ -60,11 +62,9 @@ def home(tmp_path_factory):
 def printed(home):
   """The lines on stderr and stdout of the command that grows to 48, 32 and 96 tokens."""
   with (
-    pytest.MonkeyPatch.context() as patch,
     contextlib.redirect_stderr(io.StringIO()) as err,
     contextlib.redirect_stdout(io.StringIO()) as out,
   ):
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     grow(f'--source={home}/run@{STEP}', f'--target={home}/grown', LARGER)
   return err.getvalue().splitlines(), out.getvalue()
 
@@ -73,11 +73,6 @@ def printed(home):
 def grown(home, printed):
   """The run that the command wrote."""
   return home / 'grown'
-
-
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
 
 
 def _config(home, **changes):
@@ -254,9 +249,7 @@ def test_a_source_that_the_mesh_does_not_divide_can_grow(home, tmp_path, monkeyp
 
 @pytest.fixture(scope='module')
 def extracted(home, grown):
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    grow('extract', f'--source={grown}', f'--target={home}/added')
+  grow('extract', f'--source={grown}', f'--target={home}/added')
   return home / 'added'
 
 
@@ -300,13 +293,14 @@ def test_added_tokens_alone_are_no_model(home, extracted, tmp_path):
 
 @SLOW
 def test_two_runs_merge(home, tmp_path, capsys):
-  grow('merge', f'--source={home}/run', f'--added={home}/other', f'--target={tmp_path}/both')
+  write_run(tmp_path / 'other', f'files:{home}/corpus/*.txt', home / 'cache', seed=3)
+  grow('merge', f'--source={home}/run', f'--added={tmp_path}/other', f'--target={tmp_path}/both')
   assert token_counts(meta_of(tmp_path / 'both').config.model) == by_name(64, 64, 128)
   assert 'the logits differ by at most' in capsys.readouterr().err
   keys = paths(read(tmp_path / 'both')['params'])['blocks/ffn/keys']
-  for name, half in (('run', keys[:, :64]), ('other', keys[:, 64:])):
-    want = paths(read(home / name)['params'])['blocks/ffn/keys']
-    np.testing.assert_array_equal(half, want, err_msg=f'not the tokens of {name}')
+  for run, half in ((home / 'run', keys[:, :64]), (tmp_path / 'other', keys[:, 64:])):
+    want = paths(read(run)['params'])['blocks/ffn/keys']
+    np.testing.assert_array_equal(half, want, err_msg=f'not the tokens of {run.name}')
 
 
 @SLOW

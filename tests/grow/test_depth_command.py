@@ -32,7 +32,7 @@ def text(tmp_path_factory):
 
 
 @SLOW
-def test_the_command_grows_and_gives_back(tmp_path, text, capsys, monkeypatch):
+def test_the_command_grows_and_gives_back(tmp_path, text, capsys, monkeypatch, one_device):
   source, target, back = (tmp_path / name for name in ('source', 'target', 'back'))
   write_run(source, text, tmp_path / 'cache')
   kept, restore = [], checkpoint.Source.restore
@@ -49,7 +49,7 @@ def test_the_command_grows_and_gives_back(tmp_path, text, capsys, monkeypatch):
     '--param_tokens=ffn=64',
     '--place=copies',
   )
-  monkeypatch.undo()
+  monkeypatch.setattr(checkpoint.Source, 'restore', restore)
   old = jax.tree.leaves(kept[0]['params']['blocks'])
   assert old and all(array.is_deleted() for array in old), 'both models are in memory'
   assert not kept[0]['params']['embedding'].is_deleted(), 'what stays is copied'
@@ -90,7 +90,7 @@ def test_the_command_moves_layers_between_stacks(tmp_path, text):
   assert_same(read(target), want, 'the command makes another state than the function')
 
 
-def test_copies_without_training_are_not_copied_as_layers(tmp_path, text):
+def test_copies_without_training_are_not_copied_as_layers(tmp_path, text, one_device):
   source, copied = tmp_path / 'source', tmp_path / 'copied'
   write_run(source, text, tmp_path / 'cache')
   meta = meta_of(source)

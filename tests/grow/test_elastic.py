@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny_run
 from growing import IDS, apply_steps, by_name, logits, params_of
+from outcomes import paths
 from tiny import tiny_model
 
 from tokenformer_jax.config import growth
@@ -22,13 +23,28 @@ MIDDLE = grown_model(SMALL, by_name(32, 48, 64), GROUP)
 LARGE = grown_model(MIDDLE, by_name(48, 48, 100), GROUP)
 
 
-@pytest.mark.parametrize(('count', 'model'), [(1, SMALL), (2, MIDDLE), (3, LARGE), (9, LARGE)])
-def test_the_first_groups_compute_what_the_smaller_model_does(count, model):
-  params, definition = params_of(LARGE), define_lm(LARGE)
-  steps = (remove.KeepFirst(LARGE, model),)
+@jax.jit
+def _first(params, count):
+  return elastic.keep_first(params, define_lm(LARGE).info, count)
+
+
+def test_the_first_groups_compute_what_the_smaller_model_does():
+  params = params_of(LARGE)
+  steps = (remove.KeepFirst(LARGE, MIDDLE),)
   smaller = apply_steps({'params': params, 'opt_state': ()}, LARGE, steps)['params']
-  got = logits(LARGE, elastic.keep_first(params, definition.info, count))
-  np.testing.assert_allclose(got, logits(model, smaller), rtol=1e-5, atol=1e-5)
+  got = logits(LARGE, _first(params, 2))
+  np.testing.assert_allclose(got, logits(MIDDLE, smaller), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(('count', 'model'), [(1, SMALL), (3, LARGE), (9, LARGE)])
+def test_values_of_later_groups_are_zero(count, model):
+  params = params_of(LARGE)
+  smaller, got = paths(params_of(model)), paths(_first(params, count))
+  for path, array in paths(params).items():
+    want = array.copy()
+    if path.endswith('values'):
+      want[:, smaller[path].shape[1] :] = 0
+    np.testing.assert_array_equal(got[path], want, err_msg=path)
 
 
 @pytest.mark.slow

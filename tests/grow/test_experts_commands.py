@@ -47,7 +47,9 @@ def mixture(tmp_path_factory, source):
 
 
 @SLOW
-def test_a_dense_run_gets_routed_experts_and_loses_them_again(base, source, tmp_path, capsys):
+def test_a_dense_run_gets_routed_experts_and_loses_them_again(
+  base, source, tmp_path, capsys, one_device
+):
   command(f'--source={base}', f'--target={tmp_path / "grown"}', *SPARSE, '--top_k=2')
   said = ''.join(capsys.readouterr())
   assert 'exact: the grown model computes what the source does' in said
@@ -77,7 +79,7 @@ def test_a_dense_run_gets_routed_experts_and_loses_them_again(base, source, tmp_
 
 
 @SLOW
-def test_shrink_keeps_the_experts_that_are_used(mixture, tmp_path, capsys):
+def test_shrink_keeps_the_experts_that_are_used(mixture, tmp_path, capsys, one_device):
   """A router that never chooses experts 1 and 3 of the first layer, nor 2 and 3 of the second."""
   unused = np.array([[0, 2], [1, 2]])
   steered = tmp_path / 'steered'
@@ -126,7 +128,7 @@ def _write_with_bias(source, target, unused):
 
 
 @SLOW
-def test_named_experts_are_taken_out(mixture, tmp_path, capsys):
+def test_named_experts_are_taken_out(mixture, tmp_path, capsys, one_device):
   command('remove', f'--source={mixture}', f'--target={tmp_path / "fewer"}', '--experts=1,3')
   assert 'the loss is' in ''.join(capsys.readouterr())
   old, new = (read(run)['params']['blocks']['ffn'] for run in (mixture, tmp_path / 'fewer'))

@@ -143,21 +143,17 @@ def test_a_group_keeps_its_whole_score_through_every_action():
     assert _scores(merging.merged_model(other, _whole(model), KEEP)) == (second, first, second)
 
 
-def test_a_group_computes_the_same_without_the_others():
-  scores = [SCORES['softmax'](), SCORES['l2_norm_gelu']('tanh'), SCORES['gelu']('tanh')]
-  model = _scored(*scores)
-  x = jnp.float32(np.random.default_rng(3).normal(size=(2, 5, 32)))
-
-  def output(model, params):
-    keys, values = (params['blocks']['ffn'][part][0] for part in ('keys', 'values'))
-    return pattention(x, keys, values, groups=token_groups(pattentions(model)['ffn']))
-
-  for number, group in enumerate(token_groups(pattentions(model)['ffn'])):
+def test_a_group_is_taken_out_whole():
+  model = _scored(SCORES['softmax'](), SCORES['l2_norm_gelu']('tanh'), SCORES['gelu']('tanh'))
+  ffn, info = params_of(model)['blocks']['ffn'], define_lm(model).info['blocks']['ffn']
+  groups = token_groups(pattentions(model)['ffn'])
+  for number, (group, tokens) in enumerate(zip(groups, ((0, 24), (24, 32), (32, 40)), strict=True)):
     choice = chosen.only([number + 1])
-    kept = group_trees.take(params_of(model), define_lm(model).info, choice)
-    keys, values = (kept['blocks']['ffn'][part][0] for part in ('keys', 'values'))
-    want = pattention(x, keys, values, groups=(group,))
-    assert_same(output(chosen.choose(model, choice), kept), want, f'alone, group {number + 1}')
+    alone = chosen.choose(model, choice)
+    assert token_groups(pattentions(alone)['ffn']) == (group,)
+    kept = jax.jit(functools.partial(group_trees.take, info=info, choice=choice))(ffn)
+    want = {name: np.asarray(array)[:, slice(*tokens)] for name, array in ffn.items()}
+    assert_same(kept, want, f'alone, group {number + 1}')
 
 
 def test_the_score_of_the_last_group_decides_whether_tokens_join_it_exactly():
@@ -202,7 +198,7 @@ def _choose(state, model, choice):
 
 
 def _scale(state, model, numbers, factor):
-  return apply_steps(state, model, (ScaleGroups(model, model, numbers, factor),))
+  return apply_steps(state, model, (ScaleGroups(model, model, tuple(numbers), factor),))
 
 
 def test_removed_groups_leave_the_others_with_their_moments():
@@ -288,10 +284,13 @@ def test_two_specialists_add_up():
   after, merged, _ = _merged()
   x = jnp.float32(np.random.default_rng(3).normal(size=(2, 5, 32)))
 
+  @functools.cache
+  def program(groups):
+    return jax.jit(functools.partial(pattention, groups=groups))
+
   def output(model, params, layer):
-    keys, values = (params['blocks']['ffn'][array][layer] for array in ('keys', 'values'))
-    groups = token_groups(pattentions(model)['ffn'])
-    return np.asarray(jax.jit(functools.partial(pattention, groups=groups))(x, keys, values))
+    keys, values = (np.asarray(params['blocks']['ffn'][name])[layer] for name in ('keys', 'values'))
+    return np.asarray(program(token_groups(pattentions(model)['ffn']))(x, keys, values))
 
   for layer in range(2):
     base = output(BASE, _base()['params'], layer)

@@ -34,8 +34,11 @@ def _sizes(model):
   }
 
 
+pytestmark = pytest.mark.usefixtures('one_device_in_module')
+
+
 @pytest.fixture(scope='module')
-def home(tmp_path_factory):
+def home(one_device_in_module, tmp_path_factory):
   """A directory with the run `run` of one group, `two` of two groups, and a Transformer."""
   root = tmp_path_factory.mktemp('groups')
   text = tiny_run.write_corpus(root / 'corpus')
@@ -45,11 +48,6 @@ def home(tmp_path_factory):
   write_run(root / 'two', text, root / 'cache', **tokens, **split)
   write_run(root / 'dense', text, root / 'cache', **tiny_run.DENSE)
   return root
-
-
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
 
 
 def test_the_command_prints_the_table(home, capsys):

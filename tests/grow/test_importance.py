@@ -1,53 +1,36 @@
 """The importance of a token is what the loss of a sequence changes by, to first order."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from growing import IDS, params_of
 from outcomes import paths
-from tiny import tiny_model
+from tiny import normal_params, tiny_model
 
 from tokenformer_jax.grow import importance
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import ParamInfo, Role
 
-MODEL = tiny_model()
-
-
-def _loss(params, rows):
-  scores, _ = define_lm(MODEL).bind(params)(rows[:, :-1])
-  return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(scores, rows[:, 1:]))
-
-
-@functools.cache
-def _scores():
-  score_tokens = functools.partial(importance.score_tokens, _loss, info=define_lm(MODEL).info)
-  return jax.jit(score_tokens)(params_of(MODEL), batch=IDS)
-
-
-def test_keys_have_the_importance_of_their_values():
-  scores = paths(_scores())
-  for path, array in scores.items():
-    if path.endswith('keys'):
-      np.testing.assert_array_equal(array, scores[path.replace('keys', 'values')], err_msg=path)
-  assert scores['blocks/attention/proj/keys'].shape == (2, 40)
-
 
 def test_importance_is_the_gradient_against_the_value_sequence_by_sequence():
-  params = params_of(MODEL)
-  gradient = jax.jit(jax.grad(_loss))
-  want = np.mean(
-    [
-      np.abs(np.sum(params['blocks']['ffn']['values'] * g['blocks']['ffn']['values'], axis=-1))
-      for g in (gradient(params, IDS[i : i + 1]) for i in range(len(IDS)))
-    ],
-    axis=0,
-  )
-  got = paths(_scores())['blocks/ffn/values']
-  np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-6, err_msg='another importance')
+  """Of a loss whose gradient is known, over the tree of a model."""
+  definition = define_lm(tiny_model())
+  params = normal_params(definition)
+  batch = np.float32([-1, 3])
+
+  def loss(params, example):
+    squares = jax.tree.map(lambda array: jnp.sum(array**2) / 2, params)
+    return jnp.sum(example) * sum(jax.tree.leaves(squares))
+
+  scores = jax.jit(lambda params: importance.score_tokens(loss, params, definition.info, batch))
+  scores = paths(scores(params))
+  for path, array in paths(params).items():
+    if path.endswith('values'):
+      want = 2 * np.sum(array**2, axis=-1)  # 2: the mean of 1 and 3
+      for of in (path, path.replace('values', 'keys')):
+        np.testing.assert_allclose(scores[of], want, rtol=1e-5, err_msg=of)
+    elif not path.endswith('keys'):
+      assert scores[path] == 0
+  assert scores['blocks/attention/proj/keys'].shape == (2, 40)
 
 
 def test_keys_go_with_the_values_of_their_module_whatever_the_names():

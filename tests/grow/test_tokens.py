@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from growing import SMALL, by_name, grow_params, params_of
@@ -41,10 +40,12 @@ def test_the_most_important_tokens_of_each_group_of_each_layer_are_chosen_in_the
   rng = np.random.default_rng(0)
   scores = np.float32(rng.permuted(np.tile(np.arange(64), (2, 1)), axis=1))
   importance = jax.tree.map(
-    lambda info: jnp.asarray(scores) if info.groups == (48, 16) else jnp.zeros((2, 64)),
+    lambda info: scores if info.groups == (48, 16) else np.zeros((2, 64), np.float32),
     define_lm(before).info,
   )
-  kept = most_important(importance, before, with_groups_of(8, 4))['blocks']['ffn']['keys']
+  after = with_groups_of(8, 4)
+  kept = jax.jit(lambda scores: most_important(scores, before, after))(importance)
+  kept = kept['blocks']['ffn']['keys']
   for row, numbers in zip(scores, np.asarray(kept), strict=True):
     np.testing.assert_array_equal(numbers[:8], np.sort(np.argsort(-row[:48])[:8]))
     np.testing.assert_array_equal(numbers[8:], 48 + np.sort(np.argsort(-row[48:])[:4]))
@@ -52,8 +53,9 @@ def test_the_most_important_tokens_of_each_group_of_each_layer_are_chosen_in_the
 
 def test_of_equal_tokens_the_first_ones_stay():
   before, after = with_groups_of(48), with_groups_of(3)
-  importance = jax.tree.map(lambda info: jnp.zeros((2, sum(info.groups))), define_lm(before).info)
-  kept = most_important(importance, before, after)['blocks']['ffn']['values']
+  importance = jax.tree.map(lambda info: np.zeros((2, sum(info.groups))), define_lm(before).info)
+  kept = jax.jit(lambda scores: most_important(scores, before, after))(importance)
+  kept = kept['blocks']['ffn']['values']
   np.testing.assert_array_equal(kept, [[0, 1, 2]] * 2)
 
 
@@ -82,7 +84,7 @@ def test_of_duplicates_one_has_each_entry_of_the_value():
 
 def test_noise_is_relative_and_on_the_copies_only():
   config = growth(method='duplicate', noise=0.1)
-  target = grown_model(SOURCE, by_name(48, 80, 96), config)
+  target = grown_model(SOURCE, SMALL | {'proj': 80, 'ffn': 96}, config)
   params = params_of(SOURCE)
   old, new = paths(params), paths(grow_params(params, SOURCE, target, config))
   keys = new['blocks/ffn/keys']

@@ -101,7 +101,7 @@ def test_growth_changes_no_logit(config, counts, score):
   plan.check(source, target, config)
   assert not inexact(source, target, config), 'an exact growth is said not to be'
   params = params_of(source)
-  grown = grow_params(params, source, target, config)
+  grown = _grown()['params'] if target == TARGET else grow_params(params, source, target, config)
   assert jax.tree.map(jnp.shape, grown) == jax.tree.map(
     lambda a: a.shape, define_lm(target).abstract
   ), 'the arrays are not those of the target'

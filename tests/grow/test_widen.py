@@ -111,7 +111,7 @@ def test_moments_are_those_of_the_wide_models_gradient(changes, wider, config):
 
 def test_the_state_is_that_of_a_new_run():
   source, target = _models(DENSE, TWICE)
-  got = jax.eval_shape(lambda: grow(state_of(source), source, target, NET2NET))
+  got = jax.eval_shape(lambda state: grow(state, source, target, NET2NET), state_of(source))
   definition = define_lm(target)
   want = jax.eval_shape(lambda: step_lib.initial_state(definition, optimizer(target), 0))
   assert jax.tree.structure(got) == jax.tree.structure(want)

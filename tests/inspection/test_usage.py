@@ -26,7 +26,8 @@ def _measure(
 def _measured() -> dict[int, dict[str, usage.Usage]]:
   """Of parameters some tokens of whose `ffn` are zero in layer 0."""
   tokens = of_kind(params_of()['blocks'], 'ffn')
-  keys, values = tokens['keys'].at[0, :3].set(0), tokens['values'].at[0, 2:5].set(0)
+  keys, values = (np.array(tokens[name]) for name in ('keys', 'values'))
+  keys[0, :3], values[0, 2:5] = 0, 0
   return _measure(changed(params_of(), 'ffn', keys=keys, values=values))
 
 
@@ -36,7 +37,8 @@ def test_figures_are_means_over_positions():
   # The second layer reads what the changed ffn of the first one made.
   assert got.positions == IDS.size
   np.testing.assert_allclose(got.mean, sizes[0].mean(axis=0), rtol=1e-4)
-  norms = np.linalg.norm(of_kind(params_of()['blocks'], 'query')['values'][0], axis=-1)
+  values = np.asarray(of_kind(params_of()['blocks'], 'query')['values'])[0]
+  norms = np.linalg.norm(values, axis=-1)
   np.testing.assert_allclose(got.contribution, got.mean * norms, rtol=1e-5)
 
 
@@ -59,7 +61,9 @@ def test_a_zero_key_is_not_dead_where_it_has_a_weight():
   tokens = of_kind(params_of()['blocks'], 'ffn')
   ffn = dataclasses.replace(MODEL.layer.ffn, groups='24 24::softmax', reference=0)
   model = dataclasses.replace(MODEL, layer=dataclasses.replace(MODEL.layer, ffn=ffn))
-  ends = {name: array.at[:, [0, -1]].set(0) for name, array in tokens.items()}
+  ends = {name: np.array(array) for name, array in tokens.items()}
+  for array in ends.values():
+    array[:, [0, -1]] = 0
   for of_layer in _measure(changed(params_of(), 'ffn', **ends), model).values():
     measured = of_layer['ffn']
     assert np.flatnonzero(measured.dead).tolist() == [0], 'the score is that of its group'

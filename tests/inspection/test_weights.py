@@ -49,7 +49,7 @@ def test_maps_are_what_the_formulas_say():
   for layer, want in enumerate(reference_maps()):
     for kind in KINDS:
       message = f'not the weights of {kind} in layer {layer}'
-      got = maps_by_kind[kind][layer]
+      got = np.asarray(maps_by_kind[kind])[layer]
       np.testing.assert_allclose(got, want[kind][0], rtol=1e-4, atol=1e-5, err_msg=message)
 
 
@@ -78,11 +78,12 @@ def test_bfloat16_is_summed_in_float32():
 
   def both(params):
     model = definition.bind(params)
-    return sums(model, IDS[:1])['']['ffn'][1], jnp.abs(maps(model, IDS[:1])['']['ffn'][1])
+    return sums(model, IDS[:1])['']['ffn'][1], maps(model, IDS[:1])['']['ffn'][1]
 
-  total, sizes = jax.jit(both)(params_of())
-  assert total.dtype == jnp.float32
-  want = np.asarray(sizes, np.float64).sum(axis=0)
+  total, weights = map(np.asarray, jax.jit(both)(params_of()))
+  assert total.dtype == np.float32
+  sizes = np.abs(np.float64(weights))
+  want = sizes.sum(axis=0)
   np.testing.assert_allclose(total, want, rtol=1e-5, err_msg='the sum itself is rounded')
   of_float32 = np.abs(reference_maps()[1]['ffn'][0]).mean()
   assert 1e-5 < abs(np.mean(sizes) / of_float32 - 1) < 0.02, 'not the activations asked for'
@@ -100,7 +101,7 @@ def test_hidden_units_of_an_mlp_are_tokens():
   params = params_of(tokens)
   ffn = params['blocks']['ffn']
   matrices = {
-    'up': {'kernel': jnp.swapaxes(ffn['keys'], 1, 2)},
+    'up': {'kernel': np.swapaxes(ffn['keys'], 1, 2)},
     'down': {'kernel': ffn['values']},
   }
   twins = {**params, 'blocks': {**params['blocks'], 'ffn': matrices}}

@@ -4,6 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
+import matplotlib.font_manager  # noqa: F401 (which writes a list of fonts into the cache)
 import pytest
 import runs_to_misuse
 

@@ -3,20 +3,14 @@
 import re
 
 import pytest
-import tiny_run
+import typed
 
 from tokenformer_jax.cli import verbs
 
-VERBS = [name for name in verbs.VERBS if name != 'train']
-COMMANDS = {
-  'train': ['train.py'],
-  **{name: ['-m', 'tokenformer_jax', name] for name in VERBS},
-}
 
-
-@pytest.mark.parametrize('name', COMMANDS)
-def test_help_is_short_with_an_example_and_the_command_s_own_flags(name, server):
-  done = server.run([*COMMANDS[name], '-h' if name == 'plot' else '--help'], tiny_run.ROOT)
+@pytest.mark.parametrize('name', verbs.VERBS)
+def test_help_is_short_with_an_example_and_the_command_s_own_flags(name):
+  done = typed.command([name, '-h' if name == 'plot' else '--help'])
   lines = done.stdout.splitlines()
   assert done.returncode == 0, f'exit status {done.returncode} for a question:\n{done.stderr}'
   assert max(map(len, lines)) <= 100, 'a line is wider than 100 columns'
@@ -30,31 +24,31 @@ def test_help_is_short_with_an_example_and_the_command_s_own_flags(name, server)
     assert '  --source' in done.stdout, done.stdout
 
 
-def test_help_of_training_lists_the_keys(server):
+def test_help_of_training_lists_the_keys():
   """The list itself is in test_config_keys.py."""
-  done = server.run(['train.py', '--help'], tiny_run.ROOT)
+  done = typed.command(['train', '--help'])
   assert '  --workdir ' in done.stdout
   assert (
     '  optim.schedule.kind=cosine        cosine | linear | wsd | constant; the rate' in done.stdout
   )
 
 
-def test_a_word_narrows_the_help(server):
+def test_a_word_narrows_the_help():
   for arguments, has, hasnt in (
-    (['train.py', '--help=optim'], '  optim.schedule.kind=cosine ', '  train.steps'),
-    (['train.py', '--help=workdir'], '  --workdir  ', 'optim.schedule'),
-    ([*COMMANDS['grow'], '--help=expert'], '  --expert_tokens  ', '--source'),
+    (['train', '--help=optim'], '  optim.schedule.kind=cosine ', '  train.steps'),
+    (['train', '--help=workdir'], '  --workdir  ', 'optim.schedule'),
+    (['grow', '--help=expert'], '  --expert_tokens  ', '--source'),
   ):
-    done = server.run(arguments, tiny_run.ROOT)
+    done = typed.command(arguments)
     assert done.returncode == 0 and has in done.stdout and hasnt not in done.stdout, done.stdout
     assert len(done.stdout.splitlines()) < 80
-  done = server.run([*COMMANDS['grow'], '--help=frobnicate'], tiny_run.ROOT)
+  done = typed.command(['grow', '--help=frobnicate'])
   assert done.returncode == 2 and 'no flag or key has this in its name' in done.stderr
 
 
-def test_each_action_has_a_help_of_its_own(server):
-  done = server.run([*COMMANDS['grow'], '--help'], tiny_run.ROOT)
+def test_each_action_has_a_help_of_its_own():
+  done = typed.command(['grow', '--help'])
   assert '  --method=group            group | zero_keys | duplicate' in done.stdout, done.stdout
-  done = server.run([*COMMANDS['grow'], 'shrink', '--help'], tiny_run.ROOT)
+  done = typed.command(['grow', 'shrink', '--help'])
   assert done.stdout.startswith('Keep the tokens that matter most'), done.stdout
   assert '  --examples=16 ' in done.stdout and '--layers' not in done.stdout

@@ -7,6 +7,7 @@ from pathlib import Path
 import cases
 import pytest
 import tiny_run
+import typed
 from inputs import files_of
 
 from tokenformer_jax.cli import config_flag
@@ -31,28 +32,27 @@ def filled(text: str, material: Path) -> str:
   return text
 
 
-def arguments(typed: str, material: Path) -> list[str]:
-  """The arguments of python for what is typed."""
-  verb, *rest = shlex.split(filled(typed, material))
-  return ['-m', 'tokenformer_jax', verb, *rest]
-
-
 def _names() -> list:
   """Return every mistake. One of three of each command is in the quick tests."""
   number = collections.Counter()
   names = []
-  for name, (typed, _) in cases.CASES.items():
-    verb = typed.split()[0]
+  for name, (said, _) in cases.CASES.items():
+    verb = said.split()[0]
     names.append(pytest.param(name, marks=[pytest.mark.slow] * (number[verb] % 3 > 0)))
     number[verb] += 1
   return [*names, *(pytest.param(name, marks=pytest.mark.slow) for name in cases.SLOW_CASES)]
 
 
 @pytest.mark.parametrize('name', _names())
-def test_a_mistake_is_one_sentence_and_writes_nothing(name, server, material, tmp_path):
-  typed, named = {**cases.CASES, **cases.SLOW_CASES}[name]
+def test_a_mistake_is_one_sentence_and_writes_nothing(
+  name, material, tmp_path, monkeypatch, one_device
+):
+  said, named = {**cases.CASES, **cases.SLOW_CASES}[name]
   before = files_of(material)
-  done = server.run(arguments(typed, material), tmp_path, XDG_CACHE_HOME=str(tmp_path / 'cache'))
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
+  done = typed.command(shlex.split(filled(said, material)))
   sentences = [line for line in done.stderr.splitlines() if line.startswith('error: ')]
   assert 'Traceback' not in done.stderr, f'a traceback for a mistake of the user:\n{done.stderr}'
   assert done.returncode == 2, f'exit status {done.returncode}, not 2:\n{done.stdout}{done.stderr}'
@@ -68,10 +68,10 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(name, server, material, tm
 
 @pytest.mark.parametrize('name', cases.CONFIG_CASES)
 def test_a_mistake_in_a_config_is_refused_before_anything_else(name, material):
-  typed, named = cases.CONFIG_CASES[name]
+  said, named = cases.CONFIG_CASES[name]
   config_flag.overrides.clear()
   with pytest.raises(UserError) as error:
-    words = config_flag.take_overrides(shlex.split(filled(typed, material))[1:])
+    words = config_flag.take_overrides(shlex.split(filled(said, material))[1:])
     given = dict(word.split('=', 1) for word in words)
     file.read(given.get('--config', 'lm_stdlib'), config_flag.overrides)
   assert filled(named, material) in str(error.value)

@@ -63,7 +63,6 @@ def _made(chunk: int, weight: float, temperature: float, z_loss: float = Z_LOSS)
   ('chunk', 'mesh', 'weight', 'temperature'),
   [
     (5, None, 0.7, 3.0),  # does not divide the length
-    (256, None, 0.7, 3.0),
     (5, {'fsdp': 4, 'tokens': 2}, 0.25, 1.0),
     (4, {'replica': 2, 'fsdp': 1, 'tokens': 4}, 0.7, 3.0),
   ],
@@ -76,27 +75,20 @@ def test_value_and_gradient_are_those_of_numpy(chunk, mesh, weight, temperature)
     MeshConfig(**(mesh or {'fsdp': 1})), jax.devices() if mesh else jax.devices()[:1]
   )
   with jax.set_mesh(on):
-    (value, _), gradient = made(student, teacher)
+    (value, sums), gradient = made(student, teacher)
   assert float(value) == pytest.approx(want[0], rel=1e-5)
   for got, expected, name in zip(gradient, want[1], Heads._fields, strict=True):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-def test_the_sums_are_those_of_both_models():
-  student, teacher = _draw(WIDTH, 0), _draw(TEACHER_WIDTH, 1)
-  _, sums = jax.jit(_made(5, 0.25, 1.0))(student, teacher)
-  want = {}
-  for name, one in (('student', student), ('teacher', teacher)):
+  for own, one in ((sums.student, student), (sums.teacher, teacher)):
     q = _softmax(one.hidden_BxTxD @ one.embedding_VxD.T)
-    want[name] = -np.sum(np.log(np.take_along_axis(q, _targets()[..., None], -1))[:, :9])
-  assert float(sums.student.nats) == pytest.approx(want['student'], rel=1e-5)
-  assert float(sums.teacher.nats) == pytest.approx(want['teacher'], rel=1e-5)
+    nats = -np.sum(np.log(np.take_along_axis(q, _targets()[..., None], -1))[:, :9])
+    assert float(own.nats) == pytest.approx(nats, rel=1e-5)
   assert float(sums.student.tokens) == 9 * BATCH
 
 
 def test_no_gradient_reaches_the_teacher():
   gradient = jax.jit(jax.grad(lambda teacher: _made(5, 0.25, 2.0)(_draw(WIDTH, 0), teacher)[0]))(
-    jax.tree.map(jnp.asarray, _draw(TEACHER_WIDTH, 1))
+    _draw(TEACHER_WIDTH, 1)
   )
   assert not any(np.any(one) for one in gradient), 'the teacher would be trained'
 
@@ -116,7 +108,7 @@ def test_caps_are_those_of_each_models_logits():
 
   def value(student, teacher, **caps):
     heads = (Heads(x, jnp.eye(VOCAB)) for x in (student, teacher))
-    return distilled_objective(*heads, _targets(), **how, **caps)[0]
+    return jax.jit(lambda: distilled_objective(*heads, _targets(), **how, **caps)[0])()
 
   want = value(1.5 * np.tanh(student / 1.5), 0.5 * np.tanh(teacher / 0.5))
   np.testing.assert_allclose(value(student, teacher, caps=(1.5, 0.5)), want, rtol=1e-6)

@@ -1,7 +1,5 @@
 """Products of sorted rows as on a TPU, interpreted on a CPU."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,22 +20,20 @@ def _dense(rows, matrices):
 @pytest.mark.slow
 @pytest.mark.parametrize(('inputs', 'outputs'), [(64, 192), (192, 64)])
 def test_gradients_are_those_of_dense_products(inputs, outputs):
-  keys = jax.random.split(jax.random.key(0), 3)
-  rows = jax.random.normal(keys[0], (384, inputs))
-  matrices = jax.random.normal(keys[1], (len(SIZES), inputs, outputs))
-  towards = jax.random.normal(keys[2], (384, outputs)).at[sum(SIZES) :].set(0)
-  sizes, known = jnp.array(SIZES, jnp.int32), sum(SIZES)
+  rng, known = np.random.default_rng(0), sum(SIZES)
+  shapes = (384, inputs), (len(SIZES), inputs, outputs), (known, outputs)
+  rows, matrices, towards = (np.float32(rng.normal(size=shape)) for shape in shapes)
 
-  def loss(product, rows, matrices):
-    return jnp.sum(product(rows, matrices)[:known] * towards[:known])
+  def of_kernel(rows, matrices):
+    return grouped_tpu.product(rows, matrices, jnp.array(SIZES, jnp.int32), 128, interpret=True)
 
-  of_kernel = functools.partial(
-    loss, lambda r, m: grouped_tpu.product(r, m, sizes, 128, interpret=True)
-  )
-  got, wanted = (
-    jax.value_and_grad(one, (0, 1))(rows, matrices)
-    for one in (of_kernel, functools.partial(loss, _dense))
-  )
+  def run(product):
+    def loss(rows, matrices):
+      return jnp.sum(product(rows, matrices)[:known] * towards)
+
+    return jax.device_get(jax.jit(jax.value_and_grad(loss, (0, 1)))(rows, matrices))
+
+  got, wanted = run(of_kernel), run(_dense)
   assert float(got[0]) == pytest.approx(float(wanted[0]), rel=1e-5)
   for ours, theirs, name in zip(got[1], wanted[1], ('rows', 'matrices'), strict=True):
     np.testing.assert_allclose(ours[:known], theirs[:known], atol=1e-4, err_msg=name)
@@ -45,14 +41,20 @@ def test_gradients_are_those_of_dense_products(inputs, outputs):
 
 def test_rows_fill_whole_tiles_on_a_tpu(monkeypatch):
   monkeypatch.setattr(grouped, 'platform', lambda: 'tpu')
-  experts = jnp.array([2, 0, 3, 1, 0, 3], jnp.int32)  # 3 is no expert
-  order = grouped.sort(experts, 3)
-  rows = order.rows(jnp.arange(1.0, 7)[:, None])
-  assert order.tile == len(rows) == 128
-  assert order.sizes_E.tolist() == [2, 1, 1]
+  experts = np.array([2, 0, 3, 1, 0, 3], np.int32)  # 3 is no expert
+
+  @jax.jit
+  def run():
+    order = grouped.sort(jnp.asarray(experts), 3)
+    rows = order.rows(jnp.arange(1.0, 7)[:, None])
+    assert order.tile == len(rows) == 128
+    return order.sizes_E, rows, order.back(rows)
+
+  sizes, rows, back = map(np.asarray, run())
+  assert sizes.tolist() == [2, 1, 1]
   assert rows[:4, 0].tolist() == [2, 5, 4, 1], 'rows are not in the order of their experts'
   assert not rows[4:].any()
-  assert order.back(rows)[:, 0].tolist() == [1, 2, 0, 4, 5, 0]
+  assert back[:, 0].tolist() == [1, 2, 0, 4, 5, 0]
 
 
 @pytest.mark.parametrize(

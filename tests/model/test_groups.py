@@ -28,23 +28,18 @@ from tokenformer_jax.parallel import rules, sharding
 
 # Sizes of groups that lie on 4 devices in different ways.
 L2_NORM_GELU = L2NormGELU()
-SIZES = {
-  'one a device': (4, 4, 4, 4),
-  'two on a device': (2, 2, 4, 4, 1, 3),
-  'over devices': (4, 12),
-  'across a border': (6, 2, 8),
-}
+SIZES = {'two on a device': (2, 2, 4, 4, 1, 3), 'across a border': (6, 2, 8)}
 
 
 def _of(sizes: tuple[int, ...], score: ScoreConfig = L2_NORM_GELU) -> tuple[TokenGroup, ...]:
   return tuple(TokenGroup(size, 2 * size + i, score) for i, size in enumerate(sizes))
 
 
-def _arrays(tokens: int, width: int = 8) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _arrays(tokens: int, width: int = 8) -> tuple[np.ndarray, ...]:
   rng = np.random.default_rng(0)
   x = rng.normal(size=(4, 3, width))
   keys, values = rng.normal(size=(2, tokens, width))
-  return tuple(map(jnp.float32, (x, keys, values)))
+  return tuple(map(np.float32, (x, keys, values)))
 
 
 @pytest.mark.parametrize(('score', 'pieces'), [('l2_norm_gelu', 4), ('softmax', 1)])
@@ -68,7 +63,7 @@ def test_each_group_has_the_weights_that_it_has_alone(sizes, pieces, score):
 
 
 def test_a_group_of_large_scores_hides_no_other():
-  scores = jnp.float32([[[1.0, 2.0, 300.0, 301.0]]])
+  scores = np.float32([[[1.0, 2.0, 300.0, 301.0]]])
   two = groups.make((TokenGroup(2, 2), TokenGroup(2, 2)), 1)
   weights = jax.jit(lambda s: parameter_weights(s, SCORES['softmax'](), two))(scores)
   weights = np.asarray(weights)
@@ -80,7 +75,7 @@ def test_a_group_of_large_scores_hides_no_other():
 )
 def test_a_group_with_values_of_zero_changes_no_bit(score, dtype):
   x, keys, values = (array.astype(dtype) for array in _arrays(28))
-  values = values.at[12:].set(0)
+  values[12:] = 0
   run = jax.jit(pattention, static_argnames='groups')
   first, second = TokenGroup(12, 12, SCORES[score]()), TokenGroup(16, 5, SCORES[score]())
   small = run(x, keys[:12], values[:12], groups=(first,))
@@ -91,7 +86,7 @@ def test_a_group_with_values_of_zero_changes_no_bit(score, dtype):
 @pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
 def test_outputs_and_gradients_do_not_depend_on_the_devices(sizes):
   arrays = _arrays(sum(sizes))
-  target = jnp.float32(np.random.default_rng(2).normal(size=arrays[0].shape))
+  target = np.float32(np.random.default_rng(2).normal(size=arrays[0].shape))
 
   def loss(x, keys, values):
     return jnp.sum(target * pattention(x, keys, values, groups=_of(sizes)))

@@ -9,8 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gradients import with_gradients
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tokenformer_jax.config import MeshConfig, PattentionConfig, TokenGroup
 from tokenformer_jax.config.pattention import SCORES as SCORE_CONFIGS
@@ -24,7 +22,7 @@ SCORES = ['l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_nor
 WITH_GELU = SCORES[:3]
 EACH_SCORE = pytest.mark.parametrize('score', SCORES)
 EACH_WITH_GELU = pytest.mark.parametrize('score', WITH_GELU)
-SEEDS = st.integers(0, 2**32 - 1)
+
 
 _erf = np.vectorize(math.erf)
 
@@ -82,47 +80,44 @@ def test_weights_are_the_formula(score, gelu):
   )
 
 
-def _of_so_many_tokens(tokens: int, heads: tuple[int, int] | None) -> list[np.ndarray]:
-  x, keys, values = _normal(0, (8, 4, 16), (tokens, 16), (tokens, 8))
-  if heads:
-    x = np.pad(x.reshape(8, 4, 4, 4), [(0, 0)] * 3 + [(0, heads[1] - 4)])
-  return [x, keys, values]
-
-
 @functools.cache
-def _written(tokens: int, heads: tuple[int, int] | None) -> tuple[jax.Array, ...]:
-  """The output and the gradients of the formula, for all meshes."""
+def _written(tokens: int) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:
+  """Arguments, and the output and the gradients of the formula."""
 
   def written(x, keys, values):
-    scores = x[..., :4].reshape(8, 4, 16) @ keys.T if heads else x @ keys.T
+    scores = x @ keys.T
     scores = scores / jnp.linalg.norm(scores, axis=-1, keepdims=True) * math.sqrt(12)
     return jax.nn.gelu(scores, approximate=False) @ values
 
-  arrays = _of_so_many_tokens(tokens, heads)
-  return jax.jit(functools.partial(with_gradients, written))(*arrays)
+  arrays = _normal(0, (8, 4, 16), (tokens, 16), (tokens, 8))
+  return arrays, jax.device_get(jax.jit(functools.partial(with_gradients, written))(*arrays))
 
 
 MIXED, ALONG_TOKENS = {'replica': 2, 'fsdp': 2, 'tokens': 2}, {'fsdp': 1, 'tokens': 8}
 SEQUENCE = {'fsdp': 2, 'sequence': 2, 'tokens': 2}
+# The number of tokens, the width of 4 heads with the zeros that fill them, and a mesh. The gradient
+# of the norm goes through KᵀK from 8 · 16 tokens a device on, if there are no heads.
 SIZES = [
-  (16, (4, 6), None),  # heads that zeros fill
-  (128, None, None),
-  (1024, (4, 4), None),
-  (128, None, MIXED),
-  (128, None, ALONG_TOKENS),
-  (128, (4, 6), MIXED),
-  (16, (4, 4), SEQUENCE),
+  (16, 6, None),
+  (128, 0, None),
+  (1024, 0, ALONG_TOKENS),
+  (128, 0, MIXED),
+  (128, 6, MIXED),
+  (16, 4, SEQUENCE),
 ]
 
 
-@pytest.mark.parametrize(('tokens', 'heads', 'mesh'), SIZES)
-def test_gradients_are_those_of_the_formula_however_many_tokens(tokens, heads, mesh):
-  x, keys, values = _of_so_many_tokens(tokens, heads)
-  want = _written(tokens, heads)
+@pytest.mark.parametrize(('tokens', 'head_width', 'mesh'), SIZES)
+def test_gradients_are_those_of_the_formula_however_many_tokens(tokens, head_width, mesh):
+  (x, keys, values), (out, of_x, *others) = _written(tokens)
+
+  def as_heads(x):
+    return np.pad(x.reshape(8, 4, 4, 4), [(0, 0)] * 3 + [(0, head_width - 4)]) if head_width else x
+
   with jax.set_mesh(sharding.make_mesh(MeshConfig(**mesh))) if mesh else contextlib.nullcontext():
     apply = functools.partial(pattention, groups=(TokenGroup(12, 12),))
-    got = jax.jit(functools.partial(with_gradients, apply))(x, keys, values)
-  for one, other in zip(got, want, strict=True):
+    got = jax.jit(functools.partial(with_gradients, apply))(as_heads(x), keys, values)
+  for one, other in zip(got, (out, as_heads(of_x), *others), strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -149,22 +144,14 @@ def test_zero_scores_have_finite_values_and_gradients(score, zero):
   assert all(finite), f'{zero} gives NaN or infinity (value, d/dx, d/dkeys, d/dvalues: {finite})'
 
 
-def _with_zero_keys(seed: int, more: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-  """Arguments before and after `more` tokens with zero keys and random values are added."""
-  x, keys, values = _example(seed)
-  (new_values,) = _normal(seed + 1, (more, 5))
-  new_keys = np.zeros((more, 8), np.float32)
-  return [x, keys, values], [x, np.append(keys, new_keys, 0), np.append(values, new_values, 0)]
-
-
 @EACH_WITH_GELU
-@settings(deadline=None, max_examples=10)
-@given(seed=SEEDS, more=st.sampled_from([1, 12, 20]))
-def test_tokens_with_zero_keys_change_nothing(score, seed, more):
-  before, after = _with_zero_keys(seed, more)
+def test_tokens_with_zero_keys_change_nothing(score):
+  x, keys, values = _example(0)
+  (new_values,) = _normal(1, (20, 5))
+  new_keys = np.zeros((20, 8), np.float32)
   np.testing.assert_allclose(
-    _pattention(*after, score, 12),
-    _pattention(*before, score, 12),
+    _pattention(x, np.append(keys, new_keys, 0), np.append(values, new_values, 0), score, 12),
+    _pattention(x, keys, values, score, 12),
     rtol=1e-4,
     atol=1e-5,
     err_msg='a model does not compute the same after it has grown',
@@ -197,8 +184,10 @@ def test_the_norms_of_the_scores_are_kept_and_not_the_scores():
 
 def test_the_backward_pass_sums_over_a_row_once():
   apply, arguments = _layer()
-  out, backward = jax.vjp(apply, *arguments)
-  recomputed = jax.make_jaxpr(backward)(out).eqns[0].params['jaxpr']
+  program = jax.make_jaxpr(
+    lambda *arguments: jax.vjp(apply, *arguments)[1](np.ones((2, 3, 5), np.float32))
+  )(*arguments)
+  (recomputed,) = [one.params['jaxpr'] for one in program.eqns if 'policy' in one.params]
   sums = [one for one in recomputed.eqns if one.primitive.name == 'reduce_sum']
   of_rows = [one for one in sums if one.invars[0].aval.shape == (2, 3, 12)]
   assert len(of_rows) == 1, 'the norm is summed again, and what is computed again waits for it'
@@ -234,7 +223,7 @@ def test_weights_have_the_dtype_of_the_scores(score):
   assert weights.dtype == jnp.bfloat16, 'the product with the values leaves bfloat16'
 
 
-@EACH_SCORE
+@pytest.mark.parametrize('score', ['l2_norm_gelu', 'softmax'])
 def test_gradients_of_bfloat16_scores_are_those_of_float32_rounded(score):
   scores, cotangent = _normal(0, (1, 8, 256), (1, 8, 256))
   scores, cotangent = (jnp.asarray(a, jnp.bfloat16) for a in (scores, cotangent))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import mixtures
 import numpy as np
 import pytest
-from tiny import normal_params, tiny_model
+from tiny import large_params, normal_params, tiny_model
 
 from tokenformer_jax.config import (
   DenseConfig,
@@ -22,10 +22,8 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.check_model import check_model
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model import splash
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.execution import Execution
-from tokenformer_jax.model.kernels import causal_attention
 from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import define_lm, unstack
 from tokenformer_jax.model.norm import make_norm
@@ -55,8 +53,18 @@ def _attention(model: ModelConfig):
   return define(lambda rngs: Attention(model.layer.mixer, model, execution=Execution(), rngs=rngs))
 
 
-@pytest.mark.parametrize(('qkv', 'window'), [('pattention', 0), ('dense', 5)])
-def test_few_key_heads_are_equal_ones_for_their_queries(qkv, window):
+STARTS = np.where(np.arange(LENGTH) < 9, 0, 9)[None].repeat(3, 0)
+
+
+@pytest.mark.parametrize(
+  ('qkv', 'window', 'context'),
+  [
+    ('pattention', 0, Context(padding_B=PADDING)),
+    ('dense', 5, Context(starts_BxT=STARTS, restart=True)),
+  ],
+  ids=['tokens, padding', 'dense, window, documents'],
+)
+def test_few_key_heads_are_equal_ones_for_their_queries(qkv, window, context):
   few = _model(qkv, window=window, qk_norm='rms')
   params = normal_params(_attention(few), 0.5)
   assert (
@@ -76,13 +84,11 @@ def test_few_key_heads_are_equal_ones_for_their_queries(qkv, window):
 
   all_heads = {**params, **{name: repeated(params[name]) for name in ('key', 'value')}}
   many = _model(qkv, window=window, qk_norm='rms', kv_heads=HEADS)
-  starts = np.where(np.arange(LENGTH) < 9, 0, 9)[None].repeat(3, 0)
-  for context in (Context(padding_B=PADDING), Context(starts_BxT=starts, restart=True)):
-    got, want = (
-      jax.jit(lambda p, own=own, c=context: _attention(own).bind(p)(X_BxTxD, c)[0])(own_params)
-      for own, own_params in ((few, params), (many, all_heads))
-    )
-    np.testing.assert_allclose(got, want, atol=2e-5, err_msg=f'{context}')
+  got, want = (
+    jax.jit(lambda p, own=own: _attention(own).bind(p)(X_BxTxD, context)[0])(own_params)
+    for own, own_params in ((few, params), (many, all_heads))
+  )
+  np.testing.assert_allclose(got, want, atol=2e-5)
 
 
 @pytest.mark.parametrize('window', [0, 5])
@@ -94,7 +100,7 @@ def test_a_cache_holds_the_heads_of_keys(window):
   assert cache.keys.shape == (3, KEY_HEADS, window or LENGTH, WIDTH)
   extend = jax.jit(lambda x, start, cache: layer(x, Context(start, PADDING), cache))
   read, start = [], 0
-  for size in (1, 12, 3, *[1] * 8):
+  for size in (1, 12, *[1] * 11):
     out, cache, _ = extend(X_BxTxD[:, start : start + size], start, cache)
     read.append(out)
     start += size
@@ -105,9 +111,9 @@ def test_a_cache_holds_the_heads_of_keys(window):
 @pytest.mark.slow
 def test_key_heads_on_a_mesh_are_those_of_one_device():
   """Four devices split eight heads of queries; each has both heads of keys."""
-  model = _model(head_width=8, qk_norm='rms_joint')
+  model = dataclasses.replace(_model(head_width=8, qk_norm='rms_joint'), pattern='layer')
   definition, decoder = define_lm(model), define_lm(model, Execution(layers='list'))
-  params = definition.init(0)
+  params = large_params(model)
   ids = np.random.default_rng(0).integers(0, 64, (4, 12))
 
   def loss_and_gradients(params):
@@ -127,21 +133,6 @@ def test_key_heads_on_a_mesh_are_those_of_one_device():
     got = jax.jit(lambda p: (loss_and_gradients(p), decoded(p)))(placed)
   for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
     np.testing.assert_allclose(one, other, atol=1e-5, err_msg='a mesh computes something else')
-
-
-def test_splash_takes_few_key_heads():
-  rng = np.random.default_rng(0)
-  arrays = [np.float32(rng.normal(size=(1, 128, heads, 32))) for heads in (4, 2, 2)]
-
-  def sums(attention):
-    both = jax.value_and_grad(lambda *x: jnp.sum(jnp.sin(attention(*x))), (0, 1, 2))
-    return jax.jit(both)(*arrays)
-
-  got, gradients = sums(functools.partial(splash.attention, causal=True, interpret=True))
-  want, wanted = sums(causal_attention)
-  np.testing.assert_allclose(got, want, rtol=1e-5)
-  for one, other in zip(gradients, wanted, strict=True):
-    np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 REFUSED = {
@@ -166,8 +157,7 @@ def test_settings_without_meaning_are_refused(sentence):
 def test_a_scale_of_a_norm_may_be_an_offset():
   model = tiny_model()
   offset, plain = (define(lambda rngs, f=form: make_norm(f, model, rngs=rngs)) for form in FORMS)
-  new = offset.init(0)
-  assert not np.any(new['scale']), 'the norm does not start with a factor of 1'
+  assert not np.any(offset.init(0)['scale']), 'the norm does not start with a factor of 1'
   got, want = (
     jax.jit(lambda scale, norm=norm: norm.bind({'scale': scale})(X_BxTxD))(np.full(32, scale))
     for norm, scale in ((offset, np.float32(0.5)), (plain, np.float32(1.5)))
@@ -178,7 +168,7 @@ def test_a_scale_of_a_norm_may_be_an_offset():
 def test_embeddings_are_scaled_by_the_root_of_the_width():
   model, ids = tiny_model(), np.arange(6)[None]
   scaled = dataclasses.replace(model, embedding_scale=True)
-  params = define_lm(model).init(0)
+  params = large_params(model)
   got, want = (define_lm(each).bind(params).embed(ids) for each in (scaled, model))
   np.testing.assert_allclose(got, want * 32**0.5, rtol=1e-6)
 
@@ -189,10 +179,12 @@ def test_the_shared_part_of_experts_has_a_gate():
   params = mixtures.large(mixtures.layer(gated))
   x = X_BxTxD[..., :16]
   without = {name: part for name, part in params.items() if name != 'shared_gate'}
-  shared = np.asarray(jax.jit(lambda p: mixtures.layer(gated).bind(p).shared(x))(params))
-  got, want = (
-    np.asarray(jax.jit(lambda p, kind=kind: mixtures.layer(kind).bind(p)(x)[0])(of))
-    for kind, of in ((gated, params), (plain, without))
-  )
+
+  @jax.jit
+  def run():
+    whole = mixtures.layer(gated).bind(params)
+    return whole(x)[0], mixtures.layer(plain).bind(without)(x)[0], whole.shared(x)
+
+  got, want, shared = map(np.asarray, run())
   want = want - shared + shared / (1 + np.exp(-x @ np.asarray(params['shared_gate'])))[..., None]
   np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)

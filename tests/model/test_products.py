@@ -61,53 +61,48 @@ PROJECTIONS = {
   'down': ('BTI,IO->BTO', DOWN, 0, None),
   'down of heads': ('BTHK,HKO->BTO', DOWN, 0, None),
 }
-MESHES = [{'replica': 2, 'fsdp': 2, 'tokens': 2}, {'fsdp': 1, 'tokens': 8}]
+MIXED = {'replica': 2, 'fsdp': 2, 'tokens': 2}
 
 
-def _projection(name: str, batch: int = 8):
-  """Arrays [B, T, 8] or [B, T, 4, 2] and [8, 8], and x M by `project` and as it is written."""
+def _projection(name: str):
+  """Return arrays [B, T, 8] or [B, T, 4, 2] and [8, 8], `project` of them, and its results."""
   equation, axes, contract, out_heads = PROJECTIONS[name]
-  shape = (4, 2) if 'HK,' in equation else (8,)
+  of_x, of_matrix, of_out = re.split(',|->', equation)
+  sizes = {'B': 8, 'T': 3, 'I': 8, 'O': 8, 'H': 4, 'K': 2}
   rng = np.random.default_rng(0)
-  x, matrix = (np.float32(rng.normal(size=size)) for size in ((batch, 3, *shape), (8, 8)))
+  x, matrix = (rng.normal(size=[sizes[axis] for axis in of]) for of in (of_x, of_matrix))
+  out = np.einsum(equation, x, matrix)
+  d_x = np.einsum(f'{of_out},{of_matrix}->{of_x}', np.cos(out), matrix)
+  d_matrix = np.einsum(f'{of_x},{of_out}->{of_matrix}', x, np.cos(out))
 
-  def project(x, matrix):
-    return products.project(x, matrix, axes, contract=contract, out_heads=out_heads)
-
-  def written(x, matrix):
-    order = equation.split(',')[1].split('-')[0]
-    sizes = {'I': 8, 'O': 8, 'H': 4, 'K': 2}
-    return jnp.einsum(equation, x, matrix.reshape([sizes[letter] for letter in order]))
-
-  return x, matrix, project, written
+  project = functools.partial(products.project, axes=axes, contract=contract, out_heads=out_heads)
+  want = out, d_x, d_matrix.reshape(8, 8)
+  return np.float32(x), np.float32(matrix.reshape(8, 8)), project, want
 
 
-@functools.cache
-def _written(name: str, batch: int) -> tuple[jax.Array, ...]:
-  """The product and its gradients, for all meshes."""
-  x, matrix, _, written = _projection(name, batch)
-  return jax.jit(with_gradients, static_argnums=0)(written, x, matrix)
-
-
-@pytest.mark.parametrize(('mesh', 'batch'), [(None, 8), *((mesh, 8) for mesh in MESHES)])
-@pytest.mark.parametrize('name', PROJECTIONS)
-def test_a_projection_is_the_product_and_so_are_its_gradients(monkeypatch, name, mesh, batch):
-  _trace_for(monkeypatch, 'tpu' if mesh else 'cpu')
-  monkeypatch.setattr(per_device, '_TWO_STEPS', 8)
-  x, matrix, project, _ = _projection(name, batch)
-  want = _written(name, batch)
-  if mesh is None:
-    got = jax.jit(with_gradients, static_argnums=0)(project, x, matrix)
-  else:
-    axes = PROJECTIONS[name][1]
-    mesh = sharding.make_mesh(MeshConfig(**mesh))
-    matrix = jax.device_put(matrix, jax.NamedSharding(mesh, rules.spec(axes)))
-    if batch == 8:
-      x = jax.device_put(x, sharding.batch_sharding(mesh))
-    with jax.set_mesh(mesh):
-      got = jax.jit(with_gradients, static_argnums=0)(project, x, matrix)
+def _check(name: str, mesh: dict[str, int]) -> str:
+  """Check a projection and its gradients on a mesh, and return the compiled program."""
+  mesh = sharding.make_mesh(MeshConfig(**mesh))
+  x, matrix, project, want = _projection(name)
+  matrix = jax.device_put(matrix, jax.NamedSharding(mesh, rules.spec(PROJECTIONS[name][1])))
+  x = jax.device_put(x, sharding.batch_sharding(mesh))
+  with jax.set_mesh(mesh):
+    step = jax.jit(functools.partial(with_gradients, project)).lower(x, matrix).compile()
+    got = step(x, matrix)
   for one, other in zip(got, want, strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+  return step.as_text()
+
+
+@pytest.mark.parametrize('name', PROJECTIONS)
+def test_a_projection_is_the_product_and_so_are_its_gradients(monkeypatch, name):
+  x, matrix, project, want = _projection(name)
+  got = jax.jit(functools.partial(with_gradients, project))(x, matrix)
+  for one, other in zip(got, want, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+  _trace_for(monkeypatch, 'tpu')
+  monkeypatch.setattr(per_device, '_TWO_STEPS', 4)
+  _check(name, {'fsdp': 2, 'tokens': 4})
 
 
 @pytest.mark.parametrize(('tokens', 'width'), [(9, 8), (8, 6)])
@@ -125,13 +120,7 @@ def test_a_matrix_that_the_mesh_does_not_divide_is_multiplied_all_the_same(token
 )
 def test_no_device_gets_the_whole_gradient_of_a_matrix(monkeypatch, name, platform, scatters):
   _trace_for(monkeypatch, platform)
-  x, matrix, project, _ = _projection(name)
-  mesh = sharding.make_mesh(MeshConfig(**({'replica': 2, 'fsdp': 4} if scatters == 2 else {})))
-  place = jax.NamedSharding(mesh, rules.spec(PROJECTIONS[name][1]))
-  with jax.set_mesh(mesh):
-    x, matrix = jax.device_put(x, sharding.batch_sharding(mesh)), jax.device_put(matrix, place)
-    step = jax.jit(with_gradients, static_argnums=0)
-    program = step.lower(project, x, matrix).compile().as_text()
+  program = _check(name, {'replica': 2, 'fsdp': 4} if scatters == 2 else {})
   found = re.findall(r'f32\[([0-9,]*)\]\S* (all-reduce|reduce-scatter|all-gather)\(', program)
   found = [(kind, np.prod([int(size) for size in shape.split(',')])) for shape, kind in found]
   assert [kind for kind, _ in found].count('reduce-scatter') == scatters, found
@@ -160,7 +149,7 @@ def _looked_up(table, ids_BxT, change_BxTxD):
   return rows, backward(change_BxTxD)[0]
 
 
-@pytest.mark.parametrize('mesh', [None, *MESHES])
+@pytest.mark.parametrize('mesh', [None, MIXED])
 def test_all_gradients_of_a_frequent_row_are_summed(monkeypatch, mesh):
   _trace_for(monkeypatch, 'tpu' if mesh else 'cpu')
   table, ids, change = _many_of_few(256, 16)
@@ -183,7 +172,7 @@ def test_all_gradients_of_a_frequent_row_are_summed(monkeypatch, mesh):
 
 def test_no_device_gets_the_whole_gradient_of_a_table(monkeypatch):
   _trace_for(monkeypatch, 'gpu')
-  mesh = sharding.make_mesh(MeshConfig(**MESHES[0]))
+  mesh = sharding.make_mesh(MeshConfig(**MIXED))
   place = jax.NamedSharding(mesh, rules.spec(TABLE))
   table, ids, change = _many_of_few(256, 16)
   with jax.set_mesh(mesh):

@@ -1,5 +1,7 @@
 """What the forward pass keeps for the backward pass."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,7 +12,10 @@ from tokenformer_jax.config import ModelConfig, names
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm
 
+COUNTS = {'qkv': 40, 'proj': 48, 'ffn': 80}  # not the width of anything else
 
+
+@functools.cache
 def _kept_for_backward(remat: str, model: ModelConfig) -> list[tuple[tuple[int, ...], str]]:
   """Shapes of what the forward pass leaves for the backward pass, and whose memory they are in."""
   definition = define_lm(model, Execution(remat=remat))
@@ -24,12 +29,11 @@ def _kept_for_backward(remat: str, model: ModelConfig) -> list[tuple[tuple[int, 
   ('remat', 'score'),
   [
     *((way, 'l2_norm_gelu') for way in sorted({*names.keys()['train.remat'].choices} - {'auto'})),
-    *((way, score) for way in ('everything', 'dots') for score in ('gelu_l2_norm', 'softmax')),
+    *(('dots', score) for score in ('gelu_l2_norm', 'softmax')),
   ],
 )
 def test_scores_are_kept_for_the_backward_pass_only_with_everything(remat, score):
-  counts = {'qkv': 40, 'proj': 48, 'ffn': 80}  # not the width of anything else
-  kept = _kept_for_backward(remat, tiny_model(tokens=counts, score=score))
+  kept = _kept_for_backward(remat, tiny_model(tokens=COUNTS, score=score))
   of_scores = [shape for shape, _ in kept if shape[2:] in {(8, 40), (8, 48), (8, 80)}]
   want = [(2, 2, 8, 40)] * 3 + [(2, 2, 8, 48), (2, 2, 8, 80)] if remat == 'everything' else []
   assert sorted(of_scores) == want, f'remat={remat} keeps {of_scores} [L, B, T, N]'
@@ -55,7 +59,7 @@ def test_defaults_go_by_platform_and_depth(monkeypatch, platform, depth, want):
 
 @pytest.mark.parametrize('projection', ['pattention', 'dense'])
 def test_dots_keeps_what_projections_make(projection):
-  model = tiny_model(dense=projection == 'dense')
+  model = tiny_model(tokens=COUNTS, dense=projection == 'dense')
   kept = [shape for shape, _ in _kept_for_backward('dots', model) if shape[:3] == (2, 2, 8)]
   # The layer's input; queries, keys and values as heads; what attention adds to the residual. What
   # the feed-forward layer adds is needed by the next; of a Transformer, what goes into its GELU.
@@ -68,7 +72,7 @@ def test_dots_keeps_what_projections_make(projection):
 
 @pytest.mark.parametrize(('remat', 'memory'), [('full', 'Device'), ('offload', 'Host')])
 def test_full_remat_keeps_the_input_of_each_layer(remat, memory):
-  kept = _kept_for_backward(remat, tiny_model())
+  kept = _kept_for_backward(remat, tiny_model(tokens=COUNTS))
   activations = sorted((shape, where) for shape, where in kept if shape[:3] == (2, 2, 8))
   # One of each of 5 Pattentions, and two of each of 2 LayerNorms.
   statistics = 9 * [((2, 2, 8, 1), 'Device')]

@@ -62,6 +62,7 @@ def _config(model, documents: str = 'joined', on: MeshConfig = ONE) -> Config:
 def _run(name: str, on: MeshConfig):
   """Return the loss, its gradient, and the sums of an evaluation on a mesh."""
   model, documents, _ = CASES[name]
+  model = dataclasses.replace(model, pattern='layer')
   config = _config(model, documents, on)
   count = on.replica * on.fsdp * on.experts * on.sequence * on.tokens
   mesh, task = sharding.make_mesh(on, jax.devices()[:count]), tasks.make(config)

@@ -8,22 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tiny import tiny_model, with_mixer
+from tiny import normal_params, tiny_model, with_mixer
 
 from tokenformer_jax.config import NoPositionsConfig, NoProjectionConfig
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.mixers.shaped import ShapedAttention
+from tokenformer_jax.model.params import Definition, define
 
 LENGTH = 20
 STARTS = np.where(np.arange(LENGTH) < 8, 0, 8)[None].repeat(2, axis=0)
 MASKS = {  # causal, window, context
   'causal': (True, 0, Context()),
-  'window': (True, 7, Context()),
   'bidirectional': (False, 0, Context()),
-  'documents': (True, 0, Context(starts_BxT=jnp.asarray(STARTS))),
-  'documents, window': (True, 7, Context(starts_BxT=jnp.asarray(STARTS))),
+  'documents, window': (True, 7, Context(starts_BxT=STARTS)),
 }
 
 
@@ -39,7 +38,7 @@ def _uniform_matrix(causal: bool, window: int, context: Context) -> np.ndarray:
   return seen / seen.sum(axis=1, keepdims=True)
 
 
-def _new(causal: bool = True, window: int = 0) -> ShapedAttention:
+def _definition(causal: bool = True, window: int = 0) -> Definition:
   """Shaped attention without values and positions."""
   nothing = NoProjectionConfig()
   model = with_mixer(
@@ -49,18 +48,16 @@ def _new(causal: bool = True, window: int = 0) -> ShapedAttention:
     proj=nothing,
     shaped=True,
   )
-  how = {'causal': causal, 'execution': Execution(), 'rngs': nnx.Rngs(0)}
-  return ShapedAttention(model.layer.mixer, model, **how)
+  how = {'causal': causal, 'execution': Execution()}
+  return define(lambda rngs: ShapedAttention(model.layer.mixer, model, **how, rngs=rngs))
 
 
 def _apply(causal: bool, window: int, x: jax.Array, gains: jax.Array, context: Context = Context()):  # noqa: B008
   """Apply shaped attention with large queries, and with the same gains in all heads."""
-  module, rng = _new(causal, window), np.random.default_rng(1)
-  module.query.kernel[...] = jnp.asarray(rng.normal(size=(32, 32)) / 4, jnp.float32)
-  for gain, value in zip(
-    (module.identity_gain, module.attention_gain, module.uniform_gain), gains, strict=True
-  ):
-    gain[...] = jnp.full(4, value)
+  definition = _definition(causal, window)
+  names = ('identity_gain', 'attention_gain', 'uniform_gain')
+  of_heads = {name: jnp.full(4, gain) for name, gain in zip(names, gains, strict=True)}
+  module = definition.bind(normal_params(definition, 0.25, seed=1) | of_heads)
   return module(x, context)[0]
 
 
@@ -82,16 +79,16 @@ def test_shaped_attention_is_the_sum_of_its_three_parts(causal, window, context)
 
 
 def test_the_mean_of_bfloat16_values_is_summed_in_float32():
-  ones, gains = jnp.ones((1, 1024, 32), jnp.bfloat16), jnp.array([0.0, 0.0, 1.0])
+  ones, gains = np.ones((1, 1024, 32), jnp.bfloat16), np.float32([0, 0, 1])
   got = jax.jit(functools.partial(_apply, True, 0))(ones, gains)
   np.testing.assert_array_equal(np.float32(got), -1, err_msg='a sum is rounded')
 
 
 def test_a_new_layer_is_the_identity_also_with_padding():
   """C is of the tokens that there are, so that A − C is 0 before training."""
-  x = jax.random.normal(jax.random.key(0), (2, LENGTH, 32))
-  context = Context(0, jnp.array([0, 6]))
-  got = jax.jit(lambda x: _new()(x, context)[0])(x)
+  x = np.float32(np.random.default_rng(0).normal(size=(2, LENGTH, 32)))
+  context, definition = Context(0, np.array([0, 6])), _definition()
+  got = jax.jit(lambda x: definition.bind(definition.init(jax.random.key(0)))(x, context)[0])(x)
   np.testing.assert_allclose(got[0], x[0], atol=1e-6)
   np.testing.assert_allclose(got[1, 6:], x[1, 6:], atol=1e-6)
 

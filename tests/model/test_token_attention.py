@@ -80,9 +80,7 @@ def _read_and_whole(clip: int, window: int, scores: str):
   return read, whole
 
 
-@pytest.mark.parametrize(
-  ('clip', 'window', 'scores'), [(5, 0, 'softmax'), (5, 0, 'squared_relu'), (3, 8, 'squared_relu')]
-)
+@pytest.mark.parametrize(('clip', 'window', 'scores'), [(5, 0, 'softmax'), (3, 8, 'squared_relu')])
 @pytest.mark.parametrize('parts', PARTS.values(), ids=PARTS)
 def test_attention_from_a_cache_is_that_of_the_whole_text(parts, clip, window, scores):
   attention = _attention(clip, window, scores=scores)
@@ -108,8 +106,8 @@ def test_attention_from_a_cache_is_that_of_the_whole_text(parts, clip, window, s
 def _factors(
   config: SeenScaleConfig | PositionScaleConfig, positions: np.ndarray, seen: np.ndarray
 ) -> np.ndarray:
-  ones = jnp.ones((*positions.shape, 1, 1))
-  return np.asarray(scale_by_length(config, ones, jnp.asarray(positions), jnp.asarray(seen)))[
+  scale = jax.jit(functools.partial(scale_by_length, config))
+  return np.asarray(scale(np.ones((*positions.shape, 1, 1), np.float32), positions, seen))[
     ..., 0, 0
   ]
 
@@ -139,8 +137,13 @@ def test_the_factor_of_seen_keys_begins_to_grow_at_the_smallest_count():
 def test_queries_are_scaled_by_the_keys_that_they_see(causal, window, want):
   rotary = Rotary(NoPositionsConfig(), WIDTH)
   scaled = LengthScaled(rotary, SeenScaleConfig(least=2, base=4.0), causal, window)
-  context = Context(0, jnp.array([0, 2]))
-  got = scaled.query(jnp.ones((2, 6, 1, 1)), context.positions(6), context)[..., 0, 0]
-  counts = np.maximum(want, 2)
-  is_token = np.asarray(context.positions(6)) >= 0
+  context = Context(0, np.array([0, 2]))
+
+  @jax.jit
+  def run():
+    positions = context.positions(6)
+    return scaled.query(jnp.ones((2, 6, 1, 1)), positions, context)[..., 0, 0], positions
+
+  got, positions = map(np.asarray, run())
+  counts, is_token = np.maximum(want, 2), positions >= 0
   np.testing.assert_allclose(got[is_token], (np.log(counts) / np.log(4))[is_token], rtol=1e-6)

@@ -8,6 +8,7 @@ This is a process of its own, because libtpu reads the flags of the dump when it
 import argparse
 import json
 import os
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +60,7 @@ def main() -> None:
   args = parser.parse_args()
   jax.config.update('jax_platforms', 'cpu')
   figures = {}
-  with schedule.temporary() as directory:
+  with tempfile.TemporaryDirectory() as directory:
     os.environ['LIBTPU_INIT_ARGS'] = schedule.flags(directory)
     on = topology.parse(args.topology)
     mesh = Mesh(np.array(topology.devices(on)[:1]), ('one',), axis_types=(AxisType.Auto,))

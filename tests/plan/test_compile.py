@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import splash
 from tokenformer_jax.parallel import rules, sharding
-from tokenformer_jax.plan import costs, estimate, topology
+from tokenformer_jax.plan import costs, estimate, program, topology
 from tokenformer_jax.plan.chips import CHIPS
+from tokenformer_jax.steps import step as step_lib
 
 pytest.importorskip('libtpu', reason='pip install -e ".[tpu]" brings the compiler')
 pytestmark = pytest.mark.slow
@@ -38,6 +40,7 @@ SMALL = {
   'data.tokenizer': 'nothing/tokenizer.json',
   'train.remat': 'full',
 }
+DENSE = {f'model__layer__mixer__{name}': {'kind': 'dense'} for name in ('qkv', 'proj')}
 
 
 def _config(**changes):
@@ -81,16 +84,12 @@ def test_gradients_are_scattered_over_64_chips():
   assert moved['all-reduce'] < 0.3 * moved['reduce-scatter'], 'gradients are summed whole'
 
 
-def test_tokens_are_split():
-  plan = _plan('v5e:4x4', mesh__tokens=4, model__width=1024, quick=True)
-  assert (plan.mesh['fsdp'], plan.mesh['tokens']) == (4, 4)
+def test_tokens_are_split_and_replicas_in_two_slices_speak_over_dcn():
+  plan = _plan('v5e:4x4', 2, mesh__replica=2, mesh__tokens=4, model__width=1024, quick=True)
+  assert [plan.mesh[axis] for axis in ('replica', 'fsdp', 'tokens')] == [2, 4, 4]
   moved = _moved(plan, 'tokens')
   assert moved['all-reduce'], 'the norms of rows are not summed'
   assert moved['reduce-scatter'], 'outputs are whole on each device before they are heads'
-
-
-def test_replicas_in_two_slices_speak_over_dcn():
-  plan = _plan('v5e:4x4', 2, mesh__replica=2, quick=True)
   between = [row for row in plan.costs.traffic if row.network == 'DCN']
   assert {row.axis for row in between} == {'replica'}
   crossing = sum(row.gigabytes for row in between) * 1e9 / plan.memory.parameters
@@ -98,10 +97,11 @@ def test_replicas_in_two_slices_speak_over_dcn():
 
 
 def test_slices_do_not_share_a_replica():
+  devices = topology.devices(topology.parse('v5e:4x4', 2))
   with pytest.raises(
     UserError, match=r'config\.mesh\.replica is 1, and the devices are in 2 slice'
   ):
-    _plan('v5e:4x4', 2)
+    sharding.make_mesh(MeshConfig(), devices)
 
 
 @pytest.mark.full_size
@@ -118,7 +118,7 @@ def test_inputs_of_layers_wait_on_the_host():
 
 
 def test_every_kernel_costs_what_its_own_window_does():
-  windows, shape = (256, 0, 512), (4, 2048, 2, 128)
+  windows, shape = (256, 0), (4, 2048, 2, 128)
   mesh = sharding.make_mesh(MeshConfig(), topology.devices(topology.parse('v5e:2x2')))
   place = jax.NamedSharding(mesh, rules.spec(('batch', None, 'heads', None)))
   x = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=place)
@@ -152,13 +152,62 @@ def test_a_mixture_exchanges_its_tokens_and_never_its_experts():
     'dispatch': {'kind': 'grouped', 'device_factor': 1.25},
   }
   sizes = {'model__layer__ffn': experts, 'model__pattern': 'layer', 'mesh__experts': 2}
-  plan = _plan('v5p:2x2x1', quick=True, **sizes)
+  plan = _plan('v5p:2x2x1', quick=True, **sizes, **DENSE)
   slots = 1.25 * (256 // 4) * 128 * 2 / 2  # those of the other device
   wanted = slots * (6 * 256 * 2 + 2 * 4)  # rows there and back in three passes, numbers in two
   assert _moved(plan, 'experts')['all-to-all'] == pytest.approx(wanted, rel=1e-6)
   own = 4 * 2 * 256 * 128 * 2  # of the 4 experts of a device, in bfloat16
   gathered = _moved(plan, 'fsdp')['all-gather']
   assert gathered == pytest.approx(2 * own / 2, rel=1e-6), 'other experts are gathered'
+
+
+LONG = {
+  'data__sequence_length': 4096,
+  'data__batch_size': 4,
+  'mesh__fsdp': 2,
+  'mesh__sequence': 2,
+}
+WINDOW = {
+  'model__pattern': 'layer local',
+  'model__variants__local': {'mixer': {'window': 300}},
+}
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    WINDOW,
+    {**WINDOW, 'data__documents': 'separate'},
+    {'model__layer__mixer__shaped': True, 'data__documents': 'masked'},
+  ],
+  ids=['window', 'documents', 'shaped'],
+)
+def test_no_array_of_a_split_row_has_the_length_twice(changes):
+  step = program.make_step(_config(**LONG, **changes))
+  mesh = sharding.make_mesh(step.config.mesh, topology.devices(topology.parse('v5p:2x2x1')))
+  function = step_lib.make_train_step(step, mesh)
+  arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
+  with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.
+    text = function.lower(*arguments).as_text()
+  assert 'splash' in text, 'attention is not by the kernel'
+  longest = 4096 // 2  # also of a device's part
+  shapes = {
+    tuple(map(int, sizes.split('x')[:-1])) for sizes in re.findall(r'tensor<([\dx]+)', text)
+  }
+  large = [shape for shape in shapes if sum(size >= longest for size in shape) > 1]
+  assert not large, f'arrays of T × T: {large}'
+
+
+def test_devices_of_a_split_row_exchange_slots_for_heads_and_nothing_else():
+  plan = _plan('v5p:2x2x1', quick=True, **LONG, **DENSE, model__layer__ffn={'kind': 'mlp'})
+  rows = [row for row in plan.costs.traffic if row.axis == 'sequence']
+  exchanged = {row.kind: (row.count, row.gigabytes * 1e9) for row in rows}
+  count, moved = exchanged['all-to-all']
+  assert count == 3 * 4 * 2
+  assert moved == pytest.approx(3 * 4 * 2 * 4096 * 256 * 2 / 2, rel=0.01)
+  # The gradients of weights are scattered along one axis of the mesh after the other.
+  assert 'all-gather' not in exchanged, f'devices gather slots: {exchanged}'
+  assert sum(moved for _, moved in exchanged.values()) < 1.1 * moved, f'and more: {exchanged}'
 
 
 def test_a_topology_that_libtpu_does_not_have_is_refused():
@@ -180,12 +229,6 @@ def test_axes_of_a_mesh_need_not_be_sides_of_the_torus(name):
   assert len(set(mesh.devices.flat)) == mesh.size, 'a device is there twice'
 
 
-def test_a_mesh_that_does_not_fit_the_topology_is_refused():
-  config = dataclasses.replace(_config(), mesh=MeshConfig(tokens=3))
-  with pytest.raises(UserError, match='number of devices, 16'):
-    estimate.plan(config, topology.parse('v5e:4x4'))
-
-
 def _run(*command):
   """Run a program in an environment without variables about devices; return its result."""
   environment = {k: v for k, v in os.environ.items() if k not in ('JAX_PLATFORMS', 'XLA_FLAGS')}
@@ -196,7 +239,21 @@ def _run(*command):
 
 
 def _flags(**changes):
-  sizes = {**SMALL, 'model.pattern': 'layer', 'data.batch_size': 16, 'data.tokenizer': 'bytes'}
+  """Return the command for a model of few operations, whose code is generated soon."""
+  sizes = {
+    'model.pattern': 'layer',
+    'model.width': 256,
+    'model.layer.mixer.heads': 4,
+    'model.layer.mixer.positions.kind': 'none',
+    'model.layer.mixer.qkv.kind': 'dense',
+    'model.layer.mixer.proj.kind': 'dense',
+    'model.layer.ffn.kind': 'none',
+    'model.vocab_size': 512,
+    'data.sequence_length': 128,
+    'data.batch_size': 16,
+    'data.tokenizer': 'bytes',
+    'train.remat': 'everything',
+  }
   sizes |= {name.replace('__', '.'): value for name, value in changes.items()}
   return [
     *('-m', 'tokenformer_jax', 'plan', '--config=lm_pile:150m', '--topology=v5e:2x2'),
@@ -219,12 +276,12 @@ def test_the_command_prints_the_layout_first_and_then_the_schedule(tmp_path):
 
 
 def test_a_plan_that_is_ended_leaves_no_file(tmp_path):
-  command = [sys.executable, *_flags(model__pattern='layer*4', train__layers='unrolled')]
+  command = [sys.executable, *_flags()]
   environment = {**os.environ, 'TMPDIR': str(tmp_path)}
   with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
     said = iter(process.stderr.readline, '')
-    assert any('it fits' in line for line in said), 'the compiler has not begun'
-    assert any(tmp_path.rglob('*.txt'))
+    assert any('trying' in line for line in said), 'the compiler has not begun'
+    assert any(tmp_path.iterdir())
     process.terminate()
     assert process.wait() == 128 + signal.SIGTERM
   assert not any(tmp_path.iterdir())

@@ -254,36 +254,6 @@ def test_kernels_cost_what_they_say():
   assert counted.kernel_seconds == pytest.approx(1e-5), '4.59 GFLOP at 459 TFLOP/s'
 
 
-def _kernels(*windows):
-  """Return a program of attention on one head of 2048 positions, 128 wide, with these windows."""
-  blocks, queries = 's8[1,4,4]', 'bf16[1,2048,128]'
-  calls = [
-    f'  %splash_mha_fwd_residuals.{i} = {queries} custom-call(%blocks, %queries), '
-    f'custom_call_target="tpu_custom_call", frontend_attributes={{kernel_metadata={{\n'
-    f'"block_q":"512"\n}}}}, metadata={{op_name="jit(f)/while/splash_window_{window}/pallas_call"}}'
-    for i, window in enumerate(windows)
-  ]
-  return '\n'.join(
-    [
-      f'ENTRY %main (blocks: {blocks}, queries: {queries}) -> {queries} {{',
-      f'  %blocks = {blocks} parameter(0)',
-      f'  %queries = {queries} parameter(1)',
-      *calls,
-      '}\n',
-    ]
-  )
-
-
-def test_layers_with_different_windows_cost_what_each_of_them_computes():
-  of_all, of_window, both = (_read(_kernels(*windows)) for windows in ([0], [512], [0, 512]))
-  assert of_window.flops / of_all.flops == 7 / 12, (
-    '7 blocks of 512 are in the window, and 3 of 1024 are seen'
-  )
-  assert both.flops == of_all.flops + of_window.flops, 'one window is taken for another layer too'
-  assert both.kernel_seconds == pytest.approx(of_all.kernel_seconds + of_window.kernel_seconds)
-  assert not both.notes
-
-
 def test_kernels_that_say_nothing_are_told():
   line = 'f32[256] custom-call(%a), custom_call_target="tpu_custom_call"'
   assert '1 kernels carry no cost estimate' in _read(with_line(line)).notes[0]

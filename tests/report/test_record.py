@@ -87,12 +87,9 @@ def test_a_checkpoint_that_cannot_be_read_is_a_note(tmp_path):
   assert recorded.meta is None and 'no checkpoint of' in recorded.notes[0]
 
 
-@pytest.mark.parametrize(('lines', 'message'), [(None, 'is not a run'), ([], 'no figures yet')])
-def test_a_directory_without_a_run_is_named(tmp_path, lines, message):
-  if lines is not None:
-    written_runs.write(tmp_path / 'run', lines)
-  with pytest.raises(UserError, match=message):
-    read(tmp_path / 'run')
+def test_a_run_without_figures_is_named(tmp_path):
+  with pytest.raises(UserError, match='no figures yet'):
+    read(written_runs.write(tmp_path / 'run', []))
 
 
 def test_time_of_steps_that_were_made_again_is_lost():

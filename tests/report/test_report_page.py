@@ -59,9 +59,6 @@ def test_a_notebook_shows_the_page_in_a_frame(tmp_path):
   built = page.build([run])
   shown = built._repr_html_()
   assert shown.startswith('<iframe srcdoc="') and shown.count('"') == 4
-  with pytest.raises(UserError, match=r'path=.*page.pdf must end in .html or .htm'):
-    built.write(tmp_path / 'page.pdf')
-  assert not (tmp_path / 'page.pdf').exists()
   built.write(tmp_path / 'page.html')
   assert (tmp_path / 'page.html').read_text('utf-8') == built.html
   assert re.fullmatch(r'<Page of \d\.\d MB; write\(path\) saves it>', repr(built))

@@ -6,9 +6,9 @@ import time
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import claim
 
-# On a loaded machine a silence of 0.6 s is seen after many looks.
-FAST = claim.Timing(beat=0.1, silence=0.6, patience=90)
-SLOW_BEAT = claim.Timing(beat=60, silence=0.6, patience=90)
+# On a loaded machine a silence of 0.3 s is seen after many looks.
+FAST = claim.Timing(beat=0.1, silence=0.3, patience=90)
+SLOW_BEAT = claim.Timing(beat=60, silence=0.3, patience=90)
 
 
 def hold(directory, timing=FAST, **options):

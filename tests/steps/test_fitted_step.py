@@ -38,8 +38,8 @@ def _program(**train) -> step_lib.Program:
 
 
 @functools.cache
-def _first_state() -> step_lib.State:
-  return jax.jit(_program().initial_state)(0)
+def _abstract_state() -> step_lib.State:
+  return _program().abstract_state(sharding.make_mesh(MeshConfig(), jax.devices()[:1]))
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -92,26 +92,18 @@ def compiled(monkeypatch):
   return _record(monkeypatch, lambda *arguments: Nothing())
 
 
-def _make_steps(step, rows=ROWS) -> list[float]:
-  state, losses = jax.tree.map(jnp.copy, _first_state()), []
-  for _ in range(3):
-    state, figures = step(state, rows)
-    losses.append(float(figures['loss']))
-  return losses
+def _call(step, rows=ROWS) -> None:
+  for _ in range(2):
+    step(_abstract_state(), rows)
 
 
 def test_the_fastest_plan_is_compiled_once_if_it_fits(mesh, compiled, capsys):
-  _make_steps(_fitted(mesh, math.inf))
+  _call(_fitted(mesh, math.inf))
   assert compiled == [remat_plans.PLANS[0]], (
     'the step was compiled with another plan, or more than once'
   )
   said = capsys.readouterr().err
   assert said.count('\n') == 1 and remat_plans.PLANS[0].flags in said, said
-
-
-@pytest.fixture(scope='module')
-def plain_losses(mesh):
-  return _make_steps(fit.make_train_step(_program(remat='full', layers='scan'), mesh))
 
 
 @pytest.fixture
@@ -143,14 +135,14 @@ def test_a_plan_that_a_device_cannot_hold_falls_back(mesh, compiled, monkeypatch
       monkeypatch.setattr(fit, 'compile_lowered', refuse)
     case _:
       monkeypatch.setattr(fit.hosts, 'in_any', lambda failed: failed or not next(results))
-  _make_steps(_fitted(mesh, math.inf))
+  _call(_fitted(mesh, math.inf))
   assert compiled == list(remat_plans.PLANS[:2]), 'the processes run different programs'
   assert f'with {compiled[0].flags}; trying' in capsys.readouterr().err
 
 
 def _saved(remat: str, mesh) -> float:
   program = remat_plans.with_plan(_program(), RematPlan(remat, 'scan'))
-  return remat_plans.saved_bytes(program, mesh, (_first_state(), ROWS))
+  return remat_plans.saved_bytes(program, mesh, (_abstract_state(), ROWS))
 
 
 def test_a_plan_that_saves_less_needs_less_memory(mesh):
@@ -166,13 +158,13 @@ def test_a_value_counts_that_has_the_shape_of_a_parameter(mesh):
   config = Config(model=mixture('switch', layers=2), train=TrainConfig(steps=10, layers='scan'))
   program = step_lib.make_program(tasks.make(config), config)
   state = jax.eval_shape(program.initial_state, 0)
-  saved = [remat_plans.saved_bytes(program, mesh, (state, ROWS[:, :n])) for n in (16, 17, 18)]
-  assert saved == sorted(saved), f'15, 16 and 17 tokens: {saved}'
+  saved = [remat_plans.saved_bytes(program, mesh, (state, ROWS[:, :n])) for n in (16, 17)]
+  assert saved == sorted(saved), f'15 and 16 tokens: {saved}'
 
 
 def test_estimates_choose_the_first_plan_to_try(mesh, monkeypatch):
   monkeypatch.setattr(remat_plans, '_WORKING_SET', 0)
-  arguments = (_first_state(), ROWS)
+  arguments = (_abstract_state(), ROWS)
   capacity = remat_plans.argument_bytes(arguments) + 1.2 * _saved('dots', mesh)
   found = list(remat_plans.affordable(_program(), mesh, arguments, capacity))
   # Without the kernel for TPUs, `attention` saves what `full` saves.
@@ -181,20 +173,27 @@ def test_estimates_choose_the_first_plan_to_try(mesh, monkeypatch):
 
 
 def test_a_step_that_does_not_fit_falls_back_to_a_plan_that_needs_less(
-  mesh, plain_losses, monkeypatch, capsys
+  mesh, compiled, monkeypatch, capsys
 ):
-  compiled = _record(monkeypatch, fit.make_train_step)
-  compile_lowered = fit.compile_lowered
-  monkeypatch.setattr(  # What does not fit is not run.
-    fit, 'compile_lowered', lambda step: step if len(compiled) < 3 else compile_lowered(step)
-  )
   sizes = iter([3e9, 2e9, 1e6])
   monkeypatch.setattr(fit, 'compiled_bytes', lambda step: next(sizes))
-  losses = _make_steps(_fitted(mesh, 1e9))
+  _call(_fitted(mesh, 1e9))
   assert compiled == list(remat_plans.PLANS[:3]), 'a plan was left out, or compiled twice'
-  np.testing.assert_allclose(losses, plain_losses, rtol=1e-6, err_msg='it learns something else')
   said = capsys.readouterr().err
   assert 'needs 2.8 of 0.9 GiB of a device with --config.train.remat=everything' in said, said
+
+
+def test_a_fitted_step_learns_and_needs_more_than_its_arguments(mesh):
+  program = _program(remat='full', layers='scan')
+  step = fit.FittedStep(program, mesh, free=lambda mesh, arguments: math.inf)
+  state, losses = step_lib.make_first_state(program, mesh)(0), []
+  for _ in range(3):
+    state, figures = step(state, ROWS)
+    losses.append(float(figures['loss']))
+  assert losses[2] < losses[1] < losses[0]
+  (compiled,) = step._steps.values()
+  assert fit.compiled_bytes(compiled) > remat_plans.argument_bytes((state, ROWS))
+  assert fit.temporary_bytes(compiled) > 0
 
 
 @pytest.mark.parametrize(
@@ -214,20 +213,20 @@ def test_only_a_lack_of_memory_means_that_a_step_does_not_fit(said, kind):
 
 def test_a_step_that_fits_in_no_plan_is_the_users_to_change(mesh, compiled):
   with pytest.raises(UserError, match=r'needs .* GiB of a device with .*config.data.batch_size'):
-    _make_steps(_fitted(mesh, 1e3))
+    _call(_fitted(mesh, 1e3))
 
 
 def test_batches_of_another_shape_are_compiled_once_as_well(mesh, compiled):
   step = _fitted(mesh, math.inf)
-  _make_steps(step), _make_steps(step, ROWS[:4]), _make_steps(step)
+  _call(step), _call(step, ROWS[:4]), _call(step)
   assert len(compiled) == 2
 
 
 def test_a_copy_of_the_state_for_a_check_of_devices_is_kept_free(mesh, compiled):
-  given = remat_plans.argument_bytes(_first_state())
-  _make_steps(_fitted(mesh, 1e9 + given / 2))
+  given = remat_plans.argument_bytes(_abstract_state())
+  _call(_fitted(mesh, 1e9 + given / 2))
   with pytest.raises(UserError, match='nothing else needs less'):
-    _make_steps(_fitted(mesh, 1e9 + given / 2, check_devices=5))
+    _call(_fitted(mesh, 1e9 + given / 2, check_devices=5))
 
 
 @pytest.mark.parametrize(
@@ -260,7 +259,7 @@ def test_a_cpu_does_not_choose(mesh):
 
 
 def test_devices_that_share_the_batch_save_their_part():
-  arguments, found = (_first_state(), ROWS), []
+  arguments, found = (_abstract_state(), ROWS), []
   for devices in (1, 4):
     mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:devices])
     program = remat_plans.with_plan(_program(), RematPlan('everything', 'scan'))

@@ -49,23 +49,24 @@ def state_of(model: ModelConfig, seed: int = 0) -> State:
   """A state as after some training: no moment is zero and no counter fresh."""
   params = params_of(model, seed)
   moments = params_of(model, seed + 1)
-  counts = {optax.ScaleByAdamState: None, optax.ScaleByScheduleState: None}
-
-  def trained(part: Any) -> Any:
-    count = jnp.asarray(UPDATES, jnp.int32)
-    if isinstance(part, optax.ScaleByAdamState):
-      return optax.ScaleByAdamState(count, moments, jax.tree.map(jnp.square, moments))
-    return optax.ScaleByScheduleState(count) if type(part) in counts else part
-
-  opt_state = jax.tree.map(
-    trained, optimizer(model).init(params), is_leaf=lambda part: type(part) in counts
-  )
-  counters = {'step': STEP, 'skipped': STEP - UPDATES, 'skipped_in_a_row': 0}
-  return {
-    'params': params,
-    'opt_state': opt_state,
-    **{name: jnp.asarray(value, jnp.int32) for name, value in counters.items()},
+  squares = jax.tree.map(lambda moment: jnp.asarray(np.square(moment)), moments)
+  count = jnp.asarray(np.int32(UPDATES))
+  parts = {
+    optax.ScaleByAdamState: optax.ScaleByAdamState(count, moments, squares),
+    optax.ScaleByScheduleState: optax.ScaleByScheduleState(count),
   }
+  opt_state = jax.tree.map(
+    lambda part: parts[type(part)],
+    jax.eval_shape(optimizer(model).init, params),
+    is_leaf=lambda part: type(part) in parts,
+  )
+  return {'params': params, 'opt_state': opt_state, **counters()}
+
+
+def counters() -> dict[str, jax.Array]:
+  """The counters of a state."""
+  values = {'step': STEP, 'skipped': STEP - UPDATES, 'skipped_in_a_row': 0}
+  return {name: jnp.asarray(np.int32(value)) for name, value in values.items()}
 
 
 def adam(state: State) -> optax.ScaleByAdamState:
@@ -128,7 +129,16 @@ def apply_steps(
   state: State, model: ModelConfig, steps: apply.Steps, config: GrowConfig = KEEP
 ) -> State:
   """A whole state after some steps, by one compiled function."""
-  return jax.jit(lambda state: apply.grow_state(state, model, steps, config))(state)
+  data = tuple(step.data for step in steps)  # which equal steps may differ in
+  return _program(model, steps, config, data)(state)
+
+
+@functools.cache
+def _program(
+  model: ModelConfig, steps: apply.Steps, config: GrowConfig, data: tuple[Any, ...]
+) -> Callable[[State], State]:
+  del data
+  return jax.jit(lambda state: apply.grow_state(state, model, steps, config))
 
 
 def remove(

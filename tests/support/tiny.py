@@ -22,7 +22,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.config.section import field_types
-from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.execution import DEFAULT, Execution
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.steps import optim, schedules
@@ -165,7 +165,8 @@ def normal_params(definition: Definition, std: float = 1.0, seed: int = 0) -> Pa
   """Return parameters of a definition by a normal distribution, whatever starts at 0 or 1."""
   rng = np.random.default_rng(seed)
   return jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) * std, p.dtype), definition.abstract
+    lambda p: jax.device_put(np.asarray(rng.normal(size=p.shape) * std, p.dtype)),
+    definition.abstract,
   )
 
 
@@ -174,15 +175,22 @@ def large_params(model: ModelConfig) -> Params:
   """Return parameters of a language model, so large that every part and earlier token matters."""
   rng = np.random.default_rng(0)
   return jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype),
+    lambda p: jax.device_put(np.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype)),
     define_lm(model).abstract,
   )
 
 
 @functools.cache
-def logits_and_gradient(model: ModelConfig, layers: str = 'scan', remat: str = 'score_inputs'):
+def logits_of(model: ModelConfig, execution: Execution = DEFAULT):
+  """Return a compiled function of parameters and ids: the logits."""
+  definition = define_lm(model, execution)
+  return jax.jit(lambda params, ids: definition.bind(params)(ids)[0])
+
+
+@functools.cache
+def logits_and_gradient(model: ModelConfig):
   """Return a function of parameters and ids: logits, and the gradient of a function of them."""
-  definition = define_lm(model, Execution(remat=remat, layers=layers))
+  definition = define_lm(model, Execution(remat='everything'))
 
   def loss(params: Params, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     logits = definition.bind(params)(ids)[0]

@@ -22,9 +22,11 @@ LENGTH = 48  # that it was trained with
 MESHES = {1: MeshConfig(fsdp=1), 8: MeshConfig(fsdp=4, tokens=2)}
 
 
+@functools.cache
 def config(**changes: Any) -> config_lib.Config:
   """Of a run of sequences of `LENGTH`; `changes` are of the model."""
-  model = tiny_model(**{'vocab_size': 256, 'tied_head': False, 'max_length': LENGTH, **changes})
+  sizes = {'layers': 1, 'vocab_size': 256, 'tied_head': False, 'max_length': LENGTH}
+  model = tiny_model(**{**sizes, **changes})
   base = config_lib.resolve(config_lib.defaults())
   data = dataclasses.replace(base.data, tokenizer='bytes', sequence_length=LENGTH)
   return dataclasses.replace(base, model=model, data=data)

@@ -1,12 +1,16 @@
 """Run a command in this process, with arguments as a user types them."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from absl import flags
+import pytest
+from absl import app, flags
 
-from tokenformer_jax.cli import parse_flags, signatures
+from tokenformer_jax.cli import parse_flags, signatures, verbs
 
 
 @contextlib.contextmanager
@@ -28,3 +32,27 @@ def run(main: Callable[..., Any], *arguments: object, **options: Any) -> Any:
     signatures.define(main, **options)
     words = parse_flags.parse(['command', *map(str, arguments)])
     return main(*words[1:], **signatures.given(main, **options))
+
+
+def command(words: Sequence[str]) -> subprocess.CompletedProcess:
+  """Be `tokenformer WORDS`, but for what absl sets up in a process; return its status and text."""
+  said = io.StringIO(), io.StringIO()
+  with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]):
+    status = as_process(verbs.main, words)
+  return subprocess.CompletedProcess([*words], status, *(text.getvalue() for text in said))
+
+
+def as_process(main: Callable[[], None], words: Sequence[str]) -> int:
+  """Call the `main` of a console command with a command line; return its exit status."""
+
+  def run_app(main: Callable[..., Any], flags_parser: Callable[..., list[str]]) -> None:
+    sys.exit(main(flags_parser(sys.argv)))
+
+  with pytest.MonkeyPatch.context() as patch, own_flags():
+    patch.setattr(app, 'run', run_app)
+    patch.setattr(sys, 'argv', ['tokenformer', *words])
+    try:
+      main()
+    except SystemExit as ended:
+      return ended.code or 0
+  return 0

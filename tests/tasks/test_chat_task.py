@@ -2,13 +2,11 @@
 
 import contextlib
 import dataclasses
-import functools
-import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+import short_chats
 import tiny_run
 from mixtures import KINDS
 from outcomes import assert_close
@@ -33,31 +31,18 @@ from tokenformer_jax.training import sizes
 def chats(tmp_path_factory):
   """Return a function that makes the config of a run on short conversations."""
   root = tmp_path_factory.mktemp('chats')
-  rng = np.random.default_rng(0)
-
-  def text(most: int) -> str:
-    return ''.join(rng.choice(list('abcdefgh'), rng.integers(1, most)))
-
-  rows = [{'prompt': text(9), 'response': text(30)} for _ in range(200)]
-  (root / 'rows.jsonl').write_text('\n'.join(map(json.dumps, rows)))
-  template = root / 'short.jinja'
-  template.write_text(
-    '{% for m in messages %}{% if m.role == "user" %}?{{ m.content }}!{% else %}'
-    '{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}'
-  )
+  written = short_chats.write(root)
+  source, rows = written['source'], written['rows']
   text_source = tiny_run.write_corpus(root / 'texts')
 
-  def config(**changes):
-    changes = {'data__chat_template': str(template), 'model__pattern': 'layer', **changes}
-    if not any('mixture' in name for name in changes):
-      return tiny_run.config(
-        f'files:{root}/rows.jsonl', root / 'cache', data__rows='chat', **changes
-      )
+  def config(*, mixture: bool = False):
+    changes = {'data__chat_template': written['chat_template'], 'model__pattern': 'layer'}
+    if not mixture:
+      return tiny_run.config(source, root / 'cache', data__rows=rows, **changes)
     sources = {
-      'chat': {'source': f'files:{root}/rows.jsonl', 'rows': 'chat', 'weight': 0.5},
+      'chat': {'source': source, 'rows': rows, 'weight': 0.5},
       'text': {'source': text_source, 'weight': 0.5},
     }
-    del changes['mixture']
     return tiny_run.config('stdlib', root / 'cache', data__mixture=sources, **changes)
 
   return config
@@ -71,26 +56,24 @@ def _open(config) -> tuple[tasks.Task, np.ndarray, dict]:
   return task, batch, normal_params(task.definition, 0.2)
 
 
-def _loss(task, params, batch) -> dict:
-  return jax.jit(task.loss)(params, batch, jax.random.key(0))[1]
-
-
-def _nats(task, params, ids) -> jax.Array:
-  logits = task.logits(params, ids)[0]
-  return -jnp.take_along_axis(jax.nn.log_softmax(logits), ids[:, 1:, None], axis=-1)[..., 0]
-
-
 def test_the_loss_is_the_mean_over_the_tokens_of_answers(chats):
   task, batch, params = _open(chats())
   counts = batch[:, 1:] >= 0
   assert 0.2 < counts.mean() < 0.9, 'the batch does not have both'
-  figures = _loss(task, params, batch)
-  sums = jax.jit(task.sums)(params, batch).task
-  nats = jax.jit(functools.partial(_nats, task))(params, marks.plain(batch))
-  expected = (np.asarray(nats) * counts).sum() / counts.sum()
+  gradient = jax.jit(step_lib._gradient(task.loss, 1, task.counts))
+  _, figures = gradient(params, batch, jax.random.key(0))
+  ids = marks.plain(batch)
+  sums, (logits, _) = jax.jit(lambda p: (task.sums(p, batch).task, task.logits(p, ids)))(params)
+  nats = np.logaddexp.reduce(logits, axis=-1)
+  nats -= np.take_along_axis(np.asarray(logits), ids[:, 1:, None], axis=-1)[..., 0]
+  expected = (nats * counts).sum() / counts.sum()
   assert_close(figures['loss'], expected, 'training counts other tokens')
   assert_close(sums.nats / sums.tokens, expected, 'evaluation counts other tokens')
   assert sums.tokens == counts.sum()
+  nothing = marks.flip(ids)
+  slope, figures = jax.device_get(gradient(params, nothing, jax.random.key(0)))
+  assert figures['loss'] == 0
+  assert not any(leaf.any() for leaf in jax.tree.leaves(slope)), 'a batch without answers teaches'
 
 
 Z_LOSS = RouterConfig(z_loss=0.1)
@@ -103,59 +86,52 @@ ROUTED = {
   ),
   'bias': dataclasses.replace(KINDS['sparse'], router=Z_LOSS, balance=BiasBalanceConfig()),
 }
-_SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-  ('kind', 'mesh', 'distilled'),
-  [
-    pytest.param('switch', None, False, id='switch'),
-    pytest.param('switch', None, True, id='distilled', marks=_SLOW),
-    pytest.param('bias', MeshConfig(fsdp=2, experts=2), False, id='experts', marks=_SLOW),
-  ],
-)
-def test_routers_have_the_losses_and_loads_of_the_whole_batch(chats, kind, mesh, distilled):
+def _routed(chats, kind: str) -> tuple[tasks.Task, np.ndarray, dict]:
+  """Return a task, parameters and a batch with all kinds of rows in its first half."""
   config = chats()
   layer = dataclasses.replace(config.model.layer, ffn=ROUTED[kind])
-  model = dataclasses.replace(config.model, layer=layer, pattern='layer')
+  model = dataclasses.replace(config.model, layer=layer)
   task, batch, params = _open(dataclasses.replace(config, model=model))
   batch = batch.copy()
   batch[:4] = marks.flip(marks.plain(batch[:4]))  # rows without answers,
   batch[3, 9:] = batch[4] = -1  # a short one, and one without tokens
-  teacher = ()
-  if distilled:
-    task = tasks.make(task.config, None, task.config.model)
-    teacher = (jax.tree.map(lambda p: p[..., ::-1], params),)
-
-  def run(parts: int):
-    gradient = step_lib._gradient(task.loss, parts, task.counts)
-
-    def step(params, batch):
-      gradients, figures = gradient(params, batch, jax.random.key(0), *teacher)
-      return gradients, reported(figures)
-
-    return jax.device_get(jax.jit(step)(params, batch))
-
-  whole, figures = run(1)
-  if mesh:
-    devices = sharding.make_mesh(mesh, jax.devices()[: mesh.fsdp * mesh.experts * mesh.tokens])
-    batch = jax.device_put(batch, sharding.batch_sharding(devices))
-    with jax.set_mesh(devices):
-      parts, summed = run(2)
-  else:
-    parts, summed = run(4)
-  assert figures['aux_loss'] > 0.1 or kind == 'bias'
-  assert_close(summed, figures, 'a figure depends on the parts')
-  assert_close(parts, whole, 'the gradient depends on the parts')
+  return task, batch, params
 
 
-def test_a_batch_without_answers_changes_nothing(chats):
-  task, batch, params = _open(chats())
-  nothing = marks.flip(marks.plain(batch))
-  run = jax.jit(step_lib._gradient(task.loss, 1, task.counts))
-  gradient, figures = run(params, nothing, jax.random.key(0))
-  assert figures['loss'] == 0
-  assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient)), 'nothing has a gradient'
+def test_routers_have_the_losses_and_loads_of_the_whole_batch(chats):
+  task, batch, params = _routed(chats, 'switch')
+  task = tasks.make(task.config, None, task.config.model)
+  teacher = jax.tree.map(lambda p: p[..., ::-1], params)
+
+  @jax.jit
+  def run(parts):
+    counts = task.counts(batch)
+    key = jax.random.key(0)
+    found = jax.lax.map(lambda rows: task.loss(params, rows, key, teacher, counts=counts), parts)
+    objective, figures = jax.tree.map(lambda x: x.sum(axis=0), found)
+    return objective, reported(figures)
+
+  whole, parts = (jax.device_get(run(batch.reshape(n, -1, batch.shape[1]))) for n in (1, 4))
+  assert whole[1]['aux_loss'] > 0.1 and whole[1]['distill_loss'] > 0.1
+  assert_close(parts, whole, 'the loss or a figure depends on the parts')
+
+
+@pytest.mark.slow
+def test_routers_have_the_gradient_of_the_whole_batch_on_a_mesh(chats):
+  task, batch, params = _routed(chats, 'bias')
+
+  def run(parts: int, batch):
+    gradient = jax.jit(step_lib._gradient(task.loss, parts, task.counts))
+    gradients, figures = jax.device_get(gradient(params, batch, jax.random.key(0)))
+    return gradients, reported(figures)
+
+  whole = run(1, batch)
+  devices = sharding.make_mesh(MeshConfig(fsdp=2, experts=2), jax.devices()[:4])
+  with jax.set_mesh(devices):
+    parts = run(2, jax.device_put(batch, sharding.batch_sharding(devices)))
+  assert_close(parts, whole, 'the gradient or a figure depends on the parts')
 
 
 def test_a_mixture_has_conversations_beside_text(chats):

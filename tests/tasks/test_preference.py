@@ -69,32 +69,51 @@ def _log_probs(model, params, batch) -> tuple[jax.Array, jax.Array]:
   return tuple(jnp.stack(one, axis=1) for one in zip(*sums, strict=True))
 
 
-def _dpo(params, batch) -> jax.Array:
+def _dpo(params, batch) -> tuple[jax.Array, dict]:
   """Equation 7 of arXiv 2305.18290, as TRL computes it with `loss_type='sigmoid'`."""
   config, before = _config()
   policy = _log_probs(config.model, params, batch)[0]
-  reference = _log_probs(before, _params()[1], batch)[0]
-  chosen, rejected = (policy - reference).T
-  return jnp.mean(jnp.log1p(jnp.exp(-BETA * (chosen - rejected))))
+  rewards = BETA * (policy - _log_probs(before, _params()[1], batch)[0])
+  margins = rewards[:, 0] - rewards[:, 1]
+  return jnp.mean(jnp.log1p(jnp.exp(-margins))), {
+    'accuracy': jnp.mean(margins > 0),
+    'reward_margin': jnp.mean(margins),
+    'chosen_log_prob': jnp.mean(policy[:, 0]),
+    'rejected_log_prob': jnp.mean(policy[:, 1]),
+  }
 
 
-def _orpo(params, batch) -> jax.Array:
+def _orpo(params, batch) -> tuple[jax.Array, dict]:
   """Equations 6 and 7 of arXiv 2403.07691, with the mean log-probability as log P(y|x)."""
   log_probs, tokens = _log_probs(_config()[0].model, params, batch)
   chosen, rejected = (log_probs / tokens).T
   odds = [jnp.exp(one) / (1 - jnp.exp(one)) for one in (chosen, rejected)]
   ratio = jnp.log(jax.nn.sigmoid(jnp.log(odds[0] / odds[1])))
-  return jnp.mean(-chosen - BETA * ratio)
+  return jnp.mean(-chosen - BETA * ratio), {}
+
+
+@functools.cache
+def _of_formula(formula):
+  """The loss and the figures by a formula, and the gradient."""
+  run = jax.value_and_grad(lambda params: formula(params, _batch()), has_aux=True)
+  return jax.device_get(jax.jit(run)(_params()[0]))
+
+
+@functools.cache
+def _of_task(loss: str, parts: int):
+  """The gradient and the figures of a batch of the task."""
+  config, before = _config(loss)
+  task = tasks.make(config, before=before)
+  run = step_lib._gradient(task.loss, parts, task.counts)
+  return jax.device_get(jax.jit(run)(_params()[0], _batch(), KEY))
 
 
 @_SLOW
 @pytest.mark.parametrize(('formula', 'parts'), [(_dpo, 1), (_orpo, 2)])
 def test_losses_and_gradients_are_those_of_the_papers(formula, parts):
-  config, before = _config(formula.__name__.strip('_'))
-  task, batch = tasks.make(config, before=before), _batch()
-  run = step_lib._gradient(task.loss, parts, task.counts)
-  gradient, figures = jax.jit(run)(_params()[0], batch, KEY)
-  expected, slope = jax.jit(jax.value_and_grad(lambda params: formula(params, batch)))(_params()[0])
+  gradient, figures = _of_task(formula.__name__.strip('_'), parts)
+  (expected, others), slope = _of_formula(formula)
+  assert_close({name: figures[name] for name in others}, others, 'a figure is not the mean')
   np.testing.assert_allclose(figures['loss'], expected, rtol=1e-5)
   for own, one in zip(jax.tree.leaves(gradient), jax.tree.leaves(slope), strict=True):
     assert np.linalg.norm(own - one) <= 1e-5 * np.linalg.norm(one)
@@ -108,33 +127,15 @@ def test_the_reference_is_a_copy_of_the_base_to_the_bit():
   inside = tasks.make(config, before=before)
   outside = tasks.make(dataclasses.replace(config, distill=distill), teacher=before)
   batch = _batch()
-
-  def run(task, *teacher):
-    gradient = jax.value_and_grad(task.loss, has_aux=True)
-    return jax.device_get(jax.jit(gradient)(params, batch, KEY, *teacher))
-
-  (value, figures), gradient = run(inside)
-  np.testing.assert_allclose(value, figures['loss'], rtol=1e-6)
-  assert_same(((value, figures), gradient), run(outside, copy), 'the group is not off')
+  found = jax.jit(step_lib._gradient(outside.loss, 1, outside.counts))(params, batch, KEY, copy)
+  assert_same(_of_task('dpo', 1), found, 'the group is not off')
   padded = np.concatenate([batch, np.full_like(batch[:2], -1)])  # of the last batch
   sums = jax.device_get(jax.jit(inside.sums)(params, padded))
   assert_same(sums, jax.jit(outside.sums)(params, padded, copy), 'the group is not off')
-  _check_figures(config, before, batch, figures, inside.eval_figures(sums))
-
-
-def _check_figures(config, before, batch, *found):
-  policy = _log_probs(config.model, _params()[0], batch)[0]
-  margins = policy - _log_probs(before, _params()[1], batch)[0]
-  margins = BETA * (margins[:, 0] - margins[:, 1])
-  expected = {
-    'accuracy': jnp.mean(margins > 0),
-    'reward_margin': jnp.mean(margins),
-    'chosen_log_prob': jnp.mean(policy[:, 0]),
-    'rejected_log_prob': jnp.mean(policy[:, 1]),
-  }
+  (_, expected), _ = _of_formula(_dpo)
   assert 0 < expected['accuracy'] < 1
-  for figures in found:
-    assert_close({name: figures[name] for name in expected}, expected, 'a figure is not the mean')
+  figures = inside.eval_figures(sums)
+  assert_close({name: figures[name] for name in expected}, expected, 'a figure is not the mean')
 
 
 def test_only_frozen_models_that_got_groups_are_references():

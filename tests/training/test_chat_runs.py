@@ -6,7 +6,6 @@ import re
 import shutil
 import sys
 
-import jax
 import pytest
 import tiny_run
 from outcomes import assert_same
@@ -14,7 +13,6 @@ from outcomes import assert_same
 import tokenformer_jax
 from tokenformer_jax.cli import evaluate, generate
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import loop
 
@@ -25,7 +23,7 @@ ANSWERS = ['Fine.', 'Better.']  # to the first and the second question
 
 
 @pytest.fixture(scope='module')
-def root(tmp_path_factory):
+def root(tmp_path_factory, one_device_in_module):
   return tmp_path_factory.mktemp('chat_runs')
 
 
@@ -67,9 +65,8 @@ def test_a_tuned_model_answers_and_stops(tuned):
   assert tuned.chat(turns[:1], temperature=0, stop=['n']) == ANSWERS[0].partition('n')[0]
 
 
-def test_a_packed_run_resumes_bit_for_bit_and_says_what_it_learns(root, tuned, capsys, monkeypatch):
+def test_a_packed_run_resumes_bit_for_bit_and_says_what_it_learns(root, tuned, capsys):
   del tuned  # It writes the rows.
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
   changes = {'data__rows': 'chat', 'data__packing': 'best_fit', 'data__documents': 'separate'}
   sizes = {'data__sequence_length': 120, 'train__steps': 6, 'train__checkpoint_every': 3}
   config = tiny_run.config(f'files:{root}/rows.jsonl', root / 'cache', **changes, **sizes)

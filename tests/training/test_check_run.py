@@ -1,18 +1,11 @@
 """A run is checked before its data is read."""
 
-import contextlib
-import dataclasses
-
 import jax
-import jax.numpy as jnp
 import pytest
 import tiny_run
+from saved_states import save_run
 
-from tokenformer_jax import config as config_lib
-from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks.text import TextTask
 from tokenformer_jax.training.prepare import prepare
@@ -21,22 +14,12 @@ STEP = 10  # of the checkpoint of `other`
 WSD = {'optim__schedule': 'wsd', 'train__steps': 40}
 
 
-@pytest.fixture
-def make(tmp_path):
-  source = tiny_run.write_corpus(tmp_path / 'text')
-  return lambda **changes: tiny_run.config(source, tmp_path / 'cache', **changes)
-
-
-@pytest.fixture
-def other(make, tmp_path):
+@pytest.fixture(scope='module')
+def other(source, tmp_path_factory):
   """The directory of a run with a checkpoint."""
-  config = make(model__vocab_size=384, model__max_length=32, train__steps=STEP)
-  config = dataclasses.replace(config, model=config_lib.with_references(config.model))
-  with contextlib.closing(checkpoint.Checkpoints(tmp_path / 'other', keep=9)) as checkpoints:
-    state = {'params': {'x': jnp.zeros(1)}}
-    checkpoints.save(Meta(STEP, config, ByteTokenizer().to_json()), state)
-    checkpoints.wait()
-  return tmp_path / 'other'
+  root = tmp_path_factory.mktemp('other')
+  save_run(tiny_run.config(source, root / 'cache', train__steps=STEP), root / 'other', STEP)
+  return root / 'other'
 
 
 def _begin(config, workdir):
@@ -56,6 +39,10 @@ MISTAKES = {
   ),
   'another number of devices': ({'mesh__fsdp': 3}, 'number of devices, 2'),
   'another model': ({'init_from': FROM, 'model__width': 64}, 'model.width is 32 in the source'),
+  'fewer tokens': (
+    {'init_from': FROM, 'model__layer__ffn__tokens': 32},
+    'ffn has 64 parameter tokens in the source, and 32 are fewer',
+  ),
   'another optimizer': ({'init_from': FROM, 'optim__kind': 'lion'}, 'config.optim.kind is lion'),
   'no step left': ({'init_from': FROM, 'train__steps': STEP}, 'raise it, or set config.grow.step'),
   'a decay in the past': (
@@ -67,6 +54,10 @@ MISTAKES = {
     | {'train__decay_from': STEP - 2},
     'the decay would have begun in the past',
   ),
+  'a decay within another one': (
+    {'init_from': FROM, **WSD, 'train__decay_from': STEP + 2},
+    'has begun to decay already (optim.schedule=cosine of 10 steps)',
+  ),
   'an order at another step': ({'data__new_order_at': 4}, 'config.data.new_order_at is 4'),
   'keys of a growth without one': ({'grow__seed': 4}, 'config.grow.seed is 4'),
   'a tokenizer of another size': (
@@ -74,6 +65,10 @@ MISTAKES = {
     "config.data.tokenizer is 'bpe:300'",
   ),
   'old tokens of a new model': ({'optim__old_tokens': 'freeze'}, 'config.optim.old_tokens is'),
+  'old tokens of a model that has not grown': (
+    {'init_from': FROM, 'optim__old_tokens': 'freeze'},
+    "old_tokens is 'freeze', but this model has no tokens newer",
+  ),
   'one group to drop': ({'train__drop_groups': 0.5}, 'config.train.drop_groups is 0.5'),
   'a vocabulary without the ids': ({'model__vocab_size': 8}, 'config.model.vocab_size is 8'),
 }
@@ -85,9 +80,10 @@ def test_a_mistake_that_needs_no_data_is_reported_before_any_is_read(
 ):
   changes, sentence = MISTAKES[name]
   monkeypatch.setattr(TextTask, 'prepare', lambda self: pytest.fail('the text was read'))
-  texts = {key: str(other) if value == FROM else value for key, value in changes.items()}
+  if 'init_from' in changes:
+    changes = {**changes, 'init_from': changes['init_from'].format(other=other)}
   with pytest.raises(UserError) as error:
-    _begin(make(**texts), tmp_path / 'run')
+    _begin(make(**changes), tmp_path / 'run')
   assert sentence in str(error.value)
   assert not (tmp_path / 'cache').exists(), 'tokens were written'
 

@@ -18,35 +18,41 @@ from trainers import trainer
 
 from tokenformer_jax.config import TrainConfig
 from tokenformer_jax.errors import FaultyDeviceError, UserError
-from tokenformer_jax.parallel import hosts, sharding
+from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.training import device_check, loop
 
 EVERY = 4
-MESH = {'mesh__fsdp': 2, 'mesh__tokens': 2}
 
 
-def train_with_fault(config, workdir, call, device):
-  run = trainer(config, workdir)
-  run.train_step = faulty.with_fault(run.train_step, call, device)
-  with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
-    return run.train(*run.first_state())
-
-
-def test_one_wrong_bit_on_one_of_four_devices_ends_the_run(make, tmp_path, monkeypatch):
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:4])
-  config = make(train__check_devices=EVERY, train__log_every=1, **MESH)
+def test_one_wrong_bit_ends_the_run(make, tmp_path, one_device):
+  run = trainer(make(train__check_devices=EVERY, train__log_every=1), tmp_path / 'run')
   # Steps 4 and 8 are computed twice: call 10 is the second of step 8.
-  with pytest.raises(FaultyDeviceError) as raised:
-    train_with_fault(config, tmp_path / 'run', call=10, device=3)
-  host = socket.gethostname()
-  assert str(raised.value).startswith(
-    'step 8 was computed twice, and the results differ on 1 of 4 devices: device 3 (cpu) of '
-    f'process 0 on {host} in 1 number; the check of step 4 passed; start the run again on other '
-  )
-  assert raised.value.hosts == (host,)
+  run.train_step = faulty.with_fault(run.train_step, call=10, device=0)
+  with (
+    jax.set_mesh(run.mesh),
+    contextlib.closing(run.checkpoints),
+    pytest.raises(FaultyDeviceError, match='step 8 was computed twice') as raised,
+  ):
+    run.train(*run.first_state())
+  assert raised.value.hosts == (socket.gethostname(),)
   assert list(losses(tmp_path / 'run'))[-1] == 7, 'figures of a wrong step are written'
   assert checkpoint.Checkpoints(tmp_path / 'run').steps() == [5], 'a wrong step is saved'
+
+
+def test_one_of_four_devices_is_named():
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('fsdp',))
+  rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('fsdp'))
+  state = {'params': {'embedding': jax.device_put(np.arange(8.0), rows)}}
+  step = jax.jit(lambda state: (state, {}), donate_argnums=0, out_shardings=rows)
+  repeated = device_check.Repeated(faulty.with_fault(step, call=4, device=3), mesh)
+  state, _ = repeated(4, state)
+  with pytest.raises(FaultyDeviceError) as raised:
+    repeated(8, state)
+  assert str(raised.value).startswith(
+    'step 8 was computed twice, and the results differ on 1 of 4 devices: device 3 (cpu) of '
+    f'process 0 on {socket.gethostname()} in 1 number; the check of step 4 passed; start the run '
+  )
 
 
 @pytest.mark.slow

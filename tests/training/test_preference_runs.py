@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope='module')
-def root(tmp_path_factory):
+def root(tmp_path_factory, one_device_in_module):
   return tmp_path_factory.mktemp('preference_runs')
 
 

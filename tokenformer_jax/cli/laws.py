@@ -99,11 +99,11 @@ def main(
     best = analysis.optimum(fitted, budget)
     print(f'\n{report.optimum(best)}')
   if parameters and tokens:
-    predictions.append(analysis.predict(fitted, parameters, tokens))
+    predictions.append(analysis.predict(fitted, [(parameters, tokens)]))
   if legs or target_loss:
     gamma = _gamma(fitted, growths, mixing)
     if legs:
-      predictions.append(analysis.predict_chain(fitted, legs, gamma))
+      predictions.append(analysis.predict(fitted, legs, gamma))
   for predicted in predictions:
     print(f'\n{report.prediction(predicted)}')
   if target_loss and gamma is not None:

@@ -89,10 +89,11 @@ def maps(
       raise UserError(f'layers names {layer}; the model has the layers 0 to {len(known) - 1}')
   with jax.set_mesh(model.mesh):
     (batch,) = usage.batches(np.asarray(ids)[None], 1, model.mesh)
-    weights = compiled(weights_lib.maps, model.definition, model.mesh)(model.params, batch)
+    run = compiled(weights_lib.maps, model.definition, model.mesh)
+    weights = jax.device_get(run(model.params, batch))
   return {
     layer: {
-      name: np.asarray(weights[tokens.layer.stack][name][tokens.layer.row])
+      name: weights[tokens.layer.stack][name][tokens.layer.row]
       for name, tokens in known[layer].items()
     }
     for layer in layers

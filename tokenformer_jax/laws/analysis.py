@@ -49,22 +49,11 @@ class Optimum:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """The loss of a run before it is made; the interval includes the scatter of runs.
+  """The loss of a run before it is made; the interval includes the scatter of runs."""
 
-  Attributes:
-    legs: sizes, and the tokens trained at each; several of a grown run.
-    loss: in nats a token.
-    interval: that of the loss.
-  """
-
-  legs: tuple[mixing.Leg, ...]
-  loss: float
+  legs: tuple[mixing.Leg, ...]  # several of a grown run
+  loss: float  # in nats a token
   interval: tuple[float, float]
-
-  @property
-  def tokens(self) -> float:
-    """The length of the run."""
-    return sum(tokens for _, tokens in self.legs)
 
 
 def analyse(points: Points, draws: int = 1000) -> Analysis:
@@ -86,18 +75,10 @@ def optimum(analysis: Analysis, flops: float) -> Optimum:
   return Optimum(flops, n, d, loss, *intervals)
 
 
-def predict(analysis: Analysis, parameters: float, tokens: float) -> Prediction:
-  """Predict the loss of a run."""
-  logs = {'n': np.log([parameters]), 'd': np.log([tokens])}
-  loss = float(np.exp(analysis.fit.log_loss(logs))[0])
-  interval_ = interval(analysis.fit.predicted(logs)[:, 0])
-  return Prediction(((parameters, tokens),), loss, interval_)
-
-
-def predict_chain(
-  analysis: Analysis, legs: Sequence[mixing.Leg], gamma: np.ndarray | float
+def predict(
+  analysis: Analysis, legs: Sequence[mixing.Leg], gamma: np.ndarray | float = 0.0
 ) -> Prediction:
-  """Predict the loss of a run that grows, with one mixing exponent or one for each draw."""
+  """Predict the loss of a run; one that grows has a mixing exponent, or one for each draw."""
   loss = float(mixing.chain_loss(analysis.fit.values, legs, float(np.median(gamma))))
   drawn = mixing.chain_loss(analysis.fit.drawn, legs, gamma)
   return Prediction(tuple(legs), loss, interval(analysis.fit.scattered(np.log(drawn))))
@@ -146,7 +127,8 @@ def doubts(
     sentences += _outside(points, 'the optimum', [best_size])
   for one in predictions:
     subject = '--chain' if len(one.legs) > 1 else 'the run'
-    sentences += _outside(points, subject, [size for size, _ in one.legs], [one.tokens])
+    sizes, lengths = zip(*one.legs, strict=True)
+    sentences += _outside(points, subject, sizes, [sum(lengths)])
   if chain is not None:
     # The last size ends with the loss that it reaches from scratch after this many tokens.
     lengths = [chain.legs[0].tokens, chain.scratch_last.tokens]

@@ -59,19 +59,6 @@ class Fit:
     """The standard deviation of the residuals, by their median: outliers do not raise it."""
     return float(1.4826 * np.median(np.abs(self.residuals)))
 
-  def log_loss(self, logs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the law's log of the loss."""
-    with jax.enable_x64():
-      return np.asarray(formulas.log_loss(jnp.asarray(self.theta), _arrays(logs)))
-
-  def predicted(self, logs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return losses of new runs drawn from the bootstrap and the residuals, [draws, n]."""
-    with jax.enable_x64():
-      curves = np.asarray(
-        jax.vmap(formulas.log_loss, (0, None))(jnp.asarray(self.draws), _arrays(logs))
-      )
-    return self.scattered(curves)
-
   def scattered(self, log_losses: np.ndarray) -> np.ndarray:
     """Return losses of new runs, given the logs that the law has for them in each draw.
 
@@ -107,7 +94,9 @@ def fit(
       f'{formulas.FORMULA} has {starts.shape[1]} parameters, and there are {len(y)} points; give '
       'at least as many runs as parameters'
     )
-  run = functools.partial(_descend_all, _arrays(logs), y)
+  with jax.enable_x64():
+    x = {name: jnp.asarray(values, jnp.float64) for name, values in logs.items()}
+  run = functools.partial(_descend_all, x, y)
   everywhere = np.ones((1, len(y)))
   theta, objective = run(everywhere, starts, _FIRST)
   theta, objective = run(everywhere, theta[np.argsort(objective)[:_BEST]], _LAST)
@@ -120,13 +109,8 @@ def fit(
   drawn, reached = run(np.repeat(counts, len(near), axis=0), np.tile(near, (draws, 1)), _DRAWN)
   chosen = reached.reshape(draws, -1).argmin(axis=1)
   drawn = drawn.reshape(draws, len(near), -1)[np.arange(draws), chosen]
-  fitted = Fit(best, least, np.zeros_like(y), drawn, (len(starts), agreeing))
-  return dataclasses.replace(fitted, residuals=y - fitted.log_loss(logs))
-
-
-def _arrays(logs: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-  with jax.enable_x64():
-    return {name: jnp.asarray(values, jnp.float64) for name, values in logs.items()}
+  law = formulas.loss(formulas.values(best), np.exp(logs['n']), np.exp(logs['d']))
+  return Fit(best, least, y - np.log(law), drawn, (len(starts), agreeing))
 
 
 def _different(thetas: np.ndarray, order: np.ndarray) -> np.ndarray:

@@ -65,20 +65,17 @@ def draw_losses(analysis: Analysis) -> 'Figure':
 
 def _draw_sizes(axes: 'Axes', analysis: Analysis, sizes: np.ndarray) -> None:
   """Draw the points and the law's curve of each size."""
+  from matplotlib import colormaps  # noqa: PLC0415
+
   points = analysis.points
-  for size, colour in zip(sizes, _colours(len(sizes)), strict=True):
+  colours = colormaps['viridis'](np.linspace(0, 0.9, len(sizes)))
+  for size, colour in zip(sizes, colours, strict=True):
     mine, label = points.parameters == size, f'N = {number(size)}'
     x, y = points.flops[mine], points.loss[mine]
     axes.plot(x, y, 'o', color=colour, markersize=4, label=label)
     curve = np.geomspace(x.min() / 1.5, x.max() * 2, 100)
     losses = formulas.loss(analysis.fit.values, size, curve / (6 * size))
     axes.plot(curve, losses, color=colour, linewidth=1)
-
-
-def _colours(count: int) -> list[Any]:
-  from matplotlib import colormaps  # noqa: PLC0415
-
-  return [colormaps['viridis'](x) for x in np.linspace(0, 0.9, max(count, 2))[:count]]
 
 
 def draw_residuals(analysis: Analysis) -> 'Figure':

@@ -88,7 +88,7 @@ class ParamInfo:
   @property
   def token_axis(self) -> int | None:
     """The position of the axis that grows, or None."""
-    return token_axis(self.axes)
+    return self.axes.index('param_tokens') if 'param_tokens' in self.axes else None
 
   @property
   def expert_axis(self) -> int | None:
@@ -140,11 +140,6 @@ def lookup(tree: Any, path: Path) -> Any:
   for key in path:
     tree = tree[key.key]
   return tree
-
-
-def token_axis(axes: Axes) -> int | None:
-  """Return the position of the axis that grows, or None for an array that does not grow."""
-  return axes.index('param_tokens') if 'param_tokens' in axes else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

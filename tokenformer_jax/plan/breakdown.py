@@ -18,20 +18,18 @@ from tokenformer_jax.plan.table import Row, ms, percent
 WAITS = 'collectives, exposed'
 _NAMED = 3  # operations that run beside a collective and are named
 _DEAREST = 12  # operations that are listed one by one
-_BACKWARD = re.compile(r'transpose\(')
-_AGAIN = 'rematted_computation'
 
 
 def _scope(name: str) -> Callable[[Operation], bool]:
   """Return whether an operation, or for a fusion without one its first operation, has a scope."""
   pattern = re.compile(rf'[/(]{name}[)/]')
-  return lambda operation: any(pattern.search(scope) for scope in operation.scopes[:1])
+  return lambda operation: any(map(pattern.search, operation.scopes[:1]))
 
 
 def _has_product(name: str) -> Callable[[Operation], bool]:
   """Return whether an operation, or a product in it, has a scope."""
-  own, pattern = _scope(name), re.compile(rf'[/(]{name}[)/]')
-  return lambda operation: own(operation) or any(map(pattern.search, operation.products))
+  pattern = re.compile(rf'[/(]{name}[)/]')
+  return lambda one: any(map(pattern.search, (*one.scopes[:1], *one.products)))
 
 
 def _is_optimizer(operation: Operation) -> bool:
@@ -74,8 +72,9 @@ def _is_score(operation: Operation) -> bool:
 
 def _has_slope(operation: Operation) -> bool:
   """Return whether a fusion differentiates GELU; the slope of the exact one has an exponential."""
-  scopes = [scope for scope in operation.products if _BACKWARD.search(scope)]
-  return bool(scopes) and _AGAIN not in scopes[0] and 'exponential' in operation.holds
+  scopes = [scope for scope in operation.products if 'transpose(' in scope]
+  is_gradient = bool(scopes) and 'rematted_computation' not in scopes[0]
+  return is_gradient and 'exponential' in operation.holds
 
 
 @dataclasses.dataclass

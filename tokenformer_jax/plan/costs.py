@@ -6,7 +6,6 @@ counts it once.
 """
 
 import dataclasses
-import re
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,7 +21,6 @@ from tokenformer_jax.plan.schedule import Bundles
 from tokenformer_jax.plan.trip_counts import Visit, trip_count, visit
 
 _ASYNC_START = '"AsyncCollectiveStart"'
-_CHANNEL = re.compile(r'channel_id=(\d+)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,30 +37,18 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-  """The costs of one step on one device.
+  """The costs of one step on one device."""
 
-  Attributes:
-    cycles: the compiler's estimates, summed over all operations that carry one.
-    kernel_seconds: time of kernels: splash attention by its schedule, or without one by formula;
-      others by their own estimate.
-    flops: FLOPs of matrix products and kernels, recomputation included.
-    rough_seconds: an estimate without a schedule, the sum of `Operation.rough`.
-    notes: sentences about operations that could not be counted.
-    operations: every operation of the program, in its order.
-    collectives: the same of every collective.
-    ordered_seconds: the time of a step in the program's order, with the device waiting for what is
-      left of each collective.
-  """
-
-  cycles: int
+  cycles: int  # the compiler's estimates, summed over all operations that carry one
+  # Splash attention by its schedule, or without one by formula; others by their own estimate.
   kernel_seconds: float
-  flops: float
-  rough_seconds: float
+  flops: float  # of matrix products and kernels, recomputation included
+  rough_seconds: float  # an estimate without a schedule, the sum of `Operation.rough`
   traffic: tuple[Traffic, ...]
-  notes: tuple[str, ...]
-  operations: tuple[Operation, ...]
-  collectives: tuple[Collective, ...]
-  ordered_seconds: float
+  notes: tuple[str, ...]  # sentences about operations that could not be counted
+  operations: tuple[Operation, ...]  # all, in the program's order
+  collectives: tuple[Collective, ...]  # the same
+  ordered_seconds: float  # in that order, with waits for what is left of each collective
 
   @property
   def compute_seconds(self) -> float:
@@ -96,7 +82,10 @@ def read(
   visits = list(visit(program))
   cycles = sum(v.times * operations.cycles(v.instruction) for v in visits if v.inside is None)
   kernels = [v for v in visits if kernel_costs.is_kernel(v.instruction)]
-  silent = sum(_kernel_cost(v, chip) is None for v in kernels)
+  silent = sum(
+    kernel_costs.cost(v.computation, v.instruction, operations.scope(v.instruction), chip) is None
+    for v in kernels
+  )
   done = operations.read(program, visits, bundles, chip, has_cycles)
   called = {v.instruction.name for v in kernels}
   exchanged = list(_collectives(visits, mesh, chip))
@@ -115,10 +104,6 @@ def read(
   )
 
 
-def _kernel_cost(v: Visit, chip: Chip) -> kernel_costs.KernelCost | None:
-  return kernel_costs.cost(v.computation, v.instruction, operations.scope(v.instruction), chip)
-
-
 def _collectives(
   visits: list[Visit], mesh: Mesh, chip: Chip
 ) -> Iterator[tuple[Visit, str, collectives.Cost]]:
@@ -128,7 +113,8 @@ def _collectives(
     kind = 'reduce-scatter' if _scatters(v) else kind
     members = collectives.parse_replica_groups(v.instruction, mesh.size)
     if members.shape[1] > 1:
-      operand_bytes = v.computation.bytes_of_operands(v.instruction)
+      shapes = (v.computation.instructions[name].shape for name in v.instruction.operands)
+      operand_bytes = sum(map(shape_bytes, shapes))
       yield v, kind, collectives.cost(kind, operand_bytes, members, mesh, chip)
   for v in visits:
     if kind := collectives.parse_transfer(v.instruction):
@@ -178,15 +164,11 @@ def _unique_collectives(visits: list[Visit]) -> Iterator[Visit]:
   """
   copies = [v for v in visits if collectives.parse_collective(v.instruction.opcode)]
   starts = {id(v.computation) for v in visits if _ASYNC_START in v.instruction.attributes}
-  started = {_channel(v.instruction) for v in copies if id(v.computation) in starts}
+  started = {v.instruction.attribute('channel_id') for v in copies if id(v.computation) in starts}
   for v in copies:
-    if v.inside is None or id(v.computation) in starts or _channel(v.instruction) not in started:
+    is_copy = v.instruction.attribute('channel_id') in started and id(v.computation) not in starts
+    if v.inside is None or not is_copy:
       yield v
-
-
-def _channel(instruction: Instruction) -> str | None:
-  match = _CHANNEL.search(instruction.attributes)
-  return match.group(1) if match else None
 
 
 def _notes(program: Program, visits: list[Visit], silent_kernels: int) -> Iterator[str]:

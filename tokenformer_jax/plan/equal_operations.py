@@ -31,7 +31,7 @@ def share_bundles(
 
 
 def _signature(program: Program, computation: Computation, instruction: Instruction) -> Hashable:
-  calls, instructions = instruction.attribute('calls'), computation.instructions
+  instructions = computation.instructions
   operands = (instructions[name].shape for name in instruction.operands if name in instructions)
   bounds = window_bounds(instruction)
   return (
@@ -39,11 +39,14 @@ def _signature(program: Program, computation: Computation, instruction: Instruct
     instruction.shape,
     tuple(operands),
     bounds or _NAMES.sub('', instruction.attributes),
-    _body(program, program.computations[calls]) if calls in program.computations else None,
+    _body(program, instruction.attribute('calls')),
   )
 
 
-def _body(program: Program, computation: Computation) -> Hashable:
+def _body(program: Program, name: str) -> Hashable:
+  if name not in program.computations:
+    return None
+  computation = program.computations[name]
   indices = {name: index for index, name in enumerate(computation.instructions)}
   return tuple(
     (
@@ -51,9 +54,7 @@ def _body(program: Program, computation: Computation) -> Hashable:
       instruction.shape,
       tuple(indices.get(name, name) for name in instruction.operands),
       _NAMES.sub('', instruction.attributes),
-      _body(program, program.computations[calls])
-      if (calls := instruction.attribute('calls')) in program.computations
-      else None,
+      _body(program, instruction.attribute('calls')),
     )
     for instruction in computation.instructions.values()
   )

@@ -101,16 +101,6 @@ class Plan:
       f'{mfu:.0%}{caveat}'
     )
 
-  def _costs_to_json(self) -> dict[str, Any]:
-    """Return the costs without every operation and every collective."""
-    fields = (field.name for field in dataclasses.fields(self.costs))
-    kept = (name for name in fields if name not in ('operations', 'collectives'))
-    return {
-      **{name: getattr(self.costs, name) for name in kept},
-      'traffic': [dataclasses.asdict(row) for row in self.costs.traffic],
-      'scheduled_seconds': self.costs.scheduled_seconds if self.has_cycles else None,
-    }
-
   def to_json(self) -> dict[str, Any]:
     """Return every figure of the table, in bytes, seconds and FLOPs, and the config."""
     unit, units = self.units
@@ -128,7 +118,9 @@ class Plan:
       'memory': dataclasses.asdict(self.memory)
       | {'peak': self.memory.peak, 'left': self.memory.left},
       'model_flops': self.model_flops,
-      **self._costs_to_json(),
+      **{k: v for k, v in vars(self.costs).items() if k not in ('operations', 'collectives')},
+      'traffic': [dataclasses.asdict(row) for row in self.costs.traffic],
+      'scheduled_seconds': self.costs.scheduled_seconds if self.has_cycles else None,
       'compute_seconds': self.compute_seconds,
       'network_seconds': self.network_seconds,
       'step_seconds': self.step_seconds,
@@ -167,7 +159,9 @@ def plan(
   say(f'{"laying out" if quick else "compiling"} for {on.name}, which takes seconds to minutes')
   # In a process of its own, which libtpu ends when it fails, and in which it loads with the flags
   # of the dump.
-  with schedule.temporary() as directory:
+  with tempfile.TemporaryDirectory(
+    prefix='tokenformer-plan-', ignore_cleanup_errors=True
+  ) as directory:
     return layout_dump.run_alone(_plan, config, on, before, quick, directory)
 
 
@@ -227,7 +221,16 @@ def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: sched
   if compiled is None:
     return laid_out[0]
   reader.read(complete=True)
-  memory = program.compiled_memory(step, mesh, compiled, on.chip.hbm)
+  figures: Any = compiled.memory_analysis()
+  memory = program.memory(
+    step,
+    mesh,
+    on.chip.hbm,
+    figures.peak_memory_in_bytes,
+    code=figures.generated_code_size_in_bytes,
+    allocated=figures.temp_size_in_bytes,
+    host=figures.host_temp_size_in_bytes,
+  )
   return plan_of(compiled.as_text() or '', memory, has_cycles=True)
 
 

@@ -41,10 +41,6 @@ class Computation:
   instructions: dict[str, Instruction]
   root: Instruction
 
-  def bytes_of_operands(self, instruction: Instruction) -> int:
-    """Return the bytes that an instruction reads."""
-    return sum(shape_bytes(self.instructions[name].shape) for name in instruction.operands)
-
 
 @dataclasses.dataclass(frozen=True)
 class Program:

@@ -6,6 +6,8 @@ import re
 
 from tokenformer_jax.plan.hlo import Computation, Instruction, arrays
 
+_WINDOW = {'stride': 1, 'pad': 0, 'lhs_dilate': 1, 'rhs_dilate': 1}  # the defaults of its fields
+
 
 @functools.cache
 def _spatial_pairs(
@@ -38,12 +40,10 @@ def matmul_flops(computation: Computation, instruction: Instruction) -> float:
   total = 2.0 * out['b'] * out['f'] * kernel['i'] / (int(groups.group(1)) if groups else 1)
   window = _window(instruction.attributes)
   for i, name in enumerate(sorted(name for name in out if name.isdigit())):
-    axis = [window[key][i] if key in window else None for key in ('stride', 'pad', 'lhs_dilate')]
-    stride, pad, dilation = (
-      int((value or default).split('_')[0])
-      for value, default in zip(axis, ('1', '0', '1'), strict=True)
+    stride, pad, dilation, kernel_dilation = (
+      int(window[key][i].split('_')[0]) if key in window else default
+      for key, default in _WINDOW.items()
     )
-    kernel_dilation = int(window['rhs_dilate'][i]) if 'rhs_dilate' in window else 1
     total *= _spatial_pairs(
       left[name], out[name], kernel[name], stride, pad, dilation, kernel_dilation
     )

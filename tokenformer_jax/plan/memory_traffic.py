@@ -68,15 +68,10 @@ def _read(instruction: Instruction, operand: int, whole: int) -> int:
 
 def _read_inside(program: Program, inner: Computation, operand: int, whole: int) -> int:
   """Return the bytes that a fusion reads of its operand of this number."""
-  parameter = next(
-    (
-      instruction.name
-      for instruction in inner.instructions.values()
-      if instruction.opcode == 'parameter' and instruction.operands == (str(operand),)
-    ),
-    None,
-  )
-  return 0 if parameter is None else _read_of(program, inner, parameter, whole)
+  for instruction in inner.instructions.values():
+    if instruction.opcode == 'parameter' and instruction.operands == (str(operand),):
+      return _read_of(program, inner, instruction.name, whole)
+  return 0
 
 
 def _read_of(program: Program, inner: Computation, name: str, whole: int) -> int:

@@ -39,37 +39,26 @@ _NOT_BESIDE = 0.3
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-  """An operation that runs on a device's core, and the seconds of one run of it.
-
-  Attributes:
-    seconds: the time that the plan counts.
-    scheduled: the time by the schedule: the longest of its bundles, its products at the peak of the
-      matrix units, and its bytes at HBM's bandwidth; None if the schedule is not known.
-    flops: FLOPs of its products, and of a kernel.
-    matrix, vector, memory: bounds by the products at the peak, by the slots of the vector units
-      that the schedule uses (else by counted operations), and by the bytes in HBM.
-    slots: the seconds for which the schedule fills the matrix units, to compare with `matrix`; None
-      if the schedule is not known.
-    rough: an estimate by the bounds, which needs no schedule.
-    scopes: JAX's names of the operation and of those in it, its own first.
-    products: JAX's names of the products in it.
-    holds: the opcodes in it.
-  """
+  """An operation that runs on a device's core, and the seconds of one run of it."""
 
   name: str
   opcode: str
   times: int
-  seconds: float
+  seconds: float  # the time that the plan counts
+  # By the schedule: the longest of its bundles, its products at the peak of the matrix units, and
+  # its bytes at HBM's bandwidth; None if the schedule is not known.
   scheduled: float | None
-  flops: float
+  flops: float  # of its products, and of a kernel
+  # Bounds by the products at the peak, by the slots of the vector units that the schedule uses
+  # (else by counted operations), and by the bytes in HBM.
   matrix: float
   vector: float
   memory: float
-  scopes: tuple[str, ...]
-  products: tuple[str, ...]
-  holds: frozenset[str] = frozenset()
-  slots: float | None = None
-  rough: float = 0.0
+  scopes: tuple[str, ...]  # JAX's names of the operation and of those in it, its own first
+  products: tuple[str, ...]  # JAX's names of the products in it
+  holds: frozenset[str] = frozenset()  # the opcodes in it
+  slots: float | None = None  # for which it fills the matrix units, to compare with `matrix`
+  rough: float = 0.0  # an estimate by the bounds, which needs no schedule
 
 
 def cycles(instruction: Instruction) -> int:
@@ -124,19 +113,12 @@ def _instructions(
 
 
 class _Products(NamedTuple):
-  """The matrix products of an operation.
-
-  Attributes:
-    instructions: the products.
-    flops: their FLOPs.
-    least: the seconds that they need at the peak of the matrix units.
-    most: the same with narrow matrices filled up to the side of a unit.
-  """
+  """The matrix products of an operation."""
 
   instructions: list[Instruction]
   flops: float
-  least: float
-  most: float
+  least: float  # the seconds that they need at the peak of the matrix units
+  most: float  # the same with narrow matrices filled up to the side of a unit
 
 
 def _products(members: list[tuple[Computation, Instruction]], chip: Chip) -> _Products:
@@ -173,8 +155,10 @@ def _operation(
     if kernel.blocks:
       vector = kernel.seconds - least
   matrix = products.flops / chip.peak
-  timed = _scheduled(bundles, runs, products, chip)
-  scheduled = max(timed.seconds, products.least, memory) if timed else None
+  step = runs / chip.cores / chip.clock  # The cores share the runs of the bundles.
+  if bundles and not _is_plausible(bundles.matrix * step, products):
+    bundles = None
+  scheduled = max(bundles.count * step, products.least, memory) if bundles else None
   rough = kernel.seconds if kernel else _rough(matrix, vector, memory, chip)
   seconds = cycles(instruction) / chip.clock if has_cycles and not kernel else rough
   if scheduled is not None and (kernel or not chip.cycles_hold):
@@ -188,12 +172,12 @@ def _operation(
     scheduled=scheduled,
     flops=products.flops,
     matrix=matrix,
-    vector=timed.vector if timed else vector,
+    vector=bundles.vector * step if bundles else vector,
     memory=memory,
     scopes=tuple(dict.fromkeys(filter(None, scopes))),
     products=tuple(dict.fromkeys(map(scope, products.instructions))),
     holds=frozenset(member.opcode for _, member in members),
-    slots=timed.matrix if timed else None,
+    slots=bundles.matrix * step if bundles else None,
     rough=rough,
   )
 
@@ -204,27 +188,8 @@ def _rough(matrix: float, vector: float, memory: float, chip: Chip) -> float:
   return max(max(matrix, vector) + beside, memory)
 
 
-class _Scheduled(NamedTuple):
-  """Seconds of one run: of the bundles, and of the slots of units that they fill."""
-
-  seconds: float
-  matrix: float
-  vector: float
-
-
-def _scheduled(
-  bundles: Bundles | None, runs: int, products: _Products, chip: Chip
-) -> _Scheduled | None:
-  """Return the times of a schedule of `runs` steps, which the cores of a device share.
-
-  None without bundles, and for bundles that are not those of the operation's products.
-  """
-  if bundles is None:
-    return None
-  step = runs / chip.cores / chip.clock
-  timed = _Scheduled(bundles.count * step, bundles.matrix * step, bundles.vector * step)
+def _is_plausible(slots: float, products: _Products) -> bool:
+  """Return whether a schedule that fills slots of the matrix units so long is of the products."""
   low, high = _PLAUSIBLE
   most = max(products.least, products.most)
-  if products.least and not low * products.least <= timed.matrix <= high * most:
-    return None
-  return timed
+  return not products.least or low * products.least <= slots <= high * most

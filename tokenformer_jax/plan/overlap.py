@@ -6,7 +6,6 @@ network run one after the other, at the speeds in `collectives.py`.
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping
 
 from tokenformer_jax.plan.collectives import Cost
@@ -14,31 +13,19 @@ from tokenformer_jax.plan.hlo import Computation, Instruction, Program
 from tokenformer_jax.plan.operations import Operation
 from tokenformer_jax.plan.trip_counts import callees
 
-_FUSED_START, _FUSED_DONE = 'async-collective-start', 'async-collective-done'
-
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-  """A collective in the program's order.
+  """A collective in the program's order."""
 
-  Attributes:
-    name: of the instruction that starts it.
-    kind: such as `all-gather`.
-    times: how often it runs in a step.
-    seconds: of one run on the network.
-    between: seconds of computation from its start to its done; 0 if it is synchronous.
-    exposed: seconds for which the device waits, in one run.
-    beside: the operations that run between start and done, the longest first.
-  """
-
-  name: str
-  kind: str
+  name: str  # of the instruction that starts it
+  kind: str  # such as `all-gather`
   cost: Cost
-  times: int
-  seconds: float
-  between: float
-  exposed: float
-  beside: tuple[str, ...]
+  times: int  # how often it runs in a step
+  seconds: float  # of one run on the network
+  between: float  # seconds of computation from its start to its done; 0 if it is synchronous
+  exposed: float  # seconds for which the device waits, in one run
+  beside: tuple[str, ...]  # the operations that run between start and done, the longest first
   synchronous: bool
 
 
@@ -114,9 +101,9 @@ def _dones(computation: Computation, costs: Mapping[str, tuple[str, Cost]]) -> d
   """Return the start of each asynchronous collective by the name of its done."""
   dones = {}
   for name, instruction in computation.instructions.items():
-    start = name.replace(_FUSED_DONE, _FUSED_START)
+    start = name.replace('async-collective-done', 'async-collective-start')
     if instruction.opcode.endswith('-done') and instruction.operands:
       start = instruction.operands[0]
-    if start != name and start in costs and re.search('-done', name + instruction.opcode):
+    if start != name and start in costs and '-done' in name + instruction.opcode:
       dones[name] = start
   return dones

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -103,19 +102,3 @@ def memory(step: Program, mesh: Mesh, capacity: float, peak: float, **others: fl
   parameters, whole, batch = map(argument_bytes, (state['params'], state, arrays))
   temporaries = peak - whole - batch
   return Memory(parameters, whole - parameters, batch, temporaries, capacity, **others)
-
-
-def compiled_memory(
-  step: Program, mesh: Mesh, compiled: jax.stages.Compiled, capacity: float
-) -> Memory:
-  """Return the memory of a device for a compiled step."""
-  figures: Any = compiled.memory_analysis()
-  return memory(
-    step,
-    mesh,
-    capacity,
-    figures.peak_memory_in_bytes,
-    code=figures.generated_code_size_in_bytes,
-    allocated=figures.temp_size_in_bytes,
-    host=figures.host_temp_size_in_bytes,
-  )

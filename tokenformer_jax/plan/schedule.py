@@ -7,13 +7,10 @@ slots of every unit the bundle uses. An operation runs its bundles once for each
 waits, neither for memory nor for a matrix unit that is still busy.
 """
 
-import contextlib
 import dataclasses
 import os
 import re
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from tokenformer_jax.plan.hlo import Instruction
@@ -44,13 +41,6 @@ def flags(directory: str) -> str:
   ).strip()
 
 
-@contextlib.contextmanager
-def temporary() -> Iterator[str]:
-  """Make a directory for a dump and remove it at the end, also after an error."""
-  with tempfile.TemporaryDirectory(prefix='tokenformer-plan-', ignore_cleanup_errors=True) as name:
-    yield name
-
-
 def window_bounds(instruction: Instruction) -> tuple[int, ...] | None:
   """Return how often an operation runs its bundles along each dimension; None without windows."""
   match = _BOUNDS.search(instruction.attributes)
@@ -75,14 +65,11 @@ def parse(text: str) -> Bundles | None:
 
 
 class Reader:
-  """Reads the files of a directory and deletes them, so that a dump never grows large.
-
-  Attributes:
-    bundles: what was read, by the operation's name. A later file of a name replaces an earlier one:
-      the compiler schedules some operations several times.
-  """
+  """Reads the files of a directory and deletes them, so that a dump never grows large."""
 
   def __init__(self, directory: str):
+    # By the operation's name; a later file of a name replaces an earlier one, because the compiler
+    # schedules some operations several times.
     self.bundles: dict[str, Bundles] = {}
     self._directory = Path(directory)
 

@@ -75,7 +75,9 @@ def build(
     models: look into the models of at most so many runs, the last ones.
     load: loads the model of DIR or DIR@STEP; None: onto all devices.
   """
-  library = _library()
+  check_installed('plotly', 'draws the report', 'report')
+  from plotly import offline  # noqa: PLC0415
+
   by_target, notes = {}, []  # links followed
   for run in map(paths.parse_path, runs):
     if by_target.setdefault(run.resolve(), run) is not run:
@@ -114,15 +116,7 @@ def build(
     'figures': {name: one for name, one in (('flops', flops), ('times', times)) if one},
   }
   shown = [section for section in sections if section[-1]]
-  return Page(_page(f'Report on {", ".join(names)}', shown, data, library))
-
-
-def _library() -> str:
-  """Return the script of plotly."""
-  check_installed('plotly', 'draws the report', 'report')
-  from plotly import offline  # noqa: PLC0415
-
-  return offline.get_plotlyjs()
+  return Page(_page(f'Report on {", ".join(names)}', shown, data, offline.get_plotlyjs()))
 
 
 def _samples(records: Sequence[Record]) -> list[dict[str, Any]]:

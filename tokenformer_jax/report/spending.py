@@ -76,18 +76,17 @@ def time_table(records: Sequence[Record]) -> str:
       spent = run.sessions
       total = sum(spent.seconds.values())
       rows.append(
-        (
-          run.name,
-          spent.devices or tables.ABSENT,
-          tables.duration(total),
-          f'{spent.seconds["training"] / total:.1%}' if total else tables.ABSENT,
-          f'{max(0, spent.count - 1)}',
-          tables.duration(spent.seconds[LOST]),
-          tables.duration(spent.pauses),
-        )
+        {
+          'run': run.name,
+          'devices': spent.devices or tables.ABSENT,
+          'time of processes': tables.duration(total),
+          'goodput': f'{spent.seconds["training"] / total:.1%}' if total else tables.ABSENT,
+          'restarts': f'{max(0, spent.count - 1)}',
+          'lost to them': tables.duration(spent.seconds[LOST]),
+          'pauses': tables.duration(spent.pauses),
+        }
       )
-  head = ('run', 'devices', 'time of processes', 'goodput', 'restarts', 'lost to them', 'pauses')
-  return tables.table(head, rows, texts=2) + _DEFINITIONS
+  return tables.table([*rows[0]], [[*row.values()] for row in rows], texts=2) + _DEFINITIONS
 
 
 def speed_table(records: Sequence[Record]) -> str:
@@ -103,16 +102,13 @@ def speed_table(records: Sequence[Record]) -> str:
   }
 
   def cell(run: Record, name: str) -> str:
-    values = run.values(name)
-    return columns[name][1](_summary(name, values)) if values else tables.ABSENT
+    if not (values := run.values(name)):
+      return tables.ABSENT
+    summary = max if name.endswith('peak_gib') else np.median
+    return columns[name][1](float(summary(values)))
 
   rows = [(run.name, *(cell(run, name) for name in columns)) for run in records]
   if all(one == tables.ABSENT for _, *speeds in rows for one in speeds):
     return ''
   note = tables.paragraph('Medians over the log points; the curves have every one of them.')
   return tables.table(('run', *(head for head, _ in columns.values())), rows) + note
-
-
-def _summary(name: str, values: Sequence[float]) -> float:
-  """Return the median of a speed, or the largest of peaks."""
-  return max(values) if name.endswith('peak_gib') else float(np.median(values))
