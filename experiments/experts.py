@@ -132,14 +132,9 @@ INIT = {f's = {scale}': _SWITCH | _initial(scale) for scale in (1.0, 0.1)}
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-  """The runs of one seed.
+  """The runs of one seed."""
 
-  Attributes:
-    out: the folder of all runs.
-    seed: the seed.
-  """
-
-  out: Path
+  out: Path  # the folder of all runs
   seed: int
 
   def config(self, changes: Changes, steps: int = STEPS, **more: Any) -> Config:

@@ -43,21 +43,13 @@ LOW, HIGH = (3e-4, 1e-3, 3e-3), (3e-3, 1e-2, 3e-2)  # rates
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """A way to learn other text.
+  """A way to learn other text."""
 
-  Attributes:
-    rates: those that it tries.
-    new: tokens, or ranks, beside those of each projection, all of which are frozen; 0: none.
-    score: of these tokens; `linear` makes them LoRA.
-    sparse: the share or number of the tokens that train, chosen by their use; 0: everything trains.
-    replayed: the share of the old text in the new one.
-  """
-
-  rates: tuple[float, ...] = HIGH
-  new: int = 0
-  score: str = ''
-  sparse: float = 0.0
-  replayed: float = 0.0
+  rates: tuple[float, ...] = HIGH  # that it tries
+  new: int = 0  # tokens, or ranks, beside those of each projection, which are frozen; 0: none
+  score: str = ''  # of these tokens; `linear` makes them LoRA
+  sparse: float = 0.0  # share or number of the tokens that train, by their use; 0: all trains
+  replayed: float = 0.0  # the share of the old text in the new one
 
 
 FULL = 'full fine-tuning'

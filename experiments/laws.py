@@ -96,8 +96,7 @@ def main() -> None:
   """Run the parts."""
   parser = trials.parser(__doc__.splitlines()[0], ['sweep', 'predict', 'larger'])
   parser.set_defaults(parts='sweep,larger')
-  args, *_ = trials.begin(parser, ['sweep', 'predict', 'larger'])
-  parts = args.parts.split(',')
+  args, _, parts, _ = trials.begin(parser, ['sweep', 'predict', 'larger'])
   if 'sweep' in parts:
     train(base(), GRID, f'{args.out}/grid')
   if 'predict' in parts:

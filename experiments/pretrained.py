@@ -30,25 +30,15 @@ RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """A way to learn other text.
+  """A way to learn other text."""
 
-  Attributes:
-    tokens: beside each matrix of attention; four times as many beside the MLP.
-    each: beside each matrix of the MLP instead.
-    score: of the tokens; `linear` makes them LoRA.
-    frozen: whether the Transformer stays what it was.
-    factor: of the Transformer's width.
-    layers: factor of its layers.
-    grow: changes to the config.
-  """
-
-  tokens: int = 0
-  each: int = 0
-  score: str = 'l2_norm_gelu'
-  frozen: bool = False
-  factor: int = 1
-  layers: int = 1
-  grow: dict[str, Any] = dataclasses.field(default_factory=dict)
+  tokens: int = 0  # beside each matrix of attention; four times as many beside the MLP
+  each: int = 0  # beside each matrix of the MLP instead
+  score: str = 'l2_norm_gelu'  # of the tokens; `linear` makes them LoRA
+  frozen: bool = False  # whether the Transformer stays what it was
+  factor: int = 1  # of its width
+  layers: int = 1  # the factor of its layers
+  grow: dict[str, Any] = dataclasses.field(default_factory=dict)  # changes to the config
 
 
 ARMS = {
@@ -131,19 +121,12 @@ def size(arm: Arm) -> tuple[int, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """The results of an arm.
+  """The results of an arm, in bits per byte for each seed."""
 
-  Attributes:
-    rate: the best of RATES.
-    new: bits per byte of the new text, for each number of steps and each seed.
-    old: of the old text, for each seed.
-    forgotten: those of the old text, minus those of the base.
-  """
-
-  rate: float
-  new: dict[int, list[float]]
-  old: list[float]
-  forgotten: list[float]
+  rate: float  # the best of RATES
+  new: dict[int, list[float]]  # the new text, for each number of steps
+  old: list[float]  # the old text
+  forgotten: list[float]  # the same, minus the base's
 
 
 def find(out: Path, text: str, name: str, seeds: Sequence[int]) -> Found:

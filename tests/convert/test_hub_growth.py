@@ -11,7 +11,7 @@ from tokenformer_jax.convert import families
 from tokenformer_jax.grow.steps import widen
 
 pytestmark = pytest.mark.slow
-DEEPER = {'gemma2': '(local layer)*2', 'gemma3_text': '(local*2 layer)*2 local'}
+DEEPER = {'gemma2': '(local layer)*2', 'gemma3_text': '(local*2 layer)*2'}
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,9 @@ import dataclasses
 import json
 import shutil
 import warnings
+from unittest import mock
 
 import hub_folders
-import jax
-import jax.numpy as jnp
 import numpy as np
 import outcomes
 import pytest
@@ -19,8 +18,7 @@ from tokenformer_jax import config
 from tokenformer_jax.config.pattention import LinearScore
 from tokenformer_jax.convert import families, hub_download, peft
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grow_run
-from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 
 IDS = np.random.default_rng(0).integers(0, 64, (2, 12))
@@ -157,35 +155,36 @@ def test_targets_are_those_of_peft():
     assert peft._is_target(targets, name) == (targets != ['attn.q_proj', 'k'])
 
 
-def test_what_is_not_lora_is_refused(base, run, tmp_path):
-  brought, *_ = run
-  llama = hub_folders.model('llama')
+_LORA = config.PattentionConfig(4, 4, LinearScore())
+NOT_LORA = {
+  'another score': (
+    {'qkv': config.PattentionConfig(4, 4)},
+    {},
+    'group 1 of qkv is not LoRA: its score is l2_norm_gelu and not linear',
+  ),
+  'no matrix': ({'ffn': _LORA}, {}, 'group 1 of ffn is not LoRA: it is not beside a'),
+  'layers': ({'qkv': _LORA}, {'pattern': 'layer*4'}, "model.pattern is 'layer*4' in the"),
+  'a number': ({}, {'norm_epsilon': 1e-3}, 'model.norm_epsilon is 0.001 in the run and 1e-06 in'),
+}
 
-  def written(name, changes=None, **others):
-    """A run with these tokens, and zeros as parameters."""
-    model = dataclasses.replace(config.with_pattentions(llama, changes or {}), **others)
-    params = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), define_lm(model).abstract)
-    meta = Meta(0, config.Config(model=model), {'kind': 'bytes'}, contents='params')
-    grow_run.write(tmp_path / name, meta, {'params': params})
-    return tokenformer_jax.load(tmp_path / name)
 
-  lora = config.PattentionConfig(4, 4, LinearScore())
-  other = hub_folders.write(tmp_path / 'other', rms_norm_eps=1e-3)
-  for one, folder, sentence in (
-    (
-      written('tokens', {'qkv': config.PattentionConfig(4, 4)}),
-      base,
-      'group 1 of qkv is not LoRA: its score is l2_norm_gelu and not linear',
-    ),
-    (written('whole', {'ffn': lora}), base, 'group 1 of ffn is not LoRA: it is not beside a'),
-    (written('deep', {'qkv': lora}, pattern='layer*4'), base, "model.pattern is 'layer*4' in the"),
-    (written('plain'), base, 'is not what'),
-    (brought, other, 'model.norm_epsilon is 1e-06 in the run and 0.001 in'),
-  ):
-    with pytest.raises(UserError) as refused:
-      one.to_peft(tmp_path / 'adapter', folder)
-    assert sentence in str(refused.value)
-    assert not (tmp_path / 'adapter').exists()
+@pytest.mark.parametrize('name', NOT_LORA)
+def test_a_model_that_is_not_the_base_and_lora_is_refused(name, base, tmp_path, monkeypatch):
+  tokens, others, sentence = NOT_LORA[name]
+  model = config.with_pattentions(hub_folders.model('llama'), tokens)
+  model = dataclasses.replace(model, **others)
+  meta = Meta(0, config.Config(model=model), {'kind': 'bytes'})
+  monkeypatch.setattr(checkpoint, 'open_source', lambda source, check: mock.Mock(meta=meta))
+  with pytest.raises(UserError) as refused:
+    peft.to_peft('run', tmp_path / 'adapter', str(base))
+  assert sentence in str(refused.value)
+
+
+def test_other_numbers_than_those_of_the_base_are_refused(run, tmp_path):
+  half = hub_folders.write(tmp_path / 'half', dtype='bfloat16')
+  with pytest.raises(UserError, match=f'of {half} is not what .*optim.old_tokens=freeze'):
+    run[0].to_peft(tmp_path / 'adapter', half)
+  assert not (tmp_path / 'adapter').exists()
 
 
 # The same computation as in PEFT.
@@ -246,7 +245,7 @@ def loaded(theirs, base, folder):
 @pytest.mark.parametrize(
   'name', [*EVERY, *(pytest.param(name, marks=pytest.mark.full_size) for name in OTHERS)]
 )
-def test_logits_of_peft_both_ways(name, tmp_path, torch, theirs):
+def test_logits_of_peft_both_ways(name, tmp_path, torch, theirs, one_device):
   kind, configs = ADAPTERS[name]
   base = hub_folders.write(tmp_path / 'base', kind)
   names = ['first', 'second'][: len(configs)]
@@ -274,7 +273,7 @@ def test_logits_of_peft_both_ways(name, tmp_path, torch, theirs):
 
 
 @pytest.mark.slow
-def test_a_group_that_was_trained_here(tmp_path, torch, theirs):
+def test_a_group_that_was_trained_here(tmp_path, torch, theirs, one_device):
   """Keys of queries, keys and values differ then, and GPT-2 has them in one tensor."""
   base = hub_folders.write(tmp_path / 'base', 'gpt2')
   shapes = {'transformer.h.1.attn.c_attn': (48, 16)}
@@ -286,8 +285,8 @@ def test_a_group_that_was_trained_here(tmp_path, torch, theirs):
   data |= {'sequence_length': 16, 'validation_fraction': 0.3}
   changes = tiny_run.CHANGES.items()
   train = {n.removeprefix('train.'): value for n, value in changes if n.startswith('train.')}
-  how = {'data': data, 'train': train, 'optim': {'old_tokens': 'freeze', 'warmup_steps': 0}}
-  run = run.train(3, **how)
+  optim = {'old_tokens': 'freeze', 'warmup_steps': 0}
+  run = run.train(3, data=data, train=train, optim=optim)
   run.to_peft(tmp_path / 'all', base)
   model = loaded(theirs, base, tmp_path / 'all')
   wanted = run.logits(IDS)
@@ -298,8 +297,3 @@ def test_a_group_that_was_trained_here(tmp_path, torch, theirs):
   run.to_peft(tmp_path / 'first', base, groups=[1])
   first = {name: t for name, t in read(tmp_path / 'first').items() if '.c_attn.' in name}
   outcomes.assert_same(first, read(old), 'a frozen adapter changed')
-  free = run.train(4, optim={'old_tokens': 'train'})
-  query = free.parameters['blocks']['attention']['query']['beside']
-  assert not query['keys'][0, :2].any() and not query['values'][0, :2].any(), 'no adapter here'
-  with pytest.raises(UserError, match=r'train new groups with optim\.old_tokens=freeze'):
-    free.to_peft(tmp_path / 'none', base)

@@ -10,7 +10,6 @@ import sys
 
 import architectures
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers as hf
@@ -25,7 +24,14 @@ from tokenformer_jax.config import (
   TextConfig,
   mixers,
 )
-from tokenformer_jax.convert import export, hub_folder, hub_tokenizer, model_card, tensor_files
+from tokenformer_jax.convert import (
+  export,
+  hub_folder,
+  hub_tokenizer,
+  model_card,
+  run_tensors,
+  tensor_files,
+)
 from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.chat_template import OURS
@@ -139,10 +145,11 @@ def _write_run(directory, model, scale=0.3):
   abstract = define_lm(model).abstract
   rng = np.random.default_rng(1)
   params = jax.tree.map(
-    lambda a: jnp.asarray(scale * rng.normal(size=a.shape) + (not a.ndim), jnp.float32), abstract
+    lambda a: np.asarray(scale * rng.normal(size=a.shape) + (not a.ndim), np.float32), abstract
   )
   settings = Config(model=model, data=TextConfig(tokenizer='bytes', sequence_length=32))
-  grow_run.write(directory, Meta(0, settings, BYTES, contents='params'), {'params': params})
+  meta = Meta(0, settings, BYTES, contents='params')
+  grow_run.write(directory, meta, {'params': jax.device_put(params)})
   return params
 
 
@@ -213,9 +220,10 @@ def test_a_folder_becomes_a_run_with_the_same_parameters(exported, tmp_path):
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-  """A run that was grown, of a tokenizer of bytes."""
-  directory = tmp_path_factory.mktemp('run') / 'run'
-  _write_run(directory, dataclasses.replace(MODELS['grown'], vocab_size=256))
+  """A run that was grown, with learned gains, of a tokenizer of bytes."""
+  directory, grown = tmp_path_factory.mktemp('run') / 'run', MODELS['grown']
+  layer = dataclasses.replace(grown.layer, wiring=config.SkiplessConfig())
+  _write_run(directory, dataclasses.replace(grown, layer=layer, vocab_size=256))
   return directory
 
 
@@ -246,13 +254,11 @@ def test_a_large_model_has_several_files_and_their_index(run, tmp_path):
     np.testing.assert_array_equal(tensor.read(), many[name].read(), err_msg=name)
 
 
-def test_a_model_with_learned_gains_is_written_in_half_precision(tmp_path):
-  model = tiny_model(layer=_layer(wiring=config.SkiplessConfig()), vocab_size=256)
-  params = _write_run(tmp_path / 'run', model)
-  export.to_hf(str(tmp_path / 'run'), tmp_path / 'folder', dtype='bfloat16')
+def test_a_model_with_learned_gains_is_written_in_half_precision(run, tmp_path):
+  export.to_hf(str(run), tmp_path / 'folder', dtype='bfloat16')
   tensor = tensor_files.find(tmp_path / 'folder')['blocks.1.mixer_gain']
-  wanted = params['blocks']['mixer_gain'][1]
-  assert tensor.shape == () and tensor.read() == wanted.astype(jnp.bfloat16)
+  gains = run_tensors.read_array(checkpoint.open_source(run, None), ('blocks', 'mixer_gain'))
+  assert tensor.shape == () and tensor.read() == gains[1].astype(tensor_files.DTYPES['bfloat16'])
 
 
 def test_bytes_and_chats_have_files_of_transformers():

@@ -2,10 +2,10 @@
 
 import dataclasses
 import importlib.util
-import json
 
+import numbered
 import pytest
-from byte_text import byte_config
+from byte_text import byte_config, total
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import beam, corpus, store
@@ -25,9 +25,7 @@ _FLAGS = {
 
 
 def _config(folder) -> DataConfig:
-  lines = [json.dumps({'text': f'document {i}, naïve'}) for i in range(200)]
-  (folder / 'a.jsonl').write_text('\n'.join(lines))
-  return byte_config(folder, f'files:{folder}/a.jsonl')
+  return byte_config(folder, numbered.write(folder / 'a.jsonl', 200))
 
 
 def _files(made: store.Store) -> dict[str, bytes]:
@@ -63,7 +61,7 @@ def test_a_bad_document_is_named_and_the_build_continues(tmp_path, monkeypatch):
   with pytest.raises(UserError, match=r'a\.jsonl, the line at byte [\d,]+, is not valid JSON'):
     store.make(config, beam=_DIRECT)
   made = store.make(config, beam=_DIRECT, skip_bad=True)
-  assert made.index.total('train', 'documents') + made.index.total('validation', 'documents') == 200
+  assert total(made, 'documents') == 200
 
 
 @needs_beam

@@ -88,7 +88,7 @@ def test_no_step_waits_for_requests_of_50_ms(bucket, there):
   batches = one_source(store, there, 0).train_batches(range(ROWS), 0)
   try:
     next(batches)
-    for _ in range(30):
+    for _ in range(15):
       time.sleep(0.1)  # a step
       begin = time.monotonic()
       next(batches)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 import tiny_run
 import tokenizers as hf
-from byte_text import byte_config
+from byte_text import byte_config, total
 from pyarrow import parquet
 
 from tokenformer_jax.config import DataConfig, TextConfig
@@ -207,14 +207,8 @@ def test_only_answers_carry_loss_in_a_store(tmp_path):
   answers = text.decode(tokens[tokens >= 0]).split('<|end|>')[:-1]
   assert sorted(answers) == sorted(row['response'] for row in ROWS)
   size = sum(len(f'{row["response"]}<|end|>') for row in ROWS)
-  assert (
-    made.index.total('train', 'answers') + made.index.total('validation', 'answers')
-    == size
-    == (tokens >= 0).sum()
-  )
-  assert made.index.total('train', 'bytes') + made.index.total('validation', 'bytes') == size, (
-    'other bytes than those of answers'
-  )
+  assert total(made, 'answers') == size == (tokens >= 0).sum()
+  assert total(made, 'bytes') == size, 'other bytes than those of answers'
   assert made.bytes_per_token('train') == 1
   shards.verify(made.path)
   batch = next(order.validation_batches(made, _config(tmp_path, ''), range(4)))
@@ -312,9 +306,7 @@ def test_bad_rows_are_counted_and_left_out(tmp_path):
   wrong_role = {'messages': [{'role': 'cat', 'content': 'meow'}, *_chat(ROWS[0])]}
   source = _write(tmp_path / 'a.jsonl', [*MESSAGES, *bad, wrong_role])
   made = store.make(_config(tmp_path, source), skip_bad=True)
-  assert made.index.total('train', 'documents') + made.index.total(
-    'validation', 'documents'
-  ) == len(ROWS)
+  assert total(made, 'documents') == len(ROWS)
   assert sum(shard.bad_documents for shard in made.index.shards) == 3
 
 

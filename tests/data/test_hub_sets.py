@@ -51,12 +51,6 @@ def test_a_set_is_fetched_once_and_read_without_a_network(hub, monkeypatch):
     _read('org/other')
 
 
-def test_a_transfer_of_a_set_that_is_cut_off_is_whole(hub):
-  repository = hub.repositories['datasets/org/texts']
-  repository.cuts['data/train-00000-of-00001.parquet'] = 1
-  assert _read('org/texts') == TEXTS
-
-
 def test_a_set_that_is_not_there_or_gated(hub):
   with pytest.raises(
     UserError, match=r"hf:org/none, which .* doesn't exist on the Hub or cannot be"

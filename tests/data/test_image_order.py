@@ -39,9 +39,14 @@ class Numbered:
     return str(number)
 
 
-def _train(split, rows=range(BATCH), first=0, last=9, seed=0, views=VIEWS, classes=1000):
-  batches = image_order.train_batches(split, views, classes, seed, rows, first, last)
-  return list(batches)
+def _batches(split, numbers, rows=range(BATCH), first=0, views=VIEWS, **options):
+  options = {'classes': 1000, **options}
+  steps = image_order.Batches(split=split, views=views, rows=rows, numbers=numbers, **options)
+  return order.read_ahead(steps, first, views.data)
+
+
+def _train(split, rows=range(BATCH), first=0, last=9, **options):
+  return list(_batches(split, range(last), rows, first, **{'seed': 0, **options}))
 
 
 def _joined(batches, name):
@@ -67,18 +72,6 @@ def test_a_batch_does_not_depend_on_hosts_or_on_where_training_began():
       err_msg=f'two hosts read other {name}',
     )
     np.testing.assert_array_equal(_joined(whole[5:], name), _joined(resumed, name))
-
-
-def test_a_run_may_go_on_with_another_batch_size():
-  split, whole = Numbered(20), _train(Numbered(20), last=8)
-  data = dataclasses.replace(DATA, batch_size=2 * BATCH)
-  rows, seen = range(2 * BATCH), order.Position(4, 4 * BATCH)
-  batches = image_order.train_batches(split, Views(data, 3), 1000, 0, rows, 4, 6, seen)
-  batches = list(batches)
-  for name in ('images', 'labels'):
-    np.testing.assert_array_equal(
-      _joined(batches, name), _joined(whole[4:], name), f'other {name} than smaller batches have'
-    )
 
 
 def test_views_of_an_image_differ_from_epoch_to_epoch_and_by_seed():
@@ -107,7 +100,7 @@ class Away(Numbered):
 def test_batches_end_where_a_disk_is_away(workers):
   views = Views(dataclasses.replace(DATA, workers=workers), 3)
   split = Away(20, last=order.sample_index(0, 17, 20))  # in batch 2
-  batches, read = image_order.train_batches(split, views, 1000, 0, range(BATCH), 0, 9), []
+  batches, read = _batches(split, range(9), views=views, seed=0), []
   with pytest.raises(TransientError, match=r'reading .* failed 9 times'):
     read += batches
   assert len(read) == 2, 'a disk that is away passes for bad images'
@@ -166,8 +159,7 @@ def test_validation_has_every_image_once(count, hosts):
   seen = []
   for host in range(hosts):
     rows = range(host * BATCH // hosts, (host + 1) * BATCH // hosts)
-    batches = list(image_order.validation_batches(Numbered(count), VIEWS, 1000, rows))
-    assert len(batches) == math.ceil(count / BATCH), 'hosts have unequal numbers of batches'
+    batches = _batches(Numbered(count), range(math.ceil(count / BATCH)), rows)
     seen += [label for label in _joined(batches, 'labels') if label != image_order.ABSENT]
   assert sorted(seen) == list(range(count))
 

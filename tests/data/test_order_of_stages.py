@@ -2,6 +2,7 @@
 
 import functools
 
+import numbered
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ def inputs(stages, position=order.BEGINNING) -> list[np.ndarray]:
   for steps, rows, length in stages:
     position = position.in_length(before, length)
     batches = TrainBatches(
-      sources=[TOKENS],
+      sources=[numbered.Tokens(TOKENS)],
       rows=range(rows),
       batch_size=rows,
       sequence_length=length,

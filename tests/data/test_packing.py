@@ -2,10 +2,10 @@
 
 import dataclasses
 import itertools
-import json
 
 import numpy as np
 import pytest
+import short_chats
 from byte_text import byte_config
 
 from tokenformer_jax.config import TextConfig
@@ -21,27 +21,14 @@ LEAD = np.array([marks.flip(END)], np.int32)
 
 
 @pytest.fixture(scope='module')
-def source(tmp_path_factory):
-  rng = np.random.default_rng(0)
-
-  def text(most: int) -> str:
-    return ''.join(rng.choice(list('abcdefgh'), rng.integers(1, most)))
-
-  rows = [{'prompt': text(10), 'response': text(30)} for _ in range(300)]
-  rows.append({'prompt': 'long', 'response': 'x' * 200})
-  path = tmp_path_factory.mktemp('rows') / 'a.jsonl'
-  path.write_text('\n'.join(map(json.dumps, rows)))
-  (path.parent / 'T.jinja').write_text(
-    '{% for m in messages %}{% if m.role == "user" %}?{{ m.content }}!{% else %}'
-    '{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}'
-  )
-  return path
+def chats(tmp_path_factory):
+  long = {'prompt': 'long', 'response': 'x' * 200}
+  return short_chats.write(tmp_path_factory.mktemp('rows'), long)
 
 
-def _config(tmp_path, source, **changes) -> TextConfig:
-  values = {'rows': 'chat', 'packing': 'best_fit', 'chat_template': f'{source.parent}/T.jinja'}
-  sizes = {'sequence_length': LENGTH, 'batch_size': 4}
-  return byte_config(tmp_path, f'files:{source}', **{**values, **sizes, **changes})
+def _config(tmp_path, chats, **changes) -> TextConfig:
+  values = {'packing': 'best_fit', 'sequence_length': LENGTH, 'batch_size': 4}
+  return byte_config(tmp_path, **{**values, **chats, **changes})
 
 
 def _documents(tokens) -> list[list[int]]:
@@ -56,9 +43,9 @@ def _documents(tokens) -> list[list[int]]:
   return found
 
 
-def test_rows_have_every_conversation_once_and_whole(tmp_path, source):
-  made = store.prepare(_config(tmp_path, source))
-  cut = store.prepare(_config(tmp_path, source, packing='cut'))
+def test_rows_have_every_conversation_once_and_whole(tmp_path, chats):
+  made = store.prepare(_config(tmp_path, chats))
+  cut = store.prepare(_config(tmp_path, chats, packing='cut'))
   for split in ('train', 'validation'):
     packed, plain = getattr(made, split), getattr(cut, split)[:]
     ends = np.flatnonzero(marks.plain(plain) == END) + 1
@@ -76,55 +63,46 @@ def test_rows_have_every_conversation_once_and_whole(tmp_path, source):
   assert (made.train[:] >= 0).sum() >= made.index.total('train', 'answers')
 
 
-def test_batches_are_rows_by_the_step_whoever_reads_them(tmp_path, source):
-  config = _config(tmp_path, source)
+def test_batches_are_rows_by_the_step_whoever_reads_them(tmp_path, chats):
+  config = _config(tmp_path, chats)
   made = store.prepare(config)
   rows = made.train[:].reshape(-1, LENGTH + 1)
   assert window_count(made.train, LENGTH) == len(rows)
 
-  def batch(step: int, hosts: tuple = (range(4),)) -> np.ndarray:
-    sources, sizes = [made.train], {'batch_size': 4, 'sequence_length': LENGTH, 'seed': 7}
-    parts = [TrainBatches(sources=sources, rows=host, **sizes)[step] for host in hosts]
-    return np.concatenate(parts)
-
+  sizes = {'batch_size': 4, 'sequence_length': LENGTH, 'seed': 7}
+  batches = TrainBatches(sources=[made.train], rows=range(1, 4), **sizes)
   for step in (0, 5, 10**9):
-    expected = rows[[order.sample_index(7, step * 4 + r, len(rows)) for r in range(4)]]
-    np.testing.assert_array_equal(batch(step), expected)
-    np.testing.assert_array_equal(batch(step, (range(2), range(2, 4))), expected)
+    expected = rows[[order.sample_index(7, step * 4 + r, len(rows)) for r in range(1, 4)]]
+    np.testing.assert_array_equal(batches[step], expected)
   validation = np.concatenate([*order.validation_batches(made, config, range(4))])
   kept = validation[(validation != marks.NO_TOKEN).any(axis=1)]
   np.testing.assert_array_equal(kept.ravel(), made.validation[:])
 
 
-def test_a_store_of_rows_is_for_their_length_and_other_stores_stay(tmp_path, source):
-  config = _config(tmp_path, source)
+def test_a_store_of_rows_is_for_their_length_and_other_stores_stay(tmp_path, chats):
+  config = _config(tmp_path, chats)
   made = store.make(dataclasses.replace(config, store=str(tmp_path / 'rows')), workers=2)
   assert made.digest == store.prepare(config).digest
   named = dataclasses.replace(config, store=str(tmp_path / 'rows'))
-  with pytest.raises(
-    UserError, match=r'made with config.data.sequence_length=64, and here it is 32'
-  ):
-    store.prepare(dataclasses.replace(named, sequence_length=32))
-  with pytest.raises(
-    UserError, match=r'made with config.data.packing=best_fit, and here it is cut'
-  ):
-    store.prepare(dataclasses.replace(named, packing='cut'))
   plain = dataclasses.replace(named, packing='cut', store=str(tmp_path / 'plain'))
   assert 'sequence_length' not in store.make(plain).index.made_from
-  with pytest.raises(
-    UserError, match=r'made with config.data.packing=cut, and here it is best_fit'
+  for made, changes, sentence in (
+    (named, {'sequence_length': 32}, 'sequence_length=64, and here it is 32'),
+    (named, {'packing': 'cut'}, 'packing=best_fit, and here it is cut'),
+    (plain, {'packing': 'best_fit'}, 'packing=cut, and here it is best_fit'),
   ):
-    store.prepare(dataclasses.replace(plain, packing='best_fit'))
+    with pytest.raises(UserError, match=f'made with config.data.{sentence}'):
+      store.prepare(dataclasses.replace(made, **changes))
 
 
-def test_a_mixture_packs_its_conversations(tmp_path, source):
+def test_a_mixture_packs_its_conversations(tmp_path, chats):
   text = tmp_path / 'text.txt'
   text.write_text('some words and more\n' * 200)
   sources = {
-    'chat': SourceConfig(source=f'files:{source}', rows='chat', weight=0.5),
+    'chat': SourceConfig(source=chats['source'], rows='chat', weight=0.5),
     'text': SourceConfig(source=f'files:{text}', weight=0.5),
   }
-  config = dataclasses.replace(_config(tmp_path, source, rows='text'), mixture=Sources(sources))
+  config = dataclasses.replace(_config(tmp_path, chats, rows='text'), mixture=Sources(sources))
   mixture = open_sources(config, 0)
   assert [one.index.packed for one in mixture.stores.values()] == [True, False]
 

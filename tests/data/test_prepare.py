@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from byte_text import byte_config
 
+from tokenformer_jax import config as config_lib
+from tokenformer_jax.cli import prepare
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import corpus, store
 from tokenformer_jax.errors import UserError
@@ -55,17 +57,12 @@ def _start(folder: Path, config: DataConfig) -> subprocess.Popen:
 
 def test_a_run_finds_the_store_that_was_made_for_its_config(tmp_path, monkeypatch):
   config = _write(tmp_path)
-  made = store.make(config)
-  monkeypatch.setattr(store._Builder, 'build', lambda self: pytest.fail('it is made again'))
-  assert store.prepare(config).path == made.path
-
-
-def test_a_store_is_made_in_the_folder_that_the_config_names(tmp_path):
-  config = _write(tmp_path)
   named = dataclasses.replace(config, store=str(tmp_path / 'named/store'))
-  made = store.make(named)
-  assert (made.path, made.digest) == (tmp_path / 'named/store', store.prepare(config).digest)
-  assert store.make(named).digest == store.prepare(named).digest == made.digest
+  made = [store.make(one) for one in (config, named)]
+  assert made[1].path == tmp_path / 'named/store' and made[1].digest == made[0].digest
+  monkeypatch.setattr(store._Builder, 'build', lambda self: pytest.fail('it is made again'))
+  assert [store.prepare(one).path for one in (config, named)] == [one.path for one in made]
+  assert store.make(named).digest == made[1].digest
 
 
 def test_files_next_to_a_named_store_are_untouched(tmp_path):
@@ -82,7 +79,7 @@ def test_files_next_to_a_named_store_are_untouched(tmp_path):
     store.make(dataclasses.replace(config, store=str(tmp_path / 'out'), text_field='none'))
 
 
-def test_bad_documents_are_left_out_by_choice_and_counted(tmp_path):
+def test_bad_documents_are_left_out_by_choice_and_counted(tmp_path, capsys, monkeypatch):
   config = _write(tmp_path)
   good = store.prepare(config)
   with (tmp_path / 'corpus/03.jsonl').open('ab') as file:
@@ -99,6 +96,12 @@ def test_bad_documents_are_left_out_by_choice_and_counted(tmp_path):
   assert shard.bad_documents == 8
   lines = [line for i in range(41, 46) for line in shard.bad if f'03.jsonl, line {i}, ' in line]
   assert len(lines) == 5 and '99.txt is not UTF-8' in shard.bad[-1]
+  monkeypatch.setenv('RAYON_NUM_THREADS', '1')  # which the command sets
+  run = dataclasses.replace(config_lib.resolve(config_lib.defaults()), data=config)
+  prepare.main(run, out=tmp_path / 'out', workers=1, bad='skip')
+  said = capsys.readouterr()
+  assert f'left out: {tmp_path}/corpus/03.jsonl, line 41, is not valid JSON' in said.err
+  assert said.out.startswith(f'{tmp_path}/out: ') and 'of 480 documents' in said.out
 
 
 @pytest.mark.slow
@@ -159,18 +162,3 @@ def test_a_store_is_made_in_a_bucket(tmp_path, bucket, monkeypatch):
   expected = _files(local.path)
   assert written.keys() == expected.keys(), 'something is left behind'
   assert all(written[name] == expected[name] for name in expected if name != 'meta.json')
-
-
-@pytest.mark.slow
-def test_the_command_makes_a_store_and_counts_what_it_leaves_out(tmp_path, server):
-  config = _write(tmp_path)
-  with (tmp_path / 'corpus/03.jsonl').open('a') as file:
-    file.write('\nno JSON')
-  flags = [f'--config.data.source={config.source}', '--config.data.tokenizer=bpe:300']
-  command = ['-m', 'tokenformer_jax', 'prepare', '--config=configs/lm_stdlib.py', *flags]
-  done = server.run([*command, f'--out={tmp_path}/out'], ROOT)
-  assert done.returncode == 2 and '03.jsonl, line 41, is not valid JSON' in done.stderr
-  done = server.run([*command, f'--out={tmp_path}/out', '--bad=skip', '--workers=1'], ROOT)
-  assert done.returncode == 0, done.stderr
-  assert f'left out: {tmp_path}/corpus/03.jsonl, line 41, is not valid JSON' in done.stderr
-  assert done.stdout.startswith(f'{tmp_path}/out: ') and 'of 480 documents' in done.stdout

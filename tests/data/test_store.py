@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from byte_text import byte_config
+from byte_text import byte_config, documents
 
 from tokenformer_jax.config import DataConfig
 from tokenformer_jax.data import corpus, shard_writer, shards, tokenizers, tokens
 from tokenformer_jax.data import store as store_lib
-from tokenformer_jax.data.store import Store, prepare
+from tokenformer_jax.data.store import prepare
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import claim
 
@@ -31,14 +31,6 @@ def _config(folder: Path, texts: list[str] = TEXTS, **changes) -> DataConfig:
   return byte_config(folder, f'files:{path}', **{'validation_fraction': 0.2, **changes})
 
 
-def _documents(store: Store, split: str) -> list[str]:
-  tokens = getattr(store, split)[:]
-  ends = np.flatnonzero(tokens == store.tokenizer.end_of_document)
-  assert ends[-1] == len(tokens) - 1, f'the last document of {split} has no end'
-  starts = [0, *(ends[:-1] + 1)]
-  return [store.tokenizer.decode(tokens[i:j]) for i, j in zip(starts, ends, strict=True)]
-
-
 def _unfinished(folder: Path) -> list[Path]:
   folders = (folder / 'cache' / 'stores').iterdir()
   return [path for path in folders if path.suffix != '.claim' and not (path / 'meta.json').exists()]
@@ -47,8 +39,8 @@ def _unfinished(folder: Path) -> list[Path]:
 @pytest.mark.parametrize('tokenizer', ['bytes', 'bpe:300'])
 def test_every_document_is_in_one_split(tmp_path, tokenizer):
   store = prepare(_config(tmp_path, tokenizer=tokenizer))
-  documents = _documents(store, 'train') + _documents(store, 'validation')
-  assert sorted(documents) == sorted(TEXTS), 'the store lost, repeated or changed documents'
+  found = documents(store) + documents(store, 'validation')
+  assert sorted(found) == sorted(TEXTS), 'the store lost, repeated or changed documents'
 
 
 def test_the_store_does_not_depend_on_the_batches(tmp_path, monkeypatch):
@@ -61,7 +53,7 @@ def test_the_store_does_not_depend_on_the_batches(tmp_path, monkeypatch):
 def test_counts_describe_the_files(tmp_path):
   store = prepare(_config(tmp_path))
   for split in store_lib.SPLITS:
-    texts = _documents(store, split)
+    texts = documents(store, split)
     assert store.index.total(split, 'documents') == len(texts), f'{split}_documents is wrong'
     size = sum(len(text.encode()) for text in texts)
     assert store.index.total(split, 'bytes') == size, f'{split}_bytes is wrong'
@@ -70,7 +62,7 @@ def test_counts_describe_the_files(tmp_path):
 
 
 def test_the_split_is_the_same_on_every_machine():
-  chosen = [i for i in range(40) if corpus.is_validation(TEXTS[i], 0.2)]
+  chosen = [i for i in range(40) if corpus._hash(TEXTS[i]) < 0.2 * 2**64]
   assert chosen == [12, 14, 15, 18, 20, 30, 33, 34, 38], (
     'the hash of the split changed: validation text of old runs is trained on'
   )
@@ -266,5 +258,5 @@ def test_a_shard_of_other_text_is_written_again(tmp_path, monkeypatch):
   file = tmp_path / 'corpus/0.jsonl'
   file.write_text(file.read_text().replace('document 0:', 'DOCUMENT 0:'))
   made = store_lib.make(config)
-  documents = _documents(made, 'train') + _documents(made, 'validation')
-  assert 'DOCUMENT 0: naïve 0' in documents, 'a build continues with shards of other text'
+  found = documents(made) + documents(made, 'validation')
+  assert 'DOCUMENT 0: naïve 0' in found, 'a build continues with shards of other text'

@@ -11,7 +11,7 @@ import pytest
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data.corpus import open_corpus
 from tokenformer_jax.data.sources import open_source
-from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.errors import UserError
 
 TRAIN = [f'döcument {i} ' * (i % 7) for i in range(300)]
 TEST = ['test 1', 'test 2']
@@ -173,21 +173,6 @@ def test_a_configuration_follows_the_folder(tmp_path):
     _read(tmp_path / 'set')
 
 
-def test_a_set_of_the_hub_is_read_from_the_cache_without_the_network(tmp_path):
-  _make(tmp_path / 'name', 'parquet')
-  builder = datasets.load_dataset_builder(str(tmp_path / 'name'))
-  builder.download_and_prepare()
-  commit = '0123456789abcdef0123456789abcdef01234567'
-  cached = tmp_path / f'cache/owner___name/default/0.0.0/{commit}'
-  cached.parent.mkdir(parents=True)
-  os.rename(builder.cache_dir, cached)
-  assert _read('owner/name') == DOCUMENTS
-  assert _read('owner/name:test') == TEST
-  parts = [part for part, _ in open_source('hf:owner/name', 'text').divide(1000)]
-  assert len(parts) > 2, 'a large set is not divided'
-  assert [text for part in parts for text in part.documents()] == DOCUMENTS
-
-
 MISTAKES = {
   'owner/other': 'is no folder and not in the cache, and HF_HUB_OFFLINE forbids the network; downl',
   'owner/other/config:test': 'hf:owner/other/config, which is no folder and not in the cache',
@@ -205,13 +190,3 @@ def test_a_set_that_cannot_be_read_is_one_sentence(tmp_path, name):
   _make(tmp_path / 'saved', 'saved')
   with pytest.raises(UserError, match=MISTAKES[name]):
     _read(name.format(tmp_path))
-
-
-def test_a_hub_that_cannot_be_reached_may_be_tried_again(monkeypatch):
-  def fail(*arguments):
-    raise ConnectionError("Couldn't reach it")
-
-  monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', False)
-  monkeypatch.setattr(datasets, 'load_dataset_builder', fail)
-  with pytest.raises(TransientError, match=r'cannot be reached .*run the same command again when'):
-    _read('owner/name')

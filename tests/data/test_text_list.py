@@ -4,10 +4,9 @@ import dataclasses
 import json
 import pickle
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from byte_text import byte_config
+from byte_text import byte_config, documents
 from pyarrow import parquet
 
 from tokenformer_jax.data import corpus
@@ -25,12 +24,6 @@ def _write(path, texts) -> str:
   return f'files:{path}'
 
 
-def _texts(store, split='train') -> list[str]:
-  ids, end = getattr(store, split)[:], store.tokenizer.end_of_document
-  parts = np.split(ids, np.flatnonzero(ids == end) + 1)[:-1]
-  return [store.tokenizer.decode(part[:-1]) for part in parts]
-
-
 @pytest.fixture
 def three(tmp_path) -> str:
   """A list of sources of different forms, the documents a, b, c and d."""
@@ -45,7 +38,7 @@ def test_sources_of_a_list_follow_one_another(tmp_path, three):
   parts = [part for part, _ in source.divide(10**6)]
   assert [text for part in parts for text in part.documents()] == ['a', 'b', 'c', 'd']
   store = prepare(byte_config(tmp_path, three, validation_fraction=0.3))
-  assert sorted(_texts(store) + _texts(store, 'validation')) == ['a', 'b', 'c', 'd']
+  assert sorted(documents(store) + documents(store, 'validation')) == ['a', 'b', 'c', 'd']
 
 
 def test_the_fingerprint_of_a_list_covers_each_source(tmp_path, three):
@@ -70,8 +63,8 @@ def test_repeated_documents_are_left_out_and_counted(tmp_path, capsys):
   store = prepare(config)
   said = capsys.readouterr().err
   assert '160 of 201 documents of the text repeat an earlier one' in said
-  documents = _texts(store) + _texts(store, 'validation')
-  assert sorted(documents) == sorted({*texts, 'new'}), 'a document is lost or still repeated'
+  found = documents(store) + documents(store, 'validation')
+  assert sorted(found) == sorted({*texts, 'new'}), 'a document is lost or still repeated'
   assert store.path != plain.path, 'the store with repeated documents is taken for the one without'
   assert find(config, load('bytes')).path == store.path, 'the store is not found again'
   assert 'left out' not in capsys.readouterr().err, 'the text is read to find a store'
@@ -92,11 +85,11 @@ def test_validation_text_is_not_trained_on(tmp_path, capsys):
   train = _write(tmp_path / 'train.jsonl', ['a', 'b', 'c', 'a'])
   held_out = _write(tmp_path / 'held_out.jsonl', ['c', 'd', 'd'])
   store = prepare(byte_config(tmp_path, train, validation_source=held_out, deduplicate=True))
-  assert (_texts(store), _texts(store, 'validation')) == (['a', 'b'], ['c', 'd'])
+  assert (documents(store), documents(store, 'validation')) == (['a', 'b'], ['c', 'd'])
   (tmp_path / 'lone.txt').write_text('b')
   lone = f'files:{tmp_path}/lone.txt'
   store = prepare(byte_config(tmp_path, train, validation_source=lone, deduplicate=True))
-  assert (_texts(store), _texts(store, 'validation')) == (['a', 'c'], ['b'])
+  assert (documents(store), documents(store, 'validation')) == (['a', 'c'], ['b'])
 
 
 def test_bad_documents_do_not_shift_the_repeated_ones(tmp_path):

@@ -35,8 +35,9 @@ MODEL = tiny_model(layers=1, tied_head=False, position_embedding='learned', max_
 DENSE = tiny_model(layers=1, tied_head=False, dense=True, bias=True, norm='affine', rotary=0)
 KINDS = two_kinds(tied_head=False, pattern='local layer')
 LINEAR = linear(tiny_model(layers=1, tied_head=False))
-GATED = gated_model(tied_head=False, window=7, length_scale=SeenScaleConfig())
+GATED = gated_model(layers=1, tied_head=False, window=7, length_scale=SeenScaleConfig())
 CLIPPED = gated_model(
+  layers=1,
   tied_head=False,
   positions=RotaryConfig(fraction=1.0, clip=5),
   length_scale=PositionScaleConfig(length=8),
@@ -138,7 +139,9 @@ def test_greedy_text_is_the_argmax_of_the_forward_pass():
       assert text == _likeliest(MODEL, request.prompt, text), 'not the likeliest tokens'
 
 
-FEW_PLACES = mixture(unbalanced(dispatch=CapacityConfig(eval_factor=0.5, least=1)), tied_head=False)
+FEW_PLACES = mixture(
+  unbalanced(dispatch=CapacityConfig(eval_factor=0.5, least=1)), layers=1, tied_head=False
+)
 
 
 @pytest.mark.slow

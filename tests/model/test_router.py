@@ -27,12 +27,17 @@ def _gates(logits) -> jax.Array:
 def _dispatch(name: str, capacity: int, valid=None):
   """Return the dispatch and the combine array [G, T, E, C] of the logits in a golden file."""
   logits = SWITCH[f'{name}/logits'] if f'{name}/logits' in SWITCH else SWITCH['router/logits']
-  choice = router.choose(jnp.asarray(logits), TOP_1, valid_BxT=valid)
-  experts, gates = choice.experts_BxTxK[..., 0], choice.gates_BxTxK[..., 0]
-  places = jax.vmap(lambda e: grouped.rank(e, 4).rank_M)(experts)
-  of_expert = jax.nn.one_hot(experts, 4)[..., None]
-  taken = of_expert * jax.nn.one_hot(places, capacity)[:, :, None]
-  return np.asarray(taken), np.asarray(taken * gates[..., None, None])
+
+  @jax.jit
+  def run():
+    choice = router.choose(jnp.asarray(logits), TOP_1, valid_BxT=valid)
+    experts, gates = choice.experts_BxTxK[..., 0], choice.gates_BxTxK[..., 0]
+    places = jax.vmap(lambda e: grouped.rank(e, 4).rank_M)(experts)
+    of_expert = jax.nn.one_hot(experts, 4)[..., None]
+    taken = of_expert * jax.nn.one_hot(places, capacity)[:, :, None]
+    return taken, taken * gates[..., None, None]
+
+  return map(np.asarray, run())
 
 
 @pytest.mark.parametrize(('name', 'capacity'), [('router', 2), ('router', 8), ('router_padded', 4)])
@@ -44,6 +49,7 @@ def test_tokens_get_the_slots_of_the_reference(name, capacity):
   np.testing.assert_allclose(weights, SWITCH[f'{want}/combine'], atol=1e-6)
 
 
+@jax.jit
 def _balance(logits: jax.Array, weight: jax.Array) -> jax.Array:
   gates = _gates(logits)
   chosen = jax.nn.one_hot(jnp.argmax(gates, -1), gates.shape[-1]) * weight[..., None]
@@ -59,8 +65,9 @@ LOSSES = {'aux_loss': _balance, 'z_loss': _z_loss}
 
 @pytest.mark.parametrize('name', LOSSES)
 def test_losses_and_their_gradients_are_those_of_the_reference(name):
-  f = jax.jit(jax.value_and_grad(LOSSES[name]))
-  loss, gradient = f(jnp.asarray(SWITCH['router/logits']), jnp.ones((4, 24)))
+  loss, gradient = jax.jit(jax.value_and_grad(LOSSES[name]))(
+    SWITCH['router/logits'], np.ones((4, 24), np.float32)
+  )
   want = SWITCH[f'router/{name}_grad']
   np.testing.assert_allclose(loss, SWITCH[f'router/{name}'], atol=1e-5)
   np.testing.assert_allclose(gradient, want, atol=1e-5 * np.abs(want).max())
@@ -70,28 +77,26 @@ def test_padding_counts_in_no_mean():
   # The source divides f, P and z of a padded row by all its tokens, and a padded token adds
   # (log 4)² to z. We divide by the tokens that count, so that padding changes nothing.
   logits, valid = (SWITCH[f'router_padded/{name}'] for name in ('logits', 'valid'))
-  weight = jnp.asarray(valid, jnp.float32)
-  z = _z_loss(jnp.asarray(logits), weight)
+  weight = valid.astype(np.float32)
+  z = np.asarray(jax.jit(_z_loss)(logits, weight))
   of_source = (z * valid.sum() + (~valid).sum() * np.log(4) ** 2) / valid.size
   np.testing.assert_allclose(of_source, SWITCH['router_padded/z_loss'], rtol=1e-5)
 
   tokens = valid.sum(1)
-  of_rows = [
-    _balance(jnp.asarray(row)[None], one[None]) for row, one in zip(logits, weight, strict=True)
-  ]
+  of_rows = [_balance(row[None], one[None]) for row, one in zip(logits, weight, strict=True)]
   of_source = np.mean(np.asarray(of_rows) * np.square(tokens / valid.shape[1]))
   np.testing.assert_allclose(of_source, SWITCH['router_padded/aux_loss'], rtol=1e-5)
 
   alone = [
-    _balance(jnp.asarray(row[valid])[None], jnp.ones((1, valid.sum())))
+    _balance(row[valid][None], np.ones((1, valid.sum()), np.float32))
     for row, valid in zip(logits, valid, strict=True)
   ]
-  np.testing.assert_allclose(_balance(jnp.asarray(logits), weight), np.mean(alone), rtol=1e-6)
+  np.testing.assert_allclose(_balance(logits, weight), np.mean(alone), rtol=1e-6)
 
 
 @pytest.mark.parametrize('size', [50.0, 95.0])  # the gates' squares underflow, and the gates
 def test_gates_next_to_0_have_shares_and_gradients(size):
-  config, far = RouterConfig('sigmoid', top_k=2, renormalize=True), jnp.array([3.0, 1.0, 0.0, 2.0])
+  config, far = RouterConfig('sigmoid', top_k=2, renormalize=True), np.float32([3, 1, 0, 2])
 
   def f(logits):
     share = router.shares(logits, config)
@@ -100,8 +105,9 @@ def test_gates_next_to_0_have_shares_and_gradients(size):
 
   logits = far[None, None] - size
   # So far out a gate is exp(logit), and shares are those of softmax gates.
-  want = jax.grad(lambda x: jax.nn.softmax(x[jnp.array([0, 3])]) @ jnp.array([1.0, 2.0]))(far)
-  np.testing.assert_allclose(jax.grad(f)(logits)[0, 0], want, atol=1e-5)
+  share = 1 / (1 + np.exp(1))  # of the second, beside softmax of 3 and 2
+  want = np.array([-1, 0, 0, 1]) * share * (1 - share)
+  np.testing.assert_allclose(np.asarray(jax.jit(jax.grad(f))(logits))[0, 0], want, atol=1e-5)
 
 
 def test_equal_gates_go_by_number():
@@ -111,13 +117,14 @@ def test_equal_gates_go_by_number():
 
 
 def test_the_loss_of_groups_has_the_mean_share_and_the_sum_of_gates():
-  size, gates, weight = 2, _gates(inputs(3, 10, 8)), jnp.ones((3, 10))
-  chosen = jax.nn.one_hot(jnp.argmax(gates, -1), 8)
+  size, gates, weight = 2, np.asarray(_gates(inputs(3, 10, 8))), np.ones((3, 10), np.float32)
+  chosen = np.eye(8, dtype=np.float32)[gates.argmax(-1)]
   # DeepSeekMoE, eq. 15 to 17.
-  f, p = 8 * np.asarray(chosen).mean(1), np.asarray(gates).mean(1)
+  f, p = 8 * chosen.mean(1), gates.mean(1)
   f, p = f.reshape(3, -1, size).mean(-1), p.reshape(3, -1, size).sum(-1)
   want = (f * p).sum()
-  assert router.balance_loss(chosen, gates, weight, (1,), size) == pytest.approx(want, rel=1e-5)
+  got = jax.jit(lambda *x: router.balance_loss(*x, over=(1,), size=size))(chosen, gates, weight)
+  assert got == pytest.approx(want, rel=1e-5)
 
 
 def _router(**changes):
@@ -140,13 +147,16 @@ def test_products_and_gates_are_float32_whatever_the_activations_are(dtype, exac
 def test_jitter_is_drawn_in_training_only():
   definition, params = _router(router=RouterConfig(jitter=0.1))
   x = inputs(1, 6, 16)
-  run = definition.bind(params)
-  calm, moved, again = (
-    run(x, None, key)[0].gates_BxTxK for key in (None, *[jax.random.key(0)] * 2)
-  )
-  assert not np.allclose(calm, moved) and np.array_equal(moved, again)
-  plain = _router()[0].bind(params)
-  assert np.array_equal(plain(x, None, jax.random.key(0))[0].gates_BxTxK, calm)
+  plain = _router()[0]
+
+  @jax.jit
+  def gates(key):
+    calm, moved = (definition.bind(params)(x, None, one)[0] for one in (None, key))
+    return calm.gates_BxTxK, moved.gates_BxTxK, plain.bind(params)(x, None, key)[0].gates_BxTxK
+
+  calm, moved, without = map(np.asarray, gates(jax.random.key(0)))
+  assert not np.allclose(calm, moved)
+  assert np.array_equal(without, calm)
 
 
 def test_the_bias_acts_on_the_choice_and_not_on_gates():
@@ -159,7 +169,7 @@ def test_the_bias_acts_on_the_choice_and_not_on_gates():
     loss, _ = aux.divided(of_rows(2, 12))
     return jnp.sum(choice.gates_BxTxK) + loss, (choice, loss)
 
-  (_, (choice, loss)), gradient = jax.value_and_grad(f, has_aux=True)(params)
+  (_, (choice, loss)), gradient = jax.jit(jax.value_and_grad(f, has_aux=True))(params)
   assert np.all(choice.experts_BxTxK == 2)
   want = jax.nn.sigmoid(x @ params['kernel'])[..., 2:3]
   np.testing.assert_allclose(choice.gates_BxTxK, want, atol=1e-6)
@@ -171,18 +181,20 @@ def test_the_bias_acts_on_the_choice_and_not_on_gates():
 
 
 def test_figures_of_an_even_and_of_a_collapsed_router():
-  definition, params = _router(router=RouterConfig(top_k=4))
+  def figures(definition, params, x):
+    @jax.jit
+    def run():
+      _, aux = definition.bind(params)(x)
+      _, means = aux.divided(of_rows(2, 6))
+      return layer_means({name: [value[None]] for name, value in means.items()})
 
-  def figures(params, x):
-    _, aux = definition.bind(params)(x)
-    _, means = aux.divided(of_rows(2, 6))
-    return layer_means({name: [value[None]] for name, value in means.items()})
+    return run()
 
-  even = figures(params, inputs(2, 6, 16))
+  even = figures(*_router(router=RouterConfig(top_k=4)), inputs(2, 6, 16))
   assert even[MAX_VIOLATION] == pytest.approx(0, abs=1e-6)
   np.testing.assert_allclose([even[f'router/load/{i}'] for i in range(4)], 0.25)
-  definition, _ = _router()
-  collapsed = {'kernel': jnp.zeros((16, 4)).at[0, 3].set(50.0)}
-  one = figures(collapsed, jnp.ones((2, 6, 16)))
+  collapsed = np.zeros((16, 4), np.float32)
+  collapsed[0, 3] = 50
+  one = figures(_router()[0], {'kernel': collapsed}, np.ones((2, 6, 16), np.float32))
   assert one[MAX_VIOLATION] == pytest.approx(3)
   assert one['router/entropy'] == pytest.approx(0, abs=1e-6)

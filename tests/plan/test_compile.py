@@ -40,6 +40,7 @@ SMALL = {
   'data.tokenizer': 'nothing/tokenizer.json',
   'train.remat': 'full',
 }
+DENSE = {f'model__layer__mixer__{name}': {'kind': 'dense'} for name in ('qkv', 'proj')}
 
 
 def _config(**changes):
@@ -151,8 +152,7 @@ def test_a_mixture_exchanges_its_tokens_and_never_its_experts():
     'dispatch': {'kind': 'grouped', 'device_factor': 1.25},
   }
   sizes = {'model__layer__ffn': experts, 'model__pattern': 'layer', 'mesh__experts': 2}
-  sizes |= {f'model__layer__mixer__{name}': {'kind': 'dense'} for name in ('qkv', 'proj')}
-  plan = _plan('v5p:2x2x1', quick=True, **sizes)
+  plan = _plan('v5p:2x2x1', quick=True, **sizes, **DENSE)
   slots = 1.25 * (256 // 4) * 128 * 2 / 2  # those of the other device
   wanted = slots * (6 * 256 * 2 + 2 * 4)  # rows there and back in three passes, numbers in two
   assert _moved(plan, 'experts')['all-to-all'] == pytest.approx(wanted, rel=1e-6)
@@ -185,9 +185,10 @@ WINDOW = {
 def test_no_array_of_a_split_row_has_the_length_twice(changes):
   step = program.make_step(_config(**LONG, **changes))
   mesh = sharding.make_mesh(step.config.mesh, topology.devices(topology.parse('v5p:2x2x1')))
+  function = step_lib.make_train_step(step, mesh)
   arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
   with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.
-    text = step_lib.make_train_step(step, mesh).lower(*arguments).as_text()
+    text = function.lower(*arguments).as_text()
   assert 'splash' in text, 'attention is not by the kernel'
   longest = 4096 // 2  # also of a device's part
   shapes = {
@@ -198,7 +199,7 @@ def test_no_array_of_a_split_row_has_the_length_twice(changes):
 
 
 def test_devices_of_a_split_row_exchange_slots_for_heads_and_nothing_else():
-  plan = _plan('v5p:2x2x1', quick=True, **LONG)
+  plan = _plan('v5p:2x2x1', quick=True, **LONG, **DENSE, model__layer__ffn={'kind': 'mlp'})
   rows = [row for row in plan.costs.traffic if row.axis == 'sequence']
   exchanged = {row.kind: (row.count, row.gigabytes * 1e9) for row in rows}
   count, moved = exchanged['all-to-all']
@@ -246,12 +247,12 @@ def _flags(**changes):
     'model.layer.mixer.positions.kind': 'none',
     'model.layer.mixer.qkv.kind': 'dense',
     'model.layer.mixer.proj.kind': 'dense',
-    'model.layer.ffn.kind': 'mlp',
+    'model.layer.ffn.kind': 'none',
     'model.vocab_size': 512,
     'data.sequence_length': 128,
     'data.batch_size': 16,
     'data.tokenizer': 'bytes',
-    'train.remat': 'full',
+    'train.remat': 'everything',
   }
   sizes |= {name.replace('__', '.'): value for name, value in changes.items()}
   return [
@@ -279,8 +280,8 @@ def test_a_plan_that_is_ended_leaves_no_file(tmp_path):
   environment = {**os.environ, 'TMPDIR': str(tmp_path)}
   with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
     said = iter(process.stderr.readline, '')
-    assert any('it fits' in line for line in said), 'the compiler has not begun'
-    assert any(tmp_path.rglob('*.txt'))
+    assert any('trying' in line for line in said), 'the compiler has not begun'
+    assert any(tmp_path.iterdir())
     process.terminate()
     assert process.wait() == 128 + signal.SIGTERM
   assert not any(tmp_path.iterdir())

@@ -46,7 +46,7 @@ KEYS = {
   'gemma3_text': {
     **_LLAMA,
     **_GEMMA2,
-    'num_hidden_layers': 5,
+    'num_hidden_layers': 3,
     'sliding_window_pattern': 3,
     'rope_theta': 1e4,
     'rope_local_base_freq': 100.0,

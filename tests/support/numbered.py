@@ -1,7 +1,10 @@
 """Text of numbered documents, and the config of runs that read it a byte a token."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from tokenformer_jax.config import DataConfig, TextConfig
 
@@ -23,3 +26,18 @@ def config(cache: Path, batch_size: int, sequence_length: int, **changes) -> Dat
     cache_dir=str(cache),
     **{'validation_fraction': 0.3, **changes},
   )
+
+
+class Tokens:
+  """Tokens of a split that are in memory."""
+
+  packed = False
+
+  def __init__(self, ids: np.ndarray):
+    self.ids = ids
+
+  def __len__(self) -> int:
+    return len(self.ids)
+
+  def gather(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+    return [self.ids[start:stop] for start, stop in ranges]

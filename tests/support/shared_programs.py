@@ -1,17 +1,23 @@
-"""Programs of training that the tests of a process share: equal runs trace and compile once."""
+"""Programs that the tests of a process share: equal runs trace and compile once.
+
+Checksums, which take a program for each shape of an array, are computed without one.
+"""
 
 import contextlib
 import dataclasses
 from collections.abc import Hashable, Iterator
 
 import jax
+import numpy as np
 import pytest
 
+from tokenformer_jax.config import Sources, TextConfig
+from tokenformer_jax.runs import checkpoint, checksum
 from tokenformer_jax.steps import fit
 from tokenformer_jax.steps import step as step_lib
 
 # Keys of a config that no program depends on.
-_DATA = {'source': '', 'cache_dir': ''}
+_DATA = {'source': '', 'cache_dir': '', 'new_order_at': 0}
 _TRAIN = {
   'check_devices': 0,
   'log_every': 1,
@@ -29,6 +35,8 @@ def _key(task, config, mesh, *more) -> Hashable | None:
   if task.teacher is not None or not isinstance(mesh, jax.sharding.Mesh):
     return None
   data = dataclasses.replace(config.data, **_DATA)
+  if isinstance(data, TextConfig):
+    data = dataclasses.replace(data, mixture=Sources())
   train = dataclasses.replace(config.train, **_TRAIN)
   end = getattr(task, '_boundary', 0)
   config = dataclasses.replace(config, data=data, train=train, init_from='')
@@ -40,7 +48,7 @@ def shared() -> Iterator[None]:
   """Give equal runs the same jitted functions."""
   made = {}
   make_step, make_eval = fit.make_train_step, step_lib.make_eval_step
-  make_first = step_lib.make_first_state
+  make_first, of_arrays = step_lib.make_first_state, checkpoint._checksums
 
   def share(key, make):
     if key is None:
@@ -60,8 +68,15 @@ def shared() -> Iterator[None]:
     key = _key(program.task, program.config, mesh, 'first', repr(program.growth))
     return share(key, lambda: make_first(program, mesh))
 
+  def checksum_of(array):
+    if not getattr(array, 'is_fully_addressable', False):
+      return of_arrays(array)
+    numbers = np.asarray(array).reshape(-1)  # In parts, because tests measure memory.
+    return checksum.of_chunks(np.array_split(numbers, 1 + numbers.size // 2**14))
+
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(fit, 'make_train_step', train_step)
     patch.setattr(step_lib, 'make_eval_step', eval_step)
     patch.setattr(step_lib, 'make_first_state', first_state)
+    patch.setattr(checkpoint, '_checksums', lambda state: jax.tree.map(checksum_of, state))
     yield

@@ -165,7 +165,8 @@ def normal_params(definition: Definition, std: float = 1.0, seed: int = 0) -> Pa
   """Return parameters of a definition by a normal distribution, whatever starts at 0 or 1."""
   rng = np.random.default_rng(seed)
   return jax.tree.map(
-    lambda p: jnp.asarray(np.asarray(rng.normal(size=p.shape) * std, p.dtype)), definition.abstract
+    lambda p: jax.device_put(np.asarray(rng.normal(size=p.shape) * std, p.dtype)),
+    definition.abstract,
   )
 
 
@@ -174,7 +175,7 @@ def large_params(model: ModelConfig) -> Params:
   """Return parameters of a language model, so large that every part and earlier token matters."""
   rng = np.random.default_rng(0)
   return jax.tree.map(
-    lambda p: jnp.asarray(np.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype)),
+    lambda p: jax.device_put(np.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype)),
     define_lm(model).abstract,
   )
 

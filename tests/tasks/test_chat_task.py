@@ -2,11 +2,11 @@
 
 import contextlib
 import dataclasses
-import json
 
 import jax
 import numpy as np
 import pytest
+import short_chats
 import tiny_run
 from mixtures import KINDS
 from outcomes import assert_close
@@ -31,31 +31,18 @@ from tokenformer_jax.training import sizes
 def chats(tmp_path_factory):
   """Return a function that makes the config of a run on short conversations."""
   root = tmp_path_factory.mktemp('chats')
-  rng = np.random.default_rng(0)
-
-  def text(most: int) -> str:
-    return ''.join(rng.choice(list('abcdefgh'), rng.integers(1, most)))
-
-  rows = [{'prompt': text(9), 'response': text(30)} for _ in range(200)]
-  (root / 'rows.jsonl').write_text('\n'.join(map(json.dumps, rows)))
-  template = root / 'short.jinja'
-  template.write_text(
-    '{% for m in messages %}{% if m.role == "user" %}?{{ m.content }}!{% else %}'
-    '{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}'
-  )
+  written = short_chats.write(root)
+  source, rows = written['source'], written['rows']
   text_source = tiny_run.write_corpus(root / 'texts')
 
-  def config(**changes):
-    changes = {'data__chat_template': str(template), 'model__pattern': 'layer', **changes}
-    if not any('mixture' in name for name in changes):
-      return tiny_run.config(
-        f'files:{root}/rows.jsonl', root / 'cache', data__rows='chat', **changes
-      )
+  def config(*, mixture: bool = False):
+    changes = {'data__chat_template': written['chat_template'], 'model__pattern': 'layer'}
+    if not mixture:
+      return tiny_run.config(source, root / 'cache', data__rows=rows, **changes)
     sources = {
-      'chat': {'source': f'files:{root}/rows.jsonl', 'rows': 'chat', 'weight': 0.5},
+      'chat': {'source': source, 'rows': rows, 'weight': 0.5},
       'text': {'source': text_source, 'weight': 0.5},
     }
-    del changes['mixture']
     return tiny_run.config('stdlib', root / 'cache', data__mixture=sources, **changes)
 
   return config

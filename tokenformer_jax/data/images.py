@@ -16,7 +16,7 @@ import numpy as np
 
 from tokenformer_jax.config import ImagesConfig
 from tokenformer_jax.data import digits, records
-from tokenformer_jax.errors import TransientError, UserError, counted
+from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.storage import paths
 from tokenformer_jax.storage.retry import is_transient, retried
@@ -154,15 +154,11 @@ def _digits(name: str, data: ImagesConfig) -> ImageSet:
 def _tfds(name: str, data: ImagesConfig) -> ImageSet:
   import tensorflow_datasets as tfds  # noqa: PLC0415 (slow, and only needed here)
 
-  try:
+  with records.opening('config.data.source', name):
     builder = retried(
       lambda: tfds.builder(name, file_format='array_record'), f'opening tfds:{name}'
     )
     return _records(builder, f'tfds:{name}', f'tfds:{builder.name}', data)
-  except (UserError, TransientError):
-    raise
-  except Exception as error:  # TFDS raises exceptions of many types.
-    raise records.opening_error('config.data.source', name, error) from error
 
 
 def _records(builder: Any, name: str, dataset: str, data: ImagesConfig) -> ImageSet:

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.config.mixture import shares, source_configs
@@ -44,33 +43,20 @@ def find(data: TextConfig) -> Tokenizer:
   return _trained_bpe(data, size) if size else tokenizers.load(data.tokenizer)
 
 
-def _weighted(data: TextConfig) -> dict[str, Corpus]:
-  """Return the text of the sources that have a weight."""
-  weights = {name: weight for name, weight in shares(data.mixture).last.items() if weight}
-  corpora = {}
+def _trained_bpe(data: TextConfig, size: int) -> Tokenizer:
+  """Return the BPE of the sources that have a weight, from the cache folder, or trained."""
+  last, corpora = shares(data.mixture).last, dict[str, Corpus]()
   for name, one in source_configs(data).items():
-    if name in weights:
+    if last[name]:
       with naming(name):
         corpora[name] = store.open_text(one)
-  return corpora
-
-
-def _bpe_file(data: TextConfig, size: int, corpora: Mapping[str, Corpus]) -> Path:
-  """Return the path of the BPE of a mixture in the cache folder."""
-  weights = {name: shares(data.mixture).last[name] for name in corpora}
+  weights = {name: last[name] for name in corpora}
   texts = [(corpus.fingerprint(), corpus.fraction) for corpus in corpora.values()]
   identity = repr((size, data.text_field, data.deduplicate, texts, weights))
-  name = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
-  return store.cache_folder(data) / 'tokenizers' / f'{name}.json'
-
-
-def _trained_bpe(data: TextConfig, size: int) -> Tokenizer:
-  """Return the BPE of a mixture, from the cache folder, or trained."""
-  corpora = _weighted(data)
-  path = _bpe_file(data, size, corpora)
+  digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+  path = store.cache_folder(data) / 'tokenizers' / f'{digest}.json'
   with contextlib.suppress(OSError, ValueError, LookupError, UserError):
     return tokenizers.from_json(sealed.load(path.read_bytes()))
-  weights = shares(data.mixture).last
   say(f'training the tokenizer {data.tokenizer} on {", ".join(corpora)}')
   made = retry.retried(
     lambda: tokenizers.train_bpe(_in_proportion(corpora, weights), size), 'training the tokenizer'

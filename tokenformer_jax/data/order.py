@@ -67,14 +67,10 @@ def sample_index(seed: int, position: int, n: int) -> int:
   return index_shuffle(position, max_index=n - 1, seed=epoch_seed, rounds=4)
 
 
-def window_count(tokens: np.ndarray | Tokens, sequence_length: int) -> int:
+def window_count(tokens: Tokens, sequence_length: int) -> int:
   """Return the number of sequences of tokens; a sequence needs one more token for its targets."""
-  shared = 1 - _is_packed(tokens)  # tokens of a sequence that the next one has as well
+  shared = 1 - tokens.packed  # tokens of a sequence that the next one has as well
   return max(0, (len(tokens) - shared) // (sequence_length + 1 - shared))
-
-
-def _is_packed(tokens: np.ndarray | Tokens) -> bool:
-  return isinstance(tokens, Tokens) and tokens.packed
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -91,7 +87,7 @@ class TrainBatches:
     subsamples: a sample of the order has `subsamples` · T tokens and is cut into as many here.
   """
 
-  sources: Sequence[np.ndarray | Tokens]
+  sources: Sequence[Tokens]
   rows: Sequence[int]
   batch_size: int
   sequence_length: int
@@ -152,15 +148,10 @@ def spread(count: int, total: int) -> tuple[int, ...]:
   return tuple(i * total // count for i in range(count))
 
 
-def _read_windows(
-  tokens: np.ndarray | Tokens, numbers: Sequence[int], sequence_length: int
-) -> np.ndarray:
-  """Return the windows with some numbers, [len(numbers), T + 1]."""
-  stride = sequence_length + _is_packed(tokens)
+def _read_windows(tokens: Tokens, numbers: Sequence[int], sequence_length: int) -> np.ndarray:
+  stride = sequence_length + tokens.packed
   ranges = [(i * stride, i * stride + sequence_length + 1) for i in numbers]
-  if isinstance(tokens, Tokens):
-    return np.stack(tokens.gather(ranges))
-  return np.stack([tokens[start:stop] for start, stop in ranges])
+  return np.stack(tokens.gather(ranges))
 
 
 def describe_store(store: Store) -> str:

@@ -124,7 +124,7 @@ def lines(path: str, file: IO[bytes]) -> Iterator[bytes]:
   """Yield the lines of a file, with their line ends."""
   while line := file.readline(LONGEST_DOCUMENT + 1):
     if len(line) > LONGEST_DOCUMENT:
-      raise too_long(path)
+      raise TooLongError(path)
     yield line
 
 
@@ -134,26 +134,22 @@ def whole(path: str, file: IO[bytes]) -> bytearray:
   while chunk := file.read(_CHUNK_BYTES):
     content += chunk
     if len(content) > LONGEST_DOCUMENT:
-      raise too_long(path)
+      raise TooLongError(path)
   return content
 
 
 class TooLongError(UserError):
-  """A document has more bytes than may be in memory."""
+  """A document of a file has more bytes than may be in memory."""
 
-
-def too_long(path: str) -> TooLongError:
-  """Return the error for a document of more bytes than may be in memory."""
-  return TooLongError(
-    f'{path} has a document of more than {LONGEST_DOCUMENT >> 20} MiB, the limit for one document, '
-    'because a document is held in memory; split the text into lines of a .jsonl file, or make it '
-    'the only file of the source, which is read in pieces'
-  )
+  def __init__(self, path: str):
+    super().__init__(
+      f'{path} has a document of more than {LONGEST_DOCUMENT >> 20} MiB, the limit for one '
+      'document, because a document is held in memory; split the text into lines of a .jsonl file, '
+      'or make it the only file of the source, which is read in pieces'
+    )
 
 
 class _ZstdFile(io.RawIOBase):
-  """The content of a zstd file."""
-
   def __init__(self, packed: IO[bytes]):
     super().__init__()
     self._chunks, self._waiting = _zstd_chunks(packed), memoryview(b'')

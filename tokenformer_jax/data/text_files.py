@@ -212,7 +212,7 @@ def _table_rows(path: str, file: IO[bytes], text_field: str) -> Iterator[str | U
         yield document(values, text_field, f'{path}, line {rows.line_num},')
   except csv.Error as error:
     if 'field larger' in str(error):
-      raise reading.too_long(path) from error
+      raise reading.TooLongError(path) from error
     raise UserError(f'{path}, line {rows.line_num}, is not valid CSV ({error})') from error
 
 

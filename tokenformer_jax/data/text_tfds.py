@@ -29,12 +29,8 @@ class Tfds(Source):
       split = next((name for name in self.splits if name in builder.info.splits), self.splits[0])
       return builder.as_data_source(split)
 
-    try:
+    with records.opening(self.setting, self.name):
       return retried(open_split, f'opening tfds:{self.name}')
-    except TransientError:
-      raise
-    except Exception as error:  # TFDS raises exceptions of many types.
-      raise records.opening_error(self.setting, self.name, error) from error
 
   def fingerprint(self) -> str:
     """Return a hash of the name, the configuration, the version, and the sizes."""

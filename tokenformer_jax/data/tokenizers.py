@@ -368,11 +368,6 @@ def check_same(spec: str, trained_spec: str, trained: Tokenizer, where: str) -> 
   )
 
 
-def largest_size(spec: str) -> int:
-  """Return the largest number of ids that a tokenizer can have, without building a token store."""
-  return bpe_size(spec) or load(spec).size
-
-
 def train_bpe(texts: Iterable[str], size: int) -> HuggingFaceTokenizer:
   """Train a byte-level BPE of at most `size` ids on the first `BPE_TRAINING_BYTES` of the texts.
 

@@ -49,16 +49,10 @@ class Optimum:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """The loss of a run before it is made; the interval includes the scatter of runs.
+  """The loss of a run before it is made; the interval includes the scatter of runs."""
 
-  Attributes:
-    legs: sizes, and the tokens trained at each; several of a grown run.
-    loss: in nats a token.
-    interval: that of the loss.
-  """
-
-  legs: tuple[mixing.Leg, ...]
-  loss: float
+  legs: tuple[mixing.Leg, ...]  # several of a grown run
+  loss: float  # in nats a token
   interval: tuple[float, float]
 
 

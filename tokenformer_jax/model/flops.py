@@ -50,18 +50,14 @@ def forward_flops(model: ModelConfig, length: int) -> float:
   length-dependent FLOPs. For a ViT the count is for one image of `length` patches.
   """
   module = _module(model)
-  if model.kind == 'vit':
-    return _image_flops(module, length, length + (model.pool == 'token'))
-  return 2 * matrix_entries(module) + trunk.length_flops(module.blocks, module.repeats, length)
-
-
-def _image_flops(module: Any, patches: int, slots: int) -> float:
-  """Count the FLOPs of an image, whose layers see `slots`: its patches and perhaps a token more."""
+  if model.kind != 'vit':
+    return 2 * matrix_entries(module) + trunk.length_flops(module.blocks, module.repeats, length)
+  slots = length + (model.pool == 'token')
   before = matrix_entries(module, lambda info: info.depth == 0)
   within = matrix_entries(module, lambda info: info.in_layers)
   after = matrix_entries(module, lambda info: info.depth is None)
   layers = 2 * within + trunk.length_flops(module.blocks, module.repeats, slots)
-  return 2 * (patches * before + after) + slots * layers
+  return 2 * (length * before + after) + slots * layers
 
 
 def _module(model: ModelConfig) -> Any:

@@ -182,11 +182,6 @@ def usable_kernel(name: str, dtype: jnp.dtype, batch: int, length: int, heads: i
   return name if name != 'splash' or splash.fits(batch, heads, length) else 'xla'
 
 
-def filled_width(name: str, head_width: int) -> int:
-  """Return the head width that projections should produce for a kernel: see `splash.filled`."""
-  return splash.filled(head_width) if name == 'splash' else head_width
-
-
 def attend(
   query: jax.Array,
   key: jax.Array,

@@ -57,19 +57,15 @@ class Norm(nnx.Module):
   @jax.named_scope('norm')
   def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
     """Normalize each position [B, T, D], or each head of it, or its heads together."""
-    if self.is_over_heads:
-      joint_BxTxD = x_BxTxD.reshape(*x_BxTxD.shape[:2], -1)
-      return self._normalize(joint_BxTxD).reshape(x_BxTxD.shape)
-    return self._normalize(x_BxTxD)
-
-  def _normalize(self, x_BxTxD: jax.Array) -> jax.Array:
-    """Normalize the last axis."""
-    scale = None if self.scale is None else self.scale[...]
+    scale, bias = (None if one is None else one[...] for one in (self.scale, self.bias))
     if self.has_offset and scale is not None:
       scale = 1 + scale
+    rows = x_BxTxD.reshape(*x_BxTxD.shape[:2], -1) if self.is_over_heads else x_BxTxD
     if self.is_rms:
-      return _rms_norm(x_BxTxD, scale, self.epsilon, self.outside)
-    return _layer_norm(x_BxTxD, scale, None if self.bias is None else self.bias[...], self.epsilon)
+      rows = _rms_norm(rows, scale, self.epsilon, self.outside)
+    else:
+      rows = _layer_norm(rows, scale, bias, self.epsilon)
+    return rows.reshape(x_BxTxD.shape)
 
 
 def make_norm(form: str, model: ModelConfig, *, rngs: nnx.Rngs, **how: Any) -> Norm | None:

@@ -8,7 +8,8 @@ plain JAX, and the files on disk do not depend on the module library.
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -87,7 +88,7 @@ class ParamInfo:
   @property
   def token_axis(self) -> int | None:
     """The position of the axis that grows, or None."""
-    return token_axis(self.axes)
+    return self.axes.index('param_tokens') if 'param_tokens' in self.axes else None
 
   @property
   def expert_axis(self) -> int | None:
@@ -103,6 +104,20 @@ class ParamInfo:
 
 class _Shapes(nnx.Rngs):
   """Stands for random keys where a module is made for its shapes: nothing is traced or drawn."""
+
+
+class _Keys(nnx.Rngs):
+  """Gives the keys of `nnx.Rngs(params=key)`, many by one operation: programs compile sooner."""
+
+  def __init__(self, key: jax.Array):
+    self.params = functools.partial(next, _fold_in_numbers(key))
+
+
+def _fold_in_numbers(key: jax.Array, at_once: int = 16) -> Iterator[jax.Array]:
+  """Yield the key with 0, 1, 2 and so on folded in."""
+  for first in itertools.count(0, at_once):
+    numbers = jnp.arange(first, first + at_once, dtype=jnp.uint32)
+    yield from jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
 
 
 def param(
@@ -125,11 +140,6 @@ def lookup(tree: Any, path: Path) -> Any:
   for key in path:
     tree = tree[key.key]
   return tree
-
-
-def token_axis(axes: Axes) -> int | None:
-  """Return the position of the axis that grows, or None for an array that does not grow."""
-  return axes.index('param_tokens') if 'param_tokens' in axes else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -192,7 +202,7 @@ def define(make: Callable[[nnx.Rngs], nnx.Module]) -> Definition:
   graphdef, state = nnx.split(make(_Shapes()))
 
   def init(key: jax.Array) -> Params:
-    return nnx.to_pure_dict(nnx.state(make(nnx.Rngs(params=key)), nnx.Param))
+    return nnx.to_pure_dict(nnx.state(make(_Keys(key)), nnx.Param))
 
   def bind(params: Params) -> nnx.Module:
     bound = jax.tree.map(lambda leaf: leaf, state)
@@ -236,7 +246,7 @@ def stack(
   graphdef, state = nnx.split(make(_Shapes()))
 
   def init(key: jax.Array) -> nnx.State:
-    return nnx.state(make(nnx.Rngs(params=key)), nnx.Param)
+    return nnx.state(make(_Keys(key)), nnx.Param)
 
   def stacked(info: ParamInfo) -> ParamInfo:
     return dataclasses.replace(

@@ -98,7 +98,8 @@ def _normed_weights(
     largest = groups.spread(groups.largest(jax.lax.stop_gradient(scores_BxTxN)))
     weights = jnp.exp(scores_BxTxN - largest)
   if isinstance(score, GELUL1Norm | SoftmaxScore):
-    scale = _inverse_l1(groups.total(jnp.abs(weights)), groups.reference)
+    total = checkpoint_name(groups.total(jnp.abs(weights)) + EPSILON, ROW_STATISTICS)
+    scale = groups.reference / total
   else:
     scale = _inverse_l2(groups.total(jnp.square(weights)), groups.reference)
   return (_gradient_waits(weights, dtype) * groups.spread(scale)).astype(dtype)
@@ -146,11 +147,6 @@ _rounded_gradient.defvjp(_forward, _backward)
 def _inverse_l2(square: jax.Array, reference: jax.Array) -> jax.Array:
   """Return τ / ‖A‖₂, given ‖A‖₂² and τ²."""
   return inverse_root(checkpoint_name(square + EPSILON, ROW_STATISTICS), reference)
-
-
-def _inverse_l1(total: jax.Array, reference: jax.Array) -> jax.Array:
-  """Return τ² / ‖A‖₁, given ‖A‖₁ and τ²."""
-  return reference / checkpoint_name(total + EPSILON, ROW_STATISTICS)
 
 
 def scores(x: jax.Array, keys_NxI: jax.Array) -> jax.Array:

@@ -131,7 +131,8 @@ def _aux(
   """Return the sums of the weighted losses and of the figures of a router."""
   count, share_BxTxE = logits_BxTxE.shape[-1], shares(logits_BxTxE, router)
   weight_BxT = jnp.ones(logits_BxTxE.shape[:2]) if valid_BxT is None else valid_BxT.astype(float)
-  chosen_BxTxE, losses = _chosen(choice, count), {'tokens': jnp.float32(0)}
+  of_choices_BxTxKxE = jax.nn.one_hot(choice.experts_BxTxK, count, dtype=jnp.float32)
+  chosen_BxTxE, losses = jnp.sum(of_choices_BxTxKxE, axis=2), {'tokens': jnp.float32(0)}
   if router.z_loss:
     losses['tokens'] += router.z_loss * z_loss(logits_BxTxE, weight_BxT)
   if isinstance(balance, LossBalanceConfig):
@@ -149,11 +150,6 @@ def _aux(
     LOAD: jnp.sum(chosen_BxTxE, axis=(0, 1)) / router.top_k,
   }
   return Aux(losses, jax.lax.stop_gradient(figures))
-
-
-def _chosen(choice: Choice, count: int) -> jax.Array:
-  """Return how often each token chose each expert, float32 [B, T, E]."""
-  return jnp.sum(jax.nn.one_hot(choice.experts_BxTxK, count, dtype=jnp.float32), axis=2)
 
 
 def balance_loss(

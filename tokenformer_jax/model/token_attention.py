@@ -15,7 +15,7 @@ from tokenformer_jax.config import (
   SoftmaxConfig,
 )
 from tokenformer_jax.model import cache as caches
-from tokenformer_jax.model import kernels, sequence
+from tokenformer_jax.model import kernels, sequence, splash
 from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.mixers.length_scale import LengthScaled
 from tokenformer_jax.model.mixers.rerope import ClippedRotary
@@ -154,7 +154,7 @@ class KernelAttention(TokenAttention):
       return self.head_width
     batch, length, _ = x_BxTxD.shape
     name = kernels.usable_kernel(self.implementation, x_BxTxD.dtype, batch, length, heads)
-    return kernels.filled_width(name, self.head_width)
+    return splash.filled(self.head_width) if name == 'splash' else self.head_width
 
   def over_rows(
     self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context

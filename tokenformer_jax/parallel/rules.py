@@ -59,14 +59,10 @@ def shard_count(axis: str, mesh: Mesh | AbstractMesh | None = None) -> int:
   return math.prod(sizes.get(name, 1) for name in mesh_axes(axis))
 
 
-def replica_axes() -> tuple[str, ...]:
-  """Return the mesh axes along which devices hold different rows, but the same parameters."""
-  return tuple(name for name in mesh_axes('batch') if name not in mesh_axes('width'))
-
-
 def replicas(mesh: Mesh | AbstractMesh) -> int:
   """Return how many devices of a mesh hold the same parameters with different rows."""
-  return math.prod(mesh.shape[name] for name in replica_axes())
+  of_width = mesh_axes('width')
+  return math.prod(mesh.shape[name] for name in mesh_axes('batch') if name not in of_width)
 
 
 def spec(axes: Axes | tuple[str | None, ...]) -> PartitionSpec:

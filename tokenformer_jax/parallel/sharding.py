@@ -180,18 +180,14 @@ def check_devices(config: Config, mesh: Mesh) -> None:
 
   `check_divides` checks the parameters.
   """
-  check_kernel(config.train.attention, mesh.devices.flat[0].platform)
-  check_splits(config, mesh)
-
-
-def check_kernel(kernel: str, platform: str) -> None:
-  """Check that the attention kernel is one of a platform."""
-  needed = {'splash': 'tpu', 'cudnn': 'gpu'}.get(kernel, platform)
-  if needed != platform:
+  kernel, found = config.train.attention, mesh.devices.flat[0].platform
+  needed = {'splash': 'tpu', 'cudnn': 'gpu'}.get(kernel, found)
+  if needed != found:
     raise UserError(
-      f'config.train.attention={kernel} is for a {needed}, and the devices are {platform}; '
+      f'config.train.attention={kernel} is for a {needed}, and the devices are {found}; '
       'auto takes the kernel of the devices'
     )
+  check_splits(config, mesh)
 
 
 def check_splits(config: Config, mesh: Mesh | AbstractMesh) -> None:

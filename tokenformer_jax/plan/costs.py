@@ -37,30 +37,18 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-  """The costs of one step on one device.
+  """The costs of one step on one device."""
 
-  Attributes:
-    cycles: the compiler's estimates, summed over all operations that carry one.
-    kernel_seconds: time of kernels: splash attention by its schedule, or without one by formula;
-      others by their own estimate.
-    flops: FLOPs of matrix products and kernels, recomputation included.
-    rough_seconds: an estimate without a schedule, the sum of `Operation.rough`.
-    notes: sentences about operations that could not be counted.
-    operations: every operation of the program, in its order.
-    collectives: the same of every collective.
-    ordered_seconds: the time of a step in the program's order, with the device waiting for what is
-      left of each collective.
-  """
-
-  cycles: int
+  cycles: int  # the compiler's estimates, summed over all operations that carry one
+  # Splash attention by its schedule, or without one by formula; others by their own estimate.
   kernel_seconds: float
-  flops: float
-  rough_seconds: float
+  flops: float  # of matrix products and kernels, recomputation included
+  rough_seconds: float  # an estimate without a schedule, the sum of `Operation.rough`
   traffic: tuple[Traffic, ...]
-  notes: tuple[str, ...]
-  operations: tuple[Operation, ...]
-  collectives: tuple[Collective, ...]
-  ordered_seconds: float
+  notes: tuple[str, ...]  # sentences about operations that could not be counted
+  operations: tuple[Operation, ...]  # all, in the program's order
+  collectives: tuple[Collective, ...]  # the same
+  ordered_seconds: float  # in that order, with waits for what is left of each collective
 
   @property
   def compute_seconds(self) -> float:

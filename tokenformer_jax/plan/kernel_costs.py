@@ -23,19 +23,12 @@ _METADATA = 'ragged-dot-metadata'  # finds the rows of each expert; takes no tim
 
 @dataclasses.dataclass(frozen=True)
 class KernelCost:
-  """The cost of one call.
+  """The cost of one call."""
 
-  Attributes:
-    flops: the FLOPs of its products.
-    filled: the same with the zeros that fill heads up to the side of the matrix unit.
-    seconds: the time by formula, or by the kernel's own estimate.
-    blocks: the blocks of its grid that it computes, each of which runs its bundles once; None if
-      they are not known.
-  """
-
-  flops: float
-  filled: float
-  seconds: float
+  flops: float  # of its products
+  filled: float  # the same with the zeros that fill heads up to the side of the matrix unit
+  seconds: float  # by formula, or by the kernel's own estimate
+  # The blocks of its grid that it computes, each of which runs its bundles once, if they are known.
   blocks: int | None
 
 

@@ -39,37 +39,26 @@ _NOT_BESIDE = 0.3
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-  """An operation that runs on a device's core, and the seconds of one run of it.
-
-  Attributes:
-    seconds: the time that the plan counts.
-    scheduled: the time by the schedule: the longest of its bundles, its products at the peak of the
-      matrix units, and its bytes at HBM's bandwidth; None if the schedule is not known.
-    flops: FLOPs of its products, and of a kernel.
-    matrix, vector, memory: bounds by the products at the peak, by the slots of the vector units
-      that the schedule uses (else by counted operations), and by the bytes in HBM.
-    slots: the seconds for which the schedule fills the matrix units, to compare with `matrix`; None
-      if the schedule is not known.
-    rough: an estimate by the bounds, which needs no schedule.
-    scopes: JAX's names of the operation and of those in it, its own first.
-    products: JAX's names of the products in it.
-    holds: the opcodes in it.
-  """
+  """An operation that runs on a device's core, and the seconds of one run of it."""
 
   name: str
   opcode: str
   times: int
-  seconds: float
+  seconds: float  # the time that the plan counts
+  # By the schedule: the longest of its bundles, its products at the peak of the matrix units, and
+  # its bytes at HBM's bandwidth; None if the schedule is not known.
   scheduled: float | None
-  flops: float
+  flops: float  # of its products, and of a kernel
+  # Bounds by the products at the peak, by the slots of the vector units that the schedule uses
+  # (else by counted operations), and by the bytes in HBM.
   matrix: float
   vector: float
   memory: float
-  scopes: tuple[str, ...]
-  products: tuple[str, ...]
-  holds: frozenset[str] = frozenset()
-  slots: float | None = None
-  rough: float = 0.0
+  scopes: tuple[str, ...]  # JAX's names of the operation and of those in it, its own first
+  products: tuple[str, ...]  # JAX's names of the products in it
+  holds: frozenset[str] = frozenset()  # the opcodes in it
+  slots: float | None = None  # for which it fills the matrix units, to compare with `matrix`
+  rough: float = 0.0  # an estimate by the bounds, which needs no schedule
 
 
 def cycles(instruction: Instruction) -> int:
@@ -124,19 +113,12 @@ def _instructions(
 
 
 class _Products(NamedTuple):
-  """The matrix products of an operation.
-
-  Attributes:
-    instructions: the products.
-    flops: their FLOPs.
-    least: the seconds that they need at the peak of the matrix units.
-    most: the same with narrow matrices filled up to the side of a unit.
-  """
+  """The matrix products of an operation."""
 
   instructions: list[Instruction]
   flops: float
-  least: float
-  most: float
+  least: float  # the seconds that they need at the peak of the matrix units
+  most: float  # the same with narrow matrices filled up to the side of a unit
 
 
 def _products(members: list[tuple[Computation, Instruction]], chip: Chip) -> _Products:

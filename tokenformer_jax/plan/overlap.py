@@ -16,26 +16,16 @@ from tokenformer_jax.plan.trip_counts import callees
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-  """A collective in the program's order.
+  """A collective in the program's order."""
 
-  Attributes:
-    name: of the instruction that starts it.
-    kind: such as `all-gather`.
-    times: how often it runs in a step.
-    seconds: of one run on the network.
-    between: seconds of computation from its start to its done; 0 if it is synchronous.
-    exposed: seconds for which the device waits, in one run.
-    beside: the operations that run between start and done, the longest first.
-  """
-
-  name: str
-  kind: str
+  name: str  # of the instruction that starts it
+  kind: str  # such as `all-gather`
   cost: Cost
-  times: int
-  seconds: float
-  between: float
-  exposed: float
-  beside: tuple[str, ...]
+  times: int  # how often it runs in a step
+  seconds: float  # of one run on the network
+  between: float  # seconds of computation from its start to its done; 0 if it is synchronous
+  exposed: float  # seconds for which the device waits, in one run
+  beside: tuple[str, ...]  # the operations that run between start and done, the longest first
   synchronous: bool
 
 

@@ -65,14 +65,11 @@ def parse(text: str) -> Bundles | None:
 
 
 class Reader:
-  """Reads the files of a directory and deletes them, so that a dump never grows large.
-
-  Attributes:
-    bundles: what was read, by the operation's name. A later file of a name replaces an earlier one:
-      the compiler schedules some operations several times.
-  """
+  """Reads the files of a directory and deletes them, so that a dump never grows large."""
 
   def __init__(self, directory: str):
+    # By the operation's name; a later file of a name replaces an earlier one, because the compiler
+    # schedules some operations several times.
     self.bundles: dict[str, Bundles] = {}
     self._directory = Path(directory)
 

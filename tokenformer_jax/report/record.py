@@ -22,27 +22,16 @@ Line = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Record:
-  """The files of a run, read once.
+  """The files of a run, read once."""
 
-  Attributes:
-    name: its name on the page.
-    directory: its work directory.
-    lines: the figures, in the order of their steps; see `metrics.read`.
-    samples: the texts of its evaluations.
-    times: what its wall time went to; see `wall_time`.
-    config: None if neither `config.json` nor a checkpoint can be read.
-    meta: of the newest checkpoint, None if there is none.
-    notes: what could not be read, in sentences.
-  """
-
-  name: str
+  name: str  # on the page
   directory: paths.Path
-  lines: Sequence[Line]
-  samples: Sequence[Line]
-  times: Sequence[Line]
-  config: Config | None
-  meta: Meta | None
-  notes: Sequence[str]
+  lines: Sequence[Line]  # the figures, in the order of their steps; see `metrics.read`
+  samples: Sequence[Line]  # the texts of its evaluations
+  times: Sequence[Line]  # what its wall time went to; see `wall_time`
+  config: Config | None  # None if neither `config.json` nor a checkpoint can be read
+  meta: Meta | None  # of the newest checkpoint, None if there is none
+  notes: Sequence[str]  # what could not be read, in sentences
 
   @property
   def last_step(self) -> int:
@@ -110,19 +99,12 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Sessions:
-  """The wall time of all processes of a run.
+  """The wall time of all processes of a run."""
 
-  Attributes:
-    seconds: by kind (`wall_time.KINDS`), and `LOST`.
-    count: the number of processes.
-    pauses: the seconds between them, that of the work after the last log point of each included.
-    devices: the devices of the last one.
-  """
-
-  seconds: Mapping[str, float]
-  count: int
-  pauses: float
-  devices: str
+  seconds: Mapping[str, float]  # by kind (`wall_time.KINDS`), and `LOST`
+  count: int  # of the processes
+  pauses: float  # seconds between them, that of work after the last log point of each included
+  devices: str  # of the last one
 
 
 def read(run: str | paths.Path, name: str) -> Record:

@@ -156,14 +156,12 @@ class PreferenceTask(TextTask):
   def describe_data(self) -> str:
     return f'{self.examples:,} pairs of up to {self.config.data.sequence_length:,} tokens each'
 
-  def doubts(self) -> list[str]:
-    return []
-
   def train_figures(self, loss: float) -> dict[str, float]:
     del loss
     return {}
 
-  def eval_figures(self, sums: EvalSums) -> dict[str, float]:
+  def eval_figures(self, sums: EvalSums, source: str = '') -> dict[str, float]:
+    del source
     means = {name: value / sums.counts.targets for name, value in sums.task._asdict().items()}
     return {**means, **sums.layer_figures()}
 

@@ -296,6 +296,7 @@ class Task(abc.ABC):
     del step, position
     return {}
 
-  @abc.abstractmethod
   def sample(self, params: Params) -> str:
     """Return a sample of the model's output for the terminal, or an empty string."""
+    del params
+    return ''

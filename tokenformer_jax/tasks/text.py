@@ -66,12 +66,13 @@ class TextTask(Task):
           f'learned positions for {max_length} tokens; take at most that'
         )
     else:
-      ids = tokenizers.largest_size(config.data.tokenizer)
+      tokenizer = config.data.tokenizer
+      ids = tokenizers.bpe_size(tokenizer) or tokenizers.load(tokenizer).size
       vocab_size = model.vocab_size or -(-ids // 128) * 128
       max_length = model.max_length or length
       if vocab_size < ids:
         raise UserError(
-          f'config.model.vocab_size is {vocab_size}, but the tokenizer {config.data.tokenizer!r} '
+          f'config.model.vocab_size is {vocab_size}, but the tokenizer {tokenizer!r} '
           f'has {ids} token ids; make it at least that, or 0 to have it fit'
         )
     model = dataclasses.replace(model, vocab_size=vocab_size, max_length=max_length)
@@ -253,7 +254,7 @@ class TextTask(Task):
     """Return the figures of each source of a mixture, and their means by its last weights."""
     if set(sums) == {''}:
       return self.eval_figures(sums[''])
-    sources = {name: self._eval_figures(one, name) for name, one in sums.items()}
+    sources = {name: self.eval_figures(one, name) for name, one in sums.items()}
     weights = self._data.shares.last
     whole = {
       figure: sum(weights[name] * figures[figure] for name, figures in sources.items())
@@ -266,10 +267,8 @@ class TextTask(Task):
       f'{name}/{key}': figures[key] for name, figures in sources.items() for key in shown
     }
 
-  def eval_figures(self, sums: EvalSums) -> dict[str, float]:
-    return self._eval_figures(sums)
-
-  def _eval_figures(self, sums: EvalSums, source: str = '') -> dict[str, float]:
+  def eval_figures(self, sums: EvalSums, source: str = '') -> dict[str, float]:
+    """Return the figures of an evaluation on a source, or on the only text."""
     own: LossSums = sums.task
     loss: Any = own.nats / own.tokens
     return {
