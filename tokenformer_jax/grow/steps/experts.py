@@ -32,7 +32,7 @@ from tokenformer_jax.config import (
   RouterConfig,
 )
 from tokenformer_jax.config.check_model import check_model
-from tokenformer_jax.config.matching import copies_dense, named_layers, new_experts
+from tokenformer_jax.config.matching import copies_dense, new_experts
 from tokenformer_jax.config.model import layer_path
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Selection, Step
@@ -63,7 +63,7 @@ def wanted(model: ModelConfig, more: Wanted) -> ModelConfig:
   A Pattention becomes `shared`, with experts beside it. An MLP becomes experts; each token uses two
   of them, whose gates add up to 1.
   """
-  layers = named_layers(model)
+  layers = model.named_layers
   after = _with_parts(
     model,
     {
@@ -126,7 +126,7 @@ def named_counts(
 
 def with_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelConfig:
   """Return a model with fewer experts in the named layers."""
-  layers = named_layers(model)
+  layers = model.named_layers
   fewer = {n: dataclasses.replace(layers[n].ffn, count=count) for n, count in counts.items()}
   after = _with_parts(model, fewer)
   check_model(after)
@@ -363,7 +363,7 @@ def _dropped(path: str, ffn: ExpertsConfig) -> str:
 
 def balanced_by_bias(model: ModelConfig) -> ModelConfig:
   """Return the model with balance by a bias in every router, from which `loads` measures."""
-  parts = {name: layer.ffn for name, layer in named_layers(model).items()}
+  parts = {name: layer.ffn for name, layer in model.named_layers.items()}
   balanced = {
     name: dataclasses.replace(ffn, balance=BiasBalanceConfig())
     for name, ffn in parts.items()
