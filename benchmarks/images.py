@@ -23,7 +23,7 @@ from PIL import Image
 from sklearn import datasets
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.data import image_order, images
+from tokenformer_jax.data import image_order, images, order
 from tokenformer_jax.data.augment import Views, random_crop
 from tokenformer_jax.model import flops
 
@@ -156,9 +156,15 @@ class Photographs(images.Split):
 def time_workers(files: list[bytes], workers: int) -> None:
   """Print images a second of whole batches from worker processes."""
   data = recipe(batch_size=64, workers=workers, prefetch=2 * workers).data
-  batches = image_order.train_batches(
-    Photographs(files), Views(data, 3), 10, 0, range(64), 0, 10**6
+  steps = image_order.Batches(
+    split=Photographs(files),
+    views=Views(data, 3),
+    classes=10,
+    rows=range(64),
+    numbers=range(10**6),
+    seed=0,
   )
+  batches = order.read_ahead(steps, 0, data)
   for _ in range(2 * workers):  # start-up
     next(batches)
   start, count = time.perf_counter(), 6 * workers

@@ -3,8 +3,8 @@
 Every block of a page runs, one after the other, in one directory that stands for a checkout. A
 command is never left out. What differs from the page is in this file alone:
 
-- `PRELUDE`: bash functions in the place of `pip` and `pytest`; and `TINY`, flags for `train` that
-  the page's own flags override, for runs that do not exist yet.
+- `PRELUDE`: bash functions in the place of `pip` and `pytest`, which .ci/run runs; and `TINY`,
+  flags for `train` that the page's own flags override, for runs that do not exist yet.
 - `PREPARED`: runs that are like another one; they are prepared, and make no step.
 - `SMALLER`: text of the page, and what runs in its place. A text that the page does not have fails.
 - `_bring`: the files that a reader has from elsewhere.
@@ -38,19 +38,26 @@ from tokenformer_jax.model.lm import define_lm
 
 TINY = (
   '--config.train.steps=4 --config.train.eval_every=0 --config.train.eval_batches=2 '
-  '--config.optim.warmup_steps=1'
+  '--config.optim.warmup_steps=1 --config.data.batch_size=2'
 )
+TINY_TEXT = '--config.train.sample_tokens=0 --config.model.width=48'  # also, of text alone
 
 # Texts of the commands that train them: tracing a step is the cost of a command.
 PREPARED = (
+  'train --workdir=runs/grown',
+  'train --workdir=runs/tuned',
   'train --workdir=runs/branch',
+  'train --config=local.py',
   'train --workdir=runs/local_flags',
+  'train --config=lm_switch',
   'train --config=lm_sparse_tokenformer',
   'train --workdir=runs/mixture',
   'train --workdir=runs/wider',
   'train --workdir=runs/on_docs',
   'train --workdir=runs/prose',
+  'train --config=configs/vit_digits.py',
   'train --config=configs/vit_imagenet.py:b16',
+  'train --workdir=runs/qwen_preferred',
 )
 PREPARE = """
 from tokenformer_jax.cli import train
@@ -83,7 +90,7 @@ train() {{
   for word in "$@"; do
     if [[ $word == --config=* ]]; then config+=("$word"); else rest+=("$word"); fi
   done
-  if [[ "$*" != *vit_* ]]; then tiny+=(--config.train.sample_tokens=0); fi  # for text alone
+  if [[ "$*" != *vit_* ]]; then tiny+=({TINY_TEXT}); fi
   "${{TRAIN[@]}}" "${{config[@]}}" "${{tiny[@]}}" "${{rest[@]}}"
 }}
 tokenformer() {{
@@ -106,7 +113,7 @@ pip() {{  # All is installed; `test_the_pages_install_known_extras` checks the w
   echo "pip $*"
 }}
 pytest() {{
-  {sys.executable} -m pytest -n 0 -q tests/test_layout.py
+  echo "pytest $*"
 }}
 """
 
@@ -140,6 +147,15 @@ SMALLER = [
   # Trackers that are installed everywhere.
   ('--config.train.trackers=tensorboard,wandb', '--config.train.trackers=tensorboard'),
   ('--config.train.trackers=wandb', '--config.train.trackers=tensorboard'),
+  # As many kinds of layers in fewer programs.
+  (
+    '--config=configs/lm_hybrid.py:hwfa2',
+    "--config=configs/lm_hybrid.py:hwfa2 --config.model.pattern='local full'",
+  ),
+  (
+    'train --config=transformer_stdlib',
+    'train --config=transformer_stdlib --config.model.layer.ffn.width=64',
+  ),
   # A model of `defaults()`, which is larger than the other configs'.
   (
     '--config=local.py',
@@ -149,10 +165,11 @@ SMALLER = [
   # Tasks that need no internet.
   (
     '--tasks=lambada_openai,hellaswag,piqa,arc_easy,arc_challenge,winogrande',
-    '--include_path=tests/tasks --tasks=local_last_word,local_choices',
+    '--include_path=tests/tasks --tasks=local_choices --limit=2',
   ),
   ("--text='files:docs/*.md'", '--text=files:docs/release.md'),
-  ('--out=heat.png', '--out=heat.png --corpus_tokens=2048'),
+  ('--out=heat.png', '--out=heat.png --corpus_tokens=512'),
+  ('--corpus_tokens=4096', '--corpus_tokens=512'),
   # A model for TPUs, and images of which there are 1.3 million.
   (
     '--config=configs/vit_imagenet.py:b16',

@@ -39,9 +39,14 @@ class Numbered:
     return str(number)
 
 
-def _train(split, rows=range(BATCH), first=0, last=9, seed=0, views=VIEWS, classes=1000):
-  batches = image_order.train_batches(split, views, classes, seed, rows, first, last)
-  return list(batches)
+def _batches(split, numbers, rows=range(BATCH), first=0, views=VIEWS, **options):
+  options = {'classes': 1000, **options}
+  steps = image_order.Batches(split=split, views=views, rows=rows, numbers=numbers, **options)
+  return order.read_ahead(steps, first, views.data)
+
+
+def _train(split, rows=range(BATCH), first=0, last=9, **options):
+  return list(_batches(split, range(last), rows, first, **{'seed': 0, **options}))
 
 
 def _joined(batches, name):
@@ -95,7 +100,7 @@ class Away(Numbered):
 def test_batches_end_where_a_disk_is_away(workers):
   views = Views(dataclasses.replace(DATA, workers=workers), 3)
   split = Away(20, last=order.sample_index(0, 17, 20))  # in batch 2
-  batches, read = image_order.train_batches(split, views, 1000, 0, range(BATCH), 0, 9), []
+  batches, read = _batches(split, range(9), views=views, seed=0), []
   with pytest.raises(TransientError, match=r'reading .* failed 9 times'):
     read += batches
   assert len(read) == 2, 'a disk that is away passes for bad images'
@@ -154,8 +159,7 @@ def test_validation_has_every_image_once(count, hosts):
   seen = []
   for host in range(hosts):
     rows = range(host * BATCH // hosts, (host + 1) * BATCH // hosts)
-    batches = list(image_order.validation_batches(Numbered(count), VIEWS, 1000, rows))
-    assert len(batches) == math.ceil(count / BATCH), 'hosts have unequal numbers of batches'
+    batches = _batches(Numbered(count), range(math.ceil(count / BATCH)), rows)
     seen += [label for label in _joined(batches, 'labels') if label != image_order.ABSENT]
   assert sorted(seen) == list(range(count))
 

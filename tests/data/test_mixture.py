@@ -79,15 +79,6 @@ def test_weights_are_met_to_within_a_sample_of_each_stage(mixture, samples):
   assert max(abs(differences)) <= most, 'a source is ahead of its weight, or behind'
 
 
-@settings(max_examples=40, deadline=None)
-@given(weight=st.integers(0, 1000), samples=st.integers(0, 10**12))
-def test_two_fixed_weights_are_met_to_half_a_sample_at_any_position(weight, samples):
-  mixture = mixed(f'{weight / 1000}', f'{1 - weight / 1000:.3f}')
-  first, second = mixture.taken(samples)
-  assert first + second == samples
-  assert abs(fractions.Fraction(weight * samples, 1000) - first) <= fractions.Fraction(1, 2)
-
-
 @settings(max_examples=20, deadline=None)
 @given(numbers=st.lists(st.integers(0, 1000), min_size=1, max_size=6))
 def test_a_block_has_whole_counts(numbers):

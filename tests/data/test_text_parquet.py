@@ -1,6 +1,5 @@
 """Parquet files have a document a row, are read page by page, and are refused where damaged."""
 
-import errno
 import json
 import os
 import pickle
@@ -11,10 +10,9 @@ import pytest
 from pyarrow import parquet
 
 from tokenformer_jax.config import TextConfig
-from tokenformer_jax.data import corpus, text_parquet
+from tokenformer_jax.data import corpus
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.storage import paths, retry
 
 TEXTS = [f'döcument {i} ' * (i % 7) for i in range(1000)]
 DOCUMENTS = [text for text in TEXTS if text]
@@ -113,30 +111,6 @@ def test_parts_are_the_whole_in_order(tmp_path, size):
   assert [text for part in parts for text in part.documents()] == [*DOCUMENTS, 'last']
   assert len({part.fingerprint() for part in parts}) == len(parts), 'parts are taken for another'
   assert pickle.loads(pickle.dumps(parts)) == parts, 'no other process can read a part'
-
-
-def test_an_error_of_reading_that_passes_changes_nothing(tmp_path, monkeypatch):
-  spec = _write(tmp_path / 'a.parquet', row_group_size=100)
-  monkeypatch.setattr(text_parquet, '_BUFFER_BYTES', 500)
-  monkeypatch.setattr(retry, 'PAUSES', (0.0,) * 3)
-  reads = []
-
-  def opened(path):
-    file = open(path, 'rb')  # noqa: SIM115 (closed by the reader)
-    read = file.read
-
-    def fail_sometimes(size):
-      reads.append(size)
-      if len(reads) % 3 == 0:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-      return read(size)
-
-    return type('Failing', (), {'read': staticmethod(fail_sometimes), 'seek': file.seek,
-                                'close': file.close})  # fmt: skip
-
-  monkeypatch.setattr(paths, 'open_to_read', opened)
-  assert _read(spec) == DOCUMENTS, 'text is lost or repeated where reading failed'
-  assert len(reads) > 12, 'the file is read at once'
 
 
 def test_a_large_row_group_is_read_page_by_page(tmp_path):

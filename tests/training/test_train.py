@@ -1,25 +1,26 @@
-"""Training runs: the same on every mesh and after a resume, and steps that move nothing."""
+"""Training runs: what they leave, the same after a resume, and steps that move nothing."""
 
 import contextlib
 import dataclasses
 import json
 import math
-import shutil
 import signal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
 from jax.experimental.compilation_cache import compilation_cache
 from outcomes import assert_same, losses
-from trainers import trainer
+from trainers import broken, trainer
 
 from tokenformer_jax.data import order
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import runs as laws_runs
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, curves, metrics, wall_time
+from tokenformer_jax.steps import fit
 from tokenformer_jax.tasks.text import TextTask
 from tokenformer_jax.training import loop
 
@@ -87,43 +88,19 @@ def test_a_run_learns_and_leaves_what_the_docs_promise(whole):
   assert abs(sum(spent.values()) - passed) < 0.1, 'some time is counted twice or not at all'
 
 
-_SLOW = pytest.mark.slow
-
-
-@_SLOW
-def test_losses_are_the_same_on_a_mesh_and_after_a_move_to_another(make, tmp_path, monkeypatch):
-  config = make(train__log_every=1, train__keep_checkpoints=4)
-  sizes = dataclasses.replace(config.mesh, fsdp=4, tokens=2)
-  loop.train(dataclasses.replace(config, mesh=sizes), tmp_path / 'mesh')
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-  loop.train(config, tmp_path / 'one')
-  one, mesh = losses(tmp_path / 'one'), losses(tmp_path / 'mesh')
-  assert list(one) == list(mesh) == list(range(1, 21))
-  np.testing.assert_allclose(list(mesh.values()), list(one.values()), rtol=1e-4)
-  for step in (15, 20):
-    (tmp_path / f'mesh/checkpoints/{step}').rename(tmp_path / f'{step}.lost')
-  loop.train(config, tmp_path / 'mesh')
-  np.testing.assert_allclose(
-    list(losses(tmp_path / 'mesh').values()), list(one.values()), rtol=1e-4, err_msg='moved'
-  )
-
-
 def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
   make, tmp_path, one_device, whole
 ):
   workdir, state = whole
-  shutil.copytree(workdir, tmp_path / 'broken')
-  for step in (14, 20):  # as a crash would
-    shutil.rmtree(tmp_path / f'broken/checkpoints/{step}')
-  resumed = loop.train(make(**KEPT), tmp_path / 'broken')
-  assert_same(state, resumed, 'after a resume')
+  again = broken(workdir, tmp_path / 'broken', 7)
+  assert_same(state, loop.train(make(**KEPT), again), 'after a resume')
   # The steps of a line are made by two processes.
-  curve = losses(tmp_path / 'broken')
+  curve = losses(again)
   assert list(curve) == [5, 10, 15, 20], 'metrics.jsonl repeats or lacks lines after a resume'
   assert curve == losses(workdir), 'a line has another mean after a resume'
 
 
-@_SLOW
+@pytest.mark.slow
 def test_every_sample_is_seen_once_whatever_the_batch_sizes(
   make, tmp_path, one_device, monkeypatch
 ):
@@ -134,7 +111,16 @@ def test_every_sample_is_seen_once_whatever_the_batch_sizes(
     positions[int(step)] = [first + row for row in self.rows]
     return read(self, step)
 
+  def counts_only(program, mesh):
+    def step(state, batch):
+      figures = {'loss': jnp.asarray(1.0), 'skipped_in_a_row': 0}
+      return {**state, 'step': state['step'] + 1}, figures
+
+    return step
+
   monkeypatch.setattr(order.TrainBatches, '__getitem__', spy)
+  monkeypatch.setattr(fit, 'make_fitted_step', counts_only)
+  monkeypatch.setattr(loop.Trainer, 'evaluate', lambda self, state: {'eval/loss': 1.0})
   for batch_size, steps in ((8, 5), (16, 8), (4, 15)):
     config = make(data__batch_size=batch_size, train__steps=steps)
     loop.train(config, tmp_path / 'run')
@@ -145,8 +131,7 @@ def test_every_sample_is_seen_once_whatever_the_batch_sizes(
   seen = [position for step in sorted(positions) for position in positions[step]]
   samples = 5 * 8 + 3 * 16 + 7 * 4 + 3 * 8
   assert seen == list(range(samples)), 'samples are skipped or seen again'
-  checkpoints, meta = checkpoint.open_source(tmp_path / 'grown', None)
-  checkpoints.close()
+  meta = checkpoint.open_source(tmp_path / 'grown').meta
   assert meta.seen.samples == samples
   assert [(one.first, one.samples) for one in meta.seen.batches] == [
     (0, 8),
@@ -227,7 +212,7 @@ def test_a_stop_asked_for_during_an_evaluation_saves_the_step_after_it(
     return figures(*arguments)
 
   monkeypatch.setattr(TextTask, 'eval_figures', preempted)
-  config = make(train__steps=100, train__eval_every=5, train__checkpoint_every=1000)
+  config = make(train__eval_every=5, train__checkpoint_every=1000)
   state, stopped = loop.train_or_stop(config, tmp_path / 'run')
   assert list(losses(tmp_path / 'run', 'eval/loss')) == [5], 'the evaluation was not finished'
   assert stopped and state['step'] == 6, 'the signal was lost, or not waited for'
@@ -251,13 +236,14 @@ def test_chosen_steps_are_profiled_and_programs_are_kept(make, tmp_path, one_dev
 
 @pytest.mark.slow
 def test_a_finished_run_says_so(make, tmp_path, one_device, capsys):
-  loop.train(make(optim__warmup_steps=21), tmp_path / 'run')
-  doubt = 'the warm-up of config.optim.warmup_steps=21 is longer than the run'
+  config = make(train__check_devices=21)
+  loop.train(config, tmp_path / 'run')
+  doubt = 'config.train.check_devices=21 checks no step of a run of config.train.steps=20'
   assert doubt in capsys.readouterr().err
-  loop.train(make(optim__warmup_steps=21), tmp_path / 'run')
+  loop.train(config, tmp_path / 'run')
   said = capsys.readouterr().err
   assert 'trained to step 20 already' in said and doubt not in said
   with pytest.raises(UserError, match=r'\(optim.learning_rate: 0.003 -> 0.0001\); choose --work'):
-    loop.train(make(optim__learning_rate=1e-4, optim__warmup_steps=21), tmp_path / 'run')
+    loop.train(make(optim__learning_rate=1e-4, train__check_devices=21), tmp_path / 'run')
   said = capsys.readouterr().err
   assert 'different from step' not in said, 'a change is announced that has no effect'

@@ -83,7 +83,6 @@ def _tokenizer(content: str) -> tokenizers.Tokenizer:
 
 
 def _reason(build: ShardBuild) -> str:
-  """Return why a shard is missing."""
   record = build.folder / record_name(build.name)
   if paths.exists(record) and (error := json.loads(record.read_text('utf-8')).get('error')):
     return error

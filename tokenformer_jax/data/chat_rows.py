@@ -227,7 +227,6 @@ def _from_sharegpt(message: dict[str, Any], label: str) -> dict[str, Any]:
 
 
 def _join_parts(content: Any, label: str) -> str:
-  """Return the text of a content that is a list of parts."""
   parts = read_objects(content)
   parts = [parts] if isinstance(parts, dict) else parts
   for part in [part if isinstance(part, dict) else {'type': part} for part in parts]:

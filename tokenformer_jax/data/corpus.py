@@ -178,7 +178,7 @@ class Unit:
     for number, document in enumerate(self.documents(bad)):
       if number in repeated:
         continue
-      split = self.split or SPLITS[is_validation(document, self.share)]
+      split = self.split or SPLITS[_hash(document) < self.share * _HASHES]
       if self.template:
         yield from _rendered(document, split, self.template, bad)
       else:
@@ -241,11 +241,6 @@ def check_apart(texts: Sequence[tuple[TextConfig, Corpus | None]]) -> None:
           'on once, or held out'
         )
     known |= dict.fromkeys(keys, setting)
-
-
-def is_validation(document: str, fraction: float | fractions.Fraction) -> bool:
-  """Return whether a document belongs to the validation split, by its text alone."""
-  return _hash(document) < fraction * _HASHES
 
 
 def _hash(document: str) -> int:

@@ -6,8 +6,7 @@ An unusable image gets the label `ABSENT`, and `bad` holds its number, which the
 """
 
 import dataclasses
-import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -49,9 +48,11 @@ def load(
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Batches:
-  """This host's rows of batches, a random-access source for Grain.
+  """This host's rows of batches, a source for `order.read_ahead`.
 
   Attributes:
+    classes: every valid label is smaller.
+    rows: the numbers of the rows in the global batch that this host needs.
     numbers: the batches; those of training are steps.
     seed: of the order and the views of training; None, for validation: each image once, in order.
   """
@@ -101,39 +102,3 @@ class Batches:
       return (position if position < n else None), None
     number = order.sample_index(self.seed, position, n)
     return number, np.random.default_rng((self.seed, position // n, number))
-
-
-def train_batches(
-  split: Split,
-  views: Views,
-  classes: int,
-  seed: int,
-  rows: Sequence[int],
-  first_step: int,
-  last_step: int,
-  position: order.Position = order.BEGINNING,
-) -> Generator[Batch, None, None]:
-  """Return this host's rows of the training batches `first_step` … `last_step` − 1, read ahead.
-
-  Every valid label is smaller than `classes`. The seed is that of the order and of the views.
-  `rows` are the numbers of the rows in the global batch that this host needs.
-  """
-  batches = Batches(
-    split=split,
-    views=views,
-    classes=classes,
-    rows=rows,
-    numbers=range(last_step),
-    seed=seed,
-    position=position,
-  )
-  return order.read_ahead(batches, first_step, views.data)
-
-
-def validation_batches(
-  split: Split, views: Views, classes: int, rows: Sequence[int], batches: int = 0
-) -> Generator[Batch, None, None]:
-  """Return this host's rows of the validation batches: all, or `batches` of them spread evenly."""
-  numbers = order.spread(batches, math.ceil(len(split) / views.data.batch_size))
-  steps = Batches(split=split, views=views, classes=classes, rows=rows, numbers=numbers)
-  return order.read_ahead(steps, 0, views.data)

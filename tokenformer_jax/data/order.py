@@ -149,7 +149,6 @@ def spread(count: int, total: int) -> tuple[int, ...]:
 
 
 def _read_windows(tokens: Tokens, numbers: Sequence[int], sequence_length: int) -> np.ndarray:
-  """Return the windows with some numbers, [len(numbers), T + 1]."""
   stride = sequence_length + tokens.packed
   ranges = [(i * stride, i * stride + sequence_length + 1) for i in numbers]
   return np.stack(tokens.gather(ranges))

@@ -150,8 +150,6 @@ class TooLongError(UserError):
 
 
 class _ZstdFile(io.RawIOBase):
-  """The content of a zstd file."""
-
   def __init__(self, packed: IO[bytes]):
     super().__init__()
     self._chunks, self._waiting = _zstd_chunks(packed), memoryview(b'')

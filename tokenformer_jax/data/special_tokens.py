@@ -62,7 +62,6 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _defaults(folder: Path, own: dict[str, Any]) -> dict[str, str]:
-  """Return the tokens of the class that `transformers` takes for a folder."""
   config = read_json(folder / 'config.json')
   kind = str(config.get('model_type'))
   named = own.get('tokenizer_class') or config.get('tokenizer_class') or _CLASSES.get(kind)

@@ -266,7 +266,6 @@ class _Builder:
     return (config.sequence_length,) * config.is_packed + (config.rows,) * config.has_pairs
 
   def _write_shards(self, builds: list[ShardBuild], tokenizer: Tokenizer) -> list[Shard]:
-    """Write the shards that are not there yet, and return all."""
     sizes = shards.file_sizes(self.path)
     written = {build.name: shard for build in builds if (shard := build.find(sizes))}
     missing = [build for build in builds if build.name not in written]
@@ -287,7 +286,6 @@ class _Builder:
     return tokenizers.train_bpe(texts, size)
 
   def _check(self, index: Index) -> None:
-    """Check that both splits have a document."""
     documents = {split: index.total(split, 'documents') for split in SPLITS}
     for split in (split for split in SPLITS if not documents[split]):
       other, total = self.config.validation_source, sum(documents.values())

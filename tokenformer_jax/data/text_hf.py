@@ -183,7 +183,6 @@ def _unreached(one: _Set, error: Exception, offline: bool) -> Exception:
 
 
 def _options(config: Any, path: str) -> set[str]:
-  """Return the options of a configuration that say how to read its files."""
   default = type(config)()
   names = {one.name for one in dataclasses.fields(config)}
   names -= {'name', 'version', 'data_dir', 'data_files', 'description'}

@@ -140,7 +140,6 @@ def _context() -> ts.Context:
 
 
 def _spec(folder: paths.Path, count: int, dtype: np.dtype) -> dict[str, Any]:
-  """Return TensorStore's description of an array of tokens."""
   path = f'{os.fspath(folder)}/'
   kvstore: dict[str, str] = {'driver': 'file', 'path': path}
   if paths.in_bucket(path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -252,18 +253,27 @@ class ImageTask(Task):
     last_step: int,
     position: order.Position = order.BEGINNING,
   ) -> Generator[Batch, None, None]:
-    classes, seed = self.config.model.classes, self.config.train.seed
-    batches = image_order.train_batches(
-      self._set.train, self._views, classes, seed, rows, first_step, last_step, position
+    batches = image_order.Batches(
+      split=self._set.train,
+      views=self._views,
+      classes=self.config.model.classes,
+      rows=rows,
+      numbers=range(last_step),
+      seed=self.config.train.seed,
+      position=position,
     )
-    return self._report_bad('train', self._set.train, batches)
+    return self._report_bad('train', batches, first_step)
 
   def validation_batches(self, rows: Sequence[int]) -> Iterator[Batch]:
-    classes, split = self.config.model.classes, self._set.validation
-    batches = image_order.validation_batches(
-      split, self._views, classes, rows, self.config.train.eval_batches
+    split, size = self._set.validation, self._views.data.batch_size
+    batches = image_order.Batches(
+      split=split,
+      views=self._views,
+      classes=self.config.model.classes,
+      rows=rows,
+      numbers=order.spread(self.config.train.eval_batches, math.ceil(len(split) / size)),
     )
-    return self._report_bad('validation', split, batches)
+    return self._report_bad('validation', batches)
 
   def held_out(
     self, vocabulary: dict[str, Any], count: int, first: int = 0, *, repeat: bool = True
@@ -325,9 +335,10 @@ class ImageTask(Task):
     return figures
 
   def _report_bad(
-    self, name: str, split: images.Split, batches: Generator[image_order.Batch, None, None]
+    self, name: str, source: image_order.Batches, first: int = 0
   ) -> Generator[Batch, None, None]:
-    """Yield the batches; report their bad images, or fail if `on_bad_image` is `fail`."""
+    """Yield batches, read ahead; report their bad images, or fail if `on_bad_image` is `fail`."""
+    split, batches = source.split, order.read_ahead(source, first, source.views.data)
     try:
       for batch in batches:
         bad = batch.pop('bad')
