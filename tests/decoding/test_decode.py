@@ -147,15 +147,14 @@ FEW_PLACES = mixture(
 @pytest.mark.slow
 def test_a_text_does_not_depend_on_its_batch():
   model = FEW_PLACES
-  ways = [DRAWN, GREEDY, Sampling(1.0, top_p=1.0, seed=5), DRAWN, Sampling(seed=2)]
+  ways = [DRAWN, Sampling(0.5, top_k=5, seed=5), DRAWN, Sampling(seed=2), Sampling(seed=1)]
   requests = [
     Request(_prompt(n), 5 + 4 * i, way)
     for i, (n, way) in enumerate(zip(UNEQUAL, ways, strict=True))
   ]
-  together = _write(requests, model)
+  together = _write(requests, model, batch_size=2)
   assert [len(text) for text in together] == [r.length for r in requests], 'other lengths'
   assert together == [_write([one], model)[0] for one in requests], 'neighbours change a text'
-  assert together == _write(requests, model, batch_size=2), 'the size of a batch changes a text'
 
 
 def test_a_seed_gives_one_text_and_another_seed_another():
