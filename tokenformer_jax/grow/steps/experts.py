@@ -133,11 +133,6 @@ def with_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelConfig:
   return after
 
 
-def expert_counts(model: ModelConfig) -> dict[str, int]:
-  """Return the number of experts of each layer with experts, by the name of the layer."""
-  return {name: ffn.count for name, ffn in model.experts.items()}
-
-
 def narrow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
   """Return the target with the source's experts: the model before experts are added."""
 
@@ -363,39 +358,39 @@ def _dropped(path: str, ffn: ExpertsConfig) -> str:
 
 def balanced_by_bias(model: ModelConfig) -> ModelConfig:
   """Return the model with balance by a bias in every router, from which `loads` measures."""
-  parts = {name: layer.ffn for name, layer in model.named_layers.items()}
   balanced = {
     name: dataclasses.replace(ffn, balance=BiasBalanceConfig())
-    for name, ffn in parts.items()
-    if isinstance(ffn, ExpertsConfig) and not isinstance(ffn.balance, BiasBalanceConfig)
+    for name, ffn in model.experts.items()
+    if not isinstance(ffn.balance, BiasBalanceConfig)
   }
   return _with_parts(model, balanced)
 
 
 def without(model: ModelConfig, numbers: Sequence[int], where: str) -> ModelConfig:
   """Return the model without some experts, by their numbers from 1, in each layer with experts."""
-  counts = expert_counts(model)
   named_counts(model, 1, where, dense=False)  # refuses a model without experts
-  for name, count in counts.items():
+  fewer = {}
+  for name, ffn in model.experts.items():
     path = f'{layer_path(name)}.ffn'
-    if max(numbers) > count:
+    if max(numbers) > ffn.count:
       raise UserError(
-        f'{where} names expert {max(numbers)}, and {path} has the experts 1 to {count}'
+        f'{where} names expert {max(numbers)}, and {path} has the experts 1 to {ffn.count}'
       )
-    if len(numbers) == count:
-      raise UserError(f'{path} would keep none of its {count} experts; name fewer in {where}')
-  return with_counts(model, {name: count - len(numbers) for name, count in counts.items()})
+    if len(numbers) == ffn.count:
+      raise UserError(f'{path} would keep none of its {ffn.count} experts; name fewer in {where}')
+    fewer[name] = ffn.count - len(numbers)
+  return with_counts(model, fewer)
 
 
 def smaller(model: ModelConfig, counts: Mapping[str, int], where: str) -> ModelConfig:
   """Return the model with fewer experts in the named layers, and as many in the others."""
-  before = expert_counts(model)
+  before = {name: model.experts[name].count for name in counts}
   for name, count in counts.items():
     if count > before[name]:
       raise UserError(
         f'{layer_path(name)}.ffn has {before[name]} experts, and shrink cannot make {count} of them'
       )
-  if all(before[name] == count for name, count in counts.items()):
+  if before == counts:
     raise UserError(f'nothing would shrink; give a smaller number of experts by {where}')
   return with_counts(model, counts)
 
