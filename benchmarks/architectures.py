@@ -56,7 +56,6 @@ def row(name: str, on: str, figures: Figures, base: Figures | None) -> Row:
 def main() -> None:
   """Plan the cells and print the table."""
   parser = cells.parser(__doc__, 'runs/architectures_tpu')
-  cells.choose(parser)
   args, others = parser.parse_known_args()
   kept = {}
   for on in TOPOLOGIES:

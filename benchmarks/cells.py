@@ -62,8 +62,8 @@ MIXTURES = {
 }
 
 
-def parser(doc: str, out: str) -> argparse.ArgumentParser:
-  """Return a parser with the flags that all benchmarks share."""
+def parser(doc: str, out: str, *, chooses: bool = True) -> argparse.ArgumentParser:
+  """Return a parser with the flags that benchmarks share; some choose among their cells."""
   made = argparse.ArgumentParser(
     description=doc.splitlines()[0],
     epilog='Other flags go to the planner, such as --config.model.pattern=layer*2.',
@@ -72,6 +72,9 @@ def parser(doc: str, out: str) -> argparse.ArgumentParser:
   made.add_argument('--out', type=Path, default=Path(out), help='the directory of the cells')
   made.add_argument('--tokens_per_chip', type=int, default=32768, help='tokens of a batch')
   made.add_argument('--report', action='store_true', help='print the kept cells, plan nothing')
+  if chooses:
+    made.add_argument('--only', default='', help='a part of the names of the models to plan')
+    made.add_argument('--on', default='', help='a part of the names of the topologies to plan on')
   return made
 
 
@@ -120,12 +123,6 @@ def planned(
   new.write_text(json.dumps(figures, indent=2) + '\n')
   new.rename(file)
   return figures
-
-
-def choose(made: argparse.ArgumentParser) -> None:
-  """Add the flags that choose some of the cells."""
-  made.add_argument('--only', default='', help='a part of the names of the models to plan')
-  made.add_argument('--on', default='', help='a part of the names of the topologies to plan on')
 
 
 def columns(figures: Figures) -> dict[str, str]:

@@ -250,7 +250,7 @@ def mixture_cases(args: argparse.Namespace, devices: int, sequences: int) -> Ite
 
 def main() -> None:
   """Plan the meshes at two depths and print the table."""
-  parser = cells.parser(__doc__, 'runs/collectives')
+  parser = cells.parser(__doc__, 'runs/collectives', chooses=False)
   parser.add_argument('--model', choices=[*MODELS, *MIXTURES], default='lm_pile:1_5b')
   parser.add_argument('--topology', default='v5e:4x4')
   parser.add_argument('--tokens', default='1,4,16', help='sizes of the mesh along tokens')

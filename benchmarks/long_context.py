@@ -42,7 +42,6 @@ def row(name: str, figures: Figures) -> Row:
 def main() -> None:
   """Plan the cells and print the table."""
   parser = cells.parser(__doc__, 'runs/long_context')
-  cells.choose(parser)
   parser.add_argument('--length', type=int, default=131072, help='tokens of a row')
   parser.add_argument('--parts', type=int, default=4, help='devices that split a row')
   parser.add_argument('--remat', default='full', help='recomputation')

@@ -156,7 +156,6 @@ def rows(by_variant: dict[str, Figures]) -> list[Row]:
 def main() -> None:
   """Plan the cells and print a table for each shape and topology."""
   parser = cells.parser(__doc__, 'runs/norm_cost')
-  cells.choose(parser)
   args, others = parser.parse_known_args()
   if '--quick' in others:
     parser.error('--quick gives no cycles, which this benchmark compares; leave it out')

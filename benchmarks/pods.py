@@ -83,7 +83,6 @@ def shares(model: str, sold: str, figures: Figures) -> list[Row]:
 def main() -> None:
   """Plan the cells and print the tables."""
   parser = cells.parser(__doc__, 'runs/pods')
-  cells.choose(parser)
   parser.add_argument('--remat', default='auto', help='a value of train.remat')
   parser.add_argument('--fsdp', type=int, default=64, help='devices that share a copy, at most')
   args, others = parser.parse_known_args()

@@ -39,7 +39,6 @@ def rows(by_plan: dict[RematPlan, Figures]) -> list[Row]:
 def main() -> None:
   """Plan the cells and print the tables."""
   parser = cells.parser(__doc__, 'runs/remat_plans')
-  cells.choose(parser)
   parser.add_argument('--depth', type=int, default=8, help='layers of a model')
   args, others = parser.parse_known_args()
   for model in MODELS:

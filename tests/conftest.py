@@ -23,9 +23,14 @@ def pytest_configure(config):
     config.pluginmanager.import_plugin('for_all_tests')
 
 
+# The slow tests that take longest.
+LONGEST = ('test_pages.py', 'test_colabs.py', 'test_hosts.py', 'test_chat_runs.py')
+
+
 def pytest_collection_modifyitems(items):
-  """The commands of the pages, one after another, take longest: they begin first."""
-  items.sort(key=lambda item: item.path.name != 'test_pages.py')
+  """Begin with the longest, so that workers end together."""
+  items.sort(key=lambda item: item.path.name not in LONGEST)
+  items.sort(key=lambda item: item.path.name != LONGEST[0])
 
 
 @pytest.hookimpl(trylast=True)

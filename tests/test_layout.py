@@ -119,8 +119,7 @@ def test_a_fresh_run_imports_only_what_it_needs(tmp_path):
     'from tokenformer_jax.training import loop\n'
     'folder = pathlib.Path(sys.argv[1])\n'
     'source = tiny_run.write_corpus(folder / "text")\n'
-    'config = tiny_run.config(source, folder / "cache", train__steps=2)\n'
-    'loop.train(config, folder / "run")\n'
+    'loop.train(tiny_run.config(source, folder / "cache"), folder / "run")\n'
     'print(*sys.modules)\n'
   )
   here = f'{PACKAGE.parent}:{PACKAGE.parent}/tests/support'

@@ -1,4 +1,4 @@
-"""A whole run of each architecture: trained, resumed, read, measured, grown, planned."""
+"""A whole run of each architecture: trained, resumed, read, measured, grown."""
 
 import shutil
 
@@ -99,15 +99,15 @@ def test_the_model_learns_and_resumes_bit_for_bit(name, made, source, tmp_path, 
 
 def test_its_losses_are_the_same_on_a_mesh(name, made, source, tmp_path, monkeypatch):
   run = made(name)
-  config = _config(name, source, tmp_path / 'cache', mesh__fsdp=4, mesh__tokens=2)
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:8])
+  config = _config(name, source, tmp_path / 'cache', mesh__fsdp=2, mesh__tokens=2)
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:4])
   with compilations() as names:
     loop.train(config, tmp_path / 'mesh')
-  one, eight = (
+  one, four = (
     [line['train/loss'] for line in metrics.read(directory) if 'train/loss' in line]
     for directory in (run.directory, tmp_path / 'mesh')
   )
-  np.testing.assert_allclose(eight, one, rtol=1e-4, err_msg='the mesh changes the losses')
+  np.testing.assert_allclose(four, one, rtol=1e-4, err_msg='the mesh changes the losses')
   assert names.count('step') == 1, 'the training step was compiled more than once'
 
 
@@ -122,15 +122,13 @@ def test_the_model_writes_and_is_evaluated_and_inspected(name, made, one_device)
   assert set(found) == names and names, 'maps and usage are of other projections'
 
 
-def test_a_third_architecture_grows_exactly_and_trains_on(name, made, tmp_path, one_device):
+def test_the_model_grows_exactly(name, made, tmp_path, one_device):
   run = made(name)
   counts = {one: 2 * count for one, count in config_lib.token_counts(run.config.model).items()}
   grown = run.grow(tmp_path / 'grown', counts)
   ids = np.arange(24)[None] % 256
   want = run.logits(ids)
   np.testing.assert_allclose(grown.logits(ids), want, atol=1e-6 * max(1, np.abs(want).max()))
-  trained = grown.train(steps=STEPS + 1)
-  assert trained.step == STEPS + 1, 'the grown run does not go on'
 
 
 def test_the_released_layout_has_no_place_for_it(name, made):

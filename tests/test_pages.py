@@ -3,8 +3,8 @@
 Every block of a page runs, one after the other, in one directory that stands for a checkout. A
 command is never left out. What differs from the page is in this file alone:
 
-- `PRELUDE`: bash functions in the place of `pip` and `pytest`; and `TINY`, flags for `train` that
-  the page's own flags override, for runs that do not exist yet.
+- `PRELUDE`: bash functions in the place of `pip` and `pytest`, which .ci/run runs; and `TINY`,
+  flags for `train` that the page's own flags override, for runs that do not exist yet.
 - `PREPARED`: runs that are like another one; they are prepared, and make no step.
 - `SMALLER`: text of the page, and what runs in its place. A text that the page does not have fails.
 - `_bring`: the files that a reader has from elsewhere.
@@ -38,19 +38,26 @@ from tokenformer_jax.model.lm import define_lm
 
 TINY = (
   '--config.train.steps=4 --config.train.eval_every=0 --config.train.eval_batches=2 '
-  '--config.optim.warmup_steps=1'
+  '--config.optim.warmup_steps=1 --config.data.batch_size=2'
 )
+TINY_TEXT = '--config.train.sample_tokens=0 --config.model.width=48'  # also, of text alone
 
 # Texts of the commands that train them: tracing a step is the cost of a command.
 PREPARED = (
+  'train --workdir=runs/grown',
+  'train --workdir=runs/tuned',
   'train --workdir=runs/branch',
+  'train --config=local.py',
   'train --workdir=runs/local_flags',
+  'train --config=lm_switch',
   'train --config=lm_sparse_tokenformer',
   'train --workdir=runs/mixture',
   'train --workdir=runs/wider',
   'train --workdir=runs/on_docs',
   'train --workdir=runs/prose',
+  'train --config=configs/vit_digits.py',
   'train --config=configs/vit_imagenet.py:b16',
+  'train --workdir=runs/qwen_preferred',
 )
 PREPARE = """
 from tokenformer_jax.cli import train
@@ -68,6 +75,18 @@ loop.train_or_stop = prepare_run
 train.run()
 """
 
+# Of the harness's thousands of tasks, whose files it would read for ten seconds, the pages use none
+# here: see `SMALLER`.
+OWN_TASKS = """
+import functools
+import runpy
+
+from tokenformer_jax.decoding import harness
+
+harness.TaskManager = functools.partial(harness.TaskManager, include_defaults=False)
+runpy.run_module('tokenformer_jax', run_name='__main__', alter_sys=True)
+"""
+
 PRELUDE = f"""
 set -euo pipefail
 PYTHON=({sys.executable} -S {commands_server.__file__} "$SERVER")
@@ -83,7 +102,7 @@ train() {{
   for word in "$@"; do
     if [[ $word == --config=* ]]; then config+=("$word"); else rest+=("$word"); fi
   done
-  if [[ "$*" != *vit_* ]]; then tiny+=(--config.train.sample_tokens=0); fi  # for text alone
+  if [[ "$*" != *vit_* ]]; then tiny+=({TINY_TEXT}); fi
   "${{TRAIN[@]}}" "${{config[@]}}" "${{tiny[@]}}" "${{rest[@]}}"
 }}
 tokenformer() {{
@@ -93,6 +112,8 @@ tokenformer() {{
   elif [ "$1" = prepare ]; then
     TRAIN=("${{PYTHON[@]}}" prepare.py)
     train "${{@:2}}"
+  elif [ "$1" = evaluate ]; then
+    "${{PYTHON[@]}}" own_tasks.py "$@"
   else
     "${{PYTHON[@]}}" -m tokenformer_jax "$@"
   fi
@@ -106,7 +127,7 @@ pip() {{  # All is installed; `test_the_pages_install_known_extras` checks the w
   echo "pip $*"
 }}
 pytest() {{
-  {sys.executable} -m pytest -n 0 -q tests/test_layout.py
+  echo "pytest $*"
 }}
 """
 
@@ -140,6 +161,15 @@ SMALLER = [
   # Trackers that are installed everywhere.
   ('--config.train.trackers=tensorboard,wandb', '--config.train.trackers=tensorboard'),
   ('--config.train.trackers=wandb', '--config.train.trackers=tensorboard'),
+  # As many kinds of layers in fewer programs.
+  (
+    '--config=configs/lm_hybrid.py:hwfa2',
+    "--config=configs/lm_hybrid.py:hwfa2 --config.model.pattern='local full'",
+  ),
+  (
+    'train --config=transformer_stdlib',
+    'train --config=transformer_stdlib --config.model.layer.ffn.width=64',
+  ),
   # A model of `defaults()`, which is larger than the other configs'.
   (
     '--config=local.py',
@@ -149,10 +179,11 @@ SMALLER = [
   # Tasks that need no internet.
   (
     '--tasks=lambada_openai,hellaswag,piqa,arc_easy,arc_challenge,winogrande',
-    '--include_path=tests/tasks --tasks=local_last_word,local_choices',
+    '--include_path=tests/tasks --tasks=local_choices --limit=2',
   ),
   ("--text='files:docs/*.md'", '--text=files:docs/release.md'),
-  ('--out=heat.png', '--out=heat.png --corpus_tokens=2048'),
+  ('--out=heat.png', '--out=heat.png --corpus_tokens=512'),
+  ('--corpus_tokens=4096', '--corpus_tokens=512'),
   # A model for TPUs, and images of which there are 1.3 million.
   (
     '--config=configs/vit_imagenet.py:b16',
@@ -245,6 +276,7 @@ def make_checkout(directory: Path) -> None:
     if path.name != 'runs' and not path.name.startswith('.'):
       (directory / path.name).symlink_to(path)
   (directory / 'prepare.py').write_text(PREPARE)
+  (directory / 'own_tasks.py').write_text(OWN_TASKS)
   _bring(directory)
 
 

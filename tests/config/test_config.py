@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import tiny_run
 from changing import refusal, resolved
 
 from tokenformer_jax import config as config_lib
@@ -22,24 +23,6 @@ def test_a_key_missing_in_a_stored_config_has_its_default():
 
 
 # Unknown keys
-
-
-@pytest.mark.parametrize(
-  ('path', 'sentence'),
-  [
-    ('optimizer', "config key 'optimizer' is unknown; did you mean 'optim'?"),
-    (
-      'model__heads',
-      "config key 'model.heads' is unknown; did you mean 'model.layer.mixer.heads'?",
-    ),
-    (
-      'mesh__xyz',
-      "config key 'mesh.xyz' is unknown; known names: experts, fsdp, replica, sequence, tokens",
-    ),
-  ],
-)
-def test_an_unknown_key_is_told_the_nearest(path, sentence):
-  assert refusal(**{path: 1}) == sentence, 'a mistyped key is not put right'
 
 
 @pytest.mark.parametrize(
@@ -77,6 +60,11 @@ def test_every_key_has_a_type(path, kind):
       "'model.variants.local.mixer.window'?",
     ),
     ('model.steps', "config key 'model.steps' is unknown; did you mean 'train.steps'?"),
+    ('optimizer', "config key 'optimizer' is unknown; did you mean 'optim'?"),
+    (
+      'mesh.xyz',
+      "config key 'mesh.xyz' is unknown; known names: experts, fsdp, replica, sequence, tokens",
+    ),
     ('seed', "config key 'seed' is unknown; did you mean 'train.seed' or 'grow.seed'?"),
     ('dtype.x', "config key 'dtype.x' is unknown; config.dtype is a single value"),
   ],
@@ -85,6 +73,11 @@ def test_an_unknown_key_has_a_nearest_one(path, sentence):
   with pytest.raises(UserError) as error:
     config_lib.type_of(path)
   assert str(error.value) == sentence, 'a mistyped flag is not put right'
+
+
+def test_an_unknown_key_of_a_file_has_the_same_sentence():
+  sentence = "config key 'model.heads' is unknown; did you mean 'model.layer.mixer.heads'?"
+  assert refusal(model__heads=1) == sentence
 
 
 # Models
@@ -130,6 +123,10 @@ MIXER, FFN = 'model__layer__mixer__', 'model__layer__ffn__'
 @pytest.mark.parametrize(
   ('path', 'value', 'cause', 'others'),
   [
+    ('model__patch', 8, 'model.kind=lm', {}),
+    ('data__flip', True, 'data.kind=text', {}),
+    ('optim__schedule__decay_share', 0.3, 'optim.schedule.kind=cosine', {}),
+    ('optim__momentum', 0.9, 'optim.kind=adamw', {}),
     ('optim__skip_window', 64, 'optim.skip_deviations=0', {}),
     ('distill__weight', 0.5, 'distill.teacher=', {}),
     ('train__decay_from', 5, 'optim.schedule.kind=cosine', {}),
@@ -188,3 +185,62 @@ def test_rates_of_old_tokens_that_cannot_be(value):
     f"config.optim.old_tokens is {value!r}; it must be 'train', 'freeze' or 'scale:X' with a "
     'factor X greater than 0, for example scale:0.1'
   ), 'the sentence does not show the form'
+
+
+# Kinds
+
+
+@pytest.mark.parametrize(
+  ('path', 'value', 'kind'),
+  [
+    ('model.vocab_size', 64, 'model.kind=vit'),
+    ('data.sequence_length_by_step', '0:512', 'data.kind=images'),
+    ('data.mixture', {'a': {'source': 'files:a'}}, 'data.kind=images'),
+    ('optim.z_loss', 0.1, 'model.kind=vit'),
+    ('model.layer.mixer.window', 4, 'model.kind=vit'),
+    ('distill.teacher', 'runs/x', 'model.kind=vit'),
+  ],
+)
+def test_keys_of_text_are_refused_for_images(path, value, kind):
+  with pytest.raises(UserError, match=f'{path} is .*, which has no effect with {kind}; leave it'):
+    tiny_run.vit_config(**{path.replace('.', '__'): value})
+
+
+@pytest.mark.parametrize('kinds', [{'model__kind': 'vit'}, {'data__kind': 'images'}])
+def test_a_model_needs_data_of_its_kind(kinds):
+  assert '; set config.data.kind=' in refusal(**kinds)
+
+
+def test_a_kind_alone_stands_for_its_section():
+  config = resolved(optim='muon', optim__schedule='wsd', optim__schedule__decay_share=0.3)
+  assert config.optim.kind == 'muon'
+  assert config.optim.schedule == config_lib.WSDSchedule(decay_share=0.3)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'sentence'),
+  [
+    (
+      {'model__layer__mixer__positions__kind': 'rotary'},
+      r'positions\.kind is rotary, and the patches of a ViT are in no order; set it to none',
+    ),
+    ({'data__image_size': 30}, r'image_size is 30, which is not a multiple of model\.patch=4'),
+    (
+      {'model__width': 30, 'model__layer__mixer__heads': 3},
+      'width is 30; it must be a multiple of 4',
+    ),
+    ({'model__channels': 2}, r'channels is 2; it must be 1 \(grey\), 3'),
+    (
+      {'model__position_embedding': 'learned', 'model__max_length': 5},
+      'have 4 patches; set it to 0',
+    ),
+  ],
+)
+def test_impossible_values_of_a_vit_are_refused(changes, sentence):
+  with pytest.raises(UserError, match=sentence):
+    tiny_run.vit_config(**changes)
+
+
+def test_sincos_positions_are_refused_for_a_language_model():
+  said = refusal(model__position_embedding='sincos')
+  assert said.endswith("is 'sincos'; it must be 'none' or 'learned'")

@@ -109,13 +109,6 @@ def get_config():
 """
 
 
-def test_a_layer_has_the_keys_of_model_layer_that_it_does_not_set(load):
-  layers = load(LAYERS).model.layers
-  assert (layers['local'].mixer.window, layers['layer'].mixer.window) == (16, 0)
-  assert layers['local'].mixer.heads == layers['dense'].mixer.heads == 2
-  assert layers['local'].ffn.tokens == 384 and layers['dense'].ffn == config.MLPConfig(64)
-
-
 def test_a_flag_on_model_layer_reaches_the_layers_that_do_not_set_the_key(load):
   flags = ['mixer.heads=8', 'mixer.window=32', 'ffn.tokens=96']
   layers = load(LAYERS, *(f'--config.model.layer.{flag}' for flag in flags)).model.layers

@@ -1,21 +1,15 @@
 """The sources of a mixture in files and flags, and their weights."""
 
 import pytest
+from changing import refusal, resolved
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import SourceConfig, Sources, mixture
 from tokenformer_jax.errors import UserError
 
 
-def resolved(changes=None, **sources) -> config_lib.Config:
-  values = config_lib.defaults()
-  values.data.mixture = sources
-  values.update_from_flattened_dict(changes or {})
-  return config_lib.resolve(values)
-
-
 def test_values_survive_json():
-  one = resolved(a={'source': 'files:a', 'weight': 1.0})
+  one = resolved(data__mixture={'a': {'source': 'files:a', 'weight': 1.0}})
   assert config_lib.from_dict(config_lib.Config, config_lib.to_json(one)) == one
 
 
@@ -68,13 +62,12 @@ A, B = {'source': 'files:a', 'weight': 0.5}, {'source': 'files:b', 'weight': 0.5
   ],
 )
 def test_sources_that_do_not_fit_are_refused(changes, sources, sentence):
-  with pytest.raises(UserError) as error:
-    resolved(changes, **sources)
-  assert sentence in str(error.value)
+  assert sentence in refusal(**changes, data__mixture=sources)
 
 
 def test_the_former_source_of_a_run_may_stay_where_it_is_replayed():
-  assert resolved({'data.source': 'files:b'}, a=A, b=B).data.source == 'files:b'
+  config = resolved(data__source='files:b', data__mixture={'a': A, 'b': B})
+  assert config.data.source == 'files:b'
 
 
 def test_the_source_of_a_mixture_is_a_section_of_keys():

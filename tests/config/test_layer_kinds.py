@@ -5,6 +5,7 @@ from typing import Annotated
 
 import pytest
 import tiny
+from changing import refusal, resolved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
@@ -153,32 +154,21 @@ def test_groups_of_different_kinds_differ_in_nothing_but_their_kind():
 # Keys of a kind that is not chosen
 
 
-def _resolve(base: Config | None = None, **changes) -> Config:
-  dotted = {k.replace('__', '.'): v for k, v in changes.items()}
-  return config_lib.resolve(config_lib.from_dotted(dotted), base=base)
-
-
-def _sentence(base: Config | None = None, **changes) -> str:
-  with pytest.raises(UserError) as error:
-    _resolve(base, **changes)
-  return str(error.value)
-
-
 def test_a_key_of_another_kind_may_have_its_default():
-  ffn = _resolve(model__layer__ffn__kind='mlp', model__layer__ffn__tokens=512).model.layer.ffn
+  ffn = resolved(model__layer__ffn__kind='mlp', model__layer__ffn__tokens=512).model.layer.ffn
   assert ffn == MLPConfig(), 'a config file cannot list every key with its default'
 
 
 def test_keys_of_the_former_kind_go_when_the_kind_changes():
-  base = _resolve(model__layer__ffn__tokens=64, model__layer__ffn__score__kind='softmax')
-  assert _resolve(base, model__layer__ffn__kind='mlp').model.layer.ffn == MLPConfig()
-  sentence = _sentence(base, model__layer__ffn__kind='mlp', model__layer__ffn__tokens=65)
+  base = resolved(model__layer__ffn__tokens=64, model__layer__ffn__score__kind='softmax')
+  assert resolved(base, model__layer__ffn__kind='mlp').model.layer.ffn == MLPConfig()
+  sentence = refusal(base, model__layer__ffn__kind='mlp', model__layer__ffn__tokens=65)
   assert 'ffn.tokens is 65, which has no effect' in sentence, 'a new value without effect is taken'
 
 
 def test_a_kind_that_comes_back_has_its_default_again():
-  base = _resolve(model__layer__ffn__kind='mlp', model__layer__ffn__width=64)
-  ffn = _resolve(base, model__layer__ffn__kind='pattention').model.layer.ffn
+  base = resolved(model__layer__ffn__kind='mlp', model__layer__ffn__width=64)
+  ffn = resolved(base, model__layer__ffn__kind='pattention').model.layer.ffn
   assert ffn == LayerConfig().ffn, 'a flag makes another feed-forward part than a file'
 
 

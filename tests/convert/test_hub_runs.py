@@ -15,7 +15,7 @@ import tokenizers as hf
 import tokenformer_jax
 from tokenformer_jax.config import PattentionConfig, RotaryConfig
 from tokenformer_jax.config.pattention import LinearScore
-from tokenformer_jax.convert import export, tensor_files
+from tokenformer_jax.convert import export
 from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.data import shards
 
@@ -54,15 +54,10 @@ def training(root):
   return changes
 
 
-def test_a_run_from_python_goes_back_as_it_came(root, run, tmp_path):
+def test_a_run_from_python_is_that_of_convert(root, run, tmp_path):
   brought = tokenformer_jax.bring(root / 'llama', tmp_path / 'run', sequence_length=16)
   assert brought.config.data.sequence_length == 16
   outcomes.assert_same(brought.parameters, run.parameters, 'another model than by convert')
-  brought.to_hf(tmp_path / 'llama')
-  wanted, got = (tensor_files.find(path / 'llama') for path in (root, tmp_path))
-  assert set(got) == set(wanted)
-  for name, tensor in wanted.items():
-    np.testing.assert_array_equal(got[name].read(), tensor.read(), err_msg=name)
 
 
 def test_text_and_figures(run):
@@ -135,8 +130,7 @@ def test_the_way_out_is_said(name):
 
 
 def test_a_grown_run_computes_the_same_and_learns_from_a_wider_one(run, training, tmp_path):
-  tokens = run.grow(tmp_path / 'tokens', {'qkv': 8, 'ffn': 16})
-  deeper = tokens.grow(tmp_path / 'layers', layers=3)
+  deeper = run.grow(tmp_path / 'deeper', {'qkv': 8, 'ffn': 16}, layers=3)
   teacher = run.grow(tmp_path / 'teacher', width=32, method='hypercloning')
   np.testing.assert_allclose(deeper.logits(IDS), run.logits(IDS), atol=1e-5)
   distill = {'teacher': str(teacher.directory)}

@@ -5,9 +5,11 @@ device yet, takes none.
 """
 
 import functools
+import gc
 import os
 import sys
 
+gc.set_threshold(100_000, 20, 100)  # as for_all_tests
 PRELOAD = ['tokenformer_jax.cli.train', 'entry']
 
 

@@ -48,7 +48,7 @@ def check_no_mistake(ended: Ended) -> None:
   )
 
 
-@pytest.mark.parametrize('seed', take(range(115), range(8)))
+@pytest.mark.parametrize('seed', take(range(115), range(5)))
 def test_a_run_ends_as_unbroken_where_calls_fail_for_a_while(worker, unbroken, seed):
   check_as_unbroken(ended := worker.run('failing_calls', seed=seed), unbroken)
   check_no_mistake(ended)
@@ -60,7 +60,7 @@ def test_a_run_ends_as_unbroken_where_a_bucket_fails_calls(worker, unbroken, see
   check_no_mistake(ended)
 
 
-@pytest.mark.parametrize('seed', take(range(20), range(4)))
+@pytest.mark.parametrize('seed', take(range(20), range(3)))
 def test_a_run_on_a_disk_that_fills_ends_as_unbroken_or_says_so(worker, unbroken, seed):
   ended = worker.run('full_disk', seed=seed)
   check_as_unbroken(ended, unbroken)

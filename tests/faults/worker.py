@@ -7,6 +7,7 @@ reach other tests. Steps are compiled once for all cases: a case then takes a se
 import contextlib
 import dataclasses
 import functools
+import gc
 import multiprocessing
 import os
 import random
@@ -83,6 +84,7 @@ class Worker:
 def _serve(pipe: Any, root: Path, library: str) -> None:
   said = root.with_name(f'said_{root.name}')  # not below the directory where calls fail
   os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+  gc.set_threshold(100_000, 20, 100)  # as for_all_tests
   cases = _Cases(root, library, said)
   while True:
     name, arguments = pipe.recv()

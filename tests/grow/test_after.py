@@ -1,6 +1,5 @@
 """Training goes on after growth: gradients at once, no dead token, and frozen old ones."""
 
-import dataclasses
 import functools
 
 import jax
@@ -17,28 +16,20 @@ from growing import (
   grow,
   grow_params,
   loss_and_gradient,
-  mesh_of,
   optimizer,
   params_of,
   remove,
   state_of,
+  trained,
 )
 from outcomes import assert_same, paths
 from tiny import tiny_model
 
-from tokenformer_jax import tasks
-from tokenformer_jax.config import (
-  AdamWConfig,
-  Config,
-  TokenGroup,
-  TrainConfig,
-  growth,
-)
+from tokenformer_jax.config import AdamWConfig, TokenGroup, growth
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import groups, pattention
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
-from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import last_growth
 
 SLOW = pytest.mark.slow  # because each case compiles two models
@@ -89,28 +80,11 @@ def test_new_values_have_no_gradient_at_first_and_new_keys_do():
 # Training after a growth
 
 
-def _train(state, model, config, steps, growth=None):
-  """Trains on random batches on one device."""
-  mesh = mesh_of()
-  config = dataclasses.replace(config, model=model)
-  with jax.set_mesh(mesh):
-    program = step_lib.make_program(tasks.make(config), config, growth)
-    step = step_lib.make_train_step(program, mesh)
-    rng = np.random.default_rng(0)
-    for _ in range(steps):
-      state, figures = step(state, jnp.asarray(rng.integers(0, 64, (4, 17), np.int32)))
-  assert int(figures['skipped_steps']) == STEP - UPDATES, 'a step was not finite'
-  return state
-
-
 @SLOW
 def test_no_new_token_is_dead():
-  config = Config(
-    optim=AdamWConfig(warmup_steps=0, weight_decay=0.0), train=TrainConfig(steps=1000)
-  )
   before = jax.tree.map(jnp.copy, _grown())
   start = paths(before['params'])
-  after = paths(_train(before, TARGET, config, 100)['params'])
+  after = paths(trained(before, TARGET, 100, weight_decay=0.0)['params'])
   for path, first in start.items():
     if not path.endswith(('keys', 'values')):
       continue
@@ -154,8 +128,7 @@ def _equal_copies(params, start):
 def test_copies_do_not_stay_equal(source, target, method):
   """Equal copies have equal gradients and moments: a model of twins is worth the small one."""
   before = grow(state_of(source), source, target, growth(method=method))
-  config = Config(optim=AdamWConfig(warmup_steps=0), train=TrainConfig(steps=1000))
-  after = _train(before, target, config, 3)
+  after = trained(before, target, 3)
   equal = _equal_copies(after['params'], paths(params_of(source)))
   assert not equal, f'after three steps copies in {equal} are equal bit for bit'
 
@@ -200,47 +173,15 @@ def test_a_growth_without_new_parameters_is_not_the_last_growth(action):
 
 
 @SLOW
-def test_frozen_training_moves_new_tokens_only():
-  """Parameters and moments of everything old, bit for bit over three steps of real gradients."""
-  growth = last_growth((_born('grow'),), TARGET)
-  config = Config(
-    optim=AdamWConfig(warmup_steps=0, old_tokens='freeze'), train=TrainConfig(steps=1000)
-  )
-  start = jax.tree.map(np.asarray, _grown())
-  after = _train(jax.tree.map(jnp.asarray, start), TARGET, config, 3, growth)
-  small = define_lm(tiny_model()).abstract
-  for name, first, last in (
-    ('parameter', start['params'], after['params']),
-    ('first moment', adam(start).mu, adam(after).mu),
-    ('second moment', adam(start).nu, adam(after).nu),
-  ):
-    last = paths(last)
-    shapes = {path: array.shape for path, array in paths(first).items()}
-    olds = {
-      jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape
-      for path, leaf in jax.tree_util.tree_leaves_with_path(small)
-    }
-    for path, array in paths(first).items():
-      rows = tuple(slice(size) for size in olds[path])
-      assert array[rows].tobytes() == last[path][rows].tobytes(), f'frozen {name} {path} moved'
-      if shapes[path] != olds[path]:
-        new = (last[path] != array)[:, olds[path][1] :]
-        assert new.any(axis=-1).all(), f'a new {name} of {path} did not move'
-
-
-@SLOW
 def test_frozen_training_moves_new_neurons_only_and_remove_gives_the_base_back():
   source, target = DENSE_MODEL, tiny_model(**DENSE, ffn_width=160)
   how = growth(method='neurons')
   born = _born('grow', model=source, method='neurons')
   assert _old(last_growth((born,), target), 'ffn', 'down', 'kernel') == {'hidden': ((0, 128),)}
-  config = Config(
-    optim=AdamWConfig(warmup_steps=0, old_tokens='freeze'), train=TrainConfig(steps=1000)
-  )
   base = jax.tree.map(np.asarray, state_of(source))
   first = grow(jax.tree.map(jnp.asarray, base), source, target, how)
   start = paths(jax.tree.map(np.asarray, first['params']))
-  after = _train(first, target, config, 3, last_growth((born,), target))
+  after = trained(first, target, 3, last_growth((born,), target), old_tokens='freeze')
   moved = {path for path, array in paths(after['params']).items() if (array != start[path]).any()}
   assert moved == {f'blocks/ffn/{name}' for name in ('up/kernel', 'up/bias', 'down/kernel')}
   back = remove(after, target, source, how)

@@ -217,16 +217,16 @@ def test_an_adapted_transformer_grows_in_depth(root, one):
 
 
 @pytest.mark.slow
-def test_matrices_become_tokens_that_compute_the_same(root, base):
+def test_matrices_become_tokens_that_compute_the_same(root, base, one):
   with pytest.raises(UserError, match='ffn cannot become parameter tokens: a gate multiplies two'):
     base.as_tokens(root / 'gate', 'ffn')
   with pytest.raises(UserError, match='proj cannot become parameter tokens: it has a bias'):
     base.as_tokens(root / 'bias', 'qkv,proj')
   with pytest.raises(UserError, match="matrices names 'kv'; known names: ffn, proj, qkv"):
     base.as_tokens(root / 'unknown', 'kv')
-  tokens = base.grow(root / 'before', {'qkv': 16}).as_tokens(root / 'as_tokens')
+  tokens = one.as_tokens(root / 'as_tokens')
   assert pattentions(tokens.config.model)['qkv'].groups[1] == TokenGroup(16, 16)
-  np.testing.assert_allclose(tokens.logits(IDS), base.logits(IDS), atol=1e-5)
+  np.testing.assert_allclose(tokens.logits(IDS), one.logits(IDS), atol=1e-5)
 
 
 def test_neurons_and_heads_become_tokens():

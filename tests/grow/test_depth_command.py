@@ -72,7 +72,7 @@ def test_the_command_grows_and_gives_back(tmp_path, text, capsys, monkeypatch, o
 
 
 @SLOW
-def test_the_command_moves_layers_between_stacks(tmp_path, text):
+def test_the_command_moves_layers_between_stacks(tmp_path, text, one_device):
   source, target = tmp_path / 'source', tmp_path / 'target'
   local = config_lib.to_json(KINDS)['variants']['local']
   changes = {'model.pattern': KINDS.pattern, 'model.variants': {'local': local}}
@@ -83,7 +83,6 @@ def test_the_command_moves_layers_between_stacks(tmp_path, text):
     f'--target={target}',
     f'--pattern={pattern}',
     '--param_tokens=ffn=96',
-    '--mesh=fsdp=4,tokens=2',
   )
   before, after = (meta_of(run).config.model for run in (source, target))
   want = grow(read(source), before, after, PLAIN)

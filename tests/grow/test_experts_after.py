@@ -14,6 +14,7 @@ from tiny import make_optimizer, tiny_model
 
 from tokenformer_jax.config import (
   OPTIMIZERS,
+  AdamWConfig,
   NoFeedForwardConfig,
 )
 from tokenformer_jax.config.groups import named_groups, with_frozen, with_records_of
@@ -51,15 +52,14 @@ def test_any_experts_can_be_taken_out():
   model = upcycled()
   after = experts.without(model, [1, 3], '--experts')
   assert after.layer.ffn.count == 2
-  old = state_of(model)
   kept = functools.partial(lookup, experts.all_but(model, [1, 3]))
+  old = state_of(model)
   new = apply_steps(old, model, (experts.TakeExperts(model, after, data=kept),))
+  old, new = (jax.tree.map(np.asarray, state) for state in (old, new))
   for before, now in ((old['params'], new['params']), (adam(old).nu, adam(new).nu)):
     was, left = (tree['blocks']['ffn'] for tree in (before, now))
-    np.testing.assert_array_equal(left['experts']['up'], was['experts']['up'][:, jnp.array([1, 3])])
-    np.testing.assert_array_equal(
-      left['router']['kernel'], was['router']['kernel'][..., jnp.array([1, 3])]
-    )
+    np.testing.assert_array_equal(left['experts']['up'], was['experts']['up'][:, [1, 3]])
+    np.testing.assert_array_equal(left['router']['kernel'], was['router']['kernel'][..., [1, 3]])
   for numbers, sentence in (
     ([5], 'names expert 5, and model.layer.ffn has the experts 1 to 4'),
     ([1, 2, 3, 4], 'would keep none of its 4 experts'),
@@ -117,12 +117,11 @@ def test_only_the_layers_with_new_experts_have_old_ones():
 
 
 @SLOW
-@pytest.mark.parametrize('name', ['adamw', 'adafactor'])
-def test_frozen_old_parts_stay_while_new_experts_train(name):
+def test_frozen_old_parts_stay_while_new_experts_train():
   source = sparse()
   target = with_experts(source, 6)
   growth = growth_from(source, target)
-  config = OPTIMIZERS[name](old_tokens='freeze', warmup_steps=0, weight_decay=0.0)
+  config = AdamWConfig(old_tokens='freeze', warmup_steps=0, weight_decay=0.0)
   params = params_of(target)
   tx = make_optimizer(config, 100, define_lm(target).info, growth)
   gradient = jax.tree.map(jnp.ones_like, params)

@@ -53,13 +53,11 @@ def grown(source, target, params, config=PLAIN):
 
 def filled(params):
   """The parameters with numbers in the place of zeros."""
-  leaves, tree = jax.tree.flatten(params)
-  keys = jax.random.split(jax.random.key(5), len(leaves))
-  more = [x + 0.1 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
-  return jax.tree.unflatten(tree, more)
+  rng = np.random.default_rng(5)
+  return jax.tree.map(lambda x: np.asarray(x) + np.float32(0.1 * rng.normal(size=x.shape)), params)
 
 
-@_families('gemma', 'gpt2', 'gpt_neox', 'qwen2_moe', 'qwen3')
+@_families('gpt_neox', 'qwen2_moe', 'qwen3')
 def test_tokens_beside_all_matrices_change_no_logit(kind):
   source, params = hub_folders.model(kind), hub_folders.params(kind)
   target = beside_all(source)
@@ -69,13 +67,11 @@ def test_tokens_beside_all_matrices_change_no_logit(kind):
   assert_same(logits(target, new), before, 'a logit changes')
 
 
-_DEEPER = {'qwen2': 'layer*2 local*2', 'smollm3': '(layer unrotated)*2'}
-
-
-@_families('gpt_neox', 'llama', 'mixtral', 'olmo2', *_DEEPER)
+@_families('gpt_neox', 'mixtral', 'olmo2', 'qwen2')
 def test_layers_and_experts_change_no_logit(kind):
   source, params = hub_folders.model(kind), hub_folders.params(kind)
-  target = layers.wanted(source, None if kind in _DEEPER else 4, _DEEPER.get(kind))
+  sizes = (None, 'layer*2 local*2') if kind == 'qwen2' else (4, None)
+  target = layers.wanted(source, *sizes)
   ffn = source.layer.ffn
   if isinstance(ffn, MLPConfig) and not ffn.bias:
     names = experts.named_counts(source, 3, 'the test')
@@ -100,8 +96,9 @@ def test_new_neurons_change_nothing_and_learn(kind):
     if before.shape != array.shape
   }
   assert len(rows) >= 3, 'no neuron is new'
-  gradients = paths(loss_and_gradient(target)(new)[1])
-  learned = jax.tree.map(lambda x, g: x - 0.1 * g, new, loss_and_gradient(target)(new)[1])
+  gradient = loss_and_gradient(target)(new)[1]
+  learned = jax.tree.map(lambda x, g: np.asarray(x) - np.float32(0.1) * g, new, gradient)
+  gradients = paths(gradient)
   later = paths(loss_and_gradient(target)(learned)[1])
   for path, (small, large) in rows.items():
     axis = next(i for i, sizes in enumerate(zip(small, large, strict=True)) if len({*sizes}) > 1)
@@ -136,7 +133,7 @@ def test_the_grown_model_on_several_devices_and_token_by_token(kind):
     assert written.tolist() == likeliest[start:-1].tolist(), 'the cache changes the text'
 
 
-@_families('gemma', 'gpt2', 'olmo2', 'qwen2_moe', 'qwen3', 'smollm3')
+@_families('gemma', 'gpt2', 'olmo2', 'qwen2_moe', 'qwen3')
 def test_a_wider_model_computes_the_same(kind):
   source, params = hub_folders.model(kind), hub_folders.params(kind)
   several = len({*widen.sizes(source).hidden}) > 1

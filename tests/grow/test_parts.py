@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import pathlib
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,29 +19,21 @@ from growing import (
   grow,
   logits,
   merge,
-  mesh_of,
   remove,
   schedule_count,
   state_of,
+  trained,
 )
 from outcomes import assert_same, paths
 from routed import by_bias, sparse, with_experts
 from tiny import tiny_model, tiny_vit
 
-from tokenformer_jax import tasks
-from tokenformer_jax.config import (
-  AdamWConfig,
-  Config,
-  ModelConfig,
-  TrainConfig,
-  growth,
-)
+from tokenformer_jax.config import Config, ModelConfig, growth
 from tokenformer_jax.config import groups as choices
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import merging, subsets, verify
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
-from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import last_growth
 
 SLOW = pytest.mark.slow  # because of what is compiled
@@ -64,20 +55,9 @@ ROUTED = by_bias(sparse())  # experts whose balance is a bias
 @functools.cache
 def _trained(source: ModelConfig = SOURCE, target: ModelConfig = TARGET):
   """Grown, then three steps with everything old frozen."""
-  config = Config(
-    model=target,
-    optim=AdamWConfig(warmup_steps=0, old_tokens='freeze'),
-    train=TrainConfig(steps=1000),
-  )
   growth = last_growth((dataclasses.replace(BORN, model=source),), target)
-  mesh = mesh_of()
   state = grow(state_of(source), source, target, KEEP)
-  with jax.set_mesh(mesh):
-    program = step_lib.make_program(tasks.make(config), config, growth)
-    step = step_lib.make_train_step(program, mesh)
-    for _ in range(3):
-      state, _ = step(state, jnp.asarray(np.tile(IDS, (2, 1))))
-  return state
+  return trained(state, target, 3, growth, old_tokens='freeze')
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_a_chain_of_three_growths_changes_no_logit(chain, score, tied):
   source = tiny_model(score=score, tied_head=tied)
   target, run = _chain(chain, source)
   params = params_of(source)
-  grown = jax.jit(lambda p: run({'params': p, 'opt_state': ()})['params'])(params)
+  grown = run({'params': params, 'opt_state': ()})['params']
   assert jax.tree.map(jnp.shape, grown) == jax.tree.map(
     lambda a: a.shape, define_lm(target).abstract
   ), 'the arrays are not those of the target'
@@ -137,12 +137,11 @@ def test_a_gated_attention_unit_grows_exactly():
 
 
 @SLOW
-@pytest.mark.parametrize('chain', ['duplicate', 'group'])
-def test_bfloat16_activations_add_at_most_one_rounding(chain):
+def test_bfloat16_activations_add_at_most_one_rounding():
   source = tiny_model()
-  target, run = _chain(chain, source)
+  target, run = _chain('duplicate', source)
   params = params_of(source)
-  grown = jax.jit(lambda p: run({'params': p, 'opt_state': ()})['params'])(params)
+  grown = run({'params': params, 'opt_state': ()})['params']
   want = logits(source, params, 'bfloat16')
   got = np.max(np.abs(logits(target, grown, 'bfloat16') - want)) / np.max(np.abs(want))
   assert got <= 2**-8, f'growth changes logits in bfloat16 by {got}, more than a rounding'
@@ -193,12 +192,12 @@ def _grown_and_said(
     *(
       pytest.param(*case, marks=SLOW)
       for case in [
-        *(({'score': score}, LARGER, ZERO_KEYS) for score in SCORES[1:]),
-        ({'score': 'softmax'}, DOUBLE, growth(method='duplicate', scale='keep')),
-        ({'score': 'softmax'}, DOUBLE, growth(method='duplicate', noise=0.1)),
-        ({}, LARGER, growth(method='random', new_values='zero')),
+        *(({'score': score}, {'ffn': 64}, ZERO_KEYS) for score in SCORES[1:]),
+        ({'score': 'softmax'}, {'ffn': 96}, growth(method='duplicate', scale='keep')),
+        ({'score': 'softmax'}, {'ffn': 96}, growth(method='duplicate', noise=0.1)),
+        ({}, {'ffn': 64}, growth(method='random', new_values='zero')),
         ({}, SMALL, growth('zero_keys', scale='resize')),
-        ({'reference': by_name(20, 30, 40)}, DOUBLE, DUPLICATE),
+        ({'reference': by_name(20, 30, 40)}, {'ffn': 96}, DUPLICATE),
       ]
     ),
   ],

@@ -29,8 +29,6 @@ from tokenformer_jax.config import (
   ModelConfig,
   NoFeedForwardConfig,
   growth,
-  named_counts,
-  token_counts,
 )
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import merging, plan, subsets
@@ -64,26 +62,6 @@ BORN = Ancestor('grow', 'somewhere', STEP, MODEL, ZERO_KEYS, UPDATES)
 @functools.cache
 def _grown():
   return grow(state_of(MODEL), MODEL, TARGET, ZERO_KEYS)
-
-
-def test_the_parameters_are_where_this_test_expects_them():
-  names = set(define_lm(MODEL).abstract['blocks'])
-  assert names == {'local_0', 'layer_1', 'local_2'}, 'the other tests look elsewhere'
-  assert token_counts(MODEL) == COUNTS
-
-
-@pytest.mark.parametrize(
-  ('given', 'changed'),
-  [
-    ({'ffn': 64}, {'ffn': 64}),
-    ({'qkv': 32}, {'qkv': 32, 'local.qkv': 32}),
-    ({'local.qkv': 32}, {'local.qkv': 32}),
-    ({'local.qkv': 40, 'qkv': 32}, {'qkv': 32, 'local.qkv': 40}),
-  ],
-)
-def test_a_count_is_for_all_layers_or_for_those_it_names(given, changed):
-  counts = named_counts(MODEL, given, '--param_tokens')
-  assert counts == COUNTS | changed, 'other layers grow than were asked for'
 
 
 @pytest.mark.parametrize(

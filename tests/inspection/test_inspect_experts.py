@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from growing import mesh_of
-from mixtures import KINDS, mixture
+from mixtures import KINDS
 from tiny import large_params, two_kinds
 
 from tokenformer_jax.data.tokenizers import ByteTokenizer
@@ -75,8 +75,6 @@ def test_a_model_without_experts_has_nothing_to_show():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', KINDS)
-def test_every_mixture_on_eight_devices(kind):
-  model = mixture(kind)
+def test_a_mixture_on_eight_devices(model):
   for one, other in zip(_measure(model).values(), _measure(model, 8).values(), strict=True):
     np.testing.assert_allclose(one.load, other.load, atol=1e-6)

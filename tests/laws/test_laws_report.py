@@ -1,15 +1,14 @@
 """The command prints laws with intervals, and lists what the data leave undetermined."""
 
-import contextlib
 import dataclasses
 import itertools
 import json
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import synthetic
 import tiny_run
+import written_runs
 
 from tokenformer_jax.cli import laws as command
 from tokenformer_jax.errors import UserError
@@ -17,9 +16,7 @@ from tokenformer_jax.laws import analysis, chains, formulas, law_figures, report
 from tokenformer_jax.laws.analysis import Analysis
 from tokenformer_jax.laws.fit import Fit
 from tokenformer_jax.laws.points import Points
-from tokenformer_jax.runs import checkpoint, saved_config
-from tokenformer_jax.runs.checkpoint_meta import Batches, Meta, Seen
-from tokenformer_jax.training import sizes
+from tokenformer_jax.runs.checkpoint_meta import Batches, Seen
 
 THETA = np.array([np.log(406.4), np.log(410.7), np.log(1.69), 0.34, 0.28])
 
@@ -147,24 +144,14 @@ def test_pictures_show_every_point(points):
   assert len(law_figures.draw_residuals(_analysis(points)).axes) == 3
 
 
-def _write_run(run, width: int, steps: int) -> None:
-  """Write a finished run whose loss is near a law, with a checkpoint of its step alone."""
-  size = {'model__width': width, 'train__steps': steps, 'model__layer__mixer__heads': 1}
-  config = sizes.fill_in(tiny_run.config('files:none', run, **size))
-  loss = 1 + 40 * width**-0.7 + 30 * steps**-0.5 + 1e-3 * (steps % 7)
-  run.mkdir(parents=True)
-  (run / 'config.json').write_text(saved_config.to_text(config))
-  (run / 'metrics.jsonl').write_text(json.dumps({'step': steps, 'eval/loss': loss}) + '\n')
-  with contextlib.closing(checkpoint.Checkpoints(run, keep=1)) as checkpoints:
-    state = {'step': jnp.asarray(steps)}
-    seen = Seen(8 * steps, 'abc', (Batches(0, 8, 32),))
-    checkpoints.save(Meta(steps, config, {'kind': 'bytes'}, seen=seen), state, loss, wait=True)
-
-
 @pytest.mark.slow
 def test_the_command_fits_runs(monkeypatch, tmp_path, capsys):
   for width, steps in itertools.product((8, 24, 80), (50, 500, 5000)):
-    _write_run(tmp_path / f'law/{width}_{steps}', width, steps)
+    path = tmp_path / f'law/{width}_{steps}'
+    size = {'model__width': width, 'train__steps': steps, 'model__layer__mixer__heads': 1}
+    loss = 1 + 40 * width**-0.7 + 30 * steps**-0.5 + 1e-3 * (steps % 7)  # near a law
+    seen = Seen(8 * steps, 'abc', (Batches(0, 8, 32),))
+    written_runs.finish(path, tiny_run.config('files:none', path, **size), loss, seen)
   monkeypatch.chdir(tmp_path)
   run = {'parameters': 3e4, 'tokens': 1e6, 'chain': ['1e4:1e5', '4e4:1e6']}
   chain = {'target_loss': 5.0, 'sizes': [1e4, 4e4, 1.6e5], 'mixing': 2.5}

@@ -1,21 +1,20 @@
 """Finished runs become points; runs that cannot be compared are refused in one sentence."""
 
-import contextlib
 import dataclasses
 import math
 import re
+import shutil
 
-import jax.numpy as jnp
 import pytest
 import tiny_run
+import written_runs
 
 from tokenformer_jax.config import AdamWConfig, Config, TrainConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import points, runs
 from tokenformer_jax.laws.runs import FinishedRun, Growth, Size
-from tokenformer_jax.runs import checkpoint, curves, saved_config
+from tokenformer_jax.runs import curves
 from tokenformer_jax.runs.checkpoint_meta import Batches, Meta, Seen, TeacherRecord
-from tokenformer_jax.training import sizes
 
 SIZE = Size(1000, 1000, 7000.0)
 PLAIN = dict.fromkeys(runs.SPECIAL_TRAINING, '')
@@ -89,23 +88,14 @@ def test_distilled_elastic_and_frozen_runs_are_not_plain(tmp_path, changes, way,
 def test_a_run_counts_the_tokens_of_all_its_batches_and_only_what_is_saved(tmp_path):
   """Ten steps with batches of 8, then ten with 24; the config has the last ones."""
   config = tiny_run.config('files:none', tmp_path, data__batch_size=24)
-  run = tmp_path / 'run'
-  run.mkdir()
-  (run / 'config.json').write_text(saved_config.to_text(config))
-  (run / 'metrics.jsonl').write_text('{"step": 20, "eval/loss": 3.0}\n')
-  with pytest.raises(UserError, match='it is at step 20, which is not saved; finish it by'):
-    runs.read(str(run))
-  batches = (Batches(0, 8, 32), Batches(10, 24, 32))
-  with contextlib.closing(checkpoint.Checkpoints(run, keep=1)) as checkpoints:
-    seen = Seen(10 * 8 + 10 * 24, 'abc', batches)
-    filled = sizes.fill_in(config)
-    state = {'step': jnp.asarray(20)}
-    meta = Meta(20, filled, {'kind': 'bytes'}, seen=seen)
-    checkpoints.save(meta, state, 3.0, wait=True)
-  (run / 'config.json').write_text(saved_config.to_text(filled))
+  seen = Seen(10 * 8 + 10 * 24, 'abc', (Batches(0, 8, 32), Batches(10, 24, 32)))
+  run = written_runs.finish(tmp_path / 'run', config, 3.0, seen)
   finished = runs.read(str(run))
   assert (finished.tokens, finished.loss) == (320 * 32, 3.0)
   assert curves.curves(run, 'tokens', 'eval/loss')['eval/loss'][0] == [320 * 32]
+  shutil.rmtree(run / 'checkpoints')
+  with pytest.raises(UserError, match='it is at step 20, which is not saved; finish it by'):
+    runs.read(str(run))
 
 
 def test_runs_without_a_decay_are_left_out_unless_none_has_one():

@@ -247,12 +247,12 @@ def _flags(**changes):
     'model.layer.mixer.positions.kind': 'none',
     'model.layer.mixer.qkv.kind': 'dense',
     'model.layer.mixer.proj.kind': 'dense',
-    'model.layer.ffn.kind': 'mlp',
+    'model.layer.ffn.kind': 'none',
     'model.vocab_size': 512,
     'data.sequence_length': 128,
     'data.batch_size': 16,
     'data.tokenizer': 'bytes',
-    'train.remat': 'full',
+    'train.remat': 'everything',
   }
   sizes |= {name.replace('__', '.'): value for name, value in changes.items()}
   return [

@@ -1,5 +1,6 @@
 """Pages in a real browser: no error, nothing asked of another place, every chart with its axes."""
 
+import dataclasses
 import html
 import re
 
@@ -46,14 +47,16 @@ def family(tmp_path_factory):
     patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     source = tiny_run.write_corpus(folder / 'text')
     changes = {'model__pattern': 'layer', 'optim__schedule': 'constant', 'train__steps': 10}
-    changes |= {'train__sample_tokens': 8, 'train__eval_every': 5}
     loop.train(tiny_run.config(source, folder / 'cache', **changes), folder / 'small')
     small = tokenformer_jax.load(folder / 'small')
-    decay = {'train': {'decay_from': 10}, 'optim': {'schedule': 'wsd'}}
-    decayed = small.train(15, workdir=folder / 'decayed', **decay)
+    train = dataclasses.replace(small.config.train, steps=15, decay_from=10)
+    config = dataclasses.replace(small.config, train=train, init_from=f'{folder}/small@10')
+    decayed = written_runs.write(folder / 'decayed', [{'step': 15, 'eval/loss': 2.9}], config)
     large = small.grow(folder / 'large', {'ffn': 192, 'qkv': 64})
     written_runs.add(large.directory / 'metrics.jsonl', written_runs.falling(100))
     written_runs.add(large.directory / 'times.jsonl', written_runs.hourly(100))
+    samples = [{'step': step, 'name': 'sample', 'text': 'def'} for step in (50, 100)]
+    written_runs.add(large.directory / 'samples.jsonl', samples)
     yield [small, decayed, large]
 
 

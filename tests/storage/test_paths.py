@@ -108,8 +108,7 @@ def test_a_run_starts_from_a_smaller_one_there(run, make, bucket):
 
 def write(target, run):
   url, state = run
-  checkpoints, meta = checkpoint.open_source(paths.parse_path(url), None)
-  checkpoints.close()
+  meta = checkpoint.open_source(paths.parse_path(url)).meta
   grow_run.check_target(target)
   grow_run.write(target, Meta(20, meta.config, meta.tokenizer), state)
 
@@ -142,8 +141,7 @@ def test_a_failed_write_leaves_nothing(run, bucket, monkeypatch):
 def test_a_checkpoint_counts_when_its_last_object_is_there(copy):
   url, of_bucket = copy
   del of_bucket['runs/copy/checkpoints/20/commit_success.txt']
-  checkpoints, meta = checkpoint.open_source(paths.parse_path(url), None)
-  checkpoints.close()
+  meta = checkpoint.open_source(paths.parse_path(url)).meta
   assert meta.step == 10, 'a checkpoint that was being written is taken for a whole one'
 
 
@@ -152,8 +150,7 @@ def test_a_checkpoint_survives_calls_that_fail(copy, bucket):
   url, of_bucket = copy
   before = dict(of_bucket)
   with bucket.failing(statuses=(503, 429), matching='copy/checkpoints', most=2) as faults:
-    checkpoints, meta = checkpoint.open_source(paths.parse_path(url), None)
-    checkpoints.close()
+    meta = checkpoint.open_source(paths.parse_path(url)).meta
   assert len(faults.failed) == 2, 'nothing failed'
   assert meta.step == 20 and of_bucket == before, 'a hiccup condemned a checkpoint'
 

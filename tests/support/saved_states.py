@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tokenformer_jax import tasks
 from tokenformer_jax.config import Config
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
+from tokenformer_jax.training import sizes
 
 EIO = OSError(errno.EIO, 'Input/output error')
 FULL = OSError(errno.ENOSPC, 'No space left on device')
@@ -31,6 +33,27 @@ def save(workdir, losses, keep=10):
     for step, loss in enumerate(losses, start=1):
       checkpoints.save(meta(step), state(step), loss)
       checkpoints.wait()
+
+
+def save_run(config, workdir, step=10, *, seen=None, state=None):
+  """Writes a checkpoint as a run leaves it; returns what it says of itself.
+
+  Args:
+    config: of the run.
+    workdir: of the run.
+    step: of the checkpoint.
+    seen: None: what its steps have seen with the batch size of the config.
+    state: an array alone unless given.
+  """
+  config = sizes.fill_in(config)
+  task = tasks.make(config)
+  task.prepare()
+  seen = seen or Seen(step * config.data.batch_size, task.digest)
+  state = state or {'params': {'x': jnp.zeros(1)}}
+  with contextlib.closing(checkpoint.Checkpoints(workdir, keep=9)) as checkpoints:
+    described = Meta(step, config, task.vocabulary(), seen=seen)
+    checkpoints.save(described, state, wait=True)
+    return checkpoints.meta(step)
 
 
 def restore(workdir, step):

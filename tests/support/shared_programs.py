@@ -11,12 +11,13 @@ import jax
 import numpy as np
 import pytest
 
+from tokenformer_jax.config import Sources, TextConfig
 from tokenformer_jax.runs import checkpoint, checksum
 from tokenformer_jax.steps import fit
 from tokenformer_jax.steps import step as step_lib
 
 # Keys of a config that no program depends on.
-_DATA = {'source': '', 'cache_dir': ''}
+_DATA = {'source': '', 'cache_dir': '', 'new_order_at': 0}
 _TRAIN = {
   'check_devices': 0,
   'log_every': 1,
@@ -34,6 +35,8 @@ def _key(task, config, mesh, *more) -> Hashable | None:
   if task.teacher is not None or not isinstance(mesh, jax.sharding.Mesh):
     return None
   data = dataclasses.replace(config.data, **_DATA)
+  if isinstance(data, TextConfig):
+    data = dataclasses.replace(data, mixture=Sources())
   train = dataclasses.replace(config.train, **_TRAIN)
   end = getattr(task, '_boundary', 0)
   config = dataclasses.replace(config, data=data, train=train, init_from='')

@@ -1,17 +1,17 @@
 """Work directories as runs leave them, without a step computed."""
 
+import contextlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tokenformer_jax.config import (
-  Config,
-  LMConfig,
-  TextConfig,
-  TrainConfig,
-)
-from tokenformer_jax.runs import saved_config
+import jax.numpy as jnp
+
+from tokenformer_jax.config import Config, LMConfig, TextConfig, TrainConfig
+from tokenformer_jax.runs import checkpoint, saved_config
+from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
+from tokenformer_jax.training import sizes
 
 CONFIG = Config(
   model=LMConfig(vocab_size=4096),
@@ -26,6 +26,16 @@ def write(path: Path, lines: Iterable[dict[str, Any]], config: Config | None = C
   if config:
     (path / 'config.json').write_text(saved_config.to_text(config))
   add(path / 'metrics.jsonl', lines)
+  return path
+
+
+def finish(path: Path, config: Config, loss: float, seen: Seen) -> Path:
+  """Writes a finished run, with a checkpoint of its step alone; returns the directory."""
+  filled, step = sizes.fill_in(config), config.train.steps
+  write(path, [{'step': step, 'eval/loss': loss}], filled)
+  with contextlib.closing(checkpoint.Checkpoints(path, keep=1)) as checkpoints:
+    meta = Meta(step, filled, {'kind': 'bytes'}, seen=seen)
+    checkpoints.save(meta, {'step': jnp.asarray(step)}, loss, wait=True)
   return path
 
 

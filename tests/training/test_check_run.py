@@ -1,18 +1,11 @@
 """A run is checked before its data is read."""
 
-import contextlib
-import dataclasses
-
 import jax
-import jax.numpy as jnp
 import pytest
 import tiny_run
+from saved_states import save_run
 
-from tokenformer_jax import config as config_lib
-from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks.text import TextTask
 from tokenformer_jax.training.prepare import prepare
@@ -21,22 +14,12 @@ STEP = 10  # of the checkpoint of `other`
 WSD = {'optim__schedule': 'wsd', 'train__steps': 40}
 
 
-@pytest.fixture
-def make(tmp_path):
-  source = tiny_run.write_corpus(tmp_path / 'text')
-  return lambda **changes: tiny_run.config(source, tmp_path / 'cache', **changes)
-
-
-@pytest.fixture
-def other(make, tmp_path):
+@pytest.fixture(scope='module')
+def other(source, tmp_path_factory):
   """The directory of a run with a checkpoint."""
-  config = make(model__vocab_size=384, model__max_length=32, train__steps=STEP)
-  config = dataclasses.replace(config, model=config_lib.with_references(config.model))
-  with contextlib.closing(checkpoint.Checkpoints(tmp_path / 'other', keep=9)) as checkpoints:
-    state = {'params': {'x': jnp.zeros(1)}}
-    checkpoints.save(Meta(STEP, config, ByteTokenizer().to_json()), state)
-    checkpoints.wait()
-  return tmp_path / 'other'
+  root = tmp_path_factory.mktemp('other')
+  save_run(tiny_run.config(source, root / 'cache', train__steps=STEP), root / 'other', STEP)
+  return root / 'other'
 
 
 def _begin(config, workdir):
@@ -60,8 +43,6 @@ MISTAKES = {
     {'init_from': FROM, 'model__layer__ffn__tokens': 32},
     'ffn has 64 parameter tokens in the source, and 32 are fewer',
   ),
-  'no run': ({'init_from': f'{FROM}/no'}, 'other/no is not the work directory of a run'),
-  'no checkpoint of the step': ({'init_from': f'{FROM}@7'}, 'has no checkpoint of step 7'),
   'another optimizer': ({'init_from': FROM, 'optim__kind': 'lion'}, 'config.optim.kind is lion'),
   'no step left': ({'init_from': FROM, 'train__steps': STEP}, 'raise it, or set config.grow.step'),
   'a decay in the past': (

@@ -1,16 +1,14 @@
 """Runs that learn from a teacher: what they compute, keep, and refuse."""
 
-import contextlib
 import shutil
 
-import jax
 import pytest
 import tiny_run
 from outcomes import assert_same, losses
-from trainers import trainer
+from saved_states import save_run
+from trainers import broken, prepared, train_on_one_device
 
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, metrics
 from tokenformer_jax.training import loop
 
@@ -22,41 +20,27 @@ SMALLER = {'model__layer__ffn__tokens': 32, 'train__steps': 10}
 def teacher(source, tmp_path_factory):
   """The work directory of a run of 20 steps with checkpoints of steps 15 and 20."""
   root = tmp_path_factory.mktemp('teacher')
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    loop.train(tiny_run.config(source, root / 'cache'), root / 'run')
+  train_on_one_device(tiny_run.config(source, root / 'cache'), root / 'run')
   return root / 'run'
-
-
-@contextlib.contextmanager
-def begun(config, workdir):
-  """A run that has not begun, inside its mesh."""
-  run = trainer(config, workdir)
-  with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
-    yield run
 
 
 @pytest.fixture(scope='module')
 def student(source, teacher, tmp_path_factory):
   """The work directory of a run of 10 steps that learned from step 15 of that teacher."""
   root = tmp_path_factory.mktemp('student')
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    changes = {'distill__teacher': f'{teacher}@15', **SMALLER}
-    config = tiny_run.config(source, root / 'cache', **changes)
-    loop.train(config, root / 'run')
+  config = tiny_run.config(source, root / 'cache', distill__teacher=f'{teacher}@15', **SMALLER)
+  train_on_one_device(config, root / 'run')
   return root / 'run'
 
 
 def meta_of(workdir):
-  checkpoints, meta = checkpoint.open_source(workdir, None)
-  checkpoints.close()
+  meta = checkpoint.open_source(workdir).meta
   return meta
 
 
 def sentence(config, workdir):
   with pytest.raises(UserError) as error:
-    trainer(config, workdir)
+    prepared(config, workdir)
   return str(error.value)
 
 
@@ -83,10 +67,9 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
   make, tmp_path, one_device, teacher, student
 ):
   """With the checkpoint that it had, though the teacher has a later one."""
-  shutil.copytree(student, tmp_path / 'run')
-  (tmp_path / 'run/checkpoints/10').rename(tmp_path / '10.lost')
-  loop.train(make(distill__teacher=str(teacher), **SMALLER), tmp_path / 'run')
-  assert meta_of(tmp_path / 'run').checksums == meta_of(student).checksums
+  again = broken(student, tmp_path / 'run', 5)
+  loop.train(make(distill__teacher=str(teacher), **SMALLER), again)
+  assert meta_of(again).checksums == meta_of(student).checksums
 
 
 @pytest.mark.parametrize(
@@ -132,27 +115,18 @@ def test_a_run_keeps_its_teacher(make, tmp_path, one_device, teacher, student):
   missing = sentence(make(distill__teacher=str(moved), **SMALLER), tmp_path / 'run')
   assert 'is not the work directory of a run' in missing and 'put it back' in missing
   shutil.copytree(teacher, moved)
-  with begun(make(distill__teacher=f'{moved}@15', **SMALLER), tmp_path / 'run') as run:
-    assert run.run.teacher.record.source == f'{moved}@15', 'a teacher cannot be moved'
+  run = prepared(make(distill__teacher=f'{moved}@15', **SMALLER), tmp_path / 'run')
+  assert run.teacher.record.source == f'{moved}@15', 'a teacher cannot be moved'
 
 
 def test_a_student_has_the_trained_tokenizer_of_its_teacher(tmp_path, one_device):
   """`bpe:SIZE` on other text would be another tokenizer."""
-  source = tiny_run.write_corpus(tmp_path / 'text')
-  other = tmp_path / 'other'
-  other.mkdir()
-  for i in range(40):
-    (other / f'{i}.txt').write_text(f'zebras {i} jump over quick foxes, {i * i} zebras. ' * 9)
+  texts = tiny_run.write_two_corpora(tmp_path / 'texts')
 
   def config(text, **changes):
-    changes = {'data__tokenizer': 'bpe:280', 'train__steps': 1, **changes}
-    return tiny_run.config(text, tmp_path / 'cache', **changes)
+    source = f'files:{texts}/{text}/*.txt'
+    return tiny_run.config(source, tmp_path / 'cache', data__tokenizer='bpe:280', **changes)
 
-  loop.train(config(source), tmp_path / 'teacher')
-  student = config(f'files:{other}/*.txt', distill__teacher=str(tmp_path / 'teacher'))
-  with begun(student, tmp_path / 'run') as run:
-    assert run.task.vocabulary() == {
-      name: value
-      for name, value in meta_of(tmp_path / 'teacher').tokenizer.items()
-      if name != 'digest'
-    }
+  kept = save_run(config('old'), tmp_path / 'teacher', 1).tokenizer
+  student = config('new', distill__teacher=str(tmp_path / 'teacher'))
+  assert prepared(student, tmp_path / 'run').task.vocabulary() == kept

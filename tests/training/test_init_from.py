@@ -1,6 +1,5 @@
 """Runs that start from another run, grown or not."""
 
-import contextlib
 import dataclasses
 import shutil
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import tiny_run
 from outcomes import assert_same, losses
-from trainers import trainer
+from trainers import begun, broken, train_on_one_device
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.parallel import sharding
@@ -23,42 +22,22 @@ pytestmark = pytest.mark.slow  # because a run is trained first
 def ancestor(source, tmp_path_factory):
   """A run of 20 steps that others start from, and its last state."""
   root = tmp_path_factory.mktemp('ancestor')
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    state = loop.train(tiny_run.config(source, root / 'cache'), root / 'run')
-  return root / 'run', state
+  return root / 'run', train_on_one_device(tiny_run.config(source, root / 'cache'), root / 'run')
 
 
 LARGER = {'model__layer__mixer__qkv__tokens': 48, 'model__layer__ffn__tokens': 96}
-
-
-def begin(config, workdir):
-  """The state that a run starts from, and its step."""
-  run = trainer(config, workdir)
-  with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
-    return run.first_state()
-
-
-def test_init_from_can_start_at_step_0(make, tmp_path, one_device, ancestor):
-  config = make(optim__learning_rate=1e-30, optim__weight_decay=0.0, train__steps=1)
-  grow = dataclasses.replace(config.grow, step='restart')
-  config = dataclasses.replace(config, init_from=str(ancestor[0]), grow=grow)
-  started = loop.train(config, tmp_path / 'target')
-  assert_same(started['params'], ancestor[1]['params'], 'init_from')
-  assert int(started['step']) == 1, 'the step of the source was taken over'
 
 
 def test_a_grown_run_goes_on_bit_for_bit_without_its_source(make, tmp_path, one_device, ancestor):
   """With init_from still in its config, more tokens and layers, and the old ones frozen."""
   shutil.copytree(ancestor[0], tmp_path / 'source')
   changes = {'model__pattern': 'layer*4', 'optim__old_tokens': 'freeze', **LARGER}
+  changes['init_from'] = str(tmp_path / 'source')
   config = make(train__steps=30, train__keep_checkpoints=9, **changes)
-  config = dataclasses.replace(config, init_from=str(tmp_path / 'source'))
   whole = loop.train(config, tmp_path / 'run')
   assert sorted(losses(tmp_path / 'run')) == [25, 30], 'the steps of the source are made again'
   shutil.rmtree(tmp_path / 'source')
-  (tmp_path / 'run/checkpoints/30').rename(tmp_path / '30.lost')  # as a crash would
-  resumed = loop.train(config, tmp_path / 'run')
+  resumed = loop.train(config, broken(tmp_path / 'run', tmp_path / 'again', 25))
   assert_same(resumed, whole, 'after a resume')
 
   old, new = (state['params']['blocks']['ffn']['values'] for state in (ancestor[1], whole))
@@ -66,8 +45,7 @@ def test_a_grown_run_goes_on_bit_for_bit_without_its_source(make, tmp_path, one_
   assert np.all(np.any(np.asarray(new[1::2]), axis=-1)), 'a token of a new layer is still zero'
   np.testing.assert_array_equal(whole['params']['embedding'], ancestor[1]['params']['embedding'])
 
-  checkpoints, meta = checkpoint.open_source(tmp_path / 'run', None)
-  checkpoints.close()
+  meta = checkpoint.open_source(tmp_path / 'run').meta
   (born,) = meta.lineage
   origin = (str(tmp_path / 'source'), 20, 20)
   assert (born.source, born.step, born.updates, born.action) == (*origin, 'grow')
@@ -82,19 +60,18 @@ def test_a_grown_run_goes_on_bit_for_bit_without_its_source(make, tmp_path, one_
 def test_a_growth_of_init_from_says_that_it_is_not_exact(
   make, tmp_path, one_device, ancestor, capsys
 ):
-  config = dataclasses.replace(make(train__steps=30, **LARGER), init_from=str(ancestor[0]))
-  begin(config, tmp_path / 'exact')
+  config = make(train__steps=30, init_from=str(ancestor[0]), **LARGER)
+  begun(config, tmp_path / 'exact')
   assert 'will not compute' not in capsys.readouterr().err, 'an exact growth is doubted'
   grow = dataclasses.replace(config.grow, method='random')
-  begin(dataclasses.replace(config, grow=grow), tmp_path / 'random')
+  begun(dataclasses.replace(config, grow=grow), tmp_path / 'random')
   said = capsys.readouterr().err
   assert f'the grown model will not compute what {ancestor[0]} does: the scores of random' in said
 
 
 def test_a_growth_on_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch, ancestor):
-  config = make(train__log_every=1, train__steps=40, **LARGER)
-  many = dataclasses.replace(config.mesh, fsdp=4, tokens=2)
-  grown = dataclasses.replace(config, init_from=str(ancestor[0]))
+  grown = make(train__log_every=1, train__steps=24, init_from=str(ancestor[0]), **LARGER)
+  many = dataclasses.replace(grown.mesh, fsdp=4, tokens=2)
 
   def on(config, eight, workdir):
     with monkeypatch.context() as patch:
@@ -105,12 +82,12 @@ def test_a_growth_on_one_mesh_goes_on_on_another(make, tmp_path, monkeypatch, an
       loop.train(config, workdir)
 
   on(grown, False, tmp_path / 'stay')
-  begun = dataclasses.replace(grown, train=dataclasses.replace(config.train, checkpoint_every=21))
-  on(begun, True, tmp_path / 'move')
-  (tmp_path / 'move/checkpoints/40').rename(tmp_path / '40.lost')
-  on(begun, False, tmp_path / 'move')
-  stay, move = losses(tmp_path / 'stay'), losses(tmp_path / 'move')
-  assert list(stay) == list(move) == list(range(21, 41))
+  started = dataclasses.replace(grown, train=dataclasses.replace(grown.train, checkpoint_every=21))
+  on(started, True, tmp_path / 'move')
+  moved = broken(tmp_path / 'move', tmp_path / 'moved', 21)
+  on(started, False, moved)
+  stay, move = losses(tmp_path / 'stay'), losses(moved)
+  assert list(stay) == list(move) == list(range(21, 25))
   np.testing.assert_allclose(
     list(move.values()), list(stay.values()), rtol=1e-4, err_msg='the mesh changes the losses'
   )

@@ -2,21 +2,19 @@
 
 import dataclasses
 import math
-import shutil
 
-import jax
 import pytest
 import tiny_run
 from outcomes import assert_same
+from saved_states import save_run
+from trainers import broken, prepared, train_on_one_device
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import SourceConfig, Sources
 from tokenformer_jax.data import order
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import loop
-from tokenformer_jax.training.prepare import prepare
 
 pytestmark = pytest.mark.slow  # because almost every test trains a run
 WEIGHTS = {'new': {'weight': 0.75}, 'old': {'weight': 0.25}}
@@ -41,24 +39,11 @@ def mixed(texts, weights=WEIGHTS, **changes) -> config_lib.Config:
   )
 
 
-@pytest.fixture
-def one_device(monkeypatch):
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-
-
 @pytest.fixture(scope='module')
 def run(texts, tmp_path_factory):
   """The work directory of a whole run, and its last state."""
   workdir = tmp_path_factory.mktemp('run') / 'run'
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    state = loop.train(mixed(texts, train__ema=0.9), workdir)
-  return workdir, state
-
-
-def begin(config, workdir):
-  """The run before its first state is read."""
-  return prepare(config, workdir, sharding.find_devices())
+  return workdir, train_on_one_device(mixed(texts, train__ema=0.9), workdir)
 
 
 def test_a_run_writes_the_figures_of_each_source(run):
@@ -80,52 +65,48 @@ def test_a_run_writes_the_figures_of_each_source(run):
 def varying(texts, tmp_path_factory):
   """The same of a run whose weights change between checkpoints."""
   workdir = tmp_path_factory.mktemp('varying') / 'run'
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    return workdir, loop.train(mixed(texts, VARYING, **SEVEN), workdir)
+  return workdir, train_on_one_device(mixed(texts, VARYING, **SEVEN), workdir)
 
 
 def test_a_resumed_mixture_ends_bit_for_bit_where_an_unbroken_one_does(
   texts, tmp_path, one_device, varying
 ):
   workdir, whole = varying
-  shutil.copytree(workdir, tmp_path / 'broken')
-  for step in (14, 20):  # forget the last ones, as a crash would
-    shutil.rmtree(tmp_path / f'broken/checkpoints/{step}')
-  assert_same(loop.train(mixed(texts, VARYING, **SEVEN), tmp_path / 'broken'), whole, 'resumed')
-  last = [metrics.read(path)[-2] for path in (workdir, tmp_path / 'broken')]
+  again = broken(workdir, tmp_path / 'again', 7)
+  assert_same(loop.train(mixed(texts, VARYING, **SEVEN), again), whole, 'resumed')
+  last = [metrics.read(path)[-2] for path in (workdir, again)]
   assert last[0]['data/new/epochs'] == last[1]['data/new/epochs'], 'epochs are counted anew'
 
 
 def test_other_weights_are_refused_unless_they_are_asked_for(texts, run, one_device):
   change = {'new': {'weight': 0.5}, 'old': {'weight': 0.5}}
   with pytest.raises(UserError) as error:
-    begin(mixed(texts, change, train__steps=30, train__ema=0.9), run[0])
+    prepared(mixed(texts, change, train__steps=30, train__ema=0.9), run[0])
   assert 'config.data.mixture.new.weight is 0.5 and was 0.75' in str(error.value)
   assert 'config.data.new_order_at=20' in str(error.value)
   asked = mixed(texts, change, train__steps=30, train__ema=0.9, data__new_order_at=20)
-  assert begin(asked, run[0]).position == order.Position(20, 0)
+  assert prepared(asked, run[0]).position == order.Position(20, 0)
 
 
 def test_another_size_of_batches_is_another_order_if_weights_change_over_steps(
   texts, varying, one_device
 ):
   with pytest.raises(UserError, match=r'config\.data\.batch_size is 16 and was 8'):
-    begin(mixed(texts, VARYING, data__batch_size=16, train__steps=30), varying[0])
+    prepared(mixed(texts, VARYING, data__batch_size=16, train__steps=30), varying[0])
 
 
 def test_a_run_on_one_source_goes_on_with_a_mixture_as_other_data(texts, tmp_path, one_device):
   source = f'files:{texts}/old/*.txt'
-  loop.train(tiny_run.config(source, texts / 'cache', train__steps=5), tmp_path / 'run')
+  save_run(tiny_run.config(source, texts / 'cache'), tmp_path / 'run', 5)
   config = mixed(texts)
-  found = begin(config, tmp_path / 'run')
+  found = prepared(config, tmp_path / 'run')
   assert found.position == order.Position(5, 0), 'the mixture does not begin with its first sample'
   assert found.task.vocabulary() == found.origin.meta.tokenizer
 
 
 def test_a_source_of_weight_zero_is_evaluated_and_not_trained_on(texts, tmp_path, one_device):
   only = {'new': {'weight': 1.0}, 'old': {'weight': 0.0}}
-  loop.train(mixed(texts, only, train__steps=5), tmp_path / 'run')
+  loop.train(mixed(texts, only, train__checkpoint_every=20), tmp_path / 'run')
   lines = metrics.read(tmp_path / 'run')
   last = lines[-1]
   assert last['eval/loss'] == pytest.approx(last['eval/new/loss'])

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import tiny_run
 from outcomes import assert_same
+from saved_states import save_run
+from trainers import begun, prepared
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import SourceConfig, Sources
@@ -18,69 +20,36 @@ from tokenformer_jax.config.mixture import source_configs
 from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.data.mixture import make_stores
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import sharding
-from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
+from tokenformer_jax.runs.checkpoint_meta import Seen
 from tokenformer_jax.tasks.text import TextTask
-from tokenformer_jax.training import continuation, loop, sizes
-from tokenformer_jax.training.prepare import prepare
+from tokenformer_jax.training import continuation, sizes
 
-STEP, BATCH = 10, 8  # of the checkpoint in `kept`
+pytestmark = pytest.mark.usefixtures('one_device')
+
+STEP, BATCH = 10, 8  # of the checkpoint of `save_run`
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
+@pytest.fixture(scope='module')
+def texts(tmp_path_factory):
+  """The folder of two corpora of other words, each with another `bpe:280`."""
+  return tiny_run.write_two_corpora(tmp_path_factory.mktemp('texts'))
+
+
+def source_of(texts, name='old'):
+  return f'files:{texts}/{name}/*.txt'
 
 
 @pytest.fixture
-def make(tmp_path):
+def make(texts):
   """Builds configs on a corpus with a trained tokenizer."""
-  source = tiny_run.write_corpus(tmp_path / 'text')
+  base = {'source': source_of(texts), 'cache': texts / 'cache'}
   options = {'data__tokenizer': 'bpe:280', 'train__steps': 40}
-  return lambda **changes: tiny_run.config(
-    changes.pop('source', source), tmp_path / 'cache', **{**options, **changes}
-  )
+  return lambda **changes: tiny_run.config(**{**base, **options, **changes})
 
 
 @pytest.fixture
-def other_text(tmp_path):
-  """A corpus of other words, and so with another `bpe:280`."""
-  folder = tmp_path / 'other'
-  folder.mkdir()
-  for i in range(40):
-    text = f'zebras {i} jump over quick foxes, {i * i} jumping zebras. '
-    (folder / f'{i}.txt').write_text(text * 9)
-  return f'files:{folder}/*.txt'
-
-
-def save(config, workdir, *, step=STEP, seen=None, state=None, **changes):
-  """Writes a checkpoint as a run leaves it; returns what it says of itself.
-
-  Args:
-    config: of the run.
-    workdir: of the run.
-    step: of the checkpoint.
-    seen: None: what its steps have seen with the batch size of the config.
-    state: an array alone unless given.
-    **changes: fields of `Meta`.
-  """
-  config = sizes.fill_in(config)
-  task = tasks.make(config)
-  task.prepare()
-  if seen is None:
-    seen = Seen(step * config.data.batch_size, task.digest)
-  with contextlib.closing(checkpoint.Checkpoints(workdir, keep=9)) as checkpoints:
-    state = state or {'params': {'x': jnp.zeros(1)}}
-    fields = {'tokenizer': task.vocabulary(), 'seen': seen, **changes}
-    checkpoints.save(Meta(step, config, **fields), state)
-    checkpoints.wait()
-    return checkpoints.meta(step)
-
-
-def begin(config, workdir):
-  """The run before its first state is read."""
-  return prepare(config, workdir, sharding.find_devices())
+def other_text(texts):
+  return source_of(texts, 'new')
 
 
 def from_run(config, workdir, **grow):
@@ -91,7 +60,7 @@ def from_run(config, workdir, **grow):
 
 def refusal(config, workdir):
   with pytest.raises(UserError) as error:
-    begin(config, workdir)
+    prepared(config, workdir)
   return str(error.value)
 
 
@@ -99,45 +68,37 @@ def refusal(config, workdir):
 
 
 def test_a_run_keeps_its_id_and_another_run_gets_its_own(make, tmp_path):
-  saved = save(make(), tmp_path / 'run')
-  assert begin(make(), tmp_path / 'run').origin.run == saved.run
-  others = {begin(make(), tmp_path / 'new').origin.run for _ in range(2)}
-  others.add(begin(from_run(make(), tmp_path / 'run'), tmp_path / 'next').origin.run)
+  saved = save_run(make(), tmp_path / 'run')
+  assert prepared(make(), tmp_path / 'run').origin.run == saved.run
+  others = {prepared(make(), tmp_path / 'new').origin.run for _ in range(2)}
+  others.add(prepared(from_run(make(), tmp_path / 'run'), tmp_path / 'next').origin.run)
   assert len(others - {saved.run, ''}) == 3
 
 
 # The tokenizer.
 
 
-@pytest.mark.parametrize('how', ['resume', 'init_from'])
-def test_a_model_keeps_its_tokenizer_whatever_text_it_reads(make, other_text, tmp_path, how):
-  trained = save(make(), tmp_path / 'run').tokenizer
+def test_a_model_keeps_its_tokenizer_whatever_text_it_reads(make, other_text, tmp_path):
+  trained = save_run(make(), tmp_path / 'run').tokenizer
   config = make(source=other_text)
-  if how == 'init_from':
-    run = begin(from_run(config, tmp_path / 'run'), tmp_path / 'next')
-  else:
-    run = begin(config, tmp_path / 'run')
-  assert run.task.vocabulary() == trained, f'{how} on other text changes what the ids mean'
-  store_of_run = run.task._data.stores['']
+  resumed = prepared(config, tmp_path / 'run')
+  for run in (resumed, prepared(from_run(config, tmp_path / 'run'), tmp_path / 'next')):
+    assert run.task.vocabulary() == trained, 'other text changes what the ids mean'
+  store_of_run = resumed.task._data.stores['']
   ids = np.asarray(store_of_run.train[:50])
   assert 'zebra' in tokenizers.from_json(trained).decode(ids), 'the text was not encoded with it'
   own = store.prepare(config.data).tokenizer  # another run, from scratch, trains one
   assert own.fingerprint != store_of_run.tokenizer.fingerprint
 
 
-@pytest.mark.parametrize('how', ['resume', 'init_from'])
-def test_another_tokenizer_is_refused_before_any_text_is_read(make, tmp_path, how, monkeypatch):
-  kept = save(make(), tmp_path / 'run')
+def test_another_tokenizer_is_refused_before_any_text_is_read(make, tmp_path, monkeypatch):
+  kept = save_run(make(), tmp_path / 'run')
   file = tmp_path / 'other.json'
   file.write_text(tokenizers.train_bpe(['a b c'] * 9, 270)._tokenizer.to_str())
   monkeypatch.setattr(TextTask, 'prepare', lambda self: pytest.fail('the text was read'))
+  fingerprint = tokenizers.from_json(kept.tokenizer).fingerprint
   for spec in ('bytes', 'bpe:281', str(file)):
-    config = make(data__tokenizer=spec)
-    if how == 'init_from':
-      sentence = refusal(from_run(config, tmp_path / 'run'), tmp_path / 'next')
-    else:
-      sentence = refusal(config, tmp_path / 'run')
-    fingerprint = tokenizers.from_json(kept.tokenizer).fingerprint
+    sentence = refusal(make(data__tokenizer=spec), tmp_path / 'run')
     assert f'config.data.tokenizer is {spec!r}' in sentence, f'{spec} is taken for the tokenizer'
     assert f"('bpe:280', fingerprint {fingerprint}" in sentence
     assert 'set config.data.tokenizer=bpe:280' in sentence, 'the sentence does not say what to do'
@@ -148,12 +109,12 @@ def test_a_tokenizer_from_a_file_is_known_by_its_content(make, tmp_path):
   file.write_text(tokenizers.train_bpe(['some words of a text'] * 9, 270)._tokenizer.to_str())
   shutil.copy(file, copy)
   config = make(data__tokenizer=str(file))
-  trained = save(config, tmp_path / 'run').tokenizer
-  assert begin(make(data__tokenizer=str(copy)), tmp_path / 'run').task.vocabulary() == trained
+  trained = save_run(config, tmp_path / 'run').tokenizer
+  assert prepared(make(data__tokenizer=str(copy)), tmp_path / 'run').task.vocabulary() == trained
   file.write_text(tokenizers.train_bpe(['other words'] * 9, 270)._tokenizer.to_str())
   assert 'move the file away' in refusal(config, tmp_path / 'run'), 'a changed file is taken'
   file.unlink()
-  assert begin(config, tmp_path / 'run').task.vocabulary() == trained, (
+  assert prepared(config, tmp_path / 'run').task.vocabulary() == trained, (
     'a run needs the file, though its checkpoint holds the tokenizer'
   )
 
@@ -161,24 +122,24 @@ def test_a_tokenizer_from_a_file_is_known_by_its_content(make, tmp_path):
 def test_a_store_is_not_built_again_for_the_tokenizer_that_is_kept(
   make, other_text, tmp_path, capsys
 ):
-  config = make()
-  save(config, tmp_path / 'run')
+  config = make(cache=tmp_path / 'cache')
+  save_run(config, tmp_path / 'run')
   first = store.prepare(config.data).path
   capsys.readouterr()
-  assert begin(config, tmp_path / 'run').task._data.stores[''].path == first, (
+  assert prepared(config, tmp_path / 'run').task._data.stores[''].path == first, (
     'a resumed run tokenizes again'
   )
-  other = make(source=other_text)
-  paths = {begin(other, tmp_path / 'run').task._data.stores[''].path for _ in range(2)}
+  other = make(source=other_text, cache=tmp_path / 'cache')
+  paths = {prepared(other, tmp_path / 'run').task._data.stores[''].path for _ in range(2)}
   assert len(paths) == 1
   assert capsys.readouterr().err.count('tokenizing') == 1, 'every start tokenizes the text'
 
 
 def test_models_are_compared_on_text_in_their_own_tokens(make, other_text, tmp_path):
   """Not on those of a store that another run of the same config made with its own tokenizer."""
-  config = make(source=other_text)
+  config = make(source=other_text, cache=tmp_path / 'cache')
   store.prepare(config.data)
-  trained = save(make(), tmp_path / 'run').tokenizer
+  trained = save_run(make(), tmp_path / 'run').tokenizer
   task = tasks.make(sizes.fill_in(config))
   rows, name = task.held_out(trained, 2)
   assert name.endswith('text of the Python standard library'), 'the wrong store is used'
@@ -189,15 +150,15 @@ def test_models_are_compared_on_text_in_their_own_tokens(make, other_text, tmp_p
 
 
 def test_the_vocabulary_and_the_positions_are_those_of_the_model(make, tmp_path):
-  save(make(model__vocab_size=512, model__max_length=100), tmp_path / 'run')
+  save_run(make(model__vocab_size=512, model__max_length=100), tmp_path / 'run')
   config = make(data__sequence_length=16)
-  model = begin(from_run(config, tmp_path / 'run'), tmp_path / 'next').config.model
+  model = prepared(from_run(config, tmp_path / 'run'), tmp_path / 'next').config.model
   assert (model.vocab_size, model.max_length) == (512, 100), 'the sizes are made up anew'
   learned = {
     'model__position_embedding': 'learned',
     'model__layer__mixer__positions__kind': 'none',
   }
-  save(make(**learned), tmp_path / 'learned')
+  save_run(make(**learned), tmp_path / 'learned')
   longer = from_run(make(**learned, data__sequence_length=64), tmp_path / 'learned')
   assert 'has learned positions for 32 tokens' in refusal(longer, tmp_path / 'next')
 
@@ -205,31 +166,24 @@ def test_the_vocabulary_and_the_positions_are_those_of_the_model(make, tmp_path)
 # What can be known without the data.
 
 
-@pytest.mark.parametrize('how', ['resume', 'init_from'])
-def test_another_model_is_refused_before_any_text_is_read(make, tmp_path, monkeypatch, how):
-  save(make(), tmp_path / 'run')
+def test_another_model_is_refused_before_any_text_is_read(make, tmp_path, monkeypatch):
+  save_run(make(), tmp_path / 'run')
   monkeypatch.setattr(TextTask, 'prepare', lambda self: pytest.fail('the text was read'))
-  config = make(model__width=64)
-  if how == 'resume':
-    sentence = refusal(config, tmp_path / 'run')
-    assert 'is of another model: model.width is 32 there and 64 in the config' in sentence
-  else:
-    sentence = refusal(from_run(config, tmp_path / 'run'), tmp_path / 'next')
-    assert 'model.width is 32 in the source and 64 in the target' in sentence
-  assert not (tmp_path / 'next').exists(), 'a refused run leaves a work directory'
+  sentence = refusal(make(model__width=64), tmp_path / 'run')
+  assert 'is of another model: model.width is 32 there and 64 in the config' in sentence
 
 
 def test_a_model_that_would_be_drawn_otherwise_is_the_same_model(make, tmp_path):
-  save(make(), tmp_path / 'run')
-  begin(make(model__init__std=0.5), tmp_path / 'run')
+  save_run(make(), tmp_path / 'run')
+  prepared(make(model__init__std=0.5), tmp_path / 'run')
 
 
 # The place in the data.
 
 
 def test_a_resumed_run_may_have_another_batch_size(make, tmp_path):
-  save(make(), tmp_path / 'run')
-  run = begin(make(data__batch_size=16), tmp_path / 'run')
+  save_run(make(), tmp_path / 'run')
+  run = prepared(make(data__batch_size=16), tmp_path / 'run')
   assert run.position == order.Position(STEP, STEP * BATCH), 'samples are skipped or repeated'
   with contextlib.closing(run.task.train_batches(range(16), STEP, STEP + 1, run.position)) as rows:
     batch = next(rows)
@@ -250,31 +204,34 @@ def state_of(run):
 
 
 def test_a_start_from_another_run_has_its_state(make, tmp_path):
-  state = state_of(begin(make(), tmp_path / 'nothing'))
-  save(make(), tmp_path / 'run', state=state)
-  run, got, first = loop.begin(from_run(make(), tmp_path / 'run'), tmp_path / 'next')
-  run.checkpoints.close()
-  assert_same(got, state, 'init_from')
-  assert first == STEP, 'the steps of the source are forgotten'
+  state = state_of(prepared(make(), tmp_path / 'nothing'))
+  save_run(make(), tmp_path / 'run', state=state)
+  for how, wanted in (('keep', STEP), ('restart', 0)):
+    _, got, first = begun(from_run(make(), tmp_path / 'run', step=how), tmp_path / how)
+    assert_same(got['params'], state['params'], how)
+    assert (first, int(got['step'])) == (wanted, wanted)
+    if how == 'keep':
+      assert_same(got, state, 'the whole state')
 
 
 def test_the_position_is_that_of_the_readable_checkpoint(make, tmp_path):
   config = make()
-  state = state_of(begin(config, tmp_path / 'nothing'))
-  digest = save(config, tmp_path / 'run', step=5, state=state).seen.digest
-  save(config, tmp_path / 'run', step=8, state=state, seen=Seen(88, digest))
+  state = state_of(prepared(config, tmp_path / 'nothing'))
+  digest = save_run(config, tmp_path / 'run', step=5, state=state).seen.digest
+  save_run(config, tmp_path / 'run', step=8, state=state, seen=Seen(88, digest))
   shutil.rmtree(tmp_path / 'run/checkpoints/8/state')
-  run, _, first = loop.begin(config, tmp_path / 'run')
-  run.checkpoints.close()
-  assert (first, run.run.position) == (5, order.Position(5, 40)), 'samples are skipped'
+  run, _, first = begun(config, tmp_path / 'run')
+  assert (first, run.position) == (5, order.Position(5, 40)), 'samples are skipped'
 
 
 def test_a_run_that_starts_from_another_goes_on_in_its_data(make, other_text, tmp_path):
-  meta = save(make(), tmp_path / 'run')
-  save(make(), tmp_path / 'run', step=20, seen=Seen(200, meta.seen.digest))  # of two batch sizes
+  meta = save_run(make(), tmp_path / 'run')
+  save_run(
+    make(), tmp_path / 'run', step=20, seen=Seen(200, meta.seen.digest)
+  )  # of two batch sizes
 
   def position(config, **grow):
-    return begin(from_run(config, tmp_path / 'run', **grow), tmp_path / 'next').position
+    return prepared(from_run(config, tmp_path / 'run', **grow), tmp_path / 'next').position
 
   assert position(make(data__batch_size=4)) == order.Position(20, 200)
   assert position(make(), step='restart') == order.Position(0, 0)
@@ -284,7 +241,7 @@ def test_a_run_that_starts_from_another_goes_on_in_its_data(make, other_text, tm
 
 
 def test_another_order_of_the_data_is_refused_unless_it_is_asked_for(make, tmp_path, monkeypatch):
-  save(make(), tmp_path / 'run')
+  save_run(make(), tmp_path / 'run')
   for key, old, new in (('train.seed', 0, 1), ('data.sequence_length', 32, 16)):
     changed = {key.replace('.', '__'): new}
     with monkeypatch.context() as patch:
@@ -292,30 +249,31 @@ def test_another_order_of_the_data_is_refused_unless_it_is_asked_for(make, tmp_p
       sentence = refusal(make(**changed), tmp_path / 'run')
     assert f'config.{key} is {new} and was {old}' in sentence
     assert 'has seen 80 samples' in sentence and 'set config.data.new_order_at=10' in sentence
-    run = begin(make(**changed, data__new_order_at=10), tmp_path / 'run')
+    run = prepared(make(**changed, data__new_order_at=10), tmp_path / 'run')
     assert run.position == order.Position(10, 0), 'a new order does not begin with its first sample'
   assert 'new_order_at=10' in refusal(make(train__seed=1, data__new_order_at=9), tmp_path / 'run')
 
 
-def test_text_that_changed_under_its_name_is_refused_unless_it_is_asked_for(make, tmp_path):
-  save(make(), tmp_path / 'run')
-  (tmp_path / 'text/0.txt').write_text('def grow ' * 200)
-  sentence = refusal(make(), tmp_path / 'run')
+def test_text_that_changed_under_its_name_is_refused_unless_it_is_asked_for(texts, make, tmp_path):
+  own = source_of(shutil.copytree(texts, tmp_path / 'own'))
+  save_run(make(source=own), tmp_path / 'run')
+  (tmp_path / 'own/old/0.txt').write_text('def grow ' * 200)
+  sentence = refusal(make(source=own), tmp_path / 'run')
   assert 'has other content than it had' in sentence and 'config.data.new_order_at=10' in sentence
-  asked = begin(make(data__new_order_at=10), tmp_path / 'run')
+  asked = prepared(make(source=own, data__new_order_at=10), tmp_path / 'run')
   assert asked.position == order.Position(10, 0)
   # The checkpoints that follow are of the new order, which is not begun a second time.
-  save(make(), tmp_path / 'run', step=15, seen=Seen(40, asked.task.digest))
-  assert begin(make(data__new_order_at=10), tmp_path / 'run').position == order.Position(15, 40)
+  save_run(make(source=own), tmp_path / 'run', step=15, seen=Seen(40, asked.task.digest))
+  again = prepared(make(source=own, data__new_order_at=10), tmp_path / 'run')
+  assert again.position == order.Position(15, 40)
 
 
-def test_another_source_is_asked_for_by_its_name(make, other_text, tmp_path):
-  save(make(), tmp_path / 'run')
+def test_another_source_is_asked_for_by_its_name(texts, make, other_text, tmp_path):
+  save_run(make(), tmp_path / 'run')
   config = make(source=other_text)
-  assert begin(config, tmp_path / 'run').position == order.Position(10, 0)
-  shutil.copytree(tmp_path / 'text', tmp_path / 'moved')
-  moved = make(source=f'files:{tmp_path}/moved/*.txt')
-  assert begin(moved, tmp_path / 'run').position == order.Position(10, 80), (
+  assert prepared(config, tmp_path / 'run').position == order.Position(10, 0)
+  moved = make(source=source_of(shutil.copytree(texts, tmp_path / 'moved')))
+  assert prepared(moved, tmp_path / 'run').position == order.Position(10, 80), (
     'the same text at another place is not known again'
   )
 
@@ -331,12 +289,12 @@ def said(run, capsys):
 
 def test_keys_that_differ_are_said_in_one_line(make, tmp_path, capsys):
   config = make()
-  save(config, tmp_path / 'run')
-  assert said(begin(config, tmp_path / 'run'), capsys) == [], 'a plain resume is not silent'
+  save_run(config, tmp_path / 'run')
+  assert said(prepared(config, tmp_path / 'run'), capsys) == [], 'a plain resume is not silent'
   changes = {'optim__learning_rate': 1e-4, 'data__batch_size': 16, 'train__steps': 50}
   silent = {'train__log_every': 1, 'data__prefetch': 2, 'train__checkpoint_every': 7}
   changed = make(**changes, **silent, init_from=str(tmp_path / 'nothing'))
-  (line,) = said(begin(changed, tmp_path / 'run'), capsys)
+  (line,) = said(prepared(changed, tmp_path / 'run'), capsys)
   assert line == (
     'different from step 10 on: data.batch_size: 8 -> 16; optim.learning_rate: 0.003 -> 0.0001; '
     f'train.steps: 40 -> 50; init_from={tmp_path}/nothing is ignored, because there is a checkpoint'
@@ -344,10 +302,10 @@ def test_keys_that_differ_are_said_in_one_line(make, tmp_path, capsys):
 
 
 def test_a_start_from_another_run_names_it_and_what_grows(make, tmp_path, capsys):
-  save(make(), tmp_path / 'run')
+  save_run(make(), tmp_path / 'run')
 
   def line(config):
-    (first,) = said(begin(config, tmp_path / 'next'), capsys)
+    (first,) = said(prepared(config, tmp_path / 'next'), capsys)
     return first
 
   start = f'starting with the model of {tmp_path}/run, step 10 (its parameters'
@@ -363,10 +321,10 @@ def test_a_start_from_another_run_names_it_and_what_grows(make, tmp_path, capsys
 
 
 def test_other_settings_of_a_finished_run_are_refused(make, tmp_path):
-  save(make(), tmp_path / 'run', step=40)
+  save_run(make(), tmp_path / 'run', step=40)
 
   def check(config):
-    run = begin(config, tmp_path / 'run')
+    run = prepared(config, tmp_path / 'run')
     continuation.check_finished(run.config, run.origin)
 
   check(make(train__steps=30, train__log_every=1))
@@ -385,7 +343,9 @@ def test_other_settings_of_a_finished_run_are_refused(make, tmp_path):
 
 
 @pytest.mark.parametrize('content', ['the same', 'other'])
-def test_a_store_of_a_mixture_is_known_by_its_content(make, other_text, tmp_path, content, capsys):
+def test_a_store_of_a_mixture_is_known_by_its_content(texts, make, tmp_path, content, capsys):
+  other_text = source_of(shutil.copytree(texts, tmp_path / 'own'), 'new')
+
   def mixed(text, **stores):
     config, sources = make(), {'a': make().data.source, 'b': text}
     entries = {
@@ -397,21 +357,21 @@ def test_a_store_of_a_mixture_is_known_by_its_content(make, other_text, tmp_path
     )
 
   made = make_stores(mixed(other_text).data, str(tmp_path / 'made'))
-  save(mixed(other_text, **{name: one.path for name, one in made.items()}), tmp_path / 'run')
+  save_run(mixed(other_text, **{name: one.path for name, one in made.items()}), tmp_path / 'run')
   (tmp_path / 'made').rename(tmp_path / 'moved')
   moved = {name: tmp_path / 'moved' / name for name in made}
   if content == 'other':
     shutil.rmtree(moved['b'])
-    (tmp_path / 'other/0.txt').write_text('more zebras ' * 50)
+    (tmp_path / 'own/new/0.txt').write_text('more zebras ' * 50)
     store.make(source_configs(mixed(other_text, **moved).data)['b'], made['b'].tokenizer)
     found = refusal(mixed(other_text, **moved), tmp_path / 'run')
     assert 'a source of config.data.mixture has other content than it had' in found
     return
   config, reached = mixed(other_text, **moved), order.Position(STEP, STEP * BATCH)
-  run = begin(config, tmp_path / 'run')
+  run = prepared(config, tmp_path / 'run')
   assert run.position == reached, 'a store that was moved is other data'
   assert said(run, capsys) == [], 'its path is called a setting that differs'
-  assert begin(from_run(config, tmp_path / 'run'), tmp_path / 'next').position == reached
+  assert prepared(from_run(config, tmp_path / 'run'), tmp_path / 'next').position == reached
 
 
 # The classes of images.
@@ -430,7 +390,7 @@ def sets(tmp_path):
 
 
 def test_a_classifier_is_not_resumed_on_other_classes(sets, tmp_path):
-  save(tiny_run.vit_config(data__source=sets[0]), tmp_path / 'run')
+  save_run(tiny_run.vit_config(data__source=sets[0]), tmp_path / 'run')
   sentence = refusal(tiny_run.vit_config(data__source=sets[1]), tmp_path / 'run')
   assert "2 of its 3 classes stand for something else in the data: class 1 is 'dog'" in sentence
   assert "was trained with 'bee'" in sentence and '--config.init_from=DIR' in sentence
@@ -439,14 +399,13 @@ def test_a_classifier_is_not_resumed_on_other_classes(sets, tmp_path):
 @pytest.mark.slow
 def test_a_classifier_gets_a_new_head_for_as_many_other_classes(sets, tmp_path, capsys):
   config = tiny_run.vit_config(data__source=sets[0])
-  run = begin(config, tmp_path / 'nothing')
+  run = prepared(config, tmp_path / 'nothing')
   old = state_of(run)
-  save(config, tmp_path / 'run', step=3, state=old)
+  save_run(config, tmp_path / 'run', step=3, state=old)
   heads = []
   for source in sets:
     changed = tiny_run.vit_config(data__source=source, init_from=str(tmp_path / 'run'))
-    run, state, _ = loop.begin(changed, tmp_path / 'next')
-    run.checkpoints.close()
+    _, state, _ = begun(changed, tmp_path / 'next')
     heads.append(np.asarray(state['params']['head']['kernel']))
     blocks = (state['params']['blocks'], old['params']['blocks'])
     assert all(map(np.array_equal, *map(jax.tree.leaves, blocks))), 'more than the head is new'

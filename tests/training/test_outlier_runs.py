@@ -2,14 +2,13 @@
 
 import contextlib
 import dataclasses
-import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from outcomes import assert_same, losses
-from trainers import trainer
+from trainers import begun, broken, trainer
 
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.training import loop
@@ -69,47 +68,44 @@ def test_a_poisoned_batch_is_skipped_as_if_it_had_not_been_there(make, tmp_path,
 def test_a_run_that_is_resumed_skips_the_same_steps(make, tmp_path, one_device):
   config = make(train__keep_checkpoints=9, **GUARD)
   whole = train(config, tmp_path / 'run', (12, BAD))
-  for step in (15, 20):
-    (tmp_path / f'run/checkpoints/{step}').rename(tmp_path / f'{step}.lost')
-  resumed = train(config, tmp_path / 'run', (12, BAD))
+  resumed = train(config, broken(tmp_path / 'run', tmp_path / 'again', 10), (12, BAD))
   assert int(resumed['recent']['outliers']) == 2
   assert_same(resumed, whole, 'after a resume between good steps')
 
 
 @pytest.mark.slow
 def test_the_guard_can_be_turned_on_and_off_between_starts(make, tmp_path, one_device):
-  kept = {'optim__schedule': 'constant'}
-  plain = loop.train(make(**kept), tmp_path / 'plain')
-  loop.train(make(train__steps=10, **kept, **GUARD), tmp_path / 'off')
-  shutil.copytree(tmp_path / 'off', tmp_path / 'shorter')
-  ended = loop.train(make(**kept), tmp_path / 'off')
-  assert_same(ended, plain, 'a run whose guard is turned off')
-  shorter = {**kept, **GUARD, 'optim__skip_window': 6}
-  ended = loop.train(make(**shorter), tmp_path / 'shorter')
-  recent = ended.pop('recent')
-  assert (int(recent['good']), recent['loss'].size) == (10, 6), 'the statistics begin elsewhere'
-  assert_same(ended, plain, 'a run whose guard changes')
+  plain = loop.train(make(), tmp_path / 'plain')
+  guarded = loop.train(make(**GUARD), tmp_path / 'guarded')
+
+  def first_state(workdir, **changes):
+    return begun(make(train__steps=30, **changes), workdir)[1]
+
+  assert_same(first_state(tmp_path / 'guarded'), plain, 'a run whose guard is turned off')
+  kept = first_state(tmp_path / 'guarded', **GUARD)
+  assert_same(kept, guarded, 'a run that goes on')
+  source = {'init_from': str(tmp_path / 'guarded'), 'model__layer__ffn__tokens': 96}
+  for empty, size in (
+    (first_state(tmp_path / 'guarded', **{**GUARD, 'optim__skip_window': 6}), 6),
+    (first_state(tmp_path / 'plain', **GUARD), 8),
+    (first_state(tmp_path / 'grown', **GUARD, **source), 8),
+  ):
+    recent = empty['recent']
+    assert (int(recent['good']), recent['loss'].size) == (0, size), 'the statistics are not empty'
 
 
 @pytest.mark.slow
-def test_a_run_that_starts_from_another_one_has_empty_statistics(make, tmp_path, one_device):
-  loop.train(make(train__steps=10, **GUARD), tmp_path / 'small')
-  larger = make(train__steps=12, model__layer__ffn__tokens=96, **GUARD)
-  grown = dataclasses.replace(larger, init_from=str(tmp_path / 'small'))
-  ended = loop.train(grown, tmp_path / 'grown')
-  assert int(ended['step']) == 12 and int(ended['recent']['good']) == 2
-
-
-@pytest.mark.slow
-def test_a_run_skips_the_same_steps_on_a_mesh(make, tmp_path, monkeypatch):
-  config = make(train__log_every=1, **GUARD)
-  with monkeypatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    train(config, tmp_path / 'one')
+def test_a_run_is_the_same_on_a_mesh_and_after_a_move_to_another(make, tmp_path, monkeypatch):
+  config = make(train__log_every=1, train__keep_checkpoints=9, **GUARD)
   sizes = dataclasses.replace(config.mesh, fsdp=2, tokens=4)
   train(dataclasses.replace(config, mesh=sizes), tmp_path / 'many')
-  name = 'train/outlier_steps'
-  assert losses(tmp_path / 'one', name) == losses(tmp_path / 'many', name)
-  assert losses(tmp_path / 'one', name)[20] == 1
-  one, many = losses(tmp_path / 'one'), losses(tmp_path / 'many')
-  np.testing.assert_allclose(list(many.values()), list(one.values()), rtol=1e-4)
+  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
+  train(config, tmp_path / 'one')
+  train(config, broken(tmp_path / 'many', tmp_path / 'moved', 10))
+  one = losses(tmp_path / 'one')
+  assert list(one) == list(range(1, 21))
+  for name in ('many', 'moved'):
+    got = losses(tmp_path / name)
+    np.testing.assert_allclose(list(got.values()), list(one.values()), rtol=1e-4, err_msg=name)
+    skipped = losses(tmp_path / name, 'train/outlier_steps')
+    assert skipped == losses(tmp_path / 'one', 'train/outlier_steps') and skipped[20] == 1

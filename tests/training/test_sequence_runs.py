@@ -1,15 +1,12 @@
 """Runs whose rows are split over devices: they learn, evaluate, write, resume and move."""
 
-import shutil
-
 import jax
 import numpy as np
 import pytest
 import tiny_run
 from outcomes import assert_same, losses
-from trainers import trainer
+from trainers import broken, train_on_one_device, trainer
 
-from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import loop
 
@@ -40,9 +37,7 @@ def one(source, tmp_path_factory):
   """The same of one device."""
   root = tmp_path_factory.mktemp('one')
   config = tiny_run.config(source, root / 'cache', **CHANGES)
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    return root / 'run', config, loop.train(config, root / 'run')
+  return root / 'run', config, train_on_one_device(config, root / 'run')
 
 
 def assert_same_losses(workdir, one, figure='train/loss'):
@@ -57,20 +52,12 @@ def test_a_run_with_split_rows_is_that_of_one_device(split, one):
     assert_same_losses(split[0], one, figure)
 
 
-def broken(split, tmp_path):
-  """A copy of the run that has lost everything after step 10."""
-  shutil.copytree(split[0], tmp_path / 'run')
-  for step in (15, 20):
-    shutil.rmtree(tmp_path / f'run/checkpoints/{step}')
-  return tmp_path / 'run'
-
-
 def test_a_run_with_split_rows_resumes_bit_for_bit(split, tmp_path):
-  resumed = loop.train(split[1], broken(split, tmp_path))
+  resumed = loop.train(split[1], broken(split[0], tmp_path / 'run', 10))
   assert_same(resumed, split[2], 'after a resume')
 
 
 def test_a_run_with_split_rows_resumes_on_another_mesh(split, one, tmp_path, one_device):
-  workdir = broken(split, tmp_path)
+  workdir = broken(split[0], tmp_path / 'run', 10)
   loop.train(one[1], workdir)
   assert_same_losses(workdir, one)

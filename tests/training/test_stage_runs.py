@@ -12,6 +12,7 @@ import tiny_run
 from compilations import compilations
 from gathered import gather_batches
 from outcomes import assert_same
+from trainers import broken, prepared, train_on_one_device
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import SourceConfig, Sources, at_stage, stages
@@ -21,11 +22,10 @@ from tokenformer_jax.model import flops
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, curves, metrics, spent_flops
 from tokenformer_jax.runs.checkpoint_meta import Batches
-from tokenformer_jax.storage import paths
 from tokenformer_jax.training import loop, sizes
-from tokenformer_jax.training.prepare import prepare
 
-pytestmark = pytest.mark.slow  # because almost every test trains a run
+# Almost every test trains a run.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 
 CHANGE, STEPS = 7, 14
 VARYING = {'a': {'weight_by_step': '0:0.25 7:1'}, 'b': {'weight_by_step': '0:0.75 7:0'}}
@@ -68,30 +68,15 @@ def texts(tmp_path_factory):
   return root
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-
-
 @pytest.fixture(scope='module')
 def whole(texts, tmp_path_factory):
   """The work directory of an unbroken run, its last state, what it compiled and what it said."""
   workdir = tmp_path_factory.mktemp('run') / 'run'
   said = []
   with pytest.MonkeyPatch.context() as patch, compilations() as compiled:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
     patch.setattr(metrics.Metrics, 'say', lambda self, text: said.append(text))
-    state = loop.train(staged(texts), workdir)
+    state = train_on_one_device(staged(texts), workdir)
   return workdir, state, list(compiled), said
-
-
-def broken(whole, tmp_path, step) -> str:
-  """A copy of a run that has lost everything after a step."""
-  shutil.copytree(whole[0], tmp_path / 'broken')
-  for folder in (tmp_path / 'broken/checkpoints').iterdir():
-    if folder.name.isdecimal() and int(folder.name) > step:
-      shutil.rmtree(folder)
-  return tmp_path / 'broken'
 
 
 def batches_of(run) -> list[np.ndarray]:
@@ -106,25 +91,21 @@ def batches_of(run) -> list[np.ndarray]:
   return found
 
 
-def begin(config, workdir):
-  return prepare(config, paths.parse_path(workdir), sharding.find_devices())
-
-
 def test_a_run_resumed_at_any_step_has_the_batches_of_an_unbroken_one(texts, whole, tmp_path):
   config = staged(texts)
-  every = batches_of(begin(config, tmp_path / 'new'))
+  every = batches_of(prepared(config, tmp_path / 'new'))
   assert len(every) == STEPS and len({*(batch.shape for batch in every)}) == 3
   assert any((batch < -1).any() for batch in every), 'no token of a question is without loss'
   for step in (1, 4, 5, CHANGE - 1, CHANGE, CHANGE + 1, STEPS - 1):
-    folder = broken(whole, tmp_path, step)
-    for ours, theirs in zip(batches_of(begin(config, folder)), every[step:], strict=True):
+    folder = broken(whole[0], tmp_path / 'broken', step)
+    for ours, theirs in zip(batches_of(prepared(config, folder)), every[step:], strict=True):
       np.testing.assert_array_equal(ours, theirs, f'resumed at step {step}')
     shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize('step', [6, CHANGE])
 def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(texts, whole, tmp_path, step):
-  again = broken(whole, tmp_path, step)
+  again = broken(whole[0], tmp_path / 'broken', step)
   assert_same(whole[1], loop.train(staged(texts), again), f'resumed at step {step}')
   names = ('data/a/epochs', 'train/loss')
   last = [[metrics.read(run)[-2][name] for name in names] for run in (whole[0], again)]
@@ -164,21 +145,21 @@ def test_tokens_flops_and_figures_count_each_stage_by_its_own_size(texts, whole)
 
 def test_a_stage_changed_in_the_middle_goes_on_at_the_next_whole_sequence(texts, whole, tmp_path):
   later = staged(texts, data__sequence_length_by_step='0:4 5:32')
-  run = begin(later, broken(whole, tmp_path, 5))
+  run = prepared(later, broken(whole[0], tmp_path / 'broken', 5))
   assert run.position == order.Position(5, 8), '60 parts of an eighth are not rounded up'
   with pytest.raises(UserError, match=r'config\.data\.sequence_length is 64 and was 32'):
     longer = staged(texts, data__sequence_length=64, data__sequence_length_by_step='0:4 5:64')
-    begin(longer, tmp_path / 'broken')
+    prepared(longer, tmp_path / 'broken')
 
 
 def test_batches_that_devices_cannot_share_are_refused(texts, tmp_path, monkeypatch):
   monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:8])
   with pytest.raises(UserError, match=r'config\.data\.batch_size_by_step / .* = 12/1 has the size'):
-    begin(staged(texts), tmp_path / 'run')
+    prepared(staged(texts), tmp_path / 'run')
 
 
 def test_batches_are_the_same_on_two_processes(texts, tmp_path):
   together = gather_batches(staged(texts, VARYING, mesh__fsdp=4), tmp_path, 2, 4, range(STEPS))
-  alone = batches_of(begin(staged(texts, VARYING), tmp_path / 'alone'))
+  alone = batches_of(prepared(staged(texts, VARYING), tmp_path / 'alone'))
   for step, (ours, theirs) in enumerate(zip(together, alone, strict=True)):
     np.testing.assert_array_equal(ours, theirs, f'step {step}')

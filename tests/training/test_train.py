@@ -1,25 +1,31 @@
-"""Training runs: the same on every mesh and after a resume, and steps that move nothing."""
+"""Training runs: what they leave, the same after a resume, and steps that move nothing."""
 
 import contextlib
 import dataclasses
 import json
 import math
+import os
 import shutil
 import signal
+import socket
+import threading
 
+import faulty
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
 from jax.experimental.compilation_cache import compilation_cache
 from outcomes import assert_same, losses
-from trainers import trainer
+from trainers import broken, trainer
 
 from tokenformer_jax.data import order
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import FaultyDeviceError, UserError
 from tokenformer_jax.laws import runs as laws_runs
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.runs import checkpoint, curves, metrics, wall_time
+from tokenformer_jax.runs import checkpoint, claim, curves, metrics, wall_time
+from tokenformer_jax.steps import fit
 from tokenformer_jax.tasks.text import TextTask
 from tokenformer_jax.training import loop
 
@@ -87,43 +93,77 @@ def test_a_run_learns_and_leaves_what_the_docs_promise(whole):
   assert abs(sum(spent.values()) - passed) < 0.1, 'some time is counted twice or not at all'
 
 
-_SLOW = pytest.mark.slow
-
-
-@_SLOW
-def test_losses_are_the_same_on_a_mesh_and_after_a_move_to_another(make, tmp_path, monkeypatch):
-  config = make(train__log_every=1, train__keep_checkpoints=4)
-  sizes = dataclasses.replace(config.mesh, fsdp=4, tokens=2)
-  loop.train(dataclasses.replace(config, mesh=sizes), tmp_path / 'mesh')
-  monkeypatch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-  loop.train(config, tmp_path / 'one')
-  one, mesh = losses(tmp_path / 'one'), losses(tmp_path / 'mesh')
-  assert list(one) == list(mesh) == list(range(1, 21))
-  np.testing.assert_allclose(list(mesh.values()), list(one.values()), rtol=1e-4)
-  for step in (15, 20):
-    (tmp_path / f'mesh/checkpoints/{step}').rename(tmp_path / f'{step}.lost')
-  loop.train(config, tmp_path / 'mesh')
-  np.testing.assert_allclose(
-    list(losses(tmp_path / 'mesh').values()), list(one.values()), rtol=1e-4, err_msg='moved'
-  )
-
-
 def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
   make, tmp_path, one_device, whole
 ):
   workdir, state = whole
-  shutil.copytree(workdir, tmp_path / 'broken')
-  for step in (14, 20):  # as a crash would
-    shutil.rmtree(tmp_path / f'broken/checkpoints/{step}')
-  resumed = loop.train(make(**KEPT), tmp_path / 'broken')
-  assert_same(state, resumed, 'after a resume')
+  again = broken(workdir, tmp_path / 'broken', 7)
+  assert_same(state, loop.train(make(**KEPT), again), 'after a resume')
   # The steps of a line are made by two processes.
-  curve = losses(tmp_path / 'broken')
+  curve = losses(again)
   assert list(curve) == [5, 10, 15, 20], 'metrics.jsonl repeats or lacks lines after a resume'
   assert curve == losses(workdir), 'a line has another mean after a resume'
 
 
-@_SLOW
+def test_the_checkpoint_before_a_damaged_one_is_used_and_nothing_is_lost(
+  make, tmp_path, one_device, whole, capsys
+):
+  """One file of arrays is cut short; the others, which say where arrays are, stay whole."""
+  workdir = shutil.copytree(whole[0], tmp_path / 'run')
+  files = [path for path in (workdir / 'checkpoints/20').rglob('*') if path.is_file()]
+  arrays = max(files, key=lambda path: path.stat().st_size)
+  os.truncate(arrays, arrays.stat().st_size // 2)
+  (workdir / 'metrics.jsonl').unlink()
+  shutil.rmtree(workdir / 'tensorboard')
+  resumed = loop.train(make(**KEPT), workdir)
+  said = capsys.readouterr().err
+  assert 'the checkpoint of step 20 is damaged' in said and 'going on from step 14' in said, said
+  assert 'those up to step 14 cannot be given back' in said, said
+  assert_same(resumed, whole[1], 'after a damaged checkpoint')
+  assert (workdir / 'damaged/20').is_dir(), 'the damaged checkpoint was deleted'
+  assert checkpoint.Checkpoints(workdir).steps()[-1] == 20, 'step 20 was not written again'
+
+
+@pytest.mark.parametrize('when', [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_a_run_that_was_replaced_writes_nothing_more(make, tmp_path, one_device, monkeypatch, when):
+  """It finds out when it is about to write figures (2), or a checkpoint (3)."""
+  asked, workdir = [], tmp_path / 'run'
+
+  def figures():
+    files = {path: path.read_bytes() for path in workdir.rglob('*') if path.is_file()}
+    return {path: c for path, c in files.items() if not {'claim', 'checkpoints'} & {*path.parts}}
+
+  class Lost(claim.Claim):
+    def check(self):
+      if threading.current_thread() is threading.main_thread() and len(asked) < when:
+        asked.append(figures())
+      if len(asked) == when:
+        raise UserError('taken over')
+
+  monkeypatch.setattr(claim, 'Claim', Lost)
+  with pytest.raises(UserError, match='taken over'):
+    loop.train(make(train__log_every=4), workdir)
+  assert len(asked) == when
+  assert figures() == asked[-1], 'figures were written after the work directory was lost'
+  assert checkpoint.Checkpoints(workdir).steps() == [], 'a checkpoint was written'
+
+
+def test_one_wrong_bit_ends_the_run(make, tmp_path, one_device):
+  run = trainer(make(train__check_devices=4, train__log_every=1), tmp_path / 'run')
+  # Steps 4 and 8 are computed twice: call 10 is the second of step 8.
+  run.train_step = faulty.with_fault(run.train_step, call=10, device=0)
+  with (
+    jax.set_mesh(run.mesh),
+    contextlib.closing(run.checkpoints),
+    pytest.raises(FaultyDeviceError, match='step 8 was computed twice') as raised,
+  ):
+    run.train(*run.first_state())
+  assert raised.value.hosts == (socket.gethostname(),)
+  assert list(losses(tmp_path / 'run'))[-1] == 7, 'figures of a wrong step are written'
+  assert checkpoint.Checkpoints(tmp_path / 'run').steps() == [5], 'a wrong step is saved'
+
+
+@pytest.mark.slow
 def test_every_sample_is_seen_once_whatever_the_batch_sizes(
   make, tmp_path, one_device, monkeypatch
 ):
@@ -134,7 +174,16 @@ def test_every_sample_is_seen_once_whatever_the_batch_sizes(
     positions[int(step)] = [first + row for row in self.rows]
     return read(self, step)
 
+  def counts_only(program, mesh):
+    def step(state, batch):
+      figures = {'loss': jnp.asarray(1.0), 'skipped_in_a_row': 0}
+      return {**state, 'step': state['step'] + 1}, figures
+
+    return step
+
   monkeypatch.setattr(order.TrainBatches, '__getitem__', spy)
+  monkeypatch.setattr(fit, 'make_fitted_step', counts_only)
+  monkeypatch.setattr(loop.Trainer, 'evaluate', lambda self, state: {'eval/loss': 1.0})
   for batch_size, steps in ((8, 5), (16, 8), (4, 15)):
     config = make(data__batch_size=batch_size, train__steps=steps)
     loop.train(config, tmp_path / 'run')
@@ -145,8 +194,7 @@ def test_every_sample_is_seen_once_whatever_the_batch_sizes(
   seen = [position for step in sorted(positions) for position in positions[step]]
   samples = 5 * 8 + 3 * 16 + 7 * 4 + 3 * 8
   assert seen == list(range(samples)), 'samples are skipped or seen again'
-  checkpoints, meta = checkpoint.open_source(tmp_path / 'grown', None)
-  checkpoints.close()
+  meta = checkpoint.open_source(tmp_path / 'grown').meta
   assert meta.seen.samples == samples
   assert [(one.first, one.samples) for one in meta.seen.batches] == [
     (0, 8),
@@ -227,7 +275,7 @@ def test_a_stop_asked_for_during_an_evaluation_saves_the_step_after_it(
     return figures(*arguments)
 
   monkeypatch.setattr(TextTask, 'eval_figures', preempted)
-  config = make(train__steps=100, train__eval_every=5, train__checkpoint_every=1000)
+  config = make(train__eval_every=5, train__checkpoint_every=1000)
   state, stopped = loop.train_or_stop(config, tmp_path / 'run')
   assert list(losses(tmp_path / 'run', 'eval/loss')) == [5], 'the evaluation was not finished'
   assert stopped and state['step'] == 6, 'the signal was lost, or not waited for'
@@ -251,13 +299,14 @@ def test_chosen_steps_are_profiled_and_programs_are_kept(make, tmp_path, one_dev
 
 @pytest.mark.slow
 def test_a_finished_run_says_so(make, tmp_path, one_device, capsys):
-  loop.train(make(optim__warmup_steps=21), tmp_path / 'run')
-  doubt = 'the warm-up of config.optim.warmup_steps=21 is longer than the run'
+  config = make(train__check_devices=21)
+  loop.train(config, tmp_path / 'run')
+  doubt = 'config.train.check_devices=21 checks no step of a run of config.train.steps=20'
   assert doubt in capsys.readouterr().err
-  loop.train(make(optim__warmup_steps=21), tmp_path / 'run')
+  loop.train(config, tmp_path / 'run')
   said = capsys.readouterr().err
   assert 'trained to step 20 already' in said and doubt not in said
   with pytest.raises(UserError, match=r'\(optim.learning_rate: 0.003 -> 0.0001\); choose --work'):
-    loop.train(make(optim__learning_rate=1e-4, optim__warmup_steps=21), tmp_path / 'run')
+    loop.train(make(optim__learning_rate=1e-4, train__check_devices=21), tmp_path / 'run')
   said = capsys.readouterr().err
   assert 'different from step' not in said, 'a change is announced that has no effect'

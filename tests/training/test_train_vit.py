@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import shutil
 
 import jax
 import numpy as np
@@ -10,11 +9,10 @@ import pytest
 import tiny_run
 from growing import mesh_of
 from outcomes import assert_same, losses, paths
-from trainers import trainer
+from trainers import begun, broken, train_on_one_device, trainer
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
-from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, metrics
 from tokenformer_jax.training import loop, sizes
 
@@ -41,9 +39,7 @@ def _make(**changes):
 def whole(tmp_path_factory):
   """A run on one device with an average, and its last state."""
   workdir = tmp_path_factory.mktemp('whole') / 'run'
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
-    state = loop.train(_make(**KEPT), workdir)
+  state = train_on_one_device(_make(**KEPT), workdir)
   return workdir, jax.tree.map(np.asarray, state)
 
 
@@ -66,9 +62,8 @@ def test_a_run_leaves_the_figures_of_images(whole):
 
 @SLOW
 def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(whole, tmp_path, one_device):
-  shutil.copytree(whole[0], tmp_path / 'run')
-  shutil.rmtree(tmp_path / f'run/checkpoints/{STEPS}')  # as a crash would
-  assert_same(loop.train(_make(**KEPT), tmp_path / 'run'), whole[1], 'after a resume')
+  again = broken(whole[0], tmp_path / 'run', STEPS - 1)
+  assert_same(loop.train(_make(**KEPT), again), whole[1], 'after a resume')
 
 
 @pytest.mark.slow
@@ -99,9 +94,7 @@ def _read(workdir, step):
 def test_a_trained_vit_grows_exactly_with_its_average(whole, tmp_path, one_device):
   counts = {'model__layer__mixer__qkv__tokens': 48, 'model__layer__ffn__tokens': 128}
   config = _make(**counts, train__ema=0.9, train__steps=STEPS + 4, init_from=str(whole[0]))
-  run = trainer(config, tmp_path / 'grown')
-  with jax.set_mesh(run.mesh), contextlib.closing(run.checkpoints):
-    state, step = run.first_state()
+  _, state, step = begun(config, tmp_path / 'grown')
   assert step == STEPS
   for name in ('params', 'ema'):
     old, new = paths(whole[1][name]), paths(state[name])

@@ -208,18 +208,18 @@ def test_a_run_has_a_heartbeat_and_the_result_of_one_without(
 def test_a_run_whose_data_hangs_prints_the_stack_of_its_main_thread(
   make, tmp_path, one_device, fast, capfd
 ):
-  run, printed = trainer(make(train__steps=40), tmp_path / 'run'), []
+  run, printed = trainer(make(), tmp_path / 'run'), []
   make_batches = run.batches
 
   def is_printed():
     printed.append(capfd.readouterr().err)
-    return 'step 30 has taken' in ''.join(printed)
+    return 'step 18 has taken' in ''.join(printed)
 
   def batches(first, say):
     with contextlib.closing(make_batches(first, say)) as given:
       for step, batch in enumerate(given, start=first + 1):
         time.sleep(0.03)
-        if step == 30:
+        if step == 18:
           wait_until(is_printed, seconds=120)
         yield batch
 

@@ -19,28 +19,13 @@ from pydantic import Field, InstanceOf
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks as tasks_lib
-from tokenformer_jax.api.loaded import Loaded, rows_of_ids
+from tokenformer_jax.api.loaded import Loaded
 from tokenformer_jax.api.viewable import Viewable
-from tokenformer_jax.config import (
-  Config,
-  GrowConfig,
-  ViTConfig,
-  arguments,
-  at_stage,
-  stages_after,
-)
+from tokenformer_jax.config import Config, GrowConfig, ViTConfig, arguments, at_stage, stages_after
 from tokenformer_jax.config import file as config_file
-from tokenformer_jax.config.arguments import (
-  FILLED,
-  REPEATED,
-  Count,
-  Natural,
-  Path,
-  Text,
-)
+from tokenformer_jax.config.arguments import FILLED, REPEATED, Count, Natural, Path, Text
 from tokenformer_jax.config.section import Bool, Float, Long, Str
 from tokenformer_jax.convert import export, hub_download, peft, to_run
-from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import chats as chats_lib
 from tokenformer_jax.decoding import evaluation
 from tokenformer_jax.decoding.sampling import Sampling
@@ -192,16 +177,6 @@ class Run(Growable, Viewable):
   def step(self) -> int:
     """Return the number of steps that the model has made."""
     return self.meta.step
-
-  @property
-  def tokenizer(self) -> tokenizers.Tokenizer:
-    """Return the tokenizer of a language model."""
-    return self._tokenizer
-
-  @functools.cached_property
-  def _tokenizer(self) -> tokenizers.Tokenizer:
-    self._check_is_language_model()
-    return tokenizers.from_json(self.meta.tokenizer)
 
   @property
   def classes(self) -> list[str]:
@@ -522,10 +497,3 @@ class Run(Growable, Viewable):
     numbers = group_numbers(self.config.model, groups) if groups is not None else ()
     where = (self.source, paths.local(target), os.fspath(base))
     peft.to_peft(*where, numbers, allow_nonfinite=allow_nonfinite)
-
-  def _check_is_language_model(self) -> None:
-    checkpoint.check_is_language_model(self.meta, self.directory)
-
-  def _rows(self, inputs: Any) -> list[np.ndarray]:
-    self._check_is_language_model()
-    return rows_of_ids(inputs, self.tokenizer, self.config.model.vocab_size)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations  # so that help() shows the names of types
 
-import abc
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from tokenformer_jax.api.loaded import Loaded
+from tokenformer_jax.api.loaded import Loaded, rows_of_ids
 from tokenformer_jax.config import arguments
 from tokenformer_jax.config.arguments import FILLED, Count, Natural, Path
 from tokenformer_jax.config.section import Str
-from tokenformer_jax.data.tokenizers import Tokenizer
+from tokenformer_jax.data import tokenizers
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.inspection import heat_map
@@ -21,7 +21,7 @@ from tokenformer_jax.inspection import report as inspect_report
 from tokenformer_jax.inspection.usage import Usage
 from tokenformer_jax.report import page
 from tokenformer_jax.report.page import Page
-from tokenformer_jax.runs import curves
+from tokenformer_jax.runs import checkpoint, curves
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.storage import paths
 
@@ -32,22 +32,27 @@ Layers = Annotated[Sequence[Natural], FILLED]
 
 
 @arguments.checked
-class Viewable(abc.ABC):
-  """A run that can be shown; `Run` has these attributes."""
+class Viewable:
+  """A run that can be shown; `Run` sets these attributes."""
 
   directory: paths.Path
   meta: Meta
   source: str
   _loaded: Loaded
 
-  @property
-  @abc.abstractmethod
-  def tokenizer(self) -> Tokenizer:
+  @functools.cached_property
+  def tokenizer(self) -> tokenizers.Tokenizer:
     """Return the tokenizer of a language model."""
+    self._check_is_language_model()
+    return tokenizers.from_json(self.meta.tokenizer)
 
-  @abc.abstractmethod
+  def _check_is_language_model(self) -> None:
+    checkpoint.check_is_language_model(self.meta, self.directory)
+
   def _rows(self, inputs: Any) -> list[np.ndarray]:
     """Return the token ids of a text, or of several."""
+    self._check_is_language_model()
+    return rows_of_ids(inputs, self.tokenizer, self.meta.config.model.vocab_size)
 
   def maps(self, text: Str, layers: Layers | None = None) -> dict[int, dict[str, np.ndarray]]:
     """Return the weights of the parameter tokens for each token of a text.

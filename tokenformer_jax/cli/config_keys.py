@@ -7,13 +7,7 @@ from typing import Any
 
 from tokenformer_jax.cli import help_text
 from tokenformer_jax.config.names import SHOWN, keys
-from tokenformer_jax.config.section import (
-  Leaf,
-  choices_of,
-  field_types,
-  kinds_of,
-  leaves,
-)
+from tokenformer_jax.config.section import Leaf, field_types, kind_leaf, kinds_of, leaves
 
 _WIDEST = 42  # columns of a key and its default
 _NOTE = """\
@@ -63,17 +57,7 @@ def _section_leaves(word: str) -> list[Leaf]:
       return []
   inside = list(leaves(section, path))
   if field is not None and kinds_of(field):
-    inside.insert(
-      0,
-      Leaf(
-        f'{path}kind',
-        section.kind,
-        field.default.kind,
-        field.description or '',
-        choices_of(field),
-        str,
-      ),
-    )
+    inside.insert(0, kind_leaf(path.removesuffix('.'), section, field))
   sections = [leaf.path.removesuffix('kind') for leaf in inside if leaf.path.endswith('.kind')]
   inner = [one for one in sections if one != path and (word or one.count('.') > 1)]
 

@@ -51,7 +51,7 @@ def main(
   distill_weight: Fraction | None = None,
   rate_power: RatePower = Family.rate_power,
   dry_run: Bool = False,
-) -> int:
+) -> None:
   """List the runs of a family; then make what is missing, and write the results.
 
   Args:
@@ -83,15 +83,14 @@ def main(
   if hosts.is_first():
     print(f'{grid_runs.table(jobs, made)}; {result.totals(jobs, family, apart)}', flush=True)
   if dry_run:
-    return 0
+    return
   if not grid_runs.make_missing(jobs, folder, make.make, make.is_done):
     messages.say('stopped; give the same command again to go on')
-    return 0
+    return
   if hosts.is_first():
     members = result.members(jobs, folder)
     print(f'\n{result.table(members)}', flush=True)
     messages.say(f'wrote {result.write(folder, family, apart, jobs, members)}')
-  return 0
 
 
 def run() -> None:

@@ -41,7 +41,7 @@ def main(
   scale: Literal['width', 'tokens', 'layers'] = 'width',
   rate_power: RatePower = 0.0,
   dry_run: Bool = False,
-) -> int:
+) -> None:
   """List the runs of a grid; then train what is missing.
 
   Args:
@@ -62,12 +62,11 @@ def main(
   if hosts.is_first():
     print(grid_runs.table(jobs, made), flush=True)
   if dry_run:
-    return 0
+    return
   if grid_runs.make_missing(jobs, str(out)):
     messages.say(f'all runs are finished: tokenformer laws {out}')
-    return 0
-  messages.say('stopped; give the same command again to go on')
-  return 0
+  else:
+    messages.say('stopped; give the same command again to go on')
 
 
 def run() -> None:

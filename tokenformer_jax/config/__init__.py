@@ -23,7 +23,7 @@ from tokenformer_jax.config.feed_forward import (
   NoFeedForwardConfig,
   RouterConfig,
 )
-from tokenformer_jax.config.growth import METHODS, TOKEN_METHODS, GrowConfig, GrowthMethod, growth
+from tokenformer_jax.config.growth import TOKEN_METHODS, GrowConfig, growth
 from tokenformer_jax.config.layer import (
   LayerConfig,
   ParallelConfig,
@@ -61,7 +61,7 @@ from tokenformer_jax.config.model import (
   ViTConfig,
   draws,
 )
-from tokenformer_jax.config.names import keys_named, lookup, type_of
+from tokenformer_jax.config.names import keys_named, type_of
 from tokenformer_jax.config.optim import (
   OPTIMIZERS,
   AdamWConfig,
@@ -96,13 +96,8 @@ from tokenformer_jax.config.projections import (
   with_references,
   with_token_counts,
 )
-from tokenformer_jax.config.run import Config
+from tokenformer_jax.config.run import Config, MeshConfig, TrainConfig, profile_range
 from tokenformer_jax.config.section import differences
-from tokenformer_jax.config.sections import (
-  MeshConfig,
-  TrainConfig,
-  profile_range,
-)
 from tokenformer_jax.config.values import (
   defaults,
   from_dict,

@@ -3,11 +3,7 @@
 from collections.abc import Iterator
 
 from tokenformer_jax.config import batch_sizes, mixture, names
-from tokenformer_jax.config.check_model import (
-  check_accumulation,
-  check_capacity,
-  check_model,
-)
+from tokenformer_jax.config.check_model import check_accumulation, check_capacity, check_model
 from tokenformer_jax.config.data import DataConfig, TextConfig
 from tokenformer_jax.config.feed_forward import (
   ExpertsConfig,
@@ -18,9 +14,8 @@ from tokenformer_jax.config.layer import LayerConfig, ParallelConfig
 from tokenformer_jax.config.mixers import LinearConfig, RotaryConfig
 from tokenformer_jax.config.model import LMConfig, ModelConfig, layer_path
 from tokenformer_jax.config.optim import WSDSchedule, old_token_rate
-from tokenformer_jax.config.run import Config
+from tokenformer_jax.config.run import Config, profile_range
 from tokenformer_jax.config.section import leaves
-from tokenformer_jax.config.sections import profile_range
 from tokenformer_jax.errors import UserError
 
 

@@ -17,11 +17,7 @@ from tokenformer_jax.config.mixers import (
   has_own_values,
   width_of_heads,
 )
-from tokenformer_jax.config.model import (
-  ModelConfig,
-  ViTConfig,
-  layer_path,
-)
+from tokenformer_jax.config.model import ModelConfig, ViTConfig, layer_path
 from tokenformer_jax.config.pattention import (
   NoProjectionConfig,
   PattentionConfig,

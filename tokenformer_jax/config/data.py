@@ -3,17 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from tokenformer_jax.config.section import (
-  Bool,
-  Float,
-  Int,
-  Named,
-  OneOf,
-  Str,
-  key,
-  section,
-  table,
-)
+from tokenformer_jax.config.section import Bool, Float, Int, Named, OneOf, Str, key, section, table
 
 
 @section

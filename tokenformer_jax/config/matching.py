@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.config.feed_forward import ExpertsConfig, NoFeedForwardConfig
 from tokenformer_jax.config.layer import LayerConfig
-from tokenformer_jax.config.model import BASE, Layers, ModelConfig
+from tokenformer_jax.config.model import Layers, ModelConfig
 from tokenformer_jax.config.projections import (
   beside_matrices,
   matrices,
@@ -100,7 +100,7 @@ def new_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[in
 
 def routed(source: ModelConfig, target: ModelConfig) -> ModelConfig:
   """Return the source with the target's experts, and no tokens added yet."""
-  after = named_layers(target)
+  after = target.named_layers
 
   def widened(name: str, layer: LayerConfig) -> LayerConfig:
     old, new = layer.ffn, after[name].ffn if name in after else layer.ffn
@@ -113,11 +113,6 @@ def routed(source: ModelConfig, target: ModelConfig) -> ModelConfig:
     return dataclasses.replace(layer, ffn=ffn)
 
   return source.map_layers(widened)
-
-
-def named_layers(model: ModelConfig) -> dict[str, LayerConfig]:
-  """Return every layer that a config names, used or not, by its name."""
-  return {BASE: model.layer, **model.variants}
 
 
 def copies_dense(ffn: ExpertsConfig) -> bool:
@@ -138,8 +133,8 @@ def new_experts(
 
   A layer that the source lacks, or whose part it lacks, gets none.
   """
-  before = named_layers(source)
-  for name, layer in named_layers(target).items():
+  before = source.named_layers
+  for name, layer in target.named_layers.items():
     old, new = before[name].ffn if name in before else layer.ffn, layer.ffn
     if not isinstance(new, ExpertsConfig) or isinstance(old, NoFeedForwardConfig):
       continue

@@ -82,9 +82,14 @@ class ModelConfig:
     return sum(repeat.size for repeat in self.repeats)
 
   @property
+  def named_layers(self) -> dict[str, LayerConfig]:
+    """Every layer that the config names, used or not, by its name."""
+    return {BASE: self.layer, **self.variants}
+
+  @property
   def layers(self) -> dict[str, LayerConfig]:
     """The layers of the pattern by name, in the order of their first occurrence."""
-    named = {BASE: self.layer, **self.variants}
+    named = self.named_layers
     return {name: named[name] for repeat in self.repeats for name in repeat.layers}
 
   @property

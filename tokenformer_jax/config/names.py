@@ -30,13 +30,6 @@ def keys() -> Mapping[str, Leaf]:
   return leaves_of_kinds(SHOWN)
 
 
-def lookup(config: Any, path: str) -> Any:
-  """Return the value at a dotted path such as `model.layer.ffn.tokens`."""
-  for name in path.split('.'):
-    config = getattr(config, name)
-  return config
-
-
 def type_of(path: str) -> type:
   """Return the type of the key at a dotted path, a key of any kind of its section: int, str, …."""
   for section in _NAMED:

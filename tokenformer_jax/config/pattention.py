@@ -9,16 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
-from tokenformer_jax.config.section import (
-  Bool,
-  Int,
-  OneOf,
-  Str,
-  adapter,
-  key,
-  section,
-  table,
-)
+from tokenformer_jax.config.section import Bool, Int, OneOf, Str, adapter, key, section, table
 from tokenformer_jax.errors import UserError, nearest
 
 _GROUP = re.compile(
@@ -39,32 +30,31 @@ class ScoreConfig:
 
 
 GELU = Literal['exact', 'tanh']
-_GELU = 'the exact function or its approximation by tanh'
 
 
 @section
-class _GELUNormScore(ScoreConfig):
+class _ScoreByGELU(ScoreConfig):
   zero_at_zero = True
 
-  gelu: GELU = key('exact', _GELU)
+  gelu: GELU = key('exact', 'the exact function or its approximation by tanh')
 
 
 @section
-class L2NormGELU(_GELUNormScore):
+class L2NormGELU(_ScoreByGELU):
   """GELU(τ A / ‖A‖₂), the score of the TokenFormer."""
 
   kind = 'l2_norm_gelu'
 
 
 @section
-class GELUL2Norm(_GELUNormScore):
+class GELUL2Norm(_ScoreByGELU):
   """τ GELU(A) / ‖GELU(A)‖₂ (TokenFormer, Table 4)."""
 
   kind = 'gelu_l2_norm'
 
 
 @section
-class GELUL1Norm(_GELUNormScore):
+class GELUL1Norm(_ScoreByGELU):
   """τ² GELU(A) / ‖GELU(A)‖₁ (TokenFormer, Table 4)."""
 
   kind = 'gelu_l1_norm'
@@ -85,13 +75,10 @@ class ExpL2Norm(ScoreConfig):
 
 
 @section
-class GELUScore(ScoreConfig):
+class GELUScore(_ScoreByGELU):
   """GELU(A): parameter tokens are the two matrices of a Transformer's MLP, word for word."""
 
   kind = 'gelu'
-  zero_at_zero = True
-
-  gelu: GELU = key('exact', _GELU)
 
 
 @section

@@ -197,12 +197,18 @@ class Leaf(NamedTuple):
   type: type  # of the text of a flag: bool, int, float, str or tuple
 
 
+def kind_leaf(path: str, section: Any, field: FieldInfo) -> Leaf:
+  """Return the key `kind` of a field that holds one of several sections."""
+  meaning, kind = field.description or '', field.default.kind
+  return Leaf(f'{path}.kind', section.kind, kind, meaning, choices_of(field), str)
+
+
 def leaves(config: Any, prefix: str = '') -> Iterator[Leaf]:
   """Yield every key that is not a section, in the order of the fields."""
   for name, field in field_types(type(config)).items():
     path, value, meaning = f'{prefix}{name}', getattr(config, name), field.description or ''
     if kinds_of(field) is not None:
-      yield Leaf(f'{path}.kind', value.kind, field.default.kind, meaning, choices_of(field), str)
+      yield kind_leaf(path, value, field)
       yield from leaves(value, f'{path}.')
     elif isinstance(value, Mapping):
       for inner, held in value.items():

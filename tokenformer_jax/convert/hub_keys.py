@@ -46,21 +46,22 @@ class Keys:
 
   def whole(self, name: str, default: int | None = None) -> int:
     """Return a positive integer; without a default the key must be there."""
-    value = self.get(name, default)
-    if value is None:
-      raise UserError(f'{self._where} has no {name}, a positive integer; fetch the file again')
+    value = self._there(name, default, 'a positive integer')
     if type(value) is not int or not 0 < value < 2**31:
       raise self.refusal(name, 'a positive integer')
     return value
 
   def number(self, name: str, default: float | None = None) -> float:
     """Return a number above 0; without a default the key must be there."""
-    value = self.get(name, default)
-    if value is None:
-      raise UserError(f'{self._where} has no {name}, a number above 0; fetch the file again')
+    value = self._there(name, default, 'a number above 0')
     if type(value) not in (int, float) or not 0 < value < float('inf'):
       raise self.refusal(name, 'a number above 0')
     return float(value)
+
+  def _there(self, name: str, default: float | None, what: str) -> Any:
+    if (value := self.get(name, default)) is None:
+      raise UserError(f'{self._where} has no {name}, {what}; fetch the file again')
+    return value
 
   def flag(self, name: str, default: bool) -> bool:
     """Return true or false."""

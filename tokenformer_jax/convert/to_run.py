@@ -1,11 +1,9 @@
 """Make a run of ours from weights: a folder of the hub, or those of the released TokenFormers."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, GrowConfig, ModelConfig, TextConfig
@@ -18,7 +16,6 @@ from tokenformer_jax.convert import (
   run_tensors,
   vocabulary,
 )
-from tokenformer_jax.convert.tensor_files import Tensor
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
@@ -78,7 +75,8 @@ def to_jax(
   data = TextConfig(tokenizer=spec, sequence_length=sequence_length)
   config = Config(model=model, data=data)
   config_lib.resolve(config_lib.to_config_dict(config))
-  for _ in run_tensors.check_finite(_read(weights.tensors), str(source), allow_nonfinite):
+  read = ((name, tensor.read()) for name, tensor in weights.tensors.items())  # one in memory
+  for _ in run_tensors.check_finite(read, str(source), allow_nonfinite):
     pass
   dtypes = {tensor.dtype.name for tensor in weights.tensors.values()}
   if dtype != 'float32' and (rounded := sorted(dtypes - {dtype})):
@@ -100,12 +98,6 @@ def _check_not_given(given: Mapping[str, Any], source: Path) -> None:
       raise UserError(
         f'--{name} has no meaning for {source}, whose config.json says it; leave it out'
       )
-
-
-def _read(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, np.ndarray]]:
-  """Yield each tensor with its name; one is in memory."""
-  for name, tensor in tensors.items():
-    yield name, tensor.read()
 
 
 def _of_folder(

@@ -1,7 +1,7 @@
 """Find the tokenizer of weights: in their folder, in a file, or in a run."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.convert import hub_tokenizer
@@ -14,15 +14,8 @@ from tokenformer_jax.storage import paths
 _FILE = 'tokenizer.json'
 
 
-class NamedTokenizer(NamedTuple):
-  """A tokenizer, and the value of `config.data.tokenizer` that names it."""
-
-  spec: str
-  tokenizer: tokenizers.Tokenizer
-
-
-def find(named: str, weights: Path) -> NamedTokenizer:
-  """Return the tokenizer of weights in a file or a directory.
+def find(named: str, weights: Path) -> tuple[str, tokenizers.Tokenizer]:
+  """Return the tokenizer of weights in a file or a directory, after its `config.data.tokenizer`.
 
   `named` is `bytes`, the path of a `tokenizer.json`, or a run, DIR or DIR@STEP, whose tokenizer to
   take; empty: the `tokenizer.json` in the folder of the weights.
@@ -36,11 +29,11 @@ def find(named: str, weights: Path) -> NamedTokenizer:
       )
     named = 'bytes' if hub_tokenizer.is_of_bytes(file) else str(file)
   if named == 'bytes':
-    return NamedTokenizer(named, tokenizers.load(named))
+    return named, tokenizers.load(named)
   file = Path(named).expanduser()
   if file.is_file():
     try:
-      return NamedTokenizer(str(file.absolute()), tokenizers.load(named))
+      return str(file.absolute()), tokenizers.load(named)
     except UserError as error:
       raise UserError(str(error).replace('config.data.tokenizer', '--tokenizer')) from error
   if not paths.exists(paths.split_source(named)[0]):
@@ -49,7 +42,7 @@ def find(named: str, weights: Path) -> NamedTokenizer:
       f'({tokenizers.WHERE_TO_GET}), or a run whose tokenizer to take'
     )
   meta = checkpoint.open_source(named, checkpoint.check_is_language_model).meta
-  return NamedTokenizer(meta.config.data.tokenizer, tokenizers.from_json(meta.tokenizer))
+  return meta.config.data.tokenizer, tokenizers.from_json(meta.tokenizer)
 
 
 def find_chat(data: TextConfig) -> dict[str, Any] | None:

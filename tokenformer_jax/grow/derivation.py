@@ -88,11 +88,14 @@ class Derivation:
     self._check_room(after)
     if self.dry_run:
       return None
-    comparison = self._comparison(after, measured) if measured else None
-    see = comparison.see if comparison else lambda params: None
-    new = grow_run.read_and_grow(self.source, self.mesh, plan, self.config, see)
-    if comparison:
+    if measured:
+      batch, name = self.held_out(len(measured), first=measured.start)
+      models = self.before, after
+      comparison = verify.Comparison(self.meta.config, models, batch, name, self.mesh)
+      new = grow_run.read_and_grow(self.source, self.mesh, plan, self.config, comparison.see)
       comparison.report(exact=exact)
+    else:
+      new = grow_run.read_and_grow(self.source, self.mesh, plan, self.config)
     meta = Meta(
       int(new['step']),
       self.new_config(after, self.config, optim(self.meta.config.optim)),
@@ -103,11 +106,6 @@ class Derivation:
     )
     grow_run.write(self.target, meta, new)
     return meta.step
-
-  def _comparison(self, after: ModelConfig, measured: range) -> verify.Comparison:
-    """Return the comparison of the two models on held-out examples."""
-    batch, name = self.held_out(len(measured), first=measured.start)
-    return verify.Comparison(self.meta.config, (self.before, after), batch, name, self.mesh)
 
   def _show_table(self, after: ModelConfig) -> None:
     """Print the table of changes, and check that the mesh divides the new model."""

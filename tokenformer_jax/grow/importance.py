@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tokenformer_jax.model.params import ParamInfo, Params, Role
+from tokenformer_jax.model.params import ParamInfo, Params, Path, Role, lookup
 
 
 def score_tokens(
@@ -45,19 +45,13 @@ def score_tokens(
   start = jax.tree.map(zero, info, params)
   total, _ = jax.lax.scan(add, start, batch)
   count = len(jax.tree.leaves(batch)[0])
-  return _share_with_keys(info, jax.tree.map(lambda t: t / count, total))
-
-
-def _share_with_keys(info: Params, scores: Params) -> Params:
-  """Give each key the importance of the value in its module."""
-  infos = jax.tree_util.tree_leaves_with_path(info)
-  by_module = {
-    path[:-1]: score
-    for (path, leaf), score in zip(infos, jax.tree.leaves(scores), strict=True)
-    if leaf.role is Role.VALUE
+  values = {
+    path[:-1]: lookup(total, path)
+    for path, one in jax.tree_util.tree_leaves_with_path(info)
+    if one.role is Role.VALUE
   }
 
-  def paired(path: tuple[Any, ...], info: ParamInfo, score: jax.Array) -> jax.Array:
-    return by_module[path[:-1]] if info.role is Role.KEY else score
+  def mean(path: Path, info: ParamInfo, sums: jax.Array) -> jax.Array:
+    return (values[path[:-1]] if info.role is Role.KEY else sums) / count
 
-  return jax.tree.map_with_path(paired, info, scores)
+  return jax.tree.map_with_path(mean, info, total)

@@ -114,25 +114,19 @@ def _has_decayed(config: Config) -> bool:
 
 def _data(config: Config, meta: Meta) -> dict[str, str]:
   """Return the values that two runs must share for their losses to be comparable."""
-  data = config.data
+  data, distill, dropped, teacher = config.data, config.distill, config.train.drop_groups, ''
+  if meta.teacher:
+    how = f'weight {distill.weight:g}, temperature {distill.temperature:g}'
+    teacher = f'{meta.teacher.source} ({how})'
+  special = teacher, f'{dropped:g}' if dropped else '', as_text(frozen_numbers(config.model))
   return {
     'tokenizer': tokenizers.from_json(meta.tokenizer).fingerprint,
     'text': meta.seen.digest or data.source,
     'validation text': f'{data.validation_source}, fraction {data.validation_fraction:g}',
     'data.sequence_length': data.sequence_length_by_step or str(data.sequence_length),
     'train.eval_batches': str(config.train.eval_batches),
-    **_special_training(config, meta),
+    **dict(zip(SPECIAL_TRAINING, special, strict=True)),
   }
-
-
-def _special_training(config: Config, meta: Meta) -> dict[str, str]:
-  """Return the values of `SPECIAL_TRAINING`."""
-  distill, teacher, dropped = config.distill, '', config.train.drop_groups
-  if meta.teacher:
-    how = f'weight {distill.weight:g}, temperature {distill.temperature:g}'
-    teacher = f'{meta.teacher.source} ({how})'
-  values = (teacher, f'{dropped:g}' if dropped else '', as_text(frozen_numbers(config.model)))
-  return dict(zip(SPECIAL_TRAINING, values, strict=True))
 
 
 def _growth(meta: Meta) -> Growth | None:

@@ -17,34 +17,21 @@ def overview(records: Sequence[Record]) -> str:
     bits = charts.last_value(run.lines, 'eval/bits_per_byte', run.last_step)
     samples = 'tokens' if 'tokens' in run.axes else 'images'
     rows.append(
-      (
-        run.name,
-        _shape(run),
-        config.data.source if config else tables.ABSENT,
-        tables.amount(models.define(config.model).count) if config else tables.ABSENT,
-        f'{last:,} of {config.train.steps:,}' if config else f'{last:,}',
-        f'{tables.amount(run.at(samples, last))} {samples}' if config else tables.ABSENT,
-        tables.flops(run.at('flops', last)),
-        tables.loss(bits),
-        tables.loss(trained[-1] if trained else None),
-        tables.loss(charts.last_value(run.lines, 'eval/loss', last)),
-        tables.loss(min(losses) if losses else None),
-      )
+      {
+        'run': run.name,
+        'model': _shape(run),
+        'data': config.data.source if config else tables.ABSENT,
+        'parameters': tables.amount(models.define(config.model).count if config else None),
+        'steps': f'{last:,} of {config.train.steps:,}' if config else f'{last:,}',
+        'seen': f'{tables.amount(run.at(samples, last))} {samples}' if config else tables.ABSENT,
+        'FLOPs': tables.flops(run.at('flops', last)),
+        'bits per byte': tables.loss(bits),
+        'training loss': tables.loss(trained[-1] if trained else None),
+        'validation loss': tables.loss(charts.last_value(run.lines, 'eval/loss', last)),
+        'lowest': tables.loss(min(losses) if losses else None),
+      }
     )
-  head = (
-    'run',
-    'model',
-    'data',
-    'parameters',
-    'steps',
-    'seen',
-    'FLOPs',
-    'bits per byte',
-    'training loss',
-    'validation loss',
-    'lowest',
-  )
-  return tables.table(head, rows, texts=3)
+  return tables.table([*rows[0]], [[*row.values()] for row in rows], texts=3)
 
 
 def table(records: Sequence[Record]) -> str:

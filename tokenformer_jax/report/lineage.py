@@ -72,52 +72,40 @@ def parents(known: Stages) -> dict[int, int]:
   return numbers
 
 
-_HEAD = (
-  'stage',
-  'begins by',
-  'from',
-  'change',
-  'parameters',
-  'steps',
-  'tokens of it',
-  'FLOPs of it',
-  'FLOPs of all',
-  'time of it',
-  'bits per byte',
-  'validation loss',
-)
-
-
 def table(known: Stages) -> str:
   """Return the stages as a table of HTML, '' if none begins from another one."""
   if not any(stage.birth.parent for stage in known.values()):
     return ''
-  return tables.table(_HEAD, [_row(known, stage) for stage in known.values()], texts=4)
+  rows = [_row(known, stage) for stage in known.values()]
+  return tables.table([*rows[0]], [[*row.values()] for row in rows], texts=4)
 
 
-def _row(known: Stages, stage: Stage) -> tuple[str, ...]:
+def _row(known: Stages, stage: Stage) -> dict[str, str]:
   birth, model = stage.birth, stage.model
   before = known[birth.parent] if birth.parent else None
-  return (
-    stage.name,
-    birth.action,
-    before.name if before else tables.ABSENT,
-    (before and before.model and model and _changes(before.model, model)) or tables.ABSENT,
-    tables.amount(models.define(model).count if model else None),
-    tables.ABSENT if stage.step is None else f'{birth.step:,} to {stage.step:,}',
-    tables.amount(None if stage.tokens is None else stage.tokens - birth.tokens),
-    tables.flops(None if stage.flops is None else stage.flops - birth.flops),
-    tables.flops(stage.flops),
-    tables.duration(stage.seconds),
-    tables.loss(stage.bits),
-    tables.loss(stage.loss),
-  )
+  changes = before and before.model and model and _changes(before.model, model)
+  tokens = None if stage.tokens is None else stage.tokens - birth.tokens
+  flops = None if stage.flops is None else stage.flops - birth.flops
+  return {
+    'stage': stage.name,
+    'begins by': birth.action,
+    'from': before.name if before else tables.ABSENT,
+    'change': changes or tables.ABSENT,
+    'parameters': tables.amount(models.define(model).count if model else None),
+    'steps': tables.ABSENT if stage.step is None else f'{birth.step:,} to {stage.step:,}',
+    'tokens of it': tables.amount(tokens),
+    'FLOPs of it': tables.flops(flops),
+    'FLOPs of all': tables.flops(stage.flops),
+    'time of it': tables.duration(stage.seconds),
+    'bits per byte': tables.loss(stage.bits),
+    'validation loss': tables.loss(stage.loss),
+  }
 
 
 def _add_run(known: dict[str, Stage], number: int, run: Record) -> None:
   """Add a run of the page, the sources of its growths, and the runs that these were branches of."""
 
-  def add(directory: str, name: str = '') -> Stage:
+  def add(directory: str) -> Stage:
     """Return the stage in a directory, which begins by `birth` unless it is known better."""
     stage = known.setdefault(directory, Stage(directory, directory.rstrip('/').rpartition('/')[2]))
     if not stage.birth.parent and birth.parent != directory:

@@ -76,18 +76,17 @@ def time_table(records: Sequence[Record]) -> str:
       spent = run.sessions
       total = sum(spent.seconds.values())
       rows.append(
-        (
-          run.name,
-          spent.devices or tables.ABSENT,
-          tables.duration(total),
-          f'{spent.seconds["training"] / total:.1%}' if total else tables.ABSENT,
-          f'{max(0, spent.count - 1)}',
-          tables.duration(spent.seconds[LOST]),
-          tables.duration(spent.pauses),
-        )
+        {
+          'run': run.name,
+          'devices': spent.devices or tables.ABSENT,
+          'time of processes': tables.duration(total),
+          'goodput': f'{spent.seconds["training"] / total:.1%}' if total else tables.ABSENT,
+          'restarts': f'{max(0, spent.count - 1)}',
+          'lost to them': tables.duration(spent.seconds[LOST]),
+          'pauses': tables.duration(spent.pauses),
+        }
       )
-  head = ('run', 'devices', 'time of processes', 'goodput', 'restarts', 'lost to them', 'pauses')
-  return tables.table(head, rows, texts=2) + _DEFINITIONS
+  return tables.table([*rows[0]], [[*row.values()] for row in rows], texts=2) + _DEFINITIONS
 
 
 def speed_table(records: Sequence[Record]) -> str:

@@ -42,7 +42,9 @@ class WallTime:
     self._spent: dict[str, float] = collections.defaultdict(float)
     self._waited, self._compiled = 0.0, self._compiling.seconds
     self._last = time.monotonic()
-    self._took: dict[str, collections.deque[float]] = collections.defaultdict(_new_durations)
+    self._took: dict[str, collections.deque[float]] = collections.defaultdict(
+      lambda: collections.deque(maxlen=16)
+    )
     self.doing = ('starting', self._last)
 
   @property
@@ -97,10 +99,6 @@ class WallTime:
     self._waited, self._compiled, self._last = 0.0, compiled, now
     seconds = {kind: round(spent[kind], 4) for kind in KINDS if spent.get(kind, 0.0) > 0}
     return {'time': round(time.time(), 3), **seconds}
-
-
-def _new_durations() -> collections.deque[float]:
-  return collections.deque(maxlen=16)
 
 
 class _Compiling:

@@ -8,18 +8,18 @@ from jax.sharding import Mesh
 
 from tokenformer_jax.parallel.sharding import lookup_kind
 
-# Gather weights that are split over 64 or more chips, in parallel with other work. Without these
-# options the compiler uses an all-reduce of the whole matrix instead, which moves twice the bytes.
-_GATHERS = {
+_TPU = {
+  # Gather weights that are split over 64 or more chips, in parallel with other work. Without these
+  # options the compiler uses an all-reduce of the whole matrix, which moves twice the bytes.
   'xla_enable_async_all_gather': 'true',
   'xla_tpu_prefer_async_allgather_to_allreduce': 'true',
   'xla_tpu_enable_async_collective_fusion': 'true',
   'xla_tpu_enable_async_collective_fusion_fuse_all_gather': 'true',
   'xla_tpu_enable_async_collective_fusion_multiple_steps': 'true',
+  # Keep products with weights in thin shards whole. In a loop over the shards the matrix unit would
+  # mostly wait.
+  'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000',
 }
-# Keep products with weights in thin shards whole. In a loop over the shards the matrix unit would
-# mostly wait.
-_WHOLE_PRODUCTS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': '1000000'}
 
 # The limit on a core's vector memory (VMEM) for one operation, in KiB. Within the compiler's own
 # limit, products are cut into smaller blocks, which read more, and a step takes a tenth longer. The
@@ -31,7 +31,6 @@ _VMEM = 'xla_tpu_scoped_vmem_limit_kib'
 # MaxText sets as well, a v6e waits for every reduce-scatter. A TPU7x does not.
 _SPARSE_CORES = {'xla_tpu_enable_sparse_core_collective_offload_reduce_scatter': 'true'}
 
-_TPU = {**_GATHERS, **_WHOLE_PRODUCTS}
 _SETS = {  # by the start of `device_kind`
   'TPU': _TPU,
   'TPU v5': {**_TPU, _VMEM: '50000'},  # v5e and v5p

@@ -140,13 +140,7 @@ class FittedStep:
     *,
     free: Callable[[Mesh, Any], float] = free_bytes,
   ):
-    """Prepare the step; nothing is compiled.
-
-    Args:
-      program: the step, whose config leaves the plan open.
-      mesh: the devices.
-      free: see `free_bytes`.
-    """
+    """Prepare the step of a program whose config leaves the plan open; compile nothing."""
     self._program, self._mesh, self._free = program, mesh, free
     self._steps: dict[tuple[tuple[int, ...], ...], Step] = {}
 

@@ -58,17 +58,13 @@ PLANS = (
 _MOST_UNROLLED = {'': 64, 'TPU7x': 0}
 
 
-def all_plans(model: ModelConfig) -> list[RematPlan]:
-  """Return the plans for a model, the fastest first."""
-  # A layer without Pattentions has no scores, so `score_inputs` is `everything`.
-  return [plan for plan in PLANS if plan.remat != 'score_inputs' or pattentions(model)]
-
-
 def open_plans(train: TrainConfig, model: ModelConfig, kind: str) -> list[RematPlan]:
   """Return the plans that a config leaves open on a `device_kind`, the fastest first."""
   plans: dict[RematPlan, None] = {}
   most = sharding.lookup_kind(_MOST_UNROLLED, kind)
-  for remat, layers in all_plans(model):
+  for remat, layers in PLANS:
+    if remat == 'score_inputs' and not pattentions(model):
+      continue  # A layer without Pattentions has no scores, so it is `everything`.
     if train.remat in ('auto', remat) and (layers == 'scan' or model.depth <= most):
       plans[RematPlan(remat, layers if train.layers == 'auto' else train.layers)] = None
   return list(plans) or [RematPlan(train.remat, 'scan')]

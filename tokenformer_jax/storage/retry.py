@@ -98,7 +98,10 @@ def retried(action: Callable[[], _T], doing: str, pauses: Sequence[float] | None
         raise
       tries += 1
       if tries > len(pauses):
-        raise gave_up(doing, tries, error) from error
+        raise TransientError(
+          f'{doing} failed {tries} times ({one_line(error)}); this may pass by itself and nothing '
+          'is lost: run the same command again'
+        ) from error
       announce(doing, pauses[tries - 1], error)
     time.sleep(pauses[tries - 1])
 
@@ -106,14 +109,6 @@ def retried(action: Callable[[], _T], doing: str, pauses: Sequence[float] | None
 def announce(doing: str, pause: float, error: BaseException) -> None:
   """Log that an action failed and will be tried again after a pause."""
   logging.warning('%s failed (%s); trying again in %g s', doing, one_line(error), pause)
-
-
-def gave_up(doing: str, tries: int, error: BaseException) -> TransientError:
-  """Return the error for an action that failed on every try."""
-  return TransientError(
-    f'{doing} failed {tries} times ({one_line(error)}); this may pass by itself and nothing is '
-    'lost: run the same command again'
-  )
 
 
 def one_line(error: BaseException) -> str:

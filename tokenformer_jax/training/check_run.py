@@ -32,14 +32,8 @@ def check_run(
 ) -> None:
   """Check that devices, origin, teacher, model, data and lengths of a run fit together.
 
-  Args:
-    config: the config, with every size filled in; with every length in steps if the data is known.
-    mesh: the devices.
-    origin: the checkpoint that the run continues from, if any.
-    teacher: the model that the run learns from besides its targets, if any.
-    task: model and loss; its data is open if the data is known.
-    growth: the last growth of the model.
-    knows_data: whether the data is read already.
+  The arguments are those of `PreparedRun`. Every size of `config` is filled in. If `knows_data`,
+  every length is in steps and the data of `task` is open.
   """
   definition = task.definition
   if config.train.check_devices:

@@ -3,11 +3,12 @@
 Each check raises a `UserError` whose sentence names the key and what to do.
 """
 
+import operator
 import re
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig, lookup
+from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig
 from tokenformer_jax.data.order import Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
@@ -69,7 +70,7 @@ def _check_growth_used(how: GrowConfig, origin: Origin) -> None:
     return
   known = origin.own.config.grow if origin.own else GrowConfig()
   for one in config_lib.differences(how, known, 'grow.'):
-    if one.ours != lookup(Config(), one.path):
+    if one.ours != operator.attrgetter(one.path)(Config()):
       raise UserError(
         f'config.{one.path} is {one.ours!r}, which has an effect only where a run begins from '
         f'config.init_from, and this one {origin.begins}; leave it out'

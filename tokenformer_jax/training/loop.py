@@ -192,17 +192,19 @@ class Trainer:
     If the run keeps an average of the parameters, its figures have names such as `eval/ema_loss`.
     """
     versions = {prefix: state[name] for prefix, name in _EVALUATED.items() if name in state}
-    figures = validation.figures(self.task, self._sums, versions, self.rows, self.mesh)
-    return {f'eval/{name}': value for name, value in figures.items()}
 
-  def _sums(self, params: Params, batch: tasks.Batch) -> Any:
-    return self.eval_step(params, batch, *self._fixed)
+    def sums(params: Params, batch: tasks.Batch) -> Any:
+      return self.eval_step(params, batch, *self._fixed)
+
+    figures = validation.figures(self.task, sums, versions, self.rows, self.mesh)
+    return {f'eval/{name}': value for name, value in figures.items()}
 
   def _loop(self, state: State, first: int, metrics: Metrics, stop: hosts.StopRequest) -> State:
     config, steps = self.config.train, self.config.train.steps
     profile = _Profile(self.run.workdir, profile_range(config))
     window, fixed, wall_time = self._window(), self._fixed, self.wall_time
-    metrics.times(first, {'devices': self._devices(), **wall_time.lap('starting')})
+    devices = f'{self.mesh.size} × {self.mesh.devices.flat[0].device_kind}'
+    metrics.times(first, {'devices': devices, **wall_time.lap('starting')})
     with (
       contextlib.closing(self.batches(first, metrics.say)) as batches,
       Watch(self.run.workdir, wall_time, self.claim, first=first, steps=steps) as watch,
@@ -327,9 +329,6 @@ class Trainer:
       derived=self.task.train_figures,
       losses=origin.own.losses if origin.own else (),
     )
-
-  def _devices(self) -> str:
-    return f'{self.mesh.size} × {self.mesh.devices.flat[0].device_kind}'
 
   def _description(self, first: int) -> str:
     on = self.mesh.devices.flat[0].device_kind

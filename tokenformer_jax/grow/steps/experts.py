@@ -32,7 +32,7 @@ from tokenformer_jax.config import (
   RouterConfig,
 )
 from tokenformer_jax.config.check_model import check_model
-from tokenformer_jax.config.matching import copies_dense, named_layers, new_experts
+from tokenformer_jax.config.matching import copies_dense, new_experts
 from tokenformer_jax.config.model import layer_path
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Selection, Step
@@ -63,7 +63,7 @@ def wanted(model: ModelConfig, more: Wanted) -> ModelConfig:
   A Pattention becomes `shared`, with experts beside it. An MLP becomes experts; each token uses two
   of them, whose gates add up to 1.
   """
-  layers = named_layers(model)
+  layers = model.named_layers
   after = _with_parts(
     model,
     {
@@ -126,16 +126,11 @@ def named_counts(
 
 def with_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelConfig:
   """Return a model with fewer experts in the named layers."""
-  layers = named_layers(model)
+  layers = model.named_layers
   fewer = {n: dataclasses.replace(layers[n].ffn, count=count) for n, count in counts.items()}
   after = _with_parts(model, fewer)
   check_model(after)
   return after
-
-
-def expert_counts(model: ModelConfig) -> dict[str, int]:
-  """Return the number of experts of each layer with experts, by the name of the layer."""
-  return {name: ffn.count for name, ffn in model.experts.items()}
 
 
 def narrow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
@@ -363,39 +358,39 @@ def _dropped(path: str, ffn: ExpertsConfig) -> str:
 
 def balanced_by_bias(model: ModelConfig) -> ModelConfig:
   """Return the model with balance by a bias in every router, from which `loads` measures."""
-  parts = {name: layer.ffn for name, layer in named_layers(model).items()}
   balanced = {
     name: dataclasses.replace(ffn, balance=BiasBalanceConfig())
-    for name, ffn in parts.items()
-    if isinstance(ffn, ExpertsConfig) and not isinstance(ffn.balance, BiasBalanceConfig)
+    for name, ffn in model.experts.items()
+    if not isinstance(ffn.balance, BiasBalanceConfig)
   }
   return _with_parts(model, balanced)
 
 
 def without(model: ModelConfig, numbers: Sequence[int], where: str) -> ModelConfig:
   """Return the model without some experts, by their numbers from 1, in each layer with experts."""
-  counts = expert_counts(model)
   named_counts(model, 1, where, dense=False)  # refuses a model without experts
-  for name, count in counts.items():
+  fewer = {}
+  for name, ffn in model.experts.items():
     path = f'{layer_path(name)}.ffn'
-    if max(numbers) > count:
+    if max(numbers) > ffn.count:
       raise UserError(
-        f'{where} names expert {max(numbers)}, and {path} has the experts 1 to {count}'
+        f'{where} names expert {max(numbers)}, and {path} has the experts 1 to {ffn.count}'
       )
-    if len(numbers) == count:
-      raise UserError(f'{path} would keep none of its {count} experts; name fewer in {where}')
-  return with_counts(model, {name: count - len(numbers) for name, count in counts.items()})
+    if len(numbers) == ffn.count:
+      raise UserError(f'{path} would keep none of its {ffn.count} experts; name fewer in {where}')
+    fewer[name] = ffn.count - len(numbers)
+  return with_counts(model, fewer)
 
 
 def smaller(model: ModelConfig, counts: Mapping[str, int], where: str) -> ModelConfig:
   """Return the model with fewer experts in the named layers, and as many in the others."""
-  before = expert_counts(model)
+  before = {name: model.experts[name].count for name in counts}
   for name, count in counts.items():
     if count > before[name]:
       raise UserError(
         f'{layer_path(name)}.ffn has {before[name]} experts, and shrink cannot make {count} of them'
       )
-  if all(before[name] == count for name, count in counts.items()):
+  if before == counts:
     raise UserError(f'nothing would shrink; give a smaller number of experts by {where}')
   return with_counts(model, counts)
 
