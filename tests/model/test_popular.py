@@ -157,7 +157,8 @@ def test_settings_without_meaning_are_refused(sentence):
 def test_a_scale_of_a_norm_may_be_an_offset():
   model = tiny_model()
   offset, plain = (define(lambda rngs, f=form: make_norm(f, model, rngs=rngs)) for form in FORMS)
-  assert not np.any(offset.init(jax.random.key(0))['scale']), 'the norm does not start with a factor of 1'
+  new = offset.init(jax.random.key(0))
+  assert not np.any(new['scale']), 'the norm does not start with a factor of 1'
   got, want = (
     jax.jit(lambda scale, norm=norm: norm.bind({'scale': scale})(X_BxTxD))(np.full(32, scale))
     for norm, scale in ((offset, np.float32(0.5)), (plain, np.float32(1.5)))
