@@ -150,17 +150,17 @@ def test_a_config_that_is_none_is_refused_in_a_sentence(tmp_path, values):
 
 
 @pytest.mark.slow
-def test_a_run_grows_and_goes_on_as_the_command_says(tmp_path, server):
+def test_a_run_grows_and_goes_on_as_the_command_says(tmp_path, one_device):
   source = tiny_run.write_corpus(tmp_path / 'corpus')
-  _, *command = tiny_run.command(source, tmp_path / 'cache', tmp_path / 'run')
-  assert server.run(command, tmp_path).returncode == 0
+  _, _, *flags = tiny_run.command(source, tmp_path / 'cache', tmp_path / 'run')
+  assert typed.command(['train', *flags]).returncode == 0
   asked = [f'--source={tmp_path}/run', f'--target={tmp_path}/grown', '--param_tokens=ffn=128']
-  grown = server.run(['-m', 'tokenformer_jax', 'grow', *asked], tiny_run.ROOT)
+  grown = typed.command(['grow', *asked])
   assert grown.returncode == 0, grown.stderr
   to_go_on = grown.stdout.splitlines()[-1]
   here = f'--workdir={tmp_path}/grown --config.train.steps=40'
   assert to_go_on == f'tokenformer train {here}'
-  done = server.run(['-m', 'tokenformer_jax', *to_go_on.split()[1:]], tiny_run.ROOT)
+  done = typed.command(to_go_on.split()[1:])
   assert done.returncode == 0, done.stderr
   assert 'going on after step 20' in done.stderr, done.stderr
   stored = json.loads((tmp_path / 'grown/config.json').read_text())

@@ -130,8 +130,7 @@ def test_the_way_out_is_said(name):
 
 
 def test_a_grown_run_computes_the_same_and_learns_from_a_wider_one(run, training, tmp_path):
-  tokens = run.grow(tmp_path / 'tokens', {'qkv': 8, 'ffn': 16})
-  deeper = tokens.grow(tmp_path / 'layers', layers=3)
+  deeper = run.grow(tmp_path / 'deeper', {'qkv': 8, 'ffn': 16}, layers=3)
   teacher = run.grow(tmp_path / 'teacher', width=32, method='hypercloning')
   np.testing.assert_allclose(deeper.logits(IDS), run.logits(IDS), atol=1e-5)
   distill = {'teacher': str(teacher.directory)}

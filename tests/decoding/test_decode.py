@@ -139,14 +139,10 @@ def test_greedy_text_is_the_argmax_of_the_forward_pass():
       assert text == _likeliest(MODEL, request.prompt, text), 'not the likeliest tokens'
 
 
-FEW_PLACES = mixture(
-  unbalanced(dispatch=CapacityConfig(eval_factor=0.5, least=1)), layers=1, tied_head=False
-)
-
-
 @pytest.mark.slow
 def test_a_text_does_not_depend_on_its_batch():
-  model = FEW_PLACES
+  few_places = unbalanced(dispatch=CapacityConfig(eval_factor=0.5, least=1))
+  model = mixture(few_places, layers=1, tied_head=False)
   ways = [DRAWN, Sampling(0.5, top_k=5, seed=5), DRAWN, Sampling(seed=2), Sampling(seed=1)]
   requests = [
     Request(_prompt(n), 5 + 4 * i, way)

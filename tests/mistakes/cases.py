@@ -201,18 +201,11 @@ VERIFY = {
   ),
 }
 
-# The harness takes seconds to find its tasks.
-HARNESS = {
-  'a task that there is not': ('evaluate --source={lm} --tasks=lambda_openai', 'lambada_openai'),
-  'a task like no other': ('evaluate --source={lm} --tasks=qqqqqqqq', 'qqqqqqqq'),
-}
-
 GROUPS = (
   *(TRAIN_FLAGS, TRAIN_VALUES, TRAIN_FILES, CHATS, GENERATE, EVALUATE, PLOT),
   INSPECT,
   *(GROW, CONVERT, PLAN, VERIFY, SWEEP, FAMILY, LAWS, TEXTS),
 )
 CASES = {name: case for group in GROUPS for name, case in group.items()}
-SLOW_CASES = HARNESS
 CONFIG_CASES = {**TRAIN_KEYS, **TRAIN_CONFIGS}
 CASES |= {name: CONFIG_CASES[name] for name in ('a misspelt key', 'a config that raises')}

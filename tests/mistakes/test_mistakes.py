@@ -40,14 +40,14 @@ def _names() -> list:
     verb = said.split()[0]
     names.append(pytest.param(name, marks=[pytest.mark.slow] * (number[verb] % 3 > 0)))
     number[verb] += 1
-  return [*names, *(pytest.param(name, marks=pytest.mark.slow) for name in cases.SLOW_CASES)]
+  return names
 
 
 @pytest.mark.parametrize('name', _names())
 def test_a_mistake_is_one_sentence_and_writes_nothing(
   name, material, tmp_path, monkeypatch, one_device
 ):
-  said, named = {**cases.CASES, **cases.SLOW_CASES}[name]
+  said, named = cases.CASES[name]
   before = files_of(material)
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))

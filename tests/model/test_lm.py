@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from outcomes import paths
 from tiny import large_params, logits_of, tiny_model
 
 from tokenformer_jax.config import InitConfig, MeshConfig, ModelConfig, PattentionConfig
@@ -73,11 +74,6 @@ def _ids(batch: int, length: int) -> np.ndarray:
   return np.random.default_rng(0).integers(0, 64, (batch, length), np.int32)
 
 
-def _paths(tree: Params) -> dict[str, jax.Array]:
-  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-  return {'/'.join(key.key for key in path): leaf for path, leaf in leaves}
-
-
 def test_logits_are_the_golden_ones():
   got = logits_of(GOLDEN_MODEL)(_from_golden('weights'), GOLDEN['input_ids'])
   np.testing.assert_allclose(
@@ -92,43 +88,34 @@ def test_loss_and_gradients_are_the_golden_ones(remat, chunk):
   assert abs(loss - GOLDEN['loss']) < 1e-5, 'the loss is not the mean over the predicted tokens'
   norms = {
     path: np.sqrt(np.sum(np.square(g), axis=tuple(range(path.startswith('blocks'), g.ndim))))
-    for path, g in _paths(gradient).items()
+    for path, g in paths(gradient).items()
   }
-  for path, want in _paths(_from_golden('grad_norm')).items():
+  for path, want in paths(_from_golden('grad_norm')).items():
     np.testing.assert_allclose(
       norms[path], want, rtol=1e-4, err_msg=f'the gradient of {path} is wrong'
     )
 
 
-def _tokenformer(layers: int, width: int, heads: int, attention: int, ffn: int) -> ModelConfig:
-  counts = {'qkv': attention, 'proj': attention, 'ffn': ffn}
-  return tiny_model(layers=layers, width=width, heads=heads, vocab_size=50304, tokens=counts)
+def _tokens(attention: int, ffn: int) -> dict[str, dict[str, int]]:
+  return {'tokens': {'qkv': attention, 'proj': attention, 'ffn': ffn}}
 
 
 # TokenFormer, Table 9. The paper rounds those trained on OpenWebText: 123.6M and 1309.7M.
 @pytest.mark.parametrize(
-  ('sizes', 'count'),
-  [
-    pytest.param((12, 768, 12, 768, 3072), 151_881_216, id='pile-150M'),
-    pytest.param((40, 1536, 16, 1536, 6144), 1_587_219_456, id='pile-1.5B'),
-    pytest.param((12, 768, 12, 576, 2304), 123_569_664, id='openwebtext-124M'),
-    pytest.param((12, 768, 12, 8620, 34480), 1_309_705_728, id='openwebtext-1.4B'),
-  ],
-)
-def test_published_sizes_of_tokenformer(sizes, count):
-  assert define_lm(_tokenformer(*sizes)).count == count, 'a published size has other parameters'
-
-
-@pytest.mark.parametrize(
   ('changes', 'count'),
   [
-    pytest.param({**LEARNED, 'vocab_size': 50257, 'max_length': 1024}, 124_439_808, id='gpt2-124M'),
-    pytest.param({'vocab_size': 50304, 'tied_head': False}, 162_322_944, id='pythia-160M'),
+    pytest.param(_tokens(768, 3072), 151_881_216, id='pile-150M'),
+    pytest.param(_tokens(1536, 6144) | {'layers': 40, 'width': 1536}, 1_587_219_456, id='pile-1B5'),
+    pytest.param(_tokens(576, 2304), 123_569_664, id='openwebtext-124M'),
+    pytest.param(_tokens(8620, 34480), 1_309_705_728, id='openwebtext-1B4'),
+    pytest.param({**DENSE, **LEARNED, 'vocab_size': 50257}, 124_439_808, id='gpt2-124M'),
+    pytest.param({**DENSE, 'tied_head': False}, 162_322_944, id='pythia-160M'),
   ],
 )
-def test_published_sizes_of_transformers(changes, count):
-  model = tiny_model(**DENSE, layers=12, width=768, heads=12, **changes)
-  assert define_lm(model).count == count, 'the baseline is not the published Transformer'
+def test_published_sizes(changes, count):
+  sizes = {'layers': 12, 'width': 768, 'heads': 12, 'vocab_size': 50304, 'max_length': 1024}
+  model = tiny_model(**{**sizes, **changes})
+  assert define_lm(model).count == count, 'a published size has other parameters'
 
 
 def test_a_logit_sees_no_later_token_and_its_own():
@@ -148,12 +135,9 @@ LARGER = {'layers': 3, 'width': 64, 'vocab_size': 512, 'init': InitConfig(std=0.
 
 @functools.cache
 def _initial(kind: str) -> dict[str, np.ndarray]:
-  changes = {
-    'tokenformer': {},
-    'transformer': {**DENSE, **LEARNED, 'tied_head': False},
-  }
-  definition = define_lm(tiny_model(**LARGER, **changes[kind]))
-  return _paths(jax.device_get(jax.jit(definition.init)(jax.random.key(0))))
+  changes = {**DENSE, **LEARNED, 'tied_head': False} if kind == 'transformer' else {}
+  definition = define_lm(tiny_model(**LARGER, **changes))
+  return paths(jax.jit(definition.init)(jax.random.key(0)))
 
 
 TO_RESIDUAL = 2 / (3 * 64**0.5)
@@ -254,7 +238,7 @@ def _gradient_of_text(model: ModelConfig, dtype: str) -> dict[str, np.ndarray]:
     return total / sums.tokens
 
   gradient = jax.jit(jax.grad(loss))(large_params(model))
-  return {path: np.asarray(leaf, np.float64) for path, leaf in _paths(gradient).items()}
+  return {path: leaf.astype(np.float64) for path, leaf in paths(gradient).items()}
 
 
 @pytest.mark.slow

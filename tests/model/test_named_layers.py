@@ -1,35 +1,23 @@
 """Models of several kinds of layers, named in `model.variants`, and layers of one part."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import logits_of, tiny_model, tiny_vit, two_kinds
+from tiny import large_params, logits_of, tiny_model, tiny_vit, two_kinds
 
 from tokenformer_jax.config import ModelConfig, NoFeedForwardConfig
 from tokenformer_jax.model import models
 from tokenformer_jax.model.layer import LayerInputs
 from tokenformer_jax.model.lm import Execution, define_lm
-from tokenformer_jax.model.params import Params
 
 pytestmark = pytest.mark.slow  # because of what is compiled
 
 MODEL = two_kinds(tied_head=False)
 IDS = np.random.default_rng(0).integers(0, 64, (8, 24), np.int32)
 GROUPS = {'local_0': (1, 3), 'layer_1': (2, 4), 'local_2': (5,)}  # the depths of each stack
-
-
-@functools.cache
-def _params(model: ModelConfig = MODEL) -> Params:
-  """Parameters large enough that every part of the model matters."""
-  rng = np.random.default_rng(0)
-  return jax.tree.map(
-    lambda p: jnp.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype),
-    models.define(model).abstract,
-  )
 
 
 # Two kinds of layers
@@ -52,7 +40,7 @@ def test_residual_branches_start_by_the_number_of_all_layers():
 
 def _reach(model: ModelConfig) -> int:
   """Return how many of 24 tokens the last logit depends on."""
-  params = jax.device_get(_params(model))
+  params = jax.device_get(large_params(model))
 
   def last(x_BxTxD: jax.Array) -> jax.Array:
     module = define_lm(model, Execution()).bind(params)
@@ -74,7 +62,7 @@ def test_branches_of_images_are_left_out_of_the_layers_that_are_meant():
   lm = two_kinds(window=0, rotary=0)  # patches know neither a window nor rotary positions
   model = dataclasses.replace(tiny_vit(), pattern=lm.pattern, variants=lm.variants)
   images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
-  definition, params = models.define(model), _params(model)
+  definition, params = models.define(model), large_params(model)
   run = jax.jit(lambda p, x, s: definition.bind(p)(x, inputs=LayerInputs(branch_scales_Bx2=s))[0])
   scales = np.ones((5, 3, 2), np.float32)
   scales[1::2, 1] = 0
@@ -95,7 +83,7 @@ def test_branches_of_images_are_left_out_of_the_layers_that_are_meant():
 def test_a_layer_without_a_feed_forward_part_is_the_residual_and_its_mixer():
   """It is one whose feed-forward part adds nothing, without that part and its norm."""
   whole = tiny_model(norm='affine', tied_head=False)
-  params = _params(whole)
+  params = large_params(whole)
   blocks = dict(params['blocks'])
   blocks['ffn'] = jax.tree.map(jnp.zeros_like, blocks['ffn'])
   want = logits_of(whole)({**params, 'blocks': blocks}, IDS)

@@ -9,6 +9,7 @@ import pytest
 import third_architecture as third
 from flax import nnx
 from jax.extend import core
+from outcomes import paths
 from tiny import large_params
 
 from tokenformer_jax.config import MeshConfig
@@ -44,16 +45,11 @@ def _params() -> Params:
   return large_params(third.MODEL)
 
 
-def _shapes(tree: Params) -> dict[str, tuple[int, ...]]:
-  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-  return {'/'.join(str(key.key) for key in path): leaf.shape for path, leaf in leaves}
-
-
 # Where parameters are
 
 
 def test_every_stack_has_its_name_and_an_axis_of_layers():
-  shapes = {path: s for path, s in _shapes(_params()).items() if path.endswith('query/keys')}
+  shapes = {path: a.shape for path, a in paths(_params()).items() if path.endswith('query/keys')}
   assert shapes == {
     'blocks/local_0/attention/query/keys': (2, 24, 32),
     'blocks/recurrent_1/attention/query/keys': (2, 24, 32),

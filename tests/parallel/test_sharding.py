@@ -82,7 +82,7 @@ def _mesh() -> Mesh:
 @functools.cache
 def _states(remat: str = 'score_inputs', on: MeshConfig = ON_EIGHT) -> dict[str, step_lib.State]:
   """The state of a run on 4 × 2 devices, or others, before and after a step."""
-  config = Config(model=tiny_model(), train=TrainConfig(steps=10, remat=remat))
+  config = Config(model=tiny_model(layers=1), train=TrainConfig(steps=10, remat=remat))
   mesh, task = sharding.make_mesh(on), tasks.make(config)
   program = step_lib.make_program(task, config)
   rows = np.random.default_rng(0).integers(0, 64, (8, 13), np.int32)
@@ -105,7 +105,7 @@ def test_parameters_and_their_moments_live_where_the_rules_say(when):
     return isinstance(part, optax.ScaleByAdamState)
 
   (adam,) = filter(is_adam, jax.tree.leaves(state['opt_state'], is_leaf=is_adam))
-  want = sharding.tree_shardings(_mesh(), define_lm(tiny_model()).axes)
+  want = sharding.tree_shardings(_mesh(), define_lm(tiny_model(layers=1)).axes)
   for name, arrays in {'parameters': state['params'], 'mu': adam.mu, 'nu': adam.nu}.items():
     right = jax.tree.map(lambda p, s: p.sharding.is_equivalent_to(s, p.ndim), arrays, want)
     assert all(jax.tree.leaves(right)), f'{name} are not where the rules put them: {right}'

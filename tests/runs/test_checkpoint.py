@@ -1,12 +1,9 @@
 """Checkpoints: what is read is what was written, or it is refused by name."""
 
 import dataclasses
-import os
 import shutil
 import signal
 import subprocess
-import threading
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +23,11 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.runs import checkpoint, checksum, claim, saved_config
+from tokenformer_jax.runs import checkpoint, checksum, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.runs.saved_config import FORMAT
 from tokenformer_jax.storage import retry
-from tokenformer_jax.training import loop, origin
+from tokenformer_jax.training import origin
 
 FILLED = dataclasses.replace(Config(), model=with_references(Config().model))
 TOKENIZER = {'kind': 'bytes'}
@@ -229,11 +226,6 @@ def test_arrays_of_another_checkpoint_are_noticed(tmp_path):
     read(tmp_path, 2)
 
 
-def data_files(workdir, step):
-  files = [p for p in Path(workdir, 'checkpoints', str(step)).rglob('*') if p.is_file()]
-  return sorted(p for p in files if p.stat().st_size > 0)
-
-
 @pytest.mark.parametrize('shape', [(7, 5), (2, 3, 4)])
 def test_the_checksum_sees_every_bit(shape):
   values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
@@ -252,49 +244,6 @@ def test_the_checksum_is_the_same_on_every_mesh(layers):
   spec = PartitionSpec(*[None for _ in layers], 'tokens', 'fsdp')
   split = jax.device_put(values, NamedSharding(mesh, spec))
   assert int(jax.jit(checksum.on_devices)(split)) == int(checksum.on_devices(values))
-
-
-def test_the_checkpoint_before_a_damaged_one_is_used_and_nothing_is_lost(
-  make, tmp_path, one_device, capsys
-):
-  """One file of arrays is cut short; the others, which say where arrays are, stay whole."""
-  config, workdir = make(train__keep_checkpoints=9), tmp_path / 'run'
-  whole = loop.train(config, workdir)
-  arrays = max(data_files(workdir, 20), key=lambda path: path.stat().st_size)
-  os.truncate(arrays, arrays.stat().st_size // 2)
-  (workdir / 'metrics.jsonl').unlink()
-  resumed = loop.train(config, workdir)
-  said = capsys.readouterr().err
-  assert 'the checkpoint of step 20 is damaged' in said and 'going on from step 15' in said, said
-  assert 'those up to step 15 cannot be given back' in said, said
-  for a, b in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
-    np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg='not the same end')
-  assert (workdir / 'damaged/20').is_dir(), 'the damaged checkpoint was deleted'
-  assert checkpoint.Checkpoints(workdir).steps()[-1] == 20, 'step 20 was not written again'
-
-
-@pytest.mark.parametrize('when', [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_a_run_that_was_replaced_writes_nothing_more(make, tmp_path, one_device, monkeypatch, when):
-  """It finds out when it is about to write figures (2), or a checkpoint (3)."""
-  asked, workdir = [], tmp_path / 'run'
-
-  def figures():
-    files = {path: path.read_bytes() for path in workdir.rglob('*') if path.is_file()}
-    return {path: c for path, c in files.items() if not {'claim', 'checkpoints'} & {*path.parts}}
-
-  class Lost(claim.Claim):
-    def check(self):
-      if threading.current_thread() is threading.main_thread() and len(asked) < when:
-        asked.append(figures())
-      if len(asked) == when:
-        raise UserError('taken over')
-
-  monkeypatch.setattr(claim, 'Claim', Lost)
-  with pytest.raises(UserError, match='taken over'):
-    loop.train(make(train__log_every=4), workdir)
-  assert len(asked) == when
-  assert figures() == asked[-1], 'figures were written after the work directory was lost'
-  assert checkpoint.Checkpoints(workdir).steps() == [], 'a checkpoint was written'
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_afresh(tmp_path):

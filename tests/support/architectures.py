@@ -89,7 +89,7 @@ MODELS = {
     ffn_norm='rms',
   ),
   'hybrid': hybrid(),
-  'local and full': hybrid('(local*2 layer)*2'),
+  'local and full': hybrid('(local layer)*2'),
   'clipped': with_mixer(tiny_model(tied_head=False), positions=RotaryConfig(1.0, clip=6)),
   'interleaved': with_mixer(
     tiny_model(tied_head=False), positions=RotaryConfig(1.0, layout='interleaved')

@@ -27,9 +27,9 @@ def grid(x: int, y: int, z: int = 1, **axes: int) -> FakeMesh:
   return FakeMesh([device(n, place) for n, place in enumerate(places)], **axes)
 
 
-def with_line(line: str, *, mesh_operand: str = 'f32[256]') -> str:
+def with_line(line: str) -> str:
   """Return a program of one instruction `%it` that reads `%a`."""
   return (
-    f'HloModule one\n\nENTRY %main (a: {mesh_operand}) -> {mesh_operand} {{\n'
-    f'  %a = {mesh_operand}{{0:T(256)}} parameter(0)\n  ROOT %it = {line}\n}}\n'
+    'HloModule one\n\nENTRY %main (a: f32[256]) -> f32[256] {\n'
+    f'  %a = f32[256]{{0:T(256)}} parameter(0)\n  ROOT %it = {line}\n}}\n'
   )

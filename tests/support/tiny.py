@@ -22,6 +22,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.pattention import SCORES
 from tokenformer_jax.config.section import field_types
+from tokenformer_jax.model import models
 from tokenformer_jax.model.execution import DEFAULT, Execution
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import Definition, Params
@@ -172,11 +173,11 @@ def normal_params(definition: Definition, std: float = 1.0, seed: int = 0) -> Pa
 
 @functools.cache
 def large_params(model: ModelConfig) -> Params:
-  """Return parameters of a language model, so large that every part and earlier token matters."""
+  """Return parameters of a model, so large that every part and earlier token matters."""
   rng = np.random.default_rng(0)
   return jax.tree.map(
     lambda p: jax.device_put(np.asarray(rng.normal(size=p.shape) * p.shape[-1] ** -0.5, p.dtype)),
-    define_lm(model).abstract,
+    models.define(model).abstract,
   )
 
 

@@ -16,6 +16,7 @@ from tokenformer_jax import tasks
 from tokenformer_jax.config import (
   BiasBalanceConfig,
   CapacityConfig,
+  DenseConfig,
   LossBalanceConfig,
   MeshConfig,
   RouterConfig,
@@ -91,7 +92,9 @@ ROUTED = {
 def _routed(chats, kind: str) -> tuple[tasks.Task, np.ndarray, dict]:
   """Return a task, parameters and a batch with all kinds of rows in its first half."""
   config = chats()
-  layer = dataclasses.replace(config.model.layer, ffn=ROUTED[kind])
+  dense = {'qkv': DenseConfig(), 'proj': DenseConfig()}  # compiles faster
+  mixer = dataclasses.replace(config.model.layer.mixer, **dense)
+  layer = dataclasses.replace(config.model.layer, mixer=mixer, ffn=ROUTED[kind])
   model = dataclasses.replace(config.model, layer=layer)
   task, batch, params = _open(dataclasses.replace(config, model=model))
   batch = batch.copy()

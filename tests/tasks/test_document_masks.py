@@ -90,7 +90,7 @@ def test_the_loss_is_that_of_documents_alone_and_every_target_counts(packed):
 
 
 def test_a_text_is_scored_as_its_documents_were_trained():
-  model = trained(1)
+  model = trained(1, layers=1, dense=True, ffn_width=48)
   data = dataclasses.replace(model.config.data, documents='separate')
   meta = dataclasses.replace(model.meta, config=dataclasses.replace(model.config, data=data))
   scorer = evaluation.make_scorer(dataclasses.replace(model, meta=meta), LENGTH)

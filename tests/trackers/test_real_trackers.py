@@ -40,9 +40,8 @@ def train(tmp_path, tracker, name, **changes):
   source = tiny_run.write_corpus(tmp_path / 'corpus')
   always = {'log_every': 1, 'eval_every': 4, 'checkpoint_every': 4, 'sample_tokens': 4}
   keys = {f'train__{key}': value for key, value in always.items()}
-  config = tiny_run.config(
-    source, tmp_path / 'cache', train__trackers=(tracker,), **{**keys, **changes}
-  )
+  keys |= {'train__trackers': (tracker,), 'model__pattern': 'layer'}
+  config = tiny_run.config(source, tmp_path / 'cache', **{**keys, **changes})
   loop.train(config, tmp_path / name)
   lines = metrics.read(tmp_path / name)
   return {line['step']: line['train/loss'] for line in lines if 'train/loss' in line}

@@ -4,8 +4,13 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
+import shutil
 import signal
+import socket
+import threading
 
+import faulty
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,10 +21,10 @@ from outcomes import assert_same, losses
 from trainers import broken, trainer
 
 from tokenformer_jax.data import order
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import FaultyDeviceError, UserError
 from tokenformer_jax.laws import runs as laws_runs
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.runs import checkpoint, curves, metrics, wall_time
+from tokenformer_jax.runs import checkpoint, claim, curves, metrics, wall_time
 from tokenformer_jax.steps import fit
 from tokenformer_jax.tasks.text import TextTask
 from tokenformer_jax.training import loop
@@ -98,6 +103,64 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
   curve = losses(again)
   assert list(curve) == [5, 10, 15, 20], 'metrics.jsonl repeats or lacks lines after a resume'
   assert curve == losses(workdir), 'a line has another mean after a resume'
+
+
+def test_the_checkpoint_before_a_damaged_one_is_used_and_nothing_is_lost(
+  make, tmp_path, one_device, whole, capsys
+):
+  """One file of arrays is cut short; the others, which say where arrays are, stay whole."""
+  workdir = shutil.copytree(whole[0], tmp_path / 'run')
+  files = [path for path in (workdir / 'checkpoints/20').rglob('*') if path.is_file()]
+  arrays = max(files, key=lambda path: path.stat().st_size)
+  os.truncate(arrays, arrays.stat().st_size // 2)
+  (workdir / 'metrics.jsonl').unlink()
+  shutil.rmtree(workdir / 'tensorboard')
+  resumed = loop.train(make(**KEPT), workdir)
+  said = capsys.readouterr().err
+  assert 'the checkpoint of step 20 is damaged' in said and 'going on from step 14' in said, said
+  assert 'those up to step 14 cannot be given back' in said, said
+  assert_same(resumed, whole[1], 'after a damaged checkpoint')
+  assert (workdir / 'damaged/20').is_dir(), 'the damaged checkpoint was deleted'
+  assert checkpoint.Checkpoints(workdir).steps()[-1] == 20, 'step 20 was not written again'
+
+
+@pytest.mark.parametrize('when', [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_a_run_that_was_replaced_writes_nothing_more(make, tmp_path, one_device, monkeypatch, when):
+  """It finds out when it is about to write figures (2), or a checkpoint (3)."""
+  asked, workdir = [], tmp_path / 'run'
+
+  def figures():
+    files = {path: path.read_bytes() for path in workdir.rglob('*') if path.is_file()}
+    return {path: c for path, c in files.items() if not {'claim', 'checkpoints'} & {*path.parts}}
+
+  class Lost(claim.Claim):
+    def check(self):
+      if threading.current_thread() is threading.main_thread() and len(asked) < when:
+        asked.append(figures())
+      if len(asked) == when:
+        raise UserError('taken over')
+
+  monkeypatch.setattr(claim, 'Claim', Lost)
+  with pytest.raises(UserError, match='taken over'):
+    loop.train(make(train__log_every=4), workdir)
+  assert len(asked) == when
+  assert figures() == asked[-1], 'figures were written after the work directory was lost'
+  assert checkpoint.Checkpoints(workdir).steps() == [], 'a checkpoint was written'
+
+
+def test_one_wrong_bit_ends_the_run(make, tmp_path, one_device):
+  run = trainer(make(train__check_devices=4, train__log_every=1), tmp_path / 'run')
+  # Steps 4 and 8 are computed twice: call 10 is the second of step 8.
+  run.train_step = faulty.with_fault(run.train_step, call=10, device=0)
+  with (
+    jax.set_mesh(run.mesh),
+    contextlib.closing(run.checkpoints),
+    pytest.raises(FaultyDeviceError, match='step 8 was computed twice') as raised,
+  ):
+    run.train(*run.first_state())
+  assert raised.value.hosts == (socket.gethostname(),)
+  assert list(losses(tmp_path / 'run'))[-1] == 7, 'figures of a wrong step are written'
+  assert checkpoint.Checkpoints(tmp_path / 'run').steps() == [5], 'a wrong step is saved'
 
 
 @pytest.mark.slow

@@ -79,10 +79,14 @@ class Batches:
       'labels': np.full(len(self.rows), ABSENT, np.int32),
       'bad': np.full(len(self.rows), ABSENT, np.int64),
     }
+    n, rng = len(self.split), None
     first = self.position.batch_start(self.numbers[int(index)], self.views.data.batch_size)
     for i, row in enumerate(self.rows):
-      number, rng = self._image(first + int(row))
-      if number is None:
+      number = position = first + int(row)
+      if self.seed is not None:
+        number = order.sample_index(self.seed, position, n)
+        rng = np.random.default_rng((self.seed, position // n, number))
+      elif position >= n:
         continue
       try:
         result['images'][i], result['labels'][i] = load(
@@ -94,11 +98,3 @@ class Batches:
         self.given_up.append(error)
         raise
     return result
-
-  def _image(self, position: int) -> tuple[int | None, np.random.Generator | None]:
-    """Return the number of an image, if there is one, and the generator of its random view."""
-    n = len(self.split)
-    if self.seed is None:
-      return (position if position < n else None), None
-    number = order.sample_index(self.seed, position, n)
-    return number, np.random.default_rng((self.seed, position // n, number))

@@ -30,11 +30,6 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths, retry, sealed
 
 FORMAT = 4  # of meta.json
-# Keys of `data` that a store depends on.
-MADE_FROM = (
-  *('source', 'validation_source', 'text_field', 'validation_fraction', 'deduplicate'),
-  'tokenizer',
-)
 
 TEMPORARY = '.tmp-'  # begins the name of a folder inside a store for files that are being written
 _OF_STORE = re.compile(rf'meta\.json|\d{{5,}}(\.json)?|{re.escape(TEMPORARY)}.*')
@@ -97,8 +92,9 @@ class Shard:
 
 def made_from(config: TextConfig) -> dict[str, Any]:
   """Return the keys of `data` that a store depends on, with their values."""
-  packed = ('packing', 'sequence_length') * config.is_packed
-  keys = (*MADE_FROM, *packed, *(('rows',) * config.has_pairs))
+  keys = ['source', 'validation_source', 'text_field', 'validation_fraction', 'deduplicate']
+  keys += ['tokenizer', *('packing', 'sequence_length') * config.is_packed]
+  keys += ['rows'] * config.has_pairs
   return {key: getattr(config, key) for key in keys}
 
 
