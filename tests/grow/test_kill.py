@@ -1,5 +1,6 @@
 """kill -9 of the grow command at any moment: the target is whole or not there at all."""
 
+import os
 import random
 import signal
 import subprocess
@@ -21,8 +22,12 @@ def _start(command):
   )
 
 
+def _count_files(folder):
+  return sum(len(files) for _, _, files in os.walk(folder))
+
+
 def test_kills_at_random_moments(tmp_path):
-  """One of them anywhere, one of them after the first file of the target is seen."""
+  """One of them anywhere, one of them while the target has some of its files."""
   text = tiny_run.write_corpus(tmp_path / 'corpus')
   write_run(tmp_path / 'run', text, tmp_path / 'cache')
   source = contents(tmp_path / 'run')
@@ -33,24 +38,18 @@ def test_kills_at_random_moments(tmp_path):
     return command_line(f'--source={tmp_path}/run', f'--target={home}/{name}', LARGER)
 
   begun = time.monotonic()
-  process = _start(command('whole'))
-  writing = None
-  while process.poll() is None:
-    if writing is None and (home / '.whole.partial').exists():
-      writing = time.monotonic() - begun
-    time.sleep(0.001)
+  assert _start(command('whole')).wait() == 0, 'the growth failed by itself'
   duration = time.monotonic() - begun
-  assert process.returncode == 0 and writing is not None, 'the growth failed by itself'
   whole = read(home / 'whole')
 
   rng = random.Random(0)
   outcomes = []
   for i in range(KILLS):
-    process, begun = _start(command(i)), time.monotonic()
+    process = _start(command(i))
     if i % 2:
-      while process.poll() is None and not (home / f'.{i}.partial').exists():
+      count = rng.randint(1, _count_files(home / 'whole') // 2)
+      while process.poll() is None and _count_files(home / f'.{i}.partial') < count:
         time.sleep(0.001)
-      time.sleep(rng.uniform(0, 0.6 * (duration - writing)))  # the end of the process is in it
     else:
       time.sleep(duration * (i + 2 * rng.random()) / KILLS)
     process.send_signal(signal.SIGKILL)
