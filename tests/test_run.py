@@ -261,6 +261,7 @@ def test_groups_are_handled_from_python(run, grown, home):
   without, half = grown.remove(home / 'without', [2]), grown.scale(home / 'half', [2], 0.5)
   for one in (without, grown.slice(home / 'first', 1)):
     assert one.config.model == run.config.model, one.directory
+    assert one.meta.lineage[-1].groups == '2', 'the lineage names other groups'
   assert len(half.group_table().splitlines()) == 3
   frozen = grown.freeze(home / 'frozen_group', [1])
   assert frozen_numbers(frozen.config.model) == (1,)
