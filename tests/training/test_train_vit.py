@@ -84,6 +84,17 @@ def test_the_average_follows_the_parameters(whole):
   assert 0 < np.abs(ema - params).mean() < np.abs(ema - first).mean(), 'the average lags behind'
 
 
+def test_a_step_that_is_skipped_leaves_the_average(whole, tmp_path, one_device):
+  run = trainer(_make(**KEPT), tmp_path / 'run')
+  with jax.set_mesh(run.mesh), contextlib.closing(run.batches(0, print)) as batches:
+    first, _ = run.first_state()
+    state = jax.tree.map(lambda a, like: jax.device_put(a.copy(), like.sharding), whole[1], first)
+    state['params']['head']['kernel'] *= np.inf
+    state, figures = run.train_step(state, next(batches)[2])
+  assert int(figures['skipped_steps']) == 1, 'the step is made'
+  assert_same(state['ema']['blocks'], whole[1]['ema']['blocks'], 'the average')
+
+
 def _read(workdir, step):
   """The state of a checkpoint."""
   source = checkpoint.open_directory(workdir, step)
