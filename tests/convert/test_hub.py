@@ -192,6 +192,11 @@ REFUSED = {
     {'architectures': ['Gemma3ForConditionalGeneration']},
     'has no table text_config',
   ),
+  'key heads that do not divide the heads': (
+    'llama',
+    {'num_key_value_heads': 3},
+    'num_key_value_heads=3, which cannot be converted; it must be a divisor of the',
+  ),
   'no such rotation': ('gpt_neox', {'rotary_pct': 0.1}, 'rotary_pct=0.1'),
   'more layers than tensors': ('llama', {'num_hidden_layers': 3}, 'layers.2.'),
   'fewer layers than tensors': ('llama', {'num_hidden_layers': 1}, 'layers.1.'),

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,8 @@ import pytest
 from absl import app, flags
 
 from tokenformer_jax.cli import parse_flags, signatures, verbs
+
+_LIMIT = 120  # seconds for a command, which would train for hours if a mistake went unnoticed
 
 
 @contextlib.contextmanager
@@ -36,9 +39,19 @@ def run(main: Callable[..., Any], *arguments: object, **options: Any) -> Any:
 
 def command(words: Sequence[str]) -> subprocess.CompletedProcess:
   """Be `tokenformer WORDS`, but for what absl sets up in a process; return its status and text."""
+
+  def stop(number: int, frame: Any) -> None:
+    pytest.fail(f'the command still runs after {_LIMIT} s')
+
   said = io.StringIO(), io.StringIO()
-  with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]):
-    status = as_process(verbs.main, words)
+  before = signal.signal(signal.SIGALRM, stop)
+  signal.alarm(_LIMIT)
+  try:
+    with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]):
+      status = as_process(verbs.main, words)
+  finally:
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
   return subprocess.CompletedProcess([*words], status, *(text.getvalue() for text in said))
 
 
