@@ -179,6 +179,11 @@ def test_stages_of_a_chain():
   assert (deeper.model.pattern, token_counts(deeper.model)['ffn']) == ('layer*8', 256)
 
 
+def test_a_chain_in_epochs_is_refused():
+  with pytest.raises(UserError, match='--grow compares tokens'):
+    chain.plan_chain(_config(train__epochs=1.0), [], V5P)
+
+
 def test_a_stage_may_add_experts():
   grown = chain.stage(_config(), 'experts=4,expert_tokens=32,top_k=2,layers=8')
   ffn = grown.model.layer.ffn
