@@ -181,7 +181,7 @@ def test_stages_of_a_chain():
 
 def test_a_chain_in_epochs_is_refused():
   with pytest.raises(UserError, match='--grow compares tokens'):
-    chain.plan_chain(_config(train__epochs=1.0), [], V5P)
+    chain.plan_chain(_config(train__epochs=1.0, train__steps=1000), [], V5P)
 
 
 def test_a_stage_may_add_experts():
