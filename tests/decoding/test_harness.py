@@ -197,7 +197,7 @@ def test_texts_begin_as_the_folder_of_the_model_says(tmp_path, begin, before, al
 
 
 def _asked(settings: dict[str, Any], contexts: list[str], lm: TokenFormerLM) -> list[Request]:
-  """What the decoder is asked for, which writes nothing here."""
+  """Return the requests that reach the decoder; a stand-in for it writes no text."""
   requests = [_request(context, settings, kind='generate_until') for context in contexts]
   with unittest.mock.patch.object(lm, '_decoder') as decoder:
     decoder.return_value = [np.array([], np.int32)] * len(requests)

@@ -12,7 +12,7 @@ from tokenformer_jax.model.params import ParamInfo, Role
 
 
 def test_importance_is_the_gradient_against_the_value_sequence_by_sequence():
-  """Of a loss whose gradient is known, over the tree of a model."""
+  """The loss is x/2 times the sum of squares, whose gradient for an array is x times the array."""
   definition = define_lm(tiny_model())
   params = normal_params(definition)
   batch = np.float32([-1, 3])

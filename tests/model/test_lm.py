@@ -189,7 +189,7 @@ def test_norms_and_biases_start_as_no_change_and_no_two_matrices_alike(kind):
 
 
 def test_init_does_not_depend_on_the_devices():
-  """Of a stack of Pattentions; all layers are stacked alike."""
+  """A stack of Pattentions is enough: every layer is stacked in the same way."""
   layer = PattentionConfig(tokens=24)
 
   def make(rngs):

@@ -31,7 +31,7 @@ def overview(records: Sequence[Record]) -> str:
         'lowest': tables.loss(min(losses) if losses else None),
       }
     )
-  return tables.table([*rows[0]], [[*row.values()] for row in rows], texts=3)
+  return tables.table_of_dicts(rows, texts=3)
 
 
 def table(records: Sequence[Record]) -> str:

@@ -77,7 +77,7 @@ def table(known: Stages) -> str:
   if not any(stage.birth.parent for stage in known.values()):
     return ''
   rows = [_row(known, stage) for stage in known.values()]
-  return tables.table([*rows[0]], [[*row.values()] for row in rows], texts=4)
+  return tables.table_of_dicts(rows, texts=4)
 
 
 def _row(known: Stages, stage: Stage) -> dict[str, str]:

@@ -86,7 +86,7 @@ def time_table(records: Sequence[Record]) -> str:
           'pauses': tables.duration(spent.pauses),
         }
       )
-  return tables.table([*rows[0]], [[*row.values()] for row in rows], texts=2) + _DEFINITIONS
+  return tables.table_of_dicts(rows, texts=2) + _DEFINITIONS
 
 
 def speed_table(records: Sequence[Record]) -> str:

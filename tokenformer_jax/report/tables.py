@@ -1,7 +1,7 @@
 """Write numbers and tables as HTML. Every text from a run is escaped."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _POWERS = ((1e12, 'T'), (1e9, 'B'), (1e6, 'M'), (1e3, 'k'))
 ABSENT = '–'
@@ -57,6 +57,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1)
   return (
     f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
   )
+
+
+def table_of_dicts(rows: Sequence[Mapping[str, str]], *, texts: int = 1) -> str:
+  """Return a table as `table` does, of one row or more with the heads of the columns as keys."""
+  return table([*rows[0]], [[*row.values()] for row in rows], texts=texts)
 
 
 def paragraph(text: str) -> str:
