@@ -37,10 +37,13 @@ def test_draws_have_the_probabilities_of_the_model(temperature):
   )
 
 
-def test_temperature_0_takes_the_likeliest():
+@pytest.mark.parametrize('temperature', [0, 1e-38, 9e-6, 1e-5])
+def test_a_temperature_near_0_takes_the_likeliest(temperature):
   logits = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
-  got = _draw(logits, Sampling(0, top_k=3, top_p=0.5))
-  assert got.tolist() == logits.argmax(axis=-1).tolist(), 'temperature 0 is not greedy'
+  settings = [Sampling(temperature, 3, 0.5), *[Sampling(1.0, 1)] * 3]
+  got = np.asarray(_compiled(logits, Draws.from_samplings(settings), np.arange(4)))
+  assert got.tolist() == logits.argmax(axis=-1).tolist()
+  assert (needs(settings[:1]) == 'likeliest') == (temperature < 1e-5)
 
 
 @settings(deadline=None, max_examples=20)
@@ -73,9 +76,14 @@ def test_every_row_is_drawn_by_its_own_settings():
 @pytest.mark.parametrize(
   ('options', 'sentence'),
   [
-    ({'temperature': -0.1}, 'temperature is -0.1; it must not be negative'),
-    ({'top_k': 2**31}, 'top_k is 2147483648; it must be less than 2147483648'),
+    ({'temperature': -0.1}, 'temperature is -0.1; it must be finite and at least 0'),
+    ({'temperature': np.nan}, 'temperature is nan; it must be finite and at least 0'),
+    ({'temperature': np.inf}, 'temperature is inf; it must be finite and at least 0'),
+    ({'top_k': 2**31}, 'top_k is 2147483648; it must be from 0 to 2147483647'),
+    ({'top_k': np.nan}, 'top_k is nan; it must be an integer'),
     ({'top_p': 0.0}, 'top_p is 0.0; it must lie between 0 (excluded) and 1'),
+    ({'top_p': np.nan}, 'top_p is nan; it must lie between 0 (excluded) and 1'),
+    ({'seed': np.inf}, 'seed is inf; it must be an integer'),
   ],
 )
 def test_sampling_that_cannot_be(options, sentence):

@@ -10,27 +10,36 @@ import numpy as np
 
 from tokenformer_jax.errors import UserError
 
+# vLLM's limit: below it the likeliest token is taken, because the scaled logits could overflow.
+_LOWEST_TEMPERATURE = 1e-5
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
   """The settings for drawing one text. The same seed gives the same text in any batch."""
 
-  temperature: float = 0.8  # divides the logits; 0 takes the likeliest token
+  temperature: float = 0.8  # divides the logits; below 1e-5 the likeliest token is taken
   top_k: int = 0  # draw from the k likeliest tokens only; 0: from all
   top_p: float = 0.95  # draw from the fewest likeliest tokens that together reach p; 1: from all
   seed: int = 0
 
   def __post_init__(self):
+    for name in ('top_k', 'seed'):
+      if type(value := getattr(self, name)) is not int:
+        raise UserError(f'{name} is {value!r}; it must be an integer')
     if not 0 <= self.temperature < float('inf'):
-      raise UserError(f'temperature is {self.temperature}; it must not be negative')
-    if self.top_k < 0:
-      raise UserError(f'top_k is {self.top_k}; it must not be negative')
-    if self.top_k >= 2**31:
-      raise UserError(f'top_k is {self.top_k}; it must be less than 2147483648')
+      raise UserError(f'temperature is {self.temperature}; it must be finite and at least 0')
+    if not 0 <= self.top_k < 2**31:
+      raise UserError(f'top_k is {self.top_k}; it must be from 0 to 2147483647')
     if not 0 < self.top_p <= 1:
       raise UserError(f'top_p is {self.top_p}; it must lie between 0 (excluded) and 1')
     if not 0 <= self.seed < 2**32:
       raise UserError(f'seed is {self.seed}; it must lie between 0 and 2³² (excluded)')
+
+  @property
+  def is_greedy(self) -> bool:
+    """Return whether the likeliest token is taken."""
+    return self.temperature < _LOWEST_TEMPERATURE
 
 
 DEFAULT = Sampling()
@@ -49,7 +58,7 @@ class Draws(NamedTuple):
   def from_samplings(cls, samplings: Sequence[Sampling]) -> 'Draws':
     """Return the settings of several rows as arrays."""
     return cls(
-      np.array([s.temperature for s in samplings], np.float32),
+      np.array([0 if s.is_greedy else s.temperature for s in samplings], np.float32),
       np.array([s.top_k for s in samplings], np.int32),
       np.array([s.top_p for s in samplings], np.float32),
       np.array([s.seed for s in samplings], np.uint32),
@@ -58,7 +67,7 @@ class Draws(NamedTuple):
 
 def needs(samplings: Sequence[Sampling]) -> str:
   """Return the draws that `draw` must support for some rows: `likeliest`, `any` or `limited`."""
-  drawn = [s for s in samplings if s.temperature > 0]
+  drawn = [s for s in samplings if not s.is_greedy]
   if not drawn:
     return 'likeliest'
   return 'limited' if any(s.top_k or s.top_p < 1 for s in drawn) else 'any'
