@@ -167,6 +167,69 @@ def test_tools_and_calls_reach_the_template(name):
   assert json.dumps(TOOLS[0], ensure_ascii=False) in rendered.text
 
 
+# In the manner of SmolLM3, whose names are set in one branch only.
+WITH_ARGUMENTS = """\
+{%- if enable_thinking is not defined -%}{%- set enable_thinking = true -%}{%- endif -%}
+{%- if messages[0].role == 'system' -%}{%- set note = messages[0].content -%}{%- endif -%}
+{{- note -}}{%- for one in documents or [] -%}[{{ one.text }}]{%- endfor -%}
+{%- for message in messages -%}
+{%- if message.role == 'assistant' -%}
+{%- generation -%}
+{{- '' if enable_thinking else '<think></think>' -}}{{- message.content -}}
+{%- endgeneration -%}
+{%- endif -%}
+{%- endfor -%}
+"""
+
+
+def _rendered(arguments, source=WITH_ARGUMENTS, **row) -> str:
+  row = {'messages': PAIR, 'chat_template_kwargs': arguments, **row}
+  document = chat_rows.conversation(row, LABEL)
+  template = Template('T', source, {'eos_token': '</s>', 'image_token': '<i>'})
+  return template.render(*chat_rows.parse_document(document), label=LABEL).text
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'text'),
+  [
+    ({'enable_thinking': False}, '<think></think>Four.'),
+    ('{"enable_thinking": false, "note": "Be brief. "}', 'Be brief. <think></think>Four.'),
+    ({'enable_thinking': True, 'documents': [{'text': 'a'}]}, '[a]Four.'),
+    ({'other': False, 'third': [], 'fourth': None}, 'Four.'),
+    (None, 'Four.'),
+  ],
+)
+def test_arguments_of_a_row_reach_the_template(arguments, text):
+  assert _rendered(arguments, WITH_ARGUMENTS.replace('{{- note', '{{- note or ""')) == text
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'sentence'),
+  [
+    *(
+      ({name: [1]}, f"has '{name}' in chat_template_kwargs, which is reserved")
+      for name in ('messages', 'tools', 'add_generation_prompt', 'bos_token', 'image_token')
+    ),
+    (
+      {'effort': 'low'},
+      "begins with 'What.* has 'effort' in chat_template_kwargs, which T does no",
+    ),
+    ('thinking', r"line 3, has chat_template_kwargs 'thinking'; it must be a JSON object"),
+    ([1], r'line 3, has chat_template_kwargs \[1\]; it must be a JSON object'),
+    ({'note': '\ufdd0'}, r'line 3, chat_template_kwargs: has characters U\+FDD0'),
+  ],
+)
+def test_arguments_that_a_template_cannot_have_are_refused(arguments, sentence):
+  with pytest.raises(UserError, match=sentence):
+    _rendered(arguments)
+
+
+@pytest.mark.parametrize('key', ['description', 'na\ufdd1me'])
+def test_marks_of_what_is_learned_are_refused_in_tools(key):
+  with pytest.raises(UserError, match=r'line 3, tools: has characters U\+FDD0 or U\+FDD1'):
+    chat_rows.parse_row({'messages': PAIR, 'tools': [{key: 'a\ufdd0b'}]}, LABEL)
+
+
 REFUSED = {
   'an unknown role': (
     {'conversations': [{'from': 'cat', 'value': 'meow'}]},

@@ -62,6 +62,14 @@ def test_answers_in_the_prompt_carry_no_loss():
   assert [answers for _, answers in pair] == [['Hello.<|end|>'], ['Go away.<|end|>']]
 
 
+def test_arguments_of_a_row_reach_the_template_of_both_answers():
+  silent = '{% if quiet %}(quiet) {% endif %}'
+  row = {**FORMS['explicit texts'], 'chat_template_kwargs': {'quiet': True}}
+  document = preference_rows.conversation(row, 'row 1')
+  rendered = preference_rows.render(document, Template('T', silent + OURS, {}))
+  assert [one.text.startswith('(quiet) <|user|>') for one in rendered] == [True, True]
+
+
 def test_texts_without_a_prompt_are_plain_and_begin_with_it():
   row = {'chosen': 'Human: Hi\n\nAssistant: Thanks', 'rejected': 'Human: Hi\n\nAssistant: There'}
   assert _learned(row) == [(row['chosen'], [' Thanks']), (row['rejected'], [' There'])]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 # The marks of a template in its text; Unicode keeps both out of any text.
 MARKS = ('\ufdd0', '\ufdd1')
 # Without a value they are no text, as in transformers: many tokenizers have no such token.
-_TOKENS = {f'{name}_token' for name in ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')}
+TOKENS = {f'{name}_token' for name in ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')}
 
 
 class RenderError(Exception):
@@ -23,12 +23,17 @@ def has_marks(source: str) -> bool:
   return _compile(source, False)[1]
 
 
+def variables(source: str) -> frozenset[str]:
+  """Return the names of the values that a template reads. Raise a `RenderError` as `has_marks`."""
+  return _compile(source, False)[2]
+
+
 def render(source: str, values: dict[str, Any], *, learn: bool) -> str:
   """Return what a template makes of values, with marks.
 
   With `learn`, names without a value are refused, which else are empty, as in transformers.
   """
-  template, _ = _compile(source, learn)
+  template = _compile(source, learn)[0]
   try:
     return template.render(values)
   except RenderError:
@@ -38,10 +43,10 @@ def render(source: str, values: dict[str, Any], *, learn: bool) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _compile(source: str, learn: bool) -> tuple['jinja2.Template', bool]:
-  """Compile a template, and return whether it has marks."""
+def _compile(source: str, learn: bool) -> tuple['jinja2.Template', bool, frozenset[str]]:
+  """Compile a template, and return whether it has marks, and the names that it reads."""
   import jinja2  # noqa: PLC0415 (from an extra, and only for chat)
-  from jinja2 import ext, nodes, sandbox  # noqa: PLC0415
+  from jinja2 import ext, meta, nodes, sandbox  # noqa: PLC0415
 
   class Marks(ext.Extension):
     """The block {% generation %}, whose text comes out between two marks."""
@@ -60,7 +65,7 @@ def _compile(source: str, learn: bool) -> tuple['jinja2.Template', bool]:
     """A name without a value, which may be asked for, but has no text."""
 
     def __str__(self) -> str:
-      return '' if self._undefined_name in _TOKENS else self._fail_with_undefined_error()
+      return '' if self._undefined_name in TOKENS else self._fail_with_undefined_error()
 
   environment = sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True,
@@ -75,9 +80,11 @@ def _compile(source: str, learn: bool) -> tuple['jinja2.Template', bool]:
   # Jinja's own writes < and & as HTML does.
   environment.filters['tojson'] = functools.partial(json.dumps, ensure_ascii=False)
   try:
-    used = environment.parse(source).find_all(nodes.ExtensionAttribute)
+    tree = environment.parse(source)
+    used = tree.find_all(nodes.ExtensionAttribute)
     marked = any(node.identifier == Marks.identifier for node in used)
-    return environment.from_string(source), marked
+    names = frozenset(meta.find_undeclared_variables(tree))
+    return environment.from_string(source), marked, names
   except jinja2.TemplateSyntaxError as error:
     raise RenderError(f'line {error.lineno}: {error.message}') from error
   except RecursionError as error:

@@ -6,6 +6,7 @@ row is its messages as JSON, from which a template makes text. A row with more t
 learned, or that belongs to the text, is refused. Columns of other names are ignored.
 """
 
+import contextlib
 import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from tokenformer_jax.data.chat_jinja import MARKS
 from tokenformer_jax.errors import UserError
 
 ANSWER_ROLE = 'assistant'
+# Further values for the template, by their names: the key of TRL and of the server vLLM.
+ARGUMENTS = 'chat_template_kwargs'
 # The keys of a message that say whether it is learned: 1 or 0.
 WEIGHTS = ('weight', 'loss_weight', 'train')
 
@@ -29,7 +32,7 @@ _SYSTEM = ('system', 'system_prompt')
 # The columns of a row that are read, say what is learned, or belong to the text.
 _OF_CONVERSATIONS = {
   *(key for form in _FORMS for key in form),
-  *(*WEIGHTS, *_SYSTEM, 'label', 'history', 'context', 'input', 'tools', 'tool_calls'),
+  *(*WEIGHTS, *_SYSTEM, ARGUMENTS, 'label', 'history', 'context', 'input', 'tools', 'tool_calls'),
   *('functions', 'function_call', 'documents', 'mask', 'loss_mask', 'completion_mask'),
 }
 _SHAPES = (
@@ -51,10 +54,11 @@ class Conversation(str):
 
 
 class Chat(NamedTuple):
-  """The messages that a template renders, and the tools that they may call."""
+  """The messages that a template renders, the tools that they may call, and further values."""
 
   messages: list[dict[str, Any]]
   tools: list[dict[str, Any]] | None = None
+  arguments: dict[str, Any] | None = None  # see `Template.render`
 
 
 def columns(names: Iterable[str], label: str) -> list[str]:
@@ -76,9 +80,10 @@ def more_keys(message: dict[str, Any]) -> list[str]:
 
 
 def conversation(row: dict[str, Any], label: str) -> Conversation:
-  """Return the messages of a row as JSON, in an object with its tools if there are any."""
+  """Return the messages of a row as JSON, in an object if there are tools or arguments."""
   chat = parse_row(row, label)
-  text = _json(chat._asdict() if chat.tools else chat.messages)
+  values = {key: value for key, value in chat._asdict().items() if value}
+  text = _json(values if len(values) > 1 else chat.messages)
   # JSON can hold lone surrogates.
   document = Conversation(text.encode('utf-8', errors='replace').decode())
   document.label = label
@@ -101,7 +106,7 @@ def parse_row(row: dict[str, Any], label: str) -> Chat:
   Answers inside of a prompt have the weight 0, unless they have one: a prompt is not learned.
   """
   form = _find_form(row, label)
-  used = {*form, 'tools'}
+  used = {*form, 'tools', ARGUMENTS}
   if len(form) == 1:
     messages = read_messages(row[form[0]], label)
   else:
@@ -121,7 +126,8 @@ def parse_row(row: dict[str, Any], label: str) -> Chat:
     if is_answer and not (content := message['content']).strip():
       raise UserError(f'{label} has an empty answer ({content!r}); leave the row out')
   _check_rest({key: row[key] for key in row if key not in used}, messages, label)
-  return Chat(messages, read_tools(row.get('tools'), label))
+  tools, arguments = read_tools(row.get('tools'), label), read_arguments(row.get(ARGUMENTS), label)
+  return Chat(messages, tools, arguments)
 
 
 def read_tools(values: Any, label: str) -> list[dict[str, Any]] | None:
@@ -131,7 +137,19 @@ def read_tools(values: Any, label: str) -> list[dict[str, Any]] | None:
     return None
   if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in tools):
     raise UserError(f'{label} has {tools!r:.60} as its tools; they must be a list of JSON objects')
+  _check_marks(tools, f'{label} tools:')
   return [*tools]
+
+
+def read_arguments(values: Any, label: str) -> dict[str, Any] | None:
+  """Return the arguments of a template (`ARGUMENTS`), or of JSON text of them; None: none."""
+  arguments = _read_json(values)
+  if arguments in _EMPTY:
+    return None
+  if not isinstance(arguments, dict):
+    raise UserError(f'{label} has {ARGUMENTS} {arguments!r:.60}; it must be a JSON object')
+  _check_marks(arguments, f'{label} {ARGUMENTS}:')
+  return arguments
 
 
 def read_messages(values: Any, label: str) -> list[dict[str, Any]]:
@@ -168,16 +186,27 @@ def _find_form(row: dict[str, Any], label: str) -> tuple[str, ...]:
 
 def read_objects(values: Any) -> Any:
   """Return a list of objects that is given as JSON text or as an object of lists, or the value."""
-  if isinstance(values, str) and values.strip()[:1] in ('[', '{'):
-    try:
-      values = json.loads(values)
-    except (ValueError, RecursionError):
-      return values
+  values = _read_json(values)
   if isinstance(values, dict) and values:
     lists = [*values.values()]
     if all(isinstance(one, list) and len(one) == len(lists[0]) for one in lists):
       return [dict(zip(values, one, strict=True)) for one in zip(*lists, strict=True)]
   return values
+
+
+def _read_json(value: Any) -> Any:
+  """Return the list or the object of a JSON text, or another value as it is."""
+  if isinstance(value, str) and value.strip()[:1] in ('[', '{'):
+    with contextlib.suppress(ValueError, RecursionError):
+      return json.loads(value)
+  return value
+
+
+def _check_marks(value: Any, label: str) -> None:
+  """Check that no text in a value has the marks of what is learned."""
+  if any(mark in _json(value) for mark in MARKS):
+    wrong = 'characters U+FDD0 or U+FDD1, which are no text'
+    raise UserError(f'{label} has {wrong}; correct the row, or leave it out')
 
 
 def _turns(value: Any, role: str) -> list[Any]:
@@ -204,9 +233,9 @@ def _message(values: Any, label: str) -> dict[str, Any]:
     if not isinstance(message.get(key), str):
       has = f'{message[key]!r:.60} as its {key}' if key in message else f'no {key}'
       raise UserError(f'{label} has {has}; {key} must be text')
-  if not message['role'] or any(mark in _json(message) for mark in MARKS):
-    wrong = 'characters U+FDD0 or U+FDD1, which are no text' if message['role'] else 'no role'
-    raise UserError(f'{label} has {wrong}; correct the row, or leave it out')
+  if not message['role']:
+    raise UserError(f'{label} has no role; correct the row, or leave it out')
+  _check_marks(message, label)
   return message
 
 

@@ -3,8 +3,9 @@
 A template is one of those that Hugging Face's `transformers` reads: `apply_chat_template` there
 gives the same text and the same marks. It encloses in {% generation %} … {% endgeneration %} what
 the model has to learn to write; a template without these marks can ask for answers only.
-`bos_token`, `eos_token` and the other tokens of the tokenizer have their values, `tools` those of
-the row, `documents` is None; `raise_exception`, `strftime_now` and `tojson` are there.
+`bos_token`, `eos_token` and the other tokens of the tokenizer have their values, `tools` and the
+names in `chat_template_kwargs` those of the row, `documents` is None else; `raise_exception`,
+`strftime_now` and `tojson` are there.
 """
 
 import dataclasses
@@ -50,6 +51,8 @@ _ADVICE = (
   'that config.data.chat_template names'
 )
 _PROBE = 'ANSWER'
+# Values of a template that the arguments of a row or a request cannot replace.
+_RESERVED = {'messages', 'tools', 'add_generation_prompt', 'raise_exception', 'strftime_now'}
 
 
 class Rendered(NamedTuple):
@@ -84,23 +87,31 @@ class Template:
     return dataclasses.asdict(self)
 
   def render(
-    self, messages: Messages, tools: Any = None, *, ask: bool = False, label: str = ''
+    self,
+    messages: Messages,
+    tools: Any = None,
+    arguments: dict[str, Any] | None = None,
+    *,
+    ask: bool = False,
+    label: str = '',
   ) -> Rendered:
     """Return the text of messages and of tools; with `ask`, up to where the model answers.
 
-    An answer with a weight of 0 (see `chat_rows.WEIGHTS`) carries no loss. Errors name the
-    conversation by its `label` and its beginning.
+    `arguments` are further values for the template by their names, such as `enable_thinking`: the
+    `chat_template_kwargs` of a row. An answer with a weight of 0 (see `chat_rows.WEIGHTS`) carries
+    no loss. Errors name the conversation by its `label` and its beginning.
     """
     label = _label(messages, label)
-    rendered = whole = self._rendered(messages, label, ask=ask, learn=not ask, tools=tools)
-    if tools and self._is_same(whole, messages, ask=ask):
+    values = {'ask': ask, 'arguments': self._check_arguments(arguments or {}, label)}
+    rendered = whole = self._rendered(messages, label, learn=not ask, tools=tools, **values)
+    if tools and self._is_same(whole, messages, **values):
       raise UserError(
         f'{label} has tools, of which {self.name} makes no text; leave them out, or name a '
         'template that writes them in config.data.chat_template'
       )
     for key in dict.fromkeys(key for message in messages for key in more_keys(message)):
       without = [{k: v for k, v in message.items() if k != key} for message in messages]
-      if not self._is_same(whole, without, ask=ask, tools=tools):
+      if not self._is_same(whole, without, tools=tools, **values):
         continue
       if key not in WEIGHTS:
         raise UserError(
@@ -115,6 +126,22 @@ class Template:
         'leave the row out'
       )
     return rendered
+
+  def _check_arguments(self, arguments: dict[str, Any], label: str) -> dict[str, Any]:
+    """Return arguments, of which the template reads each that has a value."""
+    read = chat_jinja.variables(self.source) if arguments else frozenset()
+    for name, value in arguments.items():
+      if name in _RESERVED | chat_jinja.TOKENS | {*self.tokens}:
+        why = 'which is reserved; leave it out'
+      elif name not in read and value not in (None, False, '', [], {}):
+        why = (
+          f'which {self.name} does not read; leave it out, or name a template that reads it in '
+          'config.data.chat_template'
+        )
+      else:
+        continue
+      raise UserError(f'{label} has {name!r} in chat_template_kwargs, {why}')
+    return arguments
 
   def _learned(self, rendered: Rendered, messages: Messages, key: str, label: str) -> Rendered:
     """Return the text without the marks of answers that a key says are not to be learned."""
@@ -183,9 +210,15 @@ class Template:
       raise UserError(f'{label} cannot be written by {self.name}: {error}') from error
 
   def _marked(
-    self, messages: Messages, *, ask: bool = False, learn: bool = False, tools: Any = None
+    self,
+    messages: Messages,
+    *,
+    ask: bool = False,
+    learn: bool = False,
+    tools: Any = None,
+    arguments: dict[str, Any] | None = None,
   ) -> str:
-    more = {'add_generation_prompt': ask, 'tools': tools, 'documents': None}
+    more = {'add_generation_prompt': ask, 'tools': tools, 'documents': None, **(arguments or {})}
     values = {'messages': messages, **more, **self.tokens}
     return chat_jinja.render(self.source, values, learn=learn)
 

@@ -59,6 +59,7 @@ def conversation(row: dict[str, Any], label: str) -> Pair:
     for message in itertools.chain(*(one[:shared] for one in messages)):
       if message['role'] == ANSWER_ROLE:
         message['weight'] = 0  # as a part of the prompt
+    pair = [chat if chat.arguments else chat[:2] for chat in pair]
   text = json.dumps(pair, ensure_ascii=False).encode('utf-8', errors='replace').decode()
   document = Pair(text)
   document.label = label
@@ -68,10 +69,10 @@ def conversation(row: dict[str, Any], label: str) -> Pair:
 def render(document: Pair, template: Template) -> list[Rendered]:
   """Return the text of the chosen and of the rejected conversation, with the marks of answers."""
   return [
-    Rendered(first, ((second, len(first)),))
+    Rendered(first, ((*rest, len(first)),))
     if isinstance(first, str)
-    else template.render(first, second, label=document.label)
-    for first, second in json.loads(document)
+    else template.render(first, *rest, label=document.label)
+    for first, *rest in json.loads(document)
   ]
 
 
