@@ -269,6 +269,15 @@ def test_another_format_is_refused(stored, remedy, tmp_path, monkeypatch):
     checkpoint.Checkpoints(tmp_path).meta(2)
 
 
+def test_keys_that_are_gone_are_read_where_they_had_no_effect():
+  stored = {'optim': {'learning_rate': 0.5, 'sparse_tokens': 0.0, 'background': ''}}
+  config = saved_config.parse(Config, stored, 'config.json')
+  assert config == Config(optim=dataclasses.replace(Config().optim, learning_rate=0.5))
+  stored['optim']['sparse_tokens'] = 0.1
+  with pytest.raises(UserError, match=r'config.json has optim.sparse_tokens=0.1, a key that this'):
+    saved_config.parse(Config, stored, 'config.json')
+
+
 @pytest.mark.full_size
 @pytest.mark.slow
 def test_sigterm_saves_and_says_how_to_go_on(tmp_path):

@@ -3,9 +3,13 @@
 import contextlib
 import functools
 import gc
+import inspect
+import logging as std_logging
 import os
 import select
 import sys
+import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -75,6 +79,7 @@ def run(
     quiet = not flags.FLAGS['verbosity'].present  # --verbosity=0 also shows the log of Orbax.
     if quiet:
       logging.set_verbosity(logging.WARNING)
+      _quiet_orbax()
     with join:
       if quiet and not hosts.is_first():
         logging.set_verbosity(logging.ERROR)
@@ -92,6 +97,31 @@ def run(
       raise
     messages.say(f'error: {reported}')
     sys.exit(hosts.exit_status(reported))
+
+
+@functools.cache
+def _quiet_orbax() -> None:
+  """Keep Orbax from printing its warnings, and errors that it raises as well, in this process."""
+  for logger in (logging.get_absl_logger(), std_logging.getLogger('asyncio')):
+    logger.addFilter(_is_wanted)
+  # A failed save or read leaves others that never began, or that find their event loop closed.
+  warnings.filterwarnings('ignore', 'coroutine .* was never awaited', RuntimeWarning)
+  sys.unraisablehook = functools.partial(_report_unraisable, sys.unraisablehook)
+
+
+def _report_unraisable(otherwise: Callable[[Any], None], report: Any) -> None:
+  """Drop reports of reads and writes that Orbax and TensorStore abandoned."""
+  codes = [frame.f_code for frame, _ in traceback.walk_tb(report.exc_traceback)][-1:]
+  if inspect.iscoroutine(report.object):  # A coroutine that never started has no frame.
+    codes.append(report.object.cr_code)
+  from_orbax = any('orbax' in code.co_filename for code in codes)
+  if not from_orbax and str(report.exc_value) != 'Event loop is closed':
+    otherwise(report)
+
+
+def _is_wanted(record: std_logging.LogRecord) -> bool:
+  from_orbax = 'orbax' in record.pathname or record.name == 'asyncio'
+  return record.levelno < std_logging.WARNING or not from_orbax
 
 
 def _until_unread(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -> int | None:

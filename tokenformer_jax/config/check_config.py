@@ -69,10 +69,6 @@ def _idle_keys(config: Config) -> Iterator[tuple[str, str]]:
     yield 'optim.warmup_steps', f'optim.warmup_epochs={optim.warmup_epochs:g}'
   if train.max_skipped_steps == 1:  # the step that would be the last one is made
     yield 'optim.skip_deviations', 'train.max_skipped_steps=1'
-  if optim.sparse_tokens:
-    yield 'optim.old_tokens', f'optim.sparse_tokens={optim.sparse_tokens:g}'
-  else:
-    yield 'optim.background', 'optim.sparse_tokens=0'
   if not optim.skip_deviations:
     yield 'optim.skip_window', 'optim.skip_deviations=0'
   if not config.distill.teacher:
@@ -109,7 +105,6 @@ _NOT_OF_PAIRS = (
 _OF_LM = (
   'model.init.embedding_std',
   'optim.z_loss',
-  'optim.sparse_tokens',
   'train.sample_tokens',
   'train.sample_prompt',
   'train.loss_chunk',

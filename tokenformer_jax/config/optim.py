@@ -91,15 +91,6 @@ class OptimConfig:
   new_token_warmup: Int = key(
     100, 'updates in which the rate of new tokens and layers rises to that of the old ones', least=0
   )
-  sparse_tokens: Float = key(
-    0.0,
-    'train so many parameter tokens, or this share of them if below 1, and nothing else: those '
-    'that the new text uses most beside optim.background (training/sparse.py). 0: everything',
-    least=0,
-  )
-  background: Str = key(
-    '', 'with optim.sparse_tokens, the source of data.mixture that must not be forgotten'
-  )
 
   if TYPE_CHECKING:  # A checker does not know the kind.
 

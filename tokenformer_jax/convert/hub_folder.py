@@ -23,7 +23,7 @@ from tokenformer_jax.convert.tensor_layout import Rule, Weights
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.lm import define_lm
-from tokenformer_jax.runs.saved_config import FORMAT, check_format
+from tokenformer_jax.runs import saved_config
 
 MODEL_TYPE = 'tokenformer'
 CODE = ('modeling_tokenformer.py', 'modeling_tokenformer_layers.py')  # in this folder
@@ -93,7 +93,7 @@ def describe(model: ModelConfig, ids: Mapping[str, int], dtype: str) -> dict[str
     'max_position_embeddings': model.max_length,
     **ids,
     'tie_word_embeddings': False,  # A tied head has no tensor of its own.
-    'format': FORMAT,
+    'format': saved_config.FORMAT,
     'layers': pattern.names(model.repeats),
     'tokenformer': config_lib.to_json(without_records(model)),
   }
@@ -110,8 +110,9 @@ def find(source: Path) -> Weights | None:
   if not is_ours(source):
     return None
   stored = read_json(file)
-  check_format(stored.get('format'), str(file))
-  model = config_lib.from_dict(config_lib.Config, {'model': stored.get('tokenformer')}).model
+  saved_config.check_format(stored.get('format'), str(file))
+  section = {'model': stored.get('tokenformer')}
+  model = saved_config.parse(config_lib.Config, section, str(file)).model
   # Check what a stranger wrote before anything is made of it.
   data = config_lib.TextConfig(sequence_length=model.max_length or 1)
   config_lib.resolve(config_lib.to_config_dict(config_lib.Config(model=model, data=data)))

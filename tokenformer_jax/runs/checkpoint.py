@@ -58,7 +58,6 @@ class Checkpoints:
 
     The `keep` newest checkpoints stay, and the one with the lowest loss.
     """
-    orbax_setup.quiet()
     self.workdir, self.directory = workdir, paths.absolute(workdir) / 'checkpoints'
     self._reader = orbax_setup.make_reader()
     self._manager = None if keep is None else self._reach(lambda: self._open(keep))

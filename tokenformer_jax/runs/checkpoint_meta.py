@@ -118,13 +118,13 @@ def to_json(meta: Meta) -> dict[str, Any]:
 def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> Meta:
   """Return the description in a checkpoint from its items `meta` (stored) and `tokenizer`."""
   saved_config.check_format(stored['format'], where)
-  config = config_lib.from_dict(config_lib.Config, stored['config'])
+  config = saved_config.parse(config_lib.Config, stored['config'], where)
   seen = stored['seen']
   return Meta(
     step=stored['step'],
     config=saved_config.without_programs(config),
     tokenizer=tokenizer,
-    lineage=tuple(config_lib.from_dict(Ancestor, entry) for entry in stored['lineage']),
+    lineage=tuple(saved_config.parse(Ancestor, entry, where) for entry in stored['lineage']),
     contents=stored['contents'],
     seen=Seen(**{**seen, 'batches': tuple(Batches(**entry) for entry in seen['batches'])}),
     teacher=TeacherRecord(**stored['teacher']) if stored['teacher'] else None,

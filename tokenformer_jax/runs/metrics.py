@@ -19,13 +19,14 @@ import tqdm
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import hosts, messages
-from tokenformer_jax.runs import lost_figures
 from tokenformer_jax.storage import paths, retry
 from tokenformer_jax.trackers import feed
 from tokenformer_jax.trackers.feed import Feed
 from tokenformer_jax.trackers.tracker import About, TrackedRun
 
 _GIB = 2**30
+
+Line = dict[str, Any]  # `step`, and a float or None for each figure
 
 
 class Metrics:
@@ -44,9 +45,9 @@ class Metrics:
     """Open the files of a run that starts or resumes after `first_step` steps.
 
     Drop lines of `metrics.jsonl` and `samples.jsonl` after that step, because a crash lost their
-    work. If no figure is left of a run that must have some (`has_figures`), recover them from other
-    files. `steps` is the last step of the run. The named trackers get the same figures and samples,
-    and describe the run as `about`.
+    work. Say so if no figure is left of a run that must have some (`has_figures`). `steps` is the
+    last step of the run. The named trackers get the same figures and samples, and describe the run
+    as `about`.
     """
     self._active = hosts.is_first()
     if not self._active:
@@ -59,7 +60,10 @@ class Metrics:
       for name in (path.name, 'samples.jsonl', 'times.jsonl'):
         retry.retried(functools.partial(self._files.fetch, name), f'reading {name}')
       if not _drop_after(path, first_step) and has_figures:
-        _recover(path, workdir, first_step)
+        messages.say(
+          f'{workdir}/metrics.jsonl is lost or empty; it has no figures up to step {first_step}, '
+          'which only the trackers of the run may still have'
+        )
       _drop_after(path.with_name('samples.jsonl'), first_step)
       self._lines = _open_lines(path)
     self._bar = None
@@ -106,7 +110,7 @@ class Metrics:
     if self._active:
       self._add_to('times.jsonl', {'step': step, **seconds})
 
-  def _add_to(self, name: str, line: dict[str, Any]) -> None:
+  def _add_to(self, name: str, line: Line) -> None:
     """Append a line to a file, which is opened for it: most runs write few."""
     with _user_errors(self._files.directory), _open_lines(self._files.directory / name) as file:
       _write_line(file, line)
@@ -264,26 +268,16 @@ def _memory() -> dict[str, float]:
   return figures
 
 
-def read(workdir: str | os.PathLike[str]) -> list[lost_figures.Line]:
-  """Return the lines of a run's metrics.jsonl without incomplete lines.
-
-  If the file is lost or empty, return the lines that other files of the run have.
+def read(workdir: str | os.PathLike[str]) -> list[Line]:
+  """Return the whole lines of a run's metrics.jsonl.
 
   Raises:
-    FileNotFoundError: there is no such file, and no other file has figures of the run.
+    FileNotFoundError: there is no such file.
   """
-  path = paths.parse_path(workdir)
-  try:
-    lines, lost = parse_lines((path / 'metrics.jsonl').read_bytes()), None
-  except FileNotFoundError as error:
-    lines, lost = [], error
-  lines = lines or lost_figures.recover(path)
-  if lost and not lines:
-    raise lost
-  return lines
+  return parse_lines((paths.parse_path(workdir) / 'metrics.jsonl').read_bytes())
 
 
-def read_lines(path: paths.Path) -> list[dict[str, Any]]:
+def read_lines(path: paths.Path) -> list[Line]:
   """Return the whole lines of a JSON-lines file of a run, none if there is no such file."""
   try:
     return parse_lines(path.read_bytes())
@@ -291,7 +285,7 @@ def read_lines(path: paths.Path) -> list[dict[str, Any]]:
     return []
 
 
-def parse_lines(content: bytes) -> list[dict[str, Any]]:
+def parse_lines(content: bytes) -> list[Line]:
   """Return the whole lines of a JSON-lines file of a run."""
   lines = []
   for line in content.splitlines():
@@ -306,7 +300,7 @@ def _open_lines(path: pathlib.Path) -> io.FileIO:
   return retry.retried(lambda: path.open('ab', buffering=0), f'opening {path}')
 
 
-def _write_line(file: io.FileIO, line: dict[str, Any]) -> None:
+def _write_line(file: io.FileIO, line: Line) -> None:
   """Append a line of JSON to a file, with retries."""
   content = json.dumps(line).encode() + b'\n'
   retry.retried(lambda: _append(file, content), f'writing {file.name}')
@@ -345,20 +339,5 @@ def _drop_after(path: pathlib.Path, step: int) -> bool:
     return False
   content = retry.retried(path.read_bytes, f'reading {path}')
   kept = [line for line in parse_lines(content) if line['step'] <= step]
-  _write_lines(path, kept)
+  paths.write(path, ''.join(f'{json.dumps(line)}\n' for line in kept))
   return bool(kept)
-
-
-def _recover(path: pathlib.Path, workdir: paths.Path, step: int) -> None:
-  """Write the lines up to a step that other files of the run have, or print that none has them."""
-  lines = retry.retried(lambda: lost_figures.recover(workdir), f'reading the events in {workdir}')
-  _write_lines(path, kept := [line for line in lines if line['step'] <= step])
-  if not kept:
-    messages.say(
-      f"{workdir}/metrics.jsonl is lost or empty, and neither TensorBoard's events nor the "
-      f'checkpoints have its figures; those up to step {step} cannot be given back'
-    )
-
-
-def _write_lines(path: pathlib.Path, lines: list[lost_figures.Line]) -> None:
-  paths.write(path, ''.join(f'{json.dumps(line)}\n' for line in lines))

@@ -1,17 +1,10 @@
 """Configure Orbax for checkpoints: the reader, the manager, and which checkpoints stay.
 
-Only this file, the other checkpoint files and `convert/released_tpu.py`, which reads foreign
-checkpoints, use Orbax.
+Only this file and the other checkpoint files use Orbax, and `parallel/hosts.py` its barrier.
 """
 
 import dataclasses
-import functools
-import inspect
-import logging as std_logging
 import math
-import sys
-import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
 from typing import Any
@@ -20,7 +13,6 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts  # comes with Orbax
-from absl import logging
 from orbax.checkpoint import checkpoint_managers, future
 
 from tokenformer_jax.runs import checksum
@@ -143,31 +135,6 @@ def make_manager(
     ),
     handler_registry=_handlers(),
   )
-
-
-@functools.cache
-def quiet() -> None:
-  """Keep Orbax from printing its warnings, and errors that it raises as well."""
-  for logger in (logging.get_absl_logger(), std_logging.getLogger('asyncio')):
-    logger.addFilter(_is_wanted)
-  # A failed save or read leaves others that never began, or that find their event loop closed.
-  warnings.filterwarnings('ignore', 'coroutine .* was never awaited', RuntimeWarning)
-  sys.unraisablehook = functools.partial(_report_unraisable, sys.unraisablehook)
-
-
-def _report_unraisable(otherwise: Callable[[Any], None], report: Any) -> None:
-  """Drop reports of reads and writes that Orbax and TensorStore abandoned."""
-  codes = [frame.f_code for frame, _ in traceback.walk_tb(report.exc_traceback)][-1:]
-  if inspect.iscoroutine(report.object):  # A coroutine that never started has no frame.
-    codes.append(report.object.cr_code)
-  from_orbax = any('orbax' in code.co_filename for code in codes)
-  if not from_orbax and str(report.exc_value) != 'Event loop is closed':
-    otherwise(report)
-
-
-def _is_wanted(record: std_logging.LogRecord) -> bool:
-  from_orbax = 'orbax' in record.pathname or record.name == 'asyncio'
-  return record.levelno < std_logging.WARNING or not from_orbax
 
 
 def _handlers() -> ocp.handlers.CheckpointHandlerRegistry:

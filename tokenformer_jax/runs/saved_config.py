@@ -17,6 +17,7 @@ them, so whoever chooses the directory controls this process. The user names it 
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from tokenformer_jax import config as config_lib
@@ -25,6 +26,8 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths
 
 FORMAT = 7  # of a new `config.json` and of the `meta` of a new checkpoint
+# Keys that earlier versions had, with the value that had no effect.
+_GONE = {'optim.sparse_tokens': 0, 'optim.background': ''}
 
 
 class FormatError(UserError):
@@ -40,6 +43,25 @@ def check_format(stored: Any, where: str) -> None:
       f'{where} has the format {stored}, and this version of tokenformer_jax reads format '
       f'{FORMAT} only; {remedy}'
     )
+
+
+def parse(cls: type, stored: Mapping[str, Any], where: str) -> Any:
+  """Return a section with the names of a config's sections from its stored form in `where`.
+
+  Raises:
+    UserError: a value is wrong, or a key that this version has no longer changed the computation.
+  """
+  values = dict(stored)
+  for path, harmless in _GONE.items():
+    section, _, name = path.rpartition('.')
+    if isinstance(keys := values.get(section), Mapping) and name in keys:
+      if keys[name] != harmless:
+        raise UserError(
+          f'{where} has {path}={keys[name]}, a key that this version of tokenformer_jax has no '
+          'longer; use the version that wrote it'
+        )
+      values[section] = {key: value for key, value in keys.items() if key != name}
+  return config_lib.from_dict(cls, values)
 
 
 def to_text(config: Config) -> str:
@@ -58,7 +80,7 @@ def read(path: paths.Path, advice: str, needed_by: str = '') -> Config:
     if not isinstance(stored, dict):
       raise ValueError(f'it holds a {type(stored).__name__}')
     check_format(stored.pop('format', 1), str(path))  # Files of format 1 have no number.
-    return config_lib.from_dict(Config, stored)
+    return parse(Config, stored, str(path))
   except FormatError:
     raise
   except (paths.errors(path), ValueError, RecursionError, UserError) as error:

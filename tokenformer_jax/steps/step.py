@@ -15,7 +15,7 @@ from tokenformer_jax.config import Config, OptimConfig, skip_window
 from tokenformer_jax.model.layer import Counts
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.steps import compiler, elastic, optim, outliers, schedules, sparse, statistics
+from tokenformer_jax.steps import compiler, elastic, optim, outliers, schedules, statistics
 from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.tasks import Batch, Task
 from tokenformer_jax.tasks.task import Figures, reported
@@ -145,18 +145,12 @@ class Program:
   def state_shardings(self, mesh: Mesh | AbstractMesh) -> State:
     """Return the sharding of every array of the state."""
     optional = {'ema': self.ema, 'window': self.window}
-    trained = jax.tree.map(lambda _: sharding.replicated(mesh), self._trained)
-    return state_shardings(mesh, self.task.definition, self.tx, **optional) | trained
-
-  @property
-  def _trained(self) -> State:
-    is_sparse = self.config.optim.sparse_tokens > 0
-    return {'trained': sparse.shapes(self.task.definition)} if is_sparse else {}
+    return state_shardings(mesh, self.task.definition, self.tx, **optional)
 
   def abstract_state(self, mesh: Mesh | AbstractMesh) -> State:
     """Return shapes, dtypes and shardings of the state."""
     state = _shapes(self.task.definition, self.tx, ema=self.ema, window=self.window)
-    return sharding.with_shardings(state | self._trained, self.state_shardings(mesh))
+    return sharding.with_shardings(state, self.state_shardings(mesh))
 
   def abstract_batch(self, mesh: Mesh | AbstractMesh) -> Any:
     """Return shapes, dtypes and shardings of a batch."""
@@ -199,10 +193,8 @@ def make_train_step(program: Program, mesh: Mesh) -> jax.stages.Wrapped:
     key = jax.random.fold_in(jax.random.key(config.train.seed), state['step'])
     grads, figures = gradient(params, batch, key, *teacher)
     figures, info = reported(figures), task.definition.info
-    grads = sparse.keep(state, info, grads)
     grad_norm = optax.tree.norm(optim.zero_untrained(info, grads))
     updates, new_opt_state = tx.update(grads, opt_state, params)
-    updates = sparse.keep(state, info, updates)
     new = (optax.apply_updates(params, updates), new_opt_state)
     good, recent_after = accept_step(state, figures['loss'], grad_norm)
     params, opt_state = jax.tree.map(

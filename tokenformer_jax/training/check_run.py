@@ -15,7 +15,7 @@ from tokenformer_jax.model.params import Definition
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.steps.last_growth import frozen_base
-from tokenformer_jax.training import continuation, device_check, sparse
+from tokenformer_jax.training import continuation, device_check
 from tokenformer_jax.training.origin import Origin
 from tokenformer_jax.training.teacher import Teacher
 
@@ -43,7 +43,6 @@ def check_run(
     continuation.check_data(config, origin, task)
   continuation.check_decay_start(config, origin, growth)
   _check_old_tokens(config.optim, growth, definition)
-  sparse.check(config, definition, is_trained=origin.meta is not None)
   _check_groups(config.train, definition)
   _check_reference(config, growth)
   if teacher is not None:

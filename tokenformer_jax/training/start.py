@@ -12,7 +12,7 @@ from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
-from tokenformer_jax.training import init_from, sparse
+from tokenformer_jax.training import init_from
 from tokenformer_jax.training.prepare import PreparedRun
 
 
@@ -38,14 +38,8 @@ def first_state(
 def _resumed(run: PreparedRun, meta: Meta, checkpoints: checkpoint.Checkpoints) -> State:
   """Return the state in the run's own checkpoint, and move newer ones that are damaged away."""
   abstract = run.program.abstract_state(run.mesh)
-  was, now = meta.config.optim, run.config.optim
-  same_tokens = (was.sparse_tokens, was.background) == (now.sparse_tokens, now.background)
   same_window = run.program.window == skip_window(meta.config.optim)
-  kept = {
-    'ema': meta.has('ema'),
-    'recent': same_window and meta.has('recent'),
-    'trained': same_tokens and meta.has('trained'),
-  }
+  kept = {'ema': meta.has('ema'), 'recent': same_window and meta.has('recent')}
   abstract = {name: arrays for name, arrays in abstract.items() if kept.get(name, True)}
   state = checkpoints.restore(meta, abstract)
   for step, error in run.origin.damaged.items():
@@ -61,7 +55,6 @@ def _with_optional(run: PreparedRun, state: State) -> State:
   """Add or remove the optional entries of a state, as the config says.
 
   A new moving average starts from the parameters, and new statistics of good steps are empty.
-  Sparse tokens are chosen where `optim.sparse_tokens` is new.
   """
   wanted, kept = run.program, dict(state)
   if not wanted.ema:
@@ -71,6 +64,4 @@ def _with_optional(run: PreparedRun, state: State) -> State:
   if wanted.window and 'recent' not in kept:
     make = functools.partial(step_lib.recent, wanted.window)
     kept |= jax.jit(make, out_shardings=sharding.replicated(run.mesh))()
-  if run.config.optim.sparse_tokens and 'trained' not in kept:
-    kept['trained'] = sparse.choose(run.task, run.config.optim, state['params'], run.mesh)
   return kept
