@@ -81,6 +81,7 @@ def test_a_run_is_trained_on_documents_as_it_is_asked(root, training, tmp_path):
   data |= {'validation_source': f'files:{tmp_path}/held.jsonl'}
   trained = run.train(2, workdir=tmp_path / 'trained', **{**training, 'data': data})
   assert trained.tokenizer.begin == run.tokenizer.begin == (5,), 'the training forgets it'
+  assert trained.meta.tokenizer['files'] == run.meta.tokenizer['files'], 'it forgets the folder'
   (store,) = map(shards.open_store, (tmp_path / 'cache' / 'stores').glob('*-[0-9a-f]*[0-9a-f]'))
   tokens = store.train[:]
   begins = np.flatnonzero(tokens == store.tokenizer.end_of_document)[:-1] + 1

@@ -14,7 +14,9 @@ from tokenformer_jax.config.projections import beside_matrices
 from tokenformer_jax.config.section import Bool
 from tokenformer_jax.convert import (
   families,
+  folder_files,
   hub_folder,
+  hub_generation,
   hub_tokenizer,
   model_card,
   released_torch,
@@ -32,7 +34,7 @@ from tokenformer_jax.storage import paths
 
 _SUFFIXES = ('.safetensors', '.bin', '.pt', '.pth', '.gguf', '.json')
 _BESIDE_ONE = ('qkv', 'value', 'proj', '.each')  # ends of the names of tokens beside one matrix
-_Texts = dict[str, Any]  # texts, or values to write as JSON, by the name of the file
+_Texts = dict[str, Any]  # texts, bytes, or values to write as JSON, by the name of the file
 
 
 def to_hf(
@@ -50,19 +52,22 @@ def to_hf(
 
   def describe(meta: Meta) -> tuple[Layout, _Texts]:
     model = meta.config.model
+    came = folder_files.read(meta.tokenizer, folder_files.CONFIG)
     ids = hub_tokenizer.special_ids(tokenizers.from_json(meta.tokenizer))
+    ids |= {name: came[name] for name in ids if name in came}
     if matched := families.match(model, meta.family):
       family, keys = matched
       layout, code = tensor_layout.layout(model, family.rules), {}
-      values = {**keys, **ids, 'dtype': dtype}
+      written = {**keys, **ids, 'dtype': dtype}
+      values = folder_files.config(meta.tokenizer, family, model, written)
     else:
       hub_folder.check_can_load(model)
       layout, code = hub_folder.layout(model), hub_folder.read_code()
       values = hub_folder.describe(model, ids, dtype)
     return layout, {
-      'config.json': values,
-      'generation_config.json': {**ids, 'eos_token_id': hub_tokenizer.end_ids(meta.tokenizer)},
       **hub_tokenizer.to_files(meta.tokenizer, model.max_length),
+      **hub_generation.to_file(meta.tokenizer, ids),
+      folder_files.CONFIG: values,
       'README.md': model_card.write(meta, dtype, target.name),
       **code,
     }
@@ -141,6 +146,10 @@ def _export(
   shapes = {name: entry.shape for name, entry in layout.items()}
   with new_folder(target) as folder:
     for name, content in texts.items():
+      if isinstance(content, bytes):  # as it came, line ends and all
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+        continue
       is_text = isinstance(content, str)
       written = content if is_text else json.dumps(content, indent=2, ensure_ascii=False) + '\n'
       paths.write(folder / name, written)

@@ -40,17 +40,22 @@ def match(model: ModelConfig, first: str = '') -> tuple[Family, dict[str, Any]] 
   It is exactly of a family if the keys that the family reads make the same model. Several families
   may have it; the one of the kind `first` is tried before the others.
   """
-  values, wanted = _all_keys(model), _computed(model)
+  values = _all_keys(model)
   for family in sorted(FAMILIES.values(), key=lambda family: family.kind != first):
     keys = Keys(values, 'the model', family.defaults)
     try:
       same = family.to_model(keys)
     except UserError:  # It has sizes that the family cannot have.
       continue
-    if _computed(same) == wanted:
+    if is_same(same, model):
       kind = {'architectures': [family.architecture], 'model_type': family.kind}
       return family, {**kind, **{k: v for k, v in values.items() if k in keys.read}}
   return None
+
+
+def is_same(one: ModelConfig, other: ModelConfig) -> bool:
+  """Return whether two models compute the same, whatever the names of their layers."""
+  return _computed(one) == _computed(other)
 
 
 def _computed(model: ModelConfig) -> tuple[ModelConfig, list[LayerConfig]]:

@@ -11,16 +11,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tokenformer_jax.convert import hub, hub_folder, hub_generation, tensor_files, vocabulary
+from tokenformer_jax.convert import folder_files, hub, hub_folder, tensor_files, vocabulary
 from tokenformer_jax.errors import TransientError, UserError
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths, retry
 
 _NAME = re.compile(r'(\w[\w.-]*/\w[\w.-]*)(?:@(\S+))?')
-_SMALL = (
-  *('config.json', hub_generation.FILE, 'tokenizer.json', 'tokenizer_config.json'),
-  *('special_tokens_map.json', 'chat_template.jinja'),
-)
+_SMALL = folder_files.PATTERNS
 
 
 def find(source: str | os.PathLike[str], tokenizer: str = '') -> Path:

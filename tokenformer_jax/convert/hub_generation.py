@@ -1,13 +1,14 @@
-"""Read what the folder of a model says about writing texts: generation_config.json."""
+"""Read and write what the folder of a model says about writing texts: generation_config.json."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenformer_jax.convert import folder_files, hub_tokenizer
 from tokenformer_jax.convert.hub_keys import Keys, read_json
 from tokenformer_jax.errors import UserError
 
-FILE = 'generation_config.json'
+FILE = folder_files.GENERATION
 
 # Keys that say how long a text is or what is returned besides it, or that are read elsewhere.
 _IGNORED = """
@@ -45,6 +46,29 @@ def find(folder: Path, vocab_size: int) -> Generation:
     where = str(folder / 'config.json')
     ends = read_json(folder / 'config.json').get('eos_token_id')
   return Generation(_ids(ends, vocab_size, where), _flags(keys), _unread(keys, values))
+
+
+def stored_draws(stored: Mapping[str, Any]) -> dict[str, float]:
+  """Return `Generation.flags` of the folder that a run came from, from its stored tokenizer."""
+  return _flags(Keys(folder_files.read(stored, FILE), FILE))
+
+
+def to_file(stored: dict[str, Any], ids: Mapping[str, Any]) -> dict[str, Any]:
+  """Return the content of a run's generation_config.json, by its name if there is one.
+
+  It is what came, with the ends that are not in it. A folder that came without the file, whose
+  config.json has the ends, goes out without it. `ids` are the keys of a model without a folder.
+  """
+  came, config = (folder_files.read(stored, name) for name in (FILE, folder_files.CONFIG))
+  has_file = FILE in folder_files.unpack(stored)
+  known = came.get('eos_token_id', config.get('eos_token_id'))
+  known = known if isinstance(known, list) else [] if known is None else [known]
+  ends = hub_tokenizer.end_ids(stored)
+  if known:  # What a folder states wins over the end of documents alone.
+    ends = known + [end for end in hub_tokenizer.turn_ids(stored) if end not in known]
+  if ends == known:
+    return {FILE: folder_files.unpack(stored)[FILE]} if has_file else {}
+  return {FILE: {**(came if has_file else ids), 'eos_token_id': ends}}
 
 
 def _ids(value: Any, vocab_size: int, where: str) -> tuple[int, ...]:

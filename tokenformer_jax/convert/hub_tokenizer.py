@@ -1,32 +1,40 @@
 """Write a run's tokenizer as the files that transformers reads."""
 
+import contextlib
 import copy
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers as hf
 
+from tokenformer_jax.convert import folder_files
 from tokenformer_jax.data import tokenizers
+from tokenformer_jax.data.chat_template import Template
+from tokenformer_jax.errors import UserError
 
 _BYTES_END = tokenizers.END_OF_DOCUMENT
+_QUESTION = [{'role': 'user', 'content': 'Hi'}]
 
 
 def to_files(stored: dict[str, Any], max_length: int) -> dict[str, Any]:
-  """Return the JSON content of the tokenizer's files by name.
+  """Return the content of the tokenizer's files by name: bytes as they came, or JSON.
 
   Encoding with special tokens begins a text with the end of the document before it, as in training
-  and in `generate`; the tokenizer of a folder of the hub goes back as it came. `stored` is the
-  tokenizer in a checkpoint, with its chat template.
+  and in `generate`; the files of a folder of the hub go back as they came, but for a template that
+  the run learned from. `stored` is the tokenizer in a checkpoint, with its chat template.
   """
-  own = tokenizers.from_json(stored)
+  own, files = tokenizers.from_json(stored), folder_files.unpack(stored)
+  if folder_files.TOKENIZER in files:
+    return files | _template_of_run(stored, own)
   content = _bytes_as_bpe() if stored['kind'] == 'bytes' else copy.deepcopy(stored['tokenizer'])
   known = hf.Tokenizer.from_str(json.dumps(content))
 
-  def to_text(id_: int) -> str:
-    return known.id_to_token(id_) or ''
+  def to_text(*ids: int) -> str:
+    return ''.join(known.id_to_token(id_) or '' for id_ in ids)
 
-  text, first = to_text(own.end_of_document), ''.join(map(to_text, own.begin))
+  text, first = to_text(own.end_of_document), to_text(*own.begin)
   named = {name: to_text(id_) for name, id_ in own.special_ids.items()}
   is_ours = own.begin == (own.end_of_document,)
   if is_ours:
@@ -45,11 +53,50 @@ def to_files(stored: dict[str, Any], max_length: int) -> dict[str, Any]:
   }
   if chat := stored.get('chat'):
     settings |= chat['tokens']
-    # A conversation begins as a text does. Templates that come from a folder write that themselves.
-    written = first if is_ours or 'bos_token' not in chat['source'] else ''
-    begin = f'{{{{- {json.dumps(written)} }}}}' if written else ''
-    settings['chat_template'] = begin + chat['source']
-  return {'tokenizer.json': content, 'tokenizer_config.json': settings}
+    settings['chat_template'] = _source(chat, settings, first)
+  return files | {folder_files.TOKENIZER: content, folder_files.SETTINGS: settings}
+
+
+def _template_of_run(stored: dict[str, Any], own: tokenizers.Tokenizer) -> dict[str, Any]:
+  """Return the file of a folder that has the chat template, if a run learned from another one."""
+  if not _has_own_template(stored):
+    return {}
+  known = hf.Tokenizer.from_str(json.dumps(stored['tokenizer']))
+  source = _source(stored['chat'], {}, ''.join(map(known.id_to_token, own.begin)))
+  settings = folder_files.read(stored, folder_files.SETTINGS)
+  if folder_files.TEMPLATE in folder_files.unpack(stored) or not settings:
+    return {folder_files.TEMPLATE: source}
+  named = settings.get('chat_template')
+  if isinstance(named, list):
+    others = [one for one in named if one.get('name') != 'default']
+    source = [{'name': 'default', 'template': source}, *others]
+  return {folder_files.SETTINGS: {**settings, 'chat_template': source}}
+
+
+def _has_own_template(stored: Mapping[str, Any]) -> bool:
+  """Return whether a run has a chat template that is in none of the files that it came with."""
+  if 'chat' not in stored:
+    return False
+  files = folder_files.unpack(stored)
+  named = folder_files.read(stored, folder_files.SETTINGS).get('chat_template')
+  came = [one.get('template') for one in named] if isinstance(named, list) else [named]
+  came += [text.decode() for name, text in files.items() if name.endswith('.jinja')]
+  return stored['chat']['source'] not in came
+
+
+def _source(chat: Mapping[str, Any], settings: Mapping[str, Any], first: str) -> str:
+  """Return a template that writes elsewhere what the run's writes here, after the `first` token.
+
+  `settings` are the tokenizer's there: a token that they name and that has no value here is empty.
+  """
+  source, tokens = chat['source'], chat['tokens']
+  names = [name for name in settings if name.endswith('_token') and name not in tokens]
+  empty = ''.join(f"{{%- set {name} = '' %}}" for name in names if name in source)
+  try:
+    has_first = Template(**chat).render(_QUESTION, ask=True).text.startswith(first)
+  except (UserError, ImportError):  # It refuses such a question, or Jinja is not installed.
+    has_first = 'bos_token' in tokens and 'bos_token' in source
+  return empty + ('' if has_first else f'{{{{- {json.dumps(first)} }}}}') + source
 
 
 def _begin_with_end(content: dict[str, Any], text: str, end: int) -> None:
@@ -78,12 +125,19 @@ def special_ids(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
 
 def end_ids(stored: dict[str, Any]) -> list[int]:
   """Return the ids that end a text: the tokenizer's, and that of an answer in a chat."""
-  ids = list(tokenizers.from_json(stored).ends)
-  token = stored.get('chat', {}).get('tokens', {}).get('eos_token')
-  if token and stored['kind'] != 'bytes':
-    end = hf.Tokenizer.from_str(json.dumps(stored['tokenizer'])).token_to_id(token)
-    ids += [] if end is None or end in ids else [end]
-  return ids
+  return [*dict.fromkeys((*tokenizers.from_json(stored).ends, *turn_ids(stored)))]
+
+
+def turn_ids(stored: Mapping[str, Any]) -> list[int]:
+  """Return the ids that end an answer by the template that a run learned from."""
+  if stored['kind'] == 'bytes' or not _has_own_template(stored):
+    return []
+  chat = stored['chat']
+  texts = [chat['tokens'].get('eos_token', '')]
+  with contextlib.suppress(UserError, ImportError):  # as in `_source`
+    texts.append(Template(**chat).end_of_turn(_QUESTION))
+  known = hf.Tokenizer.from_str(json.dumps(stored['tokenizer']))
+  return [id_ for id_ in map(known.token_to_id, texts) if id_ is not None]
 
 
 def is_of_bytes(file: Path) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, GrowConfig, ModelConfig, TextConfig
 from tokenformer_jax.convert import (
+  folder_files,
   hub,
   hub_folder,
   hub_generation,
@@ -106,8 +107,13 @@ def _of_folder(
   """Return the tokenizer of a folder's model to store: with its template, and how texts end."""
   generation = hub_generation.find(source, vocab_size)
   if generation.unread:
-    messages.say(f'left out of {hub_generation.FILE}: {", ".join(generation.unread)}')
+    unread = ', '.join(generation.unread)
+    messages.say(
+      f'of {hub_generation.FILE} these go out again and are without effect here: {unread}'
+    )
+  file = Path(data.tokenizer).expanduser()
   stored = loaded.of_folder(generation.ends).to_json()
+  stored |= folder_files.pack(source, file.parent if file.is_file() else None)
   if chat := vocabulary.find_chat(data):
     stored['chat'] = chat
   return stored

@@ -230,8 +230,8 @@ class TextTask(Task):
     return rows, f'{count} × {length - 1} tokens of {name}'
 
   def vocabulary(self) -> dict[str, Any]:
-    chat = self._data.chat
-    return self._data.tokenizer.to_json() | ({'chat': chat} if chat else {})
+    chat, known = self._data.chat, self._trained_vocabulary or {}
+    return known | self._data.tokenizer.to_json() | ({'chat': chat} if chat else {})
 
   @property
   def units_per_step(self) -> int:
