@@ -173,6 +173,67 @@ def test_a_source_that_is_not_of_images_is_refused(source, sentence):
     _open(source)
 
 
+@pytest.mark.parametrize(
+  ('train', 'held_out'),
+  [
+    ('Training', 'Testing'),
+    ('TRAIN', 'Valid'),
+    ('train', 'dev'),
+    ('training_set', 'test_set'),
+    ('seg_train', 'seg_test'),
+    ('Train Images', 'Validation Images'),
+    ('training', 'evaluation'),
+  ],
+)
+def test_the_names_that_people_give_to_splits_are_read(tmp_path, train, held_out):
+  image_files.write_classes(tmp_path / train, ('ant', 'bee'), 8)
+  image_files.write_classes(tmp_path / held_out, ('ant', 'bee'), 4)
+  image_set = _open(f'folder:{tmp_path}')
+  assert image_set.classes == ('ant', 'bee'), 'a split became a class'
+  assert (len(image_set.train), len(image_set.validation)) == (16, 8)
+
+
+def test_validation_is_taken_before_test_and_what_is_left_out_is_named(tmp_path, capsys):
+  for split, each in (('Train', 8), ('Test', 3), ('Valid', 2), ('single_prediction', 1)):
+    image_files.write_classes(tmp_path / split, ('ant', 'bee'), each)
+  assert len(_open(f'folder:{tmp_path}').validation) == 4
+  said = 'trains on Train, validates on Valid, and leaves out Test, single_prediction'
+  assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ('folders', 'sentence'),
+  [
+    (('ant', 'bee', 'testing'), 'has testing beside ant, bee, the name of a split without its'),
+    (('train', 'airplane'), 'has train beside airplane, the name of a split without its'),
+    (('Train', 'training', 'val'), 'Train and training both have the name of a train split'),
+    (('val', 'test'), 'has test and val, the name of a split'),
+  ],
+)
+def test_a_folder_whose_splits_are_not_clear_is_refused(tmp_path, folders, sentence):
+  for folder in folders:
+    image_files.write_classes(tmp_path / folder, ('one',), 2)
+  with pytest.raises(UserError, match=sentence):
+    _open(f'folder:{tmp_path}')
+
+
+def test_classes_whose_names_resemble_splits_stay_classes(tmp_path):
+  image_files.write_classes(tmp_path, ('invalid', 'valid', 'Test Tube', 'train_station'), 30)
+  image_set = _open(f'folder:{tmp_path}')
+  assert image_set.classes == ('Test Tube', 'invalid', 'train_station', 'valid')
+
+
+def test_images_in_no_folder_of_a_class_have_no_labels(tmp_path, capsys):
+  image_files.write_classes(tmp_path / 'train', ('ant', 'bee'), 8)
+  (tmp_path / 'test').mkdir()
+  (tmp_path / 'test/1.JPG').write_bytes(image_files.encoded(0, 'jpeg'))
+  with pytest.raises(UserError, match=r'test has 1 image in no folder of a class, such as 1\.JPG'):
+    _open(f'folder:{tmp_path}')
+  image_files.write_classes(tmp_path / 'test', ('ant', 'bee'), 2)
+  assert len(_open(f'folder:{tmp_path}').validation) == 4
+  assert 'test: left out 1 file' in capsys.readouterr().err
+
+
 def test_image_folders_that_do_not_fit_are_refused(tmp_path):
   source = image_files.write_sets(tmp_path)
   (tmp_path / 'val/cat').rename(tmp_path / 'val/dog')

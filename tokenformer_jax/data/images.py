@@ -9,6 +9,7 @@ import errno
 import functools
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +23,17 @@ from tokenformer_jax.storage import paths
 from tokenformer_jax.storage.retry import is_transient, retried
 
 _SUFFIXES = ('.jpg', '.jpeg', '.png')
-_TRAIN_FOLDERS, _VALIDATION_FOLDERS = ('train',), ('val', 'validation', 'test')
 _VALIDATION_SPLITS = ('validation', 'test')
+# Names of a folder of a split in any case, as in `datasets`; a filler may stand beside
+# them, as in `training_set`, `Test Images`, `seg_train`.
+_SPLIT_WORDS = {
+  'train': ('train', 'training'),
+  'validation': ('val', 'valid', 'validation', 'dev'),
+  'test': ('test', 'testing', 'eval', 'evaluation'),
+}
+# These are names of classes as well, where no folder has the name of a counterpart.
+_CLASS_NAMES = ('valid', 'dev', 'eval', 'evaluation')
+_FILLERS = ('set', 'data', 'dataset', 'images', 'imgs', 'split', 'folder', 'seg')
 # Folders that systems and tools write. Names that begin with a dot are hidden as well.
 _SYSTEM_FOLDERS = ('__MACOSX', '@eaDir', '$RECYCLE.BIN', 'lost+found')
 # Read errors that concern one file, not the storage that holds it.
@@ -227,37 +237,76 @@ def _folder(root: Path, data: ImagesConfig) -> ImageSet:
   """Read DIR/train/CLASS/… and DIR/val/CLASS/…, or DIR/CLASS/… with some images held out."""
   if not root.is_dir():
     raise UserError(f'config.data.source is folder:{root}, which is not a folder')
-  train_root = _first_folder(root, _TRAIN_FOLDERS)
-  validation_root = _first_folder(root, _VALIDATION_FOLDERS)
-  if (train_root is None) != (validation_root is None):
+  folders = _split_folders(root)
+  if not folders:
+    classes, train = _files(root, data)
+    return ImageSet(tuple(classes), 3, **_splits(train, None, data))
+  train_root, validation_root = folders
+  (classes, train), (names, validation) = (_files(one, data) for one in folders)
+  if unknown := sorted(set(names) - set(classes)):
     raise UserError(
-      f'config.data.source is folder:{root}, which has a folder {train_root or validation_root} '
-      'without its counterpart; it must have train/ and val/, or one folder per class'
+      f'{validation_root} has {counted(len(unknown), "class")} that {train_root} does not have: '
+      f'{", ".join(unknown)}; add training images of each class or remove its validation folder'
     )
-  classes, train = _files(train_root or root, data)
-  validation = None
-  if validation_root is not None:
-    names, validation = _files(validation_root, data)
-    if unknown := sorted(set(names) - set(classes)):
-      raise UserError(
-        f'{validation_root} has {counted(len(unknown), "class")} that {train_root} does not have: '
-        f'{", ".join(unknown)}; add training images of each class or remove its validation folder'
-      )
-    # Renumber the validation labels by the classes of the training split.
-    order = np.array([classes.index(name) for name in names], np.int32)
-    validation = dataclasses.replace(validation, labels=order[validation.labels])
+  # Renumber the validation labels by the classes of the training split.
+  order = np.array([classes.index(name) for name in names], np.int32)
+  validation = dataclasses.replace(validation, labels=order[validation.labels])
   return ImageSet(tuple(classes), 3, **_splits(train, validation, data))
 
 
-def _first_folder(root: Path, names: tuple[str, ...]) -> Path | None:
-  return next((root / name for name in names if (root / name).is_dir()), None)
+def _split_folders(root: Path) -> tuple[Path, ...]:
+  """Return the folders of training and of validation, or of a test where there is no validation.
+
+  There are none if no folder has the name of a split. A message names the folders left out.
+  """
+  splits: dict[str, Path] = {}
+  others = []
+  for folder in _folders_in(root):
+    if not (split := _split_named(folder.name)):
+      others.append(folder.name)
+    elif split in splits:
+      raise UserError(
+        f'config.data.source is folder:{root}, whose folders {splits[split].name} and '
+        f'{folder.name} both have the name of a {split} split; leave one of them there'
+      )
+    else:
+      splits[split] = folder
+  held_out = splits.get('validation') or splits.get('test')
+  if not (held_out and 'train' in splits):
+    if all(one.name.lower() in _CLASS_NAMES for one in splits.values()):
+      return ()
+    names = ' and '.join(one.name for one in splits.values())
+    beside = f' beside {", ".join(others[:5])}' if others else ''
+    raise UserError(
+      f'config.data.source is folder:{root}, which has {names}{beside}, the name of a split '
+      'without its counterpart; it must have train/ and val/ or test/, each with a folder per '
+      f'class, or folders of classes alone; name folder:{root}/{names.split()[0]} to hold out some '
+      'of its images, or rename a class of that name'
+    )
+  unread = [one.name for one in splits.values() if one not in (splits['train'], held_out)]
+  if unread := [*unread, *others]:
+    say(
+      f'{root}: trains on {splits["train"].name}, validates on {held_out.name}, and leaves out '
+      f'{", ".join(unread)}'
+    )
+  return splits['train'], held_out
+
+
+def _split_named(name: str) -> str:
+  """Return the split that the name of a folder means, or ''."""
+  words = [word for word in re.split(r'[ ._-]+', name.lower()) if word not in _FILLERS]
+  is_one = len(words) == 1
+  return next((split for split, ours in _SPLIT_WORDS.items() if is_one and words[0] in ours), '')
+
+
+def _folders_in(root: Path) -> list[Path]:
+  return sorted(path for path in root.iterdir() if path.is_dir() and not _is_hidden(path.name))
 
 
 def _files(root: Path, data: ImagesConfig) -> tuple[list[str], Files]:
   """Return the classes that have images below a folder, and the images."""
   classes, names, labels, others, empty = [], [], [], 0, []
-  folders = (path for path in root.iterdir() if path.is_dir() and not _is_hidden(path.name))
-  for folder in sorted(folders):
+  for folder in _folders_in(root):
     everything = _names_below(folder, root)
     images = [name for name in everything if name.lower().endswith(_SUFFIXES)]
     others += len(everything) - len(images)
@@ -267,6 +316,14 @@ def _files(root: Path, data: ImagesConfig) -> tuple[list[str], Files]:
     names += images
     labels += [len(classes)] * len(images)
     classes.append(folder.name)
+  loose = [one.name for one in root.iterdir() if one.suffix.lower() in _SUFFIXES and one.is_file()]
+  loose = [name for name in loose if not _is_hidden(name)]
+  if loose and not classes:
+    raise UserError(
+      f'{root} has {counted(len(loose), "image")} in no folder of a class, such as {min(loose)}; '
+      'put the images of each class into a folder of its name'
+    )
+  others += len(loose)
   if empty:
     sentence = f'no images in {counted(len(empty), "class folder")} of {root}: {", ".join(empty)}'
     if data.on_bad_image == 'fail':
@@ -275,7 +332,10 @@ def _files(root: Path, data: ImagesConfig) -> tuple[list[str], Files]:
       )
     say(f'{sentence}; they are not counted as classes')
   if others:
-    say(f'{root}: left out {counted(others, "file")} without an ending of {", ".join(_SUFFIXES)}')
+    say(
+      f'{root}: left out {counted(others, "file")} without an ending of {", ".join(_SUFFIXES)}, or '
+      'in no folder of a class'
+    )
   return classes, Files(str(root), tuple(names), np.array(labels, np.int32))
 
 
