@@ -1,5 +1,6 @@
 """Training goes on after growth: gradients at once, no dead token, and frozen old ones."""
 
+import dataclasses
 import functools
 
 import jax
@@ -23,13 +24,16 @@ from growing import (
   trained,
 )
 from outcomes import assert_same, paths
+from routed import sparse, upcycled, with_experts
 from tiny import tiny_model
 
 from tokenformer_jax.config import AdamWConfig, TokenGroup, growth
+from tokenformer_jax.grow.steps import widen
 from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import groups, pattention
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
+from tokenformer_jax.steps.entries import visible
 from tokenformer_jax.steps.last_growth import last_growth
 
 SLOW = pytest.mark.slow  # because each case compiles two models
@@ -159,6 +163,33 @@ def test_the_optimizer_is_told_of_the_last_growth():
   assert _old(growth, 'attention', 'proj', 'keys') == {'param_tokens': ((0, 40),)}
   assert _old(growth, 'ffn', 'values') == {'param_tokens': ((0, 48),)}
   assert growth.old['embedding'].ranges == {}, 'an array without tokens is old'
+
+
+WIDE_EXPERTS = widen.resized(upcycled(), ffn_width=160)
+
+
+@pytest.mark.parametrize(
+  ('source', 'target', 'method'),
+  [
+    (tiny_model(), TARGET, 'zero_keys'),
+    (DENSE_MODEL, tiny_model(**DENSE, ffn_width=160), 'neurons'),
+    (upcycled(), WIDE_EXPERTS, 'neurons'),
+    (sparse(), with_experts(sparse(), 6), 'group'),
+    (tiny_model(dense=True), upcycled(), 'group'),
+    (tiny_model(), tiny_model(layers=4), 'group'),
+    (upcycled(), dataclasses.replace(with_experts(WIDE_EXPERTS, 6), pattern='layer*4'), 'neurons'),
+  ],
+  ids=['tokens', 'neurons', 'in experts', 'experts', 'upcycled', 'layers', 'all at once'],
+)
+def test_what_a_growth_added_is_what_an_optimizer_sees(source, target, method):
+  born = last_growth((_born('grow', model=source, method=method),), target)
+  after = define_lm(target)
+
+  def seen(array, old) -> int:
+    return int(np.broadcast_to(visible(array.shape, old), array.shape).sum())
+
+  new = jax.tree.leaves(jax.tree.map(seen, after.abstract, born.old))
+  assert sum(new) == after.count - define_lm(source).count
 
 
 @pytest.mark.parametrize('action', ['shrink', 'remove', 'slice', 'as_tokens'])

@@ -20,6 +20,7 @@ from tokenformer_jax.steps.entries import LastGrowth
 EACH = pytest.mark.parametrize('name', ['muon', 'adafactor'])
 ZEROS = jax.nn.initializers.zeros
 TOKENS = ('layers', 'param_tokens', 'width')
+EXPERTS = ('layers', 'experts', 'expert_width', 'expert_hidden')
 INFO = {
   'keys': ParamInfo(TOKENS, Role.KEY, ZEROS, (1, 2), groups=(7,)),
   'values': ParamInfo(TOKENS, Role.VALUE, ZEROS, (1, 2), groups=(7,)),
@@ -36,6 +37,26 @@ SHAPES = {
 }
 OLD_TOKENS = {name: OLD * (name in ('keys', 'values')) for name in SHAPES}
 GROWTH = LastGrowth(100, entries.old_entries(INFO, OLD_TOKENS))
+LAYERS = (1, 2)
+
+
+def _kernel(*axes: str, role: Role = Role.KERNEL) -> ParamInfo:
+  return ParamInfo(('layers', *axes), role, ZEROS, LAYERS)
+
+
+# Arrays by the axis of which the first `OLD` entries are old.
+GROWN = {
+  'param_tokens': {'keys': INFO['keys'], 'values': INFO['values']},
+  'hidden': {
+    'up': _kernel('width', 'hidden'),
+    'down': _kernel('hidden', 'width'),
+    'bias': _kernel('hidden', role=Role.BIAS),
+  },
+  'expert_hidden': {'experts_up': _kernel('experts', 'expert_width', 'expert_hidden')},
+  'experts': {'experts': _kernel('experts', 'expert_width', 'expert_hidden')},
+  'routes': {'router': _kernel('width', 'routes', role=Role.ROUTER)},
+}
+SIZES = {'layers': 2, 'width': 3, 'experts': 2, 'expert_width': 3, 'expert_hidden': 2}
 
 
 def _draw(seed: int) -> dict:
@@ -46,8 +67,7 @@ def _draw(seed: int) -> dict:
 def _scaled(name: str, gradients: list[dict], **changes) -> dict:
   """The last update that the optimizer makes of some gradients, before decay and rate."""
   info = {key: INFO[key] for key in gradients[0]}
-  none = jax.tree.map(entries.hidden_tokens, info)
-  tx = optimizers.scale(OPTIMIZERS[name](**changes), info, none)
+  tx = optimizers.scale(OPTIMIZERS[name](**changes), info)
   state, update = jax.jit(tx.init)(gradients[0]), jax.jit(tx.update)
   for gradient in gradients:
     updates, state = update(gradient, state, gradient)
@@ -83,9 +103,8 @@ def _part(tree: dict, where: slice) -> dict:
 def test_muon_moves_a_group_as_if_it_were_alone():
   """Also with moments, which the other group has as well."""
   groups = {key: GROUPED[key] for key in ('keys', 'values')}
-  tx = optimizers.scale(OPTIMIZERS['muon'](), groups, jax.tree.map(entries.hidden_tokens, groups))
-  alone = {key: INFO[key] for key in groups}
-  other = optimizers.scale(OPTIMIZERS['muon'](), alone, {key: (0,) for key in alone})
+  tx = optimizers.scale(OPTIMIZERS['muon'](), groups)
+  other = optimizers.scale(OPTIMIZERS['muon'](), {key: INFO[key] for key in groups})
 
   def last(tx, where: slice) -> dict:
     state, update = tx.init(_part(_draw(0), where)), jax.jit(tx.update)
@@ -102,28 +121,25 @@ def test_muon_moves_a_group_as_if_it_were_alone():
 
 
 @pytest.mark.parametrize(
-  ('frozen', 'old', 'hidden'),
-  [((), 2, (2, 0)), ((), 5, (3, 2)), ((2,), 0, (0, 4)), ((1,), 4, (3, 1))],
+  ('frozen', 'old', 'seen'),
+  [((), 2, '0011111'), ((), 5, '0000011'), ((2,), 0, '1110000'), ((1,), 4, '0000111')],
 )
-def test_hidden_tokens_are_counted_by_group(frozen, old, hidden):
-  counts = dict.fromkeys(GROUPED, old)
+def test_old_tokens_and_frozen_groups_are_hidden(frozen, old, seen):
   numbers = range(1, 3)
-  info = {
-    key: dataclasses.replace(one, frozen=tuple(number in frozen for number in numbers))
-    for key, one in GROUPED.items()
-  }
-  trees = filter(None, (entries.old_entries(GROUPED, counts), entries.frozen_entries(info)))
-  counts = jax.tree.map(entries.hidden_tokens, GROUPED, *trees)
-  assert counts['keys'] == hidden
-  assert counts['kernel'] == ()
+  info = dataclasses.replace(GROUPED['keys'], frozen=tuple(number in frozen for number in numbers))
+  trees = filter(None, (entries.old_entries(info, old), entries.frozen_entries(info)))
+  mask = entries.visible(SHAPES['keys'], *trees)
+  assert mask.shape == (1, 7, 1) and ''.join(map(str, mask.astype(int).ravel())) == seen
+  assert entries.visible(SHAPES['kernel'], *trees).all(), 'an array without tokens hides some'
 
 
-def test_new_layers_and_experts_hide_no_tokens():
-  keys = GROUPED['keys']
+def test_new_layers_and_experts_hide_nothing():
   new_layer = entries.Entries(TOKENS, {'param_tokens': ((0, 5),), 'layers': ((0, 1),)})
-  assert [count.tolist() for count in entries.hidden_tokens(keys, new_layer)] == [[3, 0], [2, 0]]
-  experts = entries.Entries(TOKENS, {'param_tokens': ((0, 5),), 'experts': ((0, 1),)})
-  assert entries.hidden_tokens(keys, experts) == (0, 0)
+  seen = entries.visible(SHAPES['keys'], new_layer)
+  assert seen.sum(1).ravel().tolist() == [2, 7]
+  axes = ('layers', 'experts', 'width', 'expert_hidden')
+  both = entries.Entries(axes, {'experts': ((0, 1),), 'expert_hidden': ((0, 5),)})
+  assert entries.visible((2, 3, 4, 8), both).sum(-1).ravel().tolist() == [3, 8, 8]
 
 
 def test_muon_leaves_the_rest_to_adam():
@@ -239,25 +255,40 @@ def test_frozen_tokens_stay_bit_for_bit(name):
   assert all(same for *_, same in kept), f'statistics of old entries change: {kept}'
 
 
-@EACH
-def test_new_tokens_move_as_if_the_frozen_ones_were_not_there(name):
-  """From an empty state: means of rows and columns are those of the new tokens."""
-  params, frozen = _draw(0), _config(name, old_tokens='freeze')
-  tx = make_optimizer(frozen, 10, INFO, GROWTH)
-  keys = ('keys', 'values')
-  alone = {key: INFO[key] for key in keys}
-  other = make_optimizer(_config(name), 10, alone)
-  state, state_alone = tx.init(params), other.init({k: params[k][:, OLD:] for k in keys})
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_what_is_new_moves_as_if_what_is_frozen_were_not_there(name):
+  """From an empty state, for growth along each axis: means and sizes are those of the new part."""
+  rng, new_only = np.random.default_rng(0), {}
+  axes = {key: axis for axis, arrays in GROWN.items() for key in arrays}
+  info = {key: one for arrays in GROWN.values() for key, one in arrays.items()}
+  old, arrays = {}, {}
+  for key, one in info.items():
+    old[key] = entries.Entries(one.axes, {axes[key]: ((0, OLD),)})
+    new_only[key] = (slice(None),) * one.axes.index(axes[key]) + (slice(OLD, None),)
+    shape = [9 if axis == axes[key] else SIZES[axis] for axis in one.axes]
+    arrays[key] = np.float32(rng.normal(size=(4, *shape)))
+  params, *gradients = ({key: array[i] for key, array in arrays.items()} for i in range(4))
+
+  def new(tree: dict) -> dict:
+    return {key: array[new_only[key]] for key, array in tree.items()}
+
+  # The last gradient is smaller, so that Adafactor's clip has no effect.
+  gradients[2] = {key: array / 4 for key, array in gradients[2].items()}
+  tx = make_optimizer(_config(name, old_tokens='freeze'), 10, info, LastGrowth(100, old))
+  other = make_optimizer(_config(name), 10, info)
+  state, state_alone = tx.init(params), other.init(new(params))
   update, update_alone = jax.jit(tx.update), jax.jit(other.update)
-  for seed in (1, 2, 3):
-    gradient = _draw(seed)
+  for number, gradient in enumerate(gradients, start=1):
     got, state = update(gradient, state, params)
-    short = [{k: tree[k][:, OLD:] for k in keys} for tree in (gradient, params)]
-    want, state_alone = update_alone(short[0], state_alone, short[1])
-  for key in keys:
-    np.testing.assert_allclose(
-      got[key][:, OLD:], want[key], rtol=1e-4, atol=1e-7, err_msg=f'{name}: {key}'
-    )
+    want, state_alone = update_alone(new(gradient), state_alone, new(params))
+    for key in info:
+      np.testing.assert_allclose(
+        got[key][new_only[key]],
+        want[key],
+        rtol=1e-4,
+        atol=1e-6,
+        err_msg=f'{name}: update {number} of {key}, grown by {axes[key]}',
+      )
 
 
 @EACH

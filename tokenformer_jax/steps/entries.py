@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,6 @@ from tokenformer_jax.steps.statistics import is_masked, kept_axes, map_state
 NO_NEW_EXPERTS = -1  # in place of a number of old experts
 
 Ranges = tuple[tuple[int, int], ...]  # the first index of each range, and the one after its last
-Count = int | np.ndarray  # of an array; or of each of its layers, [layers]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +35,17 @@ class Entries:
   axes: Axes
   ranges: Mapping[str, Ranges]
 
-  def mask(self, shape: tuple[int, ...], statistic: str = '') -> jax.Array | bool:
+  def mask(
+    self,
+    shape: tuple[int, ...],
+    statistic: str = '',
+    iota: Callable[..., Any] = jax.lax.broadcasted_iota,
+  ) -> Any:
     """Return which entries these are in the array, or in its statistic, of this shape.
 
     The mask broadcasts to the shape. A statistic without a limited axis is over other entries as
-    well, and has none of these. The mask is computed from positions, so programs hold no constants.
+    well, and has none of these. The mask is computed from the positions that `iota` makes, so
+    programs hold no constants.
     """
     axes = kept_axes(statistic, self.axes)
     if not set(self.ranges) <= set(axes):
@@ -48,9 +53,9 @@ class Entries:
 
     def along(axis: int, ranges: Ranges) -> jax.Array:
       sizes = [size if i == axis else 1 for i, size in enumerate(shape)]
-      position = jax.lax.broadcasted_iota(jnp.int32, sizes, axis)
+      position = iota(jnp.int32, sizes, axis)
       inside = ((position >= first) & (position < end) for first, end in ranges)
-      return functools.reduce(operator.or_, inside, jnp.zeros(sizes, bool))
+      return functools.reduce(operator.or_, inside, position < 0)
 
     masks = (along(axes.index(axis), ranges) for axis, ranges in self.ranges.items())
     return functools.reduce(operator.and_, masks, True)
@@ -123,30 +128,14 @@ def _group_ranges(info: ParamInfo) -> Ranges:
   return tuple(zip([0, *ends], ends, strict=False))
 
 
-def hidden_tokens(info: ParamInfo, *hidden: Entries) -> tuple[Count, ...]:
-  """Return the number of hidden tokens of each group of an array; () without parameter tokens.
+def visible(shape: tuple[int, ...], *hidden: Entries) -> np.ndarray:
+  """Return which entries of an array are in none of the `hidden`; broadcasts to its shape."""
 
-  Tokens that are hidden in some experts alone do not count.
-  """
+  def iota(dtype: Any, sizes: Sequence[int], axis: int) -> np.ndarray:
+    return np.arange(sizes[axis], dtype=dtype).reshape(sizes)
 
-  def count(entries: Entries, first: int, end: int) -> Count:
-    tokens, *limits = entries.ranges['param_tokens'], *(entries.ranges.keys() - {'param_tokens'})
-    number = sum(max(0, min(end, b) - max(first, a)) for a, b in tokens)
-    if not limits:
-      return number
-    if limits != ['layers'] or not isinstance(info.depth, tuple):
-      return 0
-    counts = np.zeros(len(info.depth), int)
-    for layer, _ in entries.ranges['layers']:
-      counts[layer] = number
-    return counts
-
-  if info.token_axis is None:
-    return ()
-  return tuple(
-    functools.reduce(np.maximum, (count(entries, *span) for entries in hidden), 0)
-    for span in _group_ranges(info)
-  )
+  masks = (np.logical_not(entries.mask(shape, iota=iota)) for entries in hidden)
+  return functools.reduce(np.logical_and, masks, np.ones([1] * len(shape), bool))
 
 
 def map_entries(

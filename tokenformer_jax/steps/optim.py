@@ -15,7 +15,6 @@ from tokenformer_jax.steps import optimizers
 from tokenformer_jax.steps.entries import (
   LastGrowth,
   frozen_entries,
-  hidden_tokens,
   hide,
   map_entries,
 )
@@ -45,8 +44,7 @@ def make_optimizer(
   if old is not None and old_token_rate(config) == 0:
     hidden = [old, *hidden]
   clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-  counts = jax.tree.map(hidden_tokens, info, *hidden)
-  clipped = optax.chain(clip, optimizers.scale(config, info, counts))
+  clipped = optax.chain(clip, optimizers.scale(config, info, *hidden))
   for entries in hidden:
     clipped = hide(clipped, entries)
   chain = optax.chain(

@@ -10,7 +10,7 @@ Rates, their schedule, the decay of weights and growth are the same for all: see
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from optax import contrib
 
 from tokenformer_jax.config import OptimConfig
 from tokenformer_jax.model.params import ParamInfo, Params, Role
-from tokenformer_jax.steps.entries import Count
+from tokenformer_jax.steps.entries import Entries, visible
 from tokenformer_jax.steps.statistics import is_masked
 
 WITHOUT_DECAY = (Role.BALANCE, Role.BIAS, Role.GAIN, Role.GATE, Role.VECTOR)
@@ -32,20 +32,21 @@ _FACTORED_POWER = 0.8  # The decay of Adafactor's mean squares at update t is 1 
 _FACTORED_EPSILON = 1e-30
 
 
-def scale(config: OptimConfig, info: Params, hidden: Params) -> optax.GradientTransformation:
+def scale(config: OptimConfig, info: Params, *hidden: Params) -> optax.GradientTransformation:
   """Return the transformation of clipped gradients that `optim.kind` selects.
 
-  `hidden` is a tree like the parameters, with a tuple from `entries.hidden_tokens` for each array.
+  The `hidden` are trees of `Entries` whose gradients and statistics are zero. An update that
+  depends on the size of a matrix goes by the size of what is visible of it.
   """
   if config.kind == 'lion':
     return optax.scale_by_lion(config.beta1, config.beta2)
   if config.kind == 'adafactor':
-    return _scale_by_factored_rms(info, hidden)
+    return _scale_by_factored_rms(info, *hidden)
   adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
   if config.kind == 'adamw':
     return adam
   labels = jax.tree.map(lambda array: 'adam' if _matrix(array) is None else 'muon', info)
-  return optax.partition({'muon': _scale_by_muon(config, info, hidden), 'adam': adam}, labels)
+  return optax.partition({'muon': _scale_by_muon(config, info, *hidden), 'adam': adam}, labels)
 
 
 def _matrix(info: ParamInfo) -> contrib.MuonDimensionNumbers | None:
@@ -67,7 +68,7 @@ def _matrix(info: ParamInfo) -> contrib.MuonDimensionNumbers | None:
 
 
 def _scale_by_muon(
-  config: OptimConfig, info: Params, hidden: Params
+  config: OptimConfig, info: Params, *hidden: Params
 ) -> optax.GradientTransformation:
   """Return muon for the matrices of layers; the other leaves of its trees are masked.
 
@@ -85,18 +86,12 @@ def _scale_by_muon(
     beta=config.momentum, weight_dimension_numbers=jax.tree.map(dimension_numbers, info)
   )
 
-  def scaled(info: ParamInfo, hidden: tuple[int, ...], update: Any) -> Any:
+  def scaled(info: ParamInfo, masks: Sequence[np.ndarray], update: Any) -> Any:
     if is_masked(update):
       return update
-    axes: Any = _matrix(info)
-    # A kernel hides no tokens, and is one matrix.
-    for_each = zip(hidden or (0,), update if isinstance(update, tuple) else (update,), strict=True)
-    new = []
-    for count, matrix in for_each:
-      sizes = _visible(info, matrix.shape, count)
-      larger = np.maximum(sizes[axes.reduction_axis], sizes[axes.output_axis])
-      new.append(matrix * np.float32(_MUON_RMS * np.sqrt(_by_layer(larger, matrix.ndim))))
-    return _join(info, new)
+    matrices = update if isinstance(update, tuple) else (update,)
+    pairs = zip(matrices, masks, strict=True)
+    return _join(info, [matrix * _muon_factor(info, matrix.shape, mask) for matrix, mask in pairs])
 
   def start(params: Any) -> Any:
     return inner.init(params)
@@ -106,11 +101,12 @@ def _scale_by_muon(
 
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     del params
+    masks = jax.tree.map(_visible_by_group, info, updates, *hidden)
     updates, mu = (jax.tree.map(_split, info, tree) for tree in (updates, state.mu))
     whole = state._replace(mu=mu, ns_coeffs=start({}).ns_coeffs)
     new: Any
     updates, new = inner.update(updates, whole)
-    updates = jax.tree.map(scaled, info, hidden, updates)
+    updates = jax.tree.map(scaled, info, masks, updates)
     mu = jax.tree.map(_join, info, new.mu)
     return updates, new._replace(mu=mu, ns_coeffs=optax.EmptyState())
 
@@ -132,18 +128,36 @@ def _join(info: ParamInfo, arrays: Any) -> Any:
   return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, info.token_axis)
 
 
-def _visible(info: ParamInfo, shape: tuple[int, ...], hidden: Count) -> tuple[Count, ...]:
-  """Return the shape of an array without its hidden tokens."""
-  return tuple(size - hidden * (axis == info.token_axis) for axis, size in enumerate(shape))
+def _visible_by_group(info: ParamInfo, array: Any, *hidden: Entries) -> list[np.ndarray]:
+  """Return what is visible of each matrix that `_split` makes of an array: see `visible`."""
+  if is_masked(array):
+    return []
+  mask = visible(array.shape, *hidden)
+  if len(info.groups) < 2:
+    return [mask]
+  shape = list(mask.shape)
+  shape[info.axes.index('param_tokens')] = sum(info.groups)
+  return np.split(np.broadcast_to(mask, shape), np.cumsum(info.groups)[:-1], info.token_axis)
 
 
-def _by_layer(number: Count, ndim: int) -> np.ndarray:
-  """Return a count so that it broadcasts to `ndim` axes, and at least 1.
+def _muon_factor(info: ParamInfo, shape: tuple[int, ...], mask: np.ndarray) -> np.ndarray:
+  """Return the factor on an orthogonal matrix, by the longer side of what is visible of it."""
+  axes: Any = _matrix(info)
+  into, out = axes
+  sides = (
+    _count(np.any(mask, other, keepdims=True), shape, (axis,))
+    for axis, other in ((into, out), (out, into))
+  )
+  return np.float32(_MUON_RMS * np.sqrt(np.maximum(*sides)))
 
-  A layer whose tokens are all hidden has no entries, and an update of zero.
+
+def _count(mask: np.ndarray, shape: tuple[int, ...], over: tuple[int, ...]) -> np.ndarray:
+  """Return the number of true entries over some axes of a mask that broadcasts to a shape.
+
+  It is at least 1: a layer whose entries are all hidden has an update of zero.
   """
-  numbers = np.asarray(np.maximum(1, number))
-  return numbers.reshape(-1, *[1] * (ndim - 1)) if numbers.ndim else numbers
+  repeats = math.prod(shape[axis] // mask.shape[axis] for axis in over)
+  return np.maximum(1, np.sum(mask, over, keepdims=True) * repeats)
 
 
 def _is_factored(info: ParamInfo) -> bool:
@@ -161,7 +175,7 @@ def is_kept(name: str, info: ParamInfo, known: Iterable[tuple[ParamInfo, bool]])
   return not any(masked for other, masked in known if (_matrix(other) is not None) == is_matrix)
 
 
-def _scale_by_factored_rms(info: Params, hidden: Params) -> optax.GradientTransformation:
+def _scale_by_factored_rms(info: Params, *hidden: Params) -> optax.GradientTransformation:
   """Return Adafactor's scaling (Shazeer & Stern 2018, arXiv 1804.04235, algorithm 4).
 
   `optax.scale_by_factored_rms` keeps the two largest axes: one may be `layers`, and a growth may
@@ -204,23 +218,23 @@ def _scale_by_factored_rms(info: Params, hidden: Params) -> optax.GradientTransf
     new = optax.FactoredState(
       count, v_row=mean(-1, state.v_row), v_col=mean(-2, state.v_col), v=mean(None, state.v)
     )
-    updates = jax.tree.map(_factored_update, info, hidden, updates, *new[1:])
+    masks = jax.tree.map(lambda u, *own: visible(u.shape, *own), updates, *hidden)
+    updates = jax.tree.map(_factored_update, info, masks, updates, *new[1:])
     return updates, new
 
   return optax.GradientTransformation(init, update)
 
 
 def _factored_update(
-  info: ParamInfo, hidden: tuple[int, ...], gradient: jax.Array, row: Any, col: Any, whole: Any
+  info: ParamInfo, mask: np.ndarray, gradient: jax.Array, row: Any, col: Any, whole: Any
 ) -> jax.Array:
-  """Return the clipped update of an array by Adafactor."""
+  """Return the update of an array by Adafactor, clipped by the mean over what is visible."""
   if is_masked(whole):
     share = row / jnp.mean(row, -1, keepdims=True)
     update = gradient * jax.lax.rsqrt(share)[..., None] * jax.lax.rsqrt(col)[..., None, :]
   else:
     update = gradient * jax.lax.rsqrt(whole)
   over = tuple(i for i, axis in enumerate(info.axes) if axis not in ('layers', 'experts'))
-  sizes = _visible(info, update.shape, sum(hidden))
-  number = np.float32(_by_layer(math.prod(sizes[i] for i in over), update.ndim))
+  number = np.float32(_count(mask, update.shape, over))
   rms = jnp.sqrt(jnp.sum(jnp.square(update), over, keepdims=True) / number)
   return update / jnp.maximum(1, rms)
