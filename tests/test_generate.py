@@ -150,6 +150,13 @@ def test_a_line_says_what_differs_from_the_flags(tmp_path):
   assert found == want
 
 
+def test_a_line_of_messages_adds_to_the_arguments_of_the_template(tmp_path):
+  line = {'messages': [{'role': 'user', 'content': 'x'}], 'chat_template_kwargs': {'a': 1}}
+  (tmp_path / 'requests.jsonl').write_text(f'{json.dumps(line)}\n{{"prompt": "y"}}')
+  chat, text = read_requests(tmp_path / 'requests.jsonl', DEFAULT, {'a': 0, 'b': 2})
+  assert chat.chat.arguments == {'a': 1, 'b': 2} and text.chat is None
+
+
 @pytest.mark.parametrize(
   ('line', 'sentence'),
   [
@@ -157,6 +164,14 @@ def test_a_line_says_what_differs_from_the_flags(tmp_path):
     ('["a"]', 'it must be an object with a "prompt", or with "messages"'),
     ('{"prompt": "a", "messages": []}', 'it must be an object with a "prompt", or with "messages"'),
     ('{"prompt": "a", "tools": [{}]}', 'tools has an effect only with --messages; leave it out'),
+    (
+      '{"prompt": "a", "chat_template_kwargs": {"enable_thinking": false}}',
+      'chat_template_kwargs has an effect only with --messages; leave it out',
+    ),
+    (
+      '{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": 3}',
+      'it has chat_template_kwargs 3; it must be a JSON object',
+    ),
     ('{"messages": "a"}', "line 2 .* messages: has no list of messages \\('a'\\)"),
     ('{"messages": [{"from": "cat", "value": "x"}]}', "messages: message 1 is from 'cat'; it must"),
     ('{"messages": [{"role": "assistant", "content": "x"}]}', 'messages end with an answer of the'),

@@ -286,12 +286,13 @@ def test_special_tokens_and_beginnings_of_a_folder(name, first, tmp_path, transf
     assert ours.end_of_document == theirs.eos_token_id
 
 
-_TEMPLATE = """{{ bos_token }}{%- for m in messages %}{{- '[' + m.content + ']' }}{%- endfor %}
+_TEMPLATE = """{%- for m in messages %}{{- '[' + m.content + ']' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '[' }}{%- endif %}"""
 
 
+@pytest.mark.parametrize('begin', ['{{ bos_token }}', ''])
 def test_texts_and_chats_have_the_same_tokens_here_there_and_after_the_way_back(
-  tmp_path, transformers
+  tmp_path, transformers, begin
 ):
   source = hub_folders.write(tmp_path / 'source')
   tokenizer = hf.Tokenizer.from_file(str(source / 'tokenizer.json'))
@@ -302,7 +303,7 @@ def test_texts_and_chats_have_the_same_tokens_here_there_and_after_the_way_back(
   )
   tokenizer.save(str(source / 'tokenizer.json'))
   settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'bos_token': first, 'eos_token': end}
-  settings['chat_template'] = _TEMPLATE
+  settings['chat_template'] = begin + _TEMPLATE
   (source / 'tokenizer_config.json').write_text(json.dumps(settings))
   to_jax(source, tmp_path / 'run')
   export.to_hf(str(tmp_path / 'run'), tmp_path / 'back')

@@ -28,6 +28,7 @@ from tokenformer_jax.data import (
 from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.data.mixture import open_sources
 from tokenformer_jax.decoding import chats
+from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
 
 GOLDEN = json.loads((tiny_run.ROOT / 'tests/golden/chat.json').read_text('utf-8'))
@@ -104,6 +105,66 @@ def test_the_template_is_that_of_the_config_the_tokenizer_or_the_package(tmp_pat
   assert pickle.loads(pickle.dumps(built_in)) == built_in, 'processes cannot have it'
 
 
+PLAIN = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
+NAMED = {'default': PLAIN, 'rag': '{{ documents }}', 'tool_use': f'{{{{ tools | tojson }}}}{PLAIN}'}
+TOOLS = [{'type': 'function', 'function': {'name': 'f', 'parameters': {}}}]
+
+
+def _folder(tmp_path, tokenizer, entry, **files: str) -> TextConfig:
+  """A tokenizer with templates in tokenizer_config.json, and in files of their names."""
+  (tmp_path / 'additional_chat_templates').mkdir(exist_ok=True)
+  for name, source in files.items():
+    (tmp_path / f'{name.replace("__", "/")}.jinja').write_text(source)
+  (tmp_path / 'tokenizer.json').write_text(tokenizer.read_text())
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'chat_template': entry}))
+  return TextConfig(tokenizer=str(tmp_path / 'tokenizer.json'))
+
+
+@pytest.mark.parametrize('form', ['list', 'dict', 'files'])
+def test_rows_with_tools_take_the_template_of_that_name(tmp_path, tokenizer, form):
+  """As `get_chat_template` of transformers."""
+  entry, files = [{'name': k, 'template': v} for k, v in NAMED.items()], {}
+  if form == 'dict':
+    entry = NAMED
+  if form == 'files':  # which win
+    entry = 'other'
+    files = {'chat_template': PLAIN, 'additional_chat_templates__tool_use': NAMED['tool_use']}
+  template = find_template(_folder(tmp_path, tokenizer, entry, **files), to_learn=False)
+  assert template.render(QUESTION, ask=True).text == '<user>What is 0 + 0?'
+  asked = template.render(QUESTION, TOOLS, ask=True).text
+  assert asked == f'{json.dumps(TOOLS)}<user>What is 0 + 0?'
+  assert Template(**template.to_json()) == template
+  alone = Template(template.name, PLAIN, template.tokens)
+  assert alone.fingerprint != template.fingerprint, 'a store of other texts would be used'
+  other = dataclasses.replace(template, named={'tool_use': NAMED['tool_use']})
+  assert other.fingerprint == template.fingerprint, 'the text of no row is another one'
+
+
+@pytest.mark.parametrize(
+  ('entry', 'sentence'),
+  [
+    ([{'name': 'tool_use', 'template': PLAIN}], 'has no template named default, only tool_use; na'),
+    (
+      [{'name': 'default'}],
+      r"tokenizer_config.json is \[{'name': 'default'}\]; it must be a templ",
+    ),
+    (['a'], r"is \['a'\]; it must be a template, or a list of"),
+    (3, 'is 3; it must be a template'),
+  ],
+)
+def test_templates_without_a_name_or_a_text_are_refused(tmp_path, tokenizer, entry, sentence):
+  with pytest.raises(UserError, match=sentence):
+    find_template(_folder(tmp_path, tokenizer, entry), to_learn=False)
+
+
+@pytest.mark.parametrize('key', ['reasoning', 'thinking', 'reasoning_content'])
+def test_reasoning_has_the_names_that_templates_read(key):
+  messages = [*QUESTION, {'role': 'assistant', 'content': 'Four.', key: 'two and two'}]
+  source = WITH_NAMES.replace('{{ m.name }}: ', '').replace('m.content', "(m.get('NAME') or '')")
+  for name in ('thinking', 'reasoning_content'):
+    assert 'two and two' in _learned(messages, source.replace('NAME', name))
+
+
 # What a row says, and what a template makes of it
 
 TURNS = [*_chat(ROWS[1]), *_chat(ROWS[2])]
@@ -176,10 +237,15 @@ def test_tables_have_the_columns_that_decide(tmp_path):
 
 
 def test_a_name_without_a_value_is_not_learned_as_nothing():
-  with pytest.raises(
-    UserError, match=r"cannot be written by T: UndefinedError: .*attribute 'name'"
-  ):
+  absent = (
+    r"cannot be written by T: it writes a value that is not there \(.*attribute 'name'\); add"
+  )
+  with pytest.raises(UserError, match=absent):
     _learned(TURNS, WITH_NAMES)
+  with pytest.raises(
+    UserError, match='by T: it fails on these values with TypeError: can only con'
+  ):
+    _learned(TURNS, "{{ 'a' + 1 }}")
   asked = Template('T', WITH_NAMES, {}).render(QUESTION, ask=True)
   assert asked.text == f': {QUESTION[0]["content"]}', 'a folder answers otherwise than transformers'
   tests = "{{ tools is none and documents is none }}{{ bos_token }}{{ '!' if more is defined }}"
@@ -254,9 +320,12 @@ def test_a_conversation_begins_once_as_the_tokenizer_does(tmp_path, name, tokeni
   assert begins.tolist() == [0, *(ends[:-1] + 1)], 'a conversation has no beginning or two'
   assert (tokens[begins] < 0).all(), 'the beginning carries loss'
   assert made.divided == 0, 'masks of documents are refused'
-  asked = find_template(_config(tmp_path, '', tokenizer=spec)).render(QUESTION, ask=True).text
-  row = chats.ChatRequest(asked).ids(made.tokenizer)
-  assert row.tolist().count(3) == 1 and row[0] == 3, 'an answer is asked for otherwise'
+  template = find_template(_config(tmp_path, '', tokenizer=spec))
+  row = chats.ask(template, chats.question(QUESTION), TextRequest('')).ids(made.tokenizer).tolist()
+  assert row.count(3) == 1 and row[0] == 3, 'an answer is asked for otherwise'
+  built_in = dataclasses.replace(template, source=chat_template.OURS)
+  row = chats.ask(built_in, chats.question(QUESTION), TextRequest('')).ids(made.tokenizer).tolist()
+  assert row.count(3) == 1 and row[0] == 3, 'the built-in template does not begin as a text'
 
 
 def _tables(tmp_path):

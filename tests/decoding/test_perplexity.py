@@ -1,15 +1,19 @@
 """Every token of a text counts once, with the context that the stride leaves it."""
 
 import functools
+import json
 import math
 
 import numpy as np
 import pytest
 from tiny_trained import LENGTH, log_probs, trained
 
+from tokenformer_jax.data import chat_rows
+from tokenformer_jax.data.chat_template import OURS, Template
 from tokenformer_jax.data.tokenizers import ByteTokenizer
-from tokenformer_jax.decoding import perplexity
-from tokenformer_jax.decoding.score import Scorer
+from tokenformer_jax.decoding import chats, perplexity
+from tokenformer_jax.decoding.score import Score, Scorer
+from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
 
 END = 0xFF
@@ -66,6 +70,71 @@ def test_documents_begin_as_in_training():
   _, *stream = (int(id_) for text in DOCUMENTS for id_ in begun.document(begun.encode(text)))
   assert found.tokens == len(stream) == len(STREAM) + len(DOCUMENTS) - 1
   assert found.loss == pytest.approx(_nats(LENGTH, stream, 1) / len(stream), abs=1e-5)
+
+
+class _Recorder:
+  """A scorer that keeps its rows, of which each has one nat a token."""
+
+  max_length = 12
+
+  def __call__(self, rows, progress):
+    self.rows = rows
+    return [Score(-float(len(row.continuation)), True) for row in rows]
+
+
+CHAT = '{"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]}'
+ROW = (
+  '{% for m in messages %}{% if m.role == "user" %}{{ m.content }}{% else %}'
+  '{% generation %}{{ m.content }}{% endgeneration %}!{% endif %}{% endfor %}'
+)
+
+
+@pytest.mark.parametrize(
+  ('begin', 'source', 'contexts'),
+  [
+    ((END,), ROW, [[END, *b'ab']]),
+    ((), ROW, [[*b'ab']]),
+    ((1,), ROW, [[*b'ab']]),  # A template writes all, as in transformers.
+    ((1,), OURS, [[1, *b'<|user|>\nab<|end|>\n<|assistant|>\n']]),
+    (
+      (),
+      ROW.replace('{% if m.role == "user" %}{{ m.content }}', '{% if m.role == "user" %}'),
+      [[*b'c']],
+    ),
+  ],
+)
+def test_answers_follow_what_generate_writes_before_them(begin, source, contexts):
+  tokenizer = type('Begun', (ByteTokenizer,), {'begin': begin})()
+  scorer, template = _Recorder(), Template('T', source, {})
+  scorer.max_length = 64
+  messages = json.loads(CHAT)['messages']
+  figures = perplexity.measure_answers(
+    scorer, tokenizer, template, [chat_rows.conversation({'messages': messages}, 'row 1')]
+  )
+  assert [[*row.context] for row in scorer.rows] == contexts
+  request = chats.ask(template, chats.question(messages[:1]), TextRequest(''))
+  if source == OURS:
+    assert request.ids(tokenizer).tolist() == contexts[0], 'generate asks otherwise'
+  assert figures['answer_loss'] == 1 and figures['exact'] == 1
+
+
+def test_conversations_that_are_too_long_are_counted_and_named(capsys):
+  def rows(*sizes):
+    return [
+      chat_rows.conversation({'prompt': 'q' * n, 'response': 'a' * m}, f'a.jsonl, line {i},')
+      for i, (n, m) in enumerate(sizes, start=1)
+    ]
+
+  template, scorer = Template('T', ROW, {}), _Recorder()
+  perplexity.measure_answers(scorer, BYTES, template, rows((2, 2), (20, 2), (40, 2)))
+  assert '2 of 3 conversations cut at the beginning to the 12 tokens' in (
+    text := capsys.readouterr().err
+  )
+  assert 'the longest is a.jsonl, line 3, with 43 tokens' in text
+  with pytest.raises(
+    UserError, match=r'a\.jsonl, line 2, has an answer of 13 tokens, and at most 12'
+  ):
+    perplexity.measure_answers(scorer, BYTES, template, rows((2, 2), (2, 13)))
 
 
 @pytest.mark.parametrize('stride', [1, 7, 10])

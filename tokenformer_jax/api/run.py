@@ -257,6 +257,7 @@ class Run(Growable, Viewable):
     messages: Annotated[Sequence[dict[str, Any]], FILLED],
     *,
     tools: Sequence[dict[str, Any]] | None = None,
+    chat_template_kwargs: dict[str, Any] | None = None,
     length: Count | None = None,
     temperature: Temperature = 0.8,
     top_k: Natural = 0,
@@ -271,6 +272,7 @@ class Run(Growable, Viewable):
     Args:
       messages: the turns so far, with `role` and `content`; the last is not the assistant's.
       tools: schemas of the tools that the answer may call, for a template that writes them.
+      chat_template_kwargs: further values that the template reads, as `{'enable_thinking': False}`.
       length: as for `generate`, like the next four.
       temperature: see there.
       top_k: see there.
@@ -284,7 +286,8 @@ class Run(Growable, Viewable):
     template = chats_lib.find_template(self.meta, self.directory)
     sampling = Sampling(temperature, top_k, top_p, seed)
     request = TextRequest('', length, sampling, tuple(stop))
-    asked = chats_lib.ask(template, chats_lib.question(messages, tools), request)
+    chat = chats_lib.question(messages, tools, chat_template_kwargs)
+    asked = chats_lib.ask(template, chat, request)
     return self._loaded.writer.write([asked])[0][0]
 
   def logits(

@@ -5,17 +5,17 @@ r"""Write text with a trained language model.
   tokenformer generate --source=runs/chat --chat
 
 The first command prints one text while it is drawn. The second reads one JSON object per line, with
-a `prompt`, or `messages` to answer and maybe `tools`, and optionally `length`, `temperature`,
-`top_k`, `top_p`, `seed` and `stop` (a list of strings), which override the flags. It writes the
-texts in batches and prints JSON in the same order. The third answers each line of standard input,
-or only --prompt, with a model that was trained on conversations (docs/chat.md).
+a `prompt`, or `messages` to answer and maybe `tools` and `chat_template_kwargs`, and optionally
+`length`, `temperature`, `top_k`, `top_p`, `seed` and `stop` (a list of strings), which override the
+flags. It writes the texts in batches and prints JSON in the same order. The third answers each line
+of standard input, or only --prompt, with a model that was trained on conversations (docs/chat.md).
 """
 
 import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path as LocalPath
 from typing import Any
 
@@ -27,6 +27,7 @@ from tokenformer_jax.cli import signatures
 from tokenformer_jax.config import arguments
 from tokenformer_jax.config.arguments import Count, Path, Text, needs_value
 from tokenformer_jax.config.section import Bool, Str
+from tokenformer_jax.data.chat_rows import ARGUMENTS, read_arguments
 from tokenformer_jax.decoding import chats, decode, length, trained
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
@@ -36,8 +37,13 @@ from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import checkpoint
 
 
-def read_requests(path: LocalPath, default: TextRequest) -> list[TextRequest]:
-  """Read the requests of a JSON-lines file, with missing values from `default`."""
+def read_requests(
+  path: LocalPath, default: TextRequest, arguments_of_chat: Mapping[str, Any] | None = None
+) -> list[TextRequest]:
+  """Read the requests of a JSON-lines file, with missing values from `default`.
+
+  Those with messages take the `chat_template_kwargs` that they lack from `arguments_of_chat`.
+  """
   try:
     lines = path.read_text('utf-8').split('\n')
   except (OSError, UnicodeDecodeError) as error:
@@ -47,7 +53,7 @@ def read_requests(path: LocalPath, default: TextRequest) -> list[TextRequest]:
     if not line.strip():
       continue
     try:
-      requests.append(_request(json.loads(line), default))
+      requests.append(_request(json.loads(line), default, arguments_of_chat or {}))
     except (json.JSONDecodeError, UserError) as error:
       raise UserError(f'line {number} of {path} is not a request: {error}') from error
   if not requests:
@@ -55,11 +61,11 @@ def read_requests(path: LocalPath, default: TextRequest) -> list[TextRequest]:
   return requests
 
 
-def _request(values: Any, default: TextRequest) -> TextRequest:
+def _request(values: Any, default: TextRequest, known: Mapping[str, Any]) -> TextRequest:
   """Return a request of a file, whose values are checked as the arguments of `Run.generate`."""
   hints, sampling = arguments.annotations(Run.generate), dataclasses.asdict(default.sampling)
   types = {'prompt': Str, **{name: hints[name] for name in ('length', 'stop', *sampling)}}
-  types |= {'messages': Any, 'tools': Any}
+  types |= {'messages': Any, 'tools': Any, ARGUMENTS: Any}
   if not isinstance(values, dict) or ('prompt' in values) == ('messages' in values):
     raise UserError('it must be an object with a "prompt", or with "messages"')
   for key in values:
@@ -67,22 +73,24 @@ def _request(values: Any, default: TextRequest) -> TextRequest:
       raise UserError(f'the key {key!r} is unknown{nearest(key, types)}')
   given = {key: arguments.convert(types[key], value, key) for key, value in values.items()}
   asked, tools = given.get('messages'), given.get('tools')
-  arguments.needs_value('messages', asked, tools=tools)
+  own = read_arguments(given.get(ARGUMENTS), 'it')
+  arguments.needs_value('messages', asked, tools=tools, chat_template_kwargs=own)
   return TextRequest(
     prompt=given.get('prompt', ''),
     length=given.get('length', default.length),
     sampling=Sampling(**{name: given.get(name, known) for name, known in sampling.items()}),
     stop=tuple(given.get('stop', default.stop)),
     max_length=default.max_length,
-    chat=chats.question(asked, tools) if 'messages' in given else None,
+    chat=chats.question(asked, tools, {**known, **(own or {})}) if 'messages' in given else None,
   )
 
 
 def main(
   source: Text,
   *,
-  prompt: Str = '',
+  prompt: Str | None = None,
   chat: Bool = False,
+  chat_template_kwargs: Text | None = None,
   requests: Path | None = None,
   groups: Count | None = None,
   token_shards: Count = 1,
@@ -92,25 +100,34 @@ def main(
 
   Args:
     source: A run: DIR, or DIR@STEP.
-    prompt: The text to continue; empty: a new document.
+    prompt: The text to continue; default: a new document.
     chat: Answer the prompt, or each line of standard input, in turn.
+    chat_template_kwargs: Values for the chat template as JSON, such as {"enable_thinking": false}.
     requests: A file of requests, one JSON object per line; see above.
     groups: Use only the first N groups of tokens of each projection; default: all.
     token_shards: Devices to split parameter tokens and heads over.
     **options: As for `Run.generate`.
   """
-  if requests and (prompt or chat):
-    name = 'prompt' if prompt else 'chat'
+  if requests and (chat or prompt is not None):
+    name = 'chat' if chat else 'prompt'
     raise UserError(f'--{name} has no effect with --requests; leave out one of them')
+  if chat and prompt is not None and not prompt.strip():
+    raise UserError(
+      f'--prompt is {prompt!r}, and --chat needs a question; write one, or leave --prompt out to '
+      'answer lines of standard input'
+    )
+  needs_value('chat', chat or requests, chat_template_kwargs=chat_template_kwargs)
+  template_kwargs = read_arguments(chat_template_kwargs, 'the command')
   needs_value('requests=FILE', requests, batch_size=options.get('batch_size'))
   values = signatures.with_defaults(Run.generate, options)
   for name in ('top_k', 'top_p', 'seed'):
     if name in options and not (requests or values['temperature']):
       raise UserError(f'--{name} has no effect with --temperature=0')
   sampling = Sampling(values['temperature'], values['top_k'], values['top_p'], values['seed'])
-  stop, max_length = tuple(filter(None, values['stop'])), values['max_length']
-  default = TextRequest(prompt, values['length'], sampling, stop, max_length)
-  asked = read_requests(LocalPath(requests), default) if requests else [default]
+  stop, max_length = tuple(values['stop']), values['max_length']
+  default = TextRequest(prompt or '', values['length'], sampling, stop, max_length)
+  file = LocalPath(requests) if requests else None
+  asked = read_requests(file, default, template_kwargs) if file else [default]
   is_chat = chat or any(one.chat for one in asked)
   model = trained.load(
     source,
@@ -121,7 +138,7 @@ def main(
   )
   model.context_length(max_length)
   if chat:
-    _chat(model, default)
+    _chat(model, default, template_kwargs)
     return
   trained_length = model.config.data.sequence_length
   if is_chat:
@@ -136,7 +153,9 @@ def main(
     _write_one(writer, default, default.prompt)
 
 
-def _chat(model: trained.Trained, default: TextRequest) -> None:
+def _chat(
+  model: trained.Trained, default: TextRequest, template_kwargs: dict[str, Any] | None
+) -> None:
   """Answer the prompt, or each line of standard input after the turns before it."""
   template = chats.Template(**model.meta.tokenizer['chat'])
   writer, turns = Writer.from_trained(model), []
@@ -146,7 +165,7 @@ def _chat(model: trained.Trained, default: TextRequest) -> None:
     if not line.strip():
       continue
     turns.append({'role': 'user', 'content': line.strip()})
-    request = chats.ask(template, chats.question(turns), default)
+    request = chats.ask(template, chats.question(turns, None, template_kwargs), default)
     trained_length = model.config.data.sequence_length
     asked = request.tokens(model.tokenizer, trained_length)
     length.say_length(model.config, len(asked.prompt) + asked.length)

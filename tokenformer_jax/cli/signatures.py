@@ -56,7 +56,8 @@ def define(
     elif bool in kinds:
       flags.DEFINE_bool(name, default, meanings[name], required=required)
     elif arguments.REPEATED in getattr(hints[name], '__metadata__', ()):
-      flags.DEFINE_multi_string(name, list(default or ()), meanings[name])
+      each = Parser(name, dict(arguments.members(hints[name]))[Sequence][0])
+      flags.DEFINE_multi(each, flags.ArgumentSerializer(), name, list(default), meanings[name])
     else:
       parser = Parser(name, hints[name])
       flags.DEFINE(parser, name, default, meanings[name], required=required)
@@ -167,8 +168,9 @@ def _read(text: str, annotation: Any, where: str) -> Any:
   if Mapping in kinds and not (int in kinds and _number(int, text) is not None):
     return counts_from_text(text, where)
   if Sequence in kinds:
-    words = [word.strip() for word in text.split(',')] if text else []
-    return [_read(word, kinds[Sequence][0], where) for word in words]
+    if not text:
+      raise UserError(f"{where} is ''; it must not be empty")
+    return [_read(word.strip(), kinds[Sequence][0], where) for word in text.split(',')]
   for kind in (int, float):
     if kind in kinds and (number := _number(kind, text)) is not None:
       return number

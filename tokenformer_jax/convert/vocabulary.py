@@ -50,9 +50,9 @@ def find_chat(data: TextConfig) -> dict[str, Any] | None:
 
   A template that cannot be used is named in a message.
   """
-  if not chat_template.has_own(data):
-    return None
   try:
+    if not chat_template.has_own(data):
+      return None
     return chat_template.find_template(data, to_learn=False).to_json()
   except UserError as error:
     messages.say(f'no chat template is taken: {error}')

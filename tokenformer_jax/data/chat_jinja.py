@@ -39,7 +39,13 @@ def render(source: str, values: dict[str, Any], *, learn: bool) -> str:
   except RenderError:
     raise
   except Exception as error:  # A template can raise anything.
-    raise RenderError(f'{type(error).__name__}: {error}') from error
+    reason = f'it fails on these values with {type(error).__name__}: {error}'
+    if type(error).__name__ == 'UndefinedError':
+      reason = (
+        f'it writes a value that is not there ({error}); add it to the row, or name another '
+        'template in config.data.chat_template'
+      )
+    raise RenderError(reason) from error
 
 
 @functools.lru_cache(maxsize=16)

@@ -70,21 +70,33 @@ class Template:
     name: says in messages where the template is from.
     source: the Jinja template.
     tokens: the text of special tokens by their names, such as `eos_token`.
+    named: other templates of the folder by their names; `tool_use` writes rows with tools.
   """
 
   name: str
   source: str
   tokens: dict[str, str]
+  named: dict[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def fingerprint(self) -> str:
     """Return a hash of all that the text depends on."""
-    content = json.dumps([self.source, self.tokens], sort_keys=True).encode()
+    sources = dict.fromkeys((self._choose(None), self._choose(True)))
+    content = json.dumps([*sources, self.tokens], sort_keys=True).encode()
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
   def to_json(self) -> dict[str, Any]:
     """Return the template for stores and checkpoints; `Template(**…)` makes it again."""
     return dataclasses.asdict(self)
+
+  def begin(self, tokenizer: tokenizers.Tokenizer) -> tuple[int, ...]:
+    """Return the ids before a conversation that a model continues or scores.
+
+    The template of a folder writes a whole text, as in transformers. The built-in one does not, and
+    a model that was trained here learned to write after the end of the document before.
+    """
+    is_after_end = tokenizer.begin == (tokenizer.end_of_document,)
+    return tokenizer.begin if is_after_end or self.source == OURS else ()
 
   def render(
     self,
@@ -102,7 +114,7 @@ class Template:
     no loss. Errors name the conversation by its `label` and its beginning.
     """
     label = _label(messages, label)
-    values = {'ask': ask, 'arguments': self._check_arguments(arguments or {}, label)}
+    values = {'ask': ask, 'arguments': self._check_arguments(arguments or {}, tools, label)}
     rendered = whole = self._rendered(messages, label, learn=not ask, tools=tools, **values)
     if tools and self._is_same(whole, messages, **values):
       raise UserError(
@@ -127,9 +139,9 @@ class Template:
       )
     return rendered
 
-  def _check_arguments(self, arguments: dict[str, Any], label: str) -> dict[str, Any]:
+  def _check_arguments(self, arguments: dict[str, Any], tools: Any, label: str) -> dict[str, Any]:
     """Return arguments, of which the template reads each that has a value."""
-    read = chat_jinja.variables(self.source) if arguments else frozenset()
+    read = chat_jinja.variables(self._choose(tools)) if arguments else frozenset()
     for name, value in arguments.items():
       if name in _RESERVED | chat_jinja.TOKENS | {*self.tokens}:
         why = 'which is reserved; leave it out'
@@ -163,10 +175,13 @@ class Template:
       )
     return rendered._replace(answers=tuple(itertools.compress(rendered.answers, learned)))
 
-  def end_of_turn(self, messages: Messages) -> str:
+  def end_of_turn(
+    self, messages: Messages, tools: Any = None, arguments: dict[str, Any] | None = None
+  ) -> str:
     """Return the text that ends an answer to messages, or '' if it ends with its document."""
     answered = [*messages, {'role': ANSWER_ROLE, 'content': _PROBE}]
-    text, answers = self._rendered(answered, _label(messages))
+    values = {'tools': tools, 'arguments': arguments}
+    text, answers = self._rendered(answered, _label(messages), **values)
     answer = text[slice(*answers[-1])] if answers else text  # A template may mark none.
     end = answer.rpartition(_PROBE)[2]
     return end.strip() or end
@@ -174,7 +189,7 @@ class Template:
   def check(self, *, to_learn: bool) -> None:
     """Check that the template is valid, and for one `to_learn` from, that it marks answers."""
     try:
-      marked = chat_jinja.has_marks(self.source)
+      marked, *_ = map(chat_jinja.has_marks, (self.source, *self.named.values()))
     except RenderError as error:
       raise UserError(f'{self.name} is not a valid Jinja template ({error}); correct it') from error
     if not to_learn:
@@ -219,8 +234,20 @@ class Template:
     arguments: dict[str, Any] | None = None,
   ) -> str:
     more = {'add_generation_prompt': ask, 'tools': tools, 'documents': None, **(arguments or {})}
-    values = {'messages': messages, **more, **self.tokens}
-    return chat_jinja.render(self.source, values, learn=learn)
+    values = {'messages': [*map(_with_reasoning, messages)], **more, **self.tokens}
+    return chat_jinja.render(self._choose(tools), values, learn=learn)
+
+  def _choose(self, tools: Any) -> str:
+    """Return the source for rows with or without tools, as `get_chat_template` of transformers."""
+    return self.named.get('tool_use', self.source) if tools else self.source
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+  """Return a message with its reasoning under the names that templates read, as in transformers."""
+  given = (message.get(key) for key in ('reasoning_content', 'thinking', 'reasoning'))
+  if (reasoning := next((one for one in given if one is not None), None)) is None:
+    return message
+  return {'thinking': reasoning, **message, 'reasoning_content': reasoning}
 
 
 def _label(messages: Messages, row: str = '') -> str:
@@ -230,18 +257,24 @@ def _label(messages: Messages, row: str = '') -> str:
 def find_template(data: TextConfig, *, to_learn: bool = True) -> Template:
   """Return the template of a run's conversations; one `to_learn` from marks what is learned.
 
-  It is the file `chat_template`, or that of the tokenizer: `chat_template.jinja` or the entry of
+  It is the file `chat_template`, or that of the tokenizer: files of templates or the entry of
   `tokenizer_config.json` in the folder of its `tokenizer.json`; or `OURS`.
   """
   check_installed('jinja2', 'renders conversations', 'chat')
-  name, source = 'the built-in template', OURS
+  name, named = 'the built-in template', {'default': OURS}
   folder = _tokenizer_folder(data.tokenizer)
   if data.chat_template:
     name = f'config.data.chat_template={data.chat_template}'
-    source = _read(Path(data.chat_template).expanduser(), name)
-  elif folder and (own := _own_template(folder)):
-    name, source = own
-  template = Template(name, source, _special_tokens(data.tokenizer, folder))
+    named = {'default': _read(Path(data.chat_template).expanduser(), name)}
+  elif folder and (own := _own_templates(folder)):
+    name, named = own
+  if 'default' not in named:
+    raise UserError(
+      f'{name} has no template named default, only {", ".join(named)}; name a file in '
+      'config.data.chat_template'
+    )
+  tokens = _special_tokens(data.tokenizer, folder)
+  template = Template(name, named.pop('default'), tokens, named)
   template.check(to_learn=to_learn)
   return template
 
@@ -249,20 +282,30 @@ def find_template(data: TextConfig, *, to_learn: bool = True) -> Template:
 def has_own(data: TextConfig) -> bool:
   """Return whether a template is in the folder of the tokenizer's file."""
   file = Path(data.tokenizer).expanduser()
-  return file.is_file() and _own_template(file.parent) is not None
+  return file.is_file() and _own_templates(file.parent) is not None
 
 
-def _own_template(folder: Path) -> tuple[str, str] | None:
-  """Return the name and the source of the template in a folder."""
-  file = folder / 'chat_template.jinja'
-  if file.is_file():
-    return str(file), _read(file, str(file))
+def _own_templates(folder: Path) -> tuple[str, dict[str, str]] | None:
+  """Return where the templates in a folder are from, and their sources by name; None: it has none.
+
+  As in transformers, files win over `tokenizer_config.json`, which holds one or several.
+  """
+  more = folder / 'additional_chat_templates'
+  files = {'default': folder / 'chat_template.jinja', **{x.stem: x for x in more.glob('*.jinja')}}
+  if files := {name: file for name, file in sorted(files.items()) if file.is_file()}:
+    where = str(files.get('default', more))
+    return where, {name: _read(file, str(file)) for name, file in files.items()}
   entry = special_tokens.read_json(folder / 'tokenizer_config.json').get('chat_template')
-  if isinstance(entry, list):  # several, with names
-    entry = next((one['template'] for one in entry if one.get('name') == 'default'), None)
-  if not isinstance(entry, str) or not entry:
-    return None
-  return f'the chat_template of {folder}/tokenizer_config.json', entry
+  where, named = f'the chat_template of {folder}/tokenizer_config.json', entry
+  if isinstance(entry, list) and all(isinstance(one, dict) for one in entry):
+    named = {one.get('name'): one.get('template') for one in entry}
+  elif not isinstance(entry, dict):
+    named = {'default': entry} if entry else {}
+  if not all(isinstance(text, str) for pair in named.items() for text in pair):
+    raise UserError(
+      f'{where} is {entry!r:.80}; it must be a template, or a list of {{"name", "template"}}'
+    )
+  return (where, named) if named else None
 
 
 def _tokenizer_folder(tokenizer: str) -> Path | None:

@@ -6,6 +6,7 @@ array and a batch of text what it was. A file has ids with loss with their highe
 and all bits set where a row of packed conversations has no token.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,14 @@ def flip(ids: Any) -> Any:
 def plain(ids: np.ndarray) -> np.ndarray:
   """Return ids without marks."""
   return np.where(ids < -1, flip(ids), ids)
+
+
+def after(begin: Sequence[int], ids: np.ndarray) -> np.ndarray:
+  """Return marked ids after those that begin a text, without loss, unless they begin with them."""
+  opening = np.array(begin, np.int32)
+  if np.array_equal(plain(ids)[: len(opening)], opening):
+    return ids
+  return np.concatenate([flip(opening), ids])
 
 
 def pack(ids: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -104,9 +104,7 @@ class Tokenizer(abc.ABC):
 
     Those at the beginning carry no loss, and the end that of the last token.
     """
-    end, opening = self.end_of_document, np.array(begin, np.int32)
-    if not np.array_equal(marks.plain(ids)[: len(opening)], opening):
-      ids = np.concatenate([marks.flip(opening), ids])
+    end, ids = self.end_of_document, marks.after(begin, ids)
     if marks.plain(ids)[-1] != end:
       ids = np.append(ids, end if ids[-1] >= 0 else marks.flip(end))
     return ids

@@ -6,7 +6,13 @@ from typing import Any
 import numpy as np
 
 from tokenformer_jax.data import marks
-from tokenformer_jax.data.chat_rows import ANSWER_ROLE, Chat, read_messages, read_tools
+from tokenformer_jax.data.chat_rows import (
+  ANSWER_ROLE,
+  Chat,
+  read_arguments,
+  read_messages,
+  read_tools,
+)
 from tokenformer_jax.data.chat_template import Template
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.decoding.decode import Request
@@ -21,14 +27,16 @@ from tokenformer_jax.storage import paths
 class ChatRequest(TextRequest):
   """A request for an answer. The prompt is a text of the template, with its special tokens."""
 
+  template: Template | None = None  # None: the prompt is all that the model reads
+
   def tokens(self, tokenizer: Tokenizer, trained: int | None = None) -> Request:
     return dataclasses.replace(super().tokens(tokenizer, trained), grows=True)
 
   def ids(self, tokenizer: Tokenizer) -> np.ndarray:
     (encoded,) = tokenizer.encode_chats([(self.prompt, ())])
-    ids, begin = marks.plain(encoded), np.array(tokenizer.begin, np.int32)
-    # Many templates write the first token of a text themselves.
-    return ids if len(ids) and np.array_equal(ids[: len(begin)], begin) else tokenizer.start(ids)
+    begin = self.template.begin(tokenizer) if self.template else ()
+    ids = marks.plain(marks.after(begin, encoded))
+    return ids if len(ids) else tokenizer.start(ids)
 
 
 def find_template(meta: Meta, directory: paths.Path) -> Template:
@@ -37,16 +45,17 @@ def find_template(meta: Meta, directory: paths.Path) -> Template:
   template = meta.tokenizer.get('chat')
   if template is None:
     raise UserError(
-      f'{directory} was trained on plain text, so it has no chat template; generate without chat, '
+      f'{directory} was trained on plain text, so it has no chat template; use it on plain text, '
       'or train it on conversations with config.data.rows=chat'
     )
   check_installed('jinja2', 'renders conversations', 'chat')
   return Template(**template)
 
 
-def question(messages: Any, tools: Any = None) -> Chat:
-  """Return messages to answer, and the tools that the answer may call, checked."""
-  chat = Chat(read_messages(messages, 'messages:'), read_tools(tools, 'the request'))
+def question(messages: Any, tools: Any = None, arguments: Any = None) -> Chat:
+  """Return messages to answer, tools that the answer may call, and arguments of the template."""
+  tools, arguments = read_tools(tools, 'the request'), read_arguments(arguments, 'the request')
+  chat = Chat(read_messages(messages, 'messages:'), tools, arguments)
   if chat.messages[-1]['role'] == ANSWER_ROLE:
     raise UserError('messages end with an answer of the assistant; end them with a question')
   return chat
@@ -54,8 +63,8 @@ def question(messages: Any, tools: Any = None) -> Chat:
 
 def ask(template: Template, chat: Chat, request: TextRequest) -> ChatRequest:
   """Return the request for the answer to a `question`; `request` has all but the prompt."""
-  end = template.end_of_turn(chat.messages)
+  end = template.end_of_turn(*chat)
   stop = (*request.stop, end) if end else request.stop
   fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
   prompt = template.render(*chat, ask=True).text
-  return ChatRequest(**{**fields, 'prompt': prompt, 'stop': stop})
+  return ChatRequest(**{**fields, 'prompt': prompt, 'stop': stop, 'template': template})

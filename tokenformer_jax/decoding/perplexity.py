@@ -13,7 +13,8 @@ from tokenformer_jax.data.chat_rows import parse_document
 from tokenformer_jax.data.chat_template import Template
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.decoding.score import Row, Scorer
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, counted
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs.metrics import perplexity
 
 _ROWS = 4096  # rows to score together
@@ -134,14 +135,25 @@ def measure_answers(
   counts = dict.fromkeys(('conversations', 'answers', 'answer_tokens'), 0)
   nats, exact = 0.0, 0
 
+  most = scorer.max_length
+  too_long: list[tuple[int, str]] = []  # the tokens of a conversation up to an answer, and its name
+
   def rows() -> Iterator[Row]:
     for counts['conversations'], one in enumerate(chats, start=1):
       rendered = template.render(*parse_document(one), label=getattr(one, 'label', ''))
       (ids,) = tokenizer.encode_chats([rendered])
-      ids = tokenizer.conversation(ids, tokenizer.begin or (tokenizer.end_of_document,))
+      ids = tokenizer.conversation(ids, template.begin(tokenizer))
       edges = np.flatnonzero(np.diff(np.concatenate([[-1], ids, [-1]]) >= 0))
-      for start, stop in edges.reshape(-1, 2):
+      name = getattr(one, 'label', '') or f'conversation {counts["conversations"]},'
+      for start, stop in np.maximum(edges, 1).reshape(-1, 2):  # A first token follows nothing.
+        if stop - start > most:
+          raise UserError(
+            f'{name} has an answer of {stop - start} tokens, and at most {most} are evaluated; '
+            'leave the row out, or raise max_length if the positions of the model allow it'
+          )
         yield Row(marks.plain(ids[:start]), ids[start:stop])
+      if edges.max(initial=0) - 1 > most:
+        too_long.append((int(edges[-1]), name))
 
   left = rows()
   while batch := list(itertools.islice(left, _ROWS)):
@@ -150,7 +162,13 @@ def measure_answers(
     exact += sum(score.is_greedy for score in scores)
     counts['answers'] += len(batch)
     counts['answer_tokens'] += sum(len(row.continuation) for row in batch)
-  if not counts['answers']:
+  if too_long:
+    tokens, name = max(too_long)
+    messages.say(
+      f'{len(too_long)} of {counted(counts["conversations"], "conversation")} cut at the beginning '
+      f'to the {most} tokens of max_length; the longest is {name} with {tokens} tokens'
+    )
+  if not counts['answer_tokens']:
     raise UserError('there are no conversations to evaluate on')
   loss, share = nats / counts['answer_tokens'], exact / counts['answers']
   return {**counts, 'answer_loss': loss, 'exact': share}
