@@ -219,7 +219,7 @@ def test_a_sharded_set_is_whole_or_refused(tmp_path, suffix):
   _assert_same(_read(index), weights)
   _assert_same(_read(tmp_path), weights)
   for changes, match in (
-    ({'d': f'model-0{suffix}'}, 'puts the tensor d into model-0.*, which does not hold it'),
+    ({'d': f'model-0{suffix}'}, 'puts the tensor d into model-0.*, and no shard holds it'),
     ({'b': f'model-0{suffix}'}, 'puts the tensor b into model-0'),
     ({'b': f'model-9{suffix}'}, r'names model-9.*\(1 of 4 shards are missing\); fetch'),
     ({'b': f'../model-1{suffix}'}, 'names shards that are not'),
@@ -230,6 +230,36 @@ def test_a_sharded_set_is_whole_or_refused(tmp_path, suffix):
   index.unlink()
   with pytest.raises(UserError, match='without an index'):
     tensor_files.find(tmp_path)
+
+
+def test_shards_are_read_whole(tmp_path):
+  """Tools that add a tensor to a shard leave the index as it was; transformers reads the shards."""
+  weights = _weights()
+  shards = ['model-1.safetensors', 'model-2.safetensors']
+  _write(tmp_path / shards[0], weights)
+  _write(tmp_path / shards[1], {'e': weights['b']})
+  index = tmp_path / 'model.safetensors.index.json'
+  index.write_text(json.dumps({'weight_map': {'b': shards[0], 'e': shards[1], 'c': shards[1]}}))
+  _assert_same(_read(index), {**weights, 'e': weights['b']})
+  _write(tmp_path / shards[1], {'b': weights['b'], 'e': weights['b']})
+  _assert_same(_read(index), {**weights, 'e': weights['b']})
+  _write(tmp_path / shards[1], {'b': weights['b'] + 1, 'e': weights['b']})
+  with pytest.raises(UserError, match=r'the tensor b in model-2\.safetensors and, with other numb'):
+    tensor_files.find(index)
+
+
+def test_the_index_of_many_experts_is_read(tmp_path):
+  """94 layers of 128 experts, as in Qwen3 235B, have an index of 3 MB."""
+  names = [
+    f'model.layers.{layer}.mlp.experts.{expert}.{end}_proj.weight'
+    for layer in range(94)
+    for expert in range(128)
+    for end in ('gate', 'up', 'down')
+  ]
+  index = tmp_path / 'model.safetensors.index.json'
+  shards = {name: f'model-{1 + i // 320:05}-of-00118.safetensors' for i, name in enumerate(names)}
+  index.write_text(json.dumps({'weight_map': shards}, indent=2))
+  assert tensor_files.read_index(index) == shards
 
 
 def test_the_set_that_transformers_reads_is_read(tmp_path):

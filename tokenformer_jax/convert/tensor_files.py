@@ -30,7 +30,7 @@ DTYPES = {
 SUFFIXES = ('.bin', '.safetensors')
 
 _SAFETENSORS = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16'}
-_MOST_TABLE_BYTES = 2**21  # 400 tensors take about 60 kB
+_MOST_TABLE_BYTES = 2**26  # 91,000 tensors of experts take 13 MB
 _MOST_AXES = 8
 _LONGEST_NAME = 256
 SHARD_BYTES = 5 * 10**9  # of a file of weights; larger models have several files and an index
@@ -119,16 +119,22 @@ def _sharded(index: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor]:
       f'{index} names {missing[0]}, which is not in its folder ({len(missing)} of {len(shards)} '
       'shards are missing); fetch the whole set into one directory'
     )
-  tensors = {shard: find(index.with_name(shard), skipped) for shard in shards}
+  tensors: dict[str, Tensor] = {}
+  for shard in shards:  # Each is read whole, as in transformers: an index may lack a tensor.
+    for name, tensor in find(index.with_name(shard), skipped).items():
+      if name in tensors and not np.array_equal(tensor.read(), tensors[name].read()):
+        raise UserError(
+          f'{index.parent} has the tensor {name} in {shard} and, with other numbers, in another '
+          'shard; fetch the whole set into an empty directory'
+        )
+      tensors[name] = tensor
   for name, shard in weight_map.items():
-    if name not in tensors[shard] and not skipped(name):
+    if name not in tensors and not skipped(name):
       raise UserError(
-        f'{index} puts the tensor {name} into {shard}, which does not hold it; fetch the whole set '
+        f'{index} puts the tensor {name} into {shard}, and no shard holds it; fetch the whole set '
         'again'
       )
-  return {
-    name: tensors[shard][name] for name, shard in weight_map.items() if name in tensors[shard]
-  }
+  return tensors
 
 
 # Errors that reading a value of an unexpected type raises.
