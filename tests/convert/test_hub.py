@@ -85,9 +85,9 @@ def test_published_gemmas_have_their_number_of_parameters(name, tmp_path):
   given, sizes, wanted = PUBLISHED[name]
   values = {**given, 'text_config': sizes} if len(given) == 1 else {**given, **sizes}
   (tmp_path / 'config.json').write_text(json.dumps(values))
-  _, model, unread = hub.find_model(tmp_path)
-  assert not unread
-  assert (model.pattern, define_lm(model).count) == wanted
+  found = hub.find_model(tmp_path)
+  assert not found.unread
+  assert (found.model.pattern, define_lm(found.model).count) == wanted
 
 
 def test_a_model_of_parameter_tokens_is_of_no_family():
@@ -107,6 +107,18 @@ def test_names_without_prefix_and_stored_masks(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, _read(hub.find(source)), wanted)
 
 
+@pytest.mark.parametrize('before', ['language_model.model.', 'model.language_model.'])
+def test_both_spellings_of_the_text_model_of_gemma_3(tmp_path, before):
+  source = hub_folders.write_images(tmp_path / 'source', before)
+  folder = hub.find(source)
+  wanted = hub.find(hub_folders.write(tmp_path / 'text', 'gemma3_text'))
+  assert folder.model == wanted.model
+  jax.tree.map(np.testing.assert_array_equal, _read(folder), _read(wanted))
+  in_class = {*folder.in_class.values()}
+  assert 'model.vision_tower.embeddings.weight' in in_class
+  assert 'model.language_model.layers.2.mlp.up_proj.weight' in in_class
+
+
 @pytest.mark.parametrize('kind', ['gpt2', 'llama'])
 def test_a_pytorch_file_with_a_tied_head_and_tensors_that_are_no_parameters(tmp_path, kind):
   """Files of `torch.save` hold the masks of GPT-2 and the frequencies of the first Llamas."""
@@ -120,6 +132,26 @@ def test_a_pytorch_file_with_a_tied_head_and_tensors_that_are_no_parameters(tmp_
   released.write_pytorch(source / 'pytorch_model.bin', 'float32', weights)
   folder = hub.find(source)
   np.testing.assert_array_equal(_read(folder)['embedding'], wanted)
+  assert folder.model.tied_head
+
+
+@pytest.mark.parametrize('kind', ['gpt2', 'llama'])
+def test_a_head_that_is_not_the_embedding_stays(tmp_path, kind, capsys):
+  """So transformers does in spite of tie_word_embeddings; and a head alone is the embedding."""
+  source = hub_folders.write(tmp_path / 'source', kind, tie_word_embeddings=True)
+  file = source / 'model.safetensors'
+  tensors = {name: tensor.read() for name, tensor in tensor_files.find(file).items()}
+  embedding = 'transformer.wte.weight' if kind == 'gpt2' else 'model.embed_tokens.weight'
+  safetensors.numpy.save_file({**tensors, 'lm_head.weight': tensors[embedding] + 1}, file)
+  folder = hub.find(source)
+  assert 'lm_head.weight is not ' + embedding in capsys.readouterr().err
+  assert not folder.model.tied_head
+  np.testing.assert_array_equal(_read(folder)['head'], tensors[embedding] + 1)
+  assert families.match(folder.model, kind)[1]['tie_word_embeddings'] is False
+  tensors['lm_head.weight'] = tensors.pop(embedding)
+  safetensors.numpy.save_file(tensors, file)
+  folder = hub.find(source)
+  np.testing.assert_array_equal(_read(folder)['embedding'], tensors['lm_head.weight'])
   assert folder.model.tied_head
 
 
@@ -149,7 +181,7 @@ REFUSED = {
   'a length outside of the table, which transformers prefers': (
     'llama',
     {'original_max_position_embeddings': 8},
-    'original_max_position_embeddings=8, which cannot be converted; it must be 16',
+    'original_max_position_embeddings=16, which cannot be converted; it must be 8',
   ),
   'an older name that Gemma 3 does not read': (
     'gemma3_text',
@@ -189,7 +221,7 @@ REFUSED = {
   'local layers without a window': ('gemma2', {'sliding_window': 0}, 'sliding_window=0'),
   'images without a text model': (
     'gemma3_text',
-    {'architectures': ['Gemma3ForConditionalGeneration']},
+    {'architectures': ['Gemma3ForConditionalGeneration'], 'model_type': 'gemma3'},
     'has no table text_config',
   ),
   'key heads that do not divide the heads': (
@@ -199,7 +231,23 @@ REFUSED = {
   ),
   'no such rotation': ('gpt_neox', {'rotary_pct': 0.1}, 'rotary_pct=0.1'),
   'more layers than tensors': ('llama', {'num_hidden_layers': 3}, 'layers.2.'),
-  'fewer layers than tensors': ('llama', {'num_hidden_layers': 1}, 'layers.1.'),
+  'fewer layers than tensors': (
+    'llama',
+    {'num_hidden_layers': 1},
+    'is of a layer too many: a LlamaForCausalLM of this config.json has num_hidden_layers=1, so',
+  ),
+  'fewer layers than tensors of GPT-2': ('gpt2', {'n_layer': 1}, 'has n_layer=1, so that its'),
+  'two families': (
+    'mistral',
+    {'architectures': ['LlamaForCausalLM']},
+    "model_type='mistral', by which transformers takes a model, and architectures=['LlamaFor",
+  ),
+  'layers with keys of their own': ('llama', {'per_layer_config': {'0': {}}}, 'per_layer_config='),
+  'numbers that transformers does not load': (
+    'llama',
+    {'torch_dtype': 'float8_e4m3fn'},
+    "torch_dtype='float8_e4m3fn', which cannot be converted; it must be 'float32' or 'float16' or",
+  ),
   'another shape': ('llama', {'intermediate_size': 32}, 'it must be [32, 16]'),
 }
 
@@ -212,6 +260,31 @@ def test_refused_with_a_sentence(tmp_path, name):
     to_jax(source, tmp_path / 'run')
   assert sentence in str(refused.value)
   assert not (tmp_path / 'run').exists()
+
+
+def _edit(folder, **changes):
+  """Changes the keys of a folder's config.json; null is a value."""
+  file = folder / 'config.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+  return folder
+
+
+@pytest.mark.parametrize(
+  ('kind', 'name'),
+  [('llama', 'hidden_act'), ('llama', 'rope_theta'), ('qwen3', 'head_dim'), ('gpt2', 'n_layer')],
+)
+def test_null_is_a_value_where_transformers_wants_another(tmp_path, kind, name):
+  source = _edit(hub_folders.write(tmp_path / 'source', kind), **{name: None})
+  with pytest.raises(UserError, match=f'has {name}=None, .* it must be absent or a value'):
+    hub.find_model(source)
+  nulls = {'num_key_value_heads': None, 'rope_scaling': None, 'sliding_window': None}
+  hub.find_model(_edit(hub_folders.write(tmp_path / 'other', 'mistral'), **nulls))
+
+
+def test_other_names_of_gpt2_s_keys(tmp_path):
+  other = {'n_layer': None, 'n_embd': 32, 'num_hidden_layers': 2, 'hidden_size': 16}
+  source = hub_folders.write(tmp_path / 'source', 'gpt2', **other)
+  assert hub.find_model(source).model == hub_folders.model('gpt2'), 'they win in transformers'
 
 
 def test_an_option_that_config_json_has(tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import released
+import safetensors.numpy
 from tiny import normal_params
 
 from tokenformer_jax.config import ModelConfig
@@ -108,4 +109,25 @@ def write(folder: Path, kind: str = 'llama', *, dtype: str = 'float32', **change
   values = {'architectures': [family.architecture], 'model_type': kind, **KEYS[kind], **changes}
   values = {key: value for key, value in values.items() if value is not None}
   (folder / 'config.json').write_text(json.dumps(values))
+  return folder
+
+
+def write_images(folder: Path, before: str = 'language_model.model.') -> Path:
+  """Writes a model of images and text whose text model is that of `write`, as Gemma 3 4B.
+
+  The names of its text model begin with `before`, by the version of transformers.
+  """
+  write(folder, 'gemma3_text')
+  older = before.startswith('language_model')
+  file = folder / 'model.safetensors'
+  tensors = {
+    name.replace('model.', before, 1) if name.startswith('model.') else f'language_model.{name}': t
+    for name, t in safetensors.numpy.load_file(file).items()
+  }
+  for name in ('vision_tower.embeddings.weight', 'multi_modal_projector.norm.weight'):
+    tensors[name if older else f'model.{name}'] = np.ones(3, np.float32)
+  safetensors.numpy.save_file(tensors, file)
+  text = json.loads((folder / 'config.json').read_text())
+  values = {'architectures': ['Gemma3ForConditionalGeneration'], 'model_type': 'gemma3'}
+  (folder / 'config.json').write_text(json.dumps({**values, 'text_config': text}))
   return folder

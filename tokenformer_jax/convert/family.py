@@ -32,6 +32,7 @@ ACTIVATIONS = {
   'silu': 'silu',
   'swish': 'silu',
 }
+_LENGTH = 'original_max_position_embeddings'  # an absent one is max_position_embeddings
 SCALINGS = {  # by the hub's name: our class, and the key of each of its fields
   'linear': (LinearScalingConfig, {'factor': 'factor'}),
   'llama3': (
@@ -40,7 +41,7 @@ SCALINGS = {  # by the hub's name: our class, and the key of each of its fields
       'factor': 'factor',
       'low_frequency': 'low_freq_factor',
       'high_frequency': 'high_freq_factor',
-      'length': 'original_max_position_embeddings',
+      'length': _LENGTH,
     },
   ),
   'yarn': (
@@ -49,7 +50,7 @@ SCALINGS = {  # by the hub's name: our class, and the key of each of its fields
       'factor': 'factor',
       'fast': 'beta_fast',
       'slow': 'beta_slow',
-      'length': 'original_max_position_embeddings',
+      'length': _LENGTH,
       'gain': 'attention_factor',
     },
   ),
@@ -108,9 +109,11 @@ def rotary(
   """
   newer = keys.get('rope_parameters')
   # In a file with both tables, transformers reads the older one.
-  inner = keys.table('rope_scaling' if keys.get('rope_scaling') or not newer else 'rope_parameters')
-  if length := inner.get('original_max_position_embeddings'):
-    keys.only('original_max_position_embeddings', length)  # wins in transformers
+  name = 'rope_scaling' if keys.get('rope_scaling') or not newer else 'rope_parameters'
+  outside = keys.get(_LENGTH)  # wins in transformers
+  inner = keys.table(name, {_LENGTH: outside or keys.whole('max_position_embeddings', 2048)})
+  if outside and inner.get('rope_type', inner.get('type')) in SCALINGS:
+    inner.only(_LENGTH, outside)
   if not fraction:
     for table in (keys, inner):
       table.only('partial_rotary_factor', 1)
@@ -128,14 +131,15 @@ def rotary_by_kind(keys: Keys) -> list[RotaryConfig]:
   and wins.
   """
   tables, made = keys.table('rope_parameters'), []
+  defaults = {_LENGTH: keys.whole('max_position_embeddings')}
   for kind, name, base in (
     ('full_attention', 'rope_theta', 1e6),
     ('sliding_attention', 'rope_local_base_freq', 1e4),
   ):
-    table = tables.table(kind)
+    table = tables.table(kind, defaults)
     base = table.number('rope_theta', keys.number(name, base))
     if not made and keys.get('rope_scaling'):
-      table = keys.table('rope_scaling')
+      table = keys.table('rope_scaling', defaults)
       base = table.number('rope_theta', base)
     table.only('partial_rotary_factor', 1)
     if not table.get('rope_type'):
@@ -166,7 +170,7 @@ def _scaling(keys: Keys, known: Collection[str]) -> RotaryScalingConfig:
   values: dict[str, Any] = {
     field: keys.whole(name) if field == 'length' else keys.number(name, _SCALING_DEFAULTS.get(name))
     for field, name in names.items()
-    if field != 'gain' or keys.get(name)
+    if field != 'gain' or keys.get(name) is not None
   }
   return made(**values)
 

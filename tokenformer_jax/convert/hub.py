@@ -1,13 +1,18 @@
 """Find the model of a folder in the hub's layout: config.json, safetensors files, a tokenizer."""
 
+import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tokenformer_jax.config import LMConfig
 from tokenformer_jax.convert import families, tensor_files, tensor_layout
 from tokenformer_jax.convert.family import Family
 from tokenformer_jax.convert.hub_keys import Keys, read_json
+from tokenformer_jax.convert.tensor_files import Tensor
 from tokenformer_jax.convert.tensor_layout import Weights
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
@@ -23,7 +28,9 @@ _IGNORED = """
   reorder_and_upcast_attn output_attentions output_hidden_states output_router_logits return_dict
   router_aux_loss_coef router_jitter_noise id2label label2id problem_type chunk_size_feed_forward
   auto_map finetuning_task intermediate_size max_window_layers sliding_window rope_theta is_decoder
-  tie_encoder_decoder cache_implementation sliding_window_size hidden_activation
+  tie_encoder_decoder cache_implementation sliding_window_size hidden_activation name_or_path
+  attn_implementation _attn_implementation _attn_implementation_autoset _commit_hash num_labels
+  is_llama_config rope_interleaved use_mrope tie_last_hidden_states
 """
 # Keys that make it another model: with the first, transformers takes a Mistral for a Ministral.
 _REFUSED = {'mistral': ('layer_types',), 'gpt_neox': ('head_dim',)}
@@ -32,10 +39,29 @@ _NO_PARAMETERS = (
   *('.attn.bias', '.attn.masked_bias', '.attention.bias', '.attention.masked_bias'),
   'rotary_emb.inv_freq',
 )
-# Models of images and text by their architecture: that of their text model, which alone is
-# converted. Its keys are in `text_config`, and the names of its tensors begin with `_TEXT`.
-_TEXT_MODELS = {'Gemma3ForConditionalGeneration': 'Gemma3ForCausalLM'}
-_TEXT = 'language_model.'
+# Kinds of models of images and text: that of their text model, which alone is converted. Its keys
+# are in `text_config`.
+_TEXT_MODELS = {'gemma3': 'gemma3_text'}
+_KINDS = {family.architecture: kind for kind, family in families.FAMILIES.items()}
+_KINDS['Gemma3ForConditionalGeneration'] = 'gemma3'
+# Names in models of images and text, of older and newer versions of transformers.
+_TEXT = re.compile(r'(?:model\.)?language_model\.(?:model\.)?')
+_IMAGES = re.compile(r'(?:model\.)?((?:vision_tower|multi_modal_projector)\..+)')
+# Keys that the class of a family has by another name as well, which wins.
+_ALIASES = {
+  'gpt2': {
+    'hidden_size': 'n_embd',
+    'num_hidden_layers': 'n_layer',
+    'num_attention_heads': 'n_head',
+    'max_position_embeddings': 'n_positions',
+  }
+}
+# Keys that may be null in transformers, as absent or with a meaning of their own.
+_NULLABLE = """
+  head_dim num_key_value_heads n_inner sliding_window layer_types no_rope_layers mlp_only_layers
+  attn_logit_softcapping final_logit_softcapping partial_rotary_factor rope_scaling rope_parameters
+  use_bidirectional_attention sliding_window_pattern
+"""
 
 
 def is_folder(source: Path) -> bool:
@@ -44,76 +70,139 @@ def is_folder(source: Path) -> bool:
   return file.is_file() and bool({'model_type', 'architectures'} & set(read_json(file)))
 
 
-def find_model(source: Path) -> tuple[Family, LMConfig, list[str]]:
-  """Return the family and the model of a folder, and the keys of its config that are not known."""
+class Description(NamedTuple):
+  """What a folder's config.json says.
+
+  Attributes:
+    kind: model_type.
+    family: that of the language model.
+    model: the language model.
+    unread: the keys that are not known.
+  """
+
+  kind: str
+  family: Family
+  model: LMConfig
+  unread: list[str]
+
+
+def find_model(source: Path) -> Description:
+  """Return what the config.json of a folder says about its model."""
   file = source / _CONFIG
-  values = _text_model(read_json(file), file)
-  family = _family(values, file)
+  values = read_json(file)
+  kind = _kind(values, file)
+  if kind in _TEXT_MODELS:
+    values = _text_model(values, file)
+  family = families.FAMILIES[_TEXT_MODELS.get(kind, kind)]
+  for name, own in _ALIASES.get(kind, {}).items():
+    if name in values:
+      values[own] = values.pop(name)
   keys = Keys(values, str(file), family.defaults)
-  keys.only('quantization_config')
+  for name in ('quantization_config', 'per_layer_config', *_REFUSED.get(kind, ())):
+    keys.only(name)
   keys.only('is_encoder_decoder', False)
   keys.only('is_causal', True)
-  for name in _REFUSED.get(family.kind, ()):
-    keys.only(name)
+  for name in ('dtype', 'torch_dtype'):
+    keys.only(name, *tensor_files.DTYPES, 'float64')
   model = family.to_model(keys)
-  return family, model, keys.unread(_IGNORED.split())
+  for name in sorted(keys.read - {*_NULLABLE.split()} | {'head_dim'} & family.defaults.keys()):
+    if values.get(name, ...) is None:
+      raise keys.refusal(name, 'absent or a value of its type, as in transformers')
+  return Description(kind, family, model, keys.unread(_IGNORED.split()))
 
 
 def find(source: Path) -> Weights:
   """Return the model and the tensors of a folder; a message names its keys that are not known."""
-  family, model, unread = find_model(source)
-  tensors = tensor_files.find(source, skipped=lambda name: name.endswith(_NO_PARAMETERS))
-  of_text = {name.removeprefix(_TEXT): t for name, t in tensors.items() if name.startswith(_TEXT)}
+  kind, family, model, unread = find_model(source)
+  stored = tensor_files.find(source, skipped=lambda name: name.endswith(_NO_PARAMETERS))
+  has_images = kind in _TEXT_MODELS
+  tensors = {text_name(n): t for n, t in stored.items() if not (has_images and _IMAGES.match(n))}
   messages.say(
     f'{source} is a {family.architecture}'
-    + (' with parts for images, which are left out' if of_text else '')
+    + (' with parts for images, which are left out' if len(tensors) < len(stored) else '')
     + (f'; not read, because not known: {", ".join(unread)}' if unread else '')
   )
-  tensors = of_text or tensors
+  head, embedding = (
+    next(rule.name for rule in family.rules if rule.paths == (path,))
+    for path in ('head', 'embedding')
+  )
   if not any(name.startswith(family.prefix) for name in tensors):  # a model without its head
-    tensors = {f'{family.prefix}{name}': tensor for name, tensor in tensors.items()}
+    tensors = {n if n == head else f'{family.prefix}{n}': t for n, t in tensors.items()}
+  if model.tied_head and head in tensors:  # as in files of PyTorch
+    model = _with_head(model, tensors, head, embedding, source)
   layout = tensor_layout.layout(model, family.rules)
-  if model.tied_head:  # Files of PyTorch may hold it all the same.
-    heads = [rule.name for rule in family.rules if rule.paths == ('head',)]
-    tensors = {name: tensor for name, tensor in tensors.items() if name not in heads}
-  weights = Weights(model, layout, tensors, family.kind)
-  weights.check(f'a {family.architecture} of this {_CONFIG}')
+  in_class = {text_name(name): _name_in_class(name, has_images) for name in (*tensors, *stored)}
+  weights = Weights(model, layout, tensors, family.kind, in_class)
+  count = 'n_layer' if kind == 'gpt2' else 'num_hidden_layers'
+  weights.check(f'a {family.architecture} of this {_CONFIG}', count)
   return weights
 
 
+def _with_head(
+  model: LMConfig, tensors: dict[str, Tensor], head: str, embedding: str, source: Path
+) -> LMConfig:
+  """Leave the head out if it is the embedding; return the model, with a head of its own if not."""
+  tensors.setdefault(embedding, tensors[head])
+  if np.array_equal(tensors[head].read(), tensors[embedding].read()):
+    del tensors[head]
+    return model
+  messages.say(
+    f'{source / _CONFIG} has tie_word_embeddings=true, and {head} is not {embedding}: the model '
+    'has a head of its own, as in transformers'
+  )
+  return dataclasses.replace(model, tied_head=False)
+
+
+def text_name(name: str) -> str:
+  """Return the name of a tensor or module as in a language model alone."""
+  if not (match := _TEXT.match(name)):
+    return name
+  rest = name[match.end() :]
+  return rest if rest.startswith('lm_head') else f'model.{rest}'
+
+
 def _text_model(values: dict[str, Any], file: Path) -> dict[str, Any]:
-  """Return the keys of the text model if there are several; else the values themselves."""
-  named = values.get('architectures')
-  text_model = _TEXT_MODELS.get(named[0]) if isinstance(named, list) and named else None
-  if text_model is None:
-    return values
+  """Return the keys of the text model in a model of images and text."""
   text = values.get('text_config')
   if not isinstance(text, dict):
     raise UserError(f'{file} has no table text_config, the keys of its text model; fetch it again')
-  own = {name: values.get(name) for name in ('tie_word_embeddings', 'quantization_config')}
-  return {**text, **own, 'architectures': [text_model]}
+  own = ('tie_word_embeddings', 'quantization_config', 'dtype', 'torch_dtype', 'per_layer_config')
+  return {**text, **{name: values[name] for name in own if name in values}}
 
 
-def _family(values: Mapping[str, Any], file: Path) -> Family:
-  named, code = values.get('architectures'), values.get('auto_map')
-  architecture = named[0] if isinstance(named, list) and named else ''
-  known = {family.architecture: family for family in families.FAMILIES.values()}
+def _kind(values: Mapping[str, Any], file: Path) -> str:
+  """Return the model_type of a folder that can be converted.
+
+  Files of older models may have architectures alone.
+  """
+  named, code, kind = (values.get(name) for name in ('architectures', 'auto_map', 'model_type'))
+  architecture = str(named[0]) if isinstance(named, list) and named and named[0] else None
   theirs = code.get('AutoModelForCausalLM') if isinstance(code, dict) else None
   # Where transformers has a class of this name, it uses its own unless told to trust the author's.
-  has_own = architecture in known and f'{theirs}'.endswith(f'.{architecture}')
+  has_own = architecture in _KINDS and f'{theirs}'.endswith(f'.{architecture}')
   if code and not has_own:
     raise UserError(
       f'{file} has auto_map: its model is computed by Python code of its author, which is never '
       'run here; convert a model of a family that transformers has itself'
     )
-  # Files of older models have model_type alone.
-  family = known.get(architecture) if architecture else None
-  if not architecture and isinstance(values.get('model_type'), str):
-    family = families.FAMILIES.get(values['model_type'])
-  if family is None:
-    what = architecture or values.get('model_type')
+  kind = _KINDS.get(architecture) if kind is None else kind
+  if kind not in _KINDS.values():
     raise UserError(
-      f'{file} is of a {what!r:.80}, which cannot be converted; it must be one of '
-      f'{", ".join(sorted(known))}'
+      f'{file} is of a {kind or architecture!r:.80}, which cannot be converted; it must be one of '
+      f'{", ".join(sorted(_KINDS))}'
     )
-  return family
+  if architecture is not None and _KINDS.get(architecture) != kind:
+    raise UserError(
+      f'{file} has model_type={kind!r}, by which transformers takes a model, and architectures='
+      f'{named!r:.80} of another; correct the one that is wrong'
+    )
+  return kind
+
+
+def _name_in_class(name: str, has_images: bool) -> str:
+  """Return the name of a tensor in the model that transformers makes of the folder."""
+  if not has_images:
+    return text_name(name)
+  if match := _IMAGES.match(name):
+    return f'model.{match[1]}'
+  return text_name(name).replace('model.', 'model.language_model.', 1)

@@ -77,12 +77,12 @@ class Keys:
       raise self.refusal(name, ' or '.join(sorted(allowed)))
     return allowed[value]
 
-  def table(self, name: str) -> 'Keys':
+  def table(self, name: str, defaults: Mapping[str, Any] = {}) -> 'Keys':
     """Return the keys of a table, empty if it is absent."""
     values = self.get(name, {})
     if not isinstance(values, dict):
       raise self.refusal(name, 'a table of keys')
-    return self._tables.setdefault(name, Keys(values, f'{self._where}: {name}'))
+    return self._tables.setdefault(name, Keys(values, f'{self._where}: {name}', defaults))
 
   def only(self, name: str, *allowed: Any) -> None:
     """Check that a key is absent or has an allowed value: with another one the model differs."""

@@ -5,6 +5,7 @@ A format of files is a list of rules, from which `layout` makes an entry for eac
 are the same for all.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -129,15 +130,26 @@ def layout(model: ModelConfig, rules: Iterable[Rule], first_layer: int = 0) -> L
 
 
 class Weights(NamedTuple):
-  """A model and its tensors in files, which are not read yet."""
+  """A model and its tensors in files, which are not read yet.
+
+  Attributes:
+    family: the kind of a `Family`.
+    in_class: the names of a folder's tensors in the class of transformers, by those in the layout;
+      of tensors that are not converted as well.
+  """
 
   model: ModelConfig
   layout: Layout
   tensors: Mapping[str, Tensor]
-  family: str = ''  # the kind of a `Family`
+  family: str = ''
+  in_class: Mapping[str, str] = {}
 
-  def check(self, what: str) -> None:
-    """Check that the tensors are those of the layout; `what` is the model in the sentence."""
+  def check(self, what: str, count: str = '') -> None:
+    """Check that the tensors are those of the layout.
+
+    `what` is the model in the sentence, and `count` the key of its config.json for the number of
+    layers.
+    """
     for name, entry in self.layout.items():
       if name not in self.tensors:
         some = ', '.join(list(self.tensors)[:3]) or 'none at all'
@@ -152,6 +164,13 @@ class Weights(NamedTuple):
         )
     for name in self.tensors:
       if name not in self.layout:
+        numbers = re.findall(r'\.(\d+)\.', name)
+        if count and numbers and int(numbers[0]) >= self.model.depth:
+          raise UserError(
+            f'the tensor {name} is of a layer too many: {what} has {count}={self.model.depth}, so '
+            f'that its layers are 0 to {self.model.depth - 1}; correct {count}, or fetch all of '
+            'its files again'
+          )
         near = misspelt(name, self.layout) if len(self.layout) < 1000 else None
         hint = f'; did you mean {near!r}?' if near else ''
         raise UserError(f'the tensor {name} is none of {what}{hint}')
