@@ -87,6 +87,32 @@ def test_a_file_with_an_unknown_key_is_refused(line, sentence, load):
     load(source)
 
 
+def test_a_kind_may_be_assigned_in_the_place_of_its_section_as_in_a_flag(load):
+  lines = "c.model.layer.ffn = 'mlp'; c.model.layer.ffn.width = 64; c.optim = 'lion'"
+  got = load(VARIANTS.replace('c = config.defaults()', f'c = config.defaults(); {lines}'))
+  assert got.model.layer.ffn == config.MLPConfig(64) and got.optim.kind == 'lion'
+
+
+@pytest.mark.parametrize(
+  ('path', 'value', 'allowed'),
+  [
+    ('model', 5, 'one of lm, vit, or a section of keys'),
+    ('model.variants', 5, 'a section of keys'),
+    ('model.pattern', ['layer'], 'text'),
+    ('model.layer.mixer.heads', 1.5, 'an integer'),
+    ('optim.learning_rate', '1e-3', 'a number'),
+    ('train.trackers', 'wandb', 'a list'),
+    ('data.deduplicate', 'yes', 'True or False'),
+  ],
+)
+def test_an_assignment_of_another_type_is_refused_at_once(path, value, allowed):
+  section, _, name = path.rpartition('.')
+  values = config.defaults()
+  with pytest.raises(UserError) as error:
+    setattr(values[section] if section else values, name, value)
+  assert str(error.value) == f'config.{path} is {value!r}; it must be {allowed}'
+
+
 def test_no_bytecode_is_written_beside_a_config(load, tmp_path, monkeypatch):
   monkeypatch.setattr(sys, 'dont_write_bytecode', False)
   load(VARIANTS)

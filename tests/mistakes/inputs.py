@@ -30,6 +30,10 @@ CONFIGS = {
     'from tokenformer_jax import config\n\n\ndef get_config():\n'
     "  c = config.defaults()\n  c.train.steps = 'many'\n  return c\n"
   ),
+  'list_of_kinds': (
+    'from tokenformer_jax import config\n\n\ndef get_config():\n'
+    "  c = config.defaults()\n  c.optim.schedule = ['wsd']\n  return c\n"
+  ),
   'group_lost': (
     'import ml_collections\n\n\ndef get_config():\n'
     "  return ml_collections.ConfigDict({'model': 3})\n"

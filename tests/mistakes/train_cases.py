@@ -123,11 +123,11 @@ TRAIN_CONFIGS = {
   ),
   'a variant for a config of none': (
     'train --config={in}/configs/typo.py:large',
-    'typo.py fails with TypeError: get_config() takes 0 positional arguments',
+    'typo.py:large: get_config() takes no variant; leave :large out',
   ),
   'no variant for a config of some': (
     'train --config={in}/configs/needs_variant.py',
-    'needs_variant.py fails with TypeError: get_config() missing 1 required positional argument',
+    'get_config(variant) needs a variant; give --config={in}/configs/needs_variant.py:VARIANT',
   ),
   'a misspelt key in a config': (
     'train --config={in}/configs/typo.py',
@@ -135,7 +135,19 @@ TRAIN_CONFIGS = {
   ),
   'a wrong type in a config': (
     'train --config={in}/configs/wrong_type.py',
-    'wrong_type.py, line 6, fails with TypeError',
+    "wrong_type.py, line 6: config.train.steps is 'many'; it must be an integer",
+  ),
+  'a list for a section in a config': (
+    'train --config={in}/configs/list_of_kinds.py',
+    "list_of_kinds.py, line 6: config.optim.schedule is ['wsd']; it must be one of cosine, linear,",
+  ),
+  'a name that is no config of the package': (
+    'train --config=lm_nope',
+    'there is no file lm_nope; known names: lm_bytes, lm_deepseekmoe, ',
+  ),
+  'the config of a run that is not named': (
+    'train --config=saved',
+    'get_config(workdir) needs a variant; give --config=saved:WORKDIR',
   ),
   'a number for a group in a config': (
     'train --config={in}/configs/group_lost.py --config.model.width=3',

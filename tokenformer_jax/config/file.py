@@ -1,11 +1,12 @@
 """Load a config file, which has a function `get_config`, and report a mistake in one sentence."""
 
+import inspect
 import os
 import re
 import sys
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -92,9 +93,12 @@ def load(path: str) -> ConfigDict:
         f'{file} has no function get_config; a config file defines get_config(), which changes '
         'config.defaults() and returns it'
       )
+    _check_variant(path, get_config)
     values = get_config(*([variant] if colon else []))
-  except UserError:
-    raise
+  except UserError as error:
+    if not (line := _line(error, file)) or Path(file).parent == _shipped_folder():
+      raise
+    raise UserError(f'--config={path}, line {line}: {error}') from error
   except Exception as error:  # whatever the user's own code raises
     raise UserError(f'--config={path}: {_locate(error, file)}') from error
   if not isinstance(values, ConfigDict):
@@ -130,17 +134,31 @@ def _check_file(path: str, file: str) -> None:
     raise UserError(f'--config={path} names no file; it is FILE.py or FILE.py:VARIANT')
   here = Path(file)
   if not here.exists():
-    folder = here.parent
-    known = {path.stem: path.stem for path in _shipped_folder().glob('*.py')}
-    known |= {path.name: path for path in folder.glob('*.py')} if folder.is_dir() else {}
+    shipped_names = {path.stem: path.stem for path in _shipped_folder().glob('*.py')}
+    known = shipped_names | {path.name: path for path in here.parent.glob('*.py')}
     near = misspelt(here.name, known) or misspelt(here.stem, known)
     hint = f'; did you mean {known[near]}?' if near else ''
+    if not near and file == here.stem:  # the name of a config of the package, not a path
+      hint = f'; known names: {", ".join(sorted(shipped_names))}'
     raise UserError(f'--config={path}: there is no file {file}{hint}')
   if here.suffix != '.py' or not here.is_file():
     raise UserError(
       f'--config={path} is not a Python file; it is FILE.py or FILE.py:VARIANT, and saved:DIR is '
       'the config of the run in DIR'
     )
+
+
+def _check_variant(path: str, get_config: Callable[..., Any]) -> None:
+  """Check that `--config=FILE:VARIANT` has a variant if `get_config` has a parameter for it."""
+  signature = inspect.signature(get_config)
+  file, colon, variant = path.partition(':')
+  try:
+    signature.bind(*[variant] if colon else [])
+  except TypeError:
+    reason = f'takes no variant; leave :{variant} out'
+    if not colon:  # A parameter has no default.
+      reason = f'needs a variant; give --config={file}:{next(iter(signature.parameters)).upper()}'
+    raise UserError(f'--config={path}: get_config{signature} {reason}') from None
 
 
 def _module(file: str) -> types.ModuleType:
@@ -160,10 +178,15 @@ def _locate(error: Exception, file: str) -> str:
   """Return the line of the config file that raises an exception, and its message."""
   if isinstance(error, SyntaxError) and error.filename and error.lineno:
     return f'{error.filename}, line {error.lineno}, is not Python ({error.msg})'
-  frames = traceback.extract_tb(error.__traceback__)
-  lines = [frame.lineno for frame in frames if frame.filename == file]
-  where = f'{file}, line {lines[-1]},' if lines else file
+  line = _line(error, file)
+  where = f'{file}, line {line},' if line else file
   return f'{where} fails with {message_of(error)}'
+
+
+def _line(error: Exception, file: str) -> int | None:
+  """Return the last line of a file that an exception came through, or None."""
+  frames = traceback.extract_tb(error.__traceback__)
+  return next((frame.lineno for frame in reversed(frames) if frame.filename == file), None)
 
 
 def message_of(error: Exception) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tokenformer_jax.config.arguments import shown
 from tokenformer_jax.config.data import SourceConfig, Sources, TextConfig
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.config.run import Config
@@ -86,6 +87,21 @@ def idle(path: str, value: Any, cause: str) -> UserError:
   """Return the error for a key without effect; the cause is another one, as `optim.kind=lion`."""
   shown = 'given' if isinstance(value, Mapping) else repr(value)
   return UserError(f'config.{path} is {shown}, which has no effect with {cause}; leave it out')
+
+
+def wrong_type(path: str, value: Any, held: Any) -> UserError:
+  """Return the error for a value of another type than the one that a key or a section has."""
+  words = {
+    bool: 'True or False',
+    int: 'an integer',
+    float: 'a number',
+    str: 'text',
+    tuple: 'a list',
+  }
+  kind = keys().get(f'{_general(path)}.kind')
+  section = f'one of {", ".join(kind.choices)}, or a section' if kind else 'a section'
+  allowed = words.get(type(held), f'{section} of keys')
+  return UserError(f'config.{path} is {shown(value)}; it must be {allowed}')
 
 
 def unknown(path: str) -> UserError:

@@ -25,7 +25,24 @@ _WIDEST = 100  # columns of a line of a printed config
 
 
 class Values(ml_collections.ConfigDict):
-  """The keys of a config as a file changes them; as text, they fit on a screen."""
+  """The keys of a config or of a section as a file changes them; as text, they fit on a screen.
+
+  A text in the place of a section is its `kind`, as in a flag. Another type than a key has is
+  refused where it is assigned.
+  """
+
+  _path = ''  # of the section in the config, with a dot at its end
+
+  def __setitem__(self, name: Any, value: Any) -> None:
+    if isinstance(value, dict | ml_collections.ConfigDict) and not isinstance(value, Values):
+      value = _sections(value, f'{self._path}{name}.')
+    if isinstance(value, str) and isinstance(held := self.get(name), Values) and 'kind' in held:
+      held['kind'] = value
+      return
+    try:
+      super().__setitem__(name, value)
+    except TypeError:
+      raise names.wrong_type(f'{self._path}{name}', value, self.get(name)) from None
 
   def __str__(self) -> str:
     return '\n'.join(_lines(self.copy_and_resolve_references().to_dict(), ''))
@@ -64,7 +81,19 @@ def defaults(**changes: Any) -> ml_collections.ConfigDict:
 
 def to_config_dict(section: Any) -> ml_collections.ConfigDict:
   """Return the keys of a config, or of one of its sections, as a `ConfigDict`."""
-  return Values(to_json(section))
+  return _sections(to_json(section), '')
+
+
+def _sections(values: Mapping[str, Any] | ml_collections.ConfigDict, path: str) -> Values:
+  """Return nested dicts as `Values`; `path` is theirs in the config, with a dot at its end."""
+  made = Values()
+  object.__setattr__(made, '_path', path)
+  keep = (
+    {'preserve_field_references': True} if isinstance(values, ml_collections.ConfigDict) else {}
+  )
+  for name, value in values.items(**keep):
+    made[name] = value
+  return made
 
 
 def from_dotted(values: Mapping[str, Any]) -> dict[str, Any]:
