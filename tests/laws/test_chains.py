@@ -112,8 +112,8 @@ def test_a_loss_below_the_limit_is_refused():
 
 
 def test_sizes_are_read_from_a_plan(tmp_path):
-  path, data = tmp_path / 'plan.json', {'batch_size': 10, 'sequence_length': 100}
-  one = {'parameters': 1e8, 'chips': 4, 'step_seconds': [0.9, 1.8], 'config': {'data': data}}
+  path = tmp_path / 'plan.json'
+  one = {'parameters': 1e8, 'chips': 4, 'tokens_per_second': [1000 / 0.9, 1000 / 1.8]}
   path.write_text(json.dumps({'stages': [one]}))
   (size,), unit = chains.read_stages(str(path))
   assert (size.parameters, unit) == (1e8, 'chip-hours')

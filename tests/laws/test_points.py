@@ -11,7 +11,7 @@ import written_runs
 
 from tokenformer_jax.config import AdamWConfig, Config, TrainConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.laws import points, runs
+from tokenformer_jax.laws import grid, points, runs
 from tokenformer_jax.laws.runs import FinishedRun, Growth, Size
 from tokenformer_jax.runs import curves
 from tokenformer_jax.runs.checkpoint_meta import Batches, Meta, Seen, TeacherRecord
@@ -96,6 +96,27 @@ def test_a_run_counts_the_tokens_of_all_its_batches_and_only_what_is_saved(tmp_p
   shutil.rmtree(run / 'checkpoints')
   with pytest.raises(UserError, match='it is at step 20, which is not saved; finish it by'):
     runs.read(str(run))
+
+
+def _of_pairs(loss: str) -> Config:
+  changes = {'data__rows': 'preference', 'preference__loss': loss}
+  return tiny_run.config('files:none', 'cache', **changes)
+
+
+@pytest.mark.parametrize(
+  ('config', 'key'),
+  [
+    (tiny_run.vit_config(), 'model.kind=vit, whose loss is a mean over images'),
+    (_of_pairs('dpo'), 'preference.loss=dpo, whose loss is a mean over pairs'),
+    (_of_pairs('orpo'), 'preference.loss=orpo, whose loss is a mean over pairs'),
+  ],
+)
+def test_a_loss_of_anything_but_text_is_refused_by_name(tmp_path, config, key):
+  run = written_runs.write(tmp_path / 'run', written_runs.falling(20), config)
+  with pytest.raises(UserError, match=f'run has {key}.*a law is about nats a token .*; leave it'):
+    runs.read(str(run))
+  with pytest.raises(UserError, match=f'the config has {key}.*; give one of text'):
+    grid.check_base(config, 'a law', '--lengths')
 
 
 def test_runs_without_a_decay_are_left_out_unless_none_has_one():

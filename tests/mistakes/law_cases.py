@@ -65,7 +65,7 @@ FAMILY = {
   ),
   'a family of images': (
     'family --config={repo}/configs/vit_digits.py --out=x --sizes=1,2 --tokens=1e6',
-    'a family is about tokens of text, and config.model.kind is vit',
+    'the config has model.kind=vit, whose loss is a mean over images, and a family is about',
   ),
 }
 

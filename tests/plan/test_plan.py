@@ -41,7 +41,6 @@ def _plan_of(config, on=V5P, before=None, *, quick=False, compute=2.0, network=0
     topology=on,
     mesh=sharding.mesh_sizes(config.mesh, on.devices),
     parameters=step.task.definition.count,
-    units=(step.task.unit, step.task.units_per_step),
     memory=Memory(2**30, 2**31, 0, 2**32, on.chip.hbm),
     costs=costs,
     has_cycles=True,
@@ -284,6 +283,6 @@ def test_images_that_are_not_here_need_their_classes():
   sizes = {'model__channels': 0, 'data__source': 'folder:/nothing'}
   step = program.make_step(tiny_run.vit_config(model__classes=7, **sizes))
   assert (step.config.model.classes, step.config.model.channels) == (7, 3)
-  assert (step.task.unit, step.task.units_per_step) == ('images', 16)
+  assert (step.config.data.unit, step.config.data.units_per_step) == ('images', 16)
   with pytest.raises(UserError, match=r'/nothing.*give --config\.model\.classes=N'):
     program.make_step(tiny_run.vit_config(**sizes))

@@ -14,7 +14,14 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.model.flops import step_flops
 from tokenformer_jax.runs import batches, spent_flops
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Batches, Meta
+from tokenformer_jax.runs.checkpoint_meta import (
+  Ancestor,
+  Batches,
+  Meta,
+  Seen,
+  from_json,
+  to_json,
+)
 
 SMALL = LMConfig(vocab_size=64)
 LARGE = with_token_counts(SMALL, {'qkv': 512, 'proj': 512, 'ffn': 1024})
@@ -67,6 +74,26 @@ def test_batches_of_several_sizes_count_as_they_were():
   assert spent == 22 * step_flops(_config(SMALL)) + long
   again = batches.continued(history, 6, DATA)
   assert again == (*history[:2], Batches(6, 4, 32)), 'from an earlier checkpoint on'
+
+
+def test_both_answers_of_a_pair_count():
+  """5 steps of 4 sequences of text, and then steps of 4 pairs."""
+  pairs = _config(SMALL, rows='preference')
+  assert pairs.data.units_per_step == 2 * DATA.units_per_step == 2 * 4 * 32
+  history = batches.continued(batches.of_run(None, DATA), 5, pairs.data)
+  assert history == (Batches(0, 4, 32), Batches(5, 4, 32, 2))
+  assert batches.samples(history, 15) == 15 * 4
+  assert batches.tokens(history, 15) == (5 + 10 * 2) * 4 * 32
+  spent = spent_flops.until((), pairs, history, 15)
+  assert spent == 5 * step_flops(_config(SMALL)) + 10 * step_flops(pairs)
+
+
+def test_a_checkpoint_without_the_number_of_sequences_has_those_of_its_config():
+  meta = Meta(5, _config(SMALL, rows='preference'), {}, seen=Seen(20, '', (Batches(0, 4, 32, 2),)))
+  stored = to_json(meta)
+  assert batches.tokens_at_checkpoint(from_json(stored, {}, 'here')) == 5 * 2 * 4 * 32
+  del stored['seen']['batches'][0]['sequences']
+  assert batches.tokens_at_checkpoint(from_json(stored, {}, 'here')) == 5 * 2 * 4 * 32
 
 
 def test_a_model_without_training_has_the_batches_of_its_config():

@@ -8,6 +8,7 @@ import tiny_run
 from outcomes import assert_same, losses
 
 import tokenformer_jax
+from tokenformer_jax.runs import batches
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +56,12 @@ def test_a_group_learns_the_preference_and_resumes_bit_for_bit(root, base, pairs
   assert losses(root / 'whole', 'eval/accuracy')[20] == 1
   figures = whole.evaluate()
   assert figures['reward_margin'] == pytest.approx(margins[20], rel=1e-5)
+  of_base, of_step = base.config.data.units_per_step, whole.config.data.units_per_step
+  assert of_step == 2 * of_base, 'a step has the tokens of both answers'
+  tokens = 5 * of_base + 20 * of_step
+  assert batches.tokens_at_checkpoint(whole.meta) == tokens
   restored = whole.remove(root / 'restored')
+  assert restored.meta.lineage[-1].tokens == tokens
   assert_same(restored.parameters, base.parameters, 'the reference changed')
 
 

@@ -40,6 +40,7 @@ class DataConfig:
   """The data of every kind: `TextConfig` or `ImagesConfig`."""
 
   kind: ClassVar[str]
+  unit: ClassVar[str]  # of the length and speed of a training
 
   source: Str = key(
     'stdlib',
@@ -84,12 +85,28 @@ class DataConfig:
     """Return whether batches have sizes over steps."""
     return bool(self.batch_size_by_step or self.sequence_length_by_step)
 
+  @property
+  def sequences(self) -> int:
+    """Return the number of sequences, or of images, in a sample: two in a pair."""
+    return 1 + self.has_pairs
+
+  @property
+  def units_per_step(self) -> int:
+    """Return the number of `unit`s in a batch over all devices."""
+    return self.batch_size * self.sequences * self.sequence_length
+
+  @property
+  def loss_unit(self) -> str:
+    """Return what a loss is a mean over: token, image or pair."""
+    return 'pair' if self.has_pairs else self.unit.removesuffix('s')
+
 
 @section
 class TextConfig(DataConfig):
   """Text or conversations, as sequences of tokens."""
 
   kind = 'text'
+  unit = 'tokens'
 
   validation_source: Str = key(
     '', "a source of validation text, instead of a part of source. '': none"
@@ -163,6 +180,7 @@ class ImagesConfig(DataConfig):
   """Images with labels."""
 
   kind = 'images'
+  unit = 'images'
   # An image is one sample by itself, from one source.
   sequence_length: ClassVar[int] = 1
   sequence_length_by_step: ClassVar[str] = ''

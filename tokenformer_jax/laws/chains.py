@@ -80,9 +80,7 @@ def read_stages(path: str) -> tuple[list[PricedSize], str]:
 
 
 def _priced(plan: dict[str, Any]) -> PricedSize:
-  data = plan['config']['data']
-  tokens = data['batch_size'] * data['sequence_length']
-  fast, slow = (plan['chips'] * seconds / tokens / _HOUR for seconds in plan['step_seconds'])
+  fast, slow = (plan['chips'] / speed / _HOUR for speed in plan['tokens_per_second'])
   return PricedSize(float(plan['parameters']), (fast, slow))
 
 

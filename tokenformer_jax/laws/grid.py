@@ -26,7 +26,7 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.pattern import Repeat, as_text
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.laws.runs import Size, measure_size, step_tokens
+from tokenformer_jax.laws.runs import Size, check_loss, measure_size
 from tokenformer_jax.training import sizes
 
 _MOST = 2**31  # of any number in a config
@@ -51,12 +51,12 @@ class Job:
   @property
   def tokens(self) -> int:
     """The number of tokens that the model has seen at its end."""
-    return self.config.train.steps * step_tokens(self.config)
+    return self.config.train.steps * self.config.data.units_per_step
 
   @property
   def flops(self) -> float:
     """The model FLOPs of the steps that this job makes."""
-    return self.steps * step_tokens(self.config) * self.size.flops_per_token
+    return self.steps * self.config.data.units_per_step * self.size.flops_per_token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +89,11 @@ def jobs(config: Config, grid: Grid, out: str) -> list[Job]:
 
 def count_steps(config: Config, tokens: int, flag: str) -> int:
   """Return the number of steps of a run, given its length in tokens, which `flag` says."""
-  steps = round(tokens / step_tokens(config))
+  of_step = config.data.units_per_step
+  steps = round(tokens / of_step)
   if steps >= _MOST:
     raise UserError(
-      f'{flag} has {tokens:g}, which is {steps:,} steps of {step_tokens(config):,} tokens; a '
+      f'{flag} has {tokens:g}, which is {steps:,} steps of {of_step:,} tokens; a '
       f'run has less than {_MOST:,} steps, so ask for a shorter length or a larger batch'
     )
   return steps
@@ -102,13 +103,13 @@ def _size_jobs(config: Config, folder: str, ends: list[int], out: str) -> list[J
   """Return the stretches of the stable run, each followed by the decay that starts at its end."""
   size = measure_size(sizes.fill_in(config))
   constant, decay = stable_and_decay(config.optim)
-  made, first = [], 0
+  made, first, of_step = [], 0, config.data.units_per_step
   for end in ends:
     begin = decay_begin(config.optim, end)
     if begin <= max(first, config.optim.warmup_steps):
       raise UserError(
-        f'--lengths has {end * step_tokens(config):,} tokens, {end} steps, whose decay would '
-        f'begin at step {begin}, within the warm-up or where that of the length before begins; '
+        f'--lengths has {end * of_step:,} tokens, {end} steps, whose decay would begin at step '
+        f'{begin}, within the warm-up or where that of the length before begins; '
         'take a longer or more distant length'
       )
     stable = with_train(
@@ -125,7 +126,7 @@ def _size_jobs(config: Config, folder: str, ends: list[int], out: str) -> list[J
       optim=decay,
       init_from=f'{out}/{folder}/stable@{begin}',
     )
-    name = f'{folder}/{end * step_tokens(config)}'
+    name = f'{folder}/{end * of_step}'
     made.append(Job(name, branch, size, 'branch', begin))
     first = begin
   return made
@@ -157,11 +158,7 @@ def check_base(config: Config, what: str, flag: str) -> None:
     what: the purpose of the runs, for messages, such as `a law`.
     flag: the flag that says how long the runs are.
   """
-  if config.model.kind != 'lm':
-    raise UserError(
-      f'{what} is about tokens of text, and config.model.kind is vit; give the config of a '
-      'language model'
-    )
+  check_loss(config, 'the config', what, 'give one of text or conversations')
   if config.init_from:
     raise UserError(
       f'config.init_from is {config.init_from!r}; the runs of {what} start from new parameters, so '

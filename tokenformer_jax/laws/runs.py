@@ -52,9 +52,18 @@ class Growth:
   tokens: int
 
 
-def step_tokens(config: Config) -> int:
-  """Return the number of tokens in a batch."""
-  return config.data.batch_size * config.data.sequence_length
+def check_loss(config: Config, where: str, what: str, advice: str) -> None:
+  """Check that the loss of a config is one of text, in nats a token, as `what` needs.
+
+  `where` names the config in the message, and `advice` says what to do.
+  """
+  unit = config.data.loss_unit
+  if unit != 'token':
+    key = f'preference.loss={config.preference.loss}' if unit == 'pair' else 'model.kind=vit'
+    raise UserError(
+      f'{where} has {key}, whose loss is a mean over {unit}s, and {what} is about nats a token of '
+      f'text; {advice}'
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -73,8 +82,7 @@ def read(workdir: str) -> FinishedRun:
   path = paths.parse_path(workdir)
   lines = curves.read(path)
   config = saved_config.read(path / 'config.json', 'give the --workdir of a training run')
-  if config.model.kind != 'lm':
-    raise UserError(f'{workdir} trains on images, and a law is about tokens of text; leave it out')
+  check_loss(config, workdir, 'a law', 'leave it out')
   last, steps = lines[-1]['step'], config.train.steps
   if not (is_finished(path, steps) and (losses := last_losses(lines, steps))):
     at = f'step {last:,} of {steps:,}' if last < steps else f'step {last:,}, which is not saved'

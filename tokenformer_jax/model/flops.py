@@ -88,7 +88,11 @@ def length(config: Config) -> int:
 
 def step_flops(config: Config) -> float:
   """Count the model FLOPs of a training step over all devices."""
+  return config.data.batch_size * config.data.sequences * sequence_flops(config)
+
+
+def sequence_flops(config: Config) -> float:
+  """Count the model FLOPs of training on one sequence or image."""
   whole = length(config)
   units = 1 if config.model.kind == 'vit' else whole
-  sequences = config.data.batch_size * (1 + config.data.has_pairs)
-  return sequences * units * train_flops(config.model, whole)
+  return units * train_flops(config.model, whole)

@@ -32,7 +32,6 @@ class Plan:
   topology: Topology
   mesh: dict[str, int]  # sizes of the mesh axes
   parameters: int  # the model's number of parameters
-  units: tuple[str, int]  # the unit in which a step is counted, and the number of units in a step
   memory: Memory  # of one device
   costs: Costs  # of one step on one device
   has_cycles: bool  # False before code generation: times are rough
@@ -103,7 +102,7 @@ class Plan:
 
   def to_json(self) -> dict[str, Any]:
     """Return every figure of the table, in bytes, seconds and FLOPs, and the config."""
-    unit, units = self.units
+    unit, units = self.config.data.unit, self.config.data.units_per_step
     chip = dataclasses.asdict(self.topology.chip)
     return {
       'topology': self.topology.name,
@@ -203,7 +202,6 @@ def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: sched
       topology=on,
       mesh=dict(mesh.shape),
       parameters=step.task.definition.count,
-      units=(step.task.unit, step.task.units_per_step),
       memory=memory,
       costs=costs.read(text, mesh, on.chip, bundles, has_cycles=has_cycles),
       has_cycles=has_cycles,

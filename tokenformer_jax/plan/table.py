@@ -127,7 +127,7 @@ def _collectives(plan: Plan) -> str:
 
 def _run(plan: Plan) -> list[Row]:
   (fast, slow), (high, low) = plan.step_seconds, plan.mfu
-  unit, units = plan.units
+  unit, units = plan.config.data.unit, plan.config.data.units_per_step
   rows: list[Row] = [
     ('', 'all overlapped', 'nothing overlapped'),
     ('ms a step', ms(fast), ms(slow)),

@@ -26,7 +26,9 @@ class Tried:
   @property
   def speed(self) -> float:
     """Return tokens or images a second, midway between the bounds; −1 if the step does not fit."""
-    return self.plan.units[1] * 2 / sum(self.plan.step_seconds) if self.plan else -1.0
+    if self.plan is None:
+      return -1.0
+    return self.plan.config.data.units_per_step * 2 / sum(self.plan.step_seconds)
 
 
 def meshes(config: Config, on: Topology) -> list[MeshConfig]:
@@ -81,7 +83,7 @@ def render(tried: Sequence[Tried]) -> str:
     if one.plan is None:
       rows.append((_name(one.mesh), 'do not fit', '', '', '', one.reason))
       continue
-    train, units = one.plan.config.train, one.plan.units[1]
+    train, units = one.plan.config.train, one.plan.config.data.units_per_step
     (fast, slow), (high, low) = one.plan.step_seconds, one.plan.mfu
     rows.append(
       (

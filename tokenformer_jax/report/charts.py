@@ -31,14 +31,14 @@ Point = tuple[float, float, int]  # x, y and step
 def data(records: Sequence[Record]) -> dict[str, Any]:
   """Return the curves of runs, their axes and the figures to choose from, for `page.js`."""
   tables = [_tables(run, len(records)) for run in records]
-  is_of_images = all(run.config and run.config.model.kind != 'lm' for run in records)
+  counted = sorted({run.config.data.loss_unit if run.config else 'token' for run in records})
   return {
     'runs': [
       {'name': run.name, 'colour': _colour(i), 'tables': tables[i]} for i, run in enumerate(records)
     ],
     'axes': _AXES,
     'flops_axis': _FLOPS_AXIS,
-    'choices': choices(tables, 'image' if is_of_images else 'token', main_figure(records)),
+    'choices': choices(tables, counted[::-1], main_figure(records)),
   }
 
 
@@ -70,11 +70,11 @@ def thinned(lines: Sequence[Line], most: int) -> list[Line]:
 
 
 def choices(
-  runs: Sequence[Mapping[str, Mapping[str, Any]]], counted: str, main: str
+  runs: Sequence[Mapping[str, Mapping[str, Any]]], counted: Sequence[str], main: str
 ) -> list[dict[str, Any]]:
   """Return the figures to choose from, with label and names; training and validation are one.
 
-  `runs` holds the tables of each run. `counted` is what a loss is a mean over, token or image.
+  `runs` holds the tables of each run. `counted` holds the units that losses are means over.
   `main` is the figure that comes first.
   """
   first = (main.removeprefix('eval/'), *_FIRST)
@@ -89,7 +89,7 @@ def choices(
 
   return [
     {
-      'label': curves.metric_label(figure.rpartition('/')[2], [counted]),
+      'label': curves.metric_label(figure.rpartition('/')[2], counted),
       'group': 'speed and memory' if figure.startswith('perf/') else 'training and validation',
       'names': by_figure[figure],
     }

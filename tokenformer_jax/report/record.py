@@ -60,7 +60,7 @@ class Record:
       batches = batches_lib.of_run(self.meta, self.config.data)
       corners = {0, self.first_step, self.last_step, *(entry.first for entry in batches)}
       steps = sorted(step for step in corners if 0 <= step <= self.last_step)
-      if self.config.model.kind == 'lm':
+      if self.config.data.unit == 'tokens':
         count = functools.partial(batches_lib.all_tokens, self.lineage, batches)
         axes['tokens'] = _between(steps, [count(step) for step in steps])
       else:

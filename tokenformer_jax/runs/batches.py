@@ -22,7 +22,7 @@ def continued(before: History, step: int, data: DataConfig) -> History:
   """Return the batches of a run that continues after a step with the batches of its config."""
   batches = [*until(before, step)]
   for stage in stages_after(data, step if batches else 0):
-    now = Batches(*stage)
+    now = Batches(*stage, data.sequences)
     if not batches or dataclasses.replace(now, first=batches[-1].first) != batches[-1]:
       batches.append(now)
   return tuple(batches)
@@ -57,7 +57,10 @@ def samples(batches: History, step: float) -> float:
 
 def tokens(batches: History, step: float) -> float:
   """Return the number of tokens in the steps up to `step`."""
-  return sum(steps * entry.samples * entry.length for steps, entry in segments(batches, 0, step))
+  return sum(
+    steps * entry.samples * entry.sequences * entry.length
+    for steps, entry in segments(batches, 0, step)
+  )
 
 
 def all_tokens(lineage: Lineage, batches: History, step: float) -> float:

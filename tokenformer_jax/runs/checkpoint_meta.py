@@ -52,7 +52,8 @@ class Batches:
 
   first: int  # the number of steps before them
   samples: float  # of a batch; a mean where only the sum of several batches is known
-  length: int  # the tokens of a sample of text
+  length: int  # the tokens of a sequence; 1 for images
+  sequences: int = 1  # of a sample: two in a pair
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,13 +121,16 @@ def from_json(stored: dict[str, Any], tokenizer: dict[str, Any], where: str) -> 
   saved_config.check_format(stored['format'], where)
   config = saved_config.parse(config_lib.Config, stored['config'], where)
   seen = stored['seen']
+  # Earlier versions recorded no sequences: take those of the config, whose steps a run counts.
+  unrecorded = {'sequences': config.data.sequences}
+  batches = tuple(Batches(**unrecorded | entry) for entry in seen['batches'])
   return Meta(
     step=stored['step'],
     config=saved_config.without_programs(config),
     tokenizer=tokenizer,
     lineage=tuple(saved_config.parse(Ancestor, entry, where) for entry in stored['lineage']),
     contents=stored['contents'],
-    seen=Seen(**{**seen, 'batches': tuple(Batches(**entry) for entry in seen['batches'])}),
+    seen=Seen(**{**seen, 'batches': batches}),
     teacher=TeacherRecord(**stored['teacher']) if stored['teacher'] else None,
     losses=tuple(stored.get('losses', ())),
     run=stored['run'],

@@ -160,9 +160,11 @@ def draw(sources: Sequence[str | paths.Path], x: str, y: str) -> 'Figure':
 
 
 def _counted(run: paths.Path) -> str:
-  """Return the unit that the loss of a run is a mean over: `token` or `image`."""
-  is_of_images = any('perf/images_per_second' in line for line in read(run))
-  return 'image' if is_of_images else 'token'
+  """Return the unit that the loss of a run is a mean over; `token` without a config."""
+  try:
+    return saved_config.read(run / 'config.json', '').data.loss_unit
+  except UserError:
+    return 'token'
 
 
 def run_names(runs: Sequence[paths.Path]) -> list[str]:
@@ -203,7 +205,7 @@ def _finish(axes: 'Axes', x: str, y: str, counted: Sequence[str]) -> None:
 def metric_label(name: str, counted: Sequence[str]) -> str:
   """Return the label of a metric, given its name without `train/` or another prefix.
 
-  `counted` holds the units that the losses are means over: token or image.
+  `counted` holds the units that the losses are means over: see `DataConfig.loss_unit`.
   """
   return _UNITS.get(name, name.replace('_', ' ')).format(
     one=' or '.join(counted), many=' or '.join(f'{unit}s' for unit in counted)

@@ -20,7 +20,8 @@ def until(lineage: Lineage, config: Config, batches: History, step: float) -> fl
   total, begin = (lineage[-1].flops, lineage[-1].first_step) if lineage else (0.0, 0)
   for steps, entry in batches_lib.segments(batches, begin, step):
     data = at_stage(config.data, Stage(0, 1, entry.length))
-    total += steps * entry.samples * flops.step_flops(dataclasses.replace(config, data=data))
+    sequences = steps * entry.samples * entry.sequences
+    total += sequences * flops.sequence_flops(dataclasses.replace(config, data=data))
   return total
 
 

@@ -56,7 +56,6 @@ class ImageTask(Task):
   Batches are a dict: images uint8 [B, S, S, C] and labels int32 [B]; −1 marks ignored images.
   """
 
-  unit = 'images'
   data_size_key = 'classes'
   _set: images.ImageSet  # set by `prepare`
 
@@ -307,10 +306,6 @@ class ImageTask(Task):
 
   def vocabulary(self) -> dict[str, Any]:
     return {'classes': list(self._set.classes)}
-
-  @property
-  def units_per_step(self) -> int:
-    return self.config.data.batch_size
 
   def describe_data(self) -> str:
     return f'{counted(self.examples, "image")} of {counted(len(self._set.classes), "class")}'

@@ -149,10 +149,6 @@ class PreferenceTask(TextTask):
     values = PairSums(losses_P, margins_P > 0, margins_P, log_probs_Px2[:, 0], log_probs_Px2[:, 1])
     return jax.tree.map(lambda x_P: jnp.sum(jnp.where(tokens_Px2[:, 0] > 0, x_P, 0.0)), values)
 
-  @property
-  def units_per_step(self) -> int:
-    return 2 * super().units_per_step
-
   def describe_data(self) -> str:
     return f'{self.examples:,} pairs of up to {self.config.data.sequence_length:,} tokens each'
 

@@ -83,7 +83,6 @@ class Task(abc.ABC):
   The constructor takes a config and, if the run starts from a checkpoint, its vocabulary.
 
   Attributes:
-    unit: the unit of a run's speed, such as tokens.
     data_size_key: the key of the model config that the data determines if it is 0.
     config: the config of the run, with every size filled in.
     definition: the model.
@@ -92,7 +91,6 @@ class Task(abc.ABC):
   """
 
   teacher: Definition | None = None
-  unit: ClassVar[str]
   data_size_key: ClassVar[str]
 
   def __init__(self, config: Config, vocabulary: dict[str, Any] | None = None):
@@ -266,11 +264,6 @@ class Task(abc.ABC):
     """Return the meaning of the model's ids as JSON, for the checkpoint."""
 
   # Reports on a run.
-
-  @property
-  @abc.abstractmethod
-  def units_per_step(self) -> int:
-    """Return the number of `unit`s that a step processes on all devices."""
 
   @abc.abstractmethod
   def describe_data(self) -> str:

@@ -45,7 +45,6 @@ class TextTask(Task):
   Batches are int32 [B, T + 1]; −1 marks ignored targets, and ids may be marked: see `data.marks`.
   """
 
-  unit = 'tokens'
   data_size_key = 'vocab_size'
   _data: Mixture  # set by `prepare`
   # Set by `prepare` as well: a plan compiles the same program with any id.
@@ -232,10 +231,6 @@ class TextTask(Task):
   def vocabulary(self) -> dict[str, Any]:
     chat, known = self._data.chat, self._trained_vocabulary or {}
     return known | self._data.tokenizer.to_json() | ({'chat': chat} if chat else {})
-
-  @property
-  def units_per_step(self) -> int:
-    return self.config.data.batch_size * self.config.data.sequence_length
 
   def describe_data(self) -> str:
     return self._data.describe()

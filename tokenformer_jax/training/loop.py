@@ -259,11 +259,11 @@ class Trainer:
     for stage in self.run.stages:
       config, size, begin = stage.task.config, stage.batch_size, max(first, stage.position.step)
       if self.config.data.has_stages:
-        shape = f'{size:,} rows, {stage.task.units_per_step:,} {stage.task.unit}'
+        shape = f'{size:,} rows, {config.data.units_per_step:,} {config.data.unit}'
         new = '' if shape in compiled else '; compiling the step for them'
         say(f'from step {begin + 1:,} on, batches are {shape}{new}')
         compiled.add(shape)
-      work = Work(stage.task.units_per_step, flops.step_flops(config))
+      work = Work(config.data.units_per_step, flops.step_flops(config))
       rows = local_rows(shards, size)
       batches = stage.task.train_batches(rows, begin, stage.end, stage.position)
       with contextlib.closing(batches):
@@ -324,7 +324,7 @@ class Trainer:
   def _window(self) -> Window:
     peak, origin = flops.peak_flops(self.mesh.devices.flat[0]), self.run.origin
     return Window(
-      unit=self.task.unit,
+      unit=self.config.data.unit,
       peak_flops=peak and peak * self.mesh.size,
       derived=self.task.train_figures,
       losses=origin.own.losses if origin.own else (),

@@ -53,7 +53,7 @@ class Teacher:
   def step_flops(self, config: Config) -> float:
     """Count the FLOPs of the teacher's forward pass in a step of a run over all devices."""
     length = config.data.sequence_length
-    sequences = config.data.batch_size * (1 + config.data.has_pairs)
+    sequences = config.data.batch_size * config.data.sequences
     return sequences * length * flops.forward_flops(self.meta.config.model, length)
 
   def description(self, config: Config) -> str:
