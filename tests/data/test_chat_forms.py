@@ -278,7 +278,19 @@ REFUSED = {
   ),
   'a repr': ({'messages': str(PAIR)}, r'line 3, has no list of messages \("\[{\'role\''),
   'tools of text': ({'messages': PAIR, 'tools': 'weather'}, "line 3, has 'weather' as its tools"),
-  'no form': ({'question': 'x', 'answer': 'y'}, 'has question, answer'),
+  'a call that is no JSON': (
+    {'conversations': [_sharegpt(PAIR)[0], {'from': 'function_call', 'value': 'add(2, 2)'}]},
+    r"line 3, message 2 has \['add\(2, 2\)'\] as its function_call; they must be a list of JSON",
+  ),
+  'calls that are no objects': (
+    {'messages': [QUESTION, {**ANSWER, 'tool_calls': ['add']}]},
+    r"line 3, message 2 has \['add'\] as its tool_calls; they must be a list of JSON objects",
+  ),
+  'a pair': (
+    {'prompt': 'x', 'chosen': 'y', 'rejected': 'z'},
+    'for pairs set config.data.rows=pref',
+  ),
+  'no form': ({'problem': 'x', 'answer': 'y'}, 'has problem, answer'),
 }
 
 

@@ -85,7 +85,7 @@ def test_texts_without_a_prompt_are_plain_and_begin_with_it():
     ({'chosen': 'A B', 'rejected': 'A '}, 'or no answer after it'),
     ({'chosen': [GOOD], 'rejected': [BAD]}, 'that have no prompt in common'),
     ({'chosen': [USER, GOOD], 'rejected': [USER]}, 'or no answer after it'),
-    ({'chosen': [USER, GOOD], 'rejected': 'B'}, 'line 3, has no list of messages'),
+    ({'chosen': [USER, GOOD], 'rejected': 'B'}, 'that have no prompt in common'),
     ({'prompt': 'Hi', 'chosen': 'A', 'rejected': ' '}, 'line 3, has an empty answer'),
     ({'prompt': 'Hi', 'chosen': 'A', 'rejected': None}, 'message 2 has no content'),
   ],

@@ -2,42 +2,31 @@
 
 `_FORMS` has the forms by their keys, and `parse_row` makes messages of each as `transformers` takes
 them: `role` and `content`, with `tool_calls` in a message and `tools` in a row. The document of a
-row is its messages as JSON, from which a template makes text. A row with more that decides what is
-learned, or that belongs to the text, is refused. Columns of other names are ignored.
+row is its messages as JSON, from which a template makes text. `row_columns` checks the rest.
 """
 
-import contextlib
+import itertools
 import json
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from tokenformer_jax.data import row_columns
 from tokenformer_jax.data.chat_jinja import MARKS
+from tokenformer_jax.data.row_columns import EMPTY, WEIGHTS
 from tokenformer_jax.errors import UserError
 
 ANSWER_ROLE = 'assistant'
 # Further values for the template, by their names: the key of TRL and of the server vLLM.
 ARGUMENTS = 'chat_template_kwargs'
-# The keys of a message that say whether it is learned: 1 or 0.
-WEIGHTS = ('weight', 'loss_weight', 'train')
-
 _PLAIN = ('role', 'content', 'id', 'tool_call_id')  # The last two are no text.
-_FLAGS = {'0': False, '0.0': False, 'false': False, '1': True, '1.0': True, 'true': True}
-_EMPTY = (None, '', [], {})
 # A list of messages; or what is asked and what is answered: texts, or lists of messages.
 _FORMS = (
-  *(('messages',), ('conversations',), ('conversation',), ('prompt', 'response')),
-  *(('prompt', 'completion'), ('instruction', 'output'), ('instruction', 'response')),
+  *((key,) for key in row_columns.CHATS),
+  *(('prompt', 'response'), ('prompt', 'completion')),
+  *itertools.product(row_columns.QUESTIONS, row_columns.ANSWERS),
 )
-_SYSTEM = ('system', 'system_prompt')
-# The columns of a row that are read, say what is learned, or belong to the text.
-_OF_CONVERSATIONS = {
-  *(key for form in _FORMS for key in form),
-  *(*WEIGHTS, *_SYSTEM, ARGUMENTS, 'label', 'history', 'context', 'input', 'tools', 'tool_calls'),
-  *('functions', 'function_call', 'documents', 'mask', 'loss_mask', 'completion_mask'),
-}
 _SHAPES = (
-  'messages (a list of {"role", "content"}), conversations (of {"from", "value"}), prompt with '
-  'response or completion, or instruction with output'
+  'messages (a list of {"role", "content"}), conversations (of {"from", "value"}), or prompt, '
+  'instruction, question, query or input with response, completion or output'
 )
 # The roles of ShareGPT, which a message is `from`.
 _ROLES = {
@@ -61,22 +50,11 @@ class Chat(NamedTuple):
   arguments: dict[str, Any] | None = None  # see `Template.render`
 
 
-def columns(names: Iterable[str], label: str) -> list[str]:
-  """Return those of some columns that are read: `conversation` uses or refuses each."""
-  names = list(names)
-  _find_form(dict.fromkeys(names), label)
-  return [name for name in names if name in _OF_CONVERSATIONS]
-
-
-def is_learned(weight: Any) -> bool | None:
-  """Return whether a weight says that a text is learned; None: it is neither 0 nor 1."""
-  return _FLAGS.get(str(weight).lower())
-
-
 def more_keys(message: dict[str, Any]) -> list[str]:
-  """Return the keys of a message, besides role and content, that have a value."""
+  """Return the keys of a message, besides role and content, that have text of a template."""
   plain = (*_PLAIN, 'name') if message['role'] == 'tool' else _PLAIN
-  return [key for key, value in message.items() if key not in plain and value not in _EMPTY]
+  more = [key for key, value in message.items() if key not in plain and value not in EMPTY]
+  return [key for key in more if not row_columns.is_fact(key)]
 
 
 def conversation(row: dict[str, Any], label: str) -> Conversation:
@@ -101,50 +79,60 @@ def parse_document(document: str) -> Chat:
 
 
 def parse_row(row: dict[str, Any], label: str) -> Chat:
-  """Return the messages and the tools of a row of any form; `label` names it in errors.
+  """Return the messages and the tools of a row of any form; `label` names it in errors."""
+  chat, rest = read_form(row, _find_form(row, label), label)
+  row_columns.check(rest, chat.messages, label)
+  return chat
 
-  Answers inside of a prompt have the weight 0, unless they have one: a prompt is not learned.
+
+def read_form(
+  row: dict[str, Any], form: tuple[str, ...], label: str
+) -> tuple[Chat, dict[str, Any]]:
+  """Return the messages and the tools in columns of a row, and its other columns.
+
+  A form is a column of messages, or one of a question and one of its answer, each a text or
+  messages. Answers inside of a question have the weight 0, unless they have one: a prompt is not
+  learned.
   """
-  form = _find_form(row, label)
   used = {*form, 'tools', ARGUMENTS}
   if len(form) == 1:
     messages = read_messages(row[form[0]], label)
   else:
-    asked, given = row[form[0]], row.get('input')
-    if form[0] == 'instruction' and given and isinstance(asked, str) and isinstance(given, str):
-      asked, used = f'{asked}\n\n{given}', used | {'input'}
-    prompt = _turns(asked, 'user')
-    messages = read_messages([*prompt, *_turns(row[form[1]], ANSWER_ROLE)], label)
+    asked, more = row[form[0]], next((key for key in ('input', 'context') if row.get(key)), '')
+    if form[0] == 'instruction' and isinstance(asked, str) and isinstance(row.get(more), str):
+      asked, used = f'{asked}\n\n{row[more]}', used | {more}
+    prompt = as_turns(asked, 'user')
+    messages = read_messages([*prompt, *as_turns(row[form[1]], ANSWER_ROLE)], label)
     for message in messages[: len(prompt)]:
       if message['role'] == ANSWER_ROLE and not {*WEIGHTS} & {*message}:
         message['weight'] = 0
-  system = next((row[key] for key in _SYSTEM if row.get(key)), None)
+  system = next((key for key in row_columns.SYSTEM if row.get(key)), None)
   if system and messages[0]['role'] != 'system':
-    messages = read_messages([{'role': 'system', 'content': system}, *messages], label)
+    messages = read_messages([{'role': 'system', 'content': row[system]}, *messages], label)
+    used.add(system)
   for message in messages:
     is_answer = message['role'] == ANSWER_ROLE and not message.get('tool_calls')
     if is_answer and not (content := message['content']).strip():
       raise UserError(f'{label} has an empty answer ({content!r}); leave the row out')
-  _check_rest({key: row[key] for key in row if key not in used}, messages, label)
   tools, arguments = read_tools(row.get('tools'), label), read_arguments(row.get(ARGUMENTS), label)
-  return Chat(messages, tools, arguments)
+  return Chat(messages, tools, arguments), {key: row[key] for key in row if key not in used}
 
 
-def read_tools(values: Any, label: str) -> list[dict[str, Any]] | None:
+def read_tools(values: Any, label: str, name: str = 'tools') -> list[dict[str, Any]] | None:
   """Return the tools of a list of objects, or of JSON text of one; None: there are none."""
   tools = read_objects(values)
-  if tools in _EMPTY:
+  if tools in EMPTY:
     return None
   if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in tools):
-    raise UserError(f'{label} has {tools!r:.60} as its tools; they must be a list of JSON objects')
-  _check_marks(tools, f'{label} tools:')
+    raise UserError(f'{label} has {tools!r:.60} as its {name}; they must be a list of JSON objects')
+  _check_marks(tools, f'{label} {name}:')
   return [*tools]
 
 
 def read_arguments(values: Any, label: str) -> dict[str, Any] | None:
   """Return the arguments of a template (`ARGUMENTS`), or of JSON text of them; None: none."""
-  arguments = _read_json(values)
-  if arguments in _EMPTY:
+  arguments = read_objects(values, of_lists=False)
+  if arguments in EMPTY:
     return None
   if not isinstance(arguments, dict):
     raise UserError(f'{label} has {ARGUMENTS} {arguments!r:.60}; it must be a JSON object')
@@ -176,30 +164,27 @@ def _find_form(row: dict[str, Any], label: str) -> tuple[str, ...]:
   forms = [form for form in _FORMS if all(key in row for key in form)]
   if not forms:
     listed = ', '.join(row) or 'nothing'
-    pairs = '; for pairs set config.data.rows=preference' if 'chosen' in row else ''
+    is_pair = any(name in listed for name in ('chosen', 'rejected', 'preferred'))
+    pairs = '; for pairs set config.data.rows=preference' if is_pair else ''
     raise UserError(
       f'{label} is no conversation (config.data.rows=chat): it needs {_SHAPES}, and has '
       f'{listed:.200}{pairs}'
     )
-  return next((form for form in forms if all(row[key] not in _EMPTY for key in form)), forms[0])
+  return next((form for form in forms if all(row[key] not in EMPTY for key in form)), forms[0])
 
 
-def read_objects(values: Any) -> Any:
+def read_objects(values: Any, *, of_lists: bool = True) -> Any:
   """Return a list of objects that is given as JSON text or as an object of lists, or the value."""
-  values = _read_json(values)
-  if isinstance(values, dict) and values:
+  if isinstance(values, str) and values.strip()[:1] in ('[', '{'):
+    try:
+      values = json.loads(values)
+    except (ValueError, RecursionError):
+      return values
+  if of_lists and isinstance(values, dict) and values:
     lists = [*values.values()]
     if all(isinstance(one, list) and len(one) == len(lists[0]) for one in lists):
       return [dict(zip(values, one, strict=True)) for one in zip(*lists, strict=True)]
   return values
-
-
-def _read_json(value: Any) -> Any:
-  """Return the list or the object of a JSON text, or another value as it is."""
-  if isinstance(value, str) and value.strip()[:1] in ('[', '{'):
-    with contextlib.suppress(ValueError, RecursionError):
-      return json.loads(value)
-  return value
 
 
 def _check_marks(value: Any, label: str) -> None:
@@ -209,9 +194,10 @@ def _check_marks(value: Any, label: str) -> None:
     raise UserError(f'{label} has {wrong}; correct the row, or leave it out')
 
 
-def _turns(value: Any, role: str) -> list[Any]:
-  """Return a text as a message of a role, or the messages of a list."""
+def as_turns(value: Any, role: str) -> list[Any]:
+  """Return messages, a message, or JSON text of either as a list; a text as a message of a role."""
   turns = read_objects(value)
+  turns = [turns] if isinstance(turns, dict) else turns
   is_list = isinstance(turns, list) and bool(turns)
   if is_list and all(isinstance(one, dict) and {'role', 'from'} & {*one} for one in turns):
     return turns
@@ -225,8 +211,8 @@ def _message(values: Any, label: str) -> dict[str, Any]:
   message = {key: value for key, value in values.items() if value is not None}
   if {'from', 'value'} & {*message}:
     message = _from_sharegpt(message, label)
-  if 'tool_calls' in message:
-    message['tool_calls'] = read_objects(message['tool_calls'])
+  if message.get('tool_calls') not in EMPTY:
+    message['tool_calls'] = read_tools(message['tool_calls'], label, 'tool_calls')
   if isinstance(message.get('content'), list | dict):
     message['content'] = _join_parts(message['content'], label)
   for key in _PLAIN[: 1 if message.get('tool_calls') and 'content' not in message else 2]:
@@ -248,9 +234,10 @@ def _from_sharegpt(message: dict[str, Any], label: str) -> dict[str, Any]:
   given, value = message.pop('from', None), message.pop('value', None)
   if str(given) not in _ROLES:
     raise UserError(f'{label} is from {given!r:.60}; it must be from one of {", ".join(_ROLES)}')
-  if given == 'function_call' and isinstance(call := read_objects(value), dict | list):
-    calls = call if isinstance(call, list) else [call]
-    message['tool_calls'] = [{'type': 'function', 'function': one} for one in calls]
+  if given == 'function_call':
+    call = read_objects(value, of_lists=False)
+    calls = read_tools(call if isinstance(call, list) else [call], label, 'function_call')
+    message['tool_calls'] = [{'type': 'function', 'function': one} for one in calls or []]
     value = ''
   return {'role': _ROLES[given], 'content': value, **message}
 
@@ -265,16 +252,3 @@ def _join_parts(content: Any, label: str) -> str:
         '…} is read; leave the row out'
       )
   return ''.join(part['text'] for part in parts)
-
-
-def _check_rest(rest: dict[str, Any], messages: list[dict[str, Any]], label: str) -> None:
-  """Check that the rest of a row takes nothing from its messages, and adds nothing to them."""
-  texts = [message.get('content') for message in messages]
-  for key, value in rest.items():
-    learned = is_learned(value)
-    is_topic = key == 'label' and learned is None
-    if key in _OF_CONVERSATIONS and not (value in _EMPTY or learned or is_topic or value in texts):
-      raise UserError(
-        f'{label} has {key} {value!r:.40}, which its messages do not say and would be lost; write '
-        'it into messages, or leave the row or the key out'
-      )

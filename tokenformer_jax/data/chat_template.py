@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import chat_jinja, special_tokens, tokenizers
 from tokenformer_jax.data.chat_jinja import MARKS, RenderError
-from tokenformer_jax.data.chat_rows import ANSWER_ROLE, WEIGHTS, is_learned, more_keys
+from tokenformer_jax.data.chat_rows import ANSWER_ROLE, more_keys
+from tokenformer_jax.data.row_columns import WEIGHTS, is_learned
 from tokenformer_jax.errors import UserError, check_installed
 
 Messages = Sequence[dict[str, Any]]
@@ -110,8 +111,8 @@ class Template:
     """Return the text of messages and of tools; with `ask`, up to where the model answers.
 
     `arguments` are further values for the template by their names, such as `enable_thinking`: the
-    `chat_template_kwargs` of a row. An answer with a weight of 0 (see `chat_rows.WEIGHTS`) carries
-    no loss. Errors name the conversation by its `label` and its beginning.
+    `chat_template_kwargs` of a row. An answer with a weight of 0 (`row_columns.WEIGHTS`) carries no
+    loss. Errors name the conversation by its `label` and its beginning.
     """
     label = _label(messages, label)
     values = {'ask': ask, 'arguments': self._check_arguments(arguments or {}, tools, label)}

@@ -1,65 +1,71 @@
-"""Read pairs of a chosen and a rejected answer from rows, in the forms that the library TRL has.
+"""Read pairs of a chosen and a rejected answer from rows, in the forms that other libraries have.
 
-A row has `chosen` and `rejected`: both answer a `prompt`, or both begin with it. Each is a list of
-messages or a text. Two texts without a `prompt` are plain text, and no template writes them.
+A row has `chosen` and `rejected`, or the names of `_PAIRS`: both answer a question, or both begin
+with it. Each is a text, a message or a list of messages. Two texts without a question are plain
+text, and no template writes them.
 """
 
 import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from tokenformer_jax.data import chat_rows
+from tokenformer_jax.data import chat_rows, row_columns
 from tokenformer_jax.data.chat_rows import ANSWER_ROLE, Conversation
 from tokenformer_jax.data.chat_template import Rendered, Template
 from tokenformer_jax.errors import UserError
 
-_PAIR = ('chosen', 'rejected')
-# Columns of rows that are conversations as well.
-_IGNORED = ('messages', 'conversations', 'conversation', 'response', 'completion', 'output')
+# The better and the worse answer in TRL and LLaMA-Factory, for Argilla, for OpenAI and in ms-swift.
+_PAIRS = (
+  *(('chosen', 'rejected'), ('chosen_response', 'rejected_response')),
+  ('preferred_output', 'non_preferred_output'),
+  *(('messages', 'rejected_messages'), ('messages', 'rejected_response')),
+)
 
 
 class Pair(Conversation):
   """Both conversations of a row as JSON: see `render`."""
 
 
-def columns(names: Iterable[str], label: str) -> list[str]:
-  """Return those of some columns that are read: `conversation` uses or refuses each."""
-  names = list(names)
-  if not set(_PAIR) <= {*names}:
-    raise UserError(
-      f'{label} is no pair (config.data.rows=preference): it needs chosen and rejected, each a '
-      f'list of messages or a text, and has {", ".join(names) or "nothing":.200}'
-    )
-  known = chat_rows.columns([*names, 'messages'], label)
-  return [*_PAIR, *(name for name in known if name not in _IGNORED)]
-
-
 def conversation(row: dict[str, Any], label: str) -> Pair:
   """Return the pair of a row."""
-  rest = {name: row[name] for name in columns(row, label) if name not in (*_PAIR, 'prompt')}
-  answers, prompt = [chat_rows.read_objects(row[name]) for name in _PAIR], row.get('prompt')
-  if not prompt and all(isinstance(one, str) for one in answers):
-    shared = re.match(r'(?s)(.*\S)\s', answers[0][: _shared(answers)])  # whole words
+  if isinstance(nested := chat_rows.read_objects(row.get('input')), dict) and 'messages' in nested:
+    row = {**nested, **{key: value for key, value in row.items() if key != 'input'}}  # OpenAI
+  names = next((pair for pair in _PAIRS if {*pair} <= {*row}), None)
+  if not names:
+    raise UserError(
+      f'{label} is no pair (config.data.rows=preference): it needs chosen and rejected, each a '
+      f'text, a message or a list of messages, and has {", ".join(row) or "nothing":.200}'
+    )
+  rest = {key: value for key, value in row.items() if key not in names}
+  columns = (*row_columns.QUESTIONS, *row_columns.CHATS)
+  question = next((key for key in columns if rest.get(key) not in row_columns.EMPTY), None)
+  texts = [row[name] for name in names]
+  answers = [chat_rows.as_turns(one, ANSWER_ROLE) for one in texts]
+  messages = [[{'role': ANSWER_ROLE, 'content': one}] for one in texts]
+  if not question and answers == messages and all(isinstance(one, str) for one in texts):
+    shared = re.match(r'(?s)(.*\S)\s', texts[0][: _shared(texts)])  # whole words
     length = shared.end(1) if shared else 0
-    _check(all(length and one[length:].strip() for one in answers), answers, label)
-    pair = [(one, length) for one in answers]
+    _check(all(length and one[length:].strip() for one in texts), texts, label)
+    pair: list[Any] = [(one, length) for one in texts]
   else:
-    # Conversations may have the prompt that is given as a text beside them.
-    is_inside = isinstance(prompt, str) and not isinstance(answers[0], str) and _shared(answers)
-    has_prompt = bool(prompt) and not is_inside
-    forms = [
-      {'prompt': prompt, 'completion': x} if has_prompt else {'messages': x} for x in answers
-    ]
-    pair = [chat_rows.parse_row({**form, **rest}, label) for form in forms]
-    messages = [chat.messages for chat in pair]
+    if names == ('messages', 'rejected_response'):
+      answers[1] = [*answers[0][:-1], *answers[1]]
+    first = chat_rows.read_messages(answers[0], label)[0]
+    is_inside = bool(_shared(answers)) and first['role'] != ANSWER_ROLE
+    form = (question,) if question and not is_inside else ()
+    pair = []
+    for name, answer in zip(names, answers, strict=True):
+      chat, unread = chat_rows.read_form({**rest, name: answer}, (*form, name), label)
+      pair.append(chat if chat.arguments else chat[:2])
+    rest, messages = unread, [chat[0] for chat in pair]
     shared = _shared(messages)
     _check(0 < shared < min(map(len, messages)), messages, label)
     for message in itertools.chain(*(one[:shared] for one in messages)):
       if message['role'] == ANSWER_ROLE:
         message['weight'] = 0  # as a part of the prompt
-    pair = [chat if chat.arguments else chat[:2] for chat in pair]
+  row_columns.check(rest, [*itertools.chain(*messages)], label)
   text = json.dumps(pair, ensure_ascii=False).encode('utf-8', errors='replace').decode()
   document = Pair(text)
   document.label = label

@@ -70,7 +70,7 @@ class Source(abc.ABC):
 
 CHAT = '\0chat'  # instead of a field's name: each row is a conversation
 PAIRS = '\0pairs'  # or two of them
-# What reads such rows: it selects their columns, and makes a document of a row.
+# What makes a document of such a row.
 ROWS = {CHAT: chat_rows, PAIRS: preference_rows}
 _CHAT_FIELDS = {'messages', 'prompt', 'conversations', 'conversation'}
 
@@ -78,8 +78,8 @@ _CHAT_FIELDS = {'messages', 'prompt', 'conversations', 'conversation'}
 def columns(names: Iterable[str], text_field: str, label: str) -> list[str]:
   """Return the columns of a table that `document` needs; `label` names the table in messages."""
   names = list(names)
-  if text_field in ROWS:
-    return ROWS[text_field].columns(names, label)
+  if text_field in ROWS:  # A row may have none that is lost.
+    return names
   outer = text_field.partition('.')[0]
   if text_field not in names and outer in names:
     return [outer]
