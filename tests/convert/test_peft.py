@@ -16,7 +16,8 @@ import tiny_run
 import tokenformer_jax
 from tokenformer_jax import config
 from tokenformer_jax.config.pattention import LinearScore
-from tokenformer_jax.convert import families, hub_download, peft
+from tokenformer_jax.convert import families, hub, hub_download, peft
+from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
@@ -126,7 +127,28 @@ REFUSED = {
   'half of a pair': ({}, changed('model.layers.0.mlp.up_proj', lora_A=_ONES), 'is none'),
   'more layers': ({}, changed('model.layers.7.mlp.up_proj', lora_A=_ONES), 'layers.7.mlp.up_proj'),
   'the head': ({}, changed('lm_head', lora_A=_ONES), 'tensor base_model.model.lm_head'),
-  'no target': ({'target_modules': ['q_proj']}, None, 'do not name, so that PEFT leaves them out'),
+  'no target': (
+    {'target_modules': ['q_proj']},
+    None,
+    'which target_modules of adapter_config.json leaves out, so that PEFT does not use them',
+  ),
+  'other layers': (
+    {'layers_to_transform': 1},
+    None,
+    'layers.0.mlp.down_proj, which layers_to_transform of adapter_config.json leaves out',
+  ),
+  'layers beside a pattern': (
+    {'target_modules': '.*_proj', 'layers_to_transform': [0]},
+    None,
+    'layers_to_transform=[0], which cannot be converted; it must be absent',
+  ),
+  'no method': ({'peft_type': None}, None, 'peft_type=None, which cannot be converted; it must be'),
+  'a key of another version': ({'use_xlora': True}, None, 'use_xlora=True'),
+  'a revision': (
+    {'base_model_name_or_path': 'org/llama', 'revision': 'step1000'},
+    None,
+    'of the revision step1000 of org/llama, and the base is the commit 1; name the base as org',
+  ),
   'a base of another name': (
     {'base_model_name_or_path': 'org/other'},
     None,
@@ -149,10 +171,46 @@ def test_refused_with_a_sentence(name, tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
-def test_targets_are_those_of_peft():
-  name = 'model.layers.1.self_attn.q_proj'
-  for targets in ('all-linear', r'.*\.1\..*q_proj', ['q_proj'], ['attn.q_proj', 'k'], [name]):
-    assert peft._is_target(targets, name) == (targets != ['attn.q_proj', 'k'])
+MODULE = 'model.layers.1.self_attn.q_proj'
+CHOSEN = {  # the keys that choose modules, and the one by which PEFT leaves MODULE out
+  'all': ({'target_modules': 'all-linear'}, ''),
+  'a pattern': ({'target_modules': r'.*\.1\..*q_proj'}, ''),
+  'an end': ({'target_modules': ['q_proj']}, ''),
+  'several parts of an end': ({'target_modules': ['self_attn.q_proj', 'k']}, ''),
+  'half a part': ({'target_modules': ['attn.q_proj', 'k']}, 'target_modules'),
+  'none': ({}, 'target_modules'),
+  'excluded': ({'exclude_modules': ['q_proj'], 'target_modules': ['q_proj']}, 'exclude_modules'),
+  'excluded by a pattern': (
+    {'exclude_modules': r'.*\.[13]\..*', 'target_modules': ['q_proj']},
+    'exclude_modules',
+  ),
+  'its layer': ({'target_modules': ['q_proj'], 'layers_to_transform': [0, 1]}, ''),
+  'its layer alone': ({'target_modules': ['q_proj'], 'layers_to_transform': 1}, ''),
+  'other layers': (
+    {'target_modules': ['q_proj'], 'layers_to_transform': [0, 2]},
+    'layers_to_transform',
+  ),
+  'the first layer': (
+    {'target_modules': ['q_proj'], 'layers_to_transform': 0},
+    'layers_to_transform',
+  ),
+  'no layers': ({'target_modules': ['q_proj'], 'layers_to_transform': []}, ''),
+  'a whole name in another layer': ({'target_modules': [MODULE], 'layers_to_transform': [0]}, ''),
+  'its list of layers': (
+    {'target_modules': ['q_proj'], 'layers_to_transform': [1], 'layers_pattern': 'layers'},
+    '',
+  ),
+  'another list of layers': (
+    {'target_modules': ['q_proj'], 'layers_to_transform': [1], 'layers_pattern': ['h', 'blocks']},
+    'layers_to_transform',
+  ),
+}
+
+
+@pytest.mark.parametrize('name', CHOSEN)
+def test_modules_are_chosen_as_in_peft(name):
+  values, key = CHOSEN[name]
+  assert peft._excluding_key(Keys(values, 'the test'), MODULE) == key
 
 
 _LORA = config.PattentionConfig(4, 4, LinearScore())
@@ -178,6 +236,52 @@ def test_a_model_that_is_not_the_base_and_lora_is_refused(name, base, tmp_path, 
   with pytest.raises(UserError) as refused:
     peft.to_peft('run', tmp_path / 'adapter', str(base))
   assert sentence in str(refused.value)
+
+
+def test_an_adapter_named_twice_is_refused(base, tmp_path):
+  adapter = write_adapter(tmp_path / 'adapter', LLAMA)
+  again = adapter.parent / '.' / 'adapter'
+  with pytest.raises(UserError, match=r'names .*adapter twice'):
+    tokenformer_jax.bring(base, tmp_path / 'run', adapters=[adapter, again])
+
+
+def test_a_number_that_is_not_finite_is_the_adapter_s(base, tmp_path):
+  adapter = write_adapter(tmp_path / 'adapter', LLAMA)
+  changed('model.layers.0.mlp.down_proj', lora_A=np.full((2, 24), np.nan, np.float32))(adapter)
+  with pytest.raises(UserError, match=f'{adapter} has 48 weights that are NaN'):
+    tokenformer_jax.bring(base, tmp_path / 'run', adapters=[adapter])
+
+
+def test_tensors_of_the_base_are_compared_with_it(base, tmp_path):
+  """PEFT stores the embedding and the head beside LoRA where it thinks that they were resized."""
+  whole = safetensors.numpy.load_file(base / 'model.safetensors')
+  adapter = write_adapter(tmp_path / 'adapter', LLAMA)
+  kept = {name: whole[name] for name in ('model.embed_tokens.weight', 'lm_head.weight')}
+
+  def store(tensors):
+    named = {f'base_model.model.{name}': array for name, array in tensors.items()}
+    file = adapter / 'adapter_model.safetensors'
+    safetensors.numpy.save_file({**read(adapter), **named}, file)
+
+  store(kept)
+  weights = hub.find(base)
+  named = peft._matrices(weights.model, weights.layout)
+  assert set(peft._read(adapter, named, weights, base)) == set(LLAMA)
+  store({'lm_head.weight': kept['lm_head.weight'] + 1})
+  with pytest.raises(UserError, match=r'lm_head.weight is not of LoRA .* nor equal to one of its'):
+    peft._read(adapter, named, weights, base)
+
+
+@pytest.mark.parametrize('before', ['language_model.model.', 'model.language_model.'])
+def test_an_adapter_of_gemma_3_has_the_names_of_its_class(before, tmp_path):
+  """Those of the text model alone have no effect on the model of images and text."""
+  base = hub_folders.write_images(tmp_path / 'base', before)
+  shapes = {f'model.language_model.layers.1.{Q}': (24, 16), f'{before}layers.2.{V}': (12, 16)}
+  adapter = write_adapter(tmp_path / 'adapter', shapes)
+  run = tokenformer_jax.bring(base, tmp_path / 'run', adapters=[adapter])
+  run.to_peft(tmp_path / 'back', base)
+  names = {name.replace(before, 'model.language_model.'): t for name, t in read(adapter).items()}
+  outcomes.assert_same(read(tmp_path / 'back'), names, 'another adapter')
 
 
 def test_other_numbers_than_those_of_the_base_are_refused(run, tmp_path):

@@ -122,10 +122,7 @@ def find(source: Path) -> Weights:
     + (' with parts for images, which are left out' if len(tensors) < len(stored) else '')
     + (f'; not read, because not known: {", ".join(unread)}' if unread else '')
   )
-  head, embedding = (
-    next(rule.name for rule in family.rules if rule.paths == (path,))
-    for path in ('head', 'embedding')
-  )
+  head, embedding = family.tensor('head'), family.tensor('embedding')
   if not any(name.startswith(family.prefix) for name in tensors):  # a model without its head
     tensors = {n if n == head else f'{family.prefix}{n}': t for n, t in tensors.items()}
   if model.tied_head and head in tensors:  # as in files of PyTorch

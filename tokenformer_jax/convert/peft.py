@@ -39,6 +39,7 @@ from tokenformer_jax.convert.tensor_layout import Entry, Layout, Names, Weights
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model import trunk
+from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import new_run_id
 from tokenformer_jax.storage import paths
@@ -46,15 +47,16 @@ from tokenformer_jax.storage import paths
 _CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 _TENSOR = re.compile(r'base_model\.model\.(.+)\.lora_([AB])\.weight')
 _ALLOWED = {
-  'peft_type': ('LORA',),
   'bias': ('none',),
   # The other ways to begin change the matrices of the base.
-  'init_lora_weights': (True, False, 'gaussian', 'eva', 'orthogonal'),
+  'init_lora_weights': (True, False, 'gaussian', 'eva', 'orthogonal', 'mica'),
 }
-# Keys that do not change what a trained adapter computes; all others that are set are refused.
+# Keys that do not change what a trained adapter computes: those of its training and of its tools,
+# and the settings of ways to begin that are refused. All others that are set are refused.
 _IGNORED = """
-  task_type auto_mapping peft_version revision inference_mode lora_dropout fan_in_fan_out
-  exclude_modules layers_to_transform layers_pattern eva_config megatron_core qalora_group_size
+  task_type auto_mapping peft_version inference_mode lora_dropout fan_in_fan_out eva_config
+  corda_config lora_ga_config loftq_config velora_config megatron_core qalora_group_size
+  runtime_config ensure_weight_tying
 """
 _FLOAT = np.dtype(np.float32)
 
@@ -97,7 +99,7 @@ def _matrices(model: ModelConfig, layout: Layout) -> dict[str, _Matrix]:
 
 
 def with_adapters(
-  weights: Weights, folders: Sequence[Path], base: Path
+  weights: Weights, folders: Sequence[Path], base: Path, *, allow_nonfinite: bool = False
 ) -> tuple[Weights, list[ModelConfig]]:
   """Return a base with adapters as groups, and the model before each.
 
@@ -106,7 +108,14 @@ def with_adapters(
   add nothing, get no gradient, and `to_peft` leaves them out.
   """
   named = _matrices(weights.model, weights.layout)
-  adapters = [_read(folder, named, base) for folder in folders]
+  several = Counter(folder.resolve() for folder in folders)
+  if twice := [str(folder) for folder, count in several.items() if count > 1]:
+    raise UserError(f'--adapters names {twice[0]} twice, which would double it; name it once')
+  adapters = [_read(folder, named, weights, base) for folder in folders]
+  for folder, adapter in zip(folders, adapters, strict=True):
+    read = ((module, tensor.read()) for module, pair in adapter.items() for tensor in pair)
+    for _ in run_tensors.check_finite(read, str(folder), allow_nonfinite):
+      pass
   counts: dict[str, list[int]] = {}  # tokens of each adapter, by projection
   for i, adapter in enumerate(adapters):
     for module, (a, _) in adapter.items():
@@ -149,75 +158,122 @@ def _tokens(
   return made
 
 
-def _read(folder: Path, named: Mapping[str, _Matrix], base: Path) -> dict[str, Pair]:
+def _read(
+  folder: Path, named: Mapping[str, _Matrix], weights: Weights, base: Path
+) -> dict[str, Pair]:
   """Return the adapter in a folder by module, after a check that it is LoRA and fits the base."""
   if not (file := folder / _CONFIG).is_file():
     raise UserError(f'{folder} has no {_CONFIG}; name a folder that save_pretrained of peft wrote')
   keys = Keys(read_json(file), str(file))
+  if keys.get('peft_type') != 'LORA':
+    raise keys.refusal('peft_type', "'LORA'")
   for name, allowed in _ALLOWED.items():
     keys.only(name, *allowed)
-  asked, own = keys.get('base_model_name_or_path'), _name(base)
-  if own and asked != own and re.fullmatch(r'\w[\w.-]*/\w[\w.-]*', str(asked)):
-    raise UserError(
-      f'{folder} is an adapter of {asked}, and the base is {own}; name the model that it was made '
-      f'for, or correct base_model_name_or_path in {file}'
-    )
+  _check_base(keys, folder, base)
   r, alpha, rooted = keys.whole('r'), keys.number('lora_alpha', 8), keys.flag('use_rslora', False)
   ranks, alphas = keys.get('rank_pattern', {}), keys.get('alpha_pattern', {})
-  targets = keys.get('target_modules')
+  if isinstance(keys.get('target_modules'), str):
+    keys.only('layers_to_transform')
+  if keys.get('layers_to_transform') is None:
+    keys.only('layers_pattern', [], '')
+  keys.get('exclude_modules')
   for name in keys.unread(_IGNORED.split()):
     if keys.get(name):
       raise keys.refusal(name, 'absent, null or false')
-  weights = folder / _WEIGHTS
-  weights = weights if weights.is_file() else weights.with_suffix('.bin')
-  tensors: dict[str, dict[str, Tensor]] = {}
-  for name, tensor in tensor_files.find(weights).items():
+  stored = folder / _WEIGHTS
+  stored = stored if stored.is_file() else stored.with_suffix('.bin')
+  tensors: dict[str, dict[str, Tensor]] = {}  # by the module's name in the file
+  for name, tensor in tensor_files.find(stored).items():
     match = _TENSOR.fullmatch(name)
-    if not match or match[1] not in named:
+    if match and hub.text_name(match[1]) in named:
+      tensors.setdefault(match[1], {})[match[2]] = tensor
+    elif not _is_of_base(name, tensor, weights):
       raise UserError(
-        f'{weights}: the tensor {name} is not of LoRA beside a matrix of a layer of {base}; name '
-        'the model that it was made for'
+        f'{stored}: the tensor {name} is not of LoRA beside a matrix of a layer of {base}, nor '
+        'equal to one of its tensors; name the model that it was made for, or merge it into that '
+        'model (merge_and_unload of peft) and bring the result'
       )
-    tensors.setdefault(match[1], {})[match[2]] = tensor
   adapter: dict[str, Pair] = {}
   for module, pair in tensors.items():
     try:
-      is_target = _is_target(targets, module)
+      excluding = _excluding_key(keys, module)
       rank, own = _of_module(ranks, r, module), _of_module(alphas, alpha, module)
       scale = np.float32(own / (math.sqrt(rank) if rooted else rank))
     except (re.error, AttributeError, TypeError, ArithmeticError) as error:
       raise UserError(f'{file}: its targets or patterns are not those of PEFT ({error})') from error
-    if not is_target:
+    if excluding:
       raise UserError(
-        f'{weights} has tensors of {module}, which the target_modules of {_CONFIG} do not name, so '
-        'that PEFT leaves them out; correct one of the files'
+        f'{stored} has tensors of {module}, which {excluding} of {_CONFIG} leaves out, so that '
+        'PEFT does not use them; correct one of the files'
       )
-    shapes = named[module].entry.shapes
+    shapes = named[hub.text_name(module)].entry.shapes
     for letter, shape in (('A', [rank, shapes[0][0]]), ('B', [sum(d for _, d in shapes), rank])):
       if (has := list(pair[letter].shape) if letter in pair else 'none') != shape:
         raise UserError(
-          f'{weights}: the shape of lora_{letter} of {module} is {has}, and must be {shape} by the '
+          f'{stored}: the shape of lora_{letter} of {module} is {has}, and must be {shape} by the '
           f'rank {rank} of {_CONFIG} and the matrix of {base}; name the model it was made for'
         )
     scaled = functools.partial(_scaled, pair['B'], scale)
-    adapter[module] = pair['A'], dataclasses.replace(pair['B'], read=scaled)
+    adapter[hub.text_name(module)] = pair['A'], dataclasses.replace(pair['B'], read=scaled)
   return adapter
+
+
+def _check_base(keys: Keys, folder: Path, base: Path) -> None:
+  """Check the base that an adapter names against that of the hub which it is for."""
+  asked, revision = keys.get('base_model_name_or_path'), keys.get('revision')
+  own, commit = hub_download.origin(str(base / 'config.json')) or ('', '')
+  if own and asked != own and re.fullmatch(r'\w[\w.-]*/\w[\w.-]*', str(asked)):
+    raise UserError(
+      f'{folder} is an adapter of {asked}, and the base is {own}; name the model that it was made '
+      f'for, or correct base_model_name_or_path in {folder / _CONFIG}'
+    )
+  if own and revision not in (None, '', 'main', commit):
+    reference = base.parents[1] / 'refs' / str(revision)
+    if not (reference.is_file() and reference.read_text().strip() == commit):
+      raise UserError(
+        f'{folder} is an adapter of the revision {revision} of {own}, and the base is the commit '
+        f'{commit}; name the base as {own}@{revision}'
+      )
+  if asked and not own and Path(str(asked)).name.lower() != base.name.lower():
+    messages.say(f'{folder} names {asked} as its base, and is taken for {base}')
+
+
+def _is_of_base(name: str, tensor: Tensor, weights: Weights) -> bool:
+  """Return whether a tensor beside LoRA is one of the base, unchanged, as PEFT may store it."""
+  own = hub.text_name(name.removeprefix('base_model.model.'))
+  if weights.family and weights.model.tied_head:
+    family = families.FAMILIES[weights.family]
+    own = family.tensor('embedding') if own == family.tensor('head') else own
+  same = weights.tensors.get(own)
+  return same is not None and np.array_equal(tensor.read(), same.read())
 
 
 def _scaled(tensor: Tensor, scale: np.float32) -> np.ndarray:
   return scale * tensor.read().astype(np.float32)
 
 
-def _name(base: Path) -> str:
-  """Return ORG/NAME of a folder that came from the hub by name, or ''."""
-  return (hub_download.origin(str(base / 'config.json')) or ('', ''))[0]
+def _excluding_key(keys: Keys, module: str) -> str:
+  """Return the key of an adapter's config by which PEFT leaves a module out; '': it takes it."""
 
+  def named_by(names: Any) -> bool:
+    if isinstance(names, str):
+      return bool(re.fullmatch(names, module))
+    return any(f'.{module}'.endswith(f'.{end}') for end in names or ())
 
-def _is_target(targets: Any, module: str) -> bool:
-  """Return whether PEFT finds a module by target_modules."""
-  if isinstance(targets, str):
-    return targets.lower() == 'all-linear' or bool(re.fullmatch(targets, module))
-  return any(f'.{module}'.endswith(f'.{end}') for end in targets or ())
+  targets, layers = keys.get('target_modules'), keys.get('layers_to_transform')
+  if named_by(keys.get('exclude_modules')):
+    return 'exclude_modules'
+  is_linear = isinstance(targets, str) and targets.lower() == 'all-linear'
+  if not (is_linear or named_by(targets)):
+    return 'target_modules'
+  if layers is None or layers == [] or module in targets:
+    return ''
+  patterns = keys.get('layers_pattern') or ['[^.]*']
+  patterns = [patterns] if isinstance(patterns, str) else patterns
+  matches = (re.match(rf'(?:^|.*?\.){pattern}\.(\d+)\.', module) for pattern in patterns)
+  numbers = [int(match[1]) for match in matches if match]
+  allowed = layers if isinstance(layers, list) else [layers]
+  return '' if numbers and numbers[0] in allowed else 'layers_to_transform'
 
 
 def _of_module(table: Mapping[str, Any], default: Any, module: str) -> Any:
@@ -262,17 +318,19 @@ def to_peft(
       for end in ('keys', 'values')
     )
     if len(a := _join(keys, values)):
-      ranks[module], b = len(a), matrix.of_rank(len(a)).join(values)
-      tensors[f'base_model.model.{module}.lora_A.weight'] = np.ascontiguousarray(a)
-      tensors[f'base_model.model.{module}.lora_B.weight'] = np.ascontiguousarray(b)
+      name = weights.in_class[f'{module}.weight'].removesuffix('.weight')
+      ranks[name], b = len(a), matrix.of_rank(len(a)).join(values)
+      tensors[f'base_model.model.{name}.lora_A.weight'] = np.ascontiguousarray(a)
+      tensors[f'base_model.model.{name}.lora_B.weight'] = np.ascontiguousarray(b)
   if not ranks:
     raise UserError(f'{source} has no groups to write, or all of their tokens are zero')
   for _ in run_tensors.check_finite(iter(tensors.items()), source, allow_nonfinite):
     pass
-  described = _describe(ranks, weights.layout, _name(folder) or base)
+  described = _describe(ranks, weights, folder, base)
   with export.new_folder(target) as made:
     paths.write(made / _CONFIG, json.dumps(described, indent=2) + '\n')
     (made / _WEIGHTS).write_bytes(safetensors.numpy.save(tensors, {'format': 'pt'}))
+    _read(made, named, weights, folder)  # as PEFT finds its modules
 
 
 def _check(
@@ -315,17 +373,25 @@ def _join(keys: list[np.ndarray], values: list[np.ndarray]) -> np.ndarray:
   return a[used]
 
 
-def _describe(ranks: Mapping[str, int], layout: Layout, base: str) -> dict[str, Any]:
-  """Return the config of an adapter, given the rank of each module; all scales are 1."""
+def _describe(
+  ranks: Mapping[str, int], weights: Weights, folder: Path, base: str
+) -> dict[str, Any]:
+  """Return the config of an adapter, given the rank of each module; all scales are 1.
+
+  `folder` is that of the base, and `base` its path or name, with a revision or without.
+  """
   r = Counter(ranks.values()).most_common(1)[0][0]
   others = {module: rank for module, rank in ranks.items() if rank != r}
   ends = {module.rpartition('.')[2] for module in ranks}
-  modules = [name.removesuffix('.weight') for name in layout]
+  modules = {name.removesuffix('.weight') for name in weights.in_class.values()}
   targeted = {module for module in modules if module.rpartition('.')[2] in ends}
+  name, _ = hub_download.origin(str(folder / 'config.json')) or ('', '')
+  kernels = [entry for entry in weights.layout.values() if entry.paths[0][-1] == 'kernel']
   return {
     'peft_type': 'LORA',
     'task_type': 'CAUSAL_LM',
-    'base_model_name_or_path': base,
+    'base_model_name_or_path': name or base,
+    'revision': (base.partition('@')[2] or None) if name else None,
     'inference_mode': True,
     'r': r,
     'lora_alpha': r,
@@ -334,5 +400,5 @@ def _describe(ranks: Mapping[str, int], layout: Layout, base: str) -> dict[str, 
     'target_modules': sorted(ends if targeted == set(ranks) else ranks),
     'lora_dropout': 0.0,
     'bias': 'none',
-    'fan_in_fan_out': any(layout[f'{module}.weight'].how == 'same' for module in ranks),
+    'fan_in_fan_out': any(entry.how == 'same' for entry in kernels),
   }

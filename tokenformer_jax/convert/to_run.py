@@ -57,10 +57,11 @@ def to_jax(
   else:
     weights = released_torch.find(source, heads=heads, rotary_fraction=rotary_fraction, score=score)
   before: list[ModelConfig] = []
+  of_base = weights.tensors
   if adapters:
     if not is_folder:
       raise UserError(f'{source} has no config.json, and adapters are for models of transformers')
-    weights, before = peft.with_adapters(weights, adapters, source)
+    weights, before = peft.with_adapters(weights, adapters, source, allow_nonfinite=allow_nonfinite)
   model = weights.model
   spec, loaded = vocabulary.find(tokenizer, source)
   if loaded.size > model.vocab_size:
@@ -76,7 +77,7 @@ def to_jax(
   data = TextConfig(tokenizer=spec, sequence_length=sequence_length)
   config = Config(model=model, data=data)
   config_lib.resolve(config_lib.to_config_dict(config))
-  read = ((name, tensor.read()) for name, tensor in weights.tensors.items())  # one in memory
+  read = ((name, tensor.read()) for name, tensor in of_base.items())  # one in memory
   for _ in run_tensors.check_finite(read, str(source), allow_nonfinite):
     pass
   dtypes = {tensor.dtype.name for tensor in weights.tensors.values()}
