@@ -132,8 +132,9 @@ def test_without_a_network_the_cache_is_taken(hub, monkeypatch, offline, capfd):
 def test_a_model_that_cannot_be_converted_is_refused_before_its_weights_come(hub):
   files = hub.repositories['org/llama'].files
   config = json.loads(files['config.json'])
-  files['config.json'] = json.dumps(config | {'architectures': ['BloomForCausalLM']}).encode()
-  with pytest.raises(UserError, match="is of a 'BloomForCausalLM', which cannot be converted"):
+  bloom = {'architectures': ['BloomForCausalLM'], 'model_type': 'bloom'}
+  files['config.json'] = json.dumps(config | bloom).encode()
+  with pytest.raises(UserError, match="is of a 'bloom', which cannot be converted"):
     hub_download.find('org/llama')
   files['config.json'] = json.dumps(config).encode()
   del files['tokenizer.json']
@@ -143,6 +144,25 @@ def test_a_model_that_cannot_be_converted_is_refused_before_its_weights_come(hub
     hub_download.find('org/llama')
   assert 'model.safetensors' not in hub.fetched()
   assert hub_download.find('org/llama', 'bytes').is_dir()
+
+
+PAGES = {
+  'https://huggingface.co/org/llama': 'org/llama',
+  'http://www.huggingface.co/org/llama/?library=transformers': 'org/llama',
+  'huggingface.co/org/llama/tree/main': 'org/llama@main',
+  'https://hf.co/org/llama/blob/v1.0/config.json#L3': 'org/llama@v1.0',
+  'https://huggingface.co/org/llama/tree/refs%2Fpr%2F1': 'org/llama@refs/pr/1',
+  'https://huggingface.co/org/llama/resolve/main/model.safetensors?download=true': 'org/llama@main',
+}
+
+
+def test_the_address_of_a_page_stands_for_its_model(hub):
+  assert {page: hub_download.of_page(page) for page in PAGES} == PAGES
+  assert hub_download.find(next(iter(PAGES))) == hub_download.find('org/llama')
+  with pytest.raises(UserError, match='is not the page of a model; name a model of the hub as ORG'):
+    hub_download.find('https://huggingface.co/datasets/org/texts')
+  with pytest.raises(UserError, match='is not a path in a file system'):
+    hub_download.find('https://example.com/org/llama')
 
 
 MISTAKES = {

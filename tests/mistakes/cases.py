@@ -101,6 +101,10 @@ CONVERT = {
     'convert to-jax --source=org/none@v1 --target=new',
     'org/none@v1 is no file or folder here and not whole in the cache of the hub',
   ),
+  'a page of the hub to convert': (
+    'convert to-jax --source=https://huggingface.co/org/none/tree/v1 --target=new',
+    'org/none@v1 is no file or folder here and not whole in the cache of the hub',
+  ),
   'weights that are none': ('convert to-jax --source={in}/weights.bin --target=new', 'weights.bin'),
   'safetensors that are none': (
     'convert to-jax --source={in}/weights.safetensors --target=new',

@@ -107,7 +107,7 @@ def bring(
   starts with moments of zero.
 
   Args:
-    source: A folder as on the hub, ORG/NAME[@REVISION] of the hub, or released weights.
+    source: A folder as on the hub, ORG/NAME[@REVISION] or its page there, or released weights.
     target: The new work directory; default: runs/NAME, by the name of the source.
     tokenizer: A tokenizer.json, bytes, or a run whose tokenizer to take; default: the source's.
     sequence_length: For later training; default: 2048, or the fewer positions of a folder.
@@ -123,7 +123,8 @@ def bring(
     UserError: the model is of no known family or has an option that we do not have, a tensor is
       missing, the tokenizer does not fit, or the target exists. Nothing is written then.
   """
-  target = target or pathlib.Path('runs', pathlib.Path(os.fspath(source).partition('@')[0]).name)
+  name = hub_download.of_page(os.fspath(source)).partition('@')[0]
+  target = target or pathlib.Path('runs', pathlib.Path(name).name)
   to_run.to_jax(
     hub_download.find(source, os.fspath(tokenizer)),
     paths.parse_path(target),

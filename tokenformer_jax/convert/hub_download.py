@@ -8,6 +8,7 @@ import functools
 import os
 import re
 import sys
+import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,21 +18,28 @@ from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths, retry
 
 _NAME = re.compile(r'(\w[\w.-]*/\w[\w.-]*)(?:@(\S+))?')
+_PAGE = re.compile(
+  r'(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(\w[\w.-]*/\w[\w.-]*)'
+  r'(?:/(?:tree|blob|resolve|commit)/([^/?#]+))?(?:[/?#].*)?'
+)
 _SMALL = folder_files.PATTERNS
 
 
 def find(source: str | os.PathLike[str], tokenizer: str = '') -> Path:
   """Return the file or folder of a source; fetch `ORG/NAME` or `ORG/NAME@REVISION` of the hub.
 
-  A path that exists wins. A revision is a branch, a tag or a commit. A model that cannot be
-  converted, or has no tokenizer while `tokenizer` names none, is refused before its weights come.
+  A path that exists wins. A revision is a branch, a tag or a commit. The address of a page of the
+  hub stands for its model. A model that cannot be converted, or has no tokenizer while `tokenizer`
+  names none, is refused before its weights come.
 
   Raises:
     UserError: there is no such model or revision, or it may not be read.
     TransientError: the hub cannot be reached, and the model is not in the library's cache.
   """
-  path, named = paths.local(source), _NAME.fullmatch(os.fspath(source))
-  if path.exists() or not named or path.suffix in (*tensor_files.SUFFIXES, '.json'):
+  page, source = os.fspath(source), of_page(os.fspath(source))
+  path, named = paths.local(source), _NAME.fullmatch(source)
+  is_path = path.exists() or path.suffix in (*tensor_files.SUFFIXES, '.json')
+  if not named or (is_path and page == source):
     return path
   from huggingface_hub import snapshot_download, utils  # noqa: PLC0415 (slow)
 
@@ -44,9 +52,18 @@ def find(source: str | os.PathLike[str], tokenizer: str = '') -> Path:
   except (UserError, TransientError):
     raise
   except Exception as error:  # The library raises exceptions of many types.
-    raise _told(error, str(source), named[1]) from error
+    raise _told(error, source, named[1]) from error
   messages.say(f'{source} is the commit {folder.name} of the hub, in {folder}')
   return folder
+
+
+def of_page(source: str) -> str:
+  """Return the name, and the revision, of the model that a page of the hub shows."""
+  if not (page := _PAGE.fullmatch(source)):
+    return source
+  if page[1].startswith(('datasets/', 'spaces/', 'collections/')):
+    raise UserError(f'{source} is not the page of a model; name a model of the hub as ORG/NAME')
+  return f'{page[1]}@{urllib.parse.unquote(page[2])}' if page[2] else page[1]
 
 
 def origin(file: str) -> tuple[str, str] | None:
