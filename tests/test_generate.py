@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tokenformer_jax.cli.generate import read_requests
+from tokenformer_jax.data.chat_rows import Chat
 from tokenformer_jax.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest, decode_text, stream_text, until
@@ -148,12 +149,15 @@ def test_a_line_says_what_differs_from_the_flags(tmp_path):
     TextRequest('b', 2, Sampling(0, 0, 1, 9), ()),
   ]
   assert found == want
+  nothing = dict.fromkeys(('length', 'temperature', 'top_k', 'top_p'))
+  assert _read(tmp_path, json.dumps({'prompt': '', **nothing})) == [DEFAULT]
 
 
 def test_a_line_of_messages_adds_to_the_arguments_of_the_template(tmp_path):
   line = {'messages': [{'role': 'user', 'content': 'x'}], 'chat_template_kwargs': {'a': 1}}
   (tmp_path / 'requests.jsonl').write_text(f'{json.dumps(line)}\n{{"prompt": "y"}}')
-  chat, text = read_requests(tmp_path / 'requests.jsonl', DEFAULT, {'a': 0, 'b': 2})
+  default = dataclasses.replace(DEFAULT, chat=Chat([], arguments={'a': 0, 'b': 2}))
+  chat, text = read_requests(tmp_path / 'requests.jsonl', default)
   assert chat.chat.arguments == {'a': 1, 'b': 2} and text.chat is None
 
 
@@ -161,8 +165,12 @@ def test_a_line_of_messages_adds_to_the_arguments_of_the_template(tmp_path):
   ('line', 'sentence'),
   [
     ('{"prompt": "a"', 'line 2 of .* is not a request: Expecting'),
-    ('["a"]', 'it must be an object with a "prompt", or with "messages"'),
-    ('{"prompt": "a", "messages": []}', 'it must be an object with a "prompt", or with "messages"'),
+    ('["a"]', 'it must be an object with either a "prompt" or "messages"'),
+    (
+      '{"prompt": "a", "messages": []}',
+      'it must be an object with either a "prompt" or "messages"',
+    ),
+    ('{"messages": null}', r'line 2 .* messages: has no list of messages \(none\)'),
     ('{"prompt": "a", "tools": [{}]}', 'tools has an effect only with --messages; leave it out'),
     (
       '{"prompt": "a", "chat_template_kwargs": {"enable_thinking": false}}',

@@ -461,7 +461,7 @@ def test_texts_begin_and_end_as_the_folder_says(tmp_path, capsys):
   (source / 'generation_config.json').write_text(json.dumps(values))
   to_jax(source, tmp_path / 'run')
   assert 'without effect here: num_beams=4' in capsys.readouterr().err
-  assert hub_generation.find(source, 64).flags == {'temperature': 0.6, 'top_k': 50, 'top_p': 1.0}
+  assert hub_generation.find(source, 64).draws == {'temperature': 0.6, 'top_k': 50, 'top_p': 1.0}
   _, meta = checkpoint.open_source(tmp_path / 'run', None)
   tokenizer = tokenizers.from_json(meta.tokenizer)
   request = TextRequest('AB').tokens(tokenizer)
@@ -503,20 +503,22 @@ def test_special_tokens_go_out_as_they_came(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('values', 'flags'),
+  ('values', 'draws'),
   [
-    ({'top_k': -1, 'temperature': 'x'}, {}),
+    ({'eos_token_id': 1}, {}),
+    ({'do_sample': False, 'temperature': 0.6}, {'temperature': 0.0}),
+    ({'temperature': 0.9, 'top_p': 0.6}, {'temperature': 0.9, 'top_k': 50, 'top_p': 0.6}),
     (
       {'do_sample': True, 'temperature': 0.0, 'top_k': -1},
       {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0},
     ),
   ],
 )
-def test_settings_of_draws_count_where_a_folder_draws(tmp_path, values, flags):
+def test_a_folder_states_its_draws(tmp_path, values, draws):
   (tmp_path / 'config.json').write_text('{}')
   (tmp_path / 'generation_config.json').write_text(json.dumps(values))
   generation = hub_generation.find(tmp_path, 64)
-  assert (generation.flags, generation.unread) == (flags, [])
+  assert (generation.draws, generation.unread) == (draws, [])
 
 
 @pytest.mark.parametrize('end', [64, 'x', [1, None]])

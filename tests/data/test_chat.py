@@ -163,6 +163,11 @@ def test_reasoning_has_the_names_that_templates_read(key):
   source = WITH_NAMES.replace('{{ m.name }}: ', '').replace('m.content', "(m.get('NAME') or '')")
   for name in ('thinking', 'reasoning_content'):
     assert 'two and two' in _learned(messages, source.replace('NAME', name))
+  earlier = '{% for m in messages[3:] %}{{ m.reasoning_content }}{% endfor %}'
+  asked = Template('T', earlier, {}).render([*messages, *QUESTION], ask=True)
+  assert asked.text == '', 'the reasoning of earlier turns is refused where the template drops it'
+  with pytest.raises(UserError, match=f'{key!r} in a message, of which T makes no text'):
+    _learned(messages)
 
 
 # What a row says, and what a template makes of it

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tokenformer_jax.decoding.sampling import GREEDY, Draws, Sampling, draw, needs
+from tokenformer_jax.decoding.sampling import GREEDY, Draws, Sampling, choose, draw, needs
 from tokenformer_jax.errors import UserError
 
 _compiled = jax.jit(draw, static_argnames='need')
@@ -61,6 +61,13 @@ def test_top_p_counts_among_the_k_likeliest(logits, k, p, temperature):
   want = set(order if p == 1 else order[: np.searchsorted(reached, p) + 1])
   drawn = _drawn(logits, Sampling(temperature, top_k=k, top_p=p))
   assert drawn == want, 'p is not of what top_k leaves'
+
+
+def test_what_is_given_wins_over_what_a_folder_states_and_that_over_ours():
+  stated = {'temperature': 0.6, 'top_k': 20, 'top_p': 0.9}
+  assert choose({}, temperature=None, seed=3) == Sampling(seed=3)
+  assert choose(stated, temperature=None, top_k=None, top_p=1.0) == Sampling(0.6, 20, 1.0)
+  assert choose(stated, temperature=0, top_k=None).is_greedy
 
 
 def test_every_row_is_drawn_by_its_own_settings():

@@ -25,6 +25,18 @@ GENERATE = {
     '--chat has no effect with --requests; leave out one of them',
   ),
   'a prompt and requests': ('generate --source={lm} --prompt=a --requests=b', '--requests'),
+  'a question without text': (
+    "generate --source={lm} --chat --prompt=' '",
+    "--prompt is ' ', and --chat needs a question; write one, or leave --prompt out",
+  ),
+  'a stop string without text': (
+    'generate --source={lm} --stop=',
+    "--stop is ''; it must not be emp",
+  ),
+  'arguments of no template': (
+    'generate --source={lm} --chat_template_kwargs={}',
+    '--chat_template_kwargs has an effect only with --chat; leave it out',
+  ),
   'requests that are not there': ('generate --source={lm} --requests=none.jsonl', 'none.jsonl'),
   'empty requests': ('generate --source={lm} --requests=', "--requests is ''"),
   'requests of nothing': ('generate --source={lm} --requests={in}/requests/empty.jsonl', 'has no'),
@@ -96,6 +108,10 @@ CONVERT = {
   'no target to convert': ('convert to-jax --source=a', '--target is missing: the new work dir'),
   'an unknown conversion': ('convert to-tf --source=a --target=b', "unknown command 'to-tf'"),
   'two conversions': ('convert to-jax to-torch --source=a --target=b', "'to-torch'"),
+  'adapters without a name': (
+    'convert to-jax --source=a --target=b --adapters=',
+    "--adapters is ''; it must not be empty",
+  ),
   'no weights': ('convert to-jax --source=none.bin --target=new', 'none.bin'),
   'a name of the hub to convert': (
     'convert to-jax --source=org/none@v1 --target=new',

@@ -25,10 +25,10 @@ from tokenformer_jax.config import Config, GrowConfig, ViTConfig, arguments, at_
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.config.arguments import FILLED, REPEATED, Count, Natural, Path, Text
 from tokenformer_jax.config.section import Bool, Float, Long, Str
-from tokenformer_jax.convert import export, hub_download, peft, to_run
+from tokenformer_jax.convert import export, hub_download, hub_generation, peft, to_run
 from tokenformer_jax.decoding import chats as chats_lib
 from tokenformer_jax.decoding import evaluation
-from tokenformer_jax.decoding.sampling import Sampling
+from tokenformer_jax.decoding.sampling import Sampling, choose
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.actions import Growable, group_numbers
@@ -210,9 +210,9 @@ class Run(Growable, Viewable):
     prompt: Str | Sequence[Str] = '',
     *,
     length: Count | None = None,
-    temperature: Temperature = 0.8,
-    top_k: Natural = 0,
-    top_p: TopP = 0.95,
+    temperature: Temperature | None = None,
+    top_k: Natural | None = None,
+    top_p: TopP | None = None,
     seed: Seed = 0,
     stop: Annotated[Sequence[Text], REPEATED] = (),
     batch_size: Count = 8,
@@ -228,9 +228,10 @@ class Run(Growable, Viewable):
       prompt: a text, or several; empty: a new document.
       length: the most tokens to write; default: 256, or what the prompt leaves of the length of
         training.
-      temperature: divides the logits; 0 takes the likeliest token.
-      top_k: draw from the k likeliest tokens; 0: from all.
-      top_p: draw from the likeliest tokens that reach p together; 1: all.
+      temperature: divides the logits; below 1e-5 the likeliest token is taken; default: what the
+        folder of the model states in generation_config.json, like the next two, or else 0.8.
+      top_k: draw from the k likeliest tokens; 0: from all, the default.
+      top_p: draw from the likeliest tokens that reach p together; 1: all; default: 0.95.
       seed: the seed of the draws.
       stop: a text ends before the first of these strings; the flag may be repeated.
       batch_size: the number of texts to write at a time.
@@ -244,7 +245,7 @@ class Run(Growable, Viewable):
       UserError: the run is not a language model, or a value is not allowed.
     """
     self._check_is_language_model()
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    sampling = self._choose_sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     prompts = [prompt] if isinstance(prompt, str) else prompt
     requests = [TextRequest(text, length, sampling, tuple(stop), max_length) for text in prompts]
     self._loaded.model.context_length(max_length)
@@ -253,6 +254,10 @@ class Run(Growable, Viewable):
     ]
     return texts[0] if isinstance(prompt, str) else texts
 
+  def _choose_sampling(self, **given: Any) -> Sampling:
+    """Return the settings of draws that are given, else those of the folder of the model."""
+    return choose(hub_generation.stored_draws(self.meta.tokenizer), **given)
+
   def chat(
     self,
     messages: Annotated[Sequence[dict[str, Any]], FILLED],
@@ -260,9 +265,9 @@ class Run(Growable, Viewable):
     tools: Sequence[dict[str, Any]] | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
     length: Count | None = None,
-    temperature: Temperature = 0.8,
-    top_k: Natural = 0,
-    top_p: TopP = 0.95,
+    temperature: Temperature | None = None,
+    top_k: Natural | None = None,
+    top_p: TopP | None = None,
     seed: Seed = 0,
     stop: Sequence[Text] = (),
   ) -> str:
@@ -285,7 +290,7 @@ class Run(Growable, Viewable):
       UserError: the run was not trained on conversations, or its template refuses the messages.
     """
     template = chats_lib.find_template(self.meta, self.directory)
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    sampling = self._choose_sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     request = TextRequest('', length, sampling, tuple(stop))
     chat = chats_lib.question(messages, tools, chat_template_kwargs)
     asked = chats_lib.ask(template, chat, request)

@@ -46,7 +46,6 @@ from tokenformer_jax.convert import (
   hub,
   hub_download,
   hub_folder,
-  hub_generation,
   released_torch,
 )
 from tokenformer_jax.errors import UserError
@@ -115,14 +114,10 @@ def main(argv: Sequence[str]) -> None:
     weights = hub_download.find(source, str(options.get('tokenizer', '')))
     model = bring(weights, target, **options).config.model
     _say_sizes(model)
-    draws = {}
-    if hub.is_folder(weights):
-      draws = hub_generation.find(weights, model.vocab_size).flags
-    else:
+    if not hub.is_folder(weights):
       _say_assumed(model, options)
     messages.say(f'wrote {target}; to try it:')
-    given = ''.join(f' --{name}={value:g}' for name, value in draws.items())
-    print(f"tokenformer generate --source={target} --prompt='Once upon a time'{given}")
+    print(f"tokenformer generate --source={target} --prompt='Once upon a time'")
 
 
 def _say_sizes(model: ModelConfig) -> None:

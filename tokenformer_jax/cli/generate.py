@@ -15,7 +15,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path as LocalPath
 from typing import Any
 
@@ -27,9 +27,11 @@ from tokenformer_jax.cli import signatures
 from tokenformer_jax.config import arguments
 from tokenformer_jax.config.arguments import Count, Path, Text, needs_value
 from tokenformer_jax.config.section import Bool, Str
-from tokenformer_jax.data.chat_rows import ARGUMENTS, read_arguments
-from tokenformer_jax.decoding import chats, decode, length, trained
-from tokenformer_jax.decoding.sampling import Sampling
+from tokenformer_jax.convert import hub_generation
+from tokenformer_jax.data.chat_rows import ARGUMENTS, Chat, read_arguments
+from tokenformer_jax.data.chat_template import Template
+from tokenformer_jax.decoding import chats, decode, trained
+from tokenformer_jax.decoding.sampling import choose
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.decoding.writer import Writer
 from tokenformer_jax.errors import UserError, nearest
@@ -37,13 +39,8 @@ from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import checkpoint
 
 
-def read_requests(
-  path: LocalPath, default: TextRequest, arguments_of_chat: Mapping[str, Any] | None = None
-) -> list[TextRequest]:
-  """Read the requests of a JSON-lines file, with missing values from `default`.
-
-  Those with messages take the `chat_template_kwargs` that they lack from `arguments_of_chat`.
-  """
+def read_requests(path: LocalPath, default: TextRequest) -> list[TextRequest]:
+  """Read the requests of a JSON-lines file, with missing values from `default`."""
   try:
     lines = path.read_text('utf-8').split('\n')
   except (OSError, UnicodeDecodeError) as error:
@@ -53,7 +50,7 @@ def read_requests(
     if not line.strip():
       continue
     try:
-      requests.append(_request(json.loads(line), default, arguments_of_chat or {}))
+      requests.append(_request(json.loads(line), default))
     except (json.JSONDecodeError, UserError) as error:
       raise UserError(f'line {number} of {path} is not a request: {error}') from error
   if not requests:
@@ -61,27 +58,31 @@ def read_requests(
   return requests
 
 
-def _request(values: Any, default: TextRequest, known: Mapping[str, Any]) -> TextRequest:
+def _request(values: Any, default: TextRequest) -> TextRequest:
   """Return a request of a file, whose values are checked as the arguments of `Run.generate`."""
   hints, sampling = arguments.annotations(Run.generate), dataclasses.asdict(default.sampling)
   types = {'prompt': Str, **{name: hints[name] for name in ('length', 'stop', *sampling)}}
   types |= {'messages': Any, 'tools': Any, ARGUMENTS: Any}
   if not isinstance(values, dict) or ('prompt' in values) == ('messages' in values):
-    raise UserError('it must be an object with a "prompt", or with "messages"')
+    raise UserError('it must be an object with either a "prompt" or "messages"')
   for key in values:
     if key not in types:
       raise UserError(f'the key {key!r} is unknown{nearest(key, types)}')
-  given = {key: arguments.convert(types[key], value, key) for key, value in values.items()}
+  given: Any = {key: arguments.convert(types[key], value, key) for key, value in values.items()}
   asked, tools = given.get('messages'), given.get('tools')
   own = read_arguments(given.get(ARGUMENTS), 'it')
   arguments.needs_value('messages', asked, tools=tools, chat_template_kwargs=own)
+  chat = None
+  if 'messages' in given:
+    known = (default.chat or Chat([])).arguments or {}
+    chat = chats.question(asked, tools, {**known, **(own or {})})
   return TextRequest(
     prompt=given.get('prompt', ''),
-    length=given.get('length', default.length),
-    sampling=Sampling(**{name: given.get(name, known) for name, known in sampling.items()}),
+    length=given.get('length') or default.length,
+    sampling=choose(sampling, **{name: given.get(name) for name in sampling}),
     stop=tuple(given.get('stop', default.stop)),
     max_length=default.max_length,
-    chat=chats.question(asked, tools, {**known, **(own or {})}) if 'messages' in given else None,
+    chat=chat,
   )
 
 
@@ -117,69 +118,55 @@ def main(
       'answer lines of standard input'
     )
   needs_value('chat', chat or requests, chat_template_kwargs=chat_template_kwargs)
-  template_kwargs = read_arguments(chat_template_kwargs, 'the command')
   needs_value('requests=FILE', requests, batch_size=options.get('batch_size'))
   values = signatures.with_defaults(Run.generate, options)
-  for name in ('top_k', 'top_p', 'seed'):
-    if name in options and not (requests or values['temperature']):
-      raise UserError(f'--{name} has no effect with --temperature=0')
-  sampling = Sampling(values['temperature'], values['top_k'], values['top_p'], values['seed'])
+  opened = checkpoint.open_source(source, checkpoint.check_is_language_model)
+  names = ('temperature', 'top_k', 'top_p', 'seed')
+  stated = hub_generation.stored_draws(opened.meta.tokenizer)
+  sampling = choose(stated, **{name: values[name] for name in names})
+  for name in names[1:]:
+    if name in options and sampling.is_greedy and not requests:
+      raise UserError(f'--{name} has no effect with --temperature={sampling.temperature:g}')
   stop, max_length = tuple(values['stop']), values['max_length']
-  default = TextRequest(prompt or '', values['length'], sampling, stop, max_length)
-  file = LocalPath(requests) if requests else None
-  asked = read_requests(file, default, template_kwargs) if file else [default]
-  is_chat = chat or any(one.chat for one in asked)
-  model = trained.load(
-    source,
-    token_shards,
-    check=chats.find_template if is_chat else checkpoint.check_is_language_model,
-    clip_positions=values['clip_positions'],
-    groups=groups,
-  )
+  arguments_of_chat = read_arguments(chat_template_kwargs, 'the command')
+  empty = Chat([], arguments=arguments_of_chat) if chat or requests else None
+  default = TextRequest(prompt or '', values['length'], sampling, stop, max_length, empty)
+  asked = read_requests(LocalPath(requests), default) if requests else [default]
+  is_chat = any(one.chat for one in asked)
+  template: Any = chats.find_template(opened.meta, opened.directory) if is_chat else None
+  model = trained.load(source, token_shards, clip_positions=values['clip_positions'], groups=groups)
   model.context_length(max_length)
-  if chat:
-    _chat(model, default, template_kwargs)
-    return
-  trained_length = model.config.data.sequence_length
-  if is_chat:
-    template = chats.Template(**model.meta.tokenizer['chat'])
-    asked = [chats.ask(template, one.chat, one) if one.chat else one for one in asked]
-  texts = [request.tokens(model.tokenizer, trained_length) for request in asked]
-  length.say_length(model.config, max(len(text.prompt) + text.length for text in texts))
   writer = Writer.from_trained(model)
-  if requests:
+  if chat:
+    _chat(writer, template, default)
+  elif requests:
+    asked = [chats.ask(template, one.chat, one) if one.chat else one for one in asked]
     _write_all(writer, asked, values['batch_size'])
   else:
     _write_one(writer, default, default.prompt)
 
 
-def _chat(
-  model: trained.Trained, default: TextRequest, template_kwargs: dict[str, Any] | None
-) -> None:
+def _chat(writer: Writer, template: Template, default: TextRequest) -> None:
   """Answer the prompt, or each line of standard input after the turns before it."""
-  template = chats.Template(**model.meta.tokenizer['chat'])
-  writer, turns = Writer.from_trained(model), []
+  turns, known = [], (default.chat or Chat([])).arguments
   if not default.prompt and jax.process_count() > 1:
     raise UserError('--chat reads standard input, which several hosts do not share; give --prompt')
   for line in [default.prompt] if default.prompt else sys.stdin:
     if not line.strip():
       continue
     turns.append({'role': 'user', 'content': line.strip()})
-    request = chats.ask(template, chats.question(turns, None, template_kwargs), default)
-    trained_length = model.config.data.sequence_length
-    asked = request.tokens(model.tokenizer, trained_length)
-    length.say_length(model.config, len(asked.prompt) + asked.length)
+    request = chats.ask(template, chats.question(turns, None, known), default)
     turns.append({'role': chats.ANSWER_ROLE, 'content': _write_one(writer, request)})
 
 
 def _write_one(writer: Writer, request: TextRequest, start: str = '') -> str:
   """Stream one text to standard output after its start, and return it."""
   times = [time.perf_counter()]
-
-  _print(start)
   written = []
   with jax.set_mesh(writer.mesh):
-    for piece in writer.stream(request, lambda: times.append(time.perf_counter())):
+    pieces = writer.stream(request, lambda: times.append(time.perf_counter()))
+    _print(start)
+    for piece in pieces:
       _print(piece)
       written.append(piece)
   _print('\n')

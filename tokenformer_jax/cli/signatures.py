@@ -57,7 +57,9 @@ def define(
       flags.DEFINE_bool(name, default, meanings[name], required=required)
     elif arguments.REPEATED in getattr(hints[name], '__metadata__', ()):
       each = Parser(name, dict(arguments.members(hints[name]))[Sequence][0])
-      flags.DEFINE_multi(each, flags.ArgumentSerializer(), name, list(default), meanings[name])
+      flags.DEFINE_multi(
+        each, flags.ArgumentSerializer(), name, list(default or ()), meanings[name]
+      )
     else:
       parser = Parser(name, hints[name])
       flags.DEFINE(parser, name, default, meanings[name], required=required)

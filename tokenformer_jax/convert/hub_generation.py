@@ -27,12 +27,12 @@ class Generation(NamedTuple):
 
   Attributes:
     ends: the ids that end a text.
-    flags: those of `generate` for the draws that the folder asks for; none: it asks for no draws.
+    draws: the settings of draws that the folder states; none: it states nothing of draws.
     unread: the keys of the file that have no effect here, with their values.
   """
 
   ends: tuple[int, ...]
-  flags: dict[str, float]
+  draws: dict[str, float]
   unread: list[str]
 
 
@@ -45,12 +45,12 @@ def find(folder: Path, vocab_size: int) -> Generation:
   if ends is None:
     where = str(folder / 'config.json')
     ends = read_json(folder / 'config.json').get('eos_token_id')
-  return Generation(_ids(ends, vocab_size, where), _flags(keys), _unread(keys, values))
+  return Generation(_ids(ends, vocab_size, where), _draws(keys), _unread(keys, values))
 
 
 def stored_draws(stored: Mapping[str, Any]) -> dict[str, float]:
-  """Return `Generation.flags` of the folder that a run came from, from its stored tokenizer."""
-  return _flags(Keys(folder_files.read(stored, FILE), FILE))
+  """Return `Generation.draws` of the folder that a run came from, from its stored tokenizer."""
+  return _draws(Keys(folder_files.read(stored, FILE), FILE))
 
 
 def to_file(stored: dict[str, Any], ids: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,11 +82,11 @@ def _ids(value: Any, vocab_size: int, where: str) -> tuple[int, ...]:
   return tuple(ids)
 
 
-def _flags(keys: Keys) -> dict[str, float]:
-  """Return the settings of draws; a folder that asks for none takes the likeliest tokens."""
-  temperature, top_k, _ = map(keys.get, _DRAWS)
-  if not keys.flag('do_sample', False):
-    return {}
+def _draws(keys: Keys) -> dict[str, float]:
+  """Return the settings of draws; without draws, that which takes the likeliest tokens."""
+  stated = temperature, top_k, _ = [*map(keys.get, _DRAWS)]
+  if not keys.flag('do_sample', stated != [None] * 3):
+    return {} if keys.get('do_sample') is None else {'temperature': 0.0}
   # A temperature of 0 takes the likeliest token; a top_k of 0 or −1 limits nothing.
   return {
     'temperature': keys.number('temperature', _DRAWS['temperature']) if temperature != 0 else 0.0,

@@ -52,6 +52,8 @@ _ADVICE = (
   'that config.data.chat_template names'
 )
 _PROBE = 'ANSWER'
+# The keys of a message that hold the reasoning before an answer, the first that has a value wins.
+_REASONING = ('reasoning_content', 'thinking', 'reasoning')
 # Values of a template that the arguments of a row or a request cannot replace.
 _RESERVED = {'messages', 'tools', 'add_generation_prompt', 'raise_exception', 'strftime_now'}
 
@@ -124,7 +126,9 @@ class Template:
       )
     for key in dict.fromkeys(key for message in messages for key in more_keys(message)):
       without = [{k: v for k, v in message.items() if k != key} for message in messages]
-      if not self._is_same(whole, without, tools=tools, **values):
+      # Templates that read the reasoning of an answer may leave out that of earlier turns.
+      is_read = key in _REASONING and any(name in self._choose(tools) for name in _REASONING)
+      if is_read or not self._is_same(whole, without, tools=tools, **values):
         continue
       if key not in WEIGHTS:
         raise UserError(
@@ -245,7 +249,7 @@ class Template:
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
   """Return a message with its reasoning under the names that templates read, as in transformers."""
-  given = (message.get(key) for key in ('reasoning_content', 'thinking', 'reasoning'))
+  given = (message.get(key) for key in _REASONING)
   if (reasoning := next((one for one in given if one is not None), None)) is None:
     return message
   return {'thinking': reasoning, **message, 'reasoning_content': reasoning}
@@ -297,7 +301,8 @@ def _own_templates(folder: Path) -> tuple[str, dict[str, str]] | None:
     where = str(files.get('default', more))
     return where, {name: _read(file, str(file)) for name, file in files.items()}
   entry = special_tokens.read_json(folder / 'tokenizer_config.json').get('chat_template')
-  where, named = f'the chat_template of {folder}/tokenizer_config.json', entry
+  where = f'the chat_template of {folder}/tokenizer_config.json'
+  named: Any = entry
   if isinstance(entry, list) and all(isinstance(one, dict) for one in entry):
     named = {one.get('name'): one.get('template') for one in entry}
   elif not isinstance(entry, dict):

@@ -16,10 +16,13 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
 
 
-def say_length(config: Config, asked: int) -> None:
-  """Print the warning of `describe_length` for a run on standard error, if there is one."""
+def say_length(config: Config, asked: int, subject: str = '') -> None:
+  """Print the warning of `describe_length` for a run on standard error, if there is one.
+
+  `subject` is what the text is called before it.
+  """
   if sentence := describe_length(config.model, config.data.sequence_length, asked):
-    messages.say(sentence)
+    messages.say(f'{subject} may have {asked} tokens: {sentence}' if subject else sentence)
 
 
 def describe_length(model: ModelConfig, trained: int, asked: int) -> str:

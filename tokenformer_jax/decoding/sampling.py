@@ -1,7 +1,7 @@
 """Draw the next token from the logits, with settings for each row of a batch."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -40,6 +40,11 @@ class Sampling:
   def is_greedy(self) -> bool:
     """Return whether the likeliest token is taken."""
     return self.temperature < _LOWEST_TEMPERATURE
+
+
+def choose(stated: Mapping[str, Any], **given: Any) -> Sampling:
+  """Return the settings that are `given`, else those that a folder has `stated`, else ours."""
+  return Sampling(**{**stated, **{name: x for name, x in given.items() if x is not None}})
 
 
 DEFAULT = Sampling()

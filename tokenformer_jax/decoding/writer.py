@@ -4,10 +4,13 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
+from tokenformer_jax.config import Config
 from tokenformer_jax.data import tokenizers
-from tokenformer_jax.decoding.decode import Decoder
+from tokenformer_jax.decoding.decode import Decoder, Request
+from tokenformer_jax.decoding.length import say_length
 from tokenformer_jax.decoding.texts import TextRequest, decode_text, stream_text, until
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.model.params import Params
@@ -21,7 +24,7 @@ class Writer:
   params: Params  # in the decoder's form, on the mesh
   tokenizer: tokenizers.Tokenizer
   mesh: Mesh
-  trained: int  # the tokens of the longest text of training
+  config: Config  # of the run
 
   @classmethod
   def from_trained(cls, model: Trained) -> 'Writer':
@@ -29,11 +32,11 @@ class Writer:
     decoder = Decoder(model.config.model, model.execution)
     with jax.set_mesh(model.mesh):
       params = decoder.prepare(model.params)
-    return cls(decoder, params, model.tokenizer, model.mesh, model.config.data.sequence_length)
+    return cls(decoder, params, model.tokenizer, model.mesh, model.config)
 
   def write(self, requests: Sequence[TextRequest], batch_size: int = 8) -> list[tuple[str, int]]:
     """Return the text after each prompt, and its number of tokens."""
-    asked = [request.tokens(self.tokenizer, self.trained) for request in requests]
+    asked = self._tokens(requests)
     with jax.set_mesh(self.mesh):
       written = self.decoder(self.params, asked, batch_size=batch_size)
     return [
@@ -41,12 +44,22 @@ class Writer:
       for request, one, ids in zip(requests, asked, written, strict=True)
     ]
 
+  def _tokens(self, requests: Sequence[TextRequest]) -> list[Request]:
+    """Return requests in tokens, and warn if the longest may be too long for the model."""
+    trained = self.config.data.sequence_length
+    asked = [request.tokens(self.tokenizer, trained) for request in requests]
+    lengths = [len(one.prompt) + one.length for one in asked]
+    if lengths:
+      number = f'text {1 + int(np.argmax(lengths))} of {len(lengths)}'
+      say_length(self.config, max(lengths), number if len(lengths) > 1 else 'the text')
+    return asked
+
   def stream(self, request: TextRequest, drawn: Callable[[], None]) -> Iterator[str]:
     """Yield one text in pieces as its tokens are drawn, and call `drawn` for each token.
 
     Call inside `jax.set_mesh(self.mesh)`.
     """
-    asked = request.tokens(self.tokenizer, self.trained)
+    (asked,) = self._tokens([request])
 
     def ids() -> Iterator[int]:
       for token in self.decoder.stream(self.params, asked):
