@@ -116,6 +116,12 @@ FORMS = {
     {'instruction': 'What is 2 + 2?', 'output': 'Four.', 'system_prompt': 'Be brief.'},
     CHAT_ROW[:3],
   ),
+  'a question and its response': ({'question': 'What is 2 + 2?', 'response': 'Four.'}, PAIR),
+  'a query and its output': ({'query': 'What is 2 + 2?', 'output': 'Four.'}, PAIR),
+  'an instruction with context': (
+    {'instruction': 'Add.', 'context': '2, 2', 'response': 'Four.', 'category': 'closed_qa'},
+    [{'role': 'user', 'content': 'Add.\n\n2, 2'}, ANSWER],
+  ),
   'prompt and completion': ({'prompt': [SYSTEM, QUESTION], 'completion': [ANSWER]}, CHAT_ROW[:3]),
   'prompt as json text': ({'prompt': json.dumps([QUESTION]), 'response': 'Four.'}, PAIR),
   'a prompt with an answer': ({'prompt': [*PAIR, MORE[0]], 'completion': MORE[1:]}, UNLEARNED),
@@ -207,7 +213,7 @@ def test_arguments_of_a_row_reach_the_template(arguments, text):
   ('arguments', 'sentence'),
   [
     *(
-      ({name: [1]}, f"has '{name}' in chat_template_kwargs, which is reserved")
+      ({name: [1]}, f"has '{name}' in chat_template_kwargs, which T does not")
       for name in ('messages', 'tools', 'add_generation_prompt', 'bos_token', 'image_token')
     ),
     (
@@ -280,11 +286,11 @@ REFUSED = {
   'tools of text': ({'messages': PAIR, 'tools': 'weather'}, "line 3, has 'weather' as its tools"),
   'a call that is no JSON': (
     {'conversations': [_sharegpt(PAIR)[0], {'from': 'function_call', 'value': 'add(2, 2)'}]},
-    r"line 3, message 2 has \['add\(2, 2\)'\] as its function_call; they must be a list of JSON",
+    r"line 3, message 2 has \['add\(2, 2\)'\] as its function_call; it must be a list of JSON",
   ),
   'calls that are no objects': (
     {'messages': [QUESTION, {**ANSWER, 'tool_calls': ['add']}]},
-    r"line 3, message 2 has \['add'\] as its tool_calls; they must be a list of JSON objects",
+    r"line 3, message 2 has \['add'\] as its tool_calls; it must be a list of JSON objects",
   ),
   'a pair': (
     {'prompt': 'x', 'chosen': 'y', 'rejected': 'z'},
@@ -361,3 +367,8 @@ def test_forms_have_the_ids_and_marks_of_transformers(tmp_path):
     assert asked == theirs.apply_chat_template(
       messages, tools, chat_template=WITH_TOOLS, tokenize=False, add_generation_prompt=True
     )
+  arguments = {'enable_thinking': False, 'documents': [{'title': 'A', 'text': 'a'}]}
+  expected = theirs.apply_chat_template(
+    PAIR, chat_template=WITH_ARGUMENTS, tokenize=False, **arguments
+  )
+  assert Template('T', WITH_ARGUMENTS, {}).render(PAIR, None, arguments, ask=True).text == expected

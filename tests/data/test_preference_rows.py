@@ -88,6 +88,10 @@ def test_texts_without_a_prompt_are_plain_and_begin_with_it():
     ({'chosen': [USER, GOOD], 'rejected': 'B'}, 'that have no prompt in common'),
     ({'prompt': 'Hi', 'chosen': 'A', 'rejected': ' '}, 'line 3, has an empty answer'),
     ({'prompt': 'Hi', 'chosen': 'A', 'rejected': None}, 'message 2 has no content'),
+    (
+      {'prompt': 'Hi', 'chosen': 1, 'rejected': 2},
+      'line 3, chosen: message 1 has 1 as its content',
+    ),
   ],
 )
 def test_rows_that_are_no_pair_are_refused(row, sentence):

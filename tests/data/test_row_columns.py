@@ -237,7 +237,7 @@ VERDICTS = [
   *({name: value} for name in ('label', 'kto_tag', 'weight') for value in (False, 0, '0', 'False')),
   *({'is_good': value} for value in (True, False, 1, 0, '1', 'true')),
   *({name: True} for name in ('desirable', 'hallucinated', 'enable_thinking', 'refusal')),
-  *({name: 1} for name in ('rejected', 'thumbs_up', 'correct', 'is-correct')),
+  *({name: 1} for name in ('accepted', 'thumbs_up', 'correct', 'is-correct')),
 ]
 TEXTS = [
   {'history': [['q', 'a']]},
@@ -256,16 +256,17 @@ TEXTS = [
 @pytest.mark.parametrize('form', ['messages', 'texts', 'pair'])
 @pytest.mark.parametrize('more', [*VERDICTS, *TEXTS], ids=str)
 def test_a_column_that_would_be_lost_is_refused_by_name(form, more):
-  if form == 'pair':
-    more = {'rejected_': more['rejected']} if 'rejected' in more else more
-    row, read = {'chosen': CHAT, 'rejected': WORSE_CHAT}, preference_rows.conversation
-  else:
-    row = {'messages': CHAT} if form == 'messages' else {'instruction': ASKED, 'output': GOOD}
-    read = chat_rows.conversation
-  if form == 'texts':
+  why = 'may mark a bad answer' if more in VERDICTS else 'its messages do not say and would be lost'
+  rows = {
+    'messages': {'messages': CHAT},
+    'texts': {'instruction': ASKED, 'output': GOOD},
+    'pair': {'chosen': CHAT, 'rejected': WORSE_CHAT},
+  }
+  if form == 'texts':  # An instruction has an input, or a context.
     more = {{'context': 'history', 'input': 'query'}.get(name, name): more[name] for name in more}
-  with pytest.raises(UserError, match=rf'line 3, has ({"|".join(more)}) .*would be lost; write it'):
-    read({**row, **more}, LABEL)
+  read = preference_rows.conversation if form == 'pair' else chat_rows.conversation
+  with pytest.raises(UserError, match=rf'line 3, has ({"|".join(more)}) .*, which {why}; write it'):
+    read({**rows[form], **more}, LABEL)
 
 
 @pytest.mark.parametrize('name', ['label', 'kto_tag', 'weight', 'train'])
@@ -274,7 +275,9 @@ def test_a_label_of_a_good_answer_is_no_mistake(name):
     assert chat_rows.parse_row({'messages': CHAT, name: good}, LABEL).messages == CHAT
 
 
-DEEP = [[[[[[[[[['x']]]]]]]]]]
+DEEP: list = []
+for _ in range(2000):  # deeper than Python writes as JSON
+  DEEP = [DEEP]
 VALUES = [
   *(
     None,
@@ -294,7 +297,7 @@ VALUES = [
     '1',
   ),
   *('{', '[]', '{}', '[1]', '{"a": 1}', '\ud800', [], {}, [None], [1], [True], ['a'], [[]], [{}]),
-  *(DEEP, {'a': DEEP}, {'role': [1], 'content': [2]}, {'role': ['user'], 'content': [None]}),
+  *(DEEP, {'role': [1], 'content': [2]}, {'role': ['user'], 'content': [None]}),
   *(
     {'role': 'user'},
     [{'role': None}],

@@ -124,7 +124,7 @@ def read_tools(values: Any, label: str, name: str = 'tools') -> list[dict[str, A
   if tools in EMPTY:
     return None
   if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in tools):
-    raise UserError(f'{label} has {tools!r:.60} as its {name}; they must be a list of JSON objects')
+    raise UserError(f'{label} has {tools!r:.60} as its {name}; it must be a list of JSON objects')
   _check_marks(tools, f'{label} {name}:')
   return [*tools]
 

@@ -148,16 +148,12 @@ class Template:
     """Return arguments, of which the template reads each that has a value."""
     read = chat_jinja.variables(self._choose(tools)) if arguments else frozenset()
     for name, value in arguments.items():
-      if name in _RESERVED | chat_jinja.TOKENS | {*self.tokens}:
-        why = 'which is reserved; leave it out'
-      elif name not in read and value not in (None, False, '', [], {}):
-        why = (
-          f'which {self.name} does not read; leave it out, or name a template that reads it in '
-          'config.data.chat_template'
+      is_reserved = name in _RESERVED | chat_jinja.TOKENS | {*self.tokens}
+      if is_reserved or (name not in read and value not in (None, False, '', [], {})):
+        raise UserError(
+          f'{label} has {name!r} in chat_template_kwargs, which {self.name} does not read from '
+          'there; leave it out, or name a template that does in config.data.chat_template'
         )
-      else:
-        continue
-      raise UserError(f'{label} has {name!r} in chat_template_kwargs, {why}')
     return arguments
 
   def _learned(self, rendered: Rendered, messages: Messages, key: str, label: str) -> Rendered:

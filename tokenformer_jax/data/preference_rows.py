@@ -52,7 +52,7 @@ def conversation(row: dict[str, Any], label: str) -> Pair:
   else:
     if names == ('messages', 'rejected_response'):
       answers[1] = [*answers[0][:-1], *answers[1]]
-    first = chat_rows.read_messages(answers[0], label)[0]
+    first = chat_rows.read_messages(answers[0], f'{label} {names[0]}:')[0]
     is_inside = bool(_shared(answers)) and first['role'] != ANSWER_ROLE
     form = (question,) if question and not is_inside else ()
     pair = []

@@ -54,10 +54,10 @@ def check(columns: dict[str, Any], messages: Sequence[dict[str, Any]], label: st
     is_text = _is_text(name, value)
     is_lost = not _is_in(name, value, messages) if is_text else _is_bad(name, value)
     if is_lost and value not in EMPTY:
+      lost = 'its messages do not say and would be lost' if is_text else 'may mark a bad answer'
       raise UserError(
-        f'{label} has {name} {value!r:.40}, which its messages do not say and would be lost; write '
-        'it into messages (as text, or as weight 0 or 1) or into chat_template_kwargs, or leave '
-        'the row or the key out'
+        f'{label} has {name} {value!r:.40}, which {lost}; write it into messages (as text, or as '
+        'weight 0 or 1) or into chat_template_kwargs, or leave the row or the key out'
       )
 
 

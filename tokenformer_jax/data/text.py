@@ -129,6 +129,8 @@ def document(values: Any, text_field: str, label: str) -> str | UserError:
     return field(values, text_field, label)
   except UserError as error:
     return error
+  except RecursionError:
+    return UserError(f'{label} is nested too deeply; leave it out')
 
 
 def decode(data: bytes | bytearray, label: str, offset: int = 0) -> str:
