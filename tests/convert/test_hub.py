@@ -411,6 +411,13 @@ def test_a_changed_number_in_half_precision_is_seen():
   assert checksum.of_chunks([numbers]) == checksum.of_chunks([numbers.astype(np.float32)])
 
 
+def test_sequences_beyond_the_positions_of_a_folder_are_named(tmp_path, capsys):
+  source = hub_folders.write(tmp_path / 'source')
+  most = json.loads((source / 'config.json').read_text())['max_position_embeddings']
+  to_jax(source, tmp_path / 'run', sequence_length=most + 1)
+  assert f'--sequence_length={most + 1} is above the {most} positions of' in capsys.readouterr().err
+
+
 def test_numbers_that_are_rounded_are_named(tmp_path, capsys):
   source = hub_folders.write(tmp_path / 'source')
   to_jax(source, tmp_path / 'run', dtype='bfloat16')

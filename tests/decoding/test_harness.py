@@ -168,17 +168,18 @@ def test_spaces_that_end_a_context_belong_to_the_continuation():
 
 
 @pytest.mark.parametrize(
-  ('begin', 'before', 'alone'),
+  ('begin', 'before', 'alone', 'named'),
   [
-    pytest.param((5,), [5], [5], id='llama'),
-    pytest.param((), [], [0], id='gpt2'),
-    pytest.param((0,), [], [0], id='trained here'),
+    pytest.param((5,), [5], [5], {}, id='llama'),
+    pytest.param((), [], [0], {}, id='gpt2'),
+    pytest.param((), [], [33], {'bos_token': 'A'}, id='smollm2'),
+    pytest.param((0,), [], [0], {}, id='trained here'),
   ],
 )
-def test_texts_begin_as_the_folder_of_the_model_says(tmp_path, begin, before, alone):
+def test_texts_begin_as_the_folder_of_the_model_says(tmp_path, begin, before, alone, named):
   """Only the context does: a continuation has no beginning of its own."""
   file = hf.Tokenizer.from_file(str(released.write_tokenizer(tmp_path)))
-  stored = HuggingFaceTokenizer(file, begin=begin).to_json()
+  stored = HuggingFaceTokenizer(file, begin=begin, named=named).to_json()
   meta = dataclasses.replace(trained().meta, tokenizer=stored)
   lm = TokenFormerLM(dataclasses.replace(trained(), meta=meta), _scorer())
   a, b, c = (ord(letter) - 32 for letter in 'ABC')

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import short_chats
 import tiny_run
 from outcomes import assert_same
 from saved_states import save_run
@@ -252,6 +253,22 @@ def test_another_order_of_the_data_is_refused_unless_it_is_asked_for(make, tmp_p
     run = prepared(make(**changed, data__new_order_at=10), tmp_path / 'run')
     assert run.position == order.Position(10, 0), 'a new order does not begin with its first sample'
   assert 'new_order_at=10' in refusal(make(train__seed=1, data__new_order_at=9), tmp_path / 'run')
+
+
+def test_a_template_that_changed_is_named(make, tmp_path):
+  keys = {f'data__{key}': value for key, value in short_chats.write(tmp_path).items()}
+  keys['source'] = keys.pop('data__source')
+  config = make(**keys)
+  save_run(config, tmp_path / 'run')
+  file = tmp_path / 'short.jinja'
+  file.write_text(file.read_text().replace('?', '!'))
+  sentence = refusal(config, tmp_path / 'run')
+  assert f'config.data.chat_template={file} has other content than it had' in sentence
+  file.rename(tmp_path / 'other.jinja')
+  sentence = refusal(
+    make(**{**keys, 'data__chat_template': str(tmp_path / 'other.jinja')}), tmp_path / 'run'
+  )
+  assert f"config.data.chat_template is '{tmp_path}/other.jinja' and was '{file}'" in sentence
 
 
 def test_text_that_changed_under_its_name_is_refused_unless_it_is_asked_for(texts, make, tmp_path):

@@ -71,6 +71,11 @@ def to_jax(
     )
   if is_folder:
     sequence_length = sequence_length or min(_LENGTH, model.max_length)
+    if sequence_length > model.max_length:
+      messages.say(
+        f'--sequence_length={sequence_length} is above the {model.max_length} positions of '
+        f'{source}; those beyond are untrained'
+      )
   else:
     sequence_length = sequence_length or _LENGTH
     model = dataclasses.replace(model, max_length=sequence_length)

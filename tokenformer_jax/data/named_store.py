@@ -56,7 +56,9 @@ def open_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store:
 
 
 def _rows(template: Template | None) -> str:
-  return f'conversations by {template.name}' if template else 'plain text'
+  if template is None:
+    return 'plain text'
+  return f'conversations by {template.name} (fingerprint {template.fingerprint})'
 
 
 def _ends(tokenizer: Tokenizer) -> str:

@@ -53,7 +53,8 @@ class TokenFormerLM(TemplateLM):
   @property
   def prefix_token_id(self) -> int:
     """Return the id before a text without a context."""
-    return (self._tokenizer.begin or (self.eot_token_id,))[-1]
+    named = self._tokenizer.special_ids.get('bos_token', self.eot_token_id)
+    return (self._tokenizer.begin or (named,))[-1]
 
   @property
   def max_length(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, ModelConfig, stages_after
+from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
@@ -27,6 +28,7 @@ _ORDER_KEYS = ('train.seed', 'data.sequence_length')
 _DATA_KEYS = (
   'data.source',
   'data.text_field',
+  'data.chat_template',
   'data.deduplicate',
   'data.validation_source',
   'data.validation_fraction',
@@ -181,6 +183,9 @@ def order_changes(config: Config, meta: Meta, digest: str | None) -> list[str]:
   if meta.seen.digest and not changed and not weights:
     source = f'config.data.source={config.data.source}'
     named = 'a source of config.data.mixture' if config.data.mixture else source
+    chat = meta.tokenizer.get('chat') if config.data.has_chat else None
+    if chat and (now := find_template(config.data)).fingerprint != Template(**chat).fingerprint:
+      named = now.name
     changed = [f'{named} has other content than it had']
   return changes + changed
 
