@@ -14,7 +14,7 @@ from seeds import take
 from tokenformer_jax.convert import export, families, hub, tensor_files
 from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.convert.to_run import to_jax
-from tokenformer_jax.data import special_tokens, tokenizers
+from tokenformer_jax.data import marks, special_tokens, tokenizers
 from tokenformer_jax.decoding import chats, decode
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.model.execution import DEFAULT
@@ -278,12 +278,69 @@ def test_special_tokens_and_beginnings_of_a_folder(name, first, tmp_path, transf
   names = ('bos_token', 'eos_token', 'unk_token', 'pad_token')
   wanted = {name: str(token) for name, token in theirs.special_tokens_map.items()}
   assert {k: tokens.get(k) for k in names} == {k: wanted.get(k) for k in names}
-  ours = tokenizers.load(str(tmp_path / 'tokenizer.json')).of_folder(())
+  ours = tokenizers.load(str(tmp_path / 'tokenizer.json')).of_folder((), 8)
   if kind != 'gpt_neox':  # whose class adds nothing, whatever the file says
     plain = theirs('a', add_special_tokens=False)['input_ids']
     assert [*ours.begin, *plain] == theirs('a')['input_ids']
   if 'eos_token' in wanted:
     assert ours.end_of_document == theirs.eos_token_id
+
+
+SETTINGS = {
+  'listed': {},
+  'named': {'pad_token': '<new>', 'extra_special_tokens': ['<strip>']},
+  'an older file': {},
+  **{f'prefix {asked}': {'add_prefix_space': asked} for asked in (True, False)},
+  'legacy': {'legacy': True},
+  'first and last': {'bos_token': '<e>', 'add_bos_token': True, 'add_eos_token': True},
+}
+CLASSES = {
+  'llama': ('LlamaTokenizer', 'GPT2Tokenizer', 'PreTrainedTokenizerFast'),
+  'qwen3': ('Qwen2Tokenizer', None),
+  'gpt_neox': ('GPTNeoXTokenizer',),
+  **dict.fromkeys(('mistral', 'phi3', 'olmo2'), ('LlamaTokenizer', 'GPT2Tokenizer')),
+}
+
+
+@pytest.mark.parametrize(('kind', 'named'), [(k, n) for k, names in CLASSES.items() for n in names])
+@pytest.mark.parametrize('name', SETTINGS)
+def test_tokens_and_spaces_that_the_settings_add(name, kind, named, tmp_path, transformers):
+  """A tokenizer of words with spaces, or of the letters of bytes, as its class has it."""
+  special = ['<unk>', '<s>', '</s>', '<|endoftext|>', '<e>']
+  if named == 'LlamaTokenizer':
+    letters = [*special[:3], *(f'<0x{byte:02X}>' for byte in range(256)), *'▁ab12', '▁a', '12']
+    merges, how = [('▁', 'a'), ('1', '2')], {'unk_token': '<unk>', 'byte_fallback': True}
+  else:
+    letters = [*sorted(hf.pre_tokenizers.ByteLevel.alphabet()), 'Ġa', '12']
+    merges, how = [('Ġ', 'a'), ('1', '2')], {}
+  ids = {letter: id_ for id_, letter in enumerate(letters)}
+  tokenizer = hf.Tokenizer(hf.models.BPE(ids, merges, fuse_unk=bool(how), **how))
+  if how:
+    normalizers = [hf.normalizers.Prepend('▁'), hf.normalizers.Replace(' ', '▁')]
+    tokenizer.normalizer = hf.normalizers.Sequence(normalizers)
+  else:
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.add_special_tokens(special)
+  tokenizer.save(str(tmp_path / 'tokenizer.json'))
+  size, settings = tokenizer.get_vocab_size(), {'eos_token': '<e>', **SETTINGS[name]}
+  known = {str(tokenizer.token_to_id(text)): {'content': text, 'special': True} for text in special}
+  new = {'content': '<new>', 'special': True}, {'content': '<strip>', 'lstrip': True}
+  listed = known | {str(size + n): token for n, token in enumerate(new)}
+  listed[str(tokenizer.token_to_id('<e>'))]['rstrip'] = True
+  settings |= {'added_tokens_decoder': listed} if name == 'listed' else {}
+  files = {
+    'tokenizer_config': {**settings, 'tokenizer_class': named},
+    'config': {'model_type': kind},
+  }
+  files |= {'added_tokens': {'<new>': size + 1, '<strip>': size}} if name == 'an older file' else {}
+  for file, values in files.items():
+    (tmp_path / f'{file}.json').write_text(json.dumps(values))
+  theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+  ours = tokenizers.load(str(tmp_path / 'tokenizer.json'))
+  for text in ('a b', ' a12', 'a <new> b <strip>a', '<e> a\n<s>b'):
+    (got,) = ours.encode_chats([(text, ((0, len(text)),))])
+    assert marks.plain(got).tolist() == theirs(text, add_special_tokens=False)['input_ids'], text
+  assert ours.end_of_document == theirs.eos_token_id
 
 
 _TEMPLATE = """{%- for m in messages %}{{- '[' + m.content + ']' }}{%- endfor %}

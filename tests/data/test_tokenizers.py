@@ -161,10 +161,6 @@ STATED = {
     '<f>',
   ),
   'the model': ({'config': {'eos_token_id': 5}, 'generation_config': {'eos_token_id': 6}}, '<e>'),
-  'the model, after a token that is not there': (
-    {'tokenizer_config': {'eos_token': '<g>'}, 'config': {'eos_token_id': 5}},
-    '<e>',
-  ),
   'the settings of texts': ({'generation_config': {'eos_token_id': [6, 5]}}, '<f>'),
   'a usual one of several': ({'generation_config': {'eos_token_id': [5, 3]}}, '</s>'),
   'ids that are not there': ({'config': {'eos_token_id': [-1, 99, None]}}, '</s>'),
@@ -181,6 +177,71 @@ def test_a_document_ends_as_the_folder_says(tmp_path, name):
   again = tokenizers.from_json(json.loads(json.dumps(tokenizer.to_json())))
   assert again.end_of_document == tokenizer.end_of_document, 'a checkpoint forgets it'
   assert again.document_fingerprint == tokenizer.document_fingerprint
+
+
+@pytest.mark.parametrize('file', ['tokenizer_config', 'special_tokens_map'])
+def test_an_end_that_is_no_token_is_refused(tmp_path, file):
+  path = _folder(tmp_path, {file: {'eos_token': '<g>'}, 'config': {'eos_token_id': 3}}, '</s>')
+  with pytest.raises(UserError, match=r"the eos_token '<g>' .* is no token of its tokenizer\.json"):
+    tokenizers.load(path)
+
+
+_NEW = {'content': '<g>', 'special': True, 'lstrip': True}
+ADDED = {
+  'settings': ({'tokenizer_config': {'eos_token': '<g>', 'added_tokens_decoder': {'4': _NEW}}}, 1),
+  'an older file': (
+    {'added_tokens': {'<g>': 4}, 'special_tokens_map': {'eos_token': '<g>'}},
+    2,
+  ),
+  'a name alone': ({'tokenizer_config': {'pad_token': _NEW}}, 1),
+  'a list': ({'tokenizer_config': {'additional_special_tokens': ['<g>']}}, 2),
+}
+
+
+@pytest.mark.parametrize('name', ADDED)
+def test_tokens_of_the_files_beside_a_tokenizer_are_added_with_their_flags(tmp_path, name):
+  """A space before a token with `lstrip` is in it."""
+  files, spaces = ADDED[name]
+  tokenizer = tokenizers.load(_folder(tmp_path, files, '</s>'))
+  assert tokenizer.size == 5
+  again = tokenizers.from_json(json.loads(json.dumps(tokenizer.to_json())))
+  (ids,) = again.encode_chats([('a <g>', ((0, 5),))])
+  assert ids.tolist() == [1, 4], 'the token is not known'
+  decoder = again._tokenizer.get_added_tokens_decoder()
+  assert decoder[4].special and decoder[4].lstrip == (spaces == 1)
+
+
+BAD = {
+  'another id': ({'9': _NEW}, r"adds the token '<g>' with the id 9, but the next free id is 4"),
+  'no tokens': ({'4': '<g>'}, 'lists added tokens in another form'),
+  'no table': ([_NEW], 'lists added tokens in another form'),
+}
+
+
+@pytest.mark.parametrize('name', BAD)
+def test_added_tokens_that_do_not_fit_are_refused(tmp_path, name):
+  table, sentence = BAD[name]
+  path = _folder(tmp_path, {'tokenizer_config': {'added_tokens_decoder': table}}, '</s>')
+  with pytest.raises(UserError, match=sentence):
+    tokenizers.load(path)
+
+
+def test_a_run_of_before_keeps_its_tokenizer_without_the_added_tokens(tmp_path):
+  before = tokenizers.load(path := _folder(tmp_path, {}, '</s>'))
+  _folder(tmp_path, {'tokenizer_config': {'added_tokens_decoder': {'4': _NEW}}}, '</s>')
+  assert tokenizers.load(path).fingerprint != before.fingerprint
+  assert tokenizers.names_same(path, path, before)
+
+
+def test_a_token_that_the_embedding_lacks_is_refused_in_a_text(tmp_path):
+  """As the token of images of Gemma 3, which its text models have no row for."""
+  loaded = tokenizers.load(_folder(tmp_path, {}, '</s>', '<image>')).of_folder((), 4)
+  again = tokenizers.from_json(json.loads(json.dumps(loaded.to_json())))
+  assert (again.size, again.encode('a b').tolist()) == (4, [1, 2])
+  with pytest.raises(UserError, match=r"token '<image>' of the id 4, and the embedding .* 4 rows"):
+    again.encode_chats([('a <image>', ())])
+  with pytest.raises(UserError, match=r"token '</s>' of the id 3"):
+    loaded.of_folder((), 3)
 
 
 def test_a_broken_file_beside_the_tokenizer_is_an_error(tmp_path):

@@ -65,10 +65,12 @@ def to_jax(
   model = weights.model
   spec, loaded = vocabulary.find(tokenizer, source)
   if loaded.size > model.vocab_size:
-    raise UserError(
-      f'the tokenizer {spec} has {loaded.size} token ids, and the embedding {model.vocab_size} '
-      'rows; name the tokenizer of this model by --tokenizer'
-    )
+    sizes = f'{loaded.size} token ids, and the embedding {model.vocab_size} rows'
+    if tokenizer or not is_folder:
+      raise UserError(
+        f'the tokenizer {spec} has {sizes}; name the tokenizer of this model by --tokenizer'
+      )
+    messages.say(f'the tokenizer has {sizes}: a text with another token is refused')
   if is_folder:
     sequence_length = sequence_length or min(_LENGTH, model.max_length)
     if sequence_length > model.max_length:
@@ -118,7 +120,7 @@ def _of_folder(
       f'of {hub_generation.FILE} these go out again and are without effect here: {unread}'
     )
   file = Path(data.tokenizer).expanduser()
-  stored = loaded.of_folder(generation.ends).to_json()
+  stored = loaded.of_folder(generation.ends, vocab_size).to_json()
   stored |= folder_files.pack(source, file.parent if file.is_file() else None)
   if chat := vocabulary.find_chat(data):
     stored['chat'] = chat

@@ -1,10 +1,15 @@
-"""Read the special tokens that a folder of the hub names, with the precedence of `transformers`."""
+"""Read what a folder of the hub says about its tokens, with the precedence of `transformers`."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tokenizers as hf
+
 from tokenformer_jax.errors import UserError
+
+_SETTINGS = 'tokenizer_config.json'
 
 _END = '<|endoftext|>'
 _LLAMA = {'bos_token': '<s>', 'eos_token': '</s>', 'unk_token': '<unk>'}
@@ -18,25 +23,119 @@ _DEFAULTS = {
   'GPTNeoXTokenizer': {**_GPT2, 'pad_token': '<|padding|>'},
   'Qwen2Tokenizer': {'eos_token': _END, 'unk_token': _END, 'pad_token': _END},
 }
+_PREFIXED = ('LlamaTokenizer', 'CodeLlamaTokenizer')  # by a space before a text
 _QWEN = dict.fromkeys(('qwen2', 'qwen2_moe', 'qwen3', 'qwen3_moe'), 'Qwen2Tokenizer')
 # The class of a `model_type` whose folder names none, and where the name is not heeded.
 _CLASSES = {'gemma': 'GemmaTokenizer', 'gpt2': 'GPT2Tokenizer', 'gpt_neox': 'GPTNeoXTokenizer'}
 _CLASSES |= _QWEN | dict.fromkeys(('gemma2', 'gemma3', 'gemma3_text'), 'GemmaTokenizer')
-_FIXED = {'mistral': '', 'mixtral': '', 'phi3': '', 'qwen2': 'Qwen2Tokenizer'}
+_FIXED = {**dict.fromkeys(('mistral', 'mixtral', 'phi3', 'olmo2'), ''), 'qwen2': 'Qwen2Tokenizer'}
+# Where the class of Qwen splits a text, whatever its file says.
+_QWEN_WORDS = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+  r'|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
 
 
 def read(folder: Path) -> dict[str, str]:
   """Return the special tokens of a folder by their names, such as `eos_token`."""
-  own = read_json(folder / 'tokenizer_config.json')
-  named = own
-  if 'added_tokens_decoder' not in own:  # A file of older versions, which newer ones do not read.
-    named = {**own, **read_json(folder / 'special_tokens_map.json')}
-  tokens = {name: token for name, token in named.items() if name.endswith('_token')}
-  if isinstance(extra := named.get('extra_special_tokens'), dict):
-    tokens |= extra
-  tokens = {**_defaults(folder, own), **tokens}
-  texts = {k: v.get('content') if isinstance(v, dict) else v for k, v in tokens.items()}
-  return {name: text for name, text in texts.items() if isinstance(text, str)}
+  own = read_json(folder / _SETTINGS)
+  tokens = {**_DEFAULTS.get(_class(folder, own), {}), **_stated(folder, own)}
+  return {name: text for name, token in tokens.items() if (text := _text(token))}
+
+
+def extend(tokenizer: hf.Tokenizer, folder: Path) -> None:
+  """Change a tokenizer by the other files of its folder: add tokens, and flags to known ones.
+
+  `add_prefix_space` and `legacy` count for the classes that obey them.
+
+  Raises:
+    UserError: an `eos_token` is no token, a new token would have another id than stated, or special
+      tokens in a conversation would be plain text.
+  """
+  own = read_json(folder / _SETTINGS)
+  if own.get('split_special_tokens'):
+    raise UserError(f'{folder}/{_SETTINGS} has split_special_tokens=true; it must be false here')
+  kind = _class(folder, own)
+  _set_prefix(tokenizer, kind, own)
+  stated = _stated(folder, own)
+  extra = own.get('extra_special_tokens') or own.get('additional_special_tokens')
+  special = [*stated.values(), *(extra if isinstance(extra, list) else [])]
+  texts = {*map(_text, special)}
+  known = tokenizer.get_added_tokens_decoder()
+  for id_, token in sorted(_listed(folder, own, texts, known).items()):
+    token.special |= token.content in texts
+    is_new = tokenizer.token_to_id(token.content) is None
+    tokenizer.add_tokens([token])
+    if is_new and (given := tokenizer.token_to_id(token.content)) != id_:
+      raise UserError(
+        f'a file in {folder} adds the token {token.content!r} with the id {id_}, but the next free '
+        f'id is {given}; correct the id, or add the tokens before it'
+      )
+  if (end := _text(stated.get('eos_token'))) and tokenizer.token_to_id(end) is None:
+    raise UserError(
+      f'the eos_token {end!r} of {folder} is no token of its tokenizer.json, and no file there '
+      f'adds it; correct eos_token in {_SETTINGS}, or add the token'
+    )
+  defaults = _DEFAULTS.get(kind, {}).values()
+  special += [text for text in defaults if tokenizer.token_to_id(text) is not None]
+  added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+  has_no_flags = kind == 'Qwen2Tokenizer'
+  for token in special:
+    if (text := _text(token)) and (has_no_flags or text not in added):
+      is_plain = has_no_flags or not isinstance(token, dict)
+      tokenizer.add_tokens([_token({'content': text} if is_plain else token, True)])
+
+
+def _listed(
+  folder: Path, own: dict[str, Any], special: set[str], known: Mapping[int, hf.AddedToken]
+) -> dict[int, hf.AddedToken]:
+  """Return the tokens that files beside tokenizer.json list, by their stated ids."""
+  table, file = own.get('added_tokens_decoder'), folder / _SETTINGS
+  try:
+    if table is not None:
+      return {int(id_): _token(fields, fields.get('special')) for id_, fields in table.items()}
+    file = folder / 'added_tokens.json'  # of older versions
+    older = {id_: text for text, id_ in read_json(file).items() if id_ not in known}
+    return {int(id_): _token({'content': text}, text in special) for id_, text in older.items()}
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise UserError(f'{file} lists added tokens in another form than ids and tokens') from error
+
+
+def _token(fields: Mapping[str, Any], special: Any) -> hf.AddedToken:
+  flags = ('lstrip', 'rstrip', 'normalized', 'single_word')
+  given = {flag: fields[flag] for flag in flags if flag in fields}
+  return hf.AddedToken(fields['content'], special=bool(special), **given)
+
+
+def _text(token: Any) -> str:
+  """Return the text of a token that is a text or a table; empty: it is neither."""
+  text = token.get('content') if isinstance(token, dict) else token
+  return text if isinstance(text, str) else ''
+
+
+def _set_prefix(tokenizer: hf.Tokenizer, kind: str, own: Mapping[str, Any]) -> None:
+  """Set whether a text begins with a space, where the class of the tokenizer decides it."""
+  steps, asked = tokenizer.pre_tokenizer, own.get('add_prefix_space')
+  if kind == 'Qwen2Tokenizer':
+    words = hf.pre_tokenizers.Split(hf.Regex(_QWEN_WORDS), 'isolated')
+    letters = hf.pre_tokenizers.ByteLevel(add_prefix_space=bool(asked), use_regex=False)
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.Sequence([words, letters])
+    tokenizer.normalizer = hf.normalizers.NFC()
+  if kind in ('GPT2Tokenizer', 'GPTNeoXTokenizer'):
+    for step in steps if isinstance(steps, hf.pre_tokenizers.Sequence) else [steps]:
+      if isinstance(step, hf.pre_tokenizers.ByteLevel):
+        step.add_prefix_space = bool(asked)
+  if kind == 'GPTNeoXTokenizer':  # adds no token to a text, whatever its file says
+    tokenizer.post_processor = hf.processors.TemplateProcessing('$A', '$A $B', [])
+  if kind in _PREFIXED and isinstance(tokenizer.model, hf.models.BPE):
+    first = 'always' if kind == 'LlamaTokenizer' and own.get('legacy') else 'first'
+    scheme = 'never' if asked is False else first
+    steps = hf.pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = None, steps
+    decoders = [hf.decoders.Replace('▁', ' '), hf.decoders.ByteFallback(), hf.decoders.Fuse()]
+    if scheme != 'never' or kind != 'LlamaTokenizer':
+      decoders.append(hf.decoders.Strip(' ', 1, 0))
+    tokenizer.decoder = hf.decoders.Sequence(decoders)
 
 
 def end_ids(folder: Path) -> list[int]:
@@ -61,12 +160,23 @@ def read_json(file: Path) -> dict[str, Any]:
   return values if isinstance(values, dict) else {}
 
 
-def _defaults(folder: Path, own: dict[str, Any]) -> dict[str, str]:
+def _stated(folder: Path, own: dict[str, Any]) -> dict[str, Any]:
+  """Return the special tokens that the files of a folder name, as texts or tables."""
+  named = own
+  if 'added_tokens_decoder' not in own:  # A file of older versions, which newer ones do not read.
+    named = {**own, **read_json(folder / 'special_tokens_map.json')}
+  tokens = {name: token for name, token in named.items() if name.endswith('_token')}
+  extra = named.get('extra_special_tokens')
+  return tokens | (extra if isinstance(extra, dict) else {})
+
+
+def _class(folder: Path, own: dict[str, Any]) -> str:
+  """Return the class of a folder's tokenizer, if `transformers` takes one of `_DEFAULTS`."""
   config = read_json(folder / 'config.json')
   kind = str(config.get('model_type'))
   named = own.get('tokenizer_class') or config.get('tokenizer_class') or _CLASSES.get(kind)
   named = _FIXED.get(kind, str(named).removesuffix('Fast'))
   file = folder / 'tokenizer.json'
   if named == 'LlamaTokenizer' and file.is_file() and b'"ByteLevel"' in file.read_bytes():
-    return {}
-  return _DEFAULTS.get(named, {})
+    return ''
+  return named if named in _DEFAULTS else ''

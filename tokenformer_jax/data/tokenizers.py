@@ -109,12 +109,13 @@ class Tokenizer(abc.ABC):
       ids = np.append(ids, end if ids[-1] >= 0 else marks.flip(end))
     return ids
 
-  def of_folder(self, ends: Sequence[int]) -> 'Tokenizer':
+  def of_folder(self, ends: Sequence[int], rows: int) -> 'Tokenizer':
     """Return the tokenizer of a folder's model, whose texts begin as the tokenizer's file says.
 
-    `ends` are the ids that end its texts besides the end of a document.
+    `ends` are the ids that end its texts besides the end of a document. The embedding may have
+    fewer `rows` than there are ids: a text with another one is refused.
     """
-    del ends
+    del ends, rows
     return self  # of bytes
 
   @functools.cached_property
@@ -178,11 +179,12 @@ class HuggingFaceTokenizer(Tokenizer):
     named: Mapping[str, str] = {},
     begin: Sequence[int] | None = None,
     ends: Sequence[int] | None = None,
+    rows: int | None = None,
   ):
     """Take a tokenizer, and what a folder says about it.
 
     `named` are special tokens by name. For `begin` and `ends` see `Tokenizer`; None: the end of a
-    document.
+    document. `rows` are those of the embedding, if they are fewer than the ids.
     """
     self._tokenizer = tokenizer
     ids = {name: tokenizer.token_to_id(token) for name, token in named.items()}
@@ -204,7 +206,10 @@ class HuggingFaceTokenizer(Tokenizer):
     self.begin = (end_of_document,) if begin is None else tuple(begin)
     self.ends = tuple(dict.fromkeys((end_of_document, *(ends or ()))))
     # The largest id, not the number of entries: some vocabularies have gaps.
-    self.size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    ids = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    self.size = min(ids, rows or ids)
+    self._rows = rows if self.size < ids else None
+    self._check((self.end_of_document, *self.begin))
 
   @property
   def _usual_end(self) -> int | None:
@@ -213,7 +218,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-    return [np.array(encoding.ids, np.int32) for encoding in encodings]
+    return [self._check(encoding.ids) for encoding in encodings]
 
   def encode_chats(self, chats: Sequence[tuple[str, Spans]]) -> list[np.ndarray]:
     texts = [text for text, _ in chats]
@@ -224,9 +229,19 @@ class HuggingFaceTokenizer(Tokenizer):
       carries = np.zeros(len(start_N), bool)
       for start, stop in spans:  # A token at both sides of an end is in the span.
         carries |= (start_N < stop) & (np.maximum(stop_N, start_N + 1) > start)
-      ids = np.array(encoding.ids, np.int32)
+      ids = self._check(encoding.ids)
       result.append(np.where(carries, ids, marks.flip(ids)))
     return result
+
+  def _check(self, ids: Sequence[int]) -> np.ndarray:
+    """Return the ids of a text as an array, of which the embedding has them all."""
+    known = np.array(ids, np.int32)
+    if self._rows and len(missing := known[known >= self._rows]):
+      raise UserError(
+        f'a text has the token {self._tokenizer.id_to_token(missing[0])!r} of the id {missing[0]}, '
+        f'and the embedding of the model has {self._rows} rows; leave that token out'
+      )
+    return known
 
   @functools.cached_property
   def _with_special_tokens(self) -> hf.Tokenizer:
@@ -248,11 +263,14 @@ class HuggingFaceTokenizer(Tokenizer):
       values['begin'] = list(self.begin)
     if self.ends != (self.end_of_document,):
       values['ends'] = list(self.ends)
+    if self._rows:
+      values['rows'] = self._rows
     return values
 
-  def of_folder(self, ends: Sequence[int]) -> 'HuggingFaceTokenizer':
+  def of_folder(self, ends: Sequence[int], rows: int) -> 'HuggingFaceTokenizer':
     begin = _added_before(self._tokenizer)
-    return HuggingFaceTokenizer(self._tokenizer, named=self._named, begin=begin, ends=ends)
+    how = {'named': self._named, 'begin': begin, 'ends': ends, 'rows': rows}
+    return HuggingFaceTokenizer(self._tokenizer, **how)
 
 
 def _added_before(tokenizer: hf.Tokenizer) -> list[int]:
@@ -275,15 +293,15 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
     return ByteTokenizer()
   name, named = 'the stored tokenizer', values.get('special_tokens', {})
   tokenizer = _parse(json.dumps(values['tokenizer']), name)
-  given = {key: values[key] for key in ('begin', 'ends') if key in values}
+  given = {key: values[key] for key in ('begin', 'ends', 'rows') if key in values}
   return HuggingFaceTokenizer(tokenizer, name, named=named, **given)
 
 
-def load(spec: str) -> Tokenizer:
+def load(spec: str, *, extended: bool = True) -> Tokenizer:
   """Return the tokenizer `bytes`, or load the `tokenizer.json` file at the path `spec`.
 
-  Other files of its folder name its special tokens, and so how a document ends. A document begins
-  with what the tokenizer adds before a text.
+  Other files of its folder name its special tokens, and so how a document ends; `extended` by the
+  tokens that they add. A document begins with what the tokenizer adds before a text.
   """
   if spec == 'bytes':
     return ByteTokenizer()
@@ -297,10 +315,12 @@ def load(spec: str) -> Tokenizer:
     content = path.read_text('utf-8')
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f'config.data.tokenizer is {spec!r}, which cannot be read: {error}') from error
-  name = f'config.data.tokenizer={spec}'
-  tokenizer, named = _parse(content, name), special_tokens.read(path.parent)
+  name, folder = f'config.data.tokenizer={spec}', path.parent
+  tokenizer, named = _parse(content, name), special_tokens.read(folder)
+  if extended:
+    special_tokens.extend(tokenizer, folder)
   if tokenizer.token_to_id(named.get('eos_token', '')) is None:
-    known = [*map(tokenizer.id_to_token, special_tokens.end_ids(path.parent))]
+    known = [*map(tokenizer.id_to_token, special_tokens.end_ids(folder))]
     # Of several, which end turns as well, the one with a usual name ends documents.
     ends = (token for token in (*_ENDS_OF_DOCUMENT, *known) if token and token in known)
     named['eos_token'] = next(ends, '')
@@ -342,7 +362,10 @@ def names_same(spec: str, trained_spec: str, trained: Tokenizer) -> bool:
   gone = spec != 'bytes' and not Path(spec).expanduser().is_file()
   if spec == trained_spec and gone:  # a trained BPE, or a file that was removed since
     return True
-  return not bpe_size(spec) and load(spec).fingerprint == trained.fingerprint
+  if bpe_size(spec):
+    return False
+  own = (load(spec, extended=extended) for extended in (True, False))  # False: runs of before
+  return any(one.fingerprint == trained.fingerprint for one in own)
 
 
 def check_same(spec: str, trained_spec: str, trained: Tokenizer, where: str) -> None:
