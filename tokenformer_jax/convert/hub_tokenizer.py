@@ -27,14 +27,14 @@ def to_files(stored: dict[str, Any], max_length: int) -> dict[str, Any]:
   """
   own, files = tokenizers.from_json(stored), folder_files.unpack(stored)
   if folder_files.TOKENIZER in files:
-    return files | _template_of_run(stored, own)
+    return _with_template_of_run(files, stored, own)
   content = _bytes_as_bpe() if stored['kind'] == 'bytes' else copy.deepcopy(stored['tokenizer'])
   known = hf.Tokenizer.from_str(json.dumps(content))
 
-  def to_text(*ids: int) -> str:
-    return ''.join(known.id_to_token(id_) or '' for id_ in ids)
+  def to_text(id_: int) -> str:
+    return known.id_to_token(id_) or ''
 
-  text, first = to_text(own.end_of_document), to_text(*own.begin)
+  text, first = to_text(own.end_of_document), ''.join(map(to_text, own.begin))
   named = {name: to_text(id_) for name, id_ in own.special_ids.items()}
   is_ours = own.begin == (own.end_of_document,)
   if is_ours:
@@ -53,50 +53,60 @@ def to_files(stored: dict[str, Any], max_length: int) -> dict[str, Any]:
   }
   if chat := stored.get('chat'):
     settings |= chat['tokens']
-    settings['chat_template'] = _source(chat, settings, first)
+    settings['chat_template'] = _template(chat, settings, own, known)
   return files | {folder_files.TOKENIZER: content, folder_files.SETTINGS: settings}
 
 
-def _template_of_run(stored: dict[str, Any], own: tokenizers.Tokenizer) -> dict[str, Any]:
-  """Return the file of a folder that has the chat template, if a run learned from another one."""
+def _with_template_of_run(
+  files: dict[str, Any], stored: dict[str, Any], own: tokenizers.Tokenizer
+) -> dict[str, Any]:
+  """Return the files of a folder, with the chat template that the run learned from in its place."""
   if not _has_own_template(stored):
-    return {}
+    return files
   known = hf.Tokenizer.from_str(json.dumps(stored['tokenizer']))
-  source = _source(stored['chat'], {}, ''.join(map(known.id_to_token, own.begin)))
+  template = _template(stored['chat'], {}, own, known)
   settings = folder_files.read(stored, folder_files.SETTINGS)
-  if folder_files.TEMPLATE in folder_files.unpack(stored) or not settings:
-    return {folder_files.TEMPLATE: source}
-  named = settings.get('chat_template')
-  if isinstance(named, list):
-    others = [one for one in named if one.get('name') != 'default']
-    source = [{'name': 'default', 'template': source}, *others]
-  return {folder_files.SETTINGS: {**settings, 'chat_template': source}}
+  kept = {name: content for name, content in files.items() if not name.endswith('.jinja')}
+  return kept | {folder_files.SETTINGS: {**settings, 'chat_template': template}}
 
 
 def _has_own_template(stored: Mapping[str, Any]) -> bool:
   """Return whether a run has a chat template that is in none of the files that it came with."""
   if 'chat' not in stored:
     return False
-  files = folder_files.unpack(stored)
   named = folder_files.read(stored, folder_files.SETTINGS).get('chat_template')
-  came = [one.get('template') for one in named] if isinstance(named, list) else [named]
-  came += [text.decode() for name, text in files.items() if name.endswith('.jinja')]
-  return stored['chat']['source'] not in came
+  files = folder_files.unpack(stored).items()
+  came = [named, *(text.decode() for name, text in files if name.endswith('.jinja'))]
+  return json.dumps(stored['chat']['source']) not in json.dumps(came)
 
 
-def _source(chat: Mapping[str, Any], settings: Mapping[str, Any], first: str) -> str:
-  """Return a template that writes elsewhere what the run's writes here, after the `first` token.
+def _template(
+  chat: Mapping[str, Any],
+  settings: Mapping[str, Any],
+  own: tokenizers.Tokenizer,
+  known: hf.Tokenizer,
+) -> str | list[dict[str, str]]:
+  """Return a `chat_template` that writes elsewhere what the run's writes here.
 
-  `settings` are the tokenizer's there: a token that they name and that has no value here is empty.
+  It writes what comes before a conversation, unless the run's does. A token that the `settings`
+  there name, and that has no value here, is empty.
   """
-  source, tokens = chat['source'], chat['tokens']
+  made, tokens = Template(**chat), chat['tokens']
+  first = ''.join(known.id_to_token(id_) or '' for id_ in made.begin(own))
   names = [name for name in settings if name.endswith('_token') and name not in tokens]
-  empty = ''.join(f"{{%- set {name} = '' %}}" for name in names if name in source)
-  try:
-    has_first = Template(**chat).render(_QUESTION, ask=True).text.startswith(first)
-  except (UserError, ImportError):  # It refuses such a question, or Jinja is not installed.
-    has_first = 'bos_token' in tokens and 'bos_token' in source
-  return empty + ('' if has_first else f'{{{{- {json.dumps(first)} }}}}') + source
+
+  def to_source(source: str) -> str:
+    empty = ''.join(f"{{%- set {name} = '' %}}" for name in names if name in source)
+    try:
+      text = Template('', source, tokens).render(_QUESTION, ask=True).text
+      has_first = text.startswith(first)
+    except (UserError, ImportError):  # It refuses such a question, or Jinja is not installed.
+      has_first = 'bos_token' in tokens and 'bos_token' in source
+    return empty + ('' if has_first else f'{{{{- {json.dumps(first)} }}}}') + source
+
+  sources = {'default': made.source, **made.named}
+  written = [{'name': name, 'template': to_source(text)} for name, text in sources.items()]
+  return written if made.named else written[0]['template']
 
 
 def _begin_with_end(content: dict[str, Any], text: str, end: int) -> None:
