@@ -245,6 +245,16 @@ def test_an_adapter_named_twice_is_refused(base, tmp_path):
     tokenformer_jax.bring(base, tmp_path / 'run', adapters=[adapter, again])
 
 
+def test_an_adapter_as_the_source_is_refused(base, tmp_path):
+  """transformers loads an adapter that is in the folder of a model with it."""
+  adapter = write_adapter(tmp_path / 'adapter', LLAMA)
+  with pytest.raises(UserError, match=r'has an adapter, adapter_config\.json; name the model'):
+    tokenformer_jax.bring(adapter, tmp_path / 'run')
+  both = shutil.copytree(base, adapter, dirs_exist_ok=True)
+  with pytest.raises(UserError, match=r'has an adapter, adapter_config\.json; name the model'):
+    tokenformer_jax.bring(both, tmp_path / 'run')
+
+
 def test_a_number_that_is_not_finite_is_the_adapter_s(base, tmp_path):
   adapter = write_adapter(tmp_path / 'adapter', LLAMA)
   changed('model.layers.0.mlp.down_proj', lora_A=np.full((2, 24), np.nan, np.float32))(adapter)

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from tokenformer_jax.config import LMConfig
 from tokenformer_jax.convert import families, tensor_files, tensor_layout
 from tokenformer_jax.convert.family import Family
 from tokenformer_jax.convert.hub_keys import Keys, read_json
-from tokenformer_jax.convert.tensor_files import Tensor
 from tokenformer_jax.convert.tensor_layout import Weights
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
@@ -32,8 +31,12 @@ _IGNORED = """
   attn_implementation _attn_implementation _attn_implementation_autoset _commit_hash num_labels
   is_llama_config rope_interleaved use_mrope tie_last_hidden_states
 """
-# Keys that make it another model: with the first, transformers takes a Mistral for a Ministral.
-_REFUSED = {'mistral': ('layer_types',), 'gpt_neox': ('head_dim',)}
+# Keys that make it another model, in all families and in some: layer_types make a Ministral.
+_REFUSED = {
+  '': ('quantization_config', 'per_layer_config', 'transformers_weights'),
+  'mistral': ('layer_types',),
+  'gpt_neox': ('head_dim',),
+}
 # Ends of the names of tensors that hold no parameters: masks and frequencies.
 _NO_PARAMETERS = (
   *('.attn.bias', '.attn.masked_bias', '.attention.bias', '.attention.masked_bias'),
@@ -45,17 +48,11 @@ _TEXT_MODELS = {'gemma3': 'gemma3_text'}
 _KINDS = {family.architecture: kind for kind, family in families.FAMILIES.items()}
 _KINDS['Gemma3ForConditionalGeneration'] = 'gemma3'
 # Names in models of images and text, of older and newer versions of transformers.
-_TEXT = re.compile(r'(?:model\.)?language_model\.(?:model\.)?')
-_IMAGES = re.compile(r'(?:model\.)?((?:vision_tower|multi_modal_projector)\..+)')
-# Keys that the class of a family has by another name as well, which wins.
-_ALIASES = {
-  'gpt2': {
-    'hidden_size': 'n_embd',
-    'num_hidden_layers': 'n_layer',
-    'num_attention_heads': 'n_head',
-    'max_position_embeddings': 'n_positions',
-  }
-}
+_TEXT = re.compile(r'^(?:model\.)?language_model\.(?:model\.)?')
+_IMAGES = re.compile(r'(?:model\.)?(?:vision_tower|multi_modal_projector)\.')
+# Other names of keys of GPT-2, which win in transformers.
+_ALIASES = {'hidden_size': 'n_embd', 'max_position_embeddings': 'n_positions'}
+_ALIASES |= {'num_hidden_layers': 'n_layer', 'num_attention_heads': 'n_head'}
 # Keys that may be null in transformers, as absent or with a meaning of their own.
 _NULLABLE = """
   head_dim num_key_value_heads n_inner sliding_window layer_types no_rope_layers mlp_only_layers
@@ -70,35 +67,18 @@ def is_folder(source: Path) -> bool:
   return file.is_file() and bool({'model_type', 'architectures'} & set(read_json(file)))
 
 
-class Description(NamedTuple):
-  """What a folder's config.json says.
-
-  Attributes:
-    kind: model_type.
-    family: that of the language model.
-    model: the language model.
-    unread: the keys that are not known.
-  """
-
-  kind: str
-  family: Family
-  model: LMConfig
-  unread: list[str]
-
-
-def find_model(source: Path) -> Description:
-  """Return what the config.json of a folder says about its model."""
+def find_model(source: Path) -> tuple[Family, LMConfig, list[str]]:
+  """Return the family and the model of a folder, and the keys of its config that are not known."""
   file = source / _CONFIG
   values = read_json(file)
   kind = _kind(values, file)
   if kind in _TEXT_MODELS:
     values = _text_model(values, file)
   family = families.FAMILIES[_TEXT_MODELS.get(kind, kind)]
-  for name, own in _ALIASES.get(kind, {}).items():
-    if name in values:
-      values[own] = values.pop(name)
+  if kind == 'gpt2':
+    values |= {own: values.pop(name) for name, own in _ALIASES.items() if name in values}
   keys = Keys(values, str(file), family.defaults)
-  for name in ('quantization_config', 'per_layer_config', *_REFUSED.get(kind, ())):
+  for name in (*_REFUSED[''], *_REFUSED.get(kind, ())):
     keys.only(name)
   keys.only('is_encoder_decoder', False)
   keys.only('is_causal', True)
@@ -108,14 +88,14 @@ def find_model(source: Path) -> Description:
   for name in sorted(keys.read - {*_NULLABLE.split()} | {'head_dim'} & family.defaults.keys()):
     if values.get(name, ...) is None:
       raise keys.refusal(name, 'absent or a value of its type, as in transformers')
-  return Description(kind, family, model, keys.unread(_IGNORED.split()))
+  return family, model, keys.unread(_IGNORED.split())
 
 
 def find(source: Path) -> Weights:
   """Return the model and the tensors of a folder; a message names its keys that are not known."""
-  kind, family, model, unread = find_model(source)
+  family, model, unread = find_model(source)
+  has_images = _kind(read_json(source / _CONFIG), source / _CONFIG) in _TEXT_MODELS
   stored = tensor_files.find(source, skipped=lambda name: name.endswith(_NO_PARAMETERS))
-  has_images = kind in _TEXT_MODELS
   tensors = {text_name(n): t for n, t in stored.items() if not (has_images and _IMAGES.match(n))}
   messages.say(
     f'{source} is a {family.architecture}'
@@ -126,36 +106,25 @@ def find(source: Path) -> Weights:
   if not any(name.startswith(family.prefix) for name in tensors):  # a model without its head
     tensors = {n if n == head else f'{family.prefix}{n}': t for n, t in tensors.items()}
   if model.tied_head and head in tensors:  # as in files of PyTorch
-    model = _with_head(model, tensors, head, embedding, source)
+    tensors.setdefault(embedding, tensors[head])
+    if np.array_equal(tensors[head].read(), tensors[embedding].read()):
+      del tensors[head]
+    else:
+      model = dataclasses.replace(model, tied_head=False)
+      messages.say(
+        f'{source / _CONFIG} has tie_word_embeddings=true, and {head} is not {embedding}: the '
+        'model has a head of its own, as in transformers'
+      )
   layout = tensor_layout.layout(model, family.rules)
   in_class = {text_name(name): _name_in_class(name, has_images) for name in (*tensors, *stored)}
   weights = Weights(model, layout, tensors, family.kind, in_class)
-  count = 'n_layer' if kind == 'gpt2' else 'num_hidden_layers'
-  weights.check(f'a {family.architecture} of this {_CONFIG}', count)
+  weights.check(f'a {family.architecture} of this {_CONFIG}')
   return weights
-
-
-def _with_head(
-  model: LMConfig, tensors: dict[str, Tensor], head: str, embedding: str, source: Path
-) -> LMConfig:
-  """Leave the head out if it is the embedding; return the model, with a head of its own if not."""
-  tensors.setdefault(embedding, tensors[head])
-  if np.array_equal(tensors[head].read(), tensors[embedding].read()):
-    del tensors[head]
-    return model
-  messages.say(
-    f'{source / _CONFIG} has tie_word_embeddings=true, and {head} is not {embedding}: the model '
-    'has a head of its own, as in transformers'
-  )
-  return dataclasses.replace(model, tied_head=False)
 
 
 def text_name(name: str) -> str:
   """Return the name of a tensor or module as in a language model alone."""
-  if not (match := _TEXT.match(name)):
-    return name
-  rest = name[match.end() :]
-  return rest if rest.startswith('lm_head') else f'model.{rest}'
+  return _TEXT.sub('model.', name).replace('model.lm_head', 'lm_head')
 
 
 def _text_model(values: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -163,8 +132,9 @@ def _text_model(values: dict[str, Any], file: Path) -> dict[str, Any]:
   text = values.get('text_config')
   if not isinstance(text, dict):
     raise UserError(f'{file} has no table text_config, the keys of its text model; fetch it again')
-  own = ('tie_word_embeddings', 'quantization_config', 'dtype', 'torch_dtype', 'per_layer_config')
-  return {**text, **{name: values[name] for name in own if name in values}}
+  text = {name: value for name, value in text.items() if name != 'tie_word_embeddings'}
+  own = ('tie_word_embeddings', 'quantization_config', 'dtype', 'torch_dtype')
+  return text | {name: values[name] for name in own if name in values}
 
 
 def _kind(values: Mapping[str, Any], file: Path) -> str:
@@ -200,6 +170,6 @@ def _name_in_class(name: str, has_images: bool) -> str:
   """Return the name of a tensor in the model that transformers makes of the folder."""
   if not has_images:
     return text_name(name)
-  if match := _IMAGES.match(name):
-    return f'model.{match[1]}'
+  if _IMAGES.match(name):
+    return f'model.{name.removeprefix("model.")}'
   return text_name(name).replace('model.', 'model.language_model.', 1)

@@ -18,11 +18,9 @@ from tokenformer_jax.parallel import messages
 from tokenformer_jax.storage import paths, retry
 
 _NAME = re.compile(r'(\w[\w.-]*/\w[\w.-]*)(?:@(\S+))?')
-_PAGE = re.compile(
-  r'(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(\w[\w.-]*/\w[\w.-]*)'
-  r'(?:/(?:tree|blob|resolve|commit)/([^/?#]+))?(?:[/?#].*)?'
-)
-_SMALL = folder_files.PATTERNS
+_HOST = r'(?:https?://)?(?:www\.)?(?:huggingface|hf)\.co/'
+_PAGE = re.compile(_HOST + r'(\w[\w.-]*/\w[\w.-]*)(?:/(?:tree|blob|resolve)/([^/?#]+))?')
+_SMALL = (*folder_files.PATTERNS, 'adapter_config.json')
 
 
 def find(source: str | os.PathLike[str], tokenizer: str = '') -> Path:
@@ -36,10 +34,9 @@ def find(source: str | os.PathLike[str], tokenizer: str = '') -> Path:
     UserError: there is no such model or revision, or it may not be read.
     TransientError: the hub cannot be reached, and the model is not in the library's cache.
   """
-  page, source = os.fspath(source), of_page(os.fspath(source))
+  source = of_page(os.fspath(source))
   path, named = paths.local(source), _NAME.fullmatch(source)
-  is_path = path.exists() or path.suffix in (*tensor_files.SUFFIXES, '.json')
-  if not named or (is_path and page == source):
+  if path.exists() or not named or path.suffix in (*tensor_files.SUFFIXES, '.json'):
     return path
   from huggingface_hub import snapshot_download, utils  # noqa: PLC0415 (slow)
 
@@ -59,7 +56,7 @@ def find(source: str | os.PathLike[str], tokenizer: str = '') -> Path:
 
 def of_page(source: str) -> str:
   """Return the name, and the revision, of the model that a page of the hub shows."""
-  if not (page := _PAGE.fullmatch(source)):
+  if not (page := _PAGE.match(source)):
     return source
   if page[1].startswith(('datasets/', 'spaces/', 'collections/')):
     raise UserError(f'{source} is not the page of a model; name a model of the hub as ORG/NAME')

@@ -44,7 +44,7 @@ from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import new_run_id
 from tokenformer_jax.storage import paths
 
-_CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
+CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
 _TENSOR = re.compile(r'base_model\.model\.(.+)\.lora_([AB])\.weight')
 _ALLOWED = {
   'bias': ('none',),
@@ -162,8 +162,8 @@ def _read(
   folder: Path, named: Mapping[str, _Matrix], weights: Weights, base: Path
 ) -> dict[str, Pair]:
   """Return the adapter in a folder by module, after a check that it is LoRA and fits the base."""
-  if not (file := folder / _CONFIG).is_file():
-    raise UserError(f'{folder} has no {_CONFIG}; name a folder that save_pretrained of peft wrote')
+  if not (file := folder / CONFIG).is_file():
+    raise UserError(f'{folder} has no {CONFIG}; name a folder that save_pretrained of peft wrote')
   keys = Keys(read_json(file), str(file))
   if keys.get('peft_type') != 'LORA':
     raise keys.refusal('peft_type', "'LORA'")
@@ -203,7 +203,7 @@ def _read(
       raise UserError(f'{file}: its targets or patterns are not those of PEFT ({error})') from error
     if excluding:
       raise UserError(
-        f'{stored} has tensors of {module}, which {excluding} of {_CONFIG} leaves out, so that '
+        f'{stored} has tensors of {module}, which {excluding} of {CONFIG} leaves out, so that '
         'PEFT does not use them; correct one of the files'
       )
     shapes = named[hub.text_name(module)].entry.shapes
@@ -211,7 +211,7 @@ def _read(
       if (has := list(pair[letter].shape) if letter in pair else 'none') != shape:
         raise UserError(
           f'{stored}: the shape of lora_{letter} of {module} is {has}, and must be {shape} by the '
-          f'rank {rank} of {_CONFIG} and the matrix of {base}; name the model it was made for'
+          f'rank {rank} of {CONFIG} and the matrix of {base}; name the model it was made for'
         )
     scaled = functools.partial(_scaled, pair['B'], scale)
     adapter[hub.text_name(module)] = pair['A'], dataclasses.replace(pair['B'], read=scaled)
@@ -225,7 +225,7 @@ def _check_base(keys: Keys, folder: Path, base: Path) -> None:
   if own and asked != own and re.fullmatch(r'\w[\w.-]*/\w[\w.-]*', str(asked)):
     raise UserError(
       f'{folder} is an adapter of {asked}, and the base is {own}; name the model that it was made '
-      f'for, or correct base_model_name_or_path in {folder / _CONFIG}'
+      f'for, or correct base_model_name_or_path in {folder / CONFIG}'
     )
   if own and revision not in (None, '', 'main', commit):
     reference = base.parents[1] / 'refs' / str(revision)
@@ -328,7 +328,7 @@ def to_peft(
     pass
   described = _describe(ranks, weights, folder, base)
   with export.new_folder(target) as made:
-    paths.write(made / _CONFIG, json.dumps(described, indent=2) + '\n')
+    paths.write(made / CONFIG, json.dumps(described, indent=2) + '\n')
     (made / _WEIGHTS).write_bytes(safetensors.numpy.save(tensors, {'format': 'pt'}))
     _read(made, named, weights, folder)  # as PEFT finds its modules
 
@@ -386,7 +386,6 @@ def _describe(
   modules = {name.removesuffix('.weight') for name in weights.in_class.values()}
   targeted = {module for module in modules if module.rpartition('.')[2] in ends}
   name, _ = hub_download.origin(str(folder / 'config.json')) or ('', '')
-  kernels = [entry for entry in weights.layout.values() if entry.paths[0][-1] == 'kernel']
   return {
     'peft_type': 'LORA',
     'task_type': 'CAUSAL_LM',
@@ -400,5 +399,5 @@ def _describe(
     'target_modules': sorted(ends if targeted == set(ranks) else ranks),
     'lora_dropout': 0.0,
     'bias': 'none',
-    'fan_in_fan_out': any(entry.how == 'same' for entry in kernels),
+    'fan_in_fan_out': weights.family == 'gpt2',
   }

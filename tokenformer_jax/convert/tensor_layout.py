@@ -130,26 +130,16 @@ def layout(model: ModelConfig, rules: Iterable[Rule], first_layer: int = 0) -> L
 
 
 class Weights(NamedTuple):
-  """A model and its tensors in files, which are not read yet.
-
-  Attributes:
-    family: the kind of a `Family`.
-    in_class: the names of a folder's tensors in the class of transformers, by those in the layout;
-      of tensors that are not converted as well.
-  """
+  """A model and its tensors in files, which are not read yet."""
 
   model: ModelConfig
   layout: Layout
   tensors: Mapping[str, Tensor]
-  family: str = ''
-  in_class: Mapping[str, str] = {}
+  family: str = ''  # the kind of a `Family`
+  in_class: Mapping[str, str] = {}  # names of a whole folder in the class of transformers, by ours
 
-  def check(self, what: str, count: str = '') -> None:
-    """Check that the tensors are those of the layout.
-
-    `what` is the model in the sentence, and `count` the key of its config.json for the number of
-    layers.
-    """
+  def check(self, what: str) -> None:
+    """Check that the tensors are those of the layout; `what` is the model in the sentence."""
     for name, entry in self.layout.items():
       if name not in self.tensors:
         some = ', '.join(list(self.tensors)[:3]) or 'none at all'
@@ -164,12 +154,12 @@ class Weights(NamedTuple):
         )
     for name in self.tensors:
       if name not in self.layout:
-        numbers = re.findall(r'\.(\d+)\.', name)
-        if count and numbers and int(numbers[0]) >= self.model.depth:
+        layer, depth = re.search(r'\.(\d+)\.', name), self.model.depth
+        if self.family and layer and int(layer[1]) >= depth:
+          count = 'n_layer' if self.family == 'gpt2' else 'num_hidden_layers'
           raise UserError(
-            f'the tensor {name} is of a layer too many: {what} has {count}={self.model.depth}, so '
-            f'that its layers are 0 to {self.model.depth - 1}; correct {count}, or fetch all of '
-            'its files again'
+            f'the tensor {name} is of a layer too many: {what} has {count}={depth}, layers 0 to '
+            f'{depth - 1}; correct {count}, or fetch all of its files again'
           )
         near = misspelt(name, self.layout) if len(self.layout) < 1000 else None
         hint = f'; did you mean {near!r}?' if near else ''

@@ -50,6 +50,11 @@ def to_jax(
   infinite, with a message. `adapters` are folders of PEFT: see `peft.with_adapters`.
   """
   grow_run.check_target(target)
+  if (source / peft.CONFIG).is_file() and source not in adapters:
+    raise UserError(
+      f'{source} has an adapter, {peft.CONFIG}; name the model that it is for as --source, and the '
+      'folder of the adapter by --adapters'
+    )
   if is_folder := hub.is_folder(source):
     given = {'heads': heads, 'rotary_fraction': rotary_fraction, 'score': score}
     _check_not_given(given, source)
