@@ -67,7 +67,8 @@ def _with_template_of_run(
   template = _template(stored['chat'], {}, own, known)
   settings = folder_files.read(stored, folder_files.SETTINGS)
   kept = {name: content for name, content in files.items() if not name.endswith('.jinja')}
-  return kept | {folder_files.SETTINGS: {**settings, 'chat_template': template}}
+  settings = {**stored['chat']['tokens'], **settings, 'chat_template': template}
+  return kept | {folder_files.SETTINGS: settings}
 
 
 def _has_own_template(stored: Mapping[str, Any]) -> bool:

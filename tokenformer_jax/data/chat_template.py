@@ -332,7 +332,7 @@ def _special_tokens(tokenizer: str, folder: Path | None) -> dict[str, str]:
   if folder is None:
     return {} if tokenizer == 'bytes' else {'eos_token': tokenizers.END_OF_DOCUMENT}
   named = special_tokens.read(folder)
-  if 'eos_token' not in named and not (folder / 'tokenizer_config.json').is_file():
+  if 'eos_token' not in named:
     loaded = tokenizers.load(tokenizer)
     named['eos_token'] = loaded.decode([loaded.end_of_document])
   return named
