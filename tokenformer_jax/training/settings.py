@@ -1,5 +1,7 @@
 """Find settings of a run that are allowed, and probably a mistake."""
 
+import jax
+
 from tokenformer_jax.config import Config, skip_window
 from tokenformer_jax.config.model import layer_path
 from tokenformer_jax.model import kernels
@@ -30,6 +32,13 @@ def doubts(config: Config, growth: LastGrowth | None) -> list[str]:
         f'config.{layer_path(name)}.mixer.score_cap={cap:g} is unknown to cuDNN, so XLA computes '
         'this attention, more slowly and with more memory'
       )
+  remat = config.train.remat
+  is_full = {'offload': jax.default_backend() == 'cpu', 'attention': kernel != 'splash'}
+  if is_full.get(remat):
+    sentences.append(
+      f'config.train.remat={remat} keeps no more on these devices than config.train.remat=full, '
+      'the input of each layer; take full, or auto'
+    )
   steps, warmup = config.train.steps, config.optim.warmup_steps
   begin = schedules.first_update(config.optim, growth)
   if begin + warmup > steps:
