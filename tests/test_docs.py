@@ -1,11 +1,18 @@
-"""The files and tests that README.md and docs/ name exist."""
+"""The files, tests and keys that README.md, docs/ and docstrings name exist."""
 
+import ast
+import collections
+import dataclasses
+import functools
+import itertools
 import re
+import typing
 
 import pytest
 import tiny_run
 
 import tokenformer_jax
+from tokenformer_jax import config
 
 PAGES = ('README.md', *sorted(f'docs/{path.name}' for path in tiny_run.ROOT.glob('docs/*.md')))
 PACKAGE = tiny_run.ROOT / 'tokenformer_jax'
@@ -34,6 +41,7 @@ def test_tests_and_files_that_a_page_names_exist(page):
   roots = tiny_run.ROOT, PACKAGE
   missing = [f for f in FILE.findall(text) if not any((root / f).is_file() for root in roots)]
   assert not missing
+  assert not [*find_stale_keys(text)]
 
 
 def test_a_missing_test_is_found():
@@ -43,6 +51,133 @@ def test_a_missing_test_is_found():
     'tests/no_file.py::',
     'tests/no_file.py::test_other',
   ]
+
+
+GONE_KEYS = {'sparse_tokens', 'background'}  # of `optim`, which `runs/saved_config.py` reads
+FILES = ('py', 'js', 'md', 'ipynb', 'json', 'jsonl', 'png', 'safetensors')
+
+
+@functools.cache
+def read_package():
+  """Return the syntax tree of each file of the package."""
+  return {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob('*.py'))}
+
+
+def defined_names(body):
+  """Yield the names that the statements of a module or class define."""
+  for node in body:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+      yield node.name
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+      targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+      yield from (one.id for target in targets for one in ast.walk(target) if hasattr(one, 'id'))
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+      yield from ((one.asname or one.name).partition('.')[0] for one in node.names)
+    elif isinstance(node, ast.If | ast.With | ast.Try):
+      yield from defined_names(node.body)
+
+
+@functools.cache
+def read_names():
+  """Return the names in each module and class, and the attributes that the code takes of each."""
+  names, attributes = collections.defaultdict(set), collections.defaultdict(set)
+  for path, tree in read_package().items():
+    module = path.parent.name if path.stem == '__init__' else path.stem
+    names[module].update(defined_names(tree.body))
+    if path.stem == '__init__':
+      names[module].update(file.stem for file in path.parent.iterdir())
+    for node in ast.walk(tree):
+      if isinstance(node, ast.ClassDef):
+        names[node.name].update(defined_names(node.body))
+      if isinstance(node, ast.Attribute) and hasattr(node.value, 'id'):
+        attributes[node.value.id].add(node.attr)
+      if isinstance(node, ast.Attribute) and hasattr(node.value, 'attr'):
+        attributes[node.value.attr].add(node.attr)
+  return names, attributes
+
+
+def read_prose(path, tree):
+  """Yield the docstrings and the comments of a file."""
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
+      yield ast.get_docstring(node) or ''
+  yield from re.findall(r'(?:^ *|  )# .*', path.read_text(), re.MULTILINE)
+
+
+def find_stale_names(path, texts):
+  """Yield the files, and the names as `module.name`, that texts of a file name and that are gone.
+
+  A name in upper case stands for others.
+  """
+  names, attributes = read_names()
+  for text in texts:
+    for file in re.findall(r'(?<![\w/.*~-])((?:\w+/)*\w+\.(?:py|md|ipynb))\b', text):
+      folders = tiny_run.ROOT, tiny_run.ROOT / 'configs', PACKAGE, path.parent
+      is_pattern = file.removesuffix('.py').isupper()
+      if not is_pattern and not any((one / file).is_file() for one in folders):
+        yield file
+    for dotted in re.findall(r'`(?:tokenformer_jax\.)?([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)', text):
+      parts = dotted.split('.')
+      for owner, name in itertools.pairwise(parts):
+        of_instance = attributes['self'] if owner[0].isupper() else set()
+        known = names[owner] | attributes[owner] | of_instance
+        if names[owner] and name not in known and not (name.isupper() or name in FILES):
+          yield dotted
+
+
+def test_files_and_names_in_docstrings_exist():
+  found = [
+    f'{path.relative_to(PACKAGE)}: {name}'
+    for path, tree in read_package().items()
+    for name in find_stale_names(path, read_prose(path, tree))
+  ]
+  assert not found
+
+
+def test_a_stale_name_is_found():
+  text = 'See `runs/births.py`, steps/entries.py, `entries.hidden`, `Entries.mask` and `FILE.py`.'
+  path = PACKAGE / 'steps/optim.py'
+  assert [*find_stale_names(path, [text])] == ['runs/births.py', 'entries.hidden']
+
+
+@functools.cache
+def read_keys():
+  """Return the names of keys and properties by section of a config, of any kind."""
+
+  def known(section):
+    kinds = set().union(*map(known, section.__subclasses__()))
+    return kinds | {*dir(section), *getattr(section, '__dataclass_fields__', ())}
+
+  hints = typing.get_type_hints(config.Config)
+  sections = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+  return {name: known(hint) for name, hint in sections.items()}
+
+
+def find_stale_keys(text):
+  """Yield the keys of a config in a text that it does not have."""
+  names, attributes = read_names()
+  sections = '|'.join(read_keys())
+  pattern = rf'(?<![\w./])(?:config\.)?({sections})\.(?!(?:{"|".join(FILES)})\b)([a-z]\w*)\b(?!\()'
+  for section, key in re.findall(pattern, text):
+    if key not in read_keys()[section] | names[section] | attributes[section] | GONE_KEYS:
+      yield f'{section}.{key}'
+
+
+def test_keys_that_messages_and_helps_name_exist():
+  found = [
+    f'{path.relative_to(PACKAGE)}: {key}'
+    for path, tree in read_package().items()
+    if path.parent.name != 'convert'  # Tensors of the hub have such names.
+    for node in ast.walk(tree)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    for key in find_stale_keys(node.value)
+  ]
+  assert not found
+
+
+def test_a_stale_key_is_found():
+  text = 'see optim.decay_share, model.json and --config.optim.schedule.decay_share'
+  assert [*find_stale_keys(text)] == ['optim.decay_share']
 
 
 def find_anchors(page):

@@ -64,7 +64,7 @@ def main(
     stages: The JSON file of plan --grow: sizes with their step times.
     chain: A chain N:TOKENS,N:TOKENS whose loss to predict.
     grown: Grown runs, whose losses give the mixing exponent.
-    mixing: γ, how fast a grown model forgets that it was small.
+    mixing: The mixing exponent γ of docs/laws.md: how fast a grown model forgets its growth.
     growth_time: Chip-hours of a growth itself.
   """
   needs_value('target_loss=X', target_loss, sizes=sizes, stages=stages)

@@ -88,7 +88,7 @@ def _default_config(workdir: Path | None) -> str:
 
 
 def _help_of_keys(word: str) -> str:
-  """Return the part of --help about the config's keys: see `keys.render`."""
+  """Return the part of --help about the config's keys: see `config_keys.render`."""
   title = '\nKeys, with the defaults that config files start from: --config.KEY=VALUE\n'
   if word:
     keys = config_keys.render(word)

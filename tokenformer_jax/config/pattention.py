@@ -117,7 +117,7 @@ class TokenGroup:
   reference: Int = key(0, 'τ² of the score', least=0)
   score: Score = key(L2NormGELU(), 'Θ, from scores to weights')
   modality: Modality = key('all', 'the positions that see the tokens')
-  # In the order of the tokens. Those behind them were born in the run itself, see `runs/births.py`.
+  # In the order of the tokens. Those behind them were born in the run itself: `groups.with_births`.
   born: tuple[Birth, ...] = dataclasses.field(default=(), compare=False)
   frozen: Bool = key(False, 'training leaves the tokens as they are')
 

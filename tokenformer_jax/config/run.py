@@ -54,7 +54,8 @@ class TrainConfig:
   decay_from: Int = key(
     0,
     'with optim.schedule=wsd, the update from which the rate decays until the last step; a run may '
-    'begin there from the checkpoint of a longer one (init_from). 0: as optim.decay_share says',
+    'begin there from the checkpoint of a longer one (init_from). 0: as optim.schedule.decay_share '
+    'says',
     least=0,
   )
   seed: Int = key(0, 'seed of parameters, of the order of the data and of random draws', least=0)

@@ -1,1 +1,1 @@
-"""Convert weights to and from the released code: PyTorch files and TPU checkpoints."""
+"""Bring models in from the hub, adapters and released weights, and write them out."""

@@ -13,7 +13,7 @@ from tokenformer_jax.model.params import ParamInfo, Params
 
 
 def take(tree: Params, info: Params, choice: Choice) -> Params:
-  """Return a tree with the chosen groups of each array of parameter tokens, as `config.choose`."""
+  """Return a tree with the chosen groups of each array of tokens, as `config.groups.choose`."""
   return jax.tree.map(lambda one, array: take_groups(array, one, choice), info, tree)
 
 
