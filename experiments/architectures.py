@@ -48,6 +48,7 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config
 from tokenformer_jax.parallel import sharding
+from tokenformer_jax.runs.pictures import styled
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.training import sizes
 
@@ -323,6 +324,7 @@ def mean(curves: Sequence[Curve]) -> Curve:
   return {step: statistics.mean(c[step] for c in curves) for step in sorted(steps)}
 
 
+@styled()
 def report_blocks(out: Path, pictures: Path, part: str = 'blocks') -> None:
   """Report the loss of each block by steps and by time."""
   times = json.loads(file.read_text()) if (file := out / 'speed.json').exists() else {}
@@ -362,7 +364,6 @@ def report_blocks(out: Path, pictures: Path, part: str = 'blocks') -> None:
       by_time.plot([s * timed[name] for s in line], line.values(), style, label=name, lw=1.3)
   by_step.set(xlabel='steps', ylabel='bits per byte, held out')
   by_time.set(xlabel='seconds of CPU')
-  by_step.grid(alpha=0.3)
   finish(by_time, figure, pictures / 'architectures_blocks.png')
 
 
@@ -388,6 +389,7 @@ def tested(out: Path) -> Iterator[tuple[str, list[Any]]]:
         yield name + file.removeprefix('lengths'), each
 
 
+@styled()
 def report_length(out: Path, pictures: Path) -> None:
   """Report loss and accuracy on longer texts."""
   import matplotlib.pyplot as plt  # noqa: PLC0415 (only for pictures)
@@ -412,13 +414,13 @@ def report_length(out: Path, pictures: Path) -> None:
         axes.set(xlabel='tokens of a text', title=f'{kind}: {unit}', xscale='log')
         axes.set_xticks([int(n) for n in lengths], lengths)
         axes.minorticks_off()
-        axes.grid(alpha=0.3)
     print(f'## length: {kind}, {unit}\n')
     trials.table(rows)
   all_axes[0].set_ylim(top=5.2)  # room for the legend
   finish(all_axes[0], figure, pictures / 'architectures_length.png')
 
 
+@styled()
 def report_pairs(out: Path, pictures: Path) -> None:
   """Report the accuracy of even pairs by length."""
   import matplotlib.pyplot as plt  # noqa: PLC0415 (only for pictures)
@@ -471,11 +473,9 @@ def report_growth(out: Path) -> None:
 
 
 def finish(axes: Any, figure: Any, path: Path) -> None:
-  """Add legend and grid, and write the file."""
-  axes.legend(fontsize=7, frameon=False)
-  axes.grid(alpha=0.3)
-  figure.tight_layout()
-  figure.savefig(path, dpi=120)
+  """Add the legend, and write the file."""
+  axes.legend(fontsize=7)
+  figure.savefig(path)
 
 
 def report(out: Path, pictures: Path | None) -> None:

@@ -31,6 +31,7 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.runs import metrics
+from tokenformer_jax.runs.pictures import styled
 from tokenformer_jax.training import sizes
 
 WIDTH, HIDDEN, EXPERTS = 32, 128, 8
@@ -306,6 +307,7 @@ def report_distillation(out: Path) -> None:
   trials.table(rows)
 
 
+@styled()
 def draw(out: Path, path: Path) -> None:
   """Draw the loss against steps and against FLOPs, and the balance over time."""
   import matplotlib.pyplot as plt  # noqa: PLC0415 (only for the picture)
@@ -334,10 +336,7 @@ def draw(out: Path, path: Path) -> None:
   by_step.set_ylim(top=3.6)
   by_flops.set_ylim(top=3.6)
   for axes in (by_step, load):
-    axes.legend(fontsize=7, frameon=False)
-  for axes in (by_step, by_flops, load):
-    axes.grid(alpha=0.3, which='both')
-  figure.tight_layout()
+    axes.legend(fontsize=7)
   figure.savefig(path, dpi=110)
 
 

@@ -37,6 +37,7 @@ import trials
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.model import flops
+from tokenformer_jax.runs.pictures import styled
 from tokenformer_jax.training import sizes
 
 FIRST, SECOND = 4000, 250  # steps on the old text, and on the new one by full fine-tuning
@@ -176,11 +177,12 @@ def report(runs: list[Run]) -> None:
   trials.table([['', 'new text', 'forgotten', 'full, as far', 'rate', 'steps', 'seeds'], *rows])
 
 
+@styled()
 def draw(runs: list[Run], path: str) -> None:
   """Draw what is forgotten against what is learned."""
   from matplotlib import pyplot  # noqa: PLC0415 (needed for the picture only)
 
-  figure, axes = pyplot.subplots(figsize=(7.5, 4.8), layout='constrained')
+  figure, axes = pyplot.subplots(figsize=(7.5, 4.8))
   for name, marker in zip(dict.fromkeys(run.arm for run in runs), 'osD^v*PX', strict=False):
     best, line = best_of(runs, name), by_rate(runs, name)
     color = axes.plot([run.new for run in line], [run.forgotten for run in line], '-', alpha=0.4)[
@@ -198,9 +200,8 @@ def draw(runs: list[Run], path: str) -> None:
   axes.set_ylim(0, 0.6)  # the largest rates of half of the tokens leave the picture
   axes.set_xlabel('new text, bits per byte')
   axes.set_ylabel('forgotten of the old text, bits per byte')
-  axes.grid(alpha=0.3)
   axes.legend(fontsize=8)
-  figure.savefig(path, dpi=150)
+  figure.savefig(path)
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ import trials
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.model import flops
+from tokenformer_jax.runs.pictures import styled
 from tokenformer_jax.training import sizes
 
 MAIN = 20  # tokens a parameter, at which arms are compared
@@ -366,11 +367,12 @@ def report(all_runs: Sequence[Runs]) -> None:
   trials.table(rows)
 
 
+@styled()
 def draw(all_runs: Sequence[Runs], path: Path) -> None:
   """Draw the saving and the lead over the small model by the share of the tokens before growth."""
   import matplotlib.pyplot as plt  # noqa: PLC0415 (only for the picture)
 
-  figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout='constrained')
+  figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8))
   for number, runs in enumerate(all_runs):
     shift = 0.008 * (number - (len(all_runs) - 1) / 2)
     label = f'{runs.scale}: {SCALES[runs.scale].parameters:,} parameters in its layers'
@@ -390,8 +392,8 @@ def draw(all_runs: Sequence[Runs], path: Path) -> None:
     axis.set(xlabel='share of the tokens before growth', xlim=(0, 0.8))
   marks, labels = left.get_legend_handles_labels()
   known = dict(zip(labels, marks, strict=True))
-  figure.legend(known.values(), known.keys(), frameon=False, loc='outside lower center', ncols=3)
-  figure.savefig(path, dpi=110)
+  figure.legend(known.values(), known.keys(), loc='outside lower center', ncols=3)
+  figure.savefig(path)
 
 
 def runs_by_scale(rows: Sequence[Row]) -> list[Runs]:

@@ -20,6 +20,7 @@ import trials
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.model import flops, models
+from tokenformer_jax.runs.pictures import styled
 from tokenformer_jax.training import sizes
 
 FIRST, SECOND = 3000, 600  # steps on the old text, and on the new one
@@ -139,11 +140,12 @@ def find(out: Path, text: str, name: str, seeds: Sequence[int]) -> Found:
   return Found(rate, {n: [new for new, _ in pairs] for n, pairs in reached.items()}, old, forgotten)
 
 
+@styled()
 def draw(arms: dict[str, Found], path: str) -> None:
   """Draw what is forgotten, and the FLOPs, against what is learned."""
   from matplotlib import pyplot  # noqa: PLC0415 (needed for the picture only)
 
-  figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4.4), layout='constrained')
+  figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4.4))
   for (name, arm), marker in zip(arms.items(), 'o^sDv*<>P', strict=False):
     new = arm.new[SECOND]
     spread = [statistics.stdev(x) if len(x) > 1 else 0 for x in (new, arm.forgotten)]
@@ -158,10 +160,8 @@ def draw(arms: dict[str, Found], path: str) -> None:
   right.set_xticks([], minor=True)
   right.set_xlabel('FLOPs of learning the new text, 10¹²')
   right.set_ylabel('new text, bits per byte')
-  left.grid(alpha=0.3)
-  right.grid(alpha=0.3)
   right.legend(fontsize=8)
-  figure.savefig(path, dpi=150)
+  figure.savefig(path)
 
 
 def main() -> None:

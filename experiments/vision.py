@@ -33,6 +33,7 @@ from tokenformer_jax.config import Config
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.model import flops
 from tokenformer_jax.runs import saved_config
+from tokenformer_jax.runs.pictures import styled
 from tokenformer_jax.training import sizes
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
@@ -221,6 +222,7 @@ def compare(out: Path, part: str) -> None:
   trials.table([head, *rows.values()])
 
 
+@styled()
 def draw(out: Path, path: Path) -> None:
   """Draw the loss of every run: a row for each set of images, a panel for each part."""
   import matplotlib.pyplot as plt  # noqa: PLC0415 (only for the picture)
@@ -230,7 +232,6 @@ def draw(out: Path, path: Path) -> None:
     len(PARTS),
     figsize=(13, 5.5),
     sharey='row',
-    layout='constrained',
     squeeze=False,
   )
   for data, row in zip(DATA, all_axes, strict=True):
@@ -245,9 +246,9 @@ def draw(out: Path, path: Path) -> None:
       axes.set_xticks(range(len(arms)), labels, fontsize=7)
       axes.set_xlim(-0.6, len(arms) - 0.4)
       axes.set_title(f'{part}, {data}', fontsize=9)
-      axes.grid(axis='y', alpha=0.3)
+      axes.grid(visible=False, axis='x')
     row[0].set_ylabel('loss, held out')
-  figure.savefig(path, dpi=120)
+  figure.savefig(path)
 
 
 def main() -> None:

@@ -114,8 +114,8 @@ def test_a_family_is_drawn_whole_and_controls_change_it(family, tmp_path):
   assert int(seen[6]) > 0, 'no sample at the first place'
 
 
-def test_no_label_is_cut_on_a_phone(family, tmp_path):
-  """Every text of every chart lies inside its chart in a frame as wide as a phone."""
+def test_no_label_is_cut_on_a_phone_and_wide_tables_say_that_they_scroll(family, tmp_path):
+  """In a frame as wide as a phone every text of every chart lies inside its chart."""
   actions = """
   for (const chart of document.querySelectorAll('.js-plotly-plot')) {
     const around = chart.getBoundingClientRect();
@@ -126,7 +126,12 @@ def test_no_label_is_cut_on_a_phone(family, tmp_path):
       }
     }
   }
-  seen.push(innerWidth);
+  for (const box of document.querySelectorAll('.scroll')) {
+    if (box.scrollWidth > box.clientWidth + 1 && !box.classList.contains('wide')) {
+      seen.push(`no hint: ${box.textContent}`);
+    }
+  }
+  seen.push(innerWidth, document.querySelectorAll('.scroll.wide').length > 0);
   parent.document.body.dataset.seen = seen.join('|');
   """
   page_html = family[-1].report(beside=family[:-1], models=0).html
@@ -136,7 +141,7 @@ def test_no_label_is_cut_on_a_phone(family, tmp_path):
   path.write_text(f'<!doctype html><body>{frame}</iframe></body>', 'utf-8')
   opened = browser.open_page(path)
   assert opened.console == []
-  assert re.search(r'data-seen="([^"]*)"', opened.content)[1] == '390'
+  assert re.search(r'data-seen="([^"]*)"', opened.content)[1] == '390|true'
 
 
 def test_runs_in_progress_and_without_records_are_drawn(tmp_path):

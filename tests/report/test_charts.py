@@ -56,6 +56,22 @@ def test_bits_per_byte_come_first_where_all_runs_have_them(tmp_path):
   assert 'bits per byte' not in differences.overview([plain]), 'a column that no run has'
 
 
+def test_values_of_keys_are_no_python(tmp_path):
+  runs = []
+  for name, trackers in (('one', ()), ('two', ('tensorboard', 'wandb'))):
+    train = dataclasses.replace(CONFIG.train, trackers=trackers)
+    runs.append(
+      read(tmp_path / name, written_runs.falling(50), dataclasses.replace(CONFIG, train=train))
+    )
+  table = differences.table(runs)
+  assert '<td>train.trackers</td><td>–</td><td>tensorboard, wandb</td>' in table
+
+
+def test_axes_of_costs_begin_at_zero(tmp_path):
+  runs = [read(tmp_path / name, written_runs.falling(50)) for name in 'ab']
+  assert charts.loss_by_flops(runs, {})['layout']['xaxis']['rangemode'] == 'tozero'
+
+
 def test_a_decay_begins_on_the_curve_of_its_run(tmp_path):
   stable = read(tmp_path / 'stable', written_runs.falling(100))
   train = dataclasses.replace(CONFIG.train, decay_from=50)

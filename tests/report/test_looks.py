@@ -29,6 +29,12 @@ def test_a_look_has_the_usage_of_every_projection(tmp_path):
   assert 'looks into the 1 model of the last runs, and has 2' in note
 
 
+def test_only_the_terms_of_the_tables_are_defined(tmp_path):
+  model = tiny_trained.trained()
+  body, _ = looks.look([record_of(tmp_path, model.meta)], 1, lambda source: model)
+  assert 'for 90 %  ' in body and 'of an MLP' not in body and 'max violation' not in body
+
+
 def test_there_is_nothing_to_look_into_without_a_checkpoint_or_in_a_classifier(tmp_path):
   meta = tiny_trained.trained().meta
   config = dataclasses.replace(meta.config, model=ViTConfig(channels=3, classes=10))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenformer_jax.errors import check_installed
+from tokenformer_jax.runs import pictures
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
@@ -21,13 +21,22 @@ _LEAST_INCHES = 1.5  # the least height of a panel
 _FRAME_INCHES = 0.5  # room above and below a panel for title and numbers
 _LONGEST_NAME = 14  # the most characters of a label
 _HIGHEST = 20_000  # the most pixels of the figure's height
+_STYLE = pictures.styled('draws the heat map')
+_COLOURS = (
+  'Weights: red above zero, white zero, blue below. Each panel has a scale of its own, finer for '
+  'small weights;\nit ends at the 99.9th percentile of their sizes, and larger ones have its '
+  'darkest colours.'
+)
+_POOLED = ' Where tokens are many, a column is the largest weight of several neighbours.'
+_GROWN = '\nA line parts old tokens, on its left, from those of the last growth.'
 
 
+@_STYLE
 def check() -> None:
   """Check, before any long computation, that heat maps can be drawn."""
-  check_installed('matplotlib', 'draws the heat map', 'plot')
 
 
+@_STYLE
 def draw(
   maps: Mapping[int, Mapping[str, np.ndarray]],
   names: Sequence[str],
@@ -40,9 +49,8 @@ def draw(
   weights (arsinh), so that a few large weights do not hide the others. If there are more parameter
   tokens than a reader can distinguish, a column shows the largest weight of several neighbours. A
   line separates `old` parameter tokens from new ones. New tokens whose weights are all zero, as
-  after a growth, are hatched. `names` are labels of the input tokens.
+  after a growth, are hatched. `names` are labels of the input tokens. The title says all this.
   """
-  check()
   from matplotlib.figure import Figure  # noqa: PLC0415
 
   columns = min(_COLUMNS, max(map(len, maps.values())))
@@ -52,8 +60,8 @@ def draw(
     for begin in range(0, len(own), columns)
   ]
   row = float(np.clip(3 / len(names), *_ROW_INCHES))
-  height = len(lines) * (max(_LEAST_INCHES, row * len(names)) + _FRAME_INCHES)
-  figure = Figure((_WIDTH, height), dpi=min(150, _HIGHEST / height), layout='constrained')
+  height = len(lines) * (max(_LEAST_INCHES, row * len(names)) + _FRAME_INCHES) + _FRAME_INCHES
+  figure = Figure((_WIDTH, height), dpi=min(150, _HIGHEST / height))
   grid = figure.subplots(len(lines), columns, squeeze=False)
   for line, (layer, kinds) in zip(grid, lines, strict=True):
     for axes, kind in itertools.zip_longest(line, kinds):
@@ -69,6 +77,9 @@ def draw(
         _mark_new(axes, map_TxN, old[layer][kind])
     size = 7 if row < 0.2 else 9
     line[0].set_yticks(range(len(names)), [_drawable(label) for label in names], fontsize=size)
+  shapes = [own.shape[1] for kinds in maps.values() for own in kinds.values()]
+  caption = _COLOURS + _POOLED * (max(shapes) > _SHOWN) + _GROWN * (old is not None)
+  figure.suptitle(caption, fontsize=9, x=0.01, horizontalalignment='left')
   figure.supxlabel('parameter token', fontsize=9)
   figure.supylabel('input token', fontsize=9)
   return figure
@@ -90,6 +101,8 @@ def _panel(axes: 'Axes', map_TxN: np.ndarray) -> tuple['AxesImage', float]:
     extent=(-0.5, count - 0.5, len(map_TxN) - 0.5, -0.5),
   )
   axes.set_xlim(right=map_TxN.shape[1] - 0.5)
+  axes.grid(False)
+  axes.spines[['top', 'right']].set_visible(True)
   axes.set_yticks([])
   axes.tick_params(labelsize=7, length=2)
   return image, end

@@ -10,13 +10,15 @@ from tokenformer_jax.inspection.experts import Answers
 from tokenformer_jax.inspection.usage import Usage
 from tokenformer_jax.parallel.messages import aligned
 
-DEFINITIONS = """\
+TOKEN_DEFINITIONS = """\
 contribution   |weight| · ‖value‖₂ of a parameter token, averaged over the positions of the text
 unused         contributes less than 1/100 of the mean contribution in its Pattention
 dead           key, value and weight are zero, so the token has no gradient and stays dead
-of an MLP      the hidden units count as parameter tokens: the weight is the activation, the value
-               a row of the second matrix
 for 90 %       the fewest tokens that together make 90 % of the contribution"""
+MLP_DEFINITIONS = """\
+of an MLP      the hidden units count as parameter tokens: the weight is the activation, the value
+               a row of the second matrix"""
+DEFINITIONS = f'{TOKEN_DEFINITIONS}\n{MLP_DEFINITIONS}'
 EXPERT_DEFINITIONS = """\
 load           the share of all choices of a layer's router that an expert has
 max violation  the largest load over that at even load, less 1"""

@@ -1,25 +1,27 @@
 """Draw a fitted law: loss against compute, and residuals."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenformer_jax.errors import UserError, check_installed
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import formulas
 from tokenformer_jax.laws.analysis import Analysis, optimum
 from tokenformer_jax.laws.report import number
+from tokenformer_jax.runs import pictures
 
 if TYPE_CHECKING:
   from matplotlib.axes import Axes
   from matplotlib.figure import Figure
 
 _MOST_CURVES = 12  # sizes in one picture
+_STYLE = pictures.styled('draws the pictures')
 
 
+@_STYLE
 def check_folder(folder: Path) -> None:
   """Check, before any long computation, that pictures can be drawn and written."""
-  _figure()
   if folder.exists() and not folder.is_dir():
     raise UserError(f'--pictures={folder} is a file; give the folder for the pictures')
 
@@ -36,9 +38,12 @@ def write(analysis: Analysis, folder: Path) -> list[Path]:
   return [folder / name for name in drawn]
 
 
+@_STYLE
 def draw_losses(analysis: Analysis) -> 'Figure':
   """Return the loss against compute: a curve and points for each size, and the frontier."""
-  points, figure = analysis.points, _figure()
+  from matplotlib.figure import Figure  # noqa: PLC0415
+
+  points, figure = analysis.points, Figure()
   axes, spent = figure.add_subplot(), points.flops
   sizes = np.unique(points.parameters)
   if len(sizes) <= _MOST_CURVES:
@@ -58,8 +63,8 @@ def draw_losses(analysis: Analysis) -> 'Figure':
   axes.set_xscale('log')
   _use_log_losses(axes)
   axes.set_ylim(max(least * 0.97, 1e-3), points.loss.max() * 1.05)
-  _finish(axes, 'training FLOPs (6 N D)', 'loss (nats per token), at the end')
-  axes.legend(frameon=False, fontsize=8)
+  axes.set(xlabel='training FLOPs (6 N D)', ylabel='loss (nats per token), at the end')
+  axes.legend(fontsize=8)
   return figure
 
 
@@ -72,15 +77,18 @@ def _draw_sizes(axes: 'Axes', analysis: Analysis, sizes: np.ndarray) -> None:
   for size, colour in zip(sizes, colours, strict=True):
     mine, label = points.parameters == size, f'N = {number(size)}'
     x, y = points.flops[mine], points.loss[mine]
-    axes.plot(x, y, 'o', color=colour, markersize=4, label=label)
+    axes.plot(x, y, 'o', color=colour, label=label)
     curve = np.geomspace(x.min() / 1.5, x.max() * 2, 100)
     losses = formulas.loss(analysis.fit.values, size, curve / (6 * size))
     axes.plot(curve, losses, color=colour, linewidth=1)
 
 
+@_STYLE
 def draw_residuals(analysis: Analysis) -> 'Figure':
   """Return the residuals against size and tokens."""
-  points, figure = analysis.points, _figure(figsize=(10, 4))
+  from matplotlib.figure import Figure  # noqa: PLC0415
+
+  points, figure = analysis.points, Figure((10, 4))
   percent = 100 * np.expm1(analysis.fit.residuals)
   ratio = np.log10(points.tokens / points.parameters)
   first, second = figure.subplots(1, 2, sharey=True)
@@ -88,28 +96,10 @@ def draw_residuals(analysis: Analysis) -> 'Figure':
   for axes, x, name in panels:
     axes.scatter(x, percent, c=ratio, cmap='viridis', s=18)
     axes.axhline(0, color='k', linewidth=0.8)
-    axes.set_xscale('log')
-    label = 'measured loss over that of the law, % more' if axes is first else ''
-    _finish(axes, name, label)
+    axes.set(xscale='log', xlabel=name)
+  first.set_ylabel('measured loss over that of the law, % more')
   figure.colorbar(second.collections[0], ax=second, label='log₁₀ of tokens a parameter')
   return figure
-
-
-def _figure(**options: Any) -> 'Figure':
-  """Return an empty figure with the given options of matplotlib."""
-  check_installed('matplotlib', 'draws the pictures', 'plot')
-  from matplotlib.figure import Figure  # noqa: PLC0415
-
-  return Figure(**{'figsize': (8, 5), 'dpi': 150, 'layout': 'constrained', **options})
-
-
-def _finish(axes: 'Axes', x: str, y: str) -> None:
-  """Label the axes, and give them a grid."""
-  axes.set_xlabel(x)
-  axes.set_ylabel(y)
-  axes.grid(color='0.9', linewidth=0.8)
-  axes.set_axisbelow(True)
-  axes.spines[['top', 'right']].set_visible(False)
 
 
 def _use_log_losses(axes: 'Axes') -> None:

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from tokenformer_jax.report.record import Line, Record, digits, is_number
-from tokenformer_jax.runs import curves
+from tokenformer_jax.runs import curves, pictures
 
-_COLOURS = (*curves.COLOURS, '#7F7F7F', '#8C564B', '#17BECF')
 _AXES = {  # the label of each axis, in the order of the choice
   'steps': 'training step',
   'tokens': 'tokens of training',
@@ -138,7 +137,7 @@ def loss_by_flops(records: Sequence[Record], parents: Mapping[int, int]) -> Figu
     'data': data,
     'layout': {
       'height': 440,
-      'xaxis': {'title': {'text': _AXES['flops']}, 'type': 'log', **_FLOPS_AXIS},
+      'xaxis': {'title': {'text': _AXES['flops']}, 'rangemode': 'tozero', **_FLOPS_AXIS},
       'yaxis': {'title': {'text': f'validation: {MAIN[main]}'}},
       'hovermode': 'closest',
     },
@@ -146,7 +145,7 @@ def loss_by_flops(records: Sequence[Record], parents: Mapping[int, int]) -> Figu
 
 
 def _colour(run: int) -> str:
-  return _COLOURS[run % len(_COLOURS)]
+  return pictures.COLOURS[run % len(pictures.COLOURS)]
 
 
 def main_figure(records: Sequence[Record]) -> str:

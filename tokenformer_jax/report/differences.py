@@ -28,7 +28,7 @@ def overview(records: Sequence[Record]) -> str:
         'bits per byte': tables.loss(bits),
         'training loss': tables.loss(trained[-1] if trained else None),
         'validation loss': tables.loss(charts.last_value(run.lines, 'eval/loss', last)),
-        'lowest': tables.loss(min(losses) if losses else None),
+        'lowest validation loss': tables.loss(min(losses) if losses else None),
       }
     )
   return tables.table_of_dicts(rows, texts=3)
@@ -58,7 +58,9 @@ def _shown(config: dict[str, object], path: str) -> str:
   if path not in config:
     return tables.ABSENT
   value = config[path]
-  return str(value).lower() if isinstance(value, bool) else str(value) or "''"
+  if isinstance(value, tuple):
+    return ', '.join(map(str, value)) or tables.ABSENT
+  return str(value).lower() if isinstance(value, bool) else str(value) or tables.ABSENT
 
 
 def _shape(run: Record) -> str:

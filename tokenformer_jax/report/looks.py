@@ -24,10 +24,12 @@ def look(
 ) -> tuple[str, list[str]]:
   """Return tables of HTML about the newest models of the last runs, and notes about the others."""
   able = [run for run in records if _can_look(run)]
-  bodies, notes = [], []
+  bodies, notes, definitions = [], [], {}
   for run in able[len(able) - min(models, len(able)) :]:
     try:
-      bodies.append(_look_into(run, load))
+      body, terms = _look_into(run, load)
+      bodies.append(body)
+      definitions |= dict.fromkeys(terms)
     except UserError as error:
       notes.append(str(error))
   if 0 < models < len(able):
@@ -36,8 +38,8 @@ def look(
       f'{len(able)} with parameter tokens; --models=N takes more.'
     )
   if bodies:
-    definitions = f'{report.DEFINITIONS}\n{report.EXPERT_DEFINITIONS}'
-    bodies.append(f'<pre>{html.escape(definitions)}</pre>')
+    shown = '\n'.join(definitions)
+    bodies.append(f'<pre>{html.escape(shown)}</pre>')
   return ''.join(bodies), notes
 
 
@@ -51,8 +53,8 @@ def _can_look(run: Record) -> bool:
   return run.meta is not None
 
 
-def _look_into(run: Record, load: Callable[[str], Trained]) -> str:
-  """Return the tables about a model on text that it was not trained on."""
+def _look_into(run: Record, load: Callable[[str], Trained]) -> tuple[str, list[str]]:
+  """Return the tables about a model on text that it was not trained on, and their definitions."""
   assert run.meta
   if (count := models.define(run.meta.config.model).count) > _MOST_PARAMETERS:
     raise UserError(
@@ -67,8 +69,11 @@ def _look_into(run: Record, load: Callable[[str], Trained]) -> str:
   assert isinstance(config.data, TextConfig)
   corpus, name = held_out.held_out_tokens(config.data, model.tokenizer, _MEASURED)
   heading = f'{run.name}, step {model.meta.step:,}, on {len(corpus):,} tokens of {name}'
-  body = f'<h3>{html.escape(heading)}</h3>'
-  if any(pattentions(model.definition)):
+  body, definitions = f'<h3>{html.escape(heading)}</h3>', []
+  if any(layers := pattentions(model.definition)):
+    definitions.append(report.TOKEN_DEFINITIONS)
+    if any(tokens.is_mlp for layer in layers for tokens in layer.values()):
+      definitions.append(report.MLP_DEFINITIONS)
     usage = inspect_model.measure(model, corpus)
     body += _table(report.usage_rows(usage), report.USAGE)
     if old := inspect_model.old_tokens(model):
@@ -77,7 +82,8 @@ def _look_into(run: Record, load: Callable[[str], Trained]) -> str:
       body += _table(report.age_rows(usage, old), report.AGE)
   if answers := inspect_model.answers(model, corpus):
     body += '<h4>Load of experts</h4>' + _table(report.expert_rows(answers), report.LOAD)
-  return body
+    definitions.append(report.EXPERT_DEFINITIONS)
+  return body, definitions
 
 
 def _table(rows: Sequence[report.Row], columns: report.Columns) -> str:

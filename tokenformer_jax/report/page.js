@@ -53,14 +53,14 @@ function curveTraces(choice, axis, data) {
       const evaluated = name.startsWith('eval/');
       const table = run.tables[evaluated ? 'eval' : 'train'];
       if (!table || !table[name] || !table[axis]) continue;
-      const few = table[name].length < 3;
+      const few = table[name].length < 3, both = choice.names.length > 1;
       traces.push({
         type: 'scatter', x: table[axis], y: table[name], customdata: table.steps,
-        name: plain(run.name) + (evaluated && choice.names.length > 1 ? ', validation' : ''),
+        name: plain(run.name) + (evaluated && both ? ', validation' : ''),
         legendgroup: String(i), showlegend: !listed,
-        mode: evaluated || few ? 'lines+markers' : 'lines',
-        line: {color: run.colour, width: evaluated ? 1.2 : 1.8, dash: evaluated ? 'dash' : 'solid'},
-        marker: {size: 5},
+        mode: evaluated && both ? 'markers' : evaluated || few ? 'lines+markers' : 'lines',
+        line: {color: run.colour, width: 1.8},
+        marker: {size: evaluated && both ? 8 : 5, color: run.colour},
         hovertemplate: '%{y:.5g}, step %{customdata:,}',
       });
       listed = true;
@@ -74,9 +74,12 @@ function drawCurves(data) {
   return draw('curves', curveTraces(choice, axis, data), {
     xaxis: {
       title: {text: data.axes[axis]}, type: find('curve-log-x').checked ? 'log' : 'linear',
-      exponentformat: 'B', ...(axis === 'flops' ? data.flops_axis : {}),
+      exponentformat: 'B', rangemode: 'tozero', ...(axis === 'flops' ? data.flops_axis : {}),
     },
-    yaxis: {title: {text: choice.label}, type: find('curve-log-y').checked ? 'log' : 'linear'},
+    yaxis: {
+      title: {text: choice.label}, type: find('curve-log-y').checked ? 'log' : 'linear',
+      rangemode: choice.names[0].startsWith('perf/') ? 'tozero' : 'normal',
+    },
     showlegend: true,
   });
 }
@@ -97,6 +100,14 @@ async function startCurves(data) {
     find(name).addEventListener('input', () => drawCurves(data));
   }
   await drawCurves(data);
+}
+
+// Tables that are wider than the page.
+
+function hintAtScrolling() {
+  for (const box of document.querySelectorAll('.scroll')) {
+    box.classList.toggle('wide', box.scrollWidth > box.clientWidth + 1);
+  }
 }
 
 // Samples.
@@ -121,6 +132,8 @@ function startSamples(data) {
 }
 
 async function start() {
+  hintAtScrolling();
+  addEventListener('resize', hintAtScrolling);
   if (typeof DecompressionStream === 'undefined') {
     throw new Error('this browser is too old to draw them');
   }

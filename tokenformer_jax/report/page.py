@@ -107,7 +107,7 @@ def build(
     ),
     ('config', 'Differences between the configs', differences.table(records)),
     ('samples', 'Samples', _SAMPLES_BODY if samples else ''),
-    ('looks', 'Parameter tokens and experts', looked),
+    ('looks', 'Inside the models', looked),
     ('notes', 'Notes', f'<ul>{listed}</ul>' if notes else ''),
   )
   data = {
@@ -182,8 +182,8 @@ _CURVES = """
 <label><input type="checkbox" id="curve-log-y"> logarithmic y</label>
 </form>
 <div class="chart tall" id="chart-curves"></div>
-<p>Dashed lines with points are on the validation data. Drag to zoom, double-click to zoom out,
-click on a run in the legend to hide it.</p>
+<p>Lines are on the training data, points on the validation data. Drag to zoom, double-click to
+zoom out, click on a run in the legend to hide it.</p>
 """
 _FLOPS_NOTE = tables.paragraph(
   'FLOPs count every stage of a model that has grown, each at its size. A run that continues '

@@ -18,11 +18,13 @@ _KINDS = {  # name and colour, in the order of a bar
   'starting': ('starting', '#999999'),
   LOST: ('lost to restarts', '#D55E00'),
 }
-_DEFINITIONS = tables.paragraph(
-  'Goodput is the share of training in the time of all processes. Lost to restarts is the time of '
-  'steps that a crash undid and that were made again; pauses lie between the processes of a run, '
-  'and are not in the bars. Waiting for data is a lower bound of the time that the devices had no '
-  'batch. On several hosts the times are those of the first process.'
+_GOODPUT = (
+  'Goodput is the share of training in the time of all processes. Waiting for data is a lower '
+  'bound of the time that the devices had no batch.'
+)
+_RESTARTS = (
+  'Lost to restarts is the time of steps that a crash undid and that were made again; pauses lie '
+  'between the processes of a run, and are not in the bars.'
 )
 
 
@@ -56,7 +58,7 @@ def figure(records: Sequence[Record]) -> Figure | None:
     'data': data,
     'layout': {
       'barmode': 'stack',
-      'height': 180 + 34 * len(runs),
+      'height': 240 + 34 * len(runs),  # room for the legend on a phone
       'xaxis': {'title': {'text': f'{name} of wall time'}},
       'yaxis': {
         'title': {'text': 'run'},
@@ -81,12 +83,14 @@ def time_table(records: Sequence[Record]) -> str:
           'devices': spent.devices or tables.ABSENT,
           'time of processes': tables.duration(total),
           'goodput': f'{spent.seconds["training"] / total:.1%}' if total else tables.ABSENT,
-          'restarts': f'{max(0, spent.count - 1)}',
-          'lost to them': tables.duration(spent.seconds[LOST]),
-          'pauses': tables.duration(spent.pauses),
+          'restarts': f'{spent.count - 1}' if spent.count > 1 else tables.ABSENT,
+          'lost to restarts': tables.duration(spent.seconds[LOST] if spent.count > 1 else None),
+          'pauses': tables.duration(spent.pauses if spent.count > 1 else None),
         }
       )
-  return tables.table_of_dicts(rows, texts=2) + _DEFINITIONS
+  is_restarted = any(run.sessions.count > 1 for run in records if run.times)
+  notes = [_GOODPUT, _RESTARTS] if is_restarted else [_GOODPUT]
+  return tables.table_of_dicts(rows, texts=2) + tables.paragraph(' '.join(notes))
 
 
 def speed_table(records: Sequence[Record]) -> str:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tokenformer_jax.config import Config
-from tokenformer_jax.errors import UserError, check_installed
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import batches as batches_lib
-from tokenformer_jax.runs import checkpoint, metrics, saved_config, spent_flops
+from tokenformer_jax.runs import checkpoint, metrics, pictures, saved_config, spent_flops
 from tokenformer_jax.runs.checkpoint_meta import Lineage
 from tokenformer_jax.storage import paths
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 XAxis = Literal['steps', 'examples', 'tokens', 'flops']
 
-COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 _UNITS = {
   'loss': 'loss (nats per {one})',
   'bits_per_byte': 'bits per byte',
@@ -45,13 +44,7 @@ _TICKS = (
   (300, (1, 2, 5)),
   (math.inf, (1, 3)),
 )
-_VALIDATION = {
-  'linestyle': '--',
-  'linewidth': 0.9,
-  'marker': 'o',
-  'markersize': 5.5,
-  'markeredgecolor': 'white',
-}
+_VALIDATION = {'linestyle': 'none', 'marker': 'o', 'markersize': 5, 'clip_on': False}
 
 
 def curves(source: str | paths.Path, x: str, y: str) -> dict[str, tuple[list[float], list[float]]]:
@@ -132,25 +125,25 @@ def _past(run: paths.Path, config: Config, x: str) -> tuple[Lineage, batches_lib
   return meta.lineage, batches_lib.of_run(meta, config.data)
 
 
+@pictures.styled('draws the curves')
 def draw(sources: Sequence[str | paths.Path], x: str, y: str) -> 'Figure':
-  """Return a figure with one colour for each run: `train/…` as a line, `eval/…` as dashed points.
+  """Return a figure with one colour for each run: `train/…` as a line, and `eval/…` as points.
 
   A metric that falls steeply at first, such as a loss, gets logarithmic axes, which show the whole
   curve and keep its end readable.
   """
-  check_installed('matplotlib', 'draws the curves', 'plot')
   from matplotlib.figure import Figure  # noqa: PLC0415
 
   runs = [*dict.fromkeys(map(paths.parse_path, sources))]
   drawn = {name: curves(run, x, y) for name, run in zip(run_names(runs), runs, strict=True)}
-  figure = Figure(figsize=(8, 4.5), dpi=150, layout='constrained')
+  figure = Figure()
   axes = figure.add_subplot()
   for i, (name, by_metric) in enumerate(drawn.items()):
-    colour = COLOURS[i % len(COLOURS)]
+    colour = pictures.COLOURS[i % len(pictures.COLOURS)]
     for metric, (xs, ys) in by_metric.items():
       if metric == y:
         marker = 'o' if metric.startswith('eval/') or len(xs) == 1 else None
-        axes.plot(xs, ys, color=colour, linewidth=1.6, marker=marker, markersize=4, label=name)
+        axes.plot(xs, ys, color=colour, marker=marker, label=name)
       else:
         axes.plot(xs, ys, color=colour, **_VALIDATION)
   if any(len(by_metric) > 1 for by_metric in drawn.values()):
@@ -196,10 +189,7 @@ def _finish(axes: 'Axes', x: str, y: str, counted: Sequence[str]) -> None:
     _label_plainly(axes.yaxis, [value for _, ys in _points(axes) for value in ys])
   label = metric_label(name, counted)
   axes.set_ylabel(f'validation {label}' if split == 'eval' else label)
-  axes.grid(color='0.9', linewidth=0.8)
-  axes.set_axisbelow(True)
-  axes.spines[['top', 'right']].set_visible(False)
-  axes.legend(frameon=False)
+  axes.legend()
 
 
 def metric_label(name: str, counted: Sequence[str]) -> str:
