@@ -234,6 +234,7 @@ def test_pairs_of_the_hub_are_the_same_pair(name):
 
 
 VERDICTS = [
+  *({'label': 'undesirable'}, {'label': -1}, {'feedback': 'bad'}, {'accepted': 'no'}),
   *({name: value} for name in ('label', 'kto_tag', 'weight') for value in (False, 0, '0', 'False')),
   *({'is_good': value} for value in (True, False, 1, 0, '1', 'true')),
   *({name: True} for name in ('desirable', 'hallucinated', 'enable_thinking', 'refusal')),

@@ -26,6 +26,7 @@ _TEXTS = {
   *('tool_calls', 'functions', 'function_call', 'chat_template_kwargs', 'image', 'images', 'audio'),
   *('audios', 'video', 'videos', 'mask', 'loss_mask', 'completion_mask', 'assistant_mask'),
 }
+_BAD = ('no', 'bad', 'wrong', 'incorrect', 'rejected', 'undesirable', 'dislike', '-1')
 _TURN = ('content', 'value', 'input', 'output')
 # The words in names of verdicts, and of facts that can be true or false.
 _VERDICT = re.compile(
@@ -33,8 +34,8 @@ _VERDICT = re.compile(
   r'(un)?desirable|approved|liked?|thumbs|feedback|keep|exclude|learn|verified|pass(ed)?)\b'
 )
 _FACT = re.compile(
-  r'\b(toxic|redacted|synthetic|deleted|formatting|custom|parallel|in|turn|language|country|state|'
-  r'timestamp|header|ip|scores?|ratings?|rewards?)\b'
+  r'\b(toxic|redacted|synthetic|deleted|formatting|custom instruction|parallel|in|turn|lang|'
+  r'language|country|state|timestamp|header|ip|model|source|scores?|ratings?|rewards?)\b'
 )
 
 
@@ -87,7 +88,7 @@ def _is_in(name: str, value: Any, messages: Sequence[dict[str, Any]]) -> bool:
 
 def _is_bad(name: str, value: Any) -> bool:
   """Return whether a column says, or may say, that the answers of its row are not learned."""
-  flag = is_learned(value)
+  flag = is_learned(value) if str(value).lower() not in _BAD else False
   if name in (*WEIGHTS, 'label', 'kto_tag'):
     return not flag and (flag is False or name != 'label')  # A label may be a topic.
   is_verdict = str(value).lower() in ('true', 'false') or _VERDICT.search(name.replace('_', ' '))
