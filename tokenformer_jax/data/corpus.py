@@ -77,7 +77,8 @@ class Corpus:
       texts = texts, self.validation.fingerprint()
     if self.known is not None:
       texts = texts, 'unique', [source.fingerprint() for source in self.known]
-    return (texts, 'chat', self.template.fingerprint) if self.template else texts
+    # The number is a version: stores of before lack what columns of their rows say.
+    return (texts, 'chat', 2, self.template.fingerprint) if self.template else texts
 
   def pieces(self) -> Iterator[Piece]:
     """Yield the text of both splits, always in the same order."""
