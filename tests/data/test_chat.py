@@ -26,7 +26,6 @@ from tokenformer_jax.data import (
   tokenizers,
 )
 from tokenformer_jax.data.chat_template import Template, find_template
-from tokenformer_jax.data.mixture import open_sources
 from tokenformer_jax.decoding import chats
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
@@ -324,7 +323,6 @@ def test_a_conversation_begins_once_as_the_tokenizer_does(tmp_path, name, tokeni
   ends = np.flatnonzero(marks.plain(tokens) == 0)
   assert begins.tolist() == [0, *(ends[:-1] + 1)], 'a conversation has no beginning or two'
   assert (tokens[begins] < 0).all(), 'the beginning carries loss'
-  assert made.divided == 0, 'masks of documents are refused'
   template = find_template(_config(tmp_path, '', tokenizer=spec))
   row = chats.ask(template, chats.question(QUESTION), TextRequest('')).ids(made.tokenizer).tolist()
   assert row.count(3) == 1 and row[0] == 3, 'an answer is asked for otherwise'
@@ -382,21 +380,6 @@ def test_bad_rows_are_counted_and_left_out(tmp_path):
   made = store.make(_config(tmp_path, source), skip_bad=True)
   assert total(made, 'documents') == len(ROWS)
   assert sum(shard.bad_documents for shard in made.index.shards) == 3
-
-
-def test_masks_of_documents_need_conversations_without_an_end_inside(tmp_path, tokenizer):
-  twice = [{'messages': row['messages'] * 2} for row in MESSAGES]
-  template = tmp_path / 'inline.jinja'
-  template.write_text(GOLDEN['templates']['inline']['template'])
-  config = _config(
-    tmp_path,
-    _write(tmp_path / 'a.jsonl', twice),
-    chat_template=str(template),
-    tokenizer=str(tokenizer),
-  )
-  open_sources(config, 0)
-  with pytest.raises(UserError, match='documents is masked, and 60 conversations of files:'):
-    open_sources(dataclasses.replace(config, documents='masked'), 0)
 
 
 @pytest.mark.parametrize('size', [200, 2**15, 2**15 + 1, 2**16, 2**16 + 1])

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pickle
 import shutil
 import threading
 import time
@@ -88,6 +89,42 @@ def test_a_damaged_store_is_built_again(tmp_path, missing):
   path, tokens = built.path / '00000/c/0', built.train[:].tolist()
   path.unlink() if missing else path.write_bytes(path.read_bytes()[:-2])
   assert prepare(_config(tmp_path)).train[:].tolist() == tokens, 'a run trains on a damaged store'
+
+
+def _flip(path: Path) -> None:
+  content = bytearray(path.read_bytes())
+  content[len(content) // 3] ^= 1
+  path.write_bytes(content)
+
+
+@pytest.mark.parametrize('tokenizer', ['bytes', 'bpe:300'])
+def test_a_bit_that_flips_in_the_cache_is_repaired_by_its_reader(
+  tmp_path, monkeypatch, capsys, tokenizer
+):
+  config = dataclasses.replace(_many_shards(tmp_path, monkeypatch), tokenizer=tokenizer)
+  built = prepare(config)
+  named = dataclasses.replace(config, store=str(tmp_path / 'named'))
+  shutil.copytree(built.path, named.store)
+  whole, files = built.train[:], shards.file_sizes(built.path)
+  for number in (2, 5):
+    _flip(built.path / f'0000{number}/c/0')
+    _flip(Path(named.store, f'0000{number}/c/0'))
+  capsys.readouterr()
+  again = pickle.loads(pickle.dumps(prepare(config, built.tokenizer).train))  # as for a worker
+  np.testing.assert_array_equal(again[:], whole)
+  said = capsys.readouterr().err.splitlines()
+  assert said == [
+    f'{built.path}/0000{n} is damaged; building this shard of the token store again' for n in (2, 5)
+  ]
+  assert shards.verify(built.path) and shards.file_sizes(built.path) == files
+  for _ in range(2):
+    with pytest.raises(UserError, match=r'named/00002 are not as they were written .* make the'):
+      prepare(named).train[:]
+  opened = prepare(config)
+  (tmp_path / 'corpus/7.jsonl').write_text('{"text": "other text"}')
+  _flip(built.path / '00003/c/0')
+  with pytest.raises(UserError, match=r'00003 is damaged, and files:.* has changed since; start'):
+    opened.train[:]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import tokenizers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenformer_jax.data import tokenizers
+from tokenformer_jax.data import marks, tokenizers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.layer import Context, Documents
+from tokenformer_jax.model.layer import Context
 
 TEXTS = ['the cat sat on the mat', 'def f(x):\n  return x + 1\n', 'naïve 日本語 🙂'] * 20
 # Any code points but surrogates. Not st.text(), which first builds tables for seconds.
@@ -266,7 +266,9 @@ def test_a_document_begins_as_the_tokenizer_does_and_with_its_end_only_once(tmp_
     return tokenizers.load(_folder(tmp_path, {}, '</s>', '<b>', begin=begin))
 
   none, begun, ended = map(load_beginning, ('', '<b>', '</s>'))
-  documents = [one.document(one.encode('a b')).tolist() for one in (none, begun, ended)]
+  documents = [
+    marks.plain(one.document(one.encode('a b'))).tolist() for one in (none, begun, ended)
+  ]
   assert documents == [[1, 2, 3], [4, 1, 2, 3], [1, 2, 3]]
   assert begun.document(np.array([1]), begins=False, ends=False).tolist() == [1]
   assert [one.start(one.encode('a')).tolist() for one in (none, begun, ended)] == [
@@ -274,10 +276,12 @@ def test_a_document_begins_as_the_tokenizer_does_and_with_its_end_only_once(tmp_
     [4, 1],
     [3, 1],
   ], 'a text that is continued begins otherwise than in training'
-  assert begun.start(begun.document([1])).tolist() == [4, 1, 3], 'held-out text begins twice'
+  assert begun.start(marks.plain(begun.document([1]))).tolist() == [4, 1, 3], (
+    'held-out text begins twice'
+  )
   assert [one.boundary for one in (none, begun, ended)] == [3, 4, 3]
   row = np.concatenate([begun.document(np.array([1, 2])), begun.document(np.array([1]))])
-  context = Context.from_ids(row[None], Documents.from_choice('separate', begun.boundary))
+  context = Context.from_ids(row[None], marks.begins(row[None], -1), 'separate')
   assert context.positions(len(row)).tolist() == [[0, 1, 2, 3, 0, 1, 2]], 'masks cut elsewhere'
   assert begun.document_fingerprint != begun.fingerprint, 'a store without beginnings is reused'
   assert none.document_fingerprint == none.fingerprint, 'stores of before are built again'

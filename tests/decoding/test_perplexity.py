@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_trained import LENGTH, log_probs, trained
 
-from tokenformer_jax.data import chat_rows
+from tokenformer_jax.data import chat_rows, marks
 from tokenformer_jax.data.chat_template import OURS, Template
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.decoding import chats, perplexity
@@ -67,7 +67,9 @@ def test_documents_begin_as_in_training():
   """The first one begins before the text: a token is predicted after others only."""
   begun = type('Begun', (ByteTokenizer,), {'begin': (1,)})()
   found = _measure(DOCUMENTS, LENGTH, begun)
-  _, *stream = (int(id_) for text in DOCUMENTS for id_ in begun.document(begun.encode(text)))
+  _, *stream = (
+    int(id_) for text in DOCUMENTS for id_ in marks.plain(begun.document(begun.encode(text)))
+  )
   assert found.tokens == len(stream) == len(STREAM) + len(DOCUMENTS) - 1
   assert found.loss == pytest.approx(_nats(LENGTH, stream, 1) / len(stream), abs=1e-5)
 

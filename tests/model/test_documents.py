@@ -15,7 +15,7 @@ from tokenformer_jax.config import MeshConfig, SeenScaleConfig
 from tokenformer_jax.model import kernels, splash, trunk
 from tokenformer_jax.model.blocks import architecture
 from tokenformer_jax.model.execution import DEFAULT, Execution
-from tokenformer_jax.model.layer import Context, Documents
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import define
 from tokenformer_jax.parallel import sharding
@@ -68,7 +68,7 @@ def _run(name: str, choice: str):
   definition = define_lm(MODELS[name], Execution(remat='everything'))
 
   def loss(params, ids_BxT, weights_BxT):
-    context = Context.from_ids(ids_BxT, Documents.from_choice(choice, END))
+    context = Context.from_ids(ids_BxT, ids_BxT == END, choice)
     logits, _ = definition.bind(params)(ids_BxT, context)
     return jnp.sum(jax.nn.logsumexp(logits, axis=-1) * weights_BxT), logits
 
@@ -116,7 +116,7 @@ def test_documents_do_not_depend_on_the_devices():
 
 
 def _context(choice: str = 'separate', ids_BxT: np.ndarray = IDS) -> Context:
-  return Context.from_ids(ids_BxT, Documents.from_choice(choice, END))
+  return Context.from_ids(ids_BxT, ids_BxT == END, choice)
 
 
 def test_the_token_between_documents_begins_the_later_one():

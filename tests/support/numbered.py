@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenformer_jax.config import DataConfig, TextConfig
+from tokenformer_jax.data.tokenizers import Tokenizer
 
 
 def write(path: Path, count: int, kind: str = '') -> str:
@@ -38,6 +39,9 @@ class Tokens:
 
   def __len__(self) -> int:
     return len(self.ids)
+
+  def begin_as(self, tokenizer: Tokenizer) -> None:
+    """Have no documents."""
 
   def gather(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
     return [self.ids[start:stop] for start, stop in ranges]

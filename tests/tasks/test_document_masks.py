@@ -14,6 +14,7 @@ from tiny import normal_params
 from tiny_trained import LENGTH, trained
 
 from tokenformer_jax import tasks
+from tokenformer_jax.data import marks
 from tokenformer_jax.decoding import evaluation, perplexity
 from tokenformer_jax.decoding.score import Row
 from tokenformer_jax.model.layer import Context
@@ -46,7 +47,7 @@ def _task(config, teacher=None) -> tasks.Task:
 def _batch(task: tasks.Task) -> np.ndarray:
   rows = range(task.config.data.batch_size)
   with contextlib.closing(task.train_batches(rows, 0, 1)) as batches:
-    return next(batches)
+    return marks.ids_alone(next(batches))
 
 
 def _alone(batch: np.ndarray) -> np.ndarray:

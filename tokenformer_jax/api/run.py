@@ -403,7 +403,7 @@ class Run(Growable, Viewable):
     report = evaluation.evaluate(
       model.model,
       model.scorer(max_length, batch_size),
-      documents=evaluation.open_documents(texts, self.config.data.text_field),
+      documents=evaluation.open_documents(texts, self.config.data),
       stride=stride,
       chats=evaluation.open_chats(chats),
       tasks=evaluation.find_tasks(tasks, None if include_path is None else os.fspath(include_path)),

@@ -63,9 +63,7 @@ def main(
   model = trained.load(source, token_shards, clip_positions=values['clip_positions'], groups=groups)
   scorer = evaluation.make_scorer(model, values['max_length'], values['batch_size'])
   length.say_length(model.config, scorer.max_length)
-  documents = None
-  if text:
-    documents = open_source(text, model.config.data.text_field, '--text').documents()
+  documents = evaluation.open_documents(text or None, model.config.data, '--text')
   report = evaluation.evaluate(
     model,
     scorer,

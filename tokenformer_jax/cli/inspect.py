@@ -165,7 +165,8 @@ def _read_text(model: Trained, text: str, length: int, corpus_tokens: int) -> Te
   config, tokenizer = model.meta.config, model.tokenizer
   assert isinstance(config.data, TextConfig)
   if text.startswith(_FILES):
-    documents = open_source(text, config.data.text_field, '--text').documents()
+    opened = open_source(text, config.data.text_field, '--text')
+    documents = opened.parted(config.data.document_separator).documents()
     corpus, corpus_name = held_out.first_tokens(documents, tokenizer, corpus_tokens), text
   else:
     corpus, corpus_name = held_out.held_out_tokens(config.data, tokenizer, corpus_tokens)

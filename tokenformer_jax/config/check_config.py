@@ -120,7 +120,8 @@ def _idle_keys_of_text(data: TextConfig) -> Iterator[tuple[str, str]]:
     yield 'data.chat_template', 'data.rows=text'
     yield 'data.packing', 'data.rows=text'
   if not data.has_text:
-    yield 'data.text_field', 'data.rows=preference' if data.has_pairs else 'data.rows=chat'
+    for key in ('data.text_field', 'data.document_separator'):
+      yield key, f'data.rows={"preference" if data.has_pairs else "chat"}'
   if data.mixture:  # Each source has its own.
     for key in ('data.rows', 'data.store', 'train.epochs', 'optim.warmup_epochs'):
       yield key, 'data.mixture, whose sources have their own'

@@ -124,6 +124,9 @@ class TextConfig(DataConfig):
     'tokenizer.json, or a built-in one',
   )
   text_field: Str = key('text', 'the field or column with the text of a row')
+  document_separator: Str = key(
+    '', "what stands between documents in a text, such as <|endoftext|>. '': a file or row is one"
+  )
   tokenizer: Str = key('bpe:4096', 'bpe:SIZE, bytes, or a path to a Hugging Face tokenizer.json')
   packing: Literal['cut', 'best_fit'] = key(
     'cut',

@@ -43,8 +43,7 @@ def source_configs(data: DataConfig) -> dict[str, MixedConfig]:
     own = {key: getattr(data.mixture[name], key) for key in _OF_SOURCE}
     others = Sources({key: one for key, one in data.mixture.items() if key != name})
     values: dict[str, Any] = fields | own | {'mixture': others}
-    if own['rows'] == 'text':
-      values['packing'] = 'cut'
+    values |= {'packing': 'cut'} if own['rows'] == 'text' else {'document_separator': ''}
     configs[name] = MixedConfig(**values, name=name)
   return configs
 

@@ -211,7 +211,8 @@ def _open(
   spec: str, config: TextConfig, rows: str, setting: str, splits: tuple[str, ...] = _HELD_OUT
 ) -> text.Source:
   text_field = {'chat': text.CHAT, 'preference': text.PAIRS}.get(rows, config.text_field)
-  return open_source(spec, text_field, setting, splits)
+  source = open_source(spec, text_field, setting, splits)
+  return source.parted(config.document_separator) if config.document_separator else source
 
 
 def check_apart(texts: Sequence[tuple[TextConfig, Corpus | None]]) -> None:

@@ -45,7 +45,7 @@ def first_tokens(
   """Return the first tokens of documents, int32 [at most `needed`]; read no further document."""
   pieces, count = [np.zeros(0, np.int32)], 0
   for document in documents:
-    pieces.append(tokenizer.document(tokenizer.encode(document)))
+    pieces.append(marks.plain(tokenizer.document(tokenizer.encode(document))))
     count += len(pieces[-1])
     if count >= needed:
       break

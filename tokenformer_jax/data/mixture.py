@@ -98,6 +98,7 @@ class Mixture:
       mixture=self._order(position),
       position=position,
       subsamples=self.subsamples,
+      bounds=self.config.documents != 'joined',
       last_step=last_step,
     )
     return order.read_ahead(batches, first_step, self.config)

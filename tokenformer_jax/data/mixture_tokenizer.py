@@ -52,7 +52,8 @@ def _trained_bpe(data: TextConfig, size: int) -> Tokenizer:
         corpora[name] = store.open_text(one)
   weights = {name: last[name] for name in corpora}
   texts = [(corpus.fingerprint(), corpus.fraction) for corpus in corpora.values()]
-  identity = repr((size, data.text_field, data.deduplicate, texts, weights))
+  separator = [data.document_separator] if data.document_separator else []
+  identity = repr((size, data.text_field, data.deduplicate, texts, weights, *separator))
   digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
   path = store.cache_folder(data) / 'tokenizers' / f'{digest}.json'
   with contextlib.suppress(OSError, ValueError, LookupError, UserError):

@@ -33,7 +33,8 @@ def open_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store:
   template = None if config.rows == 'text' else find_template(config)
   if tokenizer is None and not tokenizers.bpe_size(config.tokenizer):
     tokenizer = tokenizers.load(config.tokenizer)
-  absent = {'packing': 'cut', **({'rows': 'chat'} if config.has_pairs else {})}
+  absent = {'packing': 'cut', 'document_separator': ''}
+  absent |= {'rows': 'chat'} if config.has_pairs else {}
   differences = [  # each as it is there, and here
     (f'{config.setting(key)}={value or "empty"}', own or 'empty')
     for key, value in (absent | store.index.made_from).items()

@@ -85,6 +85,7 @@ class TrainBatches:
     rows: the numbers of the rows in the global batch that this host needs.
     last_step: the step after the last one.
     subsamples: a sample of the order has `subsamples` · T tokens and is cut into as many here.
+    bounds: whether the ids say where documents begin: see `marks`.
   """
 
   sources: Sequence[Tokens]
@@ -95,6 +96,7 @@ class TrainBatches:
   mixture: MixtureOrder = ONE_SOURCE
   position: Position = BEGINNING
   subsamples: int = 1
+  bounds: bool = False
   last_step: int = ENDLESS
 
   def __len__(self) -> int:
@@ -108,7 +110,7 @@ class TrainBatches:
       rows = [row for row, window in enumerate(windows) if window[0] == source]
       if rows:
         numbers = [windows[row][1] for row in rows]
-        batch[rows] = _read_windows(tokens, numbers, self.sequence_length)
+        batch[rows] = _read_windows(tokens, numbers, self.sequence_length, self.bounds)
     return batch
 
   def _window(self, position: int) -> tuple[int, int]:
@@ -128,7 +130,7 @@ def validation_batches(
   numbers of the rows in the global batch that this host needs. Rows after the last sample are
   filled with `NO_TOKEN`.
   """
-  n = window_count(store.validation, config.sequence_length)
+  n, bounds = window_count(store.validation, config.sequence_length), config.documents != 'joined'
 
   def batch(index: int) -> np.ndarray:
     first = index * config.batch_size
@@ -136,7 +138,7 @@ def validation_batches(
     numbers = [first + rows[i] for i in existing]
     result = np.full((len(rows), config.sequence_length + 1), NO_TOKEN, np.int32)
     if existing:
-      result[existing] = _read_windows(store.validation, numbers, config.sequence_length)
+      result[existing] = _read_windows(store.validation, numbers, config.sequence_length, bounds)
     return result
 
   return map(batch, spread(batches, math.ceil(n / config.batch_size)))
@@ -148,10 +150,12 @@ def spread(count: int, total: int) -> tuple[int, ...]:
   return tuple(i * total // count for i in range(count))
 
 
-def _read_windows(tokens: Tokens, numbers: Sequence[int], sequence_length: int) -> np.ndarray:
+def _read_windows(
+  tokens: Tokens, numbers: Sequence[int], sequence_length: int, bounds: bool
+) -> np.ndarray:
   stride = sequence_length + tokens.packed
   ranges = [(i * stride, i * stride + sequence_length + 1) for i in numbers]
-  return np.stack(tokens.gather(ranges))
+  return np.stack(tokens.gather(ranges, bounds=True) if bounds else tokens.gather(ranges))
 
 
 def describe_store(store: Store) -> str:
@@ -181,9 +185,9 @@ def check_store(store: Store, data: TextConfig) -> None:
       )
   if data.documents != 'joined' and store.divided:
     raise UserError(
-      f'config.data.documents is {data.documents}, and {counted(store.divided, "conversation")} of '
-      f"{data.source} have the tokenizer's end of document inside, or the token that begins one; "
-      'set it to joined, or part turns by another token in config.data.chat_template'
+      f'config.data.documents is {data.documents}, and the token store {store.path} is of an '
+      f'earlier version, which did not record where its conversations begin; make it again with '
+      '`tokenformer prepare`, in a new folder, or set config.data.documents=joined'
     )
 
 

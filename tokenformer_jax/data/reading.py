@@ -128,6 +128,23 @@ def lines(path: str, file: IO[bytes]) -> Iterator[bytes]:
     yield line
 
 
+def parts(path: str, file: IO[bytes], separator: bytes) -> Iterator[bytes]:
+  """Yield a file in parts, each of which but the last one ends with a separator."""
+  waiting, searched, chunk = bytearray(), 0, b'-'
+  while chunk:
+    chunk = file.read(_CHUNK_BYTES)
+    waiting += chunk
+    while (found := waiting.find(separator, searched)) >= 0:
+      yield bytes(waiting[: found + len(separator)])
+      del waiting[: found + len(separator)]
+      searched = 0
+    searched = max(0, len(waiting) - len(separator) + 1)
+    if len(waiting) > LONGEST_DOCUMENT:
+      raise TooLongError(path)
+  if waiting:
+    yield bytes(waiting)
+
+
 def whole(path: str, file: IO[bytes]) -> bytearray:
   """Return the content of a file that is one document."""
   content = bytearray()

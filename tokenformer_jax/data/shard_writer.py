@@ -1,5 +1,6 @@
 """Encode pieces of text, and write the shards of a token store."""
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -29,7 +30,10 @@ def encode(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[np.ndarray]:
 
 
 class SplitWriter:
-  """Writer of the tokens of a split in a shard, which also counts documents, bytes and tokens."""
+  """Writer of the tokens of a split in a shard, which also counts documents, bytes and tokens.
+
+  `spelled` counts how often text spells the end of a document, by the spelling.
+  """
 
   def __init__(
     self,
@@ -39,16 +43,21 @@ class SplitWriter:
     row: int = 0,
     *,
     pairs: bool = False,
+    chat: bool = False,
+    bounds: bool = False,
   ):
     """Write to a file; `row` is the tokens of a row of packed conversations, or 0.
 
-    Each conversation of `pairs` has a row of its own.
+    Each conversation of `pairs` has a row of its own. With `bounds` the file says where documents
+    begin; the digest does not depend on it.
     """
-    self.tokens = self.bytes = self.documents = self.answers = self.divided = 0
+    self.tokens = self.bytes = self.documents = self.answers = 0
+    self.spelled = collections.Counter[str]()
     self._hash = hashlib.blake2b(digest_size=16)
     self._file = file
-    self._dtype = dtype
-    self._tokenizer = tokenizer
+    self._dtype, self._chat, self._bounds = dtype, chat, bounds
+    self._digested = shards.token_dtype(tokenizer.size + (row > 0), marked=chat)
+    self._tokenizer, self._ends = tokenizer, tokenizer.spelled_ends
     self._pairs = pairs
     lead = [] if tokenizer.opening or pairs else [marks.flip(tokenizer.end_of_document)]
     self._packer = Packer(row, np.array(lead, np.int32), self._put) if row else None
@@ -59,15 +68,15 @@ class SplitWriter:
       self._add_chat(piece, piece.answers, ids)
       return
     ids = self._tokenizer.document(ids, begins=piece.begins, ends=piece.ends)
-    self._check(ids)
-    self._write(ids.astype(self._dtype))
+    self._check(marks.plain(ids))
+    self._put(ids)
     self.bytes += len(piece.text.encode())
     self.documents += piece.ends
+    self.spelled.update({end: count for end in self._ends if (count := piece.text.count(end))})
 
   def _add_chat(self, piece: Piece, answers: Spans, ids: np.ndarray) -> None:
     """Append a conversation, with the ids that begin and end a document."""
-    opening = self._tokenizer.opening
-    ids = self._tokenizer.conversation(ids, opening)
+    ids = self._tokenizer.conversation(ids, self._tokenizer.opening)
     self._check(marks.plain(ids))
     (self._packer.add if self._packer else self._put)(ids)
     if self._packer and self._pairs:
@@ -75,8 +84,6 @@ class SplitWriter:
     self.bytes += sum(len(piece.text[start:stop].encode()) for start, stop in answers)
     self.documents += piece.ends
     self.answers += int((ids >= 0).sum())
-    inside = marks.plain(ids)[1 : None if len(opening) else -1]
-    self.divided += bool((inside == self._tokenizer.boundary).any())
 
   def _check(self, ids: np.ndarray) -> None:
     if ids.max(initial=0) >= self._tokenizer.size:
@@ -86,12 +93,11 @@ class SplitWriter:
       )
 
   def _put(self, ids: np.ndarray) -> None:
-    self._write(marks.pack(ids, self._dtype))
-
-  def _write(self, ids: np.ndarray) -> None:
-    data = ids.tobytes()
-    self._file.write(data)
-    self._hash.update(data)
+    digested = marks.pack(ids, self._digested) if self._chat else marks.plain(ids)
+    digested = digested.astype(self._digested)
+    self._hash.update(digested.tobytes())
+    stored = marks.pack(ids, self._dtype, bounds=True) if self._bounds else digested
+    self._file.write(stored.tobytes())
     self.tokens += len(ids)
 
   def result(self) -> SplitCounts:
@@ -99,7 +105,7 @@ class SplitWriter:
     if self._packer:
       self._packer.flush()
     counts = self.tokens, self.bytes, self.documents
-    return SplitCounts(*counts, self._hash.hexdigest(), self.answers, self.divided)
+    return SplitCounts(*counts, self._hash.hexdigest(), self.answers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +120,7 @@ class ShardBuild:
   skip_bad: bool = False
   row: int = 0  # tokens of a row of packed conversations, or 0
   pairs: bool = False  # whether each has a row of its own, after the other one of its pair
+  bounds: bool = False  # whether the shard says where documents begin
 
   def find(self, sizes: dict[str, int]) -> Shard | None:
     """Return the shard if an earlier build wrote it; `sizes` are of all files of the store."""
@@ -140,8 +147,9 @@ class ShardBuild:
 
     with shards.temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
       files = {s: stack.enter_context(open(temporary / s, 'w+b')) for s in SPLITS}
+      kind = {'pairs': self.pairs, 'chat': self.unit.template is not None, 'bounds': self.bounds}
       writers = {
-        split: SplitWriter(file, dtype, tokenizer, self.row, pairs=self.pairs)
+        split: SplitWriter(file, dtype, tokenizer, self.row, **kind)
         for split, file in files.items()
       }
       bad_rows: text.Bad = leave_out if self.skip_bad else text.refuse
@@ -161,7 +169,8 @@ class ShardBuild:
       if train.tell():
         tokens.write(temporary / 'array', np.memmap(train.name, dtype, 'r'))
         array_files = shards.put_array(temporary / 'array', self.folder / self.name)
-    shard = Shard(self.name, splits, array_files, tuple(named), bad)
+    spelled = sum((writer.spelled for writer in writers.values()), collections.Counter[str]())
+    shard = Shard(self.name, splits, array_files, tuple(named), bad, dict(spelled))
     record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
     shards.put_json(self.folder, record_name(self.name), record)
     return shard

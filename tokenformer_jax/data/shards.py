@@ -43,8 +43,8 @@ class ChangedError(Exception):
 class SplitCounts:
   """The tokens of a split in a shard: how many, and a digest of them.
 
-  Of conversations, `bytes` are those of answers, `answers` is the number of tokens that carry loss,
-  and `divided` that of conversations with an end of document inside.
+  Of conversations, `bytes` are those of answers, and `answers` is the number of tokens that carry
+  loss. Only stores of before count in `divided` conversations with an end of document inside.
   """
 
   tokens: int = 0
@@ -65,6 +65,7 @@ class Shard:
     files: the size and the digest of each file of the array; a shard without tokens has none.
     bad: what was wrong with documents that were left out, the first of them.
     bad_documents: how many were left out.
+    spelled: how often text spells the end of a document, by the spelling.
   """
 
   name: str
@@ -72,6 +73,7 @@ class Shard:
   files: dict[str, tuple[int, str]]
   bad: tuple[str, ...] = ()
   bad_documents: int = 0
+  spelled: dict[str, int] = dataclasses.field(default_factory=dict)
 
   @property
   def tokens(self) -> int:
@@ -95,12 +97,14 @@ def made_from(config: TextConfig) -> dict[str, Any]:
   keys = ['source', 'validation_source', 'text_field', 'validation_fraction', 'deduplicate']
   keys += ['tokenizer', *('packing', 'sequence_length') * config.is_packed]
   keys += ['rows'] * config.has_pairs
+  keys += ['document_separator'] * bool(config.document_separator)
   return {key: getattr(config, key) for key in keys}
 
 
-def token_dtype(size: int, *, marked: bool) -> np.dtype:
+def token_dtype(size: int, *, marked: bool, bounds: bool = False) -> np.dtype:
   """Return the dtype of a store's files for a number of ids; see `marks` for marked ones."""
-  return np.dtype(np.uint16 if size <= 2 ** (15 if marked else 16) else np.uint32)
+  bits = 14 if bounds else 15 if marked else 16
+  return np.dtype(np.uint16 if size <= 2**bits else np.uint32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +115,7 @@ class Index:
     made_from: the keys of `data` that the content depends on, and their values.
     digest: a hash of all tokens; hosts that train together must agree on it.
     chat: the template of its conversations (`chat_template.Template.to_json`); None: it is of text.
+    bounds: whether its files say where documents begin; if not, one id does.
   """
 
   made_from: dict[str, Any]
@@ -120,6 +125,7 @@ class Index:
   digest: str
   format: int = FORMAT
   chat: dict[str, Any] | None = None
+  bounds: bool = False
 
   @property
   def packed(self) -> bool:
@@ -148,6 +154,10 @@ class Store:
   train: Tokens
   validation: Tokens
 
+  def __post_init__(self):
+    for tokens in (self.train, self.validation):
+      tokens.begin_as(self.tokenizer)
+
   @property
   def digest(self) -> str:
     """A hash of all tokens."""
@@ -160,7 +170,7 @@ class Store:
 
   @property
   def divided(self) -> int:
-    """The number of conversations with an end of document inside."""
+    """The number of conversations with an end of document inside, in a store without bounds."""
     return sum(self.index.total(split, 'divided') for split in SPLITS)
 
   def bytes_per_token(self, split: str) -> float:
@@ -208,8 +218,8 @@ def open_store(path: paths.Path) -> Store:
       for start in [shard.splits['train'].tokens if split == 'validation' else 0]
       if shard.splits[split].tokens
     ]
-    marked = index.chat is not None
-    splits[split] = Tokens(slices, index.dtype, marked=marked, packed=index.packed)
+    how = {'marked': index.chat is not None, 'packed': index.packed, 'bounds': index.bounds}
+    splits[split] = Tokens(slices, index.dtype, **how)
   try:
     tokenizer = tokenizers.from_json(index.tokenizer)
   except (UserError, LookupError, TypeError, AttributeError) as error:
@@ -241,13 +251,13 @@ def file_sizes(folder: paths.Path) -> dict[str, int]:
   return retry.retried(once, f'listing {folder}')
 
 
-def verify(path: paths.Path) -> int:
-  """Compare all files of a store with their digests, and return the number of tokens."""
+def verify(path: paths.Path, name: str = '') -> int:
+  """Compare all files of a store, or of a shard, with their digests; return the store's tokens."""
   try:
     index = read_index(path)
     _check_files(path, index)
     for shard in index.shards:
-      for file, (_, digest) in shard.files.items():
+      for file, (_, digest) in shard.files.items() if name in ('', shard.name) else ():
         if file_digest(path / shard.name / file) != digest:
           raise ChangedError(f'{path / shard.name / file} has changed since it was written')
     return sum(shard.tokens for shard in index.shards)

@@ -63,6 +63,9 @@ class Sources(Source):
   def members(self) -> tuple[Source, ...]:
     return self.sources
 
+  def parted(self, separator: str) -> Source:
+    return Sources(tuple(source.parted(separator) for source in self.sources))
+
   def fingerprint(self) -> str:
     return digest([source.fingerprint() for source in self.sources])
 

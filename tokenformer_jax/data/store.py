@@ -7,9 +7,11 @@ last record; shards are the same bytes whoever writes them. `shard_writer.BATCH_
 longest document bound the memory; a source of one text file is read in pieces.
 """
 
+import collections
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import os
 import re
@@ -117,14 +119,21 @@ def find(config: TextConfig, tokenizer: Tokenizer) -> Store | None:
   return _Builder(config, open_corpus(config), tokenizer).find()
 
 
-def _open(path: paths.Path) -> Store | None:
-  """Return the store in a folder, or None if it does not exist or has changed since it was written.
+def _open(path: paths.Path, config: TextConfig) -> Store | None:
+  """Return the store in a folder of the cache, which repairs itself while it is read.
+
+  None: it does not exist, has changed since it was written, or cannot tell documents apart.
 
   Raises:
     OSError: the folder cannot be read now; the store may be good.
   """
   try:
-    return shards.open_store(path)
+    store = shards.open_store(path)
+    if store.divided and config.documents != 'joined':
+      raise ChangedError(f'{path} is of an earlier version and has no bounds of conversations')
+    for tokens in (store.train, store.validation):
+      tokens.repair = functools.partial(_repair, config)
+    return store
   except ChangedError as error:
     say(str(error))
     return None
@@ -132,6 +141,25 @@ def _open(path: paths.Path) -> Store | None:
     if retry.is_transient(error):
       raise
     return None
+
+
+def _repair(config: TextConfig, folder: paths.Path) -> None:
+  """Write a damaged shard of a store in the cache again, and check that it is what it was."""
+  path, corpus = folder.parent, dataclasses.replace(open_text(config), bad=text.ignore)
+  index = shards.read_index(path)
+  tokenizer = tokenizers.from_json(index.tokenizer)
+  builder = _Builder(config, corpus, tokenizer)
+  if path not in (builder.path, builder.path_of(None)):
+    raise UserError(f'{folder} is damaged, and {config.source} has changed since; start again')
+  builder.path = path
+  with lock(path, f'the token store {path}'):
+    try:
+      shards.verify(path, folder.name)
+    except UserError:
+      say(f'{folder} is damaged; building this shard of the token store again')
+      builder.builds(tokenizer, bounds=index.bounds)[int(folder.name)].write(tokenizer)
+      (path / shard_writer.record_name(folder.name)).unlink()
+      shards.verify(path, folder.name)
 
 
 def store_folder(config: TextConfig, tokenizer: Tokenizer | None = None) -> paths.Path:
@@ -160,7 +188,7 @@ class _Builder:
     if tokenizer is None and not self.bpe_size:
       tokenizer = tokenizers.load(config.tokenizer)
     self.tokenizer = tokenizer  # None: the build trains one.
-    self.path = store_folder(config) if config.store else self._path(tokenizer)
+    self.path = store_folder(config) if config.store else self.path_of(tokenizer)
 
   def find(self) -> Store | None:
     """Return the store if it exists, else None."""
@@ -168,15 +196,16 @@ class _Builder:
       named_store.check_folder(self.path)
       is_there = paths.exists(self.path / 'meta.json')
       return prepare(self.config, self.tokenizer) if is_there else None
-    store = _open(self.path)
+    store = _open(self.path, self.config)
     if store is None and self.tokenizer and self.bpe_size:
       # The run that trained the tokenizer named its store before the tokenizer existed.
-      first = _open(self._path(None))
+      first = _open(self.path_of(None), self.config)
       if first is not None and first.tokenizer.fingerprint == self.tokenizer.fingerprint:
         return first
     return store
 
-  def _path(self, tokenizer: Tokenizer | None) -> Path:
+  def path_of(self, tokenizer: Tokenizer | None) -> Path:
+    """Return the folder in the cache of the store for a tokenizer, or for one yet to be trained."""
     config = self.config
     identity = (
       _FORMAT,
@@ -198,7 +227,7 @@ class _Builder:
       if (store := self.find()) is not None:
         return store
       if paths.exists(self.path / 'meta.json'):
-        say(f'the token store {self.path} is damaged; building it again')
+        say(f'building the token store {self.path} again')
         paths.remove(self.path)
       self.path.mkdir(exist_ok=True)
       try:
@@ -210,7 +239,7 @@ class _Builder:
         with contextlib.suppress(paths.errors(self.path)):
           self.path.rmdir()  # unless it holds shards, from which the next build continues
         raise
-    store = _open(self.path)
+    store = _open(self.path, self.config)
     if store is None:
       raise UserError(f'the token store {self.path} changed while it was opened; run again')
     return store
@@ -219,27 +248,48 @@ class _Builder:
     """Write the shards that are not there yet, and return the index of all."""
     tokenizer = self.tokenizer or self._train_tokenizer(self.bpe_size or 0)
     say(f'tokenizing {self.config.source} into the token store {self.path}')
-    template = self.corpus.template
-    packed = self.config.is_packed  # One more value means no token.
-    dtype = shards.token_dtype(tokenizer.size + packed, marked=template is not None)
-    row, pairs = (self.config.sequence_length + 1) * packed, self.config.has_pairs
-    skip_bad = self.corpus.bad is not text.refuse
-    builds = [
-      ShardBuild(
-        self.path, f'{i:05}', unit, self._key(unit, tokenizer), dtype.name, skip_bad, row, pairs
-      )
-      for i, unit in enumerate(self.corpus.units)
-    ]
+    template, builds = self.corpus.template, self.builds(tokenizer)
     written = self._write_shards(builds, tokenizer)
+    self._say_spelled(written)
     wholes = (bytes.fromhex(shard.splits[split].whole) for shard in written for split in SPLITS)
     return Index(
       made_from=shards.made_from(self.config),
-      dtype=dtype.name,
+      dtype=builds[0].dtype,
       tokenizer=tokenizer.to_json(),
       shards=tuple(written),
       digest=hashlib.blake2b(b''.join(wholes), digest_size=16).hexdigest(),
       chat=template and template.to_json(),
+      bounds=builds[0].bounds,
     )
+
+  def _say_spelled(self, written: list[Shard]) -> None:
+    """Say how often the text spells the end of a document."""
+    counts = sum((collections.Counter(shard.spelled) for shard in written), collections.Counter())
+    spelled = [(end, f'{end} {counted(count, "time")}') for end, count in counts.most_common()]
+    if spelled:
+      say(
+        f'{self.config.source} spells the end of a document ({", ".join(s for _, s in spelled)}), '
+        'which is read as text; to part documents there, set '
+        f"config.data.document_separator='{spelled[0][0]}'"
+      )
+
+  def builds(self, tokenizer: Tokenizer, *, bounds: bool = True) -> list[ShardBuild]:
+    """Return the builds of all shards, with `bounds` where an id does not tell documents apart."""
+    packed = self.config.is_packed  # One more value means no token.
+    chat = self.corpus.template is not None
+    bounds &= chat or tokenizer.spells_boundary
+    dtype = shards.token_dtype(tokenizer.size + packed, marked=chat, bounds=bounds)
+    how = {
+      'dtype': dtype.name,
+      'skip_bad': self.corpus.bad is not text.refuse,
+      'row': (self.config.sequence_length + 1) * packed,
+      'pairs': self.config.has_pairs,
+      'bounds': bounds,
+    }
+    return [
+      ShardBuild(self.path, f'{i:05}', unit, self._key(unit, tokenizer, bounds), **how)
+      for i, unit in enumerate(self.corpus.units)
+    ]
 
   def _publish(self, index: Index) -> None:
     """Complete the store with its index; a store that lacks a split is removed."""
@@ -253,17 +303,20 @@ class _Builder:
       with contextlib.suppress(Exception):  # Nothing reads the record of a complete store.
         (self.path / shard_writer.record_name(shard.name)).unlink()
 
-  def _key(self, unit: Unit, tokenizer: Tokenizer) -> str:
+  def _key(self, unit: Unit, tokenizer: Tokenizer, bounds: bool) -> str:
     """Return a hash of everything that determines a shard."""
     fingerprint = tokenizer.document_fingerprint
     identity = (_FORMAT, unit.fingerprint(), self.config.text_field, fingerprint)
-    return text.digest((*identity, *self._rows))
+    return text.digest((*identity, *self._rows, *('bounds',) * bounds))
 
   @property
   def _rows(self) -> tuple[int | str, ...]:
-    """The length of sequences, if conversations are packed into them, and if they are pairs."""
+    """What makes rows, where it is set: the length of packed sequences, pairs, a separator."""
     config = self.config
-    return (config.sequence_length,) * config.is_packed + (config.rows,) * config.has_pairs
+    separator = (config.document_separator,) * bool(config.document_separator)
+    return (
+      (config.sequence_length,) * config.is_packed + (config.rows,) * config.has_pairs + separator
+    )
 
   def _write_shards(self, builds: list[ShardBuild], tokenizer: Tokenizer) -> list[Shard]:
     sizes = shards.file_sizes(self.path)

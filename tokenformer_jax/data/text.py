@@ -1,6 +1,7 @@
 """Define sources of text: documents in a fixed order, with a fingerprint of their content."""
 
 import abc
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
@@ -22,7 +23,9 @@ def ignore(error: UserError) -> None:
 
 
 class Source(abc.ABC):
-  """Documents in a fixed order."""
+  """Documents in a fixed order, which a `separator` in a text parts as well."""
+
+  separator: str = ''
 
   @abc.abstractmethod
   def fingerprint(self) -> str:
@@ -43,8 +46,16 @@ class Source(abc.ABC):
     for text in self._texts():
       if isinstance(text, UserError):
         bad(text)
+      elif self.separator:
+        parts = (part.strip('\r\n') for part in text.split(self.separator))
+        yield from (part for part in parts if part)
       elif text:
         yield text
+
+  def parted(self, separator: str) -> 'Source':
+    """Return the source with a separator of documents."""
+    source: Any = self
+    return dataclasses.replace(source, separator=separator)
 
   def divide(self, size: int) -> 'Iterator[tuple[Source, int]]':
     """Yield sources that have these documents one after another, each with its bytes, about.

@@ -5,6 +5,7 @@ import dataclasses
 import glob
 import json
 import os
+import sys
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -37,12 +38,14 @@ class Files(Source):
 
   Attributes:
     identities: the `paths.identity` of each file by its path, in their order.
-    span: for a chunk of a single file, what to read: the bytes in which its lines begin.
+    span: for a chunk of a single file, what to read: the bytes in which its lines begin, or the
+      documents that a separator parts.
   """
 
   identities: dict[str, tuple[Any, ...]]
   text_field: str = 'text'
   span: tuple[int, int] | None = None
+  separator: str = ''
 
   def fingerprint(self) -> str:
     """Return a hash of the names, sizes and modification times (in a bucket: the objects' tags)."""
@@ -63,7 +66,7 @@ class Files(Source):
   def _spans(self, path: str, size: int) -> Iterator[tuple[tuple[int, int] | None, int]]:
     """Yield the spans of a file and their bytes; None is the whole file."""
     total = self.identities[path][1]
-    if not _has_lines(path):
+    if reading.is_packed(path) or not (_has_lines(path) or self._is_parted(path)):
       yield None, total
       return
     for start in range(0, total, size):
@@ -72,7 +75,10 @@ class Files(Source):
 
   def lone_file(self) -> str:
     path, *others = self.identities
-    return '' if others or self.span or formats.has_rows(path) else path
+    return '' if others or self.span or self.separator or formats.has_rows(path) else path
+
+  def _is_parted(self, path: str) -> bool:
+    return bool(self.separator) and not formats.has_rows(path)
 
   def _texts(self) -> Iterator[str | UserError]:
     for path in self.identities:
@@ -83,8 +89,14 @@ class Files(Source):
 
   def _file_texts(self, path: str) -> Iterator[str | UserError]:
     """Yield the documents of a file, and for a row that cannot be read what is wrong with it."""
+    if self._is_parted(path):
+      whole = 0, sys.maxsize
+      for position, part in _in_span(path, self.separator.encode(), *(self.span or whole)):
+        yield decode_text(part, path, position)
+      return
     if self.span:
-      yield from _lines_of_span(path, self.text_field, *self.span)
+      for position, line in _in_span(path, b'\n', *self.span):
+        yield _json_row(line, f'{path}, the line at byte {position:,},', self.text_field)
       return
     with reading.opened(path) as file:
       match formats.layout(path, file.peek()):
@@ -147,15 +159,16 @@ def _has_lines(path: str) -> bool:
     return False
 
 
-def _lines_of_span(path: str, text_field: str, start: int, stop: int) -> Iterator[str | UserError]:
-  """Yield the documents of the JSON lines that begin in a range of bytes."""
-  position = max(0, start - 1)  # The byte before the range may end a line.
+def _in_span(path: str, end: bytes, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+  """Yield the lines, or what has another end, that begin in a range of bytes, and where."""
+  position = max(0, start - len(end))  # The bytes before the range may end a line.
   with reading.opened(path, position) as file:
-    for line in reading.lines(path, file):
+    pieces = reading.lines(path, file) if end == b'\n' else reading.parts(path, file, end)
+    for line in pieces:
       if position >= stop:
         return
       if position >= start:
-        yield _json_row(line, f'{path}, the line at byte {position:,},', text_field)
+        yield position, line
       position += len(line)
 
 

@@ -62,6 +62,7 @@ class Rows(Source):
   rows: Any  # a Dataset
   text_field: str
   identity: Any  # of which the fingerprint is made
+  separator: str = ''
 
   def fingerprint(self) -> str:
     return digest(self.identity)
@@ -74,7 +75,8 @@ class Rows(Source):
     for i in range(count):
       rows = self.rows.shard(num_shards=count, index=i, contiguous=True)
       name, identity = f'{self.name}, shard {i + 1} of {count}', (self.identity, i, count)
-      yield Rows(name, rows, self.text_field, identity), self.rows.data.nbytes // count
+      one = dataclasses.replace(self, name=name, rows=rows, identity=identity)
+      yield one, self.rows.data.nbytes // count
 
   def _texts(self) -> Iterator[str | UserError]:
     for number, row in enumerate(self.rows, start=1):

@@ -19,6 +19,7 @@ class Tfds(Source):
   text_field: str
   setting: str
   splits: tuple[str, ...]
+  separator: str = ''
 
   @functools.cached_property
   def _examples(self) -> Any:

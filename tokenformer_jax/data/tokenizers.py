@@ -31,6 +31,7 @@ WHERE_TO_GET = (
 )
 
 END_OF_DOCUMENT = '<|endoftext|>'  # of a BPE that was trained here
+_INVALID = '\N{REPLACEMENT CHARACTER}'
 _ENDS_OF_DOCUMENT = (END_OF_DOCUMENT, '</s>', '<|end_of_text|>', '<eos>', '[SEP]')
 
 
@@ -95,19 +96,26 @@ class Tokenizer(abc.ABC):
   def document(
     self, ids: Sequence[int] | np.ndarray, *, begins: bool = True, ends: bool = True
   ) -> np.ndarray:
-    """Return the ids of a document in training, or of a piece of one that `begins` or `ends` it."""
+    """Return the ids of a document in training, or of a piece of one that `begins` or `ends` it.
+
+    The first token of a document is marked (see `marks`): that of its opening, or without one the
+    end of the document before.
+    """
     pieces = self.opening * begins, ids, (self.end_of_document,) * ends
-    return np.concatenate([np.asarray(piece, np.int32) for piece in pieces])
+    ids = np.concatenate([np.asarray(piece, np.int32) for piece in pieces])
+    at, is_first = (0, begins) if self.opening else (len(ids) - 1, ends)
+    return marks.begin(ids, (np.arange(len(ids)) == at) & is_first)
 
   def conversation(self, ids: np.ndarray, begin: Sequence[int]) -> np.ndarray:
     """Return the marked ids of a conversation after `begin`, with an end, unless it has them.
 
-    Those at the beginning carry no loss, and the end that of the last token.
+    Those at the beginning carry no loss, and the end that of the last token. The first token of all
+    begins a document.
     """
     end, ids = self.end_of_document, marks.after(begin, ids)
     if marks.plain(ids)[-1] != end:
       ids = np.append(ids, end if ids[-1] >= 0 else marks.flip(end))
-    return ids
+    return marks.begin(ids, np.arange(len(ids)) == 0)
 
   def of_folder(self, ends: Sequence[int], rows: int) -> 'Tokenizer':
     """Return the tokenizer of a folder's model, whose texts begin as the tokenizer's file says.
@@ -128,7 +136,23 @@ class Tokenizer(abc.ABC):
   def document_fingerprint(self) -> str:
     """Return `fingerprint`, or if a folder says how documents begin or end, a hash with that."""
     is_usual = not self.opening and self.end_of_document == self._usual_end
-    return self.fingerprint if is_usual else _hash((self.fingerprint, self.document([]).tolist()))
+    return (
+      self.fingerprint
+      if is_usual
+      else _hash((self.fingerprint, [*self.opening, self.end_of_document]))
+    )
+
+  @property
+  def spelled_ends(self) -> list[str]:
+    """Return texts that spell the end of a document, for this tokenizer or for others."""
+    own = self.decode([self.end_of_document]).strip()
+    return sorted({*_ENDS_OF_DOCUMENT, own} - {'', _INVALID})
+
+  @property
+  def spells_boundary(self) -> bool:
+    """Return whether text that spells `boundary` is encoded as it."""
+    spelled = self.decode([self.boundary])
+    return spelled != _INVALID and self.boundary in self.encode(spelled)
 
   @property
   def _usual_end(self) -> int | None:

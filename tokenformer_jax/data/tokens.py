@@ -8,7 +8,7 @@ so is a file that is missing: without `fill_missing_data_reads` it would read as
 import functools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 import tensorstore as ts
 
 from tokenformer_jax.data import marks
+from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths, retry
 
@@ -53,12 +54,20 @@ def _system_error(error: ValueError) -> OSError | None:
   return None
 
 
+class DamagedError(UserError):
+  """A shard that is not as it was written."""
+
+  folder: paths.Path
+
+
 class Tokens:
   """The tokens of a split, over all shards: `len(x)`, and `x[a:b]` as an array of ids.
 
   Positions are Python's integers and 64 bits wide, so they are exact for any store. Pickling copies
   no tokens. If they are `marked`, the ids say which of them carry loss: see `marks`. If they are
-  `packed`, they are rows: see `packing`.
+  `packed`, they are rows: see `packing`. With `bounds` the files say where documents begin.
+
+  `repair` is called with the folder of a shard that is damaged, to write it again.
   """
 
   def __init__(
@@ -68,8 +77,12 @@ class Tokens:
     *,
     marked: bool = False,
     packed: bool = False,
+    bounds: bool = False,
   ):
     self.dtype, self._marked, self.packed = np.dtype(dtype), marked, packed
+    self._bounds, self._first, self._after_end = bounds, -1, False
+    self.repair: Callable[[paths.Path], None] | None = None
+    self._repaired: set[paths.Path] = set()
     self._slices = tuple(slices)
     lengths = [one.length for one in slices]
     self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -78,6 +91,14 @@ class Tokens:
   def __len__(self) -> int:
     return int(self._starts[-1])
 
+  def begin_as(self, tokenizer: Tokenizer) -> None:
+    """Set how documents begin: without bounds with one id.
+
+    Conversations begin with the end of the one before if the tokenizer begins all texts so.
+    """
+    self._first = tokenizer.boundary
+    self._after_end = self._marked and tokenizer.begin == (tokenizer.end_of_document,)
+
   def __getitem__(self, key: slice) -> np.ndarray:
     """Return the tokens of a range `a:b`; as for a list, it is cut at the ends."""
     start, stop, step = key.indices(len(self))
@@ -85,18 +106,42 @@ class Tokens:
       raise IndexError(f'the step of a range of tokens is {step}; it must be 1')
     return self.gather([(start, stop)])[0]
 
-  def gather(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-    """Return the tokens of each range; all are read at the same time."""
+  def gather(self, ranges: Sequence[tuple[int, int]], *, bounds: bool = False) -> list[np.ndarray]:
+    """Return the tokens of each range; all are read at the same time.
+
+    With `bounds` they are marked where documents begin: see `marks`.
+    """
 
     def once() -> list[np.ndarray]:
       reads = [[self._start_read(*span) for span in self._spans(*one)] for one in ranges]
       nothing = np.empty(0, self.dtype)
       return [np.concatenate([nothing, *(self._result(*r) for r in window)]) for window in reads]
 
-    windows = retry.retried(once, 'reading tokens')
-    if not self._marked:
-      return windows
-    return [marks.unpack(window, padded=self.packed) for window in windows]
+    try:
+      stored = retry.retried(once, 'reading tokens')
+    except DamagedError as error:
+      if self.repair is None or error.folder in self._repaired:
+        raise
+      self.repair(error.folder)
+      self._repaired.add(error.folder)
+      self._arrays = {}
+      return self.gather(ranges, bounds=bounds)
+    windows = stored
+    if self._marked or self._bounds:
+      how = {'padded': self.packed, 'bounds': self._bounds}
+      windows = [marks.unpack(window, **how) for window in stored]
+    return [*map(self._with_bounds, windows, stored)] if bounds else windows
+
+  def _with_bounds(self, ids: np.ndarray, stored: np.ndarray) -> np.ndarray:
+    """Mark the ids of a range that begin documents, and the first of all."""
+    ids = ids.astype(np.int32)
+    is_first = by_id = marks.plain(ids) == self._first
+    if self._bounds:
+      is_first = marks.firsts(stored)
+      if self._after_end:  # unless a conversation has this end itself
+        is_first = is_first & by_id | np.append(is_first[1:], False)
+    is_first[:1] = True
+    return marks.begin(ids, is_first)
 
   def __getstate__(self) -> dict[str, Any]:
     return self.__dict__ | {'_arrays': {}}
@@ -112,13 +157,13 @@ class Tokens:
       shard += 1
 
   def _start_read(self, shard: int, start: int, stop: int) -> tuple[paths.Path, Any]:
-    folder, first, _, total = self._slices[shard]
-    if shard not in self._arrays:
+    (folder, first, _, total), arrays = self._slices[shard], self._arrays
+    if shard not in arrays:
       # A complete store never changes, but another one may replace it at its address.
       spec = _spec(folder, total, self.dtype) | {'recheck_cached_data': 'open'}
       array = ts.open(spec, open=True, assume_metadata=True, context=_context())
-      self._arrays[shard] = array.result()
-    return folder, self._arrays[shard][first + start : first + stop].read()
+      arrays[shard] = array.result()
+    return folder, arrays[shard][first + start : first + stop].read()
 
   def _result(self, folder: paths.Path, read: Any) -> np.ndarray:
     try:
@@ -128,10 +173,12 @@ class Tokens:
         raise
       if system_error := _system_error(error):
         raise UserError(f'the tokens in {folder} cannot be read ({system_error})') from error
-      raise UserError(
+      damaged = DamagedError(
         f'the tokens in {folder} are not as they were written ({retry.one_line(error)}); remove '
-        f'{folder.parent} and make the token store again, which a run does for one in its cache'
-      ) from error
+        f'{folder.parent} and make the token store again'
+      )
+      damaged.folder = folder
+      raise damaged from error
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import Any
 import tqdm
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import ModelConfig, token_counts
+from tokenformer_jax.config import DataConfig, ModelConfig, token_counts
 from tokenformer_jax.data.chat_rows import conversation
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.data.text import CHAT
@@ -18,7 +18,6 @@ from tokenformer_jax.decoding.chats import find_template
 from tokenformer_jax.decoding.score import Scorer
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.layer import Documents
 from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
@@ -100,14 +99,13 @@ def make_scorer(
   `max_length` is the most tokens of input; None: the training's sequence length. `batch_size` is
   the rows of a batch; None: enough rows for several thousand tokens.
   """
-  choice, first = model.config.data.documents, model.tokenizer.boundary
   return Scorer(
     model.definition,
     model.params,
     model.mesh,
     max_length=model.context_length(max_length),
     batch_size=batch_size,
-    documents=Documents.from_choice(choice, first),
+    documents=model.config.data.documents,
   )
 
 
@@ -161,14 +159,16 @@ def evaluate(
   return report
 
 
-def open_documents(texts: str | Iterable[str] | None, field: str) -> Iterable[str] | None:
+def open_documents(
+  texts: str | Iterable[str] | None, data: DataConfig, setting: str = 'texts'
+) -> Iterable[str] | None:
   """Return documents, or the documents of a source as in `data.source`; None for None.
 
-  `field` is the name of the text in documents of several fields.
+  `data` is that of the model's training.
   """
   if not isinstance(texts, str):
     return texts
-  return open_source(texts, field, 'texts').documents()
+  return open_source(texts, data.text_field, setting).parted(data.document_separator).documents()
 
 
 def open_chats(

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from tokenformer_jax.data import marks
 from tokenformer_jax.decoding import buckets
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.layer import Context, Documents
+from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.loss import LossSums, row_loss_sums
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
@@ -21,7 +22,10 @@ _LOGIT_ROWS = 2048  # rows of logits in memory at once
 
 
 class Row(NamedTuple):
-  """Token ids of a context, and of the continuation to score."""
+  """Token ids of a context, and of the continuation to score.
+
+  They are one document, unless ids say that they begin one: see `marks.begin`.
+  """
 
   context: Sequence[int] | np.ndarray  # at least one
   continuation: Sequence[int] | np.ndarray
@@ -45,14 +49,14 @@ class Scorer:
     *,
     max_length: int,
     batch_size: int | None = None,
-    documents: Documents | None = None,
+    documents: str = 'joined',
   ):
     """Define the programs for a language model without compiling them.
 
     The parameters are on the mesh, and every process must score the same rows. Contexts that exceed
     `max_length` tokens of input are cut on the left. `batch_size` is rounded up to a number of rows
     that the mesh can split; None: enough rows for several thousand tokens. `documents` is how rows
-    of several documents are read; None: as one.
+    of several are read, as `data.documents`.
     """
     self.mesh, self.max_length, self.batch_size = mesh, max_length, batch_size
     self._params = params
@@ -60,8 +64,9 @@ class Scorer:
     def sums(params: Params, batch_Bx2xT: jax.Array) -> LossSums:
       model = definition.bind(params)
       ids_BxT = batch_Bx2xT[:, 0]
-      context = Context.from_ids(ids_BxT, documents)
-      hidden_BxTxD, _, _ = model.hidden(jnp.maximum(ids_BxT, 0), context)
+      context = Context.from_ids(ids_BxT, ids_BxT >= marks.BEGINS, documents)
+      ids_BxT = jnp.maximum(marks.ids_alone(ids_BxT), 0)
+      hidden_BxTxD, _, _ = model.hidden(ids_BxT, context)
       chunk = max(1, _LOGIT_ROWS * buckets.rows(1) // batch_Bx2xT.shape[0])
       head, targets_BxT = model.output_embedding, batch_Bx2xT[:, 1]
       return row_loss_sums(hidden_BxTxD, head, targets_BxT, chunk=chunk, cap=model.logit_cap)
@@ -129,5 +134,5 @@ def fill(batch: Sequence[Row], size: int, length: int) -> np.ndarray:
     end = len(tokens) - 1
     inputs[:end] = tokens[:-1]
     start = end - len(row.continuation)
-    targets[start:end] = tokens[start + 1 :]
+    targets[start:end] = marks.ids_alone(tokens[start + 1 :])
   return filled

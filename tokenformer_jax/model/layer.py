@@ -9,24 +9,6 @@ import jax.numpy as jnp
 from tokenformer_jax.parallel.sharding import constrain
 
 
-class Documents(NamedTuple):
-  """How the documents of a row are told apart.
-
-  Attributes:
-    first: the id of the first token of a document, which is the last target of the document before
-      it: the end of that document, as in generation, or what the tokenizer begins texts with.
-    restart: whether positions restart at 0 with each document.
-  """
-
-  first: int
-  restart: bool
-
-  @classmethod
-  def from_choice(cls, choice: str, first: int) -> 'Documents | None':
-    """Return the documents for a value of `data.documents`; None for `joined`."""
-    return None if choice == 'joined' else cls(first, restart=choice == 'separate')
-
-
 class Context(NamedTuple):
   """The inputs that all layers of a forward pass share.
 
@@ -51,19 +33,26 @@ class Context(NamedTuple):
 
   @classmethod
   def from_ids(
-    cls, ids_BxT: jax.Array, documents: Documents | None = None, *, training: bool = False
+    cls,
+    ids_BxT: jax.Array,
+    begins_BxT: jax.Array | None = None,
+    documents: str = 'joined',
+    *,
+    training: bool = False,
   ) -> 'Context':
     """Return the context of whole rows of token ids, where −1 is padding at the end of a row.
 
-    Without `documents` each row is read as one document.
+    `begins_BxT` is whether a token is the first one of a document, and `documents` how those of a
+    row are told apart, as `data.documents`. Without `begins_BxT` each row is one document. Where
+    the end of a document begins the next one, it is the last target of its own.
     """
     context = cls(ends_B=jnp.sum(ids_BxT >= 0, axis=1), training=training)
-    if documents is None:
+    if begins_BxT is None or documents == 'joined':
       return context
     slots_1xT = jnp.arange(ids_BxT.shape[1])[None]
-    starts_BxT = jax.lax.cummax(jnp.where(ids_BxT == documents.first, slots_1xT, 0), axis=1)
+    starts_BxT = jax.lax.cummax(jnp.where(begins_BxT, slots_1xT, 0), axis=1)
     starts_BxT = constrain(starts_BxT, 'batch', 'slots')
-    return context._replace(starts_BxT=starts_BxT, restart=documents.restart)
+    return context._replace(starts_BxT=starts_BxT, restart=documents == 'separate')
 
   @property
   def is_beginning(self) -> bool:

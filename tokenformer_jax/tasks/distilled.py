@@ -42,9 +42,7 @@ class DistilledTextTask(TextTask):
     ids_BxT, targets_BxT = self.inputs_and_targets(batch)
     model, teacher_model = self.definition.bind(params), self._teacher.bind(*teacher)
     hidden_BxTxD, aux = self.hidden(model, ids_BxT, key)
-    teacher_hidden_BxTxD, _, _ = teacher_model.hidden(
-      jnp.maximum(ids_BxT, 0), self.context(ids_BxT)
-    )
+    teacher_hidden_BxTxD, _, _ = teacher_model.hidden(*self.model_inputs(ids_BxT))
     total, sums = distilled_objective(
       Heads(hidden_BxTxD, model.output_embedding),
       Heads(teacher_hidden_BxTxD, teacher_model.output_embedding),

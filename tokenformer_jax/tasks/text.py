@@ -20,7 +20,7 @@ from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest, decode_text
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.execution import Execution
-from tokenformer_jax.model.layer import Aux, Context, Counts, Documents, LayerInputs
+from tokenformer_jax.model.layer import Aux, Context, Counts, LayerInputs
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.loss import LossSums, loss_sums, objective
 from tokenformer_jax.model.params import Params
@@ -43,6 +43,7 @@ class TextTask(Task):
   """The prediction of the next token.
 
   Batches are int32 [B, T + 1]; −1 marks ignored targets, and ids may be marked: see `data.marks`.
+  In a row without marks of beginnings each `_boundary` begins a document.
   """
 
   data_size_key = 'vocab_size'
@@ -124,11 +125,16 @@ class TextTask(Task):
     return Counts(jnp.sum(targets_BxT >= 0), jnp.sum(tokens_B), jnp.sum(tokens_B > 0))
 
   def inputs_and_targets(self, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the ids [B, T] of a batch, and its targets [B, T]; −1 has no loss."""
+    """Return the ids [B, T] of a batch, and its targets [B, T]; −1 has no loss.
+
+    The ids keep the marks of beginnings of documents: see `model_inputs`.
+    """
     ids, targets = batch, batch
     if self.config.data.has_chat:
       ids = jnp.where(batch < order.NO_TOKEN, marks.flip(batch), batch)
       targets = jnp.maximum(batch, order.NO_TOKEN)
+    if self.config.data.documents != 'joined':
+      targets = marks.ids_alone(targets)
     ids_BxT, targets_BxT = (
       sharding.constrain(x, 'batch', 'slots') for x in (ids[:, :-1], targets[:, 1:])
     )
@@ -155,17 +161,20 @@ class TextTask(Task):
     The id −1 is padding at the end of a row. `key` is that of a training step; None: an evaluation.
     """
     inputs = LayerInputs(key=layer_keys(self.config.model, key))
-    context = self.context(ids_BxT, training=key is not None)
-    hidden_BxTxD, _, aux = model.hidden(jnp.maximum(ids_BxT, 0), context, inputs=inputs)
+    ids_BxT, context = self.model_inputs(ids_BxT, training=key is not None)
+    hidden_BxTxD, _, aux = model.hidden(ids_BxT, context, inputs=inputs)
     return hidden_BxTxD, aux
 
-  def context(self, ids_BxT: jax.Array, *, training: bool = False) -> Context:
-    """Return the context of rows of a batch, whose documents `data.documents` may separate."""
-    return Context.from_ids(
-      ids_BxT,
-      Documents.from_choice(self.config.data.documents, self._boundary),
-      training=training,
-    )
+  def model_inputs(
+    self, ids_BxT: jax.Array, *, training: bool = False
+  ) -> tuple[jax.Array, Context]:
+    """Return the ids and the context of rows, whose documents `data.documents` may separate."""
+    documents, begins_BxT = self.config.data.documents, None
+    if documents != 'joined':
+      begins_BxT = marks.begins(ids_BxT, self._boundary)
+      ids_BxT = marks.ids_alone(ids_BxT)
+    context = Context.from_ids(ids_BxT, begins_BxT, documents, training=training)
+    return jnp.maximum(ids_BxT, 0), context
 
   def logits(self, params: Params, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
     ids_BxT = batch[:, :-1]

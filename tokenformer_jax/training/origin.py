@@ -29,6 +29,7 @@ _DATA_KEYS = (
   'data.source',
   'data.text_field',
   'data.chat_template',
+  'data.document_separator',
   'data.deduplicate',
   'data.validation_source',
   'data.validation_fraction',
