@@ -109,9 +109,9 @@ def _limit(logits_BxV: jax.Array, draws: Draws) -> jax.Array:
   kept_B = jnp.where(draws.top_k_B == 0, vocabulary, jnp.minimum(draws.top_k_B, vocabulary))
   in_top_k = jnp.arange(vocabulary)[None] < kept_B[:, None]
   probabilities = jax.nn.softmax(jnp.where(in_top_k, ordered_BxV, -jnp.inf), axis=-1)
-  # A token stays if the likelier ones do not reach p, so the likeliest token always stays.
+  # A token stays if the likelier ones do not reach p; the likeliest one stays if p rounds to 0.
   before = jnp.cumsum(probabilities, axis=-1) - probabilities
-  in_top_p = (before < draws.top_p_B[:, None]) | (draws.top_p_B == 1)[:, None]
+  in_top_p = (before < draws.top_p_B[:, None]) | (draws.top_p_B == 1)[:, None] | (before == 0)
   stays = in_top_k & in_top_p
   lowest_Bx1 = jnp.min(jnp.where(stays, ordered_BxV, jnp.inf), axis=-1, keepdims=True)
   return jnp.where(logits_BxV < lowest_Bx1, -jnp.inf, logits_BxV)
