@@ -156,6 +156,15 @@ def test_templates_without_a_name_or_a_text_are_refused(tmp_path, tokenizer, ent
     find_template(_folder(tmp_path, tokenizer, entry), to_learn=False)
 
 
+def test_a_question_names_arguments_that_its_template_reads():
+  template = Template('T', '{{ 1 if enable_thinking is false else 2 }}', {}, {'tool_use': '3'})
+  assert template.render(QUESTION, None, {'enable_thinking': False}, ask=True).text == '1'
+  assert template.render(QUESTION, None, {'enable_thinkin': None}, ask=True).text == '2'
+  for tools, name in ((None, 'enable_thinkin'), (TOOLS, 'enable_thinking')):
+    with pytest.raises(UserError, match=f"has '{name}' in chat_template_kwargs, which T does not"):
+      template.render(QUESTION, tools, {name: False}, ask=True)
+
+
 @pytest.mark.parametrize('key', ['reasoning', 'thinking', 'reasoning_content'])
 def test_reasoning_has_the_names_that_templates_read(key):
   messages = [*QUESTION, {'role': 'assistant', 'content': 'Four.', key: 'two and two'}]

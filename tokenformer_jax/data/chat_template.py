@@ -117,7 +117,8 @@ class Template:
     loss. Errors name the conversation by its `label` and its beginning.
     """
     label = _label(messages, label)
-    values = {'ask': ask, 'arguments': self._check_arguments(arguments or {}, tools, label)}
+    self._check_arguments(arguments or {}, tools, label, ask=ask)
+    values = {'ask': ask, 'arguments': arguments}
     rendered = whole = self._rendered(messages, label, learn=not ask, tools=tools, **values)
     if tools and self._is_same(whole, messages, **values):
       raise UserError(
@@ -144,17 +145,19 @@ class Template:
       )
     return rendered
 
-  def _check_arguments(self, arguments: dict[str, Any], tools: Any, label: str) -> dict[str, Any]:
-    """Return arguments, of which the template reads each that has a value."""
+  def _check_arguments(
+    self, arguments: dict[str, Any], tools: Any, label: str, *, ask: bool
+  ) -> None:
+    """Check that the template reads each argument; in rows, each that has a value."""
     read = chat_jinja.variables(self._choose(tools)) if arguments else frozenset()
+    harmless = (None,) if ask else (None, False, '', [], {})
     for name, value in arguments.items():
       is_reserved = name in _RESERVED | chat_jinja.TOKENS | {*self.tokens}
-      if is_reserved or (name not in read and value not in (None, False, '', [], {})):
+      if is_reserved or (name not in read and value not in harmless):
         raise UserError(
           f'{label} has {name!r} in chat_template_kwargs, which {self.name} does not read from '
           'there; leave it out, or name a template that does in config.data.chat_template'
         )
-    return arguments
 
   def _learned(self, rendered: Rendered, messages: Messages, key: str, label: str) -> Rendered:
     """Return the text without the marks of answers that a key says are not to be learned."""
