@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.data import preference_rows, text
 from tokenformer_jax.data.chat_rows import parse_document
-from tokenformer_jax.data.chat_template import Template, find_template
+from tokenformer_jax.data.chat_template import OURS, Template, find_template
 from tokenformer_jax.data.lone_text import LoneText
 from tokenformer_jax.data.sources import PLUS, open_source
 from tokenformer_jax.data.text_unique import find_repeated
@@ -53,7 +53,7 @@ class Piece(NamedTuple):
 
   split: str
   text: str
-  begins: bool = True  # whether the document begins here
+  begins: bool = True  # whether the document begins here, with the ids that begin texts
   ends: bool = True  # and ends here
   answers: Spans | None = None  # of a conversation: the characters that carry loss
   label: str = ''  # of a conversation: names its row in errors
@@ -280,8 +280,10 @@ def _rendered(document: str, split: str, template: Template, bad: text.Bad) -> I
   except UserError as error:
     bad(error)
   else:
+    # Other templates write what begins a text.
+    begins = template.source == OURS or document.startswith(preference_rows.PLAIN)
     for one in texts:
-      yield Piece(split, one.text, ends=one is texts[-1], answers=one.answers, label=label)
+      yield Piece(split, one.text, begins, one is texts[-1], one.answers, label)
 
 
 def _in_pieces(document: str, split: str) -> Iterator[Piece]:

@@ -24,6 +24,9 @@ _PAIRS = (
 )
 
 
+PLAIN = '[["'  # begins a pair of plain texts, which no template writes
+
+
 class Pair(Conversation):
   """Both conversations of a row as JSON: see `render`."""
 

@@ -76,7 +76,7 @@ class SplitWriter:
 
   def _add_chat(self, piece: Piece, answers: Spans, ids: np.ndarray) -> None:
     """Append a conversation, with the ids that begin and end a document."""
-    ids = self._tokenizer.conversation(ids, self._tokenizer.opening)
+    ids = self._tokenizer.conversation(ids, self._tokenizer.opening * piece.begins)
     self._check(marks.plain(ids))
     (self._packer.add if self._packer else self._put)(ids)
     if self._packer and self._pairs:
@@ -181,7 +181,8 @@ def _fitting(
 ) -> Iterator[tuple[Piece, np.ndarray]]:
   """Yield both pieces of each pair; `bad` is called for a pair with one longer than a row."""
   for pair in zip(encoded, encoded, strict=True):
-    longest = max(len(tokenizer.conversation(ids, tokenizer.opening)) for _, ids in pair)
+    opening = tokenizer.opening * pair[0][0].begins
+    longest = max(len(tokenizer.conversation(ids, opening)) for _, ids in pair)
     if longest <= row:
       yield from pair
     else:
