@@ -52,6 +52,7 @@ BAD = {
   'h.json': ('[{"text": "a"}, {"text": b}]', r'h\.json is not valid JSON \(Expecting value'),
   'i.json': ('[{"text": "a"}, {"text": "', r'i\.json is not valid JSON'),
   'j.json': ('[{"text": "a"}] 3', r'j\.json is not valid JSON \(Extra data'),
+  'k.jsonl': ('[1, 2]\n[3]\n', r'k\.jsonl is not valid JSON .*a line must be a JSON object, not a'),
 }  # fmt: skip
 
 
@@ -82,6 +83,24 @@ def test_a_byte_that_is_not_text_is_found_in_a_table(tmp_path):
   (tmp_path / 'a.csv').write_bytes(b'text\na\n\0\0')
   with pytest.raises(UserError, match=r'a\.csv is not text: its byte 7 is NUL'):
     _read(tmp_path / 'a.csv')
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'sentence'),
+  [
+    ('a.txt', 'A text'.encode('utf-16'), 'is UTF-16; convert it: iconv -f UTF-16 -t UTF-8'),
+    ('a.jsonl', '{"text": "a"}\n'.encode('utf-16'), 'is UTF-16; convert it'),
+    ('a.csv', 'text\na\n'.encode('utf-16'), 'is UTF-16; convert it'),
+    ('b.txt', b'%PDF-1.4 all in ASCII', 'is a PDF; take its text out'),
+    ('c.txt', rb'{\rtf1\ansi Text}', 'is RTF; save it as plain text'),
+    ('d.txt', b'PK\x03\x04\0\0', r'is a ZIP archive, as \.docx'),
+    ('e.txt', b'PAR1\x15\0', 'is a Parquet table; name it as parquet:GLOB'),
+  ],
+)
+def test_a_file_of_another_format_is_named_with_what_to_do(tmp_path, name, content, sentence):
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(UserError, match=sentence):
+    _read(tmp_path / name)
 
 
 def test_a_row_has_the_limit_of_a_document(tmp_path, monkeypatch):

@@ -44,7 +44,10 @@ GENERATE = {
   'groups of a Transformer': ('generate --source={dense} --groups=1', 'Transformer'),
   'a misspelt flag to write with': ('generate --source={lm} --temprature=1', '--temperature'),
   'a step that is a flag of training': ('generate --source={lm} --steps=1', '--steps is unknown'),
-  'a prompt without its flag': ('generate --source={lm} hello', "unexpected argument 'hello'"),
+  'a prompt without its flag': (
+    'generate --source={lm} hello',
+    "unexpected argument 'hello'; flags",
+  ),
   'more devices than there are': ('generate --source={lm} --token_shards=2', 'tokens=2'),
   'more tokens than learned positions': (
     'generate --source={learned} --max_length=33',
@@ -87,6 +90,11 @@ PLOT = {
   'a run without figures': ('plot {in}/empty_run', 'has no figures yet'),
   'no run to report on': ('report', 'no run is given'),
   'a report that is a picture': ('report {lm} --out=x.png', '--out=x.png must end in .html'),
+  'a name too long for a report': (
+    'report {lm} --out=' + 'x' * 300 + '.html',
+    '.html cannot be written: File name too long',
+  ),
+  'a flag without dashes beside runs': ('plot {lm} out=x.png', 'did you mean --out=x.png?'),
   'tokens of a run without a config': ('plot {in}/no_config --x=tokens', 'config.json'),
   'tokens of a run of images': ('plot {vit} --x=tokens', '--x=examples'),
 }

@@ -39,7 +39,7 @@ CHATS = {
   ),
   'a template with a name that is not there': (
     f'{_CHAT}/good.jsonl --config.data.chat_template={{in}}/chat/name.jinja',
-    "chat/name.jinja: UndefinedError: 'dict object' has no attribute 'contents'",
+    "name.jinja: it writes a value that is not there ('dict object' has no attribute 'contents')",
   ),
   'a template that does not ask for answers': (
     f'{_CHAT}/good.jsonl --config.data.chat_template={{in}}/chat/no_prompt.jinja',

@@ -43,7 +43,7 @@ GROW = {
   'tokens in words': ('grow --source={lm} --target=new --param_tokens=ffn=more', 'ffn=N'),
   'empty tokens': (
     'grow --source={lm} --target=new --param_tokens=',
-    "--param_tokens has ''; it must be NAME=N",
+    "--param_tokens has ''; it must be NAME=N, an integer: new counts: qkv=N,proj=N",
   ),
   'tokens of a kind twice': (
     'grow --source={lm} --target=new --param_tokens=ffn=128,ffn=256',
@@ -78,6 +78,14 @@ GROW = {
     '--num_fewshot has an effect only with --tasks',
   ),
   'a width for tokens': ('grow --source={lm} --target=new --width=64', '--width'),
+  'neurons by a width': (
+    'grow --source={dense} --target=new --method=neurons --width=64',
+    'method=neurons needs --ffn_width=N, and keeps the width and the heads',
+  ),
+  'a method that widens and no width': (
+    'grow --source={dense} --target=new --method=neurons',
+    'nothing would grow; method=neurons needs --ffn_width=N',
+  ),
   'neurons by tokens': ('grow --source={dense} --target=new --ffn_width=256', 'choose neurons'),
   'tokens for a Transformer': (
     'grow --source={dense} --target=new --method=net2net --param_tokens=ffn=128',
@@ -91,6 +99,10 @@ GROW = {
   'a group that is not there': (
     'grow remove --source={lm} --target=new --groups=2',
     '--groups names group 2',
+  ),
+  'a range of groups': (
+    'grow remove --source={lm} --target=new --groups=1-2',
+    "--groups has '1-2'; it must be a valid integer: the groups, as 2,3, counted from 1",
   ),
   'the only group': ('grow remove --source={lm} --target=new --groups=1', 'must keep one'),
   'groups to freeze that are not there': (

@@ -11,8 +11,18 @@ TRAIN_FLAGS = {
   'an empty work directory': ('train --workdir=', "--workdir is ''"),
   'a word that is no flag': (
     'train configs/lm_pile.py',
-    "unexpected argument 'configs/lm_pile.py'",
+    "unexpected argument 'configs/lm_pile.py'; did you mean --config=configs/lm_pile.py?",
   ),
+  'a key without dashes': (
+    'train config.train.steps=3',
+    "'config.train.steps=3' is no flag; did you mean --config.train.steps=3?",
+  ),
+  'a flag with the dash of a web page': ('train —workdir=x', 'did you mean --workdir=x?'),
+  'a flag that is the end of most keys': (
+    'train --kind=x',
+    'did you mean --config.model.kind or --config.model.layer.mixer.kind or ',
+  ),
+  'a name longer than file systems have': ('train --workdir=' + 'x' * 300, 'give a shorter name'),
   'half of the flags of several hosts': ('train --num_processes=2', '--coordinator=HOST:PORT'),
   'a process beyond the last': (
     'train --coordinator=localhost:1 --num_processes=2 --process_id=5',
@@ -63,6 +73,27 @@ TRAIN_KEYS = {
     'mixer.value_skip is True, and value.kind=none has no projection to add the input to',
   ),
   'a misspelt key': ('train --config.model.widht=64', "did you mean 'model.width'"),
+  'a key that many sections have': (
+    'train --config.kind=lm',
+    ' others, which train --help=kind lists?',
+  ),
+  'a key of another section in a mixture': (
+    'train --config.data.mixture.a.kind=text',
+    'known names: rows, source, store, validation_source, weight, weight_by_step',
+  ),
+  'a misspelt entry of a list': (
+    'train --config.train.trackers=tensorboard,wand',
+    "config.train.trackers has 'wand'; it must be 'tensorboard', 'wandb', 'trackio' or 'mlflow'; "
+    "did you mean 'wandb'?",
+  ),
+  'an entry of a list by its index': (
+    'train --config.train.trackers.0=wandb',
+    'config.train.trackers is a list A,B',
+  ),
+  'a misspelt kind': (
+    'train --config.optim.kind=adamv',
+    "must be one of adamw, muon, adafactor, lion; did you mean 'adamw'?",
+  ),
   'a key without its group': ('train --config.batch_size=5', "did you mean 'data.batch_size'"),
   'a misspelt group': ('train --config.optimizer.beta1=0.5', "'optimizer' is unknown"),
   'a key below a key': ('train --config.model.width.x=1', 'config.model.width is a single value'),

@@ -19,6 +19,13 @@ def own_flags() -> list[flags.Flag]:
   return [*_flags(hosts=False), *_flags(hosts=True)]
 
 
+def meaning(name: str) -> str:
+  """Return the help of a flag, to be part of a sentence."""
+  text = flags.FLAGS[name].help.rstrip('.')
+  word = text.partition(' ')[0]
+  return text if word.isupper() and word != 'A' else f'{text[0].lower()}{text[1:]}'  # CHIP stays.
+
+
 def render(doc: str, more: str = '') -> str:
   """Return the text of `--help`: a description, the flags, and the text `more`."""
   own = list(_flags(hosts=False))

@@ -59,7 +59,7 @@ def run(
   Args:
     main: takes the program's name and, if allowed, the positional arguments. It may return an exit
       status, which this process uses after all processes have finished.
-    positional: whether positional arguments are allowed; then flags may also follow them.
+    positional: whether positional arguments are allowed.
     on_all_hosts: whether the command computes on the devices of all hosts together.
     stops: whether the command saves and exits on SIGTERM (`hosts.StopRequest`).
     more_help: returns the text that `--help` prints after the flags. Its argument is the WORD of
@@ -75,7 +75,9 @@ def run(
 
   def guarded(argv: Sequence[str]) -> int | None:
     if len(argv) > 1 and not positional:
-      raise UserError(f'unexpected argument {argv[1]!r}; flags look like --name=value')
+      is_config = argv[1].endswith('.py') and 'config' in flags.FLAGS
+      hint = f'did you mean --config={argv[1]}?' if is_config else 'flags look like --name=value'
+      raise UserError(f'unexpected argument {argv[1]!r}; {hint}')
     quiet = not flags.FLAGS['verbosity'].present  # --verbosity=0 also shows the log of Orbax.
     if quiet:
       logging.set_verbosity(logging.WARNING)
@@ -86,7 +88,7 @@ def run(
       status = _until_unread(main, argv)
     return status
 
-  flags.FLAGS.set_gnu_getopt(positional)
+  flags.FLAGS.set_gnu_getopt(True)  # A flag after a word is read.
   try:
     app.run(guarded, flags_parser=_flags_parser(main, more_help, define))
   except KeyboardInterrupt:

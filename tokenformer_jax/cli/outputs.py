@@ -52,12 +52,15 @@ def check_file(flag: str, file: PathLike | None, endings: Sequence[str] = ()) ->
   path = paths.local(file)
   folder = path.absolute().parent
   reason = ''
-  if path.is_dir():
-    reason = 'it is a folder'
-  elif not folder.is_dir():
-    reason = f'there is no folder {path.parent}'
-  elif not os.access(path if path.exists() else folder, os.W_OK):
-    reason = 'its permissions or the file system do not allow it'
+  try:
+    if path.is_dir():
+      reason = 'it is a folder'
+    elif not folder.is_dir():
+      reason = f'there is no folder {path.parent}'
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+      reason = 'its permissions or the file system do not allow it'
+  except OSError as error:  # such as a name too long
+    reason = paths.reason(error)
   if reason:
     raise UserError(f'--{flag}={file} cannot be written: {reason}')
 

@@ -1,5 +1,6 @@
 """Parse a command's flags, and report a mistake in them in one sentence."""
 
+import os
 import re
 from collections.abc import Sequence
 
@@ -15,18 +16,21 @@ def parse(argv: Sequence[str]) -> list[str]:
   if 'config' in flags.FLAGS:
     argv = [argv[0], *config_flag.take_overrides(argv[1:])]
   try:
-    return flags.FLAGS(argv)
+    words = flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as error:
     raise UserError(_unknown(error.flagname)) from error
   except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME
     raise UserError(_sentence(error)) from error
+  for word in words[1:]:
+    name = re.match(r'[‐-―−]*(config(?=\.)|\w+(?==))', word)
+    if name and name[1] in flags.FLAGS and not os.path.exists(word):
+      raise UserError(f'{word!r} is no flag; did you mean --{word.lstrip("‐‑‒–—―−")}?')
+  return words
 
 
 def missing_flag(name: str) -> str:
   """Return the sentence for a flag that has no value, from its help."""
-  meaning = flags.FLAGS[name].help.rstrip('.')
-  first = meaning[0] if meaning[1].isupper() else meaning[0].lower()  # CHIP stays.
-  return f'--{name} is missing: {first}{meaning[1:]}'
+  return f'--{name} is missing: {help_text.meaning(name)}'
 
 
 def _unknown(name: str) -> str:
@@ -40,8 +44,7 @@ def _unknown(name: str) -> str:
     return f'--{name} is unknown; did you mean --{plain}?'
   keys = config.keys_named(plain) if 'config' in known else []
   if keys and (plain == keys[0].rpartition('.')[2] or not misspelt(name, known)):
-    named = ' or '.join(f'--config.{path}' for path in keys)
-    return f'--{name} is unknown; did you mean {named}?'
+    return f'--{name} is unknown; did you mean {config.any_of(keys, name, "--config.{}")}?'
   if near := misspelt(name, known):
     return f'--{name} is unknown; did you mean --{near}?'
   return f'--{name} is unknown; --help lists the flags'

@@ -35,7 +35,8 @@ def main(*runs: str, out: Path = 'report.html', models: Natural = page.MODELS) -
   outputs.check_file('out', out, page.ENDINGS)
   # A run in progress may hold the accelerators.
   jax.config.update('jax_platforms', 'cpu')
-  outputs.write_file('out', out, page.build(runs, models=models).write)
+  content = page.build(runs, models=models).html
+  outputs.write_file('out', out, lambda path: path.write_text(content, 'utf-8'))
   print(out)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from absl import flags
 
-from tokenformer_jax.cli import config_flag
+from tokenformer_jax.cli import config_flag, help_text
 from tokenformer_jax.config import Config, arguments
 from tokenformer_jax.config.projections import counts_from_text
 from tokenformer_jax.errors import UserError, nearest
@@ -32,7 +32,12 @@ class Parser(flags.ArgumentParser):
     if not isinstance(argument, str):
       return argument
     where = f'--{self._name}'
-    return arguments.convert(self._annotation, _read(argument, self._annotation, where), where)
+    try:
+      return arguments.convert(self._annotation, _read(argument, self._annotation, where), where)
+    except UserError as error:
+      if {kind for kind, _ in arguments.members(self._annotation)}.isdisjoint((Mapping, Sequence)):
+        raise
+      raise UserError(f'{error}: {help_text.meaning(self._name)}') from None
 
   def flag_type(self) -> str:
     return 'string'

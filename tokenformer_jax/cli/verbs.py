@@ -16,7 +16,7 @@ VERBS = {
   'plan': 'check whether a run fits on TPUs, and how fast it is, without a TPU',
   'generate': 'write text with a model',
   'evaluate': 'measure a model on tasks and on texts',
-  'convert': 'read and write released weights; change the rotary layout of a run',
+  'convert': 'bring models of the hub (transformers, PEFT adapters) and PyTorch weights, and back',
   'inspect': 'show what the parameter tokens respond to, and which are used',
   'sweep': 'train the grid of runs that a scaling law needs',
   'family': 'train models of several sizes for less than each apart',

@@ -61,7 +61,7 @@ from tokenformer_jax.config.model import (
   ViTConfig,
   draws,
 )
-from tokenformer_jax.config.names import keys_named, type_of
+from tokenformer_jax.config.names import any_of, keys_named, type_of
 from tokenformer_jax.config.optim import (
   OPTIMIZERS,
   AdamWConfig,

@@ -152,7 +152,12 @@ def _sentence(error: ValidationError, value: Any, name: str) -> str:
   path, verb = max(by_path, key=len), ' is '
   for step in path:
     value = value[step]
-    name, verb = (f'{name} has {step}', '=') if isinstance(step, str) else (f'{name}[{step}]', verb)
+    if isinstance(step, str):
+      name, verb = f'{name} has {step}', '='
+    elif name.startswith('--'):  # A flag has its list as A,B.
+      verb = ' has '
+    else:
+      name = f'{name}[{step}]'
   return f'{name}{verb}{shown(value)}; it must {requirement(by_path[path])}'
 
 

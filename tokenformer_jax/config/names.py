@@ -1,5 +1,6 @@
 """Find keys of a config by dotted path, and report a wrong key in one sentence."""
 
+import difflib
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from tokenformer_jax.config.run import Config
 from tokenformer_jax.config.section import Leaf, leaves_of_kinds, sentence
 from tokenformer_jax.errors import UserError, misspelt, nearest
 
+_NEAREST = 3  # of the keys that a message suggests
 # The section of named layers, and the section that each of these layers is a version of.
 _VARIANTS, _LAYER = 'model.variants', 'model.layer'
 # Sections whose entries the user names, and what such an entry is.
@@ -119,11 +121,15 @@ def unknown(path: str) -> UserError:
     return UserError(f'config.{path} is a section of keys; set one of {inside}')
   message = f'config key {".".join(parts[: i + 1])!r} is unknown'
   if not names:
-    return UserError(f'{message}; config.{section} is a single value')
+    is_list = keys()[_general(section)].type is tuple
+    return UserError(
+      f'{message}; config.{section} is {"a list A,B" if is_list else "a single value"}'
+    )
   if near := misspelt(name, names):
     return UserError(f'{message}; did you mean {".".join([*parts[:i], near])!r}?')
-  if elsewhere := _elsewhere(path):
-    return UserError(f'{message}; did you mean {" or ".join(map(repr, elsewhere))}?')
+  elsewhere = _elsewhere(path)
+  if elsewhere and (len(elsewhere) <= _NEAREST or not section.startswith('data.mixture.')):
+    return UserError(f'{message}; did you mean {any_of(elsewhere, path)}?')
   return UserError(message + nearest(name, names))
 
 
@@ -134,6 +140,15 @@ def _elsewhere(path: str) -> list[str]:
   same = keys_named(names[-1])
   same = [key for key in same if _has_in_order(key.split('.'), names)] or same
   return [re.sub(rf'^{_LAYER}\b', layer[0], key) for key in same] if layer else same
+
+
+def any_of(paths: Sequence[str], wrong: str, form: str = "'{}'") -> str:
+  """Return the few keys that are most like a wrong path, and where the others are listed."""
+  near = difflib.get_close_matches(wrong, paths, _NEAREST, cutoff=0)
+  text = ' or '.join(map(form.format, sorted(near, key=paths.index)))
+  if others := len(paths) - len(near):
+    text += f' or one of {others} others, which train --help={paths[0].rpartition(".")[2]} lists'
+  return text
 
 
 def _has_in_order(whole: Iterable[str], names: Iterable[str]) -> bool:

@@ -146,7 +146,9 @@ def counts_from_text(text: str, where: str) -> dict[str, int]:
     name, equals, number = entry.rpartition('=')
     if not re.fullmatch('-?[0-9]{1,13}', number):
       short = entry if len(entry) <= 40 else f'{entry[:40]}…'
-      raise UserError(f'{where} has {short!r}; it must be {name if equals else "NAME"}=N')
+      raise UserError(
+        f'{where} has {short!r}; it must be {name if equals else "NAME"}=N, an integer'
+      )
     if name and name in numbers:
       raise UserError(f'{where} names {name} twice, as {text!r}; give every name once')
     numbers[name] = int(number)

@@ -8,6 +8,7 @@ attribute `kind`. In nested dicts such a section is its keys and `kind`.
 
 import dataclasses
 import functools
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, misspelt
 
 _T = TypeVar('_T')
 
@@ -110,7 +111,9 @@ class OneOf:
       raise PydanticCustomError('dataclass_type', 'be a section of keys')
     kind = value.get('kind')
     if not isinstance(kind, str) or kind not in self.kinds:
-      raise PydanticCustomError('kind', 'be one of {kinds}', {'kinds': ', '.join(self.kinds)})
+      raise PydanticCustomError(
+        'kind', f'be one of {", ".join(self.kinds)}', {'kinds': self.kinds, 'given': kind}
+      )
     own = {name: inner for name, inner in value.items() if name != 'kind'}
     return adapter(self.kinds[kind]).validate_python(own)
 
@@ -273,7 +276,16 @@ def requirement(errors: Sequence[Any]) -> str:
   """
   errors = [one for one in errors if not one['type'].endswith(('_type', '_of'))] or errors
   texts = [_FORMS.get(one['type']) or one['msg'].removeprefix('Input should ') for one in errors]
-  return ' or '.join(dict.fromkeys(texts)).replace('an instance of Sequence', 'a list')
+  text = ' or '.join(dict.fromkeys(texts)).replace('an instance of Sequence', 'a list')
+  return text + _hint(errors[0])
+
+
+def _hint(error: Any) -> str:
+  """Return `; did you mean X?` for a misspelt kind or choice, else ''."""
+  context = error.get('ctx', {})
+  choices = context.get('kinds') or re.findall(r"'([^']+)'", str(context.get('expected', '')))
+  near = misspelt(str(context.get('given', error['input'])), choices)
+  return f'; did you mean {near!r}?' if near else ''
 
 
 _FORMS = {
@@ -286,7 +298,10 @@ _FORMS = {
 def sentence(error: ValidationError, prefix: str = 'config.') -> str:
   """Return the first error of a section as one sentence: path, value and what is allowed."""
   first = error.errors(include_url=False)[0]
-  path, value = f'{prefix}{".".join(map(str, first["loc"]))}', first['input']
+  location, value, verb = first['loc'], first['input'], 'is'
+  if isinstance(location[-1], int):  # an entry of a list
+    location, verb = location[:-1], 'has'
+  path = f'{prefix}{".".join(map(str, location))}'
   match first['type']:
     case 'unexpected_keyword_argument':
       return f'{path} is unknown'
@@ -296,4 +311,4 @@ def sentence(error: ValidationError, prefix: str = 'config.') -> str:
       return f'{path}.{first["msg"]}'
     case 'kind':
       path, value = f'{path}.kind', value.get('kind') if isinstance(value, Mapping) else value
-  return f'{path} is {value!r}; it must {requirement([first])}'
+  return f'{path} {verb} {value!r}; it must {requirement([first])}'

@@ -144,11 +144,35 @@ def document(values: Any, text_field: str, label: str) -> str | UserError:
     return UserError(f'{label} is nested too deeply; leave it out')
 
 
+# What else a file named as text may be, by its first bytes, and what to do with it.
+_OTHER_FORMATS = {
+  b'\xff\xfe': 'UTF-16; convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW',
+  b'\xfe\xff': 'UTF-16; convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW',
+  b'%PDF-': 'a PDF; take its text out, for example with pdftotext',
+  b'{\\rtf': 'RTF; save it as plain text',
+  b'\xd0\xcf\x11\xe0': 'a document of Word or Excel; save it as plain text',
+  b'PK\x03\x04': 'a ZIP archive, as .docx, .odt and .epub are; unpack it, or save it as plain text',
+  b'\x1f\x8b': 'packed by gzip; give its name the ending .gz',
+  b'\x28\xb5\x2f\xfd': 'packed by zstd; give its name the ending .zst',
+  b'BZh91AY&SY': 'packed by bzip2; unpack it',
+  b'\xfd7zXZ': 'packed by xz; unpack it',
+  b'PAR1\x15': 'a Parquet table; name it as parquet:GLOB',
+}
+
+
+def _check_format(data: bytes | bytearray, label: str, offset: int) -> None:
+  """Refuse the first bytes of a text that is in another format."""
+  for start, format_ in _OTHER_FORMATS.items():
+    if offset == 0 and data.startswith(start):
+      raise UserError(f'{label} is {format_}; or leave it out of the source')
+
+
 def decode(data: bytes | bytearray, label: str, offset: int = 0) -> str:
   """Decode UTF-8 that begins at byte `offset` of a text. Drop a byte order mark only at 0."""
   try:
     return data.decode('utf-8' if offset else 'utf-8-sig')
   except UnicodeDecodeError as error:
+    _check_format(data, label, offset)
     raise UserError(
       f'{label} is not UTF-8 (byte {offset + error.start} is 0x{data[error.start]:02x}); convert '
       'it, or leave it out of the source'
@@ -157,9 +181,10 @@ def decode(data: bytes | bytearray, label: str, offset: int = 0) -> str:
 
 def decode_text(data: bytes | bytearray, label: str, offset: int = 0) -> str:
   """Decode UTF-8 as `decode` does, and refuse the bytes that a crash or a full disk can leave."""
+  _check_format(data, label, offset)
   if (nul := data.find(b'\0')) >= 0:
     raise UserError(
       f'{label} is not text: its byte {offset + nul} is NUL; copy it again if a crash or a full '
-      'disk left it, name Parquet tables as parquet:GLOB, or leave it out of the source'
+      'disk left it, convert UTF-16 to UTF-8, or leave it out of the source'
     )
   return decode(data, label, offset)

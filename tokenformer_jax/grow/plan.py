@@ -52,9 +52,13 @@ def larger_model(
   after = _wider(model, how, param_tokens, wide, deeper=deeper)
   after = layers.wanted(experts.wanted(after, more) if more else after, layer_count, pattern)
   if after == model:
+    kind = how.method.kind
+    needs = 'say what is to be larger, by --param_tokens=qkv=N,proj=N,ffn=N'
+    if not how.method.adds_tokens:
+      needs = f'method={kind} needs --{"ffn_width" if kind == "neurons" else "width"}=N'
     raise UserError(
-      'nothing would grow; say what is to be larger, by --param_tokens=qkv=N,proj=N,ffn=N, or by '
-      '--width=N for a Transformer, or --experts=N, or --layers=N'
+      f'nothing would grow; {needs}; other growths have --experts=N, --layers=N, or, for a '
+      'Transformer, --width=N'
     )
   return after
 

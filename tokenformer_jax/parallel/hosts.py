@@ -12,6 +12,7 @@ coordinator and not in a collective, because some devices give that up after a w
 """
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -338,6 +339,8 @@ def as_reported(error: BaseException) -> Reported | None:
     return TransientError(
       f'{retry.one_line(error)}; this may pass by itself: run the same command again'
     )
+  if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+    return UserError(f'{retry.one_line(error)}; give a shorter name')
   if retry.is_for_user(error):
     return UserError(f'{retry.one_line(error)}; free space, or check the permissions there')
   return None

@@ -355,8 +355,8 @@ class AddNeurons(FillBlocks):
     before, after = self.sizes
     if before._replace(hidden=()) != after._replace(hidden=()):
       raise UserError(
-        'method=neurons adds neurons to MLPs, and changes neither --width nor --heads; give '
-        '--ffn_width=N alone, or choose net2net or hypercloning'
+        'method=neurons needs --ffn_width=N, and keeps the width and the heads; leave --width and '
+        '--heads out, or choose net2net or hypercloning for them'
       )
 
   def inexact(self) -> str:
