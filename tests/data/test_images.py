@@ -204,10 +204,13 @@ def test_validation_is_taken_before_test_and_what_is_left_out_is_named(tmp_path,
 @pytest.mark.parametrize(
   ('folders', 'sentence'),
   [
-    (('ant', 'bee', 'testing'), 'has testing beside ant, bee, the name of a split without its'),
-    (('train', 'airplane'), 'has train beside airplane, the name of a split without its'),
-    (('Train', 'training', 'val'), 'Train and training both have the name of a train split'),
-    (('val', 'test'), 'has test and val, the name of a split'),
+    (('ant', 'bee', 'testing'), 'has testing beside ant, bee: a split without its counterpart'),
+    (('train', 'airplane'), 'has train beside airplane: a split without its counterpart'),
+    (
+      ('Train', 'training', 'val'),
+      'has Train and training and val: a split without its counterpart, or twice',
+    ),
+    (('val', 'test'), 'has val and test: a split without its counterpart'),
   ],
 )
 def test_a_folder_whose_splits_are_not_clear_is_refused(tmp_path, folders, sentence):

@@ -26,10 +26,10 @@ _SUFFIXES = ('.jpg', '.jpeg', '.png')
 _VALIDATION_SPLITS = ('validation', 'test')
 # Names of a folder of a split in any case, as in `datasets`; a filler may stand beside
 # them, as in `training_set`, `Test Images`, `seg_train`.
-_SPLIT_WORDS = {
-  'train': ('train', 'training'),
-  'validation': ('val', 'valid', 'validation', 'dev'),
-  'test': ('test', 'testing', 'eval', 'evaluation'),
+_SPLITS = {
+  **dict.fromkeys(('train', 'training'), 'train'),
+  **dict.fromkeys(('val', 'valid', 'validation', 'dev'), 'validation'),
+  **dict.fromkeys(('test', 'testing', 'eval', 'evaluation'), 'test'),
 }
 # These are names of classes as well, where no folder has the name of a counterpart.
 _CLASS_NAMES = ('valid', 'dev', 'eval', 'evaluation')
@@ -259,44 +259,30 @@ def _split_folders(root: Path) -> tuple[Path, ...]:
 
   There are none if no folder has the name of a split. A message names the folders left out.
   """
-  splits: dict[str, Path] = {}
-  others = []
+  folders: dict[str, list[Path]] = {'train': [], 'validation': [], 'test': [], '': []}
   for folder in _folders_in(root):
-    if not (split := _split_named(folder.name)):
-      others.append(folder.name)
-    elif split in splits:
-      raise UserError(
-        f'config.data.source is folder:{root}, whose folders {splits[split].name} and '
-        f'{folder.name} both have the name of a {split} split; leave one of them there'
-      )
-    else:
-      splits[split] = folder
-  held_out = splits.get('validation') or splits.get('test')
-  if not (held_out and 'train' in splits):
-    if all(one.name.lower() in _CLASS_NAMES for one in splits.values()):
-      return ()
-    names = ' and '.join(one.name for one in splits.values())
-    beside = f' beside {", ".join(others[:5])}' if others else ''
+    words = [word for word in re.split(r'[ ._-]+', folder.name.lower()) if word not in _FILLERS]
+    folders[_SPLITS.get(' '.join(words), '')].append(folder)
+  train, held_out = folders['train'], folders['validation'] or folders['test']
+  others = folders.pop('')
+  names = [folder.name for split in folders.values() for folder in split]
+  if not train and all(name.lower() in _CLASS_NAMES for name in names):
+    return ()
+  if len(train) != 1 or len(held_out) != 1:
+    beside = f' beside {", ".join(one.name for one in others[:5])}' if others else ''
     raise UserError(
-      f'config.data.source is folder:{root}, which has {names}{beside}, the name of a split '
-      'without its counterpart; it must have train/ and val/ or test/, each with a folder per '
-      f'class, or folders of classes alone; name folder:{root}/{names.split()[0]} to hold out some '
-      'of its images, or rename a class of that name'
+      f'config.data.source is folder:{root}, which has {" and ".join(names)}{beside}: a split '
+      'without its counterpart, or twice; it must have train/ and val/ or test/, with folders of '
+      f'classes in each, or folders of classes alone; name folder:{root}/{names[0]} to hold out '
+      'some of its images, or rename a class of that name'
     )
-  unread = [one.name for one in splits.values() if one not in (splits['train'], held_out)]
-  if unread := [*unread, *others]:
+  unread = [*(folders['test'] if folders['validation'] else []), *others]
+  if unread:
     say(
-      f'{root}: trains on {splits["train"].name}, validates on {held_out.name}, and leaves out '
-      f'{", ".join(unread)}'
+      f'{root}: trains on {train[0].name}, validates on {held_out[0].name}, and leaves out '
+      f'{", ".join(one.name for one in unread)}'
     )
-  return splits['train'], held_out
-
-
-def _split_named(name: str) -> str:
-  """Return the split that the name of a folder means, or ''."""
-  words = [word for word in re.split(r'[ ._-]+', name.lower()) if word not in _FILLERS]
-  is_one = len(words) == 1
-  return next((split for split, ours in _SPLIT_WORDS.items() if is_one and words[0] in ours), '')
+  return train[0], held_out[0]
 
 
 def _folders_in(root: Path) -> list[Path]:

@@ -150,12 +150,9 @@ _OTHER_FORMATS = {
   b'\xfe\xff': 'UTF-16; convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW',
   b'%PDF-': 'a PDF; take its text out, for example with pdftotext',
   b'{\\rtf': 'RTF; save it as plain text',
-  b'\xd0\xcf\x11\xe0': 'a document of Word or Excel; save it as plain text',
   b'PK\x03\x04': 'a ZIP archive, as .docx, .odt and .epub are; unpack it, or save it as plain text',
   b'\x1f\x8b': 'packed by gzip; give its name the ending .gz',
   b'\x28\xb5\x2f\xfd': 'packed by zstd; give its name the ending .zst',
-  b'BZh91AY&SY': 'packed by bzip2; unpack it',
-  b'\xfd7zXZ': 'packed by xz; unpack it',
   b'PAR1\x15': 'a Parquet table; name it as parquet:GLOB',
 }
 
