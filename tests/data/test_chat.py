@@ -384,6 +384,21 @@ def test_a_store_is_found_again_by_its_rows_and_template_only(tmp_path):
   assert len(cached) == 3, 'two texts have one store'
 
 
+@pytest.mark.parametrize('packing', ['cut', 'best_fit'])
+def test_conversations_that_are_longer_than_a_sequence_are_counted_and_the_longest_named(
+  tmp_path, packing
+):
+  rows = [*ROWS, *({'prompt': 'q', 'response': 'a' * n} for n in (200, 300))]
+  source = _write(tmp_path / 'a.jsonl', rows)
+  made = _prepare(tmp_path, source, sequence_length=150, packing=packing, validation_fraction=0.1)
+  tokens = 300 + len('<|user|>\nq<|end|>\n<|assistant|>\n<|end|>\n') + 1
+  assert order.describe_store(made, 150).endswith(
+    f'; 2 conversations cut by config.data.sequence_length=150, the longest is {tmp_path}/a.jsonl, '
+    f'line 62, with {tokens} tokens'
+  )
+  assert 'cut by' not in order.describe_store(made, tokens)
+
+
 def test_bad_rows_are_counted_and_left_out(tmp_path):
   bad = [{'messages': [{'content': 'x'}]}, {'prompt': 'p', 'response': ' '}]
   wrong_role = {'messages': [{'role': 'cat', 'content': 'meow'}, *_chat(ROWS[0])]}

@@ -138,10 +138,11 @@ class Mixture:
 
   def describe(self) -> str:
     """Return a short description of the training text."""
+    length = self.config.sequence_length
     if '' in self.stores:
-      return order.describe_store(self.stores[''])
+      return order.describe_store(self.stores[''], length)
     return ', '.join(
-      f'{weight:.3g} {name} ({order.describe_store(self.stores[name])})'
+      f'{weight:.3g} {name} ({order.describe_store(self.stores[name], length)})'
       for name, weight in self.shares.last.items()
     )
 

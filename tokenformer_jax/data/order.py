@@ -27,7 +27,7 @@ from grain.experimental import index_shuffle
 from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data.marks import NO_TOKEN
 from tokenformer_jax.data.mixture_order import ONE_SOURCE, MixtureOrder
-from tokenformer_jax.data.shards import Store
+from tokenformer_jax.data.shards import LONGEST, Store
 from tokenformer_jax.data.tokens import Tokens
 from tokenformer_jax.errors import UserError, counted
 
@@ -158,8 +158,8 @@ def _read_windows(
   return np.stack(tokens.gather(ranges, bounds=True) if bounds else tokens.gather(ranges))
 
 
-def describe_store(store: Store) -> str:
-  """Return a short description of the training text of a store."""
+def describe_store(store: Store, sequence_length: int) -> str:
+  """Return a short description of the training text of a store, and what of it is too long."""
   tokens, bytes_per_token = len(store.train), store.bytes_per_token('train')
   if store.chat:
     answers = store.index.total('train', 'answers')
@@ -170,8 +170,22 @@ def describe_store(store: Store) -> str:
     ) * (share < _LEARNED)
     return (
       f'{tokens:,} tokens, {answers:,} of them in answers ({bytes_per_token:.2f} bytes each{doubt})'
+      + _describe_longest(store, sequence_length)
     )
   return f'{tokens:,} tokens of {bytes_per_token:.2f} bytes'
+
+
+def _describe_longest(store: Store, sequence_length: int) -> str:
+  """Return which conversations are longer than a sequence; '' if none is."""
+  long = [[n for n in one.longest if n > sequence_length + 1] for one in store.index.shards]
+  if not (count := sum(map(len, long))):
+    return ''
+  tokens, row = max((max(one.longest, default=0), one.longest_row) for one in store.index.shards)
+  or_more = ' or more' * (max(map(len, long)) == LONGEST)
+  return (
+    f'; {counted(count, "conversation")}{or_more} cut by '
+    f'config.data.sequence_length={sequence_length}, the longest is {row} with {tokens:,} tokens'
+  )
 
 
 def check_store(store: Store, data: TextConfig) -> None:

@@ -4,6 +4,8 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
+import heapq
+import itertools
 import shutil
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
@@ -53,6 +55,7 @@ class SplitWriter:
     """
     self.tokens = self.bytes = self.documents = self.answers = 0
     self.spelled = collections.Counter[str]()
+    self.longest: list[tuple[int, str]] = []  # a heap of tokens and rows
     self._hash = hashlib.blake2b(digest_size=16)
     self._file = file
     self._dtype, self._chat, self._bounds = dtype, chat, bounds
@@ -84,6 +87,8 @@ class SplitWriter:
     self.bytes += sum(len(piece.text[start:stop].encode()) for start, stop in answers)
     self.documents += piece.ends
     self.answers += int((ids >= 0).sum())
+    push = heapq.heappush if len(self.longest) < shards.LONGEST else heapq.heappushpop
+    push(self.longest, (len(ids), piece.label))
 
   def _check(self, ids: np.ndarray) -> None:
     if ids.max(initial=0) >= self._tokenizer.size:
@@ -170,7 +175,9 @@ class ShardBuild:
         tokens.write(temporary / 'array', np.memmap(train.name, dtype, 'r'))
         array_files = shards.put_array(temporary / 'array', self.folder / self.name)
     spelled = sum((writer.spelled for writer in writers.values()), collections.Counter[str]())
-    shard = Shard(self.name, splits, array_files, tuple(named), bad, dict(spelled))
+    longest = sorted(itertools.chain(*(w.longest for w in writers.values())), reverse=True)
+    lengths, row = tuple(n for n, _ in longest[: shards.LONGEST]), longest[0][1] if longest else ''
+    shard = Shard(self.name, splits, array_files, tuple(named), bad, dict(spelled), lengths, row)
     record = {'key': self.key, 'shard': dataclasses.asdict(shard)}
     shards.put_json(self.folder, record_name(self.name), record)
     return shard

@@ -30,7 +30,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths, retry, sealed
 
 FORMAT = 4  # of meta.json
-
+LONGEST = 100  # conversations of a shard whose lengths are kept
 TEMPORARY = '.tmp-'  # begins the name of a folder inside a store for files that are being written
 _OF_STORE = re.compile(rf'meta\.json|\d{{5,}}(\.json)?|{re.escape(TEMPORARY)}.*')
 
@@ -66,6 +66,8 @@ class Shard:
     bad: what was wrong with documents that were left out, the first of them.
     bad_documents: how many were left out.
     spelled: how often text spells the end of a document, by the spelling.
+    longest: the tokens of its `LONGEST` longest conversations, from the longest on.
+    longest_row: the name of the row of the longest one.
   """
 
   name: str
@@ -74,6 +76,8 @@ class Shard:
   bad: tuple[str, ...] = ()
   bad_documents: int = 0
   spelled: dict[str, int] = dataclasses.field(default_factory=dict)
+  longest: tuple[int, ...] = ()
+  longest_row: str = ''
 
   @property
   def tokens(self) -> int:
