@@ -44,7 +44,7 @@ _TICKS = (
   (300, (1, 2, 5)),
   (math.inf, (1, 3)),
 )
-_VALIDATION = {'linestyle': 'none', 'marker': 'o', 'markersize': 5, 'clip_on': False}
+_VALIDATION = {'linestyle': 'none', 'marker': 'o', 'markersize': 5}
 
 
 def curves(source: str | paths.Path, x: str, y: str) -> dict[str, tuple[list[float], list[float]]]:
@@ -145,7 +145,7 @@ def draw(sources: Sequence[str | paths.Path], x: str, y: str) -> 'Figure':
         marker = 'o' if metric.startswith('eval/') or len(xs) == 1 else None
         axes.plot(xs, ys, color=colour, marker=marker, label=name)
       else:
-        axes.plot(xs, ys, color=colour, **_VALIDATION)
+        axes.plot(xs, ys, color=colour, clip_on=False, **_VALIDATION)
   if any(len(by_metric) > 1 for by_metric in drawn.values()):
     axes.plot([], [], color='grey', label='validation', **_VALIDATION)
   _finish(axes, x, y, sorted({_counted(run) for run in runs}, reverse=True))
