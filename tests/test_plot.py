@@ -67,10 +67,12 @@ def test_a_grown_run_counts_the_steps_before_it_at_their_size(run, monkeypatch):
 
 def test_a_label_says_what_a_figure_is_a_mean_over(tmp_path):
   runs = []
-  for unit in ('tokens', 'images'):
+  of_images = Config(model=ViTConfig(channels=1, classes=10), data=ImagesConfig(batch_size=16))
+  for unit, config in (('tokens', CONFIG), ('images', of_images)):
     path = _make_run(tmp_path / unit, [8.0, 3.0])
+    (path / 'config.json').write_text(saved_config.to_text(config))
     with (path / 'metrics.jsonl').open('a') as file:
-      file.write(json.dumps({'step': 20, f'perf/{unit}_per_second': 9, 'eval/accuracy': 0.5}))
+      file.write(json.dumps({'step': 20, 'eval/accuracy': 0.5}))
     runs.append(path)
 
   def label(runs, y='eval/accuracy'):
