@@ -17,6 +17,7 @@ from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.data import marks, special_tokens, tokenizers
 from tokenformer_jax.decoding import chats, decode
 from tokenformer_jax.decoding.texts import TextRequest
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs import checkpoint
@@ -115,6 +116,7 @@ _SIZES = {
   'num_hidden_layers': 40,
   'num_attention_heads': 32,
 }
+_LLAMA3 = {'rope_type': 'llama3', 'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0}
 
 
 @pytest.mark.parametrize(
@@ -122,6 +124,10 @@ _SIZES = {
   [
     *((kind, {}) for kind in families.FAMILIES),
     *((kind, {'use_sliding_window': True}) for kind in ('qwen2', 'qwen3')),
+    ('llama', {'rope_scaling': {'type': 'yarn', 'factor': 4.0}}),
+    ('llama', {'rope_scaling': _LLAMA3}),
+    ('qwen3', {'rope_parameters': {**_LLAMA3, 'rope_theta': 5e5}, 'rope_scaling': None}),
+    ('gemma3_text', {'rope_scaling': {'rope_type': 'yarn', 'factor': 4.0, 'beta_fast': None}}),
   ],
 )
 def test_absent_keys_have_the_values_of_transformers(kind, changes, transformers):
@@ -129,6 +135,26 @@ def test_absent_keys_have_the_values_of_transformers(kind, changes, transformers
   theirs = transformers.AutoConfig.for_model(kind, **given).to_dict()
   ours = family.to_model(Keys(given, 'some keys', family.defaults))
   assert ours == family.to_model(Keys(theirs, 'all keys'))
+
+
+@pytest.mark.parametrize('kind', families.FAMILIES)
+def test_nulls_that_transformers_refuses_are_refused(kind, transformers, tmp_path):
+  """Two that it refuses in some families only have one meaning in all."""
+  family, taken = families.FAMILIES[kind], []
+  keys = Keys(hub_folders.KEYS[kind], 'the test', family.defaults)
+  family.to_model(keys)
+  meant = {'num_key_value_heads', 'partial_rotary_factor'}
+  for name in sorted(keys.read - meant):
+    values = {'model_type': kind, **hub_folders.KEYS[kind], name: None}
+    (tmp_path / 'config.json').write_text(json.dumps(values))
+    try:
+      transformers.AutoConfig.from_pretrained(tmp_path)
+    except Exception:  # of a type that the library does not name
+      with pytest.raises(UserError, match=f'{name}=None|has no {name}'):
+        hub.find_model(tmp_path)
+    else:
+      taken.append(name)
+  assert taken and len(taken) < len(keys.read) / 2
 
 
 # Those that compile what another one compiles as well are for the longer suite.

@@ -57,7 +57,7 @@ _ALIASES |= {'num_hidden_layers': 'n_layer', 'num_attention_heads': 'n_head'}
 _NULLABLE = """
   head_dim num_key_value_heads n_inner sliding_window layer_types no_rope_layers mlp_only_layers
   attn_logit_softcapping final_logit_softcapping partial_rotary_factor rope_scaling rope_parameters
-  use_bidirectional_attention sliding_window_pattern
+  use_bidirectional_attention
 """
 
 
