@@ -158,6 +158,11 @@ def test_a_head_that_is_not_the_embedding_stays(tmp_path, kind, capsys):
 REFUSED = {
   'an unknown architecture': ('llama', {'architectures': ['BertModel']}, "'BertModel'"),
   'no size': ('llama', {'hidden_size': None}, 'has no hidden_size'),
+  'a size beyond all': (
+    'llama',
+    {'vocab_size': 10**12},
+    'it must be a positive integer below 2**31',
+  ),
   'a size that is text': ('llama', {'num_hidden_layers': '2'}, "num_hidden_layers='2'"),
   'heads that do not fit': ('gpt_neox', {'num_attention_heads': 3}, 'num_attention_heads=3'),
   'code of its author': ('llama', {'auto_map': {'AutoModel': 'x.Y'}}, 'which is never run'),

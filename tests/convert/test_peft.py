@@ -280,15 +280,25 @@ def test_tensors_of_the_base_are_compared_with_it(base, tmp_path):
   store({'lm_head.weight': kept['lm_head.weight'] + 1})
   with pytest.raises(UserError, match=r'lm_head.weight is not of LoRA .* nor equal to one of its'):
     peft._read(adapter, named, weights, base)
+  tied = hub.find(hub_folders.write(tmp_path / 'tied', 'qwen2'))
+  with pytest.raises(UserError, match=r'lm_head.weight is not of LoRA'):
+    peft._read(adapter, named, tied, base)
+  embedding = tied.tensors['model.embed_tokens.weight'].read()
+  store({'lm_head.weight': embedding, 'model.embed_tokens.weight': embedding})
+  assert set(peft._read(adapter, named, tied, base)) == set(LLAMA)
 
 
 @pytest.mark.parametrize('before', ['language_model.model.', 'model.language_model.'])
-def test_an_adapter_of_gemma_3_has_the_names_of_its_class(before, tmp_path):
+def test_an_adapter_of_gemma_3_has_the_names_of_its_class(before, tmp_path, capsys):
   """Those of the text model alone have no effect on the model of images and text."""
   base = hub_folders.write_images(tmp_path / 'base', before)
   shapes = {f'model.language_model.layers.1.{Q}': (24, 16), f'{before}layers.2.{V}': (12, 16)}
   adapter = write_adapter(tmp_path / 'adapter', shapes)
-  run = tokenformer_jax.bring(base, tmp_path / 'run', adapters=[adapter])
+  seeing = {f'model.vision_tower.encoder.layers.0.{Q}': (8, 8)}  # as PEFT writes for q_proj
+  both = write_adapter(tmp_path / 'both', seeing | shapes)
+  safetensors.numpy.save_file({**read(both), **read(adapter)}, both / 'adapter_model.safetensors')
+  run = tokenformer_jax.bring(base, tmp_path / 'run', adapters=[both])
+  assert 'LoRA in parts for images, which is left out' in capsys.readouterr().err
   run.to_peft(tmp_path / 'back', base)
   names = {name.replace(before, 'model.language_model.'): t for name, t in read(adapter).items()}
   outcomes.assert_same(read(tmp_path / 'back'), names, 'another adapter')

@@ -76,10 +76,6 @@ class Family(NamedTuple):
     """The start of all names but those of the head, absent in a file of the model without head."""
     return f'{self.rules[0].name.partition(".")[0]}.'
 
-  def tensor(self, path: str) -> str:
-    """Return the name of the tensor that holds one array outside of the layers."""
-    return next(rule.name for rule in self.rules if rule.paths == (path,))
-
 
 def linear(theirs: str, ours: str, how: str = 'transposed') -> Iterator[Rule]:
   """Yield the rules of a matrix, stored with outputs first, and of its bias."""

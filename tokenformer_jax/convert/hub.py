@@ -49,7 +49,7 @@ _KINDS = {family.architecture: kind for kind, family in families.FAMILIES.items(
 _KINDS['Gemma3ForConditionalGeneration'] = 'gemma3'
 # Names in models of images and text, of older and newer versions of transformers.
 _TEXT = re.compile(r'^(?:model\.)?language_model\.(?:model\.)?')
-_IMAGES = re.compile(r'(?:model\.)?(?:vision_tower|multi_modal_projector)\.')
+IMAGES = re.compile(r'(?:model\.)?(?:vision_tower|multi_modal_projector)\.')
 # Other names of keys of GPT-2, which win in transformers.
 _ALIASES = {'hidden_size': 'n_embd', 'max_position_embeddings': 'n_positions'}
 _ALIASES |= {'num_hidden_layers': 'n_layer', 'num_attention_heads': 'n_head'}
@@ -96,13 +96,14 @@ def find(source: Path) -> Weights:
   family, model, unread = find_model(source)
   has_images = _kind(read_json(source / _CONFIG), source / _CONFIG) in _TEXT_MODELS
   stored = tensor_files.find(source, skipped=lambda name: name.endswith(_NO_PARAMETERS))
-  tensors = {text_name(n): t for n, t in stored.items() if not (has_images and _IMAGES.match(n))}
+  tensors = {text_name(n): t for n, t in stored.items() if not (has_images and IMAGES.match(n))}
   messages.say(
     f'{source} is a {family.architecture}'
     + (' with parts for images, which are left out' if len(tensors) < len(stored) else '')
     + (f'; not read, because not known: {", ".join(unread)}' if unread else '')
   )
-  head, embedding = family.tensor('head'), family.tensor('embedding')
+  names = {rule.paths[0]: rule.name for rule in family.rules}
+  head, embedding = names['head'], names['embedding']
   if not any(name.startswith(family.prefix) for name in tensors):  # a model without its head
     tensors = {n if n == head else f'{family.prefix}{n}': t for n, t in tensors.items()}
   if model.tied_head and head in tensors:  # as in files of PyTorch
@@ -170,6 +171,6 @@ def _name_in_class(name: str, has_images: bool) -> str:
   """Return the name of a tensor in the model that transformers makes of the folder."""
   if not has_images:
     return text_name(name)
-  if _IMAGES.match(name):
+  if IMAGES.match(name):
     return f'model.{name.removeprefix("model.")}'
   return text_name(name).replace('model.', 'model.language_model.', 1)

@@ -48,7 +48,7 @@ class Keys:
     """Return a positive integer; without a default the key must be there."""
     value = self._there(name, default, 'a positive integer')
     if type(value) is not int or not 0 < value < 2**31:
-      raise self.refusal(name, 'a positive integer')
+      raise self.refusal(name, 'a positive integer below 2**31')
     return value
 
   def number(self, name: str, default: float | None = None) -> float:

@@ -45,6 +45,7 @@ from tokenformer_jax.runs.checkpoint_meta import new_run_id
 from tokenformer_jax.storage import paths
 
 CONFIG, _WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
+_PREFIX = 'base_model.model.'
 _TENSOR = re.compile(r'base_model\.model\.(.+)\.lora_([AB])\.weight')
 _ALLOWED = {
   'bias': ('none',),
@@ -183,7 +184,11 @@ def _read(
   stored = folder / _WEIGHTS
   stored = stored if stored.is_file() else stored.with_suffix('.bin')
   tensors: dict[str, dict[str, Tensor]] = {}  # by the module's name in the file
-  for name, tensor in tensor_files.find(stored).items():
+  found = tensor_files.find(stored)
+  of_text = {n: t for n, t in found.items() if not hub.IMAGES.match(n.removeprefix(_PREFIX))}
+  if len(of_text) < len(found):
+    messages.say(f'{folder} has LoRA in parts for images, which is left out, as they are')
+  for name, tensor in of_text.items():
     match = _TENSOR.fullmatch(name)
     if match and hub.text_name(match[1]) in named:
       tensors.setdefault(match[1], {})[match[2]] = tensor
@@ -234,16 +239,15 @@ def _check_base(keys: Keys, folder: Path, base: Path) -> None:
         f'{folder} is an adapter of the revision {revision} of {own}, and the base is the commit '
         f'{commit}; name the base as {own}@{revision}'
       )
-  if asked and not own and Path(str(asked)).name.lower() != base.name.lower():
+  if asked and not own and Path(str(asked)).name.lower() != base.resolve().name.lower():
     messages.say(f'{folder} names {asked} as its base, and is taken for {base}')
 
 
 def _is_of_base(name: str, tensor: Tensor, weights: Weights) -> bool:
   """Return whether a tensor beside LoRA is one of the base, unchanged, as PEFT may store it."""
-  own = hub.text_name(name.removeprefix('base_model.model.'))
-  if weights.family and weights.model.tied_head:
-    family = families.FAMILIES[weights.family]
-    own = family.tensor('embedding') if own == family.tensor('head') else own
+  own = hub.text_name(name.removeprefix(_PREFIX)).replace('.base_layer.', '.')
+  if own not in weights.tensors and weights.model.tied_head:  # the head
+    own = next(n for n, entry in weights.layout.items() if entry.paths == (('embedding',),))
   same = weights.tensors.get(own)
   return same is not None and np.array_equal(tensor.read(), same.read())
 
@@ -320,8 +324,8 @@ def to_peft(
     if len(a := _join(keys, values)):
       name = weights.in_class[f'{module}.weight'].removesuffix('.weight')
       ranks[name], b = len(a), matrix.of_rank(len(a)).join(values)
-      tensors[f'base_model.model.{name}.lora_A.weight'] = np.ascontiguousarray(a)
-      tensors[f'base_model.model.{name}.lora_B.weight'] = np.ascontiguousarray(b)
+      tensors[f'{_PREFIX}{name}.lora_A.weight'] = np.ascontiguousarray(a)
+      tensors[f'{_PREFIX}{name}.lora_B.weight'] = np.ascontiguousarray(b)
   if not ranks:
     raise UserError(f'{source} has no groups to write, or all of their tokens are zero')
   for _ in run_tensors.check_finite(iter(tensors.items()), source, allow_nonfinite):

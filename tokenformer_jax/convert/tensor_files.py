@@ -121,13 +121,7 @@ def _sharded(index: Path, skipped: Callable[[str], bool]) -> dict[str, Tensor]:
     )
   tensors: dict[str, Tensor] = {}
   for shard in shards:  # Each is read whole, as in transformers: an index may lack a tensor.
-    for name, tensor in find(index.with_name(shard), skipped).items():
-      if name in tensors and not np.array_equal(tensor.read(), tensors[name].read()):
-        raise UserError(
-          f'{index.parent} has the tensor {name} in {shard} and, with other numbers, in another '
-          'shard; fetch the whole set into an empty directory'
-        )
-      tensors[name] = tensor
+    tensors |= find(index.with_name(shard), skipped)
   for name, shard in weight_map.items():
     if name not in tensors and not skipped(name):
       raise UserError(
