@@ -52,7 +52,7 @@ BAD = {
   'h.json': ('[{"text": "a"}, {"text": b}]', r'h\.json is not valid JSON \(Expecting value'),
   'i.json': ('[{"text": "a"}, {"text": "', r'i\.json is not valid JSON'),
   'j.json': ('[{"text": "a"}] 3', r'j\.json is not valid JSON \(Extra data'),
-  'k.jsonl': ('[1, 2]\n[3]\n', r'k\.jsonl is not valid JSON .*a line must be a JSON object, not a'),
+  'k.jsonl': ('[1, 2]\n[3]\n', r'k\.jsonl, line 1, is a JSON list; it must be an object'),
 }  # fmt: skip
 
 

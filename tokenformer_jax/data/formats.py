@@ -32,4 +32,6 @@ def layout(path: str, head: bytes) -> Layout:
     return 'table'
   if not has_rows(path):
     return 'text'
-  return 'array' if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b'[') else 'lines'
+  first, _, others = head.removeprefix(codecs.BOM_UTF8).lstrip().partition(b'\n')
+  is_row = first.rstrip().endswith(b']') and others.strip()  # a list in each line
+  return 'array' if first.startswith(b'[') and not is_row else 'lines'

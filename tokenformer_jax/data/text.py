@@ -161,7 +161,7 @@ def _check_format(data: bytes | bytearray, label: str, offset: int) -> None:
   """Refuse the first bytes of a text that is in another format."""
   for start, format_ in _OTHER_FORMATS.items():
     if offset == 0 and data.startswith(start):
-      raise UserError(f'{label} is {format_}; or leave it out of the source')
+      raise UserError(f'{label} is {format_}, or leave it out of the source')
 
 
 def decode(data: bytes | bytearray, label: str, offset: int = 0) -> str:

@@ -195,10 +195,7 @@ def _array_rows(path: str, file: IO[bytes], text_field: str) -> Iterator[str | U
   try:
     rows = json.loads(content)
   except (ValueError, RecursionError) as error:
-    hint = (
-      '; a line must be a JSON object, not a list' if 'ndjson' in path or 'jsonl' in path else ''
-    )
-    raise UserError(f'{path} is not valid JSON ({error}){hint}') from error
+    raise UserError(f'{path} is not valid JSON ({error})') from error
   for number, row in enumerate(rows, start=1):
     yield document(row, text_field, f'{path}, element {number},')
 
