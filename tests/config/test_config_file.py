@@ -97,7 +97,8 @@ def test_a_kind_may_be_assigned_in_the_place_of_its_section_as_in_a_flag(load):
   ('path', 'value', 'allowed'),
   [
     ('model', 5, 'one of lm, vit, or a section of keys'),
-    ('model.variants', 5, 'a section of keys'),
+    ('model.variants', 5, 'a section of layers by name, set by model.variants.NAME.KEY'),
+    ('train', 5, 'a section of keys'),
     ('model.pattern', ['layer'], 'text'),
     ('model.layer.mixer.heads', 1.5, 'an integer'),
     ('optim.learning_rate', '1e-3', 'a number'),

@@ -101,8 +101,12 @@ def wrong_type(path: str, value: Any, held: Any) -> UserError:
     tuple: 'a list',
   }
   kind = keys().get(f'{_general(path)}.kind')
-  section = f'one of {", ".join(kind.choices)}, or a section' if kind else 'a section'
-  allowed = words.get(type(held), f'{section} of keys')
+  section = (
+    f'one of {", ".join(kind.choices)}, or a section of keys' if kind else 'a section of keys'
+  )
+  if path in _NAMED:
+    section = f'a section of {_NAMED[path]}s by name, set by {path}.NAME.KEY'
+  allowed = words.get(type(held), section)
   return UserError(f'config.{path} is {shown(value)}; it must be {allowed}')
 
 
