@@ -57,6 +57,31 @@ GROWN = {
   'routes': {'router': _kernel('width', 'routes', role=Role.ROUTER)},
 }
 SIZES = {'layers': 2, 'width': 3, 'experts': 2, 'expert_width': 3, 'expert_hidden': 2}
+GROWN_AXES = {key: axis for axis, arrays in GROWN.items() for key in arrays}
+GROWN_INFO = {key: one for arrays in GROWN.values() for key, one in arrays.items()}
+ALONG_EACH = LastGrowth(
+  100,
+  {
+    key: entries.Entries(one.axes, {GROWN_AXES[key]: ((0, OLD),)})
+    for key, one in GROWN_INFO.items()
+  },
+)
+
+
+def _draw_grown(seed: int) -> dict:
+  """Arrays that have 9 entries along the axis of their growth."""
+  rng, sizes = np.random.default_rng(seed), {}
+  for key, one in GROWN_INFO.items():
+    sizes[key] = [9 if axis == GROWN_AXES[key] else SIZES[axis] for axis in one.axes]
+  return {key: np.float32(rng.normal(size=shape)) for key, shape in sizes.items()}
+
+
+def _new(tree: dict) -> dict:
+  """The new entries of arrays."""
+  before = {key: GROWN_INFO[key].axes.index(GROWN_AXES[key]) for key in tree}
+  return {
+    key: array[(slice(None),) * before[key] + (slice(OLD, None),)] for key, array in tree.items()
+  }
 
 
 def _draw(seed: int) -> dict:
@@ -258,37 +283,19 @@ def test_frozen_tokens_stay_bit_for_bit(name):
 @pytest.mark.parametrize('name', OPTIMIZERS)
 def test_what_is_new_moves_as_if_what_is_frozen_were_not_there(name):
   """From an empty state, for growth along each axis: means and sizes are those of the new part."""
-  rng, new_only = np.random.default_rng(0), {}
-  axes = {key: axis for axis, arrays in GROWN.items() for key in arrays}
-  info = {key: one for arrays in GROWN.values() for key, one in arrays.items()}
-  old, arrays = {}, {}
-  for key, one in info.items():
-    old[key] = entries.Entries(one.axes, {axes[key]: ((0, OLD),)})
-    new_only[key] = (slice(None),) * one.axes.index(axes[key]) + (slice(OLD, None),)
-    shape = [9 if axis == axes[key] else SIZES[axis] for axis in one.axes]
-    arrays[key] = np.float32(rng.normal(size=(4, *shape)))
-  params, *gradients = ({key: array[i] for key, array in arrays.items()} for i in range(4))
-
-  def new(tree: dict) -> dict:
-    return {key: array[new_only[key]] for key, array in tree.items()}
-
+  params, *gradients = map(_draw_grown, range(4))
   # The last gradient is smaller, so that Adafactor's clip has no effect.
   gradients[2] = {key: array / 4 for key, array in gradients[2].items()}
-  tx = make_optimizer(_config(name, old_tokens='freeze'), 10, info, LastGrowth(100, old))
-  other = make_optimizer(_config(name), 10, info)
-  state, state_alone = tx.init(params), other.init(new(params))
+  tx = make_optimizer(_config(name, old_tokens='freeze'), 10, GROWN_INFO, ALONG_EACH)
+  other = make_optimizer(_config(name), 10, GROWN_INFO)
+  state, state_alone = tx.init(params), other.init(_new(params))
   update, update_alone = jax.jit(tx.update), jax.jit(other.update)
   for number, gradient in enumerate(gradients, start=1):
     got, state = update(gradient, state, params)
-    want, state_alone = update_alone(new(gradient), state_alone, new(params))
-    for key in info:
-      np.testing.assert_allclose(
-        got[key][new_only[key]],
-        want[key],
-        rtol=1e-4,
-        atol=1e-6,
-        err_msg=f'{name}: update {number} of {key}, grown by {axes[key]}',
-      )
+    want, state_alone = update_alone(_new(gradient), state_alone, _new(params))
+    for key, new in _new(got).items():
+      what = f'{name}: update {number} of {key}, grown by {GROWN_AXES[key]}'
+      np.testing.assert_allclose(new, want[key], rtol=1e-4, atol=1e-6, err_msg=what)
 
 
 @EACH
@@ -316,14 +323,15 @@ def test_a_new_layer_moves_as_if_the_old_one_were_not_there(name):
 
 @EACH
 def test_rates_by_age_hold_for_every_optimizer(name):
-  params = _draw(0)
+  """Old and new entries have the updates of one model, each times its factor."""
+  params = _draw_grown(0)
   changes = {'old_tokens': 'scale:0.1', 'new_token_warmup': 3}
-  plain = make_optimizer(_config(name), 1000, INFO, GROWTH)
-  tx = make_optimizer(_config(name, **changes), 1000, INFO, GROWTH)
+  plain = make_optimizer(_config(name), 1000, GROWN_INFO, ALONG_EACH)
+  tx = make_optimizer(_config(name, **changes), 1000, GROWN_INFO, ALONG_EACH)
   *others, rates = _drawn_state(plain, params)
-  state = (*others, rates._replace(count=np.int32(GROWTH.updates)))
-  got, want = (paths(jax.jit(one.update)(_draw(1), state, params)[0]) for one in (tx, plain))
-  factor = np.where(np.arange(7)[:, None] < OLD, 0.1, 0.25)
+  state = (*others, rates._replace(count=np.int32(ALONG_EACH.updates)))
+  got, want = (jax.jit(one.update)(_draw_grown(1), state, params)[0] for one in (tx, plain))
   for key, update in want.items():
-    factors = factor if key in ('keys', 'values') else 0.1
+    is_old = ALONG_EACH.old[key].mask(update.shape)
+    factors = np.where(is_old, 0.1, 0.25)
     np.testing.assert_allclose(got[key], factors * update, rtol=1e-5, err_msg=f'{name}: {key}')
