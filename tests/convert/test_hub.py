@@ -519,7 +519,8 @@ def test_special_tokens_go_out_as_they_came(tmp_path):
   [
     ({'eos_token_id': 1}, {}),
     ({'do_sample': False, 'temperature': 0.6}, {'temperature': 0.0}),
-    ({'temperature': 0.9, 'top_p': 0.6}, {'temperature': 0.9, 'top_k': 50, 'top_p': 0.6}),
+    ({'temperature': 0.9, 'top_p': 0.6}, {'temperature': 0.9, 'top_p': 0.6}),
+    ({'top_k': -1}, {'top_k': 0}),
     (
       {'do_sample': True, 'temperature': 0.0, 'top_k': -1},
       {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0},

@@ -85,14 +85,17 @@ def _ids(value: Any, vocab_size: int, where: str) -> tuple[int, ...]:
 def _draws(keys: Keys) -> dict[str, float]:
   """Return the settings of draws; without draws, that which takes the likeliest tokens."""
   stated = temperature, top_k, _ = [*map(keys.get, _DRAWS)]
-  if not keys.flag('do_sample', stated != [None] * 3):
-    return {} if keys.get('do_sample') is None else {'temperature': 0.0}
+  if not keys.flag('do_sample', True):
+    return {'temperature': 0.0}
   # A temperature of 0 takes the likeliest token; a top_k of 0 or −1 limits nothing.
-  return {
+  draws = {
     'temperature': keys.number('temperature', _DRAWS['temperature']) if temperature != 0 else 0.0,
     'top_k': keys.whole('top_k', _DRAWS['top_k']) if top_k not in (0, -1) else 0,
     'top_p': keys.number('top_p', _DRAWS['top_p']),
   }
+  if keys.get('do_sample'):
+    return draws
+  return {name: draws[name] for name, one in zip(_DRAWS, stated, strict=True) if one is not None}
 
 
 def _unread(keys: Keys, values: Mapping[str, Any]) -> list[str]:

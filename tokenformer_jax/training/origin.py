@@ -184,8 +184,9 @@ def order_changes(config: Config, meta: Meta, digest: str | None) -> list[str]:
   if meta.seen.digest and not changed and not weights:
     source = f'config.data.source={config.data.source}'
     named = 'a source of config.data.mixture' if config.data.mixture else source
-    chat = meta.tokenizer.get('chat') if config.data.has_chat else None
-    if chat and (now := find_template(config.data)).fingerprint != Template(**chat).fingerprint:
+    data: Any = config.data  # its section for text
+    chat = meta.tokenizer.get('chat') if data.has_chat else None
+    if chat and (now := find_template(data)).fingerprint != Template(**chat).fingerprint:
       named = now.name
     changed = [f'{named} has other content than it had']
   return changes + changed
