@@ -43,7 +43,7 @@ GROW = {
   'tokens in words': ('grow --source={lm} --target=new --param_tokens=ffn=more', 'ffn=N'),
   'empty tokens': (
     'grow --source={lm} --target=new --param_tokens=',
-    "--param_tokens has ''; it must be NAME=N, an integer: new counts: qkv=N,proj=N",
+    "--param_tokens has ''; it must be NAME=N, an integer (new counts: qkv=N,proj=N",
   ),
   'tokens of a kind twice': (
     'grow --source={lm} --target=new --param_tokens=ffn=128,ffn=256',
@@ -102,7 +102,7 @@ GROW = {
   ),
   'a range of groups': (
     'grow remove --source={lm} --target=new --groups=1-2',
-    "--groups has '1-2'; it must be a valid integer: the groups, as 2,3, counted from 1",
+    "--groups has '1-2'; it must be a valid integer (the groups, as 2,3, counted from 1)",
   ),
   'the only group': ('grow remove --source={lm} --target=new --groups=1', 'must keep one'),
   'groups to freeze that are not there': (

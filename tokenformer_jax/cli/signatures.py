@@ -37,7 +37,7 @@ class Parser(flags.ArgumentParser):
     except UserError as error:
       if {kind for kind, _ in arguments.members(self._annotation)}.isdisjoint((Mapping, Sequence)):
         raise
-      raise UserError(f'{error}: {help_text.meaning(self._name)}') from None
+      raise UserError(f'{error} ({help_text.meaning(self._name)})') from None
 
   def flag_type(self) -> str:
     return 'string'

@@ -96,7 +96,7 @@ def load(path: str) -> ConfigDict:
     _check_variant(path, get_config)
     values = get_config(*([variant] if colon else []))
   except UserError as error:
-    if not (line := _line(error, file)) or Path(file).parent == _shipped_folder():
+    if not (line := _line(error, file)) or Path(file).absolute().parent == _shipped_folder():
       raise
     raise UserError(f'--config={path}, line {line}: {error}') from error
   except Exception as error:  # whatever the user's own code raises
