@@ -238,6 +238,17 @@ def test_a_model_that_is_not_the_base_and_lora_is_refused(name, base, tmp_path, 
   assert sentence in str(refused.value)
 
 
+def test_a_base_that_cannot_be_compared_is_named(base, tmp_path, capsys):
+  for i, values in enumerate(({'revision': 'v1'}, {'base_model_name_or_path': 'org/other'}, {})):
+    named = {'base_model_name_or_path': 'org/llama', **values}
+    adapter = write_adapter(tmp_path / str(i), LLAMA, **named)
+    weights = hub.find(base)
+    capsys.readouterr()
+    peft._read(adapter, peft._matrices(weights.model, weights.layout), weights, base)
+    sentence = f'names {["org/llama@v1", "org/other"][i]} as its base' if values else ''
+    assert sentence in (said := capsys.readouterr().err) and bool(said) == bool(values)
+
+
 def test_an_adapter_named_twice_is_refused(base, tmp_path):
   adapter = write_adapter(tmp_path / 'adapter', LLAMA)
   again = adapter.parent / '.' / 'adapter'

@@ -112,7 +112,7 @@ def rotary(
   name = 'rope_scaling' if keys.get('rope_scaling') or not newer else 'rope_parameters'
   outside = keys.get(_LENGTH)  # wins in transformers
   inner = keys.table(name, {_LENGTH: outside or keys.whole('max_position_embeddings', 2048)})
-  if outside and inner.get('rope_type', inner.get('type')) in SCALINGS:
+  if outside and inner.get('rope_type', inner.get('type')) in (*SCALINGS,):
     inner.only(_LENGTH, outside)
   if not fraction:
     for table in (keys, inner):

@@ -29,7 +29,8 @@ _IGNORED = """
   auto_map finetuning_task intermediate_size max_window_layers sliding_window rope_theta is_decoder
   tie_encoder_decoder cache_implementation sliding_window_size hidden_activation name_or_path
   attn_implementation _attn_implementation _attn_implementation_autoset _commit_hash num_labels
-  is_llama_config rope_interleaved use_mrope tie_last_hidden_states
+  is_llama_config rope_interleaved use_mrope tie_last_hidden_states max_sequence_length _num_labels
+  attention_probs_dropout_prob hidden_dropout_prob
 """
 # Keys that make it another model, in all families and in some: layer_types make a Ministral.
 _REFUSED = {

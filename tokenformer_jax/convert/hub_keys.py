@@ -54,7 +54,7 @@ class Keys:
   def number(self, name: str, default: float | None = None) -> float:
     """Return a number above 0; without a default the key must be there."""
     value = self._there(name, default, 'a number above 0')
-    if type(value) not in (int, float) or not 0 < value < float('inf'):
+    if type(value) not in (int, float) or not 0 < value < 1e300:
       raise self.refusal(name, 'a number above 0')
     return float(value)
 

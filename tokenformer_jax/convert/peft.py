@@ -239,8 +239,10 @@ def _check_base(keys: Keys, folder: Path, base: Path) -> None:
         f'{folder} is an adapter of the revision {revision} of {own}, and the base is the commit '
         f'{commit}; name the base as {own}@{revision}'
       )
-  if asked and not own and Path(str(asked)).name.lower() != base.resolve().name.lower():
-    messages.say(f'{folder} names {asked} as its base, and is taken for {base}')
+  is_same = Path(str(asked)).name.lower() == base.resolve().name.lower() and not revision
+  if asked and not (own or is_same):
+    named = f'{asked}@{revision}' if revision else asked
+    messages.say(f'{folder} names {named} as its base, and is taken for {base}')
 
 
 def _is_of_base(name: str, tensor: Tensor, weights: Weights) -> bool:
@@ -297,6 +299,7 @@ def to_peft(
 
   All other parameters must be those of `base`, a folder or a name of the hub, bit for bit.
   """
+  base = hub_download.of_page(base)
   grow_run.check_target(target)
   origin = checkpoint.open_source(source, checkpoint.check_is_language_model)
   model, folder = origin.meta.config.model, hub_download.find(base)
