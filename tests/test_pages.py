@@ -11,8 +11,6 @@ command is never left out. What differs from the page is in this file alone:
 """
 
 import dataclasses
-import functools
-import json
 import os
 import re
 import subprocess
@@ -24,17 +22,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import commands_server
-import hub_folders
 import hub_server
 import numpy as np
+import published
 import pytest
 import released
 import tiny_run
-from tiny import normal_params, tiny_model
+from tiny import tiny_model
 
-from tokenformer_jax.convert import families, released_torch
-from tokenformer_jax.convert.hub_keys import Keys
-from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.convert import released_torch
 
 TINY = (
   '--config.train.steps=4 --config.train.eval_every=0 --config.train.eval_batches=2 '
@@ -290,21 +286,6 @@ def _bring(directory: Path) -> None:
   released.write_tokenizer(directory)
 
 
-def write_model(folder: Path) -> Path:
-  """Write a Qwen3 as of the hub, with the tokenizer of the tests of conversations."""
-  family = families.FAMILIES['qwen3']
-  keys = {**hub_folders.KEYS['qwen3'], 'vocab_size': 320}
-  model = family.to_model(Keys(keys, 'the test', family.defaults))
-  params = normal_params(define_lm(model), 0.2)
-  folder.mkdir()
-  hub_folders.write_model(
-    folder, model, lambda path: functools.reduce(dict.__getitem__, path, params)
-  )
-  tokenizer = json.loads((tiny_run.ROOT / 'tests/golden/chat.json').read_text())['tokenizer']
-  (folder / 'tokenizer.json').write_text(json.dumps(tokenizer))
-  return folder
-
-
 def run_block(block: Block, directory: Path, server: commands_server.Server) -> None:
   """Run a block to its end in a directory."""
   started = time.monotonic()
@@ -324,7 +305,7 @@ def run_block(block: Block, directory: Path, server: commands_server.Server) -> 
 @pytest.fixture
 def hub_commands(tmp_path_factory):
   """A process that runs commands, for which the hub is a stand-in with one model."""
-  folder = write_model(tmp_path_factory.mktemp('hub') / 'qwen')
+  folder = published.write(tmp_path_factory.mktemp('hub') / 'qwen', 'qwen3')
   with hub_server.serving() as hub:
     hub.repositories[MODEL] = hub_server.Repository.of(folder)
     own = {'HF_ENDPOINT': hub.url, 'HF_HOME': str(folder / 'cache'), 'no_proxy': '127.0.0.1'}
