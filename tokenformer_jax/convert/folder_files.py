@@ -74,5 +74,7 @@ def config(
   kept = {key: value for key, value in came.items() if key != 'auto_map'}
   if not is_same:
     kept = {**written, **{key: value for key, value in kept.items() if key not in keys.read}}
+  if 'torch_dtype' in came:  # the older name of the key
+    kept = {key: value for key, value in kept.items() if key != 'dtype' or key in came}
   kept |= {key: written['dtype'] for key in ('dtype', 'torch_dtype') if key in came}
   return unpack(stored)[CONFIG] if kept == came else kept
