@@ -255,11 +255,13 @@ def test_another_order_of_the_data_is_refused_unless_it_is_asked_for(make, tmp_p
   assert 'new_order_at=10' in refusal(make(train__seed=1, data__new_order_at=9), tmp_path / 'run')
 
 
-def test_a_template_that_changed_is_named(make, tmp_path):
+def test_a_template_or_packing_that_changed_is_named(make, tmp_path):
   keys = {f'data__{key}': value for key, value in short_chats.write(tmp_path).items()}
   keys['source'] = keys.pop('data__source')
   config = make(**keys)
   save_run(config, tmp_path / 'run')
+  sentence = refusal(make(**{**keys, 'data__packing': 'best_fit'}), tmp_path / 'run')
+  assert "config.data.packing is 'best_fit' and was 'cut'" in sentence
   file = tmp_path / 'short.jinja'
   file.write_text(file.read_text().replace('?', '!'))
   sentence = refusal(config, tmp_path / 'run')

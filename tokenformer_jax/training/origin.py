@@ -27,6 +27,8 @@ _ORDER_KEYS = ('train.seed', 'data.sequence_length')
 # Keys that decide the data, for checkpoints without a digest of the data.
 _DATA_KEYS = (
   'data.source',
+  'data.rows',
+  'data.packing',
   'data.text_field',
   'data.chat_template',
   'data.document_separator',
