@@ -101,10 +101,10 @@ def test_a_folder_stands_for_its_files(tmp_path):
 
 
 OTHERS = {
-  'b.parquet': (b'PAR1\x15\x04\x15\0', 'its byte 7 is NUL; .* name Parquet tables as parquet:GLOB'),
-  'i.txt': (gzip.compress(b'text'), 'its byte 3 is NUL'),
-  'j.txt': (zstandard.compress(b'text'), 'its byte 7 is NUL'),
-  'k.txt': ('text'.encode('utf-16'), 'its byte 3 is NUL'),
+  'b.parquet': (b'PAR1\x15\x04\x15\0', 'is a Parquet table; name it as parquet:GLOB'),
+  'i.txt': (gzip.compress(b'text'), r'is packed by gzip; give its name the ending \.gz'),
+  'j.txt': (zstandard.compress(b'text'), r'is packed by zstd; .* the ending \.zst'),
+  'k.txt': ('text'.encode('utf-16'), 'is UTF-16; convert it'),
   'o.jsonl': (JSONL + bytes(10), 'line 4, is not valid JSON .*; a line must be a JSON object'),
   'p.json': (
     b'{\n  "text": "a"\n}\n',

@@ -12,7 +12,7 @@ SWEEP = {
   ),
   'images to sweep': (
     'sweep --config={repo}/configs/vit_digits.py --out=x --factors=1 --lengths=1e6',
-    'kind is vit',
+    'model.kind=vit',
   ),
   'a folder for a sweep that is a file': (
     'sweep --config={repo}/configs/lm_stdlib.py --factors=1 --lengths=1e6 --out={in}/some/a.txt',

@@ -20,7 +20,7 @@ TRAIN_FLAGS = {
   'a flag with the dash of a web page': ('train —workdir=x', 'did you mean --workdir=x?'),
   'a flag that is the end of most keys': (
     'train --kind=x',
-    'did you mean --config.model.kind or --config.model.layer.mixer.kind or ',
+    'did you mean --config.model.kind or --config.data.kind or --config.optim.kind or one of ',
   ),
   'a name longer than file systems have': ('train --workdir=' + 'x' * 300, 'give a shorter name'),
   'half of the flags of several hosts': ('train --num_processes=2', '--coordinator=HOST:PORT'),

@@ -63,6 +63,7 @@ def as_process(main: Callable[[], None], words: Sequence[str]) -> int:
 
   with pytest.MonkeyPatch.context() as patch, own_flags():
     patch.setattr(app, 'run', run_app)
+    patch.setattr(signatures.Actions, 'current', ('', frozenset()))
     patch.setattr(sys, 'argv', ['tokenformer', *words])
     try:
       main()
