@@ -147,7 +147,9 @@ class Tokens:
     if not self._after_end:
       return at
     own = at[marks.plain(ids[at]) == self._first]  # A conversation may have this end itself.
-    return np.append(np.maximum(at - 1, 0), own)
+    padding = ids == marks.NO_TOKEN
+    last = np.flatnonzero(padding[1:] & ~padding[:-1])  # the end before it, as without bounds
+    return np.concatenate([np.maximum(at - 1, 0), own, last])
 
   def __getstate__(self) -> dict[str, Any]:
     return self.__dict__ | {'_arrays': {}}
