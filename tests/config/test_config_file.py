@@ -8,7 +8,9 @@ from absl import flags
 
 from tokenformer_jax import config
 from tokenformer_jax.cli import config_flag, parse_flags
+from tokenformer_jax.config import file
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.runs import saved_config
 
 VARIANTS = """
 from tokenformer_jax import config
@@ -161,6 +163,22 @@ def test_flags_may_name_a_layer_that_the_file_does_not_have(load):
   assert (layers['near'].mixer.window, layers['layer'].mixer.window) == (4, 0)
   with pytest.raises(UserError, match=r"has 'neer', which is not in model\.pattern"):
     load(VARIANTS, '--config.model.variants.neer.mixer.window=4')
+
+
+def test_a_change_of_the_layer_reaches_the_variants_of_a_stored_config(load, tmp_path):
+  change = {'model.layer.ffn.tokens': 64, 'model.layer.mixer.heads': 2}
+  model = {'pattern': 'layer a', 'variants': {'a': {'mixer': {'window': 16}}}}
+  stored = config.resolve({'model': model})
+  (tmp_path / 'config.json').write_text(saved_config.to_text(stored))
+  of_run = [file.read(f'saved:{tmp_path}', change)]
+  for one in (stored, config.to_config_dict(stored)):
+    of_run.append(file.from_argument(one, **config.from_dotted(change)))
+  for changed in of_run:
+    variant = changed.model.variants['a']
+    assert (variant.ffn.tokens, variant.mixer.heads, variant.mixer.window) == (64, 2, 16)
+  own = config.resolve({'model': {**model, 'variants': {'a': {'ffn': {'tokens': 96}}}}})
+  with pytest.raises(UserError, match=r'no effect with model.variants.a.ffn.kind=mlp'):
+    file.from_argument(own, model={'layer': {'ffn': {'kind': 'mlp'}}})
 
 
 def test_a_flag_that_chooses_another_kind_leaves_what_the_file_said_of_the_former(load):

@@ -85,8 +85,7 @@ def test_a_conversation_is_one_document_whatever_ends_its_turns(tmp_path, chats,
       expected.add(int(begin == ()))  # A packed row begins with the end of a document.
     for before, end, after in zip(range(LENGTH - 1), range(1, LENGTH), ids[2:], strict=True):
       # A line end follows the end of a turn, and the end of a document follows a line end.
-      is_last = after == marks.NO_TOKEN and begin is not None  # Padding is no document.
-      if (ids[before], ids[end]) == (NEWLINE, END) and not is_last:
+      if (ids[before], ids[end]) == (NEWLINE, END) and after != marks.NO_TOKEN:
         expected.add(end + (begin is not None))
     assert found == sorted(expected - {LENGTH}), ids
   ends = (marks.plain(rows) == END).sum()
@@ -152,18 +151,20 @@ def test_text_that_has_the_end_of_documents_in_its_vocabulary_is_not_parted_ther
   shards.verify(store.prepare(config, tokenizer).path)
 
 
-def test_a_named_store_of_before_that_cannot_part_conversations_is_refused(tmp_path, chats):
+def test_a_store_of_before_that_cannot_part_conversations_is_made_again(tmp_path, chats, capsys):
   config, tokenizer = _config(tmp_path, **chats), _tokenizer('.')
   old = _older(config, tokenizer, divided=7)
-  named = dataclasses.replace(config, store=str(old.path))
-  with pytest.raises(
-    UserError, match=r'documents is separate, and the token store .* is of an ear'
-  ):
+  named = dataclasses.replace(config, store=str(tmp_path / 'named'))
+  shutil.copytree(old.path, named.store)
+  with pytest.raises(UserError, match=r'documents is separate, and the token store .*/named is of'):
     mixture.open_sources(named, 0, tokenizer)
   mixture.open_sources(dataclasses.replace(named, documents='joined'), 0, tokenizer)
-  before = old.train[:]
-  shutil.rmtree(old.path)
+  joined = store.prepare(dataclasses.replace(config, documents='joined'), tokenizer)
+  assert not joined.index.bounds, 'a store is built again without need'
+  before = joined.train[:]
+  capsys.readouterr()
   made = store.prepare(config, tokenizer)
+  assert 'is of an earlier version and has no bounds' in capsys.readouterr().err
   assert made.index.bounds and made.digest == old.digest, 'a run cannot go on'
   np.testing.assert_array_equal(made.train[:], before)
   shards.verify(made.path)

@@ -39,12 +39,12 @@ def test_a_run_finds_the_stores_that_were_made_for_its_mixture(config, monkeypat
 
 
 def test_stores_in_folders_of_their_names_are_named_in_the_config(config, tmp_path, monkeypatch):
-  digest = open_sources(config, 0).digest
+  digest = open_sources(config, 0).digests
   make_stores(config, f'{tmp_path}/made/')
   named = _name_stores(config, f'{tmp_path}/made')
   shutil.rmtree(store.cache_folder(config) / 'tokenizers')
   monkeypatch.setattr(mixture_tokenizer, '_trained_bpe', lambda *_: pytest.fail('the text is read'))
-  assert open_sources(named, 0).digest == digest, 'a store has other tokens'
+  assert open_sources(named, 0).digests == digest, 'a store has other tokens'
   folders = store_folders(named)
   assert folders == {name: tmp_path / 'made' / name for name in ('new', 'old')}
   assert all(shards.verify(folder) > 0 for folder in folders.values())
@@ -54,14 +54,14 @@ def test_stores_in_folders_of_their_names_are_named_in_the_config(config, tmp_pa
 
 
 def test_bits_of_the_tokenizer_that_flip_are_found_and_it_is_trained_again(config):
-  digest, rng = open_sources(config, 0).digest, np.random.default_rng(0)
+  digest, rng = open_sources(config, 0).digests, np.random.default_rng(0)
   (file,) = (store.cache_folder(config) / 'tokenizers').iterdir()
   whole = file.read_bytes()
   for _ in range(20):
     content = bytearray(whole)
     content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
     file.write_bytes(content)
-    assert open_sources(config, 0).digest == digest, 'a run has another tokenizer'
+    assert open_sources(config, 0).digests == digest, 'a run has another tokenizer'
     assert file.read_bytes() == whole, 'the damaged file stays'
 
 

@@ -6,7 +6,7 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import WSDSchedule, resolve, token_groups
+from tokenformer_jax.config import WSDSchedule, resolve
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import jobs as jobs_lib
 from tokenformer_jax.family.jobs import Family
@@ -91,7 +91,7 @@ def test_growth_and_elastic_training_have_a_group_for_each_size(config):
   for method in ('bottom_up', 'elastic'):
     jobs = jobs_lib.list_jobs(config, _family(method), 'out')
     (whole,) = (job for job in jobs if job.final and job.factor == 4)
-    groups = token_groups(config_lib.pattentions(whole.config.model)['qkv'])
+    groups = config_lib.pattentions(whole.config.model)['qkv'].groups
     assert [(group.tokens, group.reference) for group in groups] == [
       (32, 32),
       (32, 32),

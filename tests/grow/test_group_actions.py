@@ -39,7 +39,6 @@ from tokenformer_jax.config import (
   growth,
   pattentions,
   token_counts,
-  token_groups,
 )
 from tokenformer_jax.config import groups as chosen
 from tokenformer_jax.config.pattention import SCORES, ScoreConfig, SoftmaxScore
@@ -86,7 +85,7 @@ def _saved(model, run, source=None):
 
 
 def _births(model, name='ffn'):
-  groups = token_groups(pattentions(model)[name])
+  groups = pattentions(model)[name].groups
   return [[(birth.run, birth.tokens) for birth in group.born] for group in groups]
 
 
@@ -146,11 +145,11 @@ def test_a_group_keeps_its_whole_score_through_every_action():
 def test_a_group_is_taken_out_whole():
   model = _scored(SCORES['softmax'](), SCORES['l2_norm_gelu']('tanh'), SCORES['gelu']('tanh'))
   ffn, info = params_of(model)['blocks']['ffn'], define_lm(model).info['blocks']['ffn']
-  groups = token_groups(pattentions(model)['ffn'])
+  groups = pattentions(model)['ffn'].groups
   for number, (group, tokens) in enumerate(zip(groups, ((0, 24), (24, 32), (32, 40)), strict=True)):
     choice = chosen.only([number + 1])
     alone = chosen.choose(model, choice)
-    assert token_groups(pattentions(alone)['ffn']) == (group,)
+    assert pattentions(alone)['ffn'].groups == (group,)
     kept = jax.jit(functools.partial(group_trees.take, info=info, choice=choice))(ffn)
     want = {name: np.asarray(array)[:, slice(*tokens)] for name, array in ffn.items()}
     assert_same(kept, want, f'alone, group {number + 1}')
@@ -274,7 +273,7 @@ def _merged():
 def test_merged_groups_stay_groups():
   after, state, _ = _merged()
   assert _sizes(after) == {'qkv': [24, 8, 8], 'proj': [40, 8, 8], 'ffn': [48, 16, 16]}
-  assert token_groups(pattentions(after)['ffn'])[2] == TokenGroup(16, 16)
+  assert pattentions(after)['ffn'].groups[2] == TokenGroup(16, 16)
   want = jax.tree.map(lambda a: a.shape, define_lm(after).abstract)
   assert jax.tree.map(jnp.shape, state['params']) == want
 
@@ -290,7 +289,7 @@ def test_two_specialists_add_up():
 
   def output(model, params, layer):
     keys, values = (np.asarray(params['blocks']['ffn'][name])[layer] for name in ('keys', 'values'))
-    return np.asarray(program(token_groups(pattentions(model)['ffn']))(x, keys, values))
+    return np.asarray(program(pattentions(model)['ffn'].groups)(x, keys, values))
 
   for layer in range(2):
     base = output(BASE, _base()['params'], layer)

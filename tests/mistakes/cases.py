@@ -129,10 +129,6 @@ CONVERT = {
     'convert to-jax --source=https://huggingface.co/org/none/tree/v1 --target=new',
     'org/none@v1 is no file or folder here and not whole in the cache of the hub',
   ),
-  'heads of a folder that states them': (
-    'convert to-jax --source={in}/hub/not_weights --target=new --heads=4',
-    '--heads has no meaning for {in}/hub/not_weights, whose config.json says it; leave it out',
-  ),
   'weights that are none': ('convert to-jax --source={in}/weights.bin --target=new', 'weights.bin'),
   'safetensors that are none': (
     'convert to-jax --source={in}/weights.safetensors --target=new',

@@ -11,7 +11,6 @@ from tokenformer_jax.config import (
   ScoreConfig,
   TokenGroup,
   resolve,
-  token_groups,
 )
 from tokenformer_jax.config.pattention import (
   SCORES,
@@ -117,10 +116,28 @@ def test_sums_of_norms_cross_devices_only_for_groups_that_do(sizes, crosses):
 
 def test_groups_are_written_in_a_config_as_they_are_read():
   config = PattentionConfig(tokens=11, groups='2 3:7*3')
-  found = token_groups(config)
+  found = config.groups
   assert found == (TokenGroup(2, 2), *[TokenGroup(3, 7)] * 3)
   assert groups_as_text(found) == '2:2 3:7*3' and from_groups(found) == config
   assert from_groups(found[:1]) == PattentionConfig(2, 2)
+
+
+def test_two_different_groups_are_printed_differently():
+  groups = [TokenGroup(8, 8, L2NormGELU(gelu)) for gelu in ('exact', 'tanh')]
+  assert list(map(repr, groups)) == ['8:8', '8:8:l2_norm_gelu(gelu=tanh)']
+
+
+def test_an_open_reference_count_is_no_scale():
+  with pytest.raises(UserError, match='has no reference count; see with_references'):
+    groups.make(PattentionConfig(tokens=16).groups)
+
+
+def test_tokens_beside_groups_count_where_they_are_written():
+  assert PattentionConfig(groups='2 6').tokens == 8
+  with pytest.raises(
+    UserError, match=r"^PattentionConfig.groups='2 6' has 8 tokens, and tokens is"
+  ):
+    PattentionConfig(tokens=9, groups='2 6')
 
 
 @pytest.mark.parametrize(
@@ -128,7 +145,7 @@ def test_groups_are_written_in_a_config_as_they_are_read():
 )
 def test_more_tokens_join_the_last_group_and_fewer_are_the_first_ones(tokens, want):
   config = resized(PattentionConfig(tokens=11, groups='2 3:7*3'), tokens)
-  assert (config.tokens, groups_as_text(token_groups(config))) == (tokens, want)
+  assert (config.tokens, groups_as_text(config.groups)) == (tokens, want)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def _layer():
     lambda rngs: Pattention(
       8,
       5,
-      PattentionConfig(tokens=12),
+      PattentionConfig(12, 12),
       key_std=1.0,
       value_std=1.0,
       rngs=rngs,

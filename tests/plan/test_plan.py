@@ -10,7 +10,7 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import groups_as_text, growth, pattentions, token_counts, token_groups
+from tokenformer_jax.config import groups_as_text, growth, pattentions, token_counts
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
@@ -170,7 +170,7 @@ def test_stages_of_a_chain():
   config = _config(train__steps=50)
   grown = chain.stage(chain.stage(config, 'qkv=64,ffn=128,steps=10'), 'proj=64')
   assert token_counts(grown.model) == {'qkv': 64, 'proj': 64, 'ffn': 128}
-  groups = [token_groups(one)[0] for one in pattentions(grown.model).values()]
+  groups = [one.groups[0] for one in pattentions(grown.model).values()]
   firsts = [(group.tokens, group.reference) for group in groups]
   assert firsts == [(32, 32), (32, 32), (64, 64)], 'the old tokens or their scale changed'
   assert grown.train.steps == 10, 'a stage is as long as the one before, if nothing is said'
@@ -201,7 +201,7 @@ def test_a_stage_may_add_experts():
 def test_a_stage_has_the_groups_that_its_growth_makes():
   config = dataclasses.replace(_config(), grow=growth(method='group'))
   grown = chain.stage(chain.stage(config, 'qkv=64,ffn=128'), 'ffn=160')
-  groups = [groups_as_text(token_groups(one)) for one in pattentions(grown.model).values()]
+  groups = [groups_as_text(one.groups) for one in pattentions(grown.model).values()]
   assert groups == ['32:32*2', '32:32', '64:64*2 32:32']
 
 

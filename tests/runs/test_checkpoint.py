@@ -51,7 +51,7 @@ def abstract(tree, shardings=None):
 def save(workdir, steps=(1, 2), loss=None, keep=10):
   checkpoints = checkpoint.Checkpoints(workdir, keep=keep)
   for step in steps:
-    checkpoints.save(Meta(step, Config(), TOKENIZER), state(step), loss)
+    checkpoints.save(Meta(step, FILLED, TOKENIZER), state(step), loss)
   checkpoints.wait()
   checkpoints.close()
 
@@ -76,7 +76,7 @@ def test_a_checkpoint_says_what_it_is(tmp_path):
 
 
 def test_a_checkpoint_does_not_choose_where_programs_are_loaded_from(tmp_path):
-  theirs = dataclasses.replace(Config(), train=TrainConfig(compilation_cache='/tmp/theirs'))
+  theirs = dataclasses.replace(FILLED, train=TrainConfig(compilation_cache='/tmp/theirs'))
   checkpoints = checkpoint.Checkpoints(tmp_path, keep=1)
   checkpoints.save(Meta(1, theirs, TOKENIZER), state())
   checkpoints.wait()

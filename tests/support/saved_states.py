@@ -48,7 +48,7 @@ def save_run(config, workdir, step=10, *, seen=None, state=None):
   config = sizes.fill_in(config)
   task = tasks.make(config)
   task.prepare()
-  seen = seen or Seen(step * config.data.batch_size, task.digest)
+  seen = seen or Seen(step * config.data.batch_size, task.digests[0])
   state = state or {'params': {'x': jnp.zeros(1)}}
   with contextlib.closing(checkpoint.Checkpoints(workdir, keep=9)) as checkpoints:
     described = Meta(step, config, task.vocabulary(), seen=seen)

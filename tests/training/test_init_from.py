@@ -51,9 +51,7 @@ def test_a_grown_run_goes_on_bit_for_bit_without_its_source(make, tmp_path, one_
   assert (born.source, born.step, born.updates, born.action) == (*origin, 'grow')
   counts = config_lib.token_counts(born.model)
   assert counts == {'qkv': 32, 'proj': 32, 'ffn': 64}
-  groups = {
-    n: config_lib.token_groups(p) for n, p in config_lib.pattentions(meta.config.model).items()
-  }
+  groups = {n: p.groups for n, p in config_lib.pattentions(meta.config.model).items()}
   assert {n: first.reference for n, (first, *_) in groups.items()} == counts, 'τ is not kept'
 
 

@@ -16,14 +16,14 @@ from saved_states import save_run
 from trainers import begun, prepared
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import SourceConfig, Sources
+from tokenformer_jax.config import Config, SourceConfig, Sources, TextConfig
 from tokenformer_jax.config.mixture import source_configs
 from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.data.mixture import make_stores
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.runs.checkpoint_meta import Seen
+from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
 from tokenformer_jax.tasks.text import TextTask
-from tokenformer_jax.training import continuation, sizes
+from tokenformer_jax.training import continuation, origin, sizes
 
 pytestmark = pytest.mark.usefixtures('one_device')
 
@@ -273,6 +273,32 @@ def test_a_template_or_packing_that_changed_is_named(make, tmp_path):
   assert f"config.data.chat_template is '{tmp_path}/other.jinja' and was '{file}'" in sentence
 
 
+def test_points_behind_the_checkpoint_are_no_other_order():
+  def mixed(old, **data):
+    new = ' '.join(f'{step}:{1 - float(w):g}' for step, w in (p.split(':') for p in old.split()))
+    points = {'old': old, 'new': new}
+    of_both = {name: SourceConfig(name, weight_by_step=text) for name, text in points.items()}
+    return Config(data=TextConfig(mixture=Sources(of_both), **data))
+
+  config = mixed('0:0.5 100:0.9', batch_size=8)
+  meta = Meta(50, config, {}, seen=Seen(400, 'content'))
+
+  def changes(config, digests=('content', 'with weights')):
+    return origin.order_changes(config, meta, digests)
+
+  further = mixed('0:0.5 100:0.9 2000:0.1', batch_size=8, batch_size_by_step='0:8 60:8')
+  assert changes(further) == []
+  assert changes(mixed('0:0.5 50:0.9', batch_size=8)) == []
+  old, _ = changes(mixed('0:0.5 49:0.9', batch_size=8))
+  assert old.startswith("config.data.mixture.old.weight_by_step is '0:0.5 49:0.9' and was '0:0.5 1")
+  assert changes(mixed('0:0.5 100:0.9', batch_size=16)) == [
+    'config.data.batch_size is 16 and was 8'
+  ]
+  # An earlier version stored one digest of content and weights.
+  assert len(changes(further, ('another',))) == 2 and 'weight_by_step' in changes(further, 'a')[0]
+  assert 'has other content' in changes(config, ('another',))[0]
+
+
 def test_text_that_changed_under_its_name_is_refused_unless_it_is_asked_for(texts, make, tmp_path):
   own = source_of(shutil.copytree(texts, tmp_path / 'own'))
   save_run(make(source=own), tmp_path / 'run')
@@ -282,7 +308,7 @@ def test_text_that_changed_under_its_name_is_refused_unless_it_is_asked_for(text
   asked = prepared(make(source=own, data__new_order_at=10), tmp_path / 'run')
   assert asked.position == order.Position(10, 0)
   # The checkpoints that follow are of the new order, which is not begun a second time.
-  save_run(make(source=own), tmp_path / 'run', step=15, seen=Seen(40, asked.task.digest))
+  save_run(make(source=own), tmp_path / 'run', step=15, seen=Seen(40, asked.task.digests[0]))
   again = prepared(make(source=own, data__new_order_at=10), tmp_path / 'run')
   assert again.position == order.Position(15, 40)
 
@@ -302,7 +328,7 @@ def test_another_source_is_asked_for_by_its_name(texts, make, other_text, tmp_pa
 
 def said(run, capsys):
   capsys.readouterr()
-  continuation.say_changes(run.config, run.origin, run.position, run.task.digest)
+  continuation.say_changes(run.config, run.origin, run.position, run.task.digests)
   return capsys.readouterr().err.splitlines()
 
 

@@ -28,7 +28,6 @@ to-peft writes groups of parameter tokens with the score linear as a LoRA adapte
 base that the run was brought from. to-jax --adapters takes adapters back.
 """
 
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,19 +100,19 @@ def main(argv: Sequence[str]) -> None:
     _say_lost(model)
   elif action == 'to-hf':
     loaded = load(source)
-    inspect.unwrap(Run.to_hf)(loaded, target, **options)  # whose messages name flags
+    loaded.to_hf(target, **options)
     _say_sizes(loaded.config.model)
     messages.say(f'wrote {target}; to load it with transformers:')
     trust = ', trust_remote_code=True' if (Path(target) / hub_folder.CODE[0]).is_file() else ''
     print(f'AutoModelForCausalLM.from_pretrained({str(target)!r}{trust})')
   elif action == 'to-peft':
-    inspect.unwrap(Run.to_peft)(load(source), target, **options)
+    load(source).to_peft(target, **options)
     messages.say(f'wrote {target}; to load it with transformers and peft:')
     base = f'AutoModelForCausalLM.from_pretrained({str(options["base"])!r})'
     print(f'PeftModel.from_pretrained({base}, {str(target)!r})')
   else:
     weights = hub_download.find(source, str(options.get('tokenizer', '')))
-    model = inspect.unwrap(bring)(weights, target, **options).config.model
+    model = bring(weights, target, **options).config.model
     _say_sizes(model)
     if not hub.is_folder(weights):
       _say_assumed(model, options)

@@ -175,9 +175,12 @@ def _read(text: str, annotation: Any, where: str) -> Any:
   if Mapping in kinds and not (int in kinds and _number(int, text) is not None):
     return counts_from_text(text, where)
   if Sequence in kinds:
+    of = kinds[Sequence][0]
+    if not text and int in dict(arguments.members(of)):
+      return []  # no number, as in `grow freeze --groups=`
     if not text:
       raise UserError(f"{where} is ''; it must not be empty")
-    return [_read(word.strip(), kinds[Sequence][0], where) for word in text.split(',')]
+    return [_read(word.strip(), of, where) for word in text.split(',')]
   for kind in (int, float):
     if kind in kinds and (number := _number(kind, text)) is not None:
       return number

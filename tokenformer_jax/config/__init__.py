@@ -83,7 +83,6 @@ from tokenformer_jax.config.pattention import (
   from_groups,
   groups_as_text,
   resized,
-  token_groups,
 )
 from tokenformer_jax.config.projections import (
   counts_as_text,

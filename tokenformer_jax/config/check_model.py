@@ -22,7 +22,6 @@ from tokenformer_jax.config.pattention import (
   NoProjectionConfig,
   PattentionConfig,
   groups_as_text,
-  token_groups,
 )
 from tokenformer_jax.errors import UserError
 
@@ -161,7 +160,7 @@ def _check_experts(experts: ExpertsConfig, path: str) -> None:
       'set them in expert.beside'
     )
   tokens, at = (expert.beside, '.beside') if isinstance(expert, MLPConfig) else (expert, '')
-  if isinstance(tokens, PattentionConfig) and len(groups := token_groups(tokens)) > 1:
+  if isinstance(tokens, PattentionConfig) and len(groups := tokens.groups) > 1:
     raise UserError(
       f'{path}.expert{at}.groups is {groups_as_text(groups)!r}, and the tokens of each expert are '
       'one group already; leave it out'

@@ -10,22 +10,24 @@ from tokenformer_jax.config.section import Bool, Float, Int, Named, OneOf, Str, 
 class SourceConfig:
   """A source of a mixture."""
 
-  source: Str = key('', 'the text, as data.source')
+  source: Str = key('', 'the text, as data.source', order='text')
   validation_source: Str = key(
-    '', "its validation text, as data.validation_source. '': a part of the source"
+    '', "its validation text, as data.validation_source. '': a part of the source", order='text'
   )
-  rows: Literal['text', 'chat'] = key('text', 'its documents, as data.rows')
-  store: Str = key('', 'the folder of its token store, as data.store')
+  rows: Literal['text', 'chat'] = key('text', 'its documents, as data.rows', order='samples')
+  store: Str = key('', 'the folder of its token store, as data.store', quiet=True)
   weight: Float = key(
     0.0,
     'its share of the samples; the weights of a mixture add up to 1. 0: only evaluated',
     least=0,
     most=1,
+    order='weights',
   )
   weight_by_step: Str = key(
     '',
     'the weight by stages, instead of weight: points STEP:WEIGHT, each of which holds until the '
     'next, for example "0:0.5 1000:0.9"',
+    order='weights',
   )
 
 
@@ -46,14 +48,19 @@ class DataConfig:
     'stdlib',
     'stdlib, files:GLOB, parquet:GLOB, hf:NAME or tfds:NAME, or several with " + " between them '
     '(docs/data.md); for images digits, tfds:NAME or folder:DIR',
+    order='text',
   )
   batch_size: Int = key(
-    16, 'sequences, pairs or images in one optimizer update, over all devices', above=0
+    16,
+    'sequences, pairs or images in one optimizer update, over all devices',
+    above=0,
+    order='sizes',
   )
   batch_size_by_step: Str = key(
     '',
     'the batch size over steps: points STEP:SIZE, as "0:64 9000:16"; batch_size is then '
     'that of evaluations alone',
+    order='sizes',
   )
   validation_fraction: Float = key(
     0.05,
@@ -61,10 +68,15 @@ class DataConfig:
     'a hash of the text; the end of a lone text file; images, if source has no validation split',
     above=0,
     below=1,
+    order='text',
   )
-  cache_dir: Str = key('', "for token stores. '': $XDG_CACHE_HOME/tokenformer_jax or ~/.cache/…")
-  workers: Int = key(0, 'processes that read ahead. 0: threads of this process', least=0)
-  prefetch: Int = key(8, 'batches read ahead', above=0)
+  cache_dir: Str = key(
+    '', "for token stores. '': $XDG_CACHE_HOME/tokenformer_jax or ~/.cache/…", quiet=True
+  )
+  workers: Int = key(
+    0, 'processes that read ahead. 0: threads of this process', least=0, quiet=True
+  )
+  prefetch: Int = key(8, 'batches read ahead', above=0, quiet=True)
   new_order_at: Int = key(
     0,
     'step of a checkpoint: a run resumed there may change seed, sequence_length or text, and '
@@ -109,45 +121,54 @@ class TextConfig(DataConfig):
   unit = 'tokens'
 
   validation_source: Str = key(
-    '', "a source of validation text, instead of a part of source. '': none"
+    '', "a source of validation text, instead of a part of source. '': none", order='text'
   )
   mixture: Sources = dataclasses.field(default_factory=Sources)
-  deduplicate: Bool = key(False, 'leave out documents that repeat an earlier one exactly')
+  deduplicate: Bool = key(
+    False, 'leave out documents that repeat an earlier one exactly', order='text'
+  )
   rows: Literal['text', 'chat', 'preference'] = key(
     'text',
     'the documents of source: text; or chat, rows of messages, or of prompt and response, of which '
     'only the answers carry loss; or preference, rows of a chosen and a rejected answer',
+    order='text',
   )
   chat_template: Str = key(
     '',
     "a .jinja file with generation marks, which makes text of chat. '': the template beside the "
     'tokenizer.json, or a built-in one',
+    order='text',
   )
-  text_field: Str = key('text', 'the field or column with the text of a row')
+  text_field: Str = key('text', 'the field or column with the text of a row', order='text')
   document_separator: Str = key(
-    '', "what stands between documents in a text, such as <|endoftext|>. '': a file or row is one"
+    '',
+    "what stands between documents in a text, such as <|endoftext|>. '': a file or row is one",
+    order='text',
   )
   tokenizer: Str = key('bpe:4096', 'bpe:SIZE, bytes, or a path to a Hugging Face tokenizer.json')
   packing: Literal['cut', 'best_fit'] = key(
     'cut',
     'how conversations become sequences: cut, one after another, cut where a sequence ends; '
     'best_fit, whole if they fit, together with those that fill it up',
+    order='text',
   )
   documents: Literal['joined', 'masked', 'separate'] = key(
     'joined',
     'those in one sequence: joined, a token also sees the documents before its own; masked, only '
     'its own; separate, only its own, and positions restart with each',
   )
-  sequence_length: Int = key(256, 'T, in tokens', above=0)
+  sequence_length: Int = key(256, 'T, in tokens', above=0, order='samples')
   sequence_length_by_step: Str = key(
     '',
     'T over steps: points STEP:LENGTH, each length until the next point, for example "0:512 '
     '9000:2048"; the longest is sequence_length, which evaluations have throughout',
+    order='sizes',
   )
   store: Str = key(
     '',
     "the folder of a token store made by tokenformer prepare, on a disk or in a bucket. '': in "
     'cache_dir, made by the run',
+    quiet=True,
   )
 
   @property

@@ -58,7 +58,8 @@ def read(path: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> conf
       if name != 'kind' and isinstance(inside, ConfigDict) and name in inside:
         inside[name] = value
   computed = _changed(in_file, _computed(values))
-  return config.resolve(in_file, computed, config.from_dotted(overrides))
+  base = config.from_dict(config.Config, in_file)
+  return config.resolve(computed, config.from_dotted(overrides), base=base)
 
 
 def from_argument(
@@ -68,7 +69,7 @@ def from_argument(
   if isinstance(given, (str, os.PathLike)):
     given = load(os.fspath(given))
   if isinstance(given, ConfigDict):
-    return config.resolve(_computed(given), changes)
+    return config.resolve(changes, base=config.from_dict(config.Config, _computed(given)))
   if not isinstance(given, config.Config):
     raise UserError(
       f'config is {arguments.shown(given)}; it must be a config, from config.defaults() or of a '

@@ -19,7 +19,6 @@ from tokenformer_jax.config.pattention import (
   TokenGroup,
   births_of,
   from_groups,
-  token_groups,
 )
 from tokenformer_jax.config.projections import (
   beside_matrices,
@@ -53,7 +52,7 @@ def as_text(numbers: Collection[int]) -> str:
 
 def named_groups(model: ModelConfig) -> dict[str, tuple[TokenGroup, ...]]:
   """Return the groups of each projection with parameter tokens, by name."""
-  return {name: token_groups(config) for name, config in pattentions(model).items()}
+  return {name: config.groups for name, config in pattentions(model).items()}
 
 
 def most_groups(model: ModelConfig) -> int:
@@ -85,7 +84,7 @@ def choose(model: ModelConfig, choice: Choice) -> ModelConfig:
   """Return the model with the chosen groups of each projection."""
   changed, beside = {}, beside_matrices(model)
   for name, projection in pattentions(model).items():
-    groups = token_groups(projection)
+    groups = projection.groups
     chosen = [groups[i - 1] for i in choice(len(groups))]
     if not chosen and name in beside:
       changed[name] = NoProjectionConfig()

@@ -33,6 +33,11 @@ def keys() -> Mapping[str, Leaf]:
   return leaves_of_kinds(SHOWN)
 
 
+def find(path: str) -> Leaf | None:
+  """Return the description of the key at a dotted path, or None if it is a section."""
+  return keys().get(_general(path))
+
+
 def type_of(path: str) -> type:
   """Return the type of the key at a dotted path, a key of any kind of its section: int, str, …."""
   for section in _NAMED:

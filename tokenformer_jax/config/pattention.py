@@ -3,11 +3,12 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import pydantic
 from pydantic import PlainValidator
-from pydantic_core import PydanticCustomError
+from pydantic_core import ArgsKwargs, PydanticCustomError
 
 from tokenformer_jax.config.section import Bool, Int, OneOf, Str, adapter, key, section, table
 from tokenformer_jax.errors import UserError, nearest
@@ -110,11 +111,11 @@ class Birth:
 class TokenGroup:
   """Parameter tokens that share a norm, a score function and what sees them.
 
-  A projection of zero tokens has one group of zero. Comparisons ignore where tokens were born.
+  With tokens=0 there is one empty group. Comparisons ignore where tokens were born.
   """
 
   tokens: Int = key(0, 'N, the number of parameter tokens', least=0)
-  reference: Int = key(0, 'τ² of the score', least=0)
+  reference: Int = key(0, 'τ² of the score; 0: open, see `with_references`', least=0)
   score: Score = key(L2NormGELU(), 'Θ, from scores to weights')
   modality: Modality = key('all', 'the positions that see the tokens')
   # In the order of the tokens. Those behind them were born in the run itself: `groups.with_births`.
@@ -126,8 +127,22 @@ class TokenGroup:
     """The number of the last tokens that no saved run has."""
     return self.tokens - sum(birth.tokens for birth in self.born)
 
+  @property
+  def scale_count(self) -> int:
+    """τ² of the score.
+
+    Raises:
+      UserError: the count is open.
+    """
+    if self.tokens and not self.reference:
+      raise UserError('a group of parameter tokens has no reference count; see with_references')
+    return self.reference
+
   def __repr__(self) -> str:
     return groups_as_text([self]) + (' (frozen)' if self.frozen else '')
+
+
+_Records = tuple[TokenGroup, ...]
 
 
 def _as_given(value: Any) -> Any:
@@ -135,82 +150,108 @@ def _as_given(value: Any) -> Any:
   return value if isinstance(value, str) else adapter(_Records).validate_python(value)
 
 
-_Records = tuple[TokenGroup, ...]
-_Groups = Annotated[str | _Records, PlainValidator(_as_given)]
-
-
 @section
-class PattentionConfig:
-  """A projection by attention to parameter tokens.
+class PattentionKeys:
+  """A projection by attention to parameter tokens, as people write it.
 
-  The records in `groups` are all of it, and the other keys are a short form of one group. They
-  agree after validation: `reference` is 0 beside several groups, and `score` that of the first.
+  The records in `groups` are all of it. The other keys are a short form of one group, and agree
+  with the records: `reference` is 0 beside several groups, and `score` that of the first.
   """
-
-  kind: ClassVar[str] = 'pattention'
 
   tokens: Int = key(128, 'N, the number of parameter tokens', least=0)
   reference: Int = key(
     0, 'τ² of the score. 0: equal to tokens. Growth keeps it: see grow.method.scale', least=0
   )
   score: Score = key(L2NormGELU(), 'Θ, from scores to weights: see pattention.py')
-  groups: _Groups = key(
+  groups: Annotated[str | _Records, PlainValidator(_as_given)] = key(
     '',
     "tokens of each group with a norm of its own, as in '576 1728' or '64*4', or with the τ² of "
     "each, as in '576:576 1728:1728', and a score of its own kind, as in '576 64::gelu'. '': one "
     'group',
   )
 
-  def __post_init__(self) -> None:
+  def records(self, written: Collection[str]) -> _Records:
+    """Return the groups that the keys describe. Keys that are not in `written` are defaults."""
+    if isinstance(self.groups, str) and self.groups.strip():
+      groups = _parse_groups(self.groups, self)
+      _check_agrees(groups, self.groups, self, written)
+      return groups
+    if len(self.groups) > 1 and isinstance(self.groups, tuple):
+      _check_agrees(self.groups, groups_as_text(self.groups), self, written)
+      return self.groups
+    first, *_ = self.groups or (TokenGroup(self.tokens, self.reference, self.score),)
+    assert isinstance(first, TokenGroup)
+    one = _resized_group(first, self.tokens if 'tokens' in written else first.tokens)
+    changed = {name: getattr(self, name) for name in ('reference', 'score') if name in written}
+    return (dataclasses.replace(one, **changed),)
+
+
+@section
+class PattentionConfig:
+  """A projection by attention to parameter tokens: its groups, in the order of the tokens.
+
+  It is made from the keys of `PattentionKeys`, which it is written as.
+  """
+
+  kind: ClassVar[str] = 'pattention'
+  written_as: ClassVar[type] = PattentionKeys
+
+  groups: _Records = dataclasses.field(default=(TokenGroup(128),))
+
+  if TYPE_CHECKING:
+
+    def __init__(
+      self,
+      tokens: int = 128,
+      reference: int = 0,
+      score: ScoreConfig = ...,
+      groups: str | Sequence[TokenGroup] = '',
+    ): ...
+
+  @pydantic.model_validator(mode='before')
+  @classmethod
+  def _read(cls, given: Any) -> Any:
+    """Return the groups that the given keys describe."""
+    if isinstance(given, ArgsKwargs):
+      names = [field.name for field in dataclasses.fields(PattentionKeys)]
+      written = {*names[: len(given.args)], *(given.kwargs or {})}
+    elif isinstance(given, Mapping):
+      written = given.keys()
+    else:
+      return given
     try:
-      groups = self._records()
+      return {'groups': adapter(PattentionKeys).validate_python(given).records(written)}
     except UserError as error:
       raise PydanticCustomError('groups', '{text}', {'text': str(error)}) from None
-    reference = groups[0].reference if len(groups) == 1 else 0
-    score = groups[0].score if groups else self.score
-    for name, value in (('groups', groups or ''), ('reference', reference), ('score', score)):
-      object.__setattr__(self, name, value)
 
-  def _records(self) -> tuple[TokenGroup, ...]:
-    """Return the groups that the keys describe; none while the reference count is open."""
-    groups = self.groups
-    if isinstance(groups, str) and groups.strip():
-      return _parse_groups(groups, self)
-    if isinstance(groups, tuple) and len(groups) > 1:
-      text = groups_as_text(groups)
-      _check_total(groups, text, self)
-      if self.score != groups[0].score:
-        raise UserError(
-          f'score is for one group, and groups={text!r} has {len(groups)}; write '
-          'TOKENS:REFERENCE:SCORE in groups'
-        )
-      return groups
-    if not self.reference:
-      return ()
-    first, *_ = groups or (TokenGroup(self.tokens),)
-    assert isinstance(first, TokenGroup)
-    one = _resized_group(first, self.tokens)
-    return (dataclasses.replace(one, reference=self.reference, score=self.score),)
+  def as_written(self) -> PattentionKeys:
+    """Return the keys that describe the projection; no groups while its only count is open."""
+    is_open = len(self.groups) == 1 and not self.reference
+    return PattentionKeys(self.tokens, self.reference, self.score, '' if is_open else self.groups)
 
+  @property
+  def tokens(self) -> int:
+    """N, of all groups."""
+    return sum(group.tokens for group in self.groups)
 
-def token_groups(config: PattentionConfig) -> tuple[TokenGroup, ...]:
-  """Return the groups of a projection in the order of its tokens; the paper's model has one."""
-  if isinstance(config.groups, tuple):
-    return config.groups
-  return (TokenGroup(config.tokens, config.tokens, config.score),)
+  @property
+  def reference(self) -> int:
+    """τ² of the only group; 0 if it is open, and beside several groups."""
+    return self.groups[0].reference if len(self.groups) == 1 else 0
+
+  @property
+  def score(self) -> ScoreConfig:
+    """Θ of the first group."""
+    return self.groups[0].score
 
 
 def from_groups(groups: Iterable[TokenGroup]) -> PattentionConfig:
   """Return the projection with these groups of tokens; none are a group of no tokens."""
-  groups = tuple(groups)
-  if not groups:
-    return PattentionConfig(tokens=0)
-  reference = groups[0].reference if len(groups) == 1 else 0
-  return PattentionConfig(sum(group.tokens for group in groups), reference, groups[0].score, groups)
+  return PattentionConfig(groups=tuple(groups) or (TokenGroup(),))
 
 
-def _parse_groups(text: str, config: PattentionConfig) -> tuple[TokenGroup, ...]:
-  """Return the groups of a text; scores that it leaves out are the projection's."""
+def _parse_groups(text: str, keys: PattentionKeys) -> tuple[TokenGroup, ...]:
+  """Return the groups of a text; scores that it leaves out are that of the keys."""
   groups = []
   for entry in text.split():
     match = _GROUP.fullmatch(entry)
@@ -222,25 +263,31 @@ def _parse_groups(text: str, config: PattentionConfig) -> tuple[TokenGroup, ...]
       )
     if kind and kind not in SCORES:
       raise UserError(f'groups={text!r} has the score {kind!r}{nearest(kind, SCORES)}')
-    score = score_like(config.score, kind or config.score.kind)
+    score = score_like(keys.score, kind or keys.score.kind)
     group = TokenGroup(int(tokens), int(reference or 0) or int(tokens), score)
     groups += [group] * int(count or 1)
-  _check_total(groups, text, config)
   return tuple(groups)
 
 
-def _check_total(groups: Sequence[TokenGroup], text: str, config: PattentionConfig) -> None:
-  """Check that `tokens` and `reference` are right beside groups that say more."""
+def _check_agrees(
+  groups: Sequence[TokenGroup], text: str, keys: PattentionKeys, written: Collection[str]
+) -> None:
+  """Check that the keys beside groups, which say more, agree with them."""
   total = sum(group.tokens for group in groups)
-  if total != config.tokens:
+  if 'tokens' in written and total != keys.tokens:
     raise UserError(
-      f'groups={text!r} has {total} tokens, and tokens is {config.tokens}; set tokens={total}, or '
+      f'groups={text!r} has {total} tokens, and tokens is {keys.tokens}; set tokens={total}, or '
       'other groups'
     )
-  if config.reference:
+  if keys.reference:
     raise UserError(
-      f'reference={config.reference} is for one group, and groups={text!r} has {len(groups)}; set '
+      f'reference={keys.reference} is for one group, and groups={text!r} has {len(groups)}; set '
       'it to 0, and write TOKENS:REFERENCE in groups'
+    )
+  if isinstance(keys.groups, tuple) and 'score' in written and keys.score != groups[0].score:
+    raise UserError(
+      f'score is for one group, and groups={text!r} has {len(groups)}; write '
+      'TOKENS:REFERENCE:SCORE in groups'
     )
 
 
@@ -251,15 +298,24 @@ def score_like(score: ScoreConfig, kind: str) -> ScoreConfig:
 
 
 def groups_as_text(groups: Sequence[TokenGroup]) -> str:
-  """Return groups in the short form, with the kinds of scores that are not the first one's."""
+  """Return groups in the short form, with the scores that are not the first one's."""
   first = groups[0].score if len(groups) > 1 else L2NormGELU()
   texts = []
   for group, equal in itertools.groupby(groups):
-    own = [group.score.kind] if group.score != first else []
+    own = [_score_as_text(group.score)] if group.score != first else []
     text = ':'.join([str(group.tokens), str(group.reference), *own])
     count = len(list(equal))
     texts.append(f'{text}*{count}' if count > 1 else text)
   return ' '.join(texts)
+
+
+def _score_as_text(score: ScoreConfig) -> str:
+  """Return the kind of a score, and its options that are not the kind's defaults."""
+  default = SCORES[score.kind]()
+  fields = dataclasses.fields(score)
+  values = {field.name: getattr(score, field.name) for field in fields}
+  options = [f'{name}={value}' for name, value in values.items() if value != getattr(default, name)]
+  return f'{score.kind}({",".join(options)})' if options else score.kind
 
 
 def births_of(groups: Iterable[TokenGroup], first: int, end: int) -> tuple[Birth, ...]:
@@ -288,8 +344,6 @@ def _resized_group(group: TokenGroup, tokens: int) -> TokenGroup:
 
 def resized(config: PattentionConfig, tokens: int) -> PattentionConfig:
   """Return a projection with more tokens in its last group, or with its first tokens only."""
-  if not isinstance(config.groups, tuple):
-    return dataclasses.replace(config, tokens=tokens)
   groups, left = [], tokens
   for group in config.groups:
     if left > 0:

@@ -6,8 +6,10 @@ layer's name: `local.ffn`. Tokens beside a matrix have the name of its projectio
 each matrix of an MLP that of the MLP and `.each`. Growth and the planner use these names.
 """
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tokenformer_jax.config.layer import LayerConfig, map_parts, parts
@@ -17,7 +19,6 @@ from tokenformer_jax.config.pattention import (
   PattentionConfig,
   from_groups,
   resized,
-  token_groups,
 )
 from tokenformer_jax.errors import UserError, nearest
 
@@ -96,10 +97,34 @@ def with_token_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelCon
   return with_pattentions(model, changed)
 
 
-def with_references(model: ModelConfig) -> ModelConfig:
-  """Return the model with the groups of each projection; an open reference count is their size."""
-  filled = {name: from_groups(token_groups(config)) for name, config in pattentions(model).items()}
-  return with_pattentions(model, filled)
+def with_references(
+  model: ModelConfig,
+  source: Mapping[str, PattentionConfig] = MappingProxyType({}),
+  grown: Mapping[str, PattentionConfig] = MappingProxyType({}),
+) -> ModelConfig:
+  """Return the model without open reference counts.
+
+  A projection whose count is open, or is that of the same one of `source`, gets the groups of
+  `grown`, which the growth of the source makes of it, if it has as many tokens and their score: one
+  group is then the sum of the old and the new ones. Any other open count is the number of tokens.
+
+  Args:
+    model: the model.
+    source: projections of the model that the run continues, by name; empty: it is new.
+    grown: the projections of the source after the growth.
+  """
+
+  def filled(name: str, new: PattentionConfig) -> PattentionConfig:
+    after, is_open = grown.get(name), not all(group.reference for group in new.groups)
+    repeats = after and len(after.groups) > 1 and new.reference == source[name].reference
+    if after and (is_open or repeats) and (new.tokens, new.score) == (after.tokens, after.score):
+      return after
+    groups = (dataclasses.replace(g, reference=g.reference or g.tokens) for g in new.groups)
+    return from_groups(groups)
+
+  return with_pattentions(
+    model, {name: filled(name, new) for name, new in pattentions(model).items()}
+  )
 
 
 def token_counts(model: ModelConfig) -> dict[str, int]:

@@ -58,15 +58,19 @@ class TrainConfig:
     'says',
     least=0,
   )
-  seed: Int = key(0, 'seed of parameters, of the order of the data and of random draws', least=0)
-  log_every: Int = key(10, 'steps between lines of figures', above=0)
+  seed: Int = key(
+    0, 'seed of parameters, of the order of the data and of random draws', least=0, order='samples'
+  )
+  log_every: Int = key(10, 'steps between lines of figures', above=0, quiet=True)
   eval_every: Int = key(
     250, 'steps between evaluations; also at the end. 0: only at the end', least=0
   )
   eval_batches: Int = key(0, 'batches of an evaluation. 0: the whole validation split', least=0)
-  checkpoint_every: Int = key(250, 'steps between checkpoints; also at the end', above=0)
+  checkpoint_every: Int = key(
+    250, 'steps between checkpoints; also at the end', above=0, quiet=True
+  )
   keep_checkpoints: Int = key(
-    2, 'newest checkpoints to keep, besides the best by eval/loss', above=0
+    2, 'newest checkpoints to keep, besides the best by eval/loss', above=0, quiet=True
   )
   ema: Float = key(
     0.0,
@@ -93,8 +97,10 @@ class TrainConfig:
     'error. 0: none',
     least=0,
   )
-  sample_tokens: Int = key(64, 'length of the text written at each evaluation. 0: none', least=0)
-  sample_prompt: Str = key('', "the start of that text. '': a new document")
+  sample_tokens: Int = key(
+    64, 'length of the text written at each evaluation. 0: none', least=0, quiet=True
+  )
+  sample_prompt: Str = key('', "the start of that text. '': a new document", quiet=True)
   remat: Literal['auto', 'everything', 'score_inputs', 'dots', 'attention', 'full', 'offload'] = (
     key(
       'auto', 'the values to save for the backward pass: see model/stack.py. auto: as many as fit'
@@ -113,13 +119,14 @@ class TrainConfig:
     256, 'positions of each sequence whose logits are in memory at once', above=0
   )
   profile_steps: Str = key(
-    '', "'FIRST:LAST' writes a profile of these steps into the work directory"
+    '', "'FIRST:LAST' writes a profile of these steps into the work directory", quiet=True
   )
   trackers: Annotated[tuple[Tracker, ...], AfterValidator(_once)] = key(
     ('tensorboard',),
     'what shows the figures beside metrics.jsonl, several with commas between (docs/run.md)',
+    quiet=True,
   )
-  compilation_cache: Str = key('', "directory of compiled programs. '': none")
+  compilation_cache: Str = key('', "directory of compiled programs. '': none", quiet=True)
 
 
 def profile_range(train: TrainConfig) -> tuple[int, int] | None:

@@ -46,6 +46,11 @@ Float = Annotated[float, Strict(), _PYTHON, Field(allow_inf_nan=False)]
 Str = Annotated[str, Strict()]
 
 
+# What a key decides of the order of samples: the samples, their weights and the sizes of batches by
+# step, or the text itself, of which a digest says whether it is another one.
+Order = Literal['', 'samples', 'weights', 'sizes', 'text']
+
+
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(Field, dataclasses.field))
 def section(cls: type[_T]) -> type[_T]:
   """Make a class a section of keys: a frozen dataclass that validates its values.
@@ -75,12 +80,18 @@ def key(
   least: float | None = None,
   most: float | None = None,
   below: float | None = None,
+  quiet: bool = False,
+  order: Order = '',
 ) -> Any:
   """Return a field with its default, its meaning as `--help` prints it, and its bounds.
 
-  `above` and `below` are excluded, `least` and `most` are included.
+  `above` and `below` are excluded, `least` and `most` are included. A `quiet` key changes neither
+  the resulting model nor its figures, so that a resumed run does not report another value.
   """
-  return Field(default, description=meaning, gt=above, ge=least, le=most, lt=below)
+  more = {'quiet': quiet, 'order': order}
+  return Field(
+    default, description=meaning, gt=above, ge=least, le=most, lt=below, json_schema_extra=more
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +176,12 @@ def adapter(cls: Any) -> TypeAdapter[Any]:
 
 def field_types(cls: type) -> Mapping[str, FieldInfo]:
   """Return the fields of a section with their types and metadata, by name."""
-  return cls.__pydantic_fields__
+  return getattr(cls, 'written_as', cls).__pydantic_fields__
+
+
+def as_written(section: Any) -> Any:
+  """Return the section of keys that a section is written as: mostly itself."""
+  return section.as_written() if hasattr(section, 'written_as') else section
 
 
 def kinds_of(field: FieldInfo) -> Mapping[str, type] | None:
@@ -198,6 +214,8 @@ class Leaf(NamedTuple):
   meaning: str  # ends with the meaning of the section
   choices: tuple[str, ...]  # empty: any value
   type: type  # of the text of a flag: bool, int, float, str or tuple
+  quiet: bool = False  # this and the next one as in `key`
+  order: Order = ''
 
 
 def kind_leaf(path: str, section: Any, field: FieldInfo) -> Leaf:
@@ -208,6 +226,7 @@ def kind_leaf(path: str, section: Any, field: FieldInfo) -> Leaf:
 
 def leaves(config: Any, prefix: str = '') -> Iterator[Leaf]:
   """Yield every key that is not a section, in the order of the fields."""
+  config = as_written(config)
   for name, field in field_types(type(config)).items():
     path, value, meaning = f'{prefix}{name}', getattr(config, name), field.description or ''
     if kinds_of(field) is not None:
@@ -223,7 +242,8 @@ def leaves(config: Any, prefix: str = '') -> Iterator[Leaf]:
       default = field.get_default(call_default_factory=True)
       plain = typing.get_origin(field.annotation) or field.annotation
       kind = plain if plain in (bool, int, float, tuple) else str
-      yield Leaf(path, value, default, meaning, choices_of(field), kind)
+      more: Any = field.json_schema_extra or {}
+      yield Leaf(path, value, default, meaning, choices_of(field), kind, **more)
 
 
 def leaves_of_kinds(config: Any, prefix: str = '') -> dict[str, Leaf]:
@@ -253,6 +273,7 @@ def differences(ours: Any, theirs: Any, prefix: str = '') -> Iterator[Difference
   if type(ours) is not type(theirs):
     yield Difference(f'{prefix}kind', ours.kind, theirs.kind)
     return
+  ours, theirs = as_written(ours), as_written(theirs)
   for field in dataclasses.fields(ours):
     a, b, path = getattr(ours, field.name), getattr(theirs, field.name), f'{prefix}{field.name}'
     if a == b or not field.compare:
@@ -299,7 +320,7 @@ def sentence(error: ValidationError, prefix: str = 'config.') -> str:
   """Return the first error of a section as one sentence: path, value and what is allowed."""
   first = error.errors(include_url=False)[0]
   location, value, verb = first['loc'], first['input'], 'is'
-  if isinstance(location[-1], int):  # an entry of a list
+  if location and isinstance(location[-1], int):  # an entry of a list
     location, verb = location[:-1], 'has'
   path = f'{prefix}{".".join(map(str, location))}'
   match first['type']:
@@ -308,7 +329,7 @@ def sentence(error: ValidationError, prefix: str = 'config.') -> str:
     case 'unexpected_positional_argument':
       return f'{prefix[:-1]} has fewer keys than values were given; give the values by key=value'
     case 'groups':
-      return f'{path}.{first["msg"]}'
+      return f'{path.removesuffix(".")}.{first["msg"]}'
     case 'kind':
       path, value = f'{path}.kind', value.get('kind') if isinstance(value, Mapping) else value
   return f'{path} {verb} {value!r}; it must {requirement([first])}'

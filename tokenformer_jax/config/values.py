@@ -19,7 +19,13 @@ from pydantic.fields import FieldInfo
 from tokenformer_jax.config import names
 from tokenformer_jax.config.check_config import check
 from tokenformer_jax.config.run import Config
-from tokenformer_jax.config.section import adapter, field_types, kinds_of, named_sections
+from tokenformer_jax.config.section import (
+  adapter,
+  as_written,
+  field_types,
+  kinds_of,
+  named_sections,
+)
 
 _WIDEST = 100  # columns of a line of a printed config
 
@@ -116,7 +122,8 @@ def from_dotted(values: Mapping[str, Any]) -> dict[str, Any]:
 def to_json(section: Any) -> dict[str, Any]:
   """Return the keys of a config, or of one of its sections, as nested dicts."""
   kind = {'kind': section.kind} if isinstance(getattr(type(section), 'kind', None), str) else {}
-  return kind | {name: _as_json(getattr(section, name)) for name in field_types(type(section))}
+  keys = as_written(section)
+  return kind | {name: _as_json(getattr(keys, name)) for name in field_types(type(keys))}
 
 
 def _as_json(value: Any) -> Any:
@@ -171,14 +178,15 @@ def _merged(cls: Any, base: Mapping[str, Any], changes: Sequence[Any], path: str
     if name in fields and name not in values:
       was = _default_values(fields[name])
     own = [_plain(change[name]) for change in changes if name in change]
-    if not own:
+    named = named_sections(fields[name]) if name in fields else None
+    if named and (own or was):
+      follows = base.get(named.follows), values.get(named.follows)
+      values[name] = _merged_by_name(named.of, was or {}, *follows, own, f'{path}{name}.')
+    elif not own:
       if was is not None:
         values[name] = was
     elif name not in fields:
       values[name] = own[-1]
-    elif named := named_sections(fields[name]):
-      follows = values.get(named.follows)
-      values[name] = _merged_by_name(named.of, was or {}, follows, own, f'{path}{name}.')
     elif kinds := kinds_of(fields[name]):
       default = _default_values(fields[name]) or {}
       values[name] = _merged_kind(kinds, default, was or {}, own, f'{path}{name}.')
@@ -196,17 +204,58 @@ def _default_values(field: FieldInfo) -> dict[str, Any] | None:
 
 
 def _merged_by_name(
-  cls: type, base: Mapping[str, Any], follows: Any, changes: Sequence[Any], path: str
+  cls: type,
+  base: Mapping[str, Any],
+  followed: Any,
+  follows: Any,
+  changes: Sequence[Any],
+  path: str,
 ) -> Any:
-  """Return sections by name with changes; one that `base` lacks starts as `follows`."""
+  """Return sections by name with changes.
+
+  A section of layers is its differences from the layer that it is a version of, which is `followed`
+  in the base and `follows` after the changes; both are None for other sections.
+  """
   if wrong := [change for change in changes if not isinstance(change, Mapping)]:
     return wrong[0]
-  values = dict(base)
-  for name in dict.fromkeys(itertools.chain.from_iterable(changes)):
-    names.check_name(path[:-1], name)
+  values = {}
+  for name in dict.fromkeys(itertools.chain(base, *changes)):
     own = [_plain(change[name]) for change in changes if name in change]
-    values[name] = _merged(cls, values.get(name, follows or {}), own, f'{path}{name}.')
+    if name not in base:
+      names.check_name(path[:-1], name)
+      start = follows or {}
+    elif follows is None or (followed == follows and not own):
+      start = base[name]
+    else:
+      start = follows
+      own.insert(0, _difference(cls, followed, base[name]))
+    values[name] = _merged(cls, start, own, f'{path}{name}.')
   return values
+
+
+def _difference(cls: type, base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+  """Return the values of a section that differ from those of another one, as nested dicts.
+
+  Keys that `base` lacks have their defaults.
+  """
+  different: dict[str, Any] = {}
+  for name, field in field_types(cls).items():
+    default = _as_json(field.get_default(call_default_factory=True))
+    was, now = base.get(name, default), values[name]
+    if was == now:
+      continue
+    if kinds := kinds_of(field):
+      kind, of = {'kind': now['kind']}, kinds[now['kind']]
+      if was['kind'] == now['kind']:
+        different[name] = _difference(of, was, now)
+      else:
+        start = _merged_kind(kinds, _default_values(field) or {}, was, [kind], '')
+        different[name] = kind | _difference(of, start, now)
+    elif isinstance(field.annotation, type) and dataclasses.is_dataclass(field.annotation):
+      different[name] = _difference(field.annotation, was, now)
+    else:
+      different[name] = now
+  return different
 
 
 def _merged_kind(

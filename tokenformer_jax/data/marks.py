@@ -37,11 +37,9 @@ def after(begin: Sequence[int], ids: np.ndarray) -> np.ndarray:
   return np.concatenate([flip(opening), ids])
 
 
-def begin(ids: np.ndarray, at: Sequence[int] | np.ndarray) -> np.ndarray:
-  """Return ids, int32, with marks at the positions where a document begins."""
-  marked, at = ids.astype(np.int32), np.asarray(at, np.int64)
-  marked[at] += np.where(marked[at] < 0, -BEGINS, BEGINS).astype(np.int32)
-  return marked
+def begin(ids: np.ndarray, is_first: np.ndarray) -> np.ndarray:
+  """Return ids, int32, with marks where a document begins."""
+  return ids + np.where(is_first, np.where(ids < 0, -BEGINS, BEGINS), 0).astype(np.int32)
 
 
 def begins(ids: Any, first: int) -> Any:

@@ -63,14 +63,15 @@ class Mixture:
     return sum(self._lengths.values())
 
   @functools.cached_property
-  def digest(self) -> str:
-    """A hash of all that decides the samples, besides the seed and their length."""
+  def digests(self) -> tuple[str, ...]:
+    """A hash of the content of all sources, and the one with their weights of earlier versions."""
     if '' in self.stores:
-      return self.stores[''].digest
+      return (self.stores[''].digest,)
     contents = [(name, one.digest) for name, one in self.stores.items()]
     weights = [[str(fractions.Fraction(n, BLOCK)) for n in row] for row in self.shares.counts]
-    identity = json.dumps([contents, self.shares.steps, weights])
-    return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+    identities = contents, [contents, self.shares.steps, weights]
+    texts = (json.dumps(identity).encode() for identity in identities)
+    return tuple(hashlib.blake2b(text, digest_size=16).hexdigest() for text in texts)
 
   @functools.cached_property
   def _lengths(self) -> dict[str, int]:

@@ -122,13 +122,15 @@ def find(config: TextConfig, tokenizer: Tokenizer) -> Store | None:
 def _open(path: paths.Path, config: TextConfig) -> Store | None:
   """Return the store in a folder of the cache, which repairs itself while it is read.
 
-  None: it does not exist, or has changed since it was written.
+  None: it does not exist, has changed since it was written, or cannot tell documents apart.
 
   Raises:
     OSError: the folder cannot be read now; the store may be good.
   """
   try:
     store = shards.open_store(path)
+    if store.divided and config.documents != 'joined':
+      raise ChangedError(f'{path} is of an earlier version and has no bounds of conversations')
     for tokens in (store.train, store.validation):
       tokens.repair = functools.partial(_repair, config)
     return store

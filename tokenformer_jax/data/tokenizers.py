@@ -103,7 +103,8 @@ class Tokenizer(abc.ABC):
     """
     pieces = self.opening * begins, ids, (self.end_of_document,) * ends
     ids = np.concatenate([np.asarray(piece, np.int32) for piece in pieces])
-    return marks.begin(ids, [0] * begins if self.opening else [-1] * ends)
+    at, is_first = (0, begins) if self.opening else (len(ids) - 1, ends)
+    return marks.begin(ids, (np.arange(len(ids)) == at) & is_first)
 
   def conversation(self, ids: np.ndarray, begin: Sequence[int]) -> np.ndarray:
     """Return the marked ids of a conversation after `begin`, with an end, unless it has them.
@@ -114,7 +115,7 @@ class Tokenizer(abc.ABC):
     end, ids = self.end_of_document, marks.after(begin, ids)
     if marks.plain(ids)[-1] != end:
       ids = np.append(ids, end if ids[-1] >= 0 else marks.flip(end))
-    return marks.begin(ids, [0])
+    return marks.begin(ids, np.arange(len(ids)) == 0)
 
   def of_folder(self, ends: Sequence[int], rows: int) -> 'Tokenizer':
     """Return the tokenizer of a folder's model, whose texts begin as the tokenizer's file says.

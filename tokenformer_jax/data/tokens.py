@@ -6,7 +6,6 @@ so is a file that is missing: without `fill_missing_data_reads` it would read as
 """
 
 import functools
-import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -127,29 +126,22 @@ class Tokens:
       self._repaired.add(error.folder)
       self._arrays = {}
       return self.gather(ranges, bounds=bounds)
-    if not (self._marked or self._bounds or bounds):
-      return stored
-    # All windows at once: an operation on one takes as long.
-    whole = np.concatenate([np.empty(0, self.dtype), *stored])
-    starts = np.cumsum([0, *map(len, stored)])
-    ids = whole
+    windows = stored
     if self._marked or self._bounds:
-      ids = marks.unpack(whole, padded=self.packed, bounds=self._bounds)
-    if bounds:
-      ids = marks.begin(ids, np.append(starts[:-1], self._beginnings(ids, whole)))
-    return [ids[start:stop] for start, stop in itertools.pairwise(starts)]
+      how = {'padded': self.packed, 'bounds': self._bounds}
+      windows = [marks.unpack(window, **how) for window in stored]
+    return [*map(self._with_bounds, windows, stored)] if bounds else windows
 
-  def _beginnings(self, ids: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """Return the positions where documents begin in ids, which are in files as `stored`."""
-    if not self._bounds:
-      return np.flatnonzero((ids == self._first) | (ids == marks.flip(self._first)))
-    at = np.flatnonzero(marks.firsts(stored))
-    if not self._after_end:
-      return at
-    own = at[marks.plain(ids[at]) == self._first]  # A conversation may have this end itself.
-    padding = ids == marks.NO_TOKEN
-    last = np.flatnonzero(padding[1:] & ~padding[:-1])  # the end before it, as without bounds
-    return np.concatenate([np.maximum(at - 1, 0), own, last])
+  def _with_bounds(self, ids: np.ndarray, stored: np.ndarray) -> np.ndarray:
+    """Mark the ids of a range that begin documents, and the first of all."""
+    ids = ids.astype(np.int32)
+    is_first = by_id = marks.plain(ids) == self._first
+    if self._bounds:
+      is_first = marks.firsts(stored)
+      if self._after_end:  # unless a conversation has this end itself
+        is_first = is_first & by_id | np.append(is_first[1:], False)
+    is_first[:1] = True
+    return marks.begin(ids, is_first)
 
   def __getstate__(self) -> dict[str, Any]:
     return self.__dict__ | {'_arrays': {}}

@@ -12,7 +12,6 @@ from tokenformer_jax.config import (
   groups_as_text,
   pattentions,
   pattern,
-  token_groups,
 )
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.grow.steps import widen
@@ -74,7 +73,7 @@ def _groups_row(
   name: str, before: PattentionConfig | None, after: PattentionConfig
 ) -> tuple[str, str, str, str]:
   """Return the row of a projection's reference counts, or of its groups if there are several."""
-  old, new = () if before is None else token_groups(before), token_groups(after)
+  old, new = () if before is None else before.groups, after.groups
   if max(len(old), len(new)) > 1:
     return f'{name} groups (tokens:τ²)', groups_as_text(old), groups_as_text(new), ''
   return _row(f'{name} reference count (τ²)', old[0].reference if old else 0, new[0].reference)

@@ -22,7 +22,6 @@ from tokenformer_jax.config import (
   as_wsd,
   from_groups,
   map_parts,
-  token_groups,
 )
 from tokenformer_jax.config.pattern import Repeat, as_text
 from tokenformer_jax.errors import UserError
@@ -238,10 +237,10 @@ def scaled(model: ModelConfig, scale: str, factor: float, flag: str = '--factors
 
 def _more_tokens(config: PattentionConfig, by: _Factor, name: str) -> PattentionConfig:
   """Return a projection with each group of tokens, and its τ², multiplied by a factor."""
-  if not config.groups:
+  if not all(group.reference for group in config.groups):
     return dataclasses.replace(config, tokens=by.times(config.tokens, f'{name}.tokens'))
   groups = []
-  for number, group in enumerate(token_groups(config), start=1):
+  for number, group in enumerate(config.groups, start=1):
     path = f'{name}.tokens of group {number}' if len(config.groups) > 1 else f'{name}.tokens'
     reference = max(1, round(group.reference * by.value))
     tokens = by.times(group.tokens, path)

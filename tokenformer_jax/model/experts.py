@@ -13,7 +13,6 @@ from tokenformer_jax.config import (
   MLPConfig,
   ModelConfig,
   PattentionConfig,
-  token_groups,
 )
 from tokenformer_jax.model import dispatch
 from tokenformer_jax.model import groups as groups_lib
@@ -97,7 +96,7 @@ class ExpertPattentions(nnx.Module):
   ):
     """Make the tokens of `own`, for each expert."""
     axes = ('experts', 'param_tokens', 'expert_width')
-    (self.group,) = token_groups(own)
+    (self.group,) = own.groups
     shape = config.count, own.tokens, model.width
 
     def make(std: float, role: Role, **info: Any) -> nnx.Param:
@@ -118,7 +117,7 @@ class ExpertPattentions(nnx.Module):
   ) -> jax.Array:
     """Apply each expert to its rows: see `dispatch.run`."""
     scores = product(rows, jnp.swapaxes(keys_ExNxD, 1, 2))
-    group = groups_lib.on_devices(self.group.reference)
+    group = groups_lib.on_devices(self.group.scale_count)
     weights = parameter_weights(checkpoint_name(scores, PROJECTED), self.group.score, group)
     return product(weights, values_ExNxD)
 

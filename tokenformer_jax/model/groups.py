@@ -110,7 +110,7 @@ def make(groups: Sequence[TokenGroup], count: int | None = None) -> OneGroup | G
   The groups are in the order of the tokens. `count` is by default that of the current mesh.
   """
   if len(groups) == 1:
-    return OneGroup(groups[0].reference)
+    return OneGroup(groups[0].scale_count)
   return _cut_parts(tuple(groups), shard_count('param_tokens') if count is None else count)
 
 
@@ -145,5 +145,5 @@ def _cut_parts(groups: tuple[TokenGroup, ...], part_count: int) -> Groups:
   count = int(number.max()) + 1
   references = np.ones((part_count if in_one_part else 1, count), np.float32)
   row = np.arange(part_count)[:, None] if in_one_part else np.zeros((part_count, 1), int)
-  references[row, number] = np.asarray([group.reference for group in groups], np.float32)[owner]
+  references[row, number] = np.asarray([group.scale_count for group in groups], np.float32)[owner]
   return Groups(widths, number[..., None] == np.arange(count), references)

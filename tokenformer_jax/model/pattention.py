@@ -26,7 +26,7 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from tokenformer_jax.config import PattentionConfig, ScoreConfig, TokenGroup, token_groups
+from tokenformer_jax.config import PattentionConfig, ScoreConfig, TokenGroup
 from tokenformer_jax.config.pattention import (
   ExpL2Norm,
   GELUL1Norm,
@@ -232,7 +232,7 @@ class Pattention(nnx.Module):
 
     `first_values` draws the values at the start and not those of growth: see `param`.
     """
-    self.groups = token_groups(config)
+    self.groups = config.groups
     groups = {
       'groups': tuple(group.tokens for group in self.groups),
       'frozen': tuple(group.frozen for group in self.groups),

@@ -220,11 +220,11 @@ class ImageTask(Task):
     return len(self._set.train)
 
   @property
-  def digest(self) -> str:
+  def digests(self) -> tuple[str, ...]:
     """Return a hash of the classes and the numbers of images, without reading pixels."""
     data = self._set
     identity = repr((data.classes, len(data.train), len(data.validation)))
-    return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+    return (hashlib.blake2b(identity.encode(), digest_size=16).hexdigest(),)
 
   @property
   def other_meaning(self) -> str:

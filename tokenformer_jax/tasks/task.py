@@ -201,8 +201,11 @@ class Task(abc.ABC):
 
   @property
   @abc.abstractmethod
-  def digest(self) -> str:
-    """Return a hash that identifies the training data when a run resumes."""
+  def digests(self) -> tuple[str, ...]:
+    """Return the hashes that identify the training data when a run resumes; the first is stored.
+
+    Later ones are those of earlier versions.
+    """
 
   @property
   def other_meaning(self) -> str:

@@ -188,7 +188,8 @@ class TextTask(Task):
     tokenizer = None if vocabulary is None else tokenizers.from_json(vocabulary)
     made = hosts.first_then_others(lambda: open_sources(data, self.config.train.seed, tokenizer))
     hosts.check_same(
-      [int(made.digest[:7], 16)], 'the hosts read different text; config.data must find the same'
+      [int(made.digests[0][:7], 16)],
+      'the hosts read different text; config.data must find the same',
     )
     self._data, self._boundary = made, made.tokenizer.boundary
 
@@ -197,8 +198,8 @@ class TextTask(Task):
     return self._data.examples
 
   @property
-  def digest(self) -> str:
-    return self._data.digest
+  def digests(self) -> tuple[str, ...]:
+    return self._data.digests
 
   def at_stage(self, data: Any) -> Self:
     stage = super().at_stage(data)

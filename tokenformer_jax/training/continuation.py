@@ -4,11 +4,11 @@ Each check raises a `UserError` whose sentence names the key and what to do.
 """
 
 import operator
-import re
+from collections.abc import Sequence
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig
+from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig, names
 from tokenformer_jax.data.order import Position
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
@@ -18,22 +18,6 @@ from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.steps.last_growth import last_growth
 from tokenformer_jax.training import init_from
 from tokenformer_jax.training.origin import Origin, begins_anew, order_changes
-
-# Keys that change neither the resulting model nor its figures.
-_UNREPORTED = (
-  'data.cache_dir',
-  'data.store',
-  'data.workers',
-  'data.prefetch',
-  'train.log_every',
-  'train.checkpoint_every',
-  'train.keep_checkpoints',
-  'train.sample_tokens',
-  'train.sample_prompt',
-  'train.profile_steps',
-  'train.trackers',
-  'train.compilation_cache',
-)
 
 
 def check(config: Config, origin: Origin) -> None:
@@ -126,18 +110,18 @@ def _check_same_optimizer(config: Config, meta: Meta, where: str, *, resumes: bo
   )
 
 
-def check_order(config: Config, origin: Origin, digest: str | None = None) -> None:
+def check_order(config: Config, origin: Origin, digests: Sequence[str] = ()) -> None:
   """Check that a resumed run keeps the order of its data, or that the user asked for another order.
 
   Only another `data.source`, other sources of a mixture, or `init_from` count as asking for other
-  data. `digest` is that of the data; None: the data is not read yet.
+  data. `digests` are those of the data; empty: the data is not read yet.
   """
   own = origin.own
   if own is None or not own.seen.samples or config.data.new_order_at == own.step:
     return
   if _sources(config.data) != _sources(own.config.data):
     return
-  if changes := order_changes(config, own, digest):
+  if changes := order_changes(config, own, digests):
     raise UserError(
       f'{" and ".join(changes)}, so the data would come in another order than the one in which '
       f'{origin.where} has seen {own.seen.samples:,} samples; put that back, choose another '
@@ -159,7 +143,7 @@ def check_data(config: Config, origin: Origin, task: tasks.Task) -> None:
       'images that it was trained on, or start another run from it, with a new head '
       '(--workdir=NEW_DIR --config.init_from=DIR)'
     )
-  check_order(config, origin, task.digest)
+  check_order(config, origin, task.digests)
 
 
 def check_decay_start(config: Config, origin: Origin, growth: LastGrowth | None) -> None:
@@ -228,7 +212,7 @@ def check_finished(config: Config, origin: Origin, section: str = '') -> None:
     )
 
 
-def say_changes(config: Config, origin: Origin, begins: Position, digest: str) -> None:
+def say_changes(config: Config, origin: Origin, begins: Position, digests: Sequence[str]) -> None:
   """Print where a run starts, the settings that it changes, and a new order of its data.
 
   `config` has every size and length filled in; `begins` is from `origin.position`.
@@ -241,7 +225,7 @@ def say_changes(config: Config, origin: Origin, begins: Position, digest: str) -
   if changed := _changed_settings(config, origin):
     messages.say(f'different from step {meta.step} on: {"; ".join(changed)}')
   if begins.step and meta.seen.samples and not begins.sample:
-    changes = order_changes(config, meta, digest) or ['config.data.new_order_at asks for it']
+    changes = order_changes(config, meta, digests) or ['config.data.new_order_at asks for it']
     messages.say(
       f'a new order of the data begins after step {begins.step} with its first sample: '
       f'{" and ".join(changes)}'
@@ -260,7 +244,7 @@ def _changed_settings(config: Config, origin: Origin) -> list[str]:
     for path, new, old in config_lib.differences(config, theirs)
     if path != 'init_from'
     and not path.startswith('grow.')
-    and re.sub(r'^data\.mixture\.\w+\.', 'data.', path) not in _UNREPORTED
+    and not ((key := names.find(path)) and key.quiet)
   ]
   if config.init_from and config.init_from != theirs.init_from:
     changed.append(f'init_from={config.init_from} is ignored, because there is a checkpoint')

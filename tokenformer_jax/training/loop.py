@@ -130,7 +130,7 @@ class Trainer:
         f'{run.workdir} is trained to step {first} already; raise --config.train.steps to go on'
       )
       return state
-    continuation.say_changes(self.config, run.origin, run.position, self.task.digest)
+    continuation.say_changes(self.config, run.origin, run.position, self.task.digests)
     for doubt in settings.doubts(self.config, run.program.growth):
       messages.say(doubt)
     self._check_claim()
@@ -287,7 +287,7 @@ class Trainer:
       self.config,
       self.task.vocabulary(),
       lineage=run.lineage,
-      seen=Seen(stage.seen(step), self.task.digest, batches),
+      seen=Seen(stage.seen(step), self.task.digests[0], batches),
       teacher=self.run.teacher and self.run.teacher.record,
       losses=tuple(window.losses()),
       run=run.run,

@@ -4,12 +4,14 @@ A model is its parameters and the meaning of its ids, so a run keeps the tokeniz
 the checkpoint that it continues from. `continuation.py` checks that it may continue from it.
 """
 
+import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, ModelConfig, stages_after
+from tokenformer_jax.config import Config, DataConfig, ModelConfig, names, stages, stages_after
+from tokenformer_jax.config.mixture import shares
 from tokenformer_jax.data.chat_template import Template, find_template
 from tokenformer_jax.data.order import BEGINNING, Position
 from tokenformer_jax.errors import UserError
@@ -21,21 +23,6 @@ from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta, new_run_id
 from tokenformer_jax.storage import paths
 
 Damaged = Mapping[int, checkpoint.DamagedError]
-
-# Keys that decide the batch of a step, besides the data, the batch size and the position.
-_ORDER_KEYS = ('train.seed', 'data.sequence_length')
-# Keys that decide the data, for checkpoints without a digest of the data.
-_DATA_KEYS = (
-  'data.source',
-  'data.rows',
-  'data.packing',
-  'data.text_field',
-  'data.chat_template',
-  'data.document_separator',
-  'data.deduplicate',
-  'data.validation_source',
-  'data.validation_fraction',
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,12 +131,12 @@ def begins_anew(config: Config, origin: Origin) -> bool:
   return origin.other is not None and config.grow.step == 'restart'
 
 
-def position(config: Config, origin: Origin, digest: str) -> Position:
-  """Return the position at which a run begins in the order of its data, whose digest is given."""
+def position(config: Config, origin: Origin, digests: Sequence[str]) -> Position:
+  """Return the position at which a run begins in the order of its data, given `Task.digests`."""
   meta = origin.meta
   if meta is None or begins_anew(config, origin):
     return BEGINNING
-  if config.data.new_order_at == meta.step or order_changes(config, meta, digest):
+  if config.data.new_order_at == meta.step or order_changes(config, meta, digests):
     return Position(meta.step, 0)
   now = stages_after(config.data, meta.step)[0].sequence_length
   before = batches_lib.until(batches_lib.history(meta), meta.step)
@@ -163,39 +150,45 @@ def batches(config: Config, origin: Origin) -> batches_lib.History:
   return batches_lib.of_run(meta, config.data)
 
 
-def order_changes(config: Config, meta: Meta, digest: str | None) -> list[str]:
+def order_changes(config: Config, meta: Meta, digests: Sequence[str] = ()) -> list[str]:
   """Return the reasons why the order of samples differs from the checkpoint's.
 
-  `digest` is that of the data; None: the data is not read yet.
+  Weights and sizes of batches are compared up to the step of the checkpoint. `digests` are those of
+  the data (`Task.digests`); empty: the data is not read yet.
   """
-  differences = {one.path: one for one in config_lib.differences(config, meta.config)}
-
-  def differing(keys: tuple[str, ...]) -> list[str]:
-    values = [differences[key] for key in keys if key in differences]
-    return [f'config.{key} is {now!r} and was {old!r}' for key, now, old in values]
-
-  texts, weights = [], []
-  for path, now, old in differences.values():
-    if path.startswith('data.mixture') and not path.endswith('.store'):
-      kind = texts if path.endswith('source') else weights
-      kind.append(f'config.{path} is {now!r} and was {old!r}')
-  changes = [*differing((*_ORDER_KEYS, *_batch_keys(config, meta.config))), *weights]
-  if digest is None or meta.seen.digest == digest:
+  (sizes, weights), (old_sizes, old_weights) = (
+    _before(one.data, meta.step) for one in (config, meta.config)
+  )
+  varies = any(
+    source.weight_by_step for one in (config, meta.config) for source in one.data.mixture.values()
+  )
+  same = {'weights': weights == old_weights, 'sizes': sizes == old_sizes or not varies}
+  reasons: dict[str, list[str]] = collections.defaultdict(list)
+  for path, now, old in config_lib.differences(config, meta.config):
+    key = names.find(path)
+    order = key.order if key else 'samples' if path == 'data.mixture' else ''
+    reasons[order].append(f'config.{path} is {now!r} and was {old!r}')
+  changed = ('samples', *(order for order in same if not same[order]))
+  changes = [reason for order in changed for reason in reasons[order]]
+  if not digests or meta.seen.digest in digests:
     return changes
-  changed = [*differing(_DATA_KEYS), *texts]
-  if meta.seen.digest and not changed and not weights:
+  texts = reasons['text'] or (not changes and reasons['weights'])
+  if meta.seen.digest and not texts and not reasons['weights']:
     source = f'config.data.source={config.data.source}'
     named = 'a source of config.data.mixture' if config.data.mixture else source
     data: Any = config.data  # its section for text
     chat = meta.tokenizer.get('chat') if data.has_chat else None
     if chat and (now := find_template(data)).fingerprint != Template(**chat).fingerprint:
       named = now.name
-    changed = [f'{named} has other content than it had']
-  return changes + changed
+    texts = [f'{named} has other content than it had']
+  return changes + (texts or [])
 
 
-def _batch_keys(*configs: Config) -> tuple[str, ...]:
-  """Return the sizes of batches if they decide the order: see `data.mixture`."""
-  varies = any(one.weight_by_step for c in configs for one in c.data.mixture.values())
-  sizes = ('data.batch_size', 'data.batch_size_by_step', 'data.sequence_length_by_step')
-  return sizes if varies else ()
+def _before(data: DataConfig, step: int) -> tuple[Sequence[Any], Sequence[Any]]:
+  """Return the sizes of batches and the weights of the sources in the steps before one."""
+  sizes = [stage for stage in stages(data) if stage.first < step]
+  if not data.mixture:
+    return sizes, ()
+  of_all = shares(data.mixture)
+  rows = zip((0, *of_all.steps[1:]), of_all.counts, strict=True)
+  return sizes, [(of_all.names, *row) for row in rows if row[0] < max(1, step)]

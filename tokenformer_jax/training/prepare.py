@@ -108,7 +108,7 @@ def prepare(
   check_run(sized, *known, knows_data=False)
 
   task.prepare()
-  position = origins.position(sized, origin, task.digest)
+  position = origins.position(sized, origin, task.digests)
   resolved = sizes.in_steps(sized, task.examples, position)
   check_run(resolved, *known, knows_data=True)
   program = make_program(task, resolved, growth)

@@ -10,12 +10,9 @@ from tokenformer_jax.config import (
   DataConfig,
   GrowConfig,
   ModelConfig,
-  PattentionConfig,
-  from_groups,
   pattentions,
   stages_after,
   token_counts,
-  token_groups,
 )
 from tokenformer_jax.config.groups import with_records_of
 from tokenformer_jax.data.order import BEGINNING, Position
@@ -35,30 +32,14 @@ def fill_in(config: Config, origin: Origin = FROM_SCRATCH) -> Config:
 def with_references(model: ModelConfig, how: GrowConfig, origin: Origin) -> ModelConfig:
   """Replace zero reference counts by those of the origin, grown if `how` says so."""
   source = origin.model
-  old, new = {} if source is None else pattentions(source), pattentions(model)
-  if source is not None and old and old.keys() <= new.keys():
-    grown = old
-    if origin.own is None:
-      grown = pattentions(grown_model(source, token_counts(model), how))
-    filled = {name: _like(new[name], old[name], grown[name]) for name in old}
-    model = config_lib.with_pattentions(model, filled)
-  model = config_lib.with_references(model)
-  return model if source is None else with_records_of(model, source)
-
-
-def _like(
-  new: PattentionConfig, old: PattentionConfig, grown: PattentionConfig
-) -> PattentionConfig:
-  """Return a projection, whose groups or reference count may be open, like its grown origin.
-
-  If the growth adds a group, one group with the reference count of the origin's only group is the
-  sum of both. A resumed run whose config has another count is refused later.
-  """
-  groups = token_groups(grown)
-  is_open = not new.groups or (len(groups) > 1 and new.reference and new.reference == old.reference)
-  if not is_open or (new.tokens, new.score) != (grown.tokens, grown.score):
-    return new
-  return from_groups(groups)
+  if source is None:
+    return config_lib.with_references(model)
+  old = grown = pattentions(source)
+  if not old.keys() <= pattentions(model).keys():
+    old = grown = {}
+  elif old and origin.own is None:
+    grown = pattentions(grown_model(source, token_counts(model), how))
+  return with_records_of(config_lib.with_references(model, old, grown), source)
 
 
 def in_steps(config: Config, examples: int, position: Position = BEGINNING) -> Config:

@@ -13,7 +13,7 @@ from jax.tree_util import DictKey
 from tokenformer_jax.config import DenseConfig, MLPConfig, ModelConfig, PattentionConfig
 from tokenformer_jax.config.layer import map_parts, parts
 from tokenformer_jax.config.mixers import LinearConfig, SoftmaxConfig, width_of_heads
-from tokenformer_jax.config.pattention import GELU, GELUScore, TokenGroup, from_groups, token_groups
+from tokenformer_jax.config.pattention import GELU, GELUScore, TokenGroup, from_groups
 from tokenformer_jax.config.projections import projection_name
 from tokenformer_jax.errors import UserError, nearest
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Step
@@ -84,7 +84,7 @@ def _tokens(part: DenseConfig | MLPConfig, count: int) -> PattentionConfig:
   """Return the tokens in the place of a matrix, before those beside it."""
   form: GELU = _ACTIVATIONS[part.activation] if isinstance(part, MLPConfig) else 'exact'
   score = GELUScore(gelu=form)
-  others = token_groups(part.beside) if isinstance(part.beside, PattentionConfig) else ()
+  others = part.beside.groups if isinstance(part.beside, PattentionConfig) else ()
   groups = (TokenGroup(count, count, score), *others)
   return from_groups(groups)
 

@@ -19,7 +19,6 @@ from tokenformer_jax.config import (
   matrices,
   pattentions,
   token_counts,
-  token_groups,
 )
 from tokenformer_jax.config.pattention import SCORES, L2NormGELU, score_like
 from tokenformer_jax.errors import UserError
@@ -41,13 +40,13 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
   how, resizing = config.method, config.method.scale == 'resize'
 
   def grown(name: str, old: PattentionConfig, count: int) -> PattentionConfig:
-    before = token_groups(old)
+    before = old.groups
     if count > old.tokens and how.kind == 'group' and not config_lib.is_of_experts(name):
       added = count - old.tokens
       score = score_like(old.score, how.new_score) if how.new_score else old.score
       return from_groups((*before, TokenGroup(added, added, score)))
     resized = []
-    for was, now in zip(before, token_groups(config_lib.resized(old, count)), strict=False):
+    for was, now in zip(before, config_lib.resized(old, count).groups, strict=False):
       factor = now.tokens / was.tokens if resizing else 1
       resized.append(dataclasses.replace(now, reference=round(was.reference * factor)))
     return from_groups(resized)
@@ -142,8 +141,8 @@ class AddTokens(_GrownTokens):
   def _inexact(self, name: str, old: PattentionConfig | None, new: PattentionConfig) -> str:
     if self.method == 'random':
       return 'the scores of random keys enter the norm of every row, and their values the output'
-    before = () if old is None else token_groups(old)
-    for was, now in zip(before, token_groups(new), strict=False):
+    before = () if old is None else old.groups
+    for was, now in zip(before, new.groups, strict=False):
       if was.reference != now.reference:
         return (
           f'the reference count of {name} changes from {was.reference} to {now.reference}, and '
@@ -153,7 +152,7 @@ class AddTokens(_GrownTokens):
       return ''
     if self.method == 'group' or old is None:
       return '' if self.zero_values else f'the values of the new tokens of {name} are not zero'
-    score = token_groups(old)[-1].score
+    score = old.groups[-1].score
     if score.zero_at_zero:
       return ''
     return (
@@ -211,7 +210,7 @@ class DuplicateTokens(_GrownTokens):
         f'source has; duplicate copies every token as often as the others: take '
         f'{old.tokens * times}, or method=zero_keys'
       )
-    if (count := len(token_groups(old))) > 1 and new.tokens > old.tokens:
+    if (count := len(old.groups)) > 1 and new.tokens > old.tokens:
       raise UserError(
         f'{name} has {count} groups of tokens, and duplicate copies those of one group only; '
         'use method=group, which adds a group, or zero_keys, which adds tokens to the last one'
@@ -222,7 +221,7 @@ class DuplicateTokens(_GrownTokens):
 
   def _inexact(self, name: str, old: PattentionConfig | None, new: PattentionConfig) -> str:
     assert old is not None, f'{name} has no tokens to copy'
-    before, after = token_groups(old)[0], token_groups(new)[0]
+    before, after = old.groups[0], new.groups[0]
     times = new.tokens // old.tokens
     if before.reference * new.tokens != after.reference * old.tokens:
       return (
@@ -287,7 +286,7 @@ class AppendTokens(_MoreTokens):
 
 def check_groups(name: str, old: PattentionConfig, new: PattentionConfig, method: str) -> None:
   """Check that a method can make the groups of the larger projection from the old groups."""
-  before, after = token_groups(old), token_groups(new)
+  before, after = old.groups, new.groups
   kept = len(before) if method == 'group' else len(before) - 1
   extra = len(after) - len(before)
   for number, (was, now) in enumerate(zip(before, after, strict=False), start=1):
