@@ -1,9 +1,10 @@
 """The steps of a release that are edits and builds; docs/release.md has all steps.
 
-  python .ci/release.py prepare VERSION ADDRESS    write both, and the date, where they belong
-  python .ci/release.py build FOLDER               build and check the sdist and the wheel of HEAD
+  python .ci/release.py address ADDRESS    write the repository's address where it belongs
+  python .ci/release.py prepare VERSION    write the version and the date where they belong
+  python .ci/release.py build FOLDER       build and check the sdist and the wheel of HEAD
 
-ADDRESS is that of the repository, such as https://HOST/OWNER/NAME.
+ADDRESS is such as https://HOST/OWNER/NAME. It is kept in pyproject.toml, as `Repository`.
 """
 
 import datetime
@@ -18,41 +19,71 @@ ROOT = Path(__file__).resolve().parent.parent
 BADGE = 'https://colab.research.google.com/assets/colab-badge.svg'
 LINK = re.compile(r'(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s]+)\)')
 
-# What README.md says before and after the first release.
-RELEASED = (
-  (
-    'pip install -e . && python train.py          #',
-    'pip install tokenformer_jax && tokenformer train   #',
-  ),
-  (
-    '; until there is a release, upload the wheel that `pip wheel --no-deps .` makes. In a',
-    '. In a',
-  ),
+# What README.md says without an address or a release, and what it says with one.
+UPLOAD = (
+  '; until this repository has an address, upload the wheel that `pip wheel --no-deps .` makes'
+)
+INSTALL = (
+  'pip install -e . && python train.py          #',
+  'pip install tokenformer_jax && tokenformer train   #',
 )
 
 
-def prepare(version: str, address: str) -> None:
-  """Write the version, the date and the address of a release into the files that name them."""
+def write_address(address: str) -> None:
+  """Write the address of the repository into the files that name it, over an earlier one."""
+  if not re.fullmatch(r'https://[^\s"`]+[^\s"`/]', address):
+    sys.exit(f'error: {address} is not like https://HOST/OWNER/NAME')
+  hub = re.fullmatch(r'https://github\.com/(.+)', address)
+  urls = {'Repository': address}
+  if hub:  # whose pages these are
+    urls |= {'Issues': f'{address}/issues', 'Changelog': f'{address}/blob/main/CHANGELOG.md'}
+  _edit('pyproject.toml', r'(?m)^(Repository|Issues|Changelog) = .*\n', '', least=0)
+  lines = ''.join(f'\n{name} = "{url}"' for name, url in urls.items())
+  _edit('pyproject.toml', r'(?m)^Paper = .*', rf'\g<0>{lines}')
+  _edit('CITATION.cff', r'(?m)^repository-code: .*\n', '', least=0)
+  _edit('CITATION.cff', r'(?m)^license:', f'repository-code: {address}\nlicense:')
+  _edit(
+    'README.md',
+    r'(?m)^In a checkout( \(`git clone .*?`\))?:$',
+    f'In a checkout (`git clone {address}`):',
+  )
+  _edit('README.md', r'\s+'.join(map(re.escape, UPLOAD.split(' '))), '', least=0)
+  old = r'(?:\[!\[Open in Colab\]\(.*?\)\]\(.*?\) )?'
+  for path in sorted((ROOT / 'colabs').glob('*.ipynb')):
+    name = f'colabs/{path.name}'
+    badge = (
+      f'[![Open in Colab]({BADGE})](https://colab.research.google.com/github/{{}}/blob/main/{name})'
+    )
+    badge = badge.format(hub[1]) if hub else ''
+    row = rf'(?m)^\| {old}(?=\[{path.stem}\])'
+    _edit('README.md', row, f'| {badge} ' if badge else '| ')
+    _edit(name, r'    "\[!\[Open in Colab.*\n    "\\n",\n', '', least=0)
+    if badge:
+      _edit(name, r'    "# .*\n    "\\n",\n', rf'\g<0>    "{badge}\\n",\n    "\\n",\n')
+    _edit(name, r"(\"REPOSITORY = )'.*?'", rf"\g<1>'{address}'")
+
+
+def prepare(version: str) -> None:
+  """Write the version and the date of a release into the files that name them."""
   today = datetime.datetime.now(datetime.UTC).date().isoformat()
-  if not re.fullmatch(r'\d+\.\d+\.\d+', version) or not address.startswith('https://'):
-    sys.exit(f'error: {version} is not like 1.2.3, or {address} does not begin with https://')
+  if not re.fullmatch(r'\d+\.\d+\.\d+', version):
+    sys.exit(f'error: {version} is not like 1.2.3')
+  _read_address()
   _edit('tokenformer_jax/__init__.py', r"__version__ = '.*?'", f"__version__ = '{version}'")
   _edit('CHANGELOG.md', rf'## \[({re.escape(version)}|Unreleased)\].*', f'## [{version}] - {today}')
   _edit('CITATION.cff', r'(?m)^version: .*', f'version: {version}')
-  _edit('CITATION.cff', r'(?m)^(date-released|repository-code): .*\n', '', least=0)
-  released = f'date-released: {today}\nrepository-code: {address}\nlicense:'
-  _edit('CITATION.cff', r'(?m)^license:', released)
-  _edit('pyproject.toml', r'(?m)^Repository = .*\n', '', least=0)
-  _edit('pyproject.toml', r'(?m)^Paper = .*', rf'\g<0>\nRepository = "{address}"')
-  if hub := re.fullmatch(r'https://github\.com/(.+)', address):  # what Colab opens
-    for path in sorted((ROOT / 'colabs').glob('*.ipynb')):
-      where = f'https://colab.research.google.com/github/{hub[1]}/blob/main/colabs/{path.name}'
-      badge = f'    "[![Open in Colab]({BADGE})]({where})\\\\n",\n    "\\\\n",\n'
-      old = r'(?:    "\[!\[Open in Colab.*\n    "\\n",\n)?'
-      _edit(f'colabs/{path.name}', rf'(    "# .*\n    "\\n",\n){old}', rf'\g<1>{badge}')
-  first = RELEASED[0][0] in (ROOT / 'README.md').read_text()
-  for before, after in RELEASED if first else ():
-    _edit('README.md', r'\s+'.join(map(re.escape, before.split(' '))), after)  # in any line breaks
+  _edit('CITATION.cff', r'(?m)^date-released: .*\n', '', least=0)
+  _edit('CITATION.cff', r'(?m)^repository-code:', f'date-released: {today}\nrepository-code:')
+  before, after = INSTALL
+  _edit('README.md', re.escape(before), after, least=0)
+
+
+def _read_address() -> str:
+  """Return the address that pyproject.toml names."""
+  urls = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['urls']
+  if 'Repository' not in urls:
+    sys.exit('error: pyproject.toml names no Repository; run `.ci/release.py address` first')
+  return urls['Repository']
 
 
 def _edit(name: str, pattern: str, replacement: str, least: int = 1) -> None:
@@ -68,9 +99,7 @@ def build(folder: str) -> None:
   """Build the sdist and the wheel of HEAD into a folder, and check them as an index does."""
   if _run('git', 'status', '--porcelain', cwd=ROOT):
     sys.exit('error: the checkout has changes; commit them first')
-  project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
-  if 'Repository' not in project['urls']:
-    sys.exit('error: pyproject.toml names no Repository; run `.ci/release.py prepare` first')
+  address = _read_address()
   version = re.search(r"__version__ = '(.*)'", (ROOT / 'tokenformer_jax/__init__.py').read_text())[
     1
   ]
@@ -78,7 +107,7 @@ def build(folder: str) -> None:
     _run('git', 'worktree', 'add', '--quiet', '--detach', scratch, cwd=ROOT)
     try:
       readme = Path(scratch, 'README.md')
-      readme.write_text(link_to(f'{project["urls"]["Repository"]}', version, readme.read_text()))
+      readme.write_text(link_to(address, version, readme.read_text()))
       _run(
         sys.executable, '-m', 'build', '--outdir', str(Path(folder).absolute()), '.', cwd=scratch
       )
@@ -108,8 +137,10 @@ def _run(*command: str, cwd: str | Path) -> str:
 
 if __name__ == '__main__':
   match sys.argv[1:]:
-    case ['prepare', version, address]:
-      prepare(version, address)
+    case ['address', address]:
+      write_address(address)
+    case ['prepare', version]:
+      prepare(version)
     case ['build', folder]:
       build(folder)
     case _:

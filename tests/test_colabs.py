@@ -134,7 +134,7 @@ def test_the_first_cells_are_the_same_but_for_the_extras():
 def test_the_extras_of_the_first_cells_exist():
   project = tomllib.loads((tiny_run.ROOT / 'pyproject.toml').read_text())['project']
   for path in COLABS:
-    (extras,) = re.findall(r'"tokenformer_jax\[([\w,]+)\]"', _cells(path.stem)['install'])
+    (extras,) = re.findall(r"'tokenformer_jax\[([\w,]+)\]'", _cells(path.stem)['install'])
     assert {*extras.split(',')} <= {*project['optional-dependencies']}, path
 
 

@@ -54,6 +54,7 @@ PREPARED = (
   'train --config=configs/vit_digits.py',
   'train --config=configs/vit_imagenet.py:b16',
   'train --workdir=runs/qwen_preferred',
+  'train --workdir=runs/lora',
 )
 PREPARE = """
 from tokenformer_jax.cli import train
@@ -143,6 +144,7 @@ SMALLER = [
   ('--layers=32', '--layers=3'),
   ('--ffn_width=4096', '--ffn_width=32'),
   ('.sequence_length=1024', '.sequence_length=64'),
+  ('BUCKET=my-bucket launch/', 'BUCKET=my-bucket DRY_RUN=1 launch/'),
   ('--config.train.steps=6500', '--config.train.steps=6'),
   ('.train(3000)', '.train(6)'),
   ('--config.train.steps=200', '--config.train.steps=4 --config.optim.warmup_steps=1'),
@@ -251,6 +253,28 @@ def test_the_extras_that_python_needs_are_named_before_it():
       assert re.search(rf'".*\b{method}\b.*"', asked), f'{block}: no extra for {method}'
 
 
+def test_git_ignores_what_the_commands_of_the_pages_write():
+  text = '\n'.join(block.text for page in BLOCKS.values() for block in page)
+  flags = re.findall(r'--(?:workdir|target|out|output|json)=([\w./]+)(?![\w./]*:)', text)
+  shell = re.findall(r' > ([\w.]+)', text)
+  files = {*flags, *shell, *re.findall(r"(?:savefig|write|to_hf|to_peft)\('([\w./]+)'", text)}
+  done = subprocess.run(
+    [
+      'git',
+      'check-ignore',
+      '--no-index',
+      *sorted(f'{name}/x' if '.' not in name else name for name in files),
+    ],
+    cwd=tiny_run.ROOT,
+    capture_output=True,
+    text=True,
+  )
+  if done.returncode == 128:
+    pytest.skip('this is no repository of git')
+  ignored = {line.removesuffix('/x') for line in done.stdout.splitlines()}
+  assert files - ignored == set()
+
+
 def make_smaller(page: str) -> list[Block]:
   """The blocks of a page with the texts of `SMALLER` in their place."""
   blocks = BLOCKS[page]
@@ -331,4 +355,4 @@ def test_the_pages_run_from_top_to_bottom(tmp_path, hub_commands):
 def _named_runs() -> set[str]:
   blocks = [block.text for page in PAGES for block in make_smaller(page) if block.language]
   blocks = [text for text in blocks if '--dry_run' not in text]  # which makes nothing
-  return set(re.findall(r'(?<!prepare --workdir=)runs/\w+', '\n'.join(blocks)))
+  return set(re.findall(r'(?<!prepare --workdir=)(?<!-bucket/)runs/\w+', '\n'.join(blocks)))
