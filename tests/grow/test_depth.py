@@ -439,16 +439,16 @@ DEEPER = plan.plan_growth(SOURCE, TARGET, GrowConfig(place='copies'))
 @pytest.mark.parametrize('how', [(DUPLICATE,), (TWINS,), (DUPLICATE, PLAIN)])
 def test_copies_that_were_not_trained_are_not_copied_again(how):
   with pytest.raises(UserError, match='train the model before you add layers, or use place=bet'):
-    plan.check_no_twins(DEEPER, _lineage(*how), STEP)
+    plan.check_no_duplicated_layers(DEEPER, _lineage(*how), STEP)
   between = plan.plan_growth(SOURCE, TARGET, GrowConfig(place='between'))
-  plan.check_no_twins(between, _lineage(*how), STEP)
-  plan.check_no_twins((), _lineage(*how), STEP)  # No layer is added.
-  plan.check_no_twins(DEEPER, _lineage(*how), STEP + 1)  # They have been trained.
+  plan.check_no_duplicated_layers(between, _lineage(*how), STEP)
+  plan.check_no_duplicated_layers((), _lineage(*how), STEP)  # No layer is added.
+  plan.check_no_duplicated_layers(DEEPER, _lineage(*how), STEP + 1)  # They have been trained.
 
 
 @pytest.mark.parametrize('how', [PLAIN, growth('duplicate', noise=0.1)])
 def test_tokens_that_differ_are_copied(how):
-  plan.check_no_twins(DEEPER, _lineage(how), STEP)
+  plan.check_no_duplicated_layers(DEEPER, _lineage(how), STEP)
 
 
 def test_the_table_has_the_layers():

@@ -38,9 +38,9 @@ CAP = 'model__layer__mixer__score_cap'
     ({'train__check_devices': 20}, None, []),
   ],
 )
-def test_doubts_about_a_config_are_said_before_training(tmp_path, changes, growth, said):
+def test_warnings_about_a_config_are_said_before_training(tmp_path, changes, growth, said):
   config = tiny_run.config('files:corpus', tmp_path, **changes)
-  doubts = settings.doubts(config, growth)
-  assert len(doubts) == len(said)
-  for doubt, part in zip(doubts, said, strict=True):
+  warnings = settings.warnings_for(config, growth)
+  assert len(warnings) == len(said)
+  for doubt, part in zip(warnings, said, strict=True):
     assert part in doubt

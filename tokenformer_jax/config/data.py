@@ -154,8 +154,8 @@ class TextConfig(DataConfig):
   )
   documents: Literal['joined', 'masked', 'separate'] = key(
     'joined',
-    'those in one sequence: joined, a token also sees the documents before its own; masked, only '
-    'its own; separate, only its own, and positions restart with each',
+    'how documents packed into one sequence attend: joined, across documents; masked, within each; '
+    'separate, within each, and positions restart',
   )
   sequence_length: Int = key(256, 'T, in tokens', above=0, order='samples')
   sequence_length_by_step: Str = key(

@@ -41,7 +41,7 @@ class NoFeedForwardConfig:
 
 @section
 class RouterConfig:
-  """The choice of K experts for each token, by the largest gates; equal gates by the number."""
+  """The router of each token to its K largest gates (ties: the lowest expert index)."""
 
   gates: Literal['softmax', 'sigmoid'] = key('softmax', 'of the products of input and router')
   top_k: Int = key(1, 'K, the experts of a token', above=0)

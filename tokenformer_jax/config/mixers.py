@@ -14,7 +14,7 @@ from tokenformer_jax.config.section import Bool, Float, Int, OneOf, key, section
 
 @section
 class RotaryScalingConfig:
-  """Planes turn as the base says."""
+  """Plain rotary positions: no change of the frequencies."""
 
   kind: ClassVar[str] = 'none'
 

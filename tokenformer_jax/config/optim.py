@@ -87,7 +87,11 @@ class OptimConfig:
     '',
     "warm up again after the last growth: yes, no, or ('') if the schedule decays from its start",
   )
-  old_tokens: Str = key('train', 'everything older than the last growth: train, freeze or scale:X')
+  old_tokens: Str = key(
+    'train',
+    'parameters from before the last growth: train, freeze, or scale:X (multiply their updates by '
+    'X)',
+  )
   new_token_warmup: Int = key(
     100, 'updates in which the rate of new tokens and layers rises to that of the old ones', least=0
   )

@@ -50,7 +50,9 @@ class TrainConfig:
   epochs: Float = key(
     0.0, 'passes over the training data, instead of steps, if greater than 0', least=0
   )
-  examples: Long = key(0, 'sequences or images, instead of steps', least=0)
+  examples: Long = key(
+    0, 'length of training in sequences or images; exclusive with steps and epochs', least=0
+  )
   decay_from: Int = key(
     0,
     'with optim.schedule=wsd, the update from which the rate decays until the last step; a run may '

@@ -110,7 +110,7 @@ class Growable:
     Args:
       target: The new work directory.
       param_tokens: New counts: qkv=N,proj=N,ffn=N; NAME.ffn=N for one kind of layer.
-      layers: The new number of layers, all of the rows that there are.
+      layers: The total number of layers after growth.
       pattern: The new pattern of layers, such as 'local*10 full'.
       place: Of new layers: between the old ones as copies that add nothing yet, or drawn between
         them or behind them; whole_copies is not exact.
@@ -119,7 +119,7 @@ class Growable:
       ffn_width: For a Transformer: the new feed-forward width; method=neurons adds zero at first.
       experts: The new number of experts of all layers, or NAME=N by layer.
       expert_tokens: Tokens of each new expert; default: as the Pattention has.
-      top_k: The experts of a token; default: as before, or 1 or 2.
+      top_k: Experts per token. Default: unchanged; 1 beside a Pattention, 2 after upcycling.
       method: How new weights are made: the first four add tokens, the others widen a Transformer.
       scale: Reference counts, for zero_keys, duplicate and random.
       new_keys: The keys of new tokens, for group and random.
@@ -158,7 +158,7 @@ class Growable:
     sizes = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
     after = plan.larger_model(new.before, how, param_tokens, sizes, more, layers, pattern)
     steps = plan.check(new.before, after, how)
-    plan.check_no_twins(steps, new.meta.lineage, new.meta.step)
+    plan.check_no_duplicated_layers(steps, new.meta.lineage, new.meta.step)
     reason, one = plan.inexact(steps), range(1)
     if reason:
       messages.say(

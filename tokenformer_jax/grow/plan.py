@@ -207,7 +207,7 @@ def check_method(model: ModelConfig, method: str) -> None:
     )
 
 
-def check_no_twins(steps: Steps, lineage: Lineage, step: int) -> None:
+def check_no_duplicated_layers(steps: Steps, lineage: Lineage, step: int) -> None:
   """Check that copies of layers do not hold tokens or units that would stay equal for ever.
 
   Copies of tokens differ only in what they add until they are trained, and `place=copies` sets that

@@ -147,9 +147,9 @@ def _by_head(letters: str, x: jax.Array, key: jax.Array, **how: Any) -> jax.Arra
   groups = key.shape[1]
   if x.shape[at] == groups:
     return jnp.einsum(letters, x, key, **how)
-  of_x, rest = letters.split(',', 1)
-  of_key, of_out = rest.split('->')
-  grouped = f'{of_x.replace("H", "HR")},{of_key}->{of_out.replace("H", "HR")}'
+  x_spec, rest = letters.split(',', 1)
+  key_spec, out_spec = rest.split('->')
+  grouped = f'{x_spec.replace("H", "HR")},{key_spec}->{out_spec.replace("H", "HR")}'
   x = x.reshape(*x.shape[:at], groups, -1, *x.shape[at + 1 :])
   out = jnp.einsum(grouped, x, key, **how)
   return out.reshape(*out.shape[:to], -1, *out.shape[to + 2 :])

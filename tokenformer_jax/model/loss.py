@@ -199,9 +199,9 @@ def _compare_forward(hidden_BxCxD: jax.Array, head_VxD: jax.Array, ids_BxC: jax.
 
 def _compare_backward(saved: Rows, changes: Rows) -> tuple[jax.Array, jax.Array, None]:
   hidden_BxCxD, head_VxD, ids_BxC, odds_BxCxV, total_BxC = saved
-  of_nats, of_target, _ = changes
-  share = of_nats / total_BxC
-  at_target, others = share - of_nats + of_target, odds_BxCxV.astype(jnp.float32)
+  nats_grad, target_grad, _ = changes
+  share = nats_grad / total_BxC
+  at_target, others = share - nats_grad + target_grad, odds_BxCxV.astype(jnp.float32)
   change_BxCxV = jnp.where(
     _is_target(ids_BxC, head_VxD), at_target[..., None], others * share[..., None]
   )

@@ -89,8 +89,8 @@ def _normed_weights(
   dtype, scores_BxTxN = scores_BxTxN.dtype, scores_BxTxN.astype(jnp.float32)
   if isinstance(score, L2NormGELU):
     inverse = _inverse_l2(groups.total(jnp.square(scores_BxTxN)), groups.reference)
-    waiting_BxTxN = _gradient_waits(scores_BxTxN, dtype)
-    return activate_scaled(waiting_BxTxN, groups.spread(inverse), score.gelu).astype(dtype)
+    scores_BxTxN = _round_gradient(scores_BxTxN, dtype)
+    return activate_scaled(scores_BxTxN, groups.spread(inverse), score.gelu).astype(dtype)
   if isinstance(score, GELUL2Norm | GELUL1Norm):
     weights = activate(scores_BxTxN, score.gelu)
   else:
@@ -102,7 +102,7 @@ def _normed_weights(
     scale = groups.reference / total
   else:
     scale = _inverse_l2(groups.total(jnp.square(weights)), groups.reference)
-  return (_gradient_waits(weights, dtype) * groups.spread(scale)).astype(dtype)
+  return (_round_gradient(weights, dtype) * groups.spread(scale)).astype(dtype)
 
 
 def weights_of_groups(scores_BxTxN: jax.Array, groups: Sequence[TokenGroup]) -> jax.Array:
@@ -117,7 +117,7 @@ def weights_of_groups(scores_BxTxN: jax.Array, groups: Sequence[TokenGroup]) -> 
   return weights_BxTxN
 
 
-def _gradient_waits(rows: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _round_gradient(rows: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """Return the rows unchanged, with their gradient rounded to `dtype`.
 
   The gradient needs a reduction over the row (the norm's part) before it is final. Until then it is

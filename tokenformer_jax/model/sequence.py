@@ -132,15 +132,15 @@ def in_window(
   return on_slots(on_shard, (query, key, value), (starts_BxT,))
 
 
-def before(own: Any, goes_on_B: jax.Array) -> Any:
+def before(own: Any, continues_document_B: jax.Array) -> Any:
   """Return the sums over the devices with the slots before, inside `on_slots`.
 
   Args:
     own: the sums over this device's slots, arrays [B, …].
-    goes_on_B: whether slots after this device's see also those before it.
+    continues_document_B: whether slots after this device's see also those before it.
   """
   (along,) = mesh_axes('slots')
-  everywhere, goes_on_SxB = jax.lax.all_gather((own, goes_on_B), along)
+  everywhere, goes_on_SxB = jax.lax.all_gather((own, continues_document_B), along)
   sums = jax.tree.map(jnp.zeros_like, own)
 
   def add(i: int, sums: jax.Array, all_sums: jax.Array) -> jax.Array:

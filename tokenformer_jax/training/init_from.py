@@ -45,7 +45,7 @@ def check(config: Config, meta: Meta, where: str) -> None:
   source = tasks.task_class(config.model).adapted(meta.config.model, config.model)
   try:
     steps = plan.check(source, config.model, config.grow)
-    plan.check_no_twins(steps, meta.lineage, meta.step)
+    plan.check_no_duplicated_layers(steps, meta.lineage, meta.step)
   except UserError as error:
     raise UserError(f'{where}: {error}') from error
 

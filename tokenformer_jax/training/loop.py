@@ -131,8 +131,8 @@ class Trainer:
       )
       return state
     continuation.say_changes(self.config, run.origin, run.position, self.task.digests)
-    for doubt in settings.doubts(self.config, run.program.growth):
-      messages.say(doubt)
+    for warning in settings.warnings_for(self.config, run.program.growth):
+      messages.say(warning)
     self._check_claim()
     _make_writable(run.workdir)
     written = saved_config.to_text(self.config)

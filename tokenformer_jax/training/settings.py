@@ -10,7 +10,7 @@ from tokenformer_jax.steps import schedules
 from tokenformer_jax.steps.entries import LastGrowth
 
 
-def doubts(config: Config, growth: LastGrowth | None) -> list[str]:
+def warnings_for(config: Config, growth: LastGrowth | None) -> list[str]:
   """Return sentences about allowed settings that are probably a mistake.
 
   `config` has every length in steps.

@@ -174,8 +174,8 @@ def _over_slots(
   """
 
   def on_shard(query, key, value, positions_BxT, *documents):
-    sums, goes_on_B = _shard_sums(key, value, positions_BxT, *documents, rotary=rotary)
-    before = sequence.before(sums, goes_on_B)
+    sums, continues_document_B = _shard_sums(key, value, positions_BxT, *documents, rotary=rotary)
+    before = sequence.before(sums, continues_document_B)
     how = {'rotary': rotary}
     return causal_attention(query, key, value, positions_BxT, before, *documents, **how)[0]
 
@@ -199,14 +199,14 @@ def _shard_sums(
   """
   batch, length = key.shape[:2]
   mapped = _map(key, key, positions_BxT, rotary)
-  keys, turned, goes_on_B = mapped.key, mapped.turned_key, jnp.ones(batch, bool)
+  keys, turned, continues_document_B = mapped.key, mapped.turned_key, jnp.ones(batch, bool)
   if documents_BxT is not None:
     last_Bx1 = documents_BxT[:, -1:]
     seen_BxT = length - 1 - jnp.arange(length)[None] <= last_Bx1
     seen = seen_BxT[..., None, None].astype(key.dtype)
-    keys, turned, goes_on_B = keys * seen, turned * seen, last_Bx1[:, 0] >= length
+    keys, turned, continues_document_B = keys * seen, turned * seen, last_Bx1[:, 0] >= length
   products = _product('BSHK,BSHL->BHKL', turned, value)
-  return State(products, jnp.sum(keys.astype(jnp.float32), axis=1)), goes_on_B
+  return State(products, jnp.sum(keys.astype(jnp.float32), axis=1)), continues_document_B
 
 
 def _attend_chunk(
