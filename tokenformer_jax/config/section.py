@@ -122,9 +122,8 @@ class OneOf:
       raise PydanticCustomError('dataclass_type', 'be a section of keys')
     kind = value.get('kind')
     if not isinstance(kind, str) or kind not in self.kinds:
-      raise PydanticCustomError(
-        'kind', f'be one of {", ".join(self.kinds)}', {'kinds': self.kinds, 'given': kind}
-      )
+      context = {'names': ', '.join(self.kinds), 'kinds': self.kinds, 'given': kind}
+      raise PydanticCustomError('kind', 'be one of {names}', context)
     own = {name: inner for name, inner in value.items() if name != 'kind'}
     return adapter(self.kinds[kind]).validate_python(own)
 

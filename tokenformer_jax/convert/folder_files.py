@@ -36,7 +36,9 @@ def pack(model: Path, vocabulary: Path | None) -> dict[str, dict[str, str]]:
   """
   packed = {}
   for folder, patterns in ((model, _MODEL), (vocabulary, _VOCABULARY)):
-    files = [file for pattern in patterns for file in folder.glob(pattern)] if folder else []
+    if folder is None:
+      continue
+    files = (file for pattern in patterns for file in folder.glob(pattern))
     for file in sorted(filter(Path.is_file, files)):
       name = file.relative_to(folder).as_posix()
       if file.stat().st_size > _MOST_BYTES:

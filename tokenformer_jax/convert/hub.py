@@ -154,8 +154,8 @@ def _kind(values: Mapping[str, Any], file: Path) -> str:
       f'{file} has auto_map: its model is computed by Python code of its author, which is never '
       'run here; convert a model of a family that transformers has itself'
     )
-  kind = _KINDS.get(architecture) if kind is None else kind
-  if kind not in _KINDS.values():
+  kind = _KINDS.get(architecture or '') if kind is None else kind
+  if not isinstance(kind, str) or kind not in _KINDS.values():
     raise UserError(
       f'{file} is of a {kind or architecture!r:.80}, which cannot be converted; it must be one of '
       f'{", ".join(sorted(_KINDS))}'

@@ -58,7 +58,7 @@ def conversation(row: dict[str, Any], label: str) -> Pair:
     first = chat_rows.read_messages(answers[0], f'{label} {names[0]}:')[0]
     is_inside = bool(_shared(answers)) and first['role'] != ANSWER_ROLE
     form = (question,) if question and not is_inside else ()
-    pair = []
+    pair, unread = [], rest
     for name, answer in zip(names, answers, strict=True):
       chat, unread = chat_rows.read_form({**rest, name: answer}, (*form, name), label)
       pair.append(chat if chat.arguments else chat[:2])

@@ -10,9 +10,10 @@ COLOURS = (
   *('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000'),  # Okabe and Ito
   *('#7F7F7F', '#8C564B', '#17BECF'),
 )
-STYLE: dict[str, Any] = {  # of matplotlib
+STYLE: Any = {  # of matplotlib
   'axes.axisbelow': True,
   'axes.grid': True,
+  'axes.prop_cycle': f'cycler("color", {list(COLOURS)})',
   'axes.spines.right': False,
   'axes.spines.top': False,
   'figure.constrained_layout.use': True,
@@ -35,6 +36,5 @@ def styled(use: str = 'draws the picture') -> Iterator[None]:
   check_installed('matplotlib', use, 'plot')
   import matplotlib  # noqa: PLC0415
 
-  colours = {'axes.prop_cycle': matplotlib.cycler(color=COLOURS)}
-  with matplotlib.rc_context(STYLE | colours):
+  with matplotlib.rc_context(STYLE):
     yield

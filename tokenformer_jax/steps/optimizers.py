@@ -135,9 +135,9 @@ def _visible_by_group(info: ParamInfo, array: Any, *hidden: Entries) -> list[np.
   mask = visible(array.shape, *hidden)
   if len(info.groups) < 2:
     return [mask]
-  shape = list(mask.shape)
-  shape[info.axes.index('param_tokens')] = sum(info.groups)
-  return np.split(np.broadcast_to(mask, shape), np.cumsum(info.groups)[:-1], info.token_axis)
+  shape, axis = list(mask.shape), info.axes.index('param_tokens')
+  shape[axis] = sum(info.groups)
+  return np.split(np.broadcast_to(mask, shape), np.cumsum(info.groups)[:-1], axis)
 
 
 def _muon_factor(info: ParamInfo, shape: tuple[int, ...], mask: np.ndarray) -> np.ndarray:
@@ -148,7 +148,7 @@ def _muon_factor(info: ParamInfo, shape: tuple[int, ...], mask: np.ndarray) -> n
     _count(np.any(mask, other, keepdims=True), shape, (axis,))
     for axis, other in ((into, out), (out, into))
   )
-  return np.float32(_MUON_RMS * np.sqrt(np.maximum(*sides)))
+  return np.asarray(_MUON_RMS * np.sqrt(np.maximum(*sides)), np.float32)
 
 
 def _count(mask: np.ndarray, shape: tuple[int, ...], over: tuple[int, ...]) -> np.ndarray:
