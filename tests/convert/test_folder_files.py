@@ -1,8 +1,10 @@
 """The files beside the weights of a folder go out as they came, but for what a run changed."""
 
+import base64
 import dataclasses
 import itertools
 import json
+import zlib
 
 import hub_folders
 import pytest
@@ -19,6 +21,7 @@ from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.chat_template import Template
 from tokenformer_jax.decoding import chats
 from tokenformer_jax.decoding.texts import TextRequest
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import checkpoint
 
 DRAWS = {'do_sample': True, 'temperature': 0.6, 'top_k': 20, 'top_p': 0.9, 'eos_token_id': [7, 0]}
@@ -60,6 +63,14 @@ def test_every_file_but_the_weights_goes_out_as_it_came(tmp_path):
   assert {str(path) for path in out - names} == {'README.md'}
   for name in {str(name) for name in names} - {'model.safetensors'}:
     assert (tmp_path / 'out' / name).read_bytes() == (source / name).read_bytes(), name
+
+
+@pytest.mark.parametrize('name', ['../LICENSE', '/tmp/LICENSE', 'a/LICENSE', 'x.py', 'LICENSE/..'])
+def test_a_checkpoint_of_a_stranger_chooses_no_other_names(name):
+  packed = base64.b64encode(zlib.compress(b'text')).decode()
+  assert folder_files.unpack({'files': {'LICENSE': packed}}) == {'LICENSE': b'text'}
+  with pytest.raises(UserError, match='which is none of a folder of the hub'):
+    folder_files.unpack({'files': {name: packed}})
 
 
 def test_a_config_changes_where_the_model_did_alone(stored):

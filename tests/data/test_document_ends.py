@@ -33,7 +33,7 @@ def _all_documents(made: store.Store) -> list[str]:
   return documents(made) + documents(made, 'validation')
 
 
-@pytest.mark.parametrize('workers', [1, 2])
+@pytest.mark.parametrize('workers', [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_spelled_ends_are_counted_in_one_line_that_names_the_key(
   tmp_path, capsys, workers, monkeypatch
 ):

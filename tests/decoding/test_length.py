@@ -155,7 +155,7 @@ def test_a_text_without_a_length_is_no_longer_than_those_of_training():
   assert asked(64, length=100) == 100, 'a length is not what the user asked for'
   assert asked(64, max_length=100) == 96, 'the most tokens are not what the user asked for'
   assert asked(4) == 256, 'a prompt of the whole length is followed by nothing'
-  length = Writer.from_trained(model).trained
+  length = Writer.from_trained(model).config.data.sequence_length
   assert describe_length(model.config.model, length, 4 + asked(length)) == ''
 
 

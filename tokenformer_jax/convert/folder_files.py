@@ -4,6 +4,7 @@ A checkpoint holds them with its tokenizer, so they go along with training and g
 """
 
 import base64
+import fnmatch
 import json
 import zlib
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.convert import families
 from tokenformer_jax.convert.family import Family
 from tokenformer_jax.convert.hub_keys import Keys
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
 
 CONFIG, GENERATION = 'config.json', 'generation_config.json'
@@ -50,8 +52,24 @@ def pack(model: Path, vocabulary: Path | None) -> dict[str, dict[str, str]]:
 
 def unpack(stored: Mapping[str, Any]) -> dict[str, bytes]:
   """Return the files in a stored tokenizer by name; empty: it did not come from a folder."""
-  packed = stored.get(_KEY, {})
-  return {name: zlib.decompress(base64.b64decode(text)) for name, text in packed.items()}
+  return {name: _unpacked(name, text) for name, text in stored.get(_KEY, {}).items()}
+
+
+def _unpacked(name: str, text: str) -> bytes:
+  """Return the content of a file, whose name and size a stranger may have chosen."""
+  parts = name.split('/')
+  known = (pattern.split('/') for pattern in PATTERNS)
+  if not any(len(parts) == len(one) and all(map(fnmatch.fnmatchcase, parts, one)) for one in known):
+    raise UserError(
+      f'the tokenizer of the checkpoint holds a file {name!r:.80}, which is none of a folder of '
+      'the hub; take another checkpoint'
+    )
+  content = zlib.decompressobj().decompress(base64.b64decode(text), _MOST_BYTES + 1)
+  if len(content) > _MOST_BYTES:
+    raise UserError(
+      f'{name} in the tokenizer of the checkpoint has more than {_MOST_BYTES:,} bytes'
+    )
+  return content
 
 
 def read(stored: Mapping[str, Any], name: str) -> dict[str, Any]:
