@@ -1,6 +1,7 @@
 """Runs from Python: what a notebook calls gives what the commands give, and compiles once."""
 
 import contextlib
+import dataclasses
 import io
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from tiny import large_params
 import tokenformer_jax
 from tokenformer_jax import plan
 from tokenformer_jax.cli.generate import read_requests
+from tokenformer_jax.config import with_references
 from tokenformer_jax.config.groups import frozen_numbers
 from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.decoding.sampling import Sampling
@@ -164,6 +166,7 @@ def test_padding_takes_no_places_of_experts(home):
   dispatch = {'kind': 'capacity', 'eval_factor': 1.0, 'least': 1}
   ffn = {'kind': 'experts', 'count': 4, 'expert': {'kind': 'mlp', 'width': 8}, 'dispatch': dispatch}
   config = tiny_run.config('stdlib', home, model__layer__ffn=ffn, model__vocab_size=256)
+  config = dataclasses.replace(config, model=with_references(config.model))
   meta = Meta(0, config, ByteTokenizer().to_json(), contents='params')
   grow_run.write(home / 'experts', meta, {'params': large_params(config.model)})
   run = tokenformer_jax.load(home / 'experts')

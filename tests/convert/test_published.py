@@ -52,7 +52,8 @@ def test_conversations_and_greedy_texts_are_those_of_transformers(kind, tmp_path
     asked = chats.question(CHAT)
     requests.append(chats.ask(chats.find_template(meta, tmp_path), asked, request))
   ours = [run.generate(TEXT, length=12, temperature=0.0)]
-  ours += [run.chat(CHAT, length=12, temperature=0.0)] * bool(template)
+  if template:
+    ours.append(run.chat(CHAT, length=12, temperature=0.0))
   for folder in (source, tmp_path / 'out'):
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

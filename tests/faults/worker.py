@@ -105,6 +105,7 @@ class _Cases:
     import shim  # noqa: PLC0415
     import tiny_run  # noqa: PLC0415
 
+    from tokenformer_jax.cli import main as cli  # noqa: PLC0415
     from tokenformer_jax.errors import TransientError, UserError  # noqa: PLC0415
     from tokenformer_jax.runs import checkpoint, metrics  # noqa: PLC0415
     from tokenformer_jax.steps import fit, step  # noqa: PLC0415
@@ -112,6 +113,7 @@ class _Cases:
     from tokenformer_jax.training import loop  # noqa: PLC0415
 
     self._shim = shim.Shim(library)
+    cli.quiet_orbax()  # as in a command
     self._train, self._checkpoint, self._metrics = loop.train, checkpoint, metrics
     self._passing, self._mistake = TransientError, UserError
     self._root, self._said, self._path = root, said, paths.parse_path

@@ -81,7 +81,7 @@ def run(
     quiet = not flags.FLAGS['verbosity'].present  # --verbosity=0 also shows the log of Orbax.
     if quiet:
       logging.set_verbosity(logging.WARNING)
-      _quiet_orbax()
+      quiet_orbax()
     with join:
       if quiet and not hosts.is_first():
         logging.set_verbosity(logging.ERROR)
@@ -102,7 +102,7 @@ def run(
 
 
 @functools.cache
-def _quiet_orbax() -> None:
+def quiet_orbax() -> None:
   """Keep Orbax from printing its warnings, and errors that it raises as well, in this process."""
   for logger in (logging.get_absl_logger(), std_logging.getLogger('asyncio')):
     logger.addFilter(_is_wanted)

@@ -96,5 +96,8 @@ def config(
     kept = {**written, **{key: value for key, value in kept.items() if key not in keys.read}}
   if 'torch_dtype' in came:  # the older name of the key
     kept = {key: value for key, value in kept.items() if key != 'dtype' or key in came}
-  kept |= {key: written['dtype'] for key in ('dtype', 'torch_dtype') if key in came}
+  names = [key for key in ('dtype', 'torch_dtype') if key in came]
+  if not names and written['dtype'] != 'float32':
+    names = ['dtype']
+  kept |= dict.fromkeys(names, written['dtype'])
   return unpack(stored)[CONFIG] if kept == came else kept
