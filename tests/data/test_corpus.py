@@ -174,6 +174,16 @@ def test_a_small_source_has_a_document_in_each_split(tmp_path, capsys, fraction,
   )
 
 
+def test_a_split_without_documents_gets_its_fraction_of_the_text(tmp_path, capsys):
+  """One short document would be too few tokens for a sequence."""
+  path = tmp_path / 'a.jsonl'
+  path.write_text('\n'.join(json.dumps({'text': f'part {i}'}) for i in range(10)))
+  store = prepare(byte_config(tmp_path, f'files:{path}', validation_fraction=0.15))
+  held_out, total = len(store.validation), len(store.validation) + len(store.train)
+  assert 'holds out no document by its hash, so the 2 with' in capsys.readouterr().err
+  assert held_out == 0.2 * total
+
+
 def test_equal_documents_cannot_be_split(tmp_path):
   path = tmp_path / 'a.jsonl'
   path.write_text('{"text": "the same"}\n' * 3)

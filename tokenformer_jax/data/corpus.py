@@ -2,8 +2,8 @@
 
 If validation has its own source, each source is one split. Otherwise a hash of a document's text
 selects the split, so adding or moving documents moves no other document. If that leaves a split
-empty, it gets the document with the nearest hash. A source of one document is cut at the start of a
-line, and its end is the validation split.
+empty, it gets the documents with the nearest hashes. A source of one document is cut at the start
+of a line, and its end is the validation split.
 
 A long text comes in pieces, because a BPE needs 160 times the memory of the text that it encodes.
 """
@@ -12,6 +12,7 @@ import dataclasses
 import fractions
 import functools
 import hashlib
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -118,25 +119,36 @@ class Corpus:
   def _share(self) -> float | fractions.Fraction:
     """The share of all hashes, from the smallest on, that is held out; it leaves no split empty.
 
-    Documents are read until both splits have one.
+    Documents are read until both splits have one. If no hash is below the fraction, the smallest
+    ones are held out until their documents are that fraction of the text.
     """
+    bound = self.fraction * _HASHES
     lowest, highest = _HASHES, -1
+    characters: dict[int, int] = {}  # of the documents, by hash
     for document in self.source.documents(self.bad):
       if self.template and not [*_rendered(document, '', self.template, self.bad)]:
         continue
       number = _hash(document)
+      characters[number] = characters.get(number, 0) + len(document)
       lowest, highest = min(lowest, number), max(highest, number)
-      if lowest < self.fraction * _HASHES <= highest:
+      if lowest < bound <= highest:
         return self.fraction
     if lowest >= highest:  # No fraction divides one document.
       return self.fraction
-    none = lowest >= self.fraction * _HASHES
-    which, end, use = ('no', 'smallest', 'held out') if none else ('every', 'largest', 'trained on')
+    setting = f'config.data.validation_fraction={self.fraction} holds out'
+    if lowest < bound:
+      say(f'{setting} every document by its hash, so the one with the largest hash is trained on')
+      return fractions.Fraction(highest, _HASHES)
+    hashes = sorted(characters)
+    lengths = itertools.accumulate(characters[number] for number in hashes[:-1])
+    short = sum(length < self.fraction * sum(characters.values()) for length in lengths)
+    last = min(short, len(hashes) - 2)
+    which = 'the one' if last == 0 else f'the {last + 1}'
     say(
-      f'config.data.validation_fraction={self.fraction} holds out {which} document by its hash, so '
-      f'the one with the {end} hash is {use}'
+      f'{setting} no document by its hash, so {which} with the smallest '
+      f'{"hash is" if last == 0 else "hashes are"} held out'
     )
-    return fractions.Fraction(lowest + 1 if none else highest, _HASHES)
+    return fractions.Fraction(hashes[last] + 1, _HASHES)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -192,10 +192,12 @@ def check_store(store: Store, data: TextConfig) -> None:
   """Check that both splits of a store have a sample, and that its documents can be told apart."""
   for split, tokens in (('training', store.train), ('validation', store.validation)):
     if not window_count(tokens, data.sequence_length):
+      divided = split == 'validation' and not data.validation_source
+      larger = ', raise config.data.validation_fraction' if divided else ''
       raise UserError(
         f'the {split} split has {counted(len(tokens), "token")}, too few for one sequence of '
-        f'config.data.sequence_length={data.sequence_length} and its targets; add text or shorten '
-        'the sequence'
+        f'config.data.sequence_length={data.sequence_length} and its targets; add text{larger} or '
+        'shorten the sequence'
       )
   if data.documents != 'joined' and store.divided:
     raise UserError(
