@@ -23,8 +23,8 @@ from growing import (
   state_of,
   trained,
 )
+from mixtures import sparse, upcycled, with_experts
 from outcomes import assert_same, paths
-from routed import sparse, upcycled, with_experts
 from tiny import tiny_model
 
 from tokenformer_jax.config import AdamWConfig, TokenGroup, growth

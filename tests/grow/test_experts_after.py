@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from growing import adam, apply_steps, grow, params_of, remove, state_of
+from mixtures import PLAIN, by_bias, sparse, upcycled, with_experts, with_ffn
 from outcomes import assert_same
-from routed import PLAIN, by_bias, sparse, upcycled, with_experts, with_ffn
 from tiny import make_optimizer, tiny_model
 
 from tokenformer_jax.config import (

@@ -25,8 +25,8 @@ from growing import (
   remove,
   state_of,
 )
+from mixtures import PLAIN, by_bias, sparse, upcycled, with_experts, with_ffn
 from outcomes import assert_same, paths
-from routed import PLAIN, by_bias, sparse, upcycled, with_experts, with_ffn
 from tiny import tiny_model, two_kinds
 from tiny_run import environment
 
@@ -96,7 +96,7 @@ def test_the_compiled_model_has_the_same_bits_as_before():
   """In a process with XLA's own flags, which the tests change."""
   tests = pathlib.Path(__file__).parent.parent
   folder = tests / 'support'
-  program = [sys.executable, str(folder / 'routed.py')]
+  program = [sys.executable, str(folder / 'mixtures.py')]
   search = f'{folder}:{tests}:{tests.parent}'
   done = subprocess.run(
     program,

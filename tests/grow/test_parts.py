@@ -24,8 +24,8 @@ from growing import (
   state_of,
   trained,
 )
+from mixtures import by_bias, sparse, with_experts
 from outcomes import assert_same, paths
-from routed import by_bias, sparse, with_experts
 from tiny import tiny_model, tiny_vit
 
 from tokenformer_jax.config import Config, ModelConfig, growth

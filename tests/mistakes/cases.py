@@ -7,7 +7,6 @@ A command starts with the verb; {in} is the folder of `inputs.py`, {lm}, {dense}
 from chat_cases import CHATS
 from grow_cases import GROW
 from law_cases import FAMILY, LAWS, SWEEP
-from text_cases import TEXTS
 from train_cases import TRAIN_CONFIGS, TRAIN_FILES, TRAIN_FLAGS, TRAIN_KEYS, TRAIN_VALUES
 
 GENERATE = {
@@ -226,6 +225,17 @@ VERIFY = {
   'the config of a store that is not there': (
     'verify --config={repo}/configs/lm_stdlib.py',
     'does not exist',
+  ),
+}
+
+TEXTS = {
+  'a text that is named twice': (
+    "train {tiny} '--config.data.source=files:{in}/some/*.txt + files:{in}/some/b.txt'",
+    'files:{in}/some/b.txt has {in}/some/b.txt twice; leave it out of one of them',
+  ),
+  'a folder of the user as a store': (
+    'verify --store={in}/mine',
+    '{in}/mine/meta.json is damaged; if {in}/mine is a token store, remove it',
   ),
 }
 

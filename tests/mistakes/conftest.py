@@ -1,12 +1,22 @@
 """Share files and runs with all tests of mistakes."""
 
 import fcntl
+import json
 import os
 from pathlib import Path
 
+import inputs
+import jax
 import matplotlib.font_manager  # noqa: F401 (which writes a list of fonts into the cache)
+import numpy as np
 import pytest
-import runs_to_misuse
+import tiny_run
+
+from tokenformer_jax.config import Config
+from tokenformer_jax.grow import grow_run
+from tokenformer_jax.model import models
+from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.training import sizes
 
 
 @pytest.fixture(scope='session')
@@ -18,5 +28,33 @@ def material(tmp_path_factory) -> Path:
   with (base / 'mistakes.lock').open('w') as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
     if not folder.exists():
-      runs_to_misuse.write(folder)
+      write(folder)
   return folder
+
+
+def write(folder: Path) -> None:
+  """Writes the runs of 2 steps, and the files of `inputs.py`, into a new folder."""
+  being_made = folder.with_suffix('.new')
+  inputs.write(being_made)
+  source = tiny_run.write_corpus(being_made / 'corpus')
+  cache = being_made / 'cache'
+  runs = {
+    'lm': tiny_run.config(source, cache),
+    'dense': tiny_run.config(source, cache, **tiny_run.DENSE, model__layer__ffn__width=64),
+    'learned': tiny_run.config(source, cache, **tiny_run.LEARNED),
+    'vit': tiny_run.vit_config(),
+  }
+  for name, config in runs.items():
+    _write_run(being_made / name, sizes.fill_in(config))
+  being_made.rename(folder)
+
+
+def _write_run(workdir: Path, config: Config) -> None:
+  """Writes a work directory as a run of 2 steps leaves it, but for what the parameters are."""
+  abstract = models.define(config.model).abstract
+  params = jax.tree.map(lambda array: np.full(array.shape, 0.01, array.dtype), abstract)
+  vocabulary = {'classes': [*range(10)]} if config.model.kind == 'vit' else {'kind': 'bytes'}
+  meta = Meta(2, config, vocabulary, contents='params')
+  grow_run.write(workdir, meta, {'params': jax.device_put(params)})
+  figures = [{'step': i, 'train/loss': 5.0 - i} for i in (1, 2)]
+  (workdir / 'metrics.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in figures))

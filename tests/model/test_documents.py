@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gradients import with_gradients
 from outcomes import assert_close
-from tiny import gated_model, large_params, tiny_model, with_mixer
+from tiny import gated_model, large_params, tiny_model, with_gradients, with_mixer
 
 from tokenformer_jax.config import MeshConfig, SeenScaleConfig
 from tokenformer_jax.model import kernels, splash, trunk

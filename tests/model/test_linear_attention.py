@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
-from gradients import with_gradients
 from jax.extend import core
-from tiny import linear, normal_params, tiny_model
+from tiny import linear, normal_params, tiny_model, with_gradients
 
 from tokenformer_jax.config import NoPositionsConfig, RotaryConfig
 from tokenformer_jax.model.execution import Execution

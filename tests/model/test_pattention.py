@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gradients import with_gradients
+from tiny import with_gradients
 
 from tokenformer_jax.config import MeshConfig, PattentionConfig, TokenGroup
 from tokenformer_jax.config.pattention import SCORES as SCORE_CONFIGS

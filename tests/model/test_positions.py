@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
-from gradients import with_gradients
+from tiny import with_gradients
 
 from tokenformer_jax.config import (
   LinearScalingConfig,

@@ -2,9 +2,13 @@
 
 import dataclasses
 import html
+import json
 import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
 
-import browser
 import jax
 import pytest
 import tiny_run
@@ -15,9 +19,71 @@ from tokenformer_jax.parallel import sharding
 from tokenformer_jax.report import page
 from tokenformer_jax.training import loop
 
+_NAMES = ('chromium', 'chromium-browser', 'google-chrome')
+_QUIET = (
+  '--headless',
+  '--no-sandbox',
+  '--disable-gpu',
+  '--disable-quic',
+  '--no-first-run',
+  '--disable-background-networking',
+  '--disable-component-update',
+  '--disable-sync',
+  '--hide-scrollbars',
+  '--host-resolver-rules=MAP * ~NOTFOUND',  # The browser itself would ask its maker for updates.
+  '--enable-logging=stderr',
+  '--v=0',
+  '--virtual-time-budget=60000',
+)
+_OWN = re.compile(r'https?://([\w-]+\.)*(google|googleapis|gstatic)\.com/')
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+  """The result of opening a page in the browser.
+
+  Attributes:
+    content: its HTML at the end.
+    console: the lines of its console, errors and refused requests among them.
+    requests: the addresses that were asked for, besides the page's own file.
+  """
+
+  content: str
+  console: list[str]
+  requests: list[str]
+
+
+def _find() -> str | None:
+  """Returns the browser of this machine, None if there is none."""
+  return next(filter(None, map(shutil.which, _NAMES)), None)
+
+
+def _open_page(page: Path) -> _Opened:
+  """Opens a file and waits until its scripts have nothing left to do."""
+  with tempfile.TemporaryDirectory() as folder:
+    log = Path(folder, 'requests.json')
+    done = _run(page, folder, '--dump-dom', f'--log-net-log={log}')
+    events = json.loads(log.read_text())['events']
+  asked = {
+    event['params']['url']
+    for event in events
+    if isinstance(event.get('params'), dict) and 'url' in event['params']
+  }
+  console = [
+    line.partition(':CONSOLE')[2] for line in done.stderr.splitlines() if ':CONSOLE' in line
+  ]
+  requests = sorted(url for url in asked if not _OWN.match(url) and url != page.as_uri())
+  return _Opened(done.stdout, console, requests)
+
+
+def _run(page: Path, folder: str, *flags: str) -> subprocess.CompletedProcess[str]:
+  command = [_find(), *_QUIET, f'--user-data-dir={folder}/user', *flags, page.as_uri()]
+  return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+
+
 pytestmark = [
   pytest.mark.slow,
-  pytest.mark.skipif(browser.find() is None, reason='no chromium here: apt-get install chromium'),
+  pytest.mark.skipif(_find() is None, reason='no chromium here: apt-get install chromium'),
 ]
 
 # Runs after the page has drawn; what it puts into `seen` can be read from the page.
@@ -64,7 +130,7 @@ def open_page(content, folder, actions=''):
   assert content.count('</body>') == 1
   path = folder / 'page.html'
   path.write_text(content.replace('</body>', _AFTER % actions), 'utf-8')
-  opened = browser.open_page(path)
+  opened = _open_page(path)
   assert opened.console == [], 'the page reports errors'
   assert opened.requests == [], 'the page asks other places for something'
   assert 'data-drawn="yes"' in opened.content
@@ -139,7 +205,7 @@ def test_no_label_is_cut_on_a_phone_and_wide_tables_say_that_they_scroll(family,
   frame = f'<iframe style="width: 390px; height: 900px; border: 0" srcdoc="{html.escape(framed)}">'
   path = tmp_path / 'phone.html'
   path.write_text(f'<!doctype html><body>{frame}</iframe></body>', 'utf-8')
-  opened = browser.open_page(path)
+  opened = _open_page(path)
   assert opened.console == []
   assert re.search(r'data-seen="([^"]*)"', opened.content)[1] == '390|true'
 

@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 
-from saved_states import meta, save, state
+from written_runs import meta, save, state
 
 from tokenformer_jax.runs import checkpoint
 

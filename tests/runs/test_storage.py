@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 import tiny_run
 from outcomes import assert_same
-from saved_states import EIO, FULL, HARM, assert_intact, meta, restore, save, state
+from written_runs import EIO, FULL, HARM, assert_intact, meta, restore, save, state
 
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.errors import TransientError, UserError

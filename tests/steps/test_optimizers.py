@@ -7,8 +7,7 @@ import numpy as np
 import optax
 import pytest
 from outcomes import paths
-from steady import OLD, STEADY
-from tiny import make_optimizer, tiny_model
+from tiny import OLD, STEADY, make_optimizer, tiny_model
 
 from tokenformer_jax.config import OPTIMIZERS, OptimConfig
 from tokenformer_jax.model.lm import define_lm

@@ -13,7 +13,7 @@ import tiny_hosts
 import tiny_run
 from outcomes import assert_same
 from pyarrow import parquet
-from trainers import trainer
+from tiny_run import trainer
 
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.decoding import trained

@@ -8,7 +8,7 @@ import jax
 import tiny_run
 import typed
 from growing import STEP, mesh_of, state_of
-from trainers import trainer
+from tiny_run import trainer
 
 from tokenformer_jax.cli import grow as command
 from tokenformer_jax.cli import parse_flags

@@ -1,4 +1,7 @@
-"""Routed experts and models with them, small enough to be compiled in a second or two."""
+"""Routed experts and models with them, small enough to be compiled in a second or two.
+
+As a script: print for each dtype whether growth by experts keeps all bits of the logits.
+"""
 
 import dataclasses
 from typing import Any
@@ -6,11 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from growing import grow_params, logits, params_of
 from tiny import normal_params, tiny_model
 
 from tokenformer_jax.config import (
+  BiasBalanceConfig,
   CapacityConfig,
   ExpertsConfig,
+  GrowConfig,
   LMConfig,
   LossBalanceConfig,
   MLPConfig,
@@ -19,12 +25,14 @@ from tokenformer_jax.config import (
   PattentionConfig,
   RouterConfig,
 )
+from tokenformer_jax.grow.steps import experts
 from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.feed_forward import feed_forward
 from tokenformer_jax.model.layer import Counts
 from tokenformer_jax.model.params import Definition, Params, define
 
 SWIGLU = {'activation': 'silu', 'gated': True}
+PLAIN = GrowConfig()
 TOKENS = PattentionConfig(tokens=8, reference=8)
 KINDS = {
   'switch': ExpertsConfig(
@@ -78,3 +86,40 @@ def mixture(kind: str | ExpertsConfig = 'fine-grained', **changes: Any) -> Model
   model = tiny_model(**changes)
   ffn = KINDS[kind] if isinstance(kind, str) else kind
   return dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
+
+
+def with_experts(
+  model: ModelConfig, count: int, tokens: int | None = None, top_k: int | None = None
+) -> ModelConfig:
+  """The model that `grow --experts=count` makes."""
+  counts = experts.named_counts(model, count, 'here')
+  return experts.wanted(model, experts.Wanted(counts, tokens, top_k))
+
+
+def with_ffn(model: ModelConfig, **changes: Any) -> ModelConfig:
+  """The model with other keys of `model.layer.ffn`."""
+  ffn = dataclasses.replace(model.layer.ffn, **changes)
+  return dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
+
+
+def by_bias(model: ModelConfig, top_k: int = 1) -> ModelConfig:
+  """The model with sigmoid gates and a bias for the choice."""
+  return with_ffn(model, router=RouterConfig('sigmoid', top_k), balance=BiasBalanceConfig())
+
+
+def sparse(score: str = 'l2_norm_gelu', **changes: Any) -> ModelConfig:
+  """A Pattention of 48 tokens for all, with four experts of 16 tokens each."""
+  return with_experts(tiny_model(score=score, **changes), 4, 16)
+
+
+def upcycled(**changes: Any) -> ModelConfig:
+  """Four experts that were one MLP, of which a token has two."""
+  return with_experts(tiny_model(dense=True, **changes), 4)
+
+
+if __name__ == '__main__':
+  small, large = tiny_model(), sparse()
+  old = params_of(small)
+  new = grow_params(old, small, large, PLAIN)
+  for dtype in ('float32', 'bfloat16'):
+    print(np.array_equal(logits(small, old, dtype), logits(large, new, dtype)))

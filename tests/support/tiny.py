@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -29,6 +29,14 @@ from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.steps import optim, schedules
 
 COUNTS = {'qkv': 24, 'proj': 40, 'ffn': 48}
+# Of an optimizer whose rates stand still, so that a test sees one factor at a time.
+STEADY = {
+  'learning_rate': 0.01,
+  'warmup_steps': 0,
+  'schedule': 'constant',
+  'new_token_warmup': 0,
+}
+OLD = 3  # tokens of an array before its growth
 
 
 def tiny_model(
@@ -208,3 +216,9 @@ def make_optimizer(config, steps, info, growth=None):
   """The optimizer of a run of so many steps."""
   rate = schedules.schedule(config, steps, growth)
   return optim.make_optimizer(config, rate, info, growth)
+
+
+def with_gradients(f: Callable[..., jax.Array], *arguments: jax.Array) -> tuple[jax.Array, ...]:
+  """What f returns, and the gradients of all arguments for some gradient of that."""
+  out, backward = jax.vjp(f, *arguments)
+  return out, *backward(jnp.cos(out))

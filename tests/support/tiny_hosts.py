@@ -1,14 +1,28 @@
-"""The same command in several processes, each with some fake CPU devices, joined as on a pod."""
+"""The same command in several processes, each with some fake CPU devices, joined as on a pod.
+
+As a script: the processes of `gather_batches`, each of which reads its own rows.
+"""
 
 import contextlib
 import dataclasses
+import itertools
+import json
 import os
 import re
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+import numpy as np
 import tiny_run
+from jax.experimental import multihost_utils
+
+from tokenformer_jax.cli import main as cli
+from tokenformer_jax.config import Config
+from tokenformer_jax.config import values as config_values
+from tokenformer_jax.parallel import hosts
 
 _GLOO = re.compile(
   r'(\[Gloo\]|Rank|is|connected|to|peer|ranks\.?|Expected|number|of|[\d\s:])+', re.DOTALL
@@ -99,3 +113,29 @@ def free_port() -> int:
   with socket.socket() as free:
     free.bind(('localhost', 0))
     return free.getsockname()[1]
+
+
+def gather_batches(
+  config: Config, home: Path, processes: int, devices: int, steps: range
+) -> list[np.ndarray]:
+  """Return the batches of steps, as processes with so many devices in all have them."""
+  saved, out = home / 'config.json', home / 'batches.npz'
+  saved.write_text(json.dumps(config_values.to_json(config)))
+  paths = [str(saved), str(home / 'run'), str(out)]
+  command = [sys.executable, __file__, *paths, str(steps.start), str(steps.stop)]
+  run(command, processes, devices // processes)
+  return list(np.load(out).values())
+
+
+def _write(argv: list[str]) -> None:
+  _, saved, workdir, out, first, stop = argv
+  config = config_values.from_dict(Config, json.loads(Path(saved).read_text()))
+  trainer = tiny_run.trainer(config, Path(workdir))
+  batches = itertools.islice(trainer.batches(int(first), print), int(stop) - int(first))
+  found = [multihost_utils.process_allgather(batch, tiled=True) for _, _, batch in batches]
+  if hosts.is_first():
+    np.savez(out, *found)
+
+
+if __name__ == '__main__':
+  cli.run(_write, positional=True)

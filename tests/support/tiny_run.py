@@ -1,14 +1,21 @@
-"""Runs of a few seconds on a tiny corpus or on digits: configs, flags, a process."""
+"""Runs of a few seconds on a tiny corpus or on digits: configs, flags, trainers, a process."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
+import pytest
 import xla_flags
 
 from tokenformer_jax import config as config_lib
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.storage import paths
+from tokenformer_jax.training import loop
+from tokenformer_jax.training.prepare import prepare
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -129,3 +136,37 @@ def run(arguments: list[str], **kwargs) -> subprocess.CompletedProcess:
   return subprocess.run(
     arguments, capture_output=True, text=True, env=environment(), timeout=300, **kwargs
   )
+
+
+def prepared(config, workdir):
+  """Returns a run before its first state is read."""
+  return prepare(config, paths.parse_path(workdir), sharding.find_devices())
+
+
+def trainer(config, workdir) -> loop.Trainer:
+  """Returns the trainer of a run, as `loop.train` makes it."""
+  return loop.Trainer(prepared(config, workdir))
+
+
+def begun(config, workdir):
+  """Returns a run, the state that it starts from, and its step."""
+  run, state, first = loop.begin(config, paths.parse_path(workdir))
+  run.checkpoints.close()
+  return run.run, state, first
+
+
+def train_on_one_device(config, workdir):
+  """Trains where the fixture `one_device` is out of reach; returns the last state."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sharding, 'find_devices', lambda: jax.devices()[:1])
+    return loop.train(config, workdir)
+
+
+def broken(workdir, target, step):
+  """Copies a run that lost its checkpoints after a step, as by a crash; returns the copy."""
+
+  def lost(folder, names):
+    is_lost = folder.endswith('checkpoints')
+    return [name for name in names if is_lost and name.isdecimal() and int(name) > step]
+
+  return shutil.copytree(workdir, target, ignore=lost)

@@ -3,7 +3,7 @@
 import jax
 import pytest
 import tiny_run
-from saved_states import save_run
+from written_runs import save_run
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import tiny_run
 from outcomes import assert_same, losses
-from trainers import broken, train_on_one_device, trainer
+from tiny_run import broken, train_on_one_device, trainer
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import checkpoint

@@ -5,8 +5,8 @@ import shutil
 import pytest
 import tiny_run
 from outcomes import assert_same, losses
-from saved_states import save_run
-from trainers import broken, prepared, train_on_one_device
+from tiny_run import broken, prepared, train_on_one_device
+from written_runs import save_run
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import checkpoint, metrics

@@ -10,8 +10,7 @@ import pytest
 from mixtures import KINDS, mixture
 from outcomes import assert_same, losses, paths
 from seeds import take
-from tiny_run import vit_config
-from trainers import broken
+from tiny_run import broken, vit_config
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import (

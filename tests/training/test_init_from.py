@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny_run
 from outcomes import assert_same, losses
-from trainers import begun, broken, train_on_one_device
+from tiny_run import begun, broken, train_on_one_device
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.parallel import sharding

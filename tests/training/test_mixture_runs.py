@@ -6,8 +6,8 @@ import math
 import pytest
 import tiny_run
 from outcomes import assert_same
-from saved_states import save_run
-from trainers import broken, prepared, train_on_one_device
+from tiny_run import broken, prepared, train_on_one_device
+from written_runs import save_run
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import SourceConfig, Sources

@@ -7,7 +7,7 @@ import pytest
 import tiny_run
 from outcomes import assert_same, losses, paths
 from tiny import tiny_model
-from trainers import begun, broken, train_on_one_device
+from tiny_run import begun, broken, train_on_one_device
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import (

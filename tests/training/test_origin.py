@@ -12,8 +12,8 @@ import pytest
 import short_chats
 import tiny_run
 from outcomes import assert_same
-from saved_states import save_run
-from trainers import begun, prepared
+from tiny_run import begun, prepared
+from written_runs import save_run
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, SourceConfig, Sources, TextConfig

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from outcomes import assert_same, losses
-from trainers import begun, broken, trainer
+from tiny_run import begun, broken, trainer
 
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.training import loop

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tiny_run
 from outcomes import assert_same, losses
-from trainers import broken, train_on_one_device, trainer
+from tiny_run import broken, train_on_one_device, trainer
 
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.training import loop

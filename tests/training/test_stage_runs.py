@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tiny_run
 from compilations import compilations
-from gathered import gather_batches
 from outcomes import assert_same
-from trainers import broken, prepared, train_on_one_device
+from tiny_hosts import gather_batches
+from tiny_run import broken, prepared, train_on_one_device
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import SourceConfig, Sources, at_stage, stages

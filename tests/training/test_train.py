@@ -18,7 +18,7 @@ import pytest
 import tiny_run
 from jax.experimental.compilation_cache import compilation_cache
 from outcomes import assert_same, losses
-from trainers import broken, trainer
+from tiny_run import broken, trainer
 
 from tokenformer_jax.data import order
 from tokenformer_jax.errors import FaultyDeviceError, UserError

@@ -9,7 +9,7 @@ import pytest
 import tiny_run
 from growing import mesh_of
 from outcomes import assert_same, losses, paths
-from trainers import begun, broken, train_on_one_device, trainer
+from tiny_run import begun, broken, train_on_one_device, trainer
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run

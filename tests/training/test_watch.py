@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from outcomes import assert_same
-from trainers import trainer
+from tiny_run import trainer
 
 from tokenformer_jax.runs import claim
 from tokenformer_jax.runs.wall_time import WallTime
