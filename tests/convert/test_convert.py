@@ -19,12 +19,12 @@ from tokenformer_jax import config
 from tokenformer_jax.cli import convert, parse_flags
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.config.groups import choose, first, named_groups
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.convert import export, released_torch, run_tensors, tensor_files
 from tokenformer_jax.convert.to_run import to_jax
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint, saved_config

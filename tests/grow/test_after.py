@@ -28,8 +28,8 @@ from outcomes import assert_same, paths
 from tiny import tiny_model
 
 from tokenformer_jax.config import AdamWConfig, TokenGroup, growth
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.grow.steps import widen
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import groups, pattention
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint_meta import Ancestor

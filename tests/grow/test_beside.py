@@ -24,10 +24,10 @@ from tokenformer_jax.config import (
   pattentions,
 )
 from tokenformer_jax.config.pattention import SCORES, GELUScore, LinearScore
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import plan
 from tokenformer_jax.grow.steps import matrices
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import mlp
 from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.params import define

@@ -26,9 +26,10 @@ from growing import STEP, UPDATES, adam, by_name, mesh_of
 from outcomes import assert_same, paths
 
 from tokenformer_jax.config import GrowConfig, token_counts
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
-from tokenformer_jax.grow.steps.tokens import AddTokens, grown_model
+from tokenformer_jax.grow.steps.tokens import AddTokens
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import sharding

@@ -40,10 +40,10 @@ from tokenformer_jax.config import (
   growth,
   matching,
 )
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import diff_table, plan
 from tokenformer_jax.grow.steps import layers as layers_lib
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import models
 from tokenformer_jax.model.lm import Execution, define_lm, unstack
 from tokenformer_jax.runs.checkpoint_meta import Ancestor

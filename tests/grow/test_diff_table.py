@@ -4,8 +4,8 @@ from growing import DENSE, by_name, mesh_of
 from tiny import tiny_model
 
 from tokenformer_jax.config import OPTIMIZERS, growth
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.grow import diff_table
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps.step import bytes_on_a_device
 

@@ -10,9 +10,9 @@ from outcomes import paths
 from tiny import tiny_model
 
 from tokenformer_jax.config import growth
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.steps import remove
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import elastic
 from tokenformer_jax.training.prepare import prepare

@@ -19,10 +19,10 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config.groups import named_groups, with_frozen, with_records_of
 from tokenformer_jax.config.model import Layers
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import diff_table, plan
 from tokenformer_jax.grow.steps import experts
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.params import lookup
 from tokenformer_jax.steps.last_growth import growth_from

@@ -39,9 +39,9 @@ from tokenformer_jax.config import (
   RouterConfig,
   growth,
 )
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import plan
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.feed_forward import feed_forward
 from tokenformer_jax.model.lm import define_lm

@@ -21,12 +21,12 @@ from growing import (
 from outcomes import assert_close, assert_same, paths
 
 from tokenformer_jax.config import GrowConfig, MLPConfig, growth, matrices
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.convert import families
 from tokenformer_jax.decoding import sampling
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.grow import plan
 from tokenformer_jax.grow.steps import experts, layers, widen
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.execution import DEFAULT
 
 pytestmark = pytest.mark.slow

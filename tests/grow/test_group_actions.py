@@ -42,11 +42,11 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.config import groups as chosen
 from tokenformer_jax.config.pattention import SCORES, ScoreConfig, SoftmaxScore
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import groups, merging, plan, subsets
 from tokenformer_jax.grow.steps import layers
 from tokenformer_jax.grow.steps.remove import ScaleGroups, TakeGroups
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import group_trees
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.model.pattention import pattention

@@ -17,10 +17,10 @@ from outcomes import assert_same, paths
 from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.config import groups as chosen
 from tokenformer_jax.config.groups import frozen_numbers
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta

@@ -24,8 +24,8 @@ from tiny import make_optimizer, tiny_model
 
 from tokenformer_jax.config import OPTIMIZERS, GrowConfig, growth, with_token_counts
 from tokenformer_jax.config.groups import with_frozen
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.grow.steps import widen
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import statistics
 from tokenformer_jax.steps.statistics import ORDERS

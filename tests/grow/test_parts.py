@@ -30,9 +30,9 @@ from tiny import tiny_model, tiny_vit
 
 from tokenformer_jax.config import Config, ModelConfig, growth
 from tokenformer_jax.config import groups as choices
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import merging, subsets, verify
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.steps.last_growth import last_growth
 

@@ -43,9 +43,9 @@ from tokenformer_jax.config import (
   pattentions,
   token_counts,
 )
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import apply, plan
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import step as step_lib
 

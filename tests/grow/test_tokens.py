@@ -10,10 +10,10 @@ from outcomes import paths
 from tiny import tiny_model
 
 from tokenformer_jax.config import GrowConfig, TokenGroup, from_groups, growth
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import plan
 from tokenformer_jax.grow.steps.remove import most_important
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 

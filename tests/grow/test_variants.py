@@ -30,9 +30,9 @@ from tokenformer_jax.config import (
   NoFeedForwardConfig,
   growth,
 )
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import merging, plan, subsets
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs.checkpoint_meta import Ancestor
 from tokenformer_jax.steps.last_growth import last_growth

@@ -18,9 +18,9 @@ from tiny import normal_params
 
 from tokenformer_jax.cli import inspect as command
 from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.data import held_out, store, tokenizers
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.inspection.model import load, maps, measure, old_tokens
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs import checkpoint

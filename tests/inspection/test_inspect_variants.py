@@ -19,7 +19,7 @@ from tokenformer_jax.config import (
   NoFeedForwardConfig,
 )
 from tokenformer_jax.config.pattention import SCORES
-from tokenformer_jax.grow.steps.tokens import grown_model
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.inspection import model as inspect_model
 from tokenformer_jax.inspection import report, usage
 from tokenformer_jax.inspection.weights import compiled, maps, pattentions, sums

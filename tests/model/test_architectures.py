@@ -12,8 +12,8 @@ from tiny import large_params, logits_and_gradient, logits_of, make_optimizer
 
 from tokenformer_jax import config
 from tokenformer_jax.config import MeshConfig, growth
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.grow import apply, plan
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import define_lm, unstack
 from tokenformer_jax.model.params import Role

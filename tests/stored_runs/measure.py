@@ -15,8 +15,8 @@ import tiny_run
 
 from tokenformer_jax import config
 from tokenformer_jax.config import GrowConfig, MeshConfig, ModelConfig, growth
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.grow import grow_run, plan
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding

@@ -13,9 +13,9 @@ from tiny import normal_params
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import GrowConfig
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.data import marks
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import frozen_base, growth_from
 from tokenformer_jax.training import sizes

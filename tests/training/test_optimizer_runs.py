@@ -17,7 +17,7 @@ from tokenformer_jax.config import (
   MeshConfig,
   TrainConfig,
 )
-from tokenformer_jax.grow.steps.tokens import grown_model
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.training import loop

@@ -43,6 +43,13 @@ def test_without_a_group_the_scale_stays():
   assert (ffn.reference, len(ffn.groups)) == (TOKENS, 1)
 
 
+def test_a_projection_that_the_source_lacks_is_grown_beside_several_groups():
+  grown = config_lib.pattentions(config_lib.grown_model(SOURCE, {'ffn': LARGER}, growth()))
+  model = config_lib.with_token_counts(SOURCE, {'ffn': LARGER})
+  source = {name: one for name, one in config_lib.pattentions(SOURCE).items() if name != 'ffn'}
+  assert config_lib.with_references(model, source, grown).layer.ffn.groups == model.layer.ffn.groups
+
+
 def test_lengths_in_examples_count_a_shorter_sequence_as_its_part():
   data = config_lib.TextConfig(
     sequence_length=32, sequence_length_by_step='0:8 10:32', batch_size_by_step='0:16 10:8'

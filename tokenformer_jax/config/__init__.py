@@ -86,6 +86,7 @@ from tokenformer_jax.config.pattention import (
 )
 from tokenformer_jax.config.projections import (
   counts_as_text,
+  grown_model,
   is_of_experts,
   matrices,
   named_counts,

@@ -1,4 +1,4 @@
-"""Find and replace the projections of a model that have parameter tokens, by name.
+"""Find, replace and grow the projections of a model that have parameter tokens, by name.
 
 The name of a projection of `model.layer` is the end of its path: `qkv`, `proj`, `ffn`;
 `ffn.shared` and `ffn.expert` in a layer with experts. In another layer the name starts with the
@@ -12,13 +12,18 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from tokenformer_jax.config.growth import GrowConfig
 from tokenformer_jax.config.layer import LayerConfig, map_parts, parts
 from tokenformer_jax.config.model import BASE, ModelConfig
 from tokenformer_jax.config.pattention import (
+  SCORES,
+  L2NormGELU,
   NoProjectionConfig,
   PattentionConfig,
+  TokenGroup,
   from_groups,
   resized,
+  score_like,
 )
 from tokenformer_jax.errors import UserError, nearest
 
@@ -115,8 +120,9 @@ def with_references(
   """
 
   def filled(name: str, new: PattentionConfig) -> PattentionConfig:
-    after, is_open = grown.get(name), not all(group.reference for group in new.groups)
-    repeats = after and len(after.groups) > 1 and new.reference == source[name].reference
+    before, after = source.get(name), grown.get(name)
+    is_open = not all(group.reference for group in new.groups)
+    repeats = before and after and len(after.groups) > 1 and new.reference == before.reference
     if after and (is_open or repeats) and (new.tokens, new.score) == (after.tokens, after.score):
       return after
     groups = (dataclasses.replace(g, reference=g.reference or g.tokens) for g in new.groups)
@@ -125,6 +131,39 @@ def with_references(
   return with_pattentions(
     model, {name: filled(name, new) for name, new in pattentions(model).items()}
   )
+
+
+def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfig) -> ModelConfig:
+  """Return the model with other counts, and the reference counts that `config.method.scale` makes.
+
+  `counts` are by the names of `config.pattentions`; others stay. `resize` multiplies reference
+  counts by the factor of the counts, so that a model that never kept its scale has τ = √N. The
+  method `group` puts new tokens into a group of their own; the others put them into the last group.
+  A matrix without tokens gets a first group. Fewer tokens are those of the first groups. All
+  reference counts of `model` must be filled in.
+  """
+  how, resizing = config.method, config.method.scale == 'resize'
+
+  def grown(name: str, old: PattentionConfig, count: int) -> PattentionConfig:
+    before = old.groups
+    if count > old.tokens and how.kind == 'group' and not is_of_experts(name):
+      added = count - old.tokens
+      score = score_like(old.score, how.new_score) if how.new_score else old.score
+      return from_groups((*before, TokenGroup(added, added, score)))
+    groups = []
+    for was, now in zip(before, resized(old, count).groups, strict=False):
+      factor = now.tokens / was.tokens if resizing else 1
+      groups.append(dataclasses.replace(now, reference=round(was.reference * factor)))
+    return from_groups(groups)
+
+  new = {
+    name: grown(name, old, counts.get(name, old.tokens)) for name, old in pattentions(model).items()
+  }
+  for name in matrices(model):
+    if count := counts.get(name):
+      score = SCORES[how.new_score]() if how.new_score else L2NormGELU()
+      new[name] = PattentionConfig(count, count, score)
+  return with_pattentions(model, new)
 
 
 def token_counts(model: ModelConfig) -> dict[str, int]:

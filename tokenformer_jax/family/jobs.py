@@ -18,9 +18,9 @@ from typing import Any
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, GrowConfig, ModelConfig, OptimConfig, as_wsd
 from tokenformer_jax.config import groups as groups_lib
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import plan as growth_plan
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.laws import grid
 from tokenformer_jax.laws.runs import measure_size
 from tokenformer_jax.model import flops

@@ -37,7 +37,7 @@ from tokenformer_jax.config.growth import (
   Scale,
   StepNumber,
 )
-from tokenformer_jax.config.projections import pattentions
+from tokenformer_jax.config.projections import grown_model, pattentions
 from tokenformer_jax.config.section import Float, Str
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import groups as groups_lib
@@ -47,7 +47,6 @@ from tokenformer_jax.grow.derivation import Derivation, start
 from tokenformer_jax.grow.steps import experts as experts_lib
 from tokenformer_jax.grow.steps import matrices as matrices_lib
 from tokenformer_jax.grow.steps.remove import ScaleGroups, TakeGroups
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, lookup
 from tokenformer_jax.parallel import messages

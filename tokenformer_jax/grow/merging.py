@@ -14,6 +14,7 @@ from tokenformer_jax.config import (
   PattentionConfig,
   TokenGroup,
   from_groups,
+  grown_model,
   growth,
   matching,
   matrices,
@@ -117,7 +118,7 @@ def merged_model(ours: ModelConfig, added: Meta, config: GrowConfig) -> ModelCon
     if not own.get(name)
   }
   _check_same_scores(ours, added.config.model, [name for name in joining if counts.get(name)])
-  joined = tokens.grown_model(ours, joining, growth('zero_keys', scale=config.method.scale))
+  joined = grown_model(ours, joining, growth('zero_keys', scale=config.method.scale))
   theirs = named_groups(added.config.model)
 
   def with_added(name: str, groups: tuple[TokenGroup, ...]) -> PattentionConfig:

@@ -9,6 +9,7 @@ from tokenformer_jax.config import (
   TOKEN_METHODS,
   GrowConfig,
   ModelConfig,
+  grown_model,
   matching,
   matrices,
   named_counts,
@@ -91,7 +92,7 @@ def _wider(
   if param_tokens is not None:
     first = how.method.kind == 'group'
     counts = named_counts(model, param_tokens, '--param_tokens', first=first)
-  return tokens.grown_model(model, counts, how)
+  return grown_model(model, counts, how)
 
 
 def plan_growth(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> Steps:

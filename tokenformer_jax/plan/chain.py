@@ -5,12 +5,11 @@ from typing import Any
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, ModelConfig, counts_as_text, token_counts
-from tokenformer_jax.config.projections import counts_from_text
+from tokenformer_jax.config.projections import counts_from_text, grown_model
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.plan import plan_growth
 from tokenformer_jax.grow.steps import experts
 from tokenformer_jax.grow.steps import layers as layers_lib
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.parallel.messages import aligned, say
 from tokenformer_jax.plan.estimate import count_steps, plan
 from tokenformer_jax.plan.stages import Leg, StagedPlan, with_steps

@@ -15,8 +15,8 @@ from tokenformer_jax.config import (
   token_counts,
 )
 from tokenformer_jax.config.groups import with_records_of
+from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.data.order import BEGINNING, Position
-from tokenformer_jax.grow.steps.tokens import grown_model
 from tokenformer_jax.training.origin import FROM_SCRATCH, Origin
 
 

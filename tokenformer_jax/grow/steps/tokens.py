@@ -3,62 +3,22 @@
 import abc
 import dataclasses
 import functools
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import (
-  GrowConfig,
-  ModelConfig,
   PattentionConfig,
-  TokenGroup,
-  from_groups,
   groups_as_text,
-  matrices,
   pattentions,
   token_counts,
 )
-from tokenformer_jax.config.pattention import SCORES, L2NormGELU, score_like
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow.steps.remove import KeepFirst
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Step, owners, with_noise, with_zeros
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, Path, Role, lookup
-
-
-def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfig) -> ModelConfig:
-  """Return the model with other counts, and the reference counts that `config.method.scale` makes.
-
-  `counts` are by the names of `config.pattentions`; others stay. `resize` multiplies reference
-  counts by the factor of the counts, so that a model that never kept its scale has τ = √N. The
-  method `group` puts new tokens into a group of their own; the others put them into the last group.
-  A matrix without tokens gets a first group. Fewer tokens are those of the first groups. All
-  reference counts of `model` must be filled in.
-  """
-  how, resizing = config.method, config.method.scale == 'resize'
-
-  def grown(name: str, old: PattentionConfig, count: int) -> PattentionConfig:
-    before = old.groups
-    if count > old.tokens and how.kind == 'group' and not config_lib.is_of_experts(name):
-      added = count - old.tokens
-      score = score_like(old.score, how.new_score) if how.new_score else old.score
-      return from_groups((*before, TokenGroup(added, added, score)))
-    resized = []
-    for was, now in zip(before, config_lib.resized(old, count).groups, strict=False):
-      factor = now.tokens / was.tokens if resizing else 1
-      resized.append(dataclasses.replace(now, reference=round(was.reference * factor)))
-    return from_groups(resized)
-
-  new = {
-    name: grown(name, old, counts.get(name, old.tokens)) for name, old in pattentions(model).items()
-  }
-  for name in matrices(model):
-    if count := counts.get(name):
-      score = SCORES[how.new_score]() if how.new_score else L2NormGELU()
-      new[name] = PattentionConfig(count, count, score)
-  return config_lib.with_pattentions(model, new)
 
 
 class _MoreTokens(Step):
