@@ -99,9 +99,9 @@ def _text(folder: Path, documents: list[str]) -> str:
 
 def _older(config: TextConfig, tokenizer=None, divided: int = 0) -> store.Store:
   """Make a store as earlier versions did, which counted conversations with an end inside."""
-  build = store._Builder.builds
+  build = store.StoreSpec.shard_builds
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(store._Builder, 'builds', functools.partialmethod(build, bounds=False))
+    patch.setattr(store.StoreSpec, 'shard_builds', functools.partialmethod(build, bounds=False))
     made = store.prepare(dataclasses.replace(config, documents='joined'), tokenizer)
   (one,) = made.index.shards
   splits = one.splits | {'train': dataclasses.replace(one.splits['train'], divided=divided)}

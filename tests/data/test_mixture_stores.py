@@ -1,5 +1,6 @@
 """The stores of a mixture are made beforehand, named in the config and verified."""
 
+import collections
 import dataclasses
 import shutil
 
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 from tokenformer_jax.config import DataConfig, SourceConfig, Sources
-from tokenformer_jax.data import mixture_tokenizer, shards, store
+from tokenformer_jax.data import mixture, mixture_tokenizer, shards, store
 from tokenformer_jax.data.mixture import make_stores, open_sources, store_folders
+from tokenformer_jax.data.text_files import Files
 from tokenformer_jax.errors import UserError
 
 
@@ -34,8 +36,29 @@ def _name_stores(config: DataConfig, folder: str) -> DataConfig:
 def test_a_run_finds_the_stores_that_were_made_for_its_mixture(config, monkeypatch):
   made = make_stores(config, None)
   assert {name: one.path for name, one in made.items()} == store_folders(config)
-  monkeypatch.setattr(store._Builder, 'build', lambda self: pytest.fail('it is made again'))
+  monkeypatch.setattr(store, '_build', lambda *_: pytest.fail('it is made again'))
   assert open_sources(config, 0).stores['old'].path == made['old'].path
+
+
+def test_each_text_of_a_mixture_is_opened_and_hashed_once(config, monkeypatch):
+  calls = collections.Counter()
+
+  def count(owner, name: str) -> None:
+    function = getattr(owner, name)
+
+    def counted(*arguments):
+      calls[name] += 1
+      return function(*arguments)
+
+    monkeypatch.setattr(owner, name, counted)
+
+  for owner, name in ((mixture, 'source_configs'), (store, 'open_corpus'), (Files, 'fingerprint')):
+    count(owner, name)
+  open_sources(config, 0)
+  assert calls == {'source_configs': 1, 'open_corpus': 2, 'fingerprint': 4}, 'and once for a shard'
+  calls.clear()
+  open_sources(config, 0)
+  assert calls == {'source_configs': 1, 'open_corpus': 2, 'fingerprint': 2}
 
 
 def test_stores_in_folders_of_their_names_are_named_in_the_config(config, tmp_path, monkeypatch):

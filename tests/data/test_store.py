@@ -184,7 +184,7 @@ def test_a_file_that_changed_is_named(tmp_path):
 
 def test_a_run_waits_for_a_store_that_is_being_built_and_takes_it(tmp_path, capsys, monkeypatch):
   config, made = _config(tmp_path), prepare(_config(tmp_path, cache_dir=str(tmp_path / 'other')))
-  monkeypatch.setattr(store_lib._Builder, '_write', lambda self: pytest.fail('it is built twice'))
+  monkeypatch.setattr(store_lib, '_write', lambda *_: pytest.fail('it is built twice'))
   path, built = store_lib.store_folder(config), []
   path.parent.mkdir(parents=True)
   with store_lib.lock(path, f'the token store {path}'):
@@ -203,22 +203,22 @@ def test_a_run_waits_for_a_store_that_is_being_built_and_takes_it(tmp_path, caps
 
 def test_a_builder_that_was_replaced_publishes_nothing(tmp_path, monkeypatch):
   """Stand for a process that was suspended: its successor has claimed the store."""
-  write, folders = store_lib._Builder._write, []
+  write, folders = store_lib._write, []
 
-  def write_too_slowly(self) -> shards.Index:
-    index = write(self)
+  def write_too_slowly(spec, *options) -> shards.Index:
+    index = write(spec, *options)
     successor = dataclasses.replace(claim.this_process(), machine='elsewhere')
-    (claim.directory_for(self.path) / '2.json').write_text(
+    (claim.directory_for(spec.path) / '2.json').write_text(
       json.dumps(dataclasses.asdict(successor))
     )
-    folders.append(self.path)
+    folders.append(spec.path)
     return index
 
   hold = claim.hold
   monkeypatch.setattr(
     claim, 'hold', lambda *a, **o: hold(*a, **o, timing=claim.Timing(beat=60, silence=-1))
   )
-  monkeypatch.setattr(store_lib._Builder, '_write', write_too_slowly)
+  monkeypatch.setattr(store_lib, '_write', write_too_slowly)
   with pytest.raises(UserError, match=r'the token store .* was taken over by'):
     prepare(_config(tmp_path))
   assert not (folders[0] / 'meta.json').exists()
@@ -289,7 +289,7 @@ def test_a_build_continues_after_its_last_shard(tmp_path, monkeypatch):
 def test_a_shard_of_other_text_is_written_again(tmp_path, monkeypatch):
   config = dataclasses.replace(_many_shards(tmp_path, monkeypatch), store=str(tmp_path / 'named'))
   with monkeypatch.context() as patch:
-    patch.setattr(store_lib._Builder, '_publish', lambda *_: pytest.fail('interrupted'))
+    patch.setattr(store_lib, '_publish', lambda *_: pytest.fail('interrupted'))
     with pytest.raises(pytest.fail.Exception):
       store_lib.make(config)
   file = tmp_path / 'corpus/0.jsonl'

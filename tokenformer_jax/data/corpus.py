@@ -71,8 +71,9 @@ class Corpus:
   template: Template | None = None  # makes text of documents that are conversations
   known: tuple[text.Source, ...] | None = None  # text that others hold out; None: repeats stay
 
+  @functools.cached_property
   def fingerprint(self) -> Any:
-    """Return a value that changes when the text of a source changes."""
+    """A value that changes when the text of a source changes."""
     texts: Any = self.source.fingerprint()
     if self.validation is not None:
       texts = texts, self.validation.fingerprint()

@@ -8,17 +8,17 @@ import fractions
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tokenformer_jax.config import TextConfig
-from tokenformer_jax.config.mixture import BLOCK, Shares, shares, source_configs
-from tokenformer_jax.data import mixture_tokenizer, order, store
+from tokenformer_jax.config.mixture import BLOCK, MixedConfig, Shares, shares, source_configs
+from tokenformer_jax.data import mixture_tokenizer, named_store, order, store
 from tokenformer_jax.data.corpus import Corpus, check_apart
 from tokenformer_jax.data.mixture_order import MixtureOrder
-from tokenformer_jax.data.mixture_tokenizer import naming
+from tokenformer_jax.data.mixture_tokenizer import errors_name_source
 from tokenformer_jax.data.order import Position
 from tokenformer_jax.data.shards import Store
 from tokenformer_jax.data.tokenizers import Tokenizer
@@ -163,14 +163,13 @@ def open_sources(data: TextConfig, seed: int, tokenizer: Tokenizer | None = None
     made = store.prepare(data, tokenizer)
     order.check_store(made, data)
     return one_source(made, data.windows, seed)
-  weights = shares(data.mixture)
-  _check_apart(data, stored=[name for name, one in data.mixture.items() if one.store])
-  if tokenizer is None:
-    tokenizer = mixture_tokenizer.stored(data) or mixture_tokenizer.find(data)
+  sources, weights = source_configs(data), shares(data.mixture)
+  corpora = _open_corpora(sources)
+  tokenizer = tokenizer or mixture_tokenizer.find(data, sources, corpora)
   stores = {}
-  for name, one in source_configs(data).items():
-    with naming(name):
-      stores[name] = made = store.prepare(one, tokenizer)
+  for name, one in sources.items():
+    with errors_name_source(name):
+      stores[name] = made = store.prepare(one, tokenizer, corpora.get(name))
       order.check_store(made, data)
   return Mixture(stores, weights, data, seed)
 
@@ -180,35 +179,43 @@ def make_stores(data: TextConfig, out: str | None, **options: Any) -> dict[str, 
 
   `out` is a folder for all of them, each in a folder of its name; None: where the config has them.
   """
-  _check_apart(data)
-  named = next((one for one in source_configs(data).values() if one.store), None)
-  made = not out and named and paths.exists(store.store_folder(named) / 'meta.json')
-  tokenizer, stores = (made and mixture_tokenizer.stored(data)) or mixture_tokenizer.find(data), {}
-  for name, one in source_configs(data).items():
+  sources = source_configs(data)
+  corpora = _open_corpora(sources, of_stores=True)
+  named = next((one for one in sources.values() if one.store), None)
+  is_made = named and not out and paths.exists(named_store.folder(named) / 'meta.json')
+  tokenizer, stores = mixture_tokenizer.find(data, sources if is_made else {}, corpora), {}
+  for name, one in sources.items():
     if out is not None:
       one = dataclasses.replace(one, store=f'{out.rstrip("/")}/{name}')
-    with naming(name):
-      stores[name] = store.make(one, tokenizer, **options)
+    with errors_name_source(name):
+      stores[name] = store.make(one, tokenizer, corpora[name], **options)
   return stores
 
 
 def store_folders(data: TextConfig) -> dict[str, paths.Path]:
   """Return the folder of the token store of each source, whether the store exists or not."""
   sources = source_configs(data)
-  tokenizer = None
-  if not all(one.store for one in sources.values()):
-    tokenizer = mixture_tokenizer.stored(data) or mixture_tokenizer.find(data)
+  corpora = _open_corpora(sources)
+  tokenizer = mixture_tokenizer.find(data, sources, corpora) if corpora else None
   folders = {}
   for name, one in sources.items():
-    with naming(name):
-      folders[name] = store.store_folder(one, tokenizer)
+    with errors_name_source(name):
+      folders[name] = store.store_folder(one, tokenizer, corpora.get(name))
   return folders
 
 
-def _check_apart(data: TextConfig, stored: Collection[str] = ()) -> None:
-  """Check that a mixture names each text once; the text of `stored` sources is not read."""
-  texts: list[tuple[TextConfig, Corpus | None]] = []
-  for name, one in source_configs(data).items():
-    with naming(name):
-      texts.append((one, None if name in stored else store.open_text(one)))
+def _open_corpora(
+  sources: Mapping[str, MixedConfig], *, of_stores: bool = False
+) -> dict[str, Corpus]:
+  """Open the text of each source, and check that a mixture names each text once.
+
+  The text of a source that names its store is read `of_stores` only.
+  """
+  corpora = {}
+  for name, one in sources.items():
+    if of_stores or not one.store:
+      with errors_name_source(name):
+        corpora[name] = store.open_text(one)
+  texts = [(one, corpora.get(name)) for name, one in sources.items()]
   retry.retried(lambda: check_apart(texts), 'looking for text that two sources of a mixture have')
+  return corpora

@@ -31,8 +31,7 @@ def open_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store:
       raise
     raise UserError(f'{name}, which cannot be read ({paths.reason(error)}); {made}') from error
   template = None if config.rows == 'text' else find_template(config)
-  if tokenizer is None and not tokenizers.bpe_size(config.tokenizer):
-    tokenizer = tokenizers.load(config.tokenizer)
+  tokenizer = tokenizer or tokenizers.load_unless_bpe(config.tokenizer)
   absent = {'packing': 'cut', 'document_separator': ''}
   absent |= {'rows': 'chat'} if config.has_pairs else {}
   differences = [  # each as it is there, and here
@@ -56,6 +55,21 @@ def open_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store:
   return dataclasses.replace(store, tokenizer=tokenizer or store.tokenizer)
 
 
+def find_named(config: TextConfig, tokenizer: Tokenizer | None) -> Store | None:
+  """Return the store that `config.store` names; None: it is not complete.
+
+  Raises:
+    UserError: the folder has files of others, or as `open_named`.
+  """
+  path = folder(config)
+  if other := shards.foreign(path):
+    raise UserError(
+      f'{path} has {other}, which does not belong to a token store; name a new folder '
+      'with --out or config.data.store'
+    )
+  return open_named(config, tokenizer) if paths.exists(path / 'meta.json') else None
+
+
 def _rows(template: Template | None) -> str:
   if template is None:
     return 'plain text'
@@ -70,12 +84,3 @@ def folder(config: TextConfig) -> paths.Path:
   """Return the folder that `config.store` names."""
   path = paths.parse_path(config.store)
   return path if paths.in_bucket(path) else path.expanduser().absolute()
-
-
-def check_folder(path: paths.Path) -> None:
-  """Check that a folder is empty, not there, or has files of a store and no others."""
-  if other := shards.foreign(path):
-    raise UserError(
-      f'{path} has {other}, which does not belong to a token store; name a new folder '
-      'with --out or config.data.store'
-    )

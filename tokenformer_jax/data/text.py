@@ -13,7 +13,7 @@ Bad = Callable[[UserError], None]  # called with what is wrong with a document
 
 
 def refuse(error: UserError) -> NoReturn:
-  """Raise what is wrong with a document."""
+  """Raise the UserError that names the document."""
   raise error
 
 

@@ -352,6 +352,11 @@ def load(spec: str, *, extended: bool = True) -> Tokenizer:
   return HuggingFaceTokenizer(tokenizer, name, named=named, begin=begin)
 
 
+def load_unless_bpe(spec: str) -> Tokenizer | None:
+  """Return the tokenizer that `load` does; None for `bpe:SIZE`, which a text trains."""
+  return None if bpe_size(spec) else load(spec)
+
+
 def _parse(content: str, name: str) -> hf.Tokenizer:
   try:
     tokenizer = hf.Tokenizer.from_str(content)
