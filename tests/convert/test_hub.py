@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from pathlib import Path
 
 import hub_folders
 import jax
@@ -57,6 +58,17 @@ def test_a_model_goes_back_as_it_came(tmp_path, kind, capsys):
   ]
   assert digests[0] == digests[1], 'tensors changed'
   assert hub.find(back).model == folder.model, 'config.json describes another model'
+
+
+GOLDEN = Path(__file__).parents[1] / 'golden' / 'hub_gemma3'
+
+
+def test_logits_of_a_folder_of_transformers():
+  """The folder is the model `gemma3_text` of test_hub_parity.py, by transformers 5.24.0."""
+  golden, folder = np.load(GOLDEN / 'logits.npz'), hub.find(GOLDEN)
+  definition = define_lm(folder.model)
+  got = jax.jit(lambda params, ids: definition.bind(params)(ids)[0])(_read(folder), golden['ids'])
+  np.testing.assert_allclose(got, golden['logits'], atol=1e-5)
 
 
 _LINEAR = {'rope_scaling': {'factor': 8.0, 'rope_type': 'linear'}}

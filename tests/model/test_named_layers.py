@@ -13,7 +13,7 @@ from tokenformer_jax.model import models
 from tokenformer_jax.model.layer import LayerInputs
 from tokenformer_jax.model.lm import Execution, define_lm
 
-pytestmark = pytest.mark.slow  # because of what is compiled
+slow = pytest.mark.slow  # because of what is compiled
 
 MODEL = two_kinds(tied_head=False)
 IDS = np.random.default_rng(0).integers(0, 64, (8, 24), np.int32)
@@ -29,6 +29,7 @@ def test_every_array_knows_how_deep_its_layers_are():
       assert info.depth == GROUPS[name], f'{name} would learn at the rate of another depth'
 
 
+@slow
 def test_residual_branches_start_by_the_number_of_all_layers():
   for name, stack in define_lm(two_kinds(width=64)).info['blocks'].items():
     draw = stack['attention']['proj']['values'].initializer
@@ -51,12 +52,15 @@ def _reach(model: ModelConfig) -> int:
   return int(np.sum(np.abs(derivative).max(axis=(0, 2)) > 0))
 
 
-@pytest.mark.parametrize(('pattern', 'tokens'), [('local*2', 15), ('local*2 layer', 24)])
+@pytest.mark.parametrize(
+  ('pattern', 'tokens'), [pytest.param('local*2', 15, marks=slow), ('local*2 layer', 24)]
+)
 def test_each_layer_has_its_own_window(pattern, tokens):
   model = two_kinds(pattern=pattern, tied_head=False)
   assert _reach(model) == tokens, f'{pattern} with a window of 8 sees other tokens'
 
 
+@slow
 def test_branches_of_images_are_left_out_of_the_layers_that_are_meant():
   """Leaving them out is the same as values of 0 in the stacks with this name."""
   lm = two_kinds(window=0, rotary=0)  # patches know neither a window nor rotary positions
@@ -80,6 +84,7 @@ def test_branches_of_images_are_left_out_of_the_layers_that_are_meant():
 # Layers that are a mixer alone
 
 
+@slow
 def test_a_layer_without_a_feed_forward_part_is_the_residual_and_its_mixer():
   """It is one whose feed-forward part adds nothing, without that part and its norm."""
   whole = tiny_model(norm='affine', tied_head=False)
