@@ -13,7 +13,7 @@ from pydantic import Field
 from tokenformer_jax.config import arguments
 from tokenformer_jax.config.arguments import Count, Path
 from tokenformer_jax.config.section import Bool, Float, Str
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 
 
 @arguments.checked
@@ -65,12 +65,14 @@ def test_bounds_hold_inside_of_unions_and_dicts():
     called(rate=1)
 
 
-@pytest.mark.parametrize('path', ['runs/--where/x', 'c--where'])
-def test_an_argument_takes_the_place_of_its_flag_and_a_path_stays(path):
+def test_an_error_names_arguments_as_the_user_writes_them_and_keeps_values():
   @arguments.checked
-  def failing(where: Path, others: Sequence[str] = ()):
-    raise UserError(f'--where={where} is in {pathlib.Path("/x", *others)}, (--where=NEW) --other')
+  def find(where: Path):
+    raise UserError(f'there is no {where!r}; give {arg.where}=NEW, or {arg["others"]}')
 
   with pytest.raises(UserError) as error:
-    failing(path, others=[path])
-  assert str(error.value) == f'where={path} is in /x/{path}, (where=NEW) --other'
+    find('a --where b')
+  assert str(error.value) == "there is no 'a --where b'; give where=NEW, or others"
+  with pytest.raises(UserError) as error, arg.as_flags():
+    find('a --where b')
+  assert str(error.value) == "there is no 'a --where b'; give --where=NEW, or --others"

@@ -192,5 +192,5 @@ def test_images_are_counted_as_examples_and_not_as_tokens(run):
   config = dataclasses.replace(CONFIG, model=model, data=data)
   (run / 'config.json').write_text(saved_config.to_text(config))
   assert curves.curves(run, 'examples', 'train/loss')['train/loss'][0] == [160, 320, 480]
-  with pytest.raises(UserError, match='images, which have no tokens; use --x=examples'):
+  with pytest.raises(UserError, match='images, which have no tokens; use x=examples'):
     curves.curves(run, 'tokens', 'train/loss')

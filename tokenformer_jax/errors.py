@@ -1,7 +1,8 @@
 """Exceptions that become one sentence at the terminal, and helpers to build such sentences."""
 
+import contextlib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class UserError(Exception):
@@ -31,6 +32,29 @@ class FaultyDeviceError(Exception):
     """Keep the names of the hosts that have these devices."""
     super().__init__(message)
     self.hosts = hosts
+
+
+class _Arguments:
+  """The names of arguments in messages: `arg.groups` is `--groups` in a command, else `groups`."""
+
+  _prefix = ''
+
+  def __getattr__(self, name: str) -> str:
+    return f'{self._prefix}{name}'
+
+  __getitem__ = __getattr__
+
+  @contextlib.contextmanager
+  def as_flags(self) -> Iterator[None]:
+    """Write arguments as flags inside the `with` block, which runs a command."""
+    before, self._prefix = self._prefix, '--'
+    try:
+      yield
+    finally:
+      self._prefix = before
+
+
+arg = _Arguments()
 
 
 def check_installed(package: str, purpose: str, extra: str) -> None:

@@ -245,19 +245,19 @@ def test_projections_are_named_by_their_place_and_their_layer():
 )
 def test_a_count_is_for_every_layer_or_for_the_one_that_it_names(given, want):
   both = dataclasses.replace(TWO, variants=Layers({'local': LayerConfig()}))
-  found = config_lib.named_counts(both, given, '--param_tokens')
+  found = config_lib.named_counts(both, given, 'param_tokens')
   assert {name: found[name] for name in want} == want, 'another layer grows'
   assert found['local.qkv'] == found['qkv'] == 128, 'a projection that is not named grows'
 
 
 def test_a_count_of_a_projection_that_there_is_not_names_the_nearest():
   with pytest.raises(UserError) as error:
-    config_lib.named_counts(TWO, {'local.qvk': 5}, '--param_tokens')
-  assert str(error.value) == "--param_tokens names 'local.qvk'; did you mean 'local.qkv'?"
+    config_lib.named_counts(TWO, {'local.qvk': 5}, 'param_tokens')
+  assert str(error.value) == "param_tokens names 'local.qvk'; did you mean 'local.qkv'?"
   with pytest.raises(UserError) as error:
-    config_lib.named_counts(TWO, {'local.ffn': 5}, '--param_tokens')
+    config_lib.named_counts(TWO, {'local.ffn': 5}, 'param_tokens')
   said = nearest('local.ffn', ['qkv', 'proj', 'ffn', 'local.qkv', 'local.proj'])
-  assert str(error.value) == f"--param_tokens names 'local.ffn'{said}", 'an MLP has tokens'
+  assert str(error.value) == f"param_tokens names 'local.ffn'{said}", 'an MLP has tokens'
   dense = tiny.tiny_model(dense=True)
   with pytest.raises(UserError, match=r'^here counts parameter tokens, and this model has none$'):
     config_lib.named_counts(dense, {'ffn': 5}, 'here')

@@ -178,14 +178,14 @@ def test_wrong_tensors_are_named_and_nothing_is_left(tmp_path, mistake):
 @pytest.mark.parametrize(
   ('options', 'match'),
   [
-    ({'heads': None}, r'no released model is 32 wide.*--heads=N'),
+    ({'heads': None}, r'no released model is 32 wide.*heads=N'),
     ({'heads': 5}, 'is not a multiple of 5 heads'),
-    ({'rotary_fraction': float('nan')}, '--rotary_fraction=nan of heads'),
+    ({'rotary_fraction': float('nan')}, 'rotary_fraction=nan of heads'),
     ({'rotary_fraction': 0.1}, 'and rotate at least two entries'),
-    ({'tokenizer': __file__}, '--tokenizer=.* is not a tokenizer.json that'),
+    ({'tokenizer': __file__}, 'tokenizer=.* is not a tokenizer.json that'),
     ({'tokenizer': 'bytes'}, 'the tokenizer bytes has 256 token ids, and the embedding 64 rows'),
     ({'tokenizer': ''}, r'there is no .*tokenizer\.json; put it there .*GPT-NeoX-20B'),
-    ({'tokenizer': 'nothing.json'}, r'--tokenizer=nothing.json is not a file'),
+    ({'tokenizer': 'nothing.json'}, r'tokenizer=nothing.json is not a file'),
     ({'target': ''}, 'exists; name a new directory'),
   ],
 )
@@ -212,7 +212,7 @@ def test_weights_that_are_not_finite_are_refused_unless_a_flag_takes_them(tmp_pa
   released.write_tokenizer(tmp_path)
   source = released.write(tmp_path / 'model.safetensors', NONFINITE)
   before = sorted(os.listdir(tmp_path))
-  with pytest.raises(UserError, match=f'{TOLD}.*--allow_nonfinite'):
+  with pytest.raises(UserError, match=f'{TOLD}.*allow_nonfinite'):
     to_jax(source, tmp_path / 'run', **released.OPTIONS)
   assert sorted(os.listdir(tmp_path)) == before, 'something was left'
   to_jax(source, tmp_path / 'run', allow_nonfinite=True, **released.OPTIONS)

@@ -306,7 +306,7 @@ def test_other_names_of_gpt2_s_keys(tmp_path):
 
 def test_an_option_that_config_json_has(tmp_path):
   source = hub_folders.write(tmp_path / 'source')
-  with pytest.raises(UserError, match='--heads has no meaning'):
+  with pytest.raises(UserError, match='heads has no meaning'):
     to_jax(source, tmp_path / 'run', heads=2)
 
 
@@ -432,7 +432,7 @@ def test_sequences_beyond_the_positions_of_a_folder_are_named(tmp_path, capsys):
   source = hub_folders.write(tmp_path / 'source')
   most = json.loads((source / 'config.json').read_text())['max_position_embeddings']
   to_jax(source, tmp_path / 'run', sequence_length=most + 1)
-  assert f'--sequence_length={most + 1} is above the {most} positions of' in capsys.readouterr().err
+  assert f'sequence_length={most + 1} is above the {most} positions of' in capsys.readouterr().err
 
 
 def test_numbers_that_are_rounded_are_named(tmp_path, capsys):

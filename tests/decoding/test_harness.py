@@ -258,7 +258,7 @@ def test_an_unknown_task_is_named_with_the_nearest_one(_find):
 
 
 def test_a_folder_of_tasks_that_is_not_there_is_refused():
-  with pytest.raises(UserError, match='--include_path=none is not a directory'):
+  with pytest.raises(UserError, match='include_path=none is not a directory'):
     harness.find_tasks(['local_options'], 'none')
 
 

@@ -380,7 +380,7 @@ def test_a_scale_of_tokens_that_join_is_compared_with_their_group():
 
 
 def test_groups_are_not_resized_by_a_merge():
-  with pytest.raises(UserError, match='--scale=resize is for tokens that join a group'):
+  with pytest.raises(UserError, match='scale=resize is for tokens that join a group'):
     merging.merged_model(SPECIALIST, _whole(BASE), growth('zero_keys', scale='resize'))
 
 
@@ -449,7 +449,7 @@ def test_scaling_and_freezing_leave_other_arrays_unchanged():
 
 def test_a_removed_group_hides_the_last_growth():
   meta = _meta((*GREW_TWICE, _born('remove', '/two', TWICE, groups='2')), WITHOUT_2)
-  with pytest.raises(UserError, match='not the result of grow or merge; --groups=N,… names'):
+  with pytest.raises(UserError, match='not the result of grow or merge; groups=N,… names'):
     subsets.last_addition(meta, HERE)
 
 

@@ -132,7 +132,7 @@ def test_a_run_is_used_with_its_first_groups(home):
   np.testing.assert_array_equal(keys[1], keys[0][:, :32])
   assert_same(trained.load(f'{home}/two', groups=2).params, whole.params, 'all groups')
   for count in (0, 3):
-    with pytest.raises(UserError, match=rf'--groups is {count}; it must be from 1 to 2'):
+    with pytest.raises(UserError, match=rf'groups is {count}; it must be from 1 to 2'):
       trained.load(f'{home}/two', groups=count)
   with pytest.raises(UserError, match='is a Transformer, which has no groups'):
     trained.load(f'{home}/dense', groups=1)
@@ -148,7 +148,7 @@ def test_first_groups_on_several_devices(home, monkeypatch):
 
 
 def test_choices_of_groups_that_a_model_lacks_are_refused(home, tmp_path):
-  with pytest.raises(UserError, match=r'--groups is 2, .*it must be from 1 to 1'):
+  with pytest.raises(UserError, match=r'groups is 2, .*it must be from 1 to 1'):
     command('slice', '--groups=2', f'--source={home}/two', f'--target={tmp_path}/new')
   with pytest.raises(UserError, match='is a Transformer, which has no groups of parameter tokens'):
     command('freeze', '--groups=1', f'--source={home}/dense', f'--target={tmp_path}/new')

@@ -157,7 +157,7 @@ def test_inexact_widening_gives_a_reason(config):
       'tied head under final_norm=plain cannot be widened exactly.*net2net_fill',
     ),
     ({**DENSE, 'final_norm': 'none'}, TWICE, HYPER, 'tied head under final_norm=none'),
-    (DENSE, ODD, NEURONS, 'needs --ffn_width=N, and keeps the width and the heads; leave'),
+    (DENSE, ODD, NEURONS, 'needs ffn_width=N, and keeps the width and the heads; leave'),
     (DENSE, {'ffn_width': 64}, NEURONS, 'ffn_width=128, and 64 is smaller'),
   ],
 )

@@ -110,6 +110,9 @@ CONVERT = {
     'names model-1.safetensors, which is not in its folder'
   ),
   'convert to-jax --source={in}/hub/no_weights --target=new': 'hub/no_weights has no .bin',
+  'convert to-jax --source={in}/hub/not_weights --target=new --heads=4': (
+    '--heads has no meaning for {in}/hub/not_weights, whose config.json says it; leave it out'
+  ),
   'convert to-jax --source={lm} --target=new': '{lm}',
   'convert to-torch --source={lm} --target=new.safetensors --heads=4': (
     '--heads has no meaning for to-torch'

@@ -12,7 +12,7 @@ from inputs import files_of
 
 from tokenformer_jax.cli import config_flag
 from tokenformer_jax.config import file
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 
 MODEL = [f'--config.{name}={tiny_run.as_flag(value)}' for name, value in tiny_run.CHANGES.items()]
 TEXT = '--config.data.source=files:{}/corpus/*.txt'
@@ -65,7 +65,7 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(
 @pytest.mark.parametrize('command', cases.CONFIG_CASES)
 def test_a_mistake_in_a_config_is_refused_before_anything_else(command, material):
   config_flag.overrides.clear()
-  with pytest.raises(UserError) as error:
+  with pytest.raises(UserError) as error, arg.as_flags():
     words = config_flag.take_overrides(shlex.split(filled(command, material))[1:])
     given = dict(word.split('=', 1) for word in words)
     file.read(given.get('--config', 'lm_stdlib'), config_flag.overrides)

@@ -211,7 +211,7 @@ def test_devices_of_a_split_row_exchange_slots_for_heads_and_nothing_else():
 
 
 def test_a_topology_that_libtpu_does_not_have_is_refused():
-  with pytest.raises(UserError, match='libtpu cannot make --topology='):
+  with pytest.raises(UserError, match='libtpu cannot make topology='):
     topology.devices(topology.parse('v5e:7x9'))
 
 

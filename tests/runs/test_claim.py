@@ -376,7 +376,7 @@ def test_a_second_run_is_refused_before_it_touches_anything(make, tmp_path):
   with claim.hold(workdir / 'claim', 'the folder', 'go elsewhere'):
     before = everything(tmp_path)
     with pytest.raises(
-      UserError, match=r'the work directory .*run is in use by process .* choose another --workdir'
+      UserError, match=r'the work directory .*run is in use by process .* choose another workdir'
     ):
       loop.train(make(), workdir)
     assert everything(tmp_path) == before, 'a run that is refused writes'
@@ -392,7 +392,7 @@ def test_a_target_is_written_by_one_process(directory):
   """Two commands have the same new target, and the same name for their unfinished files."""
   target = directory.parent / 'target'
   with grow_run.alone(target):
-    with pytest.raises(UserError, match=r'target is being written by .* name another --target'):
+    with pytest.raises(UserError, match=r'target is being written by .* name another target'):
       grow_run.write(target, Meta(0, Config(), {}), {})
     target.mkdir()
     (target / 'config.json').write_text('{}')

@@ -12,17 +12,19 @@ import pytest
 from absl import app, flags
 
 from tokenformer_jax.cli import parse_flags, signatures, verbs
+from tokenformer_jax.errors import arg
 
 _LIMIT = 120  # seconds for a command, which would train for hours if a mistake went unnoticed
 
 
 @contextlib.contextmanager
 def own_flags() -> Iterator[None]:
-  """Parse flags as a command does, and forget those that are defined inside."""
+  """Parse and name flags as a command does, and forget those that are defined inside."""
   known = set(flags.FLAGS)
   flags.FLAGS.set_gnu_getopt(True)
   try:
-    yield
+    with arg.as_flags():
+      yield
   finally:
     flags.FLAGS.set_gnu_getopt(False)
     for name in set(flags.FLAGS) - known:

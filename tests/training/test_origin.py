@@ -382,7 +382,7 @@ def test_other_settings_of_a_finished_run_are_refused(make, tmp_path):
     'the checkpoint of step 40 in this work directory has made config.train.steps=40 steps '
     'already, so none would be made with what differs from its settings (optim.learning_rate: '
     f'0.003 -> 0.0001; init_from={tmp_path}/nothing is ignored, because there is a checkpoint); '
-    'choose --workdir=NEW_DIR to train a new run, or raise config.train.steps to go on with this '
+    'choose workdir=NEW_DIR to train a new run, or raise config.train.steps to go on with this '
     'one'
   )
 
@@ -438,7 +438,7 @@ def test_a_classifier_is_not_resumed_on_other_classes(sets, tmp_path):
   save_run(tiny_run.vit_config(data__source=sets[0]), tmp_path / 'run')
   sentence = refusal(tiny_run.vit_config(data__source=sets[1]), tmp_path / 'run')
   assert "2 of its 3 classes stand for something else in the data: class 1 is 'dog'" in sentence
-  assert "was trained with 'bee'" in sentence and '--config.init_from=DIR' in sentence
+  assert "was trained with 'bee'" in sentence and 'config.init_from=DIR' in sentence
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from tokenformer_jax.cli import help_text, parse_flags, signatures
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.parallel import hosts, messages
 
 _HELP = ('--help', '-help', '-h', '--helpshort', '--help=')
@@ -42,6 +42,7 @@ def command(
   run(main, positional=signatures.takes_words(function), **options)
 
 
+@arg.as_flags()
 def run(
   main: Callable[[Sequence[str]], int | None],
   *,

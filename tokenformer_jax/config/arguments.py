@@ -11,17 +11,16 @@ pydantic validates each argument. Numbers of numpy and JAX become Python's. `Any
 import functools
 import inspect
 import os
-import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from tokenformer_jax.config.section import Float, Int, Str, requirement
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 
 _Checked = TypeVar('_Checked', bound=Callable[..., Any] | type)
 _LONGEST = 60  # letters of a value in a message
@@ -56,8 +55,8 @@ REPEATED = 'repeated'  # marks a list that has a flag for each item, as texts wi
 def checked(function: _Checked) -> _Checked:
   """Return a function that checks and converts its arguments before it runs; a decorator.
 
-  An error from the function names an argument in the place of the flag of the command. In a class,
-  the public methods that it defines are wrapped. `inspect.unwrap` returns the function itself.
+  In a class, the public methods that it defines are wrapped. `inspect.unwrap` returns the function
+  itself.
 
   Raises:
     UserError: when the function is called, a value does not fit the annotation of its argument.
@@ -84,10 +83,7 @@ def checked(function: _Checked) -> _Checked:
           bound.arguments[name] = convert(annotation, bound.arguments[name], name)
     except UserError as error:
       raise UserError(f'{function.__name__}: {error}') from None
-    try:
-      return function(*bound.args, **bound.kwargs)
-    except UserError as error:
-      raise UserError(_without_flags(str(error), signature.parameters)) from error
+    return function(*bound.args, **bound.kwargs)
 
   checking = call
   return checking
@@ -97,7 +93,7 @@ def needs_value(other: str, value: object, **given: object) -> None:
   """Refuse arguments that have an effect only with another one, whose value is `value`."""
   for name, one in given.items():
     if not value and one not in (None, False, '', (), []):
-      raise UserError(f'--{name} has an effect only with --{other}; leave it out')
+      raise UserError(f'{arg[name]} has an effect only with {arg[other]}; leave it out')
 
 
 def annotations(function: Callable[..., Any]) -> dict[str, Any]:
@@ -167,15 +163,6 @@ def _path_in(value: Any, location: Sequence[int | str]) -> Iterator[int | str]:
     if step in value if isinstance(value, Mapping) else isinstance(step, int):
       yield step
       value = value[step]
-
-
-def _without_flags(message: str, names: Iterable[str]) -> str:
-  """Return a message with arguments in the place of flags: `groups` for `--groups`.
-
-  A message with a whole command line stays.
-  """
-  flag = rf'(?<![\w/.-])--(?=(?:{"|".join(names)})\b)'
-  return message if 'tokenformer ' in message else re.sub(flag, '', message)
 
 
 def shown(value: Any) -> str:

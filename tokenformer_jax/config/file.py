@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from tokenformer_jax import config
 from tokenformer_jax.config import arguments
-from tokenformer_jax.errors import UserError, misspelt
+from tokenformer_jax.errors import UserError, arg, misspelt
 
 _LONGEST = 300  # letters to keep of another library's message
 
@@ -99,9 +99,9 @@ def load(path: str) -> ConfigDict:
   except UserError as error:
     if not (line := _line(error, file)) or Path(file).absolute().parent == _shipped_folder():
       raise
-    raise UserError(f'--config={path}, line {line}: {error}') from error
+    raise UserError(f'{arg.config}={path}, line {line}: {error}') from error
   except Exception as error:  # whatever the user's own code raises
-    raise UserError(f'--config={path}: {_locate(error, file)}') from error
+    raise UserError(f'{arg.config}={path}: {_locate(error, file)}') from error
   if not isinstance(values, ConfigDict):
     returned = 'nothing' if values is None else f'a {type(values).__name__}'
     raise UserError(
@@ -132,7 +132,7 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_file(path: str, file: str) -> None:
   if not file:
-    raise UserError(f'--config={path} names no file; it is FILE.py or FILE.py:VARIANT')
+    raise UserError(f'{arg.config}={path} names no file; it is FILE.py or FILE.py:VARIANT')
   here = Path(file)
   if not here.exists():
     shipped_names = {path.stem: path.stem for path in _shipped_folder().glob('*.py')}
@@ -141,11 +141,11 @@ def _check_file(path: str, file: str) -> None:
     hint = f'; did you mean {known[near]}?' if near else ''
     if not near and file == here.stem:  # the name of a config of the package, not a path
       hint = f'; known names: {", ".join(sorted(shipped_names))}'
-    raise UserError(f'--config={path}: there is no file {file}{hint}')
+    raise UserError(f'{arg.config}={path}: there is no file {file}{hint}')
   if here.suffix != '.py' or not here.is_file():
     raise UserError(
-      f'--config={path} is not a Python file; it is FILE.py or FILE.py:VARIANT, and saved:DIR is '
-      'the config of the run in DIR'
+      f'{arg.config}={path} is not a Python file; it is FILE.py or FILE.py:VARIANT, and saved:DIR '
+      'is the config of the run in DIR'
     )
 
 
@@ -158,8 +158,9 @@ def _check_variant(path: str, get_config: Callable[..., Any]) -> None:
   except TypeError:
     reason = f'takes no variant; leave :{variant} out'
     if not colon:  # A parameter has no default.
-      reason = f'needs a variant; give --config={file}:{next(iter(signature.parameters)).upper()}'
-    raise UserError(f'--config={path}: get_config{signature} {reason}') from None
+      upper = next(iter(signature.parameters)).upper()
+      reason = f'needs a variant; give {arg.config}={file}:{upper}'
+    raise UserError(f'{arg.config}={path}: get_config{signature} {reason}') from None
 
 
 def _module(file: str) -> types.ModuleType:
@@ -167,7 +168,7 @@ def _module(file: str) -> types.ModuleType:
   try:
     source = Path(file).read_bytes()
   except OSError as error:
-    raise UserError(f'the file --config={file} cannot be read ({error.strerror})') from error
+    raise UserError(f'the file {arg.config}={file} cannot be read ({error.strerror})') from error
   module = types.ModuleType('config_of_this_run')
   module.__file__ = file
   sys.modules[module.__name__] = module  # dataclasses and pickle look for it here

@@ -5,9 +5,10 @@ import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.errors import UserError, misspelt, nearest
 
 _ITEM = re.compile(r'(?:\(([^()]*)\)|(\w+))\s*(?:\*\s*(\w*))?\s*')
+_EXAMPLES = '; patterns are such as "layer*12", "local*23 full" or "(dense moe)*6"'
 _MOST_LAYERS = 10_000  # more layers are taken for a typing mistake
 
 
@@ -36,9 +37,7 @@ def parse(pattern: str, known: Collection[str], where: str) -> tuple[Repeat, ...
   try:
     repeats = _repeats(pattern, known)
   except UserError as error:
-    examples = '; patterns are such as "layer*12", "local*23 full" or "(dense moe)*6"'
-    hint = '' if str(error).endswith('?') else examples
-    raise UserError(f'{where} is {pattern!r}, and {error}{hint}') from None
+    raise UserError(f'{where} is {pattern!r}, and {error}') from None
   return tuple(repeats)
 
 
@@ -63,11 +62,11 @@ def _repeats(text: str, known: Collection[str]) -> list[Repeat]:
   repeats: list[Repeat] = []
   text = text.strip()
   if not text:
-    raise UserError('it, or a parenthesis in it, names no layer')
+    raise UserError(f'it, or a parenthesis in it, names no layer{_EXAMPLES}')
   while text:
     match = _ITEM.match(text)
     if match is None:
-      raise UserError(f'{text[0]!r} stands where the name of a layer is expected')
+      raise UserError(f'{text[0]!r} stands where the name of a layer is expected{_EXAMPLES}')
     row, name, count = match.groups()
     text = text[match.end() :]
     inner = [Repeat((_known(name, known),), 1)] if row is None else _repeats(row, known)
@@ -92,7 +91,8 @@ def _known(name: str, known: Collection[str]) -> str:
   if name.isdigit():
     raise UserError(f'{name} is not a layer; did you mean "{next(iter(known))}*{name}"?')
   if name not in known:
-    raise UserError(f'{name!r} is not a layer{nearest(name, known)}')
+    examples = '' if misspelt(name, known) else _EXAMPLES
+    raise UserError(f'{name!r} is not a layer{nearest(name, known)}{examples}')
   return name
 
 
@@ -100,10 +100,10 @@ def _count(text: str) -> int:
   """Parse a count, such as the 12 of `*12`."""
   if not re.fullmatch('0*[1-9][0-9]{0,4}', text):
     given = f'not {text!r}' if text else 'and there is none'
-    raise UserError(f"after '*' comes a number from 1 to {_MOST_LAYERS:,}, {given}")
+    raise UserError(f"after '*' comes a number from 1 to {_MOST_LAYERS:,}, {given}{_EXAMPLES}")
   return int(text)
 
 
 def _check_size(repeats: list[Repeat], count: int) -> None:
   if count * sum(repeat.size for repeat in repeats) > _MOST_LAYERS:
-    raise UserError(f'it has more than {_MOST_LAYERS:,} layers')
+    raise UserError(f'it has more than {_MOST_LAYERS:,} layers{_EXAMPLES}')

@@ -26,7 +26,7 @@ from tokenformer_jax.convert import (
 )
 from tokenformer_jax.convert.tensor_layout import Layout
 from tokenformer_jax.data import tokenizers
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.grow import grow_run
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
@@ -171,7 +171,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     except OSError as error:
       raise UserError(
         f'{target} could not be written ({paths.reason(error)}); nothing is left of it; free space '
-        'or choose another --target'
+        f'or choose another {arg.target}'
       ) from error
     finally:
       paths.remove(partial)

@@ -36,7 +36,7 @@ from tokenformer_jax.convert import (
 from tokenformer_jax.convert.hub_keys import Keys, read_json
 from tokenformer_jax.convert.tensor_files import Tensor
 from tokenformer_jax.convert.tensor_layout import Entry, Layout, Names, Weights
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model import trunk
 from tokenformer_jax.parallel import messages
@@ -111,7 +111,7 @@ def with_adapters(
   named = _matrices(weights.model, weights.layout)
   several = Counter(folder.resolve() for folder in folders)
   if twice := [str(folder) for folder, count in several.items() if count > 1]:
-    raise UserError(f'--adapters names {twice[0]} twice, which would double it; name it once')
+    raise UserError(f'{arg.adapters} names {twice[0]} twice, which would double it; name it once')
   adapters = [_read(folder, named, weights, base) for folder in folders]
   for folder, adapter in zip(folders, adapters, strict=True):
     read = ((module, tensor.read()) for module, pair in adapter.items() for tensor in pair)

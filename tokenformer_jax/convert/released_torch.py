@@ -15,7 +15,7 @@ from tokenformer_jax.convert import tensor_files, tensor_layout
 from tokenformer_jax.convert.family import norm
 from tokenformer_jax.convert.tensor_files import Shape
 from tokenformer_jax.convert.tensor_layout import Layout, Rule, Weights
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 
 # The released names (SequentialWrapper of GPT-NeoX): `sequential.I.…` with I = 0 the embedding,
 # 2 … L + 1 the layers, L + 3 the final norm. The rest are modules without parameters.
@@ -87,18 +87,18 @@ def infer_model(
   if heads is None and width not in _HEADS:
     raise UserError(
       f'no released model is {width} wide, so the number of heads cannot be guessed; give it as '
-      '--heads=N'
+      f'{arg.heads}=N'
     )
   heads = _HEADS[width] if heads is None else heads
   if width % heads:
     raise UserError(
-      f'the model is {width} wide, which is not a multiple of {heads} heads; change --heads'
+      f'the model is {width} wide, which is not a multiple of {heads} heads; change {arg.heads}'
     )
   rotated = _ROTATED if rotary_fraction is None else rotary_fraction
   if not (0 < rotated <= 1 and width // heads * rotated >= 2):
     raise UserError(
-      f'--rotary_fraction={rotated:g} of heads that are {width // heads} wide cannot be rotated; '
-      'it must be at most 1, and rotate at least two entries of each head'
+      f'{arg.rotary_fraction}={rotated:g} of heads that are {width // heads} wide cannot be '
+      'rotated; it must be at most 1, and rotate at least two entries of each head'
     )
   mixer = dataclasses.replace(
     RELEASED.layer.mixer, heads=heads, positions=RotaryConfig(fraction=rotated)

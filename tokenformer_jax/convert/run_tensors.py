@@ -7,7 +7,7 @@ import numpy as np
 
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.convert.tensor_layout import Names
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import messages, sharding
@@ -47,6 +47,6 @@ def check_finite(
   if not allowed:
     raise UserError(
       f'{message}: a model with them computes nothing but NaN; fetch the weights again, or name an '
-      'earlier checkpoint (--allow_nonfinite takes them as they are)'
+      f'earlier checkpoint ({arg.allow_nonfinite} takes them as they are)'
     )
-  messages.say(f'{message}; they are taken as they are (--allow_nonfinite)')
+  messages.say(f'{message}; they are taken as they are ({arg.allow_nonfinite})')

@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from tokenformer_jax.convert import torch_file
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 
 DTYPES = {
   'float32': np.dtype(np.float32),
@@ -84,10 +84,12 @@ def choose(files: Collection[str], source: Any) -> str:
     found = sorted(fnmatch.filter(files, pattern))
     if len(found) > 1:
       names = ', '.join(found[:4])
-      raise UserError(f'{source} has {names} without an index; name one file as --source')
+      raise UserError(f'{source} has {names} without an index; name one file as {arg.source}')
     if found:
       return found[0]
-  raise UserError(f'{source} has no .bin, .safetensors or .index.json file; name another --source')
+  raise UserError(
+    f'{source} has no .bin, .safetensors or .index.json file; name another {arg.source}'
+  )
 
 
 def read_index(index: Path) -> dict[str, str]:
@@ -285,5 +287,5 @@ def _converted(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
     converted = np.ascontiguousarray(array.astype(DTYPES[dtype], copy=False))
     converted = converted.reshape(array.shape)  # A number has become an array [1].
   if dtype != 'float32' and not np.array_equal(np.isfinite(array), np.isfinite(converted)):
-    raise UserError(f'the tensor {name} has numbers too large for {dtype}; use --dtype=float32')
+    raise UserError(f'the tensor {name} has numbers too large for {dtype}; use {arg.dtype}=float32')
   return converted

@@ -18,7 +18,7 @@ from tokenformer_jax.convert import (
   vocabulary,
 )
 from tokenformer_jax.data.tokenizers import Tokenizer
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.grow import grow_run
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs.checkpoint_meta import Meta
@@ -52,8 +52,8 @@ def to_jax(
   grow_run.check_target(target)
   if (source / peft.CONFIG).is_file() and source not in adapters:
     raise UserError(
-      f'{source} has an adapter, {peft.CONFIG}; name the model that it is for as --source, and the '
-      'folder of the adapter by --adapters'
+      f'{source} has an adapter, {peft.CONFIG}; name the model that it is for as '
+      f'{arg.source}, and the folder of the adapter by {arg.adapters}'
     )
   if is_folder := hub.is_folder(source):
     given = {'heads': heads, 'rotary_fraction': rotary_fraction, 'score': score}
@@ -73,15 +73,15 @@ def to_jax(
     sizes = f'{loaded.size} token ids, and the embedding {model.vocab_size} rows'
     if tokenizer or not is_folder:
       raise UserError(
-        f'the tokenizer {spec} has {sizes}; name the tokenizer of this model by --tokenizer'
+        f'the tokenizer {spec} has {sizes}; name the tokenizer of this model by {arg.tokenizer}'
       )
     messages.say(f'the tokenizer has {sizes}: a text with another token is refused')
   if is_folder:
     sequence_length = sequence_length or min(_LENGTH, model.max_length)
     if sequence_length > model.max_length:
       messages.say(
-        f'--sequence_length={sequence_length} is above the {model.max_length} positions of '
-        f'{source}; those beyond are untrained'
+        f'{arg.sequence_length}={sequence_length} is above the {model.max_length} positions '
+        f'of {source}; those beyond are untrained'
       )
   else:
     sequence_length = sequence_length or _LENGTH
@@ -110,7 +110,7 @@ def _check_not_given(given: Mapping[str, Any], source: Path) -> None:
   for name, value in given.items():
     if value not in (None, released_torch.SCORE):
       raise UserError(
-        f'--{name} has no meaning for {source}, whose config.json says it; leave it out'
+        f'{arg[name]} has no meaning for {source}, whose config.json says it; leave it out'
       )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.convert import hub_tokenizer
 from tokenformer_jax.data import chat_template, tokenizers
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
@@ -20,25 +20,23 @@ def find(named: str, weights: Path) -> tuple[str, tokenizers.Tokenizer]:
   `named` is `bytes`, the path of a `tokenizer.json`, or a run, DIR or DIR@STEP, whose tokenizer to
   take; empty: the `tokenizer.json` in the folder of the weights.
   """
+  option = arg.tokenizer
   if not named:
     file = (weights if weights.is_dir() else weights.parent) / _FILE
     if not file.is_file():
       raise UserError(
-        f'there is no {file}; put it there or name it by --tokenizer ({tokenizers.WHERE_TO_GET}), '
-        'or take --tokenizer=RUN for the tokenizer of a run, --tokenizer=bytes for a model of bytes'
+        f'there is no {file}; put it there or name it by {option} ({tokenizers.WHERE_TO_GET}), or '
+        f'take {option}=RUN for the tokenizer of a run, {option}=bytes for a model of bytes'
       )
     named = 'bytes' if hub_tokenizer.is_of_bytes(file) else str(file)
   if named == 'bytes':
     return named, tokenizers.load(named)
   file = Path(named).expanduser()
   if file.is_file():
-    try:
-      return str(file.absolute()), tokenizers.load(named)
-    except UserError as error:
-      raise UserError(str(error).replace('config.data.tokenizer', '--tokenizer')) from error
+    return str(file.absolute()), tokenizers.load(named, key=option)
   if not paths.exists(paths.split_source(named)[0]):
     raise UserError(
-      f'--tokenizer={named} is not a file or a run; it must be bytes, the path of a {_FILE} '
+      f'{option}={named} is not a file or a run; it must be bytes, the path of a {_FILE} '
       f'({tokenizers.WHERE_TO_GET}), or a run whose tokenizer to take'
     )
   meta = checkpoint.open_source(named, checkpoint.check_is_language_model).meta

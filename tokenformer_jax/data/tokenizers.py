@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers as hf
 
 from tokenformer_jax.data import marks, special_tokens
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 
 Spans = Sequence[tuple[int, int]]
 
@@ -321,25 +321,26 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
   return HuggingFaceTokenizer(tokenizer, name, named=named, **given)
 
 
-def load(spec: str, *, extended: bool = True) -> Tokenizer:
+def load(spec: str, *, extended: bool = True, key: str = 'config.data.tokenizer') -> Tokenizer:
   """Return the tokenizer `bytes`, or load the `tokenizer.json` file at the path `spec`.
 
   Other files of its folder name its special tokens, and so how a document ends; `extended` by the
-  tokens that they add. A document begins with what the tokenizer adds before a text.
+  tokens that they add. A document begins with what the tokenizer adds before a text. `key` names
+  the spec in messages.
   """
   if spec == 'bytes':
     return ByteTokenizer()
   path = Path(spec).expanduser()
   if not path.is_file():
     raise UserError(
-      f'config.data.tokenizer is {spec!r}, which is not a file; it must be bytes, bpe:SIZE or the '
+      f'{key} is {spec!r}, which is not a file; it must be bytes, bpe:SIZE or the '
       f'path of a tokenizer.json ({WHERE_TO_GET})'
     )
   try:
     content = path.read_text('utf-8')
   except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f'config.data.tokenizer is {spec!r}, which cannot be read: {error}') from error
-  name, folder = f'config.data.tokenizer={spec}', path.parent
+    raise UserError(f'{key} is {spec!r}, which cannot be read: {error}') from error
+  name, folder = f'{key}={spec}', path.parent
   tokenizer, named = _parse(content, name), special_tokens.read(folder)
   if extended:
     special_tokens.extend(tokenizer, folder)
@@ -414,7 +415,7 @@ def check_same(spec: str, trained_spec: str, trained: Tokenizer, where: str) -> 
   raise UserError(
     f'config.data.tokenizer is {spec!r}, but {where} was trained with another tokenizer '
     f'({trained_spec!r}, {fingerprint}), whose ids stand for other text; {advice}, or train a new '
-    'model in another --workdir'
+    f'model in another {arg.workdir}'
   )
 
 

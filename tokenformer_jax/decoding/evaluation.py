@@ -17,7 +17,7 @@ from tokenformer_jax.decoding import perplexity
 from tokenformer_jax.decoding.chats import find_template
 from tokenformer_jax.decoding.score import Scorer
 from tokenformer_jax.decoding.trained import Trained
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.storage import paths
@@ -73,7 +73,7 @@ def import_harness() -> Any:
     from tokenformer_jax.decoding import harness  # noqa: PLC0415 (an extra)
   except ImportError as error:
     raise UserError(
-      f'--tasks needs lm-evaluation-harness ({error}); install it: pip install -e ".[eval]"'
+      f'{arg.tasks} needs lm-evaluation-harness ({error}); install it: pip install -e ".[eval]"'
     ) from error
   # The harness warns about every default that a task uses.
   logging.getLogger('lm_eval').setLevel(logging.ERROR)

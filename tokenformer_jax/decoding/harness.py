@@ -24,7 +24,7 @@ from tokenformer_jax.decoding.decode import Decoder
 from tokenformer_jax.decoding.sampling import GREEDY, Sampling
 from tokenformer_jax.decoding.score import Row, Score, Scorer
 from tokenformer_jax.decoding.texts import decode_text, make_request
-from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.errors import UserError, arg, nearest
 from tokenformer_jax.parallel import hosts, messages
 from tokenformer_jax.runs import checkpoint
 
@@ -161,7 +161,7 @@ def find_tasks(names: Sequence[str], include_path: str | None = None) -> list[An
   `include_path` is a directory with more tasks.
   """
   if include_path is not None and not os.path.isdir(include_path):
-    raise UserError(f'--include_path={include_path} is not a directory')
+    raise UserError(f'{arg.include_path}={include_path} is not a directory')
   manager = TaskManager(include_path=include_path)
   tasks, task_groups = {}, {}
   for name in names:
@@ -184,7 +184,7 @@ def find_tasks(names: Sequence[str], include_path: str | None = None) -> list[An
   try:
     manager.load(loaded)
   except ValueError as error:
-    raise UserError(f'--tasks names a task twice: {error}') from error
+    raise UserError(f'{arg.tasks} names a task twice: {error}') from error
   return loaded
 
 

@@ -12,7 +12,7 @@ from tokenformer_jax.config import (
   RotaryConfig,
   SoftmaxConfig,
 )
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.parallel import messages
 
 
@@ -53,7 +53,7 @@ def _warning(mixer: Any, trained: int) -> str:
     untrained = f'rotary positions beyond the {trained} of training are untrained'
     if not _has_distances(mixer):
       return untrained
-    return f'{untrained}; --clip_positions=W below {trained} limits distances as ReRoPE does'
+    return f'{untrained}; {arg.clip_positions}=W below {trained} limits distances as ReRoPE does'
   if type(getattr(mixer, 'length_scale', LengthScaleConfig())) is not LengthScaleConfig:
     return ''
   return f'layers without positions see more tokens than the {trained} of training'

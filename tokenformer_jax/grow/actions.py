@@ -1,7 +1,6 @@
 """The actions of growth: methods of a run, from whose signatures the command makes its flags.
 
 An action checks all it can before it reads an array, and writes its target whole or not at all.
-Messages name arguments as flags; `arguments.checked` names them as in Python.
 """
 
 from __future__ import annotations  # so that help() shows the names of types
@@ -39,7 +38,7 @@ from tokenformer_jax.config.growth import (
 )
 from tokenformer_jax.config.projections import grown_model, pattentions
 from tokenformer_jax.config.section import Float, Str
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.grow import groups as groups_lib
 from tokenformer_jax.grow import grow_run, merging, plan, subsets, verify
 from tokenformer_jax.grow.apply import Steps
@@ -148,11 +147,11 @@ class Growable:
     how = growth(method, moments=moments, step=step, seed=seed, place=place, **given)
     if experts is None and (expert_tokens or top_k):
       name = 'expert_tokens' if expert_tokens else 'top_k'
-      raise UserError(f'--{name} has an effect only with --experts=N; leave it out')
+      raise UserError(f'{arg[name]} has an effect only with {arg.experts}=N; leave it out')
     new = self._start(target, how)
     more = None
     if experts is not None:
-      counts = experts_lib.named_counts(new.before, experts, '--experts')
+      counts = experts_lib.named_counts(new.before, experts, arg.experts)
       more = experts_lib.Wanted(counts, expert_tokens, top_k)
     sizes = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
     after = plan.larger_model(new.before, how, param_tokens, sizes, more, layers, pattern)
@@ -248,7 +247,7 @@ class Growable:
       step: The number of steps made.
     """
     if groups is not None and experts is not None:
-      raise UserError('--groups and --experts both say what to take out; give one of them')
+      raise UserError(f'{arg.groups} and {arg.experts} both say what to take out; give one of them')
     new = self._start(target, growth(moments=moments, step=step))
     if groups is not None:
       numbers = group_numbers(new.before, groups)
@@ -284,7 +283,7 @@ class Growable:
       raise UserError('every projection of this model has one group; there is nothing to remove')
     if groups >= most:
       raise UserError(
-        f'--groups is {groups}, the number of groups to keep; it must be from 1 to {most - 1}'
+        f'{arg.groups} is {groups}, the number of groups to keep; it must be from 1 to {most - 1}'
       )
     gone = range(groups + 1, most + 1)
     return self._finish(new, _choose(new, 'slice', choices.first(groups), gone))
@@ -314,9 +313,11 @@ class Growable:
       step: The number of steps made.
     """
     if (param_tokens is None) == (experts is None):
-      raise UserError('shrink needs either --param_tokens or --experts, the numbers to keep')
+      raise UserError(
+        f'shrink needs either {arg.param_tokens} or {arg.experts}, the numbers to keep'
+      )
     if experts is not None and scale:
-      raise UserError('--scale has an effect only with --param_tokens=NAME=N; leave it out')
+      arguments.needs_value('param_tokens=NAME=N', False, scale=scale)
     how = growth('zero_keys', scale=scale or 'keep', moments=moments, step=step)
     new = self._start(target, how)
     if experts is not None:
@@ -408,7 +409,7 @@ def _with_rate(
   reason = 'as rate says'
   if not factor:
     factor = plan.rate_factor(before, after)
-    reason = 'because a larger model needs a lower rate (--rate=1 keeps it)'
+    reason = f'because a larger model needs a lower rate ({arg.rate}=1 keeps it)'
   if factor == 1:
     return optim
   rate = float(f'{optim.learning_rate * factor:.3g}')
@@ -426,8 +427,8 @@ def _remove_last(new: Derivation) -> int | None:
 
 
 def _remove_experts(new: Derivation, experts: Numbers) -> int | None:
-  numbers = choices.in_order(experts, '--experts', 'experts')
-  after = experts_lib.without(new.before, numbers, '--experts')
+  numbers = choices.in_order(experts, arg.experts, 'experts')
+  after = experts_lib.without(new.before, numbers, arg.experts)
   kept = functools.partial(lookup, experts_lib.all_but(new.before, numbers))
   steps = (experts_lib.TakeExperts(new.before, after, data=kept),)
   return new.write('remove', after, steps, experts=as_text(numbers))
@@ -444,7 +445,7 @@ def _choose(new: Derivation, action: str, choice: Choice, gone: Sequence[int]) -
 def _shrink_tokens(new: Derivation, param_tokens: Counts, examples: int) -> int | None:
   """Keep the parameter tokens that matter most."""
   model = new.before
-  after = grown_model(model, named_counts(model, param_tokens, '--param_tokens'), new.config)
+  after = grown_model(model, named_counts(model, param_tokens, arg.param_tokens), new.config)
   subsets.check_smaller(model, after)
 
   def steps(params: Params) -> Steps:
@@ -458,8 +459,8 @@ def _shrink_tokens(new: Derivation, param_tokens: Counts, examples: int) -> int 
 
 
 def _shrink_experts(new: Derivation, experts: int | Counts, examples: int) -> int | None:
-  counts = experts_lib.named_counts(new.before, experts, '--experts', dense=False)
-  after = experts_lib.smaller(new.before, counts, '--experts=N')
+  counts = experts_lib.named_counts(new.before, experts, arg.experts, dense=False)
+  after = experts_lib.smaller(new.before, counts, f'{arg.experts}=N')
 
   def steps(params: Params) -> Steps:
     batch, name = new.held_out(examples)
@@ -491,10 +492,10 @@ def _most_used(
 def group_numbers(model: ModelConfig, groups: Numbers) -> tuple[int, ...]:
   """Return numbers of groups of a model, at least one, in rising order."""
   _check_has_tokens(model)
-  numbers, most = choices.in_order(groups, '--groups'), choices.most_groups(model)
+  numbers, most = choices.in_order(groups, arg.groups), choices.most_groups(model)
   if numbers[-1] > most:
     known = 'one group' if most == 1 else f'the groups 1 to {most}'
-    raise UserError(f'--groups names group {numbers[-1]}; each projection has {known} at most')
+    raise UserError(f'{arg.groups} names group {numbers[-1]}; each projection has {known} at most')
   return numbers
 
 

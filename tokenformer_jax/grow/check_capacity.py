@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax.config import ModelConfig, OptimConfig
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.model import models
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs.checkpoint import Source
@@ -69,7 +69,7 @@ def check_disk(target: paths.Path, source: Source, after: ModelConfig, moments: 
   if hosts.in_any(hosts.is_first() and needed > free):
     raise UserError(
       f'{target} takes at least {_gib(needed)}, and {_gib(free)} is free on the disk of {parent}; '
-      'make room or choose another --target'
+      f'make room or choose another {arg.target}'
     )
 
 

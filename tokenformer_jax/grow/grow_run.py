@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from tokenformer_jax.config import GrowConfig
-from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.errors import TransientError, UserError, arg
 from tokenformer_jax.grow.apply import Growth, Programs, Steps, return_freed_memory
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
@@ -116,7 +116,9 @@ def check_target(target: paths.Path, source: paths.Path | None = None) -> None:
   try:
     _check_is_new(target)
     if source is not None and _lies_in(target, source):
-      raise UserError(f'the target {target} lies in the source; choose a --target outside of it')
+      raise UserError(
+        f'the target {target} lies in the source; choose a {arg.target} outside of it'
+      )
     if paths.in_bucket(target):
       paths.make_writable(target)  # A bucket keeps no empty directory.
       return
@@ -128,7 +130,7 @@ def check_target(target: paths.Path, source: paths.Path | None = None) -> None:
     if isinstance(error, (UserError, TransientError)):
       raise
     raise UserError(
-      f'the target {target} cannot be made ({paths.reason(error)}); choose another --target'
+      f'the target {target} cannot be made ({paths.reason(error)}); choose another {arg.target}'
     ) from error
 
 
@@ -164,7 +166,7 @@ def alone(target: paths.Path) -> Iterator[None]:
   with claim.hold(
     target.with_name(f'.{target.name}.claim'),
     f'the target {target}',
-    'name another --target',
+    f'name another {arg.target}',
     doing='being written',
     together=True,
     ends_process=True,
@@ -200,7 +202,7 @@ def _whole_or_nothing(target: paths.Path) -> Iterator[paths.Path]:
     reason = checkpoint.one_line(error.__cause__ or error)
     raise UserError(
       f'{target} could not be written ({reason}); nothing is left of it; make room or choose '
-      'another --target'
+      f'another {arg.target}'
     ) from error
   finally:
     if first and not whole:

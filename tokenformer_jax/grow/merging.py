@@ -22,7 +22,7 @@ from tokenformer_jax.config import (
   token_counts,
 )
 from tokenformer_jax.config.groups import check_new_tokens_train, most_groups, named_groups
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.grow.apply import Steps
 from tokenformer_jax.grow.steps import tokens
 from tokenformer_jax.grow.subsets import added_counts, births, check_no_layers, last_births
@@ -109,8 +109,8 @@ def merged_model(ours: ModelConfig, added: Meta, config: GrowConfig) -> ModelCon
   }
   if config.method.scale == 'resize' and any(own.values()):
     raise UserError(
-      '--scale=resize is for tokens that join a group, and these come in groups of their own, '
-      'which keep their reference counts; leave it out'
+      f'{arg.scale}=resize is for tokens that join a group, and these come in groups of their '
+      'own, which keep their reference counts; leave it out'
     )
   joining = {
     name: count + counts.get(name, 0)

@@ -16,7 +16,7 @@ from tokenformer_jax.config import (
   pattentions,
 )
 from tokenformer_jax.config.groups import check_new_tokens_train
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.grow.apply import Steps
 from tokenformer_jax.grow.steps import experts, layers, tokens, widen
 from tokenformer_jax.grow.steps.step import Step
@@ -54,12 +54,13 @@ def larger_model(
   after = layers.wanted(experts.wanted(after, more) if more else after, layer_count, pattern)
   if after == model:
     kind = how.method.kind
-    needs = 'say what is to be larger, by --param_tokens=qkv=N,proj=N,ffn=N'
+    needs = f'say what is to be larger, by {arg.param_tokens}=qkv=N,proj=N,ffn=N'
     if not how.method.adds_tokens:
-      needs = f'method={kind} needs --{"ffn_width" if kind == "neurons" else "width"}=N'
+      size = 'ffn_width' if kind == 'neurons' else 'width'
+      needs = f'method={kind} needs {arg[size]}=N'
     raise UserError(
-      f'nothing would grow; {needs}; other growths have --experts=N, --layers=N, or, for a '
-      'Transformer, --width=N'
+      f'nothing would grow; {needs}; other growths have {arg.experts}=N, {arg.layers}=N, or, '
+      f'for a Transformer, {arg.width}=N'
     )
   return after
 
@@ -75,7 +76,9 @@ def _wider(
   """Return the model with other sizes of its layers; `deeper`: layers or experts are added too."""
   if not how.method.adds_tokens:
     if param_tokens is not None:
-      raise UserError(f'--param_tokens is not for method={how.method.kind}, which takes --width=N')
+      raise UserError(
+        f'{arg.param_tokens} is not for method={how.method.kind}, which takes {arg.width}=N'
+      )
     if deeper and not wide:
       return model
     check_method(model, how.method.kind)
@@ -84,14 +87,14 @@ def _wider(
     check_method(model, how.method.kind)
   if wide:
     raise UserError(
-      f'--{next(iter(wide))} is for the methods that widen a Transformer; method={how.method.kind} '
-      'adds parameter tokens (--param_tokens=qkv=N,proj=N,ffn=N); choose neurons for --ffn_width, '
-      'or net2net, net2net_fill or hypercloning'
+      f'{arg[next(iter(wide))]} is for the methods that widen a Transformer; method='
+      f'{how.method.kind} adds parameter tokens ({arg.param_tokens}=qkv=N,proj=N,ffn=N); choose '
+      f'neurons for {arg.ffn_width}, or net2net, net2net_fill or hypercloning'
     )
   counts = {}
   if param_tokens is not None:
     first = how.method.kind == 'group'
-    counts = named_counts(model, param_tokens, '--param_tokens', first=first)
+    counts = named_counts(model, param_tokens, arg.param_tokens, first=first)
   return grown_model(model, counts, how)
 
 

@@ -18,7 +18,7 @@ from tokenformer_jax.config.groups import (
   without,
 )
 from tokenformer_jax.config.pattention import Birth, births_of
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.grow import grow_run, importance, verify
 from tokenformer_jax.grow.apply import Growth, Steps
 from tokenformer_jax.grow.steps import experts, remove
@@ -38,7 +38,8 @@ def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
     last = changes[-1]
     if last.grow.method.kind == 'neurons' or _adds(last.model, meta.config.model):
       return last
-  advice = '; --groups=N,… names groups of its tokens' if most_groups(meta.config.model) > 1 else ''
+  several = most_groups(meta.config.model) > 1
+  advice = f'; {arg.groups}=N,… names groups of its tokens' if several else ''
   raise UserError(
     f'nothing was added to {directory}: it is not the result of grow or merge{advice}'
   )
@@ -105,7 +106,7 @@ def check_smaller(before: ModelConfig, after: ModelConfig) -> None:
       )
   if smaller == token_counts(before):
     raise UserError(
-      'nothing would shrink; give smaller counts by --param_tokens=qkv=N,proj=N,ffn=N'
+      f'nothing would shrink; give smaller counts by {arg.param_tokens}=qkv=N,proj=N,ffn=N'
     )
 
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig, to_json
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.model import flops
 from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.parallel.messages import say
@@ -239,9 +239,9 @@ def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:
   rows = config.data.batch_size // rules.shard_count('batch', mesh)
   less = 'offload' if train.remat == 'full' else 'full'
   remedies = {
-    f'--config.train.remat={less}': train.remat not in ('auto', 'offload'),
-    '--config.train.layers=scan': train.layers not in ('auto', 'scan'),
-    f'--config.optim.accumulation_steps={steps} (or a smaller batch: it is {rows} a device)': (
+    f'{arg.config}.train.remat={less}': train.remat not in ('auto', 'offload'),
+    f'{arg.config}.train.layers=scan': train.layers not in ('auto', 'scan'),
+    f'{arg.config}.optim.accumulation_steps={steps} (or a smaller batch: it is {rows} a device)': (
       rows % steps == 0
     ),
     'more of the mesh in config.mesh.fsdp or tokens, and less in replica': (

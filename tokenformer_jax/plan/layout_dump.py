@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 
 T = TypeVar('T')
 
@@ -130,8 +130,8 @@ def _died(status: int | None) -> str:
   if status == -signal.SIGKILL:
     return (
       'the compiler was killed, as a system does that runs out of memory: compiling many layers '
-      'without a loop takes over 10 GB; close other programs, or try --config.train.layers=scan, '
-      'or --quick'
+      'without a loop takes over 10 GB; close other programs, or try '
+      f'{arg.config}.train.layers=scan, or {arg.quick}'
     )
   return f'the compiler ended with status {status}, without an answer'
 

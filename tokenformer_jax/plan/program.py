@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig, with_references
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.model import kernels
 from tokenformer_jax.plan import layout_dump
 from tokenformer_jax.steps import fit
@@ -72,7 +72,7 @@ def _filled_in(config: Config) -> Config:
     size = task.data_size_key
     raise UserError(
       f'config.model.{size} is 0, which takes the size from the data, and the data cannot be read: '
-      f'{error}; give --config.model.{size}=N, with which a plan needs no data'
+      f'{error}; give {arg.config}.model.{size}=N, with which a plan needs no data'
     ) from error
 
 

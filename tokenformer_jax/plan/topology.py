@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.errors import UserError, arg, nearest
 from tokenformer_jax.plan.chips import CHIPS, Chip
 
 
@@ -44,7 +44,7 @@ def parse(name: str, slices: int = 1) -> Topology:
   if chip_name not in CHIPS:
     first = chip_name.lower().partition('-')[0]  # v6e, for an accelerator type such as v6e-256
     hint = nearest(first if first in CHIPS else chip_name.lower(), CHIPS)
-    raise UserError(f'--topology={name}: {chip_name!r} is not a known chip{hint}')
+    raise UserError(f'{arg.topology}={name}: {chip_name!r} is not a known chip{hint}')
   chip = CHIPS[chip_name]
   pattern, example = {
     2: (r'\d+x\d+', '4x4'),
@@ -52,7 +52,7 @@ def parse(name: str, slices: int = 1) -> Topology:
   }[chip.torus]
   if not re.fullmatch(pattern, shape) or 0 in map(int, shape.split('x')):
     raise UserError(
-      f'--topology={name} has the shape {shape!r}; give a shape as in {chip_name}:{example}'
+      f'{arg.topology}={name} has the shape {shape!r}; give a shape as in {chip_name}:{example}'
     )
   return Topology(chip, name, slices)
 
@@ -72,7 +72,7 @@ def devices(topology: Topology) -> list[Any]:
       return list(topologies.get_topology_desc(topology.name, 'tpu', **options).devices)
   except jax.errors.JaxRuntimeError as error:
     raise UserError(
-      f'libtpu cannot make --topology={topology.name} '
+      f'libtpu cannot make {arg.topology}={topology.name} '
       f'({" ".join(str(error).split())[:300]}); the shapes of slices are on '
       'cloud.google.com/tpu/docs, on the page of each generation'
     ) from error

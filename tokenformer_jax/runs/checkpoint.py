@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from absl import logging
 
-from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.errors import TransientError, UserError, arg
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs import checkpoint_meta, checksum, orbax_setup
 from tokenformer_jax.runs.checkpoint_meta import Meta
@@ -213,8 +213,8 @@ class Checkpoints:
         f'{failure}this may pass by itself: run the same command again to continue from there'
       ) from cause
     raise UserError(
-      f'{failure}free space or choose another --workdir, then run the same command to continue '
-      'from there'
+      f'{failure}free space or choose another {arg.workdir}, then run the same command to '
+      'continue from there'
     ) from cause
 
   def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tokenformer_jax.config import Config
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, metrics, pictures, saved_config, spent_flops
@@ -100,14 +100,14 @@ def _axis(run: paths.Path, x: str) -> Callable[[float], float]:
   """Return the function from a step of a run to its value on the x axis."""
   if x == 'steps':
     return lambda step: step
-  config = saved_config.read(run / 'config.json', 'use --x=steps', needed_by=f'--x={x}')
+  config = saved_config.read(run / 'config.json', f'use {arg.x}=steps', needed_by=f'{arg.x}={x}')
   lineage, batches = _past(run, config, x)
   if x == 'flops':
     return functools.partial(spent_flops.until, lineage, config, batches)
   if x == 'examples':
     return lambda step: batches_lib.samples(batches, step)
   if config.model.kind != 'lm':
-    raise UserError(f'{run} trains on images, which have no tokens; use --x=examples')
+    raise UserError(f'{run} trains on images, which have no tokens; use {arg.x}=examples')
   return lambda step: batches_lib.tokens(batches, step)
 
 

@@ -10,7 +10,7 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig, names
 from tokenformer_jax.data.order import Position
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps import schedules
@@ -101,8 +101,8 @@ def _check_same_optimizer(config: Config, meta: Meta, where: str, *, resumes: bo
   advice = 'set config.grow.moments=drop, with which the new one begins with empty statistics'
   if resumes:
     advice = (
-      'start another run from it with the new one (--workdir=NEW_DIR --config.init_from=DIR '
-      '--config.grow.moments=drop)'
+      f'start another run from it with the new one ({arg.workdir}=NEW_DIR '
+      f'{arg.config}.init_from=DIR {arg.config}.grow.moments=drop)'
     )
   raise UserError(
     f'config.optim.kind is {ours}, but {where} was trained with {theirs}, whose statistics mean '
@@ -125,7 +125,7 @@ def check_order(config: Config, origin: Origin, digests: Sequence[str] = ()) -> 
     raise UserError(
       f'{" and ".join(changes)}, so the data would come in another order than the one in which '
       f'{origin.where} has seen {own.seen.samples:,} samples; put that back, choose another '
-      f'--workdir, or set config.data.new_order_at={own.step}, which begins the new order with '
+      f'{arg.workdir}, or set config.data.new_order_at={own.step}, which begins the new order with '
       'its first sample'
     )
 
@@ -141,7 +141,7 @@ def check_data(config: Config, origin: Origin, task: tasks.Task) -> None:
     raise UserError(
       f'{origin.where} does not fit config.data.source={config.data.source}: {reason}; choose the '
       'images that it was trained on, or start another run from it, with a new head '
-      '(--workdir=NEW_DIR --config.init_from=DIR)'
+      f'({arg.workdir}=NEW_DIR {arg.config}.init_from=DIR)'
     )
   check_order(config, origin, task.digests)
 
@@ -169,14 +169,14 @@ def check_decay_start(config: Config, origin: Origin, growth: LastGrowth | None)
     raise UserError(
       f'config.train.decay_from is {begin}, but {origin.where} has made {meta.updates} updates, so '
       'the decay would have begun in the past; set it to that number or more, or start from an '
-      'earlier checkpoint (--workdir=NEW_DIR --config.init_from=DIR@STEP)'
+      f'earlier checkpoint ({arg.workdir}=NEW_DIR {arg.config}.init_from=DIR@STEP)'
     )
   if _is_decaying(meta):
     theirs = meta.config
     raise UserError(
       f'config.train.decay_from is {begin}, but the rate of {origin.where} has begun to decay '
       f'already (optim.schedule={theirs.optim.schedule.kind} of {theirs.train.steps} steps); start '
-      'from an earlier checkpoint (--config.init_from=DIR@STEP), or from a run with '
+      f'from an earlier checkpoint ({arg.config}.init_from=DIR@STEP), or from a run with '
       'optim.schedule=wsd or constant'
     )
 
@@ -208,7 +208,8 @@ def check_finished(config: Config, origin: Origin, section: str = '') -> None:
     raise UserError(
       f'{origin.where} has made config.train.steps={config.train.steps} steps already, so none '
       f'would be made with what differs from its settings ({"; ".join(changed)}); choose '
-      '--workdir=NEW_DIR to train a new run, or raise config.train.steps to go on with this one'
+      f'{arg.workdir}=NEW_DIR to train a new run, or raise config.train.steps to go on with '
+      'this one'
     )
 
 

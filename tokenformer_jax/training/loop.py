@@ -10,7 +10,7 @@ import jax
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, profile_range
-from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.errors import TransientError, UserError, arg
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import hosts, messages, sharding
@@ -62,7 +62,7 @@ def train_or_stop(
   with claim_lib.hold(
     workdir / 'claim',
     f'the work directory {workdir}',
-    'choose another --workdir',
+    f'choose another {arg.workdir}',
     together=True,
     ends_process=ends_process,
   ) as claim:
@@ -127,7 +127,7 @@ class Trainer:
     if first >= steps:
       continuation.check_finished(self.config, run.origin)
       messages.say(
-        f'{run.workdir} is trained to step {first} already; raise --config.train.steps to go on'
+        f'{run.workdir} is trained to step {first} already; raise {arg.config}.train.steps to go on'
       )
       return state
     continuation.say_changes(self.config, run.origin, run.position, self.task.digests)
@@ -349,7 +349,7 @@ def _make_writable(workdir: paths.Path) -> None:
   except paths.errors(workdir) as error:
     reason = paths.reason(error)
     raise UserError(
-      f'the work directory {workdir} cannot be written ({reason}); choose another --workdir'
+      f'the work directory {workdir} cannot be written ({reason}); choose another {arg.workdir}'
     ) from error
 
 

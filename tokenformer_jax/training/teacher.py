@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from tokenformer_jax.config import Config
 from tokenformer_jax.data import tokenizers
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
@@ -20,11 +20,6 @@ from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta, TeacherRecord
 from tokenformer_jax.storage import paths
 from tokenformer_jax.training.origin import Origin
-
-_ANOTHER = (
-  'or start another run from it with another teacher or none (--workdir=NEW_DIR '
-  '--config.init_from=DIR)'
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,12 +103,16 @@ def find(config: Config, origin: Origin) -> Teacher | None:
   """
   kept = origin.own.teacher if origin.own else None
   source = config.distill.teacher
+  other = (
+    f'or start another run from it with another teacher or none ({arg.workdir}=NEW_DIR '
+    f'{arg.config}.init_from=DIR)'
+  )
   if not source:
     if kept is None:
       return None
     raise UserError(
       f'{origin.where} was trained with the teacher {kept.source}, and config.distill.teacher is '
-      f'empty; set it to that, {_ANOTHER}'
+      f'empty; set it to that, {other}'
     )
   try:
     directory, step = paths.split_source(source)
@@ -123,13 +122,13 @@ def find(config: Config, origin: Origin) -> Teacher | None:
       named = source
     opened = checkpoint.open_source(named, checkpoint.check_is_language_model)
   except UserError as error:
-    needed = f'; {origin.where} was trained with it: put it back, {_ANOTHER}' if kept else ''
+    needed = f'; {origin.where} was trained with it: put it back, {other}' if kept else ''
     raise UserError(f'config.distill.teacher={source}: {error}{needed}') from error
   record = TeacherRecord(f'{directory}@{opened.meta.step}', _digest(opened.meta))
   if kept and kept.digest != record.digest:
     raise UserError(
       f'config.distill.teacher={source} has other parameters than {kept.source}, the teacher that '
-      f'{origin.where} was trained with; name that one, {_ANOTHER}'
+      f'{origin.where} was trained with; name that one, {other}'
     )
   _check_tokenizer(config, origin, opened.meta)
   return Teacher(record, opened)

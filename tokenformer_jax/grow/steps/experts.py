@@ -34,7 +34,7 @@ from tokenformer_jax.config import (
 from tokenformer_jax.config.check_model import check_model
 from tokenformer_jax.config.matching import copies_dense, new_experts
 from tokenformer_jax.config.model import layer_path
-from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.errors import UserError, arg, nearest
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Selection, Step
 from tokenformer_jax.model import models
 from tokenformer_jax.model.mlp import hidden_width
@@ -79,12 +79,12 @@ def _with_experts(ffn: Any, count: int, more: Wanted, path: str) -> ExpertsConfi
   """Return a feed-forward part with `count` experts."""
   if more.tokens is not None and not isinstance(ffn, PattentionConfig):
     advice = (
-      'its experts grow by --param_tokens=ffn.expert=N --method=zero_keys'
+      f'its experts grow by {arg.param_tokens}=ffn.expert=N {arg.method}=zero_keys'
       if isinstance(ffn, ExpertsConfig)
       else 'its copies are as large as it is'
     )
     raise UserError(
-      f'--expert_tokens is for new experts beside a Pattention, and {path}.kind is {ffn.kind}; '
+      f'{arg.expert_tokens} is for new experts beside a Pattention, and {path}.kind is {ffn.kind}; '
       f'leave it out ({advice})'
     )
   if isinstance(ffn, ExpertsConfig):

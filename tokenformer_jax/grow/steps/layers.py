@@ -30,7 +30,7 @@ from tokenformer_jax.config import (
 from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.config.model import BASE, layer_path
 from tokenformer_jax.config.pattern import Repeat
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Selection, Step
 from tokenformer_jax.model import models, trunk
 from tokenformer_jax.model.params import Params, Path, lookup
@@ -41,24 +41,26 @@ _COPYING = ('copies', 'whole_copies')
 def wanted(model: ModelConfig, layers: int | None, pattern: str | None) -> ModelConfig:
   """Return a model with more layers of a single row, or with a new pattern; or the model itself."""
   if layers is not None and pattern is not None:
-    raise UserError('--layers and --pattern both say which layers there are; give one of them')
+    raise UserError(
+      f'{arg.layers} and {arg.pattern} both say which layers there are; give one of them'
+    )
   if pattern is not None:
     known = (BASE, *model.variants)
-    text = pattern_lib.as_text(pattern_lib.parse(pattern, known, '--pattern'))
+    text = pattern_lib.as_text(pattern_lib.parse(pattern, known, arg.pattern))
     return with_references(dataclasses.replace(model, pattern=text))
   if layers is None:
     return model
   (row, _), *others = model.repeats
   if others:
     raise UserError(
-      f'--layers={layers} does not say which layers of the pattern {model.pattern!r} are to be '
-      'more; write the new pattern: --pattern=…'
+      f'{arg.layers}={layers} does not say which layers of the pattern {model.pattern!r} are '
+      f'to be more; write the new pattern: {arg.pattern}=…'
     )
   if layers < model.depth or layers % len(row):
     multiple = f' of whole rows of {len(row)}' if len(row) > 1 else ''
     raise UserError(
-      f'--layers is {layers}, and the model has {model.depth} layers{multiple}; it must be '
-      f'{"a multiple of the row and " if multiple else ""}at least as many'
+      f'{arg.layers} is {layers}, and the model has {model.depth} layers{multiple}; it must '
+      f'be {"a multiple of the row and " if multiple else ""}at least as many'
     )
   text = pattern_lib.as_text([Repeat(row, layers // len(row))])
   return dataclasses.replace(model, pattern=text)

@@ -15,7 +15,7 @@ from tokenformer_jax.config.layer import map_parts, parts
 from tokenformer_jax.config.mixers import LinearConfig, SoftmaxConfig, width_of_heads
 from tokenformer_jax.config.pattention import GELU, GELUScore, TokenGroup, from_groups
 from tokenformer_jax.config.projections import projection_name
-from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.errors import UserError, arg, nearest
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Step
 from tokenformer_jax.model.mlp import hidden_width
 from tokenformer_jax.model.params import Path
@@ -40,7 +40,7 @@ def wanted(model: ModelConfig, names: str | None) -> ModelConfig:
     chosen = [name.strip() for name in names.split(',')]
     for name in chosen:
       if name not in reasons:
-        raise UserError(f'--matrices names {name!r}{nearest(name, reasons)}')
+        raise UserError(f'{arg.matrices} names {name!r}{nearest(name, reasons)}')
       if reason := reasons[name]:
         raise UserError(f'{name} cannot become parameter tokens: {reason}')
   if not chosen:

@@ -27,7 +27,7 @@ import numpy as np
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import MLPConfig, ModelConfig
 from tokenformer_jax.config.mixers import width_of_heads
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.grow.steps.remove import KeepFirst
 from tokenformer_jax.grow.steps.step import Arrays, Keys, Step, owners, with_noise, with_zeros
 from tokenformer_jax.model import models
@@ -84,12 +84,12 @@ def resized(
   if heads % old.sharing:
     raise UserError(
       f'each head of keys serves {old.sharing} heads of queries, and {heads} is not a multiple of '
-      f'{old.sharing}; give --heads=N as well'
+      f'{old.sharing}; give {arg.heads}=N as well'
     )
   if len(set(old.hidden)) > 1 and ffn_width is not None:
     raise UserError(
       f'the MLPs of this model have different widths, {", ".join(map(str, old.hidden))}, and '
-      '--ffn_width would be that of all; leave it out to widen what is around them'
+      f'{arg.ffn_width} would be that of all; leave it out to widen what is around them'
     )
 
   def other(path: str, part: Any) -> Any:
@@ -99,7 +99,9 @@ def resized(
     if not hasattr(part, 'heads'):
       return part
     if width % heads and not getattr(part, 'head_width', 0):
-      raise UserError(f'width {width} is not a multiple of {heads} heads; give --heads=N as well')
+      raise UserError(
+        f'width {width} is not a multiple of {heads} heads; give {arg.heads}=N as well'
+      )
     served = {'kv_heads': heads // old.sharing} if getattr(part, 'kv_heads', 0) else {}
     return dataclasses.replace(part, heads=heads, **served)
 
@@ -355,8 +357,8 @@ class AddNeurons(FillBlocks):
     before, after = self.sizes
     if before._replace(hidden=()) != after._replace(hidden=()):
       raise UserError(
-        'method=neurons needs --ffn_width=N, and keeps the width and the heads; leave --width and '
-        '--heads out, or choose net2net or hypercloning for them'
+        f'method=neurons needs {arg.ffn_width}=N, and keeps the width and the heads; leave '
+        f'{arg.width} and {arg.heads} out, or choose net2net or hypercloning for them'
       )
 
   def inexact(self) -> str:
