@@ -96,8 +96,8 @@ class BiasBalanceConfig:
   rate: Float = key(0.001, 'u, by which the bias moves against the sign of the excess', above=0)
 
 
-BALANCES = table(LossBalanceConfig, BiasBalanceConfig, NoBalanceConfig)
-Balance = Annotated[LossBalanceConfig | BiasBalanceConfig | NoBalanceConfig, OneOf(BALANCES)]
+_Balances = LossBalanceConfig | BiasBalanceConfig | NoBalanceConfig
+Balance = Annotated[_Balances, OneOf(table(_Balances))]
 
 
 @section
@@ -129,13 +129,12 @@ class GroupedConfig:
   )
 
 
-DISPATCHES = table(CapacityConfig, GroupedConfig)
-Dispatch = Annotated[CapacityConfig | GroupedConfig, OneOf(DISPATCHES)]
-Expert = Annotated[MLPConfig | PattentionConfig, OneOf(table(MLPConfig, PattentionConfig))]
-SharedExpert = Annotated[
-  PattentionConfig | MLPConfig | NoFeedForwardConfig,
-  OneOf(table(PattentionConfig, MLPConfig, NoFeedForwardConfig)),
-]
+_Dispatches = CapacityConfig | GroupedConfig
+_Experts = MLPConfig | PattentionConfig
+_SharedExperts = PattentionConfig | MLPConfig | NoFeedForwardConfig
+Dispatch = Annotated[_Dispatches, OneOf(table(_Dispatches))]
+Expert = Annotated[_Experts, OneOf(table(_Experts))]
+SharedExpert = Annotated[_SharedExperts, OneOf(table(_SharedExperts))]
 
 
 @section
@@ -162,7 +161,5 @@ class ExpertsConfig:
   )
 
 
-FEED_FORWARDS = table(PattentionConfig, MLPConfig, ExpertsConfig, NoFeedForwardConfig)
-FeedForward = Annotated[
-  PattentionConfig | MLPConfig | ExpertsConfig | NoFeedForwardConfig, OneOf(FEED_FORWARDS)
-]
+_FeedForwards = PattentionConfig | MLPConfig | ExpertsConfig | NoFeedForwardConfig
+FeedForward = Annotated[_FeedForwards, OneOf(table(_FeedForwards))]

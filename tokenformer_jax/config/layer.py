@@ -58,10 +58,8 @@ class SandwichConfig:
   before: Bool = key(True, 'a norm before each part as well; without: x + norm(mixer(x)) (OLMo 2)')
 
 
-WIRINGS = table(PreNormConfig, PostNormConfig, SkiplessConfig, ParallelConfig, SandwichConfig)
-Wiring = Annotated[
-  PreNormConfig | PostNormConfig | SkiplessConfig | ParallelConfig | SandwichConfig, OneOf(WIRINGS)
-]
+Wirings = PreNormConfig | PostNormConfig | SkiplessConfig | ParallelConfig | SandwichConfig
+Wiring = Annotated[Wirings, OneOf(table(Wirings))]
 Norm = Literal['plain', 'bias', 'affine', 'rms', 'rms_plain', 'rms_offset', 'none']
 
 

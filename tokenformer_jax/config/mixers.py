@@ -89,8 +89,8 @@ class NoPositionsConfig:
   kind: ClassVar[str] = 'none'
 
 
-POSITIONS = table(RotaryConfig, NoPositionsConfig)
-Positions = Annotated[RotaryConfig | NoPositionsConfig, OneOf(POSITIONS)]
+_Positions = RotaryConfig | NoPositionsConfig
+Positions = Annotated[_Positions, OneOf(table(_Positions))]
 
 
 @section
@@ -130,8 +130,8 @@ class AsKeyConfig:
   kind: ClassVar[str] = 'as_key'
 
 
-VALUES = table(AsKeyConfig, PattentionConfig, DenseConfig, NoProjectionConfig)
-Value = Annotated[AsKeyConfig | PattentionConfig | DenseConfig | NoProjectionConfig, OneOf(VALUES)]
+_Values = AsKeyConfig | PattentionConfig | DenseConfig | NoProjectionConfig
+Value = Annotated[_Values, OneOf(table(_Values))]
 _UNIT_HEAD = 128
 _WINDOW = 'positions that a token attends to, itself included. 0: all before it'
 
@@ -219,8 +219,9 @@ class LinearConfig:
 
 
 # A mixer is named here and in `blocks.MIXERS`.
-MIXERS = table(SoftmaxConfig, GatedUnitConfig, LinearConfig)
-Mixer = Annotated[SoftmaxConfig | GatedUnitConfig | LinearConfig, OneOf(MIXERS)]
+_Mixers = SoftmaxConfig | GatedUnitConfig | LinearConfig
+MIXERS = table(_Mixers)
+Mixer = Annotated[_Mixers, OneOf(MIXERS)]
 
 
 def width_of_heads(mixer: Any, width: int) -> int:

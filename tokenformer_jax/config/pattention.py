@@ -361,8 +361,8 @@ class NoProjectionConfig:
   kind: ClassVar[str] = 'none'
 
 
-ADDED_TOKENS = table(NoProjectionConfig, PattentionConfig)
-AddedTokens = Annotated[NoProjectionConfig | PattentionConfig, OneOf(ADDED_TOKENS)]
+_AddedTokens = NoProjectionConfig | PattentionConfig
+AddedTokens = Annotated[_AddedTokens, OneOf(table(_AddedTokens))]
 
 
 @section
@@ -380,9 +380,7 @@ class DenseConfig:
   )
 
 
-PROJECTIONS = table(PattentionConfig, DenseConfig)
-MAYBE_PROJECTIONS = table(PattentionConfig, DenseConfig, NoProjectionConfig)
-Projection = Annotated[PattentionConfig | DenseConfig, OneOf(PROJECTIONS)]
-MaybeProjection = Annotated[
-  PattentionConfig | DenseConfig | NoProjectionConfig, OneOf(MAYBE_PROJECTIONS)
-]
+_Projections = PattentionConfig | DenseConfig
+_MaybeProjections = PattentionConfig | DenseConfig | NoProjectionConfig
+Projection = Annotated[_Projections, OneOf(table(_Projections))]
+MaybeProjection = Annotated[_MaybeProjections, OneOf(table(_MaybeProjections))]

@@ -128,9 +128,9 @@ class OneOf:
     return adapter(self.kinds[kind]).validate_python(own)
 
 
-def table(*kinds: type) -> dict[str, type]:
-  """Return sections by their class attribute `kind`."""
-  return {one.kind: one for one in kinds}
+def table(*kinds: Any) -> dict[str, type]:
+  """Return sections, or those of a union, by their class attribute `kind`."""
+  return {one.kind: one for given in kinds for one in typing.get_args(given) or (given,)}
 
 
 class Named(Mapping[str, _T]):

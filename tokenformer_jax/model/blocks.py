@@ -99,7 +99,7 @@ def parallel(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | Non
   return _sharded(y_BxTxD + feed(fed_BxTxD))
 
 
-# By kind of `config.layer.WIRINGS`: how a block joins norms, mixer and feed-forward part.
+# By kind of `config.layer.Wirings`: how a block joins norms, mixer and feed-forward part.
 WIRINGS = {
   'pre_norm': pre_norm, 'post_norm': post_norm, 'skipless': skipless, 'parallel': parallel,
   'sandwich': pre_norm,
