@@ -114,7 +114,7 @@ def test_impossible_numbers_of_layers_are_refused():
   for model, layers, sentence in (
     (SOURCE, 1, 'at least as many'),
     (rows, 7, 'a multiple of the row'),
-    (KINDS, 8, 'write the new pattern: --pattern='),
+    (KINDS, 8, 'write the new pattern: pattern='),
   ):
     with pytest.raises(UserError, match=sentence):
       layers_lib.wanted(model, layers, None)

@@ -4,8 +4,7 @@ from tokenformer_jax.config import ModelConfig, TokenGroup, is_of_experts
 from tokenformer_jax.config.groups import named_groups
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.parallel import messages
-from tokenformer_jax.runs.checkpoint_meta import Meta
-from tokenformer_jax.steps.last_growth import changes_of_tokens
+from tokenformer_jax.runs.checkpoint_meta import Meta, last_addition
 
 
 def render(meta: Meta) -> str:
@@ -42,12 +41,10 @@ def _heading(name: str, model: ModelConfig) -> str:
 
 def _old_births(meta: Meta) -> set[str]:
   """Return the runs whose tokens `optim.old_tokens=freeze` freezes."""
-  changes = changes_of_tokens(meta.lineage)
-  if meta.config.optim.old_tokens != 'freeze' or not changes:
+  last, later = last_addition(meta.lineage)
+  if meta.config.optim.old_tokens != 'freeze' or last is None or later:
     return set()
-  if changes[-1].action not in ('grow', 'merge'):
-    return set()
-  before = named_groups(changes[-1].model)
+  before = named_groups(last.model)
   return {birth.run for groups in before.values() for group in groups for birth in group.born}
 
 

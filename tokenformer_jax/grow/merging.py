@@ -44,7 +44,7 @@ _READ_BY_TOKENS = (
 def check(source: Source, added: Source, how: GrowConfig) -> ModelConfig:
   """Return the model after a merge that can be made; warn if tokens get another scale."""
   ours, theirs, lineage = source.meta.config.model, added.meta.config.model, added.meta.lineage
-  if lineage and lineage[-1].action == 'grow':
+  if lineage and lineage[-1].adds:
     check_no_layers(lineage[-1], theirs, added.directory)
   check_mergeable(ours, theirs)
   if added.meta.contents != 'added_tokens' and theirs.experts:

@@ -224,7 +224,7 @@ def check_no_duplicated_layers(steps: Steps, lineage: Lineage, step: int) -> Non
       return
     how, step = ancestor.grow, ancestor.step
     copies = how.method.copies or how.method.new_keys == 'copies'
-    if ancestor.action == 'grow' and copies and not how.method.noise:
+    if copies and not how.method.noise:
       raise UserError(
         f'the growth of {ancestor.source} made copies that differ only in what they add, which '
         'place=copies sets to zero in new layers, so that they could stay equal for ever; train '

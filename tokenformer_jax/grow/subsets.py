@@ -24,20 +24,18 @@ from tokenformer_jax.grow.apply import Growth, Steps
 from tokenformer_jax.grow.steps import experts, remove
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, lookup
+from tokenformer_jax.runs import checkpoint_meta
 from tokenformer_jax.runs.checkpoint import Source
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage, Meta
-from tokenformer_jax.steps.last_growth import changes_of_tokens
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch, Task
 
 
 def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
   """Return the growth or merge that added the last tokens or layers of a model."""
-  changes = changes_of_tokens(meta.lineage)
-  if changes and changes[-1].action in ('grow', 'merge'):
-    last = changes[-1]
-    if last.grow.method.kind == 'neurons' or _adds(last.model, meta.config.model):
-      return last
+  last, later = checkpoint_meta.last_addition(meta.lineage)
+  if last is not None and not later and _adds(last, meta.config.model):
+    return last
   several = most_groups(meta.config.model) > 1
   advice = f'; {arg.groups}=N,… names groups of its tokens' if several else ''
   raise UserError(
@@ -45,10 +43,13 @@ def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
   )
 
 
-def _adds(before: ModelConfig, after: ModelConfig) -> bool:
-  """Return whether `after` has more tokens, experts or layers, and the same width."""
+def _adds(last: Ancestor, after: ModelConfig) -> bool:
+  """Return whether a growth or merge added neurons, or tokens, experts or layers of one width."""
+  before = last.model
+  if last.grow.method.kind == 'neurons' or before.width != after.width:
+    return before.width == after.width
   same_layers = matching.shallow(before, after)
-  return before.width == after.width and (
+  return (
     before.repeats != after.repeats
     or experts.narrow(before, same_layers) != same_layers
     or token_counts(before) != token_counts(same_layers)

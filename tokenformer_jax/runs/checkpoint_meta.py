@@ -42,8 +42,28 @@ class Ancestor:
     """Return the step at which the new model begins."""
     return 0 if self.grow.step == 'restart' else self.step
 
+  @property
+  def adds(self) -> bool:
+    """Return whether the action added tokens, neurons, experts or layers."""
+    return self.action in ('grow', 'merge')
+
+  @property
+  def keeps(self) -> bool:
+    """Return whether the action kept all tokens, their moments and the count of updates."""
+    return self.action in ('scale', 'freeze')
+
 
 Lineage = tuple[Ancestor, ...]  # the oldest first
+
+
+def last_addition(lineage: Lineage) -> tuple[Ancestor | None, Lineage]:
+  """Return the last entry that added to a model, if any, and later ones that changed its arrays."""
+  later: Lineage = ()
+  for entry in reversed(lineage):
+    if entry.adds:
+      return entry, later
+    later = later if entry.keeps else (entry, *later)
+  return None, later
 
 
 @dataclasses.dataclass(frozen=True)

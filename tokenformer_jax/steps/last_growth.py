@@ -13,31 +13,19 @@ from tokenformer_jax.config import pattern as pattern_lib
 from tokenformer_jax.config.groups import adds_groups
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Definition, ParamInfo, Params
-from tokenformer_jax.runs.checkpoint_meta import Lineage
+from tokenformer_jax.runs.checkpoint_meta import Lineage, last_addition
 from tokenformer_jax.steps.entries import NO_NEW_EXPERTS, Entries, LastGrowth, old_entries
-
-
-def changes_of_tokens(lineage: Lineage) -> Lineage:
-  """Return the entries that changed a model's arrays or counters.
-
-  The actions scale and freeze keep the tokens, the moments and the counts of updates.
-  """
-  return tuple(entry for entry in lineage if entry.action not in ('scale', 'freeze'))
 
 
 def last_growth(lineage: Lineage, model: ModelConfig) -> LastGrowth | None:
   """Return the last growth of a model, or None if its lineage has none.
 
-  Only grow and merge add something. After an action that takes something out, or that writes a
-  matrix as tokens, all of the model is old, and the count of the growth before it stays.
+  After an action that takes something out, or that writes a matrix as tokens, all of the model is
+  old, and the count of the growth before it stays.
   """
-  changes = changes_of_tokens(lineage)
-  last = max(
-    (i for i, entry in enumerate(changes) if entry.action in ('grow', 'merge')), default=-1
-  )
-  if last < 0:
+  growth, later = last_addition(lineage)
+  if growth is None:
     return None
-  growth, later = changes[last], changes[last + 1 :]
   if not later:
     made = growth_from(growth.model, model, growth.grow.place, growth.updates)
     return _with_old_neurons(made, model) if growth.grow.method.kind == 'neurons' else made
