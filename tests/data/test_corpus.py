@@ -153,7 +153,11 @@ def test_a_validation_source_that_cannot_be_one(tmp_path):
 
 @pytest.mark.parametrize(
   ('fraction', 'documents', 'moved'),
-  [(1e-9, (13, 1), 'no'), (0.5, (5, 9), ''), (1 - 1e-9, (1, 13), 'every')],
+  [
+    (1e-9, (13, 1), '0 characters'),
+    (0.5, (5, 9), ''),
+    (1 - 1e-9, (1, 13), 'every document'),
+  ],
 )
 def test_a_small_source_has_a_document_in_each_split(tmp_path, capsys, fraction, documents, moved):
   lines = [json.dumps({'text': f'document {i} {i * i} '}) for i in range(14)]
@@ -166,7 +170,7 @@ def test_a_small_source_has_a_document_in_each_split(tmp_path, capsys, fraction,
     store.index.total('validation', 'documents'),
   ) == documents
   said = capsys.readouterr().err
-  assert (f'holds out {moved} document by its hash' in said) == bool(moved)
+  assert (f'holds out {moved} by' in said) == bool(moved)
   path.write_text('\n'.join(reversed(lines)))
   other = prepare(config)
   assert sorted(other.validation[:]) == sorted(store.validation[:]), (
@@ -174,14 +178,17 @@ def test_a_small_source_has_a_document_in_each_split(tmp_path, capsys, fraction,
   )
 
 
-def test_a_split_without_documents_gets_its_fraction_of_the_text(tmp_path, capsys):
-  """One short document would be too few tokens for a sequence."""
+@pytest.mark.parametrize(
+  ('fraction', 'by_hash', 'documents'),
+  [(0.15, '0 characters', 2), (0.25, '6 characters', 3), (0.35, '', 2)],
+)
+def test_a_split_of_little_text_gets_its_fraction(tmp_path, capsys, fraction, by_hash, documents):
+  """One short page would be too few tokens for a sequence."""
   path = tmp_path / 'a.jsonl'
   path.write_text('\n'.join(json.dumps({'text': f'part {i}'}) for i in range(10)))
-  store = prepare(byte_config(tmp_path, f'files:{path}', validation_fraction=0.15))
-  held_out, total = len(store.validation), len(store.validation) + len(store.train)
-  assert 'holds out no document by its hash, so the 2 with' in capsys.readouterr().err
-  assert held_out == 0.2 * total
+  store = prepare(byte_config(tmp_path, f'files:{path}', validation_fraction=fraction))
+  assert store.index.total('validation', 'documents') == documents
+  assert (f'holds out {by_hash} by their hashes' in capsys.readouterr().err) == bool(by_hash)
 
 
 def test_equal_documents_cannot_be_split(tmp_path):

@@ -2,8 +2,8 @@
 
 If validation has its own source, each source is one split. Otherwise a hash of a document's text
 selects the split, so adding or moving documents moves no other document. If that leaves a split
-empty, it gets the documents with the nearest hashes. A source of one document is cut at the start
-of a line, and its end is the validation split.
+empty or short of text, it gets the documents with the nearest hashes. A source of one document is
+cut at the start of a line, and its end is the validation split.
 
 A long text comes in pieces, because a BPE needs 160 times the memory of the text that it encodes.
 """
@@ -25,7 +25,7 @@ from tokenformer_jax.data.lone_text import LoneText
 from tokenformer_jax.data.sources import PLUS, open_source
 from tokenformer_jax.data.text_unique import find_repeated
 from tokenformer_jax.data.tokenizers import Spans
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.parallel.messages import say
 
 SPLITS = ('train', 'validation')
@@ -35,6 +35,8 @@ UNIT_BYTES = 128 * 2**20  # of text, tokenized into one shard
 _LONGEST_WHOLE = 16 * 2**20  # characters; a longer document is encoded in pieces
 _PIECE_CHARACTERS = 2**20
 _HASHES = 2**64
+_LONG = 2**16  # characters of held-out text, enough for sequences of any length
+_MANY = 10_000  # documents, of which a hash holds out a fraction
 _HELD_OUT = ('validation', 'test', 'train')  # TFDS splits in order of preference
 _T = TypeVar('_T')
 
@@ -120,36 +122,41 @@ class Corpus:
   def _share(self) -> float | fractions.Fraction:
     """The share of all hashes, from the smallest on, that is held out; it leaves no split empty.
 
-    Documents are read until both splits have one. If no hash is below the fraction, the smallest
-    ones are held out until their documents are that fraction of the text.
+    Documents are read until both splits have one, and they are many or much is held out. If all are
+    read, and those below the fraction have less than half of it of the text, the next ones are held
+    out too, until they have all of it.
     """
     bound = self.fraction * _HASHES
-    lowest, highest = _HASHES, -1
     characters: dict[int, int] = {}  # of the documents, by hash
+    held_out, trained_on = 0, False
     for document in self.source.documents(self.bad):
       if self.template and not [*_rendered(document, '', self.template, self.bad)]:
         continue
       number = _hash(document)
       characters[number] = characters.get(number, 0) + len(document)
-      lowest, highest = min(lowest, number), max(highest, number)
-      if lowest < bound <= highest:
+      held_out += len(document) * (number < bound)
+      trained_on |= number >= bound
+      known = held_out >= _LONG or len(characters) >= _MANY
+      if trained_on and held_out and known:
         return self.fraction
-    if lowest >= highest:  # No fraction divides one document.
+    hashes = sorted(characters)
+    if len(hashes) < 2:  # No fraction divides one document.
       return self.fraction
     setting = f'config.data.validation_fraction={self.fraction} holds out'
-    if lowest < bound:
+    if not trained_on:
       say(f'{setting} every document by its hash, so the one with the largest hash is trained on')
-      return fractions.Fraction(highest, _HASHES)
-    hashes = sorted(characters)
-    lengths = itertools.accumulate(characters[number] for number in hashes[:-1])
-    short = sum(length < self.fraction * sum(characters.values()) for length in lengths)
-    last = min(short, len(hashes) - 2)
-    which = 'the one' if last == 0 else f'the {last + 1}'
+      return fractions.Fraction(hashes[-1], _HASHES)
+    share = self.fraction * sum(characters.values())
+    if held_out >= share / 2:
+      return self.fraction
+    lengths = itertools.accumulate(characters[number] for number in hashes[:-2])
+    count = 1 + sum(length < share for length in lengths)
     say(
-      f'{setting} no document by its hash, so {which} with the smallest '
-      f'{"hash is" if last == 0 else "hashes are"} held out'
+      f'{setting} {counted(held_out, "character")} by their hashes, so the '
+      f'{counted(count, "document")} with the smallest hashes, that fraction of the text, '
+      f'{"is" if count == 1 else "are"} held out'
     )
-    return fractions.Fraction(hashes[last] + 1, _HASHES)
+    return fractions.Fraction(hashes[count - 1] + 1, _HASHES)
 
 
 @dataclasses.dataclass(frozen=True)
