@@ -1,6 +1,7 @@
 """Plan and keep the cells of a table, for the benchmarks of planned steps."""
 
 import argparse
+import csv
 import dataclasses
 import hashlib
 import json
@@ -51,12 +52,15 @@ MODELS = {
   'lm_pile:1_5b': Model('lm_pile.py:1_5b', 2048),
   'lm_openwebtext:1_4b': Model('lm_openwebtext.py:1_4b', 1024),
 }
-# Devices have places for 1.25 times the tokens of an even load.
+# Devices have places for 1.25 times the tokens of an even load, and a step is one batch.
 MIXTURES = {
   'lm_deepseekmoe:16b': Model(
     'lm_deepseekmoe.py:16b',
     4096,
-    ('--config.model.layer.ffn.dispatch.device_factor=1.25',),
+    (
+      '--config.model.layer.ffn.dispatch.device_factor=1.25',
+      '--config.optim.accumulation_steps=1',
+    ),
     before='dense ',
   ),
 }
@@ -71,6 +75,7 @@ def parser(doc: str, out: str, *, chooses: bool = True) -> argparse.ArgumentPars
   )
   made.add_argument('--out', type=Path, default=Path(out), help='the directory of the cells')
   made.add_argument('--tokens_per_chip', type=int, default=32768, help='tokens of a batch')
+  made.add_argument('--csv', type=Path, help='a file for the rows of the table as well')
   made.add_argument('--report', action='store_true', help='print the kept cells, plan nothing')
   if chooses:
     made.add_argument('--only', default='', help='a part of the names of the models to plan')
@@ -148,3 +153,10 @@ def versions(plans: Iterable[Figures]) -> str:
 def table(head: Row, rows: list[Row]) -> str:
   """Return a Markdown table."""
   return '\n'.join(f'| {" | ".join(row)} |' for row in (head, ('---',) * len(head), *rows))
+
+
+def write_csv(path: Path | None, head: Row, rows: list[Row]) -> None:
+  """Write the rows of a table to a file of `--csv`, if there is one."""
+  if path:
+    with path.open('w', newline='') as file:
+      csv.writer(file, lineterminator='\n').writerows([head, *rows])

@@ -24,7 +24,7 @@ from typing import Any
 import cells
 from cells import MIXTURES, MODELS, Figures, Row
 
-from tokenformer_jax.config import ModelConfig, file, from_dict
+from tokenformer_jax.config import Config, ModelConfig, file, from_dict
 from tokenformer_jax.model import dispatch
 from tokenformer_jax.plan import topology
 
@@ -158,7 +158,7 @@ def in_groups(model: dict[str, Any], groups: int) -> list[str]:
 
 def depth(figures: Figures) -> int:
   """Return the number of layers of a planned model."""
-  return from_dict(ModelConfig, figures['config']['model']).depth
+  return from_dict(Config, figures['config']).model.depth
 
 
 def per_layer(shallow: Figures, deep: Figures) -> dict[tuple[str, str], tuple[float, float]]:
@@ -241,7 +241,7 @@ def mixture_cases(args: argparse.Namespace, devices: int, sequences: int) -> Ite
       sys.exit(f'--experts={experts} does not divide {devices} devices')
 
     def wanted(figures: Figures, fsdp=fsdp, experts=experts) -> list[Expected]:
-      model = from_dict(ModelConfig, figures['config']['model'])
+      model = from_dict(Config, figures['config']).model
       return expected_in_mixture(model, fsdp, experts, sequences, MIXTURES[args.model].length)
 
     flags = (f'--config.mesh.experts={experts}',)
@@ -287,6 +287,7 @@ def main() -> None:
     f'{cells.versions(used)}\n'
   )
   print(cells.table(HEAD, lines))
+  cells.write_csv(args.csv, HEAD, lines)
 
 
 if __name__ == '__main__':

@@ -68,7 +68,9 @@ def main() -> None:
     if figures:
       planned[name] = figures
   print(f'{model}, rows of {args.length:,} tokens; {cells.versions(planned.values())}\n')
-  print(cells.table(HEAD, [row(*one) for one in planned.items()]))
+  lines = [row(*one) for one in planned.items()]
+  print(cells.table(HEAD, lines))
+  cells.write_csv(args.csv, HEAD, lines)
 
 
 if __name__ == '__main__':

@@ -157,6 +157,7 @@ def main() -> None:
   """Plan the cells and print a table for each shape and topology."""
   parser = cells.parser(__doc__, 'runs/norm_cost')
   args, others = parser.parse_known_args()
+  lines: list[Row] = []
   if '--quick' in others:
     parser.error('--quick gives no cycles, which this benchmark compares; leave it out')
   for shape in SHAPES:
@@ -170,6 +171,8 @@ def main() -> None:
           f'{cells.versions(by_variant.values())}. Ratio: as it is over this\n'
         )
         print(cells.table(HEAD, rows(by_variant)) + '\n')
+        lines += [(shape, on, *row) for row in rows(by_variant)]
+  cells.write_csv(args.csv, ('shape', 'topology', 'step', *HEAD[1:]), lines)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-r"""Plan the paper's models on TPU pods, for the table in docs/planned_speed.md.
+r"""Plan the paper's models on TPU pods, for docs/planned_speed.md and its CSV.
 
   python benchmarks/pods.py                       plan the missing cells and print all
   python benchmarks/pods.py --only=1_5b --on=v5p  plan some of them
@@ -113,7 +113,9 @@ def main() -> None:
     f'{args.tokens_per_chip:,} tokens a chip, recomputation {args.remat}; '
     f'{cells.versions(planned.values())}\n'
   )
-  print(cells.table(HEAD, [row(*key, figures) for key, figures in planned.items()]))
+  lines = [row(*key, figures) for key, figures in planned.items()]
+  print(cells.table(HEAD, lines))
+  cells.write_csv(args.csv, HEAD, lines)
   if where := [
     row for key, one in planned.items() if 'error' not in one for row in shares(*key, one)
   ]:

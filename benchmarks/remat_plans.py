@@ -41,6 +41,7 @@ def main() -> None:
   parser = cells.parser(__doc__, 'runs/remat_plans')
   parser.add_argument('--depth', type=int, default=8, help='layers of a model')
   args, others = parser.parse_known_args()
+  lines: list[Row] = []
   for model in MODELS:
     for sold, name in TOPOLOGIES.items():
       if args.only not in model or args.on not in f'{sold} {name}':
@@ -56,6 +57,8 @@ def main() -> None:
       if by_plan:
         print(f'\n{model}, {args.depth} layers, {name}; {cells.versions(by_plan.values())}\n')
         print(cells.table(HEAD, rows(by_plan)))
+        lines += [(model, name, str(args.depth), *row) for row in rows(by_plan)]
+  cells.write_csv(args.csv, ('model', 'topology', 'depth', *HEAD), lines)
 
 
 if __name__ == '__main__':
