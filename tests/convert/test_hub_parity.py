@@ -300,7 +300,7 @@ def test_special_tokens_and_beginnings_of_a_folder(name, first, tmp_path, transf
     )
   tokenizer.save(str(tmp_path / 'tokenizer.json'))
   theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-  tokens = special_tokens.read(tmp_path)
+  tokens = special_tokens.read(tmp_path).named
   names = ('bos_token', 'eos_token', 'unk_token', 'pad_token')
   wanted = {name: str(token) for name, token in theirs.special_tokens_map.items()}
   assert {k: tokens.get(k) for k in names} == {k: wanted.get(k) for k in names}

@@ -244,10 +244,20 @@ def test_a_token_that_the_embedding_lacks_is_refused_in_a_text(tmp_path):
     loaded.of_folder((), 3)
 
 
-def test_a_broken_file_beside_the_tokenizer_is_an_error(tmp_path):
+@pytest.mark.parametrize(
+  ('content', 'sentence'),
+  [
+    ('{', r'is not valid JSON \(Expecting'),
+    ('[' * 10**5, 'is not valid JSON'),
+    ('[]', 'holds a JSON list, not an object; download it again'),
+    (' ' * (2**24 + 1), r'cannot be read \(more than 16,777,216 bytes\)'),
+  ],
+  ids=['cut short', 'nested', 'a list', 'too large'],
+)
+def test_a_broken_file_beside_the_tokenizer_is_an_error(tmp_path, content, sentence):
   path = _folder(tmp_path, {}, '</s>')
-  (tmp_path / 'tokenizer_config.json').write_text('{')
-  with pytest.raises(UserError, match=r'tokenizer_config\.json is not valid JSON'):
+  (tmp_path / 'tokenizer_config.json').write_text(content)
+  with pytest.raises(UserError, match=rf'tokenizer_config\.json {sentence}'):
     tokenizers.load(path)
 
 

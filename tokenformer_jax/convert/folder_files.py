@@ -5,7 +5,6 @@ A checkpoint holds them with its tokenizer, so they go along with training and g
 
 import base64
 import fnmatch
-import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.convert import families
 from tokenformer_jax.convert.family import Family
 from tokenformer_jax.convert.hub_keys import Keys
+from tokenformer_jax.data.reading import parse_object
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
 
@@ -75,7 +75,7 @@ def _unpacked(name: str, text: str) -> bytes:
 def read(stored: Mapping[str, Any], name: str) -> dict[str, Any]:
   """Return the object in one of the files in a stored tokenizer; empty: it is not there."""
   own = {name: stored[_KEY][name]} if name in stored.get(_KEY, {}) else {}
-  return json.loads(unpack({_KEY: own})[name]) if own else {}
+  return parse_object(unpack({_KEY: own})[name], name) if own else {}
 
 
 def config(

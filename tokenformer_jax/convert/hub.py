@@ -11,8 +11,9 @@ import numpy as np
 from tokenformer_jax.config import LMConfig
 from tokenformer_jax.convert import families, tensor_files, tensor_layout
 from tokenformer_jax.convert.family import Family
-from tokenformer_jax.convert.hub_keys import Keys, read_json
+from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.convert.tensor_layout import Weights
+from tokenformer_jax.data.reading import read_json
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import messages
 

@@ -18,8 +18,8 @@ from tokenformer_jax.config.groups import without_records
 from tokenformer_jax.config.model import layer_path
 from tokenformer_jax.config.section import leaves
 from tokenformer_jax.convert import families, tensor_files, tensor_layout
-from tokenformer_jax.convert.hub_keys import read_json
 from tokenformer_jax.convert.tensor_layout import Rule, Weights
+from tokenformer_jax.data.reading import read_json
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import trunk
 from tokenformer_jax.model.lm import define_lm

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenformer_jax.convert import folder_files, hub_tokenizer
-from tokenformer_jax.convert.hub_keys import Keys, read_json
+from tokenformer_jax.convert.hub_keys import Keys
+from tokenformer_jax.data.reading import read_json
 from tokenformer_jax.errors import UserError
 
 FILE = folder_files.GENERATION

@@ -1,28 +1,9 @@
 """Read the keys of a config.json in the hub's layout, with one sentence for what does not fit."""
 
-import json
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from tokenformer_jax.errors import UserError
-
-_MOST_BYTES = 2**20
-
-
-def read_json(file: Path) -> dict[str, Any]:
-  """Return the object in a small JSON file of a model."""
-  try:
-    if file.stat().st_size > _MOST_BYTES:
-      raise ValueError(f'more than {_MOST_BYTES} bytes')
-    values = json.loads(file.read_text('utf-8'))
-    if not isinstance(values, dict):
-      raise ValueError('not an object')
-  except (OSError, ValueError, RecursionError) as error:
-    raise UserError(
-      f'{file} cannot be read as the config of a model ({str(error)[:80]!a}); fetch it again'
-    ) from error
-  return values
 
 
 class Keys:

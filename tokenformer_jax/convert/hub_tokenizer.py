@@ -12,6 +12,7 @@ import tokenizers as hf
 from tokenformer_jax.convert import folder_files
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.data.chat_template import Template
+from tokenformer_jax.data.reading import read_json
 from tokenformer_jax.errors import UserError
 
 _BYTES_END = tokenizers.END_OF_DOCUMENT
@@ -154,8 +155,8 @@ def turn_ids(stored: Mapping[str, Any]) -> list[int]:
 def is_of_bytes(file: Path) -> bool:
   """Return whether a `tokenizer.json` is that of `to_files` for a tokenizer of bytes."""
   try:
-    return json.loads(file.read_text('utf-8')) == to_files({'kind': 'bytes'}, 0)[file.name]
-  except (OSError, ValueError, RecursionError):
+    return read_json(file) == to_files({'kind': 'bytes'}, 0)[file.name]
+  except UserError:
     return False  # whoever loads it says why
 
 

@@ -33,9 +33,10 @@ from tokenformer_jax.convert import (
   tensor_files,
   tensor_layout,
 )
-from tokenformer_jax.convert.hub_keys import Keys, read_json
+from tokenformer_jax.convert.hub_keys import Keys
 from tokenformer_jax.convert.tensor_files import Tensor
 from tokenformer_jax.convert.tensor_layout import Entry, Layout, Names, Weights
+from tokenformer_jax.data.reading import read_json
 from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model import trunk

@@ -299,7 +299,7 @@ def _own_templates(folder: Path) -> tuple[str, dict[str, str]] | None:
   if files := {name: file for name, file in sorted(files.items()) if file.is_file()}:
     where = str(files.get('default', more))
     return where, {name: _read(file, str(file)) for name, file in files.items()}
-  entry = special_tokens.read_json(folder / 'tokenizer_config.json').get('chat_template')
+  entry = special_tokens.read(folder).settings.get('chat_template')
   where = f'the chat_template of {folder}/tokenizer_config.json'
   named: Any = entry
   if isinstance(entry, list) and all(isinstance(one, dict) for one in entry):
@@ -334,7 +334,7 @@ def _read(path: Path, name: str) -> str:
 def _special_tokens(tokenizer: str, folder: Path | None) -> dict[str, str]:
   if folder is None:
     return {} if tokenizer == 'bytes' else {'eos_token': tokenizers.END_OF_DOCUMENT}
-  named = special_tokens.read(folder)
+  named = special_tokens.read(folder).named
   if 'eos_token' not in named:
     loaded = tokenizers.load(tokenizer)
     named['eos_token'] = loaded.decode([loaded.end_of_document])

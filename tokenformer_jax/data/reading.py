@@ -7,8 +7,10 @@ gigabytes, so it is unpacked in chunks of at most 32 MiB, and reading ends at th
 import contextlib
 import gzip
 import io
+import json
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any
 
 import zstandard
@@ -22,6 +24,7 @@ LONGEST_DOCUMENT = 2**30  # bytes; decoding holds up to four copies in memory
 _BUFFER_BYTES = 2**20
 _CHUNK_BYTES = 128 * 2**10
 _ZSTD_WINDOW = 2**31  # bytes, as `zstd --long=31` needs
+_MOST_JSON_BYTES = 2**24  # more than files of settings have
 # A block of four bytes unpacks to at most 128 KiB, so these unpack to at most 32 MiB.
 _ZSTD_READ_BYTES = 2**10
 
@@ -187,6 +190,30 @@ def identity(path: str) -> tuple[Any, ...]:
   """Return name, size and modification time of a file (in a bucket: the object's tag)."""
   with reading(path):
     return retried(lambda: paths.identity(path), f'looking at {path}')
+
+
+def read_json(file: Path) -> dict[str, Any]:
+  """Return the object in a JSON file of a model's folder."""
+  try:
+    if file.stat().st_size > _MOST_JSON_BYTES:
+      raise ValueError(f'more than {_MOST_JSON_BYTES:,} bytes')
+    return parse_object(file.read_bytes(), str(file))
+  except (OSError, ValueError) as error:
+    reason = getattr(error, 'strerror', None) or error
+    raise UserError(f'{file} cannot be read ({reason}); download it again') from error
+
+
+def parse_object(content: bytes, name: str) -> dict[str, Any]:
+  """Return the JSON object in the content of a file, which errors call `name`."""
+  try:
+    values = json.loads(content.decode())
+  except (ValueError, RecursionError) as error:
+    raise UserError(f'{name} is not valid JSON ({error!s:.80}); download it again') from error
+  if not isinstance(values, dict):
+    raise UserError(
+      f'{name} holds a JSON {type(values).__name__}, not an object; download it again'
+    )
+  return values
 
 
 @contextlib.contextmanager

@@ -1,16 +1,15 @@
 """Read what a folder of the hub says about its tokens, with the precedence of `transformers`."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers as hf
 
+from tokenformer_jax.data import reading
 from tokenformer_jax.errors import UserError
 
-_SETTINGS = 'tokenizer_config.json'
-
+_SETTINGS, _CONFIG = 'tokenizer_config.json', 'config.json'
 _END = '<|endoftext|>'
 _LLAMA = {'bos_token': '<s>', 'eos_token': '</s>', 'unk_token': '<unk>'}
 _GPT2 = {'bos_token': _END, 'eos_token': _END, 'unk_token': _END}
@@ -36,14 +35,52 @@ _QWEN_WORDS = (
 )
 
 
-def read(folder: Path) -> dict[str, str]:
-  """Return the special tokens of a folder by their names, such as `eos_token`."""
-  own = read_json(folder / _SETTINGS)
-  tokens = {**_DEFAULTS.get(_class(folder, own), {}), **_stated(folder, own)}
-  return {name: text for name, token in tokens.items() if (text := _text(token))}
+def read(folder: Path) -> 'FolderTokens':
+  """Read the files of a folder, each once; a file that is not there says nothing."""
+  settings, config = _read(folder, _SETTINGS), _read(folder, _CONFIG)
+  named = settings
+  if 'added_tokens_decoder' not in settings:  # A file of older versions, which newer ones ignore.
+    named = {**settings, **_read(folder, 'special_tokens_map.json')}
+  stated = {name: token for name, token in named.items() if name.endswith('_token')}
+  extra = named.get('extra_special_tokens')
+  stated |= extra if isinstance(extra, dict) else {}
+  return FolderTokens(folder, settings, config, stated, _class(folder, settings, config))
 
 
-def extend(tokenizer: hf.Tokenizer, folder: Path) -> None:
+class FolderTokens(NamedTuple):
+  """What the files of a folder say about its tokens.
+
+  Attributes:
+    settings: the content of `tokenizer_config.json`.
+    config: the content of `config.json`.
+    stated: the special tokens that files name, as texts or tables, by names such as `eos_token`.
+    kind: the class of the tokenizer, if `transformers` takes one of `_DEFAULTS`, or ''.
+  """
+
+  folder: Path
+  settings: dict[str, Any]
+  config: dict[str, Any]
+  stated: dict[str, Any]
+  kind: str
+
+  @property
+  def named(self) -> dict[str, str]:
+    """The texts of the special tokens, those of the class included."""
+    tokens = {**_DEFAULTS.get(self.kind, {}), **self.stated}
+    return {name: text for name, token in tokens.items() if (text := _text(token))}
+
+  @property
+  def end_ids(self) -> list[int]:
+    """The ids that end texts by `config.json`, else by `generation_config.json`."""
+    for values in (self.config, _read(self.folder, 'generation_config.json')):
+      value = values.get('eos_token_id')
+      ids = value if isinstance(value, list) else [value]
+      if ids := [id_ for id_ in ids if type(id_) is int and 0 <= id_ < 2**31]:
+        return ids
+    return []
+
+
+def extend(tokenizer: hf.Tokenizer, tokens: FolderTokens) -> None:
   """Change a tokenizer by the other files of its folder: add tokens, and flags to known ones.
 
   `add_prefix_space` and `legacy` count for the classes that obey them.
@@ -52,17 +89,15 @@ def extend(tokenizer: hf.Tokenizer, folder: Path) -> None:
     UserError: an `eos_token` is no token, a new token would have another id than stated, or special
       tokens in a conversation would be plain text.
   """
-  own = read_json(folder / _SETTINGS)
+  folder, own, stated = tokens.folder, tokens.settings, tokens.stated
   if own.get('split_special_tokens'):
     raise UserError(f'{folder}/{_SETTINGS} has split_special_tokens=true; it must be false here')
-  kind = _class(folder, own)
-  _set_prefix(tokenizer, kind, own)
-  stated = _stated(folder, own)
+  _set_prefix(tokenizer, tokens.kind, own)
   extra = own.get('extra_special_tokens') or own.get('additional_special_tokens')
   special = [*stated.values(), *(extra if isinstance(extra, list) else [])]
   texts = {*map(_text, special)}
   known = tokenizer.get_added_tokens_decoder()
-  for id_, token in sorted(_listed(folder, own, texts, known).items()):
+  for id_, token in sorted(_listed(tokens, texts, known).items()):
     token.special |= token.content in texts
     is_new = tokenizer.token_to_id(token.content) is None
     tokenizer.add_tokens([token])
@@ -76,10 +111,10 @@ def extend(tokenizer: hf.Tokenizer, folder: Path) -> None:
       f'the eos_token {end!r} of {folder} is no token of its tokenizer.json, and no file there '
       f'adds it; correct eos_token in {_SETTINGS}, or add the token'
     )
-  defaults = _DEFAULTS.get(kind, {}).values()
+  defaults = _DEFAULTS.get(tokens.kind, {}).values()
   special += [text for text in defaults if tokenizer.token_to_id(text) is not None]
   added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-  has_no_flags = kind == 'Qwen2Tokenizer'
+  has_no_flags = tokens.kind == 'Qwen2Tokenizer'
   for token in special:
     if (text := _text(token)) and (has_no_flags or text not in added):
       is_plain = has_no_flags or not isinstance(token, dict)
@@ -87,18 +122,23 @@ def extend(tokenizer: hf.Tokenizer, folder: Path) -> None:
 
 
 def _listed(
-  folder: Path, own: dict[str, Any], special: set[str], known: Mapping[int, hf.AddedToken]
+  tokens: FolderTokens, special: set[str], known: Mapping[int, hf.AddedToken]
 ) -> dict[int, hf.AddedToken]:
   """Return the tokens that files beside tokenizer.json list, by their stated ids."""
-  table, file = own.get('added_tokens_decoder'), folder / _SETTINGS
+  table, file = tokens.settings.get('added_tokens_decoder'), tokens.folder / _SETTINGS
   try:
     if table is not None:
       return {int(id_): _token(fields, fields.get('special')) for id_, fields in table.items()}
-    file = folder / 'added_tokens.json'  # of older versions
-    older = {id_: text for text, id_ in read_json(file).items() if id_ not in known}
+    file = tokens.folder / 'added_tokens.json'  # of older versions
+    older = {id_: text for text, id_ in _read(tokens.folder, file.name).items() if id_ not in known}
     return {int(id_): _token({'content': text}, text in special) for id_, text in older.items()}
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise UserError(f'{file} lists added tokens in another form than ids and tokens') from error
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+  """Return the object in a file of a folder; empty: the file is not there."""
+  return reading.read_json(folder / name) if (folder / name).is_file() else {}
 
 
 def _token(fields: Mapping[str, Any], special: Any) -> hf.AddedToken:
@@ -138,43 +178,10 @@ def _set_prefix(tokenizer: hf.Tokenizer, kind: str, own: Mapping[str, Any]) -> N
     tokenizer.decoder = hf.decoders.Sequence(decoders)
 
 
-def end_ids(folder: Path) -> list[int]:
-  """Return the ids that end texts by `config.json`, else by `generation_config.json`."""
-  for name in ('config.json', 'generation_config.json'):
-    value = read_json(folder / name).get('eos_token_id')
-    ids = value if isinstance(value, list) else [value]
-    if ids := [id_ for id_ in ids if type(id_) is int and 0 <= id_ < 2**31]:
-      return ids
-  return []
-
-
-def read_json(file: Path) -> dict[str, Any]:
-  """Return the object in a file; empty: there is no file, or it holds something else."""
-  if not file.is_file():
-    return {}
-  try:
-    values = json.loads(file.read_text('utf-8'))
-  except (OSError, ValueError, RecursionError) as error:
-    reason = getattr(error, 'strerror', None) or error
-    raise UserError(f'{file} is not valid JSON ({reason!s:.80}); download it again') from error
-  return values if isinstance(values, dict) else {}
-
-
-def _stated(folder: Path, own: dict[str, Any]) -> dict[str, Any]:
-  """Return the special tokens that the files of a folder name, as texts or tables."""
-  named = own
-  if 'added_tokens_decoder' not in own:  # A file of older versions, which newer ones do not read.
-    named = {**own, **read_json(folder / 'special_tokens_map.json')}
-  tokens = {name: token for name, token in named.items() if name.endswith('_token')}
-  extra = named.get('extra_special_tokens')
-  return tokens | (extra if isinstance(extra, dict) else {})
-
-
-def _class(folder: Path, own: dict[str, Any]) -> str:
+def _class(folder: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
   """Return the class of a folder's tokenizer, if `transformers` takes one of `_DEFAULTS`."""
-  config = read_json(folder / 'config.json')
   kind = str(config.get('model_type'))
-  named = own.get('tokenizer_class') or config.get('tokenizer_class') or _CLASSES.get(kind)
+  named = settings.get('tokenizer_class') or config.get('tokenizer_class') or _CLASSES.get(kind)
   named = _FIXED.get(kind, str(named).removesuffix('Fast'))
   file = folder / 'tokenizer.json'
   if named == 'LlamaTokenizer' and file.is_file() and b'"ByteLevel"' in file.read_bytes():

@@ -340,12 +340,13 @@ def load(spec: str, *, extended: bool = True, key: str = 'config.data.tokenizer'
     content = path.read_text('utf-8')
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f'{key} is {spec!r}, which cannot be read: {error}') from error
-  name, folder = f'{key}={spec}', path.parent
-  tokenizer, named = _parse(content, name), special_tokens.read(folder)
+  name = f'{key}={spec}'
+  tokenizer, tokens = _parse(content, name), special_tokens.read(path.parent)
+  named = tokens.named
   if extended:
-    special_tokens.extend(tokenizer, folder)
+    special_tokens.extend(tokenizer, tokens)
   if tokenizer.token_to_id(named.get('eos_token', '')) is None:
-    known = [*map(tokenizer.id_to_token, special_tokens.end_ids(folder))]
+    known = [*map(tokenizer.id_to_token, tokens.end_ids)]
     # Of several, which end turns as well, the one with a usual name ends documents.
     ends = (token for token in (*_ENDS_OF_DOCUMENT, *known) if token and token in known)
     named['eos_token'] = next(ends, '')
