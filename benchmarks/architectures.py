@@ -1,4 +1,4 @@
-r"""Plan a training step of several architectures on TPUs, for the table in docs/architectures.md.
+r"""Plan a training step of several architectures on TPUs, for docs/architectures.md and its CSV.
 
   python benchmarks/architectures.py            plan the missing cells and print the table
   python benchmarks/architectures.py --only=SAS --on=v5p
@@ -69,6 +69,7 @@ def main() -> None:
   print(f'{args.tokens_per_chip:,} tokens a chip; {cells.versions(planned.values())}\n')
   rows = [row(*key, made, planned.get(('TokenFormer', key[1]))) for key, made in planned.items()]
   print(cells.table(HEAD, rows))
+  cells.write_csv(args.csv, HEAD, rows)
   if missing := [' on '.join(key) for key, figures in kept.items() if not figures]:
     print(f'\nnot planned: {", ".join(missing)}')
 
