@@ -21,9 +21,10 @@ import numpy as np
 
 from tokenformer_jax import config, tasks
 from tokenformer_jax.parallel import sharding
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs.wall_time import WallTime
 from tokenformer_jax.steps import step as step_lib
-from tokenformer_jax.training import device_check, sizes
+from tokenformer_jax.training import device_check
 from tokenformer_jax.training.watch import Watch
 
 Block = Callable[[int], float]  # makes so many steps, and returns the seconds of one
@@ -36,7 +37,7 @@ def plain_block(args: argparse.Namespace, *, skip: float = 0.0, checked: bool = 
   values.data.batch_size = args.batch
   values.optim.skip_deviations = skip
   values.train.compiler_options = 'deterministic'
-  resolved = sizes.fill_in(config.resolve(values))
+  resolved = complete(config.resolve(values))
   mesh = sharding.make_mesh(resolved.mesh)
   program = step_lib.make_program(tasks.make(resolved), resolved)
   step = step_lib.make_train_step(program, mesh)

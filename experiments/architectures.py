@@ -48,9 +48,9 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config
 from tokenformer_jax.parallel import sharding
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs.pictures import styled
 from tokenformer_jax.steps import step as step_lib
-from tokenformer_jax.training import sizes
 
 Curve = dict[int, float]  # step → bits per byte
 NATS = 0.6931471805599453  # of a bit; a token is a byte
@@ -288,7 +288,7 @@ def measure_steps(configs: dict[Hashable, Config]) -> dict[Hashable, dict[str, f
 
 def make_step(config: Config, mesh: jax.sharding.Mesh) -> tuple[Any, Any, np.ndarray, int]:
   """Return the compiled step, a state after one step, a batch, and the number of parameters."""
-  config = sizes.fill_in(config)
+  config = complete(config)
   task = tasks.make(config)
   program = step_lib.make_program(task, config)
   start = jax.jit(program.initial_state, out_shardings=program.state_shardings(mesh))

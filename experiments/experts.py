@@ -30,9 +30,9 @@ import trials
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.model import flops, models
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs import metrics
 from tokenformer_jax.runs.pictures import styled
-from tokenformer_jax.training import sizes
 
 WIDTH, HIDDEN, EXPERTS = 32, 128, 8
 STEPS = 1500
@@ -164,9 +164,9 @@ class Trial:
       'growth/stable',
       self.config(TOKENFORMER, GROWN_AT, optim__schedule={'kind': 'constant'}),
     )
-    spent = (STEPS * 2 - GROWN_AT) * flops.step_flops(sizes.fill_in(self.config(TOKENFORMER)))
+    spent = (STEPS * 2 - GROWN_AT) * flops.step_flops(complete(self.config(TOKENFORMER)))
     for name, changes in grown().items():
-      per_step = flops.step_flops(sizes.fill_in(self.config(changes)))
+      per_step = flops.step_flops(complete(self.config(changes)))
       steps = GROWN_AT + round(spent / per_step)
       config = self.config(
         changes,
@@ -230,7 +230,7 @@ def last(finished: list[Lines], name: str = 'eval/bits_per_byte') -> list[float]
 
 def size(changes: Changes) -> list[str]:
   """Return the parameters, those of one token, and the training FLOPs of one token."""
-  config = sizes.fill_in(Trial(Path(), 0).config(changes))
+  config = complete(Trial(Path(), 0).config(changes))
   definition = models.define(config.model)
   per_token = flops.train_flops(config.model, config.data.sequence_length)
   return [f'{definition.count:,}', f'{definition.active:,}', f'{per_token / 1e3:,.0f}']
@@ -317,7 +317,7 @@ def draw(out: Path, path: Path) -> None:
     finished = runs(out / 'quality' / name)
     if not finished:
       continue
-    config = sizes.fill_in(Trial(Path(), 0).config(changes))
+    config = complete(Trial(Path(), 0).config(changes))
     lines = [[line for line in run if 'train/bits_per_byte' in line] for run in finished]
     steps = [line['step'] for line in lines[0]]
     mean = [

@@ -37,8 +37,8 @@ import trials
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.model import flops
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs.pictures import styled
-from tokenformer_jax.training import sizes
 
 FIRST, SECOND = 4000, 250  # steps on the old text, and on the new one by full fine-tuning
 COUNTS = {'qkv': 64, 'proj': 64, 'ffn': 256}  # parameter tokens
@@ -108,7 +108,7 @@ def steps_of(arm: Arm) -> int:
 
   A frozen token has a product forward and one backward, for the gradient of its input.
   """
-  base, config = (sizes.fill_in(make_config(new)) for new in (0, arm.new))
+  base, config = (complete(make_config(new)) for new in (0, arm.new))
   examples = config.data.batch_size * config.data.sequence_length
   frozen = examples * flops.forward_flops(base.model, 0) if arm.new else 0
   return round(SECOND * flops.step_flops(base) / (flops.step_flops(config) - frozen))

@@ -31,8 +31,8 @@ import trials
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.model import flops
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs.pictures import styled
-from tokenformer_jax.training import sizes
 
 MAIN = 20  # tokens a parameter, at which arms are compared
 DECAY, TOKENS = 0.2, 512  # the decay as a share of the length; the tokens of a step
@@ -275,7 +275,7 @@ class Runs:
 
 @functools.cache
 def _token_flops(scale: str, shape: str) -> float:
-  made = sizes.fill_in(config(scale, shape, 1))
+  made = complete(config(scale, shape, 1))
   return flops.train_flops(made.model, made.data.sequence_length)
 
 

@@ -20,8 +20,8 @@ import trials
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.model import flops, models
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs.pictures import styled
-from tokenformer_jax.training import sizes
 
 FIRST, SECOND = 3000, 600  # steps on the old text, and on the new one
 LENGTHS = (SECOND // 2, SECOND, 2 * SECOND)
@@ -114,7 +114,7 @@ def size(arm: Arm) -> tuple[int, float]:
 
   A frozen matrix has a product forward and one backward, for the gradient of its input.
   """
-  config, base = (sizes.fill_in(make_config(a, 0, {})) for a in (arm, Arm()))
+  config, base = (complete(make_config(a, 0, {})) for a in (arm, Arm()))
   frozen = flops.forward_flops(base.model, 0) if arm.frozen else 0
   examples = config.data.batch_size * config.data.sequence_length
   return models.define(config.model).count, flops.step_flops(config) - examples * frozen

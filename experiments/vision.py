@@ -32,9 +32,9 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.model import flops
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs import saved_config
 from tokenformer_jax.runs.pictures import styled
-from tokenformer_jax.training import sizes
 
 CONFIGS = Path(__file__).parents[1] / 'configs'
 RATES = (1e-3, 2e-3, 4e-3)
@@ -160,7 +160,7 @@ class Plan:
     }
     grown = self.config('grown', seed, steps + steps // 2, rate, init_from=str(base), **twice)
     self.run(f'grown/{seed}', grown)
-    small_step, large_step = (flops.step_flops(sizes.fill_in(c)) for c in (small, grown))
+    small_step, large_step = (flops.step_flops(complete(c)) for c in (small, grown))
     equal = round((steps * small_step + steps // 2 * large_step) / large_step)
     self.run(f'from scratch/{seed}', self.config('from scratch', seed, equal, rate, **twice))
 

@@ -25,6 +25,7 @@ LAYERS = (
   'tasks',
   'steps',
   'grow',
+  'resolve',
   'training',
   'inspection',
   'plan',

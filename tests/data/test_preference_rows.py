@@ -13,7 +13,7 @@ from tokenformer_jax import tasks
 from tokenformer_jax.data import preference_rows, shards, store
 from tokenformer_jax.data.chat_template import OURS, Template
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.training import sizes
+from tokenformer_jax.resolve.facts import complete
 
 TEMPLATE = Template('T', OURS, {})
 END = 255  # of a document, by the tokenizer of bytes
@@ -120,7 +120,7 @@ def test_an_epoch_has_each_pair_once_and_whole(tmp_path):
     {'prompt': f'{i}', 'chosen': f'yes {i}' * (1 + i % 2), 'rejected': 'no'} for i in range(9)
   ]
   config = _config(tmp_path, rows, data__sequence_length=64, data__batch_size=3)
-  task = tasks.make(sizes.fill_in(config))
+  task = tasks.make(complete(config))
   task.prepare()
   validation = [row for batch in task.validation_batches(range(3)) for row in batch]
   held_out = [row for row in validation if (row != -1).any()]

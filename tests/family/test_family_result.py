@@ -9,8 +9,8 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import jobs as jobs_lib
 from tokenformer_jax.family import make, result
 from tokenformer_jax.family.jobs import Family
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs import saved_config
-from tokenformer_jax.training import sizes
 
 TOKENS = 25_600  # 100 steps
 
@@ -21,7 +21,7 @@ def _finish(jobs, out):
     steps = job.config.train.steps
     workdir = out / job.name
     (workdir / f'checkpoints/{steps}').mkdir(parents=True)
-    (workdir / 'config.json').write_text(saved_config.to_text(sizes.fill_in(job.config)))
+    (workdir / 'config.json').write_text(saved_config.to_text(complete(job.config)))
     (workdir / 'metrics.jsonl').write_text(json.dumps({'step': steps, 'eval/loss': loss}) + '\n')
 
 

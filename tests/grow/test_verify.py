@@ -10,7 +10,7 @@ from tokenformer_jax.config import Config, TextConfig
 from tokenformer_jax.data import store, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import verify
-from tokenformer_jax.training import sizes
+from tokenformer_jax.resolve.facts import complete
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def config(tmp_path):
 
 
 def _held_out(config, tokenizer, count, first=0):
-  return tasks.make(sizes.fill_in(config)).held_out(tokenizer.to_json(), count, first)
+  return tasks.make(complete(config)).held_out(tokenizer.to_json(), count, first)
 
 
 def test_rows_are_of_the_text_that_was_held_out(config):

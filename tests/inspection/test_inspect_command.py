@@ -23,9 +23,9 @@ from tokenformer_jax.data import held_out, store, tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.inspection.model import load, maps, measure, old_tokens
 from tokenformer_jax.model.lm import define_lm
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
-from tokenformer_jax.training import sizes
 
 KINDS = ['query', 'key', 'value', 'proj', 'ffn']
 
@@ -47,7 +47,7 @@ def home(one_device_in_module, tmp_path_factory):
   """The runs `run` of 32, 32 and 64 tokens, `grown` to 48, 32 and 96, and `dense`."""
   root = tmp_path_factory.mktemp('inspect')
   text = tiny_run.write_corpus(root / 'corpus')
-  config = sizes.fill_in(tiny_run.config(text, root / 'cache'))
+  config = complete(tiny_run.config(text, root / 'cache'))
   store.prepare(config.data)
   model = config.model
   params = normal_params(define_lm(model), 0.2)
@@ -56,7 +56,7 @@ def home(one_device_in_module, tmp_path_factory):
   grown = jax.tree.map(_with_zeros, params, define_lm(larger).abstract)
   lineage = (Ancestor('grow', str(root / 'run'), 7, model, GrowConfig(), 7),)
   _save(root / 'grown', dataclasses.replace(config, model=larger), grown, lineage)
-  dense = sizes.fill_in(tiny_run.config(text, root / 'cache', **tiny_run.DENSE))
+  dense = complete(tiny_run.config(text, root / 'cache', **tiny_run.DENSE))
   _save(root / 'dense', dense, normal_params(define_lm(dense.model), 0.2))
   return root
 

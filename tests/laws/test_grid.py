@@ -13,8 +13,8 @@ from tokenformer_jax.config.groups import named_groups
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws import grid, grid_runs, points
 from tokenformer_jax.laws.grid import Grid
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs import saved_config
-from tokenformer_jax.training import sizes
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_run_is_finished_after_its_last_save_and_one_of_another_config_is_refu
   assert not grid_runs.is_done(job, str(tmp_path))
   workdir = tmp_path / job.name
   workdir.mkdir(parents=True)
-  filled = sizes.fill_in(job.config)
+  filled = complete(job.config)
   (workdir / 'config.json').write_text(saved_config.to_text(filled))
   (workdir / 'metrics.jsonl').write_text(json.dumps({'step': 100, 'eval/loss': 2.0}) + '\n')
   assert not grid_runs.is_done(job, str(tmp_path)), 'killed before its last save, it is half done'
@@ -128,7 +128,7 @@ def test_a_length_before_the_end_of_the_stable_run_is_refused_unless_it_is_made(
   stable, short, _, _ = jobs
   workdir = tmp_path / stable.name
   (workdir / 'checkpoints/160').mkdir(parents=True)
-  (workdir / 'config.json').write_text(saved_config.to_text(sizes.fill_in(jobs[2].config)))
+  (workdir / 'config.json').write_text(saved_config.to_text(complete(jobs[2].config)))
   said = r'--lengths has 25,600 tokens, whose decay begins at step 80, but .*width_1/stable is at '
   with pytest.raises(UserError, match=f'{said}step 160 and kept no checkpoint there'):
     grid_runs.finished(jobs, str(tmp_path))

@@ -15,8 +15,8 @@ import tiny_run
 from tokenformer_jax.config import Config
 from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model import models
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs.checkpoint_meta import Meta
-from tokenformer_jax.training import sizes
 
 
 @pytest.fixture(scope='session')
@@ -45,7 +45,7 @@ def write(folder: Path) -> None:
     'vit': tiny_run.vit_config(),
   }
   for name, config in runs.items():
-    _write_run(being_made / name, sizes.fill_in(config))
+    _write_run(being_made / name, complete(config))
   being_made.rename(folder)
 
 

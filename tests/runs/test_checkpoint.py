@@ -23,11 +23,11 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
+from tokenformer_jax.resolve import origin
 from tokenformer_jax.runs import checkpoint, checksum, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.runs.saved_config import FORMAT
 from tokenformer_jax.storage import retry
-from tokenformer_jax.training import origin
 
 FILLED = dataclasses.replace(Config(), model=with_references(Config().model))
 TOKENIZER = {'kind': 'bytes'}

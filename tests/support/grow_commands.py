@@ -15,10 +15,10 @@ from tokenformer_jax.cli import parse_flags
 from tokenformer_jax.config import Config
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.grow import grow_run
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Batches, Meta, Seen
 from tokenformer_jax.steps.step import State
-from tokenformer_jax.training import sizes
 
 LARGER = '--param_tokens=qkv=48,ffn=96'
 # More samples than its steps have at its last batch size.
@@ -27,7 +27,7 @@ SEEN = Seen(1234, batches=(Batches(0, 1234 / STEP, tiny_run.CHANGES['data.sequen
 
 def write_run(workdir: Path, text: str, cache: Path, *, seed: int = 0, **changes) -> Config:
   """Writes a work directory as a run leaves it, with a state as after training."""
-  config = sizes.fill_in(tiny_run.config(text, cache, **changes))
+  config = complete(tiny_run.config(text, cache, **changes))
   tokenizer = tokenizers.load(config.data.tokenizer)
   checkpoints = checkpoint.Checkpoints(workdir, keep=1)
   with contextlib.closing(checkpoints):

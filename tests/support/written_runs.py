@@ -15,9 +15,9 @@ import numpy as np
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, LMConfig, TextConfig, TrainConfig
 from tokenformer_jax.parallel import sharding
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs import checkpoint, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
-from tokenformer_jax.training import sizes
 
 CONFIG = Config(
   model=LMConfig(vocab_size=4096),
@@ -39,7 +39,7 @@ def write(path: Path, lines: Iterable[dict[str, Any]], config: Config | None = C
 
 def finish(path: Path, config: Config, loss: float, seen: Seen) -> Path:
   """Writes a finished run, with a checkpoint of its step alone; returns the directory."""
-  filled, step = sizes.fill_in(config), config.train.steps
+  filled, step = complete(config), config.train.steps
   write(path, [{'step': step, 'eval/loss': loss}], filled)
   with contextlib.closing(checkpoint.Checkpoints(path, keep=1)) as checkpoints:
     meta = Meta(step, filled, {'kind': 'bytes'}, seen=seen)
@@ -100,7 +100,7 @@ def save_run(config, workdir, step=10, *, seen=None, state=None):
     seen: None: what its steps have seen with the batch size of the config.
     state: an array alone unless given.
   """
-  config = sizes.fill_in(config)
+  config = complete(config)
   task = tasks.make(config)
   task.prepare()
   seen = seen or Seen(step * config.data.batch_size, task.digests[0])

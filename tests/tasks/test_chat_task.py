@@ -23,9 +23,9 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.data import marks
 from tokenformer_jax.parallel import sharding
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.tasks.task import reported
-from tokenformer_jax.training import sizes
 
 
 @pytest.fixture(scope='module')
@@ -50,7 +50,7 @@ def chats(tmp_path_factory):
 
 
 def _open(config) -> tuple[tasks.Task, np.ndarray, dict]:
-  task = tasks.make(sizes.fill_in(config))
+  task = tasks.make(complete(config))
   task.prepare()
   with contextlib.closing(task.train_batches(range(config.data.batch_size), 0, 1)) as batches:
     batch = next(batches)

@@ -19,7 +19,7 @@ from tokenformer_jax.decoding import evaluation, perplexity
 from tokenformer_jax.decoding.score import Row
 from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.loss import loss_sums
-from tokenformer_jax.training import sizes
+from tokenformer_jax.resolve.facts import complete
 
 END = 0xFF
 
@@ -39,7 +39,7 @@ def packed(tmp_path_factory):
 
 
 def _task(config, teacher=None) -> tasks.Task:
-  task = tasks.make(sizes.fill_in(config), None, teacher)
+  task = tasks.make(complete(config), None, teacher)
   task.prepare()
   return task
 

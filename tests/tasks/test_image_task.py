@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from mixtures import unbalanced
-from outcomes import assert_close, assert_same
+from outcomes import assert_close
 from tiny import normal_params, tiny_vit
 
 from tokenformer_jax import config as config_lib
@@ -24,13 +24,11 @@ from tokenformer_jax.config import (
 )
 from tokenformer_jax.data.order import Position
 from tokenformer_jax.errors import TransientError, UserError
-from tokenformer_jax.model import models
-from tokenformer_jax.model.params import lookup
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.storage import retry
 from tokenformer_jax.tasks import images as image_task
 from tokenformer_jax.tasks.task import reported
-from tokenformer_jax.training import sizes
 
 RNG = np.random.default_rng(0)
 BATCH = {
@@ -164,7 +162,7 @@ def folder(tmp_path):
     values.model.update(position_embedding='sincos', patch=4)
     values.model.pattern, values.model.layer.mixer.positions.kind = 'layer', 'none'
     values.data.update(source=source, image_size=8, batch_size=12, prefetch=1, **data)
-    made = tasks.make(sizes.fill_in(config_lib.resolve(values)))
+    made = tasks.make(complete(config_lib.resolve(values)))
     made.prepare()
     return made
 
@@ -262,7 +260,7 @@ def test_too_few_classes_are_refused(folder):
   config = folder().config
   few = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=2))
   with pytest.raises(UserError, match=r'classes is 2, but folder:.* has 3'):
-    tasks.task_class(few.model).fill_in(few)
+    complete(few)
 
 
 def test_models_are_compared_on_held_out_images_or_on_noise(folder, tmp_path):
@@ -277,27 +275,3 @@ def test_models_are_compared_on_held_out_images_or_on_noise(folder, tmp_path):
   assert name == '4 images of noise' and batch['images'].shape == (4, 8, 8, 3)
   names = [one.held_out({}, 1)[1] for one in (task, elsewhere)]
   assert names == ['1 held-out image of the run', '1 image of noise']
-
-
-def _adapt(params, target, seed, **options):
-  """The whole tree of adapted arrays."""
-  old = functools.partial(lookup, params)
-  return jax.tree.map_with_path(
-    lambda path, _: image_task.ImageTask.adapt(path, old, target, seed, **options),
-    models.define(target).abstract,
-  )
-
-
-def test_a_model_is_adapted_to_other_classes_and_another_resolution():
-  source = tiny_vit(position_embedding='learned')
-  target = dataclasses.replace(source, classes=17, max_length=16)
-  assert image_task.ImageTask.adapted(source, target) == target
-  old = models.define(source)
-  params = jax.tree.map(lambda p: np.full(p.shape, 2.0, p.dtype), old.abstract)
-  new, moments = jax.jit(lambda params: [_adapt(params, target, s) for s in (0, None)])(params)
-  for tree in (new, moments):
-    assert jax.tree.map(np.shape, tree) == jax.tree.map(np.shape, models.define(target).abstract)
-  np.testing.assert_allclose(new['positions'], 2, rtol=1e-5)
-  assert np.std(new['head']['kernel']) > 0, 'the new head is not drawn'
-  assert not moments['head']['kernel'].any() and not moments['positions'].any()
-  assert_same(new['blocks'], params['blocks'], 'another array is not the old one')

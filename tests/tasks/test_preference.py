@@ -16,9 +16,9 @@ from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.data import marks
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import frozen_base, growth_from
-from tokenformer_jax.training import sizes
 from tokenformer_jax.training.prepare import prepare
 
 BETA = 0.5
@@ -30,7 +30,7 @@ _SLOW = pytest.mark.slow
 def _config(loss: str = 'dpo', **changes):
   """A model of a layer with two groups of tokens, and the model before the second one."""
   changes = {'model__pattern': 'layer', 'data__rows': 'preference', **changes}
-  config = sizes.fill_in(tiny_run.config('files:x.jsonl', '/none', train__loss_chunk=13, **changes))
+  config = complete(tiny_run.config('files:x.jsonl', '/none', train__loss_chunk=13, **changes))
   before = config.model
   model = grown_model(before, {'qkv': 40, 'proj': 40, 'ffn': 80}, GrowConfig())
   preference = dataclasses.replace(config.preference, loss=loss, beta=BETA)

@@ -9,9 +9,11 @@ import pytest
 import tiny_run
 
 from tokenformer_jax import tasks
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.layer import Aux, Counts
+from tokenformer_jax.resolve.facts import complete
+from tokenformer_jax.resolve.sizes import DATA_SIZES
 from tokenformer_jax.tasks.task import with_aux
-from tokenformer_jax.training import sizes
 
 
 @pytest.fixture(params=['text', 'images'])
@@ -21,7 +23,7 @@ def task(request, tmp_path):
   else:
     source = tiny_run.write_corpus(tmp_path / 'text')
     config = tiny_run.config(source, tmp_path / 'cache')
-  made = tasks.make(sizes.fill_in(config))
+  made = tasks.make(complete(config))
   made.prepare()
   return made
 
@@ -41,14 +43,18 @@ def _with_model(task, **sizes):
 
 
 def test_sizes_that_need_no_data_are_those_of_the_data(task):
-  found = task.fill_in_unread(_with_model(task, max_length=0))
-  assert found == task.config.model, 'a plan is for another model'
+  config = complete(_with_model(task, max_length=0), read=False)
+  assert config.model == task.config.model, 'a plan is for another model'
 
 
-def test_the_size_that_only_the_data_has_is_named(task):
-  config = _with_model(task, **{task.data_size_key: 0})
-  assert task.fill_in_unread(config) is None, 'a plan makes a size up'
-  assert tasks.task_class(config.model).data_size_key == task.data_size_key
+def test_the_size_that_only_the_data_has_is_read(task):
+  model = task.config.model
+  config = _with_model(task, **{DATA_SIZES[model.kind]: 0})
+  assert complete(config, read=False).model.kind == model.kind
+  gone = {'lm': {'tokenizer': '/none.json'}, 'vit': {'source': 'folder:/none'}}[model.kind]
+  config = dataclasses.replace(config, data=dataclasses.replace(config.data, **gone))
+  with pytest.raises(UserError, match='/none'):
+    complete(config, read=False)
 
 
 def test_the_loss_of_layers_is_minimised_and_not_reported_as_the_loss():

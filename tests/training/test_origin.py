@@ -21,9 +21,12 @@ from tokenformer_jax.config.mixture import source_configs
 from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.data.mixture import make_stores
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.resolve import continuation
+from tokenformer_jax.resolve.facts import complete
+from tokenformer_jax.resolve.lengths import order_changes
 from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
 from tokenformer_jax.tasks.text import TextTask
-from tokenformer_jax.training import continuation, origin, sizes
+from tokenformer_jax.training import changes
 
 pytestmark = pytest.mark.usefixtures('one_device')
 
@@ -141,7 +144,7 @@ def test_models_are_compared_on_text_in_their_own_tokens(make, other_text, tmp_p
   config = make(source=other_text, cache=tmp_path / 'cache')
   store.prepare(config.data)
   trained = save_run(make(), tmp_path / 'run').tokenizer
-  task = tasks.make(sizes.fill_in(config))
+  task = tasks.make(complete(config))
   rows, name = task.held_out(trained, 2)
   assert name.endswith('text of the Python standard library'), 'the wrong store is used'
   made = store.prepare(config.data, tokenizers.from_json(trained))
@@ -284,7 +287,7 @@ def test_points_behind_the_checkpoint_are_no_other_order():
   meta = Meta(50, config, {}, seen=Seen(400, 'content'))
 
   def changes(config, digests=('content', 'with weights')):
-    return origin.order_changes(config, meta, digests)
+    return order_changes(config, meta, digests)
 
   further = mixed('0:0.5 100:0.9 2000:0.1', batch_size=8, batch_size_by_step='0:8 60:8')
   assert changes(further) == []
@@ -328,7 +331,7 @@ def test_another_source_is_asked_for_by_its_name(texts, make, other_text, tmp_pa
 
 def said(run, capsys):
   capsys.readouterr()
-  continuation.say_changes(run.config, run.origin, run.position, run.task.digests)
+  changes.say_changes(run)
   return capsys.readouterr().err.splitlines()
 
 

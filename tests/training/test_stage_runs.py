@@ -20,9 +20,10 @@ from tokenformer_jax.data import order
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.parallel import sharding
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs import checkpoint, curves, metrics, spent_flops
 from tokenformer_jax.runs.checkpoint_meta import Batches
-from tokenformer_jax.training import loop, sizes
+from tokenformer_jax.training import loop
 
 # Almost every test trains a run.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
@@ -129,7 +130,7 @@ def test_tokens_flops_and_figures_count_each_stage_by_its_own_size(texts, whole)
   assert meta.seen.samples == 9 + 7 * 8, 'the order goes on elsewhere after the change'
   tokens = 5 * 48 + 2 * 16 + 7 * 256
   assert curves.curves(whole[0], 'tokens', 'eval/loss')['eval/loss'][0] == [tokens]
-  filled = sizes.fill_in(config)
+  filled = complete(config)
   counts = [5, 2, 7]
   want = sum(
     count * flops.step_flops(dataclasses.replace(filled, data=at_stage(filled.data, stage)))

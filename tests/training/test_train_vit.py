@@ -13,8 +13,9 @@ from tiny_run import begun, broken, train_on_one_device, trainer
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
+from tokenformer_jax.resolve.lengths import in_steps
 from tokenformer_jax.runs import checkpoint, metrics
-from tokenformer_jax.training import loop, sizes
+from tokenformer_jax.training import loop
 
 # What a step draws at random is drawn in every test here.
 RANDOM = {
@@ -149,9 +150,9 @@ def test_fine_tuning_takes_another_head_and_another_resolution(tmp_path, one_dev
 def test_lengths_in_epochs():
   lengths = {'train__epochs': 2.0, 'optim__warmup_epochs': 0.5}
   epochs = _make(train__steps=1000, optim__warmup_steps=100, **lengths)
-  config = sizes.in_steps(epochs, 1438)
+  config = in_steps(epochs, 1438)
   want = (math.ceil(2 * 1438 / 16), math.ceil(0.5 * 1438 / 16))
   assert (config.train.steps, config.optim.warmup_steps) == want
-  assert sizes.in_steps(config, 99) == config, 'what was in steps changes'
+  assert in_steps(config, 99) == config, 'what was in steps changes'
   with pytest.raises(UserError, match=r'steps is 7, which has no effect with train\.epochs=2'):
     _make(train__steps=7, train__epochs=2.0)

@@ -19,11 +19,11 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import verify
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
+from tokenformer_jax.resolve.teacher import Teacher
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import frozen_base, last_growth
 from tokenformer_jax.tasks import Batch, Task, validation
-from tokenformer_jax.training.teacher import Teacher
 
 
 class Loaded:

@@ -24,7 +24,7 @@ from tokenformer_jax.grow import plan as growth_plan
 from tokenformer_jax.laws import grid
 from tokenformer_jax.laws.runs import measure_size
 from tokenformer_jax.model import flops
-from tokenformer_jax.training import sizes
+from tokenformer_jax.resolve.facts import complete
 
 # The last growth by default: a share of all tokens, and of those before the decay.
 LATEST_GROWTH, BEFORE_DECAY = 0.75, 0.95
@@ -161,7 +161,7 @@ class _Maker:
   def model(self, factor: float) -> ModelConfig:
     """Return the config's model at another size, as it is from scratch, with reference counts."""
     model = grid.scaled(self.base.model, self.family.scale, factor, '--sizes')
-    return sizes.fill_in(dataclasses.replace(self.base, model=model)).model
+    return complete(dataclasses.replace(self.base, model=model)).model
 
   def grown_models(self) -> list[ModelConfig]:
     """Return the model of each size, grown from that of the size before it."""
@@ -215,7 +215,7 @@ class _Maker:
     **fields: Any,
   ) -> Job:
     """Return a job; `teacher` is the model that the run learns from, if it has one."""
-    size = measure_size(sizes.fill_in(config))
+    size = measure_size(complete(config))
     if teacher is not None and config.distill.teacher:
       forward = flops.forward_flops(teacher, config.data.sequence_length)
       size = dataclasses.replace(size, flops_per_token=size.flops_per_token + forward)

@@ -11,10 +11,11 @@ from tokenformer_jax.family.jobs import Job
 from tokenformer_jax.grow.actions import ACTIONS, Growable
 from tokenformer_jax.laws import grid, grid_runs
 from tokenformer_jax.laws.runs import is_finished, last_losses
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs import saved_config
 from tokenformer_jax.runs.metrics import Metrics
 from tokenformer_jax.storage import paths
-from tokenformer_jax.training import loop, sizes
+from tokenformer_jax.training import loop
 
 
 def is_done(job: Job, out: str) -> bool:
@@ -30,7 +31,7 @@ def _is_made(job: Job, out: str) -> bool:
   if not is_finished(workdir, job.config.train.steps):
     return False
   stored = saved_config.read(workdir / 'config.json', 'choose another --out')
-  for path, here, there in differences(sizes.fill_in(job.config).model, stored.model, 'model.'):
+  for path, here, there in differences(complete(job.config).model, stored.model, 'model.'):
     raise UserError(
       f'{workdir} is another model: {path} is {there} there and {here} here; choose another --out, '
       'or the same config'

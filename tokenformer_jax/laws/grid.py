@@ -26,7 +26,7 @@ from tokenformer_jax.config import (
 from tokenformer_jax.config.pattern import Repeat, as_text
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.laws.runs import Size, check_loss, measure_size
-from tokenformer_jax.training import sizes
+from tokenformer_jax.resolve.facts import complete
 
 _MOST = 2**31  # of any number in a config
 
@@ -100,7 +100,7 @@ def count_steps(config: Config, tokens: int, flag: str) -> int:
 
 def _size_jobs(config: Config, folder: str, ends: list[int], out: str) -> list[Job]:
   """Return the stretches of the stable run, each followed by the decay that starts at its end."""
-  size = measure_size(sizes.fill_in(config))
+  size = measure_size(complete(config))
   constant, decay = stable_and_decay(config.optim)
   made, first, of_step = [], 0, config.data.units_per_step
   for end in ends:

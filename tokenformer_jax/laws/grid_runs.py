@@ -13,9 +13,10 @@ from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.laws.grid import Job, with_train
 from tokenformer_jax.laws.runs import is_finished, last_losses
 from tokenformer_jax.parallel.messages import aligned, say
+from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs import metrics, saved_config
 from tokenformer_jax.storage import paths
-from tokenformer_jax.training import loop, sizes
+from tokenformer_jax.training import loop
 
 AnyJob = TypeVar('AnyJob', bound=Job)
 IsDone = Callable[[AnyJob, str], bool]  # whether a job in a directory is finished
@@ -67,7 +68,7 @@ def read_figures(workdir: paths.Path) -> list[dict[str, float]]:
 
 
 def _check_same(job: Job, stored: Config, workdir: paths.Path) -> None:
-  wanted = sizes.fill_in(job.config)
+  wanted = complete(job.config)
   if job.stage == 'stable':  # Its length grows.
     wanted = with_train(wanted, steps=stored.train.steps)
     wanted = with_train(wanted, keep_checkpoints=stored.train.keep_checkpoints)

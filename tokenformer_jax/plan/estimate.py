@@ -8,7 +8,6 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig, to_json
 from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.model import flops
@@ -18,10 +17,10 @@ from tokenformer_jax.plan import costs, layout_dump, program, schedule, topology
 from tokenformer_jax.plan.costs import Costs
 from tokenformer_jax.plan.program import Memory
 from tokenformer_jax.plan.topology import Topology
+from tokenformer_jax.resolve import lengths, sizes
 from tokenformer_jax.steps import remat_plans
 from tokenformer_jax.steps.fit import DoesNotFitError
 from tokenformer_jax.steps.step import Program
-from tokenformer_jax.training import sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,11 +135,11 @@ def count_steps(config: Config) -> int | None:
   """Return the steps of a run, or None if they are in epochs and need the data's size."""
   wanted = config.train.examples
   if config.train.epochs:
-    examples = tasks.task_class(config.model).known_examples(config)
+    examples = sizes.known_examples(config)
     if examples is None:
       return None
     wanted = config.train.epochs * examples
-  return sizes.steps_to(config.data, wanted) if wanted else config.train.steps
+  return lengths.steps_to(config.data, wanted) if wanted else config.train.steps
 
 
 def plan(

@@ -8,16 +8,17 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, ModelConfig, with_references
+from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.model import kernels
 from tokenformer_jax.plan import layout_dump
+from tokenformer_jax.resolve.facts import complete
+from tokenformer_jax.resolve.sizes import DATA_SIZES
 from tokenformer_jax.steps import fit
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.last_growth import frozen_base, growth_from
 from tokenformer_jax.steps.remat_plans import argument_bytes
 from tokenformer_jax.steps.step import Program
-from tokenformer_jax.training import sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ def make_step(config: Config, before: ModelConfig | None = None) -> Program:
 
   `before` is the model before the growth, or None. If the config has every size, no data is read.
   """
-  config = _filled_in(config)
+  config = _complete(config)
   # Resolve the automatic values here: elsewhere they depend on this machine's devices.
   if config.dtype == 'auto':
     config = dataclasses.replace(config, dtype='bfloat16')
@@ -60,16 +61,12 @@ def make_step(config: Config, before: ModelConfig | None = None) -> Program:
   )
 
 
-def _filled_in(config: Config) -> Config:
-  """Fill in sizes like `sizes.fill_in`, but read the data only for a size that needs it."""
-  task = tasks.task_class(config.model)
-  filled = task.fill_in_unread(config)
-  if filled is not None:
-    return dataclasses.replace(config, model=with_references(filled))
+def _complete(config: Config) -> Config:
+  """Complete a config, and read data only for a size that needs it."""
   try:
-    return sizes.fill_in(config)
+    return complete(config, read=False)
   except UserError as error:
-    size = task.data_size_key
+    size = DATA_SIZES[config.model.kind]
     raise UserError(
       f'config.model.{size} is 0, which takes the size from the data, and the data cannot be read: '
       f'{error}; give {arg.config}.model.{size}=N, with which a plan needs no data'

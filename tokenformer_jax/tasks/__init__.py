@@ -10,18 +10,12 @@ images.py     vision transformers on images
 from typing import Any
 
 from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.tasks.distilled import DistilledTextTask
 from tokenformer_jax.tasks.images import ImageTask
 from tokenformer_jax.tasks.preference import PreferenceTask
 from tokenformer_jax.tasks.task import Batch, Task
 from tokenformer_jax.tasks.text import TextTask
-
-_TASKS = {'lm': TextTask, 'vit': ImageTask}  # of each `model.kind`
-
-
-def task_class(model: ModelConfig) -> type[Task]:
-  """Return the class of a model's task, whose static methods work without a run's data."""
-  return _TASKS[model.kind]
 
 
 def make(
@@ -29,15 +23,19 @@ def make(
   vocabulary: dict[str, Any] | None = None,
   teacher: ModelConfig | None = None,
   before: ModelConfig | None = None,
+  tokenizer: Tokenizer | None = None,
 ) -> Task:
   """Return the task of a run; `config` has every size filled in.
 
   `vocabulary` is that of the checkpoint that the run continues from: see `Task.vocabulary`.
   `teacher` is the model that training learns from; None for other uses. `before` is the model
-  before its last growth, if it can be a reference: see `PreferenceTask`.
+  before its last growth, if it can be a reference: see `PreferenceTask`. `tokenizer` is
+  that of `vocabulary`, if it is made already.
   """
   if config.data.has_pairs:
-    return PreferenceTask(config, vocabulary, teacher, before)
+    return PreferenceTask(config, vocabulary, teacher, before, tokenizer)
   if teacher is not None and config.distill.weight:
-    return DistilledTextTask(config, vocabulary, teacher)
-  return task_class(config.model)(config, vocabulary)
+    return DistilledTextTask(config, vocabulary, teacher, tokenizer)
+  if config.model.kind == 'vit':
+    return ImageTask(config, vocabulary)
+  return TextTask(config, vocabulary, tokenizer)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.model import models
 from tokenformer_jax.model.distilled_loss import Heads, distilled_objective
 from tokenformer_jax.model.execution import Execution
@@ -21,8 +22,14 @@ class DistilledTextTask(TextTask):
   Evaluation is that of `TextTask`, without the teacher.
   """
 
-  def __init__(self, config: Config, vocabulary: dict[str, Any] | None, teacher: ModelConfig):
-    super().__init__(config, vocabulary)
+  def __init__(
+    self,
+    config: Config,
+    vocabulary: dict[str, Any] | None,
+    teacher: ModelConfig,
+    tokenizer: Tokenizer | None = None,
+  ):
+    super().__init__(config, vocabulary, tokenizer)
     self.teacher = self._teacher = models.define(teacher, Execution.from_config(config))
 
   def loss(

@@ -1,9 +1,8 @@
 """Train image classifiers."""
 
-import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -11,17 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.config import Config
 from tokenformer_jax.data import image_order, images, order
 from tokenformer_jax.data.augment import Views
 from tokenformer_jax.data.mixing import mix
 from tokenformer_jax.errors import UserError, counted
-from tokenformer_jax.model import models, vit
+from tokenformer_jax.model import vit
 from tokenformer_jax.model.layer import Context, Counts, LayerInputs
-from tokenformer_jax.model.params import Params, Path, lookup
+from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.parallel.messages import say
-from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.tasks.task import (
   Batch,
   EvalSums,
@@ -34,7 +32,6 @@ from tokenformer_jax.tasks.task import (
 
 _TOP = 5
 _BINS = 15  # bins of confidence for the calibration error
-_COLOUR = 3  # the assumed channels of unknown images
 _MOST_NAMED = 20  # the most bad images to name; more are only counted
 
 
@@ -56,7 +53,6 @@ class ImageTask(Task):
   Batches are a dict: images uint8 [B, S, S, C] and labels int32 [B]; −1 marks ignored images.
   """
 
-  data_size_key = 'classes'
   _set: images.ImageSet  # set by `prepare`
 
   def __init__(self, config: Config, vocabulary: dict[str, Any] | None = None):
@@ -64,73 +60,6 @@ class ImageTask(Task):
     data: Any = config.data  # its section for images
     self._views = Views(data, config.model.channels)
     self._bad: dict[str, set[int]] = {'train': set(), 'validation': set()}
-
-  @staticmethod
-  def fill_in(
-    config: Config, trained: ModelConfig | None = None, *, resumed: bool = False
-  ) -> ModelConfig:
-    model = config.model
-    if resumed and trained is not None:  # The checkpoint has all sizes.
-      classes, channels = model.classes or trained.classes, model.channels or trained.channels
-    else:
-      data = images.open_images(config.data)
-      classes, channels = model.classes or len(data.classes), model.channels or data.channels
-      if classes < len(data.classes):
-        raise UserError(
-          f'config.model.classes is {classes}, but {config.data.source} has '
-          f'{len(data.classes)}; make it at least that, or 0 to have it fit'
-        )
-    return _with_sizes(config, classes, channels)
-
-  @staticmethod
-  def fill_in_unread(config: Config) -> ModelConfig | None:
-    model, known = config.model, images.KNOWN_SETS.get(config.data.source)
-    classes = model.classes or (known.classes if known else 0)
-    channels = model.channels or (known.channels if known else _COLOUR)
-    return _with_sizes(config, classes, channels) if classes else None
-
-  @staticmethod
-  def known_examples(config: Config) -> int | None:
-    known = images.KNOWN_SETS.get(config.data.source)
-    return known and known.examples
-
-  @staticmethod
-  def check_vocabulary(config: Config, meta: Meta, where: str) -> None:
-    """Check nothing: the meaning of labels is known only with the images (`other_meaning`)."""
-
-  @staticmethod
-  def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
-    """Return the source with the target's classes, initialization and number of positions."""
-    changes = {'classes': target.classes, 'init': target.init}
-    if source.position_embedding == target.position_embedding == 'learned':
-      changes['max_length'] = target.max_length
-    return dataclasses.replace(source, **changes)
-
-  @staticmethod
-  def adapt(
-    path: Path,
-    old: Callable[[Path], jax.Array],
-    target: ModelConfig,
-    seed: int | None,
-    *,
-    new_head: bool = False,
-  ) -> jax.Array:
-    """Return an array of a new head if the classes differ, and resampled positions."""
-    definition = models.define(target)
-    like = lookup(definition.abstract, path)
-    if path[0].key == 'head' and (new_head or old(path).shape != like.shape):
-      if seed is None:
-        return jnp.zeros(like.shape, like.dtype)
-      return lookup(definition.init(jax.random.key(seed)), path)
-    array = old(path)
-    if path[0].key != 'positions' or array.shape == like.shape:
-      return array
-    # Reset the moments, because resampling could make a second moment negative.
-    return (
-      jnp.zeros(like.shape, like.dtype)
-      if seed is None
-      else vit.resample_positions(array, target.max_length)
-    )
 
   def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
     data, channels = self.config.data, self.config.model.channels
@@ -370,13 +299,6 @@ class ImageTask(Task):
       return 'it could not be read just now'
     except image_order.BadImageError as error:
       return str(error)
-
-
-def _with_sizes(config: Config, classes: int, channels: int) -> ModelConfig:
-  patches = (config.data.image_size // config.model.patch) ** 2
-  length = patches if config.model.position_embedding == 'learned' else 0
-  sizes = {'classes': classes, 'channels': channels, 'max_length': length}
-  return dataclasses.replace(config.model, **sizes)
 
 
 def _around_zero(images_BxHxWxC: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.model import models
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import Counts
@@ -46,13 +47,14 @@ class PreferenceTask(TextTask):
     vocabulary: dict[str, Any] | None = None,
     teacher: ModelConfig | None = None,
     before: ModelConfig | None = None,
+    tokenizer: Tokenizer | None = None,
   ):
     """Take the reference of DPO, unless the task computes no loss.
 
     It is a `teacher`, with parameters of its own, or the model `before` its last growth by groups
     of tokens, which has the first tokens of each array.
     """
-    super().__init__(config, vocabulary)
+    super().__init__(config, vocabulary, tokenizer)
     if config.preference.loss == 'dpo':
       execution = Execution.from_config(config)
       self.teacher = teacher and models.define(teacher, execution)

@@ -3,8 +3,8 @@
 import abc
 import copy
 import dataclasses
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import jax
 
@@ -15,8 +15,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import Aux, Counts, layer_means
-from tokenformer_jax.model.params import Definition, Params, Path
-from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.model.params import Definition, Params
 
 Batch = Any  # arrays with the leading axis B, alone or in a pytree
 
@@ -83,7 +82,6 @@ class Task(abc.ABC):
   The constructor takes a config and, if the run starts from a checkpoint, its vocabulary.
 
   Attributes:
-    data_size_key: the key of the model config that the data determines if it is 0.
     config: the config of the run, with every size filled in.
     definition: the model.
     teacher: the model that the run learns from besides its targets, or None. With one, `loss` has
@@ -91,68 +89,11 @@ class Task(abc.ABC):
   """
 
   teacher: Definition | None = None
-  data_size_key: ClassVar[str]
 
   def __init__(self, config: Config, vocabulary: dict[str, Any] | None = None):
     self.config = config
     self._trained_vocabulary = vocabulary
     self.definition = models.define(config.model, Execution.from_config(config))
-
-  @staticmethod
-  @abc.abstractmethod
-  def fill_in(
-    config: Config, trained: ModelConfig | None = None, *, resumed: bool = False
-  ) -> ModelConfig:
-    """Return the model with the sizes that the data needs instead of 0, such as the vocabulary's.
-
-    `trained` is the model that the run continues from, if any; it has all sizes. Unless it is the
-    run's own (`resumed`), the task may adapt it to other data.
-    """
-
-  @staticmethod
-  @abc.abstractmethod
-  def fill_in_unread(config: Config) -> ModelConfig | None:
-    """Fill in as `fill_in` does, but without reading data; return None if a size needs the data."""
-
-  @staticmethod
-  def known_examples(config: Config) -> int | None:
-    """Return the number of examples in an epoch if it is known without reading data, else None."""
-    del config
-    return None
-
-  @staticmethod
-  @abc.abstractmethod
-  def check_vocabulary(config: Config, meta: Meta, where: str) -> None:
-    """Check, without reading data, that a run keeps the meaning of a trained model's ids.
-
-    `where` is the name of the checkpoint of `meta` in messages.
-    """
-
-  @staticmethod
-  def adapted(source: ModelConfig, target: ModelConfig) -> ModelConfig:
-    """Return the source model with the changes that the task makes for new data; by default none.
-
-    `adapt` makes the same changes to parameters.
-    """
-    del target
-    return source
-
-  @staticmethod
-  def adapt(
-    path: Path,
-    old: Callable[[Path], jax.Array],
-    target: ModelConfig,
-    seed: int | None,
-    *,
-    new_head: bool = False,
-  ) -> jax.Array:
-    """Return the array at a path of `target`, a model from `adapted`; by default the old one.
-
-    `old` returns the source's arrays. `seed` draws new parameters; None if the arrays are moments,
-    which become zero there. `new_head` draws a new head even if the source's has the right shape.
-    """
-    del target, seed, new_head
-    return old(path)
 
   @abc.abstractmethod
   def abstract_batch(self) -> Batch:

@@ -11,21 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.config import Config
 from tokenformer_jax.data import marks, order, tokenizers
 from tokenformer_jax.data.held_out import held_out_tokens
 from tokenformer_jax.data.mixture import Mixture, open_sources
 from tokenformer_jax.decoding.decode import Decoder
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest, decode_text
-from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import Aux, Context, Counts, LayerInputs
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.loss import LossSums, loss_sums, objective
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import hosts, sharding
-from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.runs.metrics import perplexity
 from tokenformer_jax.tasks.task import (
   EvalSums,
@@ -46,53 +44,19 @@ class TextTask(Task):
   In a row without marks of beginnings each `_boundary` begins a document.
   """
 
-  data_size_key = 'vocab_size'
   _data: Mixture  # set by `prepare`
   # Set by `prepare` as well: a plan compiles the same program with any id.
   _boundary = 0
 
-  @staticmethod
-  def fill_in(
-    config: Config, trained: ModelConfig | None = None, *, resumed: bool = False
-  ) -> ModelConfig:
-    del resumed  # A model keeps its tokenizer in other runs.
-    model, length = config.model, config.data.sequence_length
-    if trained is not None:
-      vocab_size = model.vocab_size or trained.vocab_size
-      max_length = model.max_length or trained.max_length
-      if model.position_embedding == 'learned' and max_length < length:
-        raise UserError(
-          f'config.data.sequence_length is {length}, but the model that the run continues from has '
-          f'learned positions for {max_length} tokens; take at most that'
-        )
-    else:
-      tokenizer = config.data.tokenizer
-      ids = tokenizers.bpe_size(tokenizer) or tokenizers.load(tokenizer).size
-      vocab_size = model.vocab_size or -(-ids // 128) * 128
-      max_length = model.max_length or length
-      if vocab_size < ids:
-        raise UserError(
-          f'config.model.vocab_size is {vocab_size}, but the tokenizer {tokenizer!r} '
-          f'has {ids} token ids; make it at least that, or 0 to have it fit'
-        )
-    model = dataclasses.replace(model, vocab_size=vocab_size, max_length=max_length)
-    known = None if trained is None else trained.scale_length
-    return model.with_scale_length(known or length)
-
-  @staticmethod
-  def fill_in_unread(config: Config) -> ModelConfig | None:
-    if not config.model.vocab_size:
-      return None
-    length = config.data.sequence_length
-    model = dataclasses.replace(config.model, max_length=config.model.max_length or length)
-    return model.with_scale_length(length)
-
-  @staticmethod
-  def check_vocabulary(config: Config, meta: Meta, where: str) -> None:
-    """Check that the config's tokenizer is the checkpoint's: see `tokenizers.check_same`."""
-    trained = tokenizers.from_json(meta.tokenizer)
-    trained_spec = meta.config.data.tokenizer
-    tokenizers.check_same(config.data.tokenizer, trained_spec, trained, where)
+  def __init__(
+    self,
+    config: Config,
+    vocabulary: dict[str, Any] | None = None,
+    tokenizer: tokenizers.Tokenizer | None = None,
+  ):
+    """Take the vocabulary of a checkpoint, and its tokenizer if it is made already."""
+    super().__init__(config, vocabulary)
+    self._trained_tokenizer = tokenizer
 
   def abstract_batch(self) -> jax.ShapeDtypeStruct:
     data = self.config.data
@@ -184,8 +148,9 @@ class TextTask(Task):
   def prepare(self) -> None:
     """Open the token store; the first process builds it, then processes on other disks do."""
     data: Any = self.config.data  # its section for text
-    vocabulary = self._trained_vocabulary
-    tokenizer = None if vocabulary is None else tokenizers.from_json(vocabulary)
+    vocabulary, tokenizer = self._trained_vocabulary, self._trained_tokenizer
+    if vocabulary is not None and tokenizer is None:
+      tokenizer = tokenizers.from_json(vocabulary)
     made = hosts.first_then_others(lambda: open_sources(data, self.config.train.seed, tokenizer))
     hosts.check_same(
       [int(made.digests[0][:7], 16)],

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from tokenformer_jax.config import TrainConfig
-from tokenformer_jax.errors import FaultyDeviceError, UserError, counted
+from tokenformer_jax.errors import FaultyDeviceError, counted
 from tokenformer_jax.parallel import hosts, sharding
 from tokenformer_jax.steps.step import State, Step
 
@@ -21,15 +20,6 @@ _LISTED = 8  # devices that a message names
 _ELSEWHERE = (
   'start the run again on other hosts: it continues from the last checkpoint (docs/reliability.md)'
 )
-
-
-def check_repeats(mesh: Mesh, train: TrainConfig) -> None:
-  """Check that healthy devices of a mesh repeat their bits."""
-  if mesh.devices.flat[0].platform == 'gpu' and train.compiler_options != 'deterministic':
-    raise UserError(
-      'config.train.check_devices compares the bits of two computations, which differ on a healthy '
-      f'GPU with config.train.compiler_options={train.compiler_options}; set that to deterministic'
-    )
 
 
 class Repeated:

@@ -14,6 +14,7 @@ from tokenformer_jax.errors import TransientError, UserError, arg
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import hosts, messages, sharding
+from tokenformer_jax.resolve import continuation, origin
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, saved_config
 from tokenformer_jax.runs import claim as claim_lib
@@ -26,7 +27,7 @@ from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
 from tokenformer_jax.trackers import feed
-from tokenformer_jax.training import continuation, device_check, origin, settings, start, tracked
+from tokenformer_jax.training import changes, device_check, settings, start, tracked
 from tokenformer_jax.training.prepare import PreparedRun, RunStage, prepare
 from tokenformer_jax.training.watch import Watch
 
@@ -130,7 +131,7 @@ class Trainer:
         f'{run.workdir} is trained to step {first} already; raise {arg.config}.train.steps to go on'
       )
       return state
-    continuation.say_changes(self.config, run.origin, run.position, self.task.digests)
+    changes.say_changes(run)
     for warning in settings.warnings_for(self.config, run.program.growth):
       messages.say(warning)
     self._check_claim()

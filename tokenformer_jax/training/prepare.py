@@ -1,31 +1,23 @@
-"""Resolve a run: find everything that is known before its first step, each thing once.
+"""Resolve a run: its facts, checks, data, what the data decides, and the program of a step.
 
 `prepare` is the start of a run from top to bottom. Nothing after it changes the config, a size, the
 origin or the position in the data.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
-from jax.sharding import Mesh
-
 from tokenformer_jax import tasks
-from tokenformer_jax.config import (
-  Config,
-  at_stage,
-  stages_after,
-)
+from tokenformer_jax.config import Config, at_stage, stages_after
 from tokenformer_jax.data.order import Position
-from tokenformer_jax.parallel import hosts, sharding
-from tokenformer_jax.steps.last_growth import frozen_base, last_growth
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.resolve.checks import check_after_data, check_before_data
+from tokenformer_jax.resolve.facts import Facts, find_facts
+from tokenformer_jax.resolve.lengths import find_lengths
+from tokenformer_jax.resolve.origin import Damaged
 from tokenformer_jax.steps.step import Program, make_program
 from tokenformer_jax.storage import paths
-from tokenformer_jax.training import origin as origins
-from tokenformer_jax.training import sizes
-from tokenformer_jax.training import teacher as teachers
-from tokenformer_jax.training.check_run import check_run
-from tokenformer_jax.training.origin import Damaged, Origin
-from tokenformer_jax.training.teacher import Teacher
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,28 +45,20 @@ class RunStage:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PreparedRun:
-  """A run before its first step.
+class PreparedRun(Facts):
+  """A run before its first step: its facts, with every length in steps, and what its data decides.
 
   Attributes:
-    config: the config, with every size filled in and every length in steps.
     workdir: the work directory; it may not exist.
-    mesh: the devices.
-    origin: the checkpoint that the run continues from, if any.
-    teacher: the model that the run learns from besides its targets, if any.
-    task: model, loss and opened data.
     position: that of the first batch of the run in the order of the data.
+    order_changes: the reasons why this order is not that of the checkpoint.
     program: the parts of the training step: schedule, optimizer, and the model's last growth.
     stages: the stages of the steps that are left.
   """
 
-  config: Config
   workdir: paths.Path
-  mesh: Mesh
-  origin: Origin
-  teacher: Teacher | None
-  task: tasks.Task
   position: Position
+  order_changes: Sequence[str]
   program: Program
   stages: tuple[RunStage, ...]
 
@@ -92,28 +76,19 @@ def prepare(
   """
   mesh = sharding.make_mesh(config.mesh, devices)
   sharding.check_devices(config, mesh)
-  origin = origins.find(config, workdir, damaged or {})
-  hosts.meet('the work directory is as an earlier run left it')
-  teacher = teachers.find(config, origin)
-  if teacher is not None:
-    config = teacher.complete(config, origin)
+  facts = find_facts(config, workdir, mesh, damaged or {})
+  check_before_data(facts)
 
-  sized = sizes.fill_in(config, origin)
-  origin = origins.as_branch(sized, origin)
-  vocabulary = origin.vocabulary or (teacher and teacher.meta.tokenizer)
-  growth = last_growth(origin.lineage, sized.model)
-  before = frozen_base(growth, sized)
-  task = tasks.make(sized, vocabulary, teacher and teacher.meta.config.model, before)
-  known = (mesh, origin, teacher, task, growth)
-  check_run(sized, *known, knows_data=False)
-
-  task.prepare()
-  position = origins.position(sized, origin, task.digests)
-  resolved = sizes.in_steps(sized, task.examples, position)
-  check_run(resolved, *known, knows_data=True)
-  program = make_program(task, resolved, growth)
-  stages = _stages(resolved, task, position)
-  return PreparedRun(resolved, workdir, mesh, origin, teacher, task, position, program, stages)
+  facts.task.prepare()
+  lengths = find_lengths(facts)
+  check_after_data(facts, lengths)
+  program = make_program(facts.task, lengths.config, facts.growth)
+  return PreparedRun(
+    **{**vars(facts), **vars(lengths)},
+    workdir=workdir,
+    program=program,
+    stages=_stages(lengths.config, facts.task, lengths.position),
+  )
 
 
 def _stages(config: Config, task: tasks.Task, position: Position) -> tuple[RunStage, ...]:

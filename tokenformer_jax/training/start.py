@@ -26,13 +26,13 @@ def first_state(
   if this model is larger; or new. `checkpoints` opens those of the work directory. A checkpoint
   that cannot be read raises a `DamagedError`.
   """
-  config, origin = run.config, run.origin
+  origin = run.origin
   if origin.own is not None:
     return _with_optional(run, _resumed(run, origin.own, checkpoints())), origin.own.step
   if origin.other is not None:
-    grown = init_from.grown_state(config, origin.other, run.mesh, run.task.other_meaning)
+    grown = init_from.grown_state(run, origin.other)
     return _with_optional(run, grown), int(grown['step'])
-  return step_lib.make_first_state(run.program, run.mesh)(config.train.seed), 0
+  return step_lib.make_first_state(run.program, run.mesh)(run.config.train.seed), 0
 
 
 def _resumed(run: PreparedRun, meta: Meta, checkpoints: checkpoint.Checkpoints) -> State:

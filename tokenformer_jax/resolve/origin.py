@@ -1,19 +1,16 @@
-"""Find the checkpoint that a run continues from, and its position in the data.
+"""Find the checkpoint that a run continues from.
 
 A model is its parameters and the meaning of its ids, so a run keeps the tokenizer or the classes of
 the checkpoint that it continues from. `continuation.py` checks that it may continue from it.
 """
 
-import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 from typing import Any
 
-from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import Config, DataConfig, ModelConfig, names, stages, stages_after
-from tokenformer_jax.config.mixture import shares
-from tokenformer_jax.data.chat_template import Template, find_template
-from tokenformer_jax.data.order import BEGINNING, Position
+from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.data import tokenizers
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import grow_run
 from tokenformer_jax.parallel import hosts
@@ -59,6 +56,13 @@ class Origin:
   def vocabulary(self) -> dict[str, Any] | None:
     """The meaning of the ids of the checkpoint's model: see `Task.vocabulary`."""
     return self.meta and self.meta.tokenizer
+
+  @functools.cached_property
+  def tokenizer(self) -> tokenizers.Tokenizer | None:
+    """The tokenizer of the checkpoint's model, or None for one on images."""
+    if self.vocabulary is None or self.model is None or self.model.kind != 'lm':
+      return None
+    return tokenizers.from_json(self.vocabulary)
 
   @property
   def begins(self) -> str:
@@ -131,64 +135,7 @@ def begins_anew(config: Config, origin: Origin) -> bool:
   return origin.other is not None and config.grow.step == 'restart'
 
 
-def position(config: Config, origin: Origin, digests: Sequence[str]) -> Position:
-  """Return the position at which a run begins in the order of its data, given `Task.digests`."""
-  meta = origin.meta
-  if meta is None or begins_anew(config, origin):
-    return BEGINNING
-  if config.data.new_order_at == meta.step or order_changes(config, meta, digests):
-    return Position(meta.step, 0)
-  now = stages_after(config.data, meta.step)[0].sequence_length
-  before = batches_lib.until(batches_lib.history(meta), meta.step)
-  length = before[-1].length if before else now
-  return Position(meta.step, meta.seen.samples).in_length(length, now)
-
-
 def batches(config: Config, origin: Origin) -> batches_lib.History:
   """Return the batches of all steps of a run, those before and after this start included."""
   meta = None if begins_anew(config, origin) else origin.meta
   return batches_lib.of_run(meta, config.data)
-
-
-def order_changes(config: Config, meta: Meta, digests: Sequence[str] = ()) -> list[str]:
-  """Return the reasons why the order of samples differs from the checkpoint's.
-
-  Weights and sizes of batches are compared up to the step of the checkpoint. `digests` are those of
-  the data (`Task.digests`); empty: the data is not read yet.
-  """
-  (sizes, weights), (old_sizes, old_weights) = (
-    _before(one.data, meta.step) for one in (config, meta.config)
-  )
-  varies = any(
-    source.weight_by_step for one in (config, meta.config) for source in one.data.mixture.values()
-  )
-  same = {'weights': weights == old_weights, 'sizes': sizes == old_sizes or not varies}
-  reasons: dict[str, list[str]] = collections.defaultdict(list)
-  for path, now, old in config_lib.differences(config, meta.config):
-    key = names.find(path)
-    order = key.order if key else 'samples' if path == 'data.mixture' else ''
-    reasons[order].append(f'config.{path} is {now!r} and was {old!r}')
-  changed = ('samples', *(order for order in same if not same[order]))
-  changes = [reason for order in changed for reason in reasons[order]]
-  if not digests or meta.seen.digest in digests:
-    return changes
-  texts = reasons['text'] or (not changes and reasons['weights'])
-  if meta.seen.digest and not texts and not reasons['weights']:
-    source = f'config.data.source={config.data.source}'
-    named = 'a source of config.data.mixture' if config.data.mixture else source
-    data: Any = config.data  # its section for text
-    chat = meta.tokenizer.get('chat') if data.has_chat else None
-    if chat and (now := find_template(data)).fingerprint != Template(**chat).fingerprint:
-      named = now.name
-    texts = [f'{named} has other content than it had']
-  return changes + (texts or [])
-
-
-def _before(data: DataConfig, step: int) -> tuple[Sequence[Any], Sequence[Any]]:
-  """Return the sizes of batches and the weights of the sources in the steps before one."""
-  sizes = [stage for stage in stages(data) if stage.first < step]
-  if not data.mixture:
-    return sizes, ()
-  of_all = shares(data.mixture)
-  rows = zip((0, *of_all.steps[1:]), of_all.counts, strict=True)
-  return sizes, [(of_all.names, *row) for row in rows if row[0] < max(1, step)]

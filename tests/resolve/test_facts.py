@@ -7,7 +7,7 @@ import pytest
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import growth
-from tokenformer_jax.training import sizes
+from tokenformer_jax.resolve import facts
 
 SOURCE = config_lib.with_references(config_lib.LMConfig())
 TOKENS = SOURCE.layer.ffn.tokens
@@ -19,7 +19,7 @@ def grown_ffn(method='group', model=SOURCE, **changes):
   ffn = dataclasses.replace(model.layer.ffn, tokens=LARGER, **changes)
   larger = dataclasses.replace(model, layer=dataclasses.replace(model.layer, ffn=ffn))
   origin = types.SimpleNamespace(model=SOURCE, own=None)
-  return sizes.with_references(larger, growth(method=method), origin).layer.ffn
+  return facts.with_references(larger, growth(method=method), origin).layer.ffn
 
 
 @pytest.mark.parametrize('reference', [0, TOKENS], ids=['open', 'of the source'])
@@ -48,28 +48,3 @@ def test_a_projection_that_the_source_lacks_is_grown_beside_several_groups():
   model = config_lib.with_token_counts(SOURCE, {'ffn': LARGER})
   source = {name: one for name, one in config_lib.pattentions(SOURCE).items() if name != 'ffn'}
   assert config_lib.with_references(model, source, grown).layer.ffn.groups == model.layer.ffn.groups
-
-
-def test_lengths_in_examples_count_a_shorter_sequence_as_its_part():
-  data = config_lib.TextConfig(
-    sequence_length=32, sequence_length_by_step='0:8 10:32', batch_size_by_step='0:16 10:8'
-  )
-  # 4 sequences a step up to step 10, then 8.
-  assert [sizes.steps_to(data, count) for count in (1, 40, 41, 80)] == [1, 10, 11, 15]
-  config = config_lib.Config(data=data, train=config_lib.TrainConfig(epochs=2.0))
-  assert sizes.in_steps(config, 40).train.steps == 15
-  seen = sizes.Position(5, 80)  # 80 of 8 tokens, 20 of 32
-  assert sizes.in_steps(config, 40, seen).train.steps == 15
-
-
-def test_a_run_resumed_at_a_change_ends_at_the_step_of_an_unbroken_one():
-  """At step 3, 9 quarters of a sequence are seen, and the three that are left are left out."""
-  data = config_lib.TextConfig(
-    sequence_length=32, sequence_length_by_step='0:8 3:32', batch_size_by_step='0:3 3:1'
-  )
-  for examples in (2.3, 3, 3.5, 4, 7):
-    ends = {
-      sizes.steps_to(data, examples, position)
-      for position in (sizes.BEGINNING, sizes.Position(2, 6), sizes.Position(3, 3))
-    }
-    assert len(ends) == 1, f'{examples} examples end at the steps {ends}'

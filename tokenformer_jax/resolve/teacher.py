@@ -5,6 +5,7 @@ parameters, and a run that goes on from there must have the same parameters as i
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 
@@ -16,10 +17,10 @@ from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Definition, Params
 from tokenformer_jax.parallel import sharding
+from tokenformer_jax.resolve.origin import Origin
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta, TeacherRecord
 from tokenformer_jax.storage import paths
-from tokenformer_jax.training.origin import Origin
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,6 +39,11 @@ class Teacher:
   def definition(self) -> Definition:
     """The teacher's model, for its metadata; a run computes `Task.teacher`."""
     return models.define(self.meta.config.model)
+
+  @functools.cached_property
+  def tokenizer(self) -> tokenizers.Tokenizer:
+    """The tokenizer that the teacher was trained with."""
+    return tokenizers.from_json(self.meta.tokenizer)
 
   def read(self, mesh: Mesh) -> Params:
     """Read the parameters once, sharded over the mesh by the rules of all parameters."""
@@ -125,13 +131,14 @@ def find(config: Config, origin: Origin) -> Teacher | None:
     needed = f'; {origin.where} was trained with it: put it back, {other}' if kept else ''
     raise UserError(f'config.distill.teacher={source}: {error}{needed}') from error
   record = TeacherRecord(f'{directory}@{opened.meta.step}', _digest(opened.meta))
+  teacher = Teacher(record, opened)
   if kept and kept.digest != record.digest:
     raise UserError(
       f'config.distill.teacher={source} has other parameters than {kept.source}, the teacher that '
       f'{origin.where} was trained with; name that one, {other}'
     )
-  _check_tokenizer(config, origin, opened.meta)
-  return Teacher(record, opened)
+  _check_tokenizer(config, origin, teacher)
+  return teacher
 
 
 def _digest(meta: Meta) -> str:
@@ -140,12 +147,14 @@ def _digest(meta: Meta) -> str:
   return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _check_tokenizer(config: Config, origin: Origin, meta: Meta) -> None:
+def _check_tokenizer(config: Config, origin: Origin, teacher: Teacher) -> None:
   """Check that the ids of the run stand for the same text as those of the teacher."""
-  trained, spec = tokenizers.from_json(meta.tokenizer), meta.config.data.tokenizer
-  ours = config.data.tokenizer
-  if origin.vocabulary is not None:
-    same = tokenizers.from_json(origin.vocabulary).fingerprint == trained.fingerprint
+  ours, spec = config.data.tokenizer, teacher.meta.config.data.tokenizer
+  if origin.vocabulary == teacher.meta.tokenizer:
+    return
+  trained = teacher.tokenizer
+  if origin.tokenizer is not None:
+    same = origin.tokenizer.fingerprint == trained.fingerprint
   else:
     same = tokenizers.names_same(ours, spec, trained)
   if not same:

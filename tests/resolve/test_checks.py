@@ -1,11 +1,16 @@
 """A run is checked before its data is read."""
 
+import types
+
 import jax
+import numpy as np
 import pytest
 import tiny_run
 from written_runs import save_run
 
+from tokenformer_jax.config import Config, TrainConfig
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.resolve import checks
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks.text import TextTask
 from tokenformer_jax.training.prepare import prepare
@@ -93,3 +98,10 @@ def test_a_finished_run_is_not_given_other_data(make, other, monkeypatch):
   config = make(train__steps=STEP, data__deduplicate=True)
   with pytest.raises(UserError, match='so none would be made with what differs'):
     _begin(config, other)
+
+
+def test_a_gpu_without_an_order_of_sums_is_refused():
+  mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform='gpu')]))
+  config = Config(train=TrainConfig(check_devices=10))
+  with pytest.raises(UserError, match='compiler_options=auto; set that to deterministic'):
+    checks.check_before_data(types.SimpleNamespace(config=config, mesh=mesh))

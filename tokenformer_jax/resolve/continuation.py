@@ -1,55 +1,22 @@
-"""Check that a run may continue from its origin, and say what changes there.
-
-Each check raises a `UserError` whose sentence names the key and what to do.
-"""
+"""Check that a run may continue from its origin."""
 
 import operator
 from collections.abc import Sequence
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import tasks
-from tokenformer_jax.config import Config, DataConfig, GrowConfig, ModelConfig, names
-from tokenformer_jax.data.order import Position
+from tokenformer_jax.config import Config, DataConfig, GrowConfig, check_config, names
 from tokenformer_jax.errors import UserError, arg
-from tokenformer_jax.parallel import messages
+from tokenformer_jax.resolve.facts import Facts
+from tokenformer_jax.resolve.lengths import order_changes
+from tokenformer_jax.resolve.origin import Origin, begins_anew
 from tokenformer_jax.runs.checkpoint_meta import Meta
 from tokenformer_jax.steps import schedules
-from tokenformer_jax.steps.entries import LastGrowth
 from tokenformer_jax.steps.last_growth import last_growth
-from tokenformer_jax.training import init_from
-from tokenformer_jax.training.origin import Origin, begins_anew, order_changes
 
 
-def check(config: Config, origin: Origin) -> None:
-  """Check model, vocabulary and order of the data before any data is read.
-
-  `config` has every size filled in.
-  """
-  _check_growth_used(config.grow, origin)
-  meta = origin.meta
-  if meta is not None:
-    if origin.own is not None:
-      _check_same_model(config.model, origin.own.config.model, origin.where)
-    else:
-      init_from.check(config, meta, origin.where)
-    _check_same_optimizer(config, meta, origin.where, resumes=origin.own is not None)
-    check_order(config, origin)
-  _check_new_order_used(config, origin)
-  _check_finished_data(config, origin)
-  if meta is not None:
-    tasks.task_class(config.model).check_vocabulary(config, meta, origin.where)
-
-
-def _check_finished_data(config: Config, origin: Origin) -> None:
-  """Check that a finished run has its own data, if the length is known."""
-  train, optim = config.train, config.optim
-  open_lengths = (train.epochs, train.examples, optim.warmup_epochs)
-  if origin.own is not None and not any(open_lengths) and origin.own.step >= train.steps:
-    check_finished(config, origin, 'data.')
-
-
-def _check_growth_used(how: GrowConfig, origin: Origin) -> None:
+def check_growth_used(facts: Facts) -> None:
   """Check that a run grows if keys of the group `grow` are set, or has grown by these values."""
+  how, origin = facts.config.grow, facts.origin
   if origin.other is not None:
     return
   known = origin.own.config.grow if origin.own else GrowConfig()
@@ -61,21 +28,12 @@ def _check_growth_used(how: GrowConfig, origin: Origin) -> None:
       )
 
 
-def _check_new_order_used(config: Config, origin: Origin) -> None:
-  """Check that `data.new_order_at` is the step where this run goes on, or went on earlier."""
-  order_at, own, other = config.data.new_order_at, origin.own, origin.other
-  kept = own is not None and order_at <= own.step  # A smaller one was used before.
-  follows = other is not None and config.grow.step == 'keep' and order_at == other.meta.step
-  if order_at and not kept and not follows:
-    raise UserError(
-      f'config.data.new_order_at is {order_at}, which has an effect only where a run goes on from '
-      f'the checkpoint of step {order_at}, and this one {origin.begins}; leave it out'
-    )
-
-
-def _check_same_model(model: ModelConfig, theirs: ModelConfig, where: str) -> None:
-  """Check that a checkpoint has the run's model."""
-  differences = list(config_lib.differences(model, theirs, 'model.'))
+def check_same_model(facts: Facts) -> None:
+  """Check that a resumed run has the model of its checkpoint."""
+  model, origin = facts.config.model, facts.origin
+  if origin.own is None:
+    return
+  differences = list(config_lib.differences(model, origin.own.config.model, 'model.'))
   if not differences:
     return
   advice, keys = (
@@ -90,11 +48,29 @@ def _check_same_model(model: ModelConfig, theirs: ModelConfig, where: str) -> No
       f' (to have it grow: tokenformer grow --source=DIR --target=NEW_DIR {" ".join(sizes)})'
     )
   differing = [f'{key} is {old!r} there and {new!r} in the config' for key, new, old in differences]
-  raise UserError(f'{where} is of another model: {"; ".join(differing)}; {advice}')
+  raise UserError(f'{origin.where} is of another model: {"; ".join(differing)}; {advice}')
 
 
-def _check_same_optimizer(config: Config, meta: Meta, where: str, *, resumes: bool) -> None:
+def check_steps_left(facts: Facts, config: Config) -> None:
+  """Check that a run has a step to make after those of `init_from`, unless it counts from 0.
+
+  A length in epochs or examples is not checked: it has no number of steps before the data is read.
+  """
+  origin, train = facts.origin, config.train
+  if origin.other is None or begins_anew(config, origin) or train.epochs or train.examples:
+    return
+  if origin.other.meta.step >= train.steps:
+    raise UserError(
+      f'{origin.where} is at step {origin.other.meta.step}, where the run would go on, and '
+      f'config.train.steps is {train.steps}; raise it, or set config.grow.step=restart'
+    )
+
+
+def check_same_optimizer(facts: Facts) -> None:
   """Check that a checkpoint has the statistics of the run's optimizer, if the run keeps them."""
+  config, meta, resumes = facts.config, facts.origin.meta, facts.origin.own is not None
+  if meta is None:
+    return
   ours, theirs = config.optim.kind, meta.config.optim.kind
   if ours == theirs or meta.contents != 'model' or (not resumes and config.grow.moments == 'drop'):
     return
@@ -105,26 +81,28 @@ def _check_same_optimizer(config: Config, meta: Meta, where: str, *, resumes: bo
       f'{arg.config}.init_from=DIR {arg.config}.grow.moments=drop)'
     )
   raise UserError(
-    f'config.optim.kind is {ours}, but {where} was trained with {theirs}, whose statistics mean '
-    f'nothing to {ours}; set it to {theirs}, or {advice}'
+    f'config.optim.kind is {ours}, but {facts.origin.where} was trained with {theirs}, whose '
+    f'statistics mean nothing to {ours}; set it to {theirs}, or {advice}'
   )
 
 
-def check_order(config: Config, origin: Origin, digests: Sequence[str] = ()) -> None:
+def check_order(facts: Facts, changes: Sequence[str] | None = None) -> None:
   """Check that a resumed run keeps the order of its data, or that the user asked for another order.
 
   Only another `data.source`, other sources of a mixture, or `init_from` count as asking for other
-  data. `digests` are those of the data; empty: the data is not read yet.
+  data. `changes` are those of `Lengths`; None: the data is not read yet.
   """
-  own = origin.own
+  config, own = facts.config, facts.origin.own
   if own is None or not own.seen.samples or config.data.new_order_at == own.step:
     return
   if _sources(config.data) != _sources(own.config.data):
     return
-  if changes := order_changes(config, own, digests):
+  if changes is None:
+    changes = order_changes(config, own)
+  if changes:
     raise UserError(
       f'{" and ".join(changes)}, so the data would come in another order than the one in which '
-      f'{origin.where} has seen {own.seen.samples:,} samples; put that back, choose another '
+      f'{facts.origin.where} has seen {own.seen.samples:,} samples; put that back, choose another '
       f'{arg.workdir}, or set config.data.new_order_at={own.step}, which begins the new order with '
       'its first sample'
     )
@@ -135,26 +113,48 @@ def _sources(data: DataConfig) -> set[str]:
   return {one.source for one in data.mixture.values()} or {data.source}
 
 
-def check_data(config: Config, origin: Origin, task: tasks.Task) -> None:
-  """Check the meaning of labels and the order of the open data."""
-  if origin.own is not None and (reason := task.other_meaning):
+def check_new_order_used(facts: Facts) -> None:
+  """Check that `data.new_order_at` is the step where this run goes on, or went on earlier."""
+  config, origin = facts.config, facts.origin
+  order_at, own, other = config.data.new_order_at, origin.own, origin.other
+  kept = own is not None and order_at <= own.step  # A smaller one was used before.
+  follows = other is not None and config.grow.step == 'keep' and order_at == other.meta.step
+  if order_at and not kept and not follows:
     raise UserError(
-      f'{origin.where} does not fit config.data.source={config.data.source}: {reason}; choose the '
-      'images that it was trained on, or start another run from it, with a new head '
+      f'config.data.new_order_at is {order_at}, which has an effect only where a run goes on from '
+      f'the checkpoint of step {order_at}, and this one {origin.begins}; leave it out'
+    )
+
+
+def check_finished_data(facts: Facts, config: Config) -> None:
+  """Check that a finished run has its own data, if the length is known."""
+  train, optim, own = config.train, config.optim, facts.origin.own
+  open_lengths = (train.epochs, train.examples, optim.warmup_epochs)
+  if own is not None and not any(open_lengths) and own.step >= train.steps:
+    check_finished(config, facts.origin, 'data.')
+
+
+def check_meaning(facts: Facts) -> None:
+  """Check that the labels of a resumed run's data mean what they did."""
+  origin = facts.origin
+  if origin.own is not None and (reason := facts.task.other_meaning):
+    raise UserError(
+      f'{origin.where} does not fit config.data.source={facts.config.data.source}: {reason}; '
+      'choose the images that it was trained on, or start another run from it, with a new head '
       f'({arg.workdir}=NEW_DIR {arg.config}.init_from=DIR)'
     )
-  check_order(config, origin, task.digests)
 
 
-def check_decay_start(config: Config, origin: Origin, growth: LastGrowth | None) -> None:
-  """Check that the decay of `train.decay_from` can begin after the checkpoint of the origin.
+def check_decay(facts: Facts, config: Config) -> None:
+  """Check that the decay of `train.decay_from` fits the run, and the checkpoint of its origin.
 
   A warm-up in epochs is not compared: its number of steps is not known yet.
   """
-  meta, begin = origin.meta, config.train.decay_from
+  check_config.check_decay(config)
+  origin, meta, begin = facts.origin, facts.origin.meta, config.train.decay_from
   if not begin:
     return
-  restarted = schedules.first_update(config.optim, growth)
+  restarted = schedules.first_update(config.optim, facts.growth)
   warm = restarted + (0 if config.optim.warmup_epochs else config.optim.warmup_steps)
   if restarted and begin < warm:
     raise UserError(
@@ -200,7 +200,7 @@ def check_finished(config: Config, origin: Origin, section: str = '') -> None:
   """
   changed = [
     change
-    for change in _changed_settings(config, origin)
+    for change in changed_settings(config, origin)
     if not change.startswith(('train.steps:', 'train.remat:', 'train.layers:', 'mesh.'))
     and change.startswith(section)
   ]
@@ -213,27 +213,7 @@ def check_finished(config: Config, origin: Origin, section: str = '') -> None:
     )
 
 
-def say_changes(config: Config, origin: Origin, begins: Position, digests: Sequence[str]) -> None:
-  """Print where a run starts, the settings that it changes, and a new order of its data.
-
-  `config` has every size and length filled in; `begins` is from `origin.position`.
-  """
-  meta = origin.meta
-  if meta is None:
-    return
-  if origin.other is not None:
-    messages.say(init_from.description(config, meta))
-  if changed := _changed_settings(config, origin):
-    messages.say(f'different from step {meta.step} on: {"; ".join(changed)}')
-  if begins.step and meta.seen.samples and not begins.sample:
-    changes = order_changes(config, meta, digests) or ['config.data.new_order_at asks for it']
-    messages.say(
-      f'a new order of the data begins after step {begins.step} with its first sample: '
-      f'{" and ".join(changes)}'
-    )
-
-
-def _changed_settings(config: Config, origin: Origin) -> list[str]:
+def changed_settings(config: Config, origin: Origin) -> list[str]:
   """Return the changed settings of a resumed run as `key: old -> new`, and the ignored ones."""
   # A converted model has no earlier settings to compare with.
   if origin.own is None or origin.own.contents != 'model':
