@@ -299,6 +299,24 @@ def test_a_first_process_that_is_killed_at_work_ends_the_others(tmp_path):
 
 
 @slow
+def test_a_collective_that_loses_a_process_is_known_by_its_words(tmp_path):
+  """Those of the JAX here: `hosts.is_loss` has nothing but the type and the text of an error."""
+  program = (
+    'import sys\nfrom tokenformer_jax.cli import main as cli\n'
+    'from tokenformer_jax.parallel import hosts\n\ndef main(argv):\n'
+    "  while hosts.highest(1):\n    print('met', file=sys.stderr, flush=True)\n\n"
+    'cli.run(main, positional=True)\n'
+  )
+  with tiny_hosts.started([sys.executable, '-c', program], 2, 1) as running:
+    assert running[1].stderr.readline() == 'met\n'
+    running[1].kill()
+    first, _ = tiny_hosts.ends(running)
+  words = [line for line in first.err.splitlines() if line != 'met']
+  assert first.status == 1 and len(words) == 1, first.err
+  assert words[0].startswith('error: another process of this program has ended'), first.err
+
+
+@slow
 def test_a_process_that_starts_alone_gives_up_with_a_sentence(tmp_path):
   ports = [tiny_hosts.free_port() for _ in range(2)]
   running = [
@@ -363,6 +381,7 @@ def test_jax_is_asked_only_where_there_may_be_others(name):
 STORAGE_OR_PEER = {
   'a connection to a bucket': (ConnectionResetError(104, 'Connection reset by peer'), False),
   'a bucket that is busy': (ValueError('ABORTED: All 32 retry attempts failed'), False),
+  'a collective': (ValueError('UNKNOWN: Gloo AllGather failed: Connection reset by peer'), True),
   'another process': (jax.errors.JaxRuntimeError('UNAVAILABLE: Connection closed by peer'), True),
 }
 

@@ -38,10 +38,12 @@ _EVERY_HOST = (
   'start the same command on every host (TPU VMs: gcloud compute tpus tpu-vm ssh NAME '
   "--worker=all --command='…'; SLURM: srun …)"
 )
-# Words in the errors that JAX raises when a connection to another process breaks or times out.
+# Words in the errors that JAX raises when a connection to another process breaks or times out: of
+# collectives as ValueError or RuntimeError, of all else as RuntimeError. Storage raises similar
+# messages with other types.
+_COLLECTIVE = re.compile('Gloo|NCCL')
 _LOSS = re.compile(
-  r'Gloo|NCCL|coordination|heartbeat|barrier|closed by peer|reset by peer|UNAVAILABLE|ABORTED',
-  re.IGNORECASE,
+  'coordination|heartbeat|barrier|closed by peer|reset by peer|UNAVAILABLE|ABORTED', re.IGNORECASE
 )
 _AGAIN = (
   'start the same command on every host again: a training run continues from its last checkpoint'
@@ -100,8 +102,11 @@ def is_loss(error: BaseException | None) -> bool:
   """Return whether an exception, or one of its causes, reports the loss of another process."""
   if not jax.distributed.is_initialized() or jax.process_count() == 1:
     return False
-  # JAX raises RuntimeErrors only; storage raises similar messages with other types.
-  return any(isinstance(e, RuntimeError) and _LOSS.search(str(e)) for e in retry.chain(error))
+  return any(
+    isinstance(e, RuntimeError | ValueError)
+    and (_COLLECTIVE.search(str(e)) or (isinstance(e, RuntimeError) and _LOSS.search(str(e))))
+    for e in retry.chain(error)
+  )
 
 
 def meet(name: str) -> None:
