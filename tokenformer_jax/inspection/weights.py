@@ -151,18 +151,18 @@ def compiled(
   )
 
 
-class _Watched:
+class _Watched(nnx.Module):
   """A module that passes its input and its output to `see`."""
 
   def __init__(self, module: Any, see: Callable[[Any, Any], None]):
-    self._module, self._see = module, see
+    self.module, self.see = module, see
 
   def __getattr__(self, name: str) -> Any:
-    return getattr(self._module, name)
+    return getattr(vars(self).get('module'), name)
 
   def __call__(self, x: jax.Array, *arguments: Any) -> Any:
-    output = self._module(x, *arguments)
-    self._see(x, output)
+    output = self.module(x, *arguments)
+    self.see(x, output)
     return output
 
 
