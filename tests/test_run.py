@@ -135,7 +135,7 @@ def test_a_text_for_a_text_and_a_list_for_a_list(run):
 def test_texts_are_those_of_the_command(run, tmp_path):
   (tmp_path / 'requests.jsonl').write_text('{"prompt": "def", "length": 6, "seed": 3}\n')
   requests = read_requests(tmp_path / 'requests.jsonl', TextRequest('', sampling=Sampling()))
-  ((text, _),) = run._loaded.writer.write(requests)
+  ((text, _),) = run._writer.write(requests)
   assert run.generate('def', length=6, seed=3) == text
 
 
@@ -331,7 +331,7 @@ def test_figures_are_drawn(run, tmp_path):
 
 def test_a_missing_library_is_named_before_anything_is_computed(run, monkeypatch):
   monkeypatch.setitem(sys.modules, 'matplotlib', None)
-  monkeypatch.setattr(run, '_loaded', None)
+  monkeypatch.setattr(run, '_model', None)
   with pytest.raises(UserError, match=r'matplotlib, .* is not installed; run pip .*"\.\[plot\]"'):
     run.plot_maps('def')
 

@@ -54,7 +54,7 @@ INSPECT = {
   "lm.plot_maps('a', [5])": 'layers names 5',
   "vit.labels('a')": 'is not a language model',
   "lm.plot(x='step')": "plot: x is 'step'; it must be 'steps', ",
-  'lm.plot(beside=[3])': 'plot: beside[0] is 3; it must be an instance of Viewable or be a path',
+  'lm.plot(beside=[3])': 'plot: beside[0] is 3; it must be an instance of Run or be a path',
   'lm.report(beside=lm)': 'report: beside is <Run',
   "lm.report(beside=['none'])": 'none is not a run',
   "lm.report(models=0).write('none/x.html')": 'write: path=none/x.html cannot be written (No such',

@@ -8,38 +8,59 @@ from __future__ import annotations  # so that help() shows the names of types
 
 import dataclasses
 import functools
+import inspect
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpec
 
+import jax
 import ml_collections
 import numpy as np
 from pydantic import Field, InstanceOf
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks as tasks_lib
-from tokenformer_jax.api.loaded import Loaded
-from tokenformer_jax.api.viewable import Viewable
+from tokenformer_jax.api import inputs as inputs_lib
 from tokenformer_jax.config import Config, GrowConfig, ViTConfig, arguments, at_stage, stages_after
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.config.arguments import FILLED, REPEATED, Count, Natural, Path, Text
 from tokenformer_jax.config.section import Bool, Float, Long, Str
 from tokenformer_jax.convert import export, hub_download, hub_generation, peft, to_run
+from tokenformer_jax.data import tokenizers
+from tokenformer_jax.decoding import buckets, evaluation, trained
 from tokenformer_jax.decoding import chats as chats_lib
-from tokenformer_jax.decoding import evaluation
 from tokenformer_jax.decoding.sampling import Sampling, choose
+from tokenformer_jax.decoding.score import Scorer
 from tokenformer_jax.decoding.texts import TextRequest
+from tokenformer_jax.decoding.trained import Trained
+from tokenformer_jax.decoding.writer import Writer
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow.actions import Growable, group_numbers
-from tokenformer_jax.grow.derivation import Derivation
+from tokenformer_jax.grow import actions, verify
+from tokenformer_jax.grow.derivation import Made, Parent
+from tokenformer_jax.inspection import heat_map
+from tokenformer_jax.inspection import model as inspect_model
+from tokenformer_jax.inspection import report as inspect_report
+from tokenformer_jax.inspection.usage import Usage
 from tokenformer_jax.model import flops, models
 from tokenformer_jax.model.params import Params
-from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.parallel import sharding
+from tokenformer_jax.report import page
+from tokenformer_jax.report.page import Page
+from tokenformer_jax.resolve.teacher import Teacher
+from tokenformer_jax.runs import checkpoint, curves
 from tokenformer_jax.runs.checkpoint_meta import Meta
+from tokenformer_jax.steps import step as step_lib
+from tokenformer_jax.steps.last_growth import frozen_base, last_growth
 from tokenformer_jax.storage import paths
+from tokenformer_jax.tasks import Batch, Task, validation
 from tokenformer_jax.training import loop
 
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
+
+_Arguments = ParamSpec('_Arguments')
+Layers = Annotated[Sequence[Natural], FILLED]
 Temperature = Annotated[Float, Field(ge=0)]
 TopP = Annotated[Float, Field(gt=0, le=1)]
 Seed = Annotated[Long, Field(ge=0, lt=2**32)]
@@ -140,11 +161,29 @@ def bring(
   return load(target)
 
 
+def _method(
+  action: Callable[Concatenate[Parent, _Arguments], Made],
+) -> Callable[Concatenate[Run, _Arguments], Run]:
+  """Return an action of growth as a method, which returns the run that it wrote, or this one."""
+
+  @functools.wraps(action)
+  def method(self: Run, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Run:
+    made = action(Parent(self.source), *args, **kwargs)
+    return self if made is None else load(made)
+
+  signature = inspect.signature(action)
+  this = inspect.Parameter('self', inspect.Parameter.POSITIONAL_OR_KEYWORD)
+  parameters = [this, *list(signature.parameters.values())[1:]]
+  vars(method)['__signature__'] = signature.replace(parameters=parameters, return_annotation='Run')
+  return method
+
+
 @arguments.checked
-class Run(Growable, Viewable):
+class Run:
   """A work directory and the model in one of its checkpoints, from `load`, `train` or `bring`.
 
-  The actions of growth are in `grow.actions`, and what shows a run and its model in `viewable.py`.
+  Arrays are read and programs compiled when they are first needed, and kept. A path of a run may
+  also be given as a `Run`.
 
   Attributes:
     directory: the work directory.
@@ -154,9 +193,13 @@ class Run(Growable, Viewable):
 
   def __init__(self, directory: paths.Path, meta: Meta):
     """Keep the checkpoint's name; its arrays are read when they are first needed."""
-    super().__init__(f'{directory}@{meta.step}')
-    self.directory, self.meta = directory, meta
-    self._loaded = Loaded(self.source)
+    self.directory, self.meta, self.source = directory, meta, f'{directory}@{meta.step}'
+    self._clipped: dict[int, Run] = {}
+    self._programs: dict[bool, Callable[[Params, Batch], jax.Array]] = {}
+    self._scorers: dict[tuple[int | None, int | None], Scorer] = {}
+
+  def __fspath__(self) -> str:
+    return self.source
 
   def __repr__(self) -> str:
     model = self.config.model
@@ -165,9 +208,6 @@ class Run(Growable, Viewable):
       f'<Run {self.source}: {kind} of {model.depth} layers × {model.width}, '
       f'{self.parameter_count:,} parameters>'
     )
-
-  def _finish(self, new: Derivation, step: int | None) -> Run:
-    return self if step is None else load(new.target)
 
   @property
   def config(self) -> Config:
@@ -189,7 +229,7 @@ class Run(Growable, Viewable):
   @property
   def parameters(self) -> Params:
     """Return the parameters: a nested dict of float32 arrays, [layers, …] in `blocks`."""
-    return self._loaded.model.params
+    return self._model.params
 
   @functools.cached_property
   def parameter_count(self) -> int:
@@ -202,6 +242,108 @@ class Run(Growable, Viewable):
     config = self.config
     data = at_stage(config.data, stages_after(config.data, self.step)[0])
     return flops.step_flops(dataclasses.replace(config, data=data))
+
+  @functools.cached_property
+  def tokenizer(self) -> tokenizers.Tokenizer:
+    """Return the tokenizer of a language model."""
+    self._check_is_language_model()
+    return tokenizers.from_json(self.meta.tokenizer)
+
+  def _check_is_language_model(self) -> None:
+    checkpoint.check_is_language_model(self.meta, self.directory)
+
+  def _rows(self, inputs: Any) -> list[np.ndarray]:
+    """Return the token ids of a text, or of several."""
+    self._check_is_language_model()
+    return inputs_lib.rows_of_ids(inputs, self.tokenizer, self.meta.config.model.vocab_size)
+
+  # Keep what is loaded.
+
+  @functools.cached_property
+  def _model(self) -> Trained:
+    """Return the model on all devices."""
+    return trained.load(self.source, check=checkpoint.check_is_model)
+
+  @functools.cached_property
+  def _writer(self) -> Writer:
+    """Return the model's writer of texts."""
+    return Writer.from_trained(self._model)
+
+  def _with_clip(self, clip: int | None) -> Run:
+    """Return the same parameters with `positions.clip` (see `length.with_clip`); None: this."""
+    if clip is None:
+      return self
+    if clip not in self._clipped:
+      clipped = self._clipped[clip] = Run(self.directory, self.meta)
+      clipped._model = self._model.with_clip(clip)
+    return self._clipped[clip]
+
+  def _scorer(self, max_length: int | None, batch_size: int | None) -> Scorer:
+    """Return the scorer of rows: see `evaluation.make_scorer`."""
+    key = (max_length, batch_size)
+    if key not in self._scorers:
+      self._scorers[key] = evaluation.make_scorer(self._model, max_length, batch_size)
+    return self._scorers[key]
+
+  def _logits(self, batch: Batch, exact: bool) -> np.ndarray:
+    """Return the logits of a batch of the task.
+
+    Args:
+      batch: arrays with the leading axis B, of any length.
+      exact: whether to compute in float32 with products in full precision.
+    """
+    mesh, count = self._model.mesh, len(jax.tree.leaves(batch)[0])
+    if exact not in self._programs:
+      task = self._task(exact)
+      self._programs[exact] = jax.jit(
+        lambda params, batch: task.logits(params, batch)[0],
+        out_shardings=sharding.replicated(mesh),
+      )
+    precision = jax.default_matmul_precision('highest' if exact else None)
+    with jax.set_mesh(mesh), precision:
+      rows = buckets.rows(count)
+      padded = jax.tree.map(
+        lambda a: np.concatenate([a, np.zeros((rows - count, *a.shape[1:]), a.dtype)]), batch
+      )
+      sharded = jax.device_put(padded, sharding.batch_sharding(mesh))
+      logits = self._programs[exact](self._model.params, sharded)
+    return np.array(logits[:count], np.float32)
+
+  def _task(self, exact: bool = False) -> Task:
+    config = self._model.config
+    if exact:
+      return verify.exact_task(config, config.model)
+    # The training's attention kernel may be for another kind of device.
+    train = dataclasses.replace(config.train, attention='auto', remat='auto')
+    return tasks_lib.make(dataclasses.replace(config, train=train))
+
+  def _validate(self) -> dict[str, float]:
+    """Return the figures of the run's own validation data."""
+    task, eval_step = self._validation
+    mesh = self._model.mesh
+    rows = range(task.config.data.batch_size)
+    with jax.set_mesh(mesh):
+      return validation.figures(task, eval_step, {'': self._model.params}, rows, mesh)
+
+  @functools.cached_property
+  def _validation(self) -> tuple[Task, Callable[[Params, Batch], Any]]:
+    """Return the task with its data open, and its compiled evaluation step."""
+    model = self._model
+    config = self._task().config
+    with jax.set_mesh(model.mesh):
+      rows = buckets.rows(config.data.batch_size)
+    data = dataclasses.replace(config.data, batch_size=rows)
+    config = dataclasses.replace(config, data=data)
+    before = frozen_base(last_growth(model.meta.lineage, config.model), config)
+    record = model.meta.teacher if data.has_pairs else None
+    teacher = record and Teacher(record, checkpoint.open_source(record.source))
+    task = tasks_lib.make(
+      config, model.meta.tokenizer, teacher and teacher.meta.config.model, before
+    )
+    task.prepare()
+    step = step_lib.make_eval_step(task, model.mesh)
+    fixed = [teacher.read(model.mesh)] if teacher else []
+    return task, lambda params, batch: step(params, batch, *fixed)
 
   # Use the model.
 
@@ -248,10 +390,9 @@ class Run(Growable, Viewable):
     sampling = self._choose_sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     prompts = [prompt] if isinstance(prompt, str) else prompt
     requests = [TextRequest(text, length, sampling, tuple(stop), max_length) for text in prompts]
-    self._loaded.model.context_length(max_length)
-    texts = [
-      text for text, _ in self._loaded.clipped(clip_positions).writer.write(requests, batch_size)
-    ]
+    self._model.context_length(max_length)
+    writer = self._with_clip(clip_positions)._writer
+    texts = [text for text, _ in writer.write(requests, batch_size)]
     return texts[0] if isinstance(prompt, str) else texts
 
   def _choose_sampling(self, **given: Any) -> Sampling:
@@ -294,7 +435,7 @@ class Run(Growable, Viewable):
     request = TextRequest('', length, sampling, tuple(stop))
     chat = chats_lib.question(messages, tools, chat_template_kwargs)
     asked = chats_lib.ask(template, chat, request)
-    return self._loaded.writer.write([asked])[0][0]
+    return self._writer.write([asked])[0][0]
 
   def logits(
     self, inputs: Any, *, exact: Bool = False, clip_positions: Count | None = None
@@ -318,10 +459,15 @@ class Run(Growable, Viewable):
     Raises:
       UserError: the inputs have a wrong shape, or are longer than the model's positions.
     """
-    loaded = self._loaded.clipped(clip_positions)
+    run = self._with_clip(clip_positions)
     if self.config.model.kind != 'lm':
-      return loaded.image_logits(inputs, exact=exact)
-    return loaded.text_logits(self._rows(inputs), exact=exact)
+      return run._logits(inputs_lib.image_batch(inputs, run._model.config), exact)
+    rows = self._rows(inputs)
+    logits_BxTxV = run._logits(inputs_lib.token_batch(rows, run._model), exact)
+    logits_BxTxV = logits_BxTxV[:, : max(map(len, rows))]
+    for logits_TxV, ids in zip(logits_BxTxV, rows, strict=True):
+      logits_TxV[len(ids) :] = np.nan
+    return logits_BxTxV
 
   def held_out(self, count: Count, first: Natural = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return examples that the model was not trained on.
@@ -396,13 +542,13 @@ class Run(Growable, Viewable):
     arguments.needs_value(
       'tasks', tasks, num_fewshot=num_fewshot, limit=limit, include_path=include_path
     )
-    model = self._loaded.clipped(clip_positions)
+    run = self._with_clip(clip_positions)
     if not either:
-      return model.validate()
+      return run._validate()
     self._check_is_language_model()
     report = evaluation.evaluate(
-      model.model,
-      model.scorer(max_length, batch_size),
+      run._model,
+      run._scorer(max_length, batch_size),
       documents=evaluation.open_documents(texts, self.config.data),
       stride=stride,
       chats=evaluation.open_chats(chats),
@@ -412,7 +558,119 @@ class Run(Growable, Viewable):
     )
     return evaluation.flat_figures(report)
 
-  # Make other runs from this one, besides the methods of `Growable`.
+  # Look into the model.
+
+  def maps(self, text: Str, layers: Layers | None = None) -> dict[int, dict[str, np.ndarray]]:
+    """Return the weights of the parameter tokens for each token of a text.
+
+      run.maps('def main(', layers=[0])[0]['ffn']    [T, N]; run.labels('def main(') names the rows
+
+    Args:
+      text: the text, read as the beginning of a document.
+      layers: indices of layers from 0; None: all.
+
+    Returns:
+      float32 [T, N] by layer and kind of projection (query, key, value, proj, ffn).
+
+    Raises:
+      UserError: the model has neither parameter tokens nor MLPs, or a layer does not exist.
+    """
+    inspect_model.check_has_tokens(self.meta, self.directory)
+    return inspect_model.maps(self._model, self._rows(text)[0], layers)
+
+  def labels(self, text: Str) -> list[str]:
+    """Return the tokens of a text in the order of `maps`, with visible white space."""
+    return inspect_report.labels(self.tokenizer, self._rows(text)[0].tolist())
+
+  @property
+  def old_tokens(self) -> dict[int, dict[str, int]] | None:
+    """Return the tokens before the last growth, by layer and kind; None if it added none."""
+    inspect_model.check_has_tokens(self.meta, self.directory)
+    return inspect_model.old_tokens(self._model)
+
+  def usage(self, text: Str | None = None, tokens: Count = 32768) -> dict[int, dict[str, Usage]]:
+    """Return how much each parameter token is used, by layer and kind of projection.
+
+      run.usage()[0]['ffn'].unused      [N]
+
+    Args:
+      text: the text to measure on; None: text that the run was not trained on.
+      tokens: the most tokens of the text to use.
+
+    Raises:
+      UserError: the model has neither parameter tokens nor MLPs.
+    """
+    inspect_model.check_has_tokens(self.meta, self.directory)
+    return inspect_model.measure_text(self._model, text, tokens)
+
+  def plot_maps(self, text: Str, layers: Layers | None = None) -> Figure:
+    """Draw `maps` with a panel for each layer and kind, and a line between old and new tokens."""
+    heat_map.check()
+    return heat_map.draw(self.maps(text, layers), self.labels(text), self.old_tokens)
+
+  def plot(
+    self,
+    y: Str = 'train/loss',
+    x: curves.XAxis = 'steps',
+    *,
+    beside: Sequence[Run | Path] = (),
+  ) -> Figure:
+    """Draw a metric of training against steps, examples, tokens or FLOPs.
+
+      run.plot('train/bits_per_byte', beside=[other])
+
+    Args:
+      y: a metric; `eval/NAME` is drawn beside `train/NAME`.
+      x: steps, examples, tokens or flops; flops count every step at the size that the model had.
+      beside: more runs for the same figure.
+
+    Raises:
+      UserError: a run has no such metric, or matplotlib is not installed.
+    """
+    return curves.draw([str(self.directory), *_directories(beside)], x, y)
+
+  def report(self, *, beside: Sequence[Run | Path] = (), models: Natural = page.MODELS) -> Page:
+    """Return a page about this run and others: what the command `report` writes.
+
+      run.report()                                      shown inline at the end of a notebook's cell
+      large.report(beside=[small, medium]).write('growth.html')
+
+    Args:
+      beside: other runs, which come before this one on the page.
+      models: look into the models of at most so many runs, the last ones, this one first of all.
+
+    Raises:
+      UserError: plotly is not installed, or a run has no figures.
+    """
+
+    def load(source: str) -> Trained:
+      return self._model if source == self.source else trained.load(source)
+
+    return page.build([*_directories(beside), str(self.directory)], models=models, load=load)
+
+  def metrics(self) -> list[dict[str, float]]:
+    """Return the lines of metrics.jsonl: `step`, and figures such as `train/loss`.
+
+    Raises:
+      UserError: the run has no metrics, for example because it was converted.
+    """
+    return curves.read(self.directory)
+
+  # Make other runs from this one.
+
+  grow = _method(actions.grow)
+  merge = _method(actions.merge)
+  extract = _method(actions.extract)
+  remove = _method(actions.remove)
+  slice = _method(actions.slice)
+  shrink = _method(actions.shrink)
+  scale = _method(actions.scale)
+  freeze = _method(actions.freeze)
+  as_tokens = _method(actions.as_tokens)
+
+  def group_table(self) -> str:
+    """Return a table of the groups of parameter tokens and of where they come from."""
+    return actions.group_table(Parent(self.source))
 
   def train(
     self, steps: Count | None = None, *, workdir: Path | None = None, **changes: Any
@@ -503,6 +761,11 @@ class Run(Growable, Viewable):
       UserError: the target exists, a group is not LoRA, or the run is not the base with such
         groups. Nothing is written then.
     """
-    numbers = group_numbers(self.config.model, groups) if groups is not None else ()
+    numbers = actions.group_numbers(self.config.model, groups) if groups is not None else ()
     where = (self.source, paths.local(target), os.fspath(base))
     peft.to_peft(*where, numbers, allow_nonfinite=allow_nonfinite)
+
+
+def _directories(runs: Sequence[Run | Path]) -> list[str]:
+  """Return the work directories of runs."""
+  return [str(one.directory if isinstance(one, Run) else one) for one in runs]

@@ -98,11 +98,15 @@ def needs_value(other: str, value: object, **given: object) -> None:
 
 def annotations(function: Callable[..., Any]) -> dict[str, Any]:
   """Return the annotations of the arguments that are checked, by name."""
-  function = inspect.unwrap(function)
-  others = {n for n, p in inspect.signature(function).parameters.items() if p.kind is p.VAR_KEYWORD}
-  hints = {k: v for k, v in function.__annotations__.items() if k not in ('return', *others)}
+  parameters = inspect.signature(function).parameters.values()
+  hints = {
+    one.name: one.annotation
+    for one in parameters
+    if one.kind is not one.VAR_KEYWORD and one.annotation is not one.empty
+  }
   holder = types.SimpleNamespace(__annotations__=hints)
-  return typing.get_type_hints(holder, function.__globals__, include_extras=True)
+  names = inspect.unwrap(function).__globals__
+  return typing.get_type_hints(holder, names, include_extras=True)
 
 
 def convert(annotation: Any, value: Any, name: str) -> Any:

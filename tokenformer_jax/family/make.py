@@ -8,7 +8,8 @@ import jax
 from tokenformer_jax.config import Config, differences
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family.jobs import Job
-from tokenformer_jax.grow.actions import ACTIONS, Growable
+from tokenformer_jax.grow.actions import ACTIONS
+from tokenformer_jax.grow.derivation import Parent
 from tokenformer_jax.laws import grid, grid_runs
 from tokenformer_jax.laws.runs import is_finished, last_losses
 from tokenformer_jax.resolve.facts import complete
@@ -52,7 +53,7 @@ def make(job: Job, out: str) -> bool:
     return grid_runs.train(job, out)
   workdir = paths.parse_path(out) / job.name
   if not _is_made(job, out):
-    source = Growable(f'{out}/{job.action.source}')
+    source = Parent(f'{out}/{job.action.source}')
     ACTIONS[job.action.name](source, workdir, **job.action.arguments)
   if job.final:
     _measure(workdir)

@@ -1,6 +1,7 @@
-"""The actions of growth: methods of a run, from whose signatures the command makes its flags.
+"""The actions of growth, from whose signatures `Run` makes its methods and the command its flags.
 
-An action checks all it can before it reads an array, and writes its target whole or not at all.
+An action checks all it can before it reads an array, and writes its target whole or not at all. It
+returns the name of the run that it wrote.
 """
 
 from __future__ import annotations  # so that help() shows the names of types
@@ -9,7 +10,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +43,7 @@ from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.grow import groups as groups_lib
 from tokenformer_jax.grow import grow_run, merging, plan, subsets, verify
 from tokenformer_jax.grow.apply import Steps
-from tokenformer_jax.grow.derivation import Derivation, start
+from tokenformer_jax.grow.derivation import Derivation, Made, Parent
 from tokenformer_jax.grow.steps import experts as experts_lib
 from tokenformer_jax.grow.steps import matrices as matrices_lib
 from tokenformer_jax.grow.steps.remove import ScaleGroups, TakeGroups
@@ -51,7 +52,6 @@ from tokenformer_jax.model.params import Params, lookup
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
-from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch
 
 Counts = Mapping[str, Count]  # by the name of a projection or layer
@@ -59,343 +59,329 @@ Numbers = Sequence[Count]  # of groups or experts, from 1 on
 Text = Annotated[Str, FILLED]
 
 
-@arguments.checked
-class Growable:
-  """A run that can be grown, by its name: DIR or DIR@STEP. None of its actions changes it."""
+def grow(
+  parent: Parent,
+  target: Path,
+  param_tokens: Counts | None = None,
+  *,
+  layers: Count | None = None,
+  pattern: Text | None = None,
+  place: Place = 'copies',
+  width: Count | None = None,
+  heads: Count | None = None,
+  ffn_width: Count | None = None,
+  experts: Count | Counts | None = None,
+  expert_tokens: Count | None = None,
+  top_k: Count | None = None,
+  method: MethodName = 'group',
+  scale: Scale | None = None,
+  new_keys: NewKeys | None = None,
+  new_values: NewValues | None = None,
+  new_score: NewScore | None = None,
+  noise: Annotated[Float, Field(ge=0)] | None = None,
+  moments: Moments = 'pad',
+  step: StepNumber = 'keep',
+  seed: Natural = 0,
+  rate: Annotated[Float, Field(ge=0, le=100)] = 0.0,
+) -> Made:
+  """Make a larger model in a new work directory, and say whether it is exact.
 
-  source: str
+    grown = run.grow('runs/grown', {'qkv': 128, 'proj': 128, 'ffn': 512})
 
-  def __init__(self, source: str):
-    self.source = source
+  Args:
+    target: The new work directory.
+    param_tokens: New counts: qkv=N,proj=N,ffn=N; NAME.ffn=N for one kind of layer.
+    layers: The total number of layers after growth.
+    pattern: The new pattern of layers, such as 'local*10 full'.
+    place: Of new layers: between the old ones as copies that add nothing yet, or drawn between
+      them or behind them; whole_copies is not exact.
+    width: For a Transformer: the new width.
+    heads: For a Transformer: the new number of heads.
+    ffn_width: For a Transformer: the new feed-forward width; method=neurons adds zero at first.
+    experts: The new number of experts of all layers, or NAME=N by layer.
+    expert_tokens: Tokens of each new expert; default: as the Pattention has.
+    top_k: Experts per token. Default: unchanged; 1 beside a Pattention, 2 after upcycling.
+    method: How new weights are made: the first four add tokens, the others widen a Transformer.
+    scale: Reference counts, for zero_keys, duplicate and random.
+    new_keys: The keys of new tokens, for group and random.
+    new_values: The values of new tokens, for group and random.
+    new_score: The score of a new group; default: the projection's.
+    noise: Noise on copies, in units of RMS.
+    moments: The optimizer's moments.
+    step: The number of steps made.
+    seed: Seed of the draws.
+    rate: Factor on the learning rate; 0: by size.
 
-  def _start(self, target: Path, config: GrowConfig) -> Derivation:
-    """Open the run, and check that the target can be made."""
-    return start(self.source, paths.parse_path(target), config)
+  Returns:
+    The larger run, at the same step.
 
-  def _finish(self, new: Derivation, step: int | None) -> Self:
-    """Return the run that an action wrote at a step, or this one after a dry run (None)."""
-    return self if step is None else type(self)(f'{new.target}@{step}')
-
-  def grow(
-    self,
-    target: Path,
-    param_tokens: Counts | None = None,
-    *,
-    layers: Count | None = None,
-    pattern: Text | None = None,
-    place: Place = 'copies',
-    width: Count | None = None,
-    heads: Count | None = None,
-    ffn_width: Count | None = None,
-    experts: Count | Counts | None = None,
-    expert_tokens: Count | None = None,
-    top_k: Count | None = None,
-    method: MethodName = 'group',
-    scale: Scale | None = None,
-    new_keys: NewKeys | None = None,
-    new_values: NewValues | None = None,
-    new_score: NewScore | None = None,
-    noise: Annotated[Float, Field(ge=0)] | None = None,
-    moments: Moments = 'pad',
-    step: StepNumber = 'keep',
-    seed: Natural = 0,
-    rate: Annotated[Float, Field(ge=0, le=100)] = 0.0,
-  ) -> Self:
-    """Make a larger model in a new work directory, and say whether it is exact.
-
-      grown = run.grow('runs/grown', {'qkv': 128, 'proj': 128, 'ffn': 512})
-
-    Args:
-      target: The new work directory.
-      param_tokens: New counts: qkv=N,proj=N,ffn=N; NAME.ffn=N for one kind of layer.
-      layers: The total number of layers after growth.
-      pattern: The new pattern of layers, such as 'local*10 full'.
-      place: Of new layers: between the old ones as copies that add nothing yet, or drawn between
-        them or behind them; whole_copies is not exact.
-      width: For a Transformer: the new width.
-      heads: For a Transformer: the new number of heads.
-      ffn_width: For a Transformer: the new feed-forward width; method=neurons adds zero at first.
-      experts: The new number of experts of all layers, or NAME=N by layer.
-      expert_tokens: Tokens of each new expert; default: as the Pattention has.
-      top_k: Experts per token. Default: unchanged; 1 beside a Pattention, 2 after upcycling.
-      method: How new weights are made: the first four add tokens, the others widen a Transformer.
-      scale: Reference counts, for zero_keys, duplicate and random.
-      new_keys: The keys of new tokens, for group and random.
-      new_values: The values of new tokens, for group and random.
-      new_score: The score of a new group; default: the projection's.
-      noise: Noise on copies, in units of RMS.
-      moments: The optimizer's moments.
-      step: The number of steps made.
-      seed: Seed of the draws.
-      rate: Factor on the learning rate; 0: by size.
-
-    Returns:
-      The larger run, at the same step.
-
-    Raises:
-      UserError: the target exists, a size is not allowed, or a growth that must be exact changes
-        the outputs. Nothing is written then.
-    """
-    keys = {
-      'scale': scale,
-      'new_keys': new_keys,
-      'new_values': new_values,
-      'new_score': new_score,
-      'noise': noise,
-    }
-    given = {key: value for key, value in keys.items() if value is not None}
-    how = growth(method, moments=moments, step=step, seed=seed, place=place, **given)
-    if experts is None and (expert_tokens or top_k):
-      name = 'expert_tokens' if expert_tokens else 'top_k'
-      raise UserError(f'{arg[name]} has an effect only with {arg.experts}=N; leave it out')
-    new = self._start(target, how)
-    more = None
-    if experts is not None:
-      counts = experts_lib.named_counts(new.before, experts, arg.experts)
-      more = experts_lib.Wanted(counts, expert_tokens, top_k)
-    sizes = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
-    after = plan.larger_model(new.before, how, param_tokens, sizes, more, layers, pattern)
-    steps = plan.check(new.before, after, how)
-    plan.check_no_duplicated_layers(steps, new.meta.lineage, new.meta.step)
-    reason, one = plan.inexact(steps), range(1)
-    if reason:
-      messages.say(
-        f'not exact: the grown model will not compute what the source does, because {reason}'
-      )
-    optim = functools.partial(_with_rate, before=new.before, after=after, factor=rate)
-    made = new.write('grow', after, steps, measured=one, exact=not reason, optim=optim)
-    if not reason:
-      messages.say('exact: the grown model computes what the source does')
-    return self._finish(new, made)
-
-  def merge(
-    self,
-    added: Path | Growable,
-    target: Path,
-    *,
-    scale: Scale = 'keep',
-    moments: Moments = 'pad',
-    step: StepNumber = 'keep',
-  ) -> Self:
-    """Append the tokens of another run, or of a directory from `extract`, to this run's.
-
-      both = code.merge('runs/law_tokens', 'runs/both')
-
-    Args:
-      added: The run whose tokens are appended, DIR[@STEP].
-      target: The new work directory.
-      scale: Reference counts of groups that tokens join.
-      moments: The optimizer's moments.
-      step: The number of steps made.
-    """
-    name = added.source if isinstance(added, Growable) else os.fspath(added)
-    new = self._start(target, growth('zero_keys', scale=scale, moments=moments, step=step))
-    origin = checkpoint.open_source(name, check=None)
-    after = merging.check(new.source, origin, new.config)
-    new_tokens = subsets.read_added(origin, new.mesh)
-    if chat := origin.meta.tokenizer.get('chat'):  # the template of what the tokens learned
-      own = dataclasses.replace(new.meta, tokenizer={'chat': chat, **new.meta.tokenizer})
-      new = dataclasses.replace(new, source=new.source._replace(meta=own))
-    steps = merging.merge(new.before, after, new_tokens)
-    return self._finish(new, new.write('merge', after, steps, measured=range(1)))
-
-  def extract(self, target: Path, groups: Numbers | None = None) -> Self:
-    """Write only the tokens of some groups, or those that the last growth or merge added.
-
-      run.extract('runs/law_tokens', [2])
-
-    Args:
-      target: The new directory, for `merge`.
-      groups: The groups, as 2,3, counted from 1; default: what was added last.
-
-    Returns:
-      This run.
-    """
-    new = self._start(target, GrowConfig())
-    meta = new.meta
-    numbers = () if groups is None else group_numbers(new.before, groups)
-    lineage, model = subsets.extraction(meta, new.source.directory, numbers)
-    if new.dry_run:
-      return self
-    params = grow_run.read(new.source, new.mesh)['params']
-    extracted = subsets.extract(params, new.before, lineage[-1].model, numbers)
-    config = new.new_config(model, meta.config.grow)
-    made = Meta(meta.step, config, meta.tokenizer, lineage, 'added_tokens')
-    grow_run.write(new.target, made, {'params': extracted})
-    which = f'groups {as_text(numbers)}' if numbers else 'the added tokens'
-    messages.say(f'wrote {new.target}: {which} of {new.source.directory}')
-    return self
-
-  def remove(
-    self,
-    target: Path,
-    groups: Numbers | None = None,
-    *,
-    experts: Numbers | None = None,
-    moments: Moments = 'pad',
-    step: StepNumber = 'keep',
-  ) -> Self:
-    """Take out groups, experts, or what the last growth or merge added; the others move up.
-
-      run.remove('runs/without', [2, 3])
-
-    Args:
-      target: The new work directory.
-      groups: The groups, as 2,3, counted from 1.
-      experts: Instead, the experts, as 2,3, counted from 1.
-      moments: The optimizer's moments.
-      step: The number of steps made.
-    """
-    if groups is not None and experts is not None:
-      raise UserError(f'{arg.groups} and {arg.experts} both say what to take out; give one of them')
-    new = self._start(target, growth(moments=moments, step=step))
-    if groups is not None:
-      numbers = group_numbers(new.before, groups)
-      made = _choose(new, 'remove', choices.without(numbers), numbers)
-    elif experts is not None:
-      made = _remove_experts(new, experts)
-    else:
-      made = _remove_last(new)
-    return self._finish(new, made)
-
-  def slice(
-    self,
-    target: Path,
-    groups: Count,
-    *,
-    moments: Moments = 'pad',
-    step: StepNumber = 'keep',
-  ) -> Self:
-    """Keep the first groups of each projection.
-
-      run.slice('runs/small', 1)
-
-    Args:
-      target: The new work directory.
-      groups: How many groups to keep.
-      moments: The optimizer's moments.
-      step: The number of steps made.
-    """
-    new = self._start(target, growth(moments=moments, step=step))
-    _check_has_tokens(new.before)
-    most = choices.most_groups(new.before)
-    if most == 1:
-      raise UserError('every projection of this model has one group; there is nothing to remove')
-    if groups >= most:
-      raise UserError(
-        f'{arg.groups} is {groups}, the number of groups to keep; it must be from 1 to {most - 1}'
-      )
-    gone = range(groups + 1, most + 1)
-    return self._finish(new, _choose(new, 'slice', choices.first(groups), gone))
-
-  def shrink(
-    self,
-    target: Path,
-    param_tokens: Counts | None = None,
-    *,
-    experts: Count | Counts | None = None,
-    examples: Annotated[Count, Field(le=2**16)] = 16,
-    scale: Scale | None = None,
-    moments: Moments = 'pad',
-    step: StepNumber = 'keep',
-  ) -> Self:
-    """Keep the tokens that matter most for held-out examples, or the most used experts.
-
-      run.shrink('runs/less', {'ffn': 256})
-
-    Args:
-      target: The new work directory.
-      param_tokens: The counts to keep: qkv=N,proj=N,ffn=N; others stay.
-      experts: Instead, the number of experts to keep, N or NAME=N.
-      examples: Held-out sequences or images to measure importance on.
-      scale: Reference counts; default: keep. For tokens alone.
-      moments: The optimizer's moments.
-      step: The number of steps made.
-    """
-    if (param_tokens is None) == (experts is None):
-      raise UserError(
-        f'shrink needs either {arg.param_tokens} or {arg.experts}, the numbers to keep'
-      )
-    if experts is not None and scale:
-      arguments.needs_value('param_tokens=NAME=N', False, scale=scale)
-    how = growth('zero_keys', scale=scale or 'keep', moments=moments, step=step)
-    new = self._start(target, how)
-    if experts is not None:
-      return self._finish(new, _shrink_experts(new, experts, examples))
-    return self._finish(new, _shrink_tokens(new, param_tokens or {}, examples))
-
-  def scale(self, target: Path, groups: Numbers, factor: Float) -> Self:
-    """Multiply the values of groups, and so what they add to each output; moments stay.
-
-      run.scale('runs/half', [2], 0.5)
-
-    Args:
-      target: The new work directory.
-      groups: The groups, as 2,3, counted from 1.
-      factor: The factor of the values.
-    """
-    new = self._start(target, GrowConfig())
-    model = new.before
-    numbers = group_numbers(model, groups)
-    steps, text = (ScaleGroups(model, model, numbers, factor),), as_text(numbers)
-    return self._finish(new, new.write('scale', model, steps, groups=text, factor=factor))
-
-  def freeze(self, target: Path, groups: Numbers) -> Self:
-    """Write a run that trains all groups of parameter tokens but these.
-
-      run.freeze('runs/tuned', [1]).train(1500)
-
-    Args:
-      target: The new work directory.
-      groups: The groups, as 1,2, counted from 1; none: train all.
-    """
-    new = self._start(target, GrowConfig())
-    model = new.before
-    _check_has_tokens(model)
-    numbers = group_numbers(model, groups) if groups else ()
-    after, none = choices.with_frozen(model, numbers), range(0)
-    made = new.write('freeze', after, (), measured=none, groups=as_text(numbers))
-    return self._finish(new, made)
-
-  def as_tokens(self, target: Path, matrices: Text | None = None) -> Self:
-    """Turn matrices of a Transformer into parameter tokens; the same up to rounding.
-
-      run.as_tokens('runs/tokens', 'qkv,ffn')
-
-    Args:
-      target: The new work directory.
-      matrices: Names, as qkv,ffn; default: all without biases and gates.
-    """
-    new = self._start(target, GrowConfig())
-    model = new.before
-    after = matrices_lib.wanted(model, matrices)
+  Raises:
+    UserError: the target exists, a size is not allowed, or a growth that must be exact changes
+      the outputs. Nothing is written then.
+  """
+  keys = {
+    'scale': scale,
+    'new_keys': new_keys,
+    'new_values': new_values,
+    'new_score': new_score,
+    'noise': noise,
+  }
+  given = {key: value for key, value in keys.items() if value is not None}
+  how = growth(method, moments=moments, step=step, seed=seed, place=place, **given)
+  if experts is None and (expert_tokens or top_k):
+    name = 'expert_tokens' if expert_tokens else 'top_k'
+    raise UserError(f'{arg[name]} has an effect only with {arg.experts}=N; leave it out')
+  new = parent.derive(target, how)
+  more = None
+  if experts is not None:
+    counts = experts_lib.named_counts(new.before, experts, arg.experts)
+    more = experts_lib.Wanted(counts, expert_tokens, top_k)
+  sizes = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
+  after = plan.larger_model(new.before, how, param_tokens, sizes, more, layers, pattern)
+  steps = plan.check(new.before, after, how)
+  plan.check_no_duplicated_layers(steps, new.meta.lineage, new.meta.step)
+  reason, one = plan.inexact(steps), range(1)
+  if reason:
     messages.say(
-      'the same up to rounding: GELU(z) − GELU(−z) = z makes two tokens of each input of a '
-      "matrix, and a neuron of an MLP is a token; the optimizer's moments of the pairs start at "
-      'zero'
+      f'not exact: the grown model will not compute what the source does, because {reason}'
     )
-    steps = (matrices_lib.MatricesToTokens(model, after),)
-    return self._finish(new, new.write('as_tokens', after, steps))
+  optim = functools.partial(_with_rate, before=new.before, after=after, factor=rate)
+  made = new.write('grow', after, steps, measured=one, exact=not reason, optim=optim)
+  if not reason:
+    messages.say('exact: the grown model computes what the source does')
+  return made
 
-  def group_table(self) -> str:
-    """Return a table of the groups of parameter tokens and of where they come from."""
-    meta = checkpoint.open_source(self.source).meta
-    _check_has_tokens(meta.config.model)
-    return groups_lib.render(meta)
+
+def merge(
+  parent: Parent,
+  added: Path,
+  target: Path,
+  *,
+  scale: Scale = 'keep',
+  moments: Moments = 'pad',
+  step: StepNumber = 'keep',
+) -> Made:
+  """Append the tokens of another run, or of a directory from `extract`, to this run's.
+
+    both = code.merge('runs/law_tokens', 'runs/both')
+
+  Args:
+    added: The run whose tokens are appended, DIR[@STEP].
+    target: The new work directory.
+    scale: Reference counts of groups that tokens join.
+    moments: The optimizer's moments.
+    step: The number of steps made.
+  """
+  new = parent.derive(target, growth('zero_keys', scale=scale, moments=moments, step=step))
+  origin = checkpoint.open_source(os.fspath(added), check=None)
+  after = merging.check(new.source, origin, new.config)
+  new_tokens = subsets.read_added(origin, new.mesh)
+  if chat := origin.meta.tokenizer.get('chat'):  # the template of what the tokens learned
+    own = dataclasses.replace(new.meta, tokenizer={'chat': chat, **new.meta.tokenizer})
+    new = dataclasses.replace(new, source=new.source._replace(meta=own))
+  steps = merging.merge(new.before, after, new_tokens)
+  return new.write('merge', after, steps, measured=range(1))
+
+
+def extract(parent: Parent, target: Path, groups: Numbers | None = None) -> Made:
+  """Write only the tokens of some groups, or those that the last growth or merge added.
+
+    run.extract('runs/law_tokens', [2])
+
+  Args:
+    target: The new directory, for `merge`.
+    groups: The groups, as 2,3, counted from 1; default: what was added last.
+
+  Returns:
+    This run.
+  """
+  new = parent.derive(target, GrowConfig())
+  meta = new.meta
+  numbers = () if groups is None else group_numbers(new.before, groups)
+  lineage, model = subsets.extraction(meta, new.source.directory, numbers)
+  if new.dry_run:
+    return None
+  params = grow_run.read(new.source, new.mesh)['params']
+  extracted = subsets.extract(params, new.before, lineage[-1].model, numbers)
+  config = new.new_config(model, meta.config.grow)
+  made = Meta(meta.step, config, meta.tokenizer, lineage, 'added_tokens')
+  grow_run.write(new.target, made, {'params': extracted})
+  which = f'groups {as_text(numbers)}' if numbers else 'the added tokens'
+  messages.say(f'wrote {new.target}: {which} of {new.source.directory}')
+  return None
+
+
+def remove(
+  parent: Parent,
+  target: Path,
+  groups: Numbers | None = None,
+  *,
+  experts: Numbers | None = None,
+  moments: Moments = 'pad',
+  step: StepNumber = 'keep',
+) -> Made:
+  """Take out groups, experts, or what the last growth or merge added; the others move up.
+
+    run.remove('runs/without', [2, 3])
+
+  Args:
+    target: The new work directory.
+    groups: The groups, as 2,3, counted from 1.
+    experts: Instead, the experts, as 2,3, counted from 1.
+    moments: The optimizer's moments.
+    step: The number of steps made.
+  """
+  if groups is not None and experts is not None:
+    raise UserError(f'{arg.groups} and {arg.experts} both say what to take out; give one of them')
+  new = parent.derive(target, growth(moments=moments, step=step))
+  if groups is not None:
+    numbers = group_numbers(new.before, groups)
+    return _choose(new, 'remove', choices.without(numbers), numbers)
+  if experts is not None:
+    return _remove_experts(new, experts)
+  return _remove_last(new)
+
+
+def slice(
+  parent: Parent,
+  target: Path,
+  groups: Count,
+  *,
+  moments: Moments = 'pad',
+  step: StepNumber = 'keep',
+) -> Made:
+  """Keep the first groups of each projection.
+
+    run.slice('runs/small', 1)
+
+  Args:
+    target: The new work directory.
+    groups: How many groups to keep.
+    moments: The optimizer's moments.
+    step: The number of steps made.
+  """
+  new = parent.derive(target, growth(moments=moments, step=step))
+  _check_has_tokens(new.before)
+  most = choices.most_groups(new.before)
+  if most == 1:
+    raise UserError('every projection of this model has one group; there is nothing to remove')
+  if groups >= most:
+    raise UserError(
+      f'{arg.groups} is {groups}, the number of groups to keep; it must be from 1 to {most - 1}'
+    )
+  gone = range(groups + 1, most + 1)
+  return _choose(new, 'slice', choices.first(groups), gone)
+
+
+def shrink(
+  parent: Parent,
+  target: Path,
+  param_tokens: Counts | None = None,
+  *,
+  experts: Count | Counts | None = None,
+  examples: Annotated[Count, Field(le=2**16)] = 16,
+  scale: Scale | None = None,
+  moments: Moments = 'pad',
+  step: StepNumber = 'keep',
+) -> Made:
+  """Keep the tokens that matter most for held-out examples, or the most used experts.
+
+    run.shrink('runs/less', {'ffn': 256})
+
+  Args:
+    target: The new work directory.
+    param_tokens: The counts to keep: qkv=N,proj=N,ffn=N; others stay.
+    experts: Instead, the number of experts to keep, N or NAME=N.
+    examples: Held-out sequences or images to measure importance on.
+    scale: Reference counts; default: keep. For tokens alone.
+    moments: The optimizer's moments.
+    step: The number of steps made.
+  """
+  if (param_tokens is None) == (experts is None):
+    raise UserError(f'shrink needs either {arg.param_tokens} or {arg.experts}, the numbers to keep')
+  if experts is not None and scale:
+    arguments.needs_value('param_tokens=NAME=N', False, scale=scale)
+  how = growth('zero_keys', scale=scale or 'keep', moments=moments, step=step)
+  new = parent.derive(target, how)
+  if experts is not None:
+    return _shrink_experts(new, experts, examples)
+  return _shrink_tokens(new, param_tokens or {}, examples)
+
+
+def scale(parent: Parent, target: Path, groups: Numbers, factor: Float) -> Made:
+  """Multiply the values of groups, and so what they add to each output; moments stay.
+
+    run.scale('runs/half', [2], 0.5)
+
+  Args:
+    target: The new work directory.
+    groups: The groups, as 2,3, counted from 1.
+    factor: The factor of the values.
+  """
+  new = parent.derive(target, GrowConfig())
+  model = new.before
+  numbers = group_numbers(model, groups)
+  steps, text = (ScaleGroups(model, model, numbers, factor),), as_text(numbers)
+  return new.write('scale', model, steps, groups=text, factor=factor)
+
+
+def freeze(parent: Parent, target: Path, groups: Numbers) -> Made:
+  """Write a run that trains all groups of parameter tokens but these.
+
+    run.freeze('runs/tuned', [1]).train(1500)
+
+  Args:
+    target: The new work directory.
+    groups: The groups, as 1,2, counted from 1; none: train all.
+  """
+  new = parent.derive(target, GrowConfig())
+  model = new.before
+  _check_has_tokens(model)
+  numbers = group_numbers(model, groups) if groups else ()
+  after, none = choices.with_frozen(model, numbers), range(0)
+  return new.write('freeze', after, (), measured=none, groups=as_text(numbers))
+
+
+def as_tokens(parent: Parent, target: Path, matrices: Text | None = None) -> Made:
+  """Turn matrices of a Transformer into parameter tokens; the same up to rounding.
+
+    run.as_tokens('runs/tokens', 'qkv,ffn')
+
+  Args:
+    target: The new work directory.
+    matrices: Names, as qkv,ffn; default: all without biases and gates.
+  """
+  new = parent.derive(target, GrowConfig())
+  model = new.before
+  after = matrices_lib.wanted(model, matrices)
+  messages.say(
+    'the same up to rounding: GELU(z) − GELU(−z) = z makes two tokens of each input of a '
+    "matrix, and a neuron of an MLP is a token; the optimizer's moments of the pairs start at "
+    'zero'
+  )
+  steps = (matrices_lib.MatricesToTokens(model, after),)
+  return new.write('as_tokens', after, steps)
+
+
+def group_table(parent: Parent) -> str:
+  """Return a table of the groups of parameter tokens and of where they come from."""
+  meta = checkpoint.open_source(parent.source).meta
+  _check_has_tokens(meta.config.model)
+  return groups_lib.render(meta)
 
 
 # The actions by their words in the command.
 ACTIONS: dict[str, Callable[..., Any]] = {
-  'grow': Growable.grow,
-  'merge': Growable.merge,
-  'extract': Growable.extract,
-  'remove': Growable.remove,
-  'slice': Growable.slice,
-  'shrink': Growable.shrink,
-  'scale': Growable.scale,
-  'freeze': Growable.freeze,
-  'as_tokens': Growable.as_tokens,
-  'groups': Growable.group_table,
+  'grow': grow,
+  'merge': merge,
+  'extract': extract,
+  'remove': remove,
+  'slice': slice,
+  'shrink': shrink,
+  'scale': scale,
+  'freeze': freeze,
+  'as_tokens': as_tokens,
+  'groups': group_table,
 }
 
 
@@ -419,14 +405,14 @@ def _with_rate(
   return dataclasses.replace(optim, learning_rate=rate)
 
 
-def _remove_last(new: Derivation) -> int | None:
+def _remove_last(new: Derivation) -> Made:
   """Take out what the last growth or merge added."""
   last = subsets.last_addition(new.meta, new.source.directory)
   after = choices.with_records_of(last.model, new.before)  # as they are frozen now
   return new.write('remove', after, plan.plan_removal(last, new.before))
 
 
-def _remove_experts(new: Derivation, experts: Numbers) -> int | None:
+def _remove_experts(new: Derivation, experts: Numbers) -> Made:
   numbers = choices.in_order(experts, arg.experts, 'experts')
   after = experts_lib.without(new.before, numbers, arg.experts)
   kept = functools.partial(lookup, experts_lib.all_but(new.before, numbers))
@@ -434,7 +420,7 @@ def _remove_experts(new: Derivation, experts: Numbers) -> int | None:
   return new.write('remove', after, steps, experts=as_text(numbers))
 
 
-def _choose(new: Derivation, action: str, choice: Choice, gone: Sequence[int]) -> int | None:
+def _choose(new: Derivation, action: str, choice: Choice, gone: Sequence[int]) -> Made:
   """Write the run with a choice of its groups; `gone` are the numbers of the others."""
   model = new.before
   after = choices.choose(model, choice)
@@ -442,7 +428,7 @@ def _choose(new: Derivation, action: str, choice: Choice, gone: Sequence[int]) -
   return new.write(action, after, steps, groups=as_text(gone))
 
 
-def _shrink_tokens(new: Derivation, param_tokens: Counts, examples: int) -> int | None:
+def _shrink_tokens(new: Derivation, param_tokens: Counts, examples: int) -> Made:
   """Keep the parameter tokens that matter most."""
   model = new.before
   after = grown_model(model, named_counts(model, param_tokens, arg.param_tokens), new.config)
@@ -458,7 +444,7 @@ def _shrink_tokens(new: Derivation, param_tokens: Counts, examples: int) -> int 
   return new.write('shrink', after, steps, measured=others)
 
 
-def _shrink_experts(new: Derivation, experts: int | Counts, examples: int) -> int | None:
+def _shrink_experts(new: Derivation, experts: int | Counts, examples: int) -> Made:
   counts = experts_lib.named_counts(new.before, experts, arg.experts, dense=False)
   after = experts_lib.smaller(new.before, counts, f'{arg.experts}=N')
 

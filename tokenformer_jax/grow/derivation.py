@@ -5,6 +5,7 @@ The actions of growth are in `actions.py`. A target is written whole or not at a
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import Batch
 
+Made = str | None  # the name of a new run, DIR@STEP; None: nothing is written, as by a dry run
 _MEASURED = range(16)  # the held-out examples that a loss is measured on
 
 
@@ -68,7 +70,7 @@ class Derivation:
     exact: bool = False,
     optim: Callable[[OptimConfig], OptimConfig] = lambda optim: optim,
     **details: Any,
-  ) -> int | None:
+  ) -> Made:
     """Write a run whose state is made by steps from the source's; report changes and the loss.
 
     Args:
@@ -81,7 +83,7 @@ class Derivation:
       **details: fields of the new entry of the lineage.
 
     Returns:
-      The step of the new run; None after a dry run.
+      The name of the new run.
     """
     if measured and after != self.before:
       self._show_table(after)
@@ -90,8 +92,8 @@ class Derivation:
       return None
     if measured:
       batch, name = self.held_out(len(measured), first=measured.start)
-      models = self.before, after
-      comparison = verify.Comparison(self.meta.config, models, batch, name, self.mesh)
+      both = self.before, after
+      comparison = verify.Comparison(self.meta.config, both, batch, name, self.mesh)
       new = grow_run.read_and_grow(self.source, self.mesh, plan, self.config, comparison.see)
       comparison.report(exact=exact)
     else:
@@ -105,7 +107,7 @@ class Derivation:
       family=self.meta.family,
     )
     grow_run.write(self.target, meta, new)
-    return meta.step
+    return f'{self.target}@{meta.step}'
 
   def _show_table(self, after: ModelConfig) -> None:
     """Print the table of changes, and check that the mesh divides the new model."""
@@ -150,25 +152,30 @@ class Derivation:
     )
 
 
-def start(
-  source: str,
-  target: paths.Path,
-  config: GrowConfig,
-  *,
-  mesh_config: MeshConfig | None = None,
-  dry_run: bool = False,
-  show: Callable[[str], None] = messages.say,
-) -> Derivation:
-  """Check that the target can be made, and open the source, DIR or DIR@STEP.
+@dataclasses.dataclass(frozen=True)
+class Parent:
+  """A run that others are derived from.
 
-  Without a mesh, use the source's if it fits the devices here, else all devices.
+  Attributes:
+    source: its name, DIR or DIR@STEP.
+    mesh: the mesh to use; None: the parent's if it fits the devices here, else all devices.
+    dry_run: whether to stop before anything is read or written.
+    show: prints the table of changes.
   """
-  here = sharding.find_devices()
-  opened = checkpoint.open_source(source)
-  if not dry_run:
-    grow_run.check_target(target, opened.directory)
-  mesh, mesh_config = _mesh(mesh_config, opened.meta.config.mesh, here)
-  return Derivation(opened, mesh, mesh_config, target, config, dry_run, show)
+
+  source: str
+  mesh: MeshConfig | None = None
+  dry_run: bool = False
+  show: Callable[[str], None] = messages.say
+
+  def derive(self, target: str | os.PathLike[str], config: GrowConfig) -> Derivation:
+    """Open the run, and check that the target can be made."""
+    here, directory = sharding.find_devices(), paths.parse_path(target)
+    opened = checkpoint.open_source(self.source)
+    if not self.dry_run:
+      grow_run.check_target(directory, opened.directory)
+    mesh, mesh_config = _mesh(self.mesh, opened.meta.config.mesh, here)
+    return Derivation(opened, mesh, mesh_config, directory, config, self.dry_run, self.show)
 
 
 def _mesh(

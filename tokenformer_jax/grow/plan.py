@@ -44,7 +44,7 @@ def larger_model(
   layer_count: int | None,
   pattern: str | None,
 ) -> ModelConfig:
-  """Return the larger model that the arguments of `actions.Growable.grow` describe.
+  """Return the larger model that the arguments of `actions.grow` describe.
 
   `sizes` has the width, the heads and the feed-forward width; None: as before.
   """
