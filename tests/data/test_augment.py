@@ -2,13 +2,14 @@
 
 import io
 
+import jax
 import numpy as np
 import pytest
 from image_files import encoded
 from PIL import Image
 
 from tokenformer_jax.config import ImagesConfig
-from tokenformer_jax.data import augment, rand_augment
+from tokenformer_jax.data import augment
 from tokenformer_jax.data.augment import Views
 
 PHOTO = encoded(3, 'jpeg', (90, 60))
@@ -94,10 +95,10 @@ def test_crops_lie_in_the_image_and_have_the_area_asked_for():
 
 
 @pytest.mark.parametrize('mode', ['L', 'RGB'])
-@pytest.mark.parametrize('name', sorted(rand_augment.OPERATIONS))
+@pytest.mark.parametrize('name', sorted(augment.OPERATIONS))
 def test_operations_keep_the_shape_and_change_more_the_stronger_they_are(name, mode):
   image = _gradient(mode)
-  operation = rand_augment.OPERATIONS[name]
+  operation = augment.OPERATIONS[name]
   changed = []
   for strength in (0.1, 0.9):
     result = operation(image, strength)
@@ -112,10 +113,74 @@ def test_operations_keep_the_shape_and_change_more_the_stronger_they_are(name, m
 
 def test_two_operations_each_every_other_time(monkeypatch):
   calls = []
-  counted = {name: lambda image, s: calls.append(s) or image for name in rand_augment.OPERATIONS}
-  monkeypatch.setattr(rand_augment, 'OPERATIONS', counted)
+  counted = {name: lambda image, s: calls.append(s) or image for name in augment.OPERATIONS}
+  monkeypatch.setattr(augment, 'OPERATIONS', counted)
   for seed in range(200):
-    rand_augment.apply(_gradient('L'), 9, _rng(seed))
+    augment.rand_augment(_gradient('L'), 9, _rng(seed))
   assert 160 < len(calls) < 240
   np.testing.assert_allclose(np.mean(np.abs(calls)), 0.9, atol=0.01)
   assert 0.01 < np.std(np.abs(calls)) < 0.06 and min(calls) < 0 < max(calls)
+
+
+# Row i is i everywhere, so that a pixel tells the weight of its two images.
+IMAGES = np.broadcast_to(np.arange(4, dtype=np.float32)[:, None, None, None], (4, 16, 16, 2))
+
+
+def _mixed(**alphas):
+  keys = jax.random.split(jax.random.key(0), 60)
+  images, own = jax.jit(jax.vmap(lambda key: augment.mix(key, IMAGES, **alphas)))(keys)
+  return list(zip(np.asarray(images), np.asarray(own).tolist(), strict=True))
+
+
+@pytest.fixture(scope='module')
+def drawn():
+  """The parameters of the beta distributions, for which uniform ones stand that compile sooner."""
+  alphas = []
+
+  def beta(key, a, b):
+    alphas.append((a, b))
+    return jax.random.uniform(key)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(jax.random, 'beta', beta)
+    yield alphas
+
+
+@pytest.fixture(scope='module')
+def both(drawn):
+  """Batches of both kinds, apart: those that are mixed up, and those that are cut."""
+  results = _mixed(mixup=0.8, cutmix=1.0)
+  cut = [set(np.unique(images[0])) <= {0, 3} for images, _ in results]
+  apart = ([one for one, is_cut in zip(results, cut, strict=True) if is_cut == k] for k in (0, 1))
+  assert drawn == [(0.8, 0.8), (1.0, 1.0)], 'weights are of other distributions'
+  return tuple(apart)
+
+
+def test_mixup_has_the_weight_of_the_labels_everywhere(both):
+  for images, own in both[0]:
+    want = own * IMAGES + (1 - own) * IMAGES[::-1]
+    np.testing.assert_allclose(images, want, atol=1e-5)
+
+
+def test_cutmix_pastes_a_rectangle_of_the_weight_of_the_labels(both):
+  weights = []
+  for images, own in both[1]:
+    pasted = images[0, :, :, 0] == 3
+    assert np.all(pasted | (images[0, :, :, 0] == 0)), 'a pixel is of neither image'
+    np.testing.assert_allclose(1 - pasted.mean(), own, atol=1e-6)
+    assert pasted.sum() == pasted.any(axis=0).sum() * pasted.any(axis=1).sum(), 'no rectangle'
+    np.testing.assert_array_equal(images[2, :, :, 1] == 1, pasted, 'images have other rectangles')
+    weights.append(own)
+  assert min(weights) < 0.6 and max(weights) > 0.9
+
+
+def test_with_both_half_of_the_batches_have_each(both):
+  assert 15 < len(both[1]) < 45
+
+
+@pytest.mark.usefixtures('drawn')
+def test_one_alone_or_none_is_what_it_says():
+  for images, own in _mixed(mixup=0.8, cutmix=0.0):
+    np.testing.assert_allclose(images[0], 3 * (1 - own), atol=1e-5)
+  images, own = augment.mix(jax.random.key(0), IMAGES, mixup=0.0, cutmix=0.0)
+  assert images is IMAGES and own == 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tokenformer_jax.config import DataConfig, SourceConfig, Sources
-from tokenformer_jax.data import mixture, mixture_tokenizer, shards, store
+from tokenformer_jax.data import mixture, shards, store
 from tokenformer_jax.data.mixture import make_stores, open_sources, store_folders
 from tokenformer_jax.data.text_files import Files
 from tokenformer_jax.errors import UserError
@@ -66,7 +66,7 @@ def test_stores_in_folders_of_their_names_are_named_in_the_config(config, tmp_pa
   make_stores(config, f'{tmp_path}/made/')
   named = _name_stores(config, f'{tmp_path}/made')
   shutil.rmtree(store.cache_folder(config) / 'tokenizers')
-  monkeypatch.setattr(mixture_tokenizer, '_trained_bpe', lambda *_: pytest.fail('the text is read'))
+  monkeypatch.setattr(mixture, '_trained_bpe', lambda *_: pytest.fail('the text is read'))
   assert open_sources(named, 0).digests == digest, 'a store has other tokens'
   folders = store_folders(named)
   assert folders == {name: tmp_path / 'made' / name for name in ('new', 'old')}

@@ -10,7 +10,7 @@ from byte_text import byte_config
 
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.config.data import SourceConfig, Sources
-from tokenformer_jax.data import marks, order, packing, shards, store, tokenizers
+from tokenformer_jax.data import marks, order, shard_writer, shards, store, tokenizers
 from tokenformer_jax.data.mixture import open_sources
 from tokenformer_jax.data.order import TrainBatches, window_count
 from tokenformer_jax.errors import UserError
@@ -113,7 +113,7 @@ def _random(sizes) -> list[np.ndarray]:
 
 
 def _pack(*arguments) -> list[np.ndarray]:
-  return [*packing.pack(*arguments)]
+  return [*shard_writer.pack_rows(*arguments)]
 
 
 def test_the_best_fit_is_taken(tmp_path):
@@ -144,10 +144,10 @@ def test_documents_with_a_beginning_fill_a_row_from_its_start():
 
 
 def test_blocks_bound_the_memory_and_lose_nothing(monkeypatch):
-  monkeypatch.setattr(packing, '_BLOCK_TOKENS', 100)
-  monkeypatch.setattr(packing, '_BLOCK_ROWS', 1)
+  monkeypatch.setattr(shard_writer, '_BLOCK_TOKENS', 100)
+  monkeypatch.setattr(shard_writer, '_BLOCK_ROWS', 1)
   documents, rows = _random(np.random.default_rng(2).integers(2, 30, 200)), []
-  packer = packing.Packer(33, LEAD, rows.append)
+  packer = shard_writer.Packer(33, LEAD, rows.append)
   for document in documents:
     packer.add(document)
     assert packer._waiting < 100 + 30

@@ -15,7 +15,7 @@ import zstandard
 from pyarrow import parquet
 from tiny_text import tiny_text
 
-from tokenformer_jax.data import reading, text_parquet, text_stdlib, text_tfds
+from tokenformer_jax.data import reading, text_files, text_parquet, tfds_sets
 from tokenformer_jax.data.sources import open_source
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths, retry
@@ -264,7 +264,7 @@ def test_python_files_are_read_as_they_declare(tmp_path):
   }
   for name, content in contents.items():
     (tmp_path / name).write_bytes(content)
-  source = text_stdlib.PythonFiles({str(tmp_path / name): () for name in contents})
+  source = text_files.PythonFiles({str(tmp_path / name): () for name in contents})
   expected = ['# coding: latin-1\nä', '# coding: utf-8  \nä']
   assert list(source.documents()) == expected, 'a file is misread, or one without text is kept'
 
@@ -312,7 +312,7 @@ def test_a_tfds_example_that_cannot_be_read_for_a_moment_is_read_later(monkeypat
       return super().__getitem__(i)
 
   monkeypatch.setattr(retry, 'PAUSES', (0.0,))
-  monkeypatch.setattr(text_tfds.Tfds, '_examples', Examples(LINES))
+  monkeypatch.setattr(tfds_sets.Tfds, '_examples', Examples(LINES))
   assert list(open_source('tfds:any', 'text').documents()) == DOCUMENTS, 'a hiccup ends the run'
   assert len(Examples.failed) == 3
 

@@ -23,7 +23,6 @@ from tokenformer_jax.data.chat_rows import parse_document
 from tokenformer_jax.data.chat_template import OURS, Template, find_template
 from tokenformer_jax.data.lone_text import LoneText
 from tokenformer_jax.data.sources import PLUS, open_source
-from tokenformer_jax.data.text_unique import find_repeated
 from tokenformer_jax.data.tokenizers import Spans
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.parallel.messages import say
@@ -115,7 +114,7 @@ class Corpus:
     if self.known is None:
       return units
     documents = (unit.documents(text.ignore) for unit in units)
-    repeated = find_repeated(documents, known, f'the {split} text' if split else 'the text')
+    repeated = _find_repeated(documents, known, f'the {split} text' if split else 'the text')
     return [dataclasses.replace(one, repeated=r) for one, r in zip(units, repeated, strict=True)]
 
   @functools.cached_property
@@ -287,6 +286,50 @@ def _groups(sized: Iterable[tuple[_T, int]], size: int) -> Iterator[tuple[_T, ..
     group.append(item)
     filled += item_size
   yield tuple(group)
+
+
+def _find_repeated(
+  units: Iterable[Iterable[str]], known: Iterable[text.Source], name: str
+) -> list[tuple[int, ...]]:
+  """Return the numbers of the repeated documents of each unit, ascending; the first one stays.
+
+  All documents are read once to find them, so that processes can then read the text in units. The
+  hashes take some 100 bytes a document.
+  Documents of the `known` sources count as earlier ones. Messages call the units `name`.
+  """
+  say(f'looking for documents of {name} that repeat an earlier one')
+  hashes = {digest for source in known for digest in _digests(source)}
+  held_out, total, repeated = bool(hashes), 0, []
+  for documents in units:
+    numbers = []
+    for number, document in enumerate(documents):
+      total += 1
+      if (digest := _digest([document])) in hashes:
+        numbers.append(number)
+      hashes.add(digest)
+    repeated.append(tuple(numbers))
+  say(
+    f'{sum(map(len, repeated))} of {counted(total, "document")} of {name} repeat an earlier one '
+    f'and are left out{" (of the validation text as well)" if held_out else ""}'
+  )
+  return repeated
+
+
+def _digests(source: text.Source) -> Iterable[bytes]:
+  """Yield the hashes of the documents of a source that can be read."""
+  for member in source.members():
+    if path := member.lone_file():
+      lone = LoneText(path)
+      yield _digest(lone.pieces(0, lone.size()))
+    else:
+      yield from (_digest([document]) for document in member.documents(text.ignore))
+
+
+def _digest(pieces: Iterable[str]) -> bytes:
+  hashed = hashlib.blake2b(digest_size=16)
+  for piece in pieces:
+    hashed.update(piece.encode())
+  return hashed.digest()
 
 
 def _rendered(document: str, split: str, template: Template, bad: text.Bad) -> Iterator[Piece]:

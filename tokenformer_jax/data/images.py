@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokenformer_jax.config import ImagesConfig
-from tokenformer_jax.data import digits, records
+from tokenformer_jax.data import digits, tfds_sets
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.parallel.messages import say
 from tokenformer_jax.storage import paths
@@ -94,7 +94,7 @@ class Records:
     return len(self.examples)
 
   def read(self, number: int) -> tuple[bytes, int]:
-    example = records.read(self.examples, number)
+    example = tfds_sets.read_example(self.examples, number)
     return example[self.image], int(example[self.label])
 
   def name(self, number: int) -> str:
@@ -164,7 +164,7 @@ def _digits(name: str, data: ImagesConfig) -> ImageSet:
 def _tfds(name: str, data: ImagesConfig) -> ImageSet:
   import tensorflow_datasets as tfds  # noqa: PLC0415 (slow, and only needed here)
 
-  with records.opening('config.data.source', name):
+  with tfds_sets.opening('config.data.source', name):
     builder = retried(
       lambda: tfds.builder(name, file_format='array_record'), f'opening tfds:{name}'
     )

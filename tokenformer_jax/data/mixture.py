@@ -3,26 +3,30 @@
 `mixture_order` says which source a sample comes from.
 """
 
+import contextlib
 import dataclasses
 import fractions
 import functools
 import hashlib
 import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.config.mixture import BLOCK, MixedConfig, Shares, shares, source_configs
-from tokenformer_jax.data import mixture_tokenizer, named_store, order, store
+from tokenformer_jax.data import named_store, order, store, tokenizers
 from tokenformer_jax.data.corpus import Corpus, check_apart
 from tokenformer_jax.data.mixture_order import MixtureOrder
-from tokenformer_jax.data.mixture_tokenizer import errors_name_source
 from tokenformer_jax.data.order import Position
 from tokenformer_jax.data.shards import Store
 from tokenformer_jax.data.tokenizers import Tokenizer
-from tokenformer_jax.storage import paths, retry
+from tokenformer_jax.errors import UserError
+from tokenformer_jax.parallel.messages import say
+from tokenformer_jax.storage import paths, retry, sealed
+
+_T = TypeVar('_T')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -165,13 +169,14 @@ def open_sources(data: TextConfig, seed: int, tokenizer: Tokenizer | None = None
     return one_source(made, data.windows, seed)
   sources, weights = source_configs(data), shares(data.mixture)
   corpora = _open_corpora(sources)
-  tokenizer = tokenizer or mixture_tokenizer.find(data, sources, corpora)
-  stores = {}
-  for name, one in sources.items():
-    with errors_name_source(name):
-      stores[name] = made = store.prepare(one, tokenizer, corpora.get(name))
-      order.check_store(made, data)
-  return Mixture(stores, weights, data, seed)
+  tokenizer = tokenizer or _find_tokenizer(data, sources, corpora)
+
+  def open_store(one: MixedConfig) -> Store:
+    made = store.prepare(one, tokenizer, corpora.get(one.name))
+    order.check_store(made, data)
+    return made
+
+  return Mixture(_for_each(sources, open_store), weights, data, seed)
 
 
 def make_stores(data: TextConfig, out: str | None, **options: Any) -> dict[str, Store]:
@@ -183,25 +188,21 @@ def make_stores(data: TextConfig, out: str | None, **options: Any) -> dict[str, 
   corpora = _open_corpora(sources, of_stores=True)
   named = next((one for one in sources.values() if one.store), None)
   is_made = named and not out and paths.exists(named_store.folder(named) / 'meta.json')
-  tokenizer, stores = mixture_tokenizer.find(data, sources if is_made else {}, corpora), {}
-  for name, one in sources.items():
-    if out is not None:
-      one = dataclasses.replace(one, store=f'{out.rstrip("/")}/{name}')
-    with errors_name_source(name):
-      stores[name] = store.make(one, tokenizer, corpora[name], **options)
-  return stores
+  tokenizer = _find_tokenizer(data, sources if is_made else {}, corpora)
+
+  def make_store(one: MixedConfig) -> Store:
+    placed = dataclasses.replace(one, store=f'{out.rstrip("/")}/{one.name}') if out else one
+    return store.make(placed, tokenizer, corpora[one.name], **options)
+
+  return _for_each(sources, make_store)
 
 
 def store_folders(data: TextConfig) -> dict[str, paths.Path]:
   """Return the folder of the token store of each source, whether the store exists or not."""
   sources = source_configs(data)
   corpora = _open_corpora(sources)
-  tokenizer = mixture_tokenizer.find(data, sources, corpora) if corpora else None
-  folders = {}
-  for name, one in sources.items():
-    with errors_name_source(name):
-      folders[name] = store.store_folder(one, tokenizer, corpora.get(name))
-  return folders
+  tokenizer = _find_tokenizer(data, sources, corpora) if corpora else None
+  return _for_each(sources, lambda one: store.store_folder(one, tokenizer, corpora.get(one.name)))
 
 
 def _open_corpora(
@@ -211,11 +212,87 @@ def _open_corpora(
 
   The text of a source that names its store is read `of_stores` only.
   """
-  corpora = {}
-  for name, one in sources.items():
-    if of_stores or not one.store:
-      with errors_name_source(name):
-        corpora[name] = store.open_text(one)
+  read = {name: one for name, one in sources.items() if of_stores or not one.store}
+  corpora = _for_each(read, store.open_text)
   texts = [(one, corpora.get(name)) for name, one in sources.items()]
   retry.retried(lambda: check_apart(texts), 'looking for text that two sources of a mixture have')
   return corpora
+
+
+def _for_each(
+  sources: Mapping[str, MixedConfig], action: Callable[[MixedConfig], _T]
+) -> dict[str, _T]:
+  """Return what an action returns for each source, which is named in its errors."""
+  results = {}
+  for name, one in sources.items():
+    with errors_name_source(name):
+      results[name] = action(one)
+  return results
+
+
+@contextlib.contextmanager
+def errors_name_source(name: str) -> Iterator[None]:
+  """Name a source of a mixture in UserErrors about it."""
+  path = f'config.data.mixture.{name}'
+  try:
+    yield
+  except UserError as error:
+    if f'{path}.' in str(error):
+      raise
+    raise UserError(f'{path}: {error}') from error
+
+
+def _find_tokenizer(
+  data: TextConfig, sources: Mapping[str, MixedConfig], corpora: Mapping[str, Corpus]
+) -> Tokenizer:
+  """Return the tokenizer of the config.
+
+  A BPE is that of the first store which one of the `sources` names, or the one in the cache folder,
+  or it is trained on the `corpora`.
+  """
+  if tokenizer := tokenizers.load_unless_bpe(data.tokenizer):
+    return tokenizer
+  for name, one in sources.items():
+    if one.store:
+      with errors_name_source(name):
+        return named_store.open_named(one, None).tokenizer
+  return _trained_bpe(data, corpora)
+
+
+def _trained_bpe(data: TextConfig, corpora: Mapping[str, Corpus]) -> Tokenizer:
+  """Return the BPE of the sources that have a weight, from the cache folder, or trained."""
+  weights = {name: weight for name, weight in shares(data.mixture).last.items() if weight}
+  texts = [(corpora[name].fingerprint, corpora[name].fraction) for name in weights]
+  separator = [data.document_separator] if data.document_separator else []
+  size = tokenizers.bpe_size(data.tokenizer) or 0
+  identity = repr((size, data.text_field, data.deduplicate, texts, weights, *separator))
+  digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+  path = store.cache_folder(data) / 'tokenizers' / f'{digest}.json'
+  with contextlib.suppress(OSError, ValueError, LookupError, UserError):
+    return tokenizers.from_json(sealed.load(path.read_bytes()))
+  say(f'training the tokenizer {data.tokenizer} on {", ".join(weights)}')
+  made = retry.retried(
+    lambda: tokenizers.train_bpe(_in_proportion(corpora, weights), size), 'training the tokenizer'
+  )
+  with contextlib.suppress(OSError):  # Another start then trains it again.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    paths.overwrite(path, sealed.dump(made.to_json()))
+  return made
+
+
+def _in_proportion(corpora: Mapping[str, Corpus], weights: Mapping[str, float]) -> Iterator[str]:
+  """Yield the training text of several sources, each time of the one that is furthest behind."""
+  texts = {
+    name: (piece.text for piece in corpora[name].pieces() if piece.split == 'train')
+    for name in weights
+  }
+  taken = dict.fromkeys(texts, 0)
+  while texts:
+    name = min(texts, key=lambda name: taken[name] / weights[name])
+    with errors_name_source(name):
+      text = next(texts[name], None)
+    if text is None:
+      del texts[name]
+    else:
+      taken[name] += len(text.encode())
+      yield text

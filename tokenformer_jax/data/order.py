@@ -1,7 +1,7 @@
 """Order the data: a batch is a pure function of the config and the step.
 
 Sample `i` of a split is the window `tokens[i·T : i·T + T + 1]`: T inputs and their targets; or row
-`i` if conversations are packed into rows of T + 1 tokens (see `packing`). A run
+`i` if conversations are packed into rows of T + 1 tokens (see `shard_writer.Packer`). A run
 visits the samples in an endless order, shuffled anew in each epoch. It begins at step `s₀` and
 sample `p₀` (`Position`); row `r` of its global batch of step `s` is the sample at the position
 `p₀ + (s − s₀) · batch_size + r` of that order. A checkpoint stores the number of samples seen, so a

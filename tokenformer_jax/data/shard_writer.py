@@ -1,20 +1,26 @@
 """Encode pieces of text, and write the shards of a token store."""
 
+import bisect
 import collections
+import concurrent.futures
+import concurrent.futures.process
 import contextlib
 import dataclasses
 import hashlib
 import heapq
 import itertools
+import multiprocessing
+import os
 import shutil
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from tokenformer_jax.data import marks, shards, text, tokens
+from tokenformer_jax.data import marks, shards, text, tokenizers, tokens
 from tokenformer_jax.data.corpus import SPLITS, Piece, Unit
-from tokenformer_jax.data.packing import Packer
 from tokenformer_jax.data.shards import Shard, SplitCounts
 from tokenformer_jax.data.tokenizers import Spans, Tokenizer
 from tokenformer_jax.errors import UserError
@@ -22,6 +28,11 @@ from tokenformer_jax.storage import paths, sealed
 
 NAMED_BAD = 100  # documents that cannot be read, of those that the index describes a shard's
 BATCH_CHARACTERS = 2**19  # characters of the documents that are encoded together
+
+_BLOCK_TOKENS = 2**20  # of documents that are packed together
+_BLOCK_ROWS = 64  # at least
+
+_tokenizer: Tokenizer  # of a worker process
 
 
 def encode(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[np.ndarray]:
@@ -217,3 +228,96 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
       batch, characters = [], 0
   if batch:
     yield batch
+
+
+class Packer:
+  """A writer of rows of `size` tokens, which packs the conversations that `add` takes.
+
+  Each goes whole into the row that it leaves the least room in: best fit decreasing, as in Ding et
+  al. 2024 (arXiv 2404.10830), in blocks of documents that follow each other, which bound memory.
+  A row has T + 1 tokens. It begins with the end of a document, unless documents have a beginning,
+  and ends with padding. A longer document is cut into rows: each begins with the last token of the
+  row before it, and the rest of the last one is filled up. So the tokens of a store are rows, and
+  `order` is a function of the step as ever.
+  """
+
+  def __init__(self, size: int, lead: np.ndarray, write: Callable[[np.ndarray], None]):
+    """Write rows by `write`; `lead` are the tokens before a document at the start of a row."""
+    self._size, self._lead, self._write = size, lead, write
+    self._documents: list[np.ndarray] = []
+    self._waiting = 0  # tokens
+
+  def add(self, ids: np.ndarray) -> None:
+    """Add a document."""
+    self._documents.append(ids)
+    self._waiting += len(ids)
+    if self._waiting >= max(_BLOCK_TOKENS, _BLOCK_ROWS * self._size):
+      self.flush()
+
+  def flush(self) -> None:
+    """Write the rows of the documents that wait."""
+    for row in pack_rows(self._documents, self._size, self._lead):
+      self._write(row)
+    self._documents, self._waiting = [], 0
+
+
+def pack_rows(documents: Iterable[np.ndarray], size: int, lead: np.ndarray) -> Iterator[np.ndarray]:
+  """Yield rows of `size` tokens with all documents; for `lead` see `Packer`."""
+  rows: list[list[np.ndarray]] = []
+  whole: list[np.ndarray] = []
+  for document in documents:
+    led = np.concatenate([lead, document])
+    if len(led) <= size:
+      whole.append(document)
+    else:
+      rows += [[led[i : i + size]] for i in range(0, len(led) - 1, size - 1)]
+  rooms = sorted((size - len(start), row) for row, (start,) in enumerate(rows))
+  for document in sorted(whole, key=len, reverse=True):
+    found = bisect.bisect_left(rooms, (len(document), 0))
+    if found == len(rooms):
+      rooms.append((size - len(lead), len(rows)))
+      rows.append([lead])
+    room, row = rooms.pop(found)
+    rows[row].append(document)
+    bisect.insort(rooms, (room - len(document), row))
+  for row in map(np.concatenate, rows):
+    yield np.append(row, np.full(size - len(row), marks.NO_TOKEN, np.int32))
+
+
+def write_in_processes(
+  builds: Sequence[ShardBuild], tokenizer: Tokenizer, workers: int
+) -> Iterator[Shard]:
+  """Yield the shards of builds, in their order; each process tokenizes in one thread."""
+  content = tokenizer.to_json()
+  context = multiprocessing.get_context('spawn')  # A fork would copy locks of other threads.
+  pool = concurrent.futures.ProcessPoolExecutor(workers, context, _start_worker, (content,))
+  try:
+    yield from pool.map(_write_shard, builds)
+  except concurrent.futures.process.BrokenProcessPool as error:
+    raise UserError(
+      'a process that tokenized was killed, as the system does when memory runs out; run the same '
+      'command again with fewer --workers, and it continues after the last complete shard'
+    ) from error
+  finally:
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in multiprocessing.active_children():
+      process.terminate()  # A shard that is not complete is written again.
+
+
+def _start_worker(content: dict[str, Any]) -> None:
+  """Prepare a worker process, which ends when its parent does."""
+  global _tokenizer
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent ends its workers.
+  os.environ['TOKENIZERS_PARALLELISM'] = 'false'
+  threading.Thread(target=_end_with_parent, daemon=True).start()
+  _tokenizer = tokenizers.from_json(content)
+
+
+def _end_with_parent() -> None:
+  if parent := multiprocessing.parent_process():
+    parent.join()
+  os._exit(1)
+
+
+def _write_shard(build: ShardBuild) -> Shard:
+  return build.write(_tokenizer)

@@ -133,7 +133,7 @@ class Index:
 
   @property
   def packed(self) -> bool:
-    """Whether the tokens are rows: see `packing`."""
+    """Whether the tokens are rows: see `shard_writer.Packer`."""
     return 'packing' in self.made_from
 
   def total(self, split: str, count: str) -> int:

@@ -5,11 +5,10 @@ import functools
 from collections.abc import Iterator
 
 from tokenformer_jax.data.text import ROWS, Source, digest
-from tokenformer_jax.data.text_files import open_files
+from tokenformer_jax.data.text_files import open_files, open_stdlib
 from tokenformer_jax.data.text_hf import open_hf
 from tokenformer_jax.data.text_parquet import open_parquet
-from tokenformer_jax.data.text_stdlib import open_stdlib
-from tokenformer_jax.data.text_tfds import Tfds
+from tokenformer_jax.data.tfds_sets import Tfds
 from tokenformer_jax.errors import UserError
 
 # What opens a source, by the word before the colon. It takes the rest of the spec and

@@ -23,7 +23,6 @@ from tokenformer_jax.config import DataConfig, TextConfig
 from tokenformer_jax.data import (
   beam,
   named_store,
-  processes,
   shard_writer,
   shards,
   text,
@@ -328,7 +327,7 @@ def _write_shards(
   if beam_flags:
     new = beam.write_shards(missing, tokenizer, beam_flags)
   elif workers > 1 and len(missing) > 1:
-    new = processes.write_shards(missing, tokenizer, min(workers, len(missing)))
+    new = shard_writer.write_in_processes(missing, tokenizer, min(workers, len(missing)))
   else:
     new = (build.write(tokenizer) for build in missing)
   # None: the bar is shown on a terminal only.

@@ -1,15 +1,18 @@
-"""Read text from files: `files:GLOB` or `files:DIR`, on disks and in buckets."""
+"""Read text from files: `files:GLOB` or `files:DIR`, on disks and in buckets; and `stdlib`."""
 
+import codecs
 import csv
 import dataclasses
 import glob
 import json
 import os
 import sys
+import sysconfig
+import tokenize
 from collections.abc import Iterator
 from typing import IO, Any
 
-from tokenformer_jax.data import formats, reading
+from tokenformer_jax.data import reading
 from tokenformer_jax.data.text import (
   ROWS,
   Source,
@@ -22,6 +25,9 @@ from tokenformer_jax.data.text import (
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.storage import paths
 from tokenformer_jax.storage.retry import retried
+
+_DELIMITERS = {'.csv': ',', '.tsv': '\t'}
+_NOT_LIBRARY = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', '__pycache__'}
 
 csv.field_size_limit(reading.LONGEST_DOCUMENT)  # The default, 128 KiB, is less than documents have.
 
@@ -75,10 +81,10 @@ class Files(Source):
 
   def lone_file(self) -> str:
     path, *others = self.identities
-    return '' if others or self.span or self.separator or formats.has_rows(path) else path
+    return '' if others or self.span or self.separator or has_rows(path) else path
 
   def _is_parted(self, path: str) -> bool:
-    return bool(self.separator) and not formats.has_rows(path)
+    return bool(self.separator) and not has_rows(path)
 
   def _texts(self) -> Iterator[str | UserError]:
     for path in self.identities:
@@ -99,7 +105,7 @@ class Files(Source):
         yield _json_row(line, f'{path}, the line at byte {position:,},', self.text_field)
       return
     with reading.opened(path) as file:
-      match formats.layout(path, file.peek()):
+      match _layout(path, file.peek()):
         case 'lines':
           for number, line in enumerate(reading.lines(path, file), start=1):
             yield _json_row(line, f'{path}, line {number},', self.text_field)
@@ -114,6 +120,34 @@ class Files(Source):
               'or a JSON array, or leave it out of the source'
             )
           yield decode_text(reading.whole(path, file), path)
+
+
+class PythonFiles(Files):
+  """Python source files in their declared encodings (PEP 263). Undecodable files are skipped."""
+
+  def _texts(self) -> Iterator[str]:
+    for path in self.identities:
+      try:
+        with reading.reading(path), tokenize.open(path) as file:
+          text = file.read()
+      except (UnicodeDecodeError, SyntaxError):  # SyntaxError: the declared encoding is unknown.
+        continue
+      yield text
+
+
+def open_stdlib(name: str, text_field: str, setting: str, splits: tuple[str, ...]) -> PythonFiles:
+  """Return the standard library of the running interpreter without its tests, about 12 MB."""
+  del name, text_field, splits
+  root = sysconfig.get_path('stdlib')
+  paths = []
+  for folder, folders, names in os.walk(root):
+    folders[:] = set(folders) - _NOT_LIBRARY
+    paths += [os.path.join(folder, name) for name in names if name.endswith('.py')]
+  if not paths:
+    raise UserError(
+      f'{setting} is stdlib, but this Python has no .py files in {root}; use files:GLOB'
+    )
+  return PythonFiles({path: reading.identity(path) for path in sorted(paths)})
 
 
 def find_files(form: str, pattern: str, setting: str) -> dict[str, tuple[Any, ...]]:
@@ -148,13 +182,44 @@ def _objects(pattern: str) -> dict[str, tuple[Any, ...]]:
     return retried(lambda: paths.objects(pattern), f'listing {pattern}')
 
 
+def field_delimiter(path: str) -> str:
+  """Return what is between the fields of a CSV or TSV file, or '' for other names."""
+  return _DELIMITERS.get(_unpacked_name(path)[-4:], '')
+
+
+def has_rows(path: str) -> bool:
+  """Return whether a file has the name of JSON or of a table, so that documents are its rows."""
+  return bool(field_delimiter(path)) or _unpacked_name(path).endswith(
+    ('.jsonl', '.ndjson', '.json')
+  )
+
+
+def _unpacked_name(path: str) -> str:
+  return path.lower().removesuffix('.gz').removesuffix('.zst')
+
+
+def _layout(path: str, head: bytes) -> str:
+  """Return how documents are in a file with this name and this start of its content.
+
+  'lines': each line is a JSON object with a document. 'array': each element of a JSON array is.
+  'table': each row of a CSV or TSV file has one. 'text': the file is one document.
+  """
+  if field_delimiter(path):
+    return 'table'
+  if not has_rows(path):
+    return 'text'
+  first, _, others = head.removeprefix(codecs.BOM_UTF8).lstrip().partition(b'\n')
+  is_row = first.rstrip().endswith(b']') and others.strip()  # a list in each line
+  return 'array' if first.startswith(b'[') and not is_row else 'lines'
+
+
 def _has_lines(path: str) -> bool:
   """Return whether a file has JSON lines that can be read from a byte on."""
-  if reading.is_packed(path) or not formats.has_rows(path):
+  if reading.is_packed(path) or not has_rows(path):
     return False
   try:
     with reading.opened(path) as file:
-      return formats.layout(path, file.peek()) == 'lines'
+      return _layout(path, file.peek()) == 'lines'
   except UserError:  # Reading the documents reports it, and may leave them out.
     return False
 
@@ -205,7 +270,7 @@ def _table_rows(path: str, file: IO[bytes], text_field: str) -> Iterator[str | U
 
   For a row with other fields than the header, yield what is wrong with it.
   """
-  delimiter = formats.delimiter(path)
+  delimiter = field_delimiter(path)
   rows = csv.reader(_decoded_lines(path, file), delimiter=delimiter, strict=True)
   header: list[str] = []
   try:

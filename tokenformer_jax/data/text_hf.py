@@ -16,10 +16,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from tokenformer_jax.data import formats, reading
+from tokenformer_jax.data import reading
 from tokenformer_jax.data.chat_rows import without_nulls
 from tokenformer_jax.data.text import Source, columns, digest, document
-from tokenformer_jax.data.text_files import Files
+from tokenformer_jax.data.text_files import Files, field_delimiter, has_rows
 from tokenformer_jax.data.text_parquet import Parquet
 from tokenformer_jax.errors import TransientError, UserError, check_installed, nearest
 from tokenformer_jax.storage import paths, retry
@@ -112,7 +112,7 @@ class _Set(NamedTuple):
       if not _options(builder.config, files[0]):
         if all(path.endswith('.parquet') for path in files):
           return Parquet(identities, self.text_field)
-        if all(formats.has_rows(path) for path in files):
+        if all(has_rows(path) for path in files):
           return Files(identities, self.text_field)
     builder.download_and_prepare()
     split = self._choose(builder.info.splits or ())
@@ -188,7 +188,7 @@ def _options(config: Any, path: str) -> set[str]:
   default = type(config)()
   names = {one.name for one in dataclasses.fields(config)}
   names -= {'name', 'version', 'data_dir', 'data_files', 'description'}
-  if getattr(config, 'sep', None) == formats.delimiter(path):
+  if getattr(config, 'sep', None) == field_delimiter(path):
     names -= {'sep', 'delimiter'}
   return {name for name in names if getattr(config, name) != getattr(default, name)}
 

@@ -65,7 +65,8 @@ class Tokens:
 
   Positions are Python's integers and 64 bits wide, so they are exact for any store. Pickling copies
   no tokens. If they are `marked`, the ids say which of them carry loss: see `marks`. If they are
-  `packed`, they are rows: see `packing`. With `bounds` the files say where documents begin.
+  `packed`, they are rows: see `shard_writer.Packer`. With `bounds` the files say where documents
+  begin.
 
   `repair` is called with the folder of a shard that is damaged, to write it again.
   """

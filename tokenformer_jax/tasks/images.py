@@ -12,8 +12,7 @@ import optax
 
 from tokenformer_jax.config import Config
 from tokenformer_jax.data import image_order, images, order
-from tokenformer_jax.data.augment import Views
-from tokenformer_jax.data.mixing import mix
+from tokenformer_jax.data.augment import Views, mix
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.model import vit
 from tokenformer_jax.model.layer import Context, Counts, LayerInputs
