@@ -33,9 +33,9 @@ def filled(text: str, material: Path) -> str:
 
 
 def _commands() -> list:
-  """Return every mistake. One of three, by a hash, is in the quick tests."""
+  """Return every mistake. One of three, by a hash of the command, is in the quick tests."""
   return [
-    pytest.param(command, marks=[pytest.mark.slow] * (zlib.crc32(command.encode()) % 3 > 0))
+    pytest.param(command, marks=[pytest.mark.slow] * (zlib.crc32(command.encode()) % 3 < 2))
     for command in cases.CASES
   ]
 

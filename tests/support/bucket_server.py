@@ -7,7 +7,6 @@ cloud.google.com/storage/docs/json_api/v1. Some calls fail, where a test asks fo
 import contextlib
 import dataclasses
 import email
-import http.server
 import itertools
 import json
 import random
@@ -15,6 +14,8 @@ import re
 import threading
 import urllib.parse
 from collections.abc import Iterator
+
+import local_server
 
 _OBJECT = re.compile(r'(?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)')
 _LIST = re.compile(r'/storage/v1/b/([^/]+)/o/?')
@@ -60,25 +61,15 @@ class Faults:
     return self._random.choice(self.statuses)
 
 
-class Server(http.server.ThreadingHTTPServer):
+class Server(local_server.Server):
   """Buckets and their objects, each as its generation and its content."""
 
-  daemon_threads = True
-
   def __init__(self, bucket: str):
-    super().__init__(('127.0.0.1', 0), _Handler)
-    self.buckets: dict[str, dict[str, tuple[int, bytes]]] = {bucket: {}}
+    super().__init__(_Handler)
     self.lock = threading.RLock()
+    self.buckets: dict[str, dict[str, tuple[int, bytes]]] = {bucket: {}}
     self.generations, self.uploads = itertools.count(1), {}
     self.faults: Faults | None = None
-    self.asked: list[str] = []  # METHOD PATH RANGE of calls
-
-  def handle_error(self, *arguments):
-    del arguments  # A client that has enough goes.
-
-  @property
-  def url(self) -> str:
-    return f'http://127.0.0.1:{self.server_port}'
 
   @property
   def environment(self) -> dict[str, str]:
@@ -103,55 +94,27 @@ class Server(http.server.ThreadingHTTPServer):
         self.faults = None
 
 
-@contextlib.contextmanager
-def serving(bucket: str) -> Iterator[Server]:
-  """Runs a server with one bucket."""
-  with Server(bucket) as server:
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
+def serving(bucket: str) -> contextlib.AbstractContextManager[Server]:
+  """Run a server with one bucket."""
+  return local_server.serving(Server(bucket))
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-  protocol_version = 'HTTP/1.1'
-  wbufsize = -1  # An answer in two packets waits 40 ms for the client to acknowledge the first.
+class _Handler(local_server.Handler):
   server: Server
 
-  def log_message(self, *args):
-    del args
-
-  def do_GET(self):
-    self._answer('GET')
-
-  def do_POST(self):
-    self._answer('POST')
-
-  def do_PUT(self):
-    self._answer('PUT')
-
-  def do_DELETE(self):
-    self._answer('DELETE')
-
-  def _answer(self, method: str) -> None:
-    body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
+  def answer(self, body: bytes) -> None:
     with self.server.lock:
-      self.server.asked.append(f'{method} {self.path} {self.headers.get("Range", "")}'.strip())
       faults = self.server.faults
-      status = faults.status(method, self.path) if faults else None
+      status = faults.status(self.command, self.path) if faults else None
       if status == CUT:
         self.close_connection = True
         return
       if status is None:
-        status, headers, content = self._do(method, self.path, self.headers, body)
+        status, headers, content = self._do(self.command, self.path, self.headers, body)
       else:
         said = {'error': {'code': status, 'message': 'this call was made to fail'}}
         status, headers, content = _json(said, status)
-    self.send_response(status)
-    for name, value in headers.items():
-      self.send_header(name, value)
-    self.send_header('Content-Length', str(len(content)))
-    self.end_headers()
-    self.wfile.write(content)
+    self.send(status, content, headers)
 
   def _do(self, method, target, headers, body):
     """Status, headers and content of the answer."""

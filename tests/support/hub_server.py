@@ -7,14 +7,12 @@ its ETag, its commit and ranges, and the errors by which the hub says what is mi
 import contextlib
 import dataclasses
 import hashlib
-import http.server
 import json
 import re
-import threading
 import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
 
+import local_server
 import pytest
 
 _API = re.compile(
@@ -46,22 +44,12 @@ class Repository:
     return cls({str(path.relative_to(folder)): path.read_bytes() for path in paths}, **how)
 
 
-class Server(http.server.ThreadingHTTPServer):
+class Server(local_server.Server):
   """Repositories by their names; those of data begin with `datasets/`."""
 
-  daemon_threads = True
-
   def __init__(self):
-    super().__init__(('127.0.0.1', 0), _Handler)
+    super().__init__(_Handler)
     self.repositories: dict[str, Repository] = {}
-    self.asked: list[str] = []  # METHOD PATH RANGE of calls
-
-  def handle_error(self, *arguments):
-    del arguments  # A client that has enough goes.
-
-  @property
-  def url(self) -> str:
-    return f'http://127.0.0.1:{self.server_port}'
 
   def fetched(self) -> list[str]:
     """The names of the files whose content was asked for, in the order of the calls."""
@@ -69,13 +57,9 @@ class Server(http.server.ThreadingHTTPServer):
     return [match[1] for match in found if match]
 
 
-@contextlib.contextmanager
-def serving() -> Iterator[Server]:
-  """Runs a server without repositories."""
-  with Server() as server:
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield server
-    server.shutdown()
+def serving() -> contextlib.AbstractContextManager[Server]:
+  """Run a server without repositories."""
+  return local_server.serving(Server())
 
 
 def use(patch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
@@ -92,26 +76,10 @@ def use(patch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
   patch.setenv('no_proxy', '127.0.0.1')
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-  protocol_version = 'HTTP/1.1'
-  wbufsize = -1
+class _Handler(local_server.Handler):
   server: Server
 
-  def log_message(self, *args):
-    del args
-
-  def do_HEAD(self):
-    self._answer()
-
-  def do_GET(self):
-    self._answer()
-
-  def do_POST(self):
-    self._answer(self.rfile.read(int(self.headers.get('Content-Length') or 0)))
-
-  def _answer(self, body: bytes = b'') -> None:
-    asked = f'{self.command} {self.path} {self.headers.get("Range", "")}'
-    self.server.asked.append(asked.strip())
+  def answer(self, body: bytes) -> None:
     path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
     if found := _API.fullmatch(path):
       kind, name, action, revision, folder = found.groups()
@@ -122,22 +90,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         is_tree = action in ('tree', 'paths-info')
         tree = _tree(repository, folder, recursive=recursive or bool(asked))
         picked = [entry for entry in tree if asked is None or entry['path'] in asked]
-        self._send(200, picked if is_tree else _described(repository, name))
+        self.send(200, picked if is_tree else _described(repository, name))
     elif found := _FILE.fullmatch(path):
       is_data, name, revision, file = found.groups()
       repository = self._repository(bool(is_data), name, revision)
       if repository:
         self._send_file(repository, file)
     else:
-      self._send(404, {'error': 'no such page'})
+      self.send(404, {'error': 'no such page'})
 
   def _repository(self, is_data: bool, name: str, revision: str | None) -> Repository | None:
     """The repository; None: the error is sent."""
     found = self.server.repositories.get(f'datasets/{name}' if is_data else name)
     if found is None:
-      self._send(401, {'error': 'Repository not found'}, {'X-Error-Code': 'RepoNotFound'})
+      self.send(401, {'error': 'Repository not found'}, {'X-Error-Code': 'RepoNotFound'})
     elif revision not in (None, 'main', found.commit):
-      self._send(404, {'error': 'Invalid rev'}, {'X-Error-Code': 'RevisionNotFound'})
+      self.send(404, {'error': 'Invalid rev'}, {'X-Error-Code': 'RevisionNotFound'})
       return None
     return found
 
@@ -145,10 +113,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     content = repository.files.get(name)
     said = {'X-Repo-Commit': repository.commit}
     if content is None:
-      self._send(404, {'error': 'Entry not found'}, said | {'X-Error-Code': 'EntryNotFound'})
+      self.send(404, {'error': 'Entry not found'}, said | {'X-Error-Code': 'EntryNotFound'})
       return
     if repository.gated and self.headers.get('Authorization') != 'Bearer let-me-in':
-      self._send(403, {'error': 'gated'}, said | {'X-Error-Code': 'GatedRepo'})
+      self.send(403, {'error': 'gated'}, said | {'X-Error-Code': 'GatedRepo'})
       return
     said |= {'ETag': f'"{hashlib.sha1(content).hexdigest()}"', 'Accept-Ranges': 'bytes'}
     status, part = 200, content
@@ -158,21 +126,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       said['Content-Range'] = f'bytes {asked[1]}-{last}/{len(content)}'
     if self.command == 'GET' and repository.cuts.get(name):
       repository.cuts[name] -= 1
-      self._send(status, part, said, sent=len(part) // 2)
+      self.send(status, part, said, sent=len(part) // 2)
     else:
-      self._send(status, part, said)
-
-  def _send(self, status: int, content, headers=(), sent: int | None = None) -> None:
-    """Sends an answer, or `sent` bytes of it and the end of the connection."""
-    body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    self.send_response(status)
-    for name, value in {**dict(headers), 'Content-Length': str(len(body))}.items():
-      self.send_header(name, value)
-    self.end_headers()
-    if self.command != 'HEAD':
-      self.wfile.write(body[:sent])
-    if sent is not None:
-      self.close_connection = True
+      self.send(status, part, said)
 
 
 def _asked(body: bytes) -> list[str]:

@@ -49,7 +49,7 @@ def find(source: str | os.PathLike[str], tokenizer: str = '') -> Path:
   except (UserError, TransientError):
     raise
   except Exception as error:  # The library raises exceptions of many types.
-    raise _told(error, source, named[1]) from error
+    raise _as_user_error(error, source, named[1]) from error
   messages.say(f'{source} is the commit {folder.name} of the hub, in {folder}')
   return folder
 
@@ -98,7 +98,7 @@ def _fetch(name: str, revision: str | None, download: Callable[..., str], tokeni
   return Path(download(allow_patterns=wanted))
 
 
-def _told(error: Exception, source: str, name: str) -> Exception:
+def _as_user_error(error: Exception, source: str, name: str) -> Exception:
   """Return the sentence about an error of the library."""
   from huggingface_hub import constants, errors  # noqa: PLC0415
 
