@@ -226,6 +226,14 @@ def test_the_picture_of_a_step_has_the_files_of_its_table():
   assert sorted(re.findall(r'>(\w+/\w+\.py)<', picture)) == sorted(files)
 
 
+@pytest.mark.parametrize('picture', ['prepare', 'step', 'grow'])
+def test_the_files_of_a_picture_exist(picture):
+  text = (tiny_run.ROOT / f'docs/{picture}.svg').read_text()
+  files = re.findall(r'>((?:\w+/)+\w+\.py)<', text)
+  assert len(files) >= 10
+  assert not [name for name in files if not (PACKAGE / name).is_file()]
+
+
 def test_one_training_step_is_ten_files():
   files = [row[1].strip('`') for row in read_rows('One training step')]
   assert len(files) <= 10
