@@ -399,6 +399,22 @@ def test_conversations_that_are_longer_than_a_sequence_are_counted_and_the_longe
   assert 'cut by' not in order.describe_store(made, tokens)
 
 
+@pytest.mark.parametrize('split', ['training', 'validation'])
+def test_a_split_whose_sequences_have_only_prompts_is_refused(tmp_path, split):
+  """Its loss would be 0 / 0."""
+  source, prompts = (
+    _write(tmp_path / f'{name}.jsonl', [{'prompt': prompt, 'response': 'a'}])
+    for name, prompt in (('short', 'q'), ('long', 'q' * 60))
+  )
+  named = (source, prompts) if split == 'validation' else (prompts, source)
+  config = _config(tmp_path, named[0], validation_source=named[1], sequence_length=40)
+  message = rf'the {split} split has no answer in its sequences of .*sequence_length=40 tokens'
+  with pytest.raises(UserError, match=message):
+    order.check_store(store.prepare(config), config)
+  packed = dataclasses.replace(config, packing='best_fit')
+  order.check_store(store.prepare(packed), packed)
+
+
 def test_bad_rows_are_counted_and_left_out(tmp_path):
   bad = [{'messages': [{'content': 'x'}]}, {'prompt': 'p', 'response': ' '}]
   wrong_role = {'messages': [{'role': 'cat', 'content': 'meow'}, *_chat(ROWS[0])]}

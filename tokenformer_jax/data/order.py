@@ -189,7 +189,7 @@ def _describe_longest(store: Store, sequence_length: int) -> str:
 
 
 def check_store(store: Store, data: TextConfig) -> None:
-  """Check that both splits of a store have a sample, and that its documents can be told apart."""
+  """Check that both splits have a sample to learn from, and that documents can be told apart."""
   for split, tokens in (('training', store.train), ('validation', store.validation)):
     if not window_count(tokens, data.sequence_length):
       divided = split == 'validation' and not data.validation_source
@@ -199,12 +199,26 @@ def check_store(store: Store, data: TextConfig) -> None:
         f'config.data.sequence_length={data.sequence_length} and its targets; add text{larger} or '
         'shorten the sequence'
       )
+    if store.chat and not _has_answer(tokens, data.sequence_length):
+      raise UserError(
+        f'the {split} split has no answer in its sequences of '
+        f'config.data.sequence_length={data.sequence_length} tokens, only prompts; lengthen the '
+        'sequence, shorten the prompts, or set config.data.packing=best_fit, which drops no end of '
+        'a conversation'
+      )
   if data.documents != 'joined' and store.divided:
     raise UserError(
       f'config.data.documents is {data.documents}, and the token store {store.path} is of an '
       f'earlier version, which did not record where its conversations begin; make it again with '
       '`tokenformer prepare`, in a new folder, or set config.data.documents=joined'
     )
+
+
+def _has_answer(tokens: Tokens, sequence_length: int) -> bool:
+  """Return whether a target of a sequence carries loss; read no further than to the first one."""
+  windows = range(window_count(tokens, sequence_length))
+  read = (_read_windows(tokens, [i], sequence_length, bounds=False) for i in windows)
+  return any((window[:, 1:] >= 0).any() for window in read)
 
 
 def read_ahead(steps: Any, first_step: int, config: DataConfig) -> Generator[Any, None, None]:

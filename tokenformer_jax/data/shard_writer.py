@@ -48,32 +48,17 @@ class SplitWriter:
   `spelled` counts how often text spells the end of a document, by the spelling.
   """
 
-  def __init__(
-    self,
-    file: BinaryIO,
-    dtype: np.dtype,
-    tokenizer: Tokenizer,
-    row: int = 0,
-    *,
-    pairs: bool = False,
-    chat: bool = False,
-    bounds: bool = False,
-  ):
-    """Write to a file; `row` is the tokens of a row of packed conversations, or 0.
-
-    Each conversation of `pairs` has a row of its own. With `bounds` the file says where documents
-    begin; the digest does not depend on it.
-    """
+  def __init__(self, file: BinaryIO, build: 'ShardBuild', tokenizer: Tokenizer):
+    """Write to a file, as a build says; the digest does not depend on its `bounds`."""
     self.tokens = self.bytes = self.documents = self.answers = 0
     self.spelled = collections.Counter[str]()
     self.longest: list[tuple[int, str]] = []  # a heap of tokens and rows
     self._hash = hashlib.blake2b(digest_size=16)
-    self._file = file
-    self._dtype, self._chat, self._bounds = dtype, chat, bounds
-    self._digested = shards.token_dtype(tokenizer.size + (row > 0), marked=chat)
+    self._file, self._build, self._dtype = file, build, np.dtype(build.dtype)
+    self._chat, row = build.unit.template is not None, build.row
+    self._digested = shards.token_dtype(tokenizer.size + (row > 0), marked=self._chat)
     self._tokenizer, self._ends = tokenizer, tokenizer.spelled_ends
-    self._pairs = pairs
-    lead = [] if tokenizer.opening or pairs else [marks.flip(tokenizer.end_of_document)]
+    lead = [] if tokenizer.opening or build.pairs else [marks.flip(tokenizer.end_of_document)]
     self._packer = Packer(row, np.array(lead, np.int32), self._put) if row else None
 
   def add(self, piece: Piece, ids: np.ndarray) -> None:
@@ -93,7 +78,7 @@ class SplitWriter:
     ids = self._tokenizer.conversation(ids, self._tokenizer.opening * piece.begins)
     self._check(marks.plain(ids))
     (self._packer.add if self._packer else self._put)(ids)
-    if self._packer and self._pairs:
+    if self._packer and self._build.pairs:
       self._packer.flush()
     self.bytes += sum(len(piece.text[start:stop].encode()) for start, stop in answers)
     self.documents += piece.ends
@@ -112,7 +97,7 @@ class SplitWriter:
     digested = marks.pack(ids, self._digested) if self._chat else marks.plain(ids)
     digested = digested.astype(self._digested)
     self._hash.update(digested.tobytes())
-    stored = marks.pack(ids, self._dtype, bounds=True) if self._bounds else digested
+    stored = marks.pack(ids, self._dtype, bounds=True) if self._build.bounds else digested
     self._file.write(stored.tobytes())
     self.tokens += len(ids)
 
@@ -153,7 +138,7 @@ class ShardBuild:
 
   def write(self, tokenizer: Tokenizer) -> Shard:
     """Write the shard and its record."""
-    bad, named, dtype = 0, list[str](), np.dtype(self.dtype)
+    bad, named = 0, list[str]()
 
     def leave_out(error: UserError) -> None:
       nonlocal bad
@@ -163,11 +148,7 @@ class ShardBuild:
 
     with shards.temporary_folder(self.folder) as temporary, contextlib.ExitStack() as stack:
       files = {s: stack.enter_context(open(temporary / s, 'w+b')) for s in SPLITS}
-      kind = {'pairs': self.pairs, 'chat': self.unit.template is not None, 'bounds': self.bounds}
-      writers = {
-        split: SplitWriter(file, dtype, tokenizer, self.row, **kind)
-        for split, file in files.items()
-      }
+      writers = {split: SplitWriter(file, self, tokenizer) for split, file in files.items()}
       bad_rows: text.Bad = leave_out if self.skip_bad else text.refuse
       encoded = (
         (piece, ids)
@@ -183,7 +164,7 @@ class ShardBuild:
       train.flush()
       array_files: dict[str, tuple[int, str]] = {}
       if train.tell():
-        tokens.write(temporary / 'array', np.memmap(train.name, dtype, 'r'))
+        tokens.write(temporary / 'array', np.memmap(train.name, self.dtype, 'r'))
         array_files = shards.put_array(temporary / 'array', self.folder / self.name)
     spelled = sum((writer.spelled for writer in writers.values()), collections.Counter[str]())
     longest = sorted(itertools.chain(*(w.longest for w in writers.values())), reverse=True)
