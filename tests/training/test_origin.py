@@ -21,12 +21,12 @@ from tokenformer_jax.config.mixture import source_configs
 from tokenformer_jax.data import order, store, tokenizers
 from tokenformer_jax.data.mixture import make_stores
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.resolve import continuation
+from tokenformer_jax.resolve import checks
 from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.resolve.lengths import order_changes
 from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
 from tokenformer_jax.tasks.text import TextTask
-from tokenformer_jax.training import changes
+from tokenformer_jax.training import notices
 
 pytestmark = pytest.mark.usefixtures('one_device')
 
@@ -331,7 +331,7 @@ def test_another_source_is_asked_for_by_its_name(texts, make, other_text, tmp_pa
 
 def said(run, capsys):
   capsys.readouterr()
-  changes.say_changes(run)
+  notices.say_changes(run)
   return capsys.readouterr().err.splitlines()
 
 
@@ -373,7 +373,7 @@ def test_other_settings_of_a_finished_run_are_refused(make, tmp_path):
 
   def check(config):
     run = prepared(config, tmp_path / 'run')
-    continuation.check_finished(run.config, run.origin)
+    checks.check_finished(run.config, run.origin)
 
   check(make(train__steps=30, train__log_every=1))
   many = make()

@@ -4,7 +4,7 @@ import pytest
 import tiny_run
 
 from tokenformer_jax.steps.entries import LastGrowth
-from tokenformer_jax.training import settings
+from tokenformer_jax.training import notices
 
 GROWTH = LastGrowth(18, {})
 GUARD = {'optim__skip_deviations': 6.0}
@@ -40,7 +40,7 @@ CAP = 'model__layer__mixer__score_cap'
 )
 def test_warnings_about_a_config_are_said_before_training(tmp_path, changes, growth, said):
   config = tiny_run.config('files:corpus', tmp_path, **changes)
-  warnings = settings.warnings_for(config, growth)
+  warnings = notices.warnings_for(config, growth)
   assert len(warnings) == len(said)
   for doubt, part in zip(warnings, said, strict=True):
     assert part in doubt

@@ -9,7 +9,6 @@ each matrix of an MLP that of the MLP and `.each`. Growth and the planner use th
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from tokenformer_jax.config.growth import GrowConfig
@@ -103,24 +102,28 @@ def with_token_counts(model: ModelConfig, counts: Mapping[str, int]) -> ModelCon
 
 
 def with_references(
-  model: ModelConfig,
-  source: Mapping[str, PattentionConfig] = MappingProxyType({}),
-  grown: Mapping[str, PattentionConfig] = MappingProxyType({}),
+  model: ModelConfig, source: ModelConfig | None = None, growth: GrowConfig | None = None
 ) -> ModelConfig:
   """Return the model without open reference counts.
 
-  A projection whose count is open, or is that of the same one of `source`, gets the groups of
-  `grown`, which the growth of the source makes of it, if it has as many tokens and their score: one
-  group is then the sum of the old and the new ones. Any other open count is the number of tokens.
+  A projection whose count is open, or is that of the same one of `source`, gets the groups that the
+  growth of the source makes of it, if it has as many tokens and their score: one group is then the
+  sum of the old and the new ones. Any other open count is the number of tokens.
 
   Args:
     model: the model.
-    source: projections of the model that the run continues, by name; empty: it is new.
-    grown: the projections of the source after the growth.
+    source: the model that the run continues from; None: it is new.
+    growth: how it grows; None: the model is the run's own.
   """
+  old = {} if source is None else pattentions(source)
+  if not old.keys() <= pattentions(model).keys():
+    old = {}
+  grown = old
+  if source is not None and old and growth is not None:
+    grown = pattentions(grown_model(source, token_counts(model), growth))
 
   def filled(name: str, new: PattentionConfig) -> PattentionConfig:
-    before, after = source.get(name), grown.get(name)
+    before, after = old.get(name), grown.get(name)
     is_open = not all(group.reference for group in new.groups)
     repeats = before and after and len(after.groups) > 1 and new.reference == before.reference
     if after and (is_open or repeats) and (new.tokens, new.score) == (after.tokens, after.score):

@@ -390,7 +390,9 @@ def bpe_size(spec: str) -> int | None:
 
 def names_same(spec: str, trained_spec: str, trained: Tokenizer) -> bool:
   """Return whether a spec names the tokenizer that a model was trained with: see `check_same`."""
-  gone = spec != 'bytes' and not Path(spec).expanduser().is_file()
+  if spec == 'bytes':
+    return isinstance(trained, ByteTokenizer)
+  gone = not Path(spec).expanduser().is_file()
   if spec == trained_spec and gone:  # a trained BPE, or a file that was removed since
     return True
   if bpe_size(spec):

@@ -4,16 +4,8 @@ import dataclasses
 
 from jax.sharding import Mesh
 
-from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
-from tokenformer_jax.config import (
-  Config,
-  GrowConfig,
-  ModelConfig,
-  grown_model,
-  pattentions,
-  token_counts,
-)
+from tokenformer_jax.config import Config, ModelConfig, with_references
 from tokenformer_jax.config.groups import with_records_of
 from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
@@ -93,23 +85,17 @@ def complete(
   """
   if teacher is not None:
     config = teacher.complete(config, origin)
+  source, resumed = origin.model, origin.own is not None
   # A model of another kind is refused later.
-  trained = origin.model if isinstance(origin.model, type(config.model)) else None
-  model = sizes.fill_in(config, trained, resumed=origin.own is not None, read=read)
-  return dataclasses.replace(config, model=with_references(model, config.grow, origin))
-
-
-def with_references(model: ModelConfig, how: GrowConfig, origin: Origin) -> ModelConfig:
-  """Replace zero reference counts by those of the origin, grown if `how` says so."""
-  source = origin.model
-  if source is None:
-    return config_lib.with_references(model)
-  old = grown = pattentions(source)
-  if not old.keys() <= pattentions(model).keys():
-    old = grown = {}
-  elif old and origin.own is None:
-    grown = pattentions(grown_model(source, token_counts(model), how))
-  return with_records_of(config_lib.with_references(model, old, grown), source)
+  trained = source if isinstance(source, type(config.model)) else None
+  if config.model.kind == 'lm':
+    model = sizes.of_text(config, trained, read=read)
+  else:
+    model = sizes.of_images(config, trained, resumed=resumed, read=read)
+  model = with_references(model, source, None if resumed else config.grow)
+  if source is not None:
+    model = with_records_of(model, source)
+  return dataclasses.replace(config, model=model)
 
 
 def _growth_steps(config: Config, origin: Origin) -> Steps:

@@ -1,7 +1,7 @@
 """Find the checkpoint that a run continues from.
 
 A model is its parameters and the meaning of its ids, so a run keeps the tokenizer or the classes of
-the checkpoint that it continues from. `continuation.py` checks that it may continue from it.
+the checkpoint that it continues from. `checks.py` checks that it may continue from it.
 """
 
 import dataclasses

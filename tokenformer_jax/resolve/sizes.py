@@ -1,4 +1,9 @@
-"""Fill in the sizes of a model that its data decides, such as that of its vocabulary."""
+"""Fill in the sizes of a model that its data decides, such as that of its vocabulary.
+
+`trained` is the model that the run continues from, if any; it has all sizes. A run on images that
+is not `resumed` may adapt it to others. `read=False` reads only what a size needs, of which the key
+in `DATA_SIZES` is 0.
+"""
 
 import dataclasses
 
@@ -11,23 +16,8 @@ DATA_SIZES = {'lm': 'vocab_size', 'vit': 'classes'}
 _COLOUR = 3  # the assumed channels of unknown images
 
 
-def fill_in(
-  config: Config, trained: ModelConfig | None = None, *, resumed: bool = False, read: bool = True
-) -> ModelConfig:
-  """Return the model with the sizes that its data needs instead of 0.
-
-  Args:
-    config: the config.
-    trained: the model that the run continues from, if any; it has all sizes.
-    resumed: whether that is the run's own. Another one is adapted to other images.
-    read: whether to read data, or as little of it as a size needs: that of `DATA_SIZES` is 0.
-  """
-  fill = {'lm': _of_text, 'vit': _of_images}[config.model.kind]
-  return fill(config, trained, resumed, read)
-
-
-def _of_text(config: Config, trained: ModelConfig | None, resumed: bool, read: bool) -> ModelConfig:
-  del resumed  # A model keeps its tokenizer in other runs.
+def of_text(config: Config, trained: ModelConfig | None, *, read: bool) -> ModelConfig:
+  """Return the language model with its vocabulary, its positions and the length of its scale."""
   model, length = config.model, config.data.sequence_length
   vocab_size, max_length = model.vocab_size, model.max_length or length
   if trained is not None:
@@ -52,9 +42,10 @@ def _of_text(config: Config, trained: ModelConfig | None, resumed: bool, read: b
   return model.with_scale_length(known or length)
 
 
-def _of_images(
-  config: Config, trained: ModelConfig | None, resumed: bool, read: bool
+def of_images(
+  config: Config, trained: ModelConfig | None, *, resumed: bool, read: bool
 ) -> ModelConfig:
+  """Return the vision transformer with its classes, channels and positions."""
   model, known = config.model, images.KNOWN_SETS.get(config.data.source)
   classes, channels = model.classes, model.channels
   if resumed and trained is not None:

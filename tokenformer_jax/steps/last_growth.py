@@ -27,37 +27,40 @@ def last_growth(lineage: Lineage, model: ModelConfig) -> LastGrowth | None:
   if growth is None:
     return None
   if not later:
-    made = growth_from(growth.model, model, growth.grow.place, growth.updates)
-    return _with_old_neurons(made, model) if growth.grow.method.kind == 'neurons' else made
+    neurons = growth.grow.method.kind == 'neurons'
+    return growth_from(growth.model, model, growth.grow.place, growth.updates, neurons=neurons)
   restarted = any(entry.grow.step == 'restart' for entry in later)
   return growth_from(model, model, updates=0 if restarted else growth.updates)
 
 
 def growth_from(
-  before: ModelConfig, model: ModelConfig, place: str = 'between', updates: int = 0
+  before: ModelConfig,
+  model: ModelConfig,
+  place: str = 'between',
+  updates: int = 0,
+  *,
+  neurons: bool = False,
 ) -> LastGrowth:
-  """Return the growth from the model `before` to `model`; `place` is its `grow.place`."""
+  """Return the growth from the model `before` to `model`; `place` is its `grow.place`.
+
+  Added `neurons` are behind the old ones of each MLP.
+  """
   new = matching.new_layers(before, model, place) if before.repeats != model.repeats else ()
   definition = models.define(model)
   old = models.define(matching.as_deep(matching.routed(before, model), model))
   counts = matching.old_expert_counts(before, model)
   experts = _old_experts(definition, model, counts) if counts else None
   tokens = definition.counts_in(old)
-  return LastGrowth(updates, old_entries(definition.info, tokens, new, experts), before)
+  entries = old_entries(definition.info, tokens, new, experts)
+  if neurons:
+    entries = jax.tree.map(_with_old_neurons, entries, definition.abstract, old.abstract)
+  return LastGrowth(updates, entries, before)
 
 
-def _with_old_neurons(growth: LastGrowth, model: ModelConfig) -> LastGrowth:
-  """Return a growth that also added neurons, behind the old ones of each MLP."""
-  assert growth.before is not None, 'the model before is not known'
-  old = models.define(matching.as_deep(matching.routed(growth.before, model), model))
-
-  def limited(entries: Entries, array: Any, before: Any) -> Entries:
-    sizes = zip(entries.axes, array.shape, before.shape, strict=True)
-    ranges = {axis: ((0, size),) for axis, now, size in sizes if 'hidden' in axis and size < now}
-    return dataclasses.replace(entries, ranges={**entries.ranges, **ranges})
-
-  arrays = models.define(model).abstract, old.abstract
-  return dataclasses.replace(growth, old=jax.tree.map(limited, growth.old, *arrays))
+def _with_old_neurons(entries: Entries, array: Any, before: Any) -> Entries:
+  sizes = zip(entries.axes, array.shape, before.shape, strict=True)
+  ranges = {axis: ((0, size),) for axis, now, size in sizes if 'hidden' in axis and size < now}
+  return dataclasses.replace(entries, ranges={**entries.ranges, **ranges})
 
 
 def frozen_base(growth: LastGrowth | None, config: Config) -> ModelConfig | None:

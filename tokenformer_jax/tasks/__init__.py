@@ -17,6 +17,8 @@ from tokenformer_jax.tasks.preference import PreferenceTask
 from tokenformer_jax.tasks.task import Batch, Task
 from tokenformer_jax.tasks.text import TextTask
 
+_TASKS = {'lm': TextTask, 'vit': ImageTask}  # of each `model.kind`
+
 
 def make(
   config: Config,
@@ -36,6 +38,4 @@ def make(
     return PreferenceTask(config, vocabulary, teacher, before, tokenizer)
   if teacher is not None and config.distill.weight:
     return DistilledTextTask(config, vocabulary, teacher, tokenizer)
-  if config.model.kind == 'vit':
-    return ImageTask(config, vocabulary)
-  return TextTask(config, vocabulary, tokenizer)
+  return _TASKS[config.model.kind](config, vocabulary, tokenizer)

@@ -54,8 +54,8 @@ class ImageTask(Task):
 
   _set: images.ImageSet  # set by `prepare`
 
-  def __init__(self, config: Config, vocabulary: dict[str, Any] | None = None):
-    super().__init__(config, vocabulary)
+  def __init__(self, config: Config, *vocabulary: Any):
+    super().__init__(config, *vocabulary)
     data: Any = config.data  # its section for images
     self._views = Views(data, config.model.channels)
     self._bad: dict[str, set[int]] = {'train': set(), 'validation': set()}

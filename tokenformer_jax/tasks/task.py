@@ -11,6 +11,7 @@ import jax
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, DataConfig, ModelConfig, TrainConfig
 from tokenformer_jax.data.order import BEGINNING, Position
+from tokenformer_jax.data.tokenizers import Tokenizer
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import models
 from tokenformer_jax.model.execution import Execution
@@ -79,7 +80,8 @@ class EvalSums(NamedTuple):
 class Task(abc.ABC):
   """The learning task of a run. Methods that need the data work after `prepare`.
 
-  The constructor takes a config and, if the run starts from a checkpoint, its vocabulary.
+  The constructor takes a config and, if the run starts from a checkpoint, its vocabulary, and its
+  tokenizer if that is made already.
 
   Attributes:
     config: the config of the run, with every size filled in.
@@ -90,9 +92,14 @@ class Task(abc.ABC):
 
   teacher: Definition | None = None
 
-  def __init__(self, config: Config, vocabulary: dict[str, Any] | None = None):
+  def __init__(
+    self,
+    config: Config,
+    vocabulary: dict[str, Any] | None = None,
+    tokenizer: Tokenizer | None = None,
+  ):
     self.config = config
-    self._trained_vocabulary = vocabulary
+    self._trained_vocabulary, self._trained_tokenizer = vocabulary, tokenizer
     self.definition = models.define(config.model, Execution.from_config(config))
 
   @abc.abstractmethod

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tokenformer_jax.config import Config
 from tokenformer_jax.data import marks, order, tokenizers
 from tokenformer_jax.data.held_out import held_out_tokens
 from tokenformer_jax.data.mixture import Mixture, open_sources
@@ -47,16 +46,6 @@ class TextTask(Task):
   _data: Mixture  # set by `prepare`
   # Set by `prepare` as well: a plan compiles the same program with any id.
   _boundary = 0
-
-  def __init__(
-    self,
-    config: Config,
-    vocabulary: dict[str, Any] | None = None,
-    tokenizer: tokenizers.Tokenizer | None = None,
-  ):
-    """Take the vocabulary of a checkpoint, and its tokenizer if it is made already."""
-    super().__init__(config, vocabulary)
-    self._trained_tokenizer = tokenizer
 
   def abstract_batch(self) -> jax.ShapeDtypeStruct:
     data = self.config.data

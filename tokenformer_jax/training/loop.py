@@ -14,7 +14,7 @@ from tokenformer_jax.errors import TransientError, UserError, arg
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import hosts, messages, sharding
-from tokenformer_jax.resolve import continuation, origin
+from tokenformer_jax.resolve import checks, origin
 from tokenformer_jax.runs import batches as batches_lib
 from tokenformer_jax.runs import checkpoint, saved_config
 from tokenformer_jax.runs import claim as claim_lib
@@ -27,7 +27,7 @@ from tokenformer_jax.steps.step import State
 from tokenformer_jax.storage import paths
 from tokenformer_jax.tasks import validation
 from tokenformer_jax.trackers import feed
-from tokenformer_jax.training import changes, device_check, settings, start, tracked
+from tokenformer_jax.training import device_check, notices, start, tracked
 from tokenformer_jax.training.prepare import PreparedRun, RunStage, prepare
 from tokenformer_jax.training.watch import Watch
 
@@ -126,13 +126,13 @@ class Trainer:
     """Train from a state that has made `first` steps, and return the last state."""
     run, steps = self.run, self.config.train.steps
     if first >= steps:
-      continuation.check_finished(self.config, run.origin)
+      checks.check_finished(self.config, run.origin)
       messages.say(
         f'{run.workdir} is trained to step {first} already; raise {arg.config}.train.steps to go on'
       )
       return state
-    changes.say_changes(run)
-    for warning in settings.warnings_for(self.config, run.program.growth):
+    notices.say_changes(run)
+    for warning in notices.warnings_for(self.config, run.program.growth):
       messages.say(warning)
     self._check_claim()
     _make_writable(run.workdir)
