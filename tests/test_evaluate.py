@@ -12,6 +12,7 @@ import tiny
 import tiny_run
 import tiny_trained
 import typed
+import written_runs
 from lm_eval.tasks import TaskManager
 from tiny import tiny_model
 
@@ -19,11 +20,8 @@ import tokenformer_jax
 from tokenformer_jax import config
 from tokenformer_jax.api.run import Run
 from tokenformer_jax.cli import evaluate
-from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.decoding import evaluation, harness
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grow_run
-from tokenformer_jax.runs.checkpoint_meta import Meta
 
 # Table 1 of the paper from what the harness would say, one task left out in the tests below.
 RESULTS = {
@@ -41,10 +39,7 @@ def source(tmp_path_factory) -> str:
   """A run that has only parameters, and that named the kernel of other devices for attention."""
   whole, target = tiny_trained.config(), tmp_path_factory.mktemp('runs') / 'tiny'
   whole = dataclasses.replace(whole, train=dataclasses.replace(whole.train, attention='cudnn'))
-  state = {'params': tiny.large_params(whole.model)}
-  meta = Meta(7, whole, ByteTokenizer().to_json(), contents='params')
-  grow_run.write(target, meta, state)
-  return str(target)
+  return str(written_runs.write_params(target, whole, tiny.large_params(whole.model), 7))
 
 
 @pytest.fixture

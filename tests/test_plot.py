@@ -9,26 +9,20 @@ from pathlib import Path
 
 import pytest
 import typed
+import written_runs
+from written_runs import CONFIG
 
 from tokenformer_jax.cli import plot
-from tokenformer_jax.config import Config, GrowConfig, ImagesConfig, LMConfig, TextConfig, ViTConfig
+from tokenformer_jax.config import Config, GrowConfig, ImagesConfig, ViTConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.runs import curves, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 
-CONFIG = Config(
-  model=LMConfig(vocab_size=4096), data=TextConfig(batch_size=16, sequence_length=256)
-)
-
 
 def _make_run(path: Path, losses: list[float | None]) -> Path:
-  path.mkdir(parents=True)
-  (path / 'config.json').write_text(saved_config.to_text(CONFIG))
   lines = [{'step': 10 * i, 'train/loss': loss} for i, loss in enumerate(losses, start=1)]
-  lines.append({'step': 10 * len(losses), 'eval/loss': 3.5})
-  (path / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
-  return path
+  return written_runs.write(path, [*lines, {'step': 10 * len(losses), 'eval/loss': 3.5}])
 
 
 @pytest.fixture

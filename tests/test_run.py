@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_run
+import written_runs
 from compilations import compilations
 from tiny import large_params
 
@@ -19,13 +20,10 @@ from tokenformer_jax import plan
 from tokenformer_jax.cli.generate import read_requests
 from tokenformer_jax.config import with_references
 from tokenformer_jax.config.groups import frozen_numbers
-from tokenformer_jax.data.tokenizers import ByteTokenizer
 from tokenformer_jax.decoding.sampling import Sampling
 from tokenformer_jax.decoding.texts import TextRequest
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model import flops
-from tokenformer_jax.runs.checkpoint_meta import Meta
 
 pytestmark = pytest.mark.usefixtures('one_device_in_module')
 LARGER = {'qkv': 48, 'ffn': 96}
@@ -167,9 +165,8 @@ def test_padding_takes_no_places_of_experts(home):
   ffn = {'kind': 'experts', 'count': 4, 'expert': {'kind': 'mlp', 'width': 8}, 'dispatch': dispatch}
   config = tiny_run.config('stdlib', home, model__layer__ffn=ffn, model__vocab_size=256)
   config = dataclasses.replace(config, model=with_references(config.model))
-  meta = Meta(0, config, ByteTokenizer().to_json(), contents='params')
-  grow_run.write(home / 'experts', meta, {'params': large_params(config.model)})
-  run = tokenformer_jax.load(home / 'experts')
+  written = written_runs.write_params(home / 'experts', config, large_params(config.model))
+  run = tokenformer_jax.load(written)
   short, both = run.logits('define'), run.logits(['define', 'define a function of' * 3])
   np.testing.assert_allclose(both[0, : short.shape[1]], short[0], atol=1e-5)
 

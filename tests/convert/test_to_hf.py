@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 import tokenizers as hf
+import written_runs
 from seeds import take
 from tiny import gated_model, linear, tiny_model, two_kinds, with_mixer
 
@@ -38,12 +39,11 @@ from tokenformer_jax.data.chat_template import OURS
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model.execution import DEFAULT
 from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Batches, Meta, Seen
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Batches, Seen
 
 BYTES = {'kind': 'bytes'}
 IDS = np.random.default_rng(0).integers(0, 64, (3, 12))
@@ -151,8 +151,7 @@ def _write_run(directory, model, scale=0.3):
     lambda a: np.asarray(scale * rng.normal(size=a.shape) + (not a.ndim), np.float32), abstract
   )
   settings = Config(model=model, data=TextConfig(tokenizer='bytes', sequence_length=32))
-  meta = Meta(0, settings, BYTES, contents='params')
-  grow_run.write(directory, meta, {'params': jax.device_put(params)})
+  written_runs.write_params(directory, settings, params)
   return params
 
 

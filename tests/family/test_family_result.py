@@ -4,13 +4,13 @@ import json
 
 import pytest
 import tiny_run
+import written_runs
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.family import jobs as jobs_lib
 from tokenformer_jax.family import make, result
 from tokenformer_jax.family.jobs import Family
 from tokenformer_jax.resolve.facts import complete
-from tokenformer_jax.runs import saved_config
 
 TOKENS = 25_600  # 100 steps
 
@@ -19,10 +19,9 @@ def _finish(jobs, out):
   """Leave the files of finished runs, with losses of 4, 3 …."""
   for loss, job in zip((4.0, 3.0, 2.0), (job for job in jobs if job.final), strict=False):
     steps = job.config.train.steps
-    workdir = out / job.name
+    lines = [{'step': steps, 'eval/loss': loss}]
+    workdir = written_runs.write(out / job.name, lines, complete(job.config))
     (workdir / f'checkpoints/{steps}').mkdir(parents=True)
-    (workdir / 'config.json').write_text(saved_config.to_text(complete(job.config)))
-    (workdir / 'metrics.jsonl').write_text(json.dumps({'step': steps, 'eval/loss': loss}) + '\n')
 
 
 @pytest.fixture

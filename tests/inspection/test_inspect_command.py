@@ -13,33 +13,24 @@ import numpy as np
 import pytest
 import tiny_run
 import typed
+import written_runs
 from PIL import Image
 from tiny import normal_params
 
 from tokenformer_jax.cli import inspect as command
 from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.config.projections import grown_model
-from tokenformer_jax.data import held_out, store, tokenizers
+from tokenformer_jax.data import held_out, store
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.inspection.model import load, maps, measure, old_tokens
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.resolve.facts import complete
-from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
+from tokenformer_jax.runs.checkpoint_meta import Ancestor
 
 KINDS = ['query', 'key', 'value', 'proj', 'ffn']
 
 
 pytestmark = pytest.mark.usefixtures('one_device_in_module')
-
-
-def _save(workdir, config, params, lineage=()):
-  checkpoints = checkpoint.Checkpoints(workdir, keep=1)
-  with contextlib.closing(checkpoints):
-    tokenizer = tokenizers.load(config.data.tokenizer).to_json()
-    meta = Meta(7, config, tokenizer, lineage, contents='params')
-    checkpoints.save(meta, {'params': params})
-    checkpoints.wait()
 
 
 @pytest.fixture(scope='module')
@@ -51,13 +42,15 @@ def home(one_device_in_module, tmp_path_factory):
   store.prepare(config.data)
   model = config.model
   params = normal_params(define_lm(model), 0.2)
-  _save(root / 'run', config, params)
+  written_runs.write_params(root / 'run', config, params, 7)
   larger = grown_model(model, {'qkv': 48, 'proj': 32, 'ffn': 96}, GrowConfig())
   grown = jax.tree.map(_with_zeros, params, define_lm(larger).abstract)
   lineage = (Ancestor('grow', str(root / 'run'), 7, model, GrowConfig(), 7),)
-  _save(root / 'grown', dataclasses.replace(config, model=larger), grown, lineage)
+  grown_config = dataclasses.replace(config, model=larger)
+  written_runs.write_params(root / 'grown', grown_config, grown, 7, lineage=lineage)
   dense = complete(tiny_run.config(text, root / 'cache', **tiny_run.DENSE))
-  _save(root / 'dense', dense, normal_params(define_lm(dense.model), 0.2))
+  of_dense = normal_params(define_lm(dense.model), 0.2)
+  written_runs.write_params(root / 'dense', dense, of_dense, 7)
   return root
 
 

@@ -1,10 +1,10 @@
 """A grid has the sizes and lengths asked for, and trains what is missing."""
 
 import dataclasses
-import json
 
 import pytest
 import tiny_run
+import written_runs
 from tiny import tiny_model
 
 from tokenformer_jax import config as config_lib
@@ -108,11 +108,8 @@ def test_a_run_is_finished_after_its_last_save_and_one_of_another_config_is_refu
 ):
   job = grid.jobs(config, Grid('width', (1,), (25_600,)), str(tmp_path))[1]
   assert not grid_runs.is_done(job, str(tmp_path))
-  workdir = tmp_path / job.name
-  workdir.mkdir(parents=True)
   filled = complete(job.config)
-  (workdir / 'config.json').write_text(saved_config.to_text(filled))
-  (workdir / 'metrics.jsonl').write_text(json.dumps({'step': 100, 'eval/loss': 2.0}) + '\n')
+  workdir = written_runs.write(tmp_path / job.name, [{'step': 100, 'eval/loss': 2.0}], filled)
   assert not grid_runs.is_done(job, str(tmp_path)), 'killed before its last save, it is half done'
   (workdir / 'checkpoints/100').mkdir(parents=True)
   assert grid_runs.is_done(job, str(tmp_path))
@@ -126,9 +123,8 @@ def test_a_run_is_finished_after_its_last_save_and_one_of_another_config_is_refu
 def test_a_length_before_the_end_of_the_stable_run_is_refused_unless_it_is_made(config, tmp_path):
   jobs = grid.jobs(config, Grid('width', (1,), (25_600, 51_200)), str(tmp_path))
   stable, short, _, _ = jobs
-  workdir = tmp_path / stable.name
+  workdir = written_runs.write(tmp_path / stable.name, [], complete(jobs[2].config))
   (workdir / 'checkpoints/160').mkdir(parents=True)
-  (workdir / 'config.json').write_text(saved_config.to_text(complete(jobs[2].config)))
   said = r'--lengths has 25,600 tokens, whose decay begins at step 80, but .*width_1/stable is at '
   with pytest.raises(UserError, match=f'{said}step 160 and kept no checkpoint there'):
     grid_runs.finished(jobs, str(tmp_path))

@@ -1,7 +1,6 @@
 """Share files and runs with all tests of mistakes."""
 
 import fcntl
-import json
 import os
 from pathlib import Path
 
@@ -11,12 +10,11 @@ import matplotlib.font_manager  # noqa: F401 (which writes a list of fonts into 
 import numpy as np
 import pytest
 import tiny_run
+import written_runs
 
 from tokenformer_jax.config import Config
-from tokenformer_jax.grow import grow_run
 from tokenformer_jax.model import models
 from tokenformer_jax.resolve.facts import complete
-from tokenformer_jax.runs.checkpoint_meta import Meta
 
 
 @pytest.fixture(scope='session')
@@ -54,7 +52,6 @@ def _write_run(workdir: Path, config: Config) -> None:
   abstract = models.define(config.model).abstract
   params = jax.tree.map(lambda array: np.full(array.shape, 0.01, array.dtype), abstract)
   vocabulary = {'classes': [*range(10)]} if config.model.kind == 'vit' else {'kind': 'bytes'}
-  meta = Meta(2, config, vocabulary, contents='params')
-  grow_run.write(workdir, meta, {'params': jax.device_put(params)})
+  written_runs.write_params(workdir, config, params, 2, vocabulary=vocabulary)
   figures = [{'step': i, 'train/loss': 5.0 - i} for i in (1, 2)]
-  (workdir / 'metrics.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in figures))
+  written_runs.add(workdir / 'metrics.jsonl', figures)

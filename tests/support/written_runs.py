@@ -14,16 +14,19 @@ import numpy as np
 
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, LMConfig, TextConfig, TrainConfig
+from tokenformer_jax.grow import grow_run
+from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.runs import checkpoint, saved_config
-from tokenformer_jax.runs.checkpoint_meta import Meta, Seen
+from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta, Seen
 
 CONFIG = Config(
   model=LMConfig(vocab_size=4096),
   data=TextConfig(batch_size=16, sequence_length=256),
   train=TrainConfig(steps=100),
 )
+BYTES = {'kind': 'bytes'}
 EIO = OSError(errno.EIO, 'Input/output error')
 FULL = OSError(errno.ENOSPC, 'No space left on device')
 
@@ -37,12 +40,27 @@ def write(path: Path, lines: Iterable[dict[str, Any]], config: Config | None = C
   return path
 
 
+def write_params(
+  path: Path,
+  config: Config,
+  params: Params,
+  step: int = 0,
+  *,
+  vocabulary: dict[str, Any] = BYTES,
+  lineage: Lineage = (),
+) -> Path:
+  """Writes a run of parameters alone, as `convert` does; returns the directory."""
+  meta = Meta(step, config, vocabulary, lineage, contents='params')
+  grow_run.write(path, meta, {'params': jax.device_put(params)})
+  return path
+
+
 def finish(path: Path, config: Config, loss: float, seen: Seen) -> Path:
   """Writes a finished run, with a checkpoint of its step alone; returns the directory."""
   filled, step = complete(config), config.train.steps
   write(path, [{'step': step, 'eval/loss': loss}], filled)
   with contextlib.closing(checkpoint.Checkpoints(path, keep=1)) as checkpoints:
-    meta = Meta(step, filled, {'kind': 'bytes'}, seen=seen)
+    meta = Meta(step, filled, BYTES, seen=seen)
     checkpoints.save(meta, {'step': jnp.asarray(step)}, loss, wait=True)
   return path
 
@@ -79,7 +97,7 @@ def state(step):
 
 
 def meta(step):
-  return Meta(step, Config(), {'kind': 'bytes'})
+  return Meta(step, Config(), BYTES)
 
 
 def save(workdir, losses, keep=10):
