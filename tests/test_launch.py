@@ -108,7 +108,9 @@ def test_scripts_are_without_known_mistakes():
     assert len(script.read_text().splitlines()) < 80, f'{script} is long'
 
 
-def test_train_knows_the_flags_that_it_is_given(tmp_path):
+@pytest.fixture
+def given(tmp_path):
+  """The flags of `train.py` on two queued TPUs, by SLURM and in a JobSet."""
   queued = dry_run(tmp_path, LAUNCH / 'tpu_queued.sh', 'tpu', *FLAGS, SLICES=2)
   given = [
     *on_host(tmp_path, queued),
@@ -116,9 +118,19 @@ def test_train_knows_the_flags_that_it_is_given(tmp_path):
     flags_of_train(trainer(slice_job(manifest(tmp_path, SLICES=2))[1])['command']),
   ]
   assert len(given) == 4
+  return given
+
+
+def test_the_flags_of_the_user_go_to_every_host(given):
   for flags in given:
     assert [flag for flag in flags if flag in FLAGS] == FLAGS
-    assert f'--stopped_status={STOPPED}' in flags
+
+
+def test_a_run_that_stops_says_so_to_what_starts_it_again(given):
+  assert all(f'--stopped_status={STOPPED}' in flags for flags in given)
+
+
+def test_train_knows_the_flags_that_it_is_given(given):
   every = {flag: None for flags in given for flag in flags}
   with typed.own_flags():
     signatures.define(train_verb.main)
